@@ -2,6 +2,10 @@
 //
 //	y = f(norm(x) W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
+// or with GATES any f, and gated linear units:
+//
+//	y = f(norm(x) W0^T + b0) (norm(x) W1^T + b1) + residual
+//
 // The weights are most of what a step reads, so the kernel is built around their
 // stream, which begins before the launch ahead has ended. W has tiles of 32 rows
 // (columns of y); its column blocks of 128 bytes are shared by the warps of a
@@ -9,7 +13,8 @@
 // stays in shared memory for all tiles. Every warp has a ring of its own, which
 // from sm_90 on the copy engine fills; before, there are no clusters, and its
 // lanes copy. The sums of warps and blocks are added in their order: bits do not
-// vary from run to run.
+// vary from run to run. Of a gated unit tiles of the gate and of what it is for come in turn:
+// who finishes an element of the one has that of the other next, and keeps it until then.
 #pragma once
 #include "cluster.cuh"
 #include "gemm_activation.cuh"
@@ -45,11 +50,11 @@ __device__ __forceinline__ float sumOfWarp(float x) {
 // What is added to an element of the output. It is asked for long before it is
 // needed: a bias comes from memory.
 struct Addend { float bias, residual; };
-__device__ __forceinline__ Addend addend(const LinearParams& p, int part, int m, int n) {
+__device__ __forceinline__ Addend addend(const LinearParams& p, int part, int m, int n, bool last = true) {
   Addend a = {0.f, 0.f};
   if (n >= p.out[part]) return a;
   if (p.b[part] != nullptr) a.bias = p.b[part][n];
-  if (p.residual != nullptr) a.residual = p.residual[(long long)m * p.out[part] + n];
+  if (last && p.residual != nullptr) a.residual = p.residual[(long long)m * p.out[part] + n];
   return a;
 }
 __device__ __forceinline__ float finished(const LinearParams& p, float v, float bias, float residual) {
@@ -71,8 +76,8 @@ template <class T> struct WeightOperands {
   __device__ static __forceinline__ void load(u32 (&w)[4], u32 addr) { loadMatrix(w, addr); }
 };
 
-// T is the Format of the weights.
-template <class T> struct Gemv {
+// T is the Format of the weights. With GATES the activation is any, and the layers may be a gated unit.
+template <class T, bool GATES = false> struct Gemv {
   using Store = typename T::Store;
   using Math = typename T::Math;
   static constexpr int BLOCK = 128 / Store::bytes;   // elements of a column block
@@ -82,18 +87,25 @@ template <class T> struct Gemv {
   static constexpr int PAD = 16;                     // floats between rows of x
   static constexpr bool WIDE = Math::wide;
 
+  __device__ static __forceinline__ bool gated(const LinearParams& p) { return GATES && (p.activation & GATED); }
+
   // A warp's way through its column blocks: those of a tile, then of the next.
   struct Stream {
     int tile, part, block, first;
     __device__ __forceinline__ void begin(const LinearParams& p, int mine, int t0, int t1, int first_) {
       tile = mine > 0 ? t0 : t1, part = 0, block = 0, first = first_;
+      if (gated(p)) return;
       while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
     }
-    __device__ __forceinline__ int row(const LinearParams& p) const { return (tile - (part > 0 ? p.tiles[part - 1] : 0)) * GEMV_TILE; }
+    __device__ __forceinline__ int row(const LinearParams& p) const { return gated(p) ? tile / 2 * GEMV_TILE : (tile - (part > 0 ? p.tiles[part - 1] : 0)) * GEMV_TILE; }
     __device__ __forceinline__ int column() const { return (first + block * GEMV_WARPS) * BLOCK; }
     __device__ __forceinline__ void next(const LinearParams& p, int mine) {
       if (++block < mine) return;
       block = 0;
+      if (gated(p)) {
+        tile++, part ^= 1;
+        return;
+      }
       if (++tile >= p.tiles[part] && part < LINEAR_PARTS - 1) part++;
     }
   };
@@ -104,8 +116,8 @@ template <class T> struct Gemv {
     const int split = p.split, rank = blockIdx.x % split, cluster = blockIdx.x / split, clusters = gridDim.x / split;
     const int all = (p.in + BLOCK - 1) / BLOCK, b0 = rank * all / split, blocks = (rank + 1) * all / split - b0;
     const int mine = (blocks - warp + GEMV_WARPS - 1) / GEMV_WARPS; // column blocks of this warp
-    const int tiles = p.tiles[LINEAR_PARTS - 1];
-    const int t0 = (int)((long long)cluster * tiles / clusters), t1 = (int)((long long)(cluster + 1) * tiles / clusters);
+    const int together = gated(p) ? 2 : 1, tiles = p.tiles[LINEAR_PARTS - 1] / together; // a gate's tile goes with that of what it is for
+    const int t0 = (int)((long long)cluster * tiles / clusters) * together, t1 = (int)((long long)(cluster + 1) * tiles / clusters) * together;
 
     const int stride = (all + split - 1) / split * BLOCK + PAD;
     float* x = (float*)(memory + GEMV_WARPS * p.stages * STAGE);
@@ -201,16 +213,21 @@ template <class T> struct Gemv {
     int partBefore = 0, firstBefore = 0;
     int slot = 0, of = 0; // of this tile
     u32 parity = 0;
-    while (of < LINEAR_PARTS - 1 && t0 >= p.tiles[of]) of++;
+    float gates[MINE] = {}; // of a gated unit, until the rest of it is there
+    while (!gated(p) && of < LINEAR_PARTS - 1 && t0 >= p.tiles[of]) of++;
 #pragma unroll 1
     for (int now = t0; now < t1; now++) {
-      if (now >= p.tiles[of] && of < LINEAR_PARTS - 1) of++;
-      const int first = (now - (of > 0 ? p.tiles[of - 1] : 0)) * GEMV_TILE;
+      if (gated(p)) {
+        of = now & 1;
+      } else if (now >= p.tiles[of] && of < LINEAR_PARTS - 1) {
+        of++;
+      }
+      const int first = gated(p) ? now / 2 * GEMV_TILE : (now - (of > 0 ? p.tiles[of - 1] : 0)) * GEMV_TILE;
       // Without a cluster a thread finishes elements threadIdx.x, threadIdx.x + 256, ...; with one, one at most.
 #pragma unroll
       for (int j = 0; j < MINE; j++) {
         const int i = split > 1 ? threadIdx.x * split + rank : threadIdx.x + j * GEMV_WARPS * 32;
-        if (i < p.rows * GEMV_TILE && (split == 1 || j == 0)) more[j] = addend(p, of, i / GEMV_TILE, first + i % GEMV_TILE);
+        if (i < p.rows * GEMV_TILE && (split == 1 || j == 0)) more[j] = addend(p, of, i / GEMV_TILE, first + i % GEMV_TILE, !gated(p) || of == 1);
       }
       float acc[HALVES][NT][4];
 #pragma unroll
@@ -248,7 +265,7 @@ template <class T> struct Gemv {
       // waited for has come in the meantime.
       if (split > 1 && now > t0) {
         clusterWait();
-        reduceCluster(p, parts + (~now & 1) * p.rows * GEMV_TILE, rank, split, partBefore, firstBefore, moreBefore);
+        reduceCluster(p, parts + (~now & 1) * p.rows * GEMV_TILE, rank, split, partBefore, firstBefore, moreBefore, gates[0]);
       }
       float* mineToo = parts + (now & 1) * p.rows * GEMV_TILE;
 #pragma unroll
@@ -261,7 +278,7 @@ template <class T> struct Gemv {
         if (split > 1) {
           mineToo[i] = v;
         } else {
-          finish(p, of, m, first + c, v, more[j]);
+          end(p, of, m, first + c, v, more[j], gates[j]);
         }
       }
       partBefore = of, firstBefore = first, moreBefore = more[0];
@@ -271,7 +288,7 @@ template <class T> struct Gemv {
     if (split > 1) {
       if (t1 > t0) {
         clusterWait();
-        reduceCluster(p, parts + (~t1 & 1) * p.rows * GEMV_TILE, rank, split, partBefore, firstBefore, moreBefore);
+        reduceCluster(p, parts + (~t1 & 1) * p.rows * GEMV_TILE, rank, split, partBefore, firstBefore, moreBefore, gates[0]);
       }
       clusterSync(); // others may still read this block's memory
     }
@@ -279,7 +296,7 @@ template <class T> struct Gemv {
 
   // Adds up the sums of a cluster's blocks: of the tile's elements the one that is
   // this thread's.
-  __device__ static __forceinline__ void reduceCluster(const LinearParams& p, const float* sums, int rank, int split, int part, int first, const Addend& more) {
+  __device__ static __forceinline__ void reduceCluster(const LinearParams& p, const float* sums, int rank, int split, int part, int first, const Addend& more, float& gate) {
     const int i = threadIdx.x * split + rank;
     if (i >= p.rows * GEMV_TILE) return;
     float v[8], sum = 0.f;
@@ -287,7 +304,25 @@ template <class T> struct Gemv {
     for (int r = 0; r < 8; r++) v[r] = r < split ? remote(sums + i, r) : 0.f;
 #pragma unroll
     for (int r = 0; r < 8; r++) sum += v[r];
-    finish(p, part, i / GEMV_TILE, first + i % GEMV_TILE, sum, more);
+    end(p, part, i / GEMV_TILE, first + i % GEMV_TILE, sum, more, gate);
+  }
+
+  // finish, but for a gate, which is kept until the rest of its unit is there.
+  __device__ static __forceinline__ void end(const LinearParams& p, int part, int m, int n, float v, const Addend& a, float& gate) {
+    if constexpr (!GATES) {
+      finish(p, part, m, n, v, a);
+    } else {
+      v += a.bias;
+      if (!gated(p)) {
+        v = activatedAny(p.activation, v);
+      } else if (part == 0) {
+        gate = v;
+        return;
+      } else {
+        v *= activatedAny(p.activation ^ GATED, gate), part = 0;
+      }
+      if (n < p.out[part]) p.y[part][(long long)m * p.out[part] + n] = v + a.residual;
+    }
   }
 
   // Warps that share a row.

@@ -2,6 +2,8 @@
 //
 //	y = f(x W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
+// or with GATES as gemm_gemv.cuh has it.
+//
 // The operands launch of gemm_tiled.cuh comes first. It gives each element of x in one part
 // (x rounded to the weights' type) or in two (which add up to it): of two, each step
 // multiplies both with the same tile of the weights. As many thread blocks as there are
@@ -13,7 +15,8 @@
 // that those under way at a time share rows of x and of W: both come from the L2 cache.
 //
 // A consumer warp's sums go through shared memory of its own, so that it reads and writes
-// rows of 64 floats. No sum is split: bits do not vary from run to run.
+// rows of 64 floats. No sum is split: bits do not vary from run to run. Of a gated unit half of
+// a tile's rows of W are the gate's, and a lane has the sums of what these are for besides.
 #pragma once
 #include "gemm_tiled.cuh"
 
@@ -35,7 +38,7 @@ __device__ __forceinline__ void copyBoxToEach(u32 dst, const TensorMap* map, int
 }
 
 // T is the Format of the weights, PARTS those of x's elements; a tile has COLUMNS rows of W.
-template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
+template <class T, int PARTS, int COLUMNS, bool GATES = false> struct PersistentGemm {
   using Math = typename T::Math;
   static_assert(T::ready && Math::Operand::bytes == 2, "weights are operands as they are");
   static constexpr int X = PERSISTENT_ROWS * 128; // bytes of a part of x in a stage
@@ -43,21 +46,25 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
   static constexpr int STAGES = PERSISTENT_RING / STAGE;
   static constexpr int N = COLUMNS / 8;
 
+  static constexpr int HALF = COLUMNS / 2;
+  __device__ static __forceinline__ bool gated(const GemmParams& p) { return GATES && (p.activation & GATED); }
+  __device__ static __forceinline__ int tilesOf(const GemmParams& p) { return p.tiles[gated(p) ? 0 : LINEAR_PARTS - 1]; }
+
   struct Tile { int part, row, first; }; // the first rows of W and of x
   // How many a cluster's blocks walk together, of which each has the one of its rank.
   __device__ static __forceinline__ int below(const GemmParams& p) { return (p.rows + PERSISTENT_ROWS * p.split - 1) / (PERSISTENT_ROWS * p.split); }
   __device__ static __forceinline__ Tile tileAt(const GemmParams& p, int i) {
-    const int beside = p.tiles[LINEAR_PARTS - 1], most = PERSISTENT_GROUP / p.split;
+    const int beside = tilesOf(p), most = PERSISTENT_GROUP / p.split;
     const int group = i / (most * beside) * most, wide = min(most, below(p) - group);
     const int of = i - group * beside, tile = of / wide;
-    const int part = (tile >= p.tiles[0]) + (tile >= p.tiles[1]);
-    return {part, (tile - (part > 0 ? p.tiles[part - 1] : 0)) * COLUMNS, ((group + of % wide) * p.split + (int)blockIdx.x % p.split) * PERSISTENT_ROWS};
+    const int part = gated(p) ? 0 : (tile >= p.tiles[0]) + (tile >= p.tiles[1]);
+    return {part, (tile - (part > 0 ? p.tiles[part - 1] : 0)) * (gated(p) ? HALF : COLUMNS), ((group + of % wide) * p.split + (int)blockIdx.x % p.split) * PERSISTENT_ROWS};
   }
 
   __device__ static __forceinline__ void run(const GemmParams& p) {
     extern __shared__ __align__(1024) char memory[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const int tiles = p.tiles[LINEAR_PARTS - 1] * below(p), steps = (p.in + GEMM_STEP - 1) / GEMM_STEP;
+    const int tiles = tilesOf(p) * below(p), steps = (p.in + GEMM_STEP - 1) / GEMM_STEP;
     const u32 ring = sharedAddress(memory), full = ring + PERSISTENT_BARS, empty = full + STAGES * 8;
     if (threadIdx.x == 0) {
       for (int s = 0; s < STAGES; s++) barrierInit(full + s * 8, 1), barrierInit(empty + s * 8, GEMM_WARPS * p.split);
@@ -82,11 +89,13 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
     const int cluster = blockIdx.x / p.split, clusters = gridDim.x / p.split, rank = blockIdx.x % p.split;
     Tile t = tileAt(p, cluster);
     const auto weights = [&](int s, int at) {
-      constexpr int HALF = COLUMNS / 2;
       const u32 w = ring + at * STAGE + PARTS * X;
       barrierExpect(full + at * 8, STAGE);
-      if (p.split == 1) {
+      if (gated(p) && p.split > 1) {
+        copyBoxToEach(w + rank * (HALF * 128), &p.maps[rank], s * GEMM_STEP, t.row, 0, full + at * 8, readAgain(), 3);
+      } else if (p.split == 1) {
         copyBox(w, &p.maps[t.part], s * GEMM_STEP, t.row, 0, full + at * 8, readAgain());
+        if (gated(p)) copyBox(w + HALF * 128, &p.maps[1], s * GEMM_STEP, t.row, 0, full + at * 8, readAgain());
       } else {
         copyBoxToEach(w + rank * (HALF * 128), &p.maps[t.part], s * GEMM_STEP, t.row + rank * HALF, 0, full + at * 8, readAgain(), 3);
       }
@@ -145,7 +154,30 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
       pinned(sums);
       if (gives) barrierArriveRemote(given + before * 8);
       const Tile t = tileAt(p, i);
+      if constexpr (GATES) gate(p, t, t.first + warp * 16, sums, lane);
       finish(p, t, t.first + warp * 16, staging, sums, lane);
+    }
+  }
+
+  // With GATES all but the residual is done where the sums are: a lane has two columns in eight of
+  // two rows, and the same ones of a gate and of what it is for.
+  __device__ static __forceinline__ void gate(const GemmParams& p, const Tile& t, int first, float (&sums)[N][4], int lane) {
+    const int out = p.out[t.part], f = p.activation & ~GATED, m = first + lane / 4;
+    const bool two = gated(p);
+    const float down[2] = {m < p.rows ? p.factors[m] : 0.f, m + 8 < p.rows ? p.factors[m + 8] : 0.f};
+    const auto bias = [&](int part, int n) { return p.b[part] != nullptr && n < out ? p.b[part][n] : 0.f; };
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      if (j >= N / 2 && two) break;
+      const int n = t.row + j * 8 + lane % 4 * 2;
+      const float b[2] = {bias(t.part, n), bias(t.part, n + 1)};
+#pragma unroll
+      for (int e = 0; e < 4; e++) sums[j][e] = activatedAny(f, sums[j][e] * down[e / 2] + b[e % 2]);
+      if (two && j < N / 2) {
+        const float up[2] = {bias(1, n), bias(1, n + 1)};
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[j][e] *= sums[(j + N / 2) % N][e] * down[e / 2] + up[e % 2];
+      }
     }
   }
 
@@ -157,17 +189,18 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
     const int out = p.out[t.part], r = lane >> 2, h = lane / 16;
     // Four columns are stored at once, and by code that is there for all rows, but where a
     // row may begin anywhere, or an activation is long.
-    const bool even = out % 4 == 0, plain = even && p.activation != GELU;
+    const bool even = out % 4 == 0, plain = GATES ? even : even && p.activation != GELU;
     const int rows = max(min(p.rows - first - h + 1, 16), 0) / 2; // of these, those that there are
     const float* const residual = even ? p.residual : nullptr;
-    const float factor = plain && first + lane % 16 < p.rows ? p.factors[first + lane % 16] : 1.f; // of a row; lanes pass them on
+    const float factor = !GATES && plain && first + lane % 16 < p.rows ? p.factors[first + lane % 16] : 1.f; // of a row; lanes pass them on
 #pragma unroll
     for (int c = 0; c < N / EIGHTS; c++) {
+      if (gated(p) && c >= N / EIGHTS / 2) break;
       const int n = t.row + c * PERSISTENT_CHUNK + lane % 16 * 4, there = n < out ? rows : 0;
       const auto mine = [&](int i) { return (float4*)(staging + (2 * i + h) * PERSISTENT_CHUNK + ((lane % 16 / 2) ^ ((2 * i + h) & 7)) * 8 + lane % 2 * 4); };
       const auto place = [&](int i) { return (long long)(first + 2 * i + h) * out + n; };
       float b[4] = {0.f, 0.f, 0.f, 0.f};
-      if (plain && n < out && p.b[t.part] != nullptr)
+      if (!GATES && plain && n < out && p.b[t.part] != nullptr)
 #pragma unroll
         for (int e = 0; e < 4; e++) b[e] = p.b[t.part][n + e];
       float4 more[EACH];
@@ -189,11 +222,12 @@ template <class T, int PARTS, int COLUMNS> struct PersistentGemm {
         for (int i = 0; i < there; i++) {
           const float4 s = *mine(i);
           float v[4] = {s.x, s.y, s.z, s.w};
-          finish4(p, t.part, first + 2 * i + h, n, v);
+          if constexpr (!GATES) finish4(p, t.part, first + 2 * i + h, n, v);
           even ? (void)(*mine(i) = make_float4(v[0], v[1], v[2], v[3])) : store4(p, t.part, first + 2 * i + h, n, v, p.residual);
         }
       if (!even) continue;
       const auto last = [&](float s, float down, float b, float more) {
+        if constexpr (GATES) return s + more;
         s = s * down + b;
         return (plain ? activated(p.activation == RELU ? RELU : NO_ACTIVATION, s) : s) + more;
       };

@@ -3,6 +3,8 @@
 //
 //	y = f(norm(x) W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
+// or with GATES as gemm_gemv.cuh has it.
+//
 // A cluster of thread blocks has every so many tiles of 64 rows of W, and each of its
 // blocks a slice of their columns, which it streams tile by tile. So a block makes operands
 // of its slice of x once: each element as two 16-bit parts, which are rows of one right
@@ -13,6 +15,9 @@
 // 16 rows of x adds them up in the order of the blocks while the others are at the next
 // tile: bits do not vary from run to run, and nobody meets. Of more rows of x than a cluster
 // takes another one has the rest, with the same tiles at the same time.
+//
+// Of a gated unit a tile of the gate comes before the tile of what it is for, and a warp group
+// has both: an epilogue warp keeps the gate until it has the other.
 #pragma once
 #include "gemm_tiled.cuh"
 
@@ -52,7 +57,7 @@ __device__ __forceinline__ float reciprocal(int n) {
 
 // FEW: fours of x that a lane keeps in registers, where there are no more. T is the Format of
 // the weights, and Keys the Store of the cache's keys and values.
-template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
+template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct SkinnyGemm {
   using Math = typename T::Math;
   static_assert(T::ready && Math::Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
@@ -68,11 +73,13 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
   static constexpr int EACH = ROWS / BESIDE;                              // rows of a lane, so many apart
   static constexpr bool MANY_ROWS = ROWS > 16;                            // there may be more than ROWS
   static constexpr int EPILOGUES = skinnyEpilogues(ROWS);                 // warps of a group
+  static constexpr int PIECES = ROWS * (UNITS / 2) * 2 / (32 * EPILOGUES); // of a tile, that an epilogue warp has at most
 
   struct Block {
     int warp, lane, rank, split, log; // log: of split, a power of two; what divides by it would take longer than a product
     int all, from, blocks; // column blocks: of x, and from where on how many are this block's
-    int first, step, tiles;         // the cluster's first tile, from one to the next, and where all end
+    int first, step, tiles;         // the cluster's first tile, from one to the next, and where all end; of a gated unit a tile is two
+    bool gated;
     int row, rows;                  // of x: the cluster's first, and how many it has
     u32 ring, full, empty;          // full and empty: barriers of each stage
     u32 there, taken, merged, came; // of the partials' two places, of the moments, and of x
@@ -91,7 +98,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     __device__ __forceinline__ float* place(int group) const { return partials + (split > UNITS ? 0 : group * PARTIALS); }
     // The first column block of block `rank`.
     __device__ __forceinline__ int begin(int rank) const { return rank * all >> log; }
-    __device__ __forceinline__ int count() const { return (tiles - 1 - first) / step + 1; } // of the cluster's tiles
+    __device__ __forceinline__ int count() const { return ((tiles - 1 - first) / step + 1) * (gated ? 2 : 1); } // of the cluster's tiles
     // Slices are so small that registers hold them.
     __device__ __forceinline__ bool few() const { return most * (BLOCK / 4) <= FEW * LANES; }
   };
@@ -107,7 +114,8 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     // Rows of x that are more than a cluster takes are other clusters', side by side with the
     // same tiles: who is first brings these to the L2 cache.
     const u32 below = MANY_ROWS ? (p.rows + ROWS - 1) / ROWS : 1;
-    b.first = cluster / below, b.step = clusters / below, b.tiles = tiles;
+    b.gated = GATES && (p.activation & GATED);
+    b.first = cluster / below, b.step = clusters / below, b.tiles = b.gated ? tiles / 2 : tiles;
     b.row = MANY_ROWS ? cluster % below * ROWS : 0, b.rows = MANY_ROWS ? min(p.rows - b.row, ROWS) : p.rows;
     b.most = (b.all + b.split - 1) >> b.log;
     // What has a place of its own comes first: nothing is asked for before there are
@@ -232,8 +240,8 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
 
     __device__ __forceinline__ void next(const SkinnyParams& params, const Block& b) {
       const LinearParams& p = params.p;
-      while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
-      const int row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * SKINNY_TILE;
+      while (!b.gated && part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
+      const int row = b.gated ? tile * SKINNY_TILE : (tile - (part > 0 ? p.tiles[part - 1] : 0)) * SKINNY_TILE;
       if (block < b.blocks) {
         barrierWait(b.empty + stage.index * 8, stage.parity);
         const u32 to = b.ring + stage.index * SKINNY_STAGE, bar = b.full + stage.index * 8;
@@ -249,7 +257,11 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
         }
         stage.next(p.stages);
       }
-      if ((block += 2) >= b.blocks) block = 0, tile += b.step;
+      if ((block += 2) >= b.blocks) {
+        block = 0;
+        if (b.gated) part ^= 1;
+        if (!b.gated || part == 0) tile += b.step;
+      }
     }
   };
 
@@ -474,7 +486,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     for (int j = 0; j < ROWS / 8; j++) down[j][0] = b.factors[j * 8 + 2 * t], down[j][1] = b.factors[j * 8 + 2 * t + 1];
 #pragma unroll 1
     for (int nth = 0, count = b.count(); nth < count; nth++) {
-      if ((nth & 1) != group) { // the other group's: this one keeps pace, so that no barrier is a round ahead of it
+      if (((b.gated ? nth / 2 : nth) & 1) != group) { // the other group's: this one keeps pace, so that no barrier is a round ahead of it
 #pragma unroll 1
         for (int c = 0; c < b.blocks; c += 2) {
           barrierWait(b.full + stage.index * 8, stage.parity);
@@ -503,7 +515,8 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
       multiplied<0>();
       pinned(sums);
       if (before >= 0 && b.lane == 0) barrierArrive(b.empty + before * 8);
-      if (nth >= 2) barrierWait(to.taken, (nth / 2 - 1) & 1);
+      const int earlier = b.gated ? nth / 4 * 2 + (nth & 1) : nth / 2; // tiles of the group before this one
+      if (b.gated ? earlier > 0 : nth >= 2) barrierWait(to.taken, (earlier - 1) & 1);
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -535,18 +548,18 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
 
     // A lane's fours are of the same row m of x in all pieces, which is kept in `slot`.
     __device__ __forceinline__ void fetch(const LinearParams& p, const SkinnyAppend& keep, const Block& b, const float* partials, int m, int slot) {
-      while (part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
+      while (!b.gated && part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
       const int c = (begin + b.lane) / ROWS * 4; // of the block's part of the tile
-      const int out = p.out[part], n = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * SKINNY_TILE + b.unit() * 8 + c;
+      const int out = p.out[part], n = (b.gated ? tile : tile - (part > 0 ? p.tiles[part - 1] : 0)) * SKINNY_TILE + b.unit() * 8 + c;
       even = out % 4 == 0;
       there = c < b.units() * 8 && m < b.rows ? min(out - n, 4) : 0;
       from = partials + (there > 0 ? c / 8 * UNIT + c % 8 : 0);
       const long long place = (long long)(b.row + m) * out + n;
-      to = p.y[part] + place, kept = nullptr;
+      to = p.y[b.gated ? 0 : part] + place, kept = nullptr;
       bias = residual = make_float4(0.f, 0.f, 0.f, 0.f);
       if (there <= 0) return;
       if (p.b[part] != nullptr) bias = load4(p.b[part] + n, there, even);
-      if (p.residual != nullptr) residual = load4(p.residual + place, there, even);
+      if (p.residual != nullptr && (!b.gated || part == 1)) residual = load4(p.residual + place, there, even);
       if (slot < 0 || keep.cache[part] == nullptr) return;
       const int head = n / keep.dim;
       kept = (typename Keys::Element*)keep.cache[part] + (slot + (long long)head * keep.headRows) * keep.dim + n - head * keep.dim;
@@ -584,6 +597,7 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
     const u32 there = b.there + group * 8, others = (b.split - 1) * b.units() * UNIT * 4; // bytes of the others' parts
     Piece next{b.finishes(group) ? b.first + group * b.step : b.tiles, 0, begin};
     u32 parity = 0;
+    float4 gates[PIECES] = {}; // of a gated unit, until the rest of it is there
     if (next.tile < b.tiles) {
       next.fetch(p, keep, b, partials, m, slot);
     } else {
@@ -592,7 +606,8 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
 #pragma unroll 1
     while (next.tile < b.tiles) {
       const Piece now = next;
-      if ((next.begin += 32 * EPILOGUES) >= fours) next.begin = begin, next.tile += 2 * b.step;
+      if ((next.begin += 32 * EPILOGUES) >= fours) next.begin = begin, next.tile += b.gated && (next.part ^= 1) ? 0 : 2 * b.step;
+      const auto more = [&] { return now.tile + 2 * b.step < b.tiles || (b.gated && now.part == 0); }; // the group has a tile behind it
       if (next.tile < b.tiles) next.fetch(p, keep, b, partials, m, slot);
       if (now.begin == begin) {
         if (begin == 0 && b.lane == 0) barrierExpect(there, others);
@@ -601,16 +616,32 @@ template <class T, class Keys, int ROWS, int FEW> struct SkinnyGemm {
         parity ^= 1;
         // Copies out of a block's memory end when they have come: then it may leave. Who has left counts as here.
         __syncwarp();
-        if (now.tile + 2 * b.step >= b.tiles) clusterArriveRelaxed();
+        if (!more()) clusterArriveRelaxed();
       }
       const float4 v = sumOf(now.from, b.split);
       // The place is free before y is written. Nobody waits for a group's last
       // place, and who would be told may be gone.
       fenceAsync();
       __syncwarp();
-      if (next.begin == begin && now.tile + 2 * b.step < b.tiles && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
+      if (next.begin == begin && more() && b.lane < b.split) barrierArriveRemote(remoteAddress(b.taken + group * 8, b.lane));
       if (now.there <= 0) continue;
       const float4 &a = now.bias, &r = now.residual;
+      if constexpr (GATES) {
+        float4 u = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
+        const float4 up = u;
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+          if (!b.gated || now.begin != begin + i * 32 * EPILOGUES) continue;
+          if (now.part == 0) gates[i] = u;
+          u = gates[i];
+        }
+        if (b.gated && now.part == 0) continue;
+        const int f = p.activation & ~GATED;
+        u = make_float4(activatedAny(f, u.x), activatedAny(f, u.y), activatedAny(f, u.z), activatedAny(f, u.w));
+        if (b.gated) u.x *= up.x, u.y *= up.y, u.z *= up.z, u.w *= up.w;
+        store4(now.to, now.there, now.even, make_float4(u.x + r.x, u.y + r.y, u.z + r.z, u.w + r.w));
+        continue;
+      }
       const float4 u = make_float4(finished(p, v.x, a.x, r.x), finished(p, v.y, a.y, r.y), finished(p, v.z, a.z, r.z), finished(p, v.w, a.w, r.w));
       store4(now.to, now.there, now.even, u);
       if (now.kept != nullptr) Keys::store4(now.kept, 0, u);

@@ -3,13 +3,16 @@
 //
 //	y = f(x W^T + b) + residual,   f(v) = v, max(v, 0) or gelu(v)
 //
+// or with GATES as gemm_gemv.cuh has it.
+//
 // First, a launch makes operands of x (of its layer norm, if that is wanted): each
 // element as two 16-bit parts, rows scaled by powers of two where the type has few
 // exponents. (gemm_persistent.cuh takes one part, too.) Then thread blocks compute tiles of y: 128 rows of W by 32 to 128 of
 // x. A producer warp brings both through a ring, in steps of 64 columns; eight
 // consumer warps multiply. Where there are fewer tiles than multiprocessors, the thread
 // blocks of a cluster share a tile's columns out, and add their sums up in the
-// order of the blocks: bits do not vary from run to run.
+// order of the blocks: bits do not vary from run to run. Of a gated unit half of a tile's rows of W
+// are the gate's, and the other half are of what it is for.
 #pragma once
 #include "gemm_gemv.cuh"
 #include "wgmma.cuh"
@@ -114,6 +117,18 @@ __device__ __forceinline__ void finish4(const GemmParams& p, int part, int m, in
     v[e] = activated(p.activation, v[e]);
   }
 }
+// The same with GATES: of a gated unit `up` is the sums of what the gate is for.
+__device__ __forceinline__ void finishAny4(const GemmParams& p, int part, int m, int n, float (&v)[4], const float (&up)[4]) {
+  const float down = p.factors[m];
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    if (n + e >= p.out[part]) break;
+    v[e] *= down;
+    if (p.b[part] != nullptr) v[e] += p.b[part][n + e];
+    v[e] = activatedAny(p.activation & ~GATED, v[e]);
+    if (p.activation & GATED) v[e] *= up[e] * down + (p.b[1] != nullptr ? p.b[1][n + e] : 0.f);
+  }
+}
 // Stores them, and adds the residual if there is one.
 __device__ __forceinline__ void store4(const GemmParams& p, int part, int m, int n, float (&v)[4], const float* residual) {
   const int out = p.out[part];
@@ -130,7 +145,7 @@ __device__ __forceinline__ void store4(const GemmParams& p, int part, int m, int
 }
 
 // T is the Format of the weights.
-template <class T, int ROWS> struct TiledGemm {
+template <class T, int ROWS, bool GATES = false> struct TiledGemm {
   using Math = typename T::Math;
   static_assert(T::ready && Math::Operand::bytes == 2 && GEMM_STEP * T::Store::bytes == 128, "a step's columns are one column block of operands");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -145,13 +160,16 @@ template <class T, int ROWS> struct TiledGemm {
   static constexpr int STAGE = GEMM_TILE * 128 + 2 * PART;
   static_assert(B % 2 == 0, "x is loaded 16 rows at a time");
 
+  static constexpr int HALF = GEMM_TILE / 2; // rows of a gate, and of what it is for
+  __device__ static __forceinline__ bool gated(const GemmParams& p) { return GATES && (p.activation & GATED); }
+
   __device__ static __forceinline__ void run(const GemmParams& p) {
     extern __shared__ __align__(1024) char memory[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int split = p.split, rank = blockIdx.x % split, below = (p.rows + ROWS - 1) / ROWS;
     // Blocks that run at the same time have the same rows of W, as far as there are several.
     const int tile = blockIdx.x / split / below, first = blockIdx.x / split % below * ROWS; // of x
-    const int part = (tile >= p.tiles[0]) + (tile >= p.tiles[1]), row = (tile - (part > 0 ? p.tiles[part - 1] : 0)) * GEMM_TILE;
+    const int part = gated(p) ? 0 : (tile >= p.tiles[0]) + (tile >= p.tiles[1]), row = gated(p) ? tile * HALF : (tile - (part > 0 ? p.tiles[part - 1] : 0)) * GEMM_TILE;
     const int steps = (p.in + GEMM_STEP - 1) / GEMM_STEP, s0 = rank * steps / split, s1 = (rank + 1) * steps / split;
     u64* bars = (u64*)(memory + p.stages * STAGE); // a full and an empty one for each stage
     const u32 ring = sharedAddress(memory), full = sharedAddress(bars), empty = full + p.stages * 8;
@@ -197,6 +215,7 @@ template <class T, int ROWS> struct TiledGemm {
     const auto weights = [&](int s, int at) {
       barrierExpect(full + at * 8, STAGE);
       copyBox(ring + at * STAGE, map, s * GEMM_STEP, row, 0, full + at * 8, policy);
+      if (gated(p)) copyBox(ring + at * STAGE + HALF * 128, &p.maps[1], s * GEMM_STEP, row, 0, full + at * 8, policy);
     };
     const auto x = [&](int s, int at) { copyBox(ring + at * STAGE + GEMM_TILE * 128, &p.x, s * GEMM_STEP, first, 0, full + at * 8, readAgain()); };
     const int ahead = min(p.stages, s1 - s0);
@@ -275,25 +294,36 @@ template <class T, int ROWS> struct TiledGemm {
     }
   }
 
+  // Four sums beside each other, of all blocks of a cluster.
+  __device__ static __forceinline__ void sumOf(float (&v)[4], const float* at, int split) {
+    if (split == 1) {
+      const float4 s = *(const float4*)at;
+      v[0] = s.x, v[1] = s.y, v[2] = s.z, v[3] = s.w;
+    } else {
+      float4 s[8];
+#pragma unroll
+      for (int r = 0; r < 8; r++) s[r] = r < split ? remote4(at, r) : make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int r = 0; r < 8; r++) v[0] += s[r].x, v[1] += s[r].y, v[2] += s[r].z, v[3] += s[r].w;
+    }
+  }
+
   // The sums of a cluster's blocks, of which each finishes every split-th four.
   __device__ static __forceinline__ void runEpilogue(const GemmParams& p, const float* sums, int part, int row, int first, int rank) {
-    const int out = p.out[part], split = p.split;
-    for (int i = threadIdx.x * split + rank; i < ROWS * (GEMM_TILE / 4); i += GEMM_WARPS * 32 * split) {
-      const int m = i / (GEMM_TILE / 4), c = i % (GEMM_TILE / 4) * 4, n = row + c;
+    const int out = p.out[part], split = p.split, wide = gated(p) ? HALF : GEMM_TILE;
+    for (int i = threadIdx.x * split + rank; i < ROWS * (wide / 4); i += GEMM_WARPS * 32 * split) {
+      const int m = i / (wide / 4), c = i % (wide / 4) * 4, n = row + c;
       if (first + m >= p.rows || n >= out) continue;
       const float* const at = sums + m * GEMM_WIDTH + c;
       float v[4] = {};
-      if (split == 1) {
-        const float4 s = *(const float4*)at;
-        v[0] = s.x, v[1] = s.y, v[2] = s.z, v[3] = s.w;
+      sumOf(v, at, split);
+      if constexpr (GATES) {
+        float up[4] = {};
+        if (gated(p)) sumOf(up, at + HALF, split);
+        finishAny4(p, part, first + m, n, v, up);
       } else {
-        float4 s[8];
-#pragma unroll
-        for (int r = 0; r < 8; r++) s[r] = r < split ? remote4(at, r) : make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-        for (int r = 0; r < 8; r++) v[0] += s[r].x, v[1] += s[r].y, v[2] += s[r].z, v[3] += s[r].w;
+        finish4(p, part, first + m, n, v);
       }
-      finish4(p, part, first + m, n, v);
       store4(p, part, first + m, n, v, p.residual);
     }
   }

@@ -85,18 +85,6 @@ __device__ __forceinline__ void rotary(const RotaryParams& p) {
   }
 }
 
-enum : int { GELU_TANH = 3, SILU = 4 }; // the other activations; as the host has them
-
-// v times the sigmoid of u. What the exponential is off by where u is large does not matter there.
-__device__ __forceinline__ float bySigmoid(float v, float u) { return v / (1.f + exp2_(-1.44269504f * u)); }
-
-__device__ __forceinline__ float activatedAny(int activation, float v) {
-  if (activation == SILU) return bySigmoid(v, v);
-  // (1 + tanh(u))/2 is the sigmoid of 2u, and u is sqrt(2/pi) (v + 0.044715 v^3).
-  if (activation == GELU_TANH) return bySigmoid(v, v * (1.59576912f + 0.0713548163f * v * v));
-  return activated(activation, v);
-}
-
 struct ElementsParams {
   const float *x, *times, *plus; // the last two may be null
   float* y;

@@ -48,7 +48,8 @@ func (g Gate) check(name string) error {
 //	y = f(gate) * up
 //
 // with the f of kind: equations 5 and 6 of Shazeer, "GLU Variants Improve Transformer",
-// arXiv:2002.05202. gate and up come from a [Linears] of two layers, most often.
+// arXiv:2002.05202. gate and up come from a [Linears] of two layers, most often: [GatedLinear] is
+// these with them, as one node.
 //
 // gate and up are of one shape, of rank 1 or more, and of one type, float32 or float64; y is
 // as they are.

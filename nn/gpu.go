@@ -65,7 +65,7 @@ func gpuBytes(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offse
 
 // doGPU is Do where the inputs are on a GPU.
 func (op linear) doGPU(in []G.Value) (G.Value, error) {
-	const name = "Linear"
+	name := op.title()
 	if op.x != tensor.Float32 {
 		return nil, errorf(name, la.ErrUnsupported, "x of %v on a GPU, want float32", op.x)
 	}
@@ -86,7 +86,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	rows, width := shapes[0][0], shapes[0][1]
 	// The operands, as far as they are known: memory comes with the work.
 	build := func(in []ongpu.Operand, out, scratch gpu.Memory) *decoder.Linear {
-		o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Early: true, RoundX: op.mixed, X: in[0].Memory, Scratch: scratch}
+		o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in[0].Memory, Scratch: scratch}
 		at := 0
 		for i := range op.parts {
 			w, p := &in[1+i], decoder.LinearPart{Out: shapes[1+i][0]}
@@ -100,6 +100,10 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 				p.B = in[1+op.parts+i].Memory
 			}
 			o.Parts = append(o.Parts, p)
+		}
+		if op.gate {
+			o.Parts = gateAndUp(o.Parts, width)
+			o.Parts[0].Y = out
 		}
 		in = in[len(in)-count(op.residual)-count(op.gamma)-count(op.beta):]
 		if op.residual {

@@ -21,6 +21,7 @@ import (
 // A LinearOption changes one thing of a [Linear]. Of an option given twice the last one counts.
 type LinearOption struct {
 	activation attn.Activation
+	gate       bool // the activation is of a gate
 	residual   *G.Node
 	norm       *normOption
 	mixed      bool
@@ -40,12 +41,11 @@ func WithReLU() LinearOption { return LinearOption{activation: attn.ReLU} }
 // residual, as [GELU] does.
 func WithGELU() LinearOption { return LinearOption{activation: attn.GELU} }
 
-// WithGELUTanh is WithGELU with the approximation by tanh, as [GELUTanh] has it. On a GPU it is
-// a launch more.
+// WithGELUTanh is WithGELU with the approximation by tanh, as [GELUTanh] has it.
 func WithGELUTanh() LinearOption { return LinearOption{activation: attn.GELUTanh} }
 
 // WithSiLU makes outputs v into v / (1 + exp(-v)), behind the bias and before the residual, as
-// [SiLU] does. On a GPU it is a launch more.
+// [SiLU] does.
 func WithSiLU() LinearOption { return LinearOption{activation: attn.SiLU} }
 
 // WithResidual adds r, of the output's shape and type, to the output.
@@ -199,6 +199,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 		op.mixed = op.mixed || o.mixed
 	}
 	op.residual = residual != nil
+	op.gate = slices.ContainsFunc(opts, func(o LinearOption) bool { return o.gate })
 	if err := op.checkTypes(name); err != nil {
 		return op, nil, err
 	}
@@ -248,6 +249,7 @@ type linear struct {
 	joined            bool // the outputs are one vector, one part behind the other
 	bias, residual    bool
 	activation        attn.Activation
+	gate              bool // f(first layer) times second layer; of one weight, its halves
 	norm, gamma, beta bool
 	rms, offset       bool // the norm is an RMSNorm, and its weights are 1+gamma
 	eps               float64
@@ -300,7 +302,7 @@ func (op linear) checkTypes(name string) error {
 
 // shape checks the inputs' shapes and returns the output's.
 func (op linear) shape(in []tensor.Shape) (tensor.Shape, error) {
-	const name = "Linear"
+	name := op.title()
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrShape, "%d inputs, want %d", len(in), op.Arity())
 	}
@@ -326,6 +328,15 @@ func (op linear) shape(in []tensor.Shape) (tensor.Shape, error) {
 		total += in[0][0] * w[0]
 	}
 	out := tensor.Shape{in[0][0], ws[0][0]}
+	switch {
+	case !op.gate:
+	case op.parts == 1 && out[1]%2 != 0:
+		return nil, errorf(name, la.ErrShape, "w has shape %v, want an even number of rows: half of them are the gate's", ws[0])
+	case op.parts == 1:
+		out[1] /= 2
+	case ws[1][0] != out[1]:
+		return nil, errorf(name, la.ErrShape, "w[0], the gate's, has shape %v and w[1] %v, want the same", ws[0], ws[1])
+	}
 	if op.bias {
 		for _, w := range ws {
 			if err := check(w[:1]); err != nil {
@@ -393,8 +404,8 @@ func (op linear) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 
 func (op linear) String() string {
 	s := fmt.Sprintf("Linear{x %v, w %v, bias %v, residual %v, activation %v", op.x, op.w, op.bias, op.residual, op.activation)
-	if op.joined {
-		s += fmt.Sprintf(", layers %d", op.parts)
+	if op.joined || op.gate {
+		s += fmt.Sprintf(", layers %d, gate %v", op.parts, op.gate)
 	}
 	if op.mixed {
 		s += ", mixed precision"
@@ -412,7 +423,7 @@ func (op linear) Hashcode() uint32      { return graph.Hashcode(op) }
 
 // Do returns a new tensor at each call, or on a GPU the node's own memory anew.
 func (op linear) Do(in ...G.Value) (y G.Value, err error) {
-	const name = "Linear"
+	name := op.title()
 	defer recoverTo(name, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
@@ -435,7 +446,7 @@ type operands[F float] struct {
 
 // readLinear is the inputs as the engine takes them, without an output.
 func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
-	const name = "Linear"
+	name := op.title()
 	shapes := make([]tensor.Shape, len(in))
 	for i, v := range in {
 		shapes[i] = v.Shape()
@@ -478,6 +489,9 @@ func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
 				return o, err
 			}
 		}
+	}
+	if op.gate && op.parts == 1 {
+		o.parts = halves(o.parts[0])
 	}
 	for _, p := range []struct {
 		there bool
@@ -522,6 +536,9 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 		})
 	}
 	t, y := output[F](o.shape)
+	if op.gate {
+		return t, runGated(&o, x, y)
+	}
 	for i := range o.parts {
 		p := &o.parts[i]
 		p.X, p.Y = x, y[:p.Rows*p.Out]

@@ -30,11 +30,16 @@ func (op linear) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error)
 	})
 }
 
-func (op linear) title() string { return "Linear" }
+func (op linear) title() string {
+	if op.gate {
+		return "GatedLinear"
+	}
+	return "Linear"
+}
 
-// inner is the layers without norm, activation and residual.
+// inner is the layers without norm, activation, gate and residual.
 func (op linear) inner() linear {
-	return linear{x: op.x, w: op.w, parts: op.parts, joined: op.joined, bias: op.bias, gpu: new(ongpu.Node)}
+	return linear{x: op.x, w: op.w, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias, gpu: new(ongpu.Node)}
 }
 
 // normBefore does the norm before the layers, of x and its weights.
@@ -91,7 +96,10 @@ func linearGradients[T any](do step[T], op linear, in []T, dy T) (grads []T, err
 		if err != nil {
 			return nil, err
 		}
-		f := activation{name: op.activation.String(), rank: inner.rank(), dtype: op.x, f: op.activation}
+		var f derivable = activation{name: op.activation.String(), rank: inner.rank(), dtype: op.x, f: op.activation}
+		if op.gate {
+			f = gateOfBoth{joined: inner.joined, dtype: op.x, f: op.activation, width: widthOf(own[1], op.parts)}
+		}
 		if dy, err = do(gradient{d: f}, before, dy); err != nil {
 			return nil, err
 		}

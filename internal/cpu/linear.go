@@ -9,17 +9,17 @@ import (
 
 // LinearOperands are the matrices of a linear layer, dense and row-major:
 //
-//	X Rows x In, W Out x In, Bias Out, Residual and Y Rows x Out
+//	X Rows x In, W Out x In, Bias Out, Times, Residual and Y Rows x Out
 //
-// Bias and Residual may be nil. If F is a float32, W is of float32, float16 or bfloat16; if it is a
+// Bias, Times and Residual may be nil. If F is a float32, W is of float32, float16 or bfloat16; if it is a
 // float64, of float64. Y overlaps none of the others.
 type LinearOperands[F lean.Float] struct {
-	Rows, In, Out  int
-	X              []F
-	W              Buffer
-	Bias, Residual []F
-	Y              []F
-	Activation     attn.Activation
+	Rows, In, Out         int
+	X                     []F
+	W                     Buffer
+	Bias, Times, Residual []F
+	Y                     []F
+	Activation            attn.Activation
 
 	// RoundX lets X be rounded to the type of W where that is faster.
 	RoundX bool
@@ -27,7 +27,7 @@ type LinearOperands[F lean.Float] struct {
 
 // Linear computes
 //
-//	y = f(x W^T + bias) + residual,   f the Activation
+//	y = f(x W^T + bias) times + residual,   f the Activation
 //
 // with sums in F, whatever the weights are stored in. A block of rows reads the weights from memory once: for
 // few rows (see linear_run.go) the speed is that of memory, for many (linear_tiles.go) that of multiplication.
@@ -54,11 +54,12 @@ func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
 	l.size, l.dtype, l.wRow = int(unsafe.Sizeof(F(0))), o.W.DType, o.In*o.W.DType.Size()
 	l.x, l.w, l.y = unsafe.Pointer(unsafe.SliceData(o.X)), o.W.Ptr, unsafe.Pointer(unsafe.SliceData(o.Y))
 	l.bias, l.residual = unsafe.Pointer(unsafe.SliceData(o.Bias)), unsafe.Pointer(unsafe.SliceData(o.Residual))
+	l.times = unsafe.Pointer(unsafe.SliceData(o.Times))
 	l.activation, l.roundX = o.Activation, o.RoundX
 	if err := l.run(&e.pool, o.Rows); err != nil {
 		return err // what its workers did is not known: it is not used again
 	}
-	l.x, l.w, l.y, l.bias, l.residual = nil, nil, nil, nil, nil
+	l.x, l.w, l.y, l.bias, l.times, l.residual = nil, nil, nil, nil, nil, nil
 	for i := range l.workers {
 		l.workers[i].args = dotArgs{}
 	}
@@ -90,9 +91,10 @@ func (o *LinearOperands[F]) check() error {
 		{"the weights", o.W.Len, o.Out, o.In},
 		{"the output", len(o.Y), o.Rows, o.Out},
 		{"the bias", len(o.Bias), 1, o.Out},
+		{"what it is multiplied by", len(o.Times), o.Rows, o.Out},
 		{"the residual", len(o.Residual), o.Rows, o.Out},
 	} {
-		absent := m.name == "the bias" && o.Bias == nil || m.name == "the residual" && o.Residual == nil
+		absent := m.name == "the bias" && o.Bias == nil || m.name == "the residual" && o.Residual == nil || m.name == "what it is multiplied by" && o.Times == nil
 		if want := attn.Product(m.rows, m.cols); !absent && m.got < want {
 			return attn.Errorf(op, attn.ErrShape, "%s has %d elements, want %d x %d", m.name, m.got, m.rows, m.cols)
 		}

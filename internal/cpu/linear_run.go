@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 const (
@@ -44,11 +45,12 @@ const (
 type linearRun struct {
 	kernels  *linearKernels
 	in, out  int
-	size     int // bytes of an element of x, y, bias and residual
+	size     int // bytes of an element of x, y, bias, times and residual
 	dtype    attn.DType
 	wRow     int // bytes of a row of w
 	x, w, y  unsafe.Pointer
 	bias     unsafe.Pointer // nil: none
+	times    unsafe.Pointer // nil: none
 	residual unsafe.Pointer // nil: none
 
 	activation attn.Activation
@@ -164,6 +166,9 @@ func (l *linearRun) finish(first, rows, at, outs int) {
 			l.add(y, unsafe.Add(l.bias, at*l.size), outs)
 		}
 		l.activate(y, outs)
+		if l.times != nil {
+			l.multiply(y, unsafe.Add(l.times, offset), outs)
+		}
 		if l.residual != nil {
 			l.add(y, unsafe.Add(l.residual, offset), outs)
 		}
@@ -175,6 +180,20 @@ func (l *linearRun) add(dst, src unsafe.Pointer, n int) {
 		l.kernels.add((*float32)(dst), (*float32)(src), n)
 	} else {
 		addTo(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
+	}
+}
+
+func (l *linearRun) multiply(dst, src unsafe.Pointer, n int) {
+	if l.size == 4 {
+		multiplyBy(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*float32)(src), n))
+	} else {
+		multiplyBy(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
+	}
+}
+
+func multiplyBy[F lean.Float](dst, src []F) {
+	for i, v := range src[:len(dst)] {
+		dst[i] *= v
 	}
 }
 

@@ -52,6 +52,9 @@ func newLinearCase[F real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in,
 	if rng.IntN(2) == 0 {
 		c.Residual = slice(rows * out)
 	}
+	if rng.IntN(3) == 0 {
+		c.Times = slice(rows * out)
+	}
 	c.Activation = attn.Activation(rng.IntN(attn.Activations))
 	return c
 }
@@ -95,6 +98,10 @@ func (c *linearCase[F]) check(t testing.TB) {
 				own, size = 4*unit*math.Abs(sum), reftest.MostSlope*size
 			}
 			sum = reftest.Activated(c.Activation, sum)
+			if c.Times != nil {
+				times := float64(c.Times[r*c.Out+o])
+				sum, size, own = sum*times, size*math.Abs(times), own*math.Abs(times)
+			}
 			if c.Residual != nil {
 				add(float64(c.Residual[r*c.Out+o]))
 			}
@@ -175,6 +182,9 @@ func TestLinearRowsAlone(t *testing.T) {
 				if one.Residual != nil {
 					one.Residual = c.Residual[first*70:]
 				}
+				if one.Times != nil {
+					one.Times = c.Times[first*70:]
+				}
 				one.Y = make([]float32, rows*70)
 				if err := Linear(Default(), &one); err != nil {
 					t.Fatal(err)
@@ -218,6 +228,9 @@ func TestLinearNaN(t *testing.T) {
 						r += float64(c.Bias[at%c.Out])
 					}
 					r = reftest.Activated(c.Activation, r)
+					if c.Times != nil {
+						r *= float64(c.Times[at])
+					}
 					if c.Residual != nil {
 						r += float64(c.Residual[at])
 					}
@@ -230,7 +243,7 @@ func TestLinearNaN(t *testing.T) {
 				}
 				store(&c.W, i, []float32{float32(bad)}) // of output feature 0
 				c.X[row*c.In+i] = 1
-				c.Activation, c.Residual = attn.NoActivation, nil
+				c.Activation, c.Times, c.Residual = attn.NoActivation, nil, nil
 				c.run(t, Default())
 				for at, v := range c.Y {
 					if f := float64(v); (math.IsNaN(f) || math.IsInf(f, 0)) != (at%c.Out == 0) {
@@ -263,6 +276,7 @@ func TestLinearErrors(t *testing.T) {
 		{"short bias", func(o *LinearOperands[float32]) { o.Bias = make([]float32, 3) }, attn.ErrShape},
 		{"empty bias", func(o *LinearOperands[float32]) { o.Bias = []float32{} }, attn.ErrShape},
 		{"short residual", func(o *LinearOperands[float32]) { o.Residual = make([]float32, 7) }, attn.ErrShape},
+		{"short factors", func(o *LinearOperands[float32]) { o.Times = make([]float32, 7) }, attn.ErrShape},
 		{"sizes beyond an int", func(o *LinearOperands[float32]) { o.Rows, o.In = math.MaxInt/2, math.MaxInt/2 }, attn.ErrShape},
 		{"crooked w", func(o *LinearOperands[float32]) { o.W.Ptr = unsafe.Add(o.W.Ptr, 1) }, attn.ErrShape},
 		{"float64 w", func(o *LinearOperands[float32]) { o.W = w(attn.Float64, 12) }, attn.ErrDType},

@@ -347,6 +347,9 @@ func (c *linearCase[F]) some(first, rows int) *LinearOperands[F] {
 	if o.Residual != nil {
 		o.Residual = c.Residual[first*c.Out:]
 	}
+	if o.Times != nil {
+		o.Times = c.Times[first*c.Out:]
+	}
 	return &o
 }
 
@@ -367,7 +370,7 @@ func TestLinearManyOdd(t *testing.T) {
 				for i := range 4 {
 					inW, roundX := i%2 == 0, i/2 == 0
 					c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+rng.IntN(9), tileIn+rng.IntN(200), 1+rng.IntN(70))
-					c.Activation, c.Bias, c.Residual, c.RoundX = attn.NoActivation, nil, nil, roundX
+					c.Activation, c.Bias, c.Times, c.Residual, c.RoundX = attn.NoActivation, nil, nil, nil, roundX
 					c.run(t, Default())
 					usual := append([]float32(nil), c.Y...)
 					row, feature, i := rng.IntN(c.Rows), rng.IntN(c.Out), rng.IntN(c.In)

@@ -37,7 +37,9 @@ type Engine struct {
 	leastPairs int     // as the constant; tests have others
 	slower     float64 // gemmSlower, the same
 
-	loading sync.Mutex // of what is not loaded with the others: see persistentOf
+	loading    sync.Mutex    // of what is not loaded with the others: see persistentOf
+	gated      *gatedKernels // nil: not loaded yet
+	gatesApart bool          // gates are launches of their own, in tests
 
 	mu          sync.Mutex
 	args        cuda.Args
@@ -52,6 +54,7 @@ type Engine struct {
 type clusterKey struct {
 	element             attn.DType
 	kind, split, shared int
+	gates               bool // it is a kernel of gated.go
 }
 
 const pairClusters = math.MinInt

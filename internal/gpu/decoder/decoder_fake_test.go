@@ -46,10 +46,10 @@ func TestLinearLaunches(t *testing.T) {
 			for range 3000 {
 				element, rows, in, tiles := testgpu.Pick(rng, gpu.Types...), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
 				norm := rng.IntN(2) == 0
-				l, ok, err := d.configureGEMV(element, rows, in, tiles, norm)
+				l, ok, err := d.configureGEMV(d.gemv[element], element, rows, in, tiles, norm)
 				noError(t, err)
 				if !ok && norm { // then it is a launch of its own
-					l, ok, err = d.configureGEMV(element, rows, in, tiles, false)
+					l, ok, err = d.configureGEMV(d.gemv[element], element, rows, in, tiles, false)
 					noError(t, err)
 				}
 				if !ok {
@@ -166,11 +166,11 @@ func TestPersistentIsLoadedLate(t *testing.T) {
 	}
 	s := lib.State()
 	failures := 0
-	for i := int64(1); d.gemm[attn.BFloat16].persistent == nil; i++ {
+	for i := int64(1); d.gemm[attn.BFloat16].persistent[0] == nil; i++ {
 		s.FailWith, s.FailAt = 2, s.Calls+i
-		_, err := d.persistentOf(attn.BFloat16)
+		_, err := d.persistentOf(attn.BFloat16, false)
 		s.FailAt = 0
-		if done := d.gemm[attn.BFloat16].persistent != nil; done != (err == nil) {
+		if done := d.gemm[attn.BFloat16].persistent[0] != nil; done != (err == nil) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 		if err != nil {
@@ -445,7 +445,7 @@ func TestBatchCost(t *testing.T) {
 			}
 			tiles := c.out / skinnyTile
 			l.clusters = min(c.atOnce[i], tiles)
-			if cost := l.cost(tiles, attn.Ceil(c.in/skinnyBlock, split)); best == 0 || cost < least {
+			if cost := l.cost(tiles, 1, attn.Ceil(c.in/skinnyBlock, split)); best == 0 || cost < least {
 				best, least = split, cost
 			}
 		}

@@ -135,6 +135,12 @@ func TestGPULinear(t *testing.T) {
 	testLinear(t, m, d, testgpu.OrShort(300, 45), testgpu.OrShort(8192, 1000), 1300, someRows...)
 }
 
+func TestGPUGates(t *testing.T) {
+	m, d := realDecoder(t)
+	testLayers(t, m, d, true, testgpu.OrShort(200, 45), testgpu.OrShort(8192, 1000), 1300, someRows...)
+	testLayers(t, m, d, true, testgpu.OrShort(40, 12), testgpu.OrShort(4104, 1000), 1300, manyRows...)
+}
+
 func TestGPULinearManyRows(t *testing.T) {
 	m, d := realDecoder(t)
 	testLinear(t, m, d, testgpu.OrShort(60, 12), testgpu.OrShort(4104, 1000), 1300, manyRows...)
@@ -150,10 +156,16 @@ var (
 // testLinear runs random layers of some of these rows, and of up to so many inputs and
 // outputs a part.
 func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int, someRows ...int) {
+	t.Helper()
+	testLayers(t, m, d, false, cases, longest, widest, someRows...)
+}
+
+// testLayers is testLinear, or the same of gated units alone.
+func testLayers(t *testing.T, m *machine, d *Engine, gates bool, cases, longest, widest int, someRows ...int) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	defer func(splits []int, persistent []persistentTile, slower float64) {
-		d.leftOut, d.splits, d.persistent, d.slower = nil, splits, persistent, slower
+		d.leftOut, d.splits, d.persistent, d.slower, d.gatesApart = nil, splits, persistent, slower, false
 	}(d.splits, d.persistent, d.slower)
 	for i := range cases {
 		d.splits, d.leftOut = skinnySplits[:], testgpu.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
@@ -164,6 +176,7 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 		if one := rng.IntN(2 * len(persistentTiles)); one < len(persistentTiles) {
 			d.persistent = persistentTiles[one:][:1]
 		}
+		d.gatesApart = rng.IntN(6) == 0
 		w := types[i%3]
 		rows := testgpu.Pick(rng, someRows...)
 		in := min(8*testgpu.Pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
@@ -199,8 +212,17 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 		}
 		type part struct{ w, b matrix }
 		var parts []part
-		for range testgpu.Pick(rng, 1, 1, 2, 3) {
-			out := min(testgpu.Pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300), widest)
+		outs := make([]int, testgpu.Pick(rng, 1, 1, 2, 2, 3))
+		if gates {
+			outs, o.Activation = make([]int, 2), attn.Activation(1+rng.IntN(attn.Activations-1))
+		}
+		for i := range outs {
+			outs[i] = min(testgpu.Pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300), widest)
+		}
+		if len(outs) == 2 && o.Activation != attn.NoActivation && (gates || rng.IntN(3) == 0) {
+			o.Gate, outs[1] = true, outs[0]
+		}
+		for _, out := range outs {
 			p := part{w: m.random(t, rng, w, out*in, 1/math.Sqrt(float64(in)))}
 			memory = append(memory, p.w.Memory)
 			o.Parts = append(o.Parts, LinearPart{W: p.w.Memory, Y: m.empty(t, rows*out), Out: out})
@@ -210,11 +232,13 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 				last.B = p.b.Memory
 				memory = append(memory, p.b.Memory)
 			}
-			memory = append(memory, last.Y)
+			if memory = append(memory, last.Y); o.Gate && len(parts) == 1 && rng.IntN(2) == 0 {
+				last.Y = gpu.Memory{} // nobody writes it
+			}
 			parts = append(parts, p)
 		}
 		var residual matrix
-		if len(parts) == 1 && rng.IntN(2) == 0 {
+		if (len(parts) == 1 || o.Gate) && rng.IntN(2) == 0 {
 			residual = m.random(t, rng, attn.Float32, rows*o.Parts[0].Out, scale)
 			o.Residual = residual.Memory
 			memory = append(memory, residual.Memory)
@@ -241,35 +265,58 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 				lost += rounded(w)
 			}
 		}
+		if o.Gate {
+			if y := &o.Parts[1].Y; y.Buffer != nil {
+				for at, v := range testgpu.Read(t, y) {
+					if v != 0xff {
+						t.Fatalf("case %d: byte %d of what the gate is for is %#x", i, at, v)
+					}
+				}
+			}
+		}
+		// What a part's sum is, the sum of its magnitudes, and the most that it is on its way.
+		sumOf := func(p part, r, c int) (sum, size, most float64) {
+			for k := range in {
+				v := left[r*in+k] * p.w.x[c*in+k]
+				sum, size = sum+v, size+math.Abs(v)
+				most = max(most, math.Abs(sum))
+			}
+			if p.b.x != nil {
+				sum, size = sum+p.b.x[c], size+math.Abs(p.b.x[c])
+			}
+			return sum, size, most
+		}
 		for j, p := range parts {
+			if o.Gate && j > 0 {
+				break
+			}
 			out := o.Parts[j].Out
 			y := testgpu.Read(t, &o.Parts[j].Y)
 			for r := range rows {
 				for c := range out {
-					sum, size, most := 0.0, 0.0, 0.0
-					for k := range in {
-						v := left[r*in+k] * p.w.x[c*in+k]
-						sum, size = sum+v, size+math.Abs(v)
-						most = max(most, math.Abs(sum))
-					}
-					if p.b.x != nil {
-						sum, size = sum+p.b.x[c], size+math.Abs(p.b.x[c])
-					}
+					sum, size, most := sumOf(p, r, c)
 					own := 0.0 // what the activation is off by
 					if o.Activation > attn.ReLU {
 						own, size, most = 0x1p-22*math.Abs(sum), reftest.MostSlope*size, reftest.MostSlope*most
 					}
 					sum = reftest.Activated(o.Activation, sum)
-					if residual.x != nil {
-						sum, size = sum+residual.x[r*out+c], size+math.Abs(residual.x[r*out+c])
-					}
+					norm := 0.0 // what the norm itself rounds
 					if o.Norm != nil {
-						size += math.Sqrt(float64(in)) // what the norm itself rounds
+						norm = math.Sqrt(float64(in))
 					}
-					bound := lost*size + cut*most + own
+					bound := lost*(size+norm) + cut*most + own
+					if o.Gate {
+						up, size, most := sumOf(parts[1], r, c)
+						off := lost*(size+norm) + cut*most // of up
+						sum, bound = sum*up, bound*math.Abs(up)+(math.Abs(sum)+bound)*off+0x1p-22*math.Abs(sum*up)
+					}
+					if residual.x != nil {
+						sum += residual.x[r*out+c]
+						bound += lost * (math.Abs(sum) + math.Abs(residual.x[r*out+c]))
+					}
 					if got := testgpu.Get(y, r*out+c, attn.Float32); !(math.Abs(got-sum) <= bound) {
-						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, norm %v: row %d, column %d: %v, want %v, bound %v",
-							i, w, rows, in, out, j, len(parts), o.Norm != nil, r, c, got, sum, bound)
+						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, gate %v, %v, norm %v: row %d, column %d: %v, want %v, bound %v",
+							i, w, rows, in, out, j, len(parts), o.Gate, o.Activation, o.Norm != nil, r, c, got, sum, bound)
 					}
 				}
 			}
@@ -284,14 +331,18 @@ func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int,
 func testLinearRepeats(t *testing.T, m *machine, d *Engine, o *Linear) {
 	t.Helper()
 	var before [][]byte
-	for i := range o.Parts {
+	made := o.Parts
+	if o.Gate {
+		made = made[:1]
+	}
+	for i := range made {
 		y := &o.Parts[i].Y
 		before = append(before, testgpu.Read(t, y))
 		noError(t, y.Buffer.Set(0, 0xff, y.Buffer.Len()))
 	}
 	noError(t, d.Linear(m.Stream, o))
 	m.Settle(t)
-	for i := range o.Parts {
+	for i := range made {
 		if !bytes.Equal(testgpu.Read(t, &o.Parts[i].Y), before[i]) {
 			t.Fatalf("%d rows of %d, part %d: other bits the second time", o.Rows, o.In, i)
 		}

@@ -51,6 +51,21 @@ func TestEmulatedLinearManyRows(t *testing.T) {
 	testLinear(t, m, d, 12, 400, 300, manyRows...)
 }
 
+// Gated units on every way that there is: few rows, batches, tiles.
+func TestEmulatedGates(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testLayers(t, m, d, true, 30, 264, 200, someRows...)
+	testLayers(t, m, d, true, 6, 3072, 40, someRows...)
+}
+
+func TestEmulatedGatesManyRows(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	if d.info.Capability != groupCapability {
+		t.Skip("there are no kernels for hundreds of rows")
+	}
+	testLayers(t, m, d, true, 12, 264, 300, manyRows...)
+}
+
 func TestEmulatedNorm(t *testing.T) {
 	m, d := emulatedDecoder(t, 3)
 	testNorm(t, m, d, 20)

@@ -48,7 +48,7 @@ const gemmWide = 8192
 type gemmKernels struct {
 	operands   *cuda.Function
 	of         [len(gemmRows)]*cuda.Function
-	persistent *persistentKernels // nil: not loaded, or there are none for the GPU
+	persistent [2]*persistentKernels // without gates, and with them; nil: not loaded, or there are none for the GPU
 }
 
 // loadGEMM loads the kernels, if there are any for the GPU.
@@ -72,7 +72,7 @@ func (d *Engine) loadGEMM() error {
 		}
 		d.gemm[i] = &k
 		if d.info.Capability == groupCapability {
-			if err := d.loadSkinny(m, i); err != nil {
+			if d.skinny[i], err = d.loadSkinny(m, "", i); err != nil {
 				return err
 			}
 		}
@@ -116,9 +116,15 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
 		return 0, nil
 	}
-	if o.composed() {
-		n, err := d.Scratch(o.inner())
-		return o.apart() + n, err
+	if composed, err := d.composed(o); err != nil {
+		return 0, err
+	} else if composed {
+		in, apart, err := d.inner(o)
+		if err != nil {
+			return 0, err
+		}
+		n, err := d.Scratch(in)
+		return apart + n, err
 	}
 	if _, batch, err := d.configureSkinny(o); batch || err != nil {
 		return 0, err
@@ -185,8 +191,16 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 		kind++
 	}
 	rows := gemmRows[kind].rows
-	l := gemmLaunch{kernel: d.gemm[element].of[kind], rows: rows, columns: gemmTile, box: gemmTile, parts: 2, threads: gemmThreads, stages: gemmRows[kind].stages}
-	l.tiles = o.tilesOf(gemmTile) * attn.Ceil(o.Rows, rows)
+	kernel, err := d.tiledOf(o, kind)
+	if err != nil {
+		return best, err
+	}
+	columns := gemmTile // that a tile has of each part
+	if o.Gate {
+		columns /= 2
+	}
+	l := gemmLaunch{kernel: kernel, rows: rows, columns: columns, box: columns, parts: 2, threads: gemmThreads, stages: gemmRows[kind].stages}
+	l.tiles = o.tilesOf(columns) * attn.Ceil(o.Rows, rows)
 	l.blocks = l.tiles
 	if o.In > gemmWide {
 		l.stages = gemmRows[kind].wide
@@ -196,7 +210,7 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 	l.shared = l.stages * stage
 	steps := attn.Ceil(o.In, gemmStep)
 	for l.split = 1; l.stages > 1 && l.split <= min(mostSplit, steps); l.split *= 2 {
-		key := clusterKey{element, kind, l.split, l.shared}
+		key := clusterKey{element, kind, l.split, l.shared, o.gates()}
 		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split, gemmThreads, l.shared, true))
 		if err != nil {
 			return best, err
@@ -238,7 +252,7 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear) error {
 	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, l.parts, l.rows); err != nil {
 		return err
 	}
-	p.activation = int32(o.Activation)
+	p.activation = o.activation()
 	if o.Early {
 		p.early = 1
 	}

@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 )
 
 // Linear layers of few rows: thread blocks read the weights of a tile once, for all rows.
@@ -23,9 +24,9 @@ type gemvLaunch struct {
 	shared        int
 }
 
-// configureGEMV says how the next of some rows are launched; norm, if x is
+// configureGEMV says how the next of some rows are launched by a kernel; norm, if x is
 // normalised there.
-func (d *Engine) configureGEMV(element attn.DType, rows, in, tiles int, norm bool) (best gemvLaunch, ok bool, err error) {
+func (d *Engine) configureGEMV(kernel *cuda.Function, element attn.DType, rows, in, tiles int, norm bool) (best gemvLaunch, ok bool, err error) {
 	all, least := attn.Ceil(in*element.Size(), 128), 0 // column blocks
 	for rows = min(rows, gemvRows); rows > 0 && !ok; rows-- {
 		for split := 1; split <= min(mostSplit, all) && (split == 1 || d.overlap()); split *= 2 {
@@ -33,7 +34,7 @@ func (d *Engine) configureGEMV(element attn.DType, rows, in, tiles int, norm boo
 			if stages == 0 {
 				continue
 			}
-			clusters, err := d.gemvAtOnce(element, split, shared)
+			clusters, err := d.gemvAtOnce(kernel, element, split, shared)
 			if err != nil {
 				return best, false, err
 			}
@@ -55,8 +56,8 @@ func (d *Engine) configureGEMV(element attn.DType, rows, in, tiles int, norm boo
 }
 
 // gemvAtOnce is how many clusters of a Linear may run at once.
-func (d *Engine) gemvAtOnce(element attn.DType, split, shared int) (int, error) {
-	return d.clustersAtOnce(clusterKey{element, -1, split, shared}, d.gemv[element], clusterGrid(1, split, gemvWarps*32, shared, true))
+func (d *Engine) gemvAtOnce(kernel *cuda.Function, element attn.DType, split, shared int) (int, error) {
+	return d.clustersAtOnce(clusterKey{element, -1, split, shared, kernel != d.gemv[element]}, kernel, clusterGrid(1, split, gemvWarps*32, shared, true))
 }
 
 const (

@@ -38,7 +38,20 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int NODE_EACH = 4;",
 			"constexpr int NODE_STATES = 32;",
 			"const int row = narrow ? blockIdx.x * (NODE_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;",
-			"enum : int { GELU_TANH = 3, SILU = 4 };",
+		},
+		"gemm_activation.cuh": {
+			"enum : int { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };",
+			"enum : int { GATED = 64 };",
+		},
+		"gated_gemm.cu": {
+			"GEMM(gated_gemm_f16_128, AsF16, 2, 128) GEMM(gated_gemm_f16_256, AsF16, 2, 256) GEMM(gated_gemm_f16_128_rounded, AsF16, 1, 128) GEMM(gated_gemm_f16_256_rounded, AsF16, 1, 256)",
+			"GEMM(gated_gemm_bf16_128, AsBF16, 2, 128) GEMM(gated_gemm_bf16_256, AsBF16, 2, 256) GEMM(gated_gemm_bf16_128_rounded, AsBF16, 1, 128) GEMM(gated_gemm_bf16_256_rounded, AsBF16, 1, 256)",
+		},
+		"gated.cu": {
+			"BATCH(gated_batch_f16_8, AsF16, Float16, 8, 8, 2) BATCH(gated_batch_f16_8_wide, AsF16, Float16, 8, 16, 1) BATCH(gated_batch_f16_16, AsF16, Float16, 16, 8, 2) BATCH(gated_batch_f16_16_wide, AsF16, Float16, 16, 16, 1)",
+			"BATCH(gated_batch_f16_32, AsF16, Float16, 32, 4, 2) BATCH(gated_batch_f16_32_wide, AsF16, Float16, 32, 8, 1) BATCH(gated_batch_f16_64, AsF16, Float16, 64, 4, 1) BATCH(gated_batch_f16_64_wide, AsF16, Float16, 64, 1, 1)",
+			"BATCH(gated_batch_bf16_8, AsBF16, BFloat16, 8, 8, 2) BATCH(gated_batch_bf16_8_wide, AsBF16, BFloat16, 8, 16, 1) BATCH(gated_batch_bf16_16, AsBF16, BFloat16, 16, 8, 2) BATCH(gated_batch_bf16_16_wide, AsBF16, BFloat16, 16, 16, 1)",
+			"BATCH(gated_batch_bf16_32, AsBF16, BFloat16, 32, 4, 2) BATCH(gated_batch_bf16_32_wide, AsBF16, BFloat16, 32, 8, 1) BATCH(gated_batch_bf16_64, AsBF16, BFloat16, 64, 4, 1) BATCH(gated_batch_bf16_64_wide, AsBF16, BFloat16, 64, 1, 1)",
 		},
 		"rotary.cuh": {"constexpr int ROTARY_PAIRS = 128;"},
 		"gemm_tiled.cuh": {
@@ -70,7 +83,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int MOST = 16; static constexpr int MOMENTS = MOST * 2 * ROWS;",
 			"constexpr int LANES = ROWS < 16 ? SKINNY_WARPS * 32 / ROWS : 16;",
 			"constexpr bool MANY_ROWS = ROWS > 16;",
-			"b.first = cluster / below, b.step = clusters / below, b.tiles = tiles; b.row = MANY_ROWS ? cluster % below * ROWS : 0,",
+			"b.first = cluster / below, b.step = clusters / below, b.tiles = b.gated ? tiles / 2 : tiles; b.row = MANY_ROWS ? cluster % below * ROWS : 0,",
 			"return most * (BLOCK / 4) <= FEW * LANES;",
 			"b.ring = b.full + SKINNY_FIXED; b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + MOMENTS;",
 		},

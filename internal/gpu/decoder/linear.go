@@ -15,6 +15,10 @@ const mostParts = 3
 //
 //	y = f(norm(x) W^T + b) + residual,   f the Activation
 //
+// or, with Gate, of two layers as a gated unit:
+//
+//	y = f(norm(x) W0^T + b0) (norm(x) W1^T + b1) + residual
+//
 // X is Rows x In and, like all but W, of float32. Residual needs a single part.
 //
 // The number of rows says which launch it is: a GEMV (gemv.go), where there are 16-bit
@@ -25,6 +29,7 @@ type Linear struct {
 	X        gpu.Memory
 	Parts    []LinearPart
 	Residual gpu.Memory // as Y; no buffer: none
+	Gate     bool       // of two parts of one Out, the first a gate; only its Y is written
 	Norm     *Norm      // nil: x as it is
 	Scratch  gpu.Memory // as many elements as [Engine.Scratch] says
 
@@ -62,8 +67,12 @@ type linearParams struct {
 	_                        [32]byte
 }
 
-// tilesOf is the number of tiles of all parts, of so many rows of W each.
+// tilesOf is the number of tiles of all parts, of so many rows of W each; of a gated unit those of
+// a part, since who has a gate's tile has that of the other part.
 func (o *Linear) tilesOf(rows int) (n int) {
+	if o.Gate {
+		return attn.Ceil(o.Parts[0].Out, rows)
+	}
 	for i := range o.Parts {
 		n += attn.Ceil(o.Parts[i].Out, rows)
 	}
@@ -87,7 +96,10 @@ func (d *Engine) partArgs(o *Linear, row, tile, box int, pairs bool) (p partArgs
 	for i := range mostParts {
 		if i < len(o.Parts) {
 			part := &o.Parts[i]
-			p.b[i], p.y[i], p.out[i] = part.B.AddressOr0(), part.Y.Address()+uint64(row)*uint64(part.Out)*4, int32(part.Out)
+			p.b[i], p.out[i] = part.B.AddressOr0(), int32(part.Out)
+			if i == 0 || !o.Gate {
+				p.y[i] = part.Y.Address() + uint64(row)*uint64(part.Out)*4
+			}
 			if p.maps[i], err = mapOf(&part.W, o.In, part.Out, box); err != nil {
 				return p, err
 			}
@@ -105,7 +117,11 @@ func (d *Engine) normsBefore(o *Linear) (bool, error) {
 	if o.Norm == nil {
 		return false, nil
 	}
-	l, ok, err := d.configureGEMV(o.Parts[0].W.DType, o.Rows, o.In, o.tilesOf(gemvTile), true)
+	kernel, err := d.gemvOf(o)
+	if err != nil {
+		return false, err
+	}
+	l, ok, err := d.configureGEMV(kernel, o.Parts[0].W.DType, o.Rows, o.In, o.tilesOf(gemvTile), true)
 	return !ok || l.rows < o.Rows, err
 }
 
@@ -141,14 +157,27 @@ func (o *Linear) check() error {
 		if err := p.W.Check(op, "w", p.Out*o.In); err != nil {
 			return err
 		}
-		if err := p.B.CheckOptional(op, "b", p.Out); err != nil {
+		if o.Gate && p.B.Buffer != nil && p.B.DType == attn.Float32 { // it may lie behind a gate's, at any element
+			if err := p.B.CheckLoose(op, "b", p.Out); err != nil {
+				return err
+			}
+			if p.Out%4 == 0 && p.B.Address()%16 != 0 {
+				return gpu.Errorf(op, attn.ErrShape, "b is at %#x, not a multiple of 16", p.B.Address())
+			}
+		} else if err := p.B.CheckOptional(op, "b", p.Out); err != nil {
 			return err
+		}
+		if o.Gate && i > 0 {
+			continue
 		}
 		if err := p.Y.CheckFloats(op, "y", o.Rows*p.Out); err != nil {
 			return err
 		}
 	}
-	if o.Residual.Buffer != nil && len(o.Parts) > 1 {
+	if o.Gate && (len(o.Parts) != 2 || o.Parts[0].Out != o.Parts[1].Out || o.Activation == attn.NoActivation) {
+		return gpu.Errorf(op, attn.ErrShape, "a gate of %v with %d layers, of which the first has %d columns", o.Activation, len(o.Parts), o.Parts[0].Out)
+	}
+	if o.Residual.Buffer != nil && len(o.Parts) > 1 && !o.Gate {
 		return gpu.Errorf(op, attn.ErrShape, "a residual of %d layers", len(o.Parts))
 	}
 	if err := o.Residual.CheckOptional(op, "the residual", o.Rows*o.Parts[0].Out); err != nil {
@@ -168,7 +197,9 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	if o.composed() {
+	if composed, err := d.composed(o); err != nil {
+		return err
+	} else if composed {
 		return d.compose(s, o)
 	}
 	element := o.Parts[0].W.DType
@@ -194,11 +225,15 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 		}
 		x, norm = o.Scratch, nil
 	}
+	kernel, err := d.gemvOf(o)
+	if err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	tiles := o.tilesOf(gemvTile)
 	for row := 0; row < o.Rows; {
-		l, ok, err := d.configureGEMV(element, o.Rows-row, o.In, tiles, norm != nil)
+		l, ok, err := d.configureGEMV(kernel, element, o.Rows-row, o.In, tiles, norm != nil)
 		if err != nil {
 			return err
 		}
@@ -211,7 +246,7 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 		}
 		cuda.Struct(&d.args, &p)
 		d.hold(x)
-		if err := d.gemv[element].Launch(s, clusterGrid(l.clusters, l.split, gemvWarps*32, l.shared, d.overlap()), &d.args); err != nil {
+		if err := kernel.Launch(s, clusterGrid(l.clusters, l.split, gemvWarps*32, l.shared, d.overlap()), &d.args); err != nil {
 			return err
 		}
 		row += l.rows
@@ -238,7 +273,7 @@ func (d *Engine) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile in
 		p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.AddressOr0(), norm.Beta.AddressOr0(), float32(norm.Eps)
 		d.hold(norm.Gamma, norm.Beta)
 	}
-	p.activation = int32(o.Activation)
+	p.activation = o.activation()
 	if o.Early {
 		p.early = 1
 	}

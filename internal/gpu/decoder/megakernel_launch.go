@@ -161,7 +161,7 @@ func (d *Engine) loadMegakernels() error {
 			return err
 		}
 		all := d.info.SharedPerBlockMost
-		n, err := d.clustersAtOnce(clusterKey{i, pairClusters, 2, all}, f, clusterGrid(1, 2, gemvWarps*32, all, false))
+		n, err := d.clustersAtOnce(clusterKey{i, pairClusters, 2, all, false}, f, clusterGrid(1, 2, gemvWarps*32, all, false))
 		if err != nil {
 			return err
 		}

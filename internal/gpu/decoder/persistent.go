@@ -47,21 +47,25 @@ type persistentKernels [len(persistentColumns)][2]*cuda.Function
 
 // persistentOf is those of a type. Their module is loaded when some layer has so many rows, which few
 // programs do before their first prompt; a capture may be what asks.
-func (d *Engine) persistentOf(element attn.DType) (*persistentKernels, error) {
+func (d *Engine) persistentOf(element attn.DType, gates bool) (*persistentKernels, error) {
 	d.loading.Lock()
 	defer d.loading.Unlock()
-	if k := d.gemm[element].persistent; k != nil {
-		return k, nil
+	unit, prefix, to := gemmUnit, "", &d.gemm[element].persistent[0]
+	if gates {
+		unit, prefix, to = gatedGEMMUnit, gatedPrefix, &d.gemm[element].persistent[1]
+	}
+	if *to != nil {
+		return *to, nil
 	}
 	k := new(persistentKernels)
 	err := d.dev.Relaxed(func() error {
-		m, err := gpu.Module(d.dev, gemmUnit)
+		m, err := gpu.Module(d.dev, unit)
 		if err != nil {
 			return err
 		}
 		for i, columns := range persistentColumns {
 			for parts, suffix := range [...]string{"_rounded", ""} {
-				if k[i][parts], err = gpu.WithShared(m, &d.info, fmt.Sprintf("gemm_%s_%d%s", gpu.Name(element), columns, suffix)); err != nil {
+				if k[i][parts], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%sgemm_%s_%d%s", prefix, gpu.Name(element), columns, suffix)); err != nil {
 					return err
 				}
 			}
@@ -71,7 +75,7 @@ func (d *Engine) persistentOf(element attn.DType) (*persistentKernels, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.gemm[element].persistent = k
+	*to = k
 	return k, nil
 }
 
@@ -90,27 +94,31 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 	if o.Rows < leastPersistent || d.info.Capability != groupCapability {
 		return best, nil
 	}
-	kernels, err := d.persistentOf(element)
+	kernels, err := d.persistentOf(element, o.gates())
 	if err != nil {
 		return best, err
 	}
 	steps := attn.Ceil(o.In, gemmStep)
 	for _, tile := range d.persistent {
 		kind := slices.Index(persistentColumns[:], tile.columns)
+		columns, box := tile.columns, tile.columns/tile.split
+		if o.Gate { // a tile has as many of both parts, and a box is of one
+			columns, box = columns/2, columns/2
+		}
 		l := gemmLaunch{
-			kernel: kernels[kind][parts-1], rows: persistentRows, columns: tile.columns, box: tile.columns / tile.split, parts: parts,
+			kernel: kernels[kind][parts-1], rows: persistentRows, columns: columns, box: box, parts: parts,
 			split: tile.split, threads: persistentThreads, stages: persistentStages(parts, tile.columns),
 		}
 		l.shared = persistentRing + persistentStaging + 16*l.stages
 		if l.shared > d.info.SharedPerBlockMost {
 			continue
 		}
-		key := clusterKey{element, len(gemmRows) + 2*kind + parts, l.split, l.shared}
+		key := clusterKey{element, len(gemmRows) + 2*kind + parts, l.split, l.shared, o.gates()}
 		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split, l.threads, l.shared, true))
 		if err != nil {
 			return best, err
 		}
-		l.tiles = o.tilesOf(tile.columns) * attn.Ceil(o.Rows, persistentRows*l.split)
+		l.tiles = o.tilesOf(columns) * attn.Ceil(o.Rows, persistentRows*l.split)
 		if l.blocks = min(l.tiles, clusters); l.blocks < 1 {
 			continue
 		}

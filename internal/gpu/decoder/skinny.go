@@ -74,22 +74,21 @@ var skinnySplits = [...]int{2, 4, 8, mostSkinnySplit}
 type skinnyKernels [len(skinnyRows)][2]*cuda.Function
 
 // loadSkinny loads the kernels of a type from the module of GEMMs.
-func (d *Engine) loadSkinny(m *cuda.Module, element attn.DType) error {
-	var k skinnyKernels
+func (d *Engine) loadSkinny(m *cuda.Module, prefix string, element attn.DType) (*skinnyKernels, error) {
+	k := new(skinnyKernels)
 	for i := range skinnyRows {
 		for wide, suffix := range [...]string{"", "_wide"} {
-			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("batch_%s_%d%s", gpu.Name(element), skinnyRows[i].rows, suffix))
+			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%sbatch_%s_%d%s", prefix, gpu.Name(element), skinnyRows[i].rows, suffix))
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if err := f.SetLargeClusters(); err != nil {
-				return err
+				return nil, err
 			}
 			k[i][wide] = f
 		}
 	}
-	d.skinny[element] = &k
-	return nil
+	return k, nil
 }
 
 // skinnyLaunch is how a launch looks.
@@ -125,7 +124,7 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 			if l.clusters == 0 || l.below > 1 && 2*o.Rows > mostSkinny && l.stages < leastSkinnyStages {
 				continue // tiles are faster than a short ring: 42 us and 49 (8192 x 2048), 117 and 154 (4096 x 16384)
 			}
-			if cost := l.cost(o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)); !ok || cost < least {
+			if cost := l.cost(o.tilesOf(skinnyTile), o.together(), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)); !ok || cost < least {
 				best, least, ok = l, cost, true
 			}
 		}
@@ -141,22 +140,29 @@ func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyL
 	if blocks > skinnyRows[kind].few {
 		l.wide = 1
 	}
-	reads := attn.Ceil(below*tiles*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
+	reads := attn.Ceil(below*tiles*o.together()*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
 	if l.shared, l.stages = d.skinnyShared(skinnyRows[kind].rows, blocks, o.Norm != nil, reads); l.stages == 0 {
 		return l, nil
 	}
-	n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared}, d.skinny[element][kind][l.wide], clusterGrid(1, split, skinnyThreads(kind), l.shared, true))
+	kernels, err := d.skinnyOf(o)
+	if err != nil {
+		return l, err
+	}
+	n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared, o.gates()}, kernels[kind][l.wide], clusterGrid(1, split, skinnyThreads(kind), l.shared, true))
 	l.clusters = min(n/below, tiles) * below
 	return l, err
 }
 
-// cost is what a launch of so many tiles takes, whose blocks have so many column blocks of
-// each: in the mean of all clusters, since one that is done early makes room for the next
+// cost is what a launch of so many tiles takes, each of which is one or, of a gated unit, two,
+// whose blocks have so many column blocks of each: in the mean of all clusters, since one that is done early makes room for the next
 // launch.
-func (l *skinnyLaunch) cost(tiles, blocks int) float64 {
+func (l *skinnyLaunch) cost(tiles, together, blocks int) float64 {
 	clusters := l.clusters / l.below
 	each, more := tiles/clusters, tiles%clusters
-	of := func(tiles int) int { return tiles*blocks + attn.Ceil(tiles, 2)*max(skinnyMeeting-blocks, 0) }
+	of := func(tiles int) int {
+		tiles *= together
+		return tiles*blocks + attn.Ceil(tiles, 2)*max(skinnyMeeting-blocks, 0)
+	}
 	cost := float64(of(each)*(clusters-more)+of(each+1)*more) / float64(clusters)
 	if l.below > 1 {
 		cost *= skinnyBeside
@@ -220,10 +226,13 @@ type skinnyAppend struct {
 // queueSkinny queues a Linear of the rows of a batch, which was checked: and has it keep what
 // it makes in a cache.
 func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep skinnyAppend, cache ...gpu.Memory) error {
+	kernels, err := d.skinnyOf(o)
+	if err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := skinnyParams{linearParams: linearParams{x: o.X.Address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
-	var err error
 	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, skinnyRows[l.kind].rows); err != nil {
 		return err
 	}
@@ -238,6 +247,5 @@ func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep ski
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X)
 	d.hold(cache...)
-	f := d.skinny[o.Parts[0].W.DType][l.kind][l.wide]
-	return f.Launch(s, clusterGrid(l.clusters, l.split, skinnyThreads(l.kind), l.shared, true), &d.args)
+	return kernels[l.kind][l.wide].Launch(s, clusterGrid(l.clusters, l.split, skinnyThreads(l.kind), l.shared, true), &d.args)
 }

@@ -1,0 +1,169 @@
+package nn
+
+import (
+	"fmt"
+	"unsafe"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// GatedLinear is two linear layers of one x and the gate between them, as one node: with it the
+// feed-forward part of most decoders begins.
+//
+//	y = f(x w0^T + b0) * (x w1^T + b1) + residual
+//
+// ws are w0, the gate's weight, and w1, both (inner, in), as gate_proj and up_proj are. Or they are one
+// weight, (2 inner, in), whose first half is the gate's: a gate_up_proj. bs are as many biases, of the
+// rows of their weights, or none at all. f is kind's, as [GLU] has it. y and residual are (rows, inner).
+//
+// It takes the options of [Linear] but activations, and is as a Linear in all else: types, speed, where it
+// computes, gradients. On a GPU it is one launch, or those of a Linear, and gate and up never lie in
+// memory. On the CPU up is multiplied by the gate where it is made.
+//
+// Errors: ErrShape, ErrDType, ErrGraph (nil x or weights, other graphs), ErrOption (kind),
+// ErrUnsupported (an activation, other numbers of weights).
+func GatedLinear(x *G.Node, ws, bs []*G.Node, kind Gate, opts ...LinearOption) (y *G.Node, err error) {
+	const name = "GatedLinear"
+	defer recoverTo(name, &err)
+	if err := kind.check(name); err != nil {
+		return nil, err
+	}
+	if len(ws) > 2 {
+		return nil, errorf(name, la.ErrUnsupported, "%d weights, want the gate's and the other, or one with both", len(ws))
+	}
+	for _, o := range opts {
+		if o.activation != attn.NoActivation {
+			return nil, errorf(name, la.ErrUnsupported, "%v besides the gate %v", o.activation, kind)
+		}
+	}
+	opts = append(opts[:len(opts):len(opts)], LinearOption{activation: kind.function(), gate: true})
+	op, children, err := newLinear(name, x, ws, bs, opts)
+	if err != nil {
+		return nil, err
+	}
+	return apply(name, op, children...)
+}
+
+// halves is the layers of a weight that has both, in host memory.
+func halves[F float](both cpu.LinearOperands[F]) []cpu.LinearOperands[F] {
+	gate, up := both, both
+	n := both.Out / 2
+	gate.Out, up.Out = n, n
+	gate.W.Len, up.W.Len = n*both.In, n*both.In
+	up.W.Ptr = unsafe.Add(up.W.Ptr, n*both.In*up.W.DType.Size())
+	if both.Bias != nil {
+		gate.Bias, up.Bias = both.Bias[:n], both.Bias[n:]
+	}
+	return []cpu.LinearOperands[F]{gate, up}
+}
+
+// gateAndUp is the same on a GPU, and two layers as they are.
+func gateAndUp(parts []decoder.LinearPart, in int) []decoder.LinearPart {
+	if len(parts) == 2 {
+		return parts
+	}
+	gate := parts[0]
+	gate.Out /= 2
+	gate.W.Len = gate.Out * in
+	gate.B.Len = gate.Out
+	up := gate
+	up.W.Offset += int64(gate.W.Len * gate.W.DType.Size())
+	up.B.Offset += int64(gate.Out * 4)
+	return []decoder.LinearPart{gate, up}
+}
+
+// runGated computes a gate, and then what it is for, which it multiplies where it is made.
+func runGated[F float](o *operands[F], x, y []F) error {
+	gate, up := &o.parts[0], &o.parts[1]
+	times := unwritten[F](len(y))
+	if times == nil {
+		times = make([]F, len(y))
+	}
+	gate.Residual, up.Residual = nil, gate.Residual
+	gate.X, gate.Y = x, times
+	up.X, up.Y, up.Times, up.Activation = x, y, times, attn.NoActivation
+	if err := runLinear(gate); err != nil {
+		return err
+	}
+	return runLinear(up)
+}
+
+// gateOfBoth is the gate of a GatedLinear, of what its inner layers have made: one behind the other if
+// they are joined, or else a row of both. It is there for its gradient.
+type gateOfBoth struct {
+	joined bool
+	dtype  tensor.Dtype
+	f      attn.Activation
+	width  int // of y
+}
+
+// widthOf is the columns of a gate whose weight is w, a node or a value.
+func widthOf(w any, weights int) int {
+	n := w.(interface{ Shape() tensor.Shape }).Shape()[0]
+	if weights == 1 {
+		return n / 2
+	}
+	return n
+}
+
+func (r gateOfBoth) title() string { return "GatedLinear" }
+func (r gateOfBoth) String() string {
+	return fmt.Sprintf("Gate{%v, %v, joined %v, width %d}", r.f, r.dtype, r.joined, r.width)
+}
+
+func (r gateOfBoth) arguments() []argument {
+	rank := 2
+	if r.joined {
+		rank = 1
+	}
+	return []argument{{name: "gate and up", rank: rank, dtype: r.dtype}, {name: "y", rank: 2, dtype: r.dtype}}
+}
+
+func (r gateOfBoth) shape(in []tensor.Shape) (tensor.Shape, error) {
+	n := in[0].TotalSize()
+	if n%(2*r.width) != 0 || !r.joined && in[0][1] != 2*r.width {
+		return nil, errorf(r.title(), la.ErrShape, "gate and up have shape %v, want rows of 2 x %d elements", in[0], r.width)
+	}
+	return tensor.Shape{n / (2 * r.width), r.width}, nil
+}
+
+// gradient is that of both, which lies as they do.
+func (r gateOfBoth) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return gateBackward[float64](r, in[0], dy)
+	}
+	return gateBackward[float32](r, in[0], dy)
+}
+
+func gateBackward[F float](r gateOfBoth, both, grad G.Value) (G.Value, error) {
+	x, err := elements[F](r.title(), "gate and up", both, both.Shape())
+	if err != nil {
+		return nil, err
+	}
+	dy, err := elements[F](r.title(), "the output's gradient", grad, grad.Shape())
+	if err != nil {
+		return nil, err
+	}
+	t, d := output[F](both.Shape())
+	rows, n := len(dy)/r.width, r.width
+	eachRow(rows, n, func(row int) {
+		gate, up := 2*row*n, (2*row+1)*n
+		if r.joined {
+			gate, up = row*n, (rows+row)*n
+		}
+		dy := dy[row*n:][:n]
+		gated(d[up:up+n], x[gate:gate+n], dy, r.f)
+		for i, v := range dy {
+			d[gate+i] = F(float64(v) * float64(x[up+i]) * slope(r.f, float64(x[gate+i])))
+		}
+	})
+	return t, nil
+}
+
+var _ derivable = gateOfBoth{}
