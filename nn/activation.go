@@ -47,7 +47,7 @@ func GELUTanh(x *G.Node) (y *G.Node, err error) { return newActivation("GELUTanh
 //	y = x / (1 + exp(-x))
 //
 // Section 4.1 of arXiv:1606.08415 and Elfwing, Uchibe and Doya, arXiv:1702.03118. All else is as
-// of [GELU]. Behind a [Linear] it is [WithSiLU], and with a product behind it a [GLU].
+// of [GELU]. Behind a [Linear] it is [WithSiLU], and with a product behind it a [GLU] or, with the layers of both, a [GatedLinear].
 func SiLU(x *G.Node) (y *G.Node, err error) { return newActivation("SiLU", x, attn.SiLU) }
 
 func newActivation(name string, x *G.Node, f attn.Activation) (y *G.Node, err error) {

@@ -9,7 +9,7 @@
 //     and a residual, all in one node
 //   - [LayerNorm] and [RMSNorm], and [QKNorm] of each head
 //   - [Rotary], which turns heads by their positions
-//   - [GELU], [GELUTanh], [SiLU], and gated linear units, [GLU]
+//   - [GELU], [GELUTanh], [SiLU], and gated linear units: [GatedLinear], with the layers, and [GLU]
 //   - [Embedding], the rows of a table, or of any matrix, that indices name
 //   - [ArgMax] and [Sample], which choose tokens
 //   - [Add], [Mul], [Scale], [Slice], [Concat], [Reshape], [SplitHeads] and [MergeHeads], for what a

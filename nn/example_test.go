@@ -238,6 +238,19 @@ func ExampleGLU() {
 	// [1.462 -0.715]
 }
 
+// The same as one node.
+func ExampleGatedLinear() {
+	g := G.NewGraph()
+	x := input(g, "x", 2, 1, 2)
+	gate, up := input(g, "gate", 2, 1, 0, 0, -1), input(g, "up", 2, 0, 1, 1, 1)
+	y, err := nn.GatedLinear(x, []*G.Node{gate, up}, nil, nn.SwiGLU)
+	check(err)
+
+	run(g)
+	fmt.Printf("%.3f\n", y.Value().Data())
+	// Output: [1.462 -0.715]
+}
+
 // Queries, keys and values of one projection are its columns.
 func ExampleSlice() {
 	g := G.NewGraph()

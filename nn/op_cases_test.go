@@ -223,13 +223,22 @@ func rotaryCases(rng *rand.Rand) (cases []opCase) {
 
 // linearCases are layers with all that a layer may have, one or several of one input.
 func linearCases(rng *rand.Rand) (cases []opCase) {
-	for i := range 12 {
+	for i := range 24 {
 		rows, in, out := 1+rng.IntN(5), 4*(1+rng.IntN(6)), 4*(1+rng.IntN(4))
-		parts := 1 + i%3
-		bias, residual, norm := rng.IntN(2) == 0, parts == 1 && rng.IntN(2) == 0, i%4 // 1: LayerNorm, 2: RMSNorm, 3: with 1+gamma
-		f := attn.Activation(rng.IntN(attn.Activations))
+		parts, gate := 1+i%3, i >= 12
+		if gate { // of one weight, or of two
+			parts, out = 1+i%2, 1+rng.IntN(17)
+		}
+		bias, residual, norm := rng.IntN(2) == 0, (gate || parts == 1) && rng.IntN(2) == 0, i%4 // 1: LayerNorm, 2: RMSNorm, 3: with 1+gamma
+		f, kind := attn.Activation(rng.IntN(attn.Activations)), Gate(rng.IntN(gates))
+		each, both := out, [2]int{0, 1} // rows of a weight; the weights of a gate and of what it is for
+		if gate {
+			if f = kind.function(); parts == 1 {
+				each, both[1] = 2*out, 0
+			}
+		}
 		c := opCase{
-			name:  fmt.Sprintf("Linear of %d x %d x %d, %d layers, bias %v, residual %v, norm %d, %v", rows, in, out, parts, bias, residual, norm, f),
+			name:  fmt.Sprintf("Linear of %d x %d x %d, %d layers, bias %v, residual %v, norm %d, %v, gate %v", rows, in, out, parts, bias, residual, norm, f, gate),
 			shape: tensor.Shape{rows, out}, size: 50, corners: f == attn.ReLU,
 		}
 		add := func(name string, shape ...int) func(in []*G.Node) *G.Node {
@@ -239,11 +248,11 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 		}
 		add("x", rows, in)
 		for j := range parts {
-			add(fmt.Sprint("w", j), out, in)
+			add(fmt.Sprint("w", j), each, in)
 		}
 		if bias {
 			for j := range parts {
-				add(fmt.Sprint("b", j), out)
+				add(fmt.Sprint("b", j), each)
 			}
 		}
 		var r, gamma, beta func(in []*G.Node) *G.Node
@@ -259,14 +268,15 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 		const eps = 1e-2
 		c.build = func(in []*G.Node) (*G.Node, error) {
 			var opts []LinearOption
-			switch f {
-			case attn.ReLU:
+			switch {
+			case gate:
+			case f == attn.ReLU:
 				opts = append(opts, WithReLU())
-			case attn.GELU:
+			case f == attn.GELU:
 				opts = append(opts, WithGELU())
-			case attn.GELUTanh:
+			case f == attn.GELUTanh:
 				opts = append(opts, WithGELUTanh())
-			case attn.SiLU:
+			case f == attn.SiLU:
 				opts = append(opts, WithSiLU())
 			}
 			switch norm {
@@ -283,6 +293,9 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 			ws, bs := in[1:1+parts], []*G.Node(nil)
 			if bias {
 				bs = in[1+parts : 1+2*parts]
+			}
+			if gate {
+				return GatedLinear(in[0], ws, bs, kind, opts...)
 			}
 			if parts == 1 {
 				var b *G.Node
@@ -318,6 +331,29 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 						row[j] *= all[last][j]
 					}
 				}
+			}
+			if gate {
+				y := make([]float64, rows*out)
+				for at := range y {
+					var sums [2]float64
+					for p, w := range both {
+						o := at % out
+						if p == 1 && parts == 1 {
+							o += out
+						}
+						for k := range in {
+							sums[p] += x[at/out*in+k] * all[1+w][o*in+k]
+						}
+						if bias {
+							sums[p] += all[1+parts+w][o]
+						}
+					}
+					y[at] = reftest.Activated(f, sums[0]) * sums[1]
+					if residual {
+						y[at] += all[1+parts*(1+count(bias))][at]
+					}
+				}
+				return y
 			}
 			var ys [3][]float64
 			for p := range parts {

@@ -314,6 +314,7 @@ func TestOpsWrongUse(t *testing.T) {
 	f32, f64, ids := tensor.Float32, tensor.Float64, tensor.Int
 	x, scalar, other := in(g, f32, 2, 8), G.NewScalar(g, f32, G.WithName("scalar")), in(h, f32, 2, 8)
 	rope := la.RotaryConfig{HeadDim: 4}
+	nodes := func(n ...*G.Node) []*G.Node { return n }
 	for name, c := range map[string]struct {
 		build func() (*G.Node, error)
 		want  error
@@ -334,12 +335,32 @@ func TestOpsWrongUse(t *testing.T) {
 		"Linear, offset of none": {func() (*G.Node, error) {
 			return Linear(x, in(g, f32, 3, 8), nil, WithRMSNorm(nil, 0, WithUnitOffset()))
 		}, la.ErrUnsupported, "WithUnitOffset"},
-		"SiLU of nil":               {func() (*G.Node, error) { return SiLU(nil) }, la.ErrGraph, "SiLU"},
-		"GELUTanh of ids":           {func() (*G.Node, error) { return GELUTanh(in(g, ids, 2)) }, la.ErrDType, "GELUTanh"},
-		"GLU without up":            {func() (*G.Node, error) { return GLU(x, nil, SwiGLU) }, la.ErrGraph, "up"},
-		"GLU, shapes":               {func() (*G.Node, error) { return GLU(x, in(g, f32, 2, 4), SwiGLU) }, la.ErrShape, "up"},
-		"GLU, graphs":               {func() (*G.Node, error) { return GLU(x, other, SwiGLU) }, la.ErrGraph, "up"},
-		"GLU of another kind":       {func() (*G.Node, error) { return GLU(x, x, Gate(gates)) }, la.ErrOption, "Gate(4)"},
+		"SiLU of nil":              {func() (*G.Node, error) { return SiLU(nil) }, la.ErrGraph, "SiLU"},
+		"GELUTanh of ids":          {func() (*G.Node, error) { return GELUTanh(in(g, ids, 2)) }, la.ErrDType, "GELUTanh"},
+		"GLU without up":           {func() (*G.Node, error) { return GLU(x, nil, SwiGLU) }, la.ErrGraph, "up"},
+		"GLU, shapes":              {func() (*G.Node, error) { return GLU(x, in(g, f32, 2, 4), SwiGLU) }, la.ErrShape, "up"},
+		"GLU, graphs":              {func() (*G.Node, error) { return GLU(x, other, SwiGLU) }, la.ErrGraph, "up"},
+		"GLU of another kind":      {func() (*G.Node, error) { return GLU(x, x, Gate(gates)) }, la.ErrOption, "Gate(4)"},
+		"GatedLinear of nil":       {func() (*G.Node, error) { return GatedLinear(nil, nodes(in(g, f32, 6, 8)), nil, SwiGLU) }, la.ErrGraph, "GatedLinear"},
+		"GatedLinear, no weight":   {func() (*G.Node, error) { return GatedLinear(x, nil, nil, SwiGLU) }, la.ErrGraph, "GatedLinear"},
+		"GatedLinear, one of nil":  {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8), nil), nil, SwiGLU) }, la.ErrGraph, "GatedLinear"},
+		"GatedLinear, an odd half": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 5, 8)), nil, SwiGLU) }, la.ErrShape, "(5, 8)"},
+		"GatedLinear, two widths":  {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 5, 8), in(g, f32, 6, 8)), nil, SwiGLU) }, la.ErrShape, "(6, 8)"},
+		"GatedLinear, columns":     {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 7)), nil, SwiGLU) }, la.ErrShape, "(6, 7)"},
+		"GatedLinear, types": {func() (*G.Node, error) {
+			return GatedLinear(x, nodes(in(g, f32, 6, 8), in(g, la.Float16, 6, 8)), nil, SwiGLU)
+		}, la.ErrDType, "w[1]"},
+		"GatedLinear, graphs": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(h, f32, 6, 8)), nil, SwiGLU) }, la.ErrGraph, "w"},
+		"GatedLinear, three":  {func() (*G.Node, error) { w := in(g, f32, 6, 8); return GatedLinear(x, nodes(w, w, w), nil, SwiGLU) }, la.ErrUnsupported, "3 weights"},
+		"GatedLinear, biases": {func() (*G.Node, error) {
+			return GatedLinear(x, nodes(in(g, f32, 6, 8)), nodes(in(g, f32, 3), in(g, f32, 3)), SwiGLU)
+		}, la.ErrShape, "2 biases"},
+		"GatedLinear, half a bias": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8)), nodes(in(g, f32, 3)), SwiGLU) }, la.ErrShape, "b"},
+		"GatedLinear, kind":        {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, Gate(gates)) }, la.ErrOption, "Gate(4)"},
+		"GatedLinear, activation":  {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, SwiGLU, WithReLU()) }, la.ErrUnsupported, "SwiGLU"},
+		"GatedLinear, residual": {func() (*G.Node, error) {
+			return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, SwiGLU, WithResidual(in(g, f32, 2, 6)))
+		}, la.ErrShape, "residual"},
 		"Rotary without positions":  {func() (*G.Node, error) { return Rotary(x, nil, rope) }, la.ErrGraph, "positions"},
 		"Rotary, positions' length": {func() (*G.Node, error) { return Rotary(x, in(g, ids, 3), rope) }, la.ErrShape, "positions"},
 		"Rotary, positions' type":   {func() (*G.Node, error) { return Rotary(x, in(g, f32, 2), rope) }, la.ErrDType, "positions"},
@@ -380,6 +401,7 @@ func TestOpsHashes(t *testing.T) {
 	x := G.NewMatrix(g, tensor.Float32, G.WithShape(4, 8), G.WithName("x"))
 	at := G.NewVector(g, tensor.Int, G.WithShape(4), G.WithName("positions"))
 	gamma := G.NewVector(g, tensor.Float32, G.WithShape(8), G.WithName("gamma"))
+	w := G.NewMatrix(g, tensor.Float32, G.WithShape(6, 8), G.WithName("w"))
 	seen := map[int64]int{}
 	for i, build := range []func() (*G.Node, error){
 		func() (*G.Node, error) { return RMSNorm(x, gamma, nil, 1e-5) },
@@ -391,6 +413,11 @@ func TestOpsHashes(t *testing.T) {
 		func() (*G.Node, error) { return GELUTanh(x) },
 		func() (*G.Node, error) { return GLU(x, x, SwiGLU) },
 		func() (*G.Node, error) { return GLU(x, x, GeGLU) },
+		func() (*G.Node, error) { return Linear(x, w, nil) },
+		func() (*G.Node, error) { return Linear(x, w, nil, WithSiLU()) },
+		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w}, nil, SwiGLU) },
+		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w}, nil, GeGLU) },
+		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w, w}, nil, GeGLU) },
 		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8}) },
 		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 4}) },
 		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Dim: 4}) },

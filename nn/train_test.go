@@ -79,6 +79,7 @@ func TestTrainDecoder(t *testing.T) {
 		x := must(nn.RMSNorm(h, weight(name+"second norm", hidden), nil, 1e-5))
 		gateUp := must(nn.Linear(x, weight(name+"gate and up", 2*inner, hidden), nil))
 		x = must(nn.GLU(must(nn.Slice(gateUp, 1, 0, inner)), must(nn.Slice(gateUp, 1, inner, 2*inner)), nn.SwiGLU))
+		x = must(nn.Add(x, must(nn.GatedLinear(h, []*G.Node{weight(name+"another gate", inner, hidden), weight(name+"what it is for", inner, hidden)}, nil, nn.GeGLUTanh))))
 		x = must(nn.Linear(x, weight(name+"down", hidden, inner), nil, nn.WithSiLU()))
 		h = must(nn.Add(h, must(nn.Scale(x, 0.5))))
 	}

@@ -53,9 +53,7 @@ func (b *builder) layer(i int, h *G.Node) *G.Node {
 	a := b.attention(i, name+"self_attn.", b.norm(name+"input_layernorm"), h)
 	h = b.add(h, a, name+"self_attn.o_proj", b.c.Heads*b.c.Rotary.HeadDim, name+"post_attention_layernorm")
 
-	gateUp := b.linears(h, false, b.norm(name+before),
-		layer{name + "mlp.gate_proj", b.c.Inner}, layer{name + "mlp.up_proj", b.c.Inner})
-	x := b.do(func() (*G.Node, error) { return nn.GLU(gateUp[0], gateUp[1], b.c.Gate) })
+	x := b.gated(h, b.norm(name+before), layer{name + "mlp.gate_proj", b.c.Inner}, layer{name + "mlp.up_proj", b.c.Inner})
 	return b.add(h, x, name+"mlp.down_proj", b.c.Inner, name+after)
 }
 
@@ -152,6 +150,12 @@ func (b *builder) linear(x *G.Node, name string, out, in int, opts ...nn.LinearO
 type layer struct {
 	name string
 	out  int
+}
+
+// gated is a gate of h and what it is for, multiplied.
+func (b *builder) gated(h *G.Node, norm nn.LinearOption, gate, up layer) *G.Node {
+	ws := []*G.Node{b.weight(gate.name+".weight", gate.out, b.c.Hidden), b.weight(up.name+".weight", up.out, b.c.Hidden)}
+	return b.do(func() (*G.Node, error) { return nn.GatedLinear(h, ws, nil, b.c.Gate, norm) })
 }
 
 // linears is layers of h, as one node and a node for each output: on a GPU they are one launch.
