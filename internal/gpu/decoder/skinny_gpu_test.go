@@ -39,28 +39,6 @@ func (m *machine) inTurn(b *testing.B, runs int, graphs []*cuda.Graph) []time.Du
 	return medians
 }
 
-// ceiling queues a launch that only reads some memory.
-func (m *machine) ceiling(b *testing.B, from gpu.Memory, sink gpu.Memory) func() error {
-	module, err := gpu.Module(m.Dev, "ceiling")
-	noError(b, err)
-	f, err := module.Function("read_ceiling")
-	noError(b, err)
-	const piece, stages = 16 << 10, 6
-	noError(b, f.SetDynamicShared(piece*stages+1024))
-	return func() error {
-		var args cuda.Args
-		cuda.Struct(&args, &struct {
-			from          uint64
-			bytes         int64
-			piece, stages int32
-			sink          uint64
-		}{from.Address(), int64(from.Len*from.DType.Size()) / piece * piece, piece, stages, sink.Address()})
-		args.Hold(from.Buffer)
-		args.Hold(sink.Buffer)
-		return f.Launch(m.Stream, cuda.Grid{Blocks: [3]int{m.Dev.Info().Multiprocessors}, Threads: [3]int{32}, Shared: piece*stages + 1024}, &args)
-	}
-}
-
 // BenchmarkGPUBatchLinears is the linear layers of decode steps of 17 to 128 sequences, each
 // kind by itself and all of them as a step has them: as they are launched, as all clusters of
 // skinny GEMMs do it, and as tiles. GB/s are those of the weights, and `share` is the part of
@@ -161,7 +139,7 @@ func BenchmarkGPUBatchLinears(b *testing.B) {
 							return nil
 						})
 					}
-					add("ceiling", m.ceiling(b, weights, small[4]))
+					add("ceiling", m.Ceiling(b, weights, small[4]))
 					times := m.inTurn(b, 15, graphs)
 					ceiling := float64(2*weights.Len) / times[len(times)-1].Seconds()
 					for i, name := range names {
