@@ -236,11 +236,11 @@ func WithSinks(sinks *G.Node) Option { return Option{kind: optSinks, node: sinks
 //	q = Rotary(q, positions),  k = Rotary(k, positions)
 //
 // with its formula, which [RotaryConfig] has, at [Step.Positions]: a new token is turned by where it stands in its sequence, or,
-// with an [Append.Tree], by its depth. v is not turned. On the CPU queries are turned where they are read and keys
+// with an [Append.Tree], by its depth, or by its [Append.Positions]. v is not turned. On the CPU queries are turned where they are read and keys
 // where they are stored, in the precision of q, by cosines and sines that all layers of a step share; on a GPU one launch turns and
 // stores them. Turned keys are rounded to the cache's type as others are. What is in the cache is turned already.
 //
-// HeadDim is the cache's, or 0. A model that numbers its tokens otherwise turns q and k by nodes. Layers may have different
+// HeadDim is the cache's, or 0. Layers may have different
 // embeddings. On a GPU a layer with it is no part of a recording's single launch.
 //
 // It is for [CachedAttention]. The cache of a machine of Gorgonia's (tag cuda) has no kernel for it: [ErrUnsupported].

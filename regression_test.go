@@ -313,41 +313,67 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// BenchmarkScoreMods runs attention in float32 with what changes scores, decode and
-// prompts, beside the same without.
+// BenchmarkScoreMods is attention with what changes scores, or hides keys, beside the same without, in turn: a
+// query of each head and of 8 at the end of a text, with keys of all types in the cache and in memory, and a
+// prompt. It reports how many times as long each takes, the median of the ratios of the turns.
 func BenchmarkScoreMods(b *testing.B) {
 	const heads, dim = 12, 64
 	slopes := make([]float64, heads)
 	for h := range slopes {
 		slopes[h] = math.Exp2(-8 * float64(h+1) / heads)
 	}
-	for _, c := range []struct {
-		name    string
-		opts    []la.Option
-		hasBias bool
-	}{
-		{name: "plain"},
-		{name: "alibi", opts: []la.Option{la.WithALiBi(slopes)}},
-		{name: "bias", hasBias: true},
-		{name: "cap", opts: []la.Option{la.WithSoftCap(30)}},
-	} {
-		for _, n := range [][2]int{{1, 16384}, {1, 1024}, {512, 512}} {
-			b.Run(fmt.Sprintf("%s/q%dn%d", c.name, n[0], n[1]), func(b *testing.B) {
+	for _, kv := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
+		for _, n := range [][2]int{{1, 1024}, {1, 16384}, {8, 1024}, {8, 16384}, {512, 512}} {
+			b.Run(fmt.Sprintf("%v/q%dn%d", kv, n[0], n[1]), func(b *testing.B) {
 				q := random(tensor.Float32, 1, heads, n[0], dim)
-				a := la.Args{
-					Q: q, K: random(tensor.Float32, 1, heads, n[1], dim), V: random(tensor.Float32, 1, heads, n[1], dim),
+				plain := la.Args{
+					Q: q, K: random(kv, 1, heads, n[1], dim), V: random(kv, 1, heads, n[1], dim),
 					Out: tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(q.Shape()...)),
 				}
-				if c.hasBias {
-					a.Bias = random(tensor.Float32, 1, heads, n[0], n[1])
-				}
-				opts := append([]la.Option{la.WithCausal()}, c.opts...)
-				b.ReportAllocs()
-				for b.Loop() {
-					if err := la.Attend(a, opts...); err != nil {
-						b.Fatal(err)
+				biased, sinks, tree := plain, plain, plain
+				biased.Bias, sinks.Sinks = random(tensor.Float32, 1, heads, n[0], n[1]), random(tensor.Float32, heads)
+				tree.Trees = [][]uint64{make([]uint64, n[0])}
+				for i := range min(n[0], 64) { // a binary tree
+					for at := i + 1; at > 0; at /= 2 {
+						tree.Trees[0][i] |= 1 << (at - 1)
 					}
 				}
+				type change struct {
+					name string
+					args la.Args
+					opts []la.Option
+				}
+				changes := []change{
+					{"plain", plain, nil}, {"again", plain, nil}, {"alibi", plain, []la.Option{la.WithALiBi(slopes)}}, {"bias", biased, nil},
+					{"cap", plain, []la.Option{la.WithSoftCap(30)}}, {"sinks", sinks, nil}, {"tree", tree, nil},
+				}
+				if n[0] > 64 {
+					changes = changes[:len(changes)-1]
+				}
+				times := make([][]float64, len(changes)) // of each, the ratios
+				for b.Loop() {
+					least := 0.0
+					for i, c := range changes {
+						opts := append([]la.Option{la.WithCausal()}, c.opts...)
+						runs := max(1, 1<<22/(n[0]*n[1]*heads))
+						begin := time.Now()
+						for range runs {
+							if err := la.Attend(c.args, opts...); err != nil {
+								b.Fatal(err)
+							}
+						}
+						took := time.Since(begin).Seconds()
+						if i == 0 {
+							least = took
+						}
+						times[i] = append(times[i], took/least)
+					}
+				}
+				for i, c := range changes[1:] {
+					slices.Sort(times[i+1])
+					b.ReportMetric(times[i+1][len(times[i+1])/2], "x/"+c.name)
+				}
+				b.ReportMetric(0, "ns/op")
 			})
 		}
 	}

@@ -46,6 +46,7 @@ type Step struct {
 	reservations []reservation
 	sequences    []attn.Sequence
 	trees        []uint64   // of the sequences
+	positions    []int      // of the sequences that were given some
 	copies       []pageCopy // that Set needs
 	plans        []*stepPlan
 	calls        int // CachedAttention nodes made
@@ -71,6 +72,14 @@ type Append struct {
 	// all rows of such a step is by the kernels for masks, and NaN in the value of a new token may reach
 	// those that do not see it, as with WithCausal.
 	Tree []uint64
+
+	// Positions, if not nil, are the positions of the new tokens, in [0, 2^31): what [WithRotary] turns
+	// them by and [Step.Positions] has, in place of where they stand in the sequence. It is for
+	// models that number tokens otherwise: padding that does not count, parts of a prompt that all begin at
+	// 0, texts whose beginning was dropped. They need no order. No sequence remembers them: keys
+	// lie in the cache as they were turned, and the next tokens without Positions are counted by the
+	// sequence's length again. Masks, windows and ALiBi go by where keys stand, not by these.
+	Positions []int
 }
 
 // TreeOfParents is the [Append.Tree] in which each new token follows a token before it, its
@@ -159,8 +168,8 @@ type Layer struct {
 
 // Positions is the position of each of the step's rows in its sequence, counted
 // from 0: row j of a sequence that had L tokens is at L+j, or, with a tree, at L + how
-// many other new tokens it sees: tokens with one parent have one position. A model with a table of
-// positions looks them up there. Rows that belong to nobody have 0, which every
+// many other new tokens it sees: tokens with one parent have one position. [Append.Positions] takes the
+// place of these. A model with a table of positions looks them up there. Rows that belong to nobody have 0, which every
 // table has.
 //
 // It is for the last [Step.Set], and stays after Commit. It is nil before the first
@@ -220,7 +229,7 @@ func (s *Step) Stats() StepStats {
 // It reserves the slots of the new tokens and plans the schedule for all
 // layers. Too few free pages is [ErrCacheFull], too many tokens [ErrLength], a
 // sequence twice or in another open step, or a step that is open, [ErrState], a
-// tree that is none [ErrShape], and one that a layer can't do [ErrUnsupported];
+// tree that is none or other positions than tokens [ErrShape], a position that is out of range [ErrLength], and one that a layer can't do [ErrUnsupported];
 // then nothing has changed.
 func (s *Step) Set(appends []Append) (err error) {
 	if err := s.made("Set"); err != nil {
@@ -247,7 +256,7 @@ func (s *Step) Set(appends []Append) (err error) {
 // begin does what Set does, for appends that are checked. Both mu are held.
 func (s *Step) begin(op string, appends []Append) error {
 	c := s.cache
-	s.reservations, s.sequences, s.copies, s.trees = s.reservations[:0], s.sequences[:0], s.copies[:0], s.trees[:0]
+	s.reservations, s.sequences, s.copies, s.trees, s.positions = s.reservations[:0], s.sequences[:0], s.copies[:0], s.trees[:0], s.positions[:0]
 	s.open, s.given = true, true
 	s.began = false
 	s.turn++
@@ -270,6 +279,11 @@ func (s *Step) begin(op string, appends []Append) error {
 			at := len(s.trees)
 			s.trees = append(s.trees, a.Tree...) // the caller may change it
 			seq.Tree = s.trees[at:]
+		}
+		if a.Positions != nil {
+			at := len(s.positions)
+			s.positions = append(s.positions, a.Positions...)
+			seq.Positions = s.positions[at:]
 		}
 		s.sequences = append(s.sequences, seq)
 		row += a.Tokens
@@ -325,6 +339,9 @@ func (s *Step) check(op string, appends []Append) error {
 		}
 		rows += a.Tokens
 		need += c.pool.Need(&a.Seq.table, a.Tokens)
+		if err := checkPositions(op, i, &a); err != nil {
+			return err
+		}
 		if a.Tree == nil {
 			continue
 		}
@@ -339,6 +356,19 @@ func (s *Step) check(op string, appends []Append) error {
 	}
 	if free := c.pool.Free(); need > free {
 		return errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", need, c.config.PageSize, free, c.config.Pages)
+	}
+	return nil
+}
+
+// checkPositions checks the positions of append i, if it has some.
+func checkPositions(op string, i int, a *Append) error {
+	if !a.positioned() {
+		return errorf(op, ErrShape, "append %d has %d positions for %d tokens", i, len(a.Positions), a.Tokens)
+	}
+	for j, p := range a.Positions {
+		if p < 0 || p > math.MaxInt32 {
+			return errorf(op, ErrLength, "append %d: token %d is at position %d, outside [0, %d]", i, j, p, math.MaxInt32)
+		}
 	}
 	return nil
 }
@@ -563,8 +593,8 @@ type Part struct {
 //
 // Each step is worked out when the loop comes to it, from what appends were when the
 // loop began. An append of 0 tokens is in no step. What no step can take is left for
-// Set to refuse: a negative number of tokens is passed on as it is, and so is all of
-// appends if rows is less than 1.
+// Set to refuse: a negative number of tokens is passed on as it is, as is an append with other
+// Positions than tokens, and so is all of appends if rows is less than 1.
 func Chunks(rows int, appends []Append) iter.Seq2[[]Append, []Part] {
 	return func(yield func([]Append, []Part) bool) {
 		todo := slices.Clone(appends)
@@ -585,11 +615,22 @@ func nextChunk(rows int, appends []Append, done []int) (chunk []Append, parts []
 		if n == 0 {
 			continue
 		}
-		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n, Tree: appends[i].Tree})
+		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n, Tree: appends[i].Tree, Positions: positionsOf(&appends[i], done[i], n)})
 		parts = append(parts, Part{Of: i, From: done[i], To: done[i] + n})
 		done[i] += n
 	}
 	return chunk, parts
+}
+
+// positioned says whether an append has as many positions as tokens, or none.
+func (a *Append) positioned() bool { return a.Positions == nil || len(a.Positions) == a.Tokens }
+
+// positionsOf is the positions of n tokens of an append from one on; what Set refuses has all.
+func positionsOf(a *Append, from, n int) []int {
+	if a.Positions == nil || n < 0 || !a.positioned() {
+		return a.Positions
+	}
+	return a.Positions[from : from+n]
 }
 
 // shareRows says how many tokens of each append are in the next step.
@@ -598,14 +639,14 @@ func shareRows(rows int, appends []Append, done []int) []int {
 	all := rows
 	for i, a := range appends {
 		left := a.Tokens - done[i]
-		uncut := all < 1 || left < 0 || a.Tree != nil && left > all // Set refuses it
+		uncut := all < 1 || left < 0 || a.Tree != nil && left > all || !a.positioned() // Set refuses it
 		if uncut || left == 1 && rows > 0 || a.Tree != nil && left <= rows {
 			taken[i] = left
 			rows -= max(left, 0)
 		}
 	}
 	for i, a := range appends {
-		if left := a.Tokens - done[i]; left > 1 && a.Tree == nil && all > 0 {
+		if left := a.Tokens - done[i]; left > 1 && a.Tree == nil && all > 0 && a.positioned() {
 			taken[i] = min(left, max(rows, 0))
 			rows -= taken[i]
 		}

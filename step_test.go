@@ -3,6 +3,7 @@ package leanattention_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -715,5 +716,76 @@ func TestBatchInvarianceRefused(t *testing.T) {
 	_, err = G.Grad(G.Must(G.Sum(built.Out)), built.Q)
 	if err == nil || !strings.Contains(err.Error(), "gradient with batch invariance") {
 		t.Errorf("a gradient: %v", err)
+	}
+}
+
+// Positions that a step is given are its own, those of sequences without stay, and what is none is refused with nothing
+// changed.
+func TestStepPositions(t *testing.T) {
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, Pages: 9})
+	step, err := cache.NewStep(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
+	before := cache.Stats()
+	for _, c := range []struct {
+		positions []int
+		want      error
+		text      string
+	}{
+		{[]int{1, 2}, la.ErrShape, "append 1 has 2 positions for 3 tokens"},
+		{[]int{}, la.ErrShape, "append 1 has 0 positions for 3 tokens"},
+		{[]int{1, 2, 3, 4}, la.ErrShape, "append 1 has 4 positions for 3 tokens"},
+		{[]int{1, -1, 3}, la.ErrLength, "append 1: token 1 is at position -1"},
+		{[]int{1, 2, math.MaxInt32 + 1}, la.ErrLength, "append 1: token 2 is at position 2147483648"},
+	} {
+		wantError(t, step.Set([]la.Append{{Seq: a.Seq, Tokens: 2}, {Seq: b.Seq, Tokens: 3, Positions: c.positions}}), c.want, "Set", c.text)
+		if after := cache.Stats(); after != before || step.Positions() != nil {
+			t.Errorf("%v: %v, before %v; positions %v", c.positions, after, before, step.Positions())
+		}
+	}
+	given := []int{7, math.MaxInt32, 0}
+	appends := []la.Append{{Seq: a.Seq, Tokens: 2}, {Seq: b.Seq, Tokens: 3, Positions: given, Tree: []uint64{1, 3, 5}}}
+	if err := step.Set(appends); err != nil {
+		t.Fatal(err)
+	}
+	given[0] = 9 // the step keeps what it was given
+	if got := step.Positions(); !slices.Equal(got, []int{0, 1, 7, math.MaxInt32, 0, 0, 0, 0}) {
+		t.Errorf("positions %v", got)
+	}
+	if err := step.Rollback(); err != nil || step.Positions() != nil {
+		t.Errorf("%v, positions %v", err, step.Positions())
+	}
+	appends[1].Positions = nil
+	if err := step.Set(appends); err != nil {
+		t.Fatal(err)
+	}
+	if got := step.Positions(); !slices.Equal(got, []int{0, 1, 0, 1, 1, 0, 0, 0}) {
+		t.Errorf("positions %v", got)
+	}
+	if err := step.Rollback(); err != nil {
+		t.Error(err)
+	}
+
+	// Chunks cuts them with their tokens, and leaves to Set what is none.
+	var got []int
+	for chunk := range la.Chunks(2, []la.Append{{Tokens: 5, Positions: []int{5, 4, 3, 2, 1}}}) {
+		if chunk[0].Tokens != len(chunk[0].Positions) {
+			t.Errorf("%v", chunk)
+		}
+		got = append(got, chunk[0].Positions...)
+	}
+	if !slices.Equal(got, []int{5, 4, 3, 2, 1}) {
+		t.Errorf("%v", got)
+	}
+	n := 0
+	for chunk := range la.Chunks(2, []la.Append{{Tokens: 5, Positions: []int{5, 4}}}) {
+		if n++; len(chunk[0].Positions) != 2 || chunk[0].Tokens != 5 {
+			t.Errorf("%v", chunk)
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d steps", n)
 	}
 }

@@ -170,9 +170,19 @@ func testTurnedAttention(t *testing.T, at graphtest.Place, cases int) {
 					t.Fatal(err)
 				}
 			}
+			var positions [2][]int // in no order
+			for j := range positions {
+				if rng.IntN(2) == 0 {
+					continue
+				}
+				most := []int{1, 50, 5000, math.MaxInt32}[rng.IntN(4)]
+				for range tokens[j] {
+					positions[j] = append(positions[j], rng.IntN(most)+rng.IntN(2))
+				}
+			}
 			var appends [2][]la.Append
 			for j := range appends {
-				appends[j] = []la.Append{{Seq: seqs[j][0], Tokens: tokens[0]}, {Seq: seqs[j][1], Tokens: tokens[1], Tree: tree}}
+				appends[j] = []la.Append{{Seq: seqs[j][0], Tokens: tokens[0], Positions: positions[0]}, {Seq: seqs[j][1], Tokens: tokens[1], Tree: tree, Positions: positions[1]}}
 			}
 			if off := r.run(t, rng, appends); !(off <= bound) {
 				t.Fatalf("case %d, turn %d, %+v, rotary %+v: off by %v", i, turn, config, *rotary, off)
@@ -190,4 +200,109 @@ func TestTurnedAttention(t *testing.T) { testTurnedAttention(t, graphtest.Place{
 
 func TestGPUTurnedAttention(t *testing.T) {
 	testTurnedAttention(t, graphtest.Place{GPU: gputest.Open(t), Real: true}, reftest.Cases(t, 3, 24))
+}
+
+// Recorded steps are replayed with other positions: each is what nn.Rotary makes of them.
+func TestGPURecordedPositions(t *testing.T) {
+	gpu, rng := gputest.Open(t), reftest.Rand(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const rows, heads, dim = 4, 2, 64
+	g := G.NewGraph()
+	input := func(name string, dtype tensor.Dtype, shape ...int) (*G.Node, *la.DeviceTensor) {
+		x, err := gpu.NewTensor(dtype, shape...)
+		must(err)
+		return G.NewTensor(g, dtype, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(x)), x
+	}
+	var in [3]*G.Node
+	var there [3]*la.DeviceTensor
+	for i, width := range []int{heads * dim, dim, dim} {
+		in[i], there[i] = input("qkv"[i:i+1], tensor.Float32, rows, width)
+	}
+	at, positions := input("positions", tensor.Int32, rows)
+	rotary := la.RotaryConfig{HeadDim: dim}
+	var steps [2]*la.Step
+	var seqs [2][2]*la.Sequence
+	var outs [2]*G.Node
+	for i := range steps {
+		cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: dim, Pages: 20, Device: gpu})
+		var err error
+		steps[i], err = cache.NewStep(rows)
+		must(err)
+		for j := range seqs[i] {
+			seqs[i][j], err = cache.NewSequence()
+			must(err)
+		}
+		q, k, opts := in[0], in[1], []la.Option{la.WithCausal(), la.WithRotary(rotary)}
+		if i == 1 {
+			opts = opts[:1]
+			for _, x := range []**G.Node{&q, &k} {
+				*x, err = nn.Rotary(*x, at, rotary)
+				must(err)
+			}
+		}
+		outs[i], err = la.CachedAttention(q, k, in[2], steps[i].Layer(0), opts...)
+		must(err)
+	}
+	vm := graphtest.NewTapeMachine(g)
+	defer vm.Close()
+	run := func() error { defer vm.Reset(); return la.Cause(vm.RunAll()) }
+	var recording *la.Recording
+	for turn := range 6 {
+		var given [2][]int
+		for j, n := range []int{3, 1} {
+			for range n {
+				given[j] = append(given[j], rng.IntN(1<<20))
+			}
+		}
+		if turn == 3 {
+			given[0] = nil // where they stand
+		}
+		for i, s := range steps {
+			must(s.Set([]la.Append{{Seq: seqs[i][0], Tokens: 3, Positions: given[0]}, {Seq: seqs[i][1], Tokens: 1, Positions: given[1]}}))
+		}
+		for _, x := range there {
+			f := make([]float32, x.Size())
+			for i := range f {
+				f[i] = float32(rng.NormFloat64())
+			}
+			must(x.CopyFrom(tensor.New(tensor.WithShape(x.Shape()...), tensor.WithBacking(f))))
+		}
+		now := make([]int32, rows)
+		for i, p := range steps[1].Positions() {
+			now[i] = int32(p)
+		}
+		if turn != 3 && (int(now[1]) != given[0][1] || int(now[3]) != given[1][0]) || turn == 3 && now[1] != 3*3+1 {
+			t.Fatalf("turn %d: positions %v, given %v", turn, now, given)
+		}
+		must(positions.CopyFrom(tensor.New(tensor.WithShape(rows), tensor.WithBacking(now))))
+		switch turn {
+		case 0:
+			must(run())
+		case 1:
+			var err error
+			recording, err = gpu.Record(run)
+			must(err)
+			defer recording.Close()
+			fallthrough
+		default:
+			must(recording.Replay())
+		}
+		var got [2][]float64
+		for i, n := range outs {
+			got[i] = graphtest.Floats(t, graphtest.Download(t, n.Value()))
+		}
+		for i, v := range got[0] {
+			if !(math.Abs(v-got[1][i]) <= 1e-5*(1+math.Abs(v))) {
+				t.Fatalf("turn %d: element %d is %v, behind nodes %v", turn, i, v, got[1][i])
+			}
+		}
+		for _, s := range steps {
+			must(s.Commit())
+		}
+	}
 }

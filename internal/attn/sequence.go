@@ -10,13 +10,17 @@ import "math"
 type Sequence struct {
 	Row, Queries, Keys int
 	Pages              []int32
-	Tree               Tree // of the queries; nil: none
-	Before             int  // tokens that stand before the keys, or between them, in pages that are there no more
+	Tree               Tree  // of the queries; nil: none
+	Before             int   // tokens that stand before the keys, or between them, in pages that are there no more
+	Positions          []int // of the queries' tokens, for who turns or looks up by them; nil: where they stand
 }
 
-// Position returns where the token of query position i stands in its sequence, counted from 0: where its key lies, or at its
-// depth in the tree.
+// Position returns the position of the token of query position i: the one that it was given, or else where it stands in its
+// sequence, counted from 0: where its key lies, or at its depth in the tree.
 func (q *Sequence) Position(i int) int {
+	if q.Positions != nil {
+		return q.Positions[i]
+	}
 	depth := i
 	if q.Tree != nil {
 		depth = q.Tree.Depth(i)
