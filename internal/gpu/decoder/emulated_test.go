@@ -54,8 +54,8 @@ func TestEmulatedLinearManyRows(t *testing.T) {
 // Gated units on every way that there is: few rows, batches, tiles.
 func TestEmulatedGates(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
-	testLayers(t, m, d, true, 30, 264, 200, someRows...)
-	testLayers(t, m, d, true, 6, 3072, 40, someRows...)
+	testLayers(t, m, d, true, 20, 264, 200, someRows...)
+	testLayers(t, m, d, true, 4, 3072, 40, someRows...)
 }
 
 func TestEmulatedGatesManyRows(t *testing.T) {
@@ -63,7 +63,7 @@ func TestEmulatedGatesManyRows(t *testing.T) {
 	if d.info.Capability != groupCapability {
 		t.Skip("there are no kernels for hundreds of rows")
 	}
-	testLayers(t, m, d, true, 12, 264, 300, manyRows...)
+	testLayers(t, m, d, true, 6, 264, 300, manyRows...)
 }
 
 func TestEmulatedNorm(t *testing.T) {
