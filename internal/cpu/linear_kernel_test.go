@@ -150,6 +150,21 @@ func TestVectorKernels(t *testing.T) {
 					t.Fatalf("%v, slope of %d: element %d is %v, want %v", inUse, n, i, got, want)
 				}
 			}
+			softCap := math.Exp(rng.NormFloat64() * 4)
+			for i := range was {
+				was[i] = float32(softCap * rng.NormFloat64() * math.Ldexp(1, rng.IntN(8)-4-rng.IntN(2)*rng.IntN(60)))
+				if rng.IntN(9) == 0 {
+					was[i] = []float32{float32(math.Inf(-1)), float32(math.Inf(1)), float32(math.NaN()), -math.MaxFloat32, math.MaxFloat32, 0}[rng.IntN(6)]
+				}
+			}
+			copy(dst, was)
+			v.softCap((*float32)(mem), n, softCap)
+			for i, got := range dst {
+				want := softCap * math.Tanh(float64(was[i])/softCap)
+				if !(math.Abs(float64(got)-want) <= 0x1p-21*math.Abs(want)+0x1p-149) && (got == got || want == want) {
+					t.Fatalf("%v, soft cap %v of %d: element %d, %v, is %v, want %v", inUse, softCap, n, i, was[i], got, want)
+				}
+			}
 		}
 		free()
 		free2()

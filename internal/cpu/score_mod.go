@@ -48,7 +48,7 @@ func modifyScores[F real](t *tile, scores []F, stride int) {
 			continue
 		}
 		if t.Cap != 0 {
-			capScores(s, nil, t.Cap)
+			softCapScores(s, t.Cap)
 		}
 		if t.Slopes != nil {
 			slopeScores(s, t.Slopes[r], t.Distances[r])
@@ -57,6 +57,15 @@ func modifyScores[F real](t *tile, scores []F, stride int) {
 			biasScores(s, unsafe.Slice((*F)(t.Bias[r]), n), t.BiasScale)
 		}
 	}
+}
+
+// softCapScores is capScores without derivatives.
+func softCapScores[F real](s []F, softCap float64) {
+	if unsafe.Sizeof(F(0)) == 4 && softCap >= 1e-30 && softCap <= 1e30 {
+		vectorTiers[inUse].softCap((*float32)(unsafe.Pointer(&s[0])), len(s), softCap)
+		return
+	}
+	capScores(s, nil, softCap)
 }
 
 // capScores makes each s_c of s

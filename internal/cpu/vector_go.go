@@ -12,6 +12,8 @@ type vectorKernels struct {
 	divide func(dst, src *float32, n int, by float32)
 	bias   func(dst, src *float32, n int, by float64)
 	slope  func(dst *float32, n int, by, from float64)
+
+	softCap func(dst *float32, n int, by float64) // to 2^-21 of its twin's
 }
 
 // scaleInto is dst = src * by, rounded once.
@@ -54,7 +56,16 @@ func biasScores[F real](s, bias []F, by float64) {
 	addBias(s, bias, by, -math.MaxFloat64)
 }
 
-var vectorGo = vectorKernels{scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo}
+var vectorGo = vectorKernels{scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo}
+
+// softCapGo is
+//
+//	for i := range n {
+//		dst[i] = by * tanh(dst[i]/by)
+//	}
+//
+// for `by` from 1e-30 to 1e30. NaN stays NaN.
+func softCapGo(dst *float32, n int, by float64) { capScores(unsafe.Slice(dst, n), nil, by) }
 
 // scaleGo is
 //

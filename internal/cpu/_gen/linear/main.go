@@ -21,6 +21,7 @@ var families = map[string]func(*gen){
 	"linear_tiles": linearTiles,
 	"readsum":      readSum,
 	"sigmoid":      sigmoid,
+	"softcap":      softCap,
 	"vector":       vector,
 }
 

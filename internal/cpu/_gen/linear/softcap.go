@@ -1,0 +1,76 @@
+package main
+
+import (
+	"math"
+
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// softCap makes the soft cap of scores.
+func softCap(g *gen) {
+	c := constants{}
+	for _, set := range []isa{avx2} {
+		g.kernel("softCap", set, "vector_go.go", "softCapGo", "")
+		dst, n := g.arg("dst"), g.arg("n")
+		by, twice, v := g.vec(), g.vec(), g.vec()
+		x, two := g.XMM(), g.XMM()
+		g.VMOVSD(g.paramAt("by"), x)
+		g.VCVTSD2SS(x, x, x)
+		g.VMOVSS(c.of(g, 2), two)
+		g.VDIVSS(x, two, two)
+		g.VBROADCASTSS(x, by)
+		g.VBROADCASTSS(two, twice)
+		g.each(n, func(k reg.GPVirtual) {
+			g.VMOVUPS(at(dst, k), v)
+			g.capped(v, by, twice, c)
+			g.VMOVUPS(v, at(dst, k))
+		}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
+			g.VMOVUPS_Z(at(dst, k), m, v)
+			g.capped(v, by, twice, c)
+			g.VMOVUPS(v, m, at(dst, k))
+		}, func(k reg.GPVirtual) { // one lane of a vector: the same instructions
+			g.VMOVSS(at(dst, k), v.AsX())
+			g.capped(v, by, twice, c)
+			g.VMOVSS(v.AsX(), at(dst, k))
+		})
+	}
+}
+
+// capped replaces the elements v by `by` times tanh(t), with 2t = `twice` times v. With e = exp(-2|t|) - 1, which is
+// 2^n q + 2^n - 1 where q is that of what is less than 1/2 of ln(2), it is -e/(e+2): nothing is lost near 0.
+func (g *gen) capped(v, by, twice reg.VecVirtual, c constants) {
+	t, sign := g.vec(), g.vec()
+	constant := func(x float32) reg.VecVirtual {
+		g.VBROADCASTSS(c.of(g, x), t)
+		return t
+	}
+	const least = -87
+	x, n, e := g.vec(), g.vec(), g.vec()
+	g.VBROADCASTSS(c.bits(g, 1<<31), sign)
+	g.VMULPS(v, twice, x)
+	g.VPOR(x, sign, x)
+	g.VMAXPS(x, constant(least), x) // NaN stays
+	g.VMULPS(constant(1/math.Ln2), x, n)
+	g.VROUNDPS(Imm(8), n, n)
+	const high = 0.693359375
+	g.VFNMADD231PS(constant(high), n, x)
+	low := math.Ln2 - high
+	g.VFNMADD231PS(constant(float32(low)), n, x)
+	g.VBROADCASTSS(c.of(g, expOf[0]), e)
+	for _, k := range expOf[1 : len(expOf)-1] {
+		g.VFMADD213PS(constant(k), x, e)
+	}
+	g.VMULPS(x, e, e) // q
+	g.VCVTPS2DQ(n, n)
+	g.VPSLLD(Imm(23), n, n)
+	g.VPADDD(constant(1), n, n) // 2^n, or anything for NaN
+	g.VSUBPS(constant(1), n, x)
+	g.VFMADD231PS(n, e, x) // exp(-2|t|) - 1
+	g.VADDPS(constant(2), x, e)
+	g.VDIVPS(e, x, e) // -tanh(|t|)
+	g.VMULPS(by, e, e)
+	g.VPAND(v, sign, x)
+	g.VPANDN(e, sign, e)
+	g.VPOR(x, e, v)
+}
