@@ -58,6 +58,7 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 	d.cache, err = la.NewCache(la.CacheConfig{
 		Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: c.Rotary.HeadDim, DType: o.KV, Device: o.Device,
 		PageSize: pageSize, Pages: (o.Tokens + pageSize - 1) / pageSize, Window: c.window(),
+		Shard: la.ShardHeads, // of several GPUs: layers have WithRotary, which is not for a cache by context
 	})
 	if err != nil {
 		return d, err
