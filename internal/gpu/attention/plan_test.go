@@ -298,7 +298,7 @@ func TestGeneration(t *testing.T) {
 	noError(t, plan.Reserve(Capacity{Sequences: 100, Rows: 100, Queries: 3, Pages: 1000}))
 	build(true, "the first", g, 100, sequenceOf(0, 1, 5, 0))
 	build(false, "pages", g, 100, sequenceOf(0, 1, 900*16, 0))
-	build(false, "queries", g, 100, sequenceOf(7, 3, 999*16, 0), sequenceOf(0, 2, 16, 0))
+	build(false, "queries", g, 100, sequenceOf(7, 3, 999*16, 0), sequenceOf(0, 2, 16, 999)) // which share no page
 	build(true, "more queries", g, 100, sequenceOf(0, 4, 5, 0))
 	for _, c := range []Capacity{{Sequences: -1}, {Rows: -1}, {Queries: -1}, {Pages: -1}, {Rows: 1 << 31}} {
 		wantError(t, "reserve", plan.Reserve(c), attn.ErrShape, "")
