@@ -804,20 +804,20 @@ func TestGroupShardedRefused(t *testing.T) {
 
 // spreadCalls is work on sharded inputs that writes down what is asked of it.
 type spreadCalls struct {
-	sizes []int // of its rooms
-	rooms []deviceMemory
-	calls []string
+	sizes   []int // of what it needs
+	scratch []deviceMemory
+	calls   []string
 }
 
-func (s *spreadCalls) Room(member int, _ *decoder.Engine) (int, error) { return s.sizes[member], nil }
-func (s *spreadCalls) Take(rooms []deviceMemory)                       { s.rooms = rooms }
-func (s *spreadCalls) Before(*ongpu.Work) error                        { return s.call("before") }
-func (s *spreadCalls) After(*ongpu.Work) error                         { return s.call("after") }
+func (s *spreadCalls) Needs(member int, _ *decoder.Engine) (int, error) { return s.sizes[member], nil }
+func (s *spreadCalls) Take(scratch []deviceMemory)                      { s.scratch = scratch }
+func (s *spreadCalls) Before(*ongpu.Work) error                         { return s.call("before") }
+func (s *spreadCalls) After(*ongpu.Work) error                          { return s.call("after") }
 
 func (s *spreadCalls) On(member int, w *ongpu.Work) error {
 	s.call(fmt.Sprint("on ", member))
-	room := s.rooms[member]
-	return w.Do(func(stream *cuda.Stream) error { return stream.Set(room.Buffer, room.Offset, 0, int64(room.Len)*4) })
+	mine := s.scratch[member]
+	return w.Do(func(stream *cuda.Stream) error { return stream.Set(mine.Buffer, mine.Offset, 0, int64(mine.Len)*4) })
 }
 
 func (s *spreadCalls) call(name string) error { s.calls = append(s.calls, name); return nil }

@@ -244,7 +244,7 @@ func (g *GPU) computeSharded(c *ongpu.Call) (out G.Value, err error) {
 		if work, refused = c.Spread(in, m); refused != nil {
 			return nil
 		}
-		free, err := g.takeRooms(sub, c.Node, work, engines)
+		free, err := g.takeScratch(sub, c.Node, work, engines)
 		defer free()
 		if err != nil {
 			return err
@@ -270,10 +270,10 @@ func (g *GPU) computeSharded(c *ongpu.Call) (out G.Value, err error) {
 	return out, g.computeError(c.Op, err)
 }
 
-// takeRooms gives work the memory that it needs on each member. free is called when the work is queued, and after an
+// takeScratch gives work the memory that it needs on each member. free is called when the work is queued, and after an
 // error, too.
-func (g *GPU) takeRooms(sub *device.Submission, n *ongpu.Node, work ongpu.Spread, engines []*decoder.Engine) (free func(), err error) {
-	rooms := make([]deviceMemory, len(g.members))
+func (g *GPU) takeScratch(sub *device.Submission, n *ongpu.Node, work ongpu.Spread, engines []*decoder.Engine) (free func(), err error) {
+	all := make([]deviceMemory, len(g.members))
 	var frees []func()
 	free = func() {
 		for _, f := range frees {
@@ -281,7 +281,7 @@ func (g *GPU) takeRooms(sub *device.Submission, n *ongpu.Node, work ongpu.Spread
 		}
 	}
 	for i, m := range g.members {
-		size, err := work.Room(i, engines[i])
+		size, err := work.Needs(i, engines[i])
 		if err != nil || size == 0 {
 			if err != nil {
 				return free, err
@@ -289,7 +289,7 @@ func (g *GPU) takeRooms(sub *device.Submission, n *ongpu.Node, work ongpu.Spread
 			continue
 		}
 		take := func(sub *device.Submission) error {
-			room, done, err := m.scratch(sub, n, &n.On(g.group, i).Rest, tensor.Float32, tensor.Shape{size})
+			scratch, done, err := m.scratch(sub, n, &n.On(g.group, i).Rest, tensor.Float32, tensor.Shape{size})
 			if err != nil {
 				return err
 			}
@@ -300,7 +300,7 @@ func (g *GPU) takeRooms(sub *device.Submission, n *ongpu.Node, work ongpu.Spread
 			} else {
 				frees = append(frees, done)
 			}
-			rooms[i], err = room.use(sub)
+			all[i], err = scratch.use(sub)
 			return err
 		}
 		if i > 0 {
@@ -312,6 +312,6 @@ func (g *GPU) takeRooms(sub *device.Submission, n *ongpu.Node, work ongpu.Spread
 			return free, err
 		}
 	}
-	work.Take(rooms)
+	work.Take(all)
 	return free, nil
 }

@@ -85,10 +85,10 @@ type Call struct {
 
 // Spread is work of all members of a group: of the first one before, of all at once, and of the first one after.
 type Spread interface {
-	// Room is how many float32 a member needs besides.
-	Room(member int, d *decoder.Engine) (int, error)
-	// Take gives each member's room.
-	Take(rooms []gpu.Memory)
+	// Needs is how many float32 a member needs besides.
+	Needs(member int, d *decoder.Engine) (int, error)
+	// Take gives each member that memory.
+	Take(scratch []gpu.Memory)
 	Before(*Work) error
 	On(member int, w *Work) error
 	After(*Work) error
@@ -97,11 +97,11 @@ type Spread interface {
 // LinearShards is linear layers whose weights are dealt out.
 type LinearShards struct{ *decoder.Sharded }
 
-func (l LinearShards) Room(member int, d *decoder.Engine) (int, error) {
-	return d.ShardRoom(l.Sharded, member)
+func (l LinearShards) Needs(member int, d *decoder.Engine) (int, error) {
+	return d.ShardScratch(l.Sharded, member)
 }
 
-func (l LinearShards) Take(rooms []gpu.Memory) { l.Sharded.Room = rooms }
+func (l LinearShards) Take(scratch []gpu.Memory) { l.Sharded.Scratch = scratch }
 
 func (l LinearShards) Before(w *Work) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.BeforeShards(s, l.Sharded) })

@@ -15,9 +15,9 @@ type Sharded struct {
 	Linear Linear
 	Shards [][]Shard // of each member, of each part
 
-	// Room is memory of each member for what lies between: as many elements as [Engine.ShardRoom] says. All read
+	// Scratch is memory of each member for what lies between: as many elements as [Engine.ShardScratch] says. All read
 	// that of the first.
-	Room []gpu.Memory
+	Scratch []gpu.Memory
 }
 
 // Shard is what a member has of a part: rows [First, First+Out) of W, and of B, which is whole if there is no buffer
@@ -27,21 +27,21 @@ type Shard struct {
 	W, B       gpu.Memory
 }
 
-// room hands out memory, or says how much it would be.
-type room struct {
+// scratch hands out memory, or says how much it would be.
+type scratch struct {
 	of   gpu.Memory
 	used int // elements
 }
 
 // take is n elements.
-func (r *room) take(n int) gpu.Memory {
+func (r *scratch) take(n int) gpu.Memory {
 	m := gpu.Memory{Buffer: r.of.Buffer, Offset: r.of.Offset + int64(r.used)*4, DType: attn.Float32, Len: n}
 	r.used += attn.Ceil(n, 4) * 4
 	return m
 }
 
 // rest is what is left.
-func (r *room) rest() gpu.Memory { return r.take(max(r.of.Len-r.used, 0)) }
+func (r *scratch) rest() gpu.Memory { return r.take(max(r.of.Len-r.used, 0)) }
 
 // elementsFrom is n elements from one on of what has more, in place.
 func elementsFrom(m gpu.Memory, first, n int) gpu.Memory {
@@ -73,14 +73,14 @@ type share struct {
 	before []Move
 	linear Linear
 	after  []Move
-	used   int // of its room, but for what is the Linear's
+	used   int // of its scratch, but for what is the Linear's
 }
 
-// share is that of a member. The memory of its room need not be there.
+// share is that of a member. The memory of its scratch need not be there.
 func (o *Sharded) share(member int) (s share) {
-	var mine room
-	if member < len(o.Room) {
-		mine.of = o.Room[member]
+	var mine scratch
+	if member < len(o.Scratch) {
+		mine.of = o.Scratch[member]
 	}
 	all := &o.Linear
 	s.linear = *all
@@ -134,16 +134,16 @@ func (o *Sharded) x() gpu.Memory {
 	if o.Linear.Norm == nil {
 		return o.Linear.X
 	}
-	var first room
-	if len(o.Room) > 0 {
-		first.of = o.Room[0]
+	var first scratch
+	if len(o.Scratch) > 0 {
+		first.of = o.Scratch[0]
 	}
 	return first.take(o.Linear.Rows * o.Linear.In)
 }
 
-// ShardRoom is how many float32 a member needs as its room, of what the types and sizes of the operands say. d is
+// ShardScratch is how many float32 a member needs as its scratch, of what the types and sizes of the operands say. d is
 // the member's. The error is the driver's.
-func (d *Engine) ShardRoom(o *Sharded, member int) (int, error) {
+func (d *Engine) ShardScratch(o *Sharded, member int) (int, error) {
 	s := o.share(member)
 	n, err := d.Scratch(&s.linear)
 	return s.used + n, err
