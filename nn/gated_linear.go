@@ -24,7 +24,8 @@ import (
 //
 // It takes the options of [Linear] but activations, and is as a Linear in all else: types, speed, where it
 // computes, gradients. On a GPU it is one launch, or those of a Linear, and gate and up never lie in
-// memory. On the CPU up is multiplied by the gate where it is made.
+// memory. On the CPU up is multiplied by the gate where it is made. On several GPUs two weights may be sharded by
+// output features, one of both may not.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x or weights, other graphs), ErrOption (kind),
 // ErrUnsupported (an activation, other numbers of weights).

@@ -146,7 +146,10 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 // shards are what each GPU has of the weights and the biases, and the errors of what is not dealt out by output
 // features.
 func (op linear) shards(in []ongpu.Operand, shapes []tensor.Shape) (shards [][]decoder.Shard, err error) {
-	const name = "Linear"
+	name := op.title()
+	if op.gate && op.parts == 1 {
+		return nil, errorf(name, la.ErrUnsupported, "%s has the weights of the gate and of the other layer, and is sharded over several GPUs: want two of them", op.name(1))
+	}
 	biases := 0
 	if op.bias {
 		biases = op.parts

@@ -103,6 +103,7 @@ func testShardedLinear(t *testing.T, members int) {
 				}
 			}
 		}
+		up, beside := p.letSharded(p.random(w, 1/math.Sqrt(float64(width)), outs[0], width)), p.let(p.random(tensor.Float32, 1, outs[0]))
 		var nodes [][2]*G.Node
 		for j := range p.g {
 			var opts []nn.LinearOption
@@ -116,6 +117,7 @@ func testShardedLinear(t *testing.T, members int) {
 			case 2:
 				opts = append(opts, nn.WithRMSNorm(g, 1e-5))
 			}
+			gated := append(slices.Clone(opts), nn.WithResidual(residual[j]))
 			opts = append(opts, []nn.LinearOption{{}, nn.WithReLU(), nn.WithGELU(), nn.WithSiLU(), nn.WithGELUTanh()}[activation])
 			ys, err := nn.Linears(x[j], ws[j], bs[j], opts...)
 			if err != nil {
@@ -129,7 +131,15 @@ func testShardedLinear(t *testing.T, members int) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for k, y := range append(ys, y) {
+			var biases []*G.Node
+			if bias {
+				biases = []*G.Node{bs[j][0], beside[j]}
+			}
+			unit, err := nn.GatedLinear(x[j], []*G.Node{ws[j][0], up[j]}, biases, nn.SwiGLU, gated...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for k, y := range append(ys, y, unit) {
 				if len(nodes) <= k {
 					nodes = append(nodes, [2]*G.Node{})
 				}
@@ -240,13 +250,26 @@ func TestGPUsRefuse(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	// A gate and its other layer in one weight are dealt out in the wrong places.
+	g := G.NewGraph()
+	in := func(name string, d *la.DeviceTensor) *G.Node {
+		return G.NewMatrix(g, tensor.Float32, G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
+	}
+	if _, err := nn.GatedLinear(in("x", x), []*G.Node{in("w", w)}, nil, nn.SwiGLU); err != nil {
+		t.Fatal(err)
+	}
+	both := G.NewTapeMachine(g)
+	defer both.Close()
+	if err := la.Cause(both.RunAll()); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "the weights of the gate and of the other layer") {
+		t.Errorf("one weight: %v", err)
+	}
 	// Nothing else takes sharded weights.
 	table := upload(0, 8, 16)
 	ids, err := gpu.Upload(tensor.New(tensor.WithShape(2), tensor.WithBacking([]int32{1, 2})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := G.NewGraph()
+	g = G.NewGraph()
 	_, err = nn.Embedding(G.NewMatrix(g, tensor.Float32, G.WithShape(8, 16), G.WithName("table"), G.WithValue(table)),
 		G.NewVector(g, tensor.Int32, G.WithShape(2), G.WithName("ids"), G.WithValue(ids)), nil)
 	if err != nil {

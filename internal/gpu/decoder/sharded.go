@@ -108,6 +108,9 @@ func (o *Sharded) share(member int) (s share) {
 				s.before = append(s.before, Move{from, whole.B, part.B})
 			}
 		}
+		if all.Gate && i > 0 { // the gate's y is that of both
+			continue
+		}
 		if direct {
 			part.Y = elementsFrom(whole.Y, shard.First, shard.Out)
 			continue
@@ -153,7 +156,7 @@ func (d *Engine) ShardScratch(o *Sharded, member int) (int, error) {
 // all members; errors wrap attn.ErrShape, attn.ErrDType, or are the driver's.
 func (d *Engine) BeforeShards(s *cuda.Stream, o *Sharded) error {
 	all := &o.Linear
-	if len(all.Parts) > 1 && all.Residual.Buffer != nil {
+	if len(all.Parts) > 1 && all.Residual.Buffer != nil && !all.Gate {
 		return gpu.Errorf("linear", attn.ErrShape, "a residual of %d layers", len(all.Parts))
 	}
 	for i := range o.Shards {
