@@ -1,0 +1,114 @@
+package rendezvous
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+// kind of a message.
+type kind byte
+
+const (
+	hello   kind = 1 + iota // to rank 0: magic, the number of ranks, the rank
+	welcome                 // to the others: what rank 0 has made
+	beat                    // nothing
+	failed                  // a rank, and why it failed
+	bye                     // the sender has closed its session
+	arrived                 // to rank 0: the number of a barrier
+	passed                  // to the others: the same, when all have come to it
+	left                    // to the others: a rank that has closed its session
+	kinds
+)
+
+const (
+	magic = "leanattention ranks 1 "
+	most  = 2048 // bytes of a message's content
+)
+
+// peer is a connection.
+type peer struct {
+	rank  int // at the other end
+	conn  net.Conn
+	limit time.Duration // of a message's way, and of silence
+
+	mu sync.Mutex // of writing
+}
+
+func (p *peer) send(k kind, content []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(content) > most {
+		return fmt.Errorf("a message of %d bytes", len(content))
+	}
+	if err := p.conn.SetWriteDeadline(time.Now().Add(p.limit)); err != nil {
+		return err
+	}
+	m := binary.BigEndian.AppendUint16([]byte{byte(k)}, uint16(len(content)))
+	_, err := p.conn.Write(append(m, content...))
+	return err
+}
+
+// receive waits for a message until a time.
+func (p *peer) receive(until time.Time) (kind, []byte, error) {
+	if err := p.conn.SetReadDeadline(until); err != nil {
+		return 0, nil, err
+	}
+	return read(p.conn)
+}
+
+// read reads a message.
+func read(r io.Reader) (kind, []byte, error) {
+	var head [3]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	k, n := kind(head[0]), int(binary.BigEndian.Uint16(head[1:]))
+	if k == 0 || k >= kinds || n > most {
+		return 0, nil, fmt.Errorf("a message of kind %d with %d bytes", k, n)
+	}
+	content := make([]byte, n)
+	_, err := io.ReadFull(r, content)
+	return k, content, err
+}
+
+// numbers is n numbers of 32 bits.
+func numbers(n ...int) (b []byte) {
+	for _, x := range n {
+		b = binary.BigEndian.AppendUint32(b, uint32(x))
+	}
+	return b
+}
+
+// number takes one from a message.
+func number(b []byte) (n int, rest []byte, err error) {
+	if len(b) < 4 {
+		return 0, nil, io.ErrUnexpectedEOF
+	}
+	return int(int32(binary.BigEndian.Uint32(b))), b[4:], nil
+}
+
+func parseHello(b []byte) (size, rank int, err error) {
+	if len(b) != len(magic)+8 || string(b[:len(magic)]) != magic {
+		return 0, 0, fmt.Errorf("not a hello of this version: %.40q", b)
+	}
+	size, b, _ = number(b[len(magic):])
+	rank, _, _ = number(b)
+	return size, rank, nil
+}
+
+// reason is an error's text as a message has it.
+func reason(text string) []byte {
+	const longest = 1024
+	if len(text) > longest {
+		text = text[:longest]
+	}
+	for !utf8.ValidString(text) && text != "" {
+		text = text[:len(text)-1]
+	}
+	return []byte(text)
+}

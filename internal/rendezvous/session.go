@@ -1,0 +1,276 @@
+package rendezvous
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// ErrClosed is the use of a session that was closed.
+var ErrClosed = errors.New("the session is closed")
+
+// Session is a process among those that have come.
+type Session struct {
+	config Config
+	peers  []*peer // of rank 0 all others; of the others rank 0
+	work   sync.WaitGroup
+	done   chan struct{} // closed with the first failure, or by Close
+
+	mu       sync.Mutex
+	err      error // the first failure
+	closed   bool
+	gone     map[int]bool // ranks that have closed their sessions
+	barriers int          // that this rank has come to
+	reached  map[int]int  // of rank 0: the last barrier of each rank
+	open     int          // the last barrier that all have come to
+	changed  chan struct{}
+
+	order sync.Mutex // of rank 0: what it hands on comes to all others in one order
+}
+
+func newSession(c Config, peers []*peer) *Session {
+	s := &Session{config: c, peers: peers, done: make(chan struct{}), gone: map[int]bool{}, reached: map[int]int{}, changed: make(chan struct{})}
+	for _, p := range peers {
+		s.work.Go(func() { s.listen(p) })
+	}
+	s.work.Go(s.beats)
+	return s
+}
+
+// Done is closed when the session has failed or was closed: [Session.Err] says which.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Err is the first failure of any rank, an [Error]; [ErrClosed] after Close; else nil.
+func (s *Session) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil && s.closed {
+		return ErrClosed
+	}
+	return s.err
+}
+
+// Gone is the lowest of the ranks that have closed their sessions in order; -1 for none.
+func (s *Session) Gone() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r := range s.config.Size {
+		if s.gone[r] {
+			return r
+		}
+	}
+	return -1
+}
+
+// Fail tells all ranks that this one has failed.
+func (s *Session) Fail(err error) { s.fail(&Error{s.config.Rank, string(reason(err.Error()))}) }
+
+// fail notes the first failure, and tells the others.
+func (s *Session) fail(e *Error) {
+	s.mu.Lock()
+	if s.err != nil || s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.err = e
+	close(s.done)
+	s.mu.Unlock()
+	for _, p := range s.peers {
+		_ = p.send(failed, append(numbers(e.Rank), reason(e.Reason)...)) // it may be gone
+	}
+}
+
+// listen takes what a peer sends.
+func (s *Session) listen(p *peer) {
+	for {
+		k, content, err := p.receive(time.Now().Add(s.config.Silence))
+		if err != nil {
+			if !s.hasLeft(p.rank) {
+				s.fail(&Error{p.rank, lost(err, s.config.Silence)})
+			}
+			return
+		}
+		switch k {
+		case beat:
+		case failed:
+			var e *Error
+			errors.As(failure(content), &e)
+			s.fail(e)
+		case bye, left:
+			rank := p.rank
+			if k == left {
+				if rank, _, err = number(content); err != nil {
+					break
+				}
+			}
+			s.leave(rank)
+		case arrived:
+			if n, _, err := number(content); err == nil {
+				s.arrive(p.rank, n)
+			}
+		case passed:
+			if n, _, err := number(content); err == nil {
+				s.pass(n)
+			}
+		default:
+			s.fail(&Error{p.rank, fmt.Sprintf("it sent a message of kind %d", k)})
+			return
+		}
+	}
+}
+
+// lost says what has become of a peer.
+func lost(err error, silence time.Duration) string {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Sprintf("it is silent for %v", silence)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+		return "it has ended"
+	}
+	return fmt.Sprintf("it was lost: %v", err)
+}
+
+// beats are this rank's signs of life.
+func (s *Session) beats() {
+	tick := time.NewTicker(s.config.Beat)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.done:
+			return
+		case <-tick.C:
+			for _, p := range s.peers {
+				_ = p.send(beat, nil) // who listens to p finds out
+			}
+		}
+	}
+}
+
+func (s *Session) hasLeft(rank int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gone[rank] || s.closed || s.err != nil
+}
+
+// leave notes that a rank has closed its session.
+func (s *Session) leave(rank int) {
+	s.order.Lock()
+	defer s.order.Unlock()
+	s.mu.Lock()
+	s.gone[rank] = true
+	s.signal()
+	s.mu.Unlock()
+	if s.config.Rank == 0 {
+		for _, p := range s.peers {
+			_ = p.send(left, numbers(rank))
+		}
+	}
+}
+
+// signal wakes those who wait at barriers. The lock is held.
+func (s *Session) signal() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// arrive notes, at rank 0, that a rank has come to a barrier.
+func (s *Session) arrive(rank, n int) {
+	s.order.Lock()
+	defer s.order.Unlock()
+	s.mu.Lock()
+	s.reached[rank] = n
+	for r := range s.config.Size {
+		n = min(n, s.reached[r])
+	}
+	open := n > s.open
+	s.mu.Unlock()
+	if open {
+		s.pass(n)
+		for _, p := range s.peers {
+			_ = p.send(passed, numbers(n))
+		}
+	}
+}
+
+func (s *Session) pass(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = max(s.open, n)
+	s.signal()
+}
+
+// Barrier waits until all ranks have come to theirs of this number. An error is a failure of
+// all: a rank that has failed, has closed its session, or has not come in time.
+func (s *Session) Barrier() error {
+	s.mu.Lock()
+	s.barriers++
+	n := s.barriers
+	s.mu.Unlock()
+	if s.config.Rank == 0 {
+		s.arrive(0, n)
+	} else if err := s.peers[0].send(arrived, numbers(n)); err != nil && s.Err() == nil && s.Gone() < 0 {
+		s.fail(&Error{0, lost(err, s.config.Silence)})
+	}
+	limit := time.NewTimer(s.config.Timeout)
+	defer limit.Stop()
+	for {
+		s.mu.Lock()
+		open, changed := s.open >= n, s.changed
+		s.mu.Unlock()
+		if open {
+			return nil
+		}
+		if err := s.Err(); err != nil {
+			return err
+		}
+		if r := s.Gone(); r >= 0 {
+			s.fail(&Error{r, "it has left before a barrier"})
+			return s.Err()
+		}
+		select {
+		case <-changed:
+		case <-s.done:
+		case <-limit.C:
+			s.fail(&Error{s.missing(n), fmt.Sprintf("it has not come to a barrier within %v", s.config.Timeout)})
+		}
+	}
+}
+
+// missing is a rank that has not come to a barrier, as far as this one knows.
+func (s *Session) missing(n int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r := range s.config.Size {
+		if s.config.Rank == 0 && s.reached[r] < n {
+			return r
+		}
+	}
+	return 0
+}
+
+// Close leaves the others, which is no failure of theirs. A second Close is [ErrClosed].
+func (s *Session) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	s.closed = true
+	if s.err == nil {
+		close(s.done)
+	}
+	s.signal()
+	s.mu.Unlock()
+	for _, p := range s.peers {
+		if s.Err() == ErrClosed {
+			_ = p.send(bye, nil) // it may have left, too
+		}
+		_ = p.conn.Close()
+	}
+	s.work.Wait()
+	return nil
+}
