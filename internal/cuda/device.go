@@ -63,6 +63,7 @@ type Device struct {
 	used, pinned atomic.Int64 // bytes of open buffers
 
 	peers peers
+	watch atomic.Pointer[Watch] // nil: nobody's
 
 	list struct {
 		sync.Mutex
@@ -238,6 +239,10 @@ func (v *Device) with(f func() error) error {
 	// of a kernel that runs, and then so does the next call; what f has made
 	// is made, and must not be lost to such an error.
 	defer v.drv.fn.ctxPopCurrent.call4(0, 0, 0, 0)
+	if w := v.watch.Load(); w != nil {
+		(*w).Waiting()
+		defer (*w).Waited()
+	}
 	return f()
 }
 

@@ -49,7 +49,7 @@ func (q *Queue) TakePinned(n int) (*Pinned, error) {
 			break
 		}
 	}
-	if err := q.pinned[oldest].wait(); err != nil {
+	if err := q.waits(q.pinned[oldest].wait); err != nil {
 		return nil, err
 	}
 	p := q.takeAt(oldest)
@@ -113,7 +113,7 @@ func (p *Pinned) wait() error {
 }
 
 // Wait waits for the copies of p that were queued. It needs Enter.
-func (q *Queue) Wait(p *Pinned) error { return p.wait() }
+func (q *Queue) Wait(p *Pinned) error { return q.waits(p.wait) }
 
 // GivePinned gives p back. It needs Enter. Where copies of it are on their way,
 // and nothing tells when they will be done, it stays out until the device is

@@ -3,6 +3,7 @@ package device
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/cuda"
 )
@@ -16,6 +17,8 @@ var (
 	ErrOtherQueue = errors.New("memory of another GPU")
 	// ErrShared is a recording of values that share memory.
 	ErrShared = errors.New("values of a graph that shares memory can't be recorded")
+	// ErrRank is work that other processes have a part in, and one of them has failed.
+	ErrRank = errors.New("a rank has failed")
 	// ErrRecording is work that can't be recorded, or a recording within another.
 	ErrRecording = errors.New("a recording is being made")
 )
@@ -43,6 +46,29 @@ type Queue struct {
 	dropped droppedBuffers
 
 	whenShort func() // of OnShort
+
+	failed atomic.Pointer[func() error] // of Check
+}
+
+// Check has failed tell, whenever the host has waited for the queue, why what it waited for is
+// no good; nil ends that. It is for work that others have a part in.
+func (q *Queue) Check(failed func() error) {
+	if failed == nil {
+		q.failed.Store(nil)
+		return
+	}
+	q.failed.Store(&failed)
+}
+
+// waits calls what waits for the queue.
+func (q *Queue) waits(wait func() error) error {
+	err := wait()
+	if failed := q.failed.Load(); failed != nil {
+		if e := (*failed)(); e != nil { // it tells more
+			return e
+		}
+	}
+	return err
 }
 
 // open makes a queue on an open device, for a group: see [OpenGroup].
@@ -107,7 +133,7 @@ func (q *Queue) Submit(f func(*Submission) error) error {
 }
 
 // Synchronize waits for all that was queued. It needs Enter.
-func (q *Queue) Synchronize() error { return q.stream.Synchronize() }
+func (q *Queue) Synchronize() error { return q.waits(q.stream.Synchronize) }
 
 // Arrange calls f with the stream itself, to say how it is to work: f queues nothing. It
 // needs Enter.

@@ -152,8 +152,10 @@ type Library struct {
 // system, which the loader takes for the machine's driver.
 var (
 	built  = sync.OnceValues(func() (*Library, error) { return build("libfakecuda.so") })
-	system = sync.OnceValues(func() (*Library, error) { return build("libcuda.so.1") })
+	system = sync.OnceValues(func() (*Library, error) { return build(systemName) })
 )
+
+const systemName = "libcuda.so.1"
 
 func build(name string) (*Library, error) {
 	dir, err := os.MkdirTemp("", "fakedriver")
@@ -161,12 +163,11 @@ func build(name string) (*Library, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir) // an open library needs its file no more
-	src, path := filepath.Join(dir, "driver.c"), filepath.Join(dir, name)
-	if err := os.WriteFile(src, source, 0o600); err != nil {
-		return nil, err
-	}
-	if out, err := exec.Command(compiler(), "-shared", "-fPIC", "-O1", "-pthread", "-Wl,-soname,"+name, "-o", path, src).CombinedOutput(); err != nil {
-		return nil, &exec.Error{Name: compiler() + ": " + string(out), Err: err}
+	path := os.Getenv(builtVariable)
+	if path == "" || name != systemName {
+		if path, err = compile(dir, name); err != nil {
+			return nil, err
+		}
 	}
 	lib, err := openLibrary(path)
 	if err != nil {
@@ -174,6 +175,32 @@ func build(name string) (*Library, error) {
 	}
 	// Opened again by this name, whose file is gone, the loader returns the same library.
 	return &Library{Path: path, lib: lib}, nil
+}
+
+// builtVariable names a file that [BuildSystem] has made.
+const builtVariable = "LEANATTENTION_TEST_DRIVER"
+
+// BuildSystem makes the library of [System] in a folder, for processes that find it in their
+// environment: what it returns is to be added to that.
+func BuildSystem(t testing.TB, dir string) (env string) {
+	t.Helper()
+	path, err := compile(dir, systemName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return builtVariable + "=" + path
+}
+
+func compile(dir, name string) (path string, err error) {
+	src := filepath.Join(dir, "driver.c")
+	path = filepath.Join(dir, name)
+	if err := os.WriteFile(src, source, 0o600); err != nil {
+		return "", err
+	}
+	if out, err := exec.Command(compiler(), "-shared", "-fPIC", "-O1", "-pthread", "-Wl,-soname,"+name, "-o", path, src).CombinedOutput(); err != nil {
+		return "", &exec.Error{Name: compiler() + ": " + string(out), Err: err}
+	}
+	return path, nil
 }
 
 func compiler() string {
@@ -223,6 +250,9 @@ func (l *Library) State() *State { return (*State)(pointer(l.call("fake_state"))
 
 // Log is what was called since New or Forget, a line each.
 func (l *Library) Log() string { return text(l.call("fake_log")) }
+
+// Function is the address of one of the library's.
+func (l *Library) Function(name string) uintptr { return symbol(l.lib, name) }
 
 // text is a C string's, copied.
 func text(addr uintptr) string {

@@ -12,12 +12,16 @@ func openLibrary(path string) (uintptr, error) {
 
 //go:uintptrescapes
 func callLibrary(lib uintptr, name string, args ...uintptr) uintptr {
+	r, _, _ := purego.SyscallN(symbol(lib, name), args...)
+	return r
+}
+
+func symbol(lib uintptr, name string) uintptr {
 	addr, err := purego.Dlsym(lib, name)
 	if err != nil {
 		panic(err) // the source lacks it
 	}
-	r, _, _ := purego.SyscallN(addr, args...)
-	return r
+	return addr
 }
 
 func newCallback(f any) uintptr { return purego.NewCallback(f) }

@@ -10,4 +10,6 @@ func openLibrary(string) (uintptr, error) { return 0, errors.ErrUnsupported }
 
 func callLibrary(uintptr, string, ...uintptr) uintptr { panic(errors.ErrUnsupported) }
 
+func symbol(uintptr, string) uintptr { panic(errors.ErrUnsupported) }
+
 func newCallback(any) uintptr { panic(errors.ErrUnsupported) }

@@ -112,8 +112,9 @@ static struct object *within(enum kind kind, uintptr_t at, int64_t n, const void
 }
 
 // What a stream does, or a graph that it makes: a copy, the setting of memory (from is
-// null), a kernel, a graph, the recording of an event, or the waiting for one.
-enum doing { COPY, SET, KERNEL, LAUNCH, MARK, WAIT };
+// null), a kernel, a graph, the recording of an event, the waiting for one, or what another
+// library has queued: a function (to) and what it takes (from).
+enum doing { COPY, SET, KERNEL, LAUNCH, MARK, WAIT, FOREIGN };
 struct queued {
 	enum doing work;
 	struct queued *next; struct object *fn; int64_t grid, block, cluster, shared, overlap; const void *from; void *to; size_t n; int set;
@@ -169,6 +170,7 @@ static result perform(struct queued *w) {
 		return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->argument, gpu_of(s->owner), s);
 	case COPY: memcpy(w->to, w->from, w->n); return OK;
 	case SET: memset(w->to, w->set, w->n); return OK;
+	case FOREIGN: ((result (*)(const void *))w->to)(w->from); return OK;
 	default: return run_graph(w);
 	}
 }
@@ -215,12 +217,19 @@ static result finish_all(const void *context) {
 	}
 	return r;
 }
+// others says whether a thing may wait for another process.
+static int others(struct queued *w) {
+	for (int i = 0; w->work == LAUNCH && i < w->count; i++)
+		for (struct queued *in = w->lanes[i].first; in; in = in->next)
+			if (in->work == FOREIGN) return 1;
+	return w->work == FOREIGN;
+}
 // some does a few things of any streams, but none that would have others done.
 static void some(void) {
 	if (!f.late || draw(2)) return;
 	for (struct object *o = all; o; o = o->next)
 		if (o->kind == STREAM && draw(3) == 0)
-			for (uint64_t n = draw(4); n && o->todo && (o->todo->work != WAIT || o->todo->after->ran); n--)
+			for (uint64_t n = draw(4); n && o->todo && (o->todo->work != WAIT || o->todo->after->ran) && !others(o->todo); n--)
 				if (step(o)) defects++, say("defect: work failed\n");
 }
 
@@ -562,6 +571,14 @@ result cuEventQuery(struct object *e) {
 	return done(f.busy || (e->mark && !e->mark->ran) ? NOT_READY : OK);
 }
 result cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 1.5f; return on(__func__, EVENT, start, EVENT, end); }
+
+// fake_queue is for other libraries of this kind: it has a function called when its turn comes
+// in a stream, which reads and writes memory of the GPU.
+int fake_queue(struct object *s, int (*f)(const void *), const void *with, uint64_t read, int64_t reads, uint64_t write, int64_t writes) {
+	CALL(1);
+	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, read, reads, s->owner) || !within(BUFFER, write, writes, s->owner)) return done(INVALID_VALUE);
+	return done(queue(s, (struct queued){ .work = FOREIGN, .to = (void *)f, .from = with }));
+}
 
 // An image is the word "image" and names of kernels. A kernel's name says the
 // sizes of its arguments: add_8_8_4.
