@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
@@ -212,7 +213,20 @@ var (
 	_ G.ADOp = (*toHostOp)(nil)
 )
 
-func init() { ongpu.Compute, ongpu.Part = computeOnGPU, partOnGPU }
+func init() { ongpu.Compute, ongpu.Part, ongpu.Device = computeOnGPU, partOnGPU, singleGPU }
+
+// singleGPU is [ongpu.Device].
+func singleGPU(op string, gpu any) (*cuda.Device, *device.Group, func(), error) {
+	g, _ := gpu.(*GPU)
+	if err := g.enter(op); err != nil {
+		return nil, nil, nil, err
+	}
+	if n := len(g.members); n > 1 {
+		g.group.Leave()
+		return nil, nil, nil, errorf(op, ErrUnsupported, "%v: a process has one GPU among ranks", g)
+	}
+	return g.dev, g.group, g.group.Leave, nil
+}
 
 // newDecoder is a variable for tests.
 var newDecoder = decoder.New

@@ -70,6 +70,10 @@ var (
 	// ErrComputeCapability is a GPU older than compute capability 8.0.
 	ErrComputeCapability = cuda.ErrComputeCapability
 
+	// ErrRank is a failure of one of several processes that compute together (package
+	// ranks), which ends all of them: the text says whose, and why.
+	ErrRank = device.ErrRank
+
 	// ErrOutOfMemory is memory that the host or a GPU does not have; the text says
 	// which, how much was asked for and how much is free. Nothing changed: close what
 	// is not needed and try again.
@@ -147,7 +151,7 @@ func deviceEngineError(op, what string, err error) error {
 		return tensorError(op, operand.name, operand.err)
 	case errors.Is(err, device.ErrShared):
 		return errorf(op, ErrUnsupported, "%s: %v", what, err)
-	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory):
+	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory), errors.Is(err, device.ErrRank):
 		return gpuError(op, err)
 	}
 	return errorf(op, ErrInternal, "%s: %v", what, err)

@@ -197,7 +197,7 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 	}
 	call := ongpu.Call{
 		Op: "nn." + op.title(), Node: op.gpu, Names: namesOf(len(in), func(i int) string { return args[i].name }),
-		In: in, DType: tensor.Float32, Shape: shape,
+		In: in, DType: args[len(args)-1].dtype, Shape: shape,
 		Queue: func(w *ongpu.Work) error { return r.launch(w, shapesOf(in), shape) },
 	}
 	if s, ok := op.rule.(scratching); ok {

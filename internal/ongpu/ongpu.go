@@ -1,6 +1,6 @@
 // Package ongpu lets ops outside of the root package compute on its device
-// tensors, which only the root package can look into. It fills in [Compute] and
-// [Part].
+// tensors, which only the root package can look into. It fills in [Compute], [Part]
+// and [Device].
 package ongpu
 
 import (
@@ -224,3 +224,21 @@ var Compute func(*Call) (G.Value, error)
 // Part is the elements of a device tensor from one on, as a tensor of a shape,
 // without a copy.
 var Part func(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error)
+
+// Device is the device of a GPU value of the root package that is a single GPU, and its
+// group, which is kept open until leave is called.
+var Device func(op string, gpu any) (dev *cuda.Device, group *device.Group, leave func(), err error)
+
+// Collective is work that all ranks do together.
+type Collective int
+
+const (
+	// Sum is the sum of all ranks' inputs.
+	Sum Collective = iota
+	// Broadcast is one rank's input.
+	Broadcast
+)
+
+// Together queues a collective of the first input, of n elements of 32 bits, to the output. comm
+// is a communicator of package ranks, which fills it in; from is the rank of a broadcast.
+var Together func(w *Work, comm any, c Collective, n, from int) error

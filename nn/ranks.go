@@ -1,0 +1,103 @@
+package nn
+
+import (
+	"fmt"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/ranks"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// AllReduce is the sum of all ranks' x, element by element, on every rank, with the same bits:
+//
+//	y = x of rank 0 + x of rank 1 + ...
+//
+// x is float32 and has one shape on all ranks. So a layer whose weight (out, in) is cut by
+// input features, each rank with its columns of w and of x, is AllReduce of the ranks' linear
+// layers; bias and residual are for one of them. In a world of one it is x itself.
+//
+// It computes on the rank's GPU alone: a value in host memory, or on another GPU, is an error. All
+// ranks have to run the same sums in the same order: the graph's, where they depend on each
+// other. It has no gradient.
+//
+// Errors: ErrShape, ErrDType, ErrGraph (nil x), ErrState (nil comm); in a run ErrUnsupported in host
+// memory, and [la.ErrRank] when a rank has failed.
+func AllReduce(x *G.Node, comm *ranks.Comm) (y *G.Node, err error) {
+	const name = "AllReduce"
+	defer recoverTo(name, &err)
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
+	}
+	return newTogether(together{kind: kind{len(x.Shape()), x.Dtype()}, comm: comm, what: ongpu.Sum}, x)
+}
+
+// Broadcast is the x of one rank, on every rank: what one has chosen all go on with. x is
+// float32 or int32. All else is as of [AllReduce].
+//
+// Errors: ErrOption for a rank that there is not; those of AllReduce.
+func Broadcast(x *G.Node, comm *ranks.Comm, from int) (y *G.Node, err error) {
+	const name = "Broadcast"
+	defer recoverTo(name, &err)
+	if x == nil || x.Dtype() != tensor.Int32 {
+		if err := checkFloats(name, "x", x); err != nil {
+			return nil, err
+		}
+	}
+	if len(x.Shape()) == 0 {
+		return nil, errorf(name, la.ErrShape, "x is a scalar, want rank 1 or more")
+	}
+	if comm != nil && (from < 0 || from >= comm.Size()) {
+		return nil, errorf(name, la.ErrOption, "from is rank %d of %d", from, comm.Size())
+	}
+	return newTogether(together{kind: kind{len(x.Shape()), x.Dtype()}, comm: comm, what: ongpu.Broadcast, from: from}, x)
+}
+
+func newTogether(r together, x *G.Node) (*G.Node, error) {
+	if r.comm == nil {
+		return nil, errorf(r.title(), la.ErrState, "comm is nil, want one of ranks.Join")
+	}
+	if r.comm.Size() == 1 {
+		return x, nil
+	}
+	return newNode(r, x)
+}
+
+// together is the rule of what all ranks do together.
+type together struct {
+	kind
+	comm *ranks.Comm
+	what ongpu.Collective
+	from int
+}
+
+func (r together) title() string {
+	if r.what == ongpu.Broadcast {
+		return "Broadcast"
+	}
+	return "AllReduce"
+}
+
+func (r together) String() string {
+	return fmt.Sprintf("%s{%v, rank %d, from %d, comm %p}", r.title(), r.dtype, r.rank, r.from, r.comm)
+}
+
+func (r together) arguments() []argument {
+	args := alike(r.rank, r.dtype, "x", "y")
+	for i := range args {
+		args[i].data = r.dtype == tensor.Int32
+	}
+	return args
+}
+
+func (r together) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+
+func (r together) compute([]G.Value, tensor.Shape) (G.Value, error) {
+	return nil, errorf(r.title(), la.ErrUnsupported, "x is in host memory, and ranks meet on their GPUs")
+}
+
+func (r together) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
+	return ongpu.Together(w, r.comm, r.what, shape.TotalSize(), r.from)
+}

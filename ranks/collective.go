@@ -1,0 +1,89 @@
+package ranks
+
+import (
+	"errors"
+	"fmt"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/nccl"
+	"gorgonia.org/leanattention/internal/ongpu"
+)
+
+func init() { ongpu.Together = together }
+
+// together is [ongpu.Together].
+func together(w *ongpu.Work, comm any, kind ongpu.Collective, n, from int) error {
+	c := comm.(*Comm)
+	if c.nccl == nil { // it is the identity, and nn adds no node
+		return device.ErrRecording
+	}
+	if err := c.Err(); err != nil {
+		return err
+	}
+	l := &collective{comm: c, kind: kind, src: part(w.In[0].Memory, n), dst: part(w.Out, n), from: from}
+	if !w.Recording() {
+		return w.Do(l.Queue)
+	}
+	w.Depend(func(r device.Recorded) bool { return r == recorded{c} }, func() device.Recorded { return recorded{c} })
+	l.release = c.nccl.Hold()
+	if err := w.PutOff(l); err != nil {
+		l.release()
+		return err
+	}
+	return nil
+}
+
+func part(m gpu.Memory, n int) nccl.Part { return nccl.Part{Buffer: m.Buffer, Offset: m.Offset, N: n} }
+
+// collective is one that is queued at once, or in a recording as what is put off, which ends
+// with the recording.
+type collective struct {
+	comm     *Comm
+	kind     ongpu.Collective
+	src, dst nccl.Part
+	from     int
+	release  func() // what the recording holds; nil: there is none
+}
+
+// Queue queues it.
+func (l *collective) Queue(s *cuda.Stream) error {
+	c := l.comm
+	var err error
+	switch l.kind {
+	case ongpu.Sum:
+		err = c.nccl.AllReduce(s, l.dst, l.src, nccl.Float32)
+	default:
+		err = c.nccl.Broadcast(s, l.dst, l.src, nccl.Int32, l.from) // it moves words
+	}
+	if e := c.failed(); e != nil {
+		return e
+	}
+	switch {
+	case errors.Is(err, nccl.ErrAborted):
+		return errors.Join(la.ErrRank, err)
+	case errors.Is(err, cuda.ErrOtherDevice):
+		return fmt.Errorf("x is on another GPU than rank %d's, %v: %w", c.world.Rank, c.gpu, device.ErrRank)
+	case err != nil && !errors.Is(err, cuda.ErrClosed):
+		c.session.Fail(err) // the others wait for it
+		return c.Err()
+	}
+	return err
+}
+
+// Upload has nothing to bring.
+func (l *collective) Upload() error { return nil }
+
+// Close lets the communicator go.
+func (l *collective) Close() error {
+	l.release()
+	return nil
+}
+
+// recorded is a communicator that a recording depends on.
+type recorded struct{ comm *Comm }
+
+func (r recorded) Ready() error { return r.comm.Err() }
+func (r recorded) Done(bool)    {}

@@ -1,0 +1,339 @@
+package ranks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/nccl"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/rendezvous"
+)
+
+// Error is the failure of a rank, which is one of all: its process has ended or is silent, it
+// has said so by [Comm.Fail], NCCL has found one, or it was waited for too long. It is
+// [la.ErrRank].
+type Error struct {
+	Rank   int
+	Reason string
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Reason) }
+
+// Is says that it is la.ErrRank.
+func (e *Error) Is(target error) bool { return target == la.ErrRank }
+
+// rankError makes an Error of one of a session.
+func rankError(err error) error {
+	var e *rendezvous.Error
+	if errors.As(err, &e) {
+		return &Error{e.Rank, e.Reason}
+	}
+	return err
+}
+
+// Comm is this process among those that compute together. It may be used by several
+// goroutines at once, as far as all ranks do what concerns all in the same order.
+type Comm struct {
+	world   World
+	gpu     *la.GPU
+	dev     *cuda.Device
+	queue   *device.Queue
+	nccl    *nccl.Comm          // nil: this process is alone
+	session *rendezvous.Session // nil as well
+
+	waits   atomic.Int64  // calls of the driver, at present
+	since   atomic.Int64  // when the first of them began, in nanoseconds from start on
+	start   time.Time     // of the clock
+	stop    chan struct{} // closed by Close
+	guarded chan struct{} // closed when guard has ended
+
+	mu     sync.Mutex
+	closed bool
+}
+
+const (
+	beat    = time.Second      // from one sign of life of a rank to the next
+	silence = 10 * time.Second // after which it is lost
+	look    = 100 * time.Millisecond
+)
+
+// loadNCCL is a variable for tests.
+var loadNCCL = nccl.Load
+
+// Join waits until all ranks have come, and makes NCCL's communicator of their GPUs: gpu is
+// this one's, and a single one. A world of one needs neither others nor NCCL. A GPU value can
+// be in one Comm at a time.
+//
+// Errors: [la.ErrOption] for a world that can't be, [la.ErrUnsupported] where NCCL is not
+// found (the error says where it was looked for) or too old, and for a GPU value that is
+// several; [la.ErrRank], an [Error], for a rank that does not come or fails; [la.ErrClosed].
+func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
+	const op = "Join"
+	if err := w.check(op); err != nil {
+		return nil, err
+	}
+	if w.Timeout == 0 {
+		w.Timeout = defaultTimeout
+	}
+	dev, group, leave, err := ongpu.Device("ranks."+op, gpu)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	c := &Comm{world: w, gpu: gpu, dev: dev, queue: group.Member(0), start: time.Now(), stop: make(chan struct{}), guarded: make(chan struct{})}
+	if w.Size == 1 {
+		close(c.guarded)
+		return c, nil
+	}
+	if !dev.SetWatch(watch{c}) {
+		return nil, errorf(op, la.ErrState, "%v is among ranks already", gpu)
+	}
+	defer func() {
+		if err != nil {
+			dev.SetWatch(nil)
+		}
+	}()
+	lib, libErr := loadNCCL() // who has none tells the others
+	var id nccl.ID
+	session, made, err := rendezvous.Join(ctx, rendezvous.Config{Rank: w.Rank, Size: w.Size, Address: w.Address, Timeout: w.Timeout, Beat: beat, Silence: silence},
+		func() ([]byte, error) {
+			if libErr != nil {
+				return nil, libErr
+			}
+			id, err := lib.UniqueID()
+			return id[:], err
+		})
+	if libErr != nil && err != nil {
+		err = libErr
+	}
+	if err != nil {
+		return nil, c.joinError(err)
+	}
+	c.session = session
+	defer func() {
+		if err != nil {
+			session.Fail(err)
+			_ = session.Close()
+		}
+	}()
+	if libErr != nil {
+		return nil, c.joinError(libErr)
+	}
+	if copy(id[:], made) != len(id) || len(made) != len(id) {
+		return nil, &Error{0, fmt.Sprintf("its id has %d bytes", len(made))}
+	}
+	// Who can't go on says so here, not while others wait inside of NCCL.
+	if err := session.Barrier(); err != nil {
+		return nil, rankError(err)
+	}
+	if err := c.init(ctx, lib, &id); err != nil {
+		return nil, c.joinError(err)
+	}
+	c.queue.Check(c.failed)
+	go c.guard()
+	return c, nil
+}
+
+// init is nccl's Init. NCCL has no time limit: where a rank fails meanwhile it is left behind, to
+// end when it finds out by itself.
+func (c *Comm) init(ctx context.Context, lib *nccl.Library, id *nccl.ID) error {
+	type made struct {
+		comm *nccl.Comm
+		err  error
+	}
+	result := make(chan made, 1)
+	go func() {
+		comm, err := lib.Init(c.dev, c.world.Size, c.world.Rank, id)
+		result <- made{comm, err}
+	}()
+	limit := time.NewTimer(c.world.Timeout)
+	defer limit.Stop()
+	drop := func() {
+		go func() {
+			if m := <-result; m.err == nil {
+				_ = m.comm.Abort()
+			}
+		}()
+	}
+	select {
+	case m := <-result:
+		c.nccl = m.comm
+		return m.err
+	case <-c.session.Done():
+		drop()
+		return c.session.Err()
+	case <-ctx.Done():
+		drop()
+		return ctx.Err()
+	case <-limit.C:
+		drop()
+		return &Error{c.world.Rank, fmt.Sprintf("NCCL has not connected the ranks within %v", c.world.Timeout)}
+	}
+}
+
+func (c *Comm) joinError(err error) error {
+	if errors.Is(err, nccl.ErrNoNCCL) || errors.Is(err, nccl.ErrTooOld) {
+		return errorf("Join", la.ErrUnsupported, "rank %d: %v", c.world.Rank, err)
+	}
+	var e *rendezvous.Error
+	if errors.As(err, &e) {
+		return rankError(err)
+	}
+	return fmt.Errorf("ranks: Join: rank %d: %w", c.world.Rank, err)
+}
+
+// Rank is this process's number.
+func (c *Comm) Rank() int { return c.world.Rank }
+
+// Size is how many processes there are.
+func (c *Comm) Size() int { return c.world.Size }
+
+// World is what the Comm was joined by.
+func (c *Comm) World() World { return c.world }
+
+// NCCL is the version of the library in use; empty where this process is alone.
+func (c *Comm) NCCL() string {
+	if c.nccl == nil {
+		return ""
+	}
+	return c.nccl.Version()
+}
+
+// Err is the failure that has ended the work of all ranks, an [Error]; nil as long as there
+// is none. What was computed since may be anything: downloads and replays report it as well.
+func (c *Comm) Err() error {
+	if c.session == nil {
+		return nil
+	}
+	err := c.session.Err()
+	if err == rendezvous.ErrClosed {
+		return errorf("Comm", la.ErrClosed, "rank %d has left", c.world.Rank)
+	}
+	return rankError(err)
+}
+
+// Barrier waits until all ranks have called it. It does not wait for GPUs.
+func (c *Comm) Barrier() error {
+	if c.session == nil {
+		return nil
+	}
+	return rankError(c.session.Barrier())
+}
+
+// Fail tells all ranks that this one can't go on: their work ends with this error. It is for
+// whoever gives up for a reason of his own; what concerns the Comm the others know.
+func (c *Comm) Fail(err error) {
+	if c.session != nil && err != nil {
+		c.session.Fail(err)
+	}
+}
+
+// watch is told of the driver's calls, which may wait for other ranks.
+type watch struct{ *Comm }
+
+func (c watch) Waiting() {
+	if c.waits.Add(1) == 1 {
+		c.since.Store(int64(time.Since(c.start)))
+	}
+}
+
+func (c watch) Waited() { c.waits.Add(-1) }
+
+// failed is why what the host has waited for is no good.
+func (c *Comm) failed() error {
+	if err := c.Err(); errors.Is(err, la.ErrRank) {
+		return err
+	}
+	return nil
+}
+
+// guard looks after the others while there is work that needs them, until the Comm is closed
+// or a rank has failed.
+func (c *Comm) guard() {
+	defer close(c.guarded)
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.stop:
+			return
+		case <-c.session.Done():
+			if errors.Is(c.Err(), la.ErrRank) {
+				_ = c.nccl.Abort() // what waits for others ends
+			}
+			return
+		case <-tick.C:
+			if err := c.trouble(); err != nil {
+				c.session.Fail(err)
+			}
+		}
+	}
+}
+
+// trouble is why this rank can't go on.
+func (c *Comm) trouble() error {
+	if err := c.nccl.AsyncError(); err != nil && !errors.Is(err, nccl.ErrAborted) {
+		return err
+	}
+	if c.waits.Load() == 0 {
+		return nil
+	}
+	waited := time.Since(c.start) - time.Duration(c.since.Load())
+	if r := c.session.Gone(); r >= 0 && waited > silence {
+		return fmt.Errorf("it waits for rank %d, which has left", r)
+	}
+	if waited > c.world.Timeout {
+		return fmt.Errorf("it has waited for the others for %v", c.world.Timeout)
+	}
+	return nil
+}
+
+// Close leaves the others. All ranks have to, and wait for each other here, so that nobody's
+// work is cut off. Recordings with its sums have to be closed before it, and the GPU after it.
+//
+// Errors: [la.ErrState], and nothing is done, as long as there are such recordings;
+// [la.ErrClosed] for a second Close.
+func (c *Comm) Close() error {
+	const op = "Comm.Close"
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errorf(op, la.ErrClosed, "rank %d", c.world.Rank)
+	}
+	if c.session == nil {
+		c.closed = true
+		return nil
+	}
+	if c.nccl.Recorded() {
+		return errorf(op, la.ErrState, "%v", nccl.ErrRecorded)
+	}
+	failed := c.session.Err()
+	if failed == nil {
+		failed = c.session.Barrier()
+	}
+	c.closed = true
+	if failed == nil {
+		close(c.stop)
+	}
+	<-c.guarded
+	var err error
+	if failed == nil {
+		err = c.nccl.Close()
+	}
+	c.queue.Check(nil)
+	c.dev.SetWatch(nil)
+	if e := c.session.Close(); err == nil {
+		err = e
+	}
+	if err != nil {
+		return fmt.Errorf("ranks: %s: %w", op, err)
+	}
+	return nil
+}
