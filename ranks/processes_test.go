@@ -24,11 +24,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(runner{m}) }
-
-type runner struct{ m *testing.M }
-
-func (r runner) Run() int { return rankstest.Main(r.m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(rankstest.Main{M: m}) }
 
 // rank is this process among those of a test.
 type rank struct {

@@ -18,6 +18,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/bpe"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
+	"gorgonia.org/leanattention/internal/rankstest"
 
 	"go.uber.org/goleak"
 )
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		main()
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(rankstest.Main{M: m})
 }
 
 const asCommand = "OPT_TEST_AS_COMMAND"

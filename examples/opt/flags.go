@@ -15,6 +15,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/sample"
+	"gorgonia.org/leanattention/ranks"
 
 	"gorgonia.org/tensor"
 )
@@ -44,7 +45,9 @@ type options struct {
 	workers     int
 	chunk       int // 0: as the decoder has it
 	mixed       bool
-	gpus        []int // none: the CPU
+	gpus        []int       // none: the CPU
+	anyGPU      bool        // no number is given
+	world       ranks.World // of several processes, if there are
 	stats       bool
 	json        bool
 	logprobs    int
@@ -170,6 +173,7 @@ func parse(args []string, help io.Writer) (options, error) {
 		func() error { return o.checkCompute(n) },
 		func() error { return o.checkDraft(given) },
 		func() error { return o.checkSampling(given) },
+		func() error { return o.checkRanks(given, n) },
 	} {
 		if err := check(); err != nil {
 			return o, err
@@ -245,7 +249,7 @@ func (o *options) look(n named) (err error) {
 	switch numbers, numbered := strings.CutPrefix(n.device, "gpu:"); {
 	case n.device == "cpu":
 	case n.device == "gpu":
-		o.gpus = []int{0}
+		o.gpus, o.anyGPU = []int{0}, true
 	case numbered:
 		for _, number := range strings.Split(numbers, ",") {
 			i, err := strconv.Atoi(number)
@@ -284,6 +288,29 @@ func (o *options) checkCompute(n named) error {
 		return usagef("-prompt-cache needs -attn lean, fixed or head: Gorgonia's own nodes have no cache that could be saved")
 	case !o.paged() && o.interactive:
 		return usagef("-i needs -attn lean, fixed or head: Gorgonia's own nodes have no cache that could be forked")
+	}
+	return nil
+}
+
+// checkRanks looks at whether this is one of several processes, and at what those can't do.
+func (o *options) checkRanks(given map[string]bool, n named) (err error) {
+	if o.world, err = ranks.Environment(); err != nil {
+		return usagef("%v", err)
+	}
+	several := fmt.Sprintf("WORLD_SIZE %d", o.world.Size)
+	switch {
+	case o.world.Size == 1:
+		return nil
+	case !o.anyGPU:
+		return usagef("-device %s with %s: each rank has one GPU, which is -device gpu", n.device, several)
+	case o.interactive:
+		return usagef("-i with %s: a session has one process", several)
+	case o.promptCache != "":
+		return usagef("-prompt-cache with %s: each rank has a part of the cache alone", several)
+	case o.sample.Temperature != 0 && !given["seed"] && o.perplexity == "":
+		return usagef("tokens are drawn, with %s: -seed is needed, the same on all ranks", several)
+	case o.perplexity == "-" || slices.ContainsFunc(o.sources, func(s source) bool { return s.text == "-" }):
+		return usagef("standard input with %s: all ranks need the text, from -prompt or a file", several)
 	}
 	return nil
 }

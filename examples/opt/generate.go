@@ -19,7 +19,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.Close()) }()
+	defer func() { err = l.end(err) }()
 
 	var texts []string // the prompt of each text
 	var prompts [][]int

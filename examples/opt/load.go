@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/tiny"
+	"gorgonia.org/leanattention/ranks"
 )
 
 // loaded is a model: what its folder says at first, and then what computes.
@@ -19,7 +21,8 @@ type loaded struct {
 	config    hf.Config
 	folder    *hf.Folder
 	tokenizer *bpe.Tokenizer
-	gpu       *la.GPU // nil: the CPU
+	gpu       *la.GPU     // nil: the CPU
+	comm      *ranks.Comm // of several processes; nil: this one is alone
 
 	weights *model.Weights
 	decoder *model.Decoder
@@ -41,7 +44,7 @@ func load(o options, stderr io.Writer) (_ *loaded, err error) {
 	}
 	l.config = l.folder.Config()
 	if o.onGPU() {
-		if l.gpu, err = la.OpenGPUs(o.gpus...); err != nil {
+		if err = l.openGPU(stderr); err != nil {
 			return nil, err
 		}
 	}
@@ -55,14 +58,14 @@ func (l *loaded) build(mo model.Options, stderr io.Writer) (err error) {
 	began := time.Now()
 	o, c := &l.options, l.config
 	mo.Attention, mo.Schedule, mo.Linear, mo.Cache, mo.Workers, mo.Device = o.attention, o.schedule, o.linear, o.cache, o.workers, l.gpu
-	mo.Mixed = o.mixed
+	mo.Mixed, mo.Ranks = o.mixed, l.comm
 	if o.chunk > 0 {
 		mo.Chunk = o.chunk
 	}
 	if err := model.CheckRoom(l.folder, o.weights, mo); err != nil {
 		return err
 	}
-	if l.weights, err = model.LoadAs(l.folder, o.weights); err != nil {
+	if l.weights, err = model.LoadPart(l.folder, o.weights, o.world); err != nil {
 		return err
 	}
 	l.first.load += time.Since(began)
@@ -104,10 +107,39 @@ func (l *loaded) device() string {
 	return l.gpu.String()
 }
 
-// Close gives everything back.
+// openGPU opens the GPU, or several, or joins the other ranks with that of this one.
+func (l *loaded) openGPU(stderr io.Writer) (err error) {
+	o := &l.options
+	if o.world.Size <= 1 {
+		l.gpu, err = la.OpenGPUs(o.gpus...)
+		return err
+	}
+	if l.gpu, err = o.world.OpenGPU(); err != nil {
+		return err
+	}
+	fmt.Fprintf(stderr, "waiting for %d ranks at %s\n", o.world.Size, o.world.Address)
+	if l.comm, err = ranks.Join(context.Background(), l.gpu, o.world); err != nil {
+		return err
+	}
+	fmt.Fprintf(stderr, "rank %d of %d on %v, NCCL %s\n", o.world.Rank, o.world.Size, l.gpu, l.comm.NCCL())
+	return nil
+}
+
+// end is Close behind an error, or none, which the other ranks are told.
+func (l *loaded) end(err error) error {
+	if l.comm != nil && err != nil {
+		l.comm.Fail(err)
+	}
+	return errors.Join(err, l.Close())
+}
+
+// Close gives everything back. Ranks wait for each other there.
 func (l *loaded) Close() (err error) {
 	if l.decoder != nil {
 		err = errors.Join(err, l.decoder.Close())
+	}
+	if l.comm != nil {
+		err = errors.Join(err, l.comm.Close())
 	}
 	if l.gpu != nil {
 		err = errors.Join(err, l.gpu.Close())

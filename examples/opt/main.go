@@ -74,6 +74,11 @@
 // /fork and /back keep a text and return to it, Ctrl-C ends a text and Ctrl-D the
 // session.
 //
+// Where RANK and WORLD_SIZE are set, as torchrun sets them, this is one of several processes that
+// have the model together, each with a part of the weights and of the cache on one GPU
+// (-device gpu): see docs/devices.md. All get the same flags; rank 0 writes, and the others
+// write errors alone.
+//
 // Exit status: 0; 1 if something could not be read, computed or written; 2 for
 // wrong flags; 130 after an interrupt, when what was decoded has been written.
 package main
@@ -123,6 +128,9 @@ func do(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.W
 		return err
 	}
 	defer limitMemory()()
+	if o.world.Rank > 0 { // rank 0 tells, and all of them tell errors
+		stdout, stderr = io.Discard, io.Discard
+	}
 	in := interruptible{ctx, stdin}
 	if err := o.readPrompts(in); err != nil {
 		return err

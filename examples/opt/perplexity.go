@@ -46,7 +46,7 @@ func tellPerplexity(ctx context.Context, o options, text string, stdout, stderr 
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.Close()) }()
+	defer func() { err = l.end(err) }()
 	ids, err := l.encode(text, true, math.MaxInt32)
 	if err != nil {
 		return err

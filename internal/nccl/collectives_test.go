@@ -19,7 +19,11 @@ import (
 	"gorgonia.org/leanattention/internal/nccl"
 	"gorgonia.org/leanattention/internal/rankstest"
 	"gorgonia.org/leanattention/internal/rendezvous"
+
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(rankstest.Main{M: m}) }
 
 // encode is numbers as a type has them.
 func encode(x []float32, t nccl.Type) (b []byte) {

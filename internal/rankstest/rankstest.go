@@ -69,14 +69,17 @@ func libraries(t *testing.T) []string {
 	return builds.env
 }
 
-// Main is a TestMain's: it runs the tests, and removes what was built for them.
-func Main(m *testing.M) int {
+// Main is a testing.M that removes what was built for its tests.
+type Main struct{ M *testing.M }
+
+// Run runs the tests.
+func (m Main) Run() int {
 	defer func() {
 		if builds.dir != "" {
 			_ = os.RemoveAll(builds.dir)
 		}
 	}()
-	return m.Run()
+	return m.M.Run()
 }
 
 // Run starts so many processes that run the calling test, and waits for them. env is more of

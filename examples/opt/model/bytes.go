@@ -47,9 +47,10 @@ func (d *Decoder) runBytes(p *pass) int64 {
 		return 0
 	}
 	n := d.stepBytes
+	from, to := d.options.world().Part(d.config.Heads)
 	for i, count := range p.counts {
 		if count > 0 {
-			n += int64(d.lengths[i]+count) * tokenBytes(d.config, d.options.Cache)
+			n += int64(d.lengths[i]+count) * tokenBytes(d.config, d.options.Cache) * int64(to-from) / int64(d.config.Heads)
 		}
 	}
 	return n

@@ -19,6 +19,9 @@ func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) error {
 	size := 0
 	for p := range w.config.Weights() {
 		t := w.tensors[p.Name]
+		if t == nil { // another rank's
+			continue
+		}
 		from, to := t.Dtype(), kind(t)
 		if !isWeight(from) || !isWeight(to) {
 			return fmt.Errorf("weight %s: %w: elements of %v as %v", p.Name, ErrConfig, from, to)
@@ -30,6 +33,9 @@ func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) error {
 	memory := arena(make([]byte, size))
 	largePages(memory)
 	for p := range w.config.Weights() {
+		if w.tensors[p.Name] == nil {
+			continue
+		}
 		t, err := memory.convert(w.tensors[p.Name], kind(w.tensors[p.Name]))
 		if err != nil {
 			return fmt.Errorf("weight %s: %w", p.Name, err)

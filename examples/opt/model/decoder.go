@@ -11,6 +11,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/ranks"
 
 	"gorgonia.org/tensor"
 )
@@ -87,6 +88,11 @@ type Options struct {
 	// Of several GPUs each has some heads of the cache and some output features of each
 	// linear layer; the first has the rest.
 	Device *la.GPU
+
+	// Ranks are the processes that have a model together, each with one GPU, Device, and the
+	// weights that [LoadPart] gives it; nil: this one has all of it. All ranks have to be made, and
+	// called, alike. What rank 0 chooses, or its logits, all of them go on with.
+	Ranks *ranks.Comm
 
 	// Greedy chooses the most likely token where the logits are, for
 	// [Decoder.Chosen]: on a GPU only tokens come down then, and there are no
@@ -174,7 +180,7 @@ type pass struct {
 
 // NewDecoder builds the two graphs and the cache. Close it after use.
 func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
-	if err := o.check(w.config); err != nil {
+	if err := errors.Join(o.check(w.config), o.checkWeights(w)); err != nil {
 		return nil, err
 	}
 	o.Chunk = o.chunk()
@@ -203,6 +209,9 @@ func (o *Options) check(c hf.Config) error {
 		}
 	}
 	if err := o.checkShared(); err != nil {
+		return err
+	}
+	if err := o.checkRanks(c); err != nil {
 		return err
 	}
 	switch {

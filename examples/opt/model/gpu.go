@@ -56,6 +56,9 @@ func (w *Weights) upload(gpu *la.GPU) (tensors map[string]*la.DeviceTensor, err 
 	}
 	tensors = make(map[string]*la.DeviceTensor)
 	for p := range placing(w.config, gpus) {
+		if w.tensors[p.from] == nil { // another rank's
+			continue
+		}
 		t, err := w.place(gpu, &p)
 		if err != nil {
 			for _, t := range tensors {

@@ -7,6 +7,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/ranks"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -36,6 +37,7 @@ type builder struct {
 	fuse  bool        // the graph is to be rewritten
 	gpu   *gpuGraph   // values are in a GPU's memory; nil: in host memory
 	there *gpuWeights // of that GPU
+	ranks *ranks.Comm // that have the model together; nil: this one alone
 	err   error
 }
 
@@ -67,7 +69,7 @@ func (w *Weights) newGraph(rows, selected int, often bool, o *Options, there *gp
 }
 
 func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Options, there *gpuWeights, attention attend, usedRows usedRows) (*graph, error) {
-	b, c := &builder{w: w, g: G.NewGraph(), mixed: o.Mixed, stock: o.Linear == StockLinear, there: there}, w.config
+	b, c := &builder{w: w, g: G.NewGraph(), mixed: o.Mixed, stock: o.Linear == StockLinear, there: there, ranks: o.Ranks}, w.config
 	gr := &graph{}
 	if there != nil {
 		b.gpu = &gpuGraph{gpu: o.Device}
@@ -117,6 +119,9 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 
 	if b.gpu != nil && o.chooses() {
 		b.gpu.choose(b, gr.logits, !o.Greedy)
+		b.gpu.chosen = b.fromFirst(b.gpu.chosen)
+	} else {
+		gr.logits = b.fromFirst(gr.logits)
 	}
 	if b.err != nil {
 		return nil, b.err
@@ -169,14 +174,14 @@ func (b *builder) layer(h *G.Node, i int, attention attend) *G.Node {
 		first, last = last, first
 	}
 	qkv := b.linears(h, first, name+"self_attn.q_proj", name+"self_attn.k_proj", name+"self_attn.v_proj")
-	h = b.norm(b.linear(attention(b, i, qkv[0], qkv[1], qkv[2]), "", name+"self_attn.out_proj", false, h), last)
+	h = b.norm(b.partial(attention(b, i, qkv[0], qkv[1], qkv[2]), name+"self_attn.out_proj", h), last)
 
 	first, last = name+"final_layer_norm", ""
 	if !b.w.config.DoLayerNormBefore {
 		first, last = last, first
 	}
 	x := b.linear(h, first, name+"fc1", true, nil)
-	return b.norm(b.linear(x, "", name+"fc2", false, h), last)
+	return b.norm(b.partial(x, name+"fc2", h), last)
 }
 
 // do adds nodes unless there was an error. Gorgonia's builders panic for some

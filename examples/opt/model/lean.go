@@ -43,7 +43,8 @@ func (o *Options) pages() int {
 
 // cacheConfig is the cache of a decoder that has one in pages.
 func (o *Options) cacheConfig(c hf.Config) la.CacheConfig {
-	return la.CacheConfig{Layers: c.Layers, KVHeads: c.Heads, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: o.pages(), Device: o.Device}
+	from, to := o.world().Part(c.Heads)
+	return la.CacheConfig{Layers: c.Layers, KVHeads: to - from, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: o.pages(), Device: o.Device}
 }
 
 func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {

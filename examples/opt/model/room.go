@@ -31,11 +31,17 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 			return err
 		}
 		as := loadedAs(t, matrices)
+		part := cutOf(c, o.world(), p.from, p.shape)
+		if part.none {
+			continue
+		}
+		p.shape = slices.Clone(p.shape)
+		p.shape[part.axis] = part.to - part.from
 		for i := range weights {
 			weights[i] += p.bytesOn(i, gpus, as.Size())
 		}
 		if as != t.Dtype() && p.name == p.from {
-			made += int64(t.Shape().TotalSize()) * int64(as.Size())
+			made += int64(tensor.Shape(p.shape).TotalSize()) * int64(as.Size())
 		}
 	}
 	cache, err := o.cacheBytes(c)

@@ -99,7 +99,10 @@ func checkFree(gpu *la.GPU, need func(member int) (bytes int64, what string)) er
 // bytesOn is what one of some GPUs has of the weights.
 func (w *Weights) bytesOn(gpu, gpus int) (n int64) {
 	for p := range placing(w.config, gpus) {
-		n += p.bytesOn(gpu, gpus, w.tensors[p.from].Dtype().Size())
+		if t := w.tensors[p.from]; t != nil { // else another rank's
+			p.shape = t.Shape()
+			n += p.bytesOn(gpu, gpus, t.Dtype().Size())
+		}
 	}
 	return n
 }

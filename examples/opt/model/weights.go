@@ -8,6 +8,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/ranks"
 
 	"gorgonia.org/tensor"
 )
@@ -30,6 +31,7 @@ type Source interface {
 // written.
 type Weights struct {
 	config  hf.Config
+	world   ranks.World // whose rank's part they are; a Size of 0: all of them
 	tensors map[string]*tensor.Dense
 
 	widenOnce sync.Once
@@ -53,7 +55,16 @@ func Load(from Source) (*Weights, error) { return LoadAs(from, tensor.Dtype{}) }
 // nearest. A number that float16 has no room for, and an activation that is
 // neither "relu" nor "gelu", are ErrConfig.
 func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
-	w := &Weights{config: from.Config(), tensors: map[string]*tensor.Dense{}}
+	return LoadPart(from, matrices, ranks.World{})
+}
+
+// LoadPart is LoadAs of one rank's part, for decoders with [Options].Ranks. Of the others'
+// parts nothing is read. More ranks than heads are ErrConfig.
+func LoadPart(from Source, matrices tensor.Dtype, world ranks.World) (*Weights, error) {
+	w := &Weights{config: from.Config(), world: world, tensors: map[string]*tensor.Dense{}}
+	if err := checkWorld(w.config, world); err != nil {
+		return nil, err
+	}
 	if _, ok := activations[w.config.Activation]; !ok {
 		return nil, fmt.Errorf("%w: activation %q", ErrConfig, w.config.Activation)
 	}
@@ -62,7 +73,9 @@ func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 		if err != nil {
 			return nil, err
 		}
-		w.tensors[p.Name] = t
+		if c := cutOf(w.config, world, p.Name, p.Shape); !c.none {
+			w.tensors[p.Name] = c.of(t)
+		}
 	}
 	if err := w.convert(func(t *tensor.Dense) tensor.Dtype { return loadedAs(t, matrices) }); err != nil {
 		return nil, err

@@ -1,0 +1,157 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/ranks"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// What is where among several processes (Megatron's way): each rank has some heads, and some
+// features inside of the feed-forward network. So q, k, v and the first feed-forward layer are
+// cut by output features, and the output projection and the second one by input features: these
+// make partial sums, which nn.AllReduce adds up. Bias and residual are added once, by rank 0.
+// Tables, norms and the head are whole on every rank.
+
+// cut is a rank's part of a weight: indices of an axis.
+type cut struct {
+	axis, from, to int
+	none           bool // another rank has it
+}
+
+// featureBlock is what parts of the feed-forward network are multiples of: columns of a weight
+// begin where rows of 16 bytes can.
+const featureBlock = 16
+
+// cutOf is the part of a weight that a rank has.
+func cutOf(c hf.Config, w ranks.World, name string, shape []int) cut {
+	whole := cut{0, 0, shape[0], false}
+	if w.Size <= 1 {
+		return whole
+	}
+	dir, kind, _ := cutLast(name, ".") // weight or bias
+	_, layer, _ := cutLast(dir, ".")
+	switch layer {
+	case "q_proj", "k_proj", "v_proj":
+		from, to := w.Part(c.Heads)
+		return cut{0, from * c.HeadDim(), to * c.HeadDim(), false}
+	case "fc1":
+		from, to := features(c, w)
+		return cut{0, from, to, false}
+	case "out_proj", "fc2":
+		if kind == "bias" {
+			whole.none = w.Rank != 0
+			return whole
+		}
+		from, to := w.Part(c.Heads)
+		from, to = from*c.HeadDim(), to*c.HeadDim()
+		if layer == "fc2" {
+			from, to = features(c, w)
+		}
+		return cut{1, from, to, false}
+	}
+	return whole
+}
+
+// features are a rank's, inside of the feed-forward network.
+func features(c hf.Config, w ranks.World) (from, to int) {
+	blocks := (c.FFNDim + featureBlock - 1) / featureBlock
+	from, to = w.Part(blocks)
+	return from * featureBlock, min(to*featureBlock, c.FFNDim)
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return "", s, false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+// checkWorld says whether a model has parts for so many ranks.
+func checkWorld(c hf.Config, w ranks.World) error {
+	if blocks := c.FFNDim / featureBlock; w.Size > c.Heads || w.Size > max(blocks, 1) {
+		return fmt.Errorf("%w: %d ranks for %d heads and %d blocks of %d features: each needs one", ErrConfig, w.Size, c.Heads, blocks, featureBlock)
+	}
+	return nil
+}
+
+// of is the part of a tensor. What is not whole rows is copied.
+func (c cut) of(t *tensor.Dense) *tensor.Dense {
+	shape := t.Shape().Clone()
+	if c.from == 0 && c.to == shape[c.axis] {
+		return t
+	}
+	outer, inner := 1, int(t.Dtype().Size())
+	for i, n := range shape {
+		if i < c.axis {
+			outer *= n
+		} else if i > c.axis {
+			inner *= n
+		}
+	}
+	all, n := dense.Backing[byte](t), shape[c.axis]
+	shape[c.axis] = c.to - c.from
+	part := tensor.New(tensor.Of(t.Dtype()), tensor.WithShape(shape...))
+	to := dense.Backing[byte](part)
+	for i := range outer {
+		to = to[copy(to, all[(i*n+c.from)*inner:(i*n+c.to)*inner]):]
+	}
+	return part
+}
+
+// world is the one that a decoder's options have.
+func (o *Options) world() ranks.World {
+	if o.Ranks == nil {
+		return ranks.World{Size: 1}
+	}
+	return o.Ranks.World()
+}
+
+// checkRanks refuses what ranks can't do.
+func (o *Options) checkRanks(c hf.Config) error {
+	w := o.world()
+	switch {
+	case w.Size == 1:
+		return nil
+	case o.Device == nil:
+		return fmt.Errorf("%w: %d ranks on the CPU, and they compute on GPUs", ErrConfig, w.Size)
+	case len(o.Device.Members()) > 1:
+		return fmt.Errorf("%w: %d ranks with several GPUs each", ErrConfig, w.Size)
+	}
+	return checkWorld(c, w)
+}
+
+// checkWeights says whether weights are those of the options' rank.
+func (o *Options) checkWeights(w *Weights) error {
+	if a, b := w.world, o.world(); max(a.Size, 1) != b.Size || a.Rank != b.Rank {
+		return fmt.Errorf("%w: weights of rank %d of %d for a decoder of rank %d of %d", ErrConfig, a.Rank, max(a.Size, 1), b.Rank, b.Size)
+	}
+	return nil
+}
+
+// partial is a linear layer that is cut by input features: the sum of the ranks' parts.
+func (b *builder) partial(x *G.Node, name string, residual *G.Node) *G.Node {
+	if b.ranks == nil || b.ranks.Size() == 1 {
+		return b.linear(x, "", name, false, residual)
+	}
+	if b.ranks.Rank() != 0 {
+		residual = nil
+	}
+	y := b.linear(x, "", name, false, residual)
+	return b.do(func() (*G.Node, error) { return nn.AllReduce(y, b.ranks) })
+}
+
+// fromFirst is what rank 0 has made of what is the same on all ranks: where GPUs differ, bits may.
+func (b *builder) fromFirst(x *G.Node) *G.Node {
+	if b.ranks == nil || b.ranks.Size() == 1 {
+		return x
+	}
+	return b.do(func() (*G.Node, error) { return nn.Broadcast(x, b.ranks, 0) })
+}

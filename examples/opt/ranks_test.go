@@ -1,0 +1,126 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/emulated/system"
+	"gorgonia.org/leanattention/internal/rankstest"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// asRank runs the command as one of the ranks, and writes what it has written.
+func asRank(t *testing.T, args ...string) {
+	t.Helper()
+	system.Emulate(t)
+	var stdout, stderr bytes.Buffer
+	status := run(context.Background(), args, strings.NewReader(""), &stdout, &stderr)
+	rankstest.Write(t, fmt.Sprintf("%d\n%s\n%s", status, stdout.String(), stderr.String()))
+}
+
+// Two ranks write what one process does, by rank 0 alone.
+func TestRanks(t *testing.T) {
+	const flags = "OPT_TEST_FLAGS"
+	if rankstest.Child() {
+		asRank(t, append(strings.Split(os.Getenv(flags), "|"), "-device", "gpu")...)
+		return
+	}
+	cases := []string{"-prompt|Once upon a time|-prompt|The|-n|3"}
+	if reftest.Every(t) {
+		file := filepath.Join(t.TempDir(), "text")
+		if err := os.WriteFile(file, []byte("Once upon a time there was a little girl."), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cases = append(cases,
+			"-prompt|Once upon a time|-n|6|-draft|ngram",
+			"-prompt|Once upon a time|-n|4|-weights|f16|-cache|bf16|-temperature|1|-seed|5|-n-samples|2",
+			"-perplexity|"+file,
+			"-prompt|The cat|-n|4|-temperature|0.8|-seed|7|-draft|ngram|-draft-tokens|2")
+	}
+	for _, c := range cases {
+		env := []string{flags + "=" + c}
+		one, two := rankstest.Run(t, 1, env), rankstest.Run(t, 2, env)
+		for _, r := range append(one, two...) {
+			if r.Err != nil || !strings.HasPrefix(r.Text, "0\n") {
+				t.Fatalf("%s: %v: %s\n%s", c, r.Err, r.Text, r.Output)
+			}
+		}
+		text := func(r rankstest.Rank) string { return strings.SplitN(r.Text, "loading", 2)[0] }
+		if !sameText(text(one[0]), text(two[0])) || len(text(one[0])) < 5 {
+			t.Errorf("%s: one process writes %q, two %q", c, text(one[0]), text(two[0]))
+		}
+		if !strings.Contains(two[0].Text, "rank 0 of 2 on GPU 0") || two[1].Text != "0\n\n" {
+			t.Errorf("%s: rank 0 writes %q, rank 1 %q", c, two[0].Text, two[1].Text)
+		}
+	}
+}
+
+// sameText says whether two outputs are the same, a perplexity up to rounding.
+func sameText(a, b string) bool {
+	var x, y float64
+	if _, err := fmt.Sscanf(a, "0\nperplexity %g", &x); err != nil {
+		return a == b
+	}
+	_, err := fmt.Sscanf(b, "0\nperplexity %g", &y)
+	return err == nil && math.Abs(x-y) < 1e-5*x
+}
+
+// What ranks can't do is refused by name, and so is what the environment has wrong.
+func TestRanksRefused(t *testing.T) {
+	prompt := []string{"-prompt", "Once"}
+	for _, c := range []struct {
+		args []string
+		env  string
+		want string
+	}{
+		{prompt, "", "-device cpu with WORLD_SIZE 2"},
+		{append(prompt, "-device", "gpu:0,1"), "", "-device gpu:0,1 with WORLD_SIZE 2"},
+		{append(prompt, "-device", "gpu:0"), "", "-device gpu:0 with WORLD_SIZE 2"},
+		{[]string{"-device", "gpu", "-i"}, "", "-i with WORLD_SIZE 2"},
+		{append(prompt, "-device", "gpu", "-prompt-cache", "x"), "", "-prompt-cache with WORLD_SIZE 2"},
+		{append(prompt, "-device", "gpu", "-temperature", "1"), "", "-seed is needed"},
+		{[]string{"-device", "gpu", "-prompt", "-"}, "", "standard input with WORLD_SIZE 2"},
+		{[]string{"-device", "gpu", "-perplexity", "-"}, "", "standard input with WORLD_SIZE 2"},
+		{append(prompt, "-device", "gpu"), "RANK=2", `RANK is "2", want a number from 0 to 1`},
+		{append(prompt, "-device", "gpu"), "MASTER_PORT=", `MASTER_PORT is ""`},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			for _, e := range []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", c.env} {
+				if name, value, ok := strings.Cut(e, "="); ok {
+					t.Setenv(name, value)
+				}
+			}
+			var stdout, stderr bytes.Buffer
+			status := run(context.Background(), c.args, strings.NewReader(""), &stdout, &stderr)
+			if status != exitUsage || !strings.Contains(stderr.String(), c.want) || stdout.Len() > 0 {
+				t.Errorf("%d, %q", status, stderr.String())
+			}
+		})
+	}
+}
+
+// A rank that can't go on ends the others, which say whose fault it is.
+func TestRanksFail(t *testing.T) {
+	if !reftest.Every(t) {
+		t.Skip("the tests of package ranks have it")
+	}
+	if rankstest.Child() {
+		args := []string{"-device", "gpu", "-prompt", "Once upon a time", "-n", "3"}
+		asRank(t, args...)
+		return
+	}
+	all := rankstest.Run(t, 2, []string{"FAKE_NCCL_ASYNC=2"})
+	for rank, r := range all {
+		if r.Err != nil || !strings.HasPrefix(r.Text, "1\n") || !strings.Contains(r.Text, "remote process exited") {
+			t.Errorf("rank %d: %v: %s\n%s", rank, r.Err, r.Text, r.Output)
+		}
+	}
+}
