@@ -33,7 +33,7 @@ type functions struct {
 	funcGetAttribute, funcSetAttribute, occupancy, clusters, launchKernel, launchKernelEx               function
 	tensorMapEncodeTiled                                                                                function
 	streamBeginCapture, streamEndCapture, graphInstantiate, graphDestroy, graphExecDestroy, graphLaunch function
-	exchangeCaptureMode, graphGetRootNodes, graphSetKernel                                              function
+	exchangeCaptureMode, graphGetRootNodes, graphGetKernel, graphSetKernel                              function
 }
 
 // table pairs every entry point with its name in the library. A suffix _v2 is
@@ -101,6 +101,7 @@ func (f *functions) table() []struct {
 		{&f.graphExecDestroy, "cuGraphExecDestroy", ""},
 		{&f.graphLaunch, "cuGraphLaunch", ""},
 		{&f.graphGetRootNodes, "cuGraphGetRootNodes", ""},
+		{&f.graphGetKernel, "cuGraphKernelNodeGetParams", ""},
 		{&f.graphSetKernel, "cuGraphExecKernelNodeSetParams", ""},
 		{&f.exchangeCaptureMode, "cuThreadExchangeStreamCaptureMode", ""},
 	}

@@ -128,22 +128,31 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 func (f *front) find(v *Device, template uintptr) error {
 	fn := &v.drv.fn
 	err := v.make(&f.template.handle, &fn.graphDestroy, func() (uintptr, error) {
-		var node uintptr
-		n := uintptr(1)
-		if r := fn.graphGetRootNodes.call(template, uintptr(unsafe.Pointer(&node)), uintptr(unsafe.Pointer(&n))); r != 0 {
+		var nodes [64]uintptr
+		n := uintptr(len(nodes))
+		if r := fn.graphGetRootNodes.call(template, uintptr(unsafe.Pointer(&nodes)), uintptr(unsafe.Pointer(&n))); r != 0 {
 			return 0, v.drv.failed(r, &fn.graphGetRootNodes, "")
 		}
-		if n != 1 || node == 0 {
-			return 0, fmt.Errorf("capture: %d first nodes: %w", n, ErrRange)
+		for _, node := range nodes[:n] {
+			if n == 1 || f.makes(v, node) {
+				f.node = node
+				return template, nil
+			}
 		}
-		f.node = node
-		return template, nil
+		return 0, fmt.Errorf("capture: none of %d first nodes makes the copies: %w", n, ErrRange)
 	})
 	if err != nil {
 		f.node = 0
 		fn.graphDestroy.call(template)
 	}
 	return err
+}
+
+// makes says whether a node is the kernel that makes copies. What other libraries queue in a capture may begin with
+// nodes of its own that wait for nothing either.
+func (f *front) makes(v *Device, node uintptr) bool {
+	var p kernelNode
+	return v.drv.fn.graphGetKernel.call(node, uintptr(unsafe.Pointer(&p))) == 0 && p.function == f.kernel.id
 }
 
 // set has the node make copies, or none.

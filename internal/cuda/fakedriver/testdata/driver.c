@@ -727,12 +727,22 @@ result cuGraphGetRootNodes(struct object *graph, void **nodes, size_t *n) {
 	CALL(1);
 	if (!find(GRAPH, (uintptr_t)graph)) return done(INVALID_HANDLE);
 	struct queued *first = graph->lanes[0].first; // what other streams do is behind it
-	if (*n && first) nodes[0] = first;
-	*n = first != 0;
+	// What another library queues may begin with things that depend on nothing: they come first here.
+	size_t room = *n, count = 0;
+	for (struct queued *w = first; w; w = w->next)
+		if (w == first ? 0 : w->work == FOREIGN) { if (count < room) nodes[count] = w; count++; }
+	if (first) { if (count < room) nodes[count] = first; count++; }
+	*n = count < room ? count : room;
 	return done(OK);
 }
 // The other texts of a node that can be had here are other copies.
 struct node_params { struct object *fn; unsigned x, y, z, tx, ty, tz, shared; void **params, **extra; };
+result cuGraphKernelNodeGetParams(struct queued *node, struct node_params *p) {
+	CALL(1);
+	if (node->work != KERNEL) return done(INVALID_VALUE);
+	*p = (struct node_params){ .fn = node->fn, .x = (unsigned)node->grid, .tx = (unsigned)node->block, .shared = (unsigned)node->shared };
+	return done(OK);
+}
 result cuGraphExecKernelNodeSetParams(struct object *exec, struct queued *node, const struct node_params *p) {
 	CALL(1);
 	if (!find(EXEC, (uintptr_t)exec) || !find(FUNCTION, (uintptr_t)p->fn) || p->extra) return done(INVALID_HANDLE);
