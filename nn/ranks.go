@@ -56,8 +56,8 @@ func Broadcast(x *G.Node, comm *ranks.Comm, from int) (y *G.Node, err error) {
 }
 
 func newTogether(r together, x *G.Node) (*G.Node, error) {
-	if r.comm == nil {
-		return nil, errorf(r.title(), la.ErrState, "comm is nil, want one of ranks.Join")
+	if r.comm.Size() < 1 {
+		return nil, errorf(r.title(), la.ErrState, "comm is none of ranks.Join")
 	}
 	if r.comm.Size() == 1 {
 		return x, nil

@@ -17,9 +17,6 @@ func init() { ongpu.Together = together }
 // together is [ongpu.Together].
 func together(w *ongpu.Work, comm any, kind ongpu.Collective, n, from int) error {
 	c := comm.(*Comm)
-	if c.nccl == nil { // it is the identity, and nn adds no node
-		return device.ErrRecording
-	}
 	if err := c.Err(); err != nil {
 		return err
 	}

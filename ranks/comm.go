@@ -190,17 +190,30 @@ func (c *Comm) joinError(err error) error {
 }
 
 // Rank is this process's number.
-func (c *Comm) Rank() int { return c.world.Rank }
+func (c *Comm) Rank() int { return c.World().Rank }
 
-// Size is how many processes there are.
-func (c *Comm) Size() int { return c.world.Size }
+// Size is how many processes there are; 0 if the Comm was not made by Join.
+func (c *Comm) Size() int { return c.World().Size }
 
 // World is what the Comm was joined by.
-func (c *Comm) World() World { return c.world }
+func (c *Comm) World() World {
+	if c == nil {
+		return World{}
+	}
+	return c.world
+}
+
+// made says whether the Comm comes from Join.
+func (c *Comm) made(op string) error {
+	if c.Size() == 0 {
+		return errorf(op, la.ErrState, "not made by Join")
+	}
+	return nil
+}
 
 // NCCL is the version of the library in use; empty where this process is alone.
 func (c *Comm) NCCL() string {
-	if c.nccl == nil {
+	if c == nil || c.nccl == nil {
 		return ""
 	}
 	return c.nccl.Version()
@@ -209,6 +222,9 @@ func (c *Comm) NCCL() string {
 // Err is the failure that has ended the work of all ranks, an [Error]; nil as long as there
 // is none. What was computed since may be anything: downloads and replays report it as well.
 func (c *Comm) Err() error {
+	if err := c.made("Comm.Err"); err != nil {
+		return err
+	}
 	if c.session == nil {
 		return nil
 	}
@@ -221,6 +237,9 @@ func (c *Comm) Err() error {
 
 // Barrier waits until all ranks have called it. It does not wait for GPUs.
 func (c *Comm) Barrier() error {
+	if err := c.made("Comm.Barrier"); err != nil {
+		return err
+	}
 	if c.session == nil {
 		return nil
 	}
@@ -230,7 +249,7 @@ func (c *Comm) Barrier() error {
 // Fail tells all ranks that this one can't go on: their work ends with this error. It is for
 // whoever gives up for a reason of his own; what concerns the Comm the others know.
 func (c *Comm) Fail(err error) {
-	if c.session != nil && err != nil {
+	if c != nil && c.session != nil && err != nil {
 		c.session.Fail(err)
 	}
 }
@@ -302,6 +321,9 @@ func (c *Comm) trouble() error {
 // [la.ErrClosed] for a second Close.
 func (c *Comm) Close() error {
 	const op = "Comm.Close"
+	if err := c.made(op); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {

@@ -106,3 +106,18 @@ func TestWorldCheck(t *testing.T) {
 		t.Errorf("no GPU: %v", err)
 	}
 }
+
+// Nothing panics on what Join has not made.
+func TestZero(t *testing.T) {
+	for _, c := range []*Comm{nil, {}} {
+		if c.Rank() != 0 || c.Size() != 0 || c.NCCL() != "" || c.World() != (World{}) {
+			t.Errorf("%+v", c)
+		}
+		c.Fail(errors.New("nothing"))
+		for _, err := range []error{c.Err(), c.Barrier(), c.Close()} {
+			if !errors.Is(err, la.ErrState) {
+				t.Errorf("%v", err)
+			}
+		}
+	}
+}

@@ -12,6 +12,9 @@ const usage = `opt continues texts with an OPT model:
   opt -i [flags]                                         continues lines, in a session
   opt -perplexity FILE [flags]                           tells how likely a text is
 
+Where RANK and WORLD_SIZE are set, as torchrun sets them, it is one of several
+processes that have the model together, each with -device gpu: docs/devices.md.
+
 `
 
 // defaults is what flags have as a default that no value of them says.

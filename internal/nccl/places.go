@@ -34,10 +34,11 @@ func places(env func(string) string) (all []place) {
 	}
 	all = []place{{"the loader's path", fileName}}
 	in := func(what, prefix string) {
-		if prefix == "" || slices.ContainsFunc(all, func(p place) bool { return strings.HasPrefix(p.path, prefix+string(filepath.Separator)) }) {
+		first := filepath.Join(prefix, "lib", fileName)
+		if prefix == "" || slices.ContainsFunc(all, func(p place) bool { return p.path == first }) {
 			return
 		}
-		all = append(all, place{what, filepath.Join(prefix, "lib", fileName)})
+		all = append(all, place{what, first})
 		for _, packages := range []string{"site-packages", "dist-packages"} {
 			all = append(all, place{what, filepath.Join(prefix, "lib", "python3*", packages, "nvidia", "nccl", "lib", fileName)})
 		}
@@ -82,7 +83,8 @@ func find(all []place) (*Library, error) {
 			if err == nil {
 				return l, nil
 			}
-			tried = append(tried, fmt.Sprintf("%s (%s): %v", file, p.what, err))
+			why := strings.TrimSuffix(strings.TrimSuffix(err.Error(), ": "+ErrNoNCCL.Error()), ": "+ErrTooOld.Error())
+			tried = append(tried, fmt.Sprintf("%s (%s): %s", file, p.what, strings.TrimPrefix(why, file+": ")))
 			if first == nil || errors.Is(err, ErrTooOld) {
 				first = err
 			}
