@@ -44,7 +44,11 @@ func (o *Options) pages() int {
 // cacheConfig is the cache of a decoder that has one in pages.
 func (o *Options) cacheConfig(c hf.Config) la.CacheConfig {
 	from, to := o.world().Part(c.Heads)
-	return la.CacheConfig{Layers: c.Layers, KVHeads: to - from, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: o.pages(), Device: o.Device}
+	pages := o.pages()
+	if o.Device != nil {
+		pages = max(pages, len(o.Device.Members())) // where heads are too few, each GPU has some of the pages
+	}
+	return la.CacheConfig{Layers: c.Layers, KVHeads: to - from, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pages, Device: o.Device}
 }
 
 func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {
