@@ -10,6 +10,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -169,6 +170,10 @@ func TestOpGradients(t *testing.T) {
 			const h = 1e-5
 			d, middle := make([]float64, len(numbers[i])), sum()
 			for j, old := range numbers[i] {
+				if n := len(d); !reftest.Every(t) && rng.IntN(n) >= 24 { // some, others in every run
+					d[j] = got[j]
+					continue
+				}
 				numbers[i][j] = old + h
 				up := sum()
 				numbers[i][j] = old - h
