@@ -149,7 +149,7 @@ func testDropoutMasks[F real](t *testing.T) {
 
 func TestBackwardGradDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := reftest.Cases(t, 24, 80)
+	n := reftest.Cases(t, 12, 80)
 	if reftest.RaceEnabled {
 		n = 20
 	}
