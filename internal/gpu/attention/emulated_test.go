@@ -74,11 +74,11 @@ func TestEmulatedTrees(t *testing.T) {
 }
 
 func TestEmulatedPrefixes(t *testing.T) {
-	testPrefixes(t, emulatedGPU(t, 5), reftest.Cases(t, 8, 60), 200, true)
+	testPrefixes(t, emulatedGPU(t, 13), reftest.Cases(t, 8, 60), 200, true)
 }
 
 func TestEmulatedPrefixesRecorded(t *testing.T) {
-	testPrefixesRecorded(t, emulatedGPU(t, 4), 3, 150)
+	testPrefixesRecorded(t, emulatedGPU(t, 13), 3, 150)
 }
 
 func TestEmulatedRepeats(t *testing.T) { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }
