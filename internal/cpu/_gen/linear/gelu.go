@@ -34,21 +34,7 @@ func (c constants) bits(g *gen, b uint32) Mem {
 func gelu(g *gen, set isa, c constants) {
 	g.kernel("gelu", set, "activation.go", "geluGo", "")
 	dst, n := g.arg("dst"), g.arg("n")
-	at := func(k reg.GPVirtual) Mem { return Mem{Base: dst, Index: k, Scale: 4} }
-	v := g.vec()
-	g.each(n, func(k reg.GPVirtual) {
-		g.VMOVUPS(at(k), v)
-		g.gelu(v, c)
-		g.VMOVUPS(v, at(k))
-	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
-		g.VMOVUPS_Z(at(k), m, v)
-		g.gelu(v, c)
-		g.VMOVUPS(v, m, at(k))
-	}, func(k reg.GPVirtual) { // one lane of a vector: the same instructions
-		g.VMOVSS(at(k), v.AsX())
-		g.gelu(v, c)
-		g.VMOVSS(v.AsX(), at(k))
-	})
+	g.replace(dst, n, func(v reg.VecVirtual) { g.gelu(v, c) })
 }
 
 // gelu replaces the elements of v.

@@ -242,6 +242,24 @@ func (g *gen) each(n reg.GPVirtual, vector func(k reg.GPVirtual), masked func(k 
 	g.ret()
 }
 
+// replace is each where what replaces the elements of a vector, f, is all that there is to do with them.
+func (g *gen) replace(dst, n reg.GPVirtual, f func(v reg.VecVirtual)) {
+	v := g.vec()
+	g.each(n, func(k reg.GPVirtual) {
+		g.VMOVUPS(at(dst, k), v)
+		f(v)
+		g.VMOVUPS(v, at(dst, k))
+	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
+		g.VMOVUPS_Z(at(dst, k), m, v)
+		f(v)
+		g.VMOVUPS(v, m, at(dst, k))
+	}, func(k reg.GPVirtual) { // one lane of a vector: the same instructions
+		g.VMOVSS(at(dst, k), v.AsX())
+		f(v)
+		g.VMOVSS(v.AsX(), at(dst, k))
+	})
+}
+
 func add(g *gen, set isa) {
 	g.kernel("add", set, twins, "addGo", "")
 	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")

@@ -20,22 +20,10 @@ func sigmoid(g *gen) {
 	for _, set := range []isa{avx2, avx512} {
 		g.kernel("bySigmoid", set, "sigmoid.go", "bySigmoidGo", "")
 		dst, n := g.arg("dst"), g.arg("n")
-		linear, cubic, v := g.vec(), g.vec(), g.vec()
+		linear, cubic := g.vec(), g.vec()
 		g.VBROADCASTSS(g.paramAt("linear"), linear)
 		g.VBROADCASTSS(g.paramAt("cubic"), cubic)
-		g.each(n, func(k reg.GPVirtual) {
-			g.VMOVUPS(at(dst, k), v)
-			g.bySigmoid(v, linear, cubic, c)
-			g.VMOVUPS(v, at(dst, k))
-		}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
-			g.VMOVUPS_Z(at(dst, k), m, v)
-			g.bySigmoid(v, linear, cubic, c)
-			g.VMOVUPS(v, m, at(dst, k))
-		}, func(k reg.GPVirtual) { // one lane of a vector: the same instructions
-			g.VMOVSS(at(dst, k), v.AsX())
-			g.bySigmoid(v, linear, cubic, c)
-			g.VMOVSS(v.AsX(), at(dst, k))
-		})
+		g.replace(dst, n, func(v reg.VecVirtual) { g.bySigmoid(v, linear, cubic, c) })
 	}
 }
 

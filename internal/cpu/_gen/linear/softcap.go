@@ -13,7 +13,7 @@ func softCap(g *gen) {
 	for _, set := range []isa{avx2} {
 		g.kernel("softCap", set, "vector_go.go", "softCapGo", "")
 		dst, n := g.arg("dst"), g.arg("n")
-		by, twice, v := g.vec(), g.vec(), g.vec()
+		by, twice := g.vec(), g.vec()
 		x, two := g.XMM(), g.XMM()
 		g.VMOVSD(g.paramAt("by"), x)
 		g.VCVTSD2SS(x, x, x)
@@ -21,19 +21,7 @@ func softCap(g *gen) {
 		g.VDIVSS(x, two, two)
 		g.VBROADCASTSS(x, by)
 		g.VBROADCASTSS(two, twice)
-		g.each(n, func(k reg.GPVirtual) {
-			g.VMOVUPS(at(dst, k), v)
-			g.capped(v, by, twice, c)
-			g.VMOVUPS(v, at(dst, k))
-		}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
-			g.VMOVUPS_Z(at(dst, k), m, v)
-			g.capped(v, by, twice, c)
-			g.VMOVUPS(v, m, at(dst, k))
-		}, func(k reg.GPVirtual) { // one lane of a vector: the same instructions
-			g.VMOVSS(at(dst, k), v.AsX())
-			g.capped(v, by, twice, c)
-			g.VMOVSS(v.AsX(), at(dst, k))
-		})
+		g.replace(dst, n, func(v reg.VecVirtual) { g.capped(v, by, twice, c) })
 	}
 }
 
