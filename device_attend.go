@@ -69,6 +69,9 @@ func attendDevice(op string, gpu *GPU, v []G.Value, a *Args, c *config) error {
 	}
 	defer r.forgetTrees()
 	values := append(v, a.Bias, a.Sinks)
+	for _, s := range a.Segments {
+		values = append(values, s.K, s.V)
+	}
 	var segments []segmentThere
 	if len(a.Segments) > 0 {
 		if segments, err = p.segmentsThere(op, a.Segments, c, t[3], t[4]); err != nil {
@@ -456,6 +459,7 @@ func (g *GPU) merge(op string, out, lse *DeviceTensor, states []State) error {
 	}
 	defer g.group.Leave()
 	defer runtime.KeepAlive(states)
+	defer runtime.KeepAlive([]*DeviceTensor{out, lse})
 	layers, err := g.layers(op)
 	if err != nil {
 		return err

@@ -272,21 +272,8 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 	}
 	err = g.queue.Submit(func(sub *device.Submission) error {
 		w := &ongpu.Work{Engine: layers, Submission: sub}
-		var in []*DeviceTensor
-		for i, v := range c.In {
-			d := v.(*DeviceTensor)
-			m, err := d.useAs(sub, c.Names[i])
-			if err != nil {
-				return err
-			}
-			in = append(in, d)
-			w.In = append(w.In, ongpu.Operand{Memory: m, Fixed: sub.Fixed(d.memory)})
-		}
-		result, err := g.nodeValue(sub, c.Node, c.DType, c.Shape, in...)
+		in, result, err := g.operandsOf(sub, c, w, (*DeviceTensor).wholeOperand)
 		if err != nil {
-			return err
-		}
-		if w.Out, err = result.use(sub); err != nil {
 			return err
 		}
 		if c.Scratch != nil {
@@ -315,6 +302,32 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 		return nil, err
 	}
 	return out, nil
+}
+
+// operandsOf has the memory of a call's inputs and of its value in w. in are those that are whole.
+func (g *GPU) operandsOf(sub *device.Submission, c *ongpu.Call, w *ongpu.Work, operand func(*DeviceTensor, *device.Submission, string) (ongpu.Operand, error)) (in []*DeviceTensor, result *DeviceTensor, err error) {
+	for i, v := range c.In {
+		d := v.(*DeviceTensor)
+		o, err := operand(d, sub, c.Names[i])
+		if err != nil {
+			return nil, nil, err
+		}
+		w.In = append(w.In, o)
+		if d.shards == nil {
+			in = append(in, d)
+		}
+	}
+	if result, err = g.nodeValue(sub, c.Node, c.DType, c.Shape, in...); err != nil {
+		return nil, nil, err
+	}
+	w.Out, err = result.use(sub)
+	return in, result, err
+}
+
+// wholeOperand is an input of work that takes no sharded ones.
+func (d *DeviceTensor) wholeOperand(sub *device.Submission, name string) (ongpu.Operand, error) {
+	m, err := d.useAs(sub, name)
+	return ongpu.Operand{Memory: m, Fixed: err == nil && sub.Fixed(d.memory)}, err
 }
 
 // computeError is what went wrong with a node's work, as its user is told.

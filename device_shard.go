@@ -191,9 +191,7 @@ func (d *DeviceTensor) useShard(sub *device.Submission, member int, name string)
 // spreadOperand is an input of work that takes sharded ones, to queue work on. The group's first member submits.
 func (d *DeviceTensor) spreadOperand(sub *device.Submission, name string) (o ongpu.Operand, err error) {
 	if d.shards == nil {
-		o.Memory, err = d.useAs(sub, name)
-		o.Fixed = err == nil && sub.Fixed(d.memory)
-		return o, err
+		return d.wholeOperand(sub, name)
 	}
 	o.Axis, o.Fixed = d.axis, true
 	for i, s := range d.shards {
@@ -219,29 +217,13 @@ func (g *GPU) computeSharded(c *ongpu.Call) (out G.Value, err error) {
 	}
 	var refused error // by the op
 	err = g.queue.Submit(func(sub *device.Submission) error {
-		var in []ongpu.Operand
-		var whole []*DeviceTensor
-		for i, v := range c.In {
-			d := v.(*DeviceTensor)
-			o, err := d.spreadOperand(sub, c.Names[i])
-			if err != nil {
-				return err
-			}
-			in = append(in, o)
-			if d.shards == nil {
-				whole = append(whole, d)
-			}
-		}
-		result, err := g.nodeValue(sub, c.Node, c.DType, c.Shape, whole...)
-		if err != nil {
-			return err
-		}
-		m, err := result.use(sub)
+		lead := &ongpu.Work{Engine: engines[0], Submission: sub}
+		whole, result, err := g.operandsOf(sub, c, lead, (*DeviceTensor).spreadOperand)
 		if err != nil {
 			return err
 		}
 		var work ongpu.Spread
-		if work, refused = c.Spread(in, m); refused != nil {
+		if work, refused = c.Spread(lead.In, lead.Out); refused != nil {
 			return nil
 		}
 		free, err := g.takeScratch(sub, c.Node, work, engines)
@@ -249,7 +231,6 @@ func (g *GPU) computeSharded(c *ongpu.Call) (out G.Value, err error) {
 		if err != nil {
 			return err
 		}
-		lead := &ongpu.Work{Engine: engines[0], Submission: sub}
 		if err := work.Before(lead); err != nil {
 			return err
 		}
