@@ -352,7 +352,7 @@ func TestGivesUp(t *testing.T) {
 // A rank that does not take part is found out by the time limit.
 func TestDoesNotTakePart(t *testing.T) {
 	if !reftest.Every(t) {
-		t.Skip("it waits")
+		t.Skip("it waits for the time limit")
 	}
 	if rankstest.Child() {
 		r := join(t)

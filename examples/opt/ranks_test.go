@@ -110,7 +110,7 @@ func TestRanksRefused(t *testing.T) {
 // A rank that can't go on ends the others, which say whose fault it is.
 func TestRanksFail(t *testing.T) {
 	if !reftest.Every(t) {
-		t.Skip("the tests of package ranks have it")
+		t.Skip("package ranks tests the same of a small graph")
 	}
 	if rankstest.Child() {
 		args := []string{"-device", "gpu", "-prompt", "Once upon a time", "-n", "3"}
