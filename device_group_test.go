@@ -587,6 +587,20 @@ func TestGroupMixed(t *testing.T) {
 	noError(t, s.step.Rollback(), c.Close())
 }
 
+// attentionOfRows runs a graph whose q, k and v are the same rows of zeros on the GPU of a step.
+func attentionOfRows(t *testing.T, step *Step, rows, width int, opts ...Option) (run func() error) {
+	t.Helper()
+	x, err := step.cache.config.Device.Upload(tensor.New(tensor.WithShape(rows, width), tensor.WithBacking(make([]float32, rows*width))))
+	noError(t, err)
+	g := G.NewGraph()
+	n := G.NewMatrix(g, tensor.Float32, G.WithShape(rows, width), G.WithName("x"), G.WithValue(x))
+	_, err = CachedAttention(n, n, n, step.Layer(0), opts...)
+	noError(t, err)
+	vm := G.NewTapeMachine(g)
+	t.Cleanup(func() { noError(t, vm.Close()) })
+	return func() error { defer vm.Reset(); return vm.RunAll() }
+}
+
 // A recording is one graph of all members; a replay is a run.
 func TestGroupRecorded(t *testing.T) {
 	gpu, lib := FakeGPUs(t, 2)
@@ -594,15 +608,7 @@ func TestGroupRecorded(t *testing.T) {
 	noError(t, err)
 	step, err := c.NewStep(1)
 	noError(t, err)
-	x, err := gpu.Upload(tensor.New(tensor.WithShape(1, 128), tensor.WithBacking(make([]float32, 128))))
-	noError(t, err)
-	g := G.NewGraph()
-	n := G.NewMatrix(g, tensor.Float32, G.WithShape(1, 128), G.WithName("x"), G.WithValue(x))
-	_, err = CachedAttention(n, n, n, step.Layer(0))
-	noError(t, err)
-	vm := G.NewTapeMachine(g)
-	defer vm.Close()
-	run := func() error { defer vm.Reset(); return vm.RunAll() }
+	run := attentionOfRows(t, step, 1, 128)
 	seq := newTestSequence(t, c)
 	set := func() { t.Helper(); noError(t, step.Set([]Append{{Seq: seq, Tokens: 1}})) }
 	set()
@@ -636,15 +642,7 @@ func TestGroupRecordedContext(t *testing.T) {
 	noError(t, err)
 	step, err := c.NewStep(3)
 	noError(t, err)
-	x, err := gpu.Upload(tensor.New(tensor.WithShape(3, 64), tensor.WithBacking(make([]float32, 3*64))))
-	noError(t, err)
-	g := G.NewGraph()
-	n := G.NewMatrix(g, tensor.Float32, G.WithShape(3, 64), G.WithName("x"), G.WithValue(x))
-	_, err = CachedAttention(n, n, n, step.Layer(0), WithCausal())
-	noError(t, err)
-	vm := G.NewTapeMachine(g)
-	defer vm.Close()
-	run := func() error { defer vm.Reset(); return vm.RunAll() }
+	run := attentionOfRows(t, step, 3, 64, WithCausal())
 	a, b := newTestSequence(t, c), newTestSequence(t, c)
 	set := func(tokens int, tree []uint64) {
 		t.Helper()

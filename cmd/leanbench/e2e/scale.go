@@ -31,7 +31,7 @@ type modelScaling struct {
 	long   bool // too long for -quick
 }
 
-// scaledModels are one that a GPU has room for, and one of 60 GB whose cache takes another 60.
+// scaledModels are one that fits on a GPU, and one of 60 GB whose cache takes another 60.
 var scaledModels = []modelScaling{
 	{longShape, optShapes[longShape], 20, []modelCase{{1, 1024, 1.8}, {16, 1024, 1.7}, {1, 32768, 1.85}}, false},
 	{"30b", optShape(48, 7168, 56), 20, []modelCase{{8, 5400, 0}}, true},

@@ -85,7 +85,7 @@ func TestGPUsRepeat(t *testing.T) {
 	}
 }
 
-// Each GPU has its part of the weights, and of them alone; what it has no room for is an error that names it.
+// Each GPU has its part of the weights, and of them alone; what does not fit on it is an error that names it.
 func TestGPUsMemory(t *testing.T) {
 	for _, tied := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tied %v", tied), func(t *testing.T) { testGPUsMemory(t, gputest.OpenSome(t, 2), tied) })

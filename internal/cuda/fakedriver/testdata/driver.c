@@ -728,11 +728,11 @@ result cuGraphGetRootNodes(struct object *graph, void **nodes, size_t *n) {
 	if (!find(GRAPH, (uintptr_t)graph)) return done(INVALID_HANDLE);
 	struct queued *first = graph->lanes[0].first; // what other streams do is behind it
 	// What another library queues may begin with things that depend on nothing: they come first here.
-	size_t room = *n, count = 0;
+	size_t most = *n, count = 0;
 	for (struct queued *w = first; w; w = w->next)
-		if (w == first ? 0 : w->work == FOREIGN) { if (count < room) nodes[count] = w; count++; }
-	if (first) { if (count < room) nodes[count] = first; count++; }
-	*n = count < room ? count : room;
+		if (w == first ? 0 : w->work == FOREIGN) { if (count < most) nodes[count] = w; count++; }
+	if (first) { if (count < most) nodes[count] = first; count++; }
+	*n = count < most ? count : most;
 	return done(OK);
 }
 // The other texts of a node that can be had here are other copies.
