@@ -179,7 +179,7 @@ func segmentName(i int, what string) string { return fmt.Sprintf("segment %d's %
 // canSegment is what attention with segments can do: all queries of a sequence see the same in keys before its own.
 var canSegment = attn.Can{
 	Name:     "attention with segments",
-	Features: attn.Causal | attn.Trees | attn.Cap | attn.Sinks | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+	Features: attn.InParts,
 	KV:       []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16},
 }
 

@@ -165,7 +165,7 @@ func (d *devicePages) places() int   { return d.dealt }
 // the new tokens.
 var byContext = attn.Can{
 	Name:     "a cache sharded by context",
-	Features: attn.Causal | attn.Trees | attn.Cap | attn.Sinks | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+	Features: attn.InParts,
 	KV:       []attn.DType{attn.Float32, attn.Float16, attn.BFloat16},
 }
 

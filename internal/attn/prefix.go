@@ -66,6 +66,10 @@ func (f *Prefixes) AppendRows(rows []int32, p *Prefix, seqs []Sequence) []int32 
 // together. A way into an engine adds what it makes no difference to, as schedules.
 const Shareable = Causal | Trees | Cap | Sinks | Rotates
 
+// InParts are the features with which a way into an engine can attend to a sequence's keys in parts whose states merge, since no
+// mask and no change of scores depends on where a key lies among those before the new tokens.
+const InParts = Shareable&^Rotates | OtherValueDim | OtherPolicy | SetTiles | SetWorkers
+
 // OfPrefixes is the problem of attention to prefixes, which leaves states: all rows see all of their keys, queries have been
 // turned, and rows lie one behind the other.
 func (p *Problem) OfPrefixes() Problem {

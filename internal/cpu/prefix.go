@@ -28,7 +28,7 @@ type prefixPlan struct {
 
 // canShare are the features with which keys are attended to together. Batch invariance is none of them: where a prefix ends, and
 // whether it is worth it, depends on the others.
-const canShare = attn.Shareable | attn.OtherValueDim | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers
+const canShare = attn.InParts | attn.Rotates
 
 // findPrefixes looks for prefixes, has p.prefix attend to them, if there are any that are worth it, and returns what sequences have
 // of their own. All has been checked.
