@@ -132,8 +132,6 @@ func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 	return t
 }
 
-func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
-
 // attend is the kernel.
 func (a *assembly[F]) attend(t *tile) {
 	if t.Dim%a.dims != 0 || t.ValueDim%a.dims != 0 {

@@ -412,6 +412,19 @@ func weightedRowsAVX512(o *float32, p *float32, v *float32, terms int, count int
 //go:noescape
 func weightedColumnsAVX512(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
 
+// weighNearAVX512 computes, for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):
+//
+//	s[r*stride+c] = 4^(s[r*stride+c]-top)
+//	o[r*dim+i] *= 4^(m[r]-top)
+//	l[r] = 4^(m[r]-top) l[r] + sum_c s[r*stride+c]
+//	m[r] = top
+//
+// A row whose top is -Inf is left as it is; how many these are is returned. n is at least 1.
+// Nothing is asked for.
+//
+//go:noescape
+func weighNearAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
+
 // queryTilesBF16AMX computes, for r < rows, i < dim, p < 3, with h_0 the leading 8 bits of q[r*dim+i], h_1 those of what it leaves, h_2 the rest:
 //
 //	element 32*(48*(i/32)+16*p+i%32/2) + 2*r + i%2 of tiles, as bfloat16 = h_p

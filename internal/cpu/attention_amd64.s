@@ -19202,6 +19202,227 @@ l613:
 	VZEROUPPER
 	RET
 
+// func weighNearAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL
+TEXT ·weighNearAVX512(SB), NOSPLIT, $32-96
+	MOVQ         s+0(FP), AX
+	MOVQ         o+8(FP), CX
+	MOVQ         m+16(FP), DX
+	MOVQ         l+24(FP), BX
+	MOVQ         rows+32(FP), SI
+	MOVQ         SI, (SP)
+	MOVQ         n+40(FP), SI
+	MOVQ         dim+56(FP), DI
+	MOVQ         SI, R8
+	ANDQ         $0x0f, R8
+	MOVQ         SI, R9
+	ANDQ         $0x0f, R9
+	LEAQ         tailMasks<>+0(SB), R10
+	KMOVW        (R10)(R9*2), K1
+	MOVQ         DI, R9
+	ANDQ         $0x0f, R9
+	LEAQ         tailMasks<>+0(SB), R10
+	KMOVW        (R10)(R9*2), K2
+	VBROADCASTSS cc27c0000<>+0(SB), Z0
+	VBROADCASTSS c4ac00000<>+0(SB), Z1
+	VBROADCASTSS c3f800000<>+0(SB), Z2
+	VBROADCASTSS c3c2385a5<>+0(SB), Z3
+	VBROADCASTSS c3d2fb93b<>+0(SB), Z4
+	VBROADCASTSS c3e1d9387<>+0(SB), Z5
+	VBROADCASTSS c3ee35739<>+0(SB), Z6
+	VBROADCASTSS c3f75fdf1<>+0(SB), Z7
+	VBROADCASTSS c3fb17219<>+0(SB), Z8
+	VBROADCASTSS cff800000<>+0(SB), Z9
+	XORQ         R9, R9
+	MOVQ         R9, 8(SP)
+	MOVQ         aheadAt+72(FP), R9
+	MOVQ         R9, 16(SP)
+
+l663:
+	VBROADCASTSS (DX), Z10
+	VCMPPS       $0x03, Z10, Z10, K3
+	MOVQ         SI, R10
+	SUBQ         R8, R10
+	XORQ         R9, R9
+	TESTQ        R10, R10
+	JZ           l671
+
+l670:
+	VMOVUPS (AX)(R9*4), Z11
+	VCMPPS  $0x03, Z11, Z11, K4
+	KORW    K4, K3, K3
+	VMAXPS  Z11, Z10, Z10
+	ADDQ    $0x10, R9
+	CMPQ    R9, R10
+	JL      l670
+
+l671:
+	TESTQ   R8, R8
+	JZ      l672
+	VMOVAPS Z9, Z11
+	VMOVUPS (AX)(R9*4), K1, Z11
+	VCMPPS  $0x03, Z11, Z11, K4
+	KORW    K4, K3, K3
+	VMAXPS  Z11, Z10, Z10
+
+l672:
+	VEXTRACTF64X4 $0x01, Z10, Y11
+	VMAXPS        Y11, Y10, Y11
+	VEXTRACTF64X2 $0x01, Y11, X12
+	VMAXPS        X12, X11, X12
+	VPERMILPS     $0x4e, X12, X10
+	VMAXPS        X10, X12, X12
+	VPERMILPS     $0xb1, X12, X10
+	VMAXPS        X10, X12, X12
+	KORTESTW      K3, K3
+	JZ            l667
+	VMOVSS        c7fc00000<>+0(SB), X12
+
+l667:
+	VUCOMISS cff800000<>+0(SB), X12
+	JP       l666
+	JE       l665
+
+l666:
+	VBROADCASTSS X12, Z10
+	VUCOMISS     (DX), X12
+	JP           l668
+	JE           l669
+
+l668:
+	VMOVSS   (DX), X11
+	VUCOMISS cff800000<>+0(SB), X11
+	JP       l673
+	JE       l669
+
+l673:
+	VBROADCASTSS X11, Z11
+	VSUBPS       Z10, Z11, Z11
+	VADDPS       Z1, Z11, Z13
+	VSUBPS       Z1, Z13, Z14
+	VSUBPS       Z14, Z11, Z14
+	VMOVAPS      Z3, Z15
+	VFMADD213PS  Z4, Z14, Z15
+	VFMADD213PS  Z5, Z14, Z15
+	VFMADD213PS  Z6, Z14, Z15
+	VFMADD213PS  Z7, Z14, Z15
+	VFMADD213PS  Z8, Z14, Z15
+	VFMADD213PS  Z2, Z14, Z15
+	VPSLLD       $0x17, Z13, Z13
+	VPADDD       Z2, Z13, Z13
+	VCMPPS       $0x15, Z0, Z11, K3
+	VMULPS.Z     Z13, Z15, K3, Z11
+	VMULSS       (BX), X11, X13
+	VMOVSS       X13, (BX)
+	MOVQ         DI, R10
+	ANDQ         $-16, R10
+	MOVQ         DI, 24(SP)
+	XORQ         R9, R9
+	TESTQ        R10, R10
+	JZ           l675
+
+l674:
+	VMOVUPS (CX)(R9*4), Z13
+	VMULPS  Z11, Z13, Z13
+	VMOVUPS Z13, (CX)(R9*4)
+	ADDQ    $0x10, R9
+	CMPQ    R9, R10
+	JL      l674
+
+l675:
+	CMPQ      R9, 24(SP)
+	JGE       l676
+	VMOVUPS.Z (CX)(R9*4), K2, Z13
+	VMULPS    Z11, Z13, Z13
+	VMOVUPS   Z13, K2, (CX)(R9*4)
+
+l676:
+l669:
+	VMOVSS X12, (DX)
+	VXORPS Z11, Z11, Z11
+	MOVQ   SI, R10
+	SUBQ   R8, R10
+	XORQ   R9, R9
+	TESTQ  R10, R10
+	JZ     l678
+
+l677:
+	VMOVUPS     (AX)(R9*4), Z12
+	VSUBPS      Z10, Z12, Z12
+	VADDPS      Z1, Z12, Z13
+	VSUBPS      Z1, Z13, Z14
+	VSUBPS      Z14, Z12, Z14
+	VMOVAPS     Z3, Z15
+	VFMADD213PS Z4, Z14, Z15
+	VFMADD213PS Z5, Z14, Z15
+	VFMADD213PS Z6, Z14, Z15
+	VFMADD213PS Z7, Z14, Z15
+	VFMADD213PS Z8, Z14, Z15
+	VFMADD213PS Z2, Z14, Z15
+	VPSLLD      $0x17, Z13, Z13
+	VPADDD      Z2, Z13, Z13
+	VCMPPS      $0x15, Z0, Z12, K3
+	VMULPS.Z    Z13, Z15, K3, Z12
+	VMOVUPS     Z12, (AX)(R9*4)
+	VADDPS      Z12, Z11, Z11
+	ADDQ        $0x10, R9
+	CMPQ        R9, R10
+	JL          l677
+
+l678:
+	TESTQ       R8, R8
+	JZ          l679
+	VMOVAPS     Z9, Z12
+	VMOVUPS     (AX)(R9*4), K1, Z12
+	VSUBPS      Z10, Z12, Z12
+	VADDPS      Z1, Z12, Z10
+	VSUBPS      Z1, Z10, Z13
+	VSUBPS      Z13, Z12, Z13
+	VMOVAPS     Z3, Z14
+	VFMADD213PS Z4, Z13, Z14
+	VFMADD213PS Z5, Z13, Z14
+	VFMADD213PS Z6, Z13, Z14
+	VFMADD213PS Z7, Z13, Z14
+	VFMADD213PS Z8, Z13, Z14
+	VFMADD213PS Z2, Z13, Z14
+	VPSLLD      $0x17, Z10, Z10
+	VPADDD      Z2, Z10, Z10
+	VCMPPS      $0x15, Z0, Z12, K3
+	VMULPS.Z    Z10, Z14, K3, Z12
+	VMOVUPS     Z12, K1, (AX)(R9*4)
+	VADDPS      Z12, Z11, Z11
+
+l679:
+	VEXTRACTF64X4 $0x01, Z11, Y10
+	VADDPS        Y10, Y11, Y10
+	VEXTRACTF64X2 $0x01, Y10, X11
+	VADDPS        X11, X10, X11
+	VPERMILPS     $0x4e, X11, X10
+	VADDPS        X10, X11, X11
+	VPERMILPS     $0xb1, X11, X10
+	VADDPS        X10, X11, X11
+	VADDSS        (BX), X11, X11
+	VMOVSS        X11, (BX)
+
+l664:
+	MOVQ aheadStep+80(FP), R9
+	ADDQ R9, 16(SP)
+	MOVQ stride+48(FP), R9
+	LEAQ (AX)(R9*4), AX
+	LEAQ (CX)(DI*4), CX
+	ADDQ $0x04, DX
+	ADDQ $0x04, BX
+	SUBQ $0x01, (SP)
+	JG   l663
+	VZEROUPPER
+	MOVQ 8(SP), AX
+	MOVQ AX, empty+88(FP)
+	RET
+
+l665:
+	ADDQ $0x01, 8(SP)
+	JMP  l664
+
 // func queryTilesBF16AMX(tiles *float32, q *float32, rows int, dim int)
 // Requires: AVX, AVX512BW, AVX512F
 TEXT ·queryTilesBF16AMX(SB), NOSPLIT, $0-32
@@ -19213,11 +19434,11 @@ TEXT ·queryTilesBF16AMX(SB), NOSPLIT, $0-32
 	VMOVDQU32    tileRows<>+0(SB), Z1
 	VMOVDQU32    highWords<>+0(SB), Z2
 
-l663:
+l680:
 	MOVQ AX, SI
 	MOVQ BX, DI
 
-l664:
+l681:
 	VMOVUPS     (CX), Z3
 	VMOVUPS     64(CX), Z4
 	VMOVDQA32   Z2, Z5
@@ -19243,10 +19464,10 @@ l664:
 	ADDQ        $0x00000080, CX
 	ADDQ        $0x00000c00, SI
 	SUBQ        $0x20, DI
-	JG          l664
+	JG          l681
 	ADDQ        $0x04, AX
 	SUBQ        $0x01, DX
-	JG          l663
+	JG          l680
 	VZEROUPPER
 	RET
 
@@ -19305,7 +19526,7 @@ TEXT ·scoreTilesBF16AMX(SB), NOSPLIT, $40-112
 	VXORPS    Z0, Z0, Z0
 	VXORPS    Z1, Z1, Z1
 
-l665:
+l682:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc0 // TILEZERO $0x00
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc8 // TILEZERO $0x01
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xd0 // TILEZERO $0x02
@@ -19325,7 +19546,7 @@ l665:
 	CMOVQEQ  DX, DI
 	LEAQ     (DI)(DI*2), R8
 
-l666:
+l683:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x64; BYTE $0x10; BYTE $0x00 // TILELOADD  $0x04, AX, DX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x6c; BYTE $0x10; BYTE $0x00 // TILELOADD  $0x05, AX, DX
@@ -19455,7 +19676,7 @@ l666:
 	ADDQ       $0x40, BX
 	ADDQ       R9, SI
 	SUBQ       $0x20, CX
-	JG         l666
+	JG         l683
 	MOVQ       wide+96(FP), AX
 	MOVQ       $0x00000100, DX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7a; BYTE $0x4b; BYTE $0x44; BYTE $0x10; BYTE $0x00 // TILESTORED $0x00, AX, DX
@@ -19476,17 +19697,17 @@ l666:
 	MOVQ       24(SP), CX
 	SHLQ       $0x02, BX
 
-l667:
+l684:
 	MOVQ AX, SI
 	MOVQ CX, DI
 	MOVQ $0x00000004, R8
 
-l669:
+l686:
 	MOVQ dim+48(FP), R10
 	MOVQ 16(SP), R9
 	LEAQ (R9)(R10*2), R10
 
-l671:
+l688:
 	MOVQ         ahead+72(FP), R11
 	MOVQ         (R11), R12
 	PREFETCHT0   (R12)(R9*1)
@@ -19498,7 +19719,7 @@ l671:
 	PREFETCHT0   (R11)(R9*1)
 	ADDQ         $0x40, R9
 	CMPQ         R9, R10
-	JL           l671
+	JL           l688
 	MOVQ         aheadStep+88(FP), R9
 	ADDQ         R9, 16(SP)
 	VMOVUPS      (SI), Y2
@@ -19539,60 +19760,60 @@ l671:
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x01
-	JLE          l670
+	JLE          l687
 	VSHUFF32X4   $0x88, Z13, Z10, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x02
-	JLE          l670
+	JLE          l687
 	VSHUFF32X4   $0x88, Z16, Z12, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x03
-	JLE          l670
+	JLE          l687
 	VSHUFF32X4   $0x88, Z15, Z11, Z17
 	VFMADD231PS  Z17, Z0, Z1
 	VMOVUPS      Z17, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x04
-	JLE          l670
+	JLE          l687
 	VSHUFF32X4   $0xdd, Z18, Z14, Z14
 	VFMADD231PS  Z14, Z0, Z1
 	VMOVUPS      Z14, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x05
-	JLE          l670
+	JLE          l687
 	VSHUFF32X4   $0xdd, Z13, Z10, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x06
-	JLE          l670
+	JLE          l687
 	VSHUFF32X4   $0xdd, Z16, Z12, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 	CMPQ         DX, $0x07
-	JLE          l670
+	JLE          l687
 	VSHUFF32X4   $0xdd, Z15, Z11, Z10
 	VFMADD231PS  Z10, Z0, Z1
 	VMOVUPS      Z10, (R9)
 	ADDQ         BX, R9
 
-l670:
+l687:
 	ADDQ $0x00000400, SI
 	ADDQ $0x40, DI
 	SUBQ $0x01, R8
-	JG   l669
+	JG   l686
 	SUBQ $0x08, DX
-	JLE  l668
+	JLE  l685
 	ADDQ $0x20, AX
 	LEAQ (CX)(BX*8), CX
-	JMP  l667
+	JMP  l684
 
-l668:
+l685:
 	MOVQ   step+64(FP), AX
 	SHLQ   $0x04, AX
 	ADDQ   AX, (SP)
@@ -19601,7 +19822,7 @@ l668:
 	ADDQ   AX, 8(SP)
 	ADDQ   $0x00000100, 24(SP)
 	SUBQ   $0x40, 32(SP)
-	JG     l665
+	JG     l682
 	VCMPPS $0x03, Z1, Z1, K1
 	KMOVW  K1, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0xc0 // TILERELEASE
@@ -19644,9 +19865,9 @@ TEXT ·weightedTilesBF16AMX(SB), NOSPLIT, $152-112
 	SUBQ         CX, AX
 	MOVQ         AX, 32(SP)
 
-l672:
+l689:
 	CMPQ     24(SP), $0x40
-	JL       l673
+	JL       l690
 	MOVQ     aheadStep+88(FP), CX
 	MOVQ     $0x00000080, AX
 	CMPQ     32(SP), $0x00
@@ -19674,7 +19895,7 @@ l672:
 	MOVQ     80(SP), CX
 	SHLQ     $0x02, BX
 
-l674:
+l691:
 	VMOVUPS    (AX), Z1
 	VMOVUPS    64(AX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -19697,7 +19918,7 @@ l674:
 	ADDQ       BX, AX
 	ADDQ       $0x40, CX
 	SUBQ       $0x01, DX
-	JG         l674
+	JG         l691
 	MOVQ       step+64(FP), CX
 	MOVQ       v+16(FP), DX
 	MOVQ       80(SP), AX
@@ -19919,7 +20140,7 @@ l674:
 	VMOVDQU32  Z3, 6080(AX)
 	VMOVDQU32  Z1, 7104(AX)
 
-l675:
+l692:
 	MOVQ      step+64(FP), AX
 	SHLQ      $0x03, AX
 	MOVQ      $0x00000080, CX
@@ -19943,7 +20164,7 @@ l675:
 	MOVQ      88(SP), BX
 	SHLQ      $0x02, DI
 
-l676:
+l693:
 	VMOVUPS    (DX), Z1
 	VMOVUPS    64(DX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -19966,7 +20187,7 @@ l676:
 	ADDQ       DI, DX
 	ADDQ       $0x40, BX
 	SUBQ       $0x01, SI
-	JG         l676
+	JG         l693
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x7c; BYTE $0x08; BYTE $0x00 // TILELOADD  $0x07, AX, CX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xc6 // TDPBF16PS  $0x00, $0x06, $0x07
@@ -20336,7 +20557,7 @@ l676:
 	MOVQ       AX, 88(SP)
 	MOVQ       CX, 80(SP)
 	CMPQ       56(SP), $0x00
-	JG         l675
+	JG         l692
 	MOVQ       dim+48(FP), CX
 	MOVQ       (SP), AX
 	SHLQ       $0x02, CX
@@ -20358,12 +20579,12 @@ l676:
 	CMOVQNE    CX, AX
 	ADDQ       AX, 16(SP)
 	SUBQ       $0x40, 24(SP)
-	JMP        l672
+	JMP        l689
 
-l673:
-l677:
+l690:
+l694:
 	CMPQ     24(SP), $0x20
-	JL       l678
+	JL       l695
 	MOVQ     aheadStep+88(FP), CX
 	MOVQ     $0x00000040, AX
 	CMPQ     32(SP), $0x00
@@ -20389,7 +20610,7 @@ l677:
 	MOVQ     136(SP), CX
 	SHLQ     $0x02, BX
 
-l679:
+l696:
 	VMOVUPS    (AX), Z1
 	VMOVUPS    64(AX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -20412,7 +20633,7 @@ l679:
 	ADDQ       BX, AX
 	ADDQ       $0x40, CX
 	SUBQ       $0x01, DX
-	JG         l679
+	JG         l696
 	MOVQ       step+64(FP), CX
 	MOVQ       v+16(FP), DX
 	MOVQ       136(SP), AX
@@ -20538,7 +20759,7 @@ l679:
 	VMOVDQU32  Z3, 4032(AX)
 	VMOVDQU32  Z1, 5056(AX)
 
-l680:
+l697:
 	MOVQ      step+64(FP), AX
 	SHLQ      $0x03, AX
 	MOVQ      $0x00000080, CX
@@ -20562,7 +20783,7 @@ l680:
 	MOVQ      144(SP), BX
 	SHLQ      $0x02, DI
 
-l681:
+l698:
 	VMOVUPS    (DX), Z1
 	VMOVUPS    64(DX), Z2
 	VPANDD     Z0, Z1, Z3
@@ -20585,7 +20806,7 @@ l681:
 	ADDQ       DI, DX
 	ADDQ       $0x40, BX
 	SUBQ       $0x01, SI
-	JG         l681
+	JG         l698
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x4b; BYTE $0x7c; BYTE $0x08; BYTE $0x00 // TILELOADD  $0x07, AX, CX
 	ADDQ       $0x00000400, AX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xc6 // TDPBF16PS  $0x00, $0x06, $0x07
@@ -20817,7 +21038,7 @@ l681:
 	MOVQ       AX, 144(SP)
 	MOVQ       CX, 136(SP)
 	CMPQ       112(SP), $0x00
-	JG         l680
+	JG         l697
 	MOVQ       dim+48(FP), CX
 	MOVQ       (SP), AX
 	SHLQ       $0x02, CX
@@ -20835,9 +21056,9 @@ l681:
 	CMOVQNE    CX, AX
 	ADDQ       AX, 16(SP)
 	SUBQ       $0x20, 24(SP)
-	JMP        l677
+	JMP        l694
 
-l678:
+l695:
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0xc0 // TILERELEASE
 	MOVQ   wide+96(FP), AX
 	MOVQ   rows+32(FP), CX
@@ -20849,21 +21070,21 @@ l678:
 	MOVQ   AX, DX
 	MOVQ   CX, BX
 
-l682:
+l699:
 	VMOVUPS     (DX), Z2
 	VFMADD231PS Z2, Z0, Z1
 	ADDQ        $0x40, DX
 	SUBQ        $0x10, BX
-	JG          l682
+	JG          l699
 	VCMPPS      $0x03, Z1, Z1, K1
 	KMOVW       K1, DX
 	TESTQ       DX, DX
-	JNZ         l683
+	JNZ         l700
 	MOVQ        o+0(FP), BX
 	VMOVDQU32   turns0<>+0(SB), Z0
 	VMOVDQU32   turns1<>+0(SB), Z1
 
-l684:
+l701:
 	VMOVUPS   (AX), Z2
 	VMOVUPS   64(AX), Z3
 	VMOVDQA32 Z0, Z4
@@ -20877,9 +21098,9 @@ l684:
 	ADDQ      $0x00000080, AX
 	ADDQ      $0x00000080, BX
 	SUBQ      $0x20, CX
-	JG        l684
+	JG        l701
 
-l683:
+l700:
 	VZEROUPPER
 	MOVQ DX, odd+104(FP)
 	RET

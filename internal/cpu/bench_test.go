@@ -18,6 +18,7 @@ type benchmark struct {
 	seqs, heads, kvHeads              int
 	queries, keys, dim, page, workers int
 	dropout                           float64
+	mixed                             bool
 }
 
 // run measures Run with queries of float32, or of float64 on keys and values of float64. MB/s is bytes of keys and
@@ -59,7 +60,7 @@ func setUp[F real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]) {
 		Query: attn.Strides{Row: c.heads * c.dim, Head: c.dim}, Out: attn.Strides{Row: c.heads * c.dim, Head: c.dim},
 		Key: at, Value: at, PageTokens: c.page,
 		Scale: 0.125, Mask: attn.Mask{Causal: true}, Workers: c.workers,
-		Score: attn.Score{Dropout: c.dropout},
+		Score: attn.Score{Dropout: c.dropout}, Mixed: c.mixed,
 	}
 	pages := rand.Perm(c.seqs * perSeq)
 	seqs := make([]attn.Sequence, c.seqs)
@@ -221,6 +222,27 @@ func BenchmarkKernel(b *testing.B) {
 				}
 				b.ReportMetric(float64(rows*keys*dim*4)*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gop/s")
 			})
+		}
+	}
+}
+
+// BenchmarkPrompt is attention of causal prompts; GF/s is of the products that the mask leaves.
+func BenchmarkPrompt(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		for _, c := range []benchmark{
+			{seqs: 1, heads: 12, kvHeads: 12, queries: 2048, keys: 2048, dim: 64},
+			{seqs: 1, heads: 32, kvHeads: 32, queries: 2048, keys: 2048, dim: 128},
+			{seqs: 1, heads: 32, kvHeads: 8, queries: 2048, keys: 2048, dim: 128, page: 16},
+		} {
+			for _, mixed := range []bool{false, true} {
+				if c.dtype, c.mixed = d, mixed; mixed && d == attn.Float32 {
+					continue
+				}
+				b.Run(fmt.Sprintf("%v/%d:%dx%dx%d/page=%d/mixed=%v", d, c.heads, c.kvHeads, c.keys, c.dim, c.page, mixed), func(b *testing.B) {
+					c.run(b)
+					b.ReportMetric(2*float64(c.heads*c.queries*(c.queries+1)*c.dim)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GF/s")
+				})
+			}
 		}
 	}
 }

@@ -7,12 +7,12 @@ import (
 	"gorgonia.org/leanattention/internal/dropout"
 )
 
-// drop is what drops weights of a tile, once they are summed. Row r of the tile is query position position+r/group of query
-// head head+r%group, and its key 0 is the given key of the sequence.
+// drop is what drops weights of a tile, once they are summed. Row r of the tile is query position position+(first+r)/group of
+// query head head+(first+r)%group, and its key 0 is the given key of the sequence.
 type drop struct {
 	rule                  dropout.Rule
 	sequence, head, group int
-	position, key         int
+	position, key, first  int
 }
 
 // drops reports whether d may drop anything.
@@ -20,6 +20,7 @@ func (d *drop) drops() bool { return !d.rule.None() }
 
 // row returns where the weights of a row of the tile are.
 func (d *drop) row(r int) dropout.Row {
+	r += d.first
 	return dropout.RowOf(d.sequence, d.head+r%d.group, d.position+r/d.group)
 }
 

@@ -78,6 +78,19 @@ var tilesAMX = func() linearTiles {
 	return t
 }()
 
+// Prompts are multiplied by the kernels of tilesAMX. Of float32, six products of parts are no faster than AVX-512.
+var promptTiers = [tiers]*promptWays{tierAMX: func() *promptWays {
+	of := func(x, w int, mul func(*tileArgs), split, pairs, columns func(*packArgs)) *promptKernels {
+		return &promptKernels{xParts: x, wParts: w, split: split, pairs: pairs, columns: columns, mul: mul, large: largeAVX512, weigh: weighNearAVX512}
+	}
+	var w promptWays
+	w.exact[attn.Float16] = of(3, 2, tileX3W2AMX, splitX3AMX, pairsF16AMX, columnsF16AMX)
+	w.exact[attn.BFloat16] = of(3, 1, tileX3W1AMX, splitX3AMX, pairsBF16AMX, columnsBF16AMX)
+	w.rounded[attn.Float16] = of(2, 2, tileX2W2AMX, splitX2AMX, pairsF16AMX, columnsF16AMX)
+	w.rounded[attn.BFloat16] = of(1, 1, tileX1W1AMX, splitX1AMX, pairsBF16AMX, columnsBF16AMX)
+	return &w
+}()}
+
 var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumAVX2, readSumAVX512, readSumAVX512}
 
 var vectorTiers = [tiers]vectorKernels{

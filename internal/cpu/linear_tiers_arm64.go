@@ -34,6 +34,9 @@ var tilesNEON = func() linearTiles {
 	return t
 }()
 
+// There are no tile registers.
+var promptTiers [tiers]*promptWays
+
 var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumGo}
 
 var vectorTiers = [tiers]vectorKernels{vectorGo, vectorGo}

@@ -255,11 +255,16 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 	}
 	a.rows, a.more = rows, min(k, 1)
 	bytes := t.panelBytes(w)
-	for o := p.from; o < p.to; o += t.outs {
+	a.tiles, a.wStep, a.tall = 1, bytes, 1
+	for o := p.from; o < p.to; o += t.outs * a.tiles {
 		a.w = unsafe.Add(p.scratch.weights.at, (o-p.from)/t.outs*bytes)
 		y := unsafe.Add(p.y, ((p.first+row)*p.out+o)*p.size)
 		outs := min(t.outs, p.to-o)
+		a.tiles = 1
 		if outs == t.outs && (w.split == nil || rows == t.rows) {
+			if w.split != nil {
+				a.tiles = (p.to - o) / t.outs
+			}
 			a.y, a.yRow = y, p.out*p.size
 			kernel(a)
 			continue

@@ -186,72 +186,97 @@ func splitX3AMX(a *packArgs)
 //go:noescape
 func pairsF32AMX(a *packArgs)
 
-// pairsF16AMX is pairsF32Go for weights that are stored as float16, in two parts.
+// pairsF16AMX is pairsF32Go for weights that are stored as float16, in two parts. a.odd is as it was if the magnitude of all
+// elements is less than 2^56.
 //
 //go:noescape
 func pairsF16AMX(a *packArgs)
 
-// pairsBF16AMX is pairsF32Go for weights that are stored as bfloat16, which are their one part.
+// pairsBF16AMX is pairsF16Go for weights that are stored as bfloat16, which are their one part.
 //
 //go:noescape
 func pairsBF16AMX(a *packArgs)
 
-// tileX1W1AMX computes a tile of 32 rows and 32 features from parts of bfloat16, over a.n steps:
+// columnsF16AMX writes the two parts of values that are stored as float16, as weights whose features are 16 columns:
+//
+//	for r := range 16 {
+//		for k := range a.n {
+//			dst[k/32*dstStep + p*dstPart][k%32/2][2*r + k%2] = part p of src[k][r]
+//		}
+//	}
+//
+// where src[k] lies at src + k*srcRow, with parts as splitF32Go makes them. If n is odd, element n is 0. What is behind
+// it in its step is left as it is. a.odd is as it was if the magnitude of all elements is less than 2^56.
+//
+//go:noescape
+func columnsF16AMX(a *packArgs)
+
+// columnsBF16AMX is columnsF16Go for values that are stored as bfloat16, which are their one part.
+//
+//go:noescape
+func columnsBF16AMX(a *packArgs)
+
+// tileX1W1AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Sums are in float32, and numbers that are not
-// normal are 0. What is not finite may become NaN.
+// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
+// become NaN.
 //
 //go:noescape
 func tileX1W1AMX(a *tileArgs)
 
-// tileX3W1AMX computes a tile of 32 rows and 32 features from parts of bfloat16, over a.n steps:
+// tileX3W1AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Sums are in float32, and numbers that are not
-// normal are 0. What is not finite may become NaN.
+// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
+// become NaN.
 //
 //go:noescape
 func tileX3W1AMX(a *tileArgs)
 
-// tileX2W2AMX computes a tile of 32 rows and 32 features from parts of bfloat16, over a.n steps:
+// tileX2W2AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Sums are in float32, and numbers that are not
-// normal are 0. What is not finite may become NaN.
+// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
+// become NaN.
 //
 //go:noescape
 func tileX2W2AMX(a *tileArgs)
 
-// tileX3W2AMX computes a tile of 32 rows and 32 features from parts of bfloat16, over a.n steps:
+// tileX3W2AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Sums are in float32, and numbers that are not
-// normal are 0. What is not finite may become NaN.
+// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
+// become NaN.
 //
 //go:noescape
 func tileX3W2AMX(a *tileArgs)
 
-// tileX3W3AMX computes a tile of 32 rows and 32 features from parts of bfloat16, over a.n steps:
+// tileX3W3AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Sums are in float32, and numbers that are not
-// normal are 0. What is not finite may become NaN.
+// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
+// become NaN.
 //
 //go:noescape
 func tileX3W3AMX(a *tileArgs)
@@ -260,3 +285,8 @@ func tileX3W3AMX(a *tileArgs)
 //
 //go:noescape
 func oddAVX512(p *float32, n int) (odd int)
+
+// largeAVX512 returns 0 if the magnitude of all n elements is less than 2^56: sums of 2^15 products of such numbers are finite.
+//
+//go:noescape
+func largeAVX512(p *float32, n int) (large int)

@@ -102,7 +102,8 @@ type step [stepRows][stepDepth]half.BFloat16
 //	}
 //
 // Part 0 is the upper 16 bits of a number, part 1 those of what it leaves, and so on: the sum of three parts is
-// the number, that of two is off by less than 2^-15 of it. A single part is the number rounded to bfloat16.
+// the number, that of two is off by less than 2^-15 of it. A single part is the number rounded to bfloat16, and 0
+// where it is not normal.
 // Elements behind the last are 0 to the end of their step.
 func splitF32Go(a *packArgs, parts int) {
 	for k := range (a.n + stepDepth - 1) / stepDepth * stepDepth {
@@ -120,6 +121,9 @@ func splitF32Go(a *packArgs, parts int) {
 
 func partsOf(v float32, parts int) (of [3]half.BFloat16) {
 	if parts == 1 {
+		if math.Abs(float64(v)) < 0x1p-126 {
+			v = float32(math.Copysign(0, float64(v)))
+		}
 		return [3]half.BFloat16{half.BFromFloat32(v)}
 	}
 	for p := range parts {
@@ -150,10 +154,11 @@ func splitX3Go(a *packArgs) { splitF32Go(a, 3) }
 // behind the last anything.
 func pairsF32Go(a *packArgs) { pairsGo(a, attn.Float32, 3) }
 
-// pairsF16Go is pairsF32Go for weights that are stored as float16, in two parts.
+// pairsF16Go is pairsF32Go for weights that are stored as float16, in two parts. a.odd is as it was if the magnitude of all
+// elements is less than 2^56.
 func pairsF16Go(a *packArgs) { pairsGo(a, attn.Float16, 2) }
 
-// pairsBF16Go is pairsF32Go for weights that are stored as bfloat16, which are their one part.
+// pairsBF16Go is pairsF16Go for weights that are stored as bfloat16, which are their one part.
 func pairsBF16Go(a *packArgs) { pairsGo(a, attn.BFloat16, 1) }
 
 func pairsGo(a *packArgs, d attn.DType, parts int) {
@@ -161,7 +166,13 @@ func pairsGo(a *packArgs, d attn.DType, parts int) {
 		for r := range a.rows {
 			var of [3]half.BFloat16
 			if k < a.n {
-				of = partsOf(widened(unsafe.Add(a.src, r*a.srcRow), k, d), parts)
+				v := widened(unsafe.Add(a.src, r*a.srcRow), k, d)
+				if d != attn.Float32 {
+					a.odd |= largeGo(&v, 1)
+				}
+				if of = partsOf(v, parts); parts == 1 {
+					of[0] = half.BFloat16(math.Float32bits(v) >> 16)
+				}
 			}
 			for p := range parts {
 				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[k%stepDepth/2][2*r+k%2] = of[p]
@@ -170,15 +181,60 @@ func pairsGo(a *packArgs, d attn.DType, parts int) {
 	}
 }
 
-// tilePartsGo computes a tile of 32 rows and 32 features from parts of bfloat16, over a.n steps:
+// columnsF16Go writes the two parts of values that are stored as float16, as weights whose features are 16 columns:
+//
+//	for r := range 16 {
+//		for k := range a.n {
+//			dst[k/32*dstStep + p*dstPart][k%32/2][2*r + k%2] = part p of src[k][r]
+//		}
+//	}
+//
+// where src[k] lies at src + k*srcRow, with parts as splitF32Go makes them. If n is odd, element n is 0. What is behind
+// it in its step is left as it is. a.odd is as it was if the magnitude of all elements is less than 2^56.
+func columnsF16Go(a *packArgs) { columnsGo(a, attn.Float16, 2) }
+
+// columnsBF16Go is columnsF16Go for values that are stored as bfloat16, which are their one part.
+func columnsBF16Go(a *packArgs) { columnsGo(a, attn.BFloat16, 1) }
+
+func columnsGo(a *packArgs, d attn.DType, parts int) {
+	for k := range (a.n + 1) / 2 * 2 {
+		for r := range stepRows {
+			var of [3]half.BFloat16
+			if k < a.n {
+				v := widened(unsafe.Add(a.src, k*a.srcRow), r, d)
+				a.odd |= largeGo(&v, 1)
+				if of = partsOf(v, parts); parts == 1 {
+					of[0] = half.BFloat16(math.Float32bits(v) >> 16)
+				}
+			}
+			for p := range parts {
+				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[k%stepDepth/2][2*r+k%2] = of[p]
+			}
+		}
+	}
+}
+
+// tilePartsGo computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Sums are in float32, and numbers that are not
-// normal are 0. What is not finite may become NaN.
+// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
+// become NaN.
 func tilePartsGo(a *tileArgs) {
+	for t := range a.tiles {
+		for r := range a.tall {
+			one := *a
+			one.y, one.w = unsafe.Add(a.y, 4*2*stepRows*t+r*a.yStep), unsafe.Add(a.w, t*a.wStep)
+			one.x = unsafe.Add(a.x, r*a.xStep)
+			onePartsGo(&one)
+		}
+	}
+}
+
+func onePartsGo(a *tileArgs) {
 	for r := range 2 * stepRows {
 		y := (*[2 * stepRows]float32)(unsafe.Add(a.y, r*a.yRow))
 		if a.more == 0 {
@@ -201,6 +257,16 @@ func tilePartsGo(a *tileArgs) {
 			}
 		}
 	}
+}
+
+// largeGo returns 0 if the magnitude of all n elements is less than 2^56: sums of 2^15 products of such numbers are finite.
+func largeGo(p *float32, n int) (large int) {
+	for _, v := range unsafe.Slice(p, n) {
+		if !(math.Abs(float64(v)) < 0x1p56) {
+			large = 1
+		}
+	}
+	return large
 }
 
 // oddGo returns 0 if all n elements are finite.

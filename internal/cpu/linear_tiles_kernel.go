@@ -13,6 +13,11 @@ type tileArgs struct {
 	n    int            // elements of In, or steps of stepDepth, at least 1
 	more int            // the sums are added to y if it is not 0, else written to it
 
+	// With parts: tiles beside each other, 32 features each, and how far apart their packed weights begin; and tiles
+	// below each other, and how far apart their rows of x and of y begin. There is at least one.
+	tiles, wStep       int
+	tall, xStep, yStep int
+
 	// Of a call one kernel is made for:
 	rows, outs     int // of the tile
 	xParts, wParts int // numbers of bfloat16 that an element is the sum of
@@ -28,6 +33,8 @@ type packArgs struct {
 	srcRow  int
 	rows    int // at least 1
 	n       int // elements of a row, at least 1
+
+	odd int // becomes other than 0 where a kernel that looks for it sees what is not finite
 }
 
 const (

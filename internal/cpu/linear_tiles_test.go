@@ -128,6 +128,7 @@ func TestTilePacking(t *testing.T) {
 	k, rng := tilesInUse(t), reftest.Rand(t)
 	twins := map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go}
 	pairs := map[attn.DType]func(*packArgs){attn.Float32: pairsF32Go, attn.Float16: pairsF16Go, attn.BFloat16: pairsBF16Go}
+	columnsOf := map[attn.DType]func(*packArgs){attn.Float16: columnsF16Go, attn.BFloat16: columnsBF16Go}
 	splits := []func(*packArgs){1: splitX1Go, splitX2Go, splitX3Go}
 	for _, d := range weightTypes {
 		for _, w := range k.waysOf(d) {
@@ -144,6 +145,16 @@ func TestTilePacking(t *testing.T) {
 					// Of steps, what belongs to rows behind the last may be anything.
 					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", inUse, d, rows, n), &a, size, w.pack, twin, w.wParts > 0 && rows < w.rows)
 				}
+			}
+			for _, n := range []int{1, 2, 15, 16, 17, 31, 32, 33, 64, 95} {
+				if w.wParts == 0 || promptTiers[inUse].exact[d] == nil {
+					break
+				}
+				columns := promptTiers[inUse].exact[d].columns
+				src, stride := guardedRows(t, rng, d, n, stepRows)
+				a := packArgs{src: src, srcRow: stride, rows: stepRows, n: n, dstPart: stepBytes, dstStep: (w.wParts + rng.IntN(2)) * stepBytes}
+				size := (n-1)/stepDepth*a.dstStep + w.wParts*stepBytes
+				samePacked(t, fmt.Sprintf("%v %v, %d values", inUse, d, n), &a, size, columns, columnsOf[d], false)
 			}
 			for _, n := range []int{1, 15, 16, 17, 31, 32, 33, 64, 95} {
 				for rows := 1; rows <= stepRows && w.split != nil; rows++ {
@@ -208,7 +219,13 @@ func TestTileKernels(t *testing.T) {
 func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n int) {
 	t.Helper()
 	const pad = 3
-	a := tileArgs{n: n, rows: rows, outs: k.outs, xParts: w.xParts, wParts: w.wParts, yRow: 4 * (k.outs + pad), more: rng.IntN(2)}
+	tiles, tall := 1, 1
+	if w.split != nil {
+		tiles, tall = 1+rng.IntN(3), 1+rng.IntN(2)
+	}
+	outs := tiles * k.outs
+	a := tileArgs{n: n, rows: rows, outs: k.outs, xParts: w.xParts, wParts: w.wParts, yRow: 4 * (outs + pad), more: rng.IntN(2), tiles: tiles, tall: tall}
+	a.yStep = rows * a.yRow
 	twin, terms := tileF32Go, n
 	var signs []func() // take the signs of x and w away
 	numbers := func(d attn.DType, rows, n int) (unsafe.Pointer, int) {
@@ -230,10 +247,12 @@ func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n 
 	} else {
 		twin, terms = tilePartsGo, n*stepDepth*w.xParts*w.wParts
 		a.xRow = n * w.xParts * stepBytes
-		a.x, _ = numbers(attn.BFloat16, 1, n*w.xParts*stepBytes)
-		a.w, _ = numbers(attn.BFloat16, 1, n*w.wParts*stepBytes)
+		a.xStep = 2 * a.xRow
+		a.x, _ = numbers(attn.BFloat16, 1, tall*n*w.xParts*stepBytes)
+		a.w, _ = numbers(attn.BFloat16, 1, tiles*n*w.wParts*stepBytes)
+		a.wStep = 2 * n * w.wParts * stepBytes
 	}
-	was := make([]float32, rows*(k.outs+pad))
+	was := make([]float32, tall*rows*(outs+pad))
 	for i := range was {
 		was[i] = rng.Float32()
 	}
@@ -252,7 +271,7 @@ func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n 
 		take()
 	}
 	for i, size := range run(twin) {
-		if i%(k.outs+pad) >= k.outs {
+		if i%(outs+pad) >= outs {
 			if got[i] != was[i] {
 				t.Fatalf("%v, %d rows: element %d was written", inUse, rows, i)
 			}
@@ -310,7 +329,8 @@ func TestLinearManyAlone(t *testing.T) {
 					c.RoundX = roundX
 					c.run(t, Default())
 					want := append([]float32(nil), c.Y...)
-					for _, rows := range []int{k.ways[d].fromRows, k.ways[d].fromRows + 1, 129, 513} {
+					from := max(k.ways[d].fromRows, 129) // what is rounded may be many with fewer
+					for _, rows := range []int{k.ways[d].fromRows, k.ways[d].fromRows + 1, from, 513} {
 						first := rng.IntN(all + 1 - rows)
 						one := c.some(first, rows)
 						if err := Linear(Default(), one); err != nil {

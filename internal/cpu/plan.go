@@ -8,8 +8,12 @@ import (
 )
 
 // blockRows is the number of packed rows that a block of query positions is filled up to: so many rows
-// share one pass over the keys and values. One position is the least a block holds, whatever its heads.
-const blockRows = 64
+// share one pass over the keys and values. One position is the least a block holds, whatever its heads. Blocks whose keys
+// and values are packed have more.
+const (
+	blockRows       = 64
+	blockRowsPacked = 128
+)
 
 // defaultTileTokens is the number of tokens of a LeanTile unless a problem says otherwise: tiles of 128 to
 // 512 tokens measured alike, less costs re-scaling, more makes loads uneven. It does not depend on the
@@ -146,7 +150,11 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 	p.sched.Reset(g.KVHeads)
 	p.seqs, p.pages, p.trees = p.seqs[:0], p.pages[:0], p.trees[:0]
 	p.rows, p.lastPage, p.slots, p.packed = 0, -1, 0, 0
-	group := g.Group()
+	group, most := g.Group(), blockRows
+	if waysFor(&g) != nil {
+		most = blockRowsPacked
+	}
+	most = max(most/group, 1)
 	for i := range seqs {
 		q := &seqs[i]
 		s := span{row: q.Row, queries: q.Queries, keys: q.Keys, page: len(p.pages)}
@@ -158,7 +166,6 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 		p.tiles = p.tiles[:0]
 		if s.queries > 0 {
 			// As few blocks as hold the rows, of as nearly equal size as can be.
-			most := max(blockRows/group, 1)
 			blocks := (s.queries-1)/most + 1
 			s.positions = (s.queries-1)/blocks + 1
 			p.rows = max(p.rows, s.row+s.queries)

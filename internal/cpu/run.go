@@ -31,8 +31,9 @@ type workspace[F real] struct {
 	plan   *Plan
 	ops    *Operands[F]
 	kernel kernel
-	scale  float64 // of a query, log4(e) included
-	cap    float64 // of scores that have that factor
+	prompt *promptKernels // of blocks of many rows; nil: they have the kernel, too
+	scale  float64        // of a query, log4(e) included
+	cap    float64        // of scores that have that factor
 	drop   dropout.Rule
 
 	workers  []worker[F]
@@ -53,6 +54,7 @@ type worker[F real] struct {
 	state   partial[F] // of the output tile at hand, if the worker has all of it
 	q       []F
 	visible []int32
+	hidden  []int32 // of rows in tiles: the first of the keys that a row does not see
 	// What modifies the scores of a block's rows.
 	slopes, distances []float64
 	bias              []unsafe.Pointer
@@ -62,6 +64,10 @@ type worker[F real] struct {
 	values []F        // what the slices of F are cut from
 	scores []F
 	wide   []F
+
+	prompt promptScratch
+	some   tile    // part of its rows
+	here   streams // for who asks for memory ahead where there is nothing to ask for
 	_      [cacheLine]byte
 }
 
@@ -123,7 +129,10 @@ func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16)+1024, 16*val
 func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
 	ws.plan, ws.ops = p, o
-	ws.kernel = kernelFor[F](o.K.DType)
+	ws.kernel, ws.prompt = kernelFor[F](o.K.DType), nil
+	if p.packed >= promptRows && unsafe.Sizeof(F(0)) == 4 {
+		ws.prompt = waysFor(&p.g)
+	}
 	ws.scale, ws.cap = g.Scale*lean.Log4E, g.Cap*lean.Log4E
 	ws.drop = dropout.Of(g.Dropout, o.Seed)
 
@@ -137,6 +146,10 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		scores = max(scores, padded(rows*invariantKeys))
 		runs = invariantKeys / 4
 	}
+	if ws.prompt != nil { // rows to the end of the last tile
+		tall := tilesOf(rows) * promptTile
+		out, scores = padded(tall*g.ValueDim), max(scores, padded(promptBlock*promptKeys))
+	}
 
 	for len(ws.workers) < n {
 		ws.workers = append(ws.workers, worker[F]{})
@@ -148,7 +161,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 			w.values = make([]F, need)
 		}
 		if len(w.visible) < rows {
-			w.visible = make([]int32, rows)
+			w.visible, w.hidden = make([]int32, rows), make([]int32, rows)
 		}
 		if g.Slopes != "" && len(w.slopes) < rows {
 			w.slopes, w.distances = make([]float64, rows), make([]float64, rows)
@@ -165,6 +178,9 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		w.part = partial[F]{cut(&v, out), cut(&v, stats), cut(&v, stats)}
 		w.scores = cut(&v, scores)
 		w.wide = cut(&v, wide)
+		if ws.prompt != nil {
+			w.prompt.grow(ws.prompt, rows, g.Dim, g.ValueDim, o.K.DType.Size())
+		}
 	}
 
 	ws.prepareApart(p)
@@ -185,7 +201,7 @@ func (ws *workspace[F]) work(i int) {
 	for it := p.sched.Work(i); ; {
 		k, ok := it.Next()
 		if !ok {
-			w.tile = tile{} // it points into the operands
+			w.tile, w.some = tile{}, tile{} // they point into the operands
 			w.runs.forget()
 			clear(w.bias)
 			return
@@ -276,7 +292,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	state.receive(t, 0)
 	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
 	row := 0              // of the block that the tile begins with
-	call := func(key int) {
+	ready := func(key int) {
 		if keys >= stateKeys && t.Rows == b.rows {
 			if sum != state {
 				state.merge(sum, b.rows, g.ValueDim)
@@ -288,6 +304,9 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		if inOrder {
 			ws.modAt(t, b, row, key)
 		}
+	}
+	call := func(key int) {
+		ready(key)
 		ws.kernel(t)
 		keys += t.Count
 	}
@@ -328,6 +347,43 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		t.scoreMod = mod
 	}
 	low, all := b.seq.common(g, b.from, b.to)
+	some := func(key, end int) { // keys [key, end), each for the rows that see it
+		if stop := min(end, low); key < stop {
+			// Kernels know of no first key of a row: each position gets a call with those that it sees.
+			was := keys
+			each(func(i int) {
+				first, most := b.seq.sees(g, i)
+				seen(key, min(stop, g.SinkKeys(first))) // if the first rows see all that comes behind these, too
+				seen(max(key, first), min(stop, most))
+			})
+			keys = was + stop - key
+			key = stop
+		}
+		if stop := min(end, all); key < stop {
+			seen(key, stop)
+			key = stop
+		}
+		if fresh := b.seq.fresh(); b.seq.tree != nil && key < end {
+			// Nor do they know of keys between others that a row does not see. There are no more than attn.MaxTree.
+			each(func(i int) {
+				for from, to := range b.seq.tree.Runs(i, key-fresh, end-fresh) {
+					seen(fresh+from, fresh+to)
+				}
+			})
+			key = end
+		}
+		for key < end { // what not every row sees
+			begin := key
+			key += rows.neighbours(t, key, min(key+limit, end))
+			for r := range b.rows {
+				_, end := b.seq.sees(g, b.from+r/b.group)
+				w.visible[r] = int32(min(max(end-begin, 0), t.Count))
+			}
+			t.Visible = unsafe.Pointer(&w.visible[0])
+			call(begin)
+		}
+		t.Visible = nil
+	}
 	context, front := b.seq.context(g, b.from, b.to)
 	part := context.Part(k.Begin, k.End, g.TileTokens)
 	key, end := part.First, part.End
@@ -335,39 +391,18 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		seen(key-context.First, stop-context.First)
 		key = stop
 	}
-	if stop := min(end, low); key < stop {
-		// Kernels know of no first key of a row. There are less than blockRows of such keys: each position
-		// gets a call with those that it sees.
-		each(func(i int) {
-			first, most := b.seq.sees(g, i)
-			seen(key, min(stop, g.SinkKeys(first))) // if the first rows see all that comes behind these, too
-			seen(max(key, first), min(stop, most))
-		})
-		key, keys = stop, stop-key
-	}
-	if stop := min(end, all); key < stop {
-		seen(key, stop)
-		key = stop
-	}
-	if fresh := b.seq.fresh(); b.seq.tree != nil && key < end {
-		// Nor do they know of keys between others that a row does not see. There are no more than attn.MaxTree.
-		each(func(i int) {
-			for from, to := range b.seq.tree.Runs(i, key-fresh, end-fresh) {
-				seen(fresh+from, fresh+to)
+	if many := ws.prompt != nil && b.rows >= promptRows && b.seq.tree == nil; many && w.prompt.begin(ws.prompt, t) {
+		for key < end {
+			n := min(promptKeys, end-key)
+			if ready(key); ws.inTiles(w, &rows, b, key, n, key < low || key+n > all) {
+				keys += n
+			} else {
+				some(key, key+n)
 			}
-		})
-		key = end
-	}
-	for key < end { // what not every row sees comes last, so Visible stays set
-		begin := key
-		key += rows.neighbours(t, key, min(key+limit, end))
-		for r := range b.rows {
-			_, end := b.seq.sees(g, b.from+r/b.group)
-			w.visible[r] = int32(min(max(end-begin, 0), t.Count))
+			key += n
 		}
-		t.Visible = unsafe.Pointer(&w.visible[0])
-		call(begin)
 	}
+	some(key, end)
 	if sum != state {
 		state.merge(sum, b.rows, g.ValueDim)
 	}

@@ -11,7 +11,7 @@ import (
 const (
 	tierAVX2   tier = 1 + iota // with FMA, F16C and BMI2
 	tierAVX512                 // F, BW, DQ and VL, and what AVX2 has
-	tierAMX                    // products of tiles of bfloat16, and what AVX-512 has
+	tierAMX                    // products of tiles of bfloat16, BF16, and what AVX-512 has
 	tiers      = iota + 1
 )
 
@@ -26,7 +26,7 @@ func bestTier() tier {
 		return tierGo
 	case !(x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL):
 		return tierAVX2
-	case !(x.HasAMXTile && x.HasAMXBF16 && asksForTiles() && allowTiles()):
+	case !(x.HasAMXTile && x.HasAMXBF16 && x.HasAVX512BF16 && asksForTiles() && allowTiles()):
 		return tierAVX512
 	}
 	return tierAMX

@@ -48,6 +48,9 @@ type tile struct {
 // streams are pointers to four rows of keys or values.
 type streams [4]unsafe.Pointer
 
+// array is s as assembly takes it.
+func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
+
 // kernel merges the keys of a tile into the attention states of its rows. For each row r:
 //
 //	s_c = q_r . k_c              (c < Count, or < Visible[r])

@@ -26,7 +26,13 @@ var Commands = []command.Command{
 func measureCPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	o := measure.Flags(flags)
 	only := flags.String("only", "", "measure only the shapes in whose names this `pattern` is found, as \"f16, 32/4\"")
+	prompts := flags.Bool("prompts", false, "measure prompts instead of single tokens, against PyTorch with -python")
+	threads := flags.String("threads", "", "with -prompts: `numbers` of threads, such as 1,8,16 (default: that of -workers)")
+	python := flags.String("python", "", "with -prompts: `path` of a python that has PyTorch; peers/setup.sh makes one and prints it")
 	return func(stdout, stderr io.Writer) error {
+		if *prompts {
+			return measurePrompts(o, *threads, *python, *only, stdout, stderr)
+		}
 		pattern, err := regexp.Compile(*only)
 		if err != nil {
 			return fmt.Errorf("-only: %w", err)

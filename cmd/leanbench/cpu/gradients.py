@@ -6,6 +6,7 @@ Questions, one a line, and their answers:
 
     shape HEADS QUERIES KEYS DIM DTYPE CAUSAL BACKWARD    ok
     run STEPS                                             ok SECONDS
+    threads THREADS                                       ok
 
 A step is scaled_dot_product_attention of one sequence, and with BACKWARD the
 gradients in query, key and value behind it. CAUSAL and BACKWARD are true or false.
@@ -18,7 +19,7 @@ import time
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-DTYPES = {"f32": torch.float32, "f64": torch.float64}
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Shape:
@@ -58,6 +59,9 @@ def main():
                 shape = Shape(int(heads), int(queries), int(keys), int(dim), dtype, causal == "true", backward == "true")
                 gc.collect()
                 gc.disable()
+                print("ok", flush=True)
+            elif word == "threads":
+                torch.set_num_threads(int(args[0]))
                 print("ok", flush=True)
             elif word == "run":
                 print("ok", shape.run(int(args[0])), flush=True)

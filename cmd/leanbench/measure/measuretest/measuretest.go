@@ -77,7 +77,7 @@ func fakeWorker(how string) {
 			}
 		case "linear":
 			fmt.Println("ok cublas")
-		case "model", "forget":
+		case "model", "forget", "threads":
 			fmt.Fprintln(os.Stderr, in.Text())
 			fmt.Println("ok")
 		case "read":

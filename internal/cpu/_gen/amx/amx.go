@@ -1,4 +1,5 @@
-// Package amx has the instructions of AMX on tiles of bfloat16, which neither avo nor Go's assembler knows.
+// Package amx has the instructions of AMX on tiles of bfloat16, and one of AVX-512 for such numbers, which neither avo
+// nor Go's assembler knows.
 // For avo they are instructions with names only, so that it finds registers for their operands; Encode then
 // writes them as bytes.
 package amx
@@ -50,6 +51,15 @@ func Store(t int, base, ld reg.Register) *ir.Instruction {
 // Numbers that are not normal are 0.
 func Multiply(a, b, c int) *ir.Instruction { return instruction("TDPBF16PS", []int{c, a, b}) }
 
+// Round rounds two vectors of float32 to one of bfloat16, low's elements first, ties to even. Numbers that are not normal
+// are 0.
+func Round(high, low, to reg.Register) *ir.Instruction {
+	return &ir.Instruction{
+		Opcode: "VCVTNE2PS2BF16", Operands: []operand.Op{low, high, to},
+		Inputs: []operand.Op{low, high}, Outputs: []operand.Op{to},
+	}
+}
+
 // Config is the memory that LoadConfig reads, for tiles of 64 bytes a row: rows rows in the first seven, and
 // 16 in the last.
 func Config(rows int) [8]uint64 {
@@ -69,12 +79,30 @@ var encodings = map[string]struct{ prefix, opcode int }{
 }
 
 var (
+	round   = regexp.MustCompile(`(?m)^\tVCVTNE2PS2BF16\b *Z(\d+), Z(\d+), Z(\d+)$`)
 	line    = regexp.MustCompile(`(?m)^\t(LDTILECFG|TILE[A-Z]+|TDPBF16PS)\b *(.*)$`)
 	numbers = map[string]int{"AX": 0, "CX": 1, "DX": 2, "BX": 3, "SP": 4, "BP": 5, "SI": 6, "DI": 7}
 )
 
 // Encode writes the instructions of AMX in an assembly file as bytes.
 func Encode(text string) string {
+	text = round.ReplaceAllStringFunc(text, func(s string) string {
+		var of [3]int
+		for i, t := range round.FindStringSubmatch(s)[1:] {
+			of[i], _ = strconv.Atoi(t) // digits
+		}
+		low, high, to := of[0], of[1], of[2]
+		// EVEX.512.F2.0F38.W0 72 /r, with bits that are 0 for the upper registers.
+		not := func(n, bit int) int { return 1 - n>>bit&1 }
+		return bytesOf([]int{
+			0x62,
+			not(to, 3)<<7 | not(low, 4)<<6 | not(low, 3)<<5 | not(to, 4)<<4 | 2,
+			(15-high&15)<<3 | 1<<2 | 3,
+			2<<5 | not(high, 4)<<3,
+			0x72,
+			0xc0 | to&7<<3 | low&7,
+		}, s)
+	})
 	return line.ReplaceAllStringFunc(text, func(s string) string {
 		m := line.FindStringSubmatch(s)
 		var tiles, registers []int
@@ -114,10 +142,15 @@ func Encode(text string) string {
 		default:
 			operands = []int{0xc0 | tile<<3 | other}
 		}
-		var out []string
-		for _, n := range append([]int{0xc4, 0x82 | x<<6 | b<<5, free<<3 | e.prefix, e.opcode}, operands...) {
-			out = append(out, fmt.Sprintf("BYTE $0x%02x", n))
-		}
-		return "\t" + strings.Join(out, "; ") + " // " + strings.TrimSpace(s)
+		return bytesOf(append([]int{0xc4, 0x82 | x<<6 | b<<5, free<<3 | e.prefix, e.opcode}, operands...), s)
 	})
+}
+
+// bytesOf writes an instruction as bytes.
+func bytesOf(code []int, instruction string) string {
+	var out []string
+	for _, n := range code {
+		out = append(out, fmt.Sprintf("BYTE $0x%02x", n))
+	}
+	return "\t" + strings.Join(out, "; ") + " // " + strings.TrimSpace(instruction)
 }

@@ -45,6 +45,7 @@ func write(dir string) error {
 	for _, s := range []isa{avx2, avx512} {
 		attention(s, f32, f16, bf16)
 	}
+	weighing(avx512, "weighNearAVX512", false) // of scores whose values have been packed
 	queryTiles()
 	scoreTiles()
 	weightedTiles()

@@ -33,7 +33,7 @@ func TestGenerated(t *testing.T) {
 }
 
 // functions is how many there are in each file.
-var functions = map[string]int{assembly: 43, assembly64: 42}
+var functions = map[string]int{assembly: 44, assembly64: 42}
 
 var (
 	high   = regexp.MustCompile(`\b[XYZ](1[6-9]|2[0-9]|3[01])\b|\b[ZK][0-9]`)

@@ -271,14 +271,17 @@ func (n *nans) none(where string) {
 	JZ(LabelRef(where))
 }
 
-// weigh makes the kernel that turns scores into weights.
-func weigh(s isa) {
-	// Values of float64 are so many that those which could be asked for here would make no difference.
+// weigh makes the kernel that turns scores into weights. Values of float64 are so many that those which could be asked for
+// here would make no difference.
+func weigh(s isa) { weighing(s, "weigh"+s.suffix(), s.elem == f32) }
+
+// weighing is weigh, which asks for what lies ahead or not.
+func weighing(s isa, name string, asks bool) {
 	aheadOfWeights := "Nothing is asked for."
-	if s.elem == f32 {
+	if asks {
 		aheadOfWeights = fmt.Sprintf("With each %d weights a cache line is asked for, of ahead[0..3] + aheadAt in turn, aheadStep further with each row.", s.lanes)
 	}
-	function("weigh"+s.suffix(), "func(s, o, m, l "+s.pointer()+", rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)",
+	function(name, "func(s, o, m, l "+s.pointer()+", rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)",
 		"for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):",
 		"",
 		"	s[r*stride+c] = 4^(s[r*stride+c]-top)",
@@ -370,7 +373,7 @@ func weigh(s isa) {
 		}
 		s.sub(max, x, x)
 		e.of(x)
-		if !rest && s.elem == f32 {
+		if !rest && asks {
 			stream, line := GP64(), GP64() // the quarter of a turn, and the turn
 			MOVQ(j, line)
 			MOVQ(j, stream)

@@ -144,13 +144,18 @@ func (g *gen) arg(name string) reg.GPVirtual { return g.Load(g.Param(name), g.GP
 
 // field returns a field of 8 bytes in a register, where of is a struct that was made by Dereference.
 func (g *gen) field(of gotypes.Component, name string) reg.GPVirtual {
+	r := g.GP64()
+	g.MOVQ(g.fieldAt(of, name), r)
+	return r
+}
+
+// fieldAt returns where a field lies.
+func (g *gen) fieldAt(of gotypes.Component, name string) Mem {
 	f, err := of.Field(name).Resolve()
 	if err != nil {
 		g.fail(err)
 	}
-	r := g.GP64()
-	g.MOVQ(f.Addr, r)
-	return r
+	return f.Addr
 }
 
 // vec returns a vector register of the instruction set's width.

@@ -33,10 +33,13 @@ func linearTiles(g *gen) {
 	p.pairs(f32, 3)
 	p.pairs(f16, 2)
 	p.pairs(bf16, 1)
+	p.columns(f16, 2)
+	p.columns(bf16, 1)
 	for _, ways := range [][2]int{{1, 1}, {3, 1}, {2, 2}, {3, 2}, {3, 3}} {
 		p.tile(ways[0], ways[1])
 	}
 	odd(g)
+	p.large()
 }
 
 // tile holds the sums of some rows and two vectors of features in registers. Rows are read where they are, an
@@ -199,6 +202,10 @@ func (g *gen) transpose8(v []reg.VecVirtual) []reg.VecVirtual {
 type partsGen struct {
 	*gen
 	config, upper, words Mem
+
+	neighbours Mem // element i of a vector of bfloat16, and of another
+
+	bits16, bits32, limit16, limit32 Mem // all but the sign, and 2^56, of bfloat16 and of float32
 }
 
 const (
@@ -230,6 +237,13 @@ func newPartsGen(g *gen) *partsGen {
 	p.config = data("linearTileConfig", config...)
 	p.upper = data("upperBits", U32(0xffff0000))
 	p.words = data("upperWords", words...) // of 32 elements
+	var neighbours []Constant
+	for i := range uint32(16) {
+		neighbours = append(neighbours, U32(i|(32+i)<<16))
+	}
+	p.neighbours = data("neighbours", neighbours...)
+	p.bits16, p.bits32 = data("bits16", U32(0x7fff7fff)), data("bits32", U32(0x7fffffff))
+	p.limit16, p.limit32 = data("limit16", U32(0x5b805b80)), data("limit32", U32(0x5b800000))
 	return p
 }
 
@@ -247,6 +261,88 @@ func (p *partsGen) pairs(t dtype, parts int) {
 	p.ret()
 }
 
+// columns makes the kernel that splits values and puts those of neighbouring keys in pairs.
+func (p *partsGen) columns(t dtype, parts int) {
+	p.kernel("columns"+t.name, amxTiles, tileTwins, "columns"+t.name+"Go", tileTypes)
+	a := p.Dereference(p.Param("a"))
+	dst, dstStep, dstPart := p.field(a, "dst"), p.field(a, "dstStep"), p.field(a, "dstPart")
+	src, srcRow, n := p.field(a, "src"), p.field(a, "srcRow"), p.field(a, "n")
+	upper, order, zero, seen := p.ZMM(), p.ZMM(), p.ZMM(), p.sizes(t)
+	p.VPBROADCASTD(p.upper, upper)
+	p.VMOVDQU32(p.neighbours, order)
+	p.zero(zero)
+	// The line of dst in its step, and from the end of a step to the next.
+	line, jump := p.GP64(), p.GP64()
+	p.XORQ(line, line)
+	p.MOVQ(dstStep, jump)
+	p.SUBQ(U32(stepBytes), jump)
+
+	pair := func(keys int) {
+		x := []reg.VecVirtual{zero, zero}
+		for i := range keys {
+			x[i] = p.ZMM()
+			at := Mem{Base: src}
+			if i > 0 {
+				at.Index, at.Scale = srcRow, 1
+			}
+			if t == bf16 { // whose elements need no arithmetic
+				p.VMOVDQU32(at, x[i].AsY())
+			} else {
+				p.widen(t, at, x[i])
+			}
+			seen.see(x[i])
+		}
+		if t == bf16 {
+			pairs := p.ZMM()
+			p.VMOVDQA32(order, pairs)
+			p.VPERMI2W(x[1], x[0], pairs)
+			p.VMOVDQU32(pairs, Mem{Base: dst})
+			return
+		}
+		at := dst
+		for part := range parts {
+			low, high := p.ZMM(), p.ZMM()
+			p.VPSRLD(Imm(16), x[0], low)
+			p.VPANDD(upper, x[1], high)
+			if part < parts-1 {
+				first := p.ZMM()
+				p.VPANDD(upper, x[0], first)
+				p.VSUBPS(first, x[0], x[0])
+				if keys > 1 {
+					p.VSUBPS(high, x[1], x[1])
+				}
+			}
+			p.VPORD(high, low, low)
+			p.VMOVDQU32(low, Mem{Base: at})
+			if part < parts-1 {
+				next := p.GP64()
+				p.MOVQ(at, next)
+				p.ADDQ(dstPart, next)
+				at = next
+			}
+		}
+	}
+	p.Label("pair")
+	p.SUBQ(Imm(2), n)
+	p.JL(LabelRef("last"))
+	pair(2)
+	p.LEAQ(Mem{Base: src, Index: srcRow, Scale: 2}, src)
+	p.ADDQ(Imm(64), dst)
+	p.ADDQ(Imm(64), line)
+	p.CMPQ(line, U32(stepBytes))
+	p.JL(LabelRef("pair"))
+	p.XORQ(line, line)
+	p.ADDQ(jump, dst)
+	p.JMP(LabelRef("pair"))
+	p.Label("last")
+	p.ADDQ(Imm(2), n)
+	p.JZ(LabelRef("done"))
+	pair(1)
+	p.Label("done")
+	p.ORQ(seen.large(), p.fieldAt(a, "odd"))
+	p.ret()
+}
+
 // pack writes parts a step at a time, of which each part is changed at the end.
 func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	a := p.Dereference(p.Param("a"))
@@ -258,6 +354,10 @@ func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	upper, words := p.ZMM(), p.ZMM()
 	p.VPBROADCASTD(p.upper, upper)
 	p.VMOVDQU32(p.words, words)
+	var seen *sizes
+	if change != nil && t != f32 {
+		seen = p.sizes(t)
+	}
 	p.Label("step")
 	// The elements that are there.
 	all, count := p.GP32(), p.GP64()
@@ -284,23 +384,26 @@ func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	if t == bf16 {
 		v := p.ZMM()
 		p.VMOVDQU16_Z(Mem{Base: from}, both, v)
+		seen.see(v)
 		p.VMOVDQU32(v, Mem{Base: to})
 	} else {
 		x := []reg.VecVirtual{p.ZMM(), p.ZMM()}
 		for i, m := range []reg.OpmaskVirtual{low, high} {
 			p.widenMasked(t, Mem{Base: from, Disp: 16 * t.size * i}, m, x[i])
+			if seen != nil {
+				seen.see(x[i])
+			}
 		}
 		out := p.GP64()
 		p.MOVQ(to, out)
 		for part := range parts {
-			if parts == 1 {
-				for _, v := range x {
-					p.round(v)
-				}
-			}
 			pairs := p.ZMM()
-			p.VMOVDQA32(words, pairs)
-			p.VPERMI2W(x[1], x[0], pairs)
+			if parts == 1 {
+				p.Instruction(amx.Round(x[1], x[0], pairs))
+			} else {
+				p.VMOVDQA32(words, pairs)
+				p.VPERMI2W(x[1], x[0], pairs)
+			}
 			p.VMOVDQU32(pairs, Mem{Base: out})
 			if part < parts-1 {
 				for _, v := range x {
@@ -330,26 +433,80 @@ func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	p.ADDQ(dstStep, dst)
 	p.SUBQ(Imm(stepDepth), n)
 	p.JG(LabelRef("step"))
+	if seen != nil {
+		p.ORQ(seen.large(), p.fieldAt(a, "odd"))
+	}
 }
 
-// round rounds a vector to bfloat16 in its upper words, ties to even. NaN stays NaN, which its lower words alone
-// may say.
-func (p *partsGen) round(v reg.VecVirtual) {
-	number, odd, half := p.K(), p.ZMM(), p.GP32()
-	p.VCMPPS(Imm(7), v, v, number) // ordered
-	p.VPSRLD(Imm(16), v, odd)
-	p.MOVL(U32(1), half)
-	one := p.ZMM()
-	p.VPBROADCASTD(half, one)
-	p.VPANDD(one, odd, odd)
-	p.MOVL(U32(0x7fff), half)
-	p.VPBROADCASTD(half, one)
-	p.VPADDD(one, odd, odd)
-	p.VPADDD(odd, v, number, v)
-	quiet := p.K()
-	p.KNOTW(number, quiet)
-	p.MOVL(U32(0x7fc00000), half)
-	p.VPBROADCASTD(half, quiet, v)
+// sizes keeps the greatest magnitude of numbers: their bits but for the sign.
+type sizes struct {
+	*partsGen
+	t          dtype
+	bits, most reg.VecVirtual
+}
+
+// sizes begins with none. Those of float16 are seen as float32.
+func (p *partsGen) sizes(t dtype) *sizes {
+	s := &sizes{p, t, p.ZMM(), p.ZMM()}
+	if t == bf16 {
+		p.VPBROADCASTD(p.bits16, s.bits)
+	} else {
+		p.VPBROADCASTD(p.bits32, s.bits)
+	}
+	p.zero(s.most)
+	return s
+}
+
+func (s *sizes) see(v reg.VecVirtual) {
+	x := s.ZMM()
+	s.VPANDD(s.bits, v, x)
+	if s.t == bf16 {
+		s.VPMAXUW(x, s.most, s.most)
+	} else {
+		s.VPMAXUD(x, s.most, s.most)
+	}
+}
+
+// large returns 0 if all that was seen is less than 2^56.
+func (s *sizes) large() reg.GPVirtual {
+	const notLess = 5
+	limit, k, n := s.ZMM(), s.K(), s.GP64()
+	if s.t == bf16 {
+		s.VPBROADCASTD(s.limit16, limit)
+		s.VPCMPUW(Imm(notLess), limit, s.most, k)
+	} else {
+		s.VPBROADCASTD(s.limit32, limit)
+		s.VPCMPUD(Imm(notLess), limit, s.most, k)
+	}
+	s.KMOVD(k, n.As32())
+	return n
+}
+
+// large makes the kernel that looks for what is large, or not a number.
+func (p *partsGen) large() {
+	p.kernel("large", avx512, tileTwins, "largeGo", "")
+	from, n := p.arg("p"), p.arg("n")
+	s, v := p.sizes(f32), p.vec()
+	k, end := p.GP64(), p.GP64()
+	p.XORQ(k, k)
+	p.MOVQ(n, end)
+	p.ANDQ(I32(-16), end)
+	p.JZ(LabelRef("rest"))
+	at := Mem{Base: from, Index: k, Scale: 4}
+	p.Label("loop")
+	p.VMOVUPS(at, v)
+	s.see(v)
+	p.ADDQ(Imm(16), k)
+	p.CMPQ(k, end)
+	p.JLT(LabelRef("loop"))
+	p.Label("rest")
+	p.SUBQ(k, n)
+	p.JZ(LabelRef("done"))
+	p.VMOVUPS_Z(at, p.mask(n), v)
+	s.see(v)
+	p.Label("done")
+	p.Store(s.large(), p.Return("large"))
+	p.ret()
 }
 
 // transpose16 transposes 16 rows of 16 pairs where they lie.
@@ -395,27 +552,33 @@ func (p *partsGen) tile(xParts, wParts int) {
 	config := p.GP64()
 	p.LEAQ(p.config, config)
 	p.Instruction(amx.LoadConfig(config))
-	x, w, n := p.field(a, "x"), p.field(a, "w"), p.field(a, "n")
-	xRow := p.field(a, "xRow")
-	y, yRow := p.field(a, "y"), p.field(a, "yRow")
-	below, line := p.GP64(), p.GP64()
-	p.MOVQ(yRow, below)
-	p.SHLQ(Imm(4), below)
-	p.ADDQ(y, below)
+	xRow, yRow, line := p.field(a, "xRow"), p.field(a, "yRow"), p.GP64()
 	p.MOVQ(U32(64), line)
+	tiles, panel, top := p.field(a, "tiles"), p.field(a, "w"), p.field(a, "y")
+	p.Label("columns")
+	tall, rows, y := p.field(a, "tall"), p.field(a, "x"), p.GP64()
+	p.MOVQ(top, y)
 	// sums does something with each tile of y.
 	sums := func(do func(at reg.GPVirtual, t int)) {
 		for t := range 4 {
 			at := p.GP64()
-			from := y
 			if t >= 2 {
-				from = below
+				p.MOVQ(yRow, at)
+				p.SHLQ(Imm(4), at)
+				p.ADDQ(y, at)
+				if t%2 > 0 {
+					p.ADDQ(Imm(64), at)
+				}
+			} else {
+				p.LEAQ(Mem{Base: y, Disp: 64 * t}, at)
 			}
-			p.LEAQ(Mem{Base: from, Disp: 64 * (t % 2)}, at)
 			do(at, t)
 		}
 	}
-	more := p.field(a, "more")
+	p.Label("rows")
+	x, n, w, more := p.GP64(), p.field(a, "n"), p.GP64(), p.field(a, "more")
+	p.MOVQ(rows, x)
+	p.MOVQ(panel, w)
 	p.TESTQ(more, more)
 	p.JNZ(LabelRef("more"))
 	for t := range 4 {
@@ -460,6 +623,14 @@ func (p *partsGen) tile(xParts, wParts int) {
 	p.DECQ(n)
 	p.JNZ(LabelRef("step"))
 	sums(func(at reg.GPVirtual, t int) { p.Instruction(amx.Store(t, at, yRow)) })
+	p.ADDQ(p.fieldAt(a, "xStep"), rows)
+	p.ADDQ(p.fieldAt(a, "yStep"), y)
+	p.DECQ(tall)
+	p.JNZ(LabelRef("rows"))
+	p.ADDQ(U32(2*4*stepRows), top)
+	p.ADDQ(p.fieldAt(a, "wStep"), panel)
+	p.DECQ(tiles)
+	p.JNZ(LabelRef("columns"))
 	p.Instruction(amx.Release())
 	p.ret()
 }

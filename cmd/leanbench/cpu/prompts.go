@@ -1,0 +1,198 @@
+package cpu
+
+import (
+	"fmt"
+	"io"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
+)
+
+// promptCases are causal prompts of one sequence, with a bar against PyTorch, which rounds queries and weights to
+// the keys' type, too.
+func promptCases(quick bool) (cases []stepShape) {
+	for _, s := range measure.Storages {
+		for _, heads := range []int{12, 32} {
+			for _, tokens := range []int{1024, 2048, 8192} {
+				for _, dim := range []int{64, 128} {
+					if quick && (heads == 12) != (dim == 64) {
+						continue
+					}
+					bar := measure.AtLeast(1)
+					if s == measure.StoreF16 {
+						bar = nil // PyTorch has no fast kernel of it
+					}
+					cases = append(cases, stepShape{store: s.Name, heads: heads, queries: tokens, keys: tokens, dim: dim, causal: true, faster: bar})
+				}
+			}
+		}
+	}
+	return cases
+}
+
+func tablePrompts(threads int) string {
+	return fmt.Sprintf("Attention of causal prompts, against scaled_dot_product_attention, %d threads", threads)
+}
+
+// threadCounts reads -threads; an empty text is the number of workers.
+func threadCounts(text string, workers int) (all []int, err error) {
+	if text == "" {
+		return []int{workers}, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(part)
+		if err != nil || n < 1 || n > runtime.NumCPU() {
+			return nil, fmt.Errorf("-threads: %q is no number of this machine's %d cores", part, runtime.NumCPU())
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
+// measurePrompts measures attention of prompts with some numbers of threads, beside PyTorch if there is a Python.
+func measurePrompts(o *measure.Options, threads, python, only string, stdout, stderr io.Writer) (err error) {
+	counts, err := threadCounts(threads, o.Workers)
+	if err != nil {
+		return err
+	}
+	pattern, err := regexp.Compile(only)
+	if err != nil {
+		return fmt.Errorf("-only: %w", err)
+	}
+	cases := slices.DeleteFunc(promptCases(o.Quick), func(c stepShape) bool { return !pattern.MatchString(c.String()) })
+	if len(cases) == 0 {
+		return fmt.Errorf("-only %v: no shape has such a name", pattern)
+	}
+	options := *o
+	options.Workers = slices.Max(counts)
+	b, err := newBench("cpu -prompts", &options, stdout, stderr)
+	if err != nil {
+		return err
+	}
+	var w *measure.Worker
+	if python == "" {
+		b.report.Notes = append(b.report.Notes, "PyTorch is left out: no -python")
+	} else {
+		if w, err = measure.StartWorker(python, gradientsWorker, fmt.Sprint(options.Workers)); err != nil {
+			return err
+		}
+		defer func() { err = firstOf(err, w.Close()) }()
+		b.report.Notes = append(b.report.Notes, strings.Join(w.Hello, " "))
+	}
+	if err := b.prompts(w, counts, cases); err != nil {
+		return err
+	}
+	return b.report.Save(o.JSON)
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *attentionBench) prompts(w *measure.Worker, threads []int, cases []stepShape) error {
+	b.report.WriteHead(b.stdout)
+	for _, n := range threads {
+		runtime.GOMAXPROCS(n)
+		if w != nil {
+			if _, err := w.Ask("threads %d", n); err != nil {
+				return err
+			}
+		}
+		for _, c := range cases {
+			fmt.Fprintf(b.stderr, "%d threads: %s\n", n, c)
+			if err := b.measurePrompt(w, n, c); err != nil {
+				return fmt.Errorf("%d threads: %s: %w", n, c, err)
+			}
+		}
+		b.report.WriteTable(b.stdout, tablePrompts(n))
+	}
+	b.report.WriteVerdict(b.stdout)
+	return nil
+}
+
+const (
+	nameLean  = "lean"
+	nameMixed = "lean, mixed precision"
+)
+
+// measurePrompt has ours, in mixed precision, too, where keys are of 16 bits, and PyTorch take turns.
+func (b *attentionBench) measurePrompt(w *measure.Worker, threads int, s stepShape) error {
+	exact, mixed, err := b.promptSteps(s)
+	if err != nil {
+		return err
+	}
+	contenders := []measure.Contender{{Name: nameLean, Run: measure.Timed(exact)}}
+	judged := nameLean
+	if mixed != nil {
+		contenders = append(contenders, measure.Contender{Name: nameMixed, Run: measure.Timed(mixed)})
+		judged = nameMixed
+	}
+	if w != nil {
+		if _, err := w.Ask("shape %d %d %d %d %s %t %t", s.heads, s.queries, s.keys, s.dim, s.store, s.causal, s.backward); err != nil {
+			return err
+		}
+		contenders = append(contenders, measure.Contender{Name: NameTorch, Run: func(n int) (time.Duration, error) {
+			t, _, err := w.Seconds(1, "run %d", n)
+			if err != nil {
+				return 0, err
+			}
+			return t[0], nil
+		}, Settle: torchSettle})
+	}
+	all, err := measure.Alternate(b.pace, contenders)
+	if err != nil {
+		return err
+	}
+	for i, t := range all {
+		name := contenders[i].Name
+		r := b.report.Row(tablePrompts(threads), s.String(), name)
+		r.Add(measure.StepMillis, 1e3*t.Median(), nil)
+		r.Add(measure.Products, s.products()/t.Best(), nil)
+		if w != nil && name != NameTorch {
+			r.Add(measure.OverTorch, t.Faster(all[len(all)-1]), measure.Only(name == judged, s.faster))
+		}
+	}
+	return nil
+}
+
+// promptSteps are steps of a shape by [la.Attend]: exact, and in mixed precision where keys are of 16 bits, else nil.
+func (b *attentionBench) promptSteps(s stepShape) (exact, mixed func() error, err error) {
+	i := slices.IndexFunc(measure.Storages, func(x measure.Storage) bool { return x.Name == s.store })
+	if i < 0 {
+		return nil, nil, fmt.Errorf("%s is no type that is measured", s.store)
+	}
+	store := measure.Storages[i]
+	n := s.heads * s.keys * s.dim
+	arena := measure.NewArena(store, 2*n*store.Size, b.rng)
+	sets := carve(arena, decodeShape{s.heads, s.heads, s.keys, s.dim, store}, 1)
+	q := newQuery(decodeShape{heads: s.heads * s.queries, dim: s.dim}, b.rng)
+	out := tensor.New(tensor.WithShape(1, s.heads, s.queries, s.dim), tensor.WithBacking(make([]float32, s.heads*s.queries*s.dim)))
+	a := la.Args{Q: q, K: sets[0].k, V: sets[0].v, Out: out}
+	if err := firstOf(q.Reshape(1, s.heads, s.queries, s.dim), sets[0].k.Reshape(1, s.heads, s.keys, s.dim), sets[0].v.Reshape(1, s.heads, s.keys, s.dim)); err != nil {
+		return nil, nil, err
+	}
+	var opts []la.Option
+	if s.causal {
+		opts = append(opts, la.WithCausal())
+	}
+	exact = func() error { return la.Attend(a, opts...) }
+	if store == measure.StoreF32 {
+		return exact, nil, nil
+	}
+	rounding := append(slices.Clone(opts), la.WithMixedPrecision())
+	return exact, func() error { return la.Attend(a, rounding...) }, nil
+}
