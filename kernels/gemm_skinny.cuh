@@ -8,7 +8,7 @@
 // A cluster of thread blocks has every so many tiles of 64 rows of W, and each of its
 // blocks a slice of their columns, which it streams tile by tile. So a block makes operands
 // of its slice of x once: each element as two 16-bit parts, which are rows of one right
-// operand. Where slices are short its lanes bring x and keep it in registers until then,
+// operand, or as one (x rounded to the weights' type). Where slices are short its lanes bring x and keep it in registers until then,
 // else the copy engine brings it to where the operands will be. Two warp groups multiply,
 // each every second tile. Their sums go into the shared memory of the block that finishes
 // the rows of W (of a cluster's blocks each has its part of a tile), where a warp for each
@@ -56,16 +56,18 @@ __device__ __forceinline__ float reciprocal(int n) {
 }
 
 // FEW: fours of x that a lane keeps in registers, where there are no more. T is the Format of
-// the weights, and Keys the Store of the cache's keys and values.
-template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct SkinnyGemm {
+// the weights, and Keys the Store of the cache's keys and values. Of elements of x there are PARTS.
+template <class T, class Keys, int ROWS, int FEW, bool GATES = false, int PARTS = 2> struct SkinnyGemm {
   using Math = typename T::Math;
   static_assert(T::ready && Math::Operand::bytes == 2, "warp groups multiply what is in shared memory as it is");
   static constexpr int BLOCK = 64;                       // columns of a column block: 128 bytes
-  static constexpr int X = 2 * ROWS * 128;               // bytes of a column block of x
+  static constexpr int X = PARTS * ROWS * 128;           // bytes of a column block of x
+  static constexpr int FLOATS = 2 * ROWS * 128;          // of one as floats
+  static constexpr bool ROUNDED = PARTS == 1;            // floats take more than operands: see Block::lent
   static constexpr int UNIT = 8 * ROWS;                  // floats: the sums of 8 rows of W
   static constexpr int UNITS = SKINNY_TILE / 8;          // of a tile
   static constexpr int PARTIALS = UNITS * UNIT;          // that a block sends of a tile, and is sent of a group's
-  static constexpr int N = 2 * ROWS / 8;                 // products side by side
+  static constexpr int N = PARTS * ROWS / 8;             // products side by side
   static constexpr int MOST = 16;                        // blocks of a cluster
   static constexpr int MOMENTS = MOST * 2 * ROWS;        // floats: mean and sum of squares of each row, of each block of a cluster
   static constexpr int LANES = ROWS < 16 ? SKINNY_WARPS * 32 / ROWS : 16; // that have a row of the block's slice of x: fours of elements, in turn
@@ -83,6 +85,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
     int row, rows;                  // of x: the cluster's first, and how many it has
     u32 ring, full, empty;          // full and empty: barriers of each stage
     u32 there, taken, merged, came; // of the partials' two places, of the moments, and of x
+    u32 returned;                   // ROUNDED: of what was lent
     char* x;
     float *partials, *mine, *factors; // partials of all blocks, and the block's own, in two places each
     float *moments, *affine;          // of the norm, where `mine` will be; affine: gamma and beta
@@ -101,6 +104,10 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
     __device__ __forceinline__ int count() const { return ((tiles - 1 - first) / step + 1) * (gated ? 2 : 1); } // of the cluster's tiles
     // Slices are so small that registers hold them.
     __device__ __forceinline__ bool few() const { return most * (BLOCK / 4) <= FEW * LANES; }
+    // Stages at the end of the ring that are lent to x until it is operands: of one part these
+    // are half as large as floats are.
+    __device__ __forceinline__ int lent() const { return few() ? 0 : (most * (FLOATS - X) + SKINNY_STAGE - 1) / SKINNY_STAGE; }
+    __device__ __forceinline__ char* floats() const { return x - most * (FLOATS - X); }
   };
 
   __device__ static __forceinline__ void run(const SkinnyParams& params) {
@@ -123,7 +130,8 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
     b.full = sharedAddress(memory);
     b.empty = b.full + SKINNY_STAGES * 8, b.there = b.empty + SKINNY_STAGES * 8, b.taken = b.there + 16, b.merged = b.taken + 16, b.came = b.merged + 8;
     b.factors = (float*)(memory + 2 * SKINNY_STAGES * 8 + 48), b.bounds = b.factors + ROWS;
-    static_assert(2 * SKINNY_STAGES * 8 + 48 + (ROWS + 2) * 4 <= SKINNY_FIXED);
+    b.returned = b.came + 8 + (ROWS + 2) * 4;
+    static_assert(2 * SKINNY_STAGES * 8 + 48 + (ROWS + 2) * 4 + 8 <= SKINNY_FIXED);
     b.ring = b.full + SKINNY_FIXED;
     b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE;
     b.partials = (float*)(b.x + b.most * X);
@@ -140,6 +148,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
       for (int s = 0; s < SKINNY_STAGES; s++) barrierInit(b.full + s * 8, 1), barrierInit(b.empty + s * 8, SKINNY_WARPS);
       for (int i = 0; i < 2; i++) barrierInit(b.there + i * 8, 1 + (b.units() + 1) / 2 * 32), barrierInit(b.taken + i * 8, min(b.split, UNITS) * EPILOGUES);
       barrierInit(b.merged, 1), barrierInit(b.came, 1);
+      if constexpr (ROUNDED) barrierInit(b.returned, 1);
       opened();
       if (p.norm) barrierExpect(b.merged, b.split * b.rows * 8);
     }
@@ -150,6 +159,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
       if (b.lane == 0) {
         producer.begin(params, b);
         waitForEarlier();
+        if constexpr (ROUNDED) producer.untilReturned(params, b);
         while (producer.tile < b.tiles) producer.next(params, b);
       }
     } else if (b.warp > SKINNY_WARPS) {
@@ -199,9 +209,9 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
   // Float16 of what the copy engine is asked for of x.
   __device__ static __forceinline__ void bringX(const SkinnyParams& params, const Block& b) {
     const int half = b.warp - SKINNY_WARPS - 1;
-    if (half == 0) barrierExpect(b.came, b.blocks * X);
+    if (half == 0) barrierExpect(b.came, b.blocks * FLOATS);
 #pragma unroll 4
-    for (int c = half; c < b.blocks * 2; c += 2) copyBox(sharedAddress(b.x) + c * (X / 2), &params.x, b.from * BLOCK + c * (BLOCK / 2), b.row, 0, b.came, readAgain());
+    for (int c = half; c < b.blocks * 2; c += 2) copyBox(sharedAddress(ROUNDED ? b.floats() : b.x) + c * (FLOATS / 2), &params.x, b.from * BLOCK + c * (BLOCK / 2), b.row, 0, b.came, readAgain());
   }
 
   // The block's share of the pages that attention reads next: the memory has nothing to
@@ -229,13 +239,22 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
     // block's other warps do not wait for that at all.
     __device__ __forceinline__ void begin(const SkinnyParams& params, const Block& b) {
       const LinearParams& p = params.p;
-      const int n = p.early ? min(p.stages, b.count() * ((b.blocks + 1) / 2)) : 0;
+      const int n = p.early ? min(ROUNDED ? p.stages - b.lent() : p.stages, b.count() * ((b.blocks + 1) / 2)) : 0;
 #pragma unroll 1
       for (int s = 0; s < n; s++) {
         if (s >= SKINNY_PACE) barrierWait(b.full + (s - SKINNY_PACE) * 8, 0);
         next(params, b);
       }
       letNextStart();
+    }
+
+    // Asks for what there is room for beside what is lent, and waits for that.
+    __device__ __forceinline__ void untilReturned(const SkinnyParams& params, const Block& b) {
+      const int lent = b.lent();
+      if (lent == 0) return;
+#pragma unroll 1
+      while (tile < b.tiles && stage.index < params.p.stages - lent) next(params, b);
+      barrierWait(b.returned, 0);
     }
 
     __device__ __forceinline__ void next(const SkinnyParams& params, const Block& b) {
@@ -267,10 +286,10 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
 
   // A lane's share of the block's slice of x: every so many fours of a row's elements.
   // As floats, a column block has two lines of 128 bytes for each row, one of each half
-  // of its columns; as operands, one of each part, which take the same two lines. The
-  // next of a lane's fours is STEP bytes on, and the next of its rows BELOW.
+  // of its columns; as operands, one of each part: two take the same two lines. The
+  // next of a lane's fours is STEP bytes on, or as a float NEXT, and the next of its rows BELOW.
   struct Share {
-    static constexpr int STEP = LANES / (BLOCK / 4) * X, BELOW = BESIDE * 128;
+    static constexpr int STEP = LANES / (BLOCK / 4) * X, NEXT = LANES / (BLOCK / 4) * FLOATS, BELOW = BESIDE * 128;
     int row, four, fours, capacity; // its first row; its first four, the end of those that are there and of those that there is a place for
     char *floats, *lead, *rest; // of the first four, as floats and as both parts of operands
     __device__ __forceinline__ Share(const LinearParams& p, const Block& b) {
@@ -278,7 +297,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
       fours = max(min(b.blocks * BLOCK, p.in - b.from * BLOCK), 0) / 4, capacity = b.blocks * (BLOCK / 4);
       const u32 in = four % (BLOCK / 4);
       char* const block = b.x + four / (BLOCK / 4) * X;
-      floats = block + swizzled(in / 8 * ROWS + row, in % 8 * 16);
+      floats = (ROUNDED ? b.floats() + four / (BLOCK / 4) * FLOATS : block) + swizzled(in / 8 * ROWS + row, in % 8 * 16);
       lead = block + swizzled(row, in * 8), rest = block + swizzled(ROWS + row, in * 8);
     }
     __device__ __forceinline__ bool has(int i) const { return four + i * LANES < fours; }
@@ -287,7 +306,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
       v.x *= up, v.y *= up, v.z *= up, v.w *= up;
       const u32 a = Math::pack(v.x, v.y), b = Math::pack(v.z, v.w);
       *(uint2*)(lead + r * BELOW + i * STEP) = make_uint2(a, b);
-      *(uint2*)(rest + r * BELOW + i * STEP) = make_uint2(Math::pack(v.x - Math::low(a), v.y - Math::high(a)), Math::pack(v.z - Math::low(b), v.w - Math::high(b)));
+      if constexpr (!ROUNDED) *(uint2*)(rest + r * BELOW + i * STEP) = make_uint2(Math::pack(v.x - Math::low(a), v.y - Math::high(a)), Math::pack(v.z - Math::low(b), v.w - Math::high(b)));
     }
   };
 
@@ -337,15 +356,18 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
     using Share::Share;
     static constexpr int UNROLL = 1; // rows of a lane
     __device__ __forceinline__ void bring(const LinearParams& p, const Block& b) { barrierWait(b.came, 0); }
-    __device__ __forceinline__ float4 at(int r, int i) const { return *(const float4*)(this->floats + r * Share::BELOW + i * Share::STEP); }
+    __device__ __forceinline__ float4 at(int r, int i) const { return *(const float4*)(this->floats + r * Share::BELOW + i * Share::NEXT); }
     template <class F> __device__ __forceinline__ void each(int r, F f) const {
 #pragma unroll 4
       for (int i = 0; this->has(i); i++) f(i, at(r, i), true);
     }
-    // The lanes that have a row of a column block have all read it before any writes.
+    // The lanes that have a row of a column block have all read it before any writes. Operands of
+    // one part begin behind half of the floats, so the last come first: then what they are written
+    // over has been read.
     template <class F> __device__ __forceinline__ void pack(int r, float up, F f) const {
 #pragma unroll 4
-      for (int i = 0; i * LANES < this->capacity; i++) {
+      for (int n = 0; n * LANES < this->capacity; n++) {
+        const int i = ROUNDED ? (this->capacity - 1) / LANES - n : n;
         const bool there = this->four + i * LANES < this->capacity;
         float4 v;
         if (there) v = f(i, at(r, i), this->has(i));
@@ -370,6 +392,8 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
     }
     fenceAsync();
     syncWarps(SKINNY_WARPS);
+    if constexpr (ROUNDED)
+      if (threadIdx.x == 0) barrierArrive(b.returned);
   }
 
   // Makes operands of the block's slice of x, or of its layer norm, each row scaled by
@@ -441,7 +465,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
   // The products of a stage's column block, which is one of x's too.
   __device__ static __forceinline__ void multiply(float (&sums)[N][4], u64 w, u64 x) {
 #pragma unroll
-    for (int k = 0; k < BLOCK / 16; k++) Wgmma<2 * ROWS>::template shared<Math>(sums, w + k * 2, x + k * 2, 1); // 32 bytes on
+    for (int k = 0; k < BLOCK / 16; k++) Wgmma<PARTS * ROWS>::template shared<Math>(sums, w + k * 2, x + k * 2, 1); // 32 bytes on
   }
   // Ends a stage's products, and waits for all but so many stages' products.
   template <int MORE> __device__ static __forceinline__ void multiplied() {
@@ -522,7 +546,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false> struct Ski
 #pragma unroll
         for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
-          for (int k = 0; k < 2; k++) to.mine[h][(j * 8 + k * 4) * 8] = (sums[j][2 * h + k] + sums[j + N / 2][2 * h + k]) * down[j][k];
+          for (int k = 0; k < 2; k++) to.mine[h][(j * 8 + k * 4) * 8] = (ROUNDED ? sums[j][2 * h + k] : sums[j][2 * h + k] + sums[j + N / 2][2 * h + k]) * down[j][k];
       fenceAsync();
       __syncwarp();
       if (b.lane < 2 && to.owner != b.rank) sendBlock(to.to, to.bar, to.from, UNIT * 4);

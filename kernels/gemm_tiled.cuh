@@ -7,7 +7,7 @@
 //
 // First, a launch makes operands of x (of its layer norm, if that is wanted): each
 // element as two 16-bit parts, rows scaled by powers of two where the type has few
-// exponents. (gemm_persistent.cuh takes one part, too.) Then thread blocks compute tiles of y: 128 rows of W by 32 to 128 of
+// exponents; or as one part, x rounded to the weights' type. Then thread blocks compute tiles of y: 128 rows of W by 32 to 128 of
 // x. A producer warp brings both through a ring, in steps of 64 columns; eight
 // consumer warps multiply. Where there are fewer tiles than multiprocessors, the thread
 // blocks of a cluster share a tile's columns out, and add their sums up in the
@@ -144,8 +144,8 @@ __device__ __forceinline__ void store4(const GemmParams& p, int part, int m, int
   }
 }
 
-// T is the Format of the weights.
-template <class T, int ROWS, bool GATES = false> struct TiledGemm {
+// T is the Format of the weights, PARTS those of x's elements.
+template <class T, int ROWS, bool GATES = false, int PARTS = 2> struct TiledGemm {
   using Math = typename T::Math;
   static_assert(T::ready && Math::Operand::bytes == 2 && GEMM_STEP * T::Store::bytes == 128, "a step's columns are one column block of operands");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -157,7 +157,7 @@ template <class T, int ROWS, bool GATES = false> struct TiledGemm {
   static constexpr int BESIDE = GROUPS ? 8 : ROWS >= 128 ? 2 : 4, BELOW = GEMM_WARPS / BESIDE;
   static constexpr int A = GEMM_TILE / BESIDE / 16, B = ROWS / BELOW / 8; // products: of 16 rows of W, and 8 of x
   static constexpr int PART = ROWS * 128;                                   // bytes of a part of x in a stage
-  static constexpr int STAGE = GEMM_TILE * 128 + 2 * PART;
+  static constexpr int STAGE = GEMM_TILE * 128 + PARTS * PART;
   static_assert(B % 2 == 0, "x is loaded 16 rows at a time");
 
   static constexpr int HALF = GEMM_TILE / 2; // rows of a gate, and of what it is for
@@ -250,7 +250,7 @@ template <class T, int ROWS, bool GATES = false> struct TiledGemm {
 #pragma unroll
       for (int k = 0; k < GEMM_STEP / 16; k++)
 #pragma unroll
-        for (int q = 0; q < 2; q++) Wgmma<ROWS>::template shared<Math>(sums, rowOperand(w + k * 32), rowOperand(x + q * PART + k * 32), 1);
+        for (int q = 0; q < PARTS; q++) Wgmma<ROWS>::template shared<Math>(sums, rowOperand(w + k * 32), rowOperand(x + q * PART + k * 32), 1);
       wgmmaCommit();
       wgmmaWait<1>();
       if (before >= 0 && lane == 0) barrierArrive(empty + before * 8);
@@ -275,15 +275,15 @@ template <class T, int ROWS, bool GATES = false> struct TiledGemm {
       const u32 w = ring + at * STAGE, x = w + GEMM_TILE * 128;
 #pragma unroll
       for (int k = 0; k < GEMM_STEP / 16; k++) {
-        u32 left[A][4], right[2][B / 2][4];
+        u32 left[A][4], right[PARTS][B / 2][4];
 #pragma unroll
         for (int i = 0; i < A; i++) WeightOperands<T>::load(left[i], w + swizzled(a + i * 16, k * 32 + halfA));
 #pragma unroll
-        for (int q = 0; q < 2; q++)
+        for (int q = 0; q < PARTS; q++)
 #pragma unroll
           for (int j = 0; j < B / 2; j++) loadMatrix(right[q][j], x + q * PART + swizzled(b + j * 16, k * 32 + halfB));
 #pragma unroll
-        for (int q = 0; q < 2; q++)
+        for (int q = 0; q < PARTS; q++)
 #pragma unroll
           for (int i = 0; i < A; i++)
 #pragma unroll

@@ -28,9 +28,12 @@ type Engine struct {
 
 	gemm   [attn.DTypes]*gemmKernels   // nil: there are none for this GPU, or the type
 	skinny [attn.DTypes]*skinnyKernels // the same
-	splits []int                       // blocks that a cluster of these may have; tests leave some out
+	// Those of both that round x, without gates and with them; nil: not loaded yet.
+	rounded [attn.DTypes][2]*roundedKernels
+	splits  []int // blocks that a cluster of these may have; tests leave some out
 
-	leftOut []int // of skinnyRows, in tests
+	leftOut []int // rows of skinnyKinds, in tests
+	copied  bool  // x of 64 rows is never in registers, in tests
 
 	persistent []persistentTile // tiles that launches of these may have, the same
 
@@ -50,7 +53,8 @@ type Engine struct {
 }
 
 // clusterKey is a launch of clusters; kind is -1 for a GEMV, an index of
-// gemmRows, pairClusters, or else -2 and less for one of skinnyRows, wide or not.
+// gemmRows (behind them with x rounded, and persistent ones), pairClusters, or else -2 and less for one of
+// skinnyKinds, wide or not.
 type clusterKey struct {
 	element             attn.DType
 	kind, split, shared int

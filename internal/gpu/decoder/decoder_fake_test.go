@@ -129,9 +129,9 @@ func (m *machine) someLinear(t *testing.T, rng *rand.Rand, rows, in int) (o Line
 	return o, memory
 }
 
-// The module of GEMMs of hundreds of rows is loaded when some layer has so many, in a capture, too; what
-// fails is tried again.
-func TestPersistentIsLoadedLate(t *testing.T) {
+// The modules of GEMMs of hundreds of rows, and of kernels that round x, are loaded when some layer needs them, in a
+// capture, too; what fails is tried again.
+func TestModulesAreLoadedLate(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 132, 232448)
 	var units []string
 	defer func(real func(string, int) ([]byte, error)) { gpu.Image = real }(gpu.Image)
@@ -144,6 +144,7 @@ func TestPersistentIsLoadedLate(t *testing.T) {
 	lib.State().Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
 	lib.State().Argument("matrix_", int(unsafe.Sizeof(gemmParams{})))
 	lib.State().Argument("gemm_", int(unsafe.Sizeof(gemmParams{})))
+	round := false
 	linear := func(rows int) error {
 		const in, out = 1024, 4096
 		o := Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Parts: []LinearPart{{W: m.memory(t, attn.Float16, in*out), Y: m.memory(t, attn.Float32, rows*out), Out: out}}}
@@ -153,6 +154,7 @@ func TestPersistentIsLoadedLate(t *testing.T) {
 				noError(t, x.Buffer.Close())
 			}
 		})
+		o.RoundX = round
 		_, err := m.Stream.Capture(func() error { return d.Linear(m.Stream, &o) })
 		return err
 	}
@@ -164,21 +166,48 @@ func TestPersistentIsLoadedLate(t *testing.T) {
 	if err := linear(4 * persistentRows); err != nil || !loaded() || !strings.Contains(lib.Log(), "gemm_f16_") {
 		t.Errorf("%d rows: %v, modules %q", 4*persistentRows, err, units)
 	}
-	s := lib.State()
-	failures := 0
-	for i := int64(1); d.gemm[attn.BFloat16].persistent[0] == nil; i++ {
-		s.FailWith, s.FailAt = 2, s.Calls+i
-		_, err := d.persistentOf(attn.BFloat16, false)
-		s.FailAt = 0
-		if done := d.gemm[attn.BFloat16].persistent[0] != nil; done != (err == nil) {
-			t.Fatalf("call %d: %v", i, err)
-		}
-		if err != nil {
-			failures++
+	if slices.Contains(units, mixedUnit) {
+		t.Errorf("nobody rounds x: modules %q", units)
+	}
+	round = true
+	for _, rows := range []int{mostPrecise, mostPrecise + 1} {
+		lib.Forget()
+		rounds := rows > mostPrecise
+		if err := linear(rows); err != nil || slices.Contains(units, mixedUnit) != rounds || strings.Contains(lib.Log(), "_rounded\n") != rounds {
+			t.Errorf("%d rows in mixed precision: %v, modules %q, %s", rows, err, units, lib.Log())
 		}
 	}
-	if failures < 3 {
-		t.Errorf("%d failures", failures)
+	s := lib.State()
+	for name, load := range map[string]func() (done bool, err error){
+		"persistent": func() (bool, error) {
+			_, err := d.persistentOf(attn.BFloat16, false)
+			return d.gemm[attn.BFloat16].persistent[0] != nil, err
+		},
+		"rounded": func() (bool, error) {
+			_, err := d.roundedOf(attn.BFloat16, false)
+			return d.rounded[attn.BFloat16][0] != nil, err
+		},
+		"rounded gates": func() (bool, error) {
+			_, err := d.roundedOf(attn.BFloat16, true)
+			return d.rounded[attn.BFloat16][1] != nil, err
+		},
+	} {
+		failures := 0
+		for i, done := int64(1), false; !done; i++ {
+			s.FailWith, s.FailAt = 2, s.Calls+i
+			var err error
+			done, err = load()
+			s.FailAt = 0
+			if done != (err == nil) {
+				t.Fatalf("%s, call %d: %v", name, i, err)
+			}
+			if err != nil {
+				failures++
+			}
+		}
+		if failures < 3 {
+			t.Errorf("%s: %d failures", name, failures)
+		}
 	}
 }
 
@@ -223,13 +252,14 @@ func TestMatrixLaunches(t *testing.T) {
 			tiles = o.tilesOf(each)
 			stage := 128 * (int(ops.parts)*persistentRows + each)
 			bad = rows < leastPersistent || split < 1 || split > 2 || l.Threads != persistentThreads || l.Blocks != split*min(132/split, tiles*attn.Ceil(rows, split*persistentRows)) ||
-				l.Shared < int(p.stages)*(stage+16)+persistentStaging || (ops.parts == 1) != o.RoundX || (len(ends) == 4) != o.RoundX
+				l.Shared < int(p.stages)*(stage+16)+persistentStaging
 			persistent++
 		} else {
 			bad = l.Blocks != tiles*attn.Ceil(rows, each)*split || split < 1 || split > mostSplit || split&(split-1) != 0 || split > attn.Ceil(in, gemmStep) ||
-				l.Threads != gemmThreads || l.Shared < int(p.stages)*(128*(gemmTile+2*each)+16) || l.Shared < each*matrixWidth*4 || ops.parts != 2
+				l.Threads != gemmThreads || l.Shared < int(p.stages)*(128*(gemmTile+int(ops.parts)*each)+16) || l.Shared < each*matrixWidth*4
 			clusters++
 		}
+		bad = bad || (ops.parts == 1) != o.RoundX || (len(ends) == 4) != o.RoundX || o.RoundX && ends[3] != "rounded"
 		if bad || l.Shared > 232448 || p.factors != ops.factors || int(p.rows) != rows || int(p.in) != in ||
 			p.activation != int32(o.Activation) || (p.early == 1) != o.Early || int(p.tiles[mostParts-1]) != tiles {
 			t.Fatalf("%d rows of %d: %+v, %+v", rows, in, *p, l)
@@ -364,6 +394,7 @@ func TestBatchLaunches(t *testing.T) {
 			in = min(in, 2048)
 		}
 		o, memory := m.someLinear(t, rng, rows, in)
+		o.RoundX = rng.IntN(2) == 0
 		tiles := o.tilesOf(skinnyTile)
 		if scratch, err := d.Scratch(&o); scratch != 0 || err != nil {
 			t.Fatalf("%d rows of %d: a scratch of %d elements, %v", rows, in, scratch, err)
@@ -375,7 +406,8 @@ func TestBatchLaunches(t *testing.T) {
 			t.Fatalf("%d launches: %s", len(list), lib.Log())
 		}
 		l, p, each := list[0], (*skinnyParams)(unsafe.Pointer(&list[0].Arg[0])), 0
-		name, wide := strings.CutSuffix(l.Kernel, "_wide")
+		name, rounded := strings.CutSuffix(l.Kernel, "_rounded")
+		name, wide := strings.CutSuffix(name, "_wide")
 		if _, err := fmt.Sscanf(name[strings.LastIndex(name, "_")+1:], "%d", &each); err != nil {
 			t.Fatal(err)
 		}
@@ -385,10 +417,17 @@ func TestBatchLaunches(t *testing.T) {
 		if o.Norm != nil {
 			mine = max(mine, 32*each+2*blocks*skinnyBlock)
 		}
-		needs := skinnyFixed + int(p.stages)*skinnyStage + blocks*each*256 + 4*(2*skinnyTile*each+mine)
+		ring, operands := int(p.stages)*skinnyStage, blocks*each*256
+		if rounded { // operands of one part take half as much, and floats what is missing of the ring
+			operands /= 2
+			if registers := map[int]int{32: 8, 64: 4}[each]; blocks > registers && operands > ring {
+				t.Fatalf("%d rows of %d: %d bytes of floats, and %d stages: %+v", rows, in, 2*operands, p.stages, l)
+			}
+		}
+		needs := skinnyFixed + ring + operands + 4*(2*skinnyTile*each+mine)
 		little := attn.Ceil(below*tiles*split, 132)*blocks*skinnyStage/2 <= skinnyLittle
 		switch {
-		case below > 1 && each < 32 || below > mostBeside || clusters%below != 0 || each > 2*rows && each > skinnyRows[0].rows,
+		case below > 1 && each < 32 || below > mostBeside || clusters%below != 0 || each > 2*rows && each > skinnyKinds[0].rows, rounded != (o.RoundX && rows > 16),
 			split < 2 || split > mostSkinnySplit || split&(split-1) != 0 || l.Blocks%split != 0 || !strings.Contains(lib.Log(), fmt.Sprintf("cluster %d 1 1\n", split)),
 			clusters < 1 || clusters > tiles*below || l.Blocks > 132,
 			p.stages < 2 || p.stages < 3 && each <= 16 || l.Threads != 9*32+64*max(1, each/16) || l.Shared < needs || l.Shared > most || !little && 2*l.Shared <= most,
@@ -418,8 +457,8 @@ func TestBatchLaunches(t *testing.T) {
 	// Rows too wide for a slice of them in shared memory are a matrix, and so are too many.
 	for _, o := range []Linear{{Rows: 16, In: 1 << 16}, {Rows: 64, In: 1 << 15}, {Rows: 65, In: 1 << 14}, {Rows: mostSkinny + 1, In: 64}} {
 		o.Parts = []LinearPart{{W: gpu.Memory{DType: attn.Float16}, Out: 64}}
-		if _, ok, err := d.configureSkinny(&o); ok || err != nil || !d.isGEMM(&o) {
-			t.Errorf("%d rows of %d: %v, %v", o.Rows, o.In, ok, err)
+		if l, err := d.choose(&o); l.skinny != nil || err != nil || l.gemm == nil {
+			t.Errorf("%d rows of %d: %+v, %v", o.Rows, o.In, l, err)
 		}
 	}
 }
@@ -440,7 +479,7 @@ func TestBatchCost(t *testing.T) {
 		best, least := 0, 0.0
 		for i, split := range skinnySplits {
 			l := skinnyLaunch{kind: 0, split: split, below: 1, stages: mostSkinnyStages}
-			if c.rows > skinnyRows[0].rows {
+			if c.rows > skinnyKinds[0].rows {
 				l.kind = 1
 			}
 			tiles := c.out / skinnyTile
@@ -590,19 +629,27 @@ func TestDecoderRefuses(t *testing.T) {
 	}
 }
 
-// Of more than 64 rows of 8192 columns a skinny GEMM has no room for its ring: tiles take them.
+// Of more than 64 rows of 8192 columns, in one part of 16384, a skinny GEMM has no room for its ring: tiles take them.
 func TestBatchOfWideRows(t *testing.T) {
 	_, _, d := fakeDecoder(t, 90, 132, 232448)
 	for _, c := range []struct {
 		rows, in, out, parts int
-		skinny               bool
-	}{{128, 2048, 2048, 3, true}, {128, 2048, 8192, 1, true}, {128, 8192, 2048, 1, false}, {64, 4096, 16384, 1, true}, {64, 8192, 2048, 1, true}} {
+		skinny, rounded      bool // which in two parts, and which in one
+	}{
+		{128, 2048, 2048, 3, true, true}, {128, 2048, 8192, 1, true, true}, {128, 8192, 2048, 1, false, true}, {128, 10240, 2560, 1, false, true}, {128, 16384, 4096, 1, false, false},
+		{64, 4096, 16384, 1, true, true}, {64, 8192, 2048, 1, true, true}, {64, 16384, 4096, 1, true, true},
+	} {
 		o := Linear{Rows: c.rows, In: c.in}
 		for range c.parts {
 			o.Parts = append(o.Parts, LinearPart{W: gpu.Memory{DType: attn.Float16}, Out: c.out})
 		}
-		if _, ok, err := d.configureSkinny(&o); ok != c.skinny || err != nil {
-			t.Errorf("%+v: a skinny GEMM %v, %v", c, ok, err)
+		for _, round := range []bool{false, true} {
+			o.RoundX = round
+			want := map[bool]bool{false: c.skinny, true: c.rounded}[round]
+			l, err := d.choose(&o)
+			if ok := l.skinny != nil; ok != want || err != nil || (l.parts() == 1) != round {
+				t.Errorf("%+v, rounded %v: a skinny GEMM %v of %d parts, %v", c, round, ok, l.parts(), err)
+			}
 		}
 	}
 }

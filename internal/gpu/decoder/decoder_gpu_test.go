@@ -137,8 +137,23 @@ func TestGPULinear(t *testing.T) {
 
 func TestGPUGates(t *testing.T) {
 	m, d := realDecoder(t)
-	testLayers(t, m, d, true, testgpu.OrShort(200, 45), testgpu.OrShort(8192, 1000), 1300, someRows...)
-	testLayers(t, m, d, true, testgpu.OrShort(40, 12), testgpu.OrShort(4104, 1000), 1300, manyRows...)
+	testLayers(t, m, d, layersOf{gates: true}, testgpu.OrShort(200, 45), testgpu.OrShort(8192, 1000), 1300, someRows...)
+	testLayers(t, m, d, layersOf{gates: true}, testgpu.OrShort(40, 12), testgpu.OrShort(4104, 1000), 1300, manyRows...)
+}
+
+func TestGPULinearRounded(t *testing.T) {
+	m, d := realDecoder(t)
+	testRounded(t, m, d, testgpu.OrShort(80, 20), 1544, 1300)
+}
+
+// testRounded runs layers that may round x, on all kernels that do: of 32 rows or 64, one cluster or two side
+// by side, with x in registers, or in what is lent of the ring. Without such kernels it is skipped.
+func testRounded(t *testing.T, m *machine, d *Engine, cases, longest, widest int) {
+	t.Helper()
+	if d.info.Capability != groupCapability {
+		t.Skip("there are no kernels that round x of a batch")
+	}
+	testLayers(t, m, d, layersOf{rounded: map[roundedLaunch]int{}}, cases, longest, widest, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128)
 }
 
 func TestGPULinearManyRows(t *testing.T) {
@@ -157,17 +172,30 @@ var (
 // outputs a part.
 func testLinear(t *testing.T, m *machine, d *Engine, cases, longest, widest int, someRows ...int) {
 	t.Helper()
-	testLayers(t, m, d, false, cases, longest, widest, someRows...)
+	testLayers(t, m, d, layersOf{}, cases, longest, widest, someRows...)
 }
 
-// testLayers is testLinear, or the same of gated units alone.
-func testLayers(t *testing.T, m *machine, d *Engine, gates bool, cases, longest, widest int, someRows ...int) {
+// layersOf says of which layers cases are.
+type layersOf struct {
+	gates   bool                  // gated units alone
+	rounded map[roundedLaunch]int // not nil: that may all be rounded, until all launches of such a batch have been seen
+}
+
+// roundedLaunch is a kind of launch that rounds x.
+type roundedLaunch struct {
+	rows, below int
+	lent        bool
+}
+
+// testLayers is testLinear of some layers.
+func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest, widest int, someRows ...int) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	defer func(splits []int, persistent []persistentTile, slower float64) {
-		d.leftOut, d.splits, d.persistent, d.slower, d.gatesApart = nil, splits, persistent, slower, false
+		d.leftOut, d.copied, d.splits, d.persistent, d.slower, d.gatesApart = nil, false, splits, persistent, slower, false
 	}(d.splits, d.persistent, d.slower)
-	for i := range cases {
+	for i := range reftest.AtLeast(cases, func() bool { return of.rounded == nil || len(of.rounded) == 8 }) {
+		gates := of.gates || of.rounded != nil && rng.IntN(2) == 0
 		d.splits, d.leftOut = skinnySplits[:], testgpu.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
 		if one := rng.IntN(2 * len(skinnySplits)); one < len(skinnySplits) { // whichever would be best
 			d.splits = skinnySplits[one:][:1]
@@ -178,12 +206,23 @@ func testLayers(t *testing.T, m *machine, d *Engine, gates bool, cases, longest,
 		}
 		d.gatesApart = rng.IntN(6) == 0
 		w := types[i%3]
+		if of.rounded != nil {
+			w = types[i%2]
+		}
 		rows := testgpu.Pick(rng, someRows...)
 		in := min(8*testgpu.Pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
+		if of.rounded != nil {
+			in = min(testgpu.Pick(rng, 264, 520, 1000, 1544, 1544), longest)
+			d.copied = rng.IntN(3) == 0
+			d.splits, d.leftOut = skinnySplits[testgpu.Pick(rng, 0, 0, 1, 2):][:1], testgpu.Pick(rng, []int{32}, []int{64})
+			if rows > 64 {
+				d.leftOut = d.leftOut[:0]
+			}
+		}
 		if rows > 64 {
 			in = min(in, 1000)
 		}
-		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(attn.Activations)), RoundX: rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
+		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(attn.Activations)), RoundX: of.rounded != nil || rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
 		scale := math.Ldexp(1, testgpu.Pick(rng, 0, 0, -40, 40))
 		x := m.random(t, rng, attn.Float32, rows*in, scale)
 		o.X = x.Memory
@@ -254,16 +293,21 @@ func testLayers(t *testing.T, m *machine, d *Engine, gates bool, cases, longest,
 		if i%3 == 0 {
 			testLinearRepeats(t, m, d, &o)
 		}
-		_, batch, err := d.configureSkinny(&o)
+		launch, err := d.choose(&o)
 		noError(t, err)
-		matrix := d.isGEMM(&o) && !batch
-		cut, lost := cutOff(matrix, in), lost(w)
-		if matrix {
-			l, err := d.configureGEMM(&o)
-			noError(t, err)
-			if l.parts == 1 {
-				lost += rounded(w)
+		if l := launch.skinny; l != nil && of.rounded != nil {
+			k := &skinnyKinds[l.kind]
+			if k.parts != 1 {
+				t.Fatalf("%d rows that may be rounded have %d parts", rows, k.parts)
 			}
+			of.rounded[roundedLaunch{k.rows, l.below, d.skinnyLent(l.kind, attn.Ceil(attn.Ceil(in, skinnyBlock), l.split)) > 0}]++
+		}
+		cut, lost := cutOff(launch.gemm != nil, in), lost(w)
+		if launch.parts() == 1 {
+			if !o.RoundX {
+				t.Fatalf("%d rows of %d: x is rounded without being asked", rows, in)
+			}
+			lost += rounded(w)
 		}
 		if o.Gate {
 			if y := &o.Parts[1].Y; y.Buffer != nil {
@@ -324,6 +368,9 @@ func testLayers(t *testing.T, m *machine, d *Engine, gates bool, cases, longest,
 		for i := range memory {
 			noError(t, memory[i].Buffer.Close())
 		}
+	}
+	if of.rounded != nil && len(of.rounded) < 8 {
+		t.Errorf("only %v", of.rounded)
 	}
 }
 

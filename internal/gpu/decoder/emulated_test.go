@@ -44,6 +44,12 @@ func TestEmulatedLinear(t *testing.T) {
 	testLinear(t, m, d, reftest.Cases(t, 12, 24), 520, 200, 17, 32, 33, 64, 65, 128)
 }
 
+// Clusters have several tiles each, and rings go round.
+func TestEmulatedLinearRounded(t *testing.T) {
+	m, d := emulatedDecoder(t, 8)
+	testRounded(t, m, d, reftest.Cases(t, 12, 48), 1544, 130)
+}
+
 // Blocks have several tiles each, and rings go round.
 func TestEmulatedLinearManyRows(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
@@ -56,8 +62,8 @@ func TestEmulatedLinearManyRows(t *testing.T) {
 // Gated units on every way that there is: few rows, batches, tiles.
 func TestEmulatedGates(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
-	testLayers(t, m, d, true, 20, 264, 200, someRows...)
-	testLayers(t, m, d, true, 4, 3072, 40, someRows...)
+	testLayers(t, m, d, layersOf{gates: true}, 20, 264, 200, someRows...)
+	testLayers(t, m, d, layersOf{gates: true}, 4, 3072, 40, someRows...)
 }
 
 func TestEmulatedGatesManyRows(t *testing.T) {
@@ -65,7 +71,7 @@ func TestEmulatedGatesManyRows(t *testing.T) {
 	if d.info.Capability != groupCapability {
 		t.Skip("there are no kernels for hundreds of rows")
 	}
-	testLayers(t, m, d, true, 6, 264, 300, manyRows...)
+	testLayers(t, m, d, layersOf{gates: true}, 6, 264, 300, manyRows...)
 }
 
 func TestEmulatedNorm(t *testing.T) {

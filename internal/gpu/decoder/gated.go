@@ -2,7 +2,6 @@ package decoder
 
 import (
 	"errors"
-	"fmt"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -79,15 +78,12 @@ func (d *Engine) loadGated(k *gatedKernels) error {
 			return err
 		}
 		if d.gemm[i] != nil {
-			k.tiled[i] = new([len(gemmRows)]*cuda.Function)
-			for j := range gemmRows {
-				if k.tiled[i][j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s%s_%d", gatedPrefix, gpu.Name(i), gemmRows[j].rows)); err != nil {
-					return err
-				}
+			if k.tiled[i], err = d.loadTiled(m, gatedPrefix, i, 2); err != nil {
+				return err
 			}
 		}
 		if d.skinny[i] != nil {
-			if k.skinny[i], err = d.loadSkinny(m, gatedPrefix, i); err != nil {
+			if k.skinny[i], err = d.loadSkinny(m, gatedPrefix, i, 2); err != nil {
 				return err
 			}
 		}
@@ -110,6 +106,13 @@ func (d *Engine) gemvOf(o *Linear) (*cuda.Function, error) {
 
 func (d *Engine) tiledOf(o *Linear, kind int) (*cuda.Function, error) {
 	element := o.Parts[0].W.DType
+	if o.operandParts() == 1 {
+		k, err := d.roundedOf(element, o.gates())
+		if err != nil {
+			return nil, err
+		}
+		return k.tiled[kind], nil
+	}
 	if !o.gates() {
 		return d.gemm[element].of[kind], nil
 	}
@@ -122,6 +125,13 @@ func (d *Engine) tiledOf(o *Linear, kind int) (*cuda.Function, error) {
 
 func (d *Engine) skinnyOf(o *Linear) (*skinnyKernels, error) {
 	element := o.Parts[0].W.DType
+	if o.operandParts() == 1 {
+		k, err := d.roundedOf(element, o.gates())
+		if err != nil {
+			return nil, err
+		}
+		return k.skinny, nil
+	}
 	if !o.gates() {
 		return d.skinny[element], nil
 	}

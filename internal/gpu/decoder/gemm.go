@@ -20,6 +20,7 @@ const (
 	gemmThreads = 9 * 32
 	gemmTile    = 128 // rows of W
 	gemmStep    = 64  // columns
+	gemmPad     = 4   // floats between rows of a tile's sums
 )
 
 const (
@@ -32,8 +33,10 @@ const (
 	gemmEnds    = 6
 	gemmMeeting = 2
 
-	// gemmSlower is how much longer a step takes than one of a persistent launch.
-	gemmSlower = 1.5
+	// gemmSlower is how much longer a step takes than one of a persistent launch, and gemmRounded
+	// what one part of x takes of that of two, as long as two thirds of the operands take to come.
+	gemmSlower  = 1.5
+	gemmRounded = 0.67
 )
 
 // gemmRows are how many rows of x a thread block may have, and the stages of its
@@ -47,7 +50,7 @@ const gemmWide = 8192
 // gemmKernels are the kernels for weights of a type.
 type gemmKernels struct {
 	operands   *cuda.Function
-	of         [len(gemmRows)]*cuda.Function
+	of         *[len(gemmRows)]*cuda.Function
 	persistent [2]*persistentKernels // without gates, and with them; nil: not loaded, or there are none for the GPU
 }
 
@@ -65,19 +68,36 @@ func (d *Engine) loadGEMM() error {
 		if k.operands, err = m.Function("matrix_operands_" + gpu.Name(i)); err != nil {
 			return err
 		}
-		for j := range gemmRows {
-			if k.of[j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("matrix_%s_%d", gpu.Name(i), gemmRows[j].rows)); err != nil {
-				return err
-			}
+		if k.of, err = d.loadTiled(m, "", i, 2); err != nil {
+			return err
 		}
 		d.gemm[i] = &k
 		if d.info.Capability == groupCapability {
-			if d.skinny[i], err = d.loadSkinny(m, "", i); err != nil {
+			if d.skinny[i], err = d.loadSkinny(m, "", i, 2); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// loadTiled loads the tiled kernels of a type, and of so many parts, from a module.
+func (d *Engine) loadTiled(m *cuda.Module, prefix string, element attn.DType, parts int) (*[len(gemmRows)]*cuda.Function, error) {
+	k, suffix := new([len(gemmRows)]*cuda.Function), ""
+	if prefix == "" {
+		prefix = "matrix_"
+	}
+	if parts == 1 {
+		suffix = "_rounded"
+	}
+	for i := range gemmRows {
+		f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%s%s_%d%s", prefix, gpu.Name(element), gemmRows[i].rows, suffix))
+		if err != nil {
+			return nil, err
+		}
+		k[i] = f
+	}
+	return k, nil
 }
 
 // operandParams is struct OperandParams.
@@ -103,13 +123,6 @@ type gemmParams struct {
 	_             [16]byte
 }
 
-// isGEMM says whether a Linear is one of many rows, which operands are made for
-// by a launch of their own, unless it is one of a batch's.
-func (d *Engine) isGEMM(o *Linear) bool {
-	element := o.Parts[0].W.DType
-	return o.Rows > fewRows && gpu.Known(element) && d.gemm[element] != nil
-}
-
 // Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and
 // sizes of its operands count, not the memory. The error is the driver's.
 func (d *Engine) Scratch(o *Linear) (int, error) {
@@ -126,12 +139,10 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 		n, err := d.Scratch(in)
 		return apart + n, err
 	}
-	if _, batch, err := d.configureSkinny(o); batch || err != nil {
+	if l, err := d.choose(o); err != nil || l.skinny != nil {
 		return 0, err
-	}
-	if d.isGEMM(o) {
-		l, err := d.configureGEMM(o)
-		return l.scratch(o), err
+	} else if l.gemm != nil {
+		return l.gemm.scratch(o), nil
 	}
 	if needs, err := d.normsBefore(o); err != nil || !needs {
 		return 0, err
@@ -186,7 +197,7 @@ func (d *Engine) configureGEMM(o *Linear) (gemmLaunch, error) {
 // cluster share the columns of a tile where there are few tiles. Without a kernel: the GPU
 // has too little shared memory.
 func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
-	element, kind := o.Parts[0].W.DType, 0
+	element, kind, parts := o.Parts[0].W.DType, 0, o.operandParts()
 	for kind < len(gemmRows)-1 && gemmRows[kind].rows < o.Rows {
 		kind++
 	}
@@ -199,18 +210,19 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 	if o.Gate {
 		columns /= 2
 	}
-	l := gemmLaunch{kernel: kernel, rows: rows, columns: columns, box: columns, parts: 2, threads: gemmThreads, stages: gemmRows[kind].stages}
+	l := gemmLaunch{kernel: kernel, rows: rows, columns: columns, box: columns, parts: parts, threads: gemmThreads, stages: gemmRows[kind].stages}
 	l.tiles = o.tilesOf(columns) * attn.Ceil(o.Rows, rows)
 	l.blocks = l.tiles
 	if o.In > gemmWide {
 		l.stages = gemmRows[kind].wide
 	}
-	stage := 128*(gemmTile+2*rows) + 16
+	stage := 128*(gemmTile+parts*rows) + 16
+	l.stages = l.stages * (gemmTile + 2*rows) / (gemmTile + parts*rows) // a ring is as long in bytes
 	l.stages = min(l.stages, d.info.SharedPerBlockMost/stage)
-	l.shared = l.stages * stage
+	l.shared = max(l.stages*stage, rows*4*(gemmTile+gemmPad)) // the sums are where the ring was
 	steps := attn.Ceil(o.In, gemmStep)
 	for l.split = 1; l.stages > 1 && l.split <= min(mostSplit, steps); l.split *= 2 {
-		key := clusterKey{element, kind, l.split, l.shared, o.gates()}
+		key := clusterKey{element, kind + len(gemmRows)*(2-parts), l.split, l.shared, o.gates()}
 		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split, gemmThreads, l.shared, true))
 		if err != nil {
 			return best, err
@@ -218,11 +230,14 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 		if clusters == 0 {
 			continue
 		}
-		each := attn.Ceil(steps, l.split) + gemmEnds
-		if l.split > 1 {
+		each := float64(attn.Ceil(steps, l.split))
+		if parts == 1 {
+			each *= gemmRounded
+		}
+		if each += gemmEnds; l.split > 1 {
 			each += gemmMeeting
 		}
-		if l.cost = d.slower * float64(attn.Ceil(l.tiles, clusters)*each); best.kernel == nil || l.cost < best.cost {
+		if l.cost = d.slower * float64(attn.Ceil(l.tiles, clusters)) * each; best.kernel == nil || l.cost < best.cost {
 			best = l
 		}
 	}
@@ -230,13 +245,9 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 }
 
 // queueGEMM queues a Linear of many rows, which was checked.
-func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear) error {
+func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	l, err := d.configureGEMM(o)
-	if err != nil {
-		return err
-	}
 	if err := o.Scratch.CheckFloats("linear", "the scratch", l.scratch(o)); err != nil {
 		return err
 	}
@@ -256,7 +267,7 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear) error {
 	if o.Early {
 		p.early = 1
 	}
-	if err := d.queueOperands(s, o, &l); err != nil {
+	if err := d.queueOperands(s, o, l); err != nil {
 		return err
 	}
 	d.args.Reset()

@@ -59,7 +59,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int GEMM_TILE = 128;",
 			"constexpr int GEMM_STEP = 64;",
 			"constexpr int GEMM_WIDTH = GEMM_TILE + 4;",
-			"constexpr int PART = ROWS * 128; static constexpr int STAGE = GEMM_TILE * 128 + 2 * PART;",
+			"constexpr int PART = ROWS * 128; static constexpr int STAGE = GEMM_TILE * 128 + PARTS * PART;",
 			"u64* bars = (u64*)(memory + p.stages * STAGE);",
 		},
 		"gemm_persistent.cuh": {
@@ -79,12 +79,12 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 		"gemm_skinny.cuh": {
 			"constexpr int SKINNY_TILE = 64; constexpr int SKINNY_STAGE = 2 * SKINNY_TILE * 128; constexpr int SKINNY_STAGES = 10; constexpr int SKINNY_PACE = 4; constexpr int SKINNY_FIXED = 1024; constexpr int SKINNY_WARPS = 8;",
 			"return rows > 16 ? rows / 16 : 1;", "return (SKINNY_WARPS + 1 + 2 * skinnyEpilogues(rows)) * 32;",
-			"constexpr int BLOCK = 64; static constexpr int X = 2 * ROWS * 128; static constexpr int UNIT = 8 * ROWS; static constexpr int UNITS = SKINNY_TILE / 8; static constexpr int PARTIALS = UNITS * UNIT;",
+			"constexpr int BLOCK = 64; static constexpr int X = PARTS * ROWS * 128; static constexpr int FLOATS = 2 * ROWS * 128; static constexpr bool ROUNDED = PARTS == 1; static constexpr int UNIT = 8 * ROWS; static constexpr int UNITS = SKINNY_TILE / 8; static constexpr int PARTIALS = UNITS * UNIT;",
 			"constexpr int MOST = 16; static constexpr int MOMENTS = MOST * 2 * ROWS;",
 			"constexpr int LANES = ROWS < 16 ? SKINNY_WARPS * 32 / ROWS : 16;",
 			"constexpr bool MANY_ROWS = ROWS > 16;",
 			"b.first = cluster / below, b.step = clusters / below, b.tiles = b.gated ? tiles / 2 : tiles; b.row = MANY_ROWS ? cluster % below * ROWS : 0,",
-			"return most * (BLOCK / 4) <= FEW * LANES;",
+			"return most * (BLOCK / 4) <= FEW * LANES;", "return few() ? 0 : (most * (FLOATS - X) + SKINNY_STAGE - 1) / SKINNY_STAGE;",
 			"b.ring = b.full + SKINNY_FIXED; b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + MOMENTS;",
 		},
 		"matrix.cu": {
@@ -92,6 +92,18 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"BATCH(batch_f16_32, AsF16, Float16, 32, 4, 2) BATCH(batch_f16_32_wide, AsF16, Float16, 32, 8, 1) BATCH(batch_f16_64, AsF16, Float16, 64, 4, 1) BATCH(batch_f16_64_wide, AsF16, Float16, 64, 1, 1)",
 			"BATCH(batch_bf16_8, AsBF16, BFloat16, 8, 8, 2) BATCH(batch_bf16_8_wide, AsBF16, BFloat16, 8, 16, 1) BATCH(batch_bf16_16, AsBF16, BFloat16, 16, 8, 2) BATCH(batch_bf16_16_wide, AsBF16, BFloat16, 16, 16, 1)",
 			"BATCH(batch_bf16_32, AsBF16, BFloat16, 32, 4, 2) BATCH(batch_bf16_32_wide, AsBF16, BFloat16, 32, 8, 1) BATCH(batch_bf16_64, AsBF16, BFloat16, 64, 4, 1) BATCH(batch_bf16_64_wide, AsBF16, BFloat16, 64, 1, 1)",
+		},
+		"mixed.cu": {
+			"SkinnyGemm<T, KEYS, ROWS, FEW, false, 1>::run(p);", "TiledGemm<T, ROWS, false, 1>::run(p);",
+			"MATRIX(matrix_f16_32_rounded, AsF16, 32) MATRIX(matrix_f16_64_rounded, AsF16, 64) MATRIX(matrix_f16_128_rounded, AsF16, 128) MATRIX(matrix_bf16_32_rounded, AsBF16, 32) MATRIX(matrix_bf16_64_rounded, AsBF16, 64) MATRIX(matrix_bf16_128_rounded, AsBF16, 128)",
+			"BATCH(batch_f16_32_rounded, AsF16, Float16, 32, 4, 2) BATCH(batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1) BATCH(batch_f16_64_rounded, AsF16, Float16, 64, 4, 1) BATCH(batch_f16_64_wide_rounded, AsF16, Float16, 64, 1, 1)",
+			"BATCH(batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) BATCH(batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1) BATCH(batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)",
+		},
+		"gated_mixed.cu": {
+			"SkinnyGemm<T, KEYS, ROWS, FEW, true, 1>::run(p);", "TiledGemm<T, ROWS, true, 1>::run(p);",
+			"MATRIX(gated_f16_32_rounded, AsF16, 32) MATRIX(gated_f16_64_rounded, AsF16, 64) MATRIX(gated_f16_128_rounded, AsF16, 128) MATRIX(gated_bf16_32_rounded, AsBF16, 32) MATRIX(gated_bf16_64_rounded, AsBF16, 64) MATRIX(gated_bf16_128_rounded, AsBF16, 128)",
+			"BATCH(gated_batch_f16_32_rounded, AsF16, Float16, 32, 4, 2) BATCH(gated_batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1) BATCH(gated_batch_f16_64_rounded, AsF16, Float16, 64, 4, 1) BATCH(gated_batch_f16_64_wide_rounded, AsF16, Float16, 64, 1, 1)",
+			"BATCH(gated_batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(gated_batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) BATCH(gated_batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1) BATCH(gated_batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)",
 		},
 		"gemm_gemv.cuh": {
 			"constexpr int GEMV_ROWS = 16, GEMV_WARPS = 8, LINEAR_PARTS = 3;",

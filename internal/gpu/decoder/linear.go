@@ -21,7 +21,7 @@ const mostParts = 3
 //
 // X is Rows x In and, like all but W, of float32. Residual needs a single part.
 //
-// The number of rows says which launch it is: a GEMV (gemv.go), where there are 16-bit
+// The number of rows says which launch it is (choice.go): a GEMV (gemv.go), where there are 16-bit
 // weights and the GPU's kernels for it a skinny GEMM (skinny.go), and of more or wider rows
 // a GEMM (gemm.go, persistent.go). What a launch does not know is another one (composed.go).
 type Linear struct {
@@ -34,8 +34,8 @@ type Linear struct {
 	Scratch  gpu.Memory // as many elements as [Engine.Scratch] says
 
 	Activation attn.Activation
-	// RoundX: norm(x) may be rounded to the type of W, where that is faster: for hundreds of
-	// rows, and 16-bit weights. Rows of float16 are scaled by powers of two of their own
+	// RoundX: norm(x) may be rounded to the type of W, where that is faster: for 17 rows and
+	// more, and 16-bit weights, as [Engine.choose] has it. Rows of float16 are scaled by powers of two of their own
 	// first, so that none overflows. The sums, b, f and the residual are of float32 then, too.
 	//
 	// An element of y, before f, is off by at most 2^-11 (float16) or 2^-8 (bfloat16) of the
@@ -203,13 +203,14 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 		return d.compose(s, o)
 	}
 	element := o.Parts[0].W.DType
-	if l, ok, err := d.configureSkinny(o); err != nil {
+	launch, err := d.choose(o)
+	switch {
+	case err != nil:
 		return err
-	} else if ok {
-		return d.queueSkinny(s, o, l, skinnyAppend{})
-	}
-	if d.isGEMM(o) {
-		return d.queueGEMM(s, o)
+	case launch.skinny != nil:
+		return d.queueSkinny(s, o, *launch.skinny, skinnyAppend{})
+	case launch.gemm != nil:
+		return d.queueGEMM(s, o, launch.gemm)
 	}
 	x, norm := o.X, o.Norm
 	before, err := d.normsBefore(o)

@@ -56,6 +56,7 @@ type stackShape struct {
 	choose                                                           bool // tokens, of logits
 	nobody                                                           bool // the last row's id is not in the table
 	gelu                                                             bool // instead of ReLU
+	round                                                            bool // layers may round x
 }
 
 // newStack makes one. rng nil: the numbers do not matter.
@@ -117,7 +118,7 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 	s.set(t)
 
 	linear := func(x gpu.Memory, in int, norm bool, f attn.Activation, residual gpu.Memory, outs ...int) []gpu.Memory {
-		o := &Linear{Rows: sh.rows, In: in, X: x, Activation: f, Residual: residual, Early: true}
+		o := &Linear{Rows: sh.rows, In: in, X: x, Activation: f, Residual: residual, Early: true, RoundX: sh.round}
 		if norm {
 			o.Norm = &Norm{Gamma: random(attn.Float32, in, 1), Beta: random(attn.Float32, in, 0.1), Eps: 1e-5}
 		}
@@ -467,6 +468,10 @@ func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 	for i := range cases {
 		d.splits = skinnySplits[:]
 		rows := leastSkinny + rng.IntN(testgpu.Pick(rng, 16, 64, mostSkinny)-leastSkinny+1)
+		round := i%3 == 1
+		if round {
+			rows = mostPrecise + 1 + rng.IntN(32)
+		}
 		if i%3 == 2 { // that of the widest x; there may be one such cluster
 			d.splits, rows = skinnySplits[len(skinnySplits)-1:], min(rows, mostSkinny/mostBeside)
 		}
@@ -474,7 +479,7 @@ func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 		sh := stackShape{
 			rows: rows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
 			inner: min(8*testgpu.Pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
-			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1,
+			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1, round: round,
 		}
 		sh.choose = sh.vocabulary > 0 && i%2 == 0
 		for range sh.rows {

@@ -87,10 +87,7 @@ func persistentStages(parts, columns int) int {
 // configurePersistent is configureGEMM of these kernels. Without a kernel: they don't take
 // the Linear.
 func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
-	element, parts := o.Parts[0].W.DType, 2
-	if o.RoundX {
-		parts = 1
-	}
+	element, parts := o.Parts[0].W.DType, o.operandParts()
 	if o.Rows < leastPersistent || d.info.Capability != groupCapability {
 		return best, nil
 	}
@@ -113,7 +110,7 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 		if l.shared > d.info.SharedPerBlockMost {
 			continue
 		}
-		key := clusterKey{element, len(gemmRows) + 2*kind + parts, l.split, l.shared, o.gates()}
+		key := clusterKey{element, 2*len(gemmRows) + 2*kind + parts, l.split, l.shared, o.gates()}
 		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split, l.threads, l.shared, true))
 		if err != nil {
 			return best, err

@@ -24,13 +24,15 @@ func batchShape(rows int) stackShape {
 // The launch that makes new keys and values is told where they go in the cache, and the
 // others that there is none; there are no launches for the storing.
 func TestProjectionLaunches(t *testing.T) {
-	for _, rows := range []int{5, 8, 9, 16} { // each has a driver of its own
+	for _, rows := range []int{5, 8, 9, 16, 32, 50} { // each has a driver of its own
 		t.Run(fmt.Sprint(rows), func(t *testing.T) {
 			m, lib, d := fakeDecoder(t, 90, 132, 232448)
-			s := newStack(t, m, d, nil, batchShape(rows))
+			shape := batchShape(rows)
+			shape.round = true // more rows have kernels that do
+			s := newStack(t, m, d, nil, shape)
 			lib.Forget()
 			noError(t, s.projected(t))
-			name := map[bool]string{false: "batch_f16_16", true: "batch_f16_8"}[rows <= 8]
+			name := map[int]string{5: "batch_f16_8", 8: "batch_f16_8", 9: "batch_f16_16", 16: "batch_f16_16", 32: "batch_f16_32_rounded", 50: "batch_f16_32_rounded"}[rows]
 			all := testgpu.Launches(lib.Log())
 			if len(all) != 11 {
 				t.Fatalf("%d launches, want 11", len(all))

@@ -17,7 +17,8 @@ const (
 	skinnyTile  = 64                   // rows of W
 	skinnyBlock = 64                   // columns of a column block
 	skinnyStage = 2 * skinnyTile * 128 // bytes of a stage of the ring: two column blocks of a tile
-	skinnyX     = 2 * 128              // bytes of a column block of x, a row
+	skinnyX     = 128                  // bytes of a part of a column block of x, a row
+	skinnyFloat = 2 * 128              // bytes of one as floats
 	skinnyFixed = 1024                 // bytes of what lies before the ring: barriers, and some floats for each row
 )
 
@@ -25,19 +26,32 @@ const (
 // those of persistent.go. Later GPUs have the same rows as a GEMM, or as few.
 const groupCapability = 90
 
-// skinnyRows are how many rows of x there are kernels for, how many column blocks of these a
-// block's lanes keep in registers if it is not a wide one, and its epilogue warps.
-var skinnyRows = [...]struct{ rows, few, epilogues int }{{8, 16, 2}, {16, 8, 2}, {32, 4, 4}, {64, 4, 8}}
+// skinnyKinds are the kernels: the parts of x's elements, how many rows of x a block has, how many
+// column blocks of these its lanes keep in registers, if it is not a wide one and if it is, and its
+// epilogue warps.
+var skinnyKinds = [...]struct{ parts, rows, few, wide, epilogues int }{
+	{2, 8, 16, 32, 2}, {2, 16, 8, 16, 2}, {2, 32, 4, 8, 4}, {2, 64, 4, 1, 8},
+	{1, 32, 4, 8, 4}, {1, 64, 4, 1, 8},
+}
 
-// Of fewer rows than leastSkinny a GEMV is faster.
 const (
+	// Of fewer rows a GEMV is faster.
 	leastSkinny = 3
 	mostSkinny  = 128
 )
 
+// fewOf is how many column blocks of x a kernel that is not a wide one keeps in registers.
+func (d *Engine) fewOf(kind int) int {
+	k := &skinnyKinds[kind]
+	if d.copied && k.few > k.wide {
+		return k.wide
+	}
+	return k.few
+}
+
 // skinnyThreads are those of a block: eight warps that multiply, one that copies, and those
 // that finish.
-func skinnyThreads(kind int) int { return (9 + skinnyRows[kind].epilogues) * 32 }
+func skinnyThreads(kind int) int { return (9 + skinnyKinds[kind].epilogues) * 32 }
 
 const (
 	// Stages of the ring, as many as there is room for. A block beside another one's has 6 at most.
@@ -70,15 +84,22 @@ const (
 // and may not send.
 var skinnySplits = [...]int{2, 4, 8, mostSkinnySplit}
 
-// skinnyKernels are the kernels for weights of a type: not wide ones, and wide ones.
-type skinnyKernels [len(skinnyRows)][2]*cuda.Function
+// skinnyKernels are the kernels for weights of a type, of one part or of two: not wide ones, and
+// wide ones.
+type skinnyKernels [len(skinnyKinds)][2]*cuda.Function
 
-// loadSkinny loads the kernels of a type from the module of GEMMs.
-func (d *Engine) loadSkinny(m *cuda.Module, prefix string, element attn.DType) (*skinnyKernels, error) {
+// loadSkinny loads the kernels of a type, and of so many parts, from a module.
+func (d *Engine) loadSkinny(m *cuda.Module, prefix string, element attn.DType, parts int) (*skinnyKernels, error) {
 	k := new(skinnyKernels)
-	for i := range skinnyRows {
+	for i := range skinnyKinds {
+		if skinnyKinds[i].parts != parts {
+			continue
+		}
 		for wide, suffix := range [...]string{"", "_wide"} {
-			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%sbatch_%s_%d%s", prefix, gpu.Name(element), skinnyRows[i].rows, suffix))
+			if parts == 1 {
+				suffix += "_rounded"
+			}
+			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%sbatch_%s_%d%s", prefix, gpu.Name(element), skinnyKinds[i].rows, suffix))
 			if err != nil {
 				return nil, err
 			}
@@ -93,7 +114,7 @@ func (d *Engine) loadSkinny(m *cuda.Module, prefix string, element attn.DType) (
 
 // skinnyLaunch is how a launch looks.
 type skinnyLaunch struct {
-	kind            int // an index of skinnyRows
+	kind            int // an index of skinnyKinds
 	wide            int // 1: a block's slice of x is
 	split, clusters int
 	below           int // clusters that share the rows out
@@ -108,13 +129,15 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 		return best, false, nil
 	}
 	least := 0.0
-	for kind := range skinnyRows {
-		below := attn.Ceil(o.Rows, skinnyRows[kind].rows)
-		if below > 1 && skinnyRows[kind].epilogues == 2 || below > mostBeside || slices.Contains(d.leftOut, skinnyRows[kind].rows) {
+	fewer := 0 // rows that a kernel has which was looked at
+	for kind, k := range skinnyKinds {
+		below := attn.Ceil(o.Rows, k.rows)
+		if k.parts != o.operandParts() || o.Rows <= fewer {
 			continue
 		}
-		if kind > 0 && o.Rows <= skinnyRows[kind-1].rows {
-			break
+		fewer = k.rows
+		if below > 1 && k.epilogues == 2 || below > mostBeside || slices.Contains(d.leftOut, k.rows) {
+			continue
 		}
 		for _, split := range d.splits {
 			l, err := d.configureClusters(o, kind, below, split)
@@ -137,11 +160,11 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyLaunch, err error) {
 	element, tiles, blocks := o.Parts[0].W.DType, o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)
 	l = skinnyLaunch{kind: kind, split: split, below: below}
-	if blocks > skinnyRows[kind].few {
+	if blocks > d.fewOf(kind) {
 		l.wide = 1
 	}
 	reads := attn.Ceil(below*tiles*o.together()*split, max(d.info.Multiprocessors, 1)) * blocks * skinnyStage / 2
-	if l.shared, l.stages = d.skinnyShared(skinnyRows[kind].rows, blocks, o.Norm != nil, reads); l.stages == 0 {
+	if l.shared, l.stages = d.skinnyShared(kind, blocks, o.Norm != nil, reads); l.stages == 0 {
 		return l, nil
 	}
 	kernels, err := d.skinnyOf(o)
@@ -170,12 +193,22 @@ func (l *skinnyLaunch) cost(tiles, together, blocks int) float64 {
 	if l.stages < leastSkinnyStages {
 		cost *= skinnyShort
 	}
-	eights := float64(skinnyRows[l.kind].rows / 8)
+	eights := float64(skinnyKinds[l.kind].rows / 8)
 	cost += float64(blocks) * (min(eights, 2)*skinnyOperands + max(eights-2, 0)*skinnyMore)
 	if l.split > mostSplit {
 		cost += skinnyLarge
 	}
 	return cost
+}
+
+// skinnyLent is how many stages of the ring x has at first: floats that are not in registers take
+// more room than operands of one part.
+func (d *Engine) skinnyLent(kind, blocks int) int {
+	k := &skinnyKinds[kind]
+	if blocks <= max(d.fewOf(kind), k.wide) {
+		return 0
+	}
+	return attn.Ceil(blocks*k.rows*(skinnyFloat-k.parts*skinnyX), skinnyStage)
 }
 
 // skinnyShared is the shared memory of a launch whose blocks read so many bytes of weights,
@@ -184,17 +217,20 @@ func (l *skinnyLaunch) cost(tiles, together, blocks int) float64 {
 // first ones that are free, two blocks on each, and the others have nothing to do. Not so
 // where there is little to read: then what counts is that the next launch's blocks have
 // begun.
-func (d *Engine) skinnyShared(rows, blocks int, norm bool, reads int) (shared, stages int) {
+func (d *Engine) skinnyShared(kind, blocks int, norm bool, reads int) (shared, stages int) {
 	const partials = 2 * skinnyTile // floats a row of x, in two places
+	k := &skinnyKinds[kind]
+	rows := k.rows
 	mine, least := partials*rows, leastSkinnyStages
-	if rows > skinnyRows[1].rows {
+	if rows > skinnyKinds[1].rows {
 		least--
 	}
+	least = max(least, d.skinnyLent(kind, blocks))
 	if norm { // before there are partials: its moments, and gamma and beta
 		mine = max(mine, 2*mostSkinnySplit*rows+2*blocks*skinnyBlock)
 	}
-	rest := skinnyFixed + blocks*rows*skinnyX + 4*(partials*rows+mine)
-	if n := (sharedBeside - rest) / skinnyStage; reads <= skinnyLittle && n >= leastSkinnyStages {
+	rest := skinnyFixed + blocks*rows*k.parts*skinnyX + 4*(partials*rows+mine)
+	if n := (sharedBeside - rest) / skinnyStage; reads <= skinnyLittle && n >= max(leastSkinnyStages, least) {
 		stages = min(n, someSkinnyStages)
 		return rest + stages*skinnyStage, stages
 	}
@@ -233,7 +269,7 @@ func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep ski
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := skinnyParams{linearParams: linearParams{x: o.X.Address(), rows: int32(o.Rows), split: int32(l.split), stages: int32(l.stages)}, keep: keep}
-	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, skinnyRows[l.kind].rows); err != nil {
+	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, skinnyKinds[l.kind].rows); err != nil {
 		return err
 	}
 	// Two column blocks side by side in a box come 5% faster than by a box each.

@@ -40,8 +40,9 @@ func (m *machine) inTurn(b *testing.B, runs int, graphs []*cuda.Graph) []time.Du
 }
 
 // BenchmarkGPUBatchLinears is the linear layers of decode steps of 17 to 128 sequences, each
-// kind by itself and all of them as a step has them: as they are launched, as all clusters of
-// skinny GEMMs do it, and as tiles. GB/s are those of the weights, and `share` is the part of
+// kind by itself and all of them as a step has them: as they are launched, with x in two parts and
+// rounded, as all clusters of skinny GEMMs do it (with x rounded, and with 64 rows of it copied to shared
+// memory instead of registers), and as tiles. GB/s are those of the weights, and `share` is the part of
 // the read ceiling, which us/ceiling is the time of for as many bytes.
 func BenchmarkGPUBatchLinears(b *testing.B) {
 	m, d := realDecoder(b)
@@ -50,14 +51,20 @@ func BenchmarkGPUBatchLinears(b *testing.B) {
 		name    string
 		leftOut []int
 		splits  []int
+
+		round, copied bool
 	}
-	variants := []variant{{"best", nil, skinnySplits[:]}, {"tiled", []int{32, 64}, skinnySplits[:]}}
+	variants := []variant{{"best", nil, skinnySplits[:], false, false}, {"rounded", nil, skinnySplits[:], true, false}, {"tiled", []int{32, 64}, skinnySplits[:], false, false}}
 	for _, rows := range []int{32, 64} {
 		for _, split := range []int{4, 8, 16} {
-			variants = append(variants, variant{fmt.Sprintf("%dx%d", rows, split), []int{96 - rows}, []int{split}})
+			name := fmt.Sprintf("%dx%d", rows, split)
+			variants = append(variants, variant{name, []int{96 - rows}, []int{split}, false, false}, variant{name + "/rounded", []int{96 - rows}, []int{split}, true, false})
+			if rows == 64 {
+				variants = append(variants, variant{name + "/rounded/copied", []int{96 - rows}, []int{split}, true, true})
+			}
 		}
 	}
-	defer func() { d.leftOut, d.splits = nil, skinnySplits[:] }()
+	defer func() { d.leftOut, d.splits, d.copied = nil, skinnySplits[:], false }()
 	for _, s := range []struct {
 		name             string
 		blocks, h, inner int
@@ -120,11 +127,14 @@ func BenchmarkGPUBatchLinears(b *testing.B) {
 						graphs, names = append(graphs, g), append(names, name)
 					}
 					for _, v := range variants {
-						d.leftOut, d.splits = v.leftOut, v.splits
-						if l, ok, err := d.configureSkinny(&ops[first]); v.name == "best" || v.name == "tiled" {
+						d.leftOut, d.splits, d.copied = v.leftOut, v.splits, v.copied
+						for i := range ops {
+							ops[i].RoundX = v.round
+						}
+						if l, ok, err := d.configureSkinny(&ops[first]); len(v.splits) > 1 {
 							chosen := "tiled"
 							if ok {
-								chosen = fmt.Sprintf("%dx%d, %d below, %d clusters, %d stages", skinnyRows[l.kind].rows, l.split, l.below, l.clusters, l.stages)
+								chosen = fmt.Sprintf("%dx%d, %d below, %d clusters, %d stages", skinnyKinds[l.kind].rows, l.split, l.below, l.clusters, l.stages)
 							}
 							b.Logf("%s: %s", v.name, chosen)
 						} else if noError(b, err); !ok || kind == 4 {
@@ -148,7 +158,7 @@ func BenchmarkGPUBatchLinears(b *testing.B) {
 							each = float64(bytes) / ceiling
 						}
 						b.ReportMetric(each*1e6, "us/"+name)
-						if i < 2 {
+						if i < 3 {
 							b.ReportMetric(float64(bytes)/each/1e9, "GB/s/"+name)
 							b.ReportMetric(float64(bytes)/each/ceiling, "share/"+name)
 						}
