@@ -26,6 +26,7 @@ var optGPUWorker string
 type e2eGPUOptions struct {
 	json, python      string
 	quick, peers      bool
+	mixed             bool
 	shapes            string
 	batches, contexts string
 	long, attn        string
@@ -43,6 +44,7 @@ func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
 	flags.StringVar(&o.prompts, "prompts", "", "with -device gpu: measure prompts instead of steps: `numbers` of prompts and their tokens, such as 1x2048,16x512")
 	flags.IntVar(&o.steps, "steps", 50, "with -device gpu: `number` of steps in a turn")
 	flags.IntVar(&o.chunk, "chunk", 0, "with -device gpu: `rows` of our graph for prompts (0: the decoder's default)")
+	flags.BoolVar(&o.mixed, "mixed", false, "with -device gpu: our steps are in mixed precision, as transformers' are (prompts are measured with it and without)")
 	flags.BoolVar(&o.peers, "peers", true, "with -device gpu: measure transformers")
 	return o
 }
@@ -63,7 +65,7 @@ func (o *e2eGPUOptions) run(stdout, stderr io.Writer) error {
 	}
 	b := &e2eGPU{
 		Bench:  gpu.NewBench(gpu.Options{Python: o.python, Peers: o.peers}, m, stdout, stderr),
-		rounds: 7, chunk: o.chunk, ceiling: ceilingShape,
+		rounds: 7, chunk: o.chunk, mixed: o.mixed, ceiling: ceilingShape,
 	}
 	b.Report.Command = "e2e -device gpu"
 	if o.quick {
@@ -211,6 +213,7 @@ func (c stepCase) bytes() float64 {
 type e2eGPU struct {
 	*gpu.Bench
 	rounds, chunk int
+	mixed         bool            // our steps are in mixed precision
 	ceiling       gpu.Shape       // what the ceiling's kernel reads in a launch
 	worker        *measure.Worker // nil: no peers
 }
@@ -240,6 +243,8 @@ type decoder interface {
 	// attending is the same decoder with another of otherWays. It has the same
 	// weights, and has to be closed first.
 	attending(way string) engine
+	// mix has it compute steps in mixed precision from then on.
+	mix()
 	// reading is a decoder with the same weights, which may compute linear layers in mixed precision.
 	reading(mixed bool) promptReader
 }
@@ -339,6 +344,9 @@ func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err 
 		return err
 	}
 	defer func() { err = errors.Join(err, ours.close()) }()
+	if b.mixed {
+		ours.mix()
+	}
 	if err := ours.check(); err != nil {
 		return err
 	}
@@ -376,7 +384,7 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 			return steady, err
 		}})
 	}
-	add(nameLean16, ours)
+	add(b.name(), ours)
 	for _, way := range c.others {
 		e := ours.attending(way)
 		defer func() { err = errors.Join(err, e.close()) }()
@@ -408,6 +416,14 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 }
 
 const nameLean16 = "lean"
+
+// name is what our steps are called.
+func (b *e2eGPU) name() string {
+	if b.mixed {
+		return nameMixed
+	}
+	return nameLean16
+}
 
 // prepare lets the peers read their prompts and compile. What they can't do is
 // noted, and does not keep us from being measured.
@@ -464,7 +480,7 @@ func (b *e2eGPU) judgeSteps(c stepCase, contenders []measure.Contender, all []me
 	}
 	for i, t := range all[ceilings:] {
 		name := contenders[ceilings+i].Name
-		ours := name == nameLean16
+		ours := name == b.name()
 		r := b.Report.Row(c.table(), c.String(), name)
 		r.Add(measure.StepMillis, 1e3*t.Median(), nil)
 		r.Add(measure.StepBytes, c.bytes()/1e9, nil)

@@ -51,6 +51,8 @@ func (e leanGPU) attending(way string) engine {
 	return &leanEngine{weights: e.weights, options: o, done: func() error { return nil }}
 }
 
+func (e leanGPU) mix() { e.options.Mixed = true }
+
 func (e leanGPU) queued() float64 {
 	if e.decoder == nil {
 		return 0
@@ -70,7 +72,7 @@ func (e leanGPU) check() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, measured.Close()) }()
-	telling, err := e.weights.NewDecoder(model.Options{Device: o.Device, Cache: o.Cache, Chunk: o.Chunk, Capacity: o.Capacity})
+	telling, err := e.weights.NewDecoder(model.Options{Device: o.Device, Cache: o.Cache, Chunk: o.Chunk, Capacity: o.Capacity, Mixed: o.Mixed})
 	if err != nil {
 		return err
 	}

@@ -233,22 +233,32 @@ func TestIsLargest(t *testing.T) {
 	}
 }
 
-// fixedDecoder is a decoder that takes a given time for a step, and cannot decode
+// fixedDecoder is a decoder that takes a given time for a step, of which mixed precision takes half, and cannot decode
 // behind so many tokens.
 type fixedDecoder struct {
 	fixed
 	tooLong int
+	mixed   *bool
 }
 
 func (d fixedDecoder) decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error) {
 	if context == d.tooLong {
 		return 0, 0, nil, errors.New("too long")
 	}
-	return d.fixed.decode(batch, context, steps)
+	return d.now().decode(batch, context, steps)
+}
+
+func (d fixedDecoder) now() fixed {
+	if *d.mixed {
+		d.step /= 2
+	}
+	return d.fixed
 }
 
 func (fixedDecoder) check() error    { return nil }
 func (fixedDecoder) queued() float64 { return 0.25 }
+
+func (d fixedDecoder) mix() { *d.mixed = true }
 
 func (d fixedDecoder) reading(mixed bool) promptReader { return fixedPrompts(mixed) }
 
@@ -266,8 +276,9 @@ func (fixedPrompts) close() error { return nil }
 
 // attending takes half as long again.
 func (d fixedDecoder) attending(string) engine {
-	d.step *= 1.5
-	return d.fixed
+	f := d.now()
+	f.step *= 1.5
+	return f
 }
 
 // TestJudgeSteps: times become figures, with bars.

@@ -297,6 +297,20 @@ func TestFakeLinear(t *testing.T) {
 	if !strings.Contains(lib.Log(), "kernel matrix_operands_f16") {
 		t.Error("no operands were made")
 	}
+	if strings.Contains(lib.Log(), "kernel batch_") {
+		t.Error("a batch's kernel")
+	}
+	// A batch's rows are one launch, which makes operands itself.
+	few := linearCase{rows: 32, in: 256, out: 128}
+	b = &Bench{unchecked: true, Report: &measure.Report{}, Options: Options{linear: true}, Stdout: io.Discard, Stderr: io.Discard, Rng: measuretest.Rand(t), linear: []linearCase{few}}
+	if err := b.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, kernel := range []string{"batch_f16_32\n", "batch_f16_32_rounded\n"} {
+		if !strings.Contains(lib.Log(), "kernel "+kernel) {
+			t.Errorf("no launch of %s:\n%s", kernel, lib.Log())
+		}
+	}
 	// Kernels that do nothing are found out.
 	b = &Bench{Report: &measure.Report{}, Options: Options{linear: true}, Stdout: io.Discard, Stderr: io.Discard, Rng: measuretest.Rand(t), linear: []linearCase{c}}
 	if err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), "is NaN; it should be") {

@@ -28,9 +28,9 @@ type linearCase struct {
 	rounded, precise *measure.Bar // times as fast as cuBLAS
 }
 
-// linearCases are the layers of OPT-6.7b and OPT-1.3b, of a chunk of a prompt.
+// linearCases are the layers of OPT-6.7b and OPT-1.3b, of a chunk of a prompt and of steps of many sequences.
 func linearCases() (cases []linearCase) {
-	for _, rows := range []int{2048, 512} {
+	for _, rows := range []int{2048, 512, 256, 128, 64, 32} {
 		for _, s := range [][2]int{{4096, 4096}, {4096, 16384}, {16384, 4096}, {2048, 2048}, {2048, 8192}, {8192, 2048}} {
 			c := linearCase{rows: rows, in: s[0], out: s[1]}
 			if rows == 2048 && max(s[0], s[1]) >= 4096 && min(s[0], s[1]) == 4096 {
