@@ -33,6 +33,9 @@ type Options struct {
 	KV tensor.Dtype
 	// Device is a GPU; nil: the CPU.
 	Device *la.GPU
+	// Mixed lets what is multiplied with 16-bit weights and keys be rounded to their type, where that is faster:
+	// see WithMixedPrecision of both packages.
+	Mixed bool
 }
 
 // Text is tokens of a sequence that a step reads.
@@ -64,7 +67,7 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 		return d, err
 	}
 	for i, rows := range slices.Sorted(slices.Values(o.Rows)) {
-		g, err := newGraph(c, weights, d.cache, rows, o.Device, i == 0)
+		g, err := newGraph(c, weights, d.cache, rows, o.Device, i == 0, o.Mixed)
 		if err != nil {
 			return d, err
 		}
@@ -154,7 +157,7 @@ type graph struct {
 
 // newGraph builds a graph of a number of rows. One that runs often is recorded on a GPU; the values of
 // others share memory there, since many rows take much.
-func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU, often bool) (gr *graph, err error) {
+func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU, often, mixed bool) (gr *graph, err error) {
 	gr = &graph{gpu: gpu, often: often}
 	if gr.step, err = cache.NewStep(rows); err != nil {
 		return nil, err
@@ -169,7 +172,7 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU,
 		}
 		tokens = input(g, "tokens", gr.there)
 	}
-	b := &builder{c: c, weights: weights, g: g, step: gr.step}
+	b := &builder{c: c, weights: weights, g: g, step: gr.step, mixed: mixed}
 	if gr.logits, err = b.logits(tokens); err != nil {
 		return nil, err
 	}

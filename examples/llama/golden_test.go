@@ -54,6 +54,11 @@ func (m *model) config(t testing.TB) Config {
 // decoder is the model with matrices, keys and values of a type, closed when the test ends.
 func (m *model) decoder(t *testing.T, gpu *la.GPU, dtype tensor.Dtype) *Decoder {
 	t.Helper()
+	return m.decoderOf(t, gpu, dtype, false)
+}
+
+func (m *model) decoderOf(t *testing.T, gpu *la.GPU, dtype tensor.Dtype, mixed bool) *Decoder {
+	t.Helper()
 	config := m.config(t)
 	there := map[string]G.Value{}
 	weights := func(name string, shape ...int) (G.Value, error) {
@@ -76,7 +81,7 @@ func (m *model) decoder(t *testing.T, gpu *la.GPU, dtype tensor.Dtype) *Decoder 
 		}
 		return there[name], err
 	}
-	d, err := New(config, weights, Options{Rows: []int{1, 40}, Tokens: 400, KV: dtype, Device: gpu})
+	d, err := New(config, weights, Options{Rows: []int{1, 40}, Tokens: 400, KV: dtype, Device: gpu, Mixed: mixed})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +323,8 @@ func TestChatForever(t *testing.T) {
 }
 
 // With matrices, keys and values of float16, which have other kernels, a GPU says what the CPU says:
-// prompts, and tokens one by one, the third of which is of a recording.
+// prompts, and tokens one by one, the third of which is of a recording. In mixed precision it says nearly the same of
+// a prompt.
 func TestGPUHalf(t *testing.T) {
 	gpu := gputest.Open(t)
 	for _, m := range readGolden(t).Models {
@@ -326,11 +332,15 @@ func TestGPUHalf(t *testing.T) {
 			continue
 		}
 		ids := m.Prompts[0]
-		var logits [2][][]float32
-		for i, at := range []*la.GPU{nil, gpu} {
-			d := m.decoder(t, at, la.Float16)
+		var logits [3][][]float32
+		for i, at := range []*la.GPU{nil, gpu, gpu} {
+			mixed, end := i == 2, len(ids)
+			if mixed {
+				end -= 4
+			}
+			d := m.decoderOf(t, at, la.Float16, mixed)
 			s := newSequence(t, d)
-			for from, to := 0, len(ids)-4; from < len(ids); from, to = to, to+1 {
+			for from, to := 0, len(ids)-4; from < end; from, to = to, to+1 {
 				rows, err := d.Step(Text{s, ids[from:to]})
 				if err != nil {
 					t.Fatal(err)
@@ -342,6 +352,12 @@ func TestGPUHalf(t *testing.T) {
 			for j, w := range row {
 				if got := logits[1][i][j]; !(math.Abs(float64(got-w)) <= 2e-3*(1+math.Abs(float64(w)))) {
 					t.Fatalf("%s, token %d, logit %d: %v on the GPU, %v on the CPU", m.Name, i, j, got, w)
+				}
+				if i >= len(logits[2]) {
+					continue
+				}
+				if got := logits[2][i][j]; !(math.Abs(float64(got-w)) <= 1e-2*(1+math.Abs(float64(w)))) {
+					t.Fatalf("%s, token %d, logit %d: %v in mixed precision, %v on the CPU", m.Name, i, j, got, w)
 				}
 			}
 		}

@@ -22,6 +22,7 @@ type builder struct {
 	weights Weights
 	g       *G.ExprGraph
 	step    *la.Step
+	mixed   bool
 	err     error
 }
 
@@ -41,7 +42,7 @@ func (b *builder) logits(tokens *G.Node) (*G.Node, error) {
 		head = b.weight("lm_head.weight", b.c.Vocab, b.c.Hidden)
 	}
 	norm := b.norm("model.norm")
-	return b.do(func() (*G.Node, error) { return nn.Linear(h, head, nil, norm) }), b.err
+	return b.do(func() (*G.Node, error) { return nn.Linear(h, head, nil, b.options(norm)...) }), b.err
 }
 
 func (b *builder) layer(i int, h *G.Node) *G.Node {
@@ -99,6 +100,9 @@ func (b *builder) attentionOptions(i int, name string) []la.Option {
 	if b.c.Sinks {
 		opts = append(opts, la.WithSinks(b.weight(name+"sinks", b.c.Heads)))
 	}
+	if b.mixed {
+		opts = append(opts, la.WithMixedPrecision())
+	}
 	return opts
 }
 
@@ -142,9 +146,17 @@ func (b *builder) normOptions() []nn.NormOption {
 	return nil
 }
 
+// options are those of a linear layer.
+func (b *builder) options(opts ...nn.LinearOption) []nn.LinearOption {
+	if b.mixed {
+		opts = append(opts, nn.WithMixedPrecision())
+	}
+	return opts
+}
+
 func (b *builder) linear(x *G.Node, name string, out, in int, opts ...nn.LinearOption) *G.Node {
 	w := b.weight(name+".weight", out, in)
-	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, nil, opts...) })
+	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, nil, b.options(opts...)...) })
 }
 
 type layer struct {
@@ -155,7 +167,7 @@ type layer struct {
 // gated is a gate of h and what it is for, multiplied.
 func (b *builder) gated(h *G.Node, norm nn.LinearOption, gate, up layer) *G.Node {
 	ws := []*G.Node{b.weight(gate.name+".weight", gate.out, b.c.Hidden), b.weight(up.name+".weight", up.out, b.c.Hidden)}
-	return b.do(func() (*G.Node, error) { return nn.GatedLinear(h, ws, nil, b.c.Gate, norm) })
+	return b.do(func() (*G.Node, error) { return nn.GatedLinear(h, ws, nil, b.c.Gate, b.options(norm)...) })
 }
 
 // linears is layers of h, as one node and a node for each output: on a GPU they are one launch.
@@ -169,7 +181,7 @@ func (b *builder) linears(h *G.Node, bias bool, norm nn.LinearOption, layers ...
 		}
 	}
 	b.do(func() (*G.Node, error) {
-		all, err := nn.Linears(h, ws, bs, norm)
+		all, err := nn.Linears(h, ws, bs, b.options(norm)...)
 		copy(ys, all)
 		return nil, err
 	})

@@ -135,7 +135,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	f.IntVar(&o.guesses, "draft-tokens", defaultGuesses, "most `tokens` to guess at once with -draft")
 	f.IntVar(&o.workers, "workers", 0, "`workers` of lean's attention; 0: one a core")
 	f.IntVar(&o.chunk, "chunk", 0, "most `tokens` of prompts that are computed at once; more are faster and take more memory: on a GPU for each token 80 KB of OPT-1.3b and 160 KB of OPT-6.7b or up to 25% more, on a CPU 2 to 4 MB and 5 to 10 MB; 0: 128 on the CPU, or 32 a core up to 512, 2048 on a GPU, 128 with -perplexity")
-	f.BoolVar(&o.mixed, "mixed", false, "what is multiplied with 16-bit weights and keys may be rounded to their type, as most software does; on a GPU and on a CPU with AMX prompts are faster; false: as exact as float32 is")
+	f.BoolVar(&o.mixed, "mixed", false, "what is multiplied with 16-bit weights and keys may be rounded to their type, as most software does; on a GPU prompts and steps of 17 sequences and more are faster, and on a CPU with AMX prompts; false: as exact as float32 is")
 	f.StringVar(&n.device, "device", "cpu", "`cpu, gpu, gpu:N or gpu:N,M`: what computes; gpu is the first one, and needs an NVIDIA driver and nothing else; several share weights, cache and work")
 	f.BoolVar(&o.stats, "stats", false, "write speed, the share of attention and the seed to standard error")
 	f.BoolVar(&o.json, "json", false, "write one JSON document to standard output, at the end: texts, tokens, why each text ended, and what -stats tells")

@@ -37,7 +37,7 @@ func testGPULogits(t *testing.T, gpu *la.GPU) {
 			}
 			chunks := []int{0, c.Chunk, 7}
 			if kind.mixed {
-				chunks = []int{512} // where it makes a difference
+				chunks = []int{512, 48} // where it makes a difference: of hundreds of rows, and of a batch's
 			}
 			for _, chunk := range slices.Compact(chunks) {
 				t.Run(c.Name+"/"+kind.name, func(t *testing.T) {
@@ -60,7 +60,11 @@ func testGPUGreedy(t *testing.T, gpu *la.GPU) {
 	for _, kind := range []struct {
 		weights, cache tensor.Dtype
 		attention      Attention
-	}{{tensor.Float32, tensor.Float32, Lean}, {la.Float16, la.Float16, Lean}, {tensor.Float32, tensor.Float32, Default}, {la.Float16, la.Float16, Default}} {
+		mixed          bool
+	}{
+		{tensor.Float32, tensor.Float32, Lean, false}, {la.Float16, la.Float16, Lean, false}, {la.Float16, la.Float16, Lean, true},
+		{tensor.Float32, tensor.Float32, Default, false}, {la.Float16, la.Float16, Default, false},
+	} {
 		w := openModel(t, "../tiny", kind.weights)
 		cases := readGolden(t).Greedy
 		batches := [][]int{{0}, nil}
@@ -69,7 +73,7 @@ func testGPUGreedy(t *testing.T, gpu *la.GPU) {
 		}
 		for _, batch := range batches {
 			for _, chosen := range []bool{false, true} {
-				o := Options{Device: gpu, Cache: kind.cache, Greedy: chosen, Attention: kind.attention}
+				o := Options{Device: gpu, Cache: kind.cache, Greedy: chosen, Attention: kind.attention, Mixed: kind.mixed}
 				var prompts [][]int
 				n := len(cases[batch[0]].Next)
 				if testing.Short() {
@@ -88,7 +92,7 @@ func testGPUGreedy(t *testing.T, gpu *la.GPU) {
 				}
 				for j, i := range batch {
 					if want := cases[i].Next[:n]; !slices.Equal(got[j], want) {
-						t.Errorf("%v, attention %d, chosen on the GPU %v, case %d in a batch of %d: %v, want %v", kind.weights, kind.attention, chosen, i, len(batch), got[j], want)
+						t.Errorf("%v, attention %d, mixed %v, chosen on the GPU %v, case %d in a batch of %d: %v, want %v", kind.weights, kind.attention, kind.mixed, chosen, i, len(batch), got[j], want)
 					}
 				}
 			}
@@ -131,10 +135,17 @@ func choose(t *testing.T, d *Decoder, prompts [][]int, n int) [][]int {
 // Batches of all sizes that there are kernels for have the CPU's logits, step after
 // step: some steps are recorded, some replayed.
 func TestGPUBatches(t *testing.T) {
-	testGPUBatches(t, gputest.Open(t), openModel(t, "../tiny", la.Float16), 2, 6, 16)
+	gpu, w := gputest.Open(t), openModel(t, "../tiny", la.Float16)
+	testGPUBatches(t, gpu, w, 2, 6, 16)
+	testGPUBatchesOf(t, gpu, w, true, 0.05, 17)
 }
 
 func testGPUBatches(t *testing.T, gpu *la.GPU, w *Weights, sizes ...int) {
+	testGPUBatchesOf(t, gpu, w, false, 0.02, sizes...)
+}
+
+// testGPUBatchesOf is testGPUBatches, perhaps in mixed precision, of logits within a bound.
+func testGPUBatchesOf(t *testing.T, gpu *la.GPU, w *Weights, mixed bool, bound float64, sizes ...int) {
 	rng := reftest.Rand(t)
 	for _, rows := range sizes {
 		lengths := make([]int, rows)
@@ -147,7 +158,7 @@ func testGPUBatches(t *testing.T, gpu *la.GPU, w *Weights, sizes ...int) {
 			o.Capacity = append(o.Capacity, 16)
 		}
 		there := o
-		there.Device = gpu
+		there.Device, there.Mixed = gpu, mixed
 		here, d := newDecoder(t, w, o), newDecoder(t, w, there)
 		for _, d := range []*Decoder{here, d} {
 			if err := d.Prefill(context.Background(), ids, nil); err != nil {
@@ -159,7 +170,7 @@ func testGPUBatches(t *testing.T, gpu *la.GPU, w *Weights, sizes ...int) {
 			for i := range next {
 				want, got := here.Logits(i), d.Logits(i)
 				for j := range want {
-					if diff := math.Abs(float64(got[j] - want[j])); !(diff <= 0.02) {
+					if diff := math.Abs(float64(got[j] - want[j])); !(diff <= bound) {
 						t.Fatalf("%d sequences, step %d: logit %d of sequence %d is %v, the CPU's %v", rows, step, j, i, got[j], want[j])
 					}
 				}
