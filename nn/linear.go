@@ -70,9 +70,11 @@ func WithRMSNorm(gamma *G.Node, eps float64, opts ...NormOption) LinearOption {
 // WithMixedPrecision lets the layer round x (its norm, under [WithNorm]) to the type of w
 // where that is faster: products are of 16-bit numbers, and sums in float32. That is what
 // most software does with 16-bit weights. The error grows from 2^-18 of a product to 2^-11
-// with [la.Float16], and from 2^-15 to 2^-8 with [la.BFloat16]; rows of any magnitude are
-// scaled by a power of two first with Float16. On a GPU of compute capability 9.0 prompts take half the
-// time. A CPU with AMX computes a third of the products of many rows with [la.BFloat16], three
+// with [la.Float16], and from 2^-15 to 2^-8 with [la.BFloat16], whatever the number of rows:
+// an element of x w^T is off by no more than that part of the sum of |x| |w|. Rows of any magnitude are
+// scaled by a power of two first with Float16. On a GPU of compute capability 9.0 and newer it is so from 17
+// rows on: prompts and steps of as many sequences have half the products and operands; fewer
+// rows wait for the weights alone, and keep float32's accuracy. A CPU with AMX computes a third of the products of many rows with [la.BFloat16], three
 // of five with Float16; other CPUs, and few rows, compute as without.
 func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 
