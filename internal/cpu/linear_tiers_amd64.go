@@ -69,7 +69,7 @@ var tilesAMX = func() linearTiles {
 		muls[2*stepRows] = mul
 		return tileWay{fromRows: fromRows, depth: depth, mul: muls, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddAVX512}
 	}
-	t := linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, panels: 4}
+	t := linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, panels: 4, fewer: &tilesAVX512}
 	t.ways[attn.Float32] = way(256, 3, 3, 1024, tileX3W3AMX, pairsF32AMX, splitX3AMX)
 	t.ways[attn.Float16] = way(192, 3, 2, 1024, tileX3W2AMX, pairsF16AMX, splitX3AMX)
 	t.ways[attn.BFloat16] = way(64, 3, 1, 2048, tileX3W1AMX, pairsBF16AMX, splitX3AMX)

@@ -31,6 +31,8 @@ type linearTiles struct {
 
 	ways    [attn.DTypes]tileWay
 	rounded [attn.DTypes]*tileWay // where x may be rounded; nil: nothing is won
+
+	fewer *linearTiles // what rows are computed with that are not many here; nil: nothing
 }
 
 // tileWay is how weights of a type are multiplied.
@@ -64,18 +66,19 @@ type (
 
 // tilesFor returns how so many rows are computed in tiles, nil if they are few.
 func (l *linearRun) tilesFor(rows int) (*linearTiles, *tileWay) {
-	t := l.kernels.tiles
-	if t == nil || l.in < tileIn || l.size != 4 {
+	if l.in < tileIn || l.size != 4 {
 		return nil, nil
 	}
-	w := &t.ways[l.dtype]
-	if r := t.rounded[l.dtype]; l.roundX && r != nil {
-		w = r
+	for t := l.kernels.tiles; t != nil; t = t.fewer {
+		w := &t.ways[l.dtype]
+		if r := t.rounded[l.dtype]; l.roundX && r != nil {
+			w = r
+		}
+		if rows >= w.fromRows {
+			return t, w
+		}
 	}
-	if rows < w.fromRows {
-		return nil, nil
-	}
-	return t, w
+	return nil, nil
 }
 
 // inTiles computes the layer for many rows.

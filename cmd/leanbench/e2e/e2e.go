@@ -59,6 +59,7 @@ func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	python := flags.String("python", "", "`path` of a python that has transformers and CTranslate2; peers/setup.sh makes one and prints it")
 	dir := flags.String("dir", "", "`folder` for the checkpoints; those that are there already are used again (default: in the user's cache folder)")
 	device := flags.String("device", "cpu", "`where` to decode: cpu, or gpu, against transformers on the same GPU; it needs no checkpoints")
+	threads := flags.String("threads", "", "with -device cpu: measure prompts and steps of a model with random weights instead, that of -shapes or OPT-1.3b, with these `numbers` of threads, such as 8,16; -prompts says which prompts")
 	onGPU := e2eGPUFlags(flags)
 	return func(stdout, stderr io.Writer) error {
 		if *device == "gpu" {
@@ -66,6 +67,18 @@ func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 			return onGPU.run(stdout, stderr)
 		} else if *device != "cpu" {
 			return fmt.Errorf("-device %q is neither cpu nor gpu", *device)
+		}
+		if *threads != "" {
+			c := &coresOptions{Options: o, python: *python, shape: coresShape, threads: *threads, prompts: coresPrompts}
+			flags.Visit(func(f *flag.Flag) {
+				switch f.Name {
+				case "shapes":
+					c.shape = f.Value.String()
+				case "prompts":
+					c.prompts = f.Value.String()
+				}
+			})
+			return c.run(stdout, stderr)
 		}
 		if *python == "" {
 			return errors.New("-python is needed: peers/setup.sh makes one and prints its path")

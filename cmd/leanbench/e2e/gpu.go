@@ -202,11 +202,14 @@ func (c stepCase) table() string {
 
 // bytes is what a step has to read: the weights, of the position table next to
 // nothing, and the keys and values, of which there are more in every step.
-func (c stepCase) bytes() float64 {
+func (c stepCase) bytes() float64 { return c.bytesIn(measure.StoreF16) }
+
+// bytesIn is bytes where weights, keys and values are stored in a type.
+func (c stepCase) bytesIn(s measure.Storage) float64 {
 	rest := c.config
 	rest.MaxPositions = -hf.PositionOffset // a table without rows
 	keys := float64(c.context) + float64(c.steps+1)/2
-	return float64(weightBytes(rest, measure.StoreF16)) + float64(c.batch)*keys*float64(2*c.config.Layers*c.config.HiddenSize*measure.StoreF16.Size)
+	return float64(weightBytes(rest, s)) + float64(c.batch)*keys*float64(2*c.config.Layers*c.config.HiddenSize*s.Size)
 }
 
 // e2eGPU measures cases on a GPU one after the other.

@@ -5,13 +5,14 @@
 DEVICE is PyTorch's name of it, such as cuda:0. Questions, one a line, and their
 answers:
 
-    model LAYERS HIDDEN HEADS FFN VOCAB POSITIONS    ok
+    model LAYERS HIDDEN HEADS FFN VOCAB POSITIONS [DTYPE]    ok
+    threads THREADS                                  ok
     read WAY BATCH CONTEXT STEPS                     ok [TEXT]
     run WAY STEPS                                    ok SECONDS ID ...
-    prompt BATCH LENGTH                              ok SECONDS ID
+    prompt BATCH LENGTH [TIMES]                      ok SECONDS ID
     forget                                           ok
 
-model makes a model in float16, with random weights. read lets a way read BATCH
+model makes a model in float16, or in DTYPE, with random weights. read lets a way read BATCH
 prompts of CONTEXT tokens each, and prepares it for up to STEPS steps; TEXT is
 what should be known of it. forget gives back the memory of all that was read.
 run adds a token to each sequence, the most likely
@@ -20,7 +21,7 @@ steps; the ids are what the first sequence got, one before the steps and one in
 each.
 
 prompt reads BATCH prompts of LENGTH tokens each into a new DynamicCache: SECONDS is
-the time until the token behind each is there. The first such prompts are read once
+the time until the token behind each is there, TIMES times. The first such prompts are read once
 before that.
 
 WAY is "eager", with a DynamicCache, or "compiled": a step with a StaticCache,
@@ -43,12 +44,12 @@ from torch._dynamo.utils import counters
 from transformers import DynamicCache, OPTConfig, OPTForCausalLM, StaticCache
 
 
-def make_model(layers, hidden, heads, ffn, vocab, positions):
+def make_model(layers, hidden, heads, ffn, vocab, positions, dtype):
     config = OPTConfig(
         num_hidden_layers=layers, hidden_size=hidden, word_embed_proj_dim=hidden, num_attention_heads=heads,
         ffn_dim=ffn, vocab_size=vocab, max_position_embeddings=positions, do_layer_norm_before=True)
     with torch.device(device):
-        model = OPTForCausalLM._from_config(config, dtype=torch.float16, attn_implementation="sdpa").eval()
+        model = OPTForCausalLM._from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     for name, p in model.named_parameters():
         if p.dim() > 1:
             p.normal_(std=0.02)
@@ -143,7 +144,7 @@ class Compiled(Way):
         return self.texts[:, self.context : self.context + steps]
 
 
-def prompt(model, warm, batch, length):
+def prompt(model, warm, batch, length, times=1):
     if (batch, length) not in warm:
         warm.add((batch, length))
         Way(model, DynamicCache(config=model.config), batch, length)
@@ -151,7 +152,8 @@ def prompt(model, warm, batch, length):
     ids = torch.tensor([[4 + (7919 * i + 104729 * s) % (vocab - 4) for i in range(length)] for s in range(batch)])
     wait()
     begin = time.perf_counter()
-    out = model(ids.to(device), past_key_values=DynamicCache(config=model.config), use_cache=True, logits_to_keep=1)
+    for _ in range(times):
+        out = model(ids.to(device), past_key_values=DynamicCache(config=model.config), use_cache=True, logits_to_keep=1)
     first = out.logits[:, -1].argmax(-1).tolist()
     return time.perf_counter() - begin, first[0]
 
@@ -186,7 +188,10 @@ def main():
             if word == "model":
                 model, ways, warm = None, {}, set()  # their memory first
                 release()
-                model = make_model(*map(int, args))
+                model = make_model(*map(int, args[:6]), getattr(torch, args[6]) if args[6:] else torch.float16)
+                say("ok")
+            elif word == "threads":
+                torch.set_num_threads(int(args[0]))
                 say("ok")
             elif word == "forget":
                 ways = {}

@@ -42,6 +42,7 @@ const (
 	PromptMillis  Metric = "ms"                  // until the tokens behind the prompts are there, median
 	FirstPrompt   Metric = "ms, the first time"  // with kernels to load and memory to take
 	OverHF        Metric = "x transformers"      // of transformers' time to ours; on a CPU of float32
+	OverHF16      Metric = "x transformers bf16" // on a CPU
 	OverCT2       Metric = "x CT2"               // of CTranslate2's float32 time to ours
 	OverInt8      Metric = "x CT2 int8"          // of CTranslate2's int8 time to ours
 	Micros        Metric = "us"                  // of a launch, median of all replays

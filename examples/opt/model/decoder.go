@@ -118,10 +118,10 @@ type Options struct {
 
 const (
 	// DefaultChunk is enough rows for the products with the weights to be bound by
-	// arithmetic on a few cores. More cores read the weights no faster: from five on each
+	// arithmetic on a few cores. More cores read the weights no faster: from three on each
 	// adds CoreChunk, up to ManyCoresChunk.
 	DefaultChunk   = 128
-	CoreChunk      = 32
+	CoreChunk      = 64
 	ManyCoresChunk = 512
 	// GPUChunk is enough for output tiles on all multiprocessors of a GPU, and for
 	// the host to be ahead of it.

@@ -1,0 +1,334 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/examples/opt/model"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/half"
+
+	"gorgonia.org/tensor"
+)
+
+// coresOptions are those of the e2e command on cores with -threads: models with random weights, no checkpoints.
+type coresOptions struct {
+	*measure.Options
+	python, shape    string
+	threads, prompts string
+}
+
+const (
+	coresShape   = "1.3b"
+	coresPrompts = "1x401,1x2000"
+)
+
+// coreSteps are the batches, and the tokens that each sequence has before the steps.
+var coreSteps = [][2]int{{1, 401}, {8, 1024}}
+
+// coreWay is a way of ours: what weights and the cache are stored in, and whether products may round.
+type coreWay struct {
+	name  string
+	store measure.Storage
+	mixed bool
+}
+
+var coreWays = []coreWay{
+	{"lean f32", measure.StoreF32, false},
+	{"lean f16", measure.StoreF16, false},
+	{"lean f16, mixed precision", measure.StoreF16, true},
+	{"lean bf16", measure.StoreBF16, false},
+	{"lean bf16, mixed precision", measure.StoreBF16, true},
+}
+
+// corePeers are transformers by the type that they compute in.
+var corePeers = []struct {
+	name, dtype string
+	over        measure.Metric
+}{
+	{"transformers f32", "float32", measure.OverHF},
+	{"transformers bf16", "bfloat16", measure.OverHF16},
+}
+
+// onCores measures models with some numbers of threads.
+type onCores struct {
+	report         *measure.Report
+	rounds, steps  int
+	stdout, stderr io.Writer
+	weights        map[string]*model.Weights // by the name of what they are stored in
+	workers        []*measure.Worker         // those of corePeers; nil: there are no peers
+	memory         []byte                    // what the ceiling reads
+}
+
+// startCoresWorker is a variable for tests, which have another worker.
+var startCoresWorker = func(python string) (*measure.Worker, error) {
+	return measure.StartWorker(python, optGPUWorker, "cpu")
+}
+
+func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
+	threads, err := counts("threads", o.threads)
+	if err != nil {
+		return err
+	}
+	config, ok := optShapes[o.shape]
+	if !ok {
+		return fmt.Errorf("-shapes: %q is none of OPT's, of which -threads measures one", o.shape)
+	}
+	prompts, err := (&e2eGPUOptions{shapes: o.shape, prompts: o.prompts}).promptCases()
+	if err != nil {
+		return err
+	}
+	m, err := measure.ThisMachine(slices.Max(threads))
+	if err != nil {
+		return err
+	}
+	b := &onCores{
+		report: &measure.Report{Command: "e2e -threads", Machine: m, Figures: []measure.Figure{}},
+		rounds: 5, steps: 32, stdout: stdout, stderr: stderr, weights: map[string]*model.Weights{},
+	}
+	if o.Quick {
+		b.rounds, b.steps = 2, 12
+	}
+	if err := b.open(config, o.python); err != nil {
+		return errors.Join(err, b.close())
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	b.report.WriteHead(b.stdout)
+	err = b.measure(config, o.shape, threads, prompts)
+	// What was measured until something failed is worth keeping.
+	return errors.Join(err, b.report.Save(o.JSON))
+}
+
+// open makes weights of all types, and peers.
+func (b *onCores) open(c hf.Config, python string) error {
+	for _, s := range measure.Storages {
+		fmt.Fprintf(b.stderr, "making weights in %s\n", s.Name)
+		w, err := model.Load(&ownWeights{newRandomModel(c), s})
+		if err != nil {
+			return err
+		}
+		b.weights[s.Name] = w
+	}
+	b.memory = make([]byte, 1<<30)
+	rng := rand.NewChaCha8([32]byte{1})
+	if _, err := rng.Read(b.memory); err != nil {
+		return err
+	}
+	if python == "" {
+		b.report.Notes = append(b.report.Notes, "transformers is left out: no -python")
+		return nil
+	}
+	for _, p := range corePeers {
+		w, err := startCoresWorker(python)
+		if err != nil {
+			return err
+		}
+		b.workers = append(b.workers, w)
+		fmt.Fprintf(b.stderr, "%s: making weights\n", p.name)
+		if _, err := w.Ask("model %d %d %d %d %d %d %s", c.Layers, c.HiddenSize, c.Heads, c.FFNDim, c.VocabSize, c.MaxPositions, p.dtype); err != nil {
+			return err
+		}
+	}
+	b.report.Notes = append(b.report.Notes, strings.Join(b.workers[0].Hello, " "))
+	return nil
+}
+
+func (b *onCores) close() (err error) {
+	for _, w := range b.workers {
+		err = errors.Join(err, w.Close())
+	}
+	return err
+}
+
+func (b *onCores) measure(c hf.Config, shape string, threads []int, prompts []promptCase) error {
+	for _, n := range threads {
+		runtime.GOMAXPROCS(n)
+		for _, w := range b.workers {
+			if _, err := w.Ask("threads %d", n); err != nil {
+				return err
+			}
+		}
+		table := fmt.Sprintf("Prompts of OPT-%s, %d threads", shape, n)
+		for _, p := range prompts {
+			if err := b.prompt(table, p); err != nil {
+				return fmt.Errorf("%d threads, %v: %w", n, p, err)
+			}
+		}
+		b.report.WriteTable(b.stdout, table)
+		table = fmt.Sprintf("Steps of OPT-%s, %d threads", shape, n)
+		for _, s := range coreSteps {
+			if err := b.step(table, stepCase{shape: shape, config: c, batch: s[0], context: s[1], steps: b.steps}); err != nil {
+				return fmt.Errorf("%d threads, %d sequences: %w", n, s[0], err)
+			}
+		}
+		b.report.WriteTable(b.stdout, table)
+	}
+	b.report.WriteVerdict(b.stdout)
+	return nil
+}
+
+// options are those of a way.
+func (w coreWay) options() model.Options {
+	return greedy(model.Options{Cache: w.store.Dtype, Mixed: w.mixed})
+}
+
+// peer is a contender that asks a worker, whose answer begins with the time of all steps.
+func (b *onCores) peer(i int, question string, args ...any) measure.Contender {
+	return measure.Contender{Name: corePeers[i].name, Settle: openMPSettle, Run: func(steps int) (time.Duration, error) {
+		fmt.Fprintf(b.stderr, "%s\n", corePeers[i].name)
+		t, _, err := b.workers[i].Seconds(1, question, append(args, steps)...)
+		if err != nil {
+			return 0, err
+		}
+		return t[0], nil
+	}}
+}
+
+func (b *onCores) prompt(table string, c promptCase) (err error) {
+	var contenders []measure.Contender
+	for _, way := range coreWays {
+		r := &leanPrompts{weights: b.weights[way.store.Name], options: way.options()}
+		defer func() { err = errors.Join(err, r.close()) }()
+		contenders = append(contenders, measure.Contender{Name: way.name, Run: func(steps int) (total time.Duration, err error) {
+			fmt.Fprintf(b.stderr, "%s: %v: %s\n", table, c, way.name)
+			for range steps {
+				t, err := r.read(c.batch, c.width)
+				if err != nil {
+					return 0, err
+				}
+				total += t
+			}
+			return total, nil
+		}})
+	}
+	for i := range b.workers {
+		peer := b.peer(i, "prompt %d %d %d", c.batch, c.width)
+		contenders = append(contenders, peer)
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: b.rounds, Steps: 1}, contenders)
+	if err != nil {
+		return err
+	}
+	bars := map[string]map[measure.Metric]*measure.Bar{
+		"lean f32":                   {measure.OverHF: measure.AtLeast(1.1)},
+		"lean bf16, mixed precision": {measure.OverHF16: measure.AtLeast(0.9)},
+	}
+	for i, t := range all {
+		r := b.report.Row(table, c.String(), contenders[i].Name)
+		r.Add(measure.Prompt, float64(c.batch*c.width)/t.Median(), nil)
+		b.over(r, contenders[i].Name, t, all, bars)
+	}
+	return nil
+}
+
+// over adds how many times as fast as the peers a contender of ours is. Peers come last.
+func (b *onCores) over(r measure.Row, name string, t measure.Samples, all []measure.Samples, bars map[string]map[measure.Metric]*measure.Bar) {
+	if !strings.HasPrefix(name, "lean") {
+		return
+	}
+	peers := all[len(all)-len(b.workers):]
+	for i := range peers {
+		m := corePeers[i].over
+		r.Add(m, t.Faster(peers[i]), bars[name][m])
+	}
+}
+
+func (b *onCores) step(table string, c stepCase) (err error) {
+	contenders := []measure.Contender{{Name: measure.ReadCeiling, Run: func(steps int) (time.Duration, error) {
+		began := time.Now()
+		for range steps {
+			if _, err := cpu.ReadSum(cpu.Default(), b.memory); err != nil {
+				return 0, err
+			}
+		}
+		return time.Since(began), nil
+	}}}
+	for _, way := range coreWays {
+		if way.mixed {
+			continue // few rows are not rounded
+		}
+		e := &leanEngine{weights: b.weights[way.store.Name], options: way.options(), done: func() error { return nil }}
+		defer func() { err = errors.Join(err, e.close()) }()
+		contenders = append(contenders, measure.Contender{Name: way.name, Run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(b.stderr, "%s: %v: %s\n", table, c, way.name)
+			_, steady, _, err := e.decode(c.batch, c.context, steps)
+			return steady, err
+		}})
+	}
+	for i, w := range b.workers {
+		if _, err := w.Ask("read eager %d %d %d", c.batch, c.context, c.steps); err != nil {
+			return err
+		}
+		contenders = append(contenders, b.peer(i, "run eager %d"))
+	}
+	all, err := measure.Alternate(measure.Pace{Rounds: b.rounds, Steps: c.steps}, contenders)
+	if err != nil {
+		return err
+	}
+	for i := range b.workers {
+		if _, err := b.workers[i].Ask("forget"); err != nil {
+			return err
+		}
+	}
+	bars := map[string]map[measure.Metric]*measure.Bar{}
+	for _, way := range coreWays {
+		bars[way.name] = map[measure.Metric]*measure.Bar{measure.OverHF16: measure.AtLeast(2)}
+	}
+	for i, t := range all {
+		name := contenders[i].Name
+		r := b.report.Row(table, c.String(), name)
+		if j := slices.IndexFunc(coreWays, func(w coreWay) bool { return w.name == name }); j >= 0 {
+			r.Add(measure.Tokens, float64(c.batch)/t.Median(), nil)
+			// The ceiling's time is that of as many bytes as its memory has.
+			bytes := c.bytesIn(coreWays[j].store)
+			r.Add(measure.Share, t.Faster(all[0])*bytes/float64(len(b.memory)), measure.Only(c.batch == 1, measure.OfCeiling(0.85)))
+			b.over(r, name, t, all, bars)
+		} else if i == 0 {
+			r.Add(measure.Speed, float64(len(b.memory))/t.Median()/1e9, nil)
+		} else {
+			r.Add(measure.Tokens, float64(c.batch)/t.Median(), nil)
+		}
+	}
+	return nil
+}
+
+// ownWeights are a random model's, of another type, each in memory of its own: on a CPU what lies in a cache is
+// faster.
+type ownWeights struct {
+	*randomModel
+	store measure.Storage
+}
+
+func (m *ownWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	t, err := m.randomModel.Tensor(name, shape...)
+	if err != nil || len(shape) == 1 {
+		return t, err
+	}
+	from := t.Data().([]la.F16)
+	into := func(backing any) *tensor.Dense {
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
+	}
+	if m.store == measure.StoreF16 {
+		return into(slices.Clone(from)), nil
+	}
+	wide := make([]float32, len(from))
+	half.DecodeFloat16(wide, from)
+	if m.store == measure.StoreF32 {
+		return into(wide), nil
+	}
+	narrow := make([]la.BF16, len(from))
+	for i, v := range wide {
+		narrow[i] = half.BFromFloat32(v)
+	}
+	return into(narrow), nil
+}
