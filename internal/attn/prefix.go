@@ -151,14 +151,13 @@ func (f *Prefixes) split(from, to, common, begin int) {
 func (f *Prefixes) group(from, to, common, begin int) {
 	first := f.order[from]
 	end := f.whole(first)
+	a, rows := f.seqs[first].Pages, f.seqs[first].Queries
 	for _, i := range f.order[from+1 : to] {
-		a, b := f.seqs[first].Pages, f.seqs[i].Pages
-		end = min(end, f.whole(i))
-		end = common + sort.Search(end-common, func(n int) bool { return a[common+n] != b[common+n] })
-	}
-	rows := 0
-	for _, i := range f.order[from:to] {
+		b := f.seqs[i].Pages
 		rows += f.seqs[i].Queries
+		if end = min(end, f.whole(i)); a[end-1] != b[end-1] {
+			end = common + sort.Search(end-common, func(n int) bool { return a[common+n] != b[common+n] })
+		}
 	}
 	if saved := (end - begin) * f.page * (to - from - 1); saved >= f.least && rows <= f.left {
 		f.Saved, f.left = f.Saved+saved, f.left-rows

@@ -100,11 +100,16 @@ type Plan struct {
 	tiles   int64
 	outputs int64
 	seqs    []sequence
+	runs    []run
 	starts  []int64 // for each sequence, blocks+1 prefix sums of its blocks' LeanTiles in one head
 	cuts    []int64 // G+1 of them, or none before Cut
 	wholes  []int64 // of the output tiles behind the last cut, the first LeanTile of each worker, and the end; empty if there are none
 	ends    []mark  // see align
 }
+
+// run is sequences one behind the other that are alike: of one query block each, with as many LeanTiles. Cuts depend on output
+// tiles, and steps have many of few lengths. A sequence of several blocks, or none, is a run by itself.
+type run struct{ from, to int }
 
 // mark is a cut that has moved: where worker w begins.
 type mark struct {
@@ -125,7 +130,7 @@ type sequence struct {
 func (p *Plan) Reset(heads int) {
 	p.heads = int64(max(heads, 0))
 	p.tiles, p.outputs = 0, 0
-	p.seqs = p.seqs[:0]
+	p.seqs, p.runs = p.seqs[:0], p.runs[:0]
 	p.starts = p.starts[:0]
 	p.cuts, p.wholes = p.cuts[:0], p.wholes[:0]
 }
@@ -141,6 +146,11 @@ func (p *Plan) Add(blockTiles []int64) {
 		start:  len(p.starts),
 		blocks: len(blockTiles),
 	})
+	if last := len(p.seqs) - 1; len(blockTiles) == 1 && last > 0 && p.seqs[last-1].blocks == 1 && p.headTiles(&p.seqs[last-1]) == max(blockTiles[0], 0) {
+		p.runs[len(p.runs)-1].to++
+	} else {
+		p.runs = append(p.runs, run{last, last + 1})
+	}
 	var n int64
 	p.starts = append(p.starts, n)
 	for _, t := range blockTiles {
@@ -301,10 +311,10 @@ func (p *Plan) worst(g int, price int64) (worst int64) {
 // each calls f with output tiles that have LeanTiles, in order, until it returns false:
 // with the first LeanTile of `count` output tiles one behind the other, of n each.
 func (p *Plan) each(f func(at, n, count int64) bool) {
-	for i := range p.seqs {
-		q := &p.seqs[i]
+	for _, r := range p.runs {
+		q := &p.seqs[r.from]
 		if q.blocks == 1 { // all heads at once
-			if n := p.headTiles(q); n > 0 && p.heads > 0 && !f(q.tile, n, p.heads) {
+			if n := p.headTiles(q); n > 0 && p.heads > 0 && !f(q.tile, n, p.heads*int64(r.to-r.from)) {
 				return
 			}
 			continue
@@ -418,12 +428,12 @@ func (p *Plan) packLast(g int, m, most int64) (all bool) {
 	at, room, worker := p.tiles, m, g-1
 	all = true
 pack:
-	for i := len(p.seqs) - 1; i >= 0; i-- {
-		q := &p.seqs[i]
+	for _, r := range slices.Backward(p.runs) {
+		q := &p.seqs[r.from]
 		starts := p.starts[q.start : q.start+q.blocks+1]
 		heads, alike := p.heads, int64(1) // so many times so many output tiles that are alike
 		if q.blocks == 1 {
-			heads, alike = 1, p.heads
+			heads, alike = 1, p.heads*int64(r.to-r.from)
 		}
 		for range heads {
 			for b := q.blocks - 1; b >= 0; b-- {

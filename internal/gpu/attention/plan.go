@@ -324,6 +324,9 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, look *loo
 		few, workers = who.few, workers-who.blocks
 	}
 	workers -= p.prefixes.blocks
+	if p.uncut && look.prefill.precise != nil && !look.both {
+		few = 0 // kernels for many rows take all operands
+	}
 	p.schedule(g, p.seqs[:few], workers, look.paged)
 	p.listPrefill(who)
 	return few
@@ -369,11 +372,16 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		if len(q.Pages) < live {
 			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
 		}
-		for j, page := range q.Pages[:live] {
-			if page < 0 {
-				return m, gpu.Errorf(op, attn.ErrPage, "sequence %d names page %d at %d", i, page, j)
-			}
-			m.lastPage = max(m.lastPage, int(page))
+		last := uint32(0) // a negative page is more than any other
+		for _, page := range q.Pages[:live] {
+			last = max(last, uint32(page))
+		}
+		if last > math.MaxInt32 {
+			j := slices.IndexFunc(q.Pages[:live], func(page int32) bool { return page < 0 })
+			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d names page %d at %d", i, q.Pages[j], j)
+		}
+		if live > 0 {
+			m.lastPage = max(m.lastPage, int(last))
 		}
 		if err := q.CheckTree(op, i, g.Mask); err != nil {
 			return m, err

@@ -50,6 +50,7 @@ type prefixes struct {
 	own    []attn.Sequence // scratch of Build: sequences without what is in prefixes
 	seqs   []attn.Sequence // scratch of Build: prefixes or pieces of them, whose rows are those of all members
 	of     []int32         // scratch of Build: of each of these the prefix, in found
+	alike  []alike         // scratch of Build
 	blocks int             // that are left to the plan of prefixes
 	direct bool            // its kernels read queries where they are: they are not gathered before
 

@@ -140,6 +140,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType)
 				if n == 0 {
 					blocks = m.engine.blocks
 				}
+				p.alikePrefixes(&of, p.manyOfPrefixes(&of))
 				p.cutPrefixes(&of, p.piecesOf(&of, p.manyOfPrefixes(&of), blocks, p.look.sharing.gathered).size)
 			}
 			row := 0

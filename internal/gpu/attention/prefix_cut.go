@@ -2,6 +2,7 @@ package attention
 
 import (
 	"math"
+	"sort"
 
 	"gorgonia.org/leanattention/internal/attn"
 )
@@ -44,6 +45,7 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, gat
 	e := p.engine
 	n := int64(e.blocks)
 	own, shared := p.reading(g)
+	p.alikePrefixes(g, k)
 	best := p.piecesOf(g, k, e.prefillBlocks(k), gathered)
 	least := max(best.time, shared/n*aloneMore/aloneOf) + own/n
 	can := k.runsBeside() && who.first() == nil && few.way == &leanWay
@@ -86,38 +88,58 @@ type pieces struct {
 // pieceUnit is what pieces are made of: whole pages, and steps of a kernel for many rows.
 func pieceUnit(g *attn.Problem) int { return g.PageTokens * attn.Ceil(cutKeys, g.PageTokens) }
 
-// piecesOf is the best way to cut prefixes for so many thread blocks.
+// alike are prefixes of as many units and rows: how many, their output tiles in all heads and the queries of each.
+type alike struct{ count, units, tiles, queries int }
+
+// alikePrefixes lists what piecesOf looks at.
+func (p *Plan) alikePrefixes(g *attn.Problem, k *kernel) {
+	x, unit := &p.prefixes, pieceUnit(g)
+	x.alike = x.alike[:0]
+	for i := range x.seqs {
+		q := &x.seqs[i]
+		a := alike{units: attn.Ceil(q.Keys, unit), tiles: attn.Ceil(q.Queries*g.Group(), k.tile.rows) * g.KVHeads, queries: q.Queries}
+		if n := len(x.alike); n > 0 && x.alike[n-1].units == a.units && x.alike[n-1].queries == a.queries {
+			x.alike[n-1].count++
+			continue
+		}
+		a.count = 1
+		x.alike = append(x.alike, a)
+	}
+}
+
+// piecesOf is the best way to cut the prefixes that alikePrefixes has listed for so many thread blocks.
 func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, gathered int) pieces {
-	seqs, unit := p.prefixes.seqs, pieceUnit(g)
+	unit := pieceUnit(g)
 	smallest, longest, all, work := 1, 0, 0, int64(0)
 	if !p.engine.Eager {
 		smallest = attn.Ceil(leastCut*cutKeys, unit)
 	}
-	tiles := func(q *attn.Sequence) int { return attn.Ceil(q.Queries*g.Group(), k.tile.rows) * g.KVHeads }
 	step, steps := k.stepCost(), int64(unit/cutKeys)
-	for i := range seqs {
-		n, t := attn.Ceil(seqs[i].Keys, unit), tiles(&seqs[i])
-		all, longest = all+t*n, max(longest, n)
+	for _, a := range p.prefixes.alike {
+		all, longest = all+a.count*a.tiles*a.units, max(longest, a.units)
 		// Consumers that have no rows do nothing: an eighth of a step is all of theirs.
-		rows := int64(attn.Ceil(seqs[i].Queries*g.Group(), 64)*64*g.KVHeads) * 7 / 8
-		work += (rows + int64(t*k.tile.rows)/8) * int64(n) * steps * step / int64(k.tile.rows)
+		rows := int64(attn.Ceil(a.queries*g.Group(), 64)*64*g.KVHeads) * 7 / 8
+		work += int64(a.count) * ((rows + int64(a.tiles*k.tile.rows)/8) * int64(a.units) * steps * step / int64(k.tile.rows))
+	}
+	// How many tiles and rows there are in pieces of so many units.
+	cut := func(size int) (count, rows int) {
+		for _, a := range p.prefixes.alike {
+			of := a.count * attn.Ceil(a.units, size)
+			count, rows = count+a.tiles*of, rows+a.queries*of
+		}
+		return count, rows
 	}
 	best := pieces{size: longest, time: math.MaxInt64}
 	for n := 1; n <= mostPieces; n++ { // of a block
-		for size := max(attn.Ceil(all, n*blocks), smallest); ; size++ {
-			count, rows := 0, 0
-			for i := range seqs {
-				of := attn.Ceil(attn.Ceil(seqs[i].Keys, unit), size)
-				count, rows = count+tiles(&seqs[i])*of, rows+seqs[i].Queries*of
-			}
-			if size < longest && (count > n*blocks || rows > gathered) {
-				continue
-			}
-			most := int64(attn.Ceil(count, blocks)) // tiles of a block
-			if t := work*most/int64(count) + (most*tileSteps+prefixSteps)*step; t < best.time {
-				best = pieces{size, t}
-			}
-			break
+		size := max(attn.Ceil(all, n*blocks), smallest)
+		size += sort.Search(max(longest-size, 0), func(more int) bool {
+			count, rows := cut(size + more)
+			return count <= n*blocks && rows <= gathered
+		})
+		count, _ := cut(size)
+		most := int64(attn.Ceil(count, blocks)) // tiles of a block
+		if t := work*most/int64(count) + (most*tileSteps+prefixSteps)*step; t < best.time {
+			best = pieces{size, t}
 		}
 	}
 	return best
