@@ -45,28 +45,41 @@ struct PrefixMergeParams {
   float* lse; // or null
   long long outRow, outHead, lseRow, lseHead;
   int rows, heads, dim, outType;
+  const float* slopes; // of ALiBi, of each head, to base 4; null: none
+  const int* shifts;   // with slopes, of each gathered row: its LSE is more by its slope times this
 };
 
 // out and lse of the states (O_i, LSE_i) of a row and head:
 //
 //	LSE = ln sum e^LSE_i,   O = sum e^(LSE_i - LSE) O_i
 //
-// in the order of the prefixes, own keys last. A state of no key has LSE_i = -Inf and no weight.
+// in the order of the prefixes, own keys last. A state of no key has LSE_i = -Inf and no weight. Where states are is known
+// before attention has ended: it is in the plan, and what has brought that there has ended before the launch ahead lets this
+// one start.
 __device__ __forceinline__ void prefixMerge(const PrefixMergeParams& p) {
-  constexpr float LOG2E = 1.4426950408889634f;
+  constexpr float LOG2E = 1.4426950408889634f, LN4 = 1.3862943611198906f;
+  const int warps = gridDim.x * (PREFIX_THREADS / 32), lane = threadIdx.x % 32;
+  const long long all = (long long)p.rows * p.heads;
+  int row = 0, head = 0, begin = 0, count = 0, mine = 0; // mine: the lane's of the first 32 slots
+  const auto find = [&](long long at) {
+    if (at >= all) return;
+    row = (int)(at / p.heads), head = (int)(at - (long long)row * p.heads);
+    begin = p.starts[row], count = p.starts[row + 1] - begin; // own keys are number count
+    mine = lane < count ? p.slots[begin + lane] : 0;
+  };
+  long long at = blockIdx.x * (PREFIX_THREADS / 32) + threadIdx.x / 32;
+  find(at);
   waitForEarlier();
   if (threadIdx.x == 0) letNextStart();
-  const int warps = gridDim.x * (PREFIX_THREADS / 32), lane = threadIdx.x % 32;
-  for (long long at = blockIdx.x * (PREFIX_THREADS / 32) + threadIdx.x / 32; at < (long long)p.rows * p.heads; at += warps) {
-    const int row = (int)(at / p.heads), head = (int)(at - (long long)row * p.heads);
-    const int begin = p.starts[row], count = p.starts[row + 1] - begin; // own keys are number count
+  for (; at < all; find(at += warps)) {
     // A lane has one of 32 states at a time: where it is, and its log-sum-exp.
     long long slot = 0;
     float lse = 0.f;
     const auto open = [&](int first) {
-      const int i = first + lane;
-      slot = i < count ? (long long)p.slots[begin + i] * p.heads + head : at;
+      const int i = first + lane, number = first == 0 ? mine : i < count ? p.slots[begin + i] : 0;
+      slot = i < count ? (long long)number * p.heads + head : at;
       lse = i < count ? p.prefixLse[slot] : i == count ? p.ownLse[at] : -LEAN_INF;
+      if (p.slopes != nullptr && i < count) lse = __fmaf_rn(p.slopes[head] * LN4, (float)p.shifts[number], lse);
     };
     float top = -LEAN_INF, sum = 0.f;
     for (int first = 0; first <= count; first += 32) open(first), top = fmaxf(top, lse);

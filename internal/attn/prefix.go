@@ -15,10 +15,10 @@ type Prefixes struct {
 	Saved int   // how many keys less are read
 
 	keys  []uint64
+	full  []int32 // of each sequence, how many pages are full of keys that all of its queries see
 	order []int32 // sequences, those of a prefix side by side
 	seqs  []Sequence
 	page  int
-	after bool // a query sees no key behind it
 	least int
 	left  int // queries that members of further prefixes may have
 }
@@ -62,37 +62,72 @@ func (f *Prefixes) AppendRows(rows []int32, p *Prefix, seqs []Sequence) []int32 
 	return rows
 }
 
-// Shareable are the features with which all queries of a step see the same in keys before them, so that they can attend to prefixes
-// together. A way into an engine adds what it makes no difference to, as schedules.
-const Shareable = Causal | Trees | Cap | Sinks | Rotates
+// AppendShifts appends, for each of these rows, how many keys it is nearer to the prefix in [Prefixes.Sequence] than it is in its
+// own sequence, as a number that is mostly negative. With ALiBi the scores of a row would be slope times this more: its log-sum-exp,
+//
+//	LSE = ln sum_j e^(s_j + slope (j-p)) = slope (p'-p) + ln sum_j e^(s_j + slope (j-p'))
+//
+// is that of the position p' which Sequence gives it and, more, slope times its shift. Its output is the same.
+func (f *Prefixes) AppendShifts(shifts []int32, p *Prefix, seqs []Sequence) []int32 {
+	rows := 0
+	for _, m := range f.Members(p) {
+		rows += seqs[m].Queries
+	}
+	at := p.First + Position(rows, p.End-p.First, 0)
+	for _, m := range f.Members(p) {
+		q := &seqs[m]
+		for r := range q.Queries {
+			shifts = append(shifts, int32(at-Position(q.Queries, q.Keys, r)))
+			at++
+		}
+	}
+	return shifts
+}
+
+// Shareable are the features with which queries of a step can attend to prefixes together: they see the same in keys before them, or
+// what differs is a number that is added to all scores of a row (slopes, see [Prefixes.AppendShifts]). A window may hide keys:
+// sequences of which it does are members of no prefix. A way into an engine adds what it makes no difference to, as schedules.
+const Shareable = Causal | Window | SinkTokens | Trees | Cap | SlopesOfHeads | Sinks | Rotates
 
 // InParts are the features with which a way into an engine can attend to a sequence's keys in parts whose states merge, since no
 // mask and no change of scores depends on where a key lies among those before the new tokens.
-const InParts = Shareable&^Rotates | OtherValueDim | OtherPolicy | SetTiles | SetWorkers
+const InParts = Causal | Trees | Cap | Sinks | OtherValueDim | OtherPolicy | SetTiles | SetWorkers
 
 // OfPrefixes is the problem of attention to prefixes, which leaves states: all rows see all of their keys, queries have been
-// turned, and rows lie one behind the other.
+// turned, and rows lie one behind the other. Of slopes log-sum-exps are to be shifted: [Prefixes.AppendShifts].
 func (p *Problem) OfPrefixes() Problem {
 	of := *p
-	of.Mask, of.Score, of.Rotary = Mask{}, Score{Cap: p.Cap}, Rotary{}
+	of.Mask, of.Score, of.Rotary = Mask{}, Score{Cap: p.Cap, Slopes: p.Slopes}, Rotary{}
 	of.Query, of.Out, of.LSE = PackedRows(p.Heads, p.Dim), PackedRows(p.Heads, p.ValueDim), PackedRows(p.Heads, 1)
 	return of
 }
 
 // Find looks for prefixes of the sequences of a problem, by which at least so many keys are read less: those
-// of a prefix for each member but one. With a causal mask they lie before all queries. The members of all prefixes have so many queries at most, each counted as often as
+// of a prefix for each member but one. With a causal mask they lie before all queries. Sequences of which a window hides a
+// key are members of none. The members of all prefixes have so many queries at most, each counted as often as
 // it is a member. A sequence may be a member of several prefixes, one behind the other:
 // where what forks have in common has been forked itself.
 //
 // That two sequences have a page at the same place says that they have all pages before it: pages come to be shared by
 // forks alone.
 func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
-	f.seqs, f.page, f.after, f.least = seqs, g.PageTokens, g.Causal, max(least, 1)
+	f.seqs, f.page, f.least = seqs, g.PageTokens, max(least, 1)
 	f.Saved, f.left = 0, queries
-	f.Found, f.order, f.Own = f.Found[:0], f.order[:0], f.Own[:0]
+	f.Found, f.order, f.Own, f.full = f.Found[:0], f.order[:0], f.Own[:0], f.full[:0]
 	for i := range seqs {
-		f.Own = append(f.Own, 0)
-		if seqs[i].Queries > 0 && f.whole(int32(i)) > 0 {
+		q := &seqs[i]
+		seen := q.Keys
+		if g.Causal {
+			seen = max(seen-q.Queries, 0)
+		}
+		full := seen / f.page
+		if g.Window != 0 && full > 0 {
+			if first, _ := g.Mask.Keys(q.Queries, q.Keys, q.Queries-1); first > 0 {
+				full = 0
+			}
+		}
+		f.Own, f.full = append(f.Own, 0), append(f.full, int32(full))
+		if q.Queries > 0 && full > 0 {
 			f.order = append(f.order, int32(i))
 		}
 	}
@@ -102,45 +137,39 @@ func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
 	f.seqs = nil
 }
 
-// whole returns how many pages of a sequence are full of keys that all of its queries see.
-func (f *Prefixes) whole(i int32) int {
-	n := f.seqs[i].Keys
-	if f.after {
-		n = max(n-f.seqs[i].Queries, 0)
-	}
-	return n / f.page
-}
-
 // split looks for prefixes among the sequences order[from:to], which have so many pages in common, and whose keys are in
 // prefixes up to page begin.
 func (f *Prefixes) split(from, to, common, begin int) {
 	next := func(i int32) int32 { // the first page that may differ
-		if f.whole(i) <= common {
+		if int(f.full[i]) <= common {
 			return -1
 		}
 		return f.seqs[i].Pages[common]
 	}
 	all := f.order[from:to]
-	if !slices.ContainsFunc(all[1:], func(i int32) bool { return next(i) != next(all[0]) }) {
-		if next(all[0]) >= 0 {
+	f.keys = f.keys[:0]
+	alike, page := true, next(all[0])
+	for _, i := range all {
+		n := next(i)
+		alike = alike && n == page
+		f.keys = append(f.keys, uint64(n+1)<<32|uint64(i))
+	}
+	if alike {
+		if page >= 0 {
 			f.group(from, to, common, begin)
 		}
 		return
-	}
-	f.keys = f.keys[:0]
-	for _, i := range all {
-		f.keys = append(f.keys, uint64(next(i)+1)<<32|uint64(i))
 	}
 	slices.Sort(f.keys)
 	for n, key := range f.keys {
 		all[n] = int32(uint32(key))
 	}
-	for len(all) > 0 {
-		n := 1
-		for n < len(all) && next(all[n]) == next(all[0]) {
+	for len(all) > 0 { // f.keys are other ones when group has been called
+		n, page := 1, next(all[0])
+		for n < len(all) && next(all[n]) == page {
 			n++
 		}
-		if n > 1 && next(all[0]) >= 0 {
+		if n > 1 && page >= 0 {
 			f.group(from, from+n, common, begin)
 		}
 		from, all = from+n, all[n:]
@@ -150,12 +179,12 @@ func (f *Prefixes) split(from, to, common, begin int) {
 // group is split of sequences that have one more page in common at least.
 func (f *Prefixes) group(from, to, common, begin int) {
 	first := f.order[from]
-	end := f.whole(first)
+	end := int(f.full[first])
 	a, rows := f.seqs[first].Pages, f.seqs[first].Queries
 	for _, i := range f.order[from+1 : to] {
 		b := f.seqs[i].Pages
 		rows += f.seqs[i].Queries
-		if end = min(end, f.whole(i)); a[end-1] != b[end-1] {
+		if end = min(end, int(f.full[i])); a[end-1] != b[end-1] {
 			end = common + sort.Search(end-common, func(n int) bool { return a[common+n] != b[common+n] })
 		}
 	}

@@ -128,19 +128,26 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 			q.Pages = append(q.Pages, int32(free[0]))
 			free = free[1:]
 		}
-		for j := range q.Keys {
-			if q.Queries > 0 && j < c.First(s, 0) && j >= c.SinkKeys(s, 0) {
-				continue // it stays NaN: no query sees it
-			}
-			page, slot := int(q.Pages[j/l.page]), j%l.page
-			for head := range c.KVHeads {
-				store(&p.ops.K, page*p.g.Key.Page+head*p.g.Key.Head+slot*p.g.Key.Row, c.Key(s, j, head))
-				store(&p.ops.V, page*p.g.Value.Page+head*p.g.Value.Head+slot*p.g.Value.Row, c.Value(s, j, head))
-			}
-		}
+		p.storeKeys(s, q.Keys)
 		q.Pages = append(q.Pages, 2147480000, -7)
 	}
 	return p
+}
+
+// storeKeys writes the first n keys and values of a sequence. What no query of it sees is left as it is: NaN, unless
+// another sequence has it.
+func (p *problem[F]) storeKeys(s, n int) {
+	c, q := p.c, &p.seqs[s]
+	for j := range n {
+		if q.Queries > 0 && j < c.First(s, 0) && j >= c.SinkKeys(s, 0) {
+			continue
+		}
+		page, slot := int(q.Pages[j/p.g.PageTokens]), j%p.g.PageTokens
+		for head := range c.KVHeads {
+			store(&p.ops.K, page*p.g.Key.Page+head*p.g.Key.Head+slot*p.g.Key.Row, c.Key(s, j, head))
+			store(&p.ops.V, page*p.g.Value.Page+head*p.g.Value.Head+slot*p.g.Value.Row, c.Value(s, j, head))
+		}
+	}
 }
 
 func biasOf(b reftest.Bias) attn.Bias {

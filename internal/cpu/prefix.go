@@ -24,11 +24,12 @@ type prefixPlan struct {
 	own   []attn.Sequence // sequences without what is in prefixes
 	seqs  []attn.Sequence // of the prefixes: their rows are those of all members
 	rows  []int32         // of each of these rows the row of the queries
+	shift []int32         // with slopes, of each of these rows: see attn.Prefixes.AppendShifts
 }
 
 // canShare are the features with which keys are attended to together. Batch invariance is none of them: where a prefix ends, and
 // whether it is worth it, depends on the others.
-const canShare = attn.InParts | attn.Rotates
+const canShare = attn.InParts | attn.Shareable
 
 // findPrefixes looks for prefixes, has p.prefix attend to them, if there are any that are worth it, and returns what sequences have
 // of their own. All has been checked.
@@ -49,11 +50,14 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) []attn.Sequen
 	if len(x.found.Found) == 0 {
 		return seqs
 	}
-	x.own, x.seqs, x.rows = x.found.AppendOwn(x.own[:0], seqs), x.seqs[:0], x.rows[:0]
+	x.own, x.seqs, x.rows, x.shift = x.found.AppendOwn(x.own[:0], seqs), x.seqs[:0], x.rows[:0], x.shift[:0]
 	for i := range x.found.Found {
 		s := x.found.Sequence(&x.found.Found[i], seqs)
 		s.Row = len(x.rows)
 		x.seqs, x.rows = append(x.seqs, s), x.found.AppendRows(x.rows, &x.found.Found[i], seqs)
+		if g.Slopes != "" {
+			x.shift = x.found.AppendShifts(x.shift, &x.found.Found[i], seqs)
+		}
 	}
 	x.plan.lay(g.OfPrefixes(), x.seqs)
 	p.shares = true
@@ -122,13 +126,21 @@ func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]
 // work merges the states of a worker's share of the heads, prefix by prefix: a row is in several of them, and what it has
 // of its own is where the result goes.
 func (r *prefixRun[F]) work(worker int) {
-	g, rows := &r.plan.g, r.plan.prefix.rows
+	g, rows, shift := &r.plan.g, r.plan.prefix.rows, r.plan.prefix.shift
 	for h := g.Heads * worker / r.workers; h < g.Heads*(worker+1)/r.workers; h++ {
+		slope := 0.0
+		if len(shift) > 0 {
+			slope = g.Slopes.Of(h)
+		}
 		for i, row := range rows {
+			of := r.of.LSE[i*g.Heads+h]
+			if len(shift) > 0 {
+				of = F(float64(of) + slope*float64(shift[i]))
+			}
 			at, lse := int(row)*g.Out.Row+h*g.Out.Head, &r.own.LSE[int(row)*g.LSE.Row+h*g.LSE.Head]
 			out := r.own.Out[at : at+g.ValueDim]
 			*lse = lean.MergeNormalized(out, []lean.Normalized[F]{
-				{O: out, LSE: *lse}, {O: r.of.Out[(i*g.Heads+h)*g.ValueDim:][:g.ValueDim], LSE: r.of.LSE[i*g.Heads+h]},
+				{O: out, LSE: *lse}, {O: r.of.Out[(i*g.Heads+h)*g.ValueDim:][:g.ValueDim], LSE: of},
 			})
 		}
 	}

@@ -28,6 +28,7 @@ func placeForks[F real](rng *rand.Rand, c *reftest.Case, l layout) (p *problem[F
 			}
 			p.seqs[i].Pages[k] = p.seqs[f.Of].Pages[k]
 		}
+		p.storeKeys(i, f.Pages*l.page) // a window may hide them from the other one
 		shared += f.Pages
 	}
 	return p, shared
@@ -47,8 +48,11 @@ func forkShape(rng *rand.Rand) reftest.Shape {
 	if rng.IntN(3) == 0 {
 		s = reftest.RandomSinks(rng, s)
 	}
-	if rng.IntN(4) == 0 {
+	switch rng.IntN(4) {
+	case 0:
 		s = reftest.RandomTrees(rng, s)
+	case 1:
+		s = reftest.RandomPrefixMods(rng, s)
 	}
 	return s
 }
@@ -105,7 +109,7 @@ func testPrefixes[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l 
 	return plan.shares, nil
 }
 
-// What depends on the distance of a key, or on the sequence, is for each sequence by itself; so is what is too little.
+// What depends on the key, or on the sequence, is for each sequence by itself; so is what a window hides keys of, and what is too little.
 func TestPrefixesNotTaken(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{1, 1}, Keys: []int{100, 90}, Mask: attn.Mask{Causal: true}}
@@ -117,15 +121,17 @@ func TestPrefixesNotTaken(t *testing.T) {
 		bytes  int
 		shares bool
 	}{
-		"plain":      {func(*attn.Problem) {}, 1, true},
-		"a soft cap": {func(g *attn.Problem) { g.Cap = 2 }, 1, true},
-		"a window":   {func(g *attn.Problem) { g.Window = 1000 }, 1, false},
-		"slopes":     {func(g *attn.Problem) { g.Slopes = attn.NewSlopes([]float64{1, 2}) }, 1, false},
-		"a bias":     {func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 100} }, 1, false},
-		"dropout":    {func(g *attn.Problem) { g.Dropout = 0.5 }, 1, false},
-		"enough":     {func(*attn.Problem) {}, 64 * 64, true}, // 64 keys and values of 8 float32
-		"too little": {func(*attn.Problem) {}, 64*64 + 64, false},
-		"much less":  {func(*attn.Problem) {}, 0, false},
+		"plain":           {func(*attn.Problem) {}, 1, true},
+		"a soft cap":      {func(g *attn.Problem) { g.Cap = 2 }, 1, true},
+		"a window":        {func(g *attn.Problem) { g.Window = 100 }, 1, true},
+		"a narrow window": {func(g *attn.Problem) { g.Window = 99 }, 1, false}, // of one sequence it hides a key
+		"sink tokens":     {func(g *attn.Problem) { g.Window, g.SinkTokens = 99, 1 }, 1, true},
+		"slopes":          {func(g *attn.Problem) { g.Slopes = attn.NewSlopes([]float64{1, 2}) }, 1, true},
+		"a bias":          {func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 100} }, 1, false},
+		"dropout":         {func(g *attn.Problem) { g.Dropout = 0.5 }, 1, false},
+		"enough":          {func(*attn.Problem) {}, 64 * 64, true}, // 64 keys and values of 8 float32
+		"too little":      {func(*attn.Problem) {}, 64*64 + 64, false},
+		"much less":       {func(*attn.Problem) {}, 0, false},
 	} {
 		g, plan := p.g, Plan{PrefixBytes: x.bytes}
 		x.change(&g)

@@ -381,6 +381,24 @@ func RandomWindowCapSlopes(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
+// RandomPrefixMods gives s slopes, a window that hides keys of some of its sequences, or of none, or both; and maybe sink tokens.
+func RandomPrefixMods(rng *rand.Rand, s Shape) Shape {
+	which := 1 + rng.IntN(3)
+	if which&1 != 0 {
+		s.Slopes = make([]float64, s.Heads)
+		for h := range s.Slopes {
+			s.Slopes[h] = math.Exp2(-8*rng.Float64()) * []float64{1, 1, 1, 0, -0.1}[rng.IntN(5)]
+		}
+	}
+	if which&2 != 0 {
+		s.Window = 1 + rng.IntN(slices.Max(s.Keys)+20)
+		if rng.IntN(3) == 0 {
+			s.SinkTokens = 1 + rng.IntN(40)
+		}
+	}
+	return s
+}
+
 // RandomSinkTokens gives s sink tokens, and a window if it has none.
 func RandomSinkTokens(rng *rand.Rand, s Shape) Shape {
 	if s.Window == 0 {

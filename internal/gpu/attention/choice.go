@@ -139,7 +139,7 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 // dealOut lists the output tiles of k, and says for how many of its blocks they are cut, and
 // when these are done.
 func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
-	sortSequences(p.ordered, d.queries)
+	p.sortSequences(p.ordered, d.queries)
 	p.prefillOutputs(g, p.ordered, d.few, d.blocks, k.tile.rows)
 	workers, steps := 0, p.deal(d.blocks)
 	if !p.uncut {

@@ -60,7 +60,7 @@ func (s *staging) wait() error {
 // sections are where the parts of a table begin, in bytes.
 type sections struct {
 	prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, trees, positions int64
-	gathered, mergeStarts, mergeSlots                                                                               int64
+	gathered, mergeStarts, mergeSlots, mergeShifts                                                                  int64
 	end                                                                                                             int64
 }
 
@@ -87,6 +87,9 @@ func (c Capacity) layOut(blocks int) (s sections) {
 	s.positions = next(c.positions, 8)
 	if c.gathered > 0 {
 		s.gathered, s.mergeStarts, s.mergeSlots = next(1+c.gathered, 4), next(1+c.Rows, 4), next(c.gathered, 4)
+		if c.slopes > 0 {
+			s.mergeShifts = next(c.gathered, 4)
+		}
 	}
 	s.end = at
 	return s
@@ -301,6 +304,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.gathered, gpu.BytesOf(p.prefixes.gathered)},
 		{at.mergeStarts, gpu.BytesOf(p.prefixes.starts)},
 		{at.mergeSlots, gpu.BytesOf(p.prefixes.slots)},
+		{at.mergeShifts, gpu.BytesOf(p.prefixes.shifts)},
 	} {
 		if len(part.data) == 0 {
 			continue

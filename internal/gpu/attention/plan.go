@@ -28,6 +28,8 @@ type Plan struct {
 	tiles           []int64       // scratch of Build
 	covered         []bool        // scratch of Build
 	ordered         []sequence    // scratch of Build
+	places          []uint64      // scratch of Build
+	unsorted        []sequence    // scratch of Build
 	numbers         []numbered    // scratch of Build: seqs, which sequences these are
 	into            []int         // where new tokens go, within BuildPart; nil: they are the last keys
 	outputs         []prefillTile // scratch of Build
@@ -353,7 +355,8 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		return m, gpu.Errorf(op, attn.ErrShape, "%d rows", rows)
 	}
 	m.Rows, m.lastPage = rows, -1
-	group := g.Group()
+	group, tile := g.Group(), tileTokens(g)
+	mostQueries := mostPackedRows / group
 	for i := range seqs {
 		q := &seqs[i]
 		if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt32-q.Queries || q.Keys > mostKeyRows {
@@ -362,7 +365,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		if q.Queries == 0 {
 			continue
 		}
-		if q.Queries > mostPackedRows/group {
+		if q.Queries > mostQueries {
 			return m, gpu.Errorf(op, attn.ErrShape, "sequence %d has %d queries of %d heads for each KV head: together more than %d", i, q.Queries, group, mostPackedRows)
 		}
 		if rows > 0 && q.Row+q.Queries > rows {
@@ -397,7 +400,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		m.Queries = max(m.Queries, q.Queries)
 		m.Pages += live
 		m.splits = m.splits || live > 1
-		tiles := int64(attn.Ceil(q.Keys, tileTokens(g)))
+		tiles := int64(attn.Ceil(q.Keys, tile))
 		m.longest = max(m.longest, tiles)
 		m.tiles += int64(attn.Ceil(q.Queries*group, BlockRows)) * tiles * int64(g.KVHeads)
 		if m.Pages > math.MaxInt32 || m.tiles > math.MaxInt32 {
@@ -444,7 +447,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 			p.slots[q.Row+t] = int32(int64(live[key/g.PageTokens])*pageRows + int64(key%g.PageTokens))
 		}
 	}
-	sortSequences(p.seqs, queries)
+	p.sortSequences(p.seqs, queries)
 	p.listDetails(g, seqs, queries)
 	p.packSlots(g, pageRows)
 }
@@ -466,19 +469,40 @@ func (p *Plan) packSlots(g *attn.Problem, pageRows int64) {
 
 // sortSequences has those of so many queries at most first, and of them and of the others the short
 // ones last: there whole output tiles are looked for.
-func sortSequences(seqs []sequence, queries int) {
-	slices.SortFunc(seqs, func(a, b sequence) int { return inOrder(a, b, queries) })
+func (p *Plan) sortSequences(seqs []sequence, queries int) {
+	p.places = p.places[:0]
+	for i := range seqs {
+		p.places = append(p.places, uint64(seqs[i].place(queries))<<32|uint64(i))
+	}
+	slices.Sort(p.places)
+	p.unsorted = append(p.unsorted[:0], seqs...)
+	for at, x := range p.places {
+		seqs[at] = p.unsorted[uint32(x)]
+	}
+	for at := 0; at < len(seqs); { // those of one place by their rows, as they mostly are
+		end := at + 1
+		for end < len(seqs) && p.places[end]>>32 == p.places[at]>>32 {
+			end++
+		}
+		if same := seqs[at:end]; len(same) > 1 {
+			slices.SortFunc(same, func(a, b sequence) int { return inOrder(a, b, queries) })
+		}
+		at = end
+	}
 }
 
 // inOrder compares two sequences as sortSequences has them, whatever their order was: no two have the same rows.
 func inOrder(a, b sequence, queries int) int {
-	many := func(s sequence) int {
-		if int(s.queries) > queries {
-			return 1
-		}
-		return 0
+	return cmp.Or(cmp.Compare(a.place(queries), b.place(queries)), cmp.Compare(a.row, b.row), cmp.Compare(a.queries, b.queries))
+}
+
+// place is what comes first in inOrder.
+func (s *sequence) place(queries int) uint32 {
+	at := math.MaxInt32 - uint32(s.keys)
+	if int(s.queries) > queries {
+		at |= 1 << 31
 	}
-	return cmp.Or(cmp.Compare(many(a), many(b)), cmp.Compare(b.keys, a.keys), cmp.Compare(a.row, b.row), cmp.Compare(a.queries, b.queries))
+	return at
 }
 
 // maskedRows lists the rows that see no key, of so many of the sequences and of none: thread blocks need

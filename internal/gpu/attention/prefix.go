@@ -58,6 +58,7 @@ type prefixes struct {
 	gathered []int32 // rows of queries that attend to prefixes: how many, and which
 	starts   []int32 // of each row of queries: where its gathered rows begin in slots, and the last one's end
 	slots    []int32
+	shifts   []int32 // with slopes, of each gathered row: see attn.Prefixes.AppendShifts
 
 	gather prefixGatherParams
 	merge  prefixMergeParams
@@ -75,6 +76,7 @@ type prefixMergeParams struct {
 	own, ownLse, prefix, prefixLse, starts, slots, out, lse uint64 // addresses
 	outRow, outHead, lseRow, lseHead                        int64
 	rows, heads, dim, outType                               int32
+	slopes, shifts                                          uint64 // addresses
 }
 
 // hasTables says whether page tables are as long as keys need. Of others measure reports what is wrong.
@@ -105,14 +107,11 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 		least = 1
 	}
 	x.found.Find(g, seqs, attn.Ceil(least, key), attn.Product(mostPrefixesOfRow, rows))
-	if !p.recorded && (x.found.Saved == 0 || !p.engine.Eager && !sharingPays(seqs, x.found.Saved, key)) {
-		return false
-	}
 	x.own, x.seqs, x.of = x.found.AppendOwn(x.own[:0], seqs), x.seqs[:0], x.of[:0]
 	for i := range x.found.Found {
 		x.seqs, x.of = append(x.seqs, x.found.Sequence(&x.found.Found[i], seqs)), append(x.of, int32(i))
 	}
-	return true
+	return p.recorded || x.found.Saved > 0 && (p.engine.Eager || sharingPays(g, seqs, x.seqs, x.found.Saved, key))
 }
 
 // ownProblem is the part of a problem that is for what sequences have of their own.
@@ -197,13 +196,16 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 // listPrefixes writes what the launches around attention read.
 func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 	x := &p.prefixes
-	x.gathered, x.starts, x.slots = x.gathered[:0], x.starts[:0], x.slots[:0]
+	x.gathered, x.starts, x.slots, x.shifts = x.gathered[:0], x.starts[:0], x.slots[:0], x.shifts[:0]
 	if !s.on() {
 		return
 	}
 	x.gathered, x.starts = append(x.gathered, 0), append(x.starts, make([]int32, s.rows+2)...)
 	for _, i := range x.of {
 		x.gathered = x.found.AppendRows(x.gathered, &x.found.Found[i], seqs)
+		if len(p.slopes) > 0 { // kernels for many rows know none: prefixes are not cut into pieces
+			x.shifts = x.found.AppendShifts(x.shifts, &x.found.Found[i], seqs)
+		}
 	}
 	for _, row := range x.gathered[1:] {
 		x.starts[row+2]++
@@ -270,6 +272,9 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
 		out: o.Out.Address(), lse: o.LSE.AddressOr0(),
 		outRow: int64(share.out.Row), outHead: int64(share.out.Head), lseRow: int64(share.lse.Row), lseHead: int64(share.lse.Head),
 		rows: int32(share.rows), heads: int32(g.Heads), dim: int32(g.Dim), outType: gpu.Code(o.Out.DType),
+	}
+	if len(p.slopes) > 0 {
+		x.merge.slopes, x.merge.shifts = table+uint64(p.memory.sections.slopes), table+uint64(p.memory.sections.mergeShifts)
 	}
 	most := prefixBlocks * p.engine.blocks
 	if x.plan.rows = 0; x.direct {

@@ -21,7 +21,9 @@ func forkShape(rng *rand.Rand, longest int, scored bool) reftest.Shape {
 	if !scored {
 		return s
 	}
-	switch rng.IntN(6) {
+	switch rng.IntN(8) {
+	case 6, 7:
+		s = reftest.RandomPrefixMods(rng, s)
 	case 0:
 		s.SoftCap = 1 + rng.Float64()
 	case 1:

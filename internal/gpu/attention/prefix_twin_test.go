@@ -51,7 +51,12 @@ func (k *twin) merge(l *testgpu.Launch) {
 		for head := range heads {
 			var states []lean.Normalized[float64]
 			for i := begin; i < end; i++ {
-				states = append(states, state(p.prefix, p.prefixLse, int(*testgpu.At[int32](p.slots, i))*heads+head))
+				slot := int(*testgpu.At[int32](p.slots, i))
+				s := state(p.prefix, p.prefixLse, slot*heads+head)
+				if p.slopes != 0 {
+					s.LSE += testgpu.Load(p.slopes, head, attn.Float32) / lean.Log4E * float64(*testgpu.At[int32](p.shifts, slot))
+				}
+				states = append(states, s)
 			}
 			states = append(states, state(p.own, p.ownLse, row*heads+head))
 			lse := lean.MergeNormalized(out, states)
@@ -73,7 +78,7 @@ func TestFakePrefixesRecorded(t *testing.T) {
 	onFakes(t, reftest.Cases(t, 3, 9), func(t *testing.T, m *machine, n int) { testPrefixesRecorded(t, m, max(n, 3), shorter(300)) })
 }
 
-// What is too little, depends on the distance of a key, or is asked for by its schedule is for each sequence by
+// What is too little, what a window hides keys of, and what is asked for by its schedule is for each sequence by
 // itself.
 func TestFakePrefixesNotTaken(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 4, 227<<10)
@@ -85,18 +90,19 @@ func TestFakePrefixesNotTaken(t *testing.T) {
 		rows   int
 		takes  bool
 	}{
-		"plain":       {func(*attn.Problem) {}, p.rows, true},
-		"a soft cap":  {func(g *attn.Problem) { g.Cap = 2 }, p.rows, true},
-		"sinks":       {func(g *attn.Problem) { g.Sinks = true }, p.rows, true},
-		"trees":       {func(g *attn.Problem) { g.Tree = true }, p.rows, true},
-		"a window":    {func(g *attn.Problem) { g.Window = 1000 }, p.rows, false},
-		"slopes":      {func(g *attn.Problem) { g.Slopes = attn.NewSlopes([]float64{1, 2}) }, p.rows, false},
-		"a bias":      {func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 100} }, p.rows, false},
-		"a schedule":  {func(g *attn.Problem) { g.Policy.Kind = lean.PerHead }, p.rows, false},
-		"LeanTiles":   {func(g *attn.Problem) { g.TileTokens = 64 }, p.rows, false},
-		"workers":     {func(g *attn.Problem) { g.Workers = 2 }, p.rows, false},
-		"unfused":     {func(g *attn.Problem) { g.Unfused = true }, p.rows, false},
-		"no new rows": {func(*attn.Problem) {}, 0, false},
+		"plain":           {func(*attn.Problem) {}, p.rows, true},
+		"a soft cap":      {func(g *attn.Problem) { g.Cap = 2 }, p.rows, true},
+		"sinks":           {func(g *attn.Problem) { g.Sinks = true }, p.rows, true},
+		"trees":           {func(g *attn.Problem) { g.Tree = true }, p.rows, true},
+		"a window":        {func(g *attn.Problem) { g.Window = 100 }, p.rows, true},
+		"a narrow window": {func(g *attn.Problem) { g.Window = 99 }, p.rows, false},
+		"slopes":          {func(g *attn.Problem) { g.Slopes = attn.NewSlopes([]float64{1, 2}) }, p.rows, true},
+		"a bias":          {func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 100} }, p.rows, false},
+		"a schedule":      {func(g *attn.Problem) { g.Policy.Kind = lean.PerHead }, p.rows, false},
+		"LeanTiles":       {func(g *attn.Problem) { g.TileTokens = 64 }, p.rows, false},
+		"workers":         {func(g *attn.Problem) { g.Workers = 2 }, p.rows, false},
+		"unfused":         {func(g *attn.Problem) { g.Unfused = true }, p.rows, false},
+		"no new rows":     {func(*attn.Problem) {}, 0, false},
 	} {
 		g, plan := p.geometry, m.engine.NewPlan()
 		x.change(&g)
@@ -179,6 +185,9 @@ func BenchmarkFakePrefixPlan(b *testing.B) {
 	m.engine.Eager = false
 	of := forkTree{{1, 4096}, {16, 1024}, {16, 320}}
 	seqs, pages := of.sequences(16)
+	for i := range seqs {
+		seqs[i].Keys -= i * 37 % 256
+	}
 	p := m.newProblem(b, reftest.Rand(b), reftest.Normal, options{shape: &reftest.Shape{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, Queries: []int{1}, Keys: []int{1}, Mask: attn.Mask{Causal: true}}, kv: attn.Float16, page: 16})
 	for name, g := range map[string]attn.Problem{"shared": p.geometry, "alone": func(g attn.Problem) attn.Problem { g.TileTokens = 64; return g }(p.geometry)} {
 		b.Run(name, func(b *testing.B) {

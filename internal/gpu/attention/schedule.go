@@ -193,6 +193,10 @@ func keysOf(g *attn.Problem, s *sequence, first, end, chunk int) lean.Keys {
 // there was nothing between them: keys.First is how many are left out.
 func keysBehind(g *attn.Problem, s *sequence, first, end, chunk int) (keys lean.Keys, front int) {
 	group := g.Group()
+	if g.Window == 0 { // nothing is left out in front
+		_, to := g.Mask.Keys(int(s.queries), int(s.keys), (end-1)/group)
+		return lean.Keys{End: to}, 0
+	}
 	from, to := g.Mask.Range(int(s.queries), int(s.keys), first/group, (end-1)/group+1)
 	front = attn.Ceil(g.SinkKeys(from), chunk) * chunk
 	return lean.Keys{First: max(from-from%chunk-front, 0), End: to}, front
