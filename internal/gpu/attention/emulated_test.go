@@ -78,7 +78,7 @@ func TestEmulatedPrefixes(t *testing.T) {
 }
 
 func TestEmulatedPrefixesRecorded(t *testing.T) {
-	testPrefixesRecorded(t, emulatedGPU(t, 13), 3, 150)
+	testPrefixesRecorded(t, emulatedGPU(t, 13), 3, 150, true)
 }
 
 func TestEmulatedRepeats(t *testing.T) { testRepeats(t, emulatedGPU(t, 3), 4, 1e5, 400) }

@@ -251,5 +251,6 @@ func TestGPUPrefixes(t *testing.T) {
 	m := realGPU(t)
 	m.engine.Eager = true
 	testPrefixes(t, m, testgpu.OrShort(200, 40), 3000, true)
-	testPrefixesRecorded(t, m, 6, 2000)
+	testPrefixesRecorded(t, m, 6, 2000, false)
+	testPrefixesRecorded(t, m, 6, 2000, true)
 }

@@ -54,7 +54,7 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, gat
 	p.alikePrefixes(g, k)
 	best := p.piecesOf(g, k, e.prefillBlocks(k), gathered)
 	least := max(best.time, shared/n*aloneMore/aloneOf) + own/n
-	can := k.runsBeside() && who.first() == nil && few.way == &leanWay
+	can := k.runsBeside() && who.first() == nil && (few.way == &leanWay || few.way == &scoredWay)
 	if p.recorded {
 		can = p.prefixes.plan.look.beside
 	}

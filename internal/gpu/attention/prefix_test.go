@@ -39,8 +39,10 @@ func forkShape(rng *rand.Rand, longest int, scored bool) reftest.Shape {
 func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	shared, many, beside := 0, 0, 0
-	all := func() bool { return shared > n/8 && (many > 0 && beside > 0 || !m.runsBeside()) }
+	shared, many, beside, sloped, windowed := 0, 0, 0, 0, 0
+	all := func() bool {
+		return shared > n/8 && (many > 0 && beside > 0 || !m.runsBeside()) && (!scored || n < 40 || sloped > 0 && windowed > 0)
+	}
 	for i := range reftest.AtLeast(n, all) {
 		shape := forkShape(rng, longest, scored)
 		in := testgpu.Pick(rng, reftest.AllInputs...)
@@ -53,6 +55,12 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		if plan.look.sharing.on() {
 			if shared++; plan.prefixes.plan.look.prefill.first() != nil {
 				many++
+			}
+			if shape.Slopes != nil {
+				sloped++
+			}
+			if shape.Window > 0 {
+				windowed++
 			}
 			if plan.prefixes.plan.look.beside {
 				beside++
@@ -67,18 +75,19 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		p.close(t)
 	}
 	if !all() {
-		t.Errorf("%d problems with prefixes, %d by kernels for many rows, %d of these beside those for few", shared, many, beside)
+		t.Errorf("%d problems with prefixes, %d by kernels for many rows, %d of these beside those for few, %d with slopes, %d with windows", shared, many, beside, sloped, windowed)
 	}
 	noError(t, plan.Close())
 }
 
-// testPrefixesRecorded: launches that were captured once are those of every later step, whatever sequences share then.
-func testPrefixesRecorded(t *testing.T, m *machine, n, longest int) {
+// testPrefixesRecorded: launches that were captured once are those of every later step, whatever sequences share then. scored:
+// some with slopes or a window, too.
+func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool) {
 	rng := reftest.Rand(t)
 	for i, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 		for _, shares := range []bool{true, false} {
 			const sequences = 6
-			s := m.forkSteps(t, rng, n, sequences, longest, kv, shares, []int{16, 3, 1}[i])
+			s := m.forkSteps(t, rng, n, sequences, longest, kv, shares, []int{16, 3, 1}[i], scored && rng.IntN(2) == 0)
 			first := s.all[0]
 			plan := m.engine.NewPlan()
 			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Pages: len(first.pool[0]) / kv.Size() / first.geometry.Key.Page}))
@@ -97,15 +106,23 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int) {
 
 // forkSteps are steps of a decoding graph whose sequences are forks: those of the first step, if it is to share, of the
 // longest prefixes, and the last one's have none.
-func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType, shares bool, page int) *steps {
+func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType, shares bool, page int, scored bool) *steps {
 	same := &decode{pageTokens: page, rows: 3*sequences + 2, pages: sequences*attn.Ceil(longest+1, page) + 3}
 	heads, dim := testgpu.Pick(rng, 2, 8), testgpu.Pick(rng, 64, 128)
+	mods, begin := reftest.Shape{Heads: 2 * heads, Keys: []int{longest}}, longest
+	if scored {
+		mods = reftest.RandomPrefixMods(rng, mods)
+	}
+	if shares && mods.Window > 0 {
+		begin = longest * 3 / 4
+		mods.Window = begin // hides no key of the first step
+	}
 	return m.stepsOf(t, n, func(i int) *problem {
-		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: true}}
+		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: true, Window: mods.Window, SinkTokens: mods.SinkTokens}, Slopes: mods.Slopes}
 		for range sequences {
 			keys := 1 + rng.IntN(longest)
 			if i == 0 {
-				keys = longest - rng.IntN(20)
+				keys = begin - rng.IntN(20)
 			}
 			shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, keys)
 		}

@@ -75,7 +75,7 @@ func TestFakePrefixes(t *testing.T) {
 }
 
 func TestFakePrefixesRecorded(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 3, 9), func(t *testing.T, m *machine, n int) { testPrefixesRecorded(t, m, max(n, 3), shorter(300)) })
+	onFakes(t, reftest.Cases(t, 3, 9), func(t *testing.T, m *machine, n int) { testPrefixesRecorded(t, m, max(n, 3), shorter(300), false) })
 }
 
 // What is too little, what a window hides keys of, and what is asked for by its schedule is for each sequence by
@@ -173,6 +173,32 @@ func TestFakePrefixesMemory(t *testing.T) {
 		noError(t, plan.Build(p.geometry, forks, p.rows))
 		if !plan.look.sharing.on() {
 			t.Error("nobody shares prefixes")
+		}
+		noError(t, plan.Close())
+	}
+	p.close(t)
+}
+
+// A step of a tree is planned again without an allocation, whatever its sequences share then.
+func TestFakePrefixPlanAllocations(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 132, 227<<10)
+	p := m.newProblem(t, reftest.Rand(t), reftest.Normal, options{shape: &reftest.Shape{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, Queries: []int{1}, Keys: []int{1}, Mask: attn.Mask{Causal: true}}, kv: attn.Float16, page: 16})
+	for name, g := range map[string]attn.Problem{"plain": p.geometry, "slopes": func(g attn.Problem) attn.Problem { g.Slopes = attn.NewSlopes(make([]float64, 32)); return g }(p.geometry)} {
+		seqs, pages := forkTree{{1, 4096}, {8, 1024}, {8, 320}}.sequences(16)
+		plan := m.engine.NewPlan()
+		noError(t, plan.Reserve(Capacity{Sequences: len(seqs), Rows: len(seqs), Pages: pages + 64*len(seqs)}))
+		step := func() {
+			for i := range seqs {
+				seqs[i].Keys -= 1 + i%3
+			}
+			noError(t, plan.Build(g, seqs, len(seqs)))
+			if !plan.look.sharing.on() {
+				t.Errorf("%s: nothing is shared", name)
+			}
+		}
+		step()
+		if n := testing.AllocsPerRun(20, step); n > 0 {
+			t.Errorf("%s: %v allocations", name, n)
 		}
 		noError(t, plan.Close())
 	}

@@ -270,6 +270,9 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 		}
 		for h := range p.KVHeads {
 			for j := range s.Keys {
+				if p.forks != nil && j < p.forks[i].Pages*p.pageTokens && j >= p.SinkKeys(i, 0) && j < p.First(i, 0) {
+					continue // hidden from this one, which makes them NaN, and not from the one before
+				}
 				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
 					to, at, kind := p.pool[which], int(s.Pages[j/p.pageTokens])*g.Key.Page+h*g.Key.Head+j%p.pageTokens*d, p.kv
 					if token := j - (s.Keys - s.Queries); p.append && token >= 0 {
