@@ -234,7 +234,10 @@ func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, from, blocks, ro
 		if end == len(p.outputs) && i > 0 && end-int(begin) < enough*blocks {
 			continue
 		}
-		slices.SortStableFunc(p.outputs[begin:end], func(a, b prefillTile) int { return int(b.end) - int(a.end) })
+		longer := func(a, b prefillTile) int { return int(b.end) - int(a.end) }
+		if !slices.IsSortedFunc(p.outputs[begin:end], longer) {
+			slices.SortStableFunc(p.outputs[begin:end], longer)
+		}
 		end = int(begin)
 	}
 }

@@ -47,22 +47,26 @@ func BenchmarkGPUPrefixes(b *testing.B) {
 		name  string
 		of    forkTree
 		query attn.DType
+		mods  func(*attn.Problem) // then without numbers of thread blocks
 	}{
-		{"16x(32768+1024)", forkTree{{1, 32768}, {16, 1024}}, attn.Float16},
-		{"64x(8192+512)", forkTree{{1, 8192}, {64, 512}}, attn.Float16},
-		{"256x(2048+128)", forkTree{{1, 2048}, {256, 128}}, attn.Float16},
-		{"4096,8x8192,8x256", forkTree{{1, 4096}, {8, 8192}, {8, 256}}, attn.Float16},
-		{"64x(8192+512)_f32", forkTree{{1, 8192}, {64, 512}}, attn.Float32},
-		{"4x(8192+512)", forkTree{{1, 8192}, {4, 512}}, attn.Float16},
-		{"8x(1024+512)", forkTree{{1, 1024}, {8, 512}}, attn.Float16},
-		{"16x(1024+512)", forkTree{{1, 1024}, {16, 512}}, attn.Float16},
-		{"8x(512+512)", forkTree{{1, 512}, {8, 512}}, attn.Float16},
+		{"16x(32768+1024)", forkTree{{1, 32768}, {16, 1024}}, attn.Float16, nil},
+		{"64x(8192+512)", forkTree{{1, 8192}, {64, 512}}, attn.Float16, nil},
+		{"256x(2048+128)", forkTree{{1, 2048}, {256, 128}}, attn.Float16, nil},
+		{"4096,8x8192,8x256", forkTree{{1, 4096}, {8, 8192}, {8, 256}}, attn.Float16, nil},
+		{"64x(8192+512)_f32", forkTree{{1, 8192}, {64, 512}}, attn.Float32, nil},
+		{"4x(8192+512)", forkTree{{1, 8192}, {4, 512}}, attn.Float16, nil},
+		{"8x(1024+512)", forkTree{{1, 1024}, {8, 512}}, attn.Float16, nil},
+		{"16x(1024+512)", forkTree{{1, 1024}, {16, 512}}, attn.Float16, nil},
+		{"8x(512+512)", forkTree{{1, 512}, {8, 512}}, attn.Float16, nil},
+		{"64x(8192+512)_window", forkTree{{1, 8192}, {64, 512}}, attn.Float16, func(g *attn.Problem) { g.Window = 8704 }},
+		{"64x(8192+512)_slopes", forkTree{{1, 8192}, {64, 512}}, attn.Float16, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, g.Heads)) }},
+		{"256x(2048+128)_slopes", forkTree{{1, 2048}, {256, 128}}, attn.Float16, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, g.Heads)) }},
 	} {
-		b.Run(c.name, func(b *testing.B) { m.benchmarkPrefixes(b, c.of, c.query) })
+		b.Run(c.name, func(b *testing.B) { m.benchmarkPrefixes(b, c.of, c.query, c.mods) })
 	}
 }
 
-func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType) {
+func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType, mods func(*attn.Problem)) {
 	const heads, kv, dim, page = 32, 8, 128, 16
 	seqs, pages := of.sequences(page)
 	rows := len(seqs)
@@ -70,6 +74,9 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType)
 		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
 		Key: attn.PageStrides{Page: kv * page * dim, Head: page * dim, Row: dim}}
 	g.Value = g.Key
+	if mods != nil {
+		mods(&g)
+	}
 	rng := reftest.Rand(b)
 	memory := func(n int, t attn.DType) gpu.Memory {
 		x := make([]byte, 1<<20*t.Size())
@@ -154,7 +161,11 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType)
 			p.prefetchPages(&own, p.look.kernel)
 		}
 	}
-	for _, n := range []int{0, 24, 32, 40, 48, 56, 64, 76, 88} {
+	counts := []int{0, 24, 32, 40, 48, 56, 64, 76, 88}
+	if mods != nil {
+		counts = counts[:0]
+	}
+	for _, n := range counts {
 		add(fmt.Sprintf("%d blocks beside", n), g, beside(n), nil)
 	}
 	parts := func(which int) func(*Plan) error {
@@ -175,6 +186,9 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType)
 		}
 	}
 	for i, name := range []string{"shared and a gather", "shared and own keys", "shared and a merge"} {
+		if mods != nil {
+			break
+		}
 		add(name, g, beside(0), parts(i))
 	}
 	m.engine.Eager = false
