@@ -120,15 +120,15 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 	if e.choice != takeFastest || all.time <= best.time {
 		best = all
 	}
-	if both.blocks > 0 {
-		time := both.time
-		both.prefillKernels = of
-		p.dealOut(g, k, &both)
-		both.time = max(both.time*besideMore/besideOf, time)
-		worth := best.time - best.time/32 - besideSteps*k.stepTime()/int64(k.way.parts)
-		if e.choice == takeBoth || e.Eager || both.time <= worth {
-			return both
-		}
+	worth, always := best.time-best.time/32-besideSteps*k.stepTime()/int64(k.way.parts), e.choice == takeBoth || e.Eager
+	if both.blocks == 0 || both.time > worth && !always {
+		return best // what was dealt out is all of it, if kernels for many rows have it
+	}
+	time := both.time
+	both.prefillKernels = of
+	p.dealOut(g, k, &both)
+	if both.time = max(both.time*besideMore/besideOf, time); both.time <= worth || always {
+		return both
 	}
 	if best.first() != nil {
 		p.dealOut(g, k, &best)
