@@ -309,8 +309,15 @@ func testRecordedForks(t *testing.T, gpu *la.GPU, kvHeads int) {
 	rng := reftest.Rand(t)
 	const heads, dim, rows, prompt = 4, 64, 6, 70
 	opts := []la.Option{la.WithCausal()}
-	if len(gpu.Members()) <= kvHeads && rng.IntN(2) == 0 {
-		opts = append(opts, la.WithRotary(la.RotaryConfig{}))
+	if len(gpu.Members()) <= kvHeads { // those by context know none of these
+		switch rng.IntN(4) {
+		case 0:
+			opts = append(opts, la.WithRotary(la.RotaryConfig{}))
+		case 1:
+			opts = append(opts, la.WithWindow(prompt+8)) // hides keys of more and more sequences
+		case 2:
+			opts = append(opts, la.WithALiBi([]float64{0.5, 0.25, 0.01, -0.1}))
+		}
 	}
 	here, there := newForkedDecoder(t, nil, heads, kvHeads, dim, rows, opts), newForkedDecoder(t, gpu, heads, kvHeads, dim, rows, opts)
 	decoders := []*forkedDecoder{here, there}
