@@ -31,6 +31,7 @@ type coresOptions struct {
 const (
 	coresShape   = "1.3b"
 	coresPrompts = "1x401,1x2000"
+	quickPrompts = "1x401"
 )
 
 // coreSteps are the batches, and the tokens that each sequence has before the steps.
@@ -70,6 +71,12 @@ type onCores struct {
 	memory         []byte                    // what the ceiling reads
 }
 
+// torchSettle is longer than PyTorch's threads spin when they have no work.
+const torchSettle = 30 * time.Millisecond
+
+// ceilingBytes is what the ceiling reads, many times what caches have.
+var ceilingBytes = 1 << 30
+
 // startCoresWorker is a variable for tests, which have another worker.
 var startCoresWorker = func(python string) (*measure.Worker, error) {
 	return measure.StartWorker(python, optGPUWorker, "cpu")
@@ -97,7 +104,7 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 		rounds: 5, steps: 32, stdout: stdout, stderr: stderr, weights: map[string]*model.Weights{},
 	}
 	if o.Quick {
-		b.rounds, b.steps = 2, 12
+		b.rounds, b.steps = 2, 8
 	}
 	if err := b.open(config, o.python); err != nil {
 		return errors.Join(err, b.close())
@@ -119,7 +126,7 @@ func (b *onCores) open(c hf.Config, python string) error {
 		}
 		b.weights[s.Name] = w
 	}
-	b.memory = make([]byte, 1<<30)
+	b.memory = make([]byte, ceilingBytes)
 	rng := rand.NewChaCha8([32]byte{1})
 	if _, err := rng.Read(b.memory); err != nil {
 		return err
@@ -184,7 +191,7 @@ func (w coreWay) options() model.Options {
 
 // peer is a contender that asks a worker, whose answer begins with the time of all steps.
 func (b *onCores) peer(i int, question string, args ...any) measure.Contender {
-	return measure.Contender{Name: corePeers[i].name, Settle: openMPSettle, Run: func(steps int) (time.Duration, error) {
+	return measure.Contender{Name: corePeers[i].name, Settle: torchSettle, Run: func(steps int) (time.Duration, error) {
 		fmt.Fprintf(b.stderr, "%s\n", corePeers[i].name)
 		t, _, err := b.workers[i].Seconds(1, question, append(args, steps)...)
 		if err != nil {

@@ -70,6 +70,9 @@ func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		}
 		if *threads != "" {
 			c := &coresOptions{Options: o, python: *python, shape: coresShape, threads: *threads, prompts: coresPrompts}
+			if o.Quick {
+				c.prompts = quickPrompts
+			}
 			flags.Visit(func(f *flag.Flag) {
 				switch f.Name {
 				case "shapes":
