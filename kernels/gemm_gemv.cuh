@@ -22,6 +22,10 @@
 constexpr int GEMV_ROWS = 16, GEMV_WARPS = 8, LINEAR_PARTS = 3;
 constexpr int GEMV_TILE = 32; // rows of W
 
+// Norms of x, as the host has them: (x - mean)/sqrt(variance + eps) gamma + beta, or with the root
+// mean square x/sqrt(mean(x^2) + eps) (gamma + offset). The second is the first about a mean of 0.
+enum : int { NO_NORM = 0, LAYER_NORM = 1, RMS_NORM = 2 };
+
 struct LinearParams {
   TensorMap maps[LINEAR_PARTS]; // of the weights, from sm_90 on; several layers of one x
   const void* w[LINEAR_PARTS];
@@ -35,10 +39,10 @@ struct LinearParams {
   int rows, in;
   int split;  // thread blocks of a cluster
   int stages; // of a warp's ring; 2 or 4 before sm_90
-  int norm;   // the rows of x are normalised
+  int norm;   // how the rows of x are normalised
   int activation;
   int early; // the weights, gamma and beta may be read before the launch before this one has ended
-  float eps;
+  float eps, offset; // of the norm; offset is added to gamma
 };
 
 __device__ __forceinline__ float sumOfWarp(float x) {
@@ -376,7 +380,7 @@ template <class T, bool GATES = false> struct Gemv {
     for (int i = 0; i < HALVES * NT * 4; i++) all[i / (NT * 4)][i / 4 % NT][i % 4] += acc[i / (NT * 4)][i / 4 % NT][i % 4];
   }
 
-  // Makes right operands of x in shared memory, in place, of its layer norm if that
+  // Makes right operands of x in shared memory, in place, of its norm if that
   // is wanted. One to eight whole warps share a row, in parts of 16 elements: 4
   // lanes find their operands of them together. 16-bit types take two parts of an
   // element, which are scaled by powers of two where the type has few exponents;
@@ -391,13 +395,16 @@ template <class T, bool GATES = false> struct Gemv {
         const int m = group + r * groups;
         if (m >= p.rows) break;
         const float* row = x + m * stride;
-        float sum = 0.f, squares = 0.f;
+        float mean = 0.f, squares = 0.f;
+        if (p.norm == LAYER_NORM) {
+          float sum = 0.f;
 #pragma unroll 4
-        for (int i = c0 + lane * 4; i < c1; i += 128) {
-          const float4 v = *(const float4*)(row + i);
-          sum += (v.x + v.y) + (v.z + v.w);
+          for (int i = c0 + lane * 4; i < c1; i += 128) {
+            const float4 v = *(const float4*)(row + i);
+            sum += (v.x + v.y) + (v.z + v.w);
+          }
+          mean = sumOfWarp(sum) / max(c1 - c0, 1);
         }
-        const float mean = sumOfWarp(sum) / max(c1 - c0, 1);
 #pragma unroll 4
         for (int i = c0 + lane * 4; i < c1; i += 128) {
           const float4 v = *(const float4*)(row + i);
@@ -440,7 +447,7 @@ template <class T, bool GATES = false> struct Gemv {
           v.x = (v.x - middle) * f, v.y = (v.y - middle) * f, v.z = (v.z - middle) * f, v.w = (v.w - middle) * f;
           if (p.gamma != nullptr) {
             const float4 g = *(const float4*)(affine + i);
-            v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+            v.x *= g.x + p.offset, v.y *= g.y + p.offset, v.z *= g.z + p.offset, v.w *= g.w + p.offset;
           }
           if (p.beta != nullptr) {
             const float4 b = *(const float4*)(affine + stride + i);

@@ -181,7 +181,8 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false, int PARTS 
   static constexpr ThreadGroup AFFINE{0, SKINNY_WARPS + 2, 2};
 
   // Float16 of gamma and beta each, and what no element of a norm exceeds that is of that
-  // half: none of n is further than sqrt(n) deviations from their mean.
+  // half: none of n is further than sqrt(n) deviations from their mean, nor than sqrt(n) of their
+  // root mean squares from 0.
   __device__ static __forceinline__ void bringAffine(const LinearParams& p, const Block& b) {
     if (!p.early) waitForEarlier();
     const int half = b.warp - SKINNY_WARPS - 1, live = min(b.blocks * BLOCK, p.in - b.from * BLOCK);
@@ -192,7 +193,10 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false, int PARTS 
       for (int k = 0; k < 2; k++) {
         const float* const src = k ? p.beta : p.gamma;
         float4 v = k ? make_float4(0.f, 0.f, 0.f, 0.f) : make_float4(1.f, 1.f, 1.f, 1.f);
-        if (src != nullptr) v = *(const float4*)(src + b.from * BLOCK + c);
+        if (src != nullptr) {
+          v = *(const float4*)(src + b.from * BLOCK + c);
+          if (k == 0) v.x += p.offset, v.y += p.offset, v.z += p.offset, v.w += p.offset;
+        }
         *(float4*)(b.affine + k * b.most * BLOCK + c) = v;
         top[k] = fmaxf(top[k], fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
       }
@@ -396,7 +400,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false, int PARTS 
       if (threadIdx.x == 0) barrierArrive(b.returned);
   }
 
-  // Makes operands of the block's slice of x, or of its layer norm, each row scaled by
+  // Makes operands of the block's slice of x, or of its norm, each row scaled by
   // a power of two where the type has few exponents. Everybody waits for this, and most
   // of it is executed once: it takes as long as its instructions take to come. So a warp
   // has rows side by side, and what does not depend on x is done before it is there.
@@ -406,7 +410,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false, int PARTS 
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const auto largest = [](float4 v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); };
     const int other = b.lane % MOST; // a block of the cluster, whose moments the lane has
-    const float part = reciprocal(max(x.fours * 4, 1)), whole = reciprocal(p.in);
+    const float part = p.norm == RMS_NORM ? 0.f : reciprocal(max(x.fours * 4, 1)), whole = reciprocal(p.in); // part 0: the norm is about 0, not about a mean
     const float count = other < b.split ? max(min(b.begin(other + 1) * BLOCK, p.in) - b.begin(other) * BLOCK, 0) : 0; // of a row's elements, its slice
     const bool sends = b.lane % LANES < b.split;
     const u32 to = other & (b.split - 1), moments = remoteAddress(sharedAddress(b.moments + (b.rank * ROWS + x.row) * 2), to), merged = remoteAddress(b.merged, to);

@@ -5,7 +5,7 @@
 //
 // or with GATES as gemm_gemv.cuh has it.
 //
-// First, a launch makes operands of x (of its layer norm, if that is wanted): each
+// First, a launch makes operands of x (of its norm, if that is wanted): each
 // element as two 16-bit parts, rows scaled by powers of two where the type has few
 // exponents; or as one part, x rounded to the weights' type. Then thread blocks compute tiles of y: 128 rows of W by 32 to 128 of
 // x. A producer warp brings both through a ring, in steps of 64 columns; eight
@@ -29,7 +29,7 @@ struct OperandParams {
   float* factors;                // of each row, what its products are multiplied by
   int n, rows, norm;
   int parts; // 1 or 2: how many of each element are made
-  float eps;
+  float eps, offset; // of the norm, as LinearParams has them
 };
 
 struct GemmParams {
@@ -63,9 +63,11 @@ template <class Math> __device__ __forceinline__ void operands(const OperandPara
   float mean = 0.f, f = 1.f;
   if (p.norm) {
     float sum = 0.f;
-    each([&](int, float4 v) { sum += (v.x + v.y) + (v.z + v.w); });
-    mean = foldBlock(sum, scratch, plus) / p.n;
-    sum = 0.f;
+    if (p.norm == LAYER_NORM) {
+      each([&](int, float4 v) { sum += (v.x + v.y) + (v.z + v.w); });
+      mean = foldBlock(sum, scratch, plus) / p.n;
+      sum = 0.f;
+    }
     each([&](int, float4 v) { sum += ((v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean)) + ((v.z - mean) * (v.z - mean) + (v.w - mean) * (v.w - mean)); });
     f = 1.f / sqrtf(foldBlock(sum, scratch, plus) / p.n + p.eps);
   }
@@ -74,7 +76,7 @@ template <class Math> __device__ __forceinline__ void operands(const OperandPara
     v.x = (v.x - mean) * f, v.y = (v.y - mean) * f, v.z = (v.z - mean) * f, v.w = (v.w - mean) * f;
     if (p.gamma != nullptr) {
       const float4 g = *(const float4*)(p.gamma + i);
-      v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+      v.x *= g.x + p.offset, v.y *= g.y + p.offset, v.z *= g.z + p.offset, v.w *= g.w + p.offset;
     }
     if (p.beta != nullptr) {
       const float4 b = *(const float4*)(p.beta + i);

@@ -58,7 +58,7 @@ func WithNorm(gamma, beta *G.Node, eps float64) LinearOption {
 }
 
 // WithRMSNorm has the layer read [RMSNorm](x, gamma, nil, eps, opts...) instead of x. Of this and
-// [WithNorm] the last one counts. On a GPU the norm is a launch of its own.
+// [WithNorm] the last one counts. On a GPU it is part of the same launches.
 func WithRMSNorm(gamma *G.Node, eps float64, opts ...NormOption) LinearOption {
 	n := &normOption{gamma: gamma, eps: eps, rms: true}
 	for _, o := range opts {

@@ -107,14 +107,28 @@ func New(dev *cuda.Device) (*Engine, error) {
 // overlap says whether launches may overlap.
 func (d *Engine) overlap() bool { return d.info.Capability >= 90 }
 
-// Norm is a layer norm of rows: (x - mean)/sqrt(variance + Eps)*Gamma + Beta.
-// Gamma and Beta may have no buffer.
+// Norm is a norm of rows: a layer norm, (x - mean)/sqrt(variance + Eps)*Gamma + Beta, or with RMS that of [RMSNorm],
+// x/sqrt(mean(x^2) + Eps)*Gamma, which has no Beta; with UnitOffset it is 1+Gamma. Gamma and Beta may have no buffer.
 type Norm struct {
-	Gamma, Beta gpu.Memory
-	Eps         float64
-
-	// RMS: it is an [RMSNorm], which has no Beta. Only a [Linear] takes one.
+	Gamma, Beta     gpu.Memory
+	Eps             float64
 	RMS, UnitOffset bool
+}
+
+// kind is the norm as kernels know it (kernels/gemm_gemv.cuh).
+func (n *Norm) kind() int32 {
+	if n.RMS {
+		return 2
+	}
+	return 1
+}
+
+// offset is what is added to gamma.
+func (n *Norm) offset() float32 {
+	if n.UnitOffset {
+		return 1
+	}
+	return 0
 }
 
 // clustersAtOnce is how many clusters may run at once, of which g has one: no more
@@ -178,11 +192,11 @@ func (d *Engine) Norm(s *cuda.Stream, rows, n int, x, y gpu.Memory, norm *Norm) 
 	if err := y.CheckFloats(op, "y", rows*n); err != nil {
 		return err
 	}
-	if norm.RMS {
-		return gpu.Errorf(op, attn.ErrShape, "the norm is by the root mean square")
-	}
 	if err := norm.check(op, n); err != nil {
 		return err
+	}
+	if norm.RMS {
+		return d.RMSNorm(s, &RMSNorm{Rows: rows, N: n, Eps: norm.Eps, UnitOffset: norm.UnitOffset, X: x, Gamma: norm.Gamma, Y: y})
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -556,6 +557,7 @@ func TestDecoderRefuses(t *testing.T) {
 	good := func() Linear {
 		return Linear{Rows: 2, In: 16, X: x, Parts: []LinearPart{{W: w, Y: y, Out: 3}}}
 	}
+	gated := func(o *Linear) { o.Gate, o.Activation, o.Parts = true, attn.SiLU, append(o.Parts, o.Parts[0]) }
 	lib.Forget()
 	for name, c := range map[string]struct {
 		change func(*Linear)
@@ -580,14 +582,14 @@ func TestDecoderRefuses(t *testing.T) {
 		"gamma":           {func(o *Linear) { o.Norm = &Norm{Gamma: y} }, attn.ErrShape, "gamma has 6 elements of 16"},
 		"beta of RMS":     {func(o *Linear) { o.Norm = &Norm{RMS: true, Beta: x} }, attn.ErrShape, "beta of a norm by the root mean square"},
 		"1+gamma":         {func(o *Linear) { o.Norm = &Norm{UnitOffset: true} }, attn.ErrShape, "1+gamma"},
-		"no scratch":      {func(o *Linear) { o.Norm = &Norm{RMS: true} }, attn.ErrShape, "the scratch has no buffer"},
-		"short scratch":   {func(o *Linear) { o.Norm, o.Scratch = &Norm{RMS: true}, y }, attn.ErrShape, "the scratch has 6 elements of 32"},
+		"no scratch":      {gated, attn.ErrShape, "the scratch has no buffer"},
+		"short scratch":   {func(o *Linear) { gated(o); o.Scratch = y }, attn.ErrShape, "the scratch has 6 elements of 16"},
 		"over a residual": {func(o *Linear) { o.Activation, o.Residual = attn.SiLU, y }, attn.ErrUnsupported, "the residual is overwritten"},
 		"memory's place":  {func(o *Linear) { o.X.Offset += 4; o.X.Len = 32 }, attn.ErrShape, "x"},
 	} {
 		o := good()
 		c.change(&o)
-		d.gatesApart = name == "over a residual" // without kernels that do both
+		d.gatesApart = name == "over a residual" || strings.HasSuffix(name, "scratch") // without kernels that do both
 		wantError(t, name, d.Linear(m.Stream, &o), c.want, c.text)
 	}
 	d.gatesApart = false
@@ -606,7 +608,7 @@ func TestDecoderRefuses(t *testing.T) {
 			t.Errorf("a megakernel, and a layer with %s", name)
 		}
 		o.Rows = 16
-		if p := d.NewProjection(&o); (p != nil) != (name == "nothing") {
+		if p := d.NewProjection(&o); (p != nil) != (name != "SiLU") {
 			t.Errorf("a projection, and a layer with %s", name)
 		}
 	}
@@ -651,5 +653,72 @@ func TestBatchOfWideRows(t *testing.T) {
 				t.Errorf("%+v, rounded %v: a skinny GEMM %v of %d parts, %v", c, round, ok, l.parts(), err)
 			}
 		}
+	}
+}
+
+// Either norm of x is part of the launches that a layer has, and these are the same: of few rows that have no room for
+// their norm, and on GPUs without kernels for many, it is one before them.
+func TestNormLaunches(t *testing.T) {
+	for _, f := range testgpu.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, lib, d := fakeDecoder(t, f.Capability, max(f.SMs, 8), f.Shared)
+			gatedArguments(lib.State())
+			rng := rand.New(rand.NewPCG(9, uint64(f.Capability)))
+			const most, out = 300, 72
+			x, gamma, y := m.memory(t, attn.Float32, most*4096), m.memory(t, attn.Float32, 4096), m.memory(t, attn.Float32, most*out)
+			scratch, ws := m.memory(t, attn.Float32, most*4097), [...]gpu.Memory{m.memory(t, attn.Float16, out*4096), m.memory(t, attn.Float32, out*4096)}
+			within := 0 // launches that have the norm within
+			for range 60 {
+				w := testgpu.Pick(rng, ws[0], ws[0], ws[1])
+				o := Linear{Rows: testgpu.Pick(rng, 1, 2, 3, 16, 17, 64, 150, most), In: testgpu.Pick(rng, 64, 520, 2048, 4096), X: x, RoundX: rng.IntN(2) == 0, Scratch: scratch}
+				for range 1 + rng.IntN(2) {
+					o.Parts = append(o.Parts, LinearPart{W: w, Y: y, Out: out})
+				}
+				if o.Gate = len(o.Parts) == 2 && rng.IntN(2) == 0; o.Gate {
+					o.Activation = attn.SiLU
+				}
+				kernels := func(norm Norm) (names []string) {
+					o.Norm = &norm
+					lib.Forget()
+					noError(t, d.Linear(m.Stream, &o))
+					for _, name := range regexp.MustCompile(`kernel (\w+)`).FindAllStringSubmatch(lib.Log(), -1) {
+						if name[1] == "decoder_norm" || name[1] == "node_rms_norm" {
+							name[1] = "norm"
+						}
+						names = append(names, name[1])
+					}
+					if names[0] == "norm" {
+						return names
+					}
+					for _, l := range testgpu.Launches(lib.Log()) {
+						kind, offset, arg := norm.kind(), norm.offset(), unsafe.Pointer(&l.Arg[0])
+						switch {
+						case strings.HasPrefix(l.Kernel, "matrix_operands_"):
+							kind, offset = (*operandParams)(arg).norm, (*operandParams)(arg).offset
+						case strings.Contains(l.Kernel, "batch_"):
+							kind, offset = (*skinnyParams)(arg).norm, (*skinnyParams)(arg).offset
+						case strings.Contains(l.Kernel, "linear_"):
+							kind, offset = (*linearParams)(arg).norm, (*linearParams)(arg).offset
+						default:
+							continue
+						}
+						if within++; kind != norm.kind() || offset != norm.offset() {
+							t.Fatalf("%s: norm %d, offset %v, want %+v", l.Kernel, kind, offset, norm)
+						}
+					}
+					return names
+				}
+				layer, rms := kernels(Norm{Gamma: gamma, Eps: 1e-5}), kernels(Norm{Gamma: gamma, Eps: 1e-5, RMS: true, UnitOffset: true})
+				if !slices.Equal(layer, rms) {
+					t.Fatalf("%d rows of %d: a layer norm is in %q, one by the root mean square in %q", o.Rows, o.In, layer, rms)
+				}
+			}
+			if within == 0 {
+				t.Error("no launch has a norm")
+			}
+			for _, x := range []gpu.Memory{x, gamma, y, scratch, ws[0], ws[1]} {
+				noError(t, x.Buffer.Close())
+			}
+		})
 	}
 }

@@ -104,8 +104,7 @@ func (d *Engine) loadTiled(m *cuda.Module, prefix string, element attn.DType, pa
 type operandParams struct {
 	x, gamma, beta, lead, factors uint64
 	n, rows, norm, parts          int32
-	eps                           float32
-	_                             [4]byte
+	eps, offset                   float32
 }
 
 // gemmParams is struct GemmParams.
@@ -129,15 +128,12 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
 		return 0, nil
 	}
-	if composed, err := d.composed(o); err != nil {
+	if apart, err := d.activationApart(o); err != nil {
 		return 0, err
-	} else if composed {
-		in, apart, err := d.inner(o)
-		if err != nil {
-			return 0, err
-		}
-		n, err := d.Scratch(in)
-		return apart + n, err
+	} else if apart {
+		in, n := o.inner()
+		more, err := d.Scratch(in)
+		return n + more, err
 	}
 	if l, err := d.choose(o); err != nil || l.skinny != nil {
 		return 0, err
@@ -283,7 +279,8 @@ func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	p := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), factors: l.factors(o), n: int32(o.In), rows: int32(o.Rows), parts: int32(l.parts)}
 	d.args.Reset()
 	if o.Norm != nil {
-		p.norm, p.gamma, p.beta, p.eps = 1, o.Norm.Gamma.AddressOr0(), o.Norm.Beta.AddressOr0(), float32(o.Norm.Eps)
+		p.norm, p.eps, p.offset = o.Norm.kind(), float32(o.Norm.Eps), o.Norm.offset()
+		p.gamma, p.beta = o.Norm.Gamma.AddressOr0(), o.Norm.Beta.AddressOr0()
 		d.hold(o.Norm.Gamma, o.Norm.Beta)
 	}
 	cuda.Struct(&d.args, &p)

@@ -63,8 +63,8 @@ type linearParams struct {
 	rows, in                 int32
 	split, stages            int32
 	norm, activation, early  int32
-	eps                      float32
-	_                        [32]byte
+	eps, offset              float32
+	_                        [28]byte
 }
 
 // tilesOf is the number of tiles of all parts, of so many rows of W each; of a gated unit those of
@@ -197,9 +197,9 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	if composed, err := d.composed(o); err != nil {
+	if apart, err := d.activationApart(o); err != nil {
 		return err
-	} else if composed {
+	} else if apart {
 		return d.compose(s, o)
 	}
 	element := o.Parts[0].W.DType
@@ -271,7 +271,8 @@ func (d *Engine) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile in
 	}
 	d.args.Reset()
 	if norm != nil {
-		p.norm, p.gamma, p.beta, p.eps = 1, norm.Gamma.AddressOr0(), norm.Beta.AddressOr0(), float32(norm.Eps)
+		p.norm, p.eps, p.offset = norm.kind(), float32(norm.Eps), norm.offset()
+		p.gamma, p.beta = norm.Gamma.AddressOr0(), norm.Beta.AddressOr0()
 		d.hold(norm.Gamma, norm.Beta)
 	}
 	p.activation = o.activation()

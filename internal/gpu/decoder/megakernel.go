@@ -143,7 +143,7 @@ func (c *Megakernel) Choose(o *Samples) bool {
 // Linear takes a layer if the megakernel can do it behind those that it has. What is
 // wrong with its operands is left to [Engine.Linear].
 func (c *Megakernel) Linear(o *Linear) bool {
-	if c.back != nil || o.check() != nil || o.normApart() || o.gates() {
+	if c.back != nil || o.check() != nil || o.Norm != nil && o.Norm.RMS || o.gates() {
 		return false
 	}
 	element := o.Parts[0].W.DType

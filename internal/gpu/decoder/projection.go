@@ -24,7 +24,7 @@ type Projection struct {
 // NewProjection makes one; nil where a Linear has a single part, or is no launch of a
 // batch's rows. What is wrong with its operands is left to [Engine.Linear].
 func (d *Engine) NewProjection(o *Linear) *Projection {
-	if len(o.Parts) < 2 || o.check() != nil || o.normApart() || o.gates() {
+	if len(o.Parts) < 2 || o.check() != nil || o.gates() {
 		return nil
 	}
 	l, ok, err := d.configureSkinny(o)
