@@ -484,10 +484,10 @@ func (p *devicePlan) queueAlone(sub *device.Submission, n newRows, o *deviceOper
 	// that makes them may store k and v.
 	of := p.now.parts[0].plan
 	stored := false
-	if plan, ok := of.(*attention.Plan); ok && !p.turns() { // of turning they know nothing
+	if plan, ok := of.(*attention.Plan); ok {
 		switch late := sub.Deferred().(type) {
 		case *decoder.Megakernel:
-			if late.Attend(plan, o, n.k, n.v) {
+			if late.Attend(plan, o, n.k, n.v, n.turned) {
 				return nil
 			}
 		case *decoder.Projection:

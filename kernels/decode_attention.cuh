@@ -38,8 +38,9 @@ struct RingState {
 };
 
 #if __CUDA_ARCH__ >= 900
-// T is the Format of keys and values.
-template <class T, int D> struct DecodeAttend {
+// T is the Format of keys and values. With TURNS a rotary embedding may turn queries and new keys: `turned` has the
+// cosines and sines of each row's pairs, D/2 of them, or is null.
+template <class T, int D, bool TURNS = false> struct DecodeAttend {
   using Store = typename T::Store;
   static_assert(Store::bytes == 2 && T::Math::Operand::bytes == 2, "a lane appends four elements as two words, and queries are made of two parts of 16 bits");
   using S = Shape<T, D, true>;
@@ -54,7 +55,7 @@ template <class T, int D> struct DecodeAttend {
   struct Fresh {
     float k[4], v[4];
     // Waits for them.
-    __device__ __forceinline__ void fetch(const Params& p, const Links& links, u32 run, const Place& w, int lane) {
+    __device__ __forceinline__ void fetch(const Params& p, const Links& links, u32 run, const Place& w, const float2* turned, int lane) {
       const long long from = ((long long)w.s.row * p.heads + w.head) * D + min(lane * 4, D - 4);
       bool missing;
       do {
@@ -63,6 +64,15 @@ template <class T, int D> struct DecodeAttend {
         missing |= !loadTagged2(links.newValues + from, run, v[0], v[1]);
         missing |= !loadTagged2(links.newValues + from + 2, run, v[2], v[3]);
       } while (__any_sync(~0u, missing));
+      if (!TURNS || turned == nullptr) return;
+      constexpr int APART = D / 8; // lanes, of the elements of a pair
+      const float sign = lane & APART ? 1.f : -1.f;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float2 t = turned[w.s.row * (D / 2) + (lane * 4 + i) % (D / 2)];
+        const float other = __shfl_xor_sync(~0u, k[i], APART);
+        k[i] = k[i] * t.x + sign * other * t.y;
+      }
     }
     // Puts them where the copy engine has left what was in the cache before, as key
     // `row` of the chunk at `at`, and into the cache, unless `slot` is negative: a row
@@ -87,7 +97,7 @@ template <class T, int D> struct DecodeAttend {
 
   // The queries of an output tile, which are waited for. A row that is not there is computed
   // like the first, and not used.
-  template <bool FEW> __device__ static __forceinline__ void load(const Params& p, const Links& links, u32 run, const Place& w, typename A::Queries& q, int rows, int lane) {
+  template <bool FEW> __device__ static __forceinline__ void load(const Params& p, const Links& links, u32 run, const Place& w, typename A::Queries& q, const float2* turned, int rows, int lane) {
     const int g = lane >> 2, t = lane & 3;
     const u64* at[2];
 #pragma unroll
@@ -106,6 +116,19 @@ template <class T, int D> struct DecodeAttend {
             missing |= !loadTagged2(at[j & 1] + s * 16 + (j >> 1) * 8, run, x[s][2 * j], x[s][2 * j + 1]);
           }
     } while (__any_sync(~0u, missing));
+    if (TURNS && turned != nullptr) {
+      constexpr int HALF = S::STEPS / 2; // a lane has both elements of a pair
+#pragma unroll
+      for (int s = 0; s < HALF; s++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const float4 u = *(const float4*)(turned + w.s.row * (D / 2) + s * 16 + (j >> 1) * 8 + 2 * t); // of two pairs
+          const float a = x[s][2 * j], b = x[s][2 * j + 1];
+          float &c = x[s + HALF][2 * j], &d = x[s + HALF][2 * j + 1];
+          x[s][2 * j] = a * u.x - c * u.y, x[s][2 * j + 1] = b * u.z - d * u.w;
+          c = c * u.x + a * u.y, d = d * u.z + b * u.w;
+        }
+    }
     A::operandsOf(p, x, q, FEW ? A::FOLDED : A::BOTH, nullptr, 0, 1, lane);
   }
 
@@ -182,7 +205,7 @@ template <class T, int D> struct DecodeAttend {
   // Attention of the thread block's LeanTiles, `memory` being shared, at a multiple of
   // 1024 bytes. FEW: see few. Consumer warps return how many chunks have gone through the
   // ring.
-  template <bool FEW> __device__ static __forceinline__ int run(const Params& p, const Links& links, const TensorMap* maps, char* memory, const Work* range, const Place& begin, int masked, const RingState& ringState, u32 run) {
+  template <bool FEW> __device__ static __forceinline__ int run(const Params& p, const Links& links, const TensorMap* maps, char* memory, const Work* range, const Place& begin, int masked, const RingState& ringState, u32 run, const float2* turned = nullptr) {
     constexpr typename A::Mode MODE = FEW ? A::FOLDED : A::BOTH;
     constexpr int MINE = FEW ? 1 : 2; // rows that a lane has
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, slots = p.slots;
@@ -216,7 +239,7 @@ template <class T, int D> struct DecodeAttend {
     while (more) {
       const int newest = links.slots[w.s.row], rows = w.rows(p);
       typename A::Queries q;
-      load<FEW>(p, links, run, w, q, rows, lane);
+      load<FEW>(p, links, run, w, q, turned, rows, lane);
       typename A::State st;
       st.empty();
       int first = warp - turn;
@@ -226,7 +249,7 @@ template <class T, int D> struct DecodeAttend {
         const u32 at = ring + slot * S::SLOT;
         const int live = w.s.keys - c * KEYS;
         Fresh fresh;
-        if (live <= KEYS) fresh.fetch(p, links, run, w, lane);
+        if (live <= KEYS) fresh.fetch(p, links, run, w, turned, lane);
         barrierWait(full + slot * 8, parity);
         if (live <= KEYS) {
           A::clearBehind(at, live, lane);

@@ -3,6 +3,7 @@
 #pragma once
 #include "decode_attention.cuh"
 #include "decode_rows.cuh"
+#include "rotary.cuh"
 
 constexpr int DECODE_WARPS = 8, DECODE_ROWS = 4;
 constexpr int DECODE_TILE = 16;           // rows of W
@@ -19,7 +20,8 @@ struct DecodeAffine {
   int place, boxes, most;    // as that layer has them; no boxes: there is no norm
 };
 
-// One layer of x, or several of the same.
+// One layer of x, or several of the same, or a gated unit: that has the tiles of one part, and who has a tile of
+// the gate has the same one of what it is for.
 struct DecodeLinear {
   const u64* tagged; // x: rows x in; null: it was there before the launch, and is
   const float* x;    // here
@@ -39,6 +41,7 @@ struct DecodeLinear {
   int ready;               // the layer before has asked for gamma and beta
   int norm, activation;
   float eps, inverse;      // 1/in
+  float offset;            // as LinearParams has it
   int workers;             // warps that have boxes: of a block, or of a pair's first one, and (<< 8) of its second
   DecodeAffine next;        // of the layer behind, if this one asks for it
 };
@@ -63,7 +66,7 @@ struct alignas(16) DecodeFeed {
   const TensorMap* maps;
   u16 boxes, most; // in a tile, and of them a warp's
   int tiles, shift;
-  int second, third; // the first tiles of parts 1 and 2
+  int second, third; // the first tiles of parts 1 and 2; third 0: a gated unit, whose parts' tiles come in turn
   int woven;         // see tileAt
 };
 
@@ -91,7 +94,15 @@ struct DecodeEnds {
   int shift, each, rest; // of that layer
 };
 
+// The rotary embedding of all attention: pair i is elements i and D/2+i of a head of D.
+struct DecodeTurns {
+  const long long* positions; // of each row; null: there is none
+  float factor;
+  u64 turns[64];
+};
+
 struct DecodeLaunch {
   DecodeParams p;
   DecodeEnds ends;
+  DecodeTurns turns; // of what is compiled with LLAMA alone
 };

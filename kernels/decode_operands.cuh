@@ -38,7 +38,8 @@ template <class Math> struct DecodeOperands {
     if (Math::narrow && half == 0 && lane == 0) to[DECODE_COLUMNS] = scale.down;
   }
 
-  // What a warp learns of its columns of x, if there is a norm: c, and sums of d and of its squares.
+  // What a warp learns of its columns of x, if there is a norm: c, and sums of d and of its squares; of a norm by the
+  // root mean square c is 0, and the sum is not needed.
   template <int ROWS> struct Moments { float near[ROWS], sum[ROWS], squares[ROWS]; };
 
   // A warp's columns of gamma and beta as right operands, behind those of x, which
@@ -72,8 +73,8 @@ template <class Math> struct DecodeOperands {
   // All other thread blocks wait for this one here, and its few instructions wait
   // for each other: their number is what counts. `meanwhile` is what can be done while
   // tagged words of x are on their way for the first time.
-  template <int ROWS, bool NORM, class F> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane, const F& meanwhile) {
-    constexpr int BOXES = together(ROWS), STRIDE = (ROWS + (NORM ? 2 : 0)) * DECODE_STRIDE;
+  template <int ROWS, bool NORM, bool LLAMA, class F> __device__ static __forceinline__ void prepare(float* x, const float* raw, bool gamma, float offset, const u64* tagged, const float* plain, int in, int column, Moments<ROWS>& moments, u32 run, int j, int mine, int lane, const F& meanwhile) {
+    constexpr int BOXES = together(ROWS), STRIDE = (ROWS + (NORM && !LLAMA ? 2 : 0)) * DECODE_STRIDE;
     const int from = column + j * DECODE_COLUMNS + lane * 2;
     float2 v[ROWS][BOXES * 2] = {}; // of each row, halves of boxes
     const auto place = [&](int m, int i) { return m * in + from + i / 2 * DECODE_COLUMNS + i % 2 * 64; };
@@ -123,16 +124,16 @@ template <class Math> struct DecodeOperands {
     if constexpr (NORM) {
 #pragma unroll
       for (int m = 0; m < ROWS; m++) {
-        if (j == 0) moments.near[m] = __shfl_sync(~0u, v[m][0].x, 0);
+        if (!LLAMA && j == 0) moments.near[m] = __shfl_sync(~0u, v[m][0].x, 0);
 #pragma unroll
         for (int i = 0; i < BOXES * 2; i++) {
           if (j + i / 2 >= mine) break;
           float2 d = v[m][i];
-          d.x -= moments.near[m], d.y -= moments.near[m];
-          moments.sum[m] += d.x + d.y, moments.squares[m] += d.x * d.x + d.y * d.y;
+          if (!LLAMA) d.x -= moments.near[m], d.y -= moments.near[m], moments.sum[m] += d.x + d.y;
+          moments.squares[m] += d.x * d.x + d.y * d.y;
           if (gamma) {
             const float2 f = *(const float2*)(raw + (j + i / 2) * DECODE_COLUMNS + i % 2 * 64 + lane * 2);
-            d.x *= f.x, d.y *= f.y;
+            d.x *= LLAMA ? f.x + offset : f.x, d.y *= LLAMA ? f.y + offset : f.y;
           }
           v[m][i] = d;
         }

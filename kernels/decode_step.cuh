@@ -23,7 +23,8 @@
 //	norm(x) W^T = ((gamma d) W^T - (mean(x) - c) gamma W^T) / deviation(x) + beta W^T
 //
 // so gamma and beta are multiplied as if they were rows of x, which costs nothing
-// where the tensor core has columns left.
+// where the tensor core has columns left. A norm by the root mean square needs neither, since it only scales the
+// rows of gamma x.
 #pragma once
 #include "decode_layers.cuh"
 #include "decode_operands.cuh"
@@ -38,10 +39,11 @@
 // sends count as bytes that the barrier waits for. So nobody waits for stores of its own
 // to arrive, as a barrier of the cluster would have it.
 //
-// Weights and Keys are Formats, Keys that of keys and values.
-template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
+// Weights and Keys are Formats, Keys that of keys and values. LLAMA: norms are by the root mean square, layers with
+// one may be a gated unit, and attention may have a rotary embedding.
+template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struct DecodeStep {
   using Math = typename Weights::Math;
-  using L = DecodeAttend<Keys, D>;
+  using L = DecodeAttend<Keys, D, LLAMA>;
   using Columns = DecodeOperands<Math>;
   static_assert(DECODE_COLUMNS * Weights::Store::bytes * DECODE_TILE == DECODE_BOX, "a box is so many columns");
   static constexpr int WORKERS = SPLIT * DECODE_WARPS;
@@ -66,6 +68,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     u64 residuals[DECODE_WARPS * 32 / SPLIT];              // tagged: of each thread that finishes elements what it adds; while there is attention, see KEEP
     float biases[DECODE_WARPS * 32 / SPLIT];               // and the bias
     u64 pairBars[2];                                       // of pairs: the barriers of a meeting and the next
+    int turns;                                             // whether attention has a rotary embedding
   };
   static_assert(sizeof(Fixed) <= FIXED, "");
   struct Layout {
@@ -75,6 +78,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     DecodeFeed* feeds;
     u64* bars;        // of the warps' rings
     u64* slots;       // of attention's ring
+    float2* turned;   // cosines and sines of each row's pairs; there if attention has a rotary embedding
     __device__ __forceinline__ Layout(char* memory, const DecodeParams& p) {
       fixed = (Fixed*)memory;
       rings = memory + FIXED;
@@ -82,6 +86,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
       feeds = (DecodeFeed*)(area + p.area);
       bars = (u64*)(feeds + p.feedCount);
       slots = bars + DECODE_WARPS * p.stages;
+      turned = (float2*)(slots + 2 * p.slots);
     }
   };
 
@@ -113,19 +118,24 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
   struct Feed {
     const TensorMap* map;  // of the next box, and
     int row, column, left; // its first row, its first block of 128 bytes, and how many there are with it in the tile
-    int tile, end;         // that tile, and how many there are
+    int tile, end;         // that tile, and how many there are; of a gated unit twice as many, of both parts in turn
     int layer;             // behind this one
 
+    __device__ static __forceinline__ int gated(const DecodeFeed& f) { return LLAMA && f.third == 0; }
     // To the warp's boxes of that tile, or of the next layer that has some.
     __device__ __forceinline__ void open(const DecodeParams& p, const Layout& layout, int warp) {
       while (tile >= end) {
         if (layer == p.feedCount) return;
         const DecodeFeed& f = layout.feeds[layer++];
-        tile = firstTile(f.shift), end = warp * f.most < boxesOf(f.boxes, rankOf()) ? f.tiles : 0;
+        tile = firstTile(f.shift) << gated(f), end = warp * f.most < boxesOf(f.boxes, rankOf()) ? f.tiles << gated(f) : 0;
       }
       const DecodeFeed& f = layout.feeds[layer - 1];
       const bool second = tile >= f.second, third = tile >= f.third;
-      map = f.maps + second + third, row = (tileAt(tile, f.woven) - (third ? f.third : second ? f.second : 0)) * DECODE_TILE;
+      if (gated(f)) {
+        map = f.maps + (tile & 1), row = tileAt(tile >> 1, f.woven) * DECODE_TILE;
+      } else {
+        map = f.maps + second + third, row = (tileAt(tile, f.woven) - (third ? f.third : second ? f.second : 0)) * DECODE_TILE;
+      }
       column = (firstBox(f.boxes, rankOf()) + warp * f.most) * 2, left = min(boxesOf(f.boxes, rankOf()) - warp * f.most, f.most);
     }
     // Asks for the warp's next box, if there is one.
@@ -137,7 +147,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
       }
       column += 2;
       if (--left > 0) return;
-      tile += units();
+      tile += !gated(layout.feeds[layer - 1]) ? units() : tile & 1 ? 2 * units() - 1 : 1;
       open(p, layout, warp);
     }
   };
@@ -151,7 +161,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
   // Asks for a warp's columns of gamma and beta: gamma behind the operands, beta where
   // its own will be.
   template <int ROWS> __device__ static __forceinline__ void ask(const Layout& layout, const DecodeAffine& a, int warp, int lane) {
-    constexpr int COLUMNS = ROWS + 2;
+    constexpr int COLUMNS = ROWS + (LLAMA ? 0 : 2);
     const int mine = min(boxesOf(a.boxes, rankOf()) - warp * a.most, a.most), begin = firstBox(a.boxes, rankOf()) + warp * a.most;
     float* const x = (float*)(layout.area + a.place) + warp * a.most * (COLUMNS * DECODE_STRIDE + DECODE_COLUMNS);
     float* const raw = x + a.most * COLUMNS * DECODE_STRIDE;
@@ -159,7 +169,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     for (int j = 0; j < mine; j++) {
       const int column = (begin + j) * DECODE_COLUMNS + lane * 4;
       if (a.gamma != nullptr) copy16(sharedAddress(raw + j * DECODE_COLUMNS + lane * 4), a.gamma + column, true);
-      if (a.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * DECODE_STRIDE + lane * 4), a.beta + column, true);
+      if (!LLAMA && a.beta != nullptr) copy16(sharedAddress(x + (j * COLUMNS + ROWS + 1) * DECODE_STRIDE + lane * 4), a.beta + column, true);
     }
   }
 
@@ -222,12 +232,14 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     Feed& feed = state.feed;
     int& syncs = state.syncs;
     // What is needed when x is there is brought to registers before.
-    constexpr int COLUMNS = ROWS + (NORM ? 2 : 0);
+    constexpr int COLUMNS = ROWS + (NORM && !LLAMA ? 2 : 0);
     // Tiles of a group, of each block. Those of pairs could be more without a norm, but
     // the next layer begins with what it is told of first.
-    constexpr int GROUP = !NORM && SPLIT > 1 ? 1 : DECODE_GROUP / COLUMNS;
+    constexpr int GROUP = SPLIT == 1 || (NORM && !LLAMA) ? DECODE_GROUP / COLUMNS : NORM ? 2 : 1;
+    static_assert(!(LLAMA && NORM) || GROUP % 2 == 0, "both parts of a gated unit are of one group");
+    const int gated = LLAMA && NORM ? o.activation / GATED : 0;
     const int rank = rankOf(), boxes = o.in / DECODE_COLUMNS, most = o.most;
-    const int tile0 = firstTile(o.shift), tiles = o.each + (tile0 < o.rest); // the block's or pair's
+    const int tile0 = firstTile(o.shift), tiles = (o.each + (tile0 < o.rest)) << gated; // the block's or pair's
     const int mine = tiles > 0 ? min(boxesOf(boxes, rank) - warp * most, most) : 0; // 0 or less: none
     const int begin = firstBox(boxes, rank) + warp * most;
     float* const x = (float*)(layout.area + o.place) + warp * most * (COLUMNS * DECODE_STRIDE + (NORM ? DECODE_COLUMNS : 0));
@@ -258,8 +270,8 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     const u64* residualTagged;
     const float* residual;
     const auto element = [&](int first) {
-      const int tile = tileAt(tile0 + (first + k * SPLIT + rank) * units(), o.woven), part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * DECODE_TILE + c;
-      finishes = half == 0 && k * SPLIT + rank < min(GROUP * SPLIT, tiles - first) && n < o.out[part];
+      const int tile = tileAt(tile0 + ((first >> gated) + k * SPLIT + rank) * units(), o.woven), part = (tile >= o.tiles[0]) + (tile >= o.tiles[1]), n = (tile - (part > 0 ? o.tiles[part - 1] : 0)) * DECODE_TILE + c;
+      finishes = half == 0 && (k * SPLIT + rank) << gated < min(GROUP * SPLIT, tiles - first) && n < o.out[part];
       if (!finishes) return;
       const long long place = (long long)m * o.out[part] + n;
       y = o.y[part] + place;
@@ -284,11 +296,12 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     const float* const plain = o.x;
     const bool gamma = o.gamma != nullptr;
     const int in = o.in;
+    const float offset = LLAMA && NORM ? o.offset : 0.f;
     if (NORM && mine > 0) {
       const bool beta = o.beta != nullptr;
       copyWait<2>(); // all but the next layer's body, and what is added to elements
       __syncwarp();
-      Columns::template prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
+      if constexpr (!LLAMA) Columns::template prepareNorm<ROWS>(x, raw, gamma, beta, mine, lane);
     }
     int prepared = 0; // boxes whose columns of x are operands
 
@@ -323,7 +336,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
 #pragma unroll 1
         for (int j = 0; j < mine; j++) {
           if (j == prepared) { // in the first tile
-            Columns::template prepare<ROWS, NORM>(x, raw, gamma, tagged, plain, in, begin * DECODE_COLUMNS, moments, run, j, mine, lane, meanwhile);
+            Columns::template prepare<ROWS, NORM, LLAMA>(x, raw, gamma, offset, tagged, plain, in, begin * DECODE_COLUMNS, moments, run, j, mine, lane, meanwhile);
             prepared += Columns::together(ROWS);
           }
           const u32 slot = ring.memory + ring.slot * DECODE_BOX;
@@ -365,8 +378,9 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
             const float2 all = make_float2(sum[q][e] + __shfl_xor_sync(~0u, sum[q][e], 2), sum[q][e + 2] + __shfl_xor_sync(~0u, sum[q][e + 2], 2));
             const int r = 4 * q + 2 * t + e;
             if (t < 2 && r < COLUMNS) {
-              float* const to = sums + ((i / SPLIT * WORKERS + rank * DECODE_WARPS + warp) * COLUMNS + r) * DECODE_TILE + g * 2;
-              if (i % SPLIT == rank) {
+              const int of = i >> gated, at = (of / SPLIT << gated) + (i & gated); // who finishes the tile, and as which of its group
+              float* const to = sums + ((at * WORKERS + rank * DECODE_WARPS + warp) * COLUMNS + r) * DECODE_TILE + g * 2;
+              if (of % SPLIT == rank) {
                 *(float2*)to = all;
               } else {
                 send2(pair.there(to), pair.other, all.x, all.y);
@@ -383,7 +397,7 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
           const float count = (float)(mine * DECODE_COLUMNS);
 #pragma unroll
           for (int m = 0; m < ROWS; m++) {
-            const float mean = __fdividef(moments.sum[m], count);
+            const float mean = LLAMA ? 0.f : __fdividef(moments.sum[m], count);
             float4* const to = shared + m * WORKERS + rank * DECODE_WARPS + warp;
             const float4 v = make_float4(moments.near[m], moments.near[m] + mean, moments.squares[m] - mean * moments.sum[m], count);
             *to = v;
@@ -400,11 +414,11 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
       if constexpr (SPLIT == 1) {
         __syncthreads();
       } else {
-        pair.sync(others * ((now + 1 - rank) / 2 * (COLUMNS * DECODE_TILE * 4) + (NORM && first == 0 ? ROWS * 16 : 0)), warp, lane);
+        pair.sync(others * ((((now >> gated) + 1 - rank) / 2 << gated) * (COLUMNS * DECODE_TILE * 4) + (NORM && first == 0 ? ROWS * 16 : 0)), warp, lane);
       }
       // Of a pair all lanes of a warp add up, two together.
-      if (first < tiles && (SPLIT == 1 ? finishes : k * SPLIT + rank < now)) {
-        const float* const from = sums + (k * WORKERS + half * DECODE_WARPS) * (COLUMNS * DECODE_TILE) + m * DECODE_TILE + c % 8 * 2 + c / 8;
+      if (first < tiles && (SPLIT == 1 ? finishes : (k * SPLIT + rank) << gated < now)) {
+        const float* const from = sums + ((k << gated) * WORKERS + half * DECODE_WARPS) * (COLUMNS * DECODE_TILE) + m * DECODE_TILE + c % 8 * 2 + c / 8;
         const bool ends = SPLIT == 1 || finishes;
         const float add = ends && tilted ? *bias : 0.f;
         u64 other = ends && residualTagged != nullptr ? *word : 0;
@@ -414,6 +428,17 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
         float v;
         if constexpr (!NORM) {
           v = ofBoth(sumOf(s)) + add;
+        } else if constexpr (LLAMA) {
+          float part[DECODE_WARPS];
+#pragma unroll
+          for (int w = 0; w < DECODE_WARPS; w++) part[w] = w < workers ? shared[m * WORKERS + half * DECODE_WARPS + w].z : 0.f;
+          const float f = rsqrtf(ofBoth(sumOf(part)) * inverse + eps);
+          v = ofBoth(sumOf(s)) * f + add;
+          if (gated) {
+#pragma unroll
+            for (int w = 0; w < DECODE_WARPS; w++) s[w] = w < workers ? from[(WORKERS + w) * (COLUMNS * DECODE_TILE)] : 0.f;
+            v = activatedAny(o.activation & ~GATED, v) * (ofBoth(sumOf(s)) * f);
+          }
         } else {
           // Means and sums of squares of the warps' columns merge into the row's.
           float4 of[DECODE_WARPS];
@@ -460,7 +485,8 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
     const Layout layout(memory, p);
     const DecodeAttention& o = *(const DecodeAttention*)fixed.layers[at].body;
     const RingState ringState = {layout.slots, fixed.before, p.slotsInverse};
-    return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, layout.area, &fixed.work, fixed.place, fixed.masked, ringState, run);
+    const float2* const turned = LLAMA && fixed.turns ? layout.turned : nullptr;
+    return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, layout.area, &fixed.work, fixed.place, fixed.masked, ringState, run, turned);
   }
 
   template <int ROWS> __device__ static __forceinline__ void layers(const DecodeParams& p, const Layout& layout, u32 number, WarpState state) {
@@ -572,6 +598,13 @@ template <class Weights, class Keys, int D, int SPLIT> struct DecodeStep {
       for (int s = threadIdx.x; s < p.slots; s += DECODE_WARPS * 32) ::Ring<typename L::S>::openSlot(full, full + p.slots * 8, s);
     }
     if (threadIdx.x == 64) layout.fixed->params = p;
+    if constexpr (LLAMA) {
+      const DecodeTurns& r = launch.turns;
+      if (threadIdx.x == 65) layout.fixed->turns = r.positions != nullptr;
+      static_assert(D / 2 <= sizeof(DecodeTurns::turns) / 8, "");
+      if (r.positions != nullptr)
+        for (int i = threadIdx.x; i < p.rows * (D / 2); i += DECODE_WARPS * 32) layout.turned[i] = turnedBy(r.turns[i % (D / 2)], r.positions[i / (D / 2)], r.factor);
+    }
     bring(p, layout, 0, 0);
     if (lane < p.stages) barrierInit(ring.full + lane * 8, 1);
     if (SPLIT > 1 && threadIdx.x >= 96 && threadIdx.x < 98) barrierInit(sharedAddress(&layout.fixed->pairBars[threadIdx.x - 96]), WORKERS);

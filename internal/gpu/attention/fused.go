@@ -21,10 +21,12 @@ type Appending struct {
 	// -1; and of the pages that are worth having in the L2 cache before attention runs, how
 	// many they are and which.
 	Slots, Ahead uint64
+	Positions    uint64       // address of int64: where each token row stands in its sequence; there with a rotary embedding
 	Table        *cuda.Buffer // that these are in
 }
 
-// Attending is attention of one layer, as [Plan.Run] queues it, but of chunks of keys half as
+// Attending is attention of one layer, as [Plan.Run] queues it, with queries and new keys that are to be turned if the problem
+// has a rotary embedding, but of chunks of keys half as
 // large: the way to the end of a part is what counts in a launch that does more.
 type Attending struct {
 	Appending
@@ -70,7 +72,7 @@ func (p *Plan) Device() *cuda.Device { return p.engine.dev }
 func (p *Plan) FuseAppend(k, v *gpu.Memory, take func(*Appending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("append") || p.checkPages("append", k, v) != nil {
+	if !p.canAppend("append") || rotates(&p.look.geometry) || p.checkPages("append", k, v) != nil {
 		return false
 	}
 	a := p.appending()
@@ -94,7 +96,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	if p.look.geometry.Invariant { // such launches have orders of sums of their own
 		return false
 	}
-	if p.checkOperands("attention", o) != nil {
+	if p.checkLaid("attention", o) != nil {
 		return false
 	}
 	if _, err := p.arguments(o); err != nil {
@@ -130,11 +132,12 @@ func (p *Plan) appending() Appending {
 	g, table := &p.look.geometry, p.memory.table
 	return Appending{
 		Problem: g, Rows: p.look.rows, PageBytes: pageBytes(g),
-		Slots: table.Address() + uint64(p.memory.sections.slots), Ahead: table.Address() + uint64(p.memory.sections.ahead), Table: table,
+		Slots: table.Address() + uint64(p.memory.sections.slots), Ahead: table.Address() + uint64(p.memory.sections.ahead),
+		Positions: table.Address() + uint64(p.memory.sections.positions), Table: table,
 	}
 }
 
-// canAppend says whether there are new keys and values to store as they are.
+// canAppend says whether there are new keys and values to store.
 func (p *Plan) canAppend(op string) bool {
-	return p.ready(op) == nil && !p.look.idle && p.appends && !rotates(&p.look.geometry)
+	return p.ready(op) == nil && !p.look.idle && p.appends
 }

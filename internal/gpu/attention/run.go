@@ -135,6 +135,17 @@ func (p *Plan) runLean(s *cuda.Stream, o *Operands, k *kernel) error {
 
 // checkOperands reports operands that the plan is not for.
 func (p *Plan) checkOperands(op string, o *Operands) error {
+	if err := p.checkLaid(op, o); err != nil {
+		return err
+	}
+	if rotates(&p.look.geometry) && o.Q != p.turned {
+		return gpu.Errorf(op, gpu.ErrState, "q is not what AppendTurned has made")
+	}
+	return nil
+}
+
+// checkLaid is checkOperands, whatever the queries are.
+func (p *Plan) checkLaid(op string, o *Operands) error {
 	g := &p.look.geometry
 	out, lse := g.Out, g.LSE
 	if share := &p.look.sharing; share.on() {
@@ -145,9 +156,6 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	}
 	if err := o.Q.Check(op, "q", g.Query.Extent(p.reach, g.Heads, g.Dim)); err != nil {
 		return err
-	}
-	if rotates(g) && o.Q != p.turned {
-		return gpu.Errorf(op, gpu.ErrState, "q is not what AppendTurned has made")
 	}
 	if err := o.Out.Check(op, "out", out.Extent(p.reach, g.Heads, g.ValueDim)); err != nil {
 		return err

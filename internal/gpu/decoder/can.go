@@ -8,6 +8,6 @@ import (
 // canMegakernel is what a megakernel's attention can do.
 var canMegakernel = attn.Can{
 	Name:     "attention in a megakernel",
-	Features: attn.Causal | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
+	Features: attn.Causal | attn.Rotates | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,
 	KV:       gpu.Types,
 }

@@ -23,7 +23,7 @@ type Engine struct {
 	gemv        [attn.DTypes]*cuda.Function
 	norm        *cuda.Function
 	gather      *cuda.Function
-	megakernels *megakernels // nil: there are none for this GPU
+	megakernels [llamaShape + 1]*megakernels // nil: there are none for this GPU, or they are not loaded yet
 	*Sampler
 
 	gemm   [attn.DTypes]*gemmKernels   // nil: there are none for this GPU, or the type
@@ -94,7 +94,7 @@ func New(dev *cuda.Device) (*Engine, error) {
 	if d.gather, err = m.Function("decoder_gather"); err != nil {
 		return nil, err
 	}
-	if err := d.loadMegakernels(); err != nil {
+	if err := d.loadMegakernels(optShape); err != nil {
 		return nil, err
 	}
 	if err := d.loadGEMM(); err != nil {

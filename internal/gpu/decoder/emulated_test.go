@@ -95,12 +95,17 @@ func TestEmulatedGather(t *testing.T) {
 
 func TestEmulatedMegakernel(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
-	testMegakernel(t, m, d, reftest.Cases(t, 2, 4), 130, 640, false)
+	testMegakernel(t, m, d, reftest.Cases(t, 2, 4), 130, 640, false, false)
 }
 
 func TestEmulatedMegakernelLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 4)
-	testMegakernel(t, m, d, reftest.Cases(t, 1, 4), 130, 640, true)
+	testMegakernel(t, m, d, reftest.Cases(t, 1, 4), 130, 640, true, false)
+}
+
+func TestEmulatedMegakernelLlama(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testMegakernel(t, m, d, reftest.Cases(t, 2, 8), 130, 640, false, true)
 }
 
 func TestEmulatedProjection(t *testing.T) {

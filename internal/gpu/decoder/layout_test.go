@@ -27,7 +27,8 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 		},
 		"decode_step.cuh": {
 			"rings = memory + FIXED; area = rings + DECODE_WARPS * p.stages * DECODE_BOX; feeds = (DecodeFeed*)(area + p.area); bars = (u64*)(feeds + p.feedCount); slots = bars + DECODE_WARPS * p.stages;",
-			"constexpr int COLUMNS = ROWS + (NORM ? 2 : 0);", "constexpr int GROUP = !NORM && SPLIT > 1 ? 1 : DECODE_GROUP / COLUMNS;",
+			"constexpr int COLUMNS = ROWS + (NORM && !LLAMA ? 2 : 0);", "constexpr int GROUP = SPLIT == 1 || (NORM && !LLAMA) ? DECODE_GROUP / COLUMNS : NORM ? 2 : 1;",
+			"turned = (float2*)(slots + 2 * p.slots);",
 			"return SPLIT == 1 ? all : (all + 1 - rank) / 2;",
 			"return unit < 0 ? unit + units() : unit;",
 			"workers = o.workers >> half * 8 & 255",
@@ -106,6 +107,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"BATCH(gated_batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(gated_batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) BATCH(gated_batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1) BATCH(gated_batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)",
 		},
 		"gemm_gemv.cuh": {
+			"enum : int { NO_NORM = 0, LAYER_NORM = 1, RMS_NORM = 2 };",
 			"constexpr int GEMV_ROWS = 16, GEMV_WARPS = 8, LINEAR_PARTS = 3;",
 			"constexpr int GEMV_TILE = 32;",
 			"constexpr int WIDTH = GEMV_TILE + 4;",
@@ -132,6 +134,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/decode_layers.cuh", "DecodeAffine", decodeAffine{}},
 		{"kernels/decode_layers.cuh", "DecodeParams", decodeParams{}},
 		{"kernels/decode_layers.cuh", "DecodeEnds", decodeEnds{}},
+		{"kernels/decode_layers.cuh", "DecodeTurns", decodeTurns{}},
 		{"kernels/decode_layers.cuh", "DecodeLaunch", decodeLaunch{}},
 		{"kernels/gemm_gemv.cuh", "LinearParams", linearParams{}},
 		{"kernels/gemm_skinny.cuh", "SkinnyParams", skinnyParams{}},

@@ -31,12 +31,39 @@ type Megakernel struct {
 	claims                    // of plain memory
 	floats  int64             // that are tagged
 	needs   sharedNeeds
-	front   *Gathers // nil: none
-	back    *Samples // nil: none yet
+	shape   shapeOfBlocks
+	turns   *decodeTurns // nil: no rotary embedding
+	front   *Gathers     // nil: none
+	back    *Samples     // nil: none yet
 
 	program, tagged *cuda.Buffer  // layers and feeds; the run's number, and tagged floats
 	written         []decodeLayer // what Upload brings to program
 	feeds           []decodeFeed
+}
+
+// shapeOfBlocks is which kernels a megakernel needs.
+type shapeOfBlocks int
+
+const (
+	anyShape   shapeOfBlocks = iota
+	optShape                 // layer norms, heads of 80
+	llamaShape               // norms by the root mean square, gated units, rotary embeddings
+)
+
+// with is what both need; ok is false where no kernels have it all.
+func (s shapeOfBlocks) with(o shapeOfBlocks) (both shapeOfBlocks, ok bool) {
+	return max(s, o), s == anyShape || o == anyShape || s == o
+}
+
+// shape is which kernels a layer needs.
+func (o *Linear) shape() shapeOfBlocks {
+	switch {
+	case o.Gate || o.Norm != nil && o.Norm.RMS:
+		return llamaShape
+	case o.Norm != nil:
+		return optShape
+	}
+	return anyShape
 }
 
 // untyped is no type.
@@ -140,18 +167,30 @@ func (c *Megakernel) Choose(o *Samples) bool {
 	return true
 }
 
+// canChain says whether a megakernel's kernels know a layer's activation, or its gate: that of a norm without biases.
+func canChain(o *Linear) bool {
+	if o.Gate {
+		return o.Norm != nil && o.Norm.RMS && o.Parts[0].B.Buffer == nil && o.Parts[1].B.Buffer == nil
+	}
+	return !o.gates()
+}
+
 // Linear takes a layer if the megakernel can do it behind those that it has. What is
 // wrong with its operands is left to [Engine.Linear].
 func (c *Megakernel) Linear(o *Linear) bool {
-	if c.back != nil || o.check() != nil || o.Norm != nil && o.Norm.RMS || o.gates() {
+	if c.back != nil || o.check() != nil || !canChain(o) {
+		return false
+	}
+	shape, ok := c.shape.with(o.shape())
+	if !ok || !c.d.hasShape(shape) {
 		return false
 	}
 	element := o.Parts[0].W.DType
 	if !slices.Contains(gpu.Halves, element) || o.Rows > c.d.megakernelRows(element) || o.In%decodeColumns != 0 || c.element != untyped && c.element != element || c.rows > 0 && c.rows != o.Rows {
 		return false
 	}
-	needs := c.needsWith(o)
-	if !c.fits(element, c.dim, &needs, 0) {
+	needs := c.needsWith(shape, o)
+	if !c.fits(shape, element, c.dim, &needs, 0) {
 		return false
 	}
 	p := &decodeLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
@@ -186,10 +225,10 @@ func (c *Megakernel) Linear(o *Linear) bool {
 		}
 	}
 	if o.Norm != nil {
-		p.norm, p.eps = 1, float32(o.Norm.Eps)
+		p.norm, p.eps, p.offset = o.Norm.kind(), float32(o.Norm.Eps), o.Norm.offset()
 		p.gamma, p.beta = read(&o.Norm.Gamma, o.In), read(&o.Norm.Beta, o.In)
 	}
-	p.activation = int32(o.Activation)
+	p.activation = o.activation()
 	holds := []gpu.Memory{o.X, o.Residual}
 	if o.Norm != nil {
 		holds = append(holds, o.Norm.Gamma, o.Norm.Beta)
@@ -200,12 +239,15 @@ func (c *Megakernel) Linear(o *Linear) bool {
 			q := &o.Parts[i]
 			p.b[i] = read(&q.B, q.Out)
 			read(&q.W, q.Out*o.In)
-			p.y[i], p.out[i] = q.Y.Address(), int32(q.Out)
-			p.made[i] = uint64(floats) + 1
-			floats += taggedOf(o.Rows * q.Out)
-			writes = append(writes, spanOf(&q.Y, o.Rows*q.Out))
-			tiles += attn.Ceil(q.Out, decodeTile)
-			holds = append(holds, q.W, q.B, q.Y)
+			holds = append(holds, q.W, q.B)
+			if i == 0 || !o.Gate { // else a tile is of both
+				p.y[i], p.out[i] = q.Y.Address(), int32(q.Out)
+				p.made[i] = uint64(floats) + 1
+				floats += taggedOf(o.Rows * q.Out)
+				writes = append(writes, spanOf(&q.Y, o.Rows*q.Out))
+				tiles += attn.Ceil(q.Out, decodeTile)
+				holds = append(holds, q.Y)
+			}
 		}
 		p.tiles[i] = int32(tiles)
 	}
@@ -218,13 +260,16 @@ func (c *Megakernel) Linear(o *Linear) bool {
 		}
 	}
 	for i := range o.Parts {
+		if p.made[i] == 0 {
+			continue
+		}
 		c.made[o.Parts[i].Y.Address()] = madeBy{int64(p.made[i]) - 1, o.Rows * o.Parts[i].Out}
 	}
 	own := *o
 	own.Parts = append([]LinearPart(nil), o.Parts...)
 	part.weights, part.alone = own.Parts, func(s *cuda.Stream) error { return c.d.Linear(s, &own) }
 	c.take(part, reads, writes, holds)
-	c.element, c.rows, c.floats, c.needs = element, o.Rows, floats, needs
+	c.element, c.rows, c.floats, c.needs, c.shape = element, o.Rows, floats, needs, shape
 	return true
 }
 
@@ -267,21 +312,36 @@ func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
 
 // Attend takes the append of new keys and values, and the attention to them and
 // those before, if the megakernel makes q, k and v and can do it: where no sequence has
-// more than one new token, nor a KV head more than 16 query heads.
-func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV gpu.Memory) bool {
+// more than one new token, nor a KV head more than 16 query heads. If it has a rotary embedding, turned is memory
+// for the turned queries, which there are only where layers are launches after all.
+func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV, turned gpu.Memory) bool {
 	if c.back != nil || c.plan != nil && c.plan != p || o.K.DType != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
 	if o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {
 		return false
 	}
-	return p.FuseAttention(o, func(a *attention.Attending) bool { return c.attend(p, a, o, newK, newV) })
+	return p.FuseAttention(o, func(a *attention.Attending) bool { return c.attend(p, a, o, newK, newV, turned) })
 }
 
 // attend is Attend of what the plan offers.
-func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attention.Operands, newK, newV gpu.Memory) bool {
+func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attention.Operands, newK, newV, turned gpu.Memory) bool {
 	g := a.Problem
 	if !canMegakernel.Does(g) || decodeDim(g.Dim) < 0 {
+		return false
+	}
+	needs, turns := anyShape, turnsOf(a)
+	switch {
+	case g.Rotary != attn.Rotary{}:
+		if turns == nil || turned.Buffer == nil {
+			return false
+		}
+		needs = llamaShape
+	case !slices.Contains(llamaDims[:], g.Dim):
+		needs = optShape
+	}
+	shape, ok := c.shape.with(needs)
+	if !ok || shape == llamaShape && !slices.Contains(llamaDims[:], g.Dim) || !c.d.hasShape(shape) {
 		return false
 	}
 	// One token a sequence, so that all output tiles have as many rows, and each KV
@@ -298,7 +358,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 		return false
 	}
 	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
-	if !c.fits(c.element, g.Dim, &c.needs, a.Chunk.SharedBytes(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
+	if !c.fits(shape, c.element, g.Dim, &c.needs, a.Chunk.SharedBytes(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
 		return false
 	}
 	layer := &decodeAttention{
@@ -309,16 +369,37 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 	part := megakernelLayer{attend: layer, maps: [mostParts]cuda.TensorMap{a.Maps[0], a.Maps[1]}}
 	own := *o
 	part.alone = func(s *cuda.Stream) error {
-		if err := p.Append(s, own.K, own.V, newK, newV); err != nil {
+		if turns == nil {
+			if err := p.Append(s, own.K, own.V, newK, newV); err != nil {
+				return err
+			}
+			return p.Run(s, &own)
+		}
+		if err := p.AppendTurned(s, own.K, own.V, newK, newV, own.Q, turned, 0); err != nil {
 			return err
 		}
-		return p.Run(s, &own)
+		o := own
+		o.Q = turned
+		return p.Run(s, &o)
 	}
 	c.read[q], c.read[k], c.read[v] = true, true, true
 	c.made[o.Out.Address()] = madeBy{c.floats, a.OutLen}
 	c.floats += taggedOf(a.OutLen)
-	c.take(part, nil, writes, []gpu.Memory{o.Q, o.Out, o.K, o.V, newK, newV,
+	c.take(part, nil, writes, []gpu.Memory{o.Q, o.Out, o.K, o.V, newK, newV, turned,
 		{Buffer: a.Table}, {Buffer: a.Workspace[0]}, {Buffer: a.Workspace[1]}})
-	c.plan, c.dim, c.chunk = p, g.Dim, a.Chunk
+	c.plan, c.dim, c.chunk, c.shape, c.turns = p, g.Dim, a.Chunk, shape, turns
 	return true
+}
+
+// turnsOf is the rotary embedding as kernels take it; nil: there is none, or one that they don't know.
+func turnsOf(a *attention.Attending) *decodeTurns {
+	r := &a.Problem.Rotary
+	if n := r.Turns.Len(); n == 0 || 2*n != a.Problem.Dim || r.Interleaved || n > len(decodeTurns{}.turns) {
+		return nil
+	}
+	t := &decodeTurns{positions: a.Positions, factor: float32(r.Factor)}
+	for i := range r.Turns.Len() {
+		t.turns[i] = r.Turns.Of(i)
+	}
+	return t
 }

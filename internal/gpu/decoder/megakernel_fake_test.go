@@ -201,7 +201,7 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		boxes := op.linear.In / decodeColumns
 		// Two layers' x are side by side where one asks for gamma and beta of the next.
 		area := func(l *decodeLinear) [2]int {
-			return [2]int{int(l.place), int(l.place) + areaOf(sh.rows, int(l.most), l.norm != 0)}
+			return [2]int{int(l.place), int(l.place) + areaOf(sh.rows, int(l.most), l.norm)}
 		}
 		if mine := area(l); mine[0] < 0 || mine[0]%16 != 0 || mine[1] > int(p.area) {
 			t.Errorf("layer %d has x at %v of %d", j, mine, p.area)
@@ -357,7 +357,7 @@ func TestMegakernelRefuses(t *testing.T) {
 		}
 		p, o, k, v := s.plan, s.ops[1].operands, s.ops[1].newK, s.ops[1].newV
 		change(&p, &o, &k, &v)
-		if ch.Attend(p, &o, k, v) {
+		if ch.Attend(p, &o, k, v, gpu.Memory{}) {
 			t.Errorf("attention, %s: was taken", name)
 		}
 		if len(ch.layers) != 1 || ch.dim != 0 {
@@ -443,7 +443,7 @@ func TestMegakernelLayouts(t *testing.T) {
 		c := d.NewMegakernel()
 		c.element, c.dim, c.rows, c.chunk = attn.Float16, s.dim, rows, m.engine.FusedChunk(attn.Float16, s.dim)
 		linear := func(in int, norm *Norm) {
-			c.needs = c.needsWith(&Linear{Rows: rows, In: in, Norm: norm})
+			c.needs = c.needsWith(optShape, &Linear{Rows: rows, In: in, Norm: norm})
 			c.layers = append(c.layers, megakernelLayer{linear: &decodeLinear{}})
 		}
 		hidden := s.heads * s.dim
@@ -459,7 +459,7 @@ func TestMegakernelLayouts(t *testing.T) {
 		if c.needs[l.split-1].wide {
 			return layout{split: wide}
 		}
-		if !c.fits(c.element, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+gemvWarps*(decodeBox+8) <= d.info.SharedPerBlockMost && l.stages < mostDecodeStages {
+		if !c.fits(c.shape, c.element, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+gemvWarps*(decodeBox+8) <= d.info.SharedPerBlockMost && l.stages < mostDecodeStages {
 			t.Errorf("%s, %d rows: %+v", s.name, rows, l)
 		}
 		return layout{l.split, l.stages, l.slots}
@@ -517,18 +517,18 @@ func TestMegakernelSplit(t *testing.T) {
 		dim  int
 		want int
 	}{{Linear{Rows: 1, In: 8192}, 0, 1}, {large, 0, 2}, {large, 128, 2}, {large, 64, 1}, {large, 80, 1}} {
-		needs := c.needsWith(&s.o)
-		split := c.splitOf(f16, s.dim, &needs)
-		kernel, want := d.megakernels.of(split, f16, s.dim), d.megakernels.blocks[f16][max(decodeDim(s.dim), 0)]
+		needs := c.needsWith(optShape, &s.o)
+		split := c.splitOf(optShape, f16, s.dim, &needs)
+		kernel, want := d.megakernels[optShape].of(split, f16, s.dim), d.megakernels[optShape].blocks[f16][max(decodeDim(s.dim), 0)]
 		if s.want == 2 {
-			want = d.megakernels.pairs[f16]
+			want = d.megakernels[optShape].pairs[f16]
 		}
 		if split != s.want || kernel != want || kernel == nil {
 			t.Errorf("%d columns, heads of %d: %d blocks share a tile", s.o.In, s.dim, split)
 		}
 	}
 	// What is too wide for a block is not for a pair.
-	needs := c.needsWith(&Linear{Rows: 2, In: 20480})
+	needs := c.needsWith(optShape, &Linear{Rows: 2, In: 20480})
 	if !needs[0].wide || needs[1].wide {
 		t.Errorf("%+v", needs)
 	}

@@ -45,6 +45,7 @@ type stackOp struct {
 	linear     *Linear
 	operands   attention.Operands
 	newK, newV gpu.Memory
+	turned     gpu.Memory // queries, if there is a rotary embedding
 }
 
 type stackShape struct {
@@ -57,6 +58,7 @@ type stackShape struct {
 	nobody                                                           bool // the last row's id is not in the table
 	gelu                                                             bool // instead of ReLU
 	round                                                            bool // layers may round x
+	llama                                                            bool // blocks of Llama's shape: norms by the root mean square, gated units, a rotary embedding
 }
 
 // newStack makes one. rng nil: the numbers do not matter.
@@ -109,6 +111,13 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 		PageTokens: sh.pageTokens, Key: key, Value: key,
 		Query: attn.Strides{Row: hidden, Head: sh.dim}, Out: attn.Strides{Row: hidden, Head: sh.dim},
 	}
+	if sh.llama {
+		radians := make([]float64, sh.dim/2)
+		for i := range radians {
+			radians[i] = math.Pow(1e4, -2*float64(i)/float64(sh.dim))
+		}
+		g.Rotary = attn.Rotary{HeadDim: sh.dim, Factor: 1.25, Turns: attn.TurningsOf(radians)}
+	}
 	s.problem = g
 	s.set = func(t testing.TB) {
 		t.Helper()
@@ -117,10 +126,14 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 	}
 	s.set(t)
 
+	var x, none gpu.Memory
 	linear := func(x gpu.Memory, in int, norm bool, f attn.Activation, residual gpu.Memory, outs ...int) []gpu.Memory {
 		o := &Linear{Rows: sh.rows, In: in, X: x, Activation: f, Residual: residual, Early: true, RoundX: sh.round}
 		if norm {
-			o.Norm = &Norm{Gamma: random(attn.Float32, in, 1), Beta: random(attn.Float32, in, 0.1), Eps: 1e-5}
+			o.Norm = &Norm{Gamma: random(attn.Float32, in, 1), Eps: 1e-5, RMS: sh.llama, UnitOffset: sh.llama && len(s.ops)%2 == 0}
+			if !sh.llama {
+				o.Norm.Beta = random(attn.Float32, in, 0.1)
+			}
 		}
 		var ys []gpu.Memory
 		for _, n := range outs {
@@ -128,6 +141,12 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 			s.bytes += n * in * sh.kv.Size()
 			o.Parts = append(o.Parts, p)
 			ys = append(ys, p.Y)
+		}
+		if o.Gate = sh.llama && f != attn.NoActivation; o.Gate {
+			n := outs[0]
+			o.Parts[0].B = none
+			o.Parts = append(o.Parts, LinearPart{W: random(sh.kv, n*in, 1/math.Sqrt(float64(in))), Out: n})
+			s.bytes += n * in * sh.kv.Size()
 		}
 		scratch, err := d.Scratch(o)
 		noError(t, err)
@@ -137,7 +156,6 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 		s.ops = append(s.ops, stackOp{linear: o})
 		return ys
 	}
-	var x gpu.Memory
 	for i := range sh.tables {
 		const rows = 9
 		ids := make([]int32, sh.rows)
@@ -160,9 +178,13 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 		x = random(attn.Float32, sh.rows*hidden, 1)
 	}
 	s.x = x
-	var none gpu.Memory
 	activation := attn.ReLU
-	if sh.gelu {
+	switch {
+	case sh.llama && !sh.gelu:
+		activation = attn.SiLU
+	case sh.llama:
+		activation = attn.GELUTanh
+	case sh.gelu:
 		activation = attn.GELU
 	}
 	for range sh.blocks {
@@ -173,7 +195,11 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 			k, v := random(sh.kv, n, 1), random(sh.kv, n, 1)
 			s.cache = append(s.cache, k, v)
 			a = out(sh.rows * hidden)
-			s.ops = append(s.ops, stackOp{operands: attention.Operands{Q: qkv[0], Out: a, K: k, V: v}, newK: qkv[1], newV: qkv[2]})
+			op := stackOp{operands: attention.Operands{Q: qkv[0], Out: a, K: k, V: v}, newK: qkv[1], newV: qkv[2]}
+			if sh.llama {
+				op.turned = keep(m.empty(t, sh.rows*hidden))
+			}
+			s.ops = append(s.ops, op)
 		}
 		x = linear(a, hidden, false, attn.NoActivation, x, hidden)[0]
 		h := linear(x, hidden, true, activation, none, sh.inner)[0]
@@ -225,14 +251,28 @@ func (s *stack) layersOf(linear, attention bool) error {
 			}
 			continue
 		}
-		if err := s.plan.Append(s.m.Stream, o.operands.K, o.operands.V, o.newK, o.newV); err != nil {
-			return err
-		}
-		if err := s.plan.Run(s.m.Stream, &o.operands); err != nil {
+		if err := s.attend(o); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// attend queues the launches of attention.
+func (s *stack) attend(o *stackOp) error {
+	p := &o.operands
+	if o.turned.Buffer == nil {
+		if err := s.plan.Append(s.m.Stream, p.K, p.V, o.newK, o.newV); err != nil {
+			return err
+		}
+		return s.plan.Run(s.m.Stream, p)
+	}
+	if err := s.plan.AppendTurned(s.m.Stream, p.K, p.V, o.newK, o.newV, p.Q, o.turned, 0); err != nil {
+		return err
+	}
+	turned := *p
+	turned.Q = o.turned
+	return s.plan.Run(s.m.Stream, &turned)
 }
 
 // megakernel takes all layers.
@@ -258,7 +298,7 @@ func (s *stack) megakernel(t testing.TB) *Megakernel {
 		if o.linear != nil {
 			taken = c.Linear(o.linear)
 		} else {
-			taken = c.Attend(s.plan, &o.operands, o.newK, o.newV)
+			taken = c.Attend(s.plan, &o.operands, o.newK, o.newV, o.turned)
 		}
 		if !taken {
 			t.Fatalf("layer %d was not taken", i)
@@ -280,13 +320,17 @@ func (s *stack) layersProjected(t testing.TB) error {
 	for i := range s.ops {
 		o := &s.ops[i]
 		if o.linear == nil {
-			if err := s.plan.Run(s.m.Stream, &o.operands); err != nil {
+			queue := func() error { return s.plan.Run(s.m.Stream, &o.operands) }
+			if o.turned.Buffer != nil {
+				queue = func() error { return s.attend(o) }
+			}
+			if err := queue(); err != nil {
 				return err
 			}
 			continue
 		}
 		p := s.d.NewProjection(o.linear)
-		if (p == nil) != (len(o.linear.Parts) == 1) {
+		if (p == nil) != (len(o.linear.Parts) == 1 || o.linear.Gate) {
 			t.Fatalf("layer %d has %d parts, and is a projection: %v", i, len(o.linear.Parts), p != nil)
 		}
 		if p == nil {
@@ -295,7 +339,7 @@ func (s *stack) layersProjected(t testing.TB) error {
 			}
 			continue
 		}
-		if next := &s.ops[i+1]; next.linear == nil && !p.Append(s.plan, next.operands.K, next.operands.V, next.newK, next.newV) {
+		if next := &s.ops[i+1]; next.linear == nil && p.Append(s.plan, next.operands.K, next.operands.V, next.newK, next.newV) == (next.turned.Buffer != nil) {
 			t.Fatalf("the append of layer %d was not taken", i)
 		}
 		if err := p.Queue(s.m.Stream); err != nil {
@@ -339,12 +383,19 @@ func (s *stack) poison(t testing.TB) {
 
 func TestGPUMegakernel(t *testing.T) {
 	m, d := realDecoder(t)
-	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, false)
+	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, false, false)
 }
 
 func TestGPUMegakernelLinear(t *testing.T) {
 	m, d := realDecoder(t)
-	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, true)
+	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, true, false)
+}
+
+// Blocks of Llama's shape.
+func TestGPUMegakernelLlama(t *testing.T) {
+	m, d := realDecoder(t)
+	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, false, true)
+	testMegakernel(t, m, d, testgpu.OrShort(8, 4), 5000, 8192, true, true)
 }
 
 func TestGPUProjection(t *testing.T) {
@@ -409,7 +460,7 @@ func TestGPUMegakernelRepeats(t *testing.T) {
 
 // testMegakernel runs random stacks, with contexts of up to so many keys, and outputs of
 // attention of up to so many elements.
-func testMegakernel(t *testing.T, m *machine, d *Engine, cases, longest, widest int, linear bool) {
+func testMegakernel(t *testing.T, m *machine, d *Engine, cases, longest, widest int, linear, llama bool) {
 	rng := reftest.Rand(t)
 	defer d.withoutSkinny()()
 	shared := d.info.SharedPerBlockMost
@@ -418,11 +469,14 @@ func testMegakernel(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 	for i := start; i < start+cases; i++ {
 		d.info.SharedPerBlockMost = min(shared, testgpu.Pick(rng, 180, 205, 227)<<10) // rings of several lengths
 		dim, group := decodeDims[len(decodeDims)-1-i%len(decodeDims)], testgpu.Pick(rng, 1, 1, 2, 4)
+		if llama {
+			dim = llamaDims[i/2%len(llamaDims)]
+		}
 		kvHeads := min(testgpu.Pick(rng, 1, 2, 3, 12), widest/dim/group)
 		sh := stackShape{
 			rows: 1 + i%decodeRows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
 			inner: 128 * testgpu.Pick(rng, 1, 3, 8, 16, 17, 32, 33), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
-			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: linear,
+			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: linear, llama: llama,
 		}
 		for sh.heads*sh.dim%128 != 0 {
 			sh.kvHeads, sh.heads = 2*sh.kvHeads, 2*sh.heads
@@ -442,7 +496,7 @@ func testSplits(t *testing.T, m *machine, d *Engine, rng *rand.Rand, name string
 	defer func(least int) { d.leastPairs = least }(d.leastPairs)
 	d.leastPairs = math.MaxInt
 	testStack(t, m, d, rng, name, sh)
-	if d.megakernels == nil || d.megakernels.pairs[sh.kv] == nil {
+	if d.megakernels[optShape] == nil || d.megakernels[optShape].pairs[sh.kv] == nil {
 		t.Log("no pairs on this GPU")
 	} else if sh.dim == pairsDim || sh.linear {
 		d.leastPairs = 0
@@ -479,7 +533,7 @@ func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 		sh := stackShape{
 			rows: rows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
 			inner: min(8*testgpu.Pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
-			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1, round: round,
+			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1, llama: rng.IntN(2) == 0, round: round,
 		}
 		sh.choose = sh.vocabulary > 0 && i%2 == 0
 		for range sh.rows {

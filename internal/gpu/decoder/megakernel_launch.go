@@ -13,8 +13,8 @@ import (
 	"gorgonia.org/leanattention/kernels"
 )
 
-// megakernelUnit is the module with the kernels of a [Megakernel].
-const megakernelUnit = "chain"
+// The modules with the kernels of a [Megakernel], of each shape of blocks, and what their names begin with.
+var megakernelUnits = [...]struct{ unit, prefix string }{optShape: {"chain", "chain_"}, llamaShape: {"chain_llama", "chain_llama_"}}
 
 // Constants of the kernels (kernels/decode_layers.cuh).
 const (
@@ -51,6 +51,9 @@ var decodeDims = [...]int{64, 80, pairsDim}
 
 const pairsDim = 128
 
+// llamaDims are the head dims of kernels for llamaShape.
+var llamaDims = [...]int{64, pairsDim}
+
 // decodeDim is an index of decodeDims, -1 for other head dims.
 func decodeDim(dim int) int { return slices.Index(decodeDims[:], dim) }
 
@@ -64,7 +67,7 @@ type decodeLinear struct {
 	in, most                            int32
 	place, ready                        int32
 	norm, activation                    int32
-	eps, inverse                        float32
+	eps, inverse, offset                float32
 	workers                             int32
 	next                                decodeAffine
 }
@@ -122,26 +125,49 @@ type decodeEnds struct {
 	shift, each, rest int32
 }
 
+// decodeTurns is struct DecodeTurns.
+type decodeTurns struct {
+	positions uint64
+	factor    float32
+	_         [4]byte
+	turns     [64]attn.Turning
+}
+
 // decodeLaunch is struct DecodeLaunch.
 type decodeLaunch struct {
-	p    decodeParams
-	ends decodeEnds
+	p     decodeParams
+	ends  decodeEnds
+	turns decodeTurns
 }
 
 // NewMegakernel makes an empty megakernel; nil where the GPU has no kernels for one.
 func (d *Engine) NewMegakernel() *Megakernel {
-	if d.megakernels == nil {
+	if d.megakernels[optShape] == nil {
 		return nil
 	}
 	return &Megakernel{d: d, element: untyped, made: make(map[uint64]madeBy), read: make(map[int64]bool)}
 }
 
+// hasShape says whether there are kernels for blocks of a shape. Those of llamaShape are loaded when the first
+// layer needs them; a capture may be what asks.
+func (d *Engine) hasShape(shape shapeOfBlocks) bool {
+	if shape != llamaShape {
+		return true
+	}
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	if d.megakernels[llamaShape] == nil && d.dev.Relaxed(func() error { return d.loadMegakernels(llamaShape) }) != nil {
+		return false
+	}
+	return d.megakernels[llamaShape] != nil
+}
+
 // loadMegakernels loads the kernels of megakernels, if there are any for the GPU.
-func (d *Engine) loadMegakernels() error {
+func (d *Engine) loadMegakernels(shape shapeOfBlocks) error {
 	if !d.overlap() {
 		return nil
 	}
-	m, err := gpu.Module(d.dev, megakernelUnit)
+	m, err := gpu.Module(d.dev, megakernelUnits[shape].unit)
 	if errors.Is(err, kernels.ErrNoImage) {
 		return nil
 	}
@@ -150,8 +176,11 @@ func (d *Engine) loadMegakernels() error {
 	}
 	functions := new(megakernels)
 	for _, i := range gpu.Halves {
-		name := "chain_" + gpu.Name(i)
+		name := megakernelUnits[shape].prefix + gpu.Name(i)
 		for j, dim := range decodeDims {
+			if shape == llamaShape && !slices.Contains(llamaDims[:], dim) {
+				continue
+			}
 			if functions.blocks[i][j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%d", name, dim)); err != nil {
 				return err
 			}
@@ -161,7 +190,7 @@ func (d *Engine) loadMegakernels() error {
 			return err
 		}
 		all := d.info.SharedPerBlockMost
-		n, err := d.clustersAtOnce(clusterKey{i, pairClusters, 2, all, false}, f, clusterGrid(1, 2, gemvWarps*32, all, false))
+		n, err := d.clustersAtOnce(clusterKey{i, pairClusters, 2, all, shape == llamaShape}, f, clusterGrid(1, 2, gemvWarps*32, all, false))
 		if err != nil {
 			return err
 		}
@@ -169,7 +198,7 @@ func (d *Engine) loadMegakernels() error {
 			functions.pairs[i] = f
 		}
 	}
-	d.megakernels = functions
+	d.megakernels[shape] = functions
 	return nil
 }
 
@@ -191,14 +220,23 @@ func (f *megakernels) of(split int, element attn.DType, dim int) *cuda.Function 
 }
 
 // areaOf is the shared memory that the warps have for x: each box's columns of each
-// row, and, if there is a norm, of gamma and beta, and of gamma as it is. most is what
+// row, and, if there is a layer norm, of gamma and beta, and of gamma as it is. most is what
 // mostBoxes says.
-func areaOf(rows, most int, norm bool) int {
-	each := rows * decodeStride
-	if norm {
-		each += 2*decodeStride + decodeColumns
+func areaOf(rows, most int, norm int32) int {
+	more, raw := normRows(norm)
+	return gemvWarps * most * ((rows+more)*decodeStride + raw) * 4
+}
+
+// normRows is how many rows of operands a norm needs besides those of x, and how many floats of a box's columns are
+// gamma's as it is.
+func normRows(kind int32) (rows, raw int) {
+	switch kind {
+	case 0:
+		return 0, 0
+	case (&Norm{RMS: true}).kind():
+		return 0, decodeColumns
 	}
-	return gemvWarps * most * each * 4
+	return 2, decodeColumns
 }
 
 // mostBoxes is how many boxes of a tile a warp has at most, where so many blocks share it.
@@ -212,20 +250,23 @@ type sharedNeeds [2]struct {
 }
 
 // needsWith is what they need with another layer.
-func (c *Megakernel) needsWith(o *Linear) sharedNeeds {
-	needs := c.needs
+func (c *Megakernel) needsWith(shape shapeOfBlocks, o *Linear) sharedNeeds {
+	needs, norm := c.needs, int32(0)
+	if o.Norm != nil {
+		norm = o.Norm.kind()
+	}
 	for i := range needs {
 		n, split := &needs[i], i+1
-		area := areaOf(o.Rows, mostBoxes(o.In, split), o.Norm != nil)
+		area := areaOf(o.Rows, mostBoxes(o.In, split), norm)
 		n.area = max(n.area, area)
-		n.wide = n.wide || o.Rows*o.In > split*mostDecodeX || c.stagesFor(split, area, 1, attention.ConsumerWarps) < leastDecodeStages
+		n.wide = n.wide || o.Rows*o.In > split*mostDecodeX || c.stagesFor(shape, split, area, 1, attention.ConsumerWarps) < leastDecodeStages
 	}
 	return needs
 }
 
 // splitOf is how many thread blocks share a tile of a megakernel with such needs.
-func (c *Megakernel) splitOf(element attn.DType, dim int, needs *sharedNeeds) int {
-	if (dim == 0 || dim == pairsDim) && c.d.megakernels.pairs[element] != nil && needs[0].area >= c.d.leastPairs {
+func (c *Megakernel) splitOf(shape shapeOfBlocks, element attn.DType, dim int, needs *sharedNeeds) int {
+	if (dim == 0 || dim == pairsDim) && c.d.megakernels[max(shape, optShape)].pairs[element] != nil && needs[0].area >= c.d.leastPairs {
 		return 2
 	}
 	return 1
@@ -233,10 +274,10 @@ func (c *Megakernel) splitOf(element attn.DType, dim int, needs *sharedNeeds) in
 
 // fits says whether there is room for another layer of a megakernel with such needs, which
 // has so many bytes for its attention. What is too wide becomes launches.
-func (c *Megakernel) fits(element attn.DType, dim int, needs *sharedNeeds, attends int) bool {
-	split := c.splitOf(element, dim, needs)
+func (c *Megakernel) fits(shape shapeOfBlocks, element attn.DType, dim int, needs *sharedNeeds, attends int) bool {
+	split := c.splitOf(shape, element, dim, needs)
 	n := &needs[split-1]
-	return n.wide || c.stagesFor(split, max(n.area, attends), c.linears()+1, attention.ConsumerWarps) >= leastDecodeStages
+	return n.wide || c.stagesFor(shape, split, max(n.area, attends), c.linears()+1, attention.ConsumerWarps) >= leastDecodeStages
 }
 
 // linears is how many linear layers there are: those have feeds.
@@ -251,9 +292,17 @@ func (c *Megakernel) linears() (n int) {
 
 // stagesFor is how many boxes the warps' rings have room for beside an area, and
 // barriers of attention's ring.
-func (c *Megakernel) stagesFor(split, area, linears, slots int) int {
-	rest := fixedOf(split) + linears*int(unsafe.Sizeof(decodeFeed{})) + slots*16
+func (c *Megakernel) stagesFor(shape shapeOfBlocks, split, area, linears, slots int) int {
+	rest := fixedOf(split) + turnedOf(shape) + linears*int(unsafe.Sizeof(decodeFeed{})) + slots*16
 	return min((c.d.info.SharedPerBlockMost-rest-attn.Ceil(area, 16)*16)/(gemvWarps*(decodeBox+8)), mostDecodeStages)
+}
+
+// turnedOf is the shared memory of cosines and sines, as much as most rows of the widest heads need.
+func turnedOf(shape shapeOfBlocks) int {
+	if shape != llamaShape {
+		return 0
+	}
+	return decodeRows * pairsDim / 2 * 8
 }
 
 func fixedOf(split int) int {
@@ -267,7 +316,7 @@ func fixedOf(split int) int {
 // the launches that they are without a megakernel. The launch reads memory that Upload
 // fills: it may be captured, and must not run before.
 func (c *Megakernel) Queue(s *cuda.Stream) error {
-	if len(c.layers) < 2 || c.needs[c.splitOf(c.element, c.dim, &c.needs)-1].wide {
+	if len(c.layers) < 2 || c.needs[c.splitOf(c.shape, c.element, c.dim, &c.needs)-1].wide {
 		return c.queueAlone(s)
 	}
 	l := c.layOut()
@@ -294,7 +343,11 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 		p.slotsInverse = inverseOf(l.slots)
 	}
 	var args cuda.Args
-	cuda.Struct(&args, &decodeLaunch{p, c.endsAt()})
+	launch := decodeLaunch{p: p, ends: c.endsAt()}
+	if c.turns != nil {
+		launch.turns = *c.turns
+	}
+	cuda.Struct(&args, &launch)
 	for _, b := range c.holds {
 		args.Hold(b)
 	}
@@ -302,7 +355,7 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 	args.Hold(c.tagged)
 	g := clusterGrid(c.blocks()/l.split, l.split, gemvWarps*32, l.shared, false)
 	g.Cooperative = true
-	return c.d.megakernels.of(l.split, c.element, c.dim).Launch(s, g, &args)
+	return c.d.megakernels[max(c.shape, optShape)].of(l.split, c.element, c.dim).Launch(s, g, &args)
 }
 
 // queueAlone queues the launches that there would be without a megakernel.
@@ -360,7 +413,7 @@ type megakernelLayout struct {
 
 // layOut shares out the shared memory.
 func (c *Megakernel) layOut() (l megakernelLayout) {
-	l.split = c.splitOf(c.element, c.dim, &c.needs)
+	l.split = c.splitOf(c.shape, c.element, c.dim, &c.needs)
 	l.area = c.needs[l.split-1].area
 	l.feeds = c.linears()
 	rows := 0 // of attention's output tiles
@@ -375,21 +428,21 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 			attends := c.chunk.SharedBytes(rows, n)
 			// More than decodeChunks only where x needs the memory anyway.
 			more := n <= decodeChunks*attention.ConsumerWarps || attends <= x && n*c.chunk.Slot <= attention.RingBytes
-			if n > attention.ConsumerWarps && (!more || c.stagesFor(l.split, max(x, attends), l.feeds, n) < leastDecodeStages) {
+			if n > attention.ConsumerWarps && (!more || c.stagesFor(c.shape, l.split, max(x, attends), l.feeds, n) < leastDecodeStages) {
 				break
 			}
 			l.slots, l.area = n, max(x, attends)
 		}
 	}
 	l.area = attn.Ceil(l.area, 16) * 16
-	l.stages = c.stagesFor(l.split, l.area, l.feeds, l.slots)
+	l.stages = c.stagesFor(c.shape, l.split, l.area, l.feeds, l.slots)
 	// Room for two layers' x at once, if it takes nothing else's.
 	for i := 1; i < len(c.layers); i++ {
-		if before, own := c.beside(i, l.split); before+own > l.area && c.stagesFor(l.split, before+own, l.feeds, l.slots) == l.stages {
+		if before, own := c.beside(i, l.split); before+own > l.area && c.stagesFor(c.shape, l.split, before+own, l.feeds, l.slots) == l.stages {
 			l.area = before + own
 		}
 	}
-	l.shared = fixedOf(l.split) + gemvWarps*l.stages*(decodeBox+8) + l.area + l.feeds*int(unsafe.Sizeof(decodeFeed{})) + l.slots*16
+	l.shared = fixedOf(l.split) + turnedOf(c.shape) + gemvWarps*l.stages*(decodeBox+8) + l.area + l.feeds*int(unsafe.Sizeof(decodeFeed{})) + l.slots*16
 	l.feedsAt = int64(len(c.layers)) * int64(unsafe.Sizeof(decodeLayer{}))
 	l.partials = int64(2 * c.blocks() * attention.ConsumerWarps * rows * (c.dim + 2))
 	return l
@@ -401,7 +454,7 @@ func (c *Megakernel) beside(i, split int) (before, own int) {
 	if i == 0 || c.layers[i-1].linear == nil || c.layers[i].linear == nil || c.layers[i].linear.norm == 0 {
 		return 0, 0
 	}
-	area := func(p *decodeLinear) int { return areaOf(c.rows, mostBoxes(int(p.in), split), p.norm != 0) }
+	area := func(p *decodeLinear) int { return areaOf(c.rows, mostBoxes(int(p.in), split), p.norm) }
 	return area(c.layers[i-1].linear), area(c.layers[i].linear)
 }
 
@@ -442,7 +495,7 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			at(&x.tagged)
 			at(&x.residualTagged)
 			for j := range x.made {
-				if !c.read[int64(x.made[j])-1] {
+				if x.made[j] != 0 && !c.read[int64(x.made[j])-1] {
 					x.made[j] = 0
 				}
 				at(&x.made[j])
@@ -455,10 +508,14 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 					return err
 				}
 			}
-			c.feeds = append(c.feeds, decodeFeed{
+			feed := decodeFeed{
 				maps: text + uint64(i)*uint64(unsafe.Sizeof(*t)), boxes: uint16(boxes), most: uint16(most),
 				tiles: x.tiles[mostParts-1], shift: x.shift, second: x.tiles[0], third: x.tiles[1], woven: x.woven,
-			})
+			}
+			if x.activation&gateFlag != 0 {
+				feed.third = 0
+			}
+			c.feeds = append(c.feeds, feed)
 		} else {
 			x := (*decodeAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
