@@ -60,9 +60,12 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	for range sh.rows {
 		sh.keys = append(sh.keys, rng.IntN(200))
 	}
-	sh.tables, sh.choose = i%3, sh.vocabulary > 0 && rng.IntN(2) == 0
+	sh.tables, sh.choose, sh.llama = i%3, sh.vocabulary > 0 && rng.IntN(2) == 0, rng.IntN(2) == 0
 	s, log := fakeStack(t, blocks, sh)
-	split, kernel := 1, fmt.Sprintf("chain_%s_%d", gpu.Name(sh.kv), sh.dim)
+	split, kernel, turns := 1, fmt.Sprintf("chain_%s_%d", gpu.Name(sh.kv), sh.dim), decodeTurns{}
+	if sh.llama {
+		kernel = fmt.Sprintf("chain_llama_%s_%d", gpu.Name(sh.kv), sh.dim)
+	}
 	if blocks%2 == 0 && sh.dim == pairsDim {
 		split, kernel = 2, kernel+"_pairs"
 	}
@@ -87,6 +90,16 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		t.Errorf("%+v", *found)
 	}
 	p, ends := &(*decodeLaunch)(unsafe.Pointer(&found.Arg[0])).p, &(*decodeLaunch)(unsafe.Pointer(&found.Arg[0])).ends
+	if got := (*decodeLaunch)(unsafe.Pointer(&found.Arg[0])).turns; sh.llama {
+		for i := range sh.dim / 2 {
+			turns.turns[i] = s.problem.Rotary.Turns.Of(i)
+		}
+		if turns.positions, turns.factor = got.positions, 1.25; got != turns || got.positions == 0 {
+			t.Errorf("turns by %+v, want %+v", got, turns)
+		}
+	} else if got != turns {
+		t.Errorf("turns by %+v", got)
+	}
 	if int(p.count) != len(s.ops) || int(p.rows) != sh.rows || p.stages < leastDecodeStages {
 		t.Fatalf("%+v for %d layers of %d rows", *p, len(s.ops), sh.rows)
 	}
@@ -171,15 +184,19 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 			t.Errorf("layer %d has its first tile at %d, and the one ahead ends before %d", j, l.shift, first)
 		}
 		tiles := 0
-		for k := range op.linear.Parts {
-			part := &op.linear.Parts[k]
+		own := op.linear.Parts
+		if op.linear.Gate {
+			own = own[:1] // a tile is of both
+		}
+		for k := range own {
+			part := &own[k]
 			if used(j, part.Y) {
 				writes(l.made[k], part.Y.Address(), sh.rows*part.Out)
 			} else if l.made[k] != 0 {
 				t.Errorf("layer %d, part %d: words that nobody reads", j, k)
 			}
 			tiles += attn.Ceil(part.Out, decodeTile)
-			if int(l.tiles[k]) != tiles || l.y[k] != part.Y.Address() || l.b[k] != part.B.Address() || int(l.out[k]) != part.Out {
+			if int(l.tiles[k]) != tiles || l.y[k] != part.Y.Address() || l.b[k] != part.B.AddressOr0() || int(l.out[k]) != part.Out {
 				t.Errorf("layer %d, part %d: %+v", j, k, *l)
 			}
 		}
@@ -189,7 +206,7 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		// Tiles are made in the order of their readers' boxes, where each warp has as many.
 		woven := 0
 		for k := range s.ops {
-			if o := s.ops[k].linear; o != nil && len(op.linear.Parts) == 1 && o.X.Address() == op.linear.Parts[0].Y.Address() && o.In%(split*gemvWarps*decodeColumns) == 0 && o.In > split*gemvWarps*decodeColumns {
+			if o := s.ops[k].linear; o != nil && len(own) == 1 && o.X.Address() == op.linear.Parts[0].Y.Address() && o.In%(split*gemvWarps*decodeColumns) == 0 && o.In > split*gemvWarps*decodeColumns {
 				woven = o.In / (split * gemvWarps * decodeColumns)
 			}
 		}
@@ -233,9 +250,15 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		if layers[j].kind != linearKind || l.workers>>(8*split) != 0 {
 			t.Errorf("layer %d: %d tiles: %+v", j, tiles, *l)
 		}
-		f := feeds[feed]
+		f, third := feeds[feed], l.tiles[1]
 		feed++
-		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != boxes || int32(f.most) != l.most || f.woven != l.woven || f.second != l.tiles[0] || f.third != l.tiles[1] || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(decodeLayer{})) {
+		if op.linear.Gate {
+			third = 0
+		}
+		if n := op.linear.Norm; n != nil && (l.norm != n.kind() || l.offset != n.offset() || l.gamma != n.Gamma.Address()) || l.activation != op.linear.activation() {
+			t.Errorf("layer %d: %+v", j, *l)
+		}
+		if int(f.tiles) != tiles || f.shift != l.shift || int(f.boxes) != boxes || int32(f.most) != l.most || f.woven != l.woven || f.second != l.tiles[0] || f.third != third || f.maps != p.layers+uint64(j)*uint64(unsafe.Sizeof(decodeLayer{})) {
 			t.Errorf("layer %d: %+v, and asks for %+v", j, *l, f)
 		}
 	}
