@@ -3,6 +3,7 @@
 package decoder
 
 import (
+	"os"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
@@ -104,6 +105,9 @@ func TestEmulatedMegakernelLinear(t *testing.T) {
 }
 
 func TestEmulatedMegakernelLlama(t *testing.T) {
+	if os.Getenv("LEANATTENTION_PTX") == "" && !reftest.Every(t) {
+		t.Skip("a case takes seconds: all of them with LEANATTENTION_TESTS=all, some with LEANATTENTION_PTX")
+	}
 	m, d := emulatedDecoder(t, 4)
 	testMegakernel(t, m, d, reftest.Cases(t, 2, 8), 130, 640, false, true)
 }

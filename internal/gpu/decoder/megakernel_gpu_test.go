@@ -410,6 +410,7 @@ func TestGPUMegakernelLong(t *testing.T) {
 	for i, sh := range []stackShape{
 		{rows: 1, heads: 8, kvHeads: 8, dim: 64, keys: []int{33001}},
 		{rows: 2, heads: 16, kvHeads: 8, dim: 128, keys: []int{17003, 3}},
+		{rows: 1, heads: 32, kvHeads: 8, dim: 64, keys: []int{33001}, llama: true},
 	} {
 		sh.blocks, sh.inner, sh.pageTokens, sh.kv = 2, 512, 64, attn.Float16
 		testSplits(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
@@ -431,6 +432,7 @@ func TestGPUMegakernelRepeats(t *testing.T) {
 		for _, sh := range []stackShape{
 			{rows: 1, heads: 8, kvHeads: 8, dim: 64, keys: []int{33001}},
 			{rows: 2, heads: 16, kvHeads: 8, dim: 128, keys: []int{17003, 3}},
+			{rows: 2, heads: 16, kvHeads: 4, dim: 128, keys: []int{17003, 3}, llama: true},
 		} {
 			sh.blocks, sh.inner, sh.pageTokens, sh.kv = 1, 512, 64, attn.Float16
 			if d.leastPairs = math.MaxInt; pairs {
