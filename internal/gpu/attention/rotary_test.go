@@ -215,7 +215,7 @@ func TestEmulatedRotary(t *testing.T) { testRotary(t, emulatedGPU(t, 3), 20, tru
 
 func TestGPURotary(t *testing.T) { testRotary(t, realGPU(t), testgpu.OrShort(60, 12), true) }
 
-// What AppendTurned can't do is refused, and nothing is launched; nor is a step offered to launches that do more.
+// What AppendTurned can't do is refused, and nothing is launched; nor is a step offered to launches that do not turn.
 func TestAppendTurnedRefuses(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	p := decodeStep(t, m)
@@ -246,9 +246,15 @@ func TestAppendTurnedRefuses(t *testing.T) {
 	}
 	x := m.Put(t, testgpu.Poisoned(p.q.Len, other), other)
 	wantError(t, "type", call(p.q, x), attn.ErrDType, "q is "+p.query.String())
-	if plan.FuseAppend(&p.k, &p.v, func(*Appending) bool { return true }) || plan.FuseAttention(p.operands(), func(*Attending) bool { return true }) {
+	if plan.FuseAppend(&p.k, &p.v, func(*Appending) bool { return true }) {
 		t.Error("a launch was offered to do what it does not know of")
 	}
+	plan.FuseAttention(p.operands(), func(a *Attending) bool { // which may be of those that turn
+		if !rotates(a.Problem) || a.Positions == 0 {
+			t.Error("a launch is not told to turn")
+		}
+		return false
+	})
 	for _, spoil := range []func(r *attn.Rotary){
 		func(r *attn.Rotary) { r.HeadDim++ },
 		func(r *attn.Rotary) { r.Turns = "" },

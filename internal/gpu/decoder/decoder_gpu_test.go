@@ -359,8 +359,8 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 						bound += lost * (math.Abs(sum) + math.Abs(residual.x[r*out+c]))
 					}
 					if got := testgpu.Get(y, r*out+c, attn.Float32); !(math.Abs(got-sum) <= bound) {
-						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, gate %v, %v, norm %v: row %d, column %d: %v, want %v, bound %v",
-							i, w, rows, in, out, j, len(parts), o.Gate, o.Activation, o.Norm != nil, r, c, got, sum, bound)
+						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, gate %v, %v, norm %v, %+v: row %d, column %d: %v, want %v, bound %v",
+							i, w, rows, in, out, j, len(parts), o.Gate, o.Activation, o.Norm != nil, launch, r, c, got, sum, bound)
 					}
 				}
 			}
