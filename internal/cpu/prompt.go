@@ -133,12 +133,13 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 		return false
 	}
 	width, dim := tilesOf(n)*promptTile, t.Dim
+	sinks := int32(max(0, ws.plan.g.SinkTokens-key)) // of these keys: rows see them whose window begins behind them
 	for row := 0; row < b.rows; row += promptBlock {
 		p := &w.some // of the tile's rows
 		*p = *t
 		p.Rows, p.Count, p.first = min(promptBlock, b.rows-row), n, row
 		p.scoreMod = t.scoreMod.rows(row, p.Rows)
-		if masked && ws.see(w, b, row, p, key) == 0 {
+		if masked && ws.see(w, b, row, p, key) == 0 && sinks == 0 {
 			continue
 		}
 		strip := row / stepRows * stepsOf(dim) * k.xParts * stepBytes
@@ -148,7 +149,7 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 		if masked {
 			for r := range p.Rows {
 				see := scores[r*width : r*width+n]
-				hide(see[:w.hidden[r]])
+				hide(see[min(sinks, w.hidden[r]):w.hidden[r]])
 				hide(see[w.visible[r]:])
 			}
 		}

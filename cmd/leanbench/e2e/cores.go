@@ -65,6 +65,7 @@ var corePeers = []struct {
 type onCores struct {
 	report         *measure.Report
 	rounds, steps  int
+	batches        [][2]int // of coreSteps
 	stdout, stderr io.Writer
 	weights        map[string]*model.Weights // by the name of what they are stored in
 	workers        []*measure.Worker         // those of corePeers; nil: there are no peers
@@ -101,10 +102,10 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	}
 	b := &onCores{
 		report: &measure.Report{Command: "e2e -threads", Machine: m, Figures: []measure.Figure{}},
-		rounds: 5, steps: 32, stdout: stdout, stderr: stderr, weights: map[string]*model.Weights{},
+		rounds: 5, steps: 32, batches: coreSteps, stdout: stdout, stderr: stderr, weights: map[string]*model.Weights{},
 	}
 	if o.Quick {
-		b.rounds, b.steps = 2, 8
+		b.rounds, b.steps, b.batches = 2, 8, coreSteps[:1]
 	}
 	if err := b.open(config, o.python); err != nil {
 		return errors.Join(err, b.close())
@@ -173,7 +174,7 @@ func (b *onCores) measure(c hf.Config, shape string, threads []int, prompts []pr
 		}
 		b.report.WriteTable(b.stdout, table)
 		table = fmt.Sprintf("Steps of OPT-%s, %d threads", shape, n)
-		for _, s := range coreSteps {
+		for _, s := range b.batches {
 			if err := b.step(table, stepCase{shape: shape, config: c, batch: s[0], context: s[1], steps: b.steps}); err != nil {
 				return fmt.Errorf("%d threads, %d sequences: %w", n, s[0], err)
 			}

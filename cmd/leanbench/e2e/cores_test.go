@@ -30,7 +30,7 @@ func TestOnCores(t *testing.T) {
 	c.VocabSize, c.MaxPositions = 100, 200
 	optShapes["125m"], coreSteps, ceilingBytes = c, [][2]int{{1, 9}, {2, 5}}, 1<<16
 	name, out := filepath.Join(t.TempDir(), "cores.json"), new(bytes.Buffer)
-	o := coresOptions{Options: &measure.Options{Quick: true, JSON: name}, python: "python", shape: "125m", threads: "1,2", prompts: "1x12,2x30"}
+	o := coresOptions{Options: &measure.Options{JSON: name}, python: "python", shape: "125m", threads: "1,2", prompts: "1x12,2x30"}
 	if err := o.run(out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
