@@ -156,6 +156,8 @@ func sum(n []int) int {
 type Case struct {
 	Shape
 	Q, K, V []float64
+
+	last *last // what Reference has computed; nil in a Case that New has not made
 }
 
 // Query, Key and Value return one row of a sequence in one head.
@@ -219,6 +221,7 @@ func New(rng *rand.Rand, s Shape, in Inputs, q, kv Format) *Case {
 		Q:     make([]float64, s.QueryRows()*s.Heads*s.Dim),
 		K:     make([]float64, s.KeyRows()*s.KVHeads*s.Dim),
 		V:     make([]float64, s.KeyRows()*s.KVHeads*s.ValueDim),
+		last:  new(last),
 	}
 	for _, x := range [][]float64{c.Q, c.K, c.V} {
 		for i := range x {

@@ -3,6 +3,7 @@ package reftest
 import (
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -606,5 +607,40 @@ func TestShapeString(t *testing.T) {
 	}
 	if AllInputs[1].String() != "peaked" || Float16.String() != "float16" {
 		t.Errorf("names %v, %v", AllInputs[1], Float16)
+	}
+}
+
+// What is kept of the last reference is of these numbers, and no caller's changes are in it.
+func TestReferenceAgain(t *testing.T) {
+	rng := Rand(t)
+	for name, change := range map[string]func(c *Case, p *Precision){
+		"nothing":      func(*Case, *Precision) {},
+		"queries":      func(c *Case, _ *Precision) { c.Q[len(c.Q)-1]++ },
+		"keys":         func(c *Case, _ *Precision) { c.K[0]++ },
+		"values":       func(c *Case, _ *Precision) { c.V[1]++ },
+		"bias":         func(c *Case, _ *Precision) { c.Bias.X[2]++ },
+		"bias's scale": func(c *Case, _ *Precision) { c.Bias.Scale = 2 },
+		"scale":        func(c *Case, _ *Precision) { c.Scale++ },
+		"mask":         func(c *Case, _ *Precision) { c.Causal = false },
+		"window":       func(c *Case, _ *Precision) { c.Window = 2 },
+		"soft cap":     func(c *Case, _ *Precision) { c.SoftCap = 2 },
+		"slopes":       func(c *Case, _ *Precision) { c.Slopes[1]++ },
+		"sinks":        func(c *Case, _ *Precision) { c.Sinks[1]++ },
+		"dropout":      func(c *Case, _ *Precision) { c.Dropout, c.Seed = 0.5, 3 },
+		"precision":    func(_ *Case, p *Precision) { p.Query = 0.1 },
+	} {
+		c := New(rng, Shape{Heads: 2, KVHeads: 1, Dim: 3, ValueDim: 4, Queries: []int{2, 3}, Keys: []int{5, 7}, Slopes: []float64{1, 2}, Sinks: []float64{1, 2},
+			Mask: attn.Mask{Causal: true}, Bias: Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 7, X: []float64{1, 2, 3, 4, 5, 6, 7}}}, Normal, Float32, Float32)
+		p := Precision{Acc: Float32}
+		before := c.Reference(p)
+		change(c, &p)
+		got, want := c.Reference(p), c.reference(p)
+		if !reflect.DeepEqual(got, want) || reflect.DeepEqual(before, want) != (name == "nothing") {
+			t.Errorf("%s: %v, want %v, before %v", name, got, want, before)
+		}
+		got.O[0], got.OBound[1], got.LSE[0], got.LSEBound[0] = 1, 2, 3, 4
+		if again := c.Reference(p); !reflect.DeepEqual(again, want) {
+			t.Errorf("%s: a caller's change is in what is kept", name)
+		}
 	}
 }
