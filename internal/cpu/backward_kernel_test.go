@@ -11,7 +11,7 @@ import (
 // TestBackwardKernels holds the functions of backward passes to their contracts, computed in float64.
 func TestBackwardKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := 100
+	n := cases(t, 50, 100)
 	if testing.Short() {
 		n = 20
 	}

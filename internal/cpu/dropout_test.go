@@ -39,7 +39,7 @@ func TestDropped(t *testing.T) {
 
 func TestRunDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := reftest.Cases(t, 40, 100)
+	n := cases(t, 40, 100)
 	if reftest.RaceEnabled {
 		n = 30
 	}
@@ -111,7 +111,7 @@ func TestRunDropoutMasks(t *testing.T) {
 func testDropoutMasks[F real](t *testing.T) {
 	rng := reftest.Rand(t)
 	const most = 150
-	for i := range reftest.Cases(t, 12, 24) {
+	for i := range cases(t, 12, 24) {
 		s := reftest.Shape{
 			Heads: 4, KVHeads: []int{1, 2, 4}[i%3], Dim: 8, ValueDim: most, Mask: attn.Mask{Causal: i%2 == 0},
 			Queries: []int{1 + rng.IntN(90), 1 + rng.IntN(3)}, Keys: []int{1 + rng.IntN(most), 100},
@@ -149,7 +149,7 @@ func testDropoutMasks[F real](t *testing.T) {
 
 func TestBackwardGradDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := reftest.Cases(t, 12, 80)
+	n := cases(t, 12, 80)
 	if reftest.RaceEnabled {
 		n = 20
 	}

@@ -38,7 +38,7 @@ func randomPolicy(rng *rand.Rand) lean.Policy {
 
 func TestRunRandom(t *testing.T) {
 	rng := reftest.Rand(t)
-	for range reftest.Cases(t, 60, 120) {
+	for range cases(t, 60, 120) {
 		verifySomehow(t, rng, reftest.RandomShape(rng), 0, 1, 5, 16, 64, 100)
 	}
 }
@@ -61,7 +61,7 @@ func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) 
 // query needs.
 func TestRunScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := reftest.Cases(t, 50, 100)
+	n := cases(t, 50, 100)
 	if reftest.RaceEnabled {
 		n = 50
 	}

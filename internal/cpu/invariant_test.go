@@ -87,7 +87,7 @@ func invariantShape(rng *rand.Rand) reftest.Shape {
 func TestInvariant(t *testing.T) {
 	rng := reftest.Rand(t)
 	differ := 0 // without it
-	for range reftest.AtLeast(reftest.Cases(t, 12, 60), func() bool { return differ > 3 }) {
+	for range reftest.AtLeast(cases(t, 12, 60), func() bool { return differ > 3 }) {
 		s, l := invariantShape(rng), randomLayout(rng)
 		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
 		test := testInvariant[float32]

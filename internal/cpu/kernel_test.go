@@ -183,7 +183,7 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool
 // TestKernels holds every kernel to its contract, computed in float64.
 func TestKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := reftest.Cases(t, 60, 100)
+	n := cases(t, 60, 100)
 	if reftest.RaceEnabled {
 		n = 20 // a kernel has no goroutines
 	}

@@ -62,7 +62,7 @@ func forkShape(rng *rand.Rand) reftest.Shape {
 func TestRunPrefixes(t *testing.T) {
 	rng := reftest.Rand(t)
 	shares := 0
-	for range reftest.AtLeast(reftest.Cases(t, 50, 120), func() bool { return shares > 15 }) {
+	for range reftest.AtLeast(cases(t, 50, 120), func() bool { return shares > 15 }) {
 		s, l := forkShape(rng), randomLayout(rng)
 		l.page = []int{1, 2, 7, 16, 33}[rng.IntN(5)]
 		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]

@@ -32,7 +32,7 @@ func treeShape(rng *rand.Rand) reftest.Shape {
 
 func TestRunTrees(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := 100
+	n := cases(t, 50, 100)
 	if reftest.RaceEnabled {
 		n = 20
 	}
