@@ -544,7 +544,7 @@ func testDeviceConcurrent(t *testing.T, gpu *la.GPU) {
 }
 
 func TestDeviceOnFakeDriver(t *testing.T) {
-	runs := 20_000
+	runs := reftest.Cases(t, 5000, 20_000)
 	if reftest.RaceEnabled {
 		runs = 500
 	}
@@ -668,9 +668,13 @@ func TestDeviceLargeUpload(t *testing.T) {
 }
 
 // deviceFaults runs a test again and again, with every driver call of it failing
-// once.
+// once. By default every third one fails, others in every run.
 func deviceFaults(t *testing.T, test func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error) {
-	for call := int64(1); ; call++ {
+	every := int64(3)
+	if reftest.Every(t) {
+		every = 1
+	}
+	for call := 1 + reftest.Rand(t).Int64N(every); ; call += every {
 		gpu, lib := la.FakeGPU(t)
 		lib.State().FailAt, lib.State().FailWith = lib.State().Calls+call, 1
 		err := test(t, gpu, lib)
@@ -680,8 +684,8 @@ func deviceFaults(t *testing.T, test func(t *testing.T, gpu *la.GPU, lib *fakedr
 			if err != nil {
 				t.Fatalf("without a fault: %v", err)
 			}
-			t.Logf("%d calls", call-1)
-			if call < 10 {
+			t.Logf("%d calls", call-every)
+			if call-every+1 < 10 {
 				t.Fatalf("only %d calls", call)
 			}
 			return

@@ -174,7 +174,7 @@ func testFeatures(t *testing.T, entries []entry, pairs, sets int) {
 
 // TestFeatures is that of the CPU.
 func TestFeatures(t *testing.T) {
-	pairs, sets := reftest.Cases(t, 40, 100), reftest.Cases(t, 2000, 5000)
+	pairs, sets := reftest.Cases(t, 20, 100), reftest.Cases(t, 1000, 5000)
 	if reftest.RaceEnabled {
 		pairs, sets = 5, 20
 	}

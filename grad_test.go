@@ -285,7 +285,7 @@ func TestGradShapes(t *testing.T) {
 	} {
 		for _, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			for _, in := range reftest.AllInputs {
-				if reftest.RaceEnabled && (in != reftest.Peaked || i > 5) {
+				if reftest.RaceEnabled && (in != reftest.Peaked || i > 5) || !reftest.Every(t) && rng.IntN(2) == 0 {
 					continue
 				}
 				p := graphtest.NewProblem(rng, s, graphtest.Spec{Inputs: in, QueryType: query})

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // Texts are the same when tokens are computed some steps before they are looked
@@ -93,6 +95,7 @@ func TestLongPromptBeside(t *testing.T) {
 // What prompts begin with is read once, and the texts are those of prompts that are read each for itself.
 func TestSharedBeginnings(t *testing.T) {
 	dir := writeModel(t, func(c map[string]any) { c["max_position_embeddings"] = 400 })
+	rng := reftest.Rand(t)
 	begin := strings.Repeat("All of them begin so. ", 7) // 155 tokens with the one before it, and three pages
 	for _, c := range []struct {
 		prompts []string
@@ -103,7 +106,9 @@ func TestSharedBeginnings(t *testing.T) {
 		{[]string{"All of them begin alike", begin + "one", "x", begin + "other", begin + "o"}, []int{0, 19, 0, 156, 155}},
 		{[]string{begin + "x", begin[:15], begin[:16], begin[:17]}, []int{0, 0, 16, 17}},
 	} {
-		for _, flags := range [][]string{{}, {"-chunk", "9"}, {"-temperature", "0.6", "-seed", "3"}, {"-draft", "ngram"}, {"-n", "1"}} {
+		all := [][]string{{}, {"-chunk", "9"}, {"-temperature", "0.6", "-seed", "3"}, {"-draft", "ngram"}, {"-n", "1"}}
+		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		for _, flags := range all[:reftest.Cases(t, 2, len(all))] {
 			args := slices.Concat([]string{"-model", dir, "-n", "25"}, flags)
 			all := slices.Clone(args)
 			for _, p := range c.prompts {

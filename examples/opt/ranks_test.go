@@ -33,7 +33,7 @@ func TestRanks(t *testing.T) {
 		asRank(t, append(strings.Split(os.Getenv(flags), "|"), "-device", "gpu")...)
 		return
 	}
-	cases := []string{"-prompt|Once upon a time|-prompt|The|-n|3"}
+	cases := []string{"-prompt|Once upon a time|-prompt|The|-n|2"}
 	if reftest.Every(t) {
 		file := filepath.Join(t.TempDir(), "text")
 		if err := os.WriteFile(file, []byte("Once upon a time there was a little girl."), 0o600); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // script is a session that reads lines from a list.
@@ -80,7 +81,7 @@ func (x *script) text(lines ...string) string {
 func TestSessionLaws(t *testing.T) {
 	dir := writeModel(t, func(c map[string]any) { c["max_position_embeddings"] = 2000 }) // pages for some forks
 	for _, ahead := range []bool{false, true} {
-		for seed := range uint64(6) {
+		for seed := range uint64(reftest.Cases(t, 3, 6)) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			x := newScript(t, ahead, "-model", dir, "-n", "6", "-stop", "ab", "-stop", "o", "-stop", "es")
 			var shown []string // the texts that can be returned to by /undo, the last one first

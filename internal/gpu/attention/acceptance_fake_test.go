@@ -10,7 +10,7 @@ import (
 )
 
 func TestFakeAcceptance(t *testing.T) {
-	most, on := 400000, testgpu.Fakes[:2]
+	most, on := reftest.Cases(t, 150000, 400000), testgpu.Fakes[:2]
 	if reftest.RaceEnabled {
 		most, on = 120000, testgpu.Fakes[:1]
 	}

@@ -79,7 +79,7 @@ func testMixed(t *testing.T, m *machine, n, longest int) {
 		t.Errorf("steps with both kinds of kernels, and others: %v", kinds)
 	}
 	noError(t, plan.Close())
-	testGraph(t, m, reftest.Cases(t, 2, 3), 70, longest)
+	testGraph(t, m, reftest.Cases(t, 2, 3), 70, longest, reftest.Cases(t, 2, 4))
 }
 
 // Both kinds of kernels are done early where each has blocks by its cost; nobody is without.

@@ -97,7 +97,7 @@ func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3))
 
 func TestEmulatedAppend(t *testing.T) { testAppend(t, emulatedGPU(t, 3)) }
 
-func TestEmulatedGraph(t *testing.T) { testGraph(t, emulatedGPU(t, 4), 3, 0, 200) }
+func TestEmulatedGraph(t *testing.T) { testGraph(t, emulatedGPU(t, 4), 3, 0, 200, 4) }
 
 func TestEmulatedRuns(t *testing.T) { testRuns(t, emulatedGPU(t, 4), 700) }
 

@@ -71,14 +71,14 @@ func shorter(n int) int {
 func TestFakePrefill(t *testing.T) {
 	onFakes(t, reftest.Cases(t, 5, 40), func(t *testing.T, m *machine, n int) {
 		for _, take := range []choice{takeMany, takeBoth} {
-			testPrefill(t, m, take, n, shorter(300))
-			testPrefillInstead(t, m, take, reftest.Cases(t, 1, 1000), shorter(300))
+			testPrefill(t, m, take, n, shorter(reftest.Cases(t, 150, 300)))
+			testPrefillInstead(t, m, take, reftest.Cases(t, 1, 1000), shorter(reftest.Cases(t, 150, 300)))
 		}
 	})
 }
 
 func TestFakeMixed(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 4, 60), func(t *testing.T, m *machine, n int) { testMixed(t, m, n, shorter(400)) })
+	onFakes(t, reftest.Cases(t, 4, 60), func(t *testing.T, m *machine, n int) { testMixed(t, m, n, shorter(reftest.Cases(t, 200, 400))) })
 }
 
 func TestFakeSchedules(t *testing.T) {
@@ -165,7 +165,7 @@ func TestFakeNeighbours(t *testing.T) {
 
 func TestFakeGraph(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
-	testGraph(t, m, 4, 0, testgpu.Fewer(1000))
+	testGraph(t, m, 4, 0, testgpu.Fewer(1000), 4)
 }
 
 func TestFakeStreams(t *testing.T) {

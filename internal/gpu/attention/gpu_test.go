@@ -97,7 +97,7 @@ func TestGPUNeighbours(t *testing.T) { testNeighbours(t, realGPU(t)) }
 func TestGPUAppend(t *testing.T) { testAppend(t, realGPU(t)) }
 
 func TestGPUGraph(t *testing.T) {
-	testGraph(t, realGPU(t), testgpu.OrShort(20, 4), 0, testgpu.OrShort(4000, 600))
+	testGraph(t, realGPU(t), testgpu.OrShort(20, 4), 0, testgpu.OrShort(4000, 600), 4)
 }
 
 func TestGPURuns(t *testing.T) { testRuns(t, realGPU(t), 20000) }

@@ -79,7 +79,7 @@ func testPrefillInstead(t *testing.T, m *machine, take choice, n, longest int) {
 		"repeats":       func(t *testing.T) { testRepeats(t, m, 4, 1e5, longest) },
 		"large queries": func(t *testing.T) { testLargeQueries(t, m) },
 		"many rows":     func(t *testing.T) { testManyRows(t, m, longest, 20) },
-		"graph":         func(t *testing.T) { testGraph(t, m, 3, 0, longest) },
+		"graph":         func(t *testing.T) { testGraph(t, m, 3, 0, longest, 4) },
 		"streams":       func(t *testing.T) { testStreams(t, m, 2, 10, options{kv: attn.Float16, work: 1e5, longest: longest}) },
 	}
 	var names []string

@@ -71,11 +71,15 @@ func (k *twin) merge(l *testgpu.Launch) {
 }
 
 func TestFakePrefixes(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 15, 60), func(t *testing.T, m *machine, n int) { testPrefixes(t, m, n, shorter(400), false) })
+	onFakes(t, reftest.Cases(t, 15, 60), func(t *testing.T, m *machine, n int) {
+		testPrefixes(t, m, n, shorter(reftest.Cases(t, 200, 400)), false)
+	})
 }
 
 func TestFakePrefixesRecorded(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 3, 9), func(t *testing.T, m *machine, n int) { testPrefixesRecorded(t, m, max(n, 3), shorter(300), false) })
+	onFakes(t, reftest.Cases(t, 3, 9), func(t *testing.T, m *machine, n int) {
+		testPrefixesRecorded(t, m, max(n, 3), shorter(reftest.Cases(t, 150, 300)), false)
+	})
 }
 
 // What is too little, what a window hides keys of, and what is asked for by its schedule is for each sequence by

@@ -140,12 +140,14 @@ func (m *machine) replay(t *testing.T, plan *Plan, s *steps, each func(i int, p 
 }
 
 // testGraph: launches that were captured once are those of every later step.
-func testGraph(t *testing.T, m *machine, n, chunk, longest int) {
+func testGraph(t *testing.T, m *machine, n, chunk, longest, kinds int) {
 	rng := reftest.Rand(t)
-	for _, c := range []struct {
+	all := []struct {
 		kv      attn.DType
 		unfused bool
-	}{{attn.Float16, false}, {attn.BFloat16, false}, {attn.Float32, false}, {attn.Float16, true}} {
+	}{{attn.Float16, false}, {attn.BFloat16, false}, {attn.Float32, false}, {attn.Float16, true}}
+	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	for _, c := range all[:kinds] {
 		const sequences = 5
 		s := m.steps(t, rng, n, sequences, chunk, longest, c.kv)
 		for _, p := range s.all {
