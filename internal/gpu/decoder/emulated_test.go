@@ -23,7 +23,7 @@ func emulatedDecoder(t testing.TB, sms int) (*machine, *Engine) {
 func TestEmulatedSample(t *testing.T) {
 	m := emulatedGPU(t, 16)
 	testSample(t, m, reftest.Cases(t, 1, 6), 1000)
-	testSampleGreedy(t, m, 1, 2, 3, 5, 500)
+	testSampleGreedy(t, m, reftest.Cases(t, 2, 6), 1, 2, 3, 5, 500)
 }
 
 func TestEmulatedSampleSets(t *testing.T) {

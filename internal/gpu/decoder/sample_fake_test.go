@@ -21,7 +21,7 @@ func TestFakeSample(t *testing.T) {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
 			testSample(t, m, testgpu.Fewer(60), 3000)
-			testSampleGreedy(t, m, 1, 2, 3, 5, 500)
+			testSampleGreedy(t, m, 6, 1, 2, 3, 5, 500)
 		})
 	}
 }

@@ -9,7 +9,7 @@ func TestGPUSample(t *testing.T) { testSample(t, realGPU(t), 400, 60000) }
 func TestGPUSampleLong(t *testing.T) { testSample(t, realGPU(t), 150, 300001) }
 
 func TestGPUSampleGreedy(t *testing.T) {
-	testSampleGreedy(t, realGPU(t), 1, 2, 3, 5, 500, 4099, 50272, 300001)
+	testSampleGreedy(t, realGPU(t), 6, 1, 2, 3, 5, 500, 4099, 50272, 300001)
 }
 
 func TestGPUSampleSets(t *testing.T) { testSampleSets(t, realGPU(t), 100, 5000) }
