@@ -122,12 +122,12 @@ func rounded(d attn.DType) float64 {
 
 // cutOff is how much of the largest sum on its way the tensor core loses besides,
 // which cuts off what it adds: of a matrix all columns may be in one sum. Other layers add
-// up a column block from zero at a time.
-func cutOff(matrix bool, in int) float64 {
+// up a column block from zero at a time. A product of 16 columns, of each part of x, may lose a unit of the sum's last place.
+func cutOff(matrix bool, in, parts int) float64 {
 	if !matrix {
 		return 0
 	}
-	return float64(in) * 0x1p-29
+	return float64(parts*in) / 16 * 0x1p-23
 }
 
 func TestGPULinear(t *testing.T) {
@@ -302,7 +302,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 			}
 			of.rounded[roundedLaunch{k.rows, l.below, d.skinnyLent(l.kind, attn.Ceil(attn.Ceil(in, skinnyBlock), l.split)) > 0}]++
 		}
-		cut, lost := cutOff(launch.gemm != nil, in), lost(w)
+		cut, lost := cutOff(launch.gemm != nil, in, launch.parts()), lost(w)
 		if launch.parts() == 1 {
 			if !o.RoundX {
 				t.Fatalf("%d rows of %d: x is rounded without being asked", rows, in)
