@@ -39,7 +39,7 @@ func TestDropped(t *testing.T) {
 
 func TestRunDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cases(t, 40, 100)
+	n := cases(t, 20, 100)
 	if reftest.RaceEnabled {
 		n = 30
 	}

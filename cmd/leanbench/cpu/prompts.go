@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -85,22 +86,13 @@ func measurePrompts(o *measure.Options, threads, python, only string, stdout, st
 		if w, err = measure.StartWorker(python, gradientsWorker, fmt.Sprint(options.Workers)); err != nil {
 			return err
 		}
-		defer func() { err = firstOf(err, w.Close()) }()
+		defer func() { err = errors.Join(err, w.Close()) }()
 		b.report.Notes = append(b.report.Notes, strings.Join(w.Hello, " "))
 	}
 	if err := b.prompts(w, counts, cases); err != nil {
 		return err
 	}
 	return b.report.Save(o.JSON)
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (b *attentionBench) prompts(w *measure.Worker, threads []int, cases []stepShape) error {
@@ -182,7 +174,7 @@ func (b *attentionBench) promptSteps(s stepShape) (exact, mixed func() error, er
 	q := newQuery(decodeShape{heads: s.heads * s.queries, dim: s.dim}, b.rng)
 	out := tensor.New(tensor.WithShape(1, s.heads, s.queries, s.dim), tensor.WithBacking(make([]float32, s.heads*s.queries*s.dim)))
 	a := la.Args{Q: q, K: sets[0].k, V: sets[0].v, Out: out}
-	if err := firstOf(q.Reshape(1, s.heads, s.queries, s.dim), sets[0].k.Reshape(1, s.heads, s.keys, s.dim), sets[0].v.Reshape(1, s.heads, s.keys, s.dim)); err != nil {
+	if err := errors.Join(q.Reshape(1, s.heads, s.queries, s.dim), sets[0].k.Reshape(1, s.heads, s.keys, s.dim), sets[0].v.Reshape(1, s.heads, s.keys, s.dim)); err != nil {
 		return nil, nil, err
 	}
 	var opts []la.Option

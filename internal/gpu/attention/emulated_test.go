@@ -48,7 +48,7 @@ func TestEmulatedPrefillInstead(t *testing.T) {
 }
 
 func TestEmulatedSchedules(t *testing.T) {
-	testSchedules(t, emulatedGPU(t, 7), reftest.Cases(t, 120, 300))
+	testSchedules(t, emulatedGPU(t, 7), reftest.Cases(t, 60, 300))
 }
 
 func TestEmulatedPages(t *testing.T) { testPages(t, emulatedGPU(t, 5), 900) }
