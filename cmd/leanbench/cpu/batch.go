@@ -265,13 +265,7 @@ func (b *Batches) peersOf(s Batch, sets int) ([]measure.Contender, error) {
 	}
 	var all []measure.Contender
 	for _, w := range ways {
-		all = append(all, measure.Contender{Name: w.name, Settle: torchSettle, Run: func(n int) (time.Duration, error) {
-			t, _, err := b.torch.Seconds(1, "run %s %d", w.way, n)
-			if err != nil {
-				return 0, err
-			}
-			return t[0], nil
-		}})
+		all = append(all, measure.Contender{Name: w.name, Settle: measure.TorchSettle, Run: b.torch.Steps("run %s", w.way)})
 	}
 	return all, nil
 }

@@ -2,6 +2,7 @@
 package cpu
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -32,6 +33,9 @@ func measureCPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	return func(stdout, stderr io.Writer) error {
 		if *prompts {
 			return measurePrompts(o, *threads, *python, *only, stdout, stderr)
+		}
+		if *threads != "" || *python != "" {
+			return errors.New("-threads and -python say nothing without -prompts")
 		}
 		pattern, err := regexp.Compile(*only)
 		if err != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
@@ -59,6 +58,12 @@ func (s stepShape) products() float64 {
 	return 2 * matrices * float64(s.heads) * pairs * float64(s.dim) / 1e9
 }
 
+// torch has a worker make its operands, and is its contender.
+func (s stepShape) torch(w *measure.Worker) (measure.Contender, error) {
+	_, err := w.Ask("shape %d %d %d %d %s %t %t", s.heads, s.queries, s.keys, s.dim, s.store, s.causal, s.backward)
+	return measure.Contender{Name: NameTorch, Run: w.Steps("run"), Settle: measure.TorchSettle}, err
+}
+
 // gradientCases are what training takes, and float64 elsewhere.
 func gradientCases() (cases []stepShape) {
 	for _, store := range []string{"f64", "f32"} {
@@ -96,24 +101,19 @@ func (b *attentionBench) measureGradients(w *measure.Worker, s stepShape) error 
 	if s.store == "f64" {
 		step = newStep[float64]
 	}
-	if _, err := w.Ask("shape %d %d %d %d %s %t %t", s.heads, s.queries, s.keys, s.dim, s.store, s.causal, s.backward); err != nil {
+	torch, err := s.torch(w)
+	if err != nil {
 		return err
 	}
 	all, err := measure.Alternate(b.pace, []measure.Contender{
-		{Name: "lean", Run: measure.Timed(step(s, b.rng))},
-		{Name: "PyTorch", Run: func(n int) (time.Duration, error) {
-			t, _, err := w.Seconds(1, "run %d", n)
-			if err != nil {
-				return 0, err
-			}
-			return t[0], nil
-		}, Settle: torchSettle},
+		{Name: nameLean, Run: measure.Timed(step(s, b.rng))},
+		torch,
 	})
 	if err != nil {
 		return err
 	}
 	for i, t := range all {
-		r := b.report.Row(tableGradients, s.String(), []string{"lean", "PyTorch"}[i])
+		r := b.report.Row(tableGradients, s.String(), []string{nameLean, NameTorch}[i])
 		r.Add(measure.StepMillis, 1e3*t.Median(), nil)
 		r.Add(measure.Products, s.products()/t.Best(), nil)
 		if i == 0 {

@@ -9,14 +9,10 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 )
 
 //go:embed attention.py
 var attentionWorker string
-
-// torchSettle is longer than PyTorch's threads spin when they have no work.
-const torchSettle = 30 * time.Millisecond
 
 // measurePeers measures attention against PyTorch's.
 var measurePeers = againstTorch("peers", attentionWorker, (*attentionBench).peers)
@@ -115,13 +111,7 @@ func (b *attentionBench) measurePeer(w *measure.Worker, c one) error {
 		return err
 	}
 	torch := func(name, way string) measure.Contender {
-		return measure.Contender{Name: name, Run: func(n int) (time.Duration, error) {
-			t, _, err := w.Seconds(1, "run %s %d", way, n)
-			if err != nil {
-				return 0, err
-			}
-			return t[0], nil
-		}, Settle: torchSettle}
+		return measure.Contender{Name: name, Run: w.Steps("run %s", way), Settle: measure.TorchSettle}
 	}
 	contenders := []measure.Contender{ceiling(sets), attend(s, q, sets).Contender, torch("PyTorch", "sdpa")}
 	if s.heads != s.kvHeads {

@@ -7,9 +7,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
@@ -44,26 +42,14 @@ func tablePrompts(threads int) string {
 	return fmt.Sprintf("Attention of causal prompts, against scaled_dot_product_attention, %d threads", threads)
 }
 
-// threadCounts reads -threads; an empty text is the number of workers.
-func threadCounts(text string, workers int) (all []int, err error) {
-	if text == "" {
-		return []int{workers}, nil
-	}
-	for part := range strings.SplitSeq(text, ",") {
-		n, err := strconv.Atoi(part)
-		if err != nil || n < 1 || n > runtime.NumCPU() {
-			return nil, fmt.Errorf("-threads: %q is no number of this machine's %d cores", part, runtime.NumCPU())
-		}
-		all = append(all, n)
-	}
-	return all, nil
-}
-
 // measurePrompts measures attention of prompts with some numbers of threads, beside PyTorch if there is a Python.
 func measurePrompts(o *measure.Options, threads, python, only string, stdout, stderr io.Writer) (err error) {
-	counts, err := threadCounts(threads, o.Workers)
+	counts, err := measure.Counts("threads", threads)
 	if err != nil {
 		return err
+	}
+	if len(counts) == 0 {
+		counts = []int{o.Workers}
 	}
 	pattern, err := regexp.Compile(only)
 	if err != nil {
@@ -134,16 +120,11 @@ func (b *attentionBench) measurePrompt(w *measure.Worker, threads int, s stepSha
 		judged = nameMixed
 	}
 	if w != nil {
-		if _, err := w.Ask("shape %d %d %d %d %s %t %t", s.heads, s.queries, s.keys, s.dim, s.store, s.causal, s.backward); err != nil {
+		torch, err := s.torch(w)
+		if err != nil {
 			return err
 		}
-		contenders = append(contenders, measure.Contender{Name: NameTorch, Run: func(n int) (time.Duration, error) {
-			t, _, err := w.Seconds(1, "run %d", n)
-			if err != nil {
-				return 0, err
-			}
-			return t[0], nil
-		}, Settle: torchSettle})
+		contenders = append(contenders, torch)
 	}
 	all, err := measure.Alternate(b.pace, contenders)
 	if err != nil {

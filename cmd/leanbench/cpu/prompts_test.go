@@ -1,6 +1,8 @@
 package cpu
 
 import (
+	"flag"
+	"io"
 	"runtime"
 	"strings"
 	"testing"
@@ -58,12 +60,20 @@ func TestPromptCases(t *testing.T) {
 	if len(names) != 36 {
 		t.Errorf("%d cases", len(names))
 	}
-	for _, wrong := range []string{"0", "x", "1,", "100000"} {
-		if n, err := threadCounts(wrong, 1); err == nil {
-			t.Errorf("-threads %q gives %v", wrong, n)
+	for _, wrong := range []string{"0", "x", "1,-1", "100000"} {
+		o := measure.Flags(flag.NewFlagSet("", flag.ContinueOnError))
+		if err := measurePrompts(o, wrong, "", "", io.Discard, io.Discard); err == nil {
+			t.Errorf("-threads %q was taken", wrong)
 		}
 	}
-	if n, err := threadCounts("", 2); err != nil || len(n) != 1 || n[0] != 2 {
-		t.Errorf("%v, %v", n, err)
+	for _, wrong := range [][]string{{"-threads", "1"}, {"-python", "x"}} {
+		flags := flag.NewFlagSet("", flag.ContinueOnError)
+		run := measureCPU(flags)
+		if err := flags.Parse(wrong); err != nil {
+			t.Fatal(err)
+		}
+		if err := run(io.Discard, io.Discard); err == nil {
+			t.Errorf("%v without -prompts was taken", wrong)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -72,9 +73,6 @@ type onCores struct {
 	memory         []byte                    // what the ceiling reads
 }
 
-// torchSettle is longer than PyTorch's threads spin when they have no work.
-const torchSettle = 30 * time.Millisecond
-
 // ceilingBytes is what the ceiling reads, many times what caches have.
 var ceilingBytes = 1 << 30
 
@@ -83,8 +81,38 @@ var startCoresWorker = func(python string) (*measure.Worker, error) {
 	return measure.StartWorker(python, optGPUWorker, "cpu")
 }
 
+// measureCores is measureDecoders with -threads. Flags that it knows nothing of are refused.
+func measureCores(flags *flag.FlagSet, o *measure.Options, python, device, threads string, stdout, stderr io.Writer) (err error) {
+	c := &coresOptions{Options: o, python: python, shape: coresShape, threads: threads, prompts: coresPrompts}
+	if o.Quick {
+		c.prompts = quickPrompts
+	}
+	flags.Visit(func(f *flag.Flag) {
+		switch f.Name {
+		case "threads", "python", "json", "quick":
+		case "shapes":
+			c.shape = f.Value.String()
+		case "prompts":
+			c.prompts = f.Value.String()
+		case "device":
+			if device != "cpu" {
+				err = errors.Join(err, fmt.Errorf("-threads measures a CPU, and -device is %q", device))
+			}
+		default:
+			err = errors.Join(err, fmt.Errorf("-%s says nothing with -threads", f.Name))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return c.run(stdout, stderr)
+}
+
 func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
-	threads, err := counts("threads", o.threads)
+	threads, err := measure.Counts("threads", o.threads)
+	if err == nil && len(threads) == 0 {
+		err = fmt.Errorf("-threads %q has no number", o.threads)
+	}
 	if err != nil {
 		return err
 	}
@@ -95,6 +123,9 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	prompts, err := (&e2eGPUOptions{shapes: o.shape, prompts: o.prompts}).promptCases()
 	if err != nil {
 		return err
+	}
+	if len(prompts) > 0 {
+		config = prompts[0].config // with positions for the longest
 	}
 	m, err := measure.ThisMachine(slices.Max(threads))
 	if err != nil {
@@ -190,15 +221,12 @@ func (w coreWay) options() model.Options {
 	return greedy(model.Options{Cache: w.store.Dtype, Mixed: w.mixed})
 }
 
-// peer is a contender that asks a worker, whose answer begins with the time of all steps.
+// peer is a contender that asks a worker.
 func (b *onCores) peer(i int, question string, args ...any) measure.Contender {
-	return measure.Contender{Name: corePeers[i].name, Settle: torchSettle, Run: func(steps int) (time.Duration, error) {
+	steps := b.workers[i].Steps(question, args...)
+	return measure.Contender{Name: corePeers[i].name, Settle: measure.TorchSettle, Run: func(n int) (time.Duration, error) {
 		fmt.Fprintf(b.stderr, "%s\n", corePeers[i].name)
-		t, _, err := b.workers[i].Seconds(1, question, append(args, steps)...)
-		if err != nil {
-			return 0, err
-		}
-		return t[0], nil
+		return steps(n)
 	}}
 }
 
@@ -220,7 +248,7 @@ func (b *onCores) prompt(table string, c promptCase) (err error) {
 		}})
 	}
 	for i := range b.workers {
-		peer := b.peer(i, "prompt %d %d %d", c.batch, c.width)
+		peer := b.peer(i, "prompt %d %d", c.batch, c.width)
 		contenders = append(contenders, peer)
 	}
 	all, err := measure.Alternate(measure.Pace{Rounds: b.rounds, Steps: 1}, contenders)
@@ -277,7 +305,7 @@ func (b *onCores) step(table string, c stepCase) (err error) {
 		if _, err := w.Ask("read eager %d %d %d", c.batch, c.context, c.steps); err != nil {
 			return err
 		}
-		contenders = append(contenders, b.peer(i, "run eager %d"))
+		contenders = append(contenders, b.peer(i, "run eager"))
 	}
 	all, err := measure.Alternate(measure.Pace{Rounds: b.rounds, Steps: c.steps}, contenders)
 	if err != nil {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"flag"
 	"io"
 	"os"
 	"path/filepath"
@@ -78,6 +79,21 @@ func TestOnCoresAsked(t *testing.T) {
 		}
 		if _, err := os.Stat(name); err == nil {
 			t.Errorf("%+v wrote figures", o)
+		}
+	}
+}
+
+// TestOnCoresFlags: a flag that says nothing with -threads is refused, by name.
+func TestOnCoresFlags(t *testing.T) {
+	for _, wrong := range []string{"-workers=1", "-device=gpu", "-batches=3", "-dir=x"} {
+		flags := flag.NewFlagSet("", flag.ContinueOnError)
+		run := measureDecoders(flags)
+		if err := flags.Parse([]string{"-threads", "1", wrong}); err != nil {
+			t.Fatal(err)
+		}
+		name, _, _ := strings.Cut(wrong, "=")
+		if err := run(io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", wrong, err)
 		}
 	}
 }

@@ -62,26 +62,14 @@ func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	threads := flags.String("threads", "", "with -device cpu: measure prompts and steps of a model with random weights instead, that of -shapes or OPT-1.3b, with these `numbers` of threads, such as 8,16; -prompts says which prompts")
 	onGPU := e2eGPUFlags(flags)
 	return func(stdout, stderr io.Writer) error {
+		if *threads != "" {
+			return measureCores(flags, o, *python, *device, *threads, stdout, stderr)
+		}
 		if *device == "gpu" {
 			onGPU.json, onGPU.quick, onGPU.python = o.JSON, o.Quick, *python
 			return onGPU.run(stdout, stderr)
 		} else if *device != "cpu" {
 			return fmt.Errorf("-device %q is neither cpu nor gpu", *device)
-		}
-		if *threads != "" {
-			c := &coresOptions{Options: o, python: *python, shape: coresShape, threads: *threads, prompts: coresPrompts}
-			if o.Quick {
-				c.prompts = quickPrompts
-			}
-			flags.Visit(func(f *flag.Flag) {
-				switch f.Name {
-				case "shapes":
-					c.shape = f.Value.String()
-				case "prompts":
-					c.prompts = f.Value.String()
-				}
-			})
-			return c.run(stdout, stderr)
 		}
 		if *python == "" {
 			return errors.New("-python is needed: peers/setup.sh makes one and prints its path")

@@ -12,7 +12,6 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -94,19 +93,19 @@ const longShape = "6.7b"
 
 // cases come shape by shape.
 func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
-	batches, err := counts("batches", o.batches)
+	batches, err := measure.Counts("batches", o.batches)
 	if err != nil {
 		return nil, err
 	}
-	contexts, err := counts("contexts", o.contexts)
+	contexts, err := measure.Counts("contexts", o.contexts)
 	if err != nil {
 		return nil, err
 	}
-	long, err := counts("long", o.long)
+	long, err := measure.Counts("long", o.long)
 	if err != nil {
 		return nil, err
 	}
-	others := fields(o.attn)
+	others := measure.Fields(o.attn)
 	for _, way := range others {
 		if _, ok := otherWays[way]; !ok {
 			return nil, fmt.Errorf("-attn: %q is neither fixed nor default", way)
@@ -147,23 +146,6 @@ func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 	}
 	if len(all) == 0 {
 		return nil, errors.New("-batches, -contexts and -long leave nothing to measure")
-	}
-	return all, nil
-}
-
-// fields are what is between commas; an empty text has none.
-func fields(text string) []string {
-	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
-}
-
-// counts reads positive numbers with commas between; an empty text has none.
-func counts(name, text string) (all []int, err error) {
-	for _, s := range fields(text) {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 {
-			return nil, fmt.Errorf("-%s: %q is not a positive number", name, s)
-		}
-		all = append(all, n)
 	}
 	return all, nil
 }

@@ -40,7 +40,7 @@ func (o *e2eGPUOptions) promptCases() (all []promptCase, err error) {
 			return nil, fmt.Errorf("-shapes: %q is none of OPT's", shape)
 		}
 		first := len(all)
-		for _, text := range fields(o.prompts) {
+		for _, text := range measure.Fields(o.prompts) {
 			c := promptCase{shape: shape}
 			if n, err := fmt.Sscanf(text, "%dx%d", &c.batch, &c.width); n != 2 || err != nil || c.batch < 1 || c.width < 1 || fmt.Sprintf("%dx%d", c.batch, c.width) != text {
 				return nil, fmt.Errorf("-prompts: %q is not a number of prompts and their tokens, such as 16x512", text)

@@ -2,6 +2,9 @@ package measure
 
 import (
 	"flag"
+	"fmt"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -26,6 +29,23 @@ func (o *Options) Pace() Pace {
 		return Pace{Rounds: 3, Turn: 20 * time.Millisecond}
 	}
 	return Pace{Rounds: 11, Turn: 120 * time.Millisecond}
+}
+
+// Fields are what is between commas; an empty text has none.
+func Fields(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
+}
+
+// Counts reads the positive numbers of a flag, with commas between; an empty text has none.
+func Counts(name, text string) (all []int, err error) {
+	for _, s := range Fields(text) {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("-%s: %q is not a positive number", name, s)
+		}
+		all = append(all, n)
+	}
+	return all, nil
 }
 
 // Only is b in some cases, and no bar in all others.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -67,6 +68,21 @@ func Start(c *exec.Cmd) (*Worker, error) {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
+}
+
+// TorchSettle is longer than PyTorch's threads spin when they have no work.
+const TorchSettle = 30 * time.Millisecond
+
+// Steps is the Run of a contender in the worker: a question whose last word is the number of steps, and whose answer begins
+// with the time of all.
+func (w *Worker) Steps(format string, args ...any) func(n int) (time.Duration, error) {
+	return func(n int) (time.Duration, error) {
+		t, _, err := w.Seconds(1, format+" %d", append(slices.Clone(args), n)...)
+		if err != nil {
+			return 0, err
+		}
+		return t[0], nil
+	}
 }
 
 // Ask sends a question and returns the words of its answer.
