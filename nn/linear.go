@@ -105,7 +105,8 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // bytes. There 16 rows read the weights once; operands are split in two parts
 // for the tensor cores, so that no more than 2^-18 of a product is lost (2^-15
 // with bfloat16; see [WithMixedPrecision]), infinities become NaN, and the order of sums depends on the
-// number of rows and the GPU.
+// number of rows and the GPU. Where many rows are a GEMM the tensor core cuts off what it adds, too: up to 2^-27 of the
+// largest sum on its way, for each column and part.
 //
 // Of several GPUs ([la.OpenGPUs]) each computes some columns of y where w comes from
 // [la.GPU.UploadSharded] on axis 0, the output features; b may be sharded so as well. The other inputs

@@ -223,8 +223,8 @@ func columnsBF16AMX(a *packArgs)
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
 // 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
-// become NaN.
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
 func tileX1W1AMX(a *tileArgs)
@@ -236,8 +236,8 @@ func tileX1W1AMX(a *tileArgs)
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
 // 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
-// become NaN.
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
 func tileX3W1AMX(a *tileArgs)
@@ -249,8 +249,8 @@ func tileX3W1AMX(a *tileArgs)
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
 // 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
-// become NaN.
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
 func tileX2W2AMX(a *tileArgs)
@@ -262,8 +262,8 @@ func tileX2W2AMX(a *tileArgs)
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
 // 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
-// become NaN.
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
 func tileX3W2AMX(a *tileArgs)
@@ -275,8 +275,8 @@ func tileX3W2AMX(a *tileArgs)
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
 // 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
-// become NaN.
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
 func tileX3W3AMX(a *tileArgs)

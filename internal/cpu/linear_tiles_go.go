@@ -166,19 +166,26 @@ func pairsGo(a *packArgs, d attn.DType, parts int) {
 		for r := range a.rows {
 			var of [3]half.BFloat16
 			if k < a.n {
-				v := widened(unsafe.Add(a.src, r*a.srcRow), k, d)
-				if d != attn.Float32 {
-					a.odd |= largeGo(&v, 1)
-				}
-				if of = partsOf(v, parts); parts == 1 {
-					of[0] = half.BFloat16(math.Float32bits(v) >> 16)
-				}
+				of = a.stored(unsafe.Add(a.src, r*a.srcRow), k, d, parts)
 			}
 			for p := range parts {
 				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[k%stepDepth/2][2*r+k%2] = of[p]
 			}
 		}
 	}
+}
+
+// stored returns the parts of element k of a row that is stored as d, where a bfloat16 is its own part, and sees whether one of
+// 16 bits is large.
+func (a *packArgs) stored(row unsafe.Pointer, k int, d attn.DType, parts int) [3]half.BFloat16 {
+	v := widened(row, k, d)
+	if d != attn.Float32 {
+		a.odd |= largeGo(&v, 1)
+	}
+	if d == attn.BFloat16 {
+		return [3]half.BFloat16{half.BFloat16(math.Float32bits(v) >> 16)}
+	}
+	return partsOf(v, parts)
 }
 
 // columnsF16Go writes the two parts of values that are stored as float16, as weights whose features are 16 columns:
@@ -201,11 +208,7 @@ func columnsGo(a *packArgs, d attn.DType, parts int) {
 		for r := range stepRows {
 			var of [3]half.BFloat16
 			if k < a.n {
-				v := widened(unsafe.Add(a.src, k*a.srcRow), r, d)
-				a.odd |= largeGo(&v, 1)
-				if of = partsOf(v, parts); parts == 1 {
-					of[0] = half.BFloat16(math.Float32bits(v) >> 16)
-				}
+				of = a.stored(unsafe.Add(a.src, k*a.srcRow), r, d, parts)
 			}
 			for p := range parts {
 				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[k%stepDepth/2][2*r+k%2] = of[p]
@@ -221,8 +224,8 @@ func columnsGo(a *packArgs, d attn.DType, parts int) {
 // or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
 // 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in float32, and numbers that are not normal are 0. What is not finite may
-// become NaN.
+// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// float32, and numbers that are not normal are 0. What is not finite may become NaN.
 func tilePartsGo(a *tileArgs) {
 	for t := range a.tiles {
 		for r := range a.tall {

@@ -204,7 +204,7 @@ func (ws *workspace[F]) packValues(s *promptScratch, rows *addresses, key, n int
 	k, a := ws.prompt, &s.pack
 	size, dim := rows.size, ws.plan.g.ValueDim
 	steps := stepsOf(n)
-	a.dstStep, a.dstPart, a.rows, a.odd = 2*k.wParts*stepBytes, 2*stepBytes, stepRows, 0
+	a.dstStep, a.dstPart, a.odd = 2*k.wParts*stepBytes, 2*stepBytes, 0
 	for c := 0; c < n; c += a.n {
 		// As many as lie in one page, or a step of those that do not.
 		a.n = min(n-c, rows.inPage(key+c))
@@ -222,8 +222,7 @@ func (ws *workspace[F]) packValues(s *promptScratch, rows *addresses, key, n int
 		for o := 0; o < dim; o += stepRows {
 			at := unsafe.Add(s.values, (o/promptTile*steps+c/stepDepth)*a.dstStep+o/stepRows%2*stepBytes)
 			a.src = unsafe.Add(src, o*size)
-			first := min(a.n, stepDepth-c%stepDepth) // what fills the step that was begun
-			all := a.n
+			all, first := a.n, min(a.n, stepDepth-c%stepDepth) // what fills the step that was begun
 			a.n = first
 			a.dst = unsafe.Add(at, c%stepDepth/2*64)
 			k.columns(a)
