@@ -55,19 +55,29 @@ func Execute(t testing.TB, lib *fakedriver.Library, capability, multiprocessors 
 // Crowd is Execute of a GPU of whose multiprocessors no more than so many are free, while
 // somebody else has the others: thread blocks begin when others have ended.
 func Crowd(t testing.TB, lib *fakedriver.Library, capability, multiprocessors, free int) {
+	rng := reftest.Rand(t)
 	s := lib.State()
+	s.Turns = rng.Uint64() | 1
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = memoryBytes, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448
-	lib.Execute(&emulator{t, lib, reftest.Rand(t).Uint64, map[string]*ptx.Kernel{}, free, map[uintptr]*ptx.Trace{}})
+	lib.Execute(&emulator{t, lib, s, rng.Uint64, map[string]*ptx.Kernel{}, free, map[uintptr]*ptx.Trace{}, map[uintptr]*running{}})
 }
 
 // emulator executes the kernels' PTX.
 type emulator struct {
 	t       testing.TB
 	lib     *fakedriver.Library
+	state   *fakedriver.State
 	seed    func() uint64
 	kernels map[string]*ptx.Kernel // by name: no two units have the same
 	free    int                    // multiprocessors
-	last    map[uintptr]*ptx.Trace // of the last launch in each stream
+	last    map[uintptr]*ptx.Trace // of the last launch in each queue
+	running map[uintptr]*running   // launches that have begun, and not ended
+}
+
+// running is a launch that others run beside, and when the memory that it has was the driver's.
+type running struct {
+	*ptx.Running
+	buffers int64
 }
 
 func (e *emulator) kernel(image, name string) *ptx.Kernel {
@@ -143,24 +153,70 @@ func (e *emulator) ArgumentBytes(image, kernel string) int {
 }
 
 func (e *emulator) Execute(c *fakedriver.Call) error {
-	k := e.kernel(c.Image, c.Kernel)
-	if k == nil {
-		return errors.New("no kernel")
+	s, err := e.start(c)
+	if err == nil {
+		err = s.Run(s.Launch, s.Memory)
 	}
-	var memory ptx.Memory
-	for _, b := range e.lib.Buffers() {
-		memory = append(memory, ptx.Range{Address: b.Address, Bytes: b.Bytes, Peer: b.GPU >= 0 && b.GPU != int64(c.GPU)})
-	}
-	slices.SortFunc(memory, func(a, b ptx.Range) int { return cmp.Compare(a.Address, b.Address) })
-	var before *ptx.Trace
-	if c.Overlap {
-		before = e.last[c.Stream]
-	}
-	trace := new(ptx.Trace)
-	e.last[c.Stream] = trace
-	err := k.Run(ptx.Launch{Before: before, Trace: trace, Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.free, Seed: e.seed(), Ahead: ahead}, memory)
 	if err != nil {
 		e.t.Error(err)
 	}
 	return err
+}
+
+// Turn executes some of a launch beside those on other GPUs.
+func (e *emulator) Turn(c *fakedriver.Call) (ended, progress bool, err error) {
+	defer func() {
+		if err != nil {
+			e.t.Error(err)
+		}
+		if ended || err != nil {
+			delete(e.running, c.Launch)
+		}
+	}()
+	r := e.running[c.Launch]
+	if r == nil {
+		s, err := e.start(c)
+		if err != nil {
+			return false, false, err
+		}
+		run, err := s.Begin()
+		if err != nil {
+			return false, false, err
+		}
+		r = &running{run, e.state.Buffers}
+		e.running[c.Launch] = r
+	}
+	if c.Over {
+		return false, false, fmt.Errorf("GPU %d waits for what never comes: %s", c.GPU, r.Where())
+	}
+	if now := e.state.Buffers; now != r.buffers {
+		r.Reaches(e.memory(c.GPU))
+		r.buffers = now
+	}
+	return r.Turn()
+}
+
+// memory is what kernels on a GPU can use.
+func (e *emulator) memory(gpu int) (memory ptx.Memory) {
+	for _, b := range e.lib.Buffers() {
+		memory = append(memory, ptx.Range{Address: b.Address, Bytes: b.Bytes, Peer: b.GPU >= 0 && b.GPU != int64(gpu)})
+	}
+	slices.SortFunc(memory, func(a, b ptx.Range) int { return cmp.Compare(a.Address, b.Address) })
+	return memory
+}
+
+// start is a launch that begins now.
+func (e *emulator) start(c *fakedriver.Call) (*ptx.Start, error) {
+	k := e.kernel(c.Image, c.Kernel)
+	if k == nil {
+		return nil, errors.New("no kernel")
+	}
+	var before *ptx.Trace
+	if c.Overlap {
+		before = e.last[c.Queue]
+	}
+	trace := new(ptx.Trace)
+	e.last[c.Queue] = trace
+	l := ptx.Launch{Before: before, Trace: trace, Grid: c.Grid, Block: c.Block, Cluster: c.Cluster, Shared: c.Shared, Params: c.Argument(k.ParamBytes()), Resident: e.free, Seed: e.seed(), Ahead: ahead, Clock: &e.state.Clock}
+	return &ptx.Start{Kernel: k, Launch: l, Memory: e.memory(c.GPU)}, nil
 }

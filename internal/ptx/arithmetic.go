@@ -535,6 +535,17 @@ func (c *compiler) move(s *statement) func(w *warp, m uint32) {
 		return nil
 	}
 	to, from := &s.args[0], &s.args[1]
+	if from.word == "%globaltimer" {
+		d := c.dst(to, 64)
+		return func(w *warp, m uint32) {
+			d, now := w.q(d), uint64(*w.m.Clock)
+			for l := range lanes {
+				if m>>l&1 != 0 {
+					d[l] = now
+				}
+			}
+		}
+	}
 	if of := special[from.word]; of != nil {
 		d := c.dst(to, 32)
 		return func(w *warp, m uint32) {

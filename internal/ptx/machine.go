@@ -44,6 +44,8 @@ type Range struct {
 	Peer    bool // it is another GPU's: stores there arrive late, see [Kernel.Run]
 }
 
+func (m Memory) peers() bool { return slices.ContainsFunc(m, func(r Range) bool { return r.Peer }) }
+
 // Launch is what a kernel is started with.
 type Launch struct {
 	Grid, Block int // of one dimension
@@ -52,8 +54,9 @@ type Launch struct {
 	Params      []byte
 	Resident    int // blocks that run at once, about; 0: all
 	Seed        uint64
-	Ahead       int   // instructions that threads of a warp may go ahead of the others that are as far, now and then
-	Most        int64 // instructions of warps; 0: 1<<30
+	Ahead       int    // instructions that threads of a warp may go ahead of the others that are as far, now and then
+	Most        int64  // instructions of warps; 0: 1<<30
+	Clock       *int64 // what %globaltimer reads, in nanoseconds; nil: one of its own
 
 	// Before is the trace of the launch before, where this one may start before its
 	// end, as programmatic dependent launches do: what that one writes may be read, and
@@ -163,58 +166,6 @@ func (w *warp) fail(format string, args ...any) {
 	panic(fault{fmt.Sprintf(format, args...)})
 }
 
-// Run executes a launch.
-func (k *Kernel) Run(l Launch, memory Memory) error {
-	return RunTogether(Start{k, l, memory})
-}
-
-// Start is a launch that others run beside, each on a GPU of its own.
-type Start struct {
-	*Kernel
-	Launch
-	Memory Memory
-}
-
-// RunTogether executes launches on several GPUs at once: their warps take turns.
-func RunTogether(starts ...Start) error {
-	var live []*machine
-	for i := range starts {
-		m, err := starts[i].machine()
-		if err != nil {
-			return err
-		}
-		live = append(live, m)
-	}
-	idle := 0
-	for len(live) > 0 {
-		at := 0
-		if len(live) > 1 {
-			at = live[0].rng.IntN(len(live))
-		}
-		m := live[at]
-		progress, err := m.round()
-		if err != nil {
-			return err
-		}
-		if m.exited == m.Grid {
-			if err := m.end(); err != nil {
-				return err
-			}
-			live = slices.Delete(live, at, at+1)
-			idle = 0
-			continue
-		}
-		if progress {
-			idle = 0
-			continue
-		}
-		if idle++; idle > 20000*len(live) {
-			return fmt.Errorf("ptx: %s: all threads wait: %s", m.name, m.where())
-		}
-	}
-	return nil
-}
-
 // machine checks a launch, and makes what runs it.
 func (s *Start) machine() (*machine, error) {
 	k, l := s.Kernel, s.Launch
@@ -237,7 +188,10 @@ func (s *Start) machine() (*machine, error) {
 		return nil, fmt.Errorf("ptx: %s: %d blocks of %d threads in clusters of %d", k.name, l.Grid, l.Block, l.Cluster)
 	}
 	m := &machine{Kernel: k, Launch: l, memory: s.Memory, rng: rand.New(rand.NewPCG(l.Seed, 0))}
-	m.peers = slices.ContainsFunc(s.Memory, func(r Range) bool { return r.Peer })
+	m.peers = s.Memory.peers()
+	if m.Clock == nil {
+		m.Clock = new(int64)
+	}
 	m.order = m.rng.Perm(l.Grid / l.Cluster)
 	return m, nil
 }
@@ -263,7 +217,8 @@ func (m *machine) round() (progress bool, err error) {
 		m.order = m.order[1:]
 		m.resident += m.Cluster
 	}
-	before, events := m.exited, m.events
+	*m.Clock += 100
+	before, events, busy := m.exited, m.events, false
 	m.turns = m.shuffled(m.turns, len(m.warps))
 	for _, i := range m.turns {
 		w := m.warps[i]
@@ -271,7 +226,7 @@ func (m *machine) round() (progress bool, err error) {
 			continue
 		}
 		running = w
-		w.slice(10 + m.rng.IntN(300))
+		busy = w.slice(10+m.rng.IntN(300)) || busy
 		running = nil
 		if len(m.pending) > 0 && m.rng.IntN(4) == 0 {
 			m.happen(m.rng.IntN(len(m.pending)))
@@ -295,7 +250,7 @@ func (m *machine) round() (progress bool, err error) {
 	if m.steps > m.Most {
 		return false, fmt.Errorf("ptx: %s: %d instructions, and no end: %s", m.name, m.steps, m.where())
 	}
-	if m.events > events {
+	if busy || m.events > events {
 		return true, nil
 	}
 	if n := len(m.pending); n > 0 { // others may wait for this
@@ -502,8 +457,8 @@ func (w *warp) meet() {
 }
 
 // slice runs the warp for some instructions, until it has to wait, or others should
-// go first.
-func (w *warp) slice(most int) {
+// go first. It says whether neither has happened: then it computes.
+func (w *warp) slice(most int) (busy bool) {
 	code := w.m.code
 	w.yield = false
 	for most > 0 && w.live != 0 && !w.yield {
@@ -512,7 +467,7 @@ func (w *warp) slice(most int) {
 		}
 		at, ahead := w.choose()
 		if at < 0 {
-			return
+			return false
 		}
 		g := &w.groups[at]
 		mask, pc := g.mask, g.pc
@@ -613,6 +568,7 @@ func (w *warp) slice(most int) {
 		g.mask, g.pc = mask, pc
 	next:
 	}
+	return most == 0 && !w.yield
 }
 
 // ret ends calls, or threads.

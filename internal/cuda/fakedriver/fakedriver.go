@@ -39,6 +39,12 @@ type State struct {
 	Apart   int32    // 1: no GPU has access to the memory of another
 	Totals  [8]int64 // bytes of each GPU; 0: Total
 	Late    uint64   // not 0: work is done at any time that its order allows, by numbers drawn from this
+
+	// Where an Executor is one of [Turns]: not 0, and kernels of GPUs that reach each other run at the same time, in
+	// turns by numbers drawn from this, and work is queued until something waits for it. A kernel has its GPU for itself.
+	Turns   uint64
+	Clock   int64 // the time, in nanoseconds, which goes on fast where all kernels wait
+	Buffers int64 // how often memory was taken and given back
 }
 
 // Call is a kernel's launch.
@@ -47,7 +53,9 @@ type Call struct {
 	Grid, Block, Cluster, Shared int
 	Overlap                      bool    // it may start before the launch before it has ended
 	GPU                          int     // that it runs on
-	Stream                       uintptr // that it is in, as the library names it
+	Queue                        uintptr // that it is in, a stream or a branch of a graph, as the library names it
+	Launch                       uintptr // the same of a launch that has turns
+	Over                         bool    // its last one: it waits for what never comes
 	argument                     unsafe.Pointer
 }
 
@@ -62,6 +70,13 @@ type Executor interface {
 	Execute(c *Call) error
 }
 
+// Turns is an Executor whose kernels can run beside others. Turn begins a launch that has none yet, and says whether it
+// has ended, and whether it has done something but wait.
+type Turns interface {
+	Executor
+	Turn(c *Call) (ended, progress bool, err error)
+}
+
 var (
 	executor Executor
 	images   map[uintptr]string // by where the library has them
@@ -69,18 +84,30 @@ var (
 
 // callback is one for all tests: they are never given back.
 var callback = sync.OnceValue(func() uintptr {
-	return newCallback(func(image, kernel uintptr, grid, block, cluster, shared, overlap int, argument uintptr, gpu int, stream uintptr) int {
+	return newCallback(func(image, kernel uintptr, grid, block, cluster, shared, overlap int, argument uintptr, gpu int, queue, launch uintptr, over int) int {
 		if images[image] == "" {
 			images[image] = text(image)
 		}
-		c := Call{images[image], text(kernel), grid, block, cluster, shared, overlap != 0, gpu, stream, pointer(argument)}
+		c := Call{images[image], text(kernel), grid, block, cluster, shared, overlap != 0, gpu, queue, launch, over != 0, pointer(argument)}
 		if argument == 0 {
 			return executor.ArgumentBytes(c.Image, c.Kernel)
 		}
-		if executor.Execute(&c) != nil {
-			return 719 // CUDA_ERROR_LAUNCH_FAILED
+		const notReady, waits, failed = 600, 601, 719 // CUDA_ERROR_LAUNCH_FAILED
+		if launch == 0 {
+			if executor.Execute(&c) != nil {
+				return failed
+			}
+			return 0
 		}
-		return 0
+		switch ended, progress, err := executor.(Turns).Turn(&c); {
+		case err != nil:
+			return failed
+		case ended:
+			return 0
+		case progress:
+			return notReady
+		}
+		return waits
 	})
 })
 

@@ -37,6 +37,26 @@ func Real(t testing.TB) *Device {
 	return deviceOf(t, dev)
 }
 
+// RealGroup is the machine's first GPUs, so many of them, or the end of the test.
+func RealGroup(t testing.TB, n int) (all []*Device) {
+	t.Helper()
+	drv, err := cuda.Load()
+	if errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, cuda.ErrNoDevice) {
+		t.Skipf("no GPU: %v", err)
+	}
+	NoError(t, err)
+	for i := range n {
+		dev, err := drv.Open(i)
+		if errors.Is(err, cuda.ErrNoDevice) || errors.Is(err, cuda.ErrComputeCapability) {
+			t.Skipf("no %d GPUs that will do: %v", n, err)
+		}
+		NoError(t, err)
+		t.Cleanup(func() { NoError(t, dev.Close()) })
+		all = append(all, deviceOf(t, dev))
+	}
+	return all
+}
+
 // deviceOf is one whose launches do what they say.
 func deviceOf(t testing.TB, dev *cuda.Device) *Device {
 	t.Helper()

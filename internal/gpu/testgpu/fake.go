@@ -17,10 +17,18 @@ import (
 // kernels, slowly. Somebody else has all but so many of them.
 func Emulated(t testing.TB, sms, free int) *Device {
 	t.Helper()
+	all, _ := EmulatedGroup(t, 1, sms, free)
+	return all[0]
+}
+
+// EmulatedGroup is some GPUs as [Emulated], and their driver.
+func EmulatedGroup(t testing.TB, n, sms, free int) ([]*Device, *fakedriver.Library) {
+	t.Helper()
 	if reftest.RaceEnabled {
 		t.Skip("kernels run in one goroutine, many times as slowly under the race detector")
 	}
 	lib := fakedriver.New(t)
+	lib.State().Devices = int32(n)
 	real := gpu.Image
 	var capability int
 	capability, gpu.Image = emulated.Images(t)
@@ -28,15 +36,19 @@ func Emulated(t testing.TB, sms, free int) *Device {
 	emulated.Crowd(t, lib, capability, sms, free)
 	drv, err := cuda.LoadFrom(lib.Path)
 	NoError(t, err)
-	dev, err := drv.Open(0)
-	NoError(t, err)
 	t.Cleanup(func() {
-		NoError(t, dev.Close())
 		if lib.Live() != 0 || lib.Defects() != 0 {
-			t.Errorf("%d objects left in the driver, %d calls that would have crashed", lib.Live(), lib.Defects())
+			t.Errorf("%d objects left in the driver, %d calls that would have crashed:\n%s", lib.Live(), lib.Defects(), lib.Log())
 		}
 	})
-	return deviceOf(t, dev)
+	var all []*Device
+	for i := range n {
+		dev, err := drv.Open(i)
+		NoError(t, err)
+		t.Cleanup(func() { NoError(t, dev.Close()) })
+		all = append(all, deviceOf(t, dev))
+	}
+	return all, lib
 }
 
 // Fake is a GPU that there is none of, whose launches are given to run when a test waits

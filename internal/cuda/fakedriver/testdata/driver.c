@@ -12,7 +12,7 @@
 
 typedef int result;
 enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, INVALID_CONTEXT = 201,
-       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ACCESS_ALREADY_ENABLED = 704, CAPTURE_UNJOINED = 904,
+       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, WAITS = 601, LAUNCH_FAILED = 719, PEER_ACCESS_ALREADY_ENABLED = 704, CAPTURE_UNJOINED = 904,
        CAPTURE_ISOLATION = 905, CAPTURE_WRONG_THREAD = 908 };
 
 // What tests may set.
@@ -28,12 +28,17 @@ struct fake {
 	int sms, shared;  // multiprocessors, and dynamic shared memory of a block; 0: as any other attribute
 	struct { char kernel[32]; int bytes; } argument[12]; // kernels whose names begin so take one, of so many bytes
 	// Executes a kernel that takes one argument, or says how many bytes that has if it is
-	// null. Where there is none, launches are in the log alone.
-	int64_t (*execute)(const char *image, const char *kernel, int64_t grid, int64_t block, int64_t cluster, int64_t shared, int64_t overlap, const void *argument, int64_t device, const void *stream);
+	// null. Where there is none, launches are in the log alone. If turn is null it executes all of
+	// it; else this is the launch's name, which has a turn: the answer is NOT_READY if it has not
+	// ended, and WAITS if it also did nothing but wait. One whose turn is over ends with an error.
+	int64_t (*execute)(const char *image, const char *kernel, int64_t grid, int64_t block, int64_t cluster, int64_t shared, int64_t overlap, const void *argument, int64_t device, const void *queue, const void *turn, int64_t over);
 	int fail_on;          // the failing calls are those with GPU fail_on-1 current; 0: any
 	int apart;            // no GPU has access to the memory of another
 	int64_t totals[8];    // bytes of each GPU; 0: total
 	uint64_t late;        // not 0: work is done at any time that its order allows, by numbers drawn from this
+	uint64_t turns;       // not 0: kernels of GPUs that reach each other run at once, in turns, by numbers drawn from this
+	int64_t clock;        // what those kernels take for the time, in nanoseconds
+	int64_t buffers;      // how often memory was taken and given back
 };
 static struct fake f;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -58,15 +63,17 @@ enum kind { BUFFER, HOST, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };
 struct object {
 	enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; void *owner;
 	char *image;                 // of a module and its functions, where they are executed
-	struct lane { struct object *stream; struct queued *first, *last; } lanes[GPUS]; // of a capture and a graph: its streams, the one that began first
+	// A lane is what is to be done in order; launched: what was done last was a launch, and nobody has waited for it.
+	struct lane { struct object *stream; struct queued *first, *last; int launched; } lanes[GPUS]; // of a capture and a graph: its streams, the one that began first
 	int count;                   // of lanes
 	int64_t capture;             // of a stream: its number
 	struct object *origin;       // of a stream that has come to the capture of another
-	struct queued *todo, *end;   // of a stream: what is not done yet
-	int launched;                // of a stream: what it did last was a launch, and nobody has waited for it
+	struct lane todo;            // of a stream: what is not done yet
+	result failed;               // of a stream: what went wrong since somebody has waited for it
+	struct object *other;        // of a stream: the next one that there is
 	struct queued *mark;         // of an event: where it was recorded last
 };
-static struct object *all;
+static struct object *all, *streams;
 static __thread int depth;     // of the thread's stack of contexts
 static __thread void *current; // the one on top: machine.c has others
 static __thread void *pushed[64];
@@ -123,6 +130,8 @@ struct queued {
 	struct object *by;         // the stream
 	struct lane *lanes;        // of a LAUNCH, its own
 	int count;
+	struct queued *done;       // of a LAUNCH, what is done
+	result failed;             // of a LAUNCH: then the rest is not done
 	int ran, joined;           // joined: the stream that began the capture has waited for it
 	int64_t capture;           // that it is in
 };
@@ -149,88 +158,180 @@ static result copy_pieces(const struct copies *p, unsigned grid, const void *by)
 	return OK;
 }
 
-// draw is any number below n.
-static uint64_t draw(uint64_t n) {
-	f.late ^= f.late << 13, f.late ^= f.late >> 7, f.late ^= f.late << 17;
-	return f.late % n;
+// draw is any number below n, by a state that is not 0.
+static uint64_t draw_by(uint64_t *x, uint64_t n) {
+	*x ^= *x << 13, *x ^= *x >> 7, *x ^= *x << 17;
+	return *x % n;
 }
+static uint64_t draw(uint64_t n) { return draw_by(&f.late, n); }
 
-static result run_graph(struct queued *w);
+// together says whether kernels run in turns: where GPUs reach each other, one may wait for
+// another's.
+static int together(void) {
+	for (int i = 0; i < GPUS; i++)
+		if (f.execute && f.turns && primaries[i].reach) return 1;
+	return 0;
+}
+static uint64_t any(uint64_t n) { return together() ? draw_by(&f.turns, n) : f.late ? draw(n) : 0; }
 
-// perform does a thing whose turn it is.
-static result perform(struct queued *w) {
+static struct queued *on_gpu[GPUS]; // the kernel that has begun on a GPU, and not ended: it may need all of it
+static int over;                    // kernels wait for what never comes: those that have begun end
+
+// perform does a thing whose turn it is, in its lane. A kernel may not have ended then: NOT_READY, WAITS.
+static result perform(struct queued *w, struct lane *lane) {
 	struct object *s = w->by;
-	int64_t overlap = w->overlap && s->launched;
-	w->ran = 1;
-	if (w->work == MARK || w->work == WAIT) return OK;
-	s->launched = w->work == KERNEL;
+	int gpu = gpu_of(s->owner);
+	int64_t overlap = w->overlap && lane->launched;
+	result r = OK;
 	switch (w->work) {
+	case MARK: case WAIT: w->ran = 1; return OK;
 	case KERNEL:
-		if (!f.execute) return strcmp(w->fn->name, "copy_pieces") ? OK : copy_pieces(w->argument, w->grid, s->owner);
-		return (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->argument, gpu_of(s->owner), s);
-	case COPY: memcpy(w->to, w->from, w->n); return OK;
-	case SET: memset(w->to, w->set, w->n); return OK;
-	case FOREIGN: ((result (*)(const void *))w->to)(w->from); return OK;
-	default: return run_graph(w);
+		if (!f.execute) r = strcmp(w->fn->name, "copy_pieces") ? OK : copy_pieces(w->argument, w->grid, s->owner);
+		else {
+			const void *turn = together() ? w : 0;
+			r = (result)f.execute(w->fn->image, w->fn->name, w->grid, w->block, w->cluster, w->shared, overlap, w->argument, gpu, lane, turn, over);
+			on_gpu[gpu] = r == NOT_READY || r == WAITS ? w : 0;
+			if (on_gpu[gpu]) return r;
+		}
+		break;
+	case COPY: memcpy(w->to, w->from, w->n); break;
+	case SET: memset(w->to, w->set, w->n); break;
+	case FOREIGN: ((result (*)(const void *))w->to)(w->from); break;
+	case LAUNCH: break; // its lanes are done
 	}
+	w->ran = 1;
+	lane->launched = w->work == KERNEL;
+	return r;
 }
 
 static void forget(struct queued *w) {
 	if (w->work == MARK) return; // events may point to it
 	free(w->argument), free(w);
 }
-
-// step does the next thing of a stream, and first what it waits for.
-static result step(struct object *s);
-static result until(struct queued *w) {
-	result r = OK;
-	while (!w->ran && w->by->todo) {
-		result e = step(w->by);
-		r = r ? r : e;
-	}
-	return r;
+static void forget_graph(struct queued *g) {
+	for (int i = 0; i < g->count; i++)
+		for (struct queued *w = g->lanes[i].first, *next; w; w = next) next = w->next, free(w->argument), free(w);
+	for (struct queued *w = g->done, *next; w; w = next) next = w->next, free(w->argument), free(w);
+	free(g->lanes);
 }
-static result step(struct object *s) {
-	struct queued *w = s->todo;
-	result r = w->work == WAIT ? until(w->after) : OK;
-	s->todo = w->next;
-	if (!s->todo) s->end = 0;
-	result e = perform(w);
+
+// awaits says whether a WAIT has to wait. What was recorded in a capture never happens outside of it.
+static int awaits(const struct queued *w, const struct queued *graph) { return !w->after->ran && (graph || !w->after->capture); }
+
+// turn does the first thing of a lane, or some of it: DID, or else what it is that the lane waits for.
+enum turned { DID, POLLS, BLOCKED };
+static enum turned turn(struct lane *lane, struct queued *graph) {
+	struct queued *w = lane->first;
+	if (!w) return BLOCKED;
+	if (graph && graph->failed && on_gpu[gpu_of(w->by->owner)] != w) w->ran = 1;
+	else if (w->work == WAIT && awaits(w, graph)) return BLOCKED;
+	else if (w->work == KERNEL && on_gpu[gpu_of(w->by->owner)] && on_gpu[gpu_of(w->by->owner)] != w) return BLOCKED;
+	else if (w->work == LAUNCH && w->count) {
+		int left = 0, from = (int)any(w->count);
+		enum turned best = BLOCKED;
+		for (int i = 0; i < w->count && best != DID; i++) {
+			struct lane *l = &w->lanes[(from + i) % w->count];
+			enum turned t = turn(l, w);
+			if (t < best) best = t;
+		}
+		for (int i = 0; i < w->count; i++) left += w->lanes[i].first != 0;
+		if (left) return best;
+	}
+	if (!w->ran) {
+		result r = perform(w, lane);
+		if (r == NOT_READY || r == WAITS) return r == WAITS ? POLLS : DID;
+		if (w->work == LAUNCH) r = w->failed;
+		if (r && graph) graph->failed = graph->failed ? graph->failed : r;
+		else if (r && !lane->stream->failed) lane->stream->failed = r;
+	}
+	lane->first = w->next;
+	if (!lane->first) lane->last = 0;
+	if (graph) { w->next = graph->done, graph->done = w; return DID; }
+	if (w->work == LAUNCH) forget_graph(w);
 	forget(w);
-	return r ? r : e;
+	return DID;
+}
+
+// others says whether a thing may wait for another process.
+static int others(struct queued *w) {
+	for (int i = 0; w && w->work == LAUNCH && i < w->count; i++)
+		for (struct queued *in = w->lanes[i].first; in; in = in->next)
+			if (in->work == FOREIGN) return 1;
+	return w && w->work == FOREIGN;
+}
+// needed is the stream whose turn has to come for another to go on.
+static struct object *needed(struct object *s) {
+	for (int i = 0; i < 64 && s->todo.first && s->todo.first->work == WAIT && awaits(s->todo.first, 0); i++) s = s->todo.first->after->by;
+	return s;
+}
+// everybody gives all streams a turn, none that would have another process done.
+static enum turned everybody(void) {
+	enum turned best = BLOCKED;
+	int n = 0;
+	for (struct object *o = streams; o; o = o->other) n++;
+	int from = n ? (int)any(n) : 0, i = 0;
+	for (int half = 0; half < 2; half++, i = 0)
+		for (struct object *o = streams; o; o = o->other, i++) {
+			if ((i >= from) == half || !o->todo.first || others(o->todo.first)) continue;
+			enum turned t = turn(&o->todo, 0);
+			if (t < best) best = t;
+		}
+	return best;
+}
+
+// until brings a stream on until it has done a thing; null: all that it has to do.
+static void until(struct object *s, struct queued *w) {
+	for (int idle = 0; s->todo.first && !(w && w->ran);) {
+		struct object *first = needed(s);
+		enum turned t = turn(&first->todo, 0);
+		if (together()) {
+			enum turned e = everybody();
+			t = e < t ? e : t;
+		}
+		if (t == DID) { idle = 0; continue; }
+		idle++;
+		if (idle > 64) f.clock += 50000000; // all wait: see ptx.IdleTime
+		if (t == BLOCKED && idle > 64) { // a stream waits for itself
+			defects++, say("defect: streams wait for each other\n");
+			s->todo.first = s->todo.last = 0;
+		} else if (idle > 64 + 60 * 20) { // a minute
+			over = 1;
+			for (int i = 0; i < 64; i++) everybody();
+			over = 0, idle = 0;
+		}
+	}
 }
 static result finish(struct object *s) {
-	result r = OK;
-	while (s->todo) {
-		result e = step(s);
-		r = r ? r : e;
-	}
+	until(s, 0);
+	result r = s->failed;
+	s->failed = OK;
 	return r;
 }
 // finish_all does all work of a context; null: of all.
 static result finish_all(const void *context) {
 	result r = OK;
-	for (struct object *o = all; o; o = o->next) {
-		if (o->kind != STREAM || (context && o->owner != context)) continue;
+	for (struct object *o = streams; o; o = o->other) {
+		if (context && o->owner != context) continue;
 		result e = finish(o);
 		r = r ? r : e;
 	}
 	return r;
 }
-// others says whether a thing may wait for another process.
-static int others(struct queued *w) {
-	for (int i = 0; w->work == LAUNCH && i < w->count; i++)
-		for (struct queued *in = w->lanes[i].first; in; in = in->next)
-			if (in->work == FOREIGN) return 1;
-	return w->work == FOREIGN;
-}
 // some does a few things of any streams, but none that would have others done.
 static void some(void) {
+	if (together() && !any(3)) everybody();
 	if (!f.late || draw(2)) return;
+	for (struct object *o = streams; o; o = o->other)
+		if (draw(3) == 0)
+			for (uint64_t n = draw(4); n && o->todo.first && !others(o->todo.first); n--) turn(&o->todo, 0);
+}
+// later says whether work is not done when it is queued.
+static int later(void) { return f.late || together(); }
+// pinned says whether memory of the host is the driver's: it copies other memory at once.
+static int pinned(const void *at) {
 	for (struct object *o = all; o; o = o->next)
-		if (o->kind == STREAM && draw(3) == 0)
-			for (uint64_t n = draw(4); n && o->todo && (o->todo->work != WAIT || o->todo->after->ran) && !others(o->todo); n--)
-				if (step(o)) defects++, say("defect: work failed\n");
+		if (o->kind <= HOST && o->alive && (uint64_t)((const char *)at - (const char *)o->mem) < (uint64_t)o->size) return 1;
+	return 0;
 }
 
 // queue does it now, or at any time, or when the graph is launched that the stream makes.
@@ -239,18 +340,22 @@ static result queue(struct object *stream, struct queued w) {
 	int copies = w.fn && !strcmp(w.fn->name, "copy_pieces");
 	w.by = stream;
 	if (w.work == KERNEL && !f.execute && !copies) return OK;
-	if (!f.execute && !f.late && w.work <= SET) return perform(&w); // also in a capture
-	if (!stream->capturing && !f.late) {
+	if (!f.execute && !f.late && w.work <= SET) return perform(&w, &stream->todo); // also in a capture
+	if (!stream->capturing && together() && w.work == COPY && (!pinned(w.from) || !pinned(w.to))) {
+		result r = finish(stream);
+		return r ? r : perform(&w, &stream->todo);
+	}
+	if (!stream->capturing && !later()) {
 		w.argument = (void *)w.from;
-		return perform(&w);
+		if (w.work != LAUNCH) return perform(&w, &stream->todo);
 	}
 	struct queued *kept = malloc(sizeof w);
 	if (w.fn) {
-		size_t n = copies ? sizeof(struct copies) : (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0, 0, 0, 0);
+		size_t n = copies ? sizeof(struct copies) : (size_t)f.execute(w.fn->image, w.fn->name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
 		w.argument = memcpy(malloc(n), w.from, n);
 	}
 	*kept = w;
-	struct queued **first = &stream->todo, **last = &stream->end;
+	struct queued **first = &stream->todo.first, **last = &stream->todo.last;
 	if (stream->capturing) {
 		struct object *o = stream->origin ? stream->origin : stream;
 		int i = 0;
@@ -261,7 +366,7 @@ static result queue(struct object *stream, struct queued w) {
 	if (*last) (*last)->next = kept;
 	else *first = kept;
 	*last = kept;
-	return OK;
+	return stream->capturing || later() ? OK : finish(stream);
 }
 
 // copy_lanes copies what a graph has: its nodes may be changed before it is done.
@@ -273,7 +378,7 @@ static struct lane *copy_lanes(const struct lane *from, int count) {
 			struct queued *c = malloc(sizeof *c);
 			*c = *w, c->next = 0, c->ran = 0;
 			if (w->argument) {
-				size_t n = !strcmp(w->fn->name, "copy_pieces") ? sizeof(struct copies) : (size_t)f.execute(w->fn->image, w->fn->name, 0, 0, 0, 0, 0, 0, 0, 0);
+				size_t n = !strcmp(w->fn->name, "copy_pieces") ? sizeof(struct copies) : (size_t)f.execute(w->fn->image, w->fn->name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
 				c->argument = memcpy(malloc(n), w->argument, n);
 			}
 			if (to[i].last) to[i].last->next = c;
@@ -290,32 +395,11 @@ static struct lane *copy_lanes(const struct lane *from, int count) {
 	return to;
 }
 
-// run_graph does what a graph's streams do, in any order that their waiting allows.
-static result run_graph(struct queued *g) {
-	result r = OK;
-	struct queued *at[GPUS];
-	for (int i = 0; i < g->count; i++) at[i] = g->lanes[i].first, g->lanes[i].stream->launched = 0;
-	for (;;) {
-		int ready[GPUS], n = 0;
-		for (int i = 0; i < g->count; i++)
-			if (at[i] && (at[i]->work != WAIT || at[i]->after->ran)) ready[n++] = i;
-		if (!n) break;
-		int i = ready[f.late ? draw(n) : 0];
-		if (!r) r = perform(at[i]);
-		at[i]->ran = 1;
-		at[i] = at[i]->next;
-	}
-	for (int i = 0; i < g->count; i++) {
-		g->lanes[i].stream->launched = 0;
-		for (struct queued *w = g->lanes[i].first, *next; w; w = next) next = w->next, free(w->argument), free(w);
-	}
-	free(g->lanes);
-	return r;
-}
-
 static struct object *make(enum kind kind) {
 	struct object *o = calloc(1, sizeof *o);
 	o->kind = kind, o->alive = 1, o->next = all, o->owner = current;
+	f.buffers += kind <= HOST;
+	if (kind == STREAM) o->todo.stream = o, o->other = streams, streams = o;
 	return all = o;
 }
 
@@ -369,6 +453,8 @@ void fake_reset(void) {
 		if (o->kind == MODULE) free(o->image);
 		free(o);
 	}
+	streams = 0, over = 0;
+	memset(on_gpu, 0, sizeof on_gpu);
 	memset(&f, 0, sizeof f);
 	f.version = 12040, f.devices = 2, f.major = 9, f.total = 1 << 20;
 	memset(primaries, 0, sizeof primaries);
@@ -458,9 +544,15 @@ static result give_back(const char *name, enum kind kind, uintptr_t id) {
 	result r = begin(name, 1);
 	struct object *o = find(kind, id);
 	if (!o) return done(INVALID_HANDLE);
-	if (kind == STREAM) finish(o);
+	if (kind == STREAM) {
+		finish(o);
+		struct object **at = &streams;
+		while (*at != o) at = &(*at)->other;
+		*at = o->other;
+	}
 	if (kind == BUFFER || kind == HOST || kind == MODULE) finish_all(o->owner); // they wait for work that may use it
 	o->alive = 0;
+	f.buffers += kind <= HOST;
 	if (o->mem) free(o->mem);
 	if (kind == BUFFER) primaries[gpu_of(o->owner)].memory -= o->size;
 	return done(r);
@@ -515,13 +607,15 @@ result cuStreamDestroy_v2(void *s) { return give_back(__func__, STREAM, (uintptr
 result cuStreamSynchronize(struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
-	s->launched = 0;
-	return done(finish(s));
+	r = finish(s);
+	s->todo.launched = 0;
+	return done(r);
 }
 result cuStreamQuery(struct object *s) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
-	return done(f.busy || s->todo ? NOT_READY : OK);
+	if (together()) everybody();
+	return done(f.busy || s->todo.first ? NOT_READY : OK);
 }
 // Waiting for an event of a capture takes the stream to it.
 result cuStreamWaitEvent(struct object *s, struct object *e, unsigned flags) {
@@ -548,14 +642,14 @@ result cuEventRecord(struct object *e, struct object *s) {
 	if (!find(EVENT, (uintptr_t)e) || !find(STREAM, (uintptr_t)s)) return done(INVALID_HANDLE);
 	if (is_primary(e->owner) && is_primary(s->owner) && e->owner != s->owner) { defects++; say("defect: an event of another GPU\n"); return done(INVALID_HANDLE); }
 	struct queued w = { .work = MARK, .by = s };
-	if (!s->capturing && !f.late) {
+	if (!s->capturing && !later()) {
 		if (!e->mark || e->mark->capture) e->mark = malloc(sizeof w);
 		*e->mark = w, e->mark->ran = 1;
 		return done(OK);
 	}
 	queue(s, w);
 	struct object *o = s->origin ? s->origin : s;
-	e->mark = s->end;
+	e->mark = s->todo.last;
 	for (int i = 0; s->capturing && i < o->count; i++)
 		if (o->lanes[i].stream == s) e->mark = o->lanes[i].last;
 	return done(OK);
@@ -563,11 +657,16 @@ result cuEventRecord(struct object *e, struct object *s) {
 result cuEventSynchronize(struct object *e) {
 	CALL(1);
 	if (!find(EVENT, (uintptr_t)e)) return done(INVALID_HANDLE);
-	return done(e->mark ? until(e->mark) : OK);
+	if (!e->mark) return done(OK);
+	until(e->mark->by, e->mark);
+	r = e->mark->by->failed;
+	e->mark->by->failed = OK;
+	return done(r);
 }
 result cuEventQuery(struct object *e) {
 	CALL(1);
 	if (!find(EVENT, (uintptr_t)e)) return done(INVALID_HANDLE);
+	if (together()) everybody();
 	return done(f.busy || (e->mark && !e->mark->ran) ? NOT_READY : OK);
 }
 result cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 1.5f; return on(__func__, EVENT, start, EVENT, end); }
@@ -584,6 +683,8 @@ int fake_queue(struct object *s, int (*f)(const void *), const void *with, uint6
 // sizes of its arguments: add_8_8_4.
 result cuModuleLoadData(void **m, const char *image) {
 	CALL(1);
+	for (struct object *o = streams; together() && o; o = o->other) // it may have to wait for kernels
+		if (o->owner == current) until(o, 0);
 	if (!f.execute && strncmp(image, "image", 5) && strncmp(image, "\x7f" "ELF", 4)) return done(INVALID_IMAGE);
 	struct object *o = make(MODULE);
 	if (f.execute) o->image = strdup(image); // PTX
@@ -598,7 +699,7 @@ result cuModuleGetFunction(void **fn, void *m, const char *name) {
 	struct object *o = make(FUNCTION);
 	snprintf(o->name, sizeof o->name, "%s", name);
 	o->mem = 0, o->image = ((struct object *)m)->image, *fn = o;
-	if (o->image && f.execute(o->image, o->name, 0, 0, 0, 0, 0, 0, 0, 0) < 0) {
+	if (o->image && f.execute(o->image, o->name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) < 0) {
 		o->alive = 0;
 		return done(NOT_FOUND);
 	}

@@ -1,0 +1,515 @@
+package decoder
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/kernels"
+)
+
+// exchangeRig is an exchange of some GPUs.
+type exchangeRig struct {
+	x       *Exchange
+	devs    []*testgpu.Device
+	engines []*Engine
+	forks   []*cuda.Event // of the first GPU, and one of each other that comes back to it
+}
+
+func exchangeOf(t testing.TB, devs []*testgpu.Device, limit time.Duration) *exchangeRig {
+	t.Helper()
+	r := &exchangeRig{devs: devs}
+	for _, m := range devs {
+		r.engines = append(r.engines, &Engine{dev: m.Dev, info: m.Dev.Info()})
+		e, err := m.Dev.NewEvent(false)
+		noError(t, err)
+		r.forks = append(r.forks, e)
+	}
+	r.renew(t, limit)
+	return r
+}
+
+// renew makes another exchange.
+func (r *exchangeRig) renew(t testing.TB, limit time.Duration) {
+	t.Helper()
+	if r.x != nil {
+		noError(t, r.x.Close())
+	}
+	x, err := NewExchange(r.engines, limit)
+	if errors.Is(err, kernels.ErrNoImage) || errors.Is(err, cuda.ErrNoPeerAccess) {
+		t.Skip(err)
+	}
+	noError(t, err)
+	r.x = x
+}
+
+func (r *exchangeRig) settle(t testing.TB) {
+	t.Helper()
+	for _, m := range r.devs {
+		m.Settle(t)
+	}
+	noError(t, r.x.Failed())
+}
+
+// poison has inboxes full of NaN, with numbers of rounds that are far away, and has so many rounds behind it.
+func (r *exchangeRig) poison(t testing.TB, rng *rand.Rand, rounds uint32) {
+	t.Helper()
+	words := make([]uint64, (r.x.Bytes()-exchangeInbox)/8)
+	for i := range words {
+		words[i] = uint64(1<<30+rng.Uint32N(1<<30))<<32 | uint64(math.Float32bits(float32(math.NaN())))
+	}
+	for _, b := range r.x.memory {
+		noError(t, b.Upload(exchangeInbox, gpu.BytesOf(words)))
+		noError(t, b.Upload(0, binary.LittleEndian.AppendUint32(nil, rounds)))
+	}
+}
+
+// exchanged is an operation, and how to see whether it was done.
+type exchanged struct {
+	what  string
+	queue func(member int) error
+	again func(rng *rand.Rand) // other numbers
+	check func()
+	close func()
+}
+
+// onAll has all members do what comes in their order, in turns of the host that are random.
+func onAll(t testing.TB, rng *rand.Rand, members int, ops []*exchanged) {
+	t.Helper()
+	next := make([]int, members)
+	for left := members * len(ops); left > 0; {
+		m := rng.IntN(members)
+		if next[m] == len(ops) {
+			continue
+		}
+		noError(t, ops[next[m]].queue(m))
+		next[m]++
+		left--
+	}
+}
+
+// put is an operand of a member.
+func (r *exchangeRig) put(t testing.TB, member int, x []float32) gpu.Memory {
+	t.Helper()
+	return r.devs[member].Put(t, gpu.BytesOf(x), attn.Float32)
+}
+
+func randoms(rng *rand.Rand, x []float32, scale float64) {
+	for i := range x {
+		x[i] = float32(rng.NormFloat64() * scale)
+	}
+}
+
+// reduction is a random all-reduce.
+func (r *exchangeRig) reduction(t testing.TB, rng *rand.Rand, rows, n int) *exchanged {
+	t.Helper()
+	members := len(r.devs)
+	o := &AllReduce{Rows: rows, N: n}
+	withBias, withResidual, in := rng.IntN(2) == 0, rng.IntN(2) == 0, rng.IntN(4)
+	count := rows * n
+	xs, bias, residual := make([][]float32, members), make([]float32, n), make([]float32, count)
+	held := make([][]gpu.Memory, members)
+	const slack = 12 // behind y, which stays as it is
+	for m := range members {
+		xs[m] = make([]float32, count)
+		keep := func(x gpu.Memory) gpu.Memory { held[m] = append(held[m], x); return x }
+		o.X = append(o.X, keep(r.put(t, m, slices.Concat(xs[m], make([]float32, slack)))))
+		switch {
+		case withBias:
+			o.B = append(o.B, keep(r.put(t, m, bias)))
+		case in == 3:
+			o.B = append(o.B, gpu.Memory{})
+		}
+		if withResidual {
+			o.Residual = append(o.Residual, keep(r.put(t, m, slices.Concat(residual, make([]float32, slack)))))
+		}
+		switch {
+		case in == 1:
+			o.Y = append(o.Y, o.X[m])
+		case in == 2 && withResidual:
+			o.Y = append(o.Y, o.Residual[m])
+		default:
+			o.Y = append(o.Y, keep(gpu.Memory{DType: attn.Float32, Len: count + slack}))
+			held[m][len(held[m])-1].Buffer = nil
+			r.devs[m].Poison(t, &o.Y[m])
+			held[m][len(held[m])-1] = o.Y[m]
+		}
+	}
+	e := &exchanged{what: fmt.Sprintf("%d GPUs: all-reduce of %d x %d, bias %v, residual %v, in place %d, at most %d elements as words", members, rows, n, withBias, withResidual, in, r.x.few)}
+	e.queue = func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m) }
+	e.again = func(rng *rand.Rand) {
+		scale := math.Pow(10, float64(rng.IntN(5)-2))
+		randoms(rng, bias, 1)
+		randoms(rng, residual, scale)
+		for m := range members {
+			randoms(rng, xs[m], scale)
+			tail := testgpu.Poisoned(slack, attn.Float32)
+			fill := func(x *gpu.Memory, v []float32) {
+				noError(t, x.Buffer.Upload(x.Offset, append(bytes.Clone(gpu.BytesOf(v)), tail...)))
+			}
+			r.devs[m].Poison(t, &o.Y[m])
+			fill(&o.X[m], xs[m])
+			if withBias {
+				noError(t, o.B[m].Buffer.Upload(o.B[m].Offset, gpu.BytesOf(bias)))
+			}
+			if withResidual {
+				fill(&o.Residual[m], residual)
+			}
+		}
+	}
+	e.check = func() {
+		t.Helper()
+		first := testgpu.Read(t, &o.Y[0])
+		for m := 1; m < members; m++ {
+			if !bytes.Equal(first, testgpu.Read(t, &o.Y[m])) {
+				t.Fatalf("%s: members 0 and %d have other bits", e.what, m)
+			}
+		}
+		for i := range count {
+			want, size := 0.0, 0.0
+			add := func(v float32) { want += float64(v); size += math.Abs(float64(v)) }
+			for m := range members {
+				add(xs[m][i])
+			}
+			if withBias {
+				add(bias[i%n])
+			}
+			if withResidual {
+				add(residual[i])
+			}
+			if got := testgpu.Get(first, i, attn.Float32); !(math.Abs(got-want) <= size*float64(members+2)*math.Pow(2, -24)) {
+				t.Fatalf("%s: element %d: %v, want %v", e.what, i, got, want)
+			}
+		}
+		if !bytes.Equal(first[4*count:], testgpu.Poisoned(slack, attn.Float32)) {
+			t.Fatalf("%s: it writes behind y", e.what)
+		}
+	}
+	e.close = closing(t, held)
+	e.again(rng)
+	return e
+}
+
+func closing(t testing.TB, held [][]gpu.Memory) func() {
+	return func() {
+		t.Helper()
+		for _, list := range held {
+			for _, x := range list {
+				noError(t, x.Buffer.Close())
+			}
+		}
+	}
+}
+
+// gathering is a random all-gather.
+func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int) *exchanged {
+	t.Helper()
+	members := len(r.devs)
+	o := &AllGather{Rows: rows, OnlyFirst: rng.IntN(3) == 0}
+	total := 0
+	step := testgpu.Pick(rng, 1, 4)
+	for range members {
+		n := step * (1 + rng.IntN(max(2*columns/members/step, 1)))
+		o.Columns = append(o.Columns, n)
+		total += n
+	}
+	xs, held := make([][]float32, members), make([][]gpu.Memory, members)
+	const slack = 12
+	for m, n := range o.Columns {
+		xs[m] = make([]float32, rows*n)
+		o.X = append(o.X, r.put(t, m, xs[m]))
+		held[m] = append(held[m], o.X[m])
+		y := gpu.Memory{DType: attn.Float32, Len: rows*total + slack}
+		if m == 0 || !o.OnlyFirst {
+			r.devs[m].Poison(t, &y)
+			o.Y = append(o.Y, y)
+			held[m] = append(held[m], y)
+		}
+	}
+	e := &exchanged{what: fmt.Sprintf("%d GPUs: all-gather of %d x %v, first alone %v, at most %d elements as words", members, rows, o.Columns, o.OnlyFirst, r.x.few)}
+	e.queue = func(m int) error { return r.engines[m].AllGather(r.devs[m].Stream, r.x, o, m) }
+	e.again = func(rng *rand.Rand) {
+		for m := range members {
+			randoms(rng, xs[m], 1)
+			noError(t, o.X[m].Buffer.Upload(o.X[m].Offset, gpu.BytesOf(xs[m])))
+			if m < len(o.Y) {
+				r.devs[m].Poison(t, &o.Y[m])
+			}
+		}
+	}
+	e.check = func() {
+		t.Helper()
+		for m := range o.Y {
+			y := testgpu.Read(t, &o.Y[m])
+			for row := range rows {
+				at := row * total
+				for of, n := range o.Columns {
+					if !bytes.Equal(y[4*at:4*(at+n)], gpu.BytesOf(xs[of][row*n:(row+1)*n])) {
+						t.Fatalf("%s: member %d, row %d: the columns of member %d are others", e.what, m, row, of)
+					}
+					at += n
+				}
+			}
+			if !bytes.Equal(y[4*rows*total:], testgpu.Poisoned(slack, attn.Float32)) {
+				t.Fatalf("%s: it writes behind y", e.what)
+			}
+		}
+	}
+	e.close = closing(t, held)
+	e.again(rng)
+	return e
+}
+
+// some is random operations, of few elements and of many.
+func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int) (ops []*exchanged) {
+	t.Helper()
+	for range n {
+		rows := testgpu.Pick(rng, 1, 1, 2, 3, 16, 33)
+		columns := testgpu.Pick(rng, 1, 3, 4, 5, 64, 77, 4*(1+rng.IntN(64)), 1+rng.IntN(max(most/rows, 1)))
+		r.x.few = testgpu.Pick(rng, exchangeFew/4, exchangeFew/4, 0, 100)
+		few := r.x.few
+		e := r.reduction
+		if rng.IntN(2) == 0 {
+			e = r.gathering
+		}
+		op := e(t, rng, rows, columns)
+		queue := op.queue
+		op.queue = func(m int) error { r.x.few = few; return queue(m) }
+		ops = append(ops, op)
+	}
+	return ops
+}
+
+// testExchange: random operations one behind the other, queued by the host in any order and not waited for; then the same
+// recorded, as branches of one graph, and replayed with other numbers.
+func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
+	rng := reftest.Rand(t)
+	for i := range cases {
+		rounds := uint32(0)
+		switch i % 3 {
+		case 1:
+			rounds = math.MaxUint32 - rng.Uint32N(4) // and begins again
+		case 2:
+			rounds = rng.Uint32N(1 << 28)
+		}
+		r.poison(t, rng, rounds)
+		ops := r.some(t, rng, most, 2+rng.IntN(6))
+		check := func() {
+			t.Helper()
+			r.settle(t)
+			for _, o := range ops {
+				o.check()
+				o.again(rng)
+			}
+		}
+		for range 2 {
+			onAll(t, rng, len(r.devs), ops)
+			check()
+		}
+		graph, err := r.capture(func(m int) error {
+			for _, o := range ops {
+				if err := o.queue(m); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		noError(t, err)
+		for range 3 {
+			noError(t, r.devs[0].Stream.Launch(graph))
+			check()
+		}
+		noError(t, graph.Close())
+		for _, o := range ops {
+			o.close()
+		}
+	}
+}
+
+// capture makes a graph in which each member has a branch of its own.
+func (r *exchangeRig) capture(branch func(member int) error) (*cuda.Graph, error) {
+	first := r.devs[0].Stream
+	return first.Capture(func() error {
+		if err := first.Record(r.forks[0]); err != nil {
+			return err
+		}
+		for m := len(r.devs) - 1; m >= 0; m-- {
+			s := r.devs[m].Stream
+			if m > 0 {
+				if err := s.Wait(r.forks[0]); err != nil {
+					return err
+				}
+			}
+			if err := branch(m); err != nil {
+				return err
+			}
+			if m > 0 {
+				if err := s.Record(r.forks[m]); err != nil {
+					return err
+				}
+			}
+		}
+		for _, e := range r.forks[1:] {
+			if err := first.Wait(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// testExchangeFails: one member never comes. All others end, the error names it, and what comes later ends at once.
+func testExchangeFails(t *testing.T, r *exchangeRig, limit time.Duration) {
+	rng := reftest.Rand(t)
+	members := len(r.devs)
+	for i := range 4 {
+		r.renew(t, limit)
+		o := r.reduction(t, rng, 3, 40)
+		if i%2 == 1 {
+			o = r.gathering(t, rng, 3, 40)
+		}
+		few := exchangeFew / 4
+		if i >= 2 {
+			few = 0
+		}
+		r.x.few = few
+		onAll(t, rng, members, []*exchanged{o, o, o})
+		r.settle(t)
+		o.check()
+		lost := rng.IntN(members)
+		for m := range members {
+			if m != lost {
+				noError(t, o.queue(m))
+			}
+		}
+		begin := time.Now()
+		for _, m := range r.devs {
+			m.Settle(t)
+		}
+		err := r.x.Failed()
+		wantError(t, o.what, err, ErrNoAnswer, fmt.Sprintf("GPU %d did not answer GPU", r.devs[lost].Dev.Info().Ordinal))
+		wantError(t, o.what, err, ErrNoAnswer, "in round 4 within "+limit.String())
+		// All of a graph ends.
+		graph, err := r.capture(func(m int) error {
+			for range 20 {
+				if err := o.queue(m); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		noError(t, err)
+		noError(t, r.devs[0].Stream.Launch(graph))
+		noError(t, r.devs[0].Stream.Synchronize())
+		for m := range members {
+			if m != lost { // also without it
+				noError(t, o.queue(m))
+				r.devs[m].Settle(t)
+			}
+		}
+		if took := time.Since(begin); took > 4*limit+5*time.Second {
+			t.Errorf("%s: it took %v", o.what, took)
+		}
+		noError(t, graph.Close())
+		noError(t, r.x.Close())
+		isClosed(t, r.x.Close())
+		isClosed(t, r.x.Failed())
+		r.x = nil
+		o.close()
+	}
+	r.renew(t, 0)
+}
+
+func isClosed(t testing.TB, err error) {
+	t.Helper()
+	if !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("%v, want %v", err, cuda.ErrClosed)
+	}
+}
+
+func TestGPUsExchange(t *testing.T) {
+	r := exchangeOf(t, testgpu.RealGroup(t, 2), 0)
+	testExchange(t, r, testgpu.OrShort(60, 6), 1<<20)
+	testExchangeFails(t, r, 200*time.Millisecond)
+}
+
+// BenchmarkGPUsExchange replays recorded exchanges of two GPUs, and as many launches that do nothing.
+func BenchmarkGPUsExchange(b *testing.B) {
+	const rounds = 64
+	r := exchangeOf(b, testgpu.RealGroup(b, 2), 0)
+	for _, kib := range []int{8, 16, 64, 256, 1 << 10, 32 << 10} {
+		n := kib << 10 / 4
+		o, g := &AllReduce{Rows: 1, N: n}, &AllGather{Rows: 1, Columns: []int{n / 2, n / 2}}
+		var held [2][]gpu.Memory
+		for m := range r.devs {
+			o.X = append(o.X, r.put(b, m, make([]float32, n)))
+			o.Y = append(o.Y, r.put(b, m, make([]float32, n)))
+			held[m] = []gpu.Memory{o.X[m], o.Y[m]}
+		}
+		for _, name := range []string{"all-reduce/words", "all-reduce/in place", "all-gather/words", "all-gather/in place", "nothing"} {
+			queue := func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m) }
+			r.x.few = 0
+			switch name {
+			case "all-reduce/words", "all-gather/words":
+				if r.x.few = exchangeFew / 4; n > r.x.few {
+					continue
+				}
+			}
+			switch name {
+			case "all-gather/words", "all-gather/in place":
+				g.X, g.Y = o.X, o.Y
+				queue = func(m int) error { return r.engines[m].AllGather(r.devs[m].Stream, r.x, g, m) }
+			case "nothing":
+				queue = func(m int) error {
+					d := r.engines[m]
+					p := allReduceParams{}
+					return launchExchange(d, r.devs[m].Stream, r.x, r.x.kernels[m].nothing, n/4, &p, nil)
+				}
+			}
+			b.Run(fmt.Sprintf("%s/KiB=%d", name, kib), func(b *testing.B) {
+				graph, err := r.capture(func(m int) error {
+					for range rounds {
+						if err := queue(m); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				noError(b, err)
+				s := r.devs[0].Stream
+				begin, err := r.devs[0].Dev.NewEvent(true)
+				noError(b, err)
+				end, err := r.devs[0].Dev.NewEvent(true)
+				noError(b, err)
+				var times []float64
+				for range 25 {
+					noError(b, s.Record(begin))
+					noError(b, s.Launch(graph))
+					noError(b, s.Record(end))
+					noError(b, s.Synchronize())
+					took, err := end.Since(begin)
+					noError(b, err)
+					times = append(times, float64(took.Nanoseconds())/1e3/rounds)
+				}
+				slices.Sort(times)
+				b.ReportMetric(times[len(times)/2], "us/round")
+				b.ReportMetric(times[0], "us/round-least")
+				b.ReportMetric(0, "ns/op")
+				noError(b, r.x.Failed())
+				noError(b, graph.Close())
+			})
+		}
+		closing(b, held[:])()
+	}
+}

@@ -1,0 +1,15 @@
+// Entry points of what the GPUs of a group sum and gather.
+//
+// Needed by: groups of GPUs: what each of them has made in part is summed or gathered in a kernel on all of them, in 1 to 2 us where a fork and a join of streams take 12.
+#include "exchange.cuh"
+
+#define EXCHANGE(name, Params, run) \
+  extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS) name(const __grid_constant__ Params p) { run(p); }
+
+EXCHANGE(exchange_all_reduce_few, AllReduceParams, allReduceFew)
+EXCHANGE(exchange_all_reduce_many, AllReduceParams, allReduceMany)
+EXCHANGE(exchange_all_gather_few, AllGatherParams, allGatherFew)
+EXCHANGE(exchange_all_gather_many, AllGatherParams, allGatherMany)
+
+// A launch that does nothing, for measurements.
+extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS) exchange_nothing(const __grid_constant__ AllReduceParams p) { beginExchange(); }

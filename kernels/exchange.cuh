@@ -1,0 +1,368 @@
+// What the GPUs of a group sum and gather, within kernels that run on all of them at the same
+// time. Each has memory that the others write to:
+//
+//	ExchangeState, flags [stage][member][block], inboxes [parity of the round][member][word]
+//
+// Few elements travel as words of a float and the round's number (the tag) into the inboxes: who
+// reads a word knows by the tag whether the float is there. Many are read from where they lie and
+// written to where they belong, between flags of each block: one that says that the kernel has
+// begun, and one that all has been written.
+//
+// Two inboxes, in turn, are enough. A GPU stores words of round r+2 when it has ended round r+1,
+// for which it needed words of r+1 of every other; who had sent those had ended round r, and with it
+// had read its inbox of r, which is that of r+2.
+#pragma once
+#include "copy.cuh"
+
+constexpr int EXCHANGE_MEMBERS = 8;
+constexpr int EXCHANGE_THREADS = 256;
+constexpr int EXCHANGE_BLOCKS = 256;     // at most
+constexpr int EXCHANGE_LOOKS = 32;       // how often a thread looks for what it awaits before it looks at the time
+constexpr int EXCHANGE_FLAGS = 256;      // where the flags begin, in bytes
+constexpr int EXCHANGE_INBOX = EXCHANGE_FLAGS + 2 * EXCHANGE_MEMBERS * EXCHANGE_BLOCKS * 4; // and the inboxes
+
+struct ExchangeState {
+  u32 round;  // that has begun last
+  u32 begun;  // blocks that have begun the next one
+  u32 failed; // not 0: somebody did not answer, and nobody waits any more
+};
+
+// What all exchanges of a group have in common.
+struct ExchangeGroup {
+  char* memory[EXCHANGE_MEMBERS]; // of each member
+  u64* status;                    // of this one, in the host's memory: who did not answer, + 1, and in which round
+  long long limit;                // of each wait, in nanoseconds
+  long long capacity;             // words of an inbox
+  int members, me;
+};
+
+struct AllReduceParams {
+  ExchangeGroup group;
+  const float* x[EXCHANGE_MEMBERS]; // of each member, in its memory
+  float* y[EXCHANGE_MEMBERS];
+  const float *bias, *residual;     // of this one; may be null
+  long long count;                  // elements
+  int n;                            // of a row
+};
+
+static_assert(EXCHANGE_MEMBERS + 1 == 9, "members of AllGatherParams");
+struct AllGatherParams {
+  ExchangeGroup group;
+  const float* x;                   // of this member: rows of its columns
+  float* y[EXCHANGE_MEMBERS];       // of all columns; null where nobody wants them
+  int first[9];                     // columns of each member, and behind the last one
+  int rows, onlyFirst;              // onlyFirst: they are for member 0 alone
+};
+
+__device__ __forceinline__ u32 loadRelaxed(const u32* at) {
+  u32 x;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ void storeRelaxed(u32* at, u32 x) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory"); }
+__device__ __forceinline__ u64 nanoseconds() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
+  return t;
+}
+
+// A round of a group, as one thread sees it.
+struct Exchange {
+  const ExchangeGroup& g;
+  u32 tag;
+  bool failed; // waits for nothing, and writes nothing to others
+  int looks = 0;
+  u64 since = 0; // it waits
+
+  __device__ __forceinline__ ExchangeState* state(int member) const { return (ExchangeState*)g.memory[member]; }
+  // The flag that a block of a member has in another's memory.
+  __device__ __forceinline__ u32* flag(int in, int stage, int of, int block) const {
+    return (u32*)(g.memory[in] + EXCHANGE_FLAGS) + (stage * EXCHANGE_MEMBERS + of) * EXCHANGE_BLOCKS + block;
+  }
+  // The words that a member has in another's memory, from one on.
+  __device__ __forceinline__ u64* words(int in, int of, long long at) const {
+    return (u64*)(g.memory[in] + EXCHANGE_INBOX) + ((tag & 1) * EXCHANGE_MEMBERS + of) * g.capacity + at;
+  }
+
+  // The one behind the last, which has ended. 0 is what there is in memory that nobody has written;
+  // from the last number on it is 2, of the same parity.
+  __device__ __forceinline__ Exchange(const ExchangeGroup& group) : g(group) {
+    tag = loadRelaxed(&state(g.me)->round) + 1;
+    if (tag == 0) tag = 2;
+    failed = loadRelaxed(&state(g.me)->failed) != 0;
+  }
+
+  // All threads of the block call it, when they have the tag: the last block moves the round on.
+  __device__ __forceinline__ void begun() const {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    u32 before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(&state(g.me)->begun), "r"(gridDim.x - 1) : "memory");
+    if (before == gridDim.x - 1) storeRelaxed(&state(g.me)->round, tag);
+  }
+
+  // more says whether to look again for what a member has to send.
+  __device__ __forceinline__ bool more(int member) {
+    if (failed) return false;
+    if (++looks % EXCHANGE_LOOKS != 0) return true;
+    failed = loadRelaxed(&state(g.me)->failed) != 0; // others say so
+    if (failed) return false;
+    const u64 now = nanoseconds();
+    if (since == 0) since = now | 1;
+    if ((long long)(now - since) < g.limit) return true;
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(g.status), "l"((u64)(member + 1) << 32 | tag) : "memory");
+    for (int m = 0; m < g.members; m++) storeRelaxed(&state(m)->failed, 1);
+    failed = true;
+    return false;
+  }
+
+  // Four floats for another member, who has their words from one on, a multiple of 4.
+  __device__ __forceinline__ void send(int to, long long at, float4 x) const {
+    u64* w = words(to, g.me, at);
+    const u64 t = (u64)tag << 32;
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1,%2};" ::"l"(w), "l"(t | __float_as_uint(x.x)), "l"(t | __float_as_uint(x.y)) : "memory");
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1,%2};" ::"l"(w + 2), "l"(t | __float_as_uint(x.z)), "l"(t | __float_as_uint(x.w)) : "memory");
+  }
+
+  // Says to all others how far the block is. What it has written is seen by who knows.
+  __device__ __forceinline__ void tell(int stage) {
+    __syncthreads();
+    const int m = threadIdx.x;
+    if (m < g.members && m != g.me && !failed)
+      asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag(m, stage, g.me, blockIdx.x)), "r"(tag) : "memory");
+  }
+  // Waits until the same block of all others is there. It says so to all threads; `lost` is 0 before the first one.
+  __device__ __forceinline__ bool await(int stage, int& lost) {
+    const int m = threadIdx.x;
+    if (m < g.members && m != g.me) {
+      const u32* at = flag(g.me, stage, m, blockIdx.x);
+      for (;;) {
+        u32 x;
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+        if (x == tag) break;
+        if (!more(m)) {
+          lost = 1;
+          break;
+        }
+      }
+    }
+    __syncthreads();
+    return *(volatile int*)&lost == 0;
+  }
+};
+
+// The words of four floats of a member.
+struct TaggedFloats {
+  u64 w[4];
+  __device__ __forceinline__ void load(const u64* at) {
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0,%1}, [%2];" : "=l"(w[0]), "=l"(w[1]) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0,%1}, [%2];" : "=l"(w[2]), "=l"(w[3]) : "l"(at + 2) : "memory");
+  }
+  __device__ __forceinline__ bool there(u32 tag) const {
+    return (u32)(w[0] >> 32) == tag && (u32)(w[1] >> 32) == tag && (u32)(w[2] >> 32) == tag && (u32)(w[3] >> 32) == tag;
+  }
+  __device__ __forceinline__ float4 floats() const {
+    return make_float4(__uint_as_float((u32)w[0]), __uint_as_float((u32)w[1]), __uint_as_float((u32)w[2]), __uint_as_float((u32)w[3]));
+  }
+};
+
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+// Elements 4 i, ... of some, of which the last ones may be missing.
+__device__ __forceinline__ float4 loadFour(const float* from, long long i, long long count) {
+  const long long at = 4 * i;
+  if (at + 4 <= count) return *(const float4*)(from + at);
+  float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (at < count) v.x = from[at];
+  if (at + 1 < count) v.y = from[at + 1];
+  if (at + 2 < count) v.z = from[at + 2];
+  return v;
+}
+__device__ __forceinline__ void storeFour(float* to, long long i, long long count, float4 v) {
+  const long long at = 4 * i;
+  if (at + 4 <= count) {
+    *(float4*)(to + at) = v;
+    return;
+  }
+  if (at < count) to[at] = v.x;
+  if (at + 1 < count) to[at + 1] = v.y;
+  if (at + 2 < count) to[at + 2] = v.z;
+}
+
+__device__ __forceinline__ long long remainder(long long a, int n) { return a >> 32 == 0 ? (long long)((u32)a % (u32)n) : a % n; }
+
+// What is added to the sum of elements 4 i, ...
+struct Addends {
+  float4 bias, residual;
+  __device__ __forceinline__ void load(const AllReduceParams& p, long long i) {
+    bias = residual = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (p.residual != nullptr) residual = loadFour(p.residual, i, p.count);
+    if (p.bias == nullptr) return;
+    if (p.n % 4 == 0) {
+      bias = *(const float4*)(p.bias + remainder(4 * i, p.n));
+      return;
+    }
+    bias.x = p.bias[remainder(4 * i, p.n)]; // also of elements that are missing: n is a row's
+    bias.y = p.bias[remainder(4 * i + 1, p.n)];
+    bias.z = p.bias[remainder(4 * i + 2, p.n)];
+    bias.w = p.bias[remainder(4 * i + 3, p.n)];
+  }
+  __device__ __forceinline__ float4 to(const AllReduceParams& p, float4 sum) const {
+    if (p.bias != nullptr) sum = sum + bias;
+    if (p.residual != nullptr) sum = sum + residual;
+    return sum;
+  }
+};
+
+// What each of them begins with: nothing is read or written before.
+__device__ __forceinline__ void beginExchange() {
+  waitForEarlier();
+  if (threadIdx.x == 0) letNextStart();
+}
+
+// y = x_0 + x_1 + ... + bias + residual, in this order, of few elements: each member sends its own to all
+// others, and adds up all.
+__device__ __forceinline__ void allReduceFew(const AllReduceParams& p) {
+  beginExchange();
+  const ExchangeGroup& g = p.group;
+  Exchange round(g);
+  const long long fours = (p.count + 3) / 4, first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
+  const float* x = p.x[g.me];
+  for (long long i = first; i < fours; i += step) {
+    const float4 v = loadFour(x, i, p.count);
+#pragma unroll
+    for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+      if (m < g.members && m != g.me && !round.failed) round.send(m, 4 * i, v);
+  }
+  round.begun();
+  for (long long i = first; i < fours; i += step) {
+    const float4 own = loadFour(x, i, p.count); // y may be x: it is written below
+    Addends addends;
+    addends.load(p, i);
+    TaggedFloats others[EXCHANGE_MEMBERS];
+#pragma unroll
+    for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+      if (m < g.members && m != g.me) others[m].load(round.words(g.me, m, 4 * i));
+    float4 sum;
+#pragma unroll
+    for (int m = 0; m < EXCHANGE_MEMBERS; m++) {
+      if (m >= g.members) break;
+      float4 v = own;
+      if (m != g.me) {
+        while (!others[m].there(round.tag) && round.more(m)) others[m].load(round.words(g.me, m, 4 * i));
+        v = others[m].floats();
+      }
+      sum = m == 0 ? v : sum + v;
+    }
+    storeFour(p.y[g.me], i, p.count, addends.to(p, sum));
+  }
+}
+
+// The same of many: member i adds up slice i, and writes it for all.
+__device__ __forceinline__ void allReduceMany(const AllReduceParams& p) {
+  __shared__ int lost;
+  if (threadIdx.x == 0) lost = 0;
+  beginExchange();
+  const ExchangeGroup& g = p.group;
+  Exchange round(g);
+  round.tell(0); // x is there, since what made it is ahead of the kernel, and y may be written
+  round.begun();
+  if (!round.await(0, lost)) return;
+  constexpr int EACH = 4;
+  const long long fours = (p.count + 3) / 4, step = (long long)gridDim.x * EXCHANGE_THREADS;
+  const long long end = fours * (g.me + 1) / g.members;
+  for (long long i = fours * g.me / g.members + (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < end; i += EACH * step) {
+    float4 sums[EACH], v[EACH];
+    for (int m = 0; m < g.members; m++) {
+#pragma unroll
+      for (int j = 0; j < EACH; j++)
+        if (i + j * step < end) v[j] = loadFour(p.x[m], i + j * step, p.count);
+#pragma unroll
+      for (int j = 0; j < EACH; j++) sums[j] = m == 0 ? v[j] : sums[j] + v[j];
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+      const long long at = i + j * step;
+      if (at >= end) break;
+      Addends addends;
+      addends.load(p, at);
+      const float4 y = addends.to(p, sums[j]);
+      for (int m = 0; m < g.members; m++) storeFour(p.y[m], at, p.count, y);
+    }
+  }
+  round.tell(1);
+  round.await(1, lost);
+}
+
+// Elements 4 i, ... of a member's columns, at their place among all.
+__device__ __forceinline__ void placeFour(const AllGatherParams& p, float* y, int of, long long i, float4 v) {
+  const int begin = p.first[of], n = p.first[of + 1] - begin, all = p.first[p.group.members];
+  const long long count = (long long)p.rows * n, at = 4 * i;
+  if ((n | begin | all) % 4 == 0) {
+    const long long column = remainder(at, n);
+    *(float4*)(y + (at - column) / n * all + begin + column) = v;
+    return;
+  }
+  const float x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    if (at + j >= count) break;
+    const long long column = remainder(at + j, n);
+    y[(at + j - column) / n * all + begin + column] = x[j];
+  }
+}
+
+// y is the columns of all members side by side, of few elements.
+__device__ __forceinline__ void allGatherFew(const AllGatherParams& p) {
+  beginExchange();
+  const ExchangeGroup& g = p.group;
+  Exchange round(g);
+  const long long first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
+  const long long mine = (long long)p.rows * (p.first[g.me + 1] - p.first[g.me]);
+  const bool wanted = !p.onlyFirst || g.me == 0;
+  for (long long i = first; 4 * i < mine; i += step) {
+    const float4 v = loadFour(p.x, i, mine);
+    for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++)
+      if (m != g.me && !round.failed) round.send(m, 4 * i, v);
+    if (wanted) placeFour(p, p.y[g.me], g.me, i, v);
+  }
+  // Who gets nothing waits for words of the first one nevertheless: nobody may be two rounds ahead.
+  if (p.onlyFirst && g.me == 0 && first > 0 && first < g.members && !round.failed) round.send((int)first, 0, make_float4(0.f, 0.f, 0.f, 0.f));
+  round.begun();
+  if (!wanted) {
+    TaggedFloats words;
+    if (first == 0)
+      do words.load(round.words(g.me, 0, 0));
+      while (!words.there(round.tag) && round.more(0));
+    return;
+  }
+  for (int m = 0; m < g.members; m++) {
+    if (m == g.me) continue;
+    for (long long i = first; 4 * i < (long long)p.rows * (p.first[m + 1] - p.first[m]); i += step) {
+      TaggedFloats words;
+      do words.load(round.words(g.me, m, 4 * i));
+      while (!words.there(round.tag) && round.more(m));
+      placeFour(p, p.y[g.me], m, i, words.floats());
+    }
+  }
+}
+
+// The same of many: each member writes its columns for all.
+__device__ __forceinline__ void allGatherMany(const AllGatherParams& p) {
+  __shared__ int lost;
+  if (threadIdx.x == 0) lost = 0;
+  beginExchange();
+  const ExchangeGroup& g = p.group;
+  Exchange round(g);
+  round.tell(0); // y may be written
+  round.begun();
+  if (!round.await(0, lost)) return;
+  const long long first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
+  const long long mine = (long long)p.rows * (p.first[g.me + 1] - p.first[g.me]);
+  for (long long i = first; 4 * i < mine; i += step) {
+    const float4 v = loadFour(p.x, i, mine);
+    for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++) placeFour(p, p.y[m], g.me, i, v);
+  }
+  round.tell(1);
+  round.await(1, lost);
+}
