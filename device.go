@@ -391,6 +391,7 @@ type attentionPlan interface {
 	Generation() uint64
 	Recorded()
 	Upload(*cuda.Stream) error
+	Lay(query, out, lse attn.Strides)
 	AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, heads int) error
 	AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned deviceMemory, heads int) error
 	Run(s *cuda.Stream, o *deviceOperands) error

@@ -50,6 +50,9 @@ func attendDevice(op string, gpu *GPU, v []G.Value, a *Args, c *config) error {
 		if err := t[i].notWhole(); err != nil {
 			return tensorError(op, names[i], err)
 		}
+		if t[i].replicas != nil {
+			return errorf(op, ErrUnsupported, "%s is replicated over %v, and the result is on the first", names[i], gpu)
+		}
 		if err := checkDeviceResult(op, names[i], t[i], &p, i == 4); err != nil {
 			return err
 		}
@@ -433,6 +436,9 @@ func mergeDevice(op string, dst State, states []State) error {
 		if err := d.notWhole(); err != nil {
 			return tensorError(op, names[i], err)
 		}
+		if i < 2 && d.replicas != nil {
+			return errorf(op, ErrUnsupported, "%s is replicated over %v, and the result is on the first", names[i], gpu)
+		}
 		if d.dtype != tensor.Float32 {
 			return errorf(op, ErrDType, "%s is %v; on a GPU states are of float32", names[i], d.dtype)
 		}
@@ -513,11 +519,12 @@ func (g *GPU) merge(op string, out, lse *DeviceTensor, states []State) error {
 func (p *devicePlan) queue(sub *device.Submission, layer int, n newRows, o *deviceOperands) error {
 	if len(p.now.parts) == 1 {
 		o.K, o.V = p.layerPages(0, layer)
-		return p.queueAlone(sub, n, o)
+		return p.now.parts[0].queueAlone(sub, n, o)
 	}
 	if p.now.context != nil {
 		return p.queueByContext(sub, layer, n, o)
 	}
+	p.lay(false)
 	return sub.Each(func(i int, sub *device.Submission) error {
 		part, g := &p.now.parts[i], &p.geometry
 		heads := p.pages.parts[i].heads

@@ -263,6 +263,22 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 	}
 	defer g.group.Leave()
 	defer runtime.KeepAlive(c.In)
+	a, err := g.apart(c)
+	if err != nil {
+		return nil, err
+	}
+	if a != nil {
+		return g.computeApart(c, a)
+	}
+	if slices.ContainsFunc(c.In, isMade) {
+		whole := *c
+		free, err := g.gatherInputs(&whole)
+		defer free()
+		if err != nil {
+			return nil, g.computeError(c.Op, err)
+		}
+		c = &whole
+	}
 	if c.Spread != nil && slices.ContainsFunc(c.In, isSharded) {
 		return g.computeSharded(c)
 	}
@@ -355,12 +371,19 @@ func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value,
 		return nil, err
 	}
 	d.gpu.group.Leave()
-	if err := d.notWhole(); err != nil {
-		return nil, tensorError(op, "x", err)
-	}
 	size := shape.TotalSize()
 	if from < 0 || size < 1 || from > d.Size()-size {
 		return nil, errorf(op, ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
+	}
+	if d.made {
+		part, err := d.partApart(from, shape)
+		if err != nil {
+			return nil, tensorError(op, "x", err)
+		}
+		return part, nil
+	}
+	if err := d.notWhole(); err != nil {
+		return nil, tensorError(op, "x", err)
 	}
 	return d.part(from, shape.Clone()), nil
 }
@@ -430,7 +453,7 @@ func reads(n *G.Node, readers map[*G.Node][]*G.Node, keep []*G.Node) (total int)
 // nodeValue is a new value of a node. What the inputs hold stays.
 func (g *GPU) nodeValue(sub *device.Submission, n *ongpu.Node, t tensor.Dtype, shape tensor.Shape, inputs ...*DeviceTensor) (*DeviceTensor, error) {
 	if n.Reads == 0 {
-		return g.nextValue(sub, &n.On(g.group, 0).Value, t, shape, inputs...)
+		return g.nextValue(sub, &n.On(g.group, slices.Index(g.members, g)).Value, t, shape, inputs...)
 	}
 	return g.wrap(sub, t, shape, func(bytes int64) (*device.Memory, error) { return sub.Shared(bytes, n.Reads) })
 }

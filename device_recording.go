@@ -281,6 +281,7 @@ type devicePlan struct {
 	schedules []*deviceSchedule // each does what those before it do
 	now       *deviceSchedule   // that layers run by
 	rows      int               // of the last build
+	apart     bool              // each member has the rows of its heads alone
 }
 
 // stepKind is what a step has.

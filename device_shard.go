@@ -3,7 +3,10 @@ package leanattention
 import (
 	"errors"
 	"fmt"
+	"slices"
 
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -53,6 +56,65 @@ func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *DeviceTensor, err err
 		return nil, errors.Join(gpuError(op, err), d.free())
 	}
 	return d, nil
+}
+
+// UploadReplicated is [GPU.Upload] to several GPUs, all of it to each. Nodes whose inputs are all on each GPU,
+// replicated or in parts, compute on all GPUs at once, without one waiting for another: of replicated inputs each makes
+// the same. Where they have to meet, in a linear layer whose weights are sharded by input features, they do so
+// while they compute. Elsewhere a replicated tensor is one on the first GPU; so a node that makes a result on the first GPU alone
+// is right, but ends that.
+//
+// A replicated tensor can be downloaded, freed, and written by CopyFrom. Of a single GPU it is Upload. Errors: those
+// of [GPU.Upload].
+func (g *GPU) UploadReplicated(x tensor.Tensor) (d *DeviceTensor, err error) {
+	const op = "GPU.UploadReplicated"
+	defer recoverTo(op, &err)
+	return g.upload(op, x, g.newReplicated)
+}
+
+// newReplicated takes the memory. The GPU is entered.
+func (g *GPU) newReplicated(op string, t tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, err error) {
+	if d, err = g.newTensor(op, t, shape); err != nil {
+		return nil, err
+	}
+	for _, m := range g.members[1:] {
+		r, err := m.newTensor(op, t, shape)
+		if err != nil {
+			return nil, errors.Join(err, d.free())
+		}
+		d.replicas = append(d.replicas, r)
+	}
+	return d, nil
+}
+
+// eachReplica visits the memory of what members beside the first have of a replicated tensor. The first one submits.
+func (d *DeviceTensor) eachReplica(sub *device.Submission, visit func(b *cuda.Buffer, offset int64) error) error {
+	for _, r := range d.replicas {
+		b, err := sub.UseAny(r.memory, r.generation)
+		if err == nil {
+			err = visit(b, r.offset)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// on is what a member has of a tensor that all have.
+func (d *DeviceTensor) on(member int) *DeviceTensor {
+	switch {
+	case d.shards != nil:
+		return d.shards[member]
+	case member == 0:
+		return d
+	}
+	return d.replicas[member-1]
+}
+
+// layout is where members have a tensor.
+func (d *DeviceTensor) layout() ongpu.Layout {
+	return ongpu.Layout{Replicated: d.replicas != nil, Sharded: d.shards != nil, Axis: d.axis, Members: len(d.gpu.members)}
 }
 
 // newSharded takes the memory. The GPU is entered.
@@ -154,9 +216,9 @@ func (d *DeviceTensor) movePiece(shard, at, n int, whole []byte, in bool) error 
 			return err
 		}
 		if in {
-			err = sub.Upload(b, int64(at), p, 0, n)
+			err = sub.Upload(b, s.offset+int64(at), p, 0, n)
 		} else {
-			err = sub.Download(p, 0, b, int64(at), n)
+			err = sub.Download(p, 0, b, s.offset+int64(at), n)
 		}
 		if err != nil {
 			return err
@@ -173,10 +235,10 @@ func (d *DeviceTensor) movePiece(shard, at, n int, whole []byte, in bool) error 
 	return nil
 }
 
-// freeShards is free of a sharded tensor: of all of it or nothing.
-func (d *DeviceTensor) freeShards() (err error) {
-	for _, s := range d.shards {
-		if e := s.free(); e != nil && err == nil {
+// freeAll is free of what several GPUs have of a tensor. The error is the first.
+func freeAll(parts []*DeviceTensor) (err error) {
+	for _, p := range parts {
+		if e := p.free(); e != nil && err == nil {
 			err = e
 		}
 	}
@@ -201,7 +263,7 @@ func (d *DeviceTensor) spreadOperand(sub *device.Submission, name string) (o ong
 		}
 		t, _ := storageType(d.dtype)
 		of := dealt(d.shape[d.axis], len(d.shards), i)
-		o.Shards = append(o.Shards, ongpu.Shard{Memory: deviceMemory{Buffer: b, DType: t, Len: s.Size()}, First: of.first, N: of.n})
+		o.Shards = append(o.Shards, ongpu.Shard{Memory: deviceMemory{Buffer: b, Offset: s.offset, DType: t, Len: s.Size()}, First: of.first, N: of.n})
 		o.Fixed = o.Fixed && sub.Fixed(s.memory)
 	}
 	return o, nil
@@ -295,4 +357,334 @@ func (g *GPU) takeScratch(sub *device.Submission, n *ongpu.Node, work ongpu.Spre
 	}
 	work.Take(all)
 	return free, nil
+}
+
+// apart is how the members of a group each do their part of a call's work; nil: the first one leads.
+func (g *GPU) apart(c *ongpu.Call) (*ongpu.Apart, error) {
+	if len(g.members) == 1 {
+		return nil, nil
+	}
+	layouts := make([]ongpu.Layout, len(c.In))
+	replicated := true
+	for i, v := range c.In {
+		layouts[i] = v.(*DeviceTensor).layout()
+		replicated = replicated && layouts[i].Replicated
+	}
+	if c.Apart != nil {
+		if a, err := c.Apart(layouts); a != nil || err != nil {
+			return a, err
+		}
+	}
+	if !replicated {
+		return nil, nil
+	}
+	return c.Each(), nil
+}
+
+// computeApart is [ongpu.Compute] of work that each member does with what it has. The GPU is entered.
+func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
+	var engines []*decoder.Engine
+	for _, m := range g.members {
+		e, err := m.layers(c.Op)
+		if err != nil {
+			return nil, err
+		}
+		engines = append(engines, e)
+	}
+	var values []*DeviceTensor
+	err := g.queue.Submit(func(sub *device.Submission) error {
+		var frees freeing
+		defer frees.all()
+		in, err := g.placed(sub, c, a.Replicate, &frees)
+		if err != nil {
+			return err
+		}
+		works := make([]apartWork, len(g.members))
+		ready := func(i int, sub *device.Submission) (err error) {
+			works[i], err = g.members[i].readyApart(sub, c, a, in, engines[i], i)
+			return err
+		}
+		queue := func(i int, sub *device.Submission) error {
+			w := &works[i]
+			defer w.free()
+			if err := a.Queue(i, &w.Work); err != nil {
+				return err
+			}
+			return haveRead(sub, w.reads...)
+		}
+		if err := sub.Apart(ready, queue); err != nil {
+			return err
+		}
+		for i := range works {
+			values = append(values, works[i].value)
+		}
+		if a.Sum {
+			return g.sum(sub, works)
+		}
+		return nil
+	})
+	if err := g.computeError(c.Op, err); err != nil {
+		return nil, err
+	}
+	return g.apartValue(c.DType, c.Shape, values, a), nil
+}
+
+// apartValue is what members have made.
+func (g *GPU) apartValue(t tensor.Dtype, shape tensor.Shape, values []*DeviceTensor, a *ongpu.Apart) *DeviceTensor {
+	if a.Layout.Replicated {
+		values[0].replicas = values[1:]
+		return values[0]
+	}
+	return &DeviceTensor{gpu: g, shape: shape.Clone(), dtype: t, axis: a.Layout.Axis, shards: values, made: true, joined: a.Joined}
+}
+
+// apartWork is a member's part of a call's work.
+type apartWork struct {
+	ongpu.Work
+	value *DeviceTensor
+	reads []*DeviceTensor
+	free  func()
+}
+
+// readyApart takes the memory that a member needs for its part.
+func (g *GPU) readyApart(sub *device.Submission, c *ongpu.Call, a *ongpu.Apart, in []*DeviceTensor, e *decoder.Engine, member int) (w apartWork, err error) {
+	w = apartWork{Work: ongpu.Work{Engine: e, Submission: sub}, free: func() {}}
+	for i, d := range in {
+		of := d.on(member)
+		o, err := of.wholeOperand(sub, c.Names[i])
+		if err != nil {
+			return w, err
+		}
+		w.In, w.reads = append(w.In, o), append(w.reads, of)
+	}
+	if w.value, err = g.nodeValue(sub, c.Node, c.DType, a.Shape, w.reads...); err != nil {
+		return w, err
+	}
+	if w.Out, err = w.value.use(sub); err != nil {
+		return w, err
+	}
+	n := 0
+	if a.Scratch != nil {
+		if n, err = a.Scratch(member, e); err != nil {
+			return w, err
+		}
+	}
+	partial := 0
+	if a.Sum {
+		partial = attn.Ceil(a.Shape.TotalSize(), 4) * 4
+	}
+	if n += partial; n == 0 {
+		return w, nil
+	}
+	scratch, free, err := g.scratch(sub, c.Node, &c.Node.On(g.group, member).Rest, tensor.Float32, tensor.Shape{n})
+	if err != nil {
+		return w, err
+	}
+	w.free = free
+	if w.Scratch, err = scratch.use(sub); err != nil || !a.Sum {
+		return w, err
+	}
+	w.Out, w.Scratch = w.Scratch, from(w.Scratch, partial)
+	w.Out.Len = a.Shape.TotalSize()
+	return w, nil
+}
+
+// freeing gives back what was taken on the way.
+type freeing []func()
+
+func (f freeing) all() {
+	for _, free := range f {
+		free()
+	}
+}
+
+// placed is the inputs of a call, those to be replicated as such.
+func (g *GPU) placed(sub *device.Submission, c *ongpu.Call, replicate []bool, frees *freeing) ([]*DeviceTensor, error) {
+	in := make([]*DeviceTensor, len(c.In))
+	for i, v := range c.In {
+		in[i] = v.(*DeviceTensor)
+		if len(replicate) == 0 || !replicate[i] || in[i].replicas != nil {
+			continue
+		}
+		var err error
+		if in[i], err = g.gathered(sub, c.Op, c.Node, i, in[i], frees); err == nil {
+			in[i], err = g.replicated(sub, c.Node, i, in[i], frees)
+		}
+		if err != nil {
+			return nil, &operandError{c.Names[i], err}
+		}
+	}
+	return in, nil
+}
+
+// gathered is an input on the first member as a whole: itself, unless members have made parts of it.
+func (g *GPU) gathered(sub *device.Submission, op string, n *ongpu.Node, input int, d *DeviceTensor, frees *freeing) (*DeviceTensor, error) {
+	if !d.made {
+		return d, nil
+	}
+	if d.joined {
+		return nil, fmt.Errorf("parts one behind the other, each sharded over %v: %w", g, attn.ErrUnsupported)
+	}
+	layers, err := g.layers(op)
+	if err != nil {
+		return nil, err
+	}
+	w, free, err := g.scratch(sub, n, &n.On(g.group, 0).Inputs[input], d.dtype, d.shape)
+	if err != nil {
+		return nil, err
+	}
+	*frees = append(*frees, free)
+	to, err := w.use(sub)
+	if err != nil {
+		return nil, err
+	}
+	outer, inner := 1, 1
+	for i, s := range d.shape {
+		if i < d.axis {
+			outer *= s
+		} else {
+			inner *= s
+		}
+	}
+	part := inner / len(d.shards)
+	for i, s := range d.shards {
+		b, err := sub.UseAny(s.memory, s.generation)
+		if err != nil {
+			return nil, err
+		}
+		x := deviceMemory{Buffer: b, Offset: s.offset, DType: to.DType, Len: s.Size()}
+		move := decoder.Move{Move: attn.Move{Dims: [3]int{1, 1, outer}, N: part,
+			From: attn.Lattice{Steps: [3]int{0, 0, part}}, To: attn.Lattice{At: i * part, Steps: [3]int{0, 0, inner}}}, X: x, Y: to}
+		if err := sub.Do(func(s *cuda.Stream) error { return layers.Move(s, &move) }); err != nil {
+			return nil, err
+		}
+		if err := g.members[i].read(sub, s); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// isMade says whether a value is parts that members have made.
+func isMade(v G.Value) bool {
+	d, ok := v.(*DeviceTensor)
+	return ok && d.made
+}
+
+// gatherInputs has the inputs of a call that members have made parts of on the first one. free is called when the work is
+// queued, and after an error, too.
+func (g *GPU) gatherInputs(c *ongpu.Call) (free func(), err error) {
+	var frees freeing
+	c.In = slices.Clone(c.In)
+	err = g.queue.Submit(func(sub *device.Submission) error {
+		for i, v := range c.In {
+			d, err := g.gathered(sub, c.Op, c.Node, i, v.(*DeviceTensor), &frees)
+			if err != nil {
+				return &operandError{c.Names[i], err}
+			}
+			c.In[i] = d
+		}
+		return nil
+	})
+	return func() {
+		_ = g.queue.Submit(func(*device.Submission) error { frees.all(); return nil })
+	}, err
+}
+
+// read says that what reads a member's tensor is queued. The first one submits.
+func (g *GPU) read(sub *device.Submission, d *DeviceTensor) error {
+	if g == g.members[0] {
+		return haveRead(sub, d)
+	}
+	return g.queue.Submit(func(sub *device.Submission) error { return haveRead(sub, d) })
+}
+
+// replicated is a whole input, copied to all other members.
+func (g *GPU) replicated(sub *device.Submission, n *ongpu.Node, input int, d *DeviceTensor, frees *freeing) (*DeviceTensor, error) {
+	from, err := d.use(sub)
+	if err != nil {
+		return nil, err
+	}
+	all := d.part(0, d.shape)
+	for i, m := range g.members[1:] {
+		err := m.queue.Submit(func(sub *device.Submission) error {
+			r, free, err := m.scratch(sub, n, &n.On(g.group, i+1).Inputs[input], d.dtype, d.shape)
+			if err != nil {
+				return err
+			}
+			*frees = append(*frees, func() {
+				_ = m.queue.Submit(func(*device.Submission) error { free(); return nil })
+			})
+			all.replicas = append(all.replicas, r)
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, sub.Do(func(s *cuda.Stream) error {
+		return all.eachReplica(sub, func(b *cuda.Buffer, offset int64) error {
+			return s.Copy(b, offset, from.Buffer, from.Offset, d.bytes())
+		})
+	})
+}
+
+// sum adds the members' partial sums, in the order of the members, and gives all of them the result.
+func (g *GPU) sum(sub *device.Submission, works []apartWork) error {
+	y, err := works[0].value.use(sub)
+	if err != nil {
+		return err
+	}
+	for i := range works[1:] {
+		x := works[0].Out
+		if i > 0 {
+			x = y
+		}
+		add := decoder.Elements{N: y.Len, X: x, Plus: works[i+1].Out, Y: y}
+		if err := sub.Do(func(s *cuda.Stream) error { return works[0].Engine.Elements(s, &add) }); err != nil {
+			return err
+		}
+	}
+	for _, w := range works[1:] {
+		b, err := sub.UseAny(w.value.memory, w.value.generation)
+		if err != nil {
+			return err
+		}
+		if err := sub.Do(func(s *cuda.Stream) error { return s.Copy(b, w.value.offset, y.Buffer, y.Offset, w.value.bytes()) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// partApart is a view of a tensor that is sharded by nodes: of each member's shard.
+func (d *DeviceTensor) partApart(from int, shape tensor.Shape) (*DeviceTensor, error) {
+	n, size := len(d.shards), shape.TotalSize()
+	axis := -1
+	if d.joined {
+		axis = len(shape) - 1
+	} else {
+		row := 1 // elements that are dealt out together
+		for _, s := range d.shape[d.axis:] {
+			row *= s
+		}
+		outer := 1
+		for i, s := range shape {
+			if outer*row == size && s%n == 0 && from%row == 0 {
+				axis = i
+				break
+			}
+			outer *= s
+		}
+	}
+	if axis < 0 || shape[axis]%n != 0 || from%n != 0 {
+		return nil, fmt.Errorf("shape %v of %v, which is %w", shape, d.shape, d.notWhole())
+	}
+	part := &DeviceTensor{gpu: d.gpu, whole: d, shape: shape.Clone(), dtype: d.dtype, axis: axis, made: true}
+	of := shape.Clone()
+	of[axis] /= n
+	for _, s := range d.shards {
+		part.shards = append(part.shards, s.part(from/n, of))
+	}
+	return part, nil
 }

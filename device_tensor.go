@@ -39,6 +39,9 @@ type DeviceTensor struct {
 	dtype      tensor.Dtype
 	axis       int             // that is sharded
 	shards     []*DeviceTensor // one on each member; nil: it is whole
+	replicas   []*DeviceTensor // the same on each member but the first; nil: it is on the first alone
+	made       bool            // shards that nodes made: who needs it whole puts them together
+	joined     bool            // shards are parts one behind the other, each dealt out: only views of it are used
 	lse        *DeviceTensor   // of an attention's output, on its way to the node of the log-sum-exp
 	broken     error           // why there is no value
 }
@@ -116,6 +119,11 @@ func (g *GPU) wrap(sub *device.Submission, t tensor.Dtype, shape tensor.Shape, t
 func (g *GPU) Upload(x tensor.Tensor) (d *DeviceTensor, err error) {
 	const op = "GPU.Upload"
 	defer recoverTo(op, &err)
+	return g.upload(op, x, g.newTensor)
+}
+
+// upload copies a tensor to what make takes the memory for.
+func (g *GPU) upload(op string, x tensor.Tensor, make func(string, tensor.Dtype, tensor.Shape) (*DeviceTensor, error)) (d *DeviceTensor, err error) {
 	t, err := denseValue(op, "x", x)
 	if err != nil {
 		return nil, err
@@ -127,7 +135,7 @@ func (g *GPU) Upload(x tensor.Tensor) (d *DeviceTensor, err error) {
 		return nil, err
 	}
 	defer g.group.Leave()
-	if d, err = g.newTensor(op, t.Dtype(), t.Shape()); err != nil {
+	if d, err = make(op, t.Dtype(), t.Shape()); err != nil {
 		return nil, err
 	}
 	if err := d.fill(rowMajorBytes(t)); err != nil {
@@ -195,7 +203,12 @@ func (d *DeviceTensor) fillFrom(src []byte, at int) error {
 	defer q.GivePinned(p)
 	copy(p.Bytes, piece)
 	return d.through(p, func(sub *device.Submission, b *cuda.Buffer) error {
-		return sub.Upload(b, d.offset+int64(at), p, 0, len(piece))
+		if err := sub.Upload(b, d.offset+int64(at), p, 0, len(piece)); err != nil {
+			return err
+		}
+		return d.eachReplica(sub, func(b *cuda.Buffer, offset int64) error {
+			return sub.Upload(b, offset+int64(at), p, 0, len(piece))
+		})
 	})
 }
 
@@ -280,14 +293,15 @@ func (d *DeviceTensor) Free() error {
 
 func (d *DeviceTensor) free() error {
 	if d.shards != nil {
-		return d.freeShards()
+		return freeAll(d.shards)
 	}
-	return d.gpu.queue.Submit(func(sub *device.Submission) error {
+	err := d.gpu.queue.Submit(func(sub *device.Submission) error {
 		if _, err := sub.Use(d.memory, d.generation); err != nil {
 			return err
 		}
 		return sub.Free(d.memory)
 	})
+	return errors.Join(err, freeAll(d.replicas))
 }
 
 // enter checks that d was made, and keeps its GPU open until queue.Leave.
@@ -395,7 +409,11 @@ func (d *DeviceTensor) Clone() (any, error) {
 	if err := d.notWhole(); err != nil {
 		return nil, tensorError(op, "the tensor", err)
 	}
-	c, err := d.gpu.newTensor(op, d.dtype, d.shape)
+	newTensor := d.gpu.newTensor
+	if d.replicas != nil {
+		newTensor = d.gpu.newReplicated
+	}
+	c, err := newTensor(op, d.dtype, d.shape)
 	if err != nil {
 		return nil, err
 	}
@@ -427,8 +445,12 @@ func (d *DeviceTensor) Rows(from, to int) (*DeviceTensor, error) {
 
 // part is elements from one on, in the same memory.
 func (d *DeviceTensor) part(from int, shape tensor.Shape) *DeviceTensor {
-	return &DeviceTensor{gpu: d.gpu, memory: d.memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.dtype.Size()),
+	part := &DeviceTensor{gpu: d.gpu, memory: d.memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.dtype.Size()),
 		whole: d, shape: shape, dtype: d.dtype}
+	for _, r := range d.replicas {
+		part.replicas = append(part.replicas, r.part(from, shape))
+	}
+	return part
 }
 
 // CopyFrom makes the tensor equal to another of the same shape and element type
@@ -489,7 +511,14 @@ func (d *DeviceTensor) copyFrom(src *DeviceTensor) error {
 		if err != nil || to == from {
 			return err
 		}
-		return sub.Do(func(s *cuda.Stream) error { return s.Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes()) })
+		return sub.Do(func(s *cuda.Stream) error {
+			if err := s.Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.bytes()); err != nil {
+				return err
+			}
+			return d.eachReplica(sub, func(b *cuda.Buffer, offset int64) error {
+				return s.Copy(b, offset, from.Buffer, from.Offset, d.bytes())
+			})
+		})
 	})
 }
 
@@ -519,7 +548,12 @@ func (d *DeviceTensor) ZeroValue() G.Value {
 		if err != nil {
 			return err
 		}
-		return sub.Do(func(s *cuda.Stream) error { return s.Set(m.Buffer, m.Offset, 0, d.bytes()) })
+		return sub.Do(func(s *cuda.Stream) error {
+			if err := s.Set(m.Buffer, m.Offset, 0, d.bytes()); err != nil {
+				return err
+			}
+			return d.eachReplica(sub, func(b *cuda.Buffer, offset int64) error { return s.Set(b, offset, 0, d.bytes()) })
+		})
 	})
 	return d
 }

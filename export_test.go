@@ -396,6 +396,18 @@ func (p *fakePlan) launch(s *cuda.Stream) error {
 	return err
 }
 
+// Lay plans anew.
+func (p *fakePlan) Lay(query, out, lse attn.Strides) {
+	p.engine.mu.Lock()
+	defer p.engine.mu.Unlock()
+	p.g.Query, p.g.Out, p.g.LSE = query, out, lse
+	g := p.g
+	g.Rotary = attn.Rotary{}
+	if err := p.plan.Build(g, p.seqs); err != nil {
+		panic(err)
+	}
+}
+
 // AppendTurned turns queries and keys one by one, and appends.
 func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned deviceMemory, heads int) error {
 	p.engine.mu.Lock()

@@ -478,11 +478,11 @@ func (n newRows) appendTo(plan attentionPlan, s *cuda.Stream, o *deviceOperands,
 // turns says whether there is a rotary embedding.
 func (p *devicePlan) turns() bool { return p.geometry.Rotary != attn.Rotary{} }
 
-// queueAlone is queue on one GPU.
-func (p *devicePlan) queueAlone(sub *device.Submission, n newRows, o *deviceOperands) error {
+// queueAlone is queue of a member that has all that it needs.
+func (p *planPart) queueAlone(sub *device.Submission, n newRows, o *deviceOperands) error {
 	// In a recording it may be a part of the megakernel that makes q, k and v, or the launch
 	// that makes them may store k and v.
-	of := p.now.parts[0].plan
+	of := p.plan
 	stored := false
 	if plan, ok := of.(*attention.Plan); ok {
 		switch late := sub.Deferred().(type) {
@@ -508,8 +508,19 @@ func (p *devicePlan) queueAlone(sub *device.Submission, n newRows, o *deviceOper
 func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 	qkv := operandTensors(c.qkv)
 	defer runtime.KeepAlive(c)
+	if p.isApart(c, &qkv) {
+		return p.attendApart(c, &qkv)
+	}
 	var o, l *DeviceTensor
 	err = p.pages.gpu.queue.Submit(func(sub *device.Submission) error {
+		var frees freeing
+		defer frees.all()
+		for i, d := range qkv {
+			var err error
+			if qkv[i], err = p.pages.gpu.gathered(sub, "CachedAttention", c.memory, i, d, &frees); err != nil {
+				return &operandError{layerNames[i], err}
+			}
+		}
 		q, k, v, err := qkv.use(sub)
 		if err != nil {
 			return err
@@ -556,6 +567,127 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 		return o, nil, nil
 	}
 	return o, l, nil
+}
+
+// isApart says whether each member has the queries, keys and values of its heads.
+func (p *devicePlan) isApart(c *layerCall, qkv *deviceQKV) bool {
+	g := p.pages.gpu
+	if n := len(g.members); n == 1 || p.now.context != nil || p.geometry.KVHeads%n != 0 || c.out != nil {
+		return false
+	}
+	for _, d := range qkv {
+		if !d.made || d.joined || d.axis != 1 {
+			return false
+		}
+	}
+	return c.sinks == nil || c.sinks.(*DeviceTensor).replicas != nil
+}
+
+// attendApart is attend where each member has the queries, keys and values of its heads, and makes their outputs.
+func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value, err error) {
+	lead := p.pages.gpu
+	p.lay(true)
+	n := len(lead.members)
+	share := func(shape tensor.Shape) tensor.Shape { return tensor.Shape{shape[0], shape[1] / n} }
+	type work struct {
+		rows  newRows
+		o     deviceOperands
+		reads []*DeviceTensor
+		free  func()
+	}
+	works := make([]work, n)
+	var outs, lses []*DeviceTensor
+	ready := func(i int, sub *device.Submission) error {
+		w, m := &works[i], lead.members[i]
+		mine := deviceQKV{qkv[0].shards[i], qkv[1].shards[i], qkv[2].shards[i]}
+		w.reads, w.free = mine[:], func() {}
+		q, k, v, err := mine.use(sub)
+		if err != nil {
+			return err
+		}
+		w.o, w.rows = deviceOperands{Q: q}, newRows{k: k, v: v}
+		w.o.K, w.o.V = p.layerPages(i, c.node.layer)
+		if c.sinks != nil {
+			sinks := c.sinks.(*DeviceTensor).on(i)
+			m, err := sinks.useAs(sub, "sinks")
+			if err != nil {
+				return err
+			}
+			heads := p.pages.parts[i].heads
+			w.o.Sinks, w.reads = from(m, heads.first*p.geometry.Group()), append(w.reads, sinks)
+		}
+		d, mem, err := inUse(sub)(m.nodeValue(sub, c.memory, c.rows.query, share(c.rows.outShape(p.geometry.ValueDim)), mine[:]...))
+		if err != nil {
+			return err
+		}
+		w.o.Out, outs = mem, append(outs, d)
+		if c.lse {
+			slot := &c.memory.On(lead.group, i).Rest
+			d, mem, err := inUse(sub)(m.nextValue(sub, slot, c.rows.lseType(), share(c.rows.lseShape()), mine[:]...))
+			if err != nil {
+				return err
+			}
+			w.o.LSE, lses = mem, append(lses, d)
+		}
+		if p.turns() {
+			turned, free, err := m.scratch(sub, c.memory, &c.memory.On(lead.group, i).Turned, c.rows.query, mine[0].shape)
+			if err != nil {
+				return err
+			}
+			w.free = free
+			w.rows.turned, err = turned.useAs(sub, "q")
+			return err
+		}
+		return nil
+	}
+	err = lead.queue.Submit(func(sub *device.Submission) error {
+		if err := sub.Apart(ready, func(i int, sub *device.Submission) error {
+			w := &works[i]
+			defer w.free()
+			if err := p.now.parts[i].queueAlone(sub, w.rows, &w.o); err != nil {
+				return err
+			}
+			return haveRead(sub, w.reads...)
+		}); err != nil {
+			return err
+		}
+		p.step.record(sub, c.node, p.now)
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	// The first member's memory is taken last.
+	byMember := func(t tensor.Dtype, shape tensor.Shape, made []*DeviceTensor) *DeviceTensor {
+		shards := append(made[n-1:n:n], made[:n-1]...)
+		return &DeviceTensor{gpu: lead, shape: shape, dtype: t, axis: 1, shards: shards, made: true}
+	}
+	out = byMember(c.rows.query, c.rows.outShape(p.geometry.ValueDim), outs)
+	if c.lse {
+		lse = byMember(c.rows.lseType(), c.rows.lseShape(), lses)
+	}
+	return out, lse, nil
+}
+
+// lay says whether the rows of each member's queries and results are those of its heads alone, from now on.
+func (p *devicePlan) lay(apart bool) {
+	if p.apart == apart {
+		return
+	}
+	p.apart = apart
+	for _, s := range p.schedules {
+		for i := range s.parts {
+			part := &s.parts[i]
+			g := &part.geometry
+			g.Query, g.Out, g.LSE = p.geometry.Query, p.geometry.Out, p.geometry.LSE
+			if apart {
+				g.Query, g.Out, g.LSE = attn.PackedRows(g.Heads, g.Dim), attn.PackedRows(g.Heads, g.ValueDim), attn.PackedRows(g.Heads, 1)
+			}
+			if part.plan != nil {
+				part.plan.Lay(g.Query, g.Out, g.LSE)
+			}
+		}
+	}
 }
 
 // attendFromHost is attend on tensors of the host: one copy there, one back, and

@@ -83,64 +83,74 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	}); err != nil {
 		return nil, err
 	}
-	rows, width := shapes[0][0], shapes[0][1]
-	// The operands, as far as they are known: memory comes with the work.
-	build := func(in []ongpu.Operand, out, scratch gpu.Memory) *decoder.Linear {
-		o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in[0].Memory, Scratch: scratch}
-		at := 0
-		for i := range op.parts {
-			w, p := &in[1+i], decoder.LinearPart{Out: shapes[1+i][0]}
-			p.W, p.Y = w.Memory, out
-			p.W.DType = storageOf(op.w) // also of shards
-			p.Y.Offset += int64(at) * 4
-			p.Y.Len = rows * p.Out
-			at += p.Y.Len
-			o.Early = o.Early && w.Fixed
-			if op.bias {
-				p.B = in[1+op.parts+i].Memory
-			}
-			o.Parts = append(o.Parts, p)
-		}
-		if op.gate {
-			o.Parts = gateAndUp(o.Parts, width)
-			o.Parts[0].Y = out
-		}
-		in = in[len(in)-count(op.residual)-count(op.gamma)-count(op.beta):]
-		if op.residual {
-			o.Residual, in = in[0].Memory, in[1:]
-		}
-		if op.norm {
-			o.Norm = &decoder.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset}
-			for _, x := range in {
-				o.Early = o.Early && x.Fixed
-			}
-			if op.gamma {
-				o.Norm.Gamma, in = in[0].Memory, in[1:]
-			}
-			if op.beta {
-				o.Norm.Beta = in[0].Memory
-			}
-		}
-		return o
-	}
 	return ongpu.Compute(&ongpu.Call{
 		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: op.x, Shape: shape,
-		Scratch: func(d *decoder.Engine) (int, error) {
-			in := make([]ongpu.Operand, len(in))
-			for i := range op.parts {
-				in[1+i].DType = storageOf(op.w)
-			}
-			return d.Scratch(build(in, gpu.Memory{}, gpu.Memory{}))
-		},
-		Queue: func(w *ongpu.Work) error { return w.Linear(build(w.In, w.Out, w.Scratch)) },
+		Scratch: func(d *decoder.Engine) (int, error) { return op.scratchOn(d, shapes) },
+		Queue:   func(w *ongpu.Work) error { return w.Linear(op.on(w.In, shapes, w.Out, w.Scratch)) },
 		Spread: func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
 			shards, err := op.shards(in, shapes)
 			if err != nil {
 				return nil, err
 			}
-			return ongpu.LinearShards{Sharded: &decoder.Sharded{Linear: *build(in, out, gpu.Memory{}), Shards: shards}}, nil
+			return ongpu.LinearShards{Sharded: &decoder.Sharded{Linear: *op.on(in, shapes, out, gpu.Memory{}), Shards: shards}}, nil
+		},
+		Apart: func(in []ongpu.Layout) (*ongpu.Apart, error) {
+			if a := op.byOutputs(in, shapes, shape); a != nil {
+				return a, nil
+			}
+			return op.byInputs(in, shapes, shape)
 		},
 	})
+}
+
+// on is the layers on a GPU, of operands as far as they are known: memory comes with the work.
+func (op linear) on(in []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.Memory) *decoder.Linear {
+	rows, width := shapes[0][0], shapes[0][1]
+	o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in[0].Memory, Scratch: scratch}
+	at := 0
+	for i := range op.parts {
+		w, p := &in[1+i], decoder.LinearPart{Out: shapes[1+i][0]}
+		p.W, p.Y = w.Memory, out
+		p.W.DType = storageOf(op.w) // also of shards
+		p.Y.Offset += int64(at) * 4
+		p.Y.Len = rows * p.Out
+		at += p.Y.Len
+		o.Early = o.Early && w.Fixed
+		if op.bias {
+			p.B = in[1+op.parts+i].Memory
+		}
+		o.Parts = append(o.Parts, p)
+	}
+	if op.gate {
+		o.Parts = gateAndUp(o.Parts, width)
+		o.Parts[0].Y = out
+	}
+	in = in[len(in)-count(op.residual)-count(op.gamma)-count(op.beta):]
+	if op.residual {
+		o.Residual, in = in[0].Memory, in[1:]
+	}
+	if op.norm {
+		o.Norm = &decoder.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset}
+		for _, x := range in {
+			o.Early = o.Early && x.Fixed
+		}
+		if op.gamma {
+			o.Norm.Gamma, in = in[0].Memory, in[1:]
+		}
+		if op.beta {
+			o.Norm.Beta = in[0].Memory
+		}
+	}
+	return o
+}
+
+// scratchOn is how many float32 the layers need besides on a GPU.
+func (op linear) scratchOn(d *decoder.Engine, shapes []tensor.Shape) (int, error) {
+	in := make([]ongpu.Operand, op.Arity())
+	for i := range op.parts {
+		in[1+i].DType = storageOf(op.w)
+	}
+	return d.Scratch(op.on(in, shapes, gpu.Memory{}, gpu.Memory{}))
 }
 
 // shards are what each GPU has of the weights and the biases, and the errors of what is not dealt out by output
@@ -164,7 +174,7 @@ func (op linear) shards(in []ongpu.Operand, shapes []tensor.Shape) (shards [][]d
 		case !isW && !isB:
 			return nil, errorf(name, la.ErrUnsupported, "%s is sharded over several GPUs, want it whole", op.name(i))
 		case x.Axis != 0:
-			return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it by output features, on axis 0", op.name(i), x.Axis, shapes[i])
+			return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it on axis 0", op.name(i), x.Axis, shapes[i])
 		}
 	}
 	for member := range in[1].Shards {

@@ -171,6 +171,156 @@ func testShardedLinear(t *testing.T, members int) {
 	}
 }
 
+// placement is where several GPUs have an input.
+type placement int
+
+const (
+	onFirst placement = iota
+	onAll
+	byRows
+	byColumns
+)
+
+// letAs is let of what is placed otherwise.
+func (p *places) letAs(x *tensor.Dense, at placement) (in [2]*G.Node) {
+	p.t.Helper()
+	upload := map[placement]func() (*la.DeviceTensor, error){
+		onFirst:   func() (*la.DeviceTensor, error) { return p.gpu.Upload(x) },
+		onAll:     func() (*la.DeviceTensor, error) { return p.gpu.UploadReplicated(x) },
+		byRows:    func() (*la.DeviceTensor, error) { return p.gpu.UploadSharded(x, 0) },
+		byColumns: func() (*la.DeviceTensor, error) { return p.gpu.UploadSharded(x, 1) },
+	}
+	there, err := upload[at]()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return p.letThere(x, there)
+}
+
+// A feed-forward part, and what leads to it and from it, in every placement of its inputs: all on all GPUs, so that
+// they compute apart, or some on the first alone.
+func TestGPUsApart(t *testing.T) {
+	for _, members := range []int{2, 3, 4} {
+		t.Run(fmt.Sprint(members), func(t *testing.T) { testApart(t, members) })
+	}
+}
+
+func testApart(t *testing.T, members int) {
+	gpu, rng := gputest.OpenSome(t, members), reftest.Rand(t)
+	types := []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
+	cases := []int{1, 1, 2, 5, 33}
+	if reftest.Every(t) {
+		cases = append(slices.Repeat([]int{1, 2, 3, 8, 16, 17, 40}, 6), 64, 130)
+	}
+	for i, rows := range cases {
+		p := newPlaces(t, rng, gpu)
+		everywhere := i%2 == 0
+		at := func(best placement) placement {
+			if best == onFirst || !everywhere && rng.IntN(4) == 0 {
+				return onFirst
+			}
+			return best
+		}
+		w := types[rng.IntN(3)]
+		atol := 1e-3
+		if w == la.BFloat16 {
+			atol = 1e-2
+		}
+		weightAt := func(at placement, out, in int) [2]*G.Node {
+			return p.letAs(p.random(w, 1/math.Sqrt(float64(in)), out, in), at)
+		}
+		weight := func(best placement, out, in int) [2]*G.Node { return weightAt(at(best), out, in) }
+		vector := func(n int) [2]*G.Node { return p.letAs(p.random(tensor.Float32, 1, n), at(onAll)) }
+		d, inner := 8*members*(1+rng.IntN(6)), 8*members*(1+rng.IntN(8))
+		ids := make([]int32, rows)
+		for i := range ids {
+			ids[i] = rng.Int32N(19)
+		}
+		index := p.letAs(tensor.New(tensor.WithShape(rows), tensor.WithBacking(ids)), at(onAll))
+		table := p.letAs(p.random(tensor.Float32, 1, 19, d), at(onAll))
+		gates, both := at(byRows), at(byRows) // weights of one node are in one way
+		gamma, beta, b0, b1, b2 := vector(d), vector(d), vector(inner), vector(inner), vector(d)
+		if gates == byRows && rng.IntN(2) == 0 {
+			b0 = p.letAs(p.random(tensor.Float32, 1, inner), byRows)
+		}
+		gate, up, down := weightAt(gates, inner, d), weightAt(gates, inner, d), weight(byColumns, d, inner)
+		square := weight(byColumns, d, d)
+		q, k, o := weightAt(both, d, d), weightAt(both, inner, d), weight(byColumns, d, inner)
+		head := weight(byRows, 8*members+rng.IntN(3), d)
+		biases, elementwise := rng.IntN(2) == 0, rng.IntN(3) == 0
+		var nodes [][2]*G.Node
+		for j := range p.g {
+			all := []*G.Node{}
+			keep := func(n *G.Node, err error) *G.Node {
+				t.Helper()
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, n)
+				return n
+			}
+			x := keep(nn.Embedding(table[j], index[j], nil))
+			qk, err := nn.Linears(x, []*G.Node{q[j], k[j]}, nil, nn.WithRMSNorm(gamma[j], 1e-5))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, qk...)
+			h := qk[1]
+			if elementwise { // of parts that each GPU has
+				h = keep(nn.SiLU(h))
+			}
+			x = keep(nn.Linear(h, o[j], nil, nn.WithResidual(x)))
+			x = keep(nn.Linear(x, square[j], b2[j], nn.WithResidual(qk[0]))) // of columns of what all have
+			bs := []*G.Node{b0[j], b1[j]}
+			if !biases {
+				bs = nil
+			}
+			h = keep(nn.GatedLinear(x, []*G.Node{gate[j], up[j]}, bs, nn.SwiGLU, nn.WithNorm(gamma[j], beta[j], 1e-5)))
+			if rng.IntN(2) == 0 && j == 1 { // a view
+				h = keep(nn.Reshape(keep(nn.Reshape(h, rows, members, inner/members)), rows, inner))
+			} else {
+				all = append(all, h, h)
+			}
+			x = keep(nn.Linear(h, down[j], b2[j], nn.WithResidual(x)))
+			logits := keep(nn.Linear(x, head[j], nil))
+			keep(nn.ArgMax(logits))
+			for k, n := range all {
+				if len(nodes) <= k {
+					nodes = append(nodes, [2]*G.Node{n, n})
+				}
+				nodes[k][j] = n
+			}
+		}
+		nodes = slices.DeleteFunc(nodes, func(n [2]*G.Node) bool {
+			return !slices.Equal(n[0].Shape(), n[1].Shape()) || n[0].Dtype() != tensor.Float32
+		})
+		what := fmt.Sprintf("case %d, w %v, %d rows, %d, %d, everywhere %v", i, w, rows, d, inner, everywhere)
+		poison(t, gpu)
+		for k, n := range nodes {
+			p.compare(fmt.Sprintf("%s: %v", what, n[1].Op()), atol, nodes[k])
+		}
+		first := bits(t, nodes...)
+		m := G.NewTapeMachine(p.g[1])
+		defer m.Close()
+		recording, err := gpu.Record(m.RunAll)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		m.Reset()
+		for range 3 {
+			if err := recording.Replay(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if again := bits(t, nodes...); everywhere && !slices.Equal(again, first) {
+			t.Logf("%s: other bits in a recording", what)
+		}
+		if err := recording.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A head with sharded weights, and the choice of tokens by it.
 func TestGPUsHead(t *testing.T) {
 	gpu, rng := gputest.OpenSome(t, 2), reftest.Rand(t)
@@ -225,7 +375,7 @@ func TestGPUsRefuse(t *testing.T) {
 		w, x, b, gamma, residual *la.DeviceTensor
 		text                     string
 	}{
-		{upload(1, 8, 16), x, b, gamma, residual, "w is sharded on axis 1 of shape (8, 16), want it by output features, on axis 0"},
+		{upload(1, 8, 16), x, b, gamma, residual, "w is sharded on axis 1, by input features, and x is to be normalised"},
 		{w, upload(0, 2, 16), b, gamma, residual, "x is sharded"},
 		{w, x, b, upload(0, 16), residual, "gamma is sharded"},
 		{w, x, b, gamma, upload(0, 2, 8), "residual is sharded"},
@@ -245,6 +395,30 @@ func TestGPUsRefuse(t *testing.T) {
 		err = la.Cause(m.RunAll())
 		if c.text == "" && err != nil || c.text != "" && (!errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), c.text)) {
 			t.Errorf("%q: %v, value %v", c.text, err, y.Value())
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	// By input features there is one layer, and nothing behind the sum but its bias and residual.
+	for _, c := range []struct {
+		w    *la.DeviceTensor
+		opts []nn.LinearOption
+		text string
+	}{
+		{upload(1, 8, 16), []nn.LinearOption{nn.WithReLU()}, "relu would be of partial sums"},
+		{upload(1, 8, 12), nil, "w of shape (8, 12) is sharded on axis 1 over 2 GPUs, want a multiple of 16 bytes of a row for each"},
+	} {
+		g := G.NewGraph()
+		in := func(name string, d *la.DeviceTensor) *G.Node {
+			return G.NewMatrix(g, tensor.Float32, G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
+		}
+		if _, err := nn.Linear(in("x", upload(whole, 2, c.w.Shape()[1])), in("w", c.w), nil, c.opts...); err != nil {
+			t.Fatal(err)
+		}
+		m := G.NewTapeMachine(g)
+		if err := la.Cause(m.RunAll()); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%q: %v", c.text, err)
 		}
 		if err := m.Close(); err != nil {
 			t.Error(err)

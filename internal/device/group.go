@@ -12,10 +12,15 @@ import (
 //
 // The first member leads: the work of the others begins behind what is queued on it, and what is queued on it later
 // begins behind theirs ([Submission.Each]). So all work of a group is in the order of its first queue, as that of one
-// device is.
+// device is. Only what members do apart ([Submission.Apart]) is in the order of each, until the first one does something
+// else.
 type Group struct {
 	members []*Queue
 	fork    *cuda.Event // where others begin; nil in a group of one
+
+	// Guarded by the first member's mu.
+	apart  bool // members may have work that the first one does not wait for yet
+	within bool // the first one's own part of what they do apart is being queued
 }
 
 // OpenGroup makes a group of open devices, in this order. On an error nothing of it is left but the devices.
@@ -72,6 +77,107 @@ func (t *Submission) On(member int, f func(t *Submission) error) error {
 	}
 	only := func(_ int, t *Submission) error { return f(t) }
 	return t.spread(t.group.members[member:member+1], func() error { return nil }, only)
+}
+
+// Apart calls f for each member, for the first one last, to queue work that needs nothing of another member but what
+// they hand each other in it, and whose memory nobody else reads or writes. A member's work is behind what it has queued
+// so before. As with [Submission.Each] all of it is behind what was queued on the first member, whose submission t is,
+// and what is queued there later is behind all of it; but members begin and end it without waiting for each other where nothing
+// else is queued between.
+//
+// ready is called for each member before that, to take memory and load kernels: a member that waits for another can't do so,
+// and work of some members alone would wait for ever. It queues nothing. On an error of ready nothing is queued.
+func (t *Submission) Apart(ready, f func(member int, t *Submission) error) error {
+	g := t.group
+	others := g.members[1:]
+	for _, q := range others {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+	}
+	for i, q := range others {
+		if err := ready(i+1, (*Submission)(q)); err != nil {
+			return err
+		}
+	}
+	if err := ready(0, t); err != nil {
+		return err
+	}
+	if len(others) == 0 {
+		return f(0, t)
+	}
+	if !g.apart {
+		if err := t.fork(others); err != nil {
+			return err
+		}
+	}
+	for i, q := range others {
+		if err := f(i+1, (*Submission)(q)); err != nil {
+			return err
+		}
+	}
+	g.within = true
+	defer func() { g.within = false }()
+	return f(0, t)
+}
+
+// fork has members begin behind what is queued on the first one. They are locked.
+func (t *Submission) fork(others []*Queue) error {
+	g := t.group
+	if err := t.settle(); err != nil {
+		return err
+	}
+	if err := t.stream.Record(g.fork); err != nil {
+		return err
+	}
+	g.apart = true // also where some can't wait: what others queue has to be awaited
+	for _, q := range others {
+		if err := q.stream.Wait(g.fork); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mustMeet says whether t is the first member's, and others may do something apart that what is queued now has to
+// wait for.
+func (t *Submission) mustMeet() bool {
+	g := t.group
+	return g.apart && !g.within && g.members[0] == (*Queue)(t)
+}
+
+// together has what is queued on the first member begin behind what members have done apart.
+func (t *Submission) together() (err error) {
+	if !t.mustMeet() {
+		return nil
+	}
+	note := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	t.group.apart = false
+	note(t.settle()) // the first one's own part may be put off still
+	for _, q := range t.group.members[1:] {
+		q.mu.Lock()
+		note((*Submission)(q).settle())
+		note(t.await(q)) // also after an error: what is queued is queued
+		q.mu.Unlock()
+	}
+	return err
+}
+
+// abandon ends a capture that has failed: members that have begun it come back, and what is put off is queued never.
+func (t *Submission) abandon() error {
+	if !t.mustMeet() {
+		return nil
+	}
+	t.group.apart = false
+	for _, q := range t.group.members[1:] {
+		q.mu.Lock()
+		_ = t.await(q) // the capture is none any more
+		q.mu.Unlock()
+	}
+	return nil
 }
 
 // spread has f queue work on some members, and here what the first one does meanwhile.

@@ -113,6 +113,131 @@ func TestGroupOrder(t *testing.T) {
 	}
 }
 
+// What members do apart is in the order of each, behind what was queued on the first one, and before what is queued there
+// later, whatever fails; between two such parts nobody waits for anybody.
+func TestGroupApart(t *testing.T) {
+	g, lib, _ := pair(t)
+	if err := g.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer g.Leave()
+	const n = 64
+	var own [2]*cuda.Buffer
+	for i := range own {
+		_, own[i] = alloc(t, g.Member(i), n)
+	}
+	_, from := alloc(t, g.Member(0), n)
+	pinned := must[*device.Pinned](t)(g.Member(0).TakePinned(n))
+	defer g.Member(0).GivePinned(pinned)
+	none := func(int, *device.Submission) error { return nil }
+	set := func(b *cuda.Buffer, at int64, x byte) func(*cuda.Stream) error {
+		return func(s *cuda.Stream) error { return s.Set(b, at, x, n/4) }
+	}
+	turn := func(x byte) error {
+		return g.Member(0).Submit(func(t *device.Submission) error {
+			return errors.Join(
+				t.Do(set(from, 0, x)),
+				t.Apart(none, func(i int, t *device.Submission) error { // all read what the first one has made
+					return t.Do(func(s *cuda.Stream) error { return s.Copy(own[i], 0, from, 0, n/4) })
+				}),
+				t.Apart(none, func(i int, t *device.Submission) error { // in the order of each
+					return errors.Join(
+						t.Do(func(s *cuda.Stream) error { return s.Copy(own[i], n/4, own[i], 0, n/4) }),
+						t.Do(set(own[i], 0, x+1)),
+					)
+				}),
+				t.Do(func(s *cuda.Stream) error { return s.Copy(from, n/4, own[1], 0, n/2) }),
+				t.Each(func(i int, t *device.Submission) error {
+					return t.Do(set(from, int64(n/4*3*(1-i)), x+2+byte(i))) // 3 quarters in of member 0, the beginning of member 1
+				}),
+				t.Download(pinned, 0, from, 0, n),
+				t.Mark(pinned),
+			)
+		})
+	}
+	check := func(x byte) {
+		t.Helper()
+		if err := g.Member(0).Wait(pinned); err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []byte{x + 3, x + 1, x, x + 2} {
+			if at := pinned.Bytes[i*n/4]; at != want {
+				t.Errorf("turn %d, quarter %d: %d, want %d", x, i, at, want)
+			}
+		}
+	}
+	for x := range byte(50) {
+		if err := turn(x); err != nil {
+			t.Fatal(err)
+		}
+		check(x)
+	}
+	for gpu := range 2 {
+		for _, call := range []string{"cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async"} {
+			lib.State().FailOn(gpu, call, 2)
+			if err := turn(7); !errors.Is(err, cuda.ErrOutOfMemory) {
+				t.Errorf("%s on GPU %d: %v", call, gpu, err)
+			}
+			lib.State().FailIn("", 0)
+			if err := turn(9); err != nil {
+				t.Fatal(err)
+			}
+			check(9)
+		}
+	}
+
+	// One fork and one join for any number of parts, and nothing where one can't get ready.
+	failure := errors.New("a failure")
+	lib.Forget()
+	if err := g.Member(0).Submit(func(sub *device.Submission) error {
+		if err := sub.Apart(func(i int, _ *device.Submission) error {
+			if i == 0 {
+				return failure
+			}
+			return nil
+		}, func(int, *device.Submission) error { t.Error("queued"); return nil }); !errors.Is(err, failure) {
+			t.Errorf("Apart: %v", err)
+		}
+		for range 5 {
+			if err := sub.Apart(none, func(i int, sub *device.Submission) error { return sub.Do(set(own[i], 0, 1)) }); err != nil {
+				return err
+			}
+		}
+		return sub.Do(set(from, 0, 1))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if log := lib.Log(); strings.Count(log, "cuStreamWaitEvent") != 2 || strings.Count(log, "cuMemsetD8Async") != 11 {
+		t.Errorf("calls: %s", log)
+	}
+
+	// A recording begins and ends together, also one that fails.
+	record := func(failure error) (*device.Recording, error) {
+		return g.Record(func() error {
+			return errors.Join(g.Member(0).Submit(func(sub *device.Submission) error {
+				return sub.Apart(none, func(i int, sub *device.Submission) error { return sub.Do(set(own[i], 0, byte(40+i))) })
+			}), failure)
+		})
+	}
+	if _, err := record(failure); !errors.Is(err, failure) {
+		t.Errorf("Record: %v", err)
+	}
+	r, err := record(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := errors.Join(turn(3), r.Replay(), g.Synchronize()); err != nil {
+		t.Fatal(err)
+	}
+	for i := range own {
+		got := make([]byte, n)
+		if err := own[i].Download(got, 0); err != nil || got[0] != byte(40+i) {
+			t.Errorf("member %d: %d, %v", i, got[0], err)
+		}
+	}
+}
+
 // A recording has what was queued on each member, a replay queues all of it or, where a
 // member can't, nothing.
 func TestGroupRecording(t *testing.T) {

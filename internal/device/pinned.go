@@ -136,6 +136,9 @@ func (t *Submission) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) 
 	if t.recording != nil {
 		return fmt.Errorf("a copy from the host: %w", ErrRecording)
 	}
+	if err := t.together(); err != nil {
+		return err
+	}
 	p.queued, p.marked = true, false
 	return t.stream.Upload(dst, to, p.host, from, n)
 }
@@ -144,6 +147,9 @@ func (t *Submission) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) 
 func (t *Submission) Download(p *Pinned, to int, src *cuda.Buffer, from int64, n int) error {
 	if t.recording != nil {
 		return fmt.Errorf("a copy to the host: %w", ErrRecording)
+	}
+	if err := t.together(); err != nil {
+		return err
 	}
 	p.queued, p.marked = true, false
 	return t.stream.Download(p.host, to, src, from, n)

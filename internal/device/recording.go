@@ -60,6 +60,9 @@ func (g *Group) Record(f func() error) (*Recording, error) {
 			_ = p.queue.record(nil)
 		}
 	}()
+	if err := g.members[0].Submit((*Submission).together); err != nil {
+		return nil, err
+	}
 	for _, q := range g.members {
 		p := &part{of: r, queue: q, used: make(map[*Memory]bool)}
 		if err := q.record(p); err != nil {
@@ -89,6 +92,7 @@ func (r *Recording) make(f func() error) (err error) {
 	first := r.parts[0].queue
 	if r.graph, err = first.stream.Capture(func() error {
 		if err := f(); err != nil {
+			_ = first.Submit((*Submission).abandon)
 			return err
 		}
 		return first.Submit((*Submission).settle)
@@ -105,9 +109,10 @@ func (r *Recording) make(f func() error) (err error) {
 	return nil
 }
 
-// Deferred is the work that is put off at the moment, nil for none.
+// Deferred is the work that is put off at the moment, nil for none. What a member has put off of what it does apart
+// from the others is no beginning of other work.
 func (t *Submission) Deferred() Deferred {
-	if t.recording == nil {
+	if t.recording == nil || t.mustMeet() {
 		return nil
 	}
 	return t.recording.open
@@ -130,8 +135,11 @@ func (t *Submission) Replace(l Deferred) {
 	r.deferred[len(r.deferred)-1], r.open = l, l
 }
 
-// settle queues what is put off.
+// settle queues what is put off, and has the members that work apart come together before what follows.
 func (t *Submission) settle() error {
+	if t.mustMeet() {
+		return t.together()
+	}
 	r := t.recording
 	if r == nil || r.open == nil {
 		return nil
@@ -212,6 +220,9 @@ func (r *Recording) queueAll(parts []*part) error {
 	}
 	p := parts[0]
 	return p.queue.Submit(func(t *Submission) error {
+		if err := t.together(); err != nil {
+			return err
+		}
 		if t.recording != nil {
 			return ErrRecording
 		}

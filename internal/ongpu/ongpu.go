@@ -30,9 +30,13 @@ type Node struct {
 // Memory is what a node has on a GPU.
 type Memory struct {
 	Value  device.Slot
-	Rest   device.Slot // what the value comes by, or a second value: the log-sum-exp
-	Turned device.Slot // queries that attention has turned
+	Rest   device.Slot            // what the value comes by, or a second value: the log-sum-exp
+	Turned device.Slot            // queries that attention has turned
+	Inputs [maxInputs]device.Slot // what inputs are made into for the node: whole ones, or copies of them
 }
+
+// maxInputs is the most that an op has of inputs that may have to be moved.
+const maxInputs = 16
 
 // On is the memory on a member of a group of GPUs.
 func (n *Node) On(g *device.Group, member int) *Memory {
@@ -81,6 +85,55 @@ type Call struct {
 	// Spread is the work where some inputs are dealt out over the members of a group; nil: it takes whole ones
 	// alone. The inputs' memory is there, and the output's; in what of them it refuses errors are the op's.
 	Spread func(in []Operand, out gpu.Memory) (Spread, error)
+
+	// Apart says how the members of a group can each do their part of the work with what they have of the inputs, without
+	// waiting for each other; nil: they can't. A nil func: where they have all inputs whole, each does all of
+	// it.
+	Apart func(in []Layout) (*Apart, error)
+}
+
+// Layout is where the members of a group have an input.
+type Layout struct {
+	Replicated bool // each has all of it
+	Sharded    bool // each has some indices of the axis: as many, if they can be dealt out so
+	Axis       int
+	Members    int
+}
+
+// Evenly is what each member has of n indices, if all have as many.
+func (l Layout) Evenly(n int) (each int, ok bool) { return n / l.Members, n%l.Members == 0 }
+
+// Whole says whether the first member alone has it.
+func (l Layout) Whole() bool { return !l.Replicated && !l.Sharded }
+
+// Apart is work that each member of a group does with what it has.
+type Apart struct {
+	// Replicate are the inputs that are to be replicated first.
+	Replicate []bool
+
+	// The value's layout, and each member's shape of it. Joined is a vector of parts that lie one behind the other, of
+	// which each member has an equal share of each.
+	Layout Layout
+	Joined bool
+	Shape  tensor.Shape
+
+	// Scratch is how many float32 a member needs besides; nil for none.
+	Scratch func(member int, d *decoder.Engine) (int, error)
+
+	// Queue queues a member's work.
+	Queue func(member int, w *Work) error
+
+	// Sum: what the members have queued are partial sums of the value, which is to be their sum.
+	Sum bool
+}
+
+// Each is the work of all members that have all inputs whole.
+func (c *Call) Each() *Apart {
+	a := &Apart{Layout: Layout{Replicated: true}, Shape: c.Shape, Queue: func(_ int, w *Work) error { return c.Queue(w) }}
+	if c.Scratch != nil {
+		a.Scratch = func(_ int, d *decoder.Engine) (int, error) { return c.Scratch(d) }
+	}
+	return a
 }
 
 // Spread is work of all members of a group: of the first one before, of all at once, and of the first one after.

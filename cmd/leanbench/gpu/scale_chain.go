@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	tableChain = "A chain of linear layers with float16 weights, sharded by output features over several GPUs, recorded"
+	tableChain = "A chain of linear layers with float16 weights, by output and by input features in turn on several GPUs, recorded"
 
 	chainLayers = 64
 )
 
-// chainCase is a chain of layers of as many features as they read: what crosses between two of them are rows*features
-// float32.
+// chainCase is a chain of layers of as many features as they read, by output features and by input features in turn: behind
+// two of them rows*features float32 are summed.
 type chainCase struct {
 	rows, features, layers int
-	beyond                 float64 // microseconds that two GPUs may take beyond half of one GPU's time; 0: nobody says
+	beyond                 float64 // microseconds that a sum may take two GPUs beyond half of one GPU's time; 0: nobody says
 }
 
 var chainCases = []chainCase{{1, 2048, chainLayers, 1.5}, {16, 2048, chainLayers, 0}, {1, 4096, chainLayers, 0}}
@@ -60,7 +60,7 @@ func (s *scaling) measureChain(c chainCase, gpus []*la.GPU) (err error) {
 		}
 		n := len(gpus[i].Members())
 		row.Add(measure.OverOneGPU, x.Faster(all[0]), nil)
-		row.Add(measure.BeyondShare, layer(i)-layer(0)/float64(n), measure.Only(n == 2 && c.beyond > 0, measure.AtMost(c.beyond)))
+		row.Add(measure.BeyondShare, 2*(layer(i)-layer(0)/float64(n)), measure.Only(n == 2 && c.beyond > 0, measure.AtMost(c.beyond)))
 	}
 	return nil
 }
@@ -75,11 +75,12 @@ type chainRig struct {
 
 func newChainRig(c chainCase, gpu *la.GPU) (r *chainRig, err error) {
 	r = &chainRig{gpu: gpu}
-	there := func(x *tensor.Dense, sharded bool) (d *la.DeviceTensor, err error) {
-		if sharded {
-			d, err = gpu.UploadSharded(x, 0)
+	const replicated = -1
+	there := func(x *tensor.Dense, axis int) (d *la.DeviceTensor, err error) {
+		if axis == replicated {
+			d, err = gpu.UploadReplicated(x)
 		} else {
-			d, err = gpu.Upload(x)
+			d, err = gpu.UploadSharded(x, axis)
 		}
 		if err == nil {
 			r.tensors = append(r.tensors, d)
@@ -90,7 +91,7 @@ func newChainRig(c chainCase, gpu *la.GPU) (r *chainRig, err error) {
 	node := func(name string, d *la.DeviceTensor) *G.Node {
 		return G.NewMatrix(g, d.Dtype(), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 	}
-	x, err := there(tensor.New(tensor.WithShape(c.rows, c.features), tensor.WithBacking(randomFloats(c.rows*c.features))), false)
+	x, err := there(tensor.New(tensor.WithShape(c.rows, c.features), tensor.WithBacking(randomFloats(c.rows*c.features))), replicated)
 	if err != nil {
 		return r, err
 	}
@@ -105,7 +106,7 @@ func newChainRig(c chainCase, gpu *la.GPU) (r *chainRig, err error) {
 	weights := tensor.New(tensor.WithShape(c.features, c.features), tensor.WithBacking(short))
 	h := node("x", x)
 	for i := range c.layers {
-		w, err := there(weights, true)
+		w, err := there(weights, i%2)
 		if err != nil {
 			return r, err
 		}

@@ -111,11 +111,12 @@ type gpuInput struct {
 // indices adds an input whose values are data's at the time of a run.
 func (g *gpuGraph) indices(b *builder, name string, data []int) *G.Node {
 	return b.do(func() (*G.Node, error) {
-		there, err := g.gpu.NewTensor(tensor.Int32, len(data))
+		short := tensor.New(tensor.Of(tensor.Int32), tensor.WithShape(len(data)))
+		there, err := g.gpu.UploadReplicated(short)
 		if err != nil {
 			return nil, err
 		}
-		g.inputs = append(g.inputs, gpuInput{data, tensor.New(tensor.Of(tensor.Int32), tensor.WithShape(len(data))), there})
+		g.inputs = append(g.inputs, gpuInput{data, short, there})
 		return deviceInput(b.g, name, there), nil
 	})
 }

@@ -3,7 +3,6 @@ package model
 import (
 	"fmt"
 	"iter"
-	"strings"
 
 	"gorgonia.org/leanattention/examples/opt/hf"
 
@@ -12,29 +11,41 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// What is where on several GPUs: those of one linear layer have a part of its output features each, and the first
-// one has the rest of the model.
+// What is where on several GPUs. Where heads and inner features can be dealt out evenly, each GPU has its heads: the
+// rows of queries', keys' and values' weights, and the columns of the layer behind attention; of the feed-forward part
+// its rows of the first layer, and columns of the second; and all of the tables, norms and biases. So all GPUs compute
+// all of the step, and meet twice a layer. Else those of one linear layer have a part of its output features each, and the
+// first one has the rest of the model.
 
 const (
 	tokenTable = "decoder.embed_tokens.weight"
 	headWeight = "lm_head.weight"
 )
 
+// placement is where several GPUs have a weight.
+type placement int
+
+const (
+	onFirst   placement = iota
+	onAll               // each has all of it
+	byRows              // each has some rows
+	byColumns           // each has some columns
+)
+
 // placed is a weight in the memory of GPUs.
 type placed struct {
-	name    string
-	from    string // the weight in the source that it is
-	shape   []int
-	sharded bool // over all GPUs, by its first axis; else it is on the first
+	name  string
+	from  string // the weight in the source that it is
+	shape []int
+	at    placement
 }
 
-// placing is where each weight goes on so many GPUs. Tokens are looked up on the first one, and the head is dealt
-// out: where both are one weight, the first GPU has all of it for the one, and each its part for the other.
+// placing is where each weight goes on so many GPUs. The head is dealt out where it is the table of tokens, too.
 func placing(c hf.Config, gpus int) iter.Seq[placed] {
 	return func(yield func(placed) bool) {
 		var table placed
 		for w := range c.Weights() {
-			p := placed{w.Name, w.Name, w.Shape, gpus > 1 && isLinear(w.Name)}
+			p := placed{w.Name, w.Name, w.Shape, placementOf(&c, w.Name, gpus)}
 			if p.name == tokenTable {
 				table = p
 			}
@@ -43,34 +54,51 @@ func placing(c hf.Config, gpus int) iter.Seq[placed] {
 			}
 		}
 		if gpus > 1 && c.TieWordEmbeddings {
-			yield(placed{headWeight, table.from, table.shape, true})
+			yield(placed{headWeight, table.from, table.shape, byRows})
 		}
 	}
 }
 
-// isLinear says whether a weight is one of a linear layer.
-func isLinear(name string) bool {
-	layer := name[:strings.LastIndex(name, ".")]
-	for _, l := range []string{"_proj", ".fc1", ".fc2", ".project_in", ".project_out", "lm_head"} {
-		if strings.HasSuffix(layer, l) {
-			return true
+// evenly says whether each of some GPUs can have as many heads and inner features, in rows that GPUs can read.
+func evenly(c *hf.Config, gpus int) bool {
+	return c.Heads%gpus == 0 && c.FFNDim%(featureBlock*gpus) == 0 && c.HiddenSize%(featureBlock*gpus) == 0
+}
+
+func placementOf(c *hf.Config, name string, gpus int) placement {
+	if gpus == 1 {
+		return onFirst
+	}
+	dir, kind, _ := cutLast(name, ".")
+	_, layer, _ := cutLast(dir, ".")
+	if !evenly(c, gpus) {
+		switch layer {
+		case "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "project_in", "project_out", "lm_head":
+			return byRows
+		}
+		return onFirst
+	}
+	if kind == "weight" {
+		switch layer {
+		case "q_proj", "k_proj", "v_proj", "fc1", "lm_head":
+			return byRows
+		case "out_proj", "fc2":
+			return byColumns
 		}
 	}
-	return false
+	return onAll
 }
 
 // bytesOn is what one of some GPUs has of a weight with elements of a size.
 func (p *placed) bytesOn(gpu, gpus int, size uintptr) int64 {
-	rows := p.shape[0]
-	switch {
-	case p.sharded:
-		rows = (gpu+1)*rows/gpus - gpu*rows/gpus
-	case gpu > 0:
-		return 0
-	}
-	n := int64(rows) * int64(size)
-	for _, s := range p.shape[1:] {
+	n := int64(size)
+	for axis, s := range p.shape {
+		if p.at == byRows && axis == 0 || p.at == byColumns && axis == 1 {
+			s = (gpu+1)*s/gpus - gpu*s/gpus
+		}
 		n *= int64(s)
+	}
+	if p.at == onFirst && gpu > 0 {
+		return 0
 	}
 	return n
 }
@@ -110,9 +138,14 @@ func (w *Weights) bytesOn(gpu, gpus int) (n int64) {
 // place copies a weight to GPUs.
 func (w *Weights) place(gpu *la.GPU, p *placed) (t *la.DeviceTensor, err error) {
 	var from tensor.Tensor = w.tensors[p.from]
-	if p.sharded {
+	switch p.at {
+	case onAll:
+		t, err = gpu.UploadReplicated(from)
+	case byRows:
 		t, err = gpu.UploadSharded(from, 0)
-	} else {
+	case byColumns:
+		t, err = gpu.UploadSharded(from, 1)
+	default:
 		t, err = gpu.Upload(from)
 	}
 	if err != nil {

@@ -18,6 +18,23 @@ import (
 // of four bytes.
 type Operands struct{ Q, Out, LSE, K, V, Bias, Sinks gpu.Memory }
 
+// Lay has queries, outputs and log-sum-exps of what is queued from now on lie otherwise than the problem says that the plan was
+// built for. A later Build of a problem with these strides finds nothing else in it.
+func (p *Plan) Lay(query, out, lse attn.Strides) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g, share := &p.look.geometry, &p.look.sharing
+	g.Query = query
+	if !share.on() {
+		g.Out, g.LSE = out, lse
+		return
+	}
+	share.out, share.lse = out, lse // its own results are merged
+	if p.prefixes.direct {
+		p.prefixes.plan.look.geometry.Query = query
+	}
+}
+
 // ready reports why nothing can be queued with p.
 func (p *Plan) ready(op string) error {
 	if err := p.usable(op); err != nil {
