@@ -48,7 +48,8 @@ type GPU struct {
 
 	decoder struct {
 		sync.Mutex
-		kernels *decoder.Engine // nil before they are first needed
+		kernels  *decoder.Engine   // nil before they are first needed
+		exchange *decoder.Exchange // of the first of several: what they sum through; nil before that
 	}
 }
 
@@ -325,8 +326,15 @@ func (g *GPU) Close() error {
 	return nil
 }
 
-// closeEngine ends the use of the attention engine, if there is one.
+// closeEngine ends the use of the attention engine, if there is one, and of what GPUs sum through.
 func (g *GPU) closeEngine() (err error) {
+	g.decoder.Lock()
+	x := g.decoder.exchange
+	g.decoder.exchange = nil
+	g.decoder.Unlock()
+	if x != nil {
+		defer func() { err = errors.Join(err, x.Close()) }()
+	}
 	g.attention.Lock()
 	defer g.attention.Unlock()
 	if g.attention.engine != nil {

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/kernels"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -391,6 +393,16 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 		}
 		engines = append(engines, e)
 	}
+	var exchange *decoder.Exchange
+	if a.Sum {
+		var err error
+		if exchange, err = g.exchange(c.Op, engines); err != nil {
+			return nil, err
+		}
+		if err := exchange.Failed(); err != nil {
+			return nil, gpuError(c.Op, err)
+		}
+	}
 	var values []*DeviceTensor
 	err := g.queue.Submit(func(sub *device.Submission) error {
 		var frees freeing
@@ -400,8 +412,13 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 			return err
 		}
 		works := make([]apartWork, len(g.members))
+		sum := decoder.AllReduce{Rows: 1, N: a.Shape.TotalSize(), X: make([]deviceMemory, len(works)), Y: make([]deviceMemory, len(works))}
 		ready := func(i int, sub *device.Submission) (err error) {
-			works[i], err = g.members[i].readyApart(sub, c, a, in, engines[i], i)
+			w := &works[i]
+			if *w, err = g.members[i].readyApart(sub, c, a, in, engines[i], i); err == nil && a.Sum {
+				sum.X[i] = w.Out
+				sum.Y[i], err = w.value.use(sub)
+			}
 			return err
 		}
 		queue := func(i int, sub *device.Submission) error {
@@ -410,6 +427,11 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 			if err := a.Queue(i, &w.Work); err != nil {
 				return err
 			}
+			if a.Sum {
+				if err := sub.Do(func(s *cuda.Stream) error { return w.AllReduce(s, exchange, &sum, i) }); err != nil {
+					return err
+				}
+			}
 			return haveRead(sub, w.reads...)
 		}
 		if err := sub.Apart(ready, queue); err != nil {
@@ -417,9 +439,6 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 		}
 		for i := range works {
 			values = append(values, works[i].value)
-		}
-		if a.Sum {
-			return g.sum(sub, works)
 		}
 		return nil
 	})
@@ -629,33 +648,30 @@ func (g *GPU) replicated(sub *device.Submission, n *ongpu.Node, input int, d *De
 	})
 }
 
-// sum adds the members' partial sums, in the order of the members, and gives all of them the result.
-func (g *GPU) sum(sub *device.Submission, works []apartWork) error {
-	y, err := works[0].value.use(sub)
-	if err != nil {
-		return err
+// exchange is what the members sum through, made when it is first needed, with their kernels. The GPU is entered.
+func (g *GPU) exchange(op string, engines []*decoder.Engine) (*decoder.Exchange, error) {
+	g.decoder.Lock()
+	defer g.decoder.Unlock()
+	if g.decoder.exchange != nil {
+		return g.decoder.exchange, nil
 	}
-	for i := range works[1:] {
-		x := works[0].Out
-		if i > 0 {
-			x = y
-		}
-		add := decoder.Elements{N: y.Len, X: x, Plus: works[i+1].Out, Y: y}
-		if err := sub.Do(func(s *cuda.Stream) error { return works[0].Engine.Elements(s, &add) }); err != nil {
-			return err
-		}
+	if g.group.Recording() {
+		return nil, errorf(op, ErrUnsupported, "on %v: a recording of a graph that has not run", g)
 	}
-	for _, w := range works[1:] {
-		b, err := sub.UseAny(w.value.memory, w.value.generation)
-		if err != nil {
-			return err
-		}
-		if err := sub.Do(func(s *cuda.Stream) error { return s.Copy(b, w.value.offset, y.Buffer, y.Offset, w.value.bytes()) }); err != nil {
-			return err
-		}
+	x, err := decoder.NewExchange(engines, exchangeLimit)
+	switch {
+	case errors.Is(err, kernels.ErrNoImage), errors.Is(err, attn.ErrUnsupported):
+		return nil, errorf(op, ErrUnsupported, "on %v: %v", g, err)
+	case err != nil:
+		return nil, gpuError(op, err)
 	}
-	return nil
+	g.queue.Check(x.Failed)
+	g.decoder.exchange = x
+	return x, nil
 }
+
+// exchangeLimit is how long a member waits for the others: [decoder.ExchangeLimit], and less in tests.
+var exchangeLimit time.Duration
 
 // partApart is a view of a tensor that is sharded by nodes: of each member's shard.
 func (d *DeviceTensor) partApart(from int, shape tensor.Shape) (*DeviceTensor, error) {

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/plural"
 	"gorgonia.org/tensor"
 )
@@ -73,6 +74,10 @@ var (
 	// ErrRank is a failure of one of several processes that compute together (package
 	// ranks), which ends all of them: the text says whose, and why.
 	ErrRank = device.ErrRank
+
+	// ErrNoAnswer is a GPU of several that others have waited for in vain; the text says which. What was computed since
+	// is worth nothing, and the GPUs that were opened together can only be closed.
+	ErrNoAnswer = decoder.ErrNoAnswer
 
 	// ErrOutOfMemory is memory that the host or a GPU does not have; the text says
 	// which, how much was asked for and how much is free. Nothing changed: close what

@@ -61,7 +61,8 @@ func placing(c hf.Config, gpus int) iter.Seq[placed] {
 
 // evenly says whether each of some GPUs can have as many heads and inner features, in rows that GPUs can read.
 func evenly(c *hf.Config, gpus int) bool {
-	return c.Heads%gpus == 0 && c.FFNDim%(featureBlock*gpus) == 0 && c.HiddenSize%(featureBlock*gpus) == 0
+	const most = 8 // that sum what they have made
+	return gpus <= most && c.Heads%gpus == 0 && c.FFNDim%(featureBlock*gpus) == 0 && c.HiddenSize%(featureBlock*gpus) == 0
 }
 
 func placementOf(c *hf.Config, name string, gpus int) placement {
