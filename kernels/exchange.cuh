@@ -111,6 +111,7 @@ struct Exchange {
     if (since == 0) since = now | 1;
     if ((long long)(now - since) < g.limit) return true;
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(g.status), "l"((u64)(member + 1) << 32 | tag) : "memory");
+#pragma unroll 1
     for (int m = 0; m < g.members; m++) storeRelaxed(&state(m)->failed, 1);
     failed = true;
     return false;
@@ -228,6 +229,7 @@ __device__ __forceinline__ void allReduceFew(const AllReduceParams& p) {
   Exchange round(g);
   const long long fours = (p.count + 3) / 4, first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
   const float* x = p.x[g.me];
+#pragma unroll 1
   for (long long i = first; i < fours; i += step) {
     const float4 v = loadFour(x, i, p.count);
 #pragma unroll
@@ -235,23 +237,28 @@ __device__ __forceinline__ void allReduceFew(const AllReduceParams& p) {
       if (m < g.members && m != g.me && !round.failed) round.send(m, 4 * i, v);
   }
   round.begun();
+#pragma unroll 1
   for (long long i = first; i < fours; i += step) {
     const float4 own = loadFour(x, i, p.count); // y may be x: it is written below
     Addends addends;
     addends.load(p, i);
-    TaggedFloats others[EXCHANGE_MEMBERS];
+    TaggedFloats words[EXCHANGE_MEMBERS];
+    const u64* inbox = round.words(g.me, 0, 4 * i);
+    int missing;
+    do { // all are asked for at the same time
 #pragma unroll
-    for (int m = 0; m < EXCHANGE_MEMBERS; m++)
-      if (m < g.members && m != g.me) others[m].load(round.words(g.me, m, 4 * i));
+      for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+        if (m < g.members && m != g.me) words[m].load(inbox + m * g.capacity);
+      missing = -1;
+#pragma unroll
+      for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+        if (m < g.members && m != g.me && !words[m].there(round.tag)) missing = m;
+    } while (missing >= 0 && round.more(missing));
     float4 sum;
 #pragma unroll
     for (int m = 0; m < EXCHANGE_MEMBERS; m++) {
       if (m >= g.members) break;
-      float4 v = own;
-      if (m != g.me) {
-        while (!others[m].there(round.tag) && round.more(m)) others[m].load(round.words(g.me, m, 4 * i));
-        v = others[m].floats();
-      }
+      const float4 v = m == g.me ? own : words[m].floats();
       sum = m == 0 ? v : sum + v;
     }
     storeFour(p.y[g.me], i, p.count, addends.to(p, sum));
@@ -271,6 +278,7 @@ __device__ __forceinline__ void allReduceMany(const AllReduceParams& p) {
   constexpr int EACH = 4;
   const long long fours = (p.count + 3) / 4, step = (long long)gridDim.x * EXCHANGE_THREADS;
   const long long end = fours * (g.me + 1) / g.members;
+#pragma unroll 1
   for (long long i = fours * g.me / g.members + (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < end; i += EACH * step) {
     float4 sums[EACH], v[EACH];
     for (int m = 0; m < g.members; m++) {
@@ -320,6 +328,7 @@ __device__ __forceinline__ void allGatherFew(const AllGatherParams& p) {
   const long long first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
   const long long mine = (long long)p.rows * (p.first[g.me + 1] - p.first[g.me]);
   const bool wanted = !p.onlyFirst || g.me == 0;
+#pragma unroll 1
   for (long long i = first; 4 * i < mine; i += step) {
     const float4 v = loadFour(p.x, i, mine);
     for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++)
@@ -338,6 +347,7 @@ __device__ __forceinline__ void allGatherFew(const AllGatherParams& p) {
   }
   for (int m = 0; m < g.members; m++) {
     if (m == g.me) continue;
+#pragma unroll 1
     for (long long i = first; 4 * i < (long long)p.rows * (p.first[m + 1] - p.first[m]); i += step) {
       TaggedFloats words;
       do words.load(round.words(g.me, m, 4 * i));
@@ -359,6 +369,7 @@ __device__ __forceinline__ void allGatherMany(const AllGatherParams& p) {
   if (!round.await(0, lost)) return;
   const long long first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
   const long long mine = (long long)p.rows * (p.first[g.me + 1] - p.first[g.me]);
+#pragma unroll 1
   for (long long i = first; 4 * i < mine; i += step) {
     const float4 v = loadFour(p.x, i, mine);
     for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++) placeFour(p, p.y[m], g.me, i, v);

@@ -124,6 +124,7 @@ type group struct {
 	mask uint32
 	pc   int
 	wait func() bool // may go on; nil: at once
+	gone bool        // it has had others go first: they do, if they can run
 }
 
 // warp is 32 threads.
@@ -133,6 +134,7 @@ type warp struct {
 	live   uint32
 	groups []group
 	yield  bool // the others go first
+	ran    int  // instructions since it waited or had the others go first
 	r32    [][lanes]uint32
 	r64    [][lanes]uint64
 	p      []uint32
@@ -380,7 +382,7 @@ func sharedMemory(n int) []byte {
 }
 
 // choose takes a group that can run: the one that is furthest behind, or now and then
-// any, which may go ahead by some instructions.
+// any, which may go ahead by some instructions. Those that wait in a loop take turns with others.
 func (w *warp) choose() (best, ahead int) {
 	best, n := -1, 0
 	draw := len(w.groups) > 1 && w.m.rng.IntN(8) == 0
@@ -398,8 +400,20 @@ func (w *warp) choose() (best, ahead int) {
 		}
 		n++
 		switch {
-		case best < 0, !draw && g.pc < w.groups[best].pc, draw && w.m.rng.IntN(n) == 0:
+		case best < 0, draw && w.m.rng.IntN(n) == 0:
 			best = i
+		case draw:
+		case g.gone != w.groups[best].gone:
+			if !g.gone {
+				best = i
+			}
+		case g.pc < w.groups[best].pc:
+			best = i
+		}
+	}
+	if best >= 0 && w.groups[best].gone { // all have
+		for i := range w.groups {
+			w.groups[i].gone = false
 		}
 	}
 	if draw {
@@ -450,6 +464,7 @@ func (w *warp) meet() {
 		for j := len(w.groups) - 1; j > i; j-- {
 			if w.groups[i].pc == w.groups[j].pc && w.groups[i].wait == nil && w.groups[j].wait == nil {
 				w.groups[i].mask |= w.groups[j].mask
+				w.groups[i].gone = w.groups[i].gone && w.groups[j].gone
 				w.groups = slices.Delete(w.groups, j, j+1)
 			}
 		}
@@ -457,8 +472,9 @@ func (w *warp) meet() {
 }
 
 // slice runs the warp for some instructions, until it has to wait, or others should
-// go first. It says whether neither has happened: then it computes.
+// go first. It says whether neither has happened for long: then it computes.
 func (w *warp) slice(most int) (busy bool) {
+	budget := most
 	code := w.m.code
 	w.yield = false
 	for most > 0 && w.live != 0 && !w.yield {
@@ -565,10 +581,15 @@ func (w *warp) slice(most int) (busy bool) {
 				ahead--
 			}
 		}
-		g.mask, g.pc = mask, pc
+		g.mask, g.pc, g.gone = mask, pc, w.yield
 	next:
 	}
-	return most == 0 && !w.yield
+	if most > 0 || w.yield {
+		w.ran = 0
+		return false
+	}
+	w.ran += budget
+	return w.ran > 2000
 }
 
 // ret ends calls, or threads.

@@ -57,7 +57,7 @@ func RunTogether(starts ...Start) error {
 		switch idle++; {
 		case idle > 20000*len(live):
 			return fmt.Errorf("ptx: %s: all threads wait: %s", m.name, m.where())
-		case idle > 64*len(live):
+		case idle > 1000*len(live):
 			*m.Clock += IdleTime
 		}
 	}

@@ -22,7 +22,7 @@ func TestEmulatedExchange(t *testing.T) {
 	for _, members := range []int{2, 3, 4, 8} {
 		t.Run(fmt.Sprint(members), func(t *testing.T) {
 			r, _ := emulatedExchange(t, members, 0)
-			testExchange(t, r, reftest.Cases(t, 1, 12), 6000)
+			testExchange(t, r, reftest.Cases(t, 1, 12), 12000/members)
 		})
 	}
 }

@@ -111,12 +111,12 @@ func randoms(rng *rand.Rand, x []float32, scale float64) {
 	}
 }
 
-// reduction is a random all-reduce.
-func (r *exchangeRig) reduction(t testing.TB, rng *rand.Rand, rows, n int) *exchanged {
+// reduction is a random all-reduce. in says what y is: 1 x, 2 the residual, else neither.
+func (r *exchangeRig) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) *exchanged {
 	t.Helper()
 	members := len(r.devs)
 	o := &AllReduce{Rows: rows, N: n}
-	withBias, withResidual, in := rng.IntN(2) == 0, rng.IntN(2) == 0, rng.IntN(4)
+	withBias, withResidual := rng.IntN(2) == 0, rng.IntN(2) == 0
 	count := rows * n
 	xs, bias, residual := make([][]float32, members), make([]float32, n), make([]float32, count)
 	held := make([][]gpu.Memory, members)
@@ -275,15 +275,16 @@ func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int)
 func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int) (ops []*exchanged) {
 	t.Helper()
 	for range n {
-		rows := testgpu.Pick(rng, 1, 1, 2, 3, 16, 33)
-		columns := testgpu.Pick(rng, 1, 3, 4, 5, 64, 77, 4*(1+rng.IntN(64)), 1+rng.IntN(max(most/rows, 1)))
+		rows := min(testgpu.Pick(rng, 1, 1, 2, 3, 16, 33), most)
+		columns := min(testgpu.Pick(rng, 1, 3, 4, 5, 64, 77, 4*(1+rng.IntN(64)), 1+rng.IntN(most)), max(most/rows, 1))
 		r.x.few = testgpu.Pick(rng, exchangeFew/4, exchangeFew/4, 0, 100)
 		few := r.x.few
-		e := r.reduction
+		var op *exchanged
 		if rng.IntN(2) == 0 {
-			e = r.gathering
+			op = r.gathering(t, rng, rows, columns)
+		} else {
+			op = r.reduction(t, rng, rows, columns, rng.IntN(4))
 		}
-		op := e(t, rng, rows, columns)
 		queue := op.queue
 		op.queue = func(m int) error { r.x.few = few; return queue(m) }
 		ops = append(ops, op)
@@ -375,7 +376,7 @@ func testExchangeFails(t *testing.T, r *exchangeRig, limit time.Duration) {
 	members := len(r.devs)
 	for i := range 4 {
 		r.renew(t, limit)
-		o := r.reduction(t, rng, 3, 40)
+		o := r.reduction(t, rng, 3, 40, 0)
 		if i%2 == 1 {
 			o = r.gathering(t, rng, 3, 40)
 		}

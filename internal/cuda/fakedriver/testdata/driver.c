@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int result;
 enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, INVALID_CONTEXT = 201,
@@ -279,6 +280,10 @@ static enum turned everybody(void) {
 	return best;
 }
 
+// That nobody does anything but wait is believed after so many turns: to look at all that it
+// awaits takes a warp many, since each load has others go first, and its threads may be apart.
+enum { IDLE = 1000 };
+
 // until brings a stream on until it has done a thing; null: all that it has to do.
 static void until(struct object *s, struct queued *w) {
 	for (int idle = 0; s->todo.first && !(w && w->ran);) {
@@ -289,12 +294,16 @@ static void until(struct object *s, struct queued *w) {
 			t = e < t ? e : t;
 		}
 		if (t == DID) { idle = 0; continue; }
-		idle++;
-		if (idle > 64) f.clock += 50000000; // all wait: see ptx.IdleTime
-		if (t == BLOCKED && idle > 64) { // a stream waits for itself
+		if (++idle > IDLE) { // all wait: see ptx.IdleTime. Another thread may have what they wait for
+			f.clock += 50000000;
+			pthread_mutex_unlock(&lock);
+			usleep(1000);
+			pthread_mutex_lock(&lock);
+		}
+		if (t == BLOCKED && idle > IDLE) { // a stream waits for itself
 			defects++, say("defect: streams wait for each other\n");
 			s->todo.first = s->todo.last = 0;
-		} else if (idle > 64 + 60 * 20) { // a minute
+		} else if (idle > IDLE + 60 * 20) { // a minute
 			over = 1;
 			for (int i = 0; i < 64; i++) everybody();
 			over = 0, idle = 0;
