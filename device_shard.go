@@ -423,19 +423,19 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 		}
 		queue := func(i int, sub *device.Submission) error {
 			w := &works[i]
-			defer w.free()
+			defer w.free() // who takes the memory next is behind the sum
 			if err := a.Queue(i, &w.Work); err != nil {
 				return err
-			}
-			if a.Sum {
-				if err := sub.Do(func(s *cuda.Stream) error { return w.AllReduce(s, exchange, &sum, i) }); err != nil {
-					return err
-				}
 			}
 			return haveRead(sub, w.reads...)
 		}
 		if err := sub.Apart(ready, queue); err != nil {
 			return err
+		}
+		if a.Sum {
+			if err := sumApart(sub, exchange, &sum, works); err != nil {
+				return err
+			}
 		}
 		for i := range works {
 			values = append(values, works[i].value)
@@ -645,6 +645,23 @@ func (g *GPU) replicated(sub *device.Submission, n *ongpu.Node, input int, d *De
 		return all.eachReplica(sub, func(b *cuda.Buffer, offset int64) error {
 			return s.Copy(b, offset, from.Buffer, from.Offset, d.bytes())
 		})
+	})
+}
+
+// sumApart queues the sum of what the members have queued: in a recording within the launches that make it, where all of them can.
+func sumApart(sub *device.Submission, x *decoder.Exchange, o *decoder.AllReduce, works []apartWork) error {
+	sum, fit := decoder.NewSum(x, o), 0
+	return sub.Apart(func(i int, sub *device.Submission) error {
+		if c, ok := sub.Deferred().(*decoder.Megakernel); ok && sum.Fits(c, i) {
+			fit++
+		}
+		return nil
+	}, func(i int, sub *device.Submission) error {
+		if fit == len(works) {
+			sum.Take(i)
+			return nil
+		}
+		return sub.Do(func(s *cuda.Stream) error { return works[i].AllReduce(s, x, o, i) })
 	})
 }
 

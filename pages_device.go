@@ -576,7 +576,7 @@ func (p *devicePlan) isApart(c *layerCall, qkv *deviceQKV) bool {
 		return false
 	}
 	for _, d := range qkv {
-		if !d.made || d.joined || d.axis != 1 {
+		if d.shards == nil || d.joined || d.axis != 1 {
 			return false
 		}
 	}

@@ -2,6 +2,7 @@
 // launch, and the descriptor of each layer, which lies in memory.
 #pragma once
 #include "decode_attention.cuh"
+#include "exchange.cuh"
 #include "decode_rows.cuh"
 #include "rotary.cuh"
 
@@ -51,7 +52,18 @@ struct DecodeAttention {
   Links links;
 };
 
-enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1 };
+// y = the sum of what the layer before has made on each of the GPUs that have such a launch: its partial sums.
+struct DecodeSum {
+  ExchangeGroup group;
+  const u64* own;            // that of this one, tagged
+  const u64* from;           // those of all, as they come: members x stride
+  u64* to[EXCHANGE_MEMBERS]; // where the others have this one's
+  float* y;
+  u64* made;                 // the same, tagged; null: no layer of the launch reads it
+  int count, stride;         // elements, of which there is an even number
+};
+
+enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1, DECODE_SUM = 2 };
 constexpr int DECODE_BODY = 368; // bytes of a layer without its maps
 
 struct alignas(128) DecodeLayer {
@@ -59,7 +71,7 @@ struct alignas(128) DecodeLayer {
   char body[DECODE_BODY];
   int kind;
 };
-static_assert(sizeof(DecodeLinear) <= DECODE_BODY && sizeof(DecodeAttention) <= DECODE_BODY && sizeof(DecodeLayer) == 768, "");
+static_assert(sizeof(DecodeLinear) <= DECODE_BODY && sizeof(DecodeAttention) <= DECODE_BODY && sizeof(DecodeSum) <= DECODE_BODY && sizeof(DecodeLayer) == 768, "");
 
 // What a warp has to know of a layer to ask for its weights.
 struct alignas(16) DecodeFeed {

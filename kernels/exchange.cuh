@@ -92,6 +92,9 @@ struct Exchange {
     failed = loadRelaxed(&state(g.me)->failed) != 0;
   }
 
+  // One of a launch that all members make together, whose number they have.
+  __device__ __forceinline__ Exchange(const ExchangeGroup& group, u32 number) : g(group), tag(number) { failed = loadRelaxed(&state(g.me)->failed) != 0; }
+
   // All threads of the block call it, when they have the tag: the last block moves the round on.
   __device__ __forceinline__ void begun() const {
     __syncthreads();

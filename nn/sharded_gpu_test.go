@@ -299,7 +299,6 @@ func testApart(t *testing.T, members int) {
 		for k, n := range nodes {
 			p.compare(fmt.Sprintf("%s: %v", what, n[1].Op()), atol, nodes[k])
 		}
-		first := bits(t, nodes...)
 		m := G.NewTapeMachine(p.g[1])
 		defer m.Close()
 		recording, err := gpu.Record(m.RunAll)
@@ -312,8 +311,84 @@ func testApart(t *testing.T, members int) {
 				t.Fatal(err)
 			}
 		}
-		if again := bits(t, nodes...); everywhere && !slices.Equal(again, first) {
-			t.Logf("%s: other bits in a recording", what)
+		p.check(what+", recorded", atol, nodes...)
+		if err := recording.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Layers that one launch of each GPU does, which sum within it.
+func TestGPUsSingleLaunch(t *testing.T) {
+	for _, members := range []int{2, 3} {
+		t.Run(fmt.Sprint(members), func(t *testing.T) { testSingleLaunch(t, members) })
+	}
+}
+
+func testSingleLaunch(t *testing.T, members int) {
+	gpu, rng := gputest.OpenSome(t, members), reftest.Rand(t)
+	cases := []int{1, 2}
+	if reftest.Every(t) {
+		cases = slices.Repeat([]int{1, 2, 1, 2, 3, 4}, 4)
+	}
+	for i, rows := range cases {
+		p := newPlaces(t, rng, gpu)
+		w := []tensor.Dtype{la.Float16, la.BFloat16}[rng.IntN(2)]
+		atol := 2e-3
+		if w == la.BFloat16 {
+			atol = 2e-2
+		}
+		d, inner := 128*members, 128*members*(1+rng.IntN(2))
+		vector := func(n int) [2]*G.Node { return p.letAs(p.random(tensor.Float32, 1, n), onAll) }
+		weight := func(at placement, out, in int) [2]*G.Node {
+			return p.letAs(p.random(w, 1/math.Sqrt(float64(in)), out, in), at)
+		}
+		llama := rng.IntN(2) == 0
+		x, gamma, beta := p.letAs(p.random(tensor.Float32, 1, rows, d), onAll), vector(d), vector(d)
+		b0, b1 := vector(inner), vector(d)
+		var nodes [][2]*G.Node
+		h := x
+		for range 3 {
+			gate, up, down := weight(byRows, inner, d), weight(byRows, inner, d), weight(byColumns, d, inner)
+			var y [2]*G.Node
+			for j := range p.g {
+				var err error
+				if llama {
+					y[j], err = nn.GatedLinear(h[j], []*G.Node{gate[j], up[j]}, nil, nn.SwiGLU, nn.WithRMSNorm(gamma[j], 1e-5))
+				} else {
+					y[j], err = nn.Linear(h[j], up[j], b0[j], nn.WithReLU(), nn.WithNorm(gamma[j], beta[j], 1e-5))
+				}
+				if err == nil {
+					y[j], err = nn.Linear(y[j], down[j], b1[j], nn.WithResidual(h[j]))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			h = y
+			nodes = append(nodes, y)
+		}
+		what := fmt.Sprintf("case %d, w %v, %d rows, %d, %d, llama %v", i, w, rows, d, inner, llama)
+		p.compare(what, atol, nodes...)
+		m := G.NewTapeMachine(p.g[1])
+		defer m.Close()
+		recording, err := gpu.Record(m.RunAll)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		m.Reset()
+		var first []uint32
+		for range 3 {
+			poison(t, gpu)
+			if err := recording.Replay(); err != nil {
+				t.Fatal(err)
+			}
+			p.check(what+", recorded", atol, nodes...)
+			now := bits(t, nodes...)
+			if first != nil && !slices.Equal(now, first) {
+				t.Errorf("%s: other bits", what)
+			}
+			first = now
 		}
 		if err := recording.Close(); err != nil {
 			t.Fatal(err)

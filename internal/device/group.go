@@ -99,7 +99,7 @@ func (t *Submission) Apart(ready, f func(member int, t *Submission) error) error
 			return err
 		}
 	}
-	if err := ready(0, t); err != nil {
+	if err := g.ownPart(func() error { return ready(0, t) }); err != nil {
 		return err
 	}
 	if len(others) == 0 {
@@ -115,9 +115,14 @@ func (t *Submission) Apart(ready, f func(member int, t *Submission) error) error
 			return err
 		}
 	}
+	return g.ownPart(func() error { return f(0, t) })
+}
+
+// ownPart has f see the first one's part of what members do apart.
+func (g *Group) ownPart(f func() error) error {
 	g.within = true
 	defer func() { g.within = false }()
-	return f(0, t)
+	return f()
 }
 
 // fork has members begin behind what is queued on the first one. They are locked.

@@ -388,7 +388,11 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase, opts ...la
 		for j := range x {
 			x[j] = half.FromFloat32(float32(j*7919%1000)/500 - 1)
 		}
-		d, err := r.gpu.Upload(tensor.New(tensor.WithShape(rows, h*c.dim), tensor.WithBacking(x)))
+		t := tensor.New(tensor.WithShape(rows, h*c.dim), tensor.WithBacking(x))
+		d, err := r.gpu.Upload(t)
+		if c.kvHeads%len(r.gpu.Members()) == 0 { // as the projections before and behind have them
+			d, err = r.gpu.UploadSharded(t, 1)
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -33,6 +33,7 @@ type Megakernel struct {
 	needs   sharedNeeds
 	shape   shapeOfBlocks
 	turns   *decodeTurns // nil: no rotary embedding
+	group   *summing     // those of other GPUs that it sums with; nil: none
 	front   *Gathers     // nil: none
 	back    *Samples     // nil: none yet
 
@@ -69,11 +70,13 @@ func (o *Linear) shape() shapeOfBlocks {
 // untyped is no type.
 const untyped = attn.DType(attn.DTypes)
 
-// megakernelLayer is a layer: one of the two.
+// megakernelLayer is a layer: one of the three.
 type megakernelLayer struct {
 	linear  *decodeLinear
 	weights []LinearPart
 	attend  *decodeAttention
+	sum     *decodeSum
+	of      *Sum
 	maps    [mostParts]cuda.TensorMap // of keys and values
 	alone   func(*cuda.Stream) error  // queues it as a launch of its own
 }
@@ -389,6 +392,75 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 		{Buffer: a.Table}, {Buffer: a.Workspace[0]}, {Buffer: a.Workspace[1]}})
 	c.plan, c.dim, c.chunk, c.shape, c.turns = p, g.Dim, a.Chunk, shape, turns
 	return true
+}
+
+// Sum is an all-reduce by megakernels of all members, of what the last layers of each have made. It is made once for them, and
+// each is asked [Sum.Fits] before any is told [Sum.Take].
+type Sum struct {
+	x *Exchange
+	o AllReduce
+
+	chains [exchangeMembers]*Megakernel
+	at     [exchangeMembers]int64 // where what comes from others is among the tagged floats of each
+}
+
+// summing is megakernels of several GPUs that sum, and so have to be launched all, or none of them.
+type summing struct {
+	chains  [exchangeMembers]*Megakernel
+	decided bool
+	alone   bool
+}
+
+// NewSum is an all-reduce without bias or residual.
+func NewSum(x *Exchange, o *AllReduce) *Sum { return &Sum{x: x, o: *o} }
+
+// elements is how many there are.
+func (s *Sum) elements() int { return s.o.Rows * s.o.N }
+
+// Fits says whether a member's megakernel can sum what it has made.
+func (s *Sum) Fits(c *Megakernel, member int) bool {
+	n := s.elements()
+	if c.back != nil || n%2 != 0 || len(s.o.B) > 0 || len(s.o.Residual) > 0 || s.x.engines[member] != c.d || len(c.layers) == 0 || c.layers[len(c.layers)-1].linear == nil {
+		return false
+	}
+	if made, ok := c.made[s.o.X[member].Address()]; !ok || made.elements != n {
+		return false
+	}
+	if g := c.group; g != nil && g.chains[member] != c {
+		return false
+	}
+	s.chains[member] = c
+	// All sum with the same ones, or none has summed yet.
+	for _, other := range s.chains {
+		if other != nil && other.group != c.group {
+			return false
+		}
+	}
+	return c.apart(nil, []span{spanOf(&s.o.Y[member], n)})
+}
+
+// Take has the megakernel of a member sum. It fits on all of them.
+func (s *Sum) Take(member int) {
+	c, n := s.chains[member], s.elements()
+	if c.group == nil {
+		g := s.chains[0].group
+		if g == nil {
+			g = &summing{}
+		}
+		for m := range s.x.engines {
+			s.chains[m].group, g.chains[m] = g, s.chains[m]
+		}
+	}
+	x, y := c.made[s.o.X[member].Address()], s.o.Y[member]
+	stride := taggedOf(n)
+	p := &decodeSum{group: s.x.group(member), own: uint64(x.at) + 1, made: uint64(c.floats) + 1, y: y.Address(), count: int32(n), stride: int32(stride)}
+	c.read[x.at] = true
+	c.made[y.Address()] = madeBy{c.floats, n}
+	s.at[member] = c.floats + stride
+	p.from = uint64(s.at[member]) + 1
+	c.floats += stride * int64(1+len(s.x.engines))
+	alone := func(stream *cuda.Stream) error { return c.d.AllReduce(stream, s.x, &s.o, member) }
+	c.take(megakernelLayer{sum: p, of: s, alone: alone}, nil, []span{spanOf(&y, n)}, []gpu.Memory{s.o.X[member], y})
 }
 
 // turnsOf is the rotary embedding as kernels take it; nil: there is none, or one that they don't know.

@@ -28,7 +28,7 @@ const (
 	decodeStride  = 144   // floats of a box's columns of a row of x
 	decodeBody    = 368
 
-	linearKind, attentionKind = 0, 1
+	linearKind, attentionKind, sumKind = 0, 1, 2
 )
 
 const (
@@ -82,6 +82,15 @@ type decodeAffine struct {
 type decodeAttention struct {
 	p     attention.Params
 	links links
+}
+
+// decodeSum is struct DecodeSum.
+type decodeSum struct {
+	group         exchangeGroup
+	own, from     uint64
+	to            [exchangeMembers]uint64
+	y, made       uint64
+	count, stride int32
 }
 
 // links is struct Links.
@@ -316,7 +325,21 @@ func fixedOf(split int) int {
 // the launches that they are without a megakernel. The launch reads memory that Upload
 // fills: it may be captured, and must not run before.
 func (c *Megakernel) Queue(s *cuda.Stream) error {
-	if len(c.layers) < 2 || c.needs[c.splitOf(c.shape, c.element, c.dim, &c.needs)-1].wide {
+	alone := c.isAlone()
+	if g := c.group; g != nil {
+		// All of them or none: those that are launched wait for each other.
+		if !g.decided {
+			g.decided = true
+			for _, other := range g.chains {
+				g.alone = g.alone || other != nil && other.isAlone()
+			}
+		}
+		if alone && !g.alone {
+			return gpu.Errorf("queue", attn.ErrUnsupported, "a decode step in one launch on some GPUs and not on others")
+		}
+		alone = g.alone
+	}
+	if alone {
 		return c.queueAlone(s)
 	}
 	l := c.layOut()
@@ -356,6 +379,11 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 	g := clusterGrid(c.blocks()/l.split, l.split, gemvWarps*32, l.shared, false)
 	g.Cooperative = true
 	return c.d.megakernels[max(c.shape, optShape)].of(l.split, c.element, c.dim).Launch(s, g, &args)
+}
+
+// isAlone says whether its layers are launches, each alone.
+func (c *Megakernel) isAlone() bool {
+	return len(c.layers) < 2 || c.needs[c.splitOf(c.shape, c.element, c.dim, &c.needs)-1].wide
 }
 
 // queueAlone queues the launches that there would be without a megakernel.
@@ -438,7 +466,7 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 	l.stages = c.stagesFor(c.shape, l.split, l.area, l.feeds, l.slots)
 	// Room for two layers' x at once, if it takes nothing else's.
 	for i := 1; i < len(c.layers); i++ {
-		if before, own := c.beside(i, l.split); before+own > l.area && c.stagesFor(c.shape, l.split, before+own, l.feeds, l.slots) == l.stages {
+		if before, own, _ := c.beside(i, l.split); before+own > l.area && c.stagesFor(c.shape, l.split, before+own, l.feeds, l.slots) == l.stages {
 			l.area = before + own
 		}
 	}
@@ -448,14 +476,18 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 	return l
 }
 
-// beside is areaOf of the layer before layer i and of that, if the one may ask for the
-// other's gamma and beta where there is room for both; else 0.
-func (c *Megakernel) beside(i, split int) (before, own int) {
-	if i == 0 || c.layers[i-1].linear == nil || c.layers[i].linear == nil || c.layers[i].linear.norm == 0 {
-		return 0, 0
+// beside is areaOf of the linear layer before layer i, behind which there is nothing but a sum, and of that, if the one may
+// ask for the other's gamma and beta where there is room for both; else 0. at is which one it is.
+func (c *Megakernel) beside(i, split int) (before, own, at int) {
+	at = i - 1
+	if at >= 0 && c.layers[at].sum != nil {
+		at--
+	}
+	if at < 0 || c.layers[at].linear == nil || c.layers[i].linear == nil || c.layers[i].linear.norm == 0 {
+		return 0, 0, at
 	}
 	area := func(p *decodeLinear) int { return areaOf(c.rows, mostBoxes(int(p.in), split), p.norm) }
-	return area(c.layers[i-1].linear), area(c.layers[i].linear)
+	return area(c.layers[at].linear), area(c.layers[i].linear), at
 }
 
 // write makes the layers as the launch reads them, now that it is known where tagged floats are.
@@ -484,9 +516,9 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			x.shift, x.each, x.rest = int32(first), x.tiles[mostParts-1]/int32(units), x.tiles[mostParts-1]%int32(units)
 			first = (first + int(x.tiles[mostParts-1])) % units
 			x.woven = c.wovenOf(p.linear, l.split)
-			if before, own := c.beside(i, l.split); own > 0 && before+own <= l.area {
+			if before, own, from := c.beside(i, l.split); own > 0 && before+own <= l.area {
 				// At the other end of the area.
-				y := (*decodeLinear)(unsafe.Pointer(&c.written[i-1].body))
+				y := (*decodeLinear)(unsafe.Pointer(&c.written[from].body))
 				if y.place == 0 {
 					x.place = int32(l.area - own)
 				}
@@ -516,6 +548,16 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 				feed.third = 0
 			}
 			c.feeds = append(c.feeds, feed)
+		} else if p.sum != nil {
+			x := (*decodeSum)(unsafe.Pointer(&t.body))
+			*x = *p.sum
+			if !c.read[int64(x.made)-1] {
+				x.made = 0
+			}
+			at(&x.own)
+			at(&x.from)
+			at(&x.made)
+			t.kind = sumKind
 		} else {
 			x := (*decodeAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
@@ -550,6 +592,14 @@ func (c *Megakernel) wovenOf(p *decodeLinear, split int) int32 {
 func (c *Megakernel) Upload() error {
 	if c.program == nil {
 		return nil
+	}
+	for i := range c.written {
+		if s := c.layers[i].of; s != nil { // all of them have memory now
+			x := (*decodeSum)(unsafe.Pointer(&c.written[i].body))
+			for m := range s.x.engines {
+				x.to[m] = s.chains[m].tagged.Address() + runBytes + 8*uint64(s.at[m]+int64(x.group.me)*int64(x.stride))
+			}
+		}
 	}
 	if err := c.program.Upload(0, append(gpu.BytesOf(c.written), gpu.BytesOf(c.feeds)...)); err != nil {
 		return err
