@@ -9,8 +9,8 @@
 // begun, and one that all has been written.
 //
 // Two inboxes, in turn, are enough. A GPU stores words of round r+2 when it has ended round r+1,
-// for which it needed words of r+1 of every other; who had sent those had ended round r, and with it
-// had read its inbox of r, which is that of r+2.
+// for which it needed words or flags of r+1 of every other; who had sent those had ended round r, and with
+// it had read its inbox of r, which is that of r+2. So each round is one in which all hear of all.
 #pragma once
 #include "copy.cuh"
 
@@ -338,14 +338,17 @@ __device__ __forceinline__ void allGatherFew(const AllGatherParams& p) {
       if (m != g.me && !round.failed) round.send(m, 4 * i, v);
     if (wanted) placeFour(p, p.y[g.me], g.me, i, v);
   }
-  // Who gets nothing waits for words of the first one nevertheless: nobody may be two rounds ahead.
-  if (p.onlyFirst && g.me == 0 && first > 0 && first < g.members && !round.failed) round.send((int)first, 0, make_float4(0.f, 0.f, 0.f, 0.f));
+  // Those who get nothing send words to each other nevertheless, and get some of the first one: nobody may
+  // end a round that not all have begun.
+  const int other = (int)threadIdx.x;
+  const bool tokens = blockIdx.x == 0 && p.onlyFirst && other < g.members && other != g.me;
+  if (tokens && other > 0 && !round.failed) round.send(other, 0, make_float4(0.f, 0.f, 0.f, 0.f));
   round.begun();
   if (!wanted) {
     TaggedFloats words;
-    if (first == 0)
-      do words.load(round.words(g.me, 0, 0));
-      while (!words.there(round.tag) && round.more(0));
+    if (tokens)
+      do words.load(round.words(g.me, other, 0));
+      while (!words.there(round.tag) && round.more(other));
     return;
   }
   for (int m = 0; m < g.members; m++) {
