@@ -137,7 +137,9 @@ func OpenGPU(ordinal int) (*GPU, error) {
 // share in attention and in the memory for it: a cache with these GPUs as
 // [CacheConfig].Device has some KV heads on each, or some pages of each sequence
 // ([CacheConfig].Shard), and a tensor from [GPU.UploadSharded] has a part on each. Each GPU attends to what it has,
-// and the output is on the first. They share in linear layers whose weights are sharded by output features.
+// and the output is on the first. They share in linear layers whose weights are sharded. Where all inputs of nodes are on all of
+// them ([GPU.UploadReplicated], [GPU.UploadSharded]), each does its part of a graph in its own order, and they meet
+// where they sum: docs/devices.md.
 // The result is that of one GPU, but for rounding: the schedule is another.
 // From run to run it has the same bits.
 //

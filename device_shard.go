@@ -24,7 +24,12 @@ import (
 //
 // Weights of shape (out, in) that are sharded by output features, on axis 0, are what Linear and Linears of
 // package nn need for it, with a bias that is whole or sharded as well: each GPU computes its columns of the
-// output. What else they take is whole, and so is what they make, on the first GPU.
+// output, which are sharded on axis 1 if x is on all GPUs ([GPU.UploadReplicated]), and else whole, on the first.
+// Weights that are sharded by input features, on axis 1, are a Linear's whose result is the sum of what all GPUs make
+// of their columns of x: it is on all of them.
+//
+// Queries, keys and values that are sharded on axis 1, by heads, are what [CachedAttention] needs to
+// compute on all GPUs without one waiting for another; its output is sharded so, too.
 //
 // A sharded tensor can be downloaded, freed, and written by CopyFrom from host memory;
 // nothing else takes it, and says so. Of a single GPU it is Upload.

@@ -2,7 +2,7 @@
 // launch, and the descriptor of each layer, which lies in memory.
 #pragma once
 #include "decode_attention.cuh"
-#include "exchange.cuh"
+#include "exchange_group.cuh"
 #include "decode_rows.cuh"
 #include "rotary.cuh"
 

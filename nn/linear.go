@@ -109,8 +109,14 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // largest sum on its way, for each column and part.
 //
 // Of several GPUs ([la.OpenGPUs]) each computes some columns of y where w comes from
-// [la.GPU.UploadSharded] on axis 0, the output features; b may be sharded so as well. The other inputs
-// and y are whole, on the first GPU. Otherwise sharded inputs are ErrUnsupported.
+// [la.GPU.UploadSharded] on axis 0, the output features; b may be sharded so as well. If the other inputs are on
+// all GPUs ([la.GPU.UploadReplicated]; a residual sharded by columns), y is sharded by columns; else y is whole, on the first GPU.
+// Where w is sharded on axis 1, the input features, x may be sharded so, too, and y, on all GPUs, is
+//
+//	y = x_0 w_0^T + x_1 w_1^T + ... + b + residual
+//
+// with the columns x_i and w_i of GPU i, added in this order (b and residual to the first product), in float32. A norm, an
+// activation, and other sharded inputs, are ErrUnsupported.
 //
 // Gradients of all inputs are available on both of Gorgonia's machines, in host memory; they can
 // not be differentiated once more. They need w of x's type: with one of 16 bits, asking for
