@@ -251,9 +251,15 @@ func (s *stepGraph) runLayer(layer int, in layerInput) error {
 	op := s.nodes[layer].Op().(*cachedOp)
 	values := []G.Value{in.tensors[0], in.tensors[1], in.tensors[2]}
 	if s.there {
+		c := s.step.cache
+		gpu := c.config.Device
+		upload := gpu.Upload
+		if n := len(gpu.members); n > 1 && layer%2 == 1 && c.store.places() == 1 && c.config.KVHeads%n == 0 { // each member has its heads' rows
+			upload = func(x tensor.Tensor) (*DeviceTensor, error) { return gpu.UploadSharded(x, 1) }
+		}
 		for i := range values {
 			var err error
-			if values[i], err = s.step.cache.config.Device.Upload(in.tensors[i]); err != nil {
+			if values[i], err = upload(in.tensors[i]); err != nil {
 				return err
 			}
 		}

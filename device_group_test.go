@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
@@ -820,6 +821,107 @@ func (s *spreadCalls) On(member int, w *ongpu.Work) error {
 	s.call(fmt.Sprint("on ", member))
 	mine := s.scratch[member]
 	return w.Do(func(stream *cuda.Stream) error { return stream.Set(mine.Buffer, mine.Offset, 0, int64(mine.Len)*4) })
+}
+
+// A replicated tensor is whole on each GPU, whatever is done to it.
+func TestGroupReplicated(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 3)
+	rng := reftest.Rand(t)
+	numbers := func() *tensor.Dense {
+		x := make([]float32, 6*5)
+		for i := range x {
+			x[i] = rng.Float32()
+		}
+		return tensor.New(tensor.WithShape(6, 5), tensor.WithBacking(x))
+	}
+	same := func(d *DeviceTensor, want []float32) {
+		t.Helper()
+		if len(d.replicas) != 2 {
+			t.Fatalf("%d replicas", len(d.replicas))
+		}
+		for i := range 3 {
+			of := d.on(i)
+			if of.gpu != gpu.members[i] {
+				t.Errorf("member %d has what is on %v", i, of.gpu)
+			}
+			got := make([]float32, len(want))
+			noError(t, gpu.enter("test"))
+			err := gpu.queue.Submit(func(sub *device.Submission) error {
+				b, err := sub.UseAny(of.memory, of.generation)
+				if err != nil {
+					return err
+				}
+				return sub.Do(func(s *cuda.Stream) error {
+					return errors.Join(s.Synchronize(), b.Download(unsafe.Slice((*byte)(unsafe.Pointer(&got[0])), 4*len(got)), of.offset))
+				})
+			})
+			gpu.group.Leave()
+			noError(t, err)
+			if !slices.Equal(got, want) {
+				t.Fatalf("member %d has %v, want %v", i, got, want)
+			}
+		}
+	}
+	floats := func(x *tensor.Dense) []float32 { return x.Data().([]float32) }
+	x, y := numbers(), numbers()
+	d, err := gpu.UploadReplicated(x)
+	noError(t, err)
+	same(d, floats(x))
+	noError(t, d.CopyFrom(y))
+	same(d, floats(y))
+	rows, err := d.Rows(2, 4)
+	noError(t, err)
+	same(rows, floats(y)[10:20])
+	clone, err := d.Clone()
+	noError(t, err)
+	c := clone.(*DeviceTensor)
+	same(c, floats(y))
+	other, err := gpu.Upload(x)
+	noError(t, err, c.CopyFrom(other))
+	same(c, floats(x))
+	same(d, floats(y))
+	c.ZeroValue()
+	same(c, make([]float32, 30))
+	if got, err := d.Download(); err != nil || !slices.Equal(floats(got), floats(y)) {
+		t.Errorf("%v, %v", got, err)
+	}
+	noError(t, d.Free(), c.Free())
+	if err := d.Free(); !errors.Is(err, ErrClosed) {
+		t.Errorf("second Free: %v", err)
+	}
+	if err := rows.CopyFrom(y); !errors.Is(err, ErrShape) && !errors.Is(err, ErrClosed) {
+		t.Errorf("rows of a freed one: %v", err)
+	}
+	// More than one member has: nothing is left of it.
+	used, err := gpu.Memory()
+	noError(t, err)
+	lib.State().FailOn(2, "cuMemAlloc_v2", 2)
+	if _, err := gpu.UploadReplicated(tensor.New(tensor.WithShape(1<<20), tensor.Of(tensor.Float32))); !errors.Is(err, ErrOutOfMemory) {
+		t.Errorf("the third GPU has no memory: %v", err)
+	}
+	lib.State().FailIn("", 0)
+	noError(t, gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
+	if now, err := gpu.Memory(); err != nil || now.Used > used.Used {
+		t.Errorf("%+v before, %+v now: %v", used, now, err)
+	}
+	// Results are on the first GPU.
+	q, err := gpu.Upload(tensor.New(tensor.WithShape(1, 3, 2, 64), tensor.Of(tensor.Float32)))
+	noError(t, err)
+	k, err := gpu.Upload(tensor.New(tensor.WithShape(1, 3, 4, 64), tensor.Of(Float16)))
+	noError(t, err)
+	out, err := gpu.UploadReplicated(tensor.New(tensor.WithShape(1, 3, 2, 64), tensor.Of(tensor.Float32)))
+	noError(t, err)
+	wrong(t, "out", Attend(Args{Q: q, K: k, V: k, Out: out}), ErrUnsupported, "Attend", "out is replicated over GPU 0 (Fake 0)")
+	lse, err := gpu.UploadReplicated(tensor.New(tensor.WithShape(1, 3, 2), tensor.Of(tensor.Float32)))
+	noError(t, err)
+	s := State{Out: q, LSE: lse}
+	wrong(t, "a merged state", Merge(State{Out: out, LSE: lse}, s), ErrUnsupported, "Merge", "dst.Out is replicated over GPU 0 (Fake 0)")
+	one, err := OpenGPU(1)
+	noError(t, err)
+	defer one.Close()
+	if d, err := one.UploadReplicated(x); err != nil || d.replicas != nil {
+		t.Errorf("%v, %v", d, err)
+	}
 }
 
 func (s *spreadCalls) call(name string) error { s.calls = append(s.calls, name); return nil }

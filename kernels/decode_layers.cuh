@@ -21,6 +21,41 @@ struct DecodeAffine {
   int place, boxes, most;    // as that layer has them; no boxes: there is no norm
 };
 
+// The GPUs that have such a launch at the same time, where a layer's y is the sum of what all make of it: who finishes an
+// element stores it in the memory of all others, as a tagged float, and waits for theirs in its own. On all GPUs the same
+// thread finishes an element, after the same ones, so none waits for one that waits for it.
+struct DecodeExchange {
+  const ExchangeGroup* group;
+  const u64* from;           // what comes: members x stride elements
+  u64* to[EXCHANGE_MEMBERS]; // where the others have this one's
+  int members, me, stride;   // members 0: the layer is this GPU's alone
+
+  __device__ __forceinline__ float sum(long long i, u32 run, float v) const {
+#pragma unroll 1
+    for (int m = 0; m < members; m++)
+      if (m != me) asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(to[m] + i), "l"(taggedOf(run, v)) : "memory");
+    float all = 0.f;
+#pragma unroll 1
+    for (int m = 0; m < members; m++) { // in the order of the GPUs, so that all get the same bits
+      float x = v;
+      if (m != me) {
+        const u64* const at = from + (long long)m * stride + i;
+        const auto look = [&]() {
+          u64 word;
+          asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
+          return word;
+        };
+        u64 word = look();
+        if ((u32)(word >> 32) != run)
+          for (Exchange round(*group, run); (u32)(word >> 32) != run && round.more(m);) word = look();
+        x = __uint_as_float((u32)word);
+      }
+      all = m == 0 ? x : all + x;
+    }
+    return all;
+  }
+};
+
 // One layer of x, or several of the same, or a gated unit: that has the tiles of one part, and who has a tile of
 // the gate has the same one of what it is for.
 struct DecodeLinear {
@@ -45,6 +80,7 @@ struct DecodeLinear {
   float offset;            // as LinearParams has it
   int workers;             // warps that have boxes: of a block, or of a pair's first one, and (<< 8) of its second
   DecodeAffine next;        // of the layer behind, if this one asks for it
+  DecodeExchange exchange;  // of a layer without a norm
 };
 
 struct DecodeAttention {
@@ -52,18 +88,7 @@ struct DecodeAttention {
   Links links;
 };
 
-// y = the sum of what the layer before has made on each of the GPUs that have such a launch: its partial sums.
-struct DecodeSum {
-  ExchangeGroup group;
-  const u64* own;            // that of this one, tagged
-  const u64* from;           // those of all, as they come: members x stride
-  u64* to[EXCHANGE_MEMBERS]; // where the others have this one's
-  float* y;
-  u64* made;                 // the same, tagged; null: no layer of the launch reads it
-  int count, stride;         // elements, of which there is an even number
-};
-
-enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1, DECODE_SUM = 2 };
+enum : int { DECODE_LINEAR = 0, DECODE_ATTENTION = 1 };
 constexpr int DECODE_BODY = 368; // bytes of a layer without its maps
 
 struct alignas(128) DecodeLayer {
@@ -71,7 +96,7 @@ struct alignas(128) DecodeLayer {
   char body[DECODE_BODY];
   int kind;
 };
-static_assert(sizeof(DecodeLinear) <= DECODE_BODY && sizeof(DecodeAttention) <= DECODE_BODY && sizeof(DecodeSum) <= DECODE_BODY && sizeof(DecodeLayer) == 768, "");
+static_assert(sizeof(DecodeLinear) <= DECODE_BODY && sizeof(DecodeAttention) <= DECODE_BODY && sizeof(DecodeLayer) == 768, "");
 
 // What a warp has to know of a layer to ask for its weights.
 struct alignas(16) DecodeFeed {

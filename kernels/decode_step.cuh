@@ -9,7 +9,8 @@
 //
 //	linear:     y = f(norm(x) W^T + b) + residual, for one to four rows of x; f as in gemm_activation.cuh
 //	attention:  append and LeanAttention, see decode_attention.cuh
-//	sum:        y = x_0 + x_1 + ..., x_i what GPU i has made (exchange.cuh), each with a launch of its own at the same time
+//
+// y may be the sum of what several GPUs make of it, each with such a launch at the same time: see DecodeExchange.
 //
 // The weights are most of what is read, and none of them depends on anything.
 // So every warp has a ring, and asks for the weights of its next layers while it
@@ -468,6 +469,7 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
           } else if (residual != nullptr) {
             v += *residual;
           }
+          if (!NORM && o.exchange.members > 0) v = o.exchange.sum(y - o.y[0], run, v);
           if (made != nullptr) storeTagged(made, run, v);
           *y = v;
         }
@@ -488,38 +490,6 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
     const RingState ringState = {layout.slots, fixed.before, p.slotsInverse};
     const float2* const turned = LLAMA && fixed.turns ? layout.turned : nullptr;
     return L::template run<FEW>(o.p, o.links, p.layers[layer].maps, layout.area, &fixed.work, fixed.place, fixed.masked, ringState, run, turned);
-  }
-
-  // Sends what this GPU has made of a layer's output, and adds up what all have, in their order. A lane has two
-  // elements, and as many thread blocks as possible have some.
-  __device__ static __noinline__ void sum(int at, u32 run) {
-    extern __shared__ __align__(1024) char memory[];
-    const DecodeSum& o = *(const DecodeSum*)((Fixed*)memory)->layers[at].body;
-    Exchange round(o.group, run);
-    const int members = o.group.members, me = o.group.me;
-#pragma unroll 1
-    for (int i = ((threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32) * 2; i < o.count; i += gridDim.x * (DECODE_WARPS * 64)) {
-      Tagged2 own;
-      do own.load(o.own + i);
-      while (!own.there(run));
-#pragma unroll 1
-      for (int m = 0; m < members; m++)
-        if (m != me && !round.failed) asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1,%2};" ::"l"(o.to[m] + i), "l"(own.a), "l"(own.b) : "memory");
-      float2 sum = make_float2(0.f, 0.f);
-#pragma unroll 1
-      for (int m = 0; m < members; m++) {
-        float2 v = own.floats();
-        if (m != me) {
-          Tagged2 words;
-          do asm volatile("ld.relaxed.sys.global.v2.b64 {%0,%1}, [%2];" : "=l"(words.a), "=l"(words.b) : "l"(o.from + (long long)m * o.stride + i) : "memory");
-          while (!words.there(run) && round.more(m));
-          v = words.floats();
-        }
-        sum = m == 0 ? v : make_float2(sum.x + v.x, sum.y + v.y);
-      }
-      if (o.made != nullptr) storeTagged2(o.made + i, run, sum.x, sum.y);
-      *(float2*)(o.y + i) = sum;
-    }
   }
 
   template <int ROWS> __device__ static __forceinline__ void layers(const DecodeParams& p, const Layout& layout, u32 number, WarpState state) {
@@ -543,11 +513,6 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
         copyWait<0>(); // the next layer's body
         __syncthreads();
         if (threadIdx.x == 0) layout.fixed->before += passed;
-      } else if (body.kind == DECODE_SUM) {
-        refill(p, layout, state, threadIdx.x / 32);
-        copyWait<0>(); // the next layer's body
-        __syncthreads(); // nobody reads that of the layer before any more: the one behind the next is put there
-        sum(now, number);
       } else if (((const DecodeLinear*)body.body)->norm) {
         state = linear<ROWS, true>(now, number, state);
       } else {

@@ -126,6 +126,31 @@ func (e *leanEngine) read(batch, length, steps int) error {
 	return nil
 }
 
+// again reads the prompts once more, so many times.
+func (e *leanEngine) again(times int) (time.Duration, error) {
+	prompts := make([][]int, e.batch)
+	for i := range prompts {
+		prompts[i] = promptTokens(i, e.length, e.weights.Config().VocabSize)
+	}
+	var sum time.Duration
+	for range times {
+		for i := range prompts {
+			if err := e.decoder.Truncate(i, 0); err != nil {
+				return 0, err
+			}
+		}
+		began := time.Now()
+		if err := e.decoder.Prefill(context.Background(), prompts, nil); err != nil {
+			return 0, err
+		}
+		if err := e.choose(e.first); err != nil { // it waits
+			return 0, err
+		}
+		sum += time.Since(began)
+	}
+	return sum, nil
+}
+
 // choose takes the most likely token of each sequence.
 func (e *leanEngine) choose(next []int) error {
 	if err := mostLikely(e.decoder, e.options, next); err != nil {

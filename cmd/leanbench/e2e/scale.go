@@ -16,10 +16,11 @@ import (
 
 // Decode steps of whole models on several GPUs: a part of the scale command.
 
-// modelCase is steps of a batch, and how many times as fast two GPUs should be; 0: nobody says.
+// modelCase is steps of a batch, or prompts, and how many times as fast two GPUs should be; 0: nobody says.
 type modelCase struct {
 	batch, context int
 	two            float64
+	prompt         bool // the prompts are measured, and not the steps behind them
 }
 
 // modelScaling is a model with random weights and its cases.
@@ -33,8 +34,8 @@ type modelScaling struct {
 
 // scaledModels are one that fits on a GPU, and one of 60 GB whose cache takes another 60.
 var scaledModels = []modelScaling{
-	{longShape, optShapes[longShape], 20, []modelCase{{1, 1024, 1.8}, {16, 1024, 1.7}, {1, 32768, 1.85}}, false},
-	{"30b", optShape(48, 7168, 56), 20, []modelCase{{8, 5400, 0}}, true},
+	{longShape, optShapes[longShape], 20, []modelCase{{batch: 1, context: 1024, two: 1.8}, {batch: 16, context: 1024, two: 1.7}, {batch: 1, context: 2048, two: 1.6, prompt: true}, {batch: 1, context: 32768, two: 1.85}}, false},
+	{"30b", optShape(48, 7168, 56), 20, []modelCase{{batch: 8, context: 5400}}, true},
 }
 
 // scaleModels is the part of the scale command.
@@ -51,10 +52,17 @@ func scaleModels(x *gpu.Scaled) error {
 }
 
 func (m *modelScaling) table() string {
-	return fmt.Sprintf("A decode step of OPT-%s in float16 on several GPUs: linear layers by output features, the cache by heads", m.shape)
+	return fmt.Sprintf("A decode step of OPT-%s in float16 on several GPUs: linear layers by output and by input features in turn, the cache by heads", m.shape)
+}
+
+func (m *modelScaling) promptTable() string {
+	return fmt.Sprintf("A prompt of OPT-%s in float16 on several GPUs", m.shape)
 }
 
 func (m *modelScaling) name(c modelCase) string {
+	if c.prompt {
+		return fmt.Sprintf("OPT-%s, b%d, %d tokens", m.shape, c.batch, c.context)
+	}
 	return fmt.Sprintf("OPT-%s, b%d, behind %d tokens", m.shape, c.batch, c.context)
 }
 
@@ -102,6 +110,7 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 		}
 	}
 	x.Report.WriteTable(x.Stdout, m.table())
+	x.Report.WriteTable(x.Stdout, m.promptTable())
 	return nil
 }
 
@@ -122,6 +131,9 @@ func (m *modelScaling) measureCase(x *gpu.Scaled, weights *model.Weights, c mode
 		of = append(of, g)
 		contenders = append(contenders, measure.Contender{Name: name, Run: func(steps int) (time.Duration, error) {
 			fmt.Fprintf(x.Stderr, "%s: %s\n", m.name(c), name)
+			if c.prompt {
+				return e.again(steps)
+			}
 			_, steady, ids, err := e.decode(c.batch, c.context, steps)
 			texts[name] = strings.Join(ids, " ")
 			return steady, err
@@ -130,14 +142,18 @@ func (m *modelScaling) measureCase(x *gpu.Scaled, weights *model.Weights, c mode
 	if len(contenders) == 0 {
 		return nil
 	}
-	all, err := measure.Alternate(measure.Pace{Rounds: x.Rounds, Steps: m.steps}, contenders)
+	pace, table, metric := measure.Pace{Rounds: x.Rounds, Steps: m.steps}, m.table(), measure.StepMillis
+	if c.prompt {
+		pace.Steps, table, metric = 1, m.promptTable(), measure.PromptMillis
+	}
+	all, err := measure.Alternate(pace, contenders)
 	if err != nil {
 		return err
 	}
 	for i, y := range all {
 		name := contenders[i].Name
-		row := x.Report.Row(m.table(), m.name(c), name)
-		row.Add(measure.StepMillis, 1e3*y.Median(), nil)
+		row := x.Report.Row(table, m.name(c), name)
+		row.Add(metric, 1e3*y.Median(), nil)
 		if len(of[0].Members()) > 1 || i == 0 {
 			continue
 		}

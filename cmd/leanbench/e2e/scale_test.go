@@ -30,7 +30,7 @@ func TestEmulatedModelScaling(t *testing.T) {
 	}
 	config := optShape(1, 128, 2)
 	config.VocabSize, config.FFNDim, config.MaxPositions = 70, 96, 12
-	m := modelScaling{"tiny", config, 2, []modelCase{{2, 5, 1e9}, {1, 7, 0}}, false}
+	m := modelScaling{"tiny", config, 2, []modelCase{{batch: 2, context: 5, two: 1e9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false}
 	var errs strings.Builder
 	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
 	if err := m.measure(x); err != nil {
@@ -38,7 +38,7 @@ func TestEmulatedModelScaling(t *testing.T) {
 	}
 	is := m.name(m.cases[0])
 	over := x.Report.Find(is, "2 GPUs", measure.OverOneGPU)
-	if len(x.Report.Figures) != 5 || x.Report.Find(is, "one GPU", measure.StepMillis) == nil || over == nil || over.Bar == nil || over.Bar.Met {
+	if len(x.Report.Figures) != 10 || x.Report.Find(is, "one GPU", measure.StepMillis) == nil || x.Report.Find(m.name(m.cases[2]), "3 GPUs", measure.PromptMillis) == nil || over == nil || over.Bar == nil || over.Bar.Met {
 		t.Errorf("%+v", x.Report.Figures)
 	}
 	if text := errs.String(); strings.Contains(text, "left out") || strings.Contains(text, "other tokens") {
@@ -49,7 +49,7 @@ func TestEmulatedModelScaling(t *testing.T) {
 	if err := m.measure(x); err != nil {
 		t.Fatal(err)
 	}
-	if text := errs.String(); !strings.Contains(text, "one GPU: left out: ") || !strings.Contains(text, "3 GPUs: left out: ") || len(x.Report.Figures) != 5 {
+	if text := errs.String(); !strings.Contains(text, "one GPU: left out: ") || !strings.Contains(text, "3 GPUs: left out: ") || len(x.Report.Figures) != 10 {
 		t.Errorf("%d figures, %s", len(x.Report.Figures), text)
 	}
 }

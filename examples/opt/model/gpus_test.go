@@ -88,8 +88,15 @@ func TestGPUsRepeat(t *testing.T) {
 // Each GPU has its part of the weights, and of them alone; what does not fit on it is an error that names it.
 func TestGPUsMemory(t *testing.T) {
 	for _, tied := range []bool{false, true} {
-		t.Run(fmt.Sprintf("tied %v", tied), func(t *testing.T) { testGPUsMemory(t, gputest.OpenSome(t, 2), tied) })
+		t.Run(fmt.Sprintf("tied %v", tied), func(t *testing.T) { testGPUsMemory(t, gputest.OpenSome(t, 2), headed(t, 2, tied), tied) })
 	}
+	t.Run("evenly", func(t *testing.T) {
+		w := openModel(t, "../tiny", la.Float16)
+		if !evenly(&w.config, 2) {
+			t.Error("the model is not dealt out evenly")
+		}
+		testGPUsMemory(t, gputest.OpenSome(t, 2), w, w.config.TieWordEmbeddings)
+	})
 	gpu := gputest.OpenSome(t, 2)
 	err := checkFree(gpu, func(i int) (int64, string) { return int64(i) << 60, "it all" })
 	if !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), "it all on GPU 1 (Fake 1), which has") && !strings.Contains(err.Error(), "it all on GPU 1 (NVIDIA") {
@@ -97,8 +104,7 @@ func TestGPUsMemory(t *testing.T) {
 	}
 }
 
-func testGPUsMemory(t *testing.T, gpu *la.GPU, tied bool) {
-	w := headed(t, 2, tied)
+func testGPUsMemory(t *testing.T, gpu *la.GPU, w *Weights, tied bool) {
 	g, err := w.onGPU(gpu)
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +121,7 @@ func testGPUsMemory(t *testing.T, gpu *la.GPU, tied bool) {
 			t.Errorf("GPU %d: %d bytes used, %d are its own, of %d that the model has", i, m.Used, w.bytesOn(i, 2), all)
 		}
 	}
-	// Both have the tables, norms and biases, and halves of the rest; where they are one, of the table as the head, too.
+	// Evenly both have the tables, norms and biases, and halves of the rest. The table is dealt out as the head, too.
 	twice := int64(0)
 	for name, x := range w.tensors {
 		if placementOf(&w.config, name, 2) == onAll {
@@ -125,7 +131,7 @@ func testGPUsMemory(t *testing.T, gpu *la.GPU, tied bool) {
 			twice += int64(x.MemSize())
 		}
 	}
-	if sum := w.bytesOn(0, 2) + w.bytesOn(1, 2); sum != all+twice || twice == 0 {
+	if sum := w.bytesOn(0, 2) + w.bytesOn(1, 2); sum != all+twice {
 		t.Errorf("%d bytes in all, the model has %d and %d of it twice", sum, all, twice)
 	}
 }

@@ -23,7 +23,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int DECODE_FIXED_PAIRS = 21504;",
 			"constexpr int DECODE_STRIDE = 144;",
 			"constexpr int DECODE_BODY = 368;",
-			"DECODE_LINEAR = 0, DECODE_ATTENTION = 1, DECODE_SUM = 2",
+			"DECODE_LINEAR = 0, DECODE_ATTENTION = 1",
 		},
 		"decode_step.cuh": {
 			"rings = memory + FIXED; area = rings + DECODE_WARPS * p.stages * DECODE_BOX; feeds = (DecodeFeed*)(area + p.area); bars = (u64*)(feeds + p.feedCount); slots = bars + DECODE_WARPS * p.stages;",

@@ -19,23 +19,25 @@ import (
 // A megakernel keeps what it was given: the arguments of its layers are those of the
 // time when they were taken, as if they were queued.
 type Megakernel struct {
-	d       *Engine
-	plan    *attention.Plan // nil: no attention yet
-	element attn.DType      // of weights, keys and values; untyped: no layer yet
-	dim     int             // of heads; 0: no attention yet
-	chunk   attention.Chunk // of its attention
-	rows    int             // of x
-	layers  []megakernelLayer
-	made    map[uint64]madeBy // by address
-	read    map[int64]bool    // of tagged floats, from where on a layer reads them
-	claims                    // of plain memory
-	floats  int64             // that are tagged
-	needs   sharedNeeds
-	shape   shapeOfBlocks
-	turns   *decodeTurns // nil: no rotary embedding
-	group   *summing     // those of other GPUs that it sums with; nil: none
-	front   *Gathers     // nil: none
-	back    *Samples     // nil: none yet
+	d        *Engine
+	plan     *attention.Plan // nil: no attention yet
+	element  attn.DType      // of weights, keys and values; untyped: no layer yet
+	dim      int             // of heads; 0: no attention yet
+	chunk    attention.Chunk // of its attention
+	rows     int             // of x
+	layers   []megakernelLayer
+	made     map[uint64]madeBy // by address
+	read     map[int64]bool    // of tagged floats, from where on a layer reads them
+	claims                     // of plain memory
+	floats   int64             // that are tagged
+	needs    sharedNeeds
+	shape    shapeOfBlocks
+	turns    *decodeTurns // nil: no rotary embedding
+	group    *summing     // those of other GPUs that it sums with; nil: none
+	exchange *Exchange    // through which it does
+	member   int          // that it is there
+	front    *Gathers     // nil: none
+	back     *Samples     // nil: none yet
 
 	program, tagged *cuda.Buffer  // layers and feeds; the run's number, and tagged floats
 	written         []decodeLayer // what Upload brings to program
@@ -70,13 +72,12 @@ func (o *Linear) shape() shapeOfBlocks {
 // untyped is no type.
 const untyped = attn.DType(attn.DTypes)
 
-// megakernelLayer is a layer: one of the three.
+// megakernelLayer is a layer: one of the two.
 type megakernelLayer struct {
 	linear  *decodeLinear
 	weights []LinearPart
+	sum     *Sum // of what all members make of it; nil: it is this one's alone
 	attend  *decodeAttention
-	sum     *decodeSum
-	of      *Sum
 	maps    [mostParts]cuda.TensorMap // of keys and values
 	alone   func(*cuda.Stream) error  // queues it as a launch of its own
 }
@@ -417,22 +418,23 @@ func NewSum(x *Exchange, o *AllReduce) *Sum { return &Sum{x: x, o: *o} }
 // elements is how many there are.
 func (s *Sum) elements() int { return s.o.Rows * s.o.N }
 
-// Fits says whether a member's megakernel can sum what it has made.
+// Fits says whether a member's megakernel can sum what it has made last. It is asked for all members.
 func (s *Sum) Fits(c *Megakernel, member int) bool {
 	n := s.elements()
-	if c.back != nil || n%2 != 0 || len(s.o.B) > 0 || len(s.o.Residual) > 0 || s.x.engines[member] != c.d || len(c.layers) == 0 || c.layers[len(c.layers)-1].linear == nil {
+	if c.back != nil || len(s.o.B) > 0 || len(s.o.Residual) > 0 || s.x.engines[member] != c.d || len(c.layers) == 0 {
 		return false
 	}
-	if made, ok := c.made[s.o.X[member].Address()]; !ok || made.elements != n {
+	last := &c.layers[len(c.layers)-1]
+	if l := last.linear; l == nil || last.sum != nil || len(last.weights) != 1 || l.norm != 0 || l.activation != 0 || last.weights[0].Y.Address() != s.o.X[member].Address() || c.rows*last.weights[0].Out != n {
 		return false
 	}
 	if g := c.group; g != nil && g.chains[member] != c {
 		return false
 	}
 	s.chains[member] = c
-	// All sum with the same ones, or none has summed yet.
+	// All sum with the same ones, or none has summed yet; and the same thread blocks of all have the same tiles.
 	for _, other := range s.chains {
-		if other != nil && other.group != c.group {
+		if other != nil && (other.group != c.group || other.blocks() != c.blocks() || len(other.layers) != len(c.layers)) {
 			return false
 		}
 	}
@@ -443,24 +445,28 @@ func (s *Sum) Fits(c *Megakernel, member int) bool {
 func (s *Sum) Take(member int) {
 	c, n := s.chains[member], s.elements()
 	if c.group == nil {
-		g := s.chains[0].group
-		if g == nil {
-			g = &summing{}
-		}
+		g := &summing{}
 		for m := range s.x.engines {
 			s.chains[m].group, g.chains[m] = g, s.chains[m]
 		}
 	}
-	x, y := c.made[s.o.X[member].Address()], s.o.Y[member]
-	stride := taggedOf(n)
-	p := &decodeSum{group: s.x.group(member), own: uint64(x.at) + 1, made: uint64(c.floats) + 1, y: y.Address(), count: int32(n), stride: int32(stride)}
-	c.read[x.at] = true
-	c.made[y.Address()] = madeBy{c.floats, n}
-	s.at[member] = c.floats + stride
-	p.from = uint64(s.at[member]) + 1
-	c.floats += stride * int64(1+len(s.x.engines))
-	alone := func(stream *cuda.Stream) error { return c.d.AllReduce(stream, s.x, &s.o, member) }
-	c.take(megakernelLayer{sum: p, of: s, alone: alone}, nil, []span{spanOf(&y, n)}, []gpu.Memory{s.o.X[member], y})
+	last := &c.layers[len(c.layers)-1]
+	x, y := s.o.X[member], s.o.Y[member]
+	last.sum = s
+	last.linear.y[0] = y.Address()
+	c.made[y.Address()] = c.made[x.Address()]
+	delete(c.made, x.Address())
+	c.exchange, c.member = s.x, member
+	s.at[member] = c.floats
+	c.floats += taggedOf(n) * int64(len(s.x.engines))
+	linear := last.alone
+	last.alone = func(stream *cuda.Stream) error {
+		if err := linear(stream); err != nil {
+			return err
+		}
+		return c.d.AllReduce(stream, s.x, &s.o, member)
+	}
+	c.claim(nil, []span{spanOf(&y, n)}, y)
 }
 
 // turnsOf is the rotary embedding as kernels take it; nil: there is none, or one that they don't know.

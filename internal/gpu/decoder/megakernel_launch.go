@@ -28,7 +28,7 @@ const (
 	decodeStride  = 144   // floats of a box's columns of a row of x
 	decodeBody    = 368
 
-	linearKind, attentionKind, sumKind = 0, 1, 2
+	linearKind, attentionKind = 0, 1
 )
 
 const (
@@ -70,6 +70,7 @@ type decodeLinear struct {
 	eps, inverse, offset                float32
 	workers                             int32
 	next                                decodeAffine
+	exchange                            decodeExchange
 }
 
 // decodeAffine is struct DecodeAffine.
@@ -84,13 +85,12 @@ type decodeAttention struct {
 	links links
 }
 
-// decodeSum is struct DecodeSum.
-type decodeSum struct {
-	group         exchangeGroup
-	own, from     uint64
-	to            [exchangeMembers]uint64
-	y, made       uint64
-	count, stride int32
+// decodeExchange is struct DecodeExchange.
+type decodeExchange struct {
+	group, from         uint64
+	to                  [exchangeMembers]uint64
+	members, me, stride int32
+	_                   int32
 }
 
 // links is struct Links.
@@ -344,7 +344,7 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 	}
 	l := c.layOut()
 	err := c.d.dev.Relaxed(func() (err error) {
-		if c.program, err = c.d.dev.NewBuffer(l.feedsAt + int64(l.feeds)*int64(unsafe.Sizeof(decodeFeed{}))); err != nil {
+		if c.program, err = c.d.dev.NewBuffer(l.groupAt + int64(unsafe.Sizeof(exchangeGroup{}))); err != nil {
 			return err
 		}
 		c.tagged, err = c.d.dev.NewBuffer(runBytes + 8*(c.floats+l.partials))
@@ -435,6 +435,7 @@ type megakernelLayout struct {
 	stages, slots int   // of the rings of weights and of keys
 	feeds         int   // linear layers
 	feedsAt       int64 // where their feeds begin, behind the layers
+	groupAt       int64 // and what is known of the GPUs that sum
 	partials      int64
 	work, masked  uint64 // of attention: addresses
 }
@@ -466,28 +467,25 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 	l.stages = c.stagesFor(c.shape, l.split, l.area, l.feeds, l.slots)
 	// Room for two layers' x at once, if it takes nothing else's.
 	for i := 1; i < len(c.layers); i++ {
-		if before, own, _ := c.beside(i, l.split); before+own > l.area && c.stagesFor(c.shape, l.split, before+own, l.feeds, l.slots) == l.stages {
+		if before, own := c.beside(i, l.split); before+own > l.area && c.stagesFor(c.shape, l.split, before+own, l.feeds, l.slots) == l.stages {
 			l.area = before + own
 		}
 	}
 	l.shared = fixedOf(l.split) + turnedOf(c.shape) + gemvWarps*l.stages*(decodeBox+8) + l.area + l.feeds*int(unsafe.Sizeof(decodeFeed{})) + l.slots*16
 	l.feedsAt = int64(len(c.layers)) * int64(unsafe.Sizeof(decodeLayer{}))
+	l.groupAt = l.feedsAt + int64(l.feeds)*int64(unsafe.Sizeof(decodeFeed{}))
 	l.partials = int64(2 * c.blocks() * attention.ConsumerWarps * rows * (c.dim + 2))
 	return l
 }
 
-// beside is areaOf of the linear layer before layer i, behind which there is nothing but a sum, and of that, if the one may
-// ask for the other's gamma and beta where there is room for both; else 0. at is which one it is.
-func (c *Megakernel) beside(i, split int) (before, own, at int) {
-	at = i - 1
-	if at >= 0 && c.layers[at].sum != nil {
-		at--
-	}
-	if at < 0 || c.layers[at].linear == nil || c.layers[i].linear == nil || c.layers[i].linear.norm == 0 {
-		return 0, 0, at
+// beside is areaOf of the layer before layer i and of that, if the one may ask for the
+// other's gamma and beta where there is room for both; else 0.
+func (c *Megakernel) beside(i, split int) (before, own int) {
+	if i == 0 || c.layers[i-1].linear == nil || c.layers[i].linear == nil || c.layers[i].linear.norm == 0 {
+		return 0, 0
 	}
 	area := func(p *decodeLinear) int { return areaOf(c.rows, mostBoxes(int(p.in), split), p.norm) }
-	return area(c.layers[at].linear), area(c.layers[i].linear), at
+	return area(c.layers[i-1].linear), area(c.layers[i].linear)
 }
 
 // write makes the layers as the launch reads them, now that it is known where tagged floats are.
@@ -516,9 +514,9 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			x.shift, x.each, x.rest = int32(first), x.tiles[mostParts-1]/int32(units), x.tiles[mostParts-1]%int32(units)
 			first = (first + int(x.tiles[mostParts-1])) % units
 			x.woven = c.wovenOf(p.linear, l.split)
-			if before, own, from := c.beside(i, l.split); own > 0 && before+own <= l.area {
+			if before, own := c.beside(i, l.split); own > 0 && before+own <= l.area {
 				// At the other end of the area.
-				y := (*decodeLinear)(unsafe.Pointer(&c.written[from].body))
+				y := (*decodeLinear)(unsafe.Pointer(&c.written[i-1].body))
 				if y.place == 0 {
 					x.place = int32(l.area - own)
 				}
@@ -526,6 +524,10 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			}
 			at(&x.tagged)
 			at(&x.residualTagged)
+			if s := p.sum; s != nil {
+				x.exchange = decodeExchange{group: text + uint64(l.groupAt), from: words + 8*uint64(s.at[c.member]),
+					members: int32(len(s.x.engines)), me: int32(c.member), stride: int32(taggedOf(s.elements()))}
+			}
 			for j := range x.made {
 				if x.made[j] != 0 && !c.read[int64(x.made[j])-1] {
 					x.made[j] = 0
@@ -548,16 +550,6 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 				feed.third = 0
 			}
 			c.feeds = append(c.feeds, feed)
-		} else if p.sum != nil {
-			x := (*decodeSum)(unsafe.Pointer(&t.body))
-			*x = *p.sum
-			if !c.read[int64(x.made)-1] {
-				x.made = 0
-			}
-			at(&x.own)
-			at(&x.from)
-			at(&x.made)
-			t.kind = sumKind
 		} else {
 			x := (*decodeAttention)(unsafe.Pointer(&t.body))
 			*x = *p.attend
@@ -588,20 +580,38 @@ func (c *Megakernel) wovenOf(p *decodeLinear, split int) int32 {
 	return 0
 }
 
+// link says where the others have what this one makes of sums: all of them have memory now.
+func (c *Megakernel) link() error {
+	for i := range c.written {
+		s := c.layers[i].sum
+		if s == nil {
+			continue
+		}
+		x := (*decodeLinear)(unsafe.Pointer(&c.written[i].body))
+		for m := range s.x.engines {
+			other := s.chains[m]
+			if other.tagged == nil || other.blocks() != c.blocks() || len(other.layers) != len(c.layers) {
+				return gpu.Errorf("queue", attn.ErrUnsupported, "a decode step in one launch that is another one on GPU %d", other.d.info.Ordinal)
+			}
+			x.exchange.to[m] = other.tagged.Address() + runBytes + 8*uint64(s.at[m]+int64(c.member)*int64(x.exchange.stride))
+		}
+	}
+	return nil
+}
+
 // Upload fills the memory that the launch reads. It is not for a capture.
 func (c *Megakernel) Upload() error {
 	if c.program == nil {
 		return nil
 	}
-	for i := range c.written {
-		if s := c.layers[i].of; s != nil { // all of them have memory now
-			x := (*decodeSum)(unsafe.Pointer(&c.written[i].body))
-			for m := range s.x.engines {
-				x.to[m] = s.chains[m].tagged.Address() + runBytes + 8*uint64(s.at[m]+int64(x.group.me)*int64(x.stride))
-			}
-		}
+	if err := c.link(); err != nil {
+		return err
 	}
-	if err := c.program.Upload(0, append(gpu.BytesOf(c.written), gpu.BytesOf(c.feeds)...)); err != nil {
+	text := append(gpu.BytesOf(c.written), gpu.BytesOf(c.feeds)...)
+	if c.exchange != nil {
+		text = append(text, gpu.BytesOf([]exchangeGroup{c.exchange.group(c.member)})...)
+	}
+	if err := c.program.Upload(0, text); err != nil {
 		return err
 	}
 	c.written, c.feeds = nil, nil

@@ -1,0 +1,106 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package model
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// The launches of a recorded step on two GPUs: one or two texts are one launch on each, which sum within it; of more,
+// each GPU sums twice a layer. There is one fork and one join, wherever the layers are.
+func TestGPUsStepLaunches(t *testing.T) {
+	const child = "LEANATTENTION_LAUNCHES"
+	if os.Getenv(child) == "" { // a process of its own: the driver that it takes is that of all of a process, from then on
+		test := exec.Command(os.Args[0], "-test.v", "-test.run", "^TestGPUsStepLaunches$")
+		test.Env = append(os.Environ(), child+"=1")
+		switch out, err := test.CombinedOutput(); {
+		case err != nil:
+			t.Errorf("%v\n%s", err, out)
+		case strings.Contains(string(out), "--- SKIP"):
+			t.Skipf("%s", out)
+		case strings.Count(string(out), "--- PASS: TestGPUsStepLaunches/") != 3:
+			t.Errorf("not all have run: %s", out)
+		}
+		return
+	}
+	real := gpu.Image
+	defer func() { gpu.Image = real }()
+	gpu.Image = func(string, int) ([]byte, error) { return []byte("image"), nil }
+	const layers = 3
+	for _, c := range []struct {
+		texts, chains, sums int
+	}{{1, 2, 0}, {2, 2, 0}, {5, 0, 2 * 2 * layers}} {
+		t.Run(fmt.Sprint(c.texts), func(t *testing.T) {
+			lib := fakedriver.System(t)
+			s := lib.State()
+			s.Devices, s.Total, s.Major, s.Minor, s.SMs, s.Shared = 2, 1<<30, 9, 0, 132, 232448
+			s.Argument("", 8) // of all kernels: nobody looks at the rest
+			there, err := la.OpenGPUs(0, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config := small()
+			config.HiddenSize, config.WordEmbedProjDim, config.Heads, config.Layers, config.FFNDim, config.VocabSize = 256, 256, 4, layers, 512, 96
+			w, err := LoadAs(random{config, reftest.Rand(t)}, la.Float16)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := Options{Device: there, Cache: la.Float16, Greedy: true, Chunk: 8}
+			var prompts [][]int
+			next := make([]int, c.texts)
+			for range c.texts {
+				o.Capacity, prompts = append(o.Capacity, 12), append(prompts, []int{5, 6})
+			}
+			d, err := w.NewDecoder(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Prefill(context.Background(), prompts, nil); err != nil {
+				t.Fatal(err)
+			}
+			for step := range 4 {
+				lib.Forget()
+				if err := d.Step(next); err != nil {
+					t.Fatal(err)
+				}
+				log := lib.Log()
+				var kernels []string
+				chains, sums := 0, 0
+				for _, m := range regexp.MustCompile(`kernel (\w+)`).FindAllStringSubmatch(log, -1) {
+					kernels = append(kernels, m[1])
+					if strings.HasPrefix(m[1], "chain_") {
+						chains++
+					}
+					if strings.HasPrefix(m[1], "exchange_all_reduce") {
+						sums++
+					}
+				}
+				switch {
+				case step == 1 && (chains != c.chains || sums != c.sums || strings.Count(log, "cuStreamWaitEvent") != 2):
+					t.Errorf("a recorded step is %q, with %d waits", kernels, strings.Count(log, "cuStreamWaitEvent"))
+				case step == 1 && chains > 0 && len(kernels) > chains+6:
+					t.Errorf("a recorded step is %q", kernels)
+				case step > 1 && (chains+sums > 0 || strings.Count(log, "cuGraphLaunch") != 1):
+					t.Errorf("a step that is replayed: %q, %d graphs", kernels, strings.Count(log, "cuGraphLaunch"))
+				}
+			}
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := there.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
