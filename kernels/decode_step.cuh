@@ -474,6 +474,7 @@ template <class Weights, class Keys, int D, int SPLIT, bool LLAMA = false> struc
           *y = v;
         }
       }
+      if constexpr (!NORM) __syncwarp(); // who waits for another GPU is not left behind: what follows is of whole warps
       first += GROUP * SPLIT;
     } while (first < tiles);
     if (NORM) syncs ^= MOMENTS;
