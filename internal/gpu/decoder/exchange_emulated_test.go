@@ -3,11 +3,17 @@
 package decoder
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -22,7 +28,7 @@ func TestEmulatedExchange(t *testing.T) {
 	for _, members := range []int{2, 3, 4, 8} {
 		t.Run(fmt.Sprint(members), func(t *testing.T) {
 			r, _ := emulatedExchange(t, members, 0)
-			testExchange(t, r, reftest.Cases(t, 1, 12), 12000/members)
+			testExchange(t, r, reftest.Cases(t, 1, 6), reftest.Cases(t, 3000/members/members, 12000/members))
 		})
 	}
 }
@@ -30,4 +36,154 @@ func TestEmulatedExchange(t *testing.T) {
 func TestEmulatedExchangeFails(t *testing.T) {
 	r, _ := emulatedExchange(t, 3, 0)
 	testExchangeFails(t, r, 100*time.Millisecond)
+}
+
+// A launch that fails on one GPU alone: the others end, and the error names that GPU.
+func TestEmulatedExchangeLaunchFails(t *testing.T) {
+	r, lib := emulatedExchange(t, 3, 100*time.Millisecond)
+	rng := reftest.Rand(t)
+	o := r.reduction(t, rng, 2, 30, 0)
+	onAll(t, rng, 3, []*exchanged{o})
+	r.settle(t)
+	o.check()
+	launch := "cuLaunchKernel"
+	if r.engines[0].overlap() {
+		launch = "cuLaunchKernelEx"
+	}
+	lib.State().FailOn(1, launch, 2)
+	for m := range 3 {
+		if err := o.queue(m); (m == 1) != errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("member %d: %v", m, err)
+		}
+	}
+	lib.State().FailIn("", 0)
+	for _, m := range r.devs {
+		m.Settle(t)
+	}
+	wantError(t, "a launch that fails", r.x.Failed(), ErrNoAnswer, "GPU 1 did not answer")
+	o.close()
+	noError(t, r.x.Close())
+}
+
+// Whatever call of the driver fails, nothing of an exchange is left.
+func TestEmulatedExchangeFaults(t *testing.T) {
+	r, lib := emulatedExchange(t, 2, 0)
+	noError(t, r.x.Close())
+	live, calls := lib.Live(), int64(0)
+	for done := false; !done; calls++ {
+		at := lib.State().Calls + calls + 1
+		lib.State().FailAt, lib.State().FailWith = at, 2
+		x, err := NewExchange(r.engines, 0)
+		done = lib.State().Calls < at
+		lib.State().FailAt = 0
+		if err == nil {
+			noError(t, x.Close())
+		} else if x != nil || !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("call %d: %v", calls, err)
+		}
+		if n := lib.Live(); n != live {
+			t.Fatalf("call %d, %v: %d objects, %d before", calls, err, n, live)
+		}
+	}
+	if calls < 10 {
+		t.Errorf("%d calls", calls)
+	}
+}
+
+func TestEmulatedExchangeRefuses(t *testing.T) {
+	r, lib := emulatedExchange(t, 2, 0)
+	for what, c := range map[string]struct {
+		engines  []*Engine
+		limit    time.Duration
+		sentinel error
+		text     string
+	}{
+		"one":        {r.engines[:1], 0, attn.ErrUnsupported, "1 GPUs"},
+		"nine":       {make([]*Engine, 9), 0, attn.ErrUnsupported, "9 GPUs"},
+		"one twice":  {[]*Engine{r.engines[1], r.engines[1]}, 0, attn.ErrShape, "GPU 1 is in the group twice"},
+		"a negative": {r.engines, -1, attn.ErrShape, "-1ns"},
+	} {
+		x, err := NewExchange(c.engines, c.limit)
+		wantError(t, what, err, c.sentinel, c.text)
+		if x != nil {
+			t.Errorf("%s: there is one", what)
+		}
+	}
+	x := func(n int) (list []gpu.Memory) {
+		for m := range r.devs {
+			list = append(list, r.put(t, m, make([]float32, n)))
+		}
+		return list
+	}
+	reduce := func() *AllReduce { return &AllReduce{Rows: 2, N: 3, X: x(6), B: x(3), Residual: x(6), Y: x(6)} }
+	gather := func() *AllGather { return &AllGather{Rows: 2, Columns: []int{3, 4}, X: x(8), Y: x(14)} }
+	lib.Forget()
+	short := func(list []gpu.Memory, m int) { list[m].Len-- }
+	for _, c := range []struct {
+		text     string
+		sentinel error
+		change   func(o *AllReduce)
+	}{
+		{"0 rows of 3", attn.ErrShape, func(o *AllReduce) { o.Rows = 0 }},
+		{"2 rows of -1", attn.ErrShape, func(o *AllReduce) { o.N = -1 }},
+		{"rows of 3", attn.ErrShape, func(o *AllReduce) { o.Rows = 1 << 61 }},
+		{"x of member 1 has 5 elements of 6", attn.ErrShape, func(o *AllReduce) { short(o.X, 1) }},
+		{"y of member 0 has 5 elements of 6", attn.ErrShape, func(o *AllReduce) { short(o.Y, 0) }},
+		{"b of member 1 has 2 elements of 3", attn.ErrShape, func(o *AllReduce) { short(o.B, 1) }},
+		{"the residual of member 1 has 5 elements of 6", attn.ErrShape, func(o *AllReduce) { short(o.Residual, 1) }},
+		{"x of 1 members of 2", attn.ErrShape, func(o *AllReduce) { o.X = o.X[:1] }},
+		{"y of 0 members of 2", attn.ErrShape, func(o *AllReduce) { o.Y = nil }},
+		{"b of member 1 is left out", attn.ErrShape, func(o *AllReduce) { o.B[1] = gpu.Memory{} }},
+		{"the residual of member 1 is left out", attn.ErrShape, func(o *AllReduce) { o.Residual[0] = gpu.Memory{} }},
+		{"x of member 0 is float16", attn.ErrDType, func(o *AllReduce) { o.X[0].DType = attn.Float16 }},
+		{"y of member 1 is bfloat16", attn.ErrDType, func(o *AllReduce) { o.Y[1].DType = attn.BFloat16 }},
+	} {
+		o := reduce()
+		c.change(o)
+		for m := range r.devs {
+			wantError(t, c.text, r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m), c.sentinel, c.text)
+		}
+	}
+	for _, c := range []struct {
+		text     string
+		sentinel error
+		change   func(o *AllGather)
+	}{
+		{"0 rows of", attn.ErrShape, func(o *AllGather) { o.Rows = 0 }},
+		{"[3] columns of 2 members", attn.ErrShape, func(o *AllGather) { o.Columns = o.Columns[:1] }},
+		{"[3 0] columns", attn.ErrShape, func(o *AllGather) { o.Columns[1] = 0 }},
+		{"columns", attn.ErrShape, func(o *AllGather) { o.Columns = []int{1 << 30, 1 << 30} }},
+		{"x of member 1 has 7 elements of 8", attn.ErrShape, func(o *AllGather) { short(o.X, 1) }},
+		{"y of member 1 has 13 elements of 14", attn.ErrShape, func(o *AllGather) { short(o.Y, 1) }},
+		{"y of 1 members of 2", attn.ErrShape, func(o *AllGather) { o.Y = o.Y[:1] }},
+		{"y of no member", attn.ErrShape, func(o *AllGather) { o.Y, o.OnlyFirst = nil, true }},
+		{"y of member 0 has 13 elements of 14", attn.ErrShape, func(o *AllGather) { short(o.Y, 0); o.OnlyFirst = true }},
+		{"x of member 0 is float16", attn.ErrDType, func(o *AllGather) { o.X[0].DType = attn.Float16 }},
+	} {
+		o := gather()
+		c.change(o)
+		for m := range r.devs {
+			wantError(t, c.text, r.engines[m].AllGather(r.devs[m].Stream, r.x, o, m), c.sentinel, c.text)
+		}
+	}
+	o := reduce()
+	wantError(t, "a member too many", r.engines[0].AllReduce(r.devs[0].Stream, r.x, o, 2), attn.ErrShape, "member 2 of 2")
+	wantError(t, "another's engine", r.engines[0].AllReduce(r.devs[0].Stream, r.x, o, 1), attn.ErrShape, "member 1 is GPU 1")
+	wantError(t, "another's stream", r.engines[0].AllReduce(r.devs[1].Stream, r.x, o, 0), cuda.ErrOtherDevice, "")
+	slices.Reverse(o.X)
+	wantError(t, "a closed y", func() error {
+		noError(t, o.Y[1].Buffer.Close())
+		return r.engines[0].AllReduce(r.devs[0].Stream, r.x, o, 0)
+	}(), cuda.ErrClosed, "")
+	if strings.Contains(lib.Log(), "kernel exchange_") {
+		t.Errorf("something was launched:\n%s", lib.Log())
+	}
+	good := reduce()
+	for m := range r.devs {
+		noError(t, r.engines[m].AllReduce(r.devs[m].Stream, r.x, good, m))
+	}
+	if strings.Count(lib.Log(), "kernel exchange_") != 2 {
+		t.Errorf("launches are not in the log:\n%s", lib.Log())
+	}
+	r.settle(t)
 }

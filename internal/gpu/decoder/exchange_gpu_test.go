@@ -77,11 +77,18 @@ func (r *exchangeRig) poison(t testing.TB, rng *rand.Rand, rounds uint32) {
 
 // exchanged is an operation, and how to see whether it was done.
 type exchanged struct {
-	what  string
-	queue func(member int) error
-	again func(rng *rand.Rand) // other numbers
-	check func()
-	close func()
+	what, kind string
+	most       int // elements that a member sends
+	queue      func(member int) error
+	draw       func(rng *rand.Rand) // other numbers
+	fill       func()               // puts them where they are read from, and NaN into y
+	check      func() []byte        // y of the first member
+	close      func()
+}
+
+func (e *exchanged) again(rng *rand.Rand) {
+	e.draw(rng)
+	e.fill()
 }
 
 // onAll has all members do what comes in their order, in turns of the host that are random.
@@ -146,14 +153,18 @@ func (r *exchangeRig) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) *
 			held[m][len(held[m])-1] = o.Y[m]
 		}
 	}
-	e := &exchanged{what: fmt.Sprintf("%d GPUs: all-reduce of %d x %d, bias %v, residual %v, in place %d, at most %d elements as words", members, rows, n, withBias, withResidual, in, r.x.few)}
+	e := &exchanged{kind: "all-reduce", most: count, what: fmt.Sprintf("%d GPUs: all-reduce of %d x %d, bias %v, residual %v, in place %d, at most %d elements as words", members, rows, n, withBias, withResidual, in, r.x.few)}
 	e.queue = func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m) }
-	e.again = func(rng *rand.Rand) {
+	e.draw = func(rng *rand.Rand) {
 		scale := math.Pow(10, float64(rng.IntN(5)-2))
 		randoms(rng, bias, 1)
 		randoms(rng, residual, scale)
 		for m := range members {
 			randoms(rng, xs[m], scale)
+		}
+	}
+	e.fill = func() {
+		for m := range members {
 			tail := testgpu.Poisoned(slack, attn.Float32)
 			fill := func(x *gpu.Memory, v []float32) {
 				noError(t, x.Buffer.Upload(x.Offset, append(bytes.Clone(gpu.BytesOf(v)), tail...)))
@@ -168,7 +179,7 @@ func (r *exchangeRig) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) *
 			}
 		}
 	}
-	e.check = func() {
+	e.check = func() []byte {
 		t.Helper()
 		first := testgpu.Read(t, &o.Y[0])
 		for m := 1; m < members; m++ {
@@ -195,6 +206,7 @@ func (r *exchangeRig) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) *
 		if !bytes.Equal(first[4*count:], testgpu.Poisoned(slack, attn.Float32)) {
 			t.Fatalf("%s: it writes behind y", e.what)
 		}
+		return first
 	}
 	e.close = closing(t, held)
 	e.again(rng)
@@ -237,18 +249,22 @@ func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int)
 			held[m] = append(held[m], y)
 		}
 	}
-	e := &exchanged{what: fmt.Sprintf("%d GPUs: all-gather of %d x %v, first alone %v, at most %d elements as words", members, rows, o.Columns, o.OnlyFirst, r.x.few)}
+	e := &exchanged{kind: fmt.Sprintf("all-gather, first alone %v", o.OnlyFirst), most: rows * slices.Max(o.Columns), what: fmt.Sprintf("%d GPUs: all-gather of %d x %v, first alone %v, at most %d elements as words", members, rows, o.Columns, o.OnlyFirst, r.x.few)}
 	e.queue = func(m int) error { return r.engines[m].AllGather(r.devs[m].Stream, r.x, o, m) }
-	e.again = func(rng *rand.Rand) {
+	e.draw = func(rng *rand.Rand) {
 		for m := range members {
 			randoms(rng, xs[m], 1)
+		}
+	}
+	e.fill = func() {
+		for m := range members {
 			noError(t, o.X[m].Buffer.Upload(o.X[m].Offset, gpu.BytesOf(xs[m])))
 			if m < len(o.Y) {
 				r.devs[m].Poison(t, &o.Y[m])
 			}
 		}
 	}
-	e.check = func() {
+	e.check = func() []byte {
 		t.Helper()
 		for m := range o.Y {
 			y := testgpu.Read(t, &o.Y[m])
@@ -265,6 +281,7 @@ func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int)
 				t.Fatalf("%s: it writes behind y", e.what)
 			}
 		}
+		return testgpu.Read(t, &o.Y[0])
 	}
 	e.close = closing(t, held)
 	e.again(rng)
@@ -287,6 +304,9 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int) (ops []*ex
 		}
 		queue := op.queue
 		op.queue = func(m int) error { r.x.few = few; return queue(m) }
+		if op.most > few {
+			op.kind += " of many"
+		}
 		ops = append(ops, op)
 	}
 	return ops
@@ -296,9 +316,10 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int) (ops []*ex
 // recorded, as branches of one graph, and replayed with other numbers.
 func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 	rng := reftest.Rand(t)
-	for i := range cases {
+	seen := map[string]bool{}
+	for range reftest.AtLeast(cases, func() bool { return len(seen) == 6 }) {
 		rounds := uint32(0)
-		switch i % 3 {
+		switch rng.IntN(3) {
 		case 1:
 			rounds = math.MaxUint32 - rng.Uint32N(4) // and begins again
 		case 2:
@@ -306,17 +327,27 @@ func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 		}
 		r.poison(t, rng, rounds)
 		ops := r.some(t, rng, most, 2+rng.IntN(6))
-		check := func() {
+		for _, o := range ops {
+			seen[o.kind] = true
+		}
+		before := make([][]byte, len(ops))
+		check := func(same bool) {
 			t.Helper()
 			r.settle(t)
-			for _, o := range ops {
-				o.check()
-				o.again(rng)
+			for i, o := range ops {
+				got := o.check()
+				if same && !bytes.Equal(got, before[i]) {
+					t.Fatalf("%s: the same numbers have other sums", o.what)
+				}
+				before[i] = got
 			}
 		}
-		for range 2 {
+		for turn := range 2 {
 			onAll(t, rng, len(r.devs), ops)
-			check()
+			check(turn > 0)
+			for _, o := range ops {
+				o.fill()
+			}
 		}
 		graph, err := r.capture(func(m int) error {
 			for _, o := range ops {
@@ -327,9 +358,12 @@ func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 			return nil
 		})
 		noError(t, err)
-		for range 3 {
+		for turn := range 3 {
 			noError(t, r.devs[0].Stream.Launch(graph))
-			check()
+			check(turn == 0)
+			for _, o := range ops {
+				o.again(rng)
+			}
 		}
 		noError(t, graph.Close())
 		for _, o := range ops {

@@ -13,6 +13,13 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"((2 * block + part) * CONSUMER_WARPS + warp) * p.rows * (D + 2)",
 			"sh.o = (float*)(memory + slots * S::SLOT); sh.m = (float4*)(sh.o + 2 * CONSUMER_WARPS * p.rows * S::WIDTH); sh.l = sh.m + 2 * ROWS;",
 		},
+		"exchange.cuh": {
+			"constexpr int EXCHANGE_MEMBERS = 8;",
+			"constexpr int EXCHANGE_THREADS = 256;",
+			"constexpr int EXCHANGE_BLOCKS = 256;",
+			"constexpr int EXCHANGE_FLAGS = 256;",
+			"constexpr int EXCHANGE_INBOX = EXCHANGE_FLAGS + 2 * EXCHANGE_MEMBERS * EXCHANGE_BLOCKS * 4;",
+		},
 		"decode_layers.cuh": {
 			"constexpr int DECODE_WARPS = 8, DECODE_ROWS = 4;",
 			"constexpr int DECODE_TILE = 16;",
@@ -136,6 +143,9 @@ func TestStructs(t *testing.T) {
 		{"kernels/decode_layers.cuh", "DecodeEnds", decodeEnds{}},
 		{"kernels/decode_layers.cuh", "DecodeTurns", decodeTurns{}},
 		{"kernels/decode_layers.cuh", "DecodeLaunch", decodeLaunch{}},
+		{"kernels/exchange.cuh", "ExchangeGroup", exchangeGroup{}},
+		{"kernels/exchange.cuh", "AllReduceParams", allReduceParams{}},
+		{"kernels/exchange.cuh", "AllGatherParams", allGatherParams{}},
 		{"kernels/gemm_gemv.cuh", "LinearParams", linearParams{}},
 		{"kernels/gemm_skinny.cuh", "SkinnyParams", skinnyParams{}},
 		{"kernels/gemm_skinny.cuh", "SkinnyAppend", skinnyAppend{}},
