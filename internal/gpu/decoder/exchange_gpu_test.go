@@ -372,6 +372,55 @@ func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 	}
 }
 
+// testExchangeChain: what one operation makes the next one sums, in place or from one y to another, so that it is seen
+// whether all of y is there when the operation ends. Sums of small whole numbers are exact.
+func testExchangeChain(t *testing.T, r *exchangeRig, cases, most int) {
+	rng := reftest.Rand(t)
+	members := len(r.devs)
+	for range cases {
+		n, rounds := 1+rng.IntN(most), 3+rng.IntN(4)
+		want := make([]float32, n)
+		var o AllReduce
+		o.Rows, o.N = 1, n
+		held := make([][]gpu.Memory, members)
+		other := make([]gpu.Memory, members)
+		for m := range members {
+			x := make([]float32, n)
+			for i := range x {
+				x[i] = float32(rng.IntN(8))
+				want[i] += x[i]
+			}
+			o.X = append(o.X, r.put(t, m, x))
+			other[m] = gpu.Memory{DType: attn.Float32, Len: n}
+			r.devs[m].Poison(t, &other[m])
+			held[m] = []gpu.Memory{o.X[m], other[m]}
+		}
+		o.Y = o.X
+		for i := range rounds {
+			if i > 0 {
+				for j := range want {
+					want[j] *= float32(members)
+				}
+			}
+			if rng.IntN(2) == 0 {
+				o.Y, other = other, o.X
+			}
+			r.x.few = testgpu.Pick(rng, 0, 0, exchangeFew/4)
+			for _, m := range rng.Perm(members) {
+				noError(t, r.engines[m].AllReduce(r.devs[m].Stream, r.x, &o, m))
+			}
+			o.X = o.Y
+		}
+		r.settle(t)
+		for m := range members {
+			if !bytes.Equal(testgpu.Read(t, &o.Y[m]), gpu.BytesOf(want)) {
+				t.Fatalf("%d GPUs, %d elements, %d sums of sums: member %d has others", members, n, rounds, m)
+			}
+		}
+		closing(t, held)()
+	}
+}
+
 // capture makes a graph in which each member has a branch of its own.
 func (r *exchangeRig) capture(branch func(member int) error) (*cuda.Graph, error) {
 	first := r.devs[0].Stream
@@ -476,6 +525,7 @@ func isClosed(t testing.TB, err error) {
 func TestGPUsExchange(t *testing.T) {
 	r := exchangeOf(t, testgpu.RealGroup(t, 2), 0)
 	testExchange(t, r, testgpu.OrShort(60, 6), 1<<20)
+	testExchangeChain(t, r, testgpu.OrShort(60, 6), 1<<20)
 	testExchangeFails(t, r, 200*time.Millisecond)
 }
 
