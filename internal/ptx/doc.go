@@ -17,9 +17,9 @@
 // is an error to read what the one before writes, or to write what it reads or writes, before
 // griddepcontrol.wait.
 //
-// Several GPUs run at once by [RunTogether]. Stores to memory of another one arrive late and
+// Several GPUs run at once by [RunTogether], or in turns by [Start.Begin]. Stores to memory of another one arrive late and
 // in any order, until something of the system scope orders them (peer.go).
 //
-// What is not modelled: weak ordering within a GPU (every write is seen by all at once), time,
-// caches, and how the tensor core rounds its sums.
+// What is not modelled: weak ordering within a GPU (every write is seen by all at once), time
+// (%globaltimer goes on, and fast where all threads wait), caches, and how the tensor core rounds its sums.
 package ptx

@@ -216,3 +216,27 @@ st.global.u64 [%rd2], %rd4;
 		}
 	}
 }
+
+// Who waits for what never comes looks at the time: it goes on, also where nobody does anything else.
+func TestPeersTime(t *testing.T) {
+	all := memories(2, 64)
+	if err := onPeers(t, 1, `
+mov.u64 %rd1, %globaltimer;
+LOOK:
+ld.relaxed.sys.global.u64 %rd2, [%g0];
+mov.u64 %rd3, %globaltimer;
+sub.s64 %rd3, %rd3, %rd1;
+mov.u64 %rd4, 10000000000;
+setp.lt.u64 %p0, %rd3, %rd4;
+@%p0 bra LOOK;
+st.global.u64 [%g0+8], %rd3;
+`, 32, all...); err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range all {
+		if ns := m[1]; ns < 10e9 || ns > 20e9 {
+			t.Errorf("GPU %d has waited for %d ns, not for 10 s", i, ns)
+		}
+	}
+	compileFails(t, "mov.u32 %r0, %globaltimer;", "")
+}

@@ -13,7 +13,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"((2 * block + part) * CONSUMER_WARPS + warp) * p.rows * (D + 2)",
 			"sh.o = (float*)(memory + slots * S::SLOT); sh.m = (float4*)(sh.o + 2 * CONSUMER_WARPS * p.rows * S::WIDTH); sh.l = sh.m + 2 * ROWS;",
 		},
-		"exchange.cuh": {
+		"exchange_group.cuh": {
 			"constexpr int EXCHANGE_MEMBERS = 8;",
 			"constexpr int EXCHANGE_THREADS = 256;",
 			"constexpr int EXCHANGE_BLOCKS = 256;",
