@@ -231,6 +231,8 @@ func random(of tensor.Dtype, shape ...int) *tensor.Dense {
 	}
 	x := tensor.New(tensor.Of(of), tensor.WithShape(shape...))
 	switch m := x.Data().(type) {
+	case []float64:
+		fill(m, numbers, func(f float64) float64 { return f })
 	case []float32:
 		fill(m, numbers, func(f float64) float32 { return float32(f) })
 	case []la.F16:
@@ -322,16 +324,20 @@ func BenchmarkScoreMods(b *testing.B) {
 	for h := range slopes {
 		slopes[h] = math.Exp2(-8 * float64(h+1) / heads)
 	}
-	for _, kv := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
+	for _, kv := range []tensor.Dtype{tensor.Float64, tensor.Float32, la.Float16, la.BFloat16} {
 		for _, n := range [][2]int{{1, 1024}, {1, 16384}, {8, 1024}, {8, 16384}, {512, 512}} {
 			b.Run(fmt.Sprintf("%v/q%dn%d", kv, n[0], n[1]), func(b *testing.B) {
-				q := random(tensor.Float32, 1, heads, n[0], dim)
+				dt := tensor.Float32
+				if kv == tensor.Float64 {
+					dt = kv
+				}
+				q := random(dt, 1, heads, n[0], dim)
 				plain := la.Args{
 					Q: q, K: random(kv, 1, heads, n[1], dim), V: random(kv, 1, heads, n[1], dim),
-					Out: tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(q.Shape()...)),
+					Out: tensor.New(tensor.Of(dt), tensor.WithShape(q.Shape()...)),
 				}
 				biased, sinks, tree := plain, plain, plain
-				biased.Bias, sinks.Sinks = random(tensor.Float32, 1, heads, n[0], n[1]), random(tensor.Float32, heads)
+				biased.Bias, sinks.Sinks = random(dt, 1, heads, n[0], n[1]), random(dt, heads)
 				tree.Trees = [][]uint64{make([]uint64, n[0])}
 				for i := range min(n[0], 64) { // a binary tree
 					for at := i + 1; at > 0; at /= 2 {
@@ -376,6 +382,41 @@ func BenchmarkScoreMods(b *testing.B) {
 				b.ReportMetric(0, "ns/op")
 			})
 		}
+	}
+}
+
+// BenchmarkWindow is a query of each head that sees the last 1024 of 65536 keys, beside one that has no others, in turn:
+// how many times as long it takes, the median of the ratios of the turns.
+func BenchmarkWindow(b *testing.B) {
+	const heads, kvHeads, dim, window = 32, 8, 128, 1024
+	for _, kv := range []tensor.Dtype{tensor.Float32, la.Float16} {
+		b.Run(fmt.Sprint(kv), func(b *testing.B) {
+			q := random(tensor.Float32, 1, heads, 1, dim)
+			args := func(keys int) la.Args {
+				return la.Args{
+					Q: q, K: random(kv, 1, kvHeads, keys, dim), V: random(kv, 1, kvHeads, keys, dim),
+					Out: tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(q.Shape()...)),
+				}
+			}
+			calls := [2]la.Args{args(window), args(64 * window)}
+			var ratios []float64
+			for b.Loop() {
+				var took [2]time.Duration
+				for i, a := range calls {
+					begin := time.Now()
+					for range 50 {
+						if err := la.Attend(a, la.WithCausal(), la.WithWindow(window)); err != nil {
+							b.Fatal(err)
+						}
+					}
+					took[i] = time.Since(begin)
+				}
+				ratios = append(ratios, took[1].Seconds()/took[0].Seconds())
+			}
+			slices.Sort(ratios)
+			b.ReportMetric(ratios[len(ratios)/2], "x/window")
+			b.ReportMetric(0, "ns/op")
+		})
 	}
 }
 

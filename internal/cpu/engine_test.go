@@ -325,6 +325,34 @@ func TestRunLongContext(t *testing.T) {
 	}
 }
 
+// Slopes and biases find the right key where keys come in four streams: quarters of a long page, which are longer than a
+// call, quarters of short ones, and four pages together.
+func TestRunLongScoreMods(t *testing.T) {
+	t.Run("float32", testRunLongScoreMods[float32])
+	t.Run("float64", testRunLongScoreMods[float64])
+}
+
+func testRunLongScoreMods[F real](t *testing.T) {
+	rng := reftest.Rand(t)
+	for i, page := range []int{100_000, 4096, 1030, 128, 16, 5, 1} {
+		rows, dim := 1+rng.IntN(9), 8*(1+rng.IntN(2))
+		keys := rows + rng.IntN(3*keysOfCall(2*rows))
+		s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{rows}, Keys: []int{keys}, Mask: attn.Mask{Causal: true}}
+		if i%2 == 0 {
+			s.Window = 1 + rng.IntN(keys)
+		}
+		s.Slopes = []float64{8 * rng.Float64() / float64(keys), -1e-4}
+		s = reftest.RandomBias(rng, s, keys+2)
+		for range 2 {
+			d := attn.DType(rng.IntN(attn.DTypes))
+			if err := verify[F](rng, s, reftest.Normal, layout{dtype: d, page: page}, randomPolicy(rng), 1+rng.IntN(3), rng.IntN(2)*100_000); err != nil {
+				t.Fatal(err)
+			}
+			s.Bias = reftest.Bias{}
+		}
+	}
+}
+
 // What a query sees and is not a number reaches its output; what only later positions see does not.
 func TestRunNaNInLiveKeys(t *testing.T) {
 	rng := reftest.Rand(t)

@@ -239,13 +239,13 @@ func (a *alone[F]) call(from, to int, keys part, whole bool) {
 	if a.seer = -1; b.seq.tree != nil && keys.end > b.seq.fresh() {
 		a.seer = from
 	}
-	switch n := keys.end - keys.first; {
-	case t.byKey() && a.seer >= 0:
-		a.callEach(row, keys)
-		return
-	case t.byKey():
+	if t.byKey() {
 		ws.modAt(t, *b, row, keys.first)
-		a.inOrder(keys.first, n)
+		if a.seer >= 0 {
+			a.biasOfTree(from, keys)
+		}
+	}
+	switch n := keys.end - keys.first; {
 	case whole && n%4 == 0:
 		a.inQuarters(keys.first, n)
 		if next := keys.end; a.seer < 0 && next+n <= b.seq.keys { // the next call's, as a rule
@@ -267,19 +267,16 @@ func (a *alone[F]) call(from, to int, keys part, whole bool) {
 	ws.kernel(t)
 }
 
-// callEach is call of a position of a tree, where scores depend on which key is which: a call for all keys that are neighbours.
-func (a *alone[F]) callEach(row int, keys part) {
-	s, seer := a.b.seq, a.seer
-	for key := keys.first; key < keys.end; {
-		place, n := s.place(seer, key), 1
-		for key+n < keys.end && s.place(seer, key+n) == place+n {
-			n++
+// biasOfTree gathers the bias of keys as the rows of a position of a tree see them. Slopes refuse trees.
+func (a *alone[F]) biasOfTree(position int, keys part) {
+	t, s, n := &a.w.tile, a.b.seq, keys.end-keys.first
+	for r := range t.Bias {
+		at := a.ws.plan.g.Bias.Row(a.b.index, a.b.head0+r, position)
+		bias := a.w.treeBias[r*invariantKeys:][:n]
+		for i := range bias {
+			bias[i] = a.ws.ops.Bias[at+s.place(position, keys.first+i)]
 		}
-		a.seer = -1
-		a.ws.modAt(&a.w.tile, a.b, row, place)
-		a.inOrder(place, n)
-		a.ws.kernel(&a.w.tile)
-		key += n
+		t.Bias[r] = unsafe.Pointer(&bias[0])
 	}
 }
 
@@ -320,6 +317,10 @@ func (a *alone[F]) lay(key, n, run, apart, step int) {
 	t.Count, t.KStep, t.VStep = n, step*g.Key.Row*a.rows.size, step*g.Value.Row*a.rows.size
 	runs := (n-1)/run + 1
 	a.rows.open(t, runs, run)
+	t.order = order{streams: step == 1}
+	for i := range t.order.first {
+		t.order.first[i] = i * apart
+	}
 	for r := range runs {
 		for i := range t.K[r] {
 			at := r * run

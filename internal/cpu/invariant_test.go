@@ -79,7 +79,23 @@ func invariantShape(rng *rand.Rand) reftest.Shape {
 	if rng.IntN(4) == 0 {
 		s = reftest.RandomSinks(rng, s)
 	}
+	if rng.IntN(4) == 0 {
+		s.Bias = keyBias(rng, s)
+	}
 	return s
+}
+
+// keyBias draws a bias of heads and keys: it is the same for a key in whatever step a query sees it.
+func keyBias(rng *rand.Rand, s reftest.Shape) reftest.Bias {
+	b := reftest.Bias{Sequences: 1, Heads: s.Heads, Queries: 1, Keys: slices.Max(s.Keys) + 1}
+	for range b.Heads * b.Keys {
+		x := float64(float32(rng.NormFloat64()))
+		if rng.IntN(20) == 0 {
+			x = math.Inf(-1)
+		}
+		b.X = append(b.X, x)
+	}
+	return b
 }
 
 // The bits of a row are the same in any step: with whatever else is in it, in chunks of any size, by any schedule and
@@ -181,6 +197,9 @@ func TestInvariantTrees(t *testing.T) {
 		s := reftest.Shape{KVHeads: 2, Heads: []int{2, 4, 6}[rng.IntN(3)], Dim: 16, ValueDim: 24, Mask: attn.Mask{Causal: true, Tree: true}}
 		n := 2 + rng.IntN(30)
 		s.Queries, s.Keys, s.Trees = []int{n}, []int{n + 400 + rng.IntN(200)}, []attn.Tree{reftest.RandomTree(rng, n)}
+		if rng.IntN(2) == 0 {
+			s.Bias = keyBias(rng, s)
+		}
 		l := randomLayout(rng)
 		c := reftest.New(rng, s, reftest.Normal, reftest.Float32, formatOf[float32](l.dtype))
 		p := place[float32](rng, c, l)
@@ -205,6 +224,14 @@ func TestInvariantTrees(t *testing.T) {
 			for _, key := range rows {
 				for h := range c.KVHeads {
 					path.K, path.V = append(path.K, c.Key(0, key, h)...), append(path.V, c.Value(0, key, h)...)
+				}
+			}
+			if c.Bias.X != nil {
+				path.Bias.Keys, path.Bias.X = len(rows), nil
+				for h := range c.Heads {
+					for _, key := range rows {
+						path.Bias.X = append(path.Bias.X, c.Bias.X[h*c.Bias.Keys+key])
+					}
 				}
 			}
 			l := randomLayout(rng)

@@ -131,24 +131,46 @@ func TestVectorKernels(t *testing.T) {
 				}
 			}
 			by *= 3
-			v.bias((*float32)(mem), (*float32)(mem2), n, by)
-			for i, got := range dst {
-				p := float64(src[i]) * by
-				if !math.IsInf(float64(src[i]), 0) && p == p {
-					p = max(p, -math.MaxFloat32)
+			checkBias := func(name string, number func(i int) int) {
+				t.Helper()
+				for i, got := range dst {
+					x := float64(src[number(i)])
+					p := x * by
+					if !math.IsInf(x, 0) && p == p {
+						p = max(p, -math.MaxFloat32)
+					}
+					if want := float32(float64(was[i]) + p); got != want && (got == got || want == want) {
+						t.Fatalf("%v, %s of %d, factor %v: element %d, %v and %v, is %v, want %v", inUse, name, n, by, i, was[i], x, got, want)
+					}
 				}
-				if want := float32(float64(was[i]) + p); got != want && (got == got || want == want) {
-					t.Fatalf("%v, bias of %d, factor %v: element %d, %v and %v, is %v, want %v", inUse, n, by, i, was[i], src[i], got, want)
-				}
+				copy(dst, was)
 			}
-			copy(dst, was)
+			v.bias((*float32)(mem), (*float32)(mem2), n, by)
+			checkBias("bias", func(i int) int { return i })
+			var first [4]int // of streams, of which src has no more: quarters in any order
+			length := 0
+			for _, s := range rng.Perm(4) {
+				first[s] = length
+				length += (n - s + 3) / 4
+			}
+			v.biasStreams((*float32)(mem), (*float32)(mem2), n, by, &first)
+			checkBias("bias of streams", func(i int) int { return first[i%4] + i/4 })
 			from := float64(rng.IntN(1<<20) - 1<<19)
-			v.slope((*float32)(mem), n, by, from)
-			for i, got := range dst {
-				p := by * (from + float64(i))
-				if want := float32(float64(was[i]) + float64(p)); got != want && (got == got || want == want) {
-					t.Fatalf("%v, slope of %d: element %d is %v, want %v", inUse, n, i, got, want)
+			for s := range first {
+				first[s] = rng.IntN(1 << 20)
+			}
+			for _, step := range []int{1, 4} {
+				if step == 4 {
+					first = [4]int{0, 1, 2, 3}
 				}
+				v.slope((*float32)(mem), n, by, from, float64(step), &first)
+				for i, got := range dst {
+					p := by * (from + float64(first[i%4]+i/4*step))
+					if want := float32(float64(was[i]) + float64(p)); got != want && (got == got || want == want) {
+						t.Fatalf("%v, slope of %d, step %d, %v: element %d is %v, want %v", inUse, n, step, first, i, got, want)
+					}
+				}
+				copy(dst, was)
 			}
 			softCap := math.Exp(rng.NormFloat64() * 4)
 			for i := range was {

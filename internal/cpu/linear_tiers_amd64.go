@@ -95,7 +95,13 @@ var readSumTiers = [tiers]func(p *byte, step, n int) uint64{readSumGo, readSumAV
 
 var vectorTiers = [tiers]vectorKernels{
 	tierGo:     vectorGo,
-	tierAVX2:   {scale: scaleAVX2, divide: divideAVX2, bias: biasAVX2, slope: slopeAVX2, softCap: softCapAVX2},
-	tierAVX512: {scale: scaleAVX512, divide: divideAVX512, bias: biasAVX512, slope: slopeAVX512, softCap: softCapGo},
-	tierAMX:    {scale: scaleAVX512, divide: divideAVX512, bias: biasAVX512, slope: slopeAVX512, softCap: softCapGo},
+	tierAVX2: {
+		scale: scaleAVX2, divide: divideAVX2, bias: biasAVX2, slope: slopeAVX2, softCap: softCapAVX2, biasStreams: biasStreamsAVX2,
+	},
+	tierAVX512: vectorAVX512,
+	tierAMX:    vectorAVX512,
+}
+
+var vectorAVX512 = vectorKernels{
+	scale: scaleAVX512, divide: divideAVX512, bias: biasAVX512, slope: slopeAVX512, softCap: softCapAVX512, biasStreams: biasStreamsAVX512,
 }

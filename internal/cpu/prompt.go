@@ -137,7 +137,7 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 	for row := 0; row < b.rows; row += promptBlock {
 		p := &w.some // of the tile's rows
 		*p = *t
-		p.Rows, p.Count, p.first = min(promptBlock, b.rows-row), n, row
+		p.Rows, p.Count, p.first, p.order = min(promptBlock, b.rows-row), n, row, order{}
 		p.scoreMod = t.scoreMod.rows(row, p.Rows)
 		if masked && ws.see(w, b, row, p, key) == 0 && sinks == 0 {
 			continue

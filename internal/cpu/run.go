@@ -58,6 +58,7 @@ type worker[F real] struct {
 	// What modifies the scores of a block's rows.
 	slopes, distances []float64
 	bias              []unsafe.Pointer
+	treeBias          []F // of a position of a tree, with batch invariance
 
 	runs   runs
 	part   partial[F] // of stateKeys keys
@@ -168,6 +169,9 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		}
 		if g.Bias != (attn.Bias{}) && len(w.bias) < rows {
 			w.bias = make([]unsafe.Pointer, rows)
+		}
+		if need := g.Group() * invariantKeys; g.Invariant && g.Tree && g.Bias != (attn.Bias{}) && len(w.treeBias) < need {
+			w.treeBias = make([]F, need)
 		}
 		if len(w.runs.k) < runs {
 			w.runs.k, w.runs.v = make([]streams, runs), make([]streams, runs)
@@ -288,7 +292,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	mod := ws.scoreMod(w, b)
 	t.scoreMod = mod
 	t.drop = drop{rule: ws.drop, sequence: b.index, head: b.head0, group: b.group}
-	inOrder := t.byKey() || t.drops()
+	byKey := t.byKey() || t.drops()
 	state.receive(t, 0)
 	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
 	row := 0              // of the block that the tile begins with
@@ -301,7 +305,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			sum.reset(b.rows, g.ValueDim)
 			sum.receive(t, 0)
 		}
-		if inOrder {
+		if byKey {
 			ws.modAt(t, b, row, key)
 		}
 	}
@@ -318,7 +322,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	limit := keysOfCall(b.rows)
 	seen := func(key, stop int) { // all rows of the tile see keys [key, stop)
 		for key < stop {
-			if inOrder {
+			if t.drops() { // which key is which is not looked up for each weight
 				n := rows.neighbours(t, key, min(key+limit, stop))
 				call(key)
 				key += n
@@ -327,7 +331,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			n := rows.streams(t, key, stop, limit)
 			for from := 0; from < n; from += limit {
 				rows.walk(t, from, n, limit)
-				call(key)
+				call(key + from/4)
 			}
 			key += n
 		}
@@ -425,7 +429,7 @@ func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
 }
 
 // modAt turns the modification of a tile, which begins with the given row of the block, and what is dropped of it, to a
-// call's first key.
+// call's first key: the one that its order counts from.
 func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
 	t.position, t.key = b.from+row/b.group, key
 	for r := range t.Distances {
@@ -521,6 +525,10 @@ func (a *addresses) streams(t *tile, key, end, limit int) int {
 	if four := 4 * g.PageTokens; slot == 0 && end-key >= four { // runs of four whole pages
 		runs := min((end-key)/four, max(limit/four, 1))
 		a.open(t, runs, four)
+		t.order = order{streams: true, skip: 3 * g.PageTokens}
+		for i := range t.order.first {
+			t.order.first[i] = i * g.PageTokens
+		}
 		for r := range runs {
 			for i := range t.K[r] {
 				t.K[r][i], t.V[r][i] = a.row(key + r*four + i*g.PageTokens)
@@ -533,10 +541,12 @@ func (a *addresses) streams(t *tile, key, end, limit int) int {
 	a.open(t, 1, (n+3)/4*4)
 	k, v := a.row(key)
 	first := 0
+	t.order = order{streams: true}
 	for i := range t.K[0] {
 		if i >= n {
 			first = 0 // no key: any pointer will do that points to something
 		}
+		t.order.first[i] = first
 		t.K[0][i], t.V[0][i] = unsafe.Add(k, first*t.KStep), unsafe.Add(v, first*t.VStep)
 		first += (n - i + 3) / 4
 	}
@@ -598,7 +608,7 @@ func (r *runs) forget() {
 // these are.
 func (a *addresses) neighbours(t *tile, key, end int) int {
 	g := &a.plan.g
-	t.Count = min(end-key, g.PageTokens-key%g.PageTokens)
+	t.Count, t.order = min(end-key, g.PageTokens-key%g.PageTokens), order{}
 	a.open(t, 1, (t.Count+3)/4*4)
 	kRow, vRow := g.Key.Row*a.size, g.Value.Row*a.size
 	t.KStep, t.VStep = 4*kRow, 4*vRow

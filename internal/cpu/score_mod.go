@@ -9,7 +9,7 @@ import (
 type scoreMod struct {
 	Cap float64
 
-	// One for each row: the slope, how far key 0 is from the row's position, and where the bias of key 0 lies, a *F.
+	// One for each row: the slope, how far key number 0 is from the row's position, and where its bias lies, a *F.
 	Slopes, Distances []float64
 	Bias              []unsafe.Pointer
 	BiasScale         float64 // on all of these, log4(e) included
@@ -50,11 +50,26 @@ func modifyScores[F real](t *tile, scores []F, stride int) {
 		if t.Cap != 0 {
 			softCapScores(s, t.Cap)
 		}
+		if t.byKey() {
+			modifyByKey(t, r, s)
+		}
+	}
+}
+
+// modifyByKey is what modifyScores does that depends on which key is which, for the scores of a row.
+func modifyByKey[F real](t *tile, row int, s []F) {
+	o, n, further := &t.order, len(s), 0
+	if o.streams && o.skip != 0 { // a run at a time: within it streams go on evenly
+		n, further = t.Run, t.Run/4+o.skip
+	}
+	for number := 0; len(s) > 0; number += further {
+		part := s[:min(n, len(s))]
+		s = s[len(part):]
 		if t.Slopes != nil {
-			slopeScores(s, t.Slopes[r], t.Distances[r])
+			slopeScores(part, t.Slopes[row], t.Distances[row]+float64(number), o)
 		}
 		if t.Bias != nil {
-			biasScores(s, unsafe.Slice((*F)(t.Bias[r]), n), t.BiasScale)
+			biasScores(part, at[F](t.Bias[row], number), t.BiasScale, o)
 		}
 	}
 }

@@ -14,3 +14,14 @@ package cpu
 //
 //go:noescape
 func softCapAVX2(dst *float32, n int, by float64)
+
+// softCapAVX512 is
+//
+//	for i := range n {
+//		dst[i] = by * tanh(dst[i]/by)
+//	}
+//
+// for `by` from 1e-30 to 1e30. NaN stays NaN.
+//
+//go:noescape
+func softCapAVX512(dst *float32, n int, by float64)

@@ -34,8 +34,9 @@ type tile struct {
 	// up in the sequence's order.
 	Visible unsafe.Pointer // *int32, Rows
 
-	// What modifies the scores. Where it matters which key is which, there is one run, of the next four rows.
+	// What modifies the scores, and which of the sequence's keys the tile's are.
 	scoreMod
+	order order
 
 	// What drops weights. With it, there is one run, of the next four rows.
 	drop
@@ -48,6 +49,14 @@ type tile struct {
 // streams are pointers to four rows of keys or values.
 type streams [4]unsafe.Pointer
 
+// order says which keys of a sequence those of a tile are, by their numbers from the first one on. The zero order is
+// that of the sequence: key c is number c.
+type order struct {
+	streams bool   // otherwise key c of run i is number first[c%4] + c/4 + i*skip
+	first   [4]int // of each stream
+	skip    int
+}
+
 // array is s as assembly takes it.
 func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
 
@@ -55,8 +64,8 @@ func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
 //
 //	s_c = q_r . k_c              (c < Count, or < Visible[r])
 //	s_c = Cap tanh(s_c/Cap)      (with a Cap)
-//	s_c = s_c + Slopes[r] (Distances[r]+c)   (with Slopes)
-//	s_c = s_c + BiasScale Bias[r][c]         (with a Bias)
+//	s_c = s_c + Slopes[r] (Distances[r]+j)   (with Slopes, j being c's number by order)
+//	s_c = s_c + BiasScale Bias[r][j]         (with a Bias)
 //	m   = max(M_r, max_c s_c)
 //	p_c = 4^(s_c-m)
 //	O_r = 4^(M_r-m) O_r + sum_c p_c v_c      (with a drop, of those that it keeps)

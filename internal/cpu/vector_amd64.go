@@ -35,15 +35,30 @@ func divideAVX2(dst *float32, src *float32, n int, by float32)
 //go:noescape
 func biasAVX2(dst *float32, src *float32, n int, by float64)
 
-// slopeAVX2 is
+// biasStreamsAVX2 is
 //
 //	for i := range n {
-//		p := by * (from + float64(i))
+//		p := float64(src[first[i%4]+i/4]) * by
+//		if p < -math.MaxFloat32 && !math.IsInf(p, -1) {
+//			p = -math.MaxFloat32
+//		}
 //		dst[i] = float32(float64(dst[i]) + p)
 //	}
 //
 //go:noescape
-func slopeAVX2(dst *float32, n int, by float64, from float64)
+func biasStreamsAVX2(dst *float32, src *float32, n int, by float64, first *[4]int)
+
+// slopeAVX2 is
+//
+//	for i := range n {
+//		p := by * (from + (float64(first[i%4]) + step*float64(i/4)))
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+//
+// where first, and from, and step are whole numbers, and their sums exact.
+//
+//go:noescape
+func slopeAVX2(dst *float32, n int, by float64, from float64, step float64, first *[4]int)
 
 // scaleAVX512 is
 //
@@ -76,12 +91,27 @@ func divideAVX512(dst *float32, src *float32, n int, by float32)
 //go:noescape
 func biasAVX512(dst *float32, src *float32, n int, by float64)
 
-// slopeAVX512 is
+// biasStreamsAVX512 is
 //
 //	for i := range n {
-//		p := by * (from + float64(i))
+//		p := float64(src[first[i%4]+i/4]) * by
+//		if p < -math.MaxFloat32 && !math.IsInf(p, -1) {
+//			p = -math.MaxFloat32
+//		}
 //		dst[i] = float32(float64(dst[i]) + p)
 //	}
 //
 //go:noescape
-func slopeAVX512(dst *float32, n int, by float64, from float64)
+func biasStreamsAVX512(dst *float32, src *float32, n int, by float64, first *[4]int)
+
+// slopeAVX512 is
+//
+//	for i := range n {
+//		p := by * (from + (float64(first[i%4]) + step*float64(i/4)))
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+//
+// where first, and from, and step are whole numbers, and their sums exact.
+//
+//go:noescape
+func slopeAVX512(dst *float32, n int, by float64, from float64, step float64, first *[4]int)

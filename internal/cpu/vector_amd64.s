@@ -92,8 +92,8 @@ TEXT ·biasAVX2(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), CX
 	MOVQ         n+16(FP), DX
 	VBROADCASTSD by+24(FP), Y0
-	VBROADCASTSD lowestAVX2<>+0(SB), Y1
-	VBROADCASTSD infiniteAVX2<>+0(SB), Y2
+	VBROADCASTSD lowestOfbiasAVX2<>+0(SB), Y1
+	VBROADCASTSD infiniteOfbiasAVX2<>+0(SB), Y2
 	XORQ         BX, BX
 	MOVQ         DX, SI
 	ANDQ         $-8, SI
@@ -161,44 +161,192 @@ done:
 	VZEROUPPER
 	RET
 
-DATA lowestAVX2<>+0(SB)/8, $0xc7efffffe0000000
-GLOBL lowestAVX2<>(SB), RODATA|NOPTR, $8
+DATA lowestOfbiasAVX2<>+0(SB)/8, $0xc7efffffe0000000
+GLOBL lowestOfbiasAVX2<>(SB), RODATA|NOPTR, $8
 
-DATA infiniteAVX2<>+0(SB)/8, $0xfff0000000000000
-GLOBL infiniteAVX2<>(SB), RODATA|NOPTR, $8
+DATA infiniteOfbiasAVX2<>+0(SB)/8, $0xfff0000000000000
+GLOBL infiniteOfbiasAVX2<>(SB), RODATA|NOPTR, $8
 
-// func slopeAVX2(dst *float32, n int, by float64, from float64)
+// func biasStreamsAVX2(dst *float32, src *float32, n int, by float64, first *[4]int)
 // Requires: AVX
-TEXT ·slopeAVX2(SB), NOSPLIT, $0-32
+TEXT ·biasStreamsAVX2(SB), NOSPLIT, $0-40
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	MOVQ         first+32(FP), BX
+	MOVQ         (BX), SI
+	LEAQ         (CX)(SI*4), SI
+	MOVQ         8(BX), DI
+	LEAQ         (CX)(DI*4), DI
+	MOVQ         16(BX), R8
+	LEAQ         (CX)(R8*4), R8
+	MOVQ         24(BX), BX
+	LEAQ         (CX)(BX*4), BX
+	VBROADCASTSD by+24(FP), Y0
+	VBROADCASTSD lowestOfbiasStreamsAVX2<>+0(SB), Y1
+	VBROADCASTSD infiniteOfbiasStreamsAVX2<>+0(SB), Y2
+	SUBQ         $0x10, DX
+	JL           rest
+
+loop:
+	VMOVUPS      (SI), X3
+	ADDQ         $0x10, SI
+	VMOVUPS      (DI), X5
+	ADDQ         $0x10, DI
+	VMOVUPS      (R8), X7
+	ADDQ         $0x10, R8
+	VMOVUPS      (BX), X8
+	ADDQ         $0x10, BX
+	VUNPCKLPS    X5, X3, X4
+	VUNPCKLPS    X8, X7, X6
+	VUNPCKHPS    X5, X3, X3
+	VUNPCKHPS    X8, X7, X7
+	VUNPCKLPD    X6, X4, X5
+	VUNPCKHPD    X6, X4, X4
+	VUNPCKLPD    X7, X3, X6
+	VUNPCKHPD    X7, X3, X3
+	VINSERTF128  $0x01, X4, Y5, Y5
+	VMOVUPS      (AX), Y4
+	VEXTRACTF128 $0x01, Y4, X7
+	VCVTPS2PD    X4, Y8
+	VCVTPS2PD    X7, Y7
+	VEXTRACTF128 $0x01, Y5, X4
+	VCVTPS2PD    X5, Y9
+	VCVTPS2PD    X4, Y10
+	VMULPD       Y0, Y9, Y9
+	VMAXPD       Y9, Y1, Y11
+	VCMPPD       $0x00, Y2, Y9, Y12
+	VBLENDVPD    Y12, Y9, Y11, Y9
+	VADDPD       Y9, Y8, Y8
+	VMULPD       Y0, Y10, Y10
+	VMAXPD       Y10, Y1, Y9
+	VCMPPD       $0x00, Y2, Y10, Y11
+	VBLENDVPD    Y11, Y10, Y9, Y10
+	VADDPD       Y10, Y7, Y7
+	VCVTPD2PSY   Y8, X4
+	VCVTPD2PSY   Y7, X5
+	VINSERTF128  $0x01, X5, Y4, Y4
+	VMOVUPS      Y4, (AX)
+	VINSERTF128  $0x01, X3, Y6, Y6
+	VMOVUPS      32(AX), Y4
+	VEXTRACTF128 $0x01, Y4, X3
+	VCVTPS2PD    X4, Y7
+	VCVTPS2PD    X3, Y8
+	VEXTRACTF128 $0x01, Y6, X3
+	VCVTPS2PD    X6, Y9
+	VCVTPS2PD    X3, Y10
+	VMULPD       Y0, Y9, Y9
+	VMAXPD       Y9, Y1, Y11
+	VCMPPD       $0x00, Y2, Y9, Y12
+	VBLENDVPD    Y12, Y9, Y11, Y9
+	VADDPD       Y9, Y7, Y7
+	VMULPD       Y0, Y10, Y10
+	VMAXPD       Y10, Y1, Y9
+	VCMPPD       $0x00, Y2, Y10, Y11
+	VBLENDVPD    Y11, Y10, Y9, Y10
+	VADDPD       Y10, Y8, Y8
+	VCVTPD2PSY   Y7, X4
+	VCVTPD2PSY   Y8, X3
+	VINSERTF128  $0x01, X3, Y4, Y4
+	VMOVUPS      Y4, 32(AX)
+	ADDQ         $0x40, AX
+	SUBQ         $0x10, DX
+	JGE          loop
+
+rest:
+	ADDQ $0x10, DX
+	JZ   done
+
+one:
+	VMOVSS       (AX), X3
+	VMOVSS       (SI), X13
+	VEXTRACTF128 $0x01, Y3, X4
+	VCVTPS2PD    X3, Y5
+	VCVTPS2PD    X4, Y4
+	VEXTRACTF128 $0x01, Y13, X3
+	VCVTPS2PD    X13, Y6
+	VCVTPS2PD    X3, Y7
+	VMULPD       Y0, Y6, Y6
+	VMAXPD       Y6, Y1, Y8
+	VCMPPD       $0x00, Y2, Y6, Y9
+	VBLENDVPD    Y9, Y6, Y8, Y6
+	VADDPD       Y6, Y5, Y5
+	VMULPD       Y0, Y7, Y7
+	VMAXPD       Y7, Y1, Y6
+	VCMPPD       $0x00, Y2, Y7, Y8
+	VBLENDVPD    Y8, Y7, Y6, Y7
+	VADDPD       Y7, Y4, Y4
+	VCVTPD2PSY   Y5, X3
+	VCVTPD2PSY   Y4, X4
+	VINSERTF128  $0x01, X4, Y3, Y3
+	VMOVSS       X3, (AX)
+	ADDQ         $0x04, AX
+	LEAQ         4(SI), CX
+	MOVQ         DI, SI
+	MOVQ         R8, DI
+	MOVQ         BX, R8
+	MOVQ         CX, BX
+	DECQ         DX
+	JNZ          one
+
+done:
+	VZEROUPPER
+	RET
+
+DATA lowestOfbiasStreamsAVX2<>+0(SB)/8, $0xc7efffffe0000000
+GLOBL lowestOfbiasStreamsAVX2<>(SB), RODATA|NOPTR, $8
+
+DATA infiniteOfbiasStreamsAVX2<>+0(SB)/8, $0xfff0000000000000
+GLOBL infiniteOfbiasStreamsAVX2<>(SB), RODATA|NOPTR, $8
+
+// func slopeAVX2(dst *float32, n int, by float64, from float64, step float64, first *[4]int)
+// Requires: AVX, AVX2
+TEXT ·slopeAVX2(SB), NOSPLIT, $0-48
 	MOVQ         dst+0(FP), AX
 	MOVQ         n+8(FP), CX
+	MOVQ         first+40(FP), DX
 	VBROADCASTSD by+16(FP), Y0
 	VBROADCASTSD from+24(FP), Y1
-	VBROADCASTSD lanesAVX2<>+0(SB), Y2
-	VMOVUPD      indexesAVX2<>+0(SB), Y3
-	VMOVUPD      indexesAVX2<>+32(SB), Y4
+	VBROADCASTSD step+32(FP), Y2
+	VXORPS       X3, X3, X3
+	VCVTSI2SDQ   (DX), X3, X3
+	VXORPS       X4, X4, X4
+	VCVTSI2SDQ   8(DX), X4, X4
+	VXORPS       X5, X5, X5
+	VCVTSI2SDQ   16(DX), X5, X5
+	VXORPS       X6, X6, X6
+	VCVTSI2SDQ   24(DX), X6, X6
+	VUNPCKLPD    X4, X3, X3
+	VUNPCKLPD    X6, X5, X5
+	VXORPS       Y4, Y4, Y4
+	VINSERTF128  $0x00, X3, Y4, Y4
+	VINSERTF128  $0x01, X5, Y4, Y4
+	VADDPD       Y2, Y2, Y3
+	VADDPD       Y2, Y4, Y5
+	VXORPS       Y6, Y6, Y6
+	VBLENDPD     $0x08, Y2, Y6, Y6
 	XORQ         DX, DX
 	MOVQ         CX, BX
 	ANDQ         $-8, BX
 	JZ           rest
 
 loop:
-	VMOVUPS      (AX)(DX*4), Y5
-	VEXTRACTF128 $0x01, Y5, X6
-	VCVTPS2PD    X5, Y7
-	VCVTPS2PD    X6, Y6
-	VADDPD       Y3, Y1, Y8
-	VMULPD       Y0, Y8, Y8
-	VADDPD       Y8, Y7, Y7
-	VADDPD       Y4, Y1, Y8
-	VMULPD       Y0, Y8, Y8
-	VADDPD       Y8, Y6, Y6
-	VCVTPD2PSY   Y7, X5
-	VCVTPD2PSY   Y6, X6
-	VINSERTF128  $0x01, X6, Y5, Y5
-	VMOVUPS      Y5, (AX)(DX*4)
-	VADDPD       Y2, Y3, Y3
-	VADDPD       Y2, Y4, Y4
+	VMOVUPS      (AX)(DX*4), Y2
+	VEXTRACTF128 $0x01, Y2, X7
+	VCVTPS2PD    X2, Y8
+	VCVTPS2PD    X7, Y9
+	VADDPD       Y4, Y1, Y10
+	VMULPD       Y0, Y10, Y10
+	VADDPD       Y10, Y8, Y8
+	VADDPD       Y5, Y1, Y10
+	VMULPD       Y0, Y10, Y10
+	VADDPD       Y10, Y9, Y9
+	VCVTPD2PSY   Y8, X2
+	VCVTPD2PSY   Y9, X7
+	VINSERTF128  $0x01, X7, Y2, Y2
+	VMOVUPS      Y2, (AX)(DX*4)
+	VADDPD       Y3, Y4, Y4
+	VADDPD       Y3, Y5, Y5
 	ADDQ         $0x08, DX
 	CMPQ         DX, BX
 	JLT          loop
@@ -208,21 +356,22 @@ rest:
 	JGE  done
 
 one:
-	VMOVSS       (AX)(DX*4), X9
-	VEXTRACTF128 $0x01, Y9, X2
-	VCVTPS2PD    X9, Y5
+	VMOVSS       (AX)(DX*4), X7
+	VEXTRACTF128 $0x01, Y7, X2
+	VCVTPS2PD    X7, Y3
 	VCVTPS2PD    X2, Y2
-	VADDPD       Y3, Y1, Y6
-	VMULPD       Y0, Y6, Y6
-	VADDPD       Y6, Y5, Y5
-	VADDPD       Y4, Y1, Y6
-	VMULPD       Y0, Y6, Y6
-	VADDPD       Y6, Y2, Y2
-	VCVTPD2PSY   Y5, X9
+	VADDPD       Y4, Y1, Y8
+	VMULPD       Y0, Y8, Y8
+	VADDPD       Y8, Y3, Y3
+	VADDPD       Y5, Y1, Y8
+	VMULPD       Y0, Y8, Y8
+	VADDPD       Y8, Y2, Y2
+	VCVTPD2PSY   Y3, X7
 	VCVTPD2PSY   Y2, X2
-	VINSERTF128  $0x01, X2, Y9, Y9
-	VMOVSS       X9, (AX)(DX*4)
-	VADDSD       oneAVX2<>+0(SB), X3, X3
+	VINSERTF128  $0x01, X2, Y7, Y7
+	VMOVSS       X7, (AX)(DX*4)
+	VPERMPD      $0x39, Y4, Y4
+	VADDPD       Y6, Y4, Y4
 	INCQ         DX
 	CMPQ         DX, CX
 	JLT          one
@@ -230,22 +379,6 @@ one:
 done:
 	VZEROUPPER
 	RET
-
-DATA lanesAVX2<>+0(SB)/8, $0x4020000000000000
-GLOBL lanesAVX2<>(SB), RODATA|NOPTR, $8
-
-DATA oneAVX2<>+0(SB)/8, $0x3ff0000000000000
-GLOBL oneAVX2<>(SB), RODATA|NOPTR, $8
-
-DATA indexesAVX2<>+0(SB)/8, $0x0000000000000000
-DATA indexesAVX2<>+8(SB)/8, $0x3ff0000000000000
-DATA indexesAVX2<>+16(SB)/8, $0x4000000000000000
-DATA indexesAVX2<>+24(SB)/8, $0x4008000000000000
-DATA indexesAVX2<>+32(SB)/8, $0x4010000000000000
-DATA indexesAVX2<>+40(SB)/8, $0x4014000000000000
-DATA indexesAVX2<>+48(SB)/8, $0x4018000000000000
-DATA indexesAVX2<>+56(SB)/8, $0x401c000000000000
-GLOBL indexesAVX2<>(SB), RODATA|NOPTR, $64
 
 // func scaleAVX512(dst *float32, src *float32, n int, by float64)
 // Requires: AVX, AVX512F, BMI2
@@ -336,8 +469,8 @@ TEXT ·biasAVX512(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), CX
 	MOVQ         n+16(FP), DX
 	VBROADCASTSD by+24(FP), Z0
-	VBROADCASTSD lowestAVX512<>+0(SB), Z1
-	VBROADCASTSD infiniteAVX512<>+0(SB), Z2
+	VBROADCASTSD lowestOfbiasAVX512<>+0(SB), Z1
+	VBROADCASTSD infiniteOfbiasAVX512<>+0(SB), Z2
 	XORQ         BX, BX
 	MOVQ         DX, SI
 	ANDQ         $-16, SI
@@ -403,22 +536,151 @@ done:
 	VZEROUPPER
 	RET
 
-DATA lowestAVX512<>+0(SB)/8, $0xc7efffffe0000000
-GLOBL lowestAVX512<>(SB), RODATA|NOPTR, $8
+DATA lowestOfbiasAVX512<>+0(SB)/8, $0xc7efffffe0000000
+GLOBL lowestOfbiasAVX512<>(SB), RODATA|NOPTR, $8
 
-DATA infiniteAVX512<>+0(SB)/8, $0xfff0000000000000
-GLOBL infiniteAVX512<>(SB), RODATA|NOPTR, $8
+DATA infiniteOfbiasAVX512<>+0(SB)/8, $0xfff0000000000000
+GLOBL infiniteOfbiasAVX512<>(SB), RODATA|NOPTR, $8
 
-// func slopeAVX512(dst *float32, n int, by float64, from float64)
+// func biasStreamsAVX512(dst *float32, src *float32, n int, by float64, first *[4]int)
+// Requires: AVX, AVX512F, AVX512VL
+TEXT ·biasStreamsAVX512(SB), NOSPLIT, $0-40
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	MOVQ         first+32(FP), BX
+	MOVQ         (BX), SI
+	LEAQ         (CX)(SI*4), SI
+	MOVQ         8(BX), DI
+	LEAQ         (CX)(DI*4), DI
+	MOVQ         16(BX), R8
+	LEAQ         (CX)(R8*4), R8
+	MOVQ         24(BX), BX
+	LEAQ         (CX)(BX*4), BX
+	VBROADCASTSD by+24(FP), Z0
+	VBROADCASTSD lowestOfbiasStreamsAVX512<>+0(SB), Z1
+	VBROADCASTSD infiniteOfbiasStreamsAVX512<>+0(SB), Z2
+	SUBQ         $0x10, DX
+	JL           rest
+
+loop:
+	VMOVUPS       (SI), X3
+	ADDQ          $0x10, SI
+	VMOVUPS       (DI), X5
+	ADDQ          $0x10, DI
+	VMOVUPS       (R8), X7
+	ADDQ          $0x10, R8
+	VMOVUPS       (BX), X8
+	ADDQ          $0x10, BX
+	VUNPCKLPS     X5, X3, X4
+	VUNPCKLPS     X8, X7, X6
+	VUNPCKHPS     X5, X3, X3
+	VUNPCKHPS     X8, X7, X7
+	VUNPCKLPD     X6, X4, X5
+	VUNPCKHPD     X6, X4, X4
+	VUNPCKLPD     X7, X3, X6
+	VUNPCKHPD     X7, X3, X3
+	VINSERTF32X4  $0x01, X4, Y5, Y5
+	VINSERTF32X4  $0x01, X3, Y6, Y6
+	VINSERTF64X4  $0x01, Y6, Z5, Z5
+	VMOVUPS       (AX), Z3
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VCVTPS2PD     Y3, Z7
+	VCVTPS2PD     Y4, Z4
+	VEXTRACTF64X4 $0x01, Z5, Y3
+	VCVTPS2PD     Y5, Z10
+	VCVTPS2PD     Y3, Z11
+	VMULPD        Z0, Z10, Z10
+	VMAXPD        Z10, Z1, Z12
+	VCMPPD        $0x00, Z2, Z10, K1
+	VBLENDMPD     Z10, Z12, K1, Z10
+	VADDPD        Z10, Z7, Z7
+	VMULPD        Z0, Z11, Z11
+	VMAXPD        Z11, Z1, Z10
+	VCMPPD        $0x00, Z2, Z11, K1
+	VBLENDMPD     Z11, Z10, K1, Z11
+	VADDPD        Z11, Z4, Z4
+	VCVTPD2PS     Z7, Y3
+	VCVTPD2PS     Z4, Y4
+	VINSERTF64X4  $0x01, Y4, Z3, Z3
+	VMOVUPS       Z3, (AX)
+	ADDQ          $0x40, AX
+	SUBQ          $0x10, DX
+	JGE           loop
+
+rest:
+	ADDQ $0x10, DX
+	JZ   done
+
+one:
+	VMOVSS        (AX), X8
+	VMOVSS        (SI), X9
+	VEXTRACTF64X4 $0x01, Z8, Y3
+	VCVTPS2PD     Y8, Z4
+	VCVTPS2PD     Y3, Z3
+	VEXTRACTF64X4 $0x01, Z9, Y6
+	VCVTPS2PD     Y9, Z5
+	VCVTPS2PD     Y6, Z6
+	VMULPD        Z0, Z5, Z5
+	VMAXPD        Z5, Z1, Z7
+	VCMPPD        $0x00, Z2, Z5, K1
+	VBLENDMPD     Z5, Z7, K1, Z5
+	VADDPD        Z5, Z4, Z4
+	VMULPD        Z0, Z6, Z6
+	VMAXPD        Z6, Z1, Z5
+	VCMPPD        $0x00, Z2, Z6, K1
+	VBLENDMPD     Z6, Z5, K1, Z6
+	VADDPD        Z6, Z3, Z3
+	VCVTPD2PS     Z4, Y8
+	VCVTPD2PS     Z3, Y3
+	VINSERTF64X4  $0x01, Y3, Z8, Z8
+	VMOVSS        X8, (AX)
+	ADDQ          $0x04, AX
+	LEAQ          4(SI), CX
+	MOVQ          DI, SI
+	MOVQ          R8, DI
+	MOVQ          BX, R8
+	MOVQ          CX, BX
+	DECQ          DX
+	JNZ           one
+
+done:
+	VZEROUPPER
+	RET
+
+DATA lowestOfbiasStreamsAVX512<>+0(SB)/8, $0xc7efffffe0000000
+GLOBL lowestOfbiasStreamsAVX512<>(SB), RODATA|NOPTR, $8
+
+DATA infiniteOfbiasStreamsAVX512<>+0(SB)/8, $0xfff0000000000000
+GLOBL infiniteOfbiasStreamsAVX512<>(SB), RODATA|NOPTR, $8
+
+// func slopeAVX512(dst *float32, n int, by float64, from float64, step float64, first *[4]int)
 // Requires: AVX, AVX512F, BMI2
-TEXT ·slopeAVX512(SB), NOSPLIT, $0-32
+TEXT ·slopeAVX512(SB), NOSPLIT, $0-48
 	MOVQ         dst+0(FP), AX
 	MOVQ         n+8(FP), CX
+	MOVQ         first+40(FP), DX
 	VBROADCASTSD by+16(FP), Z0
 	VBROADCASTSD from+24(FP), Z1
-	VBROADCASTSD lanesAVX512<>+0(SB), Z2
-	VMOVUPD      indexesAVX512<>+0(SB), Z3
-	VMOVUPD      indexesAVX512<>+64(SB), Z4
+	VBROADCASTSD step+32(FP), Z2
+	VXORPS       X3, X3, X3
+	VCVTSI2SDQ   (DX), X3, X3
+	VXORPS       X4, X4, X4
+	VCVTSI2SDQ   8(DX), X4, X4
+	VXORPS       X5, X5, X5
+	VCVTSI2SDQ   16(DX), X5, X5
+	VXORPS       X6, X6, X6
+	VCVTSI2SDQ   24(DX), X6, X6
+	VUNPCKLPD    X4, X3, X3
+	VUNPCKLPD    X6, X5, X5
+	VXORPS       Y4, Y4, Y4
+	VINSERTF128  $0x00, X3, Y4, Y4
+	VINSERTF128  $0x01, X5, Y4, Y4
+	VADDPD       Z2, Z2, Z3
+	VADDPD       Y2, Y4, Y2
+	VINSERTF64X4 $0x01, Y2, Z4, Z4
+	VADDPD       Z3, Z4, Z2
+	VADDPD       Z3, Z3, Z3
 	XORQ         DX, DX
 	MOVQ         CX, BX
 	ANDQ         $-16, BX
@@ -429,18 +691,18 @@ loop:
 	VEXTRACTF64X4 $0x01, Z5, Y6
 	VCVTPS2PD     Y5, Z7
 	VCVTPS2PD     Y6, Z6
-	VADDPD        Z3, Z1, Z8
+	VADDPD        Z4, Z1, Z8
 	VMULPD        Z0, Z8, Z8
 	VADDPD        Z8, Z7, Z7
-	VADDPD        Z4, Z1, Z8
+	VADDPD        Z2, Z1, Z8
 	VMULPD        Z0, Z8, Z8
 	VADDPD        Z8, Z6, Z6
 	VCVTPD2PS     Z7, Y5
 	VCVTPD2PS     Z6, Y6
 	VINSERTF64X4  $0x01, Y6, Z5, Z5
 	VMOVUPS       Z5, (AX)(DX*4)
-	VADDPD        Z2, Z3, Z3
-	VADDPD        Z2, Z4, Z4
+	VADDPD        Z3, Z4, Z4
+	VADDPD        Z3, Z2, Z2
 	ADDQ          $0x10, DX
 	CMPQ          DX, BX
 	JLT           loop
@@ -451,45 +713,21 @@ rest:
 	MOVL          $0xffffffff, BX
 	BZHIL         CX, BX, BX
 	KMOVW         BX, K1
-	VMOVUPS.Z     (AX)(DX*4), K1, Z2
-	VEXTRACTF64X4 $0x01, Z2, Y5
-	VCVTPS2PD     Y2, Z6
+	VMOVUPS.Z     (AX)(DX*4), K1, Z3
+	VEXTRACTF64X4 $0x01, Z3, Y5
+	VCVTPS2PD     Y3, Z6
 	VCVTPS2PD     Y5, Z5
-	VADDPD        Z3, Z1, Z3
-	VMULPD        Z0, Z3, Z3
-	VADDPD        Z3, Z6, Z6
-	VADDPD        Z4, Z1, Z1
+	VADDPD        Z4, Z1, Z4
+	VMULPD        Z0, Z4, Z4
+	VADDPD        Z4, Z6, Z6
+	VADDPD        Z2, Z1, Z1
 	VMULPD        Z0, Z1, Z1
 	VADDPD        Z1, Z5, Z5
-	VCVTPD2PS     Z6, Y2
+	VCVTPD2PS     Z6, Y3
 	VCVTPD2PS     Z5, Y0
-	VINSERTF64X4  $0x01, Y0, Z2, Z2
-	VMOVUPS       Z2, K1, (AX)(DX*4)
+	VINSERTF64X4  $0x01, Y0, Z3, Z3
+	VMOVUPS       Z3, K1, (AX)(DX*4)
 
 done:
 	VZEROUPPER
 	RET
-
-DATA lanesAVX512<>+0(SB)/8, $0x4030000000000000
-GLOBL lanesAVX512<>(SB), RODATA|NOPTR, $8
-
-DATA oneAVX512<>+0(SB)/8, $0x3ff0000000000000
-GLOBL oneAVX512<>(SB), RODATA|NOPTR, $8
-
-DATA indexesAVX512<>+0(SB)/8, $0x0000000000000000
-DATA indexesAVX512<>+8(SB)/8, $0x3ff0000000000000
-DATA indexesAVX512<>+16(SB)/8, $0x4000000000000000
-DATA indexesAVX512<>+24(SB)/8, $0x4008000000000000
-DATA indexesAVX512<>+32(SB)/8, $0x4010000000000000
-DATA indexesAVX512<>+40(SB)/8, $0x4014000000000000
-DATA indexesAVX512<>+48(SB)/8, $0x4018000000000000
-DATA indexesAVX512<>+56(SB)/8, $0x401c000000000000
-DATA indexesAVX512<>+64(SB)/8, $0x4020000000000000
-DATA indexesAVX512<>+72(SB)/8, $0x4022000000000000
-DATA indexesAVX512<>+80(SB)/8, $0x4024000000000000
-DATA indexesAVX512<>+88(SB)/8, $0x4026000000000000
-DATA indexesAVX512<>+96(SB)/8, $0x4028000000000000
-DATA indexesAVX512<>+104(SB)/8, $0x402a000000000000
-DATA indexesAVX512<>+112(SB)/8, $0x402c000000000000
-DATA indexesAVX512<>+120(SB)/8, $0x402e000000000000
-GLOBL indexesAVX512<>(SB), RODATA|NOPTR, $128

@@ -11,7 +11,9 @@ type vectorKernels struct {
 	scale  func(dst, src *float32, n int, by float64)
 	divide func(dst, src *float32, n int, by float32)
 	bias   func(dst, src *float32, n int, by float64)
-	slope  func(dst *float32, n int, by, from float64)
+	slope  func(dst *float32, n int, by, from, step float64, first *[4]int)
+
+	biasStreams func(dst, src *float32, n int, by float64, first *[4]int)
 
 	softCap func(dst *float32, n int, by float64) // to 2^-21 of its twin's
 }
@@ -34,29 +36,51 @@ func divideInto[F real](dst, src []F, by F) {
 	divide(dst, src, by)
 }
 
-// slopeScores adds slope (distance+c) to each s_c of s.
-func slopeScores[F real](s []F, slope, distance float64) {
+// oneByOne are the first numbers of four streams that are the next four keys, so that numbers of a stream are 4 apart.
+var oneByOne = [4]int{0, 1, 2, 3}
+
+// slopeScores adds slope (distance+j) to each s_c of s, j being its number by o, within a run.
+func slopeScores[F real](s []F, slope, distance float64, o *order) {
 	if slope == 0 || len(s) == 0 {
 		return
 	}
+	first, step := &oneByOne, 4.0
+	if o.streams {
+		first, step = &o.first, 1
+	}
 	if unsafe.Sizeof(F(0)) == 4 {
-		vectorTiers[inUse].slope((*float32)(unsafe.Pointer(&s[0])), len(s), slope, distance)
+		vectorTiers[inUse].slope((*float32)(unsafe.Pointer(&s[0])), len(s), slope, distance, step, first)
 		return
 	}
-	addSlope(s, slope, distance)
+	addSlope(s, slope, distance, step, first)
 }
 
-// biasScores adds by bias_c to each s_c of s. Only an infinite bias makes that infinite: one that is finite, and too
-// large with the factor, is the lowest number, and leaves the key visible to a row that has no better ones.
-func biasScores[F real](s, bias []F, by float64) {
-	if unsafe.Sizeof(F(0)) == 4 && len(s) > 0 {
-		vectorTiers[inUse].bias((*float32)(unsafe.Pointer(&s[0])), (*float32)(unsafe.Pointer(&bias[:len(s)][0])), len(s), by)
+// biasScores adds by bias_j to each s_c of s, j being its number by o, within a run. Only an infinite bias makes that
+// infinite: one that is finite, and too large with the factor, is the lowest number, and leaves the key visible to a row
+// that has no better ones.
+func biasScores[F real](s []F, bias *F, by float64, o *order) {
+	if len(s) == 0 {
 		return
 	}
-	addBias(s, bias, by, -math.MaxFloat64)
+	if unsafe.Sizeof(F(0)) == 4 {
+		dst, src := (*float32)(unsafe.Pointer(&s[0])), (*float32)(unsafe.Pointer(bias))
+		if o.streams {
+			vectorTiers[inUse].biasStreams(dst, src, len(s), by, &o.first)
+		} else {
+			vectorTiers[inUse].bias(dst, src, len(s), by)
+		}
+		return
+	}
+	if o.streams {
+		addBiasStreams(s, bias, by, -math.MaxFloat64, &o.first)
+		return
+	}
+	addBias(s, unsafe.Slice(bias, len(s)), by, -math.MaxFloat64)
 }
 
-var vectorGo = vectorKernels{scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo}
+var vectorGo = vectorKernels{
+	scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo, biasStreams: biasStreamsGo,
+}
 
 // softCapGo is
 //
@@ -98,13 +122,30 @@ func biasGo(dst, src *float32, n int, by float64) {
 	addBias(unsafe.Slice(dst, n), unsafe.Slice(src, n), by, -math.MaxFloat32)
 }
 
+// biasStreamsGo is
+//
+//	for i := range n {
+//		p := float64(src[first[i%4]+i/4]) * by
+//		if p < -math.MaxFloat32 && !math.IsInf(p, -1) {
+//			p = -math.MaxFloat32
+//		}
+//		dst[i] = float32(float64(dst[i]) + p)
+//	}
+func biasStreamsGo(dst, src *float32, n int, by float64, first *[4]int) {
+	addBiasStreams(unsafe.Slice(dst, n), src, by, -math.MaxFloat32, first)
+}
+
 // slopeGo is
 //
 //	for i := range n {
-//		p := by * (from + float64(i))
+//		p := by * (from + (float64(first[i%4]) + step*float64(i/4)))
 //		dst[i] = float32(float64(dst[i]) + p)
 //	}
-func slopeGo(dst *float32, n int, by, from float64) { addSlope(unsafe.Slice(dst, n), by, from) }
+//
+// where first, and from, and step are whole numbers, and their sums exact.
+func slopeGo(dst *float32, n int, by, from, step float64, first *[4]int) {
+	addSlope(unsafe.Slice(dst, n), by, from, step, first)
+}
 
 // addBias is biasGo; a finite element of src gives lowest at least. The conversions keep products from being fused
 // with sums.
@@ -119,9 +160,32 @@ func addBias[F real](dst, src []F, by, lowest float64) {
 	}
 }
 
-func addSlope[F real](dst []F, by, from float64) {
+// addBiasStreams is biasStreamsGo, as addBias is biasGo.
+func addBiasStreams[F real](dst []F, src *F, by, lowest float64, first *[4]int) {
+	for s, number := range first {
+		if s >= len(dst) {
+			return
+		}
+		bias := unsafe.Slice(at[F](unsafe.Pointer(src), number), (len(dst)-s+3)/4)
+		for i, b := range bias {
+			p := float64(float64(b) * by)
+			if p < lowest && !math.IsInf(float64(b), 0) {
+				p = lowest
+			}
+			x := &dst[4*i+s]
+			*x = F(float64(*x) + p)
+		}
+	}
+}
+
+func addSlope[F real](dst []F, by, from, step float64, first *[4]int) {
+	var at [4]float64
+	for s := range at {
+		at[s] = from + float64(first[s])
+	}
 	for i, x := range dst {
-		dst[i] = F(float64(x) + float64(by*(from+float64(i))))
+		dst[i] = F(float64(x) + float64(by*at[i%4]))
+		at[i%4] += step
 	}
 }
 

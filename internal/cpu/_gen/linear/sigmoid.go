@@ -43,11 +43,7 @@ func (g *gen) bySigmoid(v, linear, cubic reg.VecVirtual, c constants) {
 	g.VMAXPS(x, constant(least), r) // NaN stays
 	g.VMINPS(r, constant(most), r)
 	g.VMULPS(constant(1/math.Ln2), r, n)
-	if g.isa == avx512 {
-		g.VRNDSCALEPS(Imm(8), n, n)
-	} else {
-		g.VROUNDPS(Imm(8), n, n)
-	}
+	g.nearest(n)
 	const high = 0.693359375
 	g.VFNMADD231PS(constant(high), n, r)
 	low := math.Ln2 - high

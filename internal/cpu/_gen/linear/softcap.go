@@ -10,7 +10,7 @@ import (
 // softCap makes the soft cap of scores.
 func softCap(g *gen) {
 	c := constants{}
-	for _, set := range []isa{avx2} {
+	for _, set := range []isa{avx2, avx512} {
 		g.kernel("softCap", set, "vector_go.go", "softCapGo", "")
 		dst, n := g.arg("dst"), g.arg("n")
 		by, twice := g.vec(), g.vec()
@@ -37,10 +37,10 @@ func (g *gen) capped(v, by, twice reg.VecVirtual, c constants) {
 	x, n, e := g.vec(), g.vec(), g.vec()
 	g.VBROADCASTSS(c.bits(g, 1<<31), sign)
 	g.VMULPS(v, twice, x)
-	g.VPOR(x, sign, x)
+	g.or(x, sign, x)
 	g.VMAXPS(x, constant(least), x) // NaN stays
 	g.VMULPS(constant(1/math.Ln2), x, n)
-	g.VROUNDPS(Imm(8), n, n)
+	g.nearest(n)
 	const high = 0.693359375
 	g.VFNMADD231PS(constant(high), n, x)
 	low := math.Ln2 - high
@@ -58,7 +58,30 @@ func (g *gen) capped(v, by, twice reg.VecVirtual, c constants) {
 	g.VADDPS(constant(2), x, e)
 	g.VDIVPS(e, x, e) // -tanh(|t|)
 	g.VMULPS(by, e, e)
-	g.VPAND(v, sign, x)
-	g.VPANDN(e, sign, e)
-	g.VPOR(x, e, v)
+	if g.isa == avx512 {
+		g.VPANDD(v, sign, x)
+		g.VPANDND(e, sign, e)
+	} else {
+		g.VPAND(v, sign, x)
+		g.VPANDN(e, sign, e)
+	}
+	g.or(x, e, v)
+}
+
+// or makes z the bits of x and y.
+func (g *gen) or(x, y, z reg.VecVirtual) {
+	if g.isa == avx512 {
+		g.VPORD(x, y, z)
+	} else {
+		g.VPOR(x, y, z)
+	}
+}
+
+// nearest rounds the elements of v to whole numbers.
+func (g *gen) nearest(v reg.VecVirtual) {
+	if g.isa == avx512 {
+		g.VRNDSCALEPS(Imm(8), v, v)
+	} else {
+		g.VROUNDPS(Imm(8), v, v)
+	}
 }

@@ -14,6 +14,7 @@ func vector(g *gen) {
 		scale(g, set)
 		divide(g, set)
 		bias(g, set)
+		biasStreams(g, set)
 		slope(g, set)
 	}
 }
@@ -111,47 +112,18 @@ func (g *gen) narrow(wide [2]reg.VecVirtual, v reg.VecVirtual) {
 	}
 }
 
-// float64s returns where numbers lie as float64.
-func (g *gen) float64s(name string, numbers ...float64) Mem {
-	m := g.StaticGlobal(name + g.isa.name)
+// constant returns where a float64 of the function at hand lies.
+func (g *gen) constant(name string, x float64) Mem {
+	m := g.StaticGlobal(name + "Of" + g.fn)
 	g.DataAttributes(attr.RODATA | attr.NOPTR)
-	for _, x := range numbers {
-		g.AppendDatum(U64(math.Float64bits(x)))
-	}
+	g.AppendDatum(U64(math.Float64bits(x)))
 	return m
 }
 
 func bias(g *gen, set isa) {
 	g.kernel("bias", set, "vector_go.go", "biasGo", "")
 	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
-	by, lowest, inf := g.vec(), g.vec(), g.vec()
-	g.VBROADCASTSD(g.paramAt("by"), by)
-	g.VBROADCASTSD(g.float64s("lowest", -math.MaxFloat32), lowest)
-	g.VBROADCASTSD(g.float64s("infinite", math.Inf(-1)), inf)
-	// product makes x the product, as float64.
-	product := func(x reg.VecVirtual) {
-		const equal = 0
-		least := g.vec()
-		g.VMULPD(by, x, x)
-		g.VMAXPD(x, lowest, least) // NaN stays
-		if set == avx512 {
-			m := g.K()
-			g.VCMPPD(Imm(equal), inf, x, m)
-			g.VBLENDMPD(x, least, m, x)
-			return
-		}
-		is := g.vec()
-		g.VCMPPD(Imm(equal), inf, x, is)
-		g.VBLENDVPD(is, x, least, x)
-	}
-	add := func(x, y reg.VecVirtual) {
-		scores, products := g.float64Halves(x), g.float64Halves(y)
-		for i, p := range products {
-			product(p)
-			g.VADDPD(p, scores[i], scores[i])
-		}
-		g.narrow(scores, x)
-	}
+	add := g.biased()
 	g.each(n, func(k reg.GPVirtual) {
 		x, y := g.vec(), g.vec()
 		g.VMOVUPS(at(dst, k), x)
@@ -173,23 +145,141 @@ func bias(g *gen, set isa) {
 	})
 }
 
+// biased returns what adds the products of y with the parameter `by` to x.
+func (g *gen) biased() (add func(x, y reg.VecVirtual)) {
+	by, lowest, inf := g.vec(), g.vec(), g.vec()
+	g.VBROADCASTSD(g.paramAt("by"), by)
+	g.VBROADCASTSD(g.constant("lowest", -math.MaxFloat32), lowest)
+	g.VBROADCASTSD(g.constant("infinite", math.Inf(-1)), inf)
+	// product makes x the product, as float64.
+	product := func(x reg.VecVirtual) {
+		const equal = 0
+		least := g.vec()
+		g.VMULPD(by, x, x)
+		g.VMAXPD(x, lowest, least) // NaN stays
+		if g.isa == avx512 {
+			m := g.K()
+			g.VCMPPD(Imm(equal), inf, x, m)
+			g.VBLENDMPD(x, least, m, x)
+			return
+		}
+		is := g.vec()
+		g.VCMPPD(Imm(equal), inf, x, is)
+		g.VBLENDVPD(is, x, least, x)
+	}
+	return func(x, y reg.VecVirtual) {
+		scores, products := g.float64Halves(x), g.float64Halves(y)
+		for i, p := range products {
+			product(p)
+			g.VADDPD(p, scores[i], scores[i])
+		}
+		g.narrow(scores, x)
+	}
+}
+
+// biasStreams is bias where four neighbours come from four streams. Four of each stream are loaded, and transposed.
+func biasStreams(g *gen, set isa) {
+	g.kernel("biasStreams", set, "vector_go.go", "biasStreamsGo", "")
+	dst, src, n, first := g.arg("dst"), g.arg("src"), g.arg("n"), g.arg("first")
+	var from [4]reg.GPVirtual
+	for i := range from {
+		from[i] = g.GP64()
+		g.MOVQ(Mem{Base: first, Disp: 8 * i}, from[i])
+		g.LEAQ(at(src, from[i]), from[i])
+	}
+	add := g.biased()
+	g.SUBQ(Imm(16), n)
+	g.JL(LabelRef("rest"))
+	g.Label("loop")
+	var rows, pairs, quads [4]reg.VecVirtual
+	for i := range rows {
+		rows[i], pairs[i], quads[i] = g.XMM(), g.XMM(), g.vec()
+		g.VMOVUPS(Mem{Base: from[i]}, rows[i])
+		g.ADDQ(Imm(16), from[i])
+	}
+	g.VUNPCKLPS(rows[1], rows[0], pairs[0])
+	g.VUNPCKLPS(rows[3], rows[2], pairs[1])
+	g.VUNPCKHPS(rows[1], rows[0], pairs[2])
+	g.VUNPCKHPS(rows[3], rows[2], pairs[3])
+	for i := range 2 {
+		g.VUNPCKLPD(pairs[2*i+1], pairs[2*i], quads[2*i].AsX())
+		g.VUNPCKHPD(pairs[2*i+1], pairs[2*i], quads[2*i+1].AsX())
+	}
+	if set == avx512 {
+		for i := range 2 {
+			y := quads[2*i].AsY()
+			g.VINSERTF32X4(Imm(1), quads[2*i+1].AsX(), y, y)
+		}
+		g.VINSERTF64X4(Imm(1), quads[2].AsY(), quads[0], quads[0])
+		x := g.vec()
+		g.VMOVUPS(Mem{Base: dst}, x)
+		add(x, quads[0])
+		g.VMOVUPS(x, Mem{Base: dst})
+	} else {
+		for i := range 2 {
+			x, y := g.vec(), quads[2*i]
+			g.VINSERTF128(Imm(1), quads[2*i+1].AsX(), y, y)
+			g.VMOVUPS(Mem{Base: dst, Disp: 32 * i}, x)
+			add(x, y)
+			g.VMOVUPS(x, Mem{Base: dst, Disp: 32 * i})
+		}
+	}
+	g.ADDQ(Imm(64), dst)
+	g.SUBQ(Imm(16), n)
+	g.JGE(LabelRef("loop"))
+	g.Label("rest")
+	g.ADDQ(Imm(16), n)
+	g.JZ(LabelRef("done"))
+	g.Label("one")
+	x, y, next := g.vec(), g.vec(), g.GP64()
+	g.VMOVSS(Mem{Base: dst}, x.AsX())
+	g.VMOVSS(Mem{Base: from[0]}, y.AsX())
+	add(x, y)
+	g.VMOVSS(x.AsX(), Mem{Base: dst})
+	g.ADDQ(Imm(4), dst)
+	g.LEAQ(Mem{Base: from[0], Disp: 4}, next)
+	for i := range 3 {
+		g.MOVQ(from[i+1], from[i])
+	}
+	g.MOVQ(next, from[3])
+	g.DECQ(n)
+	g.JNZ(LabelRef("one"))
+	g.Label("done")
+	g.ret()
+}
+
 func slope(g *gen, set isa) {
 	g.kernel("slope", set, "vector_go.go", "slopeGo", "")
-	dst, n := g.arg("dst"), g.arg("n")
-	by, from, on := g.vec(), g.vec(), g.vec()
+	dst, n, first := g.arg("dst"), g.arg("n"), g.arg("first")
+	by, from, step, on := g.vec(), g.vec(), g.vec(), g.vec()
 	g.VBROADCASTSD(g.paramAt("by"), by)
 	g.VBROADCASTSD(g.paramAt("from"), from)
-	g.VBROADCASTSD(g.float64s("lanes", float64(set.lanes)), on)
-	one := g.float64s("one", 1)
-	numbers := make([]float64, set.lanes)
+	g.VBROADCASTSD(g.paramAt("step"), step)
+
+	// Numbers of the next vector's elements, in two halves: each four are those of the four before, and step.
+	var numbers [4]reg.VecVirtual
 	for i := range numbers {
-		numbers[i] = float64(i)
+		numbers[i] = g.XMM()
+		g.VXORPS(numbers[i], numbers[i], numbers[i])
+		g.VCVTSI2SDQ(Mem{Base: first, Disp: 8 * i}, numbers[i], numbers[i])
 	}
-	indexes := g.float64s("indexes", numbers...)
-	var index [2]reg.VecVirtual
-	for i := range index {
-		index[i] = g.vec()
-		g.VMOVUPD(indexes.Offset(8*set.lanes/2*i), index[i])
+	index := g.vecs(2)
+	for i := range 2 {
+		g.VUNPCKLPD(numbers[2*i+1], numbers[2*i], numbers[2*i])
+	}
+	four := index[0].AsY()
+	g.VXORPS(four, four, four)
+	g.VINSERTF128(Imm(0), numbers[0], four, four)
+	g.VINSERTF128(Imm(1), numbers[2], four, four)
+	g.VADDPD(step, step, on) // 2 step
+	if set == avx512 {
+		more := g.YMM()
+		g.VADDPD(step.AsY(), four, more)
+		g.VINSERTF64X4(Imm(1), more, index[0], index[0])
+		g.VADDPD(on, index[0], index[1])
+		g.VADDPD(on, on, on)
+	} else {
+		g.VADDPD(step, index[0], index[1])
 	}
 	add := func(x reg.VecVirtual) {
 		scores := g.float64Halves(x)
@@ -200,6 +290,12 @@ func slope(g *gen, set isa) {
 			g.VADDPD(p, s, s)
 		}
 		g.narrow(scores, x)
+	}
+	var last reg.VecVirtual
+	if set == avx2 {
+		last = g.vec()
+		g.VXORPS(last, last, last)
+		g.VBLENDPD(Imm(8), step, last, last)
 	}
 	g.each(n, func(k reg.GPVirtual) {
 		x := g.vec()
@@ -219,6 +315,7 @@ func slope(g *gen, set isa) {
 		g.VMOVSS(at(dst, k), x.AsX())
 		add(x)
 		g.VMOVSS(x.AsX(), at(dst, k))
-		g.VADDSD(one, index[0].AsX(), index[0].AsX())
+		g.VPERMPD(Imm(0b00_11_10_01), index[0], index[0]) // the lowest goes to the top, as the next one of its stream
+		g.VADDPD(last, index[0], index[0])
 	})
 }
