@@ -55,9 +55,7 @@ func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
 	}
 	if scale := s.Bias.Factor(); scale != 1 {
 		r.eachRow(seq, head, from, to, first, end, func(db []F) {
-			for i, x := range db {
-				db[i] = F(float64(x) * scale)
-			}
+			scaleInto(db, db, scale)
 		})
 	}
 }

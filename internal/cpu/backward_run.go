@@ -206,15 +206,11 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 		for key := max(first, w.low); key < min(end, w.most); key += backwardKeys {
 			w.block(key, min(backwardKeys, min(end, w.most)-key))
 		}
-		for i, x := range w.dq[:n*s.Dim] {
-			w.dqs[row*s.Dim+i] = F(float64(x) * s.Scale)
-		}
+		scaleInto(w.dqs[row*s.Dim:(row+n)*s.Dim], w.dq[:n*s.Dim], s.Scale)
 		row += n
 	}
 	// The queries in the sums had the factor Scale*log4(e).
-	for i := range dk {
-		dk[i] *= lean.Ln4
-	}
+	scaleInto(dk, dk, lean.Ln4)
 }
 
 // blockRows returns how many rows of a KV head, before end, make a block from the given one on: part of the
@@ -327,18 +323,13 @@ func (w *backwardWorker[F]) pack(row, n int) {
 			continue // 0 is what such a row adds to, whatever is in it
 		}
 		w.low = min(w.low, from)
-		to := w.qRow[i*s.Dim : (i+1)*s.Dim]
-		for j, x := range piece(w.q, r, s.Dim) {
-			to[j] = F(float64(x) * scale)
-		}
+		scaleInto(piece(w.qRow, i, s.Dim), piece(w.q, r, s.Dim), scale)
 		w.m[i] = F(float64(w.lse[r]) * lean.Log4E)
 		var off float64
 		if w.dout != nil {
 			do := piece(w.dout, r, s.ValueDim)
 			w.packGradient(w.doRow[i*s.ValueDim:], do)
-			for j, x := range piece(w.out, r, s.ValueDim) {
-				off += float64(x) * float64(do[j])
-			}
+			off = dotOf(piece(w.out, r, s.ValueDim), do)
 		}
 		if w.dlse != nil {
 			off -= float64(w.dlse[r])
@@ -353,10 +344,7 @@ func (w *backwardWorker[F]) packGradient(to, do []F) {
 		copy(to, do)
 		return
 	}
-	by := 1 / w.rule.Keep()
-	for j, x := range do {
-		to[j] = F(float64(x) * by)
-	}
+	scaleInto(to[:len(do)], do, 1/w.rule.Keep())
 }
 
 // extreme reports whether the block has a log-sum-exp so large that the rounding of scores shows in it.

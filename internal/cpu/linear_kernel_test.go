@@ -172,6 +172,20 @@ func TestVectorKernels(t *testing.T) {
 				}
 				copy(dst, was)
 			}
+			sum, most := 0.0, 0.0
+			for i, x := range dst {
+				if x != x || math.IsInf(float64(x), 0) {
+					dst[i] = float32(rng.NormFloat64())
+				}
+				if y := src[i]; y != y || math.IsInf(float64(y), 0) {
+					src[i] = float32(rng.NormFloat64())
+				}
+				p := float64(dst[i]) * float64(src[i])
+				sum, most = sum+p, most+math.Abs(p)
+			}
+			if got := v.dot((*float32)(mem), (*float32)(mem2), n); !(math.Abs(got-sum) <= float64(n+1)*0x1p-53*most) {
+				t.Fatalf("%v, sum of %d products: %v, want %v", inUse, n, got, sum)
+			}
 			softCap := math.Exp(rng.NormFloat64() * 4)
 			for i := range was {
 				was[i] = float32(softCap * rng.NormFloat64() * math.Ldexp(1, rng.IntN(8)-4-rng.IntN(2)*rng.IntN(60)))
@@ -187,6 +201,46 @@ func TestVectorKernels(t *testing.T) {
 					t.Fatalf("%v, soft cap %v of %d: element %d, %v, is %v, want %v", inUse, softCap, n, i, was[i], got, want)
 				}
 			}
+		}
+		free()
+		free2()
+	}
+}
+
+// TestVectorKernels64 is TestVectorKernels for float64.
+func TestVectorKernels64(t *testing.T) {
+	rng := reftest.Rand(t)
+	for n := range 70 {
+		mem, free := guarded(t, 8*n)
+		mem2, free2 := guarded(t, 8*n)
+		dst, src := unsafe.Slice((*float64)(mem), n), unsafe.Slice((*float64)(mem2), n)
+		for _, v := range []vectorKernels{vectorTiers[inUse], vectorGo} {
+			sum, most := 0.0, 0.0
+			for i := range dst {
+				dst[i], src[i] = rng.NormFloat64(), rng.NormFloat64()
+				sum, most = sum+dst[i]*src[i], most+math.Abs(dst[i]*src[i])
+			}
+			if got := v.dot64((*float64)(mem), (*float64)(mem2), n); !(math.Abs(got-sum) <= float64(n+1)*0x1p-53*most) {
+				t.Fatalf("%v, sum of %d products: %v, want %v", inUse, n, got, sum)
+			}
+			for i := range src {
+				if rng.IntN(8) == 0 {
+					src[i] = []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat64, 0}[rng.IntN(5)]
+				}
+			}
+			by := rng.NormFloat64()
+			check := func(name string, of func(x float64) float64) {
+				t.Helper()
+				for i, got := range dst {
+					if want := of(src[i]); got != want && (got == got || want == want) {
+						t.Fatalf("%v, %s of %d: element %d is %v, want %v", inUse, name, n, i, got, want)
+					}
+				}
+			}
+			v.scale64((*float64)(mem), (*float64)(mem2), n, by)
+			check("scale", func(x float64) float64 { return x * by })
+			v.divide64((*float64)(mem), (*float64)(mem2), n, by)
+			check("divide", func(x float64) float64 { return x / by })
 		}
 		free()
 		free2()

@@ -60,6 +60,48 @@ func biasStreamsAVX2(dst *float32, src *float32, n int, by float64, first *[4]in
 //go:noescape
 func slopeAVX2(dst *float32, n int, by float64, from float64, step float64, first *[4]int)
 
+// dotAVX2 is
+//
+//	for i := range n {
+//		sum += float64(x[i]) * float64(y[i])
+//	}
+//	return sum
+//
+// in any order of sums.
+//
+//go:noescape
+func dotAVX2(x *float32, y *float32, n int) float64
+
+// dot64AVX2 is
+//
+//	for i := range n {
+//		sum += x[i] * y[i]
+//	}
+//	return sum
+//
+// in any order of sums.
+//
+//go:noescape
+func dot64AVX2(x *float64, y *float64, n int) float64
+
+// scale64AVX2 is
+//
+//	for i := range n {
+//		dst[i] = src[i] * by
+//	}
+//
+//go:noescape
+func scale64AVX2(dst *float64, src *float64, n int, by float64)
+
+// divide64AVX2 is
+//
+//	for i := range n {
+//		dst[i] = src[i] / by
+//	}
+//
+//go:noescape
+func divide64AVX2(dst *float64, src *float64, n int, by float64)
+
 // scaleAVX512 is
 //
 //	for i := range n {
@@ -115,3 +157,45 @@ func biasStreamsAVX512(dst *float32, src *float32, n int, by float64, first *[4]
 //
 //go:noescape
 func slopeAVX512(dst *float32, n int, by float64, from float64, step float64, first *[4]int)
+
+// dotAVX512 is
+//
+//	for i := range n {
+//		sum += float64(x[i]) * float64(y[i])
+//	}
+//	return sum
+//
+// in any order of sums.
+//
+//go:noescape
+func dotAVX512(x *float32, y *float32, n int) float64
+
+// dot64AVX512 is
+//
+//	for i := range n {
+//		sum += x[i] * y[i]
+//	}
+//	return sum
+//
+// in any order of sums.
+//
+//go:noescape
+func dot64AVX512(x *float64, y *float64, n int) float64
+
+// scale64AVX512 is
+//
+//	for i := range n {
+//		dst[i] = src[i] * by
+//	}
+//
+//go:noescape
+func scale64AVX512(dst *float64, src *float64, n int, by float64)
+
+// divide64AVX512 is
+//
+//	for i := range n {
+//		dst[i] = src[i] / by
+//	}
+//
+//go:noescape
+func divide64AVX512(dst *float64, src *float64, n int, by float64)

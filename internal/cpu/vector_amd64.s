@@ -380,6 +380,177 @@ done:
 	VZEROUPPER
 	RET
 
+// func dotAVX2(x *float32, y *float32, n int) float64
+// Requires: AVX, FMA3, SSE2
+TEXT ·dotAVX2(SB), NOSPLIT, $0-32
+	MOVQ   x+0(FP), AX
+	MOVQ   y+8(FP), CX
+	MOVQ   n+16(FP), DX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS X2, X2, X2
+	XORQ   BX, BX
+	MOVQ   DX, SI
+	ANDQ   $-8, SI
+	JZ     rest
+
+loop:
+	VCVTPS2PD   (AX)(BX*4), Y3
+	VCVTPS2PD   (CX)(BX*4), Y4
+	VFMADD231PD Y4, Y3, Y0
+	VCVTPS2PD   16(AX)(BX*4), Y3
+	VCVTPS2PD   16(CX)(BX*4), Y4
+	VFMADD231PD Y4, Y3, Y1
+	ADDQ        $0x08, BX
+	CMPQ        BX, SI
+	JLT         loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VXORPS      X3, X3, X3
+	VXORPS      X4, X4, X4
+	VCVTSS2SD   (AX)(BX*4), X3, X3
+	VCVTSS2SD   (CX)(BX*4), X4, X4
+	VFMADD231SD X4, X3, X2
+	INCQ        BX
+	CMPQ        BX, DX
+	JLT         one
+
+done:
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X1
+	VPERMILPD    $0x01, X1, X0
+	VADDSD       X0, X1, X1
+	VADDSD       X2, X1, X1
+	MOVSD        X1, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func dot64AVX2(x *float64, y *float64, n int) float64
+// Requires: AVX, FMA3, SSE2
+TEXT ·dot64AVX2(SB), NOSPLIT, $0-32
+	MOVQ   x+0(FP), AX
+	MOVQ   y+8(FP), CX
+	MOVQ   n+16(FP), DX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS X2, X2, X2
+	XORQ   BX, BX
+	MOVQ   DX, SI
+	ANDQ   $-8, SI
+	JZ     rest
+
+loop:
+	VMOVUPD     (AX)(BX*8), Y3
+	VFMADD231PD (CX)(BX*8), Y3, Y0
+	VMOVUPD     32(AX)(BX*8), Y3
+	VFMADD231PD 32(CX)(BX*8), Y3, Y1
+	ADDQ        $0x08, BX
+	CMPQ        BX, SI
+	JLT         loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VMOVSD      (AX)(BX*8), X3
+	VFMADD231SD (CX)(BX*8), X3, X2
+	INCQ        BX
+	CMPQ        BX, DX
+	JLT         one
+
+done:
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X1
+	VPERMILPD    $0x01, X1, X0
+	VADDSD       X0, X1, X1
+	VADDSD       X2, X1, X1
+	MOVSD        X1, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func scale64AVX2(dst *float64, src *float64, n int, by float64)
+// Requires: AVX
+TEXT ·scale64AVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSD by+24(FP), Y0
+	XORQ         BX, BX
+	MOVQ         DX, SI
+	ANDQ         $-8, SI
+	JZ           rest
+
+loop:
+	VMULPD  (CX)(BX*8), Y0, Y1
+	VMOVUPD Y1, (AX)(BX*8)
+	VMULPD  32(CX)(BX*8), Y0, Y1
+	VMOVUPD Y1, 32(AX)(BX*8)
+	ADDQ    $0x08, BX
+	CMPQ    BX, SI
+	JLT     loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VMOVSD (CX)(BX*8), X1
+	VMULSD X0, X1, X1
+	VMOVSD X1, (AX)(BX*8)
+	INCQ   BX
+	CMPQ   BX, DX
+	JLT    one
+
+done:
+	VZEROUPPER
+	RET
+
+// func divide64AVX2(dst *float64, src *float64, n int, by float64)
+// Requires: AVX
+TEXT ·divide64AVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSD by+24(FP), Y0
+	XORQ         BX, BX
+	MOVQ         DX, SI
+	ANDQ         $-8, SI
+	JZ           rest
+
+loop:
+	VMOVUPD (CX)(BX*8), Y1
+	VDIVPD  Y0, Y1, Y1
+	VMOVUPD Y1, (AX)(BX*8)
+	VMOVUPD 32(CX)(BX*8), Y1
+	VDIVPD  Y0, Y1, Y1
+	VMOVUPD Y1, 32(AX)(BX*8)
+	ADDQ    $0x08, BX
+	CMPQ    BX, SI
+	JLT     loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VMOVSD (CX)(BX*8), X1
+	VDIVSD X0, X1, X1
+	VMOVSD X1, (AX)(BX*8)
+	INCQ   BX
+	CMPQ   BX, DX
+	JLT    one
+
+done:
+	VZEROUPPER
+	RET
+
 // func scaleAVX512(dst *float32, src *float32, n int, by float64)
 // Requires: AVX, AVX512F, BMI2
 TEXT ·scaleAVX512(SB), NOSPLIT, $0-32
@@ -727,6 +898,181 @@ rest:
 	VCVTPD2PS     Z5, Y0
 	VINSERTF64X4  $0x01, Y0, Z3, Z3
 	VMOVUPS       Z3, K1, (AX)(DX*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func dotAVX512(x *float32, y *float32, n int) float64
+// Requires: AVX, AVX512F, FMA3, SSE2
+TEXT ·dotAVX512(SB), NOSPLIT, $0-32
+	MOVQ   x+0(FP), AX
+	MOVQ   y+8(FP), CX
+	MOVQ   n+16(FP), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VXORPS X2, X2, X2
+	XORQ   BX, BX
+	MOVQ   DX, SI
+	ANDQ   $-16, SI
+	JZ     rest
+
+loop:
+	VCVTPS2PD   (AX)(BX*4), Z3
+	VCVTPS2PD   (CX)(BX*4), Z4
+	VFMADD231PD Z4, Z3, Z0
+	VCVTPS2PD   32(AX)(BX*4), Z3
+	VCVTPS2PD   32(CX)(BX*4), Z4
+	VFMADD231PD Z4, Z3, Z1
+	ADDQ        $0x10, BX
+	CMPQ        BX, SI
+	JLT         loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VXORPS      X3, X3, X3
+	VXORPS      X4, X4, X4
+	VCVTSS2SD   (AX)(BX*4), X3, X3
+	VCVTSS2SD   (CX)(BX*4), X4, X4
+	VFMADD231SD X4, X3, X2
+	INCQ        BX
+	CMPQ        BX, DX
+	JLT         one
+
+done:
+	VADDPD        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPD        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VADDPD        X1, X0, X1
+	VPERMILPD     $0x01, X1, X0
+	VADDSD        X0, X1, X1
+	VADDSD        X2, X1, X1
+	MOVSD         X1, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func dot64AVX512(x *float64, y *float64, n int) float64
+// Requires: AVX, AVX512F, FMA3, SSE2
+TEXT ·dot64AVX512(SB), NOSPLIT, $0-32
+	MOVQ   x+0(FP), AX
+	MOVQ   y+8(FP), CX
+	MOVQ   n+16(FP), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VXORPS X2, X2, X2
+	XORQ   BX, BX
+	MOVQ   DX, SI
+	ANDQ   $-16, SI
+	JZ     rest
+
+loop:
+	VMOVUPD     (AX)(BX*8), Z3
+	VFMADD231PD (CX)(BX*8), Z3, Z0
+	VMOVUPD     64(AX)(BX*8), Z3
+	VFMADD231PD 64(CX)(BX*8), Z3, Z1
+	ADDQ        $0x10, BX
+	CMPQ        BX, SI
+	JLT         loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VMOVSD      (AX)(BX*8), X3
+	VFMADD231SD (CX)(BX*8), X3, X2
+	INCQ        BX
+	CMPQ        BX, DX
+	JLT         one
+
+done:
+	VADDPD        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPD        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VADDPD        X1, X0, X1
+	VPERMILPD     $0x01, X1, X0
+	VADDSD        X0, X1, X1
+	VADDSD        X2, X1, X1
+	MOVSD         X1, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func scale64AVX512(dst *float64, src *float64, n int, by float64)
+// Requires: AVX, AVX512F
+TEXT ·scale64AVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSD by+24(FP), Z0
+	XORQ         BX, BX
+	MOVQ         DX, SI
+	ANDQ         $-16, SI
+	JZ           rest
+
+loop:
+	VMULPD  (CX)(BX*8), Z0, Z1
+	VMOVUPD Z1, (AX)(BX*8)
+	VMULPD  64(CX)(BX*8), Z0, Z1
+	VMOVUPD Z1, 64(AX)(BX*8)
+	ADDQ    $0x10, BX
+	CMPQ    BX, SI
+	JLT     loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VMOVSD (CX)(BX*8), X1
+	VMULSD X0, X1, X1
+	VMOVSD X1, (AX)(BX*8)
+	INCQ   BX
+	CMPQ   BX, DX
+	JLT    one
+
+done:
+	VZEROUPPER
+	RET
+
+// func divide64AVX512(dst *float64, src *float64, n int, by float64)
+// Requires: AVX, AVX512F
+TEXT ·divide64AVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSD by+24(FP), Z0
+	XORQ         BX, BX
+	MOVQ         DX, SI
+	ANDQ         $-16, SI
+	JZ           rest
+
+loop:
+	VMOVUPD (CX)(BX*8), Z1
+	VDIVPD  Z0, Z1, Z1
+	VMOVUPD Z1, (AX)(BX*8)
+	VMOVUPD 64(CX)(BX*8), Z1
+	VDIVPD  Z0, Z1, Z1
+	VMOVUPD Z1, 64(AX)(BX*8)
+	ADDQ    $0x10, BX
+	CMPQ    BX, SI
+	JLT     loop
+
+rest:
+	CMPQ BX, DX
+	JGE  done
+
+one:
+	VMOVSD (CX)(BX*8), X1
+	VDIVSD X0, X1, X1
+	VMOVSD X1, (AX)(BX*8)
+	INCQ   BX
+	CMPQ   BX, DX
+	JLT    one
 
 done:
 	VZEROUPPER

@@ -16,24 +16,45 @@ type vectorKernels struct {
 	biasStreams func(dst, src *float32, n int, by float64, first *[4]int)
 
 	softCap func(dst *float32, n int, by float64) // to 2^-21 of its twin's
+	dot     func(x, y *float32, n int) float64    // which adds up in another order
+
+	scale64, divide64 func(dst, src *float64, n int, by float64)
+	dot64             func(x, y *float64, n int) float64
 }
 
 // scaleInto is dst = src * by, rounded once.
 func scaleInto[F real](dst, src []F, by float64) {
-	if unsafe.Sizeof(F(0)) == 4 && len(dst) > 0 {
-		vectorTiers[inUse].scale((*float32)(unsafe.Pointer(&dst[0])), (*float32)(unsafe.Pointer(&src[0])), len(dst), by)
-		return
+	switch v := &vectorTiers[inUse]; {
+	case len(dst) == 0:
+	case unsafe.Sizeof(F(0)) == 4:
+		v.scale((*float32)(unsafe.Pointer(&dst[0])), (*float32)(unsafe.Pointer(&src[0])), len(dst), by)
+	default:
+		v.scale64((*float64)(unsafe.Pointer(&dst[0])), (*float64)(unsafe.Pointer(&src[0])), len(dst), by)
 	}
-	scale(dst, src, by)
 }
 
 // divideInto is dst = src / by.
 func divideInto[F real](dst, src []F, by F) {
-	if unsafe.Sizeof(by) == 4 && len(dst) > 0 {
-		vectorTiers[inUse].divide((*float32)(unsafe.Pointer(&dst[0])), (*float32)(unsafe.Pointer(&src[0])), len(dst), float32(by))
-		return
+	switch v := &vectorTiers[inUse]; {
+	case len(dst) == 0:
+	case unsafe.Sizeof(by) == 4:
+		v.divide((*float32)(unsafe.Pointer(&dst[0])), (*float32)(unsafe.Pointer(&src[0])), len(dst), float32(by))
+	default:
+		v.divide64((*float64)(unsafe.Pointer(&dst[0])), (*float64)(unsafe.Pointer(&src[0])), len(dst), float64(by))
 	}
-	divide(dst, src, by)
+}
+
+// dotOf is the sum of the products of x and y in float64, in an order that depends on nothing but their length.
+func dotOf[F real](x, y []F) float64 {
+	y = y[:len(x)]
+	switch v := &vectorTiers[inUse]; {
+	case len(x) == 0:
+		return 0
+	case unsafe.Sizeof(F(0)) == 4:
+		return v.dot((*float32)(unsafe.Pointer(&x[0])), (*float32)(unsafe.Pointer(&y[0])), len(x))
+	default:
+		return v.dot64((*float64)(unsafe.Pointer(&x[0])), (*float64)(unsafe.Pointer(&y[0])), len(x))
+	}
 }
 
 // oneByOne are the first numbers of four streams that are the next four keys, so that numbers of a stream are 4 apart.
@@ -79,7 +100,8 @@ func biasScores[F real](s []F, bias *F, by float64, o *order) {
 }
 
 var vectorGo = vectorKernels{
-	scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo, biasStreams: biasStreamsGo,
+	scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo, biasStreams: biasStreamsGo, dot: dotGo,
+	scale64: scale64Go, divide64: divide64Go, dot64: dot64Go,
 }
 
 // softCapGo is
@@ -107,6 +129,48 @@ func scaleGo(dst, src *float32, n int, by float64) {
 //	}
 func divideGo(dst, src *float32, n int, by float32) {
 	divide(unsafe.Slice(dst, n), unsafe.Slice(src, n), by)
+}
+
+// scale64Go is
+//
+//	for i := range n {
+//		dst[i] = src[i] * by
+//	}
+func scale64Go(dst, src *float64, n int, by float64) {
+	scale(unsafe.Slice(dst, n), unsafe.Slice(src, n), by)
+}
+
+// divide64Go is
+//
+//	for i := range n {
+//		dst[i] = src[i] / by
+//	}
+func divide64Go(dst, src *float64, n int, by float64) {
+	divide(unsafe.Slice(dst, n), unsafe.Slice(src, n), by)
+}
+
+// dotGo is
+//
+//	for i := range n {
+//		sum += float64(x[i]) * float64(y[i])
+//	}
+//	return sum
+//
+// in any order of sums.
+func dotGo(x, y *float32, n int) float64 {
+	return sumOfProducts(unsafe.Slice(x, n), unsafe.Slice(y, n))
+}
+
+// dot64Go is
+//
+//	for i := range n {
+//		sum += x[i] * y[i]
+//	}
+//	return sum
+//
+// in any order of sums.
+func dot64Go(x, y *float64, n int) float64 {
+	return sumOfProducts(unsafe.Slice(x, n), unsafe.Slice(y, n))
 }
 
 // biasGo is
@@ -187,6 +251,14 @@ func addSlope[F real](dst []F, by, from, step float64, first *[4]int) {
 		dst[i] = F(float64(x) + float64(by*at[i%4]))
 		at[i%4] += step
 	}
+}
+
+func sumOfProducts[F real](x, y []F) (sum float64) {
+	y = y[:len(x)]
+	for i, x := range x {
+		sum += float64(x) * float64(y[i])
+	}
+	return sum
 }
 
 func scale[F real](dst, src []F, by float64) {

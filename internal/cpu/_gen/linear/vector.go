@@ -16,6 +16,8 @@ func vector(g *gen) {
 		bias(g, set)
 		biasStreams(g, set)
 		slope(g, set)
+		products(g, set)
+		doubles(g, set)
 	}
 }
 
@@ -318,4 +320,120 @@ func slope(g *gen, set isa) {
 		g.VPERMPD(Imm(0b00_11_10_01), index[0], index[0]) // the lowest goes to the top, as the next one of its stream
 		g.VADDPD(last, index[0], index[0])
 	})
+}
+
+// pairs runs body for twice as many float64 as a vector has at a time, and one for each of the elements that are left.
+func (g *gen) pairs(n reg.GPVirtual, body, one func(k reg.GPVirtual)) {
+	k, end := g.GP64(), g.GP64()
+	g.XORQ(k, k)
+	g.MOVQ(n, end)
+	g.ANDQ(I32(-int32(g.isa.lanes)), end)
+	g.JZ(LabelRef("rest"))
+	g.Label("loop")
+	body(k)
+	g.ADDQ(Imm(uint64(g.isa.lanes)), k)
+	g.CMPQ(k, end)
+	g.JLT(LabelRef("loop"))
+	g.Label("rest")
+	g.CMPQ(k, n)
+	g.JGE(LabelRef("done"))
+	g.Label("one")
+	one(k)
+	g.INCQ(k)
+	g.CMPQ(k, n)
+	g.JLT(LabelRef("one"))
+	g.Label("done")
+}
+
+// products makes the sums of products in float64, of float32 and of float64.
+func products(g *gen, set isa) {
+	for _, size := range []int{4, 8} {
+		name := map[int]string{4: "dot", 8: "dot64"}[size]
+		g.kernel(name, set, "vector_go.go", name+"Go", "")
+		x, y, n := g.arg("x"), g.arg("y"), g.arg("n")
+		element := func(base, k reg.GPVirtual, i int) Mem {
+			return Mem{Base: base, Index: k, Scale: uint8(size), Disp: size * set.lanes / 2 * i}
+		}
+		sums := g.vecs(2)
+		g.zero(sums...)
+		rest := g.XMM()
+		g.VXORPS(rest, rest, rest)
+		g.pairs(n, func(k reg.GPVirtual) {
+			for i, sum := range sums {
+				a := g.vec()
+				if size == 8 {
+					g.VMOVUPD(element(x, k, i), a)
+					g.VFMADD231PD(element(y, k, i), a, sum)
+					continue
+				}
+				b := g.vec()
+				g.VCVTPS2PD(element(x, k, i), a)
+				g.VCVTPS2PD(element(y, k, i), b)
+				g.VFMADD231PD(b, a, sum)
+			}
+		}, func(k reg.GPVirtual) {
+			a, b := g.XMM(), g.XMM()
+			if size == 8 {
+				g.VMOVSD(element(x, k, 0), a)
+				g.VFMADD231SD(element(y, k, 0), a, rest)
+				return
+			}
+			g.VXORPS(a, a, a)
+			g.VXORPS(b, b, b)
+			g.VCVTSS2SD(element(x, k, 0), a, a)
+			g.VCVTSS2SD(element(y, k, 0), b, b)
+			g.VFMADD231SD(b, a, rest)
+		})
+		g.VADDPD(sums[1], sums[0], sums[0])
+		sum := sums[0].AsY().(reg.VecVirtual)
+		if set == avx512 {
+			upper := g.YMM()
+			g.VEXTRACTF64X4(Imm(1), sums[0], upper)
+			g.VADDPD(upper, sum, sum)
+		}
+		upper, low := g.XMM(), sum.AsX()
+		g.VEXTRACTF128(Imm(1), sum, upper)
+		g.VADDPD(upper, low, upper)
+		second := g.XMM()
+		g.VPERMILPD(Imm(1), upper, second)
+		g.VADDSD(second, upper, upper)
+		g.VADDSD(rest, upper, upper)
+		g.Store(upper, g.ReturnIndex(0))
+		g.ret()
+	}
+}
+
+// doubles makes scale and divide for float64.
+func doubles(g *gen, set isa) {
+	for _, name := range []string{"scale64", "divide64"} {
+		g.kernel(name, set, "vector_go.go", name+"Go", "")
+		dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
+		by := g.vec()
+		g.VBROADCASTSD(g.paramAt("by"), by)
+		element := func(base, k reg.GPVirtual, i int) Mem {
+			return Mem{Base: base, Index: k, Scale: 8, Disp: 4 * set.lanes * i}
+		}
+		g.pairs(n, func(k reg.GPVirtual) {
+			for i := range 2 {
+				v := g.vec()
+				if name == "scale64" {
+					g.VMULPD(element(src, k, i), by, v)
+				} else {
+					g.VMOVUPD(element(src, k, i), v)
+					g.VDIVPD(by, v, v)
+				}
+				g.VMOVUPD(v, element(dst, k, i))
+			}
+		}, func(k reg.GPVirtual) {
+			x := g.XMM()
+			g.VMOVSD(element(src, k, 0), x)
+			if name == "scale64" {
+				g.VMULSD(by.AsX(), x, x)
+			} else {
+				g.VDIVSD(by.AsX(), x, x)
+			}
+			g.VMOVSD(x, element(dst, k, 0))
+		})
+		g.ret()
+	}
 }
