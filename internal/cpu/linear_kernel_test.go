@@ -239,6 +239,22 @@ func TestVectorKernels64(t *testing.T) {
 			}
 			v.scale64((*float64)(mem), (*float64)(mem2), n, by)
 			check("scale", func(x float64) float64 { return x * by })
+			softCap := math.Exp(rng.NormFloat64() * 4)
+			was := make([]float64, n)
+			for i := range was {
+				was[i] = softCap * rng.NormFloat64() * math.Ldexp(1, rng.IntN(8)-4-rng.IntN(2)*rng.IntN(60))
+				if rng.IntN(9) == 0 {
+					was[i] = []float64{math.Inf(-1), math.Inf(1), math.NaN(), -math.MaxFloat64, math.MaxFloat64, 0}[rng.IntN(6)]
+				}
+			}
+			copy(dst, was)
+			v.softCap64((*float64)(mem), n, softCap)
+			for i, got := range dst {
+				want := softCap * math.Tanh(was[i]/softCap)
+				if !(math.Abs(got-want) <= 0x1p-50*math.Abs(want)+0x1p-1070) && (got == got || want == want) {
+					t.Fatalf("%v, soft cap %v of %d: element %d, %v, is %v, want %v", inUse, softCap, n, i, was[i], got, want)
+				}
+			}
 			v.divide64((*float64)(mem), (*float64)(mem2), n, by)
 			check("divide", func(x float64) float64 { return x / by })
 		}

@@ -97,7 +97,7 @@ var vectorTiers = [tiers]vectorKernels{
 	tierGo: vectorGo,
 	tierAVX2: {
 		scale: scaleAVX2, divide: divideAVX2, bias: biasAVX2, slope: slopeAVX2, softCap: softCapAVX2, biasStreams: biasStreamsAVX2,
-		dot: dotAVX2, scale64: scale64AVX2, divide64: divide64AVX2, dot64: dot64AVX2,
+		dot: dotAVX2, scale64: scale64AVX2, divide64: divide64AVX2, dot64: dot64AVX2, softCap64: softCap64AVX2,
 	},
 	tierAVX512: vectorAVX512,
 	tierAMX:    vectorAVX512,
@@ -105,5 +105,5 @@ var vectorTiers = [tiers]vectorKernels{
 
 var vectorAVX512 = vectorKernels{
 	scale: scaleAVX512, divide: divideAVX512, bias: biasAVX512, slope: slopeAVX512, softCap: softCapAVX512, biasStreams: biasStreamsAVX512,
-	dot: dotAVX512, scale64: scale64AVX512, divide64: divide64AVX512, dot64: dot64AVX512,
+	dot: dotAVX512, scale64: scale64AVX512, divide64: divide64AVX512, dot64: dot64AVX512, softCap64: softCap64AVX512,
 }

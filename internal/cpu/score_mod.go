@@ -76,11 +76,14 @@ func modifyByKey[F real](t *tile, row int, s []F) {
 
 // softCapScores is capScores without derivatives.
 func softCapScores[F real](s []F, softCap float64) {
-	if unsafe.Sizeof(F(0)) == 4 && softCap >= 1e-30 && softCap <= 1e30 {
-		vectorTiers[inUse].softCap((*float32)(unsafe.Pointer(&s[0])), len(s), softCap)
-		return
+	switch v := &vectorTiers[inUse]; {
+	case softCap < 1e-30 || softCap > 1e30:
+		capScores(s, nil, softCap)
+	case unsafe.Sizeof(F(0)) == 4:
+		v.softCap((*float32)(unsafe.Pointer(&s[0])), len(s), softCap)
+	default:
+		v.softCap64((*float64)(unsafe.Pointer(&s[0])), len(s), softCap)
 	}
-	capScores(s, nil, softCap)
 }
 
 // capScores makes each s_c of s

@@ -15,6 +15,15 @@ package cpu
 //go:noescape
 func softCapAVX2(dst *float32, n int, by float64)
 
+// softCap64AVX2 is softCapGo for float64:
+//
+//	for i := range n {
+//		dst[i] = by * tanh(dst[i]/by)
+//	}
+//
+//go:noescape
+func softCap64AVX2(dst *float64, n int, by float64)
+
 // softCapAVX512 is
 //
 //	for i := range n {
@@ -25,3 +34,12 @@ func softCapAVX2(dst *float32, n int, by float64)
 //
 //go:noescape
 func softCapAVX512(dst *float32, n int, by float64)
+
+// softCap64AVX512 is softCapGo for float64:
+//
+//	for i := range n {
+//		dst[i] = by * tanh(dst[i]/by)
+//	}
+//
+//go:noescape
+func softCap64AVX512(dst *float64, n int, by float64)

@@ -381,7 +381,7 @@ done:
 	RET
 
 // func dotAVX2(x *float32, y *float32, n int) float64
-// Requires: AVX, FMA3, SSE2
+// Requires: AVX, FMA3
 TEXT ·dotAVX2(SB), NOSPLIT, $0-32
 	MOVQ   x+0(FP), AX
 	MOVQ   y+8(FP), CX
@@ -426,12 +426,12 @@ done:
 	VPERMILPD    $0x01, X1, X0
 	VADDSD       X0, X1, X1
 	VADDSD       X2, X1, X1
-	MOVSD        X1, ret+24(FP)
+	VMOVSD       X1, ret+24(FP)
 	VZEROUPPER
 	RET
 
 // func dot64AVX2(x *float64, y *float64, n int) float64
-// Requires: AVX, FMA3, SSE2
+// Requires: AVX, FMA3
 TEXT ·dot64AVX2(SB), NOSPLIT, $0-32
 	MOVQ   x+0(FP), AX
 	MOVQ   y+8(FP), CX
@@ -471,7 +471,7 @@ done:
 	VPERMILPD    $0x01, X1, X0
 	VADDSD       X0, X1, X1
 	VADDSD       X2, X1, X1
-	MOVSD        X1, ret+24(FP)
+	VMOVSD       X1, ret+24(FP)
 	VZEROUPPER
 	RET
 
@@ -904,7 +904,7 @@ done:
 	RET
 
 // func dotAVX512(x *float32, y *float32, n int) float64
-// Requires: AVX, AVX512F, FMA3, SSE2
+// Requires: AVX, AVX512F, FMA3
 TEXT ·dotAVX512(SB), NOSPLIT, $0-32
 	MOVQ   x+0(FP), AX
 	MOVQ   y+8(FP), CX
@@ -951,12 +951,12 @@ done:
 	VPERMILPD     $0x01, X1, X0
 	VADDSD        X0, X1, X1
 	VADDSD        X2, X1, X1
-	MOVSD         X1, ret+24(FP)
+	VMOVSD        X1, ret+24(FP)
 	VZEROUPPER
 	RET
 
 // func dot64AVX512(x *float64, y *float64, n int) float64
-// Requires: AVX, AVX512F, FMA3, SSE2
+// Requires: AVX, AVX512F, FMA3
 TEXT ·dot64AVX512(SB), NOSPLIT, $0-32
 	MOVQ   x+0(FP), AX
 	MOVQ   y+8(FP), CX
@@ -998,7 +998,7 @@ done:
 	VPERMILPD     $0x01, X1, X0
 	VADDSD        X0, X1, X1
 	VADDSD        X2, X1, X1
-	MOVSD         X1, ret+24(FP)
+	VMOVSD        X1, ret+24(FP)
 	VZEROUPPER
 	RET
 

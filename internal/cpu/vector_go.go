@@ -20,6 +20,7 @@ type vectorKernels struct {
 
 	scale64, divide64 func(dst, src *float64, n int, by float64)
 	dot64             func(x, y *float64, n int) float64
+	softCap64         func(dst *float64, n int, by float64) // to 2^-50 of its twin's
 }
 
 // scaleInto is dst = src * by, rounded once.
@@ -101,7 +102,7 @@ func biasScores[F real](s []F, bias *F, by float64, o *order) {
 
 var vectorGo = vectorKernels{
 	scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo, biasStreams: biasStreamsGo, dot: dotGo,
-	scale64: scale64Go, divide64: divide64Go, dot64: dot64Go,
+	scale64: scale64Go, divide64: divide64Go, dot64: dot64Go, softCap64: softCap64Go,
 }
 
 // softCapGo is
@@ -112,6 +113,13 @@ var vectorGo = vectorKernels{
 //
 // for `by` from 1e-30 to 1e30. NaN stays NaN.
 func softCapGo(dst *float32, n int, by float64) { capScores(unsafe.Slice(dst, n), nil, by) }
+
+// softCap64Go is softCapGo for float64:
+//
+//	for i := range n {
+//		dst[i] = by * tanh(dst[i]/by)
+//	}
+func softCap64Go(dst *float64, n int, by float64) { capScores(unsafe.Slice(dst, n), nil, by) }
 
 // scaleGo is
 //

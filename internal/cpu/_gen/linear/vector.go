@@ -32,6 +32,15 @@ func (g *gen) paramAt(name string) Mem {
 	return p.Addr
 }
 
+// result returns where the result lies.
+func (g *gen) result() Mem {
+	r, err := g.ReturnIndex(0).Resolve()
+	if err != nil {
+		g.fail(err)
+	}
+	return r.Addr
+}
+
 func scale(g *gen, set isa) {
 	g.kernel("scale", set, "vector_go.go", "scaleGo", "")
 	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
@@ -398,7 +407,7 @@ func products(g *gen, set isa) {
 		g.VPERMILPD(Imm(1), upper, second)
 		g.VADDSD(second, upper, upper)
 		g.VADDSD(rest, upper, upper)
-		g.Store(upper, g.ReturnIndex(0))
+		g.VMOVSD(upper, g.result())
 		g.ret()
 	}
 }
