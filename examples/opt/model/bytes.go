@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"gorgonia.org/leanattention/examples/opt/hf"
@@ -56,8 +57,21 @@ func (d *Decoder) runBytes(p *pass) int64 {
 	return n
 }
 
+// readWhole returns the memory of the weights that a run reads whole, each from where
+// 64-bit words begin.
+func (w *Weights) readWhole() (all [][]byte) {
+	tables := w.tables()
+	for name, t := range w.tensors {
+		if !slices.Contains(tables, name) {
+			b := dense.Backing[byte](t)
+			all = append(all, b[min(-t.Uintptr()%8, uintptr(len(b))):])
+		}
+	}
+	return all
+}
+
 // ReadCeiling is how many bytes a second the memory of the weights gives: on the
-// CPU measured, by adding all of them up on all cores, which takes a few runs' time; of a
+// CPU measured, by adding up those that a run reads on all cores, which takes a few runs' time; of a
 // GPU the clock and the width of its memory make it, of several the sum, 0 where the driver does not
 // tell them.
 func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
@@ -70,12 +84,9 @@ func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
 		}
 		return bytesPerSecond, nil
 	}
-	var all [][]byte
-	bytes := 0
-	for _, t := range d.weights.tensors {
-		b := dense.Backing[byte](t)
-		b = b[min(-t.Uintptr()%8, uintptr(len(b))):] // to where words begin
-		all = append(all, b)
+	// More than runs read would be less of it in caches.
+	all, bytes := d.weights.readWhole(), 0
+	for _, b := range all {
 		bytes += len(b)
 	}
 	// The first turns may find threads asleep, and others something else that goes on: the best of many counts.

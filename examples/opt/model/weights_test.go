@@ -200,3 +200,18 @@ func TestArena(t *testing.T) {
 		t.Errorf("%d bytes are left", len(a))
 	}
 }
+
+// What the memory's speed is measured by is what a run reads of the weights.
+func TestReadWhole(t *testing.T) {
+	for name, c := range layouts() {
+		w := load(t, c, seeded(t))
+		read := w.readWhole()
+		n := int64(0)
+		for _, b := range read {
+			n += int64(len(b))
+		}
+		if skipped := w.stepBytes() - n; skipped < 0 || skipped >= int64(8*len(read)) { // up to where words begin
+			t.Errorf("%s: %d bytes are read of the weights, a run reads %d", name, n, w.stepBytes())
+		}
+	}
+}
