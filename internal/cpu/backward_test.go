@@ -425,9 +425,10 @@ func TestBackwardGradAllocates(t *testing.T) {
 	if reftest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	b := newBackward[float32](reftest.Rand(t), reftest.Shape{
-		Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{70}, Keys: []int{600},
-	}, reftest.Normal, ofBoth, 0)
+	rng := reftest.Rand(t)
+	b := newBackward[float32](rng, reftest.RandomBias(rng, reftest.Shape{
+		Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{70}, Keys: []int{600}, Slopes: []float64{1, 2},
+	}, 600), reftest.Normal, ofBoth, 0)
 	var e Engine
 	defer e.Close()
 	b.shape.Workers = 1 // helpers come and go

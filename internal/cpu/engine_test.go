@@ -566,8 +566,10 @@ func TestRunSurvivesPanic(t *testing.T) {
 
 func TestBuildAndRunDoNotAllocate(t *testing.T) {
 	setProcs(t, 3)
+	changed := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{3, 1}, Keys: []int{300, 80}, SoftCap: 2, Slopes: []float64{1, 2, 3, 4}}
 	for _, s := range []reftest.Shape{
 		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{1, 1}, Keys: []int{300, 80}},
+		reftest.RandomBias(reftest.Rand(t), changed, 300),
 		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{100, 1, 9}, Keys: []int{100, 80, 4}, Mask: attn.Mask{Causal: true}},
 	} {
 		rng := reftest.Rand(t)

@@ -58,6 +58,9 @@ func dotOf[F real](x, y []F) float64 {
 	}
 }
 
+// inOrder is the order of the sequence.
+var inOrder order
+
 // oneByOne are the first numbers of four streams that are the next four keys, so that numbers of a stream are 4 apart.
 var oneByOne = [4]int{0, 1, 2, 3}
 
