@@ -525,7 +525,7 @@ func (a *addresses) streams(t *tile, key, end, limit int) int {
 	if four := 4 * g.PageTokens; slot == 0 && end-key >= four { // runs of four whole pages
 		runs := min((end-key)/four, max(limit/four, 1))
 		a.open(t, runs, four)
-		t.order = order{streams: true, skip: 3 * g.PageTokens}
+		t.order = order{streams: g.PageTokens > 1, skip: 3 * g.PageTokens} // four pages of a key each are in order
 		for i := range t.order.first {
 			t.order.first[i] = i * g.PageTokens
 		}
