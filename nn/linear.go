@@ -95,7 +95,7 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // memory's speed if rows are few, as they are in decoding. A row's result has
 // the same bits whatever the other rows are. Many rows add products in another
 // order than few: from 40 (bfloat16), 64 (float32) or 96 (float16) on with AVX2,
-// from 96 with AVX-512 and from 32 to 256 with AMX. AMX splits operands into numbers of 16 bits,
+// from 96 with AVX-512 and from 32 to 96 with AMX. AMX splits operands into numbers of 16 bits,
 // which loses less than 2^-21 of a product, and takes for 0 what is not normal.
 // w is best an input with its values in row-major order: of any other, such as
 // the transpose of a node, a copy is made at each run.

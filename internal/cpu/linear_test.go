@@ -169,8 +169,8 @@ func TestLinearRowsAlone(t *testing.T) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, in := range []int{40, 129, 900, 1600} {
 			few := 133
-			if k := linearTiers[inUse].tiles; k != nil && in >= tileIn {
-				few = k.ways[d].fromRows - 1
+			for k := linearTiers[inUse].tiles; k != nil && in >= tileIn; k = k.fewer {
+				few = min(few, k.ways[d].fromRows-1)
 			}
 			c := newLinearCase[float32](t, rng, d, few, in, 70)
 			c.run(t, Default())
