@@ -77,6 +77,38 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 	if !asked {
 		return nil
 	}
+	fmt.Fprintf(x.Stderr, "OPT-%s: making weights\n", m.shape)
+	weights, err := model.Load(newRandomModel(config))
+	if err != nil {
+		return err
+	}
+	turns := [][]*la.GPU{x.GPUs}
+	if m.long { // what one number of GPUs has leaves no memory for others: one behind the other
+		turns = nil
+		for i := range x.GPUs {
+			turns = append(turns, x.GPUs[i:i+1])
+		}
+	}
+	for _, gpus := range turns {
+		if err := m.measureOn(x, gpus, weights); err != nil {
+			return err
+		}
+	}
+	for _, c := range m.cases {
+		for _, g := range x.GPUs {
+			one, y := x.Report.Find(m.name(c), "one GPU", measure.StepMillis), x.Report.Find(m.name(c), x.Name(g), measure.StepMillis)
+			if m.long && one != nil && y != nil && y != one {
+				x.Report.Row(m.table(), m.name(c), x.Name(g)).Add(measure.OverOneGPU, one.Value/y.Value, nil)
+			}
+		}
+	}
+	x.Report.WriteTable(x.Stdout, m.table())
+	x.Report.WriteTable(x.Stdout, m.promptTable())
+	return nil
+}
+
+// measureOn has numbers of GPUs take turns.
+func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*la.GPU, weights *model.Weights) (err error) {
 	// GPUs of its own give the weights' memory back when they are closed.
 	mine := *x
 	mine.GPUs = nil
@@ -85,7 +117,7 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 			err = errors.Join(err, g.Close())
 		}
 	}()
-	for _, g := range x.GPUs {
+	for _, g := range gpus {
 		var ordinals []int
 		for _, i := range g.Members() {
 			ordinals = append(ordinals, i.Ordinal)
@@ -96,11 +128,6 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 		}
 		mine.GPUs = append(mine.GPUs, g)
 	}
-	fmt.Fprintf(x.Stderr, "OPT-%s: making weights\n", m.shape)
-	weights, err := model.Load(newRandomModel(config))
-	if err != nil {
-		return err
-	}
 	for _, c := range m.cases {
 		if !x.Match(m.name(c)) {
 			continue
@@ -109,8 +136,6 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 			return fmt.Errorf("%s: %w", m.name(c), err)
 		}
 	}
-	x.Report.WriteTable(x.Stdout, m.table())
-	x.Report.WriteTable(x.Stdout, m.promptTable())
 	return nil
 }
 

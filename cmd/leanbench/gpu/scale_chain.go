@@ -106,7 +106,11 @@ func newChainRig(c chainCase, gpu *la.GPU) (r *chainRig, err error) {
 	weights := tensor.New(tensor.WithShape(c.features, c.features), tensor.WithBacking(short))
 	h := node("x", x)
 	for i := range c.layers {
-		w, err := there(weights, i%2)
+		axis := i % 2
+		if c.features%(8*len(gpu.Members())) != 0 { // rows of parts have no multiple of 16 bytes
+			axis = 0
+		}
+		w, err := there(weights, axis)
 		if err != nil {
 			return r, err
 		}

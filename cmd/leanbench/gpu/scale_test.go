@@ -105,10 +105,10 @@ func TestEmulatedChain(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "scale.json")
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	parts := 0
-	run := measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 1, Steps: 1}, chains: []chainCase{{2, 64, 3, 1e-9}, {1, 999, 1, 0}},
+	run := measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 1, Steps: 1}, chains: []chainCase{{2, 96, 3, 1e-9}, {1, 999, 1, 0}},
 		more: []func(*Scaled) error{func(x *Scaled) error {
 			parts++
-			if len(x.GPUs) != 2 || x.Name(x.GPUs[1]) != "3 GPUs" || !x.Quick || x.Match("a 999") || !x.Match("2 x 64") || x.Rounds != 1 {
+			if len(x.GPUs) != 2 || x.Name(x.GPUs[1]) != "3 GPUs" || !x.Quick || x.Match("a 999") || !x.Match("2 x 96") || x.Rounds != 1 {
 				t.Errorf("%+v", x)
 			}
 			return nil
@@ -123,7 +123,7 @@ func TestEmulatedChain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, three := report.Find(chainCase{2, 64, 3, 0}.String(), "one GPU", measure.LayerMicros), report.Find(chainCase{2, 64, 3, 0}.String(), "3 GPUs", measure.BeyondShare)
+	one, three := report.Find(chainCase{2, 96, 3, 0}.String(), "one GPU", measure.LayerMicros), report.Find(chainCase{2, 96, 3, 0}.String(), "3 GPUs", measure.BeyondShare)
 	if parts != 1 || len(report.Figures) != 4 || one == nil || three == nil || one.Table != tableChain || three.Bar != nil {
 		t.Errorf("%d parts, %+v", parts, report.Figures)
 	}
