@@ -553,7 +553,7 @@ func (g *GPU) gathered(sub *device.Submission, op string, n *ongpu.Node, input i
 	if err != nil {
 		return nil, err
 	}
-	w, free, err := g.scratch(sub, n, &n.On(g.group, 0).Inputs[input], d.dtype, d.shape)
+	w, free, err := g.scratch(sub, n, n.On(g.group, 0).Input(input), d.dtype, d.shape)
 	if err != nil {
 		return nil, err
 	}
@@ -632,7 +632,7 @@ func (g *GPU) replicated(sub *device.Submission, n *ongpu.Node, input int, d *De
 	all := d.part(0, d.shape)
 	for i, m := range g.members[1:] {
 		err := m.queue.Submit(func(sub *device.Submission) error {
-			r, free, err := m.scratch(sub, n, &n.On(g.group, i+1).Inputs[input], d.dtype, d.shape)
+			r, free, err := m.scratch(sub, n, n.On(g.group, i+1).Input(input), d.dtype, d.shape)
 			if err != nil {
 				return err
 			}

@@ -30,13 +30,18 @@ type Node struct {
 // Memory is what a node has on a GPU.
 type Memory struct {
 	Value  device.Slot
-	Rest   device.Slot            // what the value comes by, or a second value: the log-sum-exp
-	Turned device.Slot            // queries that attention has turned
-	Inputs [maxInputs]device.Slot // what inputs are made into for the node: whole ones, or copies of them
+	Rest   device.Slot // what the value comes by, or a second value: the log-sum-exp
+	Turned device.Slot // queries that attention has turned
+	inputs []*device.Slot
 }
 
-// maxInputs is the most that an op has of inputs that may have to be moved.
-const maxInputs = 16
+// Input is the memory of what input i is made into for the node: a whole one, or a copy of it.
+func (m *Memory) Input(i int) *device.Slot {
+	for len(m.inputs) <= i {
+		m.inputs = append(m.inputs, new(device.Slot))
+	}
+	return m.inputs[i]
+}
 
 // On is the memory on a member of a group of GPUs.
 func (n *Node) On(g *device.Group, member int) *Memory {
