@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -680,7 +679,7 @@ func (g *GPU) exchange(op string, engines []*decoder.Engine) (*decoder.Exchange,
 	if g.group.Recording() {
 		return nil, errorf(op, ErrUnsupported, "on %v: a recording of a graph that has not run", g)
 	}
-	x, err := decoder.NewExchange(engines, exchangeLimit)
+	x, err := decoder.NewExchange(engines, decoder.ExchangeLimit)
 	switch {
 	case errors.Is(err, kernels.ErrNoImage), errors.Is(err, attn.ErrUnsupported):
 		return nil, errorf(op, ErrUnsupported, "on %v: %v", g, err)
@@ -691,9 +690,6 @@ func (g *GPU) exchange(op string, engines []*decoder.Engine) (*decoder.Exchange,
 	g.decoder.exchange = x
 	return x, nil
 }
-
-// exchangeLimit is how long a member waits for the others: [decoder.ExchangeLimit], and less in tests.
-var exchangeLimit time.Duration
 
 // partApart is a view of a tensor that is sharded by nodes: of each member's shard.
 func (d *DeviceTensor) partApart(from int, shape tensor.Shape) (*DeviceTensor, error) {
