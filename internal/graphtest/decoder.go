@@ -59,8 +59,8 @@ func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
 	case kv == la.Float16: // two parts that have float16's exponents
 		r.Least = 0x1p-39
 	}
-	if p.Real && p.Rotary != nil { // what a turned key is rounded to may be the neighbour of what is expected
-		r.Query = max(r.Query, 2*Format(kv).Unit(), 0x1p-20)
+	if p.Real && p.Rotary != nil { // what a turned key or query is rounded to may be the neighbour of what is expected
+		r.Query = max(r.Query, 2*Format(kv).Unit(), 2*Format(query).Unit(), 0x1p-20)
 	}
 	return r
 }
