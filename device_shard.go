@@ -690,35 +690,3 @@ func (g *GPU) exchange(op string, engines []*decoder.Engine) (*decoder.Exchange,
 	g.decoder.exchange = x
 	return x, nil
 }
-
-// partApart is a view of a tensor that is sharded by nodes: of each member's shard.
-func (d *DeviceTensor) partApart(from int, shape tensor.Shape) (*DeviceTensor, error) {
-	n, size := len(d.shards), shape.TotalSize()
-	axis := -1
-	if d.joined {
-		axis = len(shape) - 1
-	} else {
-		row := 1 // elements that are dealt out together
-		for _, s := range d.shape[d.axis:] {
-			row *= s
-		}
-		outer := 1
-		for i, s := range shape {
-			if outer*row == size && s%n == 0 && from%row == 0 {
-				axis = i
-				break
-			}
-			outer *= s
-		}
-	}
-	if axis < 0 || shape[axis]%n != 0 || from%n != 0 {
-		return nil, fmt.Errorf("shape %v of %v, which is %w", shape, d.shape, d.notWhole())
-	}
-	part := &DeviceTensor{gpu: d.gpu, whole: d, shape: shape.Clone(), dtype: d.dtype, axis: axis, made: true}
-	of := shape.Clone()
-	of[axis] /= n
-	for _, s := range d.shards {
-		part.shards = append(part.shards, s.part(from/n, of))
-	}
-	return part, nil
-}

@@ -596,7 +596,7 @@ func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value
 		free  func()
 	}
 	works := make([]work, n)
-	var outs, lses []*DeviceTensor
+	outs, lses := make([]*DeviceTensor, n), make([]*DeviceTensor, n)
 	ready := func(i int, sub *device.Submission) error {
 		w, m := &works[i], lead.members[i]
 		mine := deviceQKV{qkv[0].shards[i], qkv[1].shards[i], qkv[2].shards[i]}
@@ -620,14 +620,14 @@ func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value
 		if err != nil {
 			return err
 		}
-		w.o.Out, outs = mem, append(outs, d)
+		w.o.Out, outs[i] = mem, d
 		if c.lse {
 			slot := &c.memory.On(lead.group, i).Rest
 			d, mem, err := inUse(sub)(m.nextValue(sub, slot, c.rows.lseType(), share(c.rows.lseShape()), mine[:]...))
 			if err != nil {
 				return err
 			}
-			w.o.LSE, lses = mem, append(lses, d)
+			w.o.LSE, lses[i] = mem, d
 		}
 		if p.turns() {
 			turned, free, err := m.scratch(sub, c.memory, &c.memory.On(lead.group, i).Turned, c.rows.query, mine[0].shape)
@@ -657,10 +657,8 @@ func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value
 	if err != nil {
 		return nil, nil, err
 	}
-	// The first member's memory is taken last.
 	byMember := func(t tensor.Dtype, shape tensor.Shape, made []*DeviceTensor) *DeviceTensor {
-		shards := append(made[n-1:n:n], made[:n-1]...)
-		return &DeviceTensor{gpu: lead, shape: shape, dtype: t, axis: 1, shards: shards, made: true}
+		return &DeviceTensor{gpu: lead, shape: shape, dtype: t, axis: 1, shards: made, made: true}
 	}
 	out = byMember(c.rows.query, c.rows.outShape(p.geometry.ValueDim), outs)
 	if c.lse {

@@ -5,9 +5,6 @@ package llama
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,18 +20,7 @@ import (
 // q, k and v with the norm ahead, rotary embedding and append, attention, its projection, gate and up with their norm,
 // down.
 func TestStepLaunches(t *testing.T) {
-	const child = "LEANATTENTION_LAUNCHES"
-	if os.Getenv(child) == "" { // a process of its own: the driver that it takes is that of all of a process, from then on
-		test := exec.Command(os.Args[0], "-test.v", "-test.run", "^TestStepLaunches$")
-		test.Env = append(os.Environ(), child+"=1")
-		switch out, err := test.CombinedOutput(); {
-		case err != nil:
-			t.Errorf("%v\n%s", err, out)
-		case strings.Contains(string(out), "--- SKIP"):
-			t.Skipf("%s", out)
-		case strings.Count(string(out), "--- PASS: TestStepLaunches/") != 4:
-			t.Errorf("not all have run: %s", out)
-		}
+	if !fakedriver.OwnProcess(t, 4) {
 		return
 	}
 	real := gpu.Image
@@ -74,9 +60,9 @@ func TestStepLaunches(t *testing.T) {
 					t.Fatal(err)
 				}
 				var kernels []string
-				for _, m := range regexp.MustCompile(`kernel (\w+)`).FindAllStringSubmatch(lib.Log(), -1) {
-					if m[1] != "copy_pieces" { // of what is put off until then
-						kernels = append(kernels, m[1])
+				for _, k := range fakedriver.Kernels(lib.Log()) {
+					if k != "copy_pieces" { // of what is put off until then
+						kernels = append(kernels, k)
 					}
 				}
 				switch {

@@ -389,10 +389,11 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase, opts ...la
 			x[j] = half.FromFloat32(float32(j*7919%1000)/500 - 1)
 		}
 		t := tensor.New(tensor.WithShape(rows, h*c.dim), tensor.WithBacking(x))
-		d, err := r.gpu.Upload(t)
+		upload := r.gpu.Upload
 		if c.kvHeads%len(r.gpu.Members()) == 0 { // as the projections before and behind have them
-			d, err = r.gpu.UploadSharded(t, 1)
+			upload = func(x tensor.Tensor) (*la.DeviceTensor, error) { return r.gpu.UploadSharded(x, 1) }
 		}
+		d, err := upload(t)
 		if err != nil {
 			return nil, err
 		}

@@ -5,9 +5,6 @@ package model
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -20,18 +17,7 @@ import (
 // The launches of a recorded step on two GPUs: one or two texts are one launch on each, which sum within it; of more,
 // each GPU sums twice a layer. There is one fork and one join, wherever the layers are.
 func TestGPUsStepLaunches(t *testing.T) {
-	const child = "LEANATTENTION_LAUNCHES"
-	if os.Getenv(child) == "" { // a process of its own: the driver that it takes is that of all of a process, from then on
-		test := exec.Command(os.Args[0], "-test.v", "-test.run", "^TestGPUsStepLaunches$")
-		test.Env = append(os.Environ(), child+"=1")
-		switch out, err := test.CombinedOutput(); {
-		case err != nil:
-			t.Errorf("%v\n%s", err, out)
-		case strings.Contains(string(out), "--- SKIP"):
-			t.Skipf("%s", out)
-		case strings.Count(string(out), "--- PASS: TestGPUsStepLaunches/") != 3:
-			t.Errorf("not all have run: %s", out)
-		}
+	if !fakedriver.OwnProcess(t, 3) {
 		return
 	}
 	real := gpu.Image
@@ -75,14 +61,13 @@ func TestGPUsStepLaunches(t *testing.T) {
 					t.Fatal(err)
 				}
 				log := lib.Log()
-				var kernels []string
+				kernels := fakedriver.Kernels(log)
 				chains, sums := 0, 0
-				for _, m := range regexp.MustCompile(`kernel (\w+)`).FindAllStringSubmatch(log, -1) {
-					kernels = append(kernels, m[1])
-					if strings.HasPrefix(m[1], "chain_") {
+				for _, k := range kernels {
+					if strings.HasPrefix(k, "chain_") {
 						chains++
 					}
-					if strings.HasPrefix(m[1], "exchange_all_reduce") {
+					if strings.HasPrefix(k, "exchange_all_reduce") {
 						sums++
 					}
 				}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -245,6 +246,35 @@ func New(t testing.TB) *Library { return open(t, built) }
 // System is New for all of the process: who opens the machine's driver from now on
 // gets this one.
 func System(t testing.TB) *Library { return open(t, system) }
+
+// OwnProcess runs a test of so many subtests, which takes [System], in a process of its own, and says whether this is that one.
+// In the other process all is done when it returns.
+func OwnProcess(t *testing.T, subtests int) bool {
+	t.Helper()
+	const child = "LEANATTENTION_OWN_PROCESS"
+	if os.Getenv(child) != "" {
+		return true
+	}
+	test := exec.Command(os.Args[0], "-test.v", "-test.run", "^"+t.Name()+"$")
+	test.Env = append(os.Environ(), child+"=1")
+	switch out, err := test.CombinedOutput(); {
+	case err != nil:
+		t.Errorf("%v\n%s", err, out)
+	case strings.Contains(string(out), "--- SKIP"):
+		t.Skipf("%s", out)
+	case strings.Count(string(out), "--- PASS: "+t.Name()+"/") != subtests:
+		t.Errorf("not all have run: %s", out)
+	}
+	return false
+}
+
+// Kernels are the names of those that a log has, in the order in which they were launched or captured.
+func Kernels(log string) (names []string) {
+	for _, m := range regexp.MustCompile(`kernel (\w+)`).FindAllStringSubmatch(log, -1) {
+		names = append(names, m[1])
+	}
+	return names
+}
 
 func open(t testing.TB, made func() (*Library, error)) *Library {
 	t.Helper()
