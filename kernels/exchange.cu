@@ -1,7 +1,7 @@
 // Entry points of what the GPUs of a group sum and gather.
 //
 // Needed by: groups of GPUs: what each of them has made in part is summed or gathered in a kernel on all of them, in 1 to 2 us where a fork and a join of streams take 12.
-#include "exchange.cuh"
+#include "exchange_argmax.cuh"
 
 #define EXCHANGE(name, Params, run) \
   extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS) name(const __grid_constant__ Params p) { run(p); }
@@ -10,6 +10,9 @@ EXCHANGE(exchange_all_reduce_few, AllReduceParams, allReduceFew)
 EXCHANGE(exchange_all_reduce_many, AllReduceParams, allReduceMany)
 EXCHANGE(exchange_all_gather_few, AllGatherParams, allGatherFew)
 EXCHANGE(exchange_all_gather_many, AllGatherParams, allGatherMany)
+
+// As many threads as a block of sample_greedy has at most.
+extern "C" __global__ void __launch_bounds__(1024) exchange_all_arg_max(const __grid_constant__ AllArgMaxParams p) { allArgMax(p); }
 
 // A launch that does nothing, for measurements.
 extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS) exchange_nothing(const __grid_constant__ AllReduceParams p) { beginExchange(); }

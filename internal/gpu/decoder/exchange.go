@@ -35,7 +35,7 @@ const ExchangeLimit = 10 * time.Second
 // ErrNoAnswer is a GPU that did not come to an exchange in time.
 var ErrNoAnswer = errors.New("a GPU of the group did not answer")
 
-// Exchange is what the GPUs of a group sum and gather through: memory of each, which all others write to. Its memory
+// Exchange is what the GPUs of a group sum, gather and choose tokens through: memory of each, which all others write to. Its memory
 // never moves, so recordings may have it.
 //
 // Each member has to be given the same operations in the same order, each on a stream whose work before is done before,
@@ -57,6 +57,7 @@ type Exchange struct {
 // exchangeKernels are those of one device.
 type exchangeKernels struct {
 	allReduce, allGather [2]*cuda.Function // of few elements, and of many
+	allArgMax            *cuda.Function
 	nothing              *cuda.Function
 }
 
@@ -86,6 +87,13 @@ type allGatherParams struct {
 	first           [exchangeMembers + 1]int32
 	rows, onlyFirst int32
 	_               [4]byte
+}
+
+// allArgMaxParams is struct AllArgMaxParams.
+type allArgMaxParams struct {
+	group       exchangeGroup
+	sample      sampleParams
+	rows, first int32
 }
 
 // NewExchange makes what the engines' GPUs, 2 to 8 of them, exchange through, and loads the kernels: later nothing has to be
@@ -162,7 +170,7 @@ func loadExchange(dev *cuda.Device) (*exchangeKernels, error) {
 	for name, f := range map[string]**cuda.Function{
 		"exchange_all_reduce_few": &k.allReduce[0], "exchange_all_reduce_many": &k.allReduce[1],
 		"exchange_all_gather_few": &k.allGather[0], "exchange_all_gather_many": &k.allGather[1],
-		"exchange_nothing": &k.nothing,
+		"exchange_all_arg_max": &k.allArgMax, "exchange_nothing": &k.nothing,
 	} {
 		if *f, err = m.Function(name); err != nil {
 			return nil, err
@@ -233,6 +241,19 @@ type AllGather struct {
 	Columns   []int
 	X, Y      []gpu.Memory // of each member; Y of the first alone with OnlyFirst
 	OnlyFirst bool
+}
+
+// ArgMaxRows is how many rows an [AllArgMax] has at most: a row takes two words of an inbox.
+const ArgMaxRows = exchangeFew / 4 / 2
+
+// AllArgMax is the operands of the most likely token of each of Rows rows of logits, which are the columns of all members side
+// by side, as [Samples] without settings says: all members get the same. Member i has Columns[i] of them, at least one, in
+// X[i].
+type AllArgMax struct {
+	Rows    int
+	Columns []int
+	X       []gpu.Memory // of each member
+	IDs     []gpu.Bytes
 }
 
 // member checks that there is one, and that it is d's.
@@ -321,7 +342,7 @@ func (d *Engine) AllReduce(s *cuda.Stream, x *Exchange, o *AllReduce, member int
 	if count > x.few {
 		many, fours = 1, attn.Ceil(fours, len(x.engines))
 	}
-	return launchExchange(d, s, x, x.kernels[member].allReduce[many], fours, &p, append(append([]gpu.Memory{bias, residual}, o.X...), o.Y...))
+	return launchExchange(d, s, x, x.kernels[member].allReduce[many], d.exchangeGrid(x, fours), &p, append(append([]gpu.Memory{bias, residual}, o.X...), o.Y...))
 }
 
 // AllGather queues what a member does of it, as [Engine.AllReduce] does.
@@ -367,12 +388,53 @@ func (d *Engine) AllGather(s *cuda.Stream, x *Exchange, o *AllGather, member int
 	if o.Rows*most > x.few {
 		many = 1
 	}
-	return launchExchange(d, s, x, x.kernels[member].allGather[many], fours, &p, append(append([]gpu.Memory(nil), o.X...), o.Y...))
+	return launchExchange(d, s, x, x.kernels[member].allGather[many], d.exchangeGrid(x, fours), &p, append(append([]gpu.Memory(nil), o.X...), o.Y...))
 }
 
-// launchExchange queues a kernel in which a member touches so many fours of elements. All members have the same number of
-// blocks, at most one for each multiprocessor: a block waits for the same one of others.
-func launchExchange[P any](d *Engine, s *cuda.Stream, x *Exchange, f *cuda.Function, fours int, p *P, memory []gpu.Memory) error {
+// AllArgMax queues what a member does of it, as [Engine.AllReduce] does.
+func (d *Engine) AllArgMax(s *cuda.Stream, x *Exchange, o *AllArgMax, member int) error {
+	const op = "all-argmax"
+	if err := x.member(op, d, member); err != nil {
+		return err
+	}
+	if o.Rows < 1 || o.Rows > ArgMaxRows || len(o.Columns) != len(x.engines) || len(o.IDs) != len(x.engines) {
+		return gpu.Errorf(op, attn.ErrShape, "%d rows of %v columns, ids of %d members, of %d members; there are kernels for %d rows", o.Rows, o.Columns, len(o.IDs), len(x.engines), ArgMaxRows)
+	}
+	total, first := 0, 0
+	for i, n := range o.Columns {
+		if n < 1 || n > MostVocab-total {
+			return gpu.Errorf(op, attn.ErrShape, "%d rows of %v columns; there are kernels for a vocabulary of %d", o.Rows, o.Columns, MostVocab)
+		}
+		if i == member {
+			first = total
+		}
+		total += n
+	}
+	if err := x.operands(op, "x", o.X, false, func(i int) int { return o.Rows * o.Columns[i] }); err != nil {
+		return err
+	}
+	for i := range o.IDs {
+		if err := o.IDs[i].Check(op, fmt.Sprintf("the ids of member %d", i), o.Rows, 4); err != nil {
+			return err
+		}
+	}
+	logits, ids := o.X[member], o.IDs[member]
+	p := allArgMaxParams{group: x.group(member), rows: int32(o.Rows), first: int32(first),
+		sample: sampleParams{logits: logits.Address(), ids: ids.Address(), stride: int64(o.Columns[member]), vocab: int32(o.Columns[member])}}
+	grid := sampleGrid(&d.info, o.Rows, true)
+	grid.Overlap, grid.Waits = d.overlap(), true
+	return launchExchange(d, s, x, x.kernels[member].allArgMax, grid, &p, []gpu.Memory{logits, {Buffer: ids.Buffer}})
+}
+
+// exchangeGrid is thread blocks for so many fours of elements of a member. All members have the same number of
+// them, at most one for each multiprocessor: a block waits for the same one of others.
+func (d *Engine) exchangeGrid(x *Exchange, fours int) cuda.Grid {
+	blocks := min(attn.Ceil(fours, exchangeThreads), x.blocks)
+	return cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{exchangeThreads}, Overlap: d.overlap(), Waits: true}
+}
+
+// launchExchange queues a kernel of a member's.
+func launchExchange[P any](d *Engine, s *cuda.Stream, x *Exchange, f *cuda.Function, grid cuda.Grid, p *P, memory []gpu.Memory) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.args.Reset()
@@ -381,6 +443,5 @@ func launchExchange[P any](d *Engine, s *cuda.Stream, x *Exchange, f *cuda.Funct
 	for _, b := range x.memory {
 		d.args.Hold(b)
 	}
-	blocks := min(attn.Ceil(fours, exchangeThreads), x.blocks)
-	return f.Launch(s, cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{exchangeThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
+	return f.Launch(s, grid, &d.args)
 }

@@ -288,18 +288,95 @@ func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int)
 	return e
 }
 
-// some is random operations, of few elements and of many.
-func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int) (ops []*exchanged) {
+// choosing is a random choice of the most likely token of rows of logits, as one GPU chooses that has all of a row.
+func (r *exchangeRig) choosing(t testing.TB, rng *rand.Rand, rows, columns int) *exchanged {
 	t.Helper()
-	for range n {
+	members := len(r.devs)
+	o := &AllArgMax{Rows: rows}
+	total := 0
+	for range members {
+		n := 1 + rng.IntN(max(2*columns/members, 1))
+		o.Columns = append(o.Columns, n)
+		total += n
+	}
+	xs, logits, held := make([][]float32, members), make([][]float32, rows), make([][]gpu.Memory, members)
+	for m, n := range o.Columns {
+		xs[m] = make([]float32, rows*n)
+		ids := r.devs[m].Put(t, make([]byte, 4*rows+2*guard), attn.Float32)
+		o.X = append(o.X, r.put(t, m, xs[m]))
+		o.IDs = append(o.IDs, gpu.Bytes{Buffer: ids.Buffer, Offset: ids.Offset + guard})
+		held[m] = []gpu.Memory{o.X[m], ids}
+	}
+	e := &exchanged{kind: "all-argmax", what: fmt.Sprintf("%d GPUs: all-argmax of %d x %v", members, rows, o.Columns)}
+	e.queue = func(m int) error { return r.engines[m].AllArgMax(r.devs[m].Stream, r.x, o, m) }
+	e.draw = func(rng *rand.Rand) {
+		for row := range logits {
+			x := sampleLogits(rng, total)
+			switch rng.IntN(6) {
+			case 0: // the greatest twice
+				x[rng.IntN(total)], x[rng.IntN(total)] = math.MaxFloat32, math.MaxFloat32
+			case 1: // one, at any member's first or last column
+				of, at := rng.IntN(members), 0
+				for _, n := range o.Columns[:of] {
+					at += n
+				}
+				x[at+rng.IntN(2)*(o.Columns[of]-1)] = math.MaxFloat32
+			}
+			logits[row] = x
+			at := 0
+			for m, n := range o.Columns {
+				at += copy(xs[m][row*n:(row+1)*n], x[at:])
+			}
+		}
+	}
+	e.fill = func() {
+		for m := range members {
+			noError(t, o.X[m].Buffer.Upload(o.X[m].Offset, gpu.BytesOf(xs[m])))
+			noError(t, o.IDs[m].Buffer.Upload(o.IDs[m].Offset-guard, bytes.Repeat([]byte{0xaa}, 4*rows+2*guard)))
+		}
+	}
+	e.check = func() []byte {
+		t.Helper()
+		var first []int32
+		for m := range members {
+			ids := (&samples{Samples: Samples{Rows: rows, IDs: o.IDs[m]}}).ids(t)
+			for row, id := range ids {
+				if want, _ := sampleReference(logits[row], Setting{}, 0); id != want {
+					t.Fatalf("%s: row %d: member %d has token %d, want %d", e.what, row, m, id, want)
+				}
+			}
+			first = ids
+		}
+		return gpu.BytesOf(first)
+	}
+	e.close = closing(t, held)
+	e.again(rng)
+	return e
+}
+
+// some is random operations, of few elements and of many; with choose one of them, at least, is the choice of tokens.
+func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int, choose bool) (ops []*exchanged) {
+	t.Helper()
+	real := most >= 1<<16
+	at := -1
+	if choose {
+		at = rng.IntN(n)
+	}
+	for i := range n {
 		rows := min(testgpu.Pick(rng, 1, 1, 2, 3, 16, 33), most)
 		columns := min(testgpu.Pick(rng, 1, 3, 4, 5, 64, 77, 4*(1+rng.IntN(64)), 1+rng.IntN(most)), max(most/rows, 1))
 		r.x.few = testgpu.Pick(rng, exchangeFew/4, exchangeFew/4, 0, 100)
 		few := r.x.few
 		var op *exchanged
-		if rng.IntN(2) == 0 {
+		switch {
+		case i == at || real && rng.IntN(4) == 0:
+			if !real { // thousands of threads for each row, and an emulator is slow
+				rows = min(rows, 1+rng.IntN(2))
+			}
+			op = r.choosing(t, rng, rows, columns)
+		case rng.IntN(2) == 0:
 			op = r.gathering(t, rng, rows, columns)
-		} else {
+		default:
 			op = r.reduction(t, rng, rows, columns, rng.IntN(4))
 		}
 		queue := op.queue
@@ -317,7 +394,7 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int) (ops []*ex
 func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 	rng := reftest.Rand(t)
 	seen := map[string]bool{}
-	for range reftest.AtLeast(cases, func() bool { return len(seen) == 6 }) {
+	for range reftest.AtLeast(cases, func() bool { return len(seen) == 7 }) {
 		rounds := uint32(0)
 		switch rng.IntN(3) {
 		case 1:
@@ -326,7 +403,7 @@ func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 			rounds = rng.Uint32N(1 << 28)
 		}
 		r.poison(t, rng, rounds)
-		ops := r.some(t, rng, most, 2+rng.IntN(6))
+		ops := r.some(t, rng, most, 2+rng.IntN(6), !seen["all-argmax"])
 		for _, o := range ops {
 			seen[o.kind] = true
 		}
@@ -457,17 +534,20 @@ func (r *exchangeRig) capture(branch func(member int) error) (*cuda.Graph, error
 func testExchangeFails(t *testing.T, r *exchangeRig, limit time.Duration) {
 	rng := reftest.Rand(t)
 	members := len(r.devs)
-	for i := range 4 {
+	for i := range 5 {
 		r.renew(t, limit)
-		o := r.reduction(t, rng, 3, 40, 0)
-		if i%2 == 1 {
-			o = r.gathering(t, rng, 3, 40)
+		r.x.few = exchangeFew / 4
+		if i == 2 || i == 3 {
+			r.x.few = 0
 		}
-		few := exchangeFew / 4
-		if i >= 2 {
-			few = 0
+		o := r.choosing(t, rng, 3, 40)
+		if i < 4 {
+			o.close()
+			if o = r.reduction(t, rng, 3, 40, 0); i%2 == 1 {
+				o.close()
+				o = r.gathering(t, rng, 3, 40)
+			}
 		}
-		r.x.few = few
 		onAll(t, rng, members, []*exchanged{o, o, o})
 		r.settle(t)
 		o.check()
@@ -559,7 +639,7 @@ func BenchmarkGPUsExchange(b *testing.B) {
 				queue = func(m int) error {
 					d := r.engines[m]
 					p := allReduceParams{}
-					return launchExchange(d, r.devs[m].Stream, r.x, r.x.kernels[m].nothing, n/4, &p, nil)
+					return launchExchange(d, r.devs[m].Stream, r.x, r.x.kernels[m].nothing, d.exchangeGrid(r.x, n/4), &p, nil)
 				}
 			}
 			b.Run(fmt.Sprintf("%s/KiB=%d", name, kib), func(b *testing.B) {

@@ -147,6 +147,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/exchange_group.cuh", "ExchangeGroup", exchangeGroup{}},
 		{"kernels/exchange.cuh", "AllReduceParams", allReduceParams{}},
 		{"kernels/exchange.cuh", "AllGatherParams", allGatherParams{}},
+		{"kernels/exchange_argmax.cuh", "AllArgMaxParams", allArgMaxParams{}},
 		{"kernels/gemm_gemv.cuh", "LinearParams", linearParams{}},
 		{"kernels/gemm_skinny.cuh", "SkinnyParams", skinnyParams{}},
 		{"kernels/gemm_skinny.cuh", "SkinnyAppend", skinnyAppend{}},

@@ -155,7 +155,7 @@ func (s *Sampler) Run(stream *cuda.Stream, o *Samples) error {
 			s.args.Hold(b)
 		}
 	}
-	return kernel.Launch(stream, s.grid(o.Rows, greedy), &s.args)
+	return kernel.Launch(stream, sampleGrid(&s.info, o.Rows, greedy), &s.args)
 }
 
 // sampleTeam is the thread blocks of a row from 9.0 on: the most that every GPU
@@ -164,8 +164,8 @@ const sampleTeam = 8
 
 // sampleGrid is a team of thread blocks for each row, of a size that many rows
 // have theirs at once. Before 9.0 one block of all threads has a row for itself.
-func (s *Sampler) grid(rows int, greedy bool) cuda.Grid {
-	if s.info.Capability < 90 {
+func sampleGrid(info *cuda.Info, rows int, greedy bool) cuda.Grid {
+	if info.Capability < 90 {
 		return cuda.Grid{Blocks: [3]int{rows}, Threads: [3]int{1024}}
 	}
 	threads := 256
