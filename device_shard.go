@@ -398,7 +398,7 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 		engines = append(engines, e)
 	}
 	var exchange *decoder.Exchange
-	if a.Sum {
+	if a.Sum || a.Meet != nil {
 		var err error
 		if exchange, err = g.exchange(c.Op, engines); err != nil {
 			return nil, err
@@ -427,9 +427,11 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 		}
 		queue := func(i int, sub *device.Submission) error {
 			w := &works[i]
-			defer w.free() // who takes the memory next is behind the sum
-			if err := a.Queue(i, &w.Work); err != nil {
-				return err
+			defer w.free() // who takes the memory next is behind what members do together
+			if a.Queue != nil {
+				if err := a.Queue(i, &w.Work); err != nil {
+					return err
+				}
 			}
 			return haveRead(sub, w.reads...)
 		}
@@ -438,6 +440,11 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 		}
 		if a.Sum {
 			if err := sumApart(sub, exchange, &sum, works); err != nil {
+				return err
+			}
+		}
+		if a.Meet != nil {
+			if err := meetApart(sub, exchange, a.Meet, works); err != nil {
 				return err
 			}
 		}
@@ -667,6 +674,16 @@ func sumApart(sub *device.Submission, x *decoder.Exchange, o *decoder.AllReduce,
 		}
 		return sub.Do(func(s *cuda.Stream) error { return works[i].AllReduce(s, x, o, i) })
 	})
+}
+
+// meetApart queues what members do together.
+func meetApart(sub *device.Submission, x *decoder.Exchange, meet func(*decoder.Exchange, int, []*ongpu.Work) error, works []apartWork) error {
+	all := make([]*ongpu.Work, len(works))
+	for i := range works {
+		all[i] = &works[i].Work
+	}
+	nothing := func(int, *device.Submission) error { return nil }
+	return sub.Apart(nothing, func(i int, _ *device.Submission) error { return meet(x, i, all) })
 }
 
 // exchange is what the members sum through, made when it is first needed, with their kernels. The GPU is entered.

@@ -2,10 +2,12 @@ package nn
 
 import (
 	"hash"
+	"slices"
 
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -116,7 +118,28 @@ func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 			o := &decoder.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpuBytes(w.Out)}
 			return w.Sample(o)
 		},
+		Apart: func(in []ongpu.Layout) (*ongpu.Apart, error) {
+			columns, ok := byColumns(in[0], n)
+			if !ok || shape[0] > decoder.ArgMaxRows {
+				return nil, nil
+			}
+			return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: shape, Meet: func(x *decoder.Exchange, member int, all []*ongpu.Work) error {
+				o := &decoder.AllArgMax{Rows: shape[0], Columns: columns}
+				for _, w := range all {
+					o.X, o.IDs = append(o.X, w.In[0].Memory), append(o.IDs, gpuBytes(w.Out))
+				}
+				w := all[member]
+				return w.Do(func(s *cuda.Stream) error { return w.AllArgMax(s, x, o, member) })
+			}}, nil
+		},
 	})
+}
+
+// byColumns is how many columns each member of a group has of rows of logits, if that is how they are dealt out and they can choose
+// tokens together.
+func byColumns(l ongpu.Layout, n int) (columns []int, ok bool) {
+	each, even := l.Evenly(n)
+	return slices.Repeat([]int{each}, l.Members), l.Sharded && l.Axis == 1 && even && l.Members <= ongpu.MostMembers && n <= decoder.MostVocab
 }
 
 var (

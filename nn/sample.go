@@ -10,6 +10,7 @@ import (
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -216,6 +217,33 @@ func (op sample) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
 				Settings: gpuBytes(w.In[1].Memory), Random: gpuBytes(w.In[2].Memory), IDs: gpuBytes(w.Out),
 			}
 			return w.Sample(o)
+		},
+		Apart: func(in []ongpu.Layout) (*ongpu.Apart, error) {
+			columns, ok := byColumns(in[0], n)
+			if !ok || !in[1].Replicated || !in[2].Replicated {
+				return nil, nil
+			}
+			// What is drawn depends on all weights: all GPUs get all logits, and choose the same.
+			return &ongpu.Apart{
+				Layout: ongpu.Layout{Replicated: true}, Shape: shape,
+				Scratch: func(int, *decoder.Engine) (int, error) { return shape[0] * n, nil },
+				Meet: func(x *decoder.Exchange, member int, all []*ongpu.Work) error {
+					o := &decoder.AllGather{Rows: shape[0], Columns: columns}
+					for _, w := range all {
+						y := w.Scratch
+						y.Len = shape[0] * n
+						o.X, o.Y = append(o.X, w.In[0].Memory), append(o.Y, y)
+					}
+					w := all[member]
+					if err := w.Do(func(s *cuda.Stream) error { return w.AllGather(s, x, o, member) }); err != nil {
+						return err
+					}
+					return w.Sample(&decoder.Samples{
+						Logits: o.Y[member], Rows: shape[0], Vocab: n, Stride: n,
+						Settings: gpuBytes(w.In[1].Memory), Random: gpuBytes(w.In[2].Memory), IDs: gpuBytes(w.Out),
+					})
+				},
+			}, nil
 		},
 	})
 }

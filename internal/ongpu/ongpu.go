@@ -130,7 +130,14 @@ type Apart struct {
 
 	// Sum: what the members have queued are partial sums of the value, which is to be their sum.
 	Sum bool
+
+	// Meet queues what a member does together with the others behind Queue, which is nil where there is nothing before: all
+	// of them do the same at the same time, through x. nil: they do not meet.
+	Meet func(x *decoder.Exchange, member int, all []*Work) error
 }
+
+// MostMembers is how many members of a group can meet.
+const MostMembers = decoder.MostMembers
 
 // Each is the work of all members that have all inputs whole.
 func (c *Call) Each() *Apart {

@@ -150,7 +150,7 @@ func (g *gpuGraph) choose(b *builder, logits *G.Node, random bool) {
 		g.choices, g.randoms = make([]nn.Choice, rows), make([]float64, rows)
 		var in [2]*G.Node
 		for i, t := range []*tensor.Dense{nn.Choices(g.choices), nn.Randoms(g.randoms)} {
-			there, err := g.gpu.Upload(t)
+			there, err := g.gpu.UploadReplicated(t) // each GPU chooses the same
 			if err != nil {
 				return nil, err
 			}

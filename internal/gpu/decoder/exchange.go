@@ -18,13 +18,16 @@ const exchangeUnit = "exchange"
 
 // Constants of the kernels (kernels/exchange.cuh).
 const (
-	exchangeMembers = 8
+	exchangeMembers = MostMembers
 	exchangeThreads = 256
 	exchangeBlocks  = 256
 	exchangeFlags   = 256
 	exchangeInbox   = exchangeFlags + 2*exchangeMembers*exchangeBlocks*4
 	exchangeEach    = 4
 )
+
+// MostMembers is how many GPUs an [Exchange] can be for.
+const MostMembers = 8
 
 // exchangeFew is how many bytes a member sends as tagged words at most; more are read and written in place.
 const exchangeFew = 256 << 10
