@@ -5,6 +5,7 @@ package model
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,12 +13,14 @@ import (
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
 )
 
 // The launches of a recorded step on two GPUs: one or two texts are one launch on each, which sum within it; of more,
-// each GPU sums twice a layer. There is one fork and one join, wherever the layers are.
+// each GPU sums twice a layer. There is one fork and one join, wherever the layers are. Tokens are chosen in one launch more of
+// each GPU, or drawn in two.
 func TestGPUsStepLaunches(t *testing.T) {
-	if !fakedriver.OwnProcess(t, 3) {
+	if !fakedriver.OwnProcess(t, 4) {
 		return
 	}
 	real := gpu.Image
@@ -26,8 +29,9 @@ func TestGPUsStepLaunches(t *testing.T) {
 	const layers = 3
 	for _, c := range []struct {
 		texts, chains, sums int
-	}{{1, 2, 0}, {2, 2, 0}, {5, 0, 2 * 2 * layers}} {
-		t.Run(fmt.Sprint(c.texts), func(t *testing.T) {
+		drawn               bool
+	}{{1, 2, 0, false}, {2, 2, 0, false}, {5, 0, 2 * 2 * layers, false}, {2, 2, 0, true}} {
+		t.Run(fmt.Sprint(c.texts, c.drawn), func(t *testing.T) {
 			lib := fakedriver.System(t)
 			s := lib.State()
 			s.Devices, s.Total, s.Major, s.Minor, s.SMs, s.Shared = 2, 1<<30, 9, 0, 132, 232448
@@ -42,11 +46,14 @@ func TestGPUsStepLaunches(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := Options{Device: there, Cache: la.Float16, Greedy: true, Chunk: 8}
+			o := Options{Device: there, Cache: la.Float16, Greedy: !c.drawn, Chunk: 8}
 			var prompts [][]int
 			next := make([]int, c.texts)
 			for range c.texts {
 				o.Capacity, prompts = append(o.Capacity, 12), append(prompts, []int{5, 6})
+				if c.drawn {
+					o.Choices = append(o.Choices, nn.Choice{Temperature: 1, TopP: 0.9})
+				}
 			}
 			d, err := w.NewDecoder(o)
 			if err != nil {
@@ -62,8 +69,12 @@ func TestGPUsStepLaunches(t *testing.T) {
 				}
 				log := lib.Log()
 				kernels := fakedriver.Kernels(log)
-				chains, sums := 0, 0
+				chains, sums, chosen := 0, 0, []string{}
 				for _, k := range kernels {
+					switch {
+					case k == "exchange_all_arg_max", strings.HasPrefix(k, "exchange_all_gather"), strings.HasPrefix(k, "sample_"), k == "node_move":
+						chosen = append(chosen, k)
+					}
 					if strings.HasPrefix(k, "chain_") {
 						chains++
 					}
@@ -71,7 +82,13 @@ func TestGPUsStepLaunches(t *testing.T) {
 						sums++
 					}
 				}
+				want := []string{"exchange_all_arg_max", "exchange_all_arg_max"}
+				if c.drawn { // the second GPU's first
+					want = []string{"exchange_all_gather_few", "sample_random", "exchange_all_gather_few", "sample_random"}
+				}
 				switch {
+				case step == 1 && !slices.Equal(chosen, want):
+					t.Errorf("a recorded step is %q", kernels)
 				case step == 1 && (chains != c.chains || sums != c.sums || strings.Count(log, "cuStreamWaitEvent") != 2):
 					t.Errorf("a recorded step is %q, with %d waits", kernels, strings.Count(log, "cuStreamWaitEvent"))
 				case step == 1 && chains > 0 && len(kernels) > chains+6:
