@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -48,8 +49,8 @@ type GPU struct {
 
 	decoder struct {
 		sync.Mutex
-		kernels  *decoder.Engine   // nil before they are first needed
-		exchange *decoder.Exchange // of the first of several: what they sum through; nil before that
+		kernels  *decoder.Engine                  // nil before they are first needed
+		exchange atomic.Pointer[decoder.Exchange] // of the first of several: what they sum through; nil before that
 	}
 }
 
@@ -331,8 +332,7 @@ func (g *GPU) Close() error {
 // closeEngine ends the use of the attention engine, if there is one, and of what GPUs sum through.
 func (g *GPU) closeEngine() (err error) {
 	g.decoder.Lock()
-	x := g.decoder.exchange
-	g.decoder.exchange = nil
+	x := g.decoder.exchange.Swap(nil)
 	g.decoder.Unlock()
 	if x != nil {
 		defer func() { err = errors.Join(err, x.Close()) }()
@@ -354,8 +354,22 @@ func (g *GPU) made(op string) error {
 	return nil
 }
 
-// enter is made, and keeps the GPU open until group.Leave.
+// enter is made, and keeps the GPU open until group.Leave. Where one of several has not answered, nothing is done any more.
 func (g *GPU) enter(op string) error {
+	if err := g.enterToFree(op); err != nil {
+		return err
+	}
+	if x := g.members[0].decoder.exchange.Load(); x != nil {
+		if err := x.Failed(); err != nil {
+			g.group.Leave()
+			return gpuError(op, err)
+		}
+	}
+	return nil
+}
+
+// enterToFree is enter for what gives memory back.
+func (g *GPU) enterToFree(op string) error {
 	if err := g.made(op); err != nil {
 		return err
 	}

@@ -520,6 +520,123 @@ func testGroupFaults(t *testing.T, kvHeads, n int) {
 	})
 }
 
+// A sum that one of the GPUs could not be given is an error, and all of them begin anew before the next one.
+func TestGroupSumFails(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 2)
+	x, err := gpu.UploadReplicated(tensor.New(tensor.WithShape(4, 4), tensor.Of(tensor.Float32)))
+	noError(t, err)
+	node := new(ongpu.Node)
+	sum := func() error {
+		_, err := computeOnGPU(&ongpu.Call{
+			Op: "test", Node: node, Names: []string{"x"}, In: []G.Value{x}, DType: tensor.Float32, Shape: tensor.Shape{4, 4},
+			Apart: func([]ongpu.Layout) (*ongpu.Apart, error) {
+				return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: tensor.Shape{4, 4}, Sum: true}, nil
+			},
+		})
+		return err
+	}
+	noError(t, sum())
+	lib.Forget()
+	noError(t, sum())
+	launch := "cuLaunchKernel"
+	if strings.Contains(lib.Log(), launch+"Ex") {
+		launch += "Ex"
+	}
+	cleared := func() int { return strings.Count(lib.Log(), "cuMemsetD8Async") }
+	for member := range 2 {
+		lib.State().FailOn(member, launch, 2)
+		lib.Forget()
+		if err := sum(); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("GPU %d", member)) {
+			t.Errorf("member %d: %v", member, err)
+		}
+		lib.State().FailIn("", 0)
+		if n := cleared(); n != 2 {
+			t.Errorf("member %d: what %d GPUs sum through was cleared:\n%s", member, n, lib.Log())
+		}
+		lib.Forget()
+		noError(t, sum(), gpu.Synchronize())
+		if log := lib.Log(); len(fakedriver.Kernels(log)) != 2 || cleared() != 0 {
+			t.Errorf("behind it: %s", log)
+		}
+	}
+	noError(t, x.Free())
+}
+
+// Where a GPU has not answered, whatever is asked of the group says so, but for giving memory back and closing.
+func TestGroupNoAnswer(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 2)
+	rng := reftest.Rand(t)
+	c := newTestCache(t, groupConfig(gpu, 2))
+	s := newStepGraph(t, c, 3, 4, tensor.Float32)
+	defer s.close()
+	a := &testContext{seq: newTestSequence(t, c)}
+	s.advance(t, rng, testAppend{a, 3})
+	x := tensor.New(tensor.WithShape(4, 4), tensor.Of(tensor.Float32))
+	whole, err := gpu.Upload(x)
+	noError(t, err)
+	parts, err := gpu.UploadSharded(x, 0)
+	noError(t, err)
+	all, err := gpu.UploadReplicated(x)
+	noError(t, err)
+	rows, err := whole.Rows(0, 1)
+	noError(t, err)
+	q, err := gpu.NewTensor(tensor.Float32, 1, 2, 3, 64)
+	noError(t, err)
+	out, err := gpu.NewTensor(tensor.Float32, 1, 2, 3, 64)
+	noError(t, err, Attend(Args{Q: q, K: q, V: q, Out: out}))
+	g := G.NewGraph()
+	up, err := ToDevice(G.NewMatrix(g, tensor.Float32, G.WithShape(4, 4), G.WithName("x"), G.WithValue(x)), gpu)
+	noError(t, err)
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	rec, err := gpu.Record(func() error { return nil })
+	noError(t, err)
+	noError(t, set(s, testAppend{a, 2}))
+	in := s.draw(rng, 0, newTestTokens(2, 1))
+
+	var engines []*decoder.Engine
+	for _, m := range gpu.members {
+		e, err := m.layers("test")
+		noError(t, err)
+		engines = append(engines, e)
+	}
+	exchange, err := gpu.exchange("test", engines)
+	noError(t, err)
+	lost := errors.New("GPU 1 is lost")
+	if err := exchange.Realign(func() error { return lost }); !errors.Is(err, lost) {
+		t.Fatal(err)
+	}
+	lib.Forget()
+	computes := func() error {
+		_, err := computeOnGPU(&ongpu.Call{Op: "test", Node: new(ongpu.Node), Names: []string{"x"}, In: []G.Value{all}, DType: tensor.Float32, Shape: tensor.Shape{4, 4},
+			Queue: func(*ongpu.Work) error { return errors.New("it was queued") }})
+		return err
+	}
+	for name, err := range map[string]error{
+		"Upload": second(gpu.Upload(x)), "UploadSharded": second(gpu.UploadSharded(x, 0)), "UploadReplicated": second(gpu.UploadReplicated(x)),
+		"NewTensor": second(gpu.NewTensor(tensor.Float32, 3)), "Synchronize": gpu.Synchronize(), "Record": second(gpu.Record(func() error { return nil })), "Replay": rec.Replay(),
+		"Download": second(whole.Download()), "Download of shards": second(parts.Download()), "CopyFrom": whole.CopyFrom(x), "Clone": second(all.Clone()), "Rows": second(whole.Rows(1, 2)),
+		"ToDevice": Cause(vm.RunAll()), "a node": computes(), "a layer": Cause(s.runLayer(0, in)), "NewCache": second(NewCache(groupConfig(gpu, 2))),
+		"Attend": Attend(Args{Q: q, K: q, V: q, Out: out}),
+	} {
+		if !errors.Is(err, ErrNoAnswer) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	noError(t, s.step.Rollback())
+	if err := s.step.Set([]Append{{Seq: a.seq, Tokens: 1}}); !errors.Is(err, ErrNoAnswer) || a.seq.Len() != 3 {
+		t.Errorf("Set: %v, %d tokens", err, a.seq.Len())
+	}
+	if up.Value() != nil {
+		t.Errorf("a value: %v", up.Value())
+	}
+	if log := lib.Log(); strings.Contains(log, "cuLaunchKernel") || strings.Contains(log, "cuMemcpy") || strings.Contains(log, "cuGraphLaunch") {
+		t.Errorf("something was queued: %s", log)
+	}
+	_, err = rows.GPU().Memory()
+	noError(t, err, whole.Free(), parts.Free(), all.Free(), rec.Close(), c.Close(), gpu.Close())
+}
+
 // A saved sequence is the same bytes wherever it was, and is loaded anywhere.
 func TestGroupSavedSequences(t *testing.T) {
 	rng := reftest.Rand(t)

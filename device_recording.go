@@ -72,9 +72,10 @@ func (g *GPU) Record(run func() error) (*Recording, error) {
 	if run == nil {
 		return nil, errorf(op, ErrState, "run is nil")
 	}
-	if err := g.made(op); err != nil {
+	if err := g.enter(op); err != nil {
 		return nil, err
 	}
+	g.group.Leave()
 	var failed error
 	rec, err := g.group.Record(func() error {
 		failed = run()

@@ -134,7 +134,7 @@ func (g *GPU) newSharded(op string, t tensor.Dtype, shape tensor.Shape, axis int
 		s[axis] = dealt(shape[axis], len(g.members), i).n
 		part, err := m.newTensor(op, t, s)
 		if err != nil {
-			return nil, errors.Join(err, d.free())
+			return nil, errors.Join(err, freeAll(d.shards))
 		}
 		d.shards = append(d.shards, part)
 	}
@@ -403,9 +403,6 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 		if exchange, err = g.exchange(c.Op, engines); err != nil {
 			return nil, err
 		}
-		if err := exchange.Failed(); err != nil {
-			return nil, gpuError(c.Op, err)
-		}
 	}
 	var values []*DeviceTensor
 	err := g.queue.Submit(func(sub *device.Submission) error {
@@ -439,14 +436,18 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 			return err
 		}
 		if a.Sum {
-			if err := sumApart(sub, exchange, &sum, works); err != nil {
-				return err
-			}
+			err = sumApart(sub, exchange, &sum, works)
 		}
-		if a.Meet != nil {
-			if err := meetApart(sub, exchange, a.Meet, works); err != nil {
-				return err
+		if err == nil && a.Meet != nil {
+			err = meetApart(sub, exchange, a.Meet, works)
+		}
+		if err != nil {
+			if exchange != nil && !sub.Recording() { // some wait for others, who do not come
+				if e := exchange.Realign(sub.Finish); e != nil {
+					err = errors.Join(err, e)
+				}
 			}
+			return err
 		}
 		for i := range works {
 			values = append(values, works[i].value)
@@ -690,8 +691,8 @@ func meetApart(sub *device.Submission, x *decoder.Exchange, meet func(*decoder.E
 func (g *GPU) exchange(op string, engines []*decoder.Engine) (*decoder.Exchange, error) {
 	g.decoder.Lock()
 	defer g.decoder.Unlock()
-	if g.decoder.exchange != nil {
-		return g.decoder.exchange, nil
+	if x := g.decoder.exchange.Load(); x != nil {
+		return x, nil
 	}
 	if g.group.Recording() {
 		return nil, errorf(op, ErrUnsupported, "on %v: a recording of a graph that has not run", g)
@@ -704,6 +705,6 @@ func (g *GPU) exchange(op string, engines []*decoder.Engine) (*decoder.Exchange,
 		return nil, gpuError(op, err)
 	}
 	g.queue.Check(x.Failed)
-	g.decoder.exchange = x
+	g.decoder.exchange.Store(x)
 	return x, nil
 }

@@ -278,7 +278,7 @@ func (d *DeviceTensor) through(p *device.Pinned, queue func(*device.Submission, 
 // value of a node that has run again.
 func (d *DeviceTensor) Free() error {
 	const op = "DeviceTensor.Free"
-	if err := d.enter(op); err != nil {
+	if err := d.enterFor(op, (*GPU).enterToFree); err != nil {
 		return err
 	}
 	defer d.gpu.group.Leave()
@@ -305,14 +305,16 @@ func (d *DeviceTensor) free() error {
 }
 
 // enter checks that d was made, and keeps its GPU open until queue.Leave.
-func (d *DeviceTensor) enter(op string) error {
+func (d *DeviceTensor) enter(op string) error { return d.enterFor(op, (*GPU).enter) }
+
+func (d *DeviceTensor) enterFor(op string, enter func(*GPU, string) error) error {
 	switch {
 	case d == nil || d.gpu == nil:
 		return errorf(op, ErrState, "the tensor was not made by a GPU")
 	case d.broken != nil:
 		return tensorError(op, "the tensor", d.broken)
 	}
-	return d.gpu.enter(op)
+	return enter(d.gpu, op)
 }
 
 // use is the tensor's memory, to queue work on. The caller keeps d alive until

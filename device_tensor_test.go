@@ -670,12 +670,16 @@ func TestDeviceLargeUpload(t *testing.T) {
 // deviceFaults runs a test again and again, with every driver call of it failing
 // once. By default every third one fails, others in every run.
 func deviceFaults(t *testing.T, test func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error) {
-	every := int64(3)
+	deviceFaultsOn(t, 1, 3, test)
+}
+
+// deviceFaultsOn is deviceFaults of several GPUs, of whose calls one of so many fails by default.
+func deviceFaultsOn(t *testing.T, gpus int, every int64, test func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error) {
 	if reftest.Every(t) {
-		every = 1
+		every = (every + 9) / 10
 	}
 	for call := 1 + reftest.Rand(t).Int64N(every); ; call += every {
-		gpu, lib := la.FakeGPU(t)
+		gpu, lib := la.FakeGPUs(t, gpus)
 		lib.State().FailAt, lib.State().FailWith = lib.State().Calls+call, 1
 		err := test(t, gpu, lib)
 		failed := lib.State().Failed()
@@ -701,7 +705,7 @@ func deviceFaults(t *testing.T, test func(t *testing.T, gpu *la.GPU, lib *fakedr
 		if err == nil && failed != "cuCtxPopCurrent_v2" && failed != "cuGraphDestroy" {
 			t.Fatalf("call %d, %s, failed and nobody has noticed", call, failed)
 		}
-		if err != nil && !strings.Contains(err.Error(), "CUDA_ERROR") {
+		if err != nil && (!strings.Contains(err.Error(), "CUDA_ERROR") || !strings.Contains(err.Error(), "GPU ")) { // which of them
 			t.Fatalf("%s failed: %v", failed, err)
 		}
 	}

@@ -296,17 +296,24 @@ func printed(t *testing.T, f func()) string {
 }
 
 // decodeOnGPU loads a decoder of one layer, runs a step of it node by node,
-// records the next one and replays it some times, all on a GPU. Then it calls
-// done, and gives everything back.
+// records the next one and replays it some times, all on a GPU, or on several, each
+// of which does its part. A step that fails has changed nothing, and can be done again: the
+// error is of the first one. Then it calls done, and gives everything back.
 func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
-	const width, vocab, rows = 128, 40, 2 // as layers can be put in a chain
+	const vocab, rows = 40, 2
+	members := len(gpu.Members())
+	width := 128 * members // as layers can be put in a chain
 	var closers []func() error
+	var first error // of a step that was done again
 	defer func() {
 		done()
 		for i := len(closers) - 1; i >= 0; i-- {
 			if e := closers[i](); e != nil && !errors.Is(e, la.ErrClosed) && err == nil {
 				err = e
 			}
+		}
+		if err == nil {
+			err = first
 		}
 	}()
 	g := G.NewGraph()
@@ -315,7 +322,8 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 		return G.NewTensor(g, d.Dtype(), len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 	}
 	var failed error
-	weight := func(name string, shape ...int) *G.Node {
+	const everywhere = -1 // else the axis that is dealt out
+	weight := func(name string, axis int, shape ...int) *G.Node {
 		if failed != nil {
 			return nil
 		}
@@ -324,24 +332,36 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 			of = tensor.Float32
 		}
 		var d *la.DeviceTensor
-		if d, failed = gpu.NewTensor(of, shape...); failed != nil {
+		switch {
+		case members == 1:
+			d, failed = gpu.NewTensor(of, shape...)
+		case axis == everywhere:
+			d, failed = gpu.UploadReplicated(tensor.New(tensor.Of(of), tensor.WithShape(shape...)))
+		default:
+			d, failed = gpu.UploadSharded(tensor.New(tensor.Of(of), tensor.WithShape(shape...)), axis)
+		}
+		if failed != nil {
 			return nil
 		}
 		return let(name, d)
 	}
-	table, wq, wk, wv := weight("table", vocab, width), weight("wq", width, width), weight("wk", width, width), weight("wv", width, width)
-	wo, wh := weight("wo", width, width), weight("wh", width, width)
-	gamma, bias := weight("gamma", width), weight("bias", width)
+	table, wq, wk, wv := weight("table", everywhere, vocab, width), weight("wq", 0, width, width), weight("wk", 0, width, width), weight("wv", 0, width, width)
+	wo, wh := weight("wo", 1, width, width), weight("wh", 0, width, width)
+	gamma, bias := weight("gamma", everywhere, width), weight("bias", everywhere, width)
+	head, wd := table, wh
+	if members > 1 {
+		head, wd = weight("head", 0, vocab, width), weight("wd", 1, width, width)
+	}
 	if failed != nil {
 		return failed
 	}
-	tokens, err := gpu.NewTensor(tensor.Int32, rows)
+	tokens, err := gpu.UploadReplicated(tensor.New(tensor.Of(tensor.Int32), tensor.WithShape(rows)))
 	if err != nil {
 		return err
 	}
 	ids := let("tokens", tokens)
 
-	cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: width, DType: la.Float16, PageSize: 4, Pages: 40, Device: gpu})
+	cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: members, HeadDim: width / members, DType: la.Float16, PageSize: 4, Pages: 40, Device: gpu})
 	if err != nil {
 		return err
 	}
@@ -371,17 +391,21 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 	if err != nil {
 		return err
 	}
-	h, err = nn.Linear(a, wo, bias, nn.WithReLU(), nn.WithResidual(h))
+	if members == 1 {
+		h, err = nn.Linear(a, wo, bias, nn.WithReLU(), nn.WithResidual(h))
+	} else if h, err = nn.Linear(a, wo, bias, nn.WithResidual(h)); err == nil {
+		h, err = nn.Linear(h, wh, nil, nn.WithReLU())
+	}
 	if err != nil {
 		return err
 	}
-	if h, err = nn.Linear(h, wh, nil); err != nil {
+	if h, err = nn.Linear(h, wd, nil); err != nil {
 		return err
 	}
 	if h, err = nn.LayerNorm(h, gamma, nil, 1e-5); err != nil {
 		return err
 	}
-	logits, err := nn.Linear(h, table, nil)
+	logits, err := nn.Linear(h, head, nil)
 	if err != nil {
 		return err
 	}
@@ -392,7 +416,7 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 	vm := G.NewTapeMachine(g)
 	closers = append(closers, vm.Close)
 	run := func() error { defer vm.Reset(); return vm.RunAll() }
-	turn := func(run func() error) error {
+	try := func(run func() error) error {
 		if err := tokens.CopyFrom(tensor.New(tensor.WithShape(rows), tensor.WithBacking([]int32{3, 5}))); err != nil {
 			return err
 		}
@@ -404,19 +428,39 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 		}
 		return step.Commit()
 	}
+	steps := 0
+	turn := func(run func() error) error {
+		err := try(run)
+		if err != nil && first == nil {
+			first = err
+			for _, a := range appends {
+				if n := a.Seq.Len(); n != steps {
+					return fmt.Errorf("%d tokens after %d steps and one that failed: %w", n, steps, err)
+				}
+			}
+			if err = try(run); err != nil {
+				return fmt.Errorf("a step failed, %w, and again: %w", first, err)
+			}
+		}
+		steps++
+		return err
+	}
 	if err := turn(run); err != nil {
 		return err
 	}
 	var rec *la.Recording
+	closers = append(closers, func() error { return rec.Close() })
 	if err := turn(func() (err error) {
+		if err := rec.Close(); err != nil {
+			return err
+		}
 		if rec, err = gpu.Record(run); err != nil {
 			return err
 		}
 		return rec.Replay()
 	}); err != nil {
-		return errors.Join(err, rec.Close())
+		return err
 	}
-	closers = append(closers, rec.Close)
 	for range replays {
 		if err := turn(rec.Replay); err != nil {
 			return err
@@ -442,6 +486,16 @@ func TestDecoderFaults(t *testing.T) {
 	deviceFaults(t, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
 		// What is closed counts as closed whatever the driver says, and then it is
 		// the context's.
+		return decodeOnGPU(gpu, 2, func() { lib.State().FailAt = 0 })
+	})
+}
+
+// So it is on two GPUs that do their parts of a step apart, whichever of them a call is for.
+func TestGroupDecoderFaults(t *testing.T) {
+	if testing.Short() || reftest.RaceEnabled {
+		t.Skip("hundreds of decoders")
+	}
+	deviceFaultsOn(t, 2, 20, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
 		return decodeOnGPU(gpu, 2, func() { lib.State().FailAt = 0 })
 	})
 }

@@ -76,7 +76,7 @@ var (
 	ErrRank = device.ErrRank
 
 	// ErrNoAnswer is a GPU of several that others have waited for in vain; the text says which. What was computed since
-	// is worth nothing, and the GPUs that were opened together can only be closed.
+	// is worth nothing, and every later call says so: the GPUs that were opened together can only be closed.
 	ErrNoAnswer = decoder.ErrNoAnswer
 
 	// ErrOutOfMemory is memory that the host or a GPU does not have; the text says
@@ -156,7 +156,7 @@ func deviceEngineError(op, what string, err error) error {
 		return tensorError(op, operand.name, operand.err)
 	case errors.Is(err, device.ErrShared):
 		return errorf(op, ErrUnsupported, "%s: %v", what, err)
-	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory), errors.Is(err, device.ErrRank):
+	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory), errors.Is(err, device.ErrRank), errors.Is(err, ErrNoAnswer):
 		return gpuError(op, err)
 	}
 	return errorf(op, ErrInternal, "%s: %v", what, err)

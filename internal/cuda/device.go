@@ -3,6 +3,7 @@ package cuda
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -243,7 +244,11 @@ func (v *Device) with(f func() error) error {
 		(*w).Waiting()
 		defer (*w).Waited()
 	}
-	return f()
+	err := f()
+	if e, ok := err.(*Error); ok && !strings.Contains(e.Arguments, "GPU ") { // several devices may be in use
+		e.Arguments = strings.TrimPrefix(fmt.Sprintf("%s, GPU %d", e.Arguments, v.info.Ordinal), ", ")
+	}
+	return err
 }
 
 // make gives h to the device, with what create made.

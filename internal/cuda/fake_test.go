@@ -153,7 +153,7 @@ func TestOutOfMemoryLeavesTheDeviceUsable(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
 	_, err := dev.NewBuffer(1<<20 + 1)
-	const want = "CUDA_ERROR_OUT_OF_MEMORY: out of memory (cuMemAlloc, 1048577 bytes)"
+	const want = "CUDA_ERROR_OUT_OF_MEMORY: out of memory (cuMemAlloc, 1048577 bytes, GPU 0)"
 	if !errors.Is(err, cuda.ErrOutOfMemory) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -403,7 +403,7 @@ func TestArgumentPacking(t *testing.T) {
 	if err := a.Buffer(b, 65); !errors.Is(err, cuda.ErrRange) {
 		t.Errorf("past the buffer: %v", err)
 	}
-	if _, err := m.Function("nosuchkernel"); err == nil || err.Error() != "CUDA_ERROR_NOT_FOUND: named symbol not found (cuModuleGetFunction, nosuchkernel of module m)" {
+	if _, err := m.Function("nosuchkernel"); err == nil || err.Error() != "CUDA_ERROR_NOT_FOUND: named symbol not found (cuModuleGetFunction, nosuchkernel of module m, GPU 0)" {
 		t.Errorf("no such kernel: %v", err)
 	}
 	if !reftest.RaceEnabled { // whose instrumentation allocates

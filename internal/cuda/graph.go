@@ -185,11 +185,11 @@ func (v *Device) Relaxed(f func() error) error {
 	exchange := &v.drv.fn.exchangeCaptureMode
 	mode := int32(relaxed)
 	if r := exchange.call(uintptr(unsafe.Pointer(&mode))); r != 0 {
-		return v.drv.failed(r, exchange, "")
+		return v.drv.failed(r, exchange, "GPU %d", v.info.Ordinal)
 	}
 	err := f()
 	if r := exchange.call(uintptr(unsafe.Pointer(&mode))); r != 0 && err == nil {
-		return v.drv.failed(r, exchange, "")
+		return v.drv.failed(r, exchange, "GPU %d", v.info.Ordinal)
 	}
 	return err
 }

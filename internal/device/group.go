@@ -137,10 +137,23 @@ func (t *Submission) fork(others []*Queue) error {
 	g.apart = true // also where some can't wait: what others queue has to be awaited
 	for _, q := range others {
 		if err := q.stream.Wait(g.fork); err != nil {
+			if t.recording == nil {
+				_ = t.stream.Synchronize() // what they queue next has its order nevertheless
+			}
 			return err
 		}
 	}
 	return nil
+}
+
+// Finish waits for all that members have been given.
+func (t *Submission) Finish() (first error) {
+	for _, q := range t.group.members {
+		if err := q.stream.Synchronize(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
 // mustMeet says whether t is the first member's, and others may do something apart that what is queued now has to

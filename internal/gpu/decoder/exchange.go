@@ -46,7 +46,8 @@ var ErrNoAnswer = errors.New("a GPU of the group did not answer")
 // in its stream or on the host, for the end of one that another member has not been given yet.
 //
 // A kernel that has waited for longer than the limit gives up. From then on all operations of the group end at once, their
-// results are worth nothing, and [Exchange.Failed] says who did not answer; such a group can only be closed.
+// results are worth nothing, and [Exchange.Failed] says who did not answer; such a group can only be closed. But where the host
+// knows that an operation could not be given to all members, they go on behind [Exchange.Realign].
 type Exchange struct {
 	engines []*Engine
 	kernels []*exchangeKernels
@@ -54,7 +55,8 @@ type Exchange struct {
 	status  *cuda.Host // a word of each member: who did not answer it, + 1, and in which round
 	blocks  int
 	limit   time.Duration
-	few     int // floats that a member sends as tagged words at most; tests have fewer
+	few     int                   // floats that a member sends as tagged words at most; tests have fewer
+	lost    atomic.Pointer[error] // of a Realign that failed
 }
 
 // exchangeKernels are those of one device.
@@ -188,6 +190,9 @@ func (x *Exchange) Bytes() int64 { return x.memory[0].Len() }
 // Failed says which GPU did not answer, once that is known: when the operations that waited for it are done. It wraps
 // [ErrNoAnswer], and is nil while all is well. It waits for nothing.
 func (x *Exchange) Failed() error {
+	if lost := x.lost.Load(); lost != nil {
+		return *lost
+	}
 	words := x.status.Bytes()
 	if words == nil {
 		return cuda.ErrClosed
@@ -199,6 +204,25 @@ func (x *Exchange) Failed() error {
 				x.engines[who-1].info.Ordinal, d.info.Ordinal, uint32(word), x.limit, ErrNoAnswer)
 		}
 	}
+	return nil
+}
+
+// Realign has members agree again on what comes next, when one of them could not be given an operation that others may have been
+// given, and so wait for it: finish waits for the work of all members, which ends within the limit. What was computed before
+// the operation is right. On an error the group can only be closed, and [Exchange.Failed] says so.
+func (x *Exchange) Realign(finish func() error) error {
+	err := finish()
+	for _, b := range x.memory {
+		if err == nil {
+			err = b.Set(0, 0, b.Len())
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("gpu: exchange: an operation was not given to all GPUs, and they can't begin anew: %w: %w", ErrNoAnswer, err)
+		x.lost.Store(&err)
+		return err
+	}
+	clear(x.status.Bytes())
 	return nil
 }
 

@@ -39,30 +39,64 @@ func TestEmulatedExchangeFails(t *testing.T) {
 	testExchangeFails(t, r, 100*time.Millisecond)
 }
 
-// A launch that fails on one GPU alone: the others end, and the error names that GPU.
+// A launch that fails on one GPU alone: the others end, and the error names that GPU. Behind Realign all go on, and where it
+// fails the group is lost.
 func TestEmulatedExchangeLaunchFails(t *testing.T) {
-	r, lib := emulatedExchange(t, 3, 100*time.Millisecond)
+	const members = 3
+	r, lib := emulatedExchange(t, members, 100*time.Millisecond)
 	rng := reftest.Rand(t)
-	o := r.reduction(t, rng, 2, 30, 0)
-	onAll(t, rng, 3, []*exchanged{o})
-	r.settle(t)
-	o.check()
+	few := r.x.few
+	many := func(o *exchanged) *exchanged {
+		queue := o.queue
+		o.queue = func(m int) error {
+			r.x.few = 0
+			defer func() { r.x.few = few }()
+			return queue(m)
+		}
+		return o
+	}
+	finish := func() error {
+		for _, m := range r.devs {
+			m.Settle(t)
+		}
+		return nil
+	}
 	launch := "cuLaunchKernel"
 	if r.engines[0].overlap() {
 		launch = "cuLaunchKernelEx"
 	}
-	lib.State().FailOn(1, launch, 2)
-	for m := range 3 {
-		if err := o.queue(m); (m == 1) != errors.Is(err, cuda.ErrOutOfMemory) {
-			t.Errorf("member %d: %v", m, err)
+	for i, o := range []*exchanged{r.reduction(t, rng, 2, 30, 0), many(r.reduction(t, rng, 2, 30, 0)), r.gathering(t, rng, 2, 30), r.choosing(t, rng, 2, 30)} {
+		for range 1 + rng.IntN(2) {
+			onAll(t, rng, members, []*exchanged{o})
+		}
+		r.settle(t)
+		o.check()
+		lost := i % members
+		lib.State().FailOn(lost, launch, 2)
+		for m := range members {
+			if err := o.queue(m); (m == lost) != errors.Is(err, cuda.ErrOutOfMemory) {
+				t.Errorf("member %d: %v", m, err)
+			}
+		}
+		lib.State().FailIn("", 0)
+		if rng.IntN(2) == 0 {
+			noError(t, finish())
+			wantError(t, "a launch that fails", r.x.Failed(), ErrNoAnswer, fmt.Sprintf("GPU %d did not answer", lost))
+		}
+		noError(t, r.x.Realign(finish))
+		noError(t, r.x.Failed())
+		o.again(rng)
+		onAll(t, rng, members, []*exchanged{o, o, o})
+		r.settle(t)
+		o.check()
+		o.close()
+	}
+	lost := errors.New("a GPU is lost")
+	for range 2 {
+		if err := r.x.Realign(func() error { return lost }); !errors.Is(err, lost) || !errors.Is(err, ErrNoAnswer) || r.x.Failed() != err {
+			t.Errorf("%v, and then %v", err, r.x.Failed())
 		}
 	}
-	lib.State().FailIn("", 0)
-	for _, m := range r.devs {
-		m.Settle(t)
-	}
-	wantError(t, "a launch that fails", r.x.Failed(), ErrNoAnswer, "GPU 1 did not answer")
-	o.close()
 	noError(t, r.x.Close())
 }
 
