@@ -676,7 +676,7 @@ func deviceFaults(t *testing.T, test func(t *testing.T, gpu *la.GPU, lib *fakedr
 // deviceFaultsOn is deviceFaults of several GPUs, of whose calls one of so many fails by default.
 func deviceFaultsOn(t *testing.T, gpus int, every int64, test func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error) {
 	if reftest.Every(t) {
-		every = (every + 9) / 10
+		every = (every + 24) / 25
 	}
 	for call := 1 + reftest.Rand(t).Int64N(every); ; call += every {
 		gpu, lib := la.FakeGPUs(t, gpus)

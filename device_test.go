@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -295,11 +296,22 @@ func printed(t *testing.T, f func()) string {
 	return string(text)
 }
 
+const (
+	mostTokens = 72
+	mostPinned = 8 // blocks of memory for copies, each with an event, that there may come to be
+)
+
 // decodeOnGPU loads a decoder of one layer, runs a step of it node by node,
 // records the next one and replays it some times, all on a GPU, or on several, each
 // of which does its part. A step that fails has changed nothing, and can be done again: the
 // error is of the first one. Then it calls done, and gives everything back.
-func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
+func decodeOnGPU(gpu *la.GPU, replays int, done func()) error {
+	return decodeSteps(gpu, replays, func(int, *la.DeviceTensor) error { return nil }, done)
+}
+
+// decodeSteps is decodeOnGPU that calls each behind each replay, with the tokens that the sequences have and the logits. They are
+// cut when they are mostTokens long.
+func decodeSteps(gpu *la.GPU, replays int, each func(tokens int, logits *la.DeviceTensor) error, done func()) (err error) {
 	const vocab, rows = 40, 2
 	members := len(gpu.Members())
 	width := 128 * members // as layers can be put in a chain
@@ -322,6 +334,7 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 		return G.NewTensor(g, d.Dtype(), len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 	}
 	var failed error
+	seed := uint32(1)
 	const everywhere = -1 // else the axis that is dealt out
 	weight := func(name string, axis int, shape ...int) *G.Node {
 		if failed != nil {
@@ -338,7 +351,13 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 		case axis == everywhere:
 			d, failed = gpu.UploadReplicated(tensor.New(tensor.Of(of), tensor.WithShape(shape...)))
 		default:
-			d, failed = gpu.UploadSharded(tensor.New(tensor.Of(of), tensor.WithShape(shape...)), axis)
+			x := tensor.New(tensor.Of(of), tensor.WithShape(shape...))
+			data := x.Data().([]la.F16)
+			for i := range data { // between 1/32 and 1/16, of both signs
+				seed = seed*1664525 + 1013904223
+				data[i] = la.F16(0x2800 | seed>>16&0x83ff)
+			}
+			d, failed = gpu.UploadSharded(x, axis)
 		}
 		if failed != nil {
 			return nil
@@ -462,7 +481,18 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 		return err
 	}
 	for range replays {
+		if steps == mostTokens {
+			for _, a := range appends {
+				if err := a.Seq.Truncate(0); err != nil {
+					return err
+				}
+			}
+			steps = 0
+		}
 		if err := turn(rec.Replay); err != nil {
+			return err
+		}
+		if err := each(steps, logits.Value().(*la.DeviceTensor)); err != nil {
 			return err
 		}
 	}
@@ -470,8 +500,8 @@ func decodeOnGPU(gpu *la.GPU, replays int, done func()) (err error) {
 		return err
 	}
 	for _, a := range appends {
-		if n := a.Seq.Len(); n != replays+2 {
-			return fmt.Errorf("%d tokens after %d steps", n, replays+2)
+		if n := a.Seq.Len(); n != steps {
+			return fmt.Errorf("%d tokens after %d steps", n, steps)
 		}
 	}
 	return nil
@@ -495,7 +525,7 @@ func TestGroupDecoderFaults(t *testing.T) {
 	if testing.Short() || reftest.RaceEnabled {
 		t.Skip("hundreds of decoders")
 	}
-	deviceFaultsOn(t, 2, 20, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+	deviceFaultsOn(t, 2, 50, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
 		return decodeOnGPU(gpu, 2, func() { lib.State().FailAt = 0 })
 	})
 }
@@ -528,6 +558,94 @@ func TestDecoderStepsTakeNoMemory(t *testing.T) {
 	}
 	if now := used(); now > 3*first {
 		t.Errorf("%d bytes used after 72 steps, %d after 3", now, first)
+	}
+}
+
+// Steps that two GPUs do apart take no memory of either, however many there are.
+func TestGroupStepsTakeNoMemory(t *testing.T) {
+	gpu, lib := la.FakeGPUs(t, 2)
+	replays := 2000
+	if reftest.Every(t) {
+		replays = 1e5
+	}
+	live := 0
+	testStepsTakeNoMemory(t, gpu, replays, func(step int) error {
+		lib.Forget()
+		if step == mostTokens {
+			live = lib.Live()
+		}
+		if n := lib.Live(); step > mostTokens && n > live+2*mostPinned {
+			return fmt.Errorf("%d objects of the driver behind %d steps, %d before", n, step, live)
+		}
+		return nil
+	})
+}
+
+// So it is on real ones, in half a minute; and equal steps have equal bits.
+func TestGPUsStepsTakeNoMemory(t *testing.T) {
+	if os.Getenv("LEANATTENTION_GPU") == "emulated" {
+		t.Skip("100000 steps on an emulated GPU")
+	}
+	gpu := gputest.OpenSome(t, 2)
+	for range 2 { // what is loaded once
+		if err := decodeOnGPU(gpu, 1, func() {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testStepsTakeNoMemory(t, gpu, 1e5, func(int) error { return nil })
+}
+
+func testStepsTakeNoMemory(t *testing.T, gpu *la.GPU, replays int, each func(step int) error) {
+	t.Helper()
+	used := make([]la.GPUMemory, len(gpu.Members()))
+	expected := make(map[int][]float32)
+	var heap runtime.MemStats
+	step, host := 0, uint64(0)
+	if err := decodeSteps(gpu, replays, func(tokens int, logits *la.DeviceTensor) error {
+		step++
+		if err := each(step); err != nil {
+			return err
+		}
+		if tokens%12 != 0 || step < mostTokens {
+			return nil
+		}
+		x, err := logits.Download()
+		if err != nil {
+			return err
+		}
+		// The first two steps were others.
+		now := x.Data().([]float32)
+		if want := expected[tokens]; want == nil {
+			expected[tokens] = now
+		} else if !slices.Equal(now, want) {
+			return fmt.Errorf("step %d, %d tokens: other logits than before", step, tokens)
+		}
+		for i := range used {
+			m, err := gpu.MemoryOf(i)
+			if err != nil {
+				return err
+			}
+			if step < 2*mostTokens { // pinned memory for copies is there
+				used[i] = m
+			} else if m.Used != used[i].Used || m.Pinned > used[i].Pinned+mostPinned<<16 {
+				return fmt.Errorf("step %d: GPU %d has %v, %v before", step, i, m, used[i])
+			}
+		}
+		if step == replays/4/12*12 || step+12 > replays {
+			runtime.GC()
+			runtime.ReadMemStats(&heap)
+			if host == 0 {
+				host = heap.HeapAlloc
+			} else if heap.HeapAlloc > host+1<<20 {
+				return fmt.Errorf("step %d: %d bytes of the host's memory, %d before", step, heap.HeapAlloc, host)
+			}
+		}
+		return nil
+	}, func() {}); err != nil {
+		t.Fatal(err)
+	}
+	if len(expected) != mostTokens/12 {
+		t.Errorf("logits of %d lengths", len(expected))
 	}
 }
 
