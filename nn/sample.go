@@ -54,7 +54,8 @@ var chooseMemory = sync.Pool{New: func() any { return new(choose.Memory) }}
 //
 // It computes on a GPU where each of its inputs is a [la.DeviceTensor], of rows of at most
 // 2^19 elements; there a probability is right to 1e-9 of itself. What a choice has
-// outside of its range is no error, since the host does not see it.
+// outside of its range is no error, since the host does not see it. Several GPUs choose the same
+// where logits are sharded on axis 1, and choices and randoms are on all of them.
 //
 // It has no gradients: asking for one is ErrUnsupported.
 //

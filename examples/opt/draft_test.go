@@ -76,7 +76,7 @@ func TestGPUsDraft(t *testing.T) {
 	if status != 0 || out != want {
 		t.Errorf("status %d, %q, on the CPU %q: %s", status, out, want, log)
 	}
-	for _, line := range []string{"MB of GPU 0 used here", "MB of GPU 1 used here", " with GPU 1 "} {
+	for _, line := range []string{"MB of GPU 0 used here", "MB of GPU 1 used here", " with GPU 1 ", "exchange 10 sums of 1.0 KB a run of decode, which take "} {
 		if !strings.Contains(log, line) {
 			t.Errorf("%q is not in %s", line, log)
 		}

@@ -97,6 +97,9 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 			return e
 		}
 	}
+	if err == nil {
+		err = l.measureExchange()
+	}
 	if o.json && (err == nil || errors.Is(err, context.Canceled)) {
 		report := l.newReport()
 		for i := range b.sequences {

@@ -21,8 +21,9 @@ type loaded struct {
 	config    hf.Config
 	folder    *hf.Folder
 	tokenizer *bpe.Tokenizer
-	gpu       *la.GPU     // nil: the CPU
-	comm      *ranks.Comm // of several processes; nil: this one is alone
+	gpu       *la.GPU        // nil: the CPU
+	comm      *ranks.Comm    // of several processes; nil: this one is alone
+	exchange  model.Exchange // that was measured
 
 	weights *model.Weights
 	decoder *model.Decoder

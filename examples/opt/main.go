@@ -42,7 +42,8 @@
 //	    "load": 0.02, "build": 0.01, "first": 0.02,
 //	    "prefill": {"tokens": 2, "runs": 1, "seconds": 0.01, "tokens_per_second": 200, "attention": 0.001, "bytes": 7000000},
 //	    "decode": {...},                    the same
-//	    "draft": {"tokens": 40, "accepted": 21, "runs": 8}    with -draft
+//	    "draft": {"tokens": 40, "accepted": 21, "runs": 8},   with -draft
+//	    "exchange": {"sums": 64, "bytes": 16384, "seconds": 0.0002}    of several GPUs or ranks, in a run of decode
 //	  }
 //	}
 //

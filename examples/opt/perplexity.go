@@ -75,6 +75,9 @@ func tellPerplexity(ctx context.Context, o options, text string, stdout, stderr 
 	if p.tokens == 0 || err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
+	if err == nil {
+		err = l.measureExchange()
+	}
 	result := p.result()
 	if o.json {
 		report := l.newReport()

@@ -40,7 +40,7 @@ func TestRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 		cases = append(cases,
-			"-prompt|Once upon a time|-n|6|-draft|ngram",
+			"-prompt|Once upon a time|-n|6|-draft|ngram|-stats",
 			"-prompt|Once upon a time|-n|4|-weights|f16|-cache|bf16|-temperature|1|-seed|5|-n-samples|2",
 			"-perplexity|"+file,
 			"-prompt|The cat|-n|4|-temperature|0.8|-seed|7|-draft|ngram|-draft-tokens|2")
@@ -56,6 +56,10 @@ func TestRanks(t *testing.T) {
 		text := func(r rankstest.Rank) string { return strings.SplitN(r.Text, "loading", 2)[0] }
 		if !sameText(text(one[0]), text(two[0])) || len(text(one[0])) < 5 {
 			t.Errorf("%s: one process writes %q, two %q", c, text(one[0]), text(two[0]))
+		}
+		const exchange = "exchange 10 sums of 1.0 KB a run of decode, which take "
+		if stats := strings.Contains(c, "-stats"); strings.Contains(one[0].Text, "exchange") || strings.Contains(two[0].Text, exchange) != stats {
+			t.Errorf("%s: one process writes %q, two %q", c, one[0].Text, two[0].Text)
 		}
 		if !strings.Contains(two[0].Text, "rank 0 of 2 on GPU 0") || two[1].Text != "0\n\n" {
 			t.Errorf("%s: rank 0 writes %q, rank 1 %q", c, two[0].Text, two[1].Text)

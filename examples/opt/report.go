@@ -67,6 +67,15 @@ type statsJSON struct {
 	Prefill phaseJSON  `json:"prefill"`         // prompts
 	Decode  phaseJSON  `json:"decode"`          // tokens that were chosen
 	Draft   *draftJSON `json:"draft,omitempty"` // with -draft
+
+	Exchange *exchangeJSON `json:"exchange,omitempty"` // of several GPUs or ranks that sum
+}
+
+// exchangeJSON is what GPUs or ranks sum in a run of decode.
+type exchangeJSON struct {
+	Sums    int     `json:"sums"`
+	Bytes   int     `json:"bytes"`   // of each
+	Seconds float64 `json:"seconds"` // that all of them take by themselves
 }
 
 // draftJSON is what drafts were good for.
@@ -92,11 +101,15 @@ func (l *loaded) newReport() *reportJSON {
 	if l.options.draft {
 		draft = &draftJSON{s.Draft.Tokens, s.Draft.Accepted, s.Draft.Passes}
 	}
+	var exchange *exchangeJSON
+	if x := l.exchange; x.Sums > 0 {
+		exchange = &exchangeJSON{x.Sums, x.Bytes, x.Time.Seconds()}
+	}
 	return &reportJSON{
 		Model: name(l.options.model), Device: l.device(),
 		Stats: statsJSON{
 			Seed: l.options.seed(), Load: l.first.load.Seconds(), Build: l.first.build.Seconds(), First: l.first.prompt.Seconds(),
-			Prefill: newPhase(s.Prefill), Decode: newPhase(s.Decode), Draft: draft,
+			Prefill: newPhase(s.Prefill), Decode: newPhase(s.Decode), Draft: draft, Exchange: exchange,
 		},
 	}
 }

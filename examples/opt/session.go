@@ -102,7 +102,7 @@ func converse(ctx context.Context, o options, stdin io.Reader, stdout, stderr io
 		err = errors.Join(err, fmt.Errorf("-i: putting the terminal back: %w", e))
 	}
 	if o.stats && err == nil {
-		err = l.writeStats(stderr)
+		err = errors.Join(l.measureExchange(), l.writeStats(stderr))
 	}
 	return err
 }

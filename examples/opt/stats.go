@@ -28,6 +28,28 @@ func (l *loaded) writeStats(w io.Writer) error {
 	}
 	err := writeReads(w, l.decoder)
 	l.writeMemory(w)
+	l.writeExchange(w)
+	return err
+}
+
+// writeExchange tells how long GPUs, or ranks, take for what they sum.
+func (l *loaded) writeExchange(w io.Writer) {
+	x := l.exchange
+	if x.Sums == 0 {
+		return
+	}
+	fmt.Fprintf(w, "exchange %d sums of %.1f KB a run of decode, which take %.3f ms by themselves", x.Sums, float64(x.Bytes)/1e3, 1e3*x.Time.Seconds())
+	if p := l.decoder.Stats().Decode; p.Passes > 0 {
+		fmt.Fprintf(w, ": %.1f%% of a run", 100*float64(x.Time)*float64(p.Passes)/float64(p.Time))
+	}
+	fmt.Fprintln(w)
+}
+
+// measureExchange is called on all ranks when all of them have done the same, and without an interrupt.
+func (l *loaded) measureExchange() (err error) {
+	if l.options.stats || l.options.json {
+		l.exchange, err = l.decoder.MeasureExchange()
+	}
 	return err
 }
 

@@ -97,6 +97,16 @@ func TestGPUsStepLaunches(t *testing.T) {
 					t.Errorf("a step that is replayed: %q, %d graphs", kernels, strings.Count(log, "cuGraphLaunch"))
 				}
 			}
+			// What is measured is sums alone.
+			lib.Forget()
+			x, err := d.MeasureExchange()
+			if err != nil || x.Sums != 2*layers || x.Bytes != 4*c.texts*config.HiddenSize || x.Time < 0 {
+				t.Errorf("%+v, %v", x, err)
+			}
+			kernels := slices.DeleteFunc(fakedriver.Kernels(lib.Log()), func(k string) bool { return k == "copy_pieces" })
+			if slices.ContainsFunc(kernels, func(k string) bool { return k != "exchange_all_reduce_few" }) || len(kernels) != 2*(1+8+24) {
+				t.Errorf("the exchange is measured by %q", kernels)
+			}
 			if err := d.Close(); err != nil {
 				t.Error(err)
 			}

@@ -1,0 +1,86 @@
+package model
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Exchange is what GPUs, or ranks, that have a model together sum in a run of decode.
+type Exchange struct {
+	Sums  int           // of all layers; 0: nothing is summed
+	Bytes int           // of each
+	Time  time.Duration // that all of them take by themselves
+}
+
+// MeasureExchange measures it: sums of that size, one behind the other, recorded and replayed some times. So nothing
+// is measured in the steps themselves. There a sum may take less, since in a step of few rows it is a part of the launch that makes what is summed, or
+// more, where one waits for another that is late. All ranks have to call it; of one GPU, and of several among which heads and
+// features can't be dealt out evenly, there is nothing to measure.
+func (d *Decoder) MeasureExchange() (x Exchange, err error) {
+	o, rows, width := &d.options, len(d.lengths), d.config.HiddenSize
+	if o.Device == nil || o.world().Size == 1 && (len(o.Device.Members()) == 1 || !evenly(&d.config, len(o.Device.Members()))) {
+		return x, nil
+	}
+	x.Sums, x.Bytes = 2*d.config.Layers, rows*width*4
+	there, err := o.Device.UploadReplicated(tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(rows, width)))
+	if err != nil {
+		return x, err
+	}
+	defer func() { err = errors.Join(err, there.Free()) }()
+	call := ongpu.Call{Op: "model.MeasureExchange", Node: new(ongpu.Node), Names: []string{"x"}, In: []G.Value{there}, DType: tensor.Float32, Shape: tensor.Shape{rows, width}}
+	if o.world().Size > 1 {
+		call.Queue = func(w *ongpu.Work) error { return ongpu.Together(w, o.Ranks, ongpu.Sum, rows*width, 0) }
+	} else {
+		call.Apart = func([]ongpu.Layout) (*ongpu.Apart, error) { // the sum of whatever is in the memory
+			return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: call.Shape, Sum: true}, nil
+		}
+	}
+	sums := func(n int) error {
+		for range n {
+			if _, err := ongpu.Compute(&call); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := sums(1); err != nil { // it loads kernels
+		return x, err
+	}
+	// A replay and waiting for it take time themselves, as long for few sums as for many.
+	const few, many, rounds = 8, 24, 9
+	var took [2]time.Duration
+	for i, n := range [...]int{few, many} {
+		if took[i], err = replayed(o.Device, rounds, func() error { return sums(n) }); err != nil {
+			return x, err
+		}
+	}
+	x.Time = max(took[1]-took[0], 0) * time.Duration(x.Sums) / (many - few)
+	return x, nil
+}
+
+// replayed is the median time of some replays of what run queues.
+func replayed(gpu *la.GPU, rounds int, run func() error) (took time.Duration, err error) {
+	recording, err := gpu.Record(run)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, recording.Close()) }()
+	var times []time.Duration
+	for range rounds + 1 {
+		began := time.Now()
+		if err := errors.Join(recording.Replay(), gpu.Synchronize()); err != nil {
+			return 0, err
+		}
+		times = append(times, time.Since(began))
+	}
+	times = times[1:] // the first replay brings the graph to the GPU
+	slices.Sort(times)
+	return times[rounds/2], nil
+}
