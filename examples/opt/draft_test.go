@@ -70,15 +70,17 @@ func TestGPUDraft(t *testing.T) {
 // On two GPUs, which -stats tells of.
 func TestGPUsDraft(t *testing.T) {
 	gputest.OpenSome(t, 2)
-	args := []string{"-prompt", "The key of Mira", "-n", "3", "-chunk", "8", "-stats"}
-	_, want, _ := command(t, args...)
-	status, out, log := command(t, append(args, "-device", "gpu:0,1")...)
-	if status != 0 || out != want {
-		t.Errorf("status %d, %q, on the CPU %q: %s", status, out, want, log)
-	}
-	for _, line := range []string{"MB of GPU 0 used here", "MB of GPU 1 used here", " with GPU 1 ", "exchange 10 sums of 1.0 KB a run of decode, which take "} {
-		if !strings.Contains(log, line) {
-			t.Errorf("%q is not in %s", line, log)
+	for _, drawn := range [][]string{nil, {"-temperature", "1", "-top-p", "0.95", "-seed", "5"}} {
+		args := append([]string{"-prompt", "The key of Mira", "-n", "3", "-chunk", "8", "-stats"}, drawn...)
+		_, want, _ := command(t, args...)
+		status, out, log := command(t, append(args, "-device", "gpu:0,1")...)
+		if status != 0 || out != want {
+			t.Errorf("%v: status %d, %q, on the CPU %q: %s", drawn, status, out, want, log)
+		}
+		for _, line := range []string{"MB of GPU 0 used here", "MB of GPU 1 used here", " with GPU 1 ", "exchange 10 sums of 1.0 KB a run of decode, which take "} {
+			if !strings.Contains(log, line) {
+				t.Errorf("%q is not in %s", line, log)
+			}
 		}
 	}
 	if !testing.Short() {

@@ -222,7 +222,10 @@ func (x *Exchange) Realign(finish func() error) error {
 		x.lost.Store(&err)
 		return err
 	}
-	clear(x.status.Bytes())
+	words := x.status.Bytes()
+	for i := range x.engines {
+		atomic.StoreUint64((*uint64)(unsafe.Pointer(&words[8*i])), 0)
+	}
 	return nil
 }
 
