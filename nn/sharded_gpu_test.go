@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -557,6 +558,84 @@ func testChoice(t *testing.T, members int) {
 				}
 			}
 		}
+	}
+}
+
+// A call of the driver that fails while two GPUs do their parts of a graph is an error that names one of them, and the graph can run again: then
+// it has the bits that it had before, also where a GPU was left waiting for a sum that the other one was not given.
+func TestGPUsFaults(t *testing.T) {
+	lib := system.Emulate(t)
+	if lib == nil {
+		t.Skip("calls of a real driver don't fail on demand")
+	}
+	gpu, err := la.OpenGPUs(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gpu.Close()
+	rng := reftest.Rand(t)
+	const rows, d, inner, vocab = 2, 64, 128, 30
+	p := newPlaces(t, rng, gpu)
+	weight := func(at placement, out, in int) *G.Node {
+		return p.letAs(p.random(la.Float16, 1/math.Sqrt(float64(in)), out, in), at)[1]
+	}
+	x := p.letAs(p.random(tensor.Float32, 1, rows, d), onAll)[1]
+	must := func(n *G.Node, err error) *G.Node {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	h := must(nn.Linear(x, weight(byRows, inner, d), nil, nn.WithReLU()))
+	y := must(nn.Linear(h, weight(byColumns, d, inner), nil, nn.WithResidual(x)))
+	logits := must(nn.Linear(y, weight(byRows, vocab, d), nil))
+	chosen := must(nn.ArgMax(logits))
+	vm := G.NewTapeMachine(p.g[1])
+	defer vm.Close()
+	run := func() (all string, err error) {
+		defer vm.Reset()
+		if err := vm.RunAll(); err != nil {
+			return "", la.Cause(err)
+		}
+		for _, n := range []*G.Node{y, logits, chosen} {
+			v, err := n.Value().(*la.DeviceTensor).Download()
+			if err != nil {
+				return "", err
+			}
+			all += fmt.Sprint(v.Data())
+		}
+		return all, nil
+	}
+	var want string
+	var calls int64
+	for range 2 {
+		calls = lib.State().Calls
+		if want, err = run(); err != nil {
+			t.Fatal(err)
+		}
+		calls = lib.State().Calls - calls
+	}
+	failed := map[string]bool{}
+	every := int64(1)
+	if !reftest.Every(t) {
+		every = 7
+	}
+	for call := 1 + rng.Int64N(every); call <= calls; call += every {
+		lib.State().FailAt, lib.State().FailWith = lib.State().Calls+call, 2
+		_, err := run()
+		lib.State().FailAt = 0
+		what := lib.State().Failed()
+		failed[what] = true
+		if err != nil && (!errors.Is(err, la.ErrOutOfMemory) || errors.Is(err, la.ErrNoAnswer) || !strings.Contains(err.Error(), "GPU ")) || err == nil && what != "cuCtxPopCurrent_v2" {
+			t.Errorf("call %d of %d, %s, failed: %v", call, calls, what, err)
+		}
+		if got, err := run(); err != nil || got != want {
+			t.Fatalf("behind call %d of %d, %s, which failed: %v, %s, want %s", call, calls, what, err, got, want)
+		}
+	}
+	if reftest.Every(t) && (!failed["cuLaunchKernelEx"] && !failed["cuLaunchKernel"] || !failed["cuStreamWaitEvent"]) {
+		t.Errorf("%v failed", failed)
 	}
 }
 

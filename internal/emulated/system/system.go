@@ -16,11 +16,11 @@ import (
 // Emulate makes the machine's driver one that executes kernels without a GPU, until
 // the test ends, if LEANATTENTION_GPU=emulated is in the environment. It has four, which
 // reach each other, and do what is queued at any time that its order allows. The test that
-// opens a GPU calls it first.
-func Emulate(t testing.TB) {
+// opens a GPU calls it first. It returns that driver, or nil.
+func Emulate(t testing.TB) *fakedriver.Library {
 	t.Helper()
 	if os.Getenv("LEANATTENTION_GPU") != "emulated" {
-		return
+		return nil
 	}
 	real := gpu.Image
 	var capability int
@@ -30,4 +30,5 @@ func Emulate(t testing.TB) {
 	lib.State().Devices = 4
 	lib.State().Late = reftest.Rand(t).Uint64() | 1
 	emulated.Execute(t, lib, capability, 16)
+	return lib
 }
