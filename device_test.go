@@ -525,7 +525,7 @@ func TestGroupDecoderFaults(t *testing.T) {
 	if testing.Short() || reftest.RaceEnabled {
 		t.Skip("hundreds of decoders")
 	}
-	deviceFaultsOn(t, 2, 50, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+	deviceFaultsOn(t, 2, 70, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
 		return decodeOnGPU(gpu, 2, func() { lib.State().FailAt = 0 })
 	})
 }
