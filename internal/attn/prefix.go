@@ -13,15 +13,28 @@ type Prefixes struct {
 	Found []Prefix
 	Own   []int // of each sequence, how many of its keys are in prefixes: its own begin there
 	Saved int   // how many keys less are read
+	Turn  int   // changes with all of this, and where the queries of sequences in prefixes lie
 
-	keys  []uint64
-	full  []int32 // of each sequence, how many pages are full of keys that all of its queries see
-	order []int32 // sequences, those of a prefix side by side
-	seqs  []Sequence
 	page  int
-	least int
-	left  int // queries that members of further prefixes may have
+	limit limits
+	full  []int32 // of each sequence, how many pages are full of keys that all of its queries see; 0: it is no member
+	order []int32 // sequences that may be members, by their full pages, page by page: those of a prefix are side by side
+	alike []int32 // of each place in order, how many full pages its sequence and the next one have in common
+	rows  []rows  // of each place in order
+	nodes []node  // of the tree of forks, those with the last sequences first
+	above []node  // scratch
+	keys  []uint64
+	moved []int32
 }
+
+// limits are what Find was told, besides sequences.
+type limits struct{ page, sequences, least, queries int }
+
+// rows are those of a sequence's queries.
+type rows struct{ first, n int }
+
+// node is sequences order[from:to], which have so many pages in common, and no others.
+type node struct{ from, to, pages int32 }
 
 // Prefix is the keys [First, End) of some sequences, which begin and end with pages. All of their queries see all of them.
 type Prefix struct {
@@ -34,10 +47,14 @@ func (f *Prefixes) Members(p *Prefix) []int32 { return f.order[p.from:p.to] }
 
 // AppendOwn appends the sequences that Find was given to own, without what of them is in prefixes.
 func (f *Prefixes) AppendOwn(own, seqs []Sequence) []Sequence {
-	for i, q := range seqs {
-		q.Keys -= f.Own[i]
-		q.Pages = q.Pages[f.Own[i]/f.page:]
-		own = append(own, q)
+	at := len(own)
+	own = append(own, seqs...)
+	for i, n := range f.Own {
+		if n > 0 {
+			q := &own[at+i]
+			q.Keys -= n
+			q.Pages = q.Pages[n/f.page:]
+		}
 	}
 	return own
 }
@@ -55,8 +72,10 @@ func (f *Prefixes) Sequence(p *Prefix, seqs []Sequence) Sequence {
 // AppendRows appends the rows of these queries.
 func (f *Prefixes) AppendRows(rows []int32, p *Prefix, seqs []Sequence) []int32 {
 	for _, m := range f.Members(p) {
-		for r := range seqs[m].Queries {
-			rows = append(rows, int32(seqs[m].Row+r))
+		q := &seqs[m]
+		rows = append(rows, int32(q.Row))
+		for r := 1; r < q.Queries; r++ { // members have one at least
+			rows = append(rows, int32(q.Row+r))
 		}
 	}
 	return rows
@@ -110,91 +129,196 @@ func (p *Problem) OfPrefixes() Problem {
 //
 // That two sequences have a page at the same place says that they have all pages before it: pages come to be shared by
 // forks alone.
+//
+// What it finds does not depend on what it found before. But sequences that were in order then mostly are again, a token
+// later, and to see that is most of what Find does.
 func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
-	f.seqs, f.page, f.least = seqs, g.PageTokens, max(least, 1)
-	f.Saved, f.left = 0, queries
-	f.Found, f.order, f.Own, f.full = f.Found[:0], f.order[:0], f.Own[:0], f.full[:0]
+	now := limits{g.PageTokens, len(seqs), max(least, 1), queries}
+	f.page = now.page
+	members := f.count(g, seqs)
+	ordered, same := f.stillInOrder(seqs, members)
+	if same && now == f.limit {
+		return
+	}
+	f.limit = now
+	f.Turn++
+	if !ordered {
+		f.order, f.alike, f.rows = f.order[:0], zeros(f.alike, members), zeros(f.rows, members)
+		for i, n := range f.full {
+			if n > 0 {
+				f.order = append(f.order, int32(i))
+			}
+		}
+		if members > 1 {
+			f.sort(seqs, 0, members, 0)
+		}
+	}
+	for at, i := range f.order {
+		f.rows[at] = rows{seqs[i].Row, seqs[i].Queries}
+	}
+	f.take(len(seqs), now.least, queries)
+}
+
+// count says how many sequences may be members, and lists how many full pages each has.
+func (f *Prefixes) count(g *Problem, seqs []Sequence) (members int) {
+	f.full = zeros(f.full, len(seqs))
 	for i := range seqs {
 		q := &seqs[i]
 		seen := q.Keys
 		if g.Causal {
-			seen = max(seen-q.Queries, 0)
+			seen -= q.Queries
 		}
-		full := seen / f.page
-		if g.Window != 0 && full > 0 {
+		if q.Queries == 0 || seen < f.page {
+			continue
+		}
+		if g.Window != 0 {
 			if first, _ := g.Mask.Keys(q.Queries, q.Keys, q.Queries-1); first > 0 {
-				full = 0
+				continue
 			}
 		}
-		f.Own, f.full = append(f.Own, 0), append(f.full, int32(full))
-		if q.Queries > 0 && full > 0 {
-			f.order = append(f.order, int32(i))
-		}
+		f.full[i] = int32(seen / f.page)
+		members++
 	}
-	if len(f.order) > 1 {
-		f.split(0, len(f.order), 0, 0)
-	}
-	f.seqs = nil
+	return members
 }
 
-// split looks for prefixes among the sequences order[from:to], which have so many pages in common, and whose keys are in
-// prefixes up to page begin.
-func (f *Prefixes) split(from, to, common, begin int) {
-	next := func(i int32) int32 { // the first page that may differ
-		if int(f.full[i]) <= common {
-			return -1
-		}
-		return f.seqs[i].Pages[common]
+// zeros is so many of them, in the memory of s if that is enough.
+func zeros[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n, 2*n)
 	}
+	s = s[:n]
+	clear(s)
+	return s
+}
+
+// next is the page of sequence i behind so many that are full, and -1 if there is none.
+func (f *Prefixes) next(seqs []Sequence, i int32, pages int) int32 {
+	if int(f.full[i]) <= pages {
+		return -1
+	}
+	return seqs[i].Pages[pages]
+}
+
+// stillInOrder says whether order is that of these sequences, as it was that of others. Then alike is, too: only what has
+// changed is looked for. same: they have in common what those had, and queries in the same rows.
+func (f *Prefixes) stillInOrder(seqs []Sequence, members int) (ordered, same bool) {
+	if len(f.order) != members {
+		return false, false
+	}
+	same = true
+	for at, b := range f.order {
+		if int(b) >= len(seqs) || f.full[b] == 0 {
+			return false, false
+		}
+		if same = same && f.rows[at] == (rows{seqs[b].Row, seqs[b].Queries}); at == 0 {
+			continue
+		}
+		a := f.order[at-1]
+		x, y := seqs[a].Pages[:f.full[a]], seqs[b].Pages[:f.full[b]]
+		most := min(len(x), len(y))
+		n := min(int(f.alike[at-1]), most)
+		if n > 0 && x[n-1] != y[n-1] {
+			n = sort.Search(n-1, func(n int) bool { return x[n] != y[n] })
+		} else if n < most && x[n] == y[n] {
+			n += 1 + sort.Search(most-n-1, func(more int) bool { return x[n+1+more] != y[n+1+more] })
+		}
+		if f.alike[at-1] != int32(n) {
+			same, f.alike[at-1] = false, int32(n)
+		}
+		if c, d := f.next(seqs, a, n), f.next(seqs, b, n); c > d || c == d && a > b {
+			return false, false
+		}
+	}
+	return true, same
+}
+
+// sort puts order[from:to] in order, which is that of their numbers and has so many pages in common.
+func (f *Prefixes) sort(seqs []Sequence, from, to, pages int) {
 	all := f.order[from:to]
-	f.keys = f.keys[:0]
-	alike, page := true, next(all[0])
-	for _, i := range all {
-		n := next(i)
-		alike = alike && n == page
-		f.keys = append(f.keys, uint64(n+1)<<32|uint64(i))
-	}
-	if alike {
-		if page >= 0 {
-			f.group(from, to, common, begin)
+	// What all have in common, and whether some end there.
+	first := seqs[all[0]].Pages
+	end := int(f.full[all[0]])
+	for _, i := range all[1:] {
+		b := seqs[i].Pages
+		if end = min(end, int(f.full[i])); end > pages && first[end-1] != b[end-1] {
+			end = pages + sort.Search(end-pages, func(n int) bool { return first[pages+n] != b[pages+n] })
 		}
-		return
 	}
-	slices.Sort(f.keys)
-	for n, key := range f.keys {
-		all[n] = int32(uint32(key))
+	f.keys, f.moved = f.keys[:0], append(f.moved[:0], all...)
+	for at, i := range all {
+		f.keys = append(f.keys, uint64(f.next(seqs, i, end)+1)<<32|uint64(at))
 	}
-	for len(all) > 0 { // f.keys are other ones when group has been called
-		n, page := 1, next(all[0])
-		for n < len(all) && next(all[n]) == page {
+	if !slices.IsSorted(f.keys) {
+		slices.Sort(f.keys)
+		for n, key := range f.keys {
+			all[n] = f.moved[uint32(key)]
+		}
+	}
+	for len(all) > 0 { // f.keys are other ones when sort has been called
+		n, page := 1, f.next(seqs, all[0], end)
+		for n < len(all) && f.next(seqs, all[n], end) == page {
 			n++
 		}
-		if n > 1 && page >= 0 {
-			f.group(from, from+n, common, begin)
+		if page < 0 {
+			for at := from; at < from+n; at++ {
+				f.alike[at] = int32(end)
+			}
+		} else if n > 1 {
+			f.sort(seqs, from, from+n, end+1)
 		}
+		f.alike[from+n-1] = int32(end) // the last one and the next are alike in what all are
 		from, all = from+n, all[n:]
 	}
 }
 
-// group is split of sequences that have one more page in common at least.
-func (f *Prefixes) group(from, to, common, begin int) {
-	first := f.order[from]
-	end := int(f.full[first])
-	a, rows := f.seqs[first].Pages, f.seqs[first].Queries
-	for _, i := range f.order[from+1 : to] {
-		b := f.seqs[i].Pages
-		rows += f.seqs[i].Queries
-		if end = min(end, int(f.full[i])); a[end-1] != b[end-1] {
-			end = common + sort.Search(end-common, func(n int) bool { return a[common+n] != b[common+n] })
+// take makes prefixes of the tree's nodes, from its root on, those that are worth it.
+func (f *Prefixes) take(sequences, least, queries int) {
+	f.Saved, f.Found, f.Own = 0, f.Found[:0], zeros(f.Own, sequences)
+	// From the last place on: a node ends where sequences before it have less in common. Nodes that begin at one place end
+	// one behind the other, the largest last.
+	f.nodes, f.above = f.nodes[:0], f.above[:0]
+	for at := len(f.order) - 2; at >= -1; at-- {
+		n, to := int32(0), int32(at+2)
+		if at >= 0 {
+			n = f.alike[at]
+		}
+		for last := len(f.above) - 1; last >= 0 && f.above[last].pages > n; last-- {
+			open := f.above[last]
+			open.from, to = int32(at+1), open.to
+			f.nodes, f.above = append(f.nodes, open), f.above[:last]
+		}
+		if last := len(f.above) - 1; n > 0 && (last < 0 || f.above[last].pages < n) {
+			f.above = append(f.above, node{to: to, pages: n})
 		}
 	}
-	if saved := (end - begin) * f.page * (to - from - 1); saved >= f.least && rows <= f.left {
-		f.Saved, f.left = f.Saved+saved, f.left-rows
-		f.Found = append(f.Found, Prefix{First: begin * f.page, End: end * f.page, from: from, to: to})
-		for _, i := range f.order[from:to] {
-			f.Own[i] = end * f.page
+	// above are now the nodes around one that are prefixes.
+	for _, n := range slices.Backward(f.nodes) {
+		begin, members := int32(0), int(n.to-n.from)
+		for last := len(f.above) - 1; last >= 0; last-- {
+			if f.above[last].to > n.from {
+				begin = f.above[last].pages
+				break
+			}
+			f.above = f.above[:last]
 		}
-		begin = end
+		saved := int(n.pages-begin) * f.page * (members - 1)
+		if saved < least {
+			continue
+		}
+		all := 0
+		for _, r := range f.rows[n.from:n.to] {
+			all += r.n
+		}
+		if all > queries {
+			continue
+		}
+		f.Saved, queries = f.Saved+saved, queries-all
+		f.Found = append(f.Found, Prefix{First: int(begin) * f.page, End: int(n.pages) * f.page, from: int(n.from), to: int(n.to)})
+		for _, i := range f.order[n.from:n.to] {
+			f.Own[i] = int(n.pages) * f.page
+		}
+		f.above = append(f.above, n)
 	}
-	f.split(from, to, end, begin)
+	f.above = f.above[:0]
 }

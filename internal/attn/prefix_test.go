@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/pages"
+
 	"pgregory.net/rapid"
 )
 
@@ -92,6 +94,103 @@ func TestPrefixes(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What is found of a step is what is found of it by itself, whatever was found before: sequences are forked, grow, are truncated, lose
+// what windows leave behind and go, and come in another order.
+func TestPrefixesOfSteps(t *testing.T) {
+	again, fresh := 0, 0 // steps of which all was as before, and others with prefixes
+	for range 100 {
+		rapid.Check(t, func(t *rapid.T) {
+			size := rapid.IntRange(1, 3).Draw(t, "page")
+			pool, g := pages.New(1000, size), Problem{PageTokens: size, Mask: Mask{Causal: rapid.Bool().Draw(t, "causal")}}
+			if rapid.IntRange(0, 4).Draw(t, "window") == 0 {
+				g.Window = rapid.IntRange(1, 40).Draw(t, "of")
+			}
+			var tables []*pages.Table
+			var was Prefixes
+			lay := rapid.Permutation([]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}).Draw(t, "order")
+			for range rapid.IntRange(1, 12).Draw(t, "steps") {
+				for range rapid.IntRange(0, 3).Draw(t, "changes") {
+					at := func() int { return rapid.IntRange(0, len(tables)-1).Draw(t, "table") }
+					switch what := rapid.IntRange(0, 7).Draw(t, "what"); {
+					case len(tables) == 0 || what == 0 && len(tables) < len(lay):
+						tables = append(tables, new(pages.Table))
+						grow(t, pool, tables[len(tables)-1], rapid.IntRange(1, 30).Draw(t, "tokens"))
+					case what <= 3 && len(tables) < len(lay):
+						x, err := pool.Clone(tables[at()])
+						noError(t, err)
+						tables = append(tables, &x)
+					case what == 4:
+						x := tables[at()]
+						noError(t, pool.Truncate(x, rapid.IntRange(x.Gap.End, x.Tokens).Draw(t, "left")))
+					case what == 5:
+						i := at()
+						noError(t, pool.Release(tables[i].Pages))
+						tables = slices.Delete(tables, i, i+1)
+					case what == 6:
+						x := tables[at()]
+						gap := x.Gap
+						if gap == (pages.Gap{}) {
+							gap.First = min(size, x.Tokens)
+							gap.End = gap.First
+						}
+						gap.End = rapid.IntRange(gap.End, x.Tokens).Draw(t, "gone")
+						noError(t, pool.Drop(x, gap))
+					default:
+						lay = rapid.Permutation(lay).Draw(t, "order")
+					}
+				}
+				var seqs []Sequence
+				row := 0
+				for _, i := range lay {
+					if i >= len(tables) {
+						continue
+					}
+					q := Sequence{Row: row, Queries: rapid.SampledFrom([]int{1, 1, 1, 1, 1, 1, 0, 3}).Draw(t, "queries")}
+					grow(t, pool, tables[i], q.Queries)
+					q.Keys, q.Pages = tables[i].Tokens-pool.Shift(tables[i]), tables[i].Pages
+					row += q.Queries
+					seqs = append(seqs, q)
+				}
+				most := rapid.SampledFrom([]int{math.MaxInt, math.MaxInt, math.MaxInt, 10}).Draw(t, "most")
+				var now Prefixes
+				turn := was.Turn
+				was.Find(&g, seqs, 1, most)
+				now.Find(&g, seqs, 1, most)
+				if !slices.Equal(was.Found, now.Found) || !slices.Equal(was.Own, now.Own) || was.Saved != now.Saved || !slices.Equal(was.order, now.order) {
+					t.Fatalf("%+v: found %v in %v, own keys from %v, %d saved; by itself %v in %v, %v, %d", seqs,
+						was.Found, was.order, was.Own, was.Saved, now.Found, now.order, now.Own, now.Saved)
+				}
+				if len(now.Found) > 0 && was.Turn == turn {
+					again++
+				} else if len(now.Found) > 0 {
+					fresh++
+				}
+			}
+		})
+		if again > 20 && fresh > 20 {
+			return
+		}
+	}
+	t.Errorf("%d steps were as the step before, %d others had prefixes", again, fresh)
+}
+
+// grow appends tokens to a table.
+func grow(t *rapid.T, pool *pages.Pool, x *pages.Table, tokens int) {
+	if tokens == 0 {
+		return
+	}
+	var r pages.Reservation
+	noError(t, pool.Reserve(&r, x, tokens))
+	noError(t, pool.Commit(&r))
+}
+
+func noError(t *rapid.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // 256 sequences: a system prompt, 16 conversations, 16 samples of each.

@@ -411,9 +411,19 @@ func (p *Plan) setWholesApart(g int) {
 		return
 	}
 	// The least m for which workers have all that are small enough: then those who
-	// have none are few.
-	all := func(i int) bool { return p.packLast(g, int64(i)+1, most) }
-	p.packLast(g, int64(sort.Search(int(most-1), all))+1, most)
+	// have none are few. It is little more than if output tiles could be cut.
+	if p.packLast(g, most, most) {
+		small := p.tiles - p.wholes[0]
+		least, enough := max((small-1)/int64(g)+1, 1), most
+		for more := int64(0); least < enough; more = 2*more + 1 {
+			if m := min(least+more, (least+enough)/2); p.packLast(g, m, most) {
+				enough = m
+			} else {
+				least = m + 1
+			}
+		}
+		p.packLast(g, enough, most)
+	}
 	if p.wholes[0] == p.tiles {
 		p.wholes = p.wholes[:0]
 	}
@@ -578,6 +588,20 @@ func (it *Iterator) GoTo(w int) {
 	it.seek()
 }
 
+// GoToRange is GoTo without the worker's Wholes.
+func (it *Iterator) GoToRange(w int) {
+	it.pos, it.end = it.plan.Range(w)
+	it.then, it.last = 0, 0
+	it.seek()
+}
+
+// GoToWholes is GoTo without the worker's Range.
+func (it *Iterator) GoToWholes(w int) {
+	it.pos, it.end = it.plan.Wholes(w)
+	it.then, it.last = 0, 0
+	it.seek()
+}
+
 // seek finds the output tile of pos.
 func (it *Iterator) seek() {
 	if it.pos == it.end {
@@ -593,7 +617,7 @@ func (it *Iterator) seek() {
 	}
 	n := p.headTiles(q)
 	if it.pos < q.tile || it.pos-q.tile >= p.heads*n {
-		it.seq = sort.Search(len(p.seqs), func(i int) bool { return p.seqs[i].tile > it.pos }) - 1
+		it.seq = p.sequenceOf(it.pos, it.seq)
 		q = &p.seqs[it.seq]
 		n = p.headTiles(q)
 	}
@@ -604,6 +628,29 @@ func (it *Iterator) seek() {
 		it.block = sort.Search(len(starts), func(i int) bool { return starts[i] > rest }) - 1
 		it.at += starts[it.block]
 	}
+}
+
+// sequenceOf returns the last sequence that begins at or before a LeanTile. It looks near a given one first, and ever further away.
+func (p *Plan) sequenceOf(tile int64, near int) int {
+	from, to := 0, len(p.seqs) // it is one of these
+	if p.seqs[near].tile <= tile {
+		from = near
+		for step := 1; from+step < to; step *= 2 {
+			if p.seqs[from+step].tile > tile {
+				to = from + step
+				break
+			}
+			from += step
+		}
+	}
+	for to-from > 1 {
+		if middle := int(uint(from+to) / 2); p.seqs[middle].tile > tile {
+			to = middle
+		} else {
+			from = middle
+		}
+	}
+	return from
 }
 
 // Next returns the worker's next Work, and false after the last.

@@ -40,12 +40,17 @@ func (k *kernel) stepTime() int64 { return int64(k.tile.blocks) * k.stepCost() }
 func (k *kernel) runsBeside() bool { return k.tile.warps == 0 }
 
 // fewCost is the cost of a sequence by the kernels for few rows.
-func fewCost(g *attn.Problem, s *sequence) (cost int64) {
-	rows := int(s.queries) * g.Group()
+func fewCost(g *attn.Problem, s *sequence) int64 {
+	return fewTiles(g, s, g.Group(), tileTokens(g)) * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows
+}
+
+// fewTiles is how many LeanTiles of so many tokens they have in a head.
+func fewTiles(g *attn.Problem, s *sequence, group, tile int) (tiles int64) {
+	rows := int(s.queries) * group
 	for first := 0; first < rows; first += BlockRows {
-		cost += keysOf(g, s, first, min(first+BlockRows, rows), 1).Tiles(tileTokens(g))
+		tiles += keysOf(g, s, first, min(first+BlockRows, rows), 1).Tiles(tile)
 	}
-	return cost * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows
+	return tiles
 }
 
 // manyCost is the cost of a sequence by k, which is one for many rows: its products, or, where

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"math"
+	"math/bits"
 	"slices"
 	"sync"
 
@@ -28,7 +29,7 @@ type Plan struct {
 	tiles           []int64       // scratch of Build
 	covered         []bool        // scratch of Build
 	ordered         []sequence    // scratch of Build
-	places          []uint64      // scratch of Build
+	places          []uint64      // scratch of Build: the numbers of sequences as sortSequences had them last, behind what they are sorted by
 	unsorted        []sequence    // scratch of Build
 	numbers         []numbered    // scratch of Build: seqs, which sequences these are
 	into            []int         // where new tokens go, within BuildPart; nil: they are the last keys
@@ -253,7 +254,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 		take.states = max(p.engine.statesBytes(&g, need.tiles, need.longest, take.tileRows), p.engine.reserveStates(&g, &least, take.tileRows))
 	}
 	if shares {
-		look.sharing = p.layPrefixes(&results, &g, rows, look.kernel, who, &need.Capacity, &least)
+		look.sharing = p.layPrefixes(&results, &g, rows, look.kernel, who, &need, &least)
 		take.states = look.sharing.states(&g).end
 	}
 	if err := p.memory.reserve(p.engine, op, need.Capacity, least, take); err != nil {
@@ -355,8 +356,8 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		return m, gpu.Errorf(op, attn.ErrShape, "%d rows", rows)
 	}
 	m.Rows, m.lastPage = rows, -1
-	group, tile := g.Group(), tileTokens(g)
-	mostQueries := mostPackedRows / group
+	group, tile := g.Group(), bits.TrailingZeros(uint(tileTokens(g)))
+	mostQueries, biased := mostPackedRows/group, g.Bias != (attn.Bias{})
 	for i := range seqs {
 		q := &seqs[i]
 		if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt32-q.Queries || q.Keys > mostKeyRows {
@@ -375,10 +376,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		if len(q.Pages) < live {
 			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
 		}
-		last := uint32(0) // a negative page is more than any other
-		for _, page := range q.Pages[:live] {
-			last = max(last, uint32(page))
-		}
+		last := highest(q.Pages[:live]) // a negative page is more than any other
 		if last > math.MaxInt32 {
 			j := slices.IndexFunc(q.Pages[:live], func(page int32) bool { return page < 0 })
 			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d names page %d at %d", i, q.Pages[j], j)
@@ -386,11 +384,13 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		if live > 0 {
 			m.lastPage = max(m.lastPage, int(last))
 		}
-		if err := q.CheckTree(op, i, g.Mask); err != nil {
-			return m, err
+		if q.Tree != nil {
+			if err := q.CheckTree(op, i, g.Mask); err != nil {
+				return m, err
+			}
+			m.trees += len(q.Tree)
 		}
-		m.trees += len(q.Tree)
-		if !g.Bias.Covers(i, q.Queries, q.Keys) {
+		if biased && !g.Bias.Covers(i, q.Queries, q.Keys) {
 			return m, gpu.Errorf(op, attn.ErrShape, "sequence %d has %d queries and %d keys, the bias is of %d sequences, %d queries and %d keys",
 				i, q.Queries, q.Keys, g.Bias.Sequences, g.Bias.Queries, g.Bias.Keys)
 		}
@@ -400,7 +400,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		m.Queries = max(m.Queries, q.Queries)
 		m.Pages += live
 		m.splits = m.splits || live > 1
-		tiles := int64(attn.Ceil(q.Keys, tile))
+		tiles := int64((q.Keys + 1<<tile - 1) >> tile)
 		m.longest = max(m.longest, tiles)
 		m.tiles += int64(attn.Ceil(q.Queries*group, BlockRows)) * tiles * int64(g.KVHeads)
 		if m.Pages > math.MaxInt32 || m.tiles > math.MaxInt32 {
@@ -408,6 +408,21 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		}
 	}
 	return m, nil
+}
+
+// highest is the highest page, and 0 if there is none. It has four chains of comparisons: in one each waits for the one before.
+func highest(pages []int32) uint32 {
+	var a, b, c, d uint32
+	for len(pages) >= 8 {
+		x := pages[:8]
+		a, b, c, d = max(a, uint32(x[0])), max(b, uint32(x[1])), max(c, uint32(x[2])), max(d, uint32(x[3]))
+		a, b, c, d = max(a, uint32(x[4])), max(b, uint32(x[5])), max(c, uint32(x[6])), max(d, uint32(x[7]))
+		pages = pages[8:]
+	}
+	for _, page := range pages {
+		a = max(a, uint32(page))
+	}
+	return max(a, b, c, d)
 }
 
 // pack writes the sequences, those of so many queries at most first, the block table and the slots of
@@ -418,7 +433,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 	for range rows {
 		p.slots = append(p.slots, -1)
 	}
-	pageRows := int64(g.Key.Page / g.Dim)
+	pageRows, detailed := int64(g.Key.Page/g.Dim), hasDetails(g)
 	for i := range seqs {
 		q := &seqs[i]
 		if q.Queries == 0 {
@@ -432,7 +447,9 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		} else if len(live) > 0 {
 			s.pages = live[0]
 		}
-		p.seqs, p.numbers = append(p.seqs, s), append(p.numbers, numbered{s, int32(i)})
+		if p.seqs = append(p.seqs, s); detailed {
+			p.numbers = append(p.numbers, numbered{s, int32(i)})
+		}
 		p.mostSlots = max(p.mostSlots, min(q.Keys, g.PageTokens))
 		p.reach = max(p.reach, q.Row+q.Queries)
 		first, _ := g.Mask.Keys(q.Queries, q.Keys, 0)
@@ -441,10 +458,14 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		if !p.appends {
 			continue
 		}
-		for t := range q.Queries {
-			key := q.Keys - q.Queries + t
+		at, slot := len(live)-1, q.Keys-(len(live)-1)*g.PageTokens // behind the last token
+		for t := q.Queries - 1; t >= 0; t-- {
+			if slot == 0 {
+				at, slot = at-1, g.PageTokens
+			}
+			slot--
 			// Where the row is no 32-bit number, neither are the buffer's: Append refuses it.
-			p.slots[q.Row+t] = int32(int64(live[key/g.PageTokens])*pageRows + int64(key%g.PageTokens))
+			p.slots[q.Row+t] = int32(int64(live[at])*pageRows + int64(slot))
 		}
 	}
 	p.sortSequences(p.seqs, queries)
@@ -470,16 +491,32 @@ func (p *Plan) packSlots(g *attn.Problem, pageRows int64) {
 // sortSequences has those of so many queries at most first, and of them and of the others the short
 // ones last: there whole output tiles are looked for.
 func (p *Plan) sortSequences(seqs []sequence, queries int) {
-	p.places = p.places[:0]
-	for i := range seqs {
-		p.places = append(p.places, uint64(seqs[i].place(queries))<<32|uint64(i))
+	if len(p.places) != len(seqs) {
+		p.places = p.places[:0]
+		for i := range seqs {
+			p.places = append(p.places, uint64(i))
+		}
 	}
-	slices.Sort(p.places)
-	p.unsorted = append(p.unsorted[:0], seqs...)
+	// In the order that was found last: a token later it mostly is the same, and nothing is to be sorted.
+	sorted, last := true, uint64(0)
 	for at, x := range p.places {
+		i := uint32(x)
+		now := uint64(seqs[i].place(queries))<<32 | uint64(i)
+		sorted, last, p.places[at] = sorted && last <= now, now, now
+	}
+	if !sorted {
+		slices.Sort(p.places)
+	}
+	p.unsorted = append(p.unsorted[:0], seqs...)
+	rising := true // their rows, as they were given
+	for at, x := range p.places {
+		rising = rising && (at == 0 || p.unsorted[at-1].row < p.unsorted[at].row)
 		seqs[at] = p.unsorted[uint32(x)]
 	}
-	for at := 0; at < len(seqs); { // those of one place by their rows, as they mostly are
+	if rising {
+		return // those of one place are in order of their rows
+	}
+	for at := 0; at < len(seqs); {
 		end := at + 1
 		for end < len(seqs) && p.places[end]>>32 == p.places[at]>>32 {
 			end++
@@ -509,15 +546,12 @@ func (s *sequence) place(queries int) uint32 {
 // not come there.
 func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 	p.masked = append(p.masked[:0], 0)
-	p.covered = append(p.covered[:0], make([]bool, rows)...)
-	for n, s := range p.seqs {
-		if rows > 0 {
-			for i := s.row; i < s.row+s.queries; i++ {
-				p.covered[i] = true
-			}
-		}
-		if n >= sequences {
-			continue // kernels for many rows come to all of their rows
+	covers := 0 // rows
+	for n := range p.seqs {
+		s := &p.seqs[n]
+		covers += int(s.queries)
+		if n >= sequences || g.Window == 0 && s.keys > 0 && s.keys >= s.queries {
+			continue // kernels for many rows come to all of their rows; each sees its own key at least
 		}
 		for i := range s.queries {
 			if first, end := g.Mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
@@ -526,9 +560,18 @@ func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 			p.masked = append(p.masked, s.row+i)
 		}
 	}
-	for i, covered := range p.covered {
-		if !covered {
-			p.masked = append(p.masked, int32(i))
+	if covers < rows {
+		p.covered = append(p.covered[:0], make([]bool, rows)...)
+		for n := range p.seqs {
+			s := &p.seqs[n]
+			for i := s.row; i < s.row+s.queries; i++ {
+				p.covered[i] = true
+			}
+		}
+		for i, covered := range p.covered {
+			if !covered {
+				p.masked = append(p.masked, int32(i))
+			}
 		}
 	}
 	p.masked[0] = int32(len(p.masked) - 1)
@@ -569,9 +612,9 @@ func (e *Engine) aheadBytes(g *attn.Problem) int {
 // find as much in the cache: a quarter of them at most.
 func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
 	p.ahead = append(p.ahead[:0], 0)
-	full := 0
-	for _, s := range p.seqs {
-		full += int(s.keys) / g.PageTokens
+	full, tokens := 0, int32(min(g.PageTokens, math.MaxInt32)) // no sequence has more keys
+	for i := range p.seqs {
+		full += int(p.seqs[i].keys / tokens)
 	}
 	size := 2 * pageBytes(g)
 	if !paged || size == 0 || full == 0 || g.Window != 0 { // of a window few pages are read
@@ -579,8 +622,12 @@ func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
 	}
 	n := min(full/4, p.engine.aheadBytes(g)/size, mostAhead)
 	before, next := 0, 0 // full pages of the sequences before, and how many are picked
-	for _, s := range p.seqs {
-		here := int(s.keys) / g.PageTokens
+	for i := range p.seqs {
+		if next == n {
+			break
+		}
+		s := &p.seqs[i]
+		here := int(s.keys / tokens)
 		for ; next < n; next++ {
 			at := (2*next+1)*full/(2*n) - before
 			if at >= here {
@@ -609,7 +656,7 @@ func (p *Plan) Upload(s *cuda.Stream) error {
 	if err := p.memory.upload(s, p); err != nil {
 		return err
 	}
-	if p.look.sharing.on() {
+	if p.look.sharing.on() && p.prefixes.plan.state != uploaded {
 		if err := p.prefixes.plan.Upload(s); err != nil {
 			return err
 		}

@@ -1,6 +1,9 @@
 package attention
 
 import (
+	"bytes"
+	"slices"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
@@ -45,16 +48,23 @@ func (s *sharing) states(g *attn.Problem) (at states) {
 
 // prefixes are what a plan has for them.
 type prefixes struct {
-	plan   *Plan           // that attends to them; nil as long as there were none
-	found  attn.Prefixes   // scratch of Build
-	own    []attn.Sequence // scratch of Build: sequences without what is in prefixes
-	seqs   []attn.Sequence // scratch of Build: prefixes or pieces of them, whose rows are those of all members
-	of     []int32         // scratch of Build: of each of these the prefix, in found
-	alike  []alike         // scratch of Build
-	blocks int             // that are left to the plan of prefixes
-	direct bool            // its kernels read queries where they are: they are not gathered before
+	plan    *Plan           // that attends to them; nil as long as there were none
+	found   attn.Prefixes   // scratch of Build
+	saved   int             // keys less that are read, as the last Build has found
+	own     []attn.Sequence // scratch of Build: sequences without what is in prefixes
+	seqs    []attn.Sequence // scratch of Build: prefixes or pieces of them, whose rows are those of all members
+	of      []int32         // scratch of Build: of each of these the prefix, in found
+	alike   []alike         // scratch of Build
+	work    int64           // scratch of Build: the cost of all of these
+	all     int             // scratch of Build: their units in all heads and output tiles
+	longest int             // scratch of Build: the units of one
+	built   []sequence      // what the plan of prefixes was built of; none: of something else
+	blocks  int             // that are left to the plan of prefixes
+	direct  bool            // its kernels read queries where they are: they are not gathered before
 
-	// What the GPU reads.
+	// What the GPU reads, and when it was listed: found's turn and of.
+	turn     int
+	listed   []int32
 	gathered []int32 // rows of queries that attend to prefixes: how many, and which
 	starts   []int32 // of each row of queries: where its gathered rows begin in slots, and the last one's end
 	slots    []int32
@@ -93,7 +103,7 @@ func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
 // lists them, and what sequences have of their own. It writes nothing but scratch.
 func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) bool {
 	x := &p.prefixes
-	x.blocks, x.found.Saved = 0, 0
+	x.blocks, x.saved = 0, 0
 	switch {
 	case rows == 0 || p.fused || g.Features()&^attn.Shareable != 0:
 		return false
@@ -111,7 +121,8 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 	for i := range x.found.Found {
 		x.seqs, x.of = append(x.seqs, x.found.Sequence(&x.found.Found[i], seqs)), append(x.of, int32(i))
 	}
-	return p.recorded || x.found.Saved > 0 && (p.engine.Eager || sharingPays(g, seqs, x.seqs, x.found.Saved, key))
+	x.saved = x.found.Saved
+	return p.recorded || x.saved > 0 && (p.engine.Eager || sharingPays(g, seqs, x.seqs, x.saved, key))
 }
 
 // ownProblem is the part of a problem that is for what sequences have of their own.
@@ -141,7 +152,7 @@ func (p *Plan) manyOfPrefixes(of *attn.Problem) *kernel {
 
 // layPrefixes says who attends to prefixes, and how large the launches around attention are, of a step of so many rows. few
 // is the kernel for what sequences have of their own, results is the problem, g that of these.
-func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who division, need, least *Capacity) sharing {
+func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who division, need *measured, least *Capacity) sharing {
 	x := &p.prefixes
 	s := sharing{out: results.Out, lse: results.LSE, rows: rows, gathered: p.engine.mostGathered(g, max(least.Rows, rows))}
 	if p.recorded {
@@ -153,7 +164,7 @@ func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who 
 	case p.recorded && x.plan.look.beside && many == nil:
 		x.blocks = 1 // that have nothing
 	case many != nil && (!p.recorded || x.plan.look.prefill.first() != nil):
-		x.blocks = p.besidePrefixes(g, few, many, who, s.gathered)
+		x.blocks = p.besidePrefixes(g, few, many, who, need, s.gathered)
 	}
 	for i := range x.seqs {
 		x.seqs[i].Row = need.gathered
@@ -172,13 +183,22 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 	if x.plan == nil {
 		x.plan = p.engine.NewPlan()
 	}
+	// Output tiles of as many rows as there are whatever the step, for recordings.
+	least := Capacity{Sequences: s.gathered, Rows: s.gathered, Queries: s.gathered, Pages: max(p.least.Pages, s.gathered+1)}
+	if p.recorded {
+		least = x.plan.least
+	}
+	if x.stillBuilt(g, p.recorded, least) {
+		s.generation = x.plan.generation
+		return nil
+	}
 	if !p.recorded {
-		// Output tiles of as many rows as there are whatever the step, for recordings.
-		if err := x.plan.Reserve(Capacity{Sequences: s.gathered, Rows: s.gathered, Queries: s.gathered, Pages: max(p.least.Pages, s.gathered+1)}); err != nil {
+		if err := x.plan.Reserve(least); err != nil {
 			return err
 		}
 	}
 	x.plan.uncut, x.plan.steady, x.plan.beside = true, p.recorded, x.blocks
+	x.built = x.built[:0]
 	if err := x.plan.Build(prefixProblem(g, x.direct), x.seqs, 0); err != nil {
 		return err
 	}
@@ -190,16 +210,43 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 		}
 	}
 	s.generation = x.plan.generation
+	for i := range x.seqs {
+		q := &x.seqs[i]
+		x.built = append(x.built, sequence{row: int32(q.Row), queries: int32(q.Queries), keys: int32(q.Keys)})
+	}
 	return nil
+}
+
+// stillBuilt says whether the plan of prefixes is what it would be if it was built again: a token later it mostly is.
+func (x *prefixes) stillBuilt(g *attn.Problem, recorded bool, least Capacity) bool {
+	of := x.plan
+	if of.state < built || len(x.built) != len(x.seqs) || of.steady != recorded || of.beside != x.blocks || of.least != least ||
+		!of.look.paged || of.look.geometry != prefixProblem(g, x.direct) {
+		return false
+	}
+	pages := of.pages // in the order of the sequences
+	for i := range x.seqs {
+		q, was := &x.seqs[i], &x.built[i]
+		live := attn.Ceil(q.Keys, g.PageTokens)
+		if q.Row != int(was.row) || q.Queries != int(was.queries) || q.Keys != int(was.keys) || !bytes.Equal(gpu.BytesOf(q.Pages[:live]), gpu.BytesOf(pages[:live])) {
+			return false
+		}
+		pages = pages[live:]
+	}
+	return true
 }
 
 // listPrefixes writes what the launches around attention read.
 func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 	x := &p.prefixes
-	x.gathered, x.starts, x.slots, x.shifts = x.gathered[:0], x.starts[:0], x.slots[:0], x.shifts[:0]
+	if s.on() && x.turn == x.found.Turn && slices.Equal(x.of, x.listed) && len(x.starts) == s.rows+1 && len(p.slopes)+len(x.shifts) == 0 {
+		return // as they were
+	}
+	x.gathered, x.starts, x.slots, x.shifts, x.listed = x.gathered[:0], x.starts[:0], x.slots[:0], x.shifts[:0], x.listed[:0]
 	if !s.on() {
 		return
 	}
+	x.turn, x.listed = x.found.Turn, append(x.listed, x.of...)
 	x.gathered, x.starts = append(x.gathered, 0), append(x.starts, make([]int32, s.rows+2)...)
 	for _, i := range x.of {
 		x.gathered = x.found.AppendRows(x.gathered, &x.found.Found[i], seqs)
@@ -207,18 +254,21 @@ func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 			x.shifts = x.found.AppendShifts(x.shifts, &x.found.Found[i], seqs)
 		}
 	}
+	starts := x.starts[1:]
 	for _, row := range x.gathered[1:] {
-		x.starts[row+2]++
+		starts[row+1]++
 	}
 	n := len(x.gathered) - 1
 	x.gathered[0] = int32(n)
-	for i := range s.rows {
-		x.starts[i+2] += x.starts[i+1]
+	sum := int32(0)
+	for i, count := range starts {
+		sum += count
+		starts[i] = sum
 	}
-	x.slots = append(x.slots, make([]int32, n)...)
-	for slot, row := range x.gathered[1:] { // row has from starts[row+1] on, which so becomes its end
-		x.slots[x.starts[row+1]] = int32(slot)
-		x.starts[row+1]++
+	x.slots = slices.Grow(x.slots, n)[:n]
+	for slot, row := range x.gathered[1:] { // row has from starts[row] on, which so becomes its end
+		at := starts[row]
+		x.slots[at], starts[row] = int32(slot), at+1
 	}
 	x.starts = x.starts[:s.rows+1]
 }

@@ -46,11 +46,11 @@ func sharingPays(g *attn.Problem, seqs, prefixes []attn.Sequence, saved, key int
 // block has a whole one: their states merge where those of all prefixes do, by all blocks. Members of all pieces have so many rows
 // at most. Where own keys are for the kernel for few rows, some blocks may attend to prefixes beside those: these keep the
 // memory busy, and those the tensor cores. It returns how many; 0: one comes behind the other.
-func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, gathered int) (blocks int) {
+func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, need *measured, gathered int) (blocks int) {
 	const step = 8 // blocks, of which numbers are tried
 	e := p.engine
 	n := int64(e.blocks)
-	own, shared := p.reading(g)
+	own, shared := p.reading(g, need)
 	p.alikePrefixes(g, k)
 	best := p.piecesOf(g, k, e.prefillBlocks(k), gathered)
 	least := max(best.time, shared/n*aloneMore/aloneOf) + own/n
@@ -58,12 +58,17 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, gat
 	if p.recorded {
 		can = p.prefixes.plan.look.beside
 	}
+	// Where one is done long before the other, blocks are idle.
+	until := func(reads, multiplies int64) int64 {
+		return max(reads, multiplies, (own+shared)/n) + (reads+multiplies)/16
+	}
 	for m := step; can && m < e.blocks; m += step {
+		reads, always := fewTime(own, e.blocks-m, e.blocks), blocks == 0 && (p.recorded || e.Eager)
+		if until(reads, 0) >= least && !always {
+			break // and with fewer blocks for own keys it takes longer
+		}
 		c := p.piecesOf(g, k, m, gathered)
-		reads, multiplies := fewTime(own, e.blocks-m, e.blocks), c.time*besideMore/besideOf
-		// Where one is done long before the other, blocks are idle.
-		t := max(reads, multiplies, (own+shared)/n) + (reads+multiplies)/16
-		if t < least || blocks == 0 && (p.recorded || e.Eager) {
+		if t := until(reads, c.time*besideMore/besideOf); t < least || always {
 			best, least, blocks = c, t, m
 		}
 	}
@@ -71,14 +76,19 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, gat
 	return blocks
 }
 
-// reading is the cost of reading own keys, and prefixes, in what kernels for few rows cost.
-func (p *Plan) reading(g *attn.Problem) (own, shared int64) {
-	x := &p.prefixes
-	for i := range x.own {
-		if q := &x.own[i]; q.Queries > 0 {
-			own += fewCost(g, &sequence{queries: int32(q.Queries), keys: int32(q.Keys)})
+// reading is the cost of reading own keys, of which need says how many there are, and prefixes, in what kernels for few rows cost.
+func (p *Plan) reading(g *attn.Problem, need *measured) (own, shared int64) {
+	x, group, tile := &p.prefixes, g.Group(), tileTokens(g)
+	if own = need.tiles; need.Queries > 1 || g.Window != 0 { // then not all rows see as many
+		own = 0
+		for i := range x.own {
+			if q := &x.own[i]; q.Queries > 0 {
+				own += fewTiles(g, &sequence{queries: int32(q.Queries), keys: int32(q.Keys)}, group, tile)
+			}
 		}
+		own *= int64(g.KVHeads)
 	}
+	own *= int64(tile) * BlockRows
 	for i := range x.seqs {
 		shared += int64(x.seqs[i].Keys) * BlockRows * int64(g.KVHeads)
 	}
@@ -100,7 +110,7 @@ type alike struct{ count, units, tiles, queries int }
 // alikePrefixes lists what piecesOf looks at.
 func (p *Plan) alikePrefixes(g *attn.Problem, k *kernel) {
 	x, unit := &p.prefixes, pieceUnit(g)
-	x.alike = x.alike[:0]
+	x.alike, x.work, x.longest, x.all = x.alike[:0], 0, 0, 0
 	for i := range x.seqs {
 		q := &x.seqs[i]
 		a := alike{units: attn.Ceil(q.Keys, unit), tiles: attn.Ceil(q.Queries*g.Group(), k.tile.rows) * g.KVHeads, queries: q.Queries}
@@ -111,21 +121,20 @@ func (p *Plan) alikePrefixes(g *attn.Problem, k *kernel) {
 		a.count = 1
 		x.alike = append(x.alike, a)
 	}
+	step, steps := k.stepCost(), int64(unit/cutKeys)
+	for _, a := range x.alike {
+		x.all, x.longest = x.all+a.count*a.tiles*a.units, max(x.longest, a.units)
+		// Consumers that have no rows do nothing: an eighth of a step is all of theirs.
+		rows := int64(attn.Ceil(a.queries*g.Group(), 64)*64*g.KVHeads) * 7 / 8
+		x.work += int64(a.count) * ((rows + int64(a.tiles*k.tile.rows)/8) * int64(a.units) * steps * step / int64(k.tile.rows))
+	}
 }
 
 // piecesOf is the best way to cut the prefixes that alikePrefixes has listed for so many thread blocks.
 func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, gathered int) pieces {
-	unit := pieceUnit(g)
-	smallest, longest, all, work := 1, 0, 0, int64(0)
+	smallest, longest, step := 1, p.prefixes.longest, k.stepCost()
 	if !p.engine.Eager {
-		smallest = attn.Ceil(leastCut*cutKeys, unit)
-	}
-	step, steps := k.stepCost(), int64(unit/cutKeys)
-	for _, a := range p.prefixes.alike {
-		all, longest = all+a.count*a.tiles*a.units, max(longest, a.units)
-		// Consumers that have no rows do nothing: an eighth of a step is all of theirs.
-		rows := int64(attn.Ceil(a.queries*g.Group(), 64)*64*g.KVHeads) * 7 / 8
-		work += int64(a.count) * ((rows + int64(a.tiles*k.tile.rows)/8) * int64(a.units) * steps * step / int64(k.tile.rows))
+		smallest = attn.Ceil(leastCut*cutKeys, pieceUnit(g))
 	}
 	// How many tiles and rows there are in pieces of so many units.
 	cut := func(size int) (count, rows int) {
@@ -137,14 +146,14 @@ func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, gathered int) pieces
 	}
 	best := pieces{size: longest, time: math.MaxInt64}
 	for n := 1; n <= mostPieces; n++ { // of a block
-		size := max(attn.Ceil(all, n*blocks), smallest)
+		size := max(attn.Ceil(p.prefixes.all, n*blocks), smallest)
 		size += sort.Search(max(longest-size, 0), func(more int) bool {
 			count, rows := cut(size + more)
 			return count <= n*blocks && rows <= gathered
 		})
 		count, _ := cut(size)
 		most := int64(attn.Ceil(count, blocks)) // tiles of a block
-		if t := work*most/int64(count) + (most*tileSteps+prefixSteps)*step; t < best.time {
+		if t := p.prefixes.work*most/int64(count) + (most*tileSteps+prefixSteps)*step; t < best.time {
 			best = pieces{size, t}
 		}
 	}

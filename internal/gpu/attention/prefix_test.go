@@ -65,8 +65,8 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 			if plan.prefixes.plan.look.beside {
 				beside++
 			}
-		} else if slices.ContainsFunc(p.forks, func(f reftest.Fork) bool { return f.Pages > 0 }) && plan.prefixes.found.Saved > 0 {
-			t.Errorf("%v: %d keys are read again", p, plan.prefixes.found.Saved)
+		} else if slices.ContainsFunc(p.forks, func(f reftest.Fork) bool { return f.Pages > 0 }) && plan.prefixes.saved > 0 {
+			t.Errorf("%v: %d keys are read again", p, plan.prefixes.saved)
 		}
 		p.check(t)
 		if t.Failed() {

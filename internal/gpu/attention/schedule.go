@@ -192,6 +192,9 @@ func keysOf(g *attn.Problem, s *sequence, first, end, chunk int) lean.Keys {
 // keysBehind is keysOf, and how many keys there are in chunks that have sink tokens. These stand right before the others, as if
 // there was nothing between them: keys.First is how many are left out.
 func keysBehind(g *attn.Problem, s *sequence, first, end, chunk int) (keys lean.Keys, front int) {
+	if g.Window == 0 && s.queries == 1 { // as of most sequences there are
+		return lean.Keys{End: int(s.keys)}, 0
+	}
 	group := g.Group()
 	if g.Window == 0 { // nothing is left out in front
 		_, to := g.Mask.Keys(int(s.queries), int(s.keys), (end-1)/group)

@@ -97,23 +97,24 @@ var noPrefetch = prefetch(slices.Repeat([]int32{-1}, prefetchedEntries))
 // packPrefetches lists the prefetched entries of works, whose chunks have so many keys, where pages are of a power of two
 // of tokens.
 func packPrefetches(works []work, g *attn.Problem, chunk int, pages []int32, openings []prefetch) {
-	tile, page := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens))
+	tile, page, group := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens)), g.Group()
+	begin := chunk
+	if g.Invariant {
+		begin = 1 << tile
+	}
 	for i := range works {
 		w, o := &works[i], &openings[i]
 		*o = noPrefetch
 		if w.tiles > 0 {
-			rows := int(w.first.queries) * g.Group()
-			begin := chunk
-			if g.Invariant {
-				begin = 1 << tile
-			}
+			rows := int(w.first.queries) * group
 			keys, front := keysBehind(g, &w.first, int(w.block)*BlockRows, min(int(w.block+1)*BlockRows, rows), begin)
 			key := int(w.tile) << tile
 			if key >= front {
 				key += keys.First
 			}
-			if seen, _ := g.Mask.Keys(int(w.first.queries), int(w.first.keys), int(w.block)*BlockRows/g.Group()); g.Invariant {
-				key = max(key, seen-seen%chunk) // what no row sees of a LeanTile is left out
+			if g.Invariant { // what no row sees of a LeanTile is left out
+				seen, _ := g.Mask.Keys(int(w.first.queries), int(w.first.keys), int(w.block)*BlockRows/group)
+				key = max(key, seen-seen%chunk)
 			}
 			first, end := key>>page, (int(w.first.keys)-1)>>page+1
 			copy(o[:], pages[int(w.first.pages)+first:int(w.first.pages)+end])
@@ -135,13 +136,13 @@ func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 	if p.Workers() == 0 {
 		return
 	}
-	it := p.Work(0)
+	it, wholes := p.Work(0), p.Work(0)
 	shared, host, sharers := int64(-1), 0, 0 // the last output tile that was looked up, and whose it is
 	for b := range p.Workers() {
-		it.GoTo(b)
+		it.GoToRange(b)
 		k, ok := it.Next()
 		if !ok {
-			continue
+			continue // nor has it whole output tiles: see Policy.Hybrid
 		}
 		w := &works[b]
 		begin, end := p.Range(b)
@@ -160,9 +161,8 @@ func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 		if whole == last {
 			continue
 		}
-		for at := begin; at < end; k, _ = it.Next() {
-			at += k.End - k.Begin
-		}
+		wholes.GoToWholes(b)
+		k, _ = wholes.Next()
 		w.wholeSeq, w.wholeHead, w.wholeBlock, w.wholeTiles, w.firstWhole = int32(k.Seq), int32(k.Head), int32(k.Block), int32(last-whole), seqs[k.Seq]
 	}
 }
