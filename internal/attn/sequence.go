@@ -1,6 +1,9 @@
 package attn
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Sequence is one sequence's part of a step: query position i is row Row+i of the queries and outputs,
 // and key j lies in page Pages[j/PageTokens], slot j%PageTokens. Entries of Pages beyond the last key
@@ -67,12 +70,26 @@ func (q *Sequence) Check(op string, i, pageTokens int) error {
 		return Errorf(op, ErrPage, "sequence %d has %d pages of %d tokens for %d keys",
 			i, len(q.Pages), pageTokens, q.Keys)
 	}
-	for j, page := range q.Pages[:live] {
-		if page < 0 {
-			return Errorf(op, ErrPage, "sequence %d names page %d at %d", i, page, j)
-		}
+	if Highest(q.Pages[:live]) > math.MaxInt32 {
+		j := slices.IndexFunc(q.Pages[:live], func(page int32) bool { return page < 0 })
+		return Errorf(op, ErrPage, "sequence %d names page %d at %d", i, q.Pages[j], j)
 	}
 	return nil
+}
+
+// Highest is the highest page, and 0 if there is none; a negative one is more than any other. It has four chains of comparisons: in one each waits for the one before.
+func Highest(pages []int32) uint32 {
+	var a, b, c, d uint32
+	for len(pages) >= 8 {
+		x := pages[:8]
+		a, b, c, d = max(a, uint32(x[0])), max(b, uint32(x[1])), max(c, uint32(x[2])), max(d, uint32(x[3]))
+		a, b, c, d = max(a, uint32(x[4])), max(b, uint32(x[5])), max(c, uint32(x[6])), max(d, uint32(x[7]))
+		pages = pages[8:]
+	}
+	for _, page := range pages {
+		a = max(a, uint32(page))
+	}
+	return max(a, b, c, d)
 }
 
 // Ceil returns ceil(n/size) for n >= 0: the pages (or LeanTiles) that n tokens fill.

@@ -173,8 +173,8 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 
 			live := attn.Ceil(s.keys, g.PageTokens)
 			p.pages = append(p.pages, q.Pages[:live]...)
-			for _, page := range q.Pages[:live] {
-				p.lastPage = max(p.lastPage, int(page))
+			if live > 0 {
+				p.lastPage = max(p.lastPage, int(attn.Highest(q.Pages[:live])))
 			}
 			p.slots = max(p.slots, min(s.keys, g.PageTokens))
 		}

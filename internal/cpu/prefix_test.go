@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
@@ -216,5 +217,59 @@ func BenchmarkPrefixes(b *testing.B) {
 				})
 			}
 		}
+	}
+}
+
+// BenchmarkPrefixPlan plans a step of 256 sequences of a new token each: forks of one, a tree of two levels, and such that have
+// nothing in common.
+func BenchmarkPrefixPlan(b *testing.B) {
+	g := attn.Problem{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, KV: attn.Float16, PageTokens: 16, Scale: 0.1, Mask: attn.Mask{Causal: true}}
+	g.Query, g.Out, g.LSE = attn.PackedRows(32, 128), attn.PackedRows(32, 128), attn.PackedRows(32, 1)
+	g.Key = attn.PageStrides{Page: 8 * 16 * 128, Head: 16 * 128, Row: 128}
+	g.Value = g.Key
+	for _, c := range []struct {
+		name            string
+		all, group, own int
+	}{{"256x(2048+128)", 128, 0, 8}, {"4096,16x1024,16x320", 256, 64, 20}, {"apart", 0, 0, 64}} {
+		b.Run(c.name, func(b *testing.B) {
+			fresh := int32(0)
+			pages := func(n int) (p []int32) {
+				for range n {
+					p, fresh = append(p, fresh), fresh+1
+				}
+				return p
+			}
+			all, group := pages(c.all), []int32(nil)
+			var seqs []attn.Sequence
+			for i := range 256 {
+				if i%16 == 0 {
+					group = pages(c.group)
+				}
+				q := attn.Sequence{Row: i, Queries: 1, Pages: slices.Concat(all, group, pages(c.own+4))}
+				q.Keys = 16*(len(q.Pages)-4) - i*37%(8*c.own)
+				seqs = append(seqs, q)
+			}
+			var plan Plan
+			least, begin, steps := time.Duration(math.MaxInt64), time.Now(), 0
+			b.ReportAllocs()
+			for b.Loop() {
+				for i := range seqs {
+					if seqs[i].Keys++; steps%64 == 63 {
+						seqs[i].Keys -= 64
+					}
+				}
+				if err := plan.Build(g, seqs); err != nil {
+					b.Fatal(err)
+				}
+				if steps++; steps%16 == 0 {
+					now := time.Now()
+					least, begin = min(least, now.Sub(begin)), now
+				}
+			}
+			b.ReportMetric(float64(least.Nanoseconds())/16e3, "min-us/op")
+			if plan.shares != (c.all > 0) {
+				b.Errorf("shares prefixes: %v", plan.shares)
+			}
+		})
 	}
 }

@@ -376,7 +376,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		if len(q.Pages) < live {
 			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
 		}
-		last := highest(q.Pages[:live]) // a negative page is more than any other
+		last := attn.Highest(q.Pages[:live]) // a negative page is more than any other
 		if last > math.MaxInt32 {
 			j := slices.IndexFunc(q.Pages[:live], func(page int32) bool { return page < 0 })
 			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d names page %d at %d", i, q.Pages[j], j)
@@ -408,21 +408,6 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		}
 	}
 	return m, nil
-}
-
-// highest is the highest page, and 0 if there is none. It has four chains of comparisons: in one each waits for the one before.
-func highest(pages []int32) uint32 {
-	var a, b, c, d uint32
-	for len(pages) >= 8 {
-		x := pages[:8]
-		a, b, c, d = max(a, uint32(x[0])), max(b, uint32(x[1])), max(c, uint32(x[2])), max(d, uint32(x[3]))
-		a, b, c, d = max(a, uint32(x[4])), max(b, uint32(x[5])), max(c, uint32(x[6])), max(d, uint32(x[7]))
-		pages = pages[8:]
-	}
-	for _, page := range pages {
-		a = max(a, uint32(page))
-	}
-	return max(a, b, c, d)
 }
 
 // pack writes the sequences, those of so many queries at most first, the block table and the slots of
