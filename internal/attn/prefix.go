@@ -10,28 +10,43 @@ import (
 // states merged with those of the sequences' own keys. The zero Prefixes can be used; once its memory has grown,
 // Find does not allocate.
 type Prefixes struct {
+	// Cuts: the engine knows [Sequence.Cut]. Then sequences of which a window hides keys are members, too, of prefixes that all
+	// of their queries see.
+	Cuts bool
+
 	Found []Prefix
-	Own   []int // of each sequence, how many of its keys are in prefixes: its own begin there
+	Own   []int // of each sequence, how many of its keys are in prefixes
 	Saved int   // how many keys less are read
 	Turn  int   // changes with all of this, and where the queries of sequences in prefixes lie
 
 	page  int
 	limit limits
+	first []int32 // of each sequence, the first page of which all of its queries see all keys
 	full  []int32 // of each sequence, how many pages are full of keys that all of its queries see; 0: it is no member
 	order []int32 // sequences that may be members, by their full pages, page by page: those of a prefix are side by side
 	alike []int32 // of each place in order, how many full pages its sequence and the next one have in common
 	rows  []rows  // of each place in order
-	nodes []node  // of the tree of forks, those with the last sequences first
-	above []node  // scratch
-	keys  []uint64
-	moved []int32
+	hides bool    // a window hides keys of some of them
+
+	members []int32 // of all prefixes
+	chosen  []int32 // those that members are where windows hide keys: not all of a node's sequences
+	holes   []hole
+	last    []int32 // of each sequence, the number of its last hole behind 0: none
+	pages   []int32 // of sequences without what is in prefixes
+	nodes   []node  // of the tree of forks, those with the last sequences first
+	above   []node  // scratch
+	keys    []uint64
+	moved   []int32
 }
 
 // limits are what Find was told, besides sequences.
 type limits struct{ page, sequences, least, queries int }
 
-// rows are those of a sequence's queries.
-type rows struct{ first, n int }
+// rows are those of a sequence's queries, and the first page of which these see all keys.
+type rows struct{ first, n, page int }
+
+// hole is the pages [first, end) of a sequence that are in a prefix. before is the number of the hole before it, behind 0: none.
+type hole struct{ before, first, end int32 }
 
 // node is sequences order[from:to], which have so many pages in common, and no others.
 type node struct{ from, to, pages int32 }
@@ -39,24 +54,44 @@ type node struct{ from, to, pages int32 }
 // Prefix is the keys [First, End) of some sequences, which begin and end with pages. All of their queries see all of them.
 type Prefix struct {
 	First, End int
-	from, to   int // in order
+	from, to   int // in Prefixes.members
 }
 
 // Members are the sequences that have p, by their numbers.
-func (f *Prefixes) Members(p *Prefix) []int32 { return f.order[p.from:p.to] }
+func (f *Prefixes) Members(p *Prefix) []int32 { return f.members[p.from:p.to] }
 
 // AppendOwn appends the sequences that Find was given to own, without what of them is in prefixes.
 func (f *Prefixes) AppendOwn(own, seqs []Sequence) []Sequence {
 	at := len(own)
 	own = append(own, seqs...)
+	f.pages = f.pages[:0]
 	for i, n := range f.Own {
-		if n > 0 {
-			q := &own[at+i]
-			q.Keys -= n
+		if n == 0 {
+			continue
+		}
+		q := &own[at+i]
+		if q.Keys -= n; !f.hides {
 			q.Pages = q.Pages[n/f.page:]
+			continue
+		}
+		// From the last one on: what is between two holes is brought behind what comes first.
+		begin := len(f.pages)
+		f.pages = f.appendWithout(f.pages, f.last[i], q.Pages)
+		q.Pages = f.pages[begin:len(f.pages):len(f.pages)]
+		if f.first[i] > 0 {
+			q.Cut += n
 		}
 	}
 	return own
+}
+
+// appendWithout appends a sequence's pages without what is in a hole and in those before it.
+func (f *Prefixes) appendWithout(to []int32, at int32, pages []int32) []int32 {
+	if at == 0 {
+		return append(to, pages...)
+	}
+	h := f.holes[at-1]
+	return append(f.appendWithout(to, h.before, pages[:h.first]), pages[h.end:]...)
 }
 
 // Sequence is a prefix of sequences as one whose queries are those of all members, which lie somewhere else: Row is 0.
@@ -105,7 +140,7 @@ func (f *Prefixes) AppendShifts(shifts []int32, p *Prefix, seqs []Sequence) []in
 
 // Shareable are the features with which queries of a step can attend to prefixes together: they see the same in keys before them, or
 // what differs is a number that is added to all scores of a row (slopes, see [Prefixes.AppendShifts]). A window may hide keys:
-// sequences of which it does are members of no prefix. A way into an engine adds what it makes no difference to, as schedules.
+// then prefixes are cut, or sequences are members of none, see [Prefixes.Find]. A way into an engine adds what it makes no difference to, as schedules.
 const Shareable = Causal | Window | SinkTokens | Trees | Cap | SlopesOfHeads | Sinks | Rotates
 
 // InParts are the features with which a way into an engine can attend to a sequence's keys in parts whose states merge, since no
@@ -123,7 +158,8 @@ func (p *Problem) OfPrefixes() Problem {
 
 // Find looks for prefixes of the sequences of a problem, by which at least so many keys are read less: those
 // of a prefix for each member but one. With a causal mask they lie before all queries. Sequences of which a window hides a
-// key are members of none. The members of all prefixes have so many queries at most, each counted as often as
+// key are members of none, but with [Prefixes.Cuts], and without slopes: then of those of which all of their queries see all keys, and what is
+// their own is in front of these and behind. The members of all prefixes have so many queries at most, each counted as often as
 // it is a member. A sequence may be a member of several prefixes, one behind the other:
 // where what forks have in common has been forked itself.
 //
@@ -134,6 +170,7 @@ func (p *Problem) OfPrefixes() Problem {
 // later, and to see that is most of what Find does.
 func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
 	now := limits{g.PageTokens, len(seqs), max(least, 1), queries}
+	f.hides = false
 	f.page = now.page
 	members := f.count(g, seqs)
 	ordered, same := f.stillInOrder(seqs, members)
@@ -154,14 +191,20 @@ func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
 		}
 	}
 	for at, i := range f.order {
-		f.rows[at] = rows{seqs[i].Row, seqs[i].Queries}
+		f.rows[at] = rows{seqs[i].Row, seqs[i].Queries, int(f.first[i])}
 	}
-	f.take(len(seqs), now.least, queries)
+	f.Saved, f.Found, f.Own = 0, f.Found[:0], zeros(f.Own, len(seqs))
+	f.list()
+	if f.hides {
+		f.takeSeen(now.least, queries)
+	} else {
+		f.take(now.least, queries)
+	}
 }
 
 // count says how many sequences may be members, and lists how many full pages each has.
 func (f *Prefixes) count(g *Problem, seqs []Sequence) (members int) {
-	f.full = zeros(f.full, len(seqs))
+	f.full, f.first = zeros(f.full, len(seqs)), zeros(f.first, len(seqs))
 	for i := range seqs {
 		q := &seqs[i]
 		seen := q.Keys
@@ -173,7 +216,12 @@ func (f *Prefixes) count(g *Problem, seqs []Sequence) (members int) {
 		}
 		if g.Window != 0 {
 			if first, _ := g.Mask.Keys(q.Queries, q.Keys, q.Queries-1); first > 0 {
-				continue
+				// New keys are its own: a window that is narrower then is one still.
+				seen = min(seen, q.Keys-q.Queries)
+				if first = Ceil(first, f.page); !f.Cuts || g.Slopes != "" || first >= seen/f.page {
+					continue
+				}
+				f.first[i], f.hides = int32(first), true
 			}
 		}
 		f.full[i] = int32(seen / f.page)
@@ -211,7 +259,7 @@ func (f *Prefixes) stillInOrder(seqs []Sequence, members int) (ordered, same boo
 		if int(b) >= len(seqs) || f.full[b] == 0 {
 			return false, false
 		}
-		if same = same && f.rows[at] == (rows{seqs[b].Row, seqs[b].Queries}); at == 0 {
+		if same = same && f.rows[at] == (rows{seqs[b].Row, seqs[b].Queries, int(f.first[b])}); at == 0 {
 			continue
 		}
 		a := f.order[at-1]
@@ -272,9 +320,8 @@ func (f *Prefixes) sort(seqs []Sequence, from, to, pages int) {
 	}
 }
 
-// take makes prefixes of the tree's nodes, from its root on, those that are worth it.
-func (f *Prefixes) take(sequences, least, queries int) {
-	f.Saved, f.Found, f.Own = 0, f.Found[:0], zeros(f.Own, sequences)
+// list lists the tree's nodes.
+func (f *Prefixes) list() {
 	// From the last place on: a node ends where sequences before it have less in common. Nodes that begin at one place end
 	// one behind the other, the largest last.
 	f.nodes, f.above = f.nodes[:0], f.above[:0]
@@ -292,7 +339,12 @@ func (f *Prefixes) take(sequences, least, queries int) {
 			f.above = append(f.above, node{to: to, pages: n})
 		}
 	}
-	// above are now the nodes around one that are prefixes.
+}
+
+// take makes prefixes of the tree's nodes, from its root on, those that are worth it.
+func (f *Prefixes) take(least, queries int) {
+	f.members = f.order
+	// above are the nodes around one that are prefixes.
 	for _, n := range slices.Backward(f.nodes) {
 		begin, members := int32(0), int(n.to-n.from)
 		for last := len(f.above) - 1; last >= 0; last-- {
@@ -321,4 +373,46 @@ func (f *Prefixes) take(sequences, least, queries int) {
 		f.above = append(f.above, n)
 	}
 	f.above = f.above[:0]
+}
+
+// takeSeen is take where windows hide keys. Of a node those sequences are members that see enough: what they see later than the
+// others is their own, or what others see earlier. It takes what saves most.
+func (f *Prefixes) takeSeen(least, queries int) {
+	f.chosen, f.holes, f.last = f.chosen[:0], f.holes[:0], zeros(f.last, len(f.Own))
+	for _, n := range slices.Backward(f.nodes) {
+		// The sequences by where they may begin.
+		f.keys = f.keys[:0]
+		for at := n.from; at < n.to; at++ {
+			i := f.order[at]
+			begin := f.first[i]
+			if last := f.last[i]; last > 0 {
+				begin = max(begin, f.holes[last-1].end)
+			}
+			f.keys = append(f.keys, uint64(begin)<<32|uint64(at))
+		}
+		slices.Sort(f.keys)
+		members, begin, saved := 0, 0, 0
+		all, rows := 0, 0
+		for others, key := range f.keys {
+			from := int(key >> 32)
+			all += f.rows[uint32(key)].n
+			if s := (int(n.pages) - from) * f.page * others; s > saved && all <= queries {
+				members, begin, saved, rows = others+1, from, s, all
+			}
+		}
+		if saved < least {
+			continue
+		}
+		f.Saved, queries = f.Saved+saved, queries-rows
+		p := Prefix{First: begin * f.page, End: int(n.pages) * f.page, from: len(f.chosen)}
+		for _, key := range f.keys[:members] {
+			i := f.order[uint32(key)]
+			f.holes = append(f.holes, hole{f.last[i], int32(begin), n.pages})
+			f.chosen, f.last[i] = append(f.chosen, i), int32(len(f.holes))
+			f.Own[i] += p.End - p.First
+		}
+		p.to = len(f.chosen)
+		f.Found = append(f.Found, p)
+	}
+	f.members = f.chosen
 }

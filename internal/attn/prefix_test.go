@@ -96,19 +96,88 @@ func TestPrefixes(t *testing.T) {
 	})
 }
 
+// With cuts all queries see what they see by themselves, each key once: keys of their own, with a window that is narrower by what was
+// cut out, and those of the prefixes that their sequences are members of.
+func TestPrefixesCut(t *testing.T) {
+	f := Prefixes{Cuts: true}
+	cut, later := 0, 0 // sequences that were cut, and such that have keys of their own between two prefixes
+	for range 1000 {
+		rapid.Check(t, func(t *rapid.T) {
+			page := rapid.IntRange(1, 4).Draw(t, "page")
+			seqs := forks(t, page)
+			g := Problem{PageTokens: page, Mask: Mask{Causal: rapid.Bool().Draw(t, "causal"), Window: rapid.IntRange(1, 12*page+5).Draw(t, "window")}}
+			if rapid.Bool().Draw(t, "with sink tokens") {
+				g.SinkTokens = rapid.IntRange(1, 3*page).Draw(t, "sink tokens")
+			}
+			most := rapid.OneOf(rapid.Just(math.MaxInt), rapid.IntRange(0, 30)).Draw(t, "most queries")
+			f.Find(&g, seqs, rapid.SampledFrom([]int{1, 1, page, 5 * page}).Draw(t, "worth"), most)
+			own := f.AppendOwn(nil, seqs)
+			see := func(q *Sequence, m Mask, i int) (keys []int) { // keys by where they lie
+				first, end := m.Keys(q.Queries, q.Keys, i)
+				for key := range end {
+					if key >= first || key < m.SinkKeys(first) {
+						keys = append(keys, int(q.Pages[key/page])*page+key%page)
+					}
+				}
+				return keys
+			}
+			of, saved, queries := make([][]int, len(seqs)), 0, 0
+			for i := range f.Found {
+				p := &f.Found[i]
+				s := f.Sequence(p, seqs)
+				saved += s.Keys * (len(f.Members(p)) - 1)
+				queries += s.Queries
+				for _, m := range f.Members(p) {
+					if len(of[m]) > 0 && seqs[m].Pages[p.First/page-1]*int32(page) != int32(of[m][len(of[m])-1]/page*page) {
+						later++
+					}
+					of[m] = append(of[m], see(&s, Mask{}, 0)...)
+				}
+			}
+			if saved != f.Saved || queries > most {
+				t.Fatalf("%d keys are saved, not %d; %d queries", saved, f.Saved, queries)
+			}
+			for n := range seqs {
+				q, o := &seqs[n], &own[n]
+				if o.Row != q.Row || o.Queries != q.Queries || o.Keys+len(of[n]) != q.Keys || f.Own[n] != len(of[n]) {
+					t.Fatalf("sequence %d, %+v, is %+v behind %d keys", n, q, o, f.Own[n])
+				}
+				if o.Cut > 0 {
+					cut++
+				}
+				m := o.Narrowed(g.Mask)
+				if m.Window < 1 {
+					t.Fatalf("sequence %d has a window of %d", n, m.Window)
+				}
+				for i := range q.Queries {
+					want, have := see(q, g.Mask, i), append(see(o, m, i), of[n]...)
+					slices.Sort(want)
+					if slices.Sort(have); !slices.Equal(want, have) {
+						t.Fatalf("query %d of sequence %d sees %v instead of %v: %+v in %+v", i, n, have, want, f.Found, seqs)
+					}
+				}
+			}
+		})
+		if cut > 100 && later > 5 {
+			return
+		}
+	}
+	t.Errorf("%d sequences were cut, %d have keys of their own between two prefixes", cut, later)
+}
+
 // What is found of a step is what is found of it by itself, whatever was found before: sequences are forked, grow, are truncated, lose
 // what windows leave behind and go, and come in another order.
 func TestPrefixesOfSteps(t *testing.T) {
-	again, fresh := 0, 0 // steps of which all was as before, and others with prefixes
-	for range 100 {
+	again, fresh, hides := 0, 0, 0 // steps of which all was as before, and others with prefixes; such with sequences of which a window hides keys
+	for range 1000 {
 		rapid.Check(t, func(t *rapid.T) {
 			size := rapid.IntRange(1, 3).Draw(t, "page")
 			pool, g := pages.New(1000, size), Problem{PageTokens: size, Mask: Mask{Causal: rapid.Bool().Draw(t, "causal")}}
-			if rapid.IntRange(0, 4).Draw(t, "window") == 0 {
+			if rapid.Bool().Draw(t, "window") {
 				g.Window = rapid.IntRange(1, 40).Draw(t, "of")
 			}
 			var tables []*pages.Table
-			var was Prefixes
+			was := Prefixes{Cuts: rapid.Bool().Draw(t, "cuts")}
 			lay := rapid.Permutation([]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}).Draw(t, "order")
 			for range rapid.IntRange(1, 12).Draw(t, "steps") {
 				for range rapid.IntRange(0, 3).Draw(t, "changes") {
@@ -154,13 +223,16 @@ func TestPrefixesOfSteps(t *testing.T) {
 					seqs = append(seqs, q)
 				}
 				most := rapid.SampledFrom([]int{math.MaxInt, math.MaxInt, math.MaxInt, 10}).Draw(t, "most")
-				var now Prefixes
+				now := Prefixes{Cuts: was.Cuts}
 				turn := was.Turn
 				was.Find(&g, seqs, 1, most)
 				now.Find(&g, seqs, 1, most)
-				if !slices.Equal(was.Found, now.Found) || !slices.Equal(was.Own, now.Own) || was.Saved != now.Saved || !slices.Equal(was.order, now.order) {
+				if !slices.Equal(was.Found, now.Found) || !slices.Equal(was.Own, now.Own) || was.Saved != now.Saved || !slices.Equal(was.order, now.order) || !slices.Equal(was.members, now.members) {
 					t.Fatalf("%+v: found %v in %v, own keys from %v, %d saved; by itself %v in %v, %v, %d", seqs,
 						was.Found, was.order, was.Own, was.Saved, now.Found, now.order, now.Own, now.Saved)
+				}
+				if now.hides {
+					hides++
 				}
 				if len(now.Found) > 0 && was.Turn == turn {
 					again++
@@ -169,11 +241,11 @@ func TestPrefixesOfSteps(t *testing.T) {
 				}
 			}
 		})
-		if again > 20 && fresh > 20 {
+		if again > 20 && fresh > 20 && hides > 200 {
 			return
 		}
 	}
-	t.Errorf("%d steps were as the step before, %d others had prefixes", again, fresh)
+	t.Errorf("%d steps were as the step before, %d others had prefixes, in %d windows hid keys", again, fresh, hides)
 }
 
 // grow appends tokens to a table.

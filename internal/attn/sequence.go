@@ -14,6 +14,7 @@ type Sequence struct {
 	Row, Queries, Keys int
 	Pages              []int32
 	Tree               Tree  // of the queries; nil: none
+	Cut                int   // keys that were cut out before the queries' own, and behind those that a window hides: it is so much narrower here
 	Before             int   // tokens that stand before the keys, or between them, in pages that are there no more
 	Positions          []int // of the queries' tokens, for who turns or looks up by them; nil: where they stand
 }
@@ -29,6 +30,12 @@ func (q *Sequence) Position(i int) int {
 		depth = q.Tree.Depth(i)
 	}
 	return q.Before + Position(q.Queries, q.Keys, depth)
+}
+
+// Narrowed is a mask as it is for the sequence.
+func (q *Sequence) Narrowed(m Mask) Mask {
+	m.Window -= q.Cut
+	return m
 }
 
 // HasTrees says whether some of the sequences have a tree.

@@ -62,6 +62,7 @@ type span struct {
 	positions          int // query positions of a block; the last block may have fewer
 	masked             int // positions in the leading blocks that see no key: nobody has work there
 	page               int // its first page in Plan.pages
+	mask               attn.Mask
 
 	tree attn.Tree // of the query positions; nil: none, or one that is a chain
 }
@@ -75,8 +76,8 @@ func (s *span) block(b int) (from, to int) {
 func (s *span) position(i int) int { return attn.Position(s.queries, s.keys, i) }
 
 // sees returns the keys [first, end) that query position i sees, besides sink tokens.
-func (s *span) sees(g *attn.Problem, i int) (first, end int) {
-	return g.Mask.Keys(s.queries, s.keys, i)
+func (s *span) sees(i int) (first, end int) {
+	return s.mask.Keys(s.queries, s.keys, i)
 }
 
 // fresh returns the number of its first new key.
@@ -84,9 +85,9 @@ func (s *span) fresh() int { return s.keys - s.queries }
 
 // common returns the keys [low, end) that all query positions [from, to) see: in front of them some see more, and
 // behind them others, or all those that their tree says.
-func (s *span) common(g *attn.Problem, from, to int) (low, end int) {
-	low, _ = s.sees(g, to-1)
-	if _, end = s.sees(g, from); s.tree != nil {
+func (s *span) common(from, to int) (low, end int) {
+	low, _ = s.sees(to - 1)
+	if _, end = s.sees(from); s.tree != nil {
 		end = s.fresh()
 	}
 	return low, end
@@ -94,9 +95,9 @@ func (s *span) common(g *attn.Problem, from, to int) (low, end int) {
 
 // context returns the keys that the query positions [from, to) see: what is cut into their LeanTiles. Sink tokens, of which
 // there are front, stand right before the others, as if there was nothing between them.
-func (s *span) context(g *attn.Problem, from, to int) (keys lean.Keys, front int) {
-	first, end := g.Mask.Range(s.queries, s.keys, from, to)
-	front = g.SinkKeys(first)
+func (s *span) context(from, to int) (keys lean.Keys, front int) {
+	first, end := s.mask.Range(s.queries, s.keys, from, to)
+	front = s.mask.SinkKeys(first)
 	return lean.Keys{First: first - front, End: end}, front
 }
 
@@ -106,7 +107,7 @@ func (s *span) countTiles(g *attn.Problem, from, to int) int64 {
 		l := s.leanTiles(g, from, to)
 		return l.len()
 	}
-	keys, _ := s.context(g, from, to)
+	keys, _ := s.context(from, to)
 	return keys.Tiles(g.TileTokens)
 }
 
@@ -157,7 +158,7 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 	most = max(most/group, 1)
 	for i := range seqs {
 		q := &seqs[i]
-		s := span{row: q.Row, queries: q.Queries, keys: q.Keys, page: len(p.pages)}
+		s := span{row: q.Row, queries: q.Queries, keys: q.Keys, page: len(p.pages), mask: q.Narrowed(g.Mask)}
 		if q.Tree != nil && !q.Tree.Chain() { // a chain is what causal is
 			at := len(p.trees)
 			p.trees = append(p.trees, q.Tree...)

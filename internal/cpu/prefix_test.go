@@ -62,55 +62,62 @@ func forkShape(rng *rand.Rand) reftest.Shape {
 // any more are NaN.
 func TestRunPrefixes(t *testing.T) {
 	rng := reftest.Rand(t)
-	shares := 0
-	for range reftest.AtLeast(cases(t, 50, 120), func() bool { return shares > 15 }) {
+	shares, cuts := 0, 0
+	for range reftest.AtLeast(cases(t, 50, 120), func() bool { return shares > 15 && cuts > 3 }) {
 		s, l := forkShape(rng), randomLayout(rng)
 		l.page = []int{1, 2, 7, 16, 33}[rng.IntN(5)]
+		if rng.IntN(3) == 0 && s.Trees == nil && s.Slopes == nil {
+			s.Window = 1 + rng.IntN(slices.Max(s.Keys)+1)
+		}
 		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
 		test := testPrefixes[float32]
 		if rng.IntN(3) == 0 {
 			test = testPrefixes[float64]
 		}
-		shared, err := test(rng, s, in, l)
+		shared, cut, err := test(rng, s, in, l)
 		if err != nil {
 			t.Fatalf("%v, %v, %v: %v", s, in, l, err)
 		}
 		if shared {
 			shares++
 		}
+		if cut {
+			cuts++
+		}
 	}
 }
 
-func testPrefixes[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout) (shared bool, err error) {
+func testPrefixes[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout) (shared, cut bool, err error) {
 	p, pages := placeForks[F](rng, reftest.New(rng, s, in, accOf[F](), formatOf[F](l.dtype)), l)
 	g := p.g
 	g.Policy, g.Workers, g.TileTokens = randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64}[rng.IntN(5)]
 	g.Tree = attn.HasTrees(p.seqs)
 	plan := Plan{PrefixBytes: 1}
 	if err := plan.Build(g, p.seqs); err != nil {
-		return false, err
+		return false, false, err
 	}
 	if plan.shares && pages == 0 {
-		return false, fmt.Errorf("keys are shared, and nobody has any in common")
+		return false, false, fmt.Errorf("keys are shared, and nobody has any in common")
 	}
 	if rng.IntN(3) == 0 {
 		p.ops.LSE = nil
 	}
 	if err := Run(Default(), &plan, &p.ops); err != nil {
-		return false, err
+		return false, false, err
 	}
 	if err := p.check(p.c.Reference(reftest.Precision{Acc: accOf[F]()})); err != nil {
-		return false, err
+		return false, false, err
 	}
 	want := p.bits()
 	p.forget()
 	if err := Run(Default(), &plan, &p.ops); err != nil || !slices.Equal(p.bits(), want) {
-		return false, fmt.Errorf("the second run has other bits: %v", err)
+		return false, false, fmt.Errorf("the second run has other bits: %v", err)
 	}
-	return plan.shares, nil
+	cut = plan.shares && slices.ContainsFunc(plan.prefix.own, func(q attn.Sequence) bool { return q.Cut > 0 })
+	return plan.shares, cut, nil
 }
 
-// What depends on the key, or on the sequence, is for each sequence by itself; so is what a window hides keys of, and what is too little.
+// What depends on the key, or on the sequence, is for each sequence by itself; so is what a window hides of one of them, and what is too little.
 func TestPrefixesNotTaken(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{1, 1}, Keys: []int{100, 90}, Mask: attn.Mask{Causal: true}}
@@ -125,7 +132,11 @@ func TestPrefixesNotTaken(t *testing.T) {
 		"plain":           {func(*attn.Problem) {}, 1, true},
 		"a soft cap":      {func(g *attn.Problem) { g.Cap = 2 }, 1, true},
 		"a window":        {func(g *attn.Problem) { g.Window = 100 }, 1, true},
-		"a narrow window": {func(g *attn.Problem) { g.Window = 99 }, 1, false}, // of one sequence it hides a key
+		"a narrow window": {func(g *attn.Problem) { g.Window = 99 }, 1, true}, // of one sequence it hides a key
+		"a short window":  {func(g *attn.Problem) { g.Window = 30 }, 1, false},
+		"both":            {func(g *attn.Problem) { g.Window, g.Slopes = 99, attn.NewSlopes([]float64{1, 2}) }, 1, false},
+		"most of it":      {func(g *attn.Problem) { g.Window = 99 }, 48 * 64, true},
+		"more than that":  {func(g *attn.Problem) { g.Window = 99 }, 48*64 + 64, false},
 		"sink tokens":     {func(g *attn.Problem) { g.Window, g.SinkTokens = 99, 1 }, 1, true},
 		"slopes":          {func(g *attn.Problem) { g.Slopes = attn.NewSlopes([]float64{1, 2}) }, 1, true},
 		"a bias":          {func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 100} }, 1, false},
