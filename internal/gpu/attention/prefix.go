@@ -58,7 +58,8 @@ type prefixes struct {
 	work    int64           // scratch of Build: the cost of all of these
 	all     int             // scratch of Build: their units in all heads and output tiles
 	longest int             // scratch of Build: the units of one
-	built   []sequence      // what the plan of prefixes was built of; none: of something else
+	built   []sequence      // what the plan of prefixes was built of last
+	isBuilt bool            // it was
 	blocks  int             // that are left to the plan of prefixes
 	direct  bool            // its kernels read queries where they are: they are not gathered before
 
@@ -198,7 +199,7 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 		}
 	}
 	x.plan.uncut, x.plan.steady, x.plan.beside = true, p.recorded, x.blocks
-	x.built = x.built[:0]
+	x.built, x.isBuilt = x.built[:0], false
 	if err := x.plan.Build(prefixProblem(g, x.direct), x.seqs, 0); err != nil {
 		return err
 	}
@@ -214,13 +215,14 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 		q := &x.seqs[i]
 		x.built = append(x.built, sequence{row: int32(q.Row), queries: int32(q.Queries), keys: int32(q.Keys)})
 	}
+	x.isBuilt = true
 	return nil
 }
 
 // stillBuilt says whether the plan of prefixes is what it would be if it was built again: a token later it mostly is.
 func (x *prefixes) stillBuilt(g *attn.Problem, recorded bool, least Capacity) bool {
 	of := x.plan
-	if of.state < built || len(x.built) != len(x.seqs) || of.steady != recorded || of.beside != x.blocks || of.least != least ||
+	if !x.isBuilt || of.state < built || len(x.built) != len(x.seqs) || of.steady != recorded || of.beside != x.blocks || of.least != least ||
 		!of.look.paged || of.look.geometry != prefixProblem(g, x.direct) {
 		return false
 	}

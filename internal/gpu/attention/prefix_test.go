@@ -72,6 +72,16 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		if t.Failed() {
 			t.Fatalf("case %d, %v inputs: %v, forks %v", i, in, p, p.forks)
 		}
+		if plan.look.sharing.on() && i%3 == 0 { // the same again: what is for prefixes stays as it is
+			noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+			if plan.prefixes.plan.state != uploaded {
+				t.Errorf("%v: the plan of prefixes was built again", p)
+			}
+			m.Poison(t, &p.o)
+			m.Poison(t, &p.lse)
+			m.run(t, plan, p)
+			p.check(t)
+		}
 		p.close(t)
 	}
 	if !all() {
