@@ -13,8 +13,8 @@ import (
 type Sequence struct {
 	Row, Queries, Keys int
 	Pages              []int32
-	Tree               Tree  // of the queries; nil: none
 	Cut                int   // keys that were cut out before the queries' own, and behind those that a window hides: it is so much narrower here
+	Tree               Tree  // of the queries; nil: none
 	Before             int   // tokens that stand before the keys, or between them, in pages that are there no more
 	Positions          []int // of the queries' tokens, for who turns or looks up by them; nil: where they stand
 }
@@ -66,20 +66,30 @@ func (q *Sequence) CheckTree(op string, i int, m Mask) error {
 
 // Check reports what is wrong with sequence i.
 func (q *Sequence) Check(op string, i, pageTokens int) error {
+	if err := q.CheckSize(op, i, pageTokens); err != nil || q.Queries == 0 {
+		return err
+	}
+	if pages := q.Live(pageTokens); Highest(pages) > math.MaxInt32 {
+		j := slices.IndexFunc(pages, func(page int32) bool { return page < 0 })
+		return Errorf(op, ErrPage, "sequence %d names page %d at %d", i, pages[j], j)
+	}
+	return nil
+}
+
+// Live are the pages that hold keys.
+func (q *Sequence) Live(pageTokens int) []int32 { return q.Pages[:Ceil(q.Keys, pageTokens)] }
+
+// CheckSize is Check of all but which pages there are.
+func (q *Sequence) CheckSize(op string, i, pageTokens int) error {
 	if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt-q.Queries {
 		return Errorf(op, ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
 	}
 	if q.Queries == 0 {
 		return nil
 	}
-	live := Ceil(q.Keys, pageTokens)
-	if len(q.Pages) < live {
+	if len(q.Pages) < Ceil(q.Keys, pageTokens) {
 		return Errorf(op, ErrPage, "sequence %d has %d pages of %d tokens for %d keys",
 			i, len(q.Pages), pageTokens, q.Keys)
-	}
-	if Highest(q.Pages[:live]) > math.MaxInt32 {
-		j := slices.IndexFunc(q.Pages[:live], func(page int32) bool { return page < 0 })
-		return Errorf(op, ErrPage, "sequence %d names page %d at %d", i, q.Pages[j], j)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func (l leanTiles) at(i int64) int64 {
 
 // leanTiles returns the LeanTiles that the query positions [from, to) see, in which batch invariance is.
 func (s *span) leanTiles(g *attn.Problem, from, to int) (l leanTiles) {
-	first, end := s.mask.Range(s.queries, s.keys, from, to)
+	first, end := g.Mask.Range(s.queries, s.keys, from, to)
 	if first >= end {
 		return l
 	}
@@ -62,7 +62,7 @@ type view struct {
 // view returns what query position i sees of keys [first, end). Of a tree's own keys it counts those that it sees: the
 // last one of them is its own.
 func (s *span) view(g *attn.Problem, i, first, end int) (v view) {
-	from, to := s.sees(i)
+	from, to := s.sees(g, i)
 	if s.tree != nil {
 		to = s.fresh() + s.tree.Depth(i) + 1
 	}

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"math"
 	"runtime"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -62,7 +63,7 @@ type span struct {
 	positions          int // query positions of a block; the last block may have fewer
 	masked             int // positions in the leading blocks that see no key: nobody has work there
 	page               int // its first page in Plan.pages
-	mask               attn.Mask
+	cut                int // see attn.Sequence
 
 	tree attn.Tree // of the query positions; nil: none, or one that is a chain
 }
@@ -75,9 +76,16 @@ func (s *span) block(b int) (from, to int) {
 // position returns the place of query position i among the keys.
 func (s *span) position(i int) int { return attn.Position(s.queries, s.keys, i) }
 
+// mask returns g's as it is for the sequence.
+func (s *span) mask(g *attn.Problem) attn.Mask {
+	m := g.Mask
+	m.Window -= s.cut
+	return m
+}
+
 // sees returns the keys [first, end) that query position i sees, besides sink tokens.
-func (s *span) sees(i int) (first, end int) {
-	return s.mask.Keys(s.queries, s.keys, i)
+func (s *span) sees(g *attn.Problem, i int) (first, end int) {
+	return s.mask(g).Keys(s.queries, s.keys, i)
 }
 
 // fresh returns the number of its first new key.
@@ -85,9 +93,9 @@ func (s *span) fresh() int { return s.keys - s.queries }
 
 // common returns the keys [low, end) that all query positions [from, to) see: in front of them some see more, and
 // behind them others, or all those that their tree says.
-func (s *span) common(from, to int) (low, end int) {
-	low, _ = s.sees(to - 1)
-	if _, end = s.sees(from); s.tree != nil {
+func (s *span) common(g *attn.Problem, from, to int) (low, end int) {
+	low, _ = s.sees(g, to-1)
+	if _, end = s.sees(g, from); s.tree != nil {
 		end = s.fresh()
 	}
 	return low, end
@@ -95,9 +103,9 @@ func (s *span) common(from, to int) (low, end int) {
 
 // context returns the keys that the query positions [from, to) see: what is cut into their LeanTiles. Sink tokens, of which
 // there are front, stand right before the others, as if there was nothing between them.
-func (s *span) context(from, to int) (keys lean.Keys, front int) {
-	first, end := s.mask.Range(s.queries, s.keys, from, to)
-	front = s.mask.SinkKeys(first)
+func (s *span) context(g *attn.Problem, from, to int) (keys lean.Keys, front int) {
+	first, end := s.mask(g).Range(s.queries, s.keys, from, to)
+	front = g.SinkKeys(first)
 	return lean.Keys{First: first - front, End: end}, front
 }
 
@@ -107,7 +115,7 @@ func (s *span) countTiles(g *attn.Problem, from, to int) int64 {
 		l := s.leanTiles(g, from, to)
 		return l.len()
 	}
-	keys, _ := s.context(from, to)
+	keys, _ := s.context(g, from, to)
 	return keys.Tiles(g.TileTokens)
 }
 
@@ -128,7 +136,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 	}
 	g = withDefaults(g)
 	for i := range seqs {
-		if err := seqs[i].Check(op, i, g.PageTokens); err != nil {
+		if err := seqs[i].CheckSize(op, i, g.PageTokens); err != nil {
 			return err
 		}
 		if err := seqs[i].CheckTree(op, i, g.Mask); err != nil {
@@ -140,17 +148,43 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 		}
 	}
 
+	own, shares := p.findPrefixes(&g, seqs)
+	last, lastShared := highest(&g, own), 0
+	if shares { // pages that sequences share are looked at once
+		lastShared = highest(&g, p.prefix.seqs)
+	}
+	if max(last, lastShared) > math.MaxInt32 {
+		for i := range seqs {
+			if err := seqs[i].Check(op, i, g.PageTokens); err != nil {
+				return err
+			}
+		}
+	}
+	if p.shares = shares; shares {
+		p.layPrefixes(&g, seqs, lastShared)
+	}
 	p.rotation.lay(g.Rotary, seqs)
-	p.lay(g, p.findPrefixes(&g, seqs))
+	p.lay(g, own, last)
 	return nil
 }
 
+// highest is the highest page of some sequences, -1 if they have none, and more than an int32 if there is a negative one.
+func highest(g *attn.Problem, seqs []attn.Sequence) int {
+	last := -1
+	for i := range seqs {
+		if q := &seqs[i]; q.Queries > 0 && q.Keys > 0 {
+			last = max(last, int(attn.Highest(q.Live(g.PageTokens))))
+		}
+	}
+	return last
+}
+
 // lay is Build of what has been checked, each sequence by itself.
-func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
+func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 	p.g = g
 	p.sched.Reset(g.KVHeads)
 	p.seqs, p.pages, p.trees = p.seqs[:0], p.pages[:0], p.trees[:0]
-	p.rows, p.lastPage, p.slots, p.packed = 0, -1, 0, 0
+	p.rows, p.lastPage, p.slots, p.packed = 0, lastPage, 0, 0
 	group, most := g.Group(), blockRows
 	if waysFor(&g) != nil {
 		most = blockRowsPacked
@@ -158,7 +192,9 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 	most = max(most/group, 1)
 	for i := range seqs {
 		q := &seqs[i]
-		s := span{row: q.Row, queries: q.Queries, keys: q.Keys, page: len(p.pages), mask: q.Narrowed(g.Mask)}
+		p.seqs = append(p.seqs, span{})
+		s := &p.seqs[len(p.seqs)-1] // it is written where it stays
+		s.row, s.queries, s.keys, s.page, s.cut = q.Row, q.Queries, q.Keys, len(p.pages), q.Cut
 		if q.Tree != nil && !q.Tree.Chain() { // a chain is what causal is
 			at := len(p.trees)
 			p.trees = append(p.trees, q.Tree...)
@@ -172,11 +208,7 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 			p.rows = max(p.rows, s.row+s.queries)
 			p.packed = max(p.packed, s.positions*group)
 
-			live := attn.Ceil(s.keys, g.PageTokens)
-			p.pages = append(p.pages, q.Pages[:live]...)
-			if live > 0 {
-				p.lastPage = max(p.lastPage, int(attn.Highest(q.Pages[:live])))
-			}
+			p.pages = append(p.pages, q.Live(g.PageTokens)...)
 			p.slots = max(p.slots, min(s.keys, g.PageTokens))
 		}
 		for from := 0; from < s.queries; from += s.positions {
@@ -188,7 +220,6 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence) {
 			p.tiles = append(p.tiles, n)
 		}
 		p.sched.Add(p.tiles)
-		p.seqs = append(p.seqs, s)
 	}
 	p.sched.Cut(g.Policy, g.Workers)
 }

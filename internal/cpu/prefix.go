@@ -31,12 +31,11 @@ type prefixPlan struct {
 // whether it is worth it, depends on the others.
 const canShare = attn.InParts | attn.Shareable
 
-// findPrefixes looks for prefixes, has p.prefix attend to them, if there are any that are worth it, and returns what sequences have
-// of their own. All has been checked.
-func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) []attn.Sequence {
-	p.shares = false
+// findPrefixes looks for prefixes that are worth it. It says whether there are some, lists them, and returns what sequences have of
+// their own. It writes nothing but scratch. All has been checked but which pages there are.
+func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) (own []attn.Sequence, shares bool) {
 	if len(seqs) < 2 || g.Features()&^canShare != 0 {
-		return seqs
+		return seqs, false
 	}
 	if p.prefix == nil {
 		p.prefix = new(prefixPlan)
@@ -49,20 +48,29 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) []attn.Sequen
 	x.found.Cuts = true
 	x.found.Find(g, seqs, (bytes-1)/row+1, math.MaxInt)
 	if len(x.found.Found) == 0 {
-		return seqs
+		return seqs, false
 	}
-	x.own, x.seqs, x.rows, x.shift = x.found.AppendOwn(x.own[:0], seqs), x.seqs[:0], x.rows[:0], x.shift[:0]
+	x.own, x.seqs = x.found.AppendOwn(x.own[:0], seqs), x.seqs[:0]
+	queries := 0
 	for i := range x.found.Found {
 		s := x.found.Sequence(&x.found.Found[i], seqs)
-		s.Row = len(x.rows)
-		x.seqs, x.rows = append(x.seqs, s), x.found.AppendRows(x.rows, &x.found.Found[i], seqs)
+		s.Row, queries = queries, queries+s.Queries
+		x.seqs = append(x.seqs, s)
+	}
+	return x.own, true
+}
+
+// layPrefixes has p.prefix attend to what findPrefixes has found.
+func (p *Plan) layPrefixes(g *attn.Problem, seqs []attn.Sequence, lastPage int) {
+	x := p.prefix
+	x.rows, x.shift = x.rows[:0], x.shift[:0]
+	for i := range x.found.Found {
+		x.rows = x.found.AppendRows(x.rows, &x.found.Found[i], seqs)
 		if g.Slopes != "" {
 			x.shift = x.found.AppendShifts(x.shift, &x.found.Found[i], seqs)
 		}
 	}
-	x.plan.lay(g.OfPrefixes(), x.seqs)
-	p.shares = true
-	return x.own
+	x.plan.lay(g.OfPrefixes(), x.seqs, lastPage)
 }
 
 // prefixRun is a run of a plan that has prefixes.

@@ -1,10 +1,12 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -153,6 +155,21 @@ func TestPrefixesNotTaken(t *testing.T) {
 		if plan.shares != x.shares {
 			t.Errorf("%s: keys are shared: %v", name, plan.shares)
 		}
+	}
+	bad := []attn.Sequence{p.seqs[0], p.seqs[1]} // an error of a page that both have leaves the plan as it is
+	for i := range bad {
+		bad[i].Pages = slices.Clone(bad[i].Pages)
+		bad[i].Pages[1] = -7
+	}
+	kept := Plan{PrefixBytes: 1}
+	if err := kept.Build(p.g, p.seqs); err != nil {
+		t.Fatal(err)
+	}
+	if err := kept.Build(p.g, bad); !errors.Is(err, attn.ErrPage) || !strings.Contains(err.Error(), "sequence 0 names page -7 at 1") || !kept.shares {
+		t.Errorf("a negative page: %v", err)
+	}
+	if err := Run(Default(), &kept, &p.ops); err != nil {
+		t.Error(err)
 	}
 	alone := Plan{PrefixBytes: 1}
 	for range 2 { // a plan that has shared keys, and is built again

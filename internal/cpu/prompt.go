@@ -173,8 +173,9 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 // see says which of p.Count keys from the given one on rows see, from a row of the block on, and returns how many one of them
 // sees at most.
 func (ws *workspace[F]) see(w *worker[F], b block, row int, p *tile, key int) (most int32) {
+	g := &ws.plan.g
 	for r := range p.Rows {
-		first, end := b.seq.sees(b.from + (row+r)/b.group)
+		first, end := b.seq.sees(g, b.from+(row+r)/b.group)
 		w.visible[r] = int32(min(max(end-key, 0), p.Count))
 		w.hidden[r] = min(int32(max(first-key, 0)), w.visible[r])
 		most = max(most, w.visible[r]-w.hidden[r])

@@ -350,13 +350,13 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		sum.receive(t, 0)
 		t.scoreMod = mod
 	}
-	low, all := b.seq.common(b.from, b.to)
+	low, all := b.seq.common(g, b.from, b.to)
 	some := func(key, end int) { // keys [key, end), each for the rows that see it
 		if stop := min(end, low); key < stop {
 			// Kernels know of no first key of a row: each position gets a call with those that it sees.
 			was := keys
 			each(func(i int) {
-				first, most := b.seq.sees(i)
+				first, most := b.seq.sees(g, i)
 				seen(key, min(stop, g.SinkKeys(first))) // if the first rows see all that comes behind these, too
 				seen(max(key, first), min(stop, most))
 			})
@@ -380,7 +380,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			begin := key
 			key += rows.neighbours(t, key, min(key+limit, end))
 			for r := range b.rows {
-				_, end := b.seq.sees(b.from + r/b.group)
+				_, end := b.seq.sees(g, b.from+r/b.group)
 				w.visible[r] = int32(min(max(end-begin, 0), t.Count))
 			}
 			t.Visible = unsafe.Pointer(&w.visible[0])
@@ -388,7 +388,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		}
 		t.Visible = nil
 	}
-	context, front := b.seq.context(b.from, b.to)
+	context, front := b.seq.context(g, b.from, b.to)
 	part := context.Part(k.Begin, k.End, g.TileTokens)
 	key, end := part.First, part.End
 	if stop := min(end, context.First+front); key < stop { // sink tokens, which all rows see
