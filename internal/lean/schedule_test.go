@@ -3,7 +3,9 @@ package lean
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"reflect"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -619,5 +621,48 @@ func TestKindString(t *testing.T) {
 		if kind.String() != want {
 			t.Errorf("Kind(%d) is %q, want %q", uint8(kind), kind, want)
 		}
+	}
+}
+
+// Whole output tiles are given out by the least number of LeanTiles for which workers have all that are small enough.
+func TestWholesLeast(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	apart, all := 0, 0
+	for range 300 {
+		var p, q Plan
+		heads, workers, longest := 1+rng.IntN(8), 2+rng.IntN(40), 1+rng.IntN(60)
+		p.Reset(heads)
+		q.Reset(heads)
+		for range 1 + rng.IntN(100) {
+			blocks := make([]int64, 1+rng.IntN(6)/5)
+			for i := range blocks {
+				blocks[i] = int64(1 + rng.IntN(longest))
+			}
+			if rng.IntN(20) == 0 {
+				blocks[0] *= 40
+			}
+			p.Add(blocks)
+			q.Add(blocks)
+		}
+		most := p.Tiles()/int64(workers) - 1
+		if p.setWholesApart(workers); most < 1 {
+			continue
+		}
+		m := int64(1)
+		for m < most && !q.packLast(workers, m, most) {
+			m++
+		}
+		if q.packLast(workers, m, most) {
+			all++
+		}
+		if q.wholes[0] == q.Tiles() {
+			q.wholes = q.wholes[:0]
+		}
+		if apart += len(q.wholes); !slices.Equal(p.wholes, q.wholes) {
+			t.Fatalf("%d workers have %v, with %d LeanTiles at most %v", workers, p.wholes, m, q.wholes)
+		}
+	}
+	if apart == 0 || all == 0 {
+		t.Error("nobody has whole output tiles")
 	}
 }
