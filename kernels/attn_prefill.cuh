@@ -15,7 +15,9 @@
 // in the order of the parts: the result does not depend on who that is. Warps do so each
 // for its own 16 rows, so that nobody waits.
 //
-// The keys are walked from the last to the first: only the first steps have to mask.
+// The keys are walked from the last to the first: only the first steps have to mask, and with a window
+// the last ones. Those in front of it are left out but for sink tokens. What becomes of scores otherwise
+// (SCORED, attn_prefill_score.cuh) is in kernels of its own.
 //
 // A launch may run beside the one ahead of it, which attends to the sequences of few rows and leaves
 // multiprocessors to this one (p.beside). It does not wait for that. That one lets it start when it
@@ -34,8 +36,8 @@
 // As PrefillRows, of GROUPS consumer warp groups.
 template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE> struct Prefill : PrefillRows<T, D, GROUPS * 64, KEYS, PRECISE, ANY> {
   using Rows = PrefillRows<T, D, GROUPS * 64, KEYS, PRECISE, ANY>;
-  using typename Rows::Math, typename Rows::Operand, typename Rows::Range, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
-  using Rows::BLOCKS, Rows::FACTORS, Rows::PARTS, Rows::QUERY, Rows::STAGE;
+  using typename Rows::Math, typename Rows::Operand, typename Rows::Range, typename Rows::Scores, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
+  using Rows::BLOCKS, Rows::FACTORS, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
   static constexpr int ROWS = GROUPS * 64;                // of an output tile
   static constexpr int PLACES = D <= 128 ? 2 : 1;         // for queries: there is room for so many
   static constexpr bool ROUNDED = PRECISE && D <= 128;    // what a step adds to outputs has registers of its own
@@ -80,6 +82,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, range, warp / 4 - 1, threadIdx.x % 128);
       if (p.beside == 0) writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, ANY ? p.outType : Operand::type, 0.f); });
+      if constexpr (SCORED) if (p.beside == 0) writeMaskedSinks(p, threadIdx.x - 128, GROUPS * 128);
       if (isLast(p) && threadIdx.x == 128) waitForEarlier(), letNextStart();
     }
   }
@@ -131,7 +134,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       };
 #pragma unroll 1
       for (int c = t.end - 1; c >= t.begin; c--) {
-        const int key = c * KEYS, at = stage.index, row = rowOf(key + lane * p.box);
+        const int key = t.keyOf(c), at = stage.index, row = rowOf(key + lane * p.box);
         if (KV_PRODUCERS == 1 || warp == 0) bring(sh.keys + at * STAGE, &p.keyMap, key, row, sh.keyFull + at * 8, sh.keyEmpty + at * 8);
         if (KV_PRODUCERS == 1 || warp == 1) bring(sh.values + at * STAGE, &p.valueMap, key, row, sh.valueFull + at * 8, sh.valueEmpty + at * 8);
         stage.next(STAGES);
@@ -172,7 +175,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     Tile t;
     for (int n = 0; t.load(p, range, n); n++) {
       if (t.first + group * 64 >= t.rows) {
-        pass(sh, t, n, stage, lane, thread + group * 128, waitToIssue, [&] { letIssue(next); });
+        pass(p, sh, t, n, stage, lane, thread + group * 128, waitToIssue, [&] { letIssue(next); });
         continue;
       }
       const auto seen = [&](int row) { return p.causal ? min(t.s.keys, t.s.keys - t.s.queries + (t.first + row) / p.group + 1) : t.s.keys; };
@@ -180,7 +183,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       float o[D / 8][4] = {}, s[KEYS / 8][4];
       float more[ROUNDED ? D / 8 : 1][4]; // what a step adds to o
       u32 w[PARTS][KEYS / 16][4];
-      Softmax m(p.scale);
+      Softmax m = Rows::softmaxOf(p, t, row, lane);
+      float by[2] = {p.scale, p.scale}; // that makes scores of products, where they are modified
 
       const auto scores = [&] {
         const u32 keys = sh.keys + stage.index * STAGE;
@@ -226,13 +230,16 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
           pinned(o);
         }
       };
+      const Scores modified(p, t, row, group * 64 + 63); // what becomes of scores
       const auto weigh = [&](int c) {
-        if ((c + 1) * KEYS > all) {
+        const int key = t.keyOf(c);
+        if constexpr (SCORED) modified.apply(s, by, key, sees, lane);
+        if (key + KEYS > all) {
 #pragma unroll
           for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-              if (c * KEYS + j * 8 + lane % 4 * 2 + (e & 1) >= sees[e >> 1]) s[j][e] = -LEAN_INF;
+              if (key + j * 8 + lane % 4 * 2 + (e & 1) >= sees[e >> 1]) s[j][e] = -LEAN_INF;
         }
         m.weigh(s);
       };
@@ -254,7 +261,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       if (t.begin < t.end) {
         if constexpr (PRECISE) {
           const u32 factors = sh.factors + placeOf(n) * FACTORS;
-          m.scale[0] *= loadShared(factors + row * 4), m.scale[1] *= loadShared(factors + row * 4 + 32);
+          float(&scale)[2] = SCORED ? by : m.scale;
+          scale[0] *= loadShared(factors + row * 4), scale[1] *= loadShared(factors + row * 4 + 32);
         }
         int c = t.end - 1;
         barrierWait(sh.keyFull + stage.index * 8, stage.parity);
@@ -264,7 +272,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
         wgmmaWait<0>();
         pinned(s);
         release(sh.keyEmpty + stage.index * 8);
-        clearBehind(sh, stage, t.s.keys - c * KEYS, thread + group * 128);
+        clearUnseen(p, sh, stage, t, c, thread + group * 128);
         weigh(c);
         pack();
         PipelineState before = stage;
@@ -279,6 +287,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
           wgmmaWait<1>();
           pinned(s);
           release(sh.keyEmpty + stage.index * 8);
+          if constexpr (SCORED) clearHidden(p, sh, stage, t, c, thread + group * 128);
           const float shrink[2] = {m.shrink[0], m.shrink[1]};
           weigh(c);
           wgmmaWait<0>();
@@ -309,7 +318,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
 
   // What a consumer does with an output tile that has no rows for it: it gives back what the others
   // still wait for.
-  template <class Wait, class Let> __device__ static __forceinline__ void pass(const Shared& sh, const Tile& t, int n, PipelineState& stage, int lane, int thread, const Wait& waitToIssue, const Let& letIssue) {
+  template <class Wait, class Let> __device__ static __forceinline__ void pass(const PrefillParams& p, const Shared& sh, const Tile& t, int n, PipelineState& stage, int lane, int thread, const Wait& waitToIssue, const Let& letIssue) {
     const auto giveBack = [&](u32 full, u32 empty, u32 parity) {
       barrierWait(full, parity);
       __syncwarp();
@@ -321,7 +330,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       waitToIssue();
       letIssue();
       giveBack(sh.keyFull + stage.index * 8, sh.keyEmpty + stage.index * 8, stage.parity);
-      if (c == t.end - 1) clearBehind(sh, stage, t.s.keys - c * KEYS, thread);
+      if (c == t.end - 1) clearUnseen(p, sh, stage, t, c, thread);
+      else if constexpr (SCORED) clearHidden(p, sh, stage, t, c, thread);
       giveBack(sh.valueFull + stage.index * 8, sh.valueEmpty + stage.index * 8, stage.parity);
       stage.next(STAGES);
     }
@@ -340,18 +350,26 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     }
   }
 
-  // Values behind the last key become zeros, whatever is in memory: no weight of 0 makes a
-  // number of what is none.
-  __device__ static __forceinline__ void clearBehind(const Shared& sh, const PipelineState& stage, int live, int thread) {
-    if (live >= KEYS) return;
+  // Values that no row of an output tile sees become zeros, whatever is in memory: no weight of 0 makes a
+  // number of what is none. In its first step they are behind the last key.
+  __device__ static __forceinline__ void clearUnseen(const PrefillParams& p, const Shared& sh, const PipelineState& stage, const Tile& t, int c, int thread) {
+    clear(sh, stage, t.s.keys - t.keyOf(c), KEYS, thread);
+    if constexpr (SCORED) clearHidden(p, sh, stage, t, c, thread);
+  }
+  // With a window they are in front of it, too, in steps that it begins in or sink tokens end in.
+  __device__ static __forceinline__ void clearHidden(const PrefillParams& p, const Shared& sh, const PipelineState& stage, const Tile& t, int c, int thread) {
+    if constexpr (SCORED) clear(sh, stage, t.hiddenFrom(scoreOf(p), t.keyOf(c)), t.hiddenTo(t.keyOf(c)), thread);
+  }
+  // The values of keys [from, to) of a step.
+  __device__ static __forceinline__ void clear(const Shared& sh, const PipelineState& stage, int from, int to, int thread) {
+    if (from >= to) return;
     barrierWait(sh.valueFull + stage.index * 8, stage.parity);
-    for (int i = thread; i < (KEYS - live) * (D / 8); i += GROUPS * 128) {
-      const int r = live + i / (D / 8), c = i % (D / 8);
+    for (int i = thread; i < (to - from) * (D / 8); i += GROUPS * 128) {
+      const int r = from + i / (D / 8), c = i % (D / 8);
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(sh.values + stage.index * STAGE + c / 8 * (KEYS * 128) + swizzled(r, c % 8 * 16)), "r"(0) : "memory");
     }
     fenceAsync();
     ThreadGroup{0, GROUPS * 4, CLEARED}.sync();
   }
-
 };
 #endif

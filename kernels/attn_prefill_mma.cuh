@@ -9,8 +9,8 @@
 // tensor cores, not the shared memory, are the limit. Two thread blocks of a multiprocessor fill each other's
 // gaps: one multiplies while the other computes exponentials.
 //
-// The keys are walked from the last to the first: only the first steps have to mask. A warp leaves
-// out steps of which none of its rows sees a key. Parts of output tiles are those of all such kernels.
+// The keys are walked from the last to the first: only the first steps have to mask, and with a window the last ones.
+// Those in front of it are left out but for sink tokens. A warp leaves out steps of which none of its rows sees a key. Parts of output tiles are those of all such kernels.
 //
 // Where queries or outputs have more bits than operands of products, these are sums of two
 // parts (PRECISE), and both parts are multiplied. Products of small parts have sums of their own. What values
@@ -22,12 +22,13 @@
 template <class T, int D, int WARPS, int TILES, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE>
 struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
   using Rows = PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY>;
-  using typename Rows::Math, typename Rows::Operand, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
-  using Rows::BLOCKS, Rows::PARTS, Rows::QUERY, Rows::STAGE;
+  using typename Rows::Math, typename Rows::Operand, typename Rows::Scores, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
+  using Rows::BLOCKS, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
   static constexpr int ROWS = WARPS * TILES * 16; // of an output tile
-  // Thread blocks of a multiprocessor. Heads of 64 leave registers for three of them, and 8.0 has the shared memory.
+  // Thread blocks of a multiprocessor. Heads of 64 leave registers for three of them where scores are not modified, and 8.0 has
+  // the shared memory.
 #if __CUDA_ARCH__ == 800
-  static constexpr int THREADS = WARPS * 32, TOGETHER = WARPS == 4 && D == 64 ? 3 : 8 / WARPS;
+  static constexpr int THREADS = WARPS * 32, TOGETHER = WARPS == 4 && D == 64 && !SCORED ? 3 : 8 / WARPS;
 #else
   static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS;
 #endif
@@ -43,6 +44,7 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
 #pragma unroll 1
     for (int i = p.starts[blockIdx.x]; i < end; i++) attend(p, i, query, ring, factors);
     writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x, THREADS, [&](long long at) { storeAs(p.out, at, ANY ? p.outType : Operand::type, 0.f); });
+    if constexpr (SCORED) writeMaskedSinks(p, threadIdx.x, THREADS);
   }
 
   // Brings keys and values of a sequence and a head.
@@ -50,8 +52,8 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
     int keys, pages, head; // live keys; the first entry of the block table, or the page itself; the head's first row in a page
     int row;               // of the keys of a step: each lane's of number 4*warp + lane%4 + lane/4*COPIED. Behind the last key that one's
 
-    __device__ __forceinline__ void look(const PrefillParams& p, int step) {
-      const int key = min(step * KEYS + (int)threadIdx.x / 32 * 4 + (int)threadIdx.x % 4 + (int)threadIdx.x % 32 / 4 * COPIED, keys - 1);
+    __device__ __forceinline__ void look(const PrefillParams& p, int first) {
+      const int key = min(first + (int)threadIdx.x / 32 * 4 + (int)threadIdx.x % 4 + (int)threadIdx.x % 32 / 4 * COPIED, keys - 1);
       if (p.pages == nullptr) {
         row = pages * p.pageRows + head + key;
       } else {
@@ -59,16 +61,17 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
         row = p.pages[pages + page] * p.pageRows + head + key - page * p.pageTokens;
       }
     }
-    // Keys or values of a step, of which look has the rows. Behind the last one there are zeros.
-    __device__ __forceinline__ void bring(const void* from, int step, u32 slot) const {
-      const int r = threadIdx.x / 8, c = threadIdx.x % 8, live = keys - step * KEYS - r;
+    // Keys or values of a step, of which look has the rows. Behind the last one there are zeros, and where `hidden` is
+    // so for a key of the step.
+    template <class Hidden> __device__ __forceinline__ void bring(const void* from, int first, u32 slot, const Hidden& hidden) const {
+      const int r = threadIdx.x / 8, c = threadIdx.x % 8, live = keys - first - r;
       const u32 to = slot + swizzled(r, c * 16);
 #pragma unroll
       for (int i = 0; i < ROUNDS; i++) {
         const char* const source = (const char*)from + c * 16 + (long long)__shfl_sync(~0u, row, threadIdx.x % 32 / 8 + i * 4) * (D * Store::bytes);
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++)
-          if ((j + 1) * 8 <= D / 8 || c < D / 8 - j * 8) copy16(to + i * COPIED * 128 + j * KEYS * 128, source + j * 128, i * COPIED < live);
+          if ((j + 1) * 8 <= D / 8 || c < D / 8 - j * 8) copy16(to + i * COPIED * 128 + j * KEYS * 128, source + j * 128, i * COPIED < live && !hidden(first + r + i * COPIED));
       }
     }
   };
@@ -88,17 +91,22 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
     if constexpr (PRECISE) Rows::template bringParts<THREADS>(p, t, query, factors, threadIdx.x);
     else Rows::template bringQueries<THREADS>(p, t, query, threadIdx.x);
     Loader loader = {t.s.keys, t.s.pages, t.head * p.headRows, 0};
+    // Whether no row sees a key: its value may be anything, and no weight of 0 makes a number of what is none.
+    const auto hidden = [&](int key) {
+      if constexpr (SCORED) return key >= scoreOf(p).sinkTokens && key < t.hidden;
+      return false;
+    };
     // Brings what is the ahead-th behind the keys of a step, a group of copies in any case: waits count these. Its rows
     // have been looked up while others were multiplied.
     const auto bring = [&](int step, int ahead, u32 slot) {
       const int of = step - ahead / 2;
       if (of >= t.begin) {
-        loader.bring(ahead % 2 == 0 ? p.keys : p.values, of, slot);
-        if (ahead % 2 == 1 && of > t.begin) loader.look(p, of - 1);
+        loader.bring(ahead % 2 == 0 ? p.keys : p.values, t.keyOf(of), slot, hidden);
+        if (ahead % 2 == 1 && of > t.begin) loader.look(p, t.keyOf(of - 1));
       }
       copyCommit();
     };
-    if (t.begin < t.end) loader.look(p, t.end - 1);
+    if (t.begin < t.end) loader.look(p, t.keyOf(t.end - 1));
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) bring(t.end - 1, i, ring + i * STAGE);
     u32 slot = ring, before = ring + AHEAD * STAGE;
@@ -115,31 +123,42 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
     float o[TILES][D / 8][4], s[TILES][KEYS / 8][4];
     u32 w[TILES][KEYS / 16][PARTS][4]; // weights as operands
     Softmax m[TILES];
+    float by[TILES][2]; // that makes scores of products, where they are modified
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
-      m[i] = Softmax(p.scale);
+      m[i] = Rows::softmaxOf(p, t, warp * (TILES * 16) + i * 16 + lane / 4, lane), by[i][0] = by[i][1] = p.scale;
 #pragma unroll
       for (int j = 0; j < D / 8; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0.f;
     }
 #pragma unroll 1
     for (int c = t.end - 1; c >= t.begin; c--) {
-      const bool some = c * KEYS < most;
+      const int key = t.keyOf(c);
+      const bool some = key < most;
       const u32 keys = next(c, 0);
       if constexpr (PRECISE) {
         if (c == t.end - 1) {
           const u32 mine = factors + (warp * (TILES * 16) + lane / 4) * 4;
 #pragma unroll
-          for (int i = 0; i < TILES; i++) m[i].scale[0] *= loadShared(mine + i * 64), m[i].scale[1] *= loadShared(mine + i * 64 + 32);
+          for (int i = 0; i < TILES; i++) {
+            float(&scale)[2] = SCORED ? by[i] : m[i].scale;
+            scale[0] *= loadShared(mine + i * 64), scale[1] *= loadShared(mine + i * 64 + 32);
+          }
         }
       }
       if (some) {
         scores(s, query + warp * (TILES * 16 * 128) + left, keys + right);
-        if ((c + 1) * KEYS > all) {
+        if constexpr (SCORED)
+#pragma unroll
+          for (int i = 0; i < TILES; i++) {
+            const int row = warp * (TILES * 16) + i * 16 + lane / 4, sees[2] = {seen(t.first + row), seen(t.first + row + 8)};
+            Scores(p, t, row, row - lane / 4 + 15).apply(s[i], by[i], key, sees, lane);
+          }
+        if (key + KEYS > all) {
 #pragma unroll
           for (int i = 0; i < TILES; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-              const int sees = seen(first + i * 16 + lane / 4 + h * 8) - c * KEYS - lane % 4 * 2;
+              const int sees = seen(first + i * 16 + lane / 4 + h * 8) - key - lane % 4 * 2;
 #pragma unroll
               for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll

@@ -2,7 +2,7 @@
 // (attn_prefill.cuh, attn_prefill_mma.cuh): output tiles, queries on their way to shared memory, the
 // softmax of rows, parts of output tiles, and the output.
 #pragma once
-#include "attn_work.cuh"
+#include "attn_prefill_score.cuh"
 
 // An output tile, or a part of one: some of its keys.
 struct alignas(16) PrefillTile {
@@ -37,6 +37,13 @@ struct PrefillParams {
   const int* rows;           // of each row of a sequence, the row of queries; null: the same
 };
 
+// Of the kernels for masks and score modifications. With them scores are of base 4, and so is p.scale.
+struct ScoredPrefillParams {
+  PrefillParams p;
+  ScoreParams score;
+};
+__device__ __forceinline__ const ScoreParams& scoreOf(const PrefillParams& p) { return *(const ScoreParams*)(&p + 1); }
+
 // T is the Format of keys and values. Queries and outputs are of its operands' type, or, ANY,
 // of any: rounded to that, or, PRECISE, in two parts of it. ROWS are those of an output tile, KEYS
 // those of a step.
@@ -45,6 +52,7 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
   using Math = typename T::Math;
   using Operand = typename Math::Operand;
   static_assert(T::ready && Operand::bytes == 2, "what is in shared memory is multiplied as it is");
+  static constexpr bool SCORED = Modified<T>::scores;           // there are masks other than causal, and score modifications
   static constexpr int PARTS = PRECISE ? 2 : 1;                 // of a query, and of a weight
   static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; // column blocks of 128 bytes; of the last one there may be less
   static constexpr int QUERY = ROWS * BLOCKS * 128;             // bytes of an output tile's queries, of one part
@@ -57,13 +65,14 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
     int begin, end;
   };
   // One of them.
-  struct Tile {
+  struct Tile : KeySteps<KEYS, SCORED> {
     Seq s;
     int index, head, first, rows, begin, end; // first: row of the sequence's rows. begin, end: steps
     __device__ __forceinline__ void open(const PrefillParams& p, int number) {
       index = number;
       const PrefillTile t = p.tiles[index];
       s = p.seqs[t.seq], head = t.head, first = t.block * ROWS, rows = s.queries * p.group, begin = t.first / KEYS, end = (t.end + KEYS - 1) / KEYS;
+      if constexpr (SCORED) this->leaveOut(scoreOf(p), t.seq, s.keys - s.queries + first / p.group);
     }
     // Number n of them, if there is one.
     __device__ __forceinline__ bool load(const PrefillParams& p, const Range& range, int n) {
@@ -168,6 +177,11 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
 #pragma unroll
       for (int h = 0; h < 2; h++) top[h] = base[h] = -LEAN_INF, sum[h] = shrink[h] = 0.f, scale[h] = of;
     }
+    // The state of a score x more in row number h, whose value is 0: before all others.
+    __device__ __forceinline__ void sink(int h, float x, int lane) {
+      constexpr float ONE = Math::lift > 0 ? 1 << (int)Math::lift : 1;
+      top[h] = x, base[h] = x * scale[h] - Math::lift, sum[h] = lane % 4 == 0 && x != -LEAN_INF ? ONE : 0.f; // lanes have parts of it
+    }
     __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4]) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -199,6 +213,22 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
       }
     }
   };
+
+  using Scores = typename Either<SCORED, PrefillScores<KEYS, PrefillParams, Tile>, NoPrefillScores>::type;
+  // The softmax of a lane's rows, before there are keys. The first part of an output tile begins with the attention
+  // sinks.
+  __device__ static __forceinline__ Softmax softmaxOf(const PrefillParams& p, const Tile& t, int row, int lane) {
+    if constexpr (SCORED) {
+      Softmax m(2.f); // of base 4
+      if (scoreOf(p).sinks != nullptr && p.tiles[t.index].part == 0) {
+        const Scores of(p, t, row, 0);
+        m.sink(0, of.sink(0), lane), m.sink(1, of.sink(1), lane);
+      }
+      return m;
+    } else {
+      return Softmax(p.scale);
+    }
+  }
 
   // Whether o and m are all of 16 rows of the output tile: the parts become so for the warp that comes
   // last. `thread` is a lane's number among those of all rows, 32 for each 16.
@@ -260,7 +290,7 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
       const float f = sum == 0.f ? 0.f : 1.f / sum;
       const int r = t.first + row + h * 8, position = r / p.group, head = t.head * p.group + r - position * p.group;
       const bool there = r < t.rows;
-      const float natural = PRECISE ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
+      const float natural = PRECISE && !SCORED ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
       if (there && p.lse != nullptr && quarter == 0)
         p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
       const long long at = (t.s.row + position) * p.outRow + head * p.outHead;

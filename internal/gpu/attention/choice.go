@@ -58,7 +58,7 @@ func fewTiles(g *attn.Problem, s *sequence, group, tile int) (tiles int64) {
 func (e *Engine) manyCost(g *attn.Problem, s *sequence, k *kernel) int64 {
 	rows, steps := int(s.queries)*g.Group(), int64(0)
 	for first := 0; first < rows; first += k.tile.rows {
-		steps += int64(keysOf(g, s, first, min(first+k.tile.rows, rows), 1).Len()+cutKeys-1)/cutKeys + e.fixedSteps()
+		steps += int64(keysOf(g, s, first, min(first+k.tile.rows, rows), cutKeys).Len()+cutKeys-1)/cutKeys + e.fixedSteps()
 	}
 	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(s.keys)*BlockRows)
 }

@@ -28,8 +28,13 @@ func TestEmulatedRandom(t *testing.T) {
 // The kernels for many rows that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	testPrefill(t, m, takeMany, reftest.Cases(t, 4, 24), 300)
+	testPrefill(t, m, takeMany, reftest.Cases(t, 4, 24), 300, false)
 	testPrefillPrecision(t, m, 700)
+}
+
+// The same with masks and score modifications.
+func TestEmulatedPrefillScores(t *testing.T) {
+	testPrefill(t, emulatedGPU(t, 5), takeMany, reftest.Cases(t, 6, 40), 300, true)
 }
 
 func TestEmulatedMixed(t *testing.T) {

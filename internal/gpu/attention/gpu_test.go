@@ -59,8 +59,12 @@ func TestGPUShort(t *testing.T) {
 
 func TestGPUPrefill(t *testing.T) {
 	m := realGPU(t)
-	testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500))
+	testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500), false)
 	testPrefillPrecision(t, m, testgpu.OrShort(16384, 2000))
+}
+
+func TestGPUPrefillScores(t *testing.T) {
+	testPrefill(t, realGPU(t), takeMany, testgpu.OrShort(400, 40), testgpu.OrShort(3000, 500), true)
 }
 
 func TestGPUMixed(t *testing.T) {
@@ -69,7 +73,9 @@ func TestGPUMixed(t *testing.T) {
 		t.Skip("no kernels here run beside each other")
 	}
 	testMixed(t, m, testgpu.OrShort(200, 20), testgpu.OrShort(3000, 500))
-	testPrefill(t, m, takeBoth, testgpu.OrShort(100, 20), testgpu.OrShort(3000, 500))
+	for _, scored := range []bool{false, true} {
+		testPrefill(t, m, takeBoth, testgpu.OrShort(100, 20), testgpu.OrShort(3000, 500), scored)
+	}
 	testPrefillInstead(t, m, takeBoth, testgpu.OrShort(1000, 3), testgpu.OrShort(3000, 500))
 }
 

@@ -50,16 +50,19 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"p.partials + (long long)(2 * (host + part) + (part == 0)) * SLOT",
 			"p.counters + host * (ROWS / 16)", // partCounters
 		},
+		"attn_prefill_score.cuh": {fmt.Sprintf("constexpr int CUT_KEYS = %d;", cutKeys)},
 		"attn_prefill.cuh": {
 			"constexpr int ROWS = GROUPS * 64; static constexpr int PLACES = D <= 128 ? 2 : 1;",
 			"constexpr int THREADS = (GROUPS + 1) * 128;",
 		},
 		"attn_prefill_mma.cuh": {
-			"constexpr int ROWS = WARPS * TILES * 16; #if __CUDA_ARCH__ == 800 static constexpr int THREADS = WARPS * 32, TOGETHER = WARPS == 4 && D == 64 ? 3 : 8 / WARPS; #else static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS; #endif", // tile.blocks
+			"constexpr int ROWS = WARPS * TILES * 16; #if __CUDA_ARCH__ == 800 static constexpr int THREADS = WARPS * 32, TOGETHER = WARPS == 4 && D == 64 && !SCORED ? 3 : 8 / WARPS; #else static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS; #endif", // tile.blocks
 			"ring = query + PARTS * QUERY, factors = ring + STAGES * STAGE;",
 		},
-		"prefill.cu":     promptLines("prefill"),
-		"prefill_mma.cu": promptLines(mmaUnit),
+		"prefill.cu":           promptLines("prefill"),
+		"prefill_mma.cu":       promptLines(mmaUnit),
+		"prefill_score.cu":     promptLines("prefill_score"),
+		"prefill_mma_score.cu": promptLines(mmaUnit + "_score"),
 	} {
 		testgpu.Says(t, file, lines...)
 	}
@@ -79,7 +82,7 @@ func promptLines(unit string) (lines []string) {
 		}
 		format := map[attn.DType]string{attn.Float16: "AsF16", attn.BFloat16: "AsBF16"}[k.kv]
 		for _, entry := range k.entries {
-			is := step(&k)
+			is, of := step(&k), format
 			if k.capability == largeShared {
 				steps[entry] = is
 				continue
@@ -92,10 +95,14 @@ func promptLines(unit string) (lines []string) {
 			switch {
 			case !k.way.same:
 				more = ", true"
-			case strings.HasSuffix(entry, "_rounded"):
+			case strings.HasSuffix(entry, "_rounded"), strings.HasSuffix(entry, "_score"):
 				more = ", false, true"
 			}
-			lines = append(lines, fmt.Sprintf("PREFILL(%s, %s, %d, %s, %s%s)", entry, format, k.dims[0], shape, is, more))
+			if name, end, scored := strings.Cut(entry, fmt.Sprintf("_%d", k.dims[0])); scored && strings.HasSuffix(end, "_score") { // listed for all types together
+				lines = append(lines, fmt.Sprintf("HEAD_DIMS(%s, %s)", name, format))
+				entry, of = fmt.Sprintf("name##_%d%s", k.dims[0], end), "T"
+			}
+			lines = append(lines, fmt.Sprintf("PREFILL(%s, %s, %d, %s, %s%s)", entry, of, k.dims[0], shape, is, more))
 		}
 	}
 	return lines
@@ -122,6 +129,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_unfused.cuh", "UnfusedParams", unfusedParams{}},
 		{"kernels/attn_prefill_rows.cuh", "PrefillTile", prefillTile{}},
 		{"kernels/attn_prefill_rows.cuh", "PrefillParams", prefillParams{}},
+		{"kernels/attn_prefill_rows.cuh", "ScoredPrefillParams", scoredPrefillParams{}},
 		{"internal/cuda/fakedriver/testdata/machine.c", "work", work{}}, // a driver that computes: the tag cuda
 	} {
 		testgpu.SameStruct(t, c.file, c.name, c.here)

@@ -61,24 +61,25 @@ type Plan struct {
 	liveKeys  int  // of all sequences, that some query sees
 	appends   bool // every sequence has its new tokens among its keys
 
-	fused         bool // attention is a part of launches that do more
-	memory        memory
-	args          cuda.Args
-	params        params
-	prefillParams prefillParams
-	scoredParams  scoredParams
-	prefixes      prefixes
-	recorded      bool   // see Recorded
-	steady        bool   // of prefixes, and in a recording: Build changes no launch
-	uncut         bool   // of prefixes: output tiles are not cut into parts, since the prefixes are
-	rows          uint64 // of prefixes: address of a list of the rows of queries; 0: they are in the rows' order
-	beside        int    // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
-	unfusedParams unfusedParams
-	newRows       appendParams
-	rotary        rotaryParams
-	appended      [2]gpu.Memory // the last Append's keys and values since Build
-	anyAppend     bool
-	turned        gpu.Memory // the queries that the last AppendTurned since Build has made
+	fused               bool // attention is a part of launches that do more
+	memory              memory
+	args                cuda.Args
+	params              params
+	prefillParams       prefillParams
+	scoredParams        scoredParams
+	scoredPrefillParams scoredPrefillParams
+	prefixes            prefixes
+	recorded            bool   // see Recorded
+	steady              bool   // of prefixes, and in a recording: Build changes no launch
+	uncut               bool   // of prefixes: output tiles are not cut into parts, since the prefixes are
+	rows                uint64 // of prefixes: address of a list of the rows of queries; 0: they are in the rows' order
+	beside              int    // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
+	unfusedParams       unfusedParams
+	newRows             appendParams
+	rotary              rotaryParams
+	appended            [2]gpu.Memory // the last Append's keys and values since Build
+	anyAppend           bool
+	turned              gpu.Memory // the queries that the last AppendTurned since Build has made
 }
 
 // state is how far a plan is.

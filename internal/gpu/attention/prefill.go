@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 // Attention of many query rows, as prompts have them, by kernels of their own
@@ -56,6 +57,13 @@ type prefillParams struct {
 	beside                                                    int32
 	keys, values, rows                                        uint64 // addresses
 	_                                                         [56]byte
+}
+
+// scoredPrefillParams is struct ScoredPrefillParams.
+type scoredPrefillParams struct {
+	prefillParams
+	score scoreParams
+	_     [40]byte
 }
 
 // prefillKernels are those for prompts: for operands of one type, and for others. What a plan knows of
@@ -165,9 +173,15 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 		a.beside = 1
 	}
 	a.queryType, a.outType, a.rows = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType), p.rows
-	a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)
 	p.args.Reset()
-	cuda.Struct(&p.args, a)
+	if k.way.can.Features&scoredFeatures != 0 {
+		a.scale, a.natural = float32(g.Scale*lean.Log4E), lean.Ln4
+		p.scoredPrefillParams = scoredPrefillParams{prefillParams: *a, score: p.scoresOf(g, o)}
+		cuda.Struct(&p.args, &p.scoredPrefillParams)
+	} else {
+		a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)
+		cuda.Struct(&p.args, a)
+	}
 	p.hold(o)
 	grid := cuda.Grid{Blocks: [3]int{e.prefillBlocks(k)}, Threads: [3]int{prefillThreads(k)}, Shared: prefillShared(k), Overlap: e.hasCopyEngine()}
 	return k.functions[k.entryOf(o.Q.DType, o.Out.DType)].Launch(s, grid, &p.args)

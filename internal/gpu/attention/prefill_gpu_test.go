@@ -36,7 +36,9 @@ func otherGPU(t testing.TB) *machine {
 
 func TestGPUPrefillMma(t *testing.T) {
 	m := otherGPU(t)
-	testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500))
+	for _, scored := range []bool{false, true} {
+		testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500), scored)
+	}
 	testPrefillPrecision(t, m, testgpu.OrShort(16384, 2000))
 }
 

@@ -26,8 +26,30 @@ func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
 	return s
 }
 
-// testPrefill: the kernels for many rows, on what they can do; by themselves, or beside those for few.
-func testPrefill(t *testing.T, m *machine, take choice, n, longest int) {
+// prefillScores gives a shape masks other than causal, and score modifications: at least one of them.
+func prefillScores(rng *rand.Rand, s reftest.Shape) reftest.Shape {
+	switch rng.IntN(4) {
+	case 0:
+		s = reftest.RandomSinkTokens(rng, s)
+	case 1:
+		s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1)
+	case 2:
+		s = reftest.RandomTrees(rng, s)
+	default:
+		s = reftest.RandomWindowCapSlopes(rng, s)
+	}
+	if s.Window == 0 && rng.IntN(3) == 0 {
+		s.SoftCap = 2
+	}
+	if rng.IntN(3) == 0 {
+		s = reftest.RandomSinks(rng, s)
+	}
+	return s
+}
+
+// testPrefill: the kernels for many rows, on what they can do; by themselves, or beside those for few. scored: those
+// for masks and score modifications.
+func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored bool) {
 	m.engine.choice = take
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -36,10 +58,16 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int) {
 	for i := range reftest.AtLeast(n, func() bool { return taken > 0 && (parts > 0 || !inParts) && (both > 0 || !beside) }) {
 		m.engine.Eager = i%4 > 0 // parts of output tiles are worth it, however short
 		shape := prefillShape(rng, longest)
+		if scored {
+			shape = prefillScores(rng, shape)
+		}
 		in := testgpu.Pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
 		m.run(t, plan, p)
 		if k := plan.kernelOf(p.operands()); k.way.parts > 0 {
+			if scored != (k.way == &scoredPrefillWay || k.way == &preciseScoredPrefillWay) {
+				t.Errorf("%v by %s", p, k.entries[0])
+			}
 			if other := p.query != p.kv || p.out != p.kv; k.way.parts != 2 && other && !p.geometry.Mixed || k.way.parts != 1 && !other {
 				t.Errorf("%v by %s", p, k.entries[0])
 			}

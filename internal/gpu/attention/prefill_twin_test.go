@@ -25,7 +25,12 @@ func (k *twin) prefill(l *testgpu.Launch, few *params) {
 	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
 	dim := 0
 	fmt.Sscan(name[2], &dim)
-	kernel := prefillOf(k.e, &attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1}, !strings.HasSuffix(l.Kernel, "_precise"))
+	entry, scored := strings.CutSuffix(l.Kernel, "_score")
+	like, precise := attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1}, strings.HasSuffix(entry, "_precise")
+	if scored {
+		like.Scale = 0
+	}
+	kernel := prefillOf(k.e, &like, !precise)
 	if kernel == nil || !slices.Contains(kernel.entries, l.Kernel) {
 		k.t.Fatalf("%s is not in the table", l.Kernel)
 	}
@@ -47,7 +52,12 @@ func (k *twin) prefill(l *testgpu.Launch, few *params) {
 	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
 	a.heads, a.group, a.Causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
 	a.queryType, a.outType = p.queryType, p.outType
-	if other := p.queryType != gpu.Code(kv) || p.outType != gpu.Code(kv); other != (len(name) == 4) && !strings.HasSuffix(l.Kernel, "_precise") {
+	if scored {
+		a.scale = p.scale
+		if of := (*scoredPrefillParams)(unsafe.Pointer(p)).score; of != (scoreParams{}) || p.natural != lean.Ln4 {
+			k.t.Fatalf("%s: %+v", l.Kernel, of) // not done here
+		}
+	} else if other := p.queryType != gpu.Code(kv) || p.outType != gpu.Code(kv); other != (len(name) == 4) && !precise {
 		k.t.Errorf("%s: queries of type %d, outputs of type %d", l.Kernel, p.queryType, p.outType)
 	}
 	switch {
@@ -147,17 +157,11 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 	for what, change := range map[string]func(*attn.Problem){
 		"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 },
 		"float32":      func(g *attn.Problem) { g.KV = attn.Float32 },
-		"a window":     func(g *attn.Problem) { g.Window = 7 },
-		"a soft cap":   func(g *attn.Problem) { g.Cap = 30 },
-		"slopes":       func(g *attn.Problem) { g.Slopes = "slopes" },
-		"a bias":       func(g *attn.Problem) { g.Bias.Keys = 1 },
-		"sinks":        func(g *attn.Problem) { g.Sinks = true },
+		"invariance":   func(g *attn.Problem) { g.Invariant = true },
 		"unfused":      func(g *attn.Problem) { g.Unfused = true },
 		"a schedule":   func(g *attn.Problem) { g.Policy = lean.Policy{Kind: lean.PerHead} },
 		"workers":      func(g *attn.Problem) { g.Workers = 3 },
 		"LeanTiles":    func(g *attn.Problem) { g.TileTokens = 64 },
-		"no scale":     func(g *attn.Problem) { g.Scale = 0 },
-		"scale below":  func(g *attn.Problem) { g.Scale = -1 },
 		"rows of q":    func(g *attn.Problem) { g.Query.Row = 262 },
 		"heads of out": func(g *attn.Problem) { g.Out.Head = 66 },
 	} {
@@ -167,6 +171,26 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 			if prefillOf(m.engine, &g, same) != nil {
 				t.Errorf("%s, operands of one type %v: there is a kernel", what, same)
 			}
+		}
+	}
+	for what, change := range map[string]func(*attn.Problem){
+		"a window":   func(g *attn.Problem) { g.Window = 7 },
+		"a soft cap": func(g *attn.Problem) { g.Cap = 30 },
+		"slopes":     func(g *attn.Problem) { g.Slopes = "slopes" },
+		"a bias":     func(g *attn.Problem) { g.Bias.Keys = 1 },
+		"sinks":      func(g *attn.Problem) { g.Sinks = true },
+		"a tree":     func(g *attn.Problem) { g.Tree = true },
+		// Their products are scaled before the largest is looked for.
+		"no scale":    func(g *attn.Problem) { g.Scale = 0 },
+		"scale below": func(g *attn.Problem) { g.Scale = -1 },
+	} {
+		g := base
+		change(&g)
+		if k := prefillOf(m.engine, &g, true); k == nil || k.way != &scoredPrefillWay {
+			t.Errorf("%s: no kernel for masks and score modifications", what)
+		}
+		if k := prefillOf(m.engine, &g, false); k == nil || k.way != &preciseScoredPrefillWay {
+			t.Errorf("%s, operands of several types: no kernel for masks and score modifications", what)
 		}
 	}
 	g := base

@@ -67,10 +67,17 @@ func (p *Plan) runScored(s *cuda.Stream, o *Operands, k *kernel) error {
 	}
 	g, plain := &p.look.geometry, &p.params
 	p.scoredParams = scoredParams{
-		keyMap: plain.keyMap, valueMap: plain.valueMap, Params: plain.Params, meet: plain.meet, prefetched: plain.prefetched,
-		score: scoreParams{window: int32(min(g.Window, math.MaxInt32)), sinkTokens: int32(min(g.SinkTokens, math.MaxInt32))},
+		keyMap: plain.keyMap, valueMap: plain.valueMap, Params: plain.Params, meet: plain.meet, prefetched: plain.prefetched, score: p.scoresOf(g, o),
 	}
-	score := &p.scoredParams.score
+	p.args.Reset()
+	cuda.Struct(&p.args, &p.scoredParams)
+	p.hold(o)
+	return k.functions[0].Launch(s, grid, &p.args)
+}
+
+// scoresOf is what kernels for masks and score modifications are told of these.
+func (p *Plan) scoresOf(g *attn.Problem, o *Operands) (score scoreParams) {
+	score.window, score.sinkTokens = int32(min(g.Window, math.MaxInt32)), int32(min(g.SinkTokens, math.MaxInt32))
 	if g.Cap != 0 {
 		score.cap, score.reciprocal = float32(g.Cap*lean.Log4E), float32(1/(g.Cap*lean.Log4E))
 	}
@@ -90,8 +97,5 @@ func (p *Plan) runScored(s *cuda.Stream, o *Operands, k *kernel) error {
 	if hasDetails(g) {
 		score.details = p.memory.table.Address() + uint64(p.memory.sections.details)
 	}
-	p.args.Reset()
-	cuda.Struct(&p.args, &p.scoredParams)
-	p.hold(o)
-	return k.functions[0].Launch(s, grid, &p.args)
+	return score
 }

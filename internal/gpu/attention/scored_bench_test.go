@@ -18,6 +18,7 @@ type benchVariant struct {
 	name  string
 	keys  int
 	spoil func(g *attn.Problem)
+	few   bool // by the kernel for few rows, which would have it alone
 }
 
 // BenchmarkGPUScores is decode with masks and score modifications beside the same without, in
@@ -30,17 +31,45 @@ func BenchmarkGPUScores(b *testing.B) {
 		{1, 16, 32, 8, 8192, 128, 0}, {8, 16, 32, 8, 8192, 128, 16},
 	} {
 		m.benchmarkVariants(b, c, []benchVariant{
-			{"plain", c.keys, func(g *attn.Problem) {}},
-			{"window of all", c.keys, func(g *attn.Problem) { g.Window = c.keys }},
-			{"cap", c.keys, func(g *attn.Problem) { g.Cap = 30 }},
-			{"ALiBi", c.keys, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
-			{"bias", c.keys, func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }},
-			{"tree", c.keys, func(g *attn.Problem) { g.Tree = true }},
-			{"sinks", c.keys, func(g *attn.Problem) { g.Sinks = true }},
-			{"1024 keys", 1024, func(g *attn.Problem) {}},
-			{"window 1024", c.keys, func(g *attn.Problem) { g.Window = 1024 }},
-			{"window 1020, 4 sink tokens", c.keys, func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }},
+			{"plain", c.keys, func(g *attn.Problem) {}, false},
+			{"window of all", c.keys, func(g *attn.Problem) { g.Window = c.keys }, false},
+			{"cap", c.keys, func(g *attn.Problem) { g.Cap = 30 }, false},
+			{"ALiBi", c.keys, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }, false},
+			{"bias", c.keys, func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }, false},
+			{"tree", c.keys, func(g *attn.Problem) { g.Tree = true }, false},
+			{"sinks", c.keys, func(g *attn.Problem) { g.Sinks = true }, false},
+			{"1024 keys", 1024, func(g *attn.Problem) {}, false},
+			{"window 1024", c.keys, func(g *attn.Problem) { g.Window = 1024 }, false},
+			{"window 1020, 4 sink tokens", c.keys, func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }, false},
 		})
+	}
+}
+
+// BenchmarkGPUPrefillScores is the same of prompts and chunks of them, by the kernel that is chosen and by that for few rows.
+func BenchmarkGPUPrefillScores(b *testing.B) {
+	m := realGPU(b)
+	for _, c := range []benchStep{
+		{16, 1024, 32, 8, 1024, 128, 0}, {4, 4096, 32, 8, 4096, 128, 0}, {1, 16384, 32, 8, 16384, 128, 0}, {4, 4096, 32, 32, 4096, 64, 0}, {4, 4096, 16, 8, 4096, 256, 0},
+		{1, 512, 32, 8, 32768, 128, 16}, {8, 16, 32, 8, 8192, 128, 16},
+	} {
+		variants := []benchVariant{
+			{"plain", c.keys, func(g *attn.Problem) {}, false},
+			{"window of all", c.keys, func(g *attn.Problem) { g.Window = c.keys }, false},
+			{"cap", c.keys, func(g *attn.Problem) { g.Cap = 30 }, false},
+			{"ALiBi", c.keys, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }, false},
+			{"bias", c.keys, func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }, false},
+			{"sinks", c.keys, func(g *attn.Problem) { g.Sinks = true }, false},
+			{"window 1024", c.keys, func(g *attn.Problem) { g.Window = 1024 }, false},
+			{"window 1020, 4 sink tokens", c.keys, func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }, false},
+		}
+		if c.queries <= attn.MaxTree {
+			variants = append(variants, benchVariant{"tree", c.keys, func(g *attn.Problem) { g.Tree = true }, false})
+		}
+		for _, v := range variants[1:] {
+			v.name, v.few = v.name+", kernel for few rows", true
+			variants = append(variants, v)
+		}
+		m.benchmarkVariants(b, c, variants)
 	}
 }
 
@@ -56,12 +85,12 @@ func BenchmarkGPUInvariant(b *testing.B) {
 		{8, 1, 32, 8, 16384, 128, 0}, {8, 1, 64, 8, 16384, 128, 16}, {8, 1, 8, 8, 16384, 128, 16}, {8, 1, 12, 12, 16384, 64, 16}, {8, 4, 32, 8, 16384, 128, 16}, {1, 512, 32, 8, 4096, 128, 16},
 	} {
 		m.benchmarkVariants(b, c, []benchVariant{
-			{"plain", c.keys, func(g *attn.Problem) {}},
-			{"with masks", c.keys, func(g *attn.Problem) { g.Window = c.keys }},
-			{"invariant", c.keys, invariant(0)},
-			{"invariant, 128", c.keys, invariant(128)},
-			{"invariant, 512", c.keys, invariant(512)},
-			{"invariant, 1024", c.keys, invariant(1024)},
+			{"plain", c.keys, func(g *attn.Problem) {}, false},
+			{"with masks", c.keys, func(g *attn.Problem) { g.Window = c.keys }, false},
+			{"invariant", c.keys, invariant(0), false},
+			{"invariant, 128", c.keys, invariant(128), false},
+			{"invariant, 512", c.keys, invariant(512), false},
+			{"invariant, 1024", c.keys, invariant(1024), false},
 		})
 	}
 }
@@ -78,7 +107,7 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * d, Head: d},
 			Key: attn.PageStrides{Page: c.kv * page * d, Head: page * d, Row: d}}
 		g.Value = g.Key
-		tree := make(attn.Tree, c.queries) // of branches of two
+		tree := make(attn.Tree, min(c.queries, attn.MaxTree)) // of branches of two
 		for i := range tree {
 			if tree[i] = 1 << i; i > 0 {
 				tree[i] |= tree[(i-1)/2]
@@ -113,6 +142,9 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			v.spoil(&g)
 			plan := m.engine.NewPlan()
 			noError(b, plan.Build(g, sequences(v.keys, g.Tree), rows))
+			if v.few {
+				plan.look.prefill = prefillKernels{}
+			}
 			noError(b, plan.Upload(m.Stream))
 			graph, err := m.Stream.Capture(func() error {
 				for range 8 {

@@ -75,13 +75,16 @@ var leanWay = way{
 var scoredWay = way{
 	can: attn.Can{
 		Name:     leanWay.can.Name,
-		Features: leanWay.can.Features | attn.Window | attn.SinkTokens | attn.Trees | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks,
+		Features: leanWay.can.Features | scoredFeatures,
 		KV:       gpu.Types,
 	},
 	multiple: 4, shared: true,
 	fits: leanWay.fits,
 	run:  (*Plan).runScored,
 }
+
+// scoredFeatures are what these kernels have beside those that only have causal masks.
+const scoredFeatures = attn.Window | attn.SinkTokens | attn.Trees | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks
 
 // And with batch invariance: a row's bits must not depend on what a kernel could make use of.
 var invariantWay = way{
@@ -107,6 +110,19 @@ var prefillWay = way{
 var precisePrefillWay = way{
 	can:      attn.Can{Name: "precise prefill on GPUs", Features: attn.Causal | attn.Rotates, KV: gpu.Halves},
 	positive: true, multiple: 4, shared: true, parts: 2,
+	fits: prefillFits, run: (*Plan).runPrefill,
+}
+
+// Both with masks and score modifications, by kernels of their own.
+var scoredPrefillWay = way{
+	can:  attn.Can{Name: prefillWay.can.Name, Features: prefillWay.can.Features | scoredFeatures, KV: gpu.Halves},
+	same: true, multiple: 4, shared: true, parts: 1,
+	fits: prefillFits, run: (*Plan).runPrefill,
+}
+
+var preciseScoredPrefillWay = way{
+	can:      attn.Can{Name: precisePrefillWay.can.Name, Features: precisePrefillWay.can.Features | scoredFeatures, KV: gpu.Halves},
+	multiple: 4, shared: true, parts: 2,
 	fits: prefillFits, run: (*Plan).runPrefill,
 }
 
@@ -160,45 +176,67 @@ type promptTiles struct {
 // mmaUnit is the module of those that multiply warp by warp.
 const mmaUnit = "prefill_mma"
 
-// promptKernels are the lines of the kernels for many rows. Those that a GPU has of one head dim
-// have output tiles of as many rows, and as many thread blocks: a plan has one list of output tiles. Speeds were measured
-// on 9.0 (BenchmarkGPUPrefill), and are estimated for others (docs/lab/prompts.md).
+// promptKernels are the lines of the kernels for many rows: those with masks and score modifications behind the others. Those
+// that a GPU has of one head dim have output tiles of as many rows, and as many thread blocks: a plan has one list of output
+// tiles. Speeds were measured on 9.0 (BenchmarkGPUPrefill), and are estimated for others (docs/lab/prompts.md).
 func promptKernels() (lines []kernel) {
-	add := func(unit string, capability versions, tiles ...promptTiles) {
+	add := func(unit string, capability versions, scored bool, tiles ...promptTiles) {
+		same, precise, end := &prefillWay, &precisePrefillWay, ""
+		if scored {
+			same, precise, end = &scoredPrefillWay, &preciseScoredPrefillWay, "_score"
+		}
 		for _, kv := range gpu.Halves {
 			for _, t := range tiles {
 				name := fmt.Sprintf("%s_%s_%d", unit, gpu.Name(kv), t.dim)
-				line := kernel{way: &prefillWay, unit: unit, entries: []string{name, name + "_rounded"}, kv: kv, dims: []int{t.dim}, rows: prefillRows, capability: capability, tile: t.same}
+				line := kernel{way: same, unit: unit + end, entries: []string{name, name + "_rounded"}, kv: kv, dims: []int{t.dim}, rows: prefillRows, capability: capability, tile: t.same}
+				if scored {
+					line.entries = []string{name + end, name + end} // of any type
+				}
 				lines = append(lines, line)
-				line.way, line.entries, line.tile = &precisePrefillWay, []string{name + "_precise"}, t.precise
+				line.way, line.entries, line.tile = precise, []string{name + "_precise" + end}, t.precise
 				lines = append(lines, line)
 			}
 		}
 	}
-	groups := func(rows, keys, stages int) tile {
-		return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: 10}
-	}
-	add("prefill", hopper,
-		promptTiles{64, groups(192, 128, 4), groups(192, 64, 6)},
-		promptTiles{80, groups(128, 128, 2), groups(128, 64, 3)},
-		promptTiles{96, groups(128, 128, 2), groups(128, 64, 3)},
-		promptTiles{128, groups(128, 128, 2), groups(128, 64, 3)},
-		promptTiles{256, groups(128, 64, 2), groups(128, 32, 3)})
-	for _, gpus := range []struct {
-		versions
-		keys, stages, speed int // keys and stages where queries of two thread blocks take 64 KB
-		blocks64            int // thread blocks of a multiprocessor, with heads of 64
-	}{{largeShared, 64, 3, 5, 3}, {smallShared, 32, 2, 3, 2}} {
-		warps := func(rows, keys, stages, warps int) tile {
-			return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: gpus.speed}
+	for _, scored := range []bool{false, true} {
+		speed := func(of int) int {
+			if scored {
+				return (2*of + 2) / 3 // not measured yet: scores take longer
+			}
+			return of
 		}
-		together := func(blocks int, t tile) tile { t.blocks = blocks; return t }
-		add(mmaUnit, gpus.versions,
-			promptTiles{64, together(gpus.blocks64, warps(128, 64, 4, 4)), together(gpus.blocks64, warps(128, 64, 4, 8))},
-			promptTiles{80, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
-			promptTiles{96, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
-			promptTiles{128, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
-			promptTiles{256, warps(64, 32, 3, 4), warps(64, 32, 2, 4)})
+		groups := func(rows, keys, stages int) tile {
+			return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: speed(10)}
+		}
+		large := 192 // rows with heads of 64: what is added to scores takes the registers of a third warp group
+		if scored {
+			large = 128
+		}
+		add("prefill", hopper, scored,
+			promptTiles{64, groups(large, 128, 4), groups(large, 64, 6)},
+			promptTiles{80, groups(128, 128, 2), groups(128, 64, 3)},
+			promptTiles{96, groups(128, 128, 2), groups(128, 64, 3)},
+			promptTiles{128, groups(128, 128, 2), groups(128, 64, 3)},
+			promptTiles{256, groups(128, 64, 2), groups(128, 32, 3)})
+		for _, gpus := range []struct {
+			versions
+			keys, stages, speed int // keys and stages where queries of two thread blocks take 64 KB
+			blocks64            int // thread blocks of a multiprocessor, with heads of 64
+		}{{largeShared, 64, 3, 5, 3}, {smallShared, 32, 2, 3, 2}} {
+			warps := func(rows, keys, stages, warps int) tile {
+				return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: speed(gpus.speed)}
+			}
+			together := func(blocks int, t tile) tile { t.blocks = blocks; return t }
+			if scored {
+				gpus.blocks64 = 2
+			}
+			add(mmaUnit, gpus.versions, scored,
+				promptTiles{64, together(gpus.blocks64, warps(128, 64, 4, 4)), together(gpus.blocks64, warps(128, 64, 4, 8))},
+				promptTiles{80, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
+				promptTiles{96, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
+				promptTiles{128, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
+				promptTiles{256, warps(64, 32, 3, 4), warps(64, 32, 2, 4)})
+		}
 	}
 	return lines
 }

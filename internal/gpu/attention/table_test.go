@@ -79,7 +79,7 @@ func TestTableHasNoDeadLine(t *testing.T) {
 			for _, dim := range k.dims {
 				g := paged(2*max(k.rows, 1), 2, dim)
 				g.KV, g.Unfused, g.Invariant = k.kv, k.way == &unfusedWay, k.way == &invariantWay
-				if k.way == &scoredWay {
+				if k.way == &scoredWay || k.way == &scoredPrefillWay || k.way == &preciseScoredPrefillWay {
 					g.Window = 5
 				}
 				pages := 0

@@ -1,0 +1,134 @@
+// Masks other than causal, and score modifications (attn_score.cuh), in output tiles of many rows.
+#pragma once
+#include "attn_score.cuh"
+
+// Output tiles are cut, and keys left out, in multiples of so many: cutKeys of internal/gpu/attention.
+constexpr int CUT_KEYS = 128;
+
+// The steps of an output tile, KEYS keys each. With a window those between the sink tokens and what its first row sees
+// are left out.
+template <int KEYS, bool SCORED> struct KeySteps {
+  // The first key of step number c.
+  __device__ __forceinline__ int keyOf(int c) const { return c * KEYS; }
+};
+template <int KEYS> struct KeySteps<KEYS, true> {
+  int seq;        // whose keys these are
+  int front, gap; // steps with sink tokens, and how many behind these are left out
+  int hidden;     // no row sees a key before this one, but for sink tokens
+  __device__ __forceinline__ int keyOf(int c) const { return (c < front ? c : c + gap) * KEYS; }
+  // place: that of the first row among the keys.
+  __device__ __forceinline__ void leaveOut(const ScoreParams& score, int of, int place) {
+    seq = of, hidden = firstInWindow(score, place);
+    const int sinks = (min(score.sinkTokens, hidden) + CUT_KEYS - 1) / CUT_KEYS;
+    front = sinks * (CUT_KEYS / KEYS), gap = max(hidden / CUT_KEYS - sinks, 0) * (CUT_KEYS / KEYS);
+  }
+  // The keys of a step that no row sees, [from, to) of them, where its first one is number `key`. Their values may be
+  // anything, and no weight of 0 makes a number of what is none.
+  __device__ __forceinline__ int hiddenFrom(const ScoreParams& score, int key) const { return max(score.sinkTokens - key, 0); }
+  __device__ __forceinline__ int hiddenTo(int key) const { return min(hidden - key, KEYS); }
+};
+
+// What becomes of scores of a lane's two rows and KEYS keys, of which the first is number `key` of the sequence: the
+// formulas of attn_score.cuh, in the same order. each has f(x, i, n) take the place of every score x, of row number i
+// of the lane's and key number n. Rows knows these rows: slope(i), place(i) among the keys, addBias(score, each), hideByTree(score, each), narrow(), which keys
+// are before that are hidden from some row, and fresh(), the first new token, where there is a tree: it hides only keys
+// from there on. Each of what follows is by itself, so that what it needs is in registers only then.
+template <int KEYS, class Rows, class Each> __device__ __forceinline__ void modifyScores(const ScoreParams& score, const Rows& of, int key, const Each& each) {
+  if (score.cap != 0.f) {
+    const float cap = score.cap, reciprocal = score.reciprocal;
+    each([&](float x, int, int) { return cap * tanh_(x * reciprocal); });
+  }
+  if (score.slopes != nullptr) {
+    const float slope[2] = {of.slope(0), of.slope(1)};
+    const float from[2] = {slope[0] * (float)(key - of.place(0)), slope[1] * (float)(key - of.place(1))};
+    each([&](float x, int i, int n) { return x + __fmaf_rn(slope[i], (float)n, from[i]); });
+  }
+  if (score.bias != nullptr) of.addBias(score, each);
+  if (key < of.narrow()) {
+    const int window = score.window, sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
+    each([&](float x, int i, int n) { return of.place(i) - key - n >= window && n >= sinks ? -LEAN_INF : x; });
+  }
+  if (key + KEYS > of.fresh()) of.hideByTree(score, each);
+}
+
+// What becomes of the scores of a lane's rows, `row` and row+8 of an output tile. P and Tile are those of
+// attn_prefill_rows.cuh.
+template <int KEYS, class P, class Tile> struct PrefillScores {
+  const P& p;
+  const Tile& t;
+  int row, before;   // before: keys in front of that of query position 0
+  int narrow, fresh; // see modifyScores
+
+  // last: of the rows of an output tile that `narrow` is to be for.
+  __device__ __forceinline__ PrefillScores(const P& p, const Tile& t, int row, int last) : p(p), t(t), row(row), before(t.s.keys - t.s.queries) {
+    const ScoreParams& score = scoreOf(p);
+    narrow = firstInWindow(score, before + min(t.first + last, t.rows - 1) / p.group);
+    fresh = score.trees != nullptr && score.details[t.seq].tree >= 0 ? before : 0x7fffffff;
+  }
+  // Row number i of the lane's among those of the sequence: the last one in place of what is behind it.
+  __device__ __forceinline__ int packed(int i) const { return min(t.first + row + 8 * i, t.rows - 1); }
+  __device__ __forceinline__ int positionOf(int i) const { return packed(i) / p.group; }
+  __device__ __forceinline__ int headOf(int i) const { return t.head * p.group + packed(i) % p.group; }
+  // The attention sink of a row, a score.
+  __device__ __forceinline__ float sink(int i) const { return scoreOf(p).sinks[headOf(i)] * 0.72134752044448170f; } // log4(e)
+
+  // The rows as modifyScores wants them.
+  struct Step {
+    const PrefillScores& of;
+    const int (&position)[2];
+    const int (&limits)[2];
+    int key;
+    __device__ __forceinline__ float slope(int i) const { return scoreOf(of.p).slopes[of.headOf(i)]; }
+    __device__ __forceinline__ int place(int i) const { return of.before + position[i]; }
+    __device__ __forceinline__ int narrow() const { return of.narrow; }
+    __device__ __forceinline__ int fresh() const { return of.fresh; }
+    template <class Each> __device__ __forceinline__ void addBias(const ScoreParams& score, const Each& each) const {
+      long long at[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) at[i] = score.details[of.t.seq].number * score.biasSequence + of.headOf(i) * score.biasHead + position[i] * score.biasRow + key;
+      const int limit[2] = {limits[0] - key, limits[1] - key};
+      // Around all elements, so that their loads do not wait for each other.
+      withStore(score.biasType, [&](auto b) { each([&](float x, int i, int n) { return n < limit[i] ? __fmaf_rn(decltype(b)::load(score.bias, at[i] + n), score.biasFactor, x) : x; }); });
+    }
+    template <class Each> __device__ __forceinline__ void hideByTree(const ScoreParams& score, const Each& each) const {
+      u32 hidden[2][4]; // a bit for each key from the lane's first one on: in front of the new tokens there are none
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const u64 tokens = ~score.trees[score.details[of.t.seq].tree + position[i]];
+        const int by = of.fresh - key; // less than KEYS
+        u64 low = by >= 64 ? 0 : by >= 0 ? tokens << by : by > -64 ? tokens >> -by : 0, high = by >= 64 ? tokens << (by - 64) : by > 0 ? tokens >> (64 - by) : 0;
+        hidden[i][0] = (u32)low, hidden[i][1] = (u32)(low >> 32), hidden[i][2] = (u32)high, hidden[i][3] = (u32)(high >> 32);
+      }
+      each([&](float x, int i, int n) { return hidden[i][n / 32] >> n % 32 & 1 ? -LEAN_INF : x; });
+    }
+  };
+  // Makes scores of products x with the keys of a step, of which the first is number `key`, by factors of the rows. Rows see keys
+  // below their limits.
+  __device__ __forceinline__ void apply(float (&x)[KEYS / 8][4], const float (&by)[2], int key, const int (&limits)[2], int lane) const {
+    // Keys are counted from the lane's first one on: their numbers are constants then.
+    const auto each = [&](const auto& f) {
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[j][e] = f(x[j][e], e >> 1, j * 8 + (e & 1));
+    };
+    each([&](float s, int i, int) { return s * by[i]; });
+    const int position[2] = {positionOf(0), positionOf(1)}, first = key + lane % 4 * 2;
+    modifyScores<KEYS>(scoreOf(p), Step{*this, position, limits, first}, first, each);
+  }
+};
+
+// Where there are none.
+struct NoPrefillScores {
+  template <class P, class Tile> __device__ __forceinline__ NoPrefillScores(const P&, const Tile&, int, int) {}
+};
+
+// Of rows that see no key, which have -Inf by the same thread: the log-sum-exp is their attention sink, if there is one.
+template <class P> __device__ __forceinline__ void writeMaskedSinks(const P& p, int thread, int threads) {
+  const float* const sinks = scoreOf(p).sinks;
+  if (sinks == nullptr || p.lse == nullptr) return;
+#pragma unroll 1
+  for (int b = blockIdx.x; b < *p.masked; b += gridDim.x)
+#pragma unroll 1
+    for (int h = thread; h < p.heads * p.group; h += threads) p.lse[(long long)p.masked[1 + b] * p.lseRow + h * p.lseHead] = sinks[h];
+}
