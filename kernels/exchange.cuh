@@ -12,6 +12,7 @@
 // for which it needed words or flags of r+1 of every other; who had sent those had ended round r, and with
 // it had read its inbox of r, which is that of r+2. So each round is one in which all hear of all.
 #pragma once
+#include "attn_state.cuh"
 #include "exchange_group.cuh"
 
 struct AllReduceParams {
@@ -23,13 +24,29 @@ struct AllReduceParams {
   int n;                            // of a row
 };
 
-static_assert(EXCHANGE_MEMBERS + 1 == 9, "members of AllGatherParams");
+constexpr int EXCHANGE_LISTS = 3; // gathered by one launch, at most
+static_assert(EXCHANGE_MEMBERS + 1 == 9, "members of GatherList");
+struct GatherList {
+  const float* x;              // of this member: rows of its columns
+  float* y[EXCHANGE_MEMBERS];  // of all columns; null where nobody wants them
+  int first[9];                // columns of each member, and behind the last one
+  int words;                   // where its words begin in an inbox, a multiple of 4
+};
 struct AllGatherParams {
   ExchangeGroup group;
-  const float* x;                   // of this member: rows of its columns
-  float* y[EXCHANGE_MEMBERS];       // of all columns; null where nobody wants them
-  int first[9];                     // columns of each member, and behind the last one
-  int rows, onlyFirst;              // onlyFirst: they are for member 0 alone
+  GatherList list[EXCHANGE_LISTS];
+  int lists, rows, onlyFirst; // onlyFirst: they are for member 0 alone
+};
+
+// States of attention to parts of the keys, normalised: an output and a log-sum-exp of each row and head. Members are in groups of
+// `places`: each group has some heads, in order and evenly, and a member the states of these for its part.
+struct MergeStatesParams {
+  ExchangeGroup group;
+  const float *out[EXCHANGE_MEMBERS], *lse[EXCHANGE_MEMBERS]; // of each member, in its memory: of all rows and heads, those of its group filled in
+  const float *ownOut, *ownLse;  // of one more part, which all members have; may be null
+  void* y;                       // of this one: rows of all heads
+  float* yLse;                   // may be null
+  int rows, heads, dim, kind, places;
 };
 
 // The words of four floats of a member.
@@ -183,8 +200,8 @@ __device__ __forceinline__ void allReduceMany(const AllReduceParams& p) {
 }
 
 // Elements 4 i, ... of a member's columns, at their place among all.
-__device__ __forceinline__ void placeFour(const AllGatherParams& p, float* y, int of, long long i, float4 v) {
-  const int begin = p.first[of], n = p.first[of + 1] - begin, all = p.first[p.group.members];
+__device__ __forceinline__ void placeFour(const AllGatherParams& p, const GatherList& list, float* y, int of, long long i, float4 v) {
+  const int begin = list.first[of], n = list.first[of + 1] - begin, all = list.first[p.group.members];
   const long long count = (long long)p.rows * n, at = 4 * i;
   if ((n | begin | all) % 4 == 0) {
     const long long column = remainder(at, n);
@@ -206,14 +223,17 @@ __device__ __forceinline__ void allGatherFew(const AllGatherParams& p) {
   const ExchangeGroup& g = p.group;
   Exchange round(g);
   const long long first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
-  const long long mine = (long long)p.rows * (p.first[g.me + 1] - p.first[g.me]);
   const bool wanted = !p.onlyFirst || g.me == 0;
+  for (int l = 0; l < p.lists; l++) {
+    const GatherList& list = p.list[l];
+    const long long mine = (long long)p.rows * (list.first[g.me + 1] - list.first[g.me]);
 #pragma unroll 1
-  for (long long i = first; 4 * i < mine; i += step) {
-    const float4 v = loadFour(p.x, i, mine);
-    for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++)
-      if (m != g.me && !round.failed) round.send(m, 4 * i, v);
-    if (wanted) placeFour(p, p.y[g.me], g.me, i, v);
+    for (long long i = first; 4 * i < mine; i += step) {
+      const float4 v = loadFour(list.x, i, mine);
+      for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++)
+        if (m != g.me && !round.failed) round.send(m, list.words + 4 * i, v);
+      if (wanted) placeFour(p, list, list.y[g.me], g.me, i, v);
+    }
   }
   // Those who get nothing send words to each other nevertheless, and get some of the first one: nobody may
   // end a round that not all have begun.
@@ -228,14 +248,17 @@ __device__ __forceinline__ void allGatherFew(const AllGatherParams& p) {
       while (!words.there(round.tag) && round.more(other));
     return;
   }
-  for (int m = 0; m < g.members; m++) {
-    if (m == g.me) continue;
+  for (int l = 0; l < p.lists; l++) {
+    const GatherList& list = p.list[l];
+    for (int m = 0; m < g.members; m++) {
+      if (m == g.me) continue;
 #pragma unroll 1
-    for (long long i = first; 4 * i < (long long)p.rows * (p.first[m + 1] - p.first[m]); i += step) {
-      TaggedFloats words;
-      do words.load(round.words(g.me, m, 4 * i));
-      while (!words.there(round.tag) && round.more(m));
-      placeFour(p, p.y[g.me], m, i, words.floats());
+      for (long long i = first; 4 * i < (long long)p.rows * (list.first[m + 1] - list.first[m]); i += step) {
+        TaggedFloats words;
+        do words.load(round.words(g.me, m, list.words + 4 * i));
+        while (!words.there(round.tag) && round.more(m));
+        placeFour(p, list, list.y[g.me], m, i, words.floats());
+      }
     }
   }
 }
@@ -251,12 +274,143 @@ __device__ __forceinline__ void allGatherMany(const AllGatherParams& p) {
   round.begun();
   if (!round.await(0, lost)) return;
   const long long first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
-  const long long mine = (long long)p.rows * (p.first[g.me + 1] - p.first[g.me]);
+  for (int l = 0; l < p.lists; l++) {
+    const GatherList& list = p.list[l];
+    const long long mine = (long long)p.rows * (list.first[g.me + 1] - list.first[g.me]);
 #pragma unroll 1
-  for (long long i = first; 4 * i < mine; i += step) {
-    const float4 v = loadFour(p.x, i, mine);
-    for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++) placeFour(p, p.y[m], g.me, i, v);
+    for (long long i = first; 4 * i < mine; i += step) {
+      const float4 v = loadFour(list.x, i, mine);
+      for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++) placeFour(p, list, list.y[m], g.me, i, v);
+    }
   }
   round.tell(1);
+  round.await(1, lost);
+}
+
+// The states that merge to four columns of a row and head: of each member, and the one that all have. Who has none of it has a
+// log-sum-exp of -Inf and zeros.
+struct StatesOfFour {
+  static constexpr int ALL = EXCHANGE_MEMBERS + 1;
+  float lse[ALL];
+  float4 out[ALL];
+
+  __device__ __forceinline__ StatesOfFour() {
+#pragma unroll
+    for (int m = 0; m < ALL; m++) lse[m] = -LEAN_INF, out[m] = make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+
+  //	LSE = ln sum e^LSE_i,   O = sum e^(LSE_i - LSE) O_i
+  //
+  // in the order of the members, with what all have last. All members compute it alike.
+  __device__ __forceinline__ void merge(const MergeStatesParams& p, int at, int column) const {
+    constexpr float LOG2E = 1.4426950408889634f;
+    float top = lse[0];
+#pragma unroll
+    for (int m = 1; m < ALL; m++) top = fmaxf(top, lse[m]);
+    const float base = top == -LEAN_INF ? 0.f : top;
+    float sum = 0.f;
+    float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int m = 0; m < ALL; m++) {
+      const float w = exp2_(__fmul_rn(__fadd_rn(lse[m], -base), LOG2E));
+      sum = __fadd_rn(sum, w);
+      o = make_float4(__fmaf_rn(w, out[m].x, o.x), __fmaf_rn(w, out[m].y, o.y), __fmaf_rn(w, out[m].z, o.z), __fmaf_rn(w, out[m].w, o.w));
+    }
+    const float f = sum == 0.f ? 0.f : __fdividef(1.f, sum);
+    o = make_float4(__fmul_rn(o.x, f), __fmul_rn(o.y, f), __fmul_rn(o.z, f), __fmul_rn(o.w, f));
+    withStore(p.kind, [&](auto s) { decltype(s)::store4(p.y, (long long)at * p.dim + column, o); });
+    if (column == 0 && p.yLse != nullptr) p.yLse[at] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(log2_(sum), LN2, base));
+  }
+};
+
+// Where four columns are: their row and head, and the members that have states of it.
+struct FourOfStates {
+  int at;                 // row * heads + head
+  int column, begin, end; // begin, end: of the members
+  __device__ __forceinline__ FourOfStates(const MergeStatesParams& p, int i) {
+    const int fours = p.dim / 4, groups = p.group.members / p.places;
+    at = i / fours;
+    column = (i - at * fours) * 4;
+    begin = at % p.heads / (p.heads / groups) * p.places;
+    end = begin + p.places;
+  }
+};
+
+// y is the states of all members merged, of few elements: each sends its own to all others.
+__device__ __forceinline__ void mergeStatesFew(const MergeStatesParams& p) {
+  beginExchange();
+  const ExchangeGroup& g = p.group;
+  Exchange round(g);
+  const int fours = p.rows * p.heads * (p.dim / 4), lses = 4 * fours; // words of log-sum-exps are behind those of outputs
+  const int first = blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = gridDim.x * EXCHANGE_THREADS;
+  const float4* out = (const float4*)p.out[g.me];
+  const float* lse = p.lse[g.me];
+#pragma unroll 1
+  for (int i = first; i < fours; i += step) {
+    const FourOfStates four(p, i);
+    if (g.me < four.begin || g.me >= four.end) continue;
+    const float4 v = out[i];
+    const float l = four.column == 0 ? lse[four.at] : 0.f;
+    for (int m = 0; m < g.members; m++) {
+      if (m == g.me || round.failed) continue;
+      round.send(m, 4 * i, v);
+      if (four.column == 0)
+        asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(round.words(m, g.me, lses + four.at)), "l"((u64)round.tag << 32 | __float_as_uint(l)) : "memory");
+    }
+  }
+  round.begun();
+#pragma unroll 1
+  for (int i = first; i < fours; i += step) {
+    const FourOfStates four(p, i);
+    StatesOfFour all;
+    if (p.ownOut != nullptr) all.out[EXCHANGE_MEMBERS] = ((const float4*)p.ownOut)[i], all.lse[EXCHANGE_MEMBERS] = p.ownLse[four.at];
+    TaggedFloats words[EXCHANGE_MEMBERS];
+    u64 tagged[EXCHANGE_MEMBERS];
+    const u64 *outs = round.words(g.me, 0, 4 * i), *logs = round.words(g.me, 0, lses + four.at);
+    int missing;
+    do { // all are asked for at the same time
+#pragma unroll
+      for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+        if (m >= four.begin && m < four.end && m != g.me) {
+          words[m].load(outs + m * g.capacity);
+          asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(tagged[m]) : "l"(logs + m * g.capacity) : "memory");
+        }
+      missing = -1;
+#pragma unroll
+      for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+        if (m >= four.begin && m < four.end && m != g.me && !(words[m].there(round.tag) && (u32)(tagged[m] >> 32) == round.tag)) missing = m;
+    } while (missing >= 0 && round.more(missing));
+#pragma unroll
+    for (int m = 0; m < EXCHANGE_MEMBERS; m++) {
+      if (m < four.begin || m >= four.end) continue;
+      all.out[m] = m == g.me ? out[i] : words[m].floats();
+      all.lse[m] = m == g.me ? lse[four.at] : __uint_as_float((u32)tagged[m]);
+    }
+    all.merge(p, four.at, four.column);
+  }
+}
+
+// The same of many: each member reads the others' where they lie.
+__device__ __forceinline__ void mergeStatesMany(const MergeStatesParams& p) {
+  __shared__ int lost;
+  if (threadIdx.x == 0) lost = 0;
+  beginExchange();
+  const ExchangeGroup& g = p.group;
+  Exchange round(g);
+  round.tell(0); // this one's are there, since what made them is ahead of the kernel
+  round.begun();
+  if (!round.await(0, lost)) return;
+  const int fours = p.rows * p.heads * (p.dim / 4), step = gridDim.x * EXCHANGE_THREADS; // with a step more they are no more than an int has
+#pragma unroll 1
+  for (int i = blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < fours; i += step) {
+    const FourOfStates four(p, i);
+    StatesOfFour all;
+    if (p.ownOut != nullptr) all.out[EXCHANGE_MEMBERS] = ((const float4*)p.ownOut)[i], all.lse[EXCHANGE_MEMBERS] = p.ownLse[four.at];
+#pragma unroll
+    for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+      if (m >= four.begin && m < four.end) all.out[m] = ((const float4*)p.out[m])[i], all.lse[m] = p.lse[m][four.at];
+    all.merge(p, four.at, four.column);
+  }
+  round.tell(1); // who knows that may write its own again
   round.await(1, lost);
 }

@@ -24,6 +24,7 @@ const (
 	exchangeFlags   = 256
 	exchangeInbox   = exchangeFlags + 2*exchangeMembers*exchangeBlocks*4
 	exchangeEach    = 4
+	exchangeLists   = 3
 )
 
 // MostMembers is how many GPUs an [Exchange] can be for.
@@ -61,9 +62,9 @@ type Exchange struct {
 
 // exchangeKernels are those of one device.
 type exchangeKernels struct {
-	allReduce, allGather [2]*cuda.Function // of few elements, and of many
-	allArgMax            *cuda.Function
-	nothing              *cuda.Function
+	allReduce, allGather, mergeStates [2]*cuda.Function // of few elements, and of many
+	allArgMax                         *cuda.Function
+	nothing                           *cuda.Function
 }
 
 // exchangeGroup is struct ExchangeGroup.
@@ -84,14 +85,20 @@ type allReduceParams struct {
 	_              [4]byte
 }
 
+// gatherList is struct GatherList.
+type gatherList struct {
+	x     uint64
+	y     [exchangeMembers]uint64
+	first [exchangeMembers + 1]int32
+	words int32
+}
+
 // allGatherParams is struct AllGatherParams.
 type allGatherParams struct {
-	group           exchangeGroup
-	x               uint64
-	y               [exchangeMembers]uint64
-	first           [exchangeMembers + 1]int32
-	rows, onlyFirst int32
-	_               [4]byte
+	group                  exchangeGroup
+	list                   [exchangeLists]gatherList
+	lists, rows, onlyFirst int32
+	_                      [4]byte
 }
 
 // allArgMaxParams is struct AllArgMaxParams.
@@ -175,6 +182,7 @@ func loadExchange(dev *cuda.Device) (*exchangeKernels, error) {
 	for name, f := range map[string]**cuda.Function{
 		"exchange_all_reduce_few": &k.allReduce[0], "exchange_all_reduce_many": &k.allReduce[1],
 		"exchange_all_gather_few": &k.allGather[0], "exchange_all_gather_many": &k.allGather[1],
+		"exchange_merge_states_few": &k.mergeStates[0], "exchange_merge_states_many": &k.mergeStates[1],
 		"exchange_all_arg_max": &k.allArgMax, "exchange_nothing": &k.nothing,
 	} {
 		if *f, err = m.Function(name); err != nil {
@@ -286,15 +294,20 @@ type AllArgMax struct {
 	IDs     []gpu.Bytes
 }
 
+// engine is a member's.
+func (x *Exchange) engine(op string, member int) (*Engine, error) {
+	if member < 0 || member >= len(x.engines) {
+		return nil, gpu.Errorf(op, attn.ErrShape, "member %d of %d", member, len(x.engines))
+	}
+	return x.engines[member], nil
+}
+
 // member checks that there is one, and that it is d's.
 func (x *Exchange) member(op string, d *Engine, member int) error {
-	if member < 0 || member >= len(x.engines) {
-		return gpu.Errorf(op, attn.ErrShape, "member %d of %d", member, len(x.engines))
+	if e, err := x.engine(op, member); err != nil || e == d {
+		return err
 	}
-	if x.engines[member] != d {
-		return gpu.Errorf(op, attn.ErrShape, "member %d is GPU %d, and not the engine of GPU %d", member, x.engines[member].info.Ordinal, d.info.Ordinal)
-	}
-	return nil
+	return gpu.Errorf(op, attn.ErrShape, "member %d is GPU %d, and not the engine of GPU %d", member, x.engines[member].info.Ordinal, d.info.Ordinal)
 }
 
 // group is what kernels of a member know.
@@ -329,6 +342,26 @@ func (x *Exchange) operands(op, name string, list []gpu.Memory, optional bool, e
 			check = list[i].CheckOptional
 		}
 		if err := check(op, name, elements(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loose is operands of what kernels read and write by elements.
+func (x *Exchange) loose(op, name string, list []gpu.Memory, optional bool, elements int) error {
+	if optional && list == nil {
+		return nil
+	}
+	if len(list) != len(x.engines) {
+		return gpu.Errorf(op, attn.ErrShape, "%s of %d members of %d", name, len(list), len(x.engines))
+	}
+	for i := range list {
+		name := fmt.Sprintf("%s of member %d", name, i)
+		if list[i].DType != attn.Float32 {
+			return gpu.Errorf(op, attn.ErrDType, "%s is %v; it must be %v", name, list[i].DType, attn.Float32)
+		}
+		if err := list[i].CheckLoose(op, name, elements); err != nil {
 			return err
 		}
 	}
@@ -377,48 +410,84 @@ func (d *Engine) AllReduce(s *cuda.Stream, x *Exchange, o *AllReduce, member int
 
 // AllGather queues what a member does of it, as [Engine.AllReduce] does.
 func (d *Engine) AllGather(s *cuda.Stream, x *Exchange, o *AllGather, member int) error {
+	if err := x.member("all-gather", d, member); err != nil {
+		return err
+	}
+	return x.AllGathers(s, []*AllGather{o}, member)
+}
+
+// AllGathers is [Engine.AllGather] of one to three, of as many rows and all for the first one alone or none, in one launch.
+func (x *Exchange) AllGathers(s *cuda.Stream, lists []*AllGather, member int) error {
 	const op = "all-gather"
-	if err := x.member(op, d, member); err != nil {
+	d, err := x.engine(op, member)
+	if err != nil {
 		return err
 	}
-	if o.Rows < 1 || o.Rows > math.MaxInt32 || len(o.Columns) != len(x.engines) {
-		return gpu.Errorf(op, attn.ErrShape, "%d rows of %v columns of %d members", o.Rows, o.Columns, len(x.engines))
+	if len(lists) < 1 || len(lists) > exchangeLists {
+		return gpu.Errorf(op, attn.ErrShape, "%d of them; a launch has 1 to %d", len(lists), exchangeLists)
 	}
-	p := allGatherParams{group: x.group(member), rows: int32(o.Rows)}
-	total, most := 0, 0
-	for i, n := range o.Columns {
-		if n < 1 || n > math.MaxInt32-total {
-			return gpu.Errorf(op, attn.ErrShape, "%d rows of %v columns", o.Rows, o.Columns)
-		}
-		total, most = total+n, max(most, n)
-		p.first[i+1] = int32(total)
-	}
-	if err := x.operands(op, "x", o.X, false, func(i int) int { return o.Rows * o.Columns[i] }); err != nil {
-		return err
-	}
-	if o.OnlyFirst {
+	rows, onlyFirst := lists[0].Rows, lists[0].OnlyFirst
+	p := allGatherParams{group: x.group(member), lists: int32(len(lists)), rows: int32(rows)}
+	if onlyFirst {
 		p.onlyFirst = 1
-		if len(o.Y) < 1 {
-			return gpu.Errorf(op, attn.ErrShape, "y of no member")
-		}
-		if err := o.Y[0].CheckFloats(op, "y of member 0", o.Rows*total); err != nil {
-			return err
-		}
-		p.y[0] = o.Y[0].Address()
-	} else {
-		if err := x.operands(op, "y", o.Y, false, func(int) int { return o.Rows * total }); err != nil {
-			return err
-		}
-		for i := range o.Y {
-			p.y[i] = o.Y[i].Address()
-		}
 	}
-	p.x = o.X[member].Address()
-	many, fours := 0, attn.Ceil(o.Rows*most, exchangeEach)
-	if o.Rows*most > x.few {
+	var memory []gpu.Memory
+	words, most := 0, 0
+	for i, o := range lists {
+		if o.Rows < 1 || o.Rows > math.MaxInt32 || len(o.Columns) != len(x.engines) {
+			return gpu.Errorf(op, attn.ErrShape, "%d rows of %v columns of %d members", o.Rows, o.Columns, len(x.engines))
+		}
+		if o.Rows != rows || o.OnlyFirst != onlyFirst {
+			return gpu.Errorf(op, attn.ErrShape, "%d rows, and %d; for the first alone: %v, and %v", rows, o.Rows, onlyFirst, o.OnlyFirst)
+		}
+		list := &p.list[i]
+		columns, err := list.fill(op, x, o, member)
+		if err != nil {
+			return err
+		}
+		list.words = int32(min(words, math.MaxInt32)) // more are not sent
+		words += attn.Ceil(rows*columns, 4) * 4
+		most = max(most, rows*columns)
+		memory = append(append(memory, o.X...), o.Y...)
+	}
+	many := 0
+	if words > x.few {
 		many = 1
 	}
-	return launchExchange(d, s, x, x.kernels[member].allGather[many], d.exchangeGrid(x, fours), &p, append(append([]gpu.Memory(nil), o.X...), o.Y...))
+	return launchExchange(d, s, x, x.kernels[member].allGather[many], d.exchangeGrid(x, attn.Ceil(most, exchangeEach)), &p, memory)
+}
+
+// fill checks one of the lists, and returns how many columns a member has at most.
+func (list *gatherList) fill(op string, x *Exchange, o *AllGather, member int) (most int, err error) {
+	total := 0
+	for i, n := range o.Columns {
+		if n < 1 || n > math.MaxInt32-total {
+			return 0, gpu.Errorf(op, attn.ErrShape, "%d rows of %v columns", o.Rows, o.Columns)
+		}
+		total, most = total+n, max(most, n)
+		list.first[i+1] = int32(total)
+	}
+	if err := x.operands(op, "x", o.X, false, func(i int) int { return o.Rows * o.Columns[i] }); err != nil {
+		return 0, err
+	}
+	switch {
+	case !o.OnlyFirst:
+		err = x.operands(op, "y", o.Y, false, func(int) int { return o.Rows * total })
+	case len(o.Y) < 1:
+		err = gpu.Errorf(op, attn.ErrShape, "y of no member")
+	default:
+		err = o.Y[0].CheckFloats(op, "y of member 0", o.Rows*total)
+	}
+	if err != nil {
+		return 0, err
+	}
+	for i := range o.Y {
+		if i == 0 || !o.OnlyFirst {
+			list.y[i] = o.Y[i].Address()
+		}
+	}
+	list.x = o.X[member].Address()
+	return most, nil
 }
 
 // AllArgMax queues what a member does of it, as [Engine.AllReduce] does.

@@ -201,7 +201,55 @@ func TestEmulatedExchangeRefuses(t *testing.T) {
 			wantError(t, c.text, r.engines[m].AllGather(r.devs[m].Stream, r.x, o, m), c.sentinel, c.text)
 		}
 	}
+	for _, c := range []struct {
+		text  string
+		lists []*AllGather
+	}{
+		{"0 of them", nil}, {"4 of them", []*AllGather{gather(), gather(), gather(), gather()}},
+		{"2 rows, and 1", []*AllGather{gather(), {Rows: 1, Columns: []int{3, 4}}}},
+		{"false, and true", []*AllGather{gather(), {Rows: 2, Columns: []int{3, 4}, OnlyFirst: true}}},
+	} {
+		for m := range r.devs {
+			wantError(t, c.text, r.x.AllGathers(r.devs[m].Stream, c.lists, m), attn.ErrShape, c.text)
+		}
+	}
+	merge := func() *PartStates {
+		return &PartStates{Rows: 2, Heads: 3, Dim: 4, Places: 2, Out: x(24), LSE: x(6), Own: x(24), OwnLSE: x(6), Y: x(24), YLSE: x(6)}
+	}
+	for _, c := range []struct {
+		text     string
+		sentinel error
+		change   func(o *PartStates)
+	}{
+		{"0 rows of 3 heads of 4", attn.ErrShape, func(o *PartStates) { o.Rows = 0 }},
+		{"2 rows of -3 heads", attn.ErrShape, func(o *PartStates) { o.Heads = -3 }},
+		{"3 heads of 6", attn.ErrShape, func(o *PartStates) { o.Dim = 6 }},
+		{"rows of 3 heads", attn.ErrShape, func(o *PartStates) { o.Rows = 1 << 30 }},
+		{"3 heads, and 2 members of 1 places", attn.ErrShape, func(o *PartStates) { o.Places = 1 }},
+		{"2 members of 4 places", attn.ErrShape, func(o *PartStates) { o.Places = 4 }},
+		{"2 members of 0 places", attn.ErrShape, func(o *PartStates) { o.Places = 0 }},
+		{"out of member 1 has 23 elements of 24", attn.ErrShape, func(o *PartStates) { short(o.Out, 1) }},
+		{"lse of member 0 has 5 elements of 6", attn.ErrShape, func(o *PartStates) { short(o.LSE, 0) }},
+		{"own out of member 1 has 23 elements of 24", attn.ErrShape, func(o *PartStates) { short(o.Own, 1) }},
+		{"own lse of member 1 has 5 elements of 6", attn.ErrShape, func(o *PartStates) { short(o.OwnLSE, 1) }},
+		{"merged lse of member 0 has 5 elements of 6", attn.ErrShape, func(o *PartStates) { short(o.YLSE, 0) }},
+		{"an own output without", attn.ErrShape, func(o *PartStates) { o.OwnLSE = nil }},
+		{"y of 1 members of 2", attn.ErrShape, func(o *PartStates) { o.Y = o.Y[:1] }},
+		{"lse of 1 members of 2", attn.ErrShape, func(o *PartStates) { o.LSE = o.LSE[:1] }},
+		{"y of member 1 has 23 elements of 24", attn.ErrShape, func(o *PartStates) { short(o.Y, 1) }},
+		{"y of member 0 is float64", attn.ErrDType, func(o *PartStates) { o.Y[0].DType = attn.Float64 }},
+		{"out of member 0 is float16", attn.ErrDType, func(o *PartStates) { o.Out[0].DType = attn.Float16 }},
+		{"lse of member 1 is bfloat16", attn.ErrDType, func(o *PartStates) { o.LSE[1].DType = attn.BFloat16 }},
+	} {
+		o := merge()
+		c.change(o)
+		for m := range r.devs {
+			wantError(t, c.text, r.x.MergeParts(r.devs[m].Stream, o, m), c.sentinel, c.text)
+		}
+	}
 	o := reduce()
+	wantError(t, "a merging member too many", r.x.MergeParts(r.devs[0].Stream, merge(), 2), attn.ErrShape, "member 2 of 2")
+	wantError(t, "a gathering member too few", r.x.AllGathers(r.devs[0].Stream, []*AllGather{gather()}, -1), attn.ErrShape, "member -1 of 2")
 	wantError(t, "a member too many", r.engines[0].AllReduce(r.devs[0].Stream, r.x, o, 2), attn.ErrShape, "member 2 of 2")
 	wantError(t, "another's engine", r.engines[0].AllReduce(r.devs[0].Stream, r.x, o, 1), attn.ErrShape, "member 1 is GPU 1")
 	wantError(t, "another's stream", r.engines[0].AllReduce(r.devs[1].Stream, r.x, o, 0), cuda.ErrOtherDevice, "")

@@ -224,64 +224,84 @@ func closing(t testing.TB, held [][]gpu.Memory) func() {
 	}
 }
 
-// gathering is a random all-gather.
+// gathering is some random all-gathers of one launch.
 func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int) *exchanged {
 	t.Helper()
-	members := len(r.devs)
-	o := &AllGather{Rows: rows, OnlyFirst: rng.IntN(3) == 0}
-	total := 0
-	step := testgpu.Pick(rng, 1, 4)
-	for range members {
-		n := step * (1 + rng.IntN(max(2*columns/members/step, 1)))
-		o.Columns = append(o.Columns, n)
-		total += n
-	}
-	xs, held := make([][]float32, members), make([][]gpu.Memory, members)
+	members, onlyFirst := len(r.devs), rng.IntN(3) == 0
+	var lists []*AllGather
+	xs, held := make([][][]float32, members), make([][]gpu.Memory, members)
 	const slack = 12
-	for m, n := range o.Columns {
-		xs[m] = make([]float32, rows*n)
-		o.X = append(o.X, r.put(t, m, xs[m]))
-		held[m] = append(held[m], o.X[m])
-		y := gpu.Memory{DType: attn.Float32, Len: rows*total + slack}
-		if m == 0 || !o.OnlyFirst {
-			r.devs[m].Poison(t, &y)
-			o.Y = append(o.Y, y)
-			held[m] = append(held[m], y)
+	sent, step := 0, testgpu.Pick(rng, 1, 4)
+	what := fmt.Sprintf("%d GPUs: all-gather of %d rows, first alone %v, at most %d elements as words", members, rows, onlyFirst, r.x.few)
+	for range 1 + rng.IntN(exchangeLists) {
+		o := &AllGather{Rows: rows, OnlyFirst: onlyFirst}
+		total := 0
+		for range members {
+			n := step * (1 + rng.IntN(max(2*columns/members/step, 1)))
+			o.Columns = append(o.Columns, n)
+			total += n
 		}
+		for m, n := range o.Columns {
+			xs[m] = append(xs[m], make([]float32, rows*n))
+			o.X = append(o.X, r.put(t, m, make([]float32, rows*n)))
+			held[m] = append(held[m], o.X[m])
+			y := gpu.Memory{DType: attn.Float32, Len: rows*total + slack}
+			if m == 0 || !onlyFirst {
+				r.devs[m].Poison(t, &y)
+				o.Y = append(o.Y, y)
+				held[m] = append(held[m], y)
+			}
+		}
+		lists = append(lists, o)
+		sent += attn.Ceil(rows*slices.Max(o.Columns), 4) * 4
+		what += fmt.Sprintf(", %v", o.Columns)
 	}
-	e := &exchanged{kind: fmt.Sprintf("all-gather, first alone %v", o.OnlyFirst), most: rows * slices.Max(o.Columns), what: fmt.Sprintf("%d GPUs: all-gather of %d x %v, first alone %v, at most %d elements as words", members, rows, o.Columns, o.OnlyFirst, r.x.few)}
-	e.queue = func(m int) error { return r.engines[m].AllGather(r.devs[m].Stream, r.x, o, m) }
+	e := &exchanged{kind: fmt.Sprintf("all-gather, first alone %v", onlyFirst), most: sent, what: what}
+	e.queue = func(m int) error { return r.x.AllGathers(r.devs[m].Stream, lists, m) }
 	e.draw = func(rng *rand.Rand) {
 		for m := range members {
-			randoms(rng, xs[m], 1)
+			for _, x := range xs[m] {
+				randoms(rng, x, 1)
+			}
 		}
 	}
 	e.fill = func() {
-		for m := range members {
-			noError(t, o.X[m].Buffer.Upload(o.X[m].Offset, gpu.BytesOf(xs[m])))
-			if m < len(o.Y) {
-				r.devs[m].Poison(t, &o.Y[m])
+		for i, o := range lists {
+			for m := range members {
+				noError(t, o.X[m].Buffer.Upload(o.X[m].Offset, gpu.BytesOf(xs[m][i])))
+				if m < len(o.Y) {
+					r.devs[m].Poison(t, &o.Y[m])
+				}
 			}
 		}
 	}
-	e.check = func() []byte {
+	e.check = func() (all []byte) {
 		t.Helper()
-		for m := range o.Y {
-			y := testgpu.Read(t, &o.Y[m])
-			for row := range rows {
-				at := row * total
-				for of, n := range o.Columns {
-					if !bytes.Equal(y[4*at:4*(at+n)], gpu.BytesOf(xs[of][row*n:(row+1)*n])) {
-						t.Fatalf("%s: member %d, row %d: the columns of member %d are others", e.what, m, row, of)
+		for i, o := range lists {
+			total := 0
+			for _, n := range o.Columns {
+				total += n
+			}
+			for m := range o.Y {
+				y := testgpu.Read(t, &o.Y[m])
+				for row := range rows {
+					at := row * total
+					for of, n := range o.Columns {
+						if !bytes.Equal(y[4*at:4*(at+n)], gpu.BytesOf(xs[of][i][row*n:(row+1)*n])) {
+							t.Fatalf("%s: number %d: member %d, row %d: the columns of member %d are others", e.what, i, m, row, of)
+						}
+						at += n
 					}
-					at += n
+				}
+				if !bytes.Equal(y[4*rows*total:], testgpu.Poisoned(slack, attn.Float32)) {
+					t.Fatalf("%s: number %d: it writes behind y", e.what, i)
+				}
+				if m == 0 {
+					all = append(all, y...)
 				}
 			}
-			if !bytes.Equal(y[4*rows*total:], testgpu.Poisoned(slack, attn.Float32)) {
-				t.Fatalf("%s: it writes behind y", e.what)
-			}
 		}
-		return testgpu.Read(t, &o.Y[0])
+		return all
 	}
 	e.close = closing(t, held)
 	e.again(rng)
@@ -362,6 +382,7 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int, choose boo
 	if choose {
 		at = rng.IntN(n)
 	}
+	kinds := rng.Perm(3)
 	for i := range n {
 		rows := min(testgpu.Pick(rng, 1, 1, 2, 3, 16, 33), most)
 		columns := min(testgpu.Pick(rng, 1, 3, 4, 5, 64, 77, 4*(1+rng.IntN(64)), 1+rng.IntN(most)), max(most/rows, 1))
@@ -374,8 +395,10 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int, choose boo
 				rows = min(rows, 1+rng.IntN(2))
 			}
 			op = r.choosing(t, rng, rows, columns)
-		case rng.IntN(2) == 0:
+		case kinds[i%3] == 0:
 			op = r.gathering(t, rng, rows, columns)
+		case kinds[i%3] == 1: // more work than the others
+			op = r.merging(t, rng, min(rows, 3), 4*(1+rng.IntN(16)), most/4)
 		default:
 			op = r.reduction(t, rng, rows, columns, rng.IntN(4))
 		}
@@ -393,7 +416,7 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int, choose boo
 // recorded, as branches of one graph, and replayed with other numbers.
 func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 	rng := reftest.Rand(t)
-	seen, kinds := map[string]bool{}, 6
+	seen, kinds := map[string]bool{}, 8
 	choose := reftest.Every(t) || most >= 1<<16 || len(r.devs) <= 3 // which takes an emulator of many GPUs long
 	if choose {
 		kinds++
@@ -407,7 +430,7 @@ func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 			rounds = rng.Uint32N(1 << 28)
 		}
 		r.poison(t, rng, rounds)
-		ops := r.some(t, rng, most, 2+rng.IntN(6), choose && !seen["all-argmax"])
+		ops := r.some(t, rng, most, 3+rng.IntN(4), choose && !seen["all-argmax"])
 		for _, o := range ops {
 			seen[o.kind] = true
 		}
@@ -418,7 +441,7 @@ func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 			for i, o := range ops {
 				got := o.check()
 				if same && !bytes.Equal(got, before[i]) {
-					t.Fatalf("%s: the same numbers have other sums", o.what)
+					t.Fatalf("%s: the same numbers have other results", o.what)
 				}
 				before[i] = got
 			}
@@ -538,19 +561,22 @@ func (r *exchangeRig) capture(branch func(member int) error) (*cuda.Graph, error
 func testExchangeFails(t *testing.T, r *exchangeRig, limit time.Duration) {
 	rng := reftest.Rand(t)
 	members := len(r.devs)
-	for i := range 5 {
+	for i := range 7 {
 		r.renew(t, limit)
 		r.x.few = exchangeFew / 4
-		if i == 2 || i == 3 {
+		if i >= 3 && i < 6 {
 			r.x.few = 0
 		}
-		o := r.choosing(t, rng, 3, 40)
-		if i < 4 {
-			o.close()
-			if o = r.reduction(t, rng, 3, 40, 0); i%2 == 1 {
-				o.close()
-				o = r.gathering(t, rng, 3, 40)
-			}
+		var o *exchanged
+		switch {
+		case i == 6:
+			o = r.choosing(t, rng, 3, 40)
+		case i%3 == 0:
+			o = r.reduction(t, rng, 3, 40, 0)
+		case i%3 == 1:
+			o = r.gathering(t, rng, 3, 40)
+		default:
+			o = r.merging(t, rng, 3, 8, 200)
 		}
 		onAll(t, rng, members, []*exchanged{o, o, o})
 		r.settle(t)

@@ -20,6 +20,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"constexpr int EXCHANGE_FLAGS = 256;",
 			"constexpr int EXCHANGE_INBOX = EXCHANGE_FLAGS + 2 * EXCHANGE_MEMBERS * EXCHANGE_BLOCKS * 4;",
 		},
+		"exchange.cuh": {"constexpr int EXCHANGE_LISTS = 3;"},
 		"decode_layers.cuh": {
 			"constexpr int DECODE_WARPS = 8, DECODE_ROWS = 4;",
 			"constexpr int DECODE_TILE = 16;",
@@ -146,7 +147,9 @@ func TestStructs(t *testing.T) {
 		{"kernels/decode_layers.cuh", "DecodeExchange", decodeExchange{}},
 		{"kernels/exchange_group.cuh", "ExchangeGroup", exchangeGroup{}},
 		{"kernels/exchange.cuh", "AllReduceParams", allReduceParams{}},
+		{"kernels/exchange.cuh", "GatherList", gatherList{}},
 		{"kernels/exchange.cuh", "AllGatherParams", allGatherParams{}},
+		{"kernels/exchange.cuh", "MergeStatesParams", mergeStatesParams{}},
 		{"kernels/exchange_argmax.cuh", "AllArgMaxParams", allArgMaxParams{}},
 		{"kernels/gemm_gemv.cuh", "LinearParams", linearParams{}},
 		{"kernels/gemm_skinny.cuh", "SkinnyParams", skinnyParams{}},
