@@ -85,6 +85,7 @@ type machine struct {
 	turns    []int // of warps
 	peers    bool  // some of the memory is another GPU's
 	flights  []flight
+	flying   map[uint64]int // how many of them are for 4 bytes, by the address of these / 4
 }
 
 // pending is what may happen at any time, and what began it.

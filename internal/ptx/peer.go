@@ -56,12 +56,36 @@ func (w *warp) publish(s strength) {
 func (w *warp) send(address uint64, n int, value uint64) {
 	w.m.arriveAt(address, n) // stores to one address stay in order
 	w.m.flights = append(w.m.flights, flight{w.block, address, n, value})
+	w.m.count(address, n, 1)
+}
+
+// count is more or fewer flights to an address.
+func (m *machine) count(address uint64, n, more int) {
+	if m.flying == nil {
+		m.flying = make(map[uint64]int)
+	}
+	for at := address / 4; at <= (address+uint64(n)-1)/4; at++ {
+		if m.flying[at] += more; m.flying[at] == 0 {
+			delete(m.flying, at)
+		}
+	}
+}
+
+// awaits says whether some may be on their way to an address.
+func (m *machine) awaits(address uint64, n int) bool {
+	for at := address / 4; at <= (address+uint64(n)-1)/4; at++ {
+		if m.flying[at] > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // arrive has one arrive.
 func (m *machine) arrive(i int) {
 	f := &m.flights[i]
 	store(m.find(f.address, f.n), f.n, f.value)
+	m.count(f.address, f.n, -1)
 	m.events++
 	last := len(m.flights) - 1
 	m.flights[i] = m.flights[last]
@@ -70,6 +94,9 @@ func (m *machine) arrive(i int) {
 
 // arriveAt has those to an address arrive.
 func (m *machine) arriveAt(address uint64, n int) {
+	if !m.awaits(address, n) {
+		return
+	}
 	for i := len(m.flights) - 1; i >= 0; i-- {
 		if f := &m.flights[i]; f.address < address+uint64(n) && address < f.address+uint64(f.n) {
 			m.arrive(i)
