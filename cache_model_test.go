@@ -184,6 +184,7 @@ func newCacheModel(t *rapid.T, at modelPlace, actions *int) *cacheModel {
 			rapid.SampledFrom(queries).Draw(t, "query dtype"), opts...)})
 		last := m.steps[len(m.steps)-1]
 		last.there = at.gpu != nil && rapid.Bool().Draw(t, "operands on the GPU")
+		last.columns = last.there && rapid.Bool().Draw(t, "columns of them on each")
 		last.cores = at.real
 	}
 	m.poison()

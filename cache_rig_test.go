@@ -110,18 +110,20 @@ func newTestTokens(n, layers int) []*testToken {
 //
 // where each node waits for the one before, so that a run can fail between two.
 type stepGraph struct {
-	step  *Step
-	heads int
-	dtype tensor.Dtype
-	mask  attn.Mask
-	in    [][3]*G.Node
-	nodes []*G.Node
-	out   []G.Value
-	lse   []G.Value
-	fault *fault
-	vm    G.VM
-	there bool // a layer that runs by itself gets its operands on the cache's GPU
-	cores bool // precision is that of tensor cores
+	step    *Step
+	heads   int
+	dtype   tensor.Dtype
+	mask    attn.Mask
+	in      [][3]*G.Node
+	nodes   []*G.Node
+	out     []G.Value
+	lse     []G.Value
+	fault   *fault
+	vm      G.VM
+	there   bool // a layer that runs by itself gets its operands on the cache's GPU
+	apart   bool // members of several GPUs compute in all layers apart that can; else in every second one
+	columns bool // and of a cache that is sharded by context have columns of queries and values
+	cores   bool // precision is that of tensor cores
 }
 
 func newStepGraph(t interface {
@@ -253,13 +255,9 @@ func (s *stepGraph) runLayer(layer int, in layerInput) error {
 	if s.there {
 		c := s.step.cache
 		gpu := c.config.Device
-		upload := gpu.Upload
-		if n := len(gpu.members); n > 1 && layer%2 == 1 && c.store.places() == 1 && c.config.KVHeads%n == 0 { // each member has its heads' rows
-			upload = func(x tensor.Tensor) (*DeviceTensor, error) { return gpu.UploadSharded(x, 1) }
-		}
 		for i := range values {
 			var err error
-			if values[i], err = upload(in.tensors[i]); err != nil {
+			if values[i], err = s.upload(gpu, layer, i, in.tensors[i]); err != nil {
 				return err
 			}
 		}
@@ -279,6 +277,20 @@ func (s *stepGraph) runLayer(layer int, in layerInput) error {
 	}
 	s.out[layer], s.lse[layer] = out, lse
 	return nil
+}
+
+// upload puts an operand where members can compute apart, in layers that do so.
+func (s *stepGraph) upload(gpu *GPU, layer, operand int, x tensor.Tensor) (*DeviceTensor, error) {
+	c := s.step.cache
+	switch n := len(gpu.members); {
+	case n == 1 || !s.apart && layer%2 == 0:
+		return gpu.Upload(x)
+	case c.store.places() > 1 && (!s.columns || x.Shape()[1]%n > 0 || operand == 1):
+		return gpu.UploadReplicated(x)
+	case c.store.places() > 1 || c.config.KVHeads%n == 0: // each member has its heads' rows, or columns that all gather
+		return gpu.UploadSharded(x, 1)
+	}
+	return gpu.Upload(x)
 }
 
 // run runs the graph; with failAt > 0 it fails before that layer.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -261,6 +262,88 @@ func TestContextLayerCalls(t *testing.T) {
 	noError(t, c.Close())
 }
 
+// Where all members have what layers need, each appends, runs and merges in a layer, and where they have parts of it, it gathers
+// before. They fork and join once a step. Where the first one alone has a sink, all is as above.
+func TestContextApartCalls(t *testing.T) {
+	gpu, lib := FakeGPUs(t, 3)
+	c := newTestCache(t, groupConfig(gpu, 2))
+	step, err := c.NewStep(4)
+	noError(t, err)
+	seq := newTestSequence(t, c)
+	const q, kv = 6 * 8, 2 * 8
+	matrix := func(width int) *tensor.Dense {
+		if width == 0 { // sinks
+			return tensor.New(tensor.WithShape(6), tensor.Of(tensor.Float32))
+		}
+		return tensor.New(tensor.WithShape(4, width), tensor.Of(tensor.Float32))
+	}
+	everywhere := func(width int) (*DeviceTensor, error) { return gpu.UploadReplicated(matrix(width)) }
+	parts := func(width int) (*DeviceTensor, error) { return gpu.UploadSharded(matrix(width), 1) }
+	onFirst := func(width int) (*DeviceTensor, error) { return gpu.Upload(matrix(width)) }
+	const one, several, twice = "append run merge", "append run append run merge", "append run"
+	for _, x := range []struct {
+		what          string
+		q, k, sinks   func(width int) (*DeviceTensor, error)
+		tokens, waits int
+		first, others string // of both layers
+	}{
+		{"all on all", everywhere, everywhere, nil, 3, 2, several + " " + several, several + " " + several},
+		{"one token", everywhere, everywhere, nil, 1, 2, one + " " + one, one + " " + one},
+		{"sinks on all", everywhere, everywhere, everywhere, 1, 2, one + " " + one, one + " " + one},
+		{"parts", parts, parts, nil, 1, 2, "gather " + one + " gather " + one, "gather " + one + " gather " + one},
+		{"parts of q", parts, everywhere, nil, 3, 2, "gather " + several + " " + several, "gather " + several + " " + several},
+		{"sinks on the first", everywhere, everywhere, onFirst, 3, 8, several + " " + several, twice + " " + twice},
+		{"q on the first", onFirst, everywhere, nil, 3, 8, several + " " + several, twice + " " + twice},
+		{"k on the first", everywhere, onFirst, nil, 1, 8, one + " " + one, twice + " " + twice},
+	} {
+		g := G.NewGraph()
+		node := func(name string, upload func(int) (*DeviceTensor, error), width int) *G.Node {
+			v, err := upload(width)
+			noError(t, err)
+			return G.NewMatrix(g, tensor.Float32, G.WithShape(4, width), G.WithName(name), G.WithValue(v))
+		}
+		var opts []Option
+		if x.sinks != nil {
+			v, err := x.sinks(0)
+			noError(t, err)
+			opts = append(opts, WithSinks(G.NewVector(g, tensor.Float32, G.WithShape(6), G.WithName("sinks"), G.WithValue(v))))
+		}
+		at := node("q", x.q, q)
+		for l := range 2 {
+			at, err = CachedAttention(at, node(fmt.Sprint("k", l), x.k, kv), node(fmt.Sprint("v", l), x.k, kv), step.Layer(l), opts...)
+			noError(t, err)
+		}
+		vm := G.NewTapeMachine(g)
+		for again := range 2 {
+			noError(t, step.Set([]Append{{Seq: seq, Tokens: x.tokens}}))
+			for _, m := range gpu.members {
+				m.attention.engine.(*fakeEngine).calls = nil
+			}
+			lib.Forget()
+			noError(t, Cause(vm.RunAll()), gpu.Synchronize())
+			vm.Reset()
+			for i, m := range gpu.members {
+				want := x.others
+				if i == 0 {
+					want = x.first
+				}
+				calls := strings.Join(m.attention.engine.(*fakeEngine).calls, " ")
+				// What is planned is another matter.
+				calls = strings.NewReplacer("build ", "", "upload ", "").Replace(calls)
+				if calls != want {
+					t.Errorf("%s, member %d: %s, want %s", x.what, i, calls, want)
+				}
+			}
+			if n := count(lib.Log(), "cuStreamWaitEvent"); again > 0 && n != x.waits {
+				t.Errorf("%s: %d waits", x.what, n)
+			}
+			noError(t, step.Rollback())
+		}
+		noError(t, vm.Close())
+	}
+	noError(t, c.Close())
+}
+
 // A page takes memory of one member alone.
 func TestContextMemory(t *testing.T) {
 	gpu, _ := FakeGPUs(t, 3)
@@ -305,7 +388,9 @@ func testContexts(t *testing.T, at modelPlace, rounds int) {
 			opts = append(opts, WithCausal())
 		}
 		prompts, decode := newStepGraph(t, c, 30, heads, tensor.Float32, opts...), newStepGraph(t, c, 7, heads, tensor.Float32, opts...)
-		prompts.there, decode.there = rng.IntN(2) == 0, rng.IntN(2) == 0
+		for _, s := range []*stepGraph{prompts, decode} {
+			s.there, s.apart, s.columns = rng.IntN(3) > 0, rng.IntN(3) > 0, rng.IntN(2) == 0
+		}
 		prompts.cores, decode.cores = at.real, at.real
 		var all []*testContext
 		for range 5 {
@@ -379,6 +464,194 @@ func TestDevicesContexts(t *testing.T) {
 func TestGPUsContexts(t *testing.T) {
 	for n := 2; n <= 4; n++ {
 		t.Run(fmt.Sprint(n), func(t *testing.T) { testContexts(t, gpusPlace(t, indexes(n)...), reftest.Cases(t, 1, 30)) })
+	}
+}
+
+// contextChain is a graph of attention layers on a cache, each of which has the output of the one before as its query, and values of
+// their inputs.
+type contextChain struct {
+	step *Step
+	in   []*G.Node // q, and k and v of each layer
+	out  *G.Node
+	vm   G.VM
+}
+
+func newContextChain(t *testing.T, c *Cache, rows, heads int, opts ...Option) *contextChain {
+	t.Helper()
+	cfg := c.Config()
+	step, err := c.NewStep(rows)
+	noError(t, err)
+	g, s := G.NewGraph(), &contextChain{step: step}
+	input := func(width int) *G.Node {
+		n := G.NewMatrix(g, tensor.Float32, G.WithShape(rows, width), G.WithName(fmt.Sprint("x", len(s.in))))
+		s.in = append(s.in, n)
+		return n
+	}
+	s.out = input(heads * cfg.HeadDim)
+	for l := range cfg.Layers {
+		s.out, err = CachedAttention(s.out, input(cfg.KVHeads*cfg.HeadDim), input(cfg.KVHeads*cfg.HeadDim), step.Layer(l), opts...)
+		noError(t, err)
+	}
+	s.vm = G.NewTapeMachine(g)
+	t.Cleanup(func() { noError(t, s.vm.Close()) })
+	return s
+}
+
+func (s *contextChain) run() error { defer s.vm.Reset(); return Cause(s.vm.RunAll()) }
+
+// onMember is what a member has of a value that all have.
+func onMember(t *testing.T, v G.Value, member int) []float32 {
+	t.Helper()
+	of := v.(*DeviceTensor).on(member)
+	got := make([]float32, of.Size())
+	g := v.(*DeviceTensor).gpu
+	noError(t, g.enter("test"))
+	defer g.group.Leave()
+	noError(t, g.queue.Submit(func(sub *device.Submission) error {
+		b, err := sub.UseAny(of.memory, of.generation)
+		if err != nil {
+			return err
+		}
+		return sub.Do(func(s *cuda.Stream) error {
+			return errors.Join(s.Synchronize(), b.Download(unsafe.Slice((*byte)(unsafe.Pointer(&got[0])), 4*len(got)), of.offset))
+		})
+	}))
+	return got
+}
+
+// Layers one behind the other, of a cache sharded by context, whose queries, keys and values all members have, or have parts of that
+// they gather: the results are those of a cache in host memory, of the same bits on all members, in every run, and again in
+// recordings. Members fork and join once a step.
+func testContextsApart(t *testing.T, at modelPlace, rounds int, waits func() int) { // waits: since it was called last; nil: they are not counted
+	rng, n := reftest.Rand(t), at.members()
+	seen := map[string]bool{}
+	for range reftest.AtLeast(rounds, func() bool { return len(seen) == 2 }) {
+		kvHeads, dim := 1+rng.IntN(n), 64
+		if rng.IntN(2) == 0 {
+			kvHeads = max(n/2, 1)
+		}
+		config := at.config(CacheConfig{Layers: 3, KVHeads: kvHeads, HeadDim: dim, PageSize: 4, Pages: 12 * n, DType: Float16})
+		config.HeadDim, config.ValueDim = dim, dim
+		if kvHeads%n == 0 {
+			config.Shard = ShardContext
+		}
+		heads := kvHeads * (1 + rng.IntN(3))
+		host := config
+		host.Device, host.Shard = nil, ShardAuto
+		var caches [2]*Cache
+		var seqs [2][2]*Sequence
+		for i, c := range []CacheConfig{host, config} {
+			caches[i] = newTestCache(t, c)
+			for j := range seqs[i] {
+				seqs[i][j] = newTestSequence(t, caches[i])
+			}
+		}
+		for _, rows := range []int{7, 2} {
+			parts := rng.IntN(2) == 0 && kvHeads*dim%(4*n) == 0
+			seen[fmt.Sprint("parts ", parts)] = true
+			what := fmt.Sprintf("%d GPUs, %d/%d heads, %d rows, parts %v", n, heads, kvHeads, rows, parts)
+			var chains [2]*contextChain
+			for i, c := range caches {
+				chains[i] = newContextChain(t, c, rows, heads, WithCausal())
+			}
+			var there []*DeviceTensor
+			let := func() {
+				t.Helper()
+				for i, in := range chains[0].in {
+					x := make([]float32, in.Shape().TotalSize())
+					for j := range x {
+						x[j] = rng.Float32()*2 - 1
+					}
+					value := tensor.New(tensor.WithShape(in.Shape()...), tensor.WithBacking(x))
+					noError(t, G.Let(in, value))
+					if len(there) <= i {
+						upload := at.gpu.UploadReplicated
+						if parts && i > 0 {
+							upload = func(x tensor.Tensor) (*DeviceTensor, error) { return at.gpu.UploadSharded(x, 1) }
+						}
+						d, err := upload(value)
+						noError(t, err, G.Let(chains[1].in[i], d))
+						there = append(there, d)
+						continue
+					}
+					noError(t, there[i].CopyFrom(value))
+				}
+			}
+			var recording *Recording
+			for turn := range 4 {
+				let()
+				for i := range chains {
+					appends := []Append{{Seq: seqs[i][0], Tokens: rows - 1}, {Seq: seqs[i][1], Tokens: 1}}
+					if rows == 7 {
+						appends[0].Tokens = 1 + min(turn, 2)
+					}
+					noError(t, chains[i].step.Set(appends))
+				}
+				noError(t, chains[0].run())
+				if waits != nil {
+					waits()
+				}
+				switch {
+				case turn < 2 || !at.real: // fake engines compute when they are told to, and not in replays
+					noError(t, chains[1].run())
+				case turn == 2:
+					var err error
+					recording, err = at.gpu.Record(chains[1].run)
+					noError(t, err)
+					fallthrough
+				default:
+					noError(t, recording.Replay())
+				}
+				y := chains[1].out.Value()
+				first := onMember(t, y, 0)
+				if waits != nil {
+					if w := waits(); w != 2*(n-1) { // one fork, one join
+						t.Errorf("%s: %d waits", what, w)
+					}
+				}
+				for m := 1; m < n; m++ {
+					if !slices.Equal(first, onMember(t, y, m)) {
+						t.Fatalf("%s, turn %d: members 0 and %d have other bits", what, turn, m)
+					}
+				}
+				want := chains[0].out.Value().Data().([]float32)
+				for i, x := range first {
+					if !(math.Abs(float64(x-want[i])) <= 2e-3) {
+						t.Fatalf("%s, turn %d: element %d of %d is %v, want %v", what, turn, i, len(first), x, want[i])
+					}
+				}
+				if turn < 2 { // the same again
+					noError(t, chains[1].run())
+					if !slices.Equal(first, onMember(t, chains[1].out.Value(), 0)) {
+						t.Fatalf("%s, turn %d: other bits", what, turn)
+					}
+				}
+				for i := range chains {
+					noError(t, chains[i].step.Commit())
+				}
+			}
+			noError(t, recording.Close()) // nil is none
+			for _, d := range there {
+				noError(t, d.Free())
+			}
+		}
+		noError(t, caches[0].Close(), caches[1].Close())
+	}
+}
+
+func TestDevicesContextsApart(t *testing.T) {
+	for n := 2; n <= 4; n++ {
+		gpu, lib := FakeGPUs(t, n)
+		testContextsApart(t, modelPlace{gpu: gpu}, 3, func() int { defer lib.Forget(); return count(lib.Log(), "cuStreamWaitEvent") })
+		noError(t, gpu.Close())
+	}
+}
+
+func TestGPUsContextsApart(t *testing.T) {
+	for n := 2; n <= 4; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			testContextsApart(t, gpusPlace(t, indexes(n)...), reftest.Cases(t, 1, 4), nil)
+		})
 	}
 }
 
@@ -465,12 +738,14 @@ func groupFaultsOf(t *testing.T, least int64, test func(gpu *GPU, lib *fakedrive
 
 // A step that fails on either GPU, at any call, can be set again, and then is right.
 func TestGroupFaults(t *testing.T) {
-	t.Run("heads", func(t *testing.T) { testGroupFaults(t, 2, 2) })
-	t.Run("context", func(t *testing.T) { testGroupFaults(t, 1, 2) })
-	t.Run("context, one token", func(t *testing.T) { testGroupFaults(t, 1, 1) })
+	t.Run("heads", func(t *testing.T) { testGroupFaults(t, 2, 2, false) })
+	t.Run("context", func(t *testing.T) { testGroupFaults(t, 1, 2, false) })
+	t.Run("context, one token", func(t *testing.T) { testGroupFaults(t, 1, 1, false) })
+	t.Run("context, apart", func(t *testing.T) { testGroupFaults(t, 1, 2, true) })
+	t.Run("context, apart, one token", func(t *testing.T) { testGroupFaults(t, 1, 1, true) })
 }
 
-func testGroupFaults(t *testing.T, kvHeads, n int) {
+func testGroupFaults(t *testing.T, kvHeads, n int, apart bool) {
 	groupFaults(t, func(gpu *GPU, lib *fakedriver.Library) (failed error) {
 		rng := rand.New(rand.NewPCG(5, 6))
 		note := func(err error) bool {
@@ -493,6 +768,7 @@ func testGroupFaults(t *testing.T, kvHeads, n int) {
 		}()
 		step := newStepGraph(t, c, 3, 4, tensor.Float32)
 		defer step.close()
+		step.there, step.apart, step.columns = apart, apart, apart
 		a := &testContext{seq: newTestSequence(t, c)}
 		for range 2 {
 			for try := 0; ; try++ {
@@ -506,6 +782,9 @@ func testGroupFaults(t *testing.T, kvHeads, n int) {
 				in := step.draw(rng, 0, tokens)
 				if !note(step.runLayer(0, in)) {
 					noError(t, step.step.Rollback())
+					if got := c.Stats(); got.FreePages != 12-(len(a.tokens)+3)/4 || got.Tokens != len(a.tokens) {
+						t.Fatalf("behind %v: %+v", failed, got)
+					}
 					continue
 				}
 				noError(t, step.checkLayer(0, in.q, []stepPart{{context: append(slices.Clone(a.tokens), tokens...), n: n}}))

@@ -264,7 +264,7 @@ func (d *devicePages) newPlan(step *Step, g attn.Problem) layerPlan {
 			s.parts = append(s.parts, planPart{geometry: part.problem(&g)})
 		}
 		if d.dealt > 1 {
-			s.shareStates(d.dealt, step.tokens, &g)
+			s.context = s.newStates(d.dealt, step.tokens, &g)
 		}
 		p.schedules = append(p.schedules, s)
 	}
@@ -283,6 +283,7 @@ type devicePlan struct {
 	now       *deviceSchedule   // that layers run by
 	rows      int               // of the last build
 	apart     bool              // each member has the rows of its heads alone
+	merging   bool              // each member merges: schedules by context have what that needs, from the next build on
 }
 
 // stepKind is what a step has.
@@ -308,9 +309,10 @@ func kindOf(seqs []attn.Sequence) stepKind {
 type deviceSchedule struct {
 	does     stepKind
 	parts    []planPart
-	context  *contextStates // nil: nothing is sharded by context
-	planned  bool           // in the step's last turn
-	recorded bool           // from now on it is to be
+	context  *contextStates   // of the first member; nil: nothing is sharded by context
+	others   []*contextStates // of the others, where each member merges; nil: they were not needed yet
+	planned  bool             // in the step's last turn
+	recorded bool             // from now on it is to be
 }
 
 // planPart is what a member has of a schedule.
@@ -364,7 +366,18 @@ func (p *devicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, ro
 		if err := p.planContext(op, s.context, seqs, rows); err != nil {
 			return err
 		}
+		if p.merging || s.others != nil {
+			if err := p.planOthers(op, s); err != nil {
+				return err
+			}
+		}
 	}
+	return p.upload(op, s)
+}
+
+// upload brings the plans to the members.
+func (p *devicePlan) upload(op string, s *deviceSchedule) error {
+	lead := p.pages.gpu
 	err := lead.queue.Submit(func(sub *device.Submission) error {
 		return sub.Do(func(stream *cuda.Stream) error {
 			return s.each(func(p *planPart) error { return p.plan.Upload(stream) })
@@ -395,13 +408,27 @@ func (s *deviceSchedule) each(visit func(*planPart) error) error {
 			return err
 		}
 	}
-	if s.context != nil && s.context.fresh != nil {
-		return visit(s.context.fresh)
+	if s.context == nil || s.context.fresh == nil {
+		return nil
+	}
+	for i := range len(s.others) + 1 {
+		if err := visit(s.states(i).fresh); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// contextStates is what members hand each other, on the first one.
+// states are a member's.
+func (s *deviceSchedule) states(member int) *contextStates {
+	if member == 0 {
+		return s.context
+	}
+	return s.others[member-1]
+}
+
+// contextStates is what members hand each other: on the first one what all of them leave there, if it merges for all; where each merges,
+// what each has of its own.
 type contextStates struct {
 	parts        attention.Parts
 	fresh        *planPart      // new tokens among themselves; nil: each member has them among its keys
@@ -410,12 +437,11 @@ type contextStates struct {
 	generation   uint64         // of memory
 }
 
-// shareStates has the schedule be one of so many places, for steps of so many rows.
-func (s *deviceSchedule) shareStates(places, rows int, g *attn.Problem) {
-	c := &contextStates{parts: attention.Parts{Count: places, Rows: rows, Heads: g.Heads, Dim: g.ValueDim}}
-	s.context = c
+// newStates are those of so many parts, for steps of so many rows.
+func (s *deviceSchedule) newStates(parts, rows int, g *attn.Problem) *contextStates {
+	c := &contextStates{parts: attention.Parts{Count: parts, Rows: rows, Heads: g.Heads, Dim: g.ValueDim}}
 	if s.does == ofOne {
-		return
+		return c
 	}
 	c.parts.Count++
 	c.fresh = &planPart{geometry: g.OfNew(rows)}
@@ -424,6 +450,7 @@ func (s *deviceSchedule) shareStates(places, rows int, g *attn.Problem) {
 	c.keys = deviceMemory{Offset: c.parts.Bytes(), DType: g.KV, Len: attn.Product(n, g.Dim)}
 	const align = 256
 	c.values = deviceMemory{Offset: (c.keys.Offset + bytesOf(c.keys) + align - 1) / align * align, DType: g.KV, Len: attn.Product(n, g.ValueDim)}
+	return c
 }
 
 // bytes is the size of the memory.
@@ -457,10 +484,8 @@ func (p *planPart) of(place attn.Place, pageTokens int, seqs []attn.Sequence, ro
 // planContext plans what the first member does for all.
 func (p *devicePlan) planContext(op string, c *contextStates, seqs []attn.Sequence, rows int) error {
 	lead := p.pages.gpu
-	if c.memory == nil {
-		if err := lead.takeStates(c); err != nil {
-			return deviceEngineError(op, "plan", fmt.Errorf("on %s: states: %w", lead.alone(), err))
-		}
+	if err := lead.takeStates(op, c); err != nil {
+		return err
 	}
 	part := c.fresh
 	if part == nil {
@@ -475,8 +500,44 @@ func (p *devicePlan) planContext(op string, c *contextStates, seqs []attn.Sequen
 	return p.planPart(op, lead, part, part.seqs, rows, capacity(rows, rows))
 }
 
-// takeStates takes the memory, and brings the table that it begins with. The GPU is entered.
-func (g *GPU) takeStates(c *contextStates) error {
+// planOthers plans what the others do where each member merges, behind planContext of the same rows.
+func (p *devicePlan) planOthers(op string, s *deviceSchedule) error {
+	others := s.others
+	if others == nil {
+		g := p.geometry
+		g.Tree = s.does == ofTrees
+		for range p.pages.gpu.members[1:] {
+			others = append(others, s.newStates(1, p.step.tokens, &g))
+		}
+	}
+	for i, m := range p.pages.gpu.members[1:] {
+		c := others[i]
+		if err := m.takeStates(op, c); err != nil {
+			return err
+		}
+		if c.fresh == nil {
+			continue
+		}
+		if err := p.planPart(op, m, c.fresh, s.context.fresh.seqs, p.rows, capacity(p.rows, p.rows)); err != nil {
+			return err
+		}
+	}
+	s.others = others
+	return nil
+}
+
+// takeStates takes the memory, if it is not there, and brings the table that it begins with. The GPU is entered.
+func (g *GPU) takeStates(op string, c *contextStates) error {
+	if c.memory != nil {
+		return nil
+	}
+	if err := g.newStates(c); err != nil {
+		return deviceEngineError(op, "plan", fmt.Errorf("on %s: states: %w", g.alone(), err))
+	}
+	return nil
+}
+
+func (g *GPU) newStates(c *contextStates) error {
 	table := c.parts.Table()
 	pinned, err := g.queue.TakePinned(len(table))
 	if err != nil {

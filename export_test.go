@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 
@@ -275,6 +276,100 @@ func UseEagerEngine(t testing.TB) {
 	t.Cleanup(func() { newAttentionEngine = real })
 }
 
+// fakeExchange is that of GPUs with fake engines. The first member, which is the last to be told, does what all do.
+type fakeExchange struct{ gpu *GPU }
+
+func (x *fakeExchange) Failed() error { return nil }
+
+func (x *fakeExchange) note(s *cuda.Stream, member int, what string) error {
+	e := x.gpu.members[member].attention.engine.(*fakeEngine)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.calls = append(e.calls, what)
+	_, err := s.Done()
+	return err
+}
+
+func (x *fakeExchange) AllGathers(s *cuda.Stream, lists []*decoder.AllGather, member int) error {
+	if err := x.note(s, member, "gather"); err != nil || member > 0 {
+		return err
+	}
+	for _, o := range lists {
+		all, total := make([][]float32, len(o.X)), 0
+		for m := range all {
+			var err error
+			if all[m], err = fakeFloats(o.X[m]); err != nil {
+				return err
+			}
+			total += o.Columns[m]
+		}
+		y := make([]float32, 0, o.Rows*total)
+		for row := range o.Rows {
+			for m, n := range o.Columns {
+				y = append(y, all[m][row*n:][:n]...)
+			}
+		}
+		for m := range all {
+			if err := fakeStore(o.Y[m], y); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (x *fakeExchange) MergeParts(s *cuda.Stream, o *decoder.PartStates, member int) error {
+	if err := x.note(s, member, "merge"); err != nil || member > 0 {
+		return err
+	}
+	n := o.Rows * o.Heads
+	read := func(list []deviceMemory, elements int) (all [][]float32, err error) {
+		for _, m := range list {
+			m.Len = elements
+			f, err := fakeFloats(m)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, f)
+		}
+		return all, nil
+	}
+	var of [4][][]float32
+	for i, list := range [...][]deviceMemory{o.Out, o.LSE, o.Own, o.OwnLSE} {
+		var err error
+		if of[i], err = read(list, []int{n * o.Dim, n}[i%2]); err != nil {
+			return err
+		}
+	}
+	outs, lses, own, ownLSE := of[0], of[1], of[2], of[3]
+	each := o.Heads / (len(o.Out) / o.Places)
+	for m := range o.Y {
+		out, lse := make([]float32, n*o.Dim), make([]float32, n)
+		for at := range n {
+			var parts []lean.Normalized[float32]
+			for i := range o.Places {
+				of := at%o.Heads/each*o.Places + i
+				parts = append(parts, lean.Normalized[float32]{O: outs[of][at*o.Dim:][:o.Dim], LSE: lses[of][at]})
+			}
+			if own != nil {
+				parts = append(parts, lean.Normalized[float32]{O: own[m][at*o.Dim:][:o.Dim], LSE: ownLSE[m][at]})
+			}
+			lse[at] = lean.MergeNormalized(out[at*o.Dim:][:o.Dim], parts)
+		}
+		y := o.Y[m]
+		y.Len = len(out)
+		if err := fakeStore(y, out); err != nil {
+			return err
+		}
+		if o.YLSE != nil {
+			if err := fakeStore(o.YLSE[m], lse); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // KernelsOf are the entry points of attention that a step's layers launch on a GPU, as it is set.
 func KernelsOf(s *Step) (names []string) {
 	for _, p := range s.plans {
@@ -294,9 +389,10 @@ func KernelsOf(s *Step) (names []string) {
 
 // UseFakeEngine makes GPUs that are opened from now on compute on the CPU.
 func UseFakeEngine(t testing.TB) {
-	real := newAttentionEngine
+	real, exchange := newAttentionEngine, openExchange
 	newAttentionEngine = func(dev, _ *cuda.Device) (attentionEngine, error) { return &fakeEngine{dev: dev}, nil }
-	t.Cleanup(func() { newAttentionEngine = real })
+	openExchange = func(g *GPU, op string) (exchanging, error) { return &fakeExchange{g}, nil }
+	t.Cleanup(func() { newAttentionEngine, openExchange = real, exchange })
 }
 
 // fakeEngine has the memory and the calls of a real one.

@@ -511,6 +511,11 @@ func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
 	if p.isApart(c, &qkv) {
 		return p.attendApart(c, &qkv)
 	}
+	if x, err := p.exchange(c, &qkv); err != nil {
+		return nil, nil, err
+	} else if x != nil {
+		return p.attendMerging(c, &qkv, x)
+	}
 	var o, l *DeviceTensor
 	err = p.pages.gpu.queue.Submit(func(sub *device.Submission) error {
 		var frees freeing
@@ -583,67 +588,69 @@ func (p *devicePlan) isApart(c *layerCall, qkv *deviceQKV) bool {
 	return c.sinks == nil || c.sinks.(*DeviceTensor).replicas != nil
 }
 
+// apartLayer is what a member does of a layer with what it has.
+type apartLayer struct {
+	rows     newRows
+	o        deviceOperands
+	reads    []*DeviceTensor
+	free     freeing
+	out, lse *DeviceTensor
+}
+
+// readyApart takes what a member needs for results of these shapes, by its queries, keys and values, and its sinks from one on.
+func (p *devicePlan) readyApart(sub *device.Submission, c *layerCall, member int, qkv deviceQKV, sink int, outShape, lseShape tensor.Shape) (w apartLayer, err error) {
+	m, memory := p.pages.gpu.members[member], c.memory.On(p.pages.gpu.group, member)
+	q, k, v, err := qkv.use(sub)
+	if err != nil {
+		return w, err
+	}
+	w = apartLayer{rows: newRows{k: k, v: v}, o: deviceOperands{Q: q}, reads: qkv[:]}
+	w.o.K, w.o.V = p.layerPages(member, c.node.layer)
+	if c.sinks != nil {
+		sinks := c.sinks.(*DeviceTensor).on(member)
+		all, err := sinks.useAs(sub, "sinks")
+		if err != nil {
+			return w, err
+		}
+		w.o.Sinks, w.reads = from(all, sink), append(w.reads, sinks)
+	}
+	if w.out, w.o.Out, err = inUse(sub)(m.nodeValue(sub, c.memory, c.rows.query, outShape, qkv[:]...)); err != nil {
+		return w, err
+	}
+	if c.lse {
+		if w.lse, w.o.LSE, err = inUse(sub)(m.nextValue(sub, &memory.Rest, c.rows.lseType(), lseShape, qkv[:]...)); err != nil {
+			return w, err
+		}
+	}
+	if !p.turns() {
+		return w, nil
+	}
+	turned, free, err := m.scratch(sub, c.memory, &memory.Turned, c.rows.query, qkv[0].shape)
+	if err != nil {
+		return w, err
+	}
+	w.free = append(w.free, free)
+	w.rows.turned, err = turned.useAs(sub, "q")
+	return w, err
+}
+
 // attendApart is attend where each member has the queries, keys and values of its heads, and makes their outputs.
 func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value, err error) {
 	lead := p.pages.gpu
 	p.lay(true)
 	n := len(lead.members)
 	share := func(shape tensor.Shape) tensor.Shape { return tensor.Shape{shape[0], shape[1] / n} }
-	type work struct {
-		rows  newRows
-		o     deviceOperands
-		reads []*DeviceTensor
-		free  func()
-	}
-	works := make([]work, n)
-	outs, lses := make([]*DeviceTensor, n), make([]*DeviceTensor, n)
-	ready := func(i int, sub *device.Submission) error {
-		w, m := &works[i], lead.members[i]
+	outShape, lseShape := c.rows.outShape(p.geometry.ValueDim), c.rows.lseShape()
+	works := make([]apartLayer, n)
+	ready := func(i int, sub *device.Submission) (err error) {
 		mine := deviceQKV{qkv[0].shards[i], qkv[1].shards[i], qkv[2].shards[i]}
-		w.reads, w.free = mine[:], func() {}
-		q, k, v, err := mine.use(sub)
-		if err != nil {
-			return err
-		}
-		w.o, w.rows = deviceOperands{Q: q}, newRows{k: k, v: v}
-		w.o.K, w.o.V = p.layerPages(i, c.node.layer)
-		if c.sinks != nil {
-			sinks := c.sinks.(*DeviceTensor).on(i)
-			m, err := sinks.useAs(sub, "sinks")
-			if err != nil {
-				return err
-			}
-			heads := p.pages.parts[i].heads
-			w.o.Sinks, w.reads = from(m, heads.first*p.geometry.Group()), append(w.reads, sinks)
-		}
-		d, mem, err := inUse(sub)(m.nodeValue(sub, c.memory, c.rows.query, share(c.rows.outShape(p.geometry.ValueDim)), mine[:]...))
-		if err != nil {
-			return err
-		}
-		w.o.Out, outs[i] = mem, d
-		if c.lse {
-			slot := &c.memory.On(lead.group, i).Rest
-			d, mem, err := inUse(sub)(m.nextValue(sub, slot, c.rows.lseType(), share(c.rows.lseShape()), mine[:]...))
-			if err != nil {
-				return err
-			}
-			w.o.LSE, lses[i] = mem, d
-		}
-		if p.turns() {
-			turned, free, err := m.scratch(sub, c.memory, &c.memory.On(lead.group, i).Turned, c.rows.query, mine[0].shape)
-			if err != nil {
-				return err
-			}
-			w.free = free
-			w.rows.turned, err = turned.useAs(sub, "q")
-			return err
-		}
-		return nil
+		works[i], err = p.readyApart(sub, c, i, mine, p.pages.parts[i].heads.first*p.geometry.Group(), share(outShape), share(lseShape))
+		return err
 	}
 	err = lead.queue.Submit(func(sub *device.Submission) error {
 		if err := sub.Apart(ready, func(i int, sub *device.Submission) error {
 			w := &works[i]
-			defer w.free()
+			defer w.free.all()
 			if err := p.now.parts[i].queueAlone(sub, w.rows, &w.o); err != nil {
 				return err
 			}
@@ -657,12 +664,16 @@ func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value
 	if err != nil {
 		return nil, nil, err
 	}
-	byMember := func(t tensor.Dtype, shape tensor.Shape, made []*DeviceTensor) *DeviceTensor {
-		return &DeviceTensor{gpu: lead, shape: shape, dtype: t, axis: 1, shards: made, made: true}
+	byMember := func(t tensor.Dtype, shape tensor.Shape, made func(*apartLayer) *DeviceTensor) *DeviceTensor {
+		d := &DeviceTensor{gpu: lead, shape: shape, dtype: t, axis: 1, made: true}
+		for i := range works {
+			d.shards = append(d.shards, made(&works[i]))
+		}
+		return d
 	}
-	out = byMember(c.rows.query, c.rows.outShape(p.geometry.ValueDim), outs)
+	out = byMember(c.rows.query, outShape, func(w *apartLayer) *DeviceTensor { return w.out })
 	if c.lse {
-		lse = byMember(c.rows.lseType(), c.rows.lseShape(), lses)
+		lse = byMember(c.rows.lseType(), lseShape, func(w *apartLayer) *DeviceTensor { return w.lse })
 	}
 	return out, lse, nil
 }
