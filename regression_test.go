@@ -587,7 +587,13 @@ func (s *scaleShape) open(b *testing.B, gpus int) *scaleRig {
 	var nodes [3]*G.Node
 	for i, width := range []int{s.heads * s.dim, s.kvHeads * s.dim, s.kvHeads * s.dim} {
 		nodes[i] = G.NewMatrix(g, la.Float16, G.WithShape(s.batch, width), G.WithName(fmt.Sprint("x", i)))
-		r.in = append(r.in, graphtest.Upload(b, r.gpu, random(la.Float16, s.batch, width)))
+		upload := r.gpu.Upload
+		if gpus > 1 && s.kvHeads < gpus { // by context, apart
+			upload = r.gpu.UploadReplicated
+		}
+		x, err := upload(random(la.Float16, s.batch, width))
+		must(err)
+		r.in = append(r.in, x)
 	}
 	for l := range layers {
 		n, err := la.CachedAttention(nodes[0], nodes[1], nodes[2], step.Layer(l), la.WithCausal())

@@ -94,8 +94,8 @@ func (op linear) byInputs(in []ongpu.Layout, shapes []tensor.Shape, out tensor.S
 	for i := range in {
 		a.Replicate[i] = i != 1 && (i > 0 || sliced)
 	}
-	columns := 0
-	if sliced {
+	columns, rows := 0, shapes[0][0]
+	if sliced && rows > 1 {
 		columns = attn.Ceil(shapes[0][0]*width, 4) * 4
 	}
 	a.Scratch = func(_ int, d *decoder.Engine) (int, error) {
@@ -103,12 +103,18 @@ func (op linear) byInputs(in []ongpu.Layout, shapes []tensor.Shape, out tensor.S
 		return columns + n, err
 	}
 	a.Queue = func(member int, w *ongpu.Work) error {
-		if sliced {
+		switch {
+		case sliced && rows == 1: // its columns lie together
+			x := w.In[0].Memory
+			x.Offset += int64(member*width) * 4
+			x.Len = width
+			w.In[0].Memory = x
+		case sliced:
 			x := w.Scratch
-			x.Len = shapes[0][0] * width
+			x.Len = rows * width
 			w.Scratch.Offset += int64(columns) * 4
 			w.Scratch.Len -= columns
-			move := &decoder.Move{Move: attn.Move{Dims: [3]int{1, 1, shapes[0][0]}, N: width,
+			move := &decoder.Move{Move: attn.Move{Dims: [3]int{1, 1, rows}, N: width,
 				From: attn.Lattice{At: member * width, Steps: [3]int{0, 0, shapes[0][1]}}, To: attn.Lattice{Steps: [3]int{0, 0, width}}}, X: w.In[0].Memory, Y: x}
 			if err := w.Move(move); err != nil {
 				return err

@@ -40,8 +40,9 @@ type options struct {
 	weights     tensor.Dtype // zero: as stored
 	weightsName string
 	cache       tensor.Dtype
-	draft       bool // tokens are guessed, and the guesses verified
-	guesses     int  // most tokens of a draft
+	shard       la.Shard // of the cache, over several GPUs
+	draft       bool     // tokens are guessed, and the guesses verified
+	guesses     int      // most tokens of a draft
 	workers     int
 	chunk       int // 0: as the decoder has it
 	mixed       bool
@@ -89,12 +90,13 @@ func (c choices[T]) find(flag, name string) (value T, err error) {
 var (
 	linears      = choices[model.Linear]{[]string{"lean", "stock"}, []model.Linear{model.LeanLinear, model.StockLinear}}
 	weightTypes  = choices[tensor.Dtype]{[]string{"stored", "f32", "f16", "bf16"}, []tensor.Dtype{{}, tensor.Float32, la.Float16, la.BFloat16}}
+	shards       = choices[la.Shard]{[]string{"auto", "heads", "context"}, []la.Shard{la.ShardAuto, la.ShardHeads, la.ShardContext}}
 	drafts       = choices[bool]{[]string{"none", "ngram"}, []bool{false, true}}
 	elementTypes = choices[tensor.Dtype]{[]string{"f32", "f16", "bf16"}, []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}}
 )
 
 // named is the flags whose value is a name, before it is looked up.
-type named struct{ attention, linear, weights, cache, draft, device string }
+type named struct{ attention, linear, weights, cache, shard, draft, device string }
 
 // newFlags is the flags, which write to o and n.
 func newFlags(o *options, n *named) *flag.FlagSet {
@@ -131,6 +133,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	f.StringVar(&n.linear, "linear", "lean", "linear layers by `name`: lean, or stock (Gorgonia's own nodes)")
 	f.StringVar(&n.weights, "weights", "stored", "element `type` that the weights are rounded to and kept in: f32, f16, bf16, or stored, as the folder has them (-linear stock widens them to compute)")
 	f.StringVar(&n.cache, "cache", "f32", "element `type` of lean's cache: f32, f16 or bf16")
+	f.StringVar(&n.shard, "shard", "auto", "what each of several GPUs has of lean's cache: heads, some heads of all tokens; context, all heads of some tokens; auto, heads as far as they go evenly, and context for the rest")
 	f.StringVar(&n.draft, "draft", "none", "guess tokens by `name`, and compute several at once: ngram looks up where the last tokens have stood before, in the prompt or behind it, and guesses what followed there; guesses that the model would not choose are dropped, so the text is the same, and sooner there where it repeats what was said; none guesses nothing")
 	f.IntVar(&o.guesses, "draft-tokens", defaultGuesses, "most `tokens` to guess at once with -draft")
 	f.IntVar(&o.workers, "workers", 0, "`workers` of lean's attention; 0: one a core")
@@ -145,7 +148,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 
 // What flags there are for a use of the command besides those for all of them.
 var (
-	forAll        = []string{"model", "attn", "linear", "weights", "cache", "workers", "chunk", "mixed", "device", "stats", "special"}
+	forAll        = []string{"model", "attn", "linear", "weights", "cache", "shard", "workers", "chunk", "mixed", "device", "stats", "special"}
 	forTexts      = []string{"prompt", "prompts", "n", "n-samples", "stop", "temperature", "top-k", "top-p", "seed", "json", "logprobs", "prompt-cache", "draft", "draft-tokens"}
 	forPerplexity = []string{"perplexity", "stride", "json"}
 	forSession    = []string{"i", "prompt", "n", "stop", "temperature", "top-k", "top-p", "seed", "draft", "draft-tokens"}
@@ -243,6 +246,9 @@ func (o *options) look(n named) (err error) {
 	if o.cache, err = elementTypes.find("cache", n.cache); err != nil {
 		return err
 	}
+	if o.shard, err = shards.find("shard", n.shard); err != nil {
+		return err
+	}
 	if o.draft, err = drafts.find("draft", n.draft); err != nil {
 		return err
 	}
@@ -272,6 +278,10 @@ func (o *options) checkCompute(n named) error {
 	switch {
 	case o.onGPU() && (o.attention == model.Fused || o.linear != model.LeanLinear):
 		return usagef("-device %s has neither -attn fused nor -linear stock: Gorgonia's own nodes have no GPU here", n.device)
+	case o.shard != la.ShardAuto && len(o.gpus) < 2:
+		return usagef("-shard %s needs several GPUs, as -device gpu:0,1", n.shard)
+	case o.shard == la.ShardContext && o.attention != model.Lean:
+		return usagef("-shard %s needs -attn lean, fixed or head", n.shard)
 	case o.chunk < 0 || o.chunk > maxChunk:
 		return usagef("-chunk %d is outside [0, %d]", o.chunk, maxChunk)
 	case o.chunk > 0 && o.attention == model.Fused:

@@ -59,7 +59,7 @@ func (l *loaded) build(mo model.Options, stderr io.Writer) (err error) {
 	began := time.Now()
 	o, c := &l.options, l.config
 	mo.Attention, mo.Schedule, mo.Linear, mo.Cache, mo.Workers, mo.Device = o.attention, o.schedule, o.linear, o.cache, o.workers, l.gpu
-	mo.Mixed, mo.Ranks = o.mixed, l.comm
+	mo.Shard, mo.Mixed, mo.Ranks = o.shard, o.mixed, l.comm
 	if o.chunk > 0 {
 		mo.Chunk = o.chunk
 	}

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	tableScale = "Attention of a decode step with its heads on several GPUs, all in float16, pages of 64, recorded"
+	tableScale = "Attention of a decode step with its heads or contexts on several GPUs, all in float16, pages of 64, recorded"
 
 	scaleBytes  = 5 << 30 // of keys and values, that layers have together if one has less
 	scaleLayers = 8       // at most
@@ -60,6 +60,11 @@ func scaleCases() []scaleCase {
 		{EvenShape(6, 48, 48, 65536, 64), 1.95},
 		{EvenShape(1, 64, 8, 131072, 128), 1.95},
 		{EvenShape(4, 64, 8, 131072, 128), 1.95},
+		// By context.
+		{EvenShape(1, 8, 1, 64, 64), 0},
+		{EvenShape(1, 1, 1, 1<<20, 64), 1.85},
+		{EvenShape(1, 8, 1, 1<<20, 64), 1.85},
+		{EvenShape(16, 32, 1, 65536, 128), 0},
 	}
 	for _, heads := range []int{64, 128, 160, 256} {
 		for keys := 1 << 10; keys <= 1<<20; keys *= 4 {
@@ -189,7 +194,6 @@ func (s *scaling) run() (err error) {
 		}
 	}
 	s.report.WriteTable(s.stdout, s.table)
-	// Caches that are sharded by context have their cases here.
 	for _, c := range s.chains {
 		if !s.asked(c.String()) {
 			continue
@@ -246,7 +250,7 @@ func (s *scaling) measure(c scaleCase, is string, gpus []*la.GPU) (err error) {
 	var contenders []measure.Contender
 	for _, g := range gpus {
 		n := len(g.Members())
-		if n > c.kvHeads {
+		if n > c.kvHeads && s.splits != nil { // by context there is no schedule to compare with
 			continue
 		}
 		r, err := newScaleRig(c, g)
@@ -390,8 +394,11 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase, opts ...la
 		}
 		t := tensor.New(tensor.WithShape(rows, h*c.dim), tensor.WithBacking(x))
 		upload := r.gpu.Upload
-		if c.kvHeads%len(r.gpu.Members()) == 0 { // as the projections before and behind have them
+		switch n := len(r.gpu.Members()); { // as the projections before and behind have them
+		case c.kvHeads%n == 0:
 			upload = func(x tensor.Tensor) (*la.DeviceTensor, error) { return r.gpu.UploadSharded(x, 1) }
+		default: // by context
+			upload = r.gpu.UploadReplicated
 		}
 		d, err := upload(t)
 		if err != nil {

@@ -49,7 +49,7 @@ func TestEmulatedScale(t *testing.T) {
 			}
 		}
 	}
-	if fmt.Sprint(rows) != "map[2 GPUs:2 4 GPUs:1]" || len(report.Figures) != 2*2+3*3 {
+	if fmt.Sprint(rows) != "map[2 GPUs:2 4 GPUs:2]" || len(report.Figures) != 2*2+4*3 {
 		t.Errorf("%v, %d figures", rows, len(report.Figures))
 	}
 	if !strings.Contains(errs.String(), "left out") || !strings.Contains(out.String(), "| 2 GPUs |") {

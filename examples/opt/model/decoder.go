@@ -76,6 +76,7 @@ type Options struct {
 	Schedule  la.Schedule // of Lean
 	Linear    Linear
 	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
+	Shard     la.Shard     // how several GPUs have it
 	Workers   int          // of Lean's attention; 0: GOMAXPROCS
 
 	// Mixed lets linear layers round their inputs to the weights' type, and attention its

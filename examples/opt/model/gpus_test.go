@@ -11,6 +11,8 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
+
+	"gorgonia.org/tensor"
 )
 
 // Models on several GPUs.
@@ -57,6 +59,37 @@ func TestGPUsForkAndSave(t *testing.T) {
 	testFork(t, Options{Device: gpu})
 	testSaved(t, Options{Chunk: 8, Device: gpu}, Options{Chunk: 8})
 	testSaved(t, Options{Chunk: 8}, Options{Chunk: 8, Device: gpu})
+}
+
+// The golden texts, on two to four GPUs in every way of sharding: on three the features of this model can't be dealt out evenly.
+func TestGPUsGoldenTexts(t *testing.T) {
+	cases := readGolden(t).Greedy
+	kinds := []tensor.Dtype{la.Float16, tensor.Float32}
+	n := len(cases[0].Next)
+	if testing.Short() {
+		n, cases, kinds = 3, cases[:1], kinds[:1]
+	}
+	for members := 2; members <= 4; members++ {
+		t.Run(fmt.Sprint(members), func(t *testing.T) {
+			gpu := gputest.OpenSome(t, members)
+			for _, shard := range []la.Shard{la.ShardAuto, la.ShardHeads, la.ShardContext} {
+				for _, kind := range kinds {
+					w := openModel(t, "../tiny", kind)
+					o := Options{Device: gpu, Cache: kind, Shard: shard, Greedy: true}
+					var prompts [][]int
+					for _, c := range cases {
+						prompts = append(prompts, c.IDs)
+						o.Capacity = append(o.Capacity, len(c.IDs)+n)
+					}
+					for i, got := range choose(t, newDecoder(t, w, o), prompts, n) {
+						if want := cases[i].Next[:n]; !slices.Equal(got, want) {
+							t.Errorf("%v, %v, case %d: %v, want %v", shard, kind, i, got, want)
+						}
+					}
+				}
+			}
+		})
+	}
 }
 
 // The same bits come out again.

@@ -48,7 +48,7 @@ func (o *Options) cacheConfig(c hf.Config) la.CacheConfig {
 	if o.Device != nil {
 		pages = max(pages, len(o.Device.Members())) // where heads are too few, each GPU has some of the pages
 	}
-	return la.CacheConfig{Layers: c.Layers, KVHeads: to - from, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pages, Device: o.Device}
+	return la.CacheConfig{Layers: c.Layers, KVHeads: to - from, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pages, Device: o.Device, Shard: o.Shard}
 }
 
 func newLeanCache(c hf.Config, o *Options) (*leanCache, error) {

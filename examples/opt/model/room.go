@@ -56,7 +56,10 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	}
 	chunk, draft := o.ChunkBytes(c), o.draftBytes(c)
 	return checkFree(o.Device, func(i int) (int64, string) {
-		mine := cache / int64(c.Heads) * int64((i+1)*c.Heads/gpus-i*c.Heads/gpus) // by heads
+		mine := cache / int64(gpus) // evenly, but for a page
+		if o.Shard == la.ShardHeads {
+			mine = cache / int64(c.Heads) * int64((i+1)*c.Heads/gpus-i*c.Heads/gpus)
+		}
 		values := chunk + draft
 		if i > 0 {
 			values = chunk

@@ -11,10 +11,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// What is where on several GPUs. Where heads and inner features can be dealt out evenly, each GPU has its heads: the
-// rows of queries', keys' and values' weights, and the columns of the layer behind attention; of the feed-forward part
+// What is where on several GPUs. Where features can be dealt out evenly, each GPU has some rows of queries', keys' and values'
+// weights, and columns of the layer behind attention; of the feed-forward part
 // its rows of the first layer, and columns of the second; and all of the tables, norms and biases. So all GPUs compute
-// all of the step, and meet twice a layer. Else those of one linear layer have a part of its output features each, and the
+// all of the step, and meet twice a layer. These rows are those of a GPU's heads, or, where it has keys and values of all heads
+// but some of the context, GPUs gather them before attention and merge behind it. Else those of one linear layer have a part of its output features each, and the
 // first one has the rest of the model.
 
 const (
@@ -59,10 +60,10 @@ func placing(c hf.Config, gpus int) iter.Seq[placed] {
 	}
 }
 
-// evenly says whether each of some GPUs can have as many heads and inner features, in rows that GPUs can read.
+// evenly says whether each of some GPUs can have as many features, outer and inner, in rows that GPUs can read.
 func evenly(c *hf.Config, gpus int) bool {
 	const most = 8 // that sum what they have made
-	return gpus <= most && c.Heads%gpus == 0 && c.FFNDim%(featureBlock*gpus) == 0 && c.HiddenSize%(featureBlock*gpus) == 0
+	return gpus <= most && c.FFNDim%(featureBlock*gpus) == 0 && c.HiddenSize%(featureBlock*gpus) == 0
 }
 
 func placementOf(c *hf.Config, name string, gpus int) placement {
