@@ -653,8 +653,9 @@ var openExchange = func(g *GPU, op string) (exchanging, error) {
 }
 
 // exchange is what the members of a cache that is sharded by context merge through, where all of them have the queries, keys and
-// values, or parts of them that they can gather; nil: the first one has them, and merges.
-func (p *devicePlan) exchange(c *layerCall, qkv *deviceQKV) (exchanging, error) {
+// values, or parts of them that they can gather; nil: the first one has them, and merges. What the members need for that is planned. Errors are
+// as users are told.
+func (p *devicePlan) exchange(op string, c *layerCall, qkv *deviceQKV) (exchanging, error) {
 	g := p.pages.gpu
 	if p.now.context == nil || c.out != nil || p.rows < 1 || c.sinks != nil && c.sinks.(*DeviceTensor).replicas == nil {
 		return nil, nil
@@ -668,30 +669,34 @@ func (p *devicePlan) exchange(c *layerCall, qkv *deviceQKV) (exchanging, error) 
 	if p.now.others == nil && g.group.Recording() { // what the others need is not there
 		return nil, nil
 	}
-	x, err := openExchange(g, "CachedAttention")
+	x, err := openExchange(g, op)
 	switch {
 	case errors.Is(err, ErrUnsupported): // as where there are more members than can exchange
 		return nil, nil
 	case err != nil:
 		return nil, err
 	}
-	return x, x.Failed()
+	if err := x.Failed(); err != nil {
+		return nil, gpuError(op, err)
+	}
+	if p.merging = true; p.now.others != nil {
+		return x, nil
+	}
+	if err := p.planOthers(op, p.now); err != nil {
+		return nil, err
+	}
+	if err := p.upload(op, p.now); err != nil {
+		p.now.others = nil // the next run plans and brings them again
+		return nil, err
+	}
+	return x, nil
 }
 
 // attendMerging is attend of a cache that is sharded by context where all members have the queries, keys and values: each attends to
 // what it has of each sequence, and, where sequences have several new tokens, to these among themselves; then all merge the
 // states of all.
 func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (out, lse G.Value, err error) {
-	lead, op := p.pages.gpu, "CachedAttention"
-	p.merging = true
-	if p.now.others == nil {
-		if err := p.planOthers(op, p.now); err != nil {
-			return nil, nil, err
-		}
-		if err := p.upload(op, p.now); err != nil {
-			return nil, nil, err
-		}
-	}
+	lead := p.pages.gpu
 	n, g := len(lead.members), &p.geometry
 	works, fresh, states := make([]apartLayer, n), make([]deviceOperands, n), make([]*cuda.Buffer, n)
 	merge := &decoder.PartStates{Rows: p.rows, Heads: g.Heads, Dim: g.ValueDim, Places: p.pages.dealt}

@@ -28,7 +28,8 @@ import (
 // of their columns of x: it is on all of them.
 //
 // Queries, keys and values that are sharded on axis 1, by heads, are what [CachedAttention] needs to
-// compute on all GPUs without one waiting for another; its output is sharded so, too.
+// compute on all GPUs without one waiting for another, on a cache that is sharded by heads; its output is sharded so, too. On one
+// that is sharded by context those in float32 are gathered by all GPUs, and its output is on all of them.
 //
 // A sharded tensor can be downloaded, freed, and written by CopyFrom from host memory;
 // nothing else takes it, and says so. Of a single GPU it is Upload.

@@ -449,7 +449,12 @@ func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err erro
 	}
 	defer p.pages.gpu.group.Leave()
 	if _, ok := c.qkv[0].(*DeviceTensor); ok {
-		out, lse, err = p.attendThere(c)
+		qkv := operandTensors(c.qkv)
+		x, failed := p.exchange(op, c, &qkv)
+		if failed != nil {
+			return nil, nil, failed
+		}
+		out, lse, err = p.attendThere(c, &qkv, x)
 	} else {
 		out, lse, err = p.attendFromHost(c)
 	}
@@ -504,17 +509,14 @@ func (p *planPart) queueAlone(sub *device.Submission, n newRows, o *deviceOperan
 	})
 }
 
-// attendThere is attend on tensors of the GPU: it waits for nothing.
-func (p *devicePlan) attendThere(c *layerCall) (out, lse G.Value, err error) {
-	qkv := operandTensors(c.qkv)
+// attendThere is attend on tensors of the GPU: it waits for nothing. x is nil, or what members merge through.
+func (p *devicePlan) attendThere(c *layerCall, qkv *deviceQKV, x exchanging) (out, lse G.Value, err error) {
 	defer runtime.KeepAlive(c)
-	if p.isApart(c, &qkv) {
-		return p.attendApart(c, &qkv)
-	}
-	if x, err := p.exchange(c, &qkv); err != nil {
-		return nil, nil, err
-	} else if x != nil {
-		return p.attendMerging(c, &qkv, x)
+	switch {
+	case x != nil:
+		return p.attendMerging(c, qkv, x)
+	case p.isApart(c, qkv):
+		return p.attendApart(c, qkv)
 	}
 	var o, l *DeviceTensor
 	err = p.pages.gpu.queue.Submit(func(sub *device.Submission) error {

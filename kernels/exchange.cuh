@@ -1,4 +1,4 @@
-// What the GPUs of a group sum and gather, within kernels that run on all of them at the same
+// What the GPUs of a group sum, gather and merge, within kernels that run on all of them at the same
 // time. Each has memory that the others write to:
 //
 //	ExchangeState, flags [stage][member][block], inboxes [parity of the round][member][word]

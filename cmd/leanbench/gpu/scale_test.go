@@ -16,8 +16,8 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// TestEmulatedScale measures small shapes on emulated GPUs: each number of them has a row, if
-// there are heads for all, and figures are kept.
+// TestEmulatedScale measures small shapes on emulated GPUs, by heads and by context: each number of them has a row,
+// and figures are kept.
 func TestEmulatedScale(t *testing.T) {
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)

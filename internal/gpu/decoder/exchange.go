@@ -39,7 +39,7 @@ const ExchangeLimit = 10 * time.Second
 // ErrNoAnswer is a GPU that did not come to an exchange in time.
 var ErrNoAnswer = errors.New("a GPU of the group did not answer")
 
-// Exchange is what the GPUs of a group sum, gather and choose tokens through: memory of each, which all others write to. Its memory
+// Exchange is what the GPUs of a group sum, gather, merge and choose tokens through: memory of each, which all others write to. Its memory
 // never moves, so recordings may have it.
 //
 // Each member has to be given the same operations in the same order, each on a stream whose work before is done before,
