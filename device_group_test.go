@@ -527,10 +527,7 @@ func testContextsApart(t *testing.T, at modelPlace, rounds int, waits func() int
 	rng, n := reftest.Rand(t), at.members()
 	seen := map[string]bool{}
 	for range reftest.AtLeast(rounds, func() bool { return len(seen) == 2 }) {
-		kvHeads, dim := 1+rng.IntN(n), 64
-		if rng.IntN(2) == 0 {
-			kvHeads = max(n/2, 1)
-		}
+		kvHeads, dim := []int{1, max(n/2, 1), n}[rng.IntN(3)], 64
 		config := at.config(CacheConfig{Layers: 3, KVHeads: kvHeads, HeadDim: dim, PageSize: 4, Pages: 12 * n, DType: Float16})
 		config.HeadDim, config.ValueDim = dim, dim
 		if kvHeads%n == 0 {
@@ -548,7 +545,7 @@ func testContextsApart(t *testing.T, at modelPlace, rounds int, waits func() int
 			}
 		}
 		for _, rows := range []int{7, 2} {
-			parts := rng.IntN(2) == 0 && kvHeads*dim%(4*n) == 0
+			parts := (rows == 2 || rng.IntN(2) == 0) && kvHeads*dim%(4*n) == 0
 			seen[fmt.Sprint("parts ", parts)] = true
 			what := fmt.Sprintf("%d GPUs, %d/%d heads, %d rows, parts %v", n, heads, kvHeads, rows, parts)
 			var chains [2]*contextChain

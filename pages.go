@@ -1,9 +1,15 @@
 package leanattention
 
 import (
+	"errors"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -254,4 +260,282 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 		return nil, nil, err
 	}
 	return o, lse, nil
+}
+
+// What GPUs do where pages are dealt out to them, by context.
+
+// queueByContext is queue of a cache that is sharded by context. Each member appends the new tokens of its pages, attends to what it
+// has of each sequence, and leaves states in the memory of the first one, which merges them in the order of
+// the places. Where sequences have one new token each, that is all. Else members attend to the keys before the new
+// tokens, and the first one to these among themselves, by copies of their keys and values: one part more.
+func (p *devicePlan) queueByContext(sub *device.Submission, layer int, n newRows, o *deviceOperands) error {
+	c := p.now.context
+	b, err := sub.Use(c.memory, c.generation)
+	if err != nil {
+		return err
+	}
+	to := func(part int) (all deviceOperands) {
+		all = deviceOperands{Q: o.Q, Sinks: o.Sinks}
+		all.Out, all.LSE = c.parts.State(b, part)
+		return all
+	}
+	err = sub.Each(func(i int, sub *device.Submission) error {
+		all := to(p.pages.parts[i].place.Index)
+		return sub.Do(func(stream *cuda.Stream) error {
+			if err := p.attendPart(stream, i, layer, n, &all); err != nil || i > 0 || c.fresh == nil {
+				return err
+			}
+			fresh := to(p.pages.dealt)
+			return c.attendFresh(stream, b, n, &fresh)
+		})
+	})
+	if err != nil {
+		return err
+	}
+	merged := &attention.Merged{Rows: p.rows, Out: o.Out, LSE: o.LSE, OutAt: p.geometry.Out, LSEAt: p.geometry.LSE}
+	return sub.Do(func(stream *cuda.Stream) error { return p.pages.gpu.mergeParts(stream, &c.parts, b, merged) })
+}
+
+// attendPart queues what a member of a cache that is sharded by context does of a layer: it appends the new tokens of its pages, and
+// leaves the states of what it has in the rows of all heads.
+func (p *devicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRows, all *deviceOperands) error {
+	plan, heads, states := p.now.parts[member].plan, p.pages.parts[member].heads, p.geometry
+	states.Out, states.LSE = attn.PackedRows(states.Heads, states.ValueDim), attn.PackedRows(states.Heads, 1)
+	mine := heads.operands(&states, all)
+	mine.K, mine.V = p.layerPages(member, layer)
+	rows := newRows{k: from(n.k, heads.first*states.Dim), v: from(n.v, heads.first*states.ValueDim)}
+	if err := rows.appendTo(plan, stream, &mine, states.KVHeads); err != nil {
+		return err
+	}
+	return plan.Run(stream, &mine)
+}
+
+// attendFresh queues attention of new tokens among themselves, by copies of their keys and values in b, which is the memory.
+func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRows, o *deviceOperands) error {
+	o.K, o.V = c.keys, c.values
+	o.K.Buffer, o.V.Buffer = b, b
+	if err := n.appendTo(c.fresh.plan, stream, o, 0); err != nil {
+		return err
+	}
+	return c.fresh.plan.Run(stream, o)
+}
+
+// exchanging is what attention apart by context needs of a [decoder.Exchange].
+type exchanging interface {
+	AllGathers(s *cuda.Stream, lists []*decoder.AllGather, member int) error
+	MergeParts(s *cuda.Stream, o *decoder.PartStates, member int) error
+	Failed() error
+}
+
+// openExchange is a variable for tests. The GPU is entered.
+var openExchange = func(g *GPU, op string) (exchanging, error) {
+	var engines []*decoder.Engine
+	for _, m := range g.members {
+		e, err := m.layers(op)
+		if err != nil {
+			return nil, err
+		}
+		engines = append(engines, e)
+	}
+	x, err := g.exchange(op, engines)
+	if err != nil { // not a nil in an interface
+		return nil, err
+	}
+	return x, nil
+}
+
+// exchange is what the members of a cache that is sharded by context merge through, where all of them have the queries, keys and
+// values, or parts of them that they can gather; nil: the first one has them, and merges. What the members need for that is planned. Errors are
+// as users are told.
+func (p *devicePlan) exchange(op string, c *layerCall, qkv *deviceQKV) (exchanging, error) {
+	g := p.pages.gpu
+	if p.now.context == nil || c.out != nil || p.rows < 1 || c.sinks != nil && c.sinks.(*DeviceTensor).replicas == nil {
+		return nil, nil
+	}
+	for _, d := range qkv {
+		parts := d.shards != nil && d.axis == 1 && !d.joined && d.dtype == tensor.Float32
+		if d.replicas == nil && !parts {
+			return nil, nil
+		}
+	}
+	if p.now.others == nil && g.group.Recording() { // what the others need is not there
+		return nil, nil
+	}
+	x, err := openExchange(g, op)
+	switch {
+	case errors.Is(err, ErrUnsupported): // as where there are more members than can exchange
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	if err := x.Failed(); err != nil {
+		return nil, gpuError(op, err)
+	}
+	if p.merging = true; p.now.others != nil {
+		return x, nil
+	}
+	if err := p.planOthers(op, p.now); err != nil {
+		return nil, err
+	}
+	if err := p.upload(op, p.now); err != nil {
+		p.now.others = nil // the next run plans and brings them again
+		return nil, err
+	}
+	return x, nil
+}
+
+// attendMerging is attend of a cache that is sharded by context where all members have the queries, keys and values: each attends to
+// what it has of each sequence, and, where sequences have several new tokens, to these among themselves; then all merge the
+// states of all.
+func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (out, lse G.Value, err error) {
+	lead := p.pages.gpu
+	n, g := len(lead.members), &p.geometry
+	works, fresh, states := make([]apartLayer, n), make([]deviceOperands, n), make([]*cuda.Buffer, n)
+	merge := &decoder.PartStates{Rows: p.rows, Heads: g.Heads, Dim: g.ValueDim, Places: p.pages.dealt}
+	gather := gathering{qkv: *qkv}
+	ready := func(i int, sub *device.Submission) error {
+		mine, err := gather.ready(sub, lead, c, i)
+		if err != nil {
+			return err
+		}
+		w, err := p.readyApart(sub, c, i, mine, 0, c.rows.outShape(g.ValueDim), c.rows.lseShape())
+		if err != nil {
+			return err
+		}
+		have := p.now.states(i)
+		b, err := sub.Use(have.memory, have.generation)
+		if err != nil {
+			return err
+		}
+		put := func(list *[]deviceMemory, m deviceMemory) {
+			if *list == nil {
+				*list = make([]deviceMemory, n)
+			}
+			(*list)[i] = m
+		}
+		put(&merge.Y, w.o.Out)
+		if c.lse {
+			put(&merge.YLSE, w.o.LSE)
+		}
+		w.o.Out, w.o.LSE = have.parts.State(b, 0)
+		put(&merge.Out, w.o.Out)
+		put(&merge.LSE, w.o.LSE)
+		if have.fresh != nil {
+			fresh[i] = deviceOperands{Q: w.o.Q}
+			fresh[i].Out, fresh[i].LSE = have.parts.State(b, have.parts.Count-1)
+			put(&merge.Own, fresh[i].Out)
+			put(&merge.OwnLSE, fresh[i].LSE)
+		}
+		works[i], states[i] = w, b
+		return nil
+	}
+	err = lead.queue.Submit(func(sub *device.Submission) error {
+		defer gather.free.all()
+		// What waits for other members is queued when all of them have what is before it.
+		if err := gather.queue(sub, ready, x); err != nil {
+			return err
+		}
+		if err := sub.Apart(nothing, func(i int, sub *device.Submission) error {
+			w, have := &works[i], p.now.states(i)
+			defer w.free.all()
+			if err := sub.Do(func(s *cuda.Stream) error {
+				if err := p.attendPart(s, i, c.node.layer, w.rows, &w.o); err != nil || have.fresh == nil {
+					return err
+				}
+				return have.attendFresh(s, states[i], w.rows, &fresh[i])
+			}); err != nil {
+				return err
+			}
+			return haveRead(sub, w.reads...)
+		}); err != nil {
+			return err
+		}
+		if err := sub.Apart(nothing, func(i int, sub *device.Submission) error {
+			return sub.Do(func(s *cuda.Stream) error { return x.MergeParts(s, merge, i) })
+		}); err != nil {
+			return err
+		}
+		p.step.record(sub, c.node, p.now)
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	o, l := works[0].out, works[0].lse
+	for i := range works[1:] {
+		o.replicas = append(o.replicas, works[i+1].out)
+		if c.lse {
+			l.replicas = append(l.replicas, works[i+1].lse)
+		}
+	}
+	if c.lse {
+		return o, l, nil
+	}
+	return o, nil, nil
+}
+
+// nothing is what is to be ready for work that has all it needs.
+func nothing(int, *device.Submission) error { return nil }
+
+// gathering is how all members get queries, keys and values of which they have parts.
+type gathering struct {
+	qkv   deviceQKV
+	lists []*decoder.AllGather
+	reads [][]*DeviceTensor // of each member: its parts
+	free  freeing           // what members' own queues hand out
+}
+
+// ready is what a member has, or will have: its parts' wholes are new.
+func (g *gathering) ready(sub *device.Submission, lead *GPU, c *layerCall, member int) (mine deviceQKV, err error) {
+	m, n, list := lead.members[member], len(lead.members), 0
+	if g.reads == nil {
+		g.reads = make([][]*DeviceTensor, n)
+	}
+	for i, d := range g.qkv {
+		mine[i] = d.on(member)
+		if d.shards == nil {
+			continue
+		}
+		whole, free, err := m.scratch(sub, c.memory, c.memory.On(lead.group, member).Input(i), d.dtype, d.shape)
+		if err != nil {
+			return mine, err
+		}
+		g.free = append(g.free, func() {
+			if member == 0 {
+				free()
+				return
+			}
+			_ = m.queue.Submit(func(*device.Submission) error { free(); return nil })
+		})
+		if len(g.lists) <= list {
+			o := &decoder.AllGather{Rows: d.shape[0], X: make([]deviceMemory, n), Y: make([]deviceMemory, n)}
+			for _, s := range d.shards {
+				o.Columns = append(o.Columns, s.shape[1])
+			}
+			g.lists = append(g.lists, o)
+		}
+		o := g.lists[list]
+		if o.X[member], err = mine[i].useAs(sub, layerNames[i]); err != nil {
+			return mine, err
+		}
+		if o.Y[member], err = whole.useAs(sub, layerNames[i]); err != nil {
+			return mine, err
+		}
+		g.reads[member], mine[i] = append(g.reads[member], mine[i]), whole
+		list++
+	}
+	return mine, nil
+}
+
+// queue has members gather, behind ready.
+func (g *gathering) queue(sub *device.Submission, ready func(int, *device.Submission) error, x exchanging) error {
+	return sub.Apart(ready, func(i int, sub *device.Submission) error {
+		if len(g.lists) == 0 {
+			return nil
+		}
+		if err := sub.Do(func(s *cuda.Stream) error { return x.AllGathers(s, g.lists, i) }); err != nil {
+			return err
+		}
+		return haveRead(sub, g.reads[i]...)
+	})
 }

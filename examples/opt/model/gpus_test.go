@@ -20,8 +20,15 @@ import (
 // headed is a small model of so many heads that a GPU has kernels for.
 func headed(t *testing.T, heads int, tied bool) *Weights {
 	t.Helper()
+	return headedOf(t, heads, small().FFNDim, tied)
+}
+
+// headedOf is headed of so many inner features.
+func headedOf(t *testing.T, heads, inner int, tied bool) *Weights {
+	t.Helper()
 	rng := reftest.Rand(t)
 	c := small()
+	c.FFNDim = inner
 	c.HiddenSize, c.WordEmbedProjDim, c.Heads, c.Layers, c.TieWordEmbeddings = 64*heads, 64*heads, heads, 1, tied
 	w, err := LoadAs(random{c, rng}, la.Float16)
 	if err != nil {
@@ -38,7 +45,8 @@ func TestGPUsBatches(t *testing.T) {
 			gpu := gputest.OpenSome(t, members)
 			testGPUBatches(t, gpu, headed(t, members, true), 1, 5)
 			if members == 2 {
-				testGPUBatches(t, gpu, headed(t, 1, true), 1, 5) // by context
+				testGPUBatches(t, gpu, headed(t, 1, true), 1, 5)       // by context
+				testGPUBatches(t, gpu, headedOf(t, 1, 64, true), 1, 5) // apart
 			}
 			if !testing.Short() {
 				testGPUBatches(t, gpu, headed(t, members+1, false), 1, 3, 9, 17)
@@ -65,14 +73,15 @@ func TestGPUsForkAndSave(t *testing.T) {
 func TestGPUsGoldenTexts(t *testing.T) {
 	cases := readGolden(t).Greedy
 	kinds := []tensor.Dtype{la.Float16, tensor.Float32}
+	shards := []la.Shard{la.ShardContext, la.ShardHeads, la.ShardAuto}
 	n := len(cases[0].Next)
-	if testing.Short() {
-		n, cases, kinds = 3, cases[:1], kinds[:1]
+	if testing.Short() { // by heads there are TestGPUsBatches
+		n, cases, kinds, shards = 3, cases[:1], kinds[:1], shards[:1]
 	}
 	for members := 2; members <= 4; members++ {
 		t.Run(fmt.Sprint(members), func(t *testing.T) {
 			gpu := gputest.OpenSome(t, members)
-			for _, shard := range []la.Shard{la.ShardAuto, la.ShardHeads, la.ShardContext} {
+			for _, shard := range shards {
 				for _, kind := range kinds {
 					w := openModel(t, "../tiny", kind)
 					o := Options{Device: gpu, Cache: kind, Shard: shard, Greedy: true}
@@ -96,9 +105,15 @@ func TestGPUsGoldenTexts(t *testing.T) {
 func TestGPUsRepeat(t *testing.T) {
 	gpu := gputest.OpenSome(t, 3)
 	w := headed(t, 3, true)
+	for _, shard := range []la.Shard{la.ShardHeads, la.ShardContext} {
+		testRepeat(t, gpu, w, shard)
+	}
+}
+
+func testRepeat(t *testing.T, gpu *la.GPU, w *Weights, shard la.Shard) {
 	var first [][]float32
 	for range 2 {
-		d := newDecoder(t, w, Options{Capacity: []int{20, 20}, Device: gpu, Cache: la.Float16, Chunk: 8})
+		d := newDecoder(t, w, Options{Capacity: []int{20, 20}, Device: gpu, Cache: la.Float16, Shard: shard, Chunk: 8})
 		if err := d.Prefill(context.Background(), [][]int{{5, 6, 7, 8, 9, 10, 11, 12, 13}, {14}}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -111,7 +126,7 @@ func TestGPUsRepeat(t *testing.T) {
 		}
 		for i := range first {
 			if !slices.Equal(first[i], logits[i]) {
-				t.Errorf("step %d, sequence %d: other logits", i/2, i%2)
+				t.Errorf("%v, step %d, sequence %d: other logits", shard, i/2, i%2)
 			}
 		}
 		first = logits
