@@ -279,7 +279,8 @@ func UseEagerEngine(t testing.TB) {
 // fakeExchange is that of GPUs with fake engines. The first member, which is the last to be told, does what all do.
 type fakeExchange struct{ gpu *GPU }
 
-func (x *fakeExchange) Failed() error { return nil }
+func (x *fakeExchange) Failed() error              { return nil }
+func (x *fakeExchange) Realign(func() error) error { return nil }
 
 func (x *fakeExchange) note(s *cuda.Stream, member int, what string) error {
 	e := x.gpu.members[member].attention.engine.(*fakeEngine)

@@ -324,6 +324,7 @@ func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRo
 type exchanging interface {
 	AllGathers(s *cuda.Stream, lists []*decoder.AllGather, member int) error
 	MergeParts(s *cuda.Stream, o *decoder.PartStates, member int) error
+	Realign(finish func() error) error
 	Failed() error
 }
 
@@ -432,8 +433,11 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 	err = lead.queue.Submit(func(sub *device.Submission) error {
 		defer gather.free.all()
 		// What waits for other members is queued when all of them have what is before it.
-		if err := gather.queue(sub, ready, x); err != nil {
+		if err := sub.Apart(ready, nothing); err != nil {
 			return err
+		}
+		if err := gather.queue(sub, x); err != nil {
+			return realigned(sub, x, err)
 		}
 		if err := sub.Apart(nothing, func(i int, sub *device.Submission) error {
 			w, have := &works[i], p.now.states(i)
@@ -453,7 +457,7 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 		if err := sub.Apart(nothing, func(i int, sub *device.Submission) error {
 			return sub.Do(func(s *cuda.Stream) error { return x.MergeParts(s, merge, i) })
 		}); err != nil {
-			return err
+			return realigned(sub, x, err)
 		}
 		p.step.record(sub, c.node, p.now)
 		return nil
@@ -472,6 +476,17 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 		return o, l, nil
 	}
 	return o, nil, nil
+}
+
+// realigned is why members could not all be given what they do together: some wait for others, who do not come.
+func realigned(sub *device.Submission, x exchanging, err error) error {
+	if sub.Recording() {
+		return err
+	}
+	if e := x.Realign(sub.Finish); e != nil {
+		return errors.Join(err, e)
+	}
+	return err
 }
 
 // nothing is what is to be ready for work that has all it needs.
@@ -528,11 +543,11 @@ func (g *gathering) ready(sub *device.Submission, lead *GPU, c *layerCall, membe
 }
 
 // queue has members gather, behind ready.
-func (g *gathering) queue(sub *device.Submission, ready func(int, *device.Submission) error, x exchanging) error {
-	return sub.Apart(ready, func(i int, sub *device.Submission) error {
-		if len(g.lists) == 0 {
-			return nil
-		}
+func (g *gathering) queue(sub *device.Submission, x exchanging) error {
+	if len(g.lists) == 0 {
+		return nil
+	}
+	return sub.Apart(nothing, func(i int, sub *device.Submission) error {
 		if err := sub.Do(func(s *cuda.Stream) error { return x.AllGathers(s, g.lists, i) }); err != nil {
 			return err
 		}
