@@ -21,7 +21,7 @@ type Exchange struct {
 
 // MeasureExchange measures it: sums of that size, one behind the other, recorded and replayed some times. So nothing
 // is measured in the steps themselves. There a sum may take less, since in a step of few rows it is a part of the launch that makes what is summed, or
-// more, where one waits for another that is late. All ranks have to call it; of one GPU, and of several among which heads and
+// more, where one waits for another that is late. What attention by context gathers and merges is not in it. All ranks have to call it; of one GPU, and of several among which heads and
 // features can't be dealt out evenly, there is nothing to measure.
 func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 	o, rows, width := &d.options, len(d.lengths), d.config.HiddenSize
