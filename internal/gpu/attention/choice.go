@@ -60,7 +60,7 @@ func (e *Engine) manyCost(g *attn.Problem, s *sequence, k *kernel) int64 {
 	for first := 0; first < rows; first += k.tile.rows {
 		steps += int64(keysOf(g, s, first, min(first+k.tile.rows, rows), cutKeys).Len()+cutKeys-1)/cutKeys + e.fixedSteps()
 	}
-	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(s.keys)*BlockRows)
+	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(keysOf(g, s, 0, rows, 1).Len())*BlockRows)
 }
 
 // fewTime is when so many of some blocks are done that have the sequences of few rows, with their

@@ -75,6 +75,58 @@ func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64)
 	}
 }
 
+// An output tile has the steps whose keys some row sees, and one more at most, where a window begins behind sink tokens. So has
+// the kernel, which finds out by itself which keys they are (KeySteps in kernels/attn_prefill_score.cuh).
+func TestPrefillSteps(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(least, most int, what string) int { return rapid.IntRange(least, most).Draw(t, what) }
+		g := attn.Problem{KVHeads: 1, Dim: 64, KV: attn.Float16, Mask: attn.Mask{Causal: true, Window: draw(0, 700, "window")}}
+		g.Heads = draw(1, 8, "group")
+		if g.Window > 0 {
+			g.SinkTokens = draw(0, 300, "sink tokens")
+		}
+		s := sequence{queries: int32(draw(1, 300, "queries"))}
+		s.keys = s.queries + int32(draw(0, 1500, "keys before"))
+		rows, p := 128, &Plan{engine: &Engine{}}
+		p.prefillOutputs(&g, []sequence{s}, 0, 1, rows)
+		for _, tile := range p.outputs {
+			first := int(tile.block) * rows / g.Heads
+			last := (min(int(tile.block+1)*rows, int(s.queries)*g.Heads) - 1) / g.Heads
+			seen := make([]bool, attn.Ceil(int(s.keys), cutKeys))
+			for position := first; position <= last; position++ {
+				from, to := g.Mask.Keys(int(s.queries), int(s.keys), position)
+				for key := range to {
+					if key >= from || key < g.SinkTokens {
+						seen[key/cutKeys] = true
+					}
+				}
+			}
+			place := int(s.keys-s.queries) + first
+			hidden := 0 // as firstInWindow has it
+			if g.Window > 0 && g.Window <= place {
+				if hidden = place - g.Window + 1; hidden <= g.SinkTokens {
+					hidden = 0
+				}
+			}
+			front := attn.Ceil(min(g.SinkTokens, hidden), cutKeys)
+			gap, more := max(hidden/cutKeys-front, 0), 0
+			for c := range int(tile.steps()) {
+				at := c
+				if c >= front {
+					at += gap
+				}
+				if !seen[at] {
+					more++
+				}
+				seen[at] = false
+			}
+			if more > 0 && g.SinkTokens == 0 || more > 1 || slices.Contains(seen, true) {
+				t.Fatalf("%+v of %+v, %+v: %d steps more than it sees, not among them %v", tile, s, g.Mask, more, seen)
+			}
+		}
+	})
+}
+
 // Few output tiles are cut, and many are not.
 func TestPrefillCuts(t *testing.T) {
 	for _, c := range []struct{ outputs, keys, workers int }{
