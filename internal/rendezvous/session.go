@@ -59,6 +59,11 @@ func (s *Session) Err() error {
 func (s *Session) Gone() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.lowestGone()
+}
+
+// lowestGone is Gone. The lock is held.
+func (s *Session) lowestGone() int {
 	for r := range s.config.Size {
 		if s.gone[r] {
 			return r
@@ -190,10 +195,10 @@ func (s *Session) arrive(rank, n int) {
 	open := n > s.open
 	s.mu.Unlock()
 	if open {
-		s.pass(n)
 		for _, p := range s.peers {
 			_ = p.send(passed, numbers(n))
 		}
+		s.pass(n) // behind the others: who is past the barrier here may close the session
 	}
 }
 
@@ -220,7 +225,8 @@ func (s *Session) Barrier() error {
 	defer limit.Stop()
 	for {
 		s.mu.Lock()
-		open, changed := s.open >= n, s.changed
+		// All at the same time: who has left may have been past the barrier.
+		open, gone, changed := s.open >= n, s.lowestGone(), s.changed
 		s.mu.Unlock()
 		if open {
 			return nil
@@ -228,8 +234,8 @@ func (s *Session) Barrier() error {
 		if err := s.Err(); err != nil {
 			return err
 		}
-		if r := s.Gone(); r >= 0 {
-			s.fail(&Error{r, "it has left before a barrier"})
+		if gone >= 0 {
+			s.fail(&Error{gone, "it has left before a barrier"})
 			return s.Err()
 		}
 		select {

@@ -82,6 +82,10 @@ func TestEmulatedPrefixes(t *testing.T) {
 	testPrefixes(t, emulatedGPU(t, 13), reftest.Cases(t, 8, 60), 200, true)
 }
 
+func TestEmulatedCutPrefixes(t *testing.T) {
+	testCutPrefixes(t, emulatedGPU(t, 13), reftest.Cases(t, 2, 12))
+}
+
 func TestEmulatedPrefixesRecorded(t *testing.T) {
 	testPrefixesRecorded(t, emulatedGPU(t, 13), 3, 150, true)
 }

@@ -253,6 +253,12 @@ func BenchmarkGPUQueue(b *testing.B) { benchmarkQueue(b, realGPU(b)) }
 // BenchmarkGPUBuild is that for a step's plan.
 func BenchmarkGPUBuild(b *testing.B) { benchmarkBuild(b, realGPU(b)) }
 
+func TestGPUCutPrefixes(t *testing.T) {
+	m := realGPU(t)
+	m.engine.Eager = true
+	testCutPrefixes(t, m, testgpu.OrShort(60, 10))
+}
+
 func TestGPUPrefixes(t *testing.T) {
 	m := realGPU(t)
 	m.engine.Eager = true

@@ -249,11 +249,19 @@ func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 		return
 	}
 	x.turn, x.listed = x.found.Turn, append(x.listed, x.of...)
-	x.gathered, x.starts = append(x.gathered, 0), append(x.starts, make([]int32, s.rows+2)...)
-	for _, i := range x.of {
-		x.gathered = x.found.AppendRows(x.gathered, &x.found.Found[i], seqs)
-		if len(p.slopes) > 0 { // kernels for many rows know none: prefixes are not cut into pieces
-			x.shifts = x.found.AppendShifts(x.shifts, &x.found.Found[i], seqs)
+	x.gathered, x.starts = append(x.gathered, 0), slices.Grow(x.starts, s.rows+2)[:s.rows+2]
+	clear(x.starts)
+	first := 0
+	for k, i := range x.of {
+		piece := x.found.Found[i] // those of one lie side by side
+		if k > 0 && x.of[k-1] == i {
+			piece.First = first
+		}
+		first = piece.First + x.seqs[k].Keys
+		piece.End = first
+		x.gathered = x.found.AppendRows(x.gathered, &piece, seqs)
+		if len(p.slopes) > 0 {
+			x.shifts = x.found.AppendShifts(x.shifts, &piece, seqs)
 		}
 	}
 	starts := x.starts[1:]

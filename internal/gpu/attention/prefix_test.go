@@ -90,6 +90,37 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 	noError(t, plan.Close())
 }
 
+// testCutPrefixes: the pieces that a prefix is cut into for kernels for many rows are each as far from a row as they are, which
+// slopes show.
+func testCutPrefixes(t *testing.T, m *machine, n int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	cut := 0
+	for range reftest.AtLeast(n, func() bool { return cut > n/2 }) {
+		shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: testgpu.Pick(rng, 64, 128), Mask: attn.Mask{Causal: true}}
+		shape.ValueDim = shape.Dim
+		for h := range shape.Heads {
+			shape.Slopes = append(shape.Slopes, 0.3/float64(1+h))
+		}
+		for range 6 {
+			shape.Queries, shape.Keys = append(shape.Queries, 1+rng.IntN(2)), append(shape.Keys, 700+rng.IntN(40))
+		}
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), forks: true, page: 16})
+		m.run(t, plan, p)
+		if x := &plan.prefixes; plan.look.sharing.on() && len(x.of) > len(slices.Compact(slices.Clone(x.of))) {
+			cut++
+		}
+		if p.check(t); t.Failed() {
+			t.Fatalf("%v, forks %v, pieces of %v", p, p.forks, plan.prefixes.of)
+		}
+		p.close(t)
+	}
+	if cut <= n/2 {
+		t.Errorf("%d of %d problems have prefixes that are cut", cut, n)
+	}
+	noError(t, plan.Close())
+}
+
 // testPrefixesRecorded: launches that were captured once are those of every later step, whatever sequences share then. scored:
 // some with slopes or a window, too.
 func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool) {
