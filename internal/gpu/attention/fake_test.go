@@ -71,7 +71,7 @@ func shorter(n int) int {
 func TestFakePrefill(t *testing.T) {
 	onFakes(t, reftest.Cases(t, 5, 40), func(t *testing.T, m *machine, n int) {
 		for _, take := range []choice{takeMany, takeBoth} {
-			testPrefill(t, m, take, n, shorter(reftest.Cases(t, 150, 300)), false)
+			testPrefill(t, m, take, n, shorter(reftest.Cases(t, 90, 300)), false)
 			testPrefillInstead(t, m, take, reftest.Cases(t, 1, 1000), shorter(reftest.Cases(t, 150, 300)))
 		}
 	})
