@@ -315,7 +315,7 @@ func (r *exchangeRig) choosing(t testing.TB, rng *rand.Rand, rows, columns int) 
 	o := &AllArgMax{Rows: rows}
 	total := 0
 	for range members {
-		n := 1 + rng.IntN(max(2*columns/members, 1))
+		n := 1 + rng.IntN(max(min(2*columns, MostVocab)/members-1, 1))
 		o.Columns = append(o.Columns, n)
 		total += n
 	}

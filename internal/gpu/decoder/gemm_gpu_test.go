@@ -62,11 +62,13 @@ func BenchmarkGPUGEMM(b *testing.B) {
 		persistent []persistentTile
 		slower     float64
 	}{{"best", persistentTiles[:], gemmSlower}, {"256x2", persistentTiles[:1], math.Inf(1)}, {"256", persistentTiles[1:2], math.Inf(1)},
-		{"128x2", persistentTiles[2:3], math.Inf(1)}, {"128", persistentTiles[3:], math.Inf(1)}, {"tiled", nil, gemmSlower}}
+		{"128x2", persistentTiles[2:3], math.Inf(1)}, {"128", persistentTiles[3:], math.Inf(1)}, {"tiled", nil, gemmSlower}, {"skinny", nil, gemmSlower}}
+	defer func() { d.leftOut = nil }()
 	for _, s := range []struct{ rows, in, out, parts int }{
 		{2048, 4096, 4096, 1}, {2048, 4096, 16384, 1}, {2048, 16384, 4096, 1}, {2048, 4096, 4096, 3},
 		{2048, 2048, 2048, 1}, {2048, 2048, 8192, 1}, {2048, 8192, 2048, 1}, {2048, 2048, 2048, 3},
 		{8192, 4096, 4096, 1}, {512, 4096, 4096, 1}, {512, 4096, 16384, 1}, {512, 2048, 2048, 1}, {512, 2048, 8192, 1}, {256, 4096, 4096, 1},
+		{64, 4096, 4096, 3}, {64, 4096, 4096, 1}, {64, 4096, 16384, 1}, {64, 16384, 4096, 1}, {128, 4096, 4096, 3}, {128, 4096, 4096, 1}, {128, 4096, 16384, 1}, {128, 16384, 4096, 1},
 	} {
 		const layers = 4
 		x := m.filled(b, rng, attn.Float32, s.rows*s.in, 1)
@@ -86,8 +88,12 @@ func BenchmarkGPUGEMM(b *testing.B) {
 		}
 		for _, kind := range kinds {
 			for _, round := range []bool{false, true} {
-				if round && kind.name == "tiled" { // it has two parts
+				if kind.name == "skinny" && s.rows > 128 {
 					continue
+				}
+				d.leftOut = []int{32, 64}
+				if kind.name == "skinny" {
+					d.leftOut = nil
 				}
 				b.Run(fmt.Sprintf("%dx%dx%dx%d/%s/%s", s.rows, s.in, s.out, s.parts, kind.name, map[bool]string{false: "two_parts", true: "rounded"}[round]), func(b *testing.B) {
 					d.persistent, d.slower = kind.persistent, kind.slower
