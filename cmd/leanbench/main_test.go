@@ -32,6 +32,7 @@ func TestRun(t *testing.T) {
 		{[]string{"checkpoint", "-shape", "9t"}, 1, "", `"9t" is none of 1.3b, 125m,`},
 		{[]string{"checkpoint", "-dtype", "f8"}, 1, "", `"f8" is none of f32, f16, bf16`},
 		{[]string{"checkpoint"}, 1, "", "-o is needed"},
+		{[]string{"rank", "-gpus", "0,x"}, 1, "", `-gpus: "x" is no number`},
 		{[]string{"paper", "-device", "tpu"}, 1, "", `-device "tpu" is neither gpu nor cpu`},
 		{[]string{"paper", "-h"}, 0, "", "  7b        heads (GPU, CPU)\n"},
 		{[]string{"paper", "-quick", "2"}, 1, "", `figure "2" is none of 3, 7a,`},

@@ -63,10 +63,16 @@ func libraries(t *testing.T) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		builds.env = []string{nccl.Variable + "=" + fakenccl.Build(t, dir), fakedriver.BuildSystem(t, dir)}
+		builds.env = Libraries(t, dir)
 		builds.dir = dir
 	}
 	return builds.env
+}
+
+// Libraries builds the fake NCCL and the fake driver in a folder: the environment of processes that are to have them.
+func Libraries(t testing.TB, dir string) []string {
+	t.Helper()
+	return []string{"LEANATTENTION_GPU=emulated", nccl.Variable + "=" + fakenccl.Build(t, dir), fakedriver.BuildSystem(t, dir)}
 }
 
 // Main is a testing.M that removes what was built for its tests.
@@ -104,7 +110,7 @@ func Run(t *testing.T, size int, env []string, without ...int) []Rank {
 		}
 		out := filepath.Join(dir, fmt.Sprint(rank))
 		c := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+test+"$", "-test.count=1", "-test.v=false")
-		c.Env = append(os.Environ(), "LEANATTENTION_GPU=emulated", "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port,
+		c.Env = append(os.Environ(), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port,
 			"WORLD_SIZE="+strconv.Itoa(size), "RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank), outVariable+"="+out)
 		for _, e := range env {
 			c.Env = append(c.Env, strings.ReplaceAll(e, "%d", strconv.Itoa(rank)))

@@ -24,6 +24,7 @@ import (
 var Commands = []command.Command{
 	{Name: "e2e", Summary: "decoding with an OPT model, against transformers and CTranslate2; on a GPU against transformers", Setup: measureDecoders},
 	{Name: "scale", Summary: "attention, linear layers and a whole model on several GPUs, against one", Setup: gpu.Scale(scaleModels)},
+	{Name: "rank", Summary: "one of the processes that scale -ranks starts: it answers questions", Setup: rankCommand},
 	{Name: "checkpoint", Summary: "write an OPT model with random weights", Setup: makeCheckpoint},
 }
 

@@ -14,12 +14,13 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
-// Decode steps of whole models on several GPUs: a part of the scale command.
+// Decode steps of whole models on several GPUs, and by several processes: a part of the scale command.
 
-// modelCase is steps of a batch, or prompts, and how many times as fast two GPUs should be; 0: nobody says.
+// modelCase is steps of a batch, or prompts, and how many times as fast two GPUs should be, of one process or of two ranks; 0:
+// nobody says.
 type modelCase struct {
 	batch, context int
-	two            float64
+	two, ranks     float64
 	prompt         bool // the prompts are measured, and not the steps behind them
 }
 
@@ -34,7 +35,7 @@ type modelScaling struct {
 
 // scaledModels are one that fits on a GPU, and one of 60 GB whose cache takes another 60.
 var scaledModels = []modelScaling{
-	{longShape, optShapes[longShape], 20, []modelCase{{batch: 1, context: 1024, two: 1.8}, {batch: 16, context: 1024, two: 1.7}, {batch: 1, context: 2048, two: 1.6, prompt: true}, {batch: 1, context: 32768, two: 1.85}}, false},
+	{longShape, optShapes[longShape], 20, []modelCase{{batch: 1, context: 1024, two: 1.8}, {batch: 16, context: 1024, two: 1.7, ranks: 1.4}, {batch: 1, context: 2048, two: 1.6, prompt: true}, {batch: 1, context: 32768, two: 1.85}}, false},
 	{"30b", optShape(48, 7168, 56), 20, []modelCase{{batch: 8, context: 5400}}, true},
 }
 
@@ -82,23 +83,41 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 	if err != nil {
 		return err
 	}
-	turns := [][]*la.GPU{x.GPUs}
+	sets, err := rankSets(x, config)
+	if err != nil {
+		return err
+	}
+	type turn struct {
+		gpus []*la.GPU
+		sets []*rankSet
+	}
+	turns := []turn{{x.GPUs, sets}}
 	if m.long { // what one number of GPUs has leaves no memory for others: one behind the other
 		turns = nil
 		for i := range x.GPUs {
-			turns = append(turns, x.GPUs[i:i+1])
+			turns = append(turns, turn{gpus: x.GPUs[i : i+1]})
+		}
+		for i := range sets {
+			turns = append(turns, turn{sets: sets[i : i+1]})
 		}
 	}
-	for _, gpus := range turns {
-		if err := m.measureOn(x, gpus, weights); err != nil {
+	for _, t := range turns {
+		if err := m.measureOn(x, t.gpus, t.sets, weights); err != nil {
 			return err
 		}
 	}
+	var names []string
+	for _, g := range x.GPUs {
+		names = append(names, x.Name(g))
+	}
+	for _, s := range sets {
+		names = append(names, s.String())
+	}
 	for _, c := range m.cases {
-		for _, g := range x.GPUs {
-			one, y := x.Report.Find(m.name(c), "one GPU", measure.StepMillis), x.Report.Find(m.name(c), x.Name(g), measure.StepMillis)
+		for _, name := range names {
+			one, y := x.Report.Find(m.name(c), "one GPU", measure.StepMillis), x.Report.Find(m.name(c), name, measure.StepMillis)
 			if m.long && one != nil && y != nil && y != one {
-				x.Report.Row(m.table(), m.name(c), x.Name(g)).Add(measure.OverOneGPU, one.Value/y.Value, nil)
+				x.Report.Row(m.table(), m.name(c), name).Add(measure.OverOneGPU, one.Value/y.Value, nil)
 			}
 		}
 	}
@@ -107,14 +126,17 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 	return nil
 }
 
-// measureOn has numbers of GPUs take turns.
-func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*la.GPU, weights *model.Weights) (err error) {
+// measureOn has numbers of GPUs, and ranks, take turns.
+func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*la.GPU, sets []*rankSet, weights *model.Weights) (err error) {
 	// GPUs of its own give the weights' memory back when they are closed.
 	mine := *x
 	mine.GPUs = nil
 	defer func() {
 		for _, g := range mine.GPUs {
 			err = errors.Join(err, g.Close())
+		}
+		for _, s := range sets {
+			err = errors.Join(err, s.close())
 		}
 	}()
 	for _, g := range gpus {
@@ -132,35 +154,67 @@ func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*la.GPU, weights *model.W
 		if !x.Match(m.name(c)) {
 			continue
 		}
-		if err := m.measureCase(&mine, weights, c); err != nil {
+		if err := m.measureCase(&mine, sets, weights, c); err != nil {
 			return fmt.Errorf("%s: %w", m.name(c), err)
 		}
 	}
 	return nil
 }
 
-func (m *modelScaling) measureCase(x *gpu.Scaled, weights *model.Weights, c modelCase) (err error) {
-	var contenders []measure.Contender
-	var of []*la.GPU
-	texts := make(map[string]string)
+// stepper is who has a model on one GPU, or several, or is ranks.
+type stepper interface {
+	read(batch, context, steps int) error
+	decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error)
+	again(times int) (time.Duration, error)
+	rest() error // gives back what a case has taken
+}
+
+func (e *leanEngine) rest() error { return e.close() }
+
+// scaled is one of those that take turns.
+type scaled struct {
+	stepper
+	name  string
+	gpus  int
+	least float64 // how many times as fast as one GPU it should be; 0: nobody says
+}
+
+func (m *modelScaling) measureCase(x *gpu.Scaled, sets []*rankSet, weights *model.Weights, c modelCase) (err error) {
+	var all []scaled
 	for _, g := range x.GPUs {
-		name := x.Name(g)
 		e := &leanEngine{weights: weights, options: greedy(model.Options{Device: g, Cache: la.Float16}), done: func() error { return nil }}
-		defer func() { err = errors.Join(err, e.close()) }()
-		if err := e.read(c.batch, c.context, m.steps); errors.Is(err, la.ErrOutOfMemory) || errors.Is(err, la.ErrUnsupported) {
-			fmt.Fprintf(x.Stderr, "%s: %s: left out: %v\n", m.name(c), name, err)
+		s := scaled{stepper: e, name: x.Name(g), gpus: len(g.Members())}
+		if s.gpus == 2 {
+			s.least = c.two
+		}
+		all = append(all, s)
+	}
+	for _, set := range sets {
+		s := scaled{stepper: set, name: set.String(), gpus: set.Size * set.GPUs}
+		if s.gpus == 2 {
+			s.least = c.ranks
+		}
+		all = append(all, s)
+	}
+	var contenders []measure.Contender
+	var of []scaled
+	texts := make(map[string]string)
+	for _, s := range all {
+		defer func() { err = errors.Join(err, s.rest()) }()
+		if err := s.read(c.batch, c.context, m.steps); errors.Is(err, la.ErrOutOfMemory) || errors.Is(err, la.ErrUnsupported) || errors.As(err, new(leftOut)) {
+			fmt.Fprintf(x.Stderr, "%s: %s: left out: %v\n", m.name(c), s.name, err)
 			continue
 		} else if err != nil {
 			return err
 		}
-		of = append(of, g)
-		contenders = append(contenders, measure.Contender{Name: name, Run: func(steps int) (time.Duration, error) {
-			fmt.Fprintf(x.Stderr, "%s: %s\n", m.name(c), name)
+		of = append(of, s)
+		contenders = append(contenders, measure.Contender{Name: s.name, Run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(x.Stderr, "%s: %s\n", m.name(c), s.name)
 			if c.prompt {
-				return e.again(steps)
+				return s.again(steps)
 			}
-			_, steady, ids, err := e.decode(c.batch, c.context, steps)
-			texts[name] = strings.Join(ids, " ")
+			_, steady, ids, err := s.decode(c.batch, c.context, steps)
+			texts[s.name] = strings.Join(ids, " ")
 			return steady, err
 		}})
 	}
@@ -171,21 +225,27 @@ func (m *modelScaling) measureCase(x *gpu.Scaled, weights *model.Weights, c mode
 	if c.prompt {
 		pace.Steps, table, metric = 1, m.promptTable(), measure.PromptMillis
 	}
-	all, err := measure.Alternate(pace, contenders)
+	samples, err := measure.Alternate(pace, contenders)
 	if err != nil {
 		return err
 	}
-	for i, y := range all {
-		name := contenders[i].Name
-		row := x.Report.Row(table, m.name(c), name)
+	for i, y := range samples {
+		s := &of[i]
+		if set, ok := s.stepper.(*rankSet); ok {
+			if x.Report.Versions == nil {
+				x.Report.Versions = make(map[string]string)
+			}
+			x.Report.Versions["NCCL"] = set.nccl
+		}
+		row := x.Report.Row(table, m.name(c), s.name)
 		row.Add(metric, 1e3*y.Median(), nil)
-		if len(of[0].Members()) > 1 || i == 0 {
+		if of[0].gpus > 1 || i == 0 {
 			continue
 		}
-		row.Add(measure.OverOneGPU, y.Faster(all[0]), measure.Only(len(of[i].Members()) == 2 && c.two > 0, measure.AtLeast(c.two)))
-		if texts[name] != texts[contenders[0].Name] {
+		row.Add(measure.OverOneGPU, y.Faster(samples[0]), measure.Only(s.least > 0, measure.AtLeast(s.least)))
+		if texts[s.name] != texts[of[0].name] {
 			// Random weights leave small margins, and several GPUs add in another order.
-			fmt.Fprintf(x.Stderr, "%s: %s goes on with other tokens than one GPU\n", m.name(c), name)
+			fmt.Fprintf(x.Stderr, "%s: %s goes on with other tokens than one GPU\n", m.name(c), s.name)
 		}
 	}
 	return nil

@@ -3,8 +3,13 @@
 package e2e
 
 import (
+	"fmt"
 	"io"
+	"os"
+	"os/exec"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
@@ -12,13 +17,45 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/emulated/system"
+	"gorgonia.org/leanattention/internal/rankstest"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// TestEmulatedModelScaling: steps of a small model have a row for each number of GPUs, and the same tokens. What there
-// are no kernels for is left out.
+const rankVariable = "LEANBENCH_TEST_RANK"
+
+// TestEmulatedModelScaling: steps of a small model have a row for each number of GPUs, and of ranks, and the same tokens. What
+// there are no kernels for, or too few GPUs, is left out, with the reason.
 func TestEmulatedModelScaling(t *testing.T) {
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)
+	if gpus := os.Getenv(rankVariable); gpus != "" { // this is a rank
+		var ordinals []int
+		for _, text := range measure.Fields(gpus) {
+			n, err := strconv.Atoi(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ordinals = append(ordinals, n)
+		}
+		if err := serveRank(ordinals, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1) // as the command
+		}
+		return
+	}
+	ranked := reftest.Every(t) // ranks load kernels for some seconds
+	var env []string
+	if ranked {
+		env = rankstest.Libraries(t, t.TempDir())
+	}
+	defer func(f func(...string) (*exec.Cmd, error)) { startRank = f }(startRank)
+	var starts atomic.Int32
+	startRank = func(args ...string) (*exec.Cmd, error) {
+		starts.Add(1)
+		c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v=false")
+		c.Env = append(append(os.Environ(), env...), rankVariable+"="+args[1])
+		return c, nil
+	}
 	var gpus []*la.GPU
 	for _, ordinals := range [][]int{{0}, {0, 1}, {0, 1, 2}} {
 		g, err := la.OpenGPUs(ordinals...)
@@ -30,26 +67,39 @@ func TestEmulatedModelScaling(t *testing.T) {
 	}
 	config := optShape(1, 128, 2)
 	config.VocabSize, config.FFNDim, config.MaxPositions = 70, 96, 12
-	m := modelScaling{"tiny", config, 2, []modelCase{{batch: 2, context: 5, two: 1e9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false}
+	m := modelScaling{"tiny", config, 2, []modelCase{{batch: 2, context: 5, two: 1e9, ranks: 1e-9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false}
 	var errs strings.Builder
-	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
+	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Ranks: []gpu.Ranks{{Size: 2, GPUs: 1}, {Size: 3, GPUs: 2}}, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
+	if !ranked {
+		x.Ranks = x.Ranks[1:]
+	}
 	if err := m.measure(x); err != nil {
 		t.Fatal(err)
 	}
 	is := m.name(m.cases[0])
-	over := x.Report.Find(is, "2 GPUs", measure.OverOneGPU)
-	if len(x.Report.Figures) != 10 || x.Report.Find(is, "one GPU", measure.StepMillis) == nil || x.Report.Find(m.name(m.cases[2]), "3 GPUs", measure.PromptMillis) == nil || over == nil || over.Bar == nil || over.Bar.Met {
+	over, ranks := x.Report.Find(is, "2 GPUs", measure.OverOneGPU), x.Report.Find(is, "2 ranks", measure.OverOneGPU)
+	figures := 10
+	if ranked {
+		figures += 4
+	}
+	if len(x.Report.Figures) != figures || x.Report.Find(is, "one GPU", measure.StepMillis) == nil || x.Report.Find(m.name(m.cases[2]), "3 GPUs", measure.PromptMillis) == nil || over == nil || over.Bar == nil || over.Bar.Met {
 		t.Errorf("%+v", x.Report.Figures)
 	}
-	if text := errs.String(); strings.Contains(text, "left out") || strings.Contains(text, "other tokens") {
+	if ranked && (ranks == nil || ranks.Bar == nil || !ranks.Bar.Met || x.Report.Find(m.name(m.cases[2]), "2 ranks", measure.PromptMillis) == nil || starts.Load() != 2 || x.Report.Versions["NCCL"] != "2.28.9") {
+		t.Errorf("%d starts, %+v", starts.Load(), x.Report.Figures)
+	}
+	const few = "3 ranks x 2 GPUs: left out: 6 GPUs are needed, and there are 4"
+	if text := errs.String(); strings.Count(text, few) != 2 || strings.Count(text, "left out") != 2 || strings.Contains(text, "other tokens") || strings.Contains(text, "2 ranks: NCCL 2.28.9") != ranked {
 		t.Error(text)
 	}
 	errs.Reset()
+	x.Ranks = x.Ranks[:len(x.Ranks)-1]
+	env = append(env, "LEANATTENTION_NCCL=/nowhere/libnccl.so.2")
 	m.config.HiddenSize, m.config.WordEmbedProjDim = 80, 80 // heads of 40
 	if err := m.measure(x); err != nil {
 		t.Fatal(err)
 	}
-	if text := errs.String(); !strings.Contains(text, "one GPU: left out: ") || !strings.Contains(text, "3 GPUs: left out: ") || len(x.Report.Figures) != 10 {
+	if text := errs.String(); !strings.Contains(text, "one GPU: left out: ") || !strings.Contains(text, "3 GPUs: left out: ") || strings.Contains(text, "2 ranks: left out: rank ") != ranked || strings.Contains(text, "looked for /nowhere/libnccl.so.2") != ranked || len(x.Report.Figures) != figures {
 		t.Errorf("%d figures, %s", len(x.Report.Figures), text)
 	}
 }

@@ -32,7 +32,8 @@ const (
 // scaling is the flags of the scale command, and what it measures.
 type scaling struct {
 	json   string
-	counts []int // of GPUs
+	counts []int   // of GPUs
+	ranks  []Ranks // processes that have a model together
 	match  *regexp.Regexp
 	quick  bool
 	pace   measure.Pace
@@ -80,11 +81,40 @@ func scaleCases() []scaleCase {
 type Scaled struct {
 	Report *measure.Report
 	GPUs   []*la.GPU // one, and all numbers of them that are asked for
+	Ranks  []Ranks
 	Rounds int
 	Quick  bool
 	Match  func(is string) bool // whether a case is asked for
 	Stdout io.Writer
 	Stderr io.Writer
+}
+
+// Ranks is how many processes have a model together, and how many GPUs each of them has.
+type Ranks struct{ Size, GPUs int }
+
+// String is what they are called.
+func (r Ranks) String() string {
+	if r.GPUs == 1 {
+		return fmt.Sprintf("%d ranks", r.Size)
+	}
+	return fmt.Sprintf("%d ranks x %d GPUs", r.Size, r.GPUs)
+}
+
+// ranksOf reads numbers of ranks: 2 is two with a GPU each, and 2x4 two with four each.
+func ranksOf(text string) (all []Ranks, err error) {
+	for _, t := range strings.Split(text, ",") {
+		size, gpus, several := strings.Cut(t, "x")
+		r := Ranks{GPUs: 1}
+		r.Size, err = strconv.Atoi(size)
+		if err == nil && several {
+			r.GPUs, err = strconv.Atoi(gpus)
+		}
+		if err != nil || r.Size < 2 || r.GPUs < 1 {
+			return nil, fmt.Errorf("%q is no number of ranks above 1, or such a number x GPUs", t)
+		}
+		all = append(all, r)
+	}
+	return all, nil
 }
 
 // Name is what so many GPUs are called.
@@ -119,6 +149,10 @@ func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writ
 			s.counts = append(s.counts, n)
 		}
 		return nil
+	})
+	flags.Func("ranks", "`numbers` of processes to take beside one, as steps of models do through NCCL: 2 is two with a GPU each, 2x4 two with four each", func(text string) (err error) {
+		s.ranks, err = ranksOf(text)
+		return err
 	})
 	flags.Func("match", "only shapes whose line matches the `regexp`", func(text string) (err error) {
 		s.match, err = regexp.Compile(text)
@@ -207,7 +241,7 @@ func (s *scaling) run() (err error) {
 	}
 	s.report.WriteTable(s.stdout, tableChain)
 	for _, part := range s.more {
-		if err := part(&Scaled{s.report, gpus, s.pace.Rounds, s.quick, s.asked, s.stdout, s.stderr}); err != nil {
+		if err := part(&Scaled{s.report, gpus, s.ranks, s.pace.Rounds, s.quick, s.asked, s.stdout, s.stderr}); err != nil {
 			return err
 		}
 	}

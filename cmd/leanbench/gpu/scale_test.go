@@ -139,6 +139,17 @@ func TestScaleRefuses(t *testing.T) {
 			t.Errorf("-gpus %q was taken", text)
 		}
 	}
+	for _, text := range []string{"", "1", "2,x", "2x", "2x0", "x2", "0x2"} {
+		flags := flag.NewFlagSet("scale", flag.ContinueOnError)
+		flags.SetOutput(io.Discard)
+		Scale()(flags)
+		if err := flags.Parse([]string{"-ranks", text}); err == nil {
+			t.Errorf("-ranks %q was taken", text)
+		}
+	}
+	if all, err := ranksOf("2,3x4"); err != nil || fmt.Sprint(all) != "[2 ranks 3 ranks x 4 GPUs]" {
+		t.Errorf("%v, %v", all, err)
+	}
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)

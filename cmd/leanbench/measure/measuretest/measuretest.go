@@ -52,6 +52,10 @@ func fakeWorker(how string) {
 		fmt.Fprintln(os.Stderr, "cannot import torch")
 		os.Exit(3)
 	}
+	if strings.HasPrefix(how, "rank") {
+		fakeRank(how)
+		return
+	}
 	fmt.Println("ok Fake 1.0")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		words := strings.Fields(in.Text())
@@ -130,6 +134,43 @@ func fakeWorker(how string) {
 		case "die":
 			fmt.Fprintln(os.Stderr, "out of memory")
 			os.Exit(4)
+		}
+	}
+}
+
+// fakeRank answers as one of leanbench's ranks does: rank r takes r+1 milliseconds for each step. Rank 1 may be short of memory, or
+// fail.
+func fakeRank(how string) {
+	rank := 0
+	fmt.Sscan(os.Getenv("RANK"), &rank)
+	if how == "rank-alone" {
+		fmt.Println("ok without no NCCL")
+		os.Exit(1)
+	}
+	fmt.Fprintln(os.Stderr, strings.Join(os.Args[1:], " "))
+	fmt.Println("ok 1.2.3")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		fmt.Fprintln(os.Stderr, in.Text())
+		words := strings.Fields(in.Text())
+		steps := 0
+		fmt.Sscan(words[len(words)-1], &steps)
+		switch question := words[0]; {
+		case how == "rank-short" && question == "read" && words[1] == "16":
+			if rank == 1 {
+				fmt.Println("ok without memory")
+			} else {
+				fmt.Println("error rank 1: memory")
+			}
+			os.Exit(1)
+		case how == "rank-fails" && question == "steps" && rank == 1:
+			fmt.Println("error it is broken")
+			os.Exit(1)
+		case how == "rank-mute" && question == "steps":
+			fmt.Println("ok")
+		case question == "steps", question == "again":
+			fmt.Println("ok", float64(steps)*float64(rank+1)*1e-3, 7+rank, 8)
+		default:
+			fmt.Println("ok")
 		}
 	}
 }
