@@ -213,19 +213,18 @@ var (
 	_ G.ADOp = (*toHostOp)(nil)
 )
 
-func init() { ongpu.Compute, ongpu.Part, ongpu.Device = computeOnGPU, partOnGPU, singleGPU }
+func init() { ongpu.Compute, ongpu.Part, ongpu.Devices = computeOnGPU, partOnGPU, devicesOf }
 
-// singleGPU is [ongpu.Device].
-func singleGPU(op string, gpu any) (*cuda.Device, *device.Group, func(), error) {
+// devicesOf is [ongpu.Devices].
+func devicesOf(op string, gpu any) (devs []*cuda.Device, group *device.Group, leave func(), err error) {
 	g, _ := gpu.(*GPU)
 	if err := g.enter(op); err != nil {
 		return nil, nil, nil, err
 	}
-	if n := len(g.members); n > 1 {
-		g.group.Leave()
-		return nil, nil, nil, errorf(op, ErrUnsupported, "%v: a process has one GPU among ranks", g)
+	for _, m := range g.members {
+		devs = append(devs, m.dev)
 	}
-	return g.dev, g.group, g.group.Leave, nil
+	return devs, g.group, g.group.Leave, nil
 }
 
 // newDecoder is a variable for tests.

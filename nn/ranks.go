@@ -19,7 +19,10 @@ import (
 // input features, each rank with its columns of w and of x, is AllReduce of the ranks' linear
 // layers; bias and residual are for one of them. In a world of one it is x itself.
 //
-// It computes on the rank's GPU alone: a value in host memory, or on another GPU, is an error. All
+// It computes on the rank's GPU alone: a value in host memory, or on another GPU, is an error. Where
+// the rank has several GPUs, and all of them have x ([la.GPU.UploadReplicated], or a linear layer that is sharded by input
+// features), each sums with the same GPUs of the other ranks, and y is on all of them. Else it is on the first one; x
+// is to be on one, or on all, for all ranks alike. With three ranks and more, replicas may differ by rounding. All
 // ranks have to run the same sums in the same order: the graph's, where they depend on each
 // other. It has no gradient.
 //

@@ -3,6 +3,7 @@ package ranks
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -25,7 +26,7 @@ func together(w *ongpu.Work, comm any, kind ongpu.Collective, n, from int) error
 		return w.Do(l.Queue)
 	}
 	w.Depend(func(r device.Recorded) bool { return r == recorded{c} }, func() device.Recorded { return recorded{c} })
-	l.release = c.nccl.Hold()
+	l.release = c.hold()
 	if err := w.PutOff(l); err != nil {
 		l.release()
 		return err
@@ -48,12 +49,16 @@ type collective struct {
 // Queue queues it.
 func (l *collective) Queue(s *cuda.Stream) error {
 	c := l.comm
+	at := slices.IndexFunc(c.members, func(m member) bool { return s.Of(m.dev) })
+	if at < 0 {
+		return fmt.Errorf("x is on another GPU than rank %d's, %v: %w", c.world.Rank, c.gpu, device.ErrRank)
+	}
 	var err error
-	switch l.kind {
+	switch m := c.members[at].nccl; l.kind {
 	case ongpu.Sum:
-		err = c.nccl.AllReduce(s, l.dst, l.src, nccl.Float32)
+		err = m.AllReduce(s, l.dst, l.src, nccl.Float32)
 	default:
-		err = c.nccl.Broadcast(s, l.dst, l.src, nccl.Int32, l.from) // it moves words
+		err = m.Broadcast(s, l.dst, l.src, nccl.Int32, l.from) // it moves words
 	}
 	if e := c.failed(); e != nil {
 		return e
@@ -61,8 +66,6 @@ func (l *collective) Queue(s *cuda.Stream) error {
 	switch {
 	case errors.Is(err, nccl.ErrAborted):
 		return errors.Join(la.ErrRank, err)
-	case errors.Is(err, cuda.ErrOtherDevice):
-		return fmt.Errorf("x is on another GPU than rank %d's, %v: %w", c.world.Rank, c.gpu, device.ErrRank)
 	case err != nil && !errors.Is(err, cuda.ErrClosed):
 		c.session.Fail(err) // the others wait for it
 		return c.Err()

@@ -10,7 +10,6 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/nccl"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/rendezvous"
@@ -43,10 +42,10 @@ func rankError(err error) error {
 type Comm struct {
 	world   World
 	gpu     *la.GPU
-	dev     *cuda.Device
-	queue   *device.Queue
-	nccl    *nccl.Comm          // nil: this process is alone
-	session *rendezvous.Session // nil as well
+	members []member            // of the GPU value
+	version string              // of NCCL; empty: this process is alone
+	session *rendezvous.Session // nil: as well
+	checks  []func()            // to be called when the Comm has ended: nobody asks it any more whether ranks have failed
 
 	waits   atomic.Int64  // calls of the driver, at present
 	since   atomic.Int64  // when the first of them began, in nanoseconds from start on
@@ -58,6 +57,13 @@ type Comm struct {
 	closed bool
 }
 
+// member is one of this process's GPUs. It is a rank of a communicator of its own, whose other ranks are the same members of the other
+// processes.
+type member struct {
+	dev  *cuda.Device
+	nccl *nccl.Comm // nil: this process is alone
+}
+
 const (
 	beat    = time.Second      // from one sign of life of a rank to the next
 	silence = 10 * time.Second // after which it is lost
@@ -67,13 +73,14 @@ const (
 // loadNCCL is a variable for tests.
 var loadNCCL = nccl.Load
 
-// Join waits until all ranks have come, and makes NCCL's communicator of their GPUs: gpu is
-// this one's, and a single one. A world of one needs neither others nor NCCL. A GPU value can
+// Join waits until all ranks have come, and makes NCCL's communicators of their GPUs: gpu is
+// this one's. It may be several ([la.OpenGPUs]), as many for all ranks: there is a communicator of the first GPUs of
+// all ranks, one of the second ones, and so on. A world of one needs neither others nor NCCL. A GPU value can
 // be in one Comm at a time.
 //
 // Errors: [la.ErrOption] for a world that can't be, [la.ErrUnsupported] where NCCL is not
-// found (the error says where it was looked for) or too old, and for a GPU value that is
-// several; [la.ErrRank], an [Error], for a rank that does not come or fails; [la.ErrClosed].
+// found (the error says where it was looked for) or too old, and for a GPU value of more than eight;
+// [la.ErrRank], an [Error], for a rank that does not come, fails, or has another number of GPUs than rank 0; [la.ErrClosed].
 func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
 	const op = "Join"
 	if err := w.check(op); err != nil {
@@ -82,33 +89,49 @@ func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
 	if w.Timeout == 0 {
 		w.Timeout = defaultTimeout
 	}
-	dev, group, leave, err := ongpu.Device("ranks."+op, gpu)
+	devs, group, leave, err := ongpu.Devices("ranks."+op, gpu)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	c := &Comm{world: w, gpu: gpu, dev: dev, queue: group.Member(0), start: time.Now(), stop: make(chan struct{}), guarded: make(chan struct{})}
+	c := &Comm{world: w, gpu: gpu, start: time.Now(), stop: make(chan struct{}), guarded: make(chan struct{})}
+	for _, dev := range devs {
+		c.members = append(c.members, member{dev: dev})
+	}
 	if w.Size == 1 {
 		close(c.guarded)
 		return c, nil
 	}
-	if !dev.SetWatch(watch{c}) {
-		return nil, errorf(op, la.ErrState, "%v is among ranks already", gpu)
+	if len(devs) > ongpu.MostMembers {
+		return nil, errorf(op, la.ErrUnsupported, "%v: %d GPUs of a rank, and %d are the most", gpu, len(devs), ongpu.MostMembers)
+	}
+	for i, dev := range devs {
+		if !dev.SetWatch(watch{c}) {
+			unwatch(devs[:i])
+			return nil, errorf(op, la.ErrState, "%v is among ranks already", gpu)
+		}
 	}
 	defer func() {
 		if err != nil {
-			dev.SetWatch(nil)
+			unwatch(devs)
 		}
 	}()
 	lib, libErr := loadNCCL() // who has none tells the others
-	var id nccl.ID
+	ids := make([]nccl.ID, len(devs))
 	session, made, err := rendezvous.Join(ctx, rendezvous.Config{Rank: w.Rank, Size: w.Size, Address: w.Address, Timeout: w.Timeout, Beat: beat, Silence: silence},
 		func() ([]byte, error) {
 			if libErr != nil {
 				return nil, libErr
 			}
-			id, err := lib.UniqueID()
-			return id[:], err
+			var all []byte
+			for range ids {
+				id, err := lib.UniqueID()
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, id[:]...)
+			}
+			return all, nil
 		})
 	if libErr != nil && err != nil {
 		err = libErr
@@ -126,45 +149,74 @@ func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
 	if libErr != nil {
 		return nil, c.joinError(libErr)
 	}
-	if copy(id[:], made) != len(id) || len(made) != len(id) {
-		return nil, &Error{0, fmt.Sprintf("its id has %d bytes", len(made))}
+	if n := len(made) / len(nccl.ID{}); n != len(ids) {
+		return nil, &Error{w.Rank, fmt.Sprintf("it has %s, and rank 0 has %s", several(len(ids)), several(n))}
+	}
+	for i := range ids {
+		copy(ids[i][:], made[i*len(ids[i]):])
 	}
 	// Who can't go on says so here, not while others wait inside of NCCL.
 	if err := session.Barrier(); err != nil {
 		return nil, rankError(err)
 	}
-	if err := c.init(ctx, lib, &id); err != nil {
+	if err := c.init(ctx, lib, ids); err != nil {
 		return nil, c.joinError(err)
 	}
-	c.queue.Check(c.failed)
+	for i := range c.members {
+		c.checks = append(c.checks, group.Member(i).Check(c.failed))
+	}
+	c.version = lib.Version()
 	go c.guard()
 	return c, nil
 }
 
-// init is nccl's Init. NCCL has no time limit: where a rank fails meanwhile it is left behind, to
-// end when it finds out by itself.
-func (c *Comm) init(ctx context.Context, lib *nccl.Library, id *nccl.ID) error {
+func several(gpus int) string {
+	if gpus == 1 {
+		return "one GPU"
+	}
+	return fmt.Sprintf("%d GPUs", gpus)
+}
+
+func unwatch(devs []*cuda.Device) {
+	for _, dev := range devs {
+		dev.SetWatch(nil)
+	}
+}
+
+// init is nccl's Init of all members, one behind the other on all ranks. NCCL has no time limit: where a rank fails meanwhile it is
+// left behind, to end when it finds out by itself.
+func (c *Comm) init(ctx context.Context, lib *nccl.Library, ids []nccl.ID) error {
 	type made struct {
-		comm *nccl.Comm
-		err  error
+		comms []*nccl.Comm
+		err   error
 	}
 	result := make(chan made, 1)
 	go func() {
-		comm, err := lib.Init(c.dev, c.world.Size, c.world.Rank, id)
-		result <- made{comm, err}
+		var m made
+		for i := range ids {
+			var comm *nccl.Comm
+			if comm, m.err = lib.Init(c.members[i].dev, c.world.Size, c.world.Rank, &ids[i]); m.err != nil {
+				_ = abort(m.comms)
+				m.comms = nil
+				break
+			}
+			m.comms = append(m.comms, comm)
+		}
+		result <- m
 	}()
 	limit := time.NewTimer(c.world.Timeout)
 	defer limit.Stop()
 	drop := func() {
 		go func() {
-			if m := <-result; m.err == nil {
-				_ = m.comm.Abort()
-			}
+			m := <-result
+			_ = abort(m.comms)
 		}()
 	}
 	select {
 	case m := <-result:
-		c.nccl = m.comm
+		for i, comm := range m.comms {
+			c.members[i].nccl = comm
+		}
 		return m.err
 	case <-c.session.Done():
 		drop()
@@ -175,6 +227,38 @@ func (c *Comm) init(ctx context.Context, lib *nccl.Library, id *nccl.ID) error {
 	case <-limit.C:
 		drop()
 		return &Error{c.world.Rank, fmt.Sprintf("NCCL has not connected the ranks within %v", c.world.Timeout)}
+	}
+}
+
+// abort ends communicators at once: a GPU's work may wait for that of another one.
+func abort(comms []*nccl.Comm) error {
+	errs := make([]error, len(comms))
+	var wait sync.WaitGroup
+	for i, comm := range comms {
+		wait.Go(func() { errs[i] = comm.Abort() })
+	}
+	wait.Wait()
+	return errors.Join(errs...)
+}
+
+// comms are the members' communicators.
+func (c *Comm) comms() (all []*nccl.Comm) {
+	for _, m := range c.members {
+		all = append(all, m.nccl)
+	}
+	return all
+}
+
+// hold keeps the communicators for a recording until the function is called that it returns.
+func (c *Comm) hold() (release func()) {
+	var all []func()
+	for _, comm := range c.comms() {
+		all = append(all, comm.Hold())
+	}
+	return func() {
+		for _, release := range all {
+			release()
+		}
 	}
 }
 
@@ -213,10 +297,10 @@ func (c *Comm) made(op string) error {
 
 // NCCL is the version of the library in use; empty where this process is alone.
 func (c *Comm) NCCL() string {
-	if c == nil || c.nccl == nil {
+	if c == nil {
 		return ""
 	}
-	return c.nccl.Version()
+	return c.version
 }
 
 // Err is the failure that has ended the work of all ranks, an [Error]; nil as long as there
@@ -285,7 +369,7 @@ func (c *Comm) guard() {
 			return
 		case <-c.session.Done():
 			if errors.Is(c.Err(), la.ErrRank) {
-				_ = c.nccl.Abort() // what waits for others ends
+				_ = abort(c.comms()) // what waits for others ends
 			}
 			return
 		case <-tick.C:
@@ -298,8 +382,10 @@ func (c *Comm) guard() {
 
 // trouble is why this rank can't go on.
 func (c *Comm) trouble() error {
-	if err := c.nccl.AsyncError(); err != nil && !errors.Is(err, nccl.ErrAborted) {
-		return err
+	for _, comm := range c.comms() {
+		if err := comm.AsyncError(); err != nil && !errors.Is(err, nccl.ErrAborted) {
+			return err
+		}
 	}
 	if c.waits.Load() == 0 {
 		return nil
@@ -333,8 +419,10 @@ func (c *Comm) Close() error {
 		c.closed = true
 		return nil
 	}
-	if c.nccl.Recorded() {
-		return errorf(op, la.ErrState, "%v", nccl.ErrRecorded)
+	for _, comm := range c.comms() {
+		if comm.Recorded() {
+			return errorf(op, la.ErrState, "%v", nccl.ErrRecorded)
+		}
 	}
 	failed := c.session.Err()
 	if failed == nil {
@@ -346,11 +434,15 @@ func (c *Comm) Close() error {
 	}
 	<-c.guarded
 	var err error
-	if failed == nil {
-		err = c.nccl.Close()
+	for _, m := range c.members {
+		if failed == nil {
+			err = errors.Join(err, m.nccl.Close())
+		}
+		m.dev.SetWatch(nil)
 	}
-	c.queue.Check(nil)
-	c.dev.SetWatch(nil)
+	for _, stop := range c.checks {
+		stop()
+	}
 	if e := c.session.Close(); err == nil {
 		err = e
 	}

@@ -1,5 +1,5 @@
 // Package ranks has several processes, on one host or on many, compute one graph together:
-// each has one GPU and its part of the weights, and nn.AllReduce sums what they make.
+// each has its part of the weights on a GPU, or on several, and nn.AllReduce sums what they make.
 //
 //	world, err := ranks.Environment()        // RANK, WORLD_SIZE, ... as torchrun sets them
 //	gpu, err := world.OpenGPU()

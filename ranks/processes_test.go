@@ -8,11 +8,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/rankstest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -29,21 +31,44 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(rankstest.Main{M: m}) }
 // rank is this process among those of a test.
 type rank struct {
 	*testing.T
-	world ranks.World
-	gpu   *la.GPU
-	comm  *ranks.Comm
+	world  ranks.World
+	gpu    *la.GPU
+	comm   *ranks.Comm
+	driver *fakedriver.Library
+}
+
+// gpusVariable is the numbers of each rank's GPUs, where they have not one each.
+const gpusVariable = "RANKS_TEST_GPUS"
+
+// twoEach gives two ranks two GPUs each.
+const twoEach = gpusVariable + "=0,1;2,3"
+
+// open opens a rank's GPU, or several.
+func open(w ranks.World) (*la.GPU, error) {
+	text, set := os.LookupEnv(gpusVariable)
+	if !set {
+		return w.OpenGPU()
+	}
+	var ordinals []int
+	for _, n := range strings.Split(strings.Split(text, ";")[w.Rank], ",") {
+		i, err := strconv.Atoi(n)
+		if err != nil {
+			return nil, err
+		}
+		ordinals = append(ordinals, i)
+	}
+	return la.OpenGPUs(ordinals...)
 }
 
 // join is the beginning of a rank's part of a test.
 func join(t *testing.T) *rank {
 	t.Helper()
-	system.Emulate(t)
-	r := &rank{T: t}
+	r := &rank{T: t, driver: system.Emulate(t)}
 	var err error
 	if r.world, err = ranks.Environment(); err != nil {
 		t.Fatal(err)
 	}
-	if r.gpu, err = r.world.OpenGPU(); err != nil {
+	if r.gpu, err = open(r.world); err != nil {
 		t.Fatal(err)
 	}
 	if r.comm, err = ranks.Join(t.Context(), r.gpu, r.world); err != nil {
@@ -80,7 +105,7 @@ func part(w ranks.World, x *tensor.Dense, axis int) *tensor.Dense {
 }
 
 const (
-	width, heads, headDim, inner, words, layers = 64, 2, 64, 64, 32, 2
+	width, heads, headDim, inner, words, layers = 64, 4, 64, 64, 32, 2
 	tokens                                      = 4
 )
 
@@ -97,18 +122,24 @@ func decoder(r *rank) (text string) {
 	}
 	g := G.NewGraph()
 	n := 0
-	there := func(x tensor.Tensor) *G.Node {
-		d, err := r.gpu.Upload(x)
+	const rows, columns, all = 0, 1, 2 // what each of several GPUs has
+	there := func(x tensor.Tensor, each int) *G.Node {
+		d, err := r.gpu.UploadReplicated(x)
+		if each != all {
+			r.must(errors.Join(err, d.Free()))
+			d, err = r.gpu.UploadSharded(x, each)
+		}
 		r.must(err)
 		n++
 		return G.NewTensor(g, d.Dtype(), len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(fmt.Sprint("input ", n)), G.WithValue(d))
 	}
 	node := func(y *G.Node, err error) *G.Node { r.Helper(); r.must(err); return y }
 
-	ids, err := r.gpu.Upload(tensor.New(tensor.WithShape(1), tensor.WithBacking([]int32{7})))
+	ids, err := r.gpu.UploadReplicated(tensor.New(tensor.WithShape(1), tensor.WithBacking([]int32{7})))
 	r.must(err)
 	token := G.NewTensor(g, tensor.Int32, 1, G.WithShape(1), G.WithName("token"), G.WithValue(ids))
-	table := there(matrix(words, width))
+	embeddings := matrix(words, width)
+	table := there(embeddings, all)
 	from, to := r.world.Part(heads)
 	cache, err := la.NewCache(la.CacheConfig{Layers: layers, KVHeads: to - from, HeadDim: headDim, Pages: 8, PageSize: 16, Device: r.gpu})
 	r.must(err)
@@ -123,10 +154,10 @@ func decoder(r *rank) (text string) {
 			var b *G.Node
 			var opts []nn.LinearOption
 			if r.world.Rank == 0 {
-				b = there(bias)
+				b = there(bias, all)
 				opts = append(opts, nn.WithResidual(residual))
 			}
-			y := node(nn.Linear(x, there(part(r.world, w, 1)), b, opts...))
+			y := node(nn.Linear(x, there(part(r.world, w, 1), columns), b, opts...))
 			return node(nn.AllReduce(y, r.comm))
 		}
 		vector := func(n int) *tensor.Dense {
@@ -136,14 +167,14 @@ func decoder(r *rank) (text string) {
 		}
 		var qkv [3]*G.Node
 		for j := range qkv {
-			qkv[j] = node(nn.Linear(h, there(part(r.world, matrix(heads*headDim, width), 0)), nil, nn.WithNorm(nil, nil, 1e-5)))
+			qkv[j] = node(nn.Linear(h, there(part(r.world, matrix(heads*headDim, width), 0), rows), nil, nn.WithNorm(nil, nil, 1e-5)))
 		}
 		att := node(la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(i), la.WithCausal()))
 		h = sum(att, matrix(width, heads*headDim), vector(width), h)
-		x := node(nn.Linear(h, there(part(r.world, matrix(inner, width), 0)), nil, nn.WithNorm(nil, nil, 1e-5), nn.WithGELU()))
+		x := node(nn.Linear(h, there(part(r.world, matrix(inner, width), 0), rows), nil, nn.WithNorm(nil, nil, 1e-5), nn.WithGELU()))
 		h = sum(x, matrix(width, inner), vector(width), h)
 	}
-	logits := node(nn.Linear(h, table, nil, nn.WithNorm(nil, nil, 1e-5)))
+	logits := node(nn.Linear(h, there(embeddings, rows), nil, nn.WithNorm(nil, nil, 1e-5)))
 	chosen := node(nn.Broadcast(node(nn.ArgMax(logits)), r.comm, 0))
 
 	vm := G.NewTapeMachine(g)
@@ -155,7 +186,12 @@ func decoder(r *rank) (text string) {
 		r.must(step.Set([]la.Append{{Seq: seq, Tokens: 1}}))
 		switch i {
 		case 0:
+			r.driver.Forget()
 			r.must(la.Cause(vm.RunAll()))
+			queued := strings.Count(r.driver.Log(), "fake_queue") // collectives, of all GPUs
+			if want := (2*layers + 1) * len(r.gpu.Members()); r.world.Size > 1 && queued != want {
+				r.Errorf("%d collectives, want %d", queued, want)
+			}
 		case 1:
 			recording, err = r.gpu.Record(vm.RunAll)
 			r.must(err)
@@ -226,7 +262,7 @@ func refusals(r *rank) {
 	is("a second Join", err, la.ErrState, "among ranks already")
 }
 
-// Two ranks make what one makes: the same tokens, logits up to rounding, and both the same bits.
+// Two ranks, of two GPUs each, make what one makes: the same tokens, logits up to rounding, and both the same bits.
 func TestDecoder(t *testing.T) {
 	if rankstest.Child() {
 		r := join(t)
@@ -237,7 +273,16 @@ func TestDecoder(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	one, two := rankstest.Run(t, 1, nil), rankstest.Run(t, 2, nil)
+	one, two := rankstest.Run(t, 1, nil), rankstest.Run(t, 2, []string{twoEach})
+	alike(t, one, two)
+	if reftest.Every(t) {
+		alike(t, one, rankstest.Run(t, 2, nil))
+	}
+}
+
+// alike checks that two ranks make what one does.
+func alike(t *testing.T, one, two []rankstest.Rank) {
+	t.Helper()
 	for _, r := range append(one, two...) {
 		if r.Err != nil || r.Text == "" {
 			t.Fatalf("%v\n%s", r.Err, r.Output)
@@ -267,7 +312,7 @@ func (r *rank) sums(n int, f func(i int) bool) error {
 	for i := range x {
 		x[i] = float32(r.world.Rank + 1)
 	}
-	d, err := r.gpu.Upload(tensor.New(tensor.WithShape(n), tensor.WithBacking(x)))
+	d, err := r.gpu.UploadReplicated(tensor.New(tensor.WithShape(n), tensor.WithBacking(x)))
 	r.must(err)
 	in := G.NewTensor(g, tensor.Float32, 1, G.WithShape(n), G.WithName("x"), G.WithValue(d))
 	y, err := nn.AllReduce(in, r.comm)
@@ -346,7 +391,7 @@ func TestGivesUp(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	failing(t, rankstest.Run(t, 2, nil), 0, 40*time.Second, "no more memory")
+	failing(t, rankstest.Run(t, 2, []string{twoEach}), 0, 40*time.Second, "no more memory")
 }
 
 // A rank that does not take part is found out by the time limit.
@@ -379,7 +424,7 @@ func TestAsynchronousError(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	all := rankstest.Run(t, 2, []string{"FAKE_NCCL_ASYNC=3"})
+	all := rankstest.Run(t, 2, []string{"FAKE_NCCL_ASYNC=3", twoEach})
 	for rank, r := range all {
 		if r.Err != nil || !strings.Contains(r.Text, "remote process exited") || !strings.Contains(r.Text, "rank ") {
 			t.Errorf("rank %d: %q, %v\n%s", rank, r.Text, r.Err, r.Output)
@@ -394,7 +439,7 @@ func TestDoNotMeet(t *testing.T) {
 		world, err := ranks.Environment()
 		if err == nil {
 			var gpu *la.GPU
-			if gpu, err = world.OpenGPU(); err != nil {
+			if gpu, err = open(world); err != nil {
 				t.Fatal(err)
 			}
 			defer gpu.Close()
@@ -419,6 +464,7 @@ func TestDoNotMeet(t *testing.T) {
 		{"no library", []string{"LEANATTENTION_NCCL=/nowhere/libnccl.so.2"}, nil, []string{"looked for /nowhere/libnccl.so.2 (LEANATTENTION_NCCL)", "no NCCL"}},
 		{"old library", []string{"FAKE_NCCL_VERSION=22105"}, nil, []string{"it is NCCL 2.21.5, 2.23 is the oldest", "too old"}},
 		{"init fails", []string{"FAKE_NCCL_FAIL=ncclCommInitRankScalable"}, nil, []string{"was told to fail", "was told to fail"}},
+		{"numbers of GPUs", []string{gpusVariable + "=0,1;2"}, nil, []string{"rank 1: it has one GPU, and rank 0 has 2 GPUs", "rank 1: it has one GPU, and rank 0 has 2 GPUs"}},
 		{"wrong rank", []string{"LOCAL_RANK=x%d"}, nil, []string{`LOCAL_RANK is "x0"`, `LOCAL_RANK is "x1"`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 type World struct {
 	Rank      int    // among all processes, from 0
 	Size      int    // how many there are
-	LocalRank int    // among those of this host, from 0: the ordinal of its GPU
+	LocalRank int    // among those of this host, from 0: the ordinal of its GPU, if it has one
 	Address   string // host:port at which rank 0 listens
 
 	// Timeout is how long the others are waited for: until they have come, at a barrier, and
@@ -137,7 +137,7 @@ func (w World) check(op string) error {
 }
 
 // OpenGPU opens this rank's GPU: that of the ordinal LocalRank, or the only one that the
-// process sees (launchers may show each its own). Errors are those of [la.OpenGPU].
+// process sees (launchers may show each its own). Several are opened by [la.OpenGPUs]. Errors are those of [la.OpenGPU].
 func (w World) OpenGPU() (*la.GPU, error) {
 	if err := w.check("OpenGPU"); err != nil {
 		return nil, err

@@ -311,8 +311,8 @@ func (o *options) checkRanks(given map[string]bool, n named) (err error) {
 	switch {
 	case o.world.Size == 1:
 		return nil
-	case !o.anyGPU:
-		return usagef("-device %s with %s: each rank has one GPU, which is -device gpu", n.device, several)
+	case !o.onGPU():
+		return usagef("-device %s with %s: ranks compute on GPUs, which -device gpu names", n.device, several)
 	case o.interactive:
 		return usagef("-i with %s: a session has one process", several)
 	case o.promptCache != "":

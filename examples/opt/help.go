@@ -13,7 +13,7 @@ const usage = `opt continues texts with an OPT model:
   opt -perplexity FILE [flags]                           tells how likely a text is
 
 Where RANK and WORLD_SIZE are set, as torchrun sets them, it is one of several
-processes that have the model together, each with -device gpu: docs/devices.md.
+processes that have the model together, each with a GPU or several: docs/devices.md.
 
 `
 

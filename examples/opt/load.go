@@ -108,14 +108,15 @@ func (l *loaded) device() string {
 	return l.gpu.String()
 }
 
-// openGPU opens the GPU, or several, or joins the other ranks with that of this one.
+// openGPU opens the GPU, or several, and joins the other ranks with them. Which -device gpu is among ranks their environment says.
 func (l *loaded) openGPU(stderr io.Writer) (err error) {
 	o := &l.options
-	if o.world.Size <= 1 {
+	if o.world.Size > 1 && o.anyGPU {
+		l.gpu, err = o.world.OpenGPU()
+	} else {
 		l.gpu, err = la.OpenGPUs(o.gpus...)
-		return err
 	}
-	if l.gpu, err = o.world.OpenGPU(); err != nil {
+	if err != nil || o.world.Size <= 1 {
 		return err
 	}
 	fmt.Fprintf(stderr, "waiting for %d ranks at %s\n", o.world.Size, o.world.Address)

@@ -76,8 +76,8 @@
 // session.
 //
 // Where RANK and WORLD_SIZE are set, as torchrun sets them, this is one of several processes that
-// have the model together, each with a part of the weights and of the cache on one GPU
-// (-device gpu): see docs/devices.md. All get the same flags; rank 0 writes, and the others
+// have the model together, each with a part of the weights and of the cache on its GPU
+// (-device gpu), or on several (-device gpu:0,1): see docs/devices.md. All get the same flags; rank 0 writes, and the others
 // write errors alone.
 //
 // Exit status: 0; 1 if something could not be read, computed or written; 2 for

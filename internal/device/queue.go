@@ -2,6 +2,7 @@ package device
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -47,26 +48,52 @@ type Queue struct {
 
 	whenShort func() // of OnShort
 
-	failed atomic.Pointer[func() error] // of Check
+	failed atomic.Pointer[[]*check] // of Check
 }
 
+// check is one of those that tell why what was waited for is no good.
+type check struct{ failed func() error }
+
 // Check has failed tell, whenever the host has waited for the queue, why what it waited for is
-// no good; nil ends that. It is for work that others have a part in.
-func (q *Queue) Check(failed func() error) {
-	if failed == nil {
-		q.failed.Store(nil)
-		return
+// no good, until stop is called. It is for work that others have a part in. Of several failures that of a rank is told: others may
+// follow from it.
+func (q *Queue) Check(failed func() error) (stop func()) {
+	mine := &check{failed}
+	change := func(to func([]*check) []*check) {
+		for {
+			now := q.failed.Load()
+			var all []*check
+			if now != nil {
+				all = *now
+			}
+			if all = to(slices.Clone(all)); q.failed.CompareAndSwap(now, &all) {
+				return
+			}
+		}
 	}
-	q.failed.Store(&failed)
+	change(func(all []*check) []*check { return append(all, mine) })
+	return func() {
+		change(func(all []*check) []*check {
+			return slices.DeleteFunc(all, func(c *check) bool { return c == mine })
+		})
+	}
 }
 
 // waits calls what waits for the queue.
 func (q *Queue) waits(wait func() error) error {
 	err := wait()
-	if failed := q.failed.Load(); failed != nil {
-		if e := (*failed)(); e != nil { // it tells more
-			return e
+	all := q.failed.Load()
+	if all == nil {
+		return err
+	}
+	var first error
+	for _, c := range *all {
+		if e := c.failed(); e != nil && (first == nil || errors.Is(e, ErrRank)) {
+			first = e
 		}
+	}
+	if first != nil { // it tells more
+		return first
 	}
 	return err
 }

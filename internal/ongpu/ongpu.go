@@ -1,6 +1,6 @@
 // Package ongpu lets ops outside of the root package compute on its device
 // tensors, which only the root package can look into. It fills in [Compute], [Part]
-// and [Device].
+// and [Devices].
 package ongpu
 
 import (
@@ -290,9 +290,8 @@ var Compute func(*Call) (G.Value, error)
 // without a copy.
 var Part func(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error)
 
-// Device is the device of a GPU value of the root package that is a single GPU, and its
-// group, which is kept open until leave is called.
-var Device func(op string, gpu any) (dev *cuda.Device, group *device.Group, leave func(), err error)
+// Devices are those of a GPU value of the root package, and its group, which is kept open until leave is called.
+var Devices func(op string, gpu any) (devs []*cuda.Device, group *device.Group, leave func(), err error)
 
 // Collective is work that all ranks do together.
 type Collective int

@@ -69,9 +69,9 @@ func TestEmulatedModelScaling(t *testing.T) {
 	config.VocabSize, config.FFNDim, config.MaxPositions = 70, 96, 12
 	m := modelScaling{"tiny", config, 2, []modelCase{{batch: 2, context: 5, two: 1e9, ranks: 1e-9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false}
 	var errs strings.Builder
-	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Ranks: []gpu.Ranks{{Size: 2, GPUs: 1}, {Size: 3, GPUs: 2}}, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
+	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Ranks: []gpu.Ranks{{Size: 2, GPUs: 1}, {Size: 2, GPUs: 2}, {Size: 3, GPUs: 2}}, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
 	if !ranked {
-		x.Ranks = x.Ranks[1:]
+		x.Ranks = x.Ranks[2:]
 	}
 	if err := m.measure(x); err != nil {
 		t.Fatal(err)
@@ -80,12 +80,12 @@ func TestEmulatedModelScaling(t *testing.T) {
 	over, ranks := x.Report.Find(is, "2 GPUs", measure.OverOneGPU), x.Report.Find(is, "2 ranks", measure.OverOneGPU)
 	figures := 10
 	if ranked {
-		figures += 4
+		figures += 8
 	}
 	if len(x.Report.Figures) != figures || x.Report.Find(is, "one GPU", measure.StepMillis) == nil || x.Report.Find(m.name(m.cases[2]), "3 GPUs", measure.PromptMillis) == nil || over == nil || over.Bar == nil || over.Bar.Met {
 		t.Errorf("%+v", x.Report.Figures)
 	}
-	if ranked && (ranks == nil || ranks.Bar == nil || !ranks.Bar.Met || x.Report.Find(m.name(m.cases[2]), "2 ranks", measure.PromptMillis) == nil || starts.Load() != 2 || x.Report.Versions["NCCL"] != "2.28.9") {
+	if ranked && (ranks == nil || ranks.Bar == nil || !ranks.Bar.Met || x.Report.Find(m.name(m.cases[2]), "2 ranks", measure.PromptMillis) == nil || x.Report.Find(is, "2 ranks x 2 GPUs", measure.OverOneGPU) == nil || starts.Load() != 4 || x.Report.Versions["NCCL"] != "2.28.9") {
 		t.Errorf("%d starts, %+v", starts.Load(), x.Report.Figures)
 	}
 	const few = "3 ranks x 2 GPUs: left out: 6 GPUs are needed, and there are 4"

@@ -90,7 +90,7 @@ type Options struct {
 	// linear layer; the first has the rest.
 	Device *la.GPU
 
-	// Ranks are the processes that have a model together, each with one GPU, Device, and the
+	// Ranks are the processes that have a model together, each with a GPU, or as many as the others, Device, and the
 	// weights that [LoadPart] gives it; nil: this one has all of it. All ranks have to be made, and
 	// called, alike. What rank 0 chooses, or its logits, all of them go on with.
 	Ranks *ranks.Comm

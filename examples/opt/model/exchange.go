@@ -25,27 +25,45 @@ type Exchange struct {
 // features can't be dealt out evenly, there is nothing to measure.
 func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 	o, rows, width := &d.options, len(d.lengths), d.config.HiddenSize
-	if o.Device == nil || o.world().Size == 1 && (len(o.Device.Members()) == 1 || !evenly(&d.config, len(o.Device.Members()))) {
+	if o.Device == nil {
+		return x, nil
+	}
+	within := len(o.Device.Members()) > 1 && evenly(&d.config, o.world(), len(o.Device.Members()))
+	if !within && o.world().Size == 1 {
 		return x, nil
 	}
 	x.Sums, x.Bytes = 2*d.config.Layers, rows*width*4
-	there, err := o.Device.UploadReplicated(tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(rows, width)))
+	upload := o.Device.Upload
+	if within {
+		upload = o.Device.UploadReplicated
+	}
+	there, err := upload(tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(rows, width)))
 	if err != nil {
 		return x, err
 	}
 	defer func() { err = errors.Join(err, there.Free()) }()
-	call := ongpu.Call{Op: "model.MeasureExchange", Node: new(ongpu.Node), Names: []string{"x"}, In: []G.Value{there}, DType: tensor.Float32, Shape: tensor.Shape{rows, width}}
-	if o.world().Size > 1 {
-		call.Queue = func(w *ongpu.Work) error { return ongpu.Together(w, o.Ranks, ongpu.Sum, rows*width, 0) }
-	} else {
-		call.Apart = func([]ongpu.Layout) (*ongpu.Apart, error) { // the sum of whatever is in the memory
-			return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: call.Shape, Sum: true}, nil
+	call := func() *ongpu.Call {
+		return &ongpu.Call{Op: "model.MeasureExchange", Node: new(ongpu.Node), Names: []string{"x"}, In: []G.Value{there}, DType: tensor.Float32, Shape: tensor.Shape{rows, width}}
+	}
+	var calls []*ongpu.Call
+	if within { // a rank's GPUs, before the ranks
+		c := call()
+		c.Apart = func([]ongpu.Layout) (*ongpu.Apart, error) { // the sum of whatever is in the memory
+			return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: c.Shape, Sum: true}, nil
 		}
+		calls = append(calls, c)
+	}
+	if o.world().Size > 1 {
+		c := call()
+		c.Queue = func(w *ongpu.Work) error { return ongpu.Together(w, o.Ranks, ongpu.Sum, rows*width, 0) }
+		calls = append(calls, c)
 	}
 	sums := func(n int) error {
 		for range n {
-			if _, err := ongpu.Compute(&call); err != nil {
-				return err
+			for _, c := range calls {
+				if _, err := ongpu.Compute(c); err != nil {
+					return err
+				}
 			}
 		}
 		return nil

@@ -55,7 +55,7 @@ func (w *Weights) upload(gpu *la.GPU) (tensors map[string]*la.DeviceTensor, err 
 		return nil, err
 	}
 	tensors = make(map[string]*la.DeviceTensor)
-	for p := range placing(w.config, gpus) {
+	for p := range placing(w.config, w.world, gpus) {
 		if w.tensors[p.from] == nil { // another rank's
 			continue
 		}

@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/ranks"
 
 	"gorgonia.org/tensor"
 )
@@ -140,7 +142,7 @@ func TestGPUsMemory(t *testing.T) {
 	}
 	t.Run("evenly", func(t *testing.T) {
 		w := openModel(t, "../tiny", la.Float16)
-		if !evenly(&w.config, 2) {
+		if !evenly(&w.config, w.world, 2) {
 			t.Error("the model is not dealt out evenly")
 		}
 		testGPUsMemory(t, gputest.OpenSome(t, 2), w, w.config.TieWordEmbeddings)
@@ -172,7 +174,7 @@ func testGPUsMemory(t *testing.T, gpu *la.GPU, w *Weights, tied bool) {
 	// Evenly both have the tables, norms and biases, and halves of the rest. The table is dealt out as the head, too.
 	twice := int64(0)
 	for name, x := range w.tensors {
-		if placementOf(&w.config, name, 2) == onAll {
+		if placementOf(&w.config, w.world, name, 2) == onAll {
 			twice += int64(x.MemSize())
 		}
 		if tied && name == tokenTable {
@@ -181,5 +183,28 @@ func testGPUsMemory(t *testing.T, gpu *la.GPU, w *Weights, tied bool) {
 	}
 	if sum := w.bytesOn(0, 2) + w.bytesOn(1, 2); sum != all+twice {
 		t.Errorf("%d bytes in all, the model has %d and %d of it twice", sum, all, twice)
+	}
+}
+
+// Features are dealt out evenly on all ranks, or on none.
+func TestEvenly(t *testing.T) {
+	for _, c := range []struct {
+		heads, dim, inner, ranks, gpus int
+		want                           bool
+	}{
+		{32, 128, 16384, 0, 8, true},
+		{32, 128, 16384, 2, 4, true},
+		{32, 128, 16384, 2, 9, false},
+		{6, 64, 1024, 4, 4, true},  // of one and of two heads
+		{6, 64, 1024, 4, 8, false}, // a half of one's features is no block
+		{3, 64, 48, 1, 3, true},
+		{4, 64, 96, 2, 3, false}, // the heads
+		{6, 64, 96, 2, 3, true},
+		{6, 64, 112, 2, 3, false}, // 48 and 64 inner features
+	} {
+		config := hf.Config{Heads: c.heads, HiddenSize: c.heads * c.dim, FFNDim: c.inner}
+		if got := evenly(&config, ranks.World{Size: c.ranks, Rank: max(c.ranks-1, 0)}, c.gpus); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
 	}
 }

@@ -17,7 +17,8 @@ import (
 // features inside of the feed-forward network. So q, k, v and the first feed-forward layer are
 // cut by output features, and the output projection and the second one by input features: these
 // make partial sums, which nn.AllReduce adds up. Bias and residual are added once, by rank 0.
-// Tables, norms and the head are whole on every rank.
+// Tables, norms and the head are whole on every rank. Where ranks have several GPUs each, a rank's part is dealt out to these as a
+// whole model is (shards.go): they sum first, and each then with the same GPUs of the other ranks.
 
 // cut is a rank's part of a weight: indices of an axis.
 type cut struct {
@@ -122,8 +123,6 @@ func (o *Options) checkRanks(c hf.Config) error {
 		return nil
 	case o.Device == nil:
 		return fmt.Errorf("%w: %d ranks on the CPU, and they compute on GPUs", ErrConfig, w.Size)
-	case len(o.Device.Members()) > 1:
-		return fmt.Errorf("%w: %d ranks with several GPUs each", ErrConfig, w.Size)
 	}
 	return checkWorld(c, w)
 }

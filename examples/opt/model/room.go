@@ -25,7 +25,7 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	gpus := max(len(o.Device.Members()), 1)
 	weights := make([]int64, gpus)
 	var made int64
-	for p := range placing(c, gpus) {
+	for p := range placing(c, o.world(), gpus) {
 		t, err := from.Tensor(p.from, p.shape...)
 		if err != nil {
 			return err
@@ -58,7 +58,9 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	return checkFree(o.Device, func(i int) (int64, string) {
 		mine := cache / int64(gpus) // evenly, but for a page
 		if o.Shard == la.ShardHeads {
-			mine = cache / int64(c.Heads) * int64((i+1)*c.Heads/gpus-i*c.Heads/gpus)
+			from, to := o.world().Part(c.Heads)
+			heads := to - from
+			mine = cache / int64(heads) * int64((i+1)*heads/gpus-i*heads/gpus)
 		}
 		values := chunk + draft
 		if i > 0 {

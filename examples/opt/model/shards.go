@@ -5,6 +5,7 @@ import (
 	"iter"
 
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/ranks"
 
 	la "gorgonia.org/leanattention"
 
@@ -42,11 +43,11 @@ type placed struct {
 }
 
 // placing is where each weight goes on so many GPUs. The head is dealt out where it is the table of tokens, too.
-func placing(c hf.Config, gpus int) iter.Seq[placed] {
+func placing(c hf.Config, world ranks.World, gpus int) iter.Seq[placed] {
 	return func(yield func(placed) bool) {
 		var table placed
 		for w := range c.Weights() {
-			p := placed{w.Name, w.Name, w.Shape, placementOf(&c, w.Name, gpus)}
+			p := placed{w.Name, w.Name, w.Shape, placementOf(&c, world, w.Name, gpus)}
 			if p.name == tokenTable {
 				table = p
 			}
@@ -60,19 +61,31 @@ func placing(c hf.Config, gpus int) iter.Seq[placed] {
 	}
 }
 
-// evenly says whether each of some GPUs can have as many features, outer and inner, in rows that GPUs can read.
-func evenly(c *hf.Config, gpus int) bool {
+// evenly says whether each of some GPUs, of each rank, can have as many features, outer and inner, in rows that GPUs can read.
+// Ranks have to do alike.
+func evenly(c *hf.Config, world ranks.World, gpus int) bool {
 	const most = 8 // that sum what they have made
-	return gpus <= most && c.FFNDim%(featureBlock*gpus) == 0 && c.HiddenSize%(featureBlock*gpus) == 0
+	if gpus > most {
+		return false
+	}
+	world.Size = max(world.Size, 1)
+	for world.Rank = range world.Size {
+		outer, outerEnd := world.Part(c.Heads)
+		inner, innerEnd := features(*c, world)
+		if (outerEnd-outer)*c.HeadDim()%(featureBlock*gpus) != 0 || (innerEnd-inner)%(featureBlock*gpus) != 0 {
+			return false
+		}
+	}
+	return true
 }
 
-func placementOf(c *hf.Config, name string, gpus int) placement {
+func placementOf(c *hf.Config, world ranks.World, name string, gpus int) placement {
 	if gpus == 1 {
 		return onFirst
 	}
 	dir, kind, _ := cutLast(name, ".")
 	_, layer, _ := cutLast(dir, ".")
-	if !evenly(c, gpus) {
+	if !evenly(c, world, gpus) {
 		switch layer {
 		case "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "project_in", "project_out", "lm_head":
 			return byRows
@@ -128,7 +141,7 @@ func checkFree(gpu *la.GPU, need func(member int) (bytes int64, what string)) er
 
 // bytesOn is what one of some GPUs has of the weights.
 func (w *Weights) bytesOn(gpu, gpus int) (n int64) {
-	for p := range placing(w.config, gpus) {
+	for p := range placing(w.config, w.world, gpus) {
 		if t := w.tensors[p.from]; t != nil { // else another rank's
 			p.shape = t.Shape()
 			n += p.bytesOn(gpu, gpus, t.Dtype().Size())

@@ -177,6 +177,7 @@ static uint64_t any(uint64_t n) { return together() ? draw_by(&f.turns, n) : f.l
 
 static struct queued *on_gpu[GPUS]; // the kernel that has begun on a GPU, and not ended: it may need all of it
 static int over;                    // kernels wait for what never comes: those that have begun end
+static int abroad;                  // something waits for another process
 
 // perform does a thing whose turn it is, in its lane. A kernel may not have ended then: NOT_READY, WAITS.
 static result perform(struct queued *w, struct lane *lane) {
@@ -197,7 +198,10 @@ static result perform(struct queued *w, struct lane *lane) {
 		break;
 	case COPY: memcpy(w->to, w->from, w->n); break;
 	case SET: memset(w->to, w->set, w->n); break;
-	case FOREIGN: ((result (*)(const void *))w->to)(w->from); break;
+	case FOREIGN:
+		r = ((result (*)(const void *))w->to)(w->from);
+		if (r == WAITS) { abroad = 1; return r; }
+		break;
 	case LAUNCH: break; // its lanes are done
 	}
 	w->ran = 1;
@@ -253,19 +257,12 @@ static enum turned turn(struct lane *lane, struct queued *graph) {
 	return DID;
 }
 
-// others says whether a thing may wait for another process.
-static int others(struct queued *w) {
-	for (int i = 0; w && w->work == LAUNCH && i < w->count; i++)
-		for (struct queued *in = w->lanes[i].first; in; in = in->next)
-			if (in->work == FOREIGN) return 1;
-	return w && w->work == FOREIGN;
-}
 // needed is the stream whose turn has to come for another to go on.
 static struct object *needed(struct object *s) {
 	for (int i = 0; i < 64 && s->todo.first && s->todo.first->work == WAIT && awaits(s->todo.first, 0); i++) s = s->todo.first->after->by;
 	return s;
 }
-// everybody gives all streams a turn, none that would have another process done.
+// everybody gives all streams a turn.
 static enum turned everybody(void) {
 	enum turned best = BLOCKED;
 	int n = 0;
@@ -273,7 +270,7 @@ static enum turned everybody(void) {
 	int from = n ? (int)any(n) : 0, i = 0;
 	for (int half = 0; half < 2; half++, i = 0)
 		for (struct object *o = streams; o; o = o->other, i++) {
-			if ((i >= from) == half || !o->todo.first || others(o->todo.first)) continue;
+			if ((i >= from) == half || !o->todo.first) continue;
 			enum turned t = turn(&o->todo, 0);
 			if (t < best) best = t;
 		}
@@ -287,6 +284,7 @@ enum { IDLE = 1000 };
 // until brings a stream on until it has done a thing; null: all that it has to do.
 static void until(struct object *s, struct queued *w) {
 	for (int idle = 0; s->todo.first && !(w && w->ran);) {
+		abroad = 0;
 		struct object *first = needed(s);
 		enum turned t = turn(&first->todo, 0);
 		if (together()) {
@@ -294,6 +292,14 @@ static void until(struct object *s, struct queued *w) {
 			t = e < t ? e : t;
 		}
 		if (t == DID) { idle = 0; continue; }
+		if (abroad) { // as long as that takes, and no kernel's time passes
+			if (++idle < 20) continue;
+			pthread_mutex_unlock(&lock);
+			usleep(100);
+			pthread_mutex_lock(&lock);
+			idle = 20;
+			continue;
+		}
 		if (++idle > IDLE) { // all wait: see ptx.IdleTime. Another thread may have what they wait for
 			f.clock += 50000000;
 			pthread_mutex_unlock(&lock);
@@ -326,13 +332,13 @@ static result finish_all(const void *context) {
 	}
 	return r;
 }
-// some does a few things of any streams, but none that would have others done.
+// some does a few things of any streams.
 static void some(void) {
 	if (together() && !any(3)) everybody();
 	if (!f.late || draw(2)) return;
 	for (struct object *o = streams; o; o = o->other)
 		if (draw(3) == 0)
-			for (uint64_t n = draw(4); n && o->todo.first && !others(o->todo.first); n--) turn(&o->todo, 0);
+			for (uint64_t n = draw(4); n && o->todo.first; n--) turn(&o->todo, 0);
 }
 // later says whether work is not done when it is queued.
 static int later(void) { return f.late || together(); }
@@ -356,7 +362,7 @@ static result queue(struct object *stream, struct queued w) {
 	}
 	if (!stream->capturing && !later()) {
 		w.argument = (void *)w.from;
-		if (w.work != LAUNCH) return perform(&w, &stream->todo);
+		if (w.work != LAUNCH && w.work != FOREIGN) return perform(&w, &stream->todo);
 	}
 	struct queued *kept = malloc(sizeof w);
 	if (w.fn) {
@@ -681,7 +687,7 @@ result cuEventQuery(struct object *e) {
 result cuEventElapsedTime(float *ms, void *start, void *end) { *ms = 1.5f; return on(__func__, EVENT, start, EVENT, end); }
 
 // fake_queue is for other libraries of this kind: it has a function called when its turn comes
-// in a stream, which reads and writes memory of the GPU.
+// in a stream, which reads and writes memory of the GPU. As long as that is WAITS, for another process, it is called again.
 int fake_queue(struct object *s, int (*f)(const void *), const void *with, uint64_t read, int64_t reads, uint64_t write, int64_t writes) {
 	CALL(1);
 	if (!find(STREAM, (uintptr_t)s) || !within(BUFFER, read, reads, s->owner) || !within(BUFFER, write, writes, s->owner)) return done(INVALID_VALUE);

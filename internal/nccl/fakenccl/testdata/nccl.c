@@ -1,7 +1,7 @@
 // An NCCL without a GPU, for tests: the ranks are processes of one host, which meet in
 // shared memory, and what a collective does is queued on a stream of the driver that needs
 // no GPU either. A collective waits for the others as NCCL's kernels do: for ever, until
-// its communicator is aborted. It checks what NCCL leaves to its users: that all ranks ask
+// its communicator is aborted; other streams go on meanwhile. It checks what NCCL leaves to its users: that all ranks ask
 // for the same. The environment sets FAKE_NCCL_VERSION, its version; FAKE_NCCL_FAIL, the
 // name of a function that fails; FAKE_NCCL_ASYNC, the collective after which there is an
 // asynchronous error.
@@ -127,14 +127,11 @@ result ncclCommAbort(struct comm *c) {
 result ncclCommGetAsyncError(struct comm *c, result *r) { *r = c->error; return OK; }
 int fake_nccl_live(void) { return live; }
 
-// meet waits until all ranks have come here; 0: aborted.
-static int meet(struct comm *c) {
-	c->s->phase[c->rank] = ++c->phase;
+// come says that this rank has come to the next meeting, and all whether all have.
+static void come(struct comm *c) { c->s->phase[c->rank] = ++c->phase; }
+static int all(struct comm *c) {
 	for (int i = 0; i < c->size; i++)
-		while (c->s->phase[i] < c->phase) {
-			if (c->aborted) return 0;
-			nap();
-		}
+		if (c->s->phase[i] < c->phase) return 0;
 	return 1;
 }
 
@@ -156,54 +153,69 @@ static void put(char *p, int64_t i, int type, float x) {
 static int size_of(int type) { return type == F32 || type == INT32 ? 4 : type == INT8 ? 1 : 2; }
 
 enum kind { REDUCE = 1, GATHER, BROADCAST };
-struct work { struct comm *c; struct call call; const char *send; char *recv; };
+struct work { struct comm *c; struct call call; const char *send; char *recv; int line; int64_t at; };
 
-// collective runs when its turn comes in the stream.
-static result collective(const void *with) {
-	const struct work *w = with;
+// The driver's: it is called again, and others have their turn meanwhile.
+enum { WAITS = 601 };
+// UNTIL goes on here when it is called again.
+#define UNTIL(x) do { w->line = __LINE__; case __LINE__: if (c->aborted) goto end; if (!(x)) return WAITS; } while (0)
+
+// go does what it can of a collective, whose turn has come in the stream.
+static result go(struct work *w) {
 	struct comm *c = w->c;
 	struct shared *s = c->s;
-	inside++;
-	const char *bad = getenv("FAKE_NCCL_ASYNC");
-	if (bad && ++c->collectives > atol(bad)) c->error = REMOTE;
 	int size = size_of(w->call.type);
+	int64_t step = SLOT / size, n = w->call.count - w->at < step ? w->call.count - w->at : step;
+	const char *bad;
+	switch (w->line) {
+	case 0:
+	bad = getenv("FAKE_NCCL_ASYNC");
+	if (bad && ++c->collectives > atol(bad)) c->error = REMOTE;
 	if (c->aborted) goto end;
 	s->call[c->rank] = w->call;
-	if (!meet(c)) goto end;
+	come(c);
+	UNTIL(all(c));
 	for (int i = 0; i < c->size; i++)
 		if (memcmp(&s->call[i], &w->call, sizeof w->call)) {
 			fprintf(stderr, "fake NCCL: rank %d asks for %d of %ld, rank %d for %d of %ld\n", c->rank, w->call.kind, (long)w->call.count, i, s->call[i].kind, (long)s->call[i].count);
 			c->error = INVALID_USAGE;
 		}
 	// Nobody goes on to the next one's call before all have looked at this one's.
-	if (!meet(c)) goto end;
-	if (c->error) { // as NCCL's kernels: what goes wrong is waited for until the abort
-		while (!c->aborted) nap();
-		goto end;
-	}
-	for (int64_t at = 0, step = SLOT / size; at < w->call.count; at += step) {
-		int64_t n = w->call.count - at < step ? w->call.count - at : step;
-		memcpy(s->slot[c->rank], w->send + at * size, n * size);
-		if (!meet(c)) goto end;
+	come(c);
+	UNTIL(all(c));
+	UNTIL(!c->error); // as NCCL's kernels: what goes wrong is waited for until the abort
+	for (; w->at < w->call.count; w->at += n) {
+		n = w->call.count - w->at < step ? w->call.count - w->at : step;
+		memcpy(s->slot[c->rank], w->send + w->at * size, n * size);
+		come(c);
+		UNTIL(all(c));
 		switch (w->call.kind) {
 		case REDUCE:
 			for (int64_t i = 0; i < n; i++) {
 				float sum = 0;
 				for (int r = 0; r < c->size; r++) sum += get(s->slot[r], i, w->call.type);
-				put(w->recv, at + i, w->call.type, sum);
+				put(w->recv, w->at + i, w->call.type, sum);
 			}
 			break;
 		case GATHER:
-			for (int r = 0; r < c->size; r++) memcpy(w->recv + (r * w->call.count + at) * size, s->slot[r], n * size);
+			for (int r = 0; r < c->size; r++) memcpy(w->recv + (r * w->call.count + w->at) * size, s->slot[r], n * size);
 			break;
 		default:
-			memcpy(w->recv + at * size, s->slot[w->call.root], n * size);
+			memcpy(w->recv + w->at * size, s->slot[w->call.root], n * size);
 		}
-		if (!meet(c)) goto end;
+		come(c);
+		UNTIL(all(c));
+	}
 	}
 end:
-	inside--;
+	w->line = 0, w->at = 0; // graphs may do it again
 	return OK;
+}
+static result collective(const void *with) {
+	inside++;
+	result r = go((struct work *)with);
+	inside--;
+	return r;
 }
 
 typedef int (*queue_func)(void *stream, result (*)(const void *), const void *, uint64_t, int64_t, uint64_t, int64_t);
@@ -223,7 +235,7 @@ static result queue(const char *name, struct comm *c, int kind, const void *send
 	if (kind == REDUCE && (type == INT8 || type == INT32)) return INVALID_ARGUMENT;
 	queue_func f = driver();
 	if (!f) return INTERNAL;
-	struct work *w = calloc(1, sizeof *w); // graphs may do it again
+	struct work *w = calloc(1, sizeof *w);
 	w->c = c, w->send = send, w->recv = recv;
 	w->call.kind = kind, w->call.type = type, w->call.root = root, w->call.count = count;
 	int64_t n = count * size_of(type);
