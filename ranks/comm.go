@@ -150,7 +150,9 @@ func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
 		return nil, c.joinError(libErr)
 	}
 	if n := len(made) / len(nccl.ID{}); n != len(ids) {
-		return nil, &Error{w.Rank, fmt.Sprintf("it has %s, and rank 0 has %s", several(len(ids)), several(n))}
+		e := &Error{w.Rank, fmt.Sprintf("it has %s, and rank 0 has %s", several(len(ids)), several(n))}
+		session.Fail(errors.New(e.Reason))
+		return nil, e
 	}
 	for i := range ids {
 		copy(ids[i][:], made[i*len(ids[i]):])

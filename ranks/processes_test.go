@@ -470,6 +470,9 @@ func TestDoNotMeet(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for rank, r := range rankstest.Run(t, 2, c.env, c.without...) {
+				if strings.Contains(r.Text, "rank 1: rank 1:") {
+					t.Errorf("rank %d says it twice: %q", rank, r.Text)
+				}
 				if c.want[rank] != "" && (r.Err != nil || !strings.Contains(r.Text, c.want[rank])) {
 					t.Errorf("rank %d: %q, %v; want %q\n%s", rank, r.Text, r.Err, c.want[rank], r.Output)
 				}

@@ -4,6 +4,7 @@ package device_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -95,6 +96,33 @@ func send(t *testing.T, q *device.Queue, p *device.Pinned, mark bool) {
 		return sub.Mark(p)
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Of failures that are told of what was waited for, a rank's comes first.
+func TestCheck(t *testing.T) {
+	q, _ := open(t)
+	other, rank := errors.New("another"), fmt.Errorf("rank 1: %w", device.ErrRank)
+	var failed [2]error
+	var stop [2]func()
+	for i := range failed {
+		stop[i] = q.Check(func() error { return failed[i] })
+	}
+	for _, c := range []struct{ first, second, want error }{{nil, nil, nil}, {other, nil, other}, {nil, other, other}, {other, rank, rank}, {rank, other, rank}} {
+		failed = [2]error{c.first, c.second}
+		if err := q.Synchronize(); err != c.want {
+			t.Errorf("%v and %v: %v", c.first, c.second, err)
+		}
+	}
+	failed = [2]error{rank, other}
+	stop[0]()
+	if err := q.Synchronize(); err != other {
+		t.Errorf("one has stopped: %v", err)
+	}
+	stop[1]()
+	stop[1]()
+	if err := q.Synchronize(); err != nil {
+		t.Errorf("all have stopped: %v", err)
 	}
 }
 
