@@ -105,8 +105,8 @@ func part(w ranks.World, x *tensor.Dense, axis int) *tensor.Dense {
 }
 
 const (
-	width, heads, headDim, inner, words, layers = 64, 4, 64, 64, 32, 2
-	tokens                                      = 4
+	width, heads, headDim, inner, words, layers = 64, 4, 64, 64, 32, 1
+	tokens                                      = 3
 )
 
 // decoder is a small decoder of this rank's heads and features. It returns the tokens that it
