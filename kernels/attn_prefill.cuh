@@ -37,7 +37,7 @@
 template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE> struct Prefill : PrefillRows<T, D, GROUPS * 64, KEYS, PRECISE, ANY> {
   using Rows = PrefillRows<T, D, GROUPS * 64, KEYS, PRECISE, ANY>;
   using typename Rows::Math, typename Rows::Operand, typename Rows::Range, typename Rows::Scores, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
-  using Rows::BLOCKS, Rows::FACTORS, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
+  using Rows::BLOCKS, Rows::CHANGED, Rows::FACTORS, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
   static constexpr int ROWS = GROUPS * 64;                // of an output tile
   static constexpr int PLACES = D <= 128 ? 2 : 1;         // for queries: there is room for so many
   static constexpr bool ROUNDED = PRECISE && D <= 128;    // what a step adds to outputs has registers of its own
@@ -183,8 +183,8 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       float o[D / 8][4] = {}, s[KEYS / 8][4];
       float more[ROUNDED ? D / 8 : 1][4]; // what a step adds to o
       u32 w[PARTS][KEYS / 16][4];
-      Softmax m = Rows::softmaxOf(p, t, row, lane);
-      float by[2] = {p.scale, p.scale}; // that makes scores of products, where they are modified
+      Softmax m = Rows::softmaxOf(p);
+      float by[2] = {p.scale, p.scale}; // that makes scores of products, where they are changed
 
       const auto scores = [&] {
         const u32 keys = sh.keys + stage.index * STAGE;
@@ -230,7 +230,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
           pinned(o);
         }
       };
-      const Scores modified(p, t, row, group * 64 + 63); // what becomes of scores
+      const Scores modified(p, t, row, group * 64 + 63); // what becomes of products or scores
       const auto weigh = [&](int c) {
         const int key = t.keyOf(c);
         if constexpr (SCORED) modified.apply(s, by, key, sees, lane);
@@ -261,7 +261,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       if (t.begin < t.end) {
         if constexpr (PRECISE) {
           const u32 factors = sh.factors + placeOf(n) * FACTORS;
-          float(&scale)[2] = SCORED ? by : m.scale;
+          float(&scale)[2] = CHANGED ? by : m.scale;
           scale[0] *= loadShared(factors + row * 4), scale[1] *= loadShared(factors + row * 4 + 32);
         }
         int c = t.end - 1;

@@ -23,7 +23,7 @@ template <class T, int D, int WARPS, int TILES, int KEYS, int STAGES, bool PRECI
 struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
   using Rows = PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY>;
   using typename Rows::Math, typename Rows::Operand, typename Rows::Scores, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
-  using Rows::BLOCKS, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
+  using Rows::BLOCKS, Rows::CHANGED, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
   static constexpr int ROWS = WARPS * TILES * 16; // of an output tile
   // Thread blocks of a multiprocessor. Heads of 64 leave registers for three of them where scores are not modified, and 8.0 has
   // the shared memory.
@@ -123,10 +123,10 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
     float o[TILES][D / 8][4], s[TILES][KEYS / 8][4];
     u32 w[TILES][KEYS / 16][PARTS][4]; // weights as operands
     Softmax m[TILES];
-    float by[TILES][2]; // that makes scores of products, where they are modified
+    float by[TILES][2]; // that makes scores of products, where they are changed
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
-      m[i] = Rows::softmaxOf(p, t, warp * (TILES * 16) + i * 16 + lane / 4, lane), by[i][0] = by[i][1] = p.scale;
+      m[i] = Rows::softmaxOf(p), by[i][0] = by[i][1] = p.scale;
 #pragma unroll
       for (int j = 0; j < D / 8; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0.f;
     }
@@ -140,7 +140,7 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
           const u32 mine = factors + (warp * (TILES * 16) + lane / 4) * 4;
 #pragma unroll
           for (int i = 0; i < TILES; i++) {
-            float(&scale)[2] = SCORED ? by[i] : m[i].scale;
+            float(&scale)[2] = CHANGED ? by[i] : m[i].scale;
             scale[0] *= loadShared(mine + i * 64), scale[1] *= loadShared(mine + i * 64 + 32);
           }
         }

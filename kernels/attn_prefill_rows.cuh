@@ -90,24 +90,52 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
 
   // What `THREADS` threads do to bring the queries of an output tile to shared memory, of which this is number `thread`.
   // Those of the operands' type are on their way then (copyCommit).
+  static constexpr int PIECES = D / 8; // of a row, eight elements each
   template <int THREADS> __device__ static __forceinline__ void bringQueries(const PrefillParams& p, const Tile& t, u32 to, int thread) {
-    constexpr int PIECES = D / 8; // of a row, 16 bytes each
+    if constexpr (ANY) {
+      if (p.queryType != Operand::type) {
+        withStore(p.queryType, [&](auto s) { bringRounded<THREADS, decltype(s)>(p, t, to, thread); });
+        return;
+      }
+    }
 #pragma unroll 4
     for (int i = thread; i < ROWS * PIECES; i += THREADS) {
-      const int r = i / PIECES, c = i % PIECES, row = t.first + r;
-      const bool there = row < t.rows; // else zeros
-      const long long from = queryOf(p, t, there ? row : t.first) + c * 8;
-      const u32 at = to + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16);
-      if constexpr (ANY) putRounded(p, at, from, there);
-      else copy16(at, (const u16*)p.query + (there ? from : 0), there);
+      const Piece piece(p, t, to, i);
+      copy16(piece.to, (const u16*)p.query + (piece.there ? piece.from : 0), piece.there);
     }
   }
-
-  // Eight elements of a query of another type, rounded.
-  __device__ static __forceinline__ void putRounded(const PrefillParams& p, u32 at, long long from, bool there) {
-    float4 a = make_float4(0.f, 0.f, 0.f, 0.f), b = a;
-    if (there) withStore(p.queryType, [&](auto s) { a = decltype(s)::load4(p.query, from), b = decltype(s)::load4(p.query, from + 4); });
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(Operand::pack(a.x, a.y)), "r"(Operand::pack(a.z, a.w)), "r"(Operand::pack(b.x, b.y)), "r"(Operand::pack(b.z, b.w)) : "memory");
+  // Eight elements of a query, and where they go.
+  struct Piece {
+    u32 to;
+    bool there; // else zeros
+    long long from;
+    __device__ __forceinline__ Piece(const PrefillParams& p, const Tile& t, u32 query, int i) {
+      const int r = i / PIECES, c = i % PIECES, row = t.first + r;
+      there = row < t.rows;
+      from = queryOf(p, t, there ? row : t.first) + c * 8;
+      to = query + c / 8 * (ROWS * 128) + swizzled(r, c % 8 * 16);
+    }
+  };
+  // Those of another type, Of: rounded. A thread has some pieces on their way at once.
+  template <int THREADS, class Of> __device__ static __forceinline__ void bringRounded(const PrefillParams& p, const Tile& t, u32 to, int thread) {
+    constexpr int TOGETHER = 2;
+#pragma unroll 1
+    for (int first = thread; first < ROWS * PIECES; first += TOGETHER * THREADS) {
+      float4 x[TOGETHER][2];
+      u32 at[TOGETHER];
+#pragma unroll
+      for (int n = 0; n < TOGETHER; n++) {
+        const Piece piece(p, t, to, min(first + n * THREADS, ROWS * PIECES - 1));
+        at[n] = piece.to;
+        x[n][0] = x[n][1] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (piece.there) x[n][0] = Of::load4(p.query, piece.from), x[n][1] = Of::load4(p.query, piece.from + 4);
+      }
+#pragma unroll
+      for (int n = 0; n < TOGETHER; n++) {
+        const float4 a = x[n][0], b = x[n][1];
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at[n]), "r"(Operand::pack(a.x, a.y)), "r"(Operand::pack(a.z, a.w)), "r"(Operand::pack(b.x, b.y)), "r"(Operand::pack(b.z, b.w)) : "memory");
+      }
+    }
   }
 
   // The same of queries of any type, in two parts. Where operands have few exponents a row is
@@ -177,11 +205,6 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
 #pragma unroll
       for (int h = 0; h < 2; h++) top[h] = base[h] = -LEAN_INF, sum[h] = shrink[h] = 0.f, scale[h] = of;
     }
-    // The state of a score x more in row number h, whose value is 0: before all others.
-    __device__ __forceinline__ void sink(int h, float x, int lane) {
-      constexpr float ONE = Math::lift > 0 ? 1 << (int)Math::lift : 1;
-      top[h] = x, base[h] = x * scale[h] - Math::lift, sum[h] = lane % 4 == 0 && x != -LEAN_INF ? ONE : 0.f; // lanes have parts of it
-    }
     __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4]) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -214,21 +237,10 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
     }
   };
 
-  using Scores = typename Either<SCORED, PrefillScores<KEYS, PrefillParams, Tile>, NoPrefillScores>::type;
-  // The softmax of a lane's rows, before there are keys. The first part of an output tile begins with the attention
-  // sinks.
-  __device__ static __forceinline__ Softmax softmaxOf(const PrefillParams& p, const Tile& t, int row, int lane) {
-    if constexpr (SCORED) {
-      Softmax m(2.f); // of base 4
-      if (scoreOf(p).sinks != nullptr && p.tiles[t.index].part == 0) {
-        const Scores of(p, t, row, 0);
-        m.sink(0, of.sink(0), lane), m.sink(1, of.sink(1), lane);
-      }
-      return m;
-    } else {
-      return Softmax(p.scale);
-    }
-  }
+  static constexpr bool CHANGED = Changed<T>::scores; // by more than masks
+  using Scores = typename Either<SCORED, PrefillScores<KEYS, PrefillParams, Tile, CHANGED>, NoPrefillScores>::type;
+  // The softmax of a lane's rows, before there are keys. Scores that are changed have been multiplied: they are of base 4.
+  __device__ static __forceinline__ Softmax softmaxOf(const PrefillParams& p) { return Softmax(CHANGED ? 2.f : p.scale); }
 
   // Whether o and m are all of 16 rows of the output tile: the parts become so for the warp that comes
   // last. `thread` is a lane's number among those of all rows, 32 for each 16.
@@ -279,6 +291,15 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
     return true;
   }
 
+  static constexpr float LOG2E = 1.4426950408889634f;
+  // An attention sink is a score more, whose value is 0: lse is that of the row with it then, and f what its output is multiplied by.
+  __device__ static __forceinline__ void addSink(float sink, float& lse, float& f) {
+    const float top = fmaxf(lse, sink);
+    if (top == -LEAN_INF) return;
+    const float own = exp2_((lse - top) * LOG2E), all = own + exp2_((sink - top) * LOG2E);
+    f *= own / all, lse = finite(__fmaf_rn(log2_(all), LN2, top));
+  }
+
   // Writes a lane's two rows.
   __device__ static __forceinline__ void epilogue(const PrefillParams& p, const Tile& t, float (&o)[D / 8][4], const Softmax& m, int row, int lane) {
     const int quarter = lane % 4;
@@ -287,12 +308,14 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
       float sum = m.sum[h];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const float f = sum == 0.f ? 0.f : 1.f / sum;
+      float f = sum == 0.f ? 0.f : 1.f / sum;
       const int r = t.first + row + h * 8, position = r / p.group, head = t.head * p.group + r - position * p.group;
       const bool there = r < t.rows;
-      const float natural = PRECISE && !SCORED ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
-      if (there && p.lse != nullptr && quarter == 0)
-        p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
+      const float natural = PRECISE && !CHANGED ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
+      float lse = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
+      if constexpr (SCORED)
+        if (there && scoreOf(p).sinks != nullptr) addSink(scoreOf(p).sinks[head], lse, f);
+      if (there && p.lse != nullptr && quarter == 0) p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = lse;
       const long long at = (t.s.row + position) * p.outRow + head * p.outHead;
       if constexpr (ANY) {
         if (!there) continue;

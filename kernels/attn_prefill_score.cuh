@@ -2,6 +2,17 @@
 #pragma once
 #include "attn_score.cuh"
 
+// A Format with masks other than causal, and attention sinks, but without what changes scores: for kernels of their own, which
+// are nearly as fast as those with causal masks alone.
+template <class F> struct Masked : F {};
+template <class F> struct Modified<Masked<F>> : Modified<Scored<F>> {};
+template <class T> struct Changed {
+  enum : bool { scores = false };
+};
+template <class F> struct Changed<Scored<F>> {
+  enum : bool { scores = true };
+};
+
 // Output tiles are cut, and keys left out, in multiples of so many: cutKeys of internal/gpu/attention.
 constexpr int CUT_KEYS = 128;
 
@@ -28,64 +39,86 @@ template <int KEYS> struct KeySteps<KEYS, true> {
   __device__ __forceinline__ int hiddenTo(int key) const { return min(hidden - key, KEYS); }
 };
 
-// What becomes of scores of a lane's two rows and KEYS keys, of which the first is number `key` of the sequence: the
-// formulas of attn_score.cuh, in the same order. each has f(x, i, n) take the place of every score x, of row number i
-// of the lane's and key number n. Rows knows these rows: slope(i), place(i) among the keys, addBias(score, each), hideByTree(score, each), narrow(), which keys
-// are before that are hidden from some row, and fresh(), the first new token, where there is a tree: it hides only keys
-// from there on. Each of what follows is by itself, so that what it needs is in registers only then.
-template <int KEYS, class Rows, class Each> __device__ __forceinline__ void modifyScores(const ScoreParams& score, const Rows& of, int key, const Each& each) {
-  if (score.cap != 0.f) {
-    const float cap = score.cap, reciprocal = score.reciprocal;
+// Soft caps: cap tanh(x/cap) in place of every score x. Scores that are small beside the cap, as most are, need no exponential and
+// no quotient: tanh(t)/t - 1 is a polynomial in t^2, to 2^-24 where |t| < 0.65.
+template <class Each> __device__ __forceinline__ void capScores(float cap, float reciprocal, const Each& each) {
+  float most = 0.f;
+  each([&](float x, int, int) {
+    most = fmaxf(most, fabsf(x));
+    return x;
+  });
+  if (__all_sync(~0u, most * reciprocal < 0.65f)) {
+    each([&](float x, int, int) {
+      const float t = x * reciprocal, z = t * t;
+      const float f = __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(-0.00592372613f, z, 0.0208734609f), z, -0.0538237579f), z, 0.13332583f), z, -0.333333284f);
+      return __fmaf_rn(x * z, f, x);
+    });
+  } else {
     each([&](float x, int, int) { return cap * tanh_(x * reciprocal); });
   }
-  if (score.slopes != nullptr) {
-    const float slope[2] = {of.slope(0), of.slope(1)};
-    const float from[2] = {slope[0] * (float)(key - of.place(0)), slope[1] * (float)(key - of.place(1))};
-    each([&](float x, int i, int n) { return x + __fmaf_rn(slope[i], (float)n, from[i]); });
+}
+
+// What becomes of scores of a lane's two rows and KEYS keys, of which the first is number `key` of the sequence: the
+// formulas of attn_score.cuh, in the same order. each has f(x, i, n) take the place of every score x, of row number i
+// of the lane's and key number n. Rows knows these rows: slope(i), place(i) among the keys, addBias(score, each),
+// hideByTree(score, each), what(), which of CAP, SLOPES and BIAS there are, narrow(), which keys are before that are hidden from some
+// row, and fresh(), the first new token, where there is a tree: it hides only keys from there on. Each of what follows is by itself, so that
+// what it needs is in registers only then.
+constexpr int CAP = 1, SLOPES = 2, BIAS = 4;
+template <int KEYS, bool CHANGED, class Rows, class Each> __device__ __forceinline__ void modifyScores(const ScoreParams& score, const Rows& of, int key, const Each& each) {
+  if constexpr (CHANGED) {
+    const int what = of.what();
+    if (what & CAP) capScores(score.cap, score.reciprocal, each);
+    if (what & SLOPES) {
+      const float slope[2] = {of.slope(0), of.slope(1)};
+      const float from[2] = {slope[0] * (float)(key - of.place(0)), slope[1] * (float)(key - of.place(1))};
+      each([&](float x, int i, int n) { return x + __fmaf_rn(slope[i], (float)n, from[i]); });
+    }
+    if (what & BIAS) of.addBias(score, each);
   }
-  if (score.bias != nullptr) of.addBias(score, each);
   if (key < of.narrow()) {
-    const int window = score.window, sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
-    each([&](float x, int i, int n) { return of.place(i) - key - n >= window && n >= sinks ? -LEAN_INF : x; });
+    const int sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
+    const int first[2] = {of.place(0) - score.window + 1 - key, of.place(1) - score.window + 1 - key}; // key numbers that rows see
+    each([&](float x, int i, int n) { return n < first[i] && n >= sinks ? -LEAN_INF : x; });
   }
   if (key + KEYS > of.fresh()) of.hideByTree(score, each);
 }
 
 // What becomes of the scores of a lane's rows, `row` and row+8 of an output tile. P and Tile are those of
 // attn_prefill_rows.cuh.
-template <int KEYS, class P, class Tile> struct PrefillScores {
+template <int KEYS, class P, class Tile, bool CHANGED> struct PrefillScores {
   const P& p;
   const Tile& t;
-  int row, before;   // before: keys in front of that of query position 0
-  int narrow, fresh; // see modifyScores
+  int row, before;      // before: keys in front of that of query position 0
+  int position[2];      // of the lane's rows
+  int what, narrow, fresh; // see modifyScores
 
   // last: of the rows of an output tile that `narrow` is to be for.
   __device__ __forceinline__ PrefillScores(const P& p, const Tile& t, int row, int last) : p(p), t(t), row(row), before(t.s.keys - t.s.queries) {
     const ScoreParams& score = scoreOf(p);
+    what = (score.cap != 0.f ? CAP : 0) | (score.slopes != nullptr ? SLOPES : 0) | (score.bias != nullptr ? BIAS : 0);
+    position[0] = packed(0) / p.group, position[1] = packed(1) / p.group; // the quotients take as long as some of what is done in a step
     narrow = firstInWindow(score, before + min(t.first + last, t.rows - 1) / p.group);
     fresh = score.trees != nullptr && score.details[t.seq].tree >= 0 ? before : 0x7fffffff;
   }
   // Row number i of the lane's among those of the sequence: the last one in place of what is behind it.
   __device__ __forceinline__ int packed(int i) const { return min(t.first + row + 8 * i, t.rows - 1); }
-  __device__ __forceinline__ int positionOf(int i) const { return packed(i) / p.group; }
-  __device__ __forceinline__ int headOf(int i) const { return t.head * p.group + packed(i) % p.group; }
-  // The attention sink of a row, a score.
-  __device__ __forceinline__ float sink(int i) const { return scoreOf(p).sinks[headOf(i)] * 0.72134752044448170f; } // log4(e)
+  __device__ __forceinline__ int headOf(int i) const { return t.head * p.group + packed(i) - position[i] * p.group; }
 
   // The rows as modifyScores wants them.
   struct Step {
     const PrefillScores& of;
-    const int (&position)[2];
     const int (&limits)[2];
     int key;
     __device__ __forceinline__ float slope(int i) const { return scoreOf(of.p).slopes[of.headOf(i)]; }
-    __device__ __forceinline__ int place(int i) const { return of.before + position[i]; }
+    __device__ __forceinline__ int place(int i) const { return of.before + of.position[i]; }
+    __device__ __forceinline__ int what() const { return of.what; }
     __device__ __forceinline__ int narrow() const { return of.narrow; }
     __device__ __forceinline__ int fresh() const { return of.fresh; }
     template <class Each> __device__ __forceinline__ void addBias(const ScoreParams& score, const Each& each) const {
       long long at[2];
 #pragma unroll
-      for (int i = 0; i < 2; i++) at[i] = score.details[of.t.seq].number * score.biasSequence + of.headOf(i) * score.biasHead + position[i] * score.biasRow + key;
+      for (int i = 0; i < 2; i++) at[i] = score.details[of.t.seq].number * score.biasSequence + of.headOf(i) * score.biasHead + of.position[i] * score.biasRow + key;
       const int limit[2] = {limits[0] - key, limits[1] - key};
       // Around all elements, so that their loads do not wait for each other.
       withStore(score.biasType, [&](auto b) { each([&](float x, int i, int n) { return n < limit[i] ? __fmaf_rn(decltype(b)::load(score.bias, at[i] + n), score.biasFactor, x) : x; }); });
@@ -94,7 +127,7 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
       u32 hidden[2][4]; // a bit for each key from the lane's first one on: in front of the new tokens there are none
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const u64 tokens = ~score.trees[score.details[of.t.seq].tree + position[i]];
+        const u64 tokens = ~score.trees[score.details[of.t.seq].tree + of.position[i]];
         const int by = of.fresh - key; // less than KEYS
         u64 low = by >= 64 ? 0 : by >= 0 ? tokens << by : by > -64 ? tokens >> -by : 0, high = by >= 64 ? tokens << (by - 64) : by > 0 ? tokens >> (64 - by) : 0;
         hidden[i][0] = (u32)low, hidden[i][1] = (u32)(low >> 32), hidden[i][2] = (u32)high, hidden[i][3] = (u32)(high >> 32);
@@ -102,8 +135,8 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
       each([&](float x, int i, int n) { return hidden[i][n / 32] >> n % 32 & 1 ? -LEAN_INF : x; });
     }
   };
-  // Makes scores of products x with the keys of a step, of which the first is number `key`, by factors of the rows. Rows see keys
-  // below their limits.
+  // Makes scores of products x with the keys of a step, of which the first is number `key`, by factors of the rows, and masks these.
+  // Where scores are not changed, products are masked. Rows see keys below their limits.
   __device__ __forceinline__ void apply(float (&x)[KEYS / 8][4], const float (&by)[2], int key, const int (&limits)[2], int lane) const {
     // Keys are counted from the lane's first one on: their numbers are constants then.
     const auto each = [&](const auto& f) {
@@ -112,9 +145,9 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
 #pragma unroll
         for (int e = 0; e < 4; e++) x[j][e] = f(x[j][e], e >> 1, j * 8 + (e & 1));
     };
-    each([&](float s, int i, int) { return s * by[i]; });
-    const int position[2] = {positionOf(0), positionOf(1)}, first = key + lane % 4 * 2;
-    modifyScores<KEYS>(scoreOf(p), Step{*this, position, limits, first}, first, each);
+    if constexpr (CHANGED) each([&](float s, int i, int) { return s * by[i]; });
+    const int first = key + lane % 4 * 2;
+    modifyScores<KEYS, CHANGED>(scoreOf(p), Step{*this, limits, first}, first, each);
   }
 };
 

@@ -61,6 +61,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 		},
 		"prefill.cu":           promptLines("prefill"),
 		"prefill_mma.cu":       promptLines(mmaUnit),
+		"prefill_mask.cu":      promptLines("prefill_mask"),
 		"prefill_score.cu":     promptLines("prefill_score"),
 		"prefill_mma_score.cu": promptLines(mmaUnit + "_score"),
 	} {
@@ -95,10 +96,10 @@ func promptLines(unit string) (lines []string) {
 			switch {
 			case !k.way.same:
 				more = ", true"
-			case strings.HasSuffix(entry, "_rounded"), strings.HasSuffix(entry, "_score"):
+			case strings.HasSuffix(entry, "_rounded"), k.way.can.Features&scoredFeatures != 0:
 				more = ", false, true"
 			}
-			if name, end, scored := strings.Cut(entry, fmt.Sprintf("_%d", k.dims[0])); scored && strings.HasSuffix(end, "_score") { // listed for all types together
+			if name, end, _ := strings.Cut(entry, fmt.Sprintf("_%d", k.dims[0])); k.way.can.Features&scoredFeatures != 0 { // listed for all types together
 				lines = append(lines, fmt.Sprintf("HEAD_DIMS(%s, %s)", name, format))
 				entry, of = fmt.Sprintf("name##_%d%s", k.dims[0], end), "T"
 			}

@@ -174,12 +174,15 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	}
 	a.queryType, a.outType, a.rows = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType), p.rows
 	p.args.Reset()
-	if k.way.can.Features&scoredFeatures != 0 {
+	if k.way.can.Features&changeFeatures != 0 {
 		a.scale, a.natural = float32(g.Scale*lean.Log4E), lean.Ln4
+	} else {
+		a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)
+	}
+	if k.way.can.Features&scoredFeatures != 0 {
 		p.scoredPrefillParams = scoredPrefillParams{prefillParams: *a, score: p.scoresOf(g, o)}
 		cuda.Struct(&p.args, &p.scoredPrefillParams)
 	} else {
-		a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)
 		cuda.Struct(&p.args, a)
 	}
 	p.hold(o)

@@ -65,7 +65,7 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
 		m.run(t, plan, p)
 		if k := plan.kernelOf(p.operands()); k.way.parts > 0 {
-			if scored != (k.way == &scoredPrefillWay || k.way == &preciseScoredPrefillWay) {
+			if modified := k.way.can.Features & scoredFeatures; scored != (modified != 0) || modified == maskFeatures && p.geometry.Features()&changeFeatures != 0 {
 				t.Errorf("%v by %s", p, k.entries[0])
 			}
 			if other := p.query != p.kv || p.out != p.kv; k.way.parts != 2 && other && !p.geometry.Mixed || k.way.parts != 1 && !other {

@@ -26,9 +26,13 @@ func (k *twin) prefill(l *testgpu.Launch, few *params) {
 	dim := 0
 	fmt.Sscan(name[2], &dim)
 	entry, scored := strings.CutSuffix(l.Kernel, "_score")
+	entry, masked := strings.CutSuffix(entry, "_mask")
 	like, precise := attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1}, strings.HasSuffix(entry, "_precise")
 	if scored {
 		like.Scale = 0
+	}
+	if masked {
+		like.Window = 1
 	}
 	kernel := prefillOf(k.e, &like, !precise)
 	if kernel == nil || !slices.Contains(kernel.entries, l.Kernel) {
@@ -52,9 +56,11 @@ func (k *twin) prefill(l *testgpu.Launch, few *params) {
 	a.queryRow, a.queryHead, a.outRow, a.outHead, a.lseRow, a.lseHead = p.queryRow, p.queryHead, p.outRow, p.outHead, p.lseRow, p.lseHead
 	a.heads, a.group, a.Causal, a.scale, a.perGroup = p.heads, p.group, p.causal, float32(lean.Log4E*float64(p.natural)), 1/float32(p.group)
 	a.queryType, a.outType = p.queryType, p.outType
-	if scored {
-		a.scale = p.scale
-		if of := (*scoredPrefillParams)(unsafe.Pointer(p)).score; of != (scoreParams{}) || p.natural != lean.Ln4 {
+	if scored || masked {
+		if scored {
+			a.scale = p.scale
+		}
+		if of := (*scoredPrefillParams)(unsafe.Pointer(p)).score; of != (scoreParams{}) || scored && p.natural != lean.Ln4 {
 			k.t.Fatalf("%s: %+v", l.Kernel, of) // not done here
 		}
 	} else if other := p.queryType != gpu.Code(kv) || p.outType != gpu.Code(kv); other != (len(name) == 4) && !precise {
@@ -173,13 +179,34 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 			}
 		}
 	}
+	masked := &scoredPrefillWay // masks alone
+	if m.runsBeside() {
+		masked = &maskedPrefillWay
+	}
 	for what, change := range map[string]func(*attn.Problem){
-		"a window":   func(g *attn.Problem) { g.Window = 7 },
+		"a window": func(g *attn.Problem) { g.Window = 7 },
+		"sinks":    func(g *attn.Problem) { g.Sinks = true },
+		"a tree":   func(g *attn.Problem) { g.Tree = true },
+	} {
+		g := base
+		change(&g)
+		if k := prefillOf(m.engine, &g, true); k == nil || k.way != masked {
+			t.Errorf("%s: no kernel for masks", what)
+		}
+		if k := prefillOf(m.engine, &g, false); k == nil || k.way != &preciseScoredPrefillWay {
+			t.Errorf("%s, operands of several types: no kernel for masks and score modifications", what)
+		}
+		g.Scale = -1
+		if k := prefillOf(m.engine, &g, true); k == nil || k.way != &scoredPrefillWay {
+			t.Errorf("%s, scale below: no kernel for masks and score modifications", what)
+		}
+	}
+	for what, change := range map[string]func(*attn.Problem){
+		"a window and a soft cap": func(g *attn.Problem) { g.Window, g.Cap = 7, 30 },
+
 		"a soft cap": func(g *attn.Problem) { g.Cap = 30 },
 		"slopes":     func(g *attn.Problem) { g.Slopes = "slopes" },
 		"a bias":     func(g *attn.Problem) { g.Bias.Keys = 1 },
-		"sinks":      func(g *attn.Problem) { g.Sinks = true },
-		"a tree":     func(g *attn.Problem) { g.Tree = true },
 		// Their products are scaled before the largest is looked for.
 		"no scale":    func(g *attn.Problem) { g.Scale = 0 },
 		"scale below": func(g *attn.Problem) { g.Scale = -1 },

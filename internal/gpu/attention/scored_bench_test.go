@@ -2,12 +2,14 @@ package attention
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
 )
 
 // benchStep is a step of sequences of so many keys, whose pages are one for each sequence if page is 0.
@@ -19,6 +21,7 @@ type benchVariant struct {
 	keys  int
 	spoil func(g *attn.Problem)
 	few   bool // by the kernel for few rows, which would have it alone
+	wide  bool // queries and outputs of float32
 }
 
 // BenchmarkGPUScores is decode with masks and score modifications beside the same without, in
@@ -31,16 +34,16 @@ func BenchmarkGPUScores(b *testing.B) {
 		{1, 16, 32, 8, 8192, 128, 0}, {8, 16, 32, 8, 8192, 128, 16},
 	} {
 		m.benchmarkVariants(b, c, []benchVariant{
-			{"plain", c.keys, func(g *attn.Problem) {}, false},
-			{"window of all", c.keys, func(g *attn.Problem) { g.Window = c.keys }, false},
-			{"cap", c.keys, func(g *attn.Problem) { g.Cap = 30 }, false},
-			{"ALiBi", c.keys, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }, false},
-			{"bias", c.keys, func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }, false},
-			{"tree", c.keys, func(g *attn.Problem) { g.Tree = true }, false},
-			{"sinks", c.keys, func(g *attn.Problem) { g.Sinks = true }, false},
-			{"1024 keys", 1024, func(g *attn.Problem) {}, false},
-			{"window 1024", c.keys, func(g *attn.Problem) { g.Window = 1024 }, false},
-			{"window 1020, 4 sink tokens", c.keys, func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }, false},
+			{name: "plain", keys: c.keys, spoil: func(g *attn.Problem) {}},
+			{name: "window of all", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = c.keys }},
+			{name: "cap", keys: c.keys, spoil: func(g *attn.Problem) { g.Cap = 30 }},
+			{name: "ALiBi", keys: c.keys, spoil: func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
+			{name: "bias", keys: c.keys, spoil: func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }},
+			{name: "tree", keys: c.keys, spoil: func(g *attn.Problem) { g.Tree = true }},
+			{name: "sinks", keys: c.keys, spoil: func(g *attn.Problem) { g.Sinks = true }},
+			{name: "1024 keys", keys: 1024, spoil: func(g *attn.Problem) {}},
+			{name: "window 1024", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = 1024 }},
+			{name: "window 1020, 4 sink tokens", keys: c.keys, spoil: func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }},
 		})
 	}
 }
@@ -53,19 +56,23 @@ func BenchmarkGPUPrefillScores(b *testing.B) {
 		{1, 512, 32, 8, 32768, 128, 16}, {8, 16, 32, 8, 8192, 128, 16},
 	} {
 		variants := []benchVariant{
-			{"plain", c.keys, func(g *attn.Problem) {}, false},
-			{"window of all", c.keys, func(g *attn.Problem) { g.Window = c.keys }, false},
-			{"cap", c.keys, func(g *attn.Problem) { g.Cap = 30 }, false},
-			{"ALiBi", c.keys, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }, false},
-			{"bias", c.keys, func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }, false},
-			{"sinks", c.keys, func(g *attn.Problem) { g.Sinks = true }, false},
-			{"window 1024", c.keys, func(g *attn.Problem) { g.Window = 1024 }, false},
-			{"window 1020, 4 sink tokens", c.keys, func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }, false},
+			{name: "plain", keys: c.keys, spoil: func(g *attn.Problem) {}},
+			{name: "window of all", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = c.keys }},
+			{name: "cap", keys: c.keys, spoil: func(g *attn.Problem) { g.Cap = 30 }},
+			{name: "ALiBi", keys: c.keys, spoil: func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
+			{name: "bias", keys: c.keys, spoil: func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: c.keys} }},
+			{name: "sinks", keys: c.keys, spoil: func(g *attn.Problem) { g.Sinks = true }},
+			{name: "window 1024", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = 1024 }},
+			{name: "window 1020, 4 sink tokens", keys: c.keys, spoil: func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }},
+			{name: "queries of float32, rounded", keys: c.keys, wide: true, spoil: func(g *attn.Problem) { g.Mixed = true }},
+			{name: "queries of float32, rounded, window of all", keys: c.keys, wide: true, spoil: func(g *attn.Problem) { g.Mixed, g.Window = true, c.keys }},
+			{name: "queries of float32, cap", keys: c.keys, wide: true, spoil: func(g *attn.Problem) { g.Cap = 30 }},
+			{name: "queries of float32", keys: c.keys, wide: true, spoil: func(g *attn.Problem) {}},
 		}
 		if c.queries <= attn.MaxTree {
-			variants = append(variants, benchVariant{"tree", c.keys, func(g *attn.Problem) { g.Tree = true }, false})
+			variants = append(variants, benchVariant{name: "tree", keys: c.keys, spoil: func(g *attn.Problem) { g.Tree = true }})
 		}
-		for _, v := range variants[1:] {
+		for _, v := range variants[1:8] {
 			v.name, v.few = v.name+", kernel for few rows", true
 			variants = append(variants, v)
 		}
@@ -85,12 +92,12 @@ func BenchmarkGPUInvariant(b *testing.B) {
 		{8, 1, 32, 8, 16384, 128, 0}, {8, 1, 64, 8, 16384, 128, 16}, {8, 1, 8, 8, 16384, 128, 16}, {8, 1, 12, 12, 16384, 64, 16}, {8, 4, 32, 8, 16384, 128, 16}, {1, 512, 32, 8, 4096, 128, 16},
 	} {
 		m.benchmarkVariants(b, c, []benchVariant{
-			{"plain", c.keys, func(g *attn.Problem) {}, false},
-			{"with masks", c.keys, func(g *attn.Problem) { g.Window = c.keys }, false},
-			{"invariant", c.keys, invariant(0), false},
-			{"invariant, 128", c.keys, invariant(128), false},
-			{"invariant, 512", c.keys, invariant(512), false},
-			{"invariant, 1024", c.keys, invariant(1024), false},
+			{name: "plain", keys: c.keys, spoil: func(g *attn.Problem) {}},
+			{name: "with masks", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = c.keys }},
+			{name: "invariant", keys: c.keys, spoil: invariant(0)},
+			{name: "invariant, 128", keys: c.keys, spoil: invariant(128)},
+			{name: "invariant, 512", keys: c.keys, spoil: invariant(512)},
+			{name: "invariant, 1024", keys: c.keys, spoil: invariant(1024)},
 		})
 	}
 }
@@ -126,19 +133,29 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			}
 			return seqs
 		}
+		noise, rng := make([]byte, 1<<20), rand.New(rand.NewPCG(1, 2))
 		memory := func(n int, dtype attn.DType) gpu.Memory {
 			buffer, err := m.Dev.NewBuffer(int64(n * dtype.Size()))
 			noError(b, err)
-			noError(b, buffer.Set(0, 0, buffer.Len()))
+			for i := range len(noise) / dtype.Size() { // zeros take less power
+				testgpu.Put(noise, i, dtype, rng.NormFloat64())
+			}
+			for at := int64(0); at < buffer.Len(); at += int64(len(noise)) {
+				noError(b, buffer.Upload(at, noise[:min(int64(len(noise)), buffer.Len()-at)]))
+			}
 			return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
 		}
 		rows := c.batch * c.queries
 		all := c.batch * attn.Ceil(c.keys, page) * page * c.kv * d
 		o := Operands{Q: memory(rows*c.heads*d, attn.Float16), Out: memory(rows*c.heads*d, attn.Float16), K: memory(all, attn.Float16), V: memory(all, attn.Float16), Bias: memory(c.keys, attn.Float32), Sinks: memory(c.heads, attn.Float32)}
+		wide := [2]gpu.Memory{memory(rows*c.heads*d, attn.Float32), memory(rows*c.heads*d, attn.Float32)} // queries and outputs
 		took := make([][]time.Duration, len(variants))
 		var runs []func() time.Duration
 		for _, v := range variants {
 			g := g
+			if g.QueryType = attn.Float16; v.wide {
+				g.QueryType = attn.Float32
+			}
 			v.spoil(&g)
 			plan := m.engine.NewPlan()
 			noError(b, plan.Build(g, sequences(v.keys, g.Tree), rows))
@@ -146,6 +163,10 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 				plan.look.prefill = prefillKernels{}
 			}
 			noError(b, plan.Upload(m.Stream))
+			o := o
+			if v.wide {
+				o.Q, o.Out = wide[0], wide[1]
+			}
 			graph, err := m.Stream.Capture(func() error {
 				for range 8 {
 					if err := plan.Run(m.Stream, &o); err != nil {
@@ -183,7 +204,7 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 		for i, v := range variants {
 			fmt.Printf("%s: %s %.2f us, %.1f%% of plain\n", b.Name(), v.name, median(i), 100*median(0)/median(i))
 		}
-		for _, x := range []*gpu.Memory{&o.Q, &o.Out, &o.K, &o.V, &o.Bias, &o.Sinks} {
+		for _, x := range []*gpu.Memory{&o.Q, &o.Out, &o.K, &o.V, &o.Bias, &o.Sinks, &wide[0], &wide[1]} {
 			noError(b, x.Buffer.Close())
 		}
 		b.ReportMetric(0, "ns/op")

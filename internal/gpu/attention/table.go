@@ -84,7 +84,11 @@ var scoredWay = way{
 }
 
 // scoredFeatures are what these kernels have beside those that only have causal masks.
-const scoredFeatures = attn.Window | attn.SinkTokens | attn.Trees | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks
+const (
+	scoredFeatures = maskFeatures | changeFeatures
+	maskFeatures   = attn.Window | attn.SinkTokens | attn.Trees | attn.Sinks
+	changeFeatures = attn.Cap | attn.SlopesOfHeads | attn.AddedBias // of scores
+)
 
 // And with batch invariance: a row's bits must not depend on what a kernel could make use of.
 var invariantWay = way{
@@ -116,7 +120,14 @@ var precisePrefillWay = way{
 // Both with masks and score modifications, by kernels of their own.
 var scoredPrefillWay = way{
 	can:  attn.Can{Name: prefillWay.can.Name, Features: prefillWay.can.Features | scoredFeatures, KV: gpu.Halves},
-	same: true, multiple: 4, shared: true, parts: 1,
+	same: true, multiple: 8, shared: true, parts: 1,
+	fits: prefillFits, run: (*Plan).runPrefill,
+}
+
+// And with masks alone, where what makes scores of products can be left to the softmax.
+var maskedPrefillWay = way{
+	can:  attn.Can{Name: prefillWay.can.Name, Features: prefillWay.can.Features | maskFeatures, KV: gpu.Halves},
+	same: true, positive: true, multiple: 8, shared: true, parts: 1,
 	fits: prefillFits, run: (*Plan).runPrefill,
 }
 
@@ -176,61 +187,78 @@ type promptTiles struct {
 // mmaUnit is the module of those that multiply warp by warp.
 const mmaUnit = "prefill_mma"
 
-// promptKernels are the lines of the kernels for many rows: those with masks and score modifications behind the others. Those
+// prompts are kernels for many rows that have the same masks and changes of scores: the end of their names, and how they are launched, with
+// queries of the keys' type or rounded to it, and in two parts; nil: there are none.
+type prompts struct {
+	end           string
+	same, precise *way
+	modified      bool // by other than causal masks: ScoredPrefillParams
+}
+
+var (
+	plainPrompts  = prompts{"", &prefillWay, &precisePrefillWay, false}
+	maskedPrompts = prompts{"_mask", &maskedPrefillWay, nil, true} // in two parts, what changes scores costs little beside twice the products
+	scoredPrompts = prompts{"_score", &scoredPrefillWay, &preciseScoredPrefillWay, true}
+)
+
+// promptKernels are the lines of the kernels for many rows: those with fewer features before those with more. Those
 // that a GPU has of one head dim have output tiles of as many rows, and as many thread blocks: a plan has one list of output
-// tiles. Speeds were measured on 9.0 (BenchmarkGPUPrefill), and are estimated for others (docs/lab/prompts.md).
+// tiles. Speeds were measured on 9.0 (BenchmarkGPUPrefill, BenchmarkGPUPrefillScores), and are estimated for others
+// (docs/lab/prompts.md).
 func promptKernels() (lines []kernel) {
-	add := func(unit string, capability versions, scored bool, tiles ...promptTiles) {
-		same, precise, end := &prefillWay, &precisePrefillWay, ""
-		if scored {
-			same, precise, end = &scoredPrefillWay, &preciseScoredPrefillWay, "_score"
-		}
+	add := func(unit string, capability versions, of *prompts, tiles ...promptTiles) {
 		for _, kv := range gpu.Halves {
 			for _, t := range tiles {
 				name := fmt.Sprintf("%s_%s_%d", unit, gpu.Name(kv), t.dim)
-				line := kernel{way: same, unit: unit + end, entries: []string{name, name + "_rounded"}, kv: kv, dims: []int{t.dim}, rows: prefillRows, capability: capability, tile: t.same}
-				if scored {
-					line.entries = []string{name + end, name + end} // of any type
+				line := kernel{way: of.same, unit: unit + of.end, entries: []string{name, name + "_rounded"}, kv: kv, dims: []int{t.dim}, rows: prefillRows, capability: capability, tile: t.same}
+				if of.modified {
+					line.entries = []string{name + of.end, name + of.end} // of any type
 				}
 				lines = append(lines, line)
-				line.way, line.entries, line.tile = precise, []string{name + "_precise" + end}, t.precise
-				lines = append(lines, line)
+				if of.precise != nil {
+					line.way, line.entries, line.tile = of.precise, []string{name + "_precise" + of.end}, t.precise
+					lines = append(lines, line)
+				}
 			}
 		}
 	}
-	for _, scored := range []bool{false, true} {
-		speed := func(of int) int {
-			if scored {
-				return (2*of + 2) / 3 // not measured yet: scores take longer
+	for _, of := range []*prompts{&plainPrompts, &maskedPrompts, &scoredPrompts} {
+		speed := func(of10, scored int) int {
+			if of == &scoredPrompts {
+				return scored
 			}
-			return of
+			return of10
 		}
 		groups := func(rows, keys, stages int) tile {
-			return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: speed(10)}
+			return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: speed(10, 7)}
 		}
-		large := 192 // rows with heads of 64: what is added to scores takes the registers of a third warp group
-		if scored {
+		large := 192 // rows with heads of 64: masks and what is added to scores take the registers of a third warp group
+		if of.modified {
 			large = 128
 		}
-		add("prefill", hopper, scored,
+		add("prefill", hopper, of,
 			promptTiles{64, groups(large, 128, 4), groups(large, 64, 6)},
 			promptTiles{80, groups(128, 128, 2), groups(128, 64, 3)},
 			promptTiles{96, groups(128, 128, 2), groups(128, 64, 3)},
 			promptTiles{128, groups(128, 128, 2), groups(128, 64, 3)},
 			promptTiles{256, groups(128, 64, 2), groups(128, 32, 3)})
+		if of == &maskedPrompts {
+			continue // on others the kernels that change scores have masks, too
+		}
 		for _, gpus := range []struct {
 			versions
-			keys, stages, speed int // keys and stages where queries of two thread blocks take 64 KB
-			blocks64            int // thread blocks of a multiprocessor, with heads of 64
-		}{{largeShared, 64, 3, 5, 3}, {smallShared, 32, 2, 3, 2}} {
+			keys, stages  int // where queries of two thread blocks take 64 KB
+			speed, scored int
+			blocks64      int // thread blocks of a multiprocessor, with heads of 64
+		}{{largeShared, 64, 3, 5, 4, 3}, {smallShared, 32, 2, 3, 2, 2}} {
 			warps := func(rows, keys, stages, warps int) tile {
-				return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: speed(gpus.speed)}
+				return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: speed(gpus.speed, gpus.scored)}
 			}
 			together := func(blocks int, t tile) tile { t.blocks = blocks; return t }
-			if scored {
+			if of.modified {
 				gpus.blocks64 = 2
 			}
-			add(mmaUnit, gpus.versions, scored,
+			add(mmaUnit, gpus.versions, of,
 				promptTiles{64, together(gpus.blocks64, warps(128, 64, 4, 4)), together(gpus.blocks64, warps(128, 64, 4, 8))},
 				promptTiles{80, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
 				promptTiles{96, warps(128, gpus.keys, gpus.stages, 4), warps(128, 32, 4, 8)},
