@@ -23,9 +23,9 @@
 // (Reduce::mergeTogether).
 #pragma once
 #include "attn_invariant.cuh"
+#include "attn_lean_score.cuh"
 #include "attn_reduce.cuh"
 #include "attn_ring.cuh"
-#include "attn_score.cuh"
 
 // T is the Format of keys and values.
 template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
@@ -62,6 +62,11 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   }
 #endif
 
+  __device__ static __forceinline__ void writeFullyMasked(const Params& p, int masked) {
+    if constexpr (Modified<T>::scores) R::writeFullyMasked(p, masked, Sinks{scoreOf(p).sinks});
+    else R::writeFullyMasked(p, masked);
+  }
+
   // `memory` is shared, at a multiple of 1024 bytes.
   __device__ static __forceinline__ void run(const Params& p, const MeetParams& meet, const int* prefetched, const TensorMap* maps, char* memory) {
     const Work* const range = p.work + blockIdx.x;
@@ -81,7 +86,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #endif
     if (work.tiles == 0) {
       waitForEarlier();
-      if (warp < warps) R::writeFullyMasked(p, *p.masked);
+      if (warp < warps) writeFullyMasked(p, *p.masked);
       if (work.wholeSeq == TOGETHER && warp == 0) R::pass(meet);
       return;
     }
@@ -264,7 +269,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #if __CUDA_ARCH__ >= 900
     if (MANY && p.rows > R::HELPED) R::combineRest(p, sh, meet.tagged, bufferBars);
 #endif
-    R::writeFullyMasked(p, APART ? *p.masked : masked);
+    writeFullyMasked(p, APART ? *p.masked : masked);
   }
 
 #if __CUDA_ARCH__ >= 900

@@ -17,8 +17,8 @@ template <int KEYS> struct KeySteps<KEYS, true> {
   int hidden;     // no row sees a key before this one, but for sink tokens
   __device__ __forceinline__ int keyOf(int c) const { return (c < front ? c : c + gap) * KEYS; }
   // place: that of the first row among the keys.
-  __device__ __forceinline__ void leaveOut(const ScoreParams& score, int of, int place) {
-    seq = of, hidden = firstInWindow(score, place);
+  __device__ __forceinline__ void leaveOut(const ScoreParams& score, const Seq& s, int of, int place) {
+    seq = of, hidden = firstInWindow(score, s, place);
     const int sinks = (min(score.sinkTokens, hidden) + CUT_KEYS - 1) / CUT_KEYS;
     front = sinks * (CUT_KEYS / KEYS), gap = max(hidden / CUT_KEYS - sinks, 0) * (CUT_KEYS / KEYS);
   }
@@ -30,7 +30,7 @@ template <int KEYS> struct KeySteps<KEYS, true> {
 
 // What becomes of scores of a lane's two rows and KEYS keys, of which the first is number `key` of the sequence: the
 // formulas of attn_score.cuh, in the same order. each has f(x, i, n) take the place of every score x, of row number i
-// of the lane's and key number n. Rows knows these rows: slope(i), place(i) among the keys, addBias(score, each), hideByTree(score, each), narrow(), which keys
+// of the lane's and key number n. Rows knows these rows: slope(i), place(i) among the keys, window(), addBias(score, each), hideByTree(score, each), narrow(), which keys
 // are before that are hidden from some row, and fresh(), the first new token, where there is a tree: it hides only keys
 // from there on. Each of what follows is by itself, so that what it needs is in registers only then.
 template <int KEYS, class Rows, class Each> __device__ __forceinline__ void modifyScores(const ScoreParams& score, const Rows& of, int key, const Each& each) {
@@ -45,7 +45,7 @@ template <int KEYS, class Rows, class Each> __device__ __forceinline__ void modi
   }
   if (score.bias != nullptr) of.addBias(score, each);
   if (key < of.narrow()) {
-    const int window = score.window, sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
+    const int window = of.window(), sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
     each([&](float x, int i, int n) { return of.place(i) - key - n >= window && n >= sinks ? -LEAN_INF : x; });
   }
   if (key + KEYS > of.fresh()) of.hideByTree(score, each);
@@ -62,7 +62,7 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
   // last: of the rows of an output tile that `narrow` is to be for.
   __device__ __forceinline__ PrefillScores(const P& p, const Tile& t, int row, int last) : p(p), t(t), row(row), before(t.s.keys - t.s.queries) {
     const ScoreParams& score = scoreOf(p);
-    narrow = firstInWindow(score, before + min(t.first + last, t.rows - 1) / p.group);
+    narrow = firstInWindow(score, t.s, before + min(t.first + last, t.rows - 1) / p.group);
     fresh = score.trees != nullptr && score.details[t.seq].tree >= 0 ? before : 0x7fffffff;
   }
   // Row number i of the lane's among those of the sequence: the last one in place of what is behind it.
@@ -70,7 +70,7 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
   __device__ __forceinline__ int positionOf(int i) const { return packed(i) / p.group; }
   __device__ __forceinline__ int headOf(int i) const { return t.head * p.group + packed(i) % p.group; }
   // The attention sink of a row, a score.
-  __device__ __forceinline__ float sink(int i) const { return scoreOf(p).sinks[headOf(i)] * 0.72134752044448170f; } // log4(e)
+  __device__ __forceinline__ float sink(int i) const { return scoreOf(p).sinks[headOf(i)] * LOG4E; }
 
   // The rows as modifyScores wants them.
   struct Step {
@@ -80,6 +80,7 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
     int key;
     __device__ __forceinline__ float slope(int i) const { return scoreOf(of.p).slopes[of.headOf(i)]; }
     __device__ __forceinline__ int place(int i) const { return of.before + position[i]; }
+    __device__ __forceinline__ int window() const { return windowOf(scoreOf(of.p), of.t.s); }
     __device__ __forceinline__ int narrow() const { return of.narrow; }
     __device__ __forceinline__ int fresh() const { return of.fresh; }
     template <class Each> __device__ __forceinline__ void addBias(const ScoreParams& score, const Each& each) const {
@@ -122,13 +123,3 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
 struct NoPrefillScores {
   template <class P, class Tile> __device__ __forceinline__ NoPrefillScores(const P&, const Tile&, int, int) {}
 };
-
-// Of rows that see no key, which have -Inf by the same thread: the log-sum-exp is their attention sink, if there is one.
-template <class P> __device__ __forceinline__ void writeMaskedSinks(const P& p, int thread, int threads) {
-  const float* const sinks = scoreOf(p).sinks;
-  if (sinks == nullptr || p.lse == nullptr) return;
-#pragma unroll 1
-  for (int b = blockIdx.x; b < *p.masked; b += gridDim.x)
-#pragma unroll 1
-    for (int h = thread; h < p.heads * p.group; h += threads) p.lse[(long long)p.masked[1 + b] * p.lseRow + h * p.lseHead] = sinks[h];
-}

@@ -1,0 +1,91 @@
+// Masks other than causal, and score modifications (attn_score.cuh), in output tiles of few rows.
+#pragma once
+#include "attn_score.cuh"
+#include "attn_tile.cuh"
+
+// What becomes of the scores of an output tile. A lane has two rows of them.
+template <class S> struct RowScores {
+  using A = Attention<S>;
+  using Place = typename S::Place;
+  float slope[2];
+  int place[2]; // of the rows among the keys
+  int narrow;   // keys before that are hidden from some row
+  int fresh;    // the first new token, where there is a tree: it hides only keys from there on
+
+  // The packed row that is number i of a lane's.
+  __device__ static __forceinline__ int packed(const Place& w, typename A::Mode mode, int rows, int lane, int i) {
+    const int of = A::rowOf(mode, lane, i);
+    return w.block * ROWS + (of < rows ? of : 0);
+  }
+  __device__ __forceinline__ RowScores(const Params& p, const Place& w, typename A::Mode mode, int rows, int lane) {
+    const ScoreParams& score = scoreOf(p);
+    const int before = w.s.keys - w.s.queries;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int r = packed(w, mode, rows, lane, i), n = positionOf(p, r);
+      place[i] = before + n;
+      slope[i] = score.slopes != nullptr ? score.slopes[w.head * p.group + r - n * p.group] : 0.f;
+    }
+    narrow = firstInWindow(score, w.s, before + positionOf(p, w.block * ROWS + rows - 1));
+    fresh = score.trees != nullptr && score.details[w.seq].tree >= 0 ? before : 0x7fffffff;
+  }
+  // The state that begins with the sinks of the lane's rows.
+  __device__ static __forceinline__ void sink(const Params& p, const Place& w, typename A::Mode mode, int rows, int lane, typename A::State& st) {
+    float x[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int r = packed(w, mode, rows, lane, i), n = positionOf(p, r);
+      x[i] = scoreOf(p).sinks[w.head * p.group + r - n * p.group] * LOG4E;
+    }
+    st.sink(mode, lane, x);
+  }
+
+  // The scores of a chunk whose first key is number `key`. Each of what follows is by itself, so
+  // that what it needs is in registers only then.
+  struct Chunk {
+    const Params& p;
+    const Place& w;
+    const RowScores& of;
+    typename A::Mode mode;
+    int rows, lane, key;
+    const int (&limit)[2];
+
+    // each has f(x, i, n) take the place of every score x, of row number i of the lane's and
+    // the chunk's key number n.
+    template <class Each> __device__ __forceinline__ void apply(const Each& each) const {
+      const ScoreParams& score = scoreOf(p);
+      if (score.cap != 0.f) {
+        const float cap = score.cap, reciprocal = score.reciprocal;
+        each([&](float x, int, int) { return cap * tanh_(x * reciprocal); });
+      }
+      if (score.slopes != nullptr) {
+        const float from[2] = {of.slope[0] * (float)(key - of.place[0]), of.slope[1] * (float)(key - of.place[1])};
+        each([&](float x, int i, int n) { return x + __fmaf_rn(of.slope[i], (float)n, from[i]); });
+      }
+      if (score.bias != nullptr) bias(score, each);
+      if (key < of.narrow) {
+        const int window = windowOf(score, w.s), sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
+        each([&](float x, int i, int n) { return of.place[i] - key - n >= window && n >= sinks ? -LEAN_INF : x; });
+      }
+      if (key + S::KEYS > of.fresh) tree(score, each);
+    }
+    template <class Each> __device__ __forceinline__ void bias(const ScoreParams& score, const Each& each) const {
+      long long at[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int r = packed(w, mode, rows, lane, i), n = positionOf(p, r);
+        at[i] = score.details[w.seq].number * score.biasSequence + (w.head * p.group + r - n * p.group) * score.biasHead + n * score.biasRow + key;
+      }
+      each([&](float x, int i, int n) { return n < limit[i] ? __fmaf_rn(loadAs(score.bias, at[i] + n, score.biasType), score.biasFactor, x) : x; });
+    }
+    template <class Each> __device__ __forceinline__ void tree(const ScoreParams& score, const Each& each) const {
+      u64 seen[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) seen[i] = score.trees[score.details[w.seq].tree + positionOf(p, packed(w, mode, rows, lane, i))];
+      each([&](float x, int i, int n) {
+        const int token = key + n - of.fresh;
+        return token >= 0 && (seen[i] >> min(token, 63) & 1) == 0 ? -LEAN_INF : x;
+      });
+    }
+  };
+};
