@@ -9,10 +9,6 @@
 #include "attn_reduce.cuh"
 #include "attn_score.cuh"
 
-struct NoTiles {
-  template <class... X> __device__ __forceinline__ NoTiles(const X&...) {}
-};
-
 // The LeanTiles of a thread block.
 template <class S> struct InvariantTiles {
   using R = Reduce<S>;
@@ -73,7 +69,7 @@ template <class S> struct InvariantTiles {
       sink = sinks[tile.head * p.group + i - positionOf(p, i) * p.group];
       constexpr float ONE = S::Math::lift > 0 ? 1 << (int)S::Math::lift : 1;
       const float4 none[1] = {make_float4(0.f, 0.f, 0.f, 0.f)};
-      if (!empty && sink != -LEAN_INF) s.merge(sink * LOG4E, ONE, none);
+      if (!empty && sink != -LEAN_INF) s.merge(sinkOf(sink), ONE, none);
     }
     R::store(p, to, s.o[0], s.m, s.l);
     if (empty && to.statistics != nullptr) *to.statistics = sink;

@@ -29,19 +29,19 @@ template <class S> struct RowScores {
     narrow = firstInWindow(score, w.s, before + positionOf(p, w.block * ROWS + rows - 1));
     fresh = score.trees != nullptr && score.details[w.seq].tree >= 0 ? before : 0x7fffffff;
   }
+  __device__ static __forceinline__ Sinks sinksOf(const Params& p) { return {scoreOf(p).sinks}; }
   // The state that begins with the sinks of the lane's rows.
   __device__ static __forceinline__ void sink(const Params& p, const Place& w, typename A::Mode mode, int rows, int lane, typename A::State& st) {
     float x[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int r = packed(w, mode, rows, lane, i), n = positionOf(p, r);
-      x[i] = scoreOf(p).sinks[w.head * p.group + r - n * p.group] * LOG4E;
+      x[i] = sinkOf(scoreOf(p).sinks[w.head * p.group + r - n * p.group]);
     }
     st.sink(mode, lane, x);
   }
 
-  // The scores of a chunk whose first key is number `key`. Each of what follows is by itself, so
-  // that what it needs is in registers only then.
+  // The rows as modifyScores wants them, with a chunk whose first key is number `key`.
   struct Chunk {
     const Params& p;
     const Place& w;
@@ -50,38 +50,25 @@ template <class S> struct RowScores {
     int rows, lane, key;
     const int (&limit)[2];
 
-    // each has f(x, i, n) take the place of every score x, of row number i of the lane's and
-    // the chunk's key number n.
-    template <class Each> __device__ __forceinline__ void apply(const Each& each) const {
-      const ScoreParams& score = scoreOf(p);
-      if (score.cap != 0.f) {
-        const float cap = score.cap, reciprocal = score.reciprocal;
-        each([&](float x, int, int) { return cap * tanh_(x * reciprocal); });
-      }
-      if (score.slopes != nullptr) {
-        const float from[2] = {of.slope[0] * (float)(key - of.place[0]), of.slope[1] * (float)(key - of.place[1])};
-        each([&](float x, int i, int n) { return x + __fmaf_rn(of.slope[i], (float)n, from[i]); });
-      }
-      if (score.bias != nullptr) bias(score, each);
-      if (key < of.narrow) {
-        const int window = windowOf(score, w.s), sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
-        each([&](float x, int i, int n) { return of.place[i] - key - n >= window && n >= sinks ? -LEAN_INF : x; });
-      }
-      if (key + S::KEYS > of.fresh) tree(score, each);
-    }
-    template <class Each> __device__ __forceinline__ void bias(const ScoreParams& score, const Each& each) const {
+    template <class Each> __device__ __forceinline__ void apply(const Each& each) const { modifyScores<S::KEYS>(scoreOf(p), *this, key, each); }
+    __device__ __forceinline__ float slope(int i) const { return of.slope[i]; }
+    __device__ __forceinline__ int place(int i) const { return of.place[i]; }
+    __device__ __forceinline__ int window() const { return windowOf(scoreOf(p), w.s); }
+    __device__ __forceinline__ int narrow() const { return of.narrow; }
+    __device__ __forceinline__ int fresh() const { return of.fresh; }
+    template <class Each> __device__ __forceinline__ void addBias(const ScoreParams& score, const Each& each) const {
       long long at[2];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const int r = packed(w, mode, rows, lane, i), n = positionOf(p, r);
-        at[i] = score.details[w.seq].number * score.biasSequence + (w.head * p.group + r - n * p.group) * score.biasHead + n * score.biasRow + key;
+        at[i] = biasAt(score, w.seq, w.head * p.group + r - n * p.group, n, key);
       }
       each([&](float x, int i, int n) { return n < limit[i] ? __fmaf_rn(loadAs(score.bias, at[i] + n, score.biasType), score.biasFactor, x) : x; });
     }
-    template <class Each> __device__ __forceinline__ void tree(const ScoreParams& score, const Each& each) const {
+    template <class Each> __device__ __forceinline__ void hideByTree(const ScoreParams& score, const Each& each) const {
       u64 seen[2];
 #pragma unroll
-      for (int i = 0; i < 2; i++) seen[i] = score.trees[score.details[w.seq].tree + positionOf(p, packed(w, mode, rows, lane, i))];
+      for (int i = 0; i < 2; i++) seen[i] = tokensOf(score, w.seq, positionOf(p, packed(w, mode, rows, lane, i)));
       each([&](float x, int i, int n) {
         const int token = key + n - of.fresh;
         return token >= 0 && (seen[i] >> min(token, 63) & 1) == 0 ? -LEAN_INF : x;

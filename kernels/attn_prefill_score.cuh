@@ -28,29 +28,6 @@ template <int KEYS> struct KeySteps<KEYS, true> {
   __device__ __forceinline__ int hiddenTo(int key) const { return min(hidden - key, KEYS); }
 };
 
-// What becomes of scores of a lane's two rows and KEYS keys, of which the first is number `key` of the sequence: the
-// formulas of attn_score.cuh, in the same order. each has f(x, i, n) take the place of every score x, of row number i
-// of the lane's and key number n. Rows knows these rows: slope(i), place(i) among the keys, window(), addBias(score, each), hideByTree(score, each), narrow(), which keys
-// are before that are hidden from some row, and fresh(), the first new token, where there is a tree: it hides only keys
-// from there on. Each of what follows is by itself, so that what it needs is in registers only then.
-template <int KEYS, class Rows, class Each> __device__ __forceinline__ void modifyScores(const ScoreParams& score, const Rows& of, int key, const Each& each) {
-  if (score.cap != 0.f) {
-    const float cap = score.cap, reciprocal = score.reciprocal;
-    each([&](float x, int, int) { return cap * tanh_(x * reciprocal); });
-  }
-  if (score.slopes != nullptr) {
-    const float slope[2] = {of.slope(0), of.slope(1)};
-    const float from[2] = {slope[0] * (float)(key - of.place(0)), slope[1] * (float)(key - of.place(1))};
-    each([&](float x, int i, int n) { return x + __fmaf_rn(slope[i], (float)n, from[i]); });
-  }
-  if (score.bias != nullptr) of.addBias(score, each);
-  if (key < of.narrow()) {
-    const int window = of.window(), sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
-    each([&](float x, int i, int n) { return of.place(i) - key - n >= window && n >= sinks ? -LEAN_INF : x; });
-  }
-  if (key + KEYS > of.fresh()) of.hideByTree(score, each);
-}
-
 // What becomes of the scores of a lane's rows, `row` and row+8 of an output tile. P and Tile are those of
 // attn_prefill_rows.cuh.
 template <int KEYS, class P, class Tile> struct PrefillScores {
@@ -70,7 +47,7 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
   __device__ __forceinline__ int positionOf(int i) const { return packed(i) / p.group; }
   __device__ __forceinline__ int headOf(int i) const { return t.head * p.group + packed(i) % p.group; }
   // The attention sink of a row, a score.
-  __device__ __forceinline__ float sink(int i) const { return scoreOf(p).sinks[headOf(i)] * LOG4E; }
+  __device__ __forceinline__ float sink(int i) const { return sinkOf(scoreOf(p).sinks[headOf(i)]); }
 
   // The rows as modifyScores wants them.
   struct Step {
@@ -86,7 +63,7 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
     template <class Each> __device__ __forceinline__ void addBias(const ScoreParams& score, const Each& each) const {
       long long at[2];
 #pragma unroll
-      for (int i = 0; i < 2; i++) at[i] = score.details[of.t.seq].number * score.biasSequence + of.headOf(i) * score.biasHead + position[i] * score.biasRow + key;
+      for (int i = 0; i < 2; i++) at[i] = biasAt(score, of.t.seq, of.headOf(i), position[i], key);
       const int limit[2] = {limits[0] - key, limits[1] - key};
       // Around all elements, so that their loads do not wait for each other.
       withStore(score.biasType, [&](auto b) { each([&](float x, int i, int n) { return n < limit[i] ? __fmaf_rn(decltype(b)::load(score.bias, at[i] + n), score.biasFactor, x) : x; }); });
@@ -95,7 +72,7 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
       u32 hidden[2][4]; // a bit for each key from the lane's first one on: in front of the new tokens there are none
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const u64 tokens = ~score.trees[score.details[of.t.seq].tree + position[i]];
+        const u64 tokens = ~tokensOf(score, of.t.seq, position[i]);
         const int by = of.fresh - key; // less than KEYS
         u64 low = by >= 64 ? 0 : by >= 0 ? tokens << by : by > -64 ? tokens >> -by : 0, high = by >= 64 ? tokens << (by - 64) : by > 0 ? tokens >> (64 - by) : 0;
         hidden[i][0] = (u32)low, hidden[i][1] = (u32)(low >> 32), hidden[i][2] = (u32)high, hidden[i][3] = (u32)(high >> 32);

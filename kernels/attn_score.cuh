@@ -43,7 +43,8 @@ struct ScoredLaunchParams { // of the kernels for few rows
   const int* prefetched;
 };
 
-constexpr float LOG4E = 0.72134752044448170f; // log4(e)
+// An attention sink as a score of base 4.
+__device__ __forceinline__ float sinkOf(float x) { return x * 0.72134752044448170f; } // log4(e)
 
 // Attention sinks as log-sum-exps of rows that see no key.
 struct Sinks {
@@ -70,6 +71,7 @@ template <> struct Chunks<true> {
   int hidden;     // no row sees a key before this one, but for sink tokens
   __device__ __forceinline__ int chunkAt(int c) const { return c < front ? c : c + gap; }
   __device__ __forceinline__ int numberOf(int c) const { return c < front ? c : c - gap; } // the other way round
+  __device__ __forceinline__ int sinkTokens(const Params& p) const { return scoreOf(p).sinkTokens; }
   __device__ __forceinline__ bool hides(const Params& p, int key) const { return key < hidden && key >= scoreOf(p).sinkTokens; } // from all rows
   // The gap of an output tile whose first row is at a place of the keys.
   template <int CHUNK, bool ALONE> __device__ __forceinline__ int leaveOut(const Params& p, const Seq& s, int place) {
@@ -87,4 +89,33 @@ __device__ __forceinline__ float tanh_(float x) {
   const float x2 = x * x, e = exp2_(fabsf(x) * 2.8853900817779268f); // e^2|x|
   const float small = __fmaf_rn(__fmaf_rn(__fmaf_rn(x2, -0.05396825f, 0.13333333f), x2, -0.33333333f), x2 * x, x);
   return fabsf(x) < 0.25f ? small : copysignf(1.f - __fdividef(2.f, e + 1.f), x);
+}
+
+// Where the bias of a query position and a key is, and which new tokens the position sees in a sequence that has a tree.
+__device__ __forceinline__ long long biasAt(const ScoreParams& score, int seq, int head, int position, int key) {
+  return score.details[seq].number * score.biasSequence + head * score.biasHead + position * score.biasRow + key;
+}
+__device__ __forceinline__ u64 tokensOf(const ScoreParams& score, int seq, int position) { return score.trees[score.details[seq].tree + position]; }
+
+// What becomes of scores of a lane's two rows and KEYS keys, of which the first is number `key` of the sequence. each has
+// f(x, i, n) take the place of every score x, of row number i of the lane's and key number n. Rows knows these rows:
+// slope(i), place(i) among the keys, window(), addBias(score, each), hideByTree(score, each), narrow(), which keys are
+// before that are hidden from some row, and fresh(), the first new token, where there is a tree: it hides only keys from
+// there on. Each of what follows is by itself, so that what it needs is in registers only then.
+template <int KEYS, class Rows, class Each> __device__ __forceinline__ void modifyScores(const ScoreParams& score, const Rows& of, int key, const Each& each) {
+  if (score.cap != 0.f) {
+    const float cap = score.cap, reciprocal = score.reciprocal;
+    each([&](float x, int, int) { return cap * tanh_(x * reciprocal); });
+  }
+  if (score.slopes != nullptr) {
+    const float slope[2] = {of.slope(0), of.slope(1)};
+    const float from[2] = {slope[0] * (float)(key - of.place(0)), slope[1] * (float)(key - of.place(1))};
+    each([&](float x, int i, int n) { return x + __fmaf_rn(slope[i], (float)n, from[i]); });
+  }
+  if (score.bias != nullptr) of.addBias(score, each);
+  if (key < of.narrow()) {
+    const int window = of.window(), sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
+    each([&](float x, int i, int n) { return of.place(i) - key - n >= window && n >= sinks ? -LEAN_INF : x; });
+  }
+  if (key + KEYS > of.fresh()) of.hideByTree(score, each);
 }
