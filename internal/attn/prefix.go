@@ -408,8 +408,8 @@ func (f *Prefixes) takeSeen(least, queries int) {
 		for _, key := range f.keys[:members] {
 			at := uint32(key)
 			i := f.order[at]
-			// Its first query sees no key of the page before the one that begins with what the last query sees first, less what is between
-			// the two.
+			// The last query's first key is in the page before first[i] or begins that one. The first query's is n-1 keys earlier at most. Of
+			// pages in front nobody sees a key.
 			if gone := int(f.first[i]) - 1 - Ceil(f.rows[at].n-1, f.page); f.last[i] == 0 && gone > sinks {
 				f.hidden[i] = int32(gone - sinks)
 				f.holes = append(f.holes, hole{0, int32(sinks), int32(gone)})

@@ -236,6 +236,10 @@ func TestPrefixesOfSteps(t *testing.T) {
 					t.Fatalf("%+v: found %v in %v, own keys from %v, %d saved; by itself %v in %v, %v, %d", seqs,
 						was.Found, was.order, was.Own, was.Saved, now.Found, now.order, now.Own, now.Saved)
 				}
+				alike := func(a, b Sequence) bool { return a.Keys == b.Keys && a.Cut == b.Cut && slices.Equal(a.Pages, b.Pages) }
+				if a, b := was.AppendOwn(nil, seqs), now.AppendOwn(nil, seqs); !slices.EqualFunc(a, b, alike) {
+					t.Fatalf("%+v: what is their own is %+v; by itself %+v", seqs, a, b)
+				}
 				if now.hides {
 					hides++
 				}
