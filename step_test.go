@@ -314,7 +314,10 @@ func testRecordedForks(t *testing.T, gpu *la.GPU, kvHeads int) {
 		case 0:
 			opts = append(opts, la.WithRotary(la.RotaryConfig{}))
 		case 1:
-			opts = append(opts, la.WithWindow(prompt+8)) // hides keys of more and more sequences
+			opts = append(opts, la.WithWindow(prompt-10*rng.IntN(2))) // hides keys of more and more sequences
+			if rng.IntN(2) == 0 {
+				opts = append(opts, la.WithSinkTokens(3))
+			}
 		case 2:
 			opts = append(opts, la.WithALiBi([]float64{0.5, 0.25, 0.01, -0.1}))
 		}

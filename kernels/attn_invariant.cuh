@@ -7,10 +7,7 @@
 // rows nor other sequences matter, nor who has which LeanTiles. Products are in one mode for all numbers of rows (Mode).
 #pragma once
 #include "attn_reduce.cuh"
-
-struct NoTiles {
-  template <class... X> __device__ __forceinline__ NoTiles(const X&...) {}
-};
+#include "attn_score.cuh"
 
 // The LeanTiles of a thread block.
 template <class S> struct InvariantTiles {
@@ -72,7 +69,7 @@ template <class S> struct InvariantTiles {
       sink = sinks[tile.head * p.group + i - positionOf(p, i) * p.group];
       constexpr float ONE = S::Math::lift > 0 ? 1 << (int)S::Math::lift : 1;
       const float4 none[1] = {make_float4(0.f, 0.f, 0.f, 0.f)};
-      if (!empty && sink != -LEAN_INF) s.merge(sink * 0.72134752044448170f, ONE, none); // log4(e)
+      if (!empty && sink != -LEAN_INF) s.merge(sinkOf(sink), ONE, none);
     }
     R::store(p, to, s.o[0], s.m, s.l);
     if (empty && to.statistics != nullptr) *to.statistics = sink;

@@ -22,10 +22,16 @@
 // where no whole output tiles follow, the blocks of one merge it together
 // (Reduce::mergeTogether).
 #pragma once
-#include "attn_invariant.cuh"
 #include "attn_reduce.cuh"
 #include "attn_ring.cuh"
-#include "attn_score.cuh"
+#include "attn_tile.cuh"
+
+// Units whose kernels have these include where they are: others do not change with them.
+template <class S> struct RowScores;      // masks and score modifications: attn_lean_score.cuh
+template <class S> struct InvariantTiles; // batch invariance: attn_invariant.cuh
+struct NoTiles {
+  template <class... X> __device__ __forceinline__ NoTiles(const X&...) {}
+};
 
 // T is the Format of keys and values.
 template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
@@ -62,6 +68,11 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
   }
 #endif
 
+  __device__ static __forceinline__ void writeFullyMasked(const Params& p, int masked) {
+    if constexpr (Modified<T>::scores) R::writeFullyMasked(p, masked, Scores::sinksOf(p));
+    else R::writeFullyMasked(p, masked);
+  }
+
   // `memory` is shared, at a multiple of 1024 bytes.
   __device__ static __forceinline__ void run(const Params& p, const MeetParams& meet, const int* prefetched, const TensorMap* maps, char* memory) {
     const Work* const range = p.work + blockIdx.x;
@@ -81,7 +92,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #endif
     if (work.tiles == 0) {
       waitForEarlier();
-      if (warp < warps) R::writeFullyMasked(p, *p.masked);
+      if (warp < warps) writeFullyMasked(p, *p.masked);
       if (work.wholeSeq == TOGETHER && warp == 0) R::pass(meet);
       return;
     }
@@ -169,7 +180,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       int first = warp - turn;
       if (first < 0) first += warps;
       if constexpr (Modified<T>::scores && !ALONE) {
-        if (scoreOf(p).sinks != nullptr && first == 0 && w.tile == 0) Scores::sink(p, w, mode, rows, lane, st);
+        if (Scores::sinksOf(p).of != nullptr && first == 0 && w.tile == 0) Scores::sink(p, w, mode, rows, lane, st);
       }
       for (int n = w.chunk + first; n < w.end; n += warps) {
         int c = n; // where it is among the sequence's
@@ -185,7 +196,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
         }
         if constexpr (Modified<T>::scores) {
           if (c * KEYS < w.hidden) {
-            A::clearBetween(at, scoreOf(p).sinkTokens - c * KEYS, w.hidden - c * KEYS, lane);
+            A::clearBetween(at, w.sinkTokens(p) - c * KEYS, w.hidden - c * KEYS, lane);
             fenceAsync();
             __syncwarp();
           }
@@ -264,7 +275,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #if __CUDA_ARCH__ >= 900
     if (MANY && p.rows > R::HELPED) R::combineRest(p, sh, meet.tagged, bufferBars);
 #endif
-    R::writeFullyMasked(p, APART ? *p.masked : masked);
+    writeFullyMasked(p, APART ? *p.masked : masked);
   }
 
 #if __CUDA_ARCH__ >= 900

@@ -81,8 +81,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
     } else {
       moreRegisters<CONSUMER_REGISTERS>();
       consume(p, sh, range, warp / 4 - 1, threadIdx.x % 128);
-      if (p.beside == 0) writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x - 128, GROUPS * 128, [&](long long at) { storeAs(p.out, at, ANY ? p.outType : Operand::type, 0.f); });
-      if constexpr (SCORED) if (p.beside == 0) writeMaskedSinks(p, threadIdx.x - 128, GROUPS * 128);
+      if (p.beside == 0) Rows::writeFullyMasked(p, threadIdx.x - 128, GROUPS * 128);
       if (isLast(p) && threadIdx.x == 128) waitForEarlier(), letNextStart();
     }
   }

@@ -43,8 +43,7 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
     const int end = p.starts[blockIdx.x + 1];
 #pragma unroll 1
     for (int i = p.starts[blockIdx.x]; i < end; i++) attend(p, i, query, ring, factors);
-    writeFullyMasked(p, *p.masked, D, p.lse, threadIdx.x, THREADS, [&](long long at) { storeAs(p.out, at, ANY ? p.outType : Operand::type, 0.f); });
-    if constexpr (SCORED) writeMaskedSinks(p, threadIdx.x, THREADS);
+    Rows::writeFullyMasked(p, threadIdx.x, THREADS);
   }
 
   // Brings keys and values of a sequence and a head.

@@ -72,7 +72,7 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
       index = number;
       const PrefillTile t = p.tiles[index];
       s = p.seqs[t.seq], head = t.head, first = t.block * ROWS, rows = s.queries * p.group, begin = t.first / KEYS, end = (t.end + KEYS - 1) / KEYS;
-      if constexpr (SCORED) this->leaveOut(scoreOf(p), t.seq, s.keys - s.queries + first / p.group);
+      if constexpr (SCORED) this->leaveOut(scoreOf(p), s, t.seq, s.keys - s.queries + first / p.group);
     }
     // Number n of them, if there is one.
     __device__ __forceinline__ bool load(const PrefillParams& p, const Range& range, int n) {
@@ -298,6 +298,13 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
     if (top == -LEAN_INF) return;
     const float own = exp2_((lse - top) * LOG2E), all = own + exp2_((sink - top) * LOG2E);
     f *= own / all, lse = finite(__fmaf_rn(log2_(all), LN2, top));
+  }
+
+  // Fully masked rows.
+  __device__ static __forceinline__ void writeFullyMasked(const PrefillParams& p, int thread, int threads) {
+    const auto zero = [&](long long at) { storeAs(p.out, at, ANY ? p.outType : Operand::type, 0.f); };
+    if constexpr (SCORED) ::writeFullyMasked(p, *p.masked, D, p.lse, thread, threads, zero, Sinks{scoreOf(p).sinks});
+    else ::writeFullyMasked(p, *p.masked, D, p.lse, thread, threads, zero);
   }
 
   // Writes a lane's two rows.

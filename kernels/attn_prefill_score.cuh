@@ -28,8 +28,8 @@ template <int KEYS> struct KeySteps<KEYS, true> {
   int hidden;     // no row sees a key before this one, but for sink tokens
   __device__ __forceinline__ int keyOf(int c) const { return (c < front ? c : c + gap) * KEYS; }
   // place: that of the first row among the keys.
-  __device__ __forceinline__ void leaveOut(const ScoreParams& score, int of, int place) {
-    seq = of, hidden = firstInWindow(score, place);
+  __device__ __forceinline__ void leaveOut(const ScoreParams& score, const Seq& s, int of, int place) {
+    seq = of, hidden = firstInWindow(score, s, place);
     const int sinks = (min(score.sinkTokens, hidden) + CUT_KEYS - 1) / CUT_KEYS;
     front = sinks * (CUT_KEYS / KEYS), gap = max(hidden / CUT_KEYS - sinks, 0) * (CUT_KEYS / KEYS);
   }
@@ -39,51 +39,6 @@ template <int KEYS> struct KeySteps<KEYS, true> {
   __device__ __forceinline__ int hiddenTo(int key) const { return min(hidden - key, KEYS); }
 };
 
-// Soft caps: cap tanh(x/cap) in place of every score x. Scores that are small beside the cap, as most are, need no exponential and
-// no quotient: tanh(t)/t - 1 is a polynomial in t^2, to 2^-24 where |t| < 0.65.
-template <class Each> __device__ __forceinline__ void capScores(float cap, float reciprocal, const Each& each) {
-  float most = 0.f;
-  each([&](float x, int, int) {
-    most = fmaxf(most, fabsf(x));
-    return x;
-  });
-  if (__all_sync(~0u, most * reciprocal < 0.65f)) {
-    each([&](float x, int, int) {
-      const float t = x * reciprocal, z = t * t;
-      const float f = __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(-0.00592372613f, z, 0.0208734609f), z, -0.0538237579f), z, 0.13332583f), z, -0.333333284f);
-      return __fmaf_rn(x * z, f, x);
-    });
-  } else {
-    each([&](float x, int, int) { return cap * tanh_(x * reciprocal); });
-  }
-}
-
-// What becomes of scores of a lane's two rows and KEYS keys, of which the first is number `key` of the sequence: the
-// formulas of attn_score.cuh, in the same order. each has f(x, i, n) take the place of every score x, of row number i
-// of the lane's and key number n. Rows knows these rows: slope(i), place(i) among the keys, addBias(score, each),
-// hideByTree(score, each), what(), which of CAP, SLOPES and BIAS there are, narrow(), which keys are before that are hidden from some
-// row, and fresh(), the first new token, where there is a tree: it hides only keys from there on. Each of what follows is by itself, so that
-// what it needs is in registers only then.
-constexpr int CAP = 1, SLOPES = 2, BIAS = 4;
-template <int KEYS, bool CHANGED, class Rows, class Each> __device__ __forceinline__ void modifyScores(const ScoreParams& score, const Rows& of, int key, const Each& each) {
-  if constexpr (CHANGED) {
-    const int what = of.what();
-    if (what & CAP) capScores(score.cap, score.reciprocal, each);
-    if (what & SLOPES) {
-      const float slope[2] = {of.slope(0), of.slope(1)};
-      const float from[2] = {slope[0] * (float)(key - of.place(0)), slope[1] * (float)(key - of.place(1))};
-      each([&](float x, int i, int n) { return x + __fmaf_rn(slope[i], (float)n, from[i]); });
-    }
-    if (what & BIAS) of.addBias(score, each);
-  }
-  if (key < of.narrow()) {
-    const int sinks = score.sinkTokens - key; // these are at the chunk's beginning, if any are in it
-    const int first[2] = {of.place(0) - score.window + 1 - key, of.place(1) - score.window + 1 - key}; // key numbers that rows see
-    each([&](float x, int i, int n) { return n < first[i] && n >= sinks ? -LEAN_INF : x; });
-  }
-  if (key + KEYS > of.fresh()) of.hideByTree(score, each);
-}
-
 // What becomes of the scores of a lane's rows, `row` and row+8 of an output tile. P and Tile are those of
 // attn_prefill_rows.cuh.
 template <int KEYS, class P, class Tile, bool CHANGED> struct PrefillScores {
@@ -91,14 +46,13 @@ template <int KEYS, class P, class Tile, bool CHANGED> struct PrefillScores {
   const Tile& t;
   int row, before;      // before: keys in front of that of query position 0
   int position[2];      // of the lane's rows
-  int what, narrow, fresh; // see modifyScores
+  int narrow, fresh;    // see modifyScores
 
   // last: of the rows of an output tile that `narrow` is to be for.
   __device__ __forceinline__ PrefillScores(const P& p, const Tile& t, int row, int last) : p(p), t(t), row(row), before(t.s.keys - t.s.queries) {
     const ScoreParams& score = scoreOf(p);
-    what = (score.cap != 0.f ? CAP : 0) | (score.slopes != nullptr ? SLOPES : 0) | (score.bias != nullptr ? BIAS : 0);
     position[0] = packed(0) / p.group, position[1] = packed(1) / p.group; // the quotients take as long as some of what is done in a step
-    narrow = firstInWindow(score, before + min(t.first + last, t.rows - 1) / p.group);
+    narrow = firstInWindow(score, t.s, before + min(t.first + last, t.rows - 1) / p.group);
     fresh = score.trees != nullptr && score.details[t.seq].tree >= 0 ? before : 0x7fffffff;
   }
   // Row number i of the lane's among those of the sequence: the last one in place of what is behind it.
@@ -107,18 +61,19 @@ template <int KEYS, class P, class Tile, bool CHANGED> struct PrefillScores {
 
   // The rows as modifyScores wants them.
   struct Step {
+    static constexpr bool MANY = true;
     const PrefillScores& of;
     const int (&limits)[2];
     int key;
     __device__ __forceinline__ float slope(int i) const { return scoreOf(of.p).slopes[of.headOf(i)]; }
     __device__ __forceinline__ int place(int i) const { return of.before + of.position[i]; }
-    __device__ __forceinline__ int what() const { return of.what; }
+    __device__ __forceinline__ int window() const { return windowOf(scoreOf(of.p), of.t.s); }
     __device__ __forceinline__ int narrow() const { return of.narrow; }
     __device__ __forceinline__ int fresh() const { return of.fresh; }
     template <class Each> __device__ __forceinline__ void addBias(const ScoreParams& score, const Each& each) const {
       long long at[2];
 #pragma unroll
-      for (int i = 0; i < 2; i++) at[i] = score.details[of.t.seq].number * score.biasSequence + of.headOf(i) * score.biasHead + of.position[i] * score.biasRow + key;
+      for (int i = 0; i < 2; i++) at[i] = biasAt(score, of.t.seq, of.headOf(i), of.position[i], key);
       const int limit[2] = {limits[0] - key, limits[1] - key};
       // Around all elements, so that their loads do not wait for each other.
       withStore(score.biasType, [&](auto b) { each([&](float x, int i, int n) { return n < limit[i] ? __fmaf_rn(decltype(b)::load(score.bias, at[i] + n), score.biasFactor, x) : x; }); });
@@ -127,7 +82,7 @@ template <int KEYS, class P, class Tile, bool CHANGED> struct PrefillScores {
       u32 hidden[2][4]; // a bit for each key from the lane's first one on: in front of the new tokens there are none
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const u64 tokens = ~score.trees[score.details[of.t.seq].tree + of.position[i]];
+        const u64 tokens = ~tokensOf(score, of.t.seq, of.position[i]);
         const int by = of.fresh - key; // less than KEYS
         u64 low = by >= 64 ? 0 : by >= 0 ? tokens << by : by > -64 ? tokens >> -by : 0, high = by >= 64 ? tokens << (by - 64) : by > 0 ? tokens >> (64 - by) : 0;
         hidden[i][0] = (u32)low, hidden[i][1] = (u32)(low >> 32), hidden[i][2] = (u32)high, hidden[i][3] = (u32)(high >> 32);
@@ -155,13 +110,3 @@ template <int KEYS, class P, class Tile, bool CHANGED> struct PrefillScores {
 struct NoPrefillScores {
   template <class P, class Tile> __device__ __forceinline__ NoPrefillScores(const P&, const Tile&, int, int) {}
 };
-
-// Of rows that see no key, which have -Inf by the same thread: the log-sum-exp is their attention sink, if there is one.
-template <class P> __device__ __forceinline__ void writeMaskedSinks(const P& p, int thread, int threads) {
-  const float* const sinks = scoreOf(p).sinks;
-  if (sinks == nullptr || p.lse == nullptr) return;
-#pragma unroll 1
-  for (int b = blockIdx.x; b < *p.masked; b += gridDim.x)
-#pragma unroll 1
-    for (int h = thread; h < p.heads * p.group; h += threads) p.lse[(long long)p.masked[1 + b] * p.lseRow + h * p.lseHead] = sinks[h];
-}

@@ -537,18 +537,8 @@ template <class S, bool MANY = false> struct Reduce {
     }
   }
 
-  // Fully masked rows.
-  __device__ static __forceinline__ void writeFullyMasked(const Params& p, int masked) {
-    ::writeFullyMasked(p, masked, D, p.lse, threadIdx.x, p.warps * 32, [&](long long at) { storeAs(p.out, at, p.outType, 0.f); });
-    if constexpr (Modified<typename S::T>::scores) writeSinks(p, scoreOf(p).sinks, masked);
-  }
-  // The log-sum-exp of a row that sees no key is its sink, if there is one: written by the thread
-  // that has written -Inf.
-  __device__ static __forceinline__ void writeSinks(const Params& p, const float* sinks, int masked) {
-    if (sinks == nullptr || p.lse == nullptr) return;
-#pragma unroll 1
-    for (int b = blockIdx.x; b < masked; b += gridDim.x)
-#pragma unroll 1
-      for (int h = threadIdx.x; h < p.heads * p.group; h += p.warps * 32) p.lse[(long long)p.masked[1 + b] * p.lseRow + h * p.lseHead] = sinks[h];
+  // Fully masked rows. sink: as writeFullyMasked has it.
+  template <class... Sink> __device__ static __forceinline__ void writeFullyMasked(const Params& p, int masked, const Sink&... sink) {
+    ::writeFullyMasked(p, masked, D, p.lse, threadIdx.x, p.warps * 32, [&](long long at) { storeAs(p.out, at, p.outType, 0.f); }, sink...);
   }
 };

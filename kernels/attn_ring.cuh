@@ -310,7 +310,7 @@ template <class S> struct Ring : S {
         for (int i = lane; i < KEYS * PIECES; i += 32) {
           int r = i / PIECES, column = i % PIECES * 16;
           bool there = r < live; // what lies behind the live keys is zeros, whatever is in memory
-          if constexpr (SCORES) there = there && (at.chunk * KEYS + r >= at.hidden || at.chunk * KEYS + r < scoreOf(p).sinkTokens); // and what nobody sees
+          if constexpr (SCORES) there = there && !at.hides(p, at.chunk * KEYS + r); // and what nobody sees
           long long from = 0;
           if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * Store::bytes) + column;
           u32 to = base + column / 128 * BLOCK + swizzled(r, column % 128);

@@ -57,28 +57,6 @@ struct Params {
   float perGroup; // 1/group
 };
 
-// A sequence's number among those of the bias, and its first place in trees; -1: it has no tree.
-struct SeqDetail {
-  int number, tree;
-};
-
-// What the kernels for masks and score modifications are told besides (lean_score.cu).
-struct ScoreParams {
-  const float* slopes;        // of ALiBi, one for each query head, times log4(e); null: none
-  const float* sinks;         // attention sinks, one for each query head; null: none
-  const void* bias;           // null: none
-  const u64* trees;           // which of a sequence's new tokens each of them sees, a bit for each; null: all before it
-  const SeqDetail* details;   // of each sequence, where there is a bias or a tree
-  long long biasSequence, biasHead, biasRow; // strides of the bias, in elements; 0: shared
-  float cap, reciprocal;      // soft cap, times log4(e), and its reciprocal; cap 0: none
-  float biasFactor;           // on the bias, times log4(e)
-  int biasType;
-  int window;                 // keys that a query sees at most, up to its own; 0: no window
-  int sinkTokens;             // the first keys, which it sees besides
-};
-// They lie right behind Params then.
-__device__ __forceinline__ const ScoreParams& scoreOf(const Params& p) { return *(const ScoreParams*)(&p + 1); }
-
 // What thread blocks have that merge output tiles together.
 struct MeetParams {
   u64* tagged; // their partials as tagged words: 2*blocks of (rows, D+2)
@@ -91,14 +69,6 @@ struct LaunchParams {
   Params p;
   MeetParams meet;
   const int* prefetched; // page entries: of each thread block PREFETCHED_ENTRIES of the block table, those that its range begins with. For the kernels for pages alone
-};
-
-struct ScoredLaunchParams { // of the kernels for masks and score modifications
-  TensorMap keyMap, valueMap;
-  Params p;
-  ScoreParams score;
-  MeetParams meet;
-  const int* prefetched;
 };
 
 constexpr int PREFETCHED_ENTRIES = 16; // of what is on its way at first: 64 KB in pages of 16 tokens
@@ -131,10 +101,15 @@ __device__ __forceinline__ void ringIsReady(int warps) {
 }
 __device__ __forceinline__ void waitForRing(int barrier, int warps) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory"); }
 
-// Fully masked rows: zeros, which `zero` writes at a place of the output, and -Inf where there
+// The log-sum-exp of a row that sees no key, of a query head.
+struct NoSink {
+  __device__ __forceinline__ float operator()(int) const { return -LEAN_INF; }
+};
+
+// Fully masked rows: zeros, which `zero` writes at a place of the output, and what `sink` says of a head where there
 // is a log-sum-exp. `count` of them are shared out among the thread blocks, and in a block
 // among `threads`, of which this is number `thread`. P is Params or what has the same names.
-template <class P, class Zero> __device__ __forceinline__ void writeFullyMasked(const P& p, int count, int dim, float* lse, int thread, int threads, const Zero& zero) {
+template <class P, class Zero, class Sink = NoSink> __device__ __forceinline__ void writeFullyMasked(const P& p, int count, int dim, float* lse, int thread, int threads, const Zero& zero, const Sink& sink = Sink()) {
   const int heads = p.heads * p.group;
 #pragma unroll 1
   for (int b = blockIdx.x; b < count; b += gridDim.x) {
@@ -143,7 +118,7 @@ template <class P, class Zero> __device__ __forceinline__ void writeFullyMasked(
     for (int i = thread; i < heads * dim; i += threads) zero(row * p.outRow + i / dim * p.outHead + i % dim);
     if (lse != nullptr)
 #pragma unroll 1
-      for (int h = thread; h < heads; h += threads) lse[row * p.lseRow + h * p.lseHead] = -LEAN_INF;
+      for (int h = thread; h < heads; h += threads) lse[row * p.lseRow + h * p.lseHead] = sink(h);
   }
 }
 
@@ -166,25 +141,11 @@ template <class F> struct Alone<Invariant<F>> {
   enum : bool { rows = true };
 };
 
-// The first key that the query at a place of the keys sees besides sink tokens. A window that begins before their end,
-// or right behind it, leaves no key out.
-__device__ __forceinline__ int firstInWindow(const ScoreParams& score, int place) {
-  const int first = score.window == 0 || score.window > place ? 0 : place - score.window + 1;
-  return first <= score.sinkTokens ? 0 : first;
-}
-
-// Which chunks of a sequence's keys an output tile has: all, or, WINDOW, those of sink tokens, and those from the first one on
-// that its first row sees.
+// Which chunks of a sequence's keys an output tile has: all, or, WINDOW, those that attn_score.cuh says.
 template <bool WINDOW> struct Chunks {
   enum : int { gap = 0 };
   // Where number c of the output tile's chunks is among those of the sequence.
   __device__ __forceinline__ int chunkAt(int c) const { return c; }
-};
-template <> struct Chunks<true> {
-  int front, gap; // chunks of sink tokens, and how many behind these are left out
-  int hidden;     // no row sees a key before this one, but for sink tokens
-  __device__ __forceinline__ int chunkAt(int c) const { return c < front ? c : c + gap; }
-  __device__ __forceinline__ int numberOf(int c) const { return c < front ? c : c - gap; } // the other way round
 };
 
 // With batch invariance: chunks of the LeanTile that are left out, since no row sees them.
@@ -219,13 +180,7 @@ template <int CHUNK, bool WINDOW = false, bool ALONE_ = false> struct Walk : Chu
       visible = max(s.keys - s.queries + positionOf(p, last) + 1, 0);
     }
     int chunks = (visible + CHUNK - 1) / CHUNK;
-    if constexpr (WINDOW) {
-      const int hidden = firstInWindow(scoreOf(p), s.keys - s.queries + positionOf(p, block * ROWS));
-      const int front = ALONE ? 0 : (min(scoreOf(p).sinkTokens, hidden) + CHUNK - 1) / CHUNK;
-      this->hidden = hidden, this->front = front, gap = max(hidden / CHUNK - front, 0);
-      if constexpr (ALONE) gap &= -(1 << p.tileShift);
-      chunks = max(chunks - gap, 0);
-    }
+    if constexpr (WINDOW) chunks = max(chunks - this->template leaveOut<CHUNK, ALONE>(p, s, s.keys - s.queries + positionOf(p, block * ROWS)), 0);
     return (chunks + (1 << p.tileShift) - 1) >> p.tileShift;
   }
   __device__ __forceinline__ void open(const Params& p) {

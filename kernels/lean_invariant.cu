@@ -2,7 +2,9 @@
 // lean_<element>_<head dim>_invariant, and with _paged as in lean_paged.cu.
 //
 // Needed by: callers who want the bits of a row to depend on nothing but the row: what fixes them would make other kernels slower.
+#include "attn_invariant.cuh"
 #include "attn_lean.cuh"
+#include "attn_lean_score.cuh"
 
 #define HEAD_DIMS(name, T)                                \
   INVARIANT_ATTENTION(name##_64_invariant, T, 64, false)   \

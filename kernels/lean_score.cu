@@ -3,6 +3,7 @@
 //
 // Needed by: layers with windows, soft caps or ALiBi: in one kernel with others, what they take would make these slower.
 #include "attn_lean.cuh"
+#include "attn_lean_score.cuh"
 
 #define HEAD_DIMS(name, T)                       \
   SCORED_ATTENTION(name##_64_score, T, 64, false)   \

@@ -10,10 +10,6 @@ import (
 // states merged with those of the sequences' own keys. The zero Prefixes can be used; once its memory has grown,
 // Find does not allocate.
 type Prefixes struct {
-	// Cuts: the engine knows [Sequence.Cut]. Then sequences of which a window hides keys are members, too, of prefixes that all
-	// of their queries see.
-	Cuts bool
-
 	Found []Prefix
 	Own   []int // of each sequence, how many of its keys are in prefixes
 	Saved int   // how many keys less are read
@@ -31,6 +27,7 @@ type Prefixes struct {
 	members []int32 // of all prefixes
 	chosen  []int32 // those that members are where windows hide keys: not all of a node's sequences
 	holes   []hole
+	hidden  []int32 // of each sequence, how many pages are left out since no query sees a key of them
 	last    []int32 // of each sequence, the number of its last hole behind 0: none
 	pages   []int32 // of sequences without what is in prefixes
 	nodes   []node  // of the tree of forks, those with the last sequences first
@@ -40,12 +37,12 @@ type Prefixes struct {
 }
 
 // limits are what Find was told, besides sequences.
-type limits struct{ page, sequences, least, queries int }
+type limits struct{ page, sequences, least, queries, sinks int }
 
 // rows are those of a sequence's queries, and the first page of which these see all keys.
 type rows struct{ first, n, page int }
 
-// hole is the pages [first, end) of a sequence that are in a prefix. before is the number of the hole before it, behind 0: none.
+// hole is the pages [first, end) of a sequence that are in a prefix, or that a window hides. before is the number of the hole before it, behind 0: none.
 type hole struct{ before, first, end int32 }
 
 // node is sequences order[from:to], which have so many pages in common, and no others.
@@ -60,7 +57,8 @@ type Prefix struct {
 // Members are the sequences that have p, by their numbers.
 func (f *Prefixes) Members(p *Prefix) []int32 { return f.members[p.from:p.to] }
 
-// AppendOwn appends the sequences that Find was given to own, without what of them is in prefixes.
+// AppendOwn appends the sequences that Find was given to own, without what of them is in prefixes. Of those that are in some it leaves out
+// pages that a window hides, too.
 func (f *Prefixes) AppendOwn(own, seqs []Sequence) []Sequence {
 	at := len(own)
 	own = append(own, seqs...)
@@ -74,6 +72,7 @@ func (f *Prefixes) AppendOwn(own, seqs []Sequence) []Sequence {
 			q.Pages = q.Pages[n/f.page:]
 			continue
 		}
+		q.Keys -= int(f.hidden[i]) * f.page // all that is seen is as far from the queries as it was
 		// From the last one on: what is between two holes is brought behind what comes first.
 		begin := len(f.pages)
 		f.pages = f.appendWithout(f.pages, f.last[i], q.Pages)
@@ -157,9 +156,9 @@ func (p *Problem) OfPrefixes() Problem {
 }
 
 // Find looks for prefixes of the sequences of a problem, by which at least so many keys are read less: those
-// of a prefix for each member but one. With a causal mask they lie before all queries. Sequences of which a window hides a
-// key are members of none, but with [Prefixes.Cuts], and without slopes: then of those of which all of their queries see all keys, and what is
-// their own is in front of these and behind. The members of all prefixes have so many queries at most, each counted as often as
+// of a prefix for each member but one. With a causal mask they lie before all queries. Sequences of which a window hides
+// keys are members of prefixes of which all of their queries see all keys: what is their own is in front of these and behind, see [Sequence.Cut].
+// With slopes they are members of none. The members of all prefixes have so many queries at most, each counted as often as
 // it is a member. A sequence may be a member of several prefixes, one behind the other:
 // where what forks have in common has been forked itself.
 //
@@ -169,7 +168,7 @@ func (p *Problem) OfPrefixes() Problem {
 // What it finds does not depend on what it found before. But sequences that were in order then mostly are again, a token
 // later, and to see that is most of what Find does.
 func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
-	now := limits{g.PageTokens, len(seqs), max(least, 1), queries}
+	now := limits{g.PageTokens, len(seqs), max(least, 1), queries, g.SinkTokens}
 	f.hides = false
 	f.page = now.page
 	members := f.count(g, seqs)
@@ -218,7 +217,7 @@ func (f *Prefixes) count(g *Problem, seqs []Sequence) (members int) {
 			if first, _ := g.Mask.Keys(q.Queries, q.Keys, q.Queries-1); first > 0 {
 				// New keys are its own: a window that is narrower then is one still.
 				seen = min(seen, q.Keys-q.Queries)
-				if first = Ceil(first, f.page); !f.Cuts || g.Slopes != "" || first >= seen/f.page {
+				if first = Ceil(first, f.page); g.Slopes != "" || first >= seen/f.page {
 					continue
 				}
 				f.first[i], f.hides = int32(first), true
@@ -378,7 +377,8 @@ func (f *Prefixes) take(least, queries int) {
 // takeSeen is take where windows hide keys. Of a node those sequences are members that see enough: what they see later than the
 // others is their own, or what others see earlier. It takes what saves most.
 func (f *Prefixes) takeSeen(least, queries int) {
-	f.chosen, f.holes, f.last = f.chosen[:0], f.holes[:0], zeros(f.last, len(f.Own))
+	f.chosen, f.holes, f.last, f.hidden = f.chosen[:0], f.holes[:0], zeros(f.last, len(f.Own)), zeros(f.hidden, len(f.Own))
+	sinks := Ceil(f.limit.sinks, f.page)
 	for _, n := range slices.Backward(f.nodes) {
 		// The sequences by where they may begin.
 		f.keys = f.keys[:0]
@@ -406,7 +406,15 @@ func (f *Prefixes) takeSeen(least, queries int) {
 		f.Saved, queries = f.Saved+saved, queries-rows
 		p := Prefix{First: begin * f.page, End: int(n.pages) * f.page, from: len(f.chosen)}
 		for _, key := range f.keys[:members] {
-			i := f.order[uint32(key)]
+			at := uint32(key)
+			i := f.order[at]
+			// The last query's first key is in the page before first[i] or begins that one. The first query's is n-1 keys earlier at most. Of
+			// pages in front nobody sees a key.
+			if gone := int(f.first[i]) - 1 - Ceil(f.rows[at].n-1, f.page); f.last[i] == 0 && gone > sinks {
+				f.hidden[i] = int32(gone - sinks)
+				f.holes = append(f.holes, hole{0, int32(sinks), int32(gone)})
+				f.last[i] = int32(len(f.holes))
+			}
 			f.holes = append(f.holes, hole{f.last[i], int32(begin), n.pages})
 			f.chosen, f.last[i] = append(f.chosen, i), int32(len(f.holes))
 			f.Own[i] += p.End - p.First

@@ -45,7 +45,6 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) (own []attn.S
 	if bytes == 0 {
 		bytes = prefixBytes
 	}
-	x.found.Cuts = true
 	x.found.Find(g, seqs, (bytes-1)/row+1, math.MaxInt)
 	if len(x.found.Found) == 0 {
 		return seqs, false

@@ -40,27 +40,27 @@ func (k *kernel) stepTime() int64 { return int64(k.tile.blocks) * k.stepCost() }
 func (k *kernel) runsBeside() bool { return k.tile.warps == 0 }
 
 // fewCost is the cost of a sequence by the kernels for few rows.
-func fewCost(g *attn.Problem, s *sequence) int64 {
-	return fewTiles(g, s, g.Group(), tileTokens(g)) * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows
+func fewCost(g *attn.Problem, c cuts, s *sequence) int64 {
+	return fewTiles(g, c, s, g.Group(), tileTokens(g)) * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows
 }
 
 // fewTiles is how many LeanTiles of so many tokens they have in a head.
-func fewTiles(g *attn.Problem, s *sequence, group, tile int) (tiles int64) {
+func fewTiles(g *attn.Problem, c cuts, s *sequence, group, tile int) (tiles int64) {
 	rows := int(s.queries) * group
 	for first := 0; first < rows; first += BlockRows {
-		tiles += keysOf(g, s, first, min(first+BlockRows, rows), 1).Tiles(tile)
+		tiles += keysOf(g, c, s, first, min(first+BlockRows, rows), 1).Tiles(tile)
 	}
 	return tiles
 }
 
 // manyCost is the cost of a sequence by k, which is one for many rows: its products, or, where
 // these are few, the reading of its keys.
-func (e *Engine) manyCost(g *attn.Problem, s *sequence, k *kernel) int64 {
+func (e *Engine) manyCost(g *attn.Problem, c cuts, s *sequence, k *kernel) int64 {
 	rows, steps := int(s.queries)*g.Group(), int64(0)
 	for first := 0; first < rows; first += k.tile.rows {
-		steps += int64(keysOf(g, s, first, min(first+k.tile.rows, rows), cutKeys).Len()+cutKeys-1)/cutKeys + e.fixedSteps()
+		steps += int64(keysOf(g, c, s, first, min(first+k.tile.rows, rows), cutKeys).Len()+cutKeys-1)/cutKeys + e.fixedSteps()
 	}
-	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(keysOf(g, s, 0, rows, 1).Len())*BlockRows)
+	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(keysOf(g, c, s, 0, rows, 1).Len())*BlockRows)
 }
 
 // fewTime is when so many of some blocks are done that have the sequences of few rows, with their
@@ -157,17 +157,17 @@ func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
 // many, and the best of the divisions that have something for both, with the time of those for
 // few. Its blocks are 0 where there is none.
 func (p *Plan) weigh(g *attn.Problem, k *kernel) (few, many int64, both division) {
-	e := p.engine
+	e, cut := p.engine, p.prefixes.cuts
 	slices.SortFunc(p.ordered, func(a, b sequence) int { return cmp.Compare(a.queries, b.queries) })
 	p.costs = p.costs[:0]
 	for i := range p.ordered {
-		c := e.manyCost(g, &p.ordered[i], k)
+		c := e.manyCost(g, cut, &p.ordered[i], k)
 		p.costs, many = append(p.costs, c), many+c
 	}
 	rest, least := many, int64(math.MaxInt64)
 	for i := range p.ordered {
 		s := &p.ordered[i]
-		few, rest = few+fewCost(g, s), rest-p.costs[i]
+		few, rest = few+fewCost(g, cut, s), rest-p.costs[i]
 		behind := i+1 < len(p.ordered) && s.queries < p.ordered[i+1].queries // others have more
 		if !behind || p.fused || !k.runsBeside() || e.choice == takeMany || e.choice == takeFastest && int(s.queries)*g.Group() > k.tile.rows {
 			continue

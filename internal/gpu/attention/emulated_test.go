@@ -86,6 +86,10 @@ func TestEmulatedCutPrefixes(t *testing.T) {
 	testCutPrefixes(t, emulatedGPU(t, 13), reftest.Cases(t, 1, 12))
 }
 
+func TestEmulatedPrefixWindows(t *testing.T) {
+	testPrefixWindows(t, emulatedGPU(t, 5), reftest.Cases(t, 1, 6), 120)
+}
+
 func TestEmulatedPrefixesRecorded(t *testing.T) {
 	testPrefixesRecorded(t, emulatedGPU(t, 13), 3, 150, true)
 }

@@ -263,6 +263,7 @@ func TestGPUPrefixes(t *testing.T) {
 	m := realGPU(t)
 	m.engine.Eager = true
 	testPrefixes(t, m, testgpu.OrShort(200, 40), 3000, true)
+	testPrefixWindows(t, m, testgpu.OrShort(60, 10), 2000)
 	testPrefixesRecorded(t, m, 6, 2000, false)
 	testPrefixesRecorded(t, m, 6, 2000, true)
 }

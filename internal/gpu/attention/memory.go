@@ -60,7 +60,7 @@ func (s *staging) wait() error {
 // sections are where the parts of a table begin, in bytes.
 type sections struct {
 	prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, trees, positions int64
-	gathered, mergeStarts, mergeSlots, mergeShifts                                                                  int64
+	gathered, mergeStarts, mergeSlots, mergeShifts, cuts                                                            int64
 	end                                                                                                             int64
 }
 
@@ -90,6 +90,7 @@ func (c Capacity) layOut(blocks int) (s sections) {
 		if c.slopes > 0 {
 			s.mergeShifts = next(c.gathered, 4)
 		}
+		s.cuts = next(c.Rows, 4) // behind the others: few plans have windows
 	}
 	s.end = at
 	return s
@@ -305,6 +306,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 		{at.mergeStarts, gpu.BytesOf(p.prefixes.starts)},
 		{at.mergeSlots, gpu.BytesOf(p.prefixes.slots)},
 		{at.mergeShifts, gpu.BytesOf(p.prefixes.shifts)},
+		{at.cuts, gpu.BytesOf(p.cuts)},
 	} {
 		if len(part.data) == 0 {
 			continue

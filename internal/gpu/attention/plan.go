@@ -50,6 +50,7 @@ type Plan struct {
 	slopes        []float32     // of ALiBi, of each query head, to base 4; empty: none
 	details       []seqDetail   // of seqs, where there is a bias, or may be a tree
 	trees         []uint64      // masks of those that have a tree
+	cuts          []int32       // where prefixes and a window are, of each token row: see cuts
 	positions     []int64       // of each token row, where a rotary embedding is
 	slots         []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
 	pages         []int32       // the block table, if the plan is paged
@@ -272,6 +273,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	p.state, p.anyAppend, p.turned, p.lastPage = built, false, gpu.Memory{}, need.lastPage
 	few := p.assign(&g, seqs, rows, &look, who)
 	p.listSlopes(&g)
+	p.cuts = append(p.cuts[:0], p.prefixes.cuts...)
 	p.listPrefixes(all, &look.sharing)
 	p.listPositions(&g, all, rows)
 	p.prefetchPages(&g, look.kernel)
@@ -438,7 +440,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		}
 		p.mostSlots = max(p.mostSlots, min(q.Keys, g.PageTokens))
 		p.reach = max(p.reach, q.Row+q.Queries)
-		first, _ := g.Mask.Keys(q.Queries, q.Keys, 0)
+		first, _ := q.Narrowed(g.Mask).Keys(q.Queries, q.Keys, 0)
 		p.liveKeys += q.Keys - first + g.SinkKeys(first)
 		p.appends = p.appends && q.Keys >= q.Queries
 		if !p.appends {
@@ -539,8 +541,9 @@ func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 		if n >= sequences || g.Window == 0 && s.keys > 0 && s.keys >= s.queries {
 			continue // kernels for many rows come to all of their rows; each sees its own key at least
 		}
+		mask := p.prefixes.cuts.mask(g, s)
 		for i := range s.queries {
-			if first, end := g.Mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
+			if first, end := mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
 				break // and so do the following ones
 			}
 			p.masked = append(p.masked, s.row+i)
@@ -568,7 +571,7 @@ func (p *Plan) prefetchPages(g *attn.Problem, k *kernel) {
 	p.prefetches = p.prefetches[:0]
 	if k.paged {
 		p.prefetches = slices.Grow(p.prefetches, len(p.works))[:len(p.works)]
-		packPrefetches(p.works, g, p.engine.shape(g.KV, g.Dim).keys, p.pages, p.prefetches)
+		packPrefetches(p.works, g, p.prefixes.cuts, p.engine.shape(g.KV, g.Dim).keys, p.pages, p.prefetches)
 	}
 }
 

@@ -63,7 +63,7 @@ type prefillParams struct {
 type scoredPrefillParams struct {
 	prefillParams
 	score scoreParams
-	_     [40]byte
+	_     [32]byte
 }
 
 // prefillKernels are those for prompts: for operands of one type, and for others. What a plan knows of

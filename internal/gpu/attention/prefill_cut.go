@@ -223,7 +223,7 @@ func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, from, blocks, ro
 				bytes = int(s.keys) * tokenBytes(g)
 			}
 			for first := 0; first < all; first += rows {
-				keys := keysOf(g, s, first, min(first+rows, all), cutKeys).Len() // as if there was nothing between sink tokens and a window
+				keys := keysOf(g, p.prefixes.cuts, s, first, min(first+rows, all), cutKeys).Len() // as if there was nothing between sink tokens and a window
 				p.outputs = append(p.outputs, prefillTile{seq: int32(n), head: int32(head), block: int32(first / rows), end: int32(keys), parts: 1})
 			}
 		}

@@ -54,6 +54,7 @@ type prefixes struct {
 	own     []attn.Sequence // scratch of Build: sequences without what is in prefixes
 	seqs    []attn.Sequence // scratch of Build: prefixes or pieces of them, whose rows are those of all members
 	of      []int32         // scratch of Build: of each of these the prefix, in found
+	cuts    cuts            // scratch of Build, of own
 	alike   []alike         // scratch of Build
 	work    int64           // scratch of Build: the cost of all of these
 	all     int             // scratch of Build: their units in all heads and output tiles
@@ -104,7 +105,7 @@ func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
 // lists them, and what sequences have of their own. It writes nothing but scratch.
 func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) bool {
 	x := &p.prefixes
-	x.blocks, x.saved = 0, 0
+	x.blocks, x.saved, x.cuts = 0, 0, x.cuts[:0]
 	switch {
 	case rows == 0 || p.fused || g.Features()&^attn.Shareable != 0:
 		return false
@@ -123,7 +124,38 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 		x.seqs, x.of = append(x.seqs, x.found.Sequence(&x.found.Found[i], seqs)), append(x.of, int32(i))
 	}
 	x.saved = x.found.Saved
-	return p.recorded || x.saved > 0 && (p.engine.Eager || sharingPays(g, seqs, x.seqs, x.saved, key))
+	if !p.recorded && (x.saved == 0 || !p.engine.Eager && !sharingPays(g, seqs, x.seqs, x.saved, key)) {
+		return false
+	}
+	if g.Window != 0 {
+		x.cuts = x.cuts.list(x.own, rows)
+	}
+	return true
+}
+
+// cuts are how much narrower the windows of sequences are, [attn.Sequence.Cut], each at the sequence's first row of queries. Of none all
+// are 0.
+type cuts []int32
+
+// list lists those of sequences of so many rows, in the memory of c.
+func (c cuts) list(seqs []attn.Sequence, rows int) cuts {
+	c = slices.Grow(c[:0], rows)[:rows]
+	clear(c)
+	for i := range seqs {
+		if q := &seqs[i]; q.Cut > 0 && q.Row >= 0 && q.Row < rows { // else measure reports it
+			c[q.Row] = int32(q.Cut)
+		}
+	}
+	return c
+}
+
+// mask is that of a problem as it is for s.
+func (c cuts) mask(g *attn.Problem, s *sequence) attn.Mask {
+	m := g.Mask
+	if len(c) > 0 {
+		m.Window -= int(c[s.row])
+	}
+	return m
 }
 
 // ownProblem is the part of a problem that is for what sequences have of their own.

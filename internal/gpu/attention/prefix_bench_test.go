@@ -59,6 +59,8 @@ func BenchmarkGPUPrefixes(b *testing.B) {
 		{"16x(1024+512)", forkTree{{1, 1024}, {16, 512}}, attn.Float16, nil},
 		{"8x(512+512)", forkTree{{1, 512}, {8, 512}}, attn.Float16, nil},
 		{"64x(8192+512)_window", forkTree{{1, 8192}, {64, 512}}, attn.Float16, func(g *attn.Problem) { g.Window = 8704 }},
+		{"16x(8192+128)_window_4096", forkTree{{1, 8192}, {16, 128}}, attn.Float16, func(g *attn.Problem) { g.Window = 4096 }},
+		{"64x(8192+512)_window_4096", forkTree{{1, 8192}, {64, 512}}, attn.Float16, func(g *attn.Problem) { g.Window = 4096 }},
 		{"64x(8192+512)_slopes", forkTree{{1, 8192}, {64, 512}}, attn.Float16, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, g.Heads)) }},
 		{"256x(2048+128)_slopes", forkTree{{1, 2048}, {256, 128}}, attn.Float16, func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, g.Heads)) }},
 	} {
@@ -93,7 +95,14 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 	}
 	n := rows * heads * dim
 	o := &Operands{Q: memory(n, query), Out: memory(n, query), K: memory(pages*g.Key.Page, attn.Float16), V: memory(pages*g.Key.Page, attn.Float16)}
-	bytes := float64(2 * pages * g.Key.Page * 2)
+	seen := map[int32]bool{} // pages that some query sees a key of
+	for i := range seqs {
+		first, end := g.Mask.Keys(1, seqs[i].Keys, 0)
+		for _, page := range seqs[i].Pages[first/g.PageTokens : attn.Ceil(end, g.PageTokens)] {
+			seen[page] = true
+		}
+	}
+	bytes := float64(2 * len(seen) * g.Key.Page * 2)
 
 	const launches, rounds = 5, 12
 	type contender struct {

@@ -30,8 +30,9 @@ const (
 func sharingPays(g *attn.Problem, seqs, prefixes []attn.Sequence, saved, key int) bool {
 	all, again := 0, 0
 	for i := range seqs {
-		if seqs[i].Queries > 0 {
-			all += seqs[i].Keys
+		if q := &seqs[i]; q.Queries > 0 {
+			first, _ := g.Mask.Keys(q.Queries, q.Keys, 0)
+			all += q.Keys - first + g.SinkKeys(first)
 		}
 	}
 	if g.Cap != 0 || g.Slopes != "" {
@@ -83,7 +84,7 @@ func (p *Plan) reading(g *attn.Problem, need *measured) (own, shared int64) {
 		own = 0
 		for i := range x.own {
 			if q := &x.own[i]; q.Queries > 0 {
-				own += fewTiles(g, &sequence{queries: int32(q.Queries), keys: int32(q.Keys)}, group, tile)
+				own += fewTiles(g, x.cuts, &sequence{row: int32(q.Row), queries: int32(q.Queries), keys: int32(q.Keys)}, group, tile)
 			}
 		}
 		own *= int64(g.KVHeads)

@@ -121,14 +121,72 @@ func testCutPrefixes(t *testing.T, m *machine, n int) {
 	noError(t, plan.Close())
 }
 
+// testPrefixWindows: forks of any depth of which a window hides keys attend together to what all of them see of a prefix; keys that are
+// hidden from all are NaN. Of several problems some are for kernels for many rows.
+func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	few, many, sinks := 0, 0, 0 // problems with sequences that were cut
+	enough := func() bool { return few >= n && many >= n-1 && sinks >= n/2 }
+	for i := range reftest.AtLeast(n, enough) {
+		queries := []int{1, 1, 3}
+		if n > 1 {
+			queries, m.engine.choice = append(queries, 20), testgpu.Pick(rng, takeFastest, takeMany, takeBoth)
+		}
+		shape := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0, Window: longest/4 + rng.IntN(longest*3/4)}}
+		shape.Heads, shape.ValueDim = shape.KVHeads*testgpu.Pick(rng, 1, 4, 8), shape.Dim
+		for range testgpu.Pick(rng, 3, 5) {
+			n := testgpu.Pick(rng, queries...)
+			shape.Queries, shape.Keys = append(shape.Queries, n), append(shape.Keys, n+longest*3/4+rng.IntN(longest/4))
+		}
+		if rng.IntN(2) == 0 {
+			shape.SinkTokens = 1 + rng.IntN(40)
+		}
+		if rng.IntN(3) == 0 {
+			shape.SoftCap = 1 + rng.Float64()
+		}
+		if rng.IntN(3) == 0 {
+			shape = reftest.RandomSinks(rng, shape)
+		}
+		in := testgpu.Pick(rng, reftest.AllInputs...)
+		kv := testgpu.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: testgpu.Pick(rng, 1, 3, 16)})
+		m.run(t, plan, p)
+		if plan.look.sharing.on() && slices.ContainsFunc(plan.cuts, func(cut int32) bool { return cut > 0 }) {
+			if plan.look.prefill.first() != nil {
+				many++
+			} else {
+				few++
+			}
+			if shape.SinkTokens > 0 {
+				sinks++
+			}
+		}
+		if p.check(t); t.Failed() {
+			t.Fatalf("case %d, %v inputs: %v, forks %v, cuts %v", i, in, p, p.forks, plan.cuts)
+		}
+		p.close(t)
+	}
+	if m.engine.choice = takeFastest; !enough() {
+		t.Errorf("%d problems with cuts by kernels for few rows, %d for many, %d with sink tokens", few, many, sinks)
+	}
+	noError(t, plan.Close())
+}
+
 // testPrefixesRecorded: launches that were captured once are those of every later step, whatever sequences share then. scored:
-// some with slopes or a window, too.
+// some with slopes or a window, too, which hides keys of later steps.
 func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool) {
 	rng := reftest.Rand(t)
 	for i, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 		for _, shares := range []bool{true, false} {
 			const sequences = 6
-			s := m.forkSteps(t, rng, n, sequences, longest, kv, shares, []int{16, 3, 1}[i], scored && rng.IntN(2) == 0)
+			mods := reftest.Shape{Heads: 16, Keys: []int{longest}}
+			if scored && i == 0 {
+				mods.Window, mods.SinkTokens = 1, rng.IntN(20)
+			} else if scored && rng.IntN(2) == 0 {
+				mods = reftest.RandomPrefixMods(rng, mods)
+			}
+			s := m.forkSteps(t, rng, n, sequences, longest, kv, shares, []int{16, 3, 1}[i], mods)
 			first := s.all[0]
 			plan := m.engine.NewPlan()
 			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Pages: len(first.pool[0]) / kv.Size() / first.geometry.Key.Page}))
@@ -138,7 +196,15 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool)
 				t.Fatalf("%v shares prefixes: %v", first, !shares)
 			}
 			plan.Recorded()
-			m.replay(t, plan, s, nil)
+			cut := 0
+			m.replay(t, plan, s, func(int, *problem) {
+				if len(plan.cuts) > 0 && slices.Max(plan.cuts) > 0 {
+					cut++
+				}
+			})
+			if shares && mods.Window > 0 && mods.Slopes == nil && cut == 0 {
+				t.Errorf("%v: a window hides keys of no step", first)
+			}
 			first.close(t)
 			noError(t, plan.Close())
 		}
@@ -146,17 +212,19 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool)
 }
 
 // forkSteps are steps of a decoding graph whose sequences are forks: those of the first step, if it is to share, of the
-// longest prefixes, and the last one's have none.
-func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType, shares bool, page int, scored bool) *steps {
+// longest prefixes, and the last one's have none. mods has slopes of as many heads as there may be, and a window: then that of steps that
+// share hides keys of a prefix in all but the first and the last.
+func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType, shares bool, page int, mods reftest.Shape) *steps {
 	same := &decode{pageTokens: page, rows: 3*sequences + 2, pages: sequences*attn.Ceil(longest+1, page) + 3}
 	heads, dim := testgpu.Pick(rng, 2, 8), testgpu.Pick(rng, 64, 128)
-	mods, begin := reftest.Shape{Heads: 2 * heads, Keys: []int{longest}}, longest
-	if scored {
-		mods = reftest.RandomPrefixMods(rng, mods)
+	begin, least := longest, 1
+	if len(mods.Slopes) > 0 {
+		mods.Slopes = mods.Slopes[:2*heads]
 	}
-	if shares && mods.Window > 0 {
+	hides := shares && mods.Window > 0
+	if hides {
 		begin = longest * 3 / 4
-		mods.Window = begin // hides no key of the first step
+		mods.Window, least = begin, attn.Ceil(longest-begin, page)+1
 	}
 	return m.stepsOf(t, n, func(i int) *problem {
 		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: true, Window: mods.Window, SinkTokens: mods.SinkTokens}, Slopes: mods.Slopes}
@@ -164,13 +232,15 @@ func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest 
 			keys := 1 + rng.IntN(longest)
 			if i == 0 {
 				keys = begin - rng.IntN(20)
+			} else if hides {
+				keys = longest - rng.IntN(20)
 			}
 			shape.Queries, shape.Keys = append(shape.Queries, 1), append(shape.Keys, keys)
 		}
 		o := options{shape: &shape, kv: kv, decode: same, forks: i < n-1 && (i > 0 || shares), page: page}
 		for {
 			p := m.newProblem(t, rng, reftest.Normal, o)
-			if i > 0 || !shares || slices.ContainsFunc(p.forks, func(f reftest.Fork) bool { return f.Pages > 0 }) {
+			if !o.forks || !hides && (i > 0 || !shares) || slices.ContainsFunc(p.forks, func(f reftest.Fork) bool { return f.Pages >= least }) {
 				return p
 			}
 			p.close(t) // no sequence happens to be a fork

@@ -86,7 +86,7 @@ func TestFakePrefixesRecorded(t *testing.T) {
 	})
 }
 
-// What is too little, what a window hides keys of, and what is asked for by its schedule is for each sequence by
+// What is too little, what a window hides most keys of, and what is asked for by its schedule is for each sequence by
 // itself.
 func TestFakePrefixesNotTaken(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 4, 227<<10)
@@ -103,7 +103,9 @@ func TestFakePrefixesNotTaken(t *testing.T) {
 		"sinks":           {func(g *attn.Problem) { g.Sinks = true }, p.rows, true},
 		"trees":           {func(g *attn.Problem) { g.Tree = true }, p.rows, true},
 		"a window":        {func(g *attn.Problem) { g.Window = 100 }, p.rows, true},
-		"a narrow window": {func(g *attn.Problem) { g.Window = 99 }, p.rows, false},
+		"a narrow window": {func(g *attn.Problem) { g.Window = 99 }, p.rows, true},
+		"a small window":  {func(g *attn.Problem) { g.Window = 20 }, p.rows, true},
+		"a tiny window":   {func(g *attn.Problem) { g.Window = 19 }, p.rows, false},
 		"slopes":          {func(g *attn.Problem) { g.Slopes = attn.NewSlopes([]float64{1, 2}) }, p.rows, true},
 		"a bias":          {func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 1, Queries: 1, Keys: 100} }, p.rows, false},
 		"a schedule":      {func(g *attn.Problem) { g.Policy.Kind = lean.PerHead }, p.rows, false},
@@ -191,7 +193,13 @@ func TestFakePrefixesMemory(t *testing.T) {
 func TestFakePrefixPlanAllocations(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 132, 227<<10)
 	p := m.newProblem(t, reftest.Rand(t), reftest.Normal, options{shape: &reftest.Shape{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, Queries: []int{1}, Keys: []int{1}, Mask: attn.Mask{Causal: true}}, kv: attn.Float16, page: 16})
-	for name, g := range map[string]attn.Problem{"plain": p.geometry, "slopes": func(g attn.Problem) attn.Problem { g.Slopes = attn.NewSlopes(make([]float64, 32)); return g }(p.geometry)} {
+	for name, change := range map[string]func(g *attn.Problem){
+		"plain":    func(*attn.Problem) {},
+		"slopes":   func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, 32)) },
+		"a window": func(g *attn.Problem) { g.Window = 4000 }, // hides keys of all
+	} {
+		g := p.geometry
+		change(&g)
 		seqs, pages := forkTree{{1, 4096}, {8, 1024}, {8, 320}}.sequences(16)
 		plan := m.engine.NewPlan()
 		noError(t, plan.Reserve(Capacity{Sequences: len(seqs), Rows: len(seqs), Pages: pages + 64*len(seqs)}))
@@ -217,8 +225,8 @@ func TestFakePrefixPlanAllocations(t *testing.T) {
 func TestFakePlanAgain(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 32, 227<<10)
 	rng := reftest.Rand(t)
-	kept, shared, beside, steps := 0, 0, 0, 0
-	enough := func() bool { return kept > 10 && shared > 20 && beside > 5 }
+	kept, shared, beside, cut, steps := 0, 0, 0, 0, 0
+	enough := func() bool { return kept > 10 && shared > 20 && beside > 5 && cut > 5 }
 	for range reftest.AtLeast(reftest.Cases(t, 8, 200), enough) {
 		m.engine.Eager = rng.IntN(2) == 0
 		of := forkTree{{1, 16 * (2 + rng.IntN(200))}, {1 + rng.IntN(4), 16 * rng.IntN(60)}, {2 + rng.IntN(8), 16 * (2 + rng.IntN(30))}}
@@ -233,8 +241,8 @@ func TestFakePlanAgain(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			g.Slopes = attn.NewSlopes(make([]float64, 8))
 		}
-		if rng.IntN(4) == 0 {
-			g.Window = slices.Max(s.first) + 8 - rng.IntN(20)
+		if longest := slices.Max(s.first); rng.IntN(3) == 0 {
+			g.Window = max(longest+8-rng.IntN(testgpu.Pick(rng, 20, longest)), 1)
 		}
 		capacity := Capacity{Sequences: len(s.seqs) + 1, Rows: 4 * len(s.seqs), Pages: s.pages + 64*len(s.seqs)}
 		plan := m.engine.NewPlan()
@@ -277,6 +285,9 @@ func TestFakePlanAgain(t *testing.T) {
 				if plan.prefixes.blocks > 0 {
 					beside++
 				}
+				if len(plan.cuts) > 0 && slices.Max(plan.cuts) > 0 {
+					cut++
+				}
 			}
 			if a, b := plan.told(), fresh.told(); a != b {
 				t.Fatalf("%+v, Eager %v, step %d of %+v: the plan is\n%s\nand one that was never built before\n%s", g, m.engine.Eager, i, seqs, a, b)
@@ -286,14 +297,14 @@ func TestFakePlanAgain(t *testing.T) {
 		noError(t, plan.Close())
 	}
 	if !enough() {
-		t.Errorf("%d steps, of which %d share prefixes, %d beside; %d had lists as before", steps, shared, beside, kept)
+		t.Errorf("%d steps, of which %d share prefixes, %d beside, %d with windows that hide keys; %d had lists as before", steps, shared, beside, cut, kept)
 	}
 }
 
 // told is all that launches are told of a plan, but addresses.
 func (p *Plan) told() string {
 	x := &p.prefixes
-	own := fmt.Sprint(p.works, p.seqs, p.prefetches, p.masked, p.prefilling, p.prefillStarts, p.slopes, p.details, p.trees, p.positions, p.slots, p.pages, p.ahead,
+	own := fmt.Sprint(p.works, p.seqs, p.prefetches, p.masked, p.prefilling, p.prefillStarts, p.slopes, p.details, p.trees, p.cuts, p.positions, p.slots, p.pages, p.ahead,
 		p.reach, p.lastPage, p.mostSlots, p.liveKeys, p.appends, p.look.geometry, p.look.rows, p.look.tileRows, p.look.both, p.look.beside, p.look.kernel.entries, p.sched.Workers(), p.sched.Tiles())
 	if !p.look.sharing.on() {
 		return own
@@ -371,19 +382,23 @@ func BenchmarkFakePrefixPlan(b *testing.B) {
 	m.engine.Eager = false
 	p := m.newProblem(b, reftest.Rand(b), reftest.Normal, options{shape: &reftest.Shape{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, Queries: []int{1}, Keys: []int{1}, Mask: attn.Mask{Causal: true}}, kv: attn.Float16, page: 16})
 	for _, c := range []struct {
-		name  string
-		steps *planSteps
-		alone bool
+		name   string
+		steps  *planSteps
+		alone  bool
+		window int
 	}{
-		{"256x(2048+128)", stepsOfTree(forkTree{{1, 2048}, {256, 128}}, 64, 1), false},
-		{"4096,16x1024,16x320", stepsOfTree(forkTree{{1, 4096}, {16, 1024}, {16, 320}}, 64, 256), false},
-		{"forks", stepsOfForks(rand.New(rand.NewPCG(1, 2)), 256, 64), false},
-		{"apart", stepsOfTree(forkTree{{256, 1024}}, 64, 256), false},
-		{"4096,16x1024,16x320_alone", stepsOfTree(forkTree{{1, 4096}, {16, 1024}, {16, 320}}, 64, 256), true},
+		{"256x(2048+128)", stepsOfTree(forkTree{{1, 2048}, {256, 128}}, 64, 1), false, 0},
+		{"4096,16x1024,16x320", stepsOfTree(forkTree{{1, 4096}, {16, 1024}, {16, 320}}, 64, 256), false, 0},
+		{"forks", stepsOfForks(rand.New(rand.NewPCG(1, 2)), 256, 64), false, 0},
+		{"apart", stepsOfTree(forkTree{{256, 1024}}, 64, 256), false, 0},
+		{"4096,16x1024,16x320_alone", stepsOfTree(forkTree{{1, 4096}, {16, 1024}, {16, 320}}, 64, 256), true, 0},
+		{"256x(8192+128)_window", stepsOfTree(forkTree{{1, 8192}, {256, 128}}, 64, 1), false, 4096},
+		{"256x(8192+128)_window_alone", stepsOfTree(forkTree{{1, 8192}, {256, 128}}, 64, 1), true, 4096},
+		{"4096,16x1024,16x320_window", stepsOfTree(forkTree{{1, 4096}, {16, 1024}, {16, 320}}, 64, 256), false, 4096},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			g, s := p.geometry, c.steps
-			if c.alone {
+			if g.Window = c.window; c.alone {
 				g.TileTokens = defaultTile // who says so is not asked whether to share
 			}
 			plan := m.engine.NewPlan()

@@ -130,7 +130,7 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 		p.tiles = p.tiles[:0]
 		rows := int(s.queries) * group
 		for first := 0; first < rows; first += BlockRows {
-			n := keysOf(g, &s, first, min(first+BlockRows, rows), chunk).Tiles(tile)
+			n := keysOf(g, p.prefixes.cuts, &s, first, min(first+BlockRows, rows), chunk).Tiles(tile)
 			p.tiles, longest = append(p.tiles, n), max(longest, int(n))
 		}
 		p.sched.Add(p.tiles)
@@ -184,14 +184,14 @@ func placeStates(p *lean.Plan, works []work) (states int) {
 
 // keysOf is the keys that the query positions of some packed rows see, [first, end) of a
 // sequence's: what is cut into their LeanTiles. They are whole chunks of so many keys, but for the last one.
-func keysOf(g *attn.Problem, s *sequence, first, end, chunk int) lean.Keys {
-	keys, _ := keysBehind(g, s, first, end, chunk)
+func keysOf(g *attn.Problem, c cuts, s *sequence, first, end, chunk int) lean.Keys {
+	keys, _ := keysBehind(g, c, s, first, end, chunk)
 	return keys
 }
 
 // keysBehind is keysOf, and how many keys there are in chunks that have sink tokens. These stand right before the others, as if
 // there was nothing between them: keys.First is how many are left out.
-func keysBehind(g *attn.Problem, s *sequence, first, end, chunk int) (keys lean.Keys, front int) {
+func keysBehind(g *attn.Problem, c cuts, s *sequence, first, end, chunk int) (keys lean.Keys, front int) {
 	if g.Window == 0 && s.queries == 1 { // as of most sequences there are
 		return lean.Keys{End: int(s.keys)}, 0
 	}
@@ -200,7 +200,7 @@ func keysBehind(g *attn.Problem, s *sequence, first, end, chunk int) (keys lean.
 		_, to := g.Mask.Keys(int(s.queries), int(s.keys), (end-1)/group)
 		return lean.Keys{End: to}, 0
 	}
-	from, to := g.Mask.Range(int(s.queries), int(s.keys), first/group, (end-1)/group+1)
+	from, to := c.mask(g, s).Range(int(s.queries), int(s.keys), first/group, (end-1)/group+1)
 	front = attn.Ceil(g.SinkKeys(from), chunk) * chunk
 	return lean.Keys{First: max(from-from%chunk-front, 0), End: to}, front
 }

@@ -97,5 +97,8 @@ func (p *Plan) scoresOf(g *attn.Problem, o *Operands) (score scoreParams) {
 	if hasDetails(g) {
 		score.details = p.memory.table.Address() + uint64(p.memory.sections.details)
 	}
+	if len(p.cuts) > 0 {
+		score.cuts = p.memory.table.Address() + uint64(p.memory.sections.cuts)
+	}
 	return score
 }

@@ -75,7 +75,7 @@ func (p *Plan) launches(seqs []attn.Sequence, look *look, who division) (all []L
 				n := p.seqs[t.seq]
 				rows, first := int(n.queries)*g.Group(), int(t.block)*k.tile.rows
 				share := Share{Sequence: number[n.row], Head: int(t.head), Block: int(t.block), Begin: int64(t.first) / cutKeys}
-				share.End, share.Tiles = share.Begin+t.steps(), keysOf(g, &n, first, min(first+k.tile.rows, rows), 1).Tiles(cutKeys)
+				share.End, share.Tiles = share.Begin+t.steps(), keysOf(g, p.prefixes.cuts, &n, first, min(first+k.tile.rows, rows), 1).Tiles(cutKeys)
 				l.Blocks[b] = append(l.Blocks[b], share)
 			}
 		}

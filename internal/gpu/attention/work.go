@@ -50,15 +50,15 @@ type scoredParams struct {
 	score      scoreParams
 	meet       meetParams
 	prefetched uint64 // an address
-	_          [48]byte
+	_          [40]byte
 }
 
 // scoreParams is struct ScoreParams.
 type scoreParams struct {
-	slopes, sinks, bias, trees, details uint64 // addresses
-	biasSequence, biasHead, biasRow     int64
-	cap, reciprocal, biasFactor         float32
-	biasType, window, sinkTokens        int32
+	slopes, sinks, bias, trees, details, cuts uint64 // addresses
+	biasSequence, biasHead, biasRow           int64
+	cap, reciprocal, biasFactor               float32
+	biasType, window, sinkTokens              int32
 }
 
 // seqDetail is struct SeqDetail.
@@ -96,7 +96,7 @@ var noPrefetch = prefetch(slices.Repeat([]int32{-1}, prefetchedEntries))
 
 // packPrefetches lists the prefetched entries of works, whose chunks have so many keys, where pages are of a power of two
 // of tokens.
-func packPrefetches(works []work, g *attn.Problem, chunk int, pages []int32, openings []prefetch) {
+func packPrefetches(works []work, g *attn.Problem, c cuts, chunk int, pages []int32, openings []prefetch) {
 	tile, page, group := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens)), g.Group()
 	begin := chunk
 	if g.Invariant {
@@ -107,7 +107,7 @@ func packPrefetches(works []work, g *attn.Problem, chunk int, pages []int32, ope
 		*o = noPrefetch
 		if w.tiles > 0 {
 			rows := int(w.first.queries) * group
-			keys, front := keysBehind(g, &w.first, int(w.block)*BlockRows, min(int(w.block+1)*BlockRows, rows), begin)
+			keys, front := keysBehind(g, c, &w.first, int(w.block)*BlockRows, min(int(w.block+1)*BlockRows, rows), begin)
 			key := int(w.tile) << tile
 			if key >= front {
 				key += keys.First
