@@ -16,7 +16,7 @@ import (
 
 // openLeanGPU makes a decoder with random weights whose values are all on the
 // first GPU.
-func openLeanGPU(c hf.Config, chunk int) (decoder, error) {
+func openLeanGPU(c hf.Config, chunk int) (optDecoder, error) {
 	gpu, err := la.OpenGPU(0)
 	if err != nil {
 		return nil, err
