@@ -3,14 +3,19 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"gorgonia.org/leanattention/examples/llama"
 
+	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
 )
 
 // smallLlama is of a shape that is made and run in no time.
@@ -101,5 +106,110 @@ func TestLeanLlama(t *testing.T) {
 		if err := e.close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// toldDecoder says when it forgets and when it decodes.
+type toldDecoder struct {
+	fixedDecoder
+	forgets, decodes func()
+}
+
+func (d toldDecoder) forget() error { d.forgets(); return nil }
+
+func (d toldDecoder) decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error) {
+	d.decodes()
+	return d.fixedDecoder.decode(batch, context, steps)
+}
+
+// TestMeasureShape: what was measured is in the file before peers get ready for a case, which may be run alone, or be
+// silent.
+func TestMeasureShape(t *testing.T) {
+	defer func(f func(llama.Config, int) (decoder, error)) { openLlama = f }(openLlama)
+	defer func(f func(string) (*measure.Worker, error)) { startDecoderWorker = f }(startDecoderWorker)
+	for how, compiled := range map[string]bool{"opt-full": true, "opt-silent": false} {
+		t.Run(how, func(t *testing.T) {
+			starts, forgets := 0, 0
+			startDecoderWorker = func(string) (*measure.Worker, error) {
+				starts++
+				return measure.Start(measuretest.Command(t, how))
+			}
+			cases, err := gpuCasesOf(t, "-shapes=llama-3.2-1b", "-steps=8")
+			if err != nil || len(cases) != 2 {
+				t.Fatalf("%v, %v", cases, err)
+			}
+			var said strings.Builder
+			b := &e2eGPU{
+				Bench:  gpu.NewBench(gpu.Options{Peers: true}, measure.Machine{}, io.Discard, &said),
+				rounds: 3, json: filepath.Join(t.TempDir(), "e2e.json"), patience: map[bool]time.Duration{false: 50 * time.Millisecond}[compiled],
+			}
+			written := func(c stepCase, m measure.Metric) bool {
+				r, err := measure.Load(b.json)
+				return err == nil && r.Find(c.String(), nameLean16, m) != nil
+			}
+			openLlama = func(c llama.Config, _ int) (decoder, error) {
+				if c.Hidden != 2048 {
+					t.Errorf("opened with %+v", c)
+				}
+				turns := 0
+				return toldDecoder{
+					fixedDecoder{fixed{0.1, 2e-3, []string{"1"}}, 0, new(bool)},
+					func() {
+						if forgets++; !written(cases[0], measure.StepMillis) {
+							t.Error("ours is not written before peers are ready")
+						}
+					},
+					func() {
+						turns++
+						if second := turns > b.rounds+1; second && compiled && !written(cases[0], measure.OverCompiled) {
+							t.Error("a case is not written before the next")
+						}
+					},
+				}, nil
+			}
+			if err := b.measureShape(cases, nil); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range cases {
+				if f := b.Report.Find(c.String(), nameLean16, measure.StepMillis); f == nil || f.Table != "A decode step of Llama-3.2-1B in float16" || !measuretest.Near(f.Value, 2) {
+					t.Errorf("%v: %+v", c, f)
+				}
+				if f := b.Report.Find(c.String(), nameLean16, measure.OverCompiled); (f != nil) != compiled || f != nil && !measuretest.Near(f.Value, 2) {
+					t.Errorf("%v: %+v", c, f)
+				}
+				n := 0
+				for _, f := range b.Report.Figures {
+					if f.Case == c.String() && f.Contender == nameLean16 && f.Metric == measure.StepMillis {
+						n++
+					}
+				}
+				if n != 1 {
+					t.Errorf("%v: measured %d times", c, n)
+				}
+			}
+			notes := strings.Join(b.Report.Notes, "; ")
+			if want := map[bool]string{true: "not in turn", false: "silent for 50ms"}[compiled]; strings.Count(notes, want) != 1 {
+				t.Errorf("notes %q", notes)
+			}
+			if forgets != map[bool]int{true: 1}[compiled] || (b.worker != nil) != compiled || starts != 1 {
+				t.Errorf("%d times forgotten, %d workers, one is there: %v", forgets, starts, b.worker != nil)
+			}
+			if !strings.Contains(said.String(), "b16, behind 1024 tokens: lean 2.000 ms") {
+				t.Errorf("said %s", said.String())
+			}
+			if w := b.worker; w != nil {
+				if err := w.Close(); err != nil {
+					t.Error(err)
+				}
+				if text := w.Stderr.Text(); !strings.Contains(text, "model float16 {") || !strings.Contains(text, `"num_key_value_heads":8,`) || strings.Count(text, "forget") != 2 {
+					t.Errorf("the worker was asked%s", text)
+				}
+			} else if err := b.measureShape(cases[:1], nil); err != nil || starts != 2 { // another shape has another one
+				t.Errorf("%v, %d workers", err, starts)
+			}
+			if b.worker != nil && !compiled {
+				t.Error("a silent worker is kept")
+			}
+		})
 	}
 }
