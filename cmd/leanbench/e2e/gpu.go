@@ -256,8 +256,8 @@ type decoder interface {
 	queued() float64 // share of its steps' time in which attention was queued; 0: not known
 	// mix has it compute steps in mixed precision from then on.
 	mix()
-	// forget gives back what it keeps from one turn to the next, but for weights.
-	forget() error
+	// giveBack gives the driver what it keeps from one turn to the next, but for weights.
+	giveBack() error
 }
 
 // optDecoder is that of an OPT.
@@ -550,7 +550,7 @@ func (b *e2eGPU) prepare(c stepCase, ours decoder) (ready []peerWay, alone bool,
 		}
 		words, err := read()
 		if err != nil && strings.Contains(err.Error(), "OutOfMemory") && len(ready) == 0 && !alone {
-			if err := ours.forget(); err != nil {
+			if err := ours.giveBack(); err != nil {
 				return nil, false, err
 			}
 			fmt.Fprintf(b.Stderr, "%v, %v: %s gets ready alone\n", c.shape, c, p.name)

@@ -256,7 +256,7 @@ func (d fixedDecoder) now() fixed {
 }
 
 func (fixedDecoder) check() error    { return nil }
-func (fixedDecoder) forget() error   { return nil }
+func (fixedDecoder) giveBack() error { return nil }
 func (fixedDecoder) queued() float64 { return 0.25 }
 
 func (d fixedDecoder) mix() { *d.mixed = true }

@@ -156,6 +156,10 @@ func (e *leanLlama) forget() error {
 	return d.Close()
 }
 
+func (e *leanLlama) giveBack() error {
+	return errors.Join(e.forget(), emptyPool(e.gpu))
+}
+
 func (e *leanLlama) mix() { e.mixed = true }
 
 func (e *leanLlama) queued() float64 { return 0 }

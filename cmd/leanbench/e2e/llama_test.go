@@ -115,7 +115,7 @@ type toldDecoder struct {
 	forgets, decodes func()
 }
 
-func (d toldDecoder) forget() error { d.forgets(); return nil }
+func (d toldDecoder) giveBack() error { d.forgets(); return nil }
 
 func (d toldDecoder) decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error) {
 	d.decodes()
