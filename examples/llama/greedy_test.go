@@ -73,6 +73,16 @@ func testGreedy(t *testing.T, gpu *la.GPU, next int, name string) {
 	}
 }
 
+// Logits that are NaN choose nothing, which is an error and no token.
+func TestChosen(t *testing.T) {
+	if ids, err := chosen([]int32{3, 0}); err != nil || !slices.Equal(ids, []int{3, 0}) {
+		t.Errorf("%v, %v", ids, err)
+	}
+	if ids, err := chosen([]int32{3, -1}); err == nil {
+		t.Errorf("%v without an error", ids)
+	}
+}
+
 // What a decoder does not do it refuses, and a sequence stays as it was.
 func TestGreedyRefuses(t *testing.T) {
 	m := readGolden(t).Models[0]
