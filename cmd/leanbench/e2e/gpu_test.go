@@ -127,12 +127,13 @@ func TestStepBytes(t *testing.T) {
 
 func TestE2EDevice(t *testing.T) {
 	defer gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom("/no/such/libcuda.so.1") }, nil)()
-	for arg, want := range map[string]string{
+	for args, want := range map[string]string{
+		"-device=gpu -patience=0s": "-patience 0s is not positive", "-device=gpu -shapes=llama-3-8b -prompts=1x8": `"llama-3-8b" is none of OPT's`,
 		"-device=gpu": "no CUDA driver", "-device=tpu": `-device "tpu" is neither cpu nor gpu`, "-device=cpu": "-python is needed",
 	} {
 		var stdout, stderr strings.Builder
-		if status := command.Run(Commands, []string{"e2e", arg}, &stdout, &stderr); status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), want) {
-			t.Errorf("%s: status %d, %q, %q", arg, status, stdout.String(), stderr.String())
+		if status := command.Run(Commands, append([]string{"e2e"}, strings.Fields(args)...), &stdout, &stderr); status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%s: status %d, %q, %q", args, status, stdout.String(), stderr.String())
 		}
 	}
 }
@@ -361,5 +362,18 @@ func TestOPTPeers(t *testing.T) {
 		if err := w.Close(); (err != nil) != (b.worker == nil) {
 			t.Errorf("%s: %v", how, err)
 		}
+	}
+}
+
+// TestClocked: each line says when it was written.
+func TestClocked(t *testing.T) {
+	var out strings.Builder
+	c := &clocked{&out, time.Now().Add(-83 * time.Second)}
+	if n, err := fmt.Fprintf(c, "ready\n"); n != 6 || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	var at int
+	if n, err := fmt.Sscanf(out.String(), "%d s: ready\n", &at); n != 1 || err != nil || at < 83 {
+		t.Errorf("%q", out.String())
 	}
 }
