@@ -263,7 +263,7 @@ var questions = []question{
 	},
 	{
 		id: "e2e-batches", title: "A decode step of many sequences of OPT, on a GPU",
-		text:   "The same with 32 sequences and more, as many as fit. 32 to 128 rows are a skinny GEMM, with x in two parts. Bars: 85% of the ceiling, 1.15 of compiled (with 128 sequences of OPT-1.3b that would be 95% of the ceiling).",
+		text:   "The same with 32 sequences and more. 32 to 128 rows are a skinny GEMM, with x in two parts. Bars: 85% of the ceiling, 1.15 of compiled (with 128 sequences of OPT-1.3b that would be 95% of the ceiling).",
 		tables: []string{"A decode step of many sequences of OPT-1.3b in float16", "A decode step of many sequences of OPT-6.7b in float16"}, head: "model, sequences",
 		name: regexp.MustCompile(`(OPT-\S+) in`), split: regexp.MustCompile(`^(?P<row>OPT-\S+, b\d+), behind 1024 tokens(?P<series>)$`),
 		columns: []column{
@@ -286,7 +286,7 @@ var questions = []question{
 	},
 	{
 		id: "e2e-gpu-long", title: "Long contexts of OPT-6.7b, on a GPU",
-		text:   "One sequence, with the schedule of FlashDecoding (fixed: 8 splits) and with attention in three launches (default) in turn. All heads are equally long here, so a fixed split is as good.",
+		text:   "One sequence, with the schedule of FlashDecoding (fixed: 8 splits) and with attention in three launches (default) in turn. All heads are equally long, so a fixed split is as good.",
 		tables: []string{"A decode step of OPT-6.7b in float16"}, head: "", only: regexp.MustCompile(`behind (8192|32768) `),
 		columns: []column{
 			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean, ms", who: "lean", metric: measure.StepMillis}, {head: "of the ceiling", who: "lean", metric: ofCeiling},
