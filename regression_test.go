@@ -520,6 +520,7 @@ func BenchmarkGPUsScale(b *testing.B) {
 		{4, 128, 128, 64, 1 << 14}, {4, 256, 256, 64, 1 << 14}, {4, 256, 256, 64, 1 << 16},
 		{1, 8, 1, 64, 64}, // by context: what merging costs, too
 		{1, 1, 1, 64, 1 << 20}, {1, 8, 1, 64, 1 << 20}, {16, 32, 1, 128, 1 << 16},
+		{1, 1, 1, 64, 1 << 19}, {16, 32, 1, 128, 1 << 15}, // halves of these: what no two GPUs are faster than
 	} {
 		b.Run(fmt.Sprintf("b%d/heads=%d:%d/dim=%d/ctx=%d", s.batch, s.heads, s.kvHeads, s.dim, s.ctx), func(b *testing.B) { s.measure(b, counts) })
 	}

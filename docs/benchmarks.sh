@@ -4,7 +4,7 @@
 #   docs/benchmarks.sh [-q] [PART ...]
 #
 # Parts are decode, step, cpu, peers, e2e and paper-cpu; without any, all of these. gpu, layer,
-# prefill, linear, prompts, batches, e2e-gpu and paper-gpu need a GPU. -q is quick and less certain. peers, e2e, paper-cpu, and those
+# prefill, linear, prompts, batches, e2e-gpu, llama and paper-gpu need a GPU. -q is quick and less certain. peers, e2e, paper-cpu, and those
 # need Python: cmd/leanbench/peers/setup.sh makes an environment of several GB in the
 # user's cache folder.
 #
@@ -52,6 +52,7 @@ for part; do
 	linear) leanbench gpu -linear -json "$json/gpu-linear.json" -python "$(python)" ;;
 	batches) leanbench e2e -device gpu $quick -shapes 1.3b,6.7b -batches 32,64,128 -long "" -json "$json/e2e-batches.json" -python "$(python)" ;;
 	e2e-gpu) leanbench e2e -device gpu $quick -json "$json/e2e-gpu.json" -python "$(python)" ;;
+	llama) leanbench e2e -device gpu $quick -shapes llama-3.2-1b,llama-3-8b -json "$json/e2e-llama.json" -python "$(python)" ;;
 	paper-cpu) leanbench paper $quick -device cpu -json "$json/paper-cpu.json" -python "$(python)" ;;
 	paper-gpu) leanbench paper $quick -device gpu -json "$json/paper-gpu.json" -python "$(python)" ;;
 	prompts) leanbench e2e -device gpu $quick -shapes 1.3b,6.7b -prompts 1x2048,1x8192,16x512 -json "$json/e2e-prompts.json" -python "$(python)" ;;

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/nn"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -18,6 +19,7 @@ type Decoder struct {
 	vocab  int
 	cap    float64 // of logits; 0: none
 	gpu    *la.GPU
+	greedy bool
 	graphs []*graph // smallest first
 }
 
@@ -36,6 +38,9 @@ type Options struct {
 	// Mixed lets what is multiplied with 16-bit weights and keys be rounded to their type, where that is faster:
 	// see WithMixedPrecision of both packages.
 	Mixed bool
+	// Greedy has a step choose the most likely tokens where it computes logits: Next and Continue take Step's place. On
+	// a GPU a few bytes come down then, and the host waits for no token.
+	Greedy bool
 }
 
 // Text is tokens of a sequence that a step reads.
@@ -48,7 +53,7 @@ const pageSize = 16
 
 // New makes a decoder.
 func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
-	d = &Decoder{vocab: c.Vocab, cap: c.LogitCap, gpu: o.Device}
+	d = &Decoder{vocab: c.Vocab, cap: c.LogitCap, gpu: o.Device, greedy: o.Greedy}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.Close())
@@ -67,7 +72,7 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 		return d, err
 	}
 	for i, rows := range slices.Sorted(slices.Values(o.Rows)) {
-		g, err := newGraph(c, weights, d.cache, rows, o.Device, i == 0, o.Mixed)
+		g, err := newGraph(c, weights, d.cache, rows, i == 0, o)
 		if err != nil {
 			return d, err
 		}
@@ -101,35 +106,52 @@ func (d *Decoder) NewSequence() (*la.Sequence, error) { return d.cache.NewSequen
 // Step reads tokens of texts, and returns the logits behind each of them: text after text, of each
 // of its tokens Vocab numbers.
 func (d *Decoder) Step(texts ...Text) (logits [][][]float32, err error) {
+	if d.greedy {
+		return nil, fmt.Errorf("llama: a step of a greedy decoder has no logits: %w", la.ErrOption)
+	}
+	all, err := d.run(texts)
+	if err != nil {
+		return nil, err
+	}
+	rows := all.([]float32)
+	for _, t := range texts {
+		var own [][]float32
+		for range t.IDs {
+			d.softCap(rows[:d.vocab])
+			own, rows = append(own, rows[:d.vocab]), rows[d.vocab:]
+		}
+		logits = append(logits, own)
+	}
+	return logits, nil
+}
+
+// run is a step: what the graph makes of the rows of all texts, one behind the other.
+func (d *Decoder) run(texts []Text) (rows any, err error) {
 	var appends []la.Append
 	var ids []int
 	for _, t := range texts {
 		appends = append(appends, la.Append{Seq: t.Seq, Tokens: len(t.IDs)})
 		ids = append(ids, t.IDs...)
 	}
-	for _, g := range d.graphs {
-		if len(ids) > g.step.Tokens() {
-			continue
-		}
-		rows, err := g.run(appends, ids)
-		if err != nil {
-			return nil, err
-		}
-		for _, t := range texts {
-			var own [][]float32
-			for range t.IDs {
-				d.softCap(rows[:d.vocab])
-				own, rows = append(own, rows[:d.vocab]), rows[d.vocab:]
-			}
-			logits = append(logits, own)
-		}
-		return logits, nil
+	g, err := d.graph(len(ids))
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("llama: %d tokens, more than any graph has rows", len(ids))
+	return g.run(appends, ids)
+}
+
+// graph is the smallest that has so many rows.
+func (d *Decoder) graph(rows int) (*graph, error) {
+	for _, g := range d.graphs {
+		if rows <= g.step.Tokens() {
+			return g, nil
+		}
+	}
+	return nil, fmt.Errorf("llama: %d tokens, more than any graph has rows", rows)
 }
 
 // softCap keeps logits within bounds: x becomes cap tanh(x/cap). It is here and not in the graph, since no
-// node is a tanh on a GPU. A graph that goes on to nn.ArgMax needs none: the order of logits stays.
+// node is a tanh on a GPU. A greedy graph needs none: the order of logits stays.
 func (d *Decoder) softCap(logits []float32) {
 	if d.cap == 0 {
 		return
@@ -148,7 +170,7 @@ type graph struct {
 	}
 	ids       []int // tokens: in host memory the input is this
 	there     *la.DeviceTensor
-	logits    *G.Node
+	out       *G.Node // logits, or of a greedy decoder tokens
 	gpu       *la.GPU
 	often     bool             // it is recorded
 	result    *la.DeviceTensor // of the last run on the GPU
@@ -157,7 +179,8 @@ type graph struct {
 
 // newGraph builds a graph of a number of rows. One that runs often is recorded on a GPU; the values of
 // others share memory there, since many rows take much.
-func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU, often, mixed bool) (gr *graph, err error) {
+func newGraph(c Config, weights Weights, cache *la.Cache, rows int, often bool, o Options) (gr *graph, err error) {
+	gpu := o.Device
 	gr = &graph{gpu: gpu, often: often}
 	if gr.step, err = cache.NewStep(rows); err != nil {
 		return nil, err
@@ -172,9 +195,14 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU,
 		}
 		tokens = input(g, "tokens", gr.there)
 	}
-	b := &builder{c: c, weights: weights, g: g, step: gr.step, mixed: mixed}
-	if gr.logits, err = b.logits(tokens); err != nil {
+	b := &builder{c: c, weights: weights, g: g, step: gr.step, mixed: o.Mixed}
+	if gr.out, err = b.logits(tokens); err != nil {
 		return nil, err
+	}
+	if o.Greedy {
+		if gr.out, err = nn.ArgMax(gr.out); err != nil {
+			return nil, err
+		}
 	}
 	if err := la.CheckGraph(g); err != nil {
 		return nil, err
@@ -188,18 +216,18 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, gpu *la.GPU,
 	return gr, nil
 }
 
-// run is a step: its rows of logits, one behind the other.
-func (gr *graph) run(appends []la.Append, ids []int) (logits []float32, err error) {
+// run is a step: what is computed of its rows.
+func (gr *graph) run(appends []la.Append, ids []int) (rows any, err error) {
 	if err := gr.step.Set(appends); err != nil {
 		return nil, err
 	}
-	if logits, err = gr.compute(ids); err != nil {
+	if rows, err = gr.compute(ids); err != nil {
 		return nil, errors.Join(err, gr.step.Rollback())
 	}
-	return logits, gr.step.Commit()
+	return rows, gr.step.Commit()
 }
 
-func (gr *graph) compute(ids []int) ([]float32, error) {
+func (gr *graph) compute(ids []int) (rows any, err error) {
 	clear(gr.ids) // rows of nobody have token 0
 	copy(gr.ids, ids)
 	if gr.gpu == nil {
@@ -207,13 +235,9 @@ func (gr *graph) compute(ids []int) ([]float32, error) {
 		if err := la.Cause(gr.machine.RunAll()); err != nil {
 			return nil, err
 		}
-		return gr.logits.Value().Data().([]float32), nil
+		return gr.out.Value().Data(), nil
 	}
-	short := make([]int32, len(gr.ids))
-	for i, id := range gr.ids {
-		short[i] = int32(id)
-	}
-	if err := gr.there.CopyFrom(tensor.New(tensor.WithShape(len(short)), tensor.WithBacking(short))); err != nil {
+	if err := gr.put(gr.ids); err != nil {
 		return nil, err
 	}
 	if err := gr.queue(); err != nil {
@@ -223,7 +247,16 @@ func (gr *graph) compute(ids []int) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t.Data().([]float32), nil
+	return t.Data(), nil
+}
+
+// put copies tokens to the GPU.
+func (gr *graph) put(ids []int) error {
+	short := make([]int32, len(ids))
+	for i, id := range ids {
+		short[i] = int32(id)
+	}
+	return gr.there.CopyFrom(tensor.New(tensor.WithShape(len(short)), tensor.WithBacking(short)))
 }
 
 // queue queues a run on the GPU. Of a graph that runs often the first is node by node, which gives nodes
@@ -233,7 +266,7 @@ func (gr *graph) queue() (err error) {
 		defer gr.machine.Reset()
 		err := la.Cause(gr.machine.RunAll())
 		if err == nil {
-			gr.result = gr.logits.Value().(*la.DeviceTensor)
+			gr.result = gr.out.Value().(*la.DeviceTensor)
 		}
 		return err
 	}

@@ -20,4 +20,7 @@
 // There is one graph for all of them: what differs is a field of [Config]. Its tests compare logits and texts
 // with transformers, on the CPU and on a GPU. [Config.Sinks] gives attention the sinks of gpt-oss; the rest of that
 // model, a mixture of experts, is not built, and its config.json is refused.
+//
+// A decoder with [Options].Greedy chooses the most likely tokens itself; on a GPU, [Decoder.Continue] then queues one step
+// behind the other and waits for the last one only.
 package llama

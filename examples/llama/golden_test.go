@@ -54,12 +54,13 @@ func (m *model) config(t testing.TB) Config {
 // decoder is the model with matrices, keys and values of a type, closed when the test ends.
 func (m *model) decoder(t *testing.T, gpu *la.GPU, dtype tensor.Dtype) *Decoder {
 	t.Helper()
-	return m.decoderOf(t, gpu, dtype, false)
+	return m.decoderOf(t, Options{Device: gpu, KV: dtype})
 }
 
-func (m *model) decoderOf(t *testing.T, gpu *la.GPU, dtype tensor.Dtype, mixed bool) *Decoder {
+// decoderOf has 40 rows at most. Matrices are of the type of keys and values.
+func (m *model) decoderOf(t *testing.T, o Options) *Decoder {
 	t.Helper()
-	config := m.config(t)
+	config, gpu, dtype := m.config(t), o.Device, o.KV
 	there := map[string]G.Value{}
 	weights := func(name string, shape ...int) (G.Value, error) {
 		v := m.parameter(name, config.UnitOffset, shape...)
@@ -81,7 +82,10 @@ func (m *model) decoderOf(t *testing.T, gpu *la.GPU, dtype tensor.Dtype, mixed b
 		}
 		return there[name], err
 	}
-	d, err := New(config, weights, Options{Rows: []int{1, 40}, Tokens: 400, KV: dtype, Device: gpu, Mixed: mixed})
+	if o.Tokens = 400; o.Rows == nil {
+		o.Rows = []int{1, 40}
+	}
+	d, err := New(config, weights, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,7 +342,7 @@ func TestGPUHalf(t *testing.T) {
 			if mixed {
 				end -= 4
 			}
-			d := m.decoderOf(t, at, la.Float16, mixed)
+			d := m.decoderOf(t, Options{Device: at, KV: la.Float16, Mixed: mixed})
 			s := newSequence(t, d)
 			for from, to := 0, len(ids)-4; from < end; from, to = to, to+1 {
 				rows, err := d.Step(Text{s, ids[from:to]})

@@ -14,7 +14,6 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/half"
@@ -78,7 +77,7 @@ var ceilingBytes = 1 << 30
 
 // startCoresWorker is a variable for tests, which have another worker.
 var startCoresWorker = func(python string) (*measure.Worker, error) {
-	return measure.StartWorker(python, optGPUWorker, "cpu")
+	return measure.StartWorker(python, decoderWorker, "cpu")
 }
 
 // measureCores is measureDecoders with -threads. Flags that it knows nothing of are refused.
@@ -116,16 +115,16 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	config, ok := optShapes[o.shape]
-	if !ok {
+	if _, ok := optShapes[o.shape]; !ok {
 		return fmt.Errorf("-shapes: %q is none of OPT's, of which -threads measures one", o.shape)
 	}
 	prompts, err := (&e2eGPUOptions{shapes: o.shape, prompts: o.prompts}).promptCases()
 	if err != nil {
 		return err
 	}
+	shape := optModel{"OPT-" + o.shape, optShapes[o.shape]}
 	if len(prompts) > 0 {
-		config = prompts[0].config // with positions for the longest
+		shape = prompts[0].shape // with positions for the longest
 	}
 	m, err := measure.ThisMachine(slices.Max(threads))
 	if err != nil {
@@ -138,21 +137,21 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	if o.Quick {
 		b.rounds, b.steps, b.batches = 2, 8, coreSteps[:1]
 	}
-	if err := b.open(config, o.python); err != nil {
+	if err := b.open(shape, o.python); err != nil {
 		return errors.Join(err, b.close())
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	b.report.WriteHead(b.stdout)
-	err = b.measure(config, o.shape, threads, prompts)
+	err = b.measure(shape, threads, prompts)
 	// What was measured until something failed is worth keeping.
 	return errors.Join(err, b.report.Save(o.JSON))
 }
 
 // open makes weights of all types, and peers.
-func (b *onCores) open(c hf.Config, python string) error {
+func (b *onCores) open(shape optModel, python string) error {
 	for _, s := range measure.Storages {
 		fmt.Fprintf(b.stderr, "making weights in %s\n", s.Name)
-		w, err := model.Load(&ownWeights{newRandomModel(c), s})
+		w, err := model.Load(&ownWeights{newRandomModel(shape.config), s})
 		if err != nil {
 			return err
 		}
@@ -174,7 +173,7 @@ func (b *onCores) open(c hf.Config, python string) error {
 		}
 		b.workers = append(b.workers, w)
 		fmt.Fprintf(b.stderr, "%s: making weights\n", p.name)
-		if _, err := w.Ask("model %d %d %d %d %d %d %s", c.Layers, c.HiddenSize, c.Heads, c.FFNDim, c.VocabSize, c.MaxPositions, p.dtype); err != nil {
+		if err := makeTheirs(w, shape, p.dtype); err != nil {
 			return err
 		}
 	}
@@ -189,7 +188,7 @@ func (b *onCores) close() (err error) {
 	return err
 }
 
-func (b *onCores) measure(c hf.Config, shape string, threads []int, prompts []promptCase) error {
+func (b *onCores) measure(shape optModel, threads []int, prompts []promptCase) error {
 	for _, n := range threads {
 		runtime.GOMAXPROCS(n)
 		for _, w := range b.workers {
@@ -197,16 +196,16 @@ func (b *onCores) measure(c hf.Config, shape string, threads []int, prompts []pr
 				return err
 			}
 		}
-		table := fmt.Sprintf("Prompts of OPT-%s, %d threads", shape, n)
+		table := fmt.Sprintf("Prompts of %v, %d threads", shape, n)
 		for _, p := range prompts {
 			if err := b.prompt(table, p); err != nil {
 				return fmt.Errorf("%d threads, %v: %w", n, p, err)
 			}
 		}
 		b.report.WriteTable(b.stdout, table)
-		table = fmt.Sprintf("Steps of OPT-%s, %d threads", shape, n)
+		table = fmt.Sprintf("Steps of %v, %d threads", shape, n)
 		for _, s := range b.batches {
-			if err := b.step(table, stepCase{shape: shape, config: c, batch: s[0], context: s[1], steps: b.steps}); err != nil {
+			if err := b.step(table, stepCase{shape: shape, batch: s[0], context: s[1], steps: b.steps}); err != nil {
 				return fmt.Errorf("%d threads, %d sequences: %w", n, s[0], err)
 			}
 		}

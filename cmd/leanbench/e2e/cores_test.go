@@ -55,7 +55,7 @@ func TestOnCores(t *testing.T) {
 		t.Errorf("transformers: %+v", f)
 	}
 	for i, dtype := range []string{"float32", "bfloat16"} {
-		for _, want := range []string{"model 2 64 2 256 100 200 " + dtype, "threads 1", "threads 2", "read eager 2 5 "} {
+		for _, want := range []string{"model " + dtype + ` {"_remove_final_layer_norm":false,`, `"max_position_embeddings":200,`, "threads 1", "threads 2", "read eager 2 5 "} {
 			if !strings.Contains(workers[i].Stderr.Text(), want) {
 				t.Errorf("worker %d was not asked for %q:%s", i, want, workers[i].Stderr.Text())
 			}

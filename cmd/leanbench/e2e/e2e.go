@@ -1,4 +1,4 @@
-// Package e2e measures whole OPT decoders, on cores and on a GPU, against other programs.
+// Package e2e measures whole decoders, OPT on cores, OPT and Llama on a GPU, against other programs.
 package e2e
 
 import (
@@ -22,7 +22,7 @@ import (
 
 // Commands are those of this package.
 var Commands = []command.Command{
-	{Name: "e2e", Summary: "decoding with an OPT model, against transformers and CTranslate2; on a GPU against transformers", Setup: measureDecoders},
+	{Name: "e2e", Summary: "decoding with an OPT model, against transformers and CTranslate2; on a GPU, of Llama's shapes, too, against transformers", Setup: measureDecoders},
 	{Name: "scale", Summary: "attention, linear layers and a whole model on several GPUs, against one", Setup: gpu.Scale(scaleModels)},
 	{Name: "rank", Summary: "one of the processes that scale -ranks starts: it answers questions", Setup: rankCommand},
 	{Name: "checkpoint", Summary: "write an OPT model with random weights", Setup: makeCheckpoint},

@@ -19,14 +19,14 @@ import (
 
 // TestWhole: a prompt and steps in the middle of what follows it, by ours, by ours with another schedule and by transformers.
 func TestWhole(t *testing.T) {
-	defer func(f func(string) (*measure.Worker, error)) { startOPTWorker = f }(startOPTWorker)
-	defer func(f func(hf.Config, int) (decoder, error)) { openOPT = f }(openOPT)
+	defer func(f func(string) (*measure.Worker, error)) { startDecoderWorker = f }(startDecoderWorker)
+	defer func(f func(hf.Config, int) (optDecoder, error)) { openOPT = f }(openOPT)
 	var asked *measure.Worker
-	startOPTWorker = func(string) (_ *measure.Worker, err error) {
+	startDecoderWorker = func(string) (_ *measure.Worker, err error) {
 		asked, err = measure.Start(measuretest.Command(t, "opt"))
 		return asked, err
 	}
-	openOPT = func(c hf.Config, _ int) (decoder, error) {
+	openOPT = func(c hf.Config, _ int) (optDecoder, error) {
 		if c.MaxPositions != 9217 {
 			t.Errorf("%d positions", c.MaxPositions)
 		}
@@ -67,7 +67,7 @@ func TestWhole(t *testing.T) {
 			t.Errorf("the worker was asked for%s", asked.Stderr.Text())
 		}
 	}
-	startOPTWorker = func(string) (*measure.Worker, error) { return nil, errors.New("no such python") }
+	startDecoderWorker = func(string) (*measure.Worker, error) { return nil, errors.New("no such python") }
 	w, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)
 	if err != nil {
 		t.Fatal(err)
@@ -91,15 +91,15 @@ func TestFakeE2E(t *testing.T) {
 	for how, capability := range map[string]int32{"opt": 90, "opt-differs": 80} {
 		lib := gputest.Driver(t, capability)
 		defer gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, gputest.PrepareModules)()
-		defer func(f func(string) (*measure.Worker, error)) { startOPTWorker = f }(startOPTWorker)
-		defer func(f func(hf.Config, int) (decoder, error)) { openOPT = f }(openOPT)
+		defer func(f func(string) (*measure.Worker, error)) { startDecoderWorker = f }(startDecoderWorker)
+		defer func(f func(hf.Config, int) (optDecoder, error)) { openOPT = f }(openOPT)
 		var asked *measure.Worker
-		startOPTWorker = func(string) (*measure.Worker, error) {
+		startDecoderWorker = func(string) (*measure.Worker, error) {
 			w, err := measure.Start(measuretest.Command(t, how))
 			asked = w
 			return w, err
 		}
-		openOPT = func(c hf.Config, chunk int) (decoder, error) {
+		openOPT = func(c hf.Config, chunk int) (optDecoder, error) {
 			if c.Layers == 24 {
 				return nil, errors.New("no room")
 			}
@@ -166,7 +166,7 @@ func TestFakeE2E(t *testing.T) {
 		if differs != (how == "opt-differs") {
 			t.Errorf("%s: notes %q", how, b.Report.Notes)
 		}
-		for _, want := range []string{"model 32 4096 32 16384 50272 16392\n", "read compiled 1 1024 8\n", "read eager 1 1024 8\n", "prompt 16 512\n"} {
+		for _, want := range []string{"max_position_embeddings\":16392,", "read compiled 1 1024 8\n", "read eager 1 1024 8\n", "prompt 16 512\n"} {
 			if !strings.Contains(asked.Stderr.Text(), want) {
 				t.Errorf("the worker was not asked for %q:%s", want, asked.Stderr.Text())
 			}

@@ -18,8 +18,8 @@ import (
 	"gorgonia.org/leanattention/examples/opt/hf"
 )
 
-//go:embed opt_gpu.py
-var optGPUWorker string
+//go:embed decoder.py
+var decoderWorker string
 
 // e2eGPUOptions are the flags of the e2e command on a GPU.
 type e2eGPUOptions struct {
@@ -31,19 +31,21 @@ type e2eGPUOptions struct {
 	long, attn        string
 	prompts           string
 	steps, chunk      int
+	patience          time.Duration
 }
 
 func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
 	o := new(e2eGPUOptions)
-	flags.StringVar(&o.shapes, "shapes", "125m,1.3b,6.7b", "with -device gpu: `sizes` of OPT")
+	flags.StringVar(&o.shapes, "shapes", "125m,1.3b,6.7b", "with -device gpu: `sizes` of OPT, and "+strings.Join(slices.Sorted(maps.Keys(llamaShapes)), ", "))
 	flags.StringVar(&o.batches, "batches", "1,16", "with -device gpu: `numbers` of sequences")
 	flags.StringVar(&o.contexts, "contexts", "1024", "with -device gpu: `tokens` that each sequence has before the steps")
 	flags.StringVar(&o.long, "long", "8192,32768", "with -device gpu: `tokens` before the steps of one sequence of OPT-6.7b, without peers; positions are added where the model has too few")
 	flags.StringVar(&o.attn, "attn", "fixed,default", "with -device gpu: what else one sequence of OPT-6.7b is decoded with, in turn: `attention` as the opt command's -attn names it, fixed or default")
-	flags.StringVar(&o.prompts, "prompts", "", "with -device gpu: measure prompts instead of steps: `numbers` of prompts and their tokens, such as 1x2048,16x512")
+	flags.StringVar(&o.prompts, "prompts", "", "with -device gpu: measure prompts of OPT instead of steps: `numbers` of prompts and their tokens, such as 1x2048,16x512")
 	flags.IntVar(&o.steps, "steps", 50, "with -device gpu: `number` of steps in a turn")
 	flags.IntVar(&o.chunk, "chunk", 0, "with -device gpu: `rows` of our graph for prompts (0: the decoder's default)")
 	flags.BoolVar(&o.mixed, "mixed", false, "with -device gpu: our steps are in mixed precision, as transformers' are (prompts are measured with it and without)")
+	flags.DurationVar(&o.patience, "patience", 4*time.Minute, "with -device gpu: the longest that transformers may take to make a model or to compile; then they are left out")
 	flags.BoolVar(&o.peers, "peers", true, "with -device gpu: measure transformers")
 	return o
 }
@@ -58,30 +60,49 @@ func (o *e2eGPUOptions) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if o.patience <= 0 {
+		return fmt.Errorf("-patience %v is not positive", o.patience)
+	}
 	m, err := measure.ThisMachine(runtime.GOMAXPROCS(0))
 	if err != nil {
 		return err
 	}
 	b := &e2eGPU{
-		Bench:  gpu.NewBench(gpu.Options{Python: o.python, Peers: o.peers}, m, stdout, stderr),
-		rounds: 7, chunk: o.chunk, mixed: o.mixed, ceiling: ceilingShape,
+		Bench:  gpu.NewBench(gpu.Options{Python: o.python, Peers: o.peers}, m, stdout, &clocked{w: stderr, began: time.Now()}),
+		rounds: 7, chunk: o.chunk, mixed: o.mixed, ceiling: ceilingShape, json: o.json, patience: o.patience,
 	}
 	b.Report.Command = "e2e -device gpu"
 	if o.quick {
 		b.rounds = 3
 	}
-	// What was measured until something failed is worth keeping.
 	err = b.run(cases, prompts)
-	if len(b.Report.Figures) > 0 {
-		err = errors.Join(err, b.Report.Save(o.json))
+	return errors.Join(err, b.save())
+}
+
+// save writes what was measured until now: a run that fails or is cut off keeps it.
+func (b *e2eGPU) save() error {
+	if len(b.Report.Figures) == 0 {
+		return nil
 	}
-	return err
+	return b.Report.Save(b.json)
+}
+
+// clocked says ahead of each line when it was written.
+type clocked struct {
+	w     io.Writer
+	began time.Time
+}
+
+func (c *clocked) Write(line []byte) (int, error) {
+	if _, err := fmt.Fprintf(c.w, "%4.0f s: %s", time.Since(c.began).Seconds(), line); err != nil {
+		return 0, err
+	}
+	return len(line), nil
 }
 
 // stepCase is steps of a batch of sequences that all have the same context.
 type stepCase struct {
-	shape                 string
-	config                hf.Config
+	shape                 shape
 	batch, context, steps int
 	peers                 bool
 	others                []string     // ways to attend besides
@@ -114,21 +135,17 @@ func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 	if o.steps < 1 {
 		return nil, fmt.Errorf("-steps %d is not positive", o.steps)
 	}
-	for _, shape := range strings.Split(o.shapes, ",") {
-		config, ok := optShapes[shape]
-		if !ok {
-			return nil, fmt.Errorf("-shapes: %q is none of %s", shape, strings.Join(slices.Sorted(maps.Keys(optShapes)), ", "))
-		}
-		first := len(all)
+	for _, name := range strings.Split(o.shapes, ",") {
+		first, positions := len(all), 0
 		add := func(batch, context int, peers bool) {
 			all = append(all, stepCase{
-				shape: shape, batch: batch, context: context, steps: o.steps, peers: peers,
-				compiled: compiledBar(shape, batch, context), share: shareBar(shape, batch),
+				batch: batch, context: context, steps: o.steps, peers: peers,
+				compiled: compiledBar(name, batch, context), share: shareBar(name, batch),
 			})
-			if shape == longShape && batch == 1 {
+			if name == longShape && batch == 1 {
 				all[len(all)-1].others = others
 			}
-			config.MaxPositions = max(config.MaxPositions, context+o.steps)
+			positions = max(positions, context+o.steps)
 		}
 		for _, c := range contexts {
 			for _, n := range batches {
@@ -136,12 +153,16 @@ func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 			}
 		}
 		for _, c := range long {
-			if shape == longShape {
+			if name == longShape {
 				add(1, c, false)
 			}
 		}
+		s, err := shapeNamed(name, positions)
+		if err != nil {
+			return nil, err
+		}
 		for i := first; i < len(all); i++ {
-			all[i].config = config
+			all[i].shape = s
 		}
 	}
 	if len(all) == 0 {
@@ -163,10 +184,15 @@ func compiledBar(shape string, batch, context int) *measure.Bar {
 
 // shareBar is which share of the ceiling our step should reach.
 func shareBar(shape string, batch int) *measure.Bar {
+	least := map[string]map[int]float64{
+		longShape:      {1: 0.88},
+		"llama-3.2-1b": {1: 0.80},
+		"llama-3-8b":   {1: 0.92, 16: 0.85},
+	}[shape][batch]
 	if batch > fewSequences {
-		return measure.OfCeiling(0.85)
+		least = 0.85
 	}
-	return measure.Only(shape == longShape && batch == 1, measure.OfCeiling(0.88))
+	return measure.Only(least > 0, measure.OfCeiling(least))
 }
 
 // fewSequences is the largest batch whose linear layers are GEMVs.
@@ -177,21 +203,19 @@ func (c stepCase) String() string { return fmt.Sprintf("b%d, behind %d tokens", 
 
 func (c stepCase) table() string {
 	if c.batch > fewSequences {
-		return fmt.Sprintf("A decode step of many sequences of OPT-%s in float16", c.shape)
+		return fmt.Sprintf("A decode step of many sequences of %v in float16", c.shape)
 	}
-	return fmt.Sprintf("A decode step of OPT-%s in float16", c.shape)
+	return fmt.Sprintf("A decode step of %v in float16", c.shape)
 }
 
-// bytes is what a step has to read: the weights, of the position table next to
-// nothing, and the keys and values, of which there are more in every step.
+// bytes is what a step has to read: the weights, and the keys and values, of which there are more in every step.
 func (c stepCase) bytes() float64 { return c.bytesIn(measure.StoreF16) }
 
 // bytesIn is bytes where weights, keys and values are stored in a type.
 func (c stepCase) bytesIn(s measure.Storage) float64 {
-	rest := c.config
-	rest.MaxPositions = -hf.PositionOffset // a table without rows
+	weights, token := c.shape.bytes(s)
 	keys := float64(c.context) + float64(c.steps+1)/2
-	return float64(weightBytes(rest, s)) + float64(c.batch)*keys*float64(2*c.config.Layers*c.config.HiddenSize*s.Size)
+	return float64(weights) + float64(c.batch)*keys*float64(token)
 }
 
 // e2eGPU measures cases on a GPU one after the other.
@@ -200,7 +224,9 @@ type e2eGPU struct {
 	rounds, chunk int
 	mixed         bool            // our steps are in mixed precision
 	ceiling       gpu.Shape       // what the ceiling's kernel reads in a launch
-	worker        *measure.Worker // nil: no peers
+	worker        *measure.Worker // nil: no peers, or they are gone
+	json          string
+	patience      time.Duration // with the worker; 0: measure's
 }
 
 // ceilingShape is 2 GiB: of what a launch reads next to nothing is still in the
@@ -209,15 +235,18 @@ var ceilingShape = gpu.EvenShape(1, 32, 32, 1<<17, 128)
 
 const nameCompiled, nameEager = "transformers, compiled", "transformers, eager"
 
-// peerWays are the worker's ways and their names, in the order of their turns.
-var peerWays = []struct{ way, name string }{{"compiled", nameCompiled}, {"eager", nameEager}}
+type peerWay struct{ way, name string }
 
-// Variables for tests, which have another worker and another decoder.
+// peerWays are the worker's ways and their names, in the order of their turns.
+var peerWays = []peerWay{{"compiled", nameCompiled}, {"eager", nameEager}}
+
+// Variables for tests, which have another worker and other decoders.
 var (
-	startOPTWorker = func(python string) (*measure.Worker, error) {
-		return measure.StartWorker(python, optGPUWorker, "cuda:0")
+	startDecoderWorker = func(python string) (*measure.Worker, error) {
+		return measure.StartWorker(python, decoderWorker, "cuda:0")
 	}
-	openOPT = func(c hf.Config, chunk int) (decoder, error) { return openLeanGPU(c, chunk) }
+	openOPT   = func(c hf.Config, chunk int) (optDecoder, error) { return openLeanGPU(c, chunk) }
+	openLlama = openLlamaGPU
 )
 
 // decoder is our engine, of which more is asked than of others.
@@ -225,11 +254,18 @@ type decoder interface {
 	engine
 	check() error
 	queued() float64 // share of its steps' time in which attention was queued; 0: not known
+	// mix has it compute steps in mixed precision from then on.
+	mix()
+	// giveBack gives the driver what it keeps from one turn to the next, but for weights.
+	giveBack() error
+}
+
+// optDecoder is that of an OPT.
+type optDecoder interface {
+	decoder
 	// attending is the same decoder with another of otherWays. It has the same
 	// weights, and has to be closed first.
 	attending(way string) engine
-	// mix has it compute steps in mixed precision from then on.
-	mix()
 	// reading is a decoder with the same weights, which may compute linear layers in mixed precision.
 	reading(mixed bool) promptReader
 }
@@ -268,28 +304,28 @@ func (b *e2eGPU) run(cases []stepCase, prompts []promptCase) (err error) {
 	b.Report.WriteHead(b.Stdout)
 	said := len(b.Report.Notes)
 	var failed []error
+	// A shape that fails does not take the others with it.
+	fails := func(s fmt.Stringer, err error) {
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%v: %w", s, err))
+			fmt.Fprintln(b.Stderr, failed[len(failed)-1])
+		}
+	}
 	for len(prompts) > 0 {
 		n := 1
 		for n < len(prompts) && prompts[n].shape == prompts[0].shape {
 			n++
 		}
-		if err := b.measurePrompts(prompts[:n]); err != nil {
-			failed = append(failed, fmt.Errorf("OPT-%s: %w", prompts[0].shape, err))
-			fmt.Fprintln(b.Stderr, failed[len(failed)-1])
-		}
+		fails(prompts[0].shape, b.measurePrompts(prompts[:n]))
 		b.Report.WriteTable(b.Stdout, prompts[0].table())
 		prompts = prompts[n:]
 	}
 	for len(cases) > 0 {
 		n := 1
-		for n < len(cases) && cases[n].shape == cases[0].shape {
+		for n < len(cases) && cases[n].shape.String() == cases[0].shape.String() {
 			n++
 		}
-		// A shape that fails does not take the others with it.
-		if err := b.measureShape(cases[:n], ceilings); err != nil {
-			failed = append(failed, fmt.Errorf("OPT-%s: %w", cases[0].shape, err))
-			fmt.Fprintln(b.Stderr, failed[len(failed)-1])
-		}
+		fails(cases[0].shape, b.measureShape(cases[:n], ceilings))
 		for i, c := range cases[:n] {
 			if i == 0 || c.table() != cases[i-1].table() {
 				b.Report.WriteTable(b.Stdout, c.table())
@@ -314,17 +350,45 @@ func (b *e2eGPU) startWorker() (err error) {
 	if python == "" {
 		python = "python3"
 	}
-	if b.worker, err = startOPTWorker(python); err != nil {
+	fmt.Fprintln(b.Stderr, "starting transformers")
+	if b.worker, err = startDecoderWorker(python); err != nil {
 		return fmt.Errorf("the peers do not start (-peers=false measures without, -python names another python): %w", err)
 	}
-	b.Note("%s", strings.Join(b.worker.Hello, " "))
+	b.worker.Patience = b.patience
+	if hello := strings.Join(b.worker.Hello, " "); !slices.Contains(b.Report.Notes, hello) {
+		b.Note("%s", hello)
+	}
 	return nil
+}
+
+// theirs makes transformers' model of a shape, after ours. A worker that is gone is started again, once for each shape.
+func (b *e2eGPU) theirs(s shape) error {
+	if b.worker == nil && b.Options.Peers {
+		if err := b.startWorker(); err != nil {
+			return err
+		}
+	}
+	if b.worker == nil {
+		return nil
+	}
+	fmt.Fprintf(b.Stderr, "%v: transformers make weights\n", s)
+	return b.kept(makeTheirs(b.worker, s, "float16"))
+}
+
+// kept gives a worker up that is gone, and returns the error of its answer.
+func (b *e2eGPU) kept(err error) error {
+	if err != nil && b.worker.Gone {
+		b.worker.Close() // the error says enough
+		b.worker = nil
+	}
+	return err
 }
 
 // measureShape measures cases that have a model in common.
 func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err error) {
-	fmt.Fprintf(b.Stderr, "OPT-%s: making weights\n", cases[0].shape)
-	ours, err := openOPT(cases[0].config, b.chunk)
+	s := cases[0].shape
+	fmt.Fprintf(b.Stderr, "%v: making weights\n", s)
+	ours, err := s.open(b.chunk)
 	if err != nil {
 		return err
 	}
@@ -332,12 +396,12 @@ func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err 
 	if b.mixed {
 		ours.mix()
 	}
+	fmt.Fprintf(b.Stderr, "%v: checking tokens\n", s)
 	if err := ours.check(); err != nil {
 		return err
 	}
-	c := cases[0].config
-	if b.worker != nil && slices.ContainsFunc(cases, func(c stepCase) bool { return c.peers }) {
-		if _, err := b.worker.Ask("model %d %d %d %d %d %d", c.Layers, c.HiddenSize, c.Heads, c.FFNDim, c.VocabSize, c.MaxPositions); err != nil {
+	if slices.ContainsFunc(cases, func(c stepCase) bool { return c.peers }) {
+		if err := b.theirs(s); err != nil {
 			return err
 		}
 	}
@@ -346,12 +410,24 @@ func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err 
 		// Nor does a case that fails take the others with it: one may lack memory.
 		if err := b.measureCase(c, ours, ceilings); err != nil {
 			failed = append(failed, fmt.Errorf("%v: %w", c, err))
+			fmt.Fprintf(b.Stderr, "%v, %v\n", s, failed[len(failed)-1])
+		}
+		if err := b.save(); err != nil {
+			failed = append(failed, err)
 		}
 	}
 	return errors.Join(failed...)
 }
 
+// measureCase measures ours first, and then all in turn: peers may take minutes to get ready, and a run that is cut off
+// meanwhile keeps what is there.
 func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender) (err error) {
+	defer func() {
+		if b.worker != nil { // what comes next may need the memory
+			_, gone := b.worker.Ask("forget")
+			err = errors.Join(err, b.kept(gone))
+		}
+	}()
 	contenders := make([]measure.Contender, 0, len(ceilings)+1+len(c.others)+len(peerWays))
 	for _, x := range ceilings {
 		contenders = append(contenders, measure.Contender{Name: x.Name, Run: func(steps int) (time.Duration, error) {
@@ -364,21 +440,43 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 	}
 	add := func(name string, e engine) {
 		contenders = append(contenders, measure.Contender{Name: name, Run: func(steps int) (time.Duration, error) {
-			fmt.Fprintf(b.Stderr, "OPT-%s, %v: %s\n", c.shape, c, name)
+			fmt.Fprintf(b.Stderr, "%v, %v: %s\n", c.shape, c, name)
 			_, steady, _, err := e.decode(c.batch, c.context, steps)
 			return steady, err
 		}})
 	}
 	add(b.name(), ours)
-	for _, way := range c.others {
-		e := ours.attending(way)
-		defer func() { err = errors.Join(err, e.close()) }()
-		add(way, e)
+	var others []engine
+	defer func() {
+		for _, e := range others {
+			err = errors.Join(err, e.close())
+		}
+	}()
+	if opt, ok := ours.(optDecoder); ok {
+		for _, way := range c.others {
+			others = append(others, opt.attending(way))
+			add(way, others[len(others)-1])
+		}
+	}
+	pace := measure.Pace{Rounds: b.rounds, Steps: c.steps}
+	all, err := measure.Alternate(pace, contenders)
+	if err != nil {
+		return err
+	}
+	b.tell(c, contenders, all)
+	b.judgeSteps(c, contenders, all, len(ceilings), ours.queued())
+	if err := b.save(); err != nil {
+		return err
+	}
+	ready, alone, err := b.prepare(c, ours)
+	if err != nil || len(ready) == 0 {
+		return err
 	}
 	texts := make(map[string][]string)
-	for _, p := range b.prepare(c) {
-		contenders = append(contenders, measure.Contender{Name: p.name, Run: func(steps int) (time.Duration, error) {
-			fmt.Fprintf(b.Stderr, "OPT-%s, %v: %s\n", c.shape, c, p.name)
+	var peers []measure.Contender
+	for _, p := range ready {
+		peers = append(peers, measure.Contender{Name: p.name, Run: func(steps int) (time.Duration, error) {
+			fmt.Fprintf(b.Stderr, "%v, %v: %s\n", c.shape, c, p.name)
 			t, ids, err := b.worker.Seconds(1, "run %s %d", p.way, steps)
 			if err != nil {
 				return 0, err
@@ -387,15 +485,22 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 			return t[0], nil
 		}})
 	}
-	all, err := measure.Alternate(measure.Pace{Rounds: b.rounds, Steps: c.steps}, contenders)
-	if err != nil {
-		return err
+	turns := peers
+	if contenders = append(contenders, peers...); !alone {
+		turns, all = contenders, nil
 	}
+	more, err := measure.Alternate(pace, turns)
+	if err != nil {
+		return b.kept(err)
+	}
+	all = append(all, more...)
+	b.tell(c, contenders, all)
 	// They have the same weights, so their first tokens differ only if two are all
 	// but equally likely. Rounding decides soon enough between the later ones.
 	if x, y := texts[nameCompiled], texts[nameEager]; x != nil && y != nil && !slices.Equal(x[:min(2, len(x))], y[:min(2, len(y))]) {
-		b.Note("OPT-%s, %v: the texts of transformers, compiled and eager, differ from the start", c.shape, c)
+		b.Note("%v, %v: the texts of transformers, compiled and eager, differ from the start", c.shape, c)
 	}
+	b.Report.Drop(c.table(), c.String())
 	b.judgeSteps(c, contenders, all, len(ceilings), ours.queued())
 	return nil
 }
@@ -410,41 +515,63 @@ func (b *e2eGPU) name() string {
 	return nameLean16
 }
 
+// tell says what was measured, for who waits.
+func (b *e2eGPU) tell(c stepCase, contenders []measure.Contender, all []measure.Samples) {
+	var times []string
+	for i, t := range all {
+		times = append(times, fmt.Sprintf("%s %.3f ms", contenders[i].Name, 1e3*t.Median()))
+	}
+	fmt.Fprintf(b.Stderr, "%v, %v: %s\n", c.shape, c, strings.Join(times, ", "))
+}
+
+// without notes why peers are left out.
+func (b *e2eGPU) without(c stepCase, name string, err error) {
+	reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's end may follow
+	reason, _, _ = strings.Cut(reason, ". ")       // PyTorch's says a lot about its memory
+	b.Note("%v, %v: without %s: %s", c.shape, c, name, strings.TrimSuffix(reason, ":"))
+}
+
 // prepare lets the peers read their prompts and compile. What they can't do is
-// noted, and does not keep us from being measured.
-func (b *e2eGPU) prepare(c stepCase) (ready []struct{ way, name string }) {
-	if b.worker == nil {
-		return nil
-	}
-	miss := func(name string, err error) {
-		reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's end may follow
-		reason, _, _ = strings.Cut(reason, ". ")       // PyTorch's says a lot about its memory
-		b.Note("OPT-%s, %v: without %s: %s", c.shape, c, name, strings.TrimSuffix(reason, ":"))
-	}
-	if _, err := b.worker.Ask("forget"); err != nil {
-		miss("transformers", err)
-		return nil
-	}
-	if !c.peers {
-		return nil
+// noted, and does not keep us from being measured. Where they lack memory beside us, alone is true: what we keep of the
+// case was given back, and they can run, but not in turn.
+func (b *e2eGPU) prepare(c stepCase, ours decoder) (ready []peerWay, alone bool, err error) {
+	if b.worker == nil || !c.peers {
+		return nil, false, nil
 	}
 	ways := peerWays
 	if c.batch > fewSequences {
 		ways = ways[:1]
 	}
 	for _, p := range ways {
-		fmt.Fprintf(b.Stderr, "OPT-%s, %v: %s gets ready\n", c.shape, c, p.name)
-		words, err := b.worker.Ask("read %s %d %d %d", p.way, c.batch, c.context, c.steps)
+		fmt.Fprintf(b.Stderr, "%v, %v: %s gets ready\n", c.shape, c, p.name)
+		read := func() ([]string, error) {
+			words, err := b.worker.Ask("read %s %d %d %d", p.way, c.batch, c.context, c.steps)
+			return words, b.kept(err)
+		}
+		words, err := read()
+		if err != nil && strings.Contains(err.Error(), "OutOfMemory") && len(ready) == 0 && !alone {
+			if err := ours.giveBack(); err != nil {
+				return nil, false, err
+			}
+			fmt.Fprintf(b.Stderr, "%v, %v: %s gets ready alone\n", c.shape, c, p.name)
+			if words, err = read(); err == nil {
+				alone = true
+				b.Note("%v, %v: %s not in turn with ours, behind them: both are more than the GPU's memory", c.shape, c, p.name)
+			}
+		}
 		if err != nil {
-			miss(p.name, err)
+			b.without(c, p.name, err)
+			if b.worker == nil {
+				return nil, false, nil // with what was ready
+			}
 			continue
 		}
 		if len(words) > 0 {
-			b.Note("OPT-%s, %v: %s: %s", c.shape, c, p.name, strings.Join(words, " "))
+			b.Note("%v, %v: %s: %s", c.shape, c, p.name, strings.Join(words, " "))
 		}
 		ready = append(ready, p)
 	}
-	return ready
+	return ready, alone, nil
 }
 
 // judgeSteps takes the figures of a case down. The ceilings come first, and what

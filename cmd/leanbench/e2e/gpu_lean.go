@@ -12,11 +12,13 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
+
+	"gorgonia.org/tensor"
 )
 
 // openLeanGPU makes a decoder with random weights whose values are all on the
 // first GPU.
-func openLeanGPU(c hf.Config, chunk int) (decoder, error) {
+func openLeanGPU(c hf.Config, chunk int) (optDecoder, error) {
 	gpu, err := la.OpenGPU(0)
 	if err != nil {
 		return nil, err
@@ -49,6 +51,29 @@ func (e leanGPU) attending(way string) engine {
 	o := e.options
 	o.Attention, o.Schedule, _ = model.AttentionNamed(way)
 	return &leanEngine{weights: e.weights, options: o, done: func() error { return nil }}
+}
+
+func (e leanGPU) giveBack() error {
+	return errors.Join(e.forget(), emptyPool(e.options.Device))
+}
+
+// emptyPool has a GPU give the driver the memory that it keeps for what is asked for next. It does so when it is asked
+// for more than there is.
+func emptyPool(g *la.GPU) error {
+	if g == nil {
+		return nil
+	}
+	const more = 1 << 45 // bytes
+	for range 2 {        // values that nobody refers to are found by the first one
+		t, err := g.NewTensor(tensor.Float32, more/4)
+		if err == nil {
+			return errors.Join(fmt.Errorf("%v gives 32 TB", g), t.Free())
+		}
+		if !errors.Is(err, la.ErrOutOfMemory) {
+			return err
+		}
+	}
+	return nil
 }
 
 func (e leanGPU) mix() { e.options.Mixed = true }

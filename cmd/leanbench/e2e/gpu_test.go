@@ -38,14 +38,14 @@ func TestStepCases(t *testing.T) {
 	}
 	var got []string
 	for _, c := range all {
-		text := fmt.Sprintf("%s %v", c.shape, c)
+		text := fmt.Sprintf("%v %v", c.shape, c)
 		if c.compiled != nil {
 			text += fmt.Sprintf(" x%v", *c.compiled.Least)
 		}
 		if c.share != nil {
 			text += fmt.Sprintf(" %v", *c.share.Least)
 		}
-		if c.peers != (c.compiled != nil) || c.steps != 50 || c.config.MaxPositions < c.context+c.steps {
+		if c.peers != (c.compiled != nil) || c.steps != 50 || c.shape.(optModel).config.MaxPositions < c.context+c.steps {
 			t.Errorf("%s: %+v", text, c)
 		}
 		if strings.Join(c.others, " ") != map[bool]string{true: "fixed default"}[c.share != nil] {
@@ -54,19 +54,19 @@ func TestStepCases(t *testing.T) {
 		got = append(got, text)
 	}
 	want := []string{
-		"125m b1, behind 1024 tokens x2.5", "125m b16, behind 1024 tokens x2",
-		"1.3b b1, behind 1024 tokens x2.2", "1.3b b16, behind 1024 tokens x1.6",
-		"6.7b b1, behind 1024 tokens x1.6 0.88", "6.7b b16, behind 1024 tokens x1.35",
-		"6.7b b1, behind 8192 tokens 0.88", "6.7b b1, behind 32768 tokens 0.88",
+		"OPT-125m b1, behind 1024 tokens x2.5", "OPT-125m b16, behind 1024 tokens x2",
+		"OPT-1.3b b1, behind 1024 tokens x2.2", "OPT-1.3b b16, behind 1024 tokens x1.6",
+		"OPT-6.7b b1, behind 1024 tokens x1.6 0.88", "OPT-6.7b b16, behind 1024 tokens x1.35",
+		"OPT-6.7b b1, behind 8192 tokens 0.88", "OPT-6.7b b1, behind 32768 tokens 0.88",
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("cases\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if all[0].config.MaxPositions != 2048 {
-		t.Errorf("%d positions", all[0].config.MaxPositions)
+	if n := all[0].shape.(optModel).config.MaxPositions; n != 2048 {
+		t.Errorf("%d positions", n)
 	}
 	if all, err := gpuCasesOf(t, "-shapes=1.3b", "-batches=4", "-contexts=512,4096", "-steps=8"); err != nil || len(all) != 2 ||
-		all[1].String() != "b4, behind 4096 tokens" || all[1].compiled != nil || !all[1].peers || all[0].config.MaxPositions != 4104 {
+		all[1].String() != "b4, behind 4096 tokens" || all[1].compiled != nil || !all[1].peers || all[0].shape.(optModel).config.MaxPositions != 4104 {
 		t.Errorf("%+v (%v)", all, err)
 	}
 	for _, c := range []struct{ arg, want string }{
@@ -98,10 +98,10 @@ func promptCasesOf(t *testing.T, args ...string) ([]promptCase, error) {
 
 func TestPromptCases(t *testing.T) {
 	all, err := promptCasesOf(t, "-shapes=1.3b,6.7b", "-prompts=1x8192,16x512")
-	if err != nil || len(all) != 4 || all[0].bar != nil || all[3].bar == nil || all[3].config.MaxPositions != 8192 || all[3].String() != "16 x 512 tokens" {
+	if err != nil || len(all) != 4 || all[0].bar != nil || all[3].bar == nil || all[3].shape.config.MaxPositions != 8192 || all[3].String() != "16 x 512 tokens" {
 		t.Errorf("%+v, %v", all, err)
 	}
-	for _, args := range [][]string{{"-prompts=16"}, {"-prompts=0x5"}, {"-prompts=4x"}, {"-prompts=4x5x6"}, {"-prompts=4x5", "-shapes=7b"}} {
+	for _, args := range [][]string{{"-prompts=16"}, {"-prompts=0x5"}, {"-prompts=4x"}, {"-prompts=4x5x6"}, {"-prompts=4x5", "-shapes=7b"}, {"-prompts=4x5", "-shapes=llama-3-8b"}} {
 		if all, err := promptCasesOf(t, args...); err == nil {
 			t.Errorf("%v: %v", args, all)
 		}
@@ -127,12 +127,13 @@ func TestStepBytes(t *testing.T) {
 
 func TestE2EDevice(t *testing.T) {
 	defer gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom("/no/such/libcuda.so.1") }, nil)()
-	for arg, want := range map[string]string{
+	for args, want := range map[string]string{
+		"-device=gpu -patience=0s": "-patience 0s is not positive", "-device=gpu -shapes=llama-3-8b -prompts=1x8": `"llama-3-8b" is none of OPT's`,
 		"-device=gpu": "no CUDA driver", "-device=tpu": `-device "tpu" is neither cpu nor gpu`, "-device=cpu": "-python is needed",
 	} {
 		var stdout, stderr strings.Builder
-		if status := command.Run(Commands, []string{"e2e", arg}, &stdout, &stderr); status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), want) {
-			t.Errorf("%s: status %d, %q, %q", arg, status, stdout.String(), stderr.String())
+		if status := command.Run(Commands, append([]string{"e2e"}, strings.Fields(args)...), &stdout, &stderr); status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%s: status %d, %q, %q", args, status, stdout.String(), stderr.String())
 		}
 	}
 }
@@ -256,6 +257,7 @@ func (d fixedDecoder) now() fixed {
 }
 
 func (fixedDecoder) check() error    { return nil }
+func (fixedDecoder) giveBack() error { return nil }
 func (fixedDecoder) queued() float64 { return 0.25 }
 
 func (d fixedDecoder) mix() { *d.mixed = true }
@@ -332,29 +334,46 @@ func TestOPTPeers(t *testing.T) {
 		"opt":         "",
 		"opt-skips":   "OPT-tiny, b2, behind 8 tokens: transformers, compiled: 3 CUDA graphs were skipped",
 		"opt-refuses": `OPT-tiny, b2, behind 8 tokens: without transformers, compiled: "read compiled 2 8 4": the worker says "error no memory"`,
+		"opt-full":    "OPT-tiny, b2, behind 8 tokens: transformers, compiled not in turn with ours, behind them: both are more than the GPU's memory",
+		"opt-silent":  `OPT-tiny, b2, behind 8 tokens: without transformers, compiled: "read compiled 2 8 4": the worker is silent for 50ms`,
 	} {
 		w, err := measure.Start(measuretest.Command(t, how))
 		if err != nil {
 			t.Fatal(err)
 		}
+		w.Patience = map[bool]time.Duration{true: 50 * time.Millisecond}[how == "opt-silent"]
 		b := &e2eGPU{Bench: &gpu.Bench{Report: &measure.Report{}, Stderr: io.Discard}, worker: w}
-		c := stepCase{shape: "tiny", batch: 2, context: 8, steps: 4, peers: true}
-		ready := b.prepare(c)
-		if names := fmt.Sprint(ready); strings.Contains(names, nameCompiled) != (how != "opt-refuses") || !strings.Contains(names, nameEager) {
+		c := stepCase{shape: optModel{"OPT-tiny", smallShape()}, batch: 2, context: 8, steps: 4, peers: true}
+		ready, alone, err := b.prepare(c, fixedDecoder{})
+		if err != nil || alone != (how == "opt-full") || (b.worker == nil) != (how == "opt-silent") {
+			t.Errorf("%s: alone %v, worker %v: %v", how, alone, b.worker, err)
+		}
+		compiled, eager := how != "opt-refuses" && b.worker != nil, b.worker != nil
+		if names := fmt.Sprint(ready); strings.Contains(names, nameCompiled) != compiled || strings.Contains(names, nameEager) != eager {
 			t.Errorf("%s: ready are %s", how, names)
 		}
 		if notes := strings.Join(b.Report.Notes, "; "); notes != want {
 			t.Errorf("%s: notes %q, want %q", how, notes, want)
 		}
 		c.peers = false
-		if n := len(b.prepare(c)); n != 0 {
-			t.Errorf("%d peers where none were wanted", n)
+		if ready, _, err := b.prepare(c, fixedDecoder{}); len(ready) != 0 || err != nil {
+			t.Errorf("%d peers where none were wanted: %v", len(ready), err)
 		}
-		if err := w.Close(); err != nil {
-			t.Error(err)
+		if err := w.Close(); (err != nil) != (b.worker == nil) {
+			t.Errorf("%s: %v", how, err)
 		}
-		if got := strings.Fields(w.Stderr.Text()); strings.Count(strings.Join(got, " "), "forget") != 2 {
-			t.Errorf("%s: the worker was asked %q", how, got)
-		}
+	}
+}
+
+// TestClocked: each line says when it was written.
+func TestClocked(t *testing.T) {
+	var out strings.Builder
+	c := &clocked{&out, time.Now().Add(-83 * time.Second)}
+	if n, err := fmt.Fprintf(c, "ready\n"); n != 6 || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	var at int
+	if n, err := fmt.Sscanf(out.String(), "%d s: ready\n", &at); n != 1 || err != nil || at < 83 {
+		t.Errorf("%q", out.String())
 	}
 }

@@ -10,21 +10,19 @@ import (
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
-	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
 // promptCase is prompts that are read, each of as many tokens.
 type promptCase struct {
-	shape        string
-	config       hf.Config
+	shape        optModel
 	batch, width int
 	bar          *measure.Bar // times as fast as transformers, with mixed precision
 }
 
 func (c promptCase) String() string { return fmt.Sprintf("%d x %d tokens", c.batch, c.width) }
 
-func (c promptCase) table() string { return fmt.Sprintf("Prompts of OPT-%s in float16", c.shape) }
+func (c promptCase) table() string { return fmt.Sprintf("Prompts of %v in float16", c.shape) }
 
 const (
 	nameMixed        = "lean, mixed precision"
@@ -34,23 +32,31 @@ const (
 
 // promptCases are those of -prompts: BATCHxTOKENS, with commas between.
 func (o *e2eGPUOptions) promptCases() (all []promptCase, err error) {
-	for _, shape := range strings.Split(o.shapes, ",") {
-		config, ok := optShapes[shape]
-		if !ok {
-			return nil, fmt.Errorf("-shapes: %q is none of OPT's", shape)
-		}
-		first := len(all)
-		for _, text := range measure.Fields(o.prompts) {
-			c := promptCase{shape: shape}
+	texts := measure.Fields(o.prompts)
+	if len(texts) == 0 {
+		return nil, nil
+	}
+	for _, name := range strings.Split(o.shapes, ",") {
+		first, positions := len(all), 0
+		for _, text := range texts {
+			var c promptCase
 			if n, err := fmt.Sscanf(text, "%dx%d", &c.batch, &c.width); n != 2 || err != nil || c.batch < 1 || c.width < 1 || fmt.Sprintf("%dx%d", c.batch, c.width) != text {
 				return nil, fmt.Errorf("-prompts: %q is not a number of prompts and their tokens, such as 16x512", text)
 			}
-			c.bar = measure.Only(shape == promptShape, measure.AtLeast(0.85))
-			config.MaxPositions = max(config.MaxPositions, c.width)
+			c.bar = measure.Only(name == promptShape, measure.AtLeast(0.85))
+			positions = max(positions, c.width)
 			all = append(all, c)
 		}
+		s, err := shapeNamed(name, positions)
+		if err != nil {
+			return nil, err
+		}
+		opt, ok := s.(optModel)
+		if !ok {
+			return nil, fmt.Errorf("-prompts: %q is none of OPT's sizes: of others steps alone are measured", name)
+		}
 		for i := first; i < len(all); i++ {
-			all[i].config = config
+			all[i].shape = opt
 		}
 	}
 	return all, nil
@@ -118,9 +124,9 @@ func (p *leanPrompts) close() error {
 
 // measurePrompts measures cases that have a model in common.
 func (b *e2eGPU) measurePrompts(cases []promptCase) (err error) {
-	c := cases[0].config
-	fmt.Fprintf(b.Stderr, "OPT-%s: making weights\n", cases[0].shape)
-	ours, err := openOPT(c, b.chunk)
+	s := cases[0].shape
+	fmt.Fprintf(b.Stderr, "%v: making weights\n", s)
+	ours, err := openOPT(s.config, b.chunk)
 	if err != nil {
 		return err
 	}
@@ -128,24 +134,25 @@ func (b *e2eGPU) measurePrompts(cases []promptCase) (err error) {
 	if err := ours.check(); err != nil {
 		return err
 	}
-	if b.worker != nil {
-		if _, err := b.worker.Ask("model %d %d %d %d %d %d", c.Layers, c.HiddenSize, c.Heads, c.FFNDim, c.VocabSize, c.MaxPositions); err != nil {
-			return err
-		}
+	if err := b.theirs(s); err != nil {
+		return err
 	}
 	for _, c := range cases {
 		if err := b.measurePrompt(c, ours); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
 		}
+		if err := b.save(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func (b *e2eGPU) measurePrompt(c promptCase, ours decoder) (err error) {
+func (b *e2eGPU) measurePrompt(c promptCase, ours optDecoder) (err error) {
 	var contenders []measure.Contender
 	add := func(name string, read func() (time.Duration, error)) {
 		contenders = append(contenders, measure.Contender{Name: name, Run: func(steps int) (total time.Duration, err error) {
-			fmt.Fprintf(b.Stderr, "OPT-%s, %v: %s\n", c.shape, c, name)
+			fmt.Fprintf(b.Stderr, "%v, %v: %s\n", c.shape, c, name)
 			for range steps {
 				t, err := read()
 				if err != nil {
@@ -173,7 +180,7 @@ func (b *e2eGPU) measurePrompt(c promptCase, ours decoder) (err error) {
 		add(nameTransformers, func() (time.Duration, error) {
 			t, _, err := b.worker.Seconds(1, "prompt %d %d", c.batch, c.width)
 			if err != nil {
-				return 0, err
+				return 0, b.kept(err)
 			}
 			return t[0], nil
 		})

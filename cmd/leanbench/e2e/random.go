@@ -15,13 +15,16 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// randomModel is a model.Source of random weights in float16, scaled as OPT's are
+// randomWeights are weights in float16, scaled as OPT's are
 // before training. All matrices are parts of one block of numbers that is little
 // larger than the largest of them, so that 13 GB of weights are there in about a
 // second. They begin anywhere in it: hardly two have the same rows.
+type randomWeights struct{ block []la.F16 }
+
+// randomModel is a model.Source of them.
 type randomModel struct {
+	randomWeights
 	config hf.Config
-	block  []la.F16
 }
 
 // randomSlack is how many numbers longer the block is than the largest matrix,
@@ -33,8 +36,11 @@ func newRandomModel(c hf.Config) *randomModel {
 	for w := range c.Weights() {
 		most = max(most, elements(w.Shape))
 	}
-	return &randomModel{c, randomBlock(most + randomSlack)}
+	return &randomModel{newRandomWeights(most), c}
 }
+
+// newRandomWeights has so many elements in the largest matrix.
+func newRandomWeights(most int) randomWeights { return randomWeights{randomBlock(most + randomSlack)} }
 
 // randomBlock is n normally distributed numbers, made on all cores.
 func randomBlock(n int) []la.F16 {
@@ -64,7 +70,7 @@ func randomBlock(n int) []la.F16 {
 
 func (m *randomModel) Config() hf.Config { return m.config }
 
-func (m *randomModel) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+func (m randomWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	n := elements(shape)
 	// The name decides, so that weights do not depend on who asks for them when.
 	h := fnv.New64a()
@@ -76,7 +82,7 @@ func (m *randomModel) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	}
 	vector := make([]float32, n)
 	half.DecodeFloat16(vector, part)
-	if strings.HasSuffix(name, "layer_norm.weight") {
+	if strings.HasSuffix(name, "norm.weight") {
 		for i := range vector {
 			vector[i]++
 		}

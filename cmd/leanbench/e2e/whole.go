@@ -29,7 +29,7 @@ var wholeShapes = map[string]hf.Config{
 // Whole is a decoder with random weights on the first GPU, and in transformers.
 type Whole struct {
 	name   string
-	ours   decoder
+	ours   optDecoder
 	worker *measure.Worker // nil: no peers
 	rounds int
 	stderr io.Writer
@@ -84,9 +84,9 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 	if !peers {
 		return w, nil
 	}
-	if w.worker, err = startOPTWorker(python); err == nil {
+	if w.worker, err = startDecoderWorker(python); err == nil {
 		w.hello = strings.Join(w.worker.Hello, " ")
-		_, err = w.worker.Ask("model %d %d %d %d %d %d", config.Layers, config.HiddenSize, config.Heads, config.FFNDim, config.VocabSize, config.MaxPositions)
+		err = makeTheirs(w.worker, optModel{shape, config}, "float16")
 	}
 	if err != nil {
 		if w.worker != nil {

@@ -188,6 +188,11 @@ func (r Row) Add(m Metric, v float64, b *Bar) {
 	r.report.Figures = append(r.report.Figures, Figure{r.table, r.is, r.name, m, v, b.Judge(v)})
 }
 
+// Drop drops the figures of a case, which is measured again.
+func (r *Report) Drop(table, is string) {
+	r.Figures = slices.DeleteFunc(r.Figures, func(f Figure) bool { return f.Table == table && f.Case == is })
+}
+
 // Find returns a figure; nil if there is none.
 func (r *Report) Find(is, contender string, m Metric) *Figure {
 	for i := range r.Figures {

@@ -32,6 +32,10 @@ type Worker struct {
 	lines   chan string // closed when there are no more
 	Stderr  tail
 	Hello   []string // the words of its first ok
+	// Patience is the longest that it may take for an answer; 0: a quarter of an hour.
+	Patience time.Duration
+	// Gone says that it gives no more answers: it has ended, or was silent for too long and is ended.
+	Gone    bool
 	closing sync.Once
 	end     error
 }
@@ -88,7 +92,11 @@ func (w *Worker) Steps(format string, args ...any) func(n int) (time.Duration, e
 // Ask sends a question and returns the words of its answer.
 func (w *Worker) Ask(format string, args ...any) ([]string, error) {
 	question := fmt.Sprintf(format, args...)
+	if w.Gone {
+		return nil, fmt.Errorf("%q: the worker is gone", question)
+	}
 	if _, err := io.WriteString(w.in, question+"\n"); err != nil {
+		w.Gone = true
 		return nil, fmt.Errorf("%q: %w%s", question, err, w.Stderr.Text())
 	}
 	words, err := w.answer()
@@ -99,19 +107,30 @@ func (w *Worker) Ask(format string, args ...any) ([]string, error) {
 }
 
 func (w *Worker) answer() ([]string, error) {
+	patience := w.Patience
+	if patience == 0 {
+		patience = answerTime
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
 	select {
 	case line, more := <-w.lines:
 		words := strings.Fields(line)
 		switch {
 		case !more:
+			w.Gone = true
 			w.Close() // then all that it had to say is there
 			return nil, fmt.Errorf("the worker has ended%s", w.Stderr.Text())
 		case len(words) == 0 || words[0] != "ok":
 			return nil, fmt.Errorf("the worker says %q%s", line, w.Stderr.Text())
 		}
 		return words[1:], nil
-	case <-time.After(answerTime):
-		return nil, fmt.Errorf("the worker is silent for %v%s", answerTime, w.Stderr.Text())
+	case <-timer.C:
+		// It may still answer, when nobody knows any more what.
+		w.Gone = true
+		w.command.Process.Kill()
+		w.Close()
+		return nil, fmt.Errorf("the worker is silent for %v%s", patience, w.Stderr.Text())
 	}
 }
 

@@ -47,6 +47,21 @@ func TestWorker(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 
+	// Who is silent for too long is ended, and gives no later answers for those to later questions.
+	if w, err = Start(measuretest.Command(t, "opt-silent")); err != nil {
+		t.Fatal(err)
+	}
+	w.Patience = 50 * time.Millisecond
+	if _, err := w.Ask("read compiled 1 2 3"); err == nil || !strings.Contains(err.Error(), "silent for 50ms") || !w.Gone {
+		t.Errorf("silence: %v, gone %v", err, w.Gone)
+	}
+	if _, err := w.Ask("forget"); err == nil || !strings.Contains(err.Error(), "gone") {
+		t.Errorf("behind a silence: %v", err)
+	}
+	if err := w.Close(); err == nil {
+		t.Error("a worker that was killed has ended well")
+	}
+
 	if w, err = Start(measuretest.Command(t, "well")); err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -26,6 +27,7 @@ func TestNames(t *testing.T) {
 			}
 		}
 	}
+	models := regexp.MustCompile(`(OPT|Llama)-\S+`) // names of which code puts in
 	// What no command of leanbench writes as JSON, but tests' benchmarks and hands.
 	byHand := []string{"Benchmark", "x the time without", "Ragged batches against FlashInfer", "Against FlashInfer", "All layers of a step", "Linear layers alone", "Choosing tokens", "The first token"}
 	for _, q := range slices.Concat(questions, paperQuestions) {
@@ -36,11 +38,7 @@ func TestNames(t *testing.T) {
 					continue tables
 				}
 			}
-			name := table
-			if size := strings.Split(table, "OPT-"); len(size) == 2 { // the model is put in
-				_, rest, _ := strings.Cut(size[1], " ")
-				name = size[0] + "OPT-%s " + rest
-			}
+			name := models.ReplaceAllString(table, "%v")
 			if !strings.Contains(code.String(), `"`+name+`"`) {
 				t.Errorf("%s: no measurement makes a table %q", q.id, name)
 			}

@@ -17,7 +17,7 @@ const head = `# Benchmarks
 
 <!-- written by leanbench report docs/benchmarks/*.json: change the JSON, or cmd/leanbench/report -->
 
-Contenders take turns in one run, and their outputs are compared before. A ratio is the median of the ratios of neighbouring turns. A share is of the read ceiling: the speed of a kernel that only reads the same bytes. Bytes are those of the keys and values, or of a step's weights too, counted once. Machines of one kind differ by more than half: compare figures of one run only. [lab/](lab/) has what was tried. ` + "`docs/benchmarks.sh`" + ` measures everything again. The NEON kernels have run on an emulator only, which tells nothing of their speed.
+Contenders take turns in one run, and their outputs are compared before. A ratio is the median of the ratios of neighbouring turns. A share is of the read ceiling: the speed of a kernel that only reads the same bytes. Bytes are those of the keys and values, or of a step's weights too, counted once. Machines of one kind differ by more than half: compare figures of one run only. [lab/](lab/) has what was tried. ` + "`docs/benchmarks.sh`" + ` measures everything again. NEON kernels have run on an emulator only, so no speed is known.
 
 `
 
@@ -27,7 +27,7 @@ func (t *tables) page(base string) ([]byte, error) {
 	w.WriteString(head)
 	t.writeMissed(&w)
 	for _, q := range questions {
-		fmt.Fprintf(&w, "\n## %s\n\n%s\n\n![the same as a picture](%s/%s.svg)\n", q.title, q.text, base, q.id)
+		fmt.Fprintf(&w, "\n## %s\n\n%s\n\n![picture](%s/%s.svg)\n", q.title, q.text, base, q.id)
 		t.writeTable(&w, q)
 		var runs []string
 		for _, table := range q.tables {
@@ -136,6 +136,11 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 				is := f.Case
 				if q.name != nil {
 					is = q.name.FindStringSubmatch(table)[1] + ", " + is
+				}
+				if q.split != nil {
+					if row := q.split.FindStringSubmatch(is); row != nil && row[q.split.SubexpIndex("series")] == "" {
+						is = row[q.split.SubexpIndex("row")] // all cases have the rest
+					}
 				}
 				text := ", " + who + format(q.form(f.Metric), f)
 				if m.n++; by > m.by {

@@ -65,7 +65,7 @@ var everyThird = regexp.MustCompile(`^(128|1024|8192|65536)$`)
 var questions = []question{
 	{
 		id: "cpu-memory", title: "Keys and values from memory, on a CPU",
-		text:   "One query of each head, keys and values of 256 MB and more. `Attend` computes from tensors; the node is the same in a Gorgonia graph; default is three nodes of Gorgonia's own. Bars: 90% of the read ceiling in float32, 85% in float16 and bfloat16, 80% for grouped queries. The picture has heads of 64, too.",
+		text:   "One query of each head, keys and values of 256 MB and more. `Attend` computes from tensors; the node is the same in a Gorgonia graph; default is three nodes of Gorgonia's own. Bars: 90% of the read ceiling in float32, 85% in float16 and bfloat16, 80% for grouped queries. The picture has heads of 64.",
 		tables: []string{"Keys and values of 256 MB and more"}, head: "type, heads x context x d", some: regexp.MustCompile(` x 128$`),
 		columns: append([]column{{head: "read ceiling, GB/s", who: measure.ReadCeiling, metric: measure.Speed}}, append(shares("Attend", "lean, Attend", "node", "lean, node"),
 			column{head: "Attend x default", who: "lean, Attend", metric: measure.OverStock}, column{head: "node x default", who: "lean, node", metric: measure.OverStock})...),
@@ -111,7 +111,7 @@ var questions = []question{
 	},
 	{
 		id: "peers", title: "Against PyTorch, on a CPU",
-		text:   "`scaled_dot_product_attention` on as many threads, queries in the type of keys and values; packed hands the query heads of a group over as queries of one head. Bars: 1.4 times PyTorch's speed in float32 from memory and 1.0 in cache, 2.2 in float16, 7 in bfloat16, 4 for grouped queries in float32. The picture has all.",
+		text:   "`scaled_dot_product_attention` on as many threads, queries in the type of keys and values; packed hands the query heads of a group over as queries of one head. Bars: 1.4 times PyTorch's speed in float32 from memory and 1.0 in cache, 2.2 in float16, 7 in bfloat16, 4 for grouped queries in float32.",
 		tables: []string{"One query a head, against scaled_dot_product_attention"}, head: "heads x context x d", split: regexp.MustCompile(`^(?P<series>\w+), (?P<row>.*)$`), some: regexp.MustCompile(` x (1024|65536) x `),
 		columns: append(append(torch("f32", column{head: "f32: packed", series: "f32", who: "PyTorch, groups packed by hand", metric: measure.Speed}), torch("f16")...), torch("bf16")...),
 		picture: picture{kind: "bars", x: "times PyTorch's speed", y: "heads x context x d", bar: 1, series: []column{
@@ -158,7 +158,7 @@ var questions = []question{
 	},
 	{
 		id: "gpu-peers", title: "Against PyTorch's kernels, on a GPU",
-		text:   "One query a head, contiguous keys and values in float16, over all shapes that PyTorch takes: times as fast as the better of cuDNN and FLASH_ATTENTION (FlashDecoding). Launches are in CUDA graphs, over buffers beyond the L2 cache. Bars: 1.10 in the geometric mean, 1.00 everywhere. The picture has every shape; the JSON too.",
+		text:   "One query a head, contiguous keys and values in float16, over all shapes that PyTorch takes: times as fast as the better of cuDNN and FLASH_ATTENTION (FlashDecoding). Launches are in CUDA graphs, over buffers beyond the L2 cache. Bars: 1.10 in the geometric mean, 1.00 everywhere. The picture has every shape.",
 		tables: []string{"Against PyTorch, by the time of our launch"}, head: "our launch", points: "Sweep",
 		columns: []column{
 			{head: "shapes", who: "lean", metric: "shapes", form: "f0"}, {head: "x the better, geometric mean", who: "lean", metric: "x best peer, geometric mean", form: "f3"}, {head: "least", who: "lean", metric: "x best peer, least", form: "f3"},
@@ -250,10 +250,10 @@ var questions = []question{
 		picture: picture{kind: "bars", x: "us a layer", y: "batch, heads x context x d", series: layerColumns[:3]},
 	},
 	{
-		id: "e2e-gpu", title: "A decode step of OPT, on a GPU",
-		text:   "Weights, keys and values in float16, behind 1024 tokens, greedy; against transformers' `OPTForCausalLM`, compiled by PyTorch (`reduce-overhead`, `StaticCache`) and eager. One sequence is one launch. Bars over compiled, one sequence and 16: 2.5 and 2 (125m), 2.2 and 1.6 (1.3b), 1.6 and 1.35 (6.7b); one of 6.7b 88% of the ceiling.",
-		tables: []string{"A decode step of OPT-125m in float16", "A decode step of OPT-1.3b in float16", "A decode step of OPT-6.7b in float16"}, head: "model, sequences",
-		name: regexp.MustCompile(`(OPT-\S+) in`), only: regexp.MustCompile(`behind 1024 `), split: regexp.MustCompile(`^(?P<row>OPT-\S+, b\d+), behind 1024 tokens(?P<series>)$`),
+		id: "e2e-gpu", title: "A decode step of OPT and Llama, on a GPU",
+		text:   "Weights, keys and values in float16, behind 1024 tokens, greedy; against transformers, compiled by PyTorch (`reduce-overhead`, `StaticCache`) and eager. One sequence is one launch. Bars over compiled, one sequence and 16: 2.5 and 2 (125m), 2.2 and 1.6 (1.3b), 1.6 and 1.35 (6.7b); of the ceiling: one of 6.7b 88%, of 1B 80%, of 8B 92%, 16 of 8B 85%.",
+		tables: []string{"A decode step of OPT-125m in float16", "A decode step of OPT-1.3b in float16", "A decode step of OPT-6.7b in float16", "A decode step of Llama-3.2-1B in float16", "A decode step of Llama-3-8B in float16"}, head: "model, sequences",
+		name: regexp.MustCompile(`step of (\S+) in`), only: regexp.MustCompile(`behind 1024 `), split: regexp.MustCompile(`^(?P<row>\S+, b\d+), behind 1024 tokens(?P<series>)$`),
 		columns: []column{
 			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean, ms", who: "lean", metric: measure.StepMillis}, {head: "of the ceiling", who: "lean", metric: ofCeiling},
 			{head: "compiled, ms", who: "transformers, compiled", metric: measure.StepMillis}, {head: "eager, ms", who: "transformers, eager", metric: measure.StepMillis}, {head: "x compiled", who: "lean", metric: measure.OverCompiled, form: "f3"}, {head: "x eager", who: "lean", metric: measure.OverEager, form: "f1"},
@@ -263,7 +263,7 @@ var questions = []question{
 	},
 	{
 		id: "e2e-batches", title: "A decode step of many sequences of OPT, on a GPU",
-		text:   "The same with 32 sequences and more, as many as fit beside transformers' model. 32 to 128 rows are a skinny GEMM, with x in two parts. Bars: 85% of the ceiling, 1.15 of compiled (with 128 sequences of OPT-1.3b that would be 95% of the ceiling).",
+		text:   "The same with 32 sequences and more. 32 to 128 rows are a skinny GEMM, with x in two parts. Bars: 85% of the ceiling, 1.15 of compiled (with 128 sequences of OPT-1.3b that would be 95% of the ceiling).",
 		tables: []string{"A decode step of many sequences of OPT-1.3b in float16", "A decode step of many sequences of OPT-6.7b in float16"}, head: "model, sequences",
 		name: regexp.MustCompile(`(OPT-\S+) in`), split: regexp.MustCompile(`^(?P<row>OPT-\S+, b\d+), behind 1024 tokens(?P<series>)$`),
 		columns: []column{
@@ -275,7 +275,7 @@ var questions = []question{
 	},
 	{
 		id: "gpu-linear", title: "Linear layers of many rows, on a GPU",
-		text:   "Weights of float16. x and y are float32 for us and float16 for PyTorch (cuBLAS). Ours has the launch that makes 16-bit operands of x in it, which runs at the memory's speed. Bars: 0.80 in mixed precision, 0.42 in two parts.",
+		text:   "Weights of float16. x and y are float32 for us and float16 for PyTorch (cuBLAS). Ours has the launch that makes 16-bit operands of x in it. Bars: 0.80 in mixed precision, 0.42 in two parts.",
 		tables: []string{"Linear layers of many rows"}, head: "rows x in to out", only: regexp.MustCompile(`^2048 x `),
 		columns: []column{
 			{head: "two parts, TFLOP/s", who: "lean", metric: measure.TFLOPs, form: "f0"}, {head: "mixed", who: "lean, mixed precision", metric: measure.TFLOPs, form: "f0"}, {head: "cuBLAS", who: "PyTorch, cuBLAS", metric: measure.TFLOPs, form: "f0"},
@@ -286,7 +286,7 @@ var questions = []question{
 	},
 	{
 		id: "e2e-gpu-long", title: "Long contexts of OPT-6.7b, on a GPU",
-		text:   "One sequence, with the schedule of FlashDecoding (fixed: 8 splits) and with attention in three launches (default) in turn. All heads are equally long here, so a fixed split is as good.",
+		text:   "One sequence, with the schedule of FlashDecoding (fixed: 8 splits) and with attention in three launches (default) in turn. All heads are equally long, so a fixed split is as good.",
 		tables: []string{"A decode step of OPT-6.7b in float16"}, head: "", only: regexp.MustCompile(`behind (8192|32768) `),
 		columns: []column{
 			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "lean, ms", who: "lean", metric: measure.StepMillis}, {head: "of the ceiling", who: "lean", metric: ofCeiling},
@@ -297,7 +297,7 @@ var questions = []question{
 	},
 	{
 		id: "gpu-prompts", title: "Attention of prompts, on a GPU",
-		text:   "16384 tokens in all, float16; PyTorch's FLASH_ATTENTION and CUDNN_ATTENTION in turn. float32: queries and outputs, with float32's accuracy, in twice the products. Bars: 0.80 of cuDNN (0.85 not causal), 1.3 times FLASH, 0.40 with float32; 90% and 95% of contiguous in pages of 16 and of 64. What misses: many short prompts with heads of 64 (their last output tile has 64 of 192 rows).",
+		text:   "16384 tokens in all, float16; PyTorch's FLASH_ATTENTION and CUDNN_ATTENTION in turn. float32: queries and outputs, with float32's accuracy, in twice the products. Bars: 0.80 of cuDNN (0.85 not causal), 1.3 times FLASH, 0.40 with float32; 90% and 95% of contiguous in pages of 16 and of 64. Many short prompts with heads of 64 miss: their last output tile has 64 of 192 rows.",
 		tables: []string{"Prompts", "All causal prompts, geometric mean"}, head: "prompts",
 		columns: []column{
 			{head: "TFLOP/s", who: "lean", metric: measure.TFLOPs, form: "f0"}, {head: "cuDNN", who: "PyTorch, CUDNN_ATTENTION", metric: measure.TFLOPs, form: "f0"}, {head: "FLASH", who: "PyTorch, FLASH_ATTENTION", metric: measure.TFLOPs, form: "f0"},
@@ -320,7 +320,7 @@ var questions = []question{
 	},
 	{
 		id: "e2e-prompts", title: "Prompts of OPT, on a GPU",
-		text:   "Weights, keys and values in float16, up to 2048 tokens at once, until the next tokens are there; transformers' `OPTForCausalLM` (float16, sdpa) in turn. Without mixed precision products keep float32's accuracy, at twice the arithmetic. The first prompt of a process loads kernels and takes memory. Bar, mixed precision: 0.85 of transformers with OPT-6.7b.",
+		text:   "Weights, keys and values in float16, up to 2048 tokens at once, until the next tokens are there; transformers (float16, sdpa) in turn. Without mixed precision products keep float32's accuracy, at twice the arithmetic. The first prompt of a process loads kernels. Bar, mixed precision: 0.85 of transformers with OPT-6.7b.",
 		tables: []string{"Prompts of OPT-1.3b in float16", "Prompts of OPT-6.7b in float16"}, head: "model, prompts",
 		name: regexp.MustCompile(`(OPT-\S+) in`),
 		columns: []column{

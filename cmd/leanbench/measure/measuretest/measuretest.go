@@ -57,6 +57,7 @@ func fakeWorker(how string) {
 		return
 	}
 	fmt.Println("ok Fake 1.0")
+	full := how == "opt-full" // until somebody else has given memory back
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		words := strings.Fields(in.Text())
 		steps := 0
@@ -89,6 +90,10 @@ func fakeWorker(how string) {
 			switch compiled := words[1] == "compiled"; {
 			case compiled && how == "opt-skips":
 				fmt.Println("ok 3 CUDA graphs were skipped")
+			case full:
+				full = false
+				fmt.Println("error OutOfMemoryError('CUDA out of memory. Tried to')")
+			case compiled && how == "opt-silent":
 			case compiled && how == "opt-refuses":
 				fmt.Println("error no memory")
 			default:

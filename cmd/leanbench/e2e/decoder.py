@@ -1,20 +1,21 @@
-"""A worker of leanbench: OPT in transformers on a GPU, timed when it is asked to.
+"""A worker of leanbench: a decoder in transformers on a GPU, timed when it is asked to.
 
-    opt_gpu.py DEVICE
+    decoder.py DEVICE
 
 DEVICE is PyTorch's name of it, such as cuda:0. Questions, one a line, and their
 answers:
 
-    model LAYERS HIDDEN HEADS FFN VOCAB POSITIONS [DTYPE]    ok
+    model DTYPE CONFIG                               ok
     threads THREADS                                  ok
     read WAY BATCH CONTEXT STEPS                     ok [TEXT]
     run WAY STEPS                                    ok SECONDS ID ...
     prompt BATCH LENGTH [TIMES]                      ok SECONDS ID
     forget                                           ok
 
-model makes a model in float16, or in DTYPE, with random weights. read lets a way read BATCH
+model makes a model with random weights, on the device and in PyTorch's DTYPE from the
+start. CONFIG is its config.json in one line. read lets a way read BATCH
 prompts of CONTEXT tokens each, and prepares it for up to STEPS steps; TEXT is
-what should be known of it. forget gives back the memory of all that was read.
+what should be known of it. What a way that fails has taken is given back. forget gives back the memory of all that was read.
 run adds a token to each sequence, the most likely
 one, STEPS times, always behind the prompts alone. SECONDS is the time of these
 steps; the ids are what the first sequence got, one before the steps and one in
@@ -30,6 +31,7 @@ the logits of the last position alone. No step waits for the GPU of itself.
 """
 
 import gc
+import json
 import os
 import sys
 import time
@@ -41,22 +43,24 @@ os.dup2(2, 1)
 import torch
 import transformers
 from torch._dynamo.utils import counters
-from transformers import DynamicCache, OPTConfig, OPTForCausalLM, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 
 
-def make_model(layers, hidden, heads, ffn, vocab, positions, dtype):
-    config = OPTConfig(
-        num_hidden_layers=layers, hidden_size=hidden, word_embed_proj_dim=hidden, num_attention_heads=heads,
-        ffn_dim=ffn, vocab_size=vocab, max_position_embeddings=positions, do_layer_norm_before=True)
+def make_model(dtype, fields):
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device(device):
-        model = OPTForCausalLM._from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     for name, p in model.named_parameters():
         if p.dim() > 1:
             p.normal_(std=0.02)
         else:
             p.fill_(1 if name.endswith("norm.weight") else 0)
-    if model.lm_head.weight.data_ptr() != model.model.decoder.embed_tokens.weight.data_ptr():
-        raise ValueError("the head is not the token embedding")
+    tied = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    if tied != fields["tie_word_embeddings"]:
+        raise ValueError("the head is " + ("" if tied else "not ") + "the token embedding")
+    for name, p in model.named_parameters():
+        if p.dtype != dtype or p.device != device:
+            raise ValueError(f"{name} is of {p.dtype} on {p.device}")
     return model
 
 
@@ -161,9 +165,10 @@ def prompt(model, warm, batch, length, times=1):
 WAYS = {"eager": Eager, "compiled": Compiled}
 
 
-def release():
-    """Gives back what nobody refers to: other processes need the GPU's memory."""
-    torch._dynamo.reset()
+def release(compiled=True):
+    """Gives back what nobody refers to, and what was compiled: other processes need the GPU's memory."""
+    if compiled:
+        torch._dynamo.reset()
     gc.enable()
     gc.collect()
     if device.type == "cuda":
@@ -184,11 +189,12 @@ def main():
     say("ok transformers", transformers.__version__ + ",", "PyTorch", torch.__version__)
     for line in sys.stdin:
         word, *args = line.split()
+        failed = ""
         try:
             if word == "model":
                 model, ways, warm = None, {}, set()  # their memory first
                 release()
-                model = make_model(*map(int, args[:6]), getattr(torch, args[6]) if args[6:] else torch.float16)
+                model = make_model(getattr(torch, args[0]), json.loads(args[1]))
                 say("ok")
             elif word == "threads":
                 torch.set_num_threads(int(args[0]))
@@ -198,6 +204,7 @@ def main():
                 release()
                 say("ok")
             elif word == "read":
+                ways.pop(args[0], None)
                 ways[args[0]] = WAYS[args[0]](model, *map(int, args[1:]))
                 gc.collect()
                 gc.disable()
@@ -210,7 +217,10 @@ def main():
             else:
                 raise ValueError("unknown word " + word)
         except Exception as e:
-            say("error", " ".join(repr(e).split())[:2000])
+            failed = " ".join(repr(e).split())[:2000]
+        if failed:  # only now does nobody refer to what it had
+            release(compiled=not ways)
+            say("error", failed)
 
 
 device = torch.device(sys.argv[1])

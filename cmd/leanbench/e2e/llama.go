@@ -1,0 +1,250 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/examples/llama"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// leanLlama is the decoder of examples/llama with random weights.
+type leanLlama struct {
+	config  llama.Config
+	gpu     *la.GPU // nil: the CPU
+	chunk   int     // rows of the graph for prompts
+	mixed   bool
+	random  randomWeights
+	weights map[string]G.Value // by name: all decoders have the same
+	size    int64              // of weights, in bytes
+	done    func() error       // gives back what the weights are in
+
+	// The prompts that were read last, which the next turn can begin behind.
+	decoder             *llama.Decoder
+	sequences           []*la.Sequence
+	batch, length, room int
+	first               []int // the tokens that follow them
+	prompt              time.Duration
+}
+
+// llamaChunk is how many rows the graph for prompts has, if nobody says.
+const llamaChunk = 512
+
+// openLlamaGPU makes a decoder whose values are all on the first GPU.
+func openLlamaGPU(c llama.Config, chunk int) (decoder, error) {
+	gpu, err := la.OpenGPU(0)
+	if err != nil {
+		return nil, err
+	}
+	e := newLeanLlama(c, gpu, chunk)
+	e.done = gpu.Close
+	return e, nil
+}
+
+// newLeanLlama computes on the CPU without a GPU.
+func newLeanLlama(c llama.Config, gpu *la.GPU, chunk int) *leanLlama {
+	if chunk == 0 {
+		chunk = llamaChunk
+	}
+	most := c.Hidden * max(c.Vocab, c.Inner, c.Heads*c.Rotary.HeadDim)
+	return &leanLlama{
+		config: c, gpu: gpu, chunk: chunk, random: newRandomWeights(most), weights: make(map[string]G.Value),
+		done: func() error { return nil },
+	}
+}
+
+// weight makes a weight when it is first asked for.
+func (e *leanLlama) weight(name string, shape ...int) (G.Value, error) {
+	if w := e.weights[name]; w != nil {
+		return w, nil
+	}
+	t, err := e.random.Tensor(name, shape...)
+	if err != nil {
+		return nil, err
+	}
+	e.size += int64(t.Size()) * int64(t.Dtype().Size())
+	var w G.Value = t
+	if e.gpu != nil {
+		if w, err = e.gpu.Upload(t); err != nil {
+			return nil, err
+		}
+	}
+	e.weights[name] = w
+	return w, nil
+}
+
+// make makes a decoder for some sequences of so many tokens.
+func (e *leanLlama) make(batch, tokens, chunk int, greedy bool) (*llama.Decoder, error) {
+	const page = 16 // of each sequence a last one may not be full, and another one may be begun
+	rows := []int{batch}
+	if chunk > batch {
+		rows = append(rows, chunk)
+	}
+	return llama.New(e.config, e.weight, llama.Options{
+		Rows: rows, Tokens: batch * (tokens + 2*page), KV: la.Float16, Device: e.gpu, Mixed: e.mixed, Greedy: greedy,
+	})
+}
+
+// decode reads the prompts only if they are others than in the turn before.
+func (e *leanLlama) decode(batch, length, steps int) (prompt, steady time.Duration, ids []string, err error) {
+	if err := e.read(batch, length, steps); err != nil {
+		return 0, 0, nil, err
+	}
+	ids = append(ids, strconv.Itoa(e.first[0]))
+	began := time.Now()
+	all, err := e.decoder.Continue(e.sequences, e.first, steps)
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	steady = time.Since(began)
+	for _, tokens := range all {
+		ids = append(ids, strconv.Itoa(tokens[0]))
+	}
+	return e.prompt, steady, ids, nil
+}
+
+// read makes a decoder with the prompts in it and room for steps.
+func (e *leanLlama) read(batch, length, steps int) error {
+	if e.decoder != nil && batch == e.batch && length == e.length && steps <= e.room {
+		for _, s := range e.sequences {
+			if err := s.Truncate(length); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := e.forget(); err != nil {
+		return err
+	}
+	d, err := e.make(batch, length+steps, e.chunk, true)
+	if err != nil {
+		return err
+	}
+	e.decoder, e.batch, e.length, e.room, e.sequences, e.first = d, batch, length, steps, nil, nil
+	began := time.Now()
+	for i := range batch {
+		s, err := d.NewSequence()
+		if err != nil {
+			return err
+		}
+		e.sequences = append(e.sequences, s)
+		next := 0
+		for ids := promptTokens(i, length, e.config.Vocab); len(ids) > 0; {
+			n := min(len(ids), max(e.chunk, batch))
+			tokens, err := d.Next(llama.Text{Seq: s, IDs: ids[:n]})
+			if err != nil {
+				return err
+			}
+			next, ids = tokens[0][n-1], ids[n:]
+		}
+		e.first = append(e.first, next)
+	}
+	e.prompt = time.Since(began)
+	return nil
+}
+
+func (e *leanLlama) forget() error {
+	if e.decoder == nil {
+		return nil
+	}
+	d := e.decoder
+	e.decoder = nil
+	return d.Close()
+}
+
+func (e *leanLlama) giveBack() error {
+	return errors.Join(e.forget(), emptyPool(e.gpu))
+}
+
+func (e *leanLlama) mix() { e.mixed = true }
+
+func (e *leanLlama) queued() float64 { return 0 }
+
+func (e *leanLlama) close() error {
+	err := e.forget()
+	for _, w := range e.weights {
+		if t, ok := w.(*la.DeviceTensor); ok {
+			err = errors.Join(err, t.Free())
+		}
+	}
+	return errors.Join(err, e.done())
+}
+
+// check lets a decoder that gives its logits go the way of the one that is measured, and counts the weights.
+func (e *leanLlama) check() (err error) {
+	const batch, length, steps = 2, 8, 4
+	measured, err := e.make(batch, length+steps, length, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, measured.Close()) }()
+	if want := llamaBytes(&e.config, 2, true); e.size != want {
+		return fmt.Errorf("%d bytes of weights, and in float16 they are %d", e.size, want)
+	}
+	telling, err := e.make(batch, length+steps, length, false)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, telling.Close()) }()
+	var texts [2][]llama.Text // of both
+	var sequences []*la.Sequence
+	next := make([]int, batch)
+	for i := range batch {
+		for j, d := range []*llama.Decoder{measured, telling} {
+			s, err := d.NewSequence()
+			if err != nil {
+				return err
+			}
+			texts[j] = append(texts[j], llama.Text{Seq: s, IDs: promptTokens(i, length, e.config.Vocab)})
+		}
+		sequences = append(sequences, texts[0][i].Seq)
+		tokens, err := measured.Next(texts[0][i])
+		if err != nil {
+			return err
+		}
+		logits, err := telling.Step(texts[1][i])
+		if err != nil {
+			return err
+		}
+		next[i] = tokens[0][length-1]
+		if err := isLargest(logits[0][length-1], next[i]); err != nil {
+			return fmt.Errorf("sequence %d: %w", i, err)
+		}
+	}
+	for step := range steps {
+		for i := range next {
+			texts[1][i].IDs = []int{next[i]}
+		}
+		logits, err := telling.Step(texts[1]...)
+		if err != nil {
+			return err
+		}
+		all, err := measured.Continue(sequences, next, 1)
+		if err != nil {
+			return err
+		}
+		for i, id := range all[0] {
+			if err := isLargest(logits[i][0], id); err != nil {
+				return fmt.Errorf("step %d, sequence %d: %w", step, i, err)
+			}
+		}
+		next = all[0]
+	}
+	return nil
+}
+
+// llamaBytes are those of the weights whose matrices have elements of so many bytes: of all of them, or of those that a
+// step reads, which is some rows of the table of tokens unless it is the head, too.
+func llamaBytes(c *llama.Config, element int, all bool) int64 {
+	heads := (c.Heads + c.KVHeads) * c.Rotary.HeadDim
+	matrices := c.Layers*c.Hidden*(2*heads+3*c.Inner) + c.Vocab*c.Hidden
+	if all && !c.Tied {
+		matrices += c.Vocab * c.Hidden
+	}
+	norms := (2*c.Layers + 1) * c.Hidden // of float32
+	return int64(matrices*element + norms*4)
+}

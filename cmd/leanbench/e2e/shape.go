@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"gorgonia.org/leanattention/examples/llama"
+	"gorgonia.org/leanattention/examples/opt/hf"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
+)
+
+// shape is the shape of a model that is measured with random weights.
+type shape interface {
+	fmt.Stringer // what tables call it
+	// json is its config.json in transformers' words, of which they make theirs.
+	json() map[string]any
+	// open makes ours, whose graph for prompts has so many rows (0: the decoder's default).
+	open(chunk int) (decoder, error)
+	// bytes are those of the weights that a step reads, where matrices are stored in a type, and those of a token's
+	// keys and values.
+	bytes(s measure.Storage) (weights, token int64)
+}
+
+// shapeNamed is a shape by its name in -shapes, with positions for so many tokens.
+func shapeNamed(name string, positions int) (shape, error) {
+	if s, ok := llamaShapes[name]; ok {
+		return s, nil // positions are no weights
+	}
+	c, ok := optShapes[name]
+	if !ok {
+		return nil, fmt.Errorf("-shapes: %q is none of %s", name, strings.Join(shapeNames(), ", "))
+	}
+	c.MaxPositions = max(c.MaxPositions, positions)
+	return optModel{"OPT-" + name, c}, nil
+}
+
+func shapeNames() []string {
+	return slices.Concat(slices.Sorted(maps.Keys(optShapes)), slices.Sorted(maps.Keys(llamaShapes)))
+}
+
+// makeTheirs has a worker make a model of a shape with random weights of a type of PyTorch.
+func makeTheirs(w *measure.Worker, s shape, dtype string) error {
+	config, err := json.Marshal(s.json())
+	if err != nil {
+		return err
+	}
+	_, err = w.Ask("model %s %s", dtype, config)
+	return err
+}
+
+// optModel is an OPT.
+type optModel struct {
+	name   string
+	config hf.Config
+}
+
+func (m optModel) String() string                  { return m.name }
+func (m optModel) json() map[string]any            { return configJSON(m.config, measure.StoreF16) }
+func (m optModel) open(chunk int) (decoder, error) { return openOPT(m.config, chunk) }
+
+func (m optModel) bytes(s measure.Storage) (weights, token int64) {
+	rest := m.config
+	rest.MaxPositions = -hf.PositionOffset // of the position table next to nothing is read
+	return weightBytes(rest, s), int64(2 * m.config.Layers * m.config.HiddenSize * s.Size)
+}
+
+// llamaModel is a model of Llama's shape.
+type llamaModel struct {
+	name   string
+	fields map[string]any
+	config llama.Config
+}
+
+// llamaShapes are checkpoints of Meta's.
+var llamaShapes = map[string]llamaModel{
+	"llama-3.2-1b": newLlama("Llama-3.2-1B", 16, 2048, 8192, 64, true, map[string]any{
+		"rope_type": "llama3", "rope_theta": 5e5, "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192,
+	}),
+	"llama-3-8b": newLlama("Llama-3-8B", 32, 4096, 14336, 128, false, map[string]any{"rope_type": "default", "rope_theta": 5e5}),
+}
+
+// newLlama has 32 query heads and 8 KV heads.
+func newLlama(name string, layers, hidden, inner, headDim int, tied bool, rope map[string]any) llamaModel {
+	m := llamaModel{name: name, fields: map[string]any{
+		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu", "vocab_size": 128256,
+		"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+		"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": headDim,
+		"rms_norm_eps": 1e-5, "tie_word_embeddings": tied, "rope_parameters": rope, "max_position_embeddings": 131072,
+		"attention_bias": false, "mlp_bias": false, "bos_token_id": 128000, "eos_token_id": 128001,
+	}}
+	data, err := json.Marshal(m.fields)
+	if err == nil {
+		m.config, err = llama.ReadConfig(data)
+	}
+	if err != nil {
+		panic(err) // a test has all of them
+	}
+	return m
+}
+
+func (m llamaModel) String() string                  { return m.name }
+func (m llamaModel) json() map[string]any            { return m.fields }
+func (m llamaModel) open(chunk int) (decoder, error) { return openLlama(m.config, chunk) }
+
+func (m llamaModel) bytes(s measure.Storage) (weights, token int64) {
+	c := &m.config
+	return llamaBytes(c, s.Size, false), int64(2 * c.Layers * c.KVHeads * c.Rotary.HeadDim * s.Size)
+}
