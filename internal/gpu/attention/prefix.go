@@ -124,7 +124,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 		x.seqs, x.of = append(x.seqs, x.found.Sequence(&x.found.Found[i], seqs)), append(x.of, int32(i))
 	}
 	x.saved = x.found.Saved
-	if !p.recorded && (x.saved == 0 || !p.engine.Eager && !sharingPays(g, seqs, x.seqs, x.saved, key)) {
+	if !p.recorded && (x.saved == 0 || !p.engine.Eager && !sharingPays(g, seqs, x.saved, key)) {
 		return false
 	}
 	if g.Window != 0 {

@@ -25,22 +25,16 @@ const (
 	prefixSteps       = 3 // what a launch for prefixes takes besides, and the launch that merges
 )
 
-// sharingPays says whether it does where so many keys less are read, of so many bytes each with their values. Kernels for many
-// rows know neither soft caps nor slopes: then output tiles of few rows read prefixes, again from the L2 cache.
-func sharingPays(g *attn.Problem, seqs, prefixes []attn.Sequence, saved, key int) bool {
-	all, again := 0, 0
+// sharingPays says whether it does where so many keys less are read, of so many bytes each with their values.
+func sharingPays(g *attn.Problem, seqs []attn.Sequence, saved, key int) bool {
+	all := 0
 	for i := range seqs {
 		if q := &seqs[i]; q.Queries > 0 {
 			first, _ := g.Mask.Keys(q.Queries, q.Keys, 0)
 			all += q.Keys - first + g.SinkKeys(first)
 		}
 	}
-	if g.Cap != 0 || g.Slopes != "" {
-		for i := range prefixes {
-			again += prefixes[i].Keys * (attn.Ceil(prefixes[i].Queries*g.Group(), BlockRows) - 1)
-		}
-	}
-	return (all-again)*cachedOf-(all-saved)*cachedMore >= cachedOf*attn.Ceil(prefixBytes, key)
+	return all*cachedOf-(all-saved)*cachedMore >= cachedOf*attn.Ceil(prefixBytes, key)
 }
 
 // besidePrefixes has prefixes attended to by k, which is one for many rows. They are cut into pieces, of which a thread
