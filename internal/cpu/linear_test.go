@@ -414,3 +414,26 @@ func TestReadSum(t *testing.T) {
 		t.Errorf("bytes from an odd address: error %v", err)
 	}
 }
+
+// Pieces are no larger than what threads wait for each other at the end may cost, and small tensors are a piece each.
+func TestReadSumPieces(t *testing.T) {
+	for threads := 1; threads <= 64; threads++ {
+		for _, words := range []int{1, 100, 1 << 10, 12 * 1024 * 64, 1<<20 + 17, 1 << 25, 1 << 28} {
+			most, share := pieceOf(words, threads), (words-1)/threads+1
+			if most > max(share, sumWords) {
+				t.Errorf("%d words, %d threads: a piece has %d", words, threads, most)
+			}
+			if share >= 8*pieceWords && most > share/8+1 {
+				t.Errorf("%d words, %d threads: a piece has %d of a thread's %d", words, threads, most, share)
+			}
+			if most < min(share, pieceWords) {
+				t.Errorf("%d words, %d threads: a piece has only %d", words, threads, most)
+			}
+		}
+	}
+	var r sumRun
+	r.cut(pieceOf(1<<24, 16), make([]uint64, 1000)) // a bias among matrices
+	if len(r.pieces) != 1 {
+		t.Errorf("1000 words are %d pieces", len(r.pieces))
+	}
+}
