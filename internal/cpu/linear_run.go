@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -34,10 +33,8 @@ const (
 	shareOuts = cacheLine / 4
 
 	// shareWeights is the number of weights that are worth a share of their own, for rows of a single
-	// pass: some microseconds of work. There are up to sharesPerThread shares a thread, so that a thread
-	// that comes late or is held up leaves its part to others.
-	shareWeights    = 1 << 15
-	sharesPerThread = 4
+	// pass: some microseconds of work. There are up to sharesPerThread shares a thread.
+	shareWeights = 1 << 15
 )
 
 // linearRun is one call of Linear. As a task for the pool it is one block of rows: the work of a worker is
@@ -91,11 +88,13 @@ func (l *linearRun) run(p *pool, rows int) error {
 		l.rows = min(block, rows-l.first)
 		l.passes = (l.rows-1)/l.kernels.rows + 1
 		worth := attn.Product(l.out, l.in*l.passes) / shareWeights
-		l.shares = max(min(worth, units, runtime.GOMAXPROCS(0)*sharesPerThread), 1)
+		weights := float64(l.out) * float64(l.in)
+		threads := threadsFor(workOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
+		l.shares = max(min(worth, units, threads*sharesPerThread), 1)
 		for len(l.workers) < l.shares {
 			l.workers = append(l.workers, linearWorker{})
 		}
-		if err := p.run(l, l.shares); err != nil {
+		if err := p.runOn(l, l.shares, threads); err != nil {
 			return err
 		}
 	}

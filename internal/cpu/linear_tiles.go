@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"math"
-	"runtime"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -83,7 +82,7 @@ func (l *linearRun) tilesFor(rows int) (*linearTiles, *tileWay) {
 
 // inTiles computes the layer for many rows.
 func (l *linearRun) inTiles(p *pool, rows int) error {
-	threads := runtime.GOMAXPROCS(0)
+	threads := threadsFor(workOf(0, float64(rows)*float64(l.in)*float64(l.out)))
 	for len(l.scratch) < threads {
 		l.scratch = append(l.scratch, tileScratch{})
 	}

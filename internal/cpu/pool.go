@@ -78,18 +78,21 @@ type helper struct {
 	wake chan struct{} // a token for each job that was put into the mailbox while it said asleep
 }
 
-// run calls t.work(w) once for each w in [0, n) and returns when all are done. min(n, GOMAXPROCS)
+// run is runOn with as many threads as there may be.
+func (p *pool) run(t task, n int) error { return p.runOn(t, n, n) }
+
+// runOn calls t.work(w) once for each w in [0, n) and returns when all are done. min(n, threads, GOMAXPROCS)
 // threads share the workers, the caller's among them, or fewer when other calls have the helpers.
 // If a worker panics, workers that have not begun are left out and the panic is returned as an error,
 // which wraps ErrPanic; the pool goes on. After close the caller's thread runs all workers. Once
-// helpers run, run does not allocate.
-func (p *pool) run(t task, n int) error {
+// helpers run, runOn does not allocate.
+func (p *pool) runOn(t task, n, threads int) error {
 	procs := runtime.GOMAXPROCS(0)
 	p.procs.Store(int32(procs))
-	if min(n, procs) < 2 {
+	if threads = min(n, threads, procs); threads < 2 {
 		return runAlone(t, n)
 	}
-	j := p.hire(t, n, procs)
+	j := p.hire(t, n, threads, procs)
 	j.work(0)
 	return p.join(j)
 }
@@ -108,7 +111,7 @@ func runAlone(t task, n int) (err error) {
 
 // hire makes a job of t and gives it to helpers: idle ones first, then new ones as far as GOMAXPROCS
 // allows. The same helpers have the same threads in jobs that are alike, so that their caches have what they had.
-func (p *pool) hire(t task, n, procs int) *job {
+func (p *pool) hire(t task, n, threads, procs int) *job {
 	p.mu.Lock()
 	var j *job
 	if k := len(p.jobs) - 1; k >= 0 {
@@ -117,7 +120,7 @@ func (p *pool) hire(t task, n, procs int) *job {
 	} else {
 		j = &job{done: make(chan struct{}, 1)}
 	}
-	if want := min(n, procs) - 1; !p.closed {
+	if want := threads - 1; !p.closed {
 		k := max(len(p.idle)-want, 0)
 		j.helpers = append(j.helpers, p.idle[k:]...)
 		clear(p.idle[k:])

@@ -228,7 +228,7 @@ func TestPoolTakesOver(t *testing.T) {
 	}
 	for range 200 {
 		c := newCounts(4, nil)
-		j := p.hire(c, 4, 4)
+		j := p.hire(c, 4, 4, 4)
 		if len(j.helpers) != 3 {
 			t.Fatalf("%d helpers", len(j.helpers))
 		}
@@ -257,7 +257,7 @@ func TestPoolKeepsThreads(t *testing.T) {
 	defer p.close()
 	var before []*helper
 	for range 50 {
-		j := p.hire(newCounts(4, nil), 4, 4)
+		j := p.hire(newCounts(4, nil), 4, 4, 4)
 		if before == nil {
 			before = slices.Clone(j.helpers)
 		} else if !slices.Equal(before, j.helpers) {

@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"math"
-	"runtime"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
@@ -123,7 +122,7 @@ func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]
 	if err := runOwn(pool, free, p, &r.own); err != nil {
 		return err
 	}
-	r.workers = max(1, min(runtime.GOMAXPROCS(0), rows*g.Heads*g.ValueDim>>13))
+	r.workers = min(threadsFor(float64(rows*g.Heads*g.ValueDim)*2*elementNanos), g.Heads)
 	if err := pool.run(r, r.workers); err != nil {
 		return err
 	}
