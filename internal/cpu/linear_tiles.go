@@ -219,7 +219,7 @@ func (p *tilePiece) compute() {
 	if p.way.odd != nil {
 		p.mend()
 	}
-	p.finish(p.first+p.top, p.end-p.top, p.from, p.to-p.from)
+	p.finish(&p.linearLayer, p.first+p.top, p.end-p.top, p.from, p.to-p.from)
 }
 
 // packWeights packs n elements of the piece's features, from element k of In on.
