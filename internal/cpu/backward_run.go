@@ -120,7 +120,7 @@ func (r *backwardRun[F]) cut(heads int) {
 	}
 }
 
-func (r *backwardRun[F]) work(i int) {
+func (r *backwardRun[F]) work(i, _ int) {
 	for {
 		unit := int(r.next.Add(1)) - 1
 		if unit >= r.units {

@@ -80,7 +80,7 @@ type linearRun struct {
 	scratch          []tileScratch
 }
 
-// linearWorker is the scratch of one worker.
+// linearWorker is the scratch of a thread.
 type linearWorker struct {
 	args    dotArgs
 	partial [blockRowsMax/3 + 1][partialBytes]byte // by pass; 3 rows are the least that a tier takes in one
@@ -109,7 +109,7 @@ func (l *linearRun) run(p *pool, rows int) error {
 		weights := float64(outs) * float64(l.in)
 		threads := threadsFor(workOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
 		l.shares = max(min(worth, units, threads*sharesPerThread), 1)
-		for len(l.workers) < l.shares {
+		for len(l.workers) < threads {
 			l.workers = append(l.workers, linearWorker{})
 		}
 		if err := p.runOn(l, l.shares, threads); err != nil {
@@ -130,15 +130,15 @@ func (l *linearRun) units() (n int) {
 	return n
 }
 
-// work is worker i's share of the output features, for the rows of the block.
-func (l *linearRun) work(i int) {
+// work is share i of the output features, for the rows of the block.
+func (l *linearRun) work(i, thread int) {
 	units := l.units()
 	from, to := i*units/l.shares, (i+1)*units/l.shares
 	for j := range l.layers {
 		layer := &l.layers[j]
 		n := layer.units()
 		if from < n && to > 0 {
-			l.features(&l.workers[i], layer, max(from, 0)*shareOuts, min(to*shareOuts, layer.out))
+			l.features(&l.workers[thread], layer, max(from, 0)*shareOuts, min(to*shareOuts, layer.out))
 		}
 		if !l.inTurn {
 			from, to = from-n, to-n

@@ -144,7 +144,7 @@ func (l *linearRun) cut(threads int) {
 const tilePackRows = 12
 
 // work splits strips of x, of 16 rows, until none is left.
-func (s *splitRun) work(i int) {
+func (s *splitRun) work(i, _ int) {
 	l := (*linearRun)(s)
 	a := &l.scratch[i].pack
 	a.dstStep, a.dstPart, a.srcRow, a.n = l.way.xParts*stepBytes, stepBytes, l.in*l.size, l.in
@@ -162,7 +162,7 @@ func (s *splitRun) work(i int) {
 }
 
 // work computes pieces until none is left.
-func (r *tileRun) work(i int) {
+func (r *tileRun) work(i, _ int) {
 	l := (*linearRun)(r)
 	units := (l.out-1)/l.tiles.outs + 1
 	for {

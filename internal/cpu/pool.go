@@ -22,8 +22,8 @@ const (
 )
 
 // task is work for logical workers, numbered from 0. Workers run in any order, on any thread, and never
-// wait for each other.
-type task interface{ work(worker int) }
+// wait for each other. Those of one thread, of which the caller's is 0, run one behind the other: scratch is the thread's.
+type task interface{ work(worker, thread int) }
 
 // pool runs tasks on the caller's thread and on up to GOMAXPROCS-1 helper goroutines. The zero pool is
 // ready for use. Any number of goroutines may call run at once: each takes the helpers that are free,
@@ -81,7 +81,7 @@ type helper struct {
 // run is runOn with as many threads as there may be.
 func (p *pool) run(t task, n int) error { return p.runOn(t, n, n) }
 
-// runOn calls t.work(w) once for each w in [0, n) and returns when all are done. min(n, threads, GOMAXPROCS)
+// runOn calls t.work(w, thread) once for each w in [0, n) and returns when all are done. min(n, threads, GOMAXPROCS)
 // threads share the workers, the caller's among them, or fewer when other calls have the helpers.
 // If a worker panics, workers that have not begun are left out and the panic is returned as an error,
 // which wraps ErrPanic; the pool goes on. After close the caller's thread runs all workers. Once
@@ -104,7 +104,7 @@ func runAlone(t task, n int) (err error) {
 		}
 	}()
 	for w := range n {
-		t.work(w)
+		t.work(w, 0)
 	}
 	return nil
 }
@@ -173,13 +173,13 @@ func (j *job) work(thread int) {
 	if j.failure.Load() != nil {
 		return
 	}
-	j.task.work(thread)
+	j.task.work(thread, thread)
 	for j.next.Load() < j.workers {
 		w := j.next.Add(1) - 1
 		if w >= j.workers {
 			return
 		}
-		j.task.work(int(w))
+		j.task.work(int(w), thread)
 	}
 }
 

@@ -24,7 +24,7 @@ func newCounts(n int, then func(int)) *counts {
 	return &counts{ran: make([]counter, n), then: then}
 }
 
-func (c *counts) work(w int) {
+func (c *counts) work(w, _ int) {
 	c.ran[w].Add(1)
 	if c.then != nil {
 		c.then(w)

@@ -133,7 +133,7 @@ func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]
 
 // work merges the states of a worker's share of the heads, prefix by prefix: a row is in several of them, and what it has
 // of its own is where the result goes.
-func (r *prefixRun[F]) work(worker int) {
+func (r *prefixRun[F]) work(worker, _ int) {
 	g, rows, shift := &r.plan.g, r.plan.prefix.rows, r.plan.prefix.shift
 	for h := g.Heads * worker / r.workers; h < g.Heads*(worker+1)/r.workers; h++ {
 		slope := 0.0

@@ -84,7 +84,7 @@ func (r *sumRun) cut(most int, words []uint64) {
 	}
 }
 
-func (r *sumRun) work(i int) {
+func (r *sumRun) work(i, _ int) {
 	p := &r.pieces[i]
 	p.sum = 0
 	stream := len(p.words) / sumWords * cacheLine // bytes

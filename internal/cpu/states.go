@@ -57,7 +57,7 @@ type merging[F lean.Float] struct {
 }
 
 // work merges a worker's share of the rows.
-func (m *merging[F]) work(worker int) {
+func (m *merging[F]) work(worker, _ int) {
 	rows := len(m.dst.LSE)
 	states := make([]lean.Normalized[F], len(m.parts))
 	for r := rows * worker / m.workers; r < rows*(worker+1)/m.workers; r++ {

@@ -83,7 +83,7 @@ type eachRun struct {
 	f             func(row int)
 }
 
-func (r *eachRun) work(w int) {
+func (r *eachRun) work(w, _ int) {
 	for row := w * r.rows / r.workers; row < (w+1)*r.rows/r.workers; row++ {
 		r.f(row)
 	}

@@ -122,7 +122,7 @@ func TestWorthIsAsked(t *testing.T) {
 	}
 }
 
-// How many threads carry out a plan changes no bit.
+// How many threads carry out a plan changes no bit, and scratch is theirs, however many workers there are.
 func TestThreadsChangeNoBits(t *testing.T) {
 	c := benchmark{dtype: attn.Float32, seqs: 3, heads: 4, kvHeads: 2, queries: 1, keys: 700, dim: 32, page: 16, workers: 13}
 	g, seqs, o := setUp[float32](c)
@@ -136,13 +136,18 @@ func TestThreadsChangeNoBits(t *testing.T) {
 		for _, threads := range []int{1, 2, 5, 13} {
 			p.threads = threads
 			clear(o.Out)
-			if err := Run(Default(), &p, o); err != nil {
+			var e Engine
+			defer e.Close()
+			if err := Run(&e, &p, o); err != nil {
 				t.Fatal(err)
 			}
 			if want == nil {
 				want = slices.Clone(o.Out)
 			} else if !slices.Equal(want, o.Out) {
 				t.Errorf("%d of %d threads: other bits than one", threads, runtime.GOMAXPROCS(0))
+			}
+			if ws := e.f32.get(); len(ws.threads) != threads || len(ws.arrived) != p.Workers() {
+				t.Errorf("%d threads, %d workers: scratch for %d, counters for %d", threads, p.Workers(), len(ws.threads), len(ws.arrived))
 			}
 		}
 	}
