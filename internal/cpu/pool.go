@@ -87,7 +87,10 @@ func (p *pool) run(t task, n int) error { return p.runOn(t, n, n) }
 // which wraps ErrPanic; the pool goes on. After close the caller's thread runs all workers. Once
 // helpers run, runOn does not allocate.
 func (p *pool) runOn(t task, n, threads int) error {
-	procs := runtime.GOMAXPROCS(0)
+	if min(n, threads) < 2 {
+		return runAlone(t, n)
+	}
+	procs := runtime.GOMAXPROCS(0) // takes a lock that all threads share
 	p.procs.Store(int32(procs))
 	if threads = min(n, threads, procs); threads < 2 {
 		return runAlone(t, n)

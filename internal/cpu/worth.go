@@ -45,7 +45,12 @@ func workOf(bytes, products float64) float64 {
 }
 
 // threadsFor returns how many threads a call is worth that takes one thread so many nanoseconds, of GOMAXPROCS.
-func threadsFor(work float64) int { return threadsOf(work, runtime.GOMAXPROCS(0)) }
+func threadsFor(work float64) int {
+	if threadsOf(work, 2) < 2 {
+		return 1
+	}
+	return threadsOf(work, runtime.GOMAXPROCS(0))
+}
 
 func threadsOf(work float64, procs int) int {
 	if procs < 2 || work < work/2+forkNanos+2*threadNanos {
