@@ -278,8 +278,9 @@ func WithSchedule(s Schedule) Option { return Option{kind: optSchedule, schedule
 func WithTileTokens(n int) Option { return Option{kind: optTileTokens, n: n} }
 
 // WithWorkers sets how many workers share the LeanTiles; 0, as without the
-// option, is runtime.GOMAXPROCS when the work is planned. A given number of
-// workers gives the same bits on every run, whatever the machine.
+// option, is what the work is worth on a CPU: one for each thread, of which a small step takes fewer than
+// runtime.GOMAXPROCS, or up to four of them, so that a thread that is held up leaves some to others. A given number of
+// workers gives the same bits on every run, whatever the machine; fewer threads may carry them out.
 func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 
 // WithBatchInvariance makes the bits of a row, its output and its log-sum-exp, follow from its query and

@@ -89,10 +89,7 @@ func runGated[F float](o *operands[F], x, y []F) error {
 	gate.Residual, up.Residual = nil, gate.Residual
 	gate.X, gate.Y = x, times
 	up.X, up.Y, up.Times, up.Activation = x, y, times, attn.NoActivation
-	if err := runLinear(gate); err != nil {
-		return err
-	}
-	return runLinear(up)
+	return runLinears(o.parts)
 }
 
 // gateOfBoth is the gate of a GatedLinear, of what its inner layers have made: one behind the other if

@@ -4,9 +4,8 @@ import (
 	"fmt"
 	"hash"
 	"math"
-	"runtime"
-	"sync"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -269,35 +268,6 @@ func moments[F float](x []F, eps float64) (mean, rstd float64) {
 	return mean + d, 1 / math.Sqrt(variance+eps)
 }
 
-// parallelElements is the work below which a second core costs more than it
-// gives: waking a goroutine takes some tens of microseconds, an element two to
-// four nanoseconds.
-const parallelElements = 1 << 15
-
-// eachRow calls f for every row, on several cores where that is worth it. A
+// eachRow calls f for every row of n elements, on as many threads as that is worth. A
 // panic of f comes out here, where the operator's Do recovers it.
-func eachRow(rows, n int, f func(row int)) {
-	workers := min(runtime.GOMAXPROCS(0), rows, rows*n/parallelElements+1)
-	if workers <= 1 {
-		for row := range rows {
-			f(row)
-		}
-		return
-	}
-	var wg sync.WaitGroup
-	failed := make([]any, workers)
-	for w := range workers {
-		wg.Go(func() {
-			defer func() { failed[w] = recover() }()
-			for row := w * rows / workers; row < (w+1)*rows/workers; row++ {
-				f(row)
-			}
-		})
-	}
-	wg.Wait()
-	for _, p := range failed {
-		if p != nil {
-			panic(p)
-		}
-	}
-}
+func eachRow(rows, n int, f func(row int)) { cpu.Each(cpu.Default(), rows, n, f) }

@@ -552,15 +552,23 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 		p := &o.parts[i]
 		p.X, p.Y = x, y[:p.Rows*p.Out]
 		y = y[len(p.Y):]
-		if err := runLinear(p); err != nil {
-			return nil, err
-		}
+	}
+	if err := runLinears(o.parts); err != nil {
+		return nil, err
 	}
 	return t, nil
 }
 
 func runLinear[F float](o *cpu.LinearOperands[F]) error {
-	err := cpu.Linear(cpu.Default(), o)
+	return layersDone(cpu.Linear(cpu.Default(), o))
+}
+
+// runLinears computes several layers of the same x.
+func runLinears[F float](all []cpu.LinearOperands[F]) error {
+	return layersDone(cpu.Linears(cpu.Default(), all))
+}
+
+func layersDone(err error) error {
 	switch {
 	case err == nil:
 		return nil

@@ -21,7 +21,7 @@ type BackwardShape struct {
 	Scale                 float64 // on q.k, natural
 	attn.Mask
 	attn.Score
-	Workers int // logical workers; 0: runtime.GOMAXPROCS(0). The result does not depend on it.
+	Workers int // logical workers; 0: as many as it is worth. The result does not depend on it.
 }
 
 // BackwardOperands are the buffers of Backward. Q, K, V, Out and LSE are the operands and results of the

@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"math"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"unsafe"
@@ -73,8 +72,8 @@ func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) 
 	heads := s.Batch * s.KVHeads
 	r.cut(heads)
 	n := s.Workers
-	if n == 0 {
-		n = runtime.GOMAXPROCS(0)
+	if n == 0 { // five products, of what the mask leaves
+		n = threadsFor(workOf(0, 2.5*float64(heads)*float64(s.rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
 	}
 	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0, phaseSinks: len(o.DSinks)}
 	if r.chunks > 1 {
@@ -121,7 +120,7 @@ func (r *backwardRun[F]) cut(heads int) {
 	}
 }
 
-func (r *backwardRun[F]) work(i int) {
+func (r *backwardRun[F]) work(i, _ int) {
 	for {
 		unit := int(r.next.Add(1)) - 1
 		if unit >= r.units {

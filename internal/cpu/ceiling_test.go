@@ -56,7 +56,8 @@ func with(t tier, run func() error) func() {
 	}
 }
 
-// decode returns a step of one query over all that fits into mem, keys first.
+// decode returns a step of one query over all that fits into mem, keys first, by so many workers, each on a thread; 0: as many
+// as it is worth.
 func decode(e *Engine, mem []byte, d attn.DType, heads, kvHeads, dim, workers int) func() error {
 	keys := len(mem) / (2 * kvHeads * dim * d.Size())
 	n := kvHeads * keys * dim
@@ -77,6 +78,9 @@ func decode(e *Engine, mem []byte, d attn.DType, heads, kvHeads, dim, workers in
 	if err := p.Build(g, []attn.Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
 		panic(err)
 	}
+	if workers > 0 {
+		p.threads = workers
+	}
 	return func() error { return Run(e, p, o) }
 }
 
@@ -88,7 +92,10 @@ func BenchmarkCeiling(b *testing.B) {
 		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 			buf := noise(d, size/d.Size())
 			mem := unsafe.Slice((*byte)(buf.Ptr), size)
-			for _, workers := range []int{1, 2} {
+			for _, workers := range []int{1, 2, 4, 8, 16, 32} {
+				if workers > max(2, runtime.NumCPU()) {
+					break
+				}
 				b.Run(fmt.Sprintf("%dMB/%v/%dworkers", size>>20, d, workers), func(b *testing.B) {
 					defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(workers))
 					var e Engine
@@ -101,8 +108,13 @@ func BenchmarkCeiling(b *testing.B) {
 						{12, 12, 64}, {12, 12, 128}, {32, 8, 64}, {32, 8, 128}, {64, 8, 64}, {64, 8, 128},
 					} {
 						step := decode(&e, mem, d, c.heads, c.kvHeads, c.dim, workers)
+						chosen := decode(&e, mem, d, c.heads, c.kvHeads, c.dim, 0)
+						list = append(list, &contender{
+							name: fmt.Sprintf("%d/%d heads of %d, chosen", c.heads, c.kvHeads, c.dim),
+							work: float64(size), run: with(bestTier(), chosen),
+						})
 						for t := range bestTier() + 1 {
-							if t == tierGo && c.heads > 12 {
+							if t == tierGo && c.heads > 12 || workers > 2 && t < bestTier() {
 								continue // slow, and known to be
 							}
 							list = append(list, &contender{
@@ -119,9 +131,11 @@ func BenchmarkCeiling(b *testing.B) {
 }
 
 // BenchmarkWorkers is a small step in cache by the number of workers, each on a thread: where more of them make it
-// slower.
+// slower, and what is chosen.
+//
+//	go test -run '^$' -bench 'BenchmarkWorkers' -benchtime 100x ./internal/cpu
 func BenchmarkWorkers(b *testing.B) {
-	for _, keys := range []int{256, 1024, 4096} {
+	for _, keys := range []int{32, 128, 256, 1024, 4096} {
 		size := 12 * keys * 64 * 4 * 2
 		buf := noise(attn.Float32, size/4)
 		mem := unsafe.Slice((*byte)(buf.Ptr), size)
@@ -129,12 +143,17 @@ func BenchmarkWorkers(b *testing.B) {
 			var e Engine
 			defer e.Close()
 			var list []*contender
-			for _, workers := range []int{1, 2, 4, 6, 8, 12, 16, 24, 32} {
+			for _, workers := range []int{0, 1, 2, 4, 6, 8, 12, 16, 24, 32} {
 				if workers > runtime.NumCPU() {
 					break
 				}
 				step := decode(&e, mem, attn.Float32, 12, 12, 64, workers)
-				list = append(list, &contender{name: fmt.Sprintf("%d workers", workers), work: float64(size), run: func() {
+				name := fmt.Sprintf("%d workers", workers)
+				if workers == 0 {
+					n := 2 * 12 * float64(keys) * 64
+					name = fmt.Sprintf("chosen: %d threads", threadsFor(workOf(4*n, n)))
+				}
+				list = append(list, &contender{name: name, work: float64(size), run: func() {
 					for range 20 { // so that helpers are awake
 						if err := step(); err != nil {
 							panic(err)

@@ -96,7 +96,7 @@ func runOwn[F real](pool *pool, free *freelist[F], p *Plan, o *Operands[F]) erro
 	}
 	ws := free.get()
 	ws.prepare(p, o)
-	if err := pool.run(ws, n); err != nil {
+	if err := pool.runOn(ws, n, p.threads); err != nil {
 		return err // the workspace's counters may be off: it is not used again
 	}
 	ws.plan, ws.ops = nil, nil

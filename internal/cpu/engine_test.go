@@ -600,7 +600,7 @@ func testAllocations[F real](t *testing.T, rng *rand.Rand, s reftest.Shape, d at
 	}
 }
 
-// The workspace depends on workers, rows and dims, not on lengths.
+// The workspace depends on workers, threads, rows and dims, not on lengths.
 func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
 	size := func(keys int) int {
 		mem := make([]float32, keys*4)
@@ -612,6 +612,7 @@ func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
 		if err := plan.Build(g, []attn.Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
 			t.Fatal(err)
 		}
+		plan.threads = 2 // short contexts are worth one
 		kv := Buffer{attn.Float32, unsafe.Pointer(&mem[0]), len(mem)}
 		var e Engine
 		defer e.Close()
@@ -619,7 +620,7 @@ func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
 			t.Fatal(err)
 		}
 		ws := e.f32.get()
-		return len(ws.values) + len(ws.workers)*len(ws.workers[0].values)
+		return len(ws.values) + len(ws.threads)*len(ws.threads[0].values)
 	}
 	if a, b := size(1000), size(300_000); a != b {
 		t.Errorf("%d elements for 1000 keys, %d for 300000", a, b)

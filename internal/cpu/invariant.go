@@ -81,10 +81,9 @@ func (v view) begins(first int) bool {
 	return v.sinks.empty() && !v.rest.empty() && v.rest.first == first
 }
 
-// attendAlone is attend, of worker i, where there is batch invariance. What another worker hosts stays in states of LeanTiles, which mergeApart
+// attendAlone is attend, of worker i with a thread's scratch, where there is batch invariance. What another worker hosts stays in states of LeanTiles, which mergeApart
 // merges.
-func (ws *workspace[F]) attendAlone(i int, b block, k lean.Work, state *partial[F]) {
-	w := &ws.workers[i]
+func (ws *workspace[F]) attendAlone(i int, w *worker[F], b block, k lean.Work, state *partial[F]) {
 	a := ws.alone(w, b)
 	for n := k.Begin; n < k.End; n++ {
 		switch {

@@ -45,21 +45,82 @@ func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	if o.Rows == 0 || o.Out == 0 {
+	return linears(e, unsafe.Slice(o, 1))
+}
+
+// Linears computes layers one after the other, as Linear does and with the same bits: Times of one may be the Y of another
+// before it. All are checked before anything is written. Few rows that layers have in common take one fork and one join for all
+// of these layers, as query, key and value, or the two halves of a gated unit.
+func Linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
+	if errInUse != nil {
+		return errInUse
+	}
+	for i := range all {
+		if err := all[i].check(); err != nil {
+			return err
+		}
+	}
+	for len(all) > 0 {
+		n := 1
+		if len(all) > 1 && waits(all[:1], &all[1]) {
+			if all[0].joins(&all[1]) && all[0].Out == all[1].Out {
+				n = 2
+			}
+		} else {
+			for n < len(all) && all[0].joins(&all[n]) && !waits(all[:n], &all[n]) {
+				n++
+			}
+		}
+		if err := linears(e, all[:n]); err != nil {
+			return err
+		}
+		all = all[n:]
+	}
+	return nil
+}
+
+// joins reports whether another layer has the same x, and weights of the same type.
+func (o *LinearOperands[F]) joins(other *LinearOperands[F]) bool {
+	return other.Rows == o.Rows && other.In == o.In && unsafe.SliceData(other.X) == unsafe.SliceData(o.X) && other.W.DType == o.W.DType && other.RoundX == o.RoundX
+}
+
+// waits reports whether a layer needs what some before it make.
+func waits[F lean.Float](some []LinearOperands[F], other *LinearOperands[F]) bool {
+	for i := range some {
+		if y := unsafe.SliceData(some[i].Y); y != nil && (y == unsafe.SliceData(other.Times) || y == unsafe.SliceData(other.Residual)) {
+			return true
+		}
+	}
+	return false
+}
+
+// linears computes layers that are checked, and can be computed together.
+func linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
+	o := &all[0]
+	if o.Rows == 0 {
 		return nil
 	}
 	l := e.linear.get()
 	l.kernels = linearTiers[inUse]
-	l.in, l.out = o.In, o.Out
+	l.in, l.x = o.In, unsafe.Pointer(unsafe.SliceData(o.X))
 	l.size, l.dtype, l.wRow = int(unsafe.Sizeof(F(0))), o.W.DType, o.In*o.W.DType.Size()
-	l.x, l.w, l.y = unsafe.Pointer(unsafe.SliceData(o.X)), o.W.Ptr, unsafe.Pointer(unsafe.SliceData(o.Y))
-	l.bias, l.residual = unsafe.Pointer(unsafe.SliceData(o.Bias)), unsafe.Pointer(unsafe.SliceData(o.Residual))
-	l.times = unsafe.Pointer(unsafe.SliceData(o.Times))
-	l.activation, l.roundX = o.Activation, o.RoundX
+	l.roundX = o.RoundX
+	l.layers, l.inTurn = l.layers[:0], false
+	for i := range all {
+		o := &all[i]
+		l.inTurn = l.inTurn || waits(all[:i], o)
+		if o.Out > 0 {
+			l.layers = append(l.layers, linearLayer{
+				out: o.Out, w: o.W.Ptr, y: unsafe.Pointer(unsafe.SliceData(o.Y)), bias: unsafe.Pointer(unsafe.SliceData(o.Bias)),
+				times: unsafe.Pointer(unsafe.SliceData(o.Times)), residual: unsafe.Pointer(unsafe.SliceData(o.Residual)), activation: o.Activation,
+			})
+		}
+	}
 	if err := l.run(&e.pool, o.Rows); err != nil {
 		return err // what its workers did is not known: it is not used again
 	}
-	l.x, l.w, l.y, l.bias, l.times, l.residual = nil, nil, nil, nil, nil, nil
+	l.x, l.linearLayer = nil, linearLayer{}
+	clear(l.layers)
 	for i := range l.workers {
 		l.workers[i].args = dotArgs{}
 	}

@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -34,27 +33,34 @@ const (
 	shareOuts = cacheLine / 4
 
 	// shareWeights is the number of weights that are worth a share of their own, for rows of a single
-	// pass: some microseconds of work. There are up to sharesPerThread shares a thread, so that a thread
-	// that comes late or is held up leaves its part to others.
-	shareWeights    = 1 << 15
-	sharesPerThread = 4
+	// pass: some microseconds of work. There are up to sharesPerThread shares a thread.
+	shareWeights = 1 << 15
 )
 
-// linearRun is one call of Linear. As a task for the pool it is one block of rows: the work of a worker is
-// a share of the output features.
-type linearRun struct {
-	kernels  *linearKernels
-	in, out  int
-	size     int // bytes of an element of x, y, bias, times and residual
-	dtype    attn.DType
-	wRow     int // bytes of a row of w
-	x, w, y  unsafe.Pointer
-	bias     unsafe.Pointer // nil: none
-	times    unsafe.Pointer // nil: none
-	residual unsafe.Pointer // nil: none
+// linearLayer is what layers of the same x have each.
+type linearLayer struct {
+	out                   int
+	w, y                  unsafe.Pointer
+	bias, times, residual unsafe.Pointer // nil: none
+	activation            attn.Activation
+}
 
-	activation attn.Activation
-	roundX     bool // x may be rounded to the weights' type
+// units returns how many times shareOuts features it has.
+func (l *linearLayer) units() int { return (l.out-1)/shareOuts + 1 }
+
+// linearRun is one call of Linear, or of Linears. As a task for the pool it is one block of rows: the work of a worker is
+// a share of the output features of all layers.
+type linearRun struct {
+	kernels *linearKernels
+	in      int
+	size    int // bytes of an element of x, y, bias, times and residual
+	dtype   attn.DType
+	wRow    int // bytes of a row of w
+	x       unsafe.Pointer
+	roundX  bool // x may be rounded to the weights' type
+
+	layers []linearLayer
+	inTurn bool // two layers as wide, of which the second needs what the first makes: a share has the same features of both
 
 	first, rows int // the block
 
@@ -64,6 +70,7 @@ type linearRun struct {
 	workers []linearWorker
 
 	// Many rows, in tiles: see linear_tiles.go.
+	linearLayer      // the one at hand
 	tiles            *linearTiles
 	way              *tileWay
 	rowCuts, outCuts int
@@ -73,59 +80,93 @@ type linearRun struct {
 	scratch          []tileScratch
 }
 
-// linearWorker is the scratch of one worker.
+// linearWorker is the scratch of a thread.
 type linearWorker struct {
 	args    dotArgs
 	partial [blockRowsMax/3 + 1][partialBytes]byte // by pass; 3 rows are the least that a tier takes in one
 	_       [cacheLine]byte
 }
 
-// run computes the layer for the given number of rows.
+// run computes the layers for the given number of rows.
 func (l *linearRun) run(p *pool, rows int) error {
 	if l.tiles, l.way = l.tilesFor(rows); l.tiles != nil {
-		return l.inTiles(p, rows)
+		for _, l.linearLayer = range l.layers {
+			if err := l.inTiles(p, rows); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	block := min(max(blockBytes/max(l.in*l.size, 1), blockRowsMin), blockRowsMax)
-	units := (l.out-1)/shareOuts + 1
+	units, outs := l.units(), 0
+	for i := range l.layers {
+		outs += l.layers[i].out
+	}
 	for l.first = 0; l.first < rows; l.first += l.rows {
 		l.rows = min(block, rows-l.first)
 		l.passes = (l.rows-1)/l.kernels.rows + 1
-		worth := attn.Product(l.out, l.in*l.passes) / shareWeights
-		l.shares = max(min(worth, units, runtime.GOMAXPROCS(0)*sharesPerThread), 1)
-		for len(l.workers) < l.shares {
+		worth := attn.Product(outs, l.in*l.passes) / shareWeights
+		weights := float64(outs) * float64(l.in)
+		threads := threadsFor(workOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
+		l.shares = max(min(worth, units, threads*sharesPerThread), 1)
+		for len(l.workers) < threads {
 			l.workers = append(l.workers, linearWorker{})
 		}
-		if err := p.run(l, l.shares); err != nil {
+		if err := p.runOn(l, l.shares, threads); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// work is worker i's share of the output features, for the rows of the block.
-func (l *linearRun) work(i int) {
-	w, units := &l.workers[i], (l.out-1)/shareOuts+1
-	from := i * units / l.shares * shareOuts
-	to := min((i+1)*units/l.shares*shareOuts, l.out)
-	w.args.xRow, w.args.yRow = l.in*l.size, l.out*l.size
+// units returns how many units shares are cut from: those of all layers, one behind the other, or, in turn, of each.
+func (l *linearRun) units() (n int) {
+	for i := range l.layers {
+		n += l.layers[i].units()
+		if l.inTurn {
+			break
+		}
+	}
+	return n
+}
+
+// work is share i of the output features, for the rows of the block.
+func (l *linearRun) work(i, thread int) {
+	units := l.units()
+	from, to := i*units/l.shares, (i+1)*units/l.shares
+	for j := range l.layers {
+		layer := &l.layers[j]
+		n := layer.units()
+		if from < n && to > 0 {
+			l.features(&l.workers[thread], layer, max(from, 0)*shareOuts, min(to*shareOuts, layer.out))
+		}
+		if !l.inTurn {
+			from, to = from-n, to-n
+		}
+	}
+}
+
+// features computes the output features [from, to) of a layer.
+func (l *linearRun) features(w *linearWorker, layer *linearLayer, from, to int) {
+	w.args.xRow, w.args.yRow = l.in*l.size, layer.out*l.size
 	for at := from; at < to; at += tileOuts {
 		outs := min(tileOuts, to-at)
 		quarter := outs / dotStreams
 		w.args.wStep, w.args.yStep = quarter*l.wRow, quarter*l.size
 		for o := at; o < at+quarter; o++ {
-			l.dot(w, o)
+			l.dot(w, layer, o)
 		}
 		// What is left takes all streams from one row of weights.
 		w.args.wStep, w.args.yStep = 0, 0
 		for o := at + dotStreams*quarter; o < at+outs; o++ {
-			l.dot(w, o)
+			l.dot(w, layer, o)
 		}
-		l.finish(l.first, l.rows, at, outs)
+		l.finish(layer, l.first, l.rows, at, outs)
 	}
 }
 
 // dot computes the sums of output feature o, and of those of the other streams, for all rows.
-func (l *linearRun) dot(w *linearWorker, o int) {
+func (l *linearRun) dot(w *linearWorker, layer *linearLayer, o int) {
 	a, size := &w.args, l.dtype.Size()
 	steps := l.in
 	if l.passes > 1 {
@@ -137,12 +178,12 @@ func (l *linearRun) dot(w *linearWorker, o int) {
 		if a.n > steps {
 			a.n, a.unfinished = steps, 1
 		}
-		a.w = unsafe.Add(l.w, o*l.wRow+k*size)
+		a.w = unsafe.Add(layer.w, o*l.wRow+k*size)
 		for pass, row := 0, 0; pass < l.passes; pass++ {
 			end := (pass + 1) * l.rows / l.passes
 			a.rows = end - row
 			a.x = unsafe.Add(l.x, (l.first+row)*a.xRow+k*l.size)
-			a.y = unsafe.Add(l.y, (l.first+row)*a.yRow+o*l.size)
+			a.y = unsafe.Add(layer.y, (l.first+row)*a.yRow+o*l.size)
 			a.partial = unsafe.Pointer(&w.partial[pass])
 			// Each pass fetches its part of what follows, so that memory does not wait while passes
 			// read the cache.
@@ -157,20 +198,20 @@ func (l *linearRun) dot(w *linearWorker, o int) {
 	}
 }
 
-// finish turns the sums of some rows and output features into outputs.
-func (l *linearRun) finish(first, rows, at, outs int) {
+// finish turns the sums of some rows and output features of a layer into outputs.
+func (l *linearRun) finish(layer *linearLayer, first, rows, at, outs int) {
 	for row := first; row < first+rows; row++ {
-		offset := (row*l.out + at) * l.size
-		y := unsafe.Add(l.y, offset)
-		if l.bias != nil {
-			l.add(y, unsafe.Add(l.bias, at*l.size), outs)
+		offset := (row*layer.out + at) * l.size
+		y := unsafe.Add(layer.y, offset)
+		if layer.bias != nil {
+			l.add(y, unsafe.Add(layer.bias, at*l.size), outs)
 		}
-		l.activate(y, outs)
-		if l.times != nil {
-			l.multiply(y, unsafe.Add(l.times, offset), outs)
+		l.activate(layer.activation, y, outs)
+		if layer.times != nil {
+			l.multiply(y, unsafe.Add(layer.times, offset), outs)
 		}
-		if l.residual != nil {
-			l.add(y, unsafe.Add(l.residual, offset), outs)
+		if layer.residual != nil {
+			l.add(y, unsafe.Add(layer.residual, offset), outs)
 		}
 	}
 }
@@ -197,10 +238,10 @@ func multiplyBy[F lean.Float](dst, src []F) {
 	}
 }
 
-func (l *linearRun) activate(dst unsafe.Pointer, n int) {
+func (l *linearRun) activate(f attn.Activation, dst unsafe.Pointer, n int) {
 	if l.size == 4 {
-		Activate(l.activation, unsafe.Slice((*float32)(dst), n))
+		Activate(f, unsafe.Slice((*float32)(dst), n))
 	} else {
-		Activate(l.activation, unsafe.Slice((*float64)(dst), n))
+		Activate(f, unsafe.Slice((*float64)(dst), n))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -412,5 +413,138 @@ func TestReadSum(t *testing.T) {
 	}
 	if _, err := ReadSum(Default(), make([]byte, 100)[1:]); !errors.Is(err, attn.ErrShape) {
 		t.Errorf("bytes from an odd address: error %v", err)
+	}
+}
+
+// Pieces are no larger than what threads wait for each other at the end may cost, and small tensors are a piece each.
+func TestReadSumPieces(t *testing.T) {
+	for threads := 1; threads <= 64; threads++ {
+		for _, words := range []int{1, 100, 1 << 10, 12 * 1024 * 64, 1<<20 + 17, 1 << 25, 1 << 28} {
+			most, share := pieceOf(words, threads), (words-1)/threads+1
+			if most > max(share, sumWords) {
+				t.Errorf("%d words, %d threads: a piece has %d", words, threads, most)
+			}
+			if share >= 8*pieceWords && most > share/8+1 {
+				t.Errorf("%d words, %d threads: a piece has %d of a thread's %d", words, threads, most, share)
+			}
+			if most < min(share, pieceWords) {
+				t.Errorf("%d words, %d threads: a piece has only %d", words, threads, most)
+			}
+		}
+	}
+	var r sumRun
+	r.cut(pieceOf(1<<24, 16), make([]uint64, 1000)) // a bias among matrices
+	if len(r.pieces) != 1 {
+		t.Errorf("1000 words are %d pieces", len(r.pieces))
+	}
+}
+
+// TestLinears: layers of the same x together have the bits that each has alone, with what some before them make, on
+// any number of threads; few rows take one fork.
+func TestLinears(t *testing.T) {
+	rng := reftest.Rand(t)
+	setProcs(t, 3)
+	for i := range 12 {
+		rows, in := 1+rng.IntN(20), 1+rng.IntN(300)
+		if i == 2 || i == 9 { // many rows, of three layers, gated and not, and of two
+			rows, in = 100+rng.IntN(160), 64+rng.IntN(40)
+		}
+		d := []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}[rng.IntN(3)]
+		n, gated := 1+i%4, i%3 == 0
+		var cases []*linearCase[float32]
+		var all []LinearOperands[float32]
+		for i := range n {
+			c := newLinearCase[float32](t, rng, d, rows, in, rng.IntN(400))
+			if gated && i == 1 {
+				c.close()
+				c = newLinearCase[float32](t, rng, d, rows, in, cases[0].Out)
+				c.Times = cases[0].Y
+			}
+			if i > 0 && rng.IntN(8) > 0 {
+				c.X = cases[0].X
+			}
+			cases, all = append(cases, c), append(all, c.LinearOperands)
+		}
+		want := make([][]float32, n)
+		for i, c := range cases {
+			c.run(t, Default())
+			want[i] = slices.Clone(c.Y)
+		}
+		for _, procs := range []int{1, 2, 3} {
+			runtime.GOMAXPROCS(procs)
+			for _, c := range cases {
+				for i := range c.Y {
+					c.Y[i] = float32(math.NaN())
+				}
+			}
+			if err := Linears(Default(), all); err != nil {
+				t.Fatal(err)
+			}
+			for i, c := range cases {
+				for j, v := range c.Y {
+					if math.Float32bits(v) != math.Float32bits(want[i][j]) {
+						t.Fatalf("%v, %v, %d rows of %d, %d threads: layer %d of %d, element %d: %v, alone %v", inUse, d, rows, in, procs, i, n, j, v, want[i][j])
+					}
+				}
+			}
+		}
+		for _, c := range cases {
+			c.close()
+		}
+	}
+
+	var e Engine
+	defer e.Close()
+	q := newLinearCase[float32](t, rng, attn.Float32, 1, 512, 512)
+	defer q.close()
+	forks := func(layers ...LinearOperands[float32]) uint32 {
+		t.Helper()
+		turns := func() (n uint32) {
+			e.pool.mu.Lock()
+			defer e.pool.mu.Unlock()
+			if len(e.pool.idle) != 1 { // the only helper was idle for long, and has left
+				return 0
+			}
+			return e.pool.idle[0].turn
+		}
+		var before, after uint32
+		for try := 0; before == 0 && try < 100; try++ {
+			if err := Linear(&e, &q.LinearOperands); err != nil {
+				t.Fatal(err)
+			}
+			before = turns()
+			if err := Linears(&e, layers); err != nil {
+				t.Fatal(err)
+			}
+			if after = turns(); after <= before {
+				before = 0
+			}
+		}
+		return after - before
+	}
+	runtime.GOMAXPROCS(2)
+	k, v, gate := q.LinearOperands, q.LinearOperands, q.LinearOperands
+	k.Y, v.Y, gate.Y = make([]float32, 512), make([]float32, 512), make([]float32, 512)
+	gate.Times = q.Y
+	if n := forks(q.LinearOperands, k, v); n != 1 {
+		t.Errorf("query, key and value: %d forks", n)
+	}
+	if n := forks(q.LinearOperands, gate); n != 1 {
+		t.Errorf("a gate: %d forks", n)
+	}
+	other := k
+	other.X = slices.Clone(k.X)
+	if n := forks(q.LinearOperands, other); n != 2 {
+		t.Errorf("another x: %d forks", n)
+	}
+
+	bad := k
+	bad.Bias = bad.Y[:3]
+	q.Y[0] = 12345
+	if err := Linears(&e, []LinearOperands[float32]{q.LinearOperands, bad}); !errors.Is(err, attn.ErrShape) || q.Y[0] != 12345 {
+		t.Errorf("a short bias: error %v, and the first layer begins with %v", err, q.Y[0])
+	}
+	if err := Linears[float32](&e, nil); err != nil {
+		t.Errorf("no layers: %v", err)
 	}
 }

@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"math"
-	"runtime"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -83,7 +82,7 @@ func (l *linearRun) tilesFor(rows int) (*linearTiles, *tileWay) {
 
 // inTiles computes the layer for many rows.
 func (l *linearRun) inTiles(p *pool, rows int) error {
-	threads := runtime.GOMAXPROCS(0)
+	threads := threadsFor(workOf(0, float64(rows)*float64(l.in)*float64(l.out)))
 	for len(l.scratch) < threads {
 		l.scratch = append(l.scratch, tileScratch{})
 	}
@@ -145,7 +144,7 @@ func (l *linearRun) cut(threads int) {
 const tilePackRows = 12
 
 // work splits strips of x, of 16 rows, until none is left.
-func (s *splitRun) work(i int) {
+func (s *splitRun) work(i, _ int) {
 	l := (*linearRun)(s)
 	a := &l.scratch[i].pack
 	a.dstStep, a.dstPart, a.srcRow, a.n = l.way.xParts*stepBytes, stepBytes, l.in*l.size, l.in
@@ -163,7 +162,7 @@ func (s *splitRun) work(i int) {
 }
 
 // work computes pieces until none is left.
-func (r *tileRun) work(i int) {
+func (r *tileRun) work(i, _ int) {
 	l := (*linearRun)(r)
 	units := (l.out-1)/l.tiles.outs + 1
 	for {
@@ -220,7 +219,7 @@ func (p *tilePiece) compute() {
 	if p.way.odd != nil {
 		p.mend()
 	}
-	p.finish(p.first+p.top, p.end-p.top, p.from, p.to-p.from)
+	p.finish(&p.linearLayer, p.first+p.top, p.end-p.top, p.from, p.to-p.from)
 }
 
 // packWeights packs n elements of the piece's features, from element k of In on.

@@ -19,7 +19,7 @@ type peakTask struct {
 
 const peakDepth = 128
 
-func (p peakTask) work(int) {
+func (p peakTask) work(int, int) {
 	x, w, y := make([]float32, p.t.rows*peakDepth), make([]float32, p.t.outs*peakDepth), make([]float32, tileEdge)
 	a := tileArgs{y: unsafe.Pointer(&y[0]), yRow: 4 * p.t.outs, x: unsafe.Pointer(&x[0]), xRow: 4 * peakDepth,
 		w: unsafe.Pointer(&w[0]), n: peakDepth, rows: p.t.rows}

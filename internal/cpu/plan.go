@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"math"
-	"runtime"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
@@ -28,9 +27,6 @@ func withDefaults(g attn.Problem) attn.Problem {
 			g.TileTokens = invariantTileTokens
 		}
 	}
-	if g.Workers == 0 {
-		g.Workers = runtime.GOMAXPROCS(0)
-	}
 	return g
 }
 
@@ -48,6 +44,7 @@ type Plan struct {
 	lastPage int     // the highest page
 	slots    int     // the most slots used of a page
 	packed   int     // the most packed rows of a block
+	threads  int     // that a run is worth
 	rotation rotation
 
 	// PrefixBytes is how many bytes must be read less for keys that sequences have in common to be attended to
@@ -190,6 +187,7 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 		most = blockRowsPacked
 	}
 	most = max(most/group, 1)
+	keys, pairs := 0.0, 0.0 // that are read, and of rows and keys, in each KV head
 	for i := range seqs {
 		q := &seqs[i]
 		p.seqs = append(p.seqs, span{})
@@ -218,10 +216,22 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 				s.masked = to
 			}
 			p.tiles = append(p.tiles, n)
+			seen := float64(min(n*int64(g.TileTokens), int64(s.keys)))
+			keys += seen
+			pairs += seen * float64((to-from)*group)
 		}
 		p.sched.Add(p.tiles)
 	}
-	p.sched.Cut(g.Policy, g.Workers)
+	elements := float64(g.KVHeads) * float64(g.Dim+g.ValueDim)
+	work := workOf(keys*elements*float64(g.KV.Size()), pairs*elements)
+	p.threads = threadsFor(work)
+	workers := g.Workers
+	if workers == 0 {
+		if workers = p.threads; p.packed < promptRows { // of many rows each worker has much scratch, and many output tiles
+			workers *= sharesFor(work, p.threads)
+		}
+	}
+	p.sched.Cut(g.Policy, workers)
 }
 
 // Workers returns the number of logical workers that the plan has work for.

@@ -22,15 +22,20 @@ const (
 )
 
 // task is work for logical workers, numbered from 0. Workers run in any order, on any thread, and never
-// wait for each other.
-type task interface{ work(worker int) }
+// wait for each other. Those of one thread, of which the caller's is 0, run one behind the other: scratch is the thread's.
+type task interface{ work(worker, thread int) }
 
 // pool runs tasks on the caller's thread and on up to GOMAXPROCS-1 helper goroutines. The zero pool is
 // ready for use. Any number of goroutines may call run at once: each takes the helpers that are free,
 // and makes do with its own thread if none is.
+//
+// What a fork and a join cost is cache lines that go from one core to another, one by one where all threads write
+// the same. So a job costs each helper a line of its own in either direction, and all of them none in common:
+// the caller alone takes helpers and gives them back, each thread has its first worker without asking,
+// and only what workers are left then are drawn from a counter.
 type pool struct {
 	mu      sync.Mutex
-	idle    []*helper // without work; the last one has been so for the shortest time
+	idle    []*helper // without work; the last ones have been so for the shortest time
 	jobs    []*job    // not in use
 	helpers int       // that exist
 	closed  bool
@@ -39,45 +44,60 @@ type pool struct {
 	procs atomic.Int32 // GOMAXPROCS as of the last run
 }
 
-// job is one call of run that has helpers.
+// job is one call of run that has helpers. Thread 0 is the caller's, thread i that of helpers[i-1].
 type job struct {
 	task    task
 	workers int64
-	next    atomic.Int64 // the next worker to run
-	failure atomic.Pointer[failure]
-
 	helpers []*helper
-	pending atomic.Int32 // helpers that were given the job and have not left it
-	parked  atomic.Bool  // the caller waits on done, or is about to
+	failure atomic.Pointer[failure]
+	parked  atomic.Bool // the caller waits on done, or is about to
 	done    chan struct{}
+
+	_    [cacheLine]byte
+	next atomic.Int64 // the next worker to run that is no thread's first
+	_    [cacheLine]byte
 }
 
-// quit is the job that ends a helper.
-var quit job
+// In a helper's mailbox: quit ends it, asleep says that it has parked.
+var quit, asleep job
 
 // helper is a goroutine with a mailbox for one job. A job is taken out of it by whoever swaps it for
-// nil: the helper, to work on it, or the job's owner, to call it off.
+// nil: the helper, or another thread of the job, which then does what the helper was to do.
 type helper struct {
+	// What a job's owner writes.
 	box    atomic.Pointer[job]
-	parked atomic.Bool // waits on wake, or is about to
-	wake   chan struct{}
+	thread int    // of the job
+	turn   uint32 // of the helper: another one with each job
+	slept  bool   // when the job was given
+
+	_ [2 * cacheLine]byte // processors fetch lines in pairs
+
+	left atomic.Uint32 // the last turn that the helper, or who took its job, is done with
+	_    [2 * cacheLine]byte
+
+	wake chan struct{} // a token for each job that was put into the mailbox while it said asleep
 }
 
-// run calls t.work(w) once for each w in [0, n) and returns when all are done. min(n, GOMAXPROCS)
+// run is runOn with as many threads as there may be.
+func (p *pool) run(t task, n int) error { return p.runOn(t, n, n) }
+
+// runOn calls t.work(w, thread) once for each w in [0, n) and returns when all are done. min(n, threads, GOMAXPROCS)
 // threads share the workers, the caller's among them, or fewer when other calls have the helpers.
 // If a worker panics, workers that have not begun are left out and the panic is returned as an error,
 // which wraps ErrPanic; the pool goes on. After close the caller's thread runs all workers. Once
-// helpers run, run does not allocate.
-func (p *pool) run(t task, n int) error {
-	procs := runtime.GOMAXPROCS(0)
-	p.procs.Store(int32(procs))
-	if min(n, procs) < 2 {
+// helpers run, runOn does not allocate.
+func (p *pool) runOn(t task, n, threads int) error {
+	if min(n, threads) < 2 {
 		return runAlone(t, n)
 	}
-	j := p.hire(t, n, procs)
-	j.work()
-	err := p.join(j)
-	return err
+	procs := runtime.GOMAXPROCS(0) // takes a lock that all threads share
+	p.procs.Store(int32(procs))
+	if threads = min(n, threads, procs); threads < 2 {
+		return runAlone(t, n)
+	}
+	j := p.hire(t, n, threads, procs)
+	j.work(0)
+	return p.join(j)
 }
 
 func runAlone(t task, n int) (err error) {
@@ -87,14 +107,14 @@ func runAlone(t task, n int) (err error) {
 		}
 	}()
 	for w := range n {
-		t.work(w)
+		t.work(w, 0)
 	}
 	return nil
 }
 
 // hire makes a job of t and gives it to helpers: idle ones first, then new ones as far as GOMAXPROCS
-// allows.
-func (p *pool) hire(t task, n, procs int) *job {
+// allows. The same helpers have the same threads in jobs that are alike, so that their caches have what they had.
+func (p *pool) hire(t task, n, threads, procs int) *job {
 	p.mu.Lock()
 	var j *job
 	if k := len(p.jobs) - 1; k >= 0 {
@@ -103,77 +123,103 @@ func (p *pool) hire(t task, n, procs int) *job {
 	} else {
 		j = &job{done: make(chan struct{}, 1)}
 	}
-	for len(j.helpers) < min(n, procs)-1 && !p.closed {
-		if k := len(p.idle) - 1; k >= 0 {
-			j.helpers = append(j.helpers, p.idle[k])
-			p.idle = p.idle[:k]
-			continue
+	if want := threads - 1; !p.closed {
+		k := max(len(p.idle)-want, 0)
+		j.helpers = append(j.helpers, p.idle[k:]...)
+		clear(p.idle[k:])
+		p.idle = p.idle[:k]
+		for len(j.helpers) < want && p.helpers < procs-1 {
+			h := &helper{wake: make(chan struct{}, 1)}
+			p.helpers++
+			p.ending.Add(1)
+			go p.help(h)
+			j.helpers = append(j.helpers, h)
 		}
-		if p.helpers >= procs-1 {
-			break
-		}
-		h := &helper{wake: make(chan struct{}, 1)}
-		p.helpers++
-		p.ending.Add(1)
-		go p.help(h)
-		j.helpers = append(j.helpers, h)
 	}
 	p.mu.Unlock()
 
 	j.task, j.workers = t, int64(n)
-	j.next.Store(0)
+	j.next.Store(int64(len(j.helpers) + 1))
 	j.failure.Store(nil)
-	j.pending.Store(int32(len(j.helpers)))
-	for _, h := range j.helpers {
-		h.give(j)
+	slept := 0
+	for i, h := range j.helpers {
+		h.thread = i + 1
+		h.turn++
+		if h.slept = h.box.Swap(j) == &asleep; h.slept {
+			slept++
+		}
+	}
+	for i := 0; slept > 0; i++ { // a token takes longer than a mailbox: those that look begin first
+		if h := j.helpers[i]; h.slept {
+			h.wake <- struct{}{}
+			slept--
+		}
 	}
 	return j
 }
 
 // give puts j into the empty mailbox of h.
 func (h *helper) give(j *job) {
-	h.box.Store(j)
-	if h.parked.CompareAndSwap(true, false) {
+	if h.box.Swap(j) == &asleep {
 		h.wake <- struct{}{}
 	}
 }
 
-// work runs workers until none is left to begin.
-func (j *job) work() {
+// work runs the worker that is a thread's first, and then others until none is left to begin.
+func (j *job) work(thread int) {
 	defer func() {
 		if r := recover(); r != nil {
 			j.failure.CompareAndSwap(nil, &failure{r, debug.Stack()})
 			j.next.Store(j.workers)
 		}
 	}()
-	for {
+	if j.failure.Load() != nil {
+		return
+	}
+	j.task.work(thread, thread)
+	for j.next.Load() < j.workers {
 		w := j.next.Add(1) - 1
 		if w >= j.workers {
 			return
 		}
-		j.task.work(int(w))
+		j.task.work(int(w), thread)
 	}
 }
 
-// join calls the job off where it was not taken up yet (nothing is left to do, and the thread of a
-// helper that slept may be long in coming), waits for the helpers that work on it, and puts it away.
-func (p *pool) join(j *job) error {
-	p.mu.Lock()
+// takeOver does what the helper of a thread was to do, if it has not begun. (Its processor may be at something else, or
+// it sleeps and may be long in coming.)
+func (j *job) takeOver(thread int) bool {
+	h := j.helpers[thread-1]
+	if h.box.Load() != j || !h.box.CompareAndSwap(j, nil) {
+		return false
+	}
+	j.work(thread)
+	h.left.Store(h.turn)
+	return true
+}
+
+// allLeft reports whether all helpers are done with the job.
+func (j *job) allLeft() bool {
 	for _, h := range j.helpers {
-		if h.box.CompareAndSwap(j, nil) {
-			j.pending.Add(-1)
-			p.release(h)
+		if h.left.Load() != h.turn {
+			return false
 		}
 	}
-	p.mu.Unlock()
+	return true
+}
 
-	for s := p.spinner(); j.pending.Load() != 0 && s.spin(); {
+// join does what helpers have not begun, waits for those that work on the job, gives them back, and puts the job away.
+func (p *pool) join(j *job) error {
+	for i := range j.helpers {
+		j.takeOver(i + 1)
 	}
-	for j.pending.Load() != 0 {
-		// A helper that finds parked set clears it and sends one token. It may do so late, for a
-		// pending of this job's earlier use; the loop makes nothing of that.
+	for s := p.spinner(); !j.allLeft() && s.spin(); {
+	}
+	for !j.allLeft() {
+		// A helper that finds parked set clears it and sends one token. It may do so late, for an
+		// earlier use of this job; the loop makes nothing of that.
 		j.parked.Store(true)
-		if j.pending.Load() != 0 || !j.parked.CompareAndSwap(true, false) {
+		if !j.allLeft() || !j.parked.CompareAndSwap(true, false) {
 			<-j.done
 		}
 	}
@@ -182,21 +228,20 @@ func (p *pool) join(j *job) error {
 	if f := j.failure.Load(); f != nil {
 		err = f
 	}
-	clear(j.helpers)
-	j.helpers, j.task = j.helpers[:0], nil
+	j.task = nil
 	p.mu.Lock()
+	if p.closed {
+		for _, h := range j.helpers {
+			h.give(&quit)
+		}
+	} else {
+		p.idle = append(p.idle, j.helpers...)
+	}
+	clear(j.helpers)
+	j.helpers = j.helpers[:0]
 	p.jobs = append(p.jobs, j)
 	p.mu.Unlock()
 	return err
-}
-
-// release makes h idle, or ends it when the pool is closed. p.mu is held; the mailbox of h is empty.
-func (p *pool) release(h *helper) {
-	if p.closed {
-		h.give(&quit)
-		return
-	}
-	p.idle = append(p.idle, h)
 }
 
 // help is the life of a helper.
@@ -212,11 +257,12 @@ func (p *pool) help(h *helper) {
 			p.mu.Unlock()
 			return
 		}
-		j.work()
-		p.mu.Lock()
-		p.release(h)
-		p.mu.Unlock()
-		if j.pending.Add(-1) == 0 && j.parked.CompareAndSwap(true, false) {
+		j.work(h.thread)
+		// Who has nothing left to do looks at the next thread.
+		for next := h.thread + 1; next <= len(j.helpers) && j.takeOver(next); next++ {
+		}
+		h.left.Store(h.turn)
+		if j.parked.Load() && j.parked.CompareAndSwap(true, false) {
 			j.done <- struct{}{}
 		}
 	}
@@ -225,23 +271,22 @@ func (p *pool) help(h *helper) {
 // await returns the next job of h: it looks for a while, then parks, and quits after idleTime.
 func (p *pool) await(h *helper, idle *time.Timer) *job {
 	for {
-		for s := p.spinner(); s.spin(); {
-			if h.box.Load() != nil {
+		for s := p.spinner(); ; {
+			if j := h.box.Load(); j != nil && h.box.CompareAndSwap(j, nil) {
+				return j
+			}
+			if !s.spin() {
 				break
 			}
 		}
-		if j := h.box.Swap(nil); j != nil {
-			return j
-		}
-		h.parked.Store(true)
-		if h.box.Load() != nil && h.parked.CompareAndSwap(true, false) {
+		if !h.box.CompareAndSwap(nil, &asleep) {
 			continue
 		}
 		idle.Reset(idleTime)
 		select {
 		case <-h.wake:
 		case <-idle.C:
-			if !h.parked.CompareAndSwap(true, false) {
+			if !h.box.CompareAndSwap(&asleep, nil) {
 				<-h.wake
 			} else if p.leave(h) {
 				return &quit
@@ -278,17 +323,22 @@ func (p *pool) close() {
 
 // spinner bounds a loop that looks for something to happen.
 type spinner struct {
-	turns int
-	since time.Time
+	turns, yield int
+	since        time.Time
 }
+
+// yieldTurns is how often two threads look between two times that they offer their thread to others. A thread that offers
+// its own takes a lock that all threads share: with more of them each does so less often.
+const yieldTurns = 512
 
 // spinner returns a new spinner; on a single thread it does not spin, since what it would wait for
 // could not happen meanwhile.
 func (p *pool) spinner() spinner {
-	if p.procs.Load() < 2 {
+	procs := int(p.procs.Load())
+	if procs < 2 {
 		return spinner{turns: -1}
 	}
-	return spinner{}
+	return spinner{yield: yieldTurns * procs}
 }
 
 // spin reports whether to look again.
@@ -307,7 +357,7 @@ func (s *spinner) spin() bool {
 	if time.Since(s.since) > spinTime {
 		return false
 	}
-	if s.turns%1024 == 0 {
+	if s.turns%s.yield == 0 {
 		runtime.Gosched() // somebody else may have use for the thread
 	}
 	return true

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,15 +16,15 @@ import (
 
 // counts is a task that counts how often each worker ran.
 type counts struct {
-	ran  []atomic.Int32
+	ran  []counter
 	then func(worker int)
 }
 
 func newCounts(n int, then func(int)) *counts {
-	return &counts{ran: make([]atomic.Int32, n), then: then}
+	return &counts{ran: make([]counter, n), then: then}
 }
 
-func (c *counts) work(w int) {
+func (c *counts) work(w, _ int) {
 	c.ran[w].Add(1)
 	if c.then != nil {
 		c.then(w)
@@ -150,7 +150,7 @@ func TestPoolSleepsBetweenRuns(t *testing.T) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			for _, h := range p.idle {
-				if !h.parked.Load() {
+				if h.box.Load() != &asleep {
 					return false
 				}
 			}
@@ -212,6 +212,73 @@ func TestPoolPanic(t *testing.T) {
 				t.Fatal("after a panic: ", err)
 			}
 			c.check(t, 1)
+		}
+	}
+}
+
+// What a helper was to do is done once, by the helper or by who has taken it over, whoever comes first.
+func TestPoolTakesOver(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	setProcs(t, 4)
+	var p pool
+	defer p.close()
+	warm := newCounts(4, nil)
+	if err := p.run(warm, 4); err != nil {
+		t.Fatal(err)
+	}
+	for range 200 {
+		c := newCounts(4, nil)
+		j := p.hire(c, 4, 4, 4)
+		if len(j.helpers) != 3 {
+			t.Fatalf("%d helpers", len(j.helpers))
+		}
+		for i := range j.helpers { // before, while or after helpers take their own
+			j.takeOver(i + 1)
+		}
+		j.work(0)
+		if err := p.join(j); err != nil {
+			t.Fatal(err)
+		}
+		c.check(t, 1)
+		p.mu.Lock()
+		for _, h := range p.idle {
+			if j := h.box.Load(); j != nil && j != &asleep {
+				t.Error("a helper without work has a job")
+			}
+		}
+		p.mu.Unlock()
+	}
+}
+
+// Threads have the same first workers in each run: what a worker has read is in its thread's cache.
+func TestPoolKeepsThreads(t *testing.T) {
+	setProcs(t, 4)
+	var p pool
+	defer p.close()
+	var before []*helper
+	for range 50 {
+		j := p.hire(newCounts(4, nil), 4, 4, 4)
+		if before == nil {
+			before = slices.Clone(j.helpers)
+		} else if !slices.Equal(before, j.helpers) {
+			for _, h := range before { // a helper that was idle for long has left, and another one is there for it
+				if !slices.Contains(j.helpers, h) {
+					before = nil
+				}
+			}
+			if before != nil {
+				t.Error("the same helpers in another order")
+			}
+			before = slices.Clone(j.helpers)
+		}
+		for i, h := range j.helpers {
+			if h.thread != i+1 {
+				t.Errorf("helper %d is thread %d", i, h.thread)
+			}
+		}
+		j.work(0)
+		if err := p.join(j); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
@@ -320,28 +387,47 @@ func TestPoolDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkPool is what a fork and join costs: work of the given length for each of some workers, each on a thread.
+// BenchmarkPool is what a fork and a join cost, beyond the work of each worker, which has a thread of its own: one behind
+// the other, and where helpers have parked meanwhile.
+//
+//	go test -run '^$' -bench Pool -benchtime 2000x ./internal/cpu
 func BenchmarkPool(b *testing.B) {
-	for _, workers := range []int{2, 4, 8, 16, 32} {
+	for _, workers := range []int{1, 2, 4, 8, 16, 32} {
 		if workers > max(2, runtime.NumCPU()) {
 			break
 		}
-		for _, us := range []int{0, 5, 25, 125} {
-			spin := func() {
-				for start := time.Now(); time.Since(start) < time.Duration(us)*time.Microsecond; {
+		for _, c := range []struct {
+			work  time.Duration
+			parks bool
+		}{{0, false}, {5 * time.Microsecond, false}, {25 * time.Microsecond, false}, {125 * time.Microsecond, false}, {25 * time.Microsecond, true}} {
+			spin := func(d time.Duration) {
+				for start := time.Now(); time.Since(start) < d; {
 				}
 			}
-			b.Run(fmt.Sprintf("%dworkers/%dus", workers, us), func(b *testing.B) {
+			name := fmt.Sprintf("%dworkers/%v", workers, c.work)
+			if c.parks {
+				name += "/parked"
+			}
+			b.Run(name, func(b *testing.B) {
 				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(workers))
 				var p pool
 				defer p.close()
-				c := newCounts(workers, func(int) { spin() })
+				task := newCounts(workers, func(int) { spin(c.work) })
 				b.ReportAllocs()
+				var took []time.Duration
 				for b.Loop() {
-					if err := p.run(c, workers); err != nil {
+					if c.parks {
+						spin(2 * spinTime)
+					}
+					began := time.Now()
+					if err := p.run(task, workers); err != nil {
 						b.Fatal(err)
 					}
+					took = append(took, time.Since(began))
 				}
+				slices.Sort(took)
+				b.ReportMetric(float64(took[len(took)/2]-c.work)/1e3, "us-median")
+				b.ReportMetric(float64(took[len(took)*9/10]-c.work)/1e3, "us-90%")
 			})
 		}
 	}

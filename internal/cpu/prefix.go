@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"math"
-	"runtime"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
@@ -122,7 +121,7 @@ func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]
 	if err := runOwn(pool, free, p, &r.own); err != nil {
 		return err
 	}
-	r.workers = max(1, min(runtime.GOMAXPROCS(0), rows*g.Heads*g.ValueDim>>13))
+	r.workers = min(threadsFor(float64(rows*g.Heads*g.ValueDim)*2*elementNanos), g.Heads)
 	if err := pool.run(r, r.workers); err != nil {
 		return err
 	}
@@ -133,7 +132,7 @@ func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]
 
 // work merges the states of a worker's share of the heads, prefix by prefix: a row is in several of them, and what it has
 // of its own is where the result goes.
-func (r *prefixRun[F]) work(worker int) {
+func (r *prefixRun[F]) work(worker, _ int) {
 	g, rows, shift := &r.plan.g, r.plan.prefix.rows, r.plan.prefix.shift
 	for h := g.Heads * worker / r.workers; h < g.Heads*(worker+1)/r.workers; h++ {
 		slope := 0.0

@@ -36,7 +36,7 @@ type workspace[F real] struct {
 	cap    float64        // of scores that have that factor
 	drop   dropout.Rule
 
-	workers  []worker[F]
+	threads  []worker[F]
 	partials []partial[F] // by lean.Plan.Slot
 	arrived  []counter    // by host worker: the workers that have left their partials. 0 between runs.
 	values   []F          // what partials are cut from
@@ -48,7 +48,7 @@ type workspace[F real] struct {
 	apartValues []F
 }
 
-// worker is the scratch of one logical worker.
+// worker is the scratch of a thread, for one logical worker after the other.
 type worker[F real] struct {
 	tile    tile
 	state   partial[F] // of the output tile at hand, if the worker has all of it
@@ -152,12 +152,15 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		out, scores = padded(tall*g.ValueDim), max(scores, padded(promptBlock*promptKeys))
 	}
 
-	for len(ws.workers) < n {
-		ws.workers = append(ws.workers, worker[F]{})
+	for len(ws.arrived) < n {
 		ws.arrived = append(ws.arrived, counter{})
 	}
-	for i := range ws.workers[:n] {
-		w := &ws.workers[i]
+	threads := max(min(n, p.threads), 1)
+	for len(ws.threads) < threads {
+		ws.threads = append(ws.threads, worker[F]{})
+	}
+	for i := range ws.threads[:threads] {
+		w := &ws.threads[i]
 		if need := q + 2*(out+2*stats) + scores + wide + cacheLine; len(w.values) < need {
 			w.values = make([]F, need)
 		}
@@ -200,8 +203,8 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 
 // work is logical worker i of the plan: it attends to the LeanTiles of its range, output tile by output
 // tile.
-func (ws *workspace[F]) work(i int) {
-	p, w := ws.plan, &ws.workers[i]
+func (ws *workspace[F]) work(i, thread int) {
+	p, w := ws.plan, &ws.threads[thread]
 	for it := p.sched.Work(i); ; {
 		k, ok := it.Next()
 		if !ok {
@@ -217,7 +220,7 @@ func (ws *workspace[F]) work(i int) {
 			state = &ws.partials[p.sched.Slot(i, k)]
 		}
 		if p.g.Invariant {
-			ws.attendAlone(i, b, k, state)
+			ws.attendAlone(i, w, b, k, state)
 		} else {
 			state.reset(b.rows, p.g.ValueDim)
 			ws.attend(w, b, k, state)

@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"fmt"
-	"runtime"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
@@ -46,8 +45,7 @@ func MergeStates[F lean.Float](e *Engine, dst States[F], dim int, parts ...State
 		}
 	}
 	m := &merging[F]{dst: dst, dim: dim, parts: parts}
-	// A worker is worth it that has some thousands of elements to add up.
-	m.workers = max(1, min(runtime.GOMAXPROCS(0), rows, rows*dim*len(parts)>>15))
+	m.workers = max(1, min(threadsFor(float64(rows)*float64(dim)*float64(len(parts))*elementNanos), rows))
 	return e.pool.run(m, m.workers)
 }
 
@@ -59,7 +57,7 @@ type merging[F lean.Float] struct {
 }
 
 // work merges a worker's share of the rows.
-func (m *merging[F]) work(worker int) {
+func (m *merging[F]) work(worker, _ int) {
 	rows := len(m.dst.LSE)
 	states := make([]lean.Normalized[F], len(m.parts))
 	for r := rows * worker / m.workers; r < rows*(worker+1)/m.workers; r++ {

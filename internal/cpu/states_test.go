@@ -93,7 +93,7 @@ func testMergeStates[F real](t *testing.T, unit float64) {
 		// The bits are those of any number of workers, and one part alone is copied.
 		alone := poisonedStates[F](rows, dim)
 		m := merging[F]{dst: alone, dim: dim, parts: parts, workers: 1}
-		m.work(0)
+		m.work(0, 0)
 		if !slices.Equal(alone.Out, got.Out) || !slices.Equal(alone.LSE, got.LSE) {
 			t.Fatal("other bits with another number of workers")
 		}

@@ -191,6 +191,9 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 		}
 		line.Color, points.Color = s.colour(j), s.colour(j)
 		line.Width, points.Shape, points.Radius = vg.Points(1.5), draw.CircleGlyph{}, vg.Points(2)
+		if s.dashed {
+			line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
+		}
 		p.Add(line, points)
 		p.Legend.Add(s.head, line, points)
 	}

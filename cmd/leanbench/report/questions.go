@@ -29,6 +29,7 @@ type column struct {
 	metric measure.Metric
 	form   string
 	tint   int // of a series: the number of its colour; 0: that of its place
+	dashed bool
 }
 
 // picture is how the figures of a question are drawn.

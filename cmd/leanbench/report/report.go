@@ -21,6 +21,7 @@ import (
 // Commands are those of this package.
 var Commands = []command.Command{
 	{Name: "report", Summary: "write docs/benchmarks.md of docs/benchmarks/*.json", Setup: writeReport, Args: true},
+	{Name: "threads", Summary: "draw what e2e -threads and cpu -prompts -threads measured: the speed over the number of threads", Setup: drawThreads},
 	{Name: "gobench", Summary: "turn what go test -bench printed into JSON", Setup: convertBench},
 }
 

@@ -84,13 +84,18 @@ func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
 		}
 		return bytesPerSecond, nil
 	}
-	// More than runs read would be less of it in caches.
-	all, bytes := d.weights.readWhole(), 0
+	// As many bytes as a run of decode reads: of more of them less would be in caches, of fewer more.
+	all, bytes := d.weights.readWhole(), int64(0)
 	for _, b := range all {
-		bytes += len(b)
+		bytes += int64(len(b))
+	}
+	if p := d.Stats().Decode; p.Passes > 0 {
+		if seen := min(p.Bytes/int64(p.Passes)-d.stepBytes, ceilingKeys); seen > 0 {
+			all, bytes = append(all, touched(int(seen))), bytes+seen
+		}
 	}
 	// The first turns may find threads asleep, and others something else that goes on: the best of many counts.
-	for turn, began := 0, time.Now(); turn < 5 || time.Since(began) < ceilingTime; turn++ {
+	for turn, began := 0, time.Now(); turn < 5 || time.Since(began) < ceilingTime || turn < 20 && time.Since(began) < 5*ceilingTime; turn++ {
 		turnBegan := time.Now()
 		if _, err := cpu.ReadSum(cpu.Default(), all...); err != nil {
 			return 0, fmt.Errorf("model: %w", err)
@@ -100,5 +105,20 @@ func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
 	return bytesPerSecond, nil
 }
 
-// ceilingTime is how long the memory is read at least.
-const ceilingTime = 200 * time.Millisecond
+const (
+	// ceilingTime is how long the memory is read at least.
+	ceilingTime = 200 * time.Millisecond
+
+	// ceilingKeys is the most bytes that are read for keys and values, which lie where they can't be added up: more than that is
+	// in no cache anyway.
+	ceilingKeys = 256 << 20
+)
+
+// touched returns memory that has been written: what has not been is one page of zeros, which caches hold.
+func touched(bytes int) []byte {
+	b := make([]byte, (bytes+7)/8*8)
+	for i := 0; i < len(b); i += 4096 {
+		b[i] = 1
+	}
+	return b
+}
