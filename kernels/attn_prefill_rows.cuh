@@ -292,12 +292,14 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
   }
 
   static constexpr float LOG2E = 1.4426950408889634f;
-  // An attention sink is a score more, whose value is 0: lse is that of the row with it then, and f what its output is multiplied by.
-  __device__ static __forceinline__ void addSink(float sink, float& lse, float& f) {
-    const float top = fmaxf(lse, sink);
-    if (top == -LEAN_INF) return;
-    const float own = exp2_((lse - top) * LOG2E), all = own + exp2_((sink - top) * LOG2E);
-    f *= own / all, lse = finite(__fmaf_rn(log2_(all), LN2, top));
+  // An attention sink is a score more, whose value is 0. lse and f are those of a row with it: its log-sum-exp, and what its output is
+  // multiplied by. top is its largest score, sum that of weights beside that one.
+  __device__ static __forceinline__ void addSink(float sink, float top, float sum, float& lse, float& f) {
+    constexpr float DOWN = 1.f / (1 << (int)Math::lift);
+    const float most = fmaxf(top, sink);
+    if (most == -LEAN_INF) return;
+    const float own = exp2_((top - most) * LOG2E) * DOWN, all = __fmaf_rn(own, sum, exp2_((sink - most) * LOG2E));
+    f = own / all, lse = finite(__fmaf_rn(log2_(all), LN2, most));
   }
 
   // Fully masked rows.
@@ -321,7 +323,7 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
       const float natural = PRECISE && !CHANGED ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
       float lse = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
       if constexpr (SCORED)
-        if (there && scoreOf(p).sinks != nullptr) addSink(scoreOf(p).sinks[head], lse, f);
+        if (there && scoreOf(p).sinks != nullptr) addSink(scoreOf(p).sinks[head], m.top[h] * natural, sum, lse, f);
       if (there && p.lse != nullptr && quarter == 0) p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = lse;
       const long long at = (t.s.row + position) * p.outRow + head * p.outHead;
       if constexpr (ANY) {
