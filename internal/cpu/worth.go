@@ -12,7 +12,7 @@ import (
 // where work is what it takes one thread. That is least for n = sqrt(work/thread): of calls that are smaller than some
 // number of threads is worth, more threads would make a slower one.
 //
-// Everything here is a constant, measured on several machines (docs/lab/cpu.md), and nothing is measured at run
+// Everything here is a constant, measured on a Xeon of 32 cores (docs/lab/cpu.md), and nothing is measured at run
 // time: how many logical workers attention is cut for decides about its bits.
 const (
 	// A fork and its join in ns, of two threads, and what each thread adds: see BenchmarkPool.

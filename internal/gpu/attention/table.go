@@ -223,14 +223,11 @@ func promptKernels() (lines []kernel) {
 		}
 	}
 	for _, of := range []*prompts{&plainPrompts, &maskedPrompts, &scoredPrompts} {
-		speed := func(of10, scored int) int {
-			if of == &scoredPrompts {
-				return scored
-			}
-			return of10
+		speed := func(plain, masked, scored int) int {
+			return map[*prompts]int{&plainPrompts: plain, &maskedPrompts: masked, &scoredPrompts: scored}[of]
 		}
 		groups := func(rows, keys, stages int) tile {
-			return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: speed(10, 7)}
+			return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: speed(10, 9, 6)}
 		}
 		large := 192 // rows with heads of 64: masks and what is added to scores take the registers of a third warp group
 		if of.modified {
@@ -252,7 +249,7 @@ func promptKernels() (lines []kernel) {
 			blocks64      int // thread blocks of a multiprocessor, with heads of 64
 		}{{largeShared, 64, 3, 5, 4, 3}, {smallShared, 32, 2, 3, 2, 2}} {
 			warps := func(rows, keys, stages, warps int) tile {
-				return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: speed(gpus.speed, gpus.scored)}
+				return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: speed(gpus.speed, 0, gpus.scored)}
 			}
 			together := func(blocks int, t tile) tile { t.blocks = blocks; return t }
 			if of.modified {
