@@ -130,8 +130,8 @@ template <int KEYS, bool CHANGED, class Rows, class Each> __device__ __forceinli
     }
     if (score.slopes != nullptr) {
       const float slope[2] = {of.slope(0), of.slope(1)};
-      const float from[2] = {slope[0] * (float)(key - of.place(0)), slope[1] * (float)(key - of.place(1))};
-      each([&](float x, int i, int n) { return x + __fmaf_rn(slope[i], (float)n, from[i]); });
+      const float from[2] = {(float)(key - of.place(0)), (float)(key - of.place(1))}; // distances are whole numbers: nothing is rounded but their product
+      each([&](float x, int i, int n) { return __fmaf_rn(slope[i], from[i] + (float)n, x); });
     }
     if (score.bias != nullptr) of.addBias(score, each);
   }
