@@ -79,8 +79,11 @@ func TestTableHasNoDeadLine(t *testing.T) {
 			for _, dim := range k.dims {
 				g := paged(2*max(k.rows, 1), 2, dim)
 				g.KV, g.Unfused, g.Invariant = k.kv, k.way == &unfusedWay, k.way == &invariantWay
-				if k.way == &scoredWay || k.way == &scoredPrefillWay || k.way == &preciseScoredPrefillWay {
+				if can := k.way.can.Features; can&maskFeatures != 0 && !g.Invariant {
 					g.Window = 5
+					if can&changeFeatures != 0 {
+						g.Cap = 30
+					}
 				}
 				pages := 0
 				if k.paged {
