@@ -1,8 +1,7 @@
 // Attention of many query rows with masks other than causal, and attention sinks: prefill_<element>_<head dim>_mask, of queries and
 // outputs of any type, which rounds queries to that of keys.
 //
-// Needed by: prompts of layers with windows, sink tokens, trees or attention sinks. The kernels that change scores, too (prefill_score.cu),
-// take up to twice as long.
+// Needed by: prompts of layers with windows, sink tokens, trees or attention sinks alone: the kernels that change scores, too, take up to twice as long.
 #include "attn_prefill.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
