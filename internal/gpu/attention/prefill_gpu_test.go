@@ -4,6 +4,7 @@ package attention
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/emulated"
@@ -21,7 +22,7 @@ func otherGPU(t testing.TB) *machine {
 	capability, image := emulated.Images(t)
 	real := gpu.Image
 	gpu.Image = func(unit string, of int) ([]byte, error) {
-		if unit == mmaUnit {
+		if strings.HasPrefix(unit, mmaUnit) { // and those of scores
 			of = capability
 			return image(unit, of)
 		}
