@@ -600,7 +600,7 @@ func (p *fakePlan) append(k, v, newV deviceMemory, keys []float32, heads int) er
 		}
 		if p.slots != nil {
 			p.put(slab, x.at, x.dim, x.fresh, from)
-		} else if err := cpu.Append(&p.g, p.seqs, slab, x.at, x.dim, x.fresh, from); err != nil {
+		} else if err := cpu.Append(cpu.Default(), &p.g, p.seqs, slab, x.at, x.dim, x.fresh, from); err != nil {
 			return err
 		}
 		if err := x.to.Buffer.Upload(x.to.Offset, slabBytes(slab)); err != nil {

@@ -248,9 +248,9 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 	} {
 		from := attn.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
 		if x.turned {
-			err = cpu.AppendTurned(&p.plan, p.seqs, x.to, dense.Elements[F](x.t), from)
+			err = cpu.AppendTurned(cpu.Default(), &p.plan, p.seqs, x.to, dense.Elements[F](x.t), from)
 		} else {
-			err = cpu.Append(g, p.seqs, x.to, x.at, x.dim, dense.Elements[F](x.t), from)
+			err = cpu.Append(cpu.Default(), g, p.seqs, x.to, x.at, x.dim, dense.Elements[F](x.t), from)
 		}
 		if err != nil {
 			return nil, nil, err

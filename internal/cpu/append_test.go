@@ -3,6 +3,7 @@ package cpu
 import (
 	"errors"
 	"math"
+	"runtime"
 	"slices"
 	"testing"
 	"unsafe"
@@ -41,26 +42,35 @@ func rounded(x float64, d attn.DType) float64 {
 
 func TestAppend(t *testing.T) {
 	for range 30 {
-		testAppend[float32](t)
-		testAppend[float64](t)
+		testAppend[float32](t, 20, 30)
+		testAppend[float64](t, 20, 30)
+	}
+	// So many elements that four threads are worth it.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	for range 4 {
+		testAppend[float32](t, 64, 300)
+		testAppend[float64](t, 64, 300)
 	}
 }
 
-func testAppend[F real](t *testing.T) {
+// testAppend stores rows of up to so many elements, and so many of one sequence.
+func testAppend[F real](t *testing.T, longest, many int) {
+	var e Engine
+	defer e.Close()
 	rng := reftest.Rand(t)
 	l := randomLayout(rng)
-	heads, dim := 1+rng.IntN(4), 1+rng.IntN(20)
+	heads, dim := 1+rng.IntN(4), longest-rng.IntN(20)
 	g := attn.Problem{KVHeads: heads, PageTokens: l.page}
 	at := pageStrides(l, heads, dim, rng.IntN(2))
 	from := attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim} // tokens outside: the usual case
-	rows := 60
+	rows := many + 30
 	if rng.IntN(3) == 0 {
 		from = attn.Strides{Row: dim, Head: rows*dim + rng.IntN(3)}
 	}
 
 	seqs := []attn.Sequence{
 		{Row: 3, Queries: 1, Keys: 1 + rng.IntN(50)},
-		{Row: 20, Queries: 30, Keys: 30 + rng.IntN(2)*rng.IntN(100)},
+		{Row: 20, Queries: many, Keys: many + rng.IntN(2)*rng.IntN(100)},
 		{Row: 0, Queries: 0, Keys: 7},
 		{Row: 10, Queries: 5, Keys: 5},
 	}
@@ -86,7 +96,7 @@ func testAppend[F real](t *testing.T) {
 	var keep problem[F]
 	dst := keep.buffer(0, l.dtype, pool*at.Page)
 
-	if err := Append(&g, seqs, dst, at, dim, src, from); err != nil {
+	if err := Append(&e, &g, seqs, dst, at, dim, src, from); err != nil {
 		t.Fatal(err)
 	}
 
@@ -173,7 +183,7 @@ func TestAppendErrors(t *testing.T) {
 			// The last row of the last page is the last of the buffer only if all 8 slots are used.
 			a.seqs[1].Keys = 16
 			c.change(&a)
-			err := Append(&a.g, a.seqs, a.dst, a.at, a.dim, a.src, a.from)
+			err := Append(Default(), &a.g, a.seqs, a.dst, a.at, a.dim, a.src, a.from)
 			if !errors.Is(err, c.want) {
 				t.Fatalf("error %v, want %v", err, c.want)
 			}

@@ -3,6 +3,7 @@ package cpu
 import (
 	"errors"
 	"math"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -51,15 +52,20 @@ func TestTurn(t *testing.T) {
 // New keys are stored as they are turned at their positions, and nothing else is written.
 func TestAppendTurned(t *testing.T) {
 	for range 20 {
-		testAppendTurned[float32](t)
-		testAppendTurned[float64](t)
+		testAppendTurned[float32](t, 20, 30)
+		testAppendTurned[float64](t, 20, 30)
 	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	testAppendTurned[float32](t, 64, 200)
+	testAppendTurned[float64](t, 64, 200)
 }
 
-func testAppendTurned[F real](t *testing.T) {
+func testAppendTurned[F real](t *testing.T, longest, many int) {
+	var e Engine
+	defer e.Close()
 	rng := reftest.Rand(t)
 	l := randomLayout(rng)
-	heads, dim := 1+rng.IntN(4), 2+rng.IntN(20)
+	heads, dim := 1+rng.IntN(4), 2+longest-20+rng.IntN(20)
 	g := attn.Problem{Heads: heads, KVHeads: heads, Dim: dim, ValueDim: 1, KV: l.dtype, PageTokens: l.page, Mask: attn.Mask{Causal: true, Tree: true}}
 	g.Key = pageStrides(l, heads, dim, rng.IntN(2))
 	w := make([]float64, 1+rng.IntN(dim/2))
@@ -69,7 +75,7 @@ func testAppendTurned[F real](t *testing.T) {
 	g.Rotary = attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: 1.5, Turns: attn.TurningsOf(w)}
 	seqs := []attn.Sequence{
 		{Row: 3, Queries: 1, Keys: 1 + rng.IntN(50), Before: rng.IntN(1 << 40)},
-		{Row: 20, Queries: 30, Keys: 30 + rng.IntN(2)*rng.IntN(100)},
+		{Row: 20, Queries: many, Keys: many + rng.IntN(2)*rng.IntN(100)},
 		{Row: 0, Queries: 0, Keys: 7},
 		{Row: 10, Queries: 5, Keys: 5 + rng.IntN(9), Tree: reftest.RandomTree(rng, 5)},
 	}
@@ -81,7 +87,7 @@ func testAppendTurned[F real](t *testing.T) {
 		}
 	}
 	from := attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim}
-	src := make([]F, 60*from.Row)
+	src := make([]F, (many+30)*from.Row)
 	for i := range src {
 		src[i] = F(rng.NormFloat64())
 	}
@@ -93,10 +99,10 @@ func testAppendTurned[F real](t *testing.T) {
 	}
 	more := slices.Clone(seqs)
 	more[1].Row++
-	if err := AppendTurned(&p, more, dst, src, from); !errors.Is(err, attn.ErrShape) {
+	if err := AppendTurned(&e, &p, more, dst, src, from); !errors.Is(err, attn.ErrShape) {
 		t.Errorf("rows that the plan has not: %v", err)
 	}
-	if err := AppendTurned(&p, seqs, dst, src, from); err != nil {
+	if err := AppendTurned(&e, &p, seqs, dst, src, from); err != nil {
 		t.Fatal(err)
 	}
 	owned, head := make([]bool, dst.Len), make([]F, dim)

@@ -27,6 +27,8 @@ const (
 
 	// elementNanos is an element of a norm, an activation, or what else computes elements one by one in plain Go.
 	elementNanos = 2.0
+	// appendNanos is an element that is stored in a cache, rounded on its way.
+	appendNanos = 1.0
 
 	// sharesPerThread is how many shares a thread's work is cut into at most, so that a thread that comes late or is held
 	// up leaves a part to others. A share of attention takes shareNanos at least: at its end memory waits for
