@@ -9,18 +9,18 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/nvml"
 )
 
-// energyTurn is how long a contender runs for its energy: many times as long as the counter takes to move. It is
-// a variable for tests.
-var energyTurn = 1500 * time.Millisecond
+// energyTurn is how long a contender runs for its energy in each of its turns: many times as long as the counter takes to
+// move. energyTurns is how many it has. They are variables for tests.
+var energyTurn, energyTurns = 750 * time.Millisecond, 2
 
 // openNVML is a variable for tests, which have another library.
 var openNVML = nvml.Open
 
-// UseNVML has tests' counters of energy be of another library, and turns shorter, until what it returns is called.
-func UseNVML(open func() (*nvml.Library, error), turn time.Duration) (restore func()) {
-	o, t := openNVML, energyTurn
-	openNVML, energyTurn = open, turn
-	return func() { openNVML, energyTurn = o, t }
+// UseNVML has tests' counters of energy be of another library, and fewer and shorter turns, until what it returns is called.
+func UseNVML(open func() (*nvml.Library, error), turns int, turn time.Duration) (restore func()) {
+	o, t, n := openNVML, energyTurn, energyTurns
+	openNVML, energyTurn, energyTurns = open, turn, turns
+	return func() { openNVML, energyTurn, energyTurns = o, t, n }
 }
 
 // power is a GPU's counter of energy.
@@ -60,59 +60,92 @@ type Drawn struct{ Watts, Seconds float64 } // of the whole GPU, and of a launch
 // Joules are those of a launch.
 func (d Drawn) Joules() float64 { return d.Watts * d.Seconds }
 
-// Draw lets a contender run for a part of the usual time, behind OpenPower.
-func (b *Bench) Draw(c *Contender, part float64) (d Drawn, err error) {
+// Draw has contenders take turns of a part of the usual time, behind OpenPower. Every other time they come in the opposite
+// order: a GPU that becomes warmer draws more, and so it is as warm for all on average.
+func (b *Bench) Draw(all []*Contender, part float64) ([]Drawn, error) {
 	turn := time.Duration(part * float64(energyTurn))
-	if _, err := c.Replay(1); err != nil {
-		return d, err
-	}
-	var times []float64
-	var meter *nvml.Meter
-	end := func() error {
-		if meter == nil {
-			return fmt.Errorf("%s: %v are too short for the counter of energy", c.Name, turn)
+	drawn, times := make([]Drawn, len(all)), make([][]float64, len(all))
+	for n := range energyTurns {
+		for i := range all {
+			if n%2 == 1 {
+				i = len(all) - 1 - i
+			}
+			watts, t, err := b.drawOnce(all[i], turn)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", all[i].Name, err)
+			}
+			drawn[i].Watts += watts / float64(energyTurns)
+			times[i] = append(times[i], t...)
 		}
-		watts, err := meter.End()
-		meter, d.Watts = nil, watts
-		return err
 	}
+	for i := range drawn {
+		drawn[i].Seconds = measure.Median(times[i])
+	}
+	return drawn, nil
+}
+
+// drawOnce lets a contender run for a turn: its power, and the seconds of its launches.
+func (b *Bench) drawOnce(c *Contender, turn time.Duration) (watts float64, times []float64, err error) {
+	if _, err := c.Replay(1); err != nil {
+		return 0, nil, err
+	}
+	var meter *nvml.Meter
+	defer func() {
+		if meter == nil {
+			return
+		}
+		w, failed := meter.End()
+		watts, err = w, errors.Join(err, failed)
+	}()
 	for began := time.Now(); time.Since(began) < turn; {
 		t, err := c.Replay(gpuMarks - 1)
 		if err != nil {
-			if meter != nil {
-				end()
-			}
-			return d, err
+			return 0, nil, err
 		}
 		times = append(times, t...)
 		if meter == nil && time.Since(began) > turn/5 { // it is warm
 			meter = b.power.device.Begin()
 		}
 	}
-	if err := end(); err != nil {
-		return d, err
+	if meter == nil {
+		return 0, nil, fmt.Errorf("%v are too short for the counter of energy", turn)
 	}
-	d.Seconds = measure.Median(times)
-	return d, nil
+	return 0, times, nil
+}
+
+// Metered are those of all contenders of a shape, the ceilings first, whose energy is measured: one ceiling is enough,
+// and who plans in every call does more than attention.
+func Metered(all []*Contender, ceilings int) (some []*Contender) {
+	for i, x := range all {
+		if i == 0 || i >= ceilings && (!isPeer(x.Name) || countsAsBest(x.Name)) {
+			some = append(some, x)
+		}
+	}
+	return some
+}
+
+// MeteredName is what reports call the one of them with a number.
+func MeteredName(some []*Contender, i, ceilings int) string {
+	if i == 0 && ceilings > 0 {
+		return measure.ReadCeiling
+	}
+	return some[i].Name
 }
 
 // addEnergy takes down what each contender of a case draws for what it reads.
 func (b *Bench) addEnergy(c gpuCase, all []*Contender, ceilings int) error {
-	for i, x := range all {
-		if i > 0 && i < ceilings || isPeer(x.Name) && !countsAsBest(x.Name) {
-			continue // one ceiling is enough
-		}
-		d, err := b.Draw(x, 1)
-		if err != nil {
-			return fmt.Errorf("%s: %w", x.Name, err)
-		}
-		name := x.Name
-		if i < ceilings {
-			name = measure.ReadCeiling
-		}
-		r := b.Report.Row(tableEnergy, c.shape.String(), name)
+	some := Metered(all, ceilings)
+	drawn, err := b.Draw(some, 1)
+	if err != nil {
+		return err
+	}
+	for i, d := range drawn {
+		r := b.Report.Row(tableEnergy, c.shape.String(), MeteredName(some, i, ceilings))
 		r.Add(measure.Watts, d.Watts, nil)
 		r.Add(measure.ByteJoules, 1e3*d.Joules()/(float64(c.shape.Bytes())/1e9), nil)
+		if ceilings > 0 {
+			r.Add(measure.OfReadJoules, d.Joules()/drawn[0].Joules(), nil)
+		}
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 func TestFakeEnergy(t *testing.T) {
 	fakeGPU(t, 90)
 	library := nvmltest.New(t, "Fake 0")
-	defer UseNVML(func() (*nvml.Library, error) { return nvml.OpenFrom(library.Path) }, 300*time.Millisecond)()
+	defer UseNVML(func() (*nvml.Library, error) { return nvml.OpenFrom(library.Path) }, 2, 200*time.Millisecond)()
 	c := gpuCase{table: tableNamed, shape: EvenShape(4, 8, 8, 8192, 64)}
 	b := &Bench{unchecked: true, Report: &measure.Report{}, Options: Options{energy: true}, Stdout: io.Discard, Stderr: io.Discard, Rng: measuretest.Rand(t), always: []gpuCase{c}}
 	if err := b.run(t.Context()); err != nil {

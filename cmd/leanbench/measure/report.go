@@ -73,9 +73,10 @@ const (
 	TokenJoules   Metric = "mJ a token"          // of each sequence, in a layer
 	ByteJoules    Metric = "mJ/GB"               // of keys and values
 	OfFlashJoules Metric = "of FLASH's energy"
-	TotalSeconds  Metric = "s in all"           // a prompt and its tokens
-	OverDefault   Metric = "x default"          // and with attention in three launches
-	Queueing      Metric = "queueing attention" // share of the time, on the host
+	OfReadJoules  Metric = "x the ceiling's energy" // of a kernel that only reads the same bytes
+	TotalSeconds  Metric = "s in all"               // a prompt and its tokens
+	OverDefault   Metric = "x default"              // and with attention in three launches
+	Queueing      Metric = "queueing attention"     // share of the time, on the host
 	LayerMicros   Metric = "us a layer"
 	BeyondKernels Metric = "beyond its kernels"      // us a layer
 	BeyondFloor   Metric = "beyond the driver alone" // us a layer

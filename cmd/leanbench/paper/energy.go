@@ -1,16 +1,16 @@
 package paper
 
 import (
-	"fmt"
+	"slices"
 
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
 // energyContenders is about how many there are.
-const energyContenders = 8
+const energyContenders = 9
 
-// energySeconds is about how long a contender runs.
+// energySeconds is about how long a contender runs, in two turns.
 const energySeconds = 1.5
 
 // part of the usual time is how long a contender runs for its energy.
@@ -21,7 +21,8 @@ func (b *gpuBench) part() float64 {
 	return 1
 }
 
-// measureEnergy has contenders run long enough for the GPU's counter of energy, in turn.
+// measureEnergy has contenders run long enough for the GPU's counter of energy, in turn. One of them only reads: nobody who
+// reads all keys and values can draw less.
 func (b *gpuBench) measureEnergy(p panel, x point) error {
 	if b.none != nil {
 		return leftOut("%v", b.none)
@@ -29,32 +30,25 @@ func (b *gpuBench) measureEnergy(p panel, x point) error {
 	s := x.shape()
 	ways, _ := b.ways(x)
 	return b.With(s, ways, func(all []*gpu.Contender, ceilings int) error {
-		of := make(map[string]gpu.Drawn)
-		var names []string
-		for i, c := range all {
-			if i > 0 && i < ceilings || i >= ceilings+len(ways) && !gpu.CountsAsBest(c.Name) {
-				continue // one ceiling is enough
-			}
-			d, err := b.Draw(c, b.part())
-			if err != nil {
-				return fmt.Errorf("%s: %w", c.Name, err)
-			}
-			name := c.Name
-			if i < ceilings {
-				name = measure.ReadCeiling
-			}
-			of[name], names = d, append(names, name)
+		some := gpu.Metered(all, ceilings)
+		drawn, err := b.Draw(some, b.part())
+		if err != nil {
+			return err
 		}
-		flash, there := of[gpu.PeerName("flash")]
-		for _, name := range names {
-			d, r := of[name], b.Report.Row(p.table, x.label, name)
+		flash := slices.IndexFunc(some, func(c *gpu.Contender) bool { return c.Name == gpu.PeerName("flash") })
+		for i, d := range drawn {
+			name := gpu.MeteredName(some, i, ceilings)
+			r := b.Report.Row(p.table, x.label, name)
 			r.Add(measure.Micros, 1e6*d.Seconds, nil)
 			r.Add(measure.Watts, d.Watts, nil)
 			r.Add(measure.TokenJoules, 1e3*d.Joules()/float64(len(x.lengths)), nil)
 			r.Add(measure.ByteJoules, 1e3*d.Joules()/(float64(s.Bytes())/1e9), nil)
-			if there {
+			if ceilings > 0 {
+				r.Add(measure.OfReadJoules, d.Joules()/drawn[0].Joules(), nil)
+			}
+			if flash >= 0 {
 				bar := measure.Only(name == gpu.Ours && (len(x.lengths) > 1 || x.lengths[0] >= 1<<17), measure.AtMost(0.8))
-				r.Add(measure.OfFlashJoules, d.Joules()/flash.Joules(), bar)
+				r.Add(measure.OfFlashJoules, d.Joules()/drawn[flash].Joules(), bar)
 			}
 		}
 		return nil

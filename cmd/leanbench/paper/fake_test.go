@@ -33,7 +33,7 @@ func fakeGPU(t *testing.T) *nvmltest.Library {
 	lib, energy := gputest.Driver(t, 90), nvmltest.New(t, "Fake 0")
 	t.Cleanup(gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, gputest.PrepareModules))
 	t.Cleanup(gpu.UseWorker(func(string, ...string) (*measure.Worker, error) { return measure.Start(measuretest.Command(t, "gpu")) }))
-	t.Cleanup(gpu.UseNVML(func() (*nvml.Library, error) { return nvml.OpenFrom(energy.Path) }, 450*time.Millisecond))
+	t.Cleanup(gpu.UseNVML(func() (*nvml.Library, error) { return nvml.OpenFrom(energy.Path) }, 1, 450*time.Millisecond))
 	unchecked = true
 	t.Cleanup(func() { unchecked = false })
 	return energy
@@ -145,7 +145,7 @@ func TestFakePaper(t *testing.T) {
 	if r, err := measure.Load(other); err != nil || !r.HasCase("Figure 10", uneven.label) || r.HasCase("Figure 13", drawn.label) {
 		t.Errorf("%v", err)
 	}
-	defer gpu.UseNVML(func() (*nvml.Library, error) { return nil, nvml.ErrNone }, 0)()
+	defer gpu.UseNVML(func() (*nvml.Library, error) { return nil, nvml.ErrNone }, 1, 0)()
 	if status, _, errs = run("-quick", "13", "10"); status != 0 || !strings.Contains(errs, "Figure 13 is left out: no NVML\n") {
 		t.Errorf("status %d: %s", status, errs)
 	}
