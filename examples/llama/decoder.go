@@ -38,6 +38,8 @@ type Options struct {
 	// Mixed lets what is multiplied with 16-bit weights and keys be rounded to their type, where that is faster:
 	// see WithMixedPrecision of both packages.
 	Mixed bool
+	// Schedule shares attention out; the zero value is stream-K.
+	Schedule la.Schedule
 	// Greedy has a step choose the most likely tokens where it computes logits: Next and Continue take Step's place. On
 	// a GPU a few bytes come down then, and the host waits for no token.
 	Greedy bool
@@ -195,7 +197,7 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, often bool, 
 		}
 		tokens = input(g, "tokens", gr.there)
 	}
-	b := &builder{c: c, weights: weights, g: g, step: gr.step, mixed: o.Mixed}
+	b := &builder{c: c, weights: weights, g: g, step: gr.step, mixed: o.Mixed, schedule: o.Schedule}
 	if gr.out, err = b.logits(tokens); err != nil {
 		return nil, err
 	}

@@ -18,12 +18,13 @@ type Weights func(name string, shape ...int) (G.Value, error)
 
 // builder makes the nodes of a graph, one on the other, until the first error.
 type builder struct {
-	c       Config
-	weights Weights
-	g       *G.ExprGraph
-	step    *la.Step
-	mixed   bool
-	err     error
+	c        Config
+	weights  Weights
+	g        *G.ExprGraph
+	step     *la.Step
+	mixed    bool
+	schedule la.Schedule
+	err      error
 }
 
 // logits builds the decoder: tokens is a vector, and the result is (rows, Vocab), without
@@ -87,7 +88,7 @@ func (b *builder) attention(i int, name string, norm nn.LinearOption, h *G.Node)
 
 // attentionOptions are what a layer's keys and scores are. Whatever else changes scores goes here, too.
 func (b *builder) attentionOptions(i int, name string) []la.Option {
-	opts := []la.Option{la.WithCausal(), la.WithRotary(b.c.Rotary)}
+	opts := []la.Option{la.WithCausal(), la.WithRotary(b.c.Rotary), la.WithSchedule(b.schedule)}
 	if b.c.Windows != nil && b.c.Windows[i] > 0 {
 		opts = append(opts, la.WithWindow(b.c.Windows[i]))
 	}

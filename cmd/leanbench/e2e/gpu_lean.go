@@ -53,6 +53,8 @@ func (e leanGPU) attending(way string) engine {
 	return &leanEngine{weights: e.weights, options: o, done: func() error { return nil }}
 }
 
+func (e leanGPU) fixedSplit() engine { return e.attending("fixed") }
+
 func (e leanGPU) giveBack() error {
 	return errors.Join(e.forget(), emptyPool(e.options.Device))
 }

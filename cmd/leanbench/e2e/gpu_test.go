@@ -260,6 +260,8 @@ func (fixedDecoder) check() error    { return nil }
 func (fixedDecoder) giveBack() error { return nil }
 func (fixedDecoder) queued() float64 { return 0.25 }
 
+func (d fixedDecoder) fixedSplit() engine { return d.attending("fixed") }
+
 func (d fixedDecoder) mix() { *d.mixed = true }
 
 func (d fixedDecoder) reading(mixed bool) promptReader { return fixedPrompts(mixed) }

@@ -14,14 +14,16 @@ import (
 
 // leanLlama is the decoder of examples/llama with random weights.
 type leanLlama struct {
-	config  llama.Config
-	gpu     *la.GPU // nil: the CPU
-	chunk   int     // rows of the graph for prompts
-	mixed   bool
-	random  randomWeights
-	weights map[string]G.Value // by name: all decoders have the same
-	size    int64              // of weights, in bytes
-	done    func() error       // gives back what the weights are in
+	config   llama.Config
+	gpu      *la.GPU // nil: the CPU
+	chunk    int     // rows of the graph for prompts
+	mixed    bool
+	schedule la.Schedule
+	random   randomWeights
+	weights  map[string]G.Value // by name: all decoders have the same
+	borrowed bool               // another one gives them back
+	size     int64              // of weights, in bytes
+	done     func() error       // gives back what the weights are in
 
 	// The prompts that were read last, which the next turn can begin behind.
 	decoder             *llama.Decoder
@@ -85,7 +87,7 @@ func (e *leanLlama) make(batch, tokens, chunk int, greedy bool) (*llama.Decoder,
 		rows = append(rows, chunk)
 	}
 	return llama.New(e.config, e.weight, llama.Options{
-		Rows: rows, Tokens: batch * (tokens + 2*page), KV: la.Float16, Device: e.gpu, Mixed: e.mixed, Greedy: greedy,
+		Rows: rows, Tokens: batch * (tokens + 2*page), KV: la.Float16, Device: e.gpu, Mixed: e.mixed, Greedy: greedy, Schedule: e.schedule,
 	})
 }
 
@@ -109,33 +111,58 @@ func (e *leanLlama) decode(batch, length, steps int) (prompt, steady time.Durati
 
 // read makes a decoder with the prompts in it and room for steps.
 func (e *leanLlama) read(batch, length, steps int) error {
-	if e.decoder != nil && batch == e.batch && length == e.length && steps <= e.room {
-		for _, s := range e.sequences {
-			if err := s.Truncate(length); err != nil {
-				return err
-			}
-		}
-		return nil
+	if e.has(batch, length, steps) {
+		return e.truncate(length)
 	}
+	if err := e.begin(batch, length, steps); err != nil {
+		return err
+	}
+	return e.fill()
+}
+
+// has says whether the decoder has room for such prompts and steps.
+func (e *leanLlama) has(batch, length, steps int) bool {
+	return e.decoder != nil && batch == e.batch && length == e.length && steps <= e.room
+}
+
+func (e *leanLlama) truncate(length int) error {
+	for _, s := range e.sequences {
+		if err := s.Truncate(length); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin makes a decoder with empty sequences.
+func (e *leanLlama) begin(batch, length, steps int) error {
 	if err := e.forget(); err != nil {
 		return err
 	}
-	d, err := e.make(batch, length+steps, e.chunk, true)
+	d, err := e.make(batch, length+steps, min(e.chunk, length), true)
 	if err != nil {
 		return err
 	}
-	e.decoder, e.batch, e.length, e.room, e.sequences, e.first = d, batch, length, steps, nil, nil
-	began := time.Now()
-	for i := range batch {
+	e.decoder, e.batch, e.length, e.room, e.sequences = d, batch, length, steps, nil
+	for range batch {
 		s, err := d.NewSequence()
 		if err != nil {
 			return err
 		}
 		e.sequences = append(e.sequences, s)
+	}
+	return nil
+}
+
+// fill gives the empty sequences their prompts.
+func (e *leanLlama) fill() error {
+	e.first = nil
+	began := time.Now()
+	for i, s := range e.sequences {
 		next := 0
-		for ids := promptTokens(i, length, e.config.Vocab); len(ids) > 0; {
-			n := min(len(ids), max(e.chunk, batch))
-			tokens, err := d.Next(llama.Text{Seq: s, IDs: ids[:n]})
+		for ids := promptTokens(i, e.length, e.config.Vocab); len(ids) > 0; {
+			n := min(len(ids), max(min(e.chunk, e.length), e.batch))
+			tokens, err := e.decoder.Next(llama.Text{Seq: s, IDs: ids[:n]})
 			if err != nil {
 				return err
 			}
@@ -162,10 +189,51 @@ func (e *leanLlama) giveBack() error {
 
 func (e *leanLlama) mix() { e.mixed = true }
 
+// borrow is another decoder with the same weights, which has to be closed first.
+func (e *leanLlama) borrow() *leanLlama {
+	return &leanLlama{
+		config: e.config, gpu: e.gpu, chunk: e.chunk, mixed: e.mixed, schedule: e.schedule, random: e.random, weights: e.weights, borrowed: true,
+		done: func() error { return nil },
+	}
+}
+
+func (e *leanLlama) fixedSplit() engine {
+	other := e.borrow()
+	other.schedule = la.FixedSplit(fixedSplits)
+	return other
+}
+
+func (e *leanLlama) reading(mixed bool) promptReader {
+	other := e.borrow()
+	other.mixed = mixed
+	return llamaPrompts{other}
+}
+
+// llamaPrompts reads prompts, again and again.
+type llamaPrompts struct{ e *leanLlama }
+
+func (p llamaPrompts) read(batch, width int) (time.Duration, error) {
+	var err error
+	if p.e.has(batch, width, 0) {
+		err = p.e.truncate(0)
+	} else {
+		err = p.e.begin(batch, width, 0)
+	}
+	if err == nil {
+		err = p.e.fill()
+	}
+	return p.e.prompt, err
+}
+
+func (p llamaPrompts) close() error { return p.e.close() }
+
 func (e *leanLlama) queued() float64 { return 0 }
 
 func (e *leanLlama) close() error {
 	err := e.forget()
+	if e.borrowed {
+		return err
+	}
 	for _, w := range e.weights {
 		if t, ok := w.(*la.DeviceTensor); ok {
 			err = errors.Join(err, t.Free())

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/llama"
 
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
@@ -21,7 +23,7 @@ import (
 // smallLlama is of a shape that is made and run in no time.
 func smallLlama(t *testing.T, tied bool) llama.Config {
 	t.Helper()
-	fields := newLlama("", 2, 64, 96, 16, tied, map[string]any{"rope_type": "default", "rope_theta": 1e4}).fields
+	fields := newLlama("", llamaSizes{layers: 2, hidden: 64, inner: 96, headDim: 16, tied: tied}, map[string]any{"rope_type": "default", "rope_theta": 1e4}).fields
 	for name, n := range map[string]int{"vocab_size": 300, "num_attention_heads": 4, "num_key_value_heads": 2} {
 		fields[name] = n
 	}
@@ -41,6 +43,7 @@ func TestLlamaShapes(t *testing.T) {
 	for name, want := range map[string]struct{ all, read, token float64 }{
 		"llama-3.2-1b": {1.236e9, 1.236e9, 2 * 16 * 8 * 64},
 		"llama-3-8b":   {8.030e9, 7.505e9, 2 * 32 * 8 * 128}, // without the table of tokens
+		"phi-3-medium": {13.960e9, 13.796e9, 2 * 40 * 10 * 128},
 	} {
 		s, err := shapeNamed(name, 1<<20)
 		if err != nil {
@@ -211,5 +214,52 @@ func TestMeasureShape(t *testing.T) {
 				t.Error("a silent worker is kept")
 			}
 		})
+	}
+}
+
+// TestLlamaWhole: a decoder that attends by another schedule, and one that reads prompts again and again, have the same weights
+// and say the same.
+func TestLlamaWhole(t *testing.T) {
+	e := newLeanLlama(smallLlama(t, false), nil, 5)
+	var _ wholeEngine = e
+	var texts [2]string
+	fixed := e.fixedSplit()
+	for i, d := range []engine{e, fixed} {
+		_, _, ids, err := d.decode(2, 12, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[i] = strings.Join(ids, " ")
+	}
+	if texts[0] != texts[1] {
+		t.Errorf("tokens %s, and with fixed splits %s", texts[0], texts[1])
+	}
+	if other := fixed.(*leanLlama).schedule; other != la.FixedSplit(8) {
+		t.Errorf("schedule %v", other)
+	}
+	none := e.borrow()
+	none.schedule = la.FixedSplit(-1) // which attention refuses: it is told
+	if _, _, _, err := none.decode(1, 7, 1); !errors.Is(err, la.ErrOption) {
+		t.Errorf("-1 splits: %v", err)
+	}
+	r := e.reading(true)
+	for _, c := range [][2]int{{2, 12}, {2, 12}, {1, 7}} {
+		if took, err := r.read(c[0], c[1]); err != nil || took <= 0 {
+			t.Errorf("%v: %v, %v", c, took, err)
+		}
+		p := r.(llamaPrompts).e
+		if !p.mixed || len(p.first) != c[0] || fmt.Sprint(p.first[0]) != strings.Fields(texts[0])[0] && c[1] == 12 {
+			t.Errorf("%v: mixed %v, first tokens %v, and they are %s", c, p.mixed, p.first, texts[0])
+		}
+		for _, s := range p.sequences {
+			if s.Len() != c[1] {
+				t.Errorf("%v: %d tokens", c, s.Len())
+			}
+		}
+	}
+	for _, d := range []interface{ close() error }{r, fixed, e} {
+		if err := d.close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

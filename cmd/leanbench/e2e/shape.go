@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -75,22 +76,33 @@ type llamaModel struct {
 	config llama.Config
 }
 
-// llamaShapes are checkpoints of Meta's.
+// llamaShapes are checkpoints of Meta's, and Microsoft's Phi-3-medium: its graph is Llama's, and its matrices that are one
+// of several are told apart.
 var llamaShapes = map[string]llamaModel{
-	"llama-3.2-1b": newLlama("Llama-3.2-1B", 16, 2048, 8192, 64, true, map[string]any{
+	"llama-3.2-1b": newLlama("Llama-3.2-1B", llamaSizes{layers: 16, hidden: 2048, inner: 8192, headDim: 64, tied: true}, map[string]any{
 		"rope_type": "llama3", "rope_theta": 5e5, "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192,
 	}),
-	"llama-3-8b": newLlama("Llama-3-8B", 32, 4096, 14336, 128, false, map[string]any{"rope_type": "default", "rope_theta": 5e5}),
+	"llama-3-8b": newLlama("Llama-3-8B", llamaSizes{layers: 32, hidden: 4096, inner: 14336, headDim: 128}, map[string]any{"rope_type": "default", "rope_theta": 5e5}),
+	phiShape:     newLlama("Phi-3-medium", llamaSizes{layers: 40, hidden: 5120, inner: 17920, headDim: 128, heads: 40, kvHeads: 10, vocab: 32064}, map[string]any{"rope_type": "default", "rope_theta": 1e4}),
 }
 
-// newLlama has 32 query heads and 8 KV heads.
-func newLlama(name string, layers, hidden, inner, headDim int, tied bool, rope map[string]any) llamaModel {
+const phiShape = "phi-3-medium"
+
+// llamaSizes are those of a model; what is 0 is as in all of Llama 3's.
+type llamaSizes struct {
+	layers, hidden, inner, headDim int
+	heads, kvHeads, vocab          int
+	tied                           bool
+}
+
+func newLlama(name string, s llamaSizes, rope map[string]any) llamaModel {
+	s.heads, s.kvHeads, s.vocab = cmp.Or(s.heads, 32), cmp.Or(s.kvHeads, 8), cmp.Or(s.vocab, 128256)
 	m := llamaModel{name: name, fields: map[string]any{
-		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu", "vocab_size": 128256,
-		"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-		"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": headDim,
-		"rms_norm_eps": 1e-5, "tie_word_embeddings": tied, "rope_parameters": rope, "max_position_embeddings": 131072,
-		"attention_bias": false, "mlp_bias": false, "bos_token_id": 128000, "eos_token_id": 128001,
+		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu", "vocab_size": s.vocab,
+		"hidden_size": s.hidden, "intermediate_size": s.inner, "num_hidden_layers": s.layers,
+		"num_attention_heads": s.heads, "num_key_value_heads": s.kvHeads, "head_dim": s.headDim,
+		"rms_norm_eps": 1e-5, "tie_word_embeddings": s.tied, "rope_parameters": rope, "max_position_embeddings": 131072,
+		"attention_bias": false, "mlp_bias": false, "bos_token_id": 1, "eos_token_id": 2,
 	}}
 	data, err := json.Marshal(m.fields)
 	if err == nil {

@@ -9,27 +9,30 @@ import (
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
-	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/examples/opt/model"
 )
 
 // What other commands measure whole decoders with.
 
-// wholeShapes are decoders by name.
-var wholeShapes = map[string]hf.Config{
-	WholeOPT: optShapes[longShape],
-	// OPT's graph has neither groups of query heads nor gates: there is a KV head for each query head, and two
-	// matrices of the feed-forward layer are as large as Phi-3's three.
-	WholePhi: func() hf.Config {
-		c := optShape(40, 5120, 40)
-		c.FFNDim, c.VocabSize = 17920*3/2, 32064
-		return c
-	}(),
+// wholeShapes are the names in -shapes of decoders.
+var wholeShapes = map[string]string{WholeOPT: longShape, WholePhi: phiShape}
+
+// fixedSplits is how many splits FlashDecoding's schedule has, as in the opt command.
+const fixedSplits = 8
+
+// wholeEngine is a decoder of ours that is measured from a prompt to its last token.
+type wholeEngine interface {
+	decoder
+	// fixedSplit is the same decoder with FlashDecoding's schedule. It has the same weights, and has to be closed first.
+	fixedSplit() engine
+	// reading is a decoder with the same weights, which may compute linear layers in mixed precision.
+	reading(mixed bool) promptReader
 }
 
 // Whole is a decoder with random weights on the first GPU, and in transformers.
 type Whole struct {
 	name   string
-	ours   optDecoder
+	ours   wholeEngine
 	worker *measure.Worker // nil: no peers
 	rounds int
 	stderr io.Writer
@@ -57,10 +60,10 @@ const (
 	WholeTorch = nameCompiled
 )
 
-// Shapes of decoders: OPT's, and OPT's graph with Phi-3-medium's layers, width and heads.
+// Shapes of decoders.
 const (
 	WholeOPT = "OPT-6.7b"
-	WholePhi = "Phi-3-medium's size"
+	WholePhi = "Phi-3-medium"
 )
 
 // WholePeers is the longest prompt that transformers read: they compile for each length.
@@ -68,15 +71,26 @@ const WholePeers = 8192
 
 // OpenWhole makes a decoder of a shape for contexts of so many tokens.
 func OpenWhole(shape string, longest int, python string, peers bool, rounds int, stderr io.Writer) (w *Whole, err error) {
-	config, ok := wholeShapes[shape]
+	name, ok := wholeShapes[shape]
 	if !ok {
 		return nil, fmt.Errorf("no decoder is called %q", shape)
 	}
-	config.MaxPositions = max(config.MaxPositions, longest)
+	s, err := shapeNamed(name, longest)
+	if err != nil {
+		return nil, err
+	}
 	w = &Whole{name: shape, rounds: rounds, stderr: stderr}
 	fmt.Fprintf(stderr, "%s: making weights\n", shape)
-	if w.ours, err = openOPT(config, 0); err != nil {
+	chunk := 0
+	if _, ok := s.(llamaModel); ok {
+		chunk = model.GPUChunk // as OPT's decoder has by itself
+	}
+	ours, err := s.open(chunk)
+	if err != nil {
 		return nil, err
+	}
+	if w.ours, ok = ours.(wholeEngine); !ok {
+		return nil, errors.Join(fmt.Errorf("%s is not measured from a prompt to its last token", shape), ours.close())
 	}
 	if err := w.ours.check(); err != nil {
 		return nil, errors.Join(err, w.ours.close())
@@ -86,7 +100,7 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 	}
 	if w.worker, err = startDecoderWorker(python); err == nil {
 		w.hello = strings.Join(w.worker.Hello, " ")
-		err = makeTheirs(w.worker, optModel{shape, config}, "float16")
+		err = makeTheirs(w.worker, s, "float16")
 	}
 	if err != nil {
 		if w.worker != nil {
@@ -174,7 +188,7 @@ func (w *Whole) reader(name string, read func() (time.Duration, error)) measure.
 // steps has ours, ours with FlashDecoding's schedule and transformers decode in turn.
 func (w *Whole) steps(prompt, tokens int) (_ []WholeTime, err error) {
 	context, steps := prompt+tokens/2, stepsOf(tokens)
-	fixed := w.ours.attending("fixed")
+	fixed := w.ours.fixedSplit()
 	defer func() { err = errors.Join(err, fixed.close()) }()
 	var contenders []measure.Contender
 	for _, e := range []struct {

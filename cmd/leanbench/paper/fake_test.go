@@ -186,7 +186,7 @@ func TestFakeWhole(t *testing.T) {
 		}
 		return fakeWhole{&closed}, nil
 	}
-	first, second, third := wholes(e2e.WholeOPT, 32, 4096), wholes(e2e.WholePhi, 40, 1024), wholes("none", 40, 1024)
+	first, second, third := wholes(e2e.WholeOPT, 32, 32, 4096), wholes(e2e.WholePhi, 40, 10, 1024), wholes("none", 40, 40, 1024)
 	with(t, panel{id: "12", table: "Figure 12", kind: whole, gpu: first}, panel{id: "12phi", table: "Figure 12, phi", kind: whole, gpu: second},
 		panel{id: "12none", table: "Figure 12, none", kind: whole, gpu: third})
 	file := filepath.Join(t.TempDir(), "whole.json")
@@ -194,7 +194,7 @@ func TestFakeWhole(t *testing.T) {
 	if status != 0 || !strings.Contains(errs, "OPT-6.7b, 4096 tokens and 512 is left out: cache: ") || !strings.Contains(errs, "Figure 12, none is left out: no weights\n") || !strings.Contains(out, "without transformers: some reason") {
 		t.Errorf("status %d: %s%s", status, errs, out)
 	}
-	if want := "[OPT-6.7b4609 true 0 Phi-3-medium's size1153 false 1 none1153 false 2]"; fmt.Sprint(opened) != want || closed != 2 {
+	if want := "[OPT-6.7b4609 true 0 Phi-3-medium1153 true 1 none1153 true 2]"; fmt.Sprint(opened) != want || closed != 2 {
 		t.Errorf("%v, want %s; %d closed", opened, want, closed)
 	}
 	r, err := measure.Load(file)

@@ -148,11 +148,11 @@ var panels = func() []panel {
 		},
 		{
 			id: "12", table: "Figure 12", what: "end to end, OPT-6.7b's shape", kind: whole,
-			gpu: wholes(e2e.WholeOPT, 32, 1<<15),
+			gpu: wholes(e2e.WholeOPT, 32, 32, 1<<15),
 		},
 		{
-			id: "12phi", table: "Figure 12, Phi-3-medium's size", what: "end to end, " + e2e.WholePhi, kind: whole,
-			gpu: wholes(e2e.WholePhi, 40, 1<<15),
+			id: "12phi", table: "Figure 12, Phi-3-medium", what: "end to end, " + e2e.WholePhi, kind: whole,
+			gpu: wholes(e2e.WholePhi, 40, 10, 1<<15),
 		},
 	}
 }
@@ -234,9 +234,9 @@ func models(contexts []int, batches ...int) (all []point) {
 
 // wholes are prompts of a decoder, with an eighth as many tokens behind them. None is quick: the weights
 // alone take longer.
-func wholes(model string, heads, most int) (all []point) {
+func wholes(model string, heads, kvHeads, most int) (all []point) {
 	for _, n := range ladder(1<<10, most, 2) {
-		all = append(all, point{label: fmt.Sprintf("%s, %d tokens and %d", model, n, n/8), model: model, heads: heads, kvHeads: heads, dim: 128, lengths: []int{n}})
+		all = append(all, point{label: fmt.Sprintf("%s, %d tokens and %d", model, n, n/8), model: model, heads: heads, kvHeads: kvHeads, dim: 128, lengths: []int{n}})
 	}
 	return all
 }

@@ -88,8 +88,7 @@ func (b *gpuBench) openWhole(p panel) error {
 	for _, x := range p.gpu {
 		longest = max(longest, x.lengths[0]/8*9+1)
 	}
-	peers := b.Options.Peers && model == e2e.WholeOPT // there is no memory for two of the other one
-	whole, err := openWhole(model, longest, b.Options.Python, peers, wholeRounds, b.Stderr)
+	whole, err := openWhole(model, longest, b.Options.Python, b.Options.Peers, wholeRounds, b.Stderr)
 	if b.noWhole = err; err != nil {
 		return err
 	}

@@ -106,8 +106,8 @@ var paperQuestions = []question{
 	},
 	{
 		id: "12", title: "Figure 12: end to end",
-		text:   "A prompt and an eighth as many tokens behind it, one sequence. The paper decodes with Phi-3-medium in ONNX Runtime and gains 1.12 over FlashDecoding for the first 1024 tokens, and 1.73 on average above 16384. Here it is a decoder of OPT-6.7b's shape with random weights, and OPT's graph with as many layers, heads and weights as Phi-3-medium has, but a KV head for each query head. Steps are timed in the middle of the tokens, and count as the mean of all. Fixed split has 8 splits.",
-		tables: []string{"Figure 12", "Figure 12, Phi-3-medium's size"}, head: "prompt and tokens", contenders: true,
+		text:   "A prompt and an eighth as many tokens behind it, one sequence. The paper decodes with Phi-3-medium in ONNX Runtime and gains 1.12 over FlashDecoding for the first 1024 tokens, and 1.73 on average above 16384. Here decoders of OPT-6.7b's and Phi-3-medium's shapes have random weights. Steps are timed in the middle of the tokens, and count as the mean of all. Fixed split has 8 splits.",
+		tables: []string{"Figure 12", "Figure 12, Phi-3-medium"}, head: "prompt and tokens", contenders: true,
 		columns: []column{{head: "prompt, ms", metric: measure.PromptMillis, form: "3"}, {head: "ms a step", metric: measure.StepMillis}, {head: "s in all", metric: measure.TotalSeconds}, {head: "x fixed split", metric: measure.OverFixed}, {head: "x transformers, compiled", metric: measure.OverCompiled}},
 		picture: picture{kind: "bars", x: "seconds in all", y: "prompt and program", series: []column{{head: "s", metric: measure.TotalSeconds}}},
 	},
