@@ -3,6 +3,8 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,13 +32,17 @@ type modelScaling struct {
 	config hf.Config
 	steps  int // of a turn
 	cases  []modelCase
-	long   bool // too long for -quick
+	long   bool            // too long for -quick
+	bytes  map[int]float64 // by GPUs, how many times as fast a step should be as one GPU reads what it has to
 }
 
-// scaledModels are one that fits on a GPU, and one of 60 GB whose cache takes another 60.
+// readSpeed is a variable for tests.
+var readSpeed = gpu.ReadSpeed
+
+// scaledModels are one that fits on a GPU, and one of 60 GB that fits on some alone, and whose cache may take another 60.
 var scaledModels = []modelScaling{
-	{longShape, optShapes[longShape], 20, []modelCase{{batch: 1, context: 1024, two: 1.8}, {batch: 16, context: 1024, two: 1.7, ranks: 1.4}, {batch: 1, context: 2048, two: 1.6, prompt: true}, {batch: 1, context: 32768, two: 1.85}}, false},
-	{"30b", optShape(48, 7168, 56), 20, []modelCase{{batch: 8, context: 5400}}, true},
+	{longShape, optShapes[longShape], 20, []modelCase{{batch: 1, context: 1024, two: 1.8}, {batch: 16, context: 1024, two: 1.7, ranks: 1.4}, {batch: 1, context: 2048, two: 1.6, prompt: true}, {batch: 1, context: 32768, two: 1.85}}, false, nil},
+	{"30b", optShape(48, 7168, 56), 20, []modelCase{{batch: 1, context: 1024}, {batch: 16, context: 1024}, {batch: 8, context: 5400}}, true, map[int]float64{4: 3.2, 8: 5.5}},
 }
 
 // scaleModels is the part of the scale command.
@@ -106,24 +112,49 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 			return err
 		}
 	}
-	var names []string
-	for _, g := range x.GPUs {
-		names = append(names, x.Name(g))
-	}
-	for _, s := range sets {
-		names = append(names, s.String())
-	}
-	for _, c := range m.cases {
-		for _, name := range names {
-			one, y := x.Report.Find(m.name(c), "one GPU", measure.StepMillis), x.Report.Find(m.name(c), name, measure.StepMillis)
-			if m.long && one != nil && y != nil && y != one {
-				x.Report.Row(m.table(), m.name(c), name).Add(measure.OverOneGPU, one.Value/y.Value, nil)
-			}
+	if m.long {
+		names := make(map[string]int)
+		for _, g := range x.GPUs {
+			names[x.Name(g)] = len(g.Members())
 		}
+		for _, s := range sets {
+			names[s.String()] = s.Size * s.GPUs
+		}
+		m.compare(x, names)
 	}
 	x.Report.WriteTable(x.Stdout, m.table())
 	x.Report.WriteTable(x.Stdout, m.promptTable())
 	return nil
+}
+
+// compare has the figures of those that did not take turns, by their names and numbers of GPUs: to one GPU, where it had the
+// memory, and to the time that it takes to read what a step does.
+func (m *modelScaling) compare(x *gpu.Scaled, names map[string]int) {
+	speed, err := readSpeed()
+	if err != nil {
+		fmt.Fprintf(x.Stderr, "%s: nothing is compared with what one GPU reads: %v\n", m.table(), err)
+	}
+	for _, c := range m.cases {
+		step := stepCase{shape: optModel{m.shape, m.config}, batch: c.batch, context: c.context, steps: m.steps}
+		one := 0.0 // it lacks the memory
+		if f := x.Report.Find(m.name(c), "one GPU", measure.StepMillis); f != nil {
+			one = f.Value
+		}
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			y := x.Report.Find(m.name(c), name, measure.StepMillis)
+			if y == nil || c.prompt {
+				continue
+			}
+			row, millis := x.Report.Row(m.table(), m.name(c), name), y.Value
+			if one > 0 && names[name] > 1 {
+				row.Add(measure.OverOneGPU, one/millis, nil)
+			}
+			if speed > 0 {
+				least := m.bytes[names[name]]
+				row.Add(measure.OverBytes, 1e3*step.bytes()/speed/millis, measure.Only(least > 0, measure.AtLeast(least)))
+			}
+		}
+	}
 }
 
 // measureOn has numbers of GPUs, and ranks, take turns.

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/emulated/system"
@@ -67,7 +69,7 @@ func TestEmulatedModelScaling(t *testing.T) {
 	}
 	config := optShape(1, 128, 2)
 	config.VocabSize, config.FFNDim, config.MaxPositions = 70, 96, 12
-	m := modelScaling{"tiny", config, 2, []modelCase{{batch: 2, context: 5, two: 1e9, ranks: 1e-9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false}
+	m := modelScaling{"tiny", config, 2, []modelCase{{batch: 2, context: 5, two: 1e9, ranks: 1e-9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false, nil}
 	var errs strings.Builder
 	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Ranks: []gpu.Ranks{{Size: 2, GPUs: 1}, {Size: 2, GPUs: 2}, {Size: 3, GPUs: 2}}, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
 	if !ranked {
@@ -101,5 +103,32 @@ func TestEmulatedModelScaling(t *testing.T) {
 	}
 	if text := errs.String(); !strings.Contains(text, "one GPU: left out: ") || !strings.Contains(text, "3 GPUs: left out: ") || strings.Contains(text, "2 ranks: left out: rank ") != ranked || strings.Contains(text, "looked for /nowhere/libnccl.so.2") != ranked || len(x.Report.Figures) != figures {
 		t.Errorf("%d figures, %s", len(x.Report.Figures), text)
+	}
+}
+
+// TestCompareScaled: what did not take turns is compared with one GPU, and with the time that one takes to read a step's bytes.
+func TestCompareScaled(t *testing.T) {
+	defer func(f func() (float64, error)) { readSpeed = f }(readSpeed)
+	m := modelScaling{shape: "tiny", config: optShape(1, 128, 2), steps: 1, cases: []modelCase{{batch: 2, context: 5}, {batch: 1, context: 9}}, bytes: map[int]float64{4: 3, 2: 1}}
+	bytes := stepCase{shape: optModel{"", m.config}, batch: 2, context: 5, steps: 1}.bytes()
+	x := &gpu.Scaled{Report: &measure.Report{}, Stderr: io.Discard}
+	is, names := m.name(m.cases[0]), map[string]int{"one GPU": 1, "2 GPUs": 2, "2 ranks x 2 GPUs": 4}
+	for name, n := range names {
+		x.Report.Row(m.table(), is, name).Add(measure.StepMillis, 8/float64(n), nil)
+	}
+	readSpeed = func() (float64, error) { return bytes / 4e-3, nil } // 4 ms for a step
+	m.compare(x, names)
+	for name, n := range names {
+		over, read := x.Report.Find(is, name, measure.OverOneGPU), x.Report.Find(is, name, measure.OverBytes)
+		if (over == nil) != (n == 1) || over != nil && over.Value != float64(n) || read == nil || !measuretest.Near(read.Value, float64(n)/2) || (read.Bar == nil) != (n == 1) || n > 1 && read.Bar.Met != (n == 2) {
+			t.Errorf("%s: %+v, %+v", name, over, read)
+		}
+	}
+	var errs strings.Builder
+	x = &gpu.Scaled{Report: &measure.Report{}, Stderr: &errs}
+	x.Report.Row(m.table(), is, "2 GPUs").Add(measure.StepMillis, 8, nil)
+	readSpeed = func() (float64, error) { return 0, errors.New("no kernel") }
+	if m.compare(x, names); len(x.Report.Figures) != 1 || !strings.Contains(errs.String(), "no kernel") {
+		t.Errorf("%+v, %s", x.Report.Figures, errs.String())
 	}
 }

@@ -242,7 +242,7 @@ func (b *Bench) Describe() {
 		release = "of unknown release"
 	}
 	b.Note("driver %s, CUDA %s", release, b.Device.driver.Version())
-	b.version("driver", release)
+	setVersion(b.Report, "driver", release)
 }
 
 // smi asks the driver's own program, where it is installed.

@@ -7,6 +7,7 @@ Questions, one a line, and their answers:
 
     arena BYTES                                        ok
     shape HEADS KVHEADS DIM SETS LAUNCHES LENGTHS      ok WAY ... [without TEXT]
+    sdpa HEADS KVHEADS DIM SETS LAUNCHES LENGTHS       the same of PyTorch alone
     prompts HEADS KVHEADS DIM CAUSAL QUERIES LENGTHS LAUNCHES    the same
     linear ROWS IN OUT LAYERS                          the same
     run WAY REPLAYS                                    ok SECONDS ...
@@ -48,7 +49,7 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 
 class Shape:
-    def __init__(self, arena, heads, kv_heads, dim, sets, launches, lengths):
+    def __init__(self, arena, heads, kv_heads, dim, sets, launches, lengths, pages=True):
         self.launches, self.sets = launches, sets
         self.heads, self.kv_heads, self.dim, self.lengths = heads, kv_heads, dim, lengths
         self.arena = arena
@@ -63,7 +64,9 @@ class Shape:
             self.missing.append("PyTorch's scaled_dot_product_attention, which has no ragged batches")
             self.add("flash-varlen", self.varlen)
             self.check_varlen()
-        if flashinfer is None:
+        if not pages:
+            pass
+        elif flashinfer is None:
             self.missing.append("FlashInfer: " + no_flashinfer)
         else:
             self.page()
@@ -331,12 +334,12 @@ def main():
                 torch.cuda.empty_cache()
                 arena = make_arena(int(args[0]))
                 say("ok")
-            elif word == "shape":
+            elif word in ("shape", "sdpa"):
                 shape = None  # its memory first
                 gc.enable()
                 gc.collect()
                 torch.cuda.empty_cache()
-                shape = Shape(arena, *map(int, args[:5]), lengths_of(args[5]))
+                shape = Shape(arena, *map(int, args[:5]), lengths_of(args[5]), word == "shape")
                 gc.collect()
                 gc.disable()
                 text = ["without", "; ".join(shape.missing)] if shape.missing else []

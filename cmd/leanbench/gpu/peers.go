@@ -48,37 +48,46 @@ func PeerName(way string) string { return peerNames[way] }
 // Peers are other programs on the same GPU, in another process. Nil is none.
 type gpuPeers struct {
 	worker *measure.Worker
+	size   int64 // of their arena
 	note   func(format string, args ...any)
 	said   []string // which of them are missing for some shapes, and why
 }
 
-func (b *Bench) startPeers() error {
+func (b *Bench) startPeers() (err error) {
 	if !b.Options.Peers {
 		b.Note("no peers, because of -peers=false")
 		return nil
 	}
-	w, err := startGPUWorker(b.Options.Python, fmt.Sprint(b.Options.device))
-	if err != nil {
+	if b.peers, err = openPeers(b.Options.Python, b.Options.device, b.Report); err != nil {
 		return fmt.Errorf("the peers do not start (-peers=false measures without, -python names another python): %w", err)
 	}
-	b.peers = &gpuPeers{worker: w, note: b.Note}
-	hello := strings.Join(w.Hello, " ")
-	b.Note("%s", hello)
-	for _, m := range versions.FindAllStringSubmatch(hello, -1) {
-		b.version(m[1], m[2])
-	}
 	return nil
+}
+
+// openPeers starts the worker, and has a report say what it says of itself.
+func openPeers(python string, device int, r *measure.Report) (*gpuPeers, error) {
+	w, err := startGPUWorker(python, fmt.Sprint(device))
+	if err != nil {
+		return nil, err
+	}
+	note := func(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
+	hello := strings.Join(w.Hello, " ")
+	note("%s", hello)
+	for _, m := range versions.FindAllStringSubmatch(hello, -1) {
+		setVersion(r, m[1], m[2])
+	}
+	return &gpuPeers{worker: w, note: note}, nil
 }
 
 // versions finds programs in what a worker says of itself.
 var versions = regexp.MustCompile(`(PyTorch|CUDA|cuDNN|FlashInfer) ([^ ,]+)`)
 
-// version takes down that of a program.
-func (b *Bench) version(name, is string) {
-	if b.Report.Versions == nil {
-		b.Report.Versions = make(map[string]string)
+// setVersion takes down that of a program.
+func setVersion(r *measure.Report, name, is string) {
+	if r.Versions == nil {
+		r.Versions = make(map[string]string)
 	}
-	b.Report.Versions[name] = is
+	r.Versions[name] = is
 }
 
 // startGPUWorker is a variable for tests, which have another worker.
@@ -104,13 +113,39 @@ func (p *gpuPeers) arena(bytes int64) error {
 	if p == nil {
 		return nil
 	}
+	p.size = bytes
 	_, err := p.worker.Ask("arena %d", bytes)
 	return err
 }
 
+// flashDecoding is how long FlashDecoding takes for a shape, alone, in memory that is given back behind it.
+func (p *gpuPeers) flashDecoding(s Shape, rounds int) (_ measure.Samples, err error) {
+	before := p.size
+	defer func() { err = errors.Join(err, p.arena(before)) }()
+	if err := p.arena(s.rotation()); err != nil {
+		return nil, err
+	}
+	var flash []*Contender
+	for _, c := range p.shape("sdpa", s) {
+		if c.Name == peerNames["flash"] {
+			flash = append(flash, c)
+		}
+	}
+	if len(flash) == 0 {
+		return nil, errors.New("it is not there")
+	}
+	times, err := Alternate(rounds, s.Launches(), flash)
+	if err != nil {
+		return nil, err
+	}
+	return times[0].Rounds, nil
+}
+
 // contenders have the worker capture its graphs for a shape. What it can't do is
 // noted, each text once, and does not keep us from being measured.
-func (p *gpuPeers) contenders(s Shape) (all []*Contender) {
+func (p *gpuPeers) contenders(s Shape) (all []*Contender) { return p.shape("shape", s) }
+
+func (p *gpuPeers) shape(word string, s Shape) (all []*Contender) {
 	if p == nil {
 		return nil
 	}
@@ -118,7 +153,7 @@ func (p *gpuPeers) contenders(s Shape) (all []*Contender) {
 	if !s.even() {
 		lengths = strings.ReplaceAll(strings.Trim(fmt.Sprint(s.lengths), "[]"), " ", ",")
 	}
-	return p.ask(s.String(), "shape %d %d %d %d %d %s", s.heads, s.kvHeads, s.dim, s.Sets(), s.Launches(), lengths)
+	return p.ask(s.String(), word+" %d %d %d %d %d %s", s.heads, s.kvHeads, s.dim, s.Sets(), s.Launches(), lengths)
 }
 
 // prompts is the same for steps of many queries.

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"regexp"
 	"runtime"
 	"slices"
@@ -27,11 +28,13 @@ const (
 	scaleBytes  = 5 << 30 // of keys and values, that layers have together if one has less
 	scaleLayers = 8       // at most
 	scaleChunk  = 4096    // rows of a prompt at once
+	scaleWindow = 64      // keys that they see: what is measured is the step behind them
 )
 
 // scaling is the flags of the scale command, and what it measures.
 type scaling struct {
 	json   string
+	python string  // that has PyTorch; "": it is not measured
 	counts []int   // of GPUs
 	ranks  []Ranks // processes that have a model together
 	match  *regexp.Regexp
@@ -43,35 +46,65 @@ type scaling struct {
 
 	table          string
 	splits         func(s Shape, gpus int) int // of FlashDecoding's schedule, which is measured then, too; nil: it is not
+	peers          *gpuPeers                   // of whom FlashDecoding is measured on each GPU's share; nil: it is not
 	report         *measure.Report
 	stdout, stderr io.Writer
 }
 
-// scaleCase is a shape, and how many times as fast two GPUs should be; 0: nobody says.
+// scaleCase is a shape, how many times as fast two GPUs should be, which share of their number's times more of them should be,
+// and how many times as fast as FlashDecoding on their shares eight; 0: nobody says.
 type scaleCase struct {
 	Shape
-	two float64
+	two, more, flash float64
+	context          bool // the cache is dealt out by context, however many KV heads there are
+}
+
+func (c *scaleCase) String() string {
+	if c.context {
+		return c.Shape.String() + ", by context"
+	}
+	return c.Shape.String()
+}
+
+// byContext says whether each of some GPUs has a part of the context.
+func (c *scaleCase) byContext(gpus int) bool { return gpus > 1 && (c.context || c.kvHeads%gpus != 0) }
+
+// bar is how many times as fast as one GPU a number of them should be.
+func (c *scaleCase) bar(gpus int) *measure.Bar {
+	least := c.more * float64(gpus)
+	if gpus == 2 {
+		least = c.two
+	}
+	return measure.Only(least > 0, measure.AtLeast(least))
 }
 
 // scaleCases are the shapes that bars are for, one that shows what going to other GPUs and
 // back takes, and those of the LeanAttention paper's figure 9.
 func scaleCases() []scaleCase {
 	cases := []scaleCase{
-		{EvenShape(1, 64, 8, 64, 128), 0},
-		{EvenShape(6, 48, 48, 65536, 64), 1.95},
-		{EvenShape(1, 64, 8, 131072, 128), 1.95},
-		{EvenShape(4, 64, 8, 131072, 128), 1.95},
+		{Shape: EvenShape(1, 64, 8, 64, 128)},
+		{Shape: EvenShape(6, 48, 48, 65536, 64), two: 1.95, more: 0.95},
+		{Shape: EvenShape(1, 64, 8, 131072, 128), two: 1.95, more: 0.95},
+		{Shape: EvenShape(4, 64, 8, 131072, 128), two: 1.95, more: 0.95},
+		{Shape: EvenShape(1, 64, 8, 1<<20, 128), more: 0.95},
+		{Shape: EvenShape(1, 64, 8, 1<<22, 128), more: 0.95},
 		// By context.
-		{EvenShape(1, 8, 1, 64, 64), 0},
-		{EvenShape(1, 1, 1, 1<<20, 64), 1.85},
-		{EvenShape(1, 8, 1, 1<<20, 64), 1.85},
-		{EvenShape(1, 1, 1, 1<<22, 64), 0},
-		{EvenShape(1, 8, 8, 1<<22, 64), 0},
-		{EvenShape(16, 32, 1, 65536, 128), 0},
+		{Shape: EvenShape(1, 8, 1, 64, 64)},
+		{Shape: EvenShape(1, 1, 1, 1<<20, 64), two: 1.85, more: 0.9},
+		{Shape: EvenShape(1, 8, 1, 1<<20, 64), two: 1.85, more: 0.9},
+		{Shape: EvenShape(1, 1, 1, 1<<22, 64), more: 0.9},
+		{Shape: EvenShape(1, 8, 1, 1<<22, 64), more: 0.9},
+		{Shape: EvenShape(1, 8, 8, 1<<20, 64), more: 0.9, context: true},
+		{Shape: EvenShape(1, 8, 8, 1<<22, 64), more: 0.9, context: true},
+		{Shape: EvenShape(16, 32, 1, 65536, 128)},
 	}
 	for _, heads := range []int{64, 128, 160, 256} {
 		for keys := 1 << 10; keys <= 1<<20; keys *= 4 {
-			cases = append(cases, scaleCase{EvenShape(4, heads, heads, keys, 64), 0})
+			c := scaleCase{Shape: EvenShape(4, heads, heads, keys, 64)}
+			if heads == 256 && keys >= 1<<16 {
+				c.flash = 2 // as the paper has it
+			}
+			cases = append(cases, c)
 		}
 	}
 	return cases
@@ -154,6 +187,7 @@ func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writ
 		s.ranks, err = ranksOf(text)
 		return err
 	})
+	flags.StringVar(&s.python, "python", "", "`path` of a python that has PyTorch for CUDA: its FLASH_ATTENTION is measured on each GPU's share of the heads or the context, alone (default: none)")
 	flags.Func("match", "only shapes whose line matches the `regexp`", func(text string) (err error) {
 		s.match, err = regexp.Compile(text)
 		return err
@@ -215,18 +249,24 @@ func (s *scaling) run() (err error) {
 	if err != nil {
 		return err
 	}
-	s.report.WriteHead(s.stdout)
-	for _, c := range s.cases {
-		if !s.asked(c.String()) {
-			continue
+	if s.python != "" {
+		if s.peers, err = openPeers(s.python, 0, s.report); err != nil {
+			return fmt.Errorf("-python %s: %w", s.python, err)
 		}
-		if why := c.tooMuch(gpus[0]); why != "" {
-			fmt.Fprintf(s.stderr, "%v: left out: %s\n", c, why)
+		defer func() { err = errors.Join(err, s.peers.close()) }()
+	}
+	s.report.WriteHead(s.stdout)
+	for i := range s.cases {
+		c := &s.cases[i]
+		if !s.asked(c.String()) {
 			continue
 		}
 		fmt.Fprintln(s.stderr, c)
 		if err := s.measure(c, c.String(), gpus); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
+		}
+		if err := s.report.Save(s.json); err != nil { // a run that is cut off keeps it
+			return err
 		}
 	}
 	s.report.WriteTable(s.stdout, s.table)
@@ -252,23 +292,23 @@ func (s *scaling) run() (err error) {
 // asked says whether a case is to be measured.
 func (s *scaling) asked(is string) bool { return s.match == nil || s.match.MatchString(is) }
 
-// tooMuch says why a shape is not measured on one GPU beside others: there is no memory, or
-// the prompts take too long.
-func (c *scaleCase) tooMuch(one *la.GPU) string {
-	m, err := one.Memory()
+// tooMuch says why a shape is not measured on so many GPUs, of which the first has the least memory left: "" if it is.
+func (c *scaleCase) tooMuch(first *la.GPU, gpus int) string {
+	m, err := first.Memory()
 	if err != nil {
 		return err.Error()
 	}
-	if need := c.Bytes() / 2 * 3; need > m.Free {
-		return fmt.Sprintf("%d bytes of keys and values, and those of others, of %d free", c.Bytes(), m.Free)
+	need := c.Bytes() * int64(c.layers()) / int64(gpus)
+	if need > m.Free/10*9 {
+		return fmt.Sprintf("%d bytes of keys and values on each, of %d free", need, m.Free)
 	}
 	const speed, most = 3e14, 90 // operations a second of prompts with heads of 64 at least; seconds
 	flops := 0.0
 	for _, n := range c.lengths {
 		flops += 2 * float64(c.kvHeads*c.dim) * float64(n) * float64(n)
 	}
-	if flops*float64(c.layers())/speed > most {
-		return fmt.Sprintf("its prompts take %.0f s or so", flops*float64(c.layers())/speed)
+	if seconds := flops * float64(c.layers()) / float64(gpus) / speed; c.byContext(gpus) && seconds > most {
+		return fmt.Sprintf("its prompts take %.0f s or so", seconds)
 	}
 	return ""
 }
@@ -281,20 +321,69 @@ func (c *scaleCase) layers() int {
 	return int(min(scaleLayers, max(1, scaleBytes/c.Bytes())))
 }
 
-// fixedSuffix is behind the names of those who have FlashDecoding's schedule.
-const fixedSuffix = ", fixed split"
+// What is behind the names of those who have FlashDecoding's schedule, and of PyTorch's FlashDecoding.
+const (
+	fixedSuffix = ", fixed split"
+	flashSuffix = ", FLASH_ATTENTION"
+)
 
-// measure has all numbers of GPUs take turns.
-func (s *scaling) measure(c scaleCase, is string, gpus []*la.GPU) (err error) {
+// measure has all numbers of GPUs take turns that have the memory, and FlashDecoding behind them, in what they give back.
+func (s *scaling) measure(c *scaleCase, is string, gpus []*la.GPU) error {
+	times, err := s.turns(c, is, gpus)
+	if err != nil || s.peers == nil {
+		return err
+	}
+	for _, g := range gpus {
+		n := len(g.Members())
+		name := gpusName(n)
+		ours := times[name]
+		if ours == nil {
+			continue
+		}
+		flash, err := s.peers.flashDecoding(c.share(n), s.pace.Rounds)
+		if err != nil {
+			s.peers.miss(is, "%s: without FlashDecoding: %v", name, err)
+			continue
+		}
+		row := s.report.Row(s.table, is, name+flashSuffix)
+		row.Add(measure.LayerMicros, 1e6*flash.Median(), nil)
+		row.Add(measure.Speed, float64(c.Bytes())/flash.Median()/1e9, nil)
+		bar := measure.Only(n == 8 && c.flash > 0, measure.AtLeast(c.flash))
+		s.report.Row(s.table, is, name).Add(measure.OverFlash, flash.Median()*float64(c.layers())/ours.Median(), bar)
+	}
+	return nil
+}
+
+// share is what each of some GPUs has of a shape: its heads, or of too few of them its part of the context.
+func (c *scaleCase) share(gpus int) Shape {
+	s := c.Shape
+	if !c.byContext(gpus) {
+		s.heads, s.kvHeads = s.heads/gpus, s.kvHeads/gpus
+		return s
+	}
+	s.lengths = slices.Clone(s.lengths)
+	for i, n := range s.lengths {
+		s.lengths[i] = (n + gpus - 1) / gpus
+	}
+	return s
+}
+
+// turns are the times of all layers by names of GPUs.
+func (s *scaling) turns(c *scaleCase, is string, gpus []*la.GPU) (times map[string]measure.Samples, err error) {
 	var contenders []measure.Contender
 	for _, g := range gpus {
 		n := len(g.Members())
-		if n > c.kvHeads && s.splits != nil { // by context there is no schedule to compare with
+		if c.byContext(n) && s.splits != nil { // by context there is no schedule to compare with
+			continue
+		}
+		name := gpusName(n)
+		if why := c.tooMuch(gpus[0], n); why != "" {
+			fmt.Fprintf(s.stderr, "%s: %s: left out: %s\n", is, name, why)
 			continue
 		}
 		r, err := newScaleRig(c, g)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer func() { err = errors.Join(err, r.close()) }()
 		add := func(name string, opts ...la.Option) error {
@@ -302,20 +391,27 @@ func (s *scaling) measure(c scaleCase, is string, gpus []*la.GPU) (err error) {
 			contenders = append(contenders, measure.Contender{Name: name, Run: replay})
 			return err
 		}
-		name := gpusName(n)
 		if err := add(name); err != nil {
-			return err
+			return nil, err
 		}
 		if s.splits != nil {
 			if err := add(name+fixedSuffix, la.WithSchedule(la.FixedSplit(s.splits(c.Shape, n)))); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
+	if len(contenders) == 0 {
+		return nil, nil
+	}
 	all, err := measure.Alternate(s.pace, contenders)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	times = make(map[string]measure.Samples)
+	for i, x := range all {
+		times[contenders[i].Name] = x
+	}
+	one := times[gpusName(1)]
 	for i, x := range all {
 		name := contenders[i].Name
 		row := s.report.Row(s.table, is, name)
@@ -325,15 +421,53 @@ func (s *scaling) measure(c scaleCase, is string, gpus []*la.GPU) (err error) {
 		if strings.HasSuffix(name, fixedSuffix) {
 			continue
 		}
-		if i > 0 {
-			row.Add(measure.OverOneGPU, x.Faster(all[0]), measure.Only(name == "2 GPUs" && c.two > 0, measure.AtLeast(c.two)))
+		if one != nil && name != gpusName(1) {
+			n := 0
+			fmt.Sscan(name, &n)
+			row.Add(measure.OverOneGPU, x.Faster(one), c.bar(n))
 		}
-		if s.splits != nil { // the next one
-			row.Add(measure.OverFixed, x.Faster(all[i+1]), nil)
+		if s.splits != nil {
+			row.Add(measure.OverFixed, x.Faster(times[name+fixedSuffix]), nil)
 		}
 	}
-	return nil
+	return times, nil
 }
+
+// ReadSpeed is how many bytes the first GPU reads in a second, where nothing else is done. Before compute capability 9.0
+// nobody knows.
+func ReadSpeed() (speed float64, err error) {
+	driver, err := LoadDriver()
+	if err != nil {
+		return 0, err
+	}
+	d, err := OpenDevice(driver, 0, rand.New(rand.NewPCG(1, 2)))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := d.Fill(readShape.rotation(), ArenaPeriod); err != nil {
+		return 0, err
+	}
+	all, err := d.Ceilings(readShape)
+	defer func() { err = errors.Join(err, CloseAll(all)) }()
+	if err != nil {
+		return 0, err
+	}
+	if len(all) == 0 {
+		return 0, fmt.Errorf("no kernel that only reads runs on it")
+	}
+	times, err := Alternate(5, readShape.Launches(), all)
+	if err != nil {
+		return 0, err
+	}
+	for _, t := range times {
+		speed = max(speed, float64(readShape.Bytes())/t.Rounds.Median())
+	}
+	return speed, nil
+}
+
+// readShape is 2 GiB: of what a launch reads next to nothing is still in the L2 cache from the one before.
+var readShape = EvenShape(1, 32, 32, 1<<17, 128)
 
 // Scaling measures shapes of other commands whose heads are on several GPUs.
 type Scaling struct {
@@ -341,10 +475,10 @@ type Scaling struct {
 	gpus []*la.GPU
 }
 
-// OpenScaling opens one GPU, and all powers of two of them. Figures go to a table of a report. splits is how
-// many splits FlashDecoding's schedule has of a shape on so many GPUs.
-func OpenScaling(report *measure.Report, table string, pace measure.Pace, splits func(s Shape, gpus int) int) (*Scaling, error) {
-	s := &scaling{table: table, report: report, pace: pace, splits: splits}
+// OpenScaling opens one GPU, and all powers of two of them. Figures go to a table of the report. splits is how
+// many splits FlashDecoding's schedule has of a shape on so many GPUs. Peers, if there are some, are measured on each GPU's share.
+func (b *Bench) OpenScaling(table string, pace measure.Pace, splits func(s Shape, gpus int) int) (*Scaling, error) {
+	s := &scaling{table: table, report: b.Report, pace: pace, splits: splits, peers: b.peers, stderr: b.Stderr}
 	gpus, err := s.open()
 	if err != nil {
 		return nil, errors.Join(err, closeGPUs(gpus))
@@ -355,13 +489,9 @@ func OpenScaling(report *measure.Report, table string, pace measure.Pace, splits
 // Most is the largest number of GPUs.
 func (x *Scaling) Most() int { return len(x.gpus[len(x.gpus)-1].Members()) }
 
-// Measure measures a shape under a name. A shape that is too much for one GPU gives a reason instead.
-func (x *Scaling) Measure(shape Shape, is string) (why string, err error) {
-	c := scaleCase{shape, 0}
-	if why = c.tooMuch(x.gpus[0]); why != "" {
-		return why, nil
-	}
-	return "", x.s.measure(c, is, x.gpus)
+// Measure measures a shape under a name.
+func (x *Scaling) Measure(shape Shape, is string) error {
+	return x.s.measure(&scaleCase{Shape: shape}, is, x.gpus)
 }
 
 // Close gives the GPUs back.
@@ -375,14 +505,18 @@ type scaleRig struct {
 	recordings []*la.Recording
 }
 
-func newScaleRig(c scaleCase, gpu *la.GPU) (r *scaleRig, err error) {
+func newScaleRig(c *scaleCase, gpu *la.GPU) (r *scaleRig, err error) {
 	r = &scaleRig{gpu: gpu}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
 		}
 	}()
-	r.cache, err = la.NewCache(la.CacheConfig{Layers: c.layers(), KVHeads: c.kvHeads, HeadDim: c.dim, DType: la.Float16,
+	shard := la.ShardAuto
+	if c.context {
+		shard = la.ShardContext
+	}
+	r.cache, err = la.NewCache(la.CacheConfig{Shard: shard, Layers: c.layers(), KVHeads: c.kvHeads, HeadDim: c.dim, DType: la.Float16,
 		PageSize: layerPage, Pages: int(c.pages(layerPage)), Device: gpu})
 	if err != nil {
 		return r, err
@@ -405,7 +539,7 @@ func newScaleRig(c scaleCase, gpu *la.GPU) (r *scaleRig, err error) {
 }
 
 // record records the step with options of attention, and replays it.
-func (r *scaleRig) record(c scaleCase, opts ...la.Option) (replay func(n int) (time.Duration, error), err error) {
+func (r *scaleRig) record(c *scaleCase, opts ...la.Option) (replay func(n int) (time.Duration, error), err error) {
 	run, err := r.nodes(r.step, c.batch(), c.heads, c, opts...)
 	if err != nil {
 		return nil, err
@@ -422,7 +556,7 @@ func (r *scaleRig) record(c scaleCase, opts ...la.Option) (replay func(n int) (t
 }
 
 // nodes are layers of a step on numbers that are on the GPU, and run them.
-func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase, opts ...la.Option) (run func() error, err error) {
+func (r *scaleRig) nodes(step *la.Step, rows, heads int, c *scaleCase, opts ...la.Option) (run func() error, err error) {
 	g := G.NewGraph()
 	var nodes [3]*G.Node
 	var in []G.Value
@@ -432,11 +566,9 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase, opts ...la
 			x[j] = half.FromFloat32(float32(j*7919%1000)/500 - 1)
 		}
 		t := tensor.New(tensor.WithShape(rows, h*c.dim), tensor.WithBacking(x))
-		upload := r.gpu.Upload
-		switch n := len(r.gpu.Members()); { // as the projections before and behind have them
-		case c.kvHeads%n == 0:
-			upload = func(x tensor.Tensor) (*la.DeviceTensor, error) { return r.gpu.UploadSharded(x, 1) }
-		default: // by context
+		// As the projections before and behind have them.
+		upload := func(x tensor.Tensor) (*la.DeviceTensor, error) { return r.gpu.UploadSharded(x, 1) }
+		if c.byContext(len(r.gpu.Members())) {
 			upload = r.gpu.UploadReplicated
 		}
 		d, err := upload(t)
@@ -448,7 +580,7 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase, opts ...la
 	}
 	var ops []G.Op
 	for l := range c.layers() {
-		n, err := la.CachedAttention(nodes[0], nodes[1], nodes[2], step.Layer(l), append(opts, la.WithCausal())...)
+		n, err := la.CachedAttention(nodes[0], nodes[1], nodes[2], step.Layer(l), append(slices.Clone(opts), la.WithCausal())...)
 		if err != nil {
 			return nil, err
 		}
@@ -465,14 +597,18 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c scaleCase, opts ...la
 }
 
 // prompts gives every sequence all tokens but the last, in steps, through as few query heads
-// as there can be.
-func (r *scaleRig) prompts(c scaleCase, appends []la.Append) error {
+// as there can be, which see a few keys each where they can: the time of what they compute grows with the context then, and not with its square.
+func (r *scaleRig) prompts(c *scaleCase, appends []la.Append) error {
 	rows := int(min(scaleChunk, c.keys()))
 	step, err := r.cache.NewStep(rows)
 	if err != nil {
 		return err
 	}
-	run, err := r.nodes(step, rows, c.kvHeads, c)
+	var opts []la.Option
+	if !c.byContext(len(r.gpu.Members())) { // which has no windows
+		opts = append(opts, la.WithWindow(scaleWindow))
+	}
+	run, err := r.nodes(step, rows, c.kvHeads, c, opts...)
 	if err != nil {
 		return err
 	}

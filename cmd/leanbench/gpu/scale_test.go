@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -11,9 +12,11 @@ import (
 	"strings"
 	"testing"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/emulated/system"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
 )
 
 // TestEmulatedScale measures small shapes on emulated GPUs, by heads and by context: each number of them has a row,
@@ -25,7 +28,7 @@ func TestEmulatedScale(t *testing.T) {
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	var out, errs bytes.Buffer
 	run := measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 1, Steps: 1}, cases: []scaleCase{
-		{EvenShape(1, 2, 2, 70, 64), 100}, {EvenShape(2, 4, 4, 40, 64), 0}, {EvenShape(1, 1, 1, 1<<30, 64), 0}, {EvenShape(1, 1, 1, 99, 64), 0},
+		{Shape: EvenShape(1, 2, 2, 70, 64), two: 100, more: 100}, {Shape: EvenShape(2, 4, 4, 40, 64)}, {Shape: EvenShape(1, 1, 1, 1<<30, 64)}, {Shape: EvenShape(1, 1, 1, 99, 64)},
 	}})
 	if err := flags.Parse([]string{"-json", file, "-match", "x (70|40|1073741824) x"}); err != nil {
 		t.Fatal(err)
@@ -44,7 +47,7 @@ func TestEmulatedScale(t *testing.T) {
 		}
 		if f.Metric == measure.OverOneGPU {
 			rows[f.Contender]++
-			if missed := f.Bar != nil && !f.Bar.Met; missed != (f.Contender == "2 GPUs" && strings.Contains(f.Case, " 70 ")) {
+			if missed := f.Bar != nil && !f.Bar.Met; missed != strings.Contains(f.Case, " 70 ") {
 				t.Errorf("%+v: bar %+v", f, f.Bar)
 			}
 		}
@@ -52,8 +55,26 @@ func TestEmulatedScale(t *testing.T) {
 	if fmt.Sprint(rows) != "map[2 GPUs:2 4 GPUs:2]" || len(report.Figures) != 2*2+4*3 {
 		t.Errorf("%v, %d figures", rows, len(report.Figures))
 	}
-	if !strings.Contains(errs.String(), "left out") || !strings.Contains(out.String(), "| 2 GPUs |") {
+	if strings.Count(errs.String(), "left out") != 3 || !strings.Contains(out.String(), "| 2 GPUs |") {
 		t.Errorf("%s\n%s", errs.String(), out.String())
+	}
+}
+
+// TestEmulatedByContext: a cache is dealt out as its case says, which one of a single page can't be.
+func TestEmulatedByContext(t *testing.T) {
+	t.Setenv("LEANATTENTION_GPU", "emulated")
+	system.Emulate(t)
+	gpu, err := la.OpenGPUs(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gpu.Close()
+	c := &scaleCase{Shape: EvenShape(1, 4, 4, 41, 64), context: true}
+	if r, err := newScaleRig(c, gpu); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "sharded by context") {
+		t.Errorf("%v, %v", r, err)
+	}
+	if c.String() != "b1, 4 heads x 41 x 64, by context" {
+		t.Error(c)
 	}
 }
 
@@ -61,9 +82,14 @@ func TestEmulatedScale(t *testing.T) {
 func TestEmulatedScaling(t *testing.T) {
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)
+	w, err := measure.Start(measuretest.Command(t, "gpu"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	report := &measure.Report{}
+	b := &Bench{Report: report, Stderr: io.Discard, peers: &gpuPeers{worker: w, size: 7, note: func(string, ...any) {}}}
 	asked := map[int]int{}
-	s, err := OpenScaling(report, "T", measure.Pace{Rounds: 1, Steps: 1}, func(shape Shape, gpus int) int {
+	s, err := b.OpenScaling("T", measure.Pace{Rounds: 1, Steps: 1}, func(shape Shape, gpus int) int {
 		asked[gpus]++
 		return gpus
 	})
@@ -78,11 +104,11 @@ func TestEmulatedScaling(t *testing.T) {
 	if s.Most() != 4 {
 		t.Errorf("%d GPUs", s.Most())
 	}
-	if why, err := s.Measure(EvenShape(1, 2, 2, 70, 64), "two heads"); why != "" || err != nil {
-		t.Fatal(why, err)
+	if err := s.Measure(EvenShape(1, 2, 2, 70, 64), "two heads"); err != nil {
+		t.Fatal(err)
 	}
-	if why, err := s.Measure(EvenShape(1, 1, 1, 1<<30, 64), "huge"); why == "" || err != nil {
-		t.Errorf("%q, %v", why, err)
+	if err := s.Measure(EvenShape(1, 1, 1, 1<<30, 64), "huge"); err != nil || report.HasCase("T", "huge") {
+		t.Error(err)
 	}
 	if fmt.Sprint(asked) != "map[1:1 2:1]" {
 		t.Errorf("splits of %v", asked)
@@ -94,6 +120,46 @@ func TestEmulatedScaling(t *testing.T) {
 	}
 	if f := report.Find("two heads", "2 GPUs", measure.OverFixed); f == nil || !(f.Value > 0) {
 		t.Errorf("%+v", f)
+	}
+	// The fake takes a millisecond for whatever a GPU has.
+	for _, name := range []string{"one GPU", "2 GPUs"} {
+		flash, over, ours := report.Find("two heads", name+flashSuffix, measure.LayerMicros), report.Find("two heads", name, measure.OverFlash), report.Find("two heads", name, measure.LayerMicros)
+		if flash == nil || over == nil || !measuretest.Near(flash.Value, 1000) || !measuretest.Near(over.Value, 1000/ours.Value) || over.Bar != nil {
+			t.Errorf("%s: %+v, %+v", name, flash, over)
+		}
+	}
+	if err := w.Close(); err != nil { // all that it says is there
+		t.Error(err)
+	}
+	if text := w.Stderr.Text(); !strings.Contains(text, "sdpa 2 2 64 ") || !strings.Contains(text, "sdpa 1 1 64 ") || !strings.HasSuffix(strings.TrimSpace(text), "arena 7") {
+		t.Error(text)
+	}
+}
+
+// TestShare: what each of several GPUs has, and what it should take.
+func TestShare(t *testing.T) {
+	for _, c := range []struct {
+		s    Shape
+		gpus int
+		want string
+	}{
+		{EvenShape(4, 256, 256, 1024, 64), 8, "b4, 32 heads x 1024 x 64"}, {EvenShape(1, 64, 8, 99, 128), 4, "b1, 16/2 heads x 99 x 128"},
+		{EvenShape(2, 8, 1, 1001, 64), 2, "b2, 8/1 heads x 501 x 64"}, {EvenShape(2, 8, 1, 1001, 64), 1, "b2, 8/1 heads x 1001 x 64"},
+	} {
+		if got := (&scaleCase{Shape: c.s}).share(c.gpus).String(); got != c.want {
+			t.Errorf("%v on %d: %s, want %s", c.s, c.gpus, got, c.want)
+		}
+	}
+	if got := (&scaleCase{Shape: EvenShape(1, 8, 8, 64, 64), context: true}).share(4).String(); got != "b1, 8 heads x 16 x 64" {
+		t.Error(got)
+	}
+	for gpus, want := range map[int]float64{2: 1.9, 4: 3.6, 8: 7.2} {
+		if b := (&scaleCase{two: 1.9, more: 0.9}).bar(gpus); b == nil || !measuretest.Near(*b.Least, want) {
+			t.Errorf("%d GPUs: %+v, want %v", gpus, b, want)
+		}
+		if b := new(scaleCase).bar(gpus); b != nil {
+			t.Errorf("%d GPUs: %+v", gpus, b)
+		}
 	}
 }
 

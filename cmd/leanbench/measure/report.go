@@ -81,6 +81,7 @@ const (
 	BeyondKernels Metric = "beyond its kernels"      // us a layer
 	BeyondFloor   Metric = "beyond the driver alone" // us a layer
 	OverOneGPU    Metric = "x one GPU"               // of one GPU's time to that of several
+	OverBytes     Metric = "x one GPU by its bytes"  // of the time in which one GPU reads what a step does
 	BeyondShare   Metric = "us beyond an even share" // of one GPU's time: what a layer takes more than that
 	OverCopies    Metric = "x copies"                // of the time of sequences that have nothing in common to that of forks
 	OfReader      Metric = "of a reader of the same pages"

@@ -99,9 +99,9 @@ var paperQuestions = []question{
 	},
 	{
 		id: "9", title: "Figure 9: several GPUs",
-		text:   "4 sequences, heads of 64, which are dealt out to the GPUs; a recorded step, keys in pages of 64. The paper has 8 A100 and gains more than 2 over FlashDecoding's schedule with 256 heads. Here each GPU computes its own heads, so that each has its own schedule.",
+		text:   "4 sequences, heads of 64, which are dealt out to the GPUs; a recorded step, keys in pages of 64. The paper has 8 A100 and gains more than 2 over FlashDecoding's schedule with 256 heads. Here each GPU computes its own heads, so that each has its own schedule; FlashDecoding is PyTorch's of one GPU's share of the heads, alone.",
 		tables: []string{"Figure 9"}, head: "shape", contenders: true,
-		columns: []column{{head: "us", metric: measure.LayerMicros}, {head: "GB/s", metric: measure.Speed}, {head: "x one GPU", metric: measure.OverOneGPU}, {head: headFixed, metric: measure.OverFixed}},
+		columns: []column{{head: "us", metric: measure.LayerMicros}, {head: "GB/s", metric: measure.Speed}, {head: "x one GPU", metric: measure.OverOneGPU}, {head: headFixed, metric: measure.OverFixed}, {head: "x FlashDecoding", metric: measure.OverFlash}},
 		picture: picture{kind: "bars", x: "GB/s of keys and values", y: "shape and GPUs", series: []column{{head: "GB/s", metric: measure.Speed}}},
 	},
 	{

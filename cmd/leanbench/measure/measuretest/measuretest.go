@@ -68,7 +68,7 @@ func fakeWorker(how string) {
 			fmt.Println("ok")
 		case "batch":
 			fmt.Println("ok")
-		case "shape", "prompts":
+		case "shape", "sdpa", "prompts":
 			fmt.Fprintln(os.Stderr, in.Text())
 			switch {
 			case how == "gpu-strange":
