@@ -241,27 +241,26 @@ func wholes(model string, heads, kvHeads, most int) (all []point) {
 	return all
 }
 
-// chosen are the panels that arguments name: all of a figure by its number, or one panel.
+// chosen are the panels that arguments name, in their order: all of a figure by its number, or one panel.
 func chosen(names []string) (picked []panel, err error) {
 	all := panels()
 	if len(names) == 0 {
 		return all, nil
 	}
-	take := make(map[string]bool)
+	taken := make(map[string]bool)
 	for _, name := range names {
 		found := false
 		for _, p := range all {
-			if name != "" && (p.id == name || strings.TrimRight(p.id, "abcdefghijklmnopqrstuvwxyz") == name) {
-				take[p.id], found = true, true
+			if name == "" || p.id != name && strings.TrimRight(p.id, "abcdefghijklmnopqrstuvwxyz") != name {
+				continue
+			}
+			if found = true; !taken[p.id] {
+				taken[p.id] = true
+				picked = append(picked, p)
 			}
 		}
 		if !found {
 			return nil, fmt.Errorf("figure %q is none of %s", name, strings.Join(ids(all), ", "))
-		}
-	}
-	for _, p := range all {
-		if take[p.id] {
-			picked = append(picked, p)
 		}
 	}
 	return picked, nil

@@ -48,7 +48,7 @@ func TestChosen(t *testing.T) {
 	for args, want := range map[string]string{
 		"":         strings.Join(ids(panels()), " "),
 		"7":        "7a 7b 7c",
-		"8b 3":     "3 8b",
+		"8b 3 8":   "8b 3 8a 8c",
 		"10":       "10 10suites",
 		"10suites": "10suites",
 		"peaks":    "peaks",

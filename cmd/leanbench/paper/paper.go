@@ -62,7 +62,7 @@ func measurePaper(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 // usage lists figures and flags.
 func usage(flags *flag.FlagSet) {
 	w := flags.Output()
-	fmt.Fprintln(w, "usage: leanbench paper [flags] [FIGURE ...]\n\nfigures (7 is all of 7a, 7b and 7c; without any, all):")
+	fmt.Fprintln(w, "usage: leanbench paper [flags] [FIGURE ...]\n\nfigures, which are measured in the order in which they are named (7 is all of 7a, 7b and 7c; without any, all):")
 	for _, p := range panels() {
 		var on []string
 		if len(p.gpu) > 0 {
