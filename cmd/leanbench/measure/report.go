@@ -99,7 +99,7 @@ func (m Metric) Format(v float64) string {
 		return fmt.Sprintf("%.1f", v)
 	case StepMillis:
 		return fmt.Sprintf("%.3f", v)
-	case Prompt, Watts:
+	case Prompt, Watts, "splits", "shapes", "slower":
 		return fmt.Sprintf("%.0f", v)
 	}
 	return fmt.Sprintf("%.2f", v)

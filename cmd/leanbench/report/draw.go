@@ -23,6 +23,7 @@ import (
 var palette = []color.Color{
 	color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{0, 158, 115, 255},
 	color.RGBA{204, 121, 167, 255}, color.RGBA{86, 180, 233, 255}, color.RGBA{120, 120, 120, 255},
+	color.RGBA{213, 94, 0, 255},
 }
 
 // colour is a series' own, or that of its place.
@@ -93,9 +94,18 @@ func (p picture) limit() float64 {
 	return p.bar
 }
 
+// drawn is the question as its picture has it: series of contenders are groups of bars for each case, whatever lines the
+// table has.
+func (q question) drawn() question {
+	for _, s := range q.picture.series {
+		q.contenders = q.contenders && s.who == ""
+	}
+	return q
+}
+
 // drawBars has a group of bars, or of dots, for each line of the table, from the top to the bottom.
 func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
-	rows := t.rows(q, q.tables...)
+	rows := t.rows(q.drawn(), q.tables...)
 	thick := vg.Points(5)
 	groups := 0
 	var labels []string

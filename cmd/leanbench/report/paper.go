@@ -279,12 +279,14 @@ func (w *paper) writeFigure(q question, folder string, files map[string][]byte) 
 
 // only leaves out the columns and series of which a run has nothing.
 func (t *tables) only(q question) question {
-	rows := t.rows(q, q.tables...)
-	none := func(c column) bool {
-		return !slices.ContainsFunc(rows, func(r row) bool { return r.cells[cellKey(c.series, c.who, c.metric)] != nil })
+	none := func(rows []row) func(c column) bool {
+		return func(c column) bool {
+			return !slices.ContainsFunc(rows, func(r row) bool { return r.cells[cellKey(c.series, c.who, c.metric)] != nil })
+		}
 	}
-	q.columns = slices.DeleteFunc(slices.Clone(q.columns), none)
-	q.picture.series = slices.DeleteFunc(slices.Clone(q.picture.series), none)
+	drawn := t.rows(q.drawn(), q.tables...)
+	q.columns = slices.DeleteFunc(slices.Clone(q.columns), none(t.rows(q, q.tables...)))
+	q.picture.series = slices.DeleteFunc(slices.Clone(q.picture.series), none(drawn))
 	q.title = q.title + ", " + t.device()
 	return q
 }

@@ -18,7 +18,7 @@ const (
 
 	lean, attend         = "lean", "lean, Attend" // ours, on a GPU and on cores
 	fixedSplit, perHead  = "lean, fixed split", "lean, per head"
-	flashDecoding        = "PyTorch, FLASH_ATTENTION"
+	flashDecoding, cuDNN = "PyTorch, FLASH_ATTENTION", "PyTorch, CUDNN_ATTENTION"
 	onOurKernel          = ", our kernel"
 	headFixed, headHeads = "x fixed split" + onOurKernel, "x per head" + onOurKernel
 )
@@ -74,11 +74,11 @@ var paperQuestions = []question{
 		columns: []column{
 			{head: "busy: ours", who: lean, metric: measure.BusyShare}, {head: "fixed split", who: fixedSplit, metric: measure.BusyShare}, {head: "per head", who: perHead, metric: measure.BusyShare},
 			{head: "of the ceiling: ours", who: lean, metric: ofCeiling}, {head: "fixed split" + onOurKernel, who: fixedSplit, metric: ofCeiling}, {head: "per head" + onOurKernel, who: perHead, metric: ofCeiling},
-			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling}, {head: "cuDNN", who: "PyTorch, CUDNN_ATTENTION", metric: ofCeiling},
+			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling}, {head: "cuDNN", who: cuDNN, metric: ofCeiling},
 		},
 		picture: picture{kind: "lines", x: "context, tokens", y: "share of the read ceiling, %", logX: true, ticks: true, percent: true, series: []column{
 			{head: "ours", who: lean, metric: ofCeiling}, {head: "fixed split" + onOurKernel, who: fixedSplit, metric: ofCeiling}, {head: "per head" + onOurKernel, who: perHead, metric: ofCeiling},
-			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling}, {head: "cuDNN", who: "PyTorch, CUDNN_ATTENTION", metric: ofCeiling}}},
+			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling}, {head: "cuDNN", who: cuDNN, metric: ofCeiling}}},
 	},
 	along("7a", "Figure 7a: contexts", "4 sequences, 32 heads of 64; the paper's A100. Its speed-up over FlashDecoding is near 2 for short contexts and 2.18 at 262144 tokens.", "context, tokens", byContext),
 	along("7b", "Figure 7b: heads", "Heads of 64. On a GPU 4 sequences of 262144 tokens, as the paper has them; on cores one of 16384. The paper gains more than 2 over FlashDecoding above 24 heads.", "heads", byHeads),
@@ -95,20 +95,29 @@ var paperQuestions = []question{
 		text:   "The whole GPU's, by NVML's counter, while one program runs for 1.5 s. mJ a token are those of one sequence's attention in one layer; mJ/GB of keys and values read. The read ceiling is the bound: attention draws what it takes to read, and what it takes to compute. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on.",
 		tables: []string{"Figure 13"}, head: "shape", contenders: true,
 		columns: []column{{head: "us", metric: us, form: "3"}, {head: "W", metric: measure.Watts}, {head: "mJ a token", metric: measure.TokenJoules, form: "3"}, {head: "mJ/GB", metric: measure.ByteJoules, form: "3"}, {head: "x the ceiling's", metric: measure.OfReadJoules, form: "f2"}, {head: "of FlashDecoding's", metric: measure.OfFlashJoules, form: "f2"}},
-		picture: picture{kind: "bars", x: "mJ for each GB of keys and values", y: "shape and program", series: []column{{head: "mJ/GB", metric: measure.ByteJoules}}},
+		picture: picture{kind: "bars", x: "mJ for each GB of keys and values", y: "shape", series: []column{
+			{head: "read ceiling", who: measure.ReadCeiling, metric: measure.ByteJoules, tint: 6}, {head: "ours", who: lean, metric: measure.ByteJoules, tint: 7},
+			{head: "FlashDecoding", who: flashDecoding, metric: measure.ByteJoules, tint: 1}, {head: "cuDNN", who: cuDNN, metric: measure.ByteJoules, tint: 3},
+			{head: "FlashInfer", who: "FlashInfer, pages of 16", metric: measure.ByteJoules, tint: 2}, {head: "FlashInfer, tensor cores", who: "FlashInfer on tensor cores, pages of 16", metric: measure.ByteJoules, tint: 5},
+			{head: "FlashInfer, BatchAttention", who: "FlashInfer, BatchAttention, pages of 16", metric: measure.ByteJoules, tint: 4}}},
 	},
 	{
 		id: "9", title: "Figure 9: several GPUs",
 		text:   "4 sequences, heads of 64, which are dealt out to the GPUs; a recorded step, keys in pages of 64. The paper has 8 A100 and gains more than 2 over FlashDecoding's schedule with 256 heads. Here each GPU computes its own heads, so that each has its own schedule; FlashDecoding is PyTorch's of one GPU's share of the heads, alone.",
 		tables: []string{"Figure 9"}, head: "shape", contenders: true,
 		columns: []column{{head: "us", metric: measure.LayerMicros}, {head: "GB/s", metric: measure.Speed}, {head: "x one GPU", metric: measure.OverOneGPU}, {head: headFixed, metric: measure.OverFixed}, {head: "x FlashDecoding", metric: measure.OverFlash}},
-		picture: picture{kind: "bars", x: "GB/s of keys and values", y: "shape and GPUs", series: []column{{head: "GB/s", metric: measure.Speed}}},
+		picture: picture{kind: "bars", x: "GB/s of keys and values", y: "shape", series: []column{
+			{head: "one GPU", who: "one GPU", metric: measure.Speed, tint: 6}, {head: "2 GPUs", who: "2 GPUs", metric: measure.Speed, tint: 1},
+			{head: "4 GPUs", who: "4 GPUs", metric: measure.Speed, tint: 3}, {head: "8 GPUs", who: "8 GPUs", metric: measure.Speed, tint: 4},
+			{head: "2 GPUs, FlashDecoding", who: "2 GPUs, FLASH_ATTENTION", metric: measure.Speed, tint: 5}, {head: "4 GPUs, FlashDecoding", who: "4 GPUs, FLASH_ATTENTION", metric: measure.Speed, tint: 2},
+			{head: "8 GPUs, FlashDecoding", who: "8 GPUs, FLASH_ATTENTION", metric: measure.Speed, tint: 7}}},
 	},
 	{
 		id: "12", title: "Figure 12: end to end",
 		text:   "A prompt and an eighth as many tokens behind it, one sequence. The paper decodes with Phi-3-medium in ONNX Runtime and gains 1.12 over FlashDecoding for the first 1024 tokens, and 1.73 on average above 16384. Here decoders of OPT-6.7b's and Phi-3-medium's shapes have random weights. Steps are timed in the middle of the tokens, and count as the mean of all. Fixed split has 8 splits.",
 		tables: []string{"Figure 12", "Figure 12, Phi-3-medium"}, head: "prompt and tokens", contenders: true,
 		columns: []column{{head: "prompt, ms", metric: measure.PromptMillis, form: "3"}, {head: "ms a step", metric: measure.StepMillis}, {head: "s in all", metric: measure.TotalSeconds}, {head: "x fixed split", metric: measure.OverFixed}, {head: "x transformers, compiled", metric: measure.OverCompiled}},
-		picture: picture{kind: "bars", x: "seconds in all", y: "prompt and program", series: []column{{head: "s", metric: measure.TotalSeconds}}},
+		picture: picture{kind: "bars", x: "how many times as fast as", y: "prompt", bar: 1, series: []column{
+			{head: "fixed split" + onOurKernel, who: lean, metric: measure.OverFixed, tint: 4}, {head: "transformers, compiled", who: lean, metric: measure.OverCompiled, tint: 2}}},
 	},
 }
