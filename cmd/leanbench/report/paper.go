@@ -11,7 +11,7 @@ import (
 )
 
 // paperLimit is how large docs/paper.md may be, in bytes.
-const paperLimit = 40 << 10
+const paperLimit = 56 << 10
 
 const paperHead = `# The LeanAttention paper's evaluation
 
