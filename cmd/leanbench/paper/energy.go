@@ -47,7 +47,8 @@ func (b *gpuBench) measureEnergy(p panel, x point) error {
 				r.Add(measure.OfReadJoules, d.Joules()/drawn[0].Joules(), nil)
 			}
 			if flash >= 0 {
-				bar := measure.Only(name == gpu.Ours && (len(x.lengths) > 1 || x.lengths[0] >= 1<<17), measure.AtMost(0.8))
+				asked := p.id == "13" && name == gpu.Ours && (len(x.lengths) > 1 || x.lengths[0] >= 1<<17)
+				bar := measure.Only(asked, measure.AtMost(0.8))
 				r.Add(measure.OfFlashJoules, d.Joules()/drawn[flash].Joules(), bar)
 			}
 		}

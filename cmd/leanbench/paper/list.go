@@ -141,6 +141,10 @@ var panels = func() []panel {
 				along([]int{1 << 14, 1 << 16}, func(n int) point { return at(6, 48, 48, n, 64) })),
 		},
 		{
+			id: "13other", table: "Figure 13, other shapes", what: "energy of groups of query heads, heads of 128 and several lengths", kind: energy,
+			gpu: others(),
+		},
+		{
 			id: "9", table: "Figure 9", what: "several GPUs", kind: scale,
 			gpu: slices.Concat(
 				along(ladder(1<<10, 1<<16, 4), func(n int) point { return at(4, 256, 256, n, 64) }),
@@ -163,6 +167,17 @@ func peaks() (all []point) {
 		p.quick = i%2 == 0
 		all = append(all, p)
 	}
+	return all
+}
+
+// others are shapes of the gpu command that are none of the paper's: models of today, and a batch of several lengths.
+func others() []point {
+	one := point{
+		label: "131072 and 31 x 1024, 32/8 heads of 128", heads: 32, kvHeads: 8, dim: 128,
+		lengths: append([]int{131072}, slices.Repeat([]int{1024}, 31)...),
+	}
+	all := []point{at(16, 32, 8, 8192, 128), at(64, 64, 8, 4096, 128), at(1, 32, 8, 131072, 128), one}
+	all[0].quick = true
 	return all
 }
 

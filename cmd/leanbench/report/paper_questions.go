@@ -92,8 +92,8 @@ var paperQuestions = []question{
 	listed("11", "Figure 11: heads of 128", "The attention of three models. The paper's speed-up over FlashDecoding is 1.34 at 8192 tokens and 3.5 at 131072, without saying of which model and batch.", "Figure 11"),
 	{
 		id: "13", title: "Figure 13: energy",
-		text:   "The whole GPU's, by NVML's counter, while one program runs for 1.5 s. mJ a token are those of one sequence's attention in one layer; mJ/GB of keys and values read. The read ceiling is the bound: attention draws what it takes to read, and what it takes to compute. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on.",
-		tables: []string{"Figure 13"}, head: "shape", contenders: true,
+		text:   "The whole GPU's, by NVML's counter, while one program runs for 1.5 s. mJ a token are those of one sequence's attention in one layer; mJ/GB of keys and values read. The read ceiling is the bound: attention draws what it takes to read, and what it takes to compute. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on and for several. Groups of query heads and heads of 128 are none of the paper's shapes.",
+		tables: []string{"Figure 13", "Figure 13, other shapes"}, head: "shape", contenders: true,
 		columns: []column{{head: "us", metric: us, form: "3"}, {head: "W", metric: measure.Watts}, {head: "mJ a token", metric: measure.TokenJoules, form: "3"}, {head: "mJ/GB", metric: measure.ByteJoules, form: "3"}, {head: "x the ceiling's", metric: measure.OfReadJoules, form: "f2"}, {head: "of FlashDecoding's", metric: measure.OfFlashJoules, form: "f2"}},
 		picture: picture{kind: "bars", x: "mJ for each GB of keys and values", y: "shape", series: []column{
 			{head: "read ceiling", who: measure.ReadCeiling, metric: measure.ByteJoules, tint: 6}, {head: "ours", who: lean, metric: measure.ByteJoules, tint: 7},
