@@ -16,7 +16,7 @@ const energySeconds = 1.5
 // part of the usual time is how long a contender runs for its energy.
 func (b *gpuBench) part() float64 {
 	if b.o.Quick {
-		return 2.0 / 3
+		return 1.0 / 2
 	}
 	return 1
 }
