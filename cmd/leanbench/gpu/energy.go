@@ -86,32 +86,59 @@ func (b *Bench) Draw(all []*Contender, part float64) ([]Drawn, error) {
 
 // drawOnce lets a contender run for a turn: its power, and the seconds of its launches.
 func (b *Bench) drawOnce(c *Contender, turn time.Duration) (watts float64, times []float64, err error) {
+	var meter *nvml.Meter
+	times, err = whileRunning(c, turn, func() error {
+		meter = b.power.device.Begin()
+		return nil
+	})
+	if meter != nil {
+		w, failed := meter.End()
+		watts, err = w, errors.Join(err, failed)
+	}
+	return watts, times, err
+}
+
+// Busy is which share of the multiprocessors' time has a warp while a contender runs, by the GPU's counters, behind OpenPower.
+func (b *Bench) Busy(c *Contender) (share float64, err error) {
+	var counters *nvml.Counters
+	_, err = whileRunning(c, energyTurn/2, func() (err error) {
+		counters, err = b.power.device.Count()
+		return err
+	})
+	if counters != nil {
+		use, failed := counters.End()
+		share, err = use.SMs, errors.Join(err, failed)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", c.Name, err)
+	}
+	return share, nil
+}
+
+// whileRunning lets a contender run for a turn, and begins what is measured when it is warm. It returns the seconds of the launches.
+func whileRunning(c *Contender, turn time.Duration, begin func() error) (times []float64, err error) {
 	began := time.Now()
 	if _, err := c.Replay(1); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	// So many at once that a turn is not much longer than it should be: there were two.
 	replays := max(1, min(gpuMarks-1, int(2*turn/5/max(1, time.Since(began)))))
-	var meter *nvml.Meter
-	defer func() {
-		if meter == nil {
-			return
-		}
-		w, failed := meter.End()
-		watts, err = w, errors.Join(err, failed)
-	}()
+	warm := false
 	began = time.Now()
-	for meter == nil || time.Since(began) < turn/5*4 {
+	for !warm || time.Since(began) < turn/5*4 {
 		t, err := c.Replay(replays)
 		if err != nil {
-			return 0, nil, err
+			return nil, err
 		}
 		times = append(times, t...)
-		if meter == nil && time.Since(began) > turn/5 { // it is warm
-			meter, began = b.power.device.Begin(), time.Now()
+		if !warm && time.Since(began) > turn/5 {
+			if err := begin(); err != nil {
+				return nil, err
+			}
+			warm, began = true, time.Now()
 		}
 	}
-	return 0, times, nil
+	return times, nil
 }
 
 // Metered are those of all contenders of a shape, the ceilings first, whose energy is measured: one ceiling is enough,

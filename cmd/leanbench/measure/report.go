@@ -69,6 +69,7 @@ const (
 	OverInfer     Metric = "x FlashInfer"        // of the better of FlashInfer's decode kernels
 	OverVarlen    Metric = "x FLASH, varlen"     // of FLASH_ATTENTION's for sequences of several lengths
 	BusyShare     Metric = "busy SMs"            // share of multiprocessors' time in which they have LeanTiles, by the schedule
+	BusyCounted   Metric = "busy SMs, counted"   // in which they have a warp, by the GPU's counters
 	Watts         Metric = "W"                   // of the whole GPU
 	TokenJoules   Metric = "mJ a token"          // of each sequence, in a layer
 	ByteJoules    Metric = "mJ/GB"               // of keys and values
@@ -91,7 +92,7 @@ func (m Metric) Format(v float64) string {
 	switch m {
 	case Share:
 		return fmt.Sprintf("%.0f%%", 100*v)
-	case GPUShare, OfDense, OfReader, OfAllowed, OfSum, TimeOfMHA, Queueing, BusyShare:
+	case GPUShare, OfDense, OfReader, OfAllowed, OfSum, TimeOfMHA, Queueing, BusyShare, BusyCounted:
 		return fmt.Sprintf("%.1f%%", 100*v)
 	case Allocs:
 		return fmt.Sprintf("%.0f", v)

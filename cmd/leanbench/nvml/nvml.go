@@ -1,4 +1,4 @@
-// Package nvml asks NVIDIA's management library what a GPU draws. The library is part of
+// Package nvml asks NVIDIA's management library what a GPU draws, and how busy it is. The library is part of
 // every driver, and is opened when first asked, without cgo.
 package nvml
 
@@ -38,6 +38,7 @@ func (f *function) call(args ...uintptr) int32 { return int32(library.Call(f.add
 // Library is NVML, initialised.
 type Library struct {
 	init, shutdown, handle, name, energy, text function
+	counters                                   counterFunctions
 	lib                                        uintptr
 }
 
@@ -64,6 +65,7 @@ func OpenFrom(path string) (*Library, error) {
 			return nil, fmt.Errorf("%w: %s lacks %s", ErrNone, path, f.name)
 		}
 	}
+	l.counters.find(lib)
 	if err := l.failed(&l.init, l.init.call()); err != nil {
 		library.Close(lib)
 		return nil, err

@@ -44,7 +44,17 @@ func TestEnergy(t *testing.T) {
 	if watts, err := m.End(); err != nil || watts < 10 || watts > 850 {
 		t.Errorf("%v W (%v)", watts, err)
 	}
+	c, err := d.Count()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if use, err := c.End(); err != nil || use != (Use{0.75, 0.5}) {
+		t.Errorf("%+v (%v)", use, err)
+	}
 	lib.Fail(3)
+	if _, err := d.Count(); !errors.Is(err, ErrNoCounters) {
+		t.Errorf("error %v", err)
+	}
 	if _, err := d.Energy(); err == nil || !strings.Contains(err.Error(), "Not Supported (3)") {
 		t.Errorf("error %v", err)
 	}

@@ -99,6 +99,8 @@ func TestFakePaper(t *testing.T) {
 		{"Figure 7a", speeds.label, gpu.PeerName("flash"), measure.Micros, 1000},
 		{"Figure 10", uneven.label, namePerHead, measure.GPUShare, 1},
 		{"Figure 3", drawn.label, namePerHead, measure.BusyShare, 1}, // 8 output tiles, two for each
+		{"Figure 3", drawn.label, gpu.Ours, measure.BusyCounted, 0.75},
+		{"Figure 3", drawn.label, gpu.PeerName("flash"), measure.BusyCounted, 0.75},
 		{tableAll, "x FLASH", "lean", "shapes", 3},
 		{tableAll, "x fixed", "lean", "mean", 1},
 	} {

@@ -35,9 +35,10 @@ func (o *options) open(stdout, stderr io.Writer) (bench, error) {
 // gpuBench measures on a GPU.
 type gpuBench struct {
 	*gpu.Bench
-	o     *options
-	began bool  // there is memory to read
-	none  error // why there is no counter of energy
+	o          *options
+	began      bool  // there is memory to read
+	none       error // why there is no counter of energy
+	noCounters bool  // of how busy it is
 
 	scaling *gpu.Scaling // nil: not yet
 	scaled  point        // which it measures

@@ -1,11 +1,13 @@
 package paper
 
 import (
+	"errors"
 	"slices"
 
 	"gorgonia.org/leanattention/cmd/leanbench/figure"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/cmd/leanbench/nvml"
 
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -47,7 +49,7 @@ func (b *gpuBench) measureSpeed(p panel, x point) error {
 		}
 		t.figures(parts)
 		if p.kind == use {
-			return b.busy(p, x, parts)
+			return errors.Join(b.busy(p, x, parts), b.count(p, x, gpu.Metered(all, ceilings), ceilings))
 		}
 		return nil
 	})
@@ -130,8 +132,27 @@ func (t *taken) figures(parts int) {
 	}
 }
 
-// busy takes down the share of the multiprocessors' time in which they have LeanTiles.
-// The kernels count no clocks: what is known is who has which LeanTiles.
+// count takes down the share of the multiprocessors' time in which they have a warp, of all programs alike: by the GPU's
+// counters, where there are some.
+func (b *gpuBench) count(p panel, x point, all []*gpu.Contender, ceilings int) error {
+	if b.none != nil || b.noCounters {
+		return nil
+	}
+	for i, c := range all {
+		share, err := b.Busy(c)
+		if errors.Is(err, nvml.ErrNoCounters) {
+			b.noCounters = true
+			b.Note("%s: %v", p.table, err)
+			return nil
+		} else if err != nil {
+			return err
+		}
+		b.Report.Row(p.table, x.label, gpu.MeteredName(all, i, ceilings)).Add(measure.BusyCounted, share, nil)
+	}
+	return nil
+}
+
+// busy takes down the share of the multiprocessors' time in which they have LeanTiles, by who has which of them.
 func (b *gpuBench) busy(p panel, x point, parts int) error {
 	s := figure.Step{Heads: x.heads, KVHeads: x.kvHeads, Dim: x.dim, Lengths: x.lengths, Multiprocessors: b.Info().Multiprocessors}
 	for _, c := range []struct {

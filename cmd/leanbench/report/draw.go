@@ -179,7 +179,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 
 // drawLines has a line for each series, over the number that a line's label is.
 func (t *tables) drawLines(p *plot.Plot, q question) error {
-	rows := t.rows(q, q.tables...)
+	rows := t.rows(q.drawn(), q.tables...)
 	var ticks plot.ConstantTicks
 	for j, s := range q.picture.series {
 		var xy plotter.XYs

@@ -69,16 +69,13 @@ func listed(id, title, text, table string) question {
 var paperQuestions = []question{
 	{
 		id: "3", title: "Figure 3: how busy the multiprocessors are",
-		text:   "One sequence, 56 heads of 64. The paper has Nsight Compute's counters of FlashDecoding, whose 56 output tiles do not fit 108 multiprocessors evenly. Our kernels count no clocks. So this is the share of multiprocessors' time in which they have LeanTiles, by the schedule, beside the share of the memory's speed that was measured. Where some have nothing to do the others get more of the memory, so that the two shares differ.",
-		tables: []string{"Figure 3"}, head: "context, tokens", split: byContext,
-		columns: []column{
-			{head: "busy: ours", who: lean, metric: measure.BusyShare}, {head: "fixed split", who: fixedSplit, metric: measure.BusyShare}, {head: "per head", who: perHead, metric: measure.BusyShare},
-			{head: "of the ceiling: ours", who: lean, metric: ofCeiling}, {head: "fixed split" + onOurKernel, who: fixedSplit, metric: ofCeiling}, {head: "per head" + onOurKernel, who: perHead, metric: ofCeiling},
-			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling}, {head: "cuDNN", who: cuDNN, metric: ofCeiling},
-		},
+		text:   "One sequence, 56 heads of 64. The paper has Nsight Compute's counters of FlashDecoding, whose 56 output tiles do not fit 108 multiprocessors evenly. By the schedule: the share of multiprocessors' time in which they have LeanTiles. Counted: that in which they have a warp, by the GPU's counters, which NVML reads while a program runs. Beside them is the share of the memory's speed: where some multiprocessors have nothing to do the others get more of the memory, so that the shares differ.",
+		tables: []string{"Figure 3"}, head: "context, tokens", split: byContext, contenders: true,
+		columns: []column{{head: "us", metric: us, form: "3"}, {head: "busy, by the schedule", metric: measure.BusyShare}, {head: "busy, counted", metric: measure.BusyCounted}, {head: "of the ceiling", metric: ofCeiling}},
 		picture: picture{kind: "lines", x: "context, tokens", y: "share of the read ceiling, %", logX: true, ticks: true, percent: true, series: []column{
-			{head: "ours", who: lean, metric: ofCeiling}, {head: "fixed split" + onOurKernel, who: fixedSplit, metric: ofCeiling}, {head: "per head" + onOurKernel, who: perHead, metric: ofCeiling},
-			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling}, {head: "cuDNN", who: cuDNN, metric: ofCeiling}}},
+			{head: "ours", who: lean, metric: ofCeiling, tint: 7}, {head: "fixed split" + onOurKernel, who: fixedSplit, metric: ofCeiling, tint: 4}, {head: "per head" + onOurKernel, who: perHead, metric: ofCeiling, tint: 6},
+			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling, tint: 1}, {head: "cuDNN", who: cuDNN, metric: ofCeiling, tint: 3},
+			{head: "FlashInfer", who: "FlashInfer, pages of 16", metric: ofCeiling, tint: 2}}},
 	},
 	along("7a", "Figure 7a: contexts", "4 sequences, 32 heads of 64; the paper's A100. Its speed-up over FlashDecoding is near 2 for short contexts and 2.18 at 262144 tokens.", "context, tokens", byContext),
 	along("7b", "Figure 7b: heads", "Heads of 64. On a GPU 4 sequences of 262144 tokens, as the paper has them; on cores one of 16384. The paper gains more than 2 over FlashDecoding above 24 heads.", "heads", byHeads),

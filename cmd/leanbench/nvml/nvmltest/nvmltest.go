@@ -25,8 +25,8 @@ type Library struct {
 // built are the libraries of a test binary: the C compiler runs once for each name.
 var built = make(map[string]*Library)
 
-// New is the library in its first state: a GPU called name whose counter moves at every third look, by 2.5 J. Skips
-// the test where there is no C compiler. Tests that use it must not run at once.
+// New is the library in its first state: a GPU called name whose counter moves at every third look, by 2.5 J, and whose
+// multiprocessors are busy for 75%, and its memory for 50%. Skips the test where there is no C compiler. Tests that use it must not run at once.
 func New(t testing.TB, name string) *Library {
 	t.Helper()
 	l := built[name]
@@ -38,6 +38,9 @@ func New(t testing.TB, name string) *Library {
 	t.Cleanup(func() {
 		if n := l.call("fake_opened"); n != 0 {
 			t.Errorf("NVML was initialised %d times more than it was shut down", n)
+		}
+		if n := l.call("fake_samples"); n != 0 {
+			t.Errorf("%d samples of counters were not given back", n)
 		}
 	})
 	return l
