@@ -59,11 +59,11 @@ func TestCPU(t *testing.T) {
 // TestRefuses: what is wrong is said before anything is measured.
 func TestRefuses(t *testing.T) {
 	for want, args := range map[string][]string{
-		`figure "2" is none of 3, 7a, `:              {"2"},
-		`-device "tpu" is neither gpu nor cpu`:       {"-device", "tpu"},
-		"0 workers on ":                              {"-device=cpu", "-workers=0"},
-		"/no/such: no such file or directory":        {"-device=cpu", "-json", "/no/such/file"},
-		"figures 3, 13: there is nothing to measure": {"-device=cpu", "3", "13"},
+		`figure "2" is none of 3, 7a, `:                       {"2"},
+		`-device "tpu" is neither gpu nor cpu`:                {"-device", "tpu"},
+		"0 workers on ":                                       {"-device=cpu", "-workers=0"},
+		"/no/such: no such file or directory":                 {"-device=cpu", "-json", "/no/such/file"},
+		"figures 3, 13, 13other: there is nothing to measure": {"-device=cpu", "3", "13"},
 	} {
 		var out, errs strings.Builder
 		if status := command.Run(Commands, append([]string{"paper"}, args...), &out, &errs); status != 1 || !strings.Contains(errs.String(), want) {
