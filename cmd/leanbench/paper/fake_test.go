@@ -268,6 +268,36 @@ func TestFakeInterrupted(t *testing.T) {
 	if f, g := before.Find(points[0].label, gpu.Ours, measure.Micros), after.Find(points[0].label, gpu.Ours, measure.Micros); f == nil || g == nil || *f != *g {
 		t.Errorf("%+v became %+v", f, g)
 	}
+	// What several runs have measured comes together, and nothing is there twice.
+	other, both := filepath.Join(t.TempDir(), "other.json"), filepath.Join(t.TempDir(), "both.json")
+	with(t, panel{id: "7a", table: "Figure 7a", gpu: points[:1]}, panel{id: "7b", table: "Figure 7b", gpu: points[:1]})
+	if status, _, errs := run("-device=gpu", "-json", other); status != 0 {
+		t.Fatalf("status %d: %s", status, errs)
+	}
+	r, err := measure.Load(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Versions["FlashInfer"] = "1.2"
+	if err := r.Save(other); err != nil {
+		t.Fatal(err)
+	}
+	with(t, panel{id: "7a", table: "Figure 7a", gpu: points}, panel{id: "7b", table: "Figure 7b", gpu: points[:1]})
+	if status, _, errs := run("-device=gpu", "-peers=false", "-resume", file+","+other, "-json", both); status != 0 || strings.Contains(errs, "[") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	if r, err := measure.Load(both); err != nil || !r.HasCase("Figure 7a", points[2].label) || !r.HasCase("Figure 7b", points[0].label) || r.Versions["FlashInfer"] != "1.2" {
+		t.Errorf("%v", err)
+	} else {
+		seen := make(map[string]bool)
+		for _, f := range r.Figures {
+			is := fmt.Sprint(f.Table, f.Case, f.Contender, f.Metric)
+			if seen[is] {
+				t.Errorf("%s is there twice", is)
+			}
+			seen[is] = true
+		}
+	}
 	for want, change := range map[string]func(r *measure.Report){
 		"it is of leanbench gpu, and this is leanbench paper": func(r *measure.Report) { r.Command = "gpu" },
 		"it was measured on ":                         func(r *measure.Report) { r.Machine.GPU = "Another" },

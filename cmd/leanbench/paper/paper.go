@@ -43,7 +43,7 @@ func measurePaper(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	flags.StringVar(&o.device, "device", "", "`where` to measure: gpu or cpu (default: a GPU, if there is one)")
 	flags.StringVar(&o.python, "python", "", "`path` of a python that has PyTorch (default: python3 for a GPU, none for cores); peers/setup.sh makes one and prints it")
 	flags.BoolVar(&o.peers, "peers", true, "measure PyTorch and FlashInfer, where they are")
-	flags.StringVar(&o.resume, "resume", "", "`file` of a measurement that was interrupted: what is in it is not measured again; the rest is written there, too, unless -json names another one")
+	flags.StringVar(&o.resume, "resume", "", "`file` of a measurement that was interrupted: what is in it is not measured again; the rest is written there, too, unless -json names another one. Of several, with commas between, the first is written")
 	flags.StringVar(&o.page, "page", "", "`file` to write a page in Markdown to, with pictures beside it")
 	flags.Usage = func() { usage(flags) }
 	schema := flags.Bool("schema", false, "print the JSON Schema of what -json writes, and measure nothing")
@@ -110,13 +110,16 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 			return err
 		}
 	}
-	var old *measure.Report
-	if o.resume != "" {
-		if old, err = measure.Load(o.resume); err != nil && !errors.Is(err, os.ErrNotExist) {
+	earlier := make(map[string]*measure.Report)
+	for _, name := range measure.Fields(o.resume) {
+		r, err := measure.Load(name)
+		if err == nil {
+			earlier[name] = r
+		} else if !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 		if o.JSON == "" {
-			o.JSON = o.resume
+			o.JSON = name
 		}
 	}
 	b, err := o.open(stdout, stderr)
@@ -125,8 +128,10 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	r := b.report()
-	if err := resume(r, old); err != nil {
-		return fmt.Errorf("-resume %s: %w", o.resume, err)
+	for _, name := range measure.Fields(o.resume) {
+		if err := resume(r, earlier[name]); err != nil {
+			return fmt.Errorf("-resume %s: %w", name, err)
+		}
 	}
 	// Until there are figures an interrupt ends the program. So does a second one.
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
@@ -269,7 +274,7 @@ func has(r *measure.Report, table string) bool {
 	return false
 }
 
-// resume puts what an earlier run has measured into a report, if it was the same machine.
+// resume puts what an earlier run has measured into a report, if it was the same machine, but for cases that are there.
 func resume(r, old *measure.Report) error {
 	if old == nil {
 		return nil
@@ -287,7 +292,18 @@ func resume(r, old *measure.Report) error {
 			return fmt.Errorf("it was measured with %s %s, and this is %s", name, is, here)
 		}
 	}
-	r.Figures = append(r.Figures, old.Figures...)
+	for name, is := range old.Versions { // of programs that are not here now
+		if r.Versions == nil {
+			r.Versions = make(map[string]string)
+		}
+		r.Versions[name] = is
+	}
+	there := *r
+	for _, f := range old.Figures {
+		if !there.HasCase(f.Table, f.Case) {
+			r.Figures = append(r.Figures, f)
+		}
+	}
 	r.Date, r.Clocks = old.Date, append(r.Clocks, old.Clocks...)
 	for _, n := range old.Notes {
 		add := true
