@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -94,10 +97,14 @@ type Device struct {
 	handle uintptr
 }
 
-// Device is the GPU of a number, which NVML counts as CUDA does unless CUDA_VISIBLE_DEVICES
-// hides some: a GPU with another name than is given is an error.
+// Device is the GPU that has a number for CUDA. NVML counts those that CUDA_VISIBLE_DEVICES hides, too. A GPU with another name
+// than is given is an error.
 func (l *Library) Device(ordinal int, name string) (*Device, error) {
 	d := &Device{l: l}
+	ordinal, err := visible(ordinal, os.Getenv("CUDA_VISIBLE_DEVICES"))
+	if err != nil {
+		return nil, err
+	}
 	if err := l.failed(&l.handle, l.handle.call(uintptr(ordinal), uintptr(unsafe.Pointer(&d.handle)))); err != nil {
 		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
 	}
@@ -110,6 +117,20 @@ func (l *Library) Device(ordinal int, name string) (*Device, error) {
 		return nil, fmt.Errorf("GPU %d is %q for NVML, and %q for CUDA", ordinal, text, name)
 	}
 	return d, nil
+}
+
+// visible is the number that a GPU has without CUDA_VISIBLE_DEVICES.
+func visible(ordinal int, list string) (int, error) {
+	if list == "" {
+		return ordinal, nil
+	}
+	names := strings.Split(list, ",")
+	if ordinal < len(names) {
+		if n, err := strconv.Atoi(strings.TrimSpace(names[ordinal])); err == nil && n >= 0 {
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("CUDA_VISIBLE_DEVICES is %q: nobody knows which GPU number %d is for NVML", list, ordinal)
 }
 
 // Energy is what the GPU has drawn since its driver was loaded, in joules.

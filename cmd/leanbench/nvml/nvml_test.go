@@ -4,6 +4,7 @@ package nvml
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -70,6 +71,20 @@ func TestEnergy(t *testing.T) {
 	}
 	if _, err := OpenFrom(filepath.Join(t.TempDir(), "none.so")); !errors.Is(err, ErrNone) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestVisible: the numbers that CUDA gives are those of what is left.
+func TestVisible(t *testing.T) {
+	for list, want := range map[string]string{"": "[0 <nil>] [1 <nil>]", "1,0": "[1 <nil>] [0 <nil>]", " 3": "[3 <nil>] [0 CUDA_VISIBLE_DEVICES is \" 3\": nobody knows which GPU number 1 is for NVML]"} {
+		a, errA := visible(0, list)
+		b, errB := visible(1, list)
+		if got := fmt.Sprint([]any{a, errA}, []any{b, errB}); got != want {
+			t.Errorf("%q: %s, want %s", list, got, want)
+		}
+	}
+	if n, err := visible(0, "GPU-8932f937"); err == nil {
+		t.Errorf("%d", n)
 	}
 }
 
