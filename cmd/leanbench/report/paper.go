@@ -233,7 +233,11 @@ func (w *paper) writeLosses() {
 			if f.Bar != nil && !f.Bar.Met {
 				said = true
 				is, _, _ := strings.Cut(f.Bar.Text(f.Metric), ":")
-				fmt.Fprintf(w, "- %s, %s, %s: %s %s, and the bar is %s.\n", t.device(), f.Table, f.Case, f.Metric.Format(f.Value), f.Metric, is)
+				bound := ""
+				if c := t.find(f.Table, f.Case, measure.ReadCeiling, f.Metric); c != nil {
+					bound = fmt.Sprintf("; a kernel that only reads has %s", c.Metric.Format(c.Value))
+				}
+				fmt.Fprintf(w, "- %s, %s, %s: %s %s, and the bar is %s%s.\n", t.device(), f.Table, f.Case, f.Metric.Format(f.Value), f.Metric, is, bound)
 			}
 		}
 	}
