@@ -50,8 +50,11 @@ func TestPaperPage(t *testing.T) {
 	row := cpu.Row("Figure 7a", "b4, 32 heads x 256 x 64", attend)
 	row.Add(measure.Micros, 1234, nil)
 	row.Add(measure.OverStock, 3.14, nil)
+	// Several of the same GPU.
+	two := &measure.Report{Command: "paper", Machine: measure.Machine{GPU: "NVIDIA A", Load: -1}}
+	two.Row("Figure 8a", "b6, 48 heads x 65536 x 64", lean).Add(measure.OverInfer, 4.5, nil)
 	var all []*tables
-	for name, r := range map[string]*measure.Report{"paper-a": paperReport("NVIDIA A"), "paper-published": published, "paper-cpu": cpu} {
+	for name, r := range map[string]*measure.Report{"paper-a": paperReport("NVIDIA A"), "paper-a-x2": two, "paper-published": published, "paper-cpu": cpu} {
 		one := newTables()
 		if err := one.add(name, r); err != nil {
 			t.Fatal(err)
@@ -68,7 +71,7 @@ func TestPaperPage(t *testing.T) {
 		"| Figure 7a, b4, 32 heads x 262144 x 64 | FLASH | 2.18 | A100 | 0.93 | 1.40 |\n",
 		"| mean of all shapes | FLASH | 1.73 | A100 | 1.09 | 1.64 |\n",
 		"| Figure 9, b4 | fixed | 2.00 | 8 A100 | 0.97 | 0.97 |\n",
-		"| Figure 8a, b6, 48 heads x 65536 x 64 | FlashInfer | 4.48 | H100 |  |  |\n",
+		"| Figure 8a, b6, 48 heads x 65536 x 64 | FlashInfer | 4.48 | H100 | 4.50 |  |\n",
 		"from a text: [JSON](figures/paper-published.json)",
 		"Others used the machine of paper-cpu while it was measured, with 2 cores and a load of 3.0:",
 		"- NVIDIA A, against FlashDecoding: 1 of 2 shapes, the furthest 0.93 (Figure 7a: b4, 32 heads x 262144 x 64).\n",
@@ -83,7 +86,7 @@ func TestPaperPage(t *testing.T) {
 			t.Errorf("the page does not say %q:\n%s", want, page)
 		}
 	}
-	if len(files) != 5 || strings.Contains(page, "## Figure 8a") {
+	if len(files) != 6 || strings.Contains(page, "## Figure 8b") {
 		t.Errorf("%d files", len(files))
 	}
 	// A case is one group of bars, with a colour for each program that is there.
