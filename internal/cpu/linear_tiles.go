@@ -134,7 +134,9 @@ func (l *linearRun) cut(threads int) {
 			turns := (rowCuts*outCuts-1)/threads + 1
 			// Packing a weight takes as long as some rows of it, and going through x as long as a part of a panel.
 			rows := (l.rows-1)/rowCuts + 1
-			if time := turns * (4*panels*(rows+tilePackRows) + rows); time < best {
+			piece := 4*panels*(rows+tilePackRows) + rows
+			// Some thread comes late, or is slower than the others: by half a piece.
+			if time := turns*piece + piece/2; time < best {
 				best, l.rowCuts, l.outCuts = time, rowCuts, outCuts
 			}
 		}
