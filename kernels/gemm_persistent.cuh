@@ -29,14 +29,6 @@ constexpr int PERSISTENT_STAGING = 16 * PERSISTENT_CHUNK * 4;           // bytes
 constexpr int PERSISTENT_BARS = PERSISTENT_RING + GEMM_WARPS * PERSISTENT_STAGING; // where barriers are
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// copyBox into several thread blocks of a cluster, a bit of `ranks` for each: to the same
-// place of each, and word of it to the same barrier.
-__device__ __forceinline__ void copyBoxToEach(u32 dst, const TensorMap* map, int x, int y, int z, u32 bar, u64 policy, u16 ranks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(dst),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "h"(ranks), "l"(policy) : "memory");
-}
-
 // T is the Format of the weights, PARTS those of x's elements; a tile has COLUMNS rows of W.
 template <class T, int PARTS, int COLUMNS, bool GATES = false> struct PersistentGemm {
   using Math = typename T::Math;

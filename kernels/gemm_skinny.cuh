@@ -31,20 +31,10 @@ constexpr int SKINNY_WARPS = 8;                     // consumers; one more is th
 constexpr int skinnyEpilogues(int rows) { return rows > 16 ? rows / 16 : 1; }
 constexpr int skinnyThreads(int rows) { return (SKINNY_WARPS + 1 + 2 * skinnyEpilogues(rows)) * 32; }
 
-// The fused append. What a layer makes may be a step's new keys and values: where its parts
-// go in the cache besides, as its Store has them.
-struct SkinnyAppend {
-  void* cache[LINEAR_PARTS]; // null: the part is nothing of the sort
-  const int* slots;          // of each row, the row of keys of head 0 that it becomes; -1: none
-  const int* ahead;          // pages of the cache that are worth having in the L2 cache then: how many, and which
-  int headRows, dim;         // rows of keys from a head to the next; elements of one, a multiple of 4
-  int pageBytes;
-};
-
 struct SkinnyParams {
   TensorMap x; // its rows, 32 floats of each
   LinearParams p;
-  SkinnyAppend keep; // without slots there is nothing to keep
+  FusedAppend keep; // without slots there is nothing to keep
   int pairs;         // a box of W is two column blocks: all slices have an even number of them
 };
 
@@ -216,21 +206,6 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false, int PARTS 
     if (half == 0) barrierExpect(b.came, b.blocks * FLOATS);
 #pragma unroll 4
     for (int c = half; c < b.blocks * 2; c += 2) copyBox(sharedAddress(ROUNDED ? b.floats() : b.x) + c * (FLOATS / 2), &params.x, b.from * BLOCK + c * (BLOCK / 2), b.row, 0, b.came, readAgain());
-  }
-
-  // The block's share of the pages that attention reads next: the memory has nothing to
-  // do while x is waited for, and when the last weights have come.
-  __device__ static __forceinline__ void fetchPages(const SkinnyAppend& keep, int lane) {
-    constexpr int PIECE = 4096;
-    if (keep.slots == nullptr) return;
-    const int per = (keep.pageBytes + PIECE - 1) / PIECE, n = keep.ahead[0] * per;
-    for (int i = blockIdx.x + lane * gridDim.x; i < n; i += 32 * gridDim.x) {
-      const int in = i % per * PIECE;
-      const long long at = (long long)keep.ahead[1 + i / per] * keep.pageBytes + in;
-#pragma unroll
-      for (int k = 0; k < LINEAR_PARTS; k++)
-        if (keep.cache[k] != nullptr) fetchAhead((const char*)keep.cache[k] + at, min(PIECE, keep.pageBytes - in));
-    }
   }
 
   // The producer: it asks for all that the block reads of the weights, stage after stage.
@@ -575,7 +550,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false, int PARTS 
     float4 bias, residual;
 
     // A lane's fours are of the same row m of x in all pieces, which is kept in `slot`.
-    __device__ __forceinline__ void fetch(const LinearParams& p, const SkinnyAppend& keep, const Block& b, const float* partials, int m, int slot) {
+    __device__ __forceinline__ void fetch(const LinearParams& p, const FusedAppend& keep, const Block& b, const float* partials, int m, int slot) {
       while (!b.gated && part < LINEAR_PARTS - 1 && tile >= p.tiles[part]) part++;
       const int c = (begin + b.lane) / ROWS * 4; // of the block's part of the tile
       const int out = p.out[part], n = (b.gated ? tile : tile - (part > 0 ? p.tiles[part - 1] : 0)) * SKINNY_TILE + b.unit() * 8 + c;
@@ -617,7 +592,7 @@ template <class T, class Keys, int ROWS, int FEW, bool GATES = false, int PARTS 
 
   // Adds up what the cluster's blocks have sent of the rows that are this block's, of
   // the tiles of one group: how long y is on its way to memory holds up nothing else.
-  __device__ static __forceinline__ void runEpilogue(const LinearParams& p, const SkinnyAppend& keep, const Block& b) {
+  __device__ static __forceinline__ void runEpilogue(const LinearParams& p, const FusedAppend& keep, const Block& b) {
     const int fours = ROWS * b.units() * 2, warp = b.warp - SKINNY_WARPS - 1, group = warp & 1;
     const int begin = warp / 2 * 32, at = (begin + b.lane) % ROWS, m = rowAt(at); // a group's warps have 32 of the fours in turn
     const int slot = keep.slots != nullptr && m < b.rows ? keep.slots[b.row + m] : -1;

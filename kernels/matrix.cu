@@ -1,4 +1,4 @@
-// Entry points of linear layers of many rows: matrix_operands_<element>, and
+// Entry points of linear layers of many rows: matrix_operands_<element>, with _few for up to 128 rows, and
 // matrix_<element>_<rows of x that a thread block has>; and of a batch's rows:
 // batch_<element>_<rows>, and with _wide where a block's slice of x is so wide that it has a
 // multiprocessor for itself, and the registers. There may be twice as many rows as 32 or 64.
@@ -8,12 +8,12 @@
 #include "gemm_tiled.cuh"
 
 #if __CUDA_ARCH__ >= 900
-#define OPERANDS(name, MATH) \
-  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ OperandParams p) { operands<MATH>(p); }
+#define OPERANDS(name, MATH, KEPT) \
+  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ OperandParams p) { operands<MATH, KEPT>(p); }
 #define MATRIX(name, T, ROWS) \
   extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) name(const __grid_constant__ GemmParams p) { TiledGemm<T, ROWS>::run(p); }
 #else // there linear_<element> reads the weights again
-#define OPERANDS(name, MATH) extern "C" __global__ void name(const __grid_constant__ OperandParams p) {}
+#define OPERANDS(name, MATH, KEPT) extern "C" __global__ void name(const __grid_constant__ OperandParams p) {}
 #define MATRIX(name, T, ROWS) extern "C" __global__ void name(const __grid_constant__ GemmParams p) {}
 #endif
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -23,8 +23,10 @@
 #define BATCH(name, T, KEYS, ROWS, FEW, BLOCKS) extern "C" __global__ void name(const __grid_constant__ SkinnyParams p) {}
 #endif
 
-OPERANDS(matrix_operands_f16, MmaF16)
-OPERANDS(matrix_operands_bf16, MmaBF16)
+OPERANDS(matrix_operands_f16, MmaF16, 0)
+OPERANDS(matrix_operands_bf16, MmaBF16, 0)
+OPERANDS(matrix_operands_f16_few, MmaF16, 16)
+OPERANDS(matrix_operands_bf16_few, MmaBF16, 16)
 
 MATRIX(matrix_f16_32, AsF16, 32)
 MATRIX(matrix_f16_64, AsF16, 64)

@@ -13,27 +13,39 @@ type linearLaunch struct {
 //	rows        launch                          parts of an element of x, and with RoundX
 //	1 and 2     GEMV                            2, 2
 //	3 to 16     skinny GEMM                     2, 2: products take no time beside the weights
-//	17 to 128   skinny GEMM, and a tiled GEMM   2, 1
+//	17 to 128   skinny GEMM; a tiled GEMM       2, 1
 //	            where its rings have too little
-//	            room: more than 64 rows of
-//	            16384 columns, in two parts of 8192
+//	            room, and of more than 32 rows
+//	            where that costs less
 //	129 to ...  tiled GEMM or persistent GEMM,  2, 1
 //	            whichever costs less
 //
 // Later GPUs have GEMVs of up to 8 rows, and tiled GEMMs, with as many parts; all others have GEMVs. RoundX
 // changes which kernels there are and what they cost: it never forbids a launch.
 func (d *Engine) choose(o *Linear) (l linearLaunch, err error) {
-	if skinny, ok, err := d.configureSkinny(o); ok || err != nil {
-		l.skinny = &skinny
+	skinny, ok, err := d.configureSkinny(o)
+	if err != nil {
 		return l, err
 	}
-	if element := o.Parts[0].W.DType; o.Rows > fewRows && gpu.Known(element) && d.gemm[element] != nil {
+	tiled := !ok || o.Rows > mostTogether
+	if element := o.Parts[0].W.DType; tiled && o.Rows > fewRows && gpu.Known(element) && d.gemm[element] != nil {
 		gemm, err := d.configureGEMM(o)
-		l.gemm = &gemm
-		return l, err
+		if err != nil {
+			return l, err
+		}
+		if !ok || gemm.cost < skinnyTaken*skinny.micros(o, d.info.Multiprocessors) {
+			l.gemm = &gemm
+			return l, nil
+		}
+	}
+	if ok {
+		l.skinny = &skinny
 	}
 	return l, nil
 }
+
+// Up to mostTogether rows are a skinny GEMM if they can be: it takes no more than its weights.
+const mostTogether = 32
 
 // parts are those that each element of x is multiplied in.
 func (l *linearLaunch) parts() int {

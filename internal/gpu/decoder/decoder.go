@@ -37,8 +37,9 @@ type Engine struct {
 
 	persistent []persistentTile // tiles that launches of these may have, the same
 
-	leastPairs int     // as the constant; tests have others
-	slower     float64 // gemmSlower, the same
+	leastPairs int            // as the constant; tests have others
+	slower     float64        // 1, but for tests: how much longer tiles take
+	tiled      []tiledCluster // tiledClusters, but for tests
 
 	loading    sync.Mutex    // of what is not loaded with the others: see persistentOf
 	gated      *gatedKernels // nil: not loaded yet
@@ -78,7 +79,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 // New loads the kernels. Errors: [kernels.ErrNoImage] where there are none
 // for this GPU, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
-	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], leastPairs: leastPairs, slower: gemmSlower}
+	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], tiled: tiledClusters[:], leastPairs: leastPairs, slower: 1}
 	m, err := gpu.Module(dev, decoderUnit)
 	if err != nil {
 		return nil, err

@@ -191,16 +191,16 @@ type roundedLaunch struct {
 func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest, widest int, someRows ...int) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-	defer func(splits []int, persistent []persistentTile, slower float64) {
-		d.leftOut, d.copied, d.splits, d.persistent, d.slower, d.gatesApart = nil, false, splits, persistent, slower, false
-	}(d.splits, d.persistent, d.slower)
+	defer func(splits []int, persistent []persistentTile, tiled []tiledCluster, slower float64) {
+		d.leftOut, d.copied, d.splits, d.persistent, d.tiled, d.slower, d.gatesApart = nil, false, splits, persistent, tiled, slower, false
+	}(d.splits, d.persistent, d.tiled, d.slower)
 	for i := range reftest.AtLeast(cases, func() bool { return of.rounded == nil || len(of.rounded) == 8 }) {
 		gates := of.gates || of.rounded != nil && rng.IntN(2) == 0
 		d.splits, d.leftOut = skinnySplits[:], testgpu.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
 		if one := rng.IntN(2 * len(skinnySplits)); one < len(skinnySplits) { // whichever would be best
 			d.splits = skinnySplits[one:][:1]
 		}
-		d.persistent, d.slower = persistentTiles[:], testgpu.Pick(rng, gemmSlower, 0, math.Inf(1), math.Inf(1))
+		d.persistent, d.slower = persistentTiles[:], testgpu.Pick(rng, 1.0, 0, math.Inf(1), math.Inf(1))
 		if one := rng.IntN(2 * len(persistentTiles)); one < len(persistentTiles) {
 			d.persistent = persistentTiles[one:][:1]
 		}
@@ -221,6 +221,12 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 		}
 		if rows > 64 {
 			in = min(in, 1000)
+		}
+		d.tiled = tiledClusters[:]
+		if one := rng.IntN(2 * len(tiledClusters)); one < len(tiledClusters) && d.info.Capability == groupCapability {
+			if c := tiledClusters[one]; c.split <= attn.Ceil(in, gemmStep) && c.split*c.beside <= d.info.Multiprocessors {
+				d.tiled = tiledClusters[one:][:1]
+			}
 		}
 		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(attn.Activations)), RoundX: of.rounded != nil || rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
 		scale := math.Ldexp(1, testgpu.Pick(rng, 0, 0, -40, 40))

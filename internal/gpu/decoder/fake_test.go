@@ -21,6 +21,9 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	s := lib.State()
 	s.Argument("linear_", int(unsafe.Sizeof(linearParams{})))
 	s.Argument("batch_", int(unsafe.Sizeof(skinnyParams{})))
+	s.Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
+	s.Argument("matrix_", int(unsafe.Sizeof(gemmParams{})))
+	s.Argument("gemm_", int(unsafe.Sizeof(gemmParams{})))
 	s.Argument("chain_", int(unsafe.Sizeof(decodeLaunch{})))
 	s.Argument("sample_", int(unsafe.Sizeof(sampleParams{})))
 	s.Argument("lean_", 8) // and more, which nobody looks at

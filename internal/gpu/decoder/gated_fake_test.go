@@ -22,9 +22,6 @@ func gatedArguments(s *fakedriver.State) {
 	s.Argument("gated_linear_", int(unsafe.Sizeof(linearParams{})))
 	s.Argument("gated_batch_", int(unsafe.Sizeof(skinnyParams{})))
 	s.Argument(gatedPrefix, int(unsafe.Sizeof(gemmParams{})))
-	s.Argument("matrix_operands", int(unsafe.Sizeof(operandParams{})))
-	s.Argument("matrix_", int(unsafe.Sizeof(gemmParams{})))
-	s.Argument("gemm_", int(unsafe.Sizeof(gemmParams{})))
 	s.Argument("node_elements", int(unsafe.Sizeof(elementsParams{})))
 }
 
@@ -43,7 +40,7 @@ func TestGatedLaunches(t *testing.T) {
 			for range 120 {
 				rows, in, out := 1+rng.IntN(testgpu.Pick(rng, 4, 20, 150, 400)), 8*(1+rng.IntN(200)), 1+rng.IntN(700)
 				gate := rng.IntN(3) > 0
-				d.leftOut, d.slower = testgpu.Pick(rng, nil, []int{32, 64}), testgpu.Pick(rng, gemmSlower, 0)
+				d.leftOut, d.slower = testgpu.Pick(rng, nil, []int{32, 64}), testgpu.Pick(rng, 1.0, 0)
 				o := Linear{
 					Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Gate: gate, RoundX: rng.IntN(2) == 0,
 					Activation: testgpu.Pick(rng, attn.SiLU, attn.GELUTanh),

@@ -28,28 +28,42 @@ const (
 	// faster to read x once for all tiles.
 	fewRows = 8
 
-	// What the beginning and the end of a tile take, and the meeting of a cluster's
-	// blocks, in steps that could be done.
-	gemmEnds    = 6
-	gemmMeeting = 2
-
-	// gemmSlower is how much longer a step takes than one of a persistent launch, and gemmRounded
-	// what one part of x takes of that of two, as long as two thirds of the operands take to come.
-	gemmSlower  = 1.5
-	gemmRounded = 0.67
+	// gemmRing is how long the rings of tiles are, in bytes.
+	gemmRing = 192 << 10
 )
 
-// gemmRows are how many rows of x a thread block may have, and the stages of its
-// ring, for x of up to gemmWide columns and for wider ones. With more stages a block
-// is alone on its multiprocessor, which is faster but for wide x: there it is better
-// that the next launch's blocks begin beside it.
-var gemmRows = [...]struct{ rows, stages, wide int }{{32, 8, 4}, {64, 6, 3}, {128, 4, 4}}
+// What launches of tiles take is a number of microseconds, by what their blocks bring and multiply. The rates are
+// what was measured on an H200. Those of other GPUs have about the same ratios, which is what a choice is made by.
+const (
+	blockRate   = 93e3  // bytes in a microsecond that come to a thread block,
+	memoryRate  = 4.2e6 // from memory to all of them,
+	cacheRate   = 5.5e6 // and from the L2 cache
+	productRate = 2.7e6 // multiply-adds of a multiprocessor in tiles,
+	skinnyRate  = 1.4e6 // and in skinny GEMMs
 
-const gemmWide = 8192
+	gemmEnds    = 8.0   // the launch of the operands, and what comes before a tile's first products and behind its last
+	endRate     = 2.5e6 // bytes of x and y in a microsecond that come besides
+	gemmMeeting = 0.5   // of the blocks that share a tile's columns
+
+	// What a skinny GEMM takes besides its weights grows with the columns of x and y, and with a second cluster
+	// for the rows of x. Of about the same times it is taken: tiles need a launch for operands.
+	skinnyEnds, skinnyColumn, skinnyBelow = 3.5, 0.28 / 1024, 2.5
+	skinnyTaken                           = 0.95
+)
+
+// gemmRows are how many rows of x a thread block may have.
+var gemmRows = [...]int{32, 64, 128}
+
+// tiledCluster is how many thread blocks of a cluster share the columns of a tile, and how many
+// tiles it has: their blocks bring x for each other.
+type tiledCluster struct{ split, beside int }
+
+// tiledClusters are those that there are. On GPUs without products of warp groups a cluster has one tile.
+var tiledClusters = [...]tiledCluster{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {6, 1}, {8, 1}, {1, 2}, {2, 2}, {3, 2}, {4, 2}, {1, 4}, {2, 4}}
 
 // gemmKernels are the kernels for weights of a type.
 type gemmKernels struct {
-	operands   *cuda.Function
+	operands   [2]*cuda.Function // of many rows, and of up to mostSkinny, which threads keep in registers
 	of         *[len(gemmRows)]*cuda.Function
 	persistent [2]*persistentKernels // without gates, and with them; nil: not loaded, or there are none for the GPU
 }
@@ -65,8 +79,10 @@ func (d *Engine) loadGEMM() error {
 	}
 	for _, i := range gpu.Halves {
 		var k gemmKernels
-		if k.operands, err = m.Function("matrix_operands_" + gpu.Name(i)); err != nil {
-			return err
+		for few, suffix := range [...]string{"", "_few"} {
+			if k.operands[few], err = m.Function("matrix_operands_" + gpu.Name(i) + suffix); err != nil {
+				return err
+			}
 		}
 		if k.of, err = d.loadTiled(m, "", i, 2); err != nil {
 			return err
@@ -91,7 +107,7 @@ func (d *Engine) loadTiled(m *cuda.Module, prefix string, element attn.DType, pa
 		suffix = "_rounded"
 	}
 	for i := range gemmRows {
-		f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%s%s_%d%s", prefix, gpu.Name(element), gemmRows[i].rows, suffix))
+		f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%s%s_%d%s", prefix, gpu.Name(element), gemmRows[i], suffix))
 		if err != nil {
 			return nil, err
 		}
@@ -114,12 +130,14 @@ type gemmParams struct {
 	factors       uint64
 	b, y          [mostParts]uint64
 	residual      uint64
+	keep          fusedAppend
 	out, tiles    [mostParts]int32
 	rows, in      int32
-	split, stages int32
+	split, beside int32
+	stages        int32
 	activation    int32
 	early         int32
-	_             [16]byte
+	_             [20]byte
 }
 
 // Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and
@@ -153,11 +171,12 @@ type gemmLaunch struct {
 	box           int // rows of W that a block brings at a time
 	parts         int // that each element of x is taken in
 	tiles         int // of y, that a block or a cluster has one of at a time
-	blocks, split int // thread blocks or clusters of them, and how many a cluster has
+	blocks, split int // thread blocks or clusters of them, and how many of a cluster have a tile
+	beside        int // tiles of a cluster; 0: one
 	threads       int
 	stages        int
 	shared        int
-	cost          float64 // in steps of 128 rows of x in two parts by 128 of W
+	cost          float64 // microseconds
 }
 
 // scratch is how many float32 the operands take: parts of 16 bits, and a factor for each
@@ -194,10 +213,10 @@ func (d *Engine) configureGEMM(o *Linear) (gemmLaunch, error) {
 // has too little shared memory.
 func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 	element, kind, parts := o.Parts[0].W.DType, 0, o.operandParts()
-	for kind < len(gemmRows)-1 && gemmRows[kind].rows < o.Rows {
+	for kind < len(gemmRows)-1 && gemmRows[kind] < o.Rows {
 		kind++
 	}
-	rows := gemmRows[kind].rows
+	rows := gemmRows[kind]
 	kernel, err := d.tiledOf(o, kind)
 	if err != nil {
 		return best, err
@@ -206,42 +225,71 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 	if o.Gate {
 		columns /= 2
 	}
-	l := gemmLaunch{kernel: kernel, rows: rows, columns: columns, box: columns, parts: parts, threads: gemmThreads, stages: gemmRows[kind].stages}
+	stage := 128 * (gemmTile + parts*rows)
+	l := gemmLaunch{kernel: kernel, rows: rows, columns: columns, box: columns, parts: parts, threads: gemmThreads}
 	l.tiles = o.tilesOf(columns) * attn.Ceil(o.Rows, rows)
-	l.blocks = l.tiles
-	if o.In > gemmWide {
-		l.stages = gemmRows[kind].wide
-	}
-	stage := 128*(gemmTile+parts*rows) + 16
-	l.stages = l.stages * (gemmTile + 2*rows) / (gemmTile + parts*rows) // a ring is as long in bytes
-	l.stages = min(l.stages, d.info.SharedPerBlockMost/stage)
-	l.shared = max(l.stages*stage, rows*4*(gemmTile+gemmPad)) // the sums are where the ring was
+	l.stages = min(gemmRing, d.info.SharedPerBlockMost-16*gemmRing/stage) / stage
+	sums := rows * 4 * (gemmTile + gemmPad) // which are where the ring was
+	l.shared = max(l.stages*(stage+16), sums)
 	steps := attn.Ceil(o.In, gemmStep)
-	for l.split = 1; l.stages > 1 && l.split <= min(mostSplit, steps); l.split *= 2 {
-		key := clusterKey{element, kind + len(gemmRows)*(2-parts), l.split, l.shared, o.gates()}
-		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split, gemmThreads, l.shared, true))
+	for _, c := range d.tiled {
+		l.split, l.beside = c.split, c.beside
+		if l.stages < 2 || l.split > steps || c.beside > 1 && (d.info.Capability != groupCapability || l.stages*stage < sums) {
+			continue // sums must not be where others give back stages
+		}
+		l.blocks = attn.Ceil(o.tilesOf(columns), l.beside) * attn.Ceil(o.Rows, rows)
+		key := clusterKey{element, kind + len(gemmRows)*(2-parts), l.split * l.beside, l.shared, o.gates()}
+		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split*l.beside, gemmThreads, l.shared, true))
 		if err != nil {
 			return best, err
 		}
 		if clusters == 0 {
 			continue
 		}
-		each := float64(attn.Ceil(steps, l.split))
-		if parts == 1 {
-			each *= gemmRounded
-		}
-		if each += gemmEnds; l.split > 1 {
-			each += gemmMeeting
-		}
-		if l.cost = d.slower * float64(attn.Ceil(l.tiles, clusters)) * each; best.kernel == nil || l.cost < best.cost {
+		if l.cost = d.slower * l.micros(o, clusters); best.kernel == nil || l.cost < best.cost {
 			best = l
 		}
 	}
 	return best, nil
 }
 
-// queueGEMM queues a Linear of many rows, which was checked.
-func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
+// micros is what a launch of tiles takes, of whose clusters so many run at a time.
+func (l *gemmLaunch) micros(o *Linear, clusters int) float64 {
+	const weights = gemmTile * 128 // bytes of a step
+	x := float64(128 * l.parts * l.rows)
+	shared := x / float64(l.beside)
+	if l.beside == 1 {
+		shared = 2 * x // all blocks ask for the same lines
+	}
+	blocks := float64(min(l.blocks, clusters) * l.split * l.beside)
+	step := max(
+		(weights+x)/blockRate,
+		blocks*weights/float64(attn.Ceil(o.Rows, l.rows))/memoryRate,
+		blocks*(weights+shared)/cacheRate,
+		float64(gemmTile*gemmStep*l.rows*l.parts)/productRate,
+	)
+	ends := gemmEnds
+	if l.split > 1 {
+		ends += gemmMeeting
+	}
+	steps := attn.Ceil(attn.Ceil(o.In, gemmStep), l.split)
+	return float64(attn.Ceil(l.blocks, clusters))*float64(steps)*step + ends + o.endBytes()/endRate
+}
+
+// endBytes is what x and y take.
+func (o *Linear) endBytes() float64 {
+	n := o.In
+	for i := range o.Parts {
+		if i == 0 || !o.Gate {
+			n += o.Parts[i].Out
+		}
+	}
+	return 4 * float64(o.Rows) * float64(n)
+}
+
+// queueGEMM queues a Linear of many rows, which was checked; and has it keep what it makes in a cache, which
+// persistent launches do not.
+func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch, keep fusedAppend, cache ...gpu.Memory) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := o.Scratch.CheckFloats("linear", "the scratch", l.scratch(o)); err != nil {
@@ -253,10 +301,10 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	}
 	p := gemmParams{
 		maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
-		factors: l.factors(o), residual: o.Residual.AddressOr0(),
-		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), stages: int32(l.stages),
+		factors: l.factors(o), residual: o.Residual.AddressOr0(), keep: keep,
+		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), beside: int32(max(l.beside, 1)), stages: int32(l.stages),
 	}
-	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, l.parts, l.rows); err != nil {
+	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, l.parts, l.rows, l.beside); err != nil {
 		return err
 	}
 	p.activation = o.activation()
@@ -269,8 +317,9 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	d.args.Reset()
 	cuda.Struct(&d.args, &p)
 	d.hold(o.Scratch, o.Residual)
+	d.hold(cache...)
 	d.holdParts(o)
-	return l.kernel.Launch(s, clusterGrid(l.blocks, l.split, l.threads, l.shared, true), &d.args)
+	return l.kernel.Launch(s, clusterGrid(l.blocks, l.split*max(l.beside, 1), l.threads, l.shared, true), &d.args)
 }
 
 // queueOperands queues the launch that makes operands of x. It refuses closed buffers of
@@ -286,17 +335,25 @@ func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X, o.Scratch, o.Residual)
 	d.holdParts(o)
-	return d.gemm[o.Parts[0].W.DType].operands.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args)
+	kernel := d.gemm[o.Parts[0].W.DType].operands[0]
+	if o.Rows <= mostSkinny {
+		kernel = d.gemm[o.Parts[0].W.DType].operands[1]
+	}
+	return kernel.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args)
 }
 
 // operandMap is the map of the operands that x has become: all parts of 64 columns of so
-// many rows are a box.
-func (d *Engine) operandMap(scratch *gpu.Memory, in, rows, parts, box int) (cuda.TensorMap, error) {
-	key := linearMap{address: scratch.Address(), in: in, out: rows, box: box, element: scratch.DType, parts: parts}
+// many rows are a box; or, of tiles beside each other, one part of a share of these rows.
+func (d *Engine) operandMap(scratch *gpu.Memory, in, rows, parts, box, beside int) (cuda.TensorMap, error) {
+	deep := parts
+	if beside > 1 {
+		box, deep = box/beside, 1
+	}
+	key := linearMap{address: scratch.Address(), in: in, out: rows, box: box, element: scratch.DType, parts: parts, deep: deep}
 	return d.maps.Get(key, func() (cuda.TensorMap, error) {
 		return d.dev.TensorMap(scratch.Buffer, scratch.Offset, cuda.Tiles{
 			ElementBytes: 2, Dims: [3]uint64{uint64(in), uint64(rows), uint64(parts)}, Strides: [2]uint64{uint64(in) * 2, uint64(in) * uint64(rows) * 2},
-			Box: [3]uint32{gemmStep, uint32(box), uint32(parts)},
+			Box: [3]uint32{gemmStep, uint32(box), uint32(deep)},
 		})
 	})
 }

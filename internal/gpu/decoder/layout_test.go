@@ -153,7 +153,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/exchange_argmax.cuh", "AllArgMaxParams", allArgMaxParams{}},
 		{"kernels/gemm_gemv.cuh", "LinearParams", linearParams{}},
 		{"kernels/gemm_skinny.cuh", "SkinnyParams", skinnyParams{}},
-		{"kernels/gemm_skinny.cuh", "SkinnyAppend", skinnyAppend{}},
+		{"kernels/gemm_tiled.cuh", "FusedAppend", fusedAppend{}},
 		{"kernels/gemm_tiled.cuh", "OperandParams", operandParams{}},
 		{"kernels/gemm_tiled.cuh", "GemmParams", gemmParams{}},
 		{"kernels/decode_rows.cuh", "NormParams", normParams{}},

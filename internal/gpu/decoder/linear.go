@@ -208,9 +208,9 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	case err != nil:
 		return err
 	case launch.skinny != nil:
-		return d.queueSkinny(s, o, *launch.skinny, skinnyAppend{})
+		return d.queueSkinny(s, o, *launch.skinny, fusedAppend{})
 	case launch.gemm != nil:
-		return d.queueGEMM(s, o, launch.gemm)
+		return d.queueGEMM(s, o, launch.gemm, fusedAppend{})
 	}
 	x, norm := o.X, o.Norm
 	before, err := d.normsBefore(o)
@@ -298,6 +298,7 @@ type linearMap struct {
 	element      attn.DType
 	pairs        bool
 	parts        int // of the elements of operands of x; 0: weights
+	deep         int // of these, how many a box has
 }
 
 // tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of

@@ -521,13 +521,16 @@ func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 		t.Skip("no kernels for the rows of a batch on this GPU")
 	}
 	rng := reftest.Rand(t)
-	defer func(all []int) { d.splits = all }(d.splits)
+	defer func(all []int) { d.splits, d.slower = all, 1 }(d.splits)
 	for i := range cases {
-		d.splits = skinnySplits[:]
+		d.splits, d.slower = skinnySplits[:], math.Inf(1)
 		rows := leastSkinny + rng.IntN(testgpu.Pick(rng, 16, 64, mostSkinny)-leastSkinny+1)
 		round := i%3 == 1
 		if round {
 			rows = mostPrecise + 1 + rng.IntN(32)
+			if rng.IntN(2) == 0 { // in tiles
+				rows, d.slower = mostTogether+1+rng.IntN(mostSkinny-mostTogether), 0
+			}
 		}
 		if i%3 == 2 { // that of the widest x; there may be one such cluster
 			d.splits, rows = skinnySplits[len(skinnySplits)-1:], min(rows, mostSkinny/mostBeside)

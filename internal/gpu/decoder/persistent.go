@@ -32,6 +32,7 @@ const (
 	persistentEnds   = 2.5
 	persistentNarrow = 1.1
 	persistentAlone  = 1.05
+	persistentStep   = 0.8 // microseconds of such a step
 )
 
 // persistentTile is how many rows of W a tile has, and how many blocks share them.
@@ -126,7 +127,7 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 		if tile.split == 1 {
 			each *= persistentAlone
 		}
-		if l.cost = float64(attn.Ceil(l.tiles, l.blocks)) * each; best.kernel == nil || l.cost < best.cost {
+		if l.cost = float64(attn.Ceil(l.tiles, l.blocks)) * each * persistentStep; best.kernel == nil || l.cost < best.cost {
 			best = l
 		}
 	}

@@ -16,8 +16,8 @@ import (
 type Projection struct {
 	d      *Engine
 	linear Linear
-	launch skinnyLaunch
-	keep   skinnyAppend
+	launch linearLaunch
+	keep   fusedAppend
 	cache  []gpu.Memory // that it stores into, and the table of slots
 }
 
@@ -27,8 +27,8 @@ func (d *Engine) NewProjection(o *Linear) *Projection {
 	if len(o.Parts) < 2 || o.check() != nil || o.gates() {
 		return nil
 	}
-	l, ok, err := d.configureSkinny(o)
-	if !ok || err != nil {
+	l, err := d.choose(o)
+	if err != nil || l.skinny == nil && (l.gemm == nil || o.Rows > mostSkinny || d.info.Capability != groupCapability) {
 		return nil
 	}
 	p := &Projection{d: d, linear: *o, launch: l}
@@ -57,7 +57,7 @@ func (p *Projection) append(a *attention.Appending, k, v, newK, newV gpu.Memory)
 	if k.DType != o.Parts[0].W.DType || a.Rows != o.Rows || g.Dim%4 != 0 {
 		return false
 	}
-	keep := skinnyAppend{
+	keep := fusedAppend{
 		slots: a.Slots, ahead: a.Ahead,
 		headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim), pageBytes: int32(a.PageBytes),
 	}
@@ -89,7 +89,10 @@ func (p *Projection) meets(m *gpu.Memory) bool {
 
 // Queue queues the launch.
 func (p *Projection) Queue(s *cuda.Stream) error {
-	return p.d.queueSkinny(s, &p.linear, p.launch, p.keep, p.cache...)
+	if l := p.launch.skinny; l != nil {
+		return p.d.queueSkinny(s, &p.linear, *l, p.keep, p.cache...)
+	}
+	return p.d.queueGEMM(s, &p.linear, p.launch.gemm, p.keep, p.cache...)
 }
 
 // Upload and Close have nothing to do: there is no memory besides the layer's.

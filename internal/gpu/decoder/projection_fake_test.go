@@ -4,6 +4,8 @@ package decoder
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -24,16 +26,30 @@ func batchShape(rows int) stackShape {
 // The launch that makes new keys and values is told where they go in the cache, and the
 // others that there is none; there are no launches for the storing.
 func TestProjectionLaunches(t *testing.T) {
-	for _, rows := range []int{5, 8, 9, 16, 32, 50} { // each has a driver of its own
+	const inTiles = 49
+	for _, rows := range []int{5, 8, 9, 16, 32, inTiles, 50} { // each has a driver of its own
 		t.Run(fmt.Sprint(rows), func(t *testing.T) {
 			m, lib, d := fakeDecoder(t, 90, 132, 232448)
+			if d.slower = math.Inf(1); rows == inTiles {
+				d.slower = 0
+			}
 			shape := batchShape(rows)
 			shape.round = true // more rows have kernels that do
 			s := newStack(t, m, d, nil, shape)
 			lib.Forget()
 			noError(t, s.projected(t))
-			name := map[int]string{5: "batch_f16_8", 8: "batch_f16_8", 9: "batch_f16_16", 16: "batch_f16_16", 32: "batch_f16_32_rounded", 50: "batch_f16_32_rounded"}[rows]
-			all := testgpu.Launches(lib.Log())
+			name := map[int]string{5: "batch_f16_8", 8: "batch_f16_8", 9: "batch_f16_16", 16: "batch_f16_16", 32: "batch_f16_32_rounded", inTiles: "matrix_f16_64_rounded", 50: "batch_f16_32_rounded"}[rows]
+			all, operands := testgpu.Launches(lib.Log()), 0
+			all = slices.DeleteFunc(all, func(l testgpu.Launch) bool {
+				made := l.Kernel == "matrix_operands_f16_few"
+				if made {
+					operands++
+				}
+				return made
+			})
+			if want := map[int]int{inTiles: 9}[rows]; operands != want {
+				t.Fatalf("%d launches for operands, want %d", operands, want)
+			}
 			if len(all) != 11 {
 				t.Fatalf("%d launches, want 11", len(all))
 			}
@@ -53,11 +69,17 @@ func TestProjectionLaunches(t *testing.T) {
 				if l.Kernel != name {
 					t.Fatalf("launch %d is %s, want %s", i, l.Kernel, name)
 				}
-				want := skinnyAppend{}
+				want := fusedAppend{}
 				if i%5 == 0 && i < 10 {
-					want = skinnyAppend{cache: [mostParts]uint64{0, s.cache[i/5*2].Address(), s.cache[i/5*2+1].Address()}, slots: plan.Slots, ahead: plan.Ahead, headRows: 16, dim: 64, pageBytes: 16 * 4 * 64 * 2}
+					want = fusedAppend{cache: [mostParts]uint64{0, s.cache[i/5*2].Address(), s.cache[i/5*2+1].Address()}, slots: plan.Slots, ahead: plan.Ahead, headRows: 16, dim: 64, pageBytes: 16 * 4 * 64 * 2}
 				}
-				if keep := (*skinnyParams)(unsafe.Pointer(&l.Arg[0])).keep; keep != want {
+				var keep fusedAppend
+				if rows == inTiles {
+					keep = (*gemmParams)(unsafe.Pointer(&l.Arg[0])).keep
+				} else {
+					keep = (*skinnyParams)(unsafe.Pointer(&l.Arg[0])).keep
+				}
+				if keep != want {
 					t.Errorf("launch %d keeps %+v, want %+v", i, keep, want)
 				}
 			}
@@ -99,7 +121,7 @@ func TestProjectionRefuses(t *testing.T) {
 		p, o := d.NewProjection(s.ops[0].linear), &s.ops[1]
 		plan, k, v, newK, newV := s.plan, o.operands.K, o.operands.V, o.newK, o.newV
 		change(&plan, &k, &v, &newK, &newV)
-		if p.Append(plan, k, v, newK, newV) || p.keep != (skinnyAppend{}) {
+		if p.Append(plan, k, v, newK, newV) || p.keep != (fusedAppend{}) {
 			t.Errorf("append, %s: was taken", name)
 		}
 	}

@@ -201,6 +201,25 @@ func (l *skinnyLaunch) cost(tiles, together, blocks int) float64 {
 	return cost
 }
 
+// micros is what a launch takes on so many multiprocessors, beside what tiles take: weights come from memory once, and
+// from the L2 cache once for each cluster that has rows of x.
+func (l *skinnyLaunch) micros(o *Linear, sms int) float64 {
+	k, elements := &skinnyKinds[l.kind], 0.0
+	for i := range o.Parts {
+		elements += float64(o.In) * float64(o.Parts[i].Out)
+	}
+	weights := elements * float64(o.Parts[0].W.DType.Size())
+	t := max(weights/memoryRate, float64(l.below)*weights/cacheRate, elements*float64(l.below*k.rows*k.parts)/(skinnyRate*float64(sms)))
+	if l.stages < leastSkinnyStages {
+		t *= skinnyShort
+	}
+	ends := skinnyEnds + skinnyColumn*(float64(o.In)+elements/float64(o.In))
+	if 2*o.Rows > mostSkinny {
+		ends += skinnyBelow
+	}
+	return t + ends
+}
+
 // skinnyLent is how many stages of the ring x has at first: floats that are not in registers take
 // more room than operands of one part.
 func (d *Engine) skinnyLent(kind, blocks int) int {
@@ -245,13 +264,13 @@ func (d *Engine) skinnyShared(kind, blocks int, norm bool, reads int) (shared, s
 type skinnyParams struct {
 	x cuda.TensorMap
 	linearParams
-	keep  skinnyAppend
+	keep  fusedAppend
 	pairs int32
 	_     [4]byte
 }
 
-// skinnyAppend is struct SkinnyAppend.
-type skinnyAppend struct {
+// fusedAppend is struct FusedAppend.
+type fusedAppend struct {
 	cache         [mostParts]uint64
 	slots, ahead  uint64
 	headRows, dim int32
@@ -261,7 +280,7 @@ type skinnyAppend struct {
 
 // queueSkinny queues a Linear of the rows of a batch, which was checked: and has it keep what
 // it makes in a cache.
-func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep skinnyAppend, cache ...gpu.Memory) error {
+func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep fusedAppend, cache ...gpu.Memory) error {
 	kernels, err := d.skinnyOf(o)
 	if err != nil {
 		return err
