@@ -264,7 +264,7 @@ var questions = []question{
 	},
 	{
 		id: "e2e-batches", title: "A decode step of many sequences of OPT, on a GPU",
-		text:   "The same with 32 sequences and more. 32 to 128 rows are a skinny GEMM, with x in two parts. Bars: 85% of the ceiling, 1.15 of compiled (with 128 sequences of OPT-1.3b that would be 95% of the ceiling).",
+		text:   "The same with 32 sequences and more. They were skinny GEMMs then, x in two parts. Bars: 85% of the ceiling, 1.15 of compiled (with 128 sequences of OPT-1.3b that would be 95% of the ceiling).",
 		tables: []string{"A decode step of many sequences of OPT-1.3b in float16", "A decode step of many sequences of OPT-6.7b in float16"}, head: "model, sequences",
 		name: regexp.MustCompile(`(OPT-\S+) in`), split: regexp.MustCompile(`^(?P<row>OPT-\S+, b\d+), behind 1024 tokens(?P<series>)$`),
 		columns: []column{
