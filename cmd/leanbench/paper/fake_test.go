@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -297,6 +298,18 @@ func TestFakeInterrupted(t *testing.T) {
 			}
 			seen[is] = true
 		}
+	}
+	// Another host of the same GPU is as good, and named.
+	host := *after
+	host.Machine.CPU = "Another"
+	if err := host.Save(other); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, errs := run("-device=gpu", "-peers=false", "-resume", other, "-json", both); status != 0 || strings.Contains(errs, "Figure 7a") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	if r, err := measure.Load(both); err != nil || !slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "figures are of another host: Another, ") }) {
+		t.Errorf("%v: nothing says that another host measured some: %q", err, r.Notes)
 	}
 	for want, change := range map[string]func(r *measure.Report){
 		"it is of leanbench gpu, and this is leanbench paper": func(r *measure.Report) { r.Command = "gpu" },

@@ -274,7 +274,8 @@ func has(r *measure.Report, table string) bool {
 	return false
 }
 
-// resume puts what an earlier run has measured into a report, if it was the same machine, but for cases that are there.
+// resume puts what an earlier run has measured into a report, if it was the same machine, but for cases that are there. What a
+// GPU is measured for depends on it alone: another host of the same GPU and driver is named in a note.
 func resume(r, old *measure.Report) error {
 	if old == nil {
 		return nil
@@ -284,7 +285,8 @@ func resume(r, old *measure.Report) error {
 	}
 	then, now := old.Machine, r.Machine
 	then.Load, now.Load = 0, 0
-	if then != now {
+	host := then != now && then.GPU != "" && then.GPU == now.GPU
+	if then != now && !host {
 		return fmt.Errorf("it was measured on %s, and this is %s", then, now)
 	}
 	for name, is := range old.Versions {
@@ -298,11 +300,16 @@ func resume(r, old *measure.Report) error {
 		}
 		r.Versions[name] = is
 	}
-	there := *r
+	there, taken := *r, 0
 	for _, f := range old.Figures {
 		if !there.HasCase(f.Table, f.Case) {
 			r.Figures = append(r.Figures, f)
+			taken++
 		}
+	}
+	if host && taken > 0 {
+		then.Load = -1
+		r.Notes = append(r.Notes, fmt.Sprintf("%d figures are of another host: %s", taken, then))
 	}
 	r.Date, r.Clocks = old.Date, append(r.Clocks, old.Clocks...)
 	for _, n := range old.Notes {
