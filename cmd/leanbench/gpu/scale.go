@@ -371,6 +371,7 @@ func (c *scaleCase) share(gpus int) Shape {
 // turns are the times of all layers by names of GPUs.
 func (s *scaling) turns(c *scaleCase, is string, gpus []*la.GPU) (times map[string]measure.Samples, err error) {
 	var contenders []measure.Contender
+	numbers := make(map[string]int) // of the GPUs of those with our schedule
 	for _, g := range gpus {
 		n := len(g.Members())
 		if c.byContext(n) && s.splits != nil { // by context there is no schedule to compare with
@@ -394,6 +395,7 @@ func (s *scaling) turns(c *scaleCase, is string, gpus []*la.GPU) (times map[stri
 		if err := add(name); err != nil {
 			return nil, err
 		}
+		numbers[name] = n
 		if s.splits != nil {
 			if err := add(name+fixedSuffix, la.WithSchedule(la.FixedSplit(s.splits(c.Shape, n)))); err != nil {
 				return nil, err
@@ -418,12 +420,11 @@ func (s *scaling) turns(c *scaleCase, is string, gpus []*la.GPU) (times map[stri
 		seconds := x.Median() / float64(c.layers())
 		row.Add(measure.LayerMicros, 1e6*seconds, nil)
 		row.Add(measure.Speed, float64(c.Bytes())/seconds/1e9, nil)
-		if strings.HasSuffix(name, fixedSuffix) {
+		n := numbers[name]
+		if n == 0 {
 			continue
 		}
-		if one != nil && name != gpusName(1) {
-			n := 0
-			fmt.Sscan(name, &n)
+		if one != nil && n > 1 {
 			row.Add(measure.OverOneGPU, x.Faster(one), c.bar(n))
 		}
 		if s.splits != nil {

@@ -308,8 +308,11 @@ func TestFakeInterrupted(t *testing.T) {
 	if status, _, errs := run("-device=gpu", "-peers=false", "-resume", other, "-json", both); status != 0 || strings.Contains(errs, "Figure 7a") {
 		t.Errorf("status %d: %s", status, errs)
 	}
-	if r, err := measure.Load(both); err != nil || !slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "figures are of another host: Another, ") }) {
-		t.Errorf("%v: nothing says that another host measured some: %q", err, r.Notes)
+	if r, err = measure.Load(both); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "figures are of another host: Another, ") }) {
+		t.Errorf("nothing says that another host measured some: %q", r.Notes)
 	}
 	for want, change := range map[string]func(r *measure.Report){
 		"it is of leanbench gpu, and this is leanbench paper": func(r *measure.Report) { r.Command = "gpu" },

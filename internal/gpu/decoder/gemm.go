@@ -170,9 +170,8 @@ type gemmLaunch struct {
 	rows, columns int // of x and of W that a tile has
 	box           int // rows of W that a block brings at a time
 	parts         int // that each element of x is taken in
-	tiles         int // of y, that a block or a cluster has one of at a time
 	blocks, split int // thread blocks or clusters of them, and how many of a cluster have a tile
-	beside        int // tiles of a cluster; 0: one
+	beside        int // tiles of a cluster, whose blocks bring x for each other
 	threads       int
 	stages        int
 	shared        int
@@ -227,9 +226,8 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 	}
 	stage := 128 * (gemmTile + parts*rows)
 	l := gemmLaunch{kernel: kernel, rows: rows, columns: columns, box: columns, parts: parts, threads: gemmThreads}
-	l.tiles = o.tilesOf(columns) * attn.Ceil(o.Rows, rows)
-	l.stages = min(gemmRing, d.info.SharedPerBlockMost-16*gemmRing/stage) / stage
-	sums := rows * 4 * (gemmTile + gemmPad) // which are where the ring was
+	l.stages = min(gemmRing/stage, d.info.SharedPerBlockMost/(stage+16)) // 16: its barriers
+	sums := rows * 4 * (gemmTile + gemmPad)                              // which are where the ring was
 	l.shared = max(l.stages*(stage+16), sums)
 	steps := attn.Ceil(o.In, gemmStep)
 	for _, c := range d.tiled {
@@ -302,7 +300,7 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch, keep fusedA
 	p := gemmParams{
 		maps: parts.maps, b: parts.b, y: parts.y, out: parts.out, tiles: parts.tiles,
 		factors: l.factors(o), residual: o.Residual.AddressOr0(), keep: keep,
-		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), beside: int32(max(l.beside, 1)), stages: int32(l.stages),
+		rows: int32(o.Rows), in: int32(o.In), split: int32(l.split), beside: int32(l.beside), stages: int32(l.stages),
 	}
 	if p.x, err = d.operandMap(&o.Scratch, o.In, o.Rows, l.parts, l.rows, l.beside); err != nil {
 		return err
@@ -319,7 +317,7 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch, keep fusedA
 	d.hold(o.Scratch, o.Residual)
 	d.hold(cache...)
 	d.holdParts(o)
-	return l.kernel.Launch(s, clusterGrid(l.blocks, l.split*max(l.beside, 1), l.threads, l.shared, true), &d.args)
+	return l.kernel.Launch(s, clusterGrid(l.blocks, l.split*l.beside, l.threads, l.shared, true), &d.args)
 }
 
 // queueOperands queues the launch that makes operands of x. It refuses closed buffers of

@@ -62,7 +62,7 @@ func BenchmarkGPUGEMM(b *testing.B) {
 		persistent []persistentTile
 		slower     float64
 	}{{"best", persistentTiles[:], 1}, {"256x2", persistentTiles[:1], math.Inf(1)}, {"256", persistentTiles[1:2], math.Inf(1)},
-		{"128x2", persistentTiles[2:3], math.Inf(1)}, {"128", persistentTiles[3:], math.Inf(1)}, {"tiled", nil, 1}, {"skinny", nil, 1}}
+		{"128x2", persistentTiles[2:3], math.Inf(1)}, {"128", persistentTiles[3:], math.Inf(1)}, {"tiled", nil, 1}, {"skinny", nil, math.Inf(1)}}
 	defer func() { d.leftOut = nil }()
 	for _, s := range []struct{ rows, in, out, parts int }{
 		{2048, 4096, 4096, 1}, {2048, 4096, 16384, 1}, {2048, 16384, 4096, 1}, {2048, 4096, 4096, 3},

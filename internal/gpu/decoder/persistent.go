@@ -105,7 +105,7 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 		}
 		l := gemmLaunch{
 			kernel: kernels[kind][parts-1], rows: persistentRows, columns: columns, box: box, parts: parts,
-			split: tile.split, threads: persistentThreads, stages: persistentStages(parts, tile.columns),
+			split: tile.split, beside: 1, threads: persistentThreads, stages: persistentStages(parts, tile.columns),
 		}
 		l.shared = persistentRing + persistentStaging + 16*l.stages
 		if l.shared > d.info.SharedPerBlockMost {
@@ -116,8 +116,8 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 		if err != nil {
 			return best, err
 		}
-		l.tiles = o.tilesOf(columns) * attn.Ceil(o.Rows, persistentRows*l.split)
-		if l.blocks = min(l.tiles, clusters); l.blocks < 1 {
+		tiles := o.tilesOf(columns) * attn.Ceil(o.Rows, persistentRows*l.split) // of which a block or a cluster has one at a time
+		if l.blocks = min(tiles, clusters); l.blocks < 1 {
 			continue
 		}
 		each := float64(steps*parts*tile.columns)/256 + persistentEnds*float64(tile.columns)/128
@@ -127,7 +127,7 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 		if tile.split == 1 {
 			each *= persistentAlone
 		}
-		if l.cost = float64(attn.Ceil(l.tiles, l.blocks)) * each * persistentStep; best.kernel == nil || l.cost < best.cost {
+		if l.cost = float64(attn.Ceil(tiles, l.blocks)) * each * persistentStep; best.kernel == nil || l.cost < best.cost {
 			best = l
 		}
 	}
