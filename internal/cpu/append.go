@@ -69,9 +69,7 @@ func (r *appendRun[F]) run(e *Engine) {
 		return
 	}
 	shared := *r // r stays where it is: one thread allocates nothing
-	if err := e.pool.run(&shared, r.workers); err != nil {
-		panic(err.(*failure).value)
-	}
+	e.pool.must(&shared, r.workers)
 }
 
 func (r *appendRun[F]) work(w, _ int) { r.store(w*r.rows/r.workers, (w+1)*r.rows/r.workers) }

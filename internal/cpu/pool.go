@@ -81,6 +81,13 @@ type helper struct {
 // run is runOn with as many threads as there may be.
 func (p *pool) run(t task, n int) error { return p.runOn(t, n, n) }
 
+// must is run of a task that never fails: a panic of a worker comes out here.
+func (p *pool) must(t task, n int) {
+	if err := p.run(t, n); err != nil {
+		panic(err.(*failure).value)
+	}
+}
+
 // runOn calls t.work(w, thread) once for each w in [0, n) and returns when all are done. min(n, threads, GOMAXPROCS)
 // threads share the workers, the caller's among them, or fewer when other calls have the helpers.
 // If a worker panics, workers that have not begun are left out and the panic is returned as an error,

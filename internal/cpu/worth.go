@@ -79,9 +79,7 @@ func Each(e *Engine, rows, n int, f func(row int)) {
 		}
 		return
 	}
-	if err := e.pool.run(&eachRun{rows, threads, f}, threads); err != nil {
-		panic(err.(*failure).value)
-	}
+	e.pool.must(&eachRun{rows, threads, f}, threads)
 }
 
 // eachRun is a call of Each: each worker has as many rows.
