@@ -45,8 +45,11 @@ func StartWorker(python, program string, args ...string) (*Worker, error) {
 	return Start(exec.Command(python, append([]string{"-u", "-c", program}, args...)...))
 }
 
+// Start starts a command. An interrupt from the terminal does not reach it, nor what it starts: a measurement that is interrupted
+// finishes the shape at hand, with all who take part. The worker ends when we do, since its input does.
 func Start(c *exec.Cmd) (*Worker, error) {
 	w := &Worker{command: c, lines: make(chan string)}
+	apart(c)
 	c.Stderr = &w.Stderr
 	// What a worker started in turn may hold the pipes: they are not waited for long.
 	c.WaitDelay = time.Second
