@@ -255,6 +255,13 @@ func (b *Batches) peersOf(s Batch, sets int) ([]measure.Contender, error) {
 	if b.torch == nil {
 		return nil, nil
 	}
+	if b.torch.Gone { // it has ended in an earlier shape
+		again, err := b.torch.Again()
+		if err != nil {
+			return nil, err
+		}
+		b.torch = again
+	}
 	lengths := strings.ReplaceAll(strings.Trim(fmt.Sprint(s.Lengths), "[]"), " ", ",")
 	if _, err := b.torch.Ask("batch %d %d %d %s %d %s", s.Heads, s.KVHeads, s.Dim, s.Storage.Name, sets, lengths); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ package e2e
 import (
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -66,6 +67,23 @@ func TestWhole(t *testing.T) {
 		if said := strings.Contains(asked.Stderr.Text(), "read compiled 1 8704 32"); said != peers {
 			t.Errorf("the worker was asked for%s", asked.Stderr.Text())
 		}
+	}
+	// Transformers that end are left out of that prompt, and are there for the next.
+	startDecoderWorker = func(string) (*measure.Worker, error) { return measure.Start(measuretest.Command(t, "opt-dies")) }
+	dies, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for prompt, want := range map[int][]string{4096: nil, 8192: {`8192 tokens: "prompt 1 8192": the worker has ended`}} {
+		for range 2 {
+			all, err := dies.Measure(prompt, 1024)
+			if _, without := dies.Said(); err != nil || len(all) != 3-len(want) || !slices.Equal(without, want) || !measuretest.Near(all[0].Step.Median(), 2e-3) {
+				t.Errorf("%d tokens: %+v, %v; %q", prompt, all, err, without)
+			}
+		}
+	}
+	if err := dies.Close(); err != nil && !strings.Contains(err.Error(), "exit status 4") {
+		t.Error(err)
 	}
 	startDecoderWorker = func(string) (*measure.Worker, error) { return nil, errors.New("no such python") }
 	w, err := OpenWhole(WholeOPT, 9217, "", true, 2, io.Discard)

@@ -32,6 +32,7 @@ type wholeEngine interface {
 // Whole is a decoder with random weights on the first GPU, and in transformers.
 type Whole struct {
 	name   string
+	shape  shape
 	ours   wholeEngine
 	worker *measure.Worker // nil: no peers
 	rounds int
@@ -79,7 +80,7 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 	if err != nil {
 		return nil, err
 	}
-	w = &Whole{name: shape, rounds: rounds, stderr: stderr}
+	w = &Whole{name: shape, shape: s, rounds: rounds, stderr: stderr}
 	fmt.Fprintf(stderr, "%s: making weights\n", shape)
 	chunk := 0
 	if _, ok := s.(llamaModel); ok {
@@ -107,11 +108,42 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 			err = errors.Join(err, w.worker.Close())
 			w.worker = nil
 		}
-		reason, _, _ := strings.Cut(err.Error(), "\n")
-		w.without = append(w.without, reason)
+		w.leave(err)
 	}
 	return w, nil
 }
+
+// leave takes down why transformers are left out.
+func (w *Whole) leave(err error) {
+	reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's end may follow
+	w.without = append(w.without, strings.TrimSuffix(reason, ":"))
+}
+
+// theirs is who reads and decodes a prompt besides us; nil: nobody does. Transformers that have ended are started again.
+func (w *Whole) theirs(prompt int) *measure.Worker {
+	if w.worker == nil || prompt > WholePeers {
+		return nil
+	}
+	if !w.worker.Gone {
+		return w.worker
+	}
+	fmt.Fprintf(w.stderr, "%s: transformers have ended, and are started again\n", w.name)
+	again, err := w.worker.Again()
+	if err == nil {
+		if err = makeTheirs(again, w.shape, "float16"); err == nil {
+			w.worker = again
+			return again
+		}
+		err = errors.Join(err, again.Close())
+	}
+	w.leave(fmt.Errorf("%d tokens: %w", prompt, err))
+	return nil
+}
+
+// theirError is one of transformers: we are measured without them.
+type theirError struct{ error }
+
+func (e theirError) Unwrap() error { return e.error }
 
 // Close gives everything back.
 func (w *Whole) Close() error {
@@ -129,11 +161,21 @@ func stepsOf(tokens int) int { return min(tokens, 32) }
 // grows evenly with the context, so that their mean is that of all. What can't be measured of transformers is
 // left out.
 func (w *Whole) Measure(prompt, tokens int) ([]WholeTime, error) {
-	prompts, err := w.prompts(prompt)
+	all, err := w.measure(prompt, tokens, w.theirs(prompt))
+	if why := new(theirError); errors.As(err, why) {
+		w.leave(fmt.Errorf("%d tokens: %w", prompt, why))
+		all, err = w.measure(prompt, tokens, nil)
+	}
+	return all, err
+}
+
+// measure is Measure beside a worker; nil: alone.
+func (w *Whole) measure(prompt, tokens int, worker *measure.Worker) ([]WholeTime, error) {
+	prompts, err := w.prompts(prompt, worker)
 	if err != nil {
 		return nil, err
 	}
-	all, err := w.steps(prompt, tokens)
+	all, err := w.steps(prompt, tokens, worker)
 	if err != nil {
 		return nil, err
 	}
@@ -148,18 +190,12 @@ func (w *Whole) Measure(prompt, tokens int) ([]WholeTime, error) {
 }
 
 // prompts has ours and transformers read a prompt in turn, after a first time that does not count.
-func (w *Whole) prompts(prompt int) (_ map[string]measure.Samples, err error) {
+func (w *Whole) prompts(prompt int, worker *measure.Worker) (_ map[string]measure.Samples, err error) {
 	r := w.ours.reading(true)
 	defer func() { err = errors.Join(err, r.close()) }()
 	contenders := []measure.Contender{w.reader(WholeLean, func() (time.Duration, error) { return r.read(1, prompt) })}
-	if w.worker != nil && prompt <= WholePeers {
-		contenders = append(contenders, w.reader(WholeTorch, func() (time.Duration, error) {
-			t, _, err := w.worker.Seconds(1, "prompt 1 %d", prompt)
-			if err != nil {
-				return 0, err
-			}
-			return t[0], nil
-		}))
+	if worker != nil {
+		contenders = append(contenders, w.reader(WholeTorch, func() (time.Duration, error) { return seconds(worker, "prompt 1 %d", prompt) }))
 	}
 	all, err := measure.Alternate(measure.Pace{Rounds: w.rounds, Steps: 1}, contenders)
 	if err != nil {
@@ -170,6 +206,15 @@ func (w *Whole) prompts(prompt int) (_ map[string]measure.Samples, err error) {
 		times[c.Name] = all[i]
 	}
 	return times, nil
+}
+
+// seconds is the time that transformers take for a question.
+func seconds(worker *measure.Worker, question string, args ...any) (time.Duration, error) {
+	t, _, err := worker.Seconds(1, question, args...)
+	if err != nil {
+		return 0, theirError{err}
+	}
+	return t[0], nil
 }
 
 func (w *Whole) reader(name string, read func() (time.Duration, error)) measure.Contender {
@@ -186,7 +231,7 @@ func (w *Whole) reader(name string, read func() (time.Duration, error)) measure.
 }
 
 // steps has ours, ours with FlashDecoding's schedule and transformers decode in turn.
-func (w *Whole) steps(prompt, tokens int) (_ []WholeTime, err error) {
+func (w *Whole) steps(prompt, tokens int, worker *measure.Worker) (_ []WholeTime, err error) {
 	context, steps := prompt+tokens/2, stepsOf(tokens)
 	fixed := w.ours.fixedSplit()
 	defer func() { err = errors.Join(err, fixed.close()) }()
@@ -200,23 +245,15 @@ func (w *Whole) steps(prompt, tokens int) (_ []WholeTime, err error) {
 			return steady, err
 		}})
 	}
-	if w.worker != nil && prompt <= WholePeers {
-		if _, err := w.worker.Ask("forget"); err != nil {
-			return nil, err
+	if worker != nil {
+		if _, err := worker.Ask("forget"); err != nil {
+			return nil, theirError{err}
 		}
 		fmt.Fprintf(w.stderr, "%s, %d tokens: %s gets ready\n", w.name, context, nameCompiled)
-		if _, err := w.worker.Ask("read compiled 1 %d %d", context, steps); err != nil {
-			reason, _, _ := strings.Cut(err.Error(), "\n")
-			w.without = append(w.without, fmt.Sprintf("behind %d tokens: %s", context, reason))
-		} else {
-			contenders = append(contenders, measure.Contender{Name: WholeTorch, Run: func(n int) (time.Duration, error) {
-				t, _, err := w.worker.Seconds(1, "run compiled %d", n)
-				if err != nil {
-					return 0, err
-				}
-				return t[0], nil
-			}})
+		if _, err := worker.Ask("read compiled 1 %d %d", context, steps); err != nil {
+			return nil, theirError{err}
 		}
+		contenders = append(contenders, measure.Contender{Name: WholeTorch, Run: func(n int) (time.Duration, error) { return seconds(worker, "run compiled %d", n) }})
 	}
 	all, err := measure.Alternate(measure.Pace{Rounds: w.rounds, Steps: steps}, contenders)
 	if err != nil {

@@ -114,8 +114,21 @@ func (p *gpuPeers) arena(bytes int64) error {
 		return nil
 	}
 	p.size = bytes
+	if p.worker.Gone {
+		return nil // who comes in its place takes it
+	}
 	_, err := p.worker.Ask("arena %d", bytes)
 	return err
+}
+
+// again starts a worker in place of one that is gone.
+func (p *gpuPeers) again() error {
+	w, err := p.worker.Again()
+	if err != nil {
+		return err
+	}
+	p.worker = w
+	return p.arena(p.size)
 }
 
 // flashDecoding is how long FlashDecoding takes for a shape, alone, in memory that is given back behind it.
@@ -177,12 +190,21 @@ func (p *gpuPeers) linear(c *linearCase) []*Contender {
 	return p.ask(c.String(), "linear %d %d %d %d", c.rows, c.in, c.out, linearLayers)
 }
 
-// ask has the worker make its ways of what a question says.
+// ask has the worker make its ways of what a question says. One that has ended in an earlier shape is started again.
 func (p *gpuPeers) ask(is, format string, args ...any) (all []*Contender) {
-	words, err := p.worker.Ask(format, args...)
+	var err error
+	if p.worker.Gone {
+		err = p.again()
+	}
+	var words []string
+	if err == nil {
+		words, err = p.worker.Ask(format, args...)
+	}
 	if err != nil {
-		// The question, which is in front, would make every text another one.
-		reason, _, _ := strings.Cut(errors.Unwrap(err).Error(), "\n")
+		if why := errors.Unwrap(err); why != nil {
+			err = why // the question, which is in front, would make every text another one
+		}
+		reason, _, _ := strings.Cut(err.Error(), "\n")
 		p.miss(is, "without the peers: %s", strings.TrimSuffix(reason, ":")) // stderr's end may follow
 		return nil
 	}

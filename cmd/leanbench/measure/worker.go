@@ -77,6 +77,20 @@ func Start(c *exec.Cmd) (*Worker, error) {
 	return w, nil
 }
 
+// Again starts the program of a worker that is gone once more. It knows nothing of what the one before was told.
+func (w *Worker) Again() (*Worker, error) {
+	w.Close() // why it is gone was said
+	old := w.command
+	c := exec.Command(old.Path)
+	c.Args, c.Env, c.Dir = old.Args, old.Env, old.Dir
+	next, err := Start(c)
+	if err != nil {
+		return nil, err
+	}
+	next.Patience = w.Patience
+	return next, nil
+}
+
 // TorchSettle is longer than PyTorch's threads spin when they have no work.
 const TorchSettle = 30 * time.Millisecond
 

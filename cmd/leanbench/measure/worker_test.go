@@ -46,6 +46,18 @@ func TestWorker(t *testing.T) {
 	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "exit status 4") {
 		t.Errorf("close: %v", err)
 	}
+	// The same program comes in its place.
+	w.Patience = time.Minute
+	again, err := w.Again()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Ask("shape 3"); err != nil || strings.Join(again.Hello, " ") != "Fake 1.0" || again.Gone || again.Patience != time.Minute {
+		t.Errorf("%v, hello %q, gone %v", err, again.Hello, again.Gone)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
 
 	// Who is silent for too long is ended, and gives no later answers for those to later questions.
 	if w, err = Start(measuretest.Command(t, "opt-silent")); err != nil {

@@ -331,6 +331,36 @@ func TestFakeInterrupted(t *testing.T) {
 	}
 }
 
+// TestFakeDeaths: peers that end while they get ready for a shape are left out of it, those that end later fail it, and others
+// come in their place: the next shape has peers again.
+func TestFakeDeaths(t *testing.T) {
+	fakeGPU(t)
+	defer gpu.UseWorker(func(string, ...string) (*measure.Worker, error) {
+		return measure.Start(measuretest.Command(t, "gpu-dies"))
+	})()
+	var points []point
+	for _, keys := range []int{8192, 16384, 4096} {
+		points = append(points, at(1, 8, 8, keys, 64))
+	}
+	with(t, panel{id: "7a", table: "Figure 7a", gpu: points})
+	file := filepath.Join(t.TempDir(), "paper.json")
+	status, out, errs := run("-device=gpu", "-json", file)
+	if status != 1 || !strings.Contains(errs, points[1].label+`: PyTorch, FLASH_ATTENTION: "run flash 1": the worker has ended`) || !strings.Contains(out, points[0].label+", and perhaps others: without the peers: the worker has ended") {
+		t.Errorf("status %d: %s%s", status, errs, out)
+	}
+	r, err := measure.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct{ ours, theirs bool }{{true, false}, {false, false}, {true, true}} {
+		ours := r.Find(points[i].label, gpu.Ours, measure.Micros) != nil
+		theirs := r.Find(points[i].label, gpu.PeerName("flash"), measure.Micros) != nil
+		if ours != want.ours || theirs != want.theirs {
+			t.Errorf("%s: ours %t, theirs %t", points[i].label, ours, theirs)
+		}
+	}
+}
+
 type writer func(p []byte)
 
 func (w writer) Write(p []byte) (int, error) {
