@@ -227,8 +227,11 @@ func geometricMean(x []float64) float64 {
 	return math.Exp(sum / float64(len(x)))
 }
 
+// Note adds a note to the report, if it is not there yet.
 func (b *Bench) Note(format string, args ...any) {
-	b.Report.Notes = append(b.Report.Notes, fmt.Sprintf(format, args...))
+	if text := fmt.Sprintf(format, args...); !slices.Contains(b.Report.Notes, text) {
+		b.Report.Notes = append(b.Report.Notes, text)
+	}
 }
 
 // Describe names the device and its driver.

@@ -24,7 +24,6 @@ launch, which a graph can't hold: its launches are queued one by one.
 import gc
 import inspect
 import os
-import signal
 import sys
 import time
 
@@ -155,12 +154,13 @@ class Shape:
             raise ValueError("flash-varlen disagrees with float32")
 
     def compare(self, names):
-        """Fails where ways disagree: a speed is worth something only if the work was done."""
+        """Leaves out who does not agree with most: a speed is worth something only if the work was done."""
         outs = {name: self.ways[name][1](0).float() for name in names}
+        agrees = lambda out, want: bool((out - want).abs().max() <= 0.02 * want.abs().max())
         for name, out in outs.items():
-            want = next(iter(outs.values()))
-            if not (out - want).abs().max() <= 0.02 * want.abs().max():
-                raise ValueError(name + " disagrees with " + next(iter(outs)))
+            if 2 * sum(agrees(out, want) for want in outs.values()) <= len(outs):
+                del self.ways[name]
+                self.missing.append(name + ": its output is not that of most of " + ", ".join(outs))
 
     def page(self):
         """Has keys and values in pages, in no order."""
@@ -316,8 +316,6 @@ def make_arena(size):
 
 
 def main():
-    # Ctrl-C is for who asks: the question at hand is answered, and no other follows.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.cuda.set_device(int(sys.argv[1]))
     torch.manual_seed(time.time_ns())
     arena = shape = None

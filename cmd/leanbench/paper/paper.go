@@ -300,16 +300,22 @@ func resume(r, old *measure.Report) error {
 		}
 		r.Versions[name] = is
 	}
-	there, taken := *r, 0
+	there, taken := *r, make(map[string]bool) // tables
 	for _, f := range old.Figures {
-		if !there.HasCase(f.Table, f.Case) {
+		if f.Table != tableAll && !there.HasCase(f.Table, f.Case) { // it is made anew
 			r.Figures = append(r.Figures, f)
-			taken++
+			taken[f.Table] = true
 		}
 	}
-	if host && taken > 0 {
+	if host && len(taken) > 0 {
+		var of []panel
+		for _, p := range panels() {
+			if taken[p.table] {
+				of = append(of, p)
+			}
+		}
 		then.Load = -1
-		r.Notes = append(r.Notes, fmt.Sprintf("%d figures are of another host: %s", taken, then))
+		r.Notes = append(r.Notes, fmt.Sprintf("on another host, %s: figures %s", then, strings.Join(ids(of), ", ")))
 	}
 	r.Date, r.Clocks = old.Date, append(r.Clocks, old.Clocks...)
 	for _, n := range old.Notes {

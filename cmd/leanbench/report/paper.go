@@ -70,14 +70,20 @@ func paperFiles(page, folder string, all []*tables, files map[string][]byte) err
 func paperSource(r *measure.Report) string {
 	short := *r
 	short.Notes = nil
-	missing := false
-	for _, n := range r.Notes {
-		if strings.HasPrefix(n, "PyTorch ") || strings.HasPrefix(n, "transformers ") {
+	missing, hosts := false, ""
+	for i, n := range r.Notes {
+		programs := strings.HasPrefix(n, "PyTorch ") || strings.HasPrefix(n, "transformers ")
+		// Of several runs one may have had fewer programs than another.
+		said := slices.Contains(r.Notes[:i], n) || slices.ContainsFunc(r.Notes, func(o string) bool { return strings.HasPrefix(o, n) && o != n })
+		if programs && !said {
 			short.Notes = append(short.Notes, n)
+		}
+		if other, ok := strings.CutPrefix(n, "on another host, "); ok {
+			hosts += " On another host, " + other + "."
 		}
 		missing = missing || strings.Contains(n, "without FlashInfer: ")
 	}
-	text := source(&short)
+	text := source(&short) + hosts
 	if missing {
 		text += " FlashInfer was not there."
 	}
