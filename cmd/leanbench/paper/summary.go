@@ -4,10 +4,8 @@ import (
 	"slices"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/cmd/leanbench/report"
 )
-
-// sameSpeed is the least ratio that is 1.00 in two digits.
-const sameSpeed = 0.995
 
 // overs are what is averaged over all shapes: how many times as fast as others ours is.
 var overs = []measure.Metric{
@@ -38,7 +36,7 @@ func summarize(r *measure.Report) {
 		}
 		sum, slower := 0.0, 0
 		for _, v := range all {
-			if sum += v; v < sameSpeed {
+			if sum += v; v < report.SameSpeed {
 				slower++
 			}
 		}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -238,6 +239,9 @@ func (w *paper) writeLosses() {
 			}
 			fmt.Fprintf(w, "- %s, against %s: %.0f of %.0f shapes, the furthest %.2f%s.\n", t.device(), strings.TrimPrefix(against(m), "x "), slower, all, least, where)
 		}
+		for _, q := range paperQuestions {
+			said = w.writeOwnLosses(t, q) || said
+		}
 	}
 	for _, t := range w.runs {
 		for _, f := range t.order[0].Figures {
@@ -255,6 +259,67 @@ func (w *paper) writeLosses() {
 	if !said {
 		w.WriteString("Nowhere, of these shapes.\n")
 	}
+}
+
+// writeOwnLosses says where ours is slower in a figure that shows contenders, which what all figures come to leaves out.
+func (w *paper) writeOwnLosses(t *tables, q question) (said bool) {
+	for _, c := range q.columns {
+		if !q.contenders || c.metric != measure.OverCompiled && !slices.Contains(losing, c.metric) {
+			continue
+		}
+		var all, slower []measure.Figure
+		for _, table := range q.tables {
+			for _, f := range t.figures[table] {
+				if f.Metric != c.metric {
+					continue
+				}
+				if all = append(all, f); f.Value < SameSpeed {
+					slower = append(slower, f)
+				}
+			}
+		}
+		if len(slower) == 0 {
+			continue
+		}
+		said = true
+		f := slices.MinFunc(slower, func(a, b measure.Figure) int { return cmp.Compare(a.Value, b.Value) })
+		where := f.Case
+		if f.Contender != lean {
+			where += ", " + f.Contender
+		}
+		fmt.Fprintf(w, "- %s, Figure %s, against %s: %d of %d, the furthest %.2f (%s).\n", t.device(), q.id, strings.TrimPrefix(c.head, "x "), len(slower), len(all), f.Value, where)
+	}
+	return w.writePromptLosses(t, q) || said
+}
+
+// writePromptLosses says which prompts alone take longer than transformers'.
+func (w *paper) writePromptLosses(t *tables, q question) bool {
+	all, slower, least := 0, 0, 1.0
+	var ours, theirs *measure.Figure // that are the furthest from each other
+	for _, table := range q.tables {
+		for _, f := range t.figures[table] {
+			if f.Metric != measure.PromptMillis || f.Contender != compiled {
+				continue
+			}
+			own := t.find(table, f.Case, lean, f.Metric)
+			if own == nil {
+				continue
+			}
+			all++
+			if ratio := f.Value / own.Value; ratio < SameSpeed {
+				slower++
+				if ratio < least {
+					least, ours, theirs = ratio, own, &f
+				}
+			}
+		}
+	}
+	if slower == 0 {
+		return false
+	}
+	fmt.Fprintf(w, "- %s, Figure %s, a prompt without its tokens, against %s: %d of %d, the furthest %s ms to %s ms (%s).\n",
+		t.device(), q.id, compiled, slower, all, digits(ours.Value), digits(theirs.Value), ours.Case)
+	return true
 }
 
 // against is whom a ratio is to, as the page calls them.
