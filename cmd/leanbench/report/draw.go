@@ -67,8 +67,10 @@ func (t *tables) draw(q question) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := vgsvg.New(22*vg.Centimeter, height)
-	p.Draw(draw.New(c))
+	c := vgsvg.New(pictureWidth, height)
+	all := draw.New(c)
+	all.FillPolygon(p.BackgroundColor, []vg.Point{all.Min, {X: all.Max.X, Y: all.Min.Y}, all.Max, {X: all.Min.X, Y: all.Max.Y}})
+	p.Draw(draw.Crop(all, vg.Points(3), -vg.Points(12), vg.Points(3), -vg.Points(3))) // titles, and half of the last number, are not at the edge
 	var out bytes.Buffer
 	if _, err := c.WriteTo(&out); err != nil {
 		return nil, err
@@ -76,6 +78,24 @@ func (t *tables) draw(q question) ([]byte, error) {
 	svg := bytes.Replace(out.Bytes(), []byte("<g transform"), []byte(dark+"<g transform"), 1)
 	// Where the font is not there its neighbours of the same widths are to be taken.
 	return bytes.ReplaceAll(svg, []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
+}
+
+const pictureWidth = 22 * vg.Centimeter
+
+// steps are marks of an axis from 0 on, each with its number: some six of them, 1, 2 or 5 of a power of ten apart.
+type steps struct{}
+
+func (steps) Ticks(least, most float64) (marks []plot.Tick) {
+	step := math.Pow(10, math.Floor(math.Log10((most-least)/6)))
+	for _, by := range []float64{2, 2.5, 2} { // 2, 5 and 10 times as much
+		if (most-least)/step > 8 {
+			step *= by
+		}
+	}
+	for n := math.Ceil(least / step); n*step <= most; n++ {
+		marks = append(marks, plot.Tick{Value: n * step, Label: fmt.Sprintf("%.6g", n*step)})
+	}
+	return marks
 }
 
 // value is what a picture shows of a figure.
@@ -170,8 +190,21 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 		p.Add(line)
 	}
 	p.Legend.Top = false
-	if len(values) > 1 {
-		p.X.Max += 0.45 * (p.X.Max - p.X.Min) // room for the legend
+	p.X.Tick.Marker = steps{}
+	if len(values) > 1 { // room for the legend
+		most := func(texts []string) (width vg.Length) {
+			for _, text := range texts {
+				width = max(width, p.Legend.TextStyle.Width(text))
+			}
+			return width
+		}
+		var heads []string
+		for _, s := range q.picture.series {
+			heads = append(heads, s.head)
+		}
+		inside := pictureWidth - most(labels) - vg.Points(40)
+		room := float64((most(heads) + p.Legend.ThumbnailWidth + vg.Points(12)) / inside)
+		p.X.Max = p.X.Min + (p.X.Max-p.X.Min)/(1-min(room, 0.6))
 	}
 	each := thick*vg.Length(len(values)) + vg.Points(7)
 	return max(6*vg.Centimeter, vg.Length(groups)*each+2*vg.Centimeter), nil
