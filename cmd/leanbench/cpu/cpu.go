@@ -45,10 +45,7 @@ func measureCPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := b.cpu(pattern); err != nil {
-			return err
-		}
-		return b.report.Save(o.JSON)
+		return b.cpu(pattern)
 	}
 }
 
@@ -59,6 +56,7 @@ const memorySize = 256 << 20
 // attentionBench measures decode shapes one after the other.
 type attentionBench struct {
 	report         *measure.Report
+	json           string // the file that it goes to, after each case
 	pace           measure.Pace
 	stdout, stderr io.Writer
 	rng            *rand.Rand
@@ -72,8 +70,8 @@ func newBench(command string, o *measure.Options, stdout, stderr io.Writer) (*at
 		return nil, err
 	}
 	return &attentionBench{
-		report: &measure.Report{Command: command, Machine: m, Figures: []measure.Figure{}},
-		pace:   o.Pace(), stdout: stdout, stderr: stderr,
+		report: &measure.Report{Command: command, Machine: m, Figures: []measure.Figure{}}, json: o.JSON,
+		pace: o.Pace(), stdout: stdout, stderr: stderr,
 		rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())),
 	}, nil
 }
@@ -113,6 +111,9 @@ func (b *attentionBench) cpu(only *regexp.Regexp) error {
 			fmt.Fprintf(b.stderr, "%s: %s\n", c.table, c.shape)
 			if err := b.measure(c); err != nil {
 				return fmt.Errorf("%s: %w", c.shape, err)
+			}
+			if err := b.report.Save(b.json); err != nil {
+				return err
 			}
 		}
 		if some {

@@ -63,10 +63,13 @@ func measureForks(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 			if err := b.forks(s); err != nil {
 				return fmt.Errorf("%s: %w", s, err)
 			}
+			if err := b.report.Save(b.json); err != nil {
+				return err
+			}
 		}
 		b.report.WriteTable(stdout, tableForks)
 		b.report.WriteVerdict(stdout)
-		return b.report.Save(o.JSON)
+		return nil
 	}
 }
 

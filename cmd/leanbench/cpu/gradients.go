@@ -90,6 +90,9 @@ func (b *attentionBench) gradients(w *measure.Worker) error {
 		if err := b.measureGradients(w, c); err != nil {
 			return fmt.Errorf("%s: %w", c, err)
 		}
+		if err := b.report.Save(b.json); err != nil {
+			return err
+		}
 	}
 	b.report.WriteTable(b.stdout, tableGradients)
 	b.report.WriteVerdict(b.stdout)

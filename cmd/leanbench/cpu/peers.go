@@ -36,10 +36,7 @@ func againstTorch(command, script string, run func(*attentionBench, *measure.Wor
 			}
 			defer func() { err = errors.Join(err, w.Close()) }()
 			b.report.Notes = []string{strings.Join(w.Hello, " ")}
-			if err := run(b, w); err != nil {
-				return err
-			}
-			return b.report.Save(o.JSON)
+			return run(b, w)
 		}
 	}
 }
@@ -97,6 +94,9 @@ func (b *attentionBench) peers(w *measure.Worker) error {
 		fmt.Fprintln(b.stderr, c.shape)
 		if err := b.measurePeer(w, c); err != nil {
 			return fmt.Errorf("%s: %w", c.shape, err)
+		}
+		if err := b.report.Save(b.json); err != nil {
+			return err
 		}
 	}
 	b.report.WriteTable(b.stdout, tableTorch)

@@ -75,10 +75,7 @@ func measurePrompts(o *measure.Options, threads, python, only string, stdout, st
 		defer func() { err = errors.Join(err, w.Close()) }()
 		b.report.Notes = append(b.report.Notes, strings.Join(w.Hello, " "))
 	}
-	if err := b.prompts(w, counts, cases); err != nil {
-		return err
-	}
-	return b.report.Save(o.JSON)
+	return b.prompts(w, counts, cases)
 }
 
 func (b *attentionBench) prompts(w *measure.Worker, threads []int, cases []stepShape) error {
@@ -94,6 +91,9 @@ func (b *attentionBench) prompts(w *measure.Worker, threads []int, cases []stepS
 			fmt.Fprintf(b.stderr, "%d threads: %s\n", n, c)
 			if err := b.measurePrompt(w, n, c); err != nil {
 				return fmt.Errorf("%d threads: %s: %w", n, c, err)
+			}
+			if err := b.report.Save(b.json); err != nil {
+				return err
 			}
 		}
 		b.report.WriteTable(b.stdout, tablePrompts(n))

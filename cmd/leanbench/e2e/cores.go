@@ -64,6 +64,7 @@ var corePeers = []struct {
 // onCores measures models with some numbers of threads.
 type onCores struct {
 	report         *measure.Report
+	json           string // the file that it goes to, after each case
 	rounds, steps  int
 	batches        [][2]int // of coreSteps
 	stdout, stderr io.Writer
@@ -131,7 +132,7 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 		return err
 	}
 	b := &onCores{
-		report: &measure.Report{Command: "e2e -threads", Machine: m, Figures: []measure.Figure{}},
+		report: &measure.Report{Command: "e2e -threads", Machine: m, Figures: []measure.Figure{}}, json: o.JSON,
 		rounds: 5, steps: 32, batches: coreSteps, stdout: stdout, stderr: stderr, weights: map[string]*model.Weights{},
 	}
 	if o.Quick {
@@ -142,9 +143,7 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	b.report.WriteHead(b.stdout)
-	err = b.measure(shape, threads, prompts)
-	// What was measured until something failed is worth keeping.
-	return errors.Join(err, b.report.Save(o.JSON))
+	return b.measure(shape, threads, prompts)
 }
 
 // open makes weights of all types, and peers.
@@ -201,12 +200,18 @@ func (b *onCores) measure(shape optModel, threads []int, prompts []promptCase) e
 			if err := b.prompt(table, p); err != nil {
 				return fmt.Errorf("%d threads, %v: %w", n, p, err)
 			}
+			if err := b.report.Save(b.json); err != nil {
+				return err
+			}
 		}
 		b.report.WriteTable(b.stdout, table)
 		table = fmt.Sprintf("Steps of %v, %d threads", shape, n)
 		for _, s := range b.batches {
 			if err := b.step(table, stepCase{shape: shape, batch: s[0], context: s[1], steps: b.steps}); err != nil {
 				return fmt.Errorf("%d threads, %d sequences: %w", n, s[0], err)
+			}
+			if err := b.report.Save(b.json); err != nil {
+				return err
 			}
 		}
 		b.report.WriteTable(b.stdout, table)

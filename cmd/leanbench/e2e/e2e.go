@@ -87,19 +87,17 @@ func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 			return err
 		}
 		r := &measure.Report{Command: "e2e", Machine: m, Figures: []measure.Figure{}}
-		b := &e2e{report: r, quick: o.Quick, python: *python, dir: *dir, stdout: stdout, stderr: stderr}
+		b := &e2e{report: r, json: o.JSON, quick: o.Quick, python: *python, dir: *dir, stdout: stdout, stderr: stderr}
 		if err := b.checkpoints(); err != nil {
 			return err
 		}
-		if err := b.run(); err != nil {
-			return err
-		}
-		return r.Save(o.JSON)
+		return b.run()
 	}
 }
 
 type e2e struct {
 	report         *measure.Report
+	json           string // the file that it goes to, after each table
 	quick          bool
 	python, dir    string
 	stdout, stderr io.Writer
@@ -205,6 +203,9 @@ func (b *e2e) run() (err error) {
 	for _, d := range b.decodings() {
 		if err := b.measure(d, entrants, engines); err != nil {
 			return fmt.Errorf("%s: %w", d.table, err)
+		}
+		if err := b.report.Save(b.json); err != nil {
+			return err
 		}
 		b.report.WriteTable(b.stdout, d.table)
 	}

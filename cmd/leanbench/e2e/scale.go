@@ -188,6 +188,9 @@ func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*la.GPU, sets []*rankSet,
 		if err := m.measureCase(&mine, sets, weights, c); err != nil {
 			return fmt.Errorf("%s: %w", m.name(c), err)
 		}
+		if err := x.Report.Save(x.JSON); err != nil {
+			return err
+		}
 	}
 	return nil
 }

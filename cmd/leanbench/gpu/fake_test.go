@@ -150,18 +150,29 @@ func TestFakeGPU(t *testing.T) {
 		startGPUWorker = func(string, ...string) (*measure.Worker, error) { return measure.Start(measuretest.Command(t, "gpu")) }
 		var out strings.Builder
 		file := filepath.Join(t.TempDir(), "gpu.json")
+		// A run that is cut off at the second shape has left the first.
+		looked := false
+		second := writer(func(line []byte) {
+			if !strings.HasPrefix(string(line), "2 of 3: ") {
+				return
+			}
+			looked = true
+			if r, err := measure.Load(file); err != nil || r.Find("b4, 8 heads x 8192 x 64", ours, measure.Micros) == nil {
+				t.Errorf("the first shape is not in the file: %v", err)
+			}
+		})
 		b := &Bench{
-			unchecked: true, Report: &measure.Report{Command: "gpu"}, Options: Options{Peers: true, json: file}, Stdout: &out, Stderr: io.Discard, Rng: measuretest.Rand(t),
+			unchecked: true, Report: &measure.Report{Command: "gpu"}, Options: Options{Peers: true, json: file}, Stdout: &out, Stderr: second, Rng: measuretest.Rand(t),
 			always: []gpuCase{
 				evenCase(tableNamed, EvenShape(4, 8, 8, 8192, 64)),
 				{table: tableRagged, shape: Shape{name: "R", heads: 8, kvHeads: 8, dim: 64, lengths: []int{30000, 17}}, pages: []int{64}, ragged: measure.AtMost(1)},
 				{table: tableGroups, shape: EvenShape(4, 4, 4, 16384, 64), groups: []int{2}, grouped: measure.AtMost(1.03)},
 			},
 		}
-		if err := b.run(t.Context()); err != nil {
-			t.Fatal(err)
+		if err := b.run(t.Context()); err != nil || !looked {
+			t.Fatal(err, looked)
 		}
-		if err := b.Report.Save(file); err != nil {
+		if err := b.save(); err != nil {
 			t.Fatal(err)
 		}
 		for _, want := range []string{
@@ -214,6 +225,13 @@ func TestFakeGPU(t *testing.T) {
 			t.Errorf("JSON of %d figures (%v), want %d; notes %q", len(back.Figures), err, len(b.Report.Figures), back.Notes)
 		}
 	}
+}
+
+type writer func(p []byte)
+
+func (w writer) Write(p []byte) (int, error) {
+	w(p)
+	return len(p), nil
 }
 
 // TestFakePrompts goes through the whole command with -prefill.

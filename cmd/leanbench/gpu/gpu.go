@@ -74,13 +74,16 @@ func measureGPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 			return err
 		}
 		b := NewBench(*o, m, stdout, stderr)
-		// What was measured until something failed is worth keeping.
-		err = b.run(context.Background())
-		if len(b.Report.Figures) > 0 {
-			err = errors.Join(err, b.Report.Save(o.json))
-		}
-		return err
+		return errors.Join(b.run(context.Background()), b.save())
 	}
+}
+
+// save writes what was measured until now: a run that fails or is cut off keeps it.
+func (b *Bench) save() error {
+	if len(b.Report.Figures) == 0 {
+		return nil
+	}
+	return b.Report.Save(b.Options.json)
 }
 
 // Bench measures decode shapes on a GPU one after the other.
@@ -183,6 +186,9 @@ func (b *Bench) run(ctx context.Context) (err error) {
 			if len(failed) == mostFailures {
 				return errors.Join(failed...)
 			}
+		}
+		if err := b.save(); err != nil {
+			return err
 		}
 		end := i+1 == len(cases)
 		if !end && ctx.Err() != nil {

@@ -54,6 +54,9 @@ func (b *Bench) layers() (err error) {
 		if err := b.measureLayer(s, device); err != nil {
 			return fmt.Errorf("%s: %w", s, err)
 		}
+		if err := b.save(); err != nil {
+			return err
+		}
 	}
 	b.Report.WriteTable(b.Stdout, tableLayer)
 	return nil

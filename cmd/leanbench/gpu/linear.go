@@ -212,6 +212,9 @@ func (b *Bench) layersOfRows() (err error) {
 			failed = append(failed, fmt.Errorf("%s: %w", &c, err))
 			fmt.Fprintln(b.Stderr, failed[len(failed)-1])
 		}
+		if err := b.save(); err != nil {
+			return err
+		}
 	}
 	b.Report.WriteTable(b.Stdout, tableLinear)
 	b.Clock("after")

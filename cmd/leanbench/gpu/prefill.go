@@ -291,6 +291,9 @@ func (b *Bench) prompts() error {
 			failed = append(failed, fmt.Errorf("%s: %w", &c, err))
 			fmt.Fprintln(b.Stderr, failed[len(failed)-1])
 		}
+		if err := b.save(); err != nil {
+			return err
+		}
 		if i+1 == len(cases) || cases[i+1].table != c.table {
 			b.Report.WriteTable(b.Stdout, c.table)
 		}

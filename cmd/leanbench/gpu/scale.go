@@ -113,6 +113,7 @@ func scaleCases() []scaleCase {
 // Scaled is what parts of the scale command that others have measure with.
 type Scaled struct {
 	Report *measure.Report
+	JSON   string    // the file that it goes to, after each case
 	GPUs   []*la.GPU // one, and all numbers of them that are asked for
 	Ranks  []Ranks
 	Rounds int
@@ -278,10 +279,13 @@ func (s *scaling) run() (err error) {
 		if err := s.measureChain(c, gpus); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
 		}
+		if err := s.report.Save(s.json); err != nil {
+			return err
+		}
 	}
 	s.report.WriteTable(s.stdout, tableChain)
 	for _, part := range s.more {
-		if err := part(&Scaled{s.report, gpus, s.ranks, s.pace.Rounds, s.quick, s.asked, s.stdout, s.stderr}); err != nil {
+		if err := part(&Scaled{s.report, s.json, gpus, s.ranks, s.pace.Rounds, s.quick, s.asked, s.stdout, s.stderr}); err != nil {
 			return err
 		}
 	}
