@@ -5,8 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
 const root = "../../.."
@@ -146,6 +149,64 @@ func TestLab(t *testing.T) {
 	}
 	if entries < 100 {
 		t.Errorf("only %d entries were found", entries)
+	}
+}
+
+// TestNumbers: what pages for users say of a measurement is a figure of a JSON that the paragraph, or that before its table,
+// links to. The tables of docs/benchmarks.md and of the README are written from JSON, and docs/paper.md has a test of its own.
+func TestNumbers(t *testing.T) {
+	measured := regexp.MustCompile(`\d (us|ms|GB/s|TFLOP/s|tokens/s)\b|\d%|\d times (as fast|with|behind)`)
+	number := regexp.MustCompile(`(?:^|[ (|])(\d+(?:\.\d+)?)(%| (?:us|ms|GB/s|TFLOP/s|tokens/s|times)\b|[ ,.;)]|$)`)
+	span := regexp.MustCompile(`(\d) to (\d+(?:\.\d+)?)(%| (?:us|ms|GB/s|TFLOP/s|tokens/s|times)\b)`) // its first number has the unit, too
+	link := regexp.MustCompile(`\]\(([^)]*\.json)\)`)
+	numbers := 0
+	for _, page := range pages(t) {
+		if strings.HasPrefix(page, "docs/lab/") || strings.HasPrefix(page, "kernels/") || page == "docs/benchmarks.md" || page == "docs/paper.md" || page == "CHANGELOG.md" || page == "CONTRIBUTING.md" {
+			continue
+		}
+		text := read(t, page)
+		if before, rest, ok := strings.Cut(text, begin); ok {
+			_, after, _ := strings.Cut(rest, end)
+			text = before + after
+		}
+		text = regexp.MustCompile("(?s)```.*?```").ReplaceAllString(text, "")
+		var names []string
+		for _, block := range strings.Split(text, "\n\n") {
+			if !strings.HasPrefix(block, "|") {
+				names = nil
+			}
+			for _, m := range link.FindAllStringSubmatch(block, -1) {
+				names = append(names, filepath.Join(root, filepath.Dir(page), m[1]))
+			}
+			if !measured.MatchString(block) {
+				continue
+			}
+			var figures []measure.Figure
+			for _, name := range names {
+				r, err := measure.Load(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				figures = append(figures, r.Figures...)
+			}
+			for _, m := range number.FindAllStringSubmatch(span.ReplaceAllString(block, "$1$3 to $2$3"), -1) {
+				_, decimals, _ := strings.Cut(m[1], ".")
+				if decimals == "" && !measured.MatchString(m[1]+m[2]) {
+					continue // a count, or a size
+				}
+				numbers++
+				scale := 1.0
+				if m[2] == "%" {
+					scale = 100
+				}
+				if !slices.ContainsFunc(figures, func(f measure.Figure) bool { return fmt.Sprintf("%.*f", len(decimals), scale*f.Value) == m[1] }) {
+					t.Errorf("%s: %s is no figure of the %d JSON that it links to: %s", page, m[1], len(names), block)
+				}
+			}
+		}
+	}
+	if numbers < 10 {
+		t.Errorf("only %d numbers were found", numbers)
 	}
 }
 
