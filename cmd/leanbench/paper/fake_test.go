@@ -361,6 +361,33 @@ func TestFakeDeaths(t *testing.T) {
 			t.Errorf("%s: ours %t, theirs %t", points[i].label, ours, theirs)
 		}
 	}
+	// What is measured again is so in its place, and stays as it was if it fails.
+	for _, x := range []point{points[1], points[2]} {
+		r.Drop("Figure 7a", x.label)
+		r.Row("Figure 7a", x.label, gpu.Ours).Add(measure.Micros, 12345, nil)
+	}
+	if err := r.Save(file); err != nil {
+		t.Fatal(err)
+	}
+	status, _, errs = run("-device=gpu", "-resume", file, "-again", "^Figure 7a: b1, 8 heads x (16384|4096) ")
+	if status != 1 || !strings.Contains(errs, "[2/3] Figure 7a: "+points[1].label) || strings.Contains(errs, points[0].label) {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	if r, err = measure.Load(file); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []bool{false, true, false} {
+		if f := r.Find(points[i].label, gpu.Ours, measure.Micros); f == nil || (f.Value == 12345) != want {
+			t.Errorf("%s: %+v", points[i].label, f)
+		}
+	}
+	var cases []string
+	for _, f := range r.Figures {
+		cases = append(cases, f.Case)
+	}
+	if got := strings.Join(slices.Compact(cases)[:3], "; "); got != points[0].label+"; "+points[1].label+"; "+points[2].label {
+		t.Errorf("the order is %s", got)
+	}
 }
 
 type writer func(p []byte)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -31,6 +32,7 @@ type options struct {
 	*measure.Options
 	device, python, resume, page string
 	peers                        bool
+	again                        *regexp.Regexp // nil: nothing
 	figures                      []panel
 }
 
@@ -44,6 +46,10 @@ func measurePaper(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	flags.StringVar(&o.python, "python", "", "`path` of a python that has PyTorch (default: python3 for a GPU, none for cores); peers/setup.sh makes one and prints it")
 	flags.BoolVar(&o.peers, "peers", true, "measure PyTorch and FlashInfer, where they are")
 	flags.StringVar(&o.resume, "resume", "", "`file` of a measurement that was interrupted: what is in it is not measured again; the rest is written there, too, unless -json names another one. Of several, with commas between, the first is written")
+	flags.Func("again", "with -resume: shapes whose line, such as 'Figure 8a: b6, 48 heads x 262144 x 64', matches the `regexp` are measured again, as some may have lacked peers", func(text string) (err error) {
+		o.again, err = regexp.Compile(text)
+		return err
+	})
 	flags.StringVar(&o.page, "page", "", "`file` to write a page in Markdown to, with pictures beside it")
 	flags.Usage = func() { usage(flags) }
 	schema := flags.Bool("schema", false, "print the JSON Schema of what -json writes, and measure nothing")
@@ -54,6 +60,9 @@ func measurePaper(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		}
 		if o.figures, err = chosen(flags.Args()); err != nil {
 			return err
+		}
+		if o.again != nil && o.resume == "" {
+			return errors.New("-again says nothing without -resume")
 		}
 		return o.run(context.Background(), stdout, stderr)
 	}
@@ -148,6 +157,7 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	said := len(r.Notes)
 	err = o.measure(ctx, b, todo, known, stderr)
 	b.end()
+	inOrder(r)
 	summarize(r)
 	for _, p := range panels() {
 		if has(r, p.table) {
@@ -183,7 +193,7 @@ func (o *options) items(b bench, stderr io.Writer) (todo []item, known int) {
 		for i, x := range points {
 			switch {
 			case o.Quick && !x.quick:
-			case b.report().HasCase(p.table, x.label):
+			case b.report().HasCase(p.table, x.label) && (o.again == nil || !o.again.MatchString(p.table+": "+x.label)):
 				known++
 			default:
 				todo = append(todo, item{p, x, costs[i]})
@@ -211,7 +221,7 @@ func (o *options) measure(ctx context.Context, b bench, todo []item, known int, 
 		}
 		fmt.Fprintf(stderr, "[%d/%d] %s: %s%s\n", known+i+1, known+len(todo), x.panel.table, x.point.label, clock.left())
 		began := time.Now()
-		err := b.measure(x.panel, x.point)
+		err := measureAnew(b, x)
 		clock.done(x, time.Since(began))
 		var left errLeftOut
 		switch {
@@ -234,6 +244,38 @@ func (o *options) measure(ctx context.Context, b bench, todo []item, known int, 
 		}
 	}
 	return errors.Join(failed...)
+}
+
+// measureAnew measures a point in place of what there is of it. That stays, and nothing comes to it, if it fails.
+func measureAnew(b bench, x item) error {
+	r := b.report()
+	before := slices.Clone(r.Figures)
+	r.Drop(x.panel.table, x.point.label)
+	err := b.measure(x.panel, x.point)
+	if err != nil || !r.HasCase(x.panel.table, x.point.label) {
+		r.Figures = before
+	}
+	return err
+}
+
+// inOrder has figures be in the order of the panels and their shapes, whatever run has measured them.
+func inOrder(r *measure.Report) {
+	type key struct{ table, is string }
+	places := make(map[key]int)
+	for _, p := range panels() {
+		for _, x := range slices.Concat(p.gpu, p.cpu) {
+			if k := (key{p.table, x.label}); places[k] == 0 {
+				places[k] = len(places) + 1
+			}
+		}
+	}
+	place := func(f measure.Figure) int {
+		if n := places[key{f.Table, f.Case}]; n > 0 {
+			return n
+		}
+		return len(places) + 1
+	}
+	slices.SortStableFunc(r.Figures, func(a, b measure.Figure) int { return place(a) - place(b) })
 }
 
 // progress estimates how long the rest takes.

@@ -61,6 +61,7 @@ func TestRefuses(t *testing.T) {
 	for want, args := range map[string][]string{
 		`figure "2" is none of 3, 7a, `:                       {"2"},
 		`-device "tpu" is neither gpu nor cpu`:                {"-device", "tpu"},
+		"-again says nothing without -resume":                 {"-device=cpu", "-again", "b1"},
 		"0 workers on ":                                       {"-device=cpu", "-workers=0"},
 		"/no/such: no such file or directory":                 {"-device=cpu", "-json", "/no/such/file"},
 		"figures 3, 13, 13other: there is nothing to measure": {"-device=cpu", "3", "13"},
