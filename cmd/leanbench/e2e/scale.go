@@ -107,20 +107,30 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 			turns = append(turns, turn{sets: sets[i : i+1]})
 		}
 	}
+	speed := 0.0
+	if m.long {
+		if speed, err = readSpeed(); err != nil {
+			fmt.Fprintf(x.Stderr, "%s: nothing is compared with what one GPU reads: %v\n", m.table(), err)
+		}
+	}
 	for _, t := range turns {
 		if err := m.measureOn(x, t.gpus, t.sets, weights); err != nil {
 			return err
 		}
-	}
-	if m.long {
+		if !m.long {
+			continue
+		}
 		names := make(map[string]int)
-		for _, g := range x.GPUs {
+		for _, g := range t.gpus {
 			names[x.Name(g)] = len(g.Members())
 		}
-		for _, s := range sets {
+		for _, s := range t.sets {
 			names[s.String()] = s.Size * s.GPUs
 		}
-		m.compare(x, names)
+		m.compare(x, names, speed)
+		if err := x.Save(); err != nil {
+			return err
+		}
 	}
 	x.Report.WriteTable(x.Stdout, m.table())
 	x.Report.WriteTable(x.Stdout, m.promptTable())
@@ -128,12 +138,8 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 }
 
 // compare has the figures of those that did not take turns, by their names and numbers of GPUs: to one GPU, where it had the
-// memory, and to the time that it takes to read what a step does.
-func (m *modelScaling) compare(x *gpu.Scaled, names map[string]int) {
-	speed, err := readSpeed()
-	if err != nil {
-		fmt.Fprintf(x.Stderr, "%s: nothing is compared with what one GPU reads: %v\n", m.table(), err)
-	}
+// memory, and to the time that it takes to read what a step does, at bytes a second; 0: nobody knows.
+func (m *modelScaling) compare(x *gpu.Scaled, names map[string]int, speed float64) {
 	for _, c := range m.cases {
 		step := stepCase{shape: optModel{m.shape, m.config}, batch: c.batch, context: c.context, steps: m.steps}
 		one := 0.0 // it lacks the memory
@@ -188,7 +194,7 @@ func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*la.GPU, sets []*rankSet,
 		if err := m.measureCase(&mine, sets, weights, c); err != nil {
 			return fmt.Errorf("%s: %w", m.name(c), err)
 		}
-		if err := x.Report.Save(x.JSON); err != nil {
+		if err := x.Save(); err != nil {
 			return err
 		}
 	}

@@ -71,7 +71,9 @@ func TestEmulatedModelScaling(t *testing.T) {
 	config.VocabSize, config.FFNDim, config.MaxPositions = 70, 96, 12
 	m := modelScaling{"tiny", config, 2, []modelCase{{batch: 2, context: 5, two: 1e9, ranks: 1e-9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false, nil}
 	var errs strings.Builder
-	x := &gpu.Scaled{Report: &measure.Report{}, GPUs: gpus, Ranks: []gpu.Ranks{{Size: 2, GPUs: 1}, {Size: 2, GPUs: 2}, {Size: 3, GPUs: 2}}, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
+	saved := 0
+	save := func() error { saved++; return nil }
+	x := &gpu.Scaled{Report: &measure.Report{}, Save: save, GPUs: gpus, Ranks: []gpu.Ranks{{Size: 2, GPUs: 1}, {Size: 2, GPUs: 2}, {Size: 3, GPUs: 2}}, Rounds: 1, Match: func(is string) bool { return strings.Contains(is, "b2") }, Stdout: io.Discard, Stderr: &errs}
 	if !ranked {
 		x.Ranks = x.Ranks[2:]
 	}
@@ -84,7 +86,7 @@ func TestEmulatedModelScaling(t *testing.T) {
 	if ranked {
 		figures += 8
 	}
-	if len(x.Report.Figures) != figures || x.Report.Find(is, "one GPU", measure.StepMillis) == nil || x.Report.Find(m.name(m.cases[2]), "3 GPUs", measure.PromptMillis) == nil || over == nil || over.Bar == nil || over.Bar.Met {
+	if saved != 2 || len(x.Report.Figures) != figures || x.Report.Find(is, "one GPU", measure.StepMillis) == nil || x.Report.Find(m.name(m.cases[2]), "3 GPUs", measure.PromptMillis) == nil || over == nil || over.Bar == nil || over.Bar.Met {
 		t.Errorf("%+v", x.Report.Figures)
 	}
 	if ranked && (ranks == nil || ranks.Bar == nil || !ranks.Bar.Met || x.Report.Find(m.name(m.cases[2]), "2 ranks", measure.PromptMillis) == nil || x.Report.Find(is, "2 ranks x 2 GPUs", measure.OverOneGPU) == nil || starts.Load() != 4 || x.Report.Versions["NCCL"] != "2.28.9") {
@@ -95,20 +97,23 @@ func TestEmulatedModelScaling(t *testing.T) {
 		t.Error(text)
 	}
 	errs.Reset()
+	x.Report = &measure.Report{}
+	m.long = true // one behind the other
+	defer func(f func() (float64, error)) { readSpeed = f }(readSpeed)
+	readSpeed = func() (float64, error) { return 0, errors.New("no kernel") }
 	x.Ranks = x.Ranks[:len(x.Ranks)-1]
 	env = append(env, "LEANATTENTION_NCCL=/nowhere/libnccl.so.2")
 	m.config.HiddenSize, m.config.WordEmbedProjDim = 80, 80 // heads of 40
 	if err := m.measure(x); err != nil {
 		t.Fatal(err)
 	}
-	if text := errs.String(); !strings.Contains(text, "one GPU: left out: ") || !strings.Contains(text, "3 GPUs: left out: ") || strings.Contains(text, "2 ranks: left out: rank ") != ranked || strings.Contains(text, "looked for /nowhere/libnccl.so.2") != ranked || len(x.Report.Figures) != figures {
+	if text := errs.String(); !strings.Contains(text, "one GPU: left out: ") || !strings.Contains(text, "3 GPUs: left out: ") || strings.Contains(text, "2 ranks: left out: rank ") != ranked || strings.Contains(text, "looked for /nowhere/libnccl.so.2") != ranked || !strings.Contains(text, "no kernel") || len(x.Report.Figures) != 0 || saved <= 2+2*len(x.GPUs) {
 		t.Errorf("%d figures, %s", len(x.Report.Figures), text)
 	}
 }
 
 // TestCompareScaled: what did not take turns is compared with one GPU, and with the time that one takes to read a step's bytes.
 func TestCompareScaled(t *testing.T) {
-	defer func(f func() (float64, error)) { readSpeed = f }(readSpeed)
 	m := modelScaling{shape: "tiny", config: optShape(1, 128, 2), steps: 1, cases: []modelCase{{batch: 2, context: 5}, {batch: 1, context: 9}}, bytes: map[int]float64{4: 3, 2: 1}}
 	bytes := stepCase{shape: optModel{"", m.config}, batch: 2, context: 5, steps: 1}.bytes()
 	x := &gpu.Scaled{Report: &measure.Report{}, Stderr: io.Discard}
@@ -116,19 +121,16 @@ func TestCompareScaled(t *testing.T) {
 	for name, n := range names {
 		x.Report.Row(m.table(), is, name).Add(measure.StepMillis, 8/float64(n), nil)
 	}
-	readSpeed = func() (float64, error) { return bytes / 4e-3, nil } // 4 ms for a step
-	m.compare(x, names)
+	m.compare(x, names, bytes/4e-3) // 4 ms for a step
 	for name, n := range names {
 		over, read := x.Report.Find(is, name, measure.OverOneGPU), x.Report.Find(is, name, measure.OverBytes)
 		if (over == nil) != (n == 1) || over != nil && over.Value != float64(n) || read == nil || !measuretest.Near(read.Value, float64(n)/2) || (read.Bar == nil) != (n == 1) || n > 1 && read.Bar.Met != (n == 2) {
 			t.Errorf("%s: %+v, %+v", name, over, read)
 		}
 	}
-	var errs strings.Builder
-	x = &gpu.Scaled{Report: &measure.Report{}, Stderr: &errs}
+	x = &gpu.Scaled{Report: &measure.Report{}, Stderr: io.Discard}
 	x.Report.Row(m.table(), is, "2 GPUs").Add(measure.StepMillis, 8, nil)
-	readSpeed = func() (float64, error) { return 0, errors.New("no kernel") }
-	if m.compare(x, names); len(x.Report.Figures) != 1 || !strings.Contains(errs.String(), "no kernel") {
-		t.Errorf("%+v, %s", x.Report.Figures, errs.String())
+	if m.compare(x, names, 0); len(x.Report.Figures) != 1 { // one GPU lacks the memory, and nobody knows how fast it reads
+		t.Errorf("%+v", x.Report.Figures)
 	}
 }

@@ -29,6 +29,7 @@ const (
 	scaleLayers = 8       // at most
 	scaleChunk  = 4096    // rows of a prompt at once
 	scaleWindow = 64      // keys that they see: what is measured is the step behind them
+	scalePeriod = 1000    // numbers until they are the same again
 )
 
 // scaling is the flags of the scale command, and what it measures.
@@ -119,6 +120,7 @@ type Scaled struct {
 	Rounds int
 	Quick  bool
 	Match  func(is string) bool // whether a case is asked for
+	Save   func() error         // behind each case: a run that is cut off keeps it
 	Stdout io.Writer
 	Stderr io.Writer
 }
@@ -266,7 +268,7 @@ func (s *scaling) run() (err error) {
 		if err := s.measure(c, c.String(), gpus); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
 		}
-		if err := s.report.Save(s.json); err != nil { // a run that is cut off keeps it
+		if err := s.save(); err != nil {
 			return err
 		}
 	}
@@ -279,19 +281,22 @@ func (s *scaling) run() (err error) {
 		if err := s.measureChain(c, gpus); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
 		}
-		if err := s.report.Save(s.json); err != nil {
+		if err := s.save(); err != nil {
 			return err
 		}
 	}
 	s.report.WriteTable(s.stdout, tableChain)
 	for _, part := range s.more {
-		if err := part(&Scaled{s.report, s.json, gpus, s.ranks, s.pace.Rounds, s.quick, s.asked, s.stdout, s.stderr}); err != nil {
+		if err := part(&Scaled{s.report, gpus, s.ranks, s.pace.Rounds, s.quick, s.asked, s.save, s.stdout, s.stderr}); err != nil {
 			return err
 		}
 	}
 	s.report.WriteVerdict(s.stdout)
 	return nil
 }
+
+// save keeps what was measured until now: a run that is cut off has it.
+func (s *scaling) save() error { return s.report.Save(s.json) }
 
 // asked says whether a case is to be measured.
 func (s *scaling) asked(is string) bool { return s.match == nil || s.match.MatchString(is) }
@@ -508,6 +513,8 @@ type scaleRig struct {
 	cache      *la.Cache
 	step       *la.Step
 	recordings []*la.Recording
+	inputs     []*la.DeviceTensor
+	outputs    [][]G.Value // of layers that have run, the last ones
 }
 
 func newScaleRig(c *scaleCase, gpu *la.GPU) (r *scaleRig, err error) {
@@ -567,8 +574,11 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c *scaleCase, opts ...l
 	var in []G.Value
 	for i, h := range []int{heads, c.kvHeads, c.kvHeads} {
 		x := make([]la.F16, rows*h*c.dim)
-		for j := range x {
-			x[j] = half.FromFloat32(float32(j*7919%1000)/500 - 1)
+		for j := range min(len(x), scalePeriod) {
+			x[j] = half.FromFloat32(float32(j*7919%scalePeriod)/500 - 1)
+		}
+		for n := scalePeriod; n < len(x); n *= 2 { // prompts of 256 heads have 67 million
+			copy(x[n:], x[:n])
 		}
 		t := tensor.New(tensor.WithShape(rows, h*c.dim), tensor.WithBacking(x))
 		// As the projections before and behind have them.
@@ -580,6 +590,7 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c *scaleCase, opts ...l
 		if err != nil {
 			return nil, err
 		}
+		r.inputs = append(r.inputs, d)
 		nodes[i] = G.NewMatrix(g, la.Float16, G.WithShape(rows, h*c.dim), G.WithName(fmt.Sprint("x", i)))
 		in = append(in, d)
 	}
@@ -591,9 +602,11 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c *scaleCase, opts ...l
 		}
 		ops = append(ops, n.Op())
 	}
-	return func() error {
-		for _, op := range ops {
-			if _, err := op.Do(in...); err != nil {
+	outputs := make([]G.Value, len(ops))
+	r.outputs = append(r.outputs, outputs)
+	return func() (err error) {
+		for i, op := range ops {
+			if outputs[i], err = op.Do(in...); err != nil {
 				return err
 			}
 		}
@@ -656,6 +669,17 @@ func (r *scaleRig) close() (err error) {
 	}
 	if r.cache != nil {
 		err = errors.Join(err, r.cache.Close())
+	}
+	// What they take would be missing where the next shape needs most of a GPU.
+	for _, d := range r.inputs {
+		err = errors.Join(err, d.Free())
+	}
+	for _, outputs := range r.outputs {
+		for _, x := range outputs {
+			if d, ok := x.(*la.DeviceTensor); ok {
+				err = errors.Join(err, d.Free())
+			}
+		}
 	}
 	return err
 }
