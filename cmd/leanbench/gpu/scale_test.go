@@ -29,6 +29,7 @@ func TestEmulatedScale(t *testing.T) {
 	var out, errs bytes.Buffer
 	run := measureScaleOf(flags, &scaling{table: tableScale, pace: measure.Pace{Rounds: 1, Steps: 1}, cases: []scaleCase{
 		{Shape: EvenShape(1, 2, 2, 70, 64), two: 100, more: 100}, {Shape: EvenShape(2, 4, 4, 40, 64)}, {Shape: EvenShape(1, 1, 1, 1<<30, 64)}, {Shape: EvenShape(1, 1, 1, 99, 64)},
+		{Shape: EvenShape(1, 8, 1, 40, 64)}, // a page, which two GPUs can't share
 	}})
 	if err := flags.Parse([]string{"-json", file, "-match", "x (70|40|1073741824) x"}); err != nil {
 		t.Fatal(err)
@@ -52,10 +53,10 @@ func TestEmulatedScale(t *testing.T) {
 			}
 		}
 	}
-	if fmt.Sprint(rows) != "map[2 GPUs:2 4 GPUs:2]" || len(report.Figures) != 2*2+4*3 {
+	if fmt.Sprint(rows) != "map[2 GPUs:2 4 GPUs:2]" || len(report.Figures) != 2*2+4*3+2 {
 		t.Errorf("%v, %d figures", rows, len(report.Figures))
 	}
-	if strings.Count(errs.String(), "left out") != 3 || !strings.Contains(out.String(), "| 2 GPUs |") {
+	if strings.Count(errs.String(), "left out") != 5 || !strings.Contains(out.String(), "| 2 GPUs |") {
 		t.Errorf("%s\n%s", errs.String(), out.String())
 	}
 }
