@@ -114,7 +114,6 @@ func scaleCases() []scaleCase {
 // Scaled is what parts of the scale command that others have measure with.
 type Scaled struct {
 	Report *measure.Report
-	JSON   string    // the file that it goes to, after each case
 	GPUs   []*la.GPU // one, and all numbers of them that are asked for
 	Ranks  []Ranks
 	Rounds int
@@ -219,6 +218,9 @@ func (s *scaling) open() (gpus []*la.GPU, err error) {
 	list, err := la.GPUs()
 	if err != nil {
 		return nil, err
+	}
+	if s.report.Machine.GPU == "" && len(list) > 0 {
+		s.report.Machine.GPU = list[0].Name
 	}
 	if s.counts == nil {
 		for n := 2; n <= len(list); n *= 2 {

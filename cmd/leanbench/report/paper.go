@@ -24,8 +24,10 @@ x is how many times as fast ours is. FlashDecoding is PyTorch's FLASH_ATTENTION,
 
 `
 
-// ofPaper says whether a report is one of the paper's figures, or what the paper itself says.
-func ofPaper(r *measure.Report) bool { return strings.HasPrefix(r.Command+" ", "paper ") }
+// ofPaper says whether a report is one of the paper's figures, what the paper itself says, or its figure 9 by the scale command.
+func ofPaper(r *measure.Report) bool {
+	return strings.HasPrefix(r.Command+" ", "paper ") || r.Command == "scale"
+}
 
 // PaperPage makes a page of one report, and its pictures by name, which lie beside it.
 func PaperPage(name string, r *measure.Report) (map[string][]byte, error) {

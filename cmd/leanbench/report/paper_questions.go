@@ -2,6 +2,7 @@ package report
 
 import (
 	"regexp"
+	"slices"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
@@ -70,6 +71,14 @@ func listed(id, title, text, table string) question {
 	}
 }
 
+// fourGPUs are the columns of a number of heads.
+func fourGPUs(heads string) []column {
+	return []column{
+		{head: heads + " heads, us", series: heads, who: "4 GPUs", metric: measure.LayerMicros}, {head: "x one GPU", series: heads, who: "4 GPUs", metric: measure.OverOneGPU},
+		{head: "x FlashDecoding", series: heads, who: "4 GPUs", metric: measure.OverFlash},
+	}
+}
+
 var paperQuestions = []question{
 	{
 		id: "3", title: "Figure 3: how busy the multiprocessors are",
@@ -112,6 +121,16 @@ var paperQuestions = []question{
 			{head: "4 GPUs", who: "4 GPUs", metric: measure.Speed, tint: 3}, {head: "8 GPUs", who: "8 GPUs", metric: measure.Speed, tint: 4},
 			{head: "2 GPUs, FlashDecoding", who: "2 GPUs, FLASH_ATTENTION", metric: measure.Speed, tint: 5}, {head: "4 GPUs, FlashDecoding", who: "4 GPUs, FLASH_ATTENTION", metric: measure.Speed, tint: 2},
 			{head: "8 GPUs, FlashDecoding", who: "8 GPUs, FLASH_ATTENTION", metric: measure.Speed, tint: 7}}},
+	},
+	{
+		id: "9contexts", title: "Figure 9: four GPUs, by contexts",
+		text:   "The same by `leanbench scale -gpus 2,4 -match '^b4,' -python PYTHON`: 4 sequences, heads of 64, contexts up to 1048576 tokens. us are those of four GPUs; x FlashDecoding is to PyTorch's of a quarter of the heads on one GPU, alone, with no fork and join. Bars: 3.8 times one GPU (the dashed line), and 2 times FlashDecoding with 256 heads, which the paper has of eight GPUs. Where a field is empty one GPU lacks the memory. With few output tiles FlashDecoding splits contexts, and is nearly as fast; 256 output tiles on a GPU, a quarter of 256 heads of 4 sequences, are past that: it splits nothing and reads at half of the speed.",
+		tables: []string{"Attention of a decode step with its heads or contexts on several GPUs, all in float16, pages of 64, recorded"}, head: "context, tokens",
+		split:   regexp.MustCompile(`^b4, (?P<series>\d+) heads x (?P<row>\d+) x 64$`),
+		columns: slices.Concat(fourGPUs("64"), fourGPUs("128"), fourGPUs("160"), fourGPUs("256")),
+		picture: picture{kind: "lines", x: "context, tokens", y: "how many times as fast as", logX: true, ticks: true, bar: 3.8, series: []column{
+			{head: "64 heads, one GPU", series: "64", who: "4 GPUs", metric: measure.OverOneGPU, tint: 6}, {head: "256 heads, one GPU", series: "256", who: "4 GPUs", metric: measure.OverOneGPU, tint: 7},
+			{head: "64 heads, FlashDecoding", series: "64", who: "4 GPUs", metric: measure.OverFlash, tint: 2}, {head: "256 heads, FlashDecoding", series: "256", who: "4 GPUs", metric: measure.OverFlash, tint: 1}}},
 	},
 	{
 		id: "12", title: "Figure 12: end to end",
