@@ -236,25 +236,12 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 			operands.LSE[i] = operands.Sink(i % g.Heads)
 		}
 	}
-	for _, x := range [...]struct {
-		to     cpu.Buffer
-		at     attn.PageStrides
-		dim    int
-		t      *tensor.Dense
-		turned bool
-	}{
-		{operands.K, g.Key, g.Dim, c.qkv[1].(*tensor.Dense), g.Rotary != attn.Rotary{}},
-		{operands.V, g.Value, g.ValueDim, c.qkv[2].(*tensor.Dense), false},
-	} {
-		from := attn.Strides{Row: g.KVHeads * x.dim, Head: x.dim}
-		if x.turned {
-			err = cpu.AppendTurned(cpu.Default(), &p.plan, p.seqs, x.to, dense.Elements[F](x.t), from)
-		} else {
-			err = cpu.Append(cpu.Default(), g, p.seqs, x.to, x.at, x.dim, dense.Elements[F](x.t), from)
-		}
-		if err != nil {
-			return nil, nil, err
-		}
+	rows := func(to cpu.Buffer, v G.Value, dim int) cpu.NewRows[F] {
+		return cpu.NewRows[F]{To: to, Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
+	}
+	keys, values := rows(operands.K, c.qkv[1], g.Dim), rows(operands.V, c.qkv[2], g.ValueDim)
+	if err := cpu.AppendLayer(cpu.Default(), &p.plan, p.seqs, keys, values); err != nil {
+		return nil, nil, err
 	}
 	if err := cpu.Run(cpu.Default(), &p.plan, operands); err != nil {
 		return nil, nil, err

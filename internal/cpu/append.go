@@ -16,89 +16,123 @@ import (
 // from places src, both with rows of dim elements. Of g, KVHeads and PageTokens are used. Everything
 // is checked before anything is written; the error wraps ErrShape, ErrDType or ErrPage.
 func Append[F lean.Float](e *Engine, g *attn.Problem, seqs []attn.Sequence, dst Buffer, at attn.PageStrides, dim int, src []F, from attn.Strides) error {
-	if err := checkAppend("append", g, seqs, dst, at, dim, src, from); err != nil {
-		return err
-	}
-	r := appendRun[F]{pages: g, seqs: seqs, dst: dst, at: at, dim: dim, src: src, from: from}
-	r.run(e)
-	return nil
+	r := appendRun[F]{pages: g, seqs: seqs}
+	r.parts[0] = appendPart[F]{NewRows: NewRows[F]{dst, src, from}, at: at, dim: dim}
+	return r.run(e, r.parts[:1])
 }
 
-// AppendTurned is Append of keys to those of a plan, whose rotary embedding turns them on their way. seqs are those that the
-// plan was built of.
-func AppendTurned[F lean.Float](e *Engine, p *Plan, seqs []attn.Sequence, dst Buffer, src []F, from attn.Strides) error {
-	const op = "append"
-	g, r := &p.g, &p.rotation
-	if err := checkAppend(op, g, seqs, dst, g.Key, g.Dim, src, from); err != nil {
-		return err
-	}
-	for i := range seqs {
-		if q := &seqs[i]; q.Queries > 0 && q.Row+q.Queries > r.rows() {
-			return attn.Errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d), and the plan turns %d", i, q.Row, q.Row+q.Queries, r.rows())
+// NewRows are the rows of a step's keys, or of its values: what Append calls src and from, and dst.
+type NewRows[F lean.Float] struct {
+	To   Buffer
+	Rows []F
+	From attn.Strides
+}
+
+// AppendLayer is Append of a layer's keys and of its values, to where the plan's problem has them. The plan's rotary
+// embedding, if it has one, turns keys on their way. seqs are those that the plan was built of.
+func AppendLayer[F lean.Float](e *Engine, p *Plan, seqs []attn.Sequence, keys, values NewRows[F]) error {
+	g := &p.g
+	r := appendRun[F]{pages: g, seqs: seqs}
+	r.parts[0] = appendPart[F]{NewRows: keys, at: g.Key, dim: g.Dim}
+	r.parts[1] = appendPart[F]{NewRows: values, at: g.Value, dim: g.ValueDim}
+	if p.rotation.turns() {
+		r.parts[0].turns = &p.rotation
+		for i := range seqs {
+			if q, rows := &seqs[i], p.rotation.rows(); q.Queries > 0 && q.Row+q.Queries > rows {
+				return attn.Errorf("append", attn.ErrShape, "sequence %d has rows [%d,%d), and the plan turns %d", i, q.Row, q.Row+q.Queries, rows)
+			}
 		}
 	}
-	run := appendRun[F]{pages: g, seqs: seqs, dst: dst, at: g.Key, dim: g.Dim, src: src, from: from, turns: r}
-	run.run(e)
-	return nil
+	return r.run(e, r.parts[:])
 }
 
-// appendRun is a call of Append, whose arguments were checked: all new tokens, in the order of the
-// sequences, of which each worker has as many.
+// appendRun is a call: all new tokens, in the order of the sequences, of which each worker has as many.
 type appendRun[F lean.Float] struct {
 	pages         *attn.Problem
 	seqs          []attn.Sequence
-	dst           Buffer
-	at            attn.PageStrides
-	dim           int
-	src           []F
-	from          attn.Strides
-	turns         *rotation // nil: rows are stored as they are
+	parts         [2]appendPart[F] // of keys, of values, or of both
 	rows, workers int
+	turned        []F // of each thread a row
 }
 
-func (r *appendRun[F]) run(e *Engine) {
+// appendPart is the keys of a call, or the values.
+type appendPart[F lean.Float] struct {
+	NewRows[F]
+	at    attn.PageStrides
+	dim   int
+	turns *rotation // nil: rows are stored as they are
+}
+
+func (r *appendRun[F]) run(e *Engine, parts []appendPart[F]) error {
+	width, turned := 0, 0 // elements of a row
+	for i := range parts {
+		p := &parts[i]
+		if err := p.check("append", r.pages, r.seqs); err != nil {
+			return err
+		}
+		if width += p.dim; p.turns != nil {
+			turned = p.dim
+		}
+	}
 	for i := range r.seqs {
 		r.rows += r.seqs[i].Queries
 	}
-	work := float64(r.rows) * float64(r.pages.KVHeads*r.dim) * appendNanos
-	if r.turns != nil {
-		work *= 2
+	nanos := vectorTiers[inUse].appendNanos
+	if unsafe.Sizeof(F(0)) == 8 {
+		nanos = appendGoNanos
 	}
-	if r.workers = min(threadsFor(work), r.rows); r.workers < 2 {
-		r.store(0, r.rows)
-		return
+	heads := r.pages.KVHeads
+	work := float64(r.rows) * float64(heads) * (float64(width)*nanos + float64(turned)*elementNanos)
+	threads := min(threadsFor(work), r.rows)
+	r.turned = make([]F, max(threads, 1)*heads*turned)
+	if threads < 2 {
+		r.store(0, r.rows, 0)
+		return nil
 	}
 	shared := *r // r stays where it is: one thread allocates nothing
-	e.pool.must(&shared, r.workers)
+	shared.workers = min(threads*sharesFor(work, threads, rowShareNanos), r.rows)
+	e.pool.must(&shared, shared.workers, threads)
+	return nil
 }
 
-func (r *appendRun[F]) work(w, _ int) { r.store(w*r.rows/r.workers, (w+1)*r.rows/r.workers) }
+func (r *appendRun[F]) work(w, thread int) {
+	r.store(w*r.rows/r.workers, (w+1)*r.rows/r.workers, thread)
+}
 
 // store stores rows [first, end) of all new ones.
-func (r *appendRun[F]) store(first, end int) {
-	g := r.pages
-	var turned []F
-	if r.turns != nil {
-		turned = make([]F, g.KVHeads*r.dim)
-	}
+func (r *appendRun[F]) store(first, end, thread int) {
 	for i := range r.seqs {
 		q := &r.seqs[i]
-		for t, last := max(first, 0), min(end, q.Queries); t < last; {
-			row := q.Row + t
-			if r.turns == nil {
-				to, n := slots(g, q, r.at, t, last-t)
-				storeRows(&r.dst, to, r.at, r.src, row*r.from.Row, r.from, n, g.KVHeads, r.dim)
-				t += n
-				continue
+		if from, to := max(first, 0), min(end, q.Queries); from < to {
+			for p := range r.parts {
+				r.parts[p].store(r, q, from, to, thread)
 			}
-			for h := range g.KVHeads {
-				turnRow(r.turns, row, turned[h*r.dim:][:r.dim], r.src[row*r.from.Row+h*r.from.Head:][:r.dim])
-			}
-			to, _ := slots(g, q, r.at, t, 1)
-			storeRows(&r.dst, to, r.at, turned, 0, attn.Strides{Row: len(turned), Head: r.dim}, 1, g.KVHeads, r.dim)
-			t++
 		}
 		first, end = first-q.Queries, end-q.Queries
+	}
+}
+
+// store stores new tokens [t, end) of a sequence.
+func (p *appendPart[F]) store(r *appendRun[F], q *attn.Sequence, t, end, thread int) {
+	g, heads := r.pages, r.pages.KVHeads
+	if p.dim == 0 { // there is no such part
+		return
+	}
+	for t < end {
+		row := q.Row + t
+		if p.turns == nil {
+			to, n := slots(g, q, p.at, t, end-t)
+			storeRows(&p.To, to, p.at, p.Rows, row*p.From.Row, p.From, n, heads, p.dim)
+			t += n
+			continue
+		}
+		turned := r.turned[thread*heads*p.dim:][:heads*p.dim]
+		for h := range heads {
+			turnRow(p.turns, row, turned[h*p.dim:][:p.dim], p.Rows[row*p.From.Row+h*p.From.Head:][:p.dim])
+		}
+		to, _ := slots(g, q, p.at, t, 1)
+		storeRows(&p.To, to, p.at, turned, 0, attn.Strides{Row: len(turned), Head: p.dim}, 1, heads, p.dim)
+		t++
 	}
 }
 
@@ -109,31 +143,31 @@ func slots(g *attn.Problem, q *attn.Sequence, at attn.PageStrides, t, most int) 
 	return int(q.Pages[key/g.PageTokens])*at.Page + slot*at.Row, min(most, g.PageTokens-slot)
 }
 
-// checkAppend reports what is wrong with the arguments of Append.
-func checkAppend[F lean.Float](op string, g *attn.Problem, seqs []attn.Sequence, dst Buffer, at attn.PageStrides, dim int, src []F, from attn.Strides) error {
+// check reports what is wrong with a part.
+func (p *appendPart[F]) check(op string, g *attn.Problem, seqs []attn.Sequence) error {
 	switch {
-	case g.KVHeads < 1 || g.PageTokens < 1 || dim < 1:
+	case g.KVHeads < 1 || g.PageTokens < 1 || p.dim < 1:
 		return attn.Errorf(op, attn.ErrShape, "%d KV heads, pages of %d tokens, rows of %d elements",
-			g.KVHeads, g.PageTokens, dim)
-	case from.Row < 0 || from.Head < 0:
-		return attn.Errorf(op, attn.ErrShape, "source strides %+v", from)
+			g.KVHeads, g.PageTokens, p.dim)
+	case p.From.Row < 0 || p.From.Head < 0:
+		return attn.Errorf(op, attn.ErrShape, "source strides %+v", p.From)
 	}
-	if err := at.Check(op, "destination"); err != nil {
+	if err := p.at.Check(op, "destination"); err != nil {
 		return err
 	}
-	if err := dst.check(op, "the destination"); err != nil {
+	if err := p.To.check(op, "the destination"); err != nil {
 		return err
 	}
 	for i := range seqs {
 		q := &seqs[i]
 		if err := q.CheckAppend(op, i, g.PageTokens, func(page, slots int) bool {
-			return at.Extent(page+1, g.KVHeads, slots, dim) <= dst.Len
+			return p.at.Extent(page+1, g.KVHeads, slots, p.dim) <= p.To.Len
 		}); err != nil {
 			return err
 		}
-		if q.Queries > 0 && from.Extent(q.Row+q.Queries, g.KVHeads, dim) > len(src) {
+		if q.Queries > 0 && p.From.Extent(q.Row+q.Queries, g.KVHeads, p.dim) > len(p.Rows) {
 			return attn.Errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d), the source has %d elements",
-				i, q.Row, q.Row+q.Queries, len(src))
+				i, q.Row, q.Row+q.Queries, len(p.Rows))
 		}
 	}
 	return nil
@@ -168,10 +202,10 @@ func store[F lean.Float](dst *Buffer, i int, src []F) {
 			copy(unsafe.Slice((*float32)(p), len(s)), s)
 			return
 		case attn.Float16:
-			half.EncodeFloat16(unsafe.Slice((*half.Float16)(p), len(s)), s)
+			vectorTiers[inUse].toFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
 			return
 		case attn.BFloat16:
-			half.EncodeBFloat16(unsafe.Slice((*half.BFloat16)(p), len(s)), s)
+			vectorTiers[inUse].toBFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
 			return
 		}
 	}

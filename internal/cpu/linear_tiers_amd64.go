@@ -98,6 +98,8 @@ var vectorTiers = [tiers]vectorKernels{
 	tierAVX2: {
 		scale: scaleAVX2, divide: divideAVX2, bias: biasAVX2, slope: slopeAVX2, softCap: softCapAVX2, biasStreams: biasStreamsAVX2,
 		dot: dotAVX2, scale64: scale64AVX2, divide64: divide64AVX2, dot64: dot64AVX2, softCap64: softCap64AVX2,
+		sum: sumAVX2, deviations: deviationsAVX2, normalise: normaliseAVX2, sum64: sum64AVX2, deviations64: deviations64AVX2, normalise64: normalise64AVX2,
+		normNanos: normNanos, toFloat16: toFloat16AVX2, toBFloat16: toBFloat16AVX2, appendNanos: appendNanos,
 	},
 	tierAVX512: vectorAVX512,
 	tierAMX:    vectorAVX512,
@@ -106,4 +108,6 @@ var vectorTiers = [tiers]vectorKernels{
 var vectorAVX512 = vectorKernels{
 	scale: scaleAVX512, divide: divideAVX512, bias: biasAVX512, slope: slopeAVX512, softCap: softCapAVX512, biasStreams: biasStreamsAVX512,
 	dot: dotAVX512, scale64: scale64AVX512, divide64: divide64AVX512, dot64: dot64AVX512, softCap64: softCap64AVX512,
+	sum: sumAVX512, deviations: deviationsAVX512, normalise: normaliseAVX512, sum64: sum64AVX512, deviations64: deviations64AVX512, normalise64: normalise64AVX512,
+	normNanos: normNanos, toFloat16: toFloat16AVX512, toBFloat16: toBFloat16AVX512, appendNanos: appendNanos,
 }

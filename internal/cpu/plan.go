@@ -228,7 +228,7 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 	workers := g.Workers
 	if workers == 0 {
 		if workers = p.threads; p.packed < promptRows { // of many rows each worker has much scratch, and many output tiles
-			workers *= sharesFor(work, p.threads)
+			workers *= sharesFor(work, p.threads, shareNanos)
 		}
 	}
 	p.sched.Cut(g.Policy, workers)

@@ -81,9 +81,9 @@ type helper struct {
 // run is runOn with as many threads as there may be.
 func (p *pool) run(t task, n int) error { return p.runOn(t, n, n) }
 
-// must is run of a task that never fails: a panic of a worker comes out here.
-func (p *pool) must(t task, n int) {
-	if err := p.run(t, n); err != nil {
+// must is runOn of a task that never fails: a panic of a worker comes out here.
+func (p *pool) must(t task, n, threads int) {
+	if err := p.runOn(t, n, threads); err != nil {
 		panic(err.(*failure).value)
 	}
 }

@@ -49,30 +49,33 @@ func TestTurn(t *testing.T) {
 	})
 }
 
-// New keys are stored as they are turned at their positions, and nothing else is written.
-func TestAppendTurned(t *testing.T) {
+// New keys are stored as they are turned at their positions, and values as they are, and nothing else is written.
+func TestAppendLayer(t *testing.T) {
 	for range 20 {
-		testAppendTurned[float32](t, 20, 30)
-		testAppendTurned[float64](t, 20, 30)
+		testAppendLayer[float32](t, 20, 30)
+		testAppendLayer[float64](t, 20, 30)
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
-	testAppendTurned[float32](t, 64, 200)
-	testAppendTurned[float64](t, 64, 200)
+	testAppendLayer[float32](t, 64, 200)
+	testAppendLayer[float64](t, 64, 200)
 }
 
-func testAppendTurned[F real](t *testing.T, longest, many int) {
+func testAppendLayer[F real](t *testing.T, longest, many int) {
 	var e Engine
 	defer e.Close()
 	rng := reftest.Rand(t)
 	l := randomLayout(rng)
-	heads, dim := 1+rng.IntN(4), 2+longest-20+rng.IntN(20)
-	g := attn.Problem{Heads: heads, KVHeads: heads, Dim: dim, ValueDim: 1, KV: l.dtype, PageTokens: l.page, Mask: attn.Mask{Causal: true, Tree: true}}
-	g.Key = pageStrides(l, heads, dim, rng.IntN(2))
+	heads, dim, valueDim := 1+rng.IntN(4), 2+longest-20+rng.IntN(20), 1+rng.IntN(longest)
+	g := attn.Problem{Heads: heads, KVHeads: heads, Dim: dim, ValueDim: valueDim, KV: l.dtype, PageTokens: l.page, Mask: attn.Mask{Causal: true, Tree: true}}
+	g.Key, g.Value = pageStrides(l, heads, dim, rng.IntN(2)), pageStrides(l, heads, valueDim, rng.IntN(2))
 	w := make([]float64, 1+rng.IntN(dim/2))
 	for i := range w {
 		w[i] = rng.Float64()
 	}
-	g.Rotary = attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: 1.5, Turns: attn.TurningsOf(w)}
+	turns := rng.IntN(4) > 0
+	if turns {
+		g.Rotary = attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: 1.5, Turns: attn.TurningsOf(w)}
+	}
 	seqs := []attn.Sequence{
 		{Row: 3, Queries: 1, Keys: 1 + rng.IntN(50), Before: rng.IntN(1 << 40)},
 		{Row: 20, Queries: many, Keys: many + rng.IntN(2)*rng.IntN(100)},
@@ -86,52 +89,77 @@ func testAppendTurned[F real](t *testing.T, longest, many int) {
 			page++
 		}
 	}
-	from := attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim}
-	src := make([]F, (many+30)*from.Row)
-	for i := range src {
-		src[i] = F(rng.NormFloat64())
+	rows := func(to Buffer, dim int) NewRows[F] {
+		r := NewRows[F]{To: to, From: attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim}}
+		r.Rows = make([]F, (many+30)*r.From.Row)
+		for i := range r.Rows {
+			r.Rows[i] = F(rng.NormFloat64())
+		}
+		return r
 	}
 	var keep problem[F]
-	dst := keep.buffer(0, l.dtype, page*g.Key.Page)
+	keys := rows(keep.buffer(0, l.dtype, page*g.Key.Page), dim)
+	values := rows(keep.buffer(1, l.dtype, page*g.Value.Page), valueDim)
 	var p Plan
 	if err := p.Build(g, seqs); err != nil {
 		t.Fatal(err)
 	}
-	more := slices.Clone(seqs)
-	more[1].Row++
-	if err := AppendTurned(&e, &p, more, dst, src, from); !errors.Is(err, attn.ErrShape) {
-		t.Errorf("rows that the plan has not: %v", err)
+	if more := slices.Clone(seqs); turns {
+		more[1].Row++
+		if err := AppendLayer(&e, &p, more, keys, values); !errors.Is(err, attn.ErrShape) {
+			t.Errorf("rows that the plan has not: %v", err)
+		}
 	}
-	if err := AppendTurned(&e, &p, seqs, dst, src, from); err != nil {
+	short := values
+	short.Rows = short.Rows[:(many+19)*short.From.Row]
+	if err := AppendLayer(&e, &p, seqs, keys, short); !errors.Is(err, attn.ErrShape) {
+		t.Errorf("values of too few rows: %v", err)
+	}
+	for i := range keys.To.Len {
+		if !math.IsNaN(load(&keys.To, i)) {
+			t.Fatalf("%v: element %d was written before values were checked", l, i)
+		}
+	}
+	if err := AppendLayer(&e, &p, seqs, keys, values); err != nil {
 		t.Fatal(err)
 	}
-	owned, head := make([]bool, dst.Len), make([]F, dim)
 	cos, sin := make([]float64, len(w)), make([]float64, len(w))
-	for _, q := range seqs {
-		for i := range q.Queries {
-			key, position := q.Keys-q.Queries+i, q.Before+q.Keys-q.Queries+i
-			if q.Tree != nil {
-				position += q.Tree.Depth(i) - i
-			}
-			for j := range w {
-				s, c := math.Sincos(g.Rotary.Turns.Of(j).Angle(position))
-				cos[j], sin[j] = 1.5*c, 1.5*s
-			}
-			for h := range heads {
-				Turn(head, src[(q.Row+i)*from.Row+h*from.Head:][:dim], cos, sin, g.Rotary.Interleaved)
-				for x, want := range head {
-					e := int(q.Pages[key/l.page])*g.Key.Page + key%l.page*g.Key.Row + h*g.Key.Head + x
-					owned[e] = true
-					if got := load(&dst, e); got != rounded(float64(want), l.dtype) {
-						t.Fatalf("%v: token %d, head %d, element %d: got %v, want %v", l, i, h, x, got, want)
+	check := func(name string, r *NewRows[F], at attn.PageStrides, dim int, want func(head, from []F)) {
+		t.Helper()
+		owned, head := make([]bool, r.To.Len), make([]F, dim)
+		for _, q := range seqs {
+			for i := range q.Queries {
+				key, position := q.Keys-q.Queries+i, q.Before+q.Keys-q.Queries+i
+				if q.Tree != nil {
+					position += q.Tree.Depth(i) - i
+				}
+				for j := range w {
+					s, c := math.Sincos(attn.TurningsOf(w).Of(j).Angle(position))
+					cos[j], sin[j] = 1.5*c, 1.5*s
+				}
+				for h := range heads {
+					want(head, r.Rows[(q.Row+i)*r.From.Row+h*r.From.Head:][:dim])
+					for x, want := range head {
+						e := int(q.Pages[key/l.page])*at.Page + key%l.page*at.Row + h*at.Head + x
+						owned[e] = true
+						if got := load(&r.To, e); got != rounded(float64(want), l.dtype) {
+							t.Fatalf("%v: %s, token %d, head %d, element %d: got %v, want %v", l, name, i, h, x, got, want)
+						}
 					}
 				}
 			}
 		}
-	}
-	for i, mine := range owned {
-		if !mine && !math.IsNaN(load(&dst, i)) {
-			t.Fatalf("%v: element %d of nobody was written", l, i)
+		for i, mine := range owned {
+			if !mine && !math.IsNaN(load(&r.To, i)) {
+				t.Fatalf("%v: %s, element %d of nobody was written", l, name, i)
+			}
 		}
 	}
+	asItIs := func(head, from []F) { copy(head, from) }
+	turned := asItIs
+	if turns {
+		turned = func(head, from []F) { Turn(head, from, cos, sin, g.Rotary.Interleaved) }
+	}
+	check("keys", &keys, g.Key, dim, turned)
+	check("values", &values, g.Value, valueDim, asItIs)
 }

@@ -21,6 +21,18 @@ type vectorKernels struct {
 	scale64, divide64 func(dst, src *float64, n int, by float64)
 	dot64             func(x, y *float64, n int) float64
 	softCap64         func(dst *float64, n int, by float64) // to 2^-50 of its twin's
+
+	// The passes of a norm over a row, and what an element takes of all. Sums are added up in another order.
+	sum          func(x *float32, n int) float64
+	deviations   func(x *float32, n int, mean float64) (sum, squares float64)
+	normalise    func(dst, src, gamma, beta *float32, n int, mean, by float64)
+	sum64        func(x *float64, n int) float64
+	deviations64 func(x *float64, n int, mean float64) (sum, squares float64)
+	normalise64  func(dst, src, gamma, beta *float64, n int, mean, by float64)
+	normNanos    float64
+
+	toFloat16, toBFloat16 func(dst *uint16, src *float32, n int)
+	appendNanos           float64 // an element that a cache takes
 }
 
 // scaleInto is dst = src * by, rounded once.
@@ -106,6 +118,8 @@ func biasScores[F real](s []F, bias *F, by float64, o *order) {
 var vectorGo = vectorKernels{
 	scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo, biasStreams: biasStreamsGo, dot: dotGo,
 	scale64: scale64Go, divide64: divide64Go, dot64: dot64Go, softCap64: softCap64Go,
+	sum: sumGo, deviations: deviationsGo, normalise: normaliseGo, sum64: sum64Go, deviations64: deviations64Go, normalise64: normalise64Go,
+	normNanos: normGoNanos, toFloat16: toFloat16Go, toBFloat16: toBFloat16Go, appendNanos: appendGoNanos,
 }
 
 // softCapGo is

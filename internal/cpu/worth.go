@@ -25,16 +25,19 @@ const (
 	multiplyRate = 30.0
 	goRate       = 8.0 // so many times as long takes what has no assembly
 
-	// elementNanos is an element of a norm, an activation, or what else computes elements one by one in plain Go.
+	// elementNanos is an element of an activation, or what else computes elements one by one in plain Go.
 	elementNanos = 2.0
-	// appendNanos is an element that is stored in a cache, rounded on its way.
-	appendNanos = 1.0
+	// An element of a norm, in vector registers and in plain Go.
+	normNanos, normGoNanos = 0.5, 2.0
+	// An element that is stored in a cache, the same.
+	appendNanos, appendGoNanos = 0.5, 2.0
 
 	// sharesPerThread is how many shares a thread's work is cut into at most, so that a thread that comes late or is held
 	// up leaves a part to others. A share of attention takes shareNanos at least: at its end memory waits for
-	// arithmetic.
+	// arithmetic. One of rows that know nothing of each other takes rowShareNanos.
 	sharesPerThread = 4
 	shareNanos      = 64e3
+	rowShareNanos   = 8e3
 )
 
 // workOf returns about how many nanoseconds it takes one thread to read so many bytes and add up so many products.
@@ -61,25 +64,31 @@ func threadsOf(work float64, procs int) int {
 	return min(max(int(math.Sqrt(work/threadNanos)), 2), procs)
 }
 
-// sharesFor returns how many shares of attention each thread has.
-func sharesFor(work float64, threads int) int {
+// sharesFor returns how many shares each thread has, of so many nanoseconds at least.
+func sharesFor(work float64, threads int, least float64) int {
 	if threads == 1 {
 		return 1
 	}
-	return min(max(int(work/float64(threads)/shareNanos), 1), sharesPerThread)
+	return min(max(int(work/float64(threads)/least), 1), sharesPerThread)
 }
 
 // Each calls f for each of some rows of n elements, on as many threads as that is worth. Rows do not wait for each
 // other. A panic of f comes out here.
 func Each(e *Engine, rows, n int, f func(row int)) {
-	threads := min(threadsFor(float64(rows)*float64(n)*elementNanos), rows)
+	e.each(rows, float64(rows)*float64(n)*elementNanos, f)
+}
+
+// each is Each of rows that take one thread so many nanoseconds, all of them.
+func (e *Engine) each(rows int, work float64, f func(row int)) {
+	threads := min(threadsFor(work), rows)
 	if threads < 2 {
 		for row := range rows {
 			f(row)
 		}
 		return
 	}
-	e.pool.must(&eachRun{rows, threads, f}, threads)
+	shares := min(threads*sharesFor(work, threads, rowShareNanos), rows)
+	e.pool.must(&eachRun{rows, shares, f}, shares, threads)
 }
 
 // eachRun is a call of Each: each worker has as many rows.

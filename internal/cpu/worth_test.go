@@ -26,16 +26,20 @@ func TestThreadsFor(t *testing.T) {
 		n := float64(in) * float64(out)
 		return workOf(n*float64(size), n*float64(rows))
 	}
-	rows := func(rows, n int) float64 { return float64(rows) * float64(n) * elementNanos }
+	norm := func(rows, n int) float64 { return float64(rows) * float64(n) * vectorTiers[inUse].normNanos }
+	stored := func(rows, n int) float64 { return float64(rows) * float64(n) * vectorTiers[inUse].appendNanos }
 	for _, c := range []struct {
 		name    string
 		work    float64
 		threads [4]int
 		shares  [4]int
 	}{
-		{"a norm of 768 elements", rows(1, 768), [4]int{1, 1, 1, 1}, [4]int{1, 1, 1, 1}},
-		{"a norm of 16 rows of 2048", rows(16, 2048), [4]int{2, 8, 14, 14}, [4]int{1, 1, 1, 1}},
-		{"a norm of 515 rows of 777", rows(515, 777), [4]int{2, 8, 16, 32}, [4]int{4, 1, 1, 1}},
+		{"a norm of 768 elements", norm(1, 768), [4]int{1, 1, 1, 1}, [4]int{1, 1, 1, 1}},
+		{"a norm of 16 rows of 2048", norm(16, 2048), [4]int{2, 7, 7, 7}, [4]int{1, 1, 1, 1}},
+		{"a norm of 515 rows of 777", norm(515, 777), [4]int{2, 8, 16, 25}, [4]int{1, 1, 1, 1}},
+		{"an activation of 16 rows of 8192", 16 * 8192 * elementNanos, [4]int{2, 8, 16, 29}, [4]int{2, 1, 1, 1}},
+		{"keys and values of a token, 2048 each", stored(1, 4096), [4]int{1, 1, 1, 1}, [4]int{1, 1, 1, 1}},
+		{"keys and values of 500 tokens, 2048 each", stored(500, 4096), [4]int{2, 8, 16, 32}, [4]int{4, 2, 1, 1}},
 		{"12 heads x 16 x 64, float32", attention(12, 16, 64, 4), [4]int{2, 4, 4, 4}, [4]int{1, 1, 1, 1}},
 		{"12 heads x 128 x 64, float32", attention(12, 128, 64, 4), [4]int{2, 8, 12, 12}, [4]int{1, 1, 1, 1}},
 		{"12 heads x 1024 x 64, float32", attention(12, 1024, 64, 4), [4]int{2, 8, 16, 32}, [4]int{3, 1, 1, 1}},
@@ -50,7 +54,7 @@ func TestThreadsFor(t *testing.T) {
 			if n != c.threads[i] {
 				t.Errorf("%s: %d threads of %d, want %d", c.name, n, procs, c.threads[i])
 			}
-			if s := sharesFor(c.work, n); s != c.shares[i] {
+			if s := sharesFor(c.work, n, shareNanos); s != c.shares[i] {
 				t.Errorf("%s: %d shares a thread of %d, want %d", c.name, s, procs, c.shares[i])
 			}
 		}

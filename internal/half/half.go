@@ -4,8 +4,8 @@
 //	BFloat16  1 sign, 8 exponent,  7 fraction bits   the upper half of a float32
 //
 // Widening to float32 is exact. Narrowing rounds to the nearest value, ties to even, overflows to
-// infinity and keeps subnormals, infinities and the sign of zero. NaN stays NaN; its payload need not
-// survive. Nothing is computed in 16 bits: arithmetic widens first.
+// infinity and keeps subnormals, infinities and the sign of zero. NaN stays NaN, made quiet, with the upper
+// bits of its payload. Nothing is computed in 16 bits: arithmetic widens first.
 package half
 
 import "math"
@@ -48,7 +48,7 @@ func FromFloat32(f float32) Float16 {
 		s := math.Float32bits(0.5 + math.Float32frombits(b))
 		return Float16(sign | s - 0x3f000000)
 	case b > 0x7f800000:
-		return Float16(sign | f16QuietNaN)
+		return Float16(sign | f16QuietNaN | b>>13&0x3ff) // what processors leave of the payload
 	}
 	return Float16(sign | f16Exponent)
 }

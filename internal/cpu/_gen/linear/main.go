@@ -1,5 +1,5 @@
-// Command linear writes the assembly of the linear layers, of ReadSum, of dropout and of loops over vectors of package
-// cpu, and the Go declarations that go with it:
+// Command linear writes the assembly of the linear layers, of ReadSum, of dropout, of norms, of rounding and of loops over
+// vectors of package cpu, and the Go declarations that go with it:
 //
 //	go -C internal/cpu/_gen run ./linear
 //
@@ -19,7 +19,9 @@ var families = map[string]func(*gen){
 	"dropout":      dropped,
 	"linear":       linear,
 	"linear_tiles": linearTiles,
+	"norm":         norm,
 	"readsum":      readSum,
+	"rounded":      rounded,
 	"sigmoid":      sigmoid,
 	"softcap":      softCap,
 	"vector":       vector,

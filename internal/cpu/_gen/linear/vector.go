@@ -32,9 +32,9 @@ func (g *gen) paramAt(name string) Mem {
 	return p.Addr
 }
 
-// result returns where the result lies.
-func (g *gen) result() Mem {
-	r, err := g.ReturnIndex(0).Resolve()
+// result returns where a result lies.
+func (g *gen) result(i int) Mem {
+	r, err := g.ReturnIndex(i).Resolve()
 	if err != nil {
 		g.fail(err)
 	}
@@ -332,26 +332,48 @@ func slope(g *gen, set isa) {
 }
 
 // pairs runs body for twice as many float64 as a vector has at a time, and one for each of the elements that are left.
-func (g *gen) pairs(n reg.GPVirtual, body, one func(k reg.GPVirtual)) {
+func (g *gen) pairs(n reg.GPVirtual, body, one func(k reg.GPVirtual)) { g.pairsOf("", n, body, one) }
+
+// pairsOf is pairs in a function that has several such loops, each of a name of its own.
+func (g *gen) pairsOf(name string, n reg.GPVirtual, body, one func(k reg.GPVirtual)) {
 	k, end := g.GP64(), g.GP64()
 	g.XORQ(k, k)
 	g.MOVQ(n, end)
 	g.ANDQ(I32(-int32(g.isa.lanes)), end)
-	g.JZ(LabelRef("rest"))
-	g.Label("loop")
+	g.JZ(LabelRef(name + "rest"))
+	g.Label(name + "loop")
 	body(k)
 	g.ADDQ(Imm(uint64(g.isa.lanes)), k)
 	g.CMPQ(k, end)
-	g.JLT(LabelRef("loop"))
-	g.Label("rest")
+	g.JLT(LabelRef(name + "loop"))
+	g.Label(name + "rest")
 	g.CMPQ(k, n)
-	g.JGE(LabelRef("done"))
-	g.Label("one")
+	g.JGE(LabelRef(name + "done"))
+	g.Label(name + "one")
 	one(k)
 	g.INCQ(k)
 	g.CMPQ(k, n)
-	g.JLT(LabelRef("one"))
-	g.Label("done")
+	g.JLT(LabelRef(name + "one"))
+	g.Label(name + "done")
+}
+
+// total returns the sum of the lanes of two vectors of float64, and of rest.
+func (g *gen) total(sums []reg.VecVirtual, rest reg.VecVirtual) reg.VecVirtual {
+	g.VADDPD(sums[1], sums[0], sums[0])
+	sum := sums[0].AsY().(reg.VecVirtual)
+	if g.isa == avx512 {
+		upper := g.YMM()
+		g.VEXTRACTF64X4(Imm(1), sums[0], upper)
+		g.VADDPD(upper, sum, sum)
+	}
+	upper, low := g.XMM(), sum.AsX()
+	g.VEXTRACTF128(Imm(1), sum, upper)
+	g.VADDPD(upper, low, upper)
+	second := g.XMM()
+	g.VPERMILPD(Imm(1), upper, second)
+	g.VADDSD(second, upper, upper)
+	g.VADDSD(rest, upper, upper)
+	return upper
 }
 
 // products makes the sums of products in float64, of float32 and of float64.
@@ -393,21 +415,7 @@ func products(g *gen, set isa) {
 			g.VCVTSS2SD(element(y, k, 0), b, b)
 			g.VFMADD231SD(b, a, rest)
 		})
-		g.VADDPD(sums[1], sums[0], sums[0])
-		sum := sums[0].AsY().(reg.VecVirtual)
-		if set == avx512 {
-			upper := g.YMM()
-			g.VEXTRACTF64X4(Imm(1), sums[0], upper)
-			g.VADDPD(upper, sum, sum)
-		}
-		upper, low := g.XMM(), sum.AsX()
-		g.VEXTRACTF128(Imm(1), sum, upper)
-		g.VADDPD(upper, low, upper)
-		second := g.XMM()
-		g.VPERMILPD(Imm(1), upper, second)
-		g.VADDSD(second, upper, upper)
-		g.VADDSD(rest, upper, upper)
-		g.VMOVSD(upper, g.result())
+		g.VMOVSD(g.total(sums, rest), g.result(0))
 		g.ret()
 	}
 }
