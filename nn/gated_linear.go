@@ -82,10 +82,9 @@ func gateAndUp(parts []decoder.LinearPart, in int) []decoder.LinearPart {
 // runGated computes a gate, and then what it is for, which it multiplies where it is made.
 func runGated[F float](o *operands[F], x, y []F) error {
 	gate, up := &o.parts[0], &o.parts[1]
-	times := unwritten[F](len(y))
-	if times == nil {
-		times = make([]F, len(y))
-	}
+	made := scratch[F](len(y))
+	defer giveBack(made)
+	times := *made
 	gate.Residual, up.Residual = nil, gate.Residual
 	gate.X, gate.Y = x, times
 	up.X, up.Y, up.Times, up.Activation = x, y, times, attn.NoActivation

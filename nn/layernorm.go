@@ -196,76 +196,9 @@ func forward[F float](op layerNorm, in []G.Value) (G.Value, error) {
 		return nil, err
 	}
 	t, y := output[F](r.shape)
-	n := r.n
-	eachRow(len(y)/n, n, func(row int) {
-		normalise(y[row*n:(row+1)*n], r.x[row*n:(row+1)*n], r.gamma, r.beta, op.eps)
-	})
+	o := cpu.Norm[F]{N: r.n, Gamma: r.gamma, Beta: r.beta, Eps: op.eps}
+	o.Rows(cpu.Default(), y, r.x)
 	return t, nil
-}
-
-// normalise writes the layer norm of one row. gamma and beta may be nil.
-func normalise[F float](y, x, gamma, beta []F, eps float64) {
-	mean, rstd := moments(x, eps)
-	y = y[:len(x)]
-	switch {
-	case gamma != nil && beta != nil:
-		gamma, beta = gamma[:len(x)], beta[:len(x)]
-		for i, v := range x {
-			y[i] = F((float64(v)-mean)*rstd*float64(gamma[i]) + float64(beta[i]))
-		}
-	case gamma != nil:
-		gamma = gamma[:len(x)]
-		for i, v := range x {
-			y[i] = F((float64(v) - mean) * rstd * float64(gamma[i]))
-		}
-	case beta != nil:
-		beta = beta[:len(x)]
-		for i, v := range x {
-			y[i] = F((float64(v)-mean)*rstd + float64(beta[i]))
-		}
-	default:
-		for i, v := range x {
-			y[i] = F((float64(v) - mean) * rstd)
-		}
-	}
-}
-
-// moments is the mean of x and 1/sqrt(variance + eps). The second pass sums the
-// differences to the first pass's mean too, and takes what rounding left there
-// out of both results. Four sums at a time hide the latency of an addition.
-func moments[F float](x []F, eps float64) (mean, rstd float64) {
-	n := float64(len(x))
-	var s0, s1, s2, s3 float64
-	i := 0
-	for ; i+4 <= len(x); i += 4 {
-		v := x[i : i+4 : i+4]
-		s0 += float64(v[0])
-		s1 += float64(v[1])
-		s2 += float64(v[2])
-		s3 += float64(v[3])
-	}
-	for ; i < len(x); i++ {
-		s0 += float64(x[i])
-	}
-	mean = (s0 + s1 + s2 + s3) / n
-
-	var d0, d1, q0, q1 float64
-	for i = 0; i+2 <= len(x); i += 2 {
-		v := x[i : i+2 : i+2]
-		a, b := float64(v[0])-mean, float64(v[1])-mean
-		d0 += a
-		q0 += a * a
-		d1 += b
-		q1 += b * b
-	}
-	if i < len(x) {
-		a := float64(x[i]) - mean
-		d0 += a
-		q0 += a * a
-	}
-	d := (d0 + d1) / n
-	variance := math.Max(0, (q0+q1)/n-d*d)
-	return mean + d, 1 / math.Sqrt(variance+eps)
 }
 
 // eachRow calls f for every row of n elements, on as many threads as that is worth. A

@@ -5,6 +5,7 @@ import (
 	"hash"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
 
 	"github.com/chewxy/hm"
@@ -177,7 +178,7 @@ func backward[F float](op layerNormGrad, in []G.Value) (G.Value, error) {
 			}
 			continue
 		}
-		mean, rstd := moments(r.x[at:at+n], op.norm.eps)
+		mean, rstd := cpu.Moments(r.x[at:at+n], op.norm.eps)
 		for i, g := range dy[at : at+n] {
 			sum[i] += float64(g) * (float64(r.x[at+i]) - mean) * rstd
 		}
@@ -191,7 +192,7 @@ func backward[F float](op layerNormGrad, in []G.Value) (G.Value, error) {
 
 // gradX writes dx of one row; gamma may be nil.
 func gradX[F float](dx, x, gamma, dy []F, eps float64) {
-	mean, rstd := moments(x, eps)
+	mean, rstd := cpu.Moments(x, eps)
 	scaled := func(i int) float64 {
 		if gamma == nil {
 			return float64(dy[i])

@@ -533,16 +533,11 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 		if op.offset {
 			o.gamma = onePlus(o.gamma)
 		}
-		if x = unwritten[F](len(o.x)); x == nil {
-			x = make([]F, len(o.x))
-		}
-		eachRow(o.parts[0].Rows, n, func(row int) {
-			if op.rms {
-				normaliseRMS(x[row*n:(row+1)*n], o.x[row*n:(row+1)*n], o.gamma, op.eps)
-				return
-			}
-			normalise(x[row*n:(row+1)*n], o.x[row*n:(row+1)*n], o.gamma, o.beta, op.eps)
-		})
+		normalised := scratch[F](len(o.x))
+		defer giveBack(normalised)
+		x = *normalised
+		norm := cpu.Norm[F]{N: n, Gamma: o.gamma, Beta: o.beta, Eps: op.eps, RMS: op.rms}
+		norm.Rows(cpu.Default(), x, o.x)
 	}
 	t, y := output[F](o.shape)
 	if op.gate {

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -559,4 +561,35 @@ func TestGPURowsAlone(t *testing.T) {
 		}
 		return d
 	}, 1)
+}
+
+// normalise writes the layer norm of one row.
+func normalise[F float](y, x, gamma, beta []F, eps float64) {
+	norm := cpu.Norm[F]{N: len(x), Gamma: gamma, Beta: beta, Eps: eps}
+	norm.Rows(cpu.Default(), y, x)
+}
+
+// BenchmarkNorms has the norms of a chunk of a prompt on one thread: ns an element, with a new output in each run.
+func BenchmarkNorms(b *testing.B) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for _, dtype := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+		for _, shape := range []tensor.Shape{{8, 2048}, {512, 2048}} {
+			x := tensor.New(tensor.Of(dtype), tensor.WithShape(shape...), tensor.WithBacking(tensor.Random(dtype, shape.TotalSize())))
+			v := tensor.New(tensor.Of(dtype), tensor.WithShape(shape[1]), tensor.WithBacking(tensor.Random(dtype, shape[1])))
+			run := func(name string, f func() (G.Value, error)) {
+				b.Run(fmt.Sprintf("%s/%v/rows=%d", name, dtype, shape[0]), func(b *testing.B) {
+					for b.Loop() {
+						if _, err := f(); err != nil {
+							b.Fatal(err)
+						}
+					}
+					b.ReportMetric(b.Elapsed().Seconds()/float64(b.N*shape.TotalSize())*1e9, "ns/element")
+				})
+			}
+			layer := layerNorm{rank: 2, eps: 1e-5, gamma: true, beta: true}
+			run("LayerNorm", func() (G.Value, error) { return layer.Do(x, v, v) })
+			rms := rmsNorm{rank: 2, dtype: dtype, eps: 1e-5, gamma: true}
+			run("RMSNorm", func() (G.Value, error) { return rms.compute([]G.Value{x, v}, shape) })
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -195,50 +196,9 @@ func rmsForward[F float](r rmsNorm, in []G.Value, shape tensor.Shape) (G.Value, 
 		return nil, err
 	}
 	t, y := output[F](shape)
-	n := o.n
-	eachRow(len(y)/n, n, func(row int) {
-		at := row * n
-		normaliseRMS(y[at:at+n], o.x[at:at+n], o.gamma, r.eps)
-		if o.residual != nil {
-			for i, v := range o.residual[at : at+n] {
-				y[at+i] += v
-			}
-		}
-	})
+	norm := cpu.Norm[F]{N: o.n, Gamma: o.gamma, Beta: o.residual, Eps: r.eps, RMS: true}
+	norm.Rows(cpu.Default(), y, o.x)
 	return t, nil
-}
-
-// normaliseRMS writes the norm of one row. gamma may be nil.
-func normaliseRMS[F float](y, x, gamma []F, eps float64) {
-	f := reciprocalRMS(x, eps)
-	y = y[:len(x)]
-	if gamma == nil {
-		for i, v := range x {
-			y[i] = F(float64(v) * f)
-		}
-		return
-	}
-	gamma = gamma[:len(x)]
-	for i, v := range x {
-		y[i] = F(float64(v) * f * float64(gamma[i]))
-	}
-}
-
-// reciprocalRMS is 1/sqrt(mean(x^2) + eps). Four sums at a time hide the latency of an addition.
-func reciprocalRMS[F float](x []F, eps float64) float64 {
-	var s [4]float64
-	i := 0
-	for ; i+4 <= len(x); i += 4 {
-		v := x[i : i+4 : i+4]
-		s[0] += float64(v[0]) * float64(v[0])
-		s[1] += float64(v[1]) * float64(v[1])
-		s[2] += float64(v[2]) * float64(v[2])
-		s[3] += float64(v[3]) * float64(v[3])
-	}
-	for ; i < len(x); i++ {
-		s[0] += float64(x[i]) * float64(x[i])
-	}
-	return 1 / math.Sqrt((s[0]+s[1]+s[2]+s[3])/float64(len(x))+eps)
 }
 
 // gradient is, with xh = x/sqrt(mean(x^2) + eps) and g = dy*gamma,
@@ -274,7 +234,7 @@ func rmsBackward[F float](r rmsNorm, of int, in []G.Value, grad G.Value) (G.Valu
 		// One goroutine: the sum over rows has one order, so it has the same bits on every machine.
 		sum := make([]float64, n)
 		for at := 0; at < len(dy); at += n {
-			f := reciprocalRMS(o.x[at:at+n], r.eps)
+			f := cpu.ReciprocalRMS(o.x[at:at+n], r.eps)
 			for i, g := range dy[at : at+n] {
 				sum[i] += float64(g) * float64(o.x[at+i]) * f
 			}
@@ -290,7 +250,7 @@ func rmsBackward[F float](r rmsNorm, of int, in []G.Value, grad G.Value) (G.Valu
 
 // rmsGradX writes dx of one row; gamma may be nil.
 func rmsGradX[F float](dx, x, gamma, dy []F, eps float64) {
-	f := reciprocalRMS(x, eps)
+	f := cpu.ReciprocalRMS(x, eps)
 	scaled := func(i int) float64 {
 		if gamma == nil {
 			return float64(dy[i])

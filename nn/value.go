@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"unsafe"
 
 	la "gorgonia.org/leanattention"
@@ -85,5 +86,26 @@ func unwritten[F float](n int) []F {
 	}
 	return unsafe.Slice((*F)(p), n)
 }
+
+// scratch is memory for what a node makes and nobody sees, with whatever values, of nodes before: a system takes as long to
+// hand out new memory as a norm takes to fill it, or longer. Whoever is done with it gives it back.
+func scratch[F float](n int) *[]F {
+	s, _ := scratches[unsafe.Sizeof(F(0))/4-1].Get().(*[]F)
+	if s == nil {
+		s = new([]F)
+	}
+	if cap(*s) < n {
+		if *s = unwritten[F](n); *s == nil {
+			*s = make([]F, n)
+		}
+	}
+	*s = (*s)[:n]
+	return s
+}
+
+func giveBack[F float](s *[]F) { scratches[unsafe.Sizeof(F(0))/4-1].Put(s) }
+
+// scratches has a pool for float32, and one for float64.
+var scratches [2]sync.Pool
 
 func dtypeOf[F any]() tensor.Dtype { return tensor.Dtype{Type: reflect.TypeFor[F]()} }
