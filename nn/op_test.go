@@ -569,6 +569,65 @@ func normalise[F float](y, x, gamma, beta []F, eps float64) {
 	norm.Rows(cpu.Default(), y, x)
 }
 
+// TestScratch: nobody sees what a node's scratch had before, and two nodes at once have their own.
+func TestScratch(t *testing.T) {
+	t.Run("float32", testScratch[float32])
+	t.Run("float64", testScratch[float64])
+}
+
+func testScratch[F float](t *testing.T) {
+	rng := reftest.Rand(t)
+	of := func(shape ...int) *tensor.Dense {
+		x := make([]F, tensor.Shape(shape).TotalSize())
+		fill(rng, x, 0, 1)
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(x))
+	}
+	g := G.NewGraph()
+	node := func(name string, v *tensor.Dense) *G.Node {
+		return G.NewTensor(g, v.Dtype(), v.Dims(), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(v))
+	}
+	const rows, in, out = 5, 33, 21
+	x, gate, up := node("x", of(rows, in)), node("gate", of(out, in)), node("up", of(out, in))
+	y, err := GatedLinear(x, []*G.Node{gate, up}, nil, SwiGLU, WithNorm(node("gamma", of(in)), node("beta", of(in)), 1e-5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	var want []F
+	for run, n := range []int{0, 1, rows * in, 3 * rows * in} {
+		var all [4]*[]F // more than a node takes
+		for i := range all {
+			all[i] = scratch[F](n)
+			for j := range *all[i] {
+				(*all[i])[j] = F(i)
+			}
+		}
+		for i, s := range all {
+			for _, v := range *s {
+				if v != F(i) {
+					t.Fatalf("two have the same scratch of %d elements", n)
+				}
+			}
+			for j := range *s {
+				(*s)[j] = F(math.NaN())
+			}
+			giveBack(s)
+		}
+		if err := vm.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+		got := y.Value().Data().([]F)
+		if run == 0 {
+			want = slices.Clone(got)
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("run %d: %v, first %v", run, got, want)
+		}
+		vm.Reset()
+	}
+}
+
 // BenchmarkNorms has the norms of a chunk of a prompt on one thread: ns an element, with a new output in each run.
 func BenchmarkNorms(b *testing.B) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
