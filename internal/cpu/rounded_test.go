@@ -68,7 +68,7 @@ func TestRounded(t *testing.T) {
 // BenchmarkAppend stores the keys of a chunk of a prompt.
 func BenchmarkAppend(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-		for _, procs := range []int{1, 2} {
+		for _, procs := range []int{1, runtime.GOMAXPROCS(0)} {
 			b.Run(fmt.Sprintf("%v/threads=%d", d, procs), func(b *testing.B) {
 				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
 				const rows, heads, dim, page = 512, 32, 64, 16
