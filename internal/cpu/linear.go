@@ -49,8 +49,8 @@ func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
 }
 
 // Linears computes layers one after the other, as Linear does and with the same bits: Times of one may be the Y of another
-// before it. All are checked before anything is written. Few rows that layers have in common take one fork and one join for all
-// of these layers, as query, key and value, or the two halves of a gated unit.
+// before it. All are checked before anything is written. Layers that have rows in common take one fork and one join together,
+// as query, key and value, or the two halves of a gated unit.
 func Linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
 	if errInUse != nil {
 		return errInUse
@@ -119,7 +119,7 @@ func linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
 	if err := l.run(&e.pool, o.Rows); err != nil {
 		return err // what its workers did is not known: it is not used again
 	}
-	l.x, l.linearLayer = nil, linearLayer{}
+	l.x = nil
 	clear(l.layers)
 	for i := range l.workers {
 		l.workers[i].args = dotArgs{}

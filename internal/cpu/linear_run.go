@@ -70,14 +70,15 @@ type linearRun struct {
 	workers []linearWorker
 
 	// Many rows, in tiles: see linear_tiles.go.
-	linearLayer      // the one at hand
-	tiles            *linearTiles
-	way              *tileWay
-	rowCuts, outCuts int
-	next             atomic.Int64 // the next piece, or the next strip of x to split
-	split            aligned      // the parts of x
-	strips, steps    int          // of x, of rows and of elements
-	scratch          []tileScratch
+	tiles         *linearTiles
+	way           *tileWay
+	rowCuts       int
+	groups        []tileGroup
+	next          atomic.Int64 // the next piece, or the next part of x to split
+	split         aligned      // the parts of x
+	strips, steps int          // of x, of rows and of elements
+	across        int          // parts of a strip
+	scratch       []tileScratch
 }
 
 // linearWorker is the scratch of a thread.
@@ -90,12 +91,7 @@ type linearWorker struct {
 // run computes the layers for the given number of rows.
 func (l *linearRun) run(p *pool, rows int) error {
 	if l.tiles, l.way = l.tilesFor(rows); l.tiles != nil {
-		for _, l.linearLayer = range l.layers {
-			if err := l.inTiles(p, rows); err != nil {
-				return err
-			}
-		}
-		return nil
+		return l.inTiles(p, rows)
 	}
 	block := min(max(blockBytes/max(l.in*l.size, 1), blockRowsMin), blockRowsMax)
 	units, outs := l.units(), 0

@@ -53,7 +53,7 @@ var tilesAVX512 = floatTiles(linearTiles{rows: 14, outs: 32, panels: 8}, [3]int{
 // float16 and bfloat16.
 func floatTiles(t linearTiles, fromRows [3]int, mul []func(*tileArgs)) linearTiles {
 	way := func(fromRows int, pack func(*packArgs)) tileWay {
-		return tileWay{fromRows: fromRows, depth: 256, mul: mul, pack: pack, rows: packRows}
+		return tileWay{fromRows: fromRows, depth: 256, mul: mul, pack: pack, rows: packRows, packing: 12}
 	}
 	t.ways[attn.Float32] = way(fromRows[0], packF32AVX2)
 	t.ways[attn.Float16] = way(fromRows[1], packF16AVX2)
@@ -64,16 +64,16 @@ func floatTiles(t linearTiles, fromRows [3]int, mul []func(*tileArgs)) linearTil
 // tilesAMX multiplies parts of bfloat16, of which three are a float32 exactly and two a float16. Products of small
 // parts are left out: those are less than 2^-21 of a product together, and where x may be rounded less than 2^-13.
 var tilesAMX = func() linearTiles {
-	way := func(fromRows, x, w, depth int, mul func(*tileArgs), pack, split func(*packArgs)) tileWay {
+	way := func(fromRows, x, w, depth, packing int, mul func(*tileArgs), pack, split func(*packArgs)) tileWay {
 		muls := make([]func(*tileArgs), 2*stepRows+1)
 		muls[2*stepRows] = mul
-		return tileWay{fromRows: fromRows, depth: depth, mul: muls, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddAVX512}
+		return tileWay{fromRows: fromRows, depth: depth, mul: muls, pack: pack, rows: stepRows, packing: packing, xParts: x, wParts: w, split: split, odd: oddAVX512}
 	}
 	t := linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, panels: 4, fewer: &tilesAVX512}
-	t.ways[attn.Float32] = way(256, 3, 3, 1024, tileX3W3AMX, pairsF32AMX, splitX3AMX)
-	t.ways[attn.Float16] = way(192, 3, 2, 1024, tileX3W2AMX, pairsF16AMX, splitX3AMX)
-	t.ways[attn.BFloat16] = way(64, 3, 1, 2048, tileX3W1AMX, pairsBF16AMX, splitX3AMX)
-	f16, bf16 := way(96, 2, 2, 1024, tileX2W2AMX, pairsF16AMX, splitX2AMX), way(32, 1, 1, 2048, tileX1W1AMX, pairsBF16AMX, splitX1AMX)
+	t.ways[attn.Float32] = way(256, 3, 3, 1024, 34, tileX3W3AMX, pairsF32AMX, splitX3AMX)
+	t.ways[attn.Float16] = way(192, 3, 2, 1024, 24, tileX3W2AMX, pairsF16AMX, splitX3AMX)
+	t.ways[attn.BFloat16] = way(64, 3, 1, 2048, 16, tileX3W1AMX, pairsBF16AMX, splitX3AMX)
+	f16, bf16 := way(96, 2, 2, 1024, 40, tileX2W2AMX, pairsF16AMX, splitX2AMX), way(32, 1, 1, 2048, 48, tileX1W1AMX, pairsBF16AMX, splitX1AMX)
 	t.rounded[attn.Float16], t.rounded[attn.BFloat16] = &f16, &bf16
 	return t
 }()

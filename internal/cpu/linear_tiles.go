@@ -44,6 +44,8 @@ type tileWay struct {
 	pack func(a *packArgs) // so many rows of weights:
 	rows int
 
+	packing int // of how many rows products take as long as packing: measured
+
 	xParts, wParts int // 0: numbers are float32
 	split          func(a *packArgs)
 	odd            func(p *float32, n int) int // sees what is not finite, which parts do not keep apart from NaN
@@ -80,9 +82,13 @@ func (l *linearRun) tilesFor(rows int) (*linearTiles, *tileWay) {
 	return nil, nil
 }
 
-// inTiles computes the layer for many rows.
+// inTiles computes the layers for many rows.
 func (l *linearRun) inTiles(p *pool, rows int) error {
-	threads := threadsFor(workOf(0, float64(rows)*float64(l.in)*float64(l.out)))
+	outs := 0
+	for i := range l.layers {
+		outs += l.layers[i].out
+	}
+	threads := threadsFor(workOf(0, float64(rows)*float64(l.in)*float64(outs)))
 	for len(l.scratch) < threads {
 		l.scratch = append(l.scratch, tileScratch{})
 	}
@@ -112,53 +118,76 @@ func (l *linearRun) block(p *pool, threads int) error {
 	if w := l.way; w.split != nil {
 		l.steps, l.strips = (l.in-1)/stepDepth+1, (l.rows-1)/stepRows+1
 		l.split.grow(l.strips * l.steps * w.xParts * stepBytes)
+		// Strips are few: where each would have only some, they are cut across, too.
+		l.across = max(min(splitsPerThread*threads/l.strips, l.steps/splitSteps), 1)
 		l.next.Store(0)
-		if err := p.run((*splitRun)(l), min(threads, l.strips)); err != nil {
+		if err := p.run((*splitRun)(l), min(threads, l.strips*l.across)); err != nil {
 			return err
 		}
 	}
 	l.cut(threads)
 	l.next.Store(0)
-	return p.run((*tileRun)(l), min(threads, l.rowCuts*l.outCuts))
+	return p.run((*tileRun)(l), min(threads, l.rowCuts*len(l.groups)))
 }
 
-// cut cuts the block into pieces, as many rows by as many features. Pieces are of one size as far as they can be,
-// and threads take the next one when they have done one: what counts is how many pieces one of them gets.
+const (
+	splitsPerThread = 4
+	splitSteps      = 16 // at least
+)
+
+// tileGroup is neighbouring features of a layer, or of all layers in turn.
+type tileGroup struct{ layer, from, to int }
+
+// cut cuts the block into pieces, as many rows by a group of features. Threads take one piece after the other. They are
+// not of one speed, and come late: so groups get smaller towards the end, down to a tile's features, as half of what is
+// left for each thread does (guided self-scheduling, Polychronopoulos and Kuck 1987).
 func (l *linearRun) cut(threads int) {
-	t := l.tiles
-	units := (l.out-1)/t.outs + 1
+	t, layers := l.tiles, l.layers
+	if l.inTurn {
+		layers = layers[:1]
+	}
+	units := 0
+	for i := range layers {
+		units += (layers[i].out-1)/t.outs + 1
+	}
 	best := math.MaxInt
-	for rowCuts := 1; rowCuts == 1 || rowCuts <= 8 && l.rows/rowCuts >= 4*t.rows; rowCuts++ {
-		for panels := min(t.panels, units); panels > 0; panels-- {
-			outCuts := (units-1)/panels + 1
-			turns := (rowCuts*outCuts-1)/threads + 1
-			// Packing a weight takes as long as some rows of it, and going through x as long as a part of a panel.
-			rows := (l.rows-1)/rowCuts + 1
-			piece := 4*panels*(rows+tilePackRows) + rows
-			// Some thread comes late, or is slower than the others: by half a piece.
-			if time := turns*piece + piece/2; time < best {
-				best, l.rowCuts, l.outCuts = time, rowCuts, outCuts
+	for cuts := 1; cuts == 1 || cuts <= 8 && l.rows/cuts >= 4*t.rows; cuts++ {
+		// Packing a weight takes as long as some rows of it. At the end somebody is late by a piece.
+		piece := (l.rows-1)/cuts + 1 + l.way.packing
+		if time := ((units*cuts-1)/threads + 2) * piece; time < best {
+			best, l.rowCuts = time, cuts
+		}
+	}
+	l.groups = l.groups[:0]
+	for i := range layers {
+		for from, out := 0, layers[i].out; from < out; {
+			n := t.panels
+			if threads > 1 {
+				n = min(max(units*l.rowCuts/(2*threads), 1), n)
 			}
+			to := min(from+n*t.outs, out)
+			l.groups = append(l.groups, tileGroup{i, from, to})
+			units -= (to-from-1)/t.outs + 1
+			from = to
 		}
 	}
 }
 
-const tilePackRows = 12
-
-// work splits strips of x, of 16 rows, until none is left.
+// work splits x, 16 rows and a part of In at a time, until nothing is left.
 func (s *splitRun) work(i, _ int) {
 	l := (*linearRun)(s)
 	a := &l.scratch[i].pack
-	a.dstStep, a.dstPart, a.srcRow, a.n = l.way.xParts*stepBytes, stepBytes, l.in*l.size, l.in
+	a.dstStep, a.dstPart, a.srcRow = l.way.xParts*stepBytes, stepBytes, l.in*l.size
 	for {
 		j := int(l.next.Add(1)) - 1
-		if j >= l.strips {
+		if j >= l.strips*l.across {
 			return
 		}
-		row := j * stepRows
-		a.dst = unsafe.Add(l.split.at, j*l.steps*a.dstStep)
-		a.src = unsafe.Add(l.x, (l.first+row)*a.srcRow)
-		a.rows = min(stepRows, l.rows-row)
+		row, part := j/l.across*stepRows, j%l.across
+		step, end := part*l.steps/l.across, (part+1)*l.steps/l.across
+		a.dst = unsafe.Add(l.split.at, (row/stepRows*l.steps+step)*a.dstStep)
+		a.src = unsafe.Add(l.x, (l.first+row)*a.srcRow+step*stepDepth*l.size)
+		a.rows, a.n = min(stepRows, l.rows-row), min(end*stepDepth, l.in)-step*stepDepth
 		l.way.split(a)
 	}
 }
@@ -166,25 +195,32 @@ func (s *splitRun) work(i, _ int) {
 // work computes pieces until none is left.
 func (r *tileRun) work(i, _ int) {
 	l := (*linearRun)(r)
-	units := (l.out-1)/l.tiles.outs + 1
 	for {
 		j := int(l.next.Add(1)) - 1
-		if j >= l.rowCuts*l.outCuts {
+		if j >= l.rowCuts*len(l.groups) {
 			return
 		}
-		row, out := j%l.rowCuts, j/l.rowCuts
-		p := tilePiece{linearRun: l, scratch: &l.scratch[i]}
-		p.from, p.to = out*units/l.outCuts*l.tiles.outs, min((out+1)*units/l.outCuts*l.tiles.outs, l.out)
+		// Neighbouring pieces have the same weights: memory is read once for them.
+		row, g := j%l.rowCuts, l.groups[j/l.rowCuts]
+		p := tilePiece{linearRun: l, scratch: &l.scratch[i], from: g.from, to: g.to}
 		// Rows are cut where tiles begin, which those that are split can't be elsewhere.
 		tall := (l.rows-1)/l.tiles.rows + 1
 		p.top, p.end = row*tall/l.rowCuts*l.tiles.rows, min((row+1)*tall/l.rowCuts*l.tiles.rows, l.rows)
-		p.compute()
+		layers := l.layers[g.layer : g.layer+1]
+		if l.inTurn {
+			layers = l.layers
+		}
+		for k := range layers {
+			p.linearLayer = &layers[k]
+			p.compute()
+		}
 	}
 }
 
 // tilePiece is some rows, counted from the block's first, by some features, as many as fit into a worker's scratch.
 type tilePiece struct {
 	*linearRun
+	*linearLayer
 	scratch  *tileScratch
 	top, end int // rows
 	from, to int // features
@@ -221,7 +257,7 @@ func (p *tilePiece) compute() {
 	if p.way.odd != nil {
 		p.mend()
 	}
-	p.finish(&p.linearLayer, p.first+p.top, p.end-p.top, p.from, p.to-p.from)
+	p.finish(p.linearLayer, p.first+p.top, p.end-p.top, p.from, p.to-p.from)
 }
 
 // packWeights packs n elements of the piece's features, from element k of In on.

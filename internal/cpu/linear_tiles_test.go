@@ -518,3 +518,43 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 		}
 	})
 }
+
+// TestTileCuts: pieces have each element of each layer once, no more features than fit into scratch, and those at the end are
+// as small as they can be, unless rows alone are cut into enough.
+func TestTileCuts(t *testing.T) {
+	rng := reftest.Rand(t)
+	way := tileWay{packing: 20}
+	for range 200 {
+		k := linearTiles{rows: 1 + rng.IntN(32), outs: 8 << rng.IntN(3), panels: 1 + rng.IntN(12)}
+		l := linearRun{tiles: &k, way: &way, rows: 1 + rng.IntN(600), inTurn: rng.IntN(3) == 0}
+		for range 1 + rng.IntN(3) {
+			l.layers = append(l.layers, linearLayer{out: 1 + rng.IntN(2000)})
+		}
+		threads := 1 + rng.IntN(40)
+		l.cut(threads)
+		layer, at := 0, 0
+		for i, g := range l.groups {
+			if at == l.layers[layer].out {
+				layer, at = layer+1, 0
+			}
+			n := g.to - g.from
+			if g.layer != layer || g.from != at || n < 1 || g.to > l.layers[layer].out || n > k.panels*k.outs || n%k.outs > 0 && g.to < l.layers[layer].out {
+				t.Fatalf("%d rows, %+v, %d threads: group %d is %+v, behind feature %d of layer %d", l.rows, k, threads, i, g, at, layer)
+			}
+			at = g.to
+		}
+		last := len(l.layers)
+		if l.inTurn {
+			last = 1
+		}
+		if layer != last-1 || at != l.layers[layer].out {
+			t.Fatalf("%d layers: groups end at feature %d of layer %d", last, at, layer)
+		}
+		if n := l.groups[len(l.groups)-1]; threads > 1 && l.rowCuts < 2*threads && n.to-n.from > k.outs {
+			t.Errorf("%d rows, %d threads: the last group is %+v, tiles have %d features", l.rows, threads, n, k.outs)
+		}
+		if l.rowCuts < 1 || l.rowCuts > 1 && l.rows/l.rowCuts < 4*k.rows {
+			t.Errorf("%d rows of tiles of %d: cut into %d", l.rows, k.rows, l.rowCuts)
+		}
+	}
+}

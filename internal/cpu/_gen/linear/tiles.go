@@ -212,6 +212,8 @@ const (
 	stepRows  = 16
 	stepDepth = 32
 	stepBytes = 64 * stepRows
+
+	splitAhead = 4 // steps of x
 )
 
 // amxTiles is AVX-512 with tile registers.
@@ -378,8 +380,12 @@ func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	p.MOVQ(src, from)
 	p.MOVQ(dst, to)
 	p.Label("row")
-	for line := 0; change != nil && line < stepDepth*t.size; line += 64 {
-		p.PREFETCHT0(Mem{Base: from, Index: ahead, Scale: 1, Disp: line})
+	for line := 0; line < stepDepth*t.size; line += 64 {
+		m := Mem{Base: from, Disp: splitAhead*stepDepth*t.size + line}
+		if change != nil {
+			m.Index, m.Scale, m.Disp = ahead, 1, line
+		}
+		p.PREFETCHT0(m)
 	}
 	if t == bf16 {
 		v := p.ZMM()
@@ -547,7 +553,6 @@ func (p *partsGen) transpose16(at reg.GPVirtual) {
 // tile makes the kernel of a tile from parts.
 func (p *partsGen) tile(xParts, wParts int) {
 	p.kernel(fmt.Sprintf("tileX%dW%d", xParts, wParts), amxTiles, tileTwins, "tilePartsGo", tileTypes)
-	const xs, ws = 4, 6 // tile registers; those before are sums, first those of 16 rows, then those of the others
 	a := p.Dereference(p.Param("a"))
 	config := p.GP64()
 	p.LEAQ(p.config, config)
@@ -589,35 +594,7 @@ func (p *partsGen) tile(xParts, wParts int) {
 	sums(func(at reg.GPVirtual, t int) { p.Instruction(amx.Load(at, yRow, t)) })
 
 	p.Label("step")
-	hasX, hasW := -1, -1 // the parts that are in registers
-	for j := range wParts {
-		// Small ones first, and back: the last part of x stays for the next of w.
-		for m := range xParts - j {
-			i := xParts - j - 1 - m
-			if j%2 == 1 {
-				i = m
-			}
-			if i != hasX {
-				hasX = i
-				at := p.GP64()
-				p.LEAQ(Mem{Base: x, Disp: i * stepBytes}, at)
-				p.Instruction(amx.Load(at, line, xs))
-				p.ADDQ(xRow, at)
-				p.Instruction(amx.Load(at, line, xs+1))
-			}
-			if j != hasW {
-				hasW = j
-				for h := range 2 {
-					at := p.GP64()
-					p.LEAQ(Mem{Base: w, Disp: (2*j + h) * stepBytes}, at)
-					p.Instruction(amx.Load(at, line, ws+h))
-				}
-			}
-			for t := range 4 {
-				p.Instruction(amx.Multiply(xs+t/2, ws+t%2, t))
-			}
-		}
-	}
+	p.products(xParts, wParts, x, w, xRow, line)
 	p.ADDQ(U32(uint32(xParts*stepBytes)), x)
 	p.ADDQ(U32(uint32(2*wParts*stepBytes)), w)
 	p.DECQ(n)
@@ -634,6 +611,67 @@ func (p *partsGen) tile(xParts, wParts int) {
 	p.Instruction(amx.Release())
 	p.ret()
 }
+
+// Tile registers: sums, first those of 16 rows, then those of the others; x, and weights.
+const tileX, tileW = 4, 6
+
+// products adds up the products of a step. A tile is loaded just before the first product that needs it, between others.
+// What later steps need is asked for meanwhile: the thread that shares the core leaves less of its caches than a strip of x and
+// the weights of a tile take.
+func (p *partsGen) products(xParts, wParts int, x, w, xRow, line reg.GPVirtual) {
+	below := p.GP64() // the other 16 rows of x
+	p.LEAQ(Mem{Base: x, Index: xRow, Scale: 1}, below)
+	n := 0
+	for j := range wParts {
+		n += xParts - j
+	}
+	var later []Mem
+	fetch := func(base reg.GPVirtual, bytes int) {
+		for line := 0; line < bytes; line += 64 {
+			later = append(later, Mem{Base: base, Disp: max(aheadProducts/n, 1)*bytes + line})
+		}
+	}
+	fetch(w, 2*wParts*stepBytes)
+	fetch(x, xParts*stepBytes)
+	fetch(below, xParts*stepBytes)
+	each := (len(later) + 4*n - 1) / (4 * n)
+
+	has := [8]int{tileX: -1, -1, -1, -1} // the parts that are in registers
+	load := func(t, part int) {
+		if has[t] == part {
+			return
+		}
+		has[t] = part
+		m := Mem{Base: w, Disp: (2*part + t - tileW) * stepBytes}
+		if t < tileW {
+			m = Mem{Base: []reg.GPVirtual{x, below}[t-tileX], Disp: part * stepBytes}
+		}
+		at := p.GP64()
+		p.LEAQ(m, at)
+		p.Instruction(amx.Load(at, line, t))
+	}
+	for j := range wParts {
+		// Small ones first, and back: the last part of x stays for the next of w.
+		for m := range xParts - j {
+			i := xParts - j - 1 - m
+			if j%2 == 1 {
+				i = m
+			}
+			for _, t := range []int{0, 2, 3, 1} { // a tile of those before stays
+				load(tileW+t%2, j)
+				load(tileX+t/2, i)
+				p.Instruction(amx.Multiply(tileX+t/2, tileW+t%2, t))
+				for _, m := range later[:min(each, len(later))] {
+					p.PREFETCHT0(m)
+				}
+				later = later[min(each, len(later)):]
+			}
+		}
+	}
+}
+
+// aheadProducts is how many products of tiles, four at a time, memory is asked ahead of.
+const aheadProducts = 4
 
 // odd makes the kernel that looks for what is not finite: 0 times it is NaN, and so is the sum of all.
 func odd(g *gen) {
