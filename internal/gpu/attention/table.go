@@ -223,11 +223,9 @@ func promptKernels() (lines []kernel) {
 		}
 	}
 	for _, of := range []*prompts{&plainPrompts, &maskedPrompts, &scoredPrompts} {
-		speed := func(plain, masked, scored int) int {
-			return map[*prompts]int{&plainPrompts: plain, &maskedPrompts: masked, &scoredPrompts: scored}[of]
-		}
+		speed := map[*prompts]int{&plainPrompts: 10, &maskedPrompts: 9, &scoredPrompts: 6}[of]
 		groups := func(rows, keys, stages int) tile {
-			return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: speed(10, 9, 6)}
+			return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: speed}
 		}
 		large := 192 // rows with heads of 64: masks and what is added to scores take the registers of a third warp group
 		if of.modified {
@@ -249,11 +247,11 @@ func promptKernels() (lines []kernel) {
 			blocks64      int // thread blocks of a multiprocessor, with heads of 64
 		}{{largeShared, 64, 3, 5, 4, 3}, {smallShared, 32, 2, 3, 2, 2}} {
 			warps := func(rows, keys, stages, warps int) tile {
-				return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: speed(gpus.speed, 0, gpus.scored)}
+				return tile{rows: rows, keys: keys, stages: stages, warps: warps, blocks: 2, speed: gpus.speed}
 			}
 			together := func(blocks int, t tile) tile { t.blocks = blocks; return t }
 			if of.modified {
-				gpus.blocks64 = 2
+				gpus.speed, gpus.blocks64 = gpus.scored, 2
 			}
 			add(mmaUnit, gpus.versions, of,
 				promptTiles{64, together(gpus.blocks64, warps(128, 64, 4, 4)), together(gpus.blocks64, warps(128, 64, 4, 8))},
