@@ -222,10 +222,23 @@ func (p *hostPlan) attend(op string, c *layerCall) (out, lse G.Value, err error)
 	return out, lse, nil
 }
 
+// clearOthers clears the rows of an output that no sequence has.
+func clearOthers[F lean.Float](p *hostPlan, out []F) {
+	n, end := 0, 0
+	for i := range p.seqs {
+		n, end = n+p.seqs[i].Queries, max(end, p.seqs[i].Row+p.seqs[i].Queries)
+	}
+	if n < end { // not one behind the other
+		end = 0
+	}
+	clear(out[end*p.geometry.Heads*p.geometry.ValueDim:])
+}
+
 func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err error) {
 	g, layer, q := &p.geometry, c.node.layer, c.qkv[0].(*tensor.Dense)
-	o := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.outShape(g.ValueDim)...))
-	operands := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: dense.Backing[F](o), K: p.pages.keys[layer], V: p.pages.values[layer]}
+	o, elements := dense.Unwritten[F](c.rows.query, c.rows.outShape(g.ValueDim))
+	clearOthers(p, elements)
+	operands := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: elements, K: p.pages.keys[layer], V: p.pages.values[layer]}
 	if c.sinks != nil {
 		operands.Sinks = dense.Elements[F](c.sinks.(*tensor.Dense))
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -58,33 +57,9 @@ func elements[F any](name, what string, v G.Value, want tensor.Shape) ([]F, erro
 	return dense.Elements[F](t), nil
 }
 
-// output is a new tensor, and its elements, all of which are to be written. (Handing tensor.New
-// a slice costs one allocation more, and decoding has a hundred nodes a token.)
+// output is a new tensor, and its elements, all of which are to be written.
 func output[F float](shape tensor.Shape) (*tensor.Dense, []F) {
-	if y := unwritten[F](shape.TotalSize()); y != nil {
-		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(y)), y
-	}
-	t := tensor.New(tensor.Of(dtypeOf[F]()), tensor.WithShape(shape...))
-	return t, dense.Backing[F](t)
-}
-
-// unwritten is memory of n elements with whatever values, nil if they are few: prompts have outputs of many
-// megabytes, which make would clear on one thread while all others wait. What a strings.Builder grows by is not
-// cleared; if it were, or began elsewhere, nothing would be wrong but the time.
-func unwritten[F float](n int) []F {
-	var zero F
-	bytes := n * int(unsafe.Sizeof(zero))
-	if bytes < 1<<18 {
-		return nil
-	}
-	var b strings.Builder
-	b.Grow(bytes)
-	b.WriteByte(0) // an empty string has no address
-	p := unsafe.Pointer(unsafe.StringData(b.String()))
-	if uintptr(p)%unsafe.Alignof(zero) != 0 {
-		return nil
-	}
-	return unsafe.Slice((*F)(p), n)
+	return dense.Unwritten[F](dtypeOf[F](), shape)
 }
 
 // scratch is memory for what a node makes and nobody sees, with whatever values, of nodes before: a system takes as long to
@@ -95,7 +70,7 @@ func scratch[F float](n int) *[]F {
 		s = new([]F)
 	}
 	if cap(*s) < n {
-		if *s = unwritten[F](n); *s == nil {
+		if *s = dense.Memory[F](n); *s == nil {
 			*s = make([]F, n)
 		}
 	}

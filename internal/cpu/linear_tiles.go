@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
 )
 
 // Many rows are computed in tiles: some rows by some features, whose sums stay in registers while a part of In
@@ -17,7 +18,7 @@ import (
 
 const (
 	// tileBlockRows is the most rows of a block: the packed x of so many may be three times as large as x.
-	tileBlockRows = 512
+	tileBlockRows = 1024
 
 	// tileIn is the least In that is worth packing.
 	tileIn = 64
@@ -354,6 +355,7 @@ type aligned struct {
 func (a *aligned) grow(n int) {
 	if len(a.bytes) < n+cacheLine {
 		a.bytes = make([]byte, n+cacheLine)
+		dense.LargePages(a.bytes)
 		a.at = unsafe.Pointer(&a.bytes[-uintptr(unsafe.Pointer(&a.bytes[0]))%cacheLine])
 	}
 }

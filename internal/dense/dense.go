@@ -3,6 +3,7 @@
 package dense
 
 import (
+	"strings"
 	"unsafe"
 
 	"gorgonia.org/tensor"
@@ -60,4 +61,34 @@ func Elements[T any](t *tensor.Dense) []T {
 	}
 	walk(0, 0)
 	return dst
+}
+
+// Unwritten is a new tensor of T, and its elements, all of which are to be written. (Handing tensor.New
+// a slice costs one allocation more, and decoding has a hundred nodes a token.)
+func Unwritten[T any](of tensor.Dtype, shape tensor.Shape) (*tensor.Dense, []T) {
+	if y := Memory[T](shape.TotalSize()); y != nil {
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(y)), y
+	}
+	t := tensor.New(tensor.Of(of), tensor.WithShape(shape...))
+	return t, Backing[T](t)
+}
+
+// Memory is that of n elements with whatever values, nil if they are few: prompts have outputs of many
+// megabytes, which make would clear on one thread while all others wait. What a strings.Builder grows by is not
+// cleared; if it were, or began elsewhere, nothing would be wrong but the time. T has no pointers.
+func Memory[T any](n int) []T {
+	var zero T
+	bytes := n * int(unsafe.Sizeof(zero))
+	if bytes < 1<<18 {
+		return nil
+	}
+	var b strings.Builder
+	b.Grow(bytes)
+	b.WriteByte(0) // an empty string has no address
+	p := unsafe.Pointer(unsafe.StringData(b.String()))
+	if uintptr(p)%unsafe.Alignof(zero) != 0 {
+		return nil
+	}
+	LargePages(unsafe.Slice((*byte)(p), bytes))
+	return unsafe.Slice((*T)(p), n)
 }

@@ -63,3 +63,23 @@ func TestElementsAreTheTensorsOwn(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestUnwritten: large and small tensors have memory of their own, all of it, whatever pages it lies on.
+func TestUnwritten(t *testing.T) {
+	for _, shape := range []tensor.Shape{{3, 5}, {1 << 16}, {1<<16 - 1}, {1000, 2049}} {
+		x, elements := Unwritten[float32](tensor.Float32, shape)
+		if x.Dtype() != tensor.Float32 || !slices.Equal(x.Shape(), shape) || len(elements) != shape.TotalSize() || &elements[0] != &Backing[float32](x)[0] {
+			t.Fatalf("%v: %v of shape %v, %d elements", shape, x.Dtype(), x.Shape(), len(elements))
+		}
+		for i := range elements {
+			elements[i] = float32(i)
+		}
+		LargePages(Backing[byte](x)[1:]) // a hint behind the writing, and an odd address
+		for i, v := range x.Data().([]float32) {
+			if v != float32(i) {
+				t.Fatalf("%v: element %d is %v", shape, i, v)
+			}
+		}
+	}
+	LargePages(nil)
+}

@@ -7,6 +7,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/tiny"
+	"gorgonia.org/leanattention/internal/dense"
 
 	"gorgonia.org/tensor"
 )
@@ -24,7 +25,7 @@ func newCheap(c hf.Config) cheap {
 		size += lines(4 * tensor.Shape(p.Shape).TotalSize())
 	}
 	memory := make(arena, size)
-	largePages(memory)
+	dense.LargePages(memory)
 	return cheap{c, &memory}
 }
 

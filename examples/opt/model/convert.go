@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/half"
 
 	"gorgonia.org/tensor"
@@ -31,7 +32,7 @@ func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) error {
 		}
 	}
 	memory := arena(make([]byte, size))
-	largePages(memory)
+	dense.LargePages(memory)
 	for p := range w.config.Weights() {
 		if w.tensors[p.Name] == nil {
 			continue

@@ -123,7 +123,7 @@ const (
 	// adds CoreChunk, up to ManyCoresChunk.
 	DefaultChunk   = 128
 	CoreChunk      = 64
-	ManyCoresChunk = 512
+	ManyCoresChunk = 1024
 	// GPUChunk is enough for output tiles on all multiprocessors of a GPU, and for
 	// the host to be ahead of it.
 	GPUChunk = 2048
