@@ -210,7 +210,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// TestPaperNumbers: each number that docs/paper.md has of a measurement is a figure of a committed report, and each
+// TestPaperNumbers: each number that docs/paper.md has of a measurement is a figure of a committed report or its bar, and each
 // that it has of the paper one of those that the paper's text gives.
 func TestPaperNumbers(t *testing.T) {
 	all, err := load(committed(t))
@@ -228,6 +228,9 @@ func TestPaperNumbers(t *testing.T) {
 				}
 			}
 			known[fmt.Sprintf("%.2f", f.Value)], known[fmt.Sprintf("%.0f", f.Value)], known[fmt.Sprint(f.Value)] = true, true, true
+			if f.Bar != nil && f.Bar.Least != nil {
+				known[fmt.Sprintf("%.2f", *f.Bar.Least)], known[fmt.Sprint(*f.Bar.Least)] = true, true
+			}
 		}
 	}
 	text := read(t, "docs/paper.md")

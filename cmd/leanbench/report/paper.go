@@ -103,14 +103,10 @@ type paper struct {
 
 func newPaper(all []*tables) (*paper, error) {
 	w := new(paper)
-	shown := []string{PaperAll}
-	for _, q := range paperQuestions {
-		shown = append(shown, q.tables...)
-	}
 	for _, t := range all {
-		for table := range t.figures {
-			if !slices.Contains(shown, table) {
-				return nil, fmt.Errorf("%s: docs/paper.md shows no table %q", t.name(), table)
+		for _, f := range t.order[0].Figures {
+			if f.Table != PaperAll && questionOf(f) == nil {
+				return nil, fmt.Errorf("%s: docs/paper.md shows no table %q with %q", t.name(), f.Table, f.Case)
 			}
 		}
 		if t.order[0].Transcribed != "" {
@@ -121,6 +117,28 @@ func newPaper(all []*tables) (*paper, error) {
 	}
 	slices.SortStableFunc(w.runs, func(a, b *tables) int { return strings.Compare(a.ours(), b.ours()) }) // GPUs come first
 	return w, nil
+}
+
+// questionOf is the one that shows a figure; nil: none does.
+func questionOf(f measure.Figure) *question {
+	i := slices.IndexFunc(paperQuestions, func(q question) bool { return q.shows(f) })
+	if i < 0 {
+		return nil
+	}
+	return &paperQuestions[i]
+}
+
+// shows says whether a figure is one of a question's.
+func (q question) shows(f measure.Figure) bool {
+	return slices.Contains(q.tables, f.Table) && (q.only == nil || q.only.MatchString(f.Case))
+}
+
+// short is what a question is called where its figures are named: as the paper calls them, or its title.
+func (q question) short() string {
+	if figure := "Figure " + q.id; strings.HasPrefix(q.title, figure+":") {
+		return figure
+	}
+	return q.title
 }
 
 func (w *paper) link(name string) string { return filepath.ToSlash(filepath.Join(w.folder, name)) }
@@ -178,6 +196,9 @@ func (w *paper) writeClaims() {
 	fmt.Fprintf(w, "\n|---|---|---|---|%s\n", strings.Repeat("---|---|", len(devices)))
 	for _, f := range w.published.order[0].Figures {
 		of, against, alone := f.Table+", "+f.Case, string(f.Metric), measure.OverFixed
+		if f.Metric == measure.OverPerHead {
+			alone = f.Metric // the schedule that the paper is compared with
+		}
 		if table, model, ok := strings.Cut(f.Table, ", "); ok && strings.HasPrefix(f.Case, model+", ") {
 			of = table + ", " + f.Case
 		}
@@ -251,10 +272,18 @@ func (w *paper) writeLosses() {
 				said = true
 				is, _, _ := strings.Cut(f.Bar.Text(f.Metric), ":")
 				bound := ""
+				where := f.Table
+				if q := questionOf(f); f.Table == tableScale {
+					where = q.short()
+				}
+				where += ", " + f.Case
+				if f.Contender != lean {
+					where += ", " + f.Contender
+				}
 				if c := t.find(f.Table, f.Case, measure.ReadCeiling, f.Metric); c != nil {
 					bound = fmt.Sprintf("; a kernel that only reads has %s", c.Metric.Format(c.Value))
 				}
-				fmt.Fprintf(w, "- %s, %s, %s: %s %s, and the bar is %s%s.\n", t.device(), f.Table, f.Case, f.Metric.Format(f.Value), f.Metric, is, bound)
+				fmt.Fprintf(w, "- %s, %s: %s %s, and the bar is %s%s.\n", t.device(), where, f.Metric.Format(f.Value), f.Metric, is, bound)
 			}
 		}
 	}
@@ -263,21 +292,23 @@ func (w *paper) writeLosses() {
 	}
 }
 
-// writeOwnLosses says where ours is slower in a figure that shows contenders, which what all figures come to leaves out.
+// writeOwnLosses says where ours is slower in a figure that what all figures come to leaves out: one that shows contenders, or
+// of a run in which nothing says what all come to.
 func (w *paper) writeOwnLosses(t *tables, q question) (said bool) {
+	var metrics []measure.Metric
 	for _, c := range q.columns {
-		if !q.contenders || c.metric != measure.OverCompiled && !slices.Contains(losing, c.metric) {
+		leftOut := q.contenders || t.figures[PaperAll] == nil
+		if !leftOut || slices.Contains(metrics, c.metric) || c.metric != measure.OverCompiled && !slices.Contains(losing, c.metric) {
 			continue
 		}
+		metrics = append(metrics, c.metric)
 		var all, slower []measure.Figure
-		for _, table := range q.tables {
-			for _, f := range t.figures[table] {
-				if f.Metric != c.metric {
-					continue
-				}
-				if all = append(all, f); f.Value < SameSpeed {
-					slower = append(slower, f)
-				}
+		for _, f := range t.order[0].Figures {
+			if f.Metric != c.metric || !q.shows(f) {
+				continue
+			}
+			if all = append(all, f); f.Value < SameSpeed {
+				slower = append(slower, f)
 			}
 		}
 		if len(slower) == 0 {
@@ -289,7 +320,7 @@ func (w *paper) writeOwnLosses(t *tables, q question) (said bool) {
 		if f.Contender != lean {
 			where += ", " + f.Contender
 		}
-		fmt.Fprintf(w, "- %s, Figure %s, against %s: %d of %d, the furthest %.2f (%s).\n", t.device(), q.id, strings.TrimPrefix(c.head, "x "), len(slower), len(all), f.Value, where)
+		fmt.Fprintf(w, "- %s, %s, against %s: %d of %d, the furthest %.2f (%s).\n", t.device(), q.short(), strings.TrimPrefix(c.head, "x "), len(slower), len(all), f.Value, where)
 	}
 	return w.writePromptLosses(t, q) || said
 }
@@ -319,8 +350,8 @@ func (w *paper) writePromptLosses(t *tables, q question) bool {
 	if slower == 0 {
 		return false
 	}
-	fmt.Fprintf(w, "- %s, Figure %s, a prompt without its tokens, against %s: %d of %d, the furthest %s ms to %s ms (%s).\n",
-		t.device(), q.id, compiled, slower, all, digits(ours.Value), digits(theirs.Value), ours.Case)
+	fmt.Fprintf(w, "- %s, %s, a prompt without its tokens, against %s: %d of %d, the furthest %s ms to %s ms (%s).\n",
+		t.device(), q.short(), compiled, slower, all, digits(ours.Value), digits(theirs.Value), ours.Case)
 	return true
 }
 
@@ -338,8 +369,7 @@ func against(m measure.Metric) string {
 func (w *paper) writeFigure(q question, folder string, files map[string][]byte) error {
 	first := true
 	for _, t := range w.runs {
-		some := slices.ContainsFunc(q.tables, func(table string) bool { return t.figures[table] != nil })
-		if !some {
+		if !slices.ContainsFunc(t.order[0].Figures, q.shows) {
 			continue
 		}
 		if first {

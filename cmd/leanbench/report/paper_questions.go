@@ -17,6 +17,9 @@ const (
 	// SameSpeed is the least ratio that is 1.00 in two digits.
 	SameSpeed = 0.995
 
+	// tableScale is the scale command's table of attention.
+	tableScale = "Attention of a decode step with its heads or contexts on several GPUs, all in float16, pages of 64, recorded"
+
 	// PaperAll is the table of what all figures of a machine come to.
 	PaperAll = "All figures of one device"
 
@@ -68,6 +71,21 @@ func listed(id, title, text, table string) question {
 	return question{
 		id: id, title: title, text: text, tables: []string{table}, head: "shape", columns: paperColumns,
 		picture: picture{kind: "bars", x: "how many times as fast as", y: "shape", bar: 1, series: paperSeries},
+	}
+}
+
+// scaled is a question about what the scale command measured of some shapes, a line for each, by heads or by context.
+func scaled(id, title, text string, bar float64, cases string) question {
+	return question{
+		id: id, title: title, text: text, tables: []string{tableScale}, head: "shape", only: regexp.MustCompile(cases),
+		columns: []column{
+			{head: "one GPU, us", who: "one GPU", metric: measure.LayerMicros}, {head: "x FlashDecoding", who: "one GPU", metric: measure.OverFlash},
+			{head: "2 GPUs, us", who: "2 GPUs", metric: measure.LayerMicros}, {head: "x one GPU", who: "2 GPUs", metric: measure.OverOneGPU}, {head: "x FlashDecoding", who: "2 GPUs", metric: measure.OverFlash},
+			{head: "4 GPUs, us", who: "4 GPUs", metric: measure.LayerMicros}, {head: "x one GPU", who: "4 GPUs", metric: measure.OverOneGPU}, {head: "x FlashDecoding", who: "4 GPUs", metric: measure.OverFlash},
+		},
+		picture: picture{kind: "bars", x: "how many times as fast", y: "shape", bar: bar, series: []column{
+			{head: "2 GPUs: as one GPU", who: "2 GPUs", metric: measure.OverOneGPU, tint: 6}, {head: "4 GPUs: as one GPU", who: "4 GPUs", metric: measure.OverOneGPU, tint: 7},
+			{head: "2 GPUs: as FlashDecoding", who: "2 GPUs", metric: measure.OverFlash, tint: 2}, {head: "4 GPUs: as FlashDecoding", who: "4 GPUs", metric: measure.OverFlash, tint: 1}}},
 	}
 }
 
@@ -125,16 +143,22 @@ var paperQuestions = []question{
 	{
 		id: "9contexts", title: "Figure 9: four GPUs, by contexts",
 		text:   "The same by `leanbench scale -gpus 2,4 -match '^b4,' -python PYTHON`: 4 sequences, heads of 64, contexts up to 1048576 tokens. us are those of four GPUs; x FlashDecoding is to PyTorch's of a quarter of the heads on one GPU, alone, with no fork and join. Bars: 3.8 times one GPU (the dashed line), and 2 times FlashDecoding with 256 heads, which the paper has of eight GPUs. Where a field is empty one GPU lacks the memory. With few output tiles FlashDecoding splits contexts, and is nearly as fast; 256 output tiles on a GPU, a quarter of 256 heads of 4 sequences, are past that: it splits nothing and reads at half of the speed.",
-		tables: []string{"Attention of a decode step with its heads or contexts on several GPUs, all in float16, pages of 64, recorded"}, head: "context, tokens",
+		tables: []string{tableScale}, head: "context, tokens", only: regexp.MustCompile(`^b4, \d+ heads `),
 		split:   regexp.MustCompile(`^b4, (?P<series>\d+) heads x (?P<row>\d+) x 64$`),
 		columns: slices.Concat(fourGPUs("64"), fourGPUs("128"), fourGPUs("160"), fourGPUs("256")),
 		picture: picture{kind: "lines", x: "context, tokens", y: "how many times as fast as", logX: true, ticks: true, bar: 3.8, series: []column{
 			{head: "64 heads, one GPU", series: "64", who: "4 GPUs", metric: measure.OverOneGPU, tint: 6}, {head: "256 heads, one GPU", series: "256", who: "4 GPUs", metric: measure.OverOneGPU, tint: 7},
 			{head: "64 heads, FlashDecoding", series: "64", who: "4 GPUs", metric: measure.OverFlash, tint: 2}, {head: "256 heads, FlashDecoding", series: "256", who: "4 GPUs", metric: measure.OverFlash, tint: 1}}},
 	},
+	scaled("9heads", "Long sequences on four GPUs by heads",
+		"`leanbench scale -gpus 2,4 -match '^b(1|6|16),' -python PYTHON`. KV heads are dealt out, as above. Bars: 3.8 times one GPU on four (the dashed line), 1.95 on two for some. A step forks to the other GPUs once and joins them once, which takes 14 to 18 us on four. Steps have eight layers with 64 and 131072 tokens; elsewhere they have one, which bears all of it. FlashDecoding's share of the heads is measured alone, with no fork and join. It is ahead with 64 tokens, where there is nearly nothing to read.",
+		3.8, `^b[16], (48|64/8) heads `),
+	scaled("9context", "Long sequences on four GPUs by context",
+		"The same run. Each GPU has a part of each context, and attends to it with all heads; a launch exchanges the states and merges them. Bars from 1048576 tokens on: 3.6 times one GPU on four (the dashed line), 1.85 on two for some. Steps have eight layers, but two with 8 heads x 1048576 tokens, and one with 4194304 tokens. With 512 tokens there is nearly nothing to read: on four GPUs fork, join, exchange and merging take 6 us of each of eight layers. Of 4194304 tokens with one KV head, a quarter alone takes one GPU what 1048576 tokens take. Four GPUs take 21 us more, and the bar leaves 2. Of 1048576 tokens, a quarter alone would take one GPU 21 us, by a straight line through its two times; the bar is at 18. FlashDecoding's share of the context is measured alone, and nothing is merged. It is ahead with 512 tokens, and with 16 sequences of 32/1 heads of 128, there on one GPU, too.",
+		3.6, `^b\d+, (1|\d+/1) heads |, by context$`),
 	{
 		id: "12", title: "Figure 12: end to end",
-		text:   "A prompt and an eighth as many tokens behind it, one sequence. The paper decodes with Phi-3-medium in ONNX Runtime and gains 1.12 over FlashDecoding for the first 1024 tokens, and 1.73 on average above 16384 (over FlashAttention-2, its text says there). Here decoders of OPT-6.7b's and Phi-3-medium's shapes have random weights. Steps are timed in the middle of the tokens, and count as the mean of all. Fixed split has 8 splits, which keep the memory nearly as busy as stream-K does, so that the schedule alone gives little. Transformers compile for each length, and are left out, by design, of prompts of more than 8192 tokens.",
+		text:   "A prompt and an eighth as many tokens behind it, one sequence. The paper decodes with Phi-3-medium in ONNX Runtime and gains 1.12 over FlashDecoding for the first 1024 tokens, and 1.73 over FlashAttention-2 on average above 16384. Here decoders of OPT-6.7b's and Phi-3-medium's shapes have random weights. Steps are timed in the middle of the tokens, and count as the mean of all. Fixed split has 8 splits, which keep the memory nearly as busy as stream-K does, so that the schedule alone gives little. Transformers compile for each length, and are left out, by design, of prompts of more than 8192 tokens.",
 		tables: []string{"Figure 12", "Figure 12, Phi-3-medium"}, head: "prompt and tokens", contenders: true,
 		columns: []column{{head: "prompt, ms", metric: measure.PromptMillis, form: "3"}, {head: "ms a step", metric: measure.StepMillis}, {head: "s in all", metric: measure.TotalSeconds}, {head: headFixed, metric: measure.OverFixed}, {head: "x transformers, compiled", metric: measure.OverCompiled}},
 		picture: picture{kind: "bars", x: "how many times as fast as", y: "prompt", bar: 1, series: []column{

@@ -61,8 +61,20 @@ func TestPaperPage(t *testing.T) {
 	// Several of the same GPU.
 	two := &measure.Report{Command: "paper", Machine: measure.Machine{GPU: "NVIDIA A", Load: -1}}
 	two.Row("Figure 8a", "b6, 48 heads x 65536 x 64", lean).Add(measure.OverInfer, 4.5, nil)
+	published.Row("Figure 12", "8192 tokens and 1024", publishedBy+"A100").Add(measure.OverPerHead, 1.73, nil)
+	// Of shapes on several GPUs nothing says what all come to.
+	scale := &measure.Report{Command: "scale", Machine: measure.Machine{GPU: "NVIDIA A", Load: -1}}
+	for i, is := range []string{"b1, 1 heads x 1048576 x 64", "b1, 64/8 heads x 64 x 128"} {
+		for j, who := range []string{"one GPU", "2 GPUs", "4 GPUs"} {
+			row := scale.Row(tableScale, is, who)
+			row.Add(measure.OverFlash, 1.09-0.1*float64(i*j), nil)
+			if j > 0 && i == 0 {
+				row.Add(measure.OverOneGPU, 1.9*float64(j), measure.AtLeast([]float64{0, 1.85, 3.85}[j]))
+			}
+		}
+	}
 	var all []*tables
-	for name, r := range map[string]*measure.Report{"paper-a": paperReport("NVIDIA A"), "paper-a-x2": two, "paper-published": published, "paper-cpu": cpu} {
+	for name, r := range map[string]*measure.Report{"scale-a": scale, "paper-a": paperReport("NVIDIA A"), "paper-a-x2": two, "paper-published": published, "paper-cpu": cpu} {
 		one := newTables()
 		if err := one.add(name, r); err != nil {
 			t.Fatal(err)
@@ -80,6 +92,7 @@ func TestPaperPage(t *testing.T) {
 		"| mean of all shapes | FLASH | 1.73 | A100 | 1.09 | 1.64 |\n",
 		"| Figure 9, b4 | fixed | 2.00 | 8 A100 | 0.97 | 0.97 |\n",
 		"| Figure 8a, b6, 48 heads x 65536 x 64 | FlashInfer | 4.48 | H100 | 4.50 |  |\n",
+		"| Figure 12, 8192 tokens and 1024 | per head | 1.73 | A100 |  |  |\n",
 		"from a text: [JSON](figures/paper-published.json)",
 		"Others used the machine of paper-cpu while it was measured, with 2 cores and a load of 3.0:",
 		"- NVIDIA A, against FlashDecoding: 1 of 2 shapes, the furthest 0.93 (Figure 7a: b4, 32 heads x 262144 x 64).\n",
@@ -87,6 +100,9 @@ func TestPaperPage(t *testing.T) {
 		"- NVIDIA A, Figure 9, against fixed split, our kernel: 3 of 3, the furthest 0.95 (b4, one GPU).\n",
 		"- NVIDIA A, Figure 12, against fixed split, our kernel: 1 of 2, the furthest 0.98 (8192 tokens and 1024).\n" +
 			"- NVIDIA A, Figure 12, a prompt without its tokens, against transformers, compiled: 1 of 2, the furthest 236 ms to 219 ms (8192 tokens and 1024).\n",
+		"- NVIDIA A, Long sequences on four GPUs by heads, against FlashDecoding: 2 of 3, the furthest 0.89 (b1, 64/8 heads x 64 x 128, 4 GPUs).\n",
+		"- NVIDIA A, Long sequences on four GPUs by context, b1, 1 heads x 1048576 x 64, 4 GPUs: 3.80 x one GPU, and the bar is >= 3.85.\n",
+		"| b1, 1 heads x 1048576 x 64 | 1.09 | 1.90 | 1.09 | **3.80** | 1.09 |\n",
 		": 2026-11-26; NVIDIA A; PyTorch 2.11 with CUDA 13 and FlashInfer 0.7; transformers 5, PyTorch 2.11. On another host, Z80, 2 of 2 cores: figures 7a, 9.\n",
 		"\n## Figure 7a: contexts\n", "](figures/paper-a-7a.svg)", "](figures/paper-cpu-7a.svg)",
 		"| context, tokens | ours, us | of the ceiling | x FlashDecoding | x fixed split, our kernel |\n",
@@ -98,8 +114,9 @@ func TestPaperPage(t *testing.T) {
 			t.Errorf("the page does not say %q:\n%s", want, page)
 		}
 	}
-	if len(files) != 7 || strings.Contains(page, "## Figure 8b") {
-		t.Errorf("%d files", len(files))
+	if len(files) != 9 || strings.Contains(page, "## Figure 8b") || strings.Contains(page, "## Figure 9: four GPUs, by contexts") || strings.Count(page, ", and the bar is") != 2 ||
+		strings.Count(page, ", Long sequences on four GPUs by ") != 2 {
+		t.Errorf("%d files, or a figure that is not there, or a bar that is met:\n%s", len(files), page)
 	}
 	// A case is one group of bars, with a colour for each program that is there.
 	svg := string(files[filepath.FromSlash("docs/figures/paper-a-13.svg")])
@@ -108,11 +125,13 @@ func TestPaperPage(t *testing.T) {
 			t.Errorf("%q is not %d times in the picture", text, n)
 		}
 	}
-	other := newTables()
-	if err := other.add("x", &measure.Report{Figures: []measure.Figure{{Table: "Figure 99"}}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := paperFiles("p.md", "f", []*tables{other}, files); err == nil || !strings.Contains(err.Error(), `docs/paper.md shows no table "Figure 99"`) {
-		t.Errorf("error %v", err)
+	for want, f := range map[string]measure.Figure{`no table "Figure 99"`: {Table: "Figure 99"}, `pages of 64, recorded" with "b2"`: {Table: tableScale, Case: "b2"}} {
+		other := newTables()
+		if err := other.add("x", &measure.Report{Figures: []measure.Figure{f}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := paperFiles("p.md", "f", []*tables{other}, files); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, not %q", err, want)
+		}
 	}
 }
