@@ -27,6 +27,7 @@ type loaded struct {
 
 	weights *model.Weights
 	decoder *model.Decoder
+	garbage func() // puts back when the collector begins
 	first   firstToken
 }
 
@@ -77,6 +78,9 @@ func (l *loaded) build(mo model.Options, stderr io.Writer) (err error) {
 		return err
 	}
 	l.first.build = time.Since(began)
+	if l.garbage == nil && l.gpu == nil {
+		l.garbage = model.LimitGarbage()
+	}
 	if l.gpu != nil {
 		fmt.Fprintf(stderr, "on %v in %.2f s\n", l.gpu, l.first.build.Seconds())
 	}
@@ -137,6 +141,10 @@ func (l *loaded) end(err error) error {
 
 // Close gives everything back. Ranks wait for each other there.
 func (l *loaded) Close() (err error) {
+	if l.garbage != nil {
+		l.garbage()
+		l.garbage = nil
+	}
 	if l.decoder != nil {
 		err = errors.Join(err, l.decoder.Close())
 	}

@@ -24,8 +24,8 @@ import (
 // coresOptions are those of the e2e command on cores with -threads: models with random weights, no checkpoints.
 type coresOptions struct {
 	*measure.Options
-	python, shape    string
-	threads, prompts string
+	python, shape             string
+	threads, prompts, batches string
 }
 
 const (
@@ -34,7 +34,7 @@ const (
 	quickPrompts = "1x401"
 )
 
-// coreSteps are the batches, and the tokens that each sequence has before the steps.
+// coreSteps are the batches, and the tokens that each sequence has before the steps: one alone, and several.
 var coreSteps = [][2]int{{1, 401}, {8, 1024}}
 
 // coreWay is a way of ours: what weights and the cache are stored in, and whether products may round.
@@ -66,7 +66,7 @@ type onCores struct {
 	report         *measure.Report
 	json           string // the file that it goes to, after each case
 	rounds, steps  int
-	batches        [][2]int // of coreSteps
+	batches        [][2]int // as coreSteps
 	stdout, stderr io.Writer
 	weights        map[string]*model.Weights // by the name of what they are stored in
 	workers        []*measure.Worker         // those of corePeers; nil: there are no peers
@@ -94,6 +94,8 @@ func measureCores(flags *flag.FlagSet, o *measure.Options, python, device, threa
 			c.shape = f.Value.String()
 		case "prompts":
 			c.prompts = f.Value.String()
+		case "batches":
+			c.batches = f.Value.String()
 		case "device":
 			if device != "cpu" {
 				err = errors.Join(err, fmt.Errorf("-threads measures a CPU, and -device is %q", device))
@@ -127,21 +129,36 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	if len(prompts) > 0 {
 		shape = prompts[0].shape // with positions for the longest
 	}
+	steps := coreSteps
+	if o.Quick {
+		steps = steps[:1]
+	}
+	batches, err := measure.Counts("batches", o.batches)
+	if err != nil {
+		return err
+	}
+	if len(batches) > 0 {
+		steps = nil
+	}
+	for _, n := range batches {
+		steps = append(steps, [2]int{n, coreSteps[min(n, 2)-1][1]})
+	}
 	m, err := measure.ThisMachine(slices.Max(threads))
 	if err != nil {
 		return err
 	}
 	b := &onCores{
 		report: &measure.Report{Command: "e2e -threads", Machine: m, Figures: []measure.Figure{}}, json: o.JSON,
-		rounds: 5, steps: 32, batches: coreSteps, stdout: stdout, stderr: stderr, weights: map[string]*model.Weights{},
+		rounds: 5, steps: 32, batches: steps, stdout: stdout, stderr: stderr, weights: map[string]*model.Weights{},
 	}
 	if o.Quick {
-		b.rounds, b.steps, b.batches = 2, 8, coreSteps[:1]
+		b.rounds, b.steps = 2, 8
 	}
 	if err := b.open(shape, o.python); err != nil {
 		return errors.Join(err, b.close())
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
+	defer model.LimitGarbage()() // three sets of weights are on the heap, which a program maps
 	b.report.WriteHead(b.stdout)
 	return b.measure(shape, threads, prompts)
 }

@@ -64,13 +64,26 @@ func TestOnCores(t *testing.T) {
 	if text := out.String(); !strings.Contains(text, "Steps of OPT-125m, 2 threads") {
 		t.Error(text)
 	}
+
+	o = coresOptions{Options: &measure.Options{JSON: name, Quick: true}, shape: "125m", threads: "1", batches: "3"}
+	if err := o.run(io.Discard, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = measure.Load(name); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range r.Figures {
+		if f.Case != "b3, behind 5 tokens" {
+			t.Errorf("only steps of three sequences were asked for: %+v", f)
+		}
+	}
 }
 
 // TestOnCoresAsked: what can't be is refused, and nothing is written.
 func TestOnCoresAsked(t *testing.T) {
 	for _, o := range []coresOptions{
 		{threads: "0", shape: "125m", prompts: "1x4"}, {threads: "1", shape: "125m,1.3b", prompts: "1x4"},
-		{threads: "1", shape: "125m", prompts: "4"}, {threads: "1000000", shape: "125m", prompts: "1x4"},
+		{threads: "1", shape: "125m", prompts: "4"}, {threads: "1", shape: "125m", batches: "0"}, {threads: "1000000", shape: "125m", prompts: "1x4"},
 	} {
 		name := filepath.Join(t.TempDir(), "x.json")
 		o.Options = &measure.Options{JSON: name}
@@ -85,7 +98,7 @@ func TestOnCoresAsked(t *testing.T) {
 
 // TestOnCoresFlags: a flag that says nothing with -threads is refused, by name.
 func TestOnCoresFlags(t *testing.T) {
-	for _, wrong := range []string{"-workers=1", "-device=gpu", "-batches=3", "-dir=x"} {
+	for _, wrong := range []string{"-workers=1", "-device=gpu", "-contexts=3", "-dir=x"} {
 		flags := flag.NewFlagSet("", flag.ContinueOnError)
 		run := measureDecoders(flags)
 		if err := flags.Parse([]string{"-threads", "1", wrong}); err != nil {

@@ -60,7 +60,7 @@ func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	python := flags.String("python", "", "`path` of a python that has transformers and CTranslate2; peers/setup.sh makes one and prints it")
 	dir := flags.String("dir", "", "`folder` for the checkpoints; those that are there already are used again (default: in the user's cache folder)")
 	device := flags.String("device", "cpu", "`where` to decode: cpu, or gpu, against transformers on the same GPU; it needs no checkpoints")
-	threads := flags.String("threads", "", "with -device cpu: measure prompts and steps of a model with random weights instead, that of -shapes or OPT-1.3b, with these `numbers` of threads, such as 8,16; -prompts says which prompts")
+	threads := flags.String("threads", "", "with -device cpu: measure prompts and steps of a model with random weights instead, that of -shapes or OPT-1.3b, with these `numbers` of threads, such as 8,16; -prompts says which prompts, and -batches which steps")
 	onGPU := e2eGPUFlags(flags)
 	return func(stdout, stderr io.Writer) error {
 		if *threads != "" {
