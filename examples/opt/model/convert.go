@@ -6,8 +6,9 @@ import (
 	"unsafe"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
-	"gorgonia.org/leanattention/internal/half"
 
 	"gorgonia.org/tensor"
 )
@@ -72,35 +73,78 @@ func (a *arena) convert(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error)
 		return t, nil
 	}
 	n := t.Shape().TotalSize()
-	wide, ok := t.Data().([]float32)
-	switch {
-	case ok:
-	case to == tensor.Float32:
-		wide = take[float32](a, n)
-	default:
-		wide = make([]float32, n) // on the way to another type
-	}
-	switch data := t.Data().(type) {
-	case []la.F16:
-		half.DecodeFloat16(wide, data)
-	case []la.BF16:
-		half.DecodeBFloat16(wide, data)
-	}
-	var data any = wide
+	var data any
+	var into cpu.Buffer
 	switch to {
 	case la.Float16:
 		short := take[la.F16](a, n)
-		half.EncodeFloat16(short, wide)
-		for i, v := range short {
-			if v := float64(v.Float32()); math.IsInf(v, 0) && v != float64(wide[i]) {
-				return nil, fmt.Errorf("%w: element %d is %v, more than float16 can hold", ErrConfig, i, wide[i])
-			}
-		}
-		data = short
+		data, into = short, buffer(attn.Float16, short)
 	case la.BFloat16:
 		short := take[la.BF16](a, n)
-		half.EncodeBFloat16(short, wide)
-		data = short
+		data, into = short, buffer(attn.BFloat16, short)
+	default:
+		wide := take[float32](a, n)
+		data, into = wide, buffer(attn.Float32, wide)
+	}
+	var from cpu.Buffer
+	switch data := t.Data().(type) {
+	case []la.F16:
+		from = buffer(attn.Float16, data)
+	case []la.BF16:
+		from = buffer(attn.BFloat16, data)
+	case []float32:
+		from = buffer(attn.Float32, data)
+	}
+	if err := convertAll(into, from); err != nil {
+		return nil, err
 	}
 	return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(data)), nil
+}
+
+func buffer[T any](d attn.DType, s []T) cpu.Buffer {
+	return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(s)), Len: len(s)}
+}
+
+// piece is how many elements a thread converts at a time.
+const piece = 1 << 16
+
+// convertAll converts elements on all threads. One that float16 can't hold is an error: the first.
+func convertAll(into, from cpu.Buffer) error {
+	pieces := (from.Len + piece - 1) / piece
+	failed := make([]error, pieces)
+	cpu.Each(cpu.Default(), pieces, min(piece, from.Len), func(i int) {
+		dst, src := part(into, i), part(from, i)
+		if failed[i] = cpu.Convert(dst, src); failed[i] != nil || dst.DType != attn.Float16 {
+			return
+		}
+		for j, v := range unsafe.Slice((*la.F16)(dst.Ptr), dst.Len) {
+			if v&0x7fff != 0x7c00 { // is no infinity
+				continue
+			}
+			var was [1]float32
+			one := buffer(attn.Float32, was[:])
+			if failed[i] = cpu.Convert(one, at(src, j, 1)); failed[i] != nil {
+				return
+			}
+			if v := was[0]; !math.IsInf(float64(v), 0) {
+				failed[i] = fmt.Errorf("%w: element %d is %v, more than float16 can hold", ErrConfig, i*piece+j, v)
+				return
+			}
+		}
+	})
+	for _, err := range failed {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// part is piece i of a buffer.
+func part(b cpu.Buffer, i int) cpu.Buffer { return at(b, i*piece, min(piece, b.Len-i*piece)) }
+
+// at is n elements of a buffer.
+func at(b cpu.Buffer, i, n int) cpu.Buffer {
+	b.Ptr, b.Len = unsafe.Add(b.Ptr, i*b.DType.Size()), n
+	return b
 }

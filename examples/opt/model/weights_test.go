@@ -215,3 +215,64 @@ func TestReadWhole(t *testing.T) {
 		}
 	}
 }
+
+// TestConvertInPieces: tensors of several pieces are converted like small ones, and of the elements that do not fit the first is
+// told, whatever threads come upon.
+func TestConvertInPieces(t *testing.T) {
+	const n = 3*piece + 5
+	wide := make([]float32, n)
+	for i := range wide {
+		wide[i] = float32(i%2000) / 8
+	}
+	convert := func() (*tensor.Dense, error) {
+		memory := make(arena, lines(2*n))
+		return memory.convert(tensor.New(tensor.WithShape(1, n), tensor.WithBacking(wide)), la.Float16)
+	}
+	x, err := convert()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range x.Data().([]la.F16) {
+		if v.Float32() != wide[i] {
+			t.Fatalf("element %d is %v, want %v", i, v.Float32(), wide[i])
+		}
+	}
+	wide[piece+3], wide[2*piece], wide[7] = 1e6, -1e6, float32(math.Inf(1))
+	if _, err := convert(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("element %d is 1e+06", piece+3)) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// BenchmarkConvert is weights in other types, ns an element:
+//
+//	go test -run '^$' -bench Convert ./examples/opt/model
+func BenchmarkConvert(b *testing.B) {
+	const n = 1 << 24
+	source := random{small(), seeded(b)}
+	for from, dtype := range weightTypes {
+		wide := tensor.New(tensor.WithShape(1, n), tensor.Of(tensor.Float32))
+		for i := range wide.Data().([]float32) {
+			wide.Data().([]float32)[i] = float32(source.rng.NormFloat64())
+		}
+		memory := make(arena, 4*n)
+		x, err := memory.convert(wide, dtype)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for to, want := range weightTypes {
+			if from == to {
+				continue
+			}
+			all := make(arena, 4*n)
+			b.Run(from+"-"+to, func(b *testing.B) {
+				for b.Loop() {
+					memory := all
+					if _, err := memory.convert(x, want); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/element")
+			})
+		}
+	}
+}
