@@ -70,9 +70,7 @@ func scratch[F float](n int) *[]F {
 		s = new([]F)
 	}
 	if cap(*s) < n {
-		if *s = dense.Memory[F](n); *s == nil {
-			*s = make([]F, n)
-		}
+		*s = dense.Memory[F](n)
 	}
 	*s = (*s)[:n]
 	return s

@@ -354,8 +354,7 @@ type aligned struct {
 // grow makes it as large as n bytes. What was there is lost.
 func (a *aligned) grow(n int) {
 	if len(a.bytes) < n+cacheLine {
-		a.bytes = make([]byte, n+cacheLine)
-		dense.LargePages(a.bytes)
+		a.bytes = dense.Memory[byte](n + cacheLine)
 		a.at = unsafe.Pointer(&a.bytes[-uintptr(unsafe.Pointer(&a.bytes[0]))%cacheLine])
 	}
 }

@@ -66,28 +66,31 @@ func Elements[T any](t *tensor.Dense) []T {
 // Unwritten is a new tensor of T, and its elements, all of which are to be written. (Handing tensor.New
 // a slice costs one allocation more, and decoding has a hundred nodes a token.)
 func Unwritten[T any](of tensor.Dtype, shape tensor.Shape) (*tensor.Dense, []T) {
-	if y := Memory[T](shape.TotalSize()); y != nil {
+	if n := shape.TotalSize(); many[T](n) {
+		y := Memory[T](n)
 		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(y)), y
 	}
 	t := tensor.New(tensor.Of(of), tensor.WithShape(shape...))
 	return t, Backing[T](t)
 }
 
-// Memory is that of n elements with whatever values, nil if they are few: prompts have outputs of many
-// megabytes, which make would clear on one thread while all others wait. What a strings.Builder grows by is not
-// cleared; if it were, or began elsewhere, nothing would be wrong but the time. T has no pointers.
+// many says whether clearing n elements takes long.
+func many[T any](n int) bool { return n*int(unsafe.Sizeof(*new(T))) >= 1<<18 }
+
+// Memory is that of n elements with whatever values: prompts have outputs of many megabytes, which make would clear on
+// one thread while all others wait. What a strings.Builder grows by is not cleared; if it were, or began elsewhere,
+// nothing would be wrong but the time. T has no pointers.
 func Memory[T any](n int) []T {
-	var zero T
-	bytes := n * int(unsafe.Sizeof(zero))
-	if bytes < 1<<18 {
-		return nil
+	if !many[T](n) {
+		return make([]T, n)
 	}
+	bytes := n * int(unsafe.Sizeof(*new(T)))
 	var b strings.Builder
 	b.Grow(bytes)
 	b.WriteByte(0) // an empty string has no address
 	p := unsafe.Pointer(unsafe.StringData(b.String()))
-	if uintptr(p)%unsafe.Alignof(zero) != 0 {
-		return nil
+	if uintptr(p)%unsafe.Alignof(*new(T)) != 0 {
+		return make([]T, n)
 	}
 	LargePages(unsafe.Slice((*byte)(p), bytes))
 	return unsafe.Slice((*T)(p), n)

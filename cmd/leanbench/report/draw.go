@@ -203,8 +203,8 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 			heads = append(heads, s.head)
 		}
 		inside := pictureWidth - most(labels) - vg.Points(40)
-		room := float64((most(heads) + p.Legend.ThumbnailWidth + vg.Points(12)) / inside)
-		p.X.Max = p.X.Min + (p.X.Max-p.X.Min)/(1-min(room, 0.6))
+		share := float64((most(heads) + p.Legend.ThumbnailWidth + vg.Points(12)) / inside)
+		p.X.Max = p.X.Min + (p.X.Max-p.X.Min)/(1-min(share, 0.6))
 	}
 	each := thick*vg.Length(len(values)) + vg.Points(7)
 	return max(6*vg.Centimeter, vg.Length(groups)*each+2*vg.Centimeter), nil

@@ -5,6 +5,8 @@ package hf
 import (
 	"os"
 	"syscall"
+
+	"gorgonia.org/leanattention/internal/dense"
 )
 
 // mapping maps the file's first size bytes, read-only. Pages come in when they
@@ -14,6 +16,6 @@ func mapping(f *os.File, size int) (data []byte, unmap func() error, err error) 
 	if err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
 	}
-	largePages(data)
+	dense.LargePages(data)
 	return data, func() error { return os.NewSyscallError("munmap", syscall.Munmap(data)) }, nil
 }

@@ -32,8 +32,7 @@ func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) error {
 			size += lines(t.Shape().TotalSize() * int(to.Size()))
 		}
 	}
-	memory := arena(make([]byte, size))
-	dense.LargePages(memory)
+	memory := arena(dense.Memory[byte](size))
 	for p := range w.config.Weights() {
 		if w.tensors[p.Name] == nil {
 			continue
@@ -72,37 +71,23 @@ func (a *arena) convert(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error)
 	if t.Dtype() == to {
 		return t, nil
 	}
-	n := t.Shape().TotalSize()
 	var data any
-	var into cpu.Buffer
-	switch to {
+	switch n := t.Shape().TotalSize(); to {
 	case la.Float16:
-		short := take[la.F16](a, n)
-		data, into = short, buffer(attn.Float16, short)
+		data = take[la.F16](a, n)
 	case la.BFloat16:
-		short := take[la.BF16](a, n)
-		data, into = short, buffer(attn.BFloat16, short)
+		data = take[la.BF16](a, n)
 	default:
-		wide := take[float32](a, n)
-		data, into = wide, buffer(attn.Float32, wide)
+		data = take[float32](a, n)
 	}
-	var from cpu.Buffer
-	switch data := t.Data().(type) {
-	case []la.F16:
-		from = buffer(attn.Float16, data)
-	case []la.BF16:
-		from = buffer(attn.BFloat16, data)
-	case []float32:
-		from = buffer(attn.Float32, data)
-	}
-	if err := convertAll(into, from); err != nil {
-		return nil, err
-	}
-	return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(data)), nil
+	into := tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(data))
+	return into, convertAll(buffer(into), buffer(t))
 }
 
-func buffer[T any](d attn.DType, s []T) cpu.Buffer {
-	return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(s)), Len: len(s)}
+// buffer is the elements of a tensor of weights.
+func buffer(t *tensor.Dense) cpu.Buffer {
+	kinds := map[tensor.Dtype]attn.DType{tensor.Float32: attn.Float32, la.Float16: attn.Float16, la.BFloat16: attn.BFloat16}
+	return cpu.Buffer{DType: kinds[t.Dtype()], Ptr: unsafe.Pointer(unsafe.SliceData(dense.Backing[byte](t))), Len: t.Shape().TotalSize()}
 }
 
 // piece is how many elements a thread converts at a time.
@@ -122,7 +107,7 @@ func convertAll(into, from cpu.Buffer) error {
 				continue
 			}
 			var was [1]float32
-			one := buffer(attn.Float32, was[:])
+			one := cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&was), Len: 1}
 			if failed[i] = cpu.Convert(one, at(src, j, 1)); failed[i] != nil {
 				return
 			}

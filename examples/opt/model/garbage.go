@@ -29,9 +29,5 @@ func LimitGarbage() (restore func()) {
 
 // garbagePercent is how much garbage there may be of so many bytes in use, in percent; negative: any.
 func garbagePercent(inUse int64, percent int) int {
-	limit := int(max(100*garbageBytes/max(inUse, 1), 1))
-	if percent < 0 {
-		return percent
-	}
-	return min(limit, percent)
+	return int(min(max(100*garbageBytes/max(inUse, 1), 1), int64(percent)))
 }
