@@ -45,14 +45,23 @@ import transformers
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 
+try:
+    from transformers.initialization import no_init_weights
+except ImportError:  # it only saves time
+    from contextlib import nullcontext as no_init_weights
+
 
 def make_model(dtype, fields):
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    with torch.device(device):
+    with torch.device(device), no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    model.tie_weights()
+    # On a CPU a billion normal numbers take a minute, so all matrices have the same ones. Their number is odd, so that rows differ.
+    noise = torch.empty((1 << 24) - 1, dtype=dtype, device=device).normal_(std=0.02)
     for name, p in model.named_parameters():
         if p.dim() > 1:
-            p.normal_(std=0.02)
+            for part in p.view(-1).split(len(noise)):
+                part.copy_(noise[: len(part)])
         else:
             p.fill_(1 if name.endswith("norm.weight") else 0)
     tied = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()

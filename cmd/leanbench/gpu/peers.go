@@ -232,9 +232,15 @@ func (p *gpuPeers) ask(is, format string, args ...any) (all []*Contender) {
 func (p *gpuPeers) miss(is, format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); !slices.Contains(p.said, text) {
 		p.said = append(p.said, text)
-		p.note("%s, and perhaps others: %s", is, text)
+		p.note("%s%s%s", is, missing, text)
 	}
 }
+
+// missing is between a shape and what it is measured without, in a note.
+const missing = ", and perhaps others: "
+
+// CutMissing finds in a note the first shape that is measured without something, and what that is.
+func CutMissing(note string) (is, what string, ok bool) { return strings.Cut(note, missing) }
 
 func (p *gpuPeers) replay(way string, n int) ([]float64, error) {
 	words, err := p.worker.Ask("run %s %d", way, n)

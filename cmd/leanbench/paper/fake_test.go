@@ -373,6 +373,16 @@ func TestFakeDeaths(t *testing.T) {
 	if status != 1 || !strings.Contains(errs, "[2/3] Figure 7a: "+points[1].label) || strings.Contains(errs, points[0].label) {
 		t.Errorf("status %d: %s", status, errs)
 	}
+	// A note of what a shape lacks goes with all of the shape.
+	for _, c := range []struct {
+		figures []measure.Figure
+		want    int
+	}{{r.Figures, 1}, {append(slices.Clone(r.Figures), measure.Figure{Table: "Figure 3", Case: points[1].label}), 2}} {
+		noted := &measure.Report{Figures: c.figures, Notes: []string{points[0].label + ", and perhaps others: without cudnn: old", points[1].label + ", and perhaps others: without cudnn: old"}}
+		if forgetNotes(noted, []item{{panel{table: "Figure 7a"}, points[1], 1}}); len(noted.Notes) != c.want || !strings.HasPrefix(noted.Notes[0], points[0].label) {
+			t.Errorf("%q are left of the notes, want %d", noted.Notes, c.want)
+		}
+	}
 	if r, err = measure.Load(file); err != nil {
 		t.Fatal(err)
 	}

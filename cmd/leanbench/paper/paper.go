@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/command"
+	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
@@ -153,6 +154,7 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	if err := b.begin(todo); err != nil {
 		return err
 	}
+	forgetNotes(r, todo)
 	r.WriteHead(stdout)
 	said := len(r.Notes)
 	err = o.measure(ctx, b, todo, known, stderr)
@@ -201,6 +203,21 @@ func (o *options) items(b bench, stderr io.Writer) (todo []item, known int) {
 		}
 	}
 	return todo, known
+}
+
+// forgetNotes drops what was noted of shapes of which all is measured again: what they lacked may be there now.
+func forgetNotes(r *measure.Report, todo []item) {
+	again, kept := make(map[[2]string]bool), make(map[string]bool)
+	for _, x := range todo {
+		again[[2]string{x.panel.table, x.point.label}] = true
+	}
+	for _, f := range r.Figures {
+		kept[f.Case] = kept[f.Case] || !again[[2]string{f.Table, f.Case}]
+	}
+	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool {
+		is, _, ok := gpu.CutMissing(note)
+		return ok && !kept[is]
+	})
 }
 
 // mostFailures is after how many failed points a measurement ends.

@@ -120,9 +120,17 @@ var paperQuestions = []question{
 	listed("11", "Figure 11: heads of 128", "The attention of three models. The paper's speed-up over FlashDecoding is 1.34 at 8192 tokens and 3.5 at 131072, without saying of which model and batch.", "Figure 11"),
 	{
 		id: "13", title: "Figure 13: energy",
-		text:   "The whole GPU's, by NVML's counter, while one program runs for 1.5 s. mJ a token are those of one sequence's attention in one layer; mJ/GB of keys and values read. The read ceiling is the bound: attention draws what it takes to read, and what it takes to compute. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on and for several. Groups of query heads and heads of 128 are none of the paper's shapes.",
-		tables: []string{"Figure 13", "Figure 13, other shapes"}, head: "shape", contenders: true,
-		columns: []column{{head: "us", metric: us, form: "3"}, {head: "W", metric: measure.Watts}, {head: "mJ a token", metric: measure.TokenJoules, form: "3"}, {head: "mJ/GB", metric: measure.ByteJoules, form: "3"}, {head: "x the ceiling's", metric: measure.OfReadJoules, form: "f2"}, {head: "of FlashDecoding's", metric: measure.OfFlashJoules, form: "f2"}},
+		text:   "The whole GPU's, by NVML's counter, while one program runs for 1.5 s. mJ a token are those of one sequence's attention in one layer; the others are mJ for each GB of keys and values read. The ceiling is the bound: attention draws what it takes to read, and what it takes to compute. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on and for several. Groups of query heads and heads of 128 are none of the paper's shapes.",
+		tables: []string{"Figure 13", "Figure 13, other shapes"}, head: "shape",
+		columns: []column{
+			{head: "ours, W", who: lean, metric: measure.Watts}, {head: "mJ a token", who: lean, metric: measure.TokenJoules, form: "3"}, {head: "ours, mJ/GB", who: lean, metric: measure.ByteJoules, form: "3"},
+			{head: "ceiling", who: measure.ReadCeiling, metric: measure.ByteJoules, form: "3"}, {head: "FlashDecoding", who: flashDecoding, metric: measure.ByteJoules, form: "3"},
+			{head: "FLASH, varlen", who: "PyTorch, FLASH_ATTENTION, varlen", metric: measure.ByteJoules, form: "3"}, {head: "cuDNN", who: cuDNN, metric: measure.ByteJoules, form: "3"},
+			{head: "FlashInfer", who: "FlashInfer, pages of 16", metric: measure.ByteJoules, form: "3"}, {head: "on tensor cores", who: "FlashInfer on tensor cores, pages of 16", metric: measure.ByteJoules, form: "3"},
+			{head: "BatchAttention", who: "FlashInfer, BatchAttention, pages of 16", metric: measure.ByteJoules, form: "3"},
+			{head: "fixed split" + onOurKernel, who: fixedSplit, metric: measure.ByteJoules, form: "3"}, {head: "per head" + onOurKernel, who: perHead, metric: measure.ByteJoules, form: "3"},
+			{head: "ours of the ceiling's", who: lean, metric: measure.OfReadJoules, form: "f2"}, {head: "of FlashDecoding's", who: lean, metric: measure.OfFlashJoules, form: "f2"},
+		},
 		picture: picture{kind: "bars", x: "mJ for each GB of keys and values", y: "shape", series: []column{
 			{head: "read ceiling", who: measure.ReadCeiling, metric: measure.ByteJoules, tint: 6}, {head: "ours", who: lean, metric: measure.ByteJoules, tint: 7},
 			{head: "FlashDecoding", who: flashDecoding, metric: measure.ByteJoules, tint: 1}, {head: "cuDNN", who: cuDNN, metric: measure.ByteJoules, tint: 3},
