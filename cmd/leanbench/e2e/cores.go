@@ -16,7 +16,6 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/internal/cpu"
-	"gorgonia.org/leanattention/internal/half"
 
 	"gorgonia.org/tensor"
 )
@@ -165,9 +164,14 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 
 // open makes weights of all types, and peers.
 func (b *onCores) open(shape optModel, python string) error {
+	random := newRandomModel(shape.config)
 	for _, s := range measure.Storages {
 		fmt.Fprintf(b.stderr, "making weights in %s\n", s.Name)
-		w, err := model.Load(&ownWeights{newRandomModel(shape.config), s})
+		var from model.Source = random
+		if s == measure.StoreF16 { // else they are converted, which takes memory
+			from = ownWeights{random}
+		}
+		w, err := model.LoadAs(from, s.Dtype)
 		if err != nil {
 			return err
 		}
@@ -359,33 +363,13 @@ func (b *onCores) step(table string, c stepCase) (err error) {
 	return nil
 }
 
-// ownWeights are a random model's, of another type, each in memory of its own: on a CPU what lies in a cache is
-// faster.
-type ownWeights struct {
-	*randomModel
-	store measure.Storage
-}
+// ownWeights are a random model's, each in memory of its own: on a CPU what lies in a cache is faster.
+type ownWeights struct{ *randomModel }
 
-func (m *ownWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+func (m ownWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	t, err := m.randomModel.Tensor(name, shape...)
 	if err != nil || len(shape) == 1 {
 		return t, err
 	}
-	from := t.Data().([]la.F16)
-	into := func(backing any) *tensor.Dense {
-		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
-	}
-	if m.store == measure.StoreF16 {
-		return into(slices.Clone(from)), nil
-	}
-	wide := make([]float32, len(from))
-	half.DecodeFloat16(wide, from)
-	if m.store == measure.StoreF32 {
-		return into(wide), nil
-	}
-	narrow := make([]la.BF16, len(from))
-	for i, v := range wide {
-		narrow[i] = half.BFromFloat32(v)
-	}
-	return into(narrow), nil
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(t.Data().([]la.F16)))), nil
 }
