@@ -31,7 +31,7 @@ const (
 const MostMembers = 8
 
 // exchangeFew is how many bytes a member sends as tagged words at most; more are read and written in place.
-const exchangeFew = 256 << 10
+const exchangeFew = 512 << 10
 
 // ExchangeLimit is how long a kernel waits for the other GPUs, where [NewExchange] is told no limit.
 const ExchangeLimit = 10 * time.Second

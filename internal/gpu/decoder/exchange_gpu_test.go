@@ -641,41 +641,66 @@ func TestGPUsExchange(t *testing.T) {
 
 // BenchmarkGPUsExchange replays recorded exchanges of two GPUs, and as many launches that do nothing.
 func BenchmarkGPUsExchange(b *testing.B) {
-	const rounds = 64
-	r := exchangeOf(b, testgpu.RealGroup(b, 2), 0)
-	for _, kib := range []int{8, 16, 64, 256, 1 << 10, 32 << 10} {
-		n := kib << 10 / 4
-		o, g := &AllReduce{Rows: 1, N: n}, &AllGather{Rows: 1, Columns: []int{n / 2, n / 2}}
-		var held [2][]gpu.Memory
-		for m := range r.devs {
-			o.X = append(o.X, r.put(b, m, make([]float32, n)))
-			o.Y = append(o.Y, r.put(b, m, make([]float32, n)))
-			held[m] = []gpu.Memory{o.X[m], o.Y[m]}
+	for _, members := range []int{2, 4, 8} {
+		b.Run(fmt.Sprintf("GPUs=%d", members), func(b *testing.B) {
+			r := exchangeOf(b, testgpu.RealGroup(b, members), 0)
+			for _, kib := range []int{8, 16, 64, 128, 256, 320, 448, 512, 1 << 10, 32 << 10} {
+				r.benchmarks(b, kib)
+			}
+		})
+	}
+}
+
+// benchmarks are of all operations whose operands have so many bytes.
+func (r *exchangeRig) benchmarks(b *testing.B, kib int) {
+	const rounds, dim = 64, 128
+	n, members := kib<<10/4, len(r.devs)
+	heads := n / (dim + 1)
+	o, g := &AllReduce{Rows: 1, N: n}, &AllGather{Rows: 1, Columns: make([]int, members)}
+	s := &PartStates{Rows: 1, Heads: heads, Dim: dim, Places: members}
+	held := make([][]gpu.Memory, members)
+	for m := range r.devs {
+		g.Columns[m] = n / members
+		o.X = append(o.X, r.put(b, m, make([]float32, n)))
+		o.Y = append(o.Y, r.put(b, m, make([]float32, n)))
+		s.LSE = append(s.LSE, r.put(b, m, make([]float32, heads)))
+		held[m] = []gpu.Memory{o.X[m], o.Y[m], s.LSE[m]}
+	}
+	g.X, g.Y, s.Out, s.Y = o.X, o.Y, o.X, o.Y
+	part := func(l []gpu.Memory, elements int) (parts []gpu.Memory) {
+		for _, m := range l {
+			m.Len = elements
+			parts = append(parts, m)
 		}
-		for _, name := range []string{"all-reduce/words", "all-reduce/in place", "all-gather/words", "all-gather/in place", "nothing"} {
-			queue := func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m) }
+		return parts
+	}
+	g.X, s.Out, s.Y = part(o.X, n/members), part(o.X, heads*dim), part(o.Y, heads*dim)
+	for _, c := range []struct {
+		name  string
+		queue func(m int) error
+	}{
+		{"all-reduce", func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m) }},
+		{"all-gather", func(m int) error { return r.engines[m].AllGather(r.devs[m].Stream, r.x, g, m) }},
+		{"merge", func(m int) error { return r.x.MergeParts(r.devs[m].Stream, s, m) }},
+	} {
+		for _, way := range []string{"words", "in place"} {
 			r.x.few = 0
-			switch name {
-			case "all-reduce/words", "all-gather/words":
+			if way == "words" {
 				if r.x.few = exchangeFew / 4; n > r.x.few {
 					continue
 				}
 			}
-			switch name {
-			case "all-gather/words", "all-gather/in place":
-				g.X, g.Y = o.X, o.Y
-				queue = func(m int) error { return r.engines[m].AllGather(r.devs[m].Stream, r.x, g, m) }
-			case "nothing":
-				queue = func(m int) error {
-					d := r.engines[m]
-					p := allReduceParams{}
-					return launchExchange(d, r.devs[m].Stream, r.x, r.x.kernels[m].nothing, d.exchangeGrid(r.x, n/4), &p, nil)
-				}
-			}
-			b.Run(fmt.Sprintf("%s/KiB=%d", name, kib), func(b *testing.B) { r.benchmark(b, rounds, queue) })
+			b.Run(fmt.Sprintf("%s/%s/KiB=%d", c.name, way, kib), func(b *testing.B) { r.benchmark(b, rounds, c.queue) })
 		}
-		closing(b, held[:])()
 	}
+	b.Run(fmt.Sprintf("nothing/KiB=%d", kib), func(b *testing.B) {
+		r.benchmark(b, rounds, func(m int) error {
+			d := r.engines[m]
+			p := allReduceParams{}
+			return launchExchange(d, r.devs[m].Stream, r.x, r.x.kernels[m].nothing, d.exchangeGrid(r.x, n/4), &p, nil)
+		})
+	})
+	closing(b, held)()
 }
 
 // benchmark replays a recording of so many rounds.
