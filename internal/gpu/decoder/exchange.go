@@ -30,8 +30,15 @@ const (
 // MostMembers is how many GPUs an [Exchange] can be for.
 const MostMembers = 8
 
-// exchangeFew is how many bytes a member sends as tagged words at most; more are read and written in place.
+// exchangeFew is how many bytes a member sends as tagged words at most, to one other; more are read and written in place.
 const exchangeFew = 512 << 10
+
+// fewOfMembers is how many floats so many members send as tagged words at most. Words take twice the bytes, which go to each of
+// the others, and save a wait (BenchmarkGPUsExchange): of two GPUs they are faster up to 512 KB and more.
+func fewOfMembers(members int) int {
+	const sent = 768 << 10 // of each, to all others
+	return min(exchangeFew, sent/(members-1)) / 4
+}
 
 // ExchangeLimit is how long a kernel waits for the other GPUs, where [NewExchange] is told no limit.
 const ExchangeLimit = 10 * time.Second
@@ -132,7 +139,7 @@ func NewExchange(engines []*Engine, limit time.Duration) (x *Exchange, err error
 			}
 		}
 	}
-	x = &Exchange{engines: engines, blocks: exchangeBlocks, limit: limit, few: exchangeFew / 4}
+	x = &Exchange{engines: engines, blocks: exchangeBlocks, limit: limit, few: fewOfMembers(len(engines))}
 	defer func() {
 		if err != nil {
 			_ = x.Close() // the first error tells more

@@ -168,3 +168,18 @@ func (r *exchangeRig) merging(t testing.TB, rng *rand.Rand, rows, dim, most int)
 	e.again(rng)
 	return e
 }
+
+// TestFewOfMembers: an inbox has room for what members send as words, and the more they are the less that is.
+func TestFewOfMembers(t *testing.T) {
+	before := exchangeFew / 4
+	for members := 2; members <= exchangeMembers; members++ {
+		few := fewOfMembers(members)
+		if few < 1 || few > before {
+			t.Errorf("%d members send %d floats, one less %d", members, few, before)
+		}
+		before = few
+	}
+	if two, four := fewOfMembers(2), fewOfMembers(4); two != exchangeFew/4 || four != 256<<10/4 {
+		t.Errorf("two send %d floats, four %d", two, four)
+	}
+}
