@@ -387,18 +387,19 @@ func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value,
 	return d.part(from, shape.Clone()), nil
 }
 
-// ShareMemory has the nodes of a graph on a GPU share memory: a value that others read is
+// ShareMemory has the nodes of a graph share memory: a value that others read is
 // overwritten once all of them have run, and so is what a node needs on the way. A run
 // takes the memory of the values that are needed at the same time, not of all: of a decoder
-// with many rows, that of a layer instead of all layers.
+// with many rows, that of a layer instead of all layers. On a CPU it is memory that a run need
+// not ask the system for, which takes longer to hand it out than many a node takes to compute.
 //
 // Values that nobody reads stay until the next run, and so do those of keep, of inputs, of
 // nodes that other ops than this module's read, and those with a log-sum-exp. Reading another
-// one after the run is [ErrState].
+// one after the run is [ErrState] on a GPU; in host memory it has whatever was written since.
 //
 // Call it once, when the graph is complete, and before it runs; a graph that was fused is
-// another one. Such a graph can't be recorded: [GPU.Record] is [ErrUnsupported]. On the CPU
-// nothing changes.
+// another one. No node of this module can read a shared value that is added later, and there are no
+// gradients behind it: [ErrGraph]. Such a graph can't be recorded: [GPU.Record] is [ErrUnsupported].
 //
 // Errors: [ErrGraph] for no graph, or a node of another one.
 func ShareMemory(g *G.ExprGraph, keep ...*G.Node) (err error) {
@@ -422,6 +423,14 @@ func ShareMemory(g *G.ExprGraph, keep ...*G.Node) (err error) {
 	for _, n := range nodes {
 		if o, ok := n.Op().(ongpu.Op); ok {
 			o.OnGPU().Reads = reads(n, readers, keep)
+		}
+	}
+	for _, n := range nodes {
+		if o, ok := n.Op().(ongpu.Op); ok {
+			o.OnGPU().From = nil
+			for _, child := range stock.ChildrenOf(n) {
+				o.OnGPU().From = append(o.OnGPU().From, ongpu.SharedBy(child))
+			}
 		}
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/reftest"
 
 	"go.uber.org/goleak"
 	G "gorgonia.org/gorgonia"
@@ -218,6 +219,7 @@ func UseDriver(t testing.TB, path string) {
 // whose run failed, as one that asks for a gradient does, and those that compute
 // on a GPU by themselves.
 func TestMain(m *testing.M) {
+	reftest.PoisonOutputs()
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreTopFunction("gorgonia.org/gorgonia.(*lispMachine).runall"),
 		goleak.IgnoreTopFunction("gorgonia.org/gorgonia.(*ExternMetadata).collectWork")) // under the tag cuda

@@ -213,6 +213,7 @@ func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	const name = "CachedAttention"
 	defer recoverTo(name, &err)
+	defer op.memory.Done(in, &out, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}

@@ -84,6 +84,7 @@ func (op argMax) Hashcode() uint32      { return graph.Hashcode(op) }
 func (op argMax) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "ArgMax"
 	defer recoverTo(name, &err)
+	defer op.gpu.Done(in, &y, &err)
 	if len(in) != 1 {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want 1", len(in))
 	}

@@ -144,6 +144,7 @@ func (op embedding) Hashcode() uint32      { return graph.Hashcode(op) }
 func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "Embedding"
 	defer recoverTo(name, &err)
+	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
@@ -253,11 +254,12 @@ func (op embedding) gradient(i int, in []G.Value, grad G.Value) (G.Value, error)
 	if err != nil {
 		return nil, err
 	}
-	t, d := output[float32](in[i].Shape())
 	if i > 0 {
+		t, d := output[float32](in[i].Shape())
 		copy(d, dy)
 		return t, nil
 	}
+	t, d := zeros[float32](in[0].Shape())
 	ids, err := op.readIDs(in[1], in[0].Shape()[0])
 	if err != nil {
 		return nil, err

@@ -47,6 +47,9 @@ func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
 
 // addGradients is DoDiff: it adds to the gradients of the inputs what `of` makes of their values.
 func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy G.Value) ([]G.Value, error)) error {
+	if err := notShared(title, append(slices.Clone(in), y)); err != nil {
+		return err
+	}
 	dy, err := y.Grad()
 	if err != nil {
 		return errorf(title, la.ErrGraph, "%v", err)
@@ -147,7 +150,7 @@ func amongZeros[F float](title string, shape tensor.Shape, from int, v G.Value) 
 	if err != nil {
 		return nil, err
 	}
-	t, y := output[F](shape)
+	t, y := zeros[F](shape)
 	copy(y[from:], x)
 	return t, nil
 }

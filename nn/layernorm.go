@@ -144,6 +144,7 @@ func (op layerNorm) Hashcode() uint32      { return graph.Hashcode(op) }
 func (op layerNorm) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "LayerNorm"
 	defer recoverTo(name, &err)
+	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}

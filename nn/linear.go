@@ -434,6 +434,7 @@ func (op linear) Hashcode() uint32      { return graph.Hashcode(op) }
 func (op linear) Do(in ...G.Value) (y G.Value, err error) {
 	name := op.title()
 	defer recoverTo(name, &err)
+	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}

@@ -138,6 +138,13 @@ func (r moving) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 
 func moved[F float](title string, moves []attn.Move, in []G.Value, shape tensor.Shape) (G.Value, error) {
 	t, y := output[F](shape)
+	count := 0
+	for i := range moves {
+		count += moves[i].Count()
+	}
+	if count < len(y) { // the gradient of a slice: zero elsewhere
+		clear(y)
+	}
 	for i := range moves {
 		x, err := elements[F](title, "x", in[i], in[i].Shape())
 		if err != nil {

@@ -177,6 +177,7 @@ func (op node) OnGPU() *ongpu.Node { return op.gpu }
 
 func (op node) Do(in ...G.Value) (y G.Value, err error) {
 	r, ok := op.rule.(launched)
+	defer op.gpu.Done(in, &y, &err)
 	if !ok || !anyOnGPU(in) {
 		return op.operator.Do(in...)
 	}

@@ -171,6 +171,7 @@ func (op sample) Hashcode() uint32      { return graph.Hashcode(op) }
 func (op sample) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "Sample"
 	defer recoverTo(name, &err)
+	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}

@@ -10,6 +10,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/plural"
 
 	G "gorgonia.org/gorgonia"
@@ -31,11 +32,22 @@ func recoverTo(op string, err *error) {
 
 // apply is graph.Apply with its errors as errors of this package.
 func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
+	if err := notShared(name, children); err != nil {
+		return nil, err
+	}
 	n, err := graph.Apply(op, children...)
 	if err != nil {
 		return nil, errorf(name, la.ErrGraph, "%v", err)
 	}
 	return n, nil
+}
+
+// notShared refuses nodes whose values are overwritten when those have run that read them now.
+func notShared(name string, nodes []*G.Node) error {
+	if x := ongpu.Shared(nodes); x != nil {
+		return errorf(name, la.ErrGraph, "ShareMemory was called: the value of %v is overwritten once the nodes have run that read it then", x)
+	}
+	return nil
 }
 
 // elements is the elements of v, which has to be a tensor of the wanted shape,
@@ -60,6 +72,12 @@ func elements[F any](name, what string, v G.Value, want tensor.Shape) ([]F, erro
 // output is a new tensor, and its elements, all of which are to be written.
 func output[F float](shape tensor.Shape) (*tensor.Dense, []F) {
 	return dense.Unwritten[F](dtypeOf[F](), shape)
+}
+
+// zeros is a new tensor of zeros, and its elements.
+func zeros[F float](shape tensor.Shape) (*tensor.Dense, []F) {
+	t := tensor.New(tensor.Of(dtypeOf[F]()), tensor.WithShape(shape...))
+	return t, dense.Backing[F](t)
 }
 
 // scratch is memory for what a node makes and nobody sees, with whatever values, of nodes before: a system takes as long to

@@ -19,6 +19,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/internal/rankstest"
+	"gorgonia.org/leanattention/internal/reftest"
 
 	"go.uber.org/goleak"
 )
@@ -28,6 +29,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		main()
 	}
+	reftest.PoisonOutputs()
 	goleak.VerifyTestMain(rankstest.Main{M: m})
 }
 

@@ -10,10 +10,15 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/reftest"
+
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	reftest.PoisonOutputs()
+	goleak.VerifyTestMain(m)
+}
 
 // short makes the command quick.
 func short(t *testing.T) {

@@ -16,7 +16,10 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(everyTier{m}) }
+func TestMain(m *testing.M) {
+	reftest.PoisonOutputs()
+	goleak.VerifyTestMain(everyTier{m})
+}
 
 // attention of F against the reference, on one schedule.
 func verify[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout, policy lean.Policy, workers, tileTokens int) error {

@@ -63,19 +63,34 @@ func Elements[T any](t *tensor.Dense) []T {
 	return dst
 }
 
-// Unwritten is a new tensor of T, and its elements, all of which are to be written. (Handing tensor.New
-// a slice costs one allocation more, and decoding has a hundred nodes a token.)
+// Unwritten is a new tensor of T, and its elements, all of which are to be written: they may lie in memory that was recycled.
+// (Handing tensor.New a slice costs one allocation more, and decoding has a hundred nodes a token.)
 func Unwritten[T any](of tensor.Dtype, shape tensor.Shape) (*tensor.Dense, []T) {
 	if n := shape.TotalSize(); many[T](n) {
-		y := Memory[T](n)
+		y := again[T](n)
+		if y == nil {
+			y = Memory[T](n)
+		}
 		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(y)), y
 	}
 	t := tensor.New(tensor.Of(of), tensor.WithShape(shape...))
 	return t, Backing[T](t)
 }
 
+// Poison is for tests: memory with whatever values has NaN in it, of small tensors too, and so has what is recycled.
+var Poison bool
+
+func poison(b []byte) {
+	for i := range b {
+		b[i] = 0xff
+	}
+}
+
 // many says whether clearing n elements takes long.
-func many[T any](n int) bool { return n*int(unsafe.Sizeof(*new(T))) >= 1<<18 }
+func many[T any](n int) bool {
+	bytes := n * int(unsafe.Sizeof(*new(T)))
+	return bytes >= 1<<18 || Poison && bytes >= 16
+}
 
 // Memory is that of n elements with whatever values: prompts have outputs of many megabytes, which make would clear on
 // one thread while all others wait. What a strings.Builder grows by is not cleared; if it were, or began elsewhere,
@@ -93,5 +108,8 @@ func Memory[T any](n int) []T {
 		return make([]T, n)
 	}
 	LargePages(unsafe.Slice((*byte)(p), bytes))
+	if Poison {
+		poison(unsafe.Slice((*byte)(p), bytes))
+	}
 	return unsafe.Slice((*T)(p), n)
 }

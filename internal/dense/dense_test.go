@@ -1,7 +1,10 @@
 package dense
 
 import (
+	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"gorgonia.org/tensor"
@@ -82,4 +85,57 @@ func TestUnwritten(t *testing.T) {
 		}
 	}
 	LargePages(nil)
+}
+
+// TestRecycle: memory that was given back is given to one tensor alone, and there is enough of it, whatever the sizes and
+// whoever asks at the same time.
+func TestRecycle(t *testing.T) {
+	var wait sync.WaitGroup
+	var again atomic.Int64
+	for w := range 4 {
+		wait.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(w), 1))
+			type held struct {
+				tensor *tensor.Dense
+				x      []float32
+				mark   float32
+			}
+			var all []held
+			before := make(map[*float32]bool)
+			for i := range 300 {
+				n := 1<<16 + rng.IntN(3)*(1<<14) + rng.IntN(3)
+				d, x := Unwritten[float32](tensor.Float32, tensor.Shape{n})
+				if len(x) != n || len(Backing[float32](d)) != n {
+					t.Errorf("%d elements of %d", len(x), n)
+				}
+				if before[&x[0]] {
+					again.Add(1)
+				}
+				before[&x[0]] = true
+				mark := float32(w*1000 + i)
+				for j := range x {
+					x[j] = mark
+				}
+				all = append(all, held{d, x, mark})
+				if len(all) < 4 {
+					continue
+				}
+				one := rng.IntN(len(all))
+				if h := all[one]; h.x[0] != h.mark || h.x[len(h.x)/2] != h.mark || h.x[len(h.x)-1] != h.mark {
+					t.Errorf("%v, %v, %v in memory of %v", h.x[0], h.x[len(h.x)/2], h.x[len(h.x)-1], h.mark)
+				}
+				Recycle(all[one].tensor)
+				all = slices.Delete(all, one, one+1)
+			}
+		})
+	}
+	wait.Wait()
+	if again.Load() == 0 {
+		t.Error("no memory was used again")
+	}
+	for bytes := 16; bytes < 1<<40; bytes = bytes*9/8 + 1 {
+		if b := bin(bytes); b < bin(bytes-1) || b < 0 || b >= len(recycled) {
+			t.Errorf("%d bytes are in bin %d", bytes, b)
+		}
+	}
 }

@@ -1,6 +1,6 @@
 // Package ongpu lets ops outside of the root package compute on its device
 // tensors, which only the root package can look into. It fills in [Compute], [Part]
-// and [Devices].
+// and [Devices]. And it has the nodes of a graph share memory, on a GPU and in host memory.
 package ongpu
 
 import (
@@ -16,15 +16,19 @@ import (
 )
 
 // Node is what a node keeps on the GPUs that it computes on: the memory of its
-// value, and of what it needs on the way there. Ops hold one by a pointer, since
+// value, and of what it needs on the way there; and its value in host memory while that is to be shared. Ops hold one by a pointer, since
 // clones of a graph share ops.
 type Node struct {
 	// Reads is how many nodes read a value, and no others do: the last of them gives its
 	// memory to other values. 0: the value stays until the node runs again.
 	Reads int
 
-	mu sync.Mutex
-	of map[*device.Group][]*Memory // of each member
+	// From are the nodes whose values, or parts of them, are the inputs, where these are counted; nil for the others.
+	From []*Node
+
+	mu   sync.Mutex
+	of   map[*device.Group][]*Memory // of each member
+	host hostValue
 }
 
 // Memory is what a node has on a GPU.

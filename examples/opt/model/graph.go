@@ -130,16 +130,17 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 		return nil, err
 	}
 	g := b.g
-	if b.gpu != nil {
-		if b.gpu.often = often; !often {
-			if err := la.ShareMemory(g); err != nil {
-				return nil, err
-			}
-		}
-	}
 	if b.fuse {
 		var err error
 		if g, gr.logits, err = b.fused(gr.logits); err != nil {
+			return nil, err
+		}
+	}
+	if b.gpu != nil {
+		b.gpu.often = often
+	}
+	if b.gpu == nil || !often { // a recording's values stay where they are
+		if err := la.ShareMemory(g); err != nil {
 			return nil, err
 		}
 	}
