@@ -16,19 +16,19 @@ type hostValue struct {
 	left   int           // readers that have not run yet
 }
 
-// Done is Ran, deferred where a node has its result and its error.
+// Done is ran, deferred where a node has its result and its error.
 func (n *Node) Done(in []G.Value, value *G.Value, err *error) {
 	if *err == nil {
-		n.Ran(in, *value)
+		n.ran(in, *value)
 	}
 }
 
-// Ran says that a node has made a value of what it has read. Where these lie in host memory, what has been read by all gives its
+// ran says that a node has made a value of what it has read. Where these lie in host memory, what has been read by all gives its
 // memory to values to come. A value that is the node's own, as [Node.Reads] has it, waits for its readers.
 //
 // A graph that runs twice at a time shares its nodes: then a reader knows by the address whose value it has, and what
 // has been forgotten for another one is left to the garbage collector, as is what a failed run leaves behind.
-func (n *Node) Ran(in []G.Value, value G.Value) {
+func (n *Node) ran(in []G.Value, value G.Value) {
 	if n == nil || n.Reads == 0 && n.From == nil { // an op by itself has none
 		return
 	}
