@@ -378,9 +378,9 @@ func TestFakeDeaths(t *testing.T) {
 		figures []measure.Figure
 		want    int
 	}{{r.Figures, 1}, {append(slices.Clone(r.Figures), measure.Figure{Table: "Figure 3", Case: points[1].label}), 2}} {
-		noted := &measure.Report{Figures: c.figures, Notes: []string{points[0].label + ", and perhaps others: without cudnn: old", points[1].label + ", and perhaps others: without cudnn: old"}}
-		if forgetNotes(noted, []item{{panel{table: "Figure 7a"}, points[1], 1}}); len(noted.Notes) != c.want || !strings.HasPrefix(noted.Notes[0], points[0].label) {
-			t.Errorf("%q are left of the notes, want %d", noted.Notes, c.want)
+		noted := &measure.Report{Figures: c.figures, Notes: []string{points[0].label + ", and perhaps others: without cudnn: old", points[1].label + ", and perhaps others: without cudnn: old", points[1].label + ", and perhaps others: without cudnn: new"}}
+		if left := forgetNotes(noted, 2, []item{{panel{table: "Figure 7a"}, points[1], 1}}); left != c.want || len(noted.Notes) != left+1 || !strings.HasPrefix(noted.Notes[0], points[0].label) {
+			t.Errorf("%q are left of the notes, want %d of the first two", noted.Notes, c.want)
 		}
 	}
 	if r, err = measure.Load(file); err != nil {

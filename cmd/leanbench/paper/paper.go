@@ -154,10 +154,10 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	if err := b.begin(todo); err != nil {
 		return err
 	}
-	forgetNotes(r, todo)
 	r.WriteHead(stdout)
 	said := len(r.Notes)
-	err = o.measure(ctx, b, todo, known, stderr)
+	measured, err := o.measure(ctx, b, todo, known, stderr)
+	said = forgetNotes(r, said, measured)
 	b.end()
 	inOrder(r)
 	summarize(r)
@@ -205,32 +205,35 @@ func (o *options) items(b bench, stderr io.Writer) (todo []item, known int) {
 	return todo, known
 }
 
-// forgetNotes drops what was noted of shapes of which all is measured again: what they lacked may be there now.
-func forgetNotes(r *measure.Report, todo []item) {
+// forgetNotes drops what the first notes, so many, say of shapes of which all has been measured since: what they lacked may
+// have been there. It returns how many of them are left.
+func forgetNotes(r *measure.Report, first int, measured []item) int {
 	again, kept := make(map[[2]string]bool), make(map[string]bool)
-	for _, x := range todo {
+	for _, x := range measured {
 		again[[2]string{x.panel.table, x.point.label}] = true
 	}
 	for _, f := range r.Figures {
 		kept[f.Case] = kept[f.Case] || !again[[2]string{f.Table, f.Case}]
 	}
-	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool {
+	old := slices.DeleteFunc(slices.Clone(r.Notes[:first]), func(note string) bool {
 		is, _, ok := gpu.CutMissing(note)
 		return ok && !kept[is]
 	})
+	r.Notes = append(old, r.Notes[first:]...)
+	return len(old)
 }
 
 // mostFailures is after how many failed points a measurement ends.
 const mostFailures = 3
 
-// measure goes through all points, and saves what there is after each.
-func (o *options) measure(ctx context.Context, b bench, todo []item, known int, stderr io.Writer) error {
+// measure goes through all points, and saves what there is after each. It returns those that were measured.
+func (o *options) measure(ctx context.Context, b bench, todo []item, known int, stderr io.Writer) (measured []item, err error) {
 	var failed []error
 	out := make(map[string]bool)
 	clock := newProgress(todo)
 	for i, x := range todo {
 		if ctx.Err() != nil {
-			return errors.Join(append(failed, fmt.Errorf("interrupted: %d of %d shapes were measured; -resume goes on", known+i, known+len(todo)))...)
+			return measured, errors.Join(append(failed, fmt.Errorf("interrupted: %d of %d shapes were measured; -resume goes on", known+i, known+len(todo)))...)
 		}
 		if out[x.panel.id] {
 			clock.skip(x)
@@ -251,16 +254,18 @@ func (o *options) measure(ctx context.Context, b bench, todo []item, known int, 
 			failed = append(failed, fmt.Errorf("%s: %s: %w", x.panel.table, x.point.label, err))
 			fmt.Fprintln(stderr, failed[len(failed)-1])
 			if len(failed) == mostFailures {
-				return errors.Join(failed...)
+				return measured, errors.Join(failed...)
 			}
+		default:
+			measured = append(measured, x)
 		}
 		if len(b.report().Figures) > 0 {
 			if err := b.report().Save(o.JSON); err != nil {
-				return err
+				return measured, err
 			}
 		}
 	}
-	return errors.Join(failed...)
+	return measured, errors.Join(failed...)
 }
 
 // measureAnew measures a point in place of what there is of it. That stays, and nothing comes to it, if it fails.
