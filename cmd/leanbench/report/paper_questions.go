@@ -26,6 +26,10 @@ const (
 	lean, attend         = "lean", "lean, Attend" // ours, on a GPU and on cores
 	fixedSplit, perHead  = "lean, fixed split", "lean, per head"
 	flashDecoding, cuDNN = "PyTorch, FLASH_ATTENTION", "PyTorch, CUDNN_ATTENTION"
+	flashVarlen          = flashDecoding + ", varlen"
+	flashInfer           = "FlashInfer, pages of 16"
+	flashInferCores      = "FlashInfer on tensor cores, pages of 16"
+	flashInferBatch      = "FlashInfer, BatchAttention, pages of 16"
 	compiled             = "transformers, compiled"
 	onOurKernel          = ", our kernel"
 	headFixed, headHeads = "x fixed split" + onOurKernel, "x per head" + onOurKernel
@@ -89,6 +93,11 @@ func scaled(id, title, text string, bar float64, cases string) question {
 	}
 }
 
+// joules is the column of somebody's energy for each GB.
+func joules(head, who string) column {
+	return column{head: head, who: who, metric: measure.ByteJoules, form: "3"}
+}
+
 // fourGPUs are the columns of a number of heads.
 func fourGPUs(heads string) []column {
 	return []column{
@@ -106,7 +115,7 @@ var paperQuestions = []question{
 		picture: picture{kind: "lines", x: "context, tokens", y: "share of the read ceiling, %", logX: true, ticks: true, percent: true, series: []column{
 			{head: "ours", who: lean, metric: ofCeiling, tint: 7}, {head: "fixed split" + onOurKernel, who: fixedSplit, metric: ofCeiling, tint: 4}, {head: "per head" + onOurKernel, who: perHead, metric: ofCeiling, tint: 6},
 			{head: "FlashDecoding", who: flashDecoding, metric: ofCeiling, tint: 1}, {head: "cuDNN", who: cuDNN, metric: ofCeiling, tint: 3},
-			{head: "FlashInfer", who: "FlashInfer, pages of 16", metric: ofCeiling, tint: 2}}},
+			{head: "FlashInfer", who: flashInfer, metric: ofCeiling, tint: 2}}},
 	},
 	along("7a", "Figure 7a: contexts", "4 sequences, 32 heads of 64; the paper's A100. Its speed-up over FlashDecoding is near 2 for short contexts and 2.18 at 262144 tokens.", "context, tokens", byContext),
 	along("7b", "Figure 7b: heads", "Heads of 64. On a GPU 4 sequences of 262144 tokens, as the paper has them; on cores one of 16384. The paper gains more than 2 over FlashDecoding above 24 heads.", "heads", byHeads),
@@ -123,19 +132,17 @@ var paperQuestions = []question{
 		text:   "The whole GPU's, by NVML's counter, while one program runs for 1.5 s. mJ a token are those of one sequence's attention in one layer; the others are mJ for each GB of keys and values read. The ceiling is the bound: attention draws what it takes to read, and what it takes to compute. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on and for several. Groups of query heads and heads of 128 are none of the paper's shapes.",
 		tables: []string{"Figure 13", "Figure 13, other shapes"}, head: "shape",
 		columns: []column{
-			{head: "ours, W", who: lean, metric: measure.Watts}, {head: "mJ a token", who: lean, metric: measure.TokenJoules, form: "3"}, {head: "ours, mJ/GB", who: lean, metric: measure.ByteJoules, form: "3"},
-			{head: "ceiling", who: measure.ReadCeiling, metric: measure.ByteJoules, form: "3"}, {head: "FlashDecoding", who: flashDecoding, metric: measure.ByteJoules, form: "3"},
-			{head: "FLASH, varlen", who: "PyTorch, FLASH_ATTENTION, varlen", metric: measure.ByteJoules, form: "3"}, {head: "cuDNN", who: cuDNN, metric: measure.ByteJoules, form: "3"},
-			{head: "FlashInfer", who: "FlashInfer, pages of 16", metric: measure.ByteJoules, form: "3"}, {head: "on tensor cores", who: "FlashInfer on tensor cores, pages of 16", metric: measure.ByteJoules, form: "3"},
-			{head: "BatchAttention", who: "FlashInfer, BatchAttention, pages of 16", metric: measure.ByteJoules, form: "3"},
-			{head: "fixed split" + onOurKernel, who: fixedSplit, metric: measure.ByteJoules, form: "3"}, {head: "per head" + onOurKernel, who: perHead, metric: measure.ByteJoules, form: "3"},
+			{head: "ours, W", who: lean, metric: measure.Watts}, {head: "mJ a token", who: lean, metric: measure.TokenJoules, form: "3"}, joules("ours, mJ/GB", lean),
+			joules("ceiling", measure.ReadCeiling), joules("FlashDecoding", flashDecoding), joules("FLASH, varlen", flashVarlen), joules("cuDNN", cuDNN),
+			joules("FlashInfer", flashInfer), joules("on tensor cores", flashInferCores), joules("BatchAttention", flashInferBatch),
+			joules("fixed split"+onOurKernel, fixedSplit), joules("per head"+onOurKernel, perHead),
 			{head: "ours of the ceiling's", who: lean, metric: measure.OfReadJoules, form: "f2"}, {head: "of FlashDecoding's", who: lean, metric: measure.OfFlashJoules, form: "f2"},
 		},
 		picture: picture{kind: "bars", x: "mJ for each GB of keys and values", y: "shape", series: []column{
 			{head: "read ceiling", who: measure.ReadCeiling, metric: measure.ByteJoules, tint: 6}, {head: "ours", who: lean, metric: measure.ByteJoules, tint: 7},
 			{head: "FlashDecoding", who: flashDecoding, metric: measure.ByteJoules, tint: 1}, {head: "cuDNN", who: cuDNN, metric: measure.ByteJoules, tint: 3},
-			{head: "FlashInfer", who: "FlashInfer, pages of 16", metric: measure.ByteJoules, tint: 2}, {head: "FlashInfer, tensor cores", who: "FlashInfer on tensor cores, pages of 16", metric: measure.ByteJoules, tint: 5},
-			{head: "FlashInfer, BatchAttention", who: "FlashInfer, BatchAttention, pages of 16", metric: measure.ByteJoules, tint: 4}}},
+			{head: "FlashInfer", who: flashInfer, metric: measure.ByteJoules, tint: 2}, {head: "FlashInfer, tensor cores", who: flashInferCores, metric: measure.ByteJoules, tint: 5},
+			{head: "FlashInfer, BatchAttention", who: flashInferBatch, metric: measure.ByteJoules, tint: 4}}},
 	},
 	{
 		id: "9", title: "Figure 9: several GPUs",
