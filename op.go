@@ -135,12 +135,9 @@ func nodesProblem(op string, q, k, v *G.Node) (p problem, err error) {
 	return newProblem(op, o[0], o[1], o[2])
 }
 
-// apply is graph.Apply with its errors as errors of this package.
+// apply is ongpu.Apply with its errors as errors of this package.
 func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
-	if x := ongpu.Shared(children); x != nil {
-		return nil, errorf(name, ErrGraph, "ShareMemory was called: the value of %v is overwritten once the nodes have run that read it then", x)
-	}
-	n, err := graph.Apply(op, children...)
+	n, err := ongpu.Apply(op, children...)
 	if err != nil {
 		return nil, errorf(name, ErrGraph, "%v", err)
 	}

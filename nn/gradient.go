@@ -8,6 +8,7 @@ import (
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -47,8 +48,8 @@ func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
 
 // addGradients is DoDiff: it adds to the gradients of the inputs what `of` makes of their values.
 func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy G.Value) ([]G.Value, error)) error {
-	if err := notShared(title, append(slices.Clone(in), y)); err != nil {
-		return err
+	if err := ongpu.Stay(append(slices.Clone(in), y)...); err != nil {
+		return errorf(title, la.ErrGraph, "%v", err)
 	}
 	dy, err := y.Grad()
 	if err != nil {

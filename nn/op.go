@@ -176,12 +176,12 @@ type scratching interface {
 func (op node) OnGPU() *ongpu.Node { return op.gpu }
 
 func (op node) Do(in ...G.Value) (y G.Value, err error) {
-	r, ok := op.rule.(launched)
+	defer recoverTo(op.title(), &err)
 	defer op.gpu.Done(in, &y, &err)
+	r, ok := op.rule.(launched)
 	if !ok || !anyOnGPU(in) {
 		return op.operator.Do(in...)
 	}
-	defer recoverTo(op.title(), &err)
 	args := op.arguments()
 	shape, err := checkValues(op.rule, in)
 	if err != nil {

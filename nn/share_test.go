@@ -10,13 +10,14 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
+	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
-// randomShared is a graph of random nodes of 8 x 6 elements, of which each reads some before it, whole or a part, once or twice.
+// randomShared is a graph of random nodes of rows x width elements, of which each reads some before it, whole or a part, once or twice.
 type randomShared struct {
 	g      *G.ExprGraph
 	inputs G.Nodes
@@ -24,8 +25,7 @@ type randomShared struct {
 }
 
 // newRandomShared draws the same graph for the same rng.
-func newRandomShared(t *testing.T, rng *rand.Rand) *randomShared {
-	const rows, width = 8, 6
+func newRandomShared(t *testing.T, rng *rand.Rand, rows, width int) *randomShared {
 	r := &randomShared{g: G.NewGraph()}
 	for i := range 2 {
 		r.inputs = append(r.inputs, G.NewMatrix(r.g, tensor.Float32, G.WithShape(rows, width), G.WithName(fmt.Sprint("x", i))))
@@ -93,10 +93,14 @@ func (r *randomShared) let(t *testing.T, rng *rand.Rand) {
 // look; what is handed on was written over.
 func TestShareMemory(t *testing.T) {
 	handedOn := 0
-	for range 60 {
+	for i := range 60 {
 		rng := reftest.Rand(t)
+		rows, width := 8, 6
+		if i%12 == 0 { // large enough to be recycled, and not only poisoned
+			rows, width = 260, 256
+		}
 		graph, numbers := rng.Uint64(), rng.Uint64()
-		plain, shared := newRandomShared(t, rand.New(rand.NewPCG(1, graph))), newRandomShared(t, rand.New(rand.NewPCG(1, graph)))
+		plain, shared := newRandomShared(t, rand.New(rand.NewPCG(1, graph)), rows, width), newRandomShared(t, rand.New(rand.NewPCG(1, graph)), rows, width)
 		kept := rng.IntN(len(shared.nodes))
 		if err := la.ShareMemory(shared.g, shared.nodes[kept]); err != nil {
 			t.Fatal(err)
@@ -109,7 +113,7 @@ func TestShareMemory(t *testing.T) {
 			graphtest.Again(t, two)
 			for i, n := range shared.nodes {
 				got, want := graphtest.Floats(t, n.Value()), graphtest.Floats(t, plain.nodes[i].Value())
-				stays := notShared("test", []*G.Node{n}) == nil
+				stays := ongpu.SharedBy(n) == nil
 				if i == kept && !stays {
 					t.Errorf("%v is kept, and may be written over", n)
 				}

@@ -9,7 +9,6 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/dense"
-	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/plural"
 
@@ -30,24 +29,13 @@ func recoverTo(op string, err *error) {
 	}
 }
 
-// apply is graph.Apply with its errors as errors of this package.
+// apply is ongpu.Apply with its errors as errors of this package.
 func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
-	if err := notShared(name, children); err != nil {
-		return nil, err
-	}
-	n, err := graph.Apply(op, children...)
+	n, err := ongpu.Apply(op, children...)
 	if err != nil {
 		return nil, errorf(name, la.ErrGraph, "%v", err)
 	}
 	return n, nil
-}
-
-// notShared refuses nodes whose values are overwritten when those have run that read them now.
-func notShared(name string, nodes []*G.Node) error {
-	if x := ongpu.Shared(nodes); x != nil {
-		return errorf(name, la.ErrGraph, "ShareMemory was called: the value of %v is overwritten once the nodes have run that read it then", x)
-	}
-	return nil
 }
 
 // elements is the elements of v, which has to be a tensor of the wanted shape,

@@ -74,28 +74,38 @@ func Unwritten[T any](of tensor.Dtype, shape tensor.Shape) (*tensor.Dense, []T) 
 		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(y)), y
 	}
 	t := tensor.New(tensor.Of(of), tensor.WithShape(shape...))
-	return t, Backing[T](t)
+	y := Backing[T](t)
+	poison(y)
+	return t, y
 }
 
 // Poison is for tests: memory with whatever values has NaN in it, of small tensors too, and so has what is recycled.
 var Poison bool
 
-func poison(b []byte) {
+func poison[T any](x []T) {
+	if !Poison {
+		return
+	}
+	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(*new(T))))
 	for i := range b {
 		b[i] = 0xff
 	}
 }
 
 // many says whether clearing n elements takes long.
-func many[T any](n int) bool {
-	bytes := n * int(unsafe.Sizeof(*new(T)))
-	return bytes >= 1<<18 || Poison && bytes >= 16
-}
+func many[T any](n int) bool { return n*int(unsafe.Sizeof(*new(T))) >= 1<<18 }
 
 // Memory is that of n elements with whatever values: prompts have outputs of many megabytes, which make would clear on
 // one thread while all others wait. What a strings.Builder grows by is not cleared; if it were, or began elsewhere,
 // nothing would be wrong but the time. T has no pointers.
 func Memory[T any](n int) []T {
+	x := memory[T](n)
+	poison(x)
+	return x
+}
+
+// memory is Memory as it comes.
+func memory[T any](n int) []T {
 	if !many[T](n) {
 		return make([]T, n)
 	}
@@ -108,8 +118,5 @@ func Memory[T any](n int) []T {
 		return make([]T, n)
 	}
 	LargePages(unsafe.Slice((*byte)(p), bytes))
-	if Poison {
-		poison(unsafe.Slice((*byte)(p), bytes))
-	}
 	return unsafe.Slice((*T)(p), n)
 }

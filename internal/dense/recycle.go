@@ -24,13 +24,10 @@ func bin(bytes int) int {
 // tensor's memory is: no part of another one.
 func Recycle(t *tensor.Dense) {
 	b := Backing[byte](t)
-	if !many[byte](len(b)) {
-		return
+	poison(b)
+	if many[byte](len(b)) {
+		recycled[bin(len(b))].Put(&b)
 	}
-	if Poison {
-		poison(b)
-	}
-	recycled[bin(len(b))].Put(&b)
 }
 
 // again is recycled memory of n elements, or nil. There may be some bytes more of it than n elements have, which are lost to others.

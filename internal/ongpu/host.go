@@ -1,9 +1,11 @@
 package ongpu
 
 import (
+	"fmt"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/stock"
 
 	G "gorgonia.org/gorgonia"
@@ -16,23 +18,17 @@ type hostValue struct {
 	left   int           // readers that have not run yet
 }
 
-// Done is ran, deferred where a node has its result and its error.
-func (n *Node) Done(in []G.Value, value *G.Value, err *error) {
-	if *err == nil {
-		n.ran(in, *value)
-	}
-}
-
-// ran says that a node has made a value of what it has read. Where these lie in host memory, what has been read by all gives its
-// memory to values to come. A value that is the node's own, as [Node.Reads] has it, waits for its readers.
+// Done is deferred where a node has its result and its error: it has made a value of what it has read. Where these lie in host
+// memory, what has been read by all gives its memory to values to come. A value that is the node's own, as [Node.Reads]
+// has it, waits for its readers.
 //
 // A graph that runs twice at a time shares its nodes: then a reader knows by the address whose value it has, and what
 // has been forgotten for another one is left to the garbage collector, as is what a failed run leaves behind.
-func (n *Node) ran(in []G.Value, value G.Value) {
-	if n == nil || n.Reads == 0 && n.From == nil { // an op by itself has none
+func (n *Node) Done(in []G.Value, value *G.Value, err *error) {
+	if *err != nil || n == nil || n.Reads == 0 && n.From == nil { // an op by itself has no node
 		return
 	}
-	y, ok := value.(*tensor.Dense)
+	y, ok := (*value).(*tensor.Dense)
 	if !ok { // on a GPU
 		return
 	}
@@ -82,14 +78,22 @@ func SharedBy(n *G.Node) *Node {
 	return nil
 }
 
-// Shared is the first of some nodes that is [SharedBy] one; nil: none is.
-func Shared(nodes []*G.Node) *G.Node {
+// Stay refuses nodes whose values are [SharedBy] others: who comes later can't read them.
+func Stay(nodes ...*G.Node) error {
 	for _, n := range nodes {
 		if SharedBy(n) != nil {
-			return n
+			return fmt.Errorf("ShareMemory was called: the value of %v is overwritten once the nodes have run that read it then", n)
 		}
 	}
 	return nil
+}
+
+// Apply is [graph.Apply] to nodes whose values stay.
+func Apply(op G.Op, children ...*G.Node) (*G.Node, error) {
+	if err := Stay(children...); err != nil {
+		return nil, err
+	}
+	return graph.Apply(op, children...)
 }
 
 // meet says whether two tensors have memory in common.

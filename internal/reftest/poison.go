@@ -2,6 +2,8 @@ package reftest
 
 import (
 	"flag"
+	"os"
+	"testing"
 
 	tensors "gorgonia.org/leanattention/internal/dense"
 )
@@ -11,4 +13,10 @@ import (
 func PoisonOutputs() {
 	flag.Parse()
 	tensors.Poison = flag.Lookup("test.bench").Value.String() == ""
+}
+
+// Main is a TestMain that does no more than that.
+func Main(m *testing.M) {
+	PoisonOutputs()
+	os.Exit(m.Run())
 }

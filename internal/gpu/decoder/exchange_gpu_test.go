@@ -666,7 +666,7 @@ func (r *exchangeRig) benchmarks(b *testing.B, kib int) {
 		s.LSE = append(s.LSE, r.put(b, m, make([]float32, heads)))
 		held[m] = []gpu.Memory{o.X[m], o.Y[m], s.LSE[m]}
 	}
-	g.X, g.Y, s.Out, s.Y = o.X, o.Y, o.X, o.Y
+	g.Y = o.Y
 	part := func(l []gpu.Memory, elements int) (parts []gpu.Memory) {
 		for _, m := range l {
 			m.Len = elements

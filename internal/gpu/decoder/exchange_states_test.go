@@ -169,7 +169,7 @@ func (r *exchangeRig) merging(t testing.TB, rng *rand.Rand, rows, dim, most int)
 	return e
 }
 
-// TestFewOfMembers: an inbox has room for what members send as words, and the more they are the less that is.
+// TestFewOfMembers: an inbox holds what a member sends as words, and the more members there are the less that is.
 func TestFewOfMembers(t *testing.T) {
 	before := exchangeFew / 4
 	for members := 2; members <= exchangeMembers; members++ {
