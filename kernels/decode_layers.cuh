@@ -25,6 +25,8 @@ struct DecodeAffine {
 // element stores it in the memory of all others, as a tagged float, and waits for theirs in its own. On all GPUs the same
 // thread finishes an element, after the same ones, so none waits for one that waits for it.
 struct DecodeExchange {
+  static constexpr int AT_ONCE = 3; // others that are asked at the same time: more of them would spill registers
+
   const ExchangeGroup* group;
   const u64* from;           // what comes: members x stride elements
   u64* to[EXCHANGE_MEMBERS]; // where the others have this one's
@@ -34,23 +36,36 @@ struct DecodeExchange {
 #pragma unroll 1
     for (int m = 0; m < members; m++)
       if (m != me) asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(to[m] + i), "l"(taggedOf(run, v)) : "memory");
-    float all = 0.f;
+    float all = me == 0 ? v : 0.f;
 #pragma unroll 1
-    for (int m = 0; m < members; m++) { // in the order of the GPUs, so that all get the same bits
-      float x = v;
-      if (m != me) {
-        const u64* const at = from + (long long)m * stride + i;
-        const auto look = [&]() {
-          u64 word;
-          asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
-          return word;
-        };
-        u64 word = look();
-        if ((u32)(word >> 32) != run)
-          for (Exchange round(*group, run); (u32)(word >> 32) != run && round.more(m);) word = look();
-        x = __uint_as_float((u32)word);
+    for (int first = 0; first < members - 1; first += AT_ONCE) { // of the others, in the order of the GPUs: all get the same bits
+      const u64* at[AT_ONCE];
+      u32 value[AT_ONCE], tag[AT_ONCE];
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) {
+        const int other = min(first + j, members - 2);
+        at[j] = from + (long long)(other + (other >= me)) * stride + i;
       }
-      all = m == 0 ? x : all + x;
+      const auto look = [&]() {
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+          asm volatile("{ .reg .b64 word; ld.relaxed.sys.global.b64 word, [%2]; mov.b64 {%0,%1}, word; }" : "=r"(value[j]), "=r"(tag[j]) : "l"(at[j]) : "memory");
+        int missing = -1;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+          if (tag[j] != run) missing = min(first + j, members - 2);
+        return missing;
+      };
+      int missing = look();
+      if (missing >= 0)
+        for (Exchange round(*group, run); missing >= 0 && round.more(missing + (missing >= me));) missing = look();
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++)
+        if (first + j < members - 1) {
+          const float x = __uint_as_float(value[j]);
+          all = first + j == 0 && me > 0 ? x : all + x;
+          if (first + j + 1 == me) all += v;
+        }
     }
     return all;
   }

@@ -30,7 +30,7 @@ struct GatherList {
   const float* x;              // of this member: rows of its columns
   float* y[EXCHANGE_MEMBERS];  // of all columns; null where nobody wants them
   int first[9];                // columns of each member, and behind the last one
-  int words;                   // where its words begin in an inbox, a multiple of 4
+  int fours;                   // of the lists before it
 };
 struct AllGatherParams {
   ExchangeGroup group;
@@ -52,9 +52,9 @@ struct MergeStatesParams {
 // The words of four floats of a member.
 struct TaggedFloats {
   u64 w[4];
-  __device__ __forceinline__ void load(const u64* at) {
+  __device__ __forceinline__ void load(const ExchangeGroup& g, const u64* at) { // of the first two
     asm volatile("ld.relaxed.sys.global.v2.b64 {%0,%1}, [%2];" : "=l"(w[0]), "=l"(w[1]) : "l"(at) : "memory");
-    asm volatile("ld.relaxed.sys.global.v2.b64 {%0,%1}, [%2];" : "=l"(w[2]), "=l"(w[3]) : "l"(at + 2) : "memory");
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0,%1}, [%2];" : "=l"(w[2]), "=l"(w[3]) : "l"(at + g.capacity / 2) : "memory");
   }
   __device__ __forceinline__ bool there(u32 tag) const {
     return (u32)(w[0] >> 32) == tag && (u32)(w[1] >> 32) == tag && (u32)(w[2] >> 32) == tag && (u32)(w[3] >> 32) == tag;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void allReduceFew(const AllReduceParams& p) {
     const float4 v = loadFour(x, i, p.count);
 #pragma unroll
     for (int m = 0; m < EXCHANGE_MEMBERS; m++)
-      if (m < g.members && m != g.me && !round.failed) round.send(m, 4 * i, v);
+      if (m < g.members && m != g.me && !round.failed) round.send(m, i, v);
   }
   round.begun();
 #pragma unroll 1
@@ -140,12 +140,12 @@ __device__ __forceinline__ void allReduceFew(const AllReduceParams& p) {
     Addends addends;
     addends.load(p, i);
     TaggedFloats words[EXCHANGE_MEMBERS];
-    const u64* inbox = round.words(g.me, 0, 4 * i);
+    const u64* inbox = round.words(g.me, 0, 2 * i);
     int missing;
     do { // all are asked for at the same time
 #pragma unroll
       for (int m = 0; m < EXCHANGE_MEMBERS; m++)
-        if (m < g.members && m != g.me) words[m].load(inbox + m * g.capacity);
+        if (m < g.members && m != g.me) words[m].load(g, inbox + m * g.capacity);
       missing = -1;
 #pragma unroll
       for (int m = 0; m < EXCHANGE_MEMBERS; m++)
@@ -172,26 +172,28 @@ __device__ __forceinline__ void allReduceMany(const AllReduceParams& p) {
   round.tell(0); // x is there, since what made it is ahead of the kernel, and y may be written
   round.begun();
   if (!round.await(0, lost)) return;
-  constexpr int EACH = 4;
+  constexpr int EACH = 2;
   const long long fours = (p.count + 3) / 4, step = (long long)gridDim.x * EXCHANGE_THREADS;
   const long long end = fours * (g.me + 1) / g.members;
 #pragma unroll 1
   for (long long i = fours * g.me / g.members + (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < end; i += EACH * step) {
-    float4 sums[EACH], v[EACH];
-    for (int m = 0; m < g.members; m++) {
+    float4 v[EACH][EXCHANGE_MEMBERS]; // all are asked for at the same time
 #pragma unroll
-      for (int j = 0; j < EACH; j++)
-        if (i + j * step < end) v[j] = loadFour(p.x[m], i + j * step, p.count);
+    for (int j = 0; j < EACH; j++)
 #pragma unroll
-      for (int j = 0; j < EACH; j++) sums[j] = m == 0 ? v[j] : sums[j] + v[j];
-    }
+      for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+        if (m < g.members && i + j * step < end) v[j][m] = loadFour(p.x[m], i + j * step, p.count);
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
       const long long at = i + j * step;
       if (at >= end) break;
       Addends addends;
       addends.load(p, at);
-      const float4 y = addends.to(p, sums[j]);
+      float4 sum = v[j][0];
+#pragma unroll
+      for (int m = 1; m < EXCHANGE_MEMBERS; m++)
+        if (m < g.members) sum = sum + v[j][m];
+      const float4 y = addends.to(p, sum);
       for (int m = 0; m < g.members; m++) storeFour(p.y[m], at, p.count, y);
     }
   }
@@ -224,16 +226,19 @@ __device__ __forceinline__ void allGatherFew(const AllGatherParams& p) {
   Exchange round(g);
   const long long first = (long long)blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = (long long)gridDim.x * EXCHANGE_THREADS;
   const bool wanted = !p.onlyFirst || g.me == 0;
+  // Fours are counted through all lists, and through all members: a thread has as few of them as may be, and waits as rarely.
+  long long i = first;
   for (int l = 0; l < p.lists; l++) {
     const GatherList& list = p.list[l];
-    const long long mine = (long long)p.rows * (list.first[g.me + 1] - list.first[g.me]);
+    const long long mine = (long long)p.rows * (list.first[g.me + 1] - list.first[g.me]), fours = (mine + 3) / 4;
 #pragma unroll 1
-    for (long long i = first; 4 * i < mine; i += step) {
+    for (; i < fours; i += step) {
       const float4 v = loadFour(list.x, i, mine);
       for (int m = 0; m < (p.onlyFirst ? 1 : g.members); m++)
-        if (m != g.me && !round.failed) round.send(m, list.words + 4 * i, v);
+        if (m != g.me && !round.failed) round.send(m, list.fours + i, v);
       if (wanted) placeFour(p, list, list.y[g.me], g.me, i, v);
     }
+    i -= fours;
   }
   // Those who get nothing send words to each other nevertheless, and get some of the first one: nobody may
   // end a round that not all have begun.
@@ -244,21 +249,24 @@ __device__ __forceinline__ void allGatherFew(const AllGatherParams& p) {
   if (!wanted) {
     TaggedFloats words;
     if (tokens)
-      do words.load(round.words(g.me, other, 0));
+      do words.load(g, round.words(g.me, other, 0));
       while (!words.there(round.tag) && round.more(other));
     return;
   }
+  i = first;
   for (int l = 0; l < p.lists; l++) {
     const GatherList& list = p.list[l];
     for (int m = 0; m < g.members; m++) {
       if (m == g.me) continue;
+      const long long fours = ((long long)p.rows * (list.first[m + 1] - list.first[m]) + 3) / 4;
 #pragma unroll 1
-      for (long long i = first; 4 * i < (long long)p.rows * (list.first[m + 1] - list.first[m]); i += step) {
+      for (; i < fours; i += step) {
         TaggedFloats words;
-        do words.load(round.words(g.me, m, list.words + 4 * i));
+        do words.load(g, round.words(g.me, m, 2 * (list.fours + i)));
         while (!words.there(round.tag) && round.more(m));
         placeFour(p, list, list.y[g.me], m, i, words.floats());
       }
+      i -= fours;
     }
   }
 }
@@ -341,7 +349,7 @@ __device__ __forceinline__ void mergeStatesFew(const MergeStatesParams& p) {
   beginExchange();
   const ExchangeGroup& g = p.group;
   Exchange round(g);
-  const int fours = p.rows * p.heads * (p.dim / 4), lses = 4 * fours; // words of log-sum-exps are behind those of outputs
+  const int fours = p.rows * p.heads * (p.dim / 4), lses = 2 * fours; // words of log-sum-exps are behind those of outputs
   const int first = blockIdx.x * EXCHANGE_THREADS + threadIdx.x, step = gridDim.x * EXCHANGE_THREADS;
   const float4* out = (const float4*)p.out[g.me];
   const float* lse = p.lse[g.me];
@@ -353,7 +361,7 @@ __device__ __forceinline__ void mergeStatesFew(const MergeStatesParams& p) {
     const float l = four.column == 0 ? lse[four.at] : 0.f;
     for (int m = 0; m < g.members; m++) {
       if (m == g.me || round.failed) continue;
-      round.send(m, 4 * i, v);
+      round.send(m, i, v);
       if (four.column == 0)
         asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(round.words(m, g.me, lses + four.at)), "l"((u64)round.tag << 32 | __float_as_uint(l)) : "memory");
     }
@@ -366,13 +374,13 @@ __device__ __forceinline__ void mergeStatesFew(const MergeStatesParams& p) {
     if (p.ownOut != nullptr) all.out[EXCHANGE_MEMBERS] = ((const float4*)p.ownOut)[i], all.lse[EXCHANGE_MEMBERS] = p.ownLse[four.at];
     TaggedFloats words[EXCHANGE_MEMBERS];
     u64 tagged[EXCHANGE_MEMBERS];
-    const u64 *outs = round.words(g.me, 0, 4 * i), *logs = round.words(g.me, 0, lses + four.at);
+    const u64 *outs = round.words(g.me, 0, 2 * i), *logs = round.words(g.me, 0, lses + four.at);
     int missing;
     do { // all are asked for at the same time
 #pragma unroll
       for (int m = 0; m < EXCHANGE_MEMBERS; m++)
         if (m >= four.begin && m < four.end && m != g.me) {
-          words[m].load(outs + m * g.capacity);
+          words[m].load(g, outs + m * g.capacity);
           asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(tagged[m]) : "l"(logs + m * g.capacity) : "memory");
         }
       missing = -1;

@@ -45,14 +45,20 @@ __device__ __forceinline__ void allArgMax(const AllArgMaxParams& p) {
 #pragma unroll 1
   for (int i = team.lane; i < p.rows; i += 32) {
     const u64* inbox = round.words(g.me, 0, 2LL * i);
-    u64 most = 0;
-#pragma unroll 1
-    for (int m = 0; m < g.members; m++) {
-      u64 key, id;
-      do asm volatile("ld.relaxed.sys.global.v2.b64 {%0,%1}, [%2];" : "=l"(key), "=l"(id) : "l"(inbox + m * g.capacity) : "memory");
-      while (((u32)(key >> 32) != round.tag || (u32)(id >> 32) != round.tag) && round.more(m));
-      most = max(most, key << 32 | (u32)id);
-    }
+    u64 key[EXCHANGE_MEMBERS], id[EXCHANGE_MEMBERS], most = 0;
+    int missing;
+    do { // all are asked for at the same time
+#pragma unroll
+      for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+        if (m < g.members) asm volatile("ld.relaxed.sys.global.v2.b64 {%0,%1}, [%2];" : "=l"(key[m]), "=l"(id[m]) : "l"(inbox + m * g.capacity) : "memory");
+      missing = -1;
+#pragma unroll
+      for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+        if (m < g.members && ((u32)(key[m] >> 32) != round.tag || (u32)(id[m] >> 32) != round.tag)) missing = m;
+    } while (missing >= 0 && round.more(missing));
+#pragma unroll
+    for (int m = 0; m < EXCHANGE_MEMBERS; m++)
+      if (m < g.members) most = max(most, key[m] << 32 | (u32)id[m]);
     p.sample.ids[i] = round.failed ? -1 : idOf(most);
   }
 }

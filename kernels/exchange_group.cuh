@@ -50,7 +50,8 @@ struct Exchange {
   __device__ __forceinline__ u32* flag(int in, int stage, int of, int block) const {
     return (u32*)(g.memory[in] + EXCHANGE_FLAGS) + (stage * EXCHANGE_MEMBERS + of) * EXCHANGE_BLOCKS + block;
   }
-  // The words that a member has in another's memory, from one on.
+  // The words that a member has in another's memory, from one on. Fours of floats have their first two words in the first half of
+  // an inbox, and the others in the second: so what a warp stores at once lies side by side, which is what links carry best.
   __device__ __forceinline__ u64* words(int in, int of, long long at) const {
     return (u64*)(g.memory[in] + EXCHANGE_INBOX) + ((tag & 1) * EXCHANGE_MEMBERS + of) * g.capacity + at;
   }
@@ -91,12 +92,12 @@ struct Exchange {
     return false;
   }
 
-  // Four floats for another member, who has their words from one on, a multiple of 4.
-  __device__ __forceinline__ void send(int to, long long at, float4 x) const {
-    u64* w = words(to, g.me, at);
+  // Four floats for another member, who has them as its four number i.
+  __device__ __forceinline__ void send(int to, long long i, float4 x) const {
+    u64* w = words(to, g.me, 2 * i);
     const u64 t = (u64)tag << 32;
     asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1,%2};" ::"l"(w), "l"(t | __float_as_uint(x.x)), "l"(t | __float_as_uint(x.y)) : "memory");
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1,%2};" ::"l"(w + 2), "l"(t | __float_as_uint(x.z)), "l"(t | __float_as_uint(x.w)) : "memory");
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1,%2};" ::"l"(w + g.capacity / 2), "l"(t | __float_as_uint(x.z)), "l"(t | __float_as_uint(x.w)) : "memory");
   }
 
   // Says to all others how far the block is. What it has written is seen by who knows.

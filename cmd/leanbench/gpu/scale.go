@@ -25,7 +25,7 @@ import (
 const (
 	tableScale = "Attention of a decode step with its heads or contexts on several GPUs, all in float16, pages of 64, recorded"
 
-	scaleBytes  = 5 << 30 // of keys and values, that layers have together if one has less
+	scaleBytes  = 20 << 30 // of keys and values, that layers have together if one has less
 	scaleLayers = 8       // at most
 	scaleChunk  = 4096    // rows of a prompt at once
 	scaleWindow = 64      // keys that they see: what is measured is the step behind them

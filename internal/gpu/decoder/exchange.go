@@ -30,14 +30,21 @@ const (
 // MostMembers is how many GPUs an [Exchange] can be for.
 const MostMembers = 8
 
-// exchangeFew is how many bytes a member sends as tagged words at most, to one other; more are read and written in place.
+// exchangeFew is how many bytes of floats an inbox has room for.
 const exchangeFew = 512 << 10
 
-// fewOfMembers is how many floats so many members send as tagged words at most. Words take twice the bytes, which go to each of
-// the others, and save a wait (BenchmarkGPUsExchange): of two GPUs they are faster up to 512 KB and more.
-func fewOfMembers(members int) int {
-	const sent = 768 << 10 // of each, to all others
-	return min(exchangeFew, sent/(members-1)) / 4
+// fewFloats is how many floats a member sends as tagged words at most, to one other, by operation. More are read and written in
+// place. Words take twice the bytes, which go to each of the others, and save a wait.
+type fewFloats struct{ reduce, gather, merge int }
+
+// fewOfMembers is by measurement for two and four GPUs (BenchmarkGPUsExchange); more are between these, as four.
+func fewOfMembers(members int) fewFloats {
+	if members == 2 {
+		return fewFloats{exchangeFew / 4, exchangeFew / 4, exchangeFew / 4}
+	}
+	const ofFour = 3 // others
+	kib := func(n int) int { return (n << 10) / 4 * ofFour / max(members-1, ofFour) }
+	return fewFloats{reduce: kib(160), gather: kib(512), merge: kib(176)}
 }
 
 // ExchangeLimit is how long a kernel waits for the other GPUs, where [NewExchange] is told no limit.
@@ -63,7 +70,7 @@ type Exchange struct {
 	status  *cuda.Host // a word of each member: who did not answer it, + 1, and in which round
 	blocks  int
 	limit   time.Duration
-	few     int                   // floats that a member sends as tagged words at most; tests have fewer
+	few     fewFloats             // tests have others
 	lost    atomic.Pointer[error] // of a Realign that failed
 }
 
@@ -97,7 +104,7 @@ type gatherList struct {
 	x     uint64
 	y     [exchangeMembers]uint64
 	first [exchangeMembers + 1]int32
-	words int32
+	fours int32
 }
 
 // allGatherParams is struct AllGatherParams.
@@ -409,7 +416,7 @@ func (d *Engine) AllReduce(s *cuda.Stream, x *Exchange, o *AllReduce, member int
 		p.x[i], p.y[i] = o.X[i].Address(), o.Y[i].Address()
 	}
 	many, fours := 0, attn.Ceil(count, exchangeEach)
-	if count > x.few {
+	if count > x.few.reduce {
 		many, fours = 1, attn.Ceil(fours, len(x.engines))
 	}
 	return launchExchange(d, s, x, x.kernels[member].allReduce[many], d.exchangeGrid(x, fours), &p, append(append([]gpu.Memory{bias, residual}, o.X...), o.Y...))
@@ -439,7 +446,7 @@ func (x *Exchange) AllGathers(s *cuda.Stream, lists []*AllGather, member int) er
 		p.onlyFirst = 1
 	}
 	var memory []gpu.Memory
-	words, most := 0, 0
+	fours, most := 0, 0
 	for i, o := range lists {
 		if o.Rows < 1 || o.Rows > math.MaxInt32 || len(o.Columns) != len(x.engines) {
 			return gpu.Errorf(op, attn.ErrShape, "%d rows of %v columns of %d members", o.Rows, o.Columns, len(x.engines))
@@ -452,16 +459,16 @@ func (x *Exchange) AllGathers(s *cuda.Stream, lists []*AllGather, member int) er
 		if err != nil {
 			return err
 		}
-		list.words = int32(min(words, math.MaxInt32)) // more are not sent
-		words += attn.Ceil(rows*columns, 4) * 4
+		list.fours = int32(min(fours, math.MaxInt32)) // more are not sent
+		fours += attn.Ceil(rows*columns, exchangeEach)
 		most = max(most, rows*columns)
 		memory = append(append(memory, o.X...), o.Y...)
 	}
-	many := 0
-	if words > x.few {
-		many = 1
+	many, threads := 0, fours*(len(x.engines)-1) // one for each that comes
+	if fours > x.few.gather/exchangeEach {
+		many, threads = 1, attn.Ceil(most, exchangeEach)
 	}
-	return launchExchange(d, s, x, x.kernels[member].allGather[many], d.exchangeGrid(x, attn.Ceil(most, exchangeEach)), &p, memory)
+	return launchExchange(d, s, x, x.kernels[member].allGather[many], d.exchangeGrid(x, threads), &p, memory)
 }
 
 // fill checks one of the lists, and returns how many columns a member has at most.

@@ -49,7 +49,7 @@ func TestEmulatedExchangeLaunchFails(t *testing.T) {
 	many := func(o *exchanged) *exchanged {
 		queue := o.queue
 		o.queue = func(m int) error {
-			r.x.few = 0
+			r.x.few = fewFloats{}
 			defer func() { r.x.few = few }()
 			return queue(m)
 		}

@@ -27,6 +27,9 @@ type exchangeRig struct {
 	forks   []*cuda.Event // of the first GPU, and one of each other that comes back to it
 }
 
+// allFew is as many floats for all operations.
+func allFew(n int) fewFloats { return fewFloats{n, n, n} }
+
 func exchangeOf(t testing.TB, devs []*testgpu.Device, limit time.Duration) *exchangeRig {
 	t.Helper()
 	r := &exchangeRig{devs: devs}
@@ -153,7 +156,7 @@ func (r *exchangeRig) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) *
 			held[m][len(held[m])-1] = o.Y[m]
 		}
 	}
-	e := &exchanged{kind: "all-reduce", most: count, what: fmt.Sprintf("%d GPUs: all-reduce of %d x %d, bias %v, residual %v, in place %d, at most %d elements as words", members, rows, n, withBias, withResidual, in, r.x.few)}
+	e := &exchanged{kind: "all-reduce", most: count, what: fmt.Sprintf("%d GPUs: all-reduce of %d x %d, bias %v, residual %v, in place %d, at most %v elements as words", members, rows, n, withBias, withResidual, in, r.x.few)}
 	e.queue = func(m int) error { return r.engines[m].AllReduce(r.devs[m].Stream, r.x, o, m) }
 	e.draw = func(rng *rand.Rand) {
 		scale := math.Pow(10, float64(rng.IntN(5)-2))
@@ -232,7 +235,7 @@ func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int)
 	xs, held := make([][][]float32, members), make([][]gpu.Memory, members)
 	const slack = 12
 	sent, step := 0, testgpu.Pick(rng, 1, 4)
-	what := fmt.Sprintf("%d GPUs: all-gather of %d rows, first alone %v, at most %d elements as words", members, rows, onlyFirst, r.x.few)
+	what := fmt.Sprintf("%d GPUs: all-gather of %d rows, first alone %v, at most %v elements as words", members, rows, onlyFirst, r.x.few)
 	for range 1 + rng.IntN(exchangeLists) {
 		o := &AllGather{Rows: rows, OnlyFirst: onlyFirst}
 		total := 0
@@ -386,7 +389,7 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int, choose boo
 	for i := range n {
 		rows := min(testgpu.Pick(rng, 1, 1, 2, 3, 16, 33), most)
 		columns := min(testgpu.Pick(rng, 1, 3, 4, 5, 64, 77, 4*(1+rng.IntN(64)), 1+rng.IntN(most)), max(most/rows, 1))
-		r.x.few = testgpu.Pick(rng, exchangeFew/4, exchangeFew/4, 0, 100)
+		r.x.few = allFew(testgpu.Pick(rng, exchangeFew/4, exchangeFew/4, 0, 100))
 		few := r.x.few
 		var op *exchanged
 		switch {
@@ -404,7 +407,7 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int, choose boo
 		}
 		queue := op.queue
 		op.queue = func(m int) error { r.x.few = few; return queue(m) }
-		if op.most > few {
+		if op.most > few.reduce {
 			op.kind += " of many"
 		}
 		ops = append(ops, op)
@@ -509,7 +512,7 @@ func testExchangeChain(t *testing.T, r *exchangeRig, cases, most int) {
 			if rng.IntN(2) == 0 {
 				o.Y, other = other, o.X
 			}
-			r.x.few = testgpu.Pick(rng, 0, 0, exchangeFew/4)
+			r.x.few = allFew(testgpu.Pick(rng, 0, 0, exchangeFew/4))
 			for _, m := range rng.Perm(members) {
 				noError(t, r.engines[m].AllReduce(r.devs[m].Stream, r.x, &o, m))
 			}
@@ -563,9 +566,9 @@ func testExchangeFails(t *testing.T, r *exchangeRig, limit time.Duration) {
 	members := len(r.devs)
 	for i := range 7 {
 		r.renew(t, limit)
-		r.x.few = exchangeFew / 4
+		r.x.few = allFew(exchangeFew / 4)
 		if i >= 3 && i < 6 {
-			r.x.few = 0
+			r.x.few = fewFloats{}
 		}
 		var o *exchanged
 		switch {
@@ -639,7 +642,7 @@ func TestGPUsExchange(t *testing.T) {
 	testExchangeFails(t, r, 200*time.Millisecond)
 }
 
-// BenchmarkGPUsExchange replays recorded exchanges of two GPUs, and as many launches that do nothing.
+// BenchmarkGPUsExchange replays recorded exchanges of two, four and eight GPUs, and as many launches that do nothing.
 func BenchmarkGPUsExchange(b *testing.B) {
 	for _, members := range []int{2, 4, 8} {
 		b.Run(fmt.Sprintf("GPUs=%d", members), func(b *testing.B) {
@@ -684,9 +687,9 @@ func (r *exchangeRig) benchmarks(b *testing.B, kib int) {
 		{"merge", func(m int) error { return r.x.MergeParts(r.devs[m].Stream, s, m) }},
 	} {
 		for _, way := range []string{"words", "in place"} {
-			r.x.few = 0
+			r.x.few = fewFloats{}
 			if way == "words" {
-				if r.x.few = exchangeFew / 4; n > r.x.few {
+				if r.x.few = allFew(exchangeFew / 4); n > exchangeFew/4 {
 					continue
 				}
 			}

@@ -84,7 +84,7 @@ func (x *Exchange) MergeParts(s *cuda.Stream, o *PartStates, member int) error {
 		p.out[i], p.lse[i] = o.Out[i].Address(), o.LSE[i].Address()
 	}
 	many := 0
-	if count+states > x.few {
+	if count+2*states > x.few.merge { // words of log-sum-exps are all in one half of an inbox
 		many = 1
 	}
 	memory := append(append([]gpu.Memory{own, ownLSE, y, lse}, o.Out...), o.LSE...)
