@@ -16,6 +16,7 @@ type Engine struct {
 	f32    freelist[float32]
 	f64    freelist[float64]
 	linear spare[linearRun]
+	next   nextRows
 	sums   spare[sumRun]
 
 	prefixes32 spare[prefixRun[float32]]

@@ -116,7 +116,7 @@ func linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
 			})
 		}
 	}
-	if err := l.run(&e.pool, o.Rows); err != nil {
+	if err := l.run(e, o.Rows); err != nil {
 		return err // what its workers did is not known: it is not used again
 	}
 	l.x = nil

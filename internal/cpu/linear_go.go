@@ -17,6 +17,10 @@ var linearGo = linearKernels{
 		attn.BFloat16: {nil, dotBF16Go, dotBF16Go, dotBF16Go, dotBF16Go},
 	},
 	rows: 4,
+	row: rowKernels{
+		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32Go, attn.Float16: rowF16Go, attn.BFloat16: rowBF16Go},
+		streams: rowGoStreams, unit: 64 << 10,
+	},
 	add:  addGo,
 	relu: reluGo,
 	gelu: geluGo,
@@ -86,6 +90,42 @@ func dot[F real](a *dotArgs, d attn.DType) {
 	for r := range a.rows {
 		for s, v := range sums[r] {
 			*(*F)(unsafe.Add(a.y, r*a.yRow+s*a.yStep)) = v
+		}
+	}
+}
+
+// rowGoStreams is how many streams a row kernel in Go has.
+const rowGoStreams = 8
+
+// rowF32Go is
+//
+//	for r := range a.rows {
+//		for s := range streams {
+//			y[r][s] = sum_k x[k] * w[r][s][k], k < a.n
+//		}
+//	}
+//
+// with float32 weights; see rowArgs. A result has the bits that the dot kernels of the same instruction set give it.
+func rowF32Go(a *rowArgs) { row(a, attn.Float32) }
+
+// rowF16Go is rowF32Go for weights that are stored as float16.
+func rowF16Go(a *rowArgs) { row(a, attn.Float16) }
+
+// rowBF16Go is rowF32Go for weights that are stored as bfloat16.
+func rowBF16Go(a *rowArgs) { row(a, attn.BFloat16) }
+
+// fetchGo asks for the cache lines of the n bytes at p to be brought into the second cache, and waits for none. That is a hint: nothing
+// need be there.
+func fetchGo(p uintptr, n int) {}
+
+func row(a *rowArgs, d attn.DType) {
+	for r := range a.rows {
+		for s := 0; s < rowGoStreams; s += dotStreams {
+			four := dotArgs{
+				y: unsafe.Add(a.y, r*a.yRow+s*a.yStep), yStep: a.yStep, x: a.x, rows: 1, n: a.n,
+				w: unsafe.Add(a.w, r*(a.n*d.Size()+a.wSkip)+s*a.wStep), wStep: a.wStep,
+			}
+			dot[float32](&four, d)
 		}
 	}
 }

@@ -36,3 +36,23 @@ const dotPiece = 128
 
 // partialBytes is the most that a dot kernel leaves in partial: a vector for each row and stream.
 const partialBytes = dotMaxRows * dotStreams * 64
+
+// rowArgs are the arguments of a row kernel: a row of x against rows of weights, which are so many to each of several streams.
+// Numbers of x and y are float32.
+type rowArgs struct {
+	y           unsafe.Pointer // the result of row r of stream s lies at y + r*yRow + s*yStep
+	yRow, yStep int
+	w           unsafe.Pointer // the first row of stream s begins at w + s*wStep
+	wStep       int
+	wSkip       int // bytes between a row of a stream and the next
+	x           unsafe.Pointer
+	n           int // numbers of a row
+	rows        int // of each stream, at least 1
+
+	// A row has within+beyond whole cache lines. While each of the first ones is read, the one so many as beyond behind it is
+	// brought nearer; while the last ones are, as many from where the line behind the row's last whole one begins, and next
+	// bytes on: those of the stream's next row. Of its last row these are behind bytes on. All of that is a hint, which may
+	// reach over the ends of buffers.
+	within, beyond int
+	next, behind   int
+}

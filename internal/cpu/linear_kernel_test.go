@@ -71,6 +71,60 @@ func TestDotKernels(t *testing.T) {
 	}
 }
 
+// TestRowKernels: the kernels for one row in use give the bits of the dot kernels, whether streams are neighbouring rows of weights,
+// have a part each or are all the same, and change no argument.
+func TestRowKernels(t *testing.T) {
+	rng := reftest.Rand(t)
+	all := linearTiers[inUse]
+	k := &all.row
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		if k.dot[d] == nil {
+			continue // the dot kernels compute it
+		}
+		for _, n := range []int{0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 40, 63, 64, 65, 95, 128, 129, 300, 513} {
+			rows := 1 + rng.IntN(3)
+			out := rows * k.streams
+			c := newLinearCase[float32](t, rng, d, 1, n, out)
+			want := make([]float32, out)
+			for i := range want {
+				one := dotArgs{
+					y: unsafe.Pointer(&c.Y[i]), w: unsafe.Add(c.W.Ptr, i*n*d.Size()), x: unsafe.Pointer(unsafe.SliceData(c.X)), rows: 1, n: n,
+				}
+				all.dot[d][1](&one)
+				want[i] = c.Y[i]
+			}
+			check := func(name string, step, row, rows int) {
+				t.Helper()
+				for i := range c.Y {
+					c.Y[i] = float32(math.NaN())
+				}
+				size := n * d.Size()
+				a := rowArgs{
+					y: unsafe.Pointer(&c.Y[0]), yRow: 4 * row, yStep: 4 * step, w: c.W.Ptr, wSkip: (row - 1) * size, wStep: step * size,
+					x: unsafe.Pointer(unsafe.SliceData(c.X)), n: n, rows: rows, next: rng.IntN(1 << 20), behind: -rng.IntN(1 << 20),
+				}
+				lines := size / cacheLine
+				a.beyond = rng.IntN(lines + 1)
+				a.within = lines - a.beyond
+				before := a
+				k.dot[d](&a)
+				if a != before {
+					t.Fatalf("%v %v, %d rows of %d, %s: the arguments were %+v, and are %+v", inUse, d, rows, n, name, before, a)
+				}
+				for i, v := range c.Y {
+					if math.Float32bits(v) != math.Float32bits(want[i]) {
+						t.Fatalf("%v %v, %d rows of %d, %s: result %d is %v, of the dot kernel %v", inUse, d, rows, n, name, i, v, want[i])
+					}
+				}
+			}
+			check("side by side", 1, k.streams, rows)
+			check("apart", rows, 1, rows)
+			check("one stream", 0, 1, out)
+			c.close()
+		}
+	}
+}
+
 // TestVectorKernels: the kernels in use give the bits of their Go twins, and write nothing else.
 func TestVectorKernels(t *testing.T) {
 	rng := reftest.Rand(t)

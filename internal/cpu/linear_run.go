@@ -69,6 +69,9 @@ type linearRun struct {
 	shares  int
 	workers []linearWorker
 
+	// One row: see linear_row.go.
+	row rowRun
+
 	// Many rows, in tiles: see linear_tiles.go.
 	tiles         *linearTiles
 	way           *tileWay
@@ -89,7 +92,8 @@ type linearWorker struct {
 }
 
 // run computes the layers for the given number of rows.
-func (l *linearRun) run(p *pool, rows int) error {
+func (l *linearRun) run(e *Engine, rows int) error {
+	p := &e.pool
 	if l.tiles, l.way = l.tilesFor(rows); l.tiles != nil {
 		return l.inTiles(p, rows)
 	}
@@ -104,6 +108,12 @@ func (l *linearRun) run(p *pool, rows int) error {
 		worth := attn.Product(outs, l.in*l.passes) / shareWeights
 		weights := float64(outs) * float64(l.in)
 		threads := threadsFor(workOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
+		if l.rows == 1 && l.kernels.row.dot[l.dtype] != nil {
+			if err := l.oneRow(e, threads); err != nil {
+				return err
+			}
+			continue
+		}
 		l.shares = max(min(worth, units, threads*sharesPerThread), 1)
 		for len(l.workers) < threads {
 			l.workers = append(l.workers, linearWorker{})

@@ -9,9 +9,25 @@ type linearKernels struct {
 	dot  [attn.DTypes][dotMaxRows + 1]func(a *dotArgs)
 	rows int
 
+	row rowKernels // for one row
+
 	tiles *linearTiles // for many rows; nil: they are computed as few are
 
 	add  func(dst, src *float32, n int)
 	relu func(dst *float32, n int)
 	gelu func(dst *float32, n int)
+}
+
+// rowKernels compute layers of one row. Those of one instruction set have the bits of its dot kernels.
+type rowKernels struct {
+	dot     [attn.DTypes]func(a *rowArgs) // nil: the dot kernels compute it
+	streams int
+	side    int // bytes of a row of weights from which on streams take neighbouring rows; of shorter ones each has a part of a piece
+	ahead   int // bytes of each stream that are asked for ahead of their use
+	unit    int // bytes of weights that a piece has at most, if these are a row of each stream
+
+	// While a thread waits for the next layer of one row, it asks for so many bytes of the weights that it will read there: see
+	// nextRows.
+	fetch func(p uintptr, n int) // nil: none
+	idle  int
 }

@@ -2,7 +2,11 @@
 
 package cpu
 
-import "gorgonia.org/leanattention/internal/attn"
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+)
 
 // The tables of the tiers.
 var linearTiers = [tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAMX}
@@ -14,7 +18,11 @@ var linearAVX2 = linearKernels{
 		attn.Float16:  {nil, dotF16x1AVX2, dotF16x2AVX2, dotF16x3AVX2},
 		attn.BFloat16: {nil, dotBF16x1AVX2, dotBF16x2AVX2, dotBF16x3AVX2},
 	},
-	rows:  3,
+	rows: 3,
+	row: rowKernels{
+		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32AVX2, attn.Float16: rowF16AVX2, attn.BFloat16: rowBF16AVX2},
+		streams: 4, side: math.MaxInt, ahead: 2560, unit: 256 << 10,
+	},
 	tiles: &tilesAVX2,
 	add:   addAVX2,
 	relu:  reluAVX2,
@@ -28,7 +36,12 @@ var linearAVX512 = linearKernels{
 		attn.Float16:  {nil, dotF16x1AVX512, dotF16x2AVX512, dotF16x3AVX512, dotF16x4AVX512},
 		attn.BFloat16: {nil, dotBF16x1AVX512, dotBF16x2AVX512, dotBF16x3AVX512, dotBF16x4AVX512},
 	},
-	rows:  4,
+	rows: 4,
+	row: rowKernels{
+		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32AVX512, attn.Float16: rowF16AVX512, attn.BFloat16: rowBF16AVX512},
+		streams: 8, side: 4 << 10, ahead: 1024, unit: 64 << 10,
+		fetch: fetchAVX512, idle: 512 << 10,
+	},
 	tiles: &tilesAVX512,
 	add:   addAVX512,
 	relu:  reluAVX512,

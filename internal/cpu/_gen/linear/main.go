@@ -18,6 +18,7 @@ import (
 var families = map[string]func(*gen){
 	"dropout":      dropped,
 	"linear":       linear,
+	"linear_row":   linearRow,
 	"linear_tiles": linearTiles,
 	"norm":         norm,
 	"readsum":      readSum,

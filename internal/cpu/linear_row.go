@@ -1,0 +1,206 @@
+package cpu
+
+import (
+	"sync/atomic"
+	"unsafe"
+)
+
+// A layer of one row is a reading of its weights: memory should never wait to be asked. So a thread goes through weights that
+// lie one behind the other, and asks at the end of each piece for the beginning of the next. What it has not begun
+// when others are done is theirs.
+
+// rowRun is one row of the layers of a linearRun. As a task for the pool its workers are ranges of pieces, as many as threads.
+type rowRun struct {
+	*linearRun
+	outs   int // output features of a piece, of which each layer has its own
+	pieces int
+	ranges []rowRange
+	args   []rowScratch
+	then   []memory // what each thread is likely to read first in the next such call; empty: not known
+}
+
+// rowRange is the pieces of a thread that nobody has begun: the first, and the one behind the last, in 32 bits each. The thread
+// takes the first, others the last.
+type rowRange struct {
+	left atomic.Uint64
+	_    [2*cacheLine - 8]byte // processors fetch lines in pairs
+}
+
+// rowScratch is a thread's.
+type rowScratch struct {
+	rowArgs
+	_ [cacheLine]byte
+}
+
+// take returns a piece that nobody has begun, and the one behind it, -1 if that is somebody else's.
+func (r *rowRange) take(own bool) (piece, next int, ok bool) {
+	for {
+		left := r.left.Load()
+		first, end := left>>32, left&(1<<32-1)
+		switch {
+		case first >= end:
+			return 0, 0, false
+		case !own:
+			if r.left.CompareAndSwap(left, left-1) {
+				return int(end - 1), -1, true
+			}
+		case r.left.CompareAndSwap(left, left+1<<32):
+			if first+1 == end {
+				return int(first), -1, true
+			}
+			return int(first), int(first + 1), true
+		}
+	}
+}
+
+// oneRow computes the row l.first of all layers.
+func (l *linearRun) oneRow(e *Engine, threads int) error {
+	r, k := &l.row, &l.kernels.row
+	r.linearRun = l
+	all := 0
+	for i := range l.layers {
+		if i == 0 || !l.inTurn {
+			all += l.layers[i].out
+		}
+	}
+	// All streams have a row at least, and a thread several pieces, of which others may take some.
+	r.outs = k.streams * max(1, min(k.unit/max(l.wRow, 1), all/(threads*sharesPerThread))/k.streams)
+	r.pieces = 0
+	for i := range l.layers {
+		if i == 0 || !l.inTurn {
+			r.pieces += r.piecesOf(&l.layers[i])
+		}
+	}
+	if r.pieces == 0 {
+		return nil
+	}
+	threads = min(threads, r.pieces)
+	for len(r.ranges) < threads {
+		r.ranges = append(r.ranges, rowRange{})
+		r.args = append(r.args, rowScratch{})
+	}
+	r.ranges = r.ranges[:threads]
+	for i := range r.ranges {
+		r.ranges[i].left.Store(uint64(i*r.pieces/threads)<<32 | uint64((i+1)*r.pieces/threads))
+	}
+	r.then = r.then[:0]
+	if k.fetch != nil {
+		e.next.turn(r)
+	}
+	if err := e.pool.runOn(r, threads, threads); err != nil {
+		return err
+	}
+	r.linearRun = nil
+	for i := range r.args {
+		r.args[i].rowArgs = rowArgs{}
+	}
+	return nil
+}
+
+// beginning is what thread i reads first: what lies side by side of its range, or as much of it as it may ask for.
+func (r *rowRun) beginning(i int) memory {
+	first, end := i*r.pieces/len(r.ranges), (i+1)*r.pieces/len(r.ranges)
+	for j := range r.layers {
+		l := &r.layers[j]
+		if from, to := r.part(first, j); from < to {
+			outs := min((end-first)*r.outs, l.out-from)
+			return memory{uintptr(unsafe.Add(l.w, from*r.wRow)), min(outs*r.wRow, r.kernels.row.idle)}
+		}
+	}
+	return memory{}
+}
+
+// after is what the thread is likely to read next.
+func (r *rowRun) after(thread int) reading {
+	if len(r.then) != len(r.ranges) {
+		return reading{}
+	}
+	return reading{r.then[thread], r.kernels.row.fetch}
+}
+
+func (r *rowRun) piecesOf(l *linearLayer) int { return (l.out-1)/r.outs + 1 }
+
+// work computes what is left of range i, and then of the others.
+func (r *rowRun) work(i, thread int) {
+	for j := range r.ranges {
+		of := &r.ranges[(i+j)%len(r.ranges)]
+		for {
+			piece, next, ok := of.take(j == 0)
+			if !ok {
+				break
+			}
+			r.compute(&r.args[thread].rowArgs, piece, next)
+		}
+	}
+}
+
+// part returns the output features of layer j that a piece has; none if to is not above from.
+func (r *rowRun) part(piece, j int) (from, to int) {
+	if !r.inTurn {
+		for i := range j {
+			piece -= r.piecesOf(&r.layers[i])
+		}
+	}
+	if piece < 0 {
+		return 0, 0
+	}
+	return piece * r.outs, min((piece+1)*r.outs, r.layers[j].out)
+}
+
+// begins returns where the weights of the first part of a piece are, from layer j on; nil: there is none.
+func (r *rowRun) begins(piece, j int) unsafe.Pointer {
+	for ; j < len(r.layers); j++ {
+		if from, to := r.part(piece, j); from < to {
+			return unsafe.Add(r.layers[j].w, from*r.wRow)
+		}
+	}
+	return nil
+}
+
+// compute computes a piece, behind which the thread goes on with another, if it is not -1.
+func (r *rowRun) compute(a *rowArgs, piece, next int) {
+	for j := range r.layers {
+		from, to := r.part(piece, j)
+		if from >= to {
+			continue
+		}
+		then := r.begins(piece, j+1)
+		if then == nil && next >= 0 {
+			then = r.begins(next, 0)
+		}
+		r.features(a, &r.layers[j], from, to, then)
+		r.finish(&r.layers[j], r.first, 1, from, to-from)
+	}
+}
+
+// features computes the sums of features [from, to) of a layer. then is where the thread goes on, nil if that is not known.
+func (r *rowRun) features(a *rowArgs, l *linearLayer, from, to int, then unsafe.Pointer) {
+	k := &r.kernels.row
+	a.n, a.x = r.in, unsafe.Add(r.x, r.first*r.in*r.size)
+	lines := r.wRow / cacheLine
+	a.beyond = min(k.ahead/cacheLine, lines)
+	a.within = lines - a.beyond
+	// compute asks behind the last row for what is there, or else once more for what has just been read.
+	compute := func(at, rows, step, row int, then unsafe.Pointer) {
+		a.w, a.wStep, a.wSkip = unsafe.Add(l.w, at*r.wRow), step*r.wRow, (row-1)*r.wRow
+		a.y, a.yStep, a.yRow = unsafe.Add(l.y, (r.first*l.out+at)*r.size), step*r.size, row*r.size
+		a.rows, a.next, a.behind = rows, row*r.wRow-lines*cacheLine, -a.beyond*cacheLine
+		if then != nil {
+			last := uintptr(a.w) + uintptr((rows-1)*row*r.wRow+lines*cacheLine)
+			a.behind = int(uintptr(then) - last)
+		}
+		k.dot[r.dtype](a)
+	}
+	rows := (to - from) / k.streams
+	left := from + rows*k.streams
+	if rows > 0 {
+		step, row := rows, 1
+		if r.wRow >= k.side {
+			step, row = 1, k.streams
+		}
+		compute(from, rows, step, row, then)
+	}
+	if left < to { // all streams are of the same row
+		compute(left, to-left, 0, 1, then)
+	}
+}
