@@ -205,7 +205,7 @@ func rowTimes(x []float64, y *[16][8]float64) (sum [8]float64) {
 
 // groupProduct: a warp's 16 rows of the 64 that a warp group has, by n columns, 16
 // elements deep. The left operand is in shared memory or in registers, the right one in shared
-// memory, whose rows are the columns of the product or, transposed, what is summed over. It happens at once, since the compiler
+// memory. Rows there are the rows or columns of the product or, transposed, what is summed over. It happens at once, since the compiler
 // moves the sums about before they are there, which the hardware's assembler undoes;
 // what would have happened had it come later is compared.
 func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
@@ -225,13 +225,20 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 	var operand func(w *warp) func() [][16]float32
 	var adds func(w *warp) bool
 	if len(s.args) == 8 {
-		if !is(4, 1, 1, 0, 0) {
+		transposed = is(7, 1)
+		left := is(6, 1)
+		if !is(4, 1, 1) || !left && !is(6, 0) || !transposed && !is(7, 0) {
 			return nil
 		}
 		a, more := c.src64(&s.args[1]), c.predicate(&s.args[3])
 		operand = func(w *warp) func() [][16]float32 {
-			descriptor := uniform64(w, a)
-			return func() [][16]float32 { return readOperand(w, descriptor, w.id%4*16, 16, brain) }
+			descriptor, first := uniform64(w, a), w.id%4*16
+			return func() [][16]float32 {
+				if left {
+					return readTransposed(w, descriptor, first, 16, brain)
+				}
+				return readOperand(w, descriptor, first, 16, brain)
+			}
 		}
 		adds = func(w *warp) bool {
 			if p := w.p[more]; p != 0 && p != all {
@@ -254,7 +261,7 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 		descriptor := uniform64(w, b)
 		right := func() [][16]float32 {
 			if transposed {
-				return readTransposed(w, descriptor, n, brain)
+				return readTransposed(w, descriptor, 0, n, brain)
 			}
 			return readOperand(w, descriptor, 0, n, brain)
 		}
@@ -304,19 +311,25 @@ func registerOperand(w *warp, a []register, brain bool) [][16]float32 {
 	return x
 }
 
-// readTransposed reads the n columns of an operand of 16 rows, which lie in blocks of 64
-// columns.
-func readTransposed(w *warp, descriptor uint64, n int, brain bool) [][16]float32 {
+// readTransposed reads n columns of an operand of 16 rows, from column number `first` on. They lie in blocks of 64
+// columns, swizzled, or, if there are eight, in rows of 16 bytes.
+func readTransposed(w *warp, descriptor uint64, first, n int, brain bool) [][16]float32 {
 	start, block, stride := descriptor&0x3fff<<4, descriptor>>16&0x3fff<<4, descriptor>>32&0x3fff<<4
-	if descriptor>>62 != 1 || descriptor>>49&7 != 0 {
+	plain := descriptor>>62 == 0
+	// Without a swizzle nothing but the GPU says which of the two is from eight rows to the next ones.
+	if descriptor>>62 > 1 || descriptor>>49&7 != 0 || plain && (n != 8 || block != stride) {
 		w.fail("an operand of another kind: %#x", descriptor)
 	}
 	x := make([][16]float32, n)
-	for column := 0; column < n; column += 8 {
+	for i := 0; i < n; i += 8 {
+		column := first + i
 		for k := range uint64(16) {
-			at := swizzled(start + uint64(column/64)*block + k/8*stride + k%8*128 + uint64(column%64*2))
-			for i, e := range (*[8]uint16)(w.at(sharedSpace, at, 0, 16)) {
-				x[column+i][k] = wide(e, brain)
+			at := start + k/8*stride + k%8*16
+			if !plain {
+				at = swizzled(start + uint64(column/64)*block + k/8*stride + k%8*128 + uint64(column%64*2))
+			}
+			for j, e := range (*[8]uint16)(w.at(sharedSpace, at, 0, 16)) {
+				x[i+j][k] = wide(e, brain)
 			}
 		}
 	}

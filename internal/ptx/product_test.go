@@ -299,7 +299,7 @@ func TestGroupProducts(t *testing.T) {
 	}
 	for _, text := range []string{
 		"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2}, %rd0, %rd1, %p0, 1, 1, 0, 0;", "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, -1, 1, 0, 0;",
-		"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1, 0, 1;", "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1;", "wgmma.mma_async.sync.aligned.m64n0k16.f32.f16.f16 {}, %rd0, %rd1, %p0, 1, 1, 0, 0;",
+		"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1, 0, 2;", "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1, 2, 0;", "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1;", "wgmma.mma_async.sync.aligned.m64n0k16.f32.f16.f16 {}, %rd0, %rd1, %p0, 1, 1, 0, 0;",
 		"wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1, 0, 0;", "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%f0, %f1, %f2, %f3}, %rd0, %rd1, %p0, 1, 1, 0, 0;", "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {1, 2, 3, 4}, %rd0, %rd1, %p0, 1, 1, 0, 0;",
 		"wgmma.wait_group.sync.aligned;", "wgmma.wait_group.sync.aligned -1;", "wgmma;", "mma;", "ldmatrix;", "movmatrix;", "movmatrix.sync.aligned.m8n8.b16 %r0, %r1;", "movmatrix.sync.aligned.m8n8.trans.b16 %rd0, %r1;", "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r0, %r1}, {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%r0, %r1};",
 		"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r0, %r1, %r2, %r3}, {%r0, %r1};", "ldmatrix.sync.aligned.m8n8.x4.b16 {%r0, %r1, %r2, %r3}, [%rd0];", "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r0, %r1}, [%r4];", "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r0, %r1}, [%r4];",
@@ -382,5 +382,68 @@ or.b64 %%rd4, %%rd4, 0x4000004000800000;
 	}
 	for _, more := range []string{"2, 1, 1, 1", "-1, 1, 1, 1", "1, -1, 1, 1", "0, 0, 1, 1", "1, 1, 1, 2", "1, 1, 1"} {
 		compileFails(t, "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, {%r0, %r1, %r2, %r3}, %rd1, "+more+";", "")
+	}
+}
+
+// Products of operands in shared memory whose rows are summed over: 16 of 64 columns, swizzled, and 16 of eight.
+func TestGroupProductsTransposed(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, kind := range []string{"f16", "bf16"} {
+		a, b := randomMatrix(rng, 64, 16), randomMatrix(rng, 8, 16)
+		d := a.times(b, matrix{64, 8, make([]float32, 64*8)})
+		in := memory[uint16](16*64 + 16*8)
+		for k := range 16 {
+			for row := range 64 {
+				in[k*64+(row/8^k%8)*8+row%8] = uint16(narrow(*a.at(row, k), kind))
+			}
+			for column := range 8 {
+				in[16*64+k*8+column] = uint16(narrow(*b.at(column, k), kind))
+			}
+		}
+		body := func(right string) string {
+			return fmt.Sprintf(`mov.u64 %%rd0, memory;
+cvt.u32.u64 %%r10, %%rd0;
+mov.u32 %%r1, %%t;
+FILL:
+shl.b32 %%r2, %%r1, 2;
+cvt.u64.u32 %%rd1, %%r2;
+add.s64 %%rd1, %%g1, %%rd1;
+ld.global.u32 %%r3, [%%rd1];
+add.s32 %%r2, %%r2, %%r10;
+st.shared.u32 [%%r2], %%r3;
+add.s32 %%r1, %%r1, %%n;
+setp.lt.u32 %%p0, %%r1, %d;
+@%%p0 bra FILL;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+shr.u32 %%r4, %%r10, 4;
+cvt.u64.u32 %%rd2, %%r4;
+add.s64 %%rd3, %%rd2, %d;
+or.b64 %%rd2, %%rd2, 0x4000004000010000;
+or.b64 %%rd3, %%rd3, %s;
+setp.eq.s32 %%p1, %%n, 0;
+wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.%s.%s {%%f0, %%f1, %%f2, %%f3}, %%rd2, %%rd3, %%p1, 1, 1, 1, 1;
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+mad.wide.u32 %%rd4, %%t, 16, %%g0;
+st.global.v4.f32 [%%rd4], {%%f0, %%f1, %%f2, %%f3};
+`, len(in)/2, 16*128/16, right, kind, kind)
+		}
+		out := memory[float32](64 * 8)
+		l := Launch{Grid: 1, Block: 128, Shared: 2 * len(in), Seed: rng.Uint64()}
+		if err := launch(compile(t, program(2, body("0x0000000800080000"))), l, rangeOf(out), rangeOf(in)); err != nil {
+			t.Fatal(err)
+		}
+		for i, got := range out {
+			thread, j := i/4, i%4
+			if want := *d.at(thread/32*16+thread%32/4+j/2*8, thread%4*2+j%2); got != want {
+				t.Fatalf("%s: register %d of thread %d is %g, want %g", kind, j, thread, got, want)
+			}
+		}
+		for _, right := range []string{"0x0000000800100000", "0x8000000800080000"} { // rows whose distance nobody knows, another swizzle
+			err := launch(compile(t, program(2, body(right))), l, rangeOf(out), rangeOf(in))
+			fails(t, right, err, "an operand of another kind", "line ")
+		}
 	}
 }

@@ -342,6 +342,71 @@ func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
 	noError(t, plan.Close())
 }
 
+// testRow: output tiles of one row by the kernels for long launches, whatever the lengths, with one
+// part of an output tile or several.
+func testRow(t *testing.T, m *machine, cases, longest int) {
+	rng := reftest.Rand(t)
+	plan := m.engine.NewPlan()
+	m.engine.anyRow = true
+	seen := map[string]int{}
+	for range reftest.AtLeast(cases, func() bool { return seen["in pages"] > 0 && seen["together"] > 0 && seen["whole"] > 0 }) {
+		shape := reftest.Shape{KVHeads: 1 + rng.IntN(4), Dim: 64, ValueDim: 64, Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
+		shape.Heads = shape.KVHeads
+		for range 1 + rng.IntN(4) {
+			shape.Queries = append(shape.Queries, testgpu.Pick(rng, 0, 1, 1, 1))
+			shape.Keys = append(shape.Keys, testgpu.Pick(rng, 0, 1, 63, 64, 65, 255, 256, 257, 319, 513, 1025, rng.IntN(longest)))
+		}
+		shape.Queries[0] = 1
+		o := options{shape: &shape, kv: testgpu.Pick(rng, gpu.Halves...), dense: rng.IntN(4) == 0, page: testgpu.Pick(rng, 0, 16, 48, 64, 512)}
+		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), o)
+		p.geometry.Workers = testgpu.Pick(rng, 0, 0, 1, 2, 3)
+		var first []byte
+		for range 2 {
+			m.Poison(t, &p.o)
+			m.Poison(t, &p.lse)
+			m.run(t, plan, p)
+			p.check(t)
+			out := testgpu.Read(t, &p.o)
+			if k := plan.look.kernel; t.Failed() || !k.row || first != nil && !bytes.Equal(first, out) {
+				t.Fatalf("%v by %v", p, k.entries)
+			}
+			first = out
+		}
+		for _, w := range plan.works {
+			switch {
+			case w.tiles == 0:
+			case w.wholeSeq == together:
+				seen["together"]++
+			case w.wholeTiles > 0:
+				seen["whole"]++
+			}
+		}
+		if plan.look.kernel.paged {
+			seen["in pages"]++
+		}
+		p.close(t)
+	}
+	for _, what := range []string{"in pages", "together", "whole"} {
+		if seen[what] == 0 {
+			t.Errorf("none of %d cases and more is %s", cases, what)
+		}
+	}
+	// Fewer bytes, more rows, and a schedule that was asked for have the others.
+	m.engine.anyRow = false
+	shape := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1}, Keys: []int{300}}
+	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16})
+	for _, change := range []func(){func() {}, func() { m.engine.anyRow = true; p.geometry.Policy = lean.Policy{Kind: lean.PerHead} }, func() { p.geometry.Policy = lean.Policy{}; p.geometry.KVHeads = 1 }} {
+		change()
+		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
+		if k := plan.look.kernel; k.row {
+			t.Errorf("%+v: %v", p.geometry, k.entries)
+		}
+	}
+	m.engine.anyRow = false
+	p.close(t)
+	noError(t, plan.Close())
+}
+
 // testLargeQueries: float32 queries that 16-bit keys have no exponents for, with
 // a scale that makes common scores of them.
 func testLargeQueries(t *testing.T, m *machine) {

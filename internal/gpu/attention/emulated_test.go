@@ -106,6 +106,14 @@ func TestEmulatedManyRows(t *testing.T) {
 	testManyRows(t, emulatedGPU(t, 5), 500, groups[:reftest.Cases(t, 1, len(groups))]...)
 }
 
+func TestEmulatedRow(t *testing.T) {
+	m := emulatedGPU(t, 3)
+	if !m.engine.hasEpilogue() {
+		t.Skip("the PTX of another GPU")
+	}
+	testRow(t, m, reftest.Cases(t, 6, 100), 3000)
+}
+
 func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }
 
 func TestEmulatedAppend(t *testing.T) { testAppend(t, emulatedGPU(t, 3)) }

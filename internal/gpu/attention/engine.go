@@ -25,6 +25,7 @@ type Engine struct {
 
 	Eager  bool // all thread blocks are worth having: tests, whose problems are small
 	choice choice
+	anyRow bool // kernels for long launches of one row take short ones, too: tests
 
 	maps gpu.TensorMaps[mapKey]
 }

@@ -154,6 +154,9 @@ func TestFakeManyRows(t *testing.T) {
 				}
 			}
 			testManyRows(t, m, 200, 9, 8)
+			if f.Capability == 90 {
+				testRow(t, m, 4, 2000)
+			}
 		})
 	}
 }

@@ -98,6 +98,14 @@ func TestGPUManyRows(t *testing.T) {
 	testManyRows(t, realGPU(t), testgpu.OrShort(20000, 3000), manyRows...)
 }
 
+func TestGPURow(t *testing.T) {
+	m := realGPU(t)
+	if !m.engine.hasEpilogue() {
+		t.Skip("kernels for rows are those of 9.0")
+	}
+	testRow(t, m, testgpu.OrShort(60, 10), 60000)
+}
+
 func TestGPUNeighbours(t *testing.T) { testNeighbours(t, realGPU(t)) }
 
 func TestGPUAppend(t *testing.T) { testAppend(t, realGPU(t)) }

@@ -41,6 +41,13 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"u64* bars = (u64*)(memory + slots * S::SLOT); u64* bufferBars = bars + 2 * slots; char* rest = (char*)(bufferBars + 6); typename R::Shared sh; sh.warps = warps, sh.buffers = p.buffers; sh.last = (int*)(bufferBars + 4); " +
 				"sh.o = (float*)(rest + S::QUERY); sh.m = (float4*)(sh.o + sh.buffers * warps * p.rows * S::WIDTH); sh.l = sh.m + sh.buffers * ROWS;",
 		},
+		"attn_row.cuh": {
+			fmt.Sprintf("constexpr int TOGETHER = %d;", rowChunks), "constexpr int PARTS = 8;", "constexpr int QUERY = PARTS * D * 2;", "constexpr int WEIGHTS = KEYS * PARTS * 2;",
+			"constexpr int OPERANDS = QUERY + 2 * TOGETHER * WEIGHTS + 2 * WARPS * 4;",
+			"char* const operands = memory + p.slots * SLOT;", "u64* const bars = (u64*)(operands + OPERANDS); u64* const bufferBars = bars + 2 * p.slots;",
+			"sh.last = (int*)(bufferBars + 4); sh.o = (float*)(bufferBars + 6); sh.m = (float4*)(sh.o + sh.buffers * WARPS * p.rows * S::WIDTH); sh.l = sh.m + sh.buffers * ROWS;",
+		},
+		"lean_row.cu":   {"ROW_ATTENTION(lean_f16_64_row, AsF16, false) ROW_ATTENTION(lean_bf16_64_row, AsBF16, false) ROW_ATTENTION(lean_f16_64_row_paged, AsF16, true) ROW_ATTENTION(lean_bf16_64_row_paged, AsBF16, true)"},
 		"lean_many.cu":  {"VARIANT(lean_f16_128_many, AsF16, 128, true) VARIANT(lean_bf16_128_many, AsBF16, 128, true)"},
 		"lean_paged.cu": {"VARIANT(lean_f16_64_paged, AsF16, 64, false, true) VARIANT(lean_bf16_64_paged, AsBF16, 64, false, true)"},
 		"attn_prefill_rows.cuh": {

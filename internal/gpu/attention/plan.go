@@ -317,6 +317,8 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	shape := p.engine.shape(g.KV, g.Dim)
 	w := want{problem: g, features: g.Features(), rows: look.tileRows, pages: shape.pages(look.paged, g.PageTokens)}
+	// With one row there are as many scores as keys.
+	w.long = p.engine.anyRow || 2*need.scores*int64(g.Dim*g.KV.Size()) >= longReads*int64(p.engine.blocks)
 	look.kernel, err = p.engine.kernel(op, &w)
 	return look, need, who, err
 }

@@ -205,7 +205,7 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 // arguments fills the arguments of runLean's launch, of operands that were checked.
 func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	e, g := p.engine, &p.look.geometry
-	shape := e.shape(o.K.DType, g.Dim)
+	shape := e.shapeOf(p.look.kernel, g.Dim)
 	c, _ := e.configure(shape, p.look.kernel.way.configured(p.look.tileRows)) // Build has asked whether there is one
 	a := &p.params
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)

@@ -20,6 +20,7 @@ type kernel struct {
 	dims       []int
 	rows       int  // a sequence has at least so many: query positions times the heads of a group
 	paged      bool // a chunk of keys lies in pages, of a power of two of tokens, and in no more than prefetchedEntries
+	row        bool // output tiles have one row, and launches are long: see longReads
 	capability versions
 	tile       tile
 
@@ -65,10 +66,23 @@ var leanWay = way{
 	},
 	multiple: 4, shared: true,
 	fits: func(e *Engine, k *kernel, dim, rows int) bool {
-		_, ok := e.configure(e.shape(k.kv, dim), k.way.configured(min(rows, BlockRows)))
+		_, ok := e.configure(e.shapeOf(k, dim), k.way.configured(min(rows, BlockRows)))
 		return ok
 	},
 	run: (*Plan).runLean,
+}
+
+// Where output tiles have one row, and launches are long, by kernels that draw less. A schedule
+// that was asked for has the others: there a sequence's bits do not depend on how much others have to read.
+var rowWay = way{
+	can: attn.Can{
+		Name:     leanWay.can.Name,
+		Features: leanWay.can.Features &^ attn.OtherPolicy,
+		KV:       gpu.Halves,
+	},
+	multiple: 4, shared: true,
+	fits: leanWay.fits,
+	run:  (*Plan).runLean,
 }
 
 // The same with masks and score modifications, by kernels of their own: those without are faster.
@@ -161,6 +175,9 @@ func (y *way) configured(rows int) int {
 
 // leanUnit is the module that every plan needs.
 const leanUnit = "lean"
+
+// rowUnit is that of kernels for output tiles of one row in long launches.
+const rowUnit = "lean_row"
 
 // appendEntry is the kernel there that stores new keys and values, of all types.
 const appendEntry = "lean_append"
@@ -269,6 +286,11 @@ var table = slices.Concat(promptKernels(), []kernel{
 	{way: &leanWay, unit: "lean_many", entries: []string{"lean_f16_128_many"}, kv: attn.Float16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{rows: 16}},
 	{way: &leanWay, unit: "lean_many", entries: []string{"lean_bf16_128_many"}, kv: attn.BFloat16, dims: []int{128}, rows: 9, capability: hopper, tile: tile{rows: 16}},
 
+	{way: &rowWay, unit: rowUnit, entries: []string{"lean_f16_64_row_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, row: true, capability: hopper, tile: tile{rows: 1}},
+	{way: &rowWay, unit: rowUnit, entries: []string{"lean_bf16_64_row_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, row: true, capability: hopper, tile: tile{rows: 1}},
+	{way: &rowWay, unit: rowUnit, entries: []string{"lean_f16_64_row"}, kv: attn.Float16, dims: []int{64}, row: true, capability: hopper, tile: tile{rows: 1}},
+	{way: &rowWay, unit: rowUnit, entries: []string{"lean_bf16_64_row"}, kv: attn.BFloat16, dims: []int{64}, row: true, capability: hopper, tile: tile{rows: 1}},
+
 	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_64_paged"}, kv: attn.Float16, dims: []int{64}, paged: true, capability: hopper, tile: tile{rows: 16}},
 	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_f16_128_paged"}, kv: attn.Float16, dims: []int{128}, paged: true, capability: hopper, tile: tile{rows: 16}},
 	{way: &leanWay, unit: "lean_paged", entries: []string{"lean_bf16_64_paged"}, kv: attn.BFloat16, dims: []int{64}, paged: true, capability: hopper, tile: tile{rows: 16}},
@@ -352,6 +374,7 @@ type want struct {
 	features attn.Feature // of the problem
 	rows     int          // of the sequence with the most of them
 	pages    int          // that a chunk of keys lies in, see shape.pages; 0: no kernel for pages will do
+	long     bool         // a thread block reads much, see longReads
 	same     bool         // queries and outputs are of the type of keys
 }
 
@@ -362,7 +385,7 @@ func (k *kernel) takes(w *want) bool {
 	return k.kv == g.KV && slices.Contains(k.dims, g.Dim) && w.rows >= k.rows && (w.same || !y.same) &&
 		w.features&^y.can.Features == 0 && w.features&y.needs == y.needs &&
 		(g.Scale > 0 || !y.positive) && strides&(y.multiple-1) == 0 &&
-		(!k.paged || 1 <= w.pages && w.pages <= prefetchedEntries)
+		(!k.paged || 1 <= w.pages && w.pages <= prefetchedEntries) && (!k.row || w.rows == 1 && w.long)
 }
 
 // find is the first of some kernels that does what is wanted; nil: none does.

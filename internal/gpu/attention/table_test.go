@@ -89,7 +89,7 @@ func TestTableHasNoDeadLine(t *testing.T) {
 				if k.paged {
 					pages = 1
 				}
-				w := want{problem: &g, features: g.Features(), rows: max(k.rows, 1), pages: pages, same: k.way.same}
+				w := want{problem: &g, features: g.Features(), rows: max(k.rows, 1), pages: pages, long: k.row, same: k.way.same}
 				found = found || find(all, &w) == k
 			}
 			if !found {

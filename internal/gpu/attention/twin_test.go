@@ -168,6 +168,12 @@ func (k *twin) checkLaunch(l *testgpu.Launch, a *attention) {
 	if row > 256 {
 		query = map[int]int{2: a.dim / 16 * 1024, 4: a.dim / 8 * 512}[size]
 	}
+	if strings.Contains(l.Kernel, "_row") {
+		query = rowOperands
+		if a.Rows != 1 || a.warps != 4 || a.Slots < rowChunks {
+			t.Errorf("%s: %d rows, %d warps, %d slots", l.Kernel, a.Rows, a.warps, a.Slots)
+		}
+	}
 	warps, rows := int(a.warps), int(a.Rows)
 	last := int(a.Slots)*slot + query + int(a.buffers)*(warps*rows*(a.dim+8)*4+2*16*16) + (2*int(a.Slots)+4)*8
 	switch {
