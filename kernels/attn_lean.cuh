@@ -167,6 +167,17 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       st.empty();
       const int rows = w.rows(p);
       const typename A::Mode mode = A::modeOf(rows, precise);
+      // Products of zeros draw less: what is no row has queries of zeros, and a maximum beside which
+      // its weights are 0.
+      if constexpr (APART && A::NARROWS && !Modified<T>::scores) {
+        if (mode == A::NARROW) {
+          if (lane >> 3 >= rows) {
+#pragma unroll
+            for (int k = 0; k < S::STEPS; k++) q.hi[k][0] = q.hi[k][1] = 0;
+          }
+          if ((lane & 3) >= rows) st.m[0] = 1e30f;
+        }
+      }
       int sees[2];        // keys that a lane's rows see
       int all = w.s.keys; // keys that every row sees
 #pragma unroll
