@@ -26,10 +26,10 @@ const (
 	tableScale = "Attention of a decode step with its heads or contexts on several GPUs, all in float16, pages of 64, recorded"
 
 	scaleBytes  = 20 << 30 // of keys and values, that layers have together if one has less
-	scaleLayers = 8       // at most
-	scaleChunk  = 4096    // rows of a prompt at once
-	scaleWindow = 64      // keys that they see: what is measured is the step behind them
-	scalePeriod = 1000    // numbers until they are the same again
+	scaleLayers = 8        // at most
+	scaleChunk  = 4096     // rows of a prompt at once
+	scaleWindow = 64       // keys that they see: what is measured is the step behind them
+	scalePeriod = 1000     // numbers until they are the same again
 )
 
 // scaling is the flags of the scale command, and what it measures.
