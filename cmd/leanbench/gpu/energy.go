@@ -11,7 +11,7 @@ import (
 
 // energyTurn is how long a contender runs for its energy in each of its turns: many times as long as the counter takes to
 // move. energyTurns is how many it has. They are variables for tests.
-var energyTurn, energyTurns = 750 * time.Millisecond, 2
+var energyTurn, energyTurns = 500 * time.Millisecond, 4
 
 // openNVML is a variable for tests, which have another library.
 var openNVML = nvml.Open
@@ -101,7 +101,7 @@ func (b *Bench) drawOnce(c *Contender, turn time.Duration) (watts float64, times
 // Busy is which share of the multiprocessors' time has a warp while a contender runs, by the GPU's counters, behind OpenPower.
 func (b *Bench) Busy(c *Contender) (share float64, err error) {
 	var counters *nvml.Counters
-	_, err = whileRunning(c, energyTurn/2, func() (err error) {
+	_, err = whileRunning(c, energyTurn*3/4, func() (err error) {
 		counters, err = b.power.device.Count()
 		return err
 	})

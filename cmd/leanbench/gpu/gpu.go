@@ -66,7 +66,7 @@ func measureGPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	})
 	flags.BoolVar(&o.layer, "layer", false, "only what a layer of a decode step costs beyond its kernels")
 	flags.BoolVar(&o.prefill, "prefill", false, "only prompts: steps of many queries, in TFLOP/s")
-	flags.BoolVar(&o.energy, "energy", false, "also what each contender draws, by NVML: a second and a half of each")
+	flags.BoolVar(&o.energy, "energy", false, "also what each contender draws, by NVML: two seconds of each")
 	flags.BoolVar(&o.linear, "linear", false, "only linear layers of many rows, in TFLOP/s")
 	return func(stdout, stderr io.Writer) error {
 		m, err := measure.ThisMachine(runtime.GOMAXPROCS(0))
