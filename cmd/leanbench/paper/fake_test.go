@@ -377,10 +377,10 @@ func TestFakeDeaths(t *testing.T) {
 	for _, c := range []struct {
 		figures []measure.Figure
 		want    int
-	}{{r.Figures, 1}, {append(slices.Clone(r.Figures), measure.Figure{Table: "Figure 3", Case: points[1].label}), 2}} {
-		noted := &measure.Report{Figures: c.figures, Notes: []string{points[0].label + ", and perhaps others: without cudnn: old", points[1].label + ", and perhaps others: without cudnn: old", points[1].label + ", and perhaps others: without cudnn: new"}}
-		if left := forgetNotes(noted, 2, []item{{panel{table: "Figure 7a"}, points[1], 1}}); left != c.want || len(noted.Notes) != left+1 || !strings.HasPrefix(noted.Notes[0], points[0].label) {
-			t.Errorf("%q are left of the notes, want %d of the first two", noted.Notes, c.want)
+	}{{r.Figures, 2}, {append(slices.Clone(r.Figures), measure.Figure{Table: "Figure 3", Case: points[1].label}), 3}, {append(slices.Clone(r.Figures), measure.Figure{Table: "Figure 11", Case: "Some model, " + points[1].label}), 3}} {
+		noted := &measure.Report{Figures: c.figures, Notes: []string{points[0].label + ", and perhaps others: without cudnn: old", "b1, 32 heads x 8192 x 128, and perhaps others: without cudnn: nobody has measured that again", points[1].label + ", and perhaps others: without cudnn: old", points[1].label + ", and perhaps others: without cudnn: new"}}
+		if left := forgetNotes(noted, 3, []item{{panel{table: "Figure 7a"}, points[1], 1}}); left != c.want || len(noted.Notes) != left+1 || !strings.HasPrefix(noted.Notes[0], points[0].label) {
+			t.Errorf("%q are left of the notes, want %d of the first three", noted.Notes, c.want)
 		}
 	}
 	if r, err = measure.Load(file); err != nil {

@@ -208,16 +208,18 @@ func (o *options) items(b bench, stderr io.Writer) (todo []item, known int) {
 // forgetNotes drops what the first notes, so many, say of shapes of which all has been measured since: what they lacked may
 // have been there. It returns how many of them are left.
 func forgetNotes(r *measure.Report, first int, measured []item) int {
-	again, kept := make(map[[2]string]bool), make(map[string]bool)
+	// A case may have a name in front of its shape.
+	has := func(label, is string) bool { return label == is || strings.HasSuffix(label, ", "+is) }
+	again := make(map[[2]string]bool)
 	for _, x := range measured {
 		again[[2]string{x.panel.table, x.point.label}] = true
 	}
-	for _, f := range r.Figures {
-		kept[f.Case] = kept[f.Case] || !again[[2]string{f.Table, f.Case}]
-	}
 	old := slices.DeleteFunc(slices.Clone(r.Notes[:first]), func(note string) bool {
 		is, _, ok := gpu.CutMissing(note)
-		return ok && !kept[is]
+		if !ok || !slices.ContainsFunc(measured, func(x item) bool { return has(x.point.label, is) }) {
+			return false
+		}
+		return !slices.ContainsFunc(r.Figures, func(f measure.Figure) bool { return has(f.Case, is) && !again[[2]string{f.Table, f.Case}] })
 	})
 	r.Notes = append(old, r.Notes[first:]...)
 	return len(old)

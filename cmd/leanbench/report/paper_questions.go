@@ -129,7 +129,7 @@ var paperQuestions = []question{
 	listed("11", "Figure 11: heads of 128", "The attention of three models. The paper's speed-up over FlashDecoding is 1.34 at 8192 tokens and 3.5 at 131072, without saying of which model and batch.", "Figure 11"),
 	{
 		id: "13", title: "Figure 13: energy",
-		text:   "The whole GPU's, by NVML's counter, while one program runs, in four turns of half a second. mJ a token are those of one sequence's attention in one layer; the others are mJ for each GB of keys and values read. The ceiling is the bound: attention draws what it takes to read, and what it takes to compute. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on and for several. Groups of query heads and heads of 128 are none of the paper's shapes.",
+		text:   "The whole GPU's, by NVML's counter, while one program runs, in turns. mJ a token are those of one sequence's attention in one layer; the others are mJ for each GB of keys and values read. The ceiling is the bound: attention draws what it takes to read, and what it takes to compute. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, and gives no number. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on and for several. Groups of query heads and heads of 128 are none of the paper's shapes.",
 		tables: []string{"Figure 13", "Figure 13, other shapes"}, head: "shape",
 		columns: []column{
 			{head: "ours, W", who: lean, metric: measure.Watts}, {head: "mJ a token", who: lean, metric: measure.TokenJoules, form: "3"}, joules("ours, mJ/GB", lean),
