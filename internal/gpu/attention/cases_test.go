@@ -312,7 +312,7 @@ func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
 	plan := m.engine.NewPlan()
 	for _, group := range groups {
 		for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
-			shape := reftest.Shape{Heads: 2 * group, KVHeads: 2, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{keys, keys - rng.IntN(128)}}
+			shape := reftest.Shape{Heads: 2 * group, KVHeads: 2, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{keys, keys - rng.IntN(min(keys, 128))}}
 			p := m.newProblem(t, rng, reftest.Peaked, options{shape: &shape, kv: kv})
 			merged := false
 			for _, policy := range []lean.Policy{{}, {Kind: lean.FixedSplit, Splits: 2}, {Kind: lean.FixedSplit, Splits: 3}} {
