@@ -69,7 +69,7 @@ type Options struct {
 	// Chunk is the rows of the prompts' graph: what one pass over the weights
 	// is shared by. Longer prompts take several passes, shorter ones compute the rows that
 	// they have. 0: as many as the Capacity asks for, but at most DefaultChunk, or
-	// CoreChunk a core, or GPUChunk on a GPU; DefaultChunk with AllLogits. [Options.ChunkBytes] is what they take there.
+	// CoreChunk a core, or GPUChunk on a GPU; LogitsChunk with AllLogits. [Options.ChunkBytes] is what they take there.
 	Chunk int
 
 	Attention Attention
@@ -119,11 +119,13 @@ type Options struct {
 
 const (
 	// DefaultChunk is enough rows for the products with the weights to be bound by
-	// arithmetic on a few cores. More cores read the weights no faster: from three on each
+	// arithmetic on a few cores, and for weights to be packed rarely. More cores read the weights no faster: from seven on each
 	// adds CoreChunk, up to ManyCoresChunk.
-	DefaultChunk   = 128
+	DefaultChunk   = 384
 	CoreChunk      = 64
 	ManyCoresChunk = 1024
+	// LogitsChunk is for rows that have logits each: of a large vocabulary they take more memory than all else.
+	LogitsChunk = 128
 	// GPUChunk is enough for output tiles on all multiprocessors of a GPU, and for
 	// the host to be ahead of it.
 	GPUChunk = 2048

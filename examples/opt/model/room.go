@@ -103,7 +103,7 @@ func (o *Options) chunk() int {
 	case o.Attention == Fused: // a pass computes all tokens, however few are new
 		return total
 	case o.AllLogits: // each row of logits takes memory here, and on a GPU there
-		return min(total, DefaultChunk)
+		return min(total, LogitsChunk)
 	case o.Device != nil:
 		return min(total, GPUChunk)
 	}
