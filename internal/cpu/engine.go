@@ -12,12 +12,12 @@ import (
 // Engine runs plans. It owns a pool of helper threads and the workspaces that runs leave their partial
 // states in. The zero Engine is ready for use; it may be used from any number of goroutines at once.
 type Engine struct {
-	pool   pool
-	f32    freelist[float32]
-	f64    freelist[float64]
-	linear spare[linearRun]
-	next   nextRows
-	sums   spare[sumRun]
+	pool       pool
+	f32        freelist[float32]
+	f64        freelist[float64]
+	linear     spare[linearRun]
+	successors prefetchTable
+	sums       spare[sumRun]
 
 	prefixes32 spare[prefixRun[float32]]
 	prefixes64 spare[prefixRun[float64]]

@@ -114,9 +114,9 @@ func rowF16Go(a *rowArgs) { row(a, attn.Float16) }
 // rowBF16Go is rowF32Go for weights that are stored as bfloat16.
 func rowBF16Go(a *rowArgs) { row(a, attn.BFloat16) }
 
-// fetchGo asks for the cache lines of the n bytes at p to be brought into the second cache, and waits for none. That is a hint: nothing
+// prefetchGo asks for the cache lines of the n bytes at p to be brought into the second cache, and waits for none. That is a hint: nothing
 // need be there.
-func fetchGo(p uintptr, n int) {}
+func prefetchGo(p uintptr, n int) {}
 
 func row(a *rowArgs, d attn.DType) {
 	for r := range a.rows {

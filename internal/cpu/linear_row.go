@@ -85,7 +85,7 @@ func (l *linearRun) oneRow(e *Engine, threads int) error {
 	}
 	r.then = r.then[:0]
 	if k.fetch != nil {
-		e.next.turn(r)
+		e.successors.turn(r)
 	}
 	if err := e.pool.runOn(r, threads, threads); err != nil {
 		return err
@@ -110,12 +110,12 @@ func (r *rowRun) beginning(i int) memory {
 	return memory{}
 }
 
-// after is what the thread is likely to read next.
-func (r *rowRun) after(thread int) reading {
+// prefetch is what the thread is likely to read next.
+func (r *rowRun) prefetch(thread int) prefetch {
 	if len(r.then) != len(r.ranges) {
-		return reading{}
+		return prefetch{}
 	}
-	return reading{r.then[thread], r.kernels.row.fetch}
+	return prefetch{r.then[thread], r.kernels.row.fetch}
 }
 
 func (r *rowRun) piecesOf(l *linearLayer) int { return (l.out-1)/r.outs + 1 }

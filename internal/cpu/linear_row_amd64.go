@@ -27,12 +27,6 @@ func rowF16AVX2(a *rowArgs)
 //go:noescape
 func rowBF16AVX2(a *rowArgs)
 
-// fetchAVX2 asks for the cache lines of the n bytes at p to be brought into the second cache, and waits for none. That is a hint: nothing
-// need be there.
-//
-//go:noescape
-func fetchAVX2(p uintptr, n int)
-
 // rowF32AVX512 is
 //
 //	for r := range a.rows {
@@ -56,8 +50,8 @@ func rowF16AVX512(a *rowArgs)
 //go:noescape
 func rowBF16AVX512(a *rowArgs)
 
-// fetchAVX512 asks for the cache lines of the n bytes at p to be brought into the second cache, and waits for none. That is a hint: nothing
+// prefetchAVX512 asks for the cache lines of the n bytes at p to be brought into the second cache, and waits for none. That is a hint: nothing
 // need be there.
 //
 //go:noescape
-func fetchAVX512(p uintptr, n int)
+func prefetchAVX512(p uintptr, n int)

@@ -460,24 +460,6 @@ sum:
 	VZEROUPPER
 	RET
 
-// func fetchAVX2(p uintptr, n int)
-// Requires: AVX, MMX+
-TEXT ·fetchAVX2(SB), NOSPLIT, $0-16
-	MOVQ p+0(FP), AX
-	MOVQ n+8(FP), CX
-	ADDQ AX, CX
-	JMP  more
-
-line:
-	PREFETCHT1 (AX)
-	ADDQ       $0x40, AX
-
-more:
-	CMPQ AX, CX
-	JLT  line
-	VZEROUPPER
-	RET
-
 // func rowF32AVX512(a *rowArgs)
 // Requires: AVX, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·rowF32AVX512(SB), NOSPLIT, $0-8
@@ -1054,9 +1036,9 @@ sum:
 	VZEROUPPER
 	RET
 
-// func fetchAVX512(p uintptr, n int)
+// func prefetchAVX512(p uintptr, n int)
 // Requires: AVX, MMX+
-TEXT ·fetchAVX512(SB), NOSPLIT, $0-16
+TEXT ·prefetchAVX512(SB), NOSPLIT, $0-16
 	MOVQ p+0(FP), AX
 	MOVQ n+8(FP), CX
 	ADDQ AX, CX

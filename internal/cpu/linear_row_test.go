@@ -135,9 +135,9 @@ func TestRowAhead(t *testing.T) {
 	}
 }
 
-// TestRowNext: a thread that waits for the next layer of one row asks for the weights that it is to read there, as they followed
+// TestRowPrefetch: a thread that waits for the next layer of one row asks for the weights that it is to read there, as they followed
 // the last time, and for none that are others'.
-func TestRowNext(t *testing.T) {
+func TestRowPrefetch(t *testing.T) {
 	setProcs(t, 2)
 	var e Engine
 	defer e.Close()
@@ -147,17 +147,17 @@ func TestRowNext(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		asked[p] = true
-		if n != readBytes {
+		if n != prefetchBytes {
 			t.Errorf("%d bytes at a time", n)
 		}
 	}}
-	for _, idle := range []int{3 * readBytes, 1 << 30} { // some of a range, and all of it
+	for _, idle := range []int{3 * prefetchBytes, 1 << 30} { // some of a range, and all of it
 		k.idle = idle
-		testRowNext(t, &e, k, &mu, asked)
+		testRowPrefetch(t, &e, k, &mu, asked)
 	}
 }
 
-func testRowNext(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, asked map[uintptr]bool) {
+func testRowPrefetch(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, asked map[uintptr]bool) {
 	const half = 32 * 2048 * 4 // bytes that the helper reads of a layer
 	bytes := min(k.idle, half)
 	var layers []LinearOperands[float32]
@@ -189,7 +189,7 @@ func testRowNext(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, asked ma
 			for p := range asked {
 				from := slices.IndexFunc(layers, func(l LinearOperands[float32]) bool {
 					begins := uintptr(l.W.Ptr) + half
-					return p >= begins && p < begins+uintptr(bytes) && (p-begins)%readBytes == 0
+					return p >= begins && p < begins+uintptr(bytes) && (p-begins)%prefetchBytes == 0
 				})
 				if from < 0 {
 					t.Errorf("behind layer %d %#x was asked for", i, p)
@@ -198,7 +198,7 @@ func testRowNext(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, asked ma
 					parts++
 				}
 			}
-			if parts == bytes/readBytes {
+			if parts == bytes/prefetchBytes {
 				all++
 			}
 			mu.Unlock()

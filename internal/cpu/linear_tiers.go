@@ -27,7 +27,7 @@ type rowKernels struct {
 	unit    int // bytes of weights that a piece has at most, if these are a row of each stream
 
 	// While a thread waits for the next layer of one row, it asks for so many bytes of the weights that it will read there: see
-	// nextRows.
+	// prefetchTable.
 	fetch func(p uintptr, n int) // nil: none
 	idle  int
 }

@@ -40,7 +40,7 @@ var linearAVX512 = linearKernels{
 	row: rowKernels{
 		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32AVX512, attn.Float16: rowF16AVX512, attn.BFloat16: rowBF16AVX512},
 		streams: 8, side: 4 << 10, ahead: 1024, unit: 64 << 10,
-		fetch: fetchAVX512, idle: 512 << 10,
+		fetch: prefetchAVX512, idle: 512 << 10,
 	},
 	tiles: &tilesAVX512,
 	add:   addAVX512,

@@ -75,7 +75,7 @@ type helper struct {
 	left atomic.Uint32 // the last turn that the helper, or who took its job, is done with
 	_    [2 * cacheLine]byte
 
-	next reading // what it asks for while it has no work
+	ahead prefetch // what it asks for while it has no work
 
 	wake chan struct{} // a token for each job that was put into the mailbox while it said asleep
 }
@@ -270,8 +270,8 @@ func (p *pool) help(h *helper) {
 		// Who has nothing left to do looks at the next thread.
 		for next := h.thread + 1; next <= len(j.helpers) && j.takeOver(next); next++ {
 		}
-		if t, ok := j.task.(foresighted); ok {
-			h.next = t.after(h.thread)
+		if t, ok := j.task.(prefetcher); ok {
+			h.ahead = t.prefetch(h.thread)
 		}
 		h.left.Store(h.turn)
 		if j.parked.Load() && j.parked.CompareAndSwap(true, false) {
@@ -287,7 +287,7 @@ func (p *pool) await(h *helper, idle *time.Timer) *job {
 			if j := h.box.Load(); j != nil && h.box.CompareAndSwap(j, nil) {
 				return j
 			}
-			if !h.next.some() && !s.spin() {
+			if !h.ahead.some() && !s.spin() {
 				break
 			}
 		}

@@ -32,8 +32,8 @@ func (g *groupProducts) settle(n int) {
 func f32(x uint32) float64 { return float64(math.Float32frombits(x)) }
 
 // wide is an element of a 16-bit type as float32.
-func wide(x uint16, brain bool) float32 {
-	if brain {
+func wide(x uint16, bfloat16 bool) float32 {
+	if bfloat16 {
 		return half.BFloat16(x).Float32()
 	}
 	return half.Float16(x).Float32()
@@ -216,7 +216,7 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 	if kinds := strings.Join(s.op[5:], "."); kinds != "f32.f16.f16" && kinds != "f32.bf16.bf16" {
 		return nil
 	}
-	brain := s.has("bf16")
+	bfloat16 := s.has("bf16")
 	d, b := c.registers(&s.args[0], n/2), c.src64(&s.args[2])
 	transposed := false
 	is := func(first int, want ...int) bool {
@@ -235,9 +235,9 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 			descriptor, first := uniform64(w, a), w.id%4*16
 			return func() [][16]float32 {
 				if left {
-					return readTransposed(w, descriptor, first, 16, brain)
+					return readTransposed(w, descriptor, first, 16, bfloat16)
 				}
-				return readOperand(w, descriptor, first, 16, brain)
+				return readOperand(w, descriptor, first, 16, bfloat16)
 			}
 		}
 		adds = func(w *warp) bool {
@@ -253,7 +253,7 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 		}
 		a, more := c.registers(&s.args[1], 4), is(3, 1)
 		operand = func(w *warp) func() [][16]float32 {
-			return func() [][16]float32 { return registerOperand(w, a, brain) }
+			return func() [][16]float32 { return registerOperand(w, a, bfloat16) }
 		}
 		adds = func(*warp) bool { return more }
 	}
@@ -261,9 +261,9 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 		descriptor := uniform64(w, b)
 		right := func() [][16]float32 {
 			if transposed {
-				return readTransposed(w, descriptor, 0, n, brain)
+				return readTransposed(w, descriptor, 0, n, bfloat16)
 			}
-			return readOperand(w, descriptor, 0, n, brain)
+			return readOperand(w, descriptor, 0, n, bfloat16)
 		}
 		left := operand(w)
 		x, y, adds := left(), right(), adds(w)
@@ -299,13 +299,13 @@ func uniform64(w *warp, r register) uint64 {
 }
 
 // registerOperand is a warp's 16 rows of 16 elements, of which each thread has some.
-func registerOperand(w *warp, a []register, brain bool) [][16]float32 {
+func registerOperand(w *warp, a []register, bfloat16 bool) [][16]float32 {
 	x := make([][16]float32, 16)
 	for i, r := range a {
 		for l := range lanes {
 			v := w.d(r)[l]
 			row, k := l/4+i%2*8, l%4*2+i/2*8
-			x[row][k], x[row][k+1] = wide(uint16(v), brain), wide(uint16(v>>16), brain)
+			x[row][k], x[row][k+1] = wide(uint16(v), bfloat16), wide(uint16(v>>16), bfloat16)
 		}
 	}
 	return x
@@ -313,7 +313,7 @@ func registerOperand(w *warp, a []register, brain bool) [][16]float32 {
 
 // readTransposed reads n columns of an operand of 16 rows, from column number `first` on. They lie in blocks of 64
 // columns, swizzled, or, if there are eight, in rows of 16 bytes.
-func readTransposed(w *warp, descriptor uint64, first, n int, brain bool) [][16]float32 {
+func readTransposed(w *warp, descriptor uint64, first, n int, bfloat16 bool) [][16]float32 {
 	start, block, stride := descriptor&0x3fff<<4, descriptor>>16&0x3fff<<4, descriptor>>32&0x3fff<<4
 	plain := descriptor>>62 == 0
 	// Without a swizzle nothing but the GPU says which of the two is from eight rows to the next ones.
@@ -329,7 +329,7 @@ func readTransposed(w *warp, descriptor uint64, first, n int, brain bool) [][16]
 				at = swizzled(start + uint64(column/64)*block + k/8*stride + k%8*128 + uint64(column%64*2))
 			}
 			for j, e := range (*[8]uint16)(w.at(sharedSpace, at, 0, 16)) {
-				x[i+j][k] = wide(e, brain)
+				x[i+j][k] = wide(e, bfloat16)
 			}
 		}
 	}
@@ -349,7 +349,7 @@ func same(x, y [][16]float32) bool {
 }
 
 // readOperand reads rows of 16 elements of an operand that a descriptor describes.
-func readOperand(w *warp, descriptor uint64, first, rows int, brain bool) [][16]float32 {
+func readOperand(w *warp, descriptor uint64, first, rows int, bfloat16 bool) [][16]float32 {
 	start, stride := descriptor&0x3fff<<4, descriptor>>32&0x3fff<<4
 	if descriptor>>62 != 1 || descriptor>>49&7 != 0 {
 		w.fail("an operand of another kind: %#x", descriptor)
@@ -361,7 +361,7 @@ func readOperand(w *warp, descriptor uint64, first, rows int, brain bool) [][16]
 			at := swizzled(start + row/8*stride + row%8*128 + uint64(k*16))
 			p := (*[8]uint16)(w.at(sharedSpace, at, 0, 16))
 			for i, e := range p {
-				x[r][k*8+i] = wide(e, brain)
+				x[r][k*8+i] = wide(e, bfloat16)
 			}
 		}
 	}

@@ -13,6 +13,9 @@ import (
 // move. energyTurns is how many it has. They are variables for tests.
 var energyTurn, energyTurns = 500 * time.Millisecond, 4
 
+// EnergySeconds is how long a contender runs for its energy, in all its turns.
+func EnergySeconds() float64 { return energyTurn.Seconds() * float64(energyTurns) }
+
 // openNVML is a variable for tests, which have another library.
 var openNVML = nvml.Open
 

@@ -10,9 +10,6 @@ import (
 // energyContenders is about how many there are.
 const energyContenders = 9
 
-// energySeconds is about how long a contender runs, in all its turns.
-const energySeconds = 2
-
 // part of the usual time is how long a contender runs for its energy.
 func (b *gpuBench) part() float64 {
 	if b.o.Quick {

@@ -127,7 +127,7 @@ func (b *gpuBench) cost(p panel, s gpu.Shape) float64 {
 	graph := max(float64(s.Bytes())/bytesASecond, 6e-6) * float64(s.Launches())
 	turns := float64(contenders * b.rounds())
 	if p.kind == energy {
-		return 1 + energyContenders*energySeconds*b.part()
+		return 1 + energyContenders*gpu.EnergySeconds()*b.part()
 	}
 	return 1.5 + turns*max(2*graph, 0.006)
 }

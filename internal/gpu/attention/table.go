@@ -77,7 +77,7 @@ var leanWay = way{
 var rowWay = way{
 	can: attn.Can{
 		Name:     leanWay.can.Name,
-		Features: leanWay.can.Features &^ attn.OtherPolicy,
+		Features: attn.Causal | attn.Rotates | attn.SetTiles | attn.SetWorkers,
 		KV:       gpu.Halves,
 	},
 	multiple: 4, shared: true,

@@ -30,14 +30,15 @@ const (
 // MostMembers is how many GPUs an [Exchange] can be for.
 const MostMembers = 8
 
-// exchangeFew is how many bytes of floats an inbox has room for.
+// exchangeFew is how many bytes of floats an inbox holds.
 const exchangeFew = 512 << 10
 
 // fewFloats is how many floats a member sends as tagged words at most, to one other, by operation. More are read and written in
 // place. Words take twice the bytes, which go to each of the others, and save a wait.
 type fewFloats struct{ reduce, gather, merge int }
 
-// fewOfMembers is by measurement for two and four GPUs (BenchmarkGPUsExchange); more are between these, as four.
+// fewOfMembers is by measurement for two and four GPUs (BenchmarkGPUsExchange). Three have what four have, more of them less:
+// words go to each of the others.
 func fewOfMembers(members int) fewFloats {
 	if members == 2 {
 		return fewFloats{exchangeFew / 4, exchangeFew / 4, exchangeFew / 4}

@@ -2,21 +2,21 @@ package cpu
 
 import "sync"
 
-// nextRows knows which layer of one row follows which. Between two layers of a decoder's step one thread goes from node to node,
+// prefetchTable knows which layer of one row follows which. Between two layers of a decoder's step one thread goes from node to node,
 // and memory waits. The others ask meanwhile for the beginning of what they will read. That is what followed when the same
 // weights were read the last time: a guess. If it is wrong, nothing is lost but time. Its addresses are hints, which
 // keep no memory alive.
-type nextRows struct {
+type prefetchTable struct {
 	mu   sync.Mutex
-	last *followed
-	all  [1 << nextRowsBits]followed
+	last *successors
+	all  [1 << prefetchTableBits]successors
 }
 
-// nextRowsBits is for more layers than most models have.
-const nextRowsBits = 10
+// prefetchTableBits is for more layers than most models have.
+const prefetchTableBits = 10
 
-// followed is what followed the weights at an address.
-type followed struct {
+// successors is what followed the weights at an address.
+type successors struct {
 	weights uintptr
 	by      []memory // by thread
 }
@@ -28,7 +28,7 @@ type memory struct {
 }
 
 // turn takes down what r reads, behind what was read before, and tells r what is likely to be next.
-func (n *nextRows) turn(r *rowRun) {
+func (n *prefetchTable) turn(r *rowRun) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.last != nil {
@@ -42,8 +42,8 @@ func (n *nextRows) turn(r *rowRun) {
 }
 
 // find returns the place of some weights. What was in it of others is forgotten.
-func (n *nextRows) find(weights uintptr) *followed {
-	at := uint64(weights) * 0x9e3779b97f4a7c15 >> (64 - nextRowsBits)
+func (n *prefetchTable) find(weights uintptr) *successors {
+	at := uint64(weights) * 0x9e3779b97f4a7c15 >> (64 - prefetchTableBits)
 	f := &n.all[at]
 	for i := range uint64(4) { // places that it may have
 		other := &n.all[(at+i)%uint64(len(n.all))]
@@ -58,21 +58,21 @@ func (n *nextRows) find(weights uintptr) *followed {
 	return f
 }
 
-// foresighted is a task that knows what its threads are likely to read behind it. after is called on the thread.
-type foresighted interface{ after(thread int) reading }
+// prefetcher is a task that knows what its threads are likely to read behind it. prefetch is called on the thread.
+type prefetcher interface{ prefetch(thread int) prefetch }
 
-// reading is memory that a thread asks for, a little at a time, as long as it has nothing else to do.
-type reading struct {
+// prefetch is memory that a thread asks for, a little at a time, as long as it has nothing else to do.
+type prefetch struct {
 	memory
 	fetch func(p uintptr, n int)
 }
 
-// readBytes is what is asked for between two looks for work: what takes some hundred nanoseconds.
-const readBytes = 2 << 10
+// prefetchBytes is what is asked for between two looks for work: what takes some hundred nanoseconds.
+const prefetchBytes = 2 << 10
 
 // some asks for some of it; false: nothing is left.
-func (r *reading) some() bool {
-	n := min(r.bytes, readBytes)
+func (r *prefetch) some() bool {
+	n := min(r.bytes, prefetchBytes)
 	if n <= 0 {
 		return false
 	}
