@@ -66,6 +66,24 @@ func (d Folder) Exists(name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
+// Names returns the names of what is in the folder, but for folders in it.
+func (d Folder) Names() ([]string, error) {
+	var all []fs.DirEntry
+	var err error
+	if d.fsys != nil {
+		all, err = fs.ReadDir(d.fsys, ".")
+	} else {
+		all, err = os.ReadDir(d.name)
+	}
+	var names []string
+	for _, e := range all {
+		if !e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
+
 // Read returns one of the folder's files, which may have up to most bytes.
 func (d Folder) Read(name string, most int64) ([]byte, error) {
 	if d.fsys == nil {

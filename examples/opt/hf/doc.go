@@ -19,6 +19,18 @@
 // and what follows, or "lm_head.weight". Published folders prefix the decoder's
 // weights with "model.decoder.", "decoder." or nothing.
 //
+// # What would be left out
+//
+// A model of which a part is left out is another model, so [Open] refuses
+//
+//   - a tensor of these files that [Config.Weights] does not have, other than buffers
+//     that follow from the configuration (rotary_emb.inv_freq, attn.bias,
+//     attn.masked_bias), decoder.version, and a tied head that equals the embedding;
+//   - a shard (model-00001-of-00002.safetensors) that the index does not list;
+//   - an adapter: any file whose name begins with adapter_.
+//
+// Other files are not looked at.
+//
 // # Files from strangers
 //
 // Every offset, length, shape and name in a file is checked before it is used,

@@ -1,7 +1,6 @@
 package hf
 
 import (
-	"bytes"
 	"errors"
 	"io/fs"
 	"maps"
@@ -29,6 +28,7 @@ type Folder struct {
 	config  Config
 	eos     []int
 	weights map[string]entry // by canonical name
+	copies  []entry          // tensors that the index places in another file
 	files   []*file
 	size    int64 // bytes of them
 
@@ -39,10 +39,12 @@ type Folder struct {
 // Open reads config.json and the tables of contents of the weight files, and
 // checks that every weight of [Config.Weights] is there with its shape and in a
 // type that Tensor reads. It maps the files and reads no weight, with one
-// exception: where config.json ties the head to the token embedding but the
-// folder has both, they are compared, and Config().TieWordEmbeddings tells
-// whether they are one, which is what transformers goes by. Where the folder
-// has only one of two that are tied, it serves both names.
+// exception: where config.json ties the head to the token embedding and the
+// folder has both, Open compares the two, and two that differ are an error. Where
+// the folder has only one of the two, that one serves both names.
+//
+// A tensor of these files that no weight of the configuration is, and an adapter
+// beside them, are errors; see the package documentation.
 func Open(dir string) (*Folder, error) {
 	return openStore(dir, osStore{textStore{files.Dir(dir)}})
 }
@@ -63,6 +65,13 @@ func openStore(dir string, in store) (*Folder, error) {
 }
 
 func (f *Folder) open() error {
+	names, err := f.in.names()
+	if err != nil {
+		return err
+	}
+	if err := f.noAdapter(names); err != nil {
+		return err
+	}
 	data, err := f.in.text("config.json", maxConfig)
 	if err != nil {
 		return err
@@ -73,15 +82,18 @@ func (f *Folder) open() error {
 	if err := f.generation(data); err != nil {
 		return err
 	}
-	if err := f.openWeights(); err != nil {
+	if err := f.openWeights(names); err != nil {
 		return err
 	}
-	f.tie()
+	if err := f.tie(); err != nil {
+		return err
+	}
 	return f.check()
 }
 
-// openWeights finds the weight files and lists what is in them.
-func (f *Folder) openWeights() error {
+// openWeights finds the weight files and lists what is in them. names are those of
+// all files of the folder.
+func (f *Folder) openWeights(names []string) error {
 	for _, source := range []struct {
 		name  string
 		parse func(string, []byte) ([]entry, error)
@@ -104,7 +116,11 @@ func (f *Folder) openWeights() error {
 		if err != nil {
 			return err
 		}
-		for _, shard := range slices.Compact(slices.Sorted(maps.Values(shardOf))) {
+		shards := slices.Compact(slices.Sorted(maps.Values(shardOf)))
+		if err := f.allShards(index, source.name, names, shards); err != nil {
+			return err
+		}
+		for _, shard := range shards {
 			if err := f.add(shard, source.parse, shardOf); err != nil {
 				return err
 			}
@@ -114,8 +130,10 @@ func (f *Folder) openWeights() error {
 	return fail(ErrMissing, f.dir, "no model.safetensors, pytorch_model.bin or index of their shards")
 }
 
-// add opens one weight file. With an index (weight name to file name) it takes
-// the weights that the index places in this file, and all of them must be there.
+// add opens one weight file. With an index (weight name to file name) all weights
+// that the index places in this file must be there, and those that it places in
+// another one are copies. Tensors that it does not list are taken, as transformers
+// takes them.
 func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), index map[string]string) error {
 	file, err := f.in.open(name)
 	if err != nil {
@@ -133,7 +151,8 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	}
 	here := map[string]bool{}
 	for _, e := range entries {
-		if index != nil && index[e.name] != name {
+		if shard, ok := index[e.name]; ok && shard != name {
+			f.copies = append(f.copies, e)
 			continue
 		}
 		here[e.name] = true
@@ -152,9 +171,9 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 }
 
 // tie settles what the head is; see Open.
-func (f *Folder) tie() {
+func (f *Folder) tie() error {
 	if !f.config.TieWordEmbeddings {
-		return
+		return nil
 	}
 	e, hasEmbedding := f.weights[embedding]
 	h, hasHead := f.weights[head]
@@ -163,32 +182,51 @@ func (f *Folder) tie() {
 		f.weights[head] = e
 	case hasHead && !hasEmbedding:
 		f.weights[embedding] = h
-	case hasHead && hasEmbedding:
-		same := e.dtype == h.dtype && slices.Equal(e.shape, h.shape) && slices.Equal(e.stride, h.stride)
-		f.config.TieWordEmbeddings = same && bytes.Equal(e.data, h.data)
+	case hasHead && hasEmbedding && !e.same(&h):
+		return fail(ErrFormat, h.file, "weight %s differs from %s, and tie_word_embeddings of config.json says that they are one: it has to be false for a model that uses both", quote(h.name), quote(e.name))
 	}
+	return nil
 }
 
 // maxViews is how many times the bytes of the files the weights may come to. Where
 // none is a view of another one it is 1, and 2 if the head is the token embedding.
 const maxViews = 8
 
-// check compares the folder's weights with those that its config.json describes.
-// Weights may be views of the same bytes. Whoever reads them copies those that are
+// check compares the folder's weights with those that its config.json describes:
+// all of them must be there, and nothing else. Weights may be views of the same bytes. Whoever reads them copies those that are
 // not in row-major order or of another type, so a small file could come to any size.
 func (f *Folder) check() error {
 	var total int64
+	var missing []Weight
+	used := map[string]bool{head: f.config.TieWordEmbeddings}
 	for w := range f.config.Weights() {
 		e, err := f.find(w.Name, w.Shape)
+		if errors.Is(err, ErrMissing) {
+			if missing = append(missing, w); len(missing) > len(f.weights) { // config.json may claim any number of layers
+				break
+			}
+			continue
+		}
 		if err != nil {
 			return err
 		}
+		used[w.Name] = true
 		if !e.dtype.widens() {
 			return fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
 		}
 		if total += e.bytes(); total > maxViews*f.size {
 			return fail(ErrUnsupported, e.file, "weights up to %s are views of one another: they come to more than %d times the %d bytes of the files", quote(e.name), maxViews, f.size)
 		}
+	}
+	rest, where := f.unused(used)
+	switch {
+	case missing != nil && rest != "": // it may be there by another name
+		return fail(ErrMissing, f.dir, "weight %s with shape %v is not in the folder, which has %s", quote(missing[0].Name), missing[0].Shape, rest)
+	case missing != nil:
+		_, err := f.find(missing[0].Name, missing[0].Shape)
+		return err
+	case rest != "":
+		return fail(ErrUnsupported, where, "%s; they would be left out", rest)
 	}
 	return nil
 }
@@ -204,8 +242,7 @@ func (f *Folder) find(name string, shape []int) (entry, error) {
 	return e, nil
 }
 
-// Config returns the model's configuration. TieWordEmbeddings is what the
-// weights turned out to be; see Open.
+// Config returns the model's configuration.
 func (f *Folder) Config() Config { return f.config }
 
 // EOS returns the ids of the tokens that end a text: eos_token_id of

@@ -39,14 +39,14 @@ func TestFolder(t *testing.T) {
 			}
 		}
 		var parts [2]tensorFile
-		index := `{"weight_map": {"unrelated": "a.safetensors"`
+		index := `{"weight_map": {"decoder.attn.bias": "a.safetensors"`
 		for i, w := range weights {
 			parts[i%2].add(w.Name, d, w.Shape, values[w.Name])
 			index += fmt.Sprintf(`, %q: "%c.safetensors"`, w.Name, 'a'+i%2)
 		}
-		parts[0].add("unrelated", f32, []int{1}, []float32{1})
-		// The index decides which of two wins.
-		parts[1].add(weights[0].Name, d, []int{1}, []float32{1})
+		parts[0].add("decoder.attn.bias", f32, []int{1}, []float32{1})
+		// A copy that the index does not name.
+		parts[1].add(weights[0].Name, d, weights[0].Shape, values[weights[0].Name])
 		forms[string(d)+" shards of safetensors"] = map[string][]byte{
 			"model.safetensors.index.json": []byte(index + "}}"), "a.safetensors": parts[0].bytes(0), "b.safetensors": parts[1].bytes(3),
 		}
@@ -204,7 +204,7 @@ func TestTied(t *testing.T) {
 		{"embedding alone", true, values[embedding], nil, true, ""},
 		{"head alone", true, nil, values[embedding], true, ""},
 		{"both, the same", true, values[embedding], values[embedding], true, ""},
-		{"both, and not the same", true, values[embedding], other, false, ""},
+		{"both, and not the same", true, values[embedding], other, false, "lm_head.weight"},
 		{"neither", true, nil, nil, false, embedding},
 		{"not tied", false, values[embedding], other, false, ""},
 		{"not tied and the same", false, values[embedding], values[embedding], false, ""},
@@ -226,7 +226,11 @@ func TestTied(t *testing.T) {
 		config := strings.Replace(string(readTestdata(t, "config.json")), "{", fmt.Sprintf(`{"tie_word_embeddings": %v,`, c.tied), 1)
 		f, err := Open(folder(t, map[string][]byte{"config.json": []byte(config), "model.safetensors": file.bytes(0)}))
 		if c.missing != "" {
-			refused(t, c.what, err, ErrMissing, c.missing)
+			kind := ErrMissing
+			if c.embedding != nil && c.head != nil {
+				kind = ErrFormat
+			}
+			refused(t, c.what, err, kind, c.missing)
 			continue
 		}
 		if err != nil {
@@ -256,10 +260,10 @@ func TestTensorRefuses(t *testing.T) {
 	for _, w := range weights {
 		file.add(w.Name, f32, w.Shape, values[w.Name])
 	}
-	file.add("scalar", f32, nil, []float32{3})
-	file.add("empty", f16, []int{0, 2}, nil)
+	file.add("0.attn.bias", f32, nil, []float32{3})
+	file.add("1.attn.bias", f16, []int{0, 2}, nil)
 	file.data = append(file.data, make([]byte, 16)...)
-	file.raw("double", "F64", []int{2}, len(file.data)-16, len(file.data))
+	file.raw("2.attn.bias", "F64", []int{2}, len(file.data)-16, len(file.data))
 	f, err := Open(folder(t, map[string][]byte{"config.json": config, "model.safetensors": file.bytes(0)}))
 	if err != nil {
 		t.Fatal(err)
@@ -277,8 +281,8 @@ func TestTensorRefuses(t *testing.T) {
 		{"decoder.layers.0.fc1.weight", []int{96}, ErrShape, []string{"[12 8]", "[96]"}},
 		{"decoder.layers.0.fc1.weight", nil, ErrShape, []string{"[12 8]", "[]"}},
 		{"decoder.layers.0.fc1.weight", []int{-12, -8}, ErrShape, []string{"[-12 -8]"}},
-		{"decoder.double", []int{2}, ErrUnsupported, []string{"F64"}},
-		{"decoder.empty", []int{0, 2}, ErrUnsupported, []string{"no elements", "[0 2]"}},
+		{"decoder.2.attn.bias", []int{2}, ErrUnsupported, []string{"F64"}},
+		{"decoder.1.attn.bias", []int{0, 2}, ErrUnsupported, []string{"no elements", "[0 2]"}},
 	} {
 		for _, read := range []func(string, ...int) (*tensor.Dense, error){f.Tensor, f.Float32} {
 			x, err := read(c.name, c.shape...)
@@ -288,10 +292,10 @@ func TestTensorRefuses(t *testing.T) {
 			}
 		}
 	}
-	if x, err := f.Float32("decoder.scalar"); err != nil || !x.IsScalar() || x.Data() != any(float32(3)) {
+	if x, err := f.Float32("decoder.0.attn.bias"); err != nil || !x.IsScalar() || x.Data() != any(float32(3)) {
 		t.Errorf("scalar %v, %v", x, err)
 	}
-	if f.Has("decoder.nothing") || !f.Has("decoder.double") {
+	if f.Has("decoder.nothing") || !f.Has("decoder.2.attn.bias") {
 		t.Error("Has")
 	}
 }
@@ -329,7 +333,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"weight missing", files{"config.json": config, "model.safetensors": with(func(f *tensorFile) {
 			f.header["decoder.layers.0.fc1.wheight"] = f.header["decoder.layers.0.fc1.weight"]
 			delete(f.header, "decoder.layers.0.fc1.weight")
-		})}, ErrMissing, []string{"decoder.layers.0.fc1.weight", "[12 8]"}},
+		})}, ErrMissing, []string{"decoder.layers.0.fc1.weight", "[12 8]", "1 tensor that", `"decoder.layers.0.fc1.wheight"`}},
 		{"other shape", files{"config.json": []byte(strings.Replace(string(config), `"vocab_size": 11`, `"vocab_size": 12`, 1)), "model.safetensors": good},
 			ErrShape, []string{"decoder.embed_tokens.weight", "[11 4]", "[12 4]", "model.safetensors"}},
 		{"more layers", files{"config.json": []byte(strings.Replace(string(config), `"num_hidden_layers": 1`, `"num_hidden_layers": 2147483645`, 1)), "model.safetensors": good},
@@ -408,7 +412,7 @@ func TestOpenMemory(t *testing.T) {
 		file.add(w.Name, f16, w.Shape, values[w.Name])
 	}
 	file.data = append(file.data, make([]byte, 64<<20)...)
-	file.raw("large", f16, []int{32 << 20}, len(file.data)-64<<20, len(file.data))
+	file.raw("attn.bias", f16, []int{32 << 20}, len(file.data)-64<<20, len(file.data))
 	dir := folder(t, map[string][]byte{"config.json": config, "model.safetensors": file.bytes(0)})
 	n := allocated(func() {
 		f, err := Open(dir)

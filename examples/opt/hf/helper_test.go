@@ -250,3 +250,24 @@ func tupleOf(n ...int) string {
 
 // stateDict is a pickle of a dictionary of one entry.
 func stateDict(value string) string { return op("\x80\x02}", text("w"), value, "s.") }
+
+// torchFile is what torch.save makes of a dictionary of float32 tensors.
+func torchFile(t testing.TB, weights []Weight, values map[string][]float32) []byte {
+	t.Helper()
+	pickle, records := "\x80\x02}(", []record{{}}
+	for i, w := range weights {
+		stride, n := make([]int, len(w.Shape)), 1
+		for d := len(stride) - 1; d >= 0; d-- {
+			stride[d], n = n, n*w.Shape[d]
+		}
+		data := ""
+		for _, v := range values[w.Name] {
+			data += string(binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)))
+		}
+		key := fmt.Sprint(i)
+		pickle += op(text(w.Name), tensorOf(storageID("FloatStorage", key, n), 0, tupleOf(w.Shape...), tupleOf(stride...)))
+		records = append(records, record{"a/data/" + key, data})
+	}
+	records[0] = record{"a/data.pkl", pickle + "u."}
+	return archive(t, records...)
+}

@@ -11,6 +11,7 @@ import (
 type store interface {
 	path(name string) string // for errors
 	exists(name string) bool
+	names() ([]string, error)                     // of all files
 	text(name string, most int64) ([]byte, error) // a whole file of at most most bytes
 	open(name string) (*file, error)
 }
@@ -21,6 +22,14 @@ type textStore struct{ files.Folder }
 func (s textStore) path(name string) string { return s.Path(name) }
 
 func (s textStore) exists(name string) bool { return s.Exists(name) }
+
+func (s textStore) names() ([]string, error) {
+	names, err := s.Names()
+	if err != nil {
+		return nil, unread(s.Path(""), err)
+	}
+	return names, nil
+}
 
 func (s textStore) text(name string, most int64) ([]byte, error) {
 	data, err := s.Read(name, most)
