@@ -12,15 +12,20 @@ import (
 )
 
 // paperLimit is how large docs/paper.md may be, in bytes.
-const paperLimit = 56 << 10
+const paperLimit = 30 << 10
 
 const paperHead = `# The LeanAttention paper's evaluation
 
 <!-- written by leanbench report docs/benchmarks/*.json: change the JSON, or cmd/leanbench/report -->
 
-Each figure of section VI of [Sanovar et al., arXiv:2405.10480](https://arxiv.org/abs/2405.10480), measured with this package. ` + "`go -C cmd/leanbench run . paper -quick`" + ` measures some shapes of each in two minutes, on a GPU if there is one, and ` + "`paper`" + ` without ` + "`-quick`" + ` all.
+This page repeats each figure of section VI of [Sanovar et al., arXiv:2405.10480](https://arxiv.org/abs/2405.10480) with this package. ` + "`go -C cmd/leanbench run . paper -quick`" + ` measures some shapes of each in two minutes, on a GPU if there is one; ` + "`paper`" + ` measures all.
 
-x is how many times as fast ours is. FlashDecoding is PyTorch's FLASH_ATTENTION, which is newer than the paper's; FlashInfer is the best of its decode kernels, in pages of 16. "Fixed split" and "per head" are our own kernels with the schedules of FlashDecoding and of FlashAttention-2: what the schedule alone gives. Fixed split has as many splits as FlashAttention 2.5.6 takes, which the paper measured. Keys and values are float16 on a GPU and float32 on cores. Contenders take turns; a ratio is the median of neighbouring turns. The ceiling is a kernel that only reads the same bytes.
+- A table has the least and the largest value over a figure's shapes. The pictures have every shape, the JSON every value.
+- "x" is a speedup: the other program's time divided by ours, the median over neighbouring turns.
+- FlashDecoding is PyTorch's FLASH_ATTENTION, a newer version than the paper's. FlashInfer is the fastest of its decode kernels, with pages of 16.
+- "Fixed split" and "per head" are our own kernels with the schedules of FlashDecoding and FlashAttention-2, so these ratios show the schedule alone. Fixed split has as many splits as FlashAttention 2.5.6, which the paper measured.
+- Keys and values are float16 on a GPU and float32 on a CPU.
+- The ceiling is a kernel that only reads the same bytes.
 
 `
 
@@ -146,8 +151,16 @@ func (w *paper) link(name string) string { return filepath.ToSlash(filepath.Join
 // name is that of the only report.
 func (t *tables) name() string { return t.names[t.order[0]] }
 
-// device is what a run was measured on, in few words.
-func (t *tables) device() string { return t.whereOf(t.order[0]) }
+// device is what a run was measured on, in one or two words: "H100" of "NVIDIA H100 80GB HBM3", or "CPU". The list of runs
+// has the whole name.
+func (t *tables) device() string {
+	m := t.order[0].Machine
+	if m.GPU == "" {
+		return "CPU"
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(m.GPU, "NVIDIA "), " 80GB")
+	return name
+}
 
 // ours is who of a run is ours.
 func (t *tables) ours() string {
@@ -171,11 +184,11 @@ func (t *tables) most(table, is string) string {
 // busy is the load of each core from which on a machine's figures are rough.
 const busy = 0.75
 
-// writeBusy warns of runs beside which others used the machine.
+// writeBusy warns of runs during which other programs used the machine.
 func (w *paper) writeBusy() {
 	for _, t := range w.runs {
 		if m := t.order[0].Machine; m.GPU == "" && m.Load > busy*float64(m.Cores) {
-			fmt.Fprintf(w, "Others used the machine of %s while it was measured, with %d cores and a load of %.1f: its figures are rough, and a ratio near 1 says nothing.\n\n", t.name(), m.Cores, m.Load)
+			fmt.Fprintf(w, "Other programs used the machine during %s (%d cores, load %.1f), so a ratio of that run near 1 means no difference.\n\n", t.name(), m.Cores, m.Load)
 		}
 	}
 }
@@ -196,6 +209,9 @@ func (w *paper) writeClaims() {
 	fmt.Fprintf(w, "\n|---|---|---|---|%s\n", strings.Repeat("---|---|", len(devices)))
 	for _, f := range w.published.order[0].Figures {
 		of, against, alone := f.Table+", "+f.Case, string(f.Metric), measure.OverFixed
+		if q := questionOf(f); q != nil && f.Table != "Figure "+q.id { // a table with a long name
+			of = q.title + ", " + f.Case
+		}
 		if f.Metric == measure.OverPerHead {
 			alone = f.Metric // the schedule that the paper is compared with
 		}
@@ -260,36 +276,52 @@ func (w *paper) writeLosses() {
 					break
 				}
 			}
-			fmt.Fprintf(w, "- %s, against %s: %.0f of %.0f shapes, the furthest %.2f%s.\n", t.device(), strings.TrimPrefix(against(m), "x "), slower, all, least, where)
+			fmt.Fprintf(w, "- %s, against %s: %.0f of %.0f shapes, least %.2f%s.\n", t.device(), strings.TrimPrefix(against(m), "x "), slower, all, least, where)
 		}
 		for _, q := range paperQuestions {
 			said = w.writeOwnLosses(t, q) || said
 		}
 	}
 	for _, t := range w.runs {
-		for _, f := range t.order[0].Figures {
-			if f.Bar != nil && !f.Bar.Met {
-				said = true
-				is, _, _ := strings.Cut(f.Bar.Text(f.Metric), ":")
-				bound := ""
-				where := f.Table
-				if q := questionOf(f); f.Table == tableScale {
-					where = q.short()
-				}
-				where += ", " + f.Case
-				if f.Contender != lean {
-					where += ", " + f.Contender
-				}
-				if c := t.find(f.Table, f.Case, measure.ReadCeiling, f.Metric); c != nil {
-					bound = fmt.Sprintf("; a kernel that only reads has %s", c.Metric.Format(c.Value))
-				}
-				fmt.Fprintf(w, "- %s, %s: %s %s, and the bar is %s%s.\n", t.device(), where, f.Metric.Format(f.Value), f.Metric, is, bound)
-			}
+		for _, q := range paperQuestions {
+			said = w.writeMissedBars(t, q) || said
 		}
 	}
 	if !said {
 		w.WriteString("Nowhere, of these shapes.\n")
 	}
+}
+
+// writeMissedBars says how many bars of a figure a run misses, and which one by the most.
+func (w *paper) writeMissedBars(t *tables, q question) (said bool) {
+	bars, missed, by := 0, 0, 0.0
+	var furthest measure.Figure
+	for _, f := range t.order[0].Figures {
+		if f.Bar == nil || !q.shows(f) {
+			continue
+		}
+		if bars++; f.Bar.Met {
+			continue
+		}
+		missed++
+		if _, far := q.limit(f); far > by {
+			furthest, by = f, far
+		}
+	}
+	if missed == 0 {
+		return false
+	}
+	limit, _, _ := strings.Cut(furthest.Bar.Text(furthest.Metric), ":")
+	where, bound := furthest.Case, ""
+	if furthest.Contender != lean {
+		where += ", " + furthest.Contender
+	}
+	if c := t.find(furthest.Table, furthest.Case, measure.ReadCeiling, furthest.Metric); c != nil {
+		bound = fmt.Sprintf("; a kernel that only reads has %s", c.Metric.Format(c.Value))
+	}
+	fmt.Fprintf(w, "- %s, %s: %d of %d bars missed, the furthest %s %s, bar %s (%s%s).\n",
+		t.device(), q.short(), missed, bars, furthest.Metric.Format(furthest.Value), furthest.Metric, limit, where, bound)
+	return true
 }
 
 // writeOwnLosses says where ours is slower in a figure that what all figures come to leaves out: one that shows contenders, or
@@ -320,7 +352,7 @@ func (w *paper) writeOwnLosses(t *tables, q question) (said bool) {
 		if f.Contender != lean {
 			where += ", " + f.Contender
 		}
-		fmt.Fprintf(w, "- %s, %s, against %s: %d of %d, the furthest %.2f (%s).\n", t.device(), q.short(), strings.TrimPrefix(c.head, "x "), len(slower), len(all), f.Value, where)
+		fmt.Fprintf(w, "- %s, %s, against %s: %d of %d, least %.2f (%s).\n", t.device(), q.short(), strings.TrimPrefix(against(c.metric), "x "), len(slower), len(all), f.Value, where)
 	}
 	return w.writePromptLosses(t, q) || said
 }
@@ -365,31 +397,86 @@ func against(m measure.Metric) string {
 	return string(m)
 }
 
-// writeFigure has a figure's table and picture of each run.
+// writeFigure has a figure's pictures, and a table with a line for each run.
 func (w *paper) writeFigure(q question, folder string, files map[string][]byte) error {
-	first := true
+	var runs []*tables
 	for _, t := range w.runs {
-		if !slices.ContainsFunc(t.order[0].Figures, q.shows) {
-			continue
+		if slices.ContainsFunc(t.order[0].Figures, q.shows) {
+			runs = append(runs, t)
 		}
-		if first {
-			fmt.Fprintf(w, "\n## %s\n\n%s\n", q.title, q.text)
-			first = false
-		}
-		own := t.only(q)
-		svg, err := t.draw(own)
+	}
+	if len(runs) == 0 {
+		return nil
+	}
+	fmt.Fprintf(w, "\n## %s\n\n%s\n\n", q.title, q.text)
+	for _, t := range runs {
+		svg, err := t.draw(t.only(q))
 		if err != nil {
 			return fmt.Errorf("%s, %s: %w", t.name(), q.id, err)
 		}
 		picture := fmt.Sprintf("%s-%s.svg", t.name(), q.id)
 		files[filepath.Join(folder, picture)] = svg
-		fmt.Fprintf(w, "\n%s:\n\n![%s, on %[1]s](%[3]s)\n", t.device(), q.title, w.link(picture))
-		t.writeTable(&w.Buffer, own)
+		fmt.Fprintf(w, "![%s](%s)\n", t.device(), w.link(picture))
 	}
+	writeRanges(&w.Buffer, q, runs)
 	return nil
 }
 
-// only leaves out the columns and series of which a run has nothing.
+// writeRanges writes a table with a line for each run: the least and the largest value of each column.
+func writeRanges(w *bytes.Buffer, q question, runs []*tables) {
+	var heads []string
+	cells := make([]map[string]string, len(runs)) // of each run, by head
+	for i, t := range runs {
+		cells[i] = make(map[string]string)
+		rows := t.rows(q.byWho(), q.tables...)
+		for _, c := range q.columns {
+			if text := c.between(rows); text != "" {
+				cells[i][c.head] = text
+			}
+		}
+	}
+	for _, c := range q.columns {
+		there := func(of map[string]string) bool { return of[c.head] != "" }
+		if !slices.Contains(heads, c.head) && slices.ContainsFunc(cells, there) {
+			heads = append(heads, c.head)
+		}
+	}
+	fmt.Fprintf(w, "\n| on | %s |\n|---%s|\n", strings.Join(heads, " | "), strings.Repeat("|---", len(heads)))
+	for i, t := range runs {
+		fmt.Fprintf(w, "| %s |", t.device())
+		for _, head := range heads {
+			fmt.Fprintf(w, " %s |", cells[i][head])
+		}
+		w.WriteByte('\n')
+	}
+}
+
+// byWho is the question with one row for each case, whose columns name the contender.
+func (q question) byWho() question {
+	q.contenders = false
+	return q
+}
+
+// between is the least and the largest value of a column in some rows, bold if one misses its bar; "" if there is none.
+func (c column) between(rows []row) string {
+	var all []measure.Figure
+	for _, r := range rows {
+		if f := r.cells[cellKey(c.series, c.who, c.metric)]; f != nil {
+			all = append(all, *f)
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	order := func(a, b measure.Figure) int { return cmp.Compare(a.Value, b.Value) }
+	least, most := c.text(slices.MinFunc(all, order)), c.text(slices.MaxFunc(all, order))
+	if least == most {
+		return least
+	}
+	return least + "–" + most
+}
+
+// only leaves out the series of which a run has nothing.
 func (t *tables) only(q question) question {
 	none := func(rows []row) func(c column) bool {
 		return func(c column) bool {
@@ -397,7 +484,6 @@ func (t *tables) only(q question) question {
 		}
 	}
 	drawn := t.rows(q.drawn(), q.tables...)
-	q.columns = slices.DeleteFunc(slices.Clone(q.columns), none(t.rows(q, q.tables...)))
 	q.picture.series = slices.DeleteFunc(slices.Clone(q.picture.series), none(drawn))
 	q.title = q.title + ", " + t.device()
 	return q
