@@ -3,7 +3,7 @@
 #
 #   docs/benchmarks.sh [-q] [PART ...]
 #
-# Parts are decode, step, cpu, peers, e2e and paper-cpu; without any, all of these. gpu, layer,
+# Parts are decode, cpu, peers, e2e and paper-cpu; without any, all of these. gpu, layer,
 # prefill, linear, prompts, batches, e2e-gpu, llama and paper-gpu need a GPU. -q is quick and less certain. peers, e2e, paper-cpu, and those
 # need Python: cmd/leanbench/peers/setup.sh makes an environment of several GB in the
 # user's cache folder.
@@ -20,7 +20,7 @@ while getopts q option; do
 	esac
 done
 shift $((OPTIND - 1))
-[ $# -gt 0 ] || set -- decode step cpu peers e2e paper-cpu
+[ $# -gt 0 ] || set -- decode cpu peers e2e paper-cpu
 
 json=$PWD/docs/benchmarks raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
@@ -39,7 +39,6 @@ gobench() {
 for part; do
 	case $part in
 	decode) gobench decode.json 1 Decode . ;;
-	step) gobench opt-step.json 2 OPTStep ./examples/opt/model ;;
 	cpu) leanbench cpu $quick -json "$json/cpu.json" ;;
 	peers) leanbench peers $quick -json "$json/peers.json" -python "$(python)" ;;
 	e2e) leanbench e2e $quick -json "$json/e2e.json" -python "$(python)" ;;

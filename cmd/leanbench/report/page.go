@@ -17,7 +17,7 @@ const head = `# Benchmarks
 
 <!-- written by leanbench report docs/benchmarks/*.json: change the JSON, or cmd/leanbench/report -->
 
-Contenders take turns in one run, and their outputs are compared before. A ratio is the median of the ratios of neighbouring turns. A share is of the read ceiling: the speed of a kernel that only reads the same bytes. Bytes are those of the keys and values, or of a step's weights too, counted once. Machines of one kind differ by more than half: compare figures of one run only. [lab/](lab/) has what was tried. ` + "`docs/benchmarks.sh`" + ` measures everything again. NEON kernels have run on an emulator only, so no speed is known.
+Programs take turns in one run, and their outputs are compared first. A ratio is the median over neighbouring turns. A share is of the read ceiling: a kernel that only reads the same bytes (keys and values, and weights where a step reads them). Machines of one kind differ by more than half, so compare figures of one run only. ` + "`docs/benchmarks.sh`" + ` measures everything again; [lab/](lab/) has what was tried. NEON kernels have run on an emulator only.
 
 `
 
@@ -84,7 +84,7 @@ func source(r *measure.Report) string {
 		on = append(on, m)
 	}
 	for _, note := range r.Notes {
-		if r.Transcribed != "" || strings.Contains(note, "PyTorch") { // clocks, and what else a run says of itself, are in its JSON
+		if strings.Contains(note, "PyTorch") || strings.Contains(note, "CTranslate2") { // the JSON has clocks and other notes
 			on = append(on, note)
 		}
 	}
