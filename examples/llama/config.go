@@ -303,7 +303,7 @@ func (f *fields) read(name string, x any) bool {
 		return false
 	}
 	if err := json.Unmarshal(raw, x); err != nil {
-		f.fail(la.ErrOption, "%s is %s: %v", name, short(raw), err)
+		f.fail(la.ErrOption, "%s is %q: %v", name, short(raw), err)
 	}
 	return true
 }
@@ -347,7 +347,7 @@ func (f *fields) positive(name string) (x float64) {
 func (f *fields) end() {
 	for _, name := range slices.Sorted(maps.Keys(f.left)) {
 		if raw := string(f.left[name]); raw != "null" && raw != "false" {
-			f.fail(la.ErrUnsupported, "%s is %s, which is not known", name, short(f.left[name]))
+			f.fail(la.ErrUnsupported, "%q is %q, which is not known", name, short(f.left[name]))
 		}
 	}
 }

@@ -58,7 +58,7 @@
 // -prompt-cache keeps the keys and values of a prompt in a file. A later run takes
 // what its prompt begins with from there, and computes the rest. The file knows of
 // which model, weights and type of cache it is; one that does not fit is an error,
-// and stays as it is.
+// and stays as it is. Where the name is a link, the file that it leads to is written.
 //
 // What several prompts begin with is read once, and its keys and values are shared, where these are 16
 // tokens or more. -n-samples makes several texts of each prompt so: text j of prompt i is drawn
@@ -91,6 +91,9 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
+	"unicode/utf8"
 )
 
 const (
@@ -116,11 +119,31 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.As(err, &wrong):
-		fmt.Fprintf(stderr, "opt: %v; opt -h lists the flags\n", err)
+		fmt.Fprintf(stderr, "opt: %s; opt -h lists the flags\n", printable(err.Error()))
 		return exitUsage
 	}
-	fmt.Fprintf(stderr, "opt: %v\n", err)
+	fmt.Fprintf(stderr, "opt: %s\n", printable(err.Error()))
 	return exitError
+}
+
+// printable has what a terminal would obey in a message, or not show, as in Go's strings: an error may tell what
+// a file or another process said.
+func printable(message string) string {
+	var b strings.Builder
+	for len(message) > 0 {
+		r, size := utf8.DecodeRuneInString(message)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, message[0])
+		case r == '\n' || r == '\t' || strconv.IsGraphic(r):
+			b.WriteString(message[:size])
+		default:
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		}
+		message = message[size:]
+	}
+	return b.String()
 }
 
 func do(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {

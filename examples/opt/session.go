@@ -190,7 +190,7 @@ func unescape(line string) string {
 
 // say writes a line that is not the model's.
 func (s *session) say(format string, args ...any) error {
-	_, err := io.WriteString(s.out, "opt: "+plural.Mend(fmt.Sprintf(format, args...))+"\n")
+	_, err := io.WriteString(s.out, "opt: "+printable(plural.Mend(fmt.Sprintf(format, args...)))+"\n")
 	return err
 }
 

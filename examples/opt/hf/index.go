@@ -3,6 +3,7 @@ package hf
 import (
 	"encoding/json"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -23,7 +24,8 @@ func parseIndex(file string, data []byte) (map[string]string, error) {
 	}
 	for name, shard := range index.WeightMap {
 		// IsLocal also knows the names that are devices on Windows.
-		if strings.ContainsAny(shard, `/\:`) || !filepath.IsLocal(shard) || shard == "." {
+		// Errors have the name unquoted, as part of a path.
+		if strings.ContainsAny(shard, `/\:`) || strings.ContainsFunc(shard, func(r rune) bool { return !strconv.IsGraphic(r) }) || !filepath.IsLocal(shard) || shard == "." {
 			return nil, fail(ErrFormat, file, "weight %s lies in %s, which is not the name of a file of the folder", quote(name), quote(shard))
 		}
 	}
