@@ -9,8 +9,6 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 )
 
 // A prompt cache is a file with the tokens of a prompt, and their keys and values:
@@ -86,7 +84,7 @@ func (c *promptCache) readHead(r io.Reader, most, vocab int) error {
 	}
 	c.model, c.tokens = string(model), make([]int, len(ids))
 	for i, id := range ids {
-		if int(id) >= vocab {
+		if uint64(id) >= uint64(vocab) {
 			return fmt.Errorf("it has token %d, and the model has tokens 0 to %d", id, vocab-1)
 		}
 		c.tokens[i] = int(id)
@@ -114,10 +112,11 @@ func (c *promptCache) writeHead(w io.Writer) error {
 
 // cachedPrompt is a prompt with its cache.
 type cachedPrompt struct {
-	name   string
+	name   string // as -prompt-cache has it
+	target string // the file: name, or what the link of that name leads to
 	l      *loaded
 	prompt []int
-	file   *os.File // nil: there is none yet
+	file   file // nil: there is none yet
 	from   *bufio.Reader
 	head   promptCache
 	common int // tokens that come from the file
@@ -132,10 +131,13 @@ func (l *loaded) openPromptCache(prompt []int) (_ *cachedPrompt, err error) {
 			err = p.fail(errors.Join(err, p.Close()))
 		}
 	}()
-	info, err := os.Stat(p.name) // to open a pipe would block
+	if p.target, err = linked(p.name); err != nil {
+		return nil, err
+	}
+	info, err := drive.Stat(p.target) // to open a pipe would block
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		folder, err := os.Stat(filepath.Dir(p.name))
+		folder, err := drive.Stat(folderOf(p.target))
 		if err == nil && !folder.IsDir() {
 			err = errors.New("it would be in what is no folder")
 		}
@@ -145,14 +147,20 @@ func (l *loaded) openPromptCache(prompt []int) (_ *cachedPrompt, err error) {
 	case !info.Mode().IsRegular():
 		return nil, errors.New("it is no regular file")
 	}
-	if p.file, err = os.Open(p.name); err != nil {
+	if p.file, err = drive.Open(p.target); err != nil {
+		p.file = nil
 		return nil, err
 	}
 	p.from = bufio.NewReaderSize(p.file, 1<<20)
 	return p, p.head.readHead(p.from, l.config.MaxPositions, l.config.VocabSize)
 }
 
-func (p *cachedPrompt) fail(err error) error { return fmt.Errorf("-prompt-cache %s: %w", p.name, err) }
+func (p *cachedPrompt) fail(err error) error {
+	if p.target != "" && p.target != p.name {
+		return fmt.Errorf("-prompt-cache %s, a link to %q: %w", p.name, p.target, err)
+	}
+	return fmt.Errorf("-prompt-cache %s: %w", p.name, err)
+}
 
 // Close closes the file.
 func (p *cachedPrompt) Close() error {
@@ -177,7 +185,7 @@ func (p *cachedPrompt) load() ([]int, error) {
 		return p.prompt, nil
 	}
 	if p.head.fingerprint != fingerprint {
-		return nil, p.fail(fmt.Errorf("it is of another model or of other weights: of %s, and this is %s", p.head.model, model))
+		return nil, p.fail(fmt.Errorf("it is of another model or of other weights: of %q, and this is %q", p.head.model, model))
 	}
 	p.head.model = model
 	for p.common < min(len(p.prompt)-1, len(p.head.tokens)) && p.prompt[p.common] == p.head.tokens[p.common] {
@@ -185,21 +193,32 @@ func (p *cachedPrompt) load() ([]int, error) {
 	}
 	// The sequence is read even if nothing of it is of use: a file that does not fit is
 	// not written over.
-	if err := l.decoder.ReadSequence(0, p.from, p.common); err != nil {
-		return nil, p.fail(err)
+	if err := p.readSequence(); err != nil {
+		return nil, p.fail(errors.Join(err, p.l.decoder.Truncate(0, 0)))
 	}
-	switch _, err := p.from.ReadByte(); {
-	case err == nil:
-		return nil, p.fail(errors.New("something comes behind its end"))
-	case !errors.Is(err, io.EOF):
+	if err := p.l.decoder.Truncate(0, p.common); err != nil {
 		return nil, p.fail(err)
 	}
 	return p.prompt[p.common:], p.Close()
 }
 
+// readSequence reads what comes behind the head, up to the end of the file.
+func (p *cachedPrompt) readSequence() error {
+	if err := p.l.decoder.ReadSequence(0, p.from, len(p.head.tokens)); err != nil {
+		return err
+	}
+	switch _, err := p.from.ReadByte(); {
+	case err == nil:
+		return errors.New("something comes behind its end")
+	case !errors.Is(err, io.EOF):
+		return err
+	}
+	return nil
+}
+
 // save writes the prompt to the file, if it was read and the file has not all of it.
 // The decoder has no more than the prompt afterwards.
-func (p *cachedPrompt) save() (err error) {
+func (p *cachedPrompt) save() error {
 	d, n := p.l.decoder, len(p.prompt)
 	has := 0
 	for has < min(n, len(p.head.tokens)) && p.prompt[has] == p.head.tokens[has] {
@@ -211,13 +230,18 @@ func (p *cachedPrompt) save() (err error) {
 	if err := d.Truncate(0, n); err != nil {
 		return err
 	}
-	p.head.tokens = p.prompt
-	err = writeAtomically(p.name, func(w io.Writer) error {
-		return errors.Join(p.head.writeHead(w), d.WriteSequence(0, w))
+	head := p.head
+	head.tokens = p.prompt
+	err := writeAtomically(p.target, func(w io.Writer) error {
+		if err := head.writeHead(w); err != nil {
+			return err
+		}
+		return d.WriteSequence(0, w)
 	})
 	if err != nil {
 		return p.fail(err)
 	}
+	p.head = head
 	return nil
 }
 
@@ -225,33 +249,4 @@ func (p *cachedPrompt) save() (err error) {
 func (l *loaded) modelName() string {
 	text := fmt.Sprintf("%s (%d layers of width %d, %d heads, %v weights)", name(l.options.model), l.config.Layers, l.config.HiddenSize, l.config.Heads, l.options.weightsName)
 	return text[:min(len(text), mostModelName)]
-}
-
-// writeAtomically makes a file, or leaves one of that name as it is: what is written
-// goes to a file beside it first. Where the name is a link, it is the file behind it.
-func writeAtomically(name string, write func(io.Writer) error) (err error) {
-	if real, err := filepath.EvalSymlinks(name); err == nil {
-		name = real
-	}
-	f, err := os.CreateTemp(filepath.Dir(name), ".opt-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	w := bufio.NewWriterSize(f, 1<<20)
-	err = write(w)
-	if err == nil {
-		err = w.Flush()
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
 }

@@ -3,7 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -91,14 +94,24 @@ func TestPromptCacheMisfits(t *testing.T) {
 		b[(i+len(b))%len(b)] ^= 0x41
 		return b
 	}
+	headed := func(change func(*promptCache)) []byte {
+		var c promptCache
+		r, b := bytes.NewReader(good), bytes.Buffer{}
+		err := c.readHead(r, 64, 264)
+		change(&c)
+		if err := errors.Join(err, c.writeHead(&b)); err != nil {
+			t.Fatal(err)
+		}
+		return append(b.Bytes(), good[len(good)-r.Len():]...)
+	}
 	for _, c := range []struct {
 		name string
 		data []byte
 		want string
 		more []string
 	}{
-		{"another model", good, "of another model or of other weights: of " + model, []string{"-model", other}},
-		{"weights of another type", good, "stored weights), and this is", []string{"-weights", "f16"}},
+		{"another model", good, fmt.Sprintf("of another model or of other weights: of %q", model+" (2 layers")[:60], []string{"-model", other}},
+		{"weights of another type", good, `stored weights)", and this is`, []string{"-weights", "f16"}},
 		{"another cache", good, "float32", []string{"-cache", "bf16"}},
 		{"a shorter model", good, "7 tokens, more than the 4", []string{"-model", wide, "-prompt", "a"}},
 		{"nothing", nil, "no prompt cache", nil},
@@ -111,6 +124,14 @@ func TestPromptCacheMisfits(t *testing.T) {
 		{"the head alone", good[:100], "ends in the middle", nil},
 		{"half", good[:len(good)-300], "ReadSequence", nil},
 		{"more", append(slices.Clone(good), 0), "behind its end", nil},
+		{"a head of more tokens", headed(func(c *promptCache) { c.tokens = slices.Repeat([]int{5}, 64) }), "the saved sequence has 7 tokens, and 64 are expected", nil},
+		{"a head of one token more", headed(func(c *promptCache) { c.tokens = append(c.tokens, 5) }), "the saved sequence has 7 tokens, and 8 are expected", nil},
+		{"a head of fewer tokens", headed(func(c *promptCache) { c.tokens = c.tokens[:6] }), "the saved sequence has 7 tokens, and 6 are expected", nil},
+		{"a head of no tokens", headed(func(c *promptCache) { c.tokens = nil }), "the saved sequence has 7 tokens, and 0 are expected", nil},
+		{"a token beyond the vocabulary", headed(func(c *promptCache) { c.tokens[0] = math.MaxUint32 }), "token 4294967295, and the model has", nil},
+		{"a name that a terminal obeys", headed(func(c *promptCache) {
+			c.model, c.fingerprint[0] = "\x1b]0;a\a\x1b[2J\u009b31m\nopt: fine\r\u202e", ^c.fingerprint[0]
+		}), `of "\x1b]0;a\a\x1b[2J\u009b31m\nopt: fine\r\u202e", and`, nil},
 	} {
 		if err := os.WriteFile(file, c.data, 0o600); err != nil {
 			t.Fatal(err)
@@ -123,6 +144,7 @@ func TestPromptCacheMisfits(t *testing.T) {
 		if status != 1 || out != "" || !strings.Contains(log, "opt: -prompt-cache "+file+": ") || !strings.Contains(log, c.want) {
 			t.Errorf("%s: status %d, %q, %s", c.name, status, out, log)
 		}
+		obeyed(t, log)
 		if now, err := os.ReadFile(file); err != nil || !bytes.Equal(now, c.data) {
 			t.Errorf("%s: the file is another one: %v", c.name, err)
 		}
@@ -134,7 +156,7 @@ func TestPromptCacheMisfits(t *testing.T) {
 	}
 }
 
-// A link stays a link, and an interrupt before the prompt is read writes nothing.
+// A link stays a link and its target is written, and an interrupt before the prompt is read writes nothing.
 func TestPromptCacheWritten(t *testing.T) {
 	dir, model := t.TempDir(), writeModel(t, nil)
 	file, link := filepath.Join(dir, "cache"), filepath.Join(dir, "link")
@@ -163,14 +185,39 @@ func TestPromptCacheWritten(t *testing.T) {
 		t.Errorf("the file behind the link has %d tokens", n)
 	}
 
-	// What can't be written leaves what was there.
-	err := writeAtomically(file, func(w io.Writer) error {
-		io.WriteString(w, "half")
-		return io.ErrShortWrite
-	})
-	files, _ := os.ReadDir(dir)
-	if err != io.ErrShortWrite && !strings.Contains(err.Error(), io.ErrShortWrite.Error()) || len(files) != 2 || len(readHead(t, file).tokens) != 10 {
-		t.Errorf("%v, %v", err, files)
+	// The file that a link leads to need not be there, and may be behind other links.
+	for _, l := range [][2]string{{"one", "later"}, {"two", "sub/up"}, {"sub/up", "../latest"}} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "sub"), 0o777), os.Symlink(l[1], filepath.Join(dir, l[0]))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, target := range map[string]string{"one": "later", "two": "latest"} {
+		args[len(args)-1] = filepath.Join(dir, name)
+		for range 2 {
+			if status, _, log := command(t, args...); status != 0 {
+				t.Fatal(log)
+			}
+			if info, err := os.Lstat(args[len(args)-1]); err != nil || info.Mode()&os.ModeSymlink == 0 {
+				t.Errorf("%s is no link: %v", name, err)
+			}
+			if n := len(readHead(t, filepath.Join(dir, target)).tokens); n != 7 {
+				t.Errorf("%s: %d tokens", target, n)
+			}
+		}
+	}
+	for name, to := range map[string]string{"nowhere": "none/\x1b[2Jx", "round": "round"} {
+		args[len(args)-1] = filepath.Join(dir, name)
+		if err := os.Symlink(to, args[len(args)-1]); err != nil {
+			t.Fatal(err)
+		}
+		status, _, log := command(t, args...)
+		if status != 1 || !strings.Contains(log, "-prompt-cache "+args[len(args)-1]) || !strings.Contains(log, printable(to)) {
+			t.Errorf("%s: status %d, %s", name, status, log)
+		}
+		obeyed(t, log)
+		if l, err := os.Readlink(args[len(args)-1]); err != nil || l != to {
+			t.Errorf("%s: %q, %v", name, l, err)
+		}
 	}
 }
 

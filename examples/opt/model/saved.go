@@ -23,10 +23,9 @@ func (d *Decoder) WriteSequence(i int, w io.Writer) error {
 }
 
 // ReadSequence makes sequence i what WriteSequence has saved, of a model of the same
-// shape and with the same type of cache, on whatever device. The first tokens of it
-// are kept: the others are gone, as by [Decoder.Truncate]. After an error the
-// sequence is as it was. While it reads, there must be pages for all tokens that
-// were saved.
+// shape and with the same type of cache, on whatever device. tokens is how many were
+// saved: another number is ErrConfig. After an error the sequence is as it was. While
+// it reads, there must be pages for these tokens beside those of the present sequence.
 func (d *Decoder) ReadSequence(i int, r io.Reader, tokens int) error {
 	c, err := d.pages(i)
 	if err != nil {
@@ -39,11 +38,8 @@ func (d *Decoder) ReadSequence(i int, r io.Reader, tokens int) error {
 	if err != nil {
 		return err
 	}
-	if s.Len() < tokens {
-		return errors.Join(fmt.Errorf("%w: %d tokens of a saved sequence of %d", ErrConfig, tokens, s.Len()), s.Release())
-	}
-	if err := s.Truncate(tokens); err != nil {
-		return errors.Join(err, s.Release())
+	if s.Len() != tokens {
+		return errors.Join(fmt.Errorf("%w: the saved sequence has %d tokens, and %d are expected", ErrConfig, s.Len(), tokens), s.Release())
 	}
 	return d.replace(c, i, s, tokens)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -40,7 +41,7 @@ func testSaved(t *testing.T, from, to Options) {
 		t.Fatal(err)
 	}
 	for _, n := range []int{11, 6} {
-		if err := b.ReadSequence(1, bytes.NewReader(saved.Bytes()), n); err != nil {
+		if err := errors.Join(b.ReadSequence(1, bytes.NewReader(saved.Bytes()), 11), b.Truncate(1, n)); err != nil {
 			t.Fatal(err)
 		}
 		if b.Len(1) != n || b.Logits(1) != nil {
@@ -56,14 +57,15 @@ func testSaved(t *testing.T, from, to Options) {
 
 	before := b.Len(1)
 	for _, err := range []error{
-		b.ReadSequence(1, bytes.NewReader(saved.Bytes()), 12), b.ReadSequence(1, bytes.NewReader(saved.Bytes()), -1),
-		b.ReadSequence(2, bytes.NewReader(saved.Bytes()), 1), a.WriteSequence(-1, &saved),
+		b.ReadSequence(1, bytes.NewReader(saved.Bytes()), 12), b.ReadSequence(1, bytes.NewReader(saved.Bytes()), 10),
+		b.ReadSequence(1, bytes.NewReader(saved.Bytes()), 21), b.ReadSequence(1, bytes.NewReader(saved.Bytes()), -1),
+		b.ReadSequence(2, bytes.NewReader(saved.Bytes()), 11), a.WriteSequence(-1, &saved),
 	} {
 		if !errors.Is(err, ErrConfig) {
 			t.Errorf("%v", err)
 		}
 	}
-	if err := b.ReadSequence(1, bytes.NewReader(saved.Bytes()[:saved.Len()-9]), 1); !errors.Is(err, la.ErrFormat) {
+	if err := b.ReadSequence(1, bytes.NewReader(saved.Bytes()[:saved.Len()-9]), 11); !errors.Is(err, la.ErrFormat) {
 		t.Errorf("cut: %v", err)
 	}
 	if b.Len(1) != before {
@@ -72,10 +74,52 @@ func testSaved(t *testing.T, from, to Options) {
 	if s := b.cache.(*leanCache).Stats(); s.Sequences != 2 || s.Tokens != b.Len(0)+b.Len(1) {
 		t.Errorf("something is kept: %+v", s)
 	}
+	// Whichever write or read fails, it is told, and both sequences are as before.
+	logits := append([]float32(nil), b.Logits(1)...)
+	for n, failed := 0, true; failed; n++ {
+		f := &faulty{Buffer: bytes.NewBuffer(nil), after: n}
+		err := a.WriteSequence(0, f)
+		if failed = f.after < 0; failed != errors.Is(err, errFault) || a.Len(0) != 11 || !failed && !bytes.Equal(f.Bytes(), saved.Bytes()) {
+			t.Errorf("write %d: %v", n, err)
+		}
+	}
+	for n, failed := 0, true; failed; n++ {
+		f := &faulty{Buffer: bytes.NewBuffer(saved.Bytes()), after: n}
+		err := b.ReadSequence(1, f, 11)
+		if failed = f.after < 0; failed != errors.Is(err, errFault) || !failed && b.Len(1) != 11 || failed && (b.Len(1) != before || !slices.Equal(b.Logits(1), logits)) {
+			t.Errorf("read %d: %v, %d tokens", n, err, b.Len(1))
+		}
+		if s := b.cache.(*leanCache).Stats(); s.Sequences != 2 || s.Tokens != b.Len(0)+b.Len(1) {
+			t.Errorf("read %d: something is kept: %+v", n, s)
+		}
+	}
 	stock := newDecoder(t, w, Options{Capacity: []int{20}, Attention: Default})
 	if err := stock.WriteSequence(0, &saved); !errors.Is(err, ErrConfig) {
 		t.Errorf("no pages: %v", err)
 	}
+}
+
+var errFault = errors.New("a fault")
+
+// faulty is a file whose reads and writes fail once, after so many that did not; after is -1 then.
+type faulty struct {
+	*bytes.Buffer
+	after int
+}
+
+func (f *faulty) Read(p []byte) (int, error) {
+	if f.after--; f.after == -1 {
+		return 0, errFault
+	}
+	return f.Buffer.Read(p)
+}
+
+func (f *faulty) Write(p []byte) (int, error) {
+	if f.after--; f.after == -1 {
+		n, _ := f.Buffer.Write(p[:len(p)/2])
+		return n, errFault
+	}
+	return f.Buffer.Write(p)
 }
 
 // The fingerprint is another one with any other weight, config or type, and the same
