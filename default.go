@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/graph"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -47,6 +48,14 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	}
 	if c.mask.Causal && p.queries > p.keys {
 		return nil, errorf(op, ErrUnsupported, "WithCausal with %d queries over %d keys: rows that see no key", p.queries, p.keys)
+	}
+
+	operands := []*G.Node{q, k, v}
+	if c.biasNode != nil {
+		operands = append(operands, c.biasNode)
+	}
+	if err = graph.Distinct(func(i int) string { return [...]string{"q", "k", "v", "bias"}[i] }, operands...); err != nil {
+		return nil, errorf(op, ErrGraph, "%v", err)
 	}
 
 	// The rows of a KV head are the queries of all heads of its group, which

@@ -1,15 +1,20 @@
 package leanattention_test
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/scanner"
 	"go/token"
+	"go/types"
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -18,6 +23,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -392,5 +398,196 @@ func TestCheckGraph(t *testing.T) {
 	}
 	if err := la.CheckGraph(G.NewGraph()); err != nil {
 		t.Errorf("an empty graph: %v", err)
+	}
+}
+
+// An operandCase makes nodes of operands: inputs that in makes. Of those that it gives the same type
+// and shape Gorgonia makes one node unless they have names.
+type operandCase struct {
+	build func(in func(shape ...int) *G.Node) error
+	apart bool // no two operands may have one type and shape
+}
+
+// operandCases are all functions that make a node of several operands, and all options with an operand.
+func operandCases(t *testing.T) map[string]operandCase {
+	second := func(_ *G.Node, err error) error { return err }
+	seconds := func(_ []*G.Node, err error) error { return err }
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1})
+	step, err := cache.NewStep(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type in = func(shape ...int) *G.Node
+	typed := func(of tensor.Dtype, like *G.Node, name string, shape ...int) *G.Node {
+		return G.NewTensor(like.Graph(), of, len(shape), G.WithShape(shape...), G.WithName(name))
+	}
+	linear := func(of func(in in) nn.LinearOption) operandCase {
+		return operandCase{build: func(in in) error { return second(nn.Linear(in(4, 4), in(4, 4), nil, of(in))) }}
+	}
+	two := func(f func(a, b *G.Node) (*G.Node, error)) operandCase {
+		return operandCase{build: func(in in) error { return second(f(in(2, 3), in(2, 3))) }}
+	}
+	return map[string]operandCase{
+		"Attention": {build: func(in in) error { return second(la.Attention(in(1, 3, 4), in(1, 3, 4), in(1, 3, 4))) }},
+		"Default":   {build: func(in in) error { return second(la.Default(in(1, 3, 4), in(1, 3, 4), in(1, 3, 4))) }},
+		"CachedAttention": {build: func(in in) error {
+			return second(la.CachedAttention(in(2, 4), in(2, 4), in(2, 4), step.Layer(0)))
+		}},
+		"WithBias": {build: func(in in) error {
+			k := in(1, 4, 4)
+			return second(la.Attention(typed(k.Dtype(), k, "own q", 1, 4, 4), k, typed(k.Dtype(), k, "own v", 1, 4, 4), la.WithBias(in(1, 4, 4))))
+		}},
+		"WithSinks": {build: func(in in) error {
+			k := in(1, 3, 4)
+			return second(la.Attention(typed(k.Dtype(), k, "own q", 1, 3, 4), k, typed(k.Dtype(), k, "own v", 1, 3, 4), la.WithSinks(in(1))))
+		}, apart: true},
+		"WithLengths": {build: func(in in) error {
+			k := in(1, 3, 4)
+			return second(la.Attention(k, typed(k.Dtype(), k, "own k", 1, 3, 4), typed(k.Dtype(), k, "own v", 1, 3, 4), la.WithLengths(typed(tensor.Int, k, "", 1))))
+		}, apart: true},
+		"WithDropout": {build: func(in in) error {
+			k := in(1, 3, 4)
+			return second(la.Attention(k, typed(k.Dtype(), k, "own k", 1, 3, 4), typed(k.Dtype(), k, "own v", 1, 3, 4), la.WithDropout(0.5, typed(tensor.Int, k, ""))))
+		}, apart: true},
+
+		"nn.Add": two(nn.Add), "nn.Mul": two(nn.Mul),
+		"nn.GLU":      two(func(a, b *G.Node) (*G.Node, error) { return nn.GLU(a, b, nn.SwiGLU) }),
+		"nn.Concat":   two(func(a, b *G.Node) (*G.Node, error) { return nn.Concat(0, a, b) }),
+		"nn.MergeLSE": two(func(a, b *G.Node) (*G.Node, error) { return nn.MergeLSE(a, b) }),
+		"nn.Linear":   {build: func(in in) error { return second(nn.Linear(in(4, 4), in(4, 4), in(4))) }},
+		"nn.Embedding": {build: func(in in) error {
+			return second(nn.Embedding(in(2, 4), typed(tensor.Int, in(2, 4), "ids", 2), in(2, 4)))
+		}},
+		"nn.Linears": {build: func(in in) error {
+			return seconds(nn.Linears(in(3, 4), []*G.Node{in(5, 4), in(5, 4)}, []*G.Node{in(5), in(5)}))
+		}},
+		"nn.GatedLinear": {build: func(in in) error {
+			return second(nn.GatedLinear(in(3, 4), []*G.Node{in(5, 4), in(5, 4)}, nil, nn.SwiGLU))
+		}},
+		"nn.LayerNorm": {build: func(in in) error { return second(nn.LayerNorm(in(3, 4), in(4), in(4), 1)) }},
+		"nn.RMSNorm":   {build: func(in in) error { return second(nn.RMSNorm(in(3, 4), in(4), in(3, 4), 1)) }},
+		"nn.QKNorm":    {build: func(in in) error { return second(nn.QKNorm(in(4), in(4), 1)) }},
+		"nn.MergeStates": {build: func(in in) error {
+			return second(nn.MergeStates([]*G.Node{in(3, 4), in(3, 4)}, []*G.Node{in(3), in(3)}))
+		}},
+		"nn.Rotary": {build: func(in in) error {
+			x := in(2, 4)
+			return second(nn.Rotary(x, typed(tensor.Int, x, "", 2), la.RotaryConfig{HeadDim: 4}))
+		}, apart: true},
+		"nn.Sample": {build: func(in in) error {
+			x := in(2, 4)
+			choices, randoms := nn.Choices(make([]nn.Choice, 2)).Shape(), nn.Randoms(make([]float64, 2)).Shape()
+			return second(nn.Sample(x, typed(tensor.Int32, x, "", choices...), typed(tensor.Int32, x, "", randoms...)))
+		}, apart: true},
+		"nn.WithResidual": linear(func(in in) nn.LinearOption { return nn.WithResidual(in(4, 4)) }),
+		"nn.WithNorm": {build: func(in in) error {
+			return second(nn.Linear(in(3, 4), in(5, 4), nil, nn.WithNorm(in(4), in(4), 1)))
+		}},
+		"nn.WithRMSNorm": {build: func(in in) error {
+			return second(nn.Linear(in(3, 4), in(4, 4), in(4), nn.WithRMSNorm(in(4), 1)))
+		}},
+	}
+}
+
+// Inputs without names that have one type and shape are one node. No function takes one as two of its operands,
+// and each says what to do. With names the same call is right, and so is one named input as several operands.
+func TestNamelessOperands(t *testing.T) {
+	cases := operandCases(t)
+	for name := range withOperands(t) {
+		if _, ok := cases[name]; !ok {
+			t.Errorf("%s takes several operands and is not in this test", name)
+		}
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			input := func(g *G.ExprGraph, name func(shape []int) string) func(shape ...int) *G.Node {
+				return func(shape ...int) *G.Node {
+					return G.NewTensor(g, tensor.Float32, len(shape), G.WithShape(shape...), G.WithName(name(shape)))
+				}
+			}
+			g := G.NewGraph()
+			err := c.build(input(g, func([]int) string { return "" }))
+			if c.apart && err != nil {
+				t.Error(err)
+			}
+			if !c.apart && (!errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), " are one node, an input without a name: ") || !strings.Contains(err.Error(), "gorgonia.WithName")) {
+				t.Errorf("without names: %v", err)
+			}
+			if err := la.CheckGraph(g); !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "no name") {
+				t.Errorf("CheckGraph: %v", err)
+			}
+			count := 0
+			if err := c.build(input(G.NewGraph(), func([]int) string { count++; return fmt.Sprint("x", count) })); err != nil {
+				t.Errorf("with a name for each: %v", err)
+			}
+			if err := c.build(input(G.NewGraph(), func(shape []int) string { return fmt.Sprint("x", shape) })); err != nil {
+				t.Errorf("with a named input as several operands: %v", err)
+			}
+		})
+	}
+}
+
+// withOperands are the exported functions of this package and of nn that make a node of several nodes, and the
+// options with a node.
+func withOperands(t *testing.T) map[string]bool {
+	found := map[string]bool{}
+	for name, f := range exportedFunctions(t) {
+		nodes := 0
+		for _, p := range f.Type.Params.List {
+			switch of := types.ExprString(p.Type); of {
+			case "*G.Node":
+				nodes += len(p.Names)
+			case "[]*G.Node", "...*G.Node":
+				nodes += 2
+			}
+		}
+		if of := types.ExprString(f.Type.Results.List[0].Type); nodes > 1 && strings.HasSuffix(of, "*G.Node") || nodes > 0 && strings.HasSuffix(of, "Option") {
+			found[name] = true
+		}
+	}
+	return found
+}
+
+// exportedFunctions are the functions of this package and of nn with a result, by their names with the package.
+func exportedFunctions(t *testing.T) map[string]*ast.FuncDecl {
+	t.Helper()
+	found := map[string]*ast.FuncDecl{}
+	for dir, prefix := range map[string]string{".": "", "nn": "nn."} {
+		packages, err := parser.ParseDir(token.NewFileSet(), dir, func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range packages {
+			for _, file := range p.Files {
+				for _, d := range file.Decls {
+					if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.IsExported() && f.Type.Results != nil {
+						found[prefix+f.Name.Name] = f
+					}
+				}
+			}
+		}
+	}
+	return found
+}
+
+// All nodes of this package and of nn are made by internal/graph, which checks what all ops need.
+func TestNodesAreMadeInOnePlace(t *testing.T) {
+	for _, dir := range []string{".", "nn"} {
+		err := fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() && path != "." {
+				return cmp.Or(err, fs.SkipDir)
+			}
+			if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return nil
+			}
+			text, err := os.ReadFile(filepath.Join(dir, path))
+			if bytes.Contains(text, []byte("G.ApplyOp")) {
+				t.Errorf("%s/%s calls ApplyOp", dir, path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -167,7 +167,7 @@ func (f *Fused) String() string {
 // output is 0. It knows the ops of Gorgonia v0.9.18 by their names.
 //
 // Errors: [ErrGraph] for roots that are nil or of several graphs, and for a
-// graph in which Gorgonia would take two nodes for one ([CheckGraph]).
+// graph in which two nodes have the hash by which Gorgonia tells nodes apart ([CheckGraph]).
 func Fuse(roots ...*G.Node) (f *Fused, err error) {
 	const op = "Fuse"
 	defer recoverTo(op, &err)
@@ -190,7 +190,10 @@ func Fuse(roots ...*G.Node) (f *Fused, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = CheckGraph(r.Graph); err != nil {
+	if same := collisions(r.Graph); same != nil {
+		return nil, errorf(op, ErrGraph, "%s", strings.Join(same, "; "))
+	}
+	if err = checkMachine(op, r.Graph); err != nil {
 		return nil, err
 	}
 	return newFused(roots, r), nil

@@ -484,7 +484,7 @@ func TestFuseSet(t *testing.T) {
 // TestFuseNames: nodes keep the names that they were given, and get no others.
 func TestFuseNames(t *testing.T) {
 	w := graphtest.NewWriter(t, reftest.Rand(t), tensor.Float64)
-	x := G.NewTensor(w.G, w.DType, 3, G.WithShape(2, 3, 4), G.WithValue(w.Random(2, 3, 4)))
+	x := w.Input("x", 2, 3, 4)
 	o := w.BMM(w.Softmax(w.BMM(x, x, false, true), 2), x)
 	G.WithName("layer 1")(o)
 	y := w.Must(G.Tanh(o))
@@ -492,8 +492,23 @@ func TestFuseNames(t *testing.T) {
 	if got := f.Node(o).Name(); got != "layer 1" {
 		t.Errorf("the attention is called %q", got)
 	}
-	if len(f.Graph.ByName("")) != 2 || f.Node(x).Name() != x.Name() {
-		t.Errorf("of two nodes without a name %d are left; the input is %q", len(f.Graph.ByName("")), f.Node(x).Name())
+	if len(f.Graph.ByName("")) != 1 || f.Node(x).Name() != x.Name() {
+		t.Errorf("of one node without a name %d are left; the input is %q", len(f.Graph.ByName("")), f.Node(x).Name())
+	}
+}
+
+// TestFuseNameless: of inputs without a name Gorgonia has made one in the graph that was given.
+func TestFuseNameless(t *testing.T) {
+	w := graphtest.NewWriter(t, reftest.Rand(t), tensor.Float64)
+	input := func() *G.Node {
+		return G.NewTensor(w.G, w.DType, 3, G.WithShape(2, 3, 4), G.WithValue(w.Random(2, 3, 4)))
+	}
+	q, k, v := input(), w.Input("k", 2, 3, 4), input()
+	o := w.BMM(w.Softmax(w.BMM(q, k, false, true), 2), v)
+	f := w.Fuse([]*G.Node{o}, graphtest.Read(o))
+	(&written{misses: []string{"queries and values are one node, an input without a name"}}).check(t, f)
+	if got := f.Node(q); got != f.Node(v) || got.Op() != nil {
+		t.Errorf("the input became %v", got)
 	}
 }
 

@@ -262,6 +262,9 @@ func (op *gradOp) inputs() (in []gradInput) {
 
 func (op *gradOp) Arity() int { return len(op.inputs()) }
 
+// OperandName makes it a [graph.Named].
+func (op *gradOp) OperandName(i int) string { return op.inputs()[i].name }
+
 func (op *gradOp) Type() hm.Type {
 	var args []hm.Type
 	in := op.inputs()

@@ -186,6 +186,9 @@ func (c *config) inputs() []role {
 	return inputRoles[i]
 }
 
+// OperandName makes it a [graph.Named].
+func (c *config) OperandName(i int) string { return c.inputs()[i].String() }
+
 // input is that of the values of the inputs which has a role, nil if none has.
 func (c *config) input(of role, in []G.Value) G.Value {
 	if i := slices.Index(c.inputs(), of); i >= 0 {

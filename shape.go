@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/graph"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -325,11 +326,16 @@ func newTokenRows(op string, q, k, v operand, tokens int, c *CacheConfig) (r tok
 	return r, nil
 }
 
-// CheckGraph looks for nodes whose 32-bit hashes are equal. Gorgonia's tape
-// machine takes such nodes for one and computes only the first, so a graph with
-// a collision gives wrong results without a word; rename an input and it is
-// gone. The error is [ErrGraph] and lists the nodes. Call it once, when the
-// graph is complete.
+// CheckGraph looks for nodes that Gorgonia takes for one node, which gives wrong results
+// without an error. The error of CheckGraph is [ErrGraph] and lists the nodes. Call it
+// once, when the graph is complete. It reports
+//
+//   - nodes whose 32-bit hashes are equal: Gorgonia's tape machine computes only
+//     the first of them. Another name for an input ends such a collision.
+//   - inputs without a name: Gorgonia makes one node of all of them that have one type
+//     and shape. gorgonia.WithName gives an input a name. Ops of this package
+//     and of package nn refuse such a node as two of their operands, and only CheckGraph
+//     reports one that two ops share.
 //
 // Under the build tag cuda it also refuses a graph with a Read and no node on
 // Gorgonia's CUDA machine, which would end the process.
@@ -342,18 +348,28 @@ func CheckGraph(g *G.ExprGraph) (err error) {
 	if g == nil {
 		return errorf(op, ErrGraph, "graph is nil")
 	}
+	faults := collisions(g)
+	for _, n := range g.AllNodes() {
+		if graph.Nameless(n) {
+			faults = append(faults, fmt.Sprintf("node %d, an input of type %v and shape %v, has no name: Gorgonia makes one node of all such inputs; name each of them (gorgonia.WithName)", n.ID(), n.Type(), n.Shape()))
+		}
+	}
+	if faults != nil {
+		return errorf(op, ErrGraph, "%s", strings.Join(faults, "; "))
+	}
+	return checkMachine(op, g)
+}
+
+// collisions describes the nodes of g whose hashes are equal.
+func collisions(g *G.ExprGraph) (all []string) {
 	seen := make(map[uint32]*G.Node)
-	var collisions []string
 	for _, n := range g.AllNodes() {
 		h := n.Hashcode()
 		if first, ok := seen[h]; ok && first != n {
-			collisions = append(collisions, fmt.Sprintf("nodes %d (%v) and %d (%v) have the hash %#x", first.ID(), first, n.ID(), n, h))
+			all = append(all, fmt.Sprintf("nodes %d (%v) and %d (%v) have the hash %#x", first.ID(), first, n.ID(), n, h))
 			continue
 		}
 		seen[h] = n
 	}
-	if collisions != nil {
-		return errorf(op, ErrGraph, "%s", strings.Join(collisions, "; "))
-	}
-	return checkMachine(op, g)
+	return all
 }

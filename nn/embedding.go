@@ -116,6 +116,9 @@ func (op embedding) OnGPU() *ongpu.Node { return op.gpu }
 
 func (op embedding) Arity() int { return 2 + count(op.residual) }
 
+// OperandName makes it a [graph.Named].
+func (op embedding) OperandName(i int) string { return embeddingInputs[i] }
+
 // Type makes a new type at each call: Gorgonia takes the one it is given apart.
 func (op embedding) Type() hm.Type {
 	ts := []hm.Type{tensorOf(2, op.table), tensorOf(1, op.ids)}

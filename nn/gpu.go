@@ -75,7 +75,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 		return nil, err
 	}
 	isW := func(i int) bool { return i >= 1 && i <= op.parts }
-	if err := checkDTypes(name, op.name, in, func(i int) tensor.Dtype {
+	if err := checkDTypes(name, op.OperandName, in, func(i int) tensor.Dtype {
 		if isW(i) {
 			return op.w
 		}
@@ -84,7 +84,7 @@ func (op linear) doGPU(in []G.Value) (G.Value, error) {
 		return nil, err
 	}
 	return ongpu.Compute(&ongpu.Call{
-		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: op.x, Shape: shape,
+		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.OperandName), In: in, DType: op.x, Shape: shape,
 		Scratch: func(d *decoder.Engine) (int, error) { return op.scratchOn(d, shapes) },
 		Queue:   func(w *ongpu.Work) error { return w.Linear(op.on(w.In, shapes, w.Out, w.Scratch)) },
 		Spread: func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
@@ -158,7 +158,7 @@ func (op linear) scratchOn(d *decoder.Engine, shapes []tensor.Shape) (int, error
 func (op linear) shards(in []ongpu.Operand, shapes []tensor.Shape) (shards [][]decoder.Shard, err error) {
 	name := op.title()
 	if op.gate && op.parts == 1 {
-		return nil, errorf(name, la.ErrUnsupported, "%s has the weights of the gate and of the other layer, and is sharded over several GPUs: want two of them", op.name(1))
+		return nil, errorf(name, la.ErrUnsupported, "%s has the weights of the gate and of the other layer, and is sharded over several GPUs: want two of them", op.OperandName(1))
 	}
 	biases := 0
 	if op.bias {
@@ -169,12 +169,12 @@ func (op linear) shards(in []ongpu.Operand, shapes []tensor.Shape) (shards [][]d
 		isW, isB := i >= 1 && i <= op.parts, i > op.parts && i <= op.parts+biases
 		switch {
 		case isW && x.Shards == nil:
-			return nil, errorf(name, la.ErrUnsupported, "%s is whole, and others are sharded over several GPUs", op.name(i))
+			return nil, errorf(name, la.ErrUnsupported, "%s is whole, and others are sharded over several GPUs", op.OperandName(i))
 		case x.Shards == nil:
 		case !isW && !isB:
-			return nil, errorf(name, la.ErrUnsupported, "%s is sharded over several GPUs, want it whole", op.name(i))
+			return nil, errorf(name, la.ErrUnsupported, "%s is sharded over several GPUs, want it whole", op.OperandName(i))
 		case x.Axis != 0:
-			return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it on axis 0", op.name(i), x.Axis, shapes[i])
+			return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it on axis 0", op.OperandName(i), x.Axis, shapes[i])
 		}
 	}
 	for member := range in[1].Shards {
@@ -200,12 +200,12 @@ func (op layerNorm) doGPU(in []G.Value) (G.Value, error) {
 	if _, err := op.checkShapes(shapes); err != nil {
 		return nil, err
 	}
-	if err := checkDTypes(name, op.name, in, func(int) tensor.Dtype { return tensor.Float32 }); err != nil {
+	if err := checkDTypes(name, op.OperandName, in, func(int) tensor.Dtype { return tensor.Float32 }); err != nil {
 		return nil, err
 	}
 	n := shapes[0][op.rank-1]
 	return ongpu.Compute(&ongpu.Call{
-		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.name), In: in, DType: tensor.Float32, Shape: shapes[0],
+		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.OperandName), In: in, DType: tensor.Float32, Shape: shapes[0],
 		Queue: func(w *ongpu.Work) error {
 			norm := &decoder.Norm{Eps: op.eps}
 			rest := w.In[1:]
@@ -222,8 +222,8 @@ func (op layerNorm) doGPU(in []G.Value) (G.Value, error) {
 	})
 }
 
-// name is what an input is called in errors.
-func (op layerNorm) name(i int) string {
+// OperandName makes it a [graph.Named].
+func (op layerNorm) OperandName(i int) string {
 	switch {
 	case i == 0:
 		return "x"
@@ -242,7 +242,7 @@ func (op layerNorm) checkShapes(in []tensor.Shape) (n int, err error) {
 	n = in[0][op.rank-1]
 	for i, s := range in[1:] {
 		if !slices.Equal(s, tensor.Shape{n}) {
-			return 0, errorf(name, la.ErrShape, "%s has shape %v when run, want (%d)", op.name(i+1), s, n)
+			return 0, errorf(name, la.ErrShape, "%s has shape %v when run, want (%d)", op.OperandName(i+1), s, n)
 		}
 	}
 	return n, nil

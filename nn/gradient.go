@@ -88,6 +88,14 @@ type gradient struct {
 
 func (op gradient) Arity() int { return len(op.d.arguments()) }
 
+// OperandName makes it a [graph.Named].
+func (op gradient) OperandName(i int) string {
+	if args := op.d.arguments(); i < len(args)-1 {
+		return args[i].name
+	}
+	return "the output's gradient"
+}
+
 func (op gradient) Type() hm.Type {
 	args := op.d.arguments()
 	return typeOf(append(args, args[op.of])...)

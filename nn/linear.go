@@ -234,13 +234,13 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	shapes := make([]tensor.Shape, len(children))
 	for i, n := range children {
 		if n.Graph() != x.Graph() {
-			return op, nil, errorf(name, la.ErrGraph, "%s and x are in different graphs", op.name(i))
+			return op, nil, errorf(name, la.ErrGraph, "%s and x are in different graphs", op.OperandName(i))
 		}
 		switch isW := i >= 1 && i <= op.parts; {
 		case isW && n.Dtype() != op.w:
-			return op, nil, errorf(name, la.ErrDType, "%s is of %v, the first one of %v", op.name(i), n.Dtype(), op.w)
+			return op, nil, errorf(name, la.ErrDType, "%s is of %v, the first one of %v", op.OperandName(i), n.Dtype(), op.w)
 		case !isW && n.Dtype() != op.x:
-			return op, nil, errorf(name, la.ErrDType, "%s is of %v, x of %v", op.name(i), n.Dtype(), op.x)
+			return op, nil, errorf(name, la.ErrDType, "%s is of %v, x of %v", op.OperandName(i), n.Dtype(), op.x)
 		}
 		shapes[i] = n.Shape()
 	}
@@ -266,8 +266,8 @@ type linear struct {
 	gpu               *ongpu.Node
 }
 
-// name is what an input is called in errors.
-func (op linear) name(i int) string {
+// OperandName makes it a [graph.Named].
+func (op linear) OperandName(i int) string {
 	of := func(name string, i int) string {
 		if op.parts == 1 {
 			return name
@@ -318,16 +318,16 @@ func (op linear) shape(in []tensor.Shape) (tensor.Shape, error) {
 	ws := in[1 : 1+op.parts]
 	for i, s := range in[:1+op.parts] {
 		if len(s) != 2 || s[0] < 1 || s[1] < 1 {
-			return nil, errorf(name, la.ErrShape, "%s has shape %v, want rank 2 and no empty axis", op.name(i), s)
+			return nil, errorf(name, la.ErrShape, "%s has shape %v, want rank 2 and no empty axis", op.OperandName(i), s)
 		}
 		if s[1] != in[0][1] {
-			return nil, errorf(name, la.ErrShape, "x has shape %v and %s %v, want the same second axis", in[0], op.name(i), s)
+			return nil, errorf(name, la.ErrShape, "x has shape %v and %s %v, want the same second axis", in[0], op.OperandName(i), s)
 		}
 	}
 	i := 1 + op.parts
 	check := func(want tensor.Shape) error {
 		if s := in[i]; !slices.Equal(s, want) {
-			return errorf(name, la.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", op.name(i), s, want, in[0], ws[0])
+			return errorf(name, la.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", op.OperandName(i), s, want, in[0], ws[0])
 		}
 		i++
 		return nil
@@ -466,7 +466,7 @@ func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
 	}
 	at := 0
 	next := func() (x []F, err error) {
-		x, err = elements[F](name, op.name(at), in[at], shapes[at])
+		x, err = elements[F](name, op.OperandName(at), in[at], shapes[at])
 		at++
 		return x, err
 	}

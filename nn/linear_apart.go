@@ -69,7 +69,7 @@ func (op linear) byInputs(in []ongpu.Layout, shapes []tensor.Shape, out tensor.S
 	if !in[1].Sharded || in[1].Axis != 1 {
 		return nil, nil
 	}
-	name, what := op.title(), op.name(1)
+	name, what := op.title(), op.OperandName(1)
 	switch {
 	case op.parts > 1:
 		return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis 1, by input features, and there are %d layers: want one", what, op.parts)
@@ -84,7 +84,7 @@ func (op linear) byInputs(in []ongpu.Layout, shapes []tensor.Shape, out tensor.S
 	}
 	for i, l := range in[2:] {
 		if l.Sharded && !op.isResidual(2+i) {
-			return nil, errorf(name, la.ErrUnsupported, "%s is sharded, and %s by input features, want it whole", op.name(2+i), what)
+			return nil, errorf(name, la.ErrUnsupported, "%s is sharded, and %s by input features, want it whole", op.OperandName(2+i), what)
 		}
 	}
 	mine := slices.Clone(shapes)

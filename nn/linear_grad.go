@@ -131,10 +131,10 @@ func (op linear) rank() int {
 func (op linear) arguments() (args []argument) {
 	args = append(args, argument{name: "x", rank: 2, dtype: op.x})
 	for i := range op.parts {
-		args = append(args, argument{name: op.name(1 + i), rank: 2, dtype: op.w})
+		args = append(args, argument{name: op.OperandName(1 + i), rank: 2, dtype: op.w})
 	}
 	for i := range op.parts * count(op.bias) {
-		args = append(args, argument{name: op.name(1 + op.parts + i), rank: 1, dtype: op.x})
+		args = append(args, argument{name: op.OperandName(1 + op.parts + i), rank: 1, dtype: op.x})
 	}
 	return append(args, argument{name: "y", rank: op.rank(), dtype: op.x})
 }

@@ -60,6 +60,9 @@ type operator struct {
 
 func (op operator) Arity() int { return len(op.arguments()) - 1 }
 
+// OperandName makes it a [graph.Named].
+func (op operator) OperandName(i int) string { return op.arguments()[i].name }
+
 // Type makes a new type at each call: Gorgonia takes the one it is given apart.
 func (op operator) Type() hm.Type { return typeOf(op.arguments()...) }
 

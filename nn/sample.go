@@ -152,6 +152,10 @@ func (op sample) shape(in []tensor.Shape) (tensor.Shape, error) {
 func (op sample) OnGPU() *ongpu.Node { return op.gpu }
 
 func (op sample) Arity() int { return len(sampleInputs) }
+
+// OperandName makes it a [graph.Named].
+func (op sample) OperandName(i int) string { return sampleInputs[i] }
+
 func (op sample) Type() hm.Type {
 	return hm.NewFnType(tensorOf(2, tensor.Float32), tensorOf(2, tensor.Int32), tensorOf(2, tensor.Int32), tensorOf(1, tensor.Int32))
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/stock"
 
 	G "gorgonia.org/gorgonia"
@@ -486,6 +487,13 @@ func (g *given) fit(m *Match, scores placed, masks []addend) (reason string) {
 		if reason = g.fitBias(m, scores, biases[0]); reason != "" {
 			return reason
 		}
+	}
+	sources := []*G.Node{m.q.node, m.k.node, m.v.node}
+	if m.Bias != nil {
+		sources = append(sources, m.bias.node)
+	}
+	if err := graph.Distinct(func(i int) string { return [...]string{"queries", "keys", "values", "the mask"}[i] }, sources...); err != nil {
+		return err.Error()
 	}
 	t := m.Output.Dtype()
 	if err := g.attention.Check(m.qShape, m.kShape, m.vShape, t); err != nil {

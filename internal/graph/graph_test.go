@@ -62,3 +62,43 @@ func TestPlain(t *testing.T) {
 		t.Error("a plain op allows what would overwrite its inputs or keep its output")
 	}
 }
+
+// pair is an op of two matrices.
+type pair struct{ twin }
+
+func (pair) Arity() int { return 2 }
+func (op pair) Type() hm.Type {
+	m := G.TensorType{Dims: 2, Of: hm.TypeVariable('a')}
+	return hm.NewFnType(m, m, m)
+}
+func (pair) OperandName(i int) string { return [...]string{"left", "right"}[i] }
+
+// An input without a name is no two operands. Everything else may be.
+func TestApplyDistinct(t *testing.T) {
+	g := G.NewGraph()
+	op := pair{twin{name: "pair"}}
+	input := func(name string) *G.Node {
+		return G.NewMatrix(g, tensor.Float32, G.WithShape(2, 3), G.WithName(name))
+	}
+	n, err := Apply(op, input(""), input(""))
+	if err == nil || n != nil || !strings.Contains(err.Error(), "left and right are one node") || !strings.Contains(err.Error(), "(2, 3)") {
+		t.Errorf("two inputs without names: %v, %v", n, err)
+	}
+	if len(g.AllNodes()) != 1 {
+		t.Errorf("%d nodes, want the input alone", len(g.AllNodes()))
+	}
+	same, err := Apply(op, input(""), input("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, n := range map[string]*G.Node{"a named input": input("x"), "an op's output": same, "a constant": g.AddNode(G.NewConstant(tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float32))))} {
+		if _, err := Apply(op, n, n); err != nil {
+			t.Errorf("%s as both operands: %v", what, err)
+		}
+	}
+	name := func(i int) string { return fmt.Sprint("x", i) }
+	none := input("")
+	if err := Distinct(name, input("x"), none, input("x"), none, none); err == nil || !strings.Contains(err.Error(), "x1, x3 and x4 are one node") {
+		t.Errorf("%v", err)
+	}
+}
