@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -28,6 +29,7 @@ func (silent) end(int) error         { return nil }
 // batch is the sequences that are continued together.
 type batch struct {
 	decoder   *model.Decoder
+	tokenizer *bpe.Tokenizer
 	chosen    bool   // the decoder chooses
 	ahead     bool   // and may be some tokens ahead
 	ends      []int  // the tokens that end a text
@@ -61,6 +63,7 @@ type continuation struct {
 	text     strings.Builder
 	logprobs []choiceJSON
 	reason   string // why it ended; empty: it has not
+	before   int    // if a stop text ended it: the tokens that are wholly before that
 }
 
 // Why a text ended.
@@ -88,7 +91,7 @@ func (o *options) choose(mo *model.Options) {
 
 // newBatch is a batch without sequences.
 func (l *loaded) newBatch(mo *model.Options) *batch {
-	b := &batch{ends: l.folder.EOS(), hint: l.hint(), limit: l.options.tokens, logprobs: l.options.logprobs}
+	b := &batch{tokenizer: l.tokenizer, ends: l.folder.EOS(), hint: l.hint(), limit: l.options.tokens, logprobs: l.options.logprobs}
 	b.chosen = mo.Greedy || mo.Choices != nil
 	b.ahead = b.chosen && (l.gpu != nil || l.options.ahead) && b.logprobs == 0 && mo.Draft == 0
 	b.draft = mo.Draft
@@ -298,14 +301,27 @@ func (b *batch) choose(i int, logits []float32, id int) (int, error) {
 // take adds a token that has these logits to a text, which may end it.
 func (b *batch) take(i, id int, logits []float32) error {
 	s := &b.sequences[i]
+	special, _ := b.tokenizer.Special(id)
+	var stopped bool
+	var err error
 	if slices.Contains(b.ends, id) {
-		return b.end(i, endEOS)
+		if stopped, err = b.write(i, s.decoder.Flush(), ""); err != nil {
+			return err
+		} else if stopped {
+			return b.close(i, endStop)
+		}
+		// The token that ends a text may be the last one of a stop text.
+		stopped, err = b.write(i, "", cmp.Or(special, b.tokenizer.Decode([]int{id})))
+		if err == nil && (!stopped || s.stop.at >= len(s.result.tokens)) {
+			return b.end(i, endEOS)
+		}
+	} else {
+		stopped, err = b.write(i, s.decoder.Add(id), special)
 	}
 	s.result.tokens = append(s.result.tokens, id)
 	if b.logprobs > 0 {
 		s.result.logprobs = append(s.result.logprobs, likelihood(logits, id, b.logprobs))
 	}
-	stopped, err := b.write(i, s.decoder.Add(id))
 	switch {
 	case err != nil:
 		return err
@@ -317,10 +333,11 @@ func (b *batch) take(i, id int, logits []float32) error {
 	return nil
 }
 
-// write continues a text up to a stop text.
-func (b *batch) write(i int, piece string) (stopped bool, err error) {
+// write continues a text up to a stop text, by what a token has of it and the name of a
+// special token.
+func (b *batch) write(i int, piece, special string) (stopped bool, err error) {
 	r := &b.sequences[i].result
-	piece, stopped = b.sequences[i].stop.add(piece)
+	piece, stopped = b.sequences[i].stop.add(piece, special)
 	r.text.WriteString(piece)
 	return stopped, b.out.add(i, piece)
 }
@@ -328,7 +345,7 @@ func (b *batch) write(i int, piece string) (stopped bool, err error) {
 // end ends a text, of which something may be held back.
 func (b *batch) end(i int, reason string) error {
 	s := &b.sequences[i]
-	stopped, err := b.write(i, s.decoder.Flush())
+	stopped, err := b.write(i, s.decoder.Flush(), "")
 	if err != nil {
 		return err
 	}
@@ -344,7 +361,8 @@ func (b *batch) end(i int, reason string) error {
 }
 
 func (b *batch) close(i int, reason string) error {
-	b.sequences[i].result.reason = reason
+	s := &b.sequences[i]
+	s.result.reason, s.result.before = reason, min(s.stop.at, len(s.result.tokens))
 	return b.out.end(i)
 }
 

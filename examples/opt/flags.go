@@ -118,7 +118,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	f.BoolVar(&o.special, "special", false, "names of special tokens in texts, such as </s>, are these tokens; false: they are spelled out")
 	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt, or to a line of -i")
 	f.IntVar(&o.samples, "n-samples", 1, "`texts` to make of each prompt, which is read once if it is not short; they are drawn with -temperature, -top-k or -top-p, and are what a prompt that is given so many times would get")
-	f.Func("stop", "`text` before which the output ends; may be given several times", func(s string) error {
+	f.Func("stop", "`text` before which the output ends, where the name of a special token is that token, too; may be given several times", func(s string) error {
 		if s == "" || !utf8.ValidString(s) {
 			return errors.New("not a text that could be written")
 		}

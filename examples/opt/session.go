@@ -339,7 +339,7 @@ func (s *session) keep(read []int, r *continuation) error {
 	chosen, tokens := r.tokens, s.l.tokenizer
 	if r.reason == endStop {
 		text := r.text.String()
-		n := len(chosen)
+		n := r.before
 		for n > 0 && !strings.HasPrefix(text, tokens.Decode(chosen[:n])) {
 			n--
 		}

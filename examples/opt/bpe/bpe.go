@@ -72,10 +72,6 @@ var (
 // endOfText is OPT's first token of every text, and its last.
 const endOfText = "</s>"
 
-// silent are tokens that have no text when they are decoded, whether or not the
-// folder says that they are special.
-var silent = []string{"<s>", "<pad>", endOfText, "<unk>", "<mask>"}
-
 // Tokenizer turns texts into ids and back. It may be used by several goroutines.
 type Tokenizer struct {
 	vocabulary
@@ -120,6 +116,20 @@ func (t *Tokenizer) ID(token string) (id int, ok bool) {
 func (t *Tokenizer) Token(id int) (token string, ok bool) {
 	token, ok = t.tokens[id]
 	return token, ok
+}
+
+// Special returns a special token, which has no text when it is decoded: as vocab.json
+// spells it, or as it was added. ok is false for any other token.
+//
+// A token is special if one of the folder's files says so: special in tokenizer.json or
+// added_tokens_decoder, or a key for special tokens ("eos_token") in
+// tokenizer_config.json or special_tokens_map.json. If no file says anything, </s> and
+// <pad> are special, as in OPT's.
+func (t *Tokenizer) Special(id int) (token string, ok bool) {
+	if !t.special[id] {
+		return "", false
+	}
+	return t.tokens[id], true
 }
 
 // EOS returns the id of the token that ends a text, </s> where the folder names

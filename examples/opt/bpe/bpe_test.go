@@ -142,7 +142,7 @@ func TestSmallVocabulary(t *testing.T) {
 		ids  []int
 		want string
 	}{
-		{[]int{0, 1, 2, 3}, ""},
+		{[]int{0, 1, 2, 3}, "<s><unk>"},
 		{[]int{id("a"), -1, 1 << 30, id("b")}, "a\ufffd\ufffdb"},
 		{[]int{id("Ã"), 1 << 30}, "\ufffd\ufffd"},
 		{[]int{id("Ã"), 2, id("©")}, "é"},

@@ -5,10 +5,10 @@ import (
 	"unicode/utf8"
 )
 
-// Decode returns the text of ids. Special tokens have none, and neither have <s>,
-// <pad>, </s>, <unk> and <mask>. An added token is its own text. An id that is not in the vocabulary, and bytes that are
-// no UTF-8, give U+FFFD: one for each longest beginning of a character, as in
-// Python and Rust. Decode(Encode(s)) is s for every s in UTF-8, if every byte has a
+// Decode returns the text of ids. Special tokens have none ([Tokenizer.Special]). An
+// added token is its own text. An id that is not in the vocabulary, and bytes that are
+// no UTF-8, give U+FFFD: one for each longest beginning of a character, as in Python
+// and Rust. Decode(Encode(s)) is s for every s in UTF-8, if every byte has a
 // token and no added token takes white space or is in s and special.
 func (t *Tokenizer) Decode(ids []int) string {
 	d := t.NewDecoder()

@@ -18,6 +18,7 @@ func (s *settings) bos() string {
 // tokenizer.json, or without one those that the settings have, and then the special
 // tokens that are not among them.
 func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
+	opt := added == nil && s.file == "" && len(s.named)+len(s.extra) == 0 // taken for OPT's
 	if added == nil {
 		file, added = s.addedFile, s.added
 	} else if err := s.agree(file, added); err != nil {
@@ -61,13 +62,18 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 		byPlace[place] = append(byPlace[place], a)
 		return nil
 	}
+	specials, special := s.specials(), map[string]bool{}
+	for _, a := range specials {
+		special[a.Content] = true
+	}
 	for _, a := range added {
+		a.Special = a.Special || special[a.Content]
 		if err := add(a, false); err != nil {
 			return err
 		}
 	}
 	named := map[string]addedToken{}
-	for _, a := range s.specials() {
+	for _, a := range specials {
 		other, again := named[a.Content]
 		switch {
 		case a.Content == "" || seen[a.Content] && !again:
@@ -88,9 +94,11 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 			t.unk, t.fuseUnk = id, false
 		}
 	}
-	for _, token := range silent {
-		if id, ok := t.ids[token]; ok {
-			t.special[id] = true
+	if opt {
+		for _, token := range []string{endOfText, "<pad>"} { // that OPT's tokenizer_config.json names
+			if id, ok := t.ids[token]; ok {
+				t.special[id] = true
+			}
 		}
 	}
 	t.eos = -1

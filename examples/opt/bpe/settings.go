@@ -256,6 +256,10 @@ func (s *settings) addedTokens(dir files.Folder) error {
 	if err := json.Unmarshal(data, &ids); err != nil {
 		return fail(s.addedFile, "not a JSON object of tokens and ids: %v", err)
 	}
+	special := map[string]bool{}
+	for _, t := range s.specials() {
+		special[t.Content] = true
+	}
 	for content, id := range ids {
 		if id < 0 {
 			return fail(s.addedFile, "token %s has id %d", quote(content), id)
@@ -263,13 +267,7 @@ func (s *settings) addedTokens(dir files.Folder) error {
 		if err := checkContent(s.addedFile, content); err != nil {
 			return err
 		}
-		t := addedToken{ID: id, Content: content, Normalized: true}
-		for _, n := range s.specials() {
-			if n.Content == content {
-				t.Special, t.Normalized = true, false
-			}
-		}
-		s.added = append(s.added, t)
+		s.added = append(s.added, addedToken{ID: id, Content: content, Special: special[content], Normalized: !special[content]})
 	}
 	slices.SortFunc(s.added, func(a, b addedToken) int { return cmp.Compare(a.ID, b.ID) })
 	return nil
