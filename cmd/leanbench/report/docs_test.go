@@ -112,43 +112,52 @@ func TestREADME(t *testing.T) {
 	}
 }
 
-// TestLab: an entry is a question with a date, a figure and a verdict; the newest come first.
+// TestLab: the pages of the lab keep conclusions, not a diary. Each ends with a table of what did not help: an idea, its
+// figure and a verdict. All of them together are short enough to be read.
 func TestLab(t *testing.T) {
-	entry := regexp.MustCompile(`^### (\d{4}-\d{2}-\d{2}): .`)
-	entries := 0
+	const (
+		heading = "\n## What did not help\n\n| idea | figure | verdict |\n|---|---|---|\n"
+		most    = 60000 // words of all pages
+	)
+	dated := regexp.MustCompile(`(?m)^#+ .*\d{4}-\d{2}-\d{2}`)
+	rows, words := 0, 0
 	for _, page := range pages(t) {
 		if !strings.HasPrefix(page, "docs/lab/") {
 			continue
 		}
-		_, tried, ok := strings.Cut(read(t, page), "\n## What was tried, newest first\n")
+		text := read(t, page)
+		words += len(strings.Fields(text))
+		if strings.Contains(text, "\n## What was tried, newest first\n") {
+			continue // of the old form
+		}
+		if h := dated.FindString(text); h != "" {
+			t.Errorf("%s: %q has a date: a section is a topic", page, h)
+		}
+		_, table, ok := strings.Cut(text, heading)
 		if !ok {
-			t.Errorf("%s: nothing was tried", page)
+			t.Errorf("%s lacks%s", page, heading)
 			continue
 		}
-		tried, _, _ = strings.Cut(tried, "\n## ")
-		last := "9999"
-		for _, text := range strings.Split("\n"+tried, "\n### ")[1:] {
-			entries++
-			title, _, _ := strings.Cut(text, "\n")
-			m := entry.FindStringSubmatch("### " + title)
-			if m == nil {
-				t.Errorf("%s: %q has no date", page, title)
+		for line := range strings.Lines(table) {
+			rows++
+			cells := strings.Split(strings.TrimSuffix(line, "\n"), "|")
+			if len(cells) != 5 || cells[0] != "" || cells[4] != "" {
+				t.Errorf("%s: %q is no row of three cells", page, line)
 				continue
 			}
-			if m[1] > last {
-				t.Errorf("%s: %q comes behind an entry of %s", page, title, last)
+			if strings.TrimSpace(cells[1]) == "" || strings.TrimSpace(cells[3]) == "" {
+				t.Errorf("%s: %q lacks an idea or a verdict", page, line)
 			}
-			last = m[1]
-			if !strings.Contains(text, "igure:") && !strings.Contains(text, "\n|---|") {
-				t.Errorf("%s: %q has no figure", page, title)
-			}
-			if !strings.Contains(text, "\n- Verdict: ") {
-				t.Errorf("%s: %q has no verdict", page, title)
+			if !strings.ContainsAny(cells[2], "0123456789") {
+				t.Errorf("%s: %q has no figure", page, line)
 			}
 		}
 	}
-	if entries < 100 {
-		t.Errorf("only %d entries were found", entries)
+	if rows < 4 {
+		t.Errorf("only %d ideas were found", rows)
+	}
+	if words > most {
+		t.Errorf("the pages of docs/lab have %d words, and may have %d", words, most)
 	}
 }
 
