@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
@@ -543,6 +544,15 @@ func overlap(a, b *tensor.Dense) bool {
 	return a.Uintptr() < b.Uintptr()+b.MemSize() && b.Uintptr() < a.Uintptr()+a.MemSize()
 }
 
+// meet says whether two slices have an element in common.
+func meet[F any](a, b []F) bool {
+	if len(a) == 0 || len(b) == 0 {
+		return false
+	}
+	x, y, size := uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0])), unsafe.Sizeof(a[0])
+	return x < y+uintptr(len(b))*size && y < x+uintptr(len(a))*size
+}
+
 func mergeTensors[F lean.Float](op string, out, lse *tensor.Dense, states [][2]*tensor.Dense) error {
 	parts := make([]cpu.States[F], len(states))
 	for i, s := range states {
@@ -557,16 +567,23 @@ func mergeTensors[F lean.Float](op string, out, lse *tensor.Dense, states [][2]*
 }
 
 // MergeSlices is [Merge] of states in slices: outs[i] and out have len(lse) rows of dim elements, one behind the
-// other, and lses[i] has a number for each row. out and lse overlap none of the others. Errors: [ErrShape].
+// other, and lses[i] has a number for each row. Errors: [ErrShape], and [ErrUnsupported] where out or lse shares an element with any other
+// slice.
 func MergeSlices[F float32 | float64](out, lse []F, dim int, outs, lses [][]F) (err error) {
 	const op = "MergeSlices"
 	defer recoverTo(op, &err)
 	if len(outs) != len(lses) {
 		return errorf(op, ErrShape, "%d outputs and %d log-sum-exps", len(outs), len(lses))
 	}
+	if meet(out, lse) {
+		return errorf(op, ErrUnsupported, "out and lse share memory")
+	}
 	parts := make([]cpu.States[F], len(outs))
-	for i := range outs {
-		parts[i] = cpu.States[F]{Out: outs[i], LSE: lses[i]}
+	for i, o := range outs {
+		if l := lses[i]; meet(o, out) || meet(o, lse) || meet(l, out) || meet(l, lse) {
+			return errorf(op, ErrUnsupported, "state %d shares memory with the result", i)
+		}
+		parts[i] = cpu.States[F]{Out: o, LSE: lses[i]}
 	}
 	if err := cpu.MergeStates(cpu.Default(), cpu.States[F]{Out: out, LSE: lse}, dim, parts...); err != nil {
 		return errorf(op, ErrShape, "%v", err)

@@ -317,12 +317,24 @@ func TestBadAttendSegments(t *testing.T) {
 		a.Out.(*tensor.Dense).Set(3, float32(7))
 		return a
 	}
+	in := func(x G.Value, shape ...int) *tensor.Dense { // a tensor that begins with the last element of x
+		memory := make([]float32, 1000)
+		data := x.Data().([]float32)
+		t := x.(*tensor.Dense)
+		*t = *tensor.New(tensor.WithShape(t.Shape().Clone()...), tensor.WithBacking(memory[:len(data)]))
+		copy(memory, data)
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(memory[len(data)-1:][:tensor.Shape(shape).TotalSize()]))
+	}
 	for name, c := range map[string]struct {
 		change func(*la.Args)
 		opts   []la.Option
 		want   error
 		text   string
 	}{
+		"out in keys":    {func(a *la.Args) { a.Segments[0].K = in(a.Out, 2, 7, 8) }, nil, la.ErrUnsupported, "out shares memory with segment 0"},
+		"out in values":  {func(a *la.Args) { a.Segments[0].V = in(a.Out, 2, 7, 8) }, nil, la.ErrUnsupported, "out shares memory with segment 0"},
+		"lse in keys":    {func(a *la.Args) { a.Segments[0].K = in(a.LSE, 2, 7, 8) }, nil, la.ErrUnsupported, "lse shares memory with segment 0"},
+		"lse in values":  {func(a *la.Args) { a.Segments[0].V = in(a.LSE, 2, 7, 8) }, nil, la.ErrUnsupported, "lse shares memory with segment 0"},
 		"no keys":        {func(a *la.Args) { a.Segments[0].K = nil }, nil, la.ErrShape, "segment 0's k"},
 		"other heads":    {func(a *la.Args) { a.Segments[0] = la.Segment{K: of(1, 7, 8), V: of(1, 7, 8)} }, nil, la.ErrShape, "segment 0 has 1 head and"},
 		"another width":  {func(a *la.Args) { a.Segments[0].K = of(2, 7, 9) }, nil, la.ErrShape, "segment 0's k"},

@@ -768,6 +768,14 @@ func TestDeviceRows(t *testing.T) {
 			}
 		}
 	}
+	upper, err := d.Rows(0, 2)
+	noError(t, err)
+	noError(t, rows.CopyFrom(rows))
+	for name, err := range map[string]error{"upwards": rows.CopyFrom(upper), "downwards": upper.CopyFrom(rows)} {
+		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "some rows are in both") {
+			t.Errorf("rows that overlap, %s: %v", name, err)
+		}
+	}
 	if err := rows.Free(); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("Free of rows: %v", err)
 	}

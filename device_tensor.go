@@ -509,6 +509,8 @@ func (d *DeviceTensor) CopyFrom(src any) error {
 		return errorf(op, ErrDType, "from %v to %v", s.dtype, d.dtype)
 	case !sameShape(s.shape, d.shape):
 		return errorf(op, ErrShape, "from %v to %v", s.shape, d.shape)
+	case s.memory != nil && s.memory == d.memory && s.offset != d.offset && s.offset < d.offset+d.bytes() && d.offset < s.offset+s.bytes():
+		return errorf(op, ErrUnsupported, "the source and the tensor are rows of one tensor, and some rows are in both") // a driver copies them in any order
 	}
 	if err := d.copyFrom(s); err != nil {
 		return tensorError(op, "the tensor", err)

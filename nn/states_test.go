@@ -324,6 +324,54 @@ func TestGPUOpsMergeThere(t *testing.T) {
 	}
 }
 
+// Results that share memory with a state, or with each other, wholly or by a single element, are refused, as slices
+// and as tensors, and nothing is written. Neighbours in memory are no overlap.
+func testMergeOverlaps[F float](t *testing.T) {
+	const rows, dim = 2, 3
+	names := []string{"out", "lse", "outs[0]", "outs[1]", "lses[0]", "lses[1]"}
+	length := func(i int) int { return rows * []int{dim, 1, dim, dim, 1, 1}[i] }
+	for to := range 2 {
+		for with := range names {
+			for _, by := range []int{0, 1, length(with)} { // elements that are shared
+				if with == to {
+					continue
+				}
+				memory := make([]F, 100)
+				var all [6][]F
+				for i := range all {
+					all[i] = make([]F, length(i))
+				}
+				const at = 50
+				all[to] = memory[at : at+length(to)]
+				all[with] = memory[at-length(with)+by : at+by]
+				dst := func(i, last int) *tensor.Dense {
+					return tensor.New(tensor.WithShape([]int{rows, last}[:1+last/dim]...), tensor.WithBacking(all[i]))
+				}
+				errs := map[string]error{
+					"MergeSlices": la.MergeSlices(all[0], all[1], dim, all[2:4], all[4:]),
+					"Merge": la.Merge(la.State{Out: dst(0, dim), LSE: dst(1, 1)},
+						la.State{Out: dst(2, dim), LSE: dst(4, 1)}, la.State{Out: dst(3, dim), LSE: dst(5, 1)}),
+				}
+				for op, err := range errs {
+					if by == 0 && err != nil {
+						t.Errorf("%s: %s behind %s: %v", op, names[to], names[with], err)
+					}
+					if by > 0 && (!errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "share")) {
+						t.Errorf("%s: %d elements of %s in %s: %v", op, by, names[with], names[to], err)
+					}
+				}
+				if by > 0 && slices.ContainsFunc(memory, func(x F) bool { return x != 0 }) {
+					t.Errorf("%d elements of %s in %s: something was written", by, names[with], names[to])
+				}
+			}
+		}
+	}
+	out, lse := []F{1, 2, 3}, []F{0}
+	if err := la.MergeSlices(out, lse, 3, [][]F{{1, 2, 3}, out}, [][]F{{0}, {0}}); !errors.Is(err, la.ErrUnsupported) || !slices.Equal(out, []F{1, 2, 3}) {
+		t.Errorf("into the second state: %v, %v", out, err)
+	}
+}
+
 func TestMergeErrors(t *testing.T) {
 	of := func(dtype tensor.Dtype, shape ...int) *tensor.Dense {
 		return tensor.New(tensor.Of(dtype), tensor.WithShape(shape...))
@@ -360,6 +408,8 @@ func TestMergeErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %v, and %q", name, c.err, c.want, c.says)
 		}
 	}
+	testMergeOverlaps[float32](t)
+	testMergeOverlaps[float64](t)
 	g := G.NewGraph()
 	node := func(shape ...int) *G.Node {
 		return G.NewTensor(g, f, len(shape), G.WithShape(shape...), G.WithName(strings.Repeat("x", len(shape))))
