@@ -25,13 +25,13 @@ type Decoder struct {
 
 // Options is where a decoder computes, and how much it holds.
 type Options struct {
-	// Rows is the rows of each graph; a step takes the smallest that has enough. A graph of few
-	// rows is for tokens one after the other, one of many for prompts.
+	// Rows is the rows of each graph, of which there is one at least; a step takes the smallest that has enough. A graph of
+	// few rows is for tokens one after the other, one of many for prompts.
 	Rows []int
 	// Tokens is how many tokens all texts have together, at most. Where all layers have a window, as in Mistral, those that
 	// it has left behind do not count, and a text goes on for ever.
 	Tokens int
-	// KV is the type of keys and values in the cache: tensor.Float32, Float16 or BFloat16.
+	// KV is the type of keys and values in the cache: tensor.Float32, which is that of the zero value, Float16 or BFloat16.
 	KV tensor.Dtype
 	// Device is a GPU; nil: the CPU.
 	Device *la.GPU
@@ -53,8 +53,55 @@ type Text struct {
 
 const pageSize = 16
 
-// New makes a decoder.
+// check refuses, by its field, what no decoder can be made of.
+func (o *Options) check(c *Config, weights Weights) error {
+	type number struct {
+		name string
+		n    int
+	}
+	positive := []number{
+		{"Config.Vocab", c.Vocab}, {"Config.Hidden", c.Hidden}, {"Config.Inner", c.Inner}, {"Config.Layers", c.Layers},
+		{"Config.Heads", c.Heads}, {"Config.KVHeads", c.KVHeads}, {"Config.Rotary.HeadDim", c.Rotary.HeadDim}, {"Options.Tokens", o.Tokens},
+	}
+	for i, n := range o.Rows {
+		positive = append(positive, number{fmt.Sprintf("Options.Rows[%d]", i), n})
+	}
+	for _, x := range positive {
+		if x.n < 1 {
+			return fmt.Errorf("llama: %s is %d, less than 1: %w", x.name, x.n, la.ErrOption)
+		}
+	}
+	for _, x := range []struct {
+		name string
+		x    float64
+	}{{"QueryScalar", c.QueryScalar}, {"ScoreCap", c.ScoreCap}, {"LogitCap", c.LogitCap}} {
+		if !(x.x >= 0) || math.IsInf(x.x, 1) {
+			return fmt.Errorf("llama: Config.%s is %v, neither 0 nor a finite number above: %w", x.name, x.x, la.ErrOption)
+		}
+	}
+	for i, n := range c.Windows {
+		if n < 0 {
+			return fmt.Errorf("llama: Config.Windows[%d] is %d, less than 0: %w", i, n, la.ErrOption)
+		}
+	}
+	switch {
+	case len(o.Rows) == 0:
+		return fmt.Errorf("llama: Options.Rows is empty: it has the rows of each graph, and a decoder needs one graph at least: %w", la.ErrOption)
+	case weights == nil:
+		return fmt.Errorf("llama: weights is nil: %w", la.ErrOption)
+	case c.Windows != nil && len(c.Windows) != c.Layers:
+		return fmt.Errorf("llama: Config.Windows is of %d layers, and Config.Layers %d: %w", len(c.Windows), c.Layers, la.ErrOption)
+	case c.Heads%c.KVHeads != 0:
+		return fmt.Errorf("llama: Config.Heads is %d, no multiple of Config.KVHeads, %d: %w", c.Heads, c.KVHeads, la.ErrOption)
+	}
+	return nil
+}
+
+// New makes a decoder. What no decoder can be made of is an error that names its field.
 func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
+	if err := o.check(&c, weights); err != nil {
+		return nil, err
+	}
 	d = &Decoder{vocab: c.Vocab, cap: c.LogitCap, gpu: o.Device, greedy: o.Greedy}
 	defer func() {
 		if err != nil {
@@ -62,12 +109,9 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 			d = nil
 		}
 	}()
-	if c.Windows != nil && len(c.Windows) != c.Layers {
-		return d, fmt.Errorf("llama: windows of %d layers for %d: %w", len(c.Windows), c.Layers, la.ErrOption)
-	}
 	d.cache, err = la.NewCache(la.CacheConfig{
 		Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: c.Rotary.HeadDim, DType: o.KV, Device: o.Device,
-		PageSize: pageSize, Pages: (o.Tokens + pageSize - 1) / pageSize, Window: c.window(),
+		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Window: c.window(),
 		Shard: la.ShardHeads, // of several GPUs: layers have WithRotary, which is not for a cache by context
 	})
 	if err != nil {
@@ -149,7 +193,8 @@ func (d *Decoder) graph(rows int) (*graph, error) {
 			return g, nil
 		}
 	}
-	return nil, fmt.Errorf("llama: %d tokens, more than any graph has rows", rows)
+	most := d.graphs[len(d.graphs)-1].step.Tokens()
+	return nil, fmt.Errorf("llama: a step of %d tokens, and the largest graph of Options.Rows has %d rows: %w", rows, most, la.ErrShape)
 }
 
 // softCap keeps logits within bounds: x becomes cap tanh(x/cap). It is here and not in the graph, since no

@@ -2,11 +2,14 @@ package llama
 
 import (
 	"errors"
+	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/reftest"
 
 	"gorgonia.org/tensor"
 )
@@ -113,5 +116,57 @@ func TestGreedyRefuses(t *testing.T) {
 		if s.Len() != 0 {
 			t.Errorf("%d tokens", s.Len())
 		}
+	}
+}
+
+// What no decoder can be made of, or a step of, is an error that names the field.
+func TestNewRefuses(t *testing.T) {
+	rng := reftest.Rand(t)
+	weights := someWeights(nil, rng, map[string]*tensor.Dense{})
+	for want, change := range map[string]func(*Config, *Options){
+		"":                               func(*Config, *Options) {},
+		"Options.Rows is empty":          func(_ *Config, o *Options) { o.Rows = nil },
+		"Options.Rows[1] is 0":           func(_ *Config, o *Options) { o.Rows = []int{4, 0} },
+		"Options.Rows[0] is -1":          func(_ *Config, o *Options) { o.Rows = []int{-1} },
+		"Options.Tokens is 0":            func(_ *Config, o *Options) { o.Tokens = 0 },
+		"Options.Tokens is -5":           func(_ *Config, o *Options) { o.Tokens = -5 },
+		"Config.Vocab is 0":              func(c *Config, _ *Options) { c.Vocab = 0 },
+		"Config.Hidden is 0":             func(c *Config, _ *Options) { c.Hidden = 0 },
+		"Config.Inner is -1":             func(c *Config, _ *Options) { c.Inner = -1 },
+		"Config.Layers is 0":             func(c *Config, _ *Options) { c.Layers = 0 },
+		"Config.Heads is 0":              func(c *Config, _ *Options) { c.Heads = 0 },
+		"Config.KVHeads is 0":            func(c *Config, _ *Options) { c.KVHeads = 0 },
+		"Config.Rotary.HeadDim is 0":     func(c *Config, _ *Options) { c.Rotary.HeadDim = 0 },
+		"Config.Heads is 8, no multiple": func(c *Config, _ *Options) { c.Heads, c.KVHeads = 8, 3 },
+		"Config.Windows is of 1 layer":   func(c *Config, _ *Options) { c.Windows = []int{4} },
+		"Config.Windows[1] is -4":        func(c *Config, _ *Options) { c.Windows = []int{4, -4} },
+		"Config.QueryScalar is NaN":      func(c *Config, _ *Options) { c.QueryScalar = math.NaN() },
+		"Config.ScoreCap is -1":          func(c *Config, _ *Options) { c.ScoreCap = -1 },
+		"Config.LogitCap is +Inf":        func(c *Config, _ *Options) { c.LogitCap = math.Inf(1) },
+		"eps":                            func(c *Config, _ *Options) { c.Eps = math.NaN() },
+		"DType is int32":                 func(_ *Config, o *Options) { o.KV = tensor.Int32 },
+	} {
+		c, o := stepConfig(64), Options{Rows: []int{4}, Tokens: 40}
+		change(&c, &o)
+		d, err := New(c, weights, o)
+		if want == "" {
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := newSequence(t, d)
+			if _, err := d.Step(Text{s, []int{1, 2, 3, 4, 5}}); !errors.Is(err, la.ErrShape) || !strings.Contains(err.Error(), "5 tokens, and the largest graph of Options.Rows has 4 rows") {
+				t.Error(err)
+			}
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		if d != nil || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	if d, err := New(stepConfig(64), nil, Options{Rows: []int{4}, Tokens: 40}); d != nil || !errors.Is(err, la.ErrOption) || !strings.Contains(err.Error(), "weights is nil") {
+		t.Error(err)
 	}
 }
