@@ -30,10 +30,11 @@ import (
 // probabilities, in the order of ids, is greater than a random number u in [0, 1).
 type Choice struct {
 	// Temperature 0 is greedy: the most likely token, and of equals the lowest
-	// id. A negative one is for a row that belongs to nobody: its token is -1.
+	// id. A negative one, or NaN, is for an unassigned row: its token is -1. With +Inf
+	// all tokens of K have the same probability, but for those with a logit of -Inf.
 	Temperature float64
 	TopK        int     // 0 or less: all tokens
-	TopP        float64 // 0 or less, and 1 or more: all tokens
+	TopP        float64 // 0 or less, 1 or more, and NaN: all tokens
 }
 
 // Choose is the token for a row of logits and a random number u in [0, 1); -1
@@ -92,8 +93,9 @@ const (
 func Choices(c []Choice) *tensor.Dense {
 	settings := make([]decoder.Setting, len(c))
 	for i, x := range c {
-		s := decoder.Setting{Temperature: x.Temperature, TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
-		if x.TopP <= 0 { // the kernels would take it for the smallest number there is
+		// The kernels divide by the temperature, and know no infinite one.
+		s := decoder.Setting{Temperature: min(x.Temperature, math.MaxFloat64), TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
+		if !(x.TopP > 0) { // the kernels would take it for the smallest number there is
 			s.TopP = 1
 		}
 		settings[i] = s

@@ -102,11 +102,45 @@ func TestChoose(t *testing.T) {
 		{[]float32{1, 0, -1}, Choice{Temperature: 1, TopK: 2}, 0.9, 1},
 		{[]float32{1, 0}, Choice{Temperature: 1, TopP: math.SmallestNonzeroFloat64}, 0.9, 0},
 		{[]float32{1, 3}, Choice{}, 0.01, 1},
+		// No temperature is left to chance.
+		{[]float32{1, 3}, Choice{Temperature: math.NaN(), TopP: 1}, 0.5, -1},
+		{[]float32{1, 3}, Choice{Temperature: math.NaN(), TopK: 1}, 0.5, -1},
+		{[]float32{1, 3}, Choice{Temperature: math.Inf(-1), TopP: 1}, 0.5, -1},
+		{[]float32{1, -inf, 9, 3e38}, Choice{Temperature: math.Inf(1), TopP: 1}, 0.32, 0},
+		{[]float32{1, -inf, 9, 3e38}, Choice{Temperature: math.Inf(1), TopP: 1}, 0.34, 2},
+		{[]float32{1, -inf, 9, 3e38}, Choice{Temperature: math.Inf(1), TopP: 1}, 0.67, 3},
+		{[]float32{1, 0}, Choice{Temperature: 1, TopP: math.NaN()}, 0.9, 1},
 	} {
 		if got := c.c.Choose(c.x, c.u); got != c.want {
 			t.Errorf("%v of %+v, u %v: %d, want %d", c.x, c.c, c.u, got, c.want)
 		}
+		if got := sampled(t, c.x, c.c, c.u); got != c.want {
+			t.Errorf("a node of %v, %+v, u %v: %d, want %d", c.x, c.c, c.u, got, c.want)
+		}
+		w := Choices([]Choice{c.c}).Data().([]int32)
+		if temperature, p := floatOf(w), floatOf(w[2:]); math.IsInf(temperature, 1) || !(p > 0) {
+			t.Errorf("%+v is given to kernels as temperature %v, top-p %v", c.c, temperature, p)
+		}
 	}
+}
+
+// sampled is the token that a node chooses.
+func sampled(t *testing.T, x []float32, c Choice, u float64) int {
+	t.Helper()
+	g := G.NewGraph()
+	in := func(name string, v *tensor.Dense) *G.Node {
+		return G.NewMatrix(g, v.Dtype(), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(v))
+	}
+	y, err := Sample(in("logits", tensor.New(tensor.WithShape(1, len(x)), tensor.WithBacking(x))), in("choices", Choices([]Choice{c})), in("randoms", Randoms([]float64{u})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	if err := m.RunAll(); err != nil {
+		t.Fatal(err)
+	}
+	return int(y.Value().Data().([]int32)[0])
 }
 
 func TestSample(t *testing.T) {

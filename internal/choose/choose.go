@@ -53,12 +53,13 @@ type candidate struct {
 // for the tokens i in K, and p[i] = 0 for the others. K is everything, then the
 // topK most likely of it (0 or less: all), then the smallest set of most likely
 // tokens whose probabilities, among those that topK left, add up to topP or more
-// (0 or less, and 1 or more: all). Of equally likely tokens the lower id comes first.
+// (0 or less, 1 or more, and NaN: all). Of equally likely tokens the lower id comes first.
 // The token is the first whose sum of probabilities, in the order of ids, is greater
 // than u.
 //
-// Temperature 0 is greedy. It is -1 where that is negative or NaN, or the logits
-// have no largest element.
+// Temperature 0 is greedy, and with +Inf all tokens of K have the same p, but for those with a
+// logit of -Inf. The token is -1 where the temperature is negative or NaN, or the logits have no
+// largest element.
 func (m *Memory) Token(logits []float32, temperature float64, topK int, topP, u float64) int {
 	best := Largest(logits)
 	switch {

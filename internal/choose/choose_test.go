@@ -85,3 +85,28 @@ func TestLargest(t *testing.T) {
 		}
 	}
 }
+
+// Settings that are no numbers, and those at the end of their range, have one meaning.
+func TestOdd(t *testing.T) {
+	inf, nan, least := math.Inf(1), math.NaN(), float32(math.Inf(-1))
+	var m Memory
+	for _, c := range []struct {
+		x           []float32
+		temperature float64
+		topK        int
+		topP, u     float64
+		want        int
+	}{
+		{[]float32{1, 3}, nan, 0, 1, 0.5, -1}, {[]float32{1, 3}, nan, 1, 0.5, 0.5, -1},
+		{[]float32{1, 3}, -1, 0, 1, 0.5, -1}, {[]float32{1, 3}, -inf, 0, 1, 0.5, -1}, {[]float32{1, 3}, -math.SmallestNonzeroFloat64, 0, 1, 0.5, -1},
+		{[]float32{1, 3}, 0, 0, 1, 0, 1}, {[]float32{1, 3}, math.Copysign(0, -1), 0, 1, 0, 1},
+		{[]float32{least, 1, 3e38}, inf, 0, 1, 0, 1}, {[]float32{least, 1, 3e38}, inf, 0, 1, 0.49, 1}, {[]float32{least, 1, 3e38}, inf, 0, 1, 0.51, 2},
+		{[]float32{1, 2, 3}, inf, 2, 1, 0, 1}, {[]float32{1, 2, 3}, inf, 2, 1, 0.99, 2},
+		{[]float32{1, 1}, 1, 0, nan, 0.9, 1}, {[]float32{1, 1}, 1, -5, -1, 0.9, 1},
+		{[]float32{least, least}, 1, 0, 1, 0.5, -1}, {nil, 1, 0, 1, 0.5, -1}, {nil, 0, 0, 1, 0.5, -1},
+	} {
+		if got := m.Token(c.x, c.temperature, c.topK, c.topP, c.u); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
