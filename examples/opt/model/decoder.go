@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -242,6 +243,9 @@ func (o *Options) check(c hf.Config) error {
 		return fmt.Errorf("%w: Greedy and Choices", ErrConfig)
 	case len(o.Choices) > 0 && len(o.Choices) != len(o.Capacity):
 		return fmt.Errorf("%w: %d choices for %d sequences", ErrConfig, len(o.Choices), len(o.Capacity))
+	case slices.ContainsFunc(o.Choices, wrongChoice):
+		i := slices.IndexFunc(o.Choices, wrongChoice)
+		return fmt.Errorf("%w: Choices[%d] is %+v: a temperature is a finite number of 0 or more, and TopP a number", ErrConfig, i, o.Choices[i])
 	case o.Draft < 0 || o.Draft > MostDraft:
 		return fmt.Errorf("%w: drafts of %d tokens, outside [0, %d]", ErrConfig, o.Draft, MostDraft)
 	case o.Draft > 0 && o.Attention == Fused:
@@ -254,6 +258,11 @@ func (o *Options) check(c hf.Config) error {
 		return fmt.Errorf("%w: Gorgonia's nodes have no workers to set", ErrConfig)
 	}
 	return nil
+}
+
+// wrongChoice says whether a choice is no choice for a sequence.
+func wrongChoice(c nn.Choice) bool {
+	return !(c.Temperature >= 0) || math.IsInf(c.Temperature, 1) || math.IsNaN(c.TopP)
 }
 
 // paged says whether keys and values are in a leanattention.Cache.

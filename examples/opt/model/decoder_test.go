@@ -488,6 +488,10 @@ func TestWrongUse(t *testing.T) {
 		"fused's GPU":       {Capacity: []int{3}, Attention: Fused, Device: new(la.GPU)},
 		"default's way":     {Capacity: []int{3}, Attention: Default, Device: new(la.GPU), Schedule: la.PerHead},
 		"default's workers": {Capacity: []int{3}, Attention: Default, Workers: 2},
+		"a NaN":             {Capacity: []int{3}, Choices: []nn.Choice{{Temperature: math.NaN(), TopP: 1}}},
+		"infinite":          {Capacity: []int{3}, Choices: []nn.Choice{{Temperature: math.Inf(1), TopP: 1}}},
+		"cold":              {Capacity: []int{3, 3}, Choices: []nn.Choice{{TopP: 1}, {Temperature: -1, TopP: 1}}},
+		"top-p NaN":         {Capacity: []int{3}, Choices: []nn.Choice{{Temperature: 1, TopP: math.NaN()}}},
 	} {
 		if d, err := w.NewDecoder(o); d != nil || !errors.Is(err, ErrConfig) {
 			t.Errorf("%s: error %v", name, err)

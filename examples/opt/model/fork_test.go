@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -263,5 +264,56 @@ func TestForkErrors(t *testing.T) {
 	d.Close()
 	if _, err := d.Fork(0); !errors.Is(err, ErrConfig) {
 		t.Errorf("closed: %v", err)
+	}
+}
+
+// Each sequence has a capacity of its own: what fits the one and not the other is refused there alone.
+func TestCapacities(t *testing.T) {
+	rng := seeded(t)
+	w := load(t, small(), rng)
+	for big := range 2 {
+		few, capacity := 1-big, []int{5, 5}
+		capacity[big] = 20
+		o := Options{Capacity: capacity, ForkTokens: 64, Draft: 4, Greedy: true}
+		d := newDecoder(t, w, o)
+		at := func(i int, tokens []int) [][]int {
+			all := make([][]int, 2)
+			all[i] = tokens
+			return all
+		}
+		ten, three := prompts(rng, 61, 10)[0], prompts(rng, 61, 3)[0]
+		if err := errors.Join(d.Prefill(context.Background(), at(big, ten), nil), d.Prefill(context.Background(), at(few, three), nil)); err != nil {
+			t.Fatal(err)
+		}
+		fork := func() *Fork {
+			f, err := d.Fork(big)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return f
+		}
+		var saved bytes.Buffer
+		if err := d.WriteSequence(big, &saved); err != nil {
+			t.Fatal(err)
+		}
+		f := fork()
+		_, share := w.NewDecoder(Options{Capacity: []int{20, 5}, Shared: []Shared{{}, {Tokens: 6}}})
+		_, shareOther := w.NewDecoder(Options{Capacity: []int{5, 20}, Shared: []Shared{{}, {Tokens: 6}}})
+		_, ahead := d.Continue([]int{1, 1}, 4)
+		for what, err := range map[string]error{
+			"Return": d.Return(few, f), "ReadSequence": d.ReadSequence(few, bytes.NewReader(saved.Bytes()), 10),
+			"Prefill": d.Prefill(context.Background(), at(few, three), nil), "Verify": d.Verify(at(few, three)),
+			"Shared": share, "Shared by more": shareOther, "Continue": ahead,
+		} {
+			if !errors.Is(err, ErrConfig) || d.Len(few) != 3 || d.Len(big) != 10 {
+				t.Errorf("%s of more than the capacity of sequence %d: %v", what, few, err)
+			}
+		}
+		if err := errors.Join(
+			d.ReadSequence(big, bytes.NewReader(saved.Bytes()), 10), d.Return(big, f),
+			d.Verify(at(big, three)), d.Prefill(context.Background(), at(big, ten[:7]), nil),
+		); err != nil || d.Len(big) != 20 || d.Len(few) != 3 {
+			t.Errorf("to the capacity of sequence %d: %d and %d tokens, %v", big, d.Len(big), d.Len(few), err)
+		}
 	}
 }

@@ -161,3 +161,41 @@ func TestFingerprint(t *testing.T) {
 	c.DoLayerNormBefore, c.RemoveFinalLayerNorm = true, true
 	add("another config", of(c, tensor.Dtype{}, ""))
 }
+
+// What the fingerprint reads of a weight is spread over all of it.
+func TestSpread(t *testing.T) {
+	for _, n := range []int{0, 1, 2, 4095, 4096, 4097, 5000, 8191, 8192, 100_003} {
+		data := make([]int, n)
+		for i := range data {
+			data[i] = i
+		}
+		some, most := spread(data), (n+4094)/4095 // elements from one to the next
+		if len(some) != min(n, 4096) || n > 0 && (some[0] != 0 || some[len(some)-1] != n-1) {
+			t.Fatalf("%d elements of %d: %d to %d", len(some), n, some[0], some[len(some)-1])
+		}
+		for i := 1; i < len(some); i++ {
+			if step := some[i] - some[i-1]; step < 1 || step > most {
+				t.Fatalf("of %d: %d behind %d", n, some[i], some[i-1])
+			}
+		}
+	}
+	c := small()
+	c.VocabSize = 700 // 4096 elements are the beginning of a table of tokens
+	of := func(change int) [32]byte {
+		w, err := Load(random{c, rand.New(rand.NewPCG(1, 1))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		data := w.tensors["decoder.embed_tokens.weight"].Data().([]float32)
+		if len(data) < 2*4096 {
+			t.Fatalf("%d elements", len(data))
+		}
+		if change < 0 {
+			data[len(data)+change]++
+		}
+		return w.Fingerprint()
+	}
+	if of(0) != of(0) || of(0) == of(-1) {
+		t.Error("the last element of a large weight makes no difference")
+	}
+}
