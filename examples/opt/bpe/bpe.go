@@ -37,6 +37,7 @@
 //
 // special_tokens_map.json and added_tokens.json are read where
 // tokenizer_config.json has no added_tokens_decoder, as in transformers.
+// added_tokens.json is not read where tokenizer.json is there, which counts.
 // clean_up_tokenization_spaces is irrelevant: transformers 5 does nothing of the
 // kind to a BPE (4 took spaces before punctuation away).
 //

@@ -255,7 +255,9 @@ func TestBadFiles(t *testing.T) {
 	for _, c := range []struct{ name, vocab, merges, want string }{
 		{"no JSON", v[1:], m, "not a JSON object"},
 		{"a list", "[1]", m, "not a JSON object"},
-		{"null", "null", m, "no tokens"},
+		{"null", "null", m, "null has no place"},
+		{"no tokens", "{}", m, "no tokens"},
+		{"id that is null", strings.Replace(v, `"<s>":0`, `"<s>":null`, 1), m, "null has no place"},
 		{"cut short", v[:len(v)/2], m, "not a JSON object"},
 		{"id that is text", strings.Replace(v, `"<s>":0`, `"<s>":"0"`, 1), m, "not a JSON object"},
 		{"fractional id", strings.Replace(v, `"<s>":0`, `"<s>":0.5`, 1), m, "not a JSON object"},

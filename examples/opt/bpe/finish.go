@@ -132,10 +132,11 @@ func (t *Tokenizer) measure() {
 	}
 }
 
-// agree checks that the added tokens of tokenizer.json are those that the settings
-// have, where they have any: versions of transformers take the one or the other.
+// agree checks that the added tokens of tokenizer.json are those of
+// added_tokens_decoder, if that is there: versions of transformers take the one or the
+// other.
 func (s *settings) agree(file string, added []addedToken) error {
-	if s.addedFile == "" {
+	if !s.addedFromDecoder {
 		return nil
 	}
 	byText := map[string]addedToken{}
@@ -147,15 +148,12 @@ func (s *settings) agree(file string, added []addedToken) error {
 		if !ok {
 			return fail(s.addedFile, "added token %s is not in %s", quote(a.Content), file)
 		}
-		if !s.addedFromDecoder {
-			b = addedToken{ID: b.ID, Content: b.Content, Special: a.Special, Normalized: a.Normalized}
-		}
 		if a != b {
 			return fail(s.addedFile, "added token %s is %+v, and %s has %+v", quote(a.Content), a, file, b)
 		}
 		delete(byText, a.Content)
 	}
-	if s.addedFromDecoder && len(byText) > 0 {
+	if len(byText) > 0 {
 		return fail(file, "added token %s is not in added_tokens_decoder of %s", quote(slices.Min(slices.Collect(maps.Keys(byText)))), s.addedFile)
 	}
 	return nil

@@ -16,6 +16,22 @@ const (
 	maxConfig = 4 << 20
 )
 
+// What the JSON of these files may have: several times what published ones have, and
+// little enough that no list, nesting or product of two lists takes much memory or time.
+var (
+	tokenizerLimits = files.Limits{Values: 4 << 20, Depth: 32, Nulls: true}
+	vocabLimits     = files.Limits{Values: 4 << 20, Depth: 2} // vocabularies and merges
+	addedLimits     = files.Limits{Values: 1 << 20, Depth: 2}
+	partLimits      = files.Limits{Values: 1 << 12, Depth: 8} // any other part of tokenizer.json
+	configLimits    = files.Limits{Values: 1 << 18, Depth: 32, Nulls: true}
+	specialLimits   = files.Limits{Values: 1 << 16, Depth: 3} // special tokens of tokenizer_config.json
+)
+
+const (
+	maxCuts     = 32   // parts of a pre-tokenizer: each reads what the one before it has left
+	maxTemplate = 1024 // tokens that a template puts around a text
+)
+
 // Load opens the tokenizer of a folder in either form: tokenizer.json, or
 // vocab.json and merges.txt. Where both are there it is tokenizer.json, as in
 // transformers. Settings are read from tokenizer_config.json,

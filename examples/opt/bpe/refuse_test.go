@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 	"unicode/utf8"
 
 	"gorgonia.org/leanattention/examples/opt/files"
@@ -127,6 +128,129 @@ func TestRefused(t *testing.T) {
 	} {
 		if _, err := Load(edited(t, &g, "saved by 5", config, strings.Fields(c.path), c.value)); err != nil {
 			t.Errorf("%s is %v: %v", c.path, c.value, err)
+		}
+	}
+}
+
+// TestNulls: a null or nothing where a value should be is an error, and not 0, false or
+// an empty text.
+func TestNulls(t *testing.T) {
+	g := readGolden(t)
+	type object = map[string]any
+	type list = []any
+	const js, config = "tokenizer.json", "tokenizer_config.json"
+	level := object{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}
+	special := func(ids any) object { return object{"</s>": object{"id": "</s>", "ids": ids, "tokens": list{"</s>"}}} }
+	for _, c := range []struct {
+		folder, file, path string
+		value              any
+		word               string // of the error; empty: it is fine
+	}{
+		{"saved by 5", js, "added_tokens", list{object{"id": nil, "content": "<x>"}}, "null"},
+		{"saved by 5", js, "added_tokens", list{object{"id": 300, "content": "<x>", "special": nil}}, "null"},
+		{"saved by 5", js, "added_tokens", list{object{"content": "<s>"}}, "no id"},
+		{"saved by 5", js, "added_tokens", list{object{"id": 300}}, "no content"},
+		{"saved by 5", js, "added_tokens", list{nil}, "null"},
+		{"saved by 5", js, "added_tokens", object{}, "added_tokens"},
+		{"saved by 5", js, "model merges", list{list{"a", nil}}, "null"},
+		{"saved by 5", js, "model merges", list{nil}, "null"},
+		{"saved by 5", js, "model merges", nil, "no merges"},
+		{"saved by 5", js, "model vocab", object{"a": 0, "b": nil}, "null"},
+		{"saved by 5", js, "model vocab", nil, "no vocab"},
+		{"saved by 5", js, "model fuse_unk", nil, "fuse_unk is null"},
+		{"saved by 5", js, "model type", nil, "type is null"},
+		{"saved by 5", js, "model unk_token", nil, ""},
+		{"saved by 5", js, "model dropout", nil, ""},
+		{"saved by 5", js, "version", nil, "version is null"},
+		{"saved by 5", js, "truncation", nil, ""},
+		{"saved by 5", js, "Model", object{}, `unknown field "Model"`},
+		{"saved by 5", js, "model VOCAB", object{}, `unknown field "VOCAB"`},
+		{"saved by 5", js, "decoder x", 1, `unknown field "x"`},
+		{"saved by 5", js, "decoder add_prefix_space", "no", "decoder"},
+		{"saved by 5", js, "post_processor special_tokens", special(list{nil}), "null"},
+		{"saved by 5", js, "post_processor special_tokens", special(list{}), "not explained"},
+		{"saved by 5", js, "post_processor special_tokens", special(nil), "null"},
+		{"saved by 5", js, "post_processor special_tokens", special(list{2}), ""},
+		{"saved by 5", js, "post_processor special_tokens", special(list{299}), ""},
+		{"saved by 5", js, "post_processor special_tokens", special(list{9999}), "9999"},
+		{"saved by 5", js, "post_processor", object{"type": "ByteLevel", "y": 1}, `unknown field "y"`},
+		{"saved by 5", js, "pre_tokenizer add_prefix_space", fs.ErrNotExist, "without add_prefix_space"},
+		{"saved by 5", js, "pre_tokenizer add_prefix_space", nil, "null"},
+		{"saved by 5", js, "pre_tokenizer use_regex", fs.ErrNotExist, ""},
+		{"json 0", js, "pre_tokenizer", object{"type": "Sequence", "pretokenizers": list{object{"type": "Digits"}, level}}, "without individual_digits"},
+		{"json 0", js, "pre_tokenizer", object{"type": "Sequence", "pretokenizers": list{object{"type": "Digits", "individual_digits": false}, level}}, ""},
+		{"json 0", js, "pre_tokenizer", object{"type": "Sequence", "pretokenizers": list{nil, level}}, "null"},
+		{"saved by 5", config, "additional_special_tokens", list{nil}, "null"},
+		{"saved by 5", config, "additional_special_tokens", nil, ""},
+		{"saved by 5", config, "extra_special_tokens", object{"x": nil}, "null"},
+		{"saved by 5", config, "bos_token", object{"content": nil}, "null"},
+		{"saved by 5", config, "bos_token", object{"content": "</s>", "lstrip": nil}, "null"},
+		{"saved by 5", config, "bos_token", object{"lstrip": true}, "no token"},
+		{"no bos", config, "added_tokens_decoder", object{"1": nil}, "null"},
+		{"no bos", config, "added_tokens_decoder", object{"1": object{"content": "<pad>", "special": nil}}, "null"},
+		{"no bos", config, "added_tokens_decoder", object{"1": object{"special": true}}, "without text"},
+		{"no bos", config, "add_bos_token", nil, ""},
+		{"added_tokens.json", "added_tokens.json", "<new>", nil, "null"},
+	} {
+		tok, err := Load(edited(t, &g, c.folder, c.file, strings.Fields(c.path), c.value))
+		if c.word == "" {
+			if err != nil {
+				t.Errorf("%s of %s is %v: %v", c.path, c.file, c.value, err)
+			}
+			continue
+		}
+		if tok != nil || !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), c.word) || !strings.Contains(err.Error(), c.file) {
+			t.Errorf("%s of %s is %v: %v, want %q", c.path, c.file, c.value, err, c.word)
+		}
+	}
+}
+
+// TestAddedTokensFile: where tokenizer.json is there, added_tokens.json says nothing.
+func TestAddedTokensFile(t *testing.T) {
+	g := readGolden(t)
+	for _, folder := range []string{"json 0", "saved by 5"} {
+		dir := g.write(t, g.named(t, folder), nil)
+		want, err := Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, added := range []string{`{"</s>": 5}`, `{"<other>": 300, "<pad>": 1}`, `{"<x>": 400}`, `{}`, `no JSON`} {
+			if err := os.WriteFile(filepath.Join(dir, "added_tokens.json"), []byte(added), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			got, err := Load(dir)
+			if err != nil {
+				t.Errorf("%s with %s: %v", folder, added, err)
+				continue
+			}
+			for _, text := range []string{"ab </s> <other><pad> <x>", "aa[X]]Ⓐx"} {
+				if a, b := want.EncodeSpecial(text), got.EncodeSpecial(text); !slices.Equal(a, b) || want.VocabSize() != got.VocabSize() {
+					t.Errorf("%s with %s: %q is %v of %d, want %v of %d", folder, added, text, b, got.VocabSize(), a, want.VocabSize())
+				}
+			}
+		}
+	}
+}
+
+// TestWhiteSpaceTaken: tokens that are white space and take that around them take time
+// in proportion to the text.
+func TestWhiteSpaceTaken(t *testing.T) {
+	const n = 1 << 19
+	for _, token := range []addedToken{
+		{ID: 1, Content: " ", LStrip: true}, {ID: 1, Content: " ", RStrip: true}, {ID: 1, Content: " ", LStrip: true, RStrip: true},
+	} {
+		m := newMatcher([]addedToken{token, {ID: 2, Content: "\t"}, {ID: 3, Content: "\n", LStrip: true}})
+		for _, text := range []string{strings.Repeat(" ", n), strings.Repeat(" \t", n/2), strings.Repeat("  \n", n/3), strings.Repeat("\r", n) + " "} {
+			began, found := time.Now(), 0
+			m.split(text, false, func(a *addedToken, _ string) bool {
+				if a != nil {
+					found++
+				}
+				return true
+			})
+			if want := strings.Count(text, " ") + strings.Count(text, "\t") + strings.Count(text, "\n"); found != want || time.Since(began) > 10*time.Second {
+				t.Errorf("%+v: %d tokens of %d in %q..., in %v", token, found, want, text[:3], time.Since(began))
+			}
 		}
 	}
 }
@@ -294,29 +418,52 @@ func FuzzTokenizerJSON(f *testing.F) {
 				dir[name] = &fstest.MapFile{Data: []byte(data)}
 			}
 		}
-		tok, err := LoadFS("x", dir)
-		if err != nil {
-			if tok != nil || strings.Contains(err.Error(), "\n") {
-				t.Fatalf("%v, and a tokenizer: %v", err, tok != nil)
-			}
-			return
-		}
-		all := tok.EncodeSpecial(text)
-		for _, ids := range [][]int{all, tok.Encode(text), tok.EncodeText(text)} {
-			for _, id := range ids {
-				if id < 0 || id >= tok.VocabSize() {
-					t.Fatalf("id %d is not below %d", id, tok.VocabSize())
-				}
-			}
-			if !utf8.ValidString(tok.Decode(ids)) {
-				t.Fatal("a text that is no UTF-8")
-			}
-		}
-		if ids, err := tok.EncodeAtMost(text, len(all), true); !errors.Is(err, ErrNoToken) && !slices.Equal(ids, all) {
-			t.Fatalf("%v, %v, want %v", ids, err, all)
-		}
-		if _, err := tok.EncodeAtMost(text, len(all)-1, true); !errors.Is(err, ErrTooLong) && len(all) > 0 {
-			t.Fatalf("one token too many: %v", err)
-		}
+		usable(t, dir, text)
 	})
+}
+
+// FuzzSettings: the same of the files beside vocab.json.
+func FuzzSettings(f *testing.F) {
+	f.Add(`{"eos_token": "</s>", "additional_special_tokens": ["<x>", {"content": "ab", "lstrip": true}]}`, `{"add_bos_token": true}`, `{"<x>": 258}`, "ab <x>")
+	f.Add(`{"mask_token": null}`, `{"added_tokens_decoder": {"258": {"content": "<x>", "special": true}}}`, "", "<x>\xff")
+	f.Add(`{"bos_token": {"content": null}}`, `{"extra_special_tokens": {"a": "b"}, "tokenizer_class": "GPT2Tokenizer"}`, `{"b": null}`, "")
+	f.Fuzz(func(t *testing.T, special, config, added, text string) {
+		v, m := pairFiles(t, "a b", "Ġ ab")
+		dir := fstest.MapFS{"vocab.json": {Data: []byte(v)}, "merges.txt": {Data: []byte(m)}}
+		for name, data := range map[string]string{"special_tokens_map.json": special, "tokenizer_config.json": config, "added_tokens.json": added} {
+			if data != "" {
+				dir[name] = &fstest.MapFile{Data: []byte(data)}
+			}
+		}
+		usable(t, dir, text)
+	})
+}
+
+// usable checks that a folder is an error, or a tokenizer that keeps its promises.
+func usable(t *testing.T, dir fs.FS, text string) {
+	t.Helper()
+	tok, err := LoadFS("x", dir)
+	if err != nil {
+		if tok != nil || strings.Contains(err.Error(), "\n") {
+			t.Fatalf("%v, and a tokenizer: %v", err, tok != nil)
+		}
+		return
+	}
+	all := tok.EncodeSpecial(text)
+	for _, ids := range [][]int{all, tok.Encode(text), tok.EncodeText(text)} {
+		for _, id := range ids {
+			if id < 0 || id >= tok.VocabSize() {
+				t.Fatalf("id %d is not below %d", id, tok.VocabSize())
+			}
+		}
+		if !utf8.ValidString(tok.Decode(ids)) {
+			t.Fatal("a text that is no UTF-8")
+		}
+	}
+	if ids, err := tok.EncodeAtMost(text, len(all), true); !errors.Is(err, ErrNoToken) && !slices.Equal(ids, all) {
+		t.Fatalf("%v, %v, want %v", ids, err, all)
+	}
+	if _, err := tok.EncodeAtMost(text, len(all)-1, true); !errors.Is(err, ErrTooLong) && len(all) > 0 {
+		t.Fatalf("one token too many: %v", err)
+	}
 }

@@ -81,7 +81,8 @@ func readSettings(dir files.Folder) (settings, error) {
 			}
 		}
 	}
-	if dir.Exists("added_tokens.json") {
+	// Where tokenizer.json is there, it has the added tokens.
+	if dir.Exists("added_tokens.json") && !dir.Exists("tokenizer.json") {
 		return s, s.addedTokens(dir)
 	}
 	return s, nil
@@ -93,7 +94,7 @@ func readObject(dir files.Folder, name string) (map[string]json.RawMessage, erro
 		return nil, err
 	}
 	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(data, &fields); err != nil || fields == nil {
+	if err := cmp.Or(configLimits.Check(data), json.Unmarshal(data, &fields)); err != nil || fields == nil {
 		return nil, fail(dir.Path(name), "not a JSON object: %v", cmp.Or(err, error(errNull)))
 	}
 	return fields, nil
@@ -180,6 +181,9 @@ func (s *settings) special(file, key string, raw json.RawMessage) (known bool, e
 		}
 		return true, err
 	case key == "additional_special_tokens" || key == "extra_special_tokens":
+		if err := specialLimits.Check(raw); err != nil {
+			return true, fail(file, "%s: %v", key, err)
+		}
 		var list []json.RawMessage
 		if json.Unmarshal(raw, &list) != nil {
 			var byName map[string]json.RawMessage
@@ -206,6 +210,9 @@ func (s *settings) special(file, key string, raw json.RawMessage) (known bool, e
 // token has.
 func parseSpecial(file, key string, raw json.RawMessage) (addedToken, error) {
 	t := addedToken{ID: -1, Special: true}
+	if err := specialLimits.Check(raw); err != nil {
+		return t, fail(file, "%s: %v", key, err)
+	}
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
 		t.Content = text
@@ -225,6 +232,9 @@ func checkContent(file, content string) error {
 
 // decoder reads added_tokens_decoder: added tokens by their ids.
 func (s *settings) decoder(raw json.RawMessage) error {
+	if err := specialLimits.Check(raw); err != nil {
+		return fail(s.file, "added_tokens_decoder: %v", err)
+	}
 	var byID map[string]addedToken
 	if err := s.decode("added_tokens_decoder", raw, &byID); err != nil {
 		return err
@@ -253,7 +263,7 @@ func (s *settings) addedTokens(dir files.Folder) error {
 	}
 	s.addedFile = dir.Path("added_tokens.json")
 	var ids map[string]int
-	if err := json.Unmarshal(data, &ids); err != nil {
+	if err := cmp.Or(vocabLimits.Check(data), json.Unmarshal(data, &ids)); err != nil {
 		return fail(s.addedFile, "not a JSON object of tokens and ids: %v", err)
 	}
 	special := map[string]bool{}

@@ -2,10 +2,14 @@ package bpe
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
+
+	"gorgonia.org/leanattention/examples/opt/files"
 )
 
 // tokenizerJSON is tokenizer.json of Hugging Face's tokenizers. Keys that are not
@@ -14,7 +18,7 @@ type tokenizerJSON struct {
 	Version       string          `json:"version"`
 	Truncation    json.RawMessage `json:"truncation"` // transformers turns both off
 	Padding       json.RawMessage `json:"padding"`
-	AddedTokens   []addedToken    `json:"added_tokens"`
+	AddedTokens   json.RawMessage `json:"added_tokens"`
 	Normalizer    json.RawMessage `json:"normalizer"`
 	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
 	PostProcessor json.RawMessage `json:"post_processor"`
@@ -23,16 +27,24 @@ type tokenizerJSON struct {
 }
 
 type modelJSON struct {
-	Type         string         `json:"type"`
-	Dropout      *float64       `json:"dropout"`
-	Unk          *string        `json:"unk_token"`
-	Prefix       *string        `json:"continuing_subword_prefix"`
-	Suffix       *string        `json:"end_of_word_suffix"`
-	FuseUnk      bool           `json:"fuse_unk"`
-	ByteFallback bool           `json:"byte_fallback"`
-	IgnoreMerges bool           `json:"ignore_merges"`
-	Vocab        map[string]int `json:"vocab"`
-	Merges       []mergeJSON    `json:"merges"`
+	Type         string          `json:"type"`
+	Dropout      *float64        `json:"dropout"`
+	Unk          *string         `json:"unk_token"`
+	Prefix       *string         `json:"continuing_subword_prefix"`
+	Suffix       *string         `json:"end_of_word_suffix"`
+	FuseUnk      bool            `json:"fuse_unk"`
+	ByteFallback bool            `json:"byte_fallback"`
+	IgnoreMerges bool            `json:"ignore_merges"`
+	Vocab        json.RawMessage `json:"vocab"`
+	Merges       json.RawMessage `json:"merges"`
+}
+
+// byteLevelJSON is ByteLevel as a pre-tokenizer, post-processor or decoder.
+type byteLevelJSON struct {
+	Type        string `json:"type"`
+	PrefixSpace *bool  `json:"add_prefix_space"`
+	TrimOffsets bool   `json:"trim_offsets"` // moves no token
+	UseRegex    bool   `json:"use_regex"`
 }
 
 // mergeJSON is a merge: "a b", or ["a", "b"] as it is written today.
@@ -69,7 +81,7 @@ type part struct {
 
 func parseJSON(file string, data []byte, s settings) (*Tokenizer, error) {
 	var j tokenizerJSON
-	if err := strict(data, &j); err != nil {
+	if err := strict(data, tokenizerLimits, &j); err != nil {
 		return nil, fail(file, "not a tokenizer: %v", err)
 	}
 	t := &Tokenizer{}
@@ -79,15 +91,11 @@ func parseJSON(file string, data []byte, s settings) (*Tokenizer, error) {
 	if !null(j.Normalizer) {
 		return nil, refuse(file, "a normalizer, %s", quote(string(j.Normalizer)))
 	}
-	for _, a := range j.AddedTokens {
-		if err := checkContent(file, a.Content); err != nil {
-			return nil, err
-		}
+	added, err := parseAdded(file, j.AddedTokens)
+	if err != nil {
+		return nil, err
 	}
-	if j.AddedTokens == nil {
-		j.AddedTokens = []addedToken{}
-	}
-	if err := t.finish(file, j.AddedTokens, s); err != nil {
+	if err := t.finish(file, added, s); err != nil {
 		return nil, err
 	}
 	if err := t.preTokenizer(file, j.PreTokenizer, s); err != nil {
@@ -103,16 +111,92 @@ func parseJSON(file string, data []byte, s settings) (*Tokenizer, error) {
 	if decoder.Type != "ByteLevel" {
 		return nil, refuse(file, "a decoder %s, not ByteLevel", quote(decoder.Type))
 	}
+	if err := strict(decoder.raw, partLimits, &byteLevelJSON{}); err != nil {
+		return nil, fail(file, "decoder: ByteLevel: %v", err)
+	}
 	return t, nil
+}
+
+// parseAdded reads added_tokens, which may not be there.
+func parseAdded(file string, raw json.RawMessage) ([]addedToken, error) {
+	added := []addedToken{}
+	if null(raw) {
+		return added, nil
+	}
+	if err := addedLimits.Check(raw); err != nil {
+		return nil, fail(file, "added_tokens: %v", err)
+	}
+	var list []struct {
+		addedToken
+		ID *int `json:"id"` // in place of addedToken's
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&list); err != nil {
+		return nil, fail(file, "added_tokens: %v", err)
+	}
+	for i, a := range list {
+		if a.ID == nil || a.Content == "" {
+			return nil, fail(file, "added_tokens: number %d has no id or no content", i)
+		}
+		if err := checkContent(file, a.Content); err != nil {
+			return nil, err
+		}
+		a.addedToken.ID = *a.ID
+		added = append(added, a.addedToken)
+	}
+	return added, nil
 }
 
 func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// strict reads one JSON value that has no keys but those of dst.
-func strict(data []byte, dst any) error {
+// strict reads a JSON object within limits into a struct: a key that the struct does not
+// have, letter by letter, or that is there twice, is an error, and so is a null for a
+// field that is neither a pointer nor raw.
+func strict(data []byte, l files.Limits, dst any) error {
+	if err := l.Check(data); err != nil {
+		return err
+	}
+	fields, seen := map[string]reflect.Value{}, map[string]bool{}
+	for v, i := reflect.ValueOf(dst).Elem(), 0; i < v.NumField(); i++ {
+		fields[v.Type().Field(i).Tag.Get("json")] = v.Field(i)
+	}
 	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(dst); err != nil {
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return constError("not a JSON object")
+	}
+	for d.More() {
+		t, err := d.Token()
+		if err != nil {
+			return err
+		}
+		key := t.(string) // the decoder lets nothing else stand here
+		switch field, ok := fields[key]; {
+		case !ok:
+			return constError("unknown field " + quote(key))
+		case seen[key]:
+			return constError("field " + quote(key) + " is there twice")
+		default:
+			seen[key] = true
+			var raw json.RawMessage
+			if err := d.Decode(&raw); err != nil {
+				return err
+			}
+			if field.Type() == reflect.TypeOf(raw) {
+				field.SetBytes(raw)
+				break
+			}
+			if null(raw) && field.Kind() != reflect.Pointer {
+				return constError(key + " is null")
+			}
+			value := json.NewDecoder(bytes.NewReader(raw))
+			value.DisallowUnknownFields()
+			if err := value.Decode(field.Addr().Interface()); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := d.Token(); err != nil {
 		return err
 	}
 	if rest := bytes.TrimSpace(data[d.InputOffset():]); len(rest) > 0 {
@@ -131,7 +215,7 @@ func (t *Tokenizer) model(file string, raw json.RawMessage) error {
 		return refuse(file, "a model %s, not BPE", quote(p.Type))
 	}
 	var m modelJSON
-	if err := strict(raw, &m); err != nil {
+	if err := strict(raw, tokenizerLimits, &m); err != nil {
 		return fail(file, "model: %v", err)
 	}
 	switch {
@@ -141,18 +225,26 @@ func (t *Tokenizer) model(file string, raw json.RawMessage) error {
 		return refuse(file, "model: continuing_subword_prefix %s", quote(*m.Prefix))
 	case m.Suffix != nil && *m.Suffix != "":
 		return refuse(file, "model: end_of_word_suffix %s", quote(*m.Suffix))
-	case m.Vocab == nil:
+	case null(m.Vocab):
 		return fail(file, "model: no vocab")
-	case m.Merges == nil:
+	case null(m.Merges):
 		return fail(file, "model: no merges")
 	}
-	if err := t.addTokens(file, m.Vocab); err != nil {
+	var vocab map[string]int
+	if err := cmp.Or(vocabLimits.Check(m.Vocab), json.Unmarshal(m.Vocab, &vocab)); err != nil {
+		return fail(file, "model: vocab: %v", err)
+	}
+	var merges []mergeJSON
+	if err := cmp.Or(vocabLimits.Check(m.Merges), json.Unmarshal(m.Merges, &merges)); err != nil {
+		return fail(file, "model: merges: %v", err)
+	}
+	if err := t.addTokens(file, vocab); err != nil {
 		return err
 	}
 	if m.ByteFallback && !t.complete {
 		return refuse(file, "model: byte_fallback with a vocabulary that lacks bytes")
 	}
-	for i, merge := range m.Merges {
+	for i, merge := range merges {
 		if wrong := t.addMerge(merge.left, merge.right); wrong != "" {
 			return fail(file, "merge %d, of %.60q and %.60q, %s", i, merge.left, merge.right, wrong)
 		}
@@ -183,6 +275,9 @@ func parsePart(file, what string, raw json.RawMessage) (part, error) {
 
 // parts returns the parts of a Sequence, or the one that it is.
 func parts(file, what, key string, raw json.RawMessage) ([]part, error) {
+	if err := partLimits.Check(raw); !null(raw) && err != nil {
+		return nil, fail(file, "%s: %v", what, err)
+	}
 	p, err := parsePart(file, what, raw)
 	if err != nil || p.Type != "Sequence" {
 		return []part{p}, err
@@ -211,6 +306,9 @@ func (t *Tokenizer) preTokenizer(file string, raw json.RawMessage, s settings) e
 	all, err := parts(file, "pre_tokenizer", "pretokenizers", raw)
 	if err != nil {
 		return err
+	}
+	if len(all) > maxCuts {
+		return refuse(file, "pre_tokenizer: a Sequence of %d, more than %d", len(all), maxCuts)
 	}
 	for i, p := range all {
 		if last := i == len(all)-1; last != (p.Type == "ByteLevel") {
@@ -243,16 +341,14 @@ func (t *Tokenizer) preTokenizer(file string, raw json.RawMessage, s settings) e
 }
 
 func (t *Tokenizer) byteLevel(file string, raw json.RawMessage, s settings, alone bool) error {
-	b := struct {
-		Type        string `json:"type"`
-		PrefixSpace bool   `json:"add_prefix_space"`
-		TrimOffsets bool   `json:"trim_offsets"` // moves no token
-		UseRegex    bool   `json:"use_regex"`
-	}{UseRegex: true}
-	if err := strict(raw, &b); err != nil {
+	b := byteLevelJSON{UseRegex: true}
+	if err := strict(raw, partLimits, &b); err != nil {
 		return fail(file, "pre_tokenizer: ByteLevel: %v", err)
 	}
-	t.words.prefixSpace, t.words.whole = b.PrefixSpace, !b.UseRegex
+	if b.PrefixSpace == nil {
+		return fail(file, "pre_tokenizer: ByteLevel without add_prefix_space")
+	}
+	t.words.prefixSpace, t.words.whole = *b.PrefixSpace, !b.UseRegex
 	switch {
 	case s.file == "":
 	case s.own:
@@ -260,8 +356,8 @@ func (t *Tokenizer) byteLevel(file string, raw json.RawMessage, s settings, alon
 			return refuse(file, "the pre_tokenizer or ignore_merges is not that of the tokenizer_class of %s", s.file)
 		}
 		t.words.prefixSpace = s.prefixSpace != nil && *s.prefixSpace
-	case s.prefixSpace != nil && *s.prefixSpace != b.PrefixSpace:
-		return refuse(s.file, "add_prefix_space is %v, and %v in %s", *s.prefixSpace, b.PrefixSpace, file)
+	case s.prefixSpace != nil && *s.prefixSpace != *b.PrefixSpace:
+		return refuse(s.file, "add_prefix_space is %v, and %v in %s", *s.prefixSpace, *b.PrefixSpace, file)
 	}
 	return nil
 }
@@ -282,7 +378,7 @@ func (t *Tokenizer) splitCut(file string, raw json.RawMessage) (cut, error) {
 		Behavior string            `json:"behavior"`
 		Invert   bool              `json:"invert"`
 	}
-	if err := strict(raw, &p); err != nil {
+	if err := strict(raw, partLimits, &p); err != nil {
 		return nil, fail(file, "pre_tokenizer: Split: %v", err)
 	}
 	text, ok := p.Pattern["String"]
@@ -296,13 +392,16 @@ func (t *Tokenizer) splitCut(file string, raw json.RawMessage) (cut, error) {
 func digitsCut(file string, raw json.RawMessage) (cut, error) {
 	var p struct {
 		Type       string `json:"type"`
-		Individual bool   `json:"individual_digits"`
+		Individual *bool  `json:"individual_digits"`
 	}
-	if err := strict(raw, &p); err != nil {
+	if err := strict(raw, partLimits, &p); err != nil {
 		return nil, fail(file, "pre_tokenizer: Digits: %v", err)
 	}
+	if p.Individual == nil {
+		return nil, fail(file, "pre_tokenizer: Digits without individual_digits")
+	}
 	b := contiguous
-	if p.Individual {
+	if *p.Individual {
 		b = isolated
 	}
 	return cutAt(b, runes(isNumeric)), nil
@@ -313,7 +412,7 @@ func (t *Tokenizer) punctuationCut(file string, raw json.RawMessage) (cut, error
 		Type     string `json:"type"`
 		Behavior string `json:"behavior"`
 	}{Behavior: "Isolated"}
-	if err := strict(raw, &p); err != nil {
+	if err := strict(raw, partLimits, &p); err != nil {
 		return nil, fail(file, "pre_tokenizer: Punctuation: %v", err)
 	}
 	b, err := t.behaviour(file, "Punctuation", p.Behavior, false)
@@ -333,6 +432,9 @@ func (t *Tokenizer) postProcessor(file string, raw json.RawMessage) error {
 	for _, p := range all {
 		switch p.Type {
 		case "ByteLevel": // moves offsets only
+			if err := strict(p.raw, partLimits, &byteLevelJSON{}); err != nil {
+				return fail(file, "post_processor: ByteLevel: %v", err)
+			}
 		case "TemplateProcessing":
 			if templates++; templates > 1 {
 				return refuse(file, "post_processor: two templates")
@@ -362,7 +464,7 @@ func (t *Tokenizer) template(file string, raw json.RawMessage) error {
 			Tokens []string `json:"tokens"`
 		} `json:"special_tokens"`
 	}
-	if err := strict(raw, &p); err != nil {
+	if err := strict(raw, partLimits, &p); err != nil {
 		return fail(file, "post_processor: TemplateProcessing: %v", err)
 	}
 	texts := 0
@@ -376,8 +478,11 @@ func (t *Tokenizer) template(file string, raw json.RawMessage) error {
 			return fail(file, "post_processor: a template with %.120v", step)
 		}
 		special, ok := p.Tokens[step["SpecialToken"].ID]
-		if !ok {
+		if !ok || len(special.IDs) == 0 {
 			return fail(file, "post_processor: special token %s is not explained", quote(step["SpecialToken"].ID))
+		}
+		if len(t.before)+len(t.after)+len(special.IDs) > maxTemplate {
+			return refuse(file, "post_processor: a template of more than %d tokens", maxTemplate)
 		}
 		for _, id := range special.IDs {
 			if _, ok := t.tokens[id]; !ok {

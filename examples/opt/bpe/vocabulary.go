@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"math"
 	"strings"
@@ -83,7 +84,7 @@ func (v *vocabulary) whole(word string) (id int, ok bool) {
 func parsePair(vocabName string, vocab []byte, mergesName string, merges []byte, s settings) (*Tokenizer, error) {
 	t := &Tokenizer{}
 	var ids map[string]int
-	if err := json.Unmarshal(vocab, &ids); err != nil {
+	if err := cmp.Or(vocabLimits.Check(vocab), json.Unmarshal(vocab, &ids)); err != nil {
 		return nil, fail(vocabName, "not a JSON object of tokens and ids: %v", err)
 	}
 	if err := t.addTokens(vocabName, ids); err != nil {
