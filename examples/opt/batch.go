@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
 	"gorgonia.org/leanattention/examples/opt/bpe"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/sample"
+	"gorgonia.org/leanattention/internal/plural"
 	"gorgonia.org/leanattention/nn"
 )
 
@@ -70,7 +72,8 @@ type continuation struct {
 const (
 	endEOS       = "eos"       // the model's end of text
 	endStop      = "stop"      // a stop text
-	endLength    = "length"    // -n, or the model's last position
+	endLength    = "length"    // -n
+	endContext   = "context"   // the model's last position
 	endInterrupt = "interrupt" // Ctrl-C
 )
 
@@ -327,8 +330,10 @@ func (b *batch) take(i, id int, logits []float32) error {
 		return err
 	case stopped:
 		return b.close(i, endStop)
-	case len(s.result.tokens) == b.limit || s.left == 0:
+	case len(s.result.tokens) == b.limit:
 		return b.end(i, endLength)
+	case s.left == 0:
+		return b.end(i, endContext)
 	}
 	return nil
 }
@@ -364,6 +369,23 @@ func (b *batch) close(i int, reason string) error {
 	s := &b.sequences[i]
 	s.result.reason, s.result.before = reason, min(s.stop.at, len(s.result.tokens))
 	return b.out.end(i)
+}
+
+// tellFull tells of texts that ended before -n at the last of the model's positions.
+func (b *batch) tellFull(w io.Writer, positions int) {
+	full := 0
+	for i := range b.sequences {
+		if b.sequences[i].result.reason == endContext {
+			full++
+		}
+	}
+	which := "the text"
+	if n := len(b.sequences); n > 1 {
+		which = fmt.Sprintf("%d of %d texts", full, n)
+	}
+	if full > 0 {
+		fmt.Fprint(w, plural.Mend(fmt.Sprintf("opt: %s ended early: the context is full, the model has %d positions\n", which, positions)))
+	}
 }
 
 // interrupt ends all texts that are going on.

@@ -353,7 +353,7 @@ func TestExit(t *testing.T) {
 		{"half a file", []string{"-prompt", "a", "-model", cut}, 1, "model.safetensors"},
 		{"broken vocabulary", []string{"-prompt", "a", "-model", noVocab}, 1, "vocab.json"},
 		{"NaN weights", []string{"-prompt", "a", "-model", nan}, 1, "NaN"},
-		{"long prompt", []string{"-model", dir, "-prompt", "a", "-prompt", strings.Repeat("x", 64)}, 1, "prompt 2 has more tokens than the model's 64 positions"},
+		{"long prompt", []string{"-model", dir, "-prompt", "a", "-prompt", strings.Repeat("x", 64)}, 1, "prompt 2 has 65 tokens, and the model has 64 positions: shorten it"},
 		{"no prompt", []string{"-model", dir}, 2, "-prompt"},
 		{"no flags", nil, 2, "-prompt"},
 		{"unknown flag", []string{"-prompt", "a", "-nonsense"}, 2, "-nonsense"},

@@ -163,7 +163,7 @@ func parse(args []string, help io.Writer) (options, error) {
 		writeHelp(f, help)
 		return o, errHelp
 	} else if err != nil {
-		return o, usagef("%v", err)
+		return o, usagef("%v%s", err, near(f, err))
 	}
 	if f.NArg() > 0 {
 		return o, usagef("%q is not a flag; texts are given by -prompt", f.Arg(0))

@@ -269,7 +269,9 @@ func TestReasons(t *testing.T) {
 		args       []string
 	}{
 		{"length", text[:7], 7, []string{"-n", "7"}},
-		{"length", "", 61, nil}, // to the last position
+		{"length", "", 61, []string{"-n", "61"}}, // to the last position
+		{"context", "", 61, []string{"-n", "62"}},
+		{"context", "", 61, nil},
 		{"stop", text[:end], end + 1, []string{"-stop", text[end : end+1]}},
 		{"stop", text[:end], end + 3, []string{"-stop", text[end : end+3]}},
 		{"stop", text[:end], end + 3, []string{"-stop", "never", "-stop", text[end : end+3], "-stop", text[end:]}},
@@ -279,15 +281,26 @@ func TestReasons(t *testing.T) {
 	} {
 		args := append([]string{"-model", dir, "-prompt", "abc"}, c.args...)
 		x := jsonOf(t, args...).Texts[0]
-		if c.text == "" && c.want == "length" {
+		if c.text == "" && c.want != "stop" {
 			c.text = x.Text
 		}
-		if x.Reason != c.want || x.Text != c.text || len(x.Tokens) != c.tokens {
+		context := 0
+		if c.want == "context" {
+			context = 64
+		}
+		if x.Context != context || x.Reason != c.want || x.Text != c.text || len(x.Tokens) != c.tokens {
 			t.Errorf("%v: %+v, want %+v", c.args, x, c)
 		}
-		if _, plain, _ := command(t, args...); plain != c.text+"\n" {
+		_, plain, log := command(t, args...)
+		if plain != c.text+"\n" {
 			t.Errorf("%v wrote %q, want %q", c.args, plain, c.text)
 		}
+		if told := strings.Contains(log, "opt: the text ended early: the context is full, the model has 64 positions\n"); told != (c.want == "context") {
+			t.Errorf("%v, %s: %s", c.args, c.want, log)
+		}
+	}
+	if _, _, log := command(t, "-model", dir, "-prompt", "abc", "-prompt", "abc", "-prompt", strings.Repeat("x", 63), "-n", "61"); !strings.Contains(log, "opt: 1 of 3 texts ended early: the context is full") {
+		t.Errorf("of three: %s", log)
 	}
 	// In a batch each text stops by itself, also where tokens are computed ahead.
 	for _, ahead := range []bool{false, true} {
@@ -315,6 +328,32 @@ func TestReasons(t *testing.T) {
 	}
 	if x := jsonOf(t, "-model", eos, "-prompt", "abc", "-n", "40", "-stop", text[end-1:end]).Texts[0]; x.Reason != "stop" || x.Text != text[:strings.Index(text, text[end-1:end])] {
 		t.Errorf("a stop text before the end of text: %+v", x)
+	}
+}
+
+// A flag that is unknown names those that may have been meant.
+func TestNear(t *testing.T) {
+	for given, want := range map[string]string{
+		"-temp": "-temperature?", "--temp=3": "-temperature?", "-m": "-mixed or -model?", "-p": "-perplexity, -prompt, -prompt-cache or -prompts?", "-f": "-prompts?",
+		"-temprature": "-temperature?", "-top_k": "-top-k?", "-topk": "-top-k?", "-Model": "-model?", "-models": "-model?", "-max_new_tokens": "-n?", "-wieghts": "-weights?",
+		"-t": "-temperature, -top-k or -top-p?", "-promt": "-prompt?", "-sed": "-seed?", "-nonsense": "", "-x": "", "-zzzzzz": "", "-": "",
+	} {
+		status, out, log := command(t, "-prompt", "a", given, "x")
+		_, suggested, told := strings.Cut(log, ": did you mean ")
+		if suggested, _, _ = strings.Cut(suggested, ";"); status != 2 || out != "" || suggested != want || told != (want != "") {
+			t.Errorf("%s: status %d, %s, want %q", given, status, log, want)
+		}
+	}
+	if status, _, log := command(t, "-n", "x"); status != 2 || strings.Contains(log, "did you mean") {
+		t.Errorf("a wrong value: status %d, %s", status, log)
+	}
+	var o options
+	var n named
+	f := newFlags(&o, &n)
+	for other, own := range otherNames {
+		if f.Lookup(other) != nil || f.Lookup(own) == nil {
+			t.Errorf("-%s for -%s", other, own)
+		}
 	}
 }
 

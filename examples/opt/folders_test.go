@@ -101,7 +101,7 @@ func TestLongWord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := generate(context.Background(), o, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "prompt 1 has more tokens than the model's 2048 positions") {
+	if err := generate(context.Background(), o, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "prompt 1 has more than 32768 tokens, and the model has 2048 positions: shorten it") {
 		t.Errorf("%v", err)
 	}
 	huge := filepath.Join(t.TempDir(), "prompts")

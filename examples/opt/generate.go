@@ -29,7 +29,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		ids, err := l.encode(prompt, true, l.config.MaxPositions)
 		switch {
 		case errors.Is(err, bpe.ErrTooLong):
-			return fmt.Errorf("prompt %d has more tokens than the model's %d positions", i+1, l.config.MaxPositions)
+			return fmt.Errorf("prompt %d has %s, and the model has %d positions: shorten it", i+1, l.count(prompt, true), l.config.MaxPositions)
 		case err != nil:
 			return fmt.Errorf("prompt %d: %w", i+1, err)
 		case len(ids) == 0:
@@ -89,6 +89,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	err = b.run(ctx)
 	b.line.end()
 	l.first.prompt = b.line.first
+	b.tellFull(stderr, l.config.MaxPositions)
 	if e := b.interrupt(); err == nil { // also after an error: what there is of texts is written
 		err = e
 	}

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/tiny"
+	"gorgonia.org/leanattention/internal/plural"
 	"gorgonia.org/leanattention/ranks"
 )
 
@@ -42,7 +43,7 @@ func load(o options, stderr io.Writer) (_ *loaded, err error) {
 		}
 	}()
 	if l.folder, l.tokenizer, err = open(o.model); err != nil {
-		return nil, err
+		return nil, explain(o.model, err)
 	}
 	l.config = l.folder.Config()
 	if o.onGPU() {
@@ -94,6 +95,16 @@ func (l *loaded) encode(text string, first bool, most int) ([]int, error) {
 		return l.tokenizer.EncodeAtMost(text, most, l.options.special)
 	}
 	return l.tokenizer.EncodeTextAtMost(text, most, l.options.special)
+}
+
+// count tells how many tokens a text has that is too long; it does not count far.
+func (l *loaded) count(text string, first bool) string {
+	most := 16 * l.config.MaxPositions
+	ids, err := l.encode(text, first, most)
+	if err != nil {
+		return fmt.Sprintf("more than %d tokens", most)
+	}
+	return plural.Mend(fmt.Sprintf("%d tokens", len(ids)))
 }
 
 // hint says what may be the reason for logits that are no numbers.

@@ -27,7 +27,8 @@
 //	    "shared_tokens": 0,                 of these, what was read for a text before
 //	    "text": " upon",                    without the stop text
 //	    "tokens": [531],                    as chosen: the stop text's too, the end of text not
-//	    "reason": "length",                 or "eos", "stop", "interrupt"
+//	    "reason": "length",                 or "eos", "stop", "interrupt", or "context": the model has no position left
+//	    "context": 2048,                    with that reason, the model's positions
 //	    "logprobs": [{                      with -logprobs, of each token
 //	      "token": 531, "text": " upon", "logprob": -0.01,
 //	      "top": [{"token": 531, "text": " upon", "logprob": -0.01}]

@@ -26,7 +26,8 @@ type textJSON struct {
 	Shared       int          `json:"shared_tokens"`      // of PromptTokens, those that a text before has read
 	Text         string       `json:"text"`               // without the stop text that ended it
 	Tokens       []int        `json:"tokens"`             // as they were chosen, those of the stop text included, the end of text not
-	Reason       string       `json:"reason"`             // why it ended: "eos", "stop", "length" or "interrupt"
+	Reason       string       `json:"reason"`             // why it ended: "eos", "stop", "length" (-n), "context" or "interrupt"
+	Context      int          `json:"context,omitempty"`  // with Reason "context": the model's positions, of which none is left
 	Logprobs     []choiceJSON `json:"logprobs,omitempty"` // with -logprobs, of each of Tokens
 }
 
@@ -134,7 +135,11 @@ func (l *loaded) newText(prompt string, ids []int, c *continuation) textJSON {
 	if tokens == nil {
 		tokens = []int{} // a list in JSON, too
 	}
-	return textJSON{Prompt: prompt, PromptTokens: ids, Text: c.text.String(), Tokens: tokens, Reason: c.reason, Logprobs: c.logprobs}
+	context := 0
+	if c.reason == endContext {
+		context = l.config.MaxPositions
+	}
+	return textJSON{Prompt: prompt, PromptTokens: ids, Text: c.text.String(), Tokens: tokens, Reason: c.reason, Context: context, Logprobs: c.logprobs}
 }
 
 func (r *reportJSON) write(w io.Writer) error {

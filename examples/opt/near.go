@@ -1,0 +1,66 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// otherNames are flags as other programs call them.
+var otherNames = map[string]string{
+	"f": "prompts", "file": "prompts", "input": "prompts", "interactive": "i", "chat": "i",
+	"max-tokens": "n", "max-new-tokens": "n", "n-predict": "n", "num-predict": "n", "dtype": "weights", "threads": "workers",
+}
+
+// near names the flags that an unknown one may have meant; of any other error of the flags it is empty.
+func near(f *flag.FlagSet, err error) string {
+	unknown, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !ok {
+		return ""
+	}
+	unknown = strings.ToLower(strings.ReplaceAll(strings.TrimLeft(unknown, "-"), "_", "-"))
+	var names []string
+	best := max(1, len(unknown)/3) // changes that make another name of it
+	f.VisitAll(func(f *flag.Flag) {
+		switch d := distance(unknown, f.Name); {
+		case strings.HasPrefix(f.Name, unknown) || len(f.Name) > 1 && strings.HasPrefix(unknown, f.Name), otherNames[unknown] == f.Name:
+			if best > 0 {
+				names, best = nil, 0
+			}
+			names = append(names, "-"+f.Name)
+		case d < best && len(unknown) > 1:
+			names, best = []string{"-" + f.Name}, d
+		case d == best && best > 0 && len(unknown) > 1:
+			names = append(names, "-"+f.Name)
+		}
+	})
+	switch n := len(names); n {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf(": did you mean %s?", names[0])
+	default:
+		return fmt.Sprintf(": did you mean %s or %s?", strings.Join(names[:n-1], ", "), names[n-1])
+	}
+}
+
+// distance is how many letters have to be put in, taken out or changed to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := slices.Clone(row)
+		row[0] = i + 1
+		for j := range len(b) {
+			change := before[j]
+			if a[i] != b[j] {
+				change++
+			}
+			row[j+1] = min(change, before[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
