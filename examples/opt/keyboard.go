@@ -8,7 +8,7 @@ import (
 
 // keyboard reads a terminal that hands on every key at once, also while a text is
 // being written: then Ctrl-C ends the text, and what else is typed waits for the next
-// line. While a line is typed Ctrl-C empties it.
+// line. While a line is typed Ctrl-C empties it. Ctrl-Z stops the process, where a shell can let it go on.
 //
 // The goroutine that reads ends with what it reads from, or with the process.
 type keyboard struct {
@@ -19,10 +19,12 @@ type keyboard struct {
 	keys      []byte // typed, and not read yet
 	err       error  // that reading ended with
 	interrupt func() // called by Ctrl-C; nil: a line is being typed
+	suspend   func() // called by Ctrl-Z; nil: nothing is
 }
 
 const (
 	ctrlC     = 3
+	ctrlZ     = 26
 	emptyLine = "\x05\x15" // Ctrl-E goes to the end of a line, Ctrl-U deletes all before it
 	mostKeys  = 1 << 20    // that wait; what is typed beyond is lost
 )
@@ -59,6 +61,10 @@ func (k *keyboard) typed(keys []byte, err error) {
 			k.keys = k.keys[:0]
 		case key == ctrlC:
 			k.keys = append(k.keys[:0], emptyLine...)
+		case key == ctrlZ:
+			if k.suspend != nil {
+				k.suspend()
+			}
 		case len(k.keys) < mostKeys:
 			k.keys = append(k.keys, key)
 		}
@@ -83,6 +89,13 @@ func (k *keyboard) Read(p []byte) (int, error) {
 	n := copy(p, k.keys)
 	k.keys = append(k.keys[:0], k.keys[n:]...)
 	return n, nil
+}
+
+// onSuspend has Ctrl-Z call a function.
+func (k *keyboard) onSuspend(suspend func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.suspend = suspend
 }
 
 // until has Ctrl-C call a function, until the one that it returns is called.

@@ -73,32 +73,25 @@ func converse(ctx context.Context, o options, stdin io.Reader, stdout, stderr io
 	// From here on the terminal must be put back, whatever ends the process.
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	fd := int(in.Fd())
-	before, err := term.MakeRaw(fd)
-	if err != nil {
+	raw := rawTerminal{fd: int(in.Fd())}
+	if err := raw.enter(); err != nil {
 		return fmt.Errorf("-i: %w", err)
 	}
-	raw := true
-	cooked := func() (err error) {
-		if raw {
-			err, raw = term.Restore(fd, before), false
-		}
-		return err
-	}
-	defer cooked() // after a panic, too
+	defer raw.leave() // after a panic, too
 	keys := newKeyboard(ctx, in)
 	t := term.NewTerminal(struct {
 		io.Reader
 		io.Writer
 	}{keys, stdout}, "> ")
 	s.out = t
+	defer raw.stops(keys, func() { t.Write(nil) })() // which writes the line again that was being typed
 	err = s.run(ctx, func() (string, error) {
-		if width, height, err := term.GetSize(fd); err == nil && width > 0 {
+		if width, height, err := term.GetSize(raw.fd); err == nil && width > 0 {
 			t.SetSize(width, height) // it may have changed
 		}
 		return t.ReadLine()
 	}, keys.until)
-	if e := cooked(); e != nil {
+	if e := raw.leave(); e != nil {
 		err = errors.Join(err, fmt.Errorf("-i: putting the terminal back: %w", e))
 	}
 	if o.stats && err == nil {
@@ -276,10 +269,16 @@ func (s *session) turn(ctx context.Context, text string) error {
 		return errors.Join(s.say("the text ended with an error: %v", err), s.cut(before))
 	}
 	s.turns = append(s.turns, len(before))
-	if result.reason == endEOS {
-		if err := s.say("the model ended the text"); err != nil {
-			return err
-		}
+	switch result.reason {
+	case endEOS:
+		err = s.say("the model ended the text")
+	case endContext:
+		err = s.say("the text ended early: the context is full, the model has %d positions; /undo makes room", s.mo.Capacity[0])
+	default:
+		err = nil
+	}
+	if err != nil {
+		return err
 	}
 	if most := s.mo.Capacity[0]; s.l.options.stats { // of a token at the very end nothing is read
 		return s.say("read %d tokens, added %d; %d of %d", s.l.decoder.Stats().Prefill.Tokens-read, len(result.tokens), min(len(s.context), most), most)
@@ -296,7 +295,11 @@ func (s *session) extend(ctx context.Context, text string, out output) (*continu
 		var err error
 		added, err = s.l.encode(text, len(s.context) == 0, max(0, most-len(s.context)))
 		if errors.Is(err, bpe.ErrTooLong) {
-			return nil, fmt.Errorf("the line has no room: %d of the model's %d positions are taken; /undo makes room", min(len(s.context), most), most)
+			way := "/undo makes room"
+			if len(s.context) == 0 {
+				way = "shorten it"
+			}
+			return nil, fmt.Errorf("the line has no room: it has %s, and %d of the model's %d positions are taken; %s", s.l.count(text, len(s.context) == 0), min(len(s.context), most), most, way)
 		} else if err != nil {
 			return nil, err
 		}

@@ -16,6 +16,9 @@ import (
 	"golang.org/x/term"
 )
 
+// ownGroup gives a process a group of its own, where there are such: Ctrl-Z stops the group.
+var ownGroup = func(*exec.Cmd) {}
+
 // terminal is a process of the command on a pseudo-terminal.
 type terminal struct {
 	t       *testing.T
@@ -44,6 +47,7 @@ func newTerminal(t *testing.T, args ...string) *terminal {
 	x := &terminal{t: t, keys: keys, tty: tty, exited: make(chan error, 1), more: make(chan struct{}, 1)}
 	x.process = exec.Command(os.Args[0], append([]string{"-i"}, args...)...)
 	x.process.Env = append(os.Environ(), asCommand+"=1")
+	ownGroup(x.process)
 	x.process.Stdin, x.process.Stdout, x.process.Stderr = tty, tty, tty
 	if err := x.process.Start(); err != nil {
 		t.Fatal(err)
@@ -254,11 +258,12 @@ func TestSessionFull(t *testing.T) {
 	dir := writeModel(t, nil) // 64 positions, a token for each byte
 	x := newTerminal(t, "-model", dir, "-n", "100", "-stats")
 	x.until("\n> ")
-	if got := x.line("abc"); !strings.HasSuffix(got, "\nopt: read 4 tokens, added 61; 64 of 64\n") {
+	const ended = "\nopt: the text ended early: the context is full, the model has 64 positions; /undo makes room"
+	if got := x.line("abc"); !strings.HasSuffix(got, ended+"\nopt: read 4 tokens, added 61; 64 of 64\n") {
 		t.Errorf("to the last position: %q", got)
 	}
 	for line, want := range map[string]string{
-		"x": "opt: the line has no room: 64 of the model's 64 positions are taken; /undo makes room\n",
+		"x": "opt: the line has no room: it has 1 token, and 64 of the model's 64 positions are taken; /undo makes room\n",
 		"":  "opt: the context is full: the model has 64 positions; /undo makes room\n",
 	} {
 		if got := x.line(line); got != want {
@@ -268,13 +273,13 @@ func TestSessionFull(t *testing.T) {
 	if got := x.line("/undo"); got != "opt: 0 tokens\n" {
 		t.Errorf("/undo: %q", got)
 	}
-	if got := x.line(strings.Repeat("y", 64)); !strings.HasPrefix(got, "opt: the line has no room: 0 of ") {
+	if got := x.line(strings.Repeat("y", 64)); !strings.HasPrefix(got, "opt: the line has no room: it has 65 tokens, and 0 of the model's 64 positions are taken; shorten it") {
 		t.Errorf("a line longer than the model: %q", got)
 	}
 	if got := x.line("/undo"); got != "opt: /undo: there is no line to take back\n" {
 		t.Errorf("/undo of nothing: %q", got)
 	}
-	if got := x.line("abcd"); !strings.HasSuffix(got, "\nopt: read 5 tokens, added 60; 64 of 64\n") {
+	if got := x.line("abcd"); !strings.HasSuffix(got, ended+"\nopt: read 5 tokens, added 60; 64 of 64\n") {
 		t.Errorf("another text: %q", got)
 	}
 	x.typed(strings.Repeat("z", 5000) + "\r")
