@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -14,20 +16,26 @@ import (
 type kind byte
 
 const (
-	hello   kind = 1 + iota // to rank 0: magic, the number of ranks, the rank
-	welcome                 // to the others: what rank 0 has made
-	beat                    // nothing
-	failed                  // a rank, and why it failed
-	bye                     // the sender has closed its session
-	arrived                 // to rank 0: the number of a barrier
-	passed                  // to the others: the same, when all have come to it
-	left                    // to the others: a rank that has closed its session
+	hello     kind = 1 + iota // to rank 0: see greeting
+	welcome                   // to the others: what rank 0 has made
+	beat                      // nothing
+	failed                    // a rank, and why it failed
+	bye                       // the sender has closed its session
+	arrived                   // to rank 0: the number of a barrier
+	passed                    // to the others: the same, when all have come to it
+	left                      // to the others: a rank that has closed its session
+	challenge                 // to the others: a random number
+	proof                     // see Config.mac
+	refused                   // to the others: why rank 0 turns this process away
+	differs                   // to the others: a part of rank 0's list of what all ranks must have alike; an empty part ends it
 	kinds
 )
 
 const (
-	magic = "leanattention ranks 1 "
-	most  = 2048 // bytes of a message's content
+	magic   = "leanattention ranks "
+	version = "2 "
+	most    = 2048 // bytes of a message's content
+	longest = 1024 // bytes of a reason
 )
 
 // peer is a connection.
@@ -92,18 +100,8 @@ func number(b []byte) (n int, rest []byte, err error) {
 	return int(int32(binary.BigEndian.Uint32(b))), b[4:], nil
 }
 
-func parseHello(b []byte) (size, rank int, err error) {
-	if len(b) != len(magic)+8 || string(b[:len(magic)]) != magic {
-		return 0, 0, fmt.Errorf("not a hello of this version: %.40q", b)
-	}
-	size, b, _ = number(b[len(magic):])
-	rank, _, _ = number(b)
-	return size, rank, nil
-}
-
 // reason is an error's text as a message has it.
 func reason(text string) []byte {
-	const longest = 1024
 	if len(text) > longest {
 		text = text[:longest]
 	}
@@ -111,4 +109,24 @@ func reason(text string) []byte {
 		text = text[:len(text)-1]
 	}
 	return []byte(text)
+}
+
+// printable is text from a peer as an error has it: what would steer a terminal is escaped as in Go's strings. Text that
+// was escaped before stays as it is, so rank 0 can hand it on.
+func printable(text string) string {
+	var b strings.Builder
+	for text != "" {
+		r, size := utf8.DecodeRuneInString(text)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, text[0])
+		case strconv.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		}
+		text = text[size:]
+	}
+	return b.String()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -307,40 +308,14 @@ func TestWrong(t *testing.T) {
 	})
 }
 
-// Strangers are cut off, and nobody else notices.
-func TestStrangers(t *testing.T) {
-	c := config(free(t), 2)
-	result := make(chan error)
-	go func() {
-		s, _, err := Join(t.Context(), c, func() ([]byte, error) { return nil, nil })
-		if err == nil {
-			defer s.Close()
-		}
-		result <- err
-	}()
-	for _, text := range []string{"GET / HTTP/1.1\r\n\r\n", "", "\x01\x00\x05hello", "\x01\xff\xff", "\x03\x00\x00"} {
-		conn, err := (&Config{Address: c.Address, Timeout: c.Timeout, Silence: c.Silence}).dial(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprint(conn, text)
-		conn.Close()
-	}
-	one := c
-	one.Rank = 1
-	s, _, err := Join(t.Context(), one, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	if err := <-result; err != nil {
-		t.Error(err)
-	}
-}
-
 func FuzzRead(f *testing.F) {
+	c := config("", 2)
+	c.Job, c.Same = "a job", []string{"-n 2", ""}
 	f.Add([]byte("\x01\x00\x05hello"))
-	f.Add(append([]byte{1, 0, byte(len(magic) + 8)}, append([]byte(magic), numbers(2, 1)...)...))
+	said := c.hello()
+	f.Add(append([]byte{1, 0, byte(len(said))}, said...))
+	f.Add(append([]byte{1, 0, 12}, encode(c.Same)...))
+	f.Add(append([]byte{4, 0, 9}, "\x00\x00\x00\x01\x1b[31m"...))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		k, content, err := read(bytes.NewReader(data))
 		if err != nil {
@@ -349,7 +324,14 @@ func FuzzRead(f *testing.F) {
 		if k == 0 || k >= kinds || len(content) > most {
 			t.Errorf("kind %d, %d bytes", k, len(content))
 		}
-		_, _, _ = parseHello(content)
-		_ = failure(content)
+		if g, err := parseHello(content); err == nil && len(g.job) > MostJob {
+			t.Errorf("a job of %d bytes", len(g.job))
+		}
+		if list := decode(content); !bytes.HasPrefix(content, encode(list)) {
+			t.Errorf("%q is no beginning of %q", list, content)
+		}
+		if e := c.failure(1, content); e.Rank < 0 || e.Rank >= c.Size || strings.ContainsFunc(e.Reason, func(r rune) bool { return !strconv.IsPrint(r) }) {
+			t.Errorf("%q: %d, %q", content, e.Rank, e.Reason)
+		}
 	})
 }

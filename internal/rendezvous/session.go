@@ -3,11 +3,8 @@ package rendezvous
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -103,13 +100,11 @@ func (s *Session) listen(p *peer) {
 		switch k {
 		case beat:
 		case failed:
-			var e *Error
-			errors.As(failure(content), &e)
-			s.fail(e)
+			s.fail(s.config.failure(p.rank, content))
 		case bye, left:
 			rank := p.rank
 			if k == left {
-				if rank, _, err = number(content); err != nil {
+				if rank, _, err = number(content); err != nil || rank < 0 || rank >= s.config.Size {
 					break
 				}
 			}
@@ -134,7 +129,7 @@ func lost(err error, silence time.Duration) string {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Sprintf("it is silent for %v", silence)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+	case closed(err):
 		return "it has ended"
 	}
 	return fmt.Sprintf("it was lost: %v", err)
