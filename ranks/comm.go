@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,15 +75,26 @@ const (
 // loadNCCL is a variable for tests.
 var loadNCCL = nccl.Load
 
-// Join waits until all ranks have come, and makes NCCL's communicators of their GPUs: gpu is
-// this one's. It may be several ([la.OpenGPUs]), as many for all ranks: there is a communicator of the first GPUs of
-// all ranks, one of the second ones, and so on. A world of one needs neither others nor NCCL. A GPU value can
-// be in one Comm at a time.
+// Join waits until all ranks have come, and makes NCCL's communicators of their GPUs.
 //
-// Errors: [la.ErrOption] for a world that can't be, [la.ErrUnsupported] where NCCL is not
-// found (the error says where it was looked for) or too old, and for a GPU value of more than eight;
-// [la.ErrRank], an [Error], for a rank that does not come, fails, or has another number of GPUs than rank 0; [la.ErrClosed].
-func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
+//   - gpu is this rank's GPU, or several ([la.OpenGPUs]), as many for all ranks. There is a communicator of the first GPUs
+//     of all ranks, one of the second ones, and so on. A GPU value can be in one Comm at a time.
+//   - same lists what all ranks must have alike, in any order: settings as texts, such as "seed 7", and checksums of
+//     what is long. Join adds this module's version and the number of GPUs. If the lists differ, all ranks end at once,
+//     with an error that shows what one rank has and rank 0 has not, and the other way round.
+//   - Where LEANATTENTION_SECRET is set, or LEANATTENTION_SECRET_FILE names a file, ranks prove to each other that they
+//     know this secret of 16 bytes and more. It is not sent. Others are turned away.
+//
+// A world of one needs neither others nor NCCL.
+//
+// Errors:
+//
+//   - [la.ErrOption]: a world that can't be, or a secret that can't be read or is short.
+//   - [la.ErrUnsupported]: NCCL is not found (the error says where it was looked for) or too old, or gpu is more than eight GPUs.
+//   - [la.ErrRank], an [Error]: a rank does not come, fails, or differs in what all must have alike; or this process is turned away.
+//   - [la.ErrState]: gpu is in another Comm.
+//   - [la.ErrClosed]: gpu is closed.
+func Join(ctx context.Context, gpu *la.GPU, w World, same ...string) (_ *Comm, err error) {
 	const op = "Join"
 	if err := w.check(op); err != nil {
 		return nil, err
@@ -105,6 +118,10 @@ func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
 	if len(devs) > ongpu.MostMembers {
 		return nil, errorf(op, la.ErrUnsupported, "%v: %d GPUs of a rank, and %d are the most", gpu, len(devs), ongpu.MostMembers)
 	}
+	key, err := secret(os.LookupEnv)
+	if err != nil {
+		return nil, err
+	}
 	for i, dev := range devs {
 		if !dev.SetWatch(watch{c}) {
 			unwatch(devs[:i])
@@ -118,7 +135,8 @@ func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
 	}()
 	lib, libErr := loadNCCL() // who has none tells the others
 	ids := make([]nccl.ID, len(devs))
-	session, made, err := rendezvous.Join(ctx, rendezvous.Config{Rank: w.Rank, Size: w.Size, Address: w.Address, Timeout: w.Timeout, Beat: beat, Silence: silence},
+	session, made, err := rendezvous.Join(ctx, rendezvous.Config{Rank: w.Rank, Size: w.Size, Address: w.Address, Job: w.Job, Secret: key,
+		Same: append(slices.Clone(same), "leanattention "+version(), several(len(devs))), Timeout: w.Timeout, Beat: beat, Silence: silence},
 		func() ([]byte, error) {
 			if libErr != nil {
 				return nil, libErr
@@ -149,10 +167,8 @@ func Join(ctx context.Context, gpu *la.GPU, w World) (_ *Comm, err error) {
 	if libErr != nil {
 		return nil, c.joinError(libErr)
 	}
-	if n := len(made) / len(nccl.ID{}); n != len(ids) {
-		e := &Error{w.Rank, fmt.Sprintf("it has %s, and rank 0 has %s", several(len(ids)), several(n))}
-		session.Fail(errors.New(e.Reason))
-		return nil, e
+	if len(made) != len(ids)*len(nccl.ID{}) {
+		return nil, c.joinError(fmt.Errorf("rank 0 has sent %d bytes for %s", len(made), several(len(ids))))
 	}
 	for i := range ids {
 		copy(ids[i][:], made[i*len(ids[i]):])

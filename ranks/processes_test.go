@@ -40,6 +40,9 @@ type rank struct {
 // gpusVariable is the numbers of each rank's GPUs, where they have not one each.
 const gpusVariable = "RANKS_TEST_GPUS"
 
+// sameVariable is what all ranks must have alike.
+const sameVariable = "RANKS_TEST_SAME"
+
 // twoEach gives two ranks two GPUs each.
 const twoEach = gpusVariable + "=0,1;2,3"
 
@@ -444,7 +447,7 @@ func TestDoNotMeet(t *testing.T) {
 			}
 			defer gpu.Close()
 			var comm *ranks.Comm
-			if comm, err = ranks.Join(t.Context(), gpu, world); err == nil {
+			if comm, err = ranks.Join(t.Context(), gpu, world, os.Getenv(sameVariable)); err == nil {
 				comm.Close()
 			}
 		}
@@ -464,7 +467,11 @@ func TestDoNotMeet(t *testing.T) {
 		{"no library", []string{"LEANATTENTION_NCCL=/nowhere/libnccl.so.2"}, nil, []string{"looked for /nowhere/libnccl.so.2 (LEANATTENTION_NCCL)", "no NCCL"}},
 		{"old library", []string{"FAKE_NCCL_VERSION=22105"}, nil, []string{"it is NCCL 2.21.5, 2.23 is the oldest", "too old"}},
 		{"init fails", []string{"FAKE_NCCL_FAIL=ncclCommInitRankScalable"}, nil, []string{"was told to fail", "was told to fail"}},
-		{"numbers of GPUs", []string{gpusVariable + "=0,1;2"}, nil, []string{"rank 1: it has one GPU, and rank 0 has 2 GPUs", "rank 1: it has one GPU, and rank 0 has 2 GPUs"}},
+		{"numbers of GPUs", []string{gpusVariable + "=0,1;2"}, nil, []string{`rank 1: it has "one GPU", and rank 0 has "2 GPUs"`, `rank 1: it has "one GPU", and rank 0 has "2 GPUs"`}},
+		{"what must be alike", []string{sameVariable + "=seed %d"}, nil, []string{`rank 1: it has "seed 1", and rank 0 has "seed 0"`, `rank 1: it has "seed 1", and rank 0 has "seed 0"`}},
+		{"jobs", []string{"LEANATTENTION_JOB=job %d", quick}, nil, []string{`rank 1 of 2 is of job "job 1"`, `rank 1: rank 0 at 127.0.0.1:`}},
+		{"secrets", []string{"LEANATTENTION_SECRET=0123456789abcdef%d", quick}, nil, []string{`rank 1 of 2 has another secret`, `has turned it away: rank 1 of 2 has another secret than rank 0`}},
+		{"short secret", []string{"LEANATTENTION_SECRET=%d"}, nil, []string{"LEANATTENTION_SECRET: a secret of 1 bytes", "LEANATTENTION_SECRET: a secret of 1 bytes"}},
 		{"wrong rank", []string{"LOCAL_RANK=x%d"}, nil, []string{`LOCAL_RANK is "x0"`, `LOCAL_RANK is "x1"`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,14 +1,18 @@
 package ranks
 
 import (
+	"cmp"
 	"fmt"
+	"io"
 	"net"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/rendezvous"
 )
 
 // World is which of several processes this one is.
@@ -17,6 +21,10 @@ type World struct {
 	Size      int    // how many there are
 	LocalRank int    // among those of this host, from 0: the ordinal of its GPU, if it has one
 	Address   string // host:port at which rank 0 listens
+
+	// Job names the job that this process is a part of, in up to 128 bytes. Rank 0 turns processes away whose Job is
+	// another one, and goes on waiting. Without names, a rank of another job that comes to this Address ends both jobs.
+	Job string
 
 	// Timeout is how long the others are waited for: until they have come, at a barrier, and
 	// for a collective. 0: five minutes.
@@ -33,11 +41,17 @@ const (
 	agentVariable   = "TORCHELASTIC_USE_AGENT_STORE"
 	ownPortVariable = "LEANATTENTION_MASTER_PORT"
 	timeoutVariable = "LEANATTENTION_RANKS_TIMEOUT"
+	jobVariable     = "LEANATTENTION_JOB"
+	runVariable     = "TORCHELASTIC_RUN_ID"
+	secretVariable  = "LEANATTENTION_SECRET"
+	secretFile      = "LEANATTENTION_SECRET_FILE"
 )
 
 const (
 	mostRanks      = 1024
 	defaultTimeout = 5 * time.Minute
+	leastSecret    = 16      // bytes
+	mostSecret     = 1 << 12 // bytes
 )
 
 // Environment is the world as the environment has it, from RANK, WORLD_SIZE, LOCAL_RANK,
@@ -47,7 +61,8 @@ const (
 //
 // LOCAL_RANK is 0 if it is not set. Under torchrun, whose agent listens at MASTER_PORT itself
 // (TORCHELASTIC_USE_AGENT_STORE is True), the port is the next one. LEANATTENTION_MASTER_PORT
-// says another; LEANATTENTION_RANKS_TIMEOUT is World.Timeout, as "90s".
+// says another; LEANATTENTION_RANKS_TIMEOUT is World.Timeout, as "90s". LEANATTENTION_JOB is World.Job, and if it is not
+// set, torchrun's TORCHELASTIC_RUN_ID is.
 //
 // Errors: [la.ErrOption], which names the variable and its value.
 func Environment() (World, error) { return environment(os.LookupEnv) }
@@ -89,6 +104,14 @@ func environment(lookup func(string) (string, bool)) (w World, err error) {
 	if err != nil || w.Size == 1 {
 		return w, err
 	}
+	for _, name := range []string{jobVariable, runVariable} {
+		if job, ok := lookup(name); ok {
+			if w.Job = job; len(job) > rendezvous.MostJob {
+				note(variableError(name, "has %d bytes, and a job's name has up to %d", len(job), rendezvous.MostJob))
+			}
+			break
+		}
+	}
 	host, ok := lookup(addressVariable)
 	switch {
 	case !ok:
@@ -125,6 +148,8 @@ func (w World) check(op string) error {
 		return errorf(op, la.ErrOption, "rank %d of %d", w.Rank, w.Size)
 	case w.LocalRank < 0:
 		return errorf(op, la.ErrOption, "local rank %d", w.LocalRank)
+	case len(w.Job) > rendezvous.MostJob:
+		return errorf(op, la.ErrOption, "a job's name of %d bytes, want up to %d", len(w.Job), rendezvous.MostJob)
 	case w.Timeout < 0:
 		return errorf(op, la.ErrOption, "timeout %v", w.Timeout)
 	}
@@ -134,6 +159,53 @@ func (w World) check(op string) error {
 		}
 	}
 	return nil
+}
+
+// secret is what the ranks of a job know, and nobody else: LEANATTENTION_SECRET, or the content of the file that
+// LEANATTENTION_SECRET_FILE names. Errors have no part of it.
+func secret(lookup func(string) (string, bool)) ([]byte, error) {
+	text, set := lookup(secretVariable)
+	name, inFile := lookup(secretFile)
+	from := secretVariable
+	switch {
+	case set && inFile:
+		return nil, errorf("Join", la.ErrOption, "%s and %s are both set", secretVariable, secretFile)
+	case inFile:
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, errorf("Join", la.ErrOption, "%s: %v", secretFile, err)
+		}
+		defer f.Close()
+		data, err := io.ReadAll(io.LimitReader(f, mostSecret+2))
+		if err != nil {
+			return nil, errorf("Join", la.ErrOption, "%s: %v", secretFile, err)
+		}
+		text, from = strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), "\r"), secretFile
+	case !set:
+		return nil, nil
+	}
+	if len(text) < leastSecret || len(text) > mostSecret {
+		return nil, errorf("Join", la.ErrOption, "%s: a secret of %d bytes, want %d to %d, such as those of: openssl rand -hex 32", from, len(text), leastSecret, mostSecret)
+	}
+	return []byte(text), nil
+}
+
+// version is that of this module, as far as the program knows it.
+func version() string {
+	const path = "gorgonia.org/leanattention"
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "of an unknown version"
+	}
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == path {
+			if m.Replace != nil {
+				m = m.Replace
+			}
+			return cmp.Or(m.Version, "(devel)")
+		}
+	}
+	return "of an unknown version"
 }
 
 // OpenGPU opens this rank's GPU: that of the ordinal LocalRank, or the only one that the
