@@ -41,6 +41,19 @@ func TestRunTrees(t *testing.T) {
 	}
 }
 
+// Rows of a tree that get keys one after the other, when the sums of all rows are about to go on in another state.
+func TestRunTreesNearStateKeys(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, fresh := range []int{stateKeys - 40, stateKeys - 1, stateKeys} {
+		const n = 20
+		s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{n}, Keys: []int{fresh + n}, Mask: attn.Mask{Causal: true, Tree: true}}
+		s.Trees = []attn.Tree{reftest.RandomTree(rng, n)}
+		if err := verify[float32](rng, s, reftest.Normal, layout{dtype: attn.Float32, page: 16}, lean.Policy{}, 1, math.MaxInt); err != nil {
+			t.Errorf("%d keys before the tree: %v", fresh, err)
+		}
+	}
+}
+
 // Every schedule gives what the reference gives, and the same bits again.
 func TestRunTreeSchedules(t *testing.T) {
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
