@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -376,6 +377,7 @@ func (w *world) Refuse(t *rapid.T) {
 // Check is the laws.
 func (w *world) Check(t *rapid.T) {
 	p := w.pool
+	ok(t, w.check())
 	free, holders := p.Lists()
 	held := make([]int32, p.Count())
 	count := func(list []int32) {
@@ -537,5 +539,99 @@ func TestTakeOrder(t *testing.T) {
 	}
 	if again, err := p.Take(nil, 6); err != nil || !slices.Equal(again, []int32{3, 4, 0, 1, 2, 5}) {
 		t.Fatal(again, err)
+	}
+}
+
+// check is that of the pool.
+func (w *world) check() error {
+	var tables []*Table
+	var open []*Reservation
+	for _, s := range w.sequences {
+		tables = append(tables, &s.table)
+		if s.table.open {
+			open = append(open, &s.append)
+		}
+	}
+	for _, list := range w.holds { // somebody else's
+		tables = append(tables, &Table{Pages: list, Tokens: len(list) * w.pool.size})
+	}
+	return w.pool.Check(tables, open)
+}
+
+// TestCheck: Check finds each kind of inconsistency, and names it.
+func TestCheck(t *testing.T) {
+	type state struct {
+		p          *Pool
+		a, b, c, d Table // b is a clone of a, d has a gap
+		r, s       Reservation
+		tables     []*Table
+		open       []*Reservation
+	}
+	build := func() *state {
+		w := &state{p: NewDealt(16, 4, 2)}
+		w.tables, w.open = []*Table{&w.a, &w.b, &w.c, &w.d}, []*Reservation{&w.r, &w.s}
+		add := func(t *Table, n int) {
+			var r Reservation
+			if err := errors.Join(w.p.Reserve(&r, t, n), w.p.Commit(&r)); err != nil {
+				panic(err)
+			}
+		}
+		add(&w.a, 6)
+		clone, err := w.p.Clone(&w.a)
+		w.b = clone
+		add(&w.d, 20)
+		add(&w.c, 2)
+		if err = errors.Join(err, w.p.Drop(&w.d, Gap{1, 13}), w.p.Reserve(&w.r, &w.b, 4), w.p.Reserve(&w.s, &w.c, 9), w.p.Check(w.tables, w.open)); err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	for what, x := range map[string]struct {
+		corrupt func(w *state)
+		text    string
+	}{
+		"a holder more":                  {func(w *state) { w.p.holders[w.a.Pages[0]]++ }, "has 2 holders, and 3 are counted"},
+		"a holder less":                  {func(w *state) { w.p.holders[w.d.Pages[0]]-- }, "has 1 holders, and 0 are counted"},
+		"a table nobody knows":           {func(w *state) { w.tables = w.tables[1:] }, "are counted"},
+		"a free page in use":             {func(w *state) { p := w.p.place(w.d.Pages[0]); w.p.free[p] = append(w.p.free[p], w.d.Pages[0]) }, "is in the free list"},
+		"a page that is lost":            {func(w *state) { w.p.free[0] = w.p.free[0][1:] }, "is 0 times in the free list"},
+		"a page twice free":              {func(w *state) { w.p.free[0] = append(w.p.free[0], w.p.free[0][0]) }, "is 2 times in the free list"},
+		"a free page in another place":   {func(w *state) { w.p.free[0][0], w.p.free[1][0] = w.p.free[1][0], w.p.free[0][0] }, "free list of place"},
+		"a free page that there is not":  {func(w *state) { w.p.free[0][0] = 16 }, "page 16 of 16 is in the free list"},
+		"a count of free pages":          {func(w *state) { w.p.left++ }, "pages are free, and"},
+		"a page twice in a table":        {func(w *state) { w.a.Pages[1] = w.a.Pages[0] }, "twice in"},
+		"a page that there is not":       {func(w *state) { w.a.Pages[1] = 16 }, "page 16 of 16"},
+		"a page too few":                 {func(w *state) { w.a.Pages = w.a.Pages[:1] }, "1 pages and not 2"},
+		"a page too many":                {func(w *state) { w.a.Tokens = 4 }, "2 pages and not 1"},
+		"a gap that has no end":          {func(w *state) { w.d.Gap.End = 0 }, "[1, 0) were dropped"},
+		"a gap behind the tokens":        {func(w *state) { w.d.Gap.End = 21 }, "[1, 21) were dropped"},
+		"negative tokens":                {func(w *state) { w.a.Tokens = -1 }, "-1 tokens"},
+		"a gap before the tokens":        {func(w *state) { w.d.Gap.First = -1 }, "[-1, 13) were dropped"},
+		"an open append without one":     {func(w *state) { w.a.open = true }, "an append to it is noted: true"},
+		"an append that is not noted":    {func(w *state) { w.b.open = false }, "an append to it is noted: false"},
+		"a reservation that is not open": {func(w *state) { w.r.table = nil }, "it is not open"},
+		"two reservations of a table":    {func(w *state) { r := w.s; w.open = append(w.open, &r) }, "its table has another one"},
+		"a reservation of no table":      {func(w *state) { t := w.b; w.r.table = &t }, "in use nowhere"},
+		"a reservation of no tokens":     {func(w *state) { w.r.tokens = 0 }, "0 tokens"},
+		"fewer pages reserved":           {func(w *state) { w.s.Pages = w.s.Pages[:2] }, "2 pages for 9 tokens behind 2"},
+		"another page kept":              {func(w *state) { w.r.Pages[0] = w.d.Pages[0] }, "begins with other pages"},
+		"another number kept":            {func(w *state) { w.s.kept = 0 }, "0 pages of the table are kept and not 1"},
+		"a copy of another page":         {func(w *state) { w.r.replaced = w.b.Pages[0] }, "is to be copied"},
+		"a fresh page of another":        {func(w *state) { w.s.Pages[2] = w.d.Pages[0] }, "holders"},
+		"a shared page that is written": {func(w *state) {
+			w.p.holders[w.c.Pages[0]]++
+			w.tables = append(w.tables, &Table{Pages: slices.Clone(w.c.Pages), Tokens: 2})
+		}, "new tokens are written to page"},
+		"a shared fresh page": {func(w *state) {
+			fresh := w.s.Fresh()[:1]
+			w.p.holders[fresh[0]]++
+			w.tables = append(w.tables, &Table{Pages: slices.Clone(fresh), Tokens: 2})
+		}, "new tokens are written to page"},
+	} {
+		w := build()
+		x.corrupt(w)
+		if err := w.p.Check(w.tables, w.open); err == nil || !strings.Contains(err.Error(), x.text) {
+			t.Errorf("%s: %v, want %q", what, err, x.text)
+		}
 	}
 }

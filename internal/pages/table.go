@@ -181,6 +181,11 @@ func (r *Reservation) Fresh() []int32 {
 	return r.Pages[r.kept:]
 }
 
+// Of says whether the reservation is open, for so many tokens of t.
+func (r *Reservation) Of(t *Table, tokens int) bool {
+	return t != nil && r.table == t && r.tokens == tokens
+}
+
 // Copy says whether a page is copied before the new tokens are written, and which.
 func (r *Reservation) Copy() (to, from int32, ok bool) {
 	if r.table == nil || r.replaced < 0 {
@@ -196,6 +201,26 @@ func (p *Pool) Need(t *Table, tokens int) int {
 	n := p.For(t.Tokens+tokens) - gone - len(t.Pages)
 	if tokens > 0 && p.sharedTail(t) {
 		n++
+	}
+	return n
+}
+
+// Least is the number of pages of the pool that are held when so many tokens are reserved for each table, if there is no other
+// table: what the reservations take, and what the tables hold. If it is more than [Pool.Count], no release of other
+// tables makes room.
+func (p *Pool) Least(tables []*Table, tokens []int) int {
+	holders := map[int32]int{}
+	for _, t := range tables {
+		for _, page := range t.Pages {
+			holders[page]++
+		}
+	}
+	n := len(holders)
+	for i, t := range tables {
+		n += p.Need(t, tokens[i])
+		if tail := len(t.Pages) - 1; tokens[i] > 0 && p.sharedTail(t) && holders[t.Pages[tail]] == 1 {
+			n-- // the others are released: there is no copy
+		}
 	}
 	return n
 }
@@ -268,6 +293,131 @@ func (p *Pool) Rollback(r *Reservation) error {
 		return err
 	}
 	r.table.open, r.table = false, nil
+	return nil
+}
+
+// Check looks for inconsistencies of the pool, where tables and open reservations are all that hold pages. An error names
+// the first one.
+func (p *Pool) Check(tables []*Table, open []*Reservation) error {
+	held, of := make([]int32, len(p.holders)), map[*Table]*Reservation{}
+	hold := func(list []int32) error {
+		seen := map[int32]bool{}
+		for _, page := range list {
+			if page < 0 || int(page) >= len(held) {
+				return fmt.Errorf("page %d of %d", page, len(held))
+			}
+			if seen[page] {
+				return fmt.Errorf("page %d twice in %v", page, list)
+			}
+			seen[page] = true
+			held[page]++
+		}
+		return nil
+	}
+	for _, t := range tables {
+		if err := p.checkTable(t); err != nil {
+			return fmt.Errorf("table %+v: %w", *t, err)
+		}
+		if err := hold(t.Pages); err != nil {
+			return fmt.Errorf("table %+v: %w", *t, err)
+		}
+	}
+	for _, r := range open {
+		if err := p.checkReservation(r); err != nil {
+			return fmt.Errorf("reservation of %v: %w", r.Pages, err)
+		}
+		if of[r.table] != nil || !slices.Contains(tables, r.table) {
+			return fmt.Errorf("reservation of %v: its table has another one, or is in use nowhere", r.Pages)
+		}
+		of[r.table] = r
+		if err := hold(r.Fresh()); err != nil {
+			return fmt.Errorf("reservation of %v: %w", r.Pages, err)
+		}
+	}
+	for _, t := range tables {
+		if t.open != (of[t] != nil) {
+			return fmt.Errorf("table %+v: an append to it is noted: %t; it has a reservation: %t", *t, t.open, of[t] != nil)
+		}
+	}
+	if err := p.checkFree(held); err != nil {
+		return err
+	}
+	for _, r := range open { // a page that is written has one holder
+		if last := r.kept - 1; r.replaced < 0 && r.table.Tokens%p.size != 0 && held[r.Pages[last]] != 1 {
+			return fmt.Errorf("reservation of %v: new tokens are written to page %d, which has %d holders", r.Pages, r.Pages[last], held[r.Pages[last]])
+		}
+		for _, page := range r.Fresh() {
+			if held[page] != 1 {
+				return fmt.Errorf("reservation of %v: new tokens are written to page %d, which has %d holders", r.Pages, page, held[page])
+			}
+		}
+	}
+	return nil
+}
+
+func (p *Pool) checkTable(t *Table) error {
+	g := t.Gap
+	if t.Tokens < 0 || g.First < 0 || g.End < g.First || g.End > t.Tokens {
+		return fmt.Errorf("%d tokens, of which [%d, %d) were dropped", t.Tokens, g.First, g.End)
+	}
+	_, gone := p.in(g)
+	if want := p.For(t.Tokens) - gone; len(t.Pages) != want {
+		return fmt.Errorf("%d pages and not %d", len(t.Pages), want)
+	}
+	return nil
+}
+
+func (p *Pool) checkReservation(r *Reservation) error {
+	t := r.table
+	if t == nil {
+		return fmt.Errorf("it is not open")
+	}
+	_, gone := p.in(t.Gap)
+	kept := len(t.Pages)
+	if r.replaced >= 0 {
+		if kept--; kept < 0 || r.replaced != t.Pages[kept] || t.Tokens%p.size == 0 {
+			return fmt.Errorf("page %d is to be copied, and is not the last of table %+v, or is full", r.replaced, *t)
+		}
+	}
+	switch {
+	case r.tokens < 1:
+		return fmt.Errorf("%d tokens", r.tokens)
+	case r.kept != kept:
+		return fmt.Errorf("%d pages of the table are kept and not %d", r.kept, kept)
+	case len(r.Pages) != p.For(t.Tokens+r.tokens)-gone:
+		return fmt.Errorf("%d pages for %d tokens behind %d", len(r.Pages), r.tokens, t.Tokens)
+	case !slices.Equal(r.Pages[:kept], t.Pages[:kept]):
+		return fmt.Errorf("it begins with other pages than table %+v", *t)
+	}
+	return nil
+}
+
+// checkFree checks the free lists and the numbers of holders, where each page has so many.
+func (p *Pool) checkFree(held []int32) error {
+	listed := make([]int, len(held))
+	left := 0
+	for place, list := range p.free {
+		for _, page := range list {
+			if page < 0 || int(page) >= len(held) || p.place(page) != place {
+				return fmt.Errorf("page %d of %d is in the free list of place %d of %d", page, len(held), place, len(p.free))
+			}
+			listed[page]++
+		}
+		left += len(list)
+	}
+	for page, n := range held {
+		switch {
+		case n != p.holders[page]:
+			return fmt.Errorf("page %d has %d holders, and %d are counted", page, n, p.holders[page])
+		case n > 0 && listed[page] > 0:
+			return fmt.Errorf("page %d has %d holders and is in the free list", page, n)
+		case n == 0 && listed[page] != 1:
+			return fmt.Errorf("page %d has no holder and is %d times in the free list", page, listed[page])
+		}
+	}
+	if left != p.left {
+		return fmt.Errorf("%d pages are free, and %d are counted", left, p.left)
+	}
 	return nil
 }
 
