@@ -64,6 +64,9 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	if s == nil || s.cache == nil {
 		return nil, errorf(op, ErrState, "layer of no step: get it from Step.Layer")
 	}
+	if err := s.made(op); err != nil {
+		return nil, err
+	}
 	cfg := &s.cache.config
 	if err := cfg.keepsFor(op, &c); err != nil {
 		return nil, err
@@ -276,21 +279,28 @@ var (
 	_ G.ADOp = (*cachedOp)(nil)
 )
 
-// Rows is the rows of x that [Step.Set] gives to sequences, in a run: the first ones. x has a
-// row for each of the step's rows, as inputs of token ids and positions have; it is a vector
-// or a matrix, in host memory or a [DeviceTensor]. Nodes behind it compute no other rows, so
-// a graph for long prompts costs a short one no more than that is long:
+// Rows is the rows of x that a run needs, the first ones. x is an input, a vector or a matrix, in host memory or a
+// [DeviceTensor]:
+//
+//   - with a row for each of the step's rows, as token ids and positions have: those that [Step.Set] gives to sequences
+//   - with another number of rows: one for each append of Set, as [Step.Last] has
+//
+// Nodes behind it compute no other rows, so a graph for long prompts and many sequences costs a short prompt, or
+// one sequence, no more than that is long:
 //
 //	ids, err = step.Rows(ids)
+//	last, err = step.Rows(last)
 //	h, err := nn.Embedding(table, ids, nil)
 //	...
+//	h, err = nn.Embedding(h, last, nil)
 //
 // The nodes of this module take values of fewer rows than the graph was built for;
 // Gorgonia's own do not, and gorgonia.Read copies into the value of the run before: set
 // its variable to nil, or ask the node for its Value. Where Set gave no rows, it is one. The value is in the memory of x.
-// A [Recording] has the rows that it was made with: fewer than all are [ErrUnsupported] there.
+// A [Recording] has the rows that it was made with: fewer than all are [ErrUnsupported] there, so a graph
+// that is recorded has no Rows.
 //
-// Errors: [ErrGraph], [ErrShape]; in a run [ErrState] for a step that is not set.
+// Errors: [ErrGraph], [ErrShape]; in a run [ErrState] for a step that is not set, [ErrShape] for more appends than x has rows.
 func (s *Step) Rows(x *G.Node) (y *G.Node, err error) {
 	const op = "Step.Rows"
 	defer recoverTo(op, &err)
@@ -334,8 +344,8 @@ func (op *rowsOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 		return nil, errorf(name, ErrShape, "%d inputs; it has 1", len(shapes))
 	}
 	s := shapes[0]
-	if len(s) < 1 || len(s) > 2 || s[0] != op.step.tokens || len(s) == 2 && s[1] < 1 {
-		return nil, errorf(name, ErrShape, "x has shape %v; it must be a vector or a matrix with a row for each of the step's %d", s, op.step.tokens)
+	if len(s) < 1 || len(s) > 2 || s[0] < 1 || len(s) == 2 && s[1] < 1 {
+		return nil, errorf(name, ErrShape, "x has shape %v; it must be a vector or a matrix with a row for each of the step's %d, or for each append", s, op.step.tokens)
 	}
 	return s.Clone(), nil
 }
@@ -350,13 +360,13 @@ func (op *rowsOp) Do(in ...G.Value) (y G.Value, err error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := op.step.setRows(name)
+	rows, err := op.step.setRows(name, shape[0])
 	if err != nil {
 		return nil, err
 	}
 	if d, ok := in[0].(*DeviceTensor); ok {
 		if rows < shape[0] && d.gpu.group.Recording() {
-			return nil, errorf(name, ErrUnsupported, "%d of %d rows in a recording", rows, shape[0])
+			return nil, errorf(name, ErrUnsupported, "%d of %d rows in a recording: record a graph without Rows", rows, shape[0])
 		}
 		return d.Rows(0, rows)
 	}
@@ -375,14 +385,21 @@ func (op *rowsOp) Do(in ...G.Value) (y G.Value, err error) {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(elements)), nil
 }
 
-// setRows is how many rows a run has: those that Set gave to sequences, and one at least.
-func (s *Step) setRows(op string) (int, error) {
+// setRows is how many rows of an input a run needs, and one at least: those that Set gave to sequences, or, of an input with
+// another number of rows than the step, one for each append.
+func (s *Step) setRows(op string, have int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.open {
 		return 0, errorf(op, ErrState, "step is not open: call Set first")
 	}
-	return max(1, s.used()), nil
+	if have == s.tokens {
+		return max(1, s.used()), nil
+	}
+	if n := len(s.sequences); n > have {
+		return 0, errorf(op, ErrShape, "x has %d rows, and Set was given %d appends", have, n)
+	}
+	return max(1, len(s.sequences)), nil
 }
 
 func (op *rowsOp) WriteHash(h hash.Hash) {

@@ -30,7 +30,8 @@ import (
 // values in row-major order: of any other a copy is made at each run.
 //
 // Each id is in [0, vocabulary). Gorgonia has no types for that, so a wrong one
-// is found when the graph runs, before anything is computed: ErrLength.
+// is found when the graph runs, before anything is computed: ErrLength. A table that is computed may have fewer rows in a
+// run than the graph was built for, see [la.Step.Rows]: rows that were not computed belong to nobody, and are 0.
 //
 // It computes on a GPU where each of its inputs is a [la.DeviceTensor]; ids are int32
 // there, and one outside of the table makes a row of NaN, since the host does not
@@ -48,6 +49,9 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 		return nil, errorf(name, la.ErrGraph, "table or ids is nil")
 	}
 	op := embedding{table: table.Dtype(), ids: ids.Dtype(), residual: residual != nil, gpu: new(ongpu.Node)}
+	if s := table.Shape(); len(s) == 2 {
+		op.rows = s[0]
+	}
 	children := G.Nodes{table, ids}
 	if op.residual {
 		children = append(children, residual)
@@ -88,6 +92,7 @@ type embedding struct {
 	table    tensor.Dtype
 	ids      tensor.Dtype
 	residual bool
+	rows     int // of the table that the graph was built for
 	gpu      *ongpu.Node
 }
 
@@ -139,7 +144,7 @@ func (op embedding) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 func (op embedding) String() string {
 	return fmt.Sprintf("Embedding{table %v, ids %v, residual %v}", op.table, op.ids, op.residual)
 }
-func (op embedding) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
+func (op embedding) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String(), op.rows) }
 func (op embedding) Hashcode() uint32      { return graph.Hashcode(op) }
 
 // Do returns a new tensor at each call: what Gorgonia's in-place nodes do to it
@@ -192,10 +197,11 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	return t, nil
 }
 
-// readIDs is the ids as ints, all of which are below n.
+// readIDs is the ids as ints, all of which are below n or name a row that was not computed.
 func (op embedding) readIDs(v G.Value, n int) ([]int, error) {
 	const name = "Embedding"
 	ids, err := integers(name, "ids", op.ids, v)
+	n = max(n, op.rows)
 	for i, id := range ids {
 		if id < 0 || id >= n {
 			return nil, errorf(name, la.ErrLength, "ids[%d] is %d, outside [0, %d)", i, id, n)
@@ -204,14 +210,18 @@ func (op embedding) readIDs(v G.Value, n int) ([]int, error) {
 	return ids, err
 }
 
-// gather widens rows ids of the table into dst, one behind the other.
+// gather widens rows ids of the table into dst, one behind the other. A row that the table does not have is 0.
 func gather[T any](dst []float32, table G.Value, ids []int, widen func(dst []float32, src []T)) error {
 	src, err := elements[T]("Embedding", "table", table, table.Shape())
 	if err != nil {
 		return err
 	}
-	n := table.Shape()[1]
+	rows, n := table.Shape()[0], table.Shape()[1]
 	eachRow(len(ids), n, func(row int) {
+		if ids[row] >= rows {
+			clear(dst[row*n : (row+1)*n])
+			return
+		}
 		widen(dst[row*n:(row+1)*n], src[ids[row]*n:(ids[row]+1)*n])
 	})
 	return nil
@@ -269,6 +279,9 @@ func (op embedding) gradient(i int, in []G.Value, grad G.Value) (G.Value, error)
 	}
 	n := grad.Shape()[1]
 	for row, id := range ids {
+		if id >= in[0].Shape()[0] {
+			continue
+		}
 		to := d[id*n : (id+1)*n]
 		for i, v := range dy[row*n : (row+1)*n] {
 			to[i] += v

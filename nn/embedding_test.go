@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -301,6 +302,62 @@ func TestEmbeddingGradient(t *testing.T) {
 		}
 		if _, err := (embedding{table: dt}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
 			t.Errorf("SymDiff: %v", err)
+		}
+	}
+}
+
+// Rows of a table that a run has not computed are 0, and what the graph's table does not have is an error as ever.
+func TestEmbeddingOfRowsThatAreNotComputed(t *testing.T) {
+	cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, Pages: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	step, err := cache.NewStep(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq, err := cache.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := G.NewGraph()
+	h := G.NewMatrix(g, tensor.Float32, G.WithName("h"), G.WithShape(4, 2), G.WithValue(tensor.New(tensor.WithShape(4, 2), tensor.WithBacking([]float32{1, 2, 3, 4, 5, 6, 7, 8}))))
+	ids := []int{1, 0, 3, 2, 1}
+	last := G.NewVector(g, tensor.Int, G.WithName("last"), G.WithShape(5), G.WithValue(tensor.New(tensor.WithShape(5), tensor.WithBacking(ids))))
+	used, err := step.Rows(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := Embedding(used, last, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine := G.NewTapeMachine(g)
+	defer machine.Close()
+	for tokens, want := range [][]float32{2: {3, 4, 1, 2, 0, 0, 0, 0, 3, 4}, 4: {3, 4, 1, 2, 7, 8, 5, 6, 3, 4}} {
+		if want == nil {
+			continue
+		}
+		if err := step.Set([]la.Append{{Seq: seq, Tokens: tokens}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := machine.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+		if got := y.Value().Data().([]float32); !slices.Equal(got, want) {
+			t.Errorf("%d rows: %v, want %v", tokens, got, want)
+		}
+		machine.Reset()
+		for _, bad := range []int{-1, 4} {
+			ids[2] = bad
+			if err := la.Cause(machine.RunAll()); !errors.Is(err, la.ErrLength) {
+				t.Errorf("row %d of 4, %d of which are computed: %v", bad, tokens, err)
+			}
+			machine.Reset()
+		}
+		ids[2] = 3
+		if err := step.Rollback(); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -55,8 +55,9 @@ func newDecoder(folder *hf.Folder, rows, sequences, contextTokens int) (d *decod
 	}
 
 	w := &weights{folder: folder, graph: G.NewGraph()}
-	tokens, positions, last := w.indices("tokens", d.tokens), w.indices("positions", d.positions), w.indices("last", d.last)
-	choices, randoms := w.input("choices", d.choices), w.input("randoms", d.randoms)
+	used := func(input *G.Node) *G.Node { return G.Must(step.Rows(input)) } // a run computes the rows of sequences alone
+	tokens, positions, last := used(w.indices("tokens", d.tokens)), used(w.indices("positions", d.positions)), used(w.indices("last", d.last))
+	choices, randoms := used(w.input("choices", d.choices)), used(w.input("randoms", d.randoms))
 
 	table := w.weight("decoder.embed_tokens.weight", c.VocabSize, c.HiddenSize)
 	h := G.Must(nn.Embedding(w.weight("decoder.embed_positions.weight", c.MaxPositions+hf.PositionOffset, c.HiddenSize), positions, nil))

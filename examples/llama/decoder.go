@@ -236,6 +236,9 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, often bool, 
 	var tokens *G.Node
 	if gr.ids = make([]int, rows); gpu == nil {
 		tokens = input(g, "tokens", tensor.New(tensor.WithShape(rows), tensor.WithBacking(gr.ids)))
+		if tokens, err = gr.step.Rows(tokens); err != nil { // a run computes the rows of texts alone
+			return nil, err
+		}
 	} else {
 		if gr.there, err = gpu.NewTensor(tensor.Int32, rows); err != nil {
 			return nil, err
