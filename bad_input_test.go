@@ -697,7 +697,7 @@ func TestBadInputState(t *testing.T) {
 		text    string
 	}{
 		{"no sequence", []la.Append{{Seq: a.Seq, Tokens: 1}, {Tokens: 1}}, la.ErrState, "append 1 has no sequence"},
-		{"empty sequence", []la.Append{{Seq: new(la.Sequence), Tokens: 1}}, la.ErrState, "append 0 has a sequence of another cache"},
+		{"empty sequence", []la.Append{{Seq: new(la.Sequence), Tokens: 1}}, la.ErrState, "append 0: sequence was not made by NewSequence"},
 		{"another cache's", []la.Append{{Seq: other.Seq, Tokens: 1}}, la.ErrState, "append 0 has a sequence of another cache"},
 		{"released", []la.Append{{Seq: gone.Seq, Tokens: 1}}, la.ErrClosed, "released"},
 		{"twice", []la.Append{{Seq: a.Seq, Tokens: 1}, {Seq: b.Seq, Tokens: 1}, {Seq: a.Seq, Tokens: 1}}, la.ErrState, "appends 0 and 2"},

@@ -10,6 +10,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/memory"
+	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/pages"
 
 	"gorgonia.org/tensor"
@@ -44,9 +45,9 @@ type CacheConfig struct {
 	// the cache has [WithSinkTokens] of that number then, and not [WithALiBi].
 	SinkTokens int
 
-	// Rewind is how many of a sequence's last tokens [Sequence.Truncate] can take away
+	// Rewind is how many of a sequence's last tokens [Sequence.Truncate] can take away after a Commit
 	// where there is a Window: so many tokens more are kept. Speculative decoding, which
-	// commits guesses and takes the wrong ones away, needs as many as it guesses.
+	// commits guesses and takes the wrong ones away, needs as many as it guesses. [Sequence.Rewind] is the number of a sequence.
 	Rewind int
 
 	// Device is the GPU whose memory the keys and values are in, and on which
@@ -114,7 +115,10 @@ const defaultPageSize = 64
 // Layers*Pages*KVHeads*PageSize*(HeadDim+ValueDim) elements.
 //
 // All methods of Cache, [Sequence] and [Step] may be called from any goroutine.
+//
+// A Cache is used by its pointer. A copy of a Cache is [ErrState] wherever it is used.
 type Cache struct {
+	mark   nocopy.Mark
 	config CacheConfig
 	id     uint64
 
@@ -126,7 +130,9 @@ type Cache struct {
 	bytes   int64 // of all pages
 
 	mu        sync.Mutex
-	pool      *pages.Pool // who holds which page: sequences, open steps, and calls that read
+	pool      *pages.Pool        // who holds which page: sequences, open steps, and calls that read
+	holders   map[*Sequence]bool // that may hold pages; false: of a call of WriteTo or ReadSequence, and in no other count
+	open      map[*Step]bool     // steps that are set
 	sequences int
 	tokens    int
 	checks    uint64 // counts the lists of appends that were looked at
@@ -170,7 +176,8 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 			cache, err = nil, full(r)
 		}
 	}()
-	c := &Cache{config: config, id: ids.Add(1), bytes: l.bytes}
+	c := &Cache{config: config, id: ids.Add(1), bytes: l.bytes, holders: make(map[*Sequence]bool), open: make(map[*Step]bool)}
+	c.mark.Set()
 	if config.Device == nil {
 		c.store = newHostPages(&config, l.storage, l.keyElements, l.valueElements)
 	} else if c.store, err = placePages(op, c, l.storage, l.keyElements, l.valueElements); err != nil {
@@ -285,12 +292,13 @@ func product(ns ...int) (int, bool) {
 	return int(p), true
 }
 
-// made says whether c comes from NewCache.
+// made says whether c comes from NewCache, and is no copy.
 func (c *Cache) made(op string) error {
-	if c == nil || c.id == 0 {
-		return errorf(op, ErrState, "cache was not made by NewCache")
+	const what, by = "cache", "NewCache"
+	if c == nil {
+		return unmade(op, what, by)
 	}
-	return nil
+	return original(op, &c.mark, what, by)
 }
 
 // Config is the configuration, with its defaults filled in.
@@ -329,7 +337,8 @@ func (c *Cache) Stats() CacheStats {
 }
 
 // Close waits for a layer that is computing and gives up the memory. Every
-// later use of the cache, its sequences and its steps is [ErrClosed].
+// later use of the cache, its sequences and its steps is [ErrClosed]. While [GPU.Record] of the cache's GPU runs, Close is
+// [ErrState] and does nothing.
 func (c *Cache) Close() error {
 	if err := c.made("Close"); err != nil {
 		return err
@@ -341,6 +350,9 @@ func (c *Cache) Close() error {
 	if c.closed {
 		return errorf("Close", ErrClosed, "cache")
 	}
+	if g := c.config.Device; g != nil && g.group != nil && g.group.Recording() {
+		return withinRecord("Close", g)
+	}
 	c.closed = true
 	if err := c.store.close(); err != nil {
 		return gpuError("Close", err)
@@ -351,10 +363,9 @@ func (c *Cache) Close() error {
 // Sequence is one context: the tokens whose keys and values the cache keeps,
 // in order. It holds no token of a step until the step is committed.
 //
-// It is used by its pointer. A copy of a Sequence is [ErrState] wherever it is used.
+// A Sequence is used by its pointer. A copy of a Sequence is [ErrState] wherever it is used.
 type Sequence struct {
-	_        noCopy
-	self     *Sequence // another one's in a copy
+	mark     nocopy.Mark
 	cache    *Cache
 	table    pages.Table // of the committed tokens
 	step     *Step       // the open step that it is part of, if any
@@ -376,15 +387,24 @@ func (c *Cache) NewSequence() (*Sequence, error) {
 	if c.closed {
 		return nil, errorf("NewSequence", ErrClosed, "cache")
 	}
-	c.sequences++
-	return c.newSequence(pages.Table{}), nil
+	s := c.newSequence(pages.Table{})
+	c.count(s)
+	return s, nil
 }
 
-// newSequence is a sequence with a page table that is its own; nothing is counted.
+// newSequence is a sequence with a page table that is its own, and that is not counted. The mu is held.
 func (c *Cache) newSequence(table pages.Table) *Sequence {
 	s := &Sequence{cache: c, table: table}
-	s.self = s
+	s.mark.Set()
+	c.holders[s] = false
 	return s
+}
+
+// count makes s a sequence that the user has. The mu is held.
+func (c *Cache) count(s *Sequence) {
+	c.holders[s] = true
+	c.sequences++
+	c.tokens += s.table.Tokens
 }
 
 // Len is the number of committed tokens, with those whose pages were given back
@@ -398,15 +418,14 @@ func (s *Sequence) Len() int {
 	return s.table.Tokens
 }
 
-// made says whether s comes from NewSequence, Fork or ReadSequence.
+const makesSequences = "NewSequence, Fork or ReadSequence"
+
+// made says whether s comes from NewSequence, Fork or ReadSequence, and is no copy.
 func (s *Sequence) made(op string) error {
-	if s == nil || s.cache == nil {
-		return errorf(op, ErrState, "sequence was not made by NewSequence, Fork or ReadSequence")
+	if s == nil {
+		return unmade(op, "sequence", makesSequences)
 	}
-	if s.self != s {
-		return errorf(op, ErrState, "sequence is a copy of one: use the pointer that NewSequence, Fork or ReadSequence gave")
-	}
-	return nil
+	return original(op, &s.mark, "sequence", makesSequences)
 }
 
 // usable says why s can't be changed now, if so. The cache's mu is held.
@@ -439,15 +458,40 @@ func (s *Sequence) Fork() (*Sequence, error) {
 	if err != nil {
 		return nil, pagesError("Fork", err)
 	}
-	c.sequences++
-	c.tokens += table.Tokens
-	return c.newSequence(table), nil
+	fork := c.newSequence(table)
+	c.count(fork)
+	return fork, nil
+}
+
+// Rewind is how many of the sequence's last tokens [Sequence.Truncate] can take away one by one: all of them, unless the cache
+// has a [CacheConfig].Window and tokens were given back. Then it is
+//
+//   - CacheConfig.Rewind or more after each [Step.Commit]
+//   - as many less as Truncate and [Sequence.Keep] have taken away since
+//   - any number from 0 on for what [Cache.ReadSequence] has read, if the cache that saved it had a lower Rewind
+//
+// and each committed token adds one until it is CacheConfig.Rewind. It is 0 for a released sequence.
+func (s *Sequence) Rewind() int {
+	if s.made("") != nil {
+		return 0
+	}
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	return s.table.Tokens - s.least()
+}
+
+// least is the number of tokens that the sequence must keep, or have no more than before its gap. The mu is held.
+func (s *Sequence) least() int {
+	if gap := s.table.Gap; gap.End > 0 {
+		return gap.End + s.cache.config.Window - 1
+	}
+	return 0
 }
 
 // Truncate keeps the first n tokens, n in [0, Len], and gives back the pages
 // behind them. Where the cache has a window, the next token may need some that are
-// gone: that is [ErrLength]. The last [CacheConfig].Rewind tokens that the sequence has had, or all of
-// them, can always be taken away.
+// gone: that is [ErrLength]. [Sequence.Rewind] is how many of the last tokens can be taken away; all of them always can,
+// and all but the [CacheConfig].SinkTokens.
 //
 // Errors: [ErrLength], [ErrState] while the sequence is part of an open step, [ErrClosed].
 func (s *Sequence) Truncate(n int) error {
@@ -472,9 +516,9 @@ func (s *Sequence) Truncate(n int) error {
 // reaches checks that what comes behind the first n tokens sees none that were given back. The mu is held.
 func (s *Sequence) reaches(op string, n int) error {
 	config := &s.cache.config
-	if gap := s.table.Gap; n > gap.First && max(n-config.Window+1, 0) < gap.End {
-		return errorf(op, ErrLength, "%d tokens of a sequence of %d: a window of %d keys would see tokens of [%d, %d), which were given back; Rewind is %d",
-			n, s.table.Tokens, config.Window, gap.First, gap.End, config.Rewind)
+	if gap := s.table.Gap; n > gap.First && n < s.least() {
+		return errorf(op, ErrLength, "%d tokens of a sequence of %d: a window of %d keys would see tokens of [%d, %d), which were given back: keep %d tokens or more (Sequence.Rewind is %d), or %d or fewer and append the others anew",
+			n, s.table.Tokens, config.Window, gap.First, gap.End, s.least(), s.table.Tokens-s.least(), gap.First)
 	}
 	return nil
 }
@@ -593,6 +637,7 @@ func (s *Sequence) Release() error {
 		return err
 	}
 	s.released = true
+	delete(c.holders, s)
 	c.sequences--
 	return nil
 }

@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/reftest"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -176,7 +179,7 @@ func testConcurrentCallsOfOneStep(t *testing.T, at modelPlace) {
 						commits.Add(1)
 					}
 				}
-				if errors.Is(err, ErrCacheFull) {
+				if errors.Is(err, ErrCacheFull) || errors.Is(err, ErrLength) {
 					err = seq.Truncate(0) // or it is in an open step again by now
 				}
 				if err != nil && !errors.Is(err, ErrState) {
@@ -271,5 +274,176 @@ func testCloseWhileRunning(t *testing.T, times int, open func() (modelPlace, fun
 		if err := c.Close(); !errors.Is(err, ErrClosed) {
 			t.Errorf("a second Close: %v", err)
 		}
+	}
+}
+
+// Check finds each kind of inconsistency of sequences and steps, and names it. internal/pages has those of pages.
+func TestCacheCheck(t *testing.T) {
+	type world struct {
+		*Cache
+		a, b, c *Sequence // c is a fork of a, and in the step
+		step    *Step
+	}
+	build := func() *world {
+		c, err := NewCache(CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 4, Pages: 16, Window: 6, SinkTokens: 2})
+		noError(t, err)
+		w := &world{Cache: c, a: newTestSequence(t, c), b: newTestSequence(t, c)}
+		Lengthen(w.a, 15)
+		noError(t, c.pool.Drop(&w.a.table, c.config.behind(15)))
+		w.c = forkTest(t, w.a)
+		Lengthen(w.b, 3)
+		w.step, err = c.NewStep(8)
+		noError(t, err, w.step.Set([]Append{{Seq: w.b, Tokens: 2}, {Seq: w.c, Tokens: 3}}), c.Check())
+		return w
+	}
+	for what, x := range map[string]struct {
+		corrupt func(w *world)
+		text    string
+	}{
+		"a lost sequence":               {func(w *world) { delete(w.holders, w.a) }, "2 sequences have 18 tokens, and 3 with 33 are counted"},
+		"a count of sequences":          {func(w *world) { w.sequences++ }, "4 with 33 are counted"},
+		"a count of tokens":             {func(w *world) { w.tokens-- }, "3 with 32 are counted"},
+		"a sequence that has no count":  {func(w *world) { w.holders[w.a] = false }, "2 sequences have 18 tokens"},
+		"a sequence of another cache":   {func(w *world) { w.a.cache = new(Cache) }, "of another cache"},
+		"a released sequence":           {func(w *world) { w.a.released = true }, "released"},
+		"a copied sequence":             {func(w *world) { w.a.mark = nocopy.Mark{} }, "a copy"},
+		"a sequence in no step":         {func(w *world) { w.a.step = w.step }, "in a step that is not open or does not have it"},
+		"a sequence in a closed step":   {func(w *world) { delete(w.open, w.step) }, "in a step that is not open"},
+		"a step without its sequence":   {func(w *world) { w.b.step = nil }, "append 0 has a sequence that is not in the step"},
+		"a step that is not open":       {func(w *world) { w.step.open = false }, "step of 8 rows: it is of another cache or not open"},
+		"a step with one sequence less": {func(w *world) { w.step.sequences = w.step.sequences[:1] }, "2 reservations for 1 sequence"},
+		"a wrong row":                   {func(w *world) { w.step.sequences[1].Row = 3 }, "append 1 is computed in rows [3, 6)"},
+		"too many keys":                 {func(w *world) { w.step.sequences[0].Keys++ }, "append 0 is computed in rows [0, 2) with 6 keys"},
+		"a wrong page":                  {func(w *world) { w.step.sequences[0].Pages = slices.Clone(w.b.table.Pages) }, "append 0 is computed"},
+		"another number of tokens":      {func(w *world) { w.step.reservations[0].tokens = 1 }, "append 0"},
+		"another one's reservation":     {func(w *world) { w.step.reservations[0].seq = w.a }, "it is in a step"},
+		"more rows than there are":      {func(w *world) { w.step.tokens = 4 }, "5 rows are given"},
+		"a window's tokens":             {func(w *world) { w.a.table.Gap.End = 11 }, "tokens [2, 11) were given back"},
+		"sink tokens":                   {func(w *world) { w.a.table.Gap.First = 1 }, "2 SinkTokens"},
+		"a page":                        {func(w *world) { w.a.table.Pages[0] = 15 }, "holder"},
+		"a page number":                 {func(w *world) { w.a.table.Pages[0] = -1 }, "page -1 of 16"},
+		"a page less":                   {func(w *world) { w.a.table.Pages = w.a.table.Pages[1:] }, "pages and not"},
+		"a page in use that is free":    {func(w *world) { noError(t, w.pool.Release(w.a.table.Pages[:1])) }, "counted"},
+		"a page that nobody has":        {func(w *world) { _, err := w.pool.Take(nil, 1); noError(t, err) }, "has 0 holders, and 1 are counted"},
+	} {
+		w := build()
+		x.corrupt(w)
+		wrong(t, what, w.Check(), ErrInternal, "leanattention: Check: ", x.text)
+	}
+	w := build()
+	noError(t, w.step.Rollback(), w.Check(), w.a.Release(), w.b.Release(), w.c.Release(), w.Check(), w.Close())
+	wrong(t, "closed", w.Check(), ErrClosed)
+}
+
+// Appends that the cache never has room for are told from those that have to wait, and Need is what Set takes.
+func TestNeed(t *testing.T) {
+	c := newTestCache(t, CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 4, Pages: 8})
+	a, b, other := newTestSequence(t, c), newTestSequence(t, c), newTestSequence(t, c)
+	Lengthen(a, 6)
+	Lengthen(other, 9) // 3 pages are free
+	fork := forkTest(t, a)
+	step, err := c.NewStep(100)
+	noError(t, err)
+	for _, x := range []struct {
+		appends []Append
+		need    int
+		want    error // of Set
+		text    string
+	}{
+		{nil, 0, nil, ""},
+		{[]Append{{Seq: b, Tokens: 1}}, 1, nil, ""},
+		{[]Append{{Seq: a, Tokens: 1}}, 1, nil, ""}, // a copy
+		{[]Append{{Seq: a, Tokens: 1}, {Seq: fork, Tokens: 1}}, 2, nil, ""},
+		{[]Append{{Seq: b, Tokens: 12}}, 3, nil, ""},
+		{[]Append{{Seq: b, Tokens: 13}}, 4, ErrCacheFull, "4 pages of 4 tokens needed, 3 of 8 free"},
+		{[]Append{{Seq: b, Tokens: 32}}, 8, ErrCacheFull, ""},
+		{[]Append{{Seq: b, Tokens: 33}}, 9, ErrLength, "the sequences would have 9 pages of 4 tokens: the cache has 8 in all"},
+		{[]Append{{Seq: a, Tokens: 26}}, 7, ErrCacheFull, ""}, // without the fork there is no copy
+		{[]Append{{Seq: a, Tokens: 27}}, 8, ErrLength, "would have 9 pages"},
+		{[]Append{{Seq: a, Tokens: 18}, {Seq: fork, Tokens: 1}}, 6, ErrCacheFull, ""}, // and two copies beside the page that both had
+		{[]Append{{Seq: a, Tokens: 19}, {Seq: fork, Tokens: 1}}, 7, ErrLength, "would have 9 pages"},
+	} {
+		what := fmt.Sprint(x.appends, x.need)
+		before := booksOf(c)
+		need, err := c.Need(x.appends)
+		if x.want == ErrLength {
+			wrong(t, what, err, ErrLength, "Need: ", x.text)
+		} else if err != nil || need != x.need {
+			t.Errorf("%s: %d, %v", what, need, err)
+		}
+		free := c.Stats().FreePages
+		if !before.equal(booksOf(c)) || c.Check() != nil {
+			t.Fatalf("%s: Need changes the cache", what)
+		}
+		if err := step.Set(x.appends); x.want != nil {
+			wrong(t, what, err, x.want, "Set: ", x.text)
+			if x.want == ErrLength && errors.Is(err, ErrCacheFull) {
+				t.Error(err)
+			}
+		} else if noError(t, err); free-c.Stats().FreePages != x.need {
+			t.Errorf("%s: Set takes %d pages, want %d", what, free-c.Stats().FreePages, x.need)
+		}
+		noError(t, step.Rollback())
+	}
+	if need, err := c.Need([]Append{{Seq: b, Tokens: 20}}); err != nil || need != 5 { // more than any step has rows
+		t.Error(need, err)
+	}
+	_, err = c.Need([]Append{{Seq: b, Tokens: 1}, {Seq: b, Tokens: 1}})
+	wrong(t, "twice", err, ErrState, "Need: appends 0 and 1")
+	_, err = c.Need([]Append{{Seq: b}})
+	wrong(t, "no token", err, ErrLength, "Need: append 0 has 0 tokens")
+	_, err = new(Cache).Need(nil)
+	wrong(t, "no cache", err, ErrState)
+	noError(t, c.Close())
+	_, err = c.Need(nil)
+	wrong(t, "closed", err, ErrClosed)
+}
+
+// A run has the rows that Set gave to sequences at least: one row less is refused.
+func TestRunOfTooFewRows(t *testing.T) {
+	c := newTestCache(t, CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 4, Pages: 4})
+	s := newStepGraph(t, c, 4, 1, tensor.Float32)
+	defer s.close()
+	seq := newTestSequence(t, c)
+	noError(t, s.step.Set([]Append{{Seq: seq, Tokens: 3}}))
+	for rows := 1; rows <= 4; rows++ {
+		var in [3]G.Value
+		for i := range in {
+			in[i] = newMatrix(tensor.Float32, make([]float64, 2*rows), rows, 2)
+		}
+		_, err := s.nodes[0].Op().Do(in[:]...)
+		if rows >= 3 {
+			noError(t, err)
+			continue
+		}
+		wrong(t, fmt.Sprint(rows, " rows"), err, ErrShape, fmt.Sprintf("q has %d row", rows), "Set gave 3 to sequences")
+		wrong(t, "Commit", s.step.Commit(), ErrState)
+	}
+	noError(t, s.step.Commit())
+}
+
+// A graph that has an input with a row for each append can do no more appends.
+func TestRowsOfAppends(t *testing.T) {
+	c := newTestCache(t, CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 4, Pages: 8})
+	step, err := c.NewStep(4)
+	noError(t, err)
+	g := G.NewGraph()
+	x := G.NewVector(g, tensor.Int, G.WithName("x"), G.WithShape(2), G.WithValue(tensor.New(tensor.WithShape(2), tensor.WithBacking([]int{7, 8}))))
+	y, err := step.Rows(x)
+	noError(t, err)
+	vm := G.NewTapeMachine(g)
+	defer vm.Close()
+	var appends []Append
+	for n := range 4 {
+		noError(t, step.Set(appends))
+		err := Cause(vm.RunAll())
+		vm.Reset()
+		if n > 2 {
+			wrong(t, "three appends", err, ErrShape, "Step.Rows: x has 2 rows, and Set was given 3 appends")
+		} else if noError(t, err); y.Value().Shape()[0] != max(n, 1) {
+			t.Errorf("%d appends: %v", n, y.Value())
+		}
+		noError(t, step.Rollback())
+		appends = append(appends, Append{Seq: newTestSequence(t, c), Tokens: 1})
 	}
 }

@@ -494,21 +494,39 @@ func (m *cacheModel) set(t *rapid.T, s *modelStep, parts []modelPart, wrong []er
 		}
 		appends = append(appends, a)
 	}
-	if wrong == nil {
-		free := m.cache.config.Pages - len(m.held())
+	if wrong != nil {
+		_, _ = m.cache.Need(appends) // it changes nothing, whatever is wrong
+	} else {
+		free, need := m.cache.config.Pages-len(m.held()), 0
+		among := make(map[*modelPage]int) // the pages of these sequences, and how many of them have each
+		for _, p := range parts {
+			for _, page := range there(p.pages) {
+				among[page]++
+			}
+		}
+		least := len(among) // if all other sequences are released
 		for i := range parts {
 			p := &parts[i]
 			p.after = slices.Clone(p.pages)
-			if len(p.tokens)%m.cache.config.PageSize != 0 && m.holders()[p.pages[len(p.pages)-1]] > 1 {
-				p.after = p.after[:len(p.after)-1]
+			if last := len(p.pages) - 1; len(p.tokens)%m.cache.config.PageSize != 0 && m.holders()[p.pages[last]] > 1 {
+				if among[p.pages[last]] == 1 {
+					least--
+				}
+				p.after = p.after[:last]
 			}
 			for len(p.after) < m.pagesFor(len(p.tokens)+len(p.fresh)) { // pages are numbered from the first token on
 				p.after = append(p.after, new(modelPage))
-				free--
+				need++
 			}
 		}
-		if free < 0 {
+		switch least += need; {
+		case need > free && least > m.cache.config.Pages:
+			wrong = append(wrong, ErrLength)
+		case need > free:
 			wrong = append(wrong, ErrCacheFull)
+		}
+		if n, err := m.cache.Need(appends); !errors.Is(err, ErrLength) && n != need || errors.Is(err, ErrLength) != (len(wrong) > 0 && wrong[0] == ErrLength) {
+			t.Fatalf("%d pages are needed, error %v; want %d, %v", n, err, need, wrong)
 		}
 	}
 	if !expect(t, s.step.Set(appends), wrong...) {
@@ -688,6 +706,7 @@ func testCacheAgainstModel(t *testing.T, at modelPlace, rounds, least int) {
 // Check compares everything there is, and poisons what nobody may read.
 func (m *cacheModel) Check(t *rapid.T) {
 	*m.actions++
+	noError(t, m.cache.Check())
 	m.checkStats(t)
 	m.checkPages(t)
 	view := m.cache.testView()

@@ -30,6 +30,11 @@ func newTestCache(t testing.TB, config CacheConfig) *Cache {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := c.Check(); err != nil && !errors.Is(err, ErrClosed) {
+			t.Errorf("behind the test: %v", err)
+		}
+	})
 	poisonUnseen(c, nil)
 	return c
 }

@@ -358,6 +358,8 @@ func testWindowSequenceIO(t *testing.T, places ...*GPU) {
 				noError(t, from.pool.Drop(&s.table, g))
 			}
 		}
+		// A sequence that was rewound has given back more than one that has only so many tokens.
+		noError(t, s.Truncate(s.Len()-rapid.IntRange(0, s.Rewind()).Draw(t, "rewound")))
 		gap, n := s.table.Gap, s.Len()
 
 		var b bytes.Buffer
@@ -401,6 +403,7 @@ func testWindowSequenceIO(t *testing.T, places ...*GPU) {
 		if to.config.Window > 0 && len(loaded.table.Pages) > mostPages(to.config) {
 			t.Fatalf("%v into %v", loaded, to)
 		}
+		noError(t, to.Check(), from.Check())
 		vs, vl := from.testView(), to.testView()
 		for j := range n {
 			at, kept := s.place(j)
@@ -417,6 +420,77 @@ func testWindowSequenceIO(t *testing.T, places ...*GPU) {
 			t.Fatalf("%v", to)
 		}
 	})
+}
+
+// How far a sequence can be rewound that another cache has saved: as far as both have kept its tokens. It says so, and
+// Truncate's error says why and the way out.
+func TestRewindOfSavedSequence(t *testing.T) {
+	type keeps struct{ window, sinks, rewind, page int }
+	for _, x := range []struct {
+		from, to keeps
+		rewind   int    // of 20 tokens; -1: to needs more than from has kept
+		text     string // of the refusal
+	}{
+		{keeps{6, 0, 0, 4}, keeps{6, 0, 8, 4}, 0, ""},
+		{keeps{6, 0, 3, 4}, keeps{6, 0, 8, 3}, 3, ""},
+		{keeps{6, 0, 8, 4}, keeps{6, 0, 0, 5}, 0, ""},
+		{keeps{6, 0, 8, 4}, keeps{6, 0, 8, 4}, 8, ""},
+		{keeps{6, 0, 0, 4}, keeps{4, 0, 0, 4}, 0, ""},
+		{keeps{6, 0, 0, 4}, keeps{4, 0, 8, 4}, 2, ""}, // what a larger window keeps can be rewound
+		{keeps{6, 0, 8, 4}, keeps{4, 0, 2, 4}, 2, ""},
+		{keeps{6, 0, 8, 4}, keeps{8, 0, 0, 4}, 0, ""},
+		{keeps{6, 0, 8, 4}, keeps{8, 0, 8, 4}, 6, ""},
+		{keeps{6, 0, 0, 4}, keeps{8, 0, 0, 4}, -1, "[0, 15) of 20; the cache has a Window of 8 and 0 SinkTokens"},
+		{keeps{6, 0, 0, 4}, keeps{0, 0, 0, 4}, -1, "the cache has a Window of 0"},
+		{keeps{0, 0, 0, 4}, keeps{6, 0, 4, 4}, 4, ""},
+		{keeps{0, 0, 0, 4}, keeps{0, 0, 0, 3}, 20, ""},
+		{keeps{6, 4, 0, 4}, keeps{6, 2, 8, 3}, 0, ""},
+		{keeps{6, 2, 8, 4}, keeps{6, 2, 8, 1}, 8, ""},
+		{keeps{6, 2, 0, 4}, keeps{6, 4, 0, 4}, -1, "[2, 15) of 20; the cache has a Window of 6 and 4 SinkTokens"},
+	} {
+		cache := func(k keeps) *Cache {
+			return newTestCache(t, CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, Pages: 40, PageSize: k.page, Window: k.window, SinkTokens: k.sinks, Rewind: k.rewind})
+		}
+		from, to := cache(x.from), cache(x.to)
+		lengthen := func(s *Sequence, n int) { // as steps do
+			c := s.cache
+			for range n {
+				Lengthen(s, 1)
+				if g := c.config.behind(s.table.Tokens); g.End > max(g.First, s.table.Gap.End) {
+					noError(t, c.pool.Drop(&s.table, g))
+				}
+			}
+		}
+		s := newTestSequence(t, from)
+		lengthen(s, 20)
+		loaded, err := to.ReadSequence(bytes.NewReader(saved(t, s)))
+		if x.rewind < 0 {
+			wrong(t, fmt.Sprintf("%v to %v", x.from, x.to), err, ErrShape, x.text)
+			noError(t, to.Check())
+			continue
+		}
+		noError(t, err, to.Check())
+		for ; x.rewind <= x.to.rewind; x.rewind++ { // each new token adds one
+			if got := loaded.Rewind(); got != x.rewind {
+				t.Errorf("%v to %v, %d tokens: %d can be taken away, want %d", x.from, x.to, loaded.Len(), got, x.rewind)
+			}
+			for n := range loaded.Len() + 1 {
+				f := forkTest(t, loaded)
+				switch err := f.Truncate(n); {
+				case n >= f.Len()-x.rewind || n <= x.to.sinks:
+					noError(t, err)
+				default:
+					wrong(t, fmt.Sprintf("%v to %v, %d of %d", x.from, x.to, n, f.Len()), err, ErrLength, "given back", fmt.Sprintf("Sequence.Rewind is %d", x.rewind),
+						fmt.Sprintf("keep %d tokens or more", f.Len()-x.rewind), fmt.Sprintf("or %d or fewer and append the others anew", x.to.sinks))
+					if f.Len() != loaded.Len() || f.Rewind() != x.rewind {
+						t.Errorf("%v after a refusal", f)
+					}
+				}
+				noError(t, to.Check(), f.Release())
+			}
+			lengthen(loaded, 1)
+		}
+	}
 }
 
 // tokenBytes are a token's keys and values in all layers.
@@ -496,6 +570,20 @@ func TestWindowRefusals(t *testing.T) {
 	// An endless sequence has an end nevertheless.
 	endless := c.newSequence(pages.Table{Tokens: math.MaxInt - 2, Gap: pages.Gap{End: math.MaxInt - 3}})
 	wrong(t, "more than an int", s.step.Set([]Append{{Seq: endless, Tokens: 3}}), ErrLength, fmt.Sprintf("3 tokens behind %d", math.MaxInt-2))
+	_, err = c.Need([]Append{{Seq: endless, Tokens: 3}})
+	wrong(t, "more than an int", err, ErrLength, "Need: append 0 has 3 tokens behind")
+	delete(c.holders, endless) // it has no pages
+
+	// Neither end of a move may be a token that is gone, the first of them included.
+	first := newTestSequence(t, withSinks)
+	Lengthen(first, 20)
+	noError(t, withSinks.pool.Drop(&first.table, withSinks.config.behind(20)), withSinks.Check())
+	wrong(t, "the first token that is gone", first.Keep(1, []int{2}), ErrLength, "token 3 would become token 1, and those of [3, 15) were given back")
+	wrong(t, "the last token that is gone", first.Keep(1, []int{13}), ErrLength, "token 14 would become token 1")
+	noError(t, first.Keep(1, []int{14}), withSinks.Check()) // token 15 is there
+	if first.Len() != 2 || first.Rewind() != 2 {
+		t.Error(first)
+	}
 
 	if got := withSinks.String(); !strings.Contains(got, "a window of 6 keys and 3 sink tokens") {
 		t.Error(got)
@@ -529,7 +617,7 @@ func TestWindowReadSequenceHeader(t *testing.T) {
 		{48, []byte{16}, ErrShape, "given back tokens [0, 16) of 20; the cache has a Window of 6 and 0 SinkTokens"},
 		{48, ff, ErrFormat, "18446744073709551615"},
 		{32, ff, ErrFormat, "of 18446744073709551615"},
-		{32, []byte{255, 255, 255, 255, 255, 255, 255, 127}, ErrCacheFull, ""},
+		{32, []byte{255, 255, 255, 255, 255, 255, 255, 127}, ErrLength, ""},
 		{32, []byte{21}, ErrFormat, "ends after"},
 	} {
 		b := slices.Clone(good[:head])

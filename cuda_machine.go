@@ -395,7 +395,7 @@ func (m *machine) borrow(name string, v G.Value, want operand) (*DeviceTensor, e
 	case !dense.RowMajor(t):
 		return nil, errorf(name, ErrUnsupported, "%s is not row-major: strides %v for shape %v", want.name, t.Strides(), t.Shape())
 	}
-	d := &DeviceTensor{gpu: m.gpu, shape: want.shape, dtype: want.dtype}
+	d := (&DeviceTensor{gpu: m.gpu, shape: want.shape, dtype: want.dtype}).set()
 	b, err := m.gpu.dev.Borrow(uint64(t.Uintptr()), d.bytes())
 	if err != nil {
 		return nil, errorf(name, ErrMachine, "%s: %v", want.name, err)

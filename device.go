@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/kernels"
 )
 
@@ -34,7 +35,10 @@ import (
 //
 // A GPU may be used by several goroutines at once. Close it when it is no longer
 // needed: nothing else gives its memory back before the process ends.
+//
+// A GPU is used by its pointer. A copy of a GPU is [ErrState] wherever it is used.
 type GPU struct {
+	mark    nocopy.Mark
 	dev     *cuda.Device
 	id      uint64        // one GPU may be opened twice
 	group   *device.Group // of all members
@@ -185,6 +189,7 @@ func newGPU(op string, devs ...*cuda.Device) (*GPU, error) {
 	var members []*GPU
 	for i, dev := range devs {
 		g := &GPU{dev: dev, id: ids.Add(1), group: group, queue: group.Member(i)}
+		g.mark.Set()
 		g.queue.OnShort(g.closePlans)
 		members = append(members, g)
 	}
@@ -209,7 +214,7 @@ var loadDriver = cuda.Load
 
 // Info describes the GPU, of several the first. It may be asked of a closed one too.
 func (g *GPU) Info() GPUInfo {
-	if g == nil || g.dev == nil {
+	if g.made("") != nil {
 		return GPUInfo{}
 	}
 	return gpuInfo(g.dev.Info())
@@ -217,7 +222,7 @@ func (g *GPU) Info() GPUInfo {
 
 // Members describes each of the GPUs that were opened together: one, but for [OpenGPUs].
 func (g *GPU) Members() (all []GPUInfo) {
-	if g == nil {
+	if g.made("") != nil {
 		return nil
 	}
 	for _, m := range g.members {
@@ -235,7 +240,7 @@ func (g *GPU) String() string {
 	if g == nil {
 		return hostName
 	}
-	if g.dev == nil {
+	if g.made("") != nil {
 		return "a GPU that was not opened"
 	}
 	text := g.alone()
@@ -288,7 +293,7 @@ func (g *GPU) MemoryOf(member int) (GPUMemory, error) {
 
 // Synchronize waits until all that was asked of this GPU value is done, and
 // reports what went wrong in it. Only timing needs it: downloads wait by
-// themselves. Errors: [ErrClosed].
+// themselves. Errors: [ErrClosed], [ErrUnsupported] within [GPU.Record].
 func (g *GPU) Synchronize() error {
 	const op = "GPU.Synchronize"
 	if err := g.enter(op); err != nil {
@@ -303,13 +308,16 @@ func (g *GPU) Synchronize() error {
 
 // Close waits for the GPU's work of this process and gives back everything that
 // was made on it, the memory of caches and tensors included: their use is
-// [ErrClosed] from then on, and so is a second Close.
+// [ErrClosed] from then on, and so is a second Close. While [GPU.Record] runs, Close is [ErrState] and does nothing.
 func (g *GPU) Close() error {
 	const op = "GPU.Close"
 	if err := g.made(op); err != nil {
 		return err
 	}
-	if err := g.group.Close(); err != nil {
+	switch err := g.group.Close(); {
+	case errors.Is(err, device.ErrRecording):
+		return withinRecord(op, g)
+	case err != nil:
 		return gpuError(op, err)
 	}
 	var first error
@@ -346,12 +354,13 @@ func (g *GPU) closeEngine() (err error) {
 	return err
 }
 
-// made says whether g comes from OpenGPU.
+// made says whether g comes from OpenGPU, and is no copy.
 func (g *GPU) made(op string) error {
-	if g == nil || g.dev == nil {
-		return errorf(op, ErrState, "not made by OpenGPU")
+	const what, by = "GPU", "OpenGPU"
+	if g == nil {
+		return unmade(op, what, by)
 	}
-	return nil
+	return original(op, &g.mark, what, by)
 }
 
 // enter is made, and keeps the GPU open until group.Leave. Where one of several has not answered, nothing is done any more.

@@ -11,15 +11,19 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/nocopy"
 )
 
 // Recording is the work of a graph's run on a GPU, kept to be queued again as
 // one: a decode step is a hundred launches or more, which the host needs longer
 // to queue one by one than a fast GPU needs to do them.
+//
+// A Recording is used by its pointer. A copy of a Recording is [ErrState] wherever it is used.
 type Recording struct {
-	mu  sync.Mutex
-	gpu *GPU
-	rec *device.Recording // nil: closed
+	mark nocopy.Mark
+	mu   sync.Mutex
+	gpu  *GPU
+	rec  *device.Recording // nil: closed
 }
 
 // Record calls run, which runs a graph whose values are on the GPU, and keeps the
@@ -66,7 +70,11 @@ type Recording struct {
 //
 // Copies from and to the host are not part of a recording: [ToDevice], [ToHost]
 // and downloads are [ErrUnsupported] in run, as is [Attention], whose schedule is
-// the host's. Nothing else may be asked of the GPU while run runs.
+// the host's. Nothing else may be asked of the GPU while run runs. What run may not do is an error, and nothing waits:
+//
+//   - [GPU.Close], [Cache.Close] of a cache on the GPU, [Recording.Replay], and Record itself: [ErrState]
+//   - [Step.Set] and [Sequence.Keep] of such a cache, which would be done at each replay and not now: [ErrState]
+//   - [GPU.Synchronize], [Sequence.WriteTo], [Cache.ReadSequence], and all that copies from or to the host: [ErrUnsupported]
 func (g *GPU) Record(run func() error) (*Recording, error) {
 	const op = "GPU.Record"
 	if run == nil {
@@ -83,7 +91,9 @@ func (g *GPU) Record(run func() error) (*Recording, error) {
 	})
 	switch {
 	case err == nil:
-		return &Recording{gpu: g, rec: rec}, nil
+		r := &Recording{gpu: g, rec: rec}
+		r.mark.Set()
+		return r, nil
 	case failed != nil:
 		return nil, failed // it tells more
 	case errors.Is(err, device.ErrRecording):
@@ -100,11 +110,8 @@ func (g *GPU) Record(run func() error) (*Recording, error) {
 // it was closed or freed.
 func (r *Recording) Replay() error {
 	const op = "Recording.Replay"
-	if r == nil {
-		return errorf(op, ErrState, "not made by GPU.Record")
-	}
-	if r.gpu == nil {
-		return errorf(op, ErrState, "not made by GPU.Record")
+	if err := r.original(op); err != nil {
+		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -114,7 +121,7 @@ func (r *Recording) Replay() error {
 	if err := r.gpu.enter(op); err != nil {
 		return err
 	}
-	defer r.gpu.group.Leave()
+	r.gpu.group.Leave()
 	err := r.rec.Replay()
 	switch {
 	case err == nil:
@@ -129,8 +136,12 @@ func (r *Recording) Replay() error {
 
 // Close gives the recording back. Closing twice is harmless.
 func (r *Recording) Close() error {
-	if r == nil {
+	const op = "Recording.Close"
+	if r == nil || r.gpu == nil { // there is nothing to give back
 		return nil
+	}
+	if err := r.original(op); err != nil {
+		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -140,9 +151,18 @@ func (r *Recording) Close() error {
 	rec := r.rec
 	r.rec = nil
 	if err := rec.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) { // it has gone with the GPU
-		return gpuError("Recording.Close", err)
+		return gpuError(op, err)
 	}
 	return nil
+}
+
+// original checks that r is what Record returned.
+func (r *Recording) original(op string) error {
+	const what, by = "recording", "GPU.Record"
+	if r == nil {
+		return unmade(op, what, by)
+	}
+	return original(op, &r.mark, what, by)
 }
 
 var (
@@ -164,6 +184,11 @@ func (k stepKind) more() error {
 // capacity is that of a step of a cache.
 func capacity(rows, pages int) attention.Capacity {
 	return attention.Capacity{Sequences: rows, Rows: rows, Pages: pages}
+}
+
+// withinRecord is the error of what the function of Record may not do.
+func withinRecord(op string, g *GPU) error {
+	return errorf(op, ErrState, "%v is recording: call it before or after GPU.Record", g)
 }
 
 // stepRecord is a step whose layers are in a recording.
@@ -331,6 +356,9 @@ func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 		return err
 	}
 	defer lead.group.Leave()
+	if lead.group.Recording() { // replays would bring the plan of this step
+		return withinRecord(op, lead)
+	}
 	has := kindOf(seqs)
 	p.now, p.rows = nil, rows
 	for _, s := range p.schedules {

@@ -129,7 +129,7 @@ func (g *GPU) newSharded(op string, t tensor.Dtype, shape tensor.Shape, axis int
 	if len(g.members) == 1 {
 		return g.newTensor(op, t, shape)
 	}
-	d := &DeviceTensor{gpu: g, shape: shape.Clone(), dtype: t, axis: axis}
+	d := (&DeviceTensor{gpu: g, shape: shape.Clone(), dtype: t, axis: axis}).set()
 	for i, m := range g.members {
 		s := shape.Clone()
 		s[axis] = dealt(shape[axis], len(g.members), i).n
@@ -467,7 +467,7 @@ func (g *GPU) apartValue(t tensor.Dtype, shape tensor.Shape, values []*DeviceTen
 		values[0].replicas = values[1:]
 		return values[0]
 	}
-	return &DeviceTensor{gpu: g, shape: shape.Clone(), dtype: t, axis: a.Layout.Axis, shards: values, made: true, joined: a.Joined}
+	return (&DeviceTensor{gpu: g, shape: shape.Clone(), dtype: t, axis: a.Layout.Axis, shards: values, made: true, joined: a.Joined}).set()
 }
 
 // apartWork is a member's part of a call's work.

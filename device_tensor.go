@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/nocopy"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -28,8 +29,10 @@ import (
 //
 // Tensors from [GPU.Upload], [GPU.NewTensor] and Clone have memory of their own
 // until Free, or until nothing refers to them.
+//
+// A DeviceTensor is used by its pointer. A copy of a DeviceTensor is [ErrState] wherever it is used.
 type DeviceTensor struct {
-	_          noCopy
+	mark       nocopy.Mark
 	gpu        *GPU
 	memory     *device.Memory
 	generation uint64        // of memory
@@ -110,7 +113,7 @@ func (g *GPU) wrap(sub *device.Submission, t tensor.Dtype, shape tensor.Shape, t
 	if err != nil {
 		return nil, err
 	}
-	return &DeviceTensor{gpu: g, memory: m, generation: sub.Generation(m), shape: shape.Clone(), dtype: t}, nil
+	return (&DeviceTensor{gpu: g, memory: m, generation: sub.Generation(m), shape: shape.Clone(), dtype: t}).set(), nil
 }
 
 // Upload copies a tensor to the GPU. It returns when x has been read; the copy
@@ -304,14 +307,32 @@ func (d *DeviceTensor) free() error {
 	return errors.Join(err, freeAll(d.replicas))
 }
 
+// set notes where d is, see [nocopy.Mark].
+func (d *DeviceTensor) set() *DeviceTensor {
+	d.mark.Set()
+	return d
+}
+
+// problem says why d is no tensor that a GPU has made.
+func (d *DeviceTensor) problem(name string) string {
+	const by = "a GPU"
+	if d == nil {
+		return nocopy.Unmade(name, by)
+	}
+	return d.mark.Problem(name, by)
+}
+
+// errTensorCopied is the use of a copy.
+var errTensorCopied = errors.New("is a copy of a tensor: use the pointer that the GPU gave")
+
 // enter checks that d was made, and keeps its GPU open until queue.Leave.
 func (d *DeviceTensor) enter(op string) error { return d.enterFor(op, (*GPU).enter) }
 
 func (d *DeviceTensor) enterFor(op string, enter func(*GPU, string) error) error {
-	switch {
-	case d == nil || d.gpu == nil:
-		return errorf(op, ErrState, "the tensor was not made by a GPU")
-	case d.broken != nil:
+	if problem := d.problem("the tensor"); problem != "" {
+		return errorf(op, ErrState, "%s", problem)
+	}
+	if d.broken != nil {
 		return tensorError(op, "the tensor", d.broken)
 	}
 	return enter(d.gpu, op)
@@ -320,6 +341,9 @@ func (d *DeviceTensor) enterFor(op string, enter func(*GPU, string) error) error
 // use is the tensor's memory, to queue work on. The caller keeps d alive until
 // that is queued.
 func (d *DeviceTensor) use(sub *device.Submission) (deviceMemory, error) {
+	if d.mark.Problem("", "") != "" {
+		return deviceMemory{}, errTensorCopied
+	}
 	if d.broken != nil {
 		return deviceMemory{}, d.broken
 	}
@@ -447,8 +471,8 @@ func (d *DeviceTensor) Rows(from, to int) (*DeviceTensor, error) {
 
 // part is elements from one on, in the same memory.
 func (d *DeviceTensor) part(from int, shape tensor.Shape) *DeviceTensor {
-	part := &DeviceTensor{gpu: d.gpu, memory: d.memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.dtype.Size()),
-		whole: d, shape: shape, dtype: d.dtype}
+	part := (&DeviceTensor{gpu: d.gpu, memory: d.memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.dtype.Size()),
+		whole: d, shape: shape, dtype: d.dtype}).set()
 	for _, r := range d.replicas {
 		part.replicas = append(part.replicas, r.part(from, shape))
 	}
@@ -478,7 +502,7 @@ func (d *DeviceTensor) partApart(from int, shape tensor.Shape) (*DeviceTensor, e
 	if axis < 0 || shape[axis]%n != 0 || from%n != 0 {
 		return nil, fmt.Errorf("shape %v of %v, which is %w", shape, d.shape, d.notWhole())
 	}
-	part := &DeviceTensor{gpu: d.gpu, whole: d, shape: shape.Clone(), dtype: d.dtype, axis: axis, made: true}
+	part := (&DeviceTensor{gpu: d.gpu, whole: d, shape: shape.Clone(), dtype: d.dtype, axis: axis, made: true}).set()
 	of := shape.Clone()
 	of[axis] /= n
 	for _, s := range d.shards {
@@ -503,6 +527,8 @@ func (d *DeviceTensor) CopyFrom(src any) error {
 	switch {
 	case !ok || s == nil || s.gpu == nil:
 		return errorf(op, ErrUnsupported, "from a %T to a tensor on %v", src, d.gpu)
+	case s.problem("") != "":
+		return errorf(op, ErrState, "%s", s.problem("the source"))
 	case s.gpu != d.gpu:
 		return errorf(op, ErrUnsupported, "from %s to %s", s.gpu, otherName(d.gpu, s.gpu))
 	case s.dtype != d.dtype:

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/plural"
 	"gorgonia.org/tensor"
 )
@@ -39,8 +40,9 @@ var (
 	// cannot honour is refused, never ignored.
 	ErrUnsupported = errors.New("not supported")
 
-	// ErrCacheFull is a cache that has too few free pages. Nothing changed:
-	// release or truncate sequences and try again.
+	// ErrCacheFull is a cache that has too few free pages now. Nothing changed:
+	// release or truncate sequences and try again. [Cache.Need] says how many pages a step takes. What
+	// the cache has no room for even if all other sequences are released is ErrLength.
 	ErrCacheFull = errors.New("cache is full")
 
 	// ErrFormat is data that is no saved sequence, is damaged or ends too early.
@@ -178,6 +180,8 @@ func tensorError(op, name string, err error) error {
 		return errorf(op, ErrUnsupported, "%s is %v", name, sharded)
 	case errors.Is(err, device.ErrFreed):
 		return errorf(op, ErrClosed, "%s was freed", name)
+	case errors.Is(err, errTensorCopied):
+		return errorf(op, ErrState, "%s %v", name, err)
 	case errors.Is(err, device.ErrOverwritten):
 		return errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
 	}
@@ -187,12 +191,18 @@ func tensorError(op, name string, err error) error {
 // singular makes "1 page" of "1 pages".
 func singular(text string) string { return plural.Mend(text) }
 
-// noCopy makes go vet report a copy of the struct that it is in (by its check
-// copylocks), which an assignment of a pointer is not.
-type noCopy struct{}
+// unmade is the error of a nil pointer, or of a struct that no function in by has made.
+func unmade(op, what, by string) error {
+	return errorf(op, ErrState, "%s", nocopy.Unmade(what, by))
+}
 
-func (*noCopy) Lock()   {}
-func (*noCopy) Unlock() {}
+// original checks that a struct is where the function in by has made it.
+func original(op string, m *nocopy.Mark, what, by string) error {
+	if problem := m.Problem(what, by); problem != "" {
+		return errorf(op, ErrState, "%s", problem)
+	}
+	return nil
+}
 
 // byteCount is a number of bytes as people read it.
 func byteCount(n int64) string {
@@ -321,7 +331,7 @@ func (m GPUMemory) String() string {
 
 // String says where the recording is, in a line.
 func (r *Recording) String() string {
-	if r == nil || r.gpu == nil {
+	if r.original("") != nil {
 		return "recording that was not made by GPU.Record"
 	}
 	r.mu.Lock()

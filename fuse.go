@@ -11,6 +11,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/fuse"
 	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/stock"
 
 	"github.com/chewxy/hm"
@@ -21,7 +22,7 @@ import (
 // Fused is a graph in which [Fuse] put [Attention] in the place of attention
 // made of Gorgonia's own ops.
 type Fused struct {
-	_       noCopy
+	_       nocopy.Mark
 	Graph   *G.ExprGraph
 	Roots   []*G.Node // the new nodes of the roots, in their order
 	Matches []Match   // in the order of the graph that was given

@@ -336,6 +336,9 @@ func (d *devicePages) submit(op string, f func(*device.Submission) error) error 
 		return err
 	}
 	defer d.gpu.group.Leave()
+	if d.gpu.group.Recording() { // replays would copy, too
+		return withinRecord(op, d.gpu)
+	}
 	if err := d.gpu.queue.Submit(f); err != nil {
 		return gpuError(op, err)
 	}
@@ -667,7 +670,7 @@ func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value
 		return nil, nil, err
 	}
 	byMember := func(t tensor.Dtype, shape tensor.Shape, made func(*apartLayer) *DeviceTensor) *DeviceTensor {
-		d := &DeviceTensor{gpu: lead, shape: shape, dtype: t, axis: 1, made: true}
+		d := (&DeviceTensor{gpu: lead, shape: shape, dtype: t, axis: 1, made: true}).set()
 		for i := range works {
 			d.shards = append(d.shards, made(&works[i]))
 		}

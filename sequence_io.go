@@ -125,6 +125,7 @@ func (s *Sequence) hold(op string) (*Sequence, error) {
 func (c *Cache) giveUp(op string, s *Sequence) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	delete(c.holders, s)
 	if err := c.pool.Truncate(&s.table, 0); err != nil {
 		return pagesError(op, err)
 	}
@@ -135,7 +136,8 @@ func (c *Cache) giveUp(op string, s *Sequence) error {
 // of the same Layers, KVHeads, HeadDim, ValueDim and DType. Its page size, the number of
 // its pages and where they are do not matter. A cache with a window keeps the tokens that
 // windows have not left behind, whatever was written. A sequence that has given tokens back is for a cache
-// with a window that needs none of them.
+// whose Window and SinkTokens need none of them. Such a sequence may have been saved by a cache with a lower Rewind:
+// [Sequence.Rewind] says how many of its last tokens can be taken away.
 //
 // It reads up to the end of the saved sequence and no further, so several can follow
 // each other, with other data between them. It holds pages for all tokens from the
@@ -148,7 +150,8 @@ func (c *Cache) giveUp(op string, s *Sequence) error {
 // Errors: [ErrFormat] for what is no saved sequence, is damaged or ends too early
 // (the error is also io.EOF where r has nothing at all, and else io.ErrUnexpectedEOF),
 // [ErrUnsupported] for another version, [ErrShape] and [ErrDType] for a cache of
-// another shape or type, or one that needs tokens that were given back, [ErrCacheFull], [ErrClosed], and what r returns; on a GPU also
+// another shape or type, or one that needs tokens that were given back, [ErrCacheFull] where too few pages are free,
+// [ErrLength] where the sequence has more tokens than all pages, [ErrClosed], and what r returns; on a GPU also
 // what went wrong there, [ErrUnsupported] within [GPU.Record], and under the build tag
 // cuda while no layer has run. Then the cache is as it was.
 func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
@@ -189,8 +192,7 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	}
 	c.mu.Lock()
 	if whole = !c.closed; whole {
-		c.sequences++
-		c.tokens += read.table.Tokens
+		c.count(read)
 	}
 	c.mu.Unlock()
 	if !whole {
@@ -221,6 +223,9 @@ func (c *Cache) takeFor(op string, tokens uint64, gap pages.Gap) (*Sequence, err
 	}
 	table := pages.Table{Gap: gap}
 	need -= uint64(c.pool.Shift(&table)) / size
+	if all := c.config.Pages; need > uint64(all) {
+		return nil, errorf(op, ErrLength, "%d pages of %d tokens needed for %d tokens: the cache has %d in all, and takes no sequence of that length", need, size, tokens, all)
+	}
 	if free := c.pool.Free(); need > uint64(free) {
 		return nil, errorf(op, ErrCacheFull, "%d pages of %d tokens needed for %d tokens, %d of %d free", need, size, tokens, free, c.config.Pages)
 	}

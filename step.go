@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/pages"
 
 	G "gorgonia.org/gorgonia"
@@ -29,7 +30,10 @@ import (
 //
 // Between Set and Commit nothing of the step can be seen: a run that fails or
 // is abandoned, followed by Rollback, leaves the cache as it was.
+//
+// A Step is used by its pointer. A copy of a Step is [ErrState] wherever it is used.
 type Step struct {
+	mark   nocopy.Mark
 	cache  *Cache
 	id     uint64
 	tokens int
@@ -138,15 +142,18 @@ func (c *Cache) NewStep(tokens int) (*Step, error) {
 	if c.closed {
 		return nil, errorf("NewStep", ErrClosed, "cache")
 	}
-	return &Step{cache: c, id: ids.Add(1), tokens: tokens, ran: make([]uint64, c.config.Layers)}, nil
+	s := &Step{cache: c, id: ids.Add(1), tokens: tokens, ran: make([]uint64, c.config.Layers)}
+	s.mark.Set()
+	return s, nil
 }
 
-// made says whether s comes from NewStep.
+// made says whether s comes from NewStep, and is no copy.
 func (s *Step) made(op string) error {
-	if s == nil || s.cache == nil {
-		return errorf(op, ErrState, "step was not made by NewStep")
+	const what, by = "step", "NewStep"
+	if s == nil {
+		return unmade(op, what, by)
 	}
-	return nil
+	return original(op, &s.mark, what, by)
 }
 
 // Tokens is the number of token rows.
@@ -227,7 +234,7 @@ func (s *Step) Stats() StepStats {
 // tokens of sequences that decode, of any lengths, together.
 //
 // It reserves the slots of the new tokens and plans the schedule for all
-// layers. Too few free pages is [ErrCacheFull], too many tokens [ErrLength], a
+// layers. Too few free pages is [ErrCacheFull], too many tokens for the step's rows or for all pages of the cache [ErrLength], a
 // sequence twice or in another open step, or a step that is open, [ErrState], a
 // tree that is none or other positions than tokens [ErrShape], a position that is out of range [ErrLength], and one that a layer can't do [ErrUnsupported];
 // then nothing has changed.
@@ -258,6 +265,7 @@ func (s *Step) begin(op string, appends []Append) error {
 	c := s.cache
 	s.reservations, s.sequences, s.copies, s.trees, s.positions = s.reservations[:0], s.sequences[:0], s.copies[:0], s.trees[:0], s.positions[:0]
 	s.open, s.given = true, true
+	c.open[s] = true
 	s.began = false
 	s.turn++
 	s.run++
@@ -312,33 +320,11 @@ func (s *Step) check(op string, appends []Append) error {
 	case s.open:
 		return errorf(op, ErrState, "step is open: commit or roll back first")
 	}
-	c.checks++
-	rows, need := 0, 0
+	need, err := c.need(op, appends, s.tokens)
+	if err != nil {
+		return err
+	}
 	for i, a := range appends {
-		if a.Seq == nil {
-			return errorf(op, ErrState, "append %d has no sequence", i)
-		}
-		if a.Seq.cache != nil && a.Seq.self != a.Seq {
-			return errorf(op, ErrState, "append %d has a copy of a sequence", i)
-		}
-		if a.Seq.cache != c {
-			return errorf(op, ErrState, "append %d has a sequence of another cache", i)
-		}
-		if err := a.Seq.usable(op); err != nil {
-			return err
-		}
-		if a.Seq.seen == c.checks {
-			return errorf(op, ErrState, "appends %d and %d have the same sequence", a.Seq.seenAt, i)
-		}
-		a.Seq.seen, a.Seq.seenAt = c.checks, i
-		if a.Tokens < 1 || a.Tokens > s.tokens-rows {
-			return errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, s.tokens-rows, s.tokens-rows, s.tokens)
-		}
-		if have := a.Seq.table.Tokens; a.Tokens > math.MaxInt-have {
-			return errorf(op, ErrLength, "append %d has %d tokens behind %d: an int does not count them", i, a.Tokens, have)
-		}
-		rows += a.Tokens
-		need += c.pool.Need(&a.Seq.table, a.Tokens)
 		if err := checkPositions(op, i, &a); err != nil {
 			return err
 		}
@@ -354,8 +340,58 @@ func (s *Step) check(op string, appends []Append) error {
 			}
 		}
 	}
-	if free := c.pool.Free(); need > free {
-		return errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", need, c.config.PageSize, free, c.config.Pages)
+	free := c.pool.Free()
+	if need <= free {
+		return nil
+	}
+	if err := c.never(op, appends); err != nil {
+		return err
+	}
+	return errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", need, c.config.PageSize, free, c.config.Pages)
+}
+
+// need is the number of free pages that appends take, of so many rows at most. The mu is held.
+func (c *Cache) need(op string, appends []Append, rows int) (need int, err error) {
+	c.checks++
+	all := rows
+	for i, a := range appends {
+		if a.Seq == nil {
+			return 0, errorf(op, ErrState, "append %d has no sequence", i)
+		}
+		if problem := a.Seq.mark.Problem("sequence", makesSequences); problem != "" {
+			return 0, errorf(op, ErrState, "append %d: %s", i, problem)
+		}
+		if a.Seq.cache != c {
+			return 0, errorf(op, ErrState, "append %d has a sequence of another cache", i)
+		}
+		if err := a.Seq.usable(op); err != nil {
+			return 0, err
+		}
+		if a.Seq.seen == c.checks {
+			return 0, errorf(op, ErrState, "appends %d and %d have the same sequence", a.Seq.seenAt, i)
+		}
+		a.Seq.seen, a.Seq.seenAt = c.checks, i
+		if a.Tokens < 1 || a.Tokens > rows {
+			return 0, errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, rows, rows, all)
+		}
+		if have := a.Seq.table.Tokens; a.Tokens > math.MaxInt-have {
+			return 0, errorf(op, ErrLength, "append %d has %d tokens behind %d: an int does not count them", i, a.Tokens, have)
+		}
+		rows -= a.Tokens
+		need += c.pool.Need(&a.Seq.table, a.Tokens)
+	}
+	return need, nil
+}
+
+// never says why the cache has no room for appends, whatever is released, if so. The mu is held.
+func (c *Cache) never(op string, appends []Append) error {
+	tables, tokens := make([]*pages.Table, len(appends)), make([]int, len(appends))
+	for i, a := range appends {
+		tables[i], tokens[i] = &a.Seq.table, a.Tokens
+	}
+	if least := c.pool.Least(tables, tokens); least > c.config.Pages {
+		return errorf(op, ErrLength, "the sequences would have %d pages of %d tokens: the cache has %d in all, so it never has room for these appends: append fewer tokens, or make a cache of more Pages",
+			least, c.config.PageSize, c.config.Pages)
 	}
 	return nil
 }
@@ -435,6 +471,7 @@ func (s *Step) Commit() error {
 		}
 	}
 	s.open = false
+	delete(c.open, s)
 	return nil
 }
 
@@ -471,6 +508,7 @@ func (s *Step) rollback(op string) (err error) {
 		r.seq.step = nil
 	}
 	s.open, s.given = false, false
+	delete(s.cache.open, s)
 	return err
 }
 

@@ -208,8 +208,8 @@ func samePlace(op string, names []string, in []G.Value) (*GPU, error) {
 		if v == nil {
 			return nil, errorf(op, ErrShape, "%s is nil", names[i])
 		}
-		if d, ok := v.(*DeviceTensor); ok && (d == nil || d.gpu == nil) {
-			return nil, errorf(op, ErrState, "%s was not made by a GPU", names[i])
+		if d, ok := v.(*DeviceTensor); ok && d.problem("") != "" {
+			return nil, errorf(op, ErrState, "%s", d.problem(names[i]))
 		}
 		if at := placeOf(v); at != first {
 			return nil, errorf(op, ErrUnsupported, "%s is %s and %s %s: they must be in one place", names[0], inPlace(first, first), names[i], inPlace(at, first))

@@ -13,6 +13,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/nccl"
+	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/rendezvous"
 )
@@ -41,7 +42,10 @@ func rankError(err error) error {
 
 // Comm is this process among those that compute together. It may be used by several
 // goroutines at once, as far as all ranks do what concerns all in the same order.
+//
+// A Comm is used by its pointer. A copy of a Comm is [la.ErrState] wherever it is used.
 type Comm struct {
+	mark    nocopy.Mark
 	world   World
 	gpu     *la.GPU
 	members []member            // of the GPU value
@@ -108,6 +112,7 @@ func Join(ctx context.Context, gpu *la.GPU, w World, same ...string) (_ *Comm, e
 	}
 	defer leave()
 	c := &Comm{world: w, gpu: gpu, start: time.Now(), stop: make(chan struct{}), guarded: make(chan struct{})}
+	c.mark.Set()
 	for _, dev := range devs {
 		c.members = append(c.members, member{dev: dev})
 	}
@@ -305,10 +310,15 @@ func (c *Comm) World() World {
 	return c.world
 }
 
-// made says whether the Comm comes from Join.
+// made says whether the Comm comes from Join, and is no copy.
 func (c *Comm) made(op string) error {
-	if c.Size() == 0 {
-		return errorf(op, la.ErrState, "not made by Join")
+	const what, by = "Comm", "Join"
+	problem := nocopy.Unmade(what, by)
+	if c != nil {
+		problem = c.mark.Problem(what, by)
+	}
+	if problem != "" {
+		return errorf(op, la.ErrState, "%s", problem)
 	}
 	return nil
 }
@@ -351,7 +361,7 @@ func (c *Comm) Barrier() error {
 // Fail tells all ranks that this one can't go on: their work ends with this error. It is for
 // whoever gives up for a reason of his own; what concerns the Comm the others know.
 func (c *Comm) Fail(err error) {
-	if c != nil && c.session != nil && err != nil {
+	if c.made("") == nil && c.session != nil && err != nil {
 		c.session.Fail(err)
 	}
 }

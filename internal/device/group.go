@@ -276,7 +276,8 @@ func (g *Group) Leave() {
 	}
 }
 
-// Close closes the queues of all members, see [Queue.Close]. It is cuda.ErrClosed where all of them are closed.
+// Close closes the queues of all members, see [Queue.Close]. It is cuda.ErrClosed where all of them are closed. The
+// members record together, and the first one is closed first: so all of them are closed, or none.
 func (g *Group) Close() error {
 	closed := 0
 	for _, q := range g.members {

@@ -112,14 +112,18 @@ func open(dev *cuda.Device) (*Queue, error) {
 func (q *Queue) OnShort(f func()) { q.whenShort = f }
 
 // Close waits for calls, and lets nobody in again. What the queue has on the
-// device goes when the device is closed.
+// device goes when the device is closed. While a recording is being made Close is [ErrRecording] and does nothing: the
+// caller may be the function that is recorded.
 func (q *Queue) Close() error {
 	q.life.Lock()
 	defer q.life.Unlock()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
+	switch {
+	case q.closed:
 		return cuda.ErrClosed
+	case q.recording != nil:
+		return ErrRecording
 	}
 	q.closed, q.spare, q.pinned = true, nil, nil
 	return nil
@@ -159,8 +163,14 @@ func (q *Queue) Submit(f func(*Submission) error) error {
 	return f((*Submission)(q))
 }
 
-// Synchronize waits for all that was queued. It needs Enter.
-func (q *Queue) Synchronize() error { return q.waits(q.stream.Synchronize) }
+// Synchronize waits for all that was queued. It needs Enter. While a recording is being made it is [ErrRecording]: what
+// is recorded is not queued.
+func (q *Queue) Synchronize() error {
+	if q.isRecording() {
+		return ErrRecording
+	}
+	return q.waits(q.stream.Synchronize)
+}
 
 // Arrange calls f with the stream itself, to say how it is to work: f queues nothing. It
 // needs Enter.

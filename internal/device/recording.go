@@ -81,7 +81,10 @@ func (g *Group) Record(f func() error) (*Recording, error) {
 func (q *Queue) record(to *part) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if to != nil && q.recording != nil {
+	switch {
+	case to != nil && q.closed:
+		return cuda.ErrClosed
+	case to != nil && q.recording != nil:
 		return ErrRecording
 	}
 	q.recording = to
@@ -196,7 +199,8 @@ func (t *Submission) Depend(same func(Recorded) bool, fresh func() Recorded) Rec
 	return s
 }
 
-// Replay queues the work again. It needs Enter.
+// Replay queues the work again. It must not be within Enter: states are ready before the group is entered, which is the order
+// in which others take their locks.
 func (r *Recording) Replay() error {
 	for i, s := range r.states {
 		if err := s.Ready(); err != nil {
@@ -206,7 +210,12 @@ func (r *Recording) Replay() error {
 			return err
 		}
 	}
-	err := r.queueAll(r.parts)
+	group := r.parts[0].queue.group
+	err := group.Enter()
+	if err == nil {
+		err = r.queueAll(r.parts)
+		group.Leave()
+	}
 	for _, s := range r.states {
 		s.Done(err == nil)
 	}
