@@ -170,3 +170,19 @@ func TestNewRefuses(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An error of an op is what a step gives back, and the text is as before.
+func TestStepErrors(t *testing.T) {
+	d, err := New(stepConfig(64), someWeights(nil, reftest.Rand(t), map[string]*tensor.Dense{}), Options{Rows: []int{4}, Tokens: 40})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s := newSequence(t, d)
+	for _, ids := range [][]int{{50}, {1, -1}} { // the vocabulary is of 50
+		_, err := d.Step(Text{s, ids})
+		if !errors.Is(err, la.ErrLength) || s.Len() != 0 {
+			t.Errorf("%v: %v, %d tokens", ids, err, s.Len())
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -548,4 +549,44 @@ func (f failing) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 		return nil, hf.ErrMissing
 	}
 	return f.random.Tensor(name, shape...)
+}
+
+// failingMachine is a machine whose only op fails: a token is outside of its table.
+func failingMachine(t *testing.T) G.VM {
+	t.Helper()
+	g := G.NewGraph()
+	table := G.NewMatrix(g, tensor.Float32, G.WithName("table"), G.WithValue(tensor.New(tensor.WithShape(2, 4), tensor.Of(tensor.Float32))))
+	ids := G.NewVector(g, tensor.Int, G.WithName("ids"), G.WithValue(tensor.New(tensor.WithShape(1), tensor.WithBacking([]int{7}))))
+	if _, err := nn.Embedding(table, ids, nil); err != nil {
+		t.Fatal(err)
+	}
+	m := G.NewTapeMachine(g)
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// An error of an op is what a caller gets, of a run on a GPU as on the CPU, and the sequences are as before.
+func TestMachineErrors(t *testing.T) {
+	rng := seeded(t)
+	d := newDecoder(t, load(t, small(), rng), Options{Capacity: []int{9}})
+	text := prompts(rng, 61, 3)
+	if err := d.Prefill(context.Background(), text, nil); err != nil {
+		t.Fatal(err)
+	}
+	machines := []*graph{d.prompt.graph, d.next.graph}
+	for _, g := range machines {
+		vm := g.vm
+		g.vm = failingMachine(t)
+		defer func() { g.vm = vm }()
+	}
+	onGPU := &graph{vm: failingMachine(t)}
+	recorded := (&gpuGraph{often: true}).keep(onGPU, onGPU.machine())
+	for what, err := range map[string]error{
+		"Prefill": d.Prefill(context.Background(), text, nil), "Step": d.Step([]int{1}),
+		"on a GPU": (&gpuGraph{}).compute(onGPU, false), "the first run": (&gpuGraph{often: true}).compute(onGPU, false), "recorded": recorded,
+	} {
+		if !errors.Is(err, la.ErrLength) || d.Len(0) != 3 {
+			t.Errorf("%s: %v, %d tokens", what, err, d.Len(0))
+		}
+	}
 }

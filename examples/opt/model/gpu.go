@@ -221,9 +221,9 @@ func (g *gpuGraph) compute(gr *graph, follow bool) error {
 	g.runs++
 	defer gr.vm.Reset()
 	if !g.often || g.runs == 1 {
-		return g.keep(gr, gr.vm.RunAll())
+		return g.keep(gr, gr.machine())
 	}
-	recording, err := g.gpu.Record(gr.vm.RunAll)
+	recording, err := g.gpu.Record(gr.machine)
 	if err := g.keep(gr, err); err != nil {
 		return errors.Join(err, recording.Close())
 	}

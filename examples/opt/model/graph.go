@@ -148,13 +148,16 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 	return gr, nil
 }
 
+// machine runs the graph's machine. Its error is that of the op, without what the machine tells of itself.
+func (gr *graph) machine() error { return la.Cause(gr.vm.RunAll()) }
+
 // run computes the logits, or on a GPU the tokens that are chosen by them, if that
 // is asked for: only they come down then. What it returns is nobody else's.
 func (gr *graph) run(chooses bool) (logits []float32, chosen []int, err error) {
 	if gr.gpu != nil {
 		return gr.runGPU(chooses)
 	}
-	if err := la.Cause(gr.vm.RunAll()); err != nil {
+	if err := gr.machine(); err != nil {
 		return nil, nil, err
 	}
 	// Nothing is computed of the logits, so nothing has overwritten them, and
