@@ -88,6 +88,9 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 	if len(in) != op.Arity() {
 		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
+	if err := op.fresh(name); err != nil {
+		return nil, err
+	}
 	m, err := machineOf(name, ext, dev)
 	if err != nil {
 		return nil, err

@@ -157,9 +157,13 @@ func (f *Fused) String() string {
 // The new graph has the nodes that the roots need and every gorgonia.Read of
 // the old one, whose values both graphs store where it says. Inputs keep names,
 // types and values: weights are the same memory in both graphs, and an input
-// without a value is to be bound, by gorgonia.Let, under its new node
-// ([Fused.Node]). A later Let on an old node does not reach the new one. Ops
-// with a state, Dropout or BatchNorm for instance, are shared.
+// without a value is to be bound, by gorgonia.Let, under its old or its new node
+// ([Fused.Node]). Later values too: when a machine of the new graph runs, an input takes the value
+// that Let has bound to the old node since the run before, unless Let has bound one to the
+// new node. So nothing may bind values to old nodes while such a machine runs. A program of
+// gorgonia.CompileFunction takes values under the new nodes alone: its run is [ErrState]
+// where an old node has a later one. Clones of the new graph have inputs of their own.
+// Ops with a state, Dropout or BatchNorm for instance, are shared.
 //
 // Call it before gorgonia.Grad, since gradients read the scores: those of a
 // graph that has them already leave the attention alone. Results differ by
@@ -227,7 +231,14 @@ func (fusing) Node(q, k, v, seed, bias *G.Node, m *fuse.Match) (*G.Node, error) 
 	if bias != nil {
 		opts = append(opts, withScaledBias(bias, m.BiasScale))
 	}
-	return Attention(q, k, v, opts...)
+	n, err := Attention(q, k, v, opts...)
+	if err != nil {
+		return nil, err
+	}
+	if a, ok := n.Op().(interface{ attention() *attentionOp }); ok {
+		a.attention().stale = m.Stale
+	}
+	return n, nil
 }
 
 func (fusing) Seed(q *G.Node) (*G.Node, error) {

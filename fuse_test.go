@@ -497,21 +497,6 @@ func TestFuseNames(t *testing.T) {
 	}
 }
 
-// TestFuseNameless: of inputs without a name Gorgonia has made one in the graph that was given.
-func TestFuseNameless(t *testing.T) {
-	w := graphtest.NewWriter(t, reftest.Rand(t), tensor.Float64)
-	input := func() *G.Node {
-		return G.NewTensor(w.G, w.DType, 3, G.WithShape(2, 3, 4), G.WithValue(w.Random(2, 3, 4)))
-	}
-	q, k, v := input(), w.Input("k", 2, 3, 4), input()
-	o := w.BMM(w.Softmax(w.BMM(q, k, false, true), 2), v)
-	f := w.Fuse([]*G.Node{o}, graphtest.Read(o))
-	(&written{misses: []string{"queries and values are one node, an input without a name"}}).check(t, f)
-	if got := f.Node(q); got != f.Node(v) || got.Op() != nil {
-		t.Errorf("the input became %v", got)
-	}
-}
-
 // TestFuseShares: ops with a state and values are the same ones, and a graph
 // rewritten twice has nothing left to match.
 func TestFuseShares(t *testing.T) {

@@ -149,9 +149,10 @@ type attentionOp struct {
 	graph.Plain
 	problem
 	config
-	constant [roles]bool // inputs that are constants: they have no gradient
-	lse      *lseStore   // nil unless asked for
-	saved    savedLSE    // for the gradient
+	constant [roles]bool  // inputs that are constants: they have no gradient
+	lse      *lseStore    // nil unless asked for
+	saved    savedLSE     // for the gradient
+	stale    func() error // of a graph that Fuse made: see fuse.Match.Stale; else nil
 	memory   ongpu.Node
 }
 
@@ -245,6 +246,9 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
+	if err := op.fresh(name); err != nil {
+		return nil, err
+	}
 	gpu, err := samePlace(name, roleNames[:3], in[:3])
 	if err != nil {
 		return nil, err
@@ -269,6 +273,17 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	}
 	store.put(t[roleOut], t[roleLSE])
 	return t[roleOut], nil
+}
+
+// fresh checks that the inputs of a graph that [Fuse] made have the last values that were bound.
+func (op *attentionOp) fresh(name string) error {
+	if op.stale == nil {
+		return nil
+	}
+	if err := op.stale(); err != nil {
+		return errorf(name, ErrState, "%v", err)
+	}
+	return nil
 }
 
 // read checks the inputs of a run: Gorgonia checks no value against the node's shape.

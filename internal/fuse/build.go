@@ -18,6 +18,7 @@ import (
 type builder struct {
 	old       *given
 	g         *G.ExprGraph
+	link      *link
 	all       []*Match
 	matches   map[*G.Node]*Match // by their outputs
 	needed    map[*G.Node]bool
@@ -116,6 +117,7 @@ func (b *builder) need(n *G.Node) {
 }
 
 func (b *builder) build() error {
+	b.link = newLink(b.g, b.old.all)
 	for _, n := range b.old.nodes {
 		if b.needed[n] {
 			if err := b.make(n); err != nil {
@@ -174,11 +176,11 @@ func (b *builder) copy(n *G.Node) (*G.Node, error) {
 	if err := sure(image, children...); err != nil {
 		return nil, err
 	}
-	if v := n.Value(); b.old.kind(n) == stock.Input && v != nil {
-		// WithValue would take whatever was bound, but may reshape it.
-		if err := G.Let(image, v); err != nil {
-			G.WithValue(v)(image)
+	if b.old.kind(n) == stock.Input {
+		if v := n.Value(); v != nil {
+			bind(image, v)
 		}
+		b.link.add(n, image)
 	}
 	return image, nil
 }
@@ -212,6 +214,7 @@ func (b *builder) attend(m *Match) (out *G.Node, err error) {
 		}
 		in = slices.Insert(in, 3, seed)
 	}
+	m.Stale = b.link.stale
 	n, err := b.old.attention.Node(in[0], in[1], in[2], seed, bias, m)
 	if err != nil {
 		return nil, err

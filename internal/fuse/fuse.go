@@ -9,6 +9,7 @@
 //	heads.go    heads that were computed one by one
 //	build.go    the new graph
 //	step.go     the nodes around an attention in it
+//	link.go     later values of the old graph's inputs, in the new graph
 package fuse
 
 import (

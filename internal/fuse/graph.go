@@ -11,6 +11,7 @@ import (
 // given is what is known of the graph that was given.
 type given struct {
 	attention Attention
+	all       []*G.Node // of the graph
 	roots     []*G.Node // those that were given and all statements
 	nodes     []*G.Node // that the roots need, in the order of the graph
 	at        map[*G.Node]int
@@ -31,6 +32,7 @@ func newGiven(roots []*G.Node, attention Attention) (*given, error) {
 		users: make(map[*G.Node]int), user: make(map[*G.Node]*G.Node), constant: make(map[*G.Node]G.Value), known: make(map[*G.Node]bool), ofScores: make(map[*G.Node]bool), written: make(map[*G.Node]bool),
 	}
 	all := roots[0].Graph().AllNodes()
+	g.all = all
 	g.roots = append(g.roots, roots...)
 	for i, n := range all {
 		g.at[n] = i

@@ -27,6 +27,10 @@ type Match struct {
 	Queries   int // of a head
 	Keys      int
 
+	// Stale is an error where an input of the old graph has a value that its image in the new graph has not: the
+	// machine that runs has no [link].
+	Stale func() error
+
 	softmax                           softmax
 	q, k, v, bias                     source
 	qShape, kShape, vShape, biasShape tensor.Shape // as the new node takes them
