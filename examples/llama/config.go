@@ -190,6 +190,7 @@ func (f *fields) layerTypes(c *Config, window int, otherwise ...string) {
 	}
 	if len(types) != c.Layers {
 		f.fail(la.ErrOption, "layer_types has %d of %d layers", len(types), c.Layers)
+		return
 	}
 	for i, t := range types {
 		known := map[string]int{"full_attention": 0}
@@ -281,6 +282,8 @@ func parse(object string, data []byte) *fields {
 	f := &fields{object: object}
 	if err := json.Unmarshal(data, &f.left); err != nil {
 		f.fail(la.ErrOption, "no JSON object: %v", err)
+	} else if f.left == nil {
+		f.fail(la.ErrOption, "no JSON object: null")
 	}
 	return f
 }
@@ -292,7 +295,7 @@ func (f *fields) fail(kind error, format string, args ...any) {
 }
 
 func (f *fields) refuse(name string, value any, known []string) {
-	f.fail(la.ErrUnsupported, "%s is %q, none of %q", name, value, known)
+	f.fail(la.ErrUnsupported, "%s is %s, none of %q", name, short(fmt.Appendf(nil, "%+q", value)), known)
 }
 
 // read reads a field into x, and reports whether it was there. null is as none.
@@ -347,7 +350,7 @@ func (f *fields) positive(name string) (x float64) {
 func (f *fields) end() {
 	for _, name := range slices.Sorted(maps.Keys(f.left)) {
 		if raw := string(f.left[name]); raw != "null" && raw != "false" {
-			f.fail(la.ErrUnsupported, "%q is %q, which is not known", name, short(f.left[name]))
+			f.fail(la.ErrUnsupported, "%q is %q, which is not known", short([]byte(name)), short(f.left[name]))
 		}
 	}
 }

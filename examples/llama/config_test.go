@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+	"unicode"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
@@ -69,6 +72,9 @@ func TestReadConfigRefuses(t *testing.T) {
 	everywhere := []change{
 		{"architectures", `["GptOssForCausalLM"]`, la.ErrUnsupported, []string{"GptOssForCausalLM", "Gemma2ForCausalLM"}},
 		{"architectures", `[]`, la.ErrUnsupported, nil},
+		{"architectures", `[null]`, la.ErrUnsupported, nil},
+		{"vocab_size", `null`, la.ErrOption, []string{"missing"}},
+		{"rms_norm_eps", `[null]`, la.ErrOption, []string{"null"}},
 		{"architectures", ``, la.ErrOption, []string{"missing"}},
 		{"vocab_size", ``, la.ErrOption, []string{"missing"}},
 		{"hidden_size", `-64`, la.ErrOption, []string{"-64"}},
@@ -102,6 +108,7 @@ func TestReadConfigRefuses(t *testing.T) {
 			{"layer_types", `["full_attention", "chunked_attention", "full_attention"]`, la.ErrUnsupported, []string{"layer_types[1]", "chunked_attention"}},
 			{"attn_logit_softcapping", `-50`, la.ErrOption, []string{"-50"}}, {"final_logit_softcapping", ``, la.ErrOption, []string{"missing"}},
 			{"query_pre_attn_scalar", `0`, la.ErrOption, []string{"is 0"}}, {"use_bidirectional_attention", `true`, la.ErrUnsupported, []string{"true"}},
+			{"layer_types", `["full_attention", null, "full_attention"]`, la.ErrUnsupported, []string{"layer_types[1]"}},
 			{"head_dim", `null`, la.ErrOption, []string{"missing"}},
 			{"sliding_window_size", `8`, la.ErrOption, []string{"is 8", "7"}}, {"hidden_act", `"silu"`, la.ErrOption, []string{"silu", "GeGLUTanh"}},
 		},
@@ -141,6 +148,40 @@ func TestReadConfigRefuses(t *testing.T) {
 func TestWindowsOfOtherLayers(t *testing.T) {
 	if _, err := New(Config{Layers: 2, Windows: []int{4}}, nil, Options{}); !errors.Is(err, la.ErrOption) {
 		t.Error(err)
+	}
+}
+
+// What a file says is quoted and cut in errors, and takes memory and time in proportion
+// to it.
+func TestReadConfigBounds(t *testing.T) {
+	config := string(readGolden(t).Models[0].Config)
+	long := strings.Repeat("x", 1<<20)
+	for what, file := range map[string]string{
+		"a long value":             strings.Replace(config, "{", `{"x": "`+long+`",`, 1),
+		"a long key":               strings.Replace(config, "{", `{"`+long+`": 1,`, 1),
+		"a value with escapes":     strings.Replace(config, "{", "{\"x\": \"\u009b31m\",", 1),
+		"a value of lines":         strings.Replace(config, "{", "{\"x\": [1,\n2],", 1),
+		"a key with escapes":       strings.Replace(config, "{", `{"\u001b[31m": 1,`, 1),
+		"a long architecture":      `{"architectures": ["` + long + `"]}`,
+		"many architectures":       `{"architectures": [` + strings.Repeat(`"x",`, 1<<18) + `"x"]}`,
+		"a deep value":             strings.Replace(config, "{", `{"x": `+strings.Repeat("[", 1<<20), 1),
+		"many keys":                `{` + strings.Repeat(`"x": 1,`, 1<<17) + `"x": 1}`,
+		"a rope of ropes":          strings.Repeat(`{"rope_parameters":`, 1<<16),
+		"a long type of a rope":    strings.Replace(config, "{", `{"rope_scaling": {"type": "`+long+`"},`, 1),
+		"many types of its layers": strings.Replace(config, "{", `{"layer_types": [`+strings.Repeat(`"x",`, 1<<18)+`"x"],`, 1),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		began := time.Now()
+		_, err := ReadConfig([]byte(file))
+		took := time.Since(began)
+		runtime.ReadMemStats(&after)
+		if err == nil || len(err.Error()) > 1000 || strings.ContainsFunc(err.Error(), unicode.IsControl) {
+			t.Errorf("%s: %.1000q", what, err)
+		}
+		if bytes := after.TotalAlloc - before.TotalAlloc; bytes > uint64(40*len(file))+1<<20 || took > 10*time.Second {
+			t.Errorf("%s, of %d bytes, took %d bytes and %v", what, len(file), bytes, took)
+		}
 	}
 }
 

@@ -1,11 +1,15 @@
 package hf
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
 	"slices"
+
+	"gorgonia.org/leanattention/examples/opt/files"
 )
 
 // Config is the part of config.json that an OPT decoder needs. It covers every
@@ -111,9 +115,9 @@ var activations = [...]string{"relu", "gelu"}
 
 // parseConfig reads config.json. file is its name for errors.
 func parseConfig(file string, data []byte) (Config, error) {
-	p := configParser{file: file}
-	if err := json.Unmarshal(data, &p.fields); err != nil {
-		return Config{}, fail(ErrFormat, file, "not a JSON object: %v", err)
+	p, err := newParser(file, data)
+	if err != nil {
+		return Config{}, err
 	}
 	c := Config{
 		ModelType:                  p.str("model_type", "opt"),
@@ -160,6 +164,23 @@ type configParser struct {
 	file   string
 	fields map[string]json.RawMessage
 	err    error
+}
+
+// objectLimits are those of config.json and its like, and of an index but for its
+// weight_map.
+var objectLimits = files.Limits{Values: 2 << 20, Depth: 64, Nulls: true}
+
+// object reads a JSON object.
+func object(file string, data []byte) (fields map[string]json.RawMessage, err error) {
+	if err := cmp.Or(objectLimits.Check(data), json.Unmarshal(data, &fields)); err != nil || fields == nil {
+		return nil, fail(ErrFormat, file, "not a JSON object: %v", cmp.Or(err, errors.New("null")))
+	}
+	return fields, nil
+}
+
+func newParser(file string, data []byte) (configParser, error) {
+	fields, err := object(file, data)
+	return configParser{file: file, fields: fields}, err
 }
 
 func (p *configParser) null(name string) bool {

@@ -65,6 +65,7 @@ func TestBadConfig(t *testing.T) {
 		words []string
 	}{
 		{``, ErrFormat, []string{"not a JSON object"}},
+		{`null`, ErrFormat, []string{"not a JSON object"}},
 		{`[]`, ErrFormat, []string{"not a JSON object"}},
 		{`{"vocab_size": 1`, ErrFormat, []string{"not a JSON object"}},
 		{`{"model_type": "gpt2"}`, ErrUnsupported, []string{`model_type "gpt2" is not "opt"`}},
@@ -94,6 +95,9 @@ func TestBadConfig(t *testing.T) {
 		{`{"eos_token_id": -1}`, ErrFormat, []string{"eos_token_id is -1"}},
 		{`{"eos_token_id": [2, 50272]}`, ErrFormat, []string{"eos_token_id is 50272"}},
 		{`{"eos_token_id": [null]}`, ErrFormat, []string{"eos_token_id", "null", "not a token id"}},
+		{`{"eos_token_id": [2, null]}`, ErrFormat, []string{"eos_token_id", "null", "not a token id"}},
+		{`{"model_type": null}`, ErrFormat, []string{"model_type", "null"}},
+		{`{"enable_bias": null}`, ErrFormat, []string{"enable_bias", "null"}},
 		{`{"eos_token_id": [[2]]}`, ErrFormat, []string{"eos_token_id", "not a token id"}},
 		{`{"pad_token_id": "<pad>"}`, ErrFormat, []string{"pad_token_id", "not a token id"}},
 		{`{"vocab_size": 2}`, ErrFormat, []string{"bos_token_id is 2, not in [0, 2)"}},
@@ -168,7 +172,8 @@ func TestIndex(t *testing.T) {
 		refused(t, fmt.Sprintf("shard %q", shard), err, ErrFormat, `weight "w" lies in `, "not the name of a file", "dir/x.index.json")
 	}
 	for _, c := range []struct{ json, word string }{
-		{``, "JSON"}, {`[]`, "cannot unmarshal"}, {`{}`, "no weight_map"}, {`{"weight_map": {}}`, "no weight_map"}, {`{"weight_map": null}`, "no weight_map"},
+		{``, "JSON"}, {`[]`, "cannot unmarshal"}, {`{}`, "no weight_map"}, {`{"weight_map": {}}`, "no weight_map"}, {`{"weight_map": null}`, "null"}, {`null`, "null"},
+		{`{"weight_map": {"a": null}}`, "null"}, {`{"WEIGHT_MAP": {"a": "b"}}`, "no weight_map"}, {`{"weight_map": {"a": {"b": "c"}}}`, "nested"},
 		{`{"weight_map": ["a"]}`, "cannot unmarshal"}, {`{"weight_map": {"a": 1}}`, "cannot unmarshal"}, {`{"weight_map": {"a": "b"}`, "JSON"},
 	} {
 		_, err := parseIndex("dir/x.index.json", []byte(c.json))

@@ -17,7 +17,9 @@ const (
 	head      = "lm_head.weight"
 
 	maxConfig = 16 << 20
-	maxIndex  = 256 << 20
+	maxIndex  = 32 << 20
+
+	maxTensors = 1 << 16 // of a file: forty times what the largest OPT has
 )
 
 // Folder is an open Hugging Face folder of an OPT model. Its methods may be
@@ -102,7 +104,7 @@ func (f *Folder) openWeights(names []string) error {
 		{"pytorch_model.bin", parseTorch},
 	} {
 		if f.in.exists(source.name) {
-			return f.add(source.name, source.parse, nil)
+			return f.add(source.name, source.parse, nil, 0)
 		}
 		index := source.name + ".index.json"
 		if !f.in.exists(index) {
@@ -116,12 +118,16 @@ func (f *Folder) openWeights(names []string) error {
 		if err != nil {
 			return err
 		}
-		shards := slices.Compact(slices.Sorted(maps.Values(shardOf)))
+		placed := map[string]int{} // weights of each shard
+		for _, shard := range shardOf {
+			placed[shard]++
+		}
+		shards := slices.Sorted(maps.Keys(placed))
 		if err := f.allShards(index, source.name, names, shards); err != nil {
 			return err
 		}
 		for _, shard := range shards {
-			if err := f.add(shard, source.parse, shardOf); err != nil {
+			if err := f.add(shard, source.parse, shardOf, placed[shard]); err != nil {
 				return err
 			}
 		}
@@ -131,10 +137,10 @@ func (f *Folder) openWeights(names []string) error {
 }
 
 // add opens one weight file. With an index (weight name to file name) all weights
-// that the index places in this file must be there, and those that it places in
+// that the index places in this file, so many, must be there, and those that it places in
 // another one are copies. Tensors that it does not list are taken, as transformers
 // takes them.
-func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), index map[string]string) error {
+func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), index map[string]string, placed int) error {
 	file, err := f.in.open(name)
 	if err != nil {
 		return err
@@ -149,21 +155,33 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	if err != nil {
 		return err
 	}
-	here := map[string]bool{}
+	if len(entries) > maxTensors {
+		return fail(ErrFormat, path, "%d tensors, more than %d", len(entries), maxTensors)
+	}
+	here := 0 // weights that the index places here
 	for _, e := range entries {
-		if shard, ok := index[e.name]; ok && shard != name {
+		switch shard, ok := index[e.name]; {
+		case ok && shard != name:
 			f.copies = append(f.copies, e)
 			continue
+		case ok:
+			here++
 		}
-		here[e.name] = true
 		weight := canonical(e.name)
 		if other, ok := f.weights[weight]; ok {
 			return fail(ErrFormat, path, "weights %s and %s (%s) are both %s", quote(e.name), quote(other.name), other.file, quote(weight))
 		}
 		f.weights[weight] = e
 	}
+	if here == placed {
+		return nil
+	}
+	there := map[string]bool{}
+	for _, e := range entries {
+		there[e.name] = true
+	}
 	for weight, shard := range index {
-		if shard == name && !here[weight] {
+		if shard == name && !there[weight] {
 			return fail(ErrMissing, path, "weight %s, which the index places here, is not in this file", quote(weight))
 		}
 	}

@@ -1,10 +1,17 @@
 package hf
 
 import (
+	"archive/zip"
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
+	"time"
+
+	"gorgonia.org/leanattention/examples/opt/files"
 )
 
 // Nothing of what a parser refuses comes back, and nothing that it accepts can
@@ -81,6 +88,126 @@ func FuzzConfig(f *testing.F) {
 			}
 		}
 	})
+}
+
+func FuzzGeneration(f *testing.F) {
+	config := readTestdata(f, "config.json")
+	f.Add([]byte(`{"eos_token_id": [2, 10], "do_sample": true, "x": null}`), config)
+	f.Add([]byte(`{"eos_token_id": [null], "num_beams": 1.0}`), []byte(`{"eos_token_id": [2, 3], "pruned_heads": { }}`))
+	f.Add([]byte(`null`), []byte(`null`))
+	f.Fuzz(func(t *testing.T, generation, config []byte) {
+		c, err := parseConfig("x", config)
+		if err != nil {
+			return
+		}
+		f := Folder{config: c, in: fsStore{textStore: textStore{files.FS("x", fstest.MapFS{"generation_config.json": {Data: generation}})}}}
+		if err := f.generation(config); err != nil {
+			if strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%q is not one sentence", err)
+			}
+			return
+		}
+		for _, id := range f.EOS() {
+			if id < 0 || id >= c.VocabSize {
+				t.Fatalf("%d of %d ends a text", id, c.VocabSize)
+			}
+		}
+	})
+}
+
+// TestBounds: what is made of a file takes memory and time in proportion to its size,
+// whatever is in it.
+func TestBounds(t *testing.T) {
+	const size = 1 << 19
+	config := readTestdata(t, "config.json")
+	repeat := func(item string) string { return strings.TrimSuffix(strings.Repeat(item, size/len(item)), ",") }
+	numbered := func(format string) string {
+		var b strings.Builder
+		for i := 0; b.Len() < size; i++ {
+			fmt.Fprintf(&b, format, i)
+		}
+		return strings.TrimSuffix(b.String(), ",")
+	}
+	index := func(s string) map[string]string {
+		return map[string]string{"config.json": string(config), "model.safetensors.index.json": s, "a": string(rawSafetensors("{}", nil))}
+	}
+	safetensors := func(header string) map[string]string {
+		return map[string]string{"config.json": string(config), "model.safetensors": string(rawSafetensors(header, nil))}
+	}
+	pickle := func(s string) map[string]string {
+		return map[string]string{"config.json": string(config), "pytorch_model.bin": string(archive(t, record{"a/data.pkl", s}, record{"a/data/0", "0123456789abcdef"}))}
+	}
+	many := make([]record, 10000)
+	for i := range many {
+		many[i].name = fmt.Sprint(i)
+	}
+	view := tensorOf(storageID("FloatStorage", "0", 4), 0, tupleOf(4), tupleOf(1)) + "q\x00"
+	views := func() string {
+		var b strings.Builder
+		for i := range maxTensors {
+			b.WriteString(op("\x8c\x05", fmt.Sprintf("%05d", i%100000), "h\x00"))
+		}
+		return b.String()
+	}
+	for what, files := range map[string]map[string]string{
+		"config.json of many keys":             {"config.json": "{" + numbered(`"%d":0,`) + "}"},
+		"config.json of one deep value":        {"config.json": `{"x":` + repeat("[")},
+		"config.json of many ends":             {"config.json": `{"eos_token_id":[` + repeat("2,") + "]}"},
+		"config.json of many layers":           {"config.json": strings.Replace(string(config), `"num_hidden_layers": 1`, `"num_hidden_layers": 2147483645`, 1), "model.safetensors": string(tinySafetensors(t, f32, "", 0))},
+		"generation_config.json of many keys":  {"config.json": string(config), "generation_config.json": "{" + numbered(`"%d":0,`) + "}"},
+		"generation_config.json of many ends":  {"config.json": string(config), "generation_config.json": `{"eos_token_id":[` + repeat("2,") + "]}"},
+		"generation_config.json of a deep one": {"config.json": string(config), "generation_config.json": `{"bad_words_ids":` + repeat("[")},
+		"an index of many weights":             index(`{"weight_map":{` + numbered(`"%d":"a",`) + "}}"),
+		"an index of many shards":              index(`{"weight_map":{` + numbered(`"%d":"a",`) + "," + numbered(`"x%[1]d":"x%[1]d",`) + "}}"),
+		"a deep index":                         index(`{"weight_map":` + repeat(`{"a":`)),
+		"a header of many tensors":             safetensors("{" + numbered(`"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},`) + "}"),
+		"a header of many dimensions":          safetensors(`{"a":{"dtype":"U8","shape":[` + repeat("0,") + `],"data_offsets":[0,0]}}`),
+		"a header of a deep value":             safetensors(`{"a":` + repeat("[")),
+		"a header of many metadata":            safetensors(`{"__metadata__":{` + numbered(`"%d":"",`) + "}}"),
+		"a pickle of empty values":             pickle("\x80\x02(" + repeat(")") + "t."),
+		"a pickle of marks":                    pickle("\x80\x02" + repeat("(")),
+		"a pickle of tuples in tuples":         pickle("\x80\x02)" + repeat("\x85") + "."),
+		"a pickle of tuples that double":       pickle("\x80\x02)" + repeat("q\x00h\x00\x86") + "."),
+		"a pickle of lists in themselves":      pickle("\x80\x02]q\x00" + repeat("h\x00a") + "."),
+		"a pickle that remembers":              pickle("\x80\x04N" + repeat("\x94") + "."),
+		"many names for one tensor":            pickle("\x80\x02}(X\x01\x00\x00\x00a" + view + views() + "u."),
+		"an archive of many records":           {"config.json": string(config), "pytorch_model.bin": string(archive(t, many...))},
+	} {
+		total, dir := 0, fstest.MapFS{}
+		for name, text := range files {
+			dir[name] = &fstest.MapFile{Data: []byte(text)}
+			total += len(text)
+		}
+		began := time.Now()
+		var err error
+		bytes := allocated(func() { _, err = OpenFS("x", dir) })
+		if took := time.Since(began); err == nil || len(err.Error()) > 3000 || bytes > uint64(80*total)+64<<20 || took > 20*time.Second {
+			t.Errorf("%s, %d KB: %d KB allocated in %v: %.3000v", what, total>>10, bytes>>10, took, err)
+		} else {
+			t.Logf("%s, %d KB: %d KB allocated in %v: %.200v", what, total>>10, bytes>>10, took, err)
+		}
+	}
+}
+
+// TestDirectory: the directory of an archive is bounded, and its records are not.
+func TestDirectory(t *testing.T) {
+	var file bytes.Buffer
+	w := zip.NewWriter(&file)
+	comment := strings.Repeat("x", 60000)
+	for i := range maxDirectory/60000 + 1 {
+		if _, err := w.CreateRaw(&zip.FileHeader{Name: fmt.Sprint(i), Comment: comment}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := parseTorch("x.bin", file.Bytes())
+	refused(t, "a long directory", err, ErrFormat, "directory has more than 16777216 bytes")
+	good := archive(t, record{"a/data.pkl", stateDict(tensorOf(storageID("FloatStorage", "0", 4<<20), 0, tupleOf(4<<20), tupleOf(1)))}, record{"a/data/0", strings.Repeat("0123456789abcdef", 1<<20)})
+	if e, err := parseTorch("x", good); err != nil || len(e) != 1 || len(e[0].data) != 16<<20 {
+		t.Errorf("a long record: %d tensors, %v", len(e), err)
+	}
 }
 
 // FuzzTorch reads whole files; FuzzPickle reads pickles, whose storages are all

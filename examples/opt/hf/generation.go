@@ -70,9 +70,9 @@ var otherwise = map[string][]string{
 // generation reads what ends a text, from generation_config.json and config.json,
 // and refuses what would make another text.
 func (f *Folder) generation(config []byte) error {
-	p := configParser{file: f.in.path("config.json")}
-	if err := json.Unmarshal(config, &p.fields); err != nil {
-		return fail(ErrFormat, p.file, "not a JSON object: %v", err)
+	p, err := newParser(f.in.path("config.json"), config)
+	if err != nil {
+		return err
 	}
 	if f.eos = p.tokens("eos_token_id", f.config.VocabSize); f.eos == nil && f.config.EOS >= 0 {
 		f.eos = []int{f.config.EOS}
@@ -86,9 +86,9 @@ func (f *Folder) generation(config []byte) error {
 	if err != nil {
 		return err
 	}
-	g := configParser{file: f.in.path("generation_config.json")}
-	if err := json.Unmarshal(data, &g.fields); err != nil || g.fields == nil {
-		return fail(ErrFormat, g.file, "not a JSON object: %.60q", data)
+	g, err := newParser(f.in.path("generation_config.json"), data)
+	if err != nil {
+		return err
 	}
 	g.refuse(steers, "which texts here would not follow")
 	for _, key := range slices.Sorted(maps.Keys(g.fields)) {

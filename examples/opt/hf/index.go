@@ -5,7 +5,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"gorgonia.org/leanattention/examples/opt/files"
 )
+
+// indexLimits has room for a million weights.
+var indexLimits = files.Limits{Values: 1 << 20, Depth: 1}
 
 // parseIndex reads the index of a sharded checkpoint,
 //
@@ -13,23 +18,29 @@ import (
 //
 // and returns its weight_map. A shard must be a plain file name.
 func parseIndex(file string, data []byte) (map[string]string, error) {
-	var index struct {
-		WeightMap map[string]string `json:"weight_map"`
+	fields, err := object(file, data)
+	if err != nil {
+		return nil, err
 	}
-	if err := json.Unmarshal(data, &index); err != nil {
-		return nil, fail(ErrFormat, file, "%v", err)
+	raw := fields["weight_map"]
+	if err := indexLimits.Check(raw); err != nil {
+		return nil, fail(ErrFormat, file, "weight_map: %v", err)
 	}
-	if len(index.WeightMap) == 0 {
+	var shardOf map[string]string
+	if err := json.Unmarshal(raw, &shardOf); raw != nil && err != nil {
+		return nil, fail(ErrFormat, file, "weight_map: %v", err)
+	}
+	if len(shardOf) == 0 {
 		return nil, fail(ErrFormat, file, "no weight_map, or an empty one")
 	}
-	for name, shard := range index.WeightMap {
+	for name, shard := range shardOf {
 		// IsLocal also knows the names that are devices on Windows.
 		// Errors have the name unquoted, as part of a path.
 		if strings.ContainsAny(shard, `/\:`) || strings.ContainsFunc(shard, func(r rune) bool { return !strconv.IsGraphic(r) }) || !filepath.IsLocal(shard) || shard == "." {
 			return nil, fail(ErrFormat, file, "weight %s lies in %s, which is not the name of a file of the folder", quote(name), quote(shard))
 		}
 	}
-	return index.WeightMap, nil
+	return shardOf, nil
 }
 
 // canonical gives a weight the name that callers use, from whatever prefix a

@@ -5,11 +5,48 @@ import (
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
+
+	"gorgonia.org/leanattention/examples/opt/files"
 )
 
 // maxHeader is the longest header that the format allows.
 const maxHeader = 100 << 20
+
+// headerLimits has room for maxTensors and their shapes.
+var headerLimits = files.Limits{Values: 1 << 20, Depth: 3}
+
+// tensorJSON is what a header has of a tensor.
+type tensorJSON struct {
+	DType          string
+	Shape, Offsets []uint64
+}
+
+func (t *tensorJSON) decode(dec *json.Decoder) error {
+	fields := map[string]any{"dtype": &t.DType, "shape": &t.Shape, "data_offsets": &t.Offsets}
+	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
+		return errors.New("not a JSON object")
+	}
+	for dec.More() {
+		token, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		key := token.(string)
+		field := fields[key]
+		if field == nil {
+			return fmt.Errorf("key %s is none of dtype, shape and data_offsets, or is there twice", quote(key))
+		}
+		if err := dec.Decode(field); err != nil {
+			return err
+		}
+		delete(fields, key)
+	}
+	_, err := dec.Token()
+	return err
+}
 
 // parseSafetensors lists the tensors of a safetensors file:
 //
@@ -18,7 +55,7 @@ const maxHeader = 100 << 20
 //	data      offsets count from its first byte
 //
 // As the format demands, the tensors must cover the data without overlap, gap
-// or rest. The entries alias data, and what is allocated is in proportion to
+// or rest, and each has its three keys once, and no other. The entries alias data, and what is allocated is in proportion to
 // the header that is there.
 func parseSafetensors(file string, data []byte) ([]entry, error) {
 	if len(data) < 8 {
@@ -30,6 +67,9 @@ func parseSafetensors(file string, data []byte) ([]entry, error) {
 	}
 	header, data := data[:length], data[length:]
 
+	if err := headerLimits.Check(header); err != nil {
+		return nil, fail(ErrFormat, file, "header: %v", err)
+	}
 	dec := json.NewDecoder(bytes.NewReader(header))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
 		return nil, fail(ErrFormat, file, "the header is not a JSON object")
@@ -57,12 +97,8 @@ func parseSafetensors(file string, data []byte) ([]entry, error) {
 			}
 			continue
 		}
-		var d struct {
-			DType   string   `json:"dtype"`
-			Shape   []uint64 `json:"shape"`
-			Offsets []uint64 `json:"data_offsets"`
-		}
-		if err := dec.Decode(&d); err != nil {
+		var d tensorJSON
+		if err := d.decode(dec); err != nil {
 			return nil, fail(ErrFormat, file, "tensor %s: %v", quote(name), err)
 		}
 		size, known := elementBytes[dtype(d.DType)]

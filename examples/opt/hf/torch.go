@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"math/bits"
@@ -17,6 +18,9 @@ const (
 	// shard's has some hundred kilobytes, and a byte of a hostile one can become
 	// some fifty of memory.
 	maxPickle = 4 << 20
+	// maxDirectory bounds the bytes of an archive's directory, of which a byte can
+	// become some ten of memory. A published shard's has some tens of kilobytes.
+	maxDirectory = 16 << 20
 	// maxRank is more than any weight of a decoder has.
 	maxRank = 8
 )
@@ -63,7 +67,9 @@ func parseTorch(file string, data []byte) ([]entry, error) {
 //
 // whose records are stored uncompressed, so that they can be used in place.
 func parseZip(file string, data []byte) (any, error) {
-	archive, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
+	directory := &bounded{from: bytes.NewReader(data), left: maxDirectory}
+	archive, err := zip.NewReader(directory, int64(len(data)))
+	directory.left = math.MaxInt // from here on single records are read
 	if err != nil {
 		return nil, fail(ErrFormat, file, "%v", err)
 	}
@@ -129,6 +135,19 @@ func parseZip(file string, data []byte) (any, error) {
 		return nil, fail(ErrFormat, file, "%v", err)
 	}
 	return value, nil
+}
+
+// bounded is a reader of which some bytes can be read.
+type bounded struct {
+	from io.ReaderAt
+	left int
+}
+
+func (b *bounded) ReadAt(p []byte, at int64) (int, error) {
+	if b.left -= len(p); b.left < 0 {
+		return 0, fmt.Errorf("the archive's directory has more than %d bytes", maxDirectory)
+	}
+	return b.from.ReadAt(p, at)
 }
 
 // stored returns the bytes of an uncompressed record, in place.

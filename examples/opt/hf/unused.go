@@ -28,7 +28,8 @@ func (f *Folder) unused(used map[string]bool) (list, where string) {
 		}
 	}
 	for _, e := range f.copies {
-		if w, ok := f.weights[canonical(e.name)]; !(ok && w.same(&e)) && !isBuffer(e.name) {
+		weight := canonical(e.name)
+		if w := f.weights[weight]; !(used[weight] && w.same(&e)) && !isBuffer(e.name) {
 			rest = append(rest, e)
 		}
 	}
@@ -81,12 +82,12 @@ func (f *Folder) noAdapter(names []string) error {
 var shardName = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.`)
 
 // allShards refuses a file that has the name of a shard of the checkpoint and is not
-// in its index.
+// in its index, whose shards are sorted.
 func (f *Folder) allShards(index, whole string, names, shards []string) error {
 	stem, extension, _ := strings.Cut(whole, ".")
 	for _, name := range names {
 		middle, ok := strings.CutPrefix(name, stem)
-		if !ok || slices.Contains(shards, name) {
+		if _, listed := slices.BinarySearch(shards, name); !ok || listed {
 			continue
 		}
 		if at := shardName.FindStringIndex(middle); at != nil && at[0] == 0 && middle[at[1]:] == extension {
