@@ -10,6 +10,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -30,6 +31,22 @@ type request struct {
 	gives     bool        // its cache gives pages back that the window leaves behind
 	rotary    *la.RotaryConfig
 	shard     la.Shard // of its cache
+	mixed     bool     // WithMixedPrecision is among opts
+}
+
+// precision is that of the engine at a place, with what it may round where mixed precision is asked for: on a CPU only
+// prompts in AMX's tiles are rounded.
+func (r *request) precision(at graphtest.Place, p reftest.Precision) reftest.Precision {
+	if tier, err := cpu.Tier(); err != nil || tier != "amx" || !r.mixed || at.Real || r.query != tensor.Float32 {
+		return p
+	}
+	switch r.kv {
+	case la.Float16: // two parts of bfloat16
+		p.P, p.Query = reftest.Float16, max(p.Query, 0x1p-13)
+	case la.BFloat16:
+		p.P, p.Query = reftest.BFloat16, max(p.Query, 0x1p-8)
+	}
+	return p
 }
 
 // feature adds something to a request.
@@ -84,7 +101,7 @@ var features = []feature{ // shapes first, of which the others make use
 	{"unfused", option(la.WithSchedule(la.Unfused))},
 	{"LeanTiles", option(la.WithTileTokens(64))},
 	{"workers", option(la.WithWorkers(3))},
-	{"mixed precision", option(la.WithMixedPrecision())},
+	{"mixed precision", func(_ *rand.Rand, r *request) { r.mixed, r.opts = true, append(r.opts, la.WithMixedPrecision()) }},
 	{"batch invariance", option(la.WithBatchInvariance())},
 }
 
@@ -285,11 +302,8 @@ func denseEntries(at graphtest.Place) []entry {
 		}
 		return d
 	}
-	want := func(p *graphtest.Problem) *reftest.Result {
-		if at.GPU == nil {
-			return p.Reference(p.Precision(0))
-		}
-		return p.ReferenceThere(at)
+	want := func(p *graphtest.Problem, r request) *reftest.Result {
+		return p.Reference(r.precision(at, at.Precision(p.QueryType, p.KVType)))
 	}
 	return []entry{
 		{"Attend", func(t *testing.T, rng *rand.Rand, r request) error {
@@ -313,7 +327,7 @@ func denseEntries(at graphtest.Place) []entry {
 			if at.GPU != nil {
 				host = []G.Value{graphtest.Download(t, a.Out), graphtest.Download(t, a.LSE)}
 			}
-			p.Check(t, want(p), host[0], host[1])
+			p.Check(t, want(p, r), host[0], host[1])
 			return nil
 		}},
 		{"Attention", func(t *testing.T, rng *rand.Rand, r request) error {
@@ -356,7 +370,7 @@ func denseEntries(at graphtest.Place) []entry {
 			if err := vm.RunAll(); err != nil {
 				return err
 			}
-			p.Check(t, want(p), g.OutValue, g.LSEValue)
+			p.Check(t, want(p, r), g.OutValue, g.LSEValue)
 			return nil
 		}},
 	}
@@ -404,7 +418,7 @@ func cachedEntry(name string, at graphtest.Place) entry {
 				return errors.Join(err, d.Step.Rollback(), d.VM.Close())
 			}
 			for l, x := range u.Cases {
-				if err := d.Compare(t, l, u, x.Reference(d.Precision(r.query, r.kv))); err != nil {
+				if err := d.Compare(t, l, u, x.Reference(r.precision(at, d.Precision(r.query, r.kv)))); err != nil {
 					t.Errorf("%v: %v", x.Shape, err)
 				}
 			}
