@@ -53,6 +53,9 @@ type options struct {
 	json        bool
 	logprobs    int
 
+	flags []string // those that ranks must have alike, and their values
+	text  string   // what the file of perplexity has
+
 	ahead bool // for tests: tokens are computed before others are looked at, on the CPU too
 }
 
@@ -62,6 +65,19 @@ func (o *options) seed() *uint64 {
 		return nil
 	}
 	return &o.sample.Seed
+}
+
+// texts is a flag that may be given several times.
+type texts []string
+
+func (t *texts) String() string { return fmt.Sprintf("%q", []string(*t)) }
+
+func (t *texts) Set(s string) error {
+	if s == "" || !utf8.ValidString(s) {
+		return errors.New("not a text that could be written")
+	}
+	*t = append(*t, s)
+	return nil
 }
 
 // usageError is a wrong flag or value of a flag.
@@ -118,13 +134,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	f.BoolVar(&o.special, "special", false, "names of special tokens in texts, such as </s>, are these tokens; false: they are spelled out")
 	f.IntVar(&o.tokens, "n", 128, "most `tokens` to add to a prompt, or to a line of -i")
 	f.IntVar(&o.samples, "n-samples", 1, "`texts` to make of each prompt, which is read once if it is not short; they are drawn with -temperature, -top-k or -top-p, and are what a prompt that is given so many times would get")
-	f.Func("stop", "`text` before which the output ends, where the name of a special token is that token, too; may be given several times", func(s string) error {
-		if s == "" || !utf8.ValidString(s) {
-			return errors.New("not a text that could be written")
-		}
-		o.stops = append(o.stops, s)
-		return nil
-	})
+	f.Var((*texts)(&o.stops), "stop", "`text` before which the output ends, where the name of a special token is that token, too; may be given several times")
 	f.Float64Var(&o.sample.Temperature, "temperature", 0, "temperature `t` by which tokens are drawn: 0 takes the most likely token; 1 samples from the model's distribution, more from a flatter one; with -top-k or -top-p it is 1 if it is not given")
 	f.IntVar(&o.sample.TopK, "top-k", 0, "sample from the `k` most likely tokens only; 0: all")
 	f.Float64Var(&o.sample.TopP, "top-p", 1, "sample from the fewest most likely tokens that have probability `p`; 0 and 1: all")
@@ -182,6 +192,7 @@ func parse(args []string, help io.Writer) (options, error) {
 			return o, err
 		}
 	}
+	o.flags = sameFlags(f)
 	return o, nil
 }
 

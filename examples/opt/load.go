@@ -134,8 +134,12 @@ func (l *loaded) openGPU(stderr io.Writer) (err error) {
 	if err != nil || o.world.Size <= 1 {
 		return err
 	}
+	same, err := l.same()
+	if err != nil {
+		return err
+	}
 	fmt.Fprintf(stderr, "waiting for %d ranks at %s\n", o.world.Size, o.world.Address)
-	if l.comm, err = ranks.Join(context.Background(), l.gpu, o.world); err != nil {
+	if l.comm, err = ranks.Join(context.Background(), l.gpu, o.world, same...); err != nil {
 		return err
 	}
 	fmt.Fprintf(stderr, "rank %d of %d on %v, NCCL %s\n", o.world.Rank, o.world.Size, l.gpu, l.comm.NCCL())

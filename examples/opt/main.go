@@ -78,8 +78,9 @@
 //
 // Where RANK and WORLD_SIZE are set, as torchrun sets them, this is one of several processes that
 // have the model together, each with a part of the weights and of the cache on its GPU
-// (-device gpu), or on several (-device gpu:0,1): see docs/devices.md. All get the same flags; rank 0 writes, and the others
-// write errors alone.
+// (-device gpu), or on several (-device gpu:0,1): see docs/devices.md. All ranks get the same model, texts and flags; only -device,
+// -stats, -json and the paths of files may differ. What differs otherwise is an error of all ranks, which shows it. Rank 0 writes,
+// and the others write errors alone.
 //
 // Exit status: 0; 1 if something could not be read, computed or written; 2 for
 // wrong flags; 130 after an interrupt, when what was decoded has been written.
@@ -162,11 +163,10 @@ func do(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.W
 	}
 	switch {
 	case o.perplexity != "":
-		text, err := readBounded(o.perplexity, in, maxText)
-		if err != nil {
+		if o.text, err = readBounded(o.perplexity, in, maxText); err != nil {
 			return fmt.Errorf("-perplexity: %w", err)
 		}
-		return tellPerplexity(ctx, o, text, stdout, stderr)
+		return tellPerplexity(ctx, o, stdout, stderr)
 	case o.interactive:
 		return converse(ctx, o, stdin, stdout, stderr)
 	}

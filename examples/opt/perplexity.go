@@ -41,13 +41,13 @@ func windows(tokens, size, stride int) (ws []window) {
 }
 
 // tellPerplexity loads the model and writes the perplexity of a text.
-func tellPerplexity(ctx context.Context, o options, text string, stdout, stderr io.Writer) (err error) {
+func tellPerplexity(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
 	l, err := load(o, stderr)
 	if err != nil {
 		return err
 	}
 	defer func() { err = l.end(err) }()
-	ids, err := l.encode(text, true, math.MaxInt32)
+	ids, err := l.encode(o.text, true, math.MaxInt32)
 	if err != nil {
 		return err
 	}

@@ -178,14 +178,14 @@ func TestPerplexityInterrupt(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var out bytes.Buffer
 	log := &interrupting{after: 1 << 30, cancel: cancel}
-	text := strings.Repeat("abc", 100)
+	o.text = strings.Repeat("abc", 100)
 	cancel()
-	if err := tellPerplexity(ctx, o, text, &out, log); !errors.Is(err, context.Canceled) || out.Len() != 0 {
+	if err := tellPerplexity(ctx, o, &out, log); !errors.Is(err, context.Canceled) || out.Len() != 0 {
 		t.Errorf("interrupted at once: %v, %q", err, &out)
 	}
 	// After the first window.
 	steps := &countdown{Context: context.Background(), calls: 4}
-	if err := tellPerplexity(steps, o, text, &out, log); !errors.Is(err, context.Canceled) {
+	if err := tellPerplexity(steps, o, &out, log); !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v", err)
 	}
 	if !strings.Contains(out.String(), " of 301 tokens, ") || !strings.HasSuffix(out.String(), ", interrupted\n") {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/rankstest"
@@ -24,6 +25,18 @@ func asRank(t *testing.T, args ...string) {
 	var stdout, stderr bytes.Buffer
 	status := run(context.Background(), args, strings.NewReader(""), &stdout, &stderr)
 	rankstest.Write(t, fmt.Sprintf("%d\n%s\n%s", status, stdout.String(), stderr.String()))
+}
+
+// bothFlags is the flags of rank 0 and those of rank 1.
+const bothFlags = "OPT_TEST_BOTH_FLAGS"
+
+// asOneOfTwo is asRank with the flags that bothFlags has for the rank.
+func asOneOfTwo(t *testing.T) {
+	flags, one, _ := strings.Cut(os.Getenv(bothFlags), "||")
+	if os.Getenv("RANK") == "1" {
+		flags = one
+	}
+	asRank(t, append(strings.Split(flags, "|"), "-device", "gpu")...)
 }
 
 // Two ranks write what one process does, by rank 0 alone.
@@ -73,6 +86,68 @@ func TestRanks(t *testing.T) {
 				t.Errorf("%s: rank 0 writes %q, rank 1 %q", c, two[0].Text, two[1].Text)
 			}
 		}
+	}
+}
+
+// Ranks that do not belong together end at once, with an exit status that is not 0, and both say what differs. Nothing is written.
+func TestRanksDiffer(t *testing.T) {
+	if rankstest.Child() {
+		asOneOfTwo(t)
+		return
+	}
+	t.Parallel()
+	dir := writeModel(t, nil)
+	with := func(dir string) string { return "-model|" + dir + "|-prompt|abc|-n|2" }
+	base := with(dir)
+	type ranksCase struct{ name, zero, one, ones, zeros string } // what each has
+	cases := []ranksCase{
+		{"prompts", "-prompt|a little girl", "-prompt|a little lion", `"prompt 1: a little lion"`, `"prompt 1: a little girl"`},
+		{"-n, -seed and -weights", base + "|-seed|6", strings.Replace(base, "|-n|2", "|-n|4|-weights|f16", 1) + "|-seed|7", `"-n 4", "-seed 7", "-weights f16"`, `"-n 2", "-seed 6", "-weights stored"`},
+		{"a byte of a weight", base, with(copyModel(t, dir, "model.safetensors", flipped(0.5))), `"weight `, `"weight `},
+	}
+	if reftest.Every(t) {
+		cases = append(cases,
+			ranksCase{"a longer prompt", "-prompt|Once", "-prompt|Once upon a time", `"prompt 1: Once upon a time"`, `"prompt 1: Once"`},
+			ranksCase{"-temperature", base + "|-temperature|0.8|-seed|1", base + "|-temperature|0.9|-seed|1", `"-temperature 0.9"`, `"-temperature 0.8"`},
+			ranksCase{"-stop", base + "|-stop|a", base + "|-stop|\x1b[31m", `"-stop [\"\\x1b[31m\"]"`, `"-stop [\"a\"]"`},
+			ranksCase{"configuration", base, with(copyModel(t, dir, "config.json", replaced(`{`, `{"activation_function":"gelu",`))), `"model's Activation: gelu"`, `"model's Activation: relu"`},
+			ranksCase{"tokenizer", base, with(copyModel(t, dir, "vocab.json", replaced(`"a":`, `"a" :`))), `"tokenizer: `, `"tokenizer: `})
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			const limit = 10 * time.Minute
+			want := fmt.Sprintf("rank 1: it has %s", c.ones)
+			for rank, r := range rankstest.Run(t, 2, []string{bothFlags + "=" + c.zero + "||" + c.one, "LEANATTENTION_RANKS_TIMEOUT=" + limit.String()}) {
+				if r.Err != nil || !strings.HasPrefix(r.Text, "1\n\n") || !strings.Contains(r.Text, want) || !strings.Contains(r.Text, "and rank 0 has "+c.zeros) {
+					t.Errorf("rank %d: %v: %q, want %s and %s\n%s", rank, r.Err, r.Text, want, c.zeros, r.Output)
+				}
+			}
+		})
+	}
+}
+
+// What tells of the text, or where it comes from, may differ: rank 0 alone has -stats, and each rank has files of its own.
+func TestRanksMayDiffer(t *testing.T) {
+	if rankstest.Child() {
+		asOneOfTwo(t)
+		return
+	}
+	t.Parallel()
+	dir := writeModel(t, func(config map[string]any) { config["hidden_size"], config["num_attention_heads"] = 128, 2 })
+	file := filepath.Join(t.TempDir(), "prompts")
+	if err := os.WriteFile(file, []byte("abc\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	zero := "-model|" + dir + "|-prompt|abc|-n|2|-stats"
+	one := "-model|" + copyModel(t, dir, "", nil) + "|-prompts|" + file + "|-n|2|-json"
+	all := rankstest.Run(t, 2, []string{bothFlags + "=" + zero + "||" + one, "LEANATTENTION_SECRET=0123456789abcdef", "LEANATTENTION_JOB=a job"})
+	for rank, r := range all {
+		if r.Err != nil || !strings.HasPrefix(r.Text, "0\n") {
+			t.Errorf("rank %d: %v: %q\n%s", rank, r.Err, r.Text, r.Output)
+		}
+	}
+	if !strings.Contains(all[0].Text, "exchange ") || all[1].Text != "0\n\n" {
+		t.Errorf("%q", all)
 	}
 }
 

@@ -47,7 +47,8 @@ func (l *loaded) writeExchange(w io.Writer) {
 
 // measureExchange is called on all ranks when all of them have done the same, and without an interrupt.
 func (l *loaded) measureExchange() (err error) {
-	if l.options.stats || l.options.json {
+	// Ranks always do: -stats and -json may be those of one of them.
+	if l.options.stats || l.options.json || l.comm != nil {
 		l.exchange, err = l.decoder.MeasureExchange()
 	}
 	return err

@@ -85,6 +85,7 @@ type Tokenizer struct {
 	eos           int            // -1: none
 	size          int
 	widest        int // most bytes of a text that are one token; 0: any number
+	checksum      uint32
 }
 
 func fail(file, format string, args ...any) error {
@@ -103,6 +104,9 @@ func quote(s string) string {
 	}
 	return fmt.Sprintf("%q... (%d bytes)", s[:most], len(s))
 }
+
+// Checksum returns the CRC-32C of the files that [Load] has read, with their names; 0 of a tokenizer of [New].
+func (t *Tokenizer) Checksum() uint32 { return t.checksum }
 
 // VocabSize returns one more than the highest id.
 func (t *Tokenizer) VocabSize() int { return t.size }

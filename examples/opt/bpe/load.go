@@ -3,6 +3,7 @@ package bpe
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 
@@ -43,11 +44,16 @@ func Load(dir string) (*Tokenizer, error) { return load(files.Dir(dir)) }
 func LoadFS(name string, fsys fs.FS) (*Tokenizer, error) { return load(files.FS(name, fsys)) }
 
 func load(dir files.Folder) (*Tokenizer, error) {
-	t, err := loadForm(dir)
+	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	t, err := loadForm(dir.Telling(func(name string, data []byte) {
+		fmt.Fprintf(sum, "%q %d\n", name, len(data))
+		sum.Write(data)
+	}))
 	if err != nil {
 		return nil, err
 	}
 	t.measure()
+	t.checksum = sum.Sum32()
 	return t, nil
 }
 

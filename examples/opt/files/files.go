@@ -36,7 +36,8 @@ func IsPointer(data []byte) bool {
 // Folder is a folder of the operating system, or the root of a file system.
 type Folder struct {
 	name string
-	fsys fs.FS // nil: the system's
+	fsys fs.FS                          // nil: the system's
+	told func(name string, data []byte) // of each file that Read has read; nil: nobody is
 }
 
 // Dir is a folder of the operating system.
@@ -44,7 +45,13 @@ func Dir(name string) Folder { return Folder{name: name} }
 
 // FS is the root of a file system, say one that is part of the program. name
 // stands for it in errors.
-func FS(name string, fsys fs.FS) Folder { return Folder{name, fsys} }
+func FS(name string, fsys fs.FS) Folder { return Folder{name: name, fsys: fsys} }
+
+// Telling is the folder with a function that Read calls for each file that it has read.
+func (d Folder) Telling(f func(name string, data []byte)) Folder {
+	d.told = f
+	return d
+}
 
 // Path is the path of one of the folder's files, for errors.
 func (d Folder) Path(name string) string {
@@ -86,6 +93,14 @@ func (d Folder) Names() ([]string, error) {
 
 // Read returns one of the folder's files, which may have up to most bytes.
 func (d Folder) Read(name string, most int64) ([]byte, error) {
+	data, err := d.read(name, most)
+	if err == nil && d.told != nil {
+		d.told(name, data)
+	}
+	return data, err
+}
+
+func (d Folder) read(name string, most int64) ([]byte, error) {
 	if d.fsys == nil {
 		return Read(d.Path(name), most)
 	}

@@ -2,6 +2,7 @@ package hf
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -13,6 +14,7 @@ import (
 type file struct {
 	path  string
 	data  []byte
+	at    io.ReaderAt // the same bytes, read without the mapping, which would read more around them; nil: there are none
 	unmap func() error
 }
 
@@ -31,12 +33,12 @@ func openFile(path string) (*file, error) {
 	if err != nil {
 		return nil, fail(ErrMissing, path, "%v", cause(err))
 	}
-	defer f.Close()
 	data, unmap, err := mapping(f, int(size))
 	if err != nil {
+		_ = f.Close()
 		return nil, fail(ErrMissing, path, "cannot map %d bytes: %v", size, err)
 	}
-	return &file{path, data, unmap}, nil
+	return &file{path, data, f, func() error { return errors.Join(unmap(), f.Close()) }}, nil
 }
 
 // cause drops the path from an error of package os: the sentence has it already.

@@ -26,6 +26,16 @@ type cut struct {
 	none           bool // another rank has it
 }
 
+// Checksums returns those of a folder's weights that ranks compare: of all elements of a weight that all ranks have wholly, and of a
+// part of each that is dealt out. See [hf.Folder.Checksums].
+func Checksums(from *hf.Folder, world ranks.World) ([]string, error) {
+	world.Rank = 0 // alike on all ranks
+	return from.Checksums(func(w hf.Weight) bool {
+		c := cutOf(from.Config(), world, w.Name, w.Shape)
+		return !c.none && c.from == 0 && c.to == w.Shape[c.axis]
+	})
+}
+
 // featureBlock is what parts of the feed-forward network are multiples of: columns of a weight
 // begin where rows of 16 bytes can.
 const featureBlock = 16
