@@ -76,7 +76,7 @@ func (m *matcher) next(text string, from int) (start int, found *addedToken) {
 // before it has taken.
 func (m *matcher) split(text string, spell bool, yield func(*addedToken, string) bool) bool {
 	done := 0
-	var run struct{ begin, end int } // white space that a token has taken behind it
+	space := 0 // where the white space ends that a token has taken behind it
 	for at := 0; len(m.tokens) > 0; {
 		start, token := m.next(text, at)
 		if token == nil {
@@ -91,10 +91,10 @@ func (m *matcher) split(text string, spell bool, yield func(*addedToken, string)
 			start = done + len(strings.TrimRightFunc(text[done:max(done, start)], unicode.IsSpace))
 		}
 		if token.RStrip {
-			if stop < run.begin || stop > run.end { // not known yet
-				run.begin, run.end = stop, len(text)-len(strings.TrimLeftFunc(text[stop:], unicode.IsSpace))
+			if stop > space {
+				space = len(text) - len(strings.TrimLeftFunc(text[stop:], unicode.IsSpace))
 			}
-			stop = run.end
+			stop = space
 		}
 		if done < start && !yield(nil, text[done:start]) {
 			return false

@@ -60,6 +60,9 @@ func hostiles(t testing.TB, size int) []hostile {
 		{"a template whose ids multiply, as short as a good one", tokenizer("post_processor", template(1000, 300)), "more than 1024 tokens"},
 		{"the longest template", tokenizer("post_processor", template(32, 32)), ""},
 		{"a template of one more token", tokenizer("post_processor", template(205, 5)), "more than 1024 tokens"},
+		{"a template of one more token before and behind", tokenizer("post_processor", strings.Replace(template(205, 2), `"type_id":0}}],`, `"type_id":0}}`+
+			strings.Repeat(`,{"SpecialToken":{"id":"</s>","type_id":0}}`, 3)+"],", 1)), "more than 1024 tokens"},
+		{"two templates", tokenizer("post_processor", `{"type":"Sequence","processors":[`+template(1, 1)+","+template(1, 1)+"]}"), "two templates"},
 		{"many Digits", tokenizer("pre_tokenizer", sequence(size/24, `{"type":"Digits"}`)), "pre_tokenizer: more than"},
 		{"many Splits", tokenizer("pre_tokenizer", sequence(size/100, split)), "pre_tokenizer: "},
 		{"too many Splits by one", tokenizer("pre_tokenizer", sequence(maxCuts, split)), "a Sequence of 33"},

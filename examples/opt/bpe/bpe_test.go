@@ -263,6 +263,7 @@ func TestBadFiles(t *testing.T) {
 		{"fractional id", strings.Replace(v, `"<s>":0`, `"<s>":0.5`, 1), m, "not a JSON object"},
 		{"negative id", strings.Replace(v, `"<s>":0`, `"<s>":-1`, 1), m, `"<s>" has id -1`},
 		{"huge id", strings.Replace(v, `"<s>":0`, `"<s>":1152921504606846976`, 1), m, `"<s>" has id 1152921504606846976`},
+		{"id whose successor is no int of 32 bits", strings.Replace(v, `"<s>":0`, `"<s>":2147483647`, 1), m, `"<s>" has id 2147483647`},
 		{"id twice", strings.Replace(v, `"<s>":0`, `"<s>":1`, 1), m, `"<pad>" and "<s>" both have id 1`},
 		{"no </s>", strings.Replace(v, `"</s>"`, `"<eos>"`, 1), m, `no token "</s>"`},
 		{"merge of one", v, "a\n", `line 1: "a"`},

@@ -43,7 +43,7 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 			return fail(file, "added token %s is there twice", quote(a.Content))
 		case !anyID && a.ID != id:
 			return fail(file, "added token %s has id %d, and transformers gives it %d", quote(a.Content), a.ID, id)
-		case id > math.MaxInt32:
+		case id >= math.MaxInt32:
 			return fail(file, "added token %s has id %d", quote(a.Content), id)
 		}
 		seen[a.Content] = true

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -161,6 +162,10 @@ func TestNulls(t *testing.T) {
 		{"saved by 5", js, "model type", nil, "type is null"},
 		{"saved by 5", js, "model unk_token", nil, ""},
 		{"saved by 5", js, "model dropout", nil, ""},
+		{"saved by 5", js, "model dropout", 0.0, ""},
+		{"saved by 5", js, "model unk_token", "<none>", ""}, // every byte has a token
+		{"saved by 5", js, "model byte_fallback", true, ""},
+		{"no bos", config, "added_tokens_decoder", object{"-1": object{"content": "<x>"}}, `"-1"`},
 		{"saved by 5", js, "version", nil, "version is null"},
 		{"saved by 5", js, "truncation", nil, ""},
 		{"saved by 5", js, "Model", object{}, `unknown field "Model"`},
@@ -202,6 +207,67 @@ func TestNulls(t *testing.T) {
 		if tok != nil || !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), c.word) || !strings.Contains(err.Error(), c.file) {
 			t.Errorf("%s of %s is %v: %v, want %q", c.path, c.file, c.value, err, c.word)
 		}
+	}
+}
+
+// TestOwnClass: a class that makes its own pre-tokenizer is refused with any other one in
+// tokenizer.json, and with ignore_merges; a class that does not, takes them.
+func TestOwnClass(t *testing.T) {
+	g := readGolden(t)
+	type object = map[string]any
+	level := func(regex bool) object {
+		return object{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex}
+	}
+	for _, c := range []struct {
+		path  string
+		value any
+		own   bool // the pre-tokenizer is that of the class
+	}{
+		{"pre_tokenizer", level(true), true},
+		{"pre_tokenizer", level(false), false},
+		{"pre_tokenizer", object{"type": "Sequence", "pretokenizers": []any{level(true)}}, true},
+		{"pre_tokenizer", object{"type": "Sequence", "pretokenizers": []any{object{"type": "Digits", "individual_digits": true}, level(true)}}, false},
+		{"model ignore_merges", true, false},
+		{"model ignore_merges", false, true},
+	} {
+		for folder, own := range map[string]bool{"saved by 5": true, "json 0": false} {
+			tok, err := Load(edited(t, &g, folder, "tokenizer.json", strings.Fields(c.path), c.value))
+			if c.own || !own {
+				if err != nil {
+					t.Errorf("%s: %s is %v: %v", folder, c.path, c.value, err)
+				}
+				continue
+			}
+			if tok != nil || !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "is not that of the tokenizer_class") {
+				t.Errorf("%s: %s is %v: %v", folder, c.path, c.value, err)
+			}
+		}
+	}
+}
+
+// TestIgnoreMerges: a word that is a token is that token, up to the longest one.
+func TestIgnoreMerges(t *testing.T) {
+	g := readGolden(t)
+	const long = "zqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzq"
+	dir := g.write(t, g.named(t, "json 0"), func(file string, fields map[string]any) {
+		if file == "tokenizer.json" {
+			model := fields["model"].(map[string]any)
+			vocab := maps.Clone(g.Vocab)
+			vocab[long] = len(vocab)
+			model["vocab"], model["ignore_merges"], fields["added_tokens"] = vocab, true, []any{}
+			fields["post_processor"] = nil
+		}
+	})
+	tok, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := tok.ID(long)
+	if ids := tok.EncodeText(long); tok.longest != len(long) || !slices.Equal(ids, []int{id}) {
+		t.Errorf("%v, want %d; the longest token has %d characters", ids, id, tok.longest)
+	}
+	if ids := tok.EncodeText(long + "z"); len(ids) != len(long)+1 {
+		t.Errorf("of a longer word %v", ids)
 	}
 }
 
@@ -347,6 +413,9 @@ func TestTooLong(t *testing.T) {
 		t.Errorf("unknown bytes %q: %d ids, %v", missing, len(ids), err)
 	}
 	// Just fits.
+	if ids, err := tok.EncodeTextAtMost(strings.Repeat("a", 8*2048), 2048, true); err != nil || len(ids) != 2048 {
+		t.Errorf("%d ids, %v", len(ids), err)
+	}
 	if ids, err := tok.EncodeAtMost(strings.Repeat("a", 8*2047), 2048, true); err != nil || len(ids) != 2048 {
 		t.Errorf("%d ids, %v", len(ids), err)
 	}

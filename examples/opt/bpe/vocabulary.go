@@ -33,7 +33,7 @@ func (v *vocabulary) addTokens(file string, ids map[string]int) error {
 		return fail(file, "no tokens")
 	}
 	for token, id := range ids {
-		if id < 0 || id > math.MaxInt32 {
+		if id < 0 || id >= math.MaxInt32 {
 			return fail(file, "token %.60q has id %d", token, id)
 		}
 		if other, ok := v.tokens[id]; ok {

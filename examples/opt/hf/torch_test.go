@@ -248,6 +248,11 @@ func TestBadPickles(t *testing.T) {
 	if e, err := parseTorch("x.bin", data); err != nil || len(e) != 1 || !slices.Equal(e[0].shape, []int{3}) || string(e[0].data) != "456789abcdef" {
 		t.Errorf("%v, %v", e, err)
 	}
+	// The stride of a dimension of one says nothing.
+	one := archive(t, record{"a/data.pkl", stateDict(tensorOf(float4, 0, tupleOf(1, 4), tupleOf(9, 1)))}, record{"a/data/0", "0123456789abcdef"})
+	if e, err := parseTorch("x.bin", one); err != nil || len(e) != 1 || e[0].stride != nil {
+		t.Errorf("%v, %v", e, err)
+	}
 	for n := range good {
 		if _, _, err := unpickle([]byte(good[:n]), newStorage); err == nil {
 			t.Errorf("%d of %d bytes of a pickle were read", n, len(good))

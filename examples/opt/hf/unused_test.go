@@ -153,6 +153,25 @@ func TestSame(t *testing.T) {
 	}
 }
 
+// TestUnusedList: the first eight tensors are named, and the others counted.
+func TestUnusedList(t *testing.T) {
+	for n, want := range map[int]string{1: `1 tensors that the model of config.json does not use: "0"`, 8: `"6", "7"`, 9: `"7" and 1 more`, 30: `"9"`} {
+		f := Folder{dir: "x", weights: map[string]entry{}}
+		for i := range n {
+			f.weights[fmt.Sprint(i)] = entry{name: fmt.Sprint(i), file: "y"}
+		}
+		list, where := f.unused(nil)
+		if n < 30 && !strings.HasSuffix(list, want) || n == 30 && !strings.HasSuffix(list, " and 22 more") || where != "y" {
+			t.Errorf("%d: %s in %s, want %s", n, list, where, want)
+		}
+	}
+	data := []byte{0, 1, 2, 3}
+	a, b := entry{dtype: f16, shape: []int{2}, data: data}, entry{dtype: bf16, shape: []int{2}, data: data}
+	if a.same(&b) || !a.same(&a) {
+		t.Error("tensors of two types are the same")
+	}
+}
+
 // TestFilesBeside: a file beside the weights that would change the model is refused by
 // name, and what would not is not looked at.
 func TestFilesBeside(t *testing.T) {
