@@ -87,16 +87,10 @@ func (m *Memory) Token(logits []float32, temperature float64, topK int, topP, u 
 func (m *Memory) weigh(logits []float32, most float32, temperature float64) (all []candidate, total float64) {
 	all = m.candidates[:0]
 	for i, x := range logits {
-		w := math.Exp((float64(x) - float64(most)) / temperature)
-		switch {
-		case w >= leastWeight:
-		case x == most: // by a tiny temperature 0/0, or by one that rounds to 0
-			w = 1
-		default:
-			continue
+		if w := math.Exp((float64(x) - float64(most)) / temperature); w >= leastWeight { // -Inf/Inf is NaN
+			all = append(all, candidate{int32(i), x, w})
+			total += w
 		}
-		all = append(all, candidate{int32(i), x, w})
-		total += w
 	}
 	m.candidates = all
 	return all, total

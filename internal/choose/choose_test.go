@@ -2,6 +2,7 @@ package choose
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 	"sort"
 	"testing"
@@ -103,10 +104,36 @@ func TestOdd(t *testing.T) {
 		{[]float32{least, 1, 3e38}, inf, 0, 1, 0, 1}, {[]float32{least, 1, 3e38}, inf, 0, 1, 0.49, 1}, {[]float32{least, 1, 3e38}, inf, 0, 1, 0.51, 2},
 		{[]float32{1, 2, 3}, inf, 2, 1, 0, 1}, {[]float32{1, 2, 3}, inf, 2, 1, 0.99, 2},
 		{[]float32{1, 1}, 1, 0, nan, 0.9, 1}, {[]float32{1, 1}, 1, -5, -1, 0.9, 1},
+		{[]float32{1, 1}, 1, 0, 1, 0.5, 1}, {[]float32{1, 1}, 1, 0, 1, math.Nextafter(0.5, 0), 0}, // the sum is greater than u
+		{[]float32{1, 1}, 1, 0, 0.5, 0.99, 0}, {[]float32{1, 1}, 1, 0, 0.500001, 0.99, 1}, // as few as add up to topP
+		{[]float32{0, -30 * math.Ln2}, 1, 0, 1, 1 - 0x1p-40, 1}, {[]float32{0, -43.9 * math.Ln2}, 1, 0, 1, math.Nextafter(1, 0), 1},
+		{[]float32{0, -44.1 * math.Ln2}, 1, 0, 1, math.Nextafter(1, 0), 0}, // less than 2^-44 is never chosen
+		{[]float32{3, 3, 1}, math.SmallestNonzeroFloat64, 0, 1, 0.6, 1}, {[]float32{math.MaxFloat32, -math.MaxFloat32}, math.MaxFloat64, 0, 1, 0.6, 1},
 		{[]float32{least, least}, 1, 0, 1, 0.5, -1}, {nil, 1, 0, 1, 0.5, -1}, {nil, 0, 0, 1, 0.5, -1},
 	} {
 		if got := m.Token(c.x, c.temperature, c.topK, c.topP, c.u); got != c.want {
 			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
+
+// The largest number that u may be chooses the last token that is kept, also where rounding leaves a little of it.
+func TestLast(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var m Memory
+	for range 2000 {
+		logits, last := make([]float32, 30), 0
+		for i := range logits {
+			logits[i] = float32(10 * rng.Float64())
+		}
+		sorted := slices.Sorted(slices.Values(logits))
+		for i, x := range logits {
+			if x >= sorted[len(sorted)-20] {
+				last = i
+			}
+		}
+		if got := m.Token(logits, 1, 20, 1, math.Nextafter(1, 0)); got != last {
+			t.Fatalf("%v: token %d, want %d", logits, got, last)
 		}
 	}
 }

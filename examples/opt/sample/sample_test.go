@@ -2,10 +2,12 @@ package sample
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"sort"
+	"strings"
 	"testing"
 	"time"
 
@@ -205,22 +207,25 @@ func TestTies(t *testing.T) {
 	}
 }
 
-// TestStreams: the sequences of a batch differ, and a stream repeats itself.
+// TestStreams: the sequences of a batch differ, as seeds do, and a stream repeats itself.
 func TestStreams(t *testing.T) {
 	logits := make([]float32, 100)
-	draw := func(stream uint64) []int {
-		s := mustNew(t, Config{Temperature: 1, TopP: 1, Seed: 7, Stream: stream})
+	draw := func(seed, stream uint64) []int {
+		s := mustNew(t, Config{Temperature: 1, TopP: 1, Seed: seed, Stream: stream})
 		ids := make([]int, 20)
 		for i := range ids {
 			ids[i] = next(t, s, logits)
 		}
 		return ids
 	}
-	if !slices.Equal(draw(0), draw(0)) {
+	if !slices.Equal(draw(7, 0), draw(7, 0)) {
 		t.Error("a stream does not repeat itself")
 	}
-	if slices.Equal(draw(0), draw(1)) {
+	if slices.Equal(draw(7, 0), draw(7, 1)) {
 		t.Error("two streams are the same")
+	}
+	if slices.Equal(draw(7, 0), draw(8, 0)) {
+		t.Error("two seeds are the same")
 	}
 }
 
@@ -264,8 +269,20 @@ func TestErrors(t *testing.T) {
 	f := func(v float64) float32 { return float32(v) }
 	for _, logits := range [][]float32{nil, {1, f(nan), 2}, {f(nan)}, {f(inf), 0}, {f(-inf)}, {f(-inf), f(-inf)}} {
 		for _, temperature := range []float64{0, 1} {
-			if _, err := mustNew(t, Config{Temperature: temperature, TopP: 1}).Next(logits); !errors.Is(err, ErrLogits) {
+			_, err := mustNew(t, Config{Temperature: temperature, TopP: 1}).Next(logits)
+			if !errors.Is(err, ErrLogits) {
 				t.Errorf("logits %v: error %v", logits, err)
+				continue
+			}
+			want := "every token has -Inf"
+			switch i := slices.IndexFunc(logits, func(x float32) bool { return x != x || x > 0 && math.IsInf(float64(x), 1) }); {
+			case len(logits) == 0:
+				want = "none given"
+			case i >= 0:
+				want = fmt.Sprintf("token %d has %v", i, logits[i])
+			}
+			if !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("logits %v: %v, want %s", logits, err, want)
 			}
 		}
 	}
