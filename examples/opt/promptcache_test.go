@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -128,7 +127,7 @@ func TestPromptCacheMisfits(t *testing.T) {
 		{"a head of one token more", headed(func(c *promptCache) { c.tokens = append(c.tokens, 5) }), "the saved sequence has 7 tokens, and 8 are expected", nil},
 		{"a head of fewer tokens", headed(func(c *promptCache) { c.tokens = c.tokens[:6] }), "the saved sequence has 7 tokens, and 6 are expected", nil},
 		{"a head of no tokens", headed(func(c *promptCache) { c.tokens = nil }), "the saved sequence has 7 tokens, and 0 are expected", nil},
-		{"a token beyond the vocabulary", headed(func(c *promptCache) { c.tokens[0] = math.MaxUint32 }), "token 4294967295, and the model has", nil},
+		{"a token beyond the vocabulary", headed(func(c *promptCache) { c.tokens[0] = -1 }), "token 4294967295, and the model has", nil},
 		{"a name that a terminal obeys", headed(func(c *promptCache) {
 			c.model, c.fingerprint[0] = "\x1b]0;a\a\x1b[2J\u009b31m\nopt: fine\r\u202e", ^c.fingerprint[0]
 		}), `of "\x1b]0;a\a\x1b[2J\u009b31m\nopt: fine\r\u202e", and`, nil},

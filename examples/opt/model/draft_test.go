@@ -163,7 +163,13 @@ func TestVerifyErrors(t *testing.T) {
 	if err := errors.Join(d.Truncate(1, 4), d.Accept(1, 1)); !errors.Is(err, ErrConfig) {
 		t.Errorf("behind Truncate: %v", err)
 	}
-	if err := errors.Join(d.Verify([][]int{nil, {5, 6}}), d.Step([]int{-1, 7}), d.Accept(1, 1)); !errors.Is(err, ErrConfig) {
+	if err := d.Verify([][]int{nil, {5}}); err != nil { // as many tokens as there is room for
+		t.Fatal(err)
+	}
+	if err := d.Accept(1, 1); err != nil || d.LogitsAfter(1, 0) != nil || !errors.Is(d.Accept(1, 1), ErrConfig) || d.Len(1) != 5 {
+		t.Errorf("accepted twice: %v, %d tokens", err, d.Len(1))
+	}
+	if err := errors.Join(d.Truncate(1, 4), d.Verify([][]int{nil, {5, 6}}), d.Step([]int{-1, 7}), d.Accept(1, 1)); !errors.Is(err, ErrConfig) {
 		t.Errorf("behind Step: %v", err)
 	}
 }

@@ -142,6 +142,16 @@ func testShare(t *testing.T, o Options) {
 		t.Errorf("before the other one has the tokens: %v", err)
 	}
 	alone := make([][]int, len(texts))
+	if !testing.Short() {
+		alone[0] = first[:common[1]-1]
+		read(alone)
+		if err := d.Share(2); !errors.Is(err, ErrConfig) || d.Len(2) != 0 {
+			t.Errorf("one token too early: %v, %d tokens", err, d.Len(2))
+		}
+		if err := d.Truncate(0, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
 	alone[0] = first
 	read(alone)
 	alone[0] = nil
