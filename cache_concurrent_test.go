@@ -1,8 +1,10 @@
 package leanattention
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -446,4 +448,145 @@ func TestRowsOfAppends(t *testing.T) {
 		noError(t, step.Rollback())
 		appends = append(appends, Append{Seq: newTestSequence(t, c), Tokens: 1})
 	}
+}
+
+// unchanged is a check that nothing has changed: who holds which page and in which order pages are free, and the bits of all
+// sequences.
+func unchanged(t *testing.T, c *Cache) func(what string) {
+	before := booksOf(c)
+	bits := map[*Sequence]string{}
+	for s := range c.holders {
+		bits[s] = string(saved(t, s))
+	}
+	return func(what string) {
+		t.Helper()
+		noError(t, c.Check())
+		if !before.equal(booksOf(c)) || len(c.holders) != len(bits) {
+			t.Fatalf("%s: the cache has changed: %v", what, c)
+		}
+		for s, want := range bits {
+			if string(saved(t, s)) != want {
+				t.Fatalf("%s: %v has other bits", what, s)
+			}
+		}
+	}
+}
+
+// The nth write or read fails, for each n, on the host and on a GPU.
+func TestSequenceIOFailsAtEachCall(t *testing.T) {
+	defer func(n int) { chunkBytes = n }(chunkBytes)
+	chunkBytes = 20 // many parts
+	gpu, _ := FakeGPU(t)
+	disk := errors.New("disk full")
+	for _, at := range []*GPU{nil, gpu} {
+		s, good := savedSequence(t, at, 7)
+		_, err := s.Fork()
+		noError(t, err)
+		Lengthen(newTestSequence(t, s.cache), 5)
+		same := unchanged(t, s.cache)
+		calls := map[string]func(io.Writer, io.Reader) error{
+			"WriteTo":      func(w io.Writer, _ io.Reader) error { _, err := s.WriteTo(w); return err },
+			"ReadSequence": func(_ io.Writer, r io.Reader) error { _, err := s.cache.ReadSequence(r); return err },
+		}
+		for name, call := range calls {
+			for n := 1; ; n++ {
+				ends := false
+				r := bytes.NewReader(good)
+				nth := &during{io.Discard, r, n, func() { ends = true; panic(disk) }}
+				err := func() (err error) {
+					defer func() {
+						if r := recover(); r != nil {
+							err = r.(error)
+						}
+					}()
+					return call(failing{nth}, failing{nth})
+				}()
+				if !ends {
+					if n < 10 {
+						t.Errorf("%s: %d calls", name, n-1)
+					}
+					noError(t, err)
+					for loaded := range s.cache.holders {
+						if name == "ReadSequence" && loaded.table.Tokens == 7 && !slices.Equal(loaded.table.Pages, s.table.Pages) {
+							noError(t, loaded.Release())
+						}
+					}
+					same(name)
+					break
+				}
+				if !errors.Is(err, disk) {
+					t.Fatalf("call %d of %s: %v", n, name, err)
+				}
+				same(fmt.Sprintf("call %d of %s", n, name))
+			}
+		}
+		noError(t, s.cache.Close())
+	}
+}
+
+// failing returns as an error what a call panics with.
+type failing struct{ *during }
+
+func (f failing) Write(b []byte) (n int, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = r.(error)
+		}
+	}()
+	return f.during.Write(b)
+}
+func (f failing) Read(b []byte) (n int, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = r.(error)
+		}
+	}()
+	return f.during.Read(b)
+}
+
+// A sequence that takes all pages is read; one that takes more never is, and one for which too few are free is not now.
+func TestReadSequenceOfAllPages(t *testing.T) {
+	cache := func(pages int) *Cache {
+		return newTestCache(t, CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 4, Pages: pages})
+	}
+	s := newTestSequence(t, cache(2))
+	Lengthen(s, 8)
+	good := saved(t, s)
+	for pages, want := range []error{1: ErrLength, 2: nil, 3: nil} {
+		if pages == 0 {
+			continue
+		}
+		c := cache(pages)
+		loaded, err := c.ReadSequence(bytes.NewReader(good))
+		if !errors.Is(err, want) || want == nil && err != nil {
+			t.Errorf("%d pages: %v, want %v", pages, err, want)
+		}
+		if loaded != nil {
+			_, err := c.ReadSequence(bytes.NewReader(good))
+			wrong(t, "a second time", err, ErrCacheFull)
+		}
+	}
+}
+
+// countingWriter says that it has written another number of bytes than it was given.
+type countingWriter int
+
+func (w countingWriter) Write(b []byte) (int, error) {
+	if w < 0 {
+		return int(w), io.ErrClosedPipe
+	}
+	return len(b) + int(w), nil
+}
+
+// What a writer says that it has written is not believed where it can't be.
+func TestWriteToWrongCounts(t *testing.T) {
+	s, good := savedSequence(t, nil, 7)
+	n, err := s.WriteTo(countingWriter(-5))
+	if n != 0 || !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("less than nothing: %d, %v", n, err)
+	}
+	if n, err = s.WriteTo(countingWriter(9)); n != int64(len(good)) || err != nil {
+		t.Errorf("more than there is: %d, %v", n, err)
+	}
+	noError(t, s.cache.Check())
 }

@@ -364,100 +364,6 @@ func (w *failingWriter) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// unchanged is a check that nothing has changed: who holds which page and in which order pages are free, and the bits of all
-// sequences.
-func unchanged(t *testing.T, c *Cache) func(what string) {
-	before := booksOf(c)
-	bits := map[*Sequence]string{}
-	for s := range c.holders {
-		bits[s] = string(saved(t, s))
-	}
-	return func(what string) {
-		t.Helper()
-		noError(t, c.Check())
-		if !before.equal(booksOf(c)) || len(c.holders) != len(bits) {
-			t.Fatalf("%s: the cache has changed: %v", what, c)
-		}
-		for s, want := range bits {
-			if string(saved(t, s)) != want {
-				t.Fatalf("%s: %v has other bits", what, s)
-			}
-		}
-	}
-}
-
-// The nth write or read fails, for each n, on the host and on a GPU.
-func TestSequenceIOFailsAtEachCall(t *testing.T) {
-	defer func(n int) { chunkBytes = n }(chunkBytes)
-	chunkBytes = 20 // many parts
-	gpu, _ := FakeGPU(t)
-	disk := errors.New("disk full")
-	for _, at := range []*GPU{nil, gpu} {
-		s, good := savedSequence(t, at, 7)
-		_, err := s.Fork()
-		noError(t, err)
-		Lengthen(newTestSequence(t, s.cache), 5)
-		same := unchanged(t, s.cache)
-		calls := map[string]func(io.Writer, io.Reader) error{
-			"WriteTo":      func(w io.Writer, _ io.Reader) error { _, err := s.WriteTo(w); return err },
-			"ReadSequence": func(_ io.Writer, r io.Reader) error { _, err := s.cache.ReadSequence(r); return err },
-		}
-		for name, call := range calls {
-			for n := 1; ; n++ {
-				ends := false
-				r := bytes.NewReader(good)
-				nth := &during{io.Discard, r, n, func() { ends = true; panic(disk) }}
-				err := func() (err error) {
-					defer func() {
-						if r := recover(); r != nil {
-							err = r.(error)
-						}
-					}()
-					return call(failing{nth}, failing{nth})
-				}()
-				if !ends {
-					if n < 10 {
-						t.Errorf("%s: %d calls", name, n-1)
-					}
-					noError(t, err)
-					for loaded := range s.cache.holders {
-						if name == "ReadSequence" && loaded.table.Tokens == 7 && !slices.Equal(loaded.table.Pages, s.table.Pages) {
-							noError(t, loaded.Release())
-						}
-					}
-					same(name)
-					break
-				}
-				if !errors.Is(err, disk) {
-					t.Fatalf("call %d of %s: %v", n, name, err)
-				}
-				same(fmt.Sprintf("call %d of %s", n, name))
-			}
-		}
-		noError(t, s.cache.Close())
-	}
-}
-
-// failing returns as an error what a call panics with.
-type failing struct{ *during }
-
-func (f failing) Write(b []byte) (n int, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = r.(error)
-		}
-	}()
-	return f.during.Write(b)
-}
-func (f failing) Read(b []byte) (n int, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = r.(error)
-		}
-	}()
-	return f.during.Read(b)
-}
-
 // An error of the writer or the reader is passed on, wherever it comes.
 func TestSequenceIOPassesErrorsOn(t *testing.T) {
 	s, good := savedSequence(t, nil, 7)
@@ -723,7 +629,6 @@ func TestDeviceSequenceIOFaults(t *testing.T) {
 		failed := 0
 		same := unchanged(t, c)
 		for call := int64(1); ; call++ {
-			before := booksOf(c)
 			at := lib.State().Calls + call
 			lib.State().FailAt, lib.State().FailWith = at, 1
 			err := do()
@@ -737,9 +642,6 @@ func TestDeviceSequenceIOFaults(t *testing.T) {
 				if !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "CUDA_ERROR") {
 					t.Fatalf("call %d of %s: %v", call, name, err)
 				}
-			}
-			if err != nil && !before.equal(booksOf(c)) {
-				t.Fatalf("call %d of %s failed: %+v", call, name, c.Stats())
 			}
 			same(fmt.Sprintf("call %d of %s", call, name))
 			noError(t, do())

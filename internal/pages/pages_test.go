@@ -635,3 +635,51 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
+
+// TestOwn: pages with tokens of the range get owners, and no page behind it.
+func TestOwn(t *testing.T) {
+	for _, x := range []struct{ from, to, owned int }{{0, 4, 1}, {0, 5, 2}, {3, 4, 1}, {4, 8, 1}, {0, 8, 2}, {0, 9, 3}} {
+		p := New(9, 4)
+		var a Table
+		var r Reservation
+		err := errors.Join(p.Reserve(&r, &a, 9), p.Commit(&r))
+		b, e := p.Clone(&a)
+		owned, e2 := p.Own(&a, x.from, x.to)
+		if err = errors.Join(err, e, e2, p.Check([]*Table{&a, &b}, nil)); err != nil || len(owned) != x.owned {
+			t.Errorf("[%d, %d): %d pages, %v, want %d", x.from, x.to, len(owned), err, x.owned)
+		}
+		if err := errors.Join(p.Disown(&a, owned), p.Check([]*Table{&a, &b}, nil)); err != nil || !slices.Equal(a.Pages, b.Pages) {
+			t.Errorf("[%d, %d): %v", x.from, x.to, err)
+		}
+	}
+}
+
+// TestLeast: what tables and reservations hold if all other tables are released.
+func TestLeast(t *testing.T) {
+	p := New(20, 4)
+	var a, other Table
+	var r Reservation
+	err := errors.Join(p.Reserve(&r, &a, 6), p.Commit(&r), p.Reserve(&r, &other, 9), p.Commit(&r))
+	b, e := p.Clone(&a)
+	outside, e2 := p.Clone(&other)
+	if err := errors.Join(err, e, e2); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		tables []*Table
+		tokens []int
+		least  int
+	}{
+		{nil, nil, 0},
+		{[]*Table{&a}, []int{1}, 2}, // b is released: there is no copy
+		{[]*Table{&a}, []int{3}, 3},
+		{[]*Table{&a, &b}, []int{1, 1}, 4}, // the two pages, and a copy for each
+		{[]*Table{&a, &b}, []int{1, 0}, 3}, // b keeps the page
+		{[]*Table{&a, &outside}, []int{2, 4}, 2 + 4},
+		{[]*Table{{}}, []int{9}, 3},
+	} {
+		if n := p.Least(x.tables, x.tokens); n != x.least {
+			t.Errorf("%v: %d pages, want %d", x.tokens, n, x.least)
+		}
+	}
+}
