@@ -234,6 +234,17 @@ func TestDecoderLaws(t *testing.T) {
 	})
 }
 
+// TestStaleCandidate: a pair that was queued, and whose right symbol another merge has
+// taken since, is not merged in its old turn.
+func TestStaleCandidate(t *testing.T) {
+	tok := small(t, "b c", "a b", "bc d", "a bc")
+	a, _ := tok.ID("a")
+	bcd, _ := tok.ID("bcd")
+	if ids := tok.EncodeText("abcd"); !slices.Equal(ids, []int{a, bcd}) {
+		t.Errorf("%v, want %d and %d", ids, a, bcd)
+	}
+}
+
 // TestLongWord would not end in a day if merging were quadratic.
 func TestLongWord(t *testing.T) {
 	tok := small(t, "a a", "aa aa", "aaaa aaaa", "a b")
