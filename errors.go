@@ -3,10 +3,12 @@ package leanattention
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/nocopy"
@@ -96,8 +98,8 @@ var (
 )
 
 // Cause is what an op returned, where err is or wraps the error that a machine of
-// Gorgonia made of it: errors.Is and errors.As see nothing inside of that. Any other
-// error, nil too, is returned as it is.
+// Gorgonia made of it: errors.Is and errors.As see nothing inside of that. The text is the op's
+// own, without the instructions that the machine puts around it. Any other error, nil too, is returned as it is.
 func Cause(err error) error {
 	// The whole of what a machine's error has: others have an Err of their own,
 	// some of them one that returns the very same error.
@@ -113,12 +115,20 @@ func Cause(err error) error {
 		}
 		err = inner
 	}
+	// Machines wrap an op's error by github.com/pkg/errors, with their instructions as text.
+	own := err
+	for layer := (interface{ Cause() error })(nil); errors.As(own, &layer) && layer.Cause() != nil; {
+		own = layer.Cause()
+	}
+	if own != nil && strings.HasPrefix(own.Error(), "leanattention: ") {
+		return own
+	}
 	return err
 }
 
 // errorf makes "leanattention: op: text: sentinel".
 func errorf(op string, sentinel error, format string, args ...any) error {
-	return fmt.Errorf("leanattention: %s: %s: %w", op, singular(fmt.Sprintf(format, args...)), sentinel)
+	return fmt.Errorf("leanattention: %s: %s: %w", op, singular(fmt.Sprintf(format, dense.Printable(args)...)), sentinel)
 }
 
 // recoverTo turns a panic into an error. It stands at every place where

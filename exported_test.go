@@ -22,6 +22,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -419,7 +420,11 @@ func TestCause(t *testing.T) {
 			t.Fatalf("%s: %v: errors of RunAll unwrap by now", name, err)
 		}
 		for _, wrapped := range []error{err, fmt.Errorf("step 3: %w", err), errors.Join(io.EOF, err)} {
-			wantError(t, la.Cause(wrapped), la.ErrLength, "Attention", "lengths[0] is 4")
+			cause := la.Cause(wrapped)
+			wantError(t, cause, la.ErrLength, "Attention", "lengths[0] is 4")
+			if text := cause.Error(); !strings.HasPrefix(text, "leanattention: Attention: ") || strings.ContainsAny(text, "\n\t") {
+				t.Errorf("%s: the op's own error is %q", name, text)
+			}
 		}
 		again := la.Cause(err)
 		if la.Cause(again) != again {
@@ -695,5 +700,61 @@ func TestNodesAreMadeInOnePlace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A pointer to a scaling is one, and a nil one is refused, wherever it goes.
+func TestNilScalings(t *testing.T) {
+	g := G.NewGraph()
+	x := G.NewMatrix(g, tensor.Float32, G.WithShape(2, 4), G.WithName("x"))
+	at := G.NewVector(g, tensor.Int, G.WithShape(2), G.WithName("at"))
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1})
+	step, err := cache.NewStep(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []la.RotaryScaling{(*la.LinearScaling)(nil), (*la.Llama3Scaling)(nil), (*la.YaRNScaling)(nil)} {
+		c := la.RotaryConfig{HeadDim: 4, Scaling: s}
+		_, _, err := c.Frequencies()
+		wantError(t, err, la.ErrOption, "RotaryConfig", "Scaling is a nil *leanattention.")
+		wantError(t, second(nn.Rotary(x, at, c)), la.ErrOption, "RotaryConfig", "Scaling is a nil *leanattention.")
+		wantError(t, second(la.CachedAttention(x, x, x, step.Layer(0), la.WithRotary(c))), la.ErrOption, "CachedAttention", "Scaling is a nil *leanattention.")
+	}
+	w, _, err := la.RotaryConfig{HeadDim: 4, Scaling: &la.LinearScaling{Factor: 2}}.Frequencies()
+	if err != nil || w[0] != 0.5 {
+		t.Errorf("%v, %v", w, err)
+	}
+}
+
+// Messages say what to do, name the weight, and have neither panics nor bytes in them.
+func TestMessages(t *testing.T) {
+	g := G.NewGraph()
+	in := func(of tensor.Dtype, name string, shape ...int) *G.Node {
+		return G.NewTensor(g, of, len(shape), G.WithShape(shape...), G.WithName(name))
+	}
+	x, w := in(tensor.Float32, "x", 3, 4), in(tensor.Float32, "w", 4, 4)
+	gamma := in(la.BFloat16, "model.norm.weight", 4)
+	for name, err := range map[string]error{
+		"RMSNorm": second(nn.RMSNorm(x, gamma, nil, 1)), "LayerNorm": second(nn.LayerNorm(x, gamma, nil, 1)),
+		"Linear": second(nn.Linear(x, w, nil, nn.WithNorm(gamma, nil, 1))), "QKNorm": second(nn.QKNorm(x, gamma, 1)),
+		"Add": second(nn.Add(in(tensor.Float32, "a", 4), gamma)),
+	} {
+		if !errors.Is(err, la.ErrDType) || !strings.Contains(err.Error(), `"model.norm.weight", is of BFloat16`) || !strings.Contains(err.Error(), "convert its values to float32") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	q := in(tensor.Float32, "q", 1, 3, 4)
+	wantError(t, second(la.Attention(q, q, q, la.WithRotary(la.RotaryConfig{}))), la.ErrUnsupported, "Attention", "option WithRotary: ", "Rotary of package nn")
+	wantError(t, second(la.Default(q, q, q, la.WithLSE(&x))), la.ErrUnsupported, "Default", "option WithLSE: it is for Attention")
+	for text, of := range map[string]tensor.Dtype{"[]float32": {Type: reflect.TypeFor[[]float32]()}, "int8": tensor.Int8} {
+		_, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1, DType: of})
+		wantError(t, err, la.ErrDType, "NewCache", "DType is "+text)
+	}
+	_, err := nn.Linear(x, G.NewUniqueNode(G.In(g), G.WithName("untyped")), nil)
+	if err == nil || strings.Contains(err.Error(), "PANIC") {
+		t.Error(err)
+	}
+	if s := fmt.Sprintf("%v %+v", attn.NewSlopes([]float64{0.5, 2}), attn.TurningsOf([]float64{1})); strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) || !strings.Contains(s, "0.5 2") {
+		t.Errorf("%q", s)
 	}
 }

@@ -90,6 +90,27 @@ func (k optionKind) String() string {
 	return "the zero Option"
 }
 
+// takers says which functions take an option, and what others have in its place.
+func (k optionKind) takers() string {
+	switch k {
+	case optLengths:
+		return "it is for Attention; Attend has Args.Lengths, a cache knows the lengths, and Default has none"
+	case optLSE:
+		return "it is for Attention and CachedAttention; Attend has Args.LSE, and Default has none"
+	case optBias:
+		return "it is for Attention and Default; Attend has Args.Bias, and a cache has none"
+	case optDropout:
+		return "it is for Attention; Attend has Args.Dropout and Args.Seed, Default and a cache have none"
+	case optSinks:
+		return "it is for Attention and CachedAttention; Attend has Args.Sinks, and Default has none"
+	case optRotary:
+		return "it is for CachedAttention; elsewhere turn q and k before, by Rotary of package nn"
+	case optSchedule, optTileTokens, optWorkers, optInvariant:
+		return "it is for Attention, CachedAttention and Attend; Gorgonia's nodes have no LeanTiles"
+	}
+	return "it is for all attention"
+}
+
 // WithScale sets the factor on the scores q.k; without it, it is 1/sqrt(d).
 // Any finite number is right, negative ones and 0 included.
 //
@@ -396,7 +417,7 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			return c, errorf(op, ErrUnsupported, "%v", o.kind)
 		}
 		if o.kind&allowed != o.kind {
-			return c, errorf(op, ErrUnsupported, "option %v", o.kind)
+			return c, errorf(op, ErrUnsupported, "option %v: %s", o.kind, o.kind.takers())
 		}
 		c.given |= o.kind
 		switch o.kind {

@@ -2,6 +2,7 @@ package leanattention
 
 import (
 	"math"
+	"reflect"
 )
 
 // RotaryConfig is a rotary position embedding (RoPE): how the heads of queries and keys are
@@ -98,6 +99,9 @@ func (c *RotaryConfig) frequencies(op string) (w []float64, m float64, err error
 	}
 	if c.Scaling == nil {
 		return w, m, nil
+	}
+	if v := reflect.ValueOf(c.Scaling); v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil, 0, errorf(op, ErrOption, "Scaling is a nil %T; leave it out for no scaling", c.Scaling)
 	}
 	if wrong := c.Scaling.check(); wrong != "" {
 		return nil, 0, errorf(op, ErrOption, "%T: %s", c.Scaling, wrong)

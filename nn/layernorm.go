@@ -77,7 +77,7 @@ func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 			return nil, errorf(name, la.ErrShape, "%s has shape %v, want (%d) for x of shape %v", p.name, s, n, shape)
 		}
 		if d := p.node.Dtype(); d != dt {
-			return nil, errorf(name, la.ErrDType, "%s is of %v, x of %v", p.name, d, dt)
+			return nil, errorf(name, la.ErrDType, "%s is of %v, x of %v%s", called(p.name, p.node), d, dt, toConvert(d, dt))
 		}
 		if p.node.Graph() != x.Graph() {
 			return nil, errorf(name, la.ErrGraph, "%s and x are in different graphs", p.name)

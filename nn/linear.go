@@ -238,9 +238,9 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 		}
 		switch isW := i >= 1 && i <= op.parts; {
 		case isW && n.Dtype() != op.w:
-			return op, nil, errorf(name, la.ErrDType, "%s is of %v, the first one of %v", op.OperandName(i), n.Dtype(), op.w)
+			return op, nil, errorf(name, la.ErrDType, "%s is of %v, the first one of %v", called(op.OperandName(i), n), n.Dtype(), op.w)
 		case !isW && n.Dtype() != op.x:
-			return op, nil, errorf(name, la.ErrDType, "%s is of %v, x of %v", op.OperandName(i), n.Dtype(), op.x)
+			return op, nil, errorf(name, la.ErrDType, "%s is of %v, x of %v%s", called(op.OperandName(i), n), n.Dtype(), op.x, toConvert(n.Dtype(), op.x))
 		}
 		shapes[i] = n.Shape()
 	}

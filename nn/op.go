@@ -263,7 +263,7 @@ func checkChildren(r rule, children []*G.Node) error {
 		case n.Graph() != children[0].Graph():
 			return errorf(r.title(), la.ErrGraph, "%s and %s are in different graphs", args[i].name, args[0].name)
 		case n.Dtype() != args[i].dtype:
-			return errorf(r.title(), la.ErrDType, "%s is of %v, want %v", args[i].name, n.Dtype(), args[i].dtype)
+			return errorf(r.title(), la.ErrDType, "%s is of %v, want %v%s", called(args[i].name, n), n.Dtype(), args[i].dtype, toConvert(n.Dtype(), args[i].dtype))
 		}
 		shapes[i] = n.Shape()
 	}
@@ -277,7 +277,7 @@ func checkFloats(name, what string, x *G.Node) error {
 	case x == nil:
 		return errorf(name, la.ErrGraph, "%s is nil", what)
 	case x.Dtype() != tensor.Float32 && x.Dtype() != tensor.Float64:
-		return errorf(name, la.ErrDType, "%s is of %v, want float32 or float64", what, x.Dtype())
+		return errorf(name, la.ErrDType, "%s is of %v, want float32 or float64%s", called(what, x), x.Dtype(), toConvert(x.Dtype(), tensor.Float32))
 	case len(x.Shape()) == 0:
 		return errorf(name, la.ErrShape, "%s is a scalar, want rank 1 or more", what)
 	}

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/plural"
+	"gorgonia.org/leanattention/internal/stock"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -18,7 +19,23 @@ import (
 
 // errorf makes "leanattention: nn.op: text: sentinel".
 func errorf(op string, sentinel error, format string, args ...any) error {
-	return fmt.Errorf("leanattention: nn.%s: %s: %w", op, plural.Mend(fmt.Sprintf(format, args...)), sentinel)
+	return fmt.Errorf("leanattention: nn.%s: %s: %w", op, plural.Mend(fmt.Sprintf(format, dense.Printable(args)...)), sentinel)
+}
+
+// called is an argument in an error: its name, and that of its node, if the node has one.
+func called(argument string, n *G.Node) string {
+	if name := stock.NameOf(n); name != "" && name != argument {
+		return fmt.Sprintf("%s, node %q,", argument, name)
+	}
+	return argument
+}
+
+// toConvert is how a 16-bit input becomes one that is taken, for errors; else nothing.
+func toConvert(of, want tensor.Dtype) string {
+	if (of == la.Float16 || of == la.BFloat16) && of != want {
+		return fmt.Sprintf("; convert its values to %v when they are loaded", want)
+	}
+	return ""
 }
 
 // recoverTo turns a panic into an error. It stands where Gorgonia calls this

@@ -2,6 +2,7 @@ package attn
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 )
 
@@ -60,6 +61,15 @@ func TurningsOf(radians []float64) Turnings {
 
 // Len returns how many there are.
 func (t Turnings) Len() int { return len(t) / 8 }
+
+// String returns all of them as text.
+func (t Turnings) String() string {
+	all := make([]Turning, t.Len())
+	for pair := range all {
+		all[pair] = t.Of(pair)
+	}
+	return fmt.Sprintf("%x", all)
+}
 
 // Of returns that of a pair.
 func (t Turnings) Of(pair int) (turn Turning) {

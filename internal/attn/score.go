@@ -2,6 +2,7 @@ package attn
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 )
 
@@ -57,6 +58,15 @@ func NewSlopes(x []float64) Slopes {
 		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(f))
 	}
 	return Slopes(b)
+}
+
+// String returns all slopes as text.
+func (s Slopes) String() string {
+	all := make([]float64, s.Len())
+	for head := range all {
+		all[head] = s.Of(head)
+	}
+	return fmt.Sprint(all)
 }
 
 // Len returns how many there are.

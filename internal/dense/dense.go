@@ -3,6 +3,7 @@
 package dense
 
 import (
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -119,4 +120,21 @@ func memory[T any](n int) []T {
 	}
 	LargePages(unsafe.Slice((*byte)(p), bytes))
 	return unsafe.Slice((*T)(p), n)
+}
+
+// Printable is args as fmt prints them in full: a [tensor.Dtype] prints its type's name, of which types without
+// a name have none, and panics where it has no type.
+func Printable(args []any) []any {
+	args = slices.Clone(args)
+	for i, a := range args {
+		if d, ok := a.(tensor.Dtype); ok {
+			switch {
+			case d.Type == nil:
+				args[i] = "no type"
+			case d.Type.Name() == "":
+				args[i] = d.Type.String()
+			}
+		}
+	}
+	return args
 }
