@@ -464,6 +464,10 @@ func TestBadInputAttend(t *testing.T) {
 
 func TestBadInputNewCache(t *testing.T) {
 	good := la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 8, ValueDim: 4, DType: la.Float16, PageSize: 4, Pages: 3}
+	noMachine := la.ErrOutOfMemory
+	if math.MaxInt == math.MaxInt32 {
+		noMachine = la.ErrShape
+	}
 	for _, c := range []struct {
 		change func(*la.CacheConfig)
 		want   error
@@ -476,11 +480,11 @@ func TestBadInputNewCache(t *testing.T) {
 		{func(c *la.CacheConfig) { c.ValueDim = -2 }, la.ErrShape, "ValueDim is -2"},
 		{func(c *la.CacheConfig) { c.PageSize = -4 }, la.ErrShape, "PageSize is -4"},
 		{func(c *la.CacheConfig) { c.Pages = 0 }, la.ErrShape, "Pages is 0"},
-		{func(c *la.CacheConfig) { c.Pages = math.MaxInt32 + 1 }, la.ErrShape, "Pages is 2147483648"},
+		{func(c *la.CacheConfig) { c.Pages = math.MaxInt32; c.Pages++ }, la.ErrShape, fmt.Sprintf("outside [1, %d]", math.MaxInt32)},
 		{func(c *la.CacheConfig) { c.Pages, c.PageSize, c.KVHeads = math.MaxInt32, math.MaxInt32, 64 }, la.ErrShape, "more bytes than an address has"},
 		{func(c *la.CacheConfig) { c.Layers, c.Pages, c.PageSize = math.MaxInt32, math.MaxInt32, 8 }, la.ErrShape, "more bytes than an address has"},
 		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<28 }, la.ErrShape, "2147483647 pages"},
-		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<20 }, la.ErrOutOfMemory, "2147483647 pages"}, // they fit an int, and no machine
+		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<20 }, noMachine, "2147483647 pages"}, // where an int has 64 bits, they fit an int
 		{func(c *la.CacheConfig) { c.DType = tensor.Float64 }, la.ErrDType, "DType is float64"},
 		{func(c *la.CacheConfig) { c.DType = tensor.Int8 }, la.ErrDType, "DType is int8"},
 	} {

@@ -1449,7 +1449,7 @@ func TestGroupSpread(t *testing.T) {
 		noError(t, gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
 		before, err := gpu.Memory()
 		noError(t, err)
-		big := &spreadCalls{sizes: []int{300, 1 << 40}} // more than the second has
+		big := &spreadCalls{sizes: []int{300, min(1<<40, math.MaxInt)}} // more than the second has
 		w, err := gpu.UploadSharded(x, 0)
 		noError(t, err)
 		_, err = computeOnGPU(&ongpu.Call{

@@ -739,6 +739,8 @@ func TestStepPositions(t *testing.T) {
 	}
 	a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
 	before := cache.Stats()
+	tooFar := math.MaxInt32
+	tooFar++ // negative where an int has 32 bits
 	for _, c := range []struct {
 		positions []int
 		want      error
@@ -748,7 +750,7 @@ func TestStepPositions(t *testing.T) {
 		{[]int{}, la.ErrShape, "append 1 has 0 positions for 3 tokens"},
 		{[]int{1, 2, 3, 4}, la.ErrShape, "append 1 has 4 positions for 3 tokens"},
 		{[]int{1, -1, 3}, la.ErrLength, "append 1: token 1 is at position -1"},
-		{[]int{1, 2, math.MaxInt32 + 1}, la.ErrLength, "append 1: token 2 is at position 2147483648"},
+		{[]int{1, 2, tooFar}, la.ErrLength, fmt.Sprintf("append 1: token 2 is at position %d", tooFar)},
 	} {
 		wantError(t, step.Set([]la.Append{{Seq: a.Seq, Tokens: 2}, {Seq: b.Seq, Tokens: 3, Positions: c.positions}}), c.want, "Set", c.text)
 		if after := cache.Stats(); after != before || step.Positions() != nil {

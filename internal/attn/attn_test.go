@@ -20,7 +20,7 @@ func TestSumProducts(t *testing.T) {
 		{sumProducts(0, math.MaxInt, 1, 0, 0, 0, 0), math.MaxInt},
 		{sumProducts(1, math.MaxInt, 1, 0, 0, 0, 0), math.MaxInt},
 		{sumProducts(0, math.MaxInt, math.MaxInt, 0, 0, 0, 0), math.MaxInt},
-		{sumProducts(0, 1<<31, 1<<31, 1<<31, 1<<31, 0, 0), math.MaxInt},
+		{sumProducts(0, math.MaxInt/2+1, math.MaxInt/2+1, math.MaxInt/2+1, math.MaxInt/2+1, 0, 0), math.MaxInt},
 		{sumProducts(5, 0, math.MaxInt, math.MaxInt, 0, 0, 0), 5},
 	} {
 		if c.got != c.want {

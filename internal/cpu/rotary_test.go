@@ -77,7 +77,7 @@ func testAppendLayer[F real](t *testing.T, longest, many int) {
 		g.Rotary = attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: 1.5, Turns: attn.TurningsOf(w)}
 	}
 	seqs := []attn.Sequence{
-		{Row: 3, Queries: 1, Keys: 1 + rng.IntN(50), Before: rng.IntN(1 << 40)},
+		{Row: 3, Queries: 1, Keys: 1 + rng.IntN(50), Before: rng.IntN(min(1<<40, math.MaxInt))},
 		{Row: 20, Queries: many, Keys: many + rng.IntN(2)*rng.IntN(100)},
 		{Row: 0, Queries: 0, Keys: 7},
 		{Row: 10, Queries: 5, Keys: 5 + rng.IntN(9), Tree: reftest.RandomTree(rng, 5)},

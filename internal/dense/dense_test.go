@@ -1,6 +1,7 @@
 package dense
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -133,7 +134,7 @@ func TestRecycle(t *testing.T) {
 	if again.Load() == 0 {
 		t.Error("no memory was used again")
 	}
-	for bytes := 16; bytes < 1<<40; bytes = bytes*9/8 + 1 {
+	for bytes := 16; bytes < min(1<<40, math.MaxInt/9); bytes = bytes*9/8 + 1 {
 		if b := bin(bytes); b < bin(bytes-1) || b < 0 || b >= len(recycled) {
 			t.Errorf("%d bytes are in bin %d", bytes, b)
 		}

@@ -217,9 +217,11 @@ func op(parts ...any) string {
 			p.WriteString(x)
 		case text:
 			fmt.Fprintf(&p, "X%s%s", binary.LittleEndian.AppendUint32(nil, uint32(len(x))), string(x))
-		case int:
+		case int64:
 			p.WriteString("\x8a\x08")
 			p.Write(binary.LittleEndian.AppendUint64(nil, uint64(x)))
+		case int:
+			p.WriteString(op(int64(x)))
 		default:
 			panic(fmt.Sprintf("a test assembles %T", x))
 		}
@@ -231,16 +233,16 @@ func op(parts ...any) string {
 type text string
 
 // storageID pushes a storage; tensorOf makes a tensor of it.
-func storageID(class, key string, count int) string {
+func storageID(class, key string, count int64) string {
 	return op("(", text("storage"), "ctorch\n"+class+"\n", text(key), text("cpu"), count, "tQ")
 }
 
-func tensorOf(storage string, offset int, shape, stride string) string {
+func tensorOf(storage string, offset int64, shape, stride string) string {
 	return op("ctorch._utils\n_rebuild_tensor_v2\n(", storage, offset, shape, stride, "\x89ccollections\nOrderedDict\n)RtR")
 }
 
 // tupleOf pushes a tuple of integers.
-func tupleOf(n ...int) string {
+func tupleOf(n ...int64) string {
 	p := "("
 	for _, x := range n {
 		p += op(x)

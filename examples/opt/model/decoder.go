@@ -221,7 +221,7 @@ func (o *Options) check(c hf.Config) error {
 	switch {
 	case len(o.Capacity) == 0:
 		return fmt.Errorf("%w: no sequences", ErrConfig)
-	case o.ForkTokens < 0 || o.ForkTokens > 1<<40:
+	case o.ForkTokens < 0 || int64(o.ForkTokens) > 1<<40:
 		return fmt.Errorf("%w: forks of %d tokens", ErrConfig, o.ForkTokens)
 	case o.ForkTokens > 0 && !o.paged():
 		return fmt.Errorf("%w: Gorgonia's own nodes have no cache that could be forked", ErrConfig)

@@ -398,7 +398,7 @@ func (d *Engine) AllReduce(s *cuda.Stream, x *Exchange, o *AllReduce, member int
 	if err := x.member(op, d, member); err != nil {
 		return err
 	}
-	if o.Rows < 1 || o.N < 1 || o.N > math.MaxInt32 || o.Rows > math.MaxInt64/4/o.N {
+	if o.Rows < 1 || o.N < 1 || o.N > math.MaxInt32 || o.Rows > math.MaxInt/4/o.N {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d elements", o.Rows, o.N)
 	}
 	count := o.Rows * o.N

@@ -33,10 +33,10 @@ func (m *Device) Ceiling(t testing.TB, from, sink gpu.Memory) func() error {
 }
 
 // ReadSpeed is the bytes a second that Ceiling reads of so many: the median of some turns.
-func (m *Device) ReadSpeed(t testing.TB, bytes int) float64 {
+func (m *Device) ReadSpeed(t testing.TB, bytes int64) float64 {
 	t.Helper()
-	from := gpu.Memory{DType: attn.Float32, Len: bytes / 4}
-	buffer, err := m.Dev.NewBuffer(int64(bytes))
+	from := gpu.Memory{DType: attn.Float32, Len: int(bytes / 4)}
+	buffer, err := m.Dev.NewBuffer(bytes)
 	NoError(t, err)
 	from.Buffer = buffer
 	NoError(t, buffer.Set(0, 0x55, buffer.Len()))
