@@ -248,11 +248,11 @@ func (r *denseRun) attendSegments(op string, p *problem, c *config, t *tensors, 
 				return errorf(op, ErrUnsupported, "%v shares memory with segment %d", to, i)
 			}
 		}
-		of[roleOut], of[roleLSE] = tensor.New(tensor.Of(p.query), tensor.WithShape(p.dims(p.valueDim)...)), tensor.New(tensor.Of(p.query), tensor.WithShape(p.dims(0)...))
+		of[roleOut], of[roleLSE] = dense.New(p.query, p.dims(p.valueDim)...), dense.New(p.query, p.dims(0)...)
 	}
 	own := *t
 	if own[roleLSE] == nil {
-		own[roleLSE] = tensor.New(tensor.Of(p.query), tensor.WithShape(p.dims(0)...))
+		own[roleLSE] = dense.New(p.query, p.dims(0)...)
 	}
 	states := [][2]*tensor.Dense{{own[roleOut], own[roleLSE]}}
 	if err := r.attend(op, p, c, &own); err != nil {

@@ -148,8 +148,8 @@ var ids atomic.Uint64
 // A cache that would not fit is [ErrOutOfMemory], on the host as on a GPU. The host's
 // pages are taken from the system when they are first written, so what counts is
 // the memory of a full cache, beside what is free when NewCache is called: the
-// machine's available memory, or less where the process or a container around it has
-// a limit (Linux; macOS: all of the machine's memory; Windows: what can be committed;
+// machine's available memory, or less where a limit leaves less (Linux: of cgroups, ulimit -v, ulimit -d, and
+// vm.overcommit_memory of 2; macOS: all of the machine's memory; Windows: what can be committed;
 // other systems do not tell). What other caches have not written yet counts as free.
 //
 // Errors: [ErrShape], [ErrDType], [ErrOption] for a Shard that there is not, [ErrOutOfMemory]; on a GPU [ErrUnsupported] for
@@ -168,7 +168,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 	full := func(why any) error {
 		return errorf(op, ErrOutOfMemory, "%d bytes for %v: %v", need, &l.config, why)
 	}
-	if err := memory.Check(need); err != nil {
+	if err := memory.Check(need, l.largest()); err != nil {
 		return nil, full(err)
 	}
 	defer func() {
@@ -204,6 +204,14 @@ type cacheLayout struct {
 	storage                    attn.DType
 	keyElements, valueElements int // of a layer
 	bytes                      int64
+}
+
+// largest is the bytes of the largest value of a cache in host memory.
+func (l *cacheLayout) largest() int64 {
+	if l.config.Device != nil {
+		return 8 * int64(l.config.Pages)
+	}
+	return int64(max(l.keyElements, l.valueElements)) * int64(l.storage.Size())
 }
 
 // bookkeeping is the bytes that say who has which page.
@@ -245,7 +253,8 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	valueElements, ok2 := product(c.Pages, c.KVHeads, c.PageSize, c.ValueDim)
 	keyBytes, ok3 := product(keyElements, storage.Size(), c.Layers)
 	valueBytes, ok4 := product(valueElements, storage.Size(), c.Layers)
-	if !ok1 || !ok2 || !ok3 || !ok4 || keyBytes > math.MaxInt-valueBytes-8*c.Pages {
+	ok5 := uint64(keyBytes)+uint64(valueBytes) <= math.MaxInt-min(8*uint64(c.Pages), math.MaxInt)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
 		return l, errorf(op, ErrShape, "%v: more bytes than an address has", &c)
 	}
 	return cacheLayout{c, storage, keyElements, valueElements, int64(keyBytes + valueBytes)}, nil

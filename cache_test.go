@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -779,4 +781,75 @@ func TestRowsOfNobody(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What the limits of a process do not leave is ErrOutOfMemory, of caches and of what nodes make. Go would end the process, so
+// another one does that.
+func TestMemoryLimit(t *testing.T) {
+	if runtime.GOOS != "linux" || math.MaxInt == math.MaxInt32 {
+		t.Skip("the limits are those of Linux with addresses of 64 bits")
+	}
+	const child = "LEANATTENTION_TEST_LIMIT"
+	if os.Getenv(child) == "" {
+		for _, limit := range []string{"-v 8000000", "-d 7000000"} {
+			c := exec.Command("sh", "-c", "ulimit "+limit+` && exec "$0" -test.run '^TestMemoryLimit$' -test.v`, os.Args[0])
+			c.Env = append(os.Environ(), child+"=1")
+			if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+				t.Errorf("ulimit %s: %v\n%.3000s", limit, err, out)
+			}
+		}
+		return
+	}
+	refused := func(err error) {
+		t.Helper()
+		if !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "(ulimit ") {
+			t.Errorf("%v", err)
+		}
+	}
+	config := CacheConfig{Layers: 4, KVHeads: 8, HeadDim: 128, Pages: 8192}
+	_, err := NewCache(config)
+	refused(err)
+	if config.Pages = 2500; config.PageSize != 0 {
+		t.Fatal(config)
+	}
+	for range 3 { // 5 GB each, which Close gives back
+		c, err := NewCache(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = NewCache(config)
+		refused(err)
+		noError(t, c.Close())
+	}
+
+	// q and v are small, and what they make has 6.4 GB and more.
+	const n = 40_000
+	input := func(g *G.ExprGraph, name string, shape ...int) *G.Node {
+		return G.NewTensor(g, tensor.Float32, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(shape...))))
+	}
+	g := G.NewGraph()
+	out, err := Attention(input(g, "q", 1, 1, n, 1), input(g, "k", 1, 1, 1, 1), input(g, "v", 1, 1, 1, n))
+	noError(t, err)
+	m := G.NewTapeMachine(g)
+	defer m.Close()
+	refused(Cause(m.RunAll()))
+	if out.Value() != nil {
+		t.Error("there is an output")
+	}
+	// The same of a step, which can be rolled back.
+	const rows, heads, dim = 4000, 4096, 100
+	c, err := NewCache(CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, ValueDim: dim, PageSize: 4, Pages: rows / 4})
+	noError(t, err)
+	s, err := c.NewSequence()
+	noError(t, err)
+	step, err := c.NewStep(rows)
+	noError(t, err)
+	g = G.NewGraph()
+	_, err = CachedAttention(input(g, "q", rows, heads), input(g, "k", rows, 1), input(g, "v", rows, dim), step.Layer(0))
+	noError(t, err)
+	cached := G.NewTapeMachine(g)
+	defer cached.Close()
+	noError(t, step.Set([]Append{{Seq: s, Tokens: rows}}))
+	refused(Cause(cached.RunAll()))
+	noError(t, step.Rollback(), s.Release(), c.Close())
 }

@@ -193,7 +193,7 @@ func slopesNode(g *G.ExprGraph, p *problem, slopes attn.Slopes) *G.Node {
 
 // biasNode is an input with what is added to the scores, of each row and key.
 func biasNode(g *G.ExprGraph, p *problem, name string, shape tensor.Shape, bias func(row, key int) float64) *G.Node {
-	m := tensor.New(tensor.Of(p.query), tensor.WithShape(shape...))
+	m := dense.New(p.query, shape...)
 	if p.query == tensor.Float32 {
 		fill(dense.Backing[float32](m), p.keys, bias)
 	} else {

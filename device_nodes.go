@@ -9,6 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
@@ -193,7 +194,7 @@ func (op *toHostOp) Do(in ...G.Value) (out G.Value, err error) {
 		return nil, err
 	}
 	defer d.gpu.group.Leave()
-	t := tensor.New(tensor.Of(d.dtype), tensor.WithShape(d.shape...))
+	t := dense.New(d.dtype, d.shape...)
 	if err := d.read(rowMajorBytes(t)); err != nil {
 		return nil, tensorError(op.name, "x", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/nocopy"
 
@@ -225,7 +226,7 @@ func (d *DeviceTensor) Download() (t *tensor.Dense, err error) {
 		return nil, err
 	}
 	defer d.gpu.group.Leave()
-	t = tensor.New(tensor.Of(d.dtype), tensor.WithShape(d.shape...))
+	t = dense.New(d.dtype, d.shape...)
 	if err := d.read(rowMajorBytes(t)); err != nil {
 		return nil, tensorError(op, "the tensor", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/memory"
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/plural"
 	"gorgonia.org/tensor"
@@ -138,14 +139,26 @@ func errorf(op string, sentinel error, format string, args ...any) error {
 func recoverTo(op string, err *error) {
 	if r := recover(); r != nil {
 		*err = errorf(op, ErrInternal, "%v", r)
+		if short, ok := r.(*memory.Shortage); ok {
+			*err = shortageError(op, short)
+		}
 	}
+}
+
+// shortageError is an error of values that the host has no memory for.
+func shortageError(op string, s *memory.Shortage) error {
+	return errorf(op, ErrOutOfMemory, "%d bytes in %s: %v", s.Bytes, hostName, s)
 }
 
 // engineError is an error of the engine. Operands have been checked before, so
 // but for kernels that the user asked for and that are not there, it is a defect.
 func engineError(op, what string, err error) error {
-	if errors.Is(err, cpu.ErrTier) {
+	var short *memory.Shortage
+	switch {
+	case errors.Is(err, cpu.ErrTier):
 		return errorf(op, ErrOption, "%v", err)
+	case errors.As(err, &short):
+		return shortageError(op, short)
 	}
 	return errorf(op, ErrInternal, "%s: %v", what, err)
 }

@@ -353,7 +353,7 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 			return nil, err
 		}
 	}
-	to := tensor.New(tensor.Of(op.query), tensor.WithShape(op.total()))
+	to := dense.New(op.query, op.total())
 	if err = op.backward(name, &t, seed, to); err != nil {
 		return nil, err
 	}
@@ -547,8 +547,8 @@ func (op *attentionOp) logSumExp(name string, in []G.Value) (lse *tensor.Dense, 
 	if err != nil {
 		return nil, err
 	}
-	t[roleOut] = tensor.New(tensor.Of(op.query), tensor.WithShape(op.outShape()...))
-	t[roleLSE] = tensor.New(tensor.Of(op.query), tensor.WithShape(op.lseShape()...))
+	t[roleOut] = dense.New(op.query, op.outShape()...)
+	t[roleLSE] = dense.New(op.query, op.lseShape()...)
 	return t[roleLSE], r.attend(name, &op.problem, &op.config, &t)
 }
 

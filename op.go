@@ -9,6 +9,7 @@ import (
 	"weak"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/stock"
@@ -263,10 +264,10 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 		return nil, err
 	}
 	p := &op.problem
-	t[roleOut] = tensor.New(tensor.Of(p.query), tensor.WithShape(p.outShape()...))
+	t[roleOut] = dense.New(p.query, p.outShape()...)
 	store := op.logs()
 	if store != nil {
-		t[roleLSE] = tensor.New(tensor.Of(p.query), tensor.WithShape(p.lseShape()...))
+		t[roleLSE] = dense.New(p.query, p.lseShape()...)
 	}
 	if err = r.attend(name, p, &op.config, &t); err != nil {
 		return nil, err

@@ -367,7 +367,7 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 		operands.Sinks = dense.Elements[F](c.sinks.(*tensor.Dense))
 	}
 	if c.lse {
-		l := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.lseShape()...))
+		l := dense.New(c.rows.query, c.rows.lseShape()...)
 		operands.LSE, lse = dense.Backing[F](l), l
 		for i := range operands.LSE { // rows that belong to nobody see no key
 			operands.LSE[i] = operands.Sink(i % g.Heads)

@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -717,11 +718,11 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 		in[3] = s.add(rowMajorBytes(c.sinks.(*tensor.Dense)), tensor.Float32)
 	}
 	up := s.bytes
-	o := tensor.New(tensor.Of(c.rows.query), tensor.WithShape(c.rows.outShape(p.geometry.ValueDim)...))
+	o := dense.New(c.rows.query, c.rows.outShape(p.geometry.ValueDim)...)
 	var results [2]part // the output and the log-sum-exp
 	results[0] = s.add(rowMajorBytes(o), c.rows.query)
 	if c.lse {
-		l := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(c.rows.lseShape()...))
+		l := dense.New(tensor.Float32, c.rows.lseShape()...)
 		results[1], lse = s.add(rowMajorBytes(l), tensor.Float32), l
 	}
 	down := s.bytes - up

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
 
 	"github.com/chewxy/hm"
@@ -161,7 +162,7 @@ func backward[F float](op layerNormGrad, in []G.Value) (G.Value, error) {
 	}
 	n := r.n
 	if op.of == inputX {
-		dx := make([]F, len(r.x))
+		dx := dense.Make[F](len(r.x))
 		eachRow(len(dx)/n, n, func(row int) {
 			at := row * n
 			gradX(dx[at:at+n], r.x[at:at+n], r.gamma, dy[at:at+n], op.norm.eps)

@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"errors"
 	"fmt"
 	"hash"
 	"slices"
@@ -556,22 +555,12 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 }
 
 func runLinear[F float](o *cpu.LinearOperands[F]) error {
-	return layersDone(cpu.Linear(cpu.Default(), o))
+	return engineError("Linear", cpu.Linear(cpu.Default(), o))
 }
 
 // runLinears computes several layers of the same x.
 func runLinears[F float](all []cpu.LinearOperands[F]) error {
-	return layersDone(cpu.Linears(cpu.Default(), all))
-}
-
-func layersDone(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, cpu.ErrTier):
-		return errorf("Linear", la.ErrOption, "%v", err)
-	}
-	return errorf("Linear", la.ErrInternal, "%v", err)
+	return engineError("Linear", cpu.Linears(cpu.Default(), all))
 }
 
 // linearPart is the rule of the output of one of the layers of [Linears]: elements of their

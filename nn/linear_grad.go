@@ -7,6 +7,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -185,7 +186,7 @@ func linearGradX[F float](d []F, parts []cpu.LinearOperands[F], g [][]F) error {
 	for i, p := range parts {
 		to := d
 		if i < len(parts)-1 {
-			to = make([]F, len(d))
+			to = dense.Make[F](len(d))
 		}
 		w := unsafe.Slice((*F)(p.W.Ptr), p.W.Len)
 		if err := multiply(to, g[i], transposed(w, p.Out, p.In), before, p.Rows, p.In, p.Out); err != nil {
@@ -209,7 +210,7 @@ func multiply[F float](y, a, b, plus []F, rows, columns, n int) error {
 // transposed is the columns of a matrix, one behind the other.
 func transposed[F float](x []F, rows, columns int) []F {
 	const block = 32 // rows and columns that stay in the cache meanwhile
-	y := make([]F, len(x))
+	y := dense.Make[F](len(x))
 	eachRow((rows+block-1)/block, block*columns, func(b int) {
 		from, to := b*block, min((b+1)*block, rows)
 		for c := 0; c < columns; c += block {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -650,5 +652,42 @@ func BenchmarkNorms(b *testing.B) {
 			rms := rmsNorm{rank: 2, dtype: dtype, eps: 1e-5, gamma: true}
 			run("RMSNorm", func() (G.Value, error) { return rms.compute([]G.Value{x, v}, shape) })
 		}
+	}
+}
+
+// Outputs and gradients that the limits of a process do not leave are ErrOutOfMemory. Go would end the process, so another one
+// does that.
+func TestMemoryLimit(t *testing.T) {
+	if runtime.GOOS != "linux" || math.MaxInt == math.MaxInt32 {
+		t.Skip("the limits are those of Linux with addresses of 64 bits")
+	}
+	const child, n = "LEANATTENTION_TEST_LIMIT", 40_000
+	if os.Getenv(child) == "" {
+		c := exec.Command("sh", "-c", `ulimit -v 7000000 && exec "$0" -test.run '^TestMemoryLimit$' -test.v`, os.Args[0])
+		c.Env = append(os.Environ(), child+"=1")
+		if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Errorf("%v\n%.3000s", err, out)
+		}
+		return
+	}
+	g := G.NewGraph()
+	input := func(name string, of tensor.Dtype, shape ...int) *G.Node {
+		return G.NewTensor(g, of, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(tensor.New(tensor.Of(of), tensor.WithShape(shape...))))
+	}
+	x, w, ids := input("x", tensor.Float32, n, 1), input("w", tensor.Float32, n, 1), input("ids", tensor.Int, n)
+	table := input("table", tensor.Float32, 1, n)
+	for name, add := range map[string]func() (*G.Node, error){
+		"Linear":    func() (*G.Node, error) { return Linear(x, w, nil) },
+		"Embedding": func() (*G.Node, error) { return Embedding(table, ids, nil) },
+	} {
+		y, err := add()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		m := G.NewTapeMachine(g.SubgraphRoots(y))
+		if err := la.Cause(m.RunAll()); !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), "(ulimit ") || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		m.Close()
 	}
 }

@@ -179,10 +179,8 @@ func mergeOut[F float](r mergedOut, in []G.Value, shape tensor.Shape) (G.Value, 
 		parts[i] = cpu.States[F]{Out: all[i], LSE: all[r.count+i]}
 	}
 	lse := make([]F, len(parts[0].LSE))
-	if err := cpu.MergeStates(cpu.Default(), cpu.States[F]{Out: y, LSE: lse}, shape[r.rank-1], parts...); err != nil {
-		return nil, errorf(r.title(), la.ErrInternal, "%v", err)
-	}
-	return t, nil
+	err = cpu.MergeStates(cpu.Default(), cpu.States[F]{Out: y, LSE: lse}, shape[r.rank-1], parts...)
+	return t, engineError(r.title(), err)
 }
 
 func (r mergedOut) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -8,7 +9,9 @@ import (
 	"unsafe"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/memory"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/plural"
 	"gorgonia.org/leanattention/internal/stock"
@@ -43,7 +46,29 @@ func toConvert(of, want tensor.Dtype) string {
 func recoverTo(op string, err *error) {
 	if r := recover(); r != nil {
 		*err = errorf(op, la.ErrInternal, "%v", r)
+		if short, ok := r.(*memory.Shortage); ok {
+			*err = shortageError(op, short)
+		}
 	}
+}
+
+// shortageError is an error of values that the host has no memory for.
+func shortageError(op string, s *memory.Shortage) error {
+	return errorf(op, la.ErrOutOfMemory, "%d bytes in host memory: %v", s.Bytes, s)
+}
+
+// engineError is an error of the engine, whose operands have been checked before.
+func engineError(op string, err error) error {
+	var short *memory.Shortage
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, cpu.ErrTier):
+		return errorf(op, la.ErrOption, "%v", err)
+	case errors.As(err, &short):
+		return shortageError(op, short)
+	}
+	return errorf(op, la.ErrInternal, "%v", err)
 }
 
 // apply is ongpu.Apply with its errors as errors of this package.
@@ -81,7 +106,7 @@ func output[F float](shape tensor.Shape) (*tensor.Dense, []F) {
 
 // zeros is a new tensor of zeros, and its elements.
 func zeros[F float](shape tensor.Shape) (*tensor.Dense, []F) {
-	t := tensor.New(tensor.Of(dtypeOf[F]()), tensor.WithShape(shape...))
+	t := dense.New(dtypeOf[F](), shape...)
 	return t, dense.Backing[F](t)
 }
 

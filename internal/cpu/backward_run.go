@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -116,7 +117,7 @@ func (r *backwardRun[F]) cut(heads int) {
 	r.chunkSize = ((blocks-1)/want + 1) * block
 	r.chunks = (n-1)/r.chunkSize + 1
 	if need := heads * (r.chunks - 1) * r.partSize; len(r.partials) < need {
-		r.partials = make([]F, need)
+		r.partials = dense.Make[F](need)
 	}
 }
 
@@ -263,7 +264,7 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 	need := capSlopes + 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 2*block +
 		padded(backwardKeys*d) + padded(backwardKeys*dv) + wide + backwardRows*(idleDim+2) + cacheLine
 	if len(w.values) < need {
-		w.values = make([]F, need)
+		w.values = dense.Make[F](need)
 	}
 	if s.Dropout != 0 && w.dropped == nil {
 		w.dropped = make([]uint64, backwardRows)

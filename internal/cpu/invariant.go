@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -135,7 +136,7 @@ func (ws *workspace[F]) prepareApart(p *Plan) {
 		need += tiles * (padded(rows*dim) + 2*padded(rows))
 	}
 	if len(ws.apartValues) < need {
-		ws.apartValues = make([]F, need)
+		ws.apartValues = dense.Make[F](need)
 	}
 	v := ws.apartValues
 	it = p.sched.Work(0)

@@ -385,4 +385,9 @@ func (f *failure) Error() string {
 	return fmt.Sprintf("leanattention: run: %v: %v\n%s", f.value, ErrPanic, f.stack)
 }
 
-func (f *failure) Unwrap() error { return ErrPanic }
+func (f *failure) Unwrap() []error {
+	if err, ok := f.value.(error); ok {
+		return []error{ErrPanic, err}
+	}
+	return []error{ErrPanic}
+}

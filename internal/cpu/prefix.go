@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -88,7 +89,7 @@ func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]
 	rows := len(x.rows)
 	grown := func(s []F, n int) []F {
 		if cap(s) < n {
-			return make([]F, n)
+			return dense.Make[F](n)
 		}
 		return s[:n]
 	}

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -50,7 +51,7 @@ func (r *rotation) lay(of attn.Rotary, seqs []attn.Sequence) {
 		}
 	}
 	if n := rows * 2 * r.pairs; cap(r.table) < n {
-		r.table = make([]float64, n)
+		r.table = dense.Make[float64](n)
 	} else {
 		r.table = r.table[:n]
 	}

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -162,7 +163,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	for i := range ws.threads[:threads] {
 		w := &ws.threads[i]
 		if need := q + 2*(out+2*stats) + scores + wide + cacheLine; len(w.values) < need {
-			w.values = make([]F, need)
+			w.values = dense.Make[F](need)
 		}
 		if len(w.visible) < rows {
 			w.visible, w.hidden = make([]int32, rows), make([]int32, rows)
@@ -174,7 +175,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 			w.bias = make([]unsafe.Pointer, rows)
 		}
 		if need := g.Group() * invariantKeys; g.Invariant && g.Tree && g.Bias != (attn.Bias{}) && len(w.treeBias) < need {
-			w.treeBias = make([]F, need)
+			w.treeBias = dense.Make[F](need)
 		}
 		if len(w.runs.k) < runs {
 			w.runs.k, w.runs.v = make([]streams, runs), make([]streams, runs)
@@ -192,7 +193,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 
 	ws.prepareApart(p)
 	if need := 2*n*(out+2*stats) + cacheLine; len(ws.values) < need {
-		ws.values = make([]F, need)
+		ws.values = dense.Make[F](need)
 	}
 	v := ws.values
 	ws.partials = ws.partials[:0]

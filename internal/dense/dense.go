@@ -3,9 +3,13 @@
 package dense
 
 import (
+	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"unsafe"
+
+	host "gorgonia.org/leanattention/internal/memory"
 
 	"gorgonia.org/tensor"
 )
@@ -49,7 +53,7 @@ func Elements[T any](t *tensor.Dense) []T {
 		return src[:t.Shape().TotalSize()]
 	}
 	shape, strides := t.Shape(), t.Strides()
-	dst := make([]T, 0, shape.TotalSize())
+	dst := Make[T](shape.TotalSize())[:0]
 	var walk func(axis, at int)
 	walk = func(axis, at int) {
 		if axis == len(shape) {
@@ -64,10 +68,49 @@ func Elements[T any](t *tensor.Dense) []T {
 	return dst
 }
 
+// New is a new tensor of zeros. It panics with a *memory.Shortage where memory is short, as [Make], [Unwritten] and [Memory] do, and
+// Go would end the process. Ops recover.
+func New(of tensor.Dtype, shape ...int) *tensor.Dense {
+	claim(bytesOf(of.Size(), shape...))
+	return tensor.New(tensor.Of(of), tensor.WithShape(shape...))
+}
+
+// Make is make, for elements that may be many.
+func Make[T any](n int) []T {
+	claim(bytesOf(unsafe.Sizeof(*new(T)), n))
+	return make([]T, n)
+}
+
+// bytesOf is the bytes of elements of a size.
+func bytesOf(size uintptr, shape ...int) int {
+	bytes := uint64(size)
+	for _, n := range shape {
+		hi, lo := bits.Mul64(bytes, uint64(n))
+		if hi != 0 || lo > math.MaxInt {
+			free, _ := host.Now()
+			panic(&host.Shortage{Bytes: math.MaxInt64, Free: free})
+		}
+		bytes = lo
+	}
+	return int(bytes)
+}
+
+// claim asks for memory, if it is much.
+func claim(bytes int) {
+	if bytes < muchBytes {
+		return
+	}
+	if err := host.Claim(int64(bytes)); err != nil {
+		panic(err)
+	}
+}
+
 // Unwritten is a new tensor of T, and its elements, all of which are to be written: they may lie in memory that was recycled.
 // (Handing tensor.New a slice costs one allocation more, and decoding has a hundred nodes a token.)
 func Unwritten[T any](of tensor.Dtype, shape tensor.Shape) (*tensor.Dense, []T) {
-	if n := shape.TotalSize(); many[T](n) {
+	size := unsafe.Sizeof(*new(T))
+	if bytes := bytesOf(size, shape...); bytes >= muchBytes {
+		n := bytes / int(size)
 		y := again[T](n)
 		if y == nil {
 			y = Memory[T](n)
@@ -93,13 +136,14 @@ func poison[T any](x []T) {
 	}
 }
 
-// many says whether clearing n elements takes long.
-func many[T any](n int) bool { return n*int(unsafe.Sizeof(*new(T))) >= 1<<18 }
+// muchBytes take long to clear.
+const muchBytes = 1 << 18
 
 // Memory is that of n elements with whatever values: prompts have outputs of many megabytes, which make would clear on
 // one thread while all others wait. What a strings.Builder grows by is not cleared; if it were, or began elsewhere,
 // nothing would be wrong but the time. T has no pointers.
 func Memory[T any](n int) []T {
+	claim(bytesOf(unsafe.Sizeof(*new(T)), n))
 	x := memory[T](n)
 	poison(x)
 	return x
@@ -107,10 +151,10 @@ func Memory[T any](n int) []T {
 
 // memory is Memory as it comes.
 func memory[T any](n int) []T {
-	if !many[T](n) {
+	bytes := bytesOf(unsafe.Sizeof(*new(T)), n)
+	if bytes < muchBytes {
 		return make([]T, n)
 	}
-	bytes := n * int(unsafe.Sizeof(*new(T)))
 	var b strings.Builder
 	b.Grow(bytes)
 	b.WriteByte(0) // an empty string has no address

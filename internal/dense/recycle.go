@@ -25,7 +25,7 @@ func bin(bytes int) int {
 func Recycle(t *tensor.Dense) {
 	b := Backing[byte](t)
 	poison(b)
-	if many[byte](len(b)) {
+	if len(b) >= muchBytes {
 		recycled[bin(len(b))].Put(&b)
 	}
 }

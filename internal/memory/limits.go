@@ -9,20 +9,62 @@ import (
 	"strings"
 )
 
-// ofLinux reads what Linux tells in files: MemAvailable, which counts what the system
-// can drop, and the limits of the process's cgroup and of all cgroups around it.
-func ofLinux(root fs.ReadFileFS) (Free, bool) {
+// process is what a process has and may have, as far as no file says so.
+type process struct {
+	addresses int64 // RLIMIT_AS; negative: no limit
+	data      int64 // RLIMIT_DATA; negative: no limit
+	idle      int64 // bytes of Go's heap that hold nothing: mapped already, so new values take them first
+}
+
+// Go's runtime maps more than a value's bytes: arenas come in steps of 64 MB, and tables, threads and the collector have
+// memory of their own. Linux keeps a reserve where it counts commitments. A limit that ends the process is not used up.
+const (
+	addressReserve = 192 << 20
+	dataReserve    = 64 << 20
+	commitReserve  = 192 << 20 // admin_reserve_kbytes, user_reserve_kbytes, and Go's own
+	reserveShare   = 64        // of what is left, one part
+)
+
+// ofLinux returns the least of what the limits leave that are found below root, which stands for /:
+//
+//   - MemAvailable of the machine, which counts what the system can drop;
+//   - the limits of the process's cgroup and of all cgroups around it;
+//   - RLIMIT_AS and RLIMIT_DATA of p, less what the process has mapped;
+//   - what can be committed, if vm.overcommit_memory is 2.
+func ofLinux(root fs.ReadFileFS, p process) (Free, bool) {
 	info := fields(root, "proc/meminfo")
 	least := Free{Bytes: info["MemAvailable:"] << 10, Total: info["MemTotal:"] << 10, Of: "the machine"}
 	_, known := info["MemAvailable:"]
+	take := func(f Free) {
+		f.Bytes = max(f.Bytes, 0)
+		if f.Idle = min(f.Idle, f.Bytes); !known || f.Bytes < least.Bytes {
+			least, known = f, true
+		}
+	}
 	for _, g := range cgroups(root) {
 		for dir := g.path; ; dir = path.Dir(dir) {
-			if f, ok := g.free(root, dir); ok && (!known || f.Bytes < least.Bytes) {
-				least, known = f, true
+			if f, ok := g.free(root, dir); ok {
+				take(f)
 			}
 			if dir == "/" || dir == "." {
 				break
 			}
+		}
+	}
+	mapped := func(limit, used, reserve int64, of string) {
+		left := limit - used
+		take(Free{Bytes: left - max(left, 0)/reserveShare - reserve + p.idle, Idle: p.idle, Total: limit, Of: of})
+	}
+	status := fields(root, "proc/self/status")
+	if p.addresses >= 0 {
+		mapped(p.addresses, status["VmSize:"]<<10, addressReserve, "the process's address space (ulimit -v)")
+	}
+	if p.data >= 0 {
+		mapped(p.data, status["VmData:"]<<10, dataReserve, "the process's data (ulimit -d)")
+	}
+	if mode, ok := number(root, "proc/sys/vm/overcommit_memory"); ok && mode == 2 {
+		if limit, ok := info["CommitLimit:"]; ok {
+			mapped(limit<<10, info["Committed_AS:"]<<10, commitReserve, "what the machine commits (vm.overcommit_memory is 2)")
 		}
 	}
 	return least, known
@@ -70,7 +112,7 @@ func (g *cgroup) free(root fs.ReadFileFS, dir string) (Free, bool) {
 		return Free{}, false
 	}
 	used -= fields(root, path.Join(at, "memory.stat"))[g.cache]
-	return Free{Bytes: max(limit-max(used, 0), 0), Total: limit, Of: "cgroup " + dir}, true
+	return Free{Bytes: limit - max(used, 0), Total: limit, Of: "cgroup " + dir}, true
 }
 
 func number(root fs.ReadFileFS, name string) (int64, bool) {

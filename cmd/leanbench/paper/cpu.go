@@ -50,7 +50,7 @@ func (x point) batch() cpu.Batch {
 func (b *cpuBench) points(p panel) (points []point, costs []float64) {
 	for _, x := range p.cpu {
 		// Ours, copies for nodes that take no strides, and PyTorch's own.
-		if err := memory.Check(3 * int64(x.batch().Region())); err != nil {
+		if err := memory.Check(3*int64(x.batch().Region()), int64(x.batch().Region())); err != nil {
 			b.Report().Notes = append(b.Report().Notes, fmt.Sprintf("%s, %s is left out: %v", p.table, x.label, err))
 			continue
 		}

@@ -17,7 +17,8 @@ import (
 // make lie in one piece, so that nearly all of them are in large pages where the
 // system has such: decoding reads every weight for every token, a tenth faster
 // so, since small pages keep memory waiting for addresses.
-func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) error {
+func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) (err error) {
+	defer shortage(&err)
 	size := 0
 	for p := range w.config.Weights() {
 		t := w.tensors[p.Name]
@@ -32,12 +33,12 @@ func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) error {
 			size += lines(t.Shape().TotalSize() * int(to.Size()))
 		}
 	}
-	memory := arena(dense.Memory[byte](size))
+	made := arena(dense.Memory[byte](size))
 	for p := range w.config.Weights() {
 		if w.tensors[p.Name] == nil {
 			continue
 		}
-		t, err := memory.convert(w.tensors[p.Name], kind(w.tensors[p.Name]))
+		t, err := made.convert(w.tensors[p.Name], kind(w.tensors[p.Name]))
 		if err != nil {
 			return fmt.Errorf("weight %s: %w", p.Name, err)
 		}

@@ -274,6 +274,7 @@ func (o *Options) paged() bool {
 func (o *Options) chooses() bool { return o.Greedy || len(o.Choices) > 0 }
 
 func (d *Decoder) build(w *Weights) (err error) {
+	defer shortage(&err)
 	o, batch := &d.options, len(d.lengths)
 	if o.Attention == Fused {
 		d.cache = newTextCache(w.config, batch, slices.Max(o.Capacity), o.asWritten)
@@ -288,7 +289,9 @@ func (d *Decoder) build(w *Weights) (err error) {
 		}
 	}
 	if o.Linear == StockLinear {
-		w = w.widened()
+		if w, err = w.widened(); err != nil {
+			return err
+		}
 	}
 	if d.prompt, err = d.newPass(w, o.Chunk, o.AllLogits, false, &d.stats.Prefill); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/internal/dense"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -30,7 +31,7 @@ func newTextCache(c hf.Config, batch, capacity int, asWritten bool) *textCache {
 // newAttention takes a row for each token that a sequence may come to, of which
 // so many are new in a run.
 func (c *textCache) newAttention(tokens int) (attention, int, error) {
-	mask := tensor.New(tensor.WithShape(1, c.capacity, c.capacity), tensor.Of(tensor.Float32))
+	mask := dense.New(tensor.Float32, 1, c.capacity, c.capacity)
 	for i := range c.capacity {
 		for j := i + 1; j < c.capacity; j++ {
 			mask.Float32s()[i*c.capacity+j] = masked

@@ -13,9 +13,8 @@ import (
 )
 
 // CheckRoom says, before anything is loaded, whether the host or the GPU, or each of several, has room for
-// its part of the weights of a source in a type (see [LoadAs]) and for the cache of a decoder:
-// if not, leanattention.ErrOutOfMemory with the numbers. Activations need some
-// more. On the host weights that keep their type stay where the file is mapped, and the
+// its part of the weights of a source in a type (see [LoadAs]), for the cache of a decoder and, about, for the rows of its graphs:
+// if not, leanattention.ErrOutOfMemory with the numbers. On the host weights that keep their type stay where the file is mapped, and the
 // system reads them again when it has to: they are not counted.
 func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	c := from.Config()
@@ -49,8 +48,10 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 		return err
 	}
 	if o.Device == nil {
-		if err := memory.Check(made + cache); err != nil {
-			return fmt.Errorf("model: %d MB of converted weights and %d MB of cache in host memory: %v: %w", made>>20, cache>>20, err, la.ErrOutOfMemory)
+		rows := o.hostBytes(c)
+		if err := memory.Check(made+cache+rows, max(made, cache/int64(2*c.Layers))); err != nil {
+			return fmt.Errorf("model: %d MB of converted weights, %d MB of cache and %d MB for the rows of %d sequences in host memory: %v: %w",
+				made>>20, cache>>20, rows>>20, len(o.Capacity), err, la.ErrOutOfMemory)
 		}
 		return nil
 	}
@@ -79,6 +80,38 @@ func (o *Options) ChunkBytes(c hf.Config) int64 {
 		row += int64(c.VocabSize)
 	}
 	return int64(o.chunk()) * row * 4 * spare / 4
+}
+
+// hostBytes is what the rows of the graphs take in host memory, about: their layers share the values of one, but those of
+// Gorgonia's own nodes do not, which compute the scores of each head besides.
+func (o *Options) hostBytes(c hf.Config) int64 {
+	batch, most := int64(len(o.Capacity)), int64(slices.Max(o.Capacity))
+	rows, layers, scores := int64(o.chunk())+batch*int64(2+o.Draft), int64(1), int64(0)
+	switch {
+	case o.Attention == Fused:
+		rows, scores, layers = 2*batch*most, most*most, int64(c.Layers)
+	case !o.paged():
+		each := (int64(o.chunk())+batch-1)/batch + int64(2+o.Draft)
+		rows, scores, layers = each*batch, each*(most+each)*batch*int64(c.Heads)*4, int64(c.Layers)
+	case o.Linear == StockLinear:
+		layers = int64(c.Layers)
+	}
+	logits := batch * int64(2+o.Draft)
+	if o.AllLogits {
+		logits += int64(o.chunk())
+	}
+	return 4 * (rows*layers*(4*int64(c.HiddenSize)+2*int64(c.FFNDim)) + scores + logits*int64(c.VocabSize))
+}
+
+// shortage turns the panic of a value that the host has no memory for into an error.
+func shortage(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case *memory.Shortage:
+		*err = fmt.Errorf("model: %d bytes in host memory: %v: %w", r.Bytes, r, la.ErrOutOfMemory)
+	default:
+		panic(r)
+	}
 }
 
 // draftBytes is what the rows of the graph for drafts take on a GPU, about: it is recorded, so that

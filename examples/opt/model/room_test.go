@@ -37,7 +37,7 @@ func TestCheckRoomOfHost(t *testing.T) {
 		"fused":          {Options{Capacity: []int{65, 1}, Attention: Fused}, tensor.Float32, 0},
 		"20,000 prompts": {Options{Capacity: slices.Repeat([]int{1}, 20_000)}, tensor.Float32, 20_000 * page * 4},
 	} {
-		free = x.cache
+		free = x.cache + x.o.hostBytes(c)
 		for p := range c.Weights() {
 			w, err := folder.Tensor(p.Name, p.Shape...)
 			if err != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/examples/opt/hf"
+	"gorgonia.org/leanattention/internal/dense"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -27,7 +28,7 @@ type stockCache struct {
 func newStockCache(c hf.Config, batch, capacity int) *stockCache {
 	s := &stockCache{batch: batch, heads: c.Heads, dim: c.HeadDim(), capacity: capacity, lengths: make([]int, batch)}
 	zeros := func() *tensor.Dense {
-		return tensor.New(tensor.WithShape(batch*s.heads, capacity, s.dim), tensor.Of(tensor.Float32))
+		return dense.New(tensor.Float32, batch*s.heads, capacity, s.dim)
 	}
 	for range c.Layers {
 		s.keys, s.values = append(s.keys, zeros()), append(s.values, zeros())
@@ -79,8 +80,8 @@ type stockAttention struct {
 func newStockAttention(cache *stockCache, rows int) *stockAttention {
 	a := &stockAttention{
 		cache: cache, rows: rows, seen: make([]int, cache.batch),
-		mask:   tensor.New(tensor.WithShape(cache.batch*cache.heads, rows, cache.capacity), tensor.Of(tensor.Float32)),
-		causal: tensor.New(tensor.WithShape(1, rows, rows), tensor.Of(tensor.Float32)),
+		mask:   dense.New(tensor.Float32, cache.batch*cache.heads, rows, cache.capacity),
+		causal: dense.New(tensor.Float32, 1, rows, rows),
 		keys:   make([]G.Value, len(cache.keys)), values: make([]G.Value, len(cache.keys)),
 	}
 	for i := range a.mask.Float32s() {

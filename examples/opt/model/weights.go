@@ -34,8 +34,8 @@ type Weights struct {
 	world   ranks.World // whose rank's part they are; a Size of 0: all of them
 	tensors map[string]*tensor.Dense
 
-	widenOnce sync.Once
-	wide      *Weights // see widened
+	widening sync.Mutex
+	wide     *Weights // see widened
 
 	gpus struct {
 		sync.Mutex
@@ -96,13 +96,17 @@ func loadedAs(t *tensor.Dense, matrices tensor.Dtype) tensor.Dtype {
 
 // widened is the same weights in float32, which Gorgonia's own nodes need. They
 // are kept for the next one who asks.
-func (w *Weights) widened() *Weights {
-	w.widenOnce.Do(func() {
-		w.wide = &Weights{config: w.config, tensors: maps.Clone(w.tensors)}
-		// Every type that Load lets in widens.
-		_ = w.wide.convert(func(*tensor.Dense) tensor.Dtype { return tensor.Float32 })
-	})
-	return w.wide
+func (w *Weights) widened() (*Weights, error) {
+	w.widening.Lock()
+	defer w.widening.Unlock()
+	if w.wide == nil {
+		wide := &Weights{config: w.config, tensors: maps.Clone(w.tensors)}
+		if err := wide.convert(func(*tensor.Dense) tensor.Dtype { return tensor.Float32 }); err != nil {
+			return nil, err
+		}
+		w.wide = wide
+	}
+	return w.wide, nil
 }
 
 // Config is the model's configuration.
