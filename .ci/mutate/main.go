@@ -156,7 +156,10 @@ func (f *fault) compile(dir string) (binary string, err error) {
 	if err := os.WriteFile(overlay, list, 0o600); err != nil {
 		return "", err
 	}
-	binary = filepath.Join(dir, "package.test")
+	binary = filepath.Join(dir, "fault.test")
+	if f.what == "" {
+		binary = filepath.Join(dir, "good.test")
+	}
 	return binary, exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", binary, "./"+filepath.Dir(f.file)).Run()
 }
 

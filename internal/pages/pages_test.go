@@ -673,6 +673,7 @@ func TestLeast(t *testing.T) {
 		{nil, nil, 0},
 		{[]*Table{&a}, []int{1}, 2}, // b is released: there is no copy
 		{[]*Table{&a}, []int{3}, 3},
+		{[]*Table{&a}, []int{0}, 2}, // nothing is written, so nothing was to be copied
 		{[]*Table{&a, &b}, []int{1, 1}, 4}, // the two pages, and a copy for each
 		{[]*Table{&a, &b}, []int{1, 0}, 3}, // b keeps the page
 		{[]*Table{&a, &outside}, []int{2, 4}, 2 + 4},
@@ -682,4 +683,32 @@ func TestLeast(t *testing.T) {
 			t.Errorf("%v: %d pages, want %d", x.tokens, n, x.least)
 		}
 	}
+}
+
+// A token behind the gap lies as many pages before its place as were dropped.
+func TestPlace(t *testing.T) {
+	p := New(8, 4)
+	a := tableOf(t, p, 20)
+	pages := slices.Clone(a.Pages)
+	if err := p.Drop(&a, Gap{First: 2, End: 13}); err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []int{0, 1, 13, 15, 16, 19} {
+		if page, slot := p.Place(&a, token); page != pages[token/4] || slot != token%4 {
+			t.Errorf("token %d is in slot %d of page %d, want %d of %d", token, slot, page, token%4, pages[token/4])
+		}
+	}
+}
+
+// tableOf is a table with so many tokens.
+func tableOf(t *testing.T, p *Pool, tokens int) (table Table) {
+	t.Helper()
+	var r Reservation
+	if err := p.Reserve(&r, &table, tokens); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Commit(&r); err != nil {
+		t.Fatal(err)
+	}
+	return table
 }
