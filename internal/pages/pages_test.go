@@ -601,6 +601,7 @@ func TestCheck(t *testing.T) {
 		"a count of free pages":          {func(w *state) { w.p.left++ }, "pages are free, and"},
 		"a page twice in a table":        {func(w *state) { w.a.Pages[1] = w.a.Pages[0] }, "twice in"},
 		"a page that there is not":       {func(w *state) { w.a.Pages[1] = 16 }, "page 16 of 16"},
+		"a page before all others":       {func(w *state) { w.a.Pages[1] = -1 }, "page -1 of 16"},
 		"a page too few":                 {func(w *state) { w.a.Pages = w.a.Pages[:1] }, "1 pages and not 2"},
 		"a page too many":                {func(w *state) { w.a.Tokens = 4 }, "2 pages and not 1"},
 		"a gap that has no end":          {func(w *state) { w.d.Gap.End = 0 }, "[1, 0) were dropped"},
@@ -673,7 +674,7 @@ func TestLeast(t *testing.T) {
 		{nil, nil, 0},
 		{[]*Table{&a}, []int{1}, 2}, // b is released: there is no copy
 		{[]*Table{&a}, []int{3}, 3},
-		{[]*Table{&a}, []int{0}, 2}, // nothing is written, so nothing was to be copied
+		{[]*Table{&a}, []int{0}, 2},        // nothing is written, so nothing was to be copied
 		{[]*Table{&a, &b}, []int{1, 1}, 4}, // the two pages, and a copy for each
 		{[]*Table{&a, &b}, []int{1, 0}, 3}, // b keeps the page
 		{[]*Table{&a, &outside}, []int{2, 4}, 2 + 4},
