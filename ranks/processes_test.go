@@ -246,7 +246,7 @@ func refusals(r *rank) {
 	_, err = nn.AllReduce(x, nil)
 	is("nil comm", err, la.ErrState, "ranks.Join")
 	_, err = nn.AllReduce(ids, r.comm)
-	is("int32", err, la.ErrDType, "x is of int32")
+	is("int32", err, la.ErrDType, `x, node "ids", is of int32`)
 	_, err = nn.Broadcast(ids, r.comm, r.world.Size)
 	is("a rank", err, la.ErrOption, fmt.Sprintf("rank %d of %d", r.world.Size, r.world.Size))
 	if r.world.Size == 1 {
