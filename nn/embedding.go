@@ -24,10 +24,14 @@ import (
 // residual (n, width); residual may be nil for none, and serves to add the
 // embedding of a token to that of its position without a node of its own.
 //
-// table is float32, [la.Float16] or [la.BFloat16]; y and residual are float32,
-// which holds every number of the two shorter types, so gathering is exact. The
-// same table may be the w of a tied [Linear]. It is best an input with its
-// values in row-major order: of any other a copy is made at each run.
+// Types:
+//
+//   - table float32, [la.Float16] or [la.BFloat16]: residual and y are float32, which holds every
+//     number of the 16-bit types
+//   - table float64: residual and y are float64, on the CPU alone
+//
+// Gathering is exact. The same table may be the w of a tied [Linear]. A table whose values are not in
+// row-major order is copied at each run.
 //
 // Each id is in [0, vocabulary). Gorgonia has no types for that, so a wrong one
 // is found when the graph runs, before anything is computed: ErrLength. A table that is computed may have fewer rows in a
@@ -35,11 +39,11 @@ import (
 //
 // It computes on a GPU where each of its inputs is a [la.DeviceTensor]; ids are int32
 // there, and one outside of the table makes a row of NaN, since the host does not
-// see them.
+// see them. On a GPU a table of float64 is ErrUnsupported.
 //
 // Gradients of table and residual are available on both of Gorgonia's machines, in host memory;
 // they can not be differentiated once more. The table's has its shape, and is zero but for the rows
-// that ids name. It needs a table of float32: with one of 16 bits, asking for a gradient is ErrUnsupported.
+// that ids name. With a table of 16 bits, asking for a gradient is ErrUnsupported.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
 func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
@@ -64,12 +68,12 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 		shapes[i] = n.Shape()
 	}
 	switch {
-	case !isWeight(op.table):
-		return nil, errorf(name, la.ErrDType, "table is of %v, want float32, Float16 or BFloat16", op.table)
+	case !isWeight(op.table) && op.table != tensor.Float64:
+		return nil, errorf(name, la.ErrDType, "table is of %v, want float32, float64, Float16 or BFloat16", op.table)
 	case op.ids != tensor.Int && op.ids != tensor.Int32:
 		return nil, errorf(name, la.ErrDType, "ids are of %v, want int or int32", op.ids)
-	case op.residual && residual.Dtype() != tensor.Float32:
-		return nil, errorf(name, la.ErrDType, "residual is of %v, want float32", residual.Dtype())
+	case op.residual && residual.Dtype() != op.sum():
+		return nil, errorf(name, la.ErrDType, "residual is of %v, want %v for a table of %v", residual.Dtype(), op.sum(), op.table)
 	}
 	if _, err := op.shape(shapes); err != nil {
 		return nil, err
@@ -77,8 +81,7 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	return apply(name, op, children...)
 }
 
-// isWeight reports whether t is a type of tables, and of the weights of layers
-// that compute in float32.
+// isWeight reports whether t is a type of the tables and weights of layers that compute in float32.
 func isWeight(t tensor.Dtype) bool {
 	return t == tensor.Float32 || t == la.Float16 || t == la.BFloat16
 }
@@ -94,6 +97,14 @@ type embedding struct {
 	residual bool
 	rows     int // of the table that the graph was built for
 	gpu      *ongpu.Node
+}
+
+// sum is the type of the residual and the output.
+func (op embedding) sum() tensor.Dtype {
+	if op.table == tensor.Float64 {
+		return tensor.Float64
+	}
+	return tensor.Float32
 }
 
 // shape checks the shapes of the inputs and returns the output's.
@@ -128,9 +139,9 @@ func (op embedding) OperandName(i int) string { return embeddingInputs[i] }
 func (op embedding) Type() hm.Type {
 	ts := []hm.Type{tensorOf(2, op.table), tensorOf(1, op.ids)}
 	if op.residual {
-		ts = append(ts, tensorOf(2, tensor.Float32))
+		ts = append(ts, tensorOf(2, op.sum()))
 	}
-	return hm.NewFnType(append(ts, tensorOf(2, tensor.Float32))...)
+	return hm.NewFnType(append(ts, tensorOf(2, op.sum()))...)
 }
 
 func (op embedding) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
@@ -172,29 +183,15 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var residual []float32
-	if op.residual {
-		if residual, err = elements[float32](name, "residual", in[2], shape); err != nil {
-			return nil, err
-		}
-	}
-	t, out := output[float32](shape)
-	table := in[0]
 	switch op.table {
-	case tensor.Float32:
-		err = gather(out, table, ids, func(dst, src []float32) { copy(dst, src) })
 	case la.Float16:
-		err = gather(out, table, ids, half.DecodeFloat16[la.F16])
+		return gather(op, in, shape, ids, half.DecodeFloat16[la.F16])
 	case la.BFloat16:
-		err = gather(out, table, ids, half.DecodeBFloat16[la.BF16])
+		return gather(op, in, shape, ids, half.DecodeBFloat16[la.BF16])
+	case tensor.Float64:
+		return gather(op, in, shape, ids, func(dst, src []float64) { copy(dst, src) })
 	}
-	if err != nil {
-		return nil, err
-	}
-	for i, r := range residual {
-		out[i] += r
-	}
-	return t, nil
+	return gather(op, in, shape, ids, func(dst, src []float32) { copy(dst, src) })
 }
 
 // readIDs is the ids as ints, all of which are below n or name a row that was not computed.
@@ -210,21 +207,34 @@ func (op embedding) readIDs(v G.Value, n int) ([]int, error) {
 	return ids, err
 }
 
-// gather widens rows ids of the table into dst, one behind the other. A row that the table does not have is 0.
-func gather[T any](dst []float32, table G.Value, ids []int, widen func(dst []float32, src []T)) error {
-	src, err := elements[T]("Embedding", "table", table, table.Shape())
+// gather is the output: rows ids of the table, widened, plus the residual. A row that the table does not have is 0.
+func gather[F float, T any](op embedding, in []G.Value, shape tensor.Shape, ids []int, widen func(dst []F, src []T)) (G.Value, error) {
+	table, err := elements[T](op.title(), "table", in[0], in[0].Shape())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	rows, n := table.Shape()[0], table.Shape()[1]
-	eachRow(len(ids), n, func(row int) {
-		if ids[row] >= rows {
-			clear(dst[row*n : (row+1)*n])
-			return
+	var residual []F
+	if op.residual {
+		if residual, err = elements[F](op.title(), "residual", in[2], shape); err != nil {
+			return nil, err
 		}
-		widen(dst[row*n:(row+1)*n], src[ids[row]*n:(ids[row]+1)*n])
+	}
+	t, y := output[F](shape)
+	rows, n := in[0].Shape()[0], shape[1]
+	eachRow(len(ids), n, func(row int) {
+		to, id := y[row*n:(row+1)*n], ids[row]
+		if id < rows {
+			widen(to, table[id*n:(id+1)*n])
+		} else {
+			clear(to)
+		}
+		if residual != nil {
+			for i, r := range residual[row*n : (row+1)*n] {
+				to[i] += r
+			}
+		}
 	})
-	return nil
+	return t, nil
 }
 
 // DiffWRT says that table and residual have gradients.
@@ -245,8 +255,8 @@ func (op embedding) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err err
 }
 
 func embeddingGradients[T any](do step[T], op embedding, in []T, dy T) ([]T, error) {
-	if op.table != tensor.Float32 {
-		return nil, errorf(op.title(), la.ErrUnsupported, "gradient with a table of %v; it must be of float32", op.table)
+	if op.table != op.sum() {
+		return nil, errorf(op.title(), la.ErrUnsupported, "gradient with a table of %v; it must be of float32 or float64", op.table)
 	}
 	return gradients(do, op, in, dy)
 }
@@ -256,23 +266,30 @@ func (op embedding) title() string { return "Embedding" }
 func (op embedding) arguments() []argument {
 	args := []argument{{name: "table", rank: 2, dtype: op.table}, {name: "ids", rank: 1, dtype: op.ids, data: true}}
 	if op.residual {
-		args = append(args, argument{name: "residual", rank: 2, dtype: tensor.Float32})
+		args = append(args, argument{name: "residual", rank: 2, dtype: op.sum()})
 	}
-	return append(args, argument{name: "y", rank: 2, dtype: tensor.Float32})
+	return append(args, argument{name: "y", rank: 2, dtype: op.sum()})
 }
 
 // gradient adds the rows of dy to those of the table that they were made of; the residual's is dy.
-func (op embedding) gradient(i int, in []G.Value, grad G.Value) (G.Value, error) {
-	dy, err := elements[float32](op.title(), "the output's gradient", grad, grad.Shape())
+func (op embedding) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
+	if op.table == tensor.Float64 {
+		return embeddingGrad[float64](op, i, in, dy)
+	}
+	return embeddingGrad[float32](op, i, in, dy)
+}
+
+func embeddingGrad[F float](op embedding, i int, in []G.Value, grad G.Value) (G.Value, error) {
+	dy, err := elements[F](op.title(), "the output's gradient", grad, grad.Shape())
 	if err != nil {
 		return nil, err
 	}
 	if i > 0 {
-		t, d := output[float32](in[i].Shape())
+		t, d := output[F](in[i].Shape())
 		copy(d, dy)
 		return t, nil
 	}
-	t, d := zeros[float32](in[0].Shape())
+	t, d := zeros[F](in[0].Shape())
 	ids, err := op.readIDs(in[1], in[0].Shape()[0])
 	if err != nil {
 		return nil, err

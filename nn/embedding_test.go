@@ -11,12 +11,16 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
 var weightTypes = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
+
+// tableTypes are the types of an Embedding's table.
+var tableTypes = append(slices.Clone(weightTypes), tensor.Float64)
 
 // stored is a tensor of type dt with the numbers of w, which are rounded to it.
 func stored(w []float32, dt tensor.Dtype, shape ...int) *tensor.Dense {
@@ -39,9 +43,9 @@ func stored(w []float32, dt tensor.Dtype, shape ...int) *tensor.Dense {
 // lookup is a graph with one Embedding whose inputs can be filled anew.
 type lookup struct {
 	vocabulary, width int
-	table             []float32 // as gathered from
+	table             []float64 // as gathered from
 	ids               []int
-	residual          []float32
+	residual          []float64 // nil if absent
 	g                 *G.ExprGraph
 	nodes             G.Nodes // table, ids, residual; nil if absent
 	y                 *G.Node
@@ -51,35 +55,49 @@ type lookup struct {
 func newLookup(t testing.TB, rng *rand.Rand, vocabulary, width, n int, dt tensor.Dtype, residual bool) *lookup {
 	t.Helper()
 	l := &lookup{vocabulary: vocabulary, width: width, g: G.NewGraph(), nodes: make(G.Nodes, 3), ids: make([]int, n)}
-	l.table = make([]float32, vocabulary*width)
+	l.table = make([]float64, vocabulary*width)
 	fill(rng, l.table, 0, 1)
 	for i := range l.table { // some that are only just there, and some that are not numbers
 		switch rng.IntN(50) {
 		case 0:
-			l.table[i] = float32(math.NaN())
+			l.table[i] = math.NaN()
 		case 1:
-			l.table[i] = float32(math.Inf(1 - 2*rng.IntN(2)))
+			l.table[i] = math.Inf(1 - 2*rng.IntN(2))
 		case 2:
 			l.table[i] *= 0x1p-20 // below float16's normal numbers
 		}
 	}
-	l.nodes[0] = G.NewMatrix(l.g, dt, G.WithShape(vocabulary, width), G.WithName("table"), G.WithValue(stored(l.table, dt, vocabulary, width)))
+	table, sum := tensor.New(tensor.WithShape(vocabulary, width), tensor.WithBacking(l.table)), tensor.Float64
+	if dt != tensor.Float64 {
+		x := floats32(l.table)
+		table, sum = stored(x, dt, vocabulary, width), tensor.Float32 // rounds x
+		l.table = toFloat64(x)
+	}
+	l.nodes[0] = G.NewMatrix(l.g, dt, G.WithShape(vocabulary, width), G.WithName("table"), G.WithValue(table))
 	l.nodes[1] = G.NewVector(l.g, tensor.Int, G.WithShape(n), G.WithName("ids"),
 		G.WithValue(tensor.New(tensor.WithShape(n), tensor.WithBacking(l.ids))))
 	if residual {
-		l.residual = make([]float32, n*width)
-		l.nodes[2] = G.NewMatrix(l.g, tensor.Float32, G.WithShape(n, width), G.WithName("residual"),
-			G.WithValue(tensor.New(tensor.WithShape(n, width), tensor.WithBacking(l.residual))))
+		l.residual = make([]float64, n*width)
+		l.nodes[2] = G.NewMatrix(l.g, sum, G.WithShape(n, width), G.WithName("residual"),
+			G.WithValue(tensor.New(tensor.WithShape(n, width), tensor.Of(sum))))
 	}
 	var err error
 	if l.y, err = Embedding(l.nodes[0], l.nodes[1], l.nodes[2]); err != nil {
 		t.Fatal(err)
 	}
-	if !l.y.Shape().Eq(tensor.Shape{n, width}) || l.y.Dtype() != tensor.Float32 {
+	if !l.y.Shape().Eq(tensor.Shape{n, width}) || l.y.Dtype() != sum {
 		t.Fatalf("node of shape %v and type %v", l.y.Shape(), l.y.Dtype())
 	}
 	G.Read(l.y, &l.result)
 	return l
+}
+
+func floats32(x []float64) []float32 {
+	y := make([]float32, len(x))
+	for i, v := range x {
+		y[i] = float32(v)
+	}
+	return y
 }
 
 // choose takes other ids, the first and the last row among them, and residuals.
@@ -89,22 +107,35 @@ func (l *lookup) choose(rng *rand.Rand) {
 	}
 	l.ids[rng.IntN(len(l.ids))] = 0
 	l.ids[rng.IntN(len(l.ids))] = l.vocabulary - 1
+	if l.residual == nil {
+		return
+	}
 	fill(rng, l.residual, 0, 1)
+	switch to := l.nodes[2].Value().Data().(type) {
+	case []float64:
+		copy(to, l.residual)
+	case []float32:
+		copy(to, floats32(l.residual))
+		copy(l.residual, toFloat64(to))
+	}
 }
 
 // check compares bit for bit: a gathered number is exact, and the sum with a
 // residual is the one sum that there is, rounded once.
-func (l *lookup) check(t *testing.T, y []float32) {
+func (l *lookup) check(t *testing.T, v G.Value) {
 	t.Helper()
+	y := floatsOf(t, v)
 	if len(y) != len(l.ids)*l.width {
 		t.Fatalf("%d elements, want %d x %d", len(y), len(l.ids), l.width)
 	}
 	for i, got := range y {
 		want := l.table[l.ids[i/l.width]*l.width+i%l.width]
 		if l.residual != nil {
-			want = float32(float64(want) + float64(l.residual[i]))
+			if want += l.residual[i]; v.Dtype() == tensor.Float32 {
+				want = float64(float32(want))
+			}
 		}
-		if math.Float32bits(got) != math.Float32bits(want) && (got == got || want == want) {
+		if math.Float64bits(got) != math.Float64bits(want) && (got == got || want == want) {
 			t.Fatalf("%d x %d: y[%d,%d] of id %d is %v, want %v", l.vocabulary, l.width, i/l.width, i%l.width, l.ids[i/l.width], got, want)
 		}
 	}
@@ -112,7 +143,7 @@ func (l *lookup) check(t *testing.T, y []float32) {
 
 func TestEmbeddingReference(t *testing.T) {
 	rng := seeded(t)
-	for _, dt := range weightTypes {
+	for _, dt := range tableTypes {
 		for _, size := range [][3]int{{1, 1, 1}, {5, 7, 3}, {61, 33, 1}, {61, 32, 130}, {300, 1000, 70}} {
 			for _, residual := range []bool{false, true} {
 				l := newLookup(t, rng, size[0], size[1], size[2], dt, residual)
@@ -122,7 +153,7 @@ func TestEmbeddingReference(t *testing.T) {
 					if err := vm.RunAll(); err != nil {
 						t.Fatal(err)
 					}
-					l.check(t, l.result.Data().([]float32))
+					l.check(t, l.result)
 					vm.Reset()
 				}
 				vm.Close()
@@ -130,7 +161,7 @@ func TestEmbeddingReference(t *testing.T) {
 				if err := lisp.RunAll(); err != nil {
 					t.Fatal(err)
 				}
-				l.check(t, l.y.Value().Data().([]float32))
+				l.check(t, l.y.Value())
 				lisp.Close()
 			}
 		}
@@ -170,30 +201,39 @@ func TestEmbeddingViews(t *testing.T) {
 // Embedding harm neither its inputs nor a second reader.
 func TestEmbeddingInPlaceNeighbours(t *testing.T) {
 	rng := seeded(t)
-	l := newLookup(t, rng, 9, 5, 4, tensor.Float32, true)
-	fill(rng, l.table, 0, 1) // numbers only
-	before := append([]float32(nil), l.table...)
-	var got G.Value
-	G.Read(G.Must(G.Add(G.Must(G.Add(l.y, l.y)), l.nodes[2])), &got)
-	vm := G.NewTapeMachine(l.g)
-	defer vm.Close()
-	for range 3 {
-		l.choose(rng)
-		if err := vm.RunAll(); err != nil {
+	for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+		l := newLookup(t, rng, 9, 5, 4, dt, true)
+		var got G.Value
+		G.Read(G.Must(G.Add(G.Must(G.Add(l.y, l.y)), l.nodes[2])), &got)
+		before, err := G.CloneValue(l.nodes[0].Value())
+		if err != nil {
 			t.Fatal(err)
 		}
-		y := l.result.Data().([]float32)
-		l.check(t, y)
-		for i, v := range got.Data().([]float32) {
-			if want := 2*y[i] + l.residual[i]; v != want {
-				t.Fatalf("element %d is %v, want %v", i, v, want)
+		vm := G.NewTapeMachine(l.g)
+		defer vm.Close()
+		for range 3 {
+			l.choose(rng)
+			if err := vm.RunAll(); err != nil {
+				t.Fatal(err)
 			}
+			l.check(t, l.result)
+			y := floatsOf(t, l.result)
+			for i, v := range floatsOf(t, got) {
+				want := y[i] + y[i] + l.residual[i]
+				if dt == tensor.Float32 {
+					want = float64(float32(want))
+				}
+				if v != want && (v == v || want == want) {
+					t.Fatalf("%v: element %d is %v, want %v", dt, i, v, want)
+				}
+			}
+			vm.Reset()
 		}
-		vm.Reset()
-	}
-	for i, v := range l.table {
-		if v != before[i] {
-			t.Fatalf("the table was written: element %d", i)
+		was := floatsOf(t, before)
+		for i, v := range floatsOf(t, l.nodes[0].Value()) {
+			if math.Float64bits(v) != math.Float64bits(was[i]) {
+				t.Fatalf("%v: the table was written: element %d", dt, i)
+			}
 		}
 	}
 }
@@ -201,7 +241,7 @@ func TestEmbeddingInPlaceNeighbours(t *testing.T) {
 // TestEmbeddingHash: Gorgonia merges nodes of equal hash and equal children.
 func TestEmbeddingHash(t *testing.T) {
 	seen := map[uint32]embedding{}
-	for _, dt := range weightTypes {
+	for _, dt := range tableTypes {
 		for _, residual := range []bool{false, true} {
 			op := embedding{table: dt, ids: tensor.Int, residual: residual}
 			if other, ok := seen[op.Hashcode()]; ok {
@@ -228,7 +268,6 @@ func TestEmbeddingWrongArguments(t *testing.T) {
 		{"nil ids", table, nil, nil, la.ErrGraph},
 		{"table of rank 1", input(g, f32, 5), ids, nil, la.ErrShape},
 		{"table of rank 3", input(g, f32, 5, 3, 1), ids, nil, la.ErrShape},
-		{"table of float64", input(g, tensor.Float64, 5, 3), ids, nil, la.ErrDType},
 		{"table of int", input(g, tensor.Int, 5, 3), ids, nil, la.ErrDType},
 		{"ids of rank 2", table, input(g, tensor.Int, 2, 1), nil, la.ErrShape},
 		{"ids of int64", table, input(g, tensor.Int64, 2), nil, la.ErrDType},
@@ -237,6 +276,8 @@ func TestEmbeddingWrongArguments(t *testing.T) {
 		{"residual of another shape", table, ids, input(g, f32, 3, 2), la.ErrShape},
 		{"residual of rank 1", table, ids, input(g, f32, 3), la.ErrShape},
 		{"residual of float64", table, ids, input(g, tensor.Float64, 2, 3), la.ErrDType},
+		{"residual of float32, table of float64", input(g, tensor.Float64, 5, 3), ids, input(g, f32, 2, 3), la.ErrDType},
+		{"residual of 16 bits", input(g, la.Float16, 5, 3), ids, input(g, la.Float16, 2, 3), la.ErrDType},
 		{"residual of another graph", table, ids, input(other, f32, 2, 3), la.ErrGraph},
 	} {
 		nodes := len(g.AllNodes())
@@ -279,6 +320,28 @@ func TestEmbeddingWrongValues(t *testing.T) {
 	} {
 		if y, err := op.Do(c.in...); y != nil || !errors.Is(err, c.want) {
 			t.Errorf("%s: %v and error %v, want %v", c.name, y, err, c.want)
+		}
+	}
+
+	// A GPU has no float64. What is on the GPU does not matter.
+	wide := embedding{table: tensor.Float64, ids: tensor.Int32, residual: true, gpu: new(ongpu.Node)}
+	onGPU := new(la.DeviceTensor)
+	for i := range 3 {
+		in := []G.Value{value(tensor.Float64, 5, 3), value(tensor.Int32, 2), value(tensor.Float64, 2, 3)}
+		in[i] = onGPU
+		if y, err := wide.Do(in...); y != nil || !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "table of float64 on a GPU") {
+			t.Errorf("%s on a GPU, of float64: %v and error %v", embeddingInputs[i], y, err)
+		}
+	}
+	for _, c := range []struct {
+		in   []G.Value
+		says string
+	}{
+		{[]G.Value{value(tensor.Float32, 5, 3), value(tensor.Int32, 2), value(tensor.Float64, 2, 3)}, "table is of float32 when run, want float64"},
+		{[]G.Value{value(tensor.Float64, 5, 3), value(tensor.Int32, 2), value(tensor.Float32, 2, 3)}, "residual is of float32 when run, want float64"},
+	} {
+		if y, err := wide.Do(c.in...); y != nil || !errors.Is(err, la.ErrDType) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v and error %v, want %s", y, err, c.says)
 		}
 	}
 

@@ -252,6 +252,9 @@ func (op layerNorm) checkShapes(in []tensor.Shape) (n int, err error) {
 // row of NaN: the host does not see the ids.
 func (op embedding) doGPU(in []G.Value) (G.Value, error) {
 	const name = "Embedding"
+	if op.table == tensor.Float64 {
+		return nil, errorf(name, la.ErrUnsupported, "table of float64 on a GPU, want float32, Float16 or BFloat16")
+	}
 	if op.ids != tensor.Int32 {
 		return nil, errorf(name, la.ErrUnsupported, "ids of %v on a GPU, want int32", op.ids)
 	}

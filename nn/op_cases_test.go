@@ -23,7 +23,6 @@ type opCase struct {
 	shape  tensor.Shape
 	size   float64 // of which results are off by some units in the last place; 0: 1
 	off    float64 // that they may be off by besides
-	short  bool    // in float32 alone
 
 	corners bool // it has no slope here and there, as ReLU at 0
 }
@@ -57,7 +56,7 @@ func opCases(rng *rand.Rand) (cases []opCase) {
 	cases = append(cases, rmsNormCases(rng)...)
 	cases = append(cases, activationCases(rng)...)
 	cases = append(cases, linearCases(rng)...)
-	cases = append(cases, embeddingCase(rng))
+	cases = append(cases, embeddingCase(rng, true), embeddingCase(rng, false))
 	cases = append(cases, elementCases(rng)...)
 	cases = append(cases, moveCases(rng)...)
 	cases = append(cases, stateCases(rng)...)
@@ -403,20 +402,31 @@ func rms64(x []float64, eps float64) {
 	}
 }
 
-func embeddingCase(rng *rand.Rand) opCase {
+func embeddingCase(rng *rand.Rand, residual bool) opCase {
 	rows, of, n := 1+rng.IntN(6), 1+rng.IntN(4), 4*(1+rng.IntN(5))
 	ids := make([]int, rows)
 	for i := range ids {
 		ids[i] = rng.IntN(of)
 	}
+	inputs := []opInput{randomInput(rng, "table", of, n), {name: "ids", shape: tensor.Shape{rows}, ids: ids}}
+	if residual {
+		inputs = append(inputs, randomInput(rng, "residual", rows, n))
+	}
 	return opCase{
-		name: fmt.Sprintf("Embedding of %v from %d rows", ids, of), shape: tensor.Shape{rows, n}, short: true,
-		inputs: []opInput{randomInput(rng, "table", of, n), {name: "ids", shape: tensor.Shape{rows}, ids: ids}, randomInput(rng, "residual", rows, n)},
-		build:  func(in []*G.Node) (*G.Node, error) { return Embedding(in[0], in[1], in[2]) },
+		name: fmt.Sprintf("Embedding of %v from %d rows, residual %v", ids, of, residual), shape: tensor.Shape{rows, n}, inputs: inputs,
+		build: func(in []*G.Node) (*G.Node, error) {
+			if residual {
+				return Embedding(in[0], in[1], in[2])
+			}
+			return Embedding(in[0], in[1], nil)
+		},
 		want: func(in [][]float64) []float64 {
-			y := slices.Clone(in[2])
+			y := make([]float64, rows*n)
 			for at := range y {
-				y[at] += in[0][ids[at/n]*n+at%n]
+				y[at] = in[0][ids[at/n]*n+at%n]
+				if residual {
+					y[at] += in[2][at]
+				}
 			}
 			return y
 		},

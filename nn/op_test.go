@@ -116,9 +116,6 @@ func TestOps(t *testing.T) {
 	for range 5 {
 		for _, c := range opCases(rng) {
 			for dtype, unit := range map[tensor.Dtype]float64{tensor.Float32: 1e-6, tensor.Float64: 1e-14} {
-				if c.short && dtype == tensor.Float64 {
-					continue
-				}
 				o := c.graph(t, dtype, nil)
 				vm := G.NewTapeMachine(o.g)
 				for run := range 2 {
@@ -191,9 +188,6 @@ func TestOpGradients(t *testing.T) {
 			return d
 		}
 		for dtype, unit := range map[tensor.Dtype]float64{tensor.Float64: 1e-7, tensor.Float32: 1e-4} {
-			if c.short && dtype == tensor.Float64 {
-				continue
-			}
 			o := c.graph(t, dtype, nil)
 			var wrt G.Nodes
 			var of []int
