@@ -258,16 +258,17 @@ func torchFile(t testing.TB, weights []Weight, values map[string][]float32) []by
 	t.Helper()
 	pickle, records := "\x80\x02}(", []record{{}}
 	for i, w := range weights {
-		stride, n := make([]int, len(w.Shape)), 1
+		shape, stride, n := make([]int64, len(w.Shape)), make([]int64, len(w.Shape)), int64(1)
 		for d := len(stride) - 1; d >= 0; d-- {
-			stride[d], n = n, n*w.Shape[d]
+			shape[d], stride[d] = int64(w.Shape[d]), n
+			n *= shape[d]
 		}
 		data := ""
 		for _, v := range values[w.Name] {
 			data += string(binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)))
 		}
 		key := fmt.Sprint(i)
-		pickle += op(text(w.Name), tensorOf(storageID("FloatStorage", key, n), 0, tupleOf(w.Shape...), tupleOf(stride...)))
+		pickle += op(text(w.Name), tensorOf(storageID("FloatStorage", key, n), 0, tupleOf(shape...), tupleOf(stride...)))
 		records = append(records, record{"a/data/" + key, data})
 	}
 	records[0] = record{"a/data.pkl", pickle + "u."}
