@@ -35,14 +35,15 @@ func TestAttend(t *testing.T) {
 				x.Rank = 3
 			}
 			p := graphtest.NewProblem(rng, s, x)
-			opts := append(p.Options(), la.WithSchedule(graphtest.Schedules[(i+j)%3]), la.WithWorkers(i), la.WithTileTokens(32))
+			own := []la.Option{la.WithSchedule(graphtest.Schedules[(i+j)%3]), la.WithWorkers(i), la.WithTileTokens(32)}
+			opts := append(p.Options(), own...)
 			a := p.Args()
 			if err := la.Attend(a, opts...); err != nil {
 				t.Fatal(err)
 			}
 			p.Check(t, p.Reference(p.Precision(0)), a.Out, a.LSE)
 
-			g := p.Attention(t, opts...)
+			g := p.Attention(t, own...)
 			g.Run(t)
 			if !slices.Equal(graphtest.Bits(t, a.Out), graphtest.Bits(t, g.OutValue)) || !slices.Equal(graphtest.Bits(t, a.LSE), graphtest.Bits(t, g.LSEValue)) {
 				t.Errorf("%v %v: other bits than Attention", types, s)
@@ -803,7 +804,7 @@ func TestHugeScoresCached(t *testing.T) {
 		cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: []int{1, 8, 64}[turn%3], PageSize: []int{3, 16}[turn%2],
 			Pages: 200, DType: []tensor.Dtype{tensor.Float32, la.BFloat16}[turn/3%2]})
 		at := graphtest.Place{ScoreMods: reftest.Shape{Scale: 1}}
-		d := graphtest.NewDecoderAt(t, at, cache, 60, 4, tensor.Float32, true, la.WithScale(1), la.WithTileTokens(32), la.WithWorkers(turn%4))
+		d := graphtest.NewDecoderAt(t, at, cache, 60, 4, tensor.Float32, true, la.WithTileTokens(32), la.WithWorkers(turn%4))
 		a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
 		d.Do(t, rng, reftest.Huge, graphtest.Appended{To: a, Tokens: 1 + rng.IntN(30)}, graphtest.Appended{To: b, Tokens: 3})
 		d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 2}, graphtest.Appended{To: b, Tokens: 1 + rng.IntN(40)})

@@ -703,6 +703,68 @@ func TestNodesAreMadeInOnePlace(t *testing.T) {
 	}
 }
 
+// Every option of this package and of nn is refused where it is given twice, and so are two of one kind.
+func TestOptionsTwice(t *testing.T) {
+	var lse *G.Node
+	g := G.NewGraph()
+	in := func(of tensor.Dtype, name string, shape ...int) *G.Node {
+		return G.NewTensor(g, of, len(shape), G.WithShape(shape...), G.WithName(name))
+	}
+	vector := in(tensor.Float32, "vector", 4)
+	options := map[string]any{
+		"WithScale": la.WithScale(1), "WithCausal": la.WithCausal(), "WithMixedPrecision": la.WithMixedPrecision(),
+		"WithWindow": la.WithWindow(2), "WithSinkTokens": la.WithSinkTokens(0), "WithSoftCap": la.WithSoftCap(1),
+		"WithALiBi": la.WithALiBi([]float64{1}), "WithBias": la.WithBias(in(tensor.Float32, "bias", 1, 3, 3)),
+		"WithDropout": la.WithDropout(0, in(tensor.Int, "seed")), "WithSinks": la.WithSinks(in(tensor.Float32, "sinks", 1)),
+		"WithRotary":  la.WithRotary(la.RotaryConfig{HeadDim: 4}),
+		"WithLengths": la.WithLengths(in(tensor.Int, "lengths", 1)), "WithLSE": la.WithLSE(&lse),
+		"WithSchedule": la.WithSchedule(la.StreamK), "WithTileTokens": la.WithTileTokens(0), "WithWorkers": la.WithWorkers(0),
+		"WithBatchInvariance": la.WithBatchInvariance(),
+
+		"nn.WithReLU": nn.WithReLU(), "nn.WithGELU": nn.WithGELU(), "nn.WithGELUTanh": nn.WithGELUTanh(), "nn.WithSiLU": nn.WithSiLU(),
+		"nn.WithResidual": nn.WithResidual(in(tensor.Float32, "residual", 3, 4)), "nn.WithNorm": nn.WithNorm(nil, nil, 1),
+		"nn.WithRMSNorm": nn.WithRMSNorm(vector, 1), "nn.WithMixedPrecision": nn.WithMixedPrecision(),
+		"nn.WithUnitOffset": nn.WithUnitOffset(),
+	}
+	x, w := in(tensor.Float32, "x", 3, 4), in(tensor.Float32, "w", 4, 4)
+	q, k, v := in(tensor.Float32, "q", 1, 3, 4), in(tensor.Float32, "k", 1, 3, 4), in(tensor.Float32, "v", 1, 3, 4)
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1})
+	step, err := cache.NewStep(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(name, text string, err error) {
+		t.Helper()
+		if !errors.Is(err, la.ErrOption) || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), "given twice") {
+			t.Errorf("%s twice: %v", name, err)
+		}
+	}
+	linear := func(opts ...nn.LinearOption) error { return second(nn.Linear(x, w, nil, opts...)) }
+	for name, f := range exportedFunctions(t) {
+		of := types.ExprString(f.Type.Results.List[0].Type)
+		if !strings.HasSuffix(of, "Option") {
+			continue
+		}
+		switch o := options[name].(type) {
+		case la.Option:
+			if name == "WithRotary" {
+				refused(name, name, second(la.CachedAttention(x, x, x, step.Layer(0), o, o)))
+			} else {
+				refused(name, name, second(la.Attention(q, k, v, o, la.WithScale(1), o)))
+			}
+		case nn.LinearOption:
+			refused(name, name[3:], linear(o, o))
+		case nn.NormOption:
+			refused(name, name[3:], second(nn.RMSNorm(x, vector, nil, 1, o, o)))
+			refused(name, name[3:], linear(nn.WithRMSNorm(vector, 1, o, o)))
+		default:
+			t.Errorf("%s is an option and not in this test", name)
+		}
+	}
+	refused("two activations", "the activation is given twice, by WithReLU and WithSiLU", linear(nn.WithReLU(), nn.WithSiLU()))
+	refused("two norms", "the norm is given twice, by WithNorm and WithRMSNorm", linear(nn.WithNorm(nil, nil, 1), nn.WithRMSNorm(vector, 1)))
+}
+
 // A pointer to a scaling is one, and a nil one is refused, wherever it goes.
 func TestNilScalings(t *testing.T) {
 	g := G.NewGraph()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -27,6 +28,7 @@ import (
 type request struct {
 	reftest.Shape
 	query, kv tensor.Dtype
+	schedules int         // that opts have
 	opts      []la.Option // that the shape does not know
 	gives     bool        // its cache gives pages back that the window leaves behind
 	rotary    *la.RotaryConfig
@@ -57,6 +59,12 @@ type feature struct {
 
 func option(o la.Option) func(*rand.Rand, *request) {
 	return func(_ *rand.Rand, r *request) { r.opts = append(r.opts, o) }
+}
+
+func schedule(s la.Schedule) func(*rand.Rand, *request) {
+	return func(_ *rand.Rand, r *request) {
+		r.schedules, r.opts = r.schedules+1, append(r.opts, la.WithSchedule(s))
+	}
 }
 
 var features = []feature{ // shapes first, of which the others make use
@@ -96,9 +104,9 @@ var features = []feature{ // shapes first, of which the others make use
 	{"bfloat16 keys", func(_ *rand.Rand, r *request) { r.kv = la.BFloat16 }},
 	{"float64 queries", func(_ *rand.Rand, r *request) { r.query = tensor.Float64 }},
 	{"float16 queries", func(_ *rand.Rand, r *request) { r.query = la.Float16 }},
-	{"fixed split", option(la.WithSchedule(la.FixedSplit(3)))},
-	{"per head", option(la.WithSchedule(la.PerHead))},
-	{"unfused", option(la.WithSchedule(la.Unfused))},
+	{"fixed split", schedule(la.FixedSplit(3))},
+	{"per head", schedule(la.PerHead)},
+	{"unfused", schedule(la.Unfused)},
 	{"LeanTiles", option(la.WithTileTokens(64))},
 	{"workers", option(la.WithWorkers(3))},
 	{"mixed precision", func(_ *rand.Rand, r *request) { r.mixed, r.opts = true, append(r.opts, la.WithMixedPrecision()) }},
@@ -152,6 +160,10 @@ func testFeatures(t *testing.T, entries []entry, pairs, sets int) {
 			return e.do(t, rng, r)
 		}()
 		switch {
+		case r.schedules > 1 && (err == nil || errors.Is(la.Cause(err), la.ErrOption)):
+			if err == nil || !strings.Contains(err.Error(), "option WithSchedule is given twice") {
+				t.Errorf("%s: %s: %v; want ErrOption for the second schedule", e.name, name, err)
+			}
 		case err == nil:
 			done[e.name]++
 		case !errors.Is(la.Cause(err), la.ErrUnsupported) && !errors.Is(la.Cause(err), la.ErrDType):
@@ -463,8 +475,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 		return nil, err
 	}
 	mask := r.Mask
-	mask.Tree = false    // that is the step's
-	at.Rotary = r.rotary // which opts have, too
+	mask.Tree = false // that is the step's
 	at.Layers = []reftest.Shape{{Mask: mask, SoftCap: r.SoftCap, Slopes: r.Slopes, Sinks: r.Sinks, Scale: r.Scale}}
 	d := &graphtest.Decoder{Place: at, Cache: c, Step: step, Heads: r.Heads, Query: r.query, OutValues: make([]G.Value, 1), LSEValues: make([]G.Value, 1)}
 	g := G.NewGraph()
@@ -481,6 +492,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 	}
 	var lse *G.Node
 	opts := append(append(d.Options(0), r.opts...), la.WithLSE(&lse))
+	d.Rotary = r.rotary // its option is one of r.opts
 	if r.Sinks != nil {
 		sinks := graphtest.Input(g, "sinks", graphtest.SinksOf(r.query, r.Sinks))
 		if at.There {

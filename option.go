@@ -10,9 +10,10 @@ import (
 	G "gorgonia.org/gorgonia"
 )
 
-// An Option changes one thing of an attention. Each entry point says which
-// options it takes; one that it cannot honour is [ErrUnsupported], a value
-// outside its range [ErrOption]. Of an option given twice the last one counts.
+// An Option changes one thing of an attention. Each entry point lists the options that it takes.
+//
+// Errors: [ErrUnsupported] for an option that the entry point does not take or cannot honour;
+// [ErrOption] for a value outside its range, and for an option that is given twice.
 type Option struct {
 	kind     optionKind
 	scale    float64
@@ -418,6 +419,9 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 		}
 		if o.kind&allowed != o.kind {
 			return c, errorf(op, ErrUnsupported, "option %v: %s", o.kind, o.kind.takers())
+		}
+		if c.given&o.kind != 0 {
+			return c, errorf(op, ErrOption, "option %v is given twice", o.kind)
 		}
 		c.given |= o.kind
 		switch o.kind {

@@ -17,7 +17,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A LinearOption changes one thing of a [Linear]. Of an option given twice the last one counts.
+// A LinearOption changes one thing of a [Linear]. An option that is given twice is [la.ErrOption], and
+// so are two activations and two norms.
 type LinearOption struct {
 	activation attn.Activation
 	gate       bool // the activation is of a gate
@@ -30,10 +31,11 @@ type normOption struct {
 	gamma, beta *G.Node
 	eps         float64
 	rms, offset bool
+	twice       bool // WithUnitOffset is given twice
 }
 
 // WithReLU makes negative outputs 0, behind the bias and before the residual. NaN stays NaN.
-// A layer has one activation: of WithReLU, [WithGELU], [WithGELUTanh] and [WithSiLU] the last one counts.
+// A layer takes at most one of WithReLU, [WithGELU], [WithGELUTanh] and [WithSiLU].
 func WithReLU() LinearOption { return LinearOption{activation: attn.ReLU} }
 
 // WithGELU makes outputs v into v/2 (1 + erf(v/sqrt(2))), behind the bias and before the
@@ -56,14 +58,28 @@ func WithNorm(gamma, beta *G.Node, eps float64) LinearOption {
 	return LinearOption{norm: &normOption{gamma: gamma, beta: beta, eps: eps}}
 }
 
-// WithRMSNorm has the layer read [RMSNorm](x, gamma, nil, eps, opts...) instead of x. Of this and
-// [WithNorm] the last one counts. On a GPU it is part of the same launches.
+// WithRMSNorm has the layer read [RMSNorm](x, gamma, nil, eps, opts...) instead of x. A layer takes at most
+// one of WithRMSNorm and [WithNorm]. On a GPU the norm is part of the same launches.
 func WithRMSNorm(gamma *G.Node, eps float64, opts ...NormOption) LinearOption {
 	n := &normOption{gamma: gamma, eps: eps, rms: true}
 	for _, o := range opts {
+		n.twice = n.twice || n.offset && o.unitOffset
 		n.offset = n.offset || o.unitOffset
 	}
 	return LinearOption{norm: n}
+}
+
+// option is the name of the option that makes n.
+func (n *normOption) option() string {
+	if n.rms {
+		return "WithRMSNorm"
+	}
+	return "WithNorm"
+}
+
+// activationOption is the name of the option of an activation.
+func activationOption(a attn.Activation) string {
+	return [...]string{attn.ReLU: "WithReLU", attn.GELU: "WithGELU", attn.GELUTanh: "WithGELUTanh", attn.SiLU: "WithSiLU"}[a]
 }
 
 // WithMixedPrecision lets the layer round x (its norm, under [WithNorm]) to the type of w
@@ -196,13 +212,28 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	var norm *normOption
 	for _, o := range opts {
 		if o.activation != attn.NoActivation {
+			if op.activation != attn.NoActivation {
+				return op, nil, errorf(name, la.ErrOption, "the activation is given twice, by %s and %s", activationOption(op.activation), activationOption(o.activation))
+			}
 			op.activation = o.activation
 		}
 		if o.residual != nil {
+			if residual != nil {
+				return op, nil, errorf(name, la.ErrOption, "option WithResidual is given twice")
+			}
 			residual = o.residual
 		}
 		if o.norm != nil {
+			if norm != nil {
+				return op, nil, errorf(name, la.ErrOption, "the norm is given twice, by %s and %s", norm.option(), o.norm.option())
+			}
+			if o.norm.twice {
+				return op, nil, errorf(name, la.ErrOption, "option WithUnitOffset is given twice")
+			}
 			norm = o.norm
+		}
+		if op.mixed && o.mixed {
+			return op, nil, errorf(name, la.ErrOption, "option WithMixedPrecision is given twice")
 		}
 		op.mixed = op.mixed || o.mixed
 	}

@@ -14,7 +14,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A NormOption changes one thing of an [RMSNorm], a [QKNorm] or [WithRMSNorm].
+// A NormOption changes one thing of an [RMSNorm], a [QKNorm] or [WithRMSNorm]. An option that is given twice is
+// [la.ErrOption].
 type NormOption struct{ unitOffset bool }
 
 // WithUnitOffset has a norm multiply by 1+gamma instead of gamma, as Gemma's weights want.
@@ -41,8 +42,8 @@ func WithUnitOffset() NormOption { return NormOption{unitOffset: true} }
 // Gradients for x, gamma and residual are available on both of Gorgonia's machines, in host
 // memory; they can not be differentiated once more.
 //
-// Errors: ErrShape, ErrDType, ErrOption (eps), ErrGraph (nil x, other graphs), and
-// ErrUnsupported for an offset without a gamma.
+// Errors: ErrShape, ErrDType, ErrOption (eps, an option given twice), ErrGraph (nil x, other
+// graphs), and ErrUnsupported for an offset without a gamma.
 func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...NormOption) (y *G.Node, err error) {
 	return newRMSNorm("RMSNorm", x, gamma, residual, eps, false, opts)
 }
@@ -69,6 +70,9 @@ func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool
 	}
 	op := rmsNorm{rank: len(x.Shape()), dtype: x.Dtype(), eps: eps, gamma: gamma != nil, residual: residual != nil, heads: heads}
 	for _, o := range opts {
+		if op.offset && o.unitOffset {
+			return nil, errorf(name, la.ErrOption, "option WithUnitOffset is given twice")
+		}
 		op.offset = op.offset || o.unitOffset
 	}
 	if op.offset && !op.gamma {
