@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 type goldenFolder struct {
@@ -141,11 +142,13 @@ func TestAddedTokensText(t *testing.T) {
 	}
 }
 
-// TestCharacters compares what every character is with what tokenizers takes it
-// for. Those that Unicode 16 does not know may be more to a later Go.
+// TestCharacters compares the kind of every character with the kind that tokenizers
+// gives it. A Go that knows a later Unicode than 16 may find letters and numbers among
+// the characters that Unicode 16 leaves unassigned.
 func TestCharacters(t *testing.T) {
 	var runs [][2]any
 	readJSON(t, "testdata/classes.json", &runs)
+	later := unicode.Version > "16"
 	wrong := 0
 	for i, run := range runs {
 		begin, end := rune(run[0].(float64)), rune(0x110000)
@@ -166,7 +169,7 @@ func TestCharacters(t *testing.T) {
 					got.WriteString(c.name)
 				}
 			}
-			if want := run[1].(string); got.String() != want && (want != "" || r < 0x300) {
+			if want := run[1].(string); got.String() != want && (want != "" || !later || r < 0x300) {
 				if wrong++; wrong < 20 {
 					t.Errorf("%U is %q, want %q", r, got.String(), want)
 				}

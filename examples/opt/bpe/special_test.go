@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -109,5 +110,38 @@ func TestSpecial(t *testing.T) {
 	}
 	if token, ok := (&Tokenizer{}).Special(2); ok || token != "" {
 		t.Errorf("of nothing %q is special", token)
+	}
+}
+
+// TestEOS: the token that ends a text is the folder's eos_token, or else </s>. A vocabulary without
+// both has none, and its first token is not taken for one.
+func TestEOS(t *testing.T) {
+	for _, c := range []struct {
+		last, settings string // the vocabulary's token of id 2, and keys of tokenizer_config.json
+		want           int
+	}{
+		{"<eos>", ``, -1},
+		{"<eos>", `, "eos_token": "<eos>"`, 2},
+		{"<eos>", `, "eos_token": "<s>"`, 0},
+		{"</s>", ``, 2},
+		{"</s>", `, "eos_token": "<pad>"`, 1},
+	} {
+		dir := t.TempDir()
+		v, m := pairFiles(t)
+		for name, text := range map[string]string{
+			"vocab.json": strings.Replace(v, "</s>", c.last, 1), "merges.txt": m,
+			"tokenizer_config.json": `{"tokenizer_class": "GPT2Tokenizer", "add_bos_token": false` + c.settings + `}`,
+		} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tok, err := Load(dir)
+		if err != nil {
+			t.Fatalf("%s%s: %v", c.last, c.settings, err)
+		}
+		if got := tok.EOS(); got != c.want {
+			t.Errorf("%s%s: texts end with %d, want %d", c.last, c.settings, got, c.want)
+		}
 	}
 }
