@@ -39,7 +39,7 @@ type request struct {
 // precision is that of the engine at a place, with what it may round where mixed precision is asked for: on a CPU only
 // prompts in AMX's tiles are rounded.
 func (r *request) precision(at graphtest.Place, p reftest.Precision) reftest.Precision {
-	if tier, err := cpu.Tier(); err != nil || tier != "amx" || !r.mixed || at.Real || r.query != tensor.Float32 {
+	if cpu.CheckTier() != nil || cpu.InUse().String() != "amx" || !r.mixed || at.Real || r.query != tensor.Float32 {
 		return p
 	}
 	switch r.kv {

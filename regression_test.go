@@ -117,11 +117,10 @@ func TestDigests(t *testing.T) {
 	for i := range 25 { // of four steps
 		d.decode(t, i, graphtest.Place{})
 	}
-	tier, err := cpu.Tier()
-	if err != nil {
+	if err := cpu.CheckTier(); err != nil {
 		t.Fatal(err)
 	}
-	d.compare(t, runtime.GOARCH+" "+tier)
+	d.compare(t, runtime.GOARCH+" "+cpu.InUse().String())
 }
 
 // problem draws a problem for [la.Attend], and its options.

@@ -11,7 +11,7 @@ import (
 // Activate replaces each element of x by f of it. NaN stays NaN.
 func Activate[F lean.Float](f attn.Activation, x []F) {
 	p := unsafe.SliceData(x)
-	switch k := linearTiers[inUse]; {
+	switch k := &vectorTiers[InUse()]; {
 	case len(x) == 0 || f == attn.NoActivation:
 	case unsafe.Sizeof(F(0)) == 8:
 		activate64(f, unsafe.Slice((*float64)(unsafe.Pointer(p)), len(x)))
@@ -20,9 +20,9 @@ func Activate[F lean.Float](f attn.Activation, x []F) {
 	case f == attn.GELU:
 		k.gelu((*float32)(unsafe.Pointer(p)), len(x))
 	case f == attn.GELUTanh:
-		sigmoidTiers[inUse]((*float32)(unsafe.Pointer(p)), len(x), tanhLinear, tanhCube)
+		sigmoidTiers[InUse()]((*float32)(unsafe.Pointer(p)), len(x), tanhLinear, tanhCube)
 	case f == attn.SiLU:
-		sigmoidTiers[inUse]((*float32)(unsafe.Pointer(p)), len(x), -1, 0)
+		sigmoidTiers[InUse()]((*float32)(unsafe.Pointer(p)), len(x), -1, 0)
 	}
 }
 
@@ -90,5 +90,20 @@ func geluGo(dst *float32, n int) {
 	y := unsafe.Slice(dst, n)
 	for i, v := range y {
 		y[i] = 0.5 * v * (1 + erf32(v*(1/math.Sqrt2)))
+	}
+}
+
+// reluGo is
+//
+//	for i := range n {
+//		dst[i] = max(dst[i], 0)
+//	}
+//
+// NaN stays NaN.
+func reluGo(dst *float32, n int) { rectify(unsafe.Slice(dst, n)) }
+
+func rectify[F Real](dst []F) {
+	for i, x := range dst {
+		dst[i] = max(x, 0)
 	}
 }

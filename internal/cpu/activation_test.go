@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -48,7 +49,7 @@ func TestActivate(t *testing.T) {
 	rng := reftest.Rand(t)
 	for round := range 40 {
 		for n := range 70 {
-			mem, free := guarded(t, 4*n)
+			mem, free := cputest.Guarded(t, 4*n)
 			x := unsafe.Slice((*float32)(mem), n)
 			for i := range x {
 				x[i] = float32(rng.Float64()*20 - 10)
@@ -76,7 +77,7 @@ func TestActivate(t *testing.T) {
 						off = 0
 					}
 					if math.IsNaN(want) != math.IsNaN(got) || off > unit*math.Abs(float64(v)) {
-						t.Fatalf("%v, %v of %v, number %d of %d, in %d bytes: %v, want %v", inUse, f, v, i, n, 4+4*at, got, want)
+						t.Fatalf("%v, %v of %v, number %d of %d, in %d bytes: %v, want %v", InUse(), f, v, i, n, 4+4*at, got, want)
 					}
 				}
 			}
@@ -85,7 +86,7 @@ func TestActivate(t *testing.T) {
 				alone := was[i : i+1]
 				Activate(f, alone)
 				if math.Float32bits(alone[0]) != math.Float32bits(x[i]) {
-					t.Fatalf("%v, %v: number %d of %d is %v, alone %v", inUse, f, i, n, x[i], alone[0])
+					t.Fatalf("%v, %v: number %d of %d is %v, alone %v", InUse(), f, i, n, x[i], alone[0])
 				}
 			}
 			free()

@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -77,25 +76,25 @@ func (r *appendRun[F]) run(e *Engine, parts []appendPart[F]) error {
 	for i := range r.seqs {
 		r.rows += r.seqs[i].Queries
 	}
-	nanos := vectorTiers[inUse].appendNanos
+	nanos := roundNanos()
 	if unsafe.Sizeof(F(0)) == 8 {
-		nanos = appendGoNanos
+		nanos = ElementNanos
 	}
 	heads := r.pages.KVHeads
-	work := float64(r.rows) * float64(heads) * (float64(width)*nanos + float64(turned)*elementNanos)
-	threads := min(threadsFor(work), r.rows)
+	work := float64(r.rows) * float64(heads) * (float64(width)*nanos + float64(turned)*ElementNanos)
+	threads := min(ThreadsFor(work), r.rows)
 	r.turned = make([]F, max(threads, 1)*heads*turned)
 	if threads < 2 {
 		r.store(0, r.rows, 0)
 		return nil
 	}
 	shared := *r // r stays where it is: one thread allocates nothing
-	shared.workers = min(threads*sharesFor(work, threads, rowShareNanos), r.rows)
-	e.pool.must(&shared, shared.workers, threads)
+	shared.workers = min(threads*SharesFor(work, threads, RowShareNanos), r.rows)
+	e.Must(&shared, shared.workers, threads)
 	return nil
 }
 
-func (r *appendRun[F]) work(w, thread int) {
+func (r *appendRun[F]) Work(w, thread int) {
 	r.store(w*r.rows/r.workers, (w+1)*r.rows/r.workers, thread)
 }
 
@@ -155,7 +154,7 @@ func (p *appendPart[F]) check(op string, g *attn.Problem, seqs []attn.Sequence) 
 	if err := p.at.Check(op, "destination"); err != nil {
 		return err
 	}
-	if err := p.To.check(op, "the destination"); err != nil {
+	if err := p.To.Check(op, "the destination"); err != nil {
 		return err
 	}
 	for i := range seqs {
@@ -189,46 +188,6 @@ func storeRows[F lean.Float](dst *Buffer, to int, at attn.PageStrides, src []F, 
 			for r := range n {
 				store(dst, to+h*at.Head+r*at.Row, src[of+h*from.Head+r*from.Row:][:dim])
 			}
-		}
-	}
-}
-
-// store rounds src into the elements of dst from i on.
-func store[F lean.Float](dst *Buffer, i int, src []F) {
-	p := dst.at(i)
-	if s, ok := any(src).([]float32); ok { // rounded once as they are
-		switch dst.DType {
-		case attn.Float32:
-			copy(unsafe.Slice((*float32)(p), len(s)), s)
-			return
-		case attn.Float16:
-			vectorTiers[inUse].toFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
-			return
-		case attn.BFloat16:
-			vectorTiers[inUse].toBFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
-			return
-		}
-	}
-	switch dst.DType {
-	case attn.Float32:
-		d := unsafe.Slice((*float32)(p), len(src))
-		for i, x := range src {
-			d[i] = float32(x)
-		}
-	case attn.Float64:
-		d := unsafe.Slice((*float64)(p), len(src))
-		for i, x := range src {
-			d[i] = float64(x)
-		}
-	case attn.Float16:
-		d := unsafe.Slice((*half.Float16)(p), len(src))
-		for i, x := range src {
-			d[i] = half.FromFloat64(float64(x))
-		}
-	case attn.BFloat16:
-		d := unsafe.Slice((*half.BFloat16)(p), len(src))
-		for i, x := range src {
-			d[i] = half.BFromFloat64(float64(x))
 		}
 	}
 }

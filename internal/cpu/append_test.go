@@ -2,43 +2,18 @@ package cpu
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
-
-// load returns element i of b.
-func load(b *Buffer, i int) float64 {
-	switch p := b.at(i); b.DType {
-	case attn.Float32:
-		return float64(*(*float32)(p))
-	case attn.Float64:
-		return *(*float64)(p)
-	case attn.Float16:
-		return float64((*(*half.Float16)(p)).Float32())
-	default:
-		return float64((*(*half.BFloat16)(p)).Float32())
-	}
-}
-
-// rounded is x as d holds it.
-func rounded(x float64, d attn.DType) float64 {
-	switch d {
-	case attn.Float32:
-		return float64(float32(x))
-	case attn.Float16:
-		return float64(half.FromFloat64(x).Float32())
-	case attn.BFloat16:
-		return float64(half.BFromFloat64(x).Float32())
-	}
-	return x
-}
 
 func TestAppend(t *testing.T) {
 	for range 30 {
@@ -54,7 +29,7 @@ func TestAppend(t *testing.T) {
 }
 
 // testAppend stores rows of up to so many elements, and so many of one sequence.
-func testAppend[F real](t *testing.T, longest, many int) {
+func testAppend[F Real](t *testing.T, longest, many int) {
 	var e Engine
 	defer e.Close()
 	rng := reftest.Rand(t)
@@ -108,8 +83,8 @@ func testAppend[F real](t *testing.T, longest, many int) {
 				for x := range dim {
 					e := int(q.Pages[key/l.page])*at.Page + key%l.page*at.Row + h*at.Head + x
 					owned[e] = true
-					want := rounded(float64(src[(q.Row+i)*from.Row+h*from.Head+x]), l.dtype)
-					if got := load(&dst, e); got != want {
+					want := cputest.Rounded(float64(src[(q.Row+i)*from.Row+h*from.Head+x]), l.dtype)
+					if got := cputest.Load(dst.Ptr, dst.DType, e); got != want {
 						t.Fatalf("%v: token %d, head %d, element %d: got %v, want %v", l, i, h, x, got, want)
 					}
 				}
@@ -117,7 +92,7 @@ func testAppend[F real](t *testing.T, longest, many int) {
 		}
 	}
 	for i, mine := range owned {
-		if !mine && !math.IsNaN(load(&dst, i)) {
+		if !mine && !math.IsNaN(cputest.Load(dst.Ptr, dst.DType, i)) {
 			t.Fatalf("%v: element %d, which is nobody's, was written", l, i)
 		}
 	}
@@ -191,5 +166,42 @@ func TestAppendErrors(t *testing.T) {
 				t.Fatal("something was written")
 			}
 		})
+	}
+}
+
+// BenchmarkAppend stores the keys of a chunk of a prompt.
+func BenchmarkAppend(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		for _, procs := range []int{1, runtime.GOMAXPROCS(0)} {
+			b.Run(fmt.Sprintf("%v/threads=%d", d, procs), func(b *testing.B) {
+				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
+				const rows, heads, dim, page = 512, 32, 64, 16
+				g := attn.Problem{KVHeads: heads, PageTokens: page}
+				at := attn.PageStrides{Page: heads * page * dim, Head: page * dim, Row: dim}
+				dst := Buffer{DType: d, Ptr: cputest.Noise(d, 4*rows*heads*dim), Len: 4 * rows * heads * dim}
+				src := make([]float32, rows*heads*dim)
+				for i := range src {
+					src[i] = rand.Float32() - 0.5
+				}
+				seqs := make([][]attn.Sequence, 4) // more than a cache holds
+				for i := range seqs {
+					q := attn.Sequence{Queries: rows, Keys: rows}
+					for _, p := range rand.Perm(rows / page) {
+						q.Pages = append(q.Pages, int32(i*rows/page+p))
+					}
+					seqs[i] = []attn.Sequence{q}
+				}
+				var e Engine
+				defer e.Close()
+				i := 0
+				for b.Loop() {
+					if err := Append(&e, &g, seqs[i%4], dst, at, dim, src, attn.Strides{Row: heads * dim, Head: dim}); err != nil {
+						b.Fatal(err)
+					}
+					i++
+				}
+				b.ReportMetric(b.Elapsed().Seconds()/float64(b.N)/float64(len(src))*1e9, "ns/element")
+			})
+		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 // assembly is the attention kernel for queries of type F on keys and values of one type, with its steps in assembly.
 // What the functions do is said at their declarations, which are generated.
-type assembly[F real] struct {
+type assembly[F Real] struct {
 	dims int    // Dim and ValueDim must be multiples of it: other tiles are left to twin
 	twin kernel // the Go kernel
 	size int    // bytes of an element of keys and values
@@ -48,10 +48,10 @@ const (
 )
 
 // attendTiers returns the kernels by tier, for queries of float32.
-func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+func attendTiers32(twins [attn.DTypes]kernel) [Tiers][attn.DTypes]kernel {
 	t := allTiers(twins)
-	kernels := [tiers]map[attn.DType]*assembly[float32]{
-		tierAVX2: {
+	kernels := [Tiers]map[attn.DType]*assembly[float32]{
+		TierAVX2: {
 			attn.Float32: {
 				dims: 8, size: 4, keys: 16, few: few32,
 				score: scoreF32AVX2, weigh: weighAVX2, weighted: weightedF32AVX2,
@@ -71,7 +71,7 @@ func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 				scoreLanes: scoreLanesBF16AVX2,
 			},
 		},
-		tierAVX512: {
+		TierAVX512: {
 			attn.Float32: {
 				dims: 1, size: 4, keys: 32, few: few32,
 				score: scoreF32AVX512, weigh: weighAVX512, weighted: weightedF32AVX512,
@@ -98,15 +98,15 @@ func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 			t[tier][d] = a.attend
 		}
 	}
-	t[tierAMX] = t[tierAVX512]
-	a := *kernels[tierAVX512][attn.BFloat16]
+	t[TierAMX] = t[TierAVX512]
+	a := *kernels[TierAVX512][attn.BFloat16]
 	a.tiles = &tiles{queryTilesBF16AMX, scoreTilesBF16AMX, weightedTilesBF16AMX}
-	t[tierAMX][attn.BFloat16] = a.attend
+	t[TierAMX][attn.BFloat16] = a.attend
 	return t
 }
 
 // attendTiers64 returns the kernels by tier, for queries of float64.
-func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+func attendTiers64(twins [attn.DTypes]kernel) [Tiers][attn.DTypes]kernel {
 	t := allTiers(twins)
 	for d, a := range map[attn.DType]assembly[float64]{
 		attn.Float64:  {size: 8, score: scoreF64AVX2, weighted: weightedF64AVX2, panel: panelF64AVX2, weightedBlock: weightedBlockF64AVX2},
@@ -116,7 +116,7 @@ func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 	} {
 		a.twin, a.dims, a.keys, a.few = twins[d], 4, 8, few64
 		a.weigh, a.scorePanel = weigh64AVX2, scorePanel64AVX2
-		t[tierAVX2][d] = a.attend
+		t[TierAVX2][d] = a.attend
 	}
 	for d, a := range map[attn.DType]assembly[float64]{
 		attn.Float64:  {size: 8, score: scoreF64AVX512, weighted: weightedF64AVX512, panel: panelF64AVX512, weightedBlock: weightedBlockF64AVX512},
@@ -126,9 +126,9 @@ func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
 	} {
 		a.twin, a.dims, a.keys, a.few = twins[d], 1, 16, few64
 		a.weigh, a.scorePanel = weigh64AVX512, scorePanel64AVX512
-		t[tierAVX512][d] = a.attend
+		t[TierAVX512][d] = a.attend
 	}
-	t[tierAMX] = t[tierAVX512]
+	t[TierAMX] = t[TierAVX512]
 	return t
 }
 

@@ -5,14 +5,14 @@ package cpu
 import "unsafe"
 
 // weighOf returns a tier's function that turns scores into weights, for one row of n with outputs of 8 elements.
-func weighOf[F real](t tier) func(s, o, m, l *F, n int) (empty int) {
+func weighOf[F Real](t Tier) func(s, o, m, l *F, n int) (empty int) {
 	var of any
 	switch double := unsafe.Sizeof(F(0)) == 8; {
-	case t == tierGo:
+	case t == TierGo:
 		return nil
-	case t == tierAVX2 && double:
+	case t == TierAVX2 && double:
 		of = weigh64AVX2
-	case t == tierAVX2:
+	case t == TierAVX2:
 		of = weighAVX2
 	case double:
 		of = weigh64AVX512

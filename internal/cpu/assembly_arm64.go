@@ -20,39 +20,34 @@ const (
 	neonValues = 16 << 10
 )
 
-// neon is the attention kernel for queries, keys and values of type F, with its steps in assembly. What the functions do
-// is said at their declarations.
-type neon[F real] struct {
-	dims int    // Dim and ValueDim must be multiples of it: other tiles are left to twin
-	twin kernel // the Go kernel
-
-	score    func(s, q *F, k *streams, at, rows, count, dim, stride, step int)
-	weigh    func(s, o, m, l *F, rows, n, stride, dim int) (empty int)
-	weighted func(o, p *F, v *streams, at, rows, count, dim, stride, step int)
+// neon is the attention kernel for queries, keys and values of type F, with its steps in assembly.
+type neon[F Real] struct {
+	Steps[F]
+	twin kernel // the Go kernel, for tiles whose Dim or ValueDim is no multiple of Dims
 }
 
 var (
-	neon32 = neon[float32]{dims: 8, twin: attendF32F32, score: scoreNEON, weigh: weighNEON, weighted: weightedNEON}
-	neon64 = neon[float64]{dims: 4, twin: attendF64F64, score: score64NEON, weigh: weigh64NEON, weighted: weighted64NEON}
+	neon32 = neon[float32]{Steps32, attendF32F32}
+	neon64 = neon[float64]{Steps64, attendF64F64}
 )
 
 // attendTiers32 returns the kernels by tier, for queries of float32.
-func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+func attendTiers32(twins [attn.DTypes]kernel) [Tiers][attn.DTypes]kernel {
 	t := allTiers(twins)
-	t[tierNEON][attn.Float32] = neon32.attend
+	t[TierNEON][attn.Float32] = neon32.attend
 	return t
 }
 
 // attendTiers64 returns the kernels by tier, for queries of float64.
-func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel {
+func attendTiers64(twins [attn.DTypes]kernel) [Tiers][attn.DTypes]kernel {
 	t := allTiers(twins)
-	t[tierNEON][attn.Float64] = neon64.attend
+	t[TierNEON][attn.Float64] = neon64.attend
 	return t
 }
 
 // attend is the kernel.
 func (a *neon[F]) attend(t *tile) {
-	if t.Dim%a.dims != 0 || t.ValueDim%a.dims != 0 {
+	if t.Dim%a.Dims != 0 || t.ValueDim%a.Dims != 0 {
 		a.twin(t)
 		return
 	}
@@ -65,13 +60,13 @@ func (a *neon[F]) attend(t *tile) {
 			together = 1
 		}
 		for r := 0; r < t.Rows; r += together {
-			a.score(at[F](t.Scores, r*stride+c), at[F](t.Q, r*t.Dim), &t.K[i], 0, together, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
+			a.Score(at[F](t.Scores, r*stride+c), at[F](t.Q, r*t.Dim), &t.K[i], 0, together, min(t.Run, t.Count-c), t.Dim, stride, t.KStep)
 		}
 	}
 	scores := unsafe.Slice((*F)(t.Scores), t.Rows*stride)
 	modifyScores(t, scores, stride)
 	if t.Visible == nil {
-		empty := a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim)
+		empty := a.Weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim)
 		dropWeights(t, scores, stride)
 		if empty == 0 {
 			a.values(t, stride, 0, t.Rows, 0, t.Count)
@@ -83,7 +78,7 @@ func (a *neon[F]) attend(t *tile) {
 	visible := unsafe.Slice((*int32)(t.Visible), t.Rows)
 	for r, n := range visible {
 		if n > 0 {
-			a.weigh(at[F](t.Scores, r*stride), at[F](t.O, r*t.ValueDim), at[F](t.M, r), at[F](t.L, r), 1, int(n), stride, t.ValueDim)
+			a.Weigh(at[F](t.Scores, r*stride), at[F](t.O, r*t.ValueDim), at[F](t.M, r), at[F](t.L, r), 1, int(n), stride, t.ValueDim)
 		}
 	}
 	dropWeights(t, scores, stride)
@@ -95,7 +90,7 @@ func (a *neon[F]) values(t *tile, stride, row, rows, from, to int) {
 	most := max(neonValues/(int(unsafe.Sizeof(F(0)))*t.ValueDim)&^3, 4)
 	for c := from; c < to; {
 		n := min(t.Run-c%t.Run, to-c, most)
-		a.weighted(at[F](t.O, row*t.ValueDim), at[F](t.Scores, row*stride+c), &t.V[c/t.Run], c%t.Run/4*t.VStep,
+		a.Weighted(at[F](t.O, row*t.ValueDim), at[F](t.Scores, row*stride+c), &t.V[c/t.Run], c%t.Run/4*t.VStep,
 			rows, n, t.ValueDim, stride, t.VStep)
 		c += n
 	}

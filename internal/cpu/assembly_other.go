@@ -4,6 +4,6 @@ package cpu
 
 import "gorgonia.org/leanattention/internal/attn"
 
-func attendTiers32(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel { return allTiers(twins) }
+func attendTiers32(twins [attn.DTypes]kernel) [Tiers][attn.DTypes]kernel { return allTiers(twins) }
 
-func attendTiers64(twins [attn.DTypes]kernel) [tiers][attn.DTypes]kernel { return allTiers(twins) }
+func attendTiers64(twins [attn.DTypes]kernel) [Tiers][attn.DTypes]kernel { return allTiers(twins) }

@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -56,14 +57,14 @@ func (f *fence) take(n int, end bool) unsafe.Pointer {
 }
 
 // fenced is a tile of which every array, and every stream, is fenced in.
-type fenced[F real] struct {
+type fenced[F Real] struct {
 	t       tile
 	dtype   attn.DType
 	o, m, l []F
 	fences  [14]*fence
 }
 
-func newFenced[F real](t *testing.T) *fenced[F] {
+func newFenced[F Real](t *testing.T) *fenced[F] {
 	f := new(fenced[F])
 	for i := range f.fences {
 		f.fences[i] = newFence(t, 1<<18)
@@ -126,12 +127,12 @@ func (f *fenced[F]) rows(rng *rand.Rand, i, n, dim int, end bool) unsafe.Pointer
 		return unsafe.Add(unsafe.Pointer(&mem[0]), len(mem))
 	}
 	b := Buffer{DType: f.dtype, Ptr: f.fences[i].take(len(x)*f.dtype.Size(), end), Len: len(x)}
-	store(&b, 0, x)
+	cputest.Store(b.Ptr, b.DType, 0, x)
 	return b.Ptr
 }
 
 // result is what a kernel makes of a tile.
-type result[F real] struct{ o, m, l []F }
+type result[F Real] struct{ o, m, l []F }
 
 // run runs a kernel on f and puts the states back.
 func (f *fenced[F]) run(t *testing.T, k kernel) result[F] {
@@ -151,7 +152,7 @@ func (f *fenced[F]) run(t *testing.T, k kernel) result[F] {
 	return after
 }
 
-func clone[F real](x []F) []F { return append([]F(nil), x...) }
+func clone[F Real](x []F) []F { return append([]F(nil), x...) }
 
 // near reports whether a and b differ by no more than the bound.
 func (a result[F]) near(t *testing.T, b result[F], bound float64) bool {
@@ -170,7 +171,7 @@ func (a result[F]) near(t *testing.T, b result[F], bound float64) bool {
 }
 
 // assembled returns the types of keys and values that there is assembly for, with queries of type F.
-func assembled[F real]() []attn.DType {
+func assembled[F Real]() []attn.DType {
 	if unsafe.Sizeof(F(0)) == 8 {
 		return []attn.DType{attn.Float64, attn.Float32, attn.Float16, attn.BFloat16}
 	}
@@ -178,8 +179,8 @@ func assembled[F real]() []attn.DType {
 }
 
 // kernelOf returns a tier's kernel.
-func kernelOf[F real](t tier, d attn.DType) kernel {
-	defer forceTier(t)()
+func kernelOf[F Real](t Tier, d attn.DType) kernel {
+	defer ForceTier(t.String())()
 	return kernelFor[F](d)
 }
 
@@ -189,7 +190,7 @@ func TestAssemblyFenced(t *testing.T) {
 	t.Run("float64", testAssemblyFenced[float64])
 }
 
-func testAssemblyFenced[F real](t *testing.T) {
+func testAssemblyFenced[F Real](t *testing.T) {
 	skipGo(t)
 	rng := reftest.Rand(t)
 	f := newFenced[F](t)
@@ -197,10 +198,10 @@ func testAssemblyFenced[F real](t *testing.T) {
 	try := func(rows, count, dim, valueDim int) bool {
 		for _, d := range assembled[F]() {
 			f.draw(rng, d, rows, count, dim, valueDim, rng.IntN(3) == 0, rng.IntN(2) == 0)
-			want := f.run(t, kernelOf[F](tierGo, d))
+			want := f.run(t, kernelOf[F](TierGo, d))
 			// Scores are sums of dim products of about 1/4, rounded in another order; a weight is off
 			// by as much, relatively, and sums by the weights' errors and their own.
-			bound := accOf[F]().Unit() * (4*float64(dim) + float64(count) + 64)
+			bound := cputest.AccOf[F]().Unit() * (4*float64(dim) + float64(count) + 64)
 			if !f.run(t, kernelFor[F](d)).near(t, want, bound) {
 				t.Errorf("%v, %d rows, %d keys, dims %d and %d", d, rows, count, dim, valueDim)
 				return false
@@ -235,7 +236,7 @@ func TestAssemblyPeaked(t *testing.T) {
 	t.Run("float64", testAssemblyPeaked[float64])
 }
 
-func testAssemblyPeaked[F real](t *testing.T) {
+func testAssemblyPeaked[F Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	for range 60 {
 		for _, d := range assembled[F]() {
@@ -254,7 +255,7 @@ func TestAssemblyUnaligned(t *testing.T) {
 	t.Run("float64", testAssemblyUnaligned[float64])
 }
 
-func testAssemblyUnaligned[F real](t *testing.T) {
+func testAssemblyUnaligned[F Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	f := newFenced[F](t)
 	for _, d := range assembled[F]() {
@@ -282,7 +283,7 @@ func TestAssemblyNotFinite(t *testing.T) {
 	t.Run("float64", testAssemblyNotFinite[float64])
 }
 
-func testAssemblyNotFinite[F real](t *testing.T) {
+func testAssemblyNotFinite[F Real](t *testing.T) {
 	skipGo(t)
 	rng := reftest.Rand(t)
 	f := newFenced[F](t)
@@ -306,7 +307,7 @@ func testAssemblyNotFinite[F real](t *testing.T) {
 			}
 			c := rng.IntN(count)
 			b := Buffer{DType: d, Ptr: at[c%4], Len: 1 << 20}
-			store(&b, c/4*width+rng.IntN(width), []F{F(bad)})
+			cputest.Store(b.Ptr, b.DType, c/4*width+rng.IntN(width), []F{F(bad)})
 		case 3: // every score is -Inf, or NaN: a row may stay empty
 			q := unsafe.Slice((*F)(f.t.Q), rows*dim)
 			for i := range q {
@@ -314,15 +315,15 @@ func testAssemblyNotFinite[F real](t *testing.T) {
 			}
 			for c := range count {
 				b := Buffer{DType: d, Ptr: f.t.K[0][c%4], Len: 1 << 20}
-				store(&b, c/4*dim+rng.IntN(dim), []F{F(-inf)})
+				cputest.Store(b.Ptr, b.DType, c/4*dim+rng.IntN(dim), []F{F(-inf)})
 			}
 			b := Buffer{DType: d, Ptr: f.t.V[0][0], Len: 1 << 20}
-			store(&b, rng.IntN(valueDim), []F{F(bad)})
+			cputest.Store(b.Ptr, b.DType, rng.IntN(valueDim), []F{F(bad)})
 		case 4:
 			f.t.Visible = nil // a row that sees nothing would be left as it is
 			f.m[rng.IntN(rows)] = F(bad)
 		}
-		want := f.run(t, kernelOf[F](tierGo, d))
+		want := f.run(t, kernelOf[F](TierGo, d))
 		if got := f.run(t, kernelFor[F](d)); !got.near(t, want, 1e-4) {
 			t.Fatalf("%v, %d rows, %d keys, dims %d and %d", d, rows, count, dim, valueDim)
 		}
@@ -338,18 +339,18 @@ func TestAssemblyExp4(t *testing.T) {
 // skipGo skips what compares the tier in use with the tier go.
 func skipGo(t *testing.T) {
 	t.Helper()
-	if inUse == tierGo {
+	if InUse() == TierGo {
 		t.Skip("no assembly in use")
 	}
 }
 
-func testAssemblyExp4[F real](t *testing.T, least, bound float64) {
-	weigh := weighOf[F](inUse)
+func testAssemblyExp4[F Real](t *testing.T, least, bound float64) {
+	weigh := weighOf[F](InUse())
 	if weigh == nil {
 		t.Skip("no assembly in use")
 	}
 	rng := reftest.Rand(t)
-	u := accOf[F]().Unit()
+	u := cputest.AccOf[F]().Unit()
 	s, o := make([]F, 1<<12), make([]F, 8)
 	for n := 1; n < len(s); n += 1 + rng.IntN(500) {
 		x := s[:n]

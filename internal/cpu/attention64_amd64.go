@@ -184,34 +184,6 @@ func scorePanel64AVX2(s *float64, q *float64, panel *float64, rows int, dim int,
 //go:noescape
 func weigh64AVX2(s *float64, o *float64, m *float64, l *float64, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
 
-// gradient64AVX2 computes, for r < rows, c < n, with i = r*stride + c:
-//
-//	p[i] = 4^min(p[i]-m[r], 0) factor[r]
-//	ds[i] = p[i] (ds[i] - off[r])
-//
-// n is at least 1.
-//
-//go:noescape
-func gradient64AVX2(p *float64, ds *float64, m *float64, factor *float64, off *float64, rows int, n int, stride int)
-
-// weightedRows64AVX2 computes, for r < count, i < dim:
-//
-//	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)
-//
-// terms is a multiple of 4.
-//
-//go:noescape
-func weightedRows64AVX2(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
-
-// weightedColumns64AVX2 computes, for c < count, i < dim:
-//
-//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)
-//
-// terms is a multiple of 4.
-//
-//go:noescape
-func weightedColumns64AVX2(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
-
 // scoreF64AVX512 computes, for r < rows, c < count:
 //
 //	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
@@ -391,31 +363,3 @@ func scorePanel64AVX512(s *float64, q *float64, panel *float64, rows int, dim in
 //
 //go:noescape
 func weigh64AVX512(s *float64, o *float64, m *float64, l *float64, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
-
-// gradient64AVX512 computes, for r < rows, c < n, with i = r*stride + c:
-//
-//	p[i] = 4^min(p[i]-m[r], 0) factor[r]
-//	ds[i] = p[i] (ds[i] - off[r])
-//
-// n is at least 1.
-//
-//go:noescape
-func gradient64AVX512(p *float64, ds *float64, m *float64, factor *float64, off *float64, rows int, n int, stride int)
-
-// weightedRows64AVX512 computes, for r < count, i < dim:
-//
-//	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)
-//
-// terms is a multiple of 4.
-//
-//go:noescape
-func weightedRows64AVX512(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)
-
-// weightedColumns64AVX512 computes, for c < count, i < dim:
-//
-//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)
-//
-// terms is a multiple of 4.
-//
-//go:noescape
-func weightedColumns64AVX512(o *float64, p *float64, v *float64, terms int, count int, dim int, stride int)

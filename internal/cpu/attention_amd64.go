@@ -180,34 +180,6 @@ func scorePanelAVX2(s *float32, q *float32, panel *float32, rows int, dim int, s
 //go:noescape
 func weighAVX2(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
 
-// gradientAVX2 computes, for r < rows, c < n, with i = r*stride + c:
-//
-//	p[i] = 4^min(p[i]-m[r], 0) factor[r]
-//	ds[i] = p[i] (ds[i] - off[r])
-//
-// n is at least 1.
-//
-//go:noescape
-func gradientAVX2(p *float32, ds *float32, m *float32, factor *float32, off *float32, rows int, n int, stride int)
-
-// weightedRowsAVX2 computes, for r < count, i < dim:
-//
-//	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)
-//
-// terms is a multiple of 4.
-//
-//go:noescape
-func weightedRowsAVX2(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
-
-// weightedColumnsAVX2 computes, for c < count, i < dim:
-//
-//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)
-//
-// terms is a multiple of 4.
-//
-//go:noescape
-func weightedColumnsAVX2(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
-
 // scoreF32AVX512 computes, for r < rows, c < count:
 //
 //	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]
@@ -383,34 +355,6 @@ func scorePanelAVX512(s *float32, q *float32, panel *float32, rows int, dim int,
 //
 //go:noescape
 func weighAVX512(s *float32, o *float32, m *float32, l *float32, rows int, n int, stride int, dim int, ahead **byte, aheadAt int, aheadStep int) (empty int)
-
-// gradientAVX512 computes, for r < rows, c < n, with i = r*stride + c:
-//
-//	p[i] = 4^min(p[i]-m[r], 0) factor[r]
-//	ds[i] = p[i] (ds[i] - off[r])
-//
-// n is at least 1.
-//
-//go:noescape
-func gradientAVX512(p *float32, ds *float32, m *float32, factor *float32, off *float32, rows int, n int, stride int)
-
-// weightedRowsAVX512 computes, for r < count, i < dim:
-//
-//	o[r*dim+i] += sum_c p[r*stride+c] v[c*dim+i]   (c < terms)
-//
-// terms is a multiple of 4.
-//
-//go:noescape
-func weightedRowsAVX512(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
-
-// weightedColumnsAVX512 computes, for c < count, i < dim:
-//
-//	o[c*dim+i] += sum_r p[r*stride+c] v[r*dim+i]   (r < terms)
-//
-// terms is a multiple of 4.
-//
-//go:noescape
-func weightedColumnsAVX512(o *float32, p *float32, v *float32, terms int, count int, dim int, stride int)
 
 // weighNearAVX512 computes, for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):
 //

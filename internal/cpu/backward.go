@@ -62,21 +62,33 @@ type BackwardOperands[F lean.Float] struct {
 // which the gradients are undefined. DQ, DK and DV overlap none of the others.
 func Backward[F lean.Float](e *Engine, s *BackwardShape, o *BackwardOperands[F]) error {
 	if unsafe.Sizeof(F(0)) == 4 {
-		return backward(&e.pool, &backward32, s, (*BackwardOperands[float32])(unsafe.Pointer(o)))
+		return backward(e, &backward32, s, (*BackwardOperands[float32])(unsafe.Pointer(o)))
 	}
-	return backward(&e.pool, &backward64, s, (*BackwardOperands[float64])(unsafe.Pointer(o)))
+	return backward(e, &backward64, s, (*BackwardOperands[float64])(unsafe.Pointer(o)))
+}
+
+// canBackward is what gradients can do on a CPU. A feature of a problem that is not listed is refused.
+var canBackward = attn.Can{
+	Name:     "gradients on the CPU",
+	Features: attn.Causal | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout,
+	KV:       []attn.DType{attn.Float32, attn.Float64},
+}
+
+// CanBackward reports what of a mask and of changes of scores gradients can't do.
+func CanBackward(m attn.Mask, s attn.Score) error {
+	return canBackward.Do("backward", &attn.Problem{Mask: m, Score: s})
 }
 
 // The memory of backward passes that are over. Of training steps one comes at a time, so what is kept is
 // that of the passes that ran at once.
 var (
-	backward32 spare[backwardRun[float32]]
-	backward64 spare[backwardRun[float64]]
+	backward32 Spare[backwardRun[float32]]
+	backward64 Spare[backwardRun[float64]]
 )
 
-func backward[F real](pool *pool, free *spare[backwardRun[F]], s *BackwardShape, o *BackwardOperands[F]) error {
-	if errInUse != nil {
-		return errInUse
+func backward[F Real](e *Engine, free *Spare[backwardRun[F]], s *BackwardShape, o *BackwardOperands[F]) error {
+	if err := CheckTier(); err != nil {
+		return err
 	}
 	if err := s.check(); err != nil {
 		return err
@@ -84,12 +96,12 @@ func backward[F real](pool *pool, free *spare[backwardRun[F]], s *BackwardShape,
 	if err := o.check(s); err != nil {
 		return err
 	}
-	run := free.get()
-	if err := run.run(pool, s, o); err != nil {
+	run := free.Get()
+	if err := run.run(e, s, o); err != nil {
 		return err // what its workers did is not known: it is not used again
 	}
 	run.forget()
-	free.put(run)
+	free.Put(run)
 	return nil
 }
 

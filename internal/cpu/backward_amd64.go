@@ -7,30 +7,27 @@ import "unsafe"
 // The parts of the attention kernels, put together for backward passes.
 
 var (
-	backward32AVX512 = backwardParts[float32]{1, 32, panelF32AVX512, scorePanelAVX512, weighAVX512, gradientAVX512, weightedRowsAVX512, weightedColumnsAVX512}.kernels()
-	backward64AVX512 = backwardParts[float64]{1, 16, panelF64AVX512, scorePanel64AVX512, weigh64AVX512, gradient64AVX512, weightedRows64AVX512, weightedColumns64AVX512}.kernels()
+	backward32AVX512 = backwardParts[float32]{1, 32, Steps32[TierAVX512], gradientAVX512, weightedRowsAVX512, weightedColumnsAVX512}.kernels()
+	backward64AVX512 = backwardParts[float64]{1, 16, Steps64[TierAVX512], gradient64AVX512, weightedRows64AVX512, weightedColumns64AVX512}.kernels()
 
-	backwardTiers32 = [tiers]*backwardKernels[float32]{
-		tierGo:     backwardGo32,
-		tierAVX2:   backwardParts[float32]{8, 16, panelF32AVX2, scorePanelAVX2, weighAVX2, gradientAVX2, weightedRowsAVX2, weightedColumnsAVX2}.kernels(),
-		tierAVX512: backward32AVX512,
-		tierAMX:    backward32AVX512,
+	backwardTiers32 = [Tiers]*backwardKernels[float32]{
+		TierGo:     backwardGo32,
+		TierAVX2:   backwardParts[float32]{8, 16, Steps32[TierAVX2], gradientAVX2, weightedRowsAVX2, weightedColumnsAVX2}.kernels(),
+		TierAVX512: backward32AVX512,
+		TierAMX:    backward32AVX512,
 	}
-	backwardTiers64 = [tiers]*backwardKernels[float64]{
-		tierGo:     backwardGo64,
-		tierAVX2:   backwardParts[float64]{4, 8, panelF64AVX2, scorePanel64AVX2, weigh64AVX2, gradient64AVX2, weightedRows64AVX2, weightedColumns64AVX2}.kernels(),
-		tierAVX512: backward64AVX512,
-		tierAMX:    backward64AVX512,
+	backwardTiers64 = [Tiers]*backwardKernels[float64]{
+		TierGo:     backwardGo64,
+		TierAVX2:   backwardParts[float64]{4, 8, Steps64[TierAVX2], gradient64AVX2, weightedRows64AVX2, weightedColumns64AVX2}.kernels(),
+		TierAVX512: backward64AVX512,
+		TierAMX:    backward64AVX512,
 	}
 )
 
-// backwardParts are parts of a tier's attention kernels, with dims and lanes as backwardKernels has them. A
-// call of panel makes half of a panel.
-type backwardParts[F real] struct {
+// backwardParts are parts of a tier's attention kernels, with dims and lanes as backwardKernels has them.
+type backwardParts[F Real] struct {
 	dims, lanes   int
-	panel         func(panel *F, k **byte, at, dim, step int)
-	scorePanel    func(s, q, panel *F, rows, dim, stride int)
-	weigh         func(s, o, m, l *F, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
+	steps         Steps[F]
 	gradient      func(p, ds, m, factor, off *F, rows, n, stride int)
 	rows, columns func(o, p, v *F, terms, count, dim, stride int)
 }
@@ -45,14 +42,14 @@ func (b backwardParts[F]) kernels() *backwardKernels[F] {
 func (b backwardParts[F]) scores(w *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int) {
 	for c := 0; c < cols; c += b.lanes {
 		for half := 0; half < b.lanes; half += b.lanes / 2 {
-			b.panel(&w.wide[half], array(w.open(y[(c+half)*dim:], dim)), 0, dim, 4*dim*int(unsafe.Sizeof(F(0))))
+			b.steps.Panel(&w.wide[half], pointers(w.open(y[(c+half)*dim:], dim)), 0, dim, 4*dim*int(unsafe.Sizeof(F(0))))
 		}
-		b.scorePanel(&s[c], &x[0], &w.wide[0], rows, dim, stride)
+		b.steps.ScorePanel(&s[c], &x[0], &w.wide[0], rows, dim, stride)
 	}
 }
 
 func (b backwardParts[F]) weighRows(w *backwardScratch[F], s, m, l []F, rows, n, stride int) {
-	b.weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim, array(w.open(s, 0)), 0, 0)
+	b.steps.Weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim, pointers(w.open(s, 0)), 0, 0)
 }
 
 func (b backwardParts[F]) gradients(_ *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
@@ -66,3 +63,6 @@ func (b backwardParts[F]) addRows(_ *backwardScratch[F], o, p, v []F, rows, coun
 func (b backwardParts[F]) addColumns(_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
 	b.columns(&o[0], &p[0], &v[0], rows, count, dim, stride)
 }
+
+// pointers is s as assembly takes it.
+func pointers(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }

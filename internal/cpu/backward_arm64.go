@@ -4,38 +4,39 @@ package cpu
 
 import "unsafe"
 
-// The steps of the attention kernels, put together for backward passes.
-
 var (
-	backwardTiers32 = [tiers]*backwardKernels[float32]{tierGo: backwardGo32, tierNEON: neon32.backward()}
-	backwardTiers64 = [tiers]*backwardKernels[float64]{tierGo: backwardGo64, tierNEON: neon64.backward()}
+	backwardTiers32 = [Tiers]*backwardKernels[float32]{TierGo: backwardGo32, TierNEON: neonSteps[float32]{Steps32}.kernels()}
+	backwardTiers64 = [Tiers]*backwardKernels[float64]{TierGo: backwardGo64, TierNEON: neonSteps[float64]{Steps64}.kernels()}
 )
 
-func (a *neon[F]) backward() *backwardKernels[F] {
+// neonSteps are the steps of the attention kernels, put together for backward passes.
+type neonSteps[F Real] struct{ Steps[F] }
+
+func (a neonSteps[F]) kernels() *backwardKernels[F] {
 	return &backwardKernels[F]{
-		dims: a.dims, lanes: 16,
+		dims: a.Dims, lanes: 16,
 		scores: a.scores, weigh: a.weighRows, gradient: a.gradients, add: a.add, addTransposed: a.addTransposed,
 	}
 }
 
-func (a *neon[F]) scores(w *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int) {
-	a.score(&s[0], &x[0], w.open(y, dim), 0, rows, cols, dim, stride, 4*dim*int(unsafe.Sizeof(F(0))))
+func (a neonSteps[F]) scores(w *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int) {
+	a.Score(&s[0], &x[0], w.open(y, dim), 0, rows, cols, dim, stride, 4*dim*int(unsafe.Sizeof(F(0))))
 }
 
-func (a *neon[F]) weighRows(w *backwardScratch[F], s, m, l []F, rows, n, stride int) {
-	a.weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim)
+func (a neonSteps[F]) weighRows(w *backwardScratch[F], s, m, l []F, rows, n, stride int) {
+	a.Weigh(&s[0], &w.idle[0], &m[0], &l[0], rows, n, stride, idleDim)
 }
 
-func (a *neon[F]) gradients(w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
+func (a neonSteps[F]) gradients(w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
 	gradientBy(w, a.weighRows, p, ds, m, factor, off, rows, n, stride)
 }
 
-func (a *neon[F]) add(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
-	a.weighted(&o[0], &p[0], w.open(v, dim), 0, rows, count, dim, stride, 4*dim*int(unsafe.Sizeof(F(0))))
+func (a neonSteps[F]) add(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+	a.Weighted(&o[0], &p[0], w.open(v, dim), 0, rows, count, dim, stride, 4*dim*int(unsafe.Sizeof(F(0))))
 }
 
 // addTransposed transposes some rows at a time.
-func (a *neon[F]) addTransposed(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+func (a neonSteps[F]) addTransposed(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
 	const most = 16
 	for r := 0; r < rows; r += most {
 		n := min(most, rows-r)

@@ -29,7 +29,7 @@ func BenchmarkBackwardDropout(b *testing.B) {
 	}
 }
 
-func benchmarkBackward[F real](b *testing.B, n, dim int, causal bool, dropout float64) {
+func benchmarkBackward[F Real](b *testing.B, n, dim int, causal bool, dropout float64) {
 	const heads = 12
 	s := BackwardShape{
 		Batch: 1, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Dim: dim, ValueDim: dim, Scale: 0.125, Mask: attn.Mask{Causal: causal},

@@ -7,7 +7,7 @@ import (
 
 // backwardKernels is what a backward pass computes with. Matrices are row-major with rows as long as they
 // have columns, unless a stride is given.
-type backwardKernels[F real] struct {
+type backwardKernels[F Real] struct {
 	// dims is what Dim and ValueDim must be multiples of; for others there are the Go kernels.
 	dims int
 
@@ -52,7 +52,7 @@ type backwardKernels[F real] struct {
 }
 
 // backwardScratch is what kernels of a backward pass need for themselves.
-type backwardScratch[F real] struct {
+type backwardScratch[F Real] struct {
 	quad streams // four rows of a matrix: an array on the stack would not stay there
 	wide []F     // panelOf(the longest row), or 16 x backwardKeys if that is more
 	idle []F     // backwardRows x idleDim zeros
@@ -78,11 +78,11 @@ func panelOf(n int) int { return 32 * ((n + 15) / 16 * 16) }
 var backwardGo32, backwardGo64 = backwardGo[float32](), backwardGo[float64]()
 
 // backwardKernelsFor returns the kernels in use for rows of these sizes.
-func backwardKernelsFor[F real](dim, valueDim int) *backwardKernels[F] {
+func backwardKernelsFor[F Real](dim, valueDim int) *backwardKernels[F] {
 	if unsafe.Sizeof(F(0)) == 8 {
-		return (*backwardKernels[F])(unsafe.Pointer(backwardTiers64[inUse].orGo(backwardGo64, dim, valueDim)))
+		return (*backwardKernels[F])(unsafe.Pointer(backwardTiers64[InUse()].orGo(backwardGo64, dim, valueDim)))
 	}
-	return (*backwardKernels[F])(unsafe.Pointer(backwardTiers32[inUse].orGo(backwardGo32, dim, valueDim)))
+	return (*backwardKernels[F])(unsafe.Pointer(backwardTiers32[InUse()].orGo(backwardGo32, dim, valueDim)))
 }
 
 // orGo returns k if it is for rows of these sizes, else the Go kernels.
@@ -93,14 +93,14 @@ func (k *backwardKernels[F]) orGo(other *backwardKernels[F], dim, valueDim int) 
 	return k
 }
 
-func backwardGo[F real]() *backwardKernels[F] {
+func backwardGo[F Real]() *backwardKernels[F] {
 	return &backwardKernels[F]{
 		dims: 1, lanes: 16,
 		scores: scoresGo[F], weigh: weighGo[F], gradient: gradientGo[F], add: addProductGo[F], addTransposed: addTransposedGo[F],
 	}
 }
 
-func scoresGo[F real](_ *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int) {
+func scoresGo[F Real](_ *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int) {
 	for c := 0; c < cols; c += 4 {
 		k := y[c*dim : (c+4)*dim]
 		for r := range rows {
@@ -109,7 +109,7 @@ func scoresGo[F real](_ *backwardScratch[F], s, x, y []F, rows, cols, dim, strid
 	}
 }
 
-func weighGo[F real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int) {
+func weighGo[F Real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int) {
 	for r := range rows {
 		row := s[r*stride : r*stride+n]
 		top := max(m[r], maximum(row))
@@ -122,12 +122,12 @@ func weighGo[F real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int) {
 }
 
 // exp4Of is 4^x for x <= 0, as exponentials computes it.
-func exp4Of[F real](x F) F {
+func exp4Of[F Real](x F) F {
 	e := [1]F{x}
 	return exponentials(e[:], 0)
 }
 
-func addProductGo[F real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+func addProductGo[F Real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
 	for r := range rows {
 		to := o[r*dim : (r+1)*dim]
 		for c := 0; c < count; c += 4 {
@@ -137,7 +137,7 @@ func addProductGo[F real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, 
 	}
 }
 
-func addTransposedGo[F real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+func addTransposedGo[F Real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
 	for r := 0; r < rows; r += 4 {
 		x := v[r*dim : (r+4)*dim]
 		p0, p1, p2, p3 := p[r*stride:], p[(r+1)*stride:], p[(r+2)*stride:], p[(r+3)*stride:]
@@ -147,12 +147,12 @@ func addTransposedGo[F real](_ *backwardScratch[F], o, p, v []F, rows, count, di
 	}
 }
 
-func gradientGo[F real](w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
+func gradientGo[F Real](w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
 	gradientBy(w, weighGo[F], p, ds, m, factor, off, rows, n, stride)
 }
 
 // gradientBy is a gradient of backwardKernels by their weigh.
-func gradientBy[F real](w *backwardScratch[F], weigh func(w *backwardScratch[F], s, m, l []F, rows, n, stride int), p, ds, m, factor, off []F, rows, n, stride int) {
+func gradientBy[F Real](w *backwardScratch[F], weigh func(w *backwardScratch[F], s, m, l []F, rows, n, stride int), p, ds, m, factor, off []F, rows, n, stride int) {
 	top, sums := w.stats[:rows], w.stats[rows:2*rows]
 	copy(top, m)
 	clear(sums)

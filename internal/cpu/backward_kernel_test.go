@@ -5,13 +5,14 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // TestBackwardKernels holds the functions of backward passes to their contracts, computed in float64.
 func TestBackwardKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cases(t, 50, 100)
+	n := cputest.Cases(t, 50, 100)
 	if testing.Short() {
 		n = 20
 	}
@@ -28,8 +29,11 @@ func TestBackwardKernels(t *testing.T) {
 	}
 }
 
+// margin is how many elements are watched on either side of a matrix.
+const margin = 16
+
 // matrix is rows x cols, stride a row, with NaN between and around the rows.
-type matrix[F real] struct {
+type matrix[F Real] struct {
 	name               string
 	rows, cols, stride int
 	x                  []F // from the first element on
@@ -37,9 +41,9 @@ type matrix[F real] struct {
 	was                []F // a copy
 }
 
-func newMatrix[F real](rng *rand.Rand, name string, rows, cols, stride int) *matrix[F] {
-	mem := filled[F](rows*stride + 2*guardLen)
-	m := &matrix[F]{name: name, rows: rows, cols: cols, stride: stride, x: mem[guardLen : len(mem)-guardLen], mem: mem}
+func newMatrix[F Real](rng *rand.Rand, name string, rows, cols, stride int) *matrix[F] {
+	mem := cputest.Filled[F](rows*stride + 2*margin)
+	m := &matrix[F]{name: name, rows: rows, cols: cols, stride: stride, x: mem[margin : len(mem)-margin], mem: mem}
 	for r := range rows {
 		for c := range cols {
 			m.x[r*stride+c] = F(rng.NormFloat64())
@@ -55,10 +59,10 @@ func (m *matrix[F]) old(r, c int) float64 { return float64(m.was[r*m.stride+c]) 
 func (m *matrix[F]) check(t *testing.T, want func(r, c int) (x, bound float64)) {
 	t.Helper()
 	for i, got := range m.mem {
-		r, c := (i-guardLen)/m.stride, (i-guardLen)%m.stride
-		if i < guardLen || r >= m.rows || c >= m.cols {
-			if !isUntouched(got) {
-				t.Errorf("%v was written at %d, beside %s, which is %d x %d, stride %d", got, i-guardLen, m.name, m.rows, m.cols, m.stride)
+		r, c := (i-margin)/m.stride, (i-margin)%m.stride
+		if i < margin || r >= m.rows || c >= m.cols {
+			if !cputest.IsUntouched(got) {
+				t.Errorf("%v was written at %d, beside %s, which is %d x %d, stride %d", got, i-margin, m.name, m.rows, m.cols, m.stride)
 				return
 			}
 			continue
@@ -70,9 +74,9 @@ func (m *matrix[F]) check(t *testing.T, want func(r, c int) (x, bound float64)) 
 	}
 }
 
-func testBackwardKernels[F real](t *testing.T, rng *rand.Rand, dim int) {
+func testBackwardKernels[F Real](t *testing.T, rng *rand.Rand, dim int) {
 	t.Helper()
-	k, u := backwardKernelsFor[F](dim, dim), accOf[F]().Unit()
+	k, u := backwardKernelsFor[F](dim, dim), cputest.AccOf[F]().Unit()
 	w := &backwardScratch[F]{
 		wide: make([]F, panelOf(max(dim, backwardKeys/2))), idle: make([]F, backwardRows*idleDim), stats: make([]F, 2*backwardRows),
 	}

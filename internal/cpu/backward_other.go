@@ -3,6 +3,6 @@
 package cpu
 
 var (
-	backwardTiers32 = [tiers]*backwardKernels[float32]{tierGo: backwardGo32}
-	backwardTiers64 = [tiers]*backwardKernels[float64]{tierGo: backwardGo64}
+	backwardTiers32 = [Tiers]*backwardKernels[float32]{TierGo: backwardGo32}
+	backwardTiers64 = [Tiers]*backwardKernels[float64]{TierGo: backwardGo64}
 )

@@ -32,7 +32,7 @@ const (
 
 // backwardRun is one call of Backward. As a task for the pool it is a phase of it: a worker takes units, one
 // after the other, for as long as there are any.
-type backwardRun[F real] struct {
+type backwardRun[F Real] struct {
 	shape   BackwardShape
 	ops     BackwardOperands[F]
 	kernels *backwardKernels[F]
@@ -67,14 +67,14 @@ const (
 
 // run computes the gradients: first those of all chunks, then, where they came in parts, their sums, and last those of
 // the bias and of sinks.
-func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) error {
+func (r *backwardRun[F]) run(e *Engine, s *BackwardShape, o *BackwardOperands[F]) error {
 	r.shape, r.ops = *s, *o
 	r.kernels = backwardKernelsFor[F](s.Dim, s.ValueDim)
 	heads := s.Batch * s.KVHeads
 	r.cut(heads)
 	n := s.Workers
 	if n == 0 { // five products, of what the mask leaves
-		n = threadsFor(workOf(0, 2.5*float64(heads)*float64(s.rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
+		n = ThreadsFor(WorkOf(0, 2.5*float64(heads)*float64(s.rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
 	}
 	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0, phaseSinks: len(o.DSinks)}
 	if r.chunks > 1 {
@@ -95,7 +95,7 @@ func (r *backwardRun[F]) run(p *pool, s *BackwardShape, o *BackwardOperands[F]) 
 		}
 		r.phase, r.units = phase(i), of
 		r.next.Store(0)
-		if err := p.run(r, min(n, of)); err != nil {
+		if err := e.Run(r, min(n, of)); err != nil {
 			return err
 		}
 	}
@@ -121,7 +121,7 @@ func (r *backwardRun[F]) cut(heads int) {
 	}
 }
 
-func (r *backwardRun[F]) work(i, _ int) {
+func (r *backwardRun[F]) Work(i, _ int) {
 	for {
 		unit := int(r.next.Add(1)) - 1
 		if unit >= r.units {
@@ -146,7 +146,7 @@ func (r *backwardRun[F]) part(head, c int) []F {
 }
 
 // piece is piece i of x, of n elements each.
-func piece[F real](x []F, i, n int) []F { return x[i*n : (i+1)*n : (i+1)*n] }
+func piece[F Real](x []F, i, n int) []F { return x[i*n : (i+1)*n : (i+1)*n] }
 
 // sum adds up the parts of a KV head, in the order of the chunks.
 func (r *backwardRun[F]) sum(head int) {
@@ -224,7 +224,7 @@ func (s *BackwardShape) blockRows(row, end int) int {
 }
 
 // backwardWorker is the scratch of a worker: a block, and the KV head that it belongs to.
-type backwardWorker[F real] struct {
+type backwardWorker[F Real] struct {
 	run     *backwardRun[F]
 	scratch backwardScratch[F]
 
@@ -248,21 +248,21 @@ type backwardWorker[F real] struct {
 	cap                    float64  // of scores with the factor log4(e)
 	kTail, vTail           []F      // keys that do not fill a panel, and values
 	values                 []F      // what all these are cut from
-	_                      [cacheLine]byte
+	_                      [CacheLine]byte
 }
 
 // prepare sizes the scratch.
 func (w *backwardWorker[F]) prepare(s *BackwardShape) {
-	w.stride = backwardKeys + cacheLine/int(unsafe.Sizeof(F(0))) // powers of 2 would have rows share places in caches
+	w.stride = backwardKeys + CacheLine/int(unsafe.Sizeof(F(0))) // powers of 2 would have rows share places in caches
 	block := backwardRows * w.stride
 	d, dv := s.Dim, s.ValueDim
-	wide := padded(panelOf(max(d, dv, backwardKeys/2)))
+	wide := Padded(panelOf(max(d, dv, backwardKeys/2)))
 	capSlopes := 0
 	if s.Cap != 0 {
 		capSlopes = block
 	}
-	need := capSlopes + 2*padded(backwardRows*d) + padded(backwardRows*dv) + 5*padded(backwardRows) + 2*block +
-		padded(backwardKeys*d) + padded(backwardKeys*dv) + wide + backwardRows*(idleDim+2) + cacheLine
+	need := capSlopes + 2*Padded(backwardRows*d) + Padded(backwardRows*dv) + 5*Padded(backwardRows) + 2*block +
+		Padded(backwardKeys*d) + Padded(backwardKeys*dv) + wide + backwardRows*(idleDim+2) + CacheLine
 	if len(w.values) < need {
 		w.values = dense.Make[F](need)
 	}
@@ -270,17 +270,17 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 		w.dropped = make([]uint64, backwardRows)
 	}
 	v := w.values
-	w.qRow, w.dq = cut(&v, padded(backwardRows*d)), cut(&v, padded(backwardRows*d))
-	w.doRow = cut(&v, padded(backwardRows*dv))
+	w.qRow, w.dq = Cut(&v, Padded(backwardRows*d)), Cut(&v, Padded(backwardRows*d))
+	w.doRow = Cut(&v, Padded(backwardRows*dv))
 	for _, x := range []*[]F{&w.m, &w.l, &w.top, &w.factor, &w.off} {
-		*x = cut(&v, padded(backwardRows))
+		*x = Cut(&v, Padded(backwardRows))
 	}
 	for _, x := range []*[]F{&w.p, &w.ds} {
-		*x = cut(&v, block)
+		*x = Cut(&v, block)
 	}
-	w.capSlopes, w.cap = cut(&v, capSlopes), s.Cap*lean.Log4E
-	w.kTail, w.vTail = cut(&v, padded(backwardKeys*d)), cut(&v, padded(backwardKeys*dv))
-	w.scratch.wide, w.scratch.idle, w.scratch.stats = cut(&v, wide), cut(&v, backwardRows*idleDim), cut(&v, 2*backwardRows)
+	w.capSlopes, w.cap = Cut(&v, capSlopes), s.Cap*lean.Log4E
+	w.kTail, w.vTail = Cut(&v, Padded(backwardKeys*d)), Cut(&v, Padded(backwardKeys*dv))
+	w.scratch.wide, w.scratch.idle, w.scratch.stats = Cut(&v, wide), Cut(&v, backwardRows*idleDim), Cut(&v, 2*backwardRows)
 	clear(w.scratch.idle)
 }
 
@@ -496,7 +496,7 @@ func (w *backwardWorker[F]) zeroDropped(row, end int, x []F) {
 }
 
 // copyTail copies x to the front of a buffer, and zeros behind it, n elements in all.
-func copyTail[F real](buf, x []F, n int) []F {
+func copyTail[F Real](buf, x []F, n int) []F {
 	clear(buf[copy(buf, x):n])
 	return buf[:n]
 }
@@ -518,11 +518,11 @@ func (w *backwardWorker[F]) modify(row, end, key, n int) {
 			capScores(scores, w.capSlopes[r*w.stride+from:r*w.stride+to], w.cap)
 		}
 		if s.Slopes != "" {
-			slopeScores(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)), &inOrder)
+			addSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)), nil)
 		}
 		if s.Bias != (attn.Bias{}) {
 			at := s.Bias.Row(w.seq, head, pos) + key
-			biasScores(scores, unsafe.SliceData(w.run.ops.Bias[at+from:at+to]), s.Bias.Factor()*lean.Log4E, &inOrder)
+			addBiases(scores, unsafe.SliceData(w.run.ops.Bias[at+from:at+to]), s.Bias.Factor()*lean.Log4E, nil)
 		}
 	}
 }

@@ -6,14 +6,16 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // backwardCase is a backward pass, its operands and what must come out. Whatever must not be read is NaN.
-type backwardCase[F real] struct {
+type backwardCase[F Real] struct {
 	*reftest.Case
 	shape BackwardShape
 	ops   BackwardOperands[F]
@@ -33,8 +35,8 @@ func (o outputs) String() string { return [...]string{"", "out", "lse", "both"}[
 
 // newBackward makes a case; all sequences have the same number of queries. A capacity of 0 is the most
 // keys of a sequence.
-func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity int) *backwardCase[F] {
-	format := accOf[F]()
+func newBackward[F Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity int) *backwardCase[F] {
+	format := cputest.AccOf[F]()
 	c := reftest.New(rng, s, in, format, format)
 	if capacity == 0 {
 		capacity = max(slices.Max(s.Keys), 1)
@@ -42,7 +44,7 @@ func newBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 	b := &backwardCase[F]{Case: c, shape: BackwardShape{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
 		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Mask: s.Mask,
-		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: biasOf(s.Bias), Sinks: s.Sinks != nil, Dropout: s.Dropout},
+		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: cputest.BiasOf(s.Bias), Sinks: s.Sinks != nil, Dropout: s.Dropout},
 	}}
 	p := reftest.Precision{Acc: format}
 	forward := c.Reference(p)
@@ -141,7 +143,7 @@ func (b *backwardCase[F]) check() error {
 	return nil
 }
 
-func verifyBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity, workers int) error {
+func verifyBackward[F Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity, workers int) error {
 	b := newBackward[F](rng, s, in, of, capacity)
 	b.shape.Workers = workers
 	err := Backward(Default(), &b.shape, &b.ops)
@@ -149,14 +151,14 @@ func verifyBackward[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, 
 		err = b.check()
 	}
 	if err != nil {
-		return fmt.Errorf("%v, %v, %v, gradient of %v, capacity %d, %d workers: %w", s, in, accOf[F](), of, capacity, workers, err)
+		return fmt.Errorf("%v, %v, %v, gradient of %v, capacity %d, %d workers: %w", s, in, cputest.AccOf[F](), of, capacity, workers, err)
 	}
 	return nil
 }
 
 func TestBackwardGradRandom(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cases(t, 60, 150)
+	n := cputest.Cases(t, 60, 150)
 	if reftest.RaceEnabled {
 		n = 10
 	}
@@ -191,7 +193,7 @@ func verifyBackwardSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased
 // Windows, soft caps, slopes and biases. What a window keeps from all queries is NaN, and its gradients are 0.
 func TestBackwardGradScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cases(t, 30, 60)
+	n := cputest.Cases(t, 30, 60)
 	if reftest.RaceEnabled {
 		n = 20
 	}
@@ -213,7 +215,7 @@ func TestBackwardGradSizes(t *testing.T) {
 			{4, 1, 40, 300}, {6, 2, 5, 257}, {1, 1, 200, 60}, {70, 1, 1, 140}, {2, 2, 128, 128}, {2, 1, 70, 700},
 			{8, 1, 100, 140}, {3, 1, 300, 20}, {16, 2, 30, 50}, {90, 1, 5, 64}, {1, 1, 127, 63}, {1, 1, 129, 65}, {2, 1, 193, 260}, {1, 1, 256, 256},
 		} {
-			if reftest.RaceEnabled && j%6 != i || !reftest.Every(t) && rng.IntN(4) >= cases(t, 1, 4) {
+			if reftest.RaceEnabled && j%6 != i || !reftest.Every(t) && rng.IntN(4) >= cputest.Cases(t, 1, 4) {
 				continue
 			}
 			s := reftest.Shape{
@@ -260,11 +262,11 @@ func TestBackwardGradExtreme(t *testing.T) {
 	t.Run("float64", func(t *testing.T) { testBackwardExtreme[float64](t, rng, []float64{1e3, 1e12, 1e16, 1e100}) })
 }
 
-func testBackwardExtreme[F real](t *testing.T, rng *rand.Rand, magnitudes []float64) {
+func testBackwardExtreme[F Real](t *testing.T, rng *rand.Rand, magnitudes []float64) {
 	for _, magnitude := range magnitudes {
 		s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 32, ValueDim: 24, Queries: []int{20}, Keys: []int{300}}
 		b := newBackward[F](rng, s, reftest.Normal, ofOut, 0)
-		p := reftest.Precision{Acc: accOf[F]()}
+		p := reftest.Precision{Acc: cputest.AccOf[F]()}
 		for i := range b.Q {
 			b.Q[i] = p.Acc.Round(b.Q[i] * magnitude)
 		}
@@ -315,7 +317,7 @@ func TestBackwardGradWorkers(t *testing.T) {
 	t.Run("float64", testBackwardWorkers[float64])
 }
 
-func testBackwardWorkers[F real](t *testing.T) {
+func testBackwardWorkers[F Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, s := range []reftest.Shape{
 		{Heads: 2, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{70}, Keys: []int{500}, Mask: attn.Mask{Causal: true}},
@@ -413,8 +415,14 @@ func TestBackwardGradErrors(t *testing.T) {
 			t.Errorf("%s: something was written", name)
 		}
 	}
-	defer func(err error) { errInUse = err }(errInUse)
-	errInUse = ErrTier
+	for _, p := range []float64{-0.1, 1, 1.5, math.NaN(), math.Inf(1)} {
+		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
+		b.shape.Dropout, b.ops.Seed = p, 1
+		if err, want := Backward(Default(), &b.shape, &b.ops), fmt.Sprintf("a dropout of %v", p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v", p, err)
+		}
+	}
+	defer ForceTier("sse")()
 	b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
 	if err := Backward(Default(), &b.shape, &b.ops); !errors.Is(err, ErrTier) {
 		t.Errorf("without kernels: %v", err)
@@ -448,7 +456,7 @@ func TestBackwardGradNaN(t *testing.T) {
 	t.Run("float64", testBackwardNaN[float64])
 }
 
-func testBackwardNaN[F real](t *testing.T) {
+func testBackwardNaN[F Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{64}, Keys: []int{128}}
 	b := newBackward[F](rng, s, reftest.Normal, ofBoth, 0)
@@ -481,7 +489,7 @@ func TestBackwardGradNoWeights(t *testing.T) {
 	t.Run("float64", testBackwardNoWeights[float64])
 }
 
-func testBackwardNoWeights[F real](t *testing.T) {
+func testBackwardNoWeights[F Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 4, ValueDim: 3, Queries: []int{6}, Keys: []int{20}}
 	b := newBackward[F](rng, s, reftest.Normal, ofBoth, 0)

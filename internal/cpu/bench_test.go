@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
 // benchmark is a step over dense caches: every sequence has the same number of queries and keys.
@@ -31,7 +32,7 @@ func (c benchmark) run(b *testing.B) {
 	}
 }
 
-func runBenchmark[F real](b *testing.B, c benchmark) {
+func runBenchmark[F Real](b *testing.B, c benchmark) {
 	g, seqs, o := setUp[F](c)
 	var p Plan
 	if err := p.Build(g, seqs); err != nil {
@@ -49,7 +50,7 @@ func runBenchmark[F real](b *testing.B, c benchmark) {
 }
 
 // setUp makes the operands of a step.
-func setUp[F real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]) {
+func setUp[F Real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]) {
 	if c.page == 0 {
 		c.page = c.keys
 	}
@@ -73,8 +74,8 @@ func setUp[F real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]) {
 	o := Operands[F]{
 		Q:   make([]F, c.seqs*c.queries*c.heads*c.dim),
 		Out: make([]F, c.seqs*c.queries*c.heads*c.dim),
-		K:   noise(c.dtype, len(pages)*at.Page),
-		V:   noise(c.dtype, len(pages)*at.Page),
+		K:   Buffer{DType: c.dtype, Ptr: cputest.Noise(c.dtype, len(pages)*at.Page), Len: len(pages) * at.Page},
+		V:   Buffer{DType: c.dtype, Ptr: cputest.Noise(c.dtype, len(pages)*at.Page), Len: len(pages) * at.Page},
 
 		Seed: 1,
 	}
@@ -82,20 +83,6 @@ func setUp[F real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]) {
 		o.Q[i] = F(rand.Float32() - 0.5)
 	}
 	return g, seqs, &o
-}
-
-// noise returns n elements in (-1/2, 1/2).
-func noise(d attn.DType, n int) Buffer {
-	x := make([]float32, 1<<16)
-	for i := range x {
-		x[i] = rand.Float32() - 0.5
-	}
-	mem := make([]uint64, (n*d.Size()+7)/8)
-	buf := Buffer{DType: d, Ptr: unsafe.Pointer(&mem[0]), Len: n}
-	for i := 0; i < n; i += len(x) {
-		store(&buf, i, x[:min(len(x), n-i)])
-	}
-	return buf
 }
 
 func BenchmarkRun(b *testing.B) {
@@ -203,8 +190,10 @@ func BenchmarkKernel(b *testing.B) {
 			b.Run(fmt.Sprintf("%v/rows%d", d, rows), func(b *testing.B) {
 				const dim = 64
 				keys := keysOfCall(rows)
-				k, v := noise(d, keys*dim), noise(d, keys*dim)
-				f := func(n int) unsafe.Pointer { return noise(attn.Float32, n).Ptr }
+				k, v := Buffer{DType: d, Ptr: cputest.Noise(d, keys*dim), Len: keys * dim}, Buffer{DType: d, Ptr: cputest.Noise(d, keys*dim), Len: keys * dim}
+				f := func(n int) unsafe.Pointer {
+					return Buffer{DType: attn.Float32, Ptr: cputest.Noise(attn.Float32, n), Len: n}.Ptr
+				}
 				t := tile{
 					Rows: rows, Count: keys, Dim: dim, ValueDim: dim,
 					Q: f(rows * dim), O: f(rows * dim), M: f(rows), L: f(rows),
@@ -213,7 +202,7 @@ func BenchmarkKernel(b *testing.B) {
 				}
 				t.K, t.V, t.Run = make([]streams, 1), make([]streams, 1), keys
 				for i := range t.K[0] {
-					t.K[0][i], t.V[0][i] = k.at(i*keys/4*dim), v.at(i*keys/4*dim)
+					t.K[0][i], t.V[0][i] = k.At(i*keys/4*dim), v.At(i*keys/4*dim)
 				}
 				run := kernelFor[float32](d)
 				b.SetBytes(int64(2 * keys * dim * d.Size()))

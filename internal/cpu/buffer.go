@@ -6,7 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// Buffer is the storage of keys or of values: Len elements of type DType from Ptr on. Ptr is aligned
+// Buffer is the storage of keys, values or weights: Len elements of type DType from Ptr on. Ptr is aligned
 // to the size of an element; it is nil only if Len is 0. Whoever makes a Buffer keeps the memory
 // alive while it is used.
 type Buffer struct {
@@ -15,11 +15,11 @@ type Buffer struct {
 	Len   int
 }
 
-// at returns a pointer to element i.
-func (b *Buffer) at(i int) unsafe.Pointer { return unsafe.Add(b.Ptr, i*b.DType.Size()) }
+// At returns a pointer to element i.
+func (b *Buffer) At(i int) unsafe.Pointer { return unsafe.Add(b.Ptr, i*b.DType.Size()) }
 
-// check reports whether the buffer is well formed.
-func (b *Buffer) check(op, name string) error {
+// Check reports whether the buffer is well formed.
+func (b *Buffer) Check(op, name string) error {
 	size := b.DType.Size()
 	switch {
 	case size == 0:

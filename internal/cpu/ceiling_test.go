@@ -5,51 +5,18 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"testing"
-	"time"
 	"unsafe"
 
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/gonum"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
-// contender is something to measure beside others.
-type contender struct {
-	name string
-	work float64 // of a run: bytes, or operations
-	run  func()
-	best time.Duration
-}
-
-// compete runs the contenders in turn until the benchmark has had its time, and prints the best rate of
-// each in units of 1e9, and as a share of the first's. In turn and the best: so
-// what else the machine does meanwhile falls out of the comparison, as far as it can.
-func compete(b *testing.B, unit string, contenders []*contender) {
-	for b.Loop() {
-		for _, c := range contenders {
-			begin := time.Now()
-			c.run()
-			if d := time.Since(begin); c.best == 0 || d < c.best {
-				c.best = d
-			}
-		}
-	}
-	fmt.Printf("\n%s\n", b.Name())
-	first := 0.0
-	for i, c := range contenders {
-		rate := c.work / c.best.Seconds() / 1e9
-		if i == 0 {
-			first = rate
-		}
-		fmt.Printf("%-28s %7.1f %s  %4.0f%%\n", c.name, rate, unit, 100*rate/first) // a log would be cut short
-	}
-	b.ReportMetric(0, "ns/op") // of all together: nothing to look at
-}
-
 // with returns run with the kernels of a tier.
-func with(t tier, run func() error) func() {
+func with(t Tier, run func() error) func() {
 	return func() {
-		defer forceTier(t)()
+		defer ForceTier(t.String())()
 		if err := run(); err != nil {
 			panic(err)
 		}
@@ -90,7 +57,7 @@ func decode(e *Engine, mem []byte, d attn.DType, heads, kvHeads, dim, workers in
 func BenchmarkCeiling(b *testing.B) {
 	for _, size := range []int{256 << 20, 12 * 1024 * 64 * 4 * 2} { // from memory; in cache
 		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-			buf := noise(d, size/d.Size())
+			buf := Buffer{DType: d, Ptr: cputest.Noise(d, size/d.Size()), Len: size / d.Size()}
 			mem := unsafe.Slice((*byte)(buf.Ptr), size)
 			for _, workers := range []int{1, 2, 4, 8, 16, 32} {
 				if workers > max(2, runtime.NumCPU()) {
@@ -100,7 +67,7 @@ func BenchmarkCeiling(b *testing.B) {
 					defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(workers))
 					var e Engine
 					defer e.Close()
-					list := []*contender{{name: "sum", work: float64(size), run: with(bestTier(), func() error {
+					list := []*cputest.Contender{{Name: "sum", Work: float64(size), Run: with(BestTier(), func() error {
 						_, err := ReadSum(&e, mem)
 						return err
 					})}}
@@ -109,21 +76,21 @@ func BenchmarkCeiling(b *testing.B) {
 					} {
 						step := decode(&e, mem, d, c.heads, c.kvHeads, c.dim, workers)
 						chosen := decode(&e, mem, d, c.heads, c.kvHeads, c.dim, 0)
-						list = append(list, &contender{
-							name: fmt.Sprintf("%d/%d heads of %d, chosen", c.heads, c.kvHeads, c.dim),
-							work: float64(size), run: with(bestTier(), chosen),
+						list = append(list, &cputest.Contender{
+							Name: fmt.Sprintf("%d/%d heads of %d, chosen", c.heads, c.kvHeads, c.dim),
+							Work: float64(size), Run: with(BestTier(), chosen),
 						})
-						for t := range bestTier() + 1 {
-							if t == tierGo && c.heads > 12 || workers > 2 && t < bestTier() {
+						for t := range BestTier() + 1 {
+							if t == TierGo && c.heads > 12 || workers > 2 && t < BestTier() {
 								continue // slow, and known to be
 							}
-							list = append(list, &contender{
-								name: fmt.Sprintf("%d/%d heads of %d, %v", c.heads, c.kvHeads, c.dim, t),
-								work: float64(size), run: with(t, step),
+							list = append(list, &cputest.Contender{
+								Name: fmt.Sprintf("%d/%d heads of %d, %v", c.heads, c.kvHeads, c.dim, t),
+								Work: float64(size), Run: with(t, step),
 							})
 						}
 					}
-					compete(b, "GB/s", list)
+					cputest.Compete(b, "GB/s", list)
 				})
 			}
 		}
@@ -137,12 +104,12 @@ func BenchmarkCeiling(b *testing.B) {
 func BenchmarkWorkers(b *testing.B) {
 	for _, keys := range []int{32, 128, 256, 1024, 4096} {
 		size := 12 * keys * 64 * 4 * 2
-		buf := noise(attn.Float32, size/4)
+		buf := Buffer{DType: attn.Float32, Ptr: cputest.Noise(attn.Float32, size/4), Len: size / 4}
 		mem := unsafe.Slice((*byte)(buf.Ptr), size)
 		b.Run(fmt.Sprintf("12x%dx64", keys), func(b *testing.B) {
 			var e Engine
 			defer e.Close()
-			var list []*contender
+			var list []*cputest.Contender
 			for _, workers := range []int{0, 1, 2, 4, 6, 8, 12, 16, 24, 32} {
 				if workers > runtime.NumCPU() {
 					break
@@ -151,18 +118,18 @@ func BenchmarkWorkers(b *testing.B) {
 				name := fmt.Sprintf("%d workers", workers)
 				if workers == 0 {
 					n := 2 * 12 * float64(keys) * 64
-					name = fmt.Sprintf("chosen: %d threads", threadsFor(workOf(4*n, n)))
+					name = fmt.Sprintf("chosen: %d threads", ThreadsFor(WorkOf(4*n, n)))
 				}
-				list = append(list, &contender{name: name, work: float64(size), run: func() {
+				list = append(list, &cputest.Contender{Name: name, Work: float64(size), Run: func() {
 					for range 20 { // so that helpers are awake
 						if err := step(); err != nil {
 							panic(err)
 						}
 					}
 				}})
-				list[len(list)-1].work *= 20
+				list[len(list)-1].Work *= 20
 			}
-			compete(b, "GB/s", list)
+			cputest.Compete(b, "GB/s", list)
 		})
 	}
 }
@@ -180,18 +147,18 @@ func BenchmarkMatrix(b *testing.B) {
 				}
 			}
 			var blas1 gonum.Implementation
-			list := []*contender{
-				{name: "gonum, queries x keys", work: 2 * n * n * float64(dim), run: func() {
+			list := []*cputest.Contender{
+				{Name: "gonum, queries x keys", Work: 2 * n * n * float64(dim), Run: func() {
 					blas1.Sgemm(blas.NoTrans, blas.Trans, n, n, dim, 1, q, dim, k, dim, 0, s, n)
 				}},
-				{name: "gonum, weights x values", work: 2 * n * n * float64(dim), run: func() {
+				{Name: "gonum, weights x values", Work: 2 * n * n * float64(dim), Run: func() {
 					blas1.Sgemm(blas.NoTrans, blas.NoTrans, n, dim, n, 1, s, n, k, dim, 0, q, dim)
 				}},
 			}
 			var e Engine
 			defer e.Close()
 			for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-				kv := noise(d, heads*n*dim)
+				kv := Buffer{DType: d, Ptr: cputest.Noise(d, heads*n*dim), Len: heads * n * dim}
 				at := attn.PageStrides{Page: heads * n * dim, Head: n * dim, Row: dim}
 				g := attn.Problem{
 					Heads: heads, KVHeads: heads, Dim: dim, ValueDim: dim, KV: d,
@@ -206,15 +173,15 @@ func BenchmarkMatrix(b *testing.B) {
 				if err := p.Build(g, []attn.Sequence{{Queries: n, Keys: n, Pages: []int32{0}}}); err != nil {
 					b.Fatal(err)
 				}
-				for t := range bestTier() + 1 {
-					list = append(list, &contender{
-						name: fmt.Sprintf("%v, %v", d, t),
-						work: float64(heads) * n * (n + 1) / 2 * 4 * float64(dim),
-						run:  with(t, func() error { return Run(&e, p, o) }),
+				for t := range BestTier() + 1 {
+					list = append(list, &cputest.Contender{
+						Name: fmt.Sprintf("%v, %v", d, t),
+						Work: float64(heads) * n * (n + 1) / 2 * 4 * float64(dim),
+						Run:  with(t, func() error { return Run(&e, p, o) }),
 					})
 				}
 			}
-			compete(b, "Gop/s", list)
+			cputest.Compete(b, "Gop/s", list)
 		})
 	}
 }

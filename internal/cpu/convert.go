@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/lean"
 )
 
 // Convert writes the elements of src to dst in dst's type, rounded to the nearest, ties to even. Both have as many, of float32,
@@ -15,7 +16,7 @@ func Convert(dst, src Buffer) error {
 		*Buffer
 		name string
 	}{{&dst, "the destination"}, {&src, "the source"}} {
-		if err := b.check(op, b.name); err != nil {
+		if err := b.Check(op, b.name); err != nil {
 			return err
 		}
 		if b.DType == attn.Float64 {
@@ -26,19 +27,19 @@ func Convert(dst, src Buffer) error {
 		return attn.Errorf(op, attn.ErrShape, "%d elements of the destination, %d of the source", dst.Len, src.Len)
 	}
 	if dst.DType == attn.Float32 && src.DType != attn.Float32 { // widened in place
-		src.wide(0, unsafe.Slice((*float32)(dst.Ptr), dst.Len))
+		wide(&src, 0, unsafe.Slice((*float32)(dst.Ptr), dst.Len))
 		return nil
 	}
 	var block [1024]float32 // stays in the first cache
 	for at := 0; at < src.Len; at += len(block) {
-		store(&dst, at, src.wide(at, block[:min(len(block), src.Len-at)]))
+		store(&dst, at, wide(&src, at, block[:min(len(block), src.Len-at)]))
 	}
 	return nil
 }
 
 // wide is the elements from i on as float32, as many as block has: where they lie, or there.
-func (b *Buffer) wide(i int, block []float32) []float32 {
-	switch p := b.at(i); b.DType {
+func wide(b *Buffer, i int, block []float32) []float32 {
+	switch p := b.At(i); b.DType {
 	case attn.Float16:
 		half.DecodeFloat16(block, unsafe.Slice((*uint16)(p), len(block)))
 	case attn.BFloat16:
@@ -48,3 +49,46 @@ func (b *Buffer) wide(i int, block []float32) []float32 {
 	}
 	return block
 }
+
+// store rounds src into the elements of dst from i on.
+func store[F lean.Float](dst *Buffer, i int, src []F) {
+	p := dst.At(i)
+	if s, ok := any(src).([]float32); ok { // rounded once as they are
+		switch dst.DType {
+		case attn.Float32:
+			copy(unsafe.Slice((*float32)(p), len(s)), s)
+			return
+		case attn.Float16:
+			vectorTiers[InUse()].toFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
+			return
+		case attn.BFloat16:
+			vectorTiers[InUse()].toBFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
+			return
+		}
+	}
+	switch dst.DType {
+	case attn.Float32:
+		d := unsafe.Slice((*float32)(p), len(src))
+		for i, x := range src {
+			d[i] = float32(x)
+		}
+	case attn.Float64:
+		d := unsafe.Slice((*float64)(p), len(src))
+		for i, x := range src {
+			d[i] = float64(x)
+		}
+	case attn.Float16:
+		d := unsafe.Slice((*half.Float16)(p), len(src))
+		for i, x := range src {
+			d[i] = half.FromFloat64(float64(x))
+		}
+	case attn.BFloat16:
+		d := unsafe.Slice((*half.BFloat16)(p), len(src))
+		for i, x := range src {
+			d[i] = half.BFromFloat64(float64(x))
+		}
+	}
+}
+
+// roundNanos is about what an element of a float32 that store rounds takes a thread.
+func roundNanos() float64 { return vectorTiers[InUse()].roundNanos }

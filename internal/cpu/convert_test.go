@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -25,10 +26,10 @@ func TestConvert(t *testing.T) {
 		return v
 	}
 	for _, n := range []int{0, 1, 7, 1023, 1024, 1025, 5000} {
-		for _, from := range weightTypes {
-			for _, to := range weightTypes {
+		for _, from := range cputest.WeightTypes {
+			for _, to := range cputest.WeightTypes {
 				buffer := func(d attn.DType) Buffer {
-					mem, free := guarded(t, n*d.Size())
+					mem, free := cputest.Guarded(t, n*d.Size())
 					t.Cleanup(free)
 					return Buffer{DType: d, Ptr: mem, Len: n}
 				}
@@ -36,14 +37,14 @@ func TestConvert(t *testing.T) {
 				given := make([]float32, n)
 				for i := range given {
 					given[i] = one(from, float32(rng.NormFloat64()*math.Exp2(float64(rng.IntN(60)-30))))
-					store(&src, i, given[i:i+1])
+					cputest.Store(src.Ptr, src.DType, i, given[i:i+1])
 				}
 				if err := Convert(dst, src); err != nil {
 					t.Fatal(err)
 				}
 				for i, v := range given {
-					if got := dst.wide(i, []float32{0})[0]; math.Float32bits(got) != math.Float32bits(one(to, v)) {
-						t.Fatalf("%v, %v to %v, %d elements: element %d is %v, of %v", inUse, from, to, n, i, got, v)
+					if got := wide(&dst, i, []float32{0})[0]; math.Float32bits(got) != math.Float32bits(one(to, v)) {
+						t.Fatalf("%v, %v to %v, %d elements: element %d is %v, of %v", InUse(), from, to, n, i, got, v)
 					}
 				}
 			}

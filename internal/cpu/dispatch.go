@@ -23,7 +23,7 @@ var (
 )
 
 // allTiers returns the same kernels for every tier.
-func allTiers(kernels [attn.DTypes]kernel) (t [tiers][attn.DTypes]kernel) {
+func allTiers(kernels [attn.DTypes]kernel) (t [Tiers][attn.DTypes]kernel) {
 	for i := range t {
 		t[i] = kernels
 	}
@@ -31,9 +31,9 @@ func allTiers(kernels [attn.DTypes]kernel) (t [tiers][attn.DTypes]kernel) {
 }
 
 // kernelFor returns the kernel in use for queries of type F on keys and values of type d.
-func kernelFor[F real](d attn.DType) kernel {
+func kernelFor[F Real](d attn.DType) kernel {
 	if unsafe.Sizeof(F(0)) == 4 {
-		return kernels32[inUse][d]
+		return kernels32[InUse()][d]
 	}
-	return kernels64[inUse][d]
+	return kernels64[InUse()][d]
 }

@@ -26,7 +26,7 @@ func (d *drop) row(r int) dropout.Row {
 
 // dropWeights makes 0 of the weights that a tile drops, stride a row: of each row those of the keys that it sees. What
 // others are divided by is left to the end.
-func dropWeights[F real](t *tile, weights []F, stride int) {
+func dropWeights[F Real](t *tile, weights []F, stride int) {
 	if !t.drops() {
 		return
 	}
@@ -40,14 +40,14 @@ func dropWeights[F real](t *tile, weights []F, stride int) {
 }
 
 // dropRow makes 0 of what a rule drops of a row's weights from the given key on.
-func dropRow[F real](weights []F, rule dropout.Rule, row dropout.Row, key int) {
+func dropRow[F Real](weights []F, rule dropout.Rule, row dropout.Row, key int) {
 	for at := -(key % 4); at < len(weights); at += dropout.BlockKeys {
 		zeroMarked(weights, at, droppedOf(rule, row, key+at))
 	}
 }
 
 // zeroMarked makes 0 of x[at+i] for each bit i of marks, as far as there is such an element.
-func zeroMarked[F real](x []F, at int, marks uint64) {
+func zeroMarked[F Real](x []F, at int, marks uint64) {
 	if at < 0 {
 		marks, at = marks>>-at, 0
 	}
@@ -61,7 +61,7 @@ func zeroMarked[F real](x []F, at int, marks uint64) {
 
 // droppedOf returns what a rule drops of dropout.BlockKeys keys of a row, from a multiple of 4 on.
 func droppedOf(r dropout.Rule, row dropout.Row, key int) uint64 {
-	return dropTiers[inUse](uint32(key/4), row.Query, row.Head, row.Sequence, uint32(r.Seed), uint32(r.Seed>>32), r.Below)
+	return dropTiers[InUse()](uint32(key/4), row.Query, row.Head, row.Sequence, uint32(r.Seed), uint32(r.Seed>>32), r.Below)
 }
 
 // droppedFrom is droppedOf for any key.

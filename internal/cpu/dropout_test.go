@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -39,7 +40,7 @@ func TestDropped(t *testing.T) {
 
 func TestRunDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cases(t, 20, 100)
+	n := cputest.Cases(t, 20, 100)
 	if reftest.RaceEnabled {
 		n = 30
 	}
@@ -108,10 +109,10 @@ func TestRunDropoutMasks(t *testing.T) {
 	t.Run("float64", testDropoutMasks[float64])
 }
 
-func testDropoutMasks[F real](t *testing.T) {
+func testDropoutMasks[F Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	const most = 150
-	for i := range cases(t, 12, 24) {
+	for i := range cputest.Cases(t, 12, 24) {
 		s := reftest.Shape{
 			Heads: 4, KVHeads: []int{1, 2, 4}[i%3], Dim: 8, ValueDim: most, Mask: attn.Mask{Causal: i%2 == 0},
 			Queries: []int{1 + rng.IntN(90), 1 + rng.IntN(3)}, Keys: []int{1 + rng.IntN(most), 100},
@@ -147,52 +148,6 @@ func testDropoutMasks[F real](t *testing.T) {
 	}
 }
 
-func TestBackwardGradDropout(t *testing.T) {
-	rng := reftest.Rand(t)
-	n := cases(t, 12, 80)
-	if reftest.RaceEnabled {
-		n = 20
-	}
-	for i := range n {
-		s := reftest.RandomDropout(rng, reftest.RandomShape(rng))
-		if i%2 == 0 {
-			s = reftest.RandomScoreMods(rng, s)
-		}
-		if i%5 == 0 {
-			s.Queries, s.Keys = []int{1 + rng.IntN(300)}, []int{rng.IntN(600)}
-		}
-		verifyBackwardSomehow(t, rng, s, i%4 < 2)
-	}
-}
-
-// Without a seed the bits of gradients are those without dropout, and with one they are the same for any number of workers.
-func TestBackwardDropoutBits(t *testing.T) {
-	rng := reftest.Rand(t)
-	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 24, ValueDim: 16, Queries: []int{90, 90}, Keys: []int{150, 77}, Mask: attn.Mask{Causal: true, Window: 70}}
-	b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
-	run := func(p float64, seed int64, workers int) []float32 {
-		b.shape.Dropout, b.ops.Seed, b.shape.Workers = p, seed, workers
-		b.poison()
-		if err := Backward(Default(), &b.shape, &b.ops); err != nil {
-			t.Fatal(err)
-		}
-		return slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV)
-	}
-	plain := run(0, 0, 1)
-	if !slices.Equal(run(0.3, 0, 1), plain) || !slices.Equal(run(0, 9, 1), plain) {
-		t.Error("without a seed there are other bits")
-	}
-	dropped := run(0.3, 9, 1)
-	if slices.Equal(dropped, plain) || slices.Equal(run(0.3, 10, 1), dropped) {
-		t.Error("a seed changes nothing")
-	}
-	for _, workers := range []int{2, 3, 7} {
-		if !slices.Equal(run(0.3, 9, workers), dropped) {
-			t.Errorf("%d workers give other bits", workers)
-		}
-	}
-}
-
 func TestDropoutErrors(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 4, Queries: []int{1}, Keys: []int{5}}
@@ -202,11 +157,6 @@ func TestDropoutErrors(t *testing.T) {
 		want := fmt.Sprintf("a dropout of %v", p)
 		if err := c.run(Default(), lean.Policy{}, 1, 0); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", p, err)
-		}
-		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
-		b.shape.Dropout, b.ops.Seed = p, 1
-		if err := Backward(Default(), &b.shape, &b.ops); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: gradients: %v", p, err)
 		}
 	}
 }

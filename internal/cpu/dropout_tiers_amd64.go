@@ -3,4 +3,4 @@
 package cpu
 
 // The wider vectors of AVX-512 would make little of it: random numbers take less time than the products of their row.
-var dropTiers = [tiers]func(quad, query, head, sequence, seed, seedHigh, below uint32) uint64{droppedGo, droppedAVX2, droppedAVX2, droppedAVX2}
+var dropTiers = [Tiers]func(quad, query, head, sequence, seed, seedHigh, below uint32) uint64{droppedGo, droppedAVX2, droppedAVX2, droppedAVX2}

@@ -2,7 +2,7 @@
 
 package cpu
 
-var dropTiers = func() (all [tiers]func(quad, query, head, sequence, seed, seedHigh, below uint32) uint64) {
+var dropTiers = func() (all [Tiers]func(quad, query, head, sequence, seed, seedHigh, below uint32) uint64) {
 	for i := range all {
 		all[i] = droppedGo
 	}

@@ -1,26 +1,16 @@
 package cpu
 
 import (
-	"math"
+	"reflect"
 	"sync"
-	"unsafe"
-
-	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Engine runs plans. It owns a pool of helper threads and the workspaces that runs leave their partial
-// states in. The zero Engine is ready for use; it may be used from any number of goroutines at once.
+// An Engine computes on the CPU. It owns a pool of helper threads, and what packages keep for their next call. The zero Engine is
+// ready for use. Any number of goroutines may use it at once.
 type Engine struct {
-	pool       pool
-	f32        freelist[float32]
-	f64        freelist[float64]
-	linear     spare[linearRun]
-	successors prefetchTable
-	sums       spare[sumRun]
-
-	prefixes32 spare[prefixRun[float32]]
-	prefixes64 spare[prefixRun[float64]]
+	pool pool
+	own  sync.Map // by type: see Own
+	sums Spare[sumRun]
 }
 
 var defaultEngine Engine
@@ -33,149 +23,44 @@ func Default() *Engine { return &defaultEngine }
 // engine can still be used: runs stay on their callers' threads. Closing again does nothing.
 func (e *Engine) Close() {
 	e.pool.close()
-	e.f32.drop()
-	e.f64.drop()
-	e.linear.drop()
-	e.sums.drop()
-	e.prefixes32.drop()
-	e.prefixes64.drop()
+	e.own.Clear()
+	e.sums.Drop()
 }
 
-// Operands are the buffers of one layer, placed as the plan's Problem says. Q, Out and LSE hold
-// queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Bias is what the Problem's
-// says, nil without one; Sinks has those of the query heads, if the Problem has Sinks. Out and LSE overlap none of the others.
-type Operands[F lean.Float] struct {
-	Q, Out, LSE []F
-	K, V        Buffer
-	Bias        []F
-	Seed        int64 // of the Problem's Dropout; 0: nothing is dropped
-	Sinks       []F
+// Own returns e's T, which a package keeps there from one call to the next. It is the zero T at first, and after Close. A package has a
+// type of its own for that, with locks of its own.
+func Own[T any](e *Engine) *T {
+	key := reflect.TypeFor[T]()
+	v, ok := e.own.Load(key)
+	if !ok {
+		v, _ = e.own.LoadOrStore(key, new(T))
+	}
+	return v.(*T)
 }
 
-// Sink returns the attention sink of a query head, -Inf where there is none: the log-sum-exp of a row that sees no key.
-func (o *Operands[F]) Sink(head int) F {
-	if o.Sinks == nil {
-		return F(math.Inf(-1))
+// Run is RunOn with as many threads as there may be.
+func (e *Engine) Run(t Task, n int) error { return e.pool.runOn(t, n, n) }
+
+// RunOn calls t.Work(w, thread) once for each w in [0, n) and returns when all are done. min(n, threads, GOMAXPROCS)
+// threads share the workers, the caller's among them, or fewer when other calls have the helpers.
+// If a worker panics, workers that have not begun are left out and the panic is returned as an error,
+// which wraps ErrPanic; the pool goes on. After Close the caller's thread runs all workers. Once
+// helpers run, RunOn does not allocate.
+func (e *Engine) RunOn(t Task, n, threads int) error { return e.pool.runOn(t, n, threads) }
+
+// Must is RunOn of a task that never fails: a panic of a worker comes out here.
+func (e *Engine) Must(t Task, n, threads int) {
+	if err := e.pool.runOn(t, n, threads); err != nil {
+		panic(err.(*failure).value)
 	}
-	return o.Sinks[head]
 }
 
-// Run carries out p on o: it writes every output row of every sequence of the plan, and nothing else.
-// Nothing is read of keys and values but live rows. Everything is checked before anything is written;
-// the error wraps ErrShape, ErrDType, ErrPage, ErrTier, or ErrPanic, with which the outputs are undefined. It
-// does not allocate once e has run plans of this size.
-func Run[F lean.Float](e *Engine, p *Plan, o *Operands[F]) error {
-	// F may be a named type: what runs is the kernel of its size.
-	if unsafe.Sizeof(F(0)) == 4 {
-		return run(&e.pool, &e.f32, &e.prefixes32, p, (*Operands[float32])(unsafe.Pointer(o)))
+// Helpers returns how many helpers there are, and how many jobs those without work have had. It is for tests.
+func (e *Engine) Helpers() (all int, jobs uint32) {
+	e.pool.mu.Lock()
+	defer e.pool.mu.Unlock()
+	for _, h := range e.pool.idle {
+		jobs += h.turn
 	}
-	return run(&e.pool, &e.f64, &e.prefixes64, p, (*Operands[float64])(unsafe.Pointer(o)))
-}
-
-// real is what kernels compute in.
-type real interface{ float32 | float64 }
-
-func run[F real](pool *pool, free *freelist[F], prefixes *spare[prefixRun[F]], p *Plan, o *Operands[F]) error {
-	if errInUse != nil {
-		return errInUse
-	}
-	if err := check(p, o); err != nil {
-		return err
-	}
-	if p.shares {
-		return runPrefixes(pool, free, prefixes, p, o)
-	}
-	return runOwn(pool, free, p, o)
-}
-
-// runOwn is run of a plan whose sequences are each by themselves, on operands that are checked.
-func runOwn[F real](pool *pool, free *freelist[F], p *Plan, o *Operands[F]) error {
-	writeMasked(p, o)
-	n := p.sched.Workers()
-	if n == 0 {
-		return nil
-	}
-	ws := free.get()
-	ws.prepare(p, o)
-	if err := pool.runOn(ws, n, p.threads); err != nil {
-		return err // the workspace's counters may be off: it is not used again
-	}
-	ws.plan, ws.ops = nil, nil
-	free.put(ws)
-	return nil
-}
-
-// check reports whether o is large enough for p.
-func check[F real](p *Plan, o *Operands[F]) error {
-	const op = "run"
-	g := &p.g
-	if p.rows == 0 {
-		return nil
-	}
-	if n := g.Query.Extent(p.rows, g.Heads, g.Dim); len(o.Q) < n {
-		return attn.Errorf(op, attn.ErrShape, "queries have %d elements, the plan needs %d", len(o.Q), n)
-	}
-	if n := g.Out.Extent(p.rows, g.Heads, g.ValueDim); len(o.Out) < n {
-		return attn.Errorf(op, attn.ErrShape, "the output has %d elements, the plan needs %d", len(o.Out), n)
-	}
-	if n := g.LSE.Extent(p.rows, g.Heads, 1); o.LSE != nil && len(o.LSE) < n {
-		return attn.Errorf(op, attn.ErrShape, "the log-sum-exp has %d elements, the plan needs %d", len(o.LSE), n)
-	}
-	if n := g.Bias.Size(); len(o.Bias) != n {
-		return attn.Errorf(op, attn.ErrShape, "the bias has %d elements, the plan needs %d", len(o.Bias), n)
-	}
-	if n := len(o.Sinks); g.Sinks && n != g.Heads || !g.Sinks && o.Sinks != nil {
-		return attn.Errorf(op, attn.ErrShape, "%d sinks for %d query heads, the plan has sinks: %t", n, g.Heads, g.Sinks)
-	}
-	if p.lastPage < 0 {
-		return nil
-	}
-	if err := o.K.check(op, "the key buffer"); err != nil {
-		return err
-	}
-	if err := o.V.check(op, "the value buffer"); err != nil {
-		return err
-	}
-	if o.K.DType != o.V.DType {
-		return attn.Errorf(op, attn.ErrDType, "keys are %v, values %v", o.K.DType, o.V.DType)
-	}
-	if o.K.DType != g.KV {
-		return attn.Errorf(op, attn.ErrDType, "keys are %v, the plan is for %v", o.K.DType, g.KV)
-	}
-	if n := g.Key.Extent(p.lastPage+1, g.KVHeads, p.slots, g.Dim); o.K.Len < n {
-		return attn.Errorf(op, attn.ErrPage, "page %d of the keys ends at element %d of %d", p.lastPage, n, o.K.Len)
-	}
-	if n := g.Value.Extent(p.lastPage+1, g.KVHeads, p.slots, g.ValueDim); o.V.Len < n {
-		return attn.Errorf(op, attn.ErrPage, "page %d of the values ends at element %d of %d", p.lastPage, n, o.V.Len)
-	}
-	return nil
-}
-
-// freelist keeps what is not in use for the next caller.
-type freelist[F real] struct {
-	mu   sync.Mutex
-	list []*workspace[F]
-}
-
-func (f *freelist[F]) get() *workspace[F] {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if n := len(f.list) - 1; n >= 0 {
-		ws := f.list[n]
-		f.list = f.list[:n]
-		return ws
-	}
-	return new(workspace[F])
-}
-
-func (f *freelist[F]) put(ws *workspace[F]) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.list = append(f.list, ws)
-}
-
-func (f *freelist[F]) drop() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.list = nil
+	return e.pool.helpers, jobs
 }

@@ -12,25 +12,26 @@ import (
 	"go.uber.org/goleak"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 func TestMain(m *testing.M) {
 	reftest.PoisonOutputs()
-	goleak.VerifyTestMain(everyTier{m})
+	goleak.VerifyTestMain(cputest.EveryTier(m, BestTier(), ForceTier))
 }
 
 // attention of F against the reference, on one schedule.
-func verify[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout, policy lean.Policy, workers, tileTokens int) error {
-	c := reftest.New(rng, s, in, accOf[F](), formatOf[F](l.dtype))
+func verify[F Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout, policy lean.Policy, workers, tileTokens int) error {
+	c := reftest.New(rng, s, in, cputest.AccOf[F](), cputest.FormatOf[F](l.dtype))
 	p := place[F](rng, c, l)
 	if err := p.run(Default(), policy, workers, tileTokens); err != nil {
 		return err
 	}
-	if err := p.check(c.Reference(reftest.Precision{Acc: accOf[F]()})); err != nil {
+	if err := p.check(c.Reference(reftest.Precision{Acc: cputest.AccOf[F]()})); err != nil {
 		return fmt.Errorf("%v, %v, queries %v, %v, %v %d, %d workers, LeanTiles of %d: %w",
-			s, in, accOf[F](), l, policy.Kind, policy.Splits, workers, tileTokens, err)
+			s, in, cputest.AccOf[F](), l, policy.Kind, policy.Splits, workers, tileTokens, err)
 	}
 	return nil
 }
@@ -41,7 +42,7 @@ func randomPolicy(rng *rand.Rand) lean.Policy {
 
 func TestRunRandom(t *testing.T) {
 	rng := reftest.Rand(t)
-	for range cases(t, 60, 120) {
+	for range cputest.Cases(t, 60, 120) {
 		verifySomehow(t, rng, reftest.RandomShape(rng), 0, 1, 5, 16, 64, 100)
 	}
 }
@@ -64,7 +65,7 @@ func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) 
 // query needs.
 func TestRunScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cases(t, 50, 100)
+	n := cputest.Cases(t, 50, 100)
 	if reftest.RaceEnabled {
 		n = 50
 	}
@@ -297,7 +298,7 @@ func testRunSchedules(t *testing.T, change func(reftest.Shape) reftest.Shape) {
 			for _, tile := range []int{1, 16, 50} {
 				var first []uint64
 				for _, procs := range []int{4, 1, 2} {
-					setProcs(t, procs)
+					cputest.SetProcs(t, procs)
 					if err := p.run(Default(), policy, workers, tile); err != nil {
 						t.Fatal(err)
 					}
@@ -335,7 +336,7 @@ func TestRunLongScoreMods(t *testing.T) {
 	t.Run("float64", testRunLongScoreMods[float64])
 }
 
-func testRunLongScoreMods[F real](t *testing.T) {
+func testRunLongScoreMods[F Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	for i, page := range []int{100_000, 4096, 1030, 128, 16, 5, 1} {
 		rows, dim := 1+rng.IntN(9), 8*(1+rng.IntN(2))
@@ -474,7 +475,7 @@ func TestRunNamedFloat(t *testing.T) {
 // One plan and one engine serve any number of callers at once.
 func TestRunConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
-	setProcs(t, 4)
+	cputest.SetProcs(t, 4)
 	s := reftest.Shape{
 		Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Mask: attn.Mask{Causal: true},
 		Queries: []int{1, 5}, Keys: []int{300, 60},
@@ -516,7 +517,7 @@ func TestRunConcurrently(t *testing.T) {
 func TestRunAfterClose(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	rng := reftest.Rand(t)
-	setProcs(t, 3)
+	cputest.SetProcs(t, 3)
 	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{1}, Keys: []int{200}}
 	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
 	p := place[float32](rng, c, layout{dtype: attn.Float32, page: 64})
@@ -536,7 +537,7 @@ func TestRunAfterClose(t *testing.T) {
 // A kernel that panics makes an error, and neither the pool nor a workspace keeps a trace of it.
 func TestRunSurvivesPanic(t *testing.T) {
 	rng := reftest.Rand(t)
-	setProcs(t, 3)
+	cputest.SetProcs(t, 3)
 	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{1}, Keys: []int{300}}
 	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
 	p := place[float32](rng, c, layout{dtype: attn.Float32, page: 64})
@@ -544,11 +545,11 @@ func TestRunSurvivesPanic(t *testing.T) {
 	var e Engine
 	defer e.Close()
 
-	good := kernels32[inUse][attn.Float32]
-	defer func() { kernels32[inUse][attn.Float32] = good }()
+	good := kernels32[InUse()][attn.Float32]
+	defer func() { kernels32[InUse()][attn.Float32] = good }()
 	for i := range 10 {
 		var calls counter
-		kernels32[inUse][attn.Float32] = func(tl *tile) {
+		kernels32[InUse()][attn.Float32] = func(tl *tile) {
 			if calls.Add(1) == int32(i+1) {
 				panic("kernel")
 			}
@@ -557,7 +558,7 @@ func TestRunSurvivesPanic(t *testing.T) {
 		if err := p.run(&e, lean.Policy{}, 3, 16); err == nil {
 			t.Fatal("no error")
 		}
-		kernels32[inUse][attn.Float32] = good
+		kernels32[InUse()][attn.Float32] = good
 		if err := p.run(&e, lean.Policy{}, 3, 16); err != nil {
 			t.Fatal(err)
 		}
@@ -568,7 +569,7 @@ func TestRunSurvivesPanic(t *testing.T) {
 }
 
 func TestBuildAndRunDoNotAllocate(t *testing.T) {
-	setProcs(t, 3)
+	cputest.SetProcs(t, 3)
 	changed := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{3, 1}, Keys: []int{300, 80}, SoftCap: 2, Slopes: []float64{1, 2, 3, 4}}
 	for _, s := range []reftest.Shape{
 		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{1, 1}, Keys: []int{300, 80}},
@@ -583,15 +584,15 @@ func TestBuildAndRunDoNotAllocate(t *testing.T) {
 	}
 }
 
-func testAllocations[F real](t *testing.T, rng *rand.Rand, s reftest.Shape, d attn.DType) {
-	c := reftest.New(rng, s, reftest.Normal, accOf[F](), formatOf[F](d))
+func testAllocations[F Real](t *testing.T, rng *rand.Rand, s reftest.Shape, d attn.DType) {
+	c := reftest.New(rng, s, reftest.Normal, cputest.AccOf[F](), cputest.FormatOf[F](d))
 	p := place[F](rng, c, layout{dtype: d, page: 16})
 	g := p.g
 	g.TileTokens, g.Workers = 32, 5
 	var e Engine
 	defer e.Close()
 	var plan Plan
-	if n := allocations(20, func() {
+	if n := cputest.Allocations(20, func() {
 		if err := plan.Build(g, p.seqs); err != nil {
 			t.Error(err)
 		}
@@ -599,7 +600,7 @@ func testAllocations[F real](t *testing.T, rng *rand.Rand, s reftest.Shape, d at
 			t.Error(err)
 		}
 	}); n != 0 {
-		t.Errorf("%v, queries of %v, %v: %v allocations in 20 steps", s, accOf[F](), d, n)
+		t.Errorf("%v, queries of %v, %v: %v allocations in 20 steps", s, cputest.AccOf[F](), d, n)
 	}
 }
 
@@ -622,7 +623,7 @@ func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
 		if err := Run(&e, &plan, &Operands[float32]{Q: make([]float32, 4), Out: make([]float32, 4), K: kv, V: kv}); err != nil {
 			t.Fatal(err)
 		}
-		ws := e.f32.get()
+		ws := Own[spares[float32]](&e).runs.Get()
 		return len(ws.values) + len(ws.threads)*len(ws.threads[0].values)
 	}
 	if a, b := size(1000), size(300_000); a != b {

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -127,7 +128,7 @@ func TestRunErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g, seqs, o := good()
 			for i := range o.Out {
-				o.Out[i] = float32(untouched)
+				o.Out[i] = float32(cputest.Untouched)
 			}
 			c.change(&g, &o)
 			var p Plan
@@ -139,7 +140,7 @@ func TestRunErrors(t *testing.T) {
 				t.Fatalf("error %v, want %v", err, c.want)
 			}
 			for i, x := range o.Out {
-				if isUntouched(x) != (err != nil) {
+				if cputest.IsUntouched(x) != (err != nil) {
 					t.Fatalf("error %v, and out[%d] is %v", err, i, x)
 				}
 			}

@@ -133,7 +133,7 @@ func (ws *workspace[F]) prepareApart(p *Plan) {
 	it := p.sched.Work(0)
 	for i := range workers {
 		tiles, rows := foreign(&it, i)
-		need += tiles * (padded(rows*dim) + 2*padded(rows))
+		need += tiles * (Padded(rows*dim) + 2*Padded(rows))
 	}
 	if len(ws.apartValues) < need {
 		ws.apartValues = dense.Make[F](need)
@@ -144,14 +144,14 @@ func (ws *workspace[F]) prepareApart(p *Plan) {
 		ws.apartOf = append(ws.apartOf, len(ws.apart))
 		tiles, rows := foreign(&it, i)
 		for range tiles {
-			ws.apart = append(ws.apart, partial[F]{cut(&v, padded(rows*dim)), cut(&v, padded(rows)), cut(&v, padded(rows))})
+			ws.apart = append(ws.apart, partial[F]{Cut(&v, Padded(rows*dim)), Cut(&v, Padded(rows)), Cut(&v, Padded(rows))})
 		}
 	}
 	ws.apartOf = append(ws.apartOf, len(ws.apart))
 }
 
 // alone attends with the rows of a block, each as if it were alone.
-type alone[F real] struct {
+type alone[F Real] struct {
 	ws   *workspace[F]
 	w    *worker[F]
 	b    block
@@ -171,7 +171,7 @@ func (ws *workspace[F]) alone(w *worker[F], b block) alone[F] {
 		ws: ws, w: w, b: b, mod: ws.scoreMod(w, b), l: b.seq.leanTiles(g, b.from, b.to),
 		rows: addresses{
 			plan: p, seq: b.seq,
-			k: ws.ops.K.at(b.head * g.Key.Head), v: ws.ops.V.at(b.head * g.Value.Head),
+			k: ws.ops.K.At(b.head * g.Key.Head), v: ws.ops.V.At(b.head * g.Value.Head),
 			size: ws.ops.K.DType.Size(), runs: &w.runs,
 		},
 	}

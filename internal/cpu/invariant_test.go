@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -103,7 +104,7 @@ func keyBias(rng *rand.Rand, s reftest.Shape) reftest.Bias {
 func TestInvariant(t *testing.T) {
 	rng := reftest.Rand(t)
 	differ := 0 // without it
-	for range reftest.AtLeast(cases(t, 12, 60), func() bool { return differ > 3 }) {
+	for range reftest.AtLeast(cputest.Cases(t, 12, 60), func() bool { return differ > 3 }) {
 		s, l := invariantShape(rng), randomLayout(rng)
 		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
 		test := testInvariant[float32]
@@ -136,8 +137,8 @@ func randomChunks(rng *rand.Rand, s reftest.Shape) (steps [][]chunk) {
 	return steps
 }
 
-func testInvariant[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout) (same bool, err error) {
-	c := reftest.New(rng, s, in, accOf[F](), formatOf[F](l.dtype))
+func testInvariant[F Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout) (same bool, err error) {
+	c := reftest.New(rng, s, in, cputest.AccOf[F](), cputest.FormatOf[F](l.dtype))
 	tile := []int{0, 16, 100, 2048, 4096}[rng.IntN(5)]
 	problems := []*problem[F]{place[F](rng, c, l)}
 	other := randomLayout(rng)
@@ -158,7 +159,7 @@ func testInvariant[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l
 		if err := p.runChunks(step(p, invariant), all); err != nil {
 			return false, err
 		}
-		if err := p.check(c.Reference(reftest.Precision{Acc: accOf[F]()})); err != nil {
+		if err := p.check(c.Reference(reftest.Precision{Acc: cputest.AccOf[F]()})); err != nil {
 			return false, fmt.Errorf("invariant %v: %w", invariant, err)
 		}
 		for i, n := range s.Queries {
@@ -201,7 +202,7 @@ func TestInvariantTrees(t *testing.T) {
 			s.Bias = keyBias(rng, s)
 		}
 		l := randomLayout(rng)
-		c := reftest.New(rng, s, reftest.Normal, reftest.Float32, formatOf[float32](l.dtype))
+		c := reftest.New(rng, s, reftest.Normal, reftest.Float32, cputest.FormatOf[float32](l.dtype))
 		p := place[float32](rng, c, l)
 		g := p.g
 		g.Invariant, g.Workers, g.TileTokens = true, 1+rng.IntN(4), []int{0, 64}[rng.IntN(2)]

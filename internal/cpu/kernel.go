@@ -21,7 +21,7 @@ func attendF64F16(t *tile)  { attend(t, widenF64F16) }
 func attendF64BF16(t *tile) { attend(t, widenF64BF16) }
 
 // widen stores the len(dst) elements at src in dst.
-type widen[F real] func(dst []F, src unsafe.Pointer)
+type widen[F Real] func(dst []F, src unsafe.Pointer)
 
 func widenF32F64(dst []float32, src unsafe.Pointer) {
 	for i, x := range unsafe.Slice((*float64)(src), len(dst)) {
@@ -58,7 +58,7 @@ func widenF64BF16(dst []float64, src unsafe.Pointer) {
 // attend is the kernel; its type says what it does. First come the scores of all rows, four keys at a
 // time, then the weights row by row, then the weighted sums of values, again four at a time: every key
 // and value is loaded, and widened, once. With widen nil they are of type F already.
-func attend[F real](t *tile, w widen[F]) {
+func attend[F Real](t *tile, w widen[F]) {
 	stride := (t.Count + 3) / 4 * 4 // less than there is, but neighbours stay close
 	a := attention[F]{
 		tile: t, widen: w,
@@ -83,7 +83,7 @@ func attend[F real](t *tile, w widen[F]) {
 }
 
 // attention is a tile as slices.
-type attention[F real] struct {
+type attention[F Real] struct {
 	*tile
 	widen      widen[F]
 	q, o, m, l []F

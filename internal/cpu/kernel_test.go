@@ -7,74 +7,13 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// ulps returns how many units in the last place of want's float32 got is off.
-func ulps(got float32, want float64) float64 {
-	_, e := math.Frexp(want)
-	return math.Abs(float64(got)-want) / math.Ldexp(1, max(e, -125)-24)
-}
-
-func TestExp4(t *testing.T) {
-	rng := reftest.Rand(t)
-	check := func(x float32) {
-		got, want := exp4(x), math.Exp2(2*float64(x))
-		if x < -63 {
-			if got != 0 || math.Signbit(float64(got)) {
-				t.Fatalf("4^%v: got %v, want 0", x, got)
-			}
-			return
-		}
-		if d := ulps(got, want); !(d <= 2) {
-			t.Fatalf("4^%v: got %v, want %v: %v ulp", x, got, want, d)
-		}
-	}
-	for n := 0; n <= 128; n++ { // halves and quarters, where the polynomial's pieces meet
-		for _, x := range []float64{float64(-n) / 2, float64(-n)/2 - 0.25} {
-			x := float32(x)
-			check(x)
-			check(math.Nextafter32(x, -200))
-			if x < 0 {
-				check(math.Nextafter32(x, 0))
-			}
-		}
-	}
-	for range 1_000_000 {
-		check(-float32(rng.Float64() * 65))
-		check(-math.Float32frombits(rng.Uint32N(math.Float32bits(65))))
-	}
-	for x, want := range map[float32]float32{0: 1, float32(math.Copysign(0, -1)): 1, -0.5: 0.5, -1: 0.25, -63: 0x1p-126,
-		float32(math.Inf(-1)): 0, -math.MaxFloat32: 0} {
-		if got := exp4(x); got != want {
-			t.Errorf("4^%v: got %v, want %v", x, got, want)
-		}
-	}
-	for _, bits := range []uint32{0x7fc00000, 0xffc00000, 0x7f800001, 0x7fc00001, 0x7fffffff, 0xffffffff, 0x7fc001ff} {
-		if got := exp4(math.Float32frombits(bits)); got == got {
-			t.Errorf("4^NaN (%#x): got %v", bits, got)
-		}
-	}
-}
-
-func TestMaximum(t *testing.T) {
-	nan, inf := math.NaN(), math.Inf(1)
-	for _, c := range []struct {
-		s    []float64
-		want float64
-	}{
-		{nil, -inf}, {[]float64{-inf, -inf}, -inf}, {[]float64{-3, -1, -2}, -1}, {[]float64{1, 2, 3, 4, 5, 6, 7}, 7},
-		{[]float64{9, 2, 3, 4, 5, 6, 7}, 9}, {[]float64{1, nan, 3}, nan}, {[]float64{nan, 1}, nan}, {[]float64{1, inf}, inf},
-	} {
-		if got := maximum(c.s); got != c.want && !(got != got && c.want != c.want) {
-			t.Errorf("maximum(%v) = %v", c.s, got)
-		}
-	}
-}
-
 // call is one kernel call, with everything in memory of its own and NaN around it.
-type call[F real] struct {
+type call[F Real] struct {
 	t       tile
 	q, o    []F
 	m, l    []F
@@ -85,7 +24,7 @@ type call[F real] struct {
 }
 
 // guard is memory that a kernel must leave alone.
-type guard[F real] struct {
+type guard[F Real] struct {
 	name string
 	mem  []F
 }
@@ -94,14 +33,14 @@ const guardLen = 16
 
 // guarded returns n values with guards of NaN on both sides.
 func (c *call[F]) guarded(name string, n int) []F {
-	mem := filled[F](n + 2*guardLen)
+	mem := cputest.Filled[F](n + 2*guardLen)
 	c.guards = append(c.guards, guard[F]{name, mem[:guardLen]}, guard[F]{name, mem[guardLen+n:]})
 	return mem[guardLen : guardLen+n : guardLen+n]
 }
 
 // newCall draws a call for the given sizes. Keys lie in four streams, or in order if rows see
 // different numbers of them; between rows there is NaN.
-func newCall[F real](rng *rand.Rand, d attn.DType, rows, count, dim, valueDim int, masked bool) *call[F] {
+func newCall[F Real](rng *rand.Rand, d attn.DType, rows, count, dim, valueDim int, masked bool) *call[F] {
 	c := new(call[F])
 	c.q = c.guarded("q", rows*dim)
 	c.o, c.m, c.l = c.guarded("o", rows*valueDim), c.guarded("m", rows), c.guarded("l", rows)
@@ -147,7 +86,7 @@ func newCall[F real](rng *rand.Rand, d attn.DType, rows, count, dim, valueDim in
 
 // rows stores random rows for the tile's keys or values and returns them.
 func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool, at *[]streams, step *int) [][]F {
-	f := formatOf[F](d)
+	f := cputest.FormatOf[F](d)
 	gap := rng.IntN(3)
 	row := dim + gap
 	runs := (c.t.Count + c.t.Run - 1) / c.t.Run
@@ -165,7 +104,7 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool
 	*at = make([]streams, runs)
 	for r := range runs {
 		for s := range 4 {
-			(*at)[r][s] = buf.at(place(r*c.t.Run + s))
+			(*at)[r][s] = buf.At(place(r*c.t.Run + s))
 		}
 	}
 	var rows [][]F
@@ -174,7 +113,7 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool
 		for j := range x {
 			x[j] = F(f.Round(rng.NormFloat64()))
 		}
-		store(&buf, place(k), x)
+		cputest.Store(buf.Ptr, buf.DType, place(k), x)
 		rows = append(rows, x)
 	}
 	return rows
@@ -183,7 +122,7 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool
 // TestKernels holds every kernel to its contract, computed in float64.
 func TestKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cases(t, 60, 100)
+	n := cputest.Cases(t, 60, 100)
 	if reftest.RaceEnabled {
 		n = 20 // a kernel has no goroutines
 	}
@@ -216,7 +155,7 @@ type expected struct {
 // weight, relatively, by its score's and the maximum's errors, by u times the distance between the two,
 // and by the 2 units of 4^x; sums by u for each term.
 func (c *call[F]) expect(r int) expected {
-	u := accOf[F]().Unit()
+	u := cputest.AccOf[F]().Unit()
 	dim, valueDim := c.t.Dim, c.t.ValueDim
 	sees := c.t.Count
 	if c.visible != nil {
@@ -265,7 +204,7 @@ func (c *call[F]) expect(r int) expected {
 	return e
 }
 
-func testKernel[F real](t *testing.T, d attn.DType, c *call[F]) {
+func testKernel[F Real](t *testing.T, d attn.DType, c *call[F]) {
 	t.Helper()
 	want := make([]expected, c.t.Rows)
 	for r := range want {
@@ -290,7 +229,7 @@ func testKernel[F real](t *testing.T, d attn.DType, c *call[F]) {
 	}
 	for _, g := range c.guards {
 		for i, x := range g.mem {
-			if !isUntouched(x) {
+			if !cputest.IsUntouched(x) {
 				t.Fatalf("%v: wrote %v beside %s, at %d", d, x, g.name, i)
 			}
 		}

@@ -7,42 +7,14 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// untouched is a NaN that no arithmetic makes: outputs hold it until they are written.
-var untouched = math.Float64frombits(0xfff8_dead_beef_0001)
-
-// isUntouched reports whether x is what an output was filled with.
-func isUntouched[F real](x F) bool {
-	return math.Float64bits(float64(x)) == math.Float64bits(float64(F(untouched)))
-}
-
-// formatOf is what keys and values of d hold; float64 storage holds what queries of float32 can hold.
-func formatOf[F real](d attn.DType) reftest.Format {
-	switch d {
-	case attn.Float32:
-		return reftest.Float32
-	case attn.Float16:
-		return reftest.Float16
-	case attn.BFloat16:
-		return reftest.BFloat16
-	}
-	return accOf[F]()
-}
-
-// accOf is the format that queries of type F are accumulated in.
-func accOf[F real]() reftest.Format {
-	if unsafe.Sizeof(F(0)) == 4 {
-		return reftest.Float32
-	}
-	return reftest.Float64
-}
-
 // problem is a reftest.Case in memory, laid out as hostile as can be: sequences' rows and pages in
 // random places, NaN wherever nothing may be read, and page tables that go on with nonsense.
-type problem[F real] struct {
+type problem[F Real] struct {
 	c    *reftest.Case
 	g    attn.Problem
 	seqs []attn.Sequence
@@ -70,7 +42,7 @@ func randomLayout(rng *rand.Rand) layout {
 }
 
 // place lays c out.
-func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
+func place[F Real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	p := &problem[F]{c: c}
 	h, d, dv := c.Heads, c.Dim, c.ValueDim
 	pad := rng.IntN(3)
@@ -84,7 +56,7 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		PageTokens: l.page,
 		Scale:      c.Scale,
 		Mask:       c.Mask,
-		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: biasOf(c.Bias), Sinks: c.Sinks != nil, Dropout: c.Dropout},
+		Score:      attn.Score{Cap: c.SoftCap, Slopes: attn.NewSlopes(c.Slopes), Bias: cputest.BiasOf(c.Bias), Sinks: c.Sinks != nil, Dropout: c.Dropout},
 	}
 	p.ops.Seed = c.Seed
 	p.ops.Bias = reftest.Convert[F](c.DenseBias())
@@ -100,9 +72,9 @@ func place[F real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		p.seqs[s] = attn.Sequence{Row: rows, Queries: c.Queries[s], Keys: c.Keys[s], Tree: c.TreeOf(s)}
 		rows += c.Queries[s]
 	}
-	p.ops.Q = filled[F](rows*p.g.Query.Row + h*(d+pad))
-	p.ops.Out = filled[F](rows*p.g.Out.Row + h*(dv+pad))
-	p.ops.LSE = filled[F](rows*p.g.LSE.Row + h)
+	p.ops.Q = cputest.Filled[F](rows*p.g.Query.Row + h*(d+pad))
+	p.ops.Out = cputest.Filled[F](rows*p.g.Out.Row + h*(dv+pad))
+	p.ops.LSE = cputest.Filled[F](rows*p.g.LSE.Row + h)
 	for s := range p.seqs {
 		for i := range c.Queries[s] {
 			for head := range h {
@@ -144,14 +116,10 @@ func (p *problem[F]) storeKeys(s, n int) {
 		}
 		page, slot := int(q.Pages[j/p.g.PageTokens]), j%p.g.PageTokens
 		for head := range c.KVHeads {
-			store(&p.ops.K, page*p.g.Key.Page+head*p.g.Key.Head+slot*p.g.Key.Row, c.Key(s, j, head))
-			store(&p.ops.V, page*p.g.Value.Page+head*p.g.Value.Head+slot*p.g.Value.Row, c.Value(s, j, head))
+			cputest.Store(p.ops.K.Ptr, p.ops.K.DType, page*p.g.Key.Page+head*p.g.Key.Head+slot*p.g.Key.Row, c.Key(s, j, head))
+			cputest.Store(p.ops.V.Ptr, p.ops.V.DType, page*p.g.Value.Page+head*p.g.Value.Head+slot*p.g.Value.Row, c.Value(s, j, head))
 		}
 	}
-}
-
-func biasOf(b reftest.Bias) attn.Bias {
-	return attn.Bias{Sequences: b.Sequences, Heads: b.Heads, Queries: b.Queries, Keys: b.Keys, Scale: b.Scale}
 }
 
 func pageStrides(l layout, heads, dim, pad int) attn.PageStrides {
@@ -160,14 +128,6 @@ func pageStrides(l layout, heads, dim, pad int) attn.PageStrides {
 		return attn.PageStrides{Page: l.page*heads*row + pad, Head: row, Row: heads * row}
 	}
 	return attn.PageStrides{Page: l.page*heads*row + pad, Head: l.page * row, Row: row}
-}
-
-func filled[F real](n int) []F {
-	x := make([]F, n)
-	for i := range x {
-		x[i] = F(untouched)
-	}
-	return x
 }
 
 // buffer returns storage for n elements of NaN.
@@ -193,8 +153,8 @@ func (p *problem[F]) run(e *Engine, policy lean.Policy, workers, tileTokens int)
 
 // forget makes the outputs untouched again.
 func (p *problem[F]) forget() {
-	copy(p.ops.Out, filled[F](len(p.ops.Out)))
-	copy(p.ops.LSE, filled[F](len(p.ops.LSE)))
+	copy(p.ops.Out, cputest.Filled[F](len(p.ops.Out)))
+	copy(p.ops.LSE, cputest.Filled[F](len(p.ops.LSE)))
 }
 
 // check compares the outputs with the reference, and what lies between them with what was there before.
@@ -219,12 +179,12 @@ func (p *problem[F]) check(want *reftest.Result) error {
 		}
 	}
 	for i, x := range p.ops.Out {
-		if !owned[i] && !isUntouched(x) {
+		if !owned[i] && !cputest.IsUntouched(x) {
 			return fmt.Errorf("out[%d], which is nobody's, was written: %v", i, x)
 		}
 	}
 	for i, x := range p.ops.LSE {
-		if !lses[i] && !isUntouched(x) {
+		if !lses[i] && !cputest.IsUntouched(x) {
 			return fmt.Errorf("lse[%d], which is nobody's, was written: %v", i, x)
 		}
 	}

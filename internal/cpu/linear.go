@@ -7,6 +7,12 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
+// kept is what an engine keeps of linear layers.
+type kept struct {
+	runs       Spare[linearRun]
+	successors prefetchTable
+}
+
 // LinearOperands are the matrices of a linear layer, dense and row-major:
 //
 //	X Rows x In, W Out x In, Bias Out, Times, Residual and Y Rows x Out
@@ -39,8 +45,8 @@ type LinearOperands[F lean.Float] struct {
 // Everything is checked before anything is written; the error wraps ErrShape, ErrDType, ErrTier, or
 // ErrPanic, with which Y is undefined. It does not allocate once e has computed a layer of this size.
 func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
-	if errInUse != nil {
-		return errInUse
+	if err := CheckTier(); err != nil {
+		return err
 	}
 	if err := o.check(); err != nil {
 		return err
@@ -52,8 +58,8 @@ func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
 // before it. All are checked before anything is written. Layers that have rows in common take one fork and one join together,
 // as query, key and value, or the two halves of a gated unit.
 func Linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
-	if errInUse != nil {
-		return errInUse
+	if err := CheckTier(); err != nil {
+		return err
 	}
 	for i := range all {
 		if err := all[i].check(); err != nil {
@@ -100,8 +106,9 @@ func linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
 	if o.Rows == 0 {
 		return nil
 	}
-	l := e.linear.get()
-	l.kernels = linearTiers[inUse]
+	free := &Own[kept](e).runs
+	l := free.Get()
+	l.kernels = linearTiers[InUse()]
 	l.in, l.x = o.In, unsafe.Pointer(unsafe.SliceData(o.X))
 	l.size, l.dtype, l.wRow = int(unsafe.Sizeof(F(0))), o.W.DType, o.In*o.W.DType.Size()
 	l.roundX = o.RoundX
@@ -124,7 +131,7 @@ func linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
 	for i := range l.workers {
 		l.workers[i].args = dotArgs{}
 	}
-	e.linear.put(l)
+	free.Put(l)
 	return nil
 }
 
@@ -137,7 +144,7 @@ func (o *LinearOperands[F]) check() error {
 	if o.Activation >= attn.Activations {
 		return attn.Errorf(op, attn.ErrShape, "the activation is %v", o.Activation)
 	}
-	if err := o.W.check(op, "the weight buffer"); err != nil {
+	if err := o.W.Check(op, "the weight buffer"); err != nil {
 		return err
 	}
 	size := int(unsafe.Sizeof(F(0)))

@@ -79,38 +79,6 @@ func dotBF16x2AVX2(a *dotArgs)
 //go:noescape
 func dotBF16x3AVX2(a *dotArgs)
 
-// addAVX2 is
-//
-//	for i := range n {
-//		dst[i] += src[i]
-//	}
-//
-//go:noescape
-func addAVX2(dst *float32, src *float32, n int)
-
-// reluAVX2 is
-//
-//	for i := range n {
-//		dst[i] = max(dst[i], 0)
-//	}
-//
-// NaN stays NaN.
-//
-//go:noescape
-func reluAVX2(dst *float32, n int)
-
-// geluAVX2 is
-//
-//	for i := range n {
-//		dst[i] = dst[i]/2 * (1 + erf(dst[i]/sqrt(2)))
-//	}
-//
-// which is off by no more than 2^-22 of dst[i]. (Of the result, which is small where dst[i] is below -1,
-// that is more: the sum loses digits, as it does elsewhere.) NaN stays NaN, and -Inf, 0 times -Inf, becomes it.
-//
-//go:noescape
-func geluAVX2(dst *float32, n int)
-
 // dotF32x1AVX512 is
 //
 //	for r := range a.rows {
@@ -210,35 +178,3 @@ func dotBF16x3AVX512(a *dotArgs)
 //
 //go:noescape
 func dotBF16x4AVX512(a *dotArgs)
-
-// addAVX512 is
-//
-//	for i := range n {
-//		dst[i] += src[i]
-//	}
-//
-//go:noescape
-func addAVX512(dst *float32, src *float32, n int)
-
-// reluAVX512 is
-//
-//	for i := range n {
-//		dst[i] = max(dst[i], 0)
-//	}
-//
-// NaN stays NaN.
-//
-//go:noescape
-func reluAVX512(dst *float32, n int)
-
-// geluAVX512 is
-//
-//	for i := range n {
-//		dst[i] = dst[i]/2 * (1 + erf(dst[i]/sqrt(2)))
-//	}
-//
-// which is off by no more than 2^-22 of dst[i]. (Of the result, which is small where dst[i] is below -1,
-// that is more: the sum loses digits, as it does elsewhere.) NaN stays NaN, and -Inf, 0 times -Inf, becomes it.
-//
-//go:noescape
-func geluAVX512(dst *float32, n int)

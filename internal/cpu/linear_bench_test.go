@@ -9,6 +9,7 @@ import (
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/blas32"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
 // BenchmarkLinear is a layer with its weights in memory, not in a cache: copies of them take turns. MB/s is
@@ -22,13 +23,13 @@ func BenchmarkLinear(b *testing.B) {
 		copies := max(together/(4*out*in), 1)
 		w := map[attn.DType]Buffer{}
 		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-			w[d] = noise(d, copies*out*in)
+			w[d] = Buffer{DType: d, Ptr: cputest.Noise(d, copies*out*in), Len: copies * out * in}
 		}
 		turn := 0
 		next := func(d attn.DType) Buffer {
 			turn++
 			all := w[d]
-			return Buffer{d, all.at(turn % copies * out * in), out * in}
+			return Buffer{d, all.At(turn % copies * out * in), out * in}
 		}
 		name := fmt.Sprintf("%dx%d", out, in)
 		b.Run(name+"/read", func(b *testing.B) {

@@ -21,9 +21,6 @@ var linearGo = linearKernels{
 		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32Go, attn.Float16: rowF16Go, attn.BFloat16: rowBF16Go},
 		streams: rowGoStreams, unit: 64 << 10,
 	},
-	add:  addGo,
-	relu: reluGo,
-	gelu: geluGo,
 }
 
 // dotF32Go is
@@ -50,7 +47,7 @@ func dotF64Go(a *dotArgs) { dot[float64](a, attn.Float64) }
 
 // dot works on pieces of the rows, so that weights are widened once for all rows of x. They are of type d,
 // which is F or, for a float32, of 16 bits.
-func dot[F real](a *dotArgs, d attn.DType) {
+func dot[F Real](a *dotArgs, d attn.DType) {
 	var wide [dotStreams][dotPiece]float32
 	var k [dotStreams][]F
 	var fresh [dotMaxRows][dotStreams]F
@@ -127,34 +124,5 @@ func row(a *rowArgs, d attn.DType) {
 			}
 			dot[float32](&four, d)
 		}
-	}
-}
-
-// addGo is
-//
-//	for i := range n {
-//		dst[i] += src[i]
-//	}
-func addGo(dst, src *float32, n int) { addTo(unsafe.Slice(dst, n), unsafe.Slice(src, n)) }
-
-// reluGo is
-//
-//	for i := range n {
-//		dst[i] = max(dst[i], 0)
-//	}
-//
-// NaN stays NaN.
-func reluGo(dst *float32, n int) { rectify(unsafe.Slice(dst, n)) }
-
-func addTo[F real](dst, src []F) {
-	src = src[:len(dst)]
-	for i := range dst {
-		dst[i] += src[i]
-	}
-}
-
-func rectify[F real](dst []F) {
-	for i, x := range dst {
-		dst[i] = max(x, 0)
 	}
 }

@@ -57,26 +57,3 @@ func (n *prefetchTable) find(weights uintptr) *successors {
 	}
 	return f
 }
-
-// prefetcher is a task that knows what its threads are likely to read behind it. prefetch is called on the thread.
-type prefetcher interface{ prefetch(thread int) prefetch }
-
-// prefetch is memory that a thread asks for, a little at a time, as long as it has nothing else to do.
-type prefetch struct {
-	memory
-	fetch func(p uintptr, n int)
-}
-
-// prefetchBytes is what is asked for between two looks for work: what takes some hundred nanoseconds.
-const prefetchBytes = 2 << 10
-
-// some asks for some of it; false: nothing is left.
-func (r *prefetch) some() bool {
-	n := min(r.bytes, prefetchBytes)
-	if n <= 0 {
-		return false
-	}
-	r.fetch(r.at, n)
-	r.at, r.bytes = r.at+uintptr(n), r.bytes-n
-	return true
-}

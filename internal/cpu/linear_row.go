@@ -23,13 +23,13 @@ type rowRun struct {
 // takes the first, others the last.
 type rowRange struct {
 	left atomic.Uint64
-	_    [2*cacheLine - 8]byte // processors fetch lines in pairs
+	_    [2*CacheLine - 8]byte // processors fetch lines in pairs
 }
 
 // rowScratch is a thread's.
 type rowScratch struct {
 	rowArgs
-	_ [cacheLine]byte
+	_ [CacheLine]byte
 }
 
 // take returns a piece that nobody has begun, and the one behind it, -1 if that is somebody else's.
@@ -64,7 +64,7 @@ func (l *linearRun) oneRow(e *Engine, threads int) error {
 		}
 	}
 	// All streams have a row at least, and a thread several pieces, of which others may take some.
-	r.outs = k.streams * max(1, min(k.unit/max(l.wRow, 1), all/(threads*sharesPerThread))/k.streams)
+	r.outs = k.streams * max(1, min(k.unit/max(l.wRow, 1), all/(threads*SharesPerThread))/k.streams)
 	r.pieces = 0
 	for i := range l.layers {
 		if i == 0 || !l.inTurn {
@@ -85,9 +85,9 @@ func (l *linearRun) oneRow(e *Engine, threads int) error {
 	}
 	r.then = r.then[:0]
 	if k.fetch != nil {
-		e.successors.turn(r)
+		Own[kept](e).successors.turn(r)
 	}
-	if err := e.pool.runOn(r, threads, threads); err != nil {
+	if err := e.RunOn(r, threads, threads); err != nil {
 		return err
 	}
 	r.linearRun = nil
@@ -110,18 +110,18 @@ func (r *rowRun) beginning(i int) memory {
 	return memory{}
 }
 
-// prefetch is what the thread is likely to read next.
-func (r *rowRun) prefetch(thread int) prefetch {
+// Prefetch is what the thread is likely to read next.
+func (r *rowRun) Prefetch(thread int) Prefetch {
 	if len(r.then) != len(r.ranges) {
-		return prefetch{}
+		return Prefetch{}
 	}
-	return prefetch{r.then[thread], r.kernels.row.fetch}
+	return Prefetch{r.then[thread].at, r.then[thread].bytes, r.kernels.row.fetch}
 }
 
 func (r *rowRun) piecesOf(l *linearLayer) int { return (l.out-1)/r.outs + 1 }
 
-// work computes what is left of range i, and then of the others.
-func (r *rowRun) work(i, thread int) {
+// Work computes what is left of range i, and then of the others.
+func (r *rowRun) Work(i, thread int) {
 	for j := range r.ranges {
 		of := &r.ranges[(i+j)%len(r.ranges)]
 		for {
@@ -177,16 +177,16 @@ func (r *rowRun) compute(a *rowArgs, piece, next int) {
 func (r *rowRun) features(a *rowArgs, l *linearLayer, from, to int, then unsafe.Pointer) {
 	k := &r.kernels.row
 	a.n, a.x = r.in, unsafe.Add(r.x, r.first*r.in*r.size)
-	lines := r.wRow / cacheLine
-	a.beyond = min(k.ahead/cacheLine, lines)
+	lines := r.wRow / CacheLine
+	a.beyond = min(k.ahead/CacheLine, lines)
 	a.within = lines - a.beyond
 	// compute asks behind the last row for what is there, or else once more for what has just been read.
 	compute := func(at, rows, step, row int, then unsafe.Pointer) {
 		a.w, a.wStep, a.wSkip = unsafe.Add(l.w, at*r.wRow), step*r.wRow, (row-1)*r.wRow
 		a.y, a.yStep, a.yRow = unsafe.Add(l.y, (r.first*l.out+at)*r.size), step*r.size, row*r.size
-		a.rows, a.next, a.behind = rows, row*r.wRow-lines*cacheLine, -a.beyond*cacheLine
+		a.rows, a.next, a.behind = rows, row*r.wRow-lines*CacheLine, -a.beyond*CacheLine
 		if then != nil {
-			last := uintptr(a.w) + uintptr((rows-1)*row*r.wRow+lines*cacheLine)
+			last := uintptr(a.w) + uintptr((rows-1)*row*r.wRow+lines*CacheLine)
 			a.behind = int(uintptr(then) - last)
 		}
 		k.dot[r.dtype](a)

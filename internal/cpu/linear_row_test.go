@@ -10,19 +10,20 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // withRowKernel has layers of one row computed by dot until the test ends.
 func withRowKernel(t *testing.T, k rowKernels, dot func(*rowArgs)) {
-	was := linearTiers[inUse]
+	was := linearTiers[InUse()]
 	own := *was
 	own.row = k
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		own.row.dot[d] = dot
 	}
-	linearTiers[inUse] = &own
-	t.Cleanup(func() { linearTiers[inUse] = was })
+	linearTiers[InUse()] = &own
+	t.Cleanup(func() { linearTiers[InUse()] = was })
 }
 
 // rowLayouts are the ways through weights that there are.
@@ -31,7 +32,7 @@ var rowLayouts = []rowKernels{{streams: 8, ahead: 1024, unit: 64 << 10}, {stream
 // TestRowPieces: threads compute each feature of each layer once, however many they are and whoever is held up.
 func TestRowPieces(t *testing.T) {
 	rng := reftest.Rand(t)
-	setProcs(t, 4)
+	cputest.SetProcs(t, 4)
 	w := make([]float32, 1<<17)
 	for _, k := range rowLayouts {
 		withRowKernel(t, k, func(a *rowArgs) {
@@ -42,7 +43,7 @@ func TestRowPieces(t *testing.T) {
 					}
 					*(*float32)(unsafe.Add(a.y, r*a.yRow+s*a.yStep)) += 1
 				}
-				if uintptr(a.w)/cacheLine%5 == 0 {
+				if uintptr(a.w)/CacheLine%5 == 0 {
 					runtime.Gosched()
 				}
 			}
@@ -79,7 +80,7 @@ func TestRowPieces(t *testing.T) {
 // TestRowAhead: a thread asks for each cache line of weights once before it reads it, but for the first ones, and for none that it
 // does not read.
 func TestRowAhead(t *testing.T) {
-	setProcs(t, 1)
+	cputest.SetProcs(t, 1)
 	for _, k := range rowLayouts[:2] {
 		for _, in := range []int{128, 512, 1024} {
 			type line struct{ asked, read bool }
@@ -96,7 +97,7 @@ func TestRowAhead(t *testing.T) {
 					for i := range a.within + a.beyond {
 						for s := range k.streams {
 							w := uintptr(a.w) + uintptr(r*(2*in+a.wSkip)+s*a.wStep)
-							l, ahead := of(w+uintptr(cacheLine*i)), w+uintptr(cacheLine*(i+a.beyond))
+							l, ahead := of(w+uintptr(CacheLine*i)), w+uintptr(CacheLine*(i+a.beyond))
 							if !l.asked {
 								unasked++
 							}
@@ -127,8 +128,8 @@ func TestRowAhead(t *testing.T) {
 					t.Fatalf("%+v, rows of %d: the line at %d was asked for, and not read", k, in, p)
 				}
 			}
-			first := k.streams * min(k.ahead/cacheLine, 2*in/cacheLine)
-			if unasked != first || twice > first || len(lines) != 1024*2*in/cacheLine {
+			first := k.streams * min(k.ahead/CacheLine, 2*in/CacheLine)
+			if unasked != first || twice > first || len(lines) != 1024*2*in/CacheLine {
 				t.Errorf("%+v, rows of %d: %d lines, of which %d were not asked for and %d twice; want %d and %d", k, in, len(lines), unasked, twice, first, first)
 			}
 		}
@@ -138,7 +139,7 @@ func TestRowAhead(t *testing.T) {
 // TestRowPrefetch: a thread that waits for the next layer of one row asks for the weights that it is to read there, as they followed
 // the last time, and for none that are others'.
 func TestRowPrefetch(t *testing.T) {
-	setProcs(t, 2)
+	cputest.SetProcs(t, 2)
 	var e Engine
 	defer e.Close()
 	var mu sync.Mutex
@@ -147,11 +148,11 @@ func TestRowPrefetch(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		asked[p] = true
-		if n != prefetchBytes {
+		if n != PrefetchBytes {
 			t.Errorf("%d bytes at a time", n)
 		}
 	}}
-	for _, idle := range []int{3 * prefetchBytes, 1 << 30} { // some of a range, and all of it
+	for _, idle := range []int{3 * PrefetchBytes, 1 << 30} { // some of a range, and all of it
 		k.idle = idle
 		testRowPrefetch(t, &e, k, &mu, asked)
 	}
@@ -189,7 +190,7 @@ func testRowPrefetch(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, aske
 			for p := range asked {
 				from := slices.IndexFunc(layers, func(l LinearOperands[float32]) bool {
 					begins := uintptr(l.W.Ptr) + half
-					return p >= begins && p < begins+uintptr(bytes) && (p-begins)%prefetchBytes == 0
+					return p >= begins && p < begins+uintptr(bytes) && (p-begins)%PrefetchBytes == 0
 				})
 				if from < 0 {
 					t.Errorf("behind layer %d %#x was asked for", i, p)
@@ -198,7 +199,7 @@ func testRowPrefetch(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, aske
 					parts++
 				}
 			}
-			if parts == bytes/prefetchBytes {
+			if parts == bytes/PrefetchBytes {
 				all++
 			}
 			mu.Unlock()

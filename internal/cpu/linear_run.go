@@ -30,10 +30,10 @@ const (
 
 	// shareOuts is what shares of output features are multiples of: those of two workers meet at the
 	// end of a cache line.
-	shareOuts = cacheLine / 4
+	shareOuts = CacheLine / 4
 
 	// shareWeights is the number of weights that are worth a share of their own, for rows of a single
-	// pass: some microseconds of work. There are up to sharesPerThread shares a thread.
+	// pass: some microseconds of work. There are up to SharesPerThread shares a thread.
 	shareWeights = 1 << 15
 )
 
@@ -78,7 +78,7 @@ type linearRun struct {
 	rowCuts       int
 	groups        []tileGroup
 	next          atomic.Int64 // the next piece, or the next part of x to split
-	split         aligned      // the parts of x
+	split         Aligned      // the parts of x
 	strips, steps int          // of x, of rows and of elements
 	across        int          // parts of a strip
 	scratch       []tileScratch
@@ -88,14 +88,13 @@ type linearRun struct {
 type linearWorker struct {
 	args    dotArgs
 	partial [blockRowsMax/3 + 1][partialBytes]byte // by pass; 3 rows are the least that a tier takes in one
-	_       [cacheLine]byte
+	_       [CacheLine]byte
 }
 
 // run computes the layers for the given number of rows.
 func (l *linearRun) run(e *Engine, rows int) error {
-	p := &e.pool
 	if l.tiles, l.way = l.tilesFor(rows); l.tiles != nil {
-		return l.inTiles(p, rows)
+		return l.inTiles(e, rows)
 	}
 	block := min(max(blockBytes/max(l.in*l.size, 1), blockRowsMin), blockRowsMax)
 	units, outs := l.units(), 0
@@ -107,18 +106,18 @@ func (l *linearRun) run(e *Engine, rows int) error {
 		l.passes = (l.rows-1)/l.kernels.rows + 1
 		worth := attn.Product(outs, l.in*l.passes) / shareWeights
 		weights := float64(outs) * float64(l.in)
-		threads := threadsFor(workOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
+		threads := ThreadsFor(WorkOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
 		if l.rows == 1 && l.kernels.row.dot[l.dtype] != nil {
 			if err := l.oneRow(e, threads); err != nil {
 				return err
 			}
 			continue
 		}
-		l.shares = max(min(worth, units, threads*sharesPerThread), 1)
+		l.shares = max(min(worth, units, threads*SharesPerThread), 1)
 		for len(l.workers) < threads {
 			l.workers = append(l.workers, linearWorker{})
 		}
-		if err := p.runOn(l, l.shares, threads); err != nil {
+		if err := e.RunOn(l, l.shares, threads); err != nil {
 			return err
 		}
 	}
@@ -136,8 +135,8 @@ func (l *linearRun) units() (n int) {
 	return n
 }
 
-// work is share i of the output features, for the rows of the block.
-func (l *linearRun) work(i, thread int) {
+// Work is share i of the output features, for the rows of the block.
+func (l *linearRun) Work(i, thread int) {
 	units := l.units()
 	from, to := i*units/l.shares, (i+1)*units/l.shares
 	for j := range l.layers {
@@ -193,7 +192,7 @@ func (l *linearRun) dot(w *linearWorker, layer *linearLayer, o int) {
 			a.partial = unsafe.Pointer(&w.partial[pass])
 			// Each pass fetches its part of what follows, so that memory does not wait while passes
 			// read the cache.
-			a.ahead, a.aheadStep = fetchAhead+a.n*size*pass/l.passes, cacheLine/l.passes
+			a.ahead, a.aheadStep = fetchAhead+a.n*size*pass/l.passes, CacheLine/l.passes
 			l.kernels.dot[l.dtype][a.rows](a)
 			row = end
 		}
@@ -224,7 +223,7 @@ func (l *linearRun) finish(layer *linearLayer, first, rows, at, outs int) {
 
 func (l *linearRun) add(dst, src unsafe.Pointer, n int) {
 	if l.size == 4 {
-		l.kernels.add((*float32)(dst), (*float32)(src), n)
+		addTo(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*float32)(src), n))
 	} else {
 		addTo(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
 	}

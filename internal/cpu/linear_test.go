@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -12,21 +11,22 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // linearCase is a linear layer with its operands in guarded memory: see guarded.
-type linearCase[F real] struct {
+type linearCase[F Real] struct {
 	LinearOperands[F]
 	w    [][]float64 // as the layer sees them
 	free []func()
 }
 
-func newLinearCase[F real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in, out int) *linearCase[F] {
+func newLinearCase[F Real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in, out int) *linearCase[F] {
 	c := &linearCase[F]{}
 	c.Rows, c.In, c.Out = rows, in, out
 	slice := func(n int) []F {
-		mem, free := guarded(t, n*int(unsafe.Sizeof(F(0))))
+		mem, free := cputest.Guarded(t, n*int(unsafe.Sizeof(F(0))))
 		c.free = append(c.free, free)
 		s := unsafe.Slice((*F)(mem), n)
 		for i := range s {
@@ -35,15 +35,15 @@ func newLinearCase[F real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in,
 		return s
 	}
 	c.X, c.Y = slice(rows*in), slice(rows*out)
-	mem, free := guarded(t, out*in*d.Size())
+	mem, free := cputest.Guarded(t, out*in*d.Size())
 	c.free = append(c.free, free)
 	c.W = Buffer{DType: d, Ptr: mem, Len: out * in}
 	for o := range out {
 		row := make([]float64, in)
 		for i := range row {
-			row[i] = rounded(rng.NormFloat64(), d)
-			store(&c.W, o*in+i, []float32{float32(row[i])})
-			row[i] = load(&c.W, o*in+i)
+			row[i] = cputest.Rounded(rng.NormFloat64(), d)
+			cputest.Store(c.W.Ptr, c.W.DType, o*in+i, []float32{float32(row[i])})
+			row[i] = cputest.Load(c.W.Ptr, c.W.DType, o*in+i)
 		}
 		c.w = append(c.w, row)
 	}
@@ -110,7 +110,7 @@ func (c *linearCase[F]) check(t testing.TB) {
 			bound := unit*float64(c.In+3)*size + own
 			if math.IsNaN(sum) != math.IsNaN(got) || math.Abs(got-sum) > bound {
 				t.Fatalf("%v %v, %d x %d x %d: y[%d,%d] is %v, want %v +- %.3g",
-					inUse, c.W.DType, c.Rows, c.In, c.Out, r, o, got, sum, bound)
+					InUse(), c.W.DType, c.Rows, c.In, c.Out, r, o, got, sum, bound)
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func TestLinearRowsAlone(t *testing.T) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, in := range []int{40, 129, 900, 1600} {
 			few := 133
-			for k := linearTiers[inUse].tiles; k != nil && in >= tileIn; k = k.fewer {
+			for k := linearTiers[InUse()].tiles; k != nil && in >= tileIn; k = k.fewer {
 				few = min(few, k.ways[d].fromRows-1)
 			}
 			c := newLinearCase[float32](t, rng, d, few, in, 70)
@@ -193,7 +193,7 @@ func TestLinearRowsAlone(t *testing.T) {
 				for i, v := range one.Y {
 					if v != all[first*70+i] {
 						t.Fatalf("%v %v, %d elements: row %d has %v among %d rows and %v among %d",
-							inUse, d, in, first+i/70, v, rows, all[first*70+i], few)
+							InUse(), d, in, first+i/70, v, rows, all[first*70+i], few)
 					}
 				}
 			}
@@ -202,7 +202,7 @@ func TestLinearRowsAlone(t *testing.T) {
 			runtime.GOMAXPROCS(procs)
 			for i, v := range c.Y {
 				if v != all[i] {
-					t.Fatalf("%v %v: element %d is %v on one thread, %v on %d", inUse, d, i, v, all[i], procs)
+					t.Fatalf("%v %v: element %d is %v on one thread, %v on %d", InUse(), d, i, v, all[i], procs)
 				}
 			}
 			c.close()
@@ -239,16 +239,16 @@ func TestLinearNaN(t *testing.T) {
 						continue // behind ReLU
 					}
 					if f := float64(v); math.IsNaN(r) != math.IsNaN(f) || math.IsInf(r, 0) && f != r {
-						t.Fatalf("%v %v, %v in row %d: element %d is %v, want %v", inUse, d, bad, row, at, v, r)
+						t.Fatalf("%v %v, %v in row %d: element %d is %v, want %v", InUse(), d, bad, row, at, v, r)
 					}
 				}
-				store(&c.W, i, []float32{float32(bad)}) // of output feature 0
+				cputest.Store(c.W.Ptr, c.W.DType, i, []float32{float32(bad)}) // of output feature 0
 				c.X[row*c.In+i] = 1
 				c.Activation, c.Times, c.Residual = attn.NoActivation, nil, nil
 				c.run(t, Default())
 				for at, v := range c.Y {
 					if f := float64(v); (math.IsNaN(f) || math.IsInf(f, 0)) != (at%c.Out == 0) {
-						t.Fatalf("%v %v, %v in feature 0: element %d is %v", inUse, d, bad, at, v)
+						t.Fatalf("%v %v, %v in feature 0: element %d is %v", InUse(), d, bad, at, v)
 					}
 				}
 				c.close()
@@ -298,9 +298,7 @@ func TestLinearErrors(t *testing.T) {
 	if err := Linear(Default(), &wide); !errors.Is(err, attn.ErrDType) {
 		t.Errorf("float64 x and float32 w: error %v", err)
 	}
-	was := errInUse
-	defer func() { errInUse = was }()
-	_, errInUse = chooseTier("sse", bestTier())
+	defer ForceTier("sse")()
 	if err := Linear(Default(), &good); !errors.Is(err, ErrTier) {
 		t.Errorf("kernels of an unknown tier: error %v", err)
 	}
@@ -379,71 +377,11 @@ func TestLinearDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestReadSum(t *testing.T) {
-	rng := reftest.Rand(t)
-	for _, n := range []int{0, 1, 7, 8, 63, 64, 511, 512, 513, 4096, 8192 - 8, 8192 + 72, 100_003, 1 << 20} {
-		mem, free := guarded(t, (n+7)/8*8)
-		b := unsafe.Slice((*byte)(mem), n)
-		var want uint64
-		for i := range b {
-			b[i] = byte(rng.Uint32())
-		}
-		for _, w := range unsafe.Slice((*uint64)(mem), n/8) {
-			want += w
-		}
-		if got, err := ReadSum(Default(), b); err != nil || got != want {
-			t.Errorf("%v, %d bytes: %d, want %d, error %v", inUse, n, got, want, err)
-		}
-		free()
-	}
-	words := [][]byte{make([]byte, 800), nil, make([]byte, 16), make([]byte, 9<<20+24)}
-	var want uint64
-	for _, b := range words {
-		for i := range len(b) / 8 {
-			v := rng.Uint64()
-			binary.NativeEndian.PutUint64(b[8*i:], v)
-			want += v
-		}
-	}
-	if got, err := ReadSum(Default(), words...); err != nil || got != want {
-		t.Errorf("%v, several: %d, want %d, error %v", inUse, got, want, err)
-	}
-	if got, err := ReadSum(Default()); err != nil || got != 0 {
-		t.Errorf("%v, none: %d, error %v", inUse, got, err)
-	}
-	if _, err := ReadSum(Default(), make([]byte, 100)[1:]); !errors.Is(err, attn.ErrShape) {
-		t.Errorf("bytes from an odd address: error %v", err)
-	}
-}
-
-// Pieces are no larger than what threads wait for each other at the end may cost, and small tensors are a piece each.
-func TestReadSumPieces(t *testing.T) {
-	for threads := 1; threads <= 64; threads++ {
-		for _, words := range []int{1, 100, 1 << 10, 12 * 1024 * 64, 1<<20 + 17, 1 << 25, 1 << 28} {
-			most, share := pieceOf(words, threads), (words-1)/threads+1
-			if most > max(share, sumWords) {
-				t.Errorf("%d words, %d threads: a piece has %d", words, threads, most)
-			}
-			if share >= 8*pieceWords && most > share/8+1 {
-				t.Errorf("%d words, %d threads: a piece has %d of a thread's %d", words, threads, most, share)
-			}
-			if most < min(share, pieceWords) {
-				t.Errorf("%d words, %d threads: a piece has only %d", words, threads, most)
-			}
-		}
-	}
-	var r sumRun
-	r.cut(pieceOf(1<<24, 16), make([]uint64, 1000)) // a bias among matrices
-	if len(r.pieces) != 1 {
-		t.Errorf("1000 words are %d pieces", len(r.pieces))
-	}
-}
-
 // TestLinears: layers of the same x together have the bits that each has alone, with what some before them make, on
 // any number of threads; few rows take one fork.
 func TestLinears(t *testing.T) {
 	rng := reftest.Rand(t)
-	setProcs(t, 3)
+	cputest.SetProcs(t, 3)
 	for i := range 12 {
 		rows, in := 1+rng.IntN(20), 1+rng.IntN(300)
 		if i == 2 || i == 9 { // many rows, of three layers, gated and not, and of two
@@ -483,7 +421,7 @@ func TestLinears(t *testing.T) {
 			for i, c := range cases {
 				for j, v := range c.Y {
 					if math.Float32bits(v) != math.Float32bits(want[i][j]) {
-						t.Fatalf("%v, %v, %d rows of %d, %d threads: layer %d of %d, element %d: %v, alone %v", inUse, d, rows, in, procs, i, n, j, v, want[i][j])
+						t.Fatalf("%v, %v, %d rows of %d, %d threads: layer %d of %d, element %d: %v, alone %v", InUse(), d, rows, in, procs, i, n, j, v, want[i][j])
 					}
 				}
 			}
@@ -499,13 +437,9 @@ func TestLinears(t *testing.T) {
 	defer q.close()
 	forks := func(layers ...LinearOperands[float32]) uint32 {
 		t.Helper()
-		turns := func() (n uint32) {
-			e.pool.mu.Lock()
-			defer e.pool.mu.Unlock()
-			if len(e.pool.idle) != 1 { // the only helper was idle for long, and has left
-				return 0
-			}
-			return e.pool.idle[0].turn
+		turns := func() uint32 { // 0: the only helper was idle for long, and has left
+			_, jobs := e.Helpers()
+			return jobs
 		}
 		var before, after uint32
 		for try := 0; before == 0 && try < 100; try++ {

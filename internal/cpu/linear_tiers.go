@@ -12,10 +12,6 @@ type linearKernels struct {
 	row rowKernels // for one row
 
 	tiles *linearTiles // for many rows; nil: they are computed as few are
-
-	add  func(dst, src *float32, n int)
-	relu func(dst *float32, n int)
-	gelu func(dst *float32, n int)
 }
 
 // rowKernels compute layers of one row. Those of one instruction set have the bits of its dot kernels.

@@ -3,9 +3,6 @@ package cpu
 import (
 	"math"
 	"unsafe"
-
-	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/dense"
 )
 
 // Many rows are computed in tiles: some rows by some features, whose sums stay in registers while a part of In
@@ -23,42 +20,6 @@ const (
 	// tileIn is the least In that is worth packing.
 	tileIn = 64
 )
-
-// linearTiles is what many rows are computed with on a tier.
-type linearTiles struct {
-	rows, outs int // of a tile, at most
-	panels     int // times outs features: what a worker packs at a time
-
-	ways    [attn.DTypes]tileWay
-	rounded [attn.DTypes]*tileWay // where x may be rounded; nil: nothing is won
-
-	fewer *linearTiles // what rows are computed with that are not many here; nil: nothing
-}
-
-// tileWay is how weights of a type are multiplied.
-type tileWay struct {
-	fromRows int // so many rows are many: measured
-	depth    int // elements of In that go by at a time, a multiple of stepDepth
-
-	// mul[r] computes tiles of r rows. With parts there is one for r = rows, and x is split first.
-	mul  []func(a *tileArgs)
-	pack func(a *packArgs) // so many rows of weights:
-	rows int
-
-	packing int // of how many rows products take as long as packing: measured
-
-	xParts, wParts int // 0: numbers are float32
-	split          func(a *packArgs)
-	odd            func(p *float32, n int) int // sees what is not finite, which parts do not keep apart from NaN
-}
-
-// panelBytes is what the packed weights of a tile take.
-func (t *linearTiles) panelBytes(w *tileWay) int {
-	if w.wParts > 0 {
-		return t.outs * w.depth * 2 * w.wParts
-	}
-	return t.outs * w.depth * 4
-}
 
 // tileRun is a linearRun as a task that computes tiles, splitRun one that splits x for them.
 type (
@@ -84,18 +45,18 @@ func (l *linearRun) tilesFor(rows int) (*linearTiles, *tileWay) {
 }
 
 // inTiles computes the layers for many rows.
-func (l *linearRun) inTiles(p *pool, rows int) error {
+func (l *linearRun) inTiles(e *Engine, rows int) error {
 	outs := 0
 	for i := range l.layers {
 		outs += l.layers[i].out
 	}
-	threads := threadsFor(workOf(0, float64(rows)*float64(l.in)*float64(outs)))
+	threads := ThreadsFor(WorkOf(0, float64(rows)*float64(l.in)*float64(outs)))
 	for len(l.scratch) < threads {
 		l.scratch = append(l.scratch, tileScratch{})
 	}
 	for i := range l.scratch[:threads] {
 		s := &l.scratch[i]
-		s.weights.grow(l.tiles.panels * l.tiles.panelBytes(l.way))
+		s.weights.Grow(l.tiles.panels * l.tiles.panelBytes(l.way))
 	}
 	blocks := (rows-1)/tileBlockRows + 1
 	l.first = 0
@@ -106,7 +67,7 @@ func (l *linearRun) inTiles(p *pool, rows int) error {
 			end = ((b+1)*rows/blocks + l.tiles.rows - 1) / l.tiles.rows * l.tiles.rows
 		}
 		l.rows = end - l.first
-		if err := l.block(p, threads); err != nil {
+		if err := l.block(e, threads); err != nil {
 			return err
 		}
 		l.first = end
@@ -115,20 +76,20 @@ func (l *linearRun) inTiles(p *pool, rows int) error {
 }
 
 // block computes a block of rows.
-func (l *linearRun) block(p *pool, threads int) error {
+func (l *linearRun) block(e *Engine, threads int) error {
 	if w := l.way; w.split != nil {
 		l.steps, l.strips = (l.in-1)/stepDepth+1, (l.rows-1)/stepRows+1
-		l.split.grow(l.strips * l.steps * w.xParts * stepBytes)
+		l.split.Grow(l.strips * l.steps * w.xParts * stepBytes)
 		// Strips are few: where each would have only some, they are cut across, too.
 		l.across = max(min(splitsPerThread*threads/l.strips, l.steps/splitSteps), 1)
 		l.next.Store(0)
-		if err := p.run((*splitRun)(l), min(threads, l.strips*l.across)); err != nil {
+		if err := e.Run((*splitRun)(l), min(threads, l.strips*l.across)); err != nil {
 			return err
 		}
 	}
 	l.cut(threads)
 	l.next.Store(0)
-	return p.run((*tileRun)(l), min(threads, l.rowCuts*len(l.groups)))
+	return e.Run((*tileRun)(l), min(threads, l.rowCuts*len(l.groups)))
 }
 
 const (
@@ -174,8 +135,8 @@ func (l *linearRun) cut(threads int) {
 	}
 }
 
-// work splits x, 16 rows and a part of In at a time, until nothing is left.
-func (s *splitRun) work(i, _ int) {
+// Work splits x, 16 rows and a part of In at a time, until nothing is left.
+func (s *splitRun) Work(i, _ int) {
 	l := (*linearRun)(s)
 	a := &l.scratch[i].pack
 	a.dstStep, a.dstPart, a.srcRow = l.way.xParts*stepBytes, stepBytes, l.in*l.size
@@ -186,15 +147,15 @@ func (s *splitRun) work(i, _ int) {
 		}
 		row, part := j/l.across*stepRows, j%l.across
 		step, end := part*l.steps/l.across, (part+1)*l.steps/l.across
-		a.dst = unsafe.Add(l.split.at, (row/stepRows*l.steps+step)*a.dstStep)
+		a.dst = unsafe.Add(l.split.At, (row/stepRows*l.steps+step)*a.dstStep)
 		a.src = unsafe.Add(l.x, (l.first+row)*a.srcRow+step*stepDepth*l.size)
 		a.rows, a.n = min(stepRows, l.rows-row), min(end*stepDepth, l.in)-step*stepDepth
 		l.way.split(a)
 	}
 }
 
-// work computes pieces until none is left.
-func (r *tileRun) work(i, _ int) {
+// Work computes pieces until none is left.
+func (r *tileRun) Work(i, _ int) {
 	l := (*linearRun)(r)
 	for {
 		j := int(l.next.Add(1)) - 1
@@ -229,13 +190,13 @@ type tilePiece struct {
 
 // tileScratch is the scratch of a worker.
 type tileScratch struct {
-	weights aligned
+	weights Aligned
 	edge    [tileEdge]float32 // a tile at an edge of y
 	mul     tileArgs
 	pack    packArgs
 	dot     dotArgs
 	one     [dotStreams]float32
-	_       [cacheLine]byte
+	_       [CacheLine]byte
 }
 
 // tileEdge is the most elements of a tile.
@@ -272,7 +233,7 @@ func (p *tilePiece) packWeights(k, n int) {
 	}
 	for o := p.from; o < p.to; o += w.rows {
 		at := o - p.from
-		a.dst = unsafe.Add(p.scratch.weights.at, at/p.tiles.outs*bytes+at%p.tiles.outs/w.rows*group)
+		a.dst = unsafe.Add(p.scratch.weights.At, at/p.tiles.outs*bytes+at%p.tiles.outs/w.rows*group)
 		a.src = unsafe.Add(p.w, o*p.wRow+k*p.dtype.Size())
 		a.rows = min(w.rows, p.to-o)
 		w.pack(a)
@@ -289,7 +250,7 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 	} else {
 		kernel = w.mul[t.rows]
 		a.n, a.xRow = (n-1)/stepDepth+1, p.steps*w.xParts*stepBytes
-		a.x = unsafe.Add(p.split.at, (row/stepRows*p.steps+k/stepDepth)*w.xParts*stepBytes)
+		a.x = unsafe.Add(p.split.At, (row/stepRows*p.steps+k/stepDepth)*w.xParts*stepBytes)
 		if rows <= stepRows {
 			a.xRow = 0 // there are no others
 		}
@@ -298,7 +259,7 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 	bytes := t.panelBytes(w)
 	a.tiles, a.wStep, a.tall = 1, bytes, 1
 	for o := p.from; o < p.to; o += t.outs * a.tiles {
-		a.w = unsafe.Add(p.scratch.weights.at, (o-p.from)/t.outs*bytes)
+		a.w = unsafe.Add(p.scratch.weights.At, (o-p.from)/t.outs*bytes)
 		y := unsafe.Add(p.y, ((p.first+row)*p.out+o)*p.size)
 		outs := min(t.outs, p.to-o)
 		a.tiles = 1
@@ -333,7 +294,7 @@ func (p *tilePiece) mend() {
 		}
 		a := &p.scratch.dot
 		a.x, a.rows, a.n = unsafe.Add(p.x, row*p.in*p.size), 1, p.in
-		a.y, a.ahead, a.aheadStep = unsafe.Pointer(&p.scratch.one), fetchAhead, cacheLine
+		a.y, a.ahead, a.aheadStep = unsafe.Pointer(&p.scratch.one), fetchAhead, CacheLine
 		for o, v := range y {
 			if v-v == 0 {
 				continue
@@ -342,19 +303,5 @@ func (p *tilePiece) mend() {
 			p.kernels.dot[p.dtype][1](a)
 			y[o] = p.scratch.one[0]
 		}
-	}
-}
-
-// aligned is memory that begins at a cache line.
-type aligned struct {
-	bytes []byte
-	at    unsafe.Pointer
-}
-
-// grow makes it as large as n bytes. What was there is lost.
-func (a *aligned) grow(n int) {
-	if len(a.bytes) < n+cacheLine {
-		a.bytes = dense.Memory[byte](n + cacheLine)
-		a.at = unsafe.Pointer(&a.bytes[-uintptr(unsafe.Pointer(&a.bytes[0]))%cacheLine])
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
 // peakTask computes tiles from what stays in the first-level cache, over and over: what multiply-adds reach.
@@ -19,7 +20,7 @@ type peakTask struct {
 
 const peakDepth = 128
 
-func (p peakTask) work(int, int) {
+func (p peakTask) Work(int, int) {
 	x, w, y := make([]float32, p.t.rows*peakDepth), make([]float32, p.t.outs*peakDepth), make([]float32, tileEdge)
 	a := tileArgs{y: unsafe.Pointer(&y[0]), yRow: 4 * p.t.outs, x: unsafe.Pointer(&x[0]), xRow: 4 * peakDepth,
 		w: unsafe.Pointer(&w[0]), n: peakDepth, rows: p.t.rows}
@@ -45,7 +46,7 @@ func BenchmarkTiles(b *testing.B) {
 				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(threads))
 				var e Engine
 				defer e.Close()
-				compete(b, "Gop/s", manyRows(&e, threads, rows, in, out, true))
+				cputest.Compete(b, "Gop/s", manyRows(&e, threads, rows, in, out, true))
 			})
 		}
 	}
@@ -56,21 +57,21 @@ func BenchmarkFewRows(b *testing.B) {
 	for _, rows := range []int{4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96} {
 		for _, size := range [][2]int{{768, 768}, {2048, 2048}, {2048, 8192}} {
 			b.Run(fmt.Sprintf("%dx%dx%d", rows, size[0], size[1]), func(b *testing.B) {
-				compete(b, "Gop/s", manyRows(Default(), 0, rows, size[0], size[1], false))
+				cputest.Compete(b, "Gop/s", manyRows(Default(), 0, rows, size[0], size[1], false))
 			})
 		}
 	}
 }
 
 // manyRows is a layer in every type of weights, in tiles and with the kernels for few rows.
-func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*contender) {
+func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*cputest.Contender) {
 	work := 2 * float64(rows) * float64(in) * float64(out)
-	tiles := linearTiers[inUse].tiles
+	tiles := linearTiers[InUse()].tiles
 	if f := linearTiers[floatTier()].tiles; peak && f != nil {
 		runs := int(work/(2*float64(f.rows*f.outs*peakDepth*threads))) + 1
-		list = append(list, &contender{
-			name: "multiply-adds in cache", work: 2 * float64(f.rows*f.outs*peakDepth*threads) * float64(runs),
-			run: func() { e.pool.run(peakTask{f, runs}, threads) },
+		list = append(list, &cputest.Contender{
+			Name: "multiply-adds in cache", Work: 2 * float64(f.rows*f.outs*peakDepth*threads) * float64(runs),
+			Run: func() { e.Run(peakTask{f, runs}, threads) },
 		})
 	}
 	x, y := make([]float32, rows*in), make([]float32, rows*out)
@@ -78,19 +79,19 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*contend
 		x[i] = rand.Float32() - 0.5
 	}
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-		w := noise(d, in*out)
+		w := Buffer{DType: d, Ptr: cputest.Noise(d, in*out), Len: in * out}
 		for _, way := range []string{"few", "tiles", "tiles, x rounded"} {
 			if way != "few" && tiles == nil || way == "tiles, x rounded" && tiles.rounded[d] == nil {
 				continue
 			}
 			o := LinearOperands[float32]{Rows: rows, In: in, Out: out, X: x, W: w, Y: y, RoundX: way == "tiles, x rounded"}
-			list = append(list, &contender{name: fmt.Sprintf("%v, %s", d, way), work: work, run: func() {
+			list = append(list, &cputest.Contender{Name: fmt.Sprintf("%v, %s", d, way), Work: work, Run: func() {
 				if tiles != nil {
 					from := 8
 					if way == "few" {
 						from = math.MaxInt
 					}
-					defer tiles.setFromRows(from)()
+					defer setFromRows(tiles, from)()
 				}
 				if err := Linear(e, &o); err != nil {
 					panic(err)
@@ -102,9 +103,9 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*contend
 }
 
 // floatTier is the best tier whose tiles are of float32.
-func floatTier() tier {
-	t := inUse
-	for t > tierGo && (linearTiers[t].tiles == nil || linearTiers[t].tiles.ways[attn.Float32].split != nil) {
+func floatTier() Tier {
+	t := InUse()
+	for t > TierGo && (linearTiers[t].tiles == nil || linearTiers[t].tiles.ways[attn.Float32].split != nil) {
 		t--
 	}
 	return t

@@ -56,9 +56,9 @@ func packF16Go(a *packArgs) { packRowsGo(a, attn.Float16) }
 func packBF16Go(a *packArgs) { packRowsGo(a, attn.BFloat16) }
 
 func packRowsGo(a *packArgs, d attn.DType) {
-	var wide [dotPiece]float32
-	for at := 0; at < a.n; at += dotPiece {
-		n := min(dotPiece, a.n-at)
+	var wide [128]float32
+	for at := 0; at < a.n; at += len(wide) {
+		n := min(len(wide), a.n-at)
 		for r := range packRows {
 			src := unsafe.Add(a.src, min(r, a.rows-1)*a.srcRow+at*d.Size())
 			of := wide[:n]
@@ -280,4 +280,38 @@ func oddGo(p *float32, n int) (odd int) {
 		}
 	}
 	return odd
+}
+
+// goFloats returns the Go forms of kernels for float32, for tests: tiles are small, and Go is slow.
+func goFloats() *linearTiles {
+	k := &linearTiles{rows: 5, outs: 16, panels: 3}
+	mul := []func(*tileArgs){nil}
+	for rows := 1; rows <= k.rows; rows++ {
+		mul = append(mul, func(a *tileArgs) {
+			a.rows, a.outs = rows, k.outs
+			tileF32Go(a)
+		})
+	}
+	for d, pack := range map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
+		k.ways[d] = tileWay{fromRows: 16, depth: 64, mul: mul, pack: pack, rows: packRows}
+	}
+	return k
+}
+
+// goParts returns the Go forms of kernels for parts of bfloat16, for tests.
+func goParts() *linearTiles {
+	k := &linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, panels: 2}
+	way := func(x, w int, pack, columns func(*packArgs)) tileWay {
+		mul := make([]func(*tileArgs), k.rows+1)
+		mul[k.rows] = func(a *tileArgs) {
+			a.xParts, a.wParts = x, w
+			tilePartsGo(a)
+		}
+		split := func(a *packArgs) { splitF32Go(a, x) }
+		return tileWay{fromRows: 32, depth: 2 * stepDepth, mul: mul, pack: pack, columns: columns, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddGo, large: largeGo}
+	}
+	f16, bf16 := way(2, 2, pairsF16Go, columnsF16Go), way(1, 1, pairsBF16Go, columnsBF16Go)
+	k.ways[attn.Float32], k.ways[attn.Float16], k.ways[attn.BFloat16] = way(3, 3, pairsF32Go, nil), way(3, 2, pairsF16Go, columnsF16Go), way(3, 1, pairsBF16Go, columnsBF16Go)
+	k.rounded[attn.Float16], k.rounded[attn.BFloat16] = &f16, &bf16
+	return k
 }

@@ -1,30 +1,16 @@
 package cpu
 
 import (
-	"bytes"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"runtime"
 	"testing"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 )
-
-var weightTypes = []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}
-
-// tilesInUse returns the kernels for many rows, and skips the test if there are none.
-func tilesInUse(t testing.TB) *linearTiles {
-	t.Helper()
-	k := linearTiers[inUse].tiles
-	if k == nil || reftest.RaceEnabled {
-		t.Skip("all rows are few, or somebody looks for races in assembly")
-	}
-	return k
-}
 
 // eachTiles runs a test with the tier's kernels for many rows, and with their Go twins, which every machine has:
 // those for float32, and those for parts. Twins are slow: a test may do less with them. Under
@@ -33,60 +19,29 @@ func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *linearTile
 	if reftest.RaceEnabled && !threads {
 		t.Skip("the detector has use for tests of several threads")
 	}
-	if k := linearTiers[inUse].tiles; k != nil {
-		t.Run(inUse.String(), func(t *testing.T) { test(t, k, false) })
+	if k := linearTiers[InUse()].tiles; k != nil {
+		t.Run(InUse().String(), func(t *testing.T) { test(t, k, false) })
 	}
-	if inUse != tierGo && !reftest.RaceEnabled {
+	if InUse() != TierGo && !reftest.RaceEnabled {
 		return // once is enough
 	}
-	was := linearTiers[inUse]
-	defer func() { linearTiers[inUse] = was }()
-	for name, k := range map[string]*linearTiles{"twins": floatTwins(), "twins of parts": partTwins()} {
+	was := linearTiers[InUse()]
+	defer func() { linearTiers[InUse()] = was }()
+	for name, k := range map[string]*linearTiles{"twins": goFloats(), "twins of parts": goParts()} {
 		tier := *was
 		tier.tiles = k
-		linearTiers[inUse] = &tier
+		linearTiers[InUse()] = &tier
 		t.Run(name, func(t *testing.T) { test(t, k, true) })
 	}
 }
 
-func floatTwins() *linearTiles {
-	k := &linearTiles{rows: 5, outs: 16, panels: 3}
-	mul := []func(*tileArgs){nil}
-	for rows := 1; rows <= k.rows; rows++ {
-		mul = append(mul, func(a *tileArgs) {
-			a.rows, a.outs = rows, k.outs
-			tileF32Go(a)
-		})
-	}
-	for d, pack := range map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
-		k.ways[d] = tileWay{fromRows: 16, depth: 64, mul: mul, pack: pack, rows: packRows}
-	}
-	return k
-}
-
-func partTwins() *linearTiles {
-	k := &linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, panels: 2}
-	way := func(x, w int, pack func(*packArgs)) tileWay {
-		mul := make([]func(*tileArgs), k.rows+1)
-		mul[k.rows] = func(a *tileArgs) {
-			a.xParts, a.wParts = x, w
-			tilePartsGo(a)
-		}
-		split := func(a *packArgs) { splitF32Go(a, x) }
-		return tileWay{fromRows: 32, depth: 2 * stepDepth, mul: mul, pack: pack, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddGo}
-	}
-	f16, bf16 := way(2, 2, pairsF16Go), way(1, 1, pairsBF16Go)
-	k.ways[attn.Float32], k.ways[attn.Float16], k.ways[attn.BFloat16] = way(3, 3, pairsF32Go), way(3, 2, pairsF16Go), way(3, 1, pairsBF16Go)
-	k.rounded[attn.Float16], k.rounded[attn.BFloat16] = &f16, &bf16
-	return k
-}
-
-// setFromRows makes so many rows many, for all ways, until restore is called.
-func (t *linearTiles) setFromRows(rows int) (restore func()) {
+// setFromRows makes so many rows many, for all ways of t, until restore is called.
+func setFromRows(t *linearTiles, rows int) (restore func()) {
 	var was []int
 	each := func(f func(*tileWay)) {
-		for _, d := range weightTypes {
-			for _, w := range t.waysOf(d) {
+		for _, d := range cputest.WeightTypes {
+			f(&t.ways[d])
+			if w := t.rounded[d]; w != nil {
 				f(w)
 			}
 		}
@@ -100,187 +55,6 @@ func (t *linearTiles) setFromRows(rows int) (restore func()) {
 	}
 }
 
-// waysOf are what a type's weights can be multiplied with.
-func (t *linearTiles) waysOf(d attn.DType) []*tileWay {
-	if w := t.rounded[d]; w != nil {
-		return []*tileWay{&t.ways[d], w}
-	}
-	return []*tileWay{&t.ways[d]}
-}
-
-// guardedRows returns guarded memory of some rows that lie stride bytes apart.
-func guardedRows(t testing.TB, rng *rand.Rand, d attn.DType, rows, n int) (at unsafe.Pointer, stride int) {
-	t.Helper()
-	pad := rng.IntN(3)
-	stride = (n + pad) * d.Size()
-	mem, free := guarded(t, rows*stride-pad*d.Size())
-	t.Cleanup(free)
-	b := Buffer{DType: d, Ptr: mem, Len: rows*(n+pad) - pad}
-	for i := range rows * n {
-		v := rounded(rng.NormFloat64()*math.Exp2(float64(rng.IntN(20)-10)), d)
-		store(&b, i/n*(n+pad)+i%n, []float32{float32(v)})
-	}
-	return mem, stride
-}
-
-// TestTilePacking: what packs rows of x and weights writes the bits of its Go twin, and nothing else.
-func TestTilePacking(t *testing.T) {
-	k, rng := tilesInUse(t), reftest.Rand(t)
-	twins := map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go}
-	pairs := map[attn.DType]func(*packArgs){attn.Float32: pairsF32Go, attn.Float16: pairsF16Go, attn.BFloat16: pairsBF16Go}
-	columnsOf := map[attn.DType]func(*packArgs){attn.Float16: columnsF16Go, attn.BFloat16: columnsBF16Go}
-	splits := []func(*packArgs){1: splitX1Go, splitX2Go, splitX3Go}
-	for _, d := range weightTypes {
-		for _, w := range k.waysOf(d) {
-			for _, n := range []int{1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100} {
-				for rows := 1; rows <= w.rows; rows++ {
-					src, stride := guardedRows(t, rng, d, rows, n)
-					a := packArgs{src: src, srcRow: stride, rows: rows, n: n, dstStep: 4 * (w.rows + rng.IntN(20))}
-					size, twin := a.dstStep*(n-1)+4*w.rows, twins[d]
-					if w.wParts > 0 {
-						a.dstPart, twin = stepBytes, pairs[d]
-						a.dstStep = (w.wParts + rng.IntN(2)) * stepBytes
-						size = (n-1)/stepDepth*a.dstStep + w.wParts*stepBytes
-					}
-					// Of steps, what belongs to rows behind the last may be anything.
-					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", inUse, d, rows, n), &a, size, w.pack, twin, w.wParts > 0 && rows < w.rows)
-				}
-			}
-			for _, n := range []int{1, 2, 15, 16, 17, 31, 32, 33, 64, 95} {
-				if w.wParts == 0 || promptTiers[inUse].exact[d] == nil {
-					break
-				}
-				columns := promptTiers[inUse].exact[d].columns
-				src, stride := guardedRows(t, rng, d, n, stepRows)
-				a := packArgs{src: src, srcRow: stride, rows: stepRows, n: n, dstPart: stepBytes, dstStep: (w.wParts + rng.IntN(2)) * stepBytes}
-				size := (n-1)/stepDepth*a.dstStep + w.wParts*stepBytes
-				samePacked(t, fmt.Sprintf("%v %v, %d values", inUse, d, n), &a, size, columns, columnsOf[d], false)
-			}
-			for _, n := range []int{1, 15, 16, 17, 31, 32, 33, 64, 95} {
-				for rows := 1; rows <= stepRows && w.split != nil; rows++ {
-					src, stride := guardedRows(t, rng, attn.Float32, rows, n)
-					for _, odd := range []float64{0, math.Inf(1), math.NaN(), 1e-40, math.MaxFloat32} {
-						if odd != 0 {
-							*(*float32)(unsafe.Add(src, rng.IntN(rows)*stride+4*rng.IntN(n))) = float32(odd)
-						}
-						a := packArgs{src: src, srcRow: stride, rows: rows, n: n, dstPart: stepBytes, dstStep: (w.xParts + rng.IntN(2)) * stepBytes}
-						size := (n-1)/stepDepth*a.dstStep + w.xParts*stepBytes
-						samePacked(t, fmt.Sprintf("%v x in %d, %d rows of %d", inUse, w.xParts, rows, n), &a, size, w.split, splits[w.xParts], false)
-					}
-				}
-			}
-		}
-	}
-}
-
-// samePacked compares what two kernels write into memory of the given size. With loose set, 4 bytes that the twin
-// leaves alone may be anything.
-func samePacked(t *testing.T, name string, a *packArgs, size int, kernel, twin func(*packArgs), loose bool) {
-	t.Helper()
-	const untouched = 0xa5
-	var got [2][]byte
-	for i, f := range []func(*packArgs){kernel, twin} {
-		mem, free := guarded(t, size)
-		defer free()
-		got[i] = unsafe.Slice((*byte)(mem), size)
-		copy(got[i], bytes.Repeat([]byte{untouched}, size))
-		b := *a
-		b.dst = mem
-		f(&b)
-	}
-	for i, v := range got[0] {
-		w := got[1][i]
-		word := got[1][i&^1:][:2]
-		if v != w && !(loose && bytes.Equal(got[1][i&^3:][:4], bytes.Repeat([]byte{untouched}, 4))) && !(isNaN16(word) && isNaN16(got[0][i&^1:][:2])) {
-			t.Fatalf("%s: byte %d is %#x, of the Go kernel %#x", name, i, v, w)
-		}
-	}
-}
-
-func isNaN16(b []byte) bool { return (half.BFloat16(b[0]) | half.BFloat16(b[1])<<8).IsNaN() }
-
-// TestTileKernels: the kernels in use are within the rounding of sums of their Go twins, for all numbers of rows.
-func TestTileKernels(t *testing.T) {
-	k, rng := tilesInUse(t), reftest.Rand(t)
-	for _, d := range weightTypes {
-		for _, w := range k.waysOf(d) {
-			for rows, kernel := range w.mul {
-				if kernel == nil {
-					continue
-				}
-				for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 65} {
-					testTile(t, rng, k, w, rows, n)
-				}
-			}
-		}
-	}
-}
-
-func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n int) {
-	t.Helper()
-	const pad = 3
-	tiles, tall := 1, 1
-	if w.split != nil {
-		tiles, tall = 1+rng.IntN(3), 1+rng.IntN(2)
-	}
-	outs := tiles * k.outs
-	a := tileArgs{n: n, rows: rows, outs: k.outs, xParts: w.xParts, wParts: w.wParts, yRow: 4 * (outs + pad), more: rng.IntN(2), tiles: tiles, tall: tall}
-	a.yStep = rows * a.yRow
-	twin, terms := tileF32Go, n
-	var signs []func() // take the signs of x and w away
-	numbers := func(d attn.DType, rows, n int) (unsafe.Pointer, int) {
-		at, stride := guardedRows(t, rng, d, rows, n)
-		signs = append(signs, func() {
-			for r := range rows {
-				for i := range n * d.Size() {
-					if i%d.Size() == d.Size()-1 {
-						*(*byte)(unsafe.Add(at, r*stride+i)) &= 0x7f
-					}
-				}
-			}
-		})
-		return at, stride
-	}
-	if w.split == nil {
-		a.x, a.xRow = numbers(attn.Float32, rows, n)
-		a.w, _ = numbers(attn.Float32, 1, n*k.outs)
-	} else {
-		twin, terms = tilePartsGo, n*stepDepth*w.xParts*w.wParts
-		a.xRow = n * w.xParts * stepBytes
-		a.xStep = 2 * a.xRow
-		a.x, _ = numbers(attn.BFloat16, 1, tall*n*w.xParts*stepBytes)
-		a.w, _ = numbers(attn.BFloat16, 1, tiles*n*w.wParts*stepBytes)
-		a.wStep = 2 * n * w.wParts * stepBytes
-	}
-	was := make([]float32, tall*rows*(outs+pad))
-	for i := range was {
-		was[i] = rng.Float32()
-	}
-	run := func(kernel func(*tileArgs)) []float32 {
-		mem, free := guarded(t, 4*(len(was)-pad))
-		t.Cleanup(free)
-		y := unsafe.Slice((*float32)(mem), len(was)-pad)
-		copy(y, was)
-		b := a
-		b.y = mem
-		kernel(&b)
-		return y
-	}
-	got, want := run(w.mul[rows]), run(twin)
-	for _, take := range signs {
-		take()
-	}
-	for i, size := range run(twin) {
-		if i%(outs+pad) >= outs {
-			if got[i] != was[i] {
-				t.Fatalf("%v, %d rows: element %d was written", inUse, rows, i)
-			}
-		} else if diff := math.Abs(float64(got[i] - want[i])); !(diff <= float64(terms+1)*0x1p-23*float64(size)) {
-			t.Fatalf("%v, %d rows of %d: element %d is %v, of the Go kernel %v", inUse, rows, n, i, got[i], want[i])
-		}
-	}
-}
-
 // TestLinearMany: layers of many rows at the edges of tiles, pieces, parts of In and blocks.
 func TestLinearMany(t *testing.T) {
 	rng := reftest.Rand(t)
@@ -291,7 +65,7 @@ func TestLinearMany(t *testing.T) {
 		c.check(t)
 	}
 	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
-		for _, d := range weightTypes {
+		for _, d := range cputest.WeightTypes {
 			for _, s := range [][3]int{ // rows, in, out
 				{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {100, 1023, 40}, {97, 1024, 65},
 				{98, 1025, 300}, {99, 2100, 33}, {32, 4200, 40}, {513, 70, 34}, {1100, 64, 5}, {101, 64, 1000}, {129, 130, 257},
@@ -319,7 +93,7 @@ func TestLinearManyAlone(t *testing.T) {
 		if twins || reftest.RaceEnabled {
 			ins, all, out, numbers = []int{130}, 530, 35, []int{1, 3}
 		}
-		for _, d := range weightTypes {
+		for _, d := range cputest.WeightTypes {
 			for _, roundX := range []bool{false, true} {
 				if roundX && k.rounded[d] == nil {
 					continue
@@ -375,7 +149,7 @@ func (c *linearCase[F]) some(first, rows int) *LinearOperands[F] {
 
 // fewRows computes the layer with the kernels for few rows.
 func (c *linearCase[F]) fewRows(t *testing.T, k *linearTiles) {
-	defer k.setFromRows(c.Rows + 1)()
+	defer setFromRows(k, c.Rows+1)()
 	c.run(t, Default())
 }
 
@@ -385,7 +159,7 @@ func TestLinearManyOdd(t *testing.T) {
 	rng := reftest.Rand(t)
 	isOdd := func(v float32) bool { return v-v != 0 }
 	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
-		for _, d := range weightTypes {
+		for _, d := range cputest.WeightTypes {
 			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, float64(math.Float32frombits(0x7fffffff))} {
 				for i := range 4 {
 					inW, roundX := i%2 == 0, i/2 == 0
@@ -395,7 +169,7 @@ func TestLinearManyOdd(t *testing.T) {
 					usual := append([]float32(nil), c.Y...)
 					row, feature, i := rng.IntN(c.Rows), rng.IntN(c.Out), rng.IntN(c.In)
 					if inW {
-						store(&c.W, feature*c.In+i, []float32{float32(bad)})
+						cputest.Store(c.W.Ptr, c.W.DType, feature*c.In+i, []float32{float32(bad)})
 					} else {
 						c.X[row*c.In+i] = float32(bad)
 					}
@@ -424,7 +198,7 @@ func TestLinearManyOdd(t *testing.T) {
 func TestLinearRounded(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
-		for _, d := range weightTypes {
+		for _, d := range cputest.WeightTypes {
 			for range 5 {
 				c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
 				c.RoundX = true
@@ -472,7 +246,7 @@ func TestLinearManyConcurrently(t *testing.T) {
 			turns = 2
 		}
 		for i := range callers {
-			c := newLinearCase[float32](t, rng, weightTypes[i%3], k.ways[weightTypes[i%3]].fromRows+9*i, 100, 150)
+			c := newLinearCase[float32](t, rng, cputest.WeightTypes[i%3], k.ways[cputest.WeightTypes[i%3]].fromRows+9*i, 100, 150)
 			defer c.close()
 			c.run(t, &e)
 			want := append([]float32(nil), c.Y...)
@@ -509,7 +283,7 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
 		var e Engine
 		defer e.Close()
-		for _, d := range weightTypes {
+		for _, d := range cputest.WeightTypes {
 			c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+30, 70, 50)
 			if n := testing.AllocsPerRun(10, func() { c.run(t, &e) }); n > 0 {
 				t.Errorf("%v: %v allocations", d, n)

@@ -7,7 +7,7 @@ import "math"
 // Slices are cut to one length first, so that no bounds are checked inside.
 
 // dot4 is s[i] = q . ki.
-func dot4[F real](s *[4]F, q, k0, k1, k2, k3 []F) {
+func dot4[F Real](s *[4]F, q, k0, k1, k2, k3 []F) {
 	n := len(q)
 	k0, k1, k2, k3 = k0[:n], k1[:n], k2[:n], k3[:n]
 	var s0, s1, s2, s3 F
@@ -30,7 +30,7 @@ func dot4[F real](s *[4]F, q, k0, k1, k2, k3 []F) {
 }
 
 // add4 is o += sum p[i]*vi.
-func add4[F real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
+func add4[F Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
 	n := len(o)
 	v0, v1, v2, v3 = v0[:n], v1[:n], v2[:n], v3[:n]
 	p0, p1, p2, p3 := p[0], p[1], p[2], p[3]
@@ -40,7 +40,7 @@ func add4[F real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
 }
 
 // add1 is o += p*v.
-func add1[F real](o []F, p F, v []F) {
+func add1[F Real](o []F, p F, v []F) {
 	v = v[:len(o)]
 	for i := range o {
 		o[i] += p * v[i]
@@ -48,7 +48,7 @@ func add1[F real](o []F, p F, v []F) {
 }
 
 // maximum returns the largest of s: -Inf if there is none, NaN if there is a NaN.
-func maximum[F real](s []F) F {
+func maximum[F Real](s []F) F {
 	m := F(math.Inf(-1))
 	for _, x := range s {
 		m = max(m, x)

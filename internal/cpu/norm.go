@@ -5,9 +5,27 @@ import (
 	"unsafe"
 )
 
+// normKernels are the functions of one tier for the passes of a norm over a row, each with the contract of its twin below. Sums are
+// added up in another order.
+type normKernels struct {
+	sum          func(x *float32, n int) float64
+	deviations   func(x *float32, n int, mean float64) (sum, squares float64)
+	normalise    func(dst, src, gamma, beta *float32, n int, mean, by float64)
+	sum64        func(x *float64, n int) float64
+	deviations64 func(x *float64, n int, mean float64) (sum, squares float64)
+	normalise64  func(dst, src, gamma, beta *float64, n int, mean, by float64)
+
+	nanos float64 // what an element takes a thread, all passes
+}
+
+var normGo = normKernels{
+	sum: sumGo, deviations: deviationsGo, normalise: normaliseGo, sum64: sum64Go, deviations64: deviations64Go, normalise64: normalise64Go,
+	nanos: ElementNanos,
+}
+
 // A Norm is layer norm, or RMS norm, of rows of N elements. Gamma may be nil for ones, and Beta for zeros. Beta may have as
 // many elements as x, too: each row has its own then, as with a residual.
-type Norm[F real] struct {
+type Norm[F Real] struct {
 	N           int
 	Gamma, Beta []F
 	Eps         float64
@@ -20,7 +38,7 @@ func (o *Norm[F]) Rows(e *Engine, y, x []F) {
 	if len(x) == 0 {
 		return
 	}
-	e.each(len(x)/o.N, float64(len(x))*vectorTiers[inUse].normNanos, func(row int) {
+	e.Each(len(x)/o.N, float64(len(x))*normTiers[InUse()].nanos, func(row int) {
 		from, to := row*o.N, (row+1)*o.N
 		beta := o.Beta
 		if len(beta) > o.N {
@@ -46,7 +64,7 @@ func (o *Norm[F]) row(y, x, beta []F) {
 
 // Moments is the mean of x and 1/sqrt(variance + eps), in float64. The second pass sums the differences to the first
 // one's mean, too, and what rounding left there is taken out of both results.
-func Moments[F real](x []F, eps float64) (mean, rstd float64) {
+func Moments[F Real](x []F, eps float64) (mean, rstd float64) {
 	n := float64(len(x))
 	mean = sumOf(x) / n
 	d, q := deviationsOf(x, mean)
@@ -56,13 +74,13 @@ func Moments[F real](x []F, eps float64) (mean, rstd float64) {
 }
 
 // ReciprocalRMS is 1/sqrt(mean(x^2) + eps), in float64.
-func ReciprocalRMS[F real](x []F, eps float64) float64 {
+func ReciprocalRMS[F Real](x []F, eps float64) float64 {
 	return 1 / math.Sqrt(dotOf(x, x)/float64(len(x))+eps)
 }
 
 // sumOf is the sum of x in float64, in an order that depends on nothing but its length.
-func sumOf[F real](x []F) float64 {
-	switch v := &vectorTiers[inUse]; {
+func sumOf[F Real](x []F) float64 {
+	switch v := &normTiers[InUse()]; {
 	case len(x) == 0:
 		return 0
 	case unsafe.Sizeof(F(0)) == 4:
@@ -73,8 +91,8 @@ func sumOf[F real](x []F) float64 {
 }
 
 // deviationsOf is the sums of the differences of x to mean, and of their squares, in float64, in an order as sumOf's.
-func deviationsOf[F real](x []F, mean float64) (sum, squares float64) {
-	switch v := &vectorTiers[inUse]; {
+func deviationsOf[F Real](x []F, mean float64) (sum, squares float64) {
+	switch v := &normTiers[InUse()]; {
 	case len(x) == 0:
 		return 0, 0
 	case unsafe.Sizeof(F(0)) == 4:
@@ -85,7 +103,7 @@ func deviationsOf[F real](x []F, mean float64) (sum, squares float64) {
 }
 
 // normaliseInto is dst = (src - mean) * by * gamma + beta, computed in float64. gamma and beta may be nil.
-func normaliseInto[F real](dst, src, gamma, beta []F, mean, by float64) {
+func normaliseInto[F Real](dst, src, gamma, beta []F, mean, by float64) {
 	if len(src) == 0 {
 		return
 	}
@@ -97,7 +115,7 @@ func normaliseInto[F real](dst, src, gamma, beta []F, mean, by float64) {
 		}
 	}
 	to, from := unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0])
-	if v := &vectorTiers[inUse]; unsafe.Sizeof(F(0)) == 4 {
+	if v := &normTiers[InUse()]; unsafe.Sizeof(F(0)) == 4 {
 		v.normalise((*float32)(to), (*float32)(from), (*float32)(p[0]), (*float32)(p[1]), len(src), mean, by)
 	} else {
 		v.normalise64((*float64)(to), (*float64)(from), (*float64)(p[0]), (*float64)(p[1]), len(src), mean, by)
@@ -169,7 +187,7 @@ func normalise64Go(dst, src, gamma, beta *float64, n int, mean, by float64) {
 }
 
 // sumOfElements has four sums at a time, which hide the latency of an addition.
-func sumOfElements[F real](x []F) float64 {
+func sumOfElements[F Real](x []F) float64 {
 	var s0, s1, s2, s3 float64
 	i := 0
 	for ; i+4 <= len(x); i += 4 {
@@ -185,7 +203,7 @@ func sumOfElements[F real](x []F) float64 {
 	return s0 + s1 + s2 + s3
 }
 
-func sumsOfDeviations[F real](x []F, mean float64) (sum, squares float64) {
+func sumsOfDeviations[F Real](x []F, mean float64) (sum, squares float64) {
 	var d0, d1, q0, q1 float64
 	i := 0
 	for ; i+2 <= len(x); i += 2 {
@@ -205,7 +223,7 @@ func sumsOfDeviations[F real](x []F, mean float64) (sum, squares float64) {
 }
 
 // normalise rounds products before they are added, as the kernels do.
-func normalise[F real](to, from, gamma, beta *F, n int, mean, by float64) {
+func normalise[F Real](to, from, gamma, beta *F, n int, mean, by float64) {
 	dst, src := unsafe.Slice(to, n), unsafe.Slice(from, n)
 	switch g, b := unsafe.Slice(gamma, count(gamma, n)), unsafe.Slice(beta, count(beta, n)); {
 	case gamma != nil && beta != nil:
@@ -228,7 +246,7 @@ func normalise[F real](to, from, gamma, beta *F, n int, mean, by float64) {
 }
 
 // count is how many elements there are behind p, of n.
-func count[F real](p *F, n int) int {
+func count[F Real](p *F, n int) int {
 	if p == nil {
 		return 0
 	}

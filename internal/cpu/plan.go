@@ -223,12 +223,12 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 		p.sched.Add(p.tiles)
 	}
 	elements := float64(g.KVHeads) * float64(g.Dim+g.ValueDim)
-	work := workOf(keys*elements*float64(g.KV.Size()), pairs*elements)
-	p.threads = threadsFor(work)
+	work := WorkOf(keys*elements*float64(g.KV.Size()), pairs*elements)
+	p.threads = ThreadsFor(work)
 	workers := g.Workers
 	if workers == 0 {
 		if workers = p.threads; p.packed < promptRows { // of many rows each worker has much scratch, and many output tiles
-			workers *= sharesFor(work, p.threads, shareNanos)
+			workers *= SharesFor(work, p.threads, ShareNanos)
 		}
 	}
 	p.sched.Cut(g.Policy, workers)

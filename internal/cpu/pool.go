@@ -21,9 +21,9 @@ const (
 	idleTime = 100 * time.Millisecond
 )
 
-// task is work for logical workers, numbered from 0. Workers run in any order, on any thread, and never
+// A Task is work for logical workers, numbered from 0. Workers run in any order, on any thread, and never
 // wait for each other. Those of one thread, of which the caller's is 0, run one behind the other: scratch is the thread's.
-type task interface{ work(worker, thread int) }
+type Task interface{ Work(worker, thread int) }
 
 // pool runs tasks on the caller's thread and on up to GOMAXPROCS-1 helper goroutines. The zero pool is
 // ready for use. Any number of goroutines may call run at once: each takes the helpers that are free,
@@ -46,16 +46,16 @@ type pool struct {
 
 // job is one call of run that has helpers. Thread 0 is the caller's, thread i that of helpers[i-1].
 type job struct {
-	task    task
+	task    Task
 	workers int64
 	helpers []*helper
 	failure atomic.Pointer[failure]
 	parked  atomic.Bool // the caller waits on done, or is about to
 	done    chan struct{}
 
-	_    [cacheLine]byte
+	_    [CacheLine]byte
 	next atomic.Int64 // the next worker to run that is no thread's first
-	_    [cacheLine]byte
+	_    [CacheLine]byte
 }
 
 // In a helper's mailbox: quit ends it, asleep says that it has parked.
@@ -70,32 +70,21 @@ type helper struct {
 	turn   uint32 // of the helper: another one with each job
 	slept  bool   // when the job was given
 
-	_ [2 * cacheLine]byte // processors fetch lines in pairs
+	_ [2 * CacheLine]byte // processors fetch lines in pairs
 
 	left atomic.Uint32 // the last turn that the helper, or who took its job, is done with
-	_    [2 * cacheLine]byte
+	_    [2 * CacheLine]byte
 
-	ahead prefetch // what it asks for while it has no work
+	ahead Prefetch // what it asks for while it has no work
 
 	wake chan struct{} // a token for each job that was put into the mailbox while it said asleep
 }
 
 // run is runOn with as many threads as there may be.
-func (p *pool) run(t task, n int) error { return p.runOn(t, n, n) }
+func (p *pool) run(t Task, n int) error { return p.runOn(t, n, n) }
 
-// must is runOn of a task that never fails: a panic of a worker comes out here.
-func (p *pool) must(t task, n, threads int) {
-	if err := p.runOn(t, n, threads); err != nil {
-		panic(err.(*failure).value)
-	}
-}
-
-// runOn calls t.work(w, thread) once for each w in [0, n) and returns when all are done. min(n, threads, GOMAXPROCS)
-// threads share the workers, the caller's among them, or fewer when other calls have the helpers.
-// If a worker panics, workers that have not begun are left out and the panic is returned as an error,
-// which wraps ErrPanic; the pool goes on. After close the caller's thread runs all workers. Once
-// helpers run, runOn does not allocate.
-func (p *pool) runOn(t task, n, threads int) error {
+// runOn is [Engine.RunOn].
+func (p *pool) runOn(t Task, n, threads int) error {
 	if min(n, threads) < 2 {
 		return runAlone(t, n)
 	}
@@ -109,21 +98,21 @@ func (p *pool) runOn(t task, n, threads int) error {
 	return p.join(j)
 }
 
-func runAlone(t task, n int) (err error) {
+func runAlone(t Task, n int) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = &failure{r, debug.Stack()}
 		}
 	}()
 	for w := range n {
-		t.work(w, 0)
+		t.Work(w, 0)
 	}
 	return nil
 }
 
 // hire makes a job of t and gives it to helpers: idle ones first, then new ones as far as GOMAXPROCS
 // allows. The same helpers have the same threads in jobs that are alike, so that their caches have what they had.
-func (p *pool) hire(t task, n, threads, procs int) *job {
+func (p *pool) hire(t Task, n, threads, procs int) *job {
 	p.mu.Lock()
 	var j *job
 	if k := len(p.jobs) - 1; k >= 0 {
@@ -185,13 +174,13 @@ func (j *job) work(thread int) {
 	if j.failure.Load() != nil {
 		return
 	}
-	j.task.work(thread, thread)
+	j.task.Work(thread, thread)
 	for j.next.Load() < j.workers {
 		w := j.next.Add(1) - 1
 		if w >= j.workers {
 			return
 		}
-		j.task.work(int(w), thread)
+		j.task.Work(int(w), thread)
 	}
 }
 
@@ -270,8 +259,8 @@ func (p *pool) help(h *helper) {
 		// Who has nothing left to do looks at the next thread.
 		for next := h.thread + 1; next <= len(j.helpers) && j.takeOver(next); next++ {
 		}
-		if t, ok := j.task.(prefetcher); ok {
-			h.ahead = t.prefetch(h.thread)
+		if t, ok := j.task.(Prefetcher); ok {
+			h.ahead = t.Prefetch(h.thread)
 		}
 		h.left.Store(h.turn)
 		if j.parked.Load() && j.parked.CompareAndSwap(true, false) {

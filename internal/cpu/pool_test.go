@@ -3,28 +3,36 @@ package cpu
 import (
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 
 	"go.uber.org/goleak"
 )
 
+// tally is an atomic that shares its cache line with nothing.
+type tally struct {
+	atomic.Int32
+	_ [CacheLine - 4]byte
+}
+
 // counts is a task that counts how often each worker ran.
 type counts struct {
-	ran  []counter
+	ran  []tally
 	then func(worker int)
 }
 
 func newCounts(n int, then func(int)) *counts {
-	return &counts{ran: make([]counter, n), then: then}
+	return &counts{ran: make([]tally, n), then: then}
 }
 
-func (c *counts) work(w, _ int) {
+func (c *counts) Work(w, _ int) {
 	c.ran[w].Add(1)
 	if c.then != nil {
 		c.then(w)
@@ -39,12 +47,6 @@ func (c *counts) check(t *testing.T, times int32) {
 			t.Errorf("worker %d of %d ran %d times, want %d", w, len(c.ran), n, times)
 		}
 	}
-}
-
-// setProcs sets GOMAXPROCS for the length of the test.
-func setProcs(t testing.TB, n int) {
-	old := runtime.GOMAXPROCS(n)
-	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
 // helpersOf returns how many helpers p has.
@@ -69,7 +71,7 @@ func TestPoolRunsEveryWorkerOnce(t *testing.T) {
 	var p pool
 	defer p.close()
 	for _, procs := range []int{1, 2, 5, 3, 1, 4} { // follows what changes between runs
-		setProcs(t, procs)
+		cputest.SetProcs(t, procs)
 		for _, n := range []int{0, 1, 2, 3, 8, 100} {
 			c := newCounts(n, nil)
 			for range 20 {
@@ -88,7 +90,7 @@ func TestPoolThreads(t *testing.T) {
 	var p pool
 	defer p.close()
 	for _, procs := range []int{2, 4, 3} {
-		setProcs(t, procs)
+		cputest.SetProcs(t, procs)
 		var arrived sync.WaitGroup
 		arrived.Add(procs)
 		c := newCounts(procs, func(int) {
@@ -107,7 +109,7 @@ func TestPoolThreads(t *testing.T) {
 
 func TestPoolNeedsNoHelperForOneThread(t *testing.T) {
 	var p pool
-	setProcs(t, 1)
+	cputest.SetProcs(t, 1)
 	c := newCounts(8, nil)
 	if err := p.run(c, 8); err != nil {
 		t.Fatal(err)
@@ -124,7 +126,7 @@ func TestPoolNeedsNoHelperForOneThread(t *testing.T) {
 
 func TestPoolHelpersLeaveWhenIdle(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	setProcs(t, 4)
+	cputest.SetProcs(t, 4)
 	var p pool
 	for range 3 { // and come back
 		if err := p.run(newCounts(8, nil), 8); err != nil {
@@ -138,7 +140,7 @@ func TestPoolHelpersLeaveWhenIdle(t *testing.T) {
 }
 
 func TestPoolSleepsBetweenRuns(t *testing.T) {
-	setProcs(t, 3)
+	cputest.SetProcs(t, 3)
 	var p pool
 	defer p.close()
 	c := newCounts(3, nil)
@@ -162,7 +164,7 @@ func TestPoolSleepsBetweenRuns(t *testing.T) {
 
 func TestPoolConcurrentCallers(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	setProcs(t, 4)
+	cputest.SetProcs(t, 4)
 	var p pool
 	defer p.close()
 	var wg sync.WaitGroup
@@ -193,7 +195,7 @@ func TestPoolPanic(t *testing.T) {
 	var p pool
 	defer p.close()
 	for _, procs := range []int{1, 4} {
-		setProcs(t, procs)
+		cputest.SetProcs(t, procs)
 		for bad := range 6 {
 			c := newCounts(6, func(w int) {
 				if w == bad {
@@ -219,7 +221,7 @@ func TestPoolPanic(t *testing.T) {
 // What a helper was to do is done once, by the helper or by who has taken it over, whoever comes first.
 func TestPoolTakesOver(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	setProcs(t, 4)
+	cputest.SetProcs(t, 4)
 	var p pool
 	defer p.close()
 	warm := newCounts(4, nil)
@@ -252,7 +254,7 @@ func TestPoolTakesOver(t *testing.T) {
 
 // Threads have the same first workers in each run: what a worker has read is in its thread's cache.
 func TestPoolKeepsThreads(t *testing.T) {
-	setProcs(t, 4)
+	cputest.SetProcs(t, 4)
 	var p pool
 	defer p.close()
 	var before []*helper
@@ -288,7 +290,7 @@ func TestPoolPanicLeavesOutTheRest(t *testing.T) {
 	var p pool
 	defer p.close()
 	for _, procs := range []int{1, 4} {
-		setProcs(t, procs)
+		cputest.SetProcs(t, procs)
 		const n = 100_000
 		c := newCounts(n, func(w int) {
 			if w == 2 {
@@ -307,7 +309,7 @@ func TestPoolPanicLeavesOutTheRest(t *testing.T) {
 
 func TestPoolClose(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	setProcs(t, 4)
+	cputest.SetProcs(t, 4)
 	var p pool
 	c := newCounts(8, nil)
 	if err := p.run(c, 8); err != nil {
@@ -331,7 +333,7 @@ func TestPoolClose(t *testing.T) {
 
 func TestPoolCloseWhileRunning(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	setProcs(t, 4)
+	cputest.SetProcs(t, 4)
 	for range 50 {
 		var p pool
 		var wg sync.WaitGroup
@@ -355,30 +357,12 @@ func TestPoolCloseWhileRunning(t *testing.T) {
 	}
 }
 
-// allocations returns the least number of allocations that the given number of calls of f was seen to
-// make: on a busy machine a helper may have been idle for long enough to leave, and its return
-// allocates. (testing.AllocsPerRun measures with GOMAXPROCS=1, where no helpers run.)
-func allocations(calls int, f func()) uint64 {
-	least := uint64(math.MaxUint64)
-	for try := 0; try < 50 && least > 0; try++ {
-		f()
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		for range calls {
-			f()
-		}
-		runtime.ReadMemStats(&after)
-		least = min(least, after.Mallocs-before.Mallocs)
-	}
-	return least
-}
-
 func TestPoolDoesNotAllocate(t *testing.T) {
-	setProcs(t, 3)
+	cputest.SetProcs(t, 3)
 	var p pool
 	defer p.close()
 	c := newCounts(8, nil)
-	if n := allocations(200, func() {
+	if n := cputest.Allocations(200, func() {
 		if err := p.run(c, 8); err != nil {
 			t.Error(err)
 		}

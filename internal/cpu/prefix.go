@@ -73,7 +73,7 @@ func (p *Plan) layPrefixes(g *attn.Problem, seqs []attn.Sequence, lastPage int) 
 }
 
 // prefixRun is a run of a plan that has prefixes.
-type prefixRun[F real] struct {
+type prefixRun[F Real] struct {
 	plan    *Plan
 	ops     *Operands[F]
 	of      Operands[F] // of the prefixes
@@ -83,9 +83,10 @@ type prefixRun[F real] struct {
 }
 
 // runPrefixes is run of such a plan.
-func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]], p *Plan, o *Operands[F]) error {
+func runPrefixes[F Real](e *Engine, p *Plan, o *Operands[F]) error {
+	runs := &Own[spares[F]](e).prefixes
 	x, g := p.prefix, &p.g
-	r := runs.get()
+	r := runs.Get()
 	rows := len(x.rows)
 	grown := func(s []F, n int) []F {
 		if cap(s) < n {
@@ -116,24 +117,24 @@ func runPrefixes[F real](pool *pool, free *freelist[F], runs *spare[prefixRun[F]
 			}
 		}
 	}
-	if err := runOwn(pool, free, &x.plan, &r.of); err != nil {
+	if err := runOwn(e, &x.plan, &r.of); err != nil {
 		return err
 	}
-	if err := runOwn(pool, free, p, &r.own); err != nil {
+	if err := runOwn(e, p, &r.own); err != nil {
 		return err
 	}
-	r.workers = min(threadsFor(float64(rows*g.Heads*g.ValueDim)*2*elementNanos), g.Heads)
-	if err := pool.run(r, r.workers); err != nil {
+	r.workers = min(ThreadsFor(float64(rows*g.Heads*g.ValueDim)*2*ElementNanos), g.Heads)
+	if err := e.Run(r, r.workers); err != nil {
 		return err
 	}
 	r.plan, r.ops, r.of.K, r.of.V, r.own = nil, nil, Buffer{}, Buffer{}, Operands[F]{}
-	runs.put(r)
+	runs.Put(r)
 	return nil
 }
 
-// work merges the states of a worker's share of the heads, prefix by prefix: a row is in several of them, and what it has
+// Work merges the states of a worker's share of the heads, prefix by prefix: a row is in several of them, and what it has
 // of its own is where the result goes.
-func (r *prefixRun[F]) work(worker, _ int) {
+func (r *prefixRun[F]) Work(worker, _ int) {
 	g, rows, shift := &r.plan.g, r.plan.prefix.rows, r.plan.prefix.shift
 	for h := g.Heads * worker / r.workers; h < g.Heads*(worker+1)/r.workers; h++ {
 		slope := 0.0

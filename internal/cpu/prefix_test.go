@@ -11,23 +11,24 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // placeForks lays c out as a tree of forks: sequences have pages in common. It returns how many pages
 // are shared.
-func placeForks[F real](rng *rand.Rand, c *reftest.Case, l layout) (p *problem[F], shared int) {
+func placeForks[F Real](rng *rand.Rand, c *reftest.Case, l layout) (p *problem[F], shared int) {
 	forks := c.RandomForks(rng, l.page, !c.Causal)
 	p = place[F](rng, c, l)
 	nan := []float64{math.NaN()}
 	for i, f := range forks {
 		for k, page := range p.seqs[i].Pages[:f.Pages] {
 			for at := range p.g.Key.Page {
-				store(&p.ops.K, int(page)*p.g.Key.Page+at, nan)
+				cputest.Store(p.ops.K.Ptr, p.ops.K.DType, int(page)*p.g.Key.Page+at, nan)
 			}
 			for at := range p.g.Value.Page {
-				store(&p.ops.V, int(page)*p.g.Value.Page+at, nan)
+				cputest.Store(p.ops.V.Ptr, p.ops.V.DType, int(page)*p.g.Value.Page+at, nan)
 			}
 			p.seqs[i].Pages[k] = p.seqs[f.Of].Pages[k]
 		}
@@ -65,7 +66,7 @@ func forkShape(rng *rand.Rand) reftest.Shape {
 func TestRunPrefixes(t *testing.T) {
 	rng := reftest.Rand(t)
 	shares, cuts := 0, 0
-	for range reftest.AtLeast(cases(t, 50, 120), func() bool { return shares > 15 && cuts > 3 }) {
+	for range reftest.AtLeast(cputest.Cases(t, 50, 120), func() bool { return shares > 15 && cuts > 3 }) {
 		s, l := forkShape(rng), randomLayout(rng)
 		l.page = []int{1, 2, 7, 16, 33}[rng.IntN(5)]
 		if rng.IntN(3) == 0 && s.Trees == nil && s.Slopes == nil {
@@ -89,8 +90,8 @@ func TestRunPrefixes(t *testing.T) {
 	}
 }
 
-func testPrefixes[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout) (shared, cut bool, err error) {
-	p, pages := placeForks[F](rng, reftest.New(rng, s, in, accOf[F](), formatOf[F](l.dtype)), l)
+func testPrefixes[F Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout) (shared, cut bool, err error) {
+	p, pages := placeForks[F](rng, reftest.New(rng, s, in, cputest.AccOf[F](), cputest.FormatOf[F](l.dtype)), l)
 	g := p.g
 	g.Policy, g.Workers, g.TileTokens = randomPolicy(rng), 1+rng.IntN(8), []int{0, 1, 5, 16, 64}[rng.IntN(5)]
 	g.Tree = attn.HasTrees(p.seqs)
@@ -107,7 +108,7 @@ func testPrefixes[F real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l 
 	if err := Run(Default(), &plan, &p.ops); err != nil {
 		return false, false, err
 	}
-	if err := p.check(p.c.Reference(reftest.Precision{Acc: accOf[F]()})); err != nil {
+	if err := p.check(p.c.Reference(reftest.Precision{Acc: cputest.AccOf[F]()})); err != nil {
 		return false, false, err
 	}
 	want := p.bits()

@@ -43,9 +43,27 @@ type promptWays struct {
 	exact, rounded [attn.DTypes]*promptKernels
 }
 
+// promptsOf returns how prompts are multiplied by a set of kernels: keys and values of the types that these pack columns of, which
+// leaves out float32, whose six products of parts are no faster than AVX-512. weigh is of attention's kernels.
+func promptsOf(t *linearTiles, weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)) *promptWays {
+	of := func(w *tileWay) *promptKernels {
+		if w == nil || w.columns == nil {
+			return nil
+		}
+		return &promptKernels{
+			xParts: w.xParts, wParts: w.wParts, split: w.split, pairs: w.pack, columns: w.columns, mul: w.mul[t.rows], large: w.large, weigh: weigh,
+		}
+	}
+	var p promptWays
+	for d := range p.exact {
+		p.exact[d], p.rounded[d] = of(&t.ways[d]), of(t.rounded[d])
+	}
+	return &p
+}
+
 // waysFor returns how prompts of a problem are computed in tiles; nil: as all else is.
 func waysFor(g *attn.Problem) *promptKernels {
-	ways := promptTiers[inUse]
+	ways := promptTiers[InUse()]
 	if ways == nil || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < stepDepth {
 		return nil
 	}
@@ -57,9 +75,9 @@ func waysFor(g *attn.Problem) *promptKernels {
 
 // promptScratch is what a worker packs into.
 type promptScratch struct {
-	memory                       aligned
+	memory                       Aligned
 	queries, keys, values, parts unsafe.Pointer // parts are of weights
-	edge                         aligned        // rows of keys or values that do not lie in one page
+	edge                         Aligned        // rows of keys or values that do not lie in one page
 
 	mul  tileArgs
 	pack packArgs
@@ -83,13 +101,13 @@ func (s *promptScratch) grow(k *promptKernels, rows, dim, valueDim, size int) {
 	for _, size := range sizes {
 		n += size
 	}
-	s.memory.grow(n)
-	at := s.memory.at
+	s.memory.Grow(n)
+	at := s.memory.At
 	for i, p := range []*unsafe.Pointer{&s.queries, &s.keys, &s.values, &s.parts} {
 		*p = at
 		at = unsafe.Add(at, sizes[i])
 	}
-	s.edge.grow(stepDepth * max(dim, valueDim) * size)
+	s.edge.Grow(stepDepth * max(dim, valueDim) * size)
 }
 
 // split splits rows of float32 that lie stride elements apart, n elements of each.
@@ -260,7 +278,7 @@ func (a *addresses) inPage(key int) int {
 
 // together returns where n rows lie, of keys or else of values, a stride of bytes apart: in their page, or if they are in
 // several, copied into scratch, of no more than stepDepth then.
-func (a *addresses) together(scratch *aligned, key, n int, keys bool) (at unsafe.Pointer, stride int) {
+func (a *addresses) together(scratch *Aligned, key, n int, keys bool) (at unsafe.Pointer, stride int) {
 	g := &a.plan.g
 	of, dim, step := func(key int) unsafe.Pointer { _, v := a.row(key); return v }, g.ValueDim, g.Value.Row
 	if keys {
@@ -271,7 +289,7 @@ func (a *addresses) together(scratch *aligned, key, n int, keys bool) (at unsafe
 	}
 	bytes := dim * a.size
 	for i := range n {
-		copy(unsafe.Slice((*byte)(unsafe.Add(scratch.at, i*bytes)), bytes), unsafe.Slice((*byte)(of(key+i)), bytes))
+		copy(unsafe.Slice((*byte)(unsafe.Add(scratch.At, i*bytes)), bytes), unsafe.Slice((*byte)(of(key+i)), bytes))
 	}
-	return scratch.at, bytes
+	return scratch.At, bytes
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -16,8 +17,8 @@ import (
 func eachPrompt(t *testing.T, test func(t *testing.T, seen func() int)) {
 	counted := func(t *testing.T, ways *promptWays) {
 		var calls int
-		was := promptTiers[inUse]
-		defer func() { promptTiers[inUse] = was }()
+		was := promptTiers[InUse()]
+		defer func() { promptTiers[InUse()] = was }()
 		watched := *ways
 		for _, of := range []*[attn.DTypes]*promptKernels{&watched.exact, &watched.rounded} {
 			for d, k := range of {
@@ -32,34 +33,15 @@ func eachPrompt(t *testing.T, test func(t *testing.T, seen func() int)) {
 				of[d] = &c
 			}
 		}
-		promptTiers[inUse] = &watched
+		promptTiers[InUse()] = &watched
 		test(t, func() int { return calls })
 	}
-	if ways := promptTiers[inUse]; ways != nil {
-		t.Run(inUse.String(), func(t *testing.T) { counted(t, ways) })
+	if ways := promptTiers[InUse()]; ways != nil {
+		t.Run(InUse().String(), func(t *testing.T) { counted(t, ways) })
 	}
-	if inUse == tierGo {
-		t.Run("twins", func(t *testing.T) { counted(t, promptTwins()) })
+	if InUse() == TierGo {
+		t.Run("twins", func(t *testing.T) { counted(t, promptsOf(goParts(), weighTwin)) })
 	}
-}
-
-func promptTwins() *promptWays {
-	of := func(x, w int, pairs, columns func(*packArgs)) *promptKernels {
-		return &promptKernels{
-			xParts: x, wParts: w, pairs: pairs, columns: columns, large: largeGo, weigh: weighTwin,
-			split: func(a *packArgs) { splitF32Go(a, x) },
-			mul: func(a *tileArgs) {
-				a.xParts, a.wParts = x, w
-				tilePartsGo(a)
-			},
-		}
-	}
-	var w promptWays
-	w.exact[attn.Float16] = of(3, 2, pairsF16Go, columnsF16Go)
-	w.exact[attn.BFloat16] = of(3, 1, pairsBF16Go, columnsBF16Go)
-	w.rounded[attn.Float16] = of(2, 2, pairsF16Go, columnsF16Go)
-	w.rounded[attn.BFloat16] = of(1, 1, pairsBF16Go, columnsBF16Go)
-	return &w
 }
 
 // weighTwin is what the assembly's weigh does.
@@ -96,7 +78,7 @@ func promptShape(rng *rand.Rand) reftest.Shape {
 func TestPromptTiles(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachPrompt(t, func(t *testing.T, seen func() int) {
-		for i := range reftest.AtLeast(cases(t, 10, 200), func() bool { return seen() > 0 }) {
+		for i := range reftest.AtLeast(cputest.Cases(t, 10, 200), func() bool { return seen() > 0 }) {
 			s := promptShape(rng)
 			switch i % 4 {
 			case 1:
@@ -118,11 +100,11 @@ func TestPromptTiles(t *testing.T) {
 func TestPromptTilesMixed(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachPrompt(t, func(t *testing.T, seen func() int) {
-		for range reftest.AtLeast(cases(t, 4, 60), func() bool { return seen() > 0 }) {
+		for range reftest.AtLeast(cputest.Cases(t, 4, 60), func() bool { return seen() > 0 }) {
 			s, l := promptShape(rng), randomLayout(rng)
 			l.dtype = []attn.DType{attn.Float16, attn.BFloat16}[rng.IntN(2)]
 			in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
-			c := reftest.New(rng, s, in, reftest.Float32, formatOf[float32](l.dtype))
+			c := reftest.New(rng, s, in, reftest.Float32, cputest.FormatOf[float32](l.dtype))
 			p := place[float32](rng, c, l)
 			p.g.Mixed = true
 			if err := p.run(Default(), randomPolicy(rng), 1+rng.IntN(4), 0); err != nil {
@@ -157,7 +139,7 @@ func TestPromptTilesOdd(t *testing.T) {
 				} else {
 					of := []*Buffer{&p.ops.K, &p.ops.V}[what-1]
 					at := []attn.PageStrides{p.g.Key, p.g.Value}[what-1]
-					store(of, int(p.seqs[0].Pages[0])*at.Page+rng.IntN(330)*at.Row, []float32{odd})
+					cputest.Store(of.Ptr, of.DType, int(p.seqs[0].Pages[0])*at.Page+rng.IntN(330)*at.Row, []float32{odd})
 				}
 				run := func() []float32 {
 					if err := p.run(Default(), randomPolicy(rng), 2, 0); err != nil {
@@ -165,10 +147,10 @@ func TestPromptTilesOdd(t *testing.T) {
 					}
 					return slices.Clone(p.ops.Out)
 				}
-				got, ways := run(), promptTiers[inUse]
-				promptTiers[inUse] = nil
+				got, ways := run(), promptTiers[InUse()]
+				promptTiers[InUse()] = nil
 				want := run()
-				promptTiers[inUse] = ways
+				promptTiers[InUse()] = ways
 				for i := range want {
 					a, b := float64(got[i]), float64(want[i])
 					if a != b && !(a != a && b != b) && !(math.Abs(a-b) <= 1e-4*(1+math.Abs(b))) {

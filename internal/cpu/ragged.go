@@ -10,7 +10,7 @@ import (
 // ragged adds the weighted values where rows of a tile, of queries of type F, differ in the keys that they have weights for: row r
 // has those of sees(r) keys, or, if its state is still empty, none. values adds those of keys [from, to), from
 // a multiple of 4, to rows [row, row+rows); it takes block rows together best.
-func ragged[F real](t *tile, block int, sees func(r int) int, values func(row, rows, from, to int)) {
+func ragged[F Real](t *tile, block int, sees func(r int) int, values func(row, rows, from, to int)) {
 	m := unsafe.Slice((*F)(t.M), t.Rows)
 	keys := func(r int) int {
 		if m[r] == F(math.Inf(-1)) {

@@ -15,15 +15,15 @@ import (
 //
 // The error wraps ErrShape, ErrTier or ErrPanic.
 func ReadSum(e *Engine, bs ...[]byte) (uint64, error) {
-	if errInUse != nil {
-		return 0, errInUse
+	if err := CheckTier(); err != nil {
+		return 0, err
 	}
 	for _, b := range bs {
 		if p := uintptr(unsafe.Pointer(unsafe.SliceData(b))); p%8 != 0 {
 			return 0, attn.Errorf("read sum", attn.ErrShape, "the bytes begin at %#x, not at a multiple of 8", p)
 		}
 	}
-	r := e.sums.get()
+	r := e.sums.Get()
 	r.pieces = r.pieces[:0]
 	words := 0
 	for _, b := range bs {
@@ -33,7 +33,7 @@ func ReadSum(e *Engine, bs ...[]byte) (uint64, error) {
 	for _, b := range bs {
 		r.cut(most, unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8))
 	}
-	if err := e.pool.run(r, len(r.pieces)); err != nil {
+	if err := e.Run(r, len(r.pieces)); err != nil {
 		return 0, err // what its workers did is not known: it is not used again
 	}
 	var sum uint64
@@ -41,13 +41,13 @@ func ReadSum(e *Engine, bs ...[]byte) (uint64, error) {
 		sum += r.pieces[i].sum
 		r.pieces[i].words = nil
 	}
-	e.sums.put(r)
+	e.sums.Put(r)
 	return sum, nil
 }
 
 const (
 	// sumWords is the number of words that eight streams of a cache line are.
-	sumWords = 8 * cacheLine / 8
+	sumWords = 8 * CacheLine / 8
 
 	// pieceWords is the least words of a piece where threads have several, piecesPerThread how many they have at most. A thread
 	// that is done early waits for half a piece on average: with four of them each that was a tenth of the time.
@@ -68,7 +68,7 @@ type sumRun struct{ pieces []sumPiece }
 type sumPiece struct {
 	words []uint64
 	sum   uint64
-	_     [cacheLine - 32]byte
+	_     [CacheLine - 32]byte
 }
 
 // cut adds pieces of so many words at most, or somewhat more.
@@ -84,12 +84,12 @@ func (r *sumRun) cut(most int, words []uint64) {
 	}
 }
 
-func (r *sumRun) work(i, _ int) {
+func (r *sumRun) Work(i, _ int) {
 	p := &r.pieces[i]
 	p.sum = 0
-	stream := len(p.words) / sumWords * cacheLine // bytes
+	stream := len(p.words) / sumWords * CacheLine // bytes
 	if stream > 0 {
-		p.sum = readSumTiers[inUse]((*byte)(unsafe.Pointer(&p.words[0])), stream, stream)
+		p.sum = readSumTiers[InUse()]((*byte)(unsafe.Pointer(&p.words[0])), stream, stream)
 	}
 	for _, w := range p.words[stream:] { // stream bytes of each of eight streams are as many words
 		p.sum += w

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"pgregory.net/rapid"
@@ -60,7 +61,7 @@ func TestAppendLayer(t *testing.T) {
 	testAppendLayer[float64](t, 64, 200)
 }
 
-func testAppendLayer[F real](t *testing.T, longest, many int) {
+func testAppendLayer[F Real](t *testing.T, longest, many int) {
 	var e Engine
 	defer e.Close()
 	rng := reftest.Rand(t)
@@ -116,7 +117,7 @@ func testAppendLayer[F real](t *testing.T, longest, many int) {
 		t.Errorf("values of too few rows: %v", err)
 	}
 	for i := range keys.To.Len {
-		if !math.IsNaN(load(&keys.To, i)) {
+		if !math.IsNaN(cputest.Load(keys.To.Ptr, keys.To.DType, i)) {
 			t.Fatalf("%v: element %d was written before values were checked", l, i)
 		}
 	}
@@ -142,7 +143,7 @@ func testAppendLayer[F real](t *testing.T, longest, many int) {
 					for x, want := range head {
 						e := int(q.Pages[key/l.page])*at.Page + key%l.page*at.Row + h*at.Head + x
 						owned[e] = true
-						if got := load(&r.To, e); got != rounded(float64(want), l.dtype) {
+						if got := cputest.Load(r.To.Ptr, r.To.DType, e); got != cputest.Rounded(float64(want), l.dtype) {
 							t.Fatalf("%v: %s, token %d, head %d, element %d: got %v, want %v", l, name, i, h, x, got, want)
 						}
 					}
@@ -150,7 +151,7 @@ func testAppendLayer[F real](t *testing.T, longest, many int) {
 			}
 		}
 		for i, mine := range owned {
-			if !mine && !math.IsNaN(load(&r.To, i)) {
+			if !mine && !math.IsNaN(cputest.Load(r.To.Ptr, r.To.DType, i)) {
 				t.Fatalf("%v: %s, element %d of nobody was written", l, name, i)
 			}
 		}

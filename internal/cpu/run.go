@@ -23,12 +23,9 @@ const (
 // contexts are sums of such states: errors of rounding grow with the length of a chain of additions.
 const stateKeys = 4096
 
-// cacheLine keeps what different threads write apart, in bytes.
-const cacheLine = 64
-
 // workspace is what one run needs beside its operands. Its size follows from the workers, the rows of
 // a block and the dims; the length of the contexts does not enter.
-type workspace[F real] struct {
+type workspace[F Real] struct {
 	plan   *Plan
 	ops    *Operands[F]
 	kernel kernel
@@ -50,7 +47,7 @@ type workspace[F real] struct {
 }
 
 // worker is the scratch of a thread, for one logical worker after the other.
-type worker[F real] struct {
+type worker[F Real] struct {
 	tile    tile
 	state   partial[F] // of the output tile at hand, if the worker has all of it
 	q       []F
@@ -70,11 +67,11 @@ type worker[F real] struct {
 	prompt promptScratch
 	some   tile    // part of its rows
 	here   streams // for who asks for memory ahead where there is nothing to ask for
-	_      [cacheLine]byte
+	_      [CacheLine]byte
 }
 
 // partial is the attention state of the rows of an output tile over a part of its keys.
-type partial[F real] struct {
+type partial[F Real] struct {
 	o, m, l []F // rows x ValueDim, rows, rows
 }
 
@@ -108,18 +105,8 @@ func (p *partial[F]) receive(t *tile, row int) {
 // counter is an atomic that shares its cache line with nothing.
 type counter struct {
 	atomic.Int32
-	_ [cacheLine - 4]byte
+	_ [CacheLine - 4]byte
 }
-
-// cut takes n values off the front of *values.
-func cut[F real](values *[]F, n int) []F {
-	s := (*values)[:n:n]
-	*values = (*values)[n:]
-	return s
-}
-
-// padded returns n rounded up so that what follows n values of F starts on another cache line.
-func padded(n int) int { return (n + cacheLine/4 - 1) / (cacheLine / 4) * (cacheLine / 4) }
 
 // keysOfCall returns how many keys a kernel call may have for so many rows: a multiple of 16.
 func keysOfCall(rows int) int { return min(max(callScores/rows/16*16, callKeysMin), callKeys) }
@@ -139,18 +126,18 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	ws.drop = dropout.Of(g.Dropout, o.Seed)
 
 	n, rows := p.sched.Workers(), p.packed
-	q, out, stats := padded(rows*g.Dim), padded(rows*g.ValueDim), padded(rows)
+	q, out, stats := Padded(rows*g.Dim), Padded(rows*g.ValueDim), Padded(rows)
 	// For every number of rows up to this one, rows*keysOfCall(rows) stays below:
-	scores := padded(max(callScores, rows*callKeysMin))
-	wide := padded(wideOf(g.Dim, g.ValueDim))
+	scores := Padded(max(callScores, rows*callKeysMin))
+	wide := Padded(wideOf(g.Dim, g.ValueDim))
 	runs := max(callKeys/4/g.PageTokens, 1)
 	if g.Invariant {
-		scores = max(scores, padded(rows*invariantKeys))
+		scores = max(scores, Padded(rows*invariantKeys))
 		runs = invariantKeys / 4
 	}
 	if ws.prompt != nil { // rows to the end of the last tile
 		tall := tilesOf(rows) * promptTile
-		out, scores = padded(tall*g.ValueDim), max(scores, padded(promptBlock*promptKeys))
+		out, scores = Padded(tall*g.ValueDim), max(scores, Padded(promptBlock*promptKeys))
 	}
 
 	for len(ws.arrived) < n {
@@ -162,7 +149,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	}
 	for i := range ws.threads[:threads] {
 		w := &ws.threads[i]
-		if need := q + 2*(out+2*stats) + scores + wide + cacheLine; len(w.values) < need {
+		if need := q + 2*(out+2*stats) + scores + wide + CacheLine; len(w.values) < need {
 			w.values = dense.Make[F](need)
 		}
 		if len(w.visible) < rows {
@@ -181,30 +168,30 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 			w.runs.k, w.runs.v = make([]streams, runs), make([]streams, runs)
 		}
 		v := w.values
-		w.q = cut(&v, q)
-		w.state = partial[F]{cut(&v, out), cut(&v, stats), cut(&v, stats)}
-		w.part = partial[F]{cut(&v, out), cut(&v, stats), cut(&v, stats)}
-		w.scores = cut(&v, scores)
-		w.wide = cut(&v, wide)
+		w.q = Cut(&v, q)
+		w.state = partial[F]{Cut(&v, out), Cut(&v, stats), Cut(&v, stats)}
+		w.part = partial[F]{Cut(&v, out), Cut(&v, stats), Cut(&v, stats)}
+		w.scores = Cut(&v, scores)
+		w.wide = Cut(&v, wide)
 		if ws.prompt != nil {
 			w.prompt.grow(ws.prompt, rows, g.Dim, g.ValueDim, o.K.DType.Size())
 		}
 	}
 
 	ws.prepareApart(p)
-	if need := 2*n*(out+2*stats) + cacheLine; len(ws.values) < need {
+	if need := 2*n*(out+2*stats) + CacheLine; len(ws.values) < need {
 		ws.values = dense.Make[F](need)
 	}
 	v := ws.values
 	ws.partials = ws.partials[:0]
 	for range 2 * n {
-		ws.partials = append(ws.partials, partial[F]{cut(&v, out), cut(&v, stats), cut(&v, stats)})
+		ws.partials = append(ws.partials, partial[F]{Cut(&v, out), Cut(&v, stats), Cut(&v, stats)})
 	}
 }
 
-// work is logical worker i of the plan: it attends to the LeanTiles of its range, output tile by output
+// Work is logical worker i of the plan: it attends to the LeanTiles of its range, output tile by output
 // tile.
-func (ws *workspace[F]) work(i, thread int) {
+func (ws *workspace[F]) Work(i, thread int) {
 	p, w := ws.plan, &ws.threads[thread]
 	for it := p.sched.Work(i); ; {
 		k, ok := it.Next()
@@ -320,7 +307,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	}
 	rows := addresses{
 		plan: p, seq: b.seq,
-		k: ws.ops.K.at(b.head * g.Key.Head), v: ws.ops.V.at(b.head * g.Value.Head),
+		k: ws.ops.K.At(b.head * g.Key.Head), v: ws.ops.V.At(b.head * g.Value.Head),
 		size: ws.ops.K.DType.Size(), runs: &w.runs,
 	}
 	limit := keysOfCall(b.rows)
@@ -486,7 +473,7 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 }
 
 // writeMasked writes the outputs that no worker has work for: query positions that see no key.
-func writeMasked[F real](p *Plan, o *Operands[F]) {
+func writeMasked[F Real](p *Plan, o *Operands[F]) {
 	g := &p.g
 	for i := range p.seqs {
 		s := &p.seqs[i]

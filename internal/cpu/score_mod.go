@@ -1,9 +1,6 @@
 package cpu
 
-import (
-	"math"
-	"unsafe"
-)
+import "unsafe"
 
 // scoreMod is what changes the scores of a tile before they become weights. Rows are the tile's.
 type scoreMod struct {
@@ -34,7 +31,7 @@ func (b *scoreMod) rows(row, n int) scoreMod {
 }
 
 // modifyScores modifies the scores of a tile, stride a row: of each row those of the keys that it sees.
-func modifyScores[F real](t *tile, scores []F, stride int) {
+func modifyScores[F Real](t *tile, scores []F, stride int) {
 	if t.none() {
 		return
 	}
@@ -57,8 +54,12 @@ func modifyScores[F real](t *tile, scores []F, stride int) {
 }
 
 // modifyByKey is what modifyScores does that depends on which key is which, for the scores of a row.
-func modifyByKey[F real](t *tile, row int, s []F) {
+func modifyByKey[F Real](t *tile, row int, s []F) {
 	o, n, further := &t.order, len(s), 0
+	var first *[4]int
+	if o.streams {
+		first = &o.first
+	}
 	if o.streams && o.skip != 0 { // a run at a time: within it streams go on evenly
 		n, further = t.Run, t.Run/4+o.skip
 	}
@@ -66,37 +67,10 @@ func modifyByKey[F real](t *tile, row int, s []F) {
 		part := s[:min(n, len(s))]
 		s = s[len(part):]
 		if t.Slopes != nil {
-			slopeScores(part, t.Slopes[row], t.Distances[row]+float64(number), o)
+			addSlopes(part, t.Slopes[row], t.Distances[row]+float64(number), first)
 		}
 		if t.Bias != nil {
-			biasScores(part, at[F](t.Bias[row], number), t.BiasScale, o)
-		}
-	}
-}
-
-// softCapScores is capScores without derivatives.
-func softCapScores[F real](s []F, softCap float64) {
-	switch v := &vectorTiers[inUse]; {
-	case softCap < 1e-30 || softCap > 1e30:
-		capScores(s, nil, softCap)
-	case unsafe.Sizeof(F(0)) == 4:
-		v.softCap((*float32)(unsafe.Pointer(&s[0])), len(s), softCap)
-	default:
-		v.softCap64((*float64)(unsafe.Pointer(&s[0])), len(s), softCap)
-	}
-}
-
-// capScores makes each s_c of s
-//
-//	softCap tanh(s_c/softCap)
-//
-// and leaves the derivatives of that, unless derivatives is nil.
-func capScores[F real](s, derivatives []F, softCap float64) {
-	for c, x := range s {
-		t := math.Tanh(float64(x) / softCap)
-		s[c] = F(softCap * t)
-		if derivatives != nil {
-			derivatives[c] = F((1 - t) * (1 + t))
+			addBiases(part, at[F](t.Bias[row], number), t.BiasScale, first)
 		}
 	}
 }

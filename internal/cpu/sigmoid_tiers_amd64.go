@@ -2,4 +2,4 @@
 
 package cpu
 
-var sigmoidTiers = [tiers]func(dst *float32, n int, linear, cubic float32){bySigmoidGo, bySigmoidAVX2, bySigmoidAVX512, bySigmoidAVX512}
+var sigmoidTiers = [Tiers]func(dst *float32, n int, linear, cubic float32){bySigmoidGo, bySigmoidAVX2, bySigmoidAVX512, bySigmoidAVX512}

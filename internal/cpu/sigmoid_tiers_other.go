@@ -2,7 +2,7 @@
 
 package cpu
 
-var sigmoidTiers = func() (all [tiers]func(dst *float32, n int, linear, cubic float32)) {
+var sigmoidTiers = func() (all [Tiers]func(dst *float32, n int, linear, cubic float32)) {
 	for i := range all {
 		all[i] = bySigmoidGo
 	}

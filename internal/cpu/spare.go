@@ -2,13 +2,14 @@ package cpu
 
 import "sync"
 
-// spare keeps what is not in use for the next caller.
-type spare[T any] struct {
+// A Spare keeps values that are not in use for the next caller.
+type Spare[T any] struct {
 	mu   sync.Mutex
 	list []*T
 }
 
-func (s *spare[T]) get() *T {
+// Get returns a value that was put back, or a new one.
+func (s *Spare[T]) Get() *T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := len(s.list) - 1; n >= 0 {
@@ -19,13 +20,15 @@ func (s *spare[T]) get() *T {
 	return new(T)
 }
 
-func (s *spare[T]) put(t *T) {
+// Put keeps t, which the caller no longer uses.
+func (s *Spare[T]) Put(t *T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = append(s.list, t)
 }
 
-func (s *spare[T]) drop() {
+// Drop forgets all values.
+func (s *Spare[T]) Drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = nil

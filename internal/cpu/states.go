@@ -45,8 +45,8 @@ func MergeStates[F lean.Float](e *Engine, dst States[F], dim int, parts ...State
 		}
 	}
 	m := &merging[F]{dst: dst, dim: dim, parts: parts}
-	m.workers = max(1, min(threadsFor(float64(rows)*float64(dim)*float64(len(parts))*elementNanos), rows))
-	return e.pool.run(m, m.workers)
+	m.workers = max(1, min(ThreadsFor(float64(rows)*float64(dim)*float64(len(parts))*ElementNanos), rows))
+	return e.Run(m, m.workers)
 }
 
 // merging is one call of MergeStates.
@@ -56,8 +56,8 @@ type merging[F lean.Float] struct {
 	parts        []States[F]
 }
 
-// work merges a worker's share of the rows.
-func (m *merging[F]) work(worker, _ int) {
+// Work merges a worker's share of the rows.
+func (m *merging[F]) Work(worker, _ int) {
 	rows := len(m.dst.LSE)
 	states := make([]lean.Normalized[F], len(m.parts))
 	for r := rows * worker / m.workers; r < rows*(worker+1)/m.workers; r++ {

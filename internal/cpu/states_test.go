@@ -45,14 +45,14 @@ func merged[F lean.Float](dim int, parts []States[F]) States[float64] {
 	return s
 }
 
-func poisonedStates[F real](rows, dim int) States[F] {
+func poisonedStates[F Real](rows, dim int) States[F] {
 	s := States[F]{Out: make([]F, rows*dim), LSE: make([]F, rows)}
 	reftest.Poison(s.Out)
 	reftest.Poison(s.LSE)
 	return s
 }
 
-func testMergeStates[F real](t *testing.T, unit float64) {
+func testMergeStates[F Real](t *testing.T, unit float64) {
 	var e Engine
 	defer e.Close()
 	rapid.Check(t, func(t *rapid.T) {
@@ -93,7 +93,7 @@ func testMergeStates[F real](t *testing.T, unit float64) {
 		// The bits are those of any number of workers, and one part alone is copied.
 		alone := poisonedStates[F](rows, dim)
 		m := merging[F]{dst: alone, dim: dim, parts: parts, workers: 1}
-		m.work(0, 0)
+		m.Work(0, 0)
 		if !slices.Equal(alone.Out, got.Out) || !slices.Equal(alone.LSE, got.LSE) {
 			t.Fatal("other bits with another number of workers")
 		}

@@ -7,14 +7,16 @@ import (
 	"strings"
 )
 
-// tier is an instruction set that kernels exist for. Each family of kernels has a table by tier; what is
-// in use is the table's entry for the tier in use. The other tiers are those of an architecture, from the least
-// to the best; there are tiers of them all, with tierNames.
-type tier uint8
+// A Tier is an instruction set that kernels exist for. Each family of kernels has a table of Tiers entries, and
+// uses that of the tier in use. TierGo is first. The tiers of an architecture follow, from the least to the best.
+type Tier uint8
 
-const tierGo tier = 0 // no assembly
+// TierGo is the tier without assembly, which every machine has.
+const TierGo Tier = 0
 
-func (t tier) String() string { return tierNames[t] }
+// String returns the name that TierVariable has for t.
+
+func (t Tier) String() string { return tierNames[t] }
 
 // TierVariable is the environment variable that chooses the kernels: "go", and "avx2", "avx512" or "amx" on amd64,
 // "neon" on arm64. Without it, or with an empty value, the best ones for the machine are used. It is read when the program starts.
@@ -26,28 +28,32 @@ const TierVariable = "LEANATTENTION_CPU"
 var ErrTier = errors.New("no such kernels")
 
 // inUse is the tier in use, or why there is none. Tests change it between runs.
-var inUse, errInUse = chooseTier(os.Getenv(TierVariable), bestTier())
+var inUse, errInUse = chooseTier(os.Getenv(TierVariable), BestTier())
 
 // chooseTier returns the tier of the given name, best if there is none.
-func chooseTier(name string, best tier) (tier, error) {
+func chooseTier(name string, best Tier) (Tier, error) {
 	if name == "" {
 		return best, nil
 	}
 	for t, n := range tierNames {
-		if n == name && tier(t) <= best {
-			return tier(t), nil
+		if n == name && Tier(t) <= best {
+			return Tier(t), nil
 		}
 	}
 	return best, fmt.Errorf("leanattention: %s=%s: this machine and build have %s: %w",
 		TierVariable, name, strings.Join(tierNames[:best+1], ", "), ErrTier)
 }
 
-// Tier returns the name of the kernels in use, and the error of a bad TierVariable.
-func Tier() (string, error) { return inUse.String(), errInUse }
+// InUse returns the tier in use.
+func InUse() Tier { return inUse }
 
-// forceTier makes t the tier in use until restore is called. It is for tests; nothing may run meanwhile.
-func forceTier(t tier) (restore func()) {
+// CheckTier returns the error of a bad TierVariable, which wraps ErrTier.
+func CheckTier() error { return errInUse }
+
+// ForceTier makes the tier in use the one that TierVariable would choose with the given value, until restore is called. It
+// is for tests. Nothing may run meanwhile.
+func ForceTier(name string) (restore func()) {
 	was, err := inUse, errInUse
-	inUse, errInUse = t, nil
+	inUse, errInUse = chooseTier(name, BestTier())
 	return func() { inUse, errInUse = was, err }
 }

@@ -2,12 +2,13 @@
 
 package cpu
 
+// The tier of arm64, and how many tiers there are.
 const (
-	tierNEON tier = 1
-	tiers         = 2
+	TierNEON Tier = 1
+	Tiers         = 2
 )
 
-var tierNames = [tiers]string{"go", "neon"}
+var tierNames = [Tiers]string{"go", "neon"}
 
-// bestTier returns the best tier of this machine: every arm64 has NEON.
-func bestTier() tier { return tierNEON }
+// BestTier returns the best tier of this machine: every arm64 has NEON.
+func BestTier() Tier { return TierNEON }

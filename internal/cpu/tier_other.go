@@ -2,8 +2,10 @@
 
 package cpu
 
-const tiers = 1
+// Tiers is how many tiers there are.
+const Tiers = 1
 
-var tierNames = [tiers]string{"go"}
+var tierNames = [Tiers]string{"go"}
 
-func bestTier() tier { return tierGo }
+// BestTier returns the best tier of this machine.
+func BestTier() Tier { return TierGo }

@@ -79,7 +79,7 @@ func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
 type kernel func(t *tile)
 
 // at returns a pointer to F i of those at p.
-func at[F real](p unsafe.Pointer, i int) *F {
+func at[F Real](p unsafe.Pointer, i int) *F {
 	return (*F)(unsafe.Add(p, uintptr(i)*unsafe.Sizeof(F(0))))
 }
 

@@ -41,7 +41,7 @@ func TestTilesPeaked(t *testing.T) {
 
 func needTiles(t *testing.T) {
 	t.Helper()
-	if inUse != tierAMX {
+	if InUse() != TierAMX {
 		t.Skip("no tile registers in use")
 	}
 }
@@ -99,7 +99,7 @@ func TestTilesInterrupted(t *testing.T) {
 				o, m, l := clone(c.o), clone(c.m), clone(c.l)
 				call := c.t
 				call.O, call.M, call.L = unsafe.Pointer(&o[0]), unsafe.Pointer(&m[0]), unsafe.Pointer(&l[0])
-				kernels32[tierAMX][attn.BFloat16](&call)
+				kernels32[TierAMX][attn.BFloat16](&call)
 				return append(append(o, m...), l...)
 			}
 			want := run()

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -32,7 +33,7 @@ func treeShape(rng *rand.Rand) reftest.Shape {
 
 func TestRunTrees(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cases(t, 50, 100)
+	n := cputest.Cases(t, 50, 100)
 	if reftest.RaceEnabled {
 		n = 20
 	}
@@ -176,7 +177,7 @@ func TestBadTrees(t *testing.T) {
 		if err := p.run(Default(), lean.Policy{}, 2, 0); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
-		if slices.ContainsFunc(p.ops.Out, func(x float32) bool { return !isUntouched(x) }) {
+		if slices.ContainsFunc(p.ops.Out, func(x float32) bool { return !cputest.IsUntouched(x) }) {
 			t.Errorf("%s: the output was written", name)
 		}
 	}

@@ -4,6 +4,15 @@
 
 package cpu
 
+// addAVX2 is
+//
+//	for i := range n {
+//		dst[i] += src[i]
+//	}
+//
+//go:noescape
+func addAVX2(dst *float32, src *float32, n int)
+
 // scaleAVX2 is
 //
 //	for i := range n {
@@ -101,6 +110,15 @@ func scale64AVX2(dst *float64, src *float64, n int, by float64)
 //
 //go:noescape
 func divide64AVX2(dst *float64, src *float64, n int, by float64)
+
+// addAVX512 is
+//
+//	for i := range n {
+//		dst[i] += src[i]
+//	}
+//
+//go:noescape
+func addAVX512(dst *float32, src *float32, n int)
 
 // scaleAVX512 is
 //

@@ -22,22 +22,16 @@ type vectorKernels struct {
 	dot64             func(x, y *float64, n int) float64
 	softCap64         func(dst *float64, n int, by float64) // to 2^-50 of its twin's
 
-	// The passes of a norm over a row, and what an element takes of all. Sums are added up in another order.
-	sum          func(x *float32, n int) float64
-	deviations   func(x *float32, n int, mean float64) (sum, squares float64)
-	normalise    func(dst, src, gamma, beta *float32, n int, mean, by float64)
-	sum64        func(x *float64, n int) float64
-	deviations64 func(x *float64, n int, mean float64) (sum, squares float64)
-	normalise64  func(dst, src, gamma, beta *float64, n int, mean, by float64)
-	normNanos    float64
+	add        func(dst, src *float32, n int)
+	relu, gelu func(dst *float32, n int)
 
 	toFloat16, toBFloat16 func(dst *uint16, src *float32, n int)
-	appendNanos           float64 // an element that a cache takes
+	roundNanos            float64 // what one element of these takes a thread
 }
 
 // scaleInto is dst = src * by, rounded once.
-func scaleInto[F real](dst, src []F, by float64) {
-	switch v := &vectorTiers[inUse]; {
+func scaleInto[F Real](dst, src []F, by float64) {
+	switch v := &vectorTiers[InUse()]; {
 	case len(dst) == 0:
 	case unsafe.Sizeof(F(0)) == 4:
 		v.scale((*float32)(unsafe.Pointer(&dst[0])), (*float32)(unsafe.Pointer(&src[0])), len(dst), by)
@@ -47,8 +41,8 @@ func scaleInto[F real](dst, src []F, by float64) {
 }
 
 // divideInto is dst = src / by.
-func divideInto[F real](dst, src []F, by F) {
-	switch v := &vectorTiers[inUse]; {
+func divideInto[F Real](dst, src []F, by F) {
+	switch v := &vectorTiers[InUse()]; {
 	case len(dst) == 0:
 	case unsafe.Sizeof(by) == 4:
 		v.divide((*float32)(unsafe.Pointer(&dst[0])), (*float32)(unsafe.Pointer(&src[0])), len(dst), float32(by))
@@ -57,10 +51,19 @@ func divideInto[F real](dst, src []F, by F) {
 	}
 }
 
+// addTo is dst += src.
+func addTo[F Real](dst, src []F) {
+	if unsafe.Sizeof(F(0)) == 4 {
+		vectorTiers[InUse()].add((*float32)(unsafe.Pointer(unsafe.SliceData(dst))), (*float32)(unsafe.Pointer(unsafe.SliceData(src[:len(dst)]))), len(dst))
+		return
+	}
+	addEach(dst, src)
+}
+
 // dotOf is the sum of the products of x and y in float64, in an order that depends on nothing but their length.
-func dotOf[F real](x, y []F) float64 {
+func dotOf[F Real](x, y []F) float64 {
 	y = y[:len(x)]
-	switch v := &vectorTiers[inUse]; {
+	switch v := &vectorTiers[InUse()]; {
 	case len(x) == 0:
 		return 0
 	case unsafe.Sizeof(F(0)) == 4:
@@ -70,46 +73,43 @@ func dotOf[F real](x, y []F) float64 {
 	}
 }
 
-// inOrder is the order of the sequence.
-var inOrder order
-
 // oneByOne are the first numbers of four streams that are the next four keys, so that numbers of a stream are 4 apart.
 var oneByOne = [4]int{0, 1, 2, 3}
 
-// slopeScores adds slope (distance+j) to each s_c of s, j being its number by o, within a run.
-func slopeScores[F real](s []F, slope, distance float64, o *order) {
+// addSlopes adds slope (distance+j) to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil.
+func addSlopes[F Real](s []F, slope, distance float64, first *[4]int) {
 	if slope == 0 || len(s) == 0 {
 		return
 	}
-	first, step := &oneByOne, 4.0
-	if o.streams {
-		first, step = &o.first, 1
+	step := 1.0
+	if first == nil {
+		first, step = &oneByOne, 4
 	}
 	if unsafe.Sizeof(F(0)) == 4 {
-		vectorTiers[inUse].slope((*float32)(unsafe.Pointer(&s[0])), len(s), slope, distance, step, first)
+		vectorTiers[InUse()].slope((*float32)(unsafe.Pointer(&s[0])), len(s), slope, distance, step, first)
 		return
 	}
 	addSlope(s, slope, distance, step, first)
 }
 
-// biasScores adds by bias_j to each s_c of s, j being its number by o, within a run. Only an infinite bias makes that
-// infinite: one that is finite, and too large with the factor, is the lowest number, and leaves the key visible to a row
-// that has no better ones.
-func biasScores[F real](s []F, bias *F, by float64, o *order) {
+// addBiases adds by bias_j to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil. Only an infinite bias
+// makes that infinite: one that is finite, and too large with the factor, is the lowest number, and leaves the key visible
+// to a row that has no better ones.
+func addBiases[F Real](s []F, bias *F, by float64, first *[4]int) {
 	if len(s) == 0 {
 		return
 	}
 	if unsafe.Sizeof(F(0)) == 4 {
 		dst, src := (*float32)(unsafe.Pointer(&s[0])), (*float32)(unsafe.Pointer(bias))
-		if o.streams {
-			vectorTiers[inUse].biasStreams(dst, src, len(s), by, &o.first)
+		if first != nil {
+			vectorTiers[InUse()].biasStreams(dst, src, len(s), by, first)
 		} else {
-			vectorTiers[inUse].bias(dst, src, len(s), by)
+			vectorTiers[InUse()].bias(dst, src, len(s), by)
 		}
 		return
 	}
-	if o.streams {
-		addBiasStreams(s, bias, by, -math.MaxFloat64, &o.first)
+	if first != nil {
+		addBiasStreams(s, bias, by, -math.MaxFloat64, first)
 		return
 	}
 	addBias(s, unsafe.Slice(bias, len(s)), by, -math.MaxFloat64)
@@ -118,25 +118,8 @@ func biasScores[F real](s []F, bias *F, by float64, o *order) {
 var vectorGo = vectorKernels{
 	scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo, biasStreams: biasStreamsGo, dot: dotGo,
 	scale64: scale64Go, divide64: divide64Go, dot64: dot64Go, softCap64: softCap64Go,
-	sum: sumGo, deviations: deviationsGo, normalise: normaliseGo, sum64: sum64Go, deviations64: deviations64Go, normalise64: normalise64Go,
-	normNanos: normGoNanos, toFloat16: toFloat16Go, toBFloat16: toBFloat16Go, appendNanos: appendGoNanos,
+	add: addGo, relu: reluGo, gelu: geluGo, toFloat16: toFloat16Go, toBFloat16: toBFloat16Go, roundNanos: ElementNanos,
 }
-
-// softCapGo is
-//
-//	for i := range n {
-//		dst[i] = by * tanh(dst[i]/by)
-//	}
-//
-// for `by` from 1e-30 to 1e30. NaN stays NaN.
-func softCapGo(dst *float32, n int, by float64) { capScores(unsafe.Slice(dst, n), nil, by) }
-
-// softCap64Go is softCapGo for float64:
-//
-//	for i := range n {
-//		dst[i] = by * tanh(dst[i]/by)
-//	}
-func softCap64Go(dst *float64, n int, by float64) { capScores(unsafe.Slice(dst, n), nil, by) }
 
 // scaleGo is
 //
@@ -238,7 +221,7 @@ func slopeGo(dst *float32, n int, by, from, step float64, first *[4]int) {
 
 // addBias is biasGo; a finite element of src gives lowest at least. The conversions keep products from being fused
 // with sums.
-func addBias[F real](dst, src []F, by, lowest float64) {
+func addBias[F Real](dst, src []F, by, lowest float64) {
 	src = src[:len(dst)]
 	for i, x := range dst {
 		p := float64(float64(src[i]) * by)
@@ -250,12 +233,12 @@ func addBias[F real](dst, src []F, by, lowest float64) {
 }
 
 // addBiasStreams is biasStreamsGo, as addBias is biasGo.
-func addBiasStreams[F real](dst []F, src *F, by, lowest float64, first *[4]int) {
+func addBiasStreams[F Real](dst []F, src *F, by, lowest float64, first *[4]int) {
 	for s, number := range first {
 		if s >= len(dst) {
 			return
 		}
-		bias := unsafe.Slice(at[F](unsafe.Pointer(src), number), (len(dst)-s+3)/4)
+		bias := unsafe.Slice((*F)(unsafe.Add(unsafe.Pointer(src), uintptr(number)*unsafe.Sizeof(F(0)))), (len(dst)-s+3)/4)
 		for i, b := range bias {
 			p := float64(float64(b) * by)
 			if p < lowest && !math.IsInf(float64(b), 0) {
@@ -267,7 +250,7 @@ func addBiasStreams[F real](dst []F, src *F, by, lowest float64, first *[4]int) 
 	}
 }
 
-func addSlope[F real](dst []F, by, from, step float64, first *[4]int) {
+func addSlope[F Real](dst []F, by, from, step float64, first *[4]int) {
 	var at [4]float64
 	for s := range at {
 		at[s] = from + float64(first[s])
@@ -278,7 +261,7 @@ func addSlope[F real](dst []F, by, from, step float64, first *[4]int) {
 	}
 }
 
-func sumOfProducts[F real](x, y []F) (sum float64) {
+func sumOfProducts[F Real](x, y []F) (sum float64) {
 	y = y[:len(x)]
 	for i, x := range x {
 		sum += float64(x) * float64(y[i])
@@ -286,16 +269,30 @@ func sumOfProducts[F real](x, y []F) (sum float64) {
 	return sum
 }
 
-func scale[F real](dst, src []F, by float64) {
+func scale[F Real](dst, src []F, by float64) {
 	dst = dst[:len(src)]
 	for i, x := range src {
 		dst[i] = F(float64(x) * by)
 	}
 }
 
-func divide[F real](dst, src []F, by F) {
+func divide[F Real](dst, src []F, by F) {
 	dst = dst[:len(src)]
 	for i, x := range src {
 		dst[i] = x / by
+	}
+}
+
+// addGo is
+//
+//	for i := range n {
+//		dst[i] += src[i]
+//	}
+func addGo(dst, src *float32, n int) { addEach(unsafe.Slice(dst, n), unsafe.Slice(src, n)) }
+
+func addEach[F Real](dst, src []F) {
+	src = src[:len(dst)]
+	for i := range dst {
+		dst[i] += src[i]
 	}
 }

@@ -25,32 +25,30 @@ const (
 	multiplyRate = 30.0
 	goRate       = 8.0 // so many times as long takes what has no assembly
 
-	// elementNanos is an element of an activation, or what else computes elements one by one in plain Go.
-	elementNanos = 2.0
-	// An element of a norm, in vector registers and in plain Go.
-	normNanos, normGoNanos = 0.5, 2.0
-	// An element that is stored in a cache, the same.
-	appendNanos, appendGoNanos = 0.5, 2.0
+	// ElementNanos is an element that plain Go computes, one by one: of an activation, of a norm, or one that is rounded. VectorNanos is
+	// one that vector registers compute.
+	ElementNanos = 2.0
+	VectorNanos  = 0.5
 
-	// sharesPerThread is how many shares a thread's work is cut into at most, so that a thread that comes late or is held
-	// up leaves a part to others. A share of attention takes shareNanos at least: at its end memory waits for
-	// arithmetic. One of rows that know nothing of each other takes rowShareNanos.
-	sharesPerThread = 4
-	shareNanos      = 64e3
-	rowShareNanos   = 8e3
+	// SharesPerThread is how many shares a thread's work is cut into at most, so that a thread that comes late or is held
+	// up leaves a part to others. A share at whose end memory waits for arithmetic takes ShareNanos at least. One of rows
+	// that know nothing of each other takes RowShareNanos.
+	SharesPerThread = 4
+	ShareNanos      = 64e3
+	RowShareNanos   = 8e3
 )
 
-// workOf returns about how many nanoseconds it takes one thread to read so many bytes and add up so many products.
-func workOf(bytes, products float64) float64 {
+// WorkOf returns about how many nanoseconds it takes one thread to read so many bytes and add up so many products.
+func WorkOf(bytes, products float64) float64 {
 	t := max(bytes/readRate, products/multiplyRate)
-	if inUse == tierGo {
+	if InUse() == TierGo {
 		t *= goRate
 	}
 	return t
 }
 
-// threadsFor returns how many threads a call is worth that takes one thread so many nanoseconds, of GOMAXPROCS.
-func threadsFor(work float64) int {
+// ThreadsFor returns how many threads a call is worth that takes one thread so many nanoseconds, of GOMAXPROCS.
+func ThreadsFor(work float64) int {
 	if threadsOf(work, 2) < 2 {
 		return 1
 	}
@@ -64,31 +62,31 @@ func threadsOf(work float64, procs int) int {
 	return min(max(int(math.Sqrt(work/threadNanos)), 2), procs)
 }
 
-// sharesFor returns how many shares each thread has, of so many nanoseconds at least.
-func sharesFor(work float64, threads int, least float64) int {
+// SharesFor returns how many shares each thread has, of so many nanoseconds at least.
+func SharesFor(work float64, threads int, least float64) int {
 	if threads == 1 {
 		return 1
 	}
-	return min(max(int(work/float64(threads)/least), 1), sharesPerThread)
+	return min(max(int(work/float64(threads)/least), 1), SharesPerThread)
 }
 
 // Each calls f for each of some rows of n elements, on as many threads as that is worth. Rows do not wait for each
 // other. A panic of f comes out here.
 func Each(e *Engine, rows, n int, f func(row int)) {
-	e.each(rows, float64(rows)*float64(n)*elementNanos, f)
+	e.Each(rows, float64(rows)*float64(n)*ElementNanos, f)
 }
 
-// each is Each of rows that take one thread so many nanoseconds, all of them.
-func (e *Engine) each(rows int, work float64, f func(row int)) {
-	threads := min(threadsFor(work), rows)
+// Each is [Each] of rows that take one thread so many nanoseconds, all of them.
+func (e *Engine) Each(rows int, work float64, f func(row int)) {
+	threads := min(ThreadsFor(work), rows)
 	if threads < 2 {
 		for row := range rows {
 			f(row)
 		}
 		return
 	}
-	shares := min(threads*sharesFor(work, threads, rowShareNanos), rows)
-	e.pool.must(&eachRun{rows, shares, f}, shares, threads)
+	shares := min(threads*SharesFor(work, threads, RowShareNanos), rows)
+	e.Must(&eachRun{rows, shares, f}, shares, threads)
 }
 
 // eachRun is a call of Each: each worker has as many rows.
@@ -97,7 +95,7 @@ type eachRun struct {
 	f             func(row int)
 }
 
-func (r *eachRun) work(w, _ int) {
+func (r *eachRun) Work(w, _ int) {
 	for row := w * r.rows / r.workers; row < (w+1)*r.rows/r.workers; row++ {
 		r.f(row)
 	}

@@ -45,13 +45,12 @@ func ThisMachine(workers int) (Machine, error) {
 	if n := runtime.NumCPU(); workers < 1 || workers > n {
 		return Machine{}, fmt.Errorf("%d workers on %d cores", workers, n)
 	}
-	kernels, err := cpu.Tier()
-	if err != nil {
+	if err := cpu.CheckTier(); err != nil {
 		return Machine{}, err
 	}
 	runtime.GOMAXPROCS(workers)
 	return Machine{
-		CPU: cpuName(), Cores: runtime.NumCPU(), Workers: workers, Kernels: kernels, Go: runtime.Version(), Load: loadAverage(),
+		CPU: cpuName(), Cores: runtime.NumCPU(), Workers: workers, Kernels: cpu.InUse().String(), Go: runtime.Version(), Load: loadAverage(),
 	}, nil
 }
 

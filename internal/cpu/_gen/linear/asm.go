@@ -42,8 +42,8 @@ var (
 // failure is what fail panics with.
 type failure struct{ error }
 
-// generate returns the files of a family by name. dir is where package cpu lies.
-func generate(dir, name string, family func(*gen)) (files map[string][]byte, err error) {
+// generate returns the files of a family by path from root, which is where package cpu lies.
+func generate(root string, of family) (files map[string][]byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			f, ok := r.(failure)
@@ -53,11 +53,11 @@ func generate(dir, name string, family func(*gen)) (files map[string][]byte, err
 			err = f.error
 		}
 	}()
-	g := &gen{Context: build.NewContext(), dir: dir}
+	g := &gen{Context: build.NewContext(), dir: filepath.Join(root, of.dir)}
 	g.ConstraintExpr("amd64")
 	g.ConstraintExpr("gc")
 	g.ConstraintExpr("!noasm")
-	family(g)
+	of.make(g)
 	f, err := g.Result()
 	if err != nil {
 		return nil, err
@@ -65,13 +65,22 @@ func generate(dir, name string, family func(*gen)) (files map[string][]byte, err
 	if err := pass.Compile.Execute(f); err != nil {
 		return nil, err
 	}
-	cfg := printer.Config{Name: "go -C internal/cpu/_gen run ./linear", Pkg: "cpu"}
+	cfg := printer.Config{Name: "go -C internal/cpu/_gen run ./linear", Pkg: of.pkg()}
 	asm, errAsm := printer.NewGoAsm(cfg).Print(f)
 	stubs, errStubs := printer.NewStubs(cfg).Print(f)
 	if err := errors.Join(errAsm, errStubs); err != nil {
 		return nil, err
 	}
-	return map[string][]byte{name + "_amd64.s": []byte(amx.Encode(string(asm))), name + "_amd64.go": stubs}, nil
+	path := filepath.Join(of.dir, of.name)
+	return map[string][]byte{path + "_amd64.s": []byte(amx.Encode(string(asm))), path + "_amd64.go": stubs}, nil
+}
+
+// pkg returns the name of the family's package.
+func (f family) pkg() string {
+	if f.dir == "" {
+		return "cpu"
+	}
+	return f.dir
 }
 
 // kernel begins the function base+isa. Its signature is that of the function twin in the package's file

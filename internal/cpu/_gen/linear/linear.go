@@ -14,7 +14,6 @@ const (
 
 // linear makes the kernels of linear layers.
 func linear(g *gen) {
-	erf := constants{}
 	for _, set := range []isa{avx2, avx512} {
 		rows := 3 // four streams by three rows of x fill the sixteen registers of AVX2
 		if set == avx512 {
@@ -25,9 +24,6 @@ func linear(g *gen) {
 				dot(g, set, t, nx)
 			}
 		}
-		add(g, set)
-		relu(g, set)
-		gelu(g, set, erf)
 	}
 }
 
@@ -257,45 +253,5 @@ func (g *gen) replace(dst, n reg.GPVirtual, f func(v reg.VecVirtual)) {
 		g.VMOVSS(at(dst, k), v.AsX())
 		f(v)
 		g.VMOVSS(v.AsX(), at(dst, k))
-	})
-}
-
-func add(g *gen, set isa) {
-	g.kernel("add", set, twins, "addGo", "")
-	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
-	v := g.vec()
-	at := func(base, k reg.GPVirtual) Mem { return Mem{Base: base, Index: k, Scale: 4} }
-	g.each(n, func(k reg.GPVirtual) {
-		g.VMOVUPS(at(dst, k), v)
-		g.VADDPS(at(src, k), v, v)
-		g.VMOVUPS(v, at(dst, k))
-	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
-		g.VMOVUPS_Z(at(dst, k), m, v)
-		g.VADDPS_Z(at(src, k), v, m, v)
-		g.VMOVUPS(v, m, at(dst, k))
-	}, func(k reg.GPVirtual) {
-		x := v.AsX()
-		g.VMOVSS(at(dst, k), x)
-		g.VADDSS(at(src, k), x, x)
-		g.VMOVSS(x, at(dst, k))
-	})
-}
-
-func relu(g *gen, set isa) {
-	g.kernel("relu", set, twins, "reluGo", "")
-	dst, n := g.arg("dst"), g.arg("n")
-	v, zero := g.vec(), g.vec()
-	g.zero(zero)
-	at := func(k reg.GPVirtual) Mem { return Mem{Base: dst, Index: k, Scale: 4} }
-	// Of a NaN and a number, VMAXPS gives its last source, which Go names first: NaN stays NaN.
-	g.each(n, func(k reg.GPVirtual) {
-		g.VMAXPS(at(k), zero, v)
-		g.VMOVUPS(v, at(k))
-	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
-		g.VMAXPS_Z(at(k), zero, m, v)
-		g.VMOVUPS(v, m, at(k))
-	}, func(k reg.GPVirtual) {
-		g.VMAXSS(at(k), zero.AsX(), v.AsX())
-		g.VMOVSS(v.AsX(), at(k))
 	})
 }

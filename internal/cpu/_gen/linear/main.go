@@ -1,9 +1,9 @@
 // Command linear writes the assembly of the linear layers, of ReadSum, of dropout, of norms, of rounding and of loops over
-// vectors of package cpu, and the Go declarations that go with it:
+// vectors of package cpu and of those in it, and the Go declarations that go with it:
 //
 //	go -C internal/cpu/_gen run ./linear
 //
-// Structs of arguments and contracts are read from the package's Go sources, so that offsets follow the
+// Structs of arguments and contracts are read from the packages' Go sources, so that offsets follow the
 // structs, and a declaration says what its Go twin says. The test proves that what is committed is what
 // this program writes.
 package main
@@ -14,30 +14,37 @@ import (
 	"path/filepath"
 )
 
-// families holds every family of kernels by the name of its files.
-var families = map[string]func(*gen){
-	"dropout":      dropped,
-	"linear":       linear,
-	"linear_row":   linearRow,
-	"linear_tiles": linearTiles,
-	"norm":         norm,
-	"readsum":      readSum,
-	"rounded":      rounded,
-	"sigmoid":      sigmoid,
-	"softcap":      softCap,
-	"vector":       vector,
+// A family is the kernels of one file.
+type family struct {
+	dir  string // of the package, in internal/cpu; "": that package itself
+	name string // of the file
+	make func(*gen)
+}
+
+var families = []family{
+	{"", "activation", activation},
+	{"", "dropout", dropped},
+	{"", "linear", linear},
+	{"", "linear_row", linearRow},
+	{"", "linear_tiles", linearTiles},
+	{"", "norm", norm},
+	{"", "readsum", readSum},
+	{"", "rounded", rounded},
+	{"", "sigmoid", sigmoid},
+	{"", "softcap", softCap},
+	{"", "vector", vector},
 }
 
 func main() {
 	log.SetFlags(0)
-	const dir = ".."
-	for name, family := range families {
-		files, err := generate(dir, name, family)
+	const root = ".."
+	for _, f := range families {
+		files, err := generate(root, f)
 		if err != nil {
-			log.Fatalf("%s: %v", name, err)
+			log.Fatalf("%s: %v", f.name, err)
 		}
 		for file, text := range files {
-			if err := os.WriteFile(filepath.Join(dir, file), text, 0o666); err != nil {
+			if err := os.WriteFile(filepath.Join(root, file), text, 0o666); err != nil {
 				log.Fatal(err)
 			}
 		}

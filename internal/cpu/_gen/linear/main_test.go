@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-const cpu = "../.." // the package, seen from the test
+const cpu = "../.." // the package that holds the others, seen from the test
 
 // TestGenerated: what is committed is what this program writes, at every run.
 func TestGenerated(t *testing.T) {
-	for name, family := range families {
+	for _, f := range families {
 		for range 3 {
-			files, err := generate(cpu, name, family)
+			files, err := generate(cpu, f)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -38,14 +38,14 @@ var vectors = regexp.MustCompile(`\b[XYZ][0-9]+\b`)
 // to its registers, and no instruction on vectors is one of SSE, which would wait for the upper halves.
 func TestInstructions(t *testing.T) {
 	high := regexp.MustCompile(`\b(Z[0-9]+|[XY](1[6-9]|2[0-9]|3[01])|K[0-7])\b`)
-	for name, family := range families {
-		files, err := generate(cpu, name, family)
+	for _, f := range families {
+		files, err := generate(cpu, f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		functions := strings.Split(string(files[name+"_amd64.s"]), "\nTEXT ")[1:]
+		functions := strings.Split(string(files[filepath.Join(f.dir, f.name+"_amd64.s")]), "\nTEXT ")[1:]
 		if len(functions) == 0 {
-			t.Errorf("%s has no functions", name)
+			t.Errorf("%s has no functions", f.name)
 		}
 		for _, f := range functions {
 			title, body, _ := strings.Cut(f, "\n")
@@ -72,12 +72,12 @@ func TestInstructions(t *testing.T) {
 // TestMistakes: what a generator asks of the package's sources in vain is an error.
 func TestMistakes(t *testing.T) {
 	for _, c := range []struct{ twinFile, twin, types string }{
-		{"nowhere.go", "addGo", ""},
+		{"nowhere.go", "dotF32Go", ""},
 		{"linear_go.go", "nothingGo", ""},
 		{"linear_go.go", "dotF32Go", ""},
 		{"linear_go.go", "dotF32Go", "engine.go"},
 	} {
-		_, err := generate(cpu, "x", func(g *gen) { g.kernel("x", avx2, c.twinFile, c.twin, c.types) })
+		_, err := generate(cpu, family{"", "x", func(g *gen) { g.kernel("x", avx2, c.twinFile, c.twin, c.types) }})
 		if err == nil {
 			t.Errorf("%+v: no error", c)
 		}

@@ -13,7 +13,7 @@ import (
 func softCap(g *gen) {
 	c := constants{}
 	for _, set := range []isa{avx2, avx512} {
-		g.kernel("softCap", set, "vector_go.go", "softCapGo", "")
+		g.kernel("softCap", set, "softcap.go", "softCapGo", "")
 		dst, n := g.arg("dst"), g.arg("n")
 		by, twice := g.vec(), g.vec()
 		x, two := g.XMM(), g.XMM()
@@ -30,7 +30,7 @@ func softCap(g *gen) {
 
 // softCap64 is softCap for float64.
 func softCap64(g *gen, set isa) {
-	g.kernel("softCap64", set, "vector_go.go", "softCap64Go", "")
+	g.kernel("softCap64", set, "softcap.go", "softCap64Go", "")
 	dst, n := g.arg("dst"), g.arg("n")
 	by, twice, numbers := g.vec(), g.vec(), map[float64]Mem{}
 	g.VBROADCASTSD(g.paramAt("by"), by)

@@ -11,6 +11,7 @@ import (
 // vector makes the loops over the elements of queries, outputs and scores.
 func vector(g *gen) {
 	for _, set := range []isa{avx2, avx512} {
+		add(g, set)
 		scale(g, set)
 		divide(g, set)
 		bias(g, set)
@@ -39,6 +40,26 @@ func (g *gen) result(i int) Mem {
 		g.fail(err)
 	}
 	return r.Addr
+}
+
+func add(g *gen, set isa) {
+	g.kernel("add", set, "vector_go.go", "addGo", "")
+	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
+	v := g.vec()
+	g.each(n, func(k reg.GPVirtual) {
+		g.VMOVUPS(at(dst, k), v)
+		g.VADDPS(at(src, k), v, v)
+		g.VMOVUPS(v, at(dst, k))
+	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
+		g.VMOVUPS_Z(at(dst, k), m, v)
+		g.VADDPS_Z(at(src, k), v, m, v)
+		g.VMOVUPS(v, m, at(dst, k))
+	}, func(k reg.GPVirtual) {
+		x := v.AsX()
+		g.VMOVSS(at(dst, k), x)
+		g.VADDSS(at(src, k), x, x)
+		g.VMOVSS(x, at(dst, k))
+	})
 }
 
 func scale(g *gen, set isa) {

@@ -1,6 +1,6 @@
 //go:build unix
 
-package cpu
+package cputest
 
 import (
 	"syscall"
@@ -8,10 +8,10 @@ import (
 	"unsafe"
 )
 
-// guarded returns n bytes of memory that end where a page begins that nobody may touch, so that an access
+// Guarded returns n bytes of memory that end where a page begins that nobody may touch, so that an access
 // behind them ends the test; the bytes in front of them are watched by free, which finds writes. Their
 // address is a multiple of the largest power of two that n is one of, and no more: unaligned for vectors.
-func guarded(t testing.TB, n int) (mem unsafe.Pointer, free func()) {
+func Guarded(t testing.TB, n int) (mem unsafe.Pointer, free func()) {
 	t.Helper()
 	page := syscall.Getpagesize()
 	size := (n+page-1)/page*page + page // at least a byte and at most a page in front, if n is no multiple
@@ -29,7 +29,7 @@ func guarded(t testing.TB, n int) (mem unsafe.Pointer, free func()) {
 	return unsafe.Pointer(&b[:size+1][size-n]), func() {
 		for i, v := range front {
 			if v != 0xff {
-				t.Errorf("%v: the byte %d in front of %d was written", inUse, len(front)-i, n)
+				t.Errorf("the byte %d in front of %d was written", len(front)-i, n)
 				break
 			}
 		}

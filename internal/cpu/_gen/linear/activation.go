@@ -31,6 +31,34 @@ func (c constants) bits(g *gen, b uint32) Mem {
 	return c[b]
 }
 
+// activation makes the activations that are no sigmoid.
+func activation(g *gen) {
+	erf := constants{}
+	for _, set := range []isa{avx2, avx512} {
+		relu(g, set)
+		gelu(g, set, erf)
+	}
+}
+
+func relu(g *gen, set isa) {
+	g.kernel("relu", set, "activation.go", "reluGo", "")
+	dst, n := g.arg("dst"), g.arg("n")
+	v, zero := g.vec(), g.vec()
+	g.zero(zero)
+	at := func(k reg.GPVirtual) Mem { return Mem{Base: dst, Index: k, Scale: 4} }
+	// Of a NaN and a number, VMAXPS gives its last source, which Go names first: NaN stays NaN.
+	g.each(n, func(k reg.GPVirtual) {
+		g.VMAXPS(at(k), zero, v)
+		g.VMOVUPS(v, at(k))
+	}, func(k reg.GPVirtual, m reg.OpmaskVirtual) {
+		g.VMAXPS_Z(at(k), zero, m, v)
+		g.VMOVUPS(v, m, at(k))
+	}, func(k reg.GPVirtual) {
+		g.VMAXSS(at(k), zero.AsX(), v.AsX())
+		g.VMOVSS(v.AsX(), at(k))
+	})
+}
+
 func gelu(g *gen, set isa, c constants) {
 	g.kernel("gelu", set, "activation.go", "geluGo", "")
 	dst, n := g.arg("dst"), g.arg("n")

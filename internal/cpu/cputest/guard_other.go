@@ -1,14 +1,14 @@
 //go:build !unix
 
-package cpu
+package cputest
 
 import (
 	"testing"
 	"unsafe"
 )
 
-// guarded returns n bytes of memory between others, of which free finds out whether they were written.
-func guarded(t testing.TB, n int) (mem unsafe.Pointer, free func()) {
+// Guarded returns n bytes of memory between others, of which free finds out whether they were written.
+func Guarded(t testing.TB, n int) (mem unsafe.Pointer, free func()) {
 	const margin = 64
 	words := make([]uint64, (n+2*margin+7)/8)
 	b := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), len(words)*8)
@@ -18,7 +18,7 @@ func guarded(t testing.TB, n int) (mem unsafe.Pointer, free func()) {
 	return unsafe.Pointer(&b[margin]), func() {
 		for i, v := range b {
 			if (i < margin || i >= margin+n) && v != 0xff {
-				t.Errorf("%v: byte %d of %d was written", inUse, i-margin, n)
+				t.Errorf("byte %d of %d was written", i-margin, n)
 				break
 			}
 		}

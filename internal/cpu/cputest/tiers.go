@@ -1,0 +1,62 @@
+package cputest
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// lowerTier says that the tier in use is not the best one, in a run of all.
+var lowerTier bool
+
+// Cases is [reftest.Cases], of which lower tiers have half: the code around their kernels is the same.
+func Cases(t testing.TB, few, every int) int {
+	t.Helper()
+	if !reftest.Every(t) && lowerTier {
+		few = max(1, few/2)
+	}
+	return reftest.Cases(t, few, every)
+}
+
+// A Tier is an instruction set that kernels exist for: a cpu.Tier.
+type Tier interface {
+	~uint8
+	String() string
+}
+
+// EveryTier returns a run of the tests with the kernels of every tier up to the best one, which force has them use; if the environment
+// chooses one, or there are benchmarks to run or inputs to be found, with the tier in use only.
+func EveryTier[T Tier](m *testing.M, best T, force func(name string) (restore func())) interface{ Run() int } {
+	return everyTier[T]{m, best, force}
+}
+
+type everyTier[T Tier] struct {
+	m     *testing.M
+	best  T
+	force func(name string) (restore func())
+}
+
+func (e everyTier[T]) Run() int {
+	flag.Parse()
+	for _, name := range []string{"test.bench", "test.fuzz", "test.list"} {
+		if f := flag.Lookup(name); f != nil && f.Value.String() != "" {
+			return e.m.Run()
+		}
+	}
+	// The race detector does not see assembly, and makes everything else slow.
+	if os.Getenv("LEANATTENTION_CPU") != "" || reftest.RaceEnabled {
+		return e.m.Run()
+	}
+	code := 0
+	for t := range e.best + 1 {
+		restore := e.force(t.String())
+		lowerTier = t < e.best
+		fmt.Println("kernels:", t)
+		code = max(code, e.m.Run())
+		restore()
+	}
+	return code
+}

@@ -1,0 +1,205 @@
+package cpu
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+// tilesInUse returns the kernels for many rows, and skips the test if there are none.
+func tilesInUse(t testing.TB) *linearTiles {
+	t.Helper()
+	k := tileTiers[InUse()]
+	if k == nil || reftest.RaceEnabled {
+		t.Skip("all rows are few, or somebody looks for races in assembly")
+	}
+	return k
+}
+
+// waysOf are what a type's weights can be multiplied with.
+func waysOf(t *linearTiles, d attn.DType) []*tileWay {
+	if w := t.rounded[d]; w != nil {
+		return []*tileWay{&t.ways[d], w}
+	}
+	return []*tileWay{&t.ways[d]}
+}
+
+// guardedRows returns guarded memory of some rows that lie stride bytes apart.
+func guardedRows(t testing.TB, rng *rand.Rand, d attn.DType, rows, n int) (at unsafe.Pointer, stride int) {
+	t.Helper()
+	pad := rng.IntN(3)
+	stride = (n + pad) * d.Size()
+	mem, free := cputest.Guarded(t, rows*stride-pad*d.Size())
+	t.Cleanup(free)
+	b := Buffer{DType: d, Ptr: mem, Len: rows*(n+pad) - pad}
+	for i := range rows * n {
+		v := cputest.Rounded(rng.NormFloat64()*math.Exp2(float64(rng.IntN(20)-10)), d)
+		cputest.Store(b.Ptr, b.DType, i/n*(n+pad)+i%n, []float32{float32(v)})
+	}
+	return mem, stride
+}
+
+// TestTilePacking: what packs rows of x and weights writes the bits of its Go twin, and nothing else.
+func TestTilePacking(t *testing.T) {
+	k, rng := tilesInUse(t), reftest.Rand(t)
+	twins := map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go}
+	pairs := map[attn.DType]func(*packArgs){attn.Float32: pairsF32Go, attn.Float16: pairsF16Go, attn.BFloat16: pairsBF16Go}
+	columnsOf := map[attn.DType]func(*packArgs){attn.Float16: columnsF16Go, attn.BFloat16: columnsBF16Go}
+	splits := []func(*packArgs){1: splitX1Go, splitX2Go, splitX3Go}
+	for _, d := range cputest.WeightTypes {
+		for _, w := range waysOf(k, d) {
+			for _, n := range []int{1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100} {
+				for rows := 1; rows <= w.rows; rows++ {
+					src, stride := guardedRows(t, rng, d, rows, n)
+					a := packArgs{src: src, srcRow: stride, rows: rows, n: n, dstStep: 4 * (w.rows + rng.IntN(20))}
+					size, twin := a.dstStep*(n-1)+4*w.rows, twins[d]
+					if w.wParts > 0 {
+						a.dstPart, twin = stepBytes, pairs[d]
+						a.dstStep = (w.wParts + rng.IntN(2)) * stepBytes
+						size = (n-1)/stepDepth*a.dstStep + w.wParts*stepBytes
+					}
+					// Of steps, what belongs to rows behind the last may be anything.
+					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", InUse(), d, rows, n), &a, size, w.pack, twin, w.wParts > 0 && rows < w.rows)
+				}
+			}
+			for _, n := range []int{1, 2, 15, 16, 17, 31, 32, 33, 64, 95} {
+				if w.columns == nil {
+					break
+				}
+				src, stride := guardedRows(t, rng, d, n, stepRows)
+				a := packArgs{src: src, srcRow: stride, rows: stepRows, n: n, dstPart: stepBytes, dstStep: (w.wParts + rng.IntN(2)) * stepBytes}
+				size := (n-1)/stepDepth*a.dstStep + w.wParts*stepBytes
+				samePacked(t, fmt.Sprintf("%v %v, %d values", InUse(), d, n), &a, size, w.columns, columnsOf[d], false)
+			}
+			for _, n := range []int{1, 15, 16, 17, 31, 32, 33, 64, 95} {
+				for rows := 1; rows <= stepRows && w.split != nil; rows++ {
+					src, stride := guardedRows(t, rng, attn.Float32, rows, n)
+					for _, odd := range []float64{0, math.Inf(1), math.NaN(), 1e-40, math.MaxFloat32} {
+						if odd != 0 {
+							*(*float32)(unsafe.Add(src, rng.IntN(rows)*stride+4*rng.IntN(n))) = float32(odd)
+						}
+						a := packArgs{src: src, srcRow: stride, rows: rows, n: n, dstPart: stepBytes, dstStep: (w.xParts + rng.IntN(2)) * stepBytes}
+						size := (n-1)/stepDepth*a.dstStep + w.xParts*stepBytes
+						samePacked(t, fmt.Sprintf("%v x in %d, %d rows of %d", InUse(), w.xParts, rows, n), &a, size, w.split, splits[w.xParts], false)
+					}
+				}
+			}
+		}
+	}
+}
+
+// samePacked compares what two kernels write into memory of the given size. With loose set, 4 bytes that the twin
+// leaves alone may be anything.
+func samePacked(t *testing.T, name string, a *packArgs, size int, kernel, twin func(*packArgs), loose bool) {
+	t.Helper()
+	const untouched = 0xa5
+	var got [2][]byte
+	for i, f := range []func(*packArgs){kernel, twin} {
+		mem, free := cputest.Guarded(t, size)
+		defer free()
+		got[i] = unsafe.Slice((*byte)(mem), size)
+		copy(got[i], bytes.Repeat([]byte{untouched}, size))
+		b := *a
+		b.dst = mem
+		f(&b)
+	}
+	for i, v := range got[0] {
+		w := got[1][i]
+		word := got[1][i&^1:][:2]
+		if v != w && !(loose && bytes.Equal(got[1][i&^3:][:4], bytes.Repeat([]byte{untouched}, 4))) && !(isNaN16(word) && isNaN16(got[0][i&^1:][:2])) {
+			t.Fatalf("%s: byte %d is %#x, of the Go kernel %#x", name, i, v, w)
+		}
+	}
+}
+
+func isNaN16(b []byte) bool { return (half.BFloat16(b[0]) | half.BFloat16(b[1])<<8).IsNaN() }
+
+// TestTileKernels: the kernels in use are within the rounding of sums of their Go twins, for all numbers of rows.
+func TestTileKernels(t *testing.T) {
+	k, rng := tilesInUse(t), reftest.Rand(t)
+	for _, d := range cputest.WeightTypes {
+		for _, w := range waysOf(k, d) {
+			for rows, kernel := range w.mul {
+				if kernel == nil {
+					continue
+				}
+				for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 65} {
+					testTile(t, rng, k, w, rows, n)
+				}
+			}
+		}
+	}
+}
+
+func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n int) {
+	t.Helper()
+	const pad = 3
+	tiles, tall := 1, 1
+	if w.split != nil {
+		tiles, tall = 1+rng.IntN(3), 1+rng.IntN(2)
+	}
+	outs := tiles * k.outs
+	a := tileArgs{n: n, rows: rows, outs: k.outs, xParts: w.xParts, wParts: w.wParts, yRow: 4 * (outs + pad), more: rng.IntN(2), tiles: tiles, tall: tall}
+	a.yStep = rows * a.yRow
+	twin, terms := tileF32Go, n
+	var signs []func() // take the signs of x and w away
+	numbers := func(d attn.DType, rows, n int) (unsafe.Pointer, int) {
+		at, stride := guardedRows(t, rng, d, rows, n)
+		signs = append(signs, func() {
+			for r := range rows {
+				for i := range n * d.Size() {
+					if i%d.Size() == d.Size()-1 {
+						*(*byte)(unsafe.Add(at, r*stride+i)) &= 0x7f
+					}
+				}
+			}
+		})
+		return at, stride
+	}
+	if w.split == nil {
+		a.x, a.xRow = numbers(attn.Float32, rows, n)
+		a.w, _ = numbers(attn.Float32, 1, n*k.outs)
+	} else {
+		twin, terms = tilePartsGo, n*stepDepth*w.xParts*w.wParts
+		a.xRow = n * w.xParts * stepBytes
+		a.xStep = 2 * a.xRow
+		a.x, _ = numbers(attn.BFloat16, 1, tall*n*w.xParts*stepBytes)
+		a.w, _ = numbers(attn.BFloat16, 1, tiles*n*w.wParts*stepBytes)
+		a.wStep = 2 * n * w.wParts * stepBytes
+	}
+	was := make([]float32, tall*rows*(outs+pad))
+	for i := range was {
+		was[i] = rng.Float32()
+	}
+	run := func(kernel func(*tileArgs)) []float32 {
+		mem, free := cputest.Guarded(t, 4*(len(was)-pad))
+		t.Cleanup(free)
+		y := unsafe.Slice((*float32)(mem), len(was)-pad)
+		copy(y, was)
+		b := a
+		b.y = mem
+		kernel(&b)
+		return y
+	}
+	got, want := run(w.mul[rows]), run(twin)
+	for _, take := range signs {
+		take()
+	}
+	for i, size := range run(twin) {
+		if i%(outs+pad) >= outs {
+			if got[i] != was[i] {
+				t.Fatalf("%v, %d rows: element %d was written", InUse(), rows, i)
+			}
+		} else if diff := math.Abs(float64(got[i] - want[i])); !(diff <= float64(terms+1)*0x1p-23*float64(size)) {
+			t.Fatalf("%v, %d rows of %d: element %d is %v, of the Go kernel %v", InUse(), rows, n, i, got[i], want[i])
+		}
+	}
+}
