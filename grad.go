@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/gradient"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/lean"
@@ -103,7 +104,7 @@ func (op *attentionOp) differentiable(name string, inputs int) error {
 	if op.invariant {
 		return errorf(name, ErrUnsupported, "gradient with batch invariance")
 	}
-	if err := cpu.CanBackward(op.mask, op.score); err != nil {
+	if err := gradient.Can(op.mask, op.score); err != nil {
 		return errorf(name, ErrUnsupported, "%v", err)
 	}
 	return nil
@@ -432,7 +433,7 @@ var (
 
 // backward computes the gradients of checked tensors into the vector packed.
 func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.Dense) error {
-	s := cpu.BackwardShape{
+	s := gradient.Shape{
 		Batch: op.batch, Heads: op.heads, KVHeads: op.kvHeads, Queries: op.queries, Keys: op.keys,
 		Dim: op.dim, ValueDim: op.valueDim,
 		Scale: op.scaleFor(op.dim), Mask: op.mask, Score: op.score, Workers: op.workers,
@@ -457,14 +458,14 @@ func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.D
 
 // backwardDense computes those gradients that parts has: of the output if there is one,
 // else of the log-sum-exp.
-func backwardDense[F lean.Float](s *cpu.BackwardShape, t *tensors, seed int64, parts []gradPart, packed *tensor.Dense) error {
+func backwardDense[F lean.Float](s *gradient.Shape, t *tensors, seed int64, parts []gradPart, packed *tensor.Dense) error {
 	elements := func(of role) []F {
 		if t[of] == nil {
 			return nil
 		}
 		return dense.Elements[F](t[of])
 	}
-	o := cpu.BackwardOperands[F]{
+	o := gradient.Operands[F]{
 		Q: elements(roleQ), K: elements(roleK), V: elements(roleV), Bias: elements(roleBias), Sinks: elements(roleSinks),
 		Out: elements(roleOut), LSE: elements(roleLSE), Seed: seed,
 	}
@@ -480,7 +481,7 @@ func backwardDense[F lean.Float](s *cpu.BackwardShape, t *tensors, seed int64, p
 		*of[p.of] = to[:n:n]
 		to = to[n:]
 	}
-	return cpu.Backward(cpu.Default(), s, &o)
+	return gradient.Run(cpu.Default(), s, &o)
 }
 
 // DoDiff adds the gradients to those of the inputs (lisp machine).

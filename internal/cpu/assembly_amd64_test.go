@@ -21,6 +21,6 @@ func weighOf[F Real](t Tier) func(s, o, m, l *F, n int) (empty int) {
 	}
 	weigh := of.(func(s, o, m, l *F, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) int)
 	return func(s, o, m, l *F, n int) int {
-		return weigh(s, o, m, l, 1, n, n, 8, array(&streams{}), 0, 0)
+		return weigh(s, o, m, l, 1, n, n, 8, array(&Streams{}), 0, 0)
 	}
 }

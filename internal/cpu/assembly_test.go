@@ -99,7 +99,7 @@ func (f *fenced[F]) draw(rng *rand.Rand, d attn.DType, rows, count, dim, valueDi
 		Rows: rows, Count: count, Dim: dim, ValueDim: valueDim,
 		Q: unsafe.Pointer(&q[0]), O: unsafe.Pointer(&f.o[0]), M: unsafe.Pointer(&f.m[0]), L: unsafe.Pointer(&f.l[0]),
 		Scores: unsafe.Pointer(&scores[0]), Wide: unsafe.Pointer(&wide[0]),
-		K: make([]streams, 1), V: make([]streams, 1), Run: (count + 3) / 4 * 4,
+		K: make([]Streams, 1), V: make([]Streams, 1), Run: (count + 3) / 4 * 4,
 		KStep: dim * d.Size(), VStep: valueDim * d.Size(),
 	}
 	if masked {

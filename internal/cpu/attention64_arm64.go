@@ -10,7 +10,7 @@ package cpu
 // least 1, dim is a multiple of 4.
 //
 //go:noescape
-func score64NEON(s, q *float64, k *streams, at, rows, count, dim, stride, step int)
+func score64NEON(s, q *float64, k *Streams, at, rows, count, dim, stride, step int)
 
 // weigh64NEON computes, for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):
 //
@@ -33,4 +33,4 @@ func weigh64NEON(s, o, m, l *float64, rows, n, stride, dim int) (empty int)
 // of 4.
 //
 //go:noescape
-func weighted64NEON(o, p *float64, v *streams, at, rows, count, dim, stride, step int)
+func weighted64NEON(o, p *float64, v *Streams, at, rows, count, dim, stride, step int)

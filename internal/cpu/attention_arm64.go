@@ -10,7 +10,7 @@ package cpu
 // least 1, dim is a multiple of 8.
 //
 //go:noescape
-func scoreNEON(s, q *float32, k *streams, at, rows, count, dim, stride, step int)
+func scoreNEON(s, q *float32, k *Streams, at, rows, count, dim, stride, step int)
 
 // weighNEON computes, for r < rows, c < n, i < dim, with top = max(m[r], max_c s[r*stride+c]):
 //
@@ -33,4 +33,4 @@ func weighNEON(s, o, m, l *float32, rows, n, stride, dim int) (empty int)
 // of 8.
 //
 //go:noescape
-func weightedNEON(o, p *float32, v *streams, at, rows, count, dim, stride, step int)
+func weightedNEON(o, p *float32, v *Streams, at, rows, count, dim, stride, step int)

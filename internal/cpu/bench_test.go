@@ -200,7 +200,7 @@ func BenchmarkKernel(b *testing.B) {
 					KStep: dim * d.Size(), VStep: dim * d.Size(),
 					Scores: f(rows * keys), Wide: f(wideOf(dim, dim)),
 				}
-				t.K, t.V, t.Run = make([]streams, 1), make([]streams, 1), keys
+				t.K, t.V, t.Run = make([]Streams, 1), make([]Streams, 1), keys
 				for i := range t.K[0] {
 					t.K[0][i], t.V[0][i] = k.At(i*keys/4*dim), v.At(i*keys/4*dim)
 				}

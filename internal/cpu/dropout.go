@@ -42,12 +42,12 @@ func dropWeights[F Real](t *tile, weights []F, stride int) {
 // dropRow makes 0 of what a rule drops of a row's weights from the given key on.
 func dropRow[F Real](weights []F, rule dropout.Rule, row dropout.Row, key int) {
 	for at := -(key % 4); at < len(weights); at += dropout.BlockKeys {
-		zeroMarked(weights, at, droppedOf(rule, row, key+at))
+		ZeroMarked(weights, at, droppedOf(rule, row, key+at))
 	}
 }
 
-// zeroMarked makes 0 of x[at+i] for each bit i of marks, as far as there is such an element.
-func zeroMarked[F Real](x []F, at int, marks uint64) {
+// ZeroMarked makes 0 of x[at+i] for each bit i of marks, as far as there is such an element.
+func ZeroMarked[F Real](x []F, at int, marks uint64) {
 	if at < 0 {
 		marks, at = marks>>-at, 0
 	}
@@ -64,8 +64,8 @@ func droppedOf(r dropout.Rule, row dropout.Row, key int) uint64 {
 	return dropTiers[InUse()](uint32(key/4), row.Query, row.Head, row.Sequence, uint32(r.Seed), uint32(r.Seed>>32), r.Below)
 }
 
-// droppedFrom is droppedOf for any key.
-func droppedFrom(r dropout.Rule, row dropout.Row, key int) uint64 {
+// DroppedFrom is droppedOf for any key.
+func DroppedFrom(r dropout.Rule, row dropout.Row, key int) uint64 {
 	first := key % 4
 	marks := droppedOf(r, row, key-first) >> first
 	if first != 0 {

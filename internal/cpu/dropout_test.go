@@ -29,7 +29,7 @@ func TestDropped(t *testing.T) {
 			}
 			continue
 		}
-		got := droppedFrom(r, at, key)
+		got := DroppedFrom(r, at, key)
 		for i := range dropout.BlockKeys {
 			if r.Drops(at, key+i) != (got>>i&1 == 1) {
 				t.Fatalf("%+v %+v, from key %d: %b is wrong at %d", r, at, key, got, i)

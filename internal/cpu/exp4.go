@@ -7,8 +7,8 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// exponentials replaces each s_i by 4^(s_i-m) and returns the sum of these. m is at least every s_i.
-func exponentials[F Real](s []F, m F) F {
+// Exponentials replaces each s_i by 4^(s_i-m) and returns the sum of these. m is at least every s_i.
+func Exponentials[F Real](s []F, m F) F {
 	if unsafe.Sizeof(m) == 4 {
 		return F(exponentials32(*(*[]float32)(unsafe.Pointer(&s)), float32(m)))
 	}

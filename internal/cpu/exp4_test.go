@@ -63,7 +63,7 @@ func TestMaximum(t *testing.T) {
 		{nil, -inf}, {[]float64{-inf, -inf}, -inf}, {[]float64{-3, -1, -2}, -1}, {[]float64{1, 2, 3, 4, 5, 6, 7}, 7},
 		{[]float64{9, 2, 3, 4, 5, 6, 7}, 9}, {[]float64{1, nan, 3}, nan}, {[]float64{nan, 1}, nan}, {[]float64{1, inf}, inf},
 	} {
-		if got := maximum(c.s); got != c.want && !(got != got && c.want != c.want) {
+		if got := Maximum(c.s); got != c.want && !(got != got && c.want != c.want) {
 			t.Errorf("maximum(%v) = %v", c.s, got)
 		}
 	}

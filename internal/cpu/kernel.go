@@ -95,7 +95,7 @@ type attention[F Real] struct {
 
 // load returns rows of dim elements: those of keys c, c+1, c+2 and c+3, as many as there are; the others
 // are the first again.
-func (a *attention[F]) load(runs []streams, c, step, dim int) (x [4][]F) {
+func (a *attention[F]) load(runs []Streams, c, step, dim int) (x [4][]F) {
 	n := a.Count - c
 	streams, offset := &runs[c/a.Run], c%a.Run/4*step
 	for i := range x {
@@ -118,7 +118,7 @@ func (a *attention[F]) score() {
 	for c := 0; c < a.Count; c += 4 {
 		k := a.load(a.K, c, a.KStep, d)
 		for r := range a.Rows {
-			dot4((*[4]F)(a.scores[r*a.stride+c:]), a.q[r*d:(r+1)*d], k[0], k[1], k[2], k[3])
+			Dot4((*[4]F)(a.scores[r*a.stride+c:]), a.q[r*d:(r+1)*d], k[0], k[1], k[2], k[3])
 		}
 	}
 }
@@ -136,7 +136,7 @@ func (a *attention[F]) weigh() {
 	empty := F(math.Inf(-1))
 	for r, old := range a.m {
 		s := a.scores[r*a.stride : r*a.stride+a.sees(r)]
-		m := max(old, maximum(s))
+		m := max(old, Maximum(s))
 		if m == empty {
 			continue
 		}
@@ -149,7 +149,7 @@ func (a *attention[F]) weigh() {
 				o[i] *= f
 			}
 		}
-		a.m[r], a.l[r] = m, l+exponentials(s, m)
+		a.m[r], a.l[r] = m, l+Exponentials(s, m)
 	}
 }
 
@@ -164,7 +164,7 @@ func (a *attention[F]) sum() {
 			}
 			o, p := a.o[r*d:(r+1)*d], a.scores[r*a.stride+c:]
 			if n := a.sees(r) - c; n >= 4 {
-				add4(o, (*[4]F)(p), v[0], v[1], v[2], v[3])
+				Add4(o, (*[4]F)(p), v[0], v[1], v[2], v[3])
 			} else {
 				for i := range n {
 					add1(o, p[i], v[i])

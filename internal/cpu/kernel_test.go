@@ -85,7 +85,7 @@ func newCall[F Real](rng *rand.Rand, d attn.DType, rows, count, dim, valueDim in
 }
 
 // rows stores random rows for the tile's keys or values and returns them.
-func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool, at *[]streams, step *int) [][]F {
+func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool, at *[]Streams, step *int) [][]F {
 	f := cputest.FormatOf[F](d)
 	gap := rng.IntN(3)
 	row := dim + gap
@@ -101,7 +101,7 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool
 		*step *= 4
 		place = func(k int) int { return k * row }
 	}
-	*at = make([]streams, runs)
+	*at = make([]Streams, runs)
 	for r := range runs {
 		for s := range 4 {
 			(*at)[r][s] = buf.At(place(r*c.t.Run + s))

@@ -75,7 +75,7 @@ func dot[F Real](a *dotArgs, d attn.DType) {
 		for r := range a.rows {
 			x := unsafe.Slice((*F)(unsafe.Add(a.x, r*a.xRow+at*int(unsafe.Sizeof(F(0))))), n)
 			var part [dotStreams]F
-			dot4(&part, x, k[0], k[1], k[2], k[3])
+			Dot4(&part, x, k[0], k[1], k[2], k[3])
 			for s, v := range part {
 				sums[r][s] += v
 			}

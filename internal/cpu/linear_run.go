@@ -223,9 +223,9 @@ func (l *linearRun) finish(layer *linearLayer, first, rows, at, outs int) {
 
 func (l *linearRun) add(dst, src unsafe.Pointer, n int) {
 	if l.size == 4 {
-		addTo(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*float32)(src), n))
+		AddTo(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*float32)(src), n))
 	} else {
-		addTo(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
+		AddTo(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
 	}
 }
 

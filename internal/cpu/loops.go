@@ -6,8 +6,8 @@ import "math"
 // than these, or two rows of queries at once, and the compiler spills registers and loses what it won.
 // Slices are cut to one length first, so that no bounds are checked inside.
 
-// dot4 is s[i] = q . ki.
-func dot4[F Real](s *[4]F, q, k0, k1, k2, k3 []F) {
+// Dot4 is s[i] = q . ki.
+func Dot4[F Real](s *[4]F, q, k0, k1, k2, k3 []F) {
 	n := len(q)
 	k0, k1, k2, k3 = k0[:n], k1[:n], k2[:n], k3[:n]
 	var s0, s1, s2, s3 F
@@ -29,8 +29,8 @@ func dot4[F Real](s *[4]F, q, k0, k1, k2, k3 []F) {
 	s[0], s[1], s[2], s[3] = s0, s1, s2, s3
 }
 
-// add4 is o += sum p[i]*vi.
-func add4[F Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
+// Add4 is o += sum p[i]*vi.
+func Add4[F Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
 	n := len(o)
 	v0, v1, v2, v3 = v0[:n], v1[:n], v2[:n], v3[:n]
 	p0, p1, p2, p3 := p[0], p[1], p[2], p[3]
@@ -47,8 +47,8 @@ func add1[F Real](o []F, p F, v []F) {
 	}
 }
 
-// maximum returns the largest of s: -Inf if there is none, NaN if there is a NaN.
-func maximum[F Real](s []F) F {
+// Maximum returns the largest of s: -Inf if there is none, NaN if there is a NaN.
+func Maximum[F Real](s []F) F {
 	m := F(math.Inf(-1))
 	for _, x := range s {
 		m = max(m, x)

@@ -75,7 +75,7 @@ func Moments[F Real](x []F, eps float64) (mean, rstd float64) {
 
 // ReciprocalRMS is 1/sqrt(mean(x^2) + eps), in float64.
 func ReciprocalRMS[F Real](x []F, eps float64) float64 {
-	return 1 / math.Sqrt(dotOf(x, x)/float64(len(x))+eps)
+	return 1 / math.Sqrt(DotOf(x, x)/float64(len(x))+eps)
 }
 
 // sumOf is the sum of x in float64, in an order that depends on nothing but its length.

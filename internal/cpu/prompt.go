@@ -172,7 +172,7 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 			}
 		}
 		m := unsafe.Slice(at32(t.M, row), p.Rows)
-		w.here = streams{p.Scores, p.Scores, p.Scores, p.Scores}
+		w.here = Streams{p.Scores, p.Scores, p.Scores, p.Scores}
 		empty := k.weigh(&scores[0], at32(t.O, row*t.ValueDim), &m[0], at32(t.L, row), p.Rows, n, width, t.ValueDim, array(&w.here), 0, 0)
 		if empty > 0 { // these have no weights yet
 			for r := range m {

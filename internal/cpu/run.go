@@ -66,7 +66,7 @@ type worker[F Real] struct {
 
 	prompt promptScratch
 	some   tile    // part of its rows
-	here   streams // for who asks for memory ahead where there is nothing to ask for
+	here   Streams // for who asks for memory ahead where there is nothing to ask for
 	_      [CacheLine]byte
 }
 
@@ -165,7 +165,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 			w.treeBias = dense.Make[F](need)
 		}
 		if len(w.runs.k) < runs {
-			w.runs.k, w.runs.v = make([]streams, runs), make([]streams, runs)
+			w.runs.k, w.runs.v = make([]Streams, runs), make([]Streams, runs)
 		}
 		v := w.values
 		w.q = Cut(&v, q)
@@ -265,7 +265,7 @@ func (ws *workspace[F]) pack(w *worker[F], b block) {
 				turnRow(r, b.seq.row+i, to, q)
 				q = to
 			}
-			scaleInto(to, q, ws.scale)
+			ScaleInto(to, q, ws.scale)
 			dst = dst[g.Dim:]
 		}
 	}
@@ -574,7 +574,7 @@ func (a *addresses) walk(t *tile, from, n, limit int) {
 
 // along returns where stream i goes on after so many bytes, with so many keys left in all: some other
 // stream if there is none in i, since that may end where its memory does.
-func (s *streams) along(i, left, bytes int) unsafe.Pointer {
+func (s *Streams) along(i, left, bytes int) unsafe.Pointer {
 	if i >= left {
 		i = 0
 	}
@@ -583,16 +583,16 @@ func (s *streams) along(i, left, bytes int) unsafe.Pointer {
 
 // runs holds the runs of a worker's calls.
 type runs struct {
-	k, v           []streams
-	firstK, firstV streams // where walk began
-	next           streams
+	k, v           []Streams
+	firstK, firstV Streams // where walk began
+	next           Streams
 }
 
 // forget drops what points into operands.
 func (r *runs) forget() {
 	clear(r.k)
 	clear(r.v)
-	r.firstK, r.firstV, r.next = streams{}, streams{}, streams{}
+	r.firstK, r.firstV, r.next = Streams{}, Streams{}, Streams{}
 }
 
 // neighbours sets t to keys from the given one on, before end, in order, and returns how many keys

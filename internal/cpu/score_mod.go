@@ -67,10 +67,10 @@ func modifyByKey[F Real](t *tile, row int, s []F) {
 		part := s[:min(n, len(s))]
 		s = s[len(part):]
 		if t.Slopes != nil {
-			addSlopes(part, t.Slopes[row], t.Distances[row]+float64(number), first)
+			AddSlopes(part, t.Slopes[row], t.Distances[row]+float64(number), first)
 		}
 		if t.Bias != nil {
-			addBiases(part, at[F](t.Bias[row], number), t.BiasScale, first)
+			AddBiases(part, at[F](t.Bias[row], number), t.BiasScale, first)
 		}
 	}
 }

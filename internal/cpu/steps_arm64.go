@@ -7,9 +7,9 @@ package cpu
 type Steps[F Real] struct {
 	Dims int // what lengths of rows must be multiples of
 
-	Score    func(s, q *F, k *streams, at, rows, count, dim, stride, step int)
+	Score    func(s, q *F, k *Streams, at, rows, count, dim, stride, step int)
 	Weigh    func(s, o, m, l *F, rows, n, stride, dim int) (empty int)
-	Weighted func(o, p *F, v *streams, at, rows, count, dim, stride, step int)
+	Weighted func(o, p *F, v *Streams, at, rows, count, dim, stride, step int)
 }
 
 // The steps for queries of float32 and of float64.

@@ -22,12 +22,12 @@ type tile struct {
 	// lies at K[i][c%4] + c/4*KStep, its value at V[i][c%4] + c/4*VStep. So four neighbouring keys come
 	// from four streams: quarters of a longer range, or pages (memory delivers several streams faster
 	// than one), or simply the next four rows. Pointers that a run leaves without a key are not used.
-	K, V         []streams
+	K, V         []Streams
 	Run          int
 	KStep, VStep int // bytes
 
 	// Next is where the streams of the next call's keys begin, or nil. It is a hint: nothing is read.
-	Next *streams
+	Next *Streams
 
 	// Visible is nil when every row sees all keys. Otherwise row r sees keys c < Visible[r] only,
 	// 0 <= Visible[r] <= Count; with it, there is one run, of the next four rows, so that c counts
@@ -46,8 +46,8 @@ type tile struct {
 	Wide unsafe.Pointer
 }
 
-// streams are pointers to four rows of keys or values.
-type streams [4]unsafe.Pointer
+// Streams are pointers to four rows of keys or values.
+type Streams [4]unsafe.Pointer
 
 // order says which keys of a sequence those of a tile are, by their numbers from the first one on. The zero order is
 // that of the sequence: key c is number c.
@@ -58,7 +58,7 @@ type order struct {
 }
 
 // array is s as assembly takes it.
-func array(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
+func array(s *Streams) **byte { return (**byte)(unsafe.Pointer(s)) }
 
 // kernel merges the keys of a tile into the attention states of its rows. For each row r:
 //

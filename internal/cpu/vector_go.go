@@ -29,8 +29,8 @@ type vectorKernels struct {
 	roundNanos            float64 // what one element of these takes a thread
 }
 
-// scaleInto is dst = src * by, rounded once.
-func scaleInto[F Real](dst, src []F, by float64) {
+// ScaleInto is dst = src * by, rounded once.
+func ScaleInto[F Real](dst, src []F, by float64) {
 	switch v := &vectorTiers[InUse()]; {
 	case len(dst) == 0:
 	case unsafe.Sizeof(F(0)) == 4:
@@ -51,8 +51,8 @@ func divideInto[F Real](dst, src []F, by F) {
 	}
 }
 
-// addTo is dst += src.
-func addTo[F Real](dst, src []F) {
+// AddTo is dst += src.
+func AddTo[F Real](dst, src []F) {
 	if unsafe.Sizeof(F(0)) == 4 {
 		vectorTiers[InUse()].add((*float32)(unsafe.Pointer(unsafe.SliceData(dst))), (*float32)(unsafe.Pointer(unsafe.SliceData(src[:len(dst)]))), len(dst))
 		return
@@ -60,8 +60,8 @@ func addTo[F Real](dst, src []F) {
 	addEach(dst, src)
 }
 
-// dotOf is the sum of the products of x and y in float64, in an order that depends on nothing but their length.
-func dotOf[F Real](x, y []F) float64 {
+// DotOf is the sum of the products of x and y in float64, in an order that depends on nothing but their length.
+func DotOf[F Real](x, y []F) float64 {
 	y = y[:len(x)]
 	switch v := &vectorTiers[InUse()]; {
 	case len(x) == 0:
@@ -76,8 +76,8 @@ func dotOf[F Real](x, y []F) float64 {
 // oneByOne are the first numbers of four streams that are the next four keys, so that numbers of a stream are 4 apart.
 var oneByOne = [4]int{0, 1, 2, 3}
 
-// addSlopes adds slope (distance+j) to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil.
-func addSlopes[F Real](s []F, slope, distance float64, first *[4]int) {
+// AddSlopes adds slope (distance+j) to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil.
+func AddSlopes[F Real](s []F, slope, distance float64, first *[4]int) {
 	if slope == 0 || len(s) == 0 {
 		return
 	}
@@ -92,10 +92,10 @@ func addSlopes[F Real](s []F, slope, distance float64, first *[4]int) {
 	addSlope(s, slope, distance, step, first)
 }
 
-// addBiases adds by bias_j to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil. Only an infinite bias
+// AddBiases adds by bias_j to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil. Only an infinite bias
 // makes that infinite: one that is finite, and too large with the factor, is the lowest number, and leaves the key visible
 // to a row that has no better ones.
-func addBiases[F Real](s []F, bias *F, by float64, first *[4]int) {
+func AddBiases[F Real](s []F, bias *F, by float64, first *[4]int) {
 	if len(s) == 0 {
 		return
 	}

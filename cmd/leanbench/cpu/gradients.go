@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+	"gorgonia.org/leanattention/internal/cpu/gradient"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
@@ -152,17 +153,17 @@ func newStep[F float32 | float64](s stepShape, rng *rand.Rand) func() error {
 	if !s.backward {
 		return func() error { return la.Attend(args, opts...) }
 	}
-	shape := &cpu.BackwardShape{
+	shape := &gradient.Shape{
 		Batch: 1, Heads: s.heads, KVHeads: s.heads, Queries: s.queries, Keys: s.keys, Dim: s.dim, ValueDim: s.dim,
 		Scale: 1 / math.Sqrt(float64(s.dim)), Mask: attn.Mask{Causal: s.causal},
 	}
-	ops := &cpu.BackwardOperands[F]{
+	ops := &gradient.Operands[F]{
 		Q: q, K: k, V: v, Out: out, LSE: lse, DOut: of(s.queries), DQ: of(s.queries), DK: of(s.keys), DV: of(s.keys),
 	}
 	return func() error {
 		if err := la.Attend(args, opts...); err != nil {
 			return err
 		}
-		return cpu.Backward(cpu.Default(), shape, ops)
+		return gradient.Run(cpu.Default(), shape, ops)
 	}
 }

@@ -1,4 +1,4 @@
-package cpu
+package gradient
 
 import (
 	"errors"
@@ -10,15 +10,16 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // backwardCase is a backward pass, its operands and what must come out. Whatever must not be read is NaN.
-type backwardCase[F Real] struct {
+type backwardCase[F cpu.Real] struct {
 	*reftest.Case
-	shape BackwardShape
-	ops   BackwardOperands[F]
+	shape Shape
+	ops   Operands[F]
 	want  *reftest.Gradients
 }
 
@@ -35,13 +36,13 @@ func (o outputs) String() string { return [...]string{"", "out", "lse", "both"}[
 
 // newBackward makes a case; all sequences have the same number of queries. A capacity of 0 is the most
 // keys of a sequence.
-func newBackward[F Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity int) *backwardCase[F] {
+func newBackward[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity int) *backwardCase[F] {
 	format := cputest.AccOf[F]()
 	c := reftest.New(rng, s, in, format, format)
 	if capacity == 0 {
 		capacity = max(slices.Max(s.Keys), 1)
 	}
-	b := &backwardCase[F]{Case: c, shape: BackwardShape{
+	b := &backwardCase[F]{Case: c, shape: Shape{
 		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
 		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Mask: s.Mask,
 		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: cputest.BiasOf(s.Bias), Sinks: s.Sinks != nil, Dropout: s.Dropout},
@@ -64,7 +65,7 @@ func newBackward[F Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of 
 		other.Q, other.Dim = x, dim
 		return reftest.Convert[F](other.DenseQ(s.Queries[0]))
 	}
-	b.ops = BackwardOperands[F]{
+	b.ops = Operands[F]{
 		Q: rows(c.Q, s.Dim), K: reftest.Convert[F](c.DenseK(capacity)), V: reftest.Convert[F](c.DenseV(capacity)),
 		Out: rows(forward.O, s.ValueDim), LSE: rows(forward.LSE, 1), DOut: rows(dO, s.ValueDim), DLSE: rows(dLSE, 1),
 	}
@@ -143,10 +144,10 @@ func (b *backwardCase[F]) check() error {
 	return nil
 }
 
-func verifyBackward[F Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity, workers int) error {
+func verifyBackward[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity, workers int) error {
 	b := newBackward[F](rng, s, in, of, capacity)
 	b.shape.Workers = workers
-	err := Backward(Default(), &b.shape, &b.ops)
+	err := Run(cpu.Default(), &b.shape, &b.ops)
 	if err == nil {
 		err = b.check()
 	}
@@ -262,7 +263,7 @@ func TestBackwardGradExtreme(t *testing.T) {
 	t.Run("float64", func(t *testing.T) { testBackwardExtreme[float64](t, rng, []float64{1e3, 1e12, 1e16, 1e100}) })
 }
 
-func testBackwardExtreme[F Real](t *testing.T, rng *rand.Rand, magnitudes []float64) {
+func testBackwardExtreme[F cpu.Real](t *testing.T, rng *rand.Rand, magnitudes []float64) {
 	for _, magnitude := range magnitudes {
 		s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 32, ValueDim: 24, Queries: []int{20}, Keys: []int{300}}
 		b := newBackward[F](rng, s, reftest.Normal, ofOut, 0)
@@ -283,7 +284,7 @@ func testBackwardExtreme[F Real](t *testing.T, rng *rand.Rand, magnitudes []floa
 				}
 			}
 		}
-		if err := Backward(Default(), &b.shape, &b.ops); err != nil {
+		if err := Run(cpu.Default(), &b.shape, &b.ops); err != nil {
 			t.Fatal(err)
 		}
 		for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV} {
@@ -317,7 +318,7 @@ func TestBackwardGradWorkers(t *testing.T) {
 	t.Run("float64", testBackwardWorkers[float64])
 }
 
-func testBackwardWorkers[F Real](t *testing.T) {
+func testBackwardWorkers[F cpu.Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, s := range []reftest.Shape{
 		{Heads: 2, KVHeads: 1, Dim: 24, ValueDim: 16, Queries: []int{70}, Keys: []int{500}, Mask: attn.Mask{Causal: true}},
@@ -332,7 +333,7 @@ func testBackwardWorkers[F Real](t *testing.T) {
 			for _, lengths := range [][]int{s.Keys, nil} {
 				b.poison()
 				b.shape.Workers, b.shape.Lengths = workers, lengths
-				if err := Backward(Default(), &b.shape, &b.ops); err != nil {
+				if err := Run(cpu.Default(), &b.shape, &b.ops); err != nil {
 					t.Fatal(err)
 				}
 				all := slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV, b.ops.DBias, b.ops.DSinks)
@@ -408,7 +409,7 @@ func TestBackwardGradErrors(t *testing.T) {
 	} {
 		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
 		change(b)
-		if err := Backward(Default(), &b.shape, &b.ops); !errors.Is(err, attn.ErrShape) {
+		if err := Run(cpu.Default(), &b.shape, &b.ops); !errors.Is(err, attn.ErrShape) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if slices.ContainsFunc(slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV), func(f float32) bool { return f == f }) {
@@ -418,13 +419,13 @@ func TestBackwardGradErrors(t *testing.T) {
 	for _, p := range []float64{-0.1, 1, 1.5, math.NaN(), math.Inf(1)} {
 		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
 		b.shape.Dropout, b.ops.Seed = p, 1
-		if err, want := Backward(Default(), &b.shape, &b.ops), fmt.Sprintf("a dropout of %v", p); err == nil || !strings.Contains(err.Error(), want) {
+		if err, want := Run(cpu.Default(), &b.shape, &b.ops), fmt.Sprintf("a dropout of %v", p); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", p, err)
 		}
 	}
-	defer ForceTier("sse")()
+	defer cpu.ForceTier("sse")()
 	b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
-	if err := Backward(Default(), &b.shape, &b.ops); !errors.Is(err, ErrTier) {
+	if err := Run(cpu.Default(), &b.shape, &b.ops); !errors.Is(err, cpu.ErrTier) {
 		t.Errorf("without kernels: %v", err)
 	}
 }
@@ -437,11 +438,11 @@ func TestBackwardGradAllocates(t *testing.T) {
 	b := newBackward[float32](rng, reftest.RandomBias(rng, reftest.Shape{
 		Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{70}, Keys: []int{600}, Slopes: []float64{1, 2},
 	}, 600), reftest.Normal, ofBoth, 0)
-	var e Engine
+	var e cpu.Engine
 	defer e.Close()
 	b.shape.Workers = 1 // helpers come and go
 	if n := testing.AllocsPerRun(20, func() {
-		if err := Backward(&e, &b.shape, &b.ops); err != nil {
+		if err := Run(&e, &b.shape, &b.ops); err != nil {
 			t.Fatal(err)
 		}
 	}); n > 0 {
@@ -456,7 +457,7 @@ func TestBackwardGradNaN(t *testing.T) {
 	t.Run("float64", testBackwardNaN[float64])
 }
 
-func testBackwardNaN[F Real](t *testing.T) {
+func testBackwardNaN[F cpu.Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 8, ValueDim: 8, Queries: []int{64}, Keys: []int{128}}
 	b := newBackward[F](rng, s, reftest.Normal, ofBoth, 0)
@@ -464,7 +465,7 @@ func testBackwardNaN[F Real](t *testing.T) {
 	for _, x := range [][]F{b.ops.Q, b.ops.K, b.ops.V, b.ops.LSE, b.ops.DOut} {
 		reftest.Poison(x[len(x)/2:]) // the head that comes last
 	}
-	if err := Backward(Default(), &b.shape, &b.ops); err != nil {
+	if err := Run(cpu.Default(), &b.shape, &b.ops); err != nil {
 		t.Fatal(err)
 	}
 	for _, x := range [][]F{b.ops.DQ, b.ops.DK, b.ops.DV} {
@@ -489,7 +490,7 @@ func TestBackwardGradNoWeights(t *testing.T) {
 	t.Run("float64", testBackwardNoWeights[float64])
 }
 
-func testBackwardNoWeights[F Real](t *testing.T) {
+func testBackwardNoWeights[F cpu.Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 4, ValueDim: 3, Queries: []int{6}, Keys: []int{20}}
 	b := newBackward[F](rng, s, reftest.Normal, ofBoth, 0)
@@ -502,7 +503,7 @@ func testBackwardNoWeights[F Real](t *testing.T) {
 	}
 	const row = 2
 	b.ops.Q[row*s.Dim], b.ops.LSE[row] = F(math.Inf(1)), F(math.Inf(-1))
-	if err := Backward(Default(), &b.shape, &b.ops); err != nil {
+	if err := Run(cpu.Default(), &b.shape, &b.ops); err != nil {
 		t.Fatal(err)
 	}
 	for i, f := range slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV) {

@@ -1,33 +1,37 @@
 //go:build amd64 && gc && !noasm
 
-package cpu
+package gradient
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+)
 
 // The parts of the attention kernels, put together for backward passes.
 
 var (
-	backward32AVX512 = backwardParts[float32]{1, 32, Steps32[TierAVX512], gradientAVX512, weightedRowsAVX512, weightedColumnsAVX512}.kernels()
-	backward64AVX512 = backwardParts[float64]{1, 16, Steps64[TierAVX512], gradient64AVX512, weightedRows64AVX512, weightedColumns64AVX512}.kernels()
+	backward32AVX512 = backwardParts[float32]{1, 32, cpu.Steps32[cpu.TierAVX512], gradientAVX512, weightedRowsAVX512, weightedColumnsAVX512}.kernels()
+	backward64AVX512 = backwardParts[float64]{1, 16, cpu.Steps64[cpu.TierAVX512], gradient64AVX512, weightedRows64AVX512, weightedColumns64AVX512}.kernels()
 
-	backwardTiers32 = [Tiers]*backwardKernels[float32]{
-		TierGo:     backwardGo32,
-		TierAVX2:   backwardParts[float32]{8, 16, Steps32[TierAVX2], gradientAVX2, weightedRowsAVX2, weightedColumnsAVX2}.kernels(),
-		TierAVX512: backward32AVX512,
-		TierAMX:    backward32AVX512,
+	backwardTiers32 = [cpu.Tiers]*backwardKernels[float32]{
+		cpu.TierGo:     backwardGo32,
+		cpu.TierAVX2:   backwardParts[float32]{8, 16, cpu.Steps32[cpu.TierAVX2], gradientAVX2, weightedRowsAVX2, weightedColumnsAVX2}.kernels(),
+		cpu.TierAVX512: backward32AVX512,
+		cpu.TierAMX:    backward32AVX512,
 	}
-	backwardTiers64 = [Tiers]*backwardKernels[float64]{
-		TierGo:     backwardGo64,
-		TierAVX2:   backwardParts[float64]{4, 8, Steps64[TierAVX2], gradient64AVX2, weightedRows64AVX2, weightedColumns64AVX2}.kernels(),
-		TierAVX512: backward64AVX512,
-		TierAMX:    backward64AVX512,
+	backwardTiers64 = [cpu.Tiers]*backwardKernels[float64]{
+		cpu.TierGo:     backwardGo64,
+		cpu.TierAVX2:   backwardParts[float64]{4, 8, cpu.Steps64[cpu.TierAVX2], gradient64AVX2, weightedRows64AVX2, weightedColumns64AVX2}.kernels(),
+		cpu.TierAVX512: backward64AVX512,
+		cpu.TierAMX:    backward64AVX512,
 	}
 )
 
 // backwardParts are parts of a tier's attention kernels, with dims and lanes as backwardKernels has them.
-type backwardParts[F Real] struct {
+type backwardParts[F cpu.Real] struct {
 	dims, lanes   int
-	steps         Steps[F]
+	steps         cpu.Steps[F]
 	gradient      func(p, ds, m, factor, off *F, rows, n, stride int)
 	rows, columns func(o, p, v *F, terms, count, dim, stride int)
 }
@@ -65,4 +69,4 @@ func (b backwardParts[F]) addColumns(_ *backwardScratch[F], o, p, v []F, rows, c
 }
 
 // pointers is s as assembly takes it.
-func pointers(s *streams) **byte { return (**byte)(unsafe.Pointer(s)) }
+func pointers(s *cpu.Streams) **byte { return (**byte)(unsafe.Pointer(s)) }

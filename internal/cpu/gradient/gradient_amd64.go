@@ -2,7 +2,7 @@
 
 //go:build gc && !noasm
 
-package cpu
+package gradient
 
 // gradientAVX2 computes, for r < rows, c < n, with i = r*stride + c:
 //

@@ -1,4 +1,4 @@
-package cpu
+package gradient
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
 // BenchmarkBackward is a backward pass of 12 heads. Gop/s counts the products of its five matrix products,
@@ -29,9 +30,9 @@ func BenchmarkBackwardDropout(b *testing.B) {
 	}
 }
 
-func benchmarkBackward[F Real](b *testing.B, n, dim int, causal bool, dropout float64) {
+func benchmarkBackward[F cpu.Real](b *testing.B, n, dim int, causal bool, dropout float64) {
 	const heads = 12
-	s := BackwardShape{
+	s := Shape{
 		Batch: 1, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Dim: dim, ValueDim: dim, Scale: 0.125, Mask: attn.Mask{Causal: causal},
 		Score: attn.Score{Dropout: dropout},
 	}
@@ -42,7 +43,7 @@ func benchmarkBackward[F Real](b *testing.B, n, dim int, causal bool, dropout fl
 		}
 		return x
 	}
-	o := BackwardOperands[F]{
+	o := Operands[F]{
 		Q: rows(n * dim), K: rows(n * dim), V: rows(n * dim), Out: rows(n * dim), DOut: rows(n * dim), LSE: make([]F, heads*n),
 		DQ: rows(n * dim), DK: rows(n * dim), DV: rows(n * dim),
 
@@ -53,7 +54,7 @@ func benchmarkBackward[F Real](b *testing.B, n, dim int, causal bool, dropout fl
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := Backward(Default(), &s, &o); err != nil {
+		if err := Run(cpu.Default(), &s, &o); err != nil {
 			b.Fatal(err)
 		}
 	}

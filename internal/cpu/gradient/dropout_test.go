@@ -1,10 +1,11 @@
-package cpu
+package gradient
 
 import (
 	"slices"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -35,7 +36,7 @@ func TestBackwardDropoutBits(t *testing.T) {
 	run := func(p float64, seed int64, workers int) []float32 {
 		b.shape.Dropout, b.ops.Seed, b.shape.Workers = p, seed, workers
 		b.poison()
-		if err := Backward(Default(), &b.shape, &b.ops); err != nil {
+		if err := Run(cpu.Default(), &b.shape, &b.ops); err != nil {
 			t.Fatal(err)
 		}
 		return slices.Concat(b.ops.DQ, b.ops.DK, b.ops.DV)

@@ -1,4 +1,4 @@
-package cpu
+package gradient
 
 import (
 	"math"
@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
@@ -32,9 +33,9 @@ const (
 
 // backwardRun is one call of Backward. As a task for the pool it is a phase of it: a worker takes units, one
 // after the other, for as long as there are any.
-type backwardRun[F Real] struct {
-	shape   BackwardShape
-	ops     BackwardOperands[F]
+type backwardRun[F cpu.Real] struct {
+	shape   Shape
+	ops     Operands[F]
 	kernels *backwardKernels[F]
 
 	// Chunks of a KV head are some of the keys for all rows, which leave parts of DQ, or some of the rows
@@ -67,14 +68,14 @@ const (
 
 // run computes the gradients: first those of all chunks, then, where they came in parts, their sums, and last those of
 // the bias and of sinks.
-func (r *backwardRun[F]) run(e *Engine, s *BackwardShape, o *BackwardOperands[F]) error {
+func (r *backwardRun[F]) run(e *cpu.Engine, s *Shape, o *Operands[F]) error {
 	r.shape, r.ops = *s, *o
 	r.kernels = backwardKernelsFor[F](s.Dim, s.ValueDim)
 	heads := s.Batch * s.KVHeads
 	r.cut(heads)
 	n := s.Workers
 	if n == 0 { // five products, of what the mask leaves
-		n = ThreadsFor(WorkOf(0, 2.5*float64(heads)*float64(s.rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
+		n = cpu.ThreadsFor(cpu.WorkOf(0, 2.5*float64(heads)*float64(s.rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
 	}
 	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0, phaseSinks: len(o.DSinks)}
 	if r.chunks > 1 {
@@ -146,7 +147,7 @@ func (r *backwardRun[F]) part(head, c int) []F {
 }
 
 // piece is piece i of x, of n elements each.
-func piece[F Real](x []F, i, n int) []F { return x[i*n : (i+1)*n : (i+1)*n] }
+func piece[F cpu.Real](x []F, i, n int) []F { return x[i*n : (i+1)*n : (i+1)*n] }
 
 // sum adds up the parts of a KV head, in the order of the chunks.
 func (r *backwardRun[F]) sum(head int) {
@@ -155,13 +156,13 @@ func (r *backwardRun[F]) sum(head int) {
 	for c := 1; c < r.chunks; c++ {
 		p := r.part(head, c)
 		if !r.byRows {
-			addTo(piece(o.DQ, head, len(p)), p)
+			cpu.AddTo(piece(o.DQ, head, len(p)), p)
 			continue
 		}
 		dk := s.Keys * s.Dim
-		addTo(piece(o.DK, head, dk)[:live*s.Dim], p)
+		cpu.AddTo(piece(o.DK, head, dk)[:live*s.Dim], p)
 		if o.DOut != nil {
-			addTo(piece(o.DV, head, s.Keys*s.ValueDim)[:live*s.ValueDim], p[dk:])
+			cpu.AddTo(piece(o.DV, head, s.Keys*s.ValueDim)[:live*s.ValueDim], p[dk:])
 		}
 	}
 }
@@ -206,16 +207,16 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 		for key := max(first, w.low); key < min(end, w.most); key += backwardKeys {
 			w.block(key, min(backwardKeys, min(end, w.most)-key))
 		}
-		scaleInto(w.dqs[row*s.Dim:(row+n)*s.Dim], w.dq[:n*s.Dim], s.Scale)
+		cpu.ScaleInto(w.dqs[row*s.Dim:(row+n)*s.Dim], w.dq[:n*s.Dim], s.Scale)
 		row += n
 	}
 	// The queries in the sums had the factor Scale*log4(e).
-	scaleInto(dk, dk, lean.Ln4)
+	cpu.ScaleInto(dk, dk, lean.Ln4)
 }
 
 // blockRows returns how many rows of a KV head, before end, make a block from the given one on: part of the
 // rows of a head, or as many as several heads have, so that the keys that they see are about the same.
-func (s *BackwardShape) blockRows(row, end int) int {
+func (s *Shape) blockRows(row, end int) int {
 	n := end - row
 	if s.Queries < backwardRows {
 		return min(n, backwardRows/s.Queries*s.Queries)
@@ -224,7 +225,7 @@ func (s *BackwardShape) blockRows(row, end int) int {
 }
 
 // backwardWorker is the scratch of a worker: a block, and the KV head that it belongs to.
-type backwardWorker[F Real] struct {
+type backwardWorker[F cpu.Real] struct {
 	run     *backwardRun[F]
 	scratch backwardScratch[F]
 
@@ -248,21 +249,21 @@ type backwardWorker[F Real] struct {
 	cap                    float64  // of scores with the factor log4(e)
 	kTail, vTail           []F      // keys that do not fill a panel, and values
 	values                 []F      // what all these are cut from
-	_                      [CacheLine]byte
+	_                      [cpu.CacheLine]byte
 }
 
 // prepare sizes the scratch.
-func (w *backwardWorker[F]) prepare(s *BackwardShape) {
-	w.stride = backwardKeys + CacheLine/int(unsafe.Sizeof(F(0))) // powers of 2 would have rows share places in caches
+func (w *backwardWorker[F]) prepare(s *Shape) {
+	w.stride = backwardKeys + cpu.CacheLine/int(unsafe.Sizeof(F(0))) // powers of 2 would have rows share places in caches
 	block := backwardRows * w.stride
 	d, dv := s.Dim, s.ValueDim
-	wide := Padded(panelOf(max(d, dv, backwardKeys/2)))
+	wide := cpu.Padded(panelOf(max(d, dv, backwardKeys/2)))
 	capSlopes := 0
 	if s.Cap != 0 {
 		capSlopes = block
 	}
-	need := capSlopes + 2*Padded(backwardRows*d) + Padded(backwardRows*dv) + 5*Padded(backwardRows) + 2*block +
-		Padded(backwardKeys*d) + Padded(backwardKeys*dv) + wide + backwardRows*(idleDim+2) + CacheLine
+	need := capSlopes + 2*cpu.Padded(backwardRows*d) + cpu.Padded(backwardRows*dv) + 5*cpu.Padded(backwardRows) + 2*block +
+		cpu.Padded(backwardKeys*d) + cpu.Padded(backwardKeys*dv) + wide + backwardRows*(idleDim+2) + cpu.CacheLine
 	if len(w.values) < need {
 		w.values = dense.Make[F](need)
 	}
@@ -270,17 +271,17 @@ func (w *backwardWorker[F]) prepare(s *BackwardShape) {
 		w.dropped = make([]uint64, backwardRows)
 	}
 	v := w.values
-	w.qRow, w.dq = Cut(&v, Padded(backwardRows*d)), Cut(&v, Padded(backwardRows*d))
-	w.doRow = Cut(&v, Padded(backwardRows*dv))
+	w.qRow, w.dq = cpu.Cut(&v, cpu.Padded(backwardRows*d)), cpu.Cut(&v, cpu.Padded(backwardRows*d))
+	w.doRow = cpu.Cut(&v, cpu.Padded(backwardRows*dv))
 	for _, x := range []*[]F{&w.m, &w.l, &w.top, &w.factor, &w.off} {
-		*x = Cut(&v, Padded(backwardRows))
+		*x = cpu.Cut(&v, cpu.Padded(backwardRows))
 	}
 	for _, x := range []*[]F{&w.p, &w.ds} {
-		*x = Cut(&v, block)
+		*x = cpu.Cut(&v, block)
 	}
-	w.capSlopes, w.cap = Cut(&v, capSlopes), s.Cap*lean.Log4E
-	w.kTail, w.vTail = Cut(&v, Padded(backwardKeys*d)), Cut(&v, Padded(backwardKeys*dv))
-	w.scratch.wide, w.scratch.idle, w.scratch.stats = Cut(&v, wide), Cut(&v, backwardRows*idleDim), Cut(&v, 2*backwardRows)
+	w.capSlopes, w.cap = cpu.Cut(&v, capSlopes), s.Cap*lean.Log4E
+	w.kTail, w.vTail = cpu.Cut(&v, cpu.Padded(backwardKeys*d)), cpu.Cut(&v, cpu.Padded(backwardKeys*dv))
+	w.scratch.wide, w.scratch.idle, w.scratch.stats = cpu.Cut(&v, wide), cpu.Cut(&v, backwardRows*idleDim), cpu.Cut(&v, 2*backwardRows)
 	clear(w.scratch.idle)
 }
 
@@ -323,13 +324,13 @@ func (w *backwardWorker[F]) pack(row, n int) {
 			continue // 0 is what such a row adds to, whatever is in it
 		}
 		w.low = min(w.low, from)
-		scaleInto(piece(w.qRow, i, s.Dim), piece(w.q, r, s.Dim), scale)
+		cpu.ScaleInto(piece(w.qRow, i, s.Dim), piece(w.q, r, s.Dim), scale)
 		w.m[i] = F(float64(w.lse[r]) * lean.Log4E)
 		var off float64
 		if w.dout != nil {
 			do := piece(w.dout, r, s.ValueDim)
 			w.packGradient(w.doRow[i*s.ValueDim:], do)
-			off = dotOf(piece(w.out, r, s.ValueDim), do)
+			off = cpu.DotOf(piece(w.out, r, s.ValueDim), do)
 		}
 		if w.dlse != nil {
 			off -= float64(w.dlse[r])
@@ -344,7 +345,7 @@ func (w *backwardWorker[F]) packGradient(to, do []F) {
 		copy(to, do)
 		return
 	}
-	scaleInto(to[:len(do)], do, 1/w.rule.Keep())
+	cpu.ScaleInto(to[:len(do)], do, 1/w.rule.Keep())
 }
 
 // extreme reports whether the block has a log-sum-exp so large that the rounding of scores shows in it.
@@ -481,7 +482,7 @@ func (w *backwardWorker[F]) drop(row, end, key int) {
 	s := &w.run.shape
 	for r := row; r < end; r++ {
 		at := dropout.RowOf(w.seq, w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries)
-		w.dropped[r] = droppedFrom(w.rule, at, key)
+		w.dropped[r] = cpu.DroppedFrom(w.rule, at, key)
 	}
 }
 
@@ -491,12 +492,12 @@ func (w *backwardWorker[F]) zeroDropped(row, end int, x []F) {
 		return
 	}
 	for r := row; r < end; r++ {
-		zeroMarked(x[r*w.stride:][:backwardKeys], 0, w.dropped[r])
+		cpu.ZeroMarked(x[r*w.stride:][:backwardKeys], 0, w.dropped[r])
 	}
 }
 
 // copyTail copies x to the front of a buffer, and zeros behind it, n elements in all.
-func copyTail[F Real](buf, x []F, n int) []F {
+func copyTail[F cpu.Real](buf, x []F, n int) []F {
 	clear(buf[copy(buf, x):n])
 	return buf[:n]
 }
@@ -515,14 +516,14 @@ func (w *backwardWorker[F]) modify(row, end, key, n int) {
 		head, pos := w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries
 		scores := w.p[r*w.stride+from : r*w.stride+to]
 		if s.Cap != 0 {
-			capScores(scores, w.capSlopes[r*w.stride+from:r*w.stride+to], w.cap)
+			cpu.CapScores(scores, w.capSlopes[r*w.stride+from:r*w.stride+to], w.cap)
 		}
 		if s.Slopes != "" {
-			addSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)), nil)
+			cpu.AddSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)), nil)
 		}
 		if s.Bias != (attn.Bias{}) {
 			at := s.Bias.Row(w.seq, head, pos) + key
-			addBiases(scores, unsafe.SliceData(w.run.ops.Bias[at+from:at+to]), s.Bias.Factor()*lean.Log4E, nil)
+			cpu.AddBiases(scores, unsafe.SliceData(w.run.ops.Bias[at+from:at+to]), s.Bias.Factor()*lean.Log4E, nil)
 		}
 	}
 }
@@ -563,7 +564,7 @@ func (w *backwardWorker[F]) see(r, key, n int) (from, to int) {
 
 // forget drops what points into operands.
 func (r *backwardRun[F]) forget() {
-	r.shape, r.ops = BackwardShape{}, BackwardOperands[F]{}
+	r.shape, r.ops = Shape{}, Operands[F]{}
 	if len(r.partials) > keptPartials {
 		r.partials = nil
 	}

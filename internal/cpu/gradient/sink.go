@@ -1,4 +1,4 @@
-package cpu
+package gradient
 
 import (
 	"math"
@@ -27,7 +27,7 @@ func (r *backwardRun[F]) sink(head int) F {
 }
 
 // off returns D of an output row of so many elements: dO.O - dLSE.
-func (o *BackwardOperands[F]) off(row, dim int) (off float64) {
+func (o *Operands[F]) off(row, dim int) (off float64) {
 	if o.DOut != nil {
 		do := o.DOut[row*dim : (row+1)*dim]
 		for j, x := range o.Out[row*dim : (row+1)*dim] {

@@ -1,19 +1,21 @@
-package cpu
+// Package gradient computes the gradients of attention on the CPU.
+package gradient
 
 import (
 	"math"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// BackwardShape is a batch of attentions on dense tensors, all row-major, of which the gradients are wanted:
+// Shape is a batch of attentions on dense tensors, all row-major, of which the gradients are wanted:
 //
 //	Q, DQ     (Batch, Heads, Queries, Dim)        Out, DOut (Batch, Heads, Queries, ValueDim)
 //	K, DK     (Batch, KVHeads, Keys, Dim)         V, DV     (Batch, KVHeads, Keys, ValueDim)
 //	LSE, DLSE (Batch, Heads, Queries)
-type BackwardShape struct {
+type Shape struct {
 	Batch, Heads, KVHeads int // head h reads KV head h/(Heads/KVHeads)
 	Queries, Keys         int // of every sequence; Keys is the capacity
 	Dim, ValueDim         int
@@ -24,10 +26,10 @@ type BackwardShape struct {
 	Workers int // logical workers; 0: as many as it is worth. The result does not depend on it.
 }
 
-// BackwardOperands are the buffers of Backward. Q, K, V, Out and LSE are the operands and results of the
+// Operands are the buffers of Run. Q, K, V, Out and LSE are the operands and results of the
 // forward pass, DOut and DLSE the gradients of a cost in its results, and DQ, DK and DV receive those in
 // its operands. DOut may be nil, for 0; then V, Out and DV are not used. DLSE may be nil, for 0.
-type BackwardOperands[F lean.Float] struct {
+type Operands[F lean.Float] struct {
 	Q, K, V, Out, LSE, DOut, DLSE []F
 	DQ, DK, DV                    []F
 	Bias, DBias                   []F   // as the shape's; DBias may be nil: it is not computed
@@ -35,7 +37,7 @@ type BackwardOperands[F lean.Float] struct {
 	Seed                          int64 // of the shape's Dropout, that of the forward pass
 }
 
-// Backward computes the gradients of attention. With p_ij = e^(s_ij - lse_i) for the keys j that query i
+// Run computes the gradients of attention. With p_ij = e^(s_ij - lse_i) for the keys j that query i
 // sees, and 0 for all others:
 //
 //	D_i   = dO_i . O_i - dLSE_i
@@ -60,11 +62,11 @@ type BackwardOperands[F lean.Float] struct {
 //
 // Everything is checked before anything is written; the error wraps ErrShape, ErrTier, or ErrPanic, with
 // which the gradients are undefined. DQ, DK and DV overlap none of the others.
-func Backward[F lean.Float](e *Engine, s *BackwardShape, o *BackwardOperands[F]) error {
+func Run[F lean.Float](e *cpu.Engine, s *Shape, o *Operands[F]) error {
 	if unsafe.Sizeof(F(0)) == 4 {
-		return backward(e, &backward32, s, (*BackwardOperands[float32])(unsafe.Pointer(o)))
+		return backward(e, &backward32, s, (*Operands[float32])(unsafe.Pointer(o)))
 	}
-	return backward(e, &backward64, s, (*BackwardOperands[float64])(unsafe.Pointer(o)))
+	return backward(e, &backward64, s, (*Operands[float64])(unsafe.Pointer(o)))
 }
 
 // canBackward is what gradients can do on a CPU. A feature of a problem that is not listed is refused.
@@ -74,20 +76,20 @@ var canBackward = attn.Can{
 	KV:       []attn.DType{attn.Float32, attn.Float64},
 }
 
-// CanBackward reports what of a mask and of changes of scores gradients can't do.
-func CanBackward(m attn.Mask, s attn.Score) error {
+// Can reports what of a mask and of changes of scores gradients can't do.
+func Can(m attn.Mask, s attn.Score) error {
 	return canBackward.Do("backward", &attn.Problem{Mask: m, Score: s})
 }
 
 // The memory of backward passes that are over. Of training steps one comes at a time, so what is kept is
 // that of the passes that ran at once.
 var (
-	backward32 Spare[backwardRun[float32]]
-	backward64 Spare[backwardRun[float64]]
+	backward32 cpu.Spare[backwardRun[float32]]
+	backward64 cpu.Spare[backwardRun[float64]]
 )
 
-func backward[F Real](e *Engine, free *Spare[backwardRun[F]], s *BackwardShape, o *BackwardOperands[F]) error {
-	if err := CheckTier(); err != nil {
+func backward[F cpu.Real](e *cpu.Engine, free *cpu.Spare[backwardRun[F]], s *Shape, o *Operands[F]) error {
+	if err := cpu.CheckTier(); err != nil {
 		return err
 	}
 	if err := s.check(); err != nil {
@@ -106,7 +108,7 @@ func backward[F Real](e *Engine, free *Spare[backwardRun[F]], s *BackwardShape, 
 }
 
 // check reports what is wrong with s itself.
-func (s *BackwardShape) check() error {
+func (s *Shape) check() error {
 	const op = "backward"
 	switch {
 	case s.Batch < 1 || s.Queries < 1 || s.Keys < 1:
@@ -133,7 +135,7 @@ func (s *BackwardShape) check() error {
 	if err := s.Score.Check(op, s.Heads); err != nil {
 		return err
 	}
-	if err := CanBackward(s.Mask, s.Score); err != nil {
+	if err := Can(s.Mask, s.Score); err != nil {
 		return err
 	}
 	if b := s.Bias; b != (attn.Bias{}) && (b.Sequences != 1 && b.Sequences != s.Batch || b.Queries != 1 && b.Queries != s.Queries || b.Keys != s.Keys) {
@@ -144,7 +146,7 @@ func (s *BackwardShape) check() error {
 }
 
 // check reports whether o has the sizes of s.
-func (o *BackwardOperands[F]) check(s *BackwardShape) error {
+func (o *Operands[F]) check(s *Shape) error {
 	const op = "backward"
 	for _, b := range []struct {
 		name             string
@@ -177,14 +179,14 @@ func (o *BackwardOperands[F]) check(s *BackwardShape) error {
 	return nil
 }
 
-func (s *BackwardShape) group() int { return s.Heads / s.KVHeads }
+func (s *Shape) group() int { return s.Heads / s.KVHeads }
 
 // rows is the number of query rows of a KV head: those of all heads of its group, one head's behind the
 // other's, as they lie in memory.
-func (s *BackwardShape) rows() int { return s.group() * s.Queries }
+func (s *Shape) rows() int { return s.group() * s.Queries }
 
 // live returns the live keys of sequence b.
-func (s *BackwardShape) live(b int) int {
+func (s *Shape) live(b int) int {
 	if s.Lengths == nil {
 		return s.Keys
 	}
@@ -192,11 +194,11 @@ func (s *BackwardShape) live(b int) int {
 }
 
 // position returns the place of a row of a KV head among so many live keys.
-func (s *BackwardShape) position(row, live int) int {
+func (s *Shape) position(row, live int) int {
 	return attn.Position(s.Queries, live, row%s.Queries)
 }
 
 // visible returns the keys [first, end) that a row of a KV head sees, of so many live ones.
-func (s *BackwardShape) visible(row, live int) (first, end int) {
+func (s *Shape) visible(row, live int) (first, end int) {
 	return s.Mask.Keys(s.Queries, live, row%s.Queries)
 }

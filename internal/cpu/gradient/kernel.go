@@ -1,13 +1,15 @@
-package cpu
+package gradient
 
 import (
 	"math"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
 // backwardKernels is what a backward pass computes with. Matrices are row-major with rows as long as they
 // have columns, unless a stride is given.
-type backwardKernels[F Real] struct {
+type backwardKernels[F cpu.Real] struct {
 	// dims is what Dim and ValueDim must be multiples of; for others there are the Go kernels.
 	dims int
 
@@ -52,16 +54,16 @@ type backwardKernels[F Real] struct {
 }
 
 // backwardScratch is what kernels of a backward pass need for themselves.
-type backwardScratch[F Real] struct {
-	quad streams // four rows of a matrix: an array on the stack would not stay there
-	wide []F     // panelOf(the longest row), or 16 x backwardKeys if that is more
-	idle []F     // backwardRows x idleDim zeros
+type backwardScratch[F cpu.Real] struct {
+	quad cpu.Streams // four rows of a matrix: an array on the stack would not stay there
+	wide []F         // panelOf(the longest row), or 16 x backwardKeys if that is more
+	idle []F         // backwardRows x idleDim zeros
 	// Maxima and sums of rows: 2 x backwardRows.
 	stats []F
 }
 
 // open makes w.quad the first four of x's rows, which are so many elements apart: the streams that assembly reads.
-func (w *backwardScratch[F]) open(x []F, row int) *streams {
+func (w *backwardScratch[F]) open(x []F, row int) *cpu.Streams {
 	_ = x[3*row]
 	for i := range w.quad {
 		w.quad[i] = unsafe.Pointer(&x[i*row])
@@ -78,11 +80,11 @@ func panelOf(n int) int { return 32 * ((n + 15) / 16 * 16) }
 var backwardGo32, backwardGo64 = backwardGo[float32](), backwardGo[float64]()
 
 // backwardKernelsFor returns the kernels in use for rows of these sizes.
-func backwardKernelsFor[F Real](dim, valueDim int) *backwardKernels[F] {
+func backwardKernelsFor[F cpu.Real](dim, valueDim int) *backwardKernels[F] {
 	if unsafe.Sizeof(F(0)) == 8 {
-		return (*backwardKernels[F])(unsafe.Pointer(backwardTiers64[InUse()].orGo(backwardGo64, dim, valueDim)))
+		return (*backwardKernels[F])(unsafe.Pointer(backwardTiers64[cpu.InUse()].orGo(backwardGo64, dim, valueDim)))
 	}
-	return (*backwardKernels[F])(unsafe.Pointer(backwardTiers32[InUse()].orGo(backwardGo32, dim, valueDim)))
+	return (*backwardKernels[F])(unsafe.Pointer(backwardTiers32[cpu.InUse()].orGo(backwardGo32, dim, valueDim)))
 }
 
 // orGo returns k if it is for rows of these sizes, else the Go kernels.
@@ -93,66 +95,66 @@ func (k *backwardKernels[F]) orGo(other *backwardKernels[F], dim, valueDim int) 
 	return k
 }
 
-func backwardGo[F Real]() *backwardKernels[F] {
+func backwardGo[F cpu.Real]() *backwardKernels[F] {
 	return &backwardKernels[F]{
 		dims: 1, lanes: 16,
 		scores: scoresGo[F], weigh: weighGo[F], gradient: gradientGo[F], add: addProductGo[F], addTransposed: addTransposedGo[F],
 	}
 }
 
-func scoresGo[F Real](_ *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int) {
+func scoresGo[F cpu.Real](_ *backwardScratch[F], s, x, y []F, rows, cols, dim, stride int) {
 	for c := 0; c < cols; c += 4 {
 		k := y[c*dim : (c+4)*dim]
 		for r := range rows {
-			dot4((*[4]F)(s[r*stride+c:]), x[r*dim:(r+1)*dim], k[:dim], k[dim:2*dim], k[2*dim:3*dim], k[3*dim:])
+			cpu.Dot4((*[4]F)(s[r*stride+c:]), x[r*dim:(r+1)*dim], k[:dim], k[dim:2*dim], k[2*dim:3*dim], k[3*dim:])
 		}
 	}
 }
 
-func weighGo[F Real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int) {
+func weighGo[F cpu.Real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int) {
 	for r := range rows {
 		row := s[r*stride : r*stride+n]
-		top := max(m[r], maximum(row))
+		top := max(m[r], cpu.Maximum(row))
 		if top == F(math.Inf(-1)) {
 			continue
 		}
-		l[r] = l[r]*exp4Of(m[r]-top) + exponentials(row, top)
+		l[r] = l[r]*exp4Of(m[r]-top) + cpu.Exponentials(row, top)
 		m[r] = top
 	}
 }
 
 // exp4Of is 4^x for x <= 0, as exponentials computes it.
-func exp4Of[F Real](x F) F {
+func exp4Of[F cpu.Real](x F) F {
 	e := [1]F{x}
-	return exponentials(e[:], 0)
+	return cpu.Exponentials(e[:], 0)
 }
 
-func addProductGo[F Real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+func addProductGo[F cpu.Real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
 	for r := range rows {
 		to := o[r*dim : (r+1)*dim]
 		for c := 0; c < count; c += 4 {
 			x := v[c*dim : (c+4)*dim]
-			add4(to, (*[4]F)(p[r*stride+c:]), x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
+			cpu.Add4(to, (*[4]F)(p[r*stride+c:]), x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
 		}
 	}
 }
 
-func addTransposedGo[F Real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
+func addTransposedGo[F cpu.Real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
 	for r := 0; r < rows; r += 4 {
 		x := v[r*dim : (r+4)*dim]
 		p0, p1, p2, p3 := p[r*stride:], p[(r+1)*stride:], p[(r+2)*stride:], p[(r+3)*stride:]
 		for c := range count {
-			add4(o[c*dim:(c+1)*dim], &[4]F{p0[c], p1[c], p2[c], p3[c]}, x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
+			cpu.Add4(o[c*dim:(c+1)*dim], &[4]F{p0[c], p1[c], p2[c], p3[c]}, x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
 		}
 	}
 }
 
-func gradientGo[F Real](w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
+func gradientGo[F cpu.Real](w *backwardScratch[F], p, ds, m, factor, off []F, rows, n, stride int) {
 	gradientBy(w, weighGo[F], p, ds, m, factor, off, rows, n, stride)
 }
 
 // gradientBy is a gradient of backwardKernels by their weigh.
-func gradientBy[F Real](w *backwardScratch[F], weigh func(w *backwardScratch[F], s, m, l []F, rows, n, stride int), p, ds, m, factor, off []F, rows, n, stride int) {
+func gradientBy[F cpu.Real](w *backwardScratch[F], weigh func(w *backwardScratch[F], s, m, l []F, rows, n, stride int), p, ds, m, factor, off []F, rows, n, stride int) {
 	top, sums := w.stats[:rows], w.stats[rows:2*rows]
 	copy(top, m)
 	clear(sums)

@@ -1,10 +1,11 @@
-package cpu
+package gradient
 
 import (
 	"math"
 	"math/rand/v2"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -33,7 +34,7 @@ func TestBackwardKernels(t *testing.T) {
 const margin = 16
 
 // matrix is rows x cols, stride a row, with NaN between and around the rows.
-type matrix[F Real] struct {
+type matrix[F cpu.Real] struct {
 	name               string
 	rows, cols, stride int
 	x                  []F // from the first element on
@@ -41,7 +42,7 @@ type matrix[F Real] struct {
 	was                []F // a copy
 }
 
-func newMatrix[F Real](rng *rand.Rand, name string, rows, cols, stride int) *matrix[F] {
+func newMatrix[F cpu.Real](rng *rand.Rand, name string, rows, cols, stride int) *matrix[F] {
 	mem := cputest.Filled[F](rows*stride + 2*margin)
 	m := &matrix[F]{name: name, rows: rows, cols: cols, stride: stride, x: mem[margin : len(mem)-margin], mem: mem}
 	for r := range rows {
@@ -74,7 +75,7 @@ func (m *matrix[F]) check(t *testing.T, want func(r, c int) (x, bound float64)) 
 	}
 }
 
-func testBackwardKernels[F Real](t *testing.T, rng *rand.Rand, dim int) {
+func testBackwardKernels[F cpu.Real](t *testing.T, rng *rand.Rand, dim int) {
 	t.Helper()
 	k, u := backwardKernelsFor[F](dim, dim), cputest.AccOf[F]().Unit()
 	w := &backwardScratch[F]{

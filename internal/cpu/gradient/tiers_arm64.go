@@ -1,16 +1,20 @@
 //go:build arm64 && gc && !noasm
 
-package cpu
+package gradient
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+)
 
 var (
-	backwardTiers32 = [Tiers]*backwardKernels[float32]{TierGo: backwardGo32, TierNEON: neonSteps[float32]{Steps32}.kernels()}
-	backwardTiers64 = [Tiers]*backwardKernels[float64]{TierGo: backwardGo64, TierNEON: neonSteps[float64]{Steps64}.kernels()}
+	backwardTiers32 = [cpu.Tiers]*backwardKernels[float32]{cpu.TierGo: backwardGo32, cpu.TierNEON: neonSteps[float32]{cpu.Steps32}.kernels()}
+	backwardTiers64 = [cpu.Tiers]*backwardKernels[float64]{cpu.TierGo: backwardGo64, cpu.TierNEON: neonSteps[float64]{cpu.Steps64}.kernels()}
 )
 
 // neonSteps are the steps of the attention kernels, put together for backward passes.
-type neonSteps[F Real] struct{ Steps[F] }
+type neonSteps[F cpu.Real] struct{ cpu.Steps[F] }
 
 func (a neonSteps[F]) kernels() *backwardKernels[F] {
 	return &backwardKernels[F]{
