@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/lean"
 
@@ -302,9 +303,9 @@ type denseRun struct {
 	seed      int64      // of dropout, if there is any
 	pages     []int32
 	sequences []attn.Sequence
-	plan      cpu.Plan
-	f32       cpu.Operands[float32]
-	f64       cpu.Operands[float64]
+	plan      attention.Plan
+	f32       attention.Operands[float32]
+	f64       attention.Operands[float64]
 }
 
 var denseRuns = sync.Pool{New: func() any { return new(denseRun) }}
@@ -408,8 +409,8 @@ func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 	return nil
 }
 
-func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], seed int64, t *tensors) error {
-	*o = cpu.Operands[F]{Q: dense.Elements[F](t[roleQ]), Out: dense.Backing[F](t[roleOut]), K: storageBuffer(t[roleK]), V: storageBuffer(t[roleV]), Seed: seed}
+func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], seed int64, t *tensors) error {
+	*o = attention.Operands[F]{Q: dense.Elements[F](t[roleQ]), Out: dense.Backing[F](t[roleOut]), K: storageBuffer(t[roleK]), V: storageBuffer(t[roleV]), Seed: seed}
 	if bias := t[roleBias]; bias != nil {
 		o.Bias = dense.Elements[F](bias)
 	}
@@ -419,8 +420,8 @@ func attendDense[F lean.Float](plan *cpu.Plan, o *cpu.Operands[F], seed int64, t
 	if lse := t[roleLSE]; lse != nil {
 		o.LSE = dense.Backing[F](lse)
 	}
-	err := cpu.Run(cpu.Default(), plan, o)
-	*o = cpu.Operands[F]{} // keep nobody's memory alive
+	err := attention.Run(cpu.Default(), plan, o)
+	*o = attention.Operands[F]{} // keep nobody's memory alive
 	return err
 }
 
@@ -554,13 +555,13 @@ func meet[F any](a, b []F) bool {
 }
 
 func mergeTensors[F lean.Float](op string, out, lse *tensor.Dense, states [][2]*tensor.Dense) error {
-	parts := make([]cpu.States[F], len(states))
+	parts := make([]attention.States[F], len(states))
 	for i, s := range states {
-		parts[i] = cpu.States[F]{Out: dense.Elements[F](s[0]), LSE: dense.Elements[F](s[1])}
+		parts[i] = attention.States[F]{Out: dense.Elements[F](s[0]), LSE: dense.Elements[F](s[1])}
 	}
 	shape := out.Shape()
-	dst := cpu.States[F]{Out: dense.Backing[F](out), LSE: dense.Backing[F](lse)}
-	if err := cpu.MergeStates(cpu.Default(), dst, shape[len(shape)-1], parts...); err != nil {
+	dst := attention.States[F]{Out: dense.Backing[F](out), LSE: dense.Backing[F](lse)}
+	if err := attention.MergeStates(cpu.Default(), dst, shape[len(shape)-1], parts...); err != nil {
 		return engineError(op, "merge", err)
 	}
 	return nil
@@ -578,14 +579,14 @@ func MergeSlices[F float32 | float64](out, lse []F, dim int, outs, lses [][]F) (
 	if meet(out, lse) {
 		return errorf(op, ErrUnsupported, "out and lse share memory")
 	}
-	parts := make([]cpu.States[F], len(outs))
+	parts := make([]attention.States[F], len(outs))
 	for i, o := range outs {
 		if l := lses[i]; meet(o, out) || meet(o, lse) || meet(l, out) || meet(l, lse) {
 			return errorf(op, ErrUnsupported, "state %d shares memory with the result", i)
 		}
-		parts[i] = cpu.States[F]{Out: o, LSE: lses[i]}
+		parts[i] = attention.States[F]{Out: o, LSE: lses[i]}
 	}
-	if err := cpu.MergeStates(cpu.Default(), cpu.States[F]{Out: out, LSE: lse}, dim, parts...); err != nil {
+	if err := attention.MergeStates(cpu.Default(), attention.States[F]{Out: out, LSE: lse}, dim, parts...); err != nil {
 		return errorf(op, ErrShape, "%v", err)
 	}
 	return nil

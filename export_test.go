@@ -11,6 +11,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	cpuattention "gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu/attention"
@@ -439,7 +440,7 @@ type fakePlan struct {
 	seqs   []attn.Sequence
 	rows   int
 	slots  []int // where new tokens go; nil: they are the last keys
-	plan   cpu.Plan
+	plan   cpuattention.Plan
 	host   *cuda.Host
 	there  *cuda.Buffer
 	ready  bool
@@ -546,7 +547,7 @@ func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned devi
 				}
 				for h := range x.heads {
 					at := (seq.Row+j)*x.at.Row + h*x.at.Head
-					cpu.Turn(to[at:at+dim], from[at:at+dim], cos, sin, p.g.Rotary.Interleaved)
+					cpuattention.Turn(to[at:at+dim], from[at:at+dim], cos, sin, p.g.Rotary.Interleaved)
 				}
 			}
 		}
@@ -602,7 +603,7 @@ func (p *fakePlan) append(k, v, newV deviceMemory, keys []float32, heads int) er
 		}
 		if p.slots != nil {
 			p.put(slab, x.at, x.dim, x.fresh, from)
-		} else if err := cpu.Append(cpu.Default(), &p.g, p.seqs, slab, x.at, x.dim, x.fresh, from); err != nil {
+		} else if err := cpuattention.Append(cpu.Default(), &p.g, p.seqs, slab, x.at, x.dim, x.fresh, from); err != nil {
 			return err
 		}
 		if err := x.to.Buffer.Upload(x.to.Offset, slabBytes(slab)); err != nil {
@@ -706,7 +707,7 @@ func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 	if err != nil {
 		return err
 	}
-	operands := cpu.Operands[float32]{Q: q, Out: out, K: newBuffer(o.K.DType, o.K.Len), V: newBuffer(o.V.DType, o.V.Len)}
+	operands := cpuattention.Operands[float32]{Q: q, Out: out, K: newBuffer(o.K.DType, o.K.Len), V: newBuffer(o.V.DType, o.V.Len)}
 	if err := errors.Join(o.K.Buffer.Download(slabBytes(operands.K), o.K.Offset), o.V.Buffer.Download(slabBytes(operands.V), o.V.Offset)); err != nil {
 		return err
 	}
@@ -728,7 +729,7 @@ func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 		operands.Sinks = operands.Sinks[:p.g.Heads] // of several GPUs those of the next ones follow
 	}
 	p.clearRows(&operands)
-	if err := cpu.Run(cpu.Default(), &p.plan, &operands); err != nil {
+	if err := cpuattention.Run(cpu.Default(), &p.plan, &operands); err != nil {
 		return err
 	}
 	if operands.LSE != nil {
@@ -740,7 +741,7 @@ func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 }
 
 // clearRows gives rows of no sequence what queries that see no key get.
-func (p *fakePlan) clearRows(o *cpu.Operands[float32]) {
+func (p *fakePlan) clearRows(o *cpuattention.Operands[float32]) {
 	for row := range p.rows {
 		if slices.ContainsFunc(p.seqs, func(s attn.Sequence) bool { return s.Row <= row && row < s.Row+s.Queries }) {
 			continue

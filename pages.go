@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	cpuattention "gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
@@ -245,7 +246,7 @@ func (h *hostPages) supports(op string, g *attn.Problem) error {
 }
 
 func (h *hostPages) newPlan(_ *Step, g attn.Problem) layerPlan {
-	return &hostPlan{pages: h, geometry: g, plan: cpu.Plan{PrefixBytes: prefixBytes}}
+	return &hostPlan{pages: h, geometry: g, plan: cpuattention.Plan{PrefixBytes: prefixBytes}}
 }
 
 // prefixBytes is that of new plans. Tests set it.
@@ -320,7 +321,7 @@ func (h *hostPages) moveSlots(_ string, moves []slotMove) error {
 type hostPlan struct {
 	pages    *hostPages
 	geometry attn.Problem
-	plan     cpu.Plan
+	plan     cpuattention.Plan
 	seqs     []attn.Sequence
 }
 
@@ -362,7 +363,7 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 	g, layer, q := &p.geometry, c.node.layer, c.qkv[0].(*tensor.Dense)
 	o, elements := dense.Unwritten[F](c.rows.query, c.rows.outShape(g.ValueDim))
 	clearOthers(p, elements)
-	operands := &cpu.Operands[F]{Q: dense.Elements[F](q), Out: elements, K: p.pages.keys[layer], V: p.pages.values[layer]}
+	operands := &cpuattention.Operands[F]{Q: dense.Elements[F](q), Out: elements, K: p.pages.keys[layer], V: p.pages.values[layer]}
 	if c.sinks != nil {
 		operands.Sinks = dense.Elements[F](c.sinks.(*tensor.Dense))
 	}
@@ -373,14 +374,14 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 			operands.LSE[i] = operands.Sink(i % g.Heads)
 		}
 	}
-	rows := func(to cpu.Buffer, v G.Value, dim int) cpu.NewRows[F] {
-		return cpu.NewRows[F]{To: to, Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
+	rows := func(to cpu.Buffer, v G.Value, dim int) cpuattention.NewRows[F] {
+		return cpuattention.NewRows[F]{To: to, Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
 	}
 	keys, values := rows(operands.K, c.qkv[1], g.Dim), rows(operands.V, c.qkv[2], g.ValueDim)
-	if err := cpu.AppendLayer(cpu.Default(), &p.plan, p.seqs, keys, values); err != nil {
+	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.seqs, keys, values); err != nil {
 		return nil, nil, err
 	}
-	if err := cpu.Run(cpu.Default(), &p.plan, operands); err != nil {
+	if err := cpuattention.Run(cpu.Default(), &p.plan, operands); err != nil {
 		return nil, nil, err
 	}
 	return o, lse, nil

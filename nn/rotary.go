@@ -6,7 +6,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -122,7 +122,7 @@ func turned[F float](r *attn.Rotary, v G.Value, positions []int, shape tensor.Sh
 			cos[i], sin[i] = F(r.Factor*c), F(sign*r.Factor*s)
 		}
 		for at := row * width; at < (row+1)*width; at += r.HeadDim {
-			cpu.Turn(y[at:at+r.HeadDim], x[at:at+r.HeadDim], cos, sin, r.Interleaved)
+			attention.Turn(y[at:at+r.HeadDim], x[at:at+r.HeadDim], cos, sin, r.Interleaved)
 		}
 	})
 	return t, nil

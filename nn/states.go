@@ -6,6 +6,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/lean"
@@ -174,12 +175,12 @@ func mergeOut[F float](r mergedOut, in []G.Value, shape tensor.Shape) (G.Value, 
 		return nil, err
 	}
 	t, y := output[F](shape)
-	parts := make([]cpu.States[F], r.count)
+	parts := make([]attention.States[F], r.count)
 	for i := range parts {
-		parts[i] = cpu.States[F]{Out: all[i], LSE: all[r.count+i]}
+		parts[i] = attention.States[F]{Out: all[i], LSE: all[r.count+i]}
 	}
 	lse := make([]F, len(parts[0].LSE))
-	err = cpu.MergeStates(cpu.Default(), cpu.States[F]{Out: y, LSE: lse}, shape[r.rank-1], parts...)
+	err = attention.MergeStates(cpu.Default(), attention.States[F]{Out: y, LSE: lse}, shape[r.rank-1], parts...)
 	return t, engineError(r.title(), err)
 }
 

@@ -32,7 +32,7 @@ func Convert(dst, src Buffer) error {
 	}
 	var block [1024]float32 // stays in the first cache
 	for at := 0; at < src.Len; at += len(block) {
-		store(&dst, at, wide(&src, at, block[:min(len(block), src.Len-at)]))
+		Store(&dst, at, wide(&src, at, block[:min(len(block), src.Len-at)]))
 	}
 	return nil
 }
@@ -50,8 +50,8 @@ func wide(b *Buffer, i int, block []float32) []float32 {
 	return block
 }
 
-// store rounds src into the elements of dst from i on.
-func store[F lean.Float](dst *Buffer, i int, src []F) {
+// Store rounds src into the elements of dst from i on.
+func Store[F lean.Float](dst *Buffer, i int, src []F) {
 	p := dst.At(i)
 	if s, ok := any(src).([]float32); ok { // rounded once as they are
 		switch dst.DType {
@@ -90,5 +90,5 @@ func store[F lean.Float](dst *Buffer, i int, src []F) {
 	}
 }
 
-// roundNanos is about what an element of a float32 that store rounds takes a thread.
-func roundNanos() float64 { return vectorTiers[InUse()].roundNanos }
+// RoundNanos is about what an element of a float32 that store rounds takes a thread.
+func RoundNanos() float64 { return vectorTiers[InUse()].roundNanos }

@@ -12,11 +12,11 @@ const dotMaxRows = 4
 // dotArgs are the arguments of a dot kernel: some rows of x against four rows of weights. Steps and rows
 // are distances in bytes. Numbers of x and y are float32, or float64 where the weights are.
 type dotArgs struct {
-	y           unsafe.Pointer // the result of row r and stream s lies at y + r*yRow + s*yStep
+	y           unsafe.Pointer // the result of row r and stream s lies at y + r*YRow + s*YStep
 	yStep, yRow int
-	w           unsafe.Pointer // the weights of stream s begin at w + s*wStep
+	w           unsafe.Pointer // the weights of stream s begin at w + s*WStep
 	wStep       int
-	x           unsafe.Pointer // row r begins at x + r*xRow
+	x           unsafe.Pointer // row r begins at x + r*XRow
 	xRow        int
 	rows        int // of x, at least 1; a kernel is made for one number of them
 	n           int // numbers of a row
@@ -40,9 +40,9 @@ const partialBytes = dotMaxRows * dotStreams * 64
 // rowArgs are the arguments of a row kernel: a row of x against rows of weights, which are so many to each of several streams.
 // Numbers of x and y are float32.
 type rowArgs struct {
-	y           unsafe.Pointer // the result of row r of stream s lies at y + r*yRow + s*yStep
+	y           unsafe.Pointer // the result of row r of stream s lies at y + r*YRow + s*YStep
 	yRow, yStep int
-	w           unsafe.Pointer // the first row of stream s begins at w + s*wStep
+	w           unsafe.Pointer // the first row of stream s begins at w + s*WStep
 	wStep       int
 	wSkip       int // bytes between a row of a stream and the next
 	x           unsafe.Pointer

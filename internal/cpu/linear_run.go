@@ -73,8 +73,8 @@ type linearRun struct {
 	row rowRun
 
 	// Many rows, in tiles: see linear_tiles.go.
-	tiles         *linearTiles
-	way           *tileWay
+	tiles         *LinearTiles
+	way           *TileWay
 	rowCuts       int
 	groups        []tileGroup
 	next          atomic.Int64 // the next piece, or the next part of x to split

@@ -171,7 +171,7 @@ func TestLinearRowsAlone(t *testing.T) {
 		for _, in := range []int{40, 129, 900, 1600} {
 			few := 133
 			for k := linearTiers[InUse()].tiles; k != nil && in >= tileIn; k = k.fewer {
-				few = min(few, k.ways[d].fromRows-1)
+				few = min(few, k.Ways[d].fromRows-1)
 			}
 			c := newLinearCase[float32](t, rng, d, few, in, 70)
 			c.run(t, Default())

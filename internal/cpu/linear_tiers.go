@@ -11,7 +11,7 @@ type linearKernels struct {
 
 	row rowKernels // for one row
 
-	tiles *linearTiles // for many rows; nil: they are computed as few are
+	tiles *LinearTiles // for many rows; nil: they are computed as few are
 }
 
 // rowKernels compute layers of one row. Those of one instruction set have the bits of its dot kernels.

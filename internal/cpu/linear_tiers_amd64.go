@@ -22,7 +22,7 @@ var linearAVX2 = linearKernels{
 		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32AVX2, attn.Float16: rowF16AVX2, attn.BFloat16: rowBF16AVX2},
 		streams: 4, side: math.MaxInt, ahead: 2560, unit: 256 << 10,
 	},
-	tiles: tileTiers[TierAVX2],
+	tiles: TileTiers[TierAVX2],
 }
 
 var linearAVX512 = linearKernels{
@@ -38,12 +38,12 @@ var linearAVX512 = linearKernels{
 		streams: 8, side: 4 << 10, ahead: 1024, unit: 64 << 10,
 		fetch: prefetchAVX512, idle: 512 << 10,
 	},
-	tiles: tileTiers[TierAVX512],
+	tiles: TileTiers[TierAVX512],
 }
 
 // linearAMX is AVX-512 but for many rows.
 var linearAMX = func() linearKernels {
 	k := linearAVX512
-	k.tiles = tileTiers[TierAMX]
+	k.tiles = TileTiers[TierAMX]
 	return k
 }()

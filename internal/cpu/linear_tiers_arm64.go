@@ -14,5 +14,5 @@ var linearNEON = linearKernels{
 		attn.BFloat16: linearGo.dot[attn.BFloat16],
 	},
 	rows:  3,
-	tiles: tileTiers[TierNEON],
+	tiles: TileTiers[TierNEON],
 }

@@ -28,13 +28,13 @@ type (
 )
 
 // tilesFor returns how so many rows are computed in tiles, nil if they are few.
-func (l *linearRun) tilesFor(rows int) (*linearTiles, *tileWay) {
+func (l *linearRun) tilesFor(rows int) (*LinearTiles, *TileWay) {
 	if l.in < tileIn || l.size != 4 {
 		return nil, nil
 	}
 	for t := l.kernels.tiles; t != nil; t = t.fewer {
-		w := &t.ways[l.dtype]
-		if r := t.rounded[l.dtype]; l.roundX && r != nil {
+		w := &t.Ways[l.dtype]
+		if r := t.Rounded[l.dtype]; l.roundX && r != nil {
 			w = r
 		}
 		if rows >= w.fromRows {
@@ -64,7 +64,7 @@ func (l *linearRun) inTiles(e *Engine, rows int) error {
 		// A block's first row begins a tile, so that rows are split for one block at a time.
 		end := rows
 		if b+1 < blocks {
-			end = ((b+1)*rows/blocks + l.tiles.rows - 1) / l.tiles.rows * l.tiles.rows
+			end = ((b+1)*rows/blocks + l.tiles.Rows - 1) / l.tiles.Rows * l.tiles.Rows
 		}
 		l.rows = end - l.first
 		if err := l.block(e, threads); err != nil {
@@ -77,9 +77,9 @@ func (l *linearRun) inTiles(e *Engine, rows int) error {
 
 // block computes a block of rows.
 func (l *linearRun) block(e *Engine, threads int) error {
-	if w := l.way; w.split != nil {
-		l.steps, l.strips = (l.in-1)/stepDepth+1, (l.rows-1)/stepRows+1
-		l.split.Grow(l.strips * l.steps * w.xParts * stepBytes)
+	if w := l.way; w.Split != nil {
+		l.steps, l.strips = (l.in-1)/StepDepth+1, (l.rows-1)/StepRows+1
+		l.split.Grow(l.strips * l.steps * w.XParts * StepBytes)
 		// Strips are few: where each would have only some, they are cut across, too.
 		l.across = max(min(splitsPerThread*threads/l.strips, l.steps/splitSteps), 1)
 		l.next.Store(0)
@@ -113,7 +113,7 @@ func (l *linearRun) cut(threads int) {
 		units += (layers[i].out-1)/t.outs + 1
 	}
 	best := math.MaxInt
-	for cuts := 1; cuts == 1 || cuts <= 8 && l.rows/cuts >= 4*t.rows; cuts++ {
+	for cuts := 1; cuts == 1 || cuts <= 8 && l.rows/cuts >= 4*t.Rows; cuts++ {
 		// Packing a weight takes as long as some rows of it. At the end somebody is late by a piece.
 		piece := (l.rows-1)/cuts + 1 + l.way.packing
 		if time := ((units*cuts-1)/threads + 2) * piece; time < best {
@@ -139,18 +139,18 @@ func (l *linearRun) cut(threads int) {
 func (s *splitRun) Work(i, _ int) {
 	l := (*linearRun)(s)
 	a := &l.scratch[i].pack
-	a.dstStep, a.dstPart, a.srcRow = l.way.xParts*stepBytes, stepBytes, l.in*l.size
+	a.DstStep, a.DstPart, a.SrcRow = l.way.XParts*StepBytes, StepBytes, l.in*l.size
 	for {
 		j := int(l.next.Add(1)) - 1
 		if j >= l.strips*l.across {
 			return
 		}
-		row, part := j/l.across*stepRows, j%l.across
+		row, part := j/l.across*StepRows, j%l.across
 		step, end := part*l.steps/l.across, (part+1)*l.steps/l.across
-		a.dst = unsafe.Add(l.split.At, (row/stepRows*l.steps+step)*a.dstStep)
-		a.src = unsafe.Add(l.x, (l.first+row)*a.srcRow+step*stepDepth*l.size)
-		a.rows, a.n = min(stepRows, l.rows-row), min(end*stepDepth, l.in)-step*stepDepth
-		l.way.split(a)
+		a.Dst = unsafe.Add(l.split.At, (row/StepRows*l.steps+step)*a.DstStep)
+		a.Src = unsafe.Add(l.x, (l.first+row)*a.SrcRow+step*StepDepth*l.size)
+		a.Rows, a.N = min(StepRows, l.rows-row), min(end*StepDepth, l.in)-step*StepDepth
+		l.way.Split(a)
 	}
 }
 
@@ -166,8 +166,8 @@ func (r *tileRun) Work(i, _ int) {
 		row, g := j%l.rowCuts, l.groups[j/l.rowCuts]
 		p := tilePiece{linearRun: l, scratch: &l.scratch[i], from: g.from, to: g.to}
 		// Rows are cut where tiles begin, which those that are split can't be elsewhere.
-		tall := (l.rows-1)/l.tiles.rows + 1
-		p.top, p.end = row*tall/l.rowCuts*l.tiles.rows, min((row+1)*tall/l.rowCuts*l.tiles.rows, l.rows)
+		tall := (l.rows-1)/l.tiles.Rows + 1
+		p.top, p.end = row*tall/l.rowCuts*l.tiles.Rows, min((row+1)*tall/l.rowCuts*l.tiles.Rows, l.rows)
 		layers := l.layers[g.layer : g.layer+1]
 		if l.inTurn {
 			layers = l.layers
@@ -192,8 +192,8 @@ type tilePiece struct {
 type tileScratch struct {
 	weights Aligned
 	edge    [tileEdge]float32 // a tile at an edge of y
-	mul     tileArgs
-	pack    packArgs
+	mul     TileArgs
+	pack    PackArgs
 	dot     dotArgs
 	one     [dotStreams]float32
 	_       [CacheLine]byte
@@ -207,11 +207,11 @@ func (p *tilePiece) compute() {
 		n := min(p.way.depth, p.in-k)
 		p.packWeights(k, n)
 		height := p.end - p.top
-		tall := (height-1)/p.tiles.rows + 1
+		tall := (height-1)/p.tiles.Rows + 1
 		for i := range tall {
 			row, end := p.top+i*height/tall, p.top+(i+1)*height/tall
-			if p.way.split != nil {
-				row, end = p.top+i*p.tiles.rows, min(p.top+(i+1)*p.tiles.rows, p.end)
+			if p.way.Split != nil {
+				row, end = p.top+i*p.tiles.Rows, min(p.top+(i+1)*p.tiles.Rows, p.end)
 			}
 			p.multiply(k, n, row, end)
 		}
@@ -225,56 +225,56 @@ func (p *tilePiece) compute() {
 // packWeights packs n elements of the piece's features, from element k of In on.
 func (p *tilePiece) packWeights(k, n int) {
 	a, w, bytes := &p.scratch.pack, p.way, p.tiles.panelBytes(p.way)
-	a.srcRow, a.n = p.wRow, n
-	a.dstStep, a.dstPart = 4*p.tiles.outs, 0
+	a.SrcRow, a.N = p.wRow, n
+	a.DstStep, a.DstPart = 4*p.tiles.outs, 0
 	group := 4 * w.rows // bytes from where a call writes to where the next does
-	if w.wParts > 0 {
-		a.dstStep, a.dstPart, group = 2*w.wParts*stepBytes, 2*stepBytes, stepBytes
+	if w.WParts > 0 {
+		a.DstStep, a.DstPart, group = 2*w.WParts*StepBytes, 2*StepBytes, StepBytes
 	}
 	for o := p.from; o < p.to; o += w.rows {
 		at := o - p.from
-		a.dst = unsafe.Add(p.scratch.weights.At, at/p.tiles.outs*bytes+at%p.tiles.outs/w.rows*group)
-		a.src = unsafe.Add(p.w, o*p.wRow+k*p.dtype.Size())
-		a.rows = min(w.rows, p.to-o)
-		w.pack(a)
+		a.Dst = unsafe.Add(p.scratch.weights.At, at/p.tiles.outs*bytes+at%p.tiles.outs/w.rows*group)
+		a.Src = unsafe.Add(p.w, o*p.wRow+k*p.dtype.Size())
+		a.Rows = min(w.rows, p.to-o)
+		w.Pack(a)
 	}
 }
 
 // multiply computes the tiles of some rows, no more than a tile has.
 func (p *tilePiece) multiply(k, n, row, end int) {
 	a, w, t := &p.scratch.mul, p.way, p.tiles
-	rows, kernel := end-row, w.mul[end-row]
-	if w.split == nil {
-		a.n, a.xRow = n, p.in*p.size
-		a.x = unsafe.Add(p.x, ((p.first+row)*p.in+k)*p.size)
+	rows, kernel := end-row, w.Mul[end-row]
+	if w.Split == nil {
+		a.N, a.XRow = n, p.in*p.size
+		a.X = unsafe.Add(p.x, ((p.first+row)*p.in+k)*p.size)
 	} else {
-		kernel = w.mul[t.rows]
-		a.n, a.xRow = (n-1)/stepDepth+1, p.steps*w.xParts*stepBytes
-		a.x = unsafe.Add(p.split.At, (row/stepRows*p.steps+k/stepDepth)*w.xParts*stepBytes)
-		if rows <= stepRows {
-			a.xRow = 0 // there are no others
+		kernel = w.Mul[t.Rows]
+		a.N, a.XRow = (n-1)/StepDepth+1, p.steps*w.XParts*StepBytes
+		a.X = unsafe.Add(p.split.At, (row/StepRows*p.steps+k/StepDepth)*w.XParts*StepBytes)
+		if rows <= StepRows {
+			a.XRow = 0 // there are no others
 		}
 	}
-	a.rows, a.more = rows, min(k, 1)
+	a.rows, a.More = rows, min(k, 1)
 	bytes := t.panelBytes(w)
-	a.tiles, a.wStep, a.tall = 1, bytes, 1
-	for o := p.from; o < p.to; o += t.outs * a.tiles {
-		a.w = unsafe.Add(p.scratch.weights.At, (o-p.from)/t.outs*bytes)
+	a.Tiles, a.WStep, a.Tall = 1, bytes, 1
+	for o := p.from; o < p.to; o += t.outs * a.Tiles {
+		a.W = unsafe.Add(p.scratch.weights.At, (o-p.from)/t.outs*bytes)
 		y := unsafe.Add(p.y, ((p.first+row)*p.out+o)*p.size)
 		outs := min(t.outs, p.to-o)
-		a.tiles = 1
-		if outs == t.outs && (w.split == nil || rows == t.rows) {
-			if w.split != nil {
-				a.tiles = (p.to - o) / t.outs
+		a.Tiles = 1
+		if outs == t.outs && (w.Split == nil || rows == t.Rows) {
+			if w.Split != nil {
+				a.Tiles = (p.to - o) / t.outs
 			}
-			a.y, a.yRow = y, p.out*p.size
+			a.Y, a.YRow = y, p.out*p.size
 			kernel(a)
 			continue
 		}
-		a.y, a.yRow = unsafe.Pointer(&p.scratch.edge), 4*t.outs
+		a.Y, a.YRow = unsafe.Pointer(&p.scratch.edge), 4*t.outs
 		for r := range rows {
 			inside := unsafe.Slice((*float32)(unsafe.Add(y, r*p.out*p.size)), outs)
-			if a.more != 0 {
+			if a.More != 0 {
 				copy(p.scratch.edge[r*t.outs:], inside)
 			}
 		}

@@ -8,24 +8,24 @@ package cpu
 //
 //	for k := range a.n {
 //		for r := range 8 {
-//			dst[k*dstStep][r] = src[min(r, a.rows-1)][k]
+//			dst[k*DstStep][r] = src[min(r, a.rows-1)][k]
 //		}
 //	}
 //
 // with dst and src of float32.
 //
 //go:noescape
-func packF32AVX2(a *packArgs)
+func packF32AVX2(a *PackArgs)
 
 // packF16AVX2 is packF32Go for weights that are stored as float16.
 //
 //go:noescape
-func packF16AVX2(a *packArgs)
+func packF16AVX2(a *PackArgs)
 
 // packBF16AVX2 is packF32Go for weights that are stored as bfloat16.
 //
 //go:noescape
-func packBF16AVX2(a *packArgs)
+func packBF16AVX2(a *PackArgs)
 
 // tileF32x4AVX2 is
 //
@@ -38,7 +38,7 @@ func packBF16AVX2(a *packArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x4AVX2(a *tileArgs)
+func tileF32x4AVX2(a *TileArgs)
 
 // tileF32x5AVX2 is
 //
@@ -51,7 +51,7 @@ func tileF32x4AVX2(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x5AVX2(a *tileArgs)
+func tileF32x5AVX2(a *TileArgs)
 
 // tileF32x6AVX2 is
 //
@@ -64,7 +64,7 @@ func tileF32x5AVX2(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x6AVX2(a *tileArgs)
+func tileF32x6AVX2(a *TileArgs)
 
 // tileF32x8AVX512 is
 //
@@ -77,7 +77,7 @@ func tileF32x6AVX2(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x8AVX512(a *tileArgs)
+func tileF32x8AVX512(a *TileArgs)
 
 // tileF32x9AVX512 is
 //
@@ -90,7 +90,7 @@ func tileF32x8AVX512(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x9AVX512(a *tileArgs)
+func tileF32x9AVX512(a *TileArgs)
 
 // tileF32x10AVX512 is
 //
@@ -103,7 +103,7 @@ func tileF32x9AVX512(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x10AVX512(a *tileArgs)
+func tileF32x10AVX512(a *TileArgs)
 
 // tileF32x11AVX512 is
 //
@@ -116,7 +116,7 @@ func tileF32x10AVX512(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x11AVX512(a *tileArgs)
+func tileF32x11AVX512(a *TileArgs)
 
 // tileF32x12AVX512 is
 //
@@ -129,7 +129,7 @@ func tileF32x11AVX512(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x12AVX512(a *tileArgs)
+func tileF32x12AVX512(a *TileArgs)
 
 // tileF32x13AVX512 is
 //
@@ -142,7 +142,7 @@ func tileF32x12AVX512(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x13AVX512(a *tileArgs)
+func tileF32x13AVX512(a *TileArgs)
 
 // tileF32x14AVX512 is
 //
@@ -155,28 +155,28 @@ func tileF32x13AVX512(a *tileArgs)
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 //
 //go:noescape
-func tileF32x14AVX512(a *tileArgs)
+func tileF32x14AVX512(a *TileArgs)
 
 // splitX1AMX is splitF32Go of one part.
 //
 //go:noescape
-func splitX1AMX(a *packArgs)
+func splitX1AMX(a *PackArgs)
 
 // splitX2AMX is splitF32Go of two parts.
 //
 //go:noescape
-func splitX2AMX(a *packArgs)
+func splitX2AMX(a *PackArgs)
 
 // splitX3AMX is splitF32Go of three parts.
 //
 //go:noescape
-func splitX3AMX(a *packArgs)
+func splitX3AMX(a *PackArgs)
 
 // pairsF32AMX writes the parts of weights, of float32 in three parts. A part of a step has elements in pairs:
 //
 //	for r := range a.rows {
 //		for k := range a.n {
-//			dst[k/32*dstStep + p*dstPart][k%32/2][2*r + k%2] = part p of src[r][k]
+//			dst[k/32*DstStep + p*DstPart][k%32/2][2*r + k%2] = part p of src[r][k]
 //		}
 //	}
 //
@@ -184,102 +184,102 @@ func splitX3AMX(a *packArgs)
 // behind the last anything.
 //
 //go:noescape
-func pairsF32AMX(a *packArgs)
+func pairsF32AMX(a *PackArgs)
 
 // pairsF16AMX is pairsF32Go for weights that are stored as float16, in two parts. a.odd is as it was if the magnitude of all
 // elements is less than 2^56.
 //
 //go:noescape
-func pairsF16AMX(a *packArgs)
+func pairsF16AMX(a *PackArgs)
 
 // pairsBF16AMX is pairsF16Go for weights that are stored as bfloat16, which are their one part.
 //
 //go:noescape
-func pairsBF16AMX(a *packArgs)
+func pairsBF16AMX(a *PackArgs)
 
 // columnsF16AMX writes the two parts of values that are stored as float16, as weights whose features are 16 columns:
 //
 //	for r := range 16 {
 //		for k := range a.n {
-//			dst[k/32*dstStep + p*dstPart][k%32/2][2*r + k%2] = part p of src[k][r]
+//			dst[k/32*DstStep + p*DstPart][k%32/2][2*r + k%2] = part p of src[k][r]
 //		}
 //	}
 //
-// where src[k] lies at src + k*srcRow, with parts as splitF32Go makes them. If n is odd, element n is 0. What is behind
+// where src[k] lies at src + k*SrcRow, with parts as splitF32Go makes them. If n is odd, element n is 0. What is behind
 // it in its step is left as it is. a.odd is as it was if the magnitude of all elements is less than 2^56.
 //
 //go:noescape
-func columnsF16AMX(a *packArgs)
+func columnsF16AMX(a *PackArgs)
 
 // columnsBF16AMX is columnsF16Go for values that are stored as bfloat16, which are their one part.
 //
 //go:noescape
-func columnsBF16AMX(a *packArgs)
+func columnsBF16AMX(a *PackArgs)
 
 // tileX1W1AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
-// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
-// bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*XParts + i, counted in steps of 1024
+// bytes, and those of rows 16 to 31 XRow behind; step s of w has part j of features 0 to 15, in pairs, at
+// 2*(s*WParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*WStep behind w; tile t of a.tall has the rows t*XStep behind x and t*YStep behind y. Sums are in
 // float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
-func tileX1W1AMX(a *tileArgs)
+func tileX1W1AMX(a *TileArgs)
 
 // tileX3W1AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
-// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
-// bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*XParts + i, counted in steps of 1024
+// bytes, and those of rows 16 to 31 XRow behind; step s of w has part j of features 0 to 15, in pairs, at
+// 2*(s*WParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*WStep behind w; tile t of a.tall has the rows t*XStep behind x and t*YStep behind y. Sums are in
 // float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
-func tileX3W1AMX(a *tileArgs)
+func tileX3W1AMX(a *TileArgs)
 
 // tileX2W2AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
-// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
-// bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*XParts + i, counted in steps of 1024
+// bytes, and those of rows 16 to 31 XRow behind; step s of w has part j of features 0 to 15, in pairs, at
+// 2*(s*WParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*WStep behind w; tile t of a.tall has the rows t*XStep behind x and t*YStep behind y. Sums are in
 // float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
-func tileX2W2AMX(a *tileArgs)
+func tileX2W2AMX(a *TileArgs)
 
 // tileX3W2AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
-// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
-// bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*XParts + i, counted in steps of 1024
+// bytes, and those of rows 16 to 31 XRow behind; step s of w has part j of features 0 to 15, in pairs, at
+// 2*(s*WParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*WStep behind w; tile t of a.tall has the rows t*XStep behind x and t*YStep behind y. Sums are in
 // float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
-func tileX3W2AMX(a *tileArgs)
+func tileX3W2AMX(a *TileArgs)
 
 // tileX3W3AMX computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
-// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
-// bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*XParts + i, counted in steps of 1024
+// bytes, and those of rows 16 to 31 XRow behind; step s of w has part j of features 0 to 15, in pairs, at
+// 2*(s*WParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*WStep behind w; tile t of a.tall has the rows t*XStep behind x and t*YStep behind y. Sums are in
 // float32, and numbers that are not normal are 0. What is not finite may become NaN.
 //
 //go:noescape
-func tileX3W3AMX(a *tileArgs)
+func tileX3W3AMX(a *TileArgs)
 
 // oddAVX512 returns 0 if all n elements are finite.
 //

@@ -5,4 +5,4 @@ package cpu
 // tileF32NEON is tileF32Go for eight features and up to eight rows.
 //
 //go:noescape
-func tileF32NEON(a *tileArgs)
+func tileF32NEON(a *TileArgs)

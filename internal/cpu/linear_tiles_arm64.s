@@ -5,7 +5,12 @@
 
 #include "go_asm.h"
 #include "textflag.h"
-#include "neon_arm64.h"
+
+// Instructions that the Go assembler has no name for: see neon_arm64.h of internal/cpu/attention.
+#define vector3(op, m, n, d) WORD $((op) | (m)<<16 | (n)<<5 | (d))
+#define fadd(m, n, d) vector3(0x4E20D400, m, n, d) // fadd  vd.4s, vn.4s, vm.4s
+// fmla vd.4s, vn.4s, vm.s[i]: d + n times element i of m
+#define fmlaby(i, m, n, d) vector3(0x4F801000 | ((i)&1)<<21 | ((i)>>1)<<11, m, n, d)
 
 // Row r has its sums in V(2r) and V(2r+1) and four of its numbers in V(16+r). Weights are in V24 to V31. The
 // arguments are at R0, row r of x at R(4+r), weights at R12, and R2 counts the elements that are left.
@@ -71,11 +76,11 @@
 // func tileF32NEON(a *tileArgs)
 TEXT ·tileF32NEON(SB), NOSPLIT, $0-8
 	MOVD a+0(FP), R0
-	MOVD tileArgs_x(R0), R4
-	MOVD tileArgs_xRow(R0), R1
-	MOVD tileArgs_rows(R0), R3
-	MOVD tileArgs_w(R0), R12
-	MOVD tileArgs_n(R0), R2
+	MOVD TileArgs_X(R0), R4
+	MOVD TileArgs_XRow(R0), R1
+	MOVD TileArgs_rows(R0), R3
+	MOVD TileArgs_W(R0), R12
+	MOVD TileArgs_N(R0), R2
 	next(1, R4, R5)
 	next(2, R5, R6)
 	next(3, R6, R7)
@@ -109,9 +114,9 @@ one:
 	SUBS $1, R2
 	BNE  one
 sums:
-	MOVD tileArgs_y(R0), R1
-	MOVD tileArgs_yRow(R0), R2
-	MOVD tileArgs_more(R0), R4
+	MOVD TileArgs_Y(R0), R1
+	MOVD TileArgs_YRow(R0), R2
+	MOVD TileArgs_More(R0), R4
 	write(0, V0, V1)
 	write(1, V2, V3)
 	write(2, V4, V5)

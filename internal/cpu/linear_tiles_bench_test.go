@@ -14,18 +14,18 @@ import (
 
 // peakTask computes tiles from what stays in the first-level cache, over and over: what multiply-adds reach.
 type peakTask struct {
-	t    *linearTiles
+	t    *LinearTiles
 	runs int
 }
 
 const peakDepth = 128
 
 func (p peakTask) Work(int, int) {
-	x, w, y := make([]float32, p.t.rows*peakDepth), make([]float32, p.t.outs*peakDepth), make([]float32, tileEdge)
-	a := tileArgs{y: unsafe.Pointer(&y[0]), yRow: 4 * p.t.outs, x: unsafe.Pointer(&x[0]), xRow: 4 * peakDepth,
-		w: unsafe.Pointer(&w[0]), n: peakDepth, rows: p.t.rows}
+	x, w, y := make([]float32, p.t.Rows*peakDepth), make([]float32, p.t.outs*peakDepth), make([]float32, tileEdge)
+	a := TileArgs{Y: unsafe.Pointer(&y[0]), YRow: 4 * p.t.outs, X: unsafe.Pointer(&x[0]), XRow: 4 * peakDepth,
+		W: unsafe.Pointer(&w[0]), N: peakDepth, rows: p.t.Rows}
 	for range p.runs {
-		p.t.ways[attn.Float32].mul[p.t.rows](&a)
+		p.t.Ways[attn.Float32].Mul[p.t.Rows](&a)
 	}
 }
 
@@ -68,9 +68,9 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*cputest
 	work := 2 * float64(rows) * float64(in) * float64(out)
 	tiles := linearTiers[InUse()].tiles
 	if f := linearTiers[floatTier()].tiles; peak && f != nil {
-		runs := int(work/(2*float64(f.rows*f.outs*peakDepth*threads))) + 1
+		runs := int(work/(2*float64(f.Rows*f.outs*peakDepth*threads))) + 1
 		list = append(list, &cputest.Contender{
-			Name: "multiply-adds in cache", Work: 2 * float64(f.rows*f.outs*peakDepth*threads) * float64(runs),
+			Name: "multiply-adds in cache", Work: 2 * float64(f.Rows*f.outs*peakDepth*threads) * float64(runs),
 			Run: func() { e.Run(peakTask{f, runs}, threads) },
 		})
 	}
@@ -81,7 +81,7 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*cputest
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		w := Buffer{DType: d, Ptr: cputest.Noise(d, in*out), Len: in * out}
 		for _, way := range []string{"few", "tiles", "tiles, x rounded"} {
-			if way != "few" && tiles == nil || way == "tiles, x rounded" && tiles.rounded[d] == nil {
+			if way != "few" && tiles == nil || way == "tiles, x rounded" && tiles.Rounded[d] == nil {
 				continue
 			}
 			o := LinearOperands[float32]{Rows: rows, In: in, Out: out, X: x, W: w, Y: y, RoundX: way == "tiles, x rounded"}
@@ -105,7 +105,7 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*cputest
 // floatTier is the best tier whose tiles are of float32.
 func floatTier() Tier {
 	t := InUse()
-	for t > TierGo && (linearTiers[t].tiles == nil || linearTiers[t].tiles.ways[attn.Float32].split != nil) {
+	for t > TierGo && (linearTiers[t].tiles == nil || linearTiers[t].tiles.Ways[attn.Float32].Split != nil) {
 		t--
 	}
 	return t

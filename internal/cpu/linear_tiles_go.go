@@ -20,17 +20,17 @@ import (
 //	}
 //
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
-func tileF32Go(a *tileArgs) {
-	w := unsafe.Slice((*float32)(a.w), a.n*a.outs)
+func tileF32Go(a *TileArgs) {
+	w := unsafe.Slice((*float32)(a.W), a.N*a.outs)
 	for r := range a.rows {
-		x := unsafe.Slice((*float32)(unsafe.Add(a.x, r*a.xRow)), a.n)
-		y := unsafe.Slice((*float32)(unsafe.Add(a.y, r*a.yRow)), a.outs)
+		x := unsafe.Slice((*float32)(unsafe.Add(a.X, r*a.XRow)), a.N)
+		y := unsafe.Slice((*float32)(unsafe.Add(a.Y, r*a.YRow)), a.outs)
 		for o := range y {
 			var sum float32
 			for k, v := range x {
 				sum = float32(math.FMA(float64(v), float64(w[k*a.outs+o]), float64(sum)))
 			}
-			if a.more != 0 {
+			if a.More != 0 {
 				sum += y[o]
 			}
 			y[o] = sum
@@ -42,25 +42,25 @@ func tileF32Go(a *tileArgs) {
 //
 //	for k := range a.n {
 //		for r := range 8 {
-//			dst[k*dstStep][r] = src[min(r, a.rows-1)][k]
+//			dst[k*DstStep][r] = src[min(r, a.rows-1)][k]
 //		}
 //	}
 //
 // with dst and src of float32.
-func packF32Go(a *packArgs) { packRowsGo(a, attn.Float32) }
+func packF32Go(a *PackArgs) { packRowsGo(a, attn.Float32) }
 
 // packF16Go is packF32Go for weights that are stored as float16.
-func packF16Go(a *packArgs) { packRowsGo(a, attn.Float16) }
+func packF16Go(a *PackArgs) { packRowsGo(a, attn.Float16) }
 
 // packBF16Go is packF32Go for weights that are stored as bfloat16.
-func packBF16Go(a *packArgs) { packRowsGo(a, attn.BFloat16) }
+func packBF16Go(a *PackArgs) { packRowsGo(a, attn.BFloat16) }
 
-func packRowsGo(a *packArgs, d attn.DType) {
+func packRowsGo(a *PackArgs, d attn.DType) {
 	var wide [128]float32
-	for at := 0; at < a.n; at += len(wide) {
-		n := min(len(wide), a.n-at)
+	for at := 0; at < a.N; at += len(wide) {
+		n := min(len(wide), a.N-at)
 		for r := range packRows {
-			src := unsafe.Add(a.src, min(r, a.rows-1)*a.srcRow+at*d.Size())
+			src := unsafe.Add(a.Src, min(r, a.Rows-1)*a.SrcRow+at*d.Size())
 			of := wide[:n]
 			switch d {
 			case attn.Float16:
@@ -70,9 +70,9 @@ func packRowsGo(a *packArgs, d attn.DType) {
 			default:
 				of = unsafe.Slice((*float32)(src), n)
 			}
-			dst := unsafe.Add(a.dst, at*a.dstStep+4*r)
+			dst := unsafe.Add(a.Dst, at*a.DstStep+4*r)
 			for k, v := range of {
-				*(*float32)(unsafe.Add(dst, k*a.dstStep)) = v
+				*(*float32)(unsafe.Add(dst, k*a.DstStep)) = v
 			}
 		}
 	}
@@ -90,14 +90,14 @@ func widened(row unsafe.Pointer, k int, d attn.DType) float32 {
 	}
 }
 
-// step is one part of stepRows rows by stepDepth elements, as bfloat16.
-type step [stepRows][stepDepth]half.BFloat16
+// step is one part of StepRows rows by StepDepth elements, as bfloat16.
+type step [StepRows][StepDepth]half.BFloat16
 
 // splitF32Go writes parts of x, of float32. Its names say how many: with step s and part p,
 //
 //	for r := range a.rows {
 //		for k := range a.n {
-//			dst[k/32*dstStep + p*dstPart][r][k%32] = part p of src[r][k]
+//			dst[k/32*DstStep + p*DstPart][r][k%32] = part p of src[r][k]
 //		}
 //	}
 //
@@ -105,15 +105,15 @@ type step [stepRows][stepDepth]half.BFloat16
 // the number, that of two is off by less than 2^-15 of it. A single part is the number rounded to bfloat16, and 0
 // where it is not normal.
 // Elements behind the last are 0 to the end of their step.
-func splitF32Go(a *packArgs, parts int) {
-	for k := range (a.n + stepDepth - 1) / stepDepth * stepDepth {
-		for r := range a.rows {
+func splitF32Go(a *PackArgs, parts int) {
+	for k := range (a.N + StepDepth - 1) / StepDepth * StepDepth {
+		for r := range a.Rows {
 			var of [3]half.BFloat16
-			if k < a.n {
-				of = partsOf(widened(unsafe.Add(a.src, r*a.srcRow), k, attn.Float32), parts)
+			if k < a.N {
+				of = partsOf(widened(unsafe.Add(a.Src, r*a.SrcRow), k, attn.Float32), parts)
 			}
 			for p := range parts {
-				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[r][k%stepDepth] = of[p]
+				(*step)(unsafe.Add(a.Dst, k/StepDepth*a.DstStep+p*a.DstPart))[r][k%StepDepth] = of[p]
 			}
 		}
 	}
@@ -134,42 +134,42 @@ func partsOf(v float32, parts int) (of [3]half.BFloat16) {
 }
 
 // splitX1Go is splitF32Go of one part.
-func splitX1Go(a *packArgs) { splitF32Go(a, 1) }
+func splitX1Go(a *PackArgs) { splitF32Go(a, 1) }
 
 // splitX2Go is splitF32Go of two parts.
-func splitX2Go(a *packArgs) { splitF32Go(a, 2) }
+func splitX2Go(a *PackArgs) { splitF32Go(a, 2) }
 
 // splitX3Go is splitF32Go of three parts.
-func splitX3Go(a *packArgs) { splitF32Go(a, 3) }
+func splitX3Go(a *PackArgs) { splitF32Go(a, 3) }
 
 // pairsF32Go writes the parts of weights, of float32 in three parts. A part of a step has elements in pairs:
 //
 //	for r := range a.rows {
 //		for k := range a.n {
-//			dst[k/32*dstStep + p*dstPart][k%32/2][2*r + k%2] = part p of src[r][k]
+//			dst[k/32*DstStep + p*DstPart][k%32/2][2*r + k%2] = part p of src[r][k]
 //		}
 //	}
 //
 // with parts as splitF32Go makes them. Elements behind the last are 0 to the end of their step, those of rows
 // behind the last anything.
-func pairsF32Go(a *packArgs) { pairsGo(a, attn.Float32, 3) }
+func pairsF32Go(a *PackArgs) { pairsGo(a, attn.Float32, 3) }
 
 // pairsF16Go is pairsF32Go for weights that are stored as float16, in two parts. a.odd is as it was if the magnitude of all
 // elements is less than 2^56.
-func pairsF16Go(a *packArgs) { pairsGo(a, attn.Float16, 2) }
+func pairsF16Go(a *PackArgs) { pairsGo(a, attn.Float16, 2) }
 
 // pairsBF16Go is pairsF16Go for weights that are stored as bfloat16, which are their one part.
-func pairsBF16Go(a *packArgs) { pairsGo(a, attn.BFloat16, 1) }
+func pairsBF16Go(a *PackArgs) { pairsGo(a, attn.BFloat16, 1) }
 
-func pairsGo(a *packArgs, d attn.DType, parts int) {
-	for k := range (a.n + stepDepth - 1) / stepDepth * stepDepth {
-		for r := range a.rows {
+func pairsGo(a *PackArgs, d attn.DType, parts int) {
+	for k := range (a.N + StepDepth - 1) / StepDepth * StepDepth {
+		for r := range a.Rows {
 			var of [3]half.BFloat16
-			if k < a.n {
-				of = a.stored(unsafe.Add(a.src, r*a.srcRow), k, d, parts)
+			if k < a.N {
+				of = a.stored(unsafe.Add(a.Src, r*a.SrcRow), k, d, parts)
 			}
 			for p := range parts {
-				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[k%stepDepth/2][2*r+k%2] = of[p]
+				(*step)(unsafe.Add(a.Dst, k/StepDepth*a.DstStep+p*a.DstPart))[k%StepDepth/2][2*r+k%2] = of[p]
 			}
 		}
 	}
@@ -177,10 +177,10 @@ func pairsGo(a *packArgs, d attn.DType, parts int) {
 
 // stored returns the parts of element k of a row that is stored as d, where a bfloat16 is its own part, and sees whether one of
 // 16 bits is large.
-func (a *packArgs) stored(row unsafe.Pointer, k int, d attn.DType, parts int) [3]half.BFloat16 {
+func (a *PackArgs) stored(row unsafe.Pointer, k int, d attn.DType, parts int) [3]half.BFloat16 {
 	v := widened(row, k, d)
 	if d != attn.Float32 {
-		a.odd |= largeGo(&v, 1)
+		a.Odd |= largeGo(&v, 1)
 	}
 	if d == attn.BFloat16 {
 		return [3]half.BFloat16{half.BFloat16(math.Float32bits(v) >> 16)}
@@ -192,26 +192,26 @@ func (a *packArgs) stored(row unsafe.Pointer, k int, d attn.DType, parts int) [3
 //
 //	for r := range 16 {
 //		for k := range a.n {
-//			dst[k/32*dstStep + p*dstPart][k%32/2][2*r + k%2] = part p of src[k][r]
+//			dst[k/32*DstStep + p*DstPart][k%32/2][2*r + k%2] = part p of src[k][r]
 //		}
 //	}
 //
-// where src[k] lies at src + k*srcRow, with parts as splitF32Go makes them. If n is odd, element n is 0. What is behind
+// where src[k] lies at src + k*SrcRow, with parts as splitF32Go makes them. If n is odd, element n is 0. What is behind
 // it in its step is left as it is. a.odd is as it was if the magnitude of all elements is less than 2^56.
-func columnsF16Go(a *packArgs) { columnsGo(a, attn.Float16, 2) }
+func columnsF16Go(a *PackArgs) { columnsGo(a, attn.Float16, 2) }
 
 // columnsBF16Go is columnsF16Go for values that are stored as bfloat16, which are their one part.
-func columnsBF16Go(a *packArgs) { columnsGo(a, attn.BFloat16, 1) }
+func columnsBF16Go(a *PackArgs) { columnsGo(a, attn.BFloat16, 1) }
 
-func columnsGo(a *packArgs, d attn.DType, parts int) {
-	for k := range (a.n + 1) / 2 * 2 {
-		for r := range stepRows {
+func columnsGo(a *PackArgs, d attn.DType, parts int) {
+	for k := range (a.N + 1) / 2 * 2 {
+		for r := range StepRows {
 			var of [3]half.BFloat16
-			if k < a.n {
-				of = a.stored(unsafe.Add(a.src, k*a.srcRow), r, d, parts)
+			if k < a.N {
+				of = a.stored(unsafe.Add(a.Src, k*a.SrcRow), r, d, parts)
 			}
 			for p := range parts {
-				(*step)(unsafe.Add(a.dst, k/stepDepth*a.dstStep+p*a.dstPart))[k%stepDepth/2][2*r+k%2] = of[p]
+				(*step)(unsafe.Add(a.Dst, k/StepDepth*a.DstStep+p*a.DstPart))[k%StepDepth/2][2*r+k%2] = of[p]
 			}
 		}
 	}
@@ -221,38 +221,38 @@ func columnsGo(a *packArgs, d attn.DType, parts int) {
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
-// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*xParts + i, counted in steps of 1024
-// bytes, and those of rows 16 to 31 xRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*wParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*wStep behind w; tile t of a.tall has the rows t*xStep behind x and t*yStep behind y. Sums are in
+// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*XParts + i, counted in steps of 1024
+// bytes, and those of rows 16 to 31 XRow behind; step s of w has part j of features 0 to 15, in pairs, at
+// 2*(s*WParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
+// its weights t*WStep behind w; tile t of a.tall has the rows t*XStep behind x and t*YStep behind y. Sums are in
 // float32, and numbers that are not normal are 0. What is not finite may become NaN.
-func tilePartsGo(a *tileArgs) {
-	for t := range a.tiles {
-		for r := range a.tall {
+func tilePartsGo(a *TileArgs) {
+	for t := range a.Tiles {
+		for r := range a.Tall {
 			one := *a
-			one.y, one.w = unsafe.Add(a.y, 4*2*stepRows*t+r*a.yStep), unsafe.Add(a.w, t*a.wStep)
-			one.x = unsafe.Add(a.x, r*a.xStep)
+			one.Y, one.W = unsafe.Add(a.Y, 4*2*StepRows*t+r*a.YStep), unsafe.Add(a.W, t*a.WStep)
+			one.X = unsafe.Add(a.X, r*a.XStep)
 			onePartsGo(&one)
 		}
 	}
 }
 
-func onePartsGo(a *tileArgs) {
-	for r := range 2 * stepRows {
-		y := (*[2 * stepRows]float32)(unsafe.Add(a.y, r*a.yRow))
-		if a.more == 0 {
-			*y = [2 * stepRows]float32{}
+func onePartsGo(a *TileArgs) {
+	for r := range 2 * StepRows {
+		y := (*[2 * StepRows]float32)(unsafe.Add(a.Y, r*a.YRow))
+		if a.More == 0 {
+			*y = [2 * StepRows]float32{}
 		}
-		for s := range a.n {
+		for s := range a.N {
 			for i := range a.xParts {
-				x := &(*step)(unsafe.Add(a.x, (s*a.xParts+i)*stepBytes+r/stepRows*a.xRow))[r%stepRows]
+				x := &(*step)(unsafe.Add(a.X, (s*a.xParts+i)*StepBytes+r/StepRows*a.XRow))[r%StepRows]
 				for j := 0; j < a.wParts && i+j < a.xParts; j++ {
 					for h := range 2 {
-						w := (*step)(unsafe.Add(a.w, (2*(s*a.wParts+j)+h)*stepBytes))
-						for k := range stepDepth {
+						w := (*step)(unsafe.Add(a.W, (2*(s*a.wParts+j)+h)*StepBytes))
+						for k := range StepDepth {
 							v := x[k].Float32()
-							for o := range stepRows {
-								y[h*stepRows+o] += v * w[k/2][2*o+k%2].Float32()
+							for o := range StepRows {
+								y[h*StepRows+o] += v * w[k/2][2*o+k%2].Float32()
 							}
 						}
 					}
@@ -283,35 +283,35 @@ func oddGo(p *float32, n int) (odd int) {
 }
 
 // goFloats returns the Go forms of kernels for float32, for tests: tiles are small, and Go is slow.
-func goFloats() *linearTiles {
-	k := &linearTiles{rows: 5, outs: 16, panels: 3}
-	mul := []func(*tileArgs){nil}
-	for rows := 1; rows <= k.rows; rows++ {
-		mul = append(mul, func(a *tileArgs) {
+func goFloats() *LinearTiles {
+	k := &LinearTiles{Rows: 5, outs: 16, panels: 3}
+	mul := []func(*TileArgs){nil}
+	for rows := 1; rows <= k.Rows; rows++ {
+		mul = append(mul, func(a *TileArgs) {
 			a.rows, a.outs = rows, k.outs
 			tileF32Go(a)
 		})
 	}
-	for d, pack := range map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
-		k.ways[d] = tileWay{fromRows: 16, depth: 64, mul: mul, pack: pack, rows: packRows}
+	for d, pack := range map[attn.DType]func(*PackArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
+		k.Ways[d] = TileWay{fromRows: 16, depth: 64, Mul: mul, Pack: pack, rows: packRows}
 	}
 	return k
 }
 
-// goParts returns the Go forms of kernels for parts of bfloat16, for tests.
-func goParts() *linearTiles {
-	k := &linearTiles{rows: 2 * stepRows, outs: 2 * stepRows, panels: 2}
-	way := func(x, w int, pack, columns func(*packArgs)) tileWay {
-		mul := make([]func(*tileArgs), k.rows+1)
-		mul[k.rows] = func(a *tileArgs) {
+// GoParts returns the Go forms of kernels for parts of bfloat16, for tests.
+func GoParts() *LinearTiles {
+	k := &LinearTiles{Rows: 2 * StepRows, outs: 2 * StepRows, panels: 2}
+	way := func(x, w int, pack, columns func(*PackArgs)) TileWay {
+		mul := make([]func(*TileArgs), k.Rows+1)
+		mul[k.Rows] = func(a *TileArgs) {
 			a.xParts, a.wParts = x, w
 			tilePartsGo(a)
 		}
-		split := func(a *packArgs) { splitF32Go(a, x) }
-		return tileWay{fromRows: 32, depth: 2 * stepDepth, mul: mul, pack: pack, columns: columns, rows: stepRows, xParts: x, wParts: w, split: split, odd: oddGo, large: largeGo}
+		split := func(a *PackArgs) { splitF32Go(a, x) }
+		return TileWay{fromRows: 32, depth: 2 * StepDepth, Mul: mul, Pack: pack, Columns: columns, rows: StepRows, XParts: x, WParts: w, Split: split, odd: oddGo, Large: largeGo}
 	}
 	f16, bf16 := way(2, 2, pairsF16Go, columnsF16Go), way(1, 1, pairsBF16Go, columnsBF16Go)
-	k.ways[attn.Float32], k.ways[attn.Float16], k.ways[attn.BFloat16] = way(3, 3, pairsF32Go, nil), way(3, 2, pairsF16Go, columnsF16Go), way(3, 1, pairsBF16Go, columnsBF16Go)
-	k.rounded[attn.Float16], k.rounded[attn.BFloat16] = &f16, &bf16
+	k.Ways[attn.Float32], k.Ways[attn.Float16], k.Ways[attn.BFloat16] = way(3, 3, pairsF32Go, nil), way(3, 2, pairsF16Go, columnsF16Go), way(3, 1, pairsBF16Go, columnsBF16Go)
+	k.Rounded[attn.Float16], k.Rounded[attn.BFloat16] = &f16, &bf16
 	return k
 }

@@ -15,7 +15,7 @@ import (
 // eachTiles runs a test with the tier's kernels for many rows, and with their Go twins, which every machine has:
 // those for float32, and those for parts. Twins are slow: a test may do less with them. Under
 // the race detector, which can't see into assembly, tests of several threads run with the twins too, and no others.
-func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *linearTiles, twins bool)) {
+func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *LinearTiles, twins bool)) {
 	if reftest.RaceEnabled && !threads {
 		t.Skip("the detector has use for tests of several threads")
 	}
@@ -27,7 +27,7 @@ func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *linearTile
 	}
 	was := linearTiers[InUse()]
 	defer func() { linearTiers[InUse()] = was }()
-	for name, k := range map[string]*linearTiles{"twins": goFloats(), "twins of parts": goParts()} {
+	for name, k := range map[string]*LinearTiles{"twins": goFloats(), "twins of parts": GoParts()} {
 		tier := *was
 		tier.tiles = k
 		linearTiers[InUse()] = &tier
@@ -36,22 +36,22 @@ func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *linearTile
 }
 
 // setFromRows makes so many rows many, for all ways of t, until restore is called.
-func setFromRows(t *linearTiles, rows int) (restore func()) {
+func setFromRows(t *LinearTiles, rows int) (restore func()) {
 	var was []int
-	each := func(f func(*tileWay)) {
+	each := func(f func(*TileWay)) {
 		for _, d := range cputest.WeightTypes {
-			f(&t.ways[d])
-			if w := t.rounded[d]; w != nil {
+			f(&t.Ways[d])
+			if w := t.Rounded[d]; w != nil {
 				f(w)
 			}
 		}
 	}
-	each(func(w *tileWay) {
+	each(func(w *TileWay) {
 		was = append(was, w.fromRows)
 		w.fromRows = rows
 	})
 	return func() {
-		each(func(w *tileWay) { w.fromRows, was = was[0], was[1:] })
+		each(func(w *TileWay) { w.fromRows, was = was[0], was[1:] })
 	}
 }
 
@@ -64,7 +64,7 @@ func TestLinearMany(t *testing.T) {
 		c.run(t, Default())
 		c.check(t)
 	}
-	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *LinearTiles, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for _, s := range [][3]int{ // rows, in, out
 				{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {100, 1023, 40}, {97, 1024, 65},
@@ -78,7 +78,7 @@ func TestLinearMany(t *testing.T) {
 				if twins && n > 3 {
 					n = 3
 				}
-				check(t, d, k.ways[d].fromRows+rng.IntN(100), tileIn+rng.IntN(200), 1+rng.IntN(100))
+				check(t, d, k.Ways[d].fromRows+rng.IntN(100), tileIn+rng.IntN(200), 1+rng.IntN(100))
 			}
 		}
 	})
@@ -88,14 +88,14 @@ func TestLinearMany(t *testing.T) {
 // number of threads.
 func TestLinearManyAlone(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, true, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *LinearTiles, twins bool) {
 		ins, all, out, numbers := []int{64, 129, 900, 2100}, 700, 70, []int{1, 2, 3, 7, 16}
 		if twins || reftest.RaceEnabled {
 			ins, all, out, numbers = []int{130}, 530, 35, []int{1, 3}
 		}
 		for _, d := range cputest.WeightTypes {
 			for _, roundX := range []bool{false, true} {
-				if roundX && k.rounded[d] == nil {
+				if roundX && k.Rounded[d] == nil {
 					continue
 				}
 				for _, in := range ins {
@@ -103,8 +103,8 @@ func TestLinearManyAlone(t *testing.T) {
 					c.RoundX = roundX
 					c.run(t, Default())
 					want := append([]float32(nil), c.Y...)
-					from := max(k.ways[d].fromRows, 129) // what is rounded may be many with fewer
-					for _, rows := range []int{k.ways[d].fromRows, k.ways[d].fromRows + 1, from, 513} {
+					from := max(k.Ways[d].fromRows, 129) // what is rounded may be many with fewer
+					for _, rows := range []int{k.Ways[d].fromRows, k.Ways[d].fromRows + 1, from, 513} {
 						first := rng.IntN(all + 1 - rows)
 						one := c.some(first, rows)
 						if err := Linear(Default(), one); err != nil {
@@ -148,7 +148,7 @@ func (c *linearCase[F]) some(first, rows int) *LinearOperands[F] {
 }
 
 // fewRows computes the layer with the kernels for few rows.
-func (c *linearCase[F]) fewRows(t *testing.T, k *linearTiles) {
+func (c *linearCase[F]) fewRows(t *testing.T, k *LinearTiles) {
 	defer setFromRows(k, c.Rows+1)()
 	c.run(t, Default())
 }
@@ -158,12 +158,12 @@ func (c *linearCase[F]) fewRows(t *testing.T, k *linearTiles) {
 func TestLinearManyOdd(t *testing.T) {
 	rng := reftest.Rand(t)
 	isOdd := func(v float32) bool { return v-v != 0 }
-	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *LinearTiles, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, float64(math.Float32frombits(0x7fffffff))} {
 				for i := range 4 {
 					inW, roundX := i%2 == 0, i/2 == 0
-					c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+rng.IntN(9), tileIn+rng.IntN(200), 1+rng.IntN(70))
+					c := newLinearCase[float32](t, rng, d, k.Ways[d].fromRows+rng.IntN(9), tileIn+rng.IntN(200), 1+rng.IntN(70))
 					c.Activation, c.Bias, c.Times, c.Residual, c.RoundX = attn.NoActivation, nil, nil, nil, roundX
 					c.run(t, Default())
 					usual := append([]float32(nil), c.Y...)
@@ -197,14 +197,14 @@ func TestLinearManyOdd(t *testing.T) {
 // TestLinearRounded: where x may be rounded, the result is that of a rounded x; or it is the usual one.
 func TestLinearRounded(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *LinearTiles, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for range 5 {
-				c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
+				c := newLinearCase[float32](t, rng, d, k.Ways[d].fromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
 				c.RoundX = true
 				c.run(t, Default())
 				got := append([]float32(nil), c.Y...)
-				w := k.rounded[d]
+				w := k.Rounded[d]
 				if d == attn.BFloat16 && w != nil {
 					for i, v := range c.X {
 						c.X[i] = half.BFromFloat32(v).Float32()
@@ -236,7 +236,7 @@ func TestLinearRounded(t *testing.T) {
 // TestLinearManyConcurrently: calls at once do not share their scratch.
 func TestLinearManyConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, true, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *LinearTiles, twins bool) {
 		var e Engine
 		defer e.Close()
 		done := make(chan error)
@@ -246,7 +246,7 @@ func TestLinearManyConcurrently(t *testing.T) {
 			turns = 2
 		}
 		for i := range callers {
-			c := newLinearCase[float32](t, rng, cputest.WeightTypes[i%3], k.ways[cputest.WeightTypes[i%3]].fromRows+9*i, 100, 150)
+			c := newLinearCase[float32](t, rng, cputest.WeightTypes[i%3], k.Ways[cputest.WeightTypes[i%3]].fromRows+9*i, 100, 150)
 			defer c.close()
 			c.run(t, &e)
 			want := append([]float32(nil), c.Y...)
@@ -280,11 +280,11 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	rng := reftest.Rand(t)
-	eachTiles(t, false, func(t *testing.T, k *linearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *LinearTiles, twins bool) {
 		var e Engine
 		defer e.Close()
 		for _, d := range cputest.WeightTypes {
-			c := newLinearCase[float32](t, rng, d, k.ways[d].fromRows+30, 70, 50)
+			c := newLinearCase[float32](t, rng, d, k.Ways[d].fromRows+30, 70, 50)
 			if n := testing.AllocsPerRun(10, func() { c.run(t, &e) }); n > 0 {
 				t.Errorf("%v: %v allocations", d, n)
 			}
@@ -297,9 +297,9 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 // as small as they can be, unless rows alone are cut into enough.
 func TestTileCuts(t *testing.T) {
 	rng := reftest.Rand(t)
-	way := tileWay{packing: 20}
+	way := TileWay{packing: 20}
 	for range 200 {
-		k := linearTiles{rows: 1 + rng.IntN(32), outs: 8 << rng.IntN(3), panels: 1 + rng.IntN(12)}
+		k := LinearTiles{Rows: 1 + rng.IntN(32), outs: 8 << rng.IntN(3), panels: 1 + rng.IntN(12)}
 		l := linearRun{tiles: &k, way: &way, rows: 1 + rng.IntN(600), inTurn: rng.IntN(3) == 0}
 		for range 1 + rng.IntN(3) {
 			l.layers = append(l.layers, linearLayer{out: 1 + rng.IntN(2000)})
@@ -327,8 +327,8 @@ func TestTileCuts(t *testing.T) {
 		if n := l.groups[len(l.groups)-1]; threads > 1 && l.rowCuts < 2*threads && n.to-n.from > k.outs {
 			t.Errorf("%d rows, %d threads: the last group is %+v, tiles have %d features", l.rows, threads, n, k.outs)
 		}
-		if l.rowCuts < 1 || l.rowCuts > 1 && l.rows/l.rowCuts < 4*k.rows {
-			t.Errorf("%d rows of tiles of %d: cut into %d", l.rows, k.rows, l.rowCuts)
+		if l.rowCuts < 1 || l.rowCuts > 1 && l.rows/l.rowCuts < 4*k.Rows {
+			t.Errorf("%d rows of tiles of %d: cut into %d", l.rows, k.Rows, l.rowCuts)
 		}
 	}
 }

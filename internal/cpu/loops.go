@@ -39,8 +39,8 @@ func Add4[F Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
 	}
 }
 
-// add1 is o += p*v.
-func add1[F Real](o []F, p F, v []F) {
+// Add1 is o += p*v.
+func Add1[F Real](o []F, p F, v []F) {
 	v = v[:len(o)]
 	for i := range o {
 		o[i] += p * v[i]

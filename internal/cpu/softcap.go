@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// softCapScores is CapScores without derivatives.
-func softCapScores[F Real](s []F, softCap float64) {
+// SoftCapScores is CapScores without derivatives.
+func SoftCapScores[F Real](s []F, softCap float64) {
 	switch v := &vectorTiers[InUse()]; {
 	case softCap < 1e-30 || softCap > 1e30:
 		CapScores(s, nil, softCap)

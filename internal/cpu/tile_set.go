@@ -2,41 +2,41 @@ package cpu
 
 import "gorgonia.org/leanattention/internal/attn"
 
-// linearTiles is what many rows are computed with on a tier.
-type linearTiles struct {
-	rows, outs int // of a tile, at most
+// LinearTiles is what many rows are computed with on a tier.
+type LinearTiles struct {
+	Rows, outs int // of a tile, at most
 	panels     int // times outs features: what a worker packs at a time
 
-	ways    [attn.DTypes]tileWay
-	rounded [attn.DTypes]*tileWay // where x may be rounded; nil: nothing is won
+	Ways    [attn.DTypes]TileWay
+	Rounded [attn.DTypes]*TileWay // where x may be rounded; nil: nothing is won
 
-	fewer *linearTiles // what rows are computed with that are not many here; nil: nothing
+	fewer *LinearTiles // what rows are computed with that are not many here; nil: nothing
 }
 
-// tileWay is how weights of a type are multiplied.
-type tileWay struct {
+// TileWay is how weights of a type are multiplied.
+type TileWay struct {
 	fromRows int // so many rows are many: measured
-	depth    int // elements of In that go by at a time, a multiple of stepDepth
+	depth    int // elements of In that go by at a time, a multiple of StepDepth
 
-	// mul[r] computes tiles of r rows. With parts there is one for r = rows, and x is split first.
-	mul  []func(a *tileArgs)
-	pack func(a *packArgs) // so many rows of weights:
+	// Mul[r] computes tiles of r rows. With parts there is one for r = rows, and x is split first.
+	Mul  []func(a *TileArgs)
+	Pack func(a *PackArgs) // so many rows of weights:
 	rows int
 
-	columns func(a *packArgs) // packs columns of weights, as pack packs rows; nil: there is no such kernel
+	Columns func(a *PackArgs) // packs columns of weights, as pack packs rows; nil: there is no such kernel
 
 	packing int // of how many rows products take as long as packing: measured
 
-	xParts, wParts int // 0: numbers are float32
-	split          func(a *packArgs)
+	XParts, WParts int // 0: numbers are float32
+	Split          func(a *PackArgs)
 	odd            func(p *float32, n int) int // sees what is not finite, which parts do not keep apart from NaN
-	large          func(p *float32, n int) int // sees what is large or not finite
+	Large          func(p *float32, n int) int // sees what is large or not finite
 }
 
 // panelBytes is what the packed weights of a tile take.
-func (t *linearTiles) panelBytes(w *tileWay) int {
-	if w.wParts > 0 {
-		return t.outs * w.depth * 2 * w.wParts
+func (t *LinearTiles) panelBytes(w *TileWay) int {
+	if w.WParts > 0 {
+		return t.outs * w.depth * 2 * w.WParts
 	}
 	return t.outs * w.depth * 4
 }

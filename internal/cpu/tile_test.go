@@ -15,9 +15,9 @@ import (
 )
 
 // tilesInUse returns the kernels for many rows, and skips the test if there are none.
-func tilesInUse(t testing.TB) *linearTiles {
+func tilesInUse(t testing.TB) *LinearTiles {
 	t.Helper()
-	k := tileTiers[InUse()]
+	k := TileTiers[InUse()]
 	if k == nil || reftest.RaceEnabled {
 		t.Skip("all rows are few, or somebody looks for races in assembly")
 	}
@@ -25,11 +25,11 @@ func tilesInUse(t testing.TB) *linearTiles {
 }
 
 // waysOf are what a type's weights can be multiplied with.
-func waysOf(t *linearTiles, d attn.DType) []*tileWay {
-	if w := t.rounded[d]; w != nil {
-		return []*tileWay{&t.ways[d], w}
+func waysOf(t *LinearTiles, d attn.DType) []*TileWay {
+	if w := t.Rounded[d]; w != nil {
+		return []*TileWay{&t.Ways[d], w}
 	}
-	return []*tileWay{&t.ways[d]}
+	return []*TileWay{&t.Ways[d]}
 }
 
 // guardedRows returns guarded memory of some rows that lie stride bytes apart.
@@ -50,45 +50,45 @@ func guardedRows(t testing.TB, rng *rand.Rand, d attn.DType, rows, n int) (at un
 // TestTilePacking: what packs rows of x and weights writes the bits of its Go twin, and nothing else.
 func TestTilePacking(t *testing.T) {
 	k, rng := tilesInUse(t), reftest.Rand(t)
-	twins := map[attn.DType]func(*packArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go}
-	pairs := map[attn.DType]func(*packArgs){attn.Float32: pairsF32Go, attn.Float16: pairsF16Go, attn.BFloat16: pairsBF16Go}
-	columnsOf := map[attn.DType]func(*packArgs){attn.Float16: columnsF16Go, attn.BFloat16: columnsBF16Go}
-	splits := []func(*packArgs){1: splitX1Go, splitX2Go, splitX3Go}
+	twins := map[attn.DType]func(*PackArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go}
+	pairs := map[attn.DType]func(*PackArgs){attn.Float32: pairsF32Go, attn.Float16: pairsF16Go, attn.BFloat16: pairsBF16Go}
+	columnsOf := map[attn.DType]func(*PackArgs){attn.Float16: columnsF16Go, attn.BFloat16: columnsBF16Go}
+	splits := []func(*PackArgs){1: splitX1Go, splitX2Go, splitX3Go}
 	for _, d := range cputest.WeightTypes {
 		for _, w := range waysOf(k, d) {
 			for _, n := range []int{1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100} {
 				for rows := 1; rows <= w.rows; rows++ {
 					src, stride := guardedRows(t, rng, d, rows, n)
-					a := packArgs{src: src, srcRow: stride, rows: rows, n: n, dstStep: 4 * (w.rows + rng.IntN(20))}
-					size, twin := a.dstStep*(n-1)+4*w.rows, twins[d]
-					if w.wParts > 0 {
-						a.dstPart, twin = stepBytes, pairs[d]
-						a.dstStep = (w.wParts + rng.IntN(2)) * stepBytes
-						size = (n-1)/stepDepth*a.dstStep + w.wParts*stepBytes
+					a := PackArgs{Src: src, SrcRow: stride, Rows: rows, N: n, DstStep: 4 * (w.rows + rng.IntN(20))}
+					size, twin := a.DstStep*(n-1)+4*w.rows, twins[d]
+					if w.WParts > 0 {
+						a.DstPart, twin = StepBytes, pairs[d]
+						a.DstStep = (w.WParts + rng.IntN(2)) * StepBytes
+						size = (n-1)/StepDepth*a.DstStep + w.WParts*StepBytes
 					}
 					// Of steps, what belongs to rows behind the last may be anything.
-					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", InUse(), d, rows, n), &a, size, w.pack, twin, w.wParts > 0 && rows < w.rows)
+					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", InUse(), d, rows, n), &a, size, w.Pack, twin, w.WParts > 0 && rows < w.rows)
 				}
 			}
 			for _, n := range []int{1, 2, 15, 16, 17, 31, 32, 33, 64, 95} {
-				if w.columns == nil {
+				if w.Columns == nil {
 					break
 				}
-				src, stride := guardedRows(t, rng, d, n, stepRows)
-				a := packArgs{src: src, srcRow: stride, rows: stepRows, n: n, dstPart: stepBytes, dstStep: (w.wParts + rng.IntN(2)) * stepBytes}
-				size := (n-1)/stepDepth*a.dstStep + w.wParts*stepBytes
-				samePacked(t, fmt.Sprintf("%v %v, %d values", InUse(), d, n), &a, size, w.columns, columnsOf[d], false)
+				src, stride := guardedRows(t, rng, d, n, StepRows)
+				a := PackArgs{Src: src, SrcRow: stride, Rows: StepRows, N: n, DstPart: StepBytes, DstStep: (w.WParts + rng.IntN(2)) * StepBytes}
+				size := (n-1)/StepDepth*a.DstStep + w.WParts*StepBytes
+				samePacked(t, fmt.Sprintf("%v %v, %d values", InUse(), d, n), &a, size, w.Columns, columnsOf[d], false)
 			}
 			for _, n := range []int{1, 15, 16, 17, 31, 32, 33, 64, 95} {
-				for rows := 1; rows <= stepRows && w.split != nil; rows++ {
+				for rows := 1; rows <= StepRows && w.Split != nil; rows++ {
 					src, stride := guardedRows(t, rng, attn.Float32, rows, n)
 					for _, odd := range []float64{0, math.Inf(1), math.NaN(), 1e-40, math.MaxFloat32} {
 						if odd != 0 {
 							*(*float32)(unsafe.Add(src, rng.IntN(rows)*stride+4*rng.IntN(n))) = float32(odd)
 						}
-						a := packArgs{src: src, srcRow: stride, rows: rows, n: n, dstPart: stepBytes, dstStep: (w.xParts + rng.IntN(2)) * stepBytes}
-						size := (n-1)/stepDepth*a.dstStep + w.xParts*stepBytes
-						samePacked(t, fmt.Sprintf("%v x in %d, %d rows of %d", InUse(), w.xParts, rows, n), &a, size, w.split, splits[w.xParts], false)
+						a := PackArgs{Src: src, SrcRow: stride, Rows: rows, N: n, DstPart: StepBytes, DstStep: (w.XParts + rng.IntN(2)) * StepBytes}
+						size := (n-1)/StepDepth*a.DstStep + w.XParts*StepBytes
+						samePacked(t, fmt.Sprintf("%v x in %d, %d rows of %d", InUse(), w.XParts, rows, n), &a, size, w.Split, splits[w.XParts], false)
 					}
 				}
 			}
@@ -98,17 +98,17 @@ func TestTilePacking(t *testing.T) {
 
 // samePacked compares what two kernels write into memory of the given size. With loose set, 4 bytes that the twin
 // leaves alone may be anything.
-func samePacked(t *testing.T, name string, a *packArgs, size int, kernel, twin func(*packArgs), loose bool) {
+func samePacked(t *testing.T, name string, a *PackArgs, size int, kernel, twin func(*PackArgs), loose bool) {
 	t.Helper()
 	const untouched = 0xa5
 	var got [2][]byte
-	for i, f := range []func(*packArgs){kernel, twin} {
+	for i, f := range []func(*PackArgs){kernel, twin} {
 		mem, free := cputest.Guarded(t, size)
 		defer free()
 		got[i] = unsafe.Slice((*byte)(mem), size)
 		copy(got[i], bytes.Repeat([]byte{untouched}, size))
 		b := *a
-		b.dst = mem
+		b.Dst = mem
 		f(&b)
 	}
 	for i, v := range got[0] {
@@ -127,7 +127,7 @@ func TestTileKernels(t *testing.T) {
 	k, rng := tilesInUse(t), reftest.Rand(t)
 	for _, d := range cputest.WeightTypes {
 		for _, w := range waysOf(k, d) {
-			for rows, kernel := range w.mul {
+			for rows, kernel := range w.Mul {
 				if kernel == nil {
 					continue
 				}
@@ -139,16 +139,16 @@ func TestTileKernels(t *testing.T) {
 	}
 }
 
-func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n int) {
+func testTile(t *testing.T, rng *rand.Rand, k *LinearTiles, w *TileWay, rows, n int) {
 	t.Helper()
 	const pad = 3
 	tiles, tall := 1, 1
-	if w.split != nil {
+	if w.Split != nil {
 		tiles, tall = 1+rng.IntN(3), 1+rng.IntN(2)
 	}
 	outs := tiles * k.outs
-	a := tileArgs{n: n, rows: rows, outs: k.outs, xParts: w.xParts, wParts: w.wParts, yRow: 4 * (outs + pad), more: rng.IntN(2), tiles: tiles, tall: tall}
-	a.yStep = rows * a.yRow
+	a := TileArgs{N: n, rows: rows, outs: k.outs, xParts: w.XParts, wParts: w.WParts, YRow: 4 * (outs + pad), More: rng.IntN(2), Tiles: tiles, Tall: tall}
+	a.YStep = rows * a.YRow
 	twin, terms := tileF32Go, n
 	var signs []func() // take the signs of x and w away
 	numbers := func(d attn.DType, rows, n int) (unsafe.Pointer, int) {
@@ -164,32 +164,32 @@ func testTile(t *testing.T, rng *rand.Rand, k *linearTiles, w *tileWay, rows, n 
 		})
 		return at, stride
 	}
-	if w.split == nil {
-		a.x, a.xRow = numbers(attn.Float32, rows, n)
-		a.w, _ = numbers(attn.Float32, 1, n*k.outs)
+	if w.Split == nil {
+		a.X, a.XRow = numbers(attn.Float32, rows, n)
+		a.W, _ = numbers(attn.Float32, 1, n*k.outs)
 	} else {
-		twin, terms = tilePartsGo, n*stepDepth*w.xParts*w.wParts
-		a.xRow = n * w.xParts * stepBytes
-		a.xStep = 2 * a.xRow
-		a.x, _ = numbers(attn.BFloat16, 1, tall*n*w.xParts*stepBytes)
-		a.w, _ = numbers(attn.BFloat16, 1, tiles*n*w.wParts*stepBytes)
-		a.wStep = 2 * n * w.wParts * stepBytes
+		twin, terms = tilePartsGo, n*StepDepth*w.XParts*w.WParts
+		a.XRow = n * w.XParts * StepBytes
+		a.XStep = 2 * a.XRow
+		a.X, _ = numbers(attn.BFloat16, 1, tall*n*w.XParts*StepBytes)
+		a.W, _ = numbers(attn.BFloat16, 1, tiles*n*w.WParts*StepBytes)
+		a.WStep = 2 * n * w.WParts * StepBytes
 	}
 	was := make([]float32, tall*rows*(outs+pad))
 	for i := range was {
 		was[i] = rng.Float32()
 	}
-	run := func(kernel func(*tileArgs)) []float32 {
+	run := func(kernel func(*TileArgs)) []float32 {
 		mem, free := cputest.Guarded(t, 4*(len(was)-pad))
 		t.Cleanup(free)
 		y := unsafe.Slice((*float32)(mem), len(was)-pad)
 		copy(y, was)
 		b := a
-		b.y = mem
+		b.Y = mem
 		kernel(&b)
 		return y
 	}
-	got, want := run(w.mul[rows]), run(twin)
+	got, want := run(w.Mul[rows]), run(twin)
 	for _, take := range signs {
 		take()
 	}

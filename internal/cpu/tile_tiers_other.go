@@ -2,4 +2,4 @@
 
 package cpu
 
-var tileTiers [Tiers]*linearTiles // none: all rows are few
+var TileTiers [Tiers]*LinearTiles // none: all rows are few

@@ -40,8 +40,8 @@ func ScaleInto[F Real](dst, src []F, by float64) {
 	}
 }
 
-// divideInto is dst = src / by.
-func divideInto[F Real](dst, src []F, by F) {
+// DivideInto is dst = src / by.
+func DivideInto[F Real](dst, src []F, by F) {
 	switch v := &vectorTiers[InUse()]; {
 	case len(dst) == 0:
 	case unsafe.Sizeof(by) == 4:

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/attention"
 )
 
 // backwardKernels is what a backward pass computes with. Matrices are row-major with rows as long as they
@@ -55,15 +56,15 @@ type backwardKernels[F cpu.Real] struct {
 
 // backwardScratch is what kernels of a backward pass need for themselves.
 type backwardScratch[F cpu.Real] struct {
-	quad cpu.Streams // four rows of a matrix: an array on the stack would not stay there
-	wide []F         // panelOf(the longest row), or 16 x backwardKeys if that is more
-	idle []F         // backwardRows x idleDim zeros
+	quad attention.Streams // four rows of a matrix: an array on the stack would not stay there
+	wide []F               // panelOf(the longest row), or 16 x backwardKeys if that is more
+	idle []F               // backwardRows x idleDim zeros
 	// Maxima and sums of rows: 2 x backwardRows.
 	stats []F
 }
 
 // open makes w.quad the first four of x's rows, which are so many elements apart: the streams that assembly reads.
-func (w *backwardScratch[F]) open(x []F, row int) *cpu.Streams {
+func (w *backwardScratch[F]) open(x []F, row int) *attention.Streams {
 	_ = x[3*row]
 	for i := range w.quad {
 		w.quad[i] = unsafe.Pointer(&x[i*row])

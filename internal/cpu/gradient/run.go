@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
@@ -482,7 +483,7 @@ func (w *backwardWorker[F]) drop(row, end, key int) {
 	s := &w.run.shape
 	for r := row; r < end; r++ {
 		at := dropout.RowOf(w.seq, w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries)
-		w.dropped[r] = cpu.DroppedFrom(w.rule, at, key)
+		w.dropped[r] = attention.DroppedFrom(w.rule, at, key)
 	}
 }
 
@@ -492,7 +493,7 @@ func (w *backwardWorker[F]) zeroDropped(row, end int, x []F) {
 		return
 	}
 	for r := row; r < end; r++ {
-		cpu.ZeroMarked(x[r*w.stride:][:backwardKeys], 0, w.dropped[r])
+		attention.ZeroMarked(x[r*w.stride:][:backwardKeys], 0, w.dropped[r])
 	}
 }
 

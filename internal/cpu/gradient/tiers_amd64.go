@@ -6,23 +6,24 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/attention"
 )
 
 // The parts of the attention kernels, put together for backward passes.
 
 var (
-	backward32AVX512 = backwardParts[float32]{1, 32, cpu.Steps32[cpu.TierAVX512], gradientAVX512, weightedRowsAVX512, weightedColumnsAVX512}.kernels()
-	backward64AVX512 = backwardParts[float64]{1, 16, cpu.Steps64[cpu.TierAVX512], gradient64AVX512, weightedRows64AVX512, weightedColumns64AVX512}.kernels()
+	backward32AVX512 = backwardParts[float32]{1, 32, attention.Steps32[cpu.TierAVX512], gradientAVX512, weightedRowsAVX512, weightedColumnsAVX512}.kernels()
+	backward64AVX512 = backwardParts[float64]{1, 16, attention.Steps64[cpu.TierAVX512], gradient64AVX512, weightedRows64AVX512, weightedColumns64AVX512}.kernels()
 
 	backwardTiers32 = [cpu.Tiers]*backwardKernels[float32]{
 		cpu.TierGo:     backwardGo32,
-		cpu.TierAVX2:   backwardParts[float32]{8, 16, cpu.Steps32[cpu.TierAVX2], gradientAVX2, weightedRowsAVX2, weightedColumnsAVX2}.kernels(),
+		cpu.TierAVX2:   backwardParts[float32]{8, 16, attention.Steps32[cpu.TierAVX2], gradientAVX2, weightedRowsAVX2, weightedColumnsAVX2}.kernels(),
 		cpu.TierAVX512: backward32AVX512,
 		cpu.TierAMX:    backward32AVX512,
 	}
 	backwardTiers64 = [cpu.Tiers]*backwardKernels[float64]{
 		cpu.TierGo:     backwardGo64,
-		cpu.TierAVX2:   backwardParts[float64]{4, 8, cpu.Steps64[cpu.TierAVX2], gradient64AVX2, weightedRows64AVX2, weightedColumns64AVX2}.kernels(),
+		cpu.TierAVX2:   backwardParts[float64]{4, 8, attention.Steps64[cpu.TierAVX2], gradient64AVX2, weightedRows64AVX2, weightedColumns64AVX2}.kernels(),
 		cpu.TierAVX512: backward64AVX512,
 		cpu.TierAMX:    backward64AVX512,
 	}
@@ -31,7 +32,7 @@ var (
 // backwardParts are parts of a tier's attention kernels, with dims and lanes as backwardKernels has them.
 type backwardParts[F cpu.Real] struct {
 	dims, lanes   int
-	steps         cpu.Steps[F]
+	steps         attention.Steps[F]
 	gradient      func(p, ds, m, factor, off *F, rows, n, stride int)
 	rows, columns func(o, p, v *F, terms, count, dim, stride int)
 }
@@ -69,4 +70,4 @@ func (b backwardParts[F]) addColumns(_ *backwardScratch[F], o, p, v []F, rows, c
 }
 
 // pointers is s as assembly takes it.
-func pointers(s *cpu.Streams) **byte { return (**byte)(unsafe.Pointer(s)) }
+func pointers(s *attention.Streams) **byte { return (**byte)(unsafe.Pointer(s)) }

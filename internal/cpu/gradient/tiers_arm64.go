@@ -6,15 +6,16 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/attention"
 )
 
 var (
-	backwardTiers32 = [cpu.Tiers]*backwardKernels[float32]{cpu.TierGo: backwardGo32, cpu.TierNEON: neonSteps[float32]{cpu.Steps32}.kernels()}
-	backwardTiers64 = [cpu.Tiers]*backwardKernels[float64]{cpu.TierGo: backwardGo64, cpu.TierNEON: neonSteps[float64]{cpu.Steps64}.kernels()}
+	backwardTiers32 = [cpu.Tiers]*backwardKernels[float32]{cpu.TierGo: backwardGo32, cpu.TierNEON: neonSteps[float32]{attention.Steps32}.kernels()}
+	backwardTiers64 = [cpu.Tiers]*backwardKernels[float64]{cpu.TierGo: backwardGo64, cpu.TierNEON: neonSteps[float64]{attention.Steps64}.kernels()}
 )
 
 // neonSteps are the steps of the attention kernels, put together for backward passes.
-type neonSteps[F cpu.Real] struct{ cpu.Steps[F] }
+type neonSteps[F cpu.Real] struct{ attention.Steps[F] }
 
 func (a neonSteps[F]) kernels() *backwardKernels[F] {
 	return &backwardKernels[F]{

@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	cpuattention "gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/lean"
@@ -158,7 +159,7 @@ func TestGPUAgainstCPU(t *testing.T) {
 			continue
 		}
 		m.run(t, plan, p)
-		var c cpu.Plan
+		var c cpuattention.Plan
 		noError(t, c.Build(p.geometry, p.seqs))
 		floats := func(x gpu.Memory) []float32 {
 			b := testgpu.Read(t, &x)
@@ -172,8 +173,8 @@ func TestGPUAgainstCPU(t *testing.T) {
 		buffer := func(x []float32) cpu.Buffer {
 			return cpu.Buffer{DType: attn.Float32, Ptr: testgpu.PointerOf(x), Len: len(x)}
 		}
-		o := cpu.Operands[float32]{Q: floats(p.q), Out: make([]float32, p.o.Len), LSE: make([]float32, p.lse.Len), K: buffer(k), V: buffer(v)}
-		noError(t, cpu.Run(cpu.Default(), &c, &o))
+		o := cpuattention.Operands[float32]{Q: floats(p.q), Out: make([]float32, p.o.Len), LSE: make([]float32, p.lse.Len), K: buffer(k), V: buffer(v)}
+		noError(t, cpuattention.Run(cpu.Default(), &c, &o))
 		ref := p.Reference(p.precision())
 		g := &p.geometry
 		// Twice the bound: each may be off by it.

@@ -23,7 +23,7 @@ type family struct {
 
 var families = []family{
 	{"", "activation", activation},
-	{"", "dropout", dropped},
+	{"attention", "dropout", dropped},
 	{"", "linear", linear},
 	{"", "linear_row", linearRow},
 	{"", "linear_tiles", linearTiles},

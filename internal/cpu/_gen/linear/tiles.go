@@ -47,8 +47,8 @@ func linearTiles(g *gen) {
 func tile(g *gen, set isa, rows int) {
 	g.kernel(fmt.Sprintf("tileF32x%d", rows), set, tileTwins, "tileF32Go", tileTypes)
 	a := g.Dereference(g.Param("a"))
-	x, row := bases(g, g.field(a, "x"), g.field(a, "xRow"), rows)
-	w, n := g.field(a, "w"), g.field(a, "n")
+	x, row := bases(g, g.field(a, "X"), g.field(a, "XRow"), rows)
+	w, n := g.field(a, "W"), g.field(a, "N")
 	sums := g.vecs(2 * rows)
 	g.zero(sums...)
 	wv, xv := g.vecs(2), g.vec()
@@ -91,8 +91,8 @@ func tile(g *gen, set isa, rows int) {
 	g.JNZ(LabelRef("ones"))
 
 	g.Label("sum")
-	_, to := bases(g, g.field(a, "y"), g.field(a, "yRow"), rows)
-	more := g.field(a, "more")
+	_, to := bases(g, g.field(a, "Y"), g.field(a, "YRow"), rows)
+	more := g.field(a, "More")
 	g.TESTQ(more, more)
 	g.JZ(LabelRef("write"))
 	each := func(do func(m Mem, v reg.VecVirtual)) {
@@ -132,12 +132,12 @@ func packRows(g *gen, t dtype) {
 	g.kernel("pack"+t.name, avx2, tileTwins, "pack"+t.name+"Go", tileTypes)
 	a := g.Dereference(g.Param("a"))
 	src := g.rows(a, rows)
-	dst, step, n := g.field(a, "dst"), g.field(a, "dstStep"), g.field(a, "n")
+	dst, step, n := g.field(a, "Dst"), g.field(a, "DstStep"), g.field(a, "N")
 	k := g.GP64()
 	g.XORQ(k, k)
 	from := func(r int) Mem { return Mem{Base: src[r], Index: k, Scale: uint8(t.size)} }
 	// The rows of the next call, as a rule: memory is asked for them in the order of these.
-	ahead := g.field(a, "srcRow")
+	ahead := g.field(a, "SrcRow")
 	g.SHLQ(Imm(3), ahead)
 
 	g.SUBQ(Imm(rows), n)
@@ -267,8 +267,8 @@ func (p *partsGen) pairs(t dtype, parts int) {
 func (p *partsGen) columns(t dtype, parts int) {
 	p.kernel("columns"+t.name, amxTiles, tileTwins, "columns"+t.name+"Go", tileTypes)
 	a := p.Dereference(p.Param("a"))
-	dst, dstStep, dstPart := p.field(a, "dst"), p.field(a, "dstStep"), p.field(a, "dstPart")
-	src, srcRow, n := p.field(a, "src"), p.field(a, "srcRow"), p.field(a, "n")
+	dst, dstStep, dstPart := p.field(a, "Dst"), p.field(a, "DstStep"), p.field(a, "DstPart")
+	src, srcRow, n := p.field(a, "Src"), p.field(a, "SrcRow"), p.field(a, "N")
 	upper, order, zero, seen := p.ZMM(), p.ZMM(), p.ZMM(), p.sizes(t)
 	p.VPBROADCASTD(p.upper, upper)
 	p.VMOVDQU32(p.neighbours, order)
@@ -341,15 +341,15 @@ func (p *partsGen) columns(t dtype, parts int) {
 	p.JZ(LabelRef("done"))
 	pair(1)
 	p.Label("done")
-	p.ORQ(seen.large(), p.fieldAt(a, "odd"))
+	p.ORQ(seen.large(), p.fieldAt(a, "Odd"))
 	p.ret()
 }
 
 // pack writes parts a step at a time, of which each part is changed at the end.
 func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	a := p.Dereference(p.Param("a"))
-	dst, dstStep, dstPart := p.field(a, "dst"), p.field(a, "dstStep"), p.field(a, "dstPart")
-	src, srcRow, n := p.field(a, "src"), p.field(a, "srcRow"), p.field(a, "n")
+	dst, dstStep, dstPart := p.field(a, "Dst"), p.field(a, "DstStep"), p.field(a, "DstPart")
+	src, srcRow, n := p.field(a, "Src"), p.field(a, "SrcRow"), p.field(a, "N")
 	ahead := p.GP64() // the rows of the next call, as a rule
 	p.MOVQ(srcRow, ahead)
 	p.SHLQ(Imm(4), ahead)
@@ -376,7 +376,7 @@ func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	p.SHRL(Imm(16), all)
 	p.KMOVW(all, high)
 
-	from, to, left := p.GP64(), p.GP64(), p.field(a, "rows")
+	from, to, left := p.GP64(), p.GP64(), p.field(a, "Rows")
 	p.MOVQ(src, from)
 	p.MOVQ(dst, to)
 	p.Label("row")
@@ -440,7 +440,7 @@ func (p *partsGen) pack(t dtype, parts int, change func(at reg.GPVirtual)) {
 	p.SUBQ(Imm(stepDepth), n)
 	p.JG(LabelRef("step"))
 	if seen != nil {
-		p.ORQ(seen.large(), p.fieldAt(a, "odd"))
+		p.ORQ(seen.large(), p.fieldAt(a, "Odd"))
 	}
 }
 
@@ -557,11 +557,11 @@ func (p *partsGen) tile(xParts, wParts int) {
 	config := p.GP64()
 	p.LEAQ(p.config, config)
 	p.Instruction(amx.LoadConfig(config))
-	xRow, yRow, line := p.field(a, "xRow"), p.field(a, "yRow"), p.GP64()
+	xRow, yRow, line := p.field(a, "XRow"), p.field(a, "YRow"), p.GP64()
 	p.MOVQ(U32(64), line)
-	tiles, panel, top := p.field(a, "tiles"), p.field(a, "w"), p.field(a, "y")
+	tiles, panel, top := p.field(a, "Tiles"), p.field(a, "W"), p.field(a, "Y")
 	p.Label("columns")
-	tall, rows, y := p.field(a, "tall"), p.field(a, "x"), p.GP64()
+	tall, rows, y := p.field(a, "Tall"), p.field(a, "X"), p.GP64()
 	p.MOVQ(top, y)
 	// sums does something with each tile of y.
 	sums := func(do func(at reg.GPVirtual, t int)) {
@@ -581,7 +581,7 @@ func (p *partsGen) tile(xParts, wParts int) {
 		}
 	}
 	p.Label("rows")
-	x, n, w, more := p.GP64(), p.field(a, "n"), p.GP64(), p.field(a, "more")
+	x, n, w, more := p.GP64(), p.field(a, "N"), p.GP64(), p.field(a, "More")
 	p.MOVQ(rows, x)
 	p.MOVQ(panel, w)
 	p.TESTQ(more, more)
@@ -600,12 +600,12 @@ func (p *partsGen) tile(xParts, wParts int) {
 	p.DECQ(n)
 	p.JNZ(LabelRef("step"))
 	sums(func(at reg.GPVirtual, t int) { p.Instruction(amx.Store(t, at, yRow)) })
-	p.ADDQ(p.fieldAt(a, "xStep"), rows)
-	p.ADDQ(p.fieldAt(a, "yStep"), y)
+	p.ADDQ(p.fieldAt(a, "XStep"), rows)
+	p.ADDQ(p.fieldAt(a, "YStep"), y)
 	p.DECQ(tall)
 	p.JNZ(LabelRef("rows"))
 	p.ADDQ(U32(2*4*stepRows), top)
-	p.ADDQ(p.fieldAt(a, "wStep"), panel)
+	p.ADDQ(p.fieldAt(a, "WStep"), panel)
 	p.DECQ(tiles)
 	p.JNZ(LabelRef("columns"))
 	p.Instruction(amx.Release())
@@ -705,8 +705,8 @@ func odd(g *gen) {
 
 // rows returns where the rows lie that a pack kernel reads; for those behind the last, the last.
 func (g *gen) rows(a gotypes.Component, n int) []reg.GPVirtual {
-	row, there := g.field(a, "srcRow"), g.field(a, "rows")
-	of := []reg.GPVirtual{g.field(a, "src")}
+	row, there := g.field(a, "SrcRow"), g.field(a, "Rows")
+	of := []reg.GPVirtual{g.field(a, "Src")}
 	for r := 1; r < n; r++ {
 		next, last := g.GP64(), of[r-1]
 		g.LEAQ(Mem{Base: last, Index: row, Scale: 1}, next)

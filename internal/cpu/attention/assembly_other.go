@@ -1,0 +1,12 @@
+//go:build !(amd64 || arm64) || !gc || noasm
+
+package attention
+
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+)
+
+func attendTiers32(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel { return allTiers(twins) }
+
+func attendTiers64(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel { return allTiers(twins) }

@@ -1,0 +1,238 @@
+package attention
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/cputest"
+)
+
+// benchmark is a step over dense caches: every sequence has the same number of queries and keys.
+type benchmark struct {
+	dtype                             attn.DType
+	seqs, heads, kvHeads              int
+	queries, keys, dim, page, workers int
+	dropout                           float64
+	mixed                             bool
+}
+
+// run measures Run with queries of float32, or of float64 on keys and values of float64. MB/s is bytes of keys and
+// values read (once for a whole group).
+func (c benchmark) run(b *testing.B) {
+	if c.dtype == attn.Float64 {
+		runBenchmark[float64](b, c)
+	} else {
+		runBenchmark[float32](b, c)
+	}
+}
+
+func runBenchmark[F cpu.Real](b *testing.B, c benchmark) {
+	g, seqs, o := setUp[F](c)
+	var p Plan
+	if err := p.Build(g, seqs); err != nil {
+		b.Fatal(err)
+	}
+	var e cpu.Engine
+	defer e.Close()
+	b.SetBytes(int64(2 * c.seqs * c.kvHeads * c.keys * c.dim * c.dtype.Size()))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := Run(&e, &p, o); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// setUp makes the operands of a step.
+func setUp[F cpu.Real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]) {
+	if c.page == 0 {
+		c.page = c.keys
+	}
+	perSeq := (c.keys + c.page - 1) / c.page
+	at := attn.PageStrides{Page: c.kvHeads * c.page * c.dim, Head: c.page * c.dim, Row: c.dim}
+	g := attn.Problem{
+		Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim, ValueDim: c.dim, KV: c.dtype,
+		Query: attn.Strides{Row: c.heads * c.dim, Head: c.dim}, Out: attn.Strides{Row: c.heads * c.dim, Head: c.dim},
+		Key: at, Value: at, PageTokens: c.page,
+		Scale: 0.125, Mask: attn.Mask{Causal: true}, Workers: c.workers,
+		Score: attn.Score{Dropout: c.dropout}, Mixed: c.mixed,
+	}
+	pages := rand.Perm(c.seqs * perSeq)
+	seqs := make([]attn.Sequence, c.seqs)
+	for i := range seqs {
+		seqs[i] = attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: c.keys}
+		for _, p := range pages[i*perSeq : (i+1)*perSeq] {
+			seqs[i].Pages = append(seqs[i].Pages, int32(p))
+		}
+	}
+	o := Operands[F]{
+		Q:   make([]F, c.seqs*c.queries*c.heads*c.dim),
+		Out: make([]F, c.seqs*c.queries*c.heads*c.dim),
+		K:   cpu.Buffer{DType: c.dtype, Ptr: cputest.Noise(c.dtype, len(pages)*at.Page), Len: len(pages) * at.Page},
+		V:   cpu.Buffer{DType: c.dtype, Ptr: cputest.Noise(c.dtype, len(pages)*at.Page), Len: len(pages) * at.Page},
+
+		Seed: 1,
+	}
+	for i := range o.Q {
+		o.Q[i] = F(rand.Float32() - 0.5)
+	}
+	return g, seqs, &o
+}
+
+func BenchmarkRun(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16, attn.Float64} {
+		for _, keys := range []int{128, 1024, 8192, 65536} {
+			for _, dim := range []int{64, 128} {
+				b.Run(fmt.Sprintf("%v/n%d/d%d", d, keys, dim), func(b *testing.B) {
+					benchmark{dtype: d, seqs: 1, heads: 12, kvHeads: 12, queries: 1, keys: keys, dim: dim}.run(b)
+				})
+			}
+		}
+	}
+}
+
+func BenchmarkRunShapes(b *testing.B) {
+	for name, c := range map[string]benchmark{
+		"gqa4/float32":    {dtype: attn.Float32, seqs: 1, heads: 32, kvHeads: 8, queries: 1, keys: 8192, dim: 128},
+		"gqa4/float16":    {dtype: attn.Float16, seqs: 1, heads: 32, kvHeads: 8, queries: 1, keys: 8192, dim: 128},
+		"page16/float32":  {dtype: attn.Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 16},
+		"page1/float32":   {dtype: attn.Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 1},
+		"page128/float32": {dtype: attn.Float32, seqs: 8, heads: 12, kvHeads: 12, queries: 1, keys: 1000, dim: 64, page: 128},
+	} {
+		b.Run(name, c.run)
+	}
+}
+
+// Prefill reads little and computes much: the figure to look at is the products a second, 4*Dim
+// operations for each query and key that it sees.
+func BenchmarkPrefill(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.Float64} {
+		for _, dim := range []int{64, 128} {
+			b.Run(fmt.Sprintf("%v/d%d", d, dim), func(b *testing.B) {
+				const n, heads = 1024, 12
+				benchmark{dtype: d, seqs: 1, heads: heads, kvHeads: heads, queries: n, keys: n, dim: dim}.run(b)
+				ops := float64(heads) * n * (n + 1) / 2 * 4 * float64(dim)
+				b.ReportMetric(ops*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gop/s")
+			})
+		}
+	}
+}
+
+// BenchmarkInvariant has steps with batch invariance and without in turn, and says how many times as long one takes as the other:
+// the median of the turns, and the best ones, which is what counts where others use the machine.
+func BenchmarkInvariant(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		for _, heads := range [][3]int{{8, 8, 128}, {32, 8, 128}, {64, 8, 128}, {12, 12, 64}} {
+			for _, of := range [][4]int{{1, 1, 1024}, {1, 1, 16384}, {1, 1, 65536}, {8, 1, 1024}, {8, 1, 16384}, {1, 4, 16384}, {1, 512, 4096}} {
+				c := benchmark{dtype: d, seqs: of[0], heads: heads[0], kvHeads: heads[1], queries: of[1], keys: of[2], dim: heads[2], page: 16}
+				b.Run(fmt.Sprintf("%v/heads=%d,%d,%d/batch=%d/queries=%d/keys=%d", d, heads[0], heads[1], heads[2], of[0], of[1], of[2]), c.compareInvariant)
+			}
+		}
+	}
+}
+
+func (c benchmark) compareInvariant(b *testing.B) {
+	g, seqs, o := setUp[float32](c)
+	var e cpu.Engine
+	defer e.Close()
+	plans := make([]Plan, 2)
+	for i := range plans {
+		g.Invariant = i == 1
+		if err := plans[i].Build(g, seqs); err != nil {
+			b.Fatal(err)
+		}
+	}
+	turn := func(i int) float64 {
+		began, n := time.Now(), 0
+		for ; n == 0 || time.Since(began) < 50*time.Millisecond; n++ {
+			if err := Run(&e, &plans[i], o); err != nil {
+				b.Fatal(err)
+			}
+		}
+		return time.Since(began).Seconds() / float64(n)
+	}
+	var ratios []float64
+	best := [2]float64{math.Inf(1), math.Inf(1)}
+	for b.Loop() {
+		plain, invariant := turn(0), turn(1)
+		ratios = append(ratios, invariant/plain)
+		best = [2]float64{min(best[0], plain), min(best[1], invariant)}
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ratios[len(ratios)/2], "times")
+	b.ReportMetric(best[1]/best[0], "best-times")
+	b.ReportMetric(1e6*best[0], "us")
+}
+
+// BenchmarkDropout is a prompt, and a decode step, with dropout and without.
+func BenchmarkDropout(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float64, attn.BFloat16} {
+		for _, queries := range []int{1, 1024} {
+			for _, p := range []float64{0, 0.1, 0.5} {
+				c := benchmark{dtype: d, seqs: 1, heads: 12, kvHeads: 12, queries: queries, keys: 1024, dim: 64, dropout: p}
+				b.Run(fmt.Sprintf("%v/queries=%d/dropout=%v", d, queries, p), c.run)
+			}
+		}
+	}
+}
+
+// BenchmarkKernel is a kernel alone on a tile in cache.
+func BenchmarkKernel(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		for _, rows := range []int{1, 2, 4, 8, 16, 64} {
+			b.Run(fmt.Sprintf("%v/rows%d", d, rows), func(b *testing.B) {
+				const dim = 64
+				keys := keysOfCall(rows)
+				k, v := cpu.Buffer{DType: d, Ptr: cputest.Noise(d, keys*dim), Len: keys * dim}, cpu.Buffer{DType: d, Ptr: cputest.Noise(d, keys*dim), Len: keys * dim}
+				f := func(n int) unsafe.Pointer {
+					return cpu.Buffer{DType: attn.Float32, Ptr: cputest.Noise(attn.Float32, n), Len: n}.Ptr
+				}
+				t := tile{
+					Rows: rows, Count: keys, Dim: dim, ValueDim: dim,
+					Q: f(rows * dim), O: f(rows * dim), M: f(rows), L: f(rows),
+					KStep: dim * d.Size(), VStep: dim * d.Size(),
+					Scores: f(rows * keys), Wide: f(wideOf(dim, dim)),
+				}
+				t.K, t.V, t.Run = make([]Streams, 1), make([]Streams, 1), keys
+				for i := range t.K[0] {
+					t.K[0][i], t.V[0][i] = k.At(i*keys/4*dim), v.At(i*keys/4*dim)
+				}
+				run := kernelFor[float32](d)
+				b.SetBytes(int64(2 * keys * dim * d.Size()))
+				for b.Loop() {
+					run(&t)
+				}
+				b.ReportMetric(float64(rows*keys*dim*4)*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gop/s")
+			})
+		}
+	}
+}
+
+// BenchmarkPrompt is attention of causal prompts; GF/s is of the products that the mask leaves.
+func BenchmarkPrompt(b *testing.B) {
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		for _, c := range []benchmark{
+			{seqs: 1, heads: 12, kvHeads: 12, queries: 2048, keys: 2048, dim: 64},
+			{seqs: 1, heads: 32, kvHeads: 32, queries: 2048, keys: 2048, dim: 128},
+			{seqs: 1, heads: 32, kvHeads: 8, queries: 2048, keys: 2048, dim: 128, page: 16},
+		} {
+			for _, mixed := range []bool{false, true} {
+				if c.dtype, c.mixed = d, mixed; mixed && d == attn.Float32 {
+					continue
+				}
+				b.Run(fmt.Sprintf("%v/%d:%dx%dx%d/page=%d/mixed=%v", d, c.heads, c.kvHeads, c.keys, c.dim, c.page, mixed), func(b *testing.B) {
+					c.run(b)
+					b.ReportMetric(2*float64(c.heads*c.queries*(c.queries+1)*c.dim)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GF/s")
+				})
+			}
+		}
+	}
+}

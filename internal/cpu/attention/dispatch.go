@@ -1,0 +1,40 @@
+package attention
+
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+)
+
+// The kernels by tier and by dtype of the keys and values, for queries of float32 and of float64.
+var (
+	kernels32 = attendTiers32([attn.DTypes]kernel{
+		attn.Float32:  attendF32F32,
+		attn.Float64:  attendF32F64,
+		attn.Float16:  attendF32F16,
+		attn.BFloat16: attendF32BF16,
+	})
+	kernels64 = attendTiers64([attn.DTypes]kernel{
+		attn.Float32:  attendF64F32,
+		attn.Float64:  attendF64F64,
+		attn.Float16:  attendF64F16,
+		attn.BFloat16: attendF64BF16,
+	})
+)
+
+// allTiers returns the same kernels for every tier.
+func allTiers(kernels [attn.DTypes]kernel) (t [cpu.Tiers][attn.DTypes]kernel) {
+	for i := range t {
+		t[i] = kernels
+	}
+	return t
+}
+
+// kernelFor returns the kernel in use for queries of type F on keys and values of type d.
+func kernelFor[F cpu.Real](d attn.DType) kernel {
+	if unsafe.Sizeof(F(0)) == 4 {
+		return kernels32[cpu.InUse()][d]
+	}
+	return kernels64[cpu.InUse()][d]
+}

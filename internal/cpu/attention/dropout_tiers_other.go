@@ -1,0 +1,12 @@
+//go:build !amd64 || !gc || noasm
+
+package attention
+
+import "gorgonia.org/leanattention/internal/cpu"
+
+var dropTiers = func() (all [cpu.Tiers]func(quad, query, head, sequence, seed, seedHigh, below uint32) uint64) {
+	for i := range all {
+		all[i] = droppedGo
+	}
+	return all
+}()

@@ -1,0 +1,351 @@
+package attention
+
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Batch invariance: the bits of a row follow from its query, and the keys and values that it sees, alone. So all that
+// sums are made of is fixed by the places of keys in their sequence:
+//
+//   - LeanTiles begin at multiples of their size, whatever the rows of an output tile see. A LeanTile of a row is a state
+//     of its own, and a row's states are merged in order, by whoever has them all.
+//   - Calls of kernels begin at multiples of invariantKeys within a LeanTile. What a row sees of these keys is all of
+//     them, which then are summed in quarters, or else a part, which is summed in order. Rows that differ in that are
+//     not in one call.
+//   - Kernels compute each row as if it were alone (tile.Alone).
+
+const (
+	// invariantKeys is how many keys a kernel call has at most, a multiple of 16.
+	invariantKeys = 1024
+
+	// invariantTileTokens is the number of tokens of a LeanTile unless a problem says otherwise.
+	invariantTileTokens = 1024
+)
+
+// leanTiles are LeanTiles that an output tile has, by their numbers among those of its sequence: [0, front), where
+// sink tokens are, and [first, end).
+type leanTiles struct{ front, first, end int64 }
+
+func (l leanTiles) len() int64 { return l.front + l.end - l.first }
+
+// at is the number of LeanTile i of the output tile.
+func (l leanTiles) at(i int64) int64 {
+	if i < l.front {
+		return i
+	}
+	return l.first + i - l.front
+}
+
+// leanTiles returns the LeanTiles that the query positions [from, to) see, in which batch invariance is.
+func (s *span) leanTiles(g *attn.Problem, from, to int) (l leanTiles) {
+	first, end := g.Mask.Range(s.queries, s.keys, from, to)
+	if first >= end {
+		return l
+	}
+	size := g.TileTokens
+	l.first, l.end = int64(first/size), int64(attn.Ceil(end, size))
+	l.front = min(int64(attn.Ceil(g.SinkKeys(first), size)), l.first)
+	return l
+}
+
+// part is some keys [first, end) of a sequence, one behind the other as a row sees them.
+type part struct{ first, end int }
+
+// view is what a row sees of the keys of a call.
+type view struct {
+	sinks, rest part // both may be empty
+}
+
+// view returns what query position i sees of keys [first, end). Of a tree's own keys it counts those that it sees: the
+// last one of them is its own.
+func (s *span) view(g *attn.Problem, i, first, end int) (v view) {
+	from, to := s.sees(g, i)
+	if s.tree != nil {
+		to = s.fresh() + s.tree.Depth(i) + 1
+	}
+	v.sinks = part{first, min(g.SinkKeys(from), end)}
+	v.rest = part{max(from, first), min(to, end)}
+	return v
+}
+
+func (p part) empty() bool { return p.first >= p.end }
+
+// whole says whether v is all of the keys [first, end), and begins whether it begins with the first of them.
+func (v view) whole(first, end int) bool {
+	return v.sinks.empty() && v.rest == part{first, end} || v.rest.empty() && v.sinks == part{first, end}
+}
+func (v view) begins(first int) bool {
+	return v.sinks.empty() && !v.rest.empty() && v.rest.first == first
+}
+
+// attendAlone is attend, of worker i with a thread's scratch, where there is batch invariance. What another worker hosts stays in states of LeanTiles, which mergeApart
+// merges.
+func (ws *workspace[F]) attendAlone(i int, w *worker[F], b block, k lean.Work, state *partial[F]) {
+	a := ws.alone(w, b)
+	for n := k.Begin; n < k.End; n++ {
+		switch {
+		case !k.Host():
+			a.leanTile(n, &ws.apart[ws.apartOf[i]+int(n-k.Begin)])
+		case n == 0:
+			a.leanTile(n, state)
+		default:
+			a.leanTile(n, &w.part)
+			state.merge(&w.part, b.rows, ws.plan.g.ValueDim)
+		}
+	}
+}
+
+// mergeApart merges the states of k's output tile in the order of its LeanTiles: what the host has of it, and each of the others.
+func (ws *workspace[F]) mergeApart(b block, k lean.Work, first, last int) *partial[F] {
+	sched := &ws.plan.sched
+	k.Begin = 0 // the host block's part
+	sum := &ws.partials[sched.Slot(first, k)]
+	for i := first + 1; i <= last; i++ {
+		for n := ws.apartOf[i]; n < ws.apartOf[i+1]; n++ {
+			sum.merge(&ws.apart[n], b.rows, ws.plan.g.ValueDim)
+		}
+	}
+	return sum
+}
+
+// prepareApart makes room for the states of LeanTiles that are merged by another worker than theirs: those of each
+// worker's first output tile, if another worker is its host.
+func (ws *workspace[F]) prepareApart(p *Plan) {
+	ws.apart, ws.apartOf = ws.apart[:0], ws.apartOf[:0]
+	if !p.g.Invariant {
+		return
+	}
+	dim, workers, need := p.g.ValueDim, p.sched.Workers(), 0
+	if workers == 0 {
+		return
+	}
+	foreign := func(it *lean.Iterator, i int) (tiles, rows int) {
+		it.GoTo(i)
+		if k, ok := it.Next(); ok && !k.Host() {
+			return int(k.End - k.Begin), p.block(k).rows
+		}
+		return 0, 0
+	}
+	it := p.sched.Work(0)
+	for i := range workers {
+		tiles, rows := foreign(&it, i)
+		need += tiles * (cpu.Padded(rows*dim) + 2*cpu.Padded(rows))
+	}
+	if len(ws.apartValues) < need {
+		ws.apartValues = dense.Make[F](need)
+	}
+	v := ws.apartValues
+	it = p.sched.Work(0)
+	for i := range workers {
+		ws.apartOf = append(ws.apartOf, len(ws.apart))
+		tiles, rows := foreign(&it, i)
+		for range tiles {
+			ws.apart = append(ws.apart, partial[F]{cpu.Cut(&v, cpu.Padded(rows*dim)), cpu.Cut(&v, cpu.Padded(rows)), cpu.Cut(&v, cpu.Padded(rows))})
+		}
+	}
+	ws.apartOf = append(ws.apartOf, len(ws.apart))
+}
+
+// alone attends with the rows of a block, each as if it were alone.
+type alone[F cpu.Real] struct {
+	ws   *workspace[F]
+	w    *worker[F]
+	b    block
+	mod  scoreMod
+	rows addresses
+	l    leanTiles
+
+	state *partial[F] // that keys are merged into
+	seer  int         // the query position whose tree says which keys are meant; -1: none
+}
+
+// alone readies w for a block.
+func (ws *workspace[F]) alone(w *worker[F], b block) alone[F] {
+	p := ws.plan
+	g := &p.g
+	a := alone[F]{
+		ws: ws, w: w, b: b, mod: ws.scoreMod(w, b), l: b.seq.leanTiles(g, b.from, b.to),
+		rows: addresses{
+			plan: p, seq: b.seq,
+			k: ws.ops.K.At(b.head * g.Key.Head), v: ws.ops.V.At(b.head * g.Value.Head),
+			size: ws.ops.K.DType.Size(), runs: &w.runs,
+		},
+	}
+	w.tile = tile{
+		Alone: true, Dim: g.Dim, ValueDim: g.ValueDim,
+		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
+	}
+	return a
+}
+
+// leanTile makes state that of LeanTile n of the output tile.
+func (a *alone[F]) leanTile(n int64, state *partial[F]) {
+	g := &a.ws.plan.g
+	state.reset(a.b.rows, g.ValueDim)
+	a.state = state
+	first := int(a.l.at(n)) * g.TileTokens
+	end := min(first+g.TileTokens, a.b.seq.keys)
+	for key := first; key < end; key += invariantKeys {
+		a.keys(key, min(key+invariantKeys, first+g.TileTokens))
+	}
+}
+
+// keys merges keys [first, end), as far as there are such keys, into the state. Query positions that see the same of
+// them, or as many as are there, are in one call.
+func (a *alone[F]) keys(first, end int) {
+	g, s := &a.ws.plan.g, a.b.seq
+	trees := s.tree != nil && end > s.fresh() // which key is which depends on the row
+	for i := a.b.from; i < a.b.to; {
+		v, to := s.view(g, i, first, end), i+1
+		whole := v.whole(first, end)
+		begins := !whole && v.begins(first)
+		for !trees && (whole || begins) && to < a.b.to {
+			next := s.view(g, to, first, end)
+			if whole != next.whole(first, end) || !whole && !next.begins(first) {
+				break
+			}
+			v.rest.end = max(v.rest.end, next.rest.end)
+			to++
+		}
+		switch {
+		case whole:
+			a.call(i, to, part{first, end}, true)
+		case begins:
+			a.call(i, to, v.rest, false)
+		default:
+			a.call(i, to, v.sinks, false)
+			a.call(i, to, v.rest, false)
+		}
+		i = to
+	}
+}
+
+// call merges some keys into the states of the query positions [from, to): all of them, or, not whole, those that each
+// position sees of them, from the first on.
+func (a *alone[F]) call(from, to int, keys part, whole bool) {
+	if keys.empty() {
+		return
+	}
+	ws, w, b, t := a.ws, a.w, &a.b, &a.w.tile
+	g := &ws.plan.g
+	row := (from - b.from) * b.group
+	t.Rows, t.Q, t.Visible, t.Next = (to-from)*b.group, unsafe.Pointer(&w.q[row*g.Dim]), nil, nil
+	t.scoreMod = a.mod.rows(row, t.Rows)
+	a.state.receive(t, row)
+	if a.seer = -1; b.seq.tree != nil && keys.end > b.seq.fresh() {
+		a.seer = from
+	}
+	if t.byKey() {
+		ws.modAt(t, *b, row, keys.first)
+		if a.seer >= 0 {
+			a.biasOfTree(from, keys)
+		}
+	}
+	switch n := keys.end - keys.first; {
+	case whole && n%4 == 0:
+		a.inQuarters(keys.first, n)
+		if next := keys.end; a.seer < 0 && next+n <= b.seq.keys { // the next call's, as a rule
+			for i := range w.runs.next {
+				w.runs.next[i], _ = a.rows.row(next + i*(n/4))
+			}
+			t.Next = &w.runs.next
+		}
+	default:
+		a.inOrder(keys.first, n)
+	}
+	if !whole && to-from > 1 {
+		for r := range t.Rows {
+			v := b.seq.view(g, from+r/b.group, keys.first, keys.end)
+			w.visible[r] = int32(v.rest.end - keys.first)
+		}
+		t.Visible = unsafe.Pointer(&w.visible[0])
+	}
+	ws.kernel(t)
+}
+
+// biasOfTree gathers the bias of keys as the rows of a position of a tree see them. Slopes refuse trees.
+func (a *alone[F]) biasOfTree(position int, keys part) {
+	t, s, n := &a.w.tile, a.b.seq, keys.end-keys.first
+	for r := range t.Bias {
+		at := a.ws.plan.g.Bias.Row(a.b.index, a.b.head0+r, position)
+		bias := a.w.treeBias[r*invariantKeys:][:n]
+		for i := range bias {
+			bias[i] = a.ws.ops.Bias[at+s.place(position, keys.first+i)]
+		}
+		t.Bias[r] = unsafe.Pointer(&bias[0])
+	}
+}
+
+// inOrder sets the tile to n keys from the given one on, one behind the other.
+func (a *alone[F]) inOrder(key, n int) {
+	page, run := a.ws.plan.g.PageTokens, 4
+	switch {
+	case a.seer >= 0:
+	case key%page+n <= page:
+		run = (n + 3) / 4 * 4
+	case page%4 == 0 && key%page == 0:
+		run = page
+	}
+	a.lay(key, n, run, 1, 4)
+}
+
+// inQuarters sets the tile to n keys, a multiple of 4, from the given one on: each four are one of each quarter.
+func (a *alone[F]) inQuarters(key, n int) {
+	page, quarter, run := a.ws.plan.g.PageTokens, n/4, 4
+	inPage := true
+	for i := range 4 {
+		inPage = inPage && (key+i*quarter)%page+quarter <= page
+	}
+	switch {
+	case a.seer >= 0:
+	case inPage:
+		run = n
+	case quarter%page == 0 && key%page == 0:
+		run = 4 * page
+	}
+	a.lay(key, n, run, quarter, 1)
+}
+
+// lay sets the tile to n keys from the given one on, in runs of so many. The streams of a run begin so many keys apart; the next
+// key of each is step keys further. Which key is which does not depend on the runs, nor on pages.
+func (a *alone[F]) lay(key, n, run, apart, step int) {
+	t, g := &a.w.tile, &a.ws.plan.g
+	t.Count, t.KStep, t.VStep = n, step*g.Key.Row*a.rows.size, step*g.Value.Row*a.rows.size
+	runs := (n-1)/run + 1
+	a.rows.open(t, runs, run)
+	t.order = order{streams: step == 1}
+	for i := range t.order.first {
+		t.order.first[i] = i * apart
+	}
+	for r := range runs {
+		for i := range t.K[r] {
+			at := r * run
+			if at+i < n {
+				t.K[r][i], t.V[r][i] = a.row(key + at*step/4 + i*apart)
+			} else { // any pointer will do that points to something
+				t.K[r][i], t.V[r][i] = t.K[r][0], t.V[r][0]
+			}
+		}
+	}
+}
+
+// row returns where a key and its value lie.
+func (a *alone[F]) row(key int) (k, v unsafe.Pointer) {
+	if a.seer >= 0 {
+		key = a.b.seq.place(a.seer, key)
+	}
+	return a.rows.row(key)
+}
+
+// place returns which of its sequence's keys query position i of a tree sees as number key.
+func (s *span) place(i, key int) int {
+	if n := key - s.fresh(); n >= 0 {
+		return s.fresh() + s.tree.Seen(i, n)
+	}
+	return key
+}

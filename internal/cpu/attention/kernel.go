@@ -1,0 +1,176 @@
+package attention
+
+import (
+	"math"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// The Go kernels: one algorithm, with the rows of keys and values widened to F where they are stored
+// as something else.
+
+func attendF32F32(t *tile)  { attend[float32](t, nil) }
+func attendF32F64(t *tile)  { attend(t, widenF32F64) }
+func attendF32F16(t *tile)  { attend(t, widenF32F16) }
+func attendF32BF16(t *tile) { attend(t, widenF32BF16) }
+func attendF64F32(t *tile)  { attend(t, widenF64F32) }
+func attendF64F64(t *tile)  { attend[float64](t, nil) }
+func attendF64F16(t *tile)  { attend(t, widenF64F16) }
+func attendF64BF16(t *tile) { attend(t, widenF64BF16) }
+
+// widen stores the len(dst) elements at src in dst.
+type widen[F cpu.Real] func(dst []F, src unsafe.Pointer)
+
+func widenF32F64(dst []float32, src unsafe.Pointer) {
+	for i, x := range unsafe.Slice((*float64)(src), len(dst)) {
+		dst[i] = float32(x)
+	}
+}
+
+func widenF32F16(dst []float32, src unsafe.Pointer) {
+	half.DecodeFloat16(dst, unsafe.Slice((*uint16)(src), len(dst)))
+}
+
+func widenF32BF16(dst []float32, src unsafe.Pointer) {
+	half.DecodeBFloat16(dst, unsafe.Slice((*uint16)(src), len(dst)))
+}
+
+func widenF64F32(dst []float64, src unsafe.Pointer) {
+	for i, x := range unsafe.Slice((*float32)(src), len(dst)) {
+		dst[i] = float64(x)
+	}
+}
+
+func widenF64F16(dst []float64, src unsafe.Pointer) {
+	for i, x := range unsafe.Slice((*half.Float16)(src), len(dst)) {
+		dst[i] = float64(x.Float32())
+	}
+}
+
+func widenF64BF16(dst []float64, src unsafe.Pointer) {
+	for i, x := range unsafe.Slice((*half.BFloat16)(src), len(dst)) {
+		dst[i] = float64(x.Float32())
+	}
+}
+
+// attend is the kernel; its type says what it does. First come the scores of all rows, four keys at a
+// time, then the weights row by row, then the weighted sums of values, again four at a time: every key
+// and value is loaded, and widened, once. With widen nil they are of type F already.
+func attend[F cpu.Real](t *tile, w widen[F]) {
+	stride := (t.Count + 3) / 4 * 4 // less than there is, but neighbours stay close
+	a := attention[F]{
+		tile: t, widen: w,
+		q:      unsafe.Slice((*F)(t.Q), t.Rows*t.Dim),
+		o:      unsafe.Slice((*F)(t.O), t.Rows*t.ValueDim),
+		m:      unsafe.Slice((*F)(t.M), t.Rows),
+		l:      unsafe.Slice((*F)(t.L), t.Rows),
+		scores: unsafe.Slice((*F)(t.Scores), t.Rows*stride),
+		stride: stride,
+	}
+	if t.Visible != nil {
+		a.visible = unsafe.Slice((*int32)(t.Visible), t.Rows)
+	}
+	if w != nil {
+		a.wide = unsafe.Slice((*F)(t.Wide), 4*max(t.Dim, t.ValueDim))
+	}
+	a.score()
+	modifyScores(t, a.scores, stride)
+	a.weigh()
+	dropWeights(t, a.scores, stride)
+	a.sum()
+}
+
+// attention is a tile as slices.
+type attention[F cpu.Real] struct {
+	*tile
+	widen      widen[F]
+	q, o, m, l []F
+	scores     []F // stride a row; p_c takes the place of s_c
+	stride     int
+	visible    []int32
+	wide       []F
+}
+
+// load returns rows of dim elements: those of keys c, c+1, c+2 and c+3, as many as there are; the others
+// are the first again.
+func (a *attention[F]) load(runs []Streams, c, step, dim int) (x [4][]F) {
+	n := a.Count - c
+	streams, offset := &runs[c/a.Run], c%a.Run/4*step
+	for i := range x {
+		switch {
+		case i >= n:
+			x[i] = x[0]
+		case a.widen == nil:
+			x[i] = unsafe.Slice((*F)(unsafe.Add(streams[i], offset)), dim)
+		default:
+			x[i] = a.wide[i*dim : (i+1)*dim]
+			a.widen(x[i], unsafe.Add(streams[i], offset))
+		}
+	}
+	return x
+}
+
+// score computes the scores of all rows with all keys, visible or not.
+func (a *attention[F]) score() {
+	d := a.Dim
+	for c := 0; c < a.Count; c += 4 {
+		k := a.load(a.K, c, a.KStep, d)
+		for r := range a.Rows {
+			cpu.Dot4((*[4]F)(a.scores[r*a.stride+c:]), a.q[r*d:(r+1)*d], k[0], k[1], k[2], k[3])
+		}
+	}
+}
+
+// sees returns how many keys row r sees.
+func (a *attention[F]) sees(r int) int {
+	if a.visible == nil {
+		return a.Count
+	}
+	return int(a.visible[r])
+}
+
+// weigh turns the scores of each row into weights, and brings its state to the new maximum.
+func (a *attention[F]) weigh() {
+	empty := F(math.Inf(-1))
+	for r, old := range a.m {
+		s := a.scores[r*a.stride : r*a.stride+a.sees(r)]
+		m := max(old, cpu.Maximum(s))
+		if m == empty {
+			continue
+		}
+		l := a.l[r]
+		if m != old && old != empty {
+			f := lean.Exp4(old - m)
+			l *= f
+			o := a.o[r*a.ValueDim : (r+1)*a.ValueDim]
+			for i := range o {
+				o[i] *= f
+			}
+		}
+		a.m[r], a.l[r] = m, l+cpu.Exponentials(s, m)
+	}
+}
+
+// sum adds the weighted values.
+func (a *attention[F]) sum() {
+	d := a.ValueDim
+	for c := 0; c < a.Count; c += 4 {
+		v := a.load(a.V, c, a.VStep, d)
+		for r := range a.Rows {
+			if a.m[r] == F(math.Inf(-1)) {
+				continue // the row is still empty: it has no weights
+			}
+			o, p := a.o[r*d:(r+1)*d], a.scores[r*a.stride+c:]
+			if n := a.sees(r) - c; n >= 4 {
+				cpu.Add4(o, (*[4]F)(p), v[0], v[1], v[2], v[3])
+			} else {
+				for i := range n {
+					cpu.Add1(o, p[i], v[i])
+				}
+			}
+		}
+	}
+}

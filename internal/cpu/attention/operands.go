@@ -1,0 +1,124 @@
+package attention
+
+import (
+	"math"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// spares is what an engine keeps of runs that are over.
+type spares[F cpu.Real] struct {
+	runs     cpu.Spare[workspace[F]]
+	prefixes cpu.Spare[prefixRun[F]]
+}
+
+// Operands are the buffers of one layer, placed as the plan's Problem says. Q, Out and LSE hold
+// queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Bias is what the Problem's
+// says, nil without one; Sinks has those of the query heads, if the Problem has Sinks. Out and LSE overlap none of the others.
+type Operands[F lean.Float] struct {
+	Q, Out, LSE []F
+	K, V        cpu.Buffer
+	Bias        []F
+	Seed        int64 // of the Problem's Dropout; 0: nothing is dropped
+	Sinks       []F
+}
+
+// Sink returns the attention sink of a query head, -Inf where there is none: the log-sum-exp of a row that sees no key.
+func (o *Operands[F]) Sink(head int) F {
+	if o.Sinks == nil {
+		return F(math.Inf(-1))
+	}
+	return o.Sinks[head]
+}
+
+// Run carries out p on o: it writes every output row of every sequence of the plan, and nothing else.
+// Nothing is read of keys and values but live rows. Everything is checked before anything is written;
+// the error wraps ErrShape, ErrDType, ErrPage, ErrTier, or ErrPanic, with which the outputs are undefined. It
+// does not allocate once e has run plans of this size.
+func Run[F lean.Float](e *cpu.Engine, p *Plan, o *Operands[F]) error {
+	// F may be a named type: what runs is the kernel of its size.
+	if unsafe.Sizeof(F(0)) == 4 {
+		return run(e, p, (*Operands[float32])(unsafe.Pointer(o)))
+	}
+	return run(e, p, (*Operands[float64])(unsafe.Pointer(o)))
+}
+
+func run[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
+	if err := cpu.CheckTier(); err != nil {
+		return err
+	}
+	if err := check(p, o); err != nil {
+		return err
+	}
+	if p.shares {
+		return runPrefixes(e, p, o)
+	}
+	return runOwn(e, p, o)
+}
+
+// runOwn is run of a plan whose sequences are each by themselves, on operands that are checked.
+func runOwn[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
+	writeMasked(p, o)
+	n := p.sched.Workers()
+	if n == 0 {
+		return nil
+	}
+	free := &cpu.Own[spares[F]](e).runs
+	ws := free.Get()
+	ws.prepare(p, o)
+	if err := e.RunOn(ws, n, p.threads); err != nil {
+		return err // the workspace's counters may be off: it is not used again
+	}
+	ws.plan, ws.ops = nil, nil
+	free.Put(ws)
+	return nil
+}
+
+// check reports whether o is large enough for p.
+func check[F cpu.Real](p *Plan, o *Operands[F]) error {
+	const op = "run"
+	g := &p.g
+	if p.rows == 0 {
+		return nil
+	}
+	if n := g.Query.Extent(p.rows, g.Heads, g.Dim); len(o.Q) < n {
+		return attn.Errorf(op, attn.ErrShape, "queries have %d elements, the plan needs %d", len(o.Q), n)
+	}
+	if n := g.Out.Extent(p.rows, g.Heads, g.ValueDim); len(o.Out) < n {
+		return attn.Errorf(op, attn.ErrShape, "the output has %d elements, the plan needs %d", len(o.Out), n)
+	}
+	if n := g.LSE.Extent(p.rows, g.Heads, 1); o.LSE != nil && len(o.LSE) < n {
+		return attn.Errorf(op, attn.ErrShape, "the log-sum-exp has %d elements, the plan needs %d", len(o.LSE), n)
+	}
+	if n := g.Bias.Size(); len(o.Bias) != n {
+		return attn.Errorf(op, attn.ErrShape, "the bias has %d elements, the plan needs %d", len(o.Bias), n)
+	}
+	if n := len(o.Sinks); g.Sinks && n != g.Heads || !g.Sinks && o.Sinks != nil {
+		return attn.Errorf(op, attn.ErrShape, "%d sinks for %d query heads, the plan has sinks: %t", n, g.Heads, g.Sinks)
+	}
+	if p.lastPage < 0 {
+		return nil
+	}
+	if err := o.K.Check(op, "the key buffer"); err != nil {
+		return err
+	}
+	if err := o.V.Check(op, "the value buffer"); err != nil {
+		return err
+	}
+	if o.K.DType != o.V.DType {
+		return attn.Errorf(op, attn.ErrDType, "keys are %v, values %v", o.K.DType, o.V.DType)
+	}
+	if o.K.DType != g.KV {
+		return attn.Errorf(op, attn.ErrDType, "keys are %v, the plan is for %v", o.K.DType, g.KV)
+	}
+	if n := g.Key.Extent(p.lastPage+1, g.KVHeads, p.slots, g.Dim); o.K.Len < n {
+		return attn.Errorf(op, attn.ErrPage, "page %d of the keys ends at element %d of %d", p.lastPage, n, o.K.Len)
+	}
+	if n := g.Value.Extent(p.lastPage+1, g.KVHeads, p.slots, g.ValueDim); o.V.Len < n {
+		return attn.Errorf(op, attn.ErrPage, "page %d of the values ends at element %d of %d", p.lastPage, n, o.V.Len)
+	}
+	return nil
+}

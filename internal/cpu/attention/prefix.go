@@ -1,0 +1,157 @@
+package attention
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Keys that several sequences have in common are attended to once, by the rows of all of them: they are read once, however
+// many forks there are. What sequences have of their own is a plan as any other; the states of both are merged
+// row by row, own keys last.
+
+// prefixBytes is how many bytes of keys and values must be read less for a prefix to be worth it. What caches hold is read
+// again for nothing, and then the two runs more cost up to a quarter: on two cores with 4 MB. From 6 MB on
+// all shapes gain.
+const prefixBytes = 8 << 20
+
+// prefixPlan is what a plan has besides where sequences have prefixes in common.
+type prefixPlan struct {
+	plan  Plan
+	found attn.Prefixes
+	own   []attn.Sequence // sequences without what is in prefixes
+	seqs  []attn.Sequence // of the prefixes: their rows are those of all members
+	rows  []int32         // of each of these rows the row of the queries
+	shift []int32         // with slopes, of each of these rows: see attn.Prefixes.AppendShifts
+}
+
+// canShare are the features with which keys are attended to together. Batch invariance is none of them: where a prefix ends, and
+// whether it is worth it, depends on the others.
+const canShare = attn.InParts | attn.Shareable
+
+// findPrefixes looks for prefixes that are worth it. It says whether there are some, lists them, and returns what sequences have of
+// their own. It writes nothing but scratch. All has been checked but which pages there are.
+func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) (own []attn.Sequence, shares bool) {
+	if len(seqs) < 2 || g.Features()&^canShare != 0 {
+		return seqs, false
+	}
+	if p.prefix == nil {
+		p.prefix = new(prefixPlan)
+	}
+	x := p.prefix
+	row, bytes := g.KVHeads*(g.Dim+g.ValueDim)*g.KV.Size(), p.PrefixBytes
+	if bytes == 0 {
+		bytes = prefixBytes
+	}
+	x.found.Find(g, seqs, (bytes-1)/row+1, math.MaxInt)
+	if len(x.found.Found) == 0 {
+		return seqs, false
+	}
+	x.own, x.seqs = x.found.AppendOwn(x.own[:0], seqs), x.seqs[:0]
+	queries := 0
+	for i := range x.found.Found {
+		s := x.found.Sequence(&x.found.Found[i], seqs)
+		s.Row, queries = queries, queries+s.Queries
+		x.seqs = append(x.seqs, s)
+	}
+	return x.own, true
+}
+
+// layPrefixes has p.prefix attend to what findPrefixes has found.
+func (p *Plan) layPrefixes(g *attn.Problem, seqs []attn.Sequence, lastPage int) {
+	x := p.prefix
+	x.rows, x.shift = x.rows[:0], x.shift[:0]
+	for i := range x.found.Found {
+		x.rows = x.found.AppendRows(x.rows, &x.found.Found[i], seqs)
+		if g.Slopes != "" {
+			x.shift = x.found.AppendShifts(x.shift, &x.found.Found[i], seqs)
+		}
+	}
+	x.plan.lay(g.OfPrefixes(), x.seqs, lastPage)
+}
+
+// prefixRun is a run of a plan that has prefixes.
+type prefixRun[F cpu.Real] struct {
+	plan    *Plan
+	ops     *Operands[F]
+	of      Operands[F] // of the prefixes
+	own     Operands[F]
+	lse     []F // of the own keys, where nobody wants them
+	workers int
+}
+
+// runPrefixes is run of such a plan.
+func runPrefixes[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
+	runs := &cpu.Own[spares[F]](e).prefixes
+	x, g := p.prefix, &p.g
+	r := runs.Get()
+	rows := len(x.rows)
+	grown := func(s []F, n int) []F {
+		if cap(s) < n {
+			return dense.Make[F](n)
+		}
+		return s[:n]
+	}
+	r.of = Operands[F]{
+		Q: grown(r.of.Q, rows*g.Heads*g.Dim), Out: grown(r.of.Out, rows*g.Heads*g.ValueDim), LSE: grown(r.of.LSE, rows*g.Heads),
+		K: o.K, V: o.V,
+	}
+	r.plan, r.ops, r.own = p, o, *o
+	if o.LSE == nil {
+		r.lse = grown(r.lse, g.LSE.Extent(p.rows, g.Heads, 1))
+		r.own.LSE = r.lse
+	}
+	if err := check(&x.plan, &r.of); err != nil {
+		return err
+	}
+	for i, row := range x.rows {
+		for h := range g.Heads {
+			at := int(row)*g.Query.Row + h*g.Query.Head
+			to, q := r.of.Q[(i*g.Heads+h)*g.Dim:][:g.Dim], o.Q[at:at+g.Dim]
+			if p.rotation.turns() {
+				turnRow(&p.rotation, int(row), to, q)
+			} else {
+				copy(to, q)
+			}
+		}
+	}
+	if err := runOwn(e, &x.plan, &r.of); err != nil {
+		return err
+	}
+	if err := runOwn(e, p, &r.own); err != nil {
+		return err
+	}
+	r.workers = min(cpu.ThreadsFor(float64(rows*g.Heads*g.ValueDim)*2*cpu.ElementNanos), g.Heads)
+	if err := e.Run(r, r.workers); err != nil {
+		return err
+	}
+	r.plan, r.ops, r.of.K, r.of.V, r.own = nil, nil, cpu.Buffer{}, cpu.Buffer{}, Operands[F]{}
+	runs.Put(r)
+	return nil
+}
+
+// Work merges the states of a worker's share of the heads, prefix by prefix: a row is in several of them, and what it has
+// of its own is where the result goes.
+func (r *prefixRun[F]) Work(worker, _ int) {
+	g, rows, shift := &r.plan.g, r.plan.prefix.rows, r.plan.prefix.shift
+	for h := g.Heads * worker / r.workers; h < g.Heads*(worker+1)/r.workers; h++ {
+		slope := 0.0
+		if len(shift) > 0 {
+			slope = g.Slopes.Of(h)
+		}
+		for i, row := range rows {
+			of := r.of.LSE[i*g.Heads+h]
+			if len(shift) > 0 {
+				of = F(float64(of) + slope*float64(shift[i]))
+			}
+			at, lse := int(row)*g.Out.Row+h*g.Out.Head, &r.own.LSE[int(row)*g.LSE.Row+h*g.LSE.Head]
+			out := r.own.Out[at : at+g.ValueDim]
+			*lse = lean.MergeNormalized(out, []lean.Normalized[F]{
+				{O: out, LSE: *lse}, {O: r.of.Out[(i*g.Heads+h)*g.ValueDim:][:g.ValueDim], LSE: of},
+			})
+		}
+	}
+}

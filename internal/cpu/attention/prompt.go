@@ -1,0 +1,296 @@
+package attention
+
+import (
+	"math"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+)
+
+// Of many rows, scores and weighted sums are products of matrices, as linear layers of many rows are: queries and
+// weights are what a layer calls x, keys and values its weights. They are computed in tiles by the same kernels, from
+// parts of bfloat16. What has no such kernels, or too few rows, goes the way of kernel.
+
+const (
+	// promptRows is the least rows of a block that are many: with less, packing keys and values takes longer than it
+	// saves.
+	promptRows = 24
+
+	// promptKeys is how many keys are packed at a time: a multiple of StepDepth.
+	promptKeys = 256
+
+	// promptBlock is how many rows have their scores at a time, as many as stay in cache with these.
+	promptBlock = 64
+
+	// promptTile is the rows, and the columns, of a tile.
+	promptTile = 2 * cpu.StepRows
+)
+
+// promptKernels multiply keys and values of one type by rows of float32. What the functions do is said at their
+// declarations.
+type promptKernels struct {
+	xParts, wParts        int // of queries and weights, and of keys and values
+	split, pairs, columns func(a *cpu.PackArgs)
+	mul                   func(a *cpu.TileArgs)
+	large                 func(p *float32, n int) int
+
+	weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
+}
+
+// promptWays are those of a tier by type of keys and values, and those where queries and weights may be rounded to that
+// type. nil: there are none.
+type promptWays struct {
+	exact, rounded [attn.DTypes]*promptKernels
+}
+
+// promptsOf returns how prompts are multiplied by a set of kernels: keys and values of the types that these pack columns of, which
+// leaves out float32, whose six products of parts are no faster than AVX-512. weigh is of attention's kernels.
+func promptsOf(t *cpu.LinearTiles, weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)) *promptWays {
+	of := func(w *cpu.TileWay) *promptKernels {
+		if w == nil || w.Columns == nil {
+			return nil
+		}
+		return &promptKernels{
+			xParts: w.XParts, wParts: w.WParts, split: w.Split, pairs: w.Pack, columns: w.Columns, mul: w.Mul[t.Rows], large: w.Large, weigh: weigh,
+		}
+	}
+	var p promptWays
+	for d := range p.exact {
+		p.exact[d], p.rounded[d] = of(&t.Ways[d]), of(t.Rounded[d])
+	}
+	return &p
+}
+
+// waysFor returns how prompts of a problem are computed in tiles; nil: as all else is.
+func waysFor(g *attn.Problem) *promptKernels {
+	ways := promptTiers[cpu.InUse()]
+	if ways == nil || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < cpu.StepDepth {
+		return nil
+	}
+	if k := ways.rounded[g.KV]; k != nil && g.Mixed {
+		return k
+	}
+	return ways.exact[g.KV]
+}
+
+// promptScratch is what a worker packs into.
+type promptScratch struct {
+	memory                       cpu.Aligned
+	queries, keys, values, parts unsafe.Pointer // parts are of weights
+	edge                         cpu.Aligned    // rows of keys or values that do not lie in one page
+
+	mul  cpu.TileArgs
+	pack cpu.PackArgs
+}
+
+// tilesOf returns how many tiles n rows or columns take.
+func tilesOf(n int) int { return (n + promptTile - 1) / promptTile }
+
+// stepsOf returns how many steps n elements take.
+func stepsOf(n int) int { return (n + cpu.StepDepth - 1) / cpu.StepDepth }
+
+// grow makes room for blocks of some rows.
+func (s *promptScratch) grow(k *promptKernels, rows, dim, valueDim, size int) {
+	sizes := [4]int{
+		2 * tilesOf(rows) * stepsOf(dim) * k.xParts * cpu.StepBytes,
+		2 * tilesOf(promptKeys) * stepsOf(dim) * k.wParts * cpu.StepBytes,
+		2 * tilesOf(valueDim) * stepsOf(promptKeys) * k.wParts * cpu.StepBytes,
+		2 * tilesOf(promptBlock) * stepsOf(promptKeys) * k.xParts * cpu.StepBytes,
+	}
+	n := 0
+	for _, size := range sizes {
+		n += size
+	}
+	s.memory.Grow(n)
+	at := s.memory.At
+	for i, p := range []*unsafe.Pointer{&s.queries, &s.keys, &s.values, &s.parts} {
+		*p = at
+		at = unsafe.Add(at, sizes[i])
+	}
+	s.edge.Grow(cpu.StepDepth * max(dim, valueDim) * size)
+}
+
+// split splits rows of float32 that lie stride elements apart, n elements of each.
+func (s *promptScratch) split(k *promptKernels, dst, src unsafe.Pointer, rows, n, stride int) {
+	a := &s.pack
+	steps := stepsOf(n)
+	a.DstStep, a.DstPart, a.SrcRow, a.N = k.xParts*cpu.StepBytes, cpu.StepBytes, 4*stride, n
+	for r := 0; r < rows; r += cpu.StepRows {
+		a.Dst = unsafe.Add(dst, r/cpu.StepRows*steps*a.DstStep)
+		a.Src, a.Rows = unsafe.Add(src, r*a.SrcRow), min(cpu.StepRows, rows-r)
+		k.split(a)
+	}
+}
+
+// multiply multiplies rows that were split by what was packed for some columns, a multiple of promptTile. Rows of y are
+// written up to the end of the last tile.
+func (s *promptScratch) multiply(k *promptKernels, x, w unsafe.Pointer, steps int, y unsafe.Pointer, rows, columns, yRow, more int) {
+	a := &s.mul
+	a.N, a.More, a.X, a.W, a.Y = steps, more, x, w, y
+	a.XRow, a.YRow = steps*k.xParts*cpu.StepBytes, 4*yRow
+	a.Tiles, a.WStep = columns/promptTile, 2*steps*k.wParts*cpu.StepBytes
+	a.Tall, a.XStep, a.YStep = tilesOf(rows), 2*a.XRow, promptTile*a.YRow
+	k.mul(a)
+}
+
+// begin splits the queries of a block. It returns false if some are large, or not finite: then kernel has them.
+func (s *promptScratch) begin(k *promptKernels, t *tile) bool {
+	if k.large(at32(t.Q, 0), t.Rows*t.Dim) != 0 {
+		return false
+	}
+	s.split(k, s.queries, t.Q, t.Rows, t.Dim, t.Dim)
+	return true
+}
+
+// inTiles merges n keys from the given one on into the rows of a block; with masked set some do not see all of them. It
+// returns false, and has changed nothing, if keys or values are large, or not finite: their parts, and sums of these, would
+// not be what they are.
+func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n int, masked bool) bool {
+	t, k, s := &w.tile, ws.prompt, &w.prompt
+	if !ws.packKeys(s, rows, key, n) || !ws.packValues(s, rows, key, n) {
+		return false
+	}
+	width, dim := tilesOf(n)*promptTile, t.Dim
+	sinks := int32(max(0, ws.plan.g.SinkTokens-key)) // of these keys: rows see them whose window begins behind them
+	for row := 0; row < b.rows; row += promptBlock {
+		p := &w.some // of the tile's rows
+		*p = *t
+		p.Rows, p.Count, p.first, p.order = min(promptBlock, b.rows-row), n, row, order{}
+		p.scoreMod = t.scoreMod.rows(row, p.Rows)
+		if masked && ws.see(w, b, row, p, key) == 0 && sinks == 0 {
+			continue
+		}
+		strip := row / cpu.StepRows * stepsOf(dim) * k.xParts * cpu.StepBytes
+		s.multiply(k, unsafe.Add(s.queries, strip), s.keys, stepsOf(dim), p.Scores, p.Rows, width, width, 0)
+		scores := unsafe.Slice((*float32)(p.Scores), p.Rows*width)
+		modifyScores(p, scores, width)
+		if masked {
+			for r := range p.Rows {
+				see := scores[r*width : r*width+n]
+				hide(see[min(sinks, w.hidden[r]):w.hidden[r]])
+				hide(see[w.visible[r]:])
+			}
+		}
+		m := unsafe.Slice(at32(t.M, row), p.Rows)
+		w.here = Streams{p.Scores, p.Scores, p.Scores, p.Scores}
+		empty := k.weigh(&scores[0], at32(t.O, row*t.ValueDim), &m[0], at32(t.L, row), p.Rows, n, width, t.ValueDim, array(&w.here), 0, 0)
+		if empty > 0 { // these have no weights yet
+			for r := range m {
+				if m[r] == float32(math.Inf(-1)) {
+					clear(scores[r*width : r*width+n])
+				}
+			}
+		}
+		dropWeights(p, scores, width)
+		s.split(k, s.parts, p.Scores, p.Rows, n, width)
+		s.multiply(k, s.parts, s.values, stepsOf(n), unsafe.Pointer(at32(t.O, row*t.ValueDim)), p.Rows, t.ValueDim, t.ValueDim, 1)
+	}
+	return true
+}
+
+// see says which of p.Count keys from the given one on rows see, from a row of the block on, and returns how many one of them
+// sees at most.
+func (ws *workspace[F]) see(w *worker[F], b block, row int, p *tile, key int) (most int32) {
+	g := &ws.plan.g
+	for r := range p.Rows {
+		first, end := b.seq.sees(g, b.from+(row+r)/b.group)
+		w.visible[r] = int32(min(max(end-key, 0), p.Count))
+		w.hidden[r] = min(int32(max(first-key, 0)), w.visible[r])
+		most = max(most, w.visible[r]-w.hidden[r])
+	}
+	p.Visible = unsafe.Pointer(&w.visible[0])
+	return most
+}
+
+// packKeys packs keys, and returns whether none is large or not finite.
+func (ws *workspace[F]) packKeys(s *promptScratch, rows *addresses, key, n int) bool {
+	k, a := ws.prompt, &s.pack
+	dim := ws.plan.g.Dim
+	steps := stepsOf(dim)
+	a.DstStep, a.DstPart, a.N, a.Odd = 2*k.wParts*cpu.StepBytes, 2*cpu.StepBytes, dim, 0
+	for c := 0; c < n; c += cpu.StepRows {
+		a.Rows = min(cpu.StepRows, n-c)
+		a.Dst = unsafe.Add(s.keys, c/promptTile*steps*a.DstStep+c/cpu.StepRows%2*cpu.StepBytes)
+		a.Src, a.SrcRow = rows.together(&s.edge, key+c, a.Rows, true)
+		k.pairs(a)
+	}
+	return a.Odd == 0
+}
+
+// packValues packs the values of keys, and returns whether none is large or not finite.
+func (ws *workspace[F]) packValues(s *promptScratch, rows *addresses, key, n int) bool {
+	k, a := ws.prompt, &s.pack
+	size, dim := rows.size, ws.plan.g.ValueDim
+	steps := stepsOf(n)
+	a.DstStep, a.DstPart, a.Odd = 2*k.wParts*cpu.StepBytes, 2*cpu.StepBytes, 0
+	for c := 0; c < n; c += a.N {
+		// As many as lie in one page, or a step of those that do not.
+		a.N = min(n-c, rows.inPage(key+c))
+		if a.N%2 != 0 && c+a.N < n {
+			a.N = min(n-c, cpu.StepDepth-c%cpu.StepDepth)
+		}
+		src, stride := rows.together(&s.edge, key+c, a.N, false)
+		a.SrcRow = stride
+		if last := c + a.N; last == n && last%cpu.StepDepth != 0 {
+			for o := range dim / promptTile {
+				at := unsafe.Add(s.values, (o*steps+steps-1)*a.DstStep)
+				s.clearBehind(k, at, last%cpu.StepDepth)
+			}
+		}
+		for o := 0; o < dim; o += cpu.StepRows {
+			at := unsafe.Add(s.values, (o/promptTile*steps+c/cpu.StepDepth)*a.DstStep+o/cpu.StepRows%2*cpu.StepBytes)
+			a.Src = unsafe.Add(src, o*size)
+			all, first := a.N, min(a.N, cpu.StepDepth-c%cpu.StepDepth) // what fills the step that was begun
+			a.N = first
+			a.Dst = unsafe.Add(at, c%cpu.StepDepth/2*64)
+			k.columns(a)
+			if a.N = all - first; a.N > 0 {
+				a.Dst = unsafe.Add(at, a.DstStep)
+				a.Src = unsafe.Add(a.Src, first*stride)
+				k.columns(a)
+			}
+			a.N = all
+		}
+	}
+	return a.Odd == 0
+}
+
+// clearBehind makes the elements of a step of values 0 from the given one on, of all parts and of both halves of a tile.
+func (s *promptScratch) clearBehind(k *promptKernels, at unsafe.Pointer, from int) {
+	for block := range 2 * k.wParts {
+		lines := unsafe.Slice((*[64]byte)(unsafe.Add(at, block*cpu.StepBytes)), cpu.StepRows)
+		clear(lines[(from+1)/2:])
+	}
+}
+
+// hide makes scores those of keys that a row does not see.
+func hide(scores []float32) {
+	for i := range scores {
+		scores[i] = float32(math.Inf(-1))
+	}
+}
+
+// inPage returns how many keys from the given one on lie in its page.
+func (a *addresses) inPage(key int) int {
+	tokens := a.plan.g.PageTokens
+	return tokens - key%tokens
+}
+
+// together returns where n rows lie, of keys or else of values, a stride of bytes apart: in their page, or if they are in
+// several, copied into scratch, of no more than StepDepth then.
+func (a *addresses) together(scratch *cpu.Aligned, key, n int, keys bool) (at unsafe.Pointer, stride int) {
+	g := &a.plan.g
+	of, dim, step := func(key int) unsafe.Pointer { _, v := a.row(key); return v }, g.ValueDim, g.Value.Row
+	if keys {
+		of, dim, step = func(key int) unsafe.Pointer { k, _ := a.row(key); return k }, g.Dim, g.Key.Row
+	}
+	if n <= a.inPage(key) {
+		return of(key), step * a.size
+	}
+	bytes := dim * a.size
+	for i := range n {
+		copy(unsafe.Slice((*byte)(unsafe.Add(scratch.At, i*bytes)), bytes), unsafe.Slice((*byte)(of(key+i)), bytes))
+	}
+	return scratch.At, bytes
+}

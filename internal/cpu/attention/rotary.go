@@ -1,0 +1,96 @@
+package attention
+
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Turn turns a head as a rotary embedding does, by the cosines and sines of its pairs; elements behind these stay. to may be
+// from.
+func Turn[F, G lean.Float](to, from []F, cos, sin []G, interleaved bool) {
+	pairs := len(cos)
+	copy(to[2*pairs:], from[2*pairs:])
+	sin = sin[:pairs]
+	// Products are rounded, so that no architecture has bits of its own.
+	if interleaved {
+		from, to = from[:2*pairs], to[:2*pairs]
+		for i, c := range cos {
+			a, b, c, s := from[2*i], from[2*i+1], F(c), F(sin[i])
+			to[2*i], to[2*i+1] = F(a*c)-F(b*s), F(b*c)+F(a*s)
+		}
+		return
+	}
+	first, second := from[:pairs], from[pairs:2*pairs]
+	toFirst, toSecond := to[:pairs], to[pairs:2*pairs]
+	for i, c := range cos {
+		a, b, c, s := first[i], second[i], F(c), F(sin[i])
+		toFirst[i], toSecond[i] = F(a*c)-F(b*s), F(b*c)+F(a*s)
+	}
+}
+
+// rotation is by what a plan's rows are turned: queries, and new keys. It is the same in all layers.
+type rotation struct {
+	of    attn.Rotary
+	pairs int
+	table []float64 // of each row the cosines of its pairs, and the sines
+}
+
+// lay is for the rows of checked sequences.
+func (r *rotation) lay(of attn.Rotary, seqs []attn.Sequence) {
+	r.of, r.pairs, r.table = of, of.Turns.Len(), r.table[:0]
+	if r.pairs == 0 {
+		return
+	}
+	rows := 0
+	for i := range seqs {
+		if q := &seqs[i]; q.Queries > 0 {
+			rows = max(rows, q.Row+q.Queries)
+		}
+	}
+	if n := rows * 2 * r.pairs; cap(r.table) < n {
+		r.table = dense.Make[float64](n)
+	} else {
+		r.table = r.table[:n]
+	}
+	turns := make([]attn.Turning, r.pairs)
+	for i := range turns {
+		turns[i] = of.Turns.Of(i)
+	}
+	for i := range seqs {
+		q := &seqs[i]
+		for j := range q.Queries {
+			cos, sin := r.row(q.Row + j)
+			position := q.Position(j)
+			for pair, turn := range turns {
+				s, c := math.Sincos(turn.Angle(position))
+				cos[pair], sin[pair] = of.Factor*c, of.Factor*s
+			}
+		}
+	}
+}
+
+// turns says whether there is anything to turn.
+func (r *rotation) turns() bool { return r.pairs > 0 }
+
+// row returns the cosines and sines of a row.
+func (r *rotation) row(i int) (cos, sin []float64) {
+	all := r.table[i*2*r.pairs : (i+1)*2*r.pairs]
+	return all[:r.pairs:r.pairs], all[r.pairs:]
+}
+
+// rows is how many rows there are.
+func (r *rotation) rows() int {
+	if r.pairs == 0 {
+		return 0
+	}
+	return len(r.table) / (2 * r.pairs)
+}
+
+// turnRow turns a head of a row.
+func turnRow[F lean.Float](r *rotation, row int, to, from []F) {
+	cos, sin := r.row(row)
+	Turn(to, from, cos, sin, r.of.Interleaved)
+}

@@ -1,0 +1,613 @@
+package attention
+
+import (
+	"math"
+	"sync/atomic"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/dropout"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Limits of one kernel call: so many scores, and so many keys. Scores stay in the first-level cache, and a
+// long call has few ends, at which memory waits for arithmetic.
+const (
+	callScores  = 16384
+	callKeys    = 4096
+	callKeysMin = 16 // however many rows there are
+)
+
+// stateKeys is how many keys, or a call more, are summed straight into one state. Sums over longer
+// contexts are sums of such states: errors of rounding grow with the length of a chain of additions.
+const stateKeys = 4096
+
+// workspace is what one run needs beside its operands. Its size follows from the workers, the rows of
+// a block and the dims; the length of the contexts does not enter.
+type workspace[F cpu.Real] struct {
+	plan   *Plan
+	ops    *Operands[F]
+	kernel kernel
+	prompt *promptKernels // of blocks of many rows; nil: they have the kernel, too
+	scale  float64        // of a query, log4(e) included
+	cap    float64        // of scores that have that factor
+	drop   dropout.Rule
+
+	threads  []worker[F]
+	partials []partial[F] // by lean.Plan.Slot
+	arrived  []counter    // by host worker: the workers that have left their partials. 0 between runs.
+	values   []F          // what partials are cut from
+
+	// With batch invariance: the states of LeanTiles that are merged by another worker than theirs, where each worker's
+	// begin, and the last one's end, and what they are cut from.
+	apart       []partial[F]
+	apartOf     []int
+	apartValues []F
+}
+
+// worker is the scratch of a thread, for one logical worker after the other.
+type worker[F cpu.Real] struct {
+	tile    tile
+	state   partial[F] // of the output tile at hand, if the worker has all of it
+	q       []F
+	visible []int32
+	hidden  []int32 // of rows in tiles: the first of the keys that a row does not see
+	// What modifies the scores of a block's rows.
+	slopes, distances []float64
+	bias              []unsafe.Pointer
+	treeBias          []F // of a position of a tree, with batch invariance
+
+	runs   runs
+	part   partial[F] // of stateKeys keys
+	values []F        // what the slices of F are cut from
+	scores []F
+	wide   []F
+
+	prompt promptScratch
+	some   tile    // part of its rows
+	here   Streams // for who asks for memory ahead where there is nothing to ask for
+	_      [cpu.CacheLine]byte
+}
+
+// partial is the attention state of the rows of an output tile over a part of its keys.
+type partial[F cpu.Real] struct {
+	o, m, l []F // rows x ValueDim, rows, rows
+}
+
+func (p *partial[F]) row(r, dim int) lean.State[F] {
+	return lean.State[F]{O: p.o[r*dim : (r+1)*dim : (r+1)*dim], M: p.m[r], L: p.l[r]}
+}
+
+// reset makes p the state of no keys for the given number of rows.
+func (p *partial[F]) reset(rows, dim int) {
+	clear(p.o[:rows*dim])
+	clear(p.l[:rows])
+	for r := range p.m[:rows] {
+		p.m[r] = F(math.Inf(-1))
+	}
+}
+
+// merge merges the states of q into those of p.
+func (p *partial[F]) merge(q *partial[F], rows, dim int) {
+	for r := range rows {
+		s := p.row(r, dim)
+		s.Merge(q.row(r, dim))
+		p.m[r], p.l[r] = s.M, s.L
+	}
+}
+
+// receive makes p's rows from the given one on the states that t's keys are merged into.
+func (p *partial[F]) receive(t *tile, row int) {
+	t.O, t.M, t.L = unsafe.Pointer(&p.o[row*t.ValueDim]), unsafe.Pointer(&p.m[row]), unsafe.Pointer(&p.l[row])
+}
+
+// counter is an atomic that shares its cache line with nothing.
+type counter struct {
+	atomic.Int32
+	_ [cpu.CacheLine - 4]byte
+}
+
+// keysOfCall returns how many keys a kernel call may have for so many rows: a multiple of 16.
+func keysOfCall(rows int) int { return min(max(callScores/rows/16*16, callKeysMin), callKeys) }
+
+// wideOf returns how many values the scratch Wide of a tile has.
+func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16)+1024, 16*valueDim+3584) }
+
+// prepare readies ws for a run of p on o, growing it as needed.
+func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
+	g := &p.g
+	ws.plan, ws.ops = p, o
+	ws.kernel, ws.prompt = kernelFor[F](o.K.DType), nil
+	if p.packed >= promptRows && unsafe.Sizeof(F(0)) == 4 {
+		ws.prompt = waysFor(&p.g)
+	}
+	ws.scale, ws.cap = g.Scale*lean.Log4E, g.Cap*lean.Log4E
+	ws.drop = dropout.Of(g.Dropout, o.Seed)
+
+	n, rows := p.sched.Workers(), p.packed
+	q, out, stats := cpu.Padded(rows*g.Dim), cpu.Padded(rows*g.ValueDim), cpu.Padded(rows)
+	// For every number of rows up to this one, rows*keysOfCall(rows) stays below:
+	scores := cpu.Padded(max(callScores, rows*callKeysMin))
+	wide := cpu.Padded(wideOf(g.Dim, g.ValueDim))
+	runs := max(callKeys/4/g.PageTokens, 1)
+	if g.Invariant {
+		scores = max(scores, cpu.Padded(rows*invariantKeys))
+		runs = invariantKeys / 4
+	}
+	if ws.prompt != nil { // rows to the end of the last tile
+		tall := tilesOf(rows) * promptTile
+		out, scores = cpu.Padded(tall*g.ValueDim), max(scores, cpu.Padded(promptBlock*promptKeys))
+	}
+
+	for len(ws.arrived) < n {
+		ws.arrived = append(ws.arrived, counter{})
+	}
+	threads := max(min(n, p.threads), 1)
+	for len(ws.threads) < threads {
+		ws.threads = append(ws.threads, worker[F]{})
+	}
+	for i := range ws.threads[:threads] {
+		w := &ws.threads[i]
+		if need := q + 2*(out+2*stats) + scores + wide + cpu.CacheLine; len(w.values) < need {
+			w.values = dense.Make[F](need)
+		}
+		if len(w.visible) < rows {
+			w.visible, w.hidden = make([]int32, rows), make([]int32, rows)
+		}
+		if g.Slopes != "" && len(w.slopes) < rows {
+			w.slopes, w.distances = make([]float64, rows), make([]float64, rows)
+		}
+		if g.Bias != (attn.Bias{}) && len(w.bias) < rows {
+			w.bias = make([]unsafe.Pointer, rows)
+		}
+		if need := g.Group() * invariantKeys; g.Invariant && g.Tree && g.Bias != (attn.Bias{}) && len(w.treeBias) < need {
+			w.treeBias = dense.Make[F](need)
+		}
+		if len(w.runs.k) < runs {
+			w.runs.k, w.runs.v = make([]Streams, runs), make([]Streams, runs)
+		}
+		v := w.values
+		w.q = cpu.Cut(&v, q)
+		w.state = partial[F]{cpu.Cut(&v, out), cpu.Cut(&v, stats), cpu.Cut(&v, stats)}
+		w.part = partial[F]{cpu.Cut(&v, out), cpu.Cut(&v, stats), cpu.Cut(&v, stats)}
+		w.scores = cpu.Cut(&v, scores)
+		w.wide = cpu.Cut(&v, wide)
+		if ws.prompt != nil {
+			w.prompt.grow(ws.prompt, rows, g.Dim, g.ValueDim, o.K.DType.Size())
+		}
+	}
+
+	ws.prepareApart(p)
+	if need := 2*n*(out+2*stats) + cpu.CacheLine; len(ws.values) < need {
+		ws.values = dense.Make[F](need)
+	}
+	v := ws.values
+	ws.partials = ws.partials[:0]
+	for range 2 * n {
+		ws.partials = append(ws.partials, partial[F]{cpu.Cut(&v, out), cpu.Cut(&v, stats), cpu.Cut(&v, stats)})
+	}
+}
+
+// Work is logical worker i of the plan: it attends to the LeanTiles of its range, output tile by output
+// tile.
+func (ws *workspace[F]) Work(i, thread int) {
+	p, w := ws.plan, &ws.threads[thread]
+	for it := p.sched.Work(i); ; {
+		k, ok := it.Next()
+		if !ok {
+			w.tile, w.some = tile{}, tile{} // they point into the operands
+			w.runs.forget()
+			clear(w.bias)
+			return
+		}
+		b := p.block(k)
+		ws.pack(w, b)
+		state := &w.state
+		if !k.Whole() {
+			state = &ws.partials[p.sched.Slot(i, k)]
+		}
+		if p.g.Invariant {
+			ws.attendAlone(i, w, b, k, state)
+		} else {
+			state.reset(b.rows, p.g.ValueDim)
+			ws.attend(w, b, k, state)
+		}
+		if k.Whole() {
+			ws.finish(b, state)
+			continue
+		}
+		// The last to arrive merges: then all partials are there, and nobody has waited for one.
+		first, last, count := p.sched.Sharers(k)
+		if ws.arrived[first].Add(1) == int32(count) {
+			ws.arrived[first].Store(0)
+			if p.g.Invariant {
+				state = ws.mergeApart(b, k, first, last)
+			} else {
+				state = ws.merge(b, k, first, last)
+			}
+			ws.finish(b, state)
+		}
+	}
+}
+
+// block is an output tile: the packed rows of a block of query positions in one KV head. Packed row r
+// is query position from+r/group of head head0+r%group.
+type block struct {
+	seq      *span
+	index    int // of the sequence
+	from, to int // query positions
+	head     int // KV head
+	head0    int // first query head
+	group    int // query heads of the KV head
+	rows     int
+}
+
+func (p *Plan) block(k lean.Work) block {
+	s := &p.seqs[k.Seq]
+	from, to := s.block(k.Block)
+	group := p.g.Group()
+	return block{
+		seq: s, index: int(k.Seq), from: from, to: to,
+		head: k.Head, head0: k.Head * group, group: group, rows: (to - from) * group,
+	}
+}
+
+// pack gathers the block's query rows into w.q, turned if they are to be, with the scale folded in.
+func (ws *workspace[F]) pack(w *worker[F], b block) {
+	g := &ws.plan.g
+	dst := w.q
+	for i := b.from; i < b.to; i++ {
+		for h := b.head0; h < b.head0+b.group; h++ {
+			at := (b.seq.row+i)*g.Query.Row + h*g.Query.Head
+			q, to := ws.ops.Q[at:at+g.Dim], dst[:g.Dim]
+			if r := &ws.plan.rotation; r.turns() {
+				turnRow(r, b.seq.row+i, to, q)
+				q = to
+			}
+			cpu.ScaleInto(to, q, ws.scale)
+			dst = dst[g.Dim:]
+		}
+	}
+}
+
+// attend merges the keys of LeanTiles [k.Begin, k.End) into state.
+func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partial[F]) {
+	p := ws.plan
+	g := &p.g
+	t := &w.tile
+	*t = tile{
+		Rows: b.rows, Dim: g.Dim, ValueDim: g.ValueDim, Q: unsafe.Pointer(&w.q[0]),
+		Scores: unsafe.Pointer(&w.scores[0]), Wide: unsafe.Pointer(&w.wide[0]),
+	}
+	mod := ws.scoreMod(w, b)
+	t.scoreMod = mod
+	t.drop = drop{rule: ws.drop, sequence: b.index, head: b.head0, group: b.group}
+	byKey := t.byKey() || t.drops()
+	state.receive(t, 0)
+	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
+	row := 0              // of the block that the tile begins with
+	ready := func(key int) {
+		if keys >= stateKeys && t.Rows == b.rows {
+			if sum != state {
+				state.merge(sum, b.rows, g.ValueDim)
+			}
+			sum, keys = &w.part, 0
+			sum.reset(b.rows, g.ValueDim)
+			sum.receive(t, 0)
+		}
+		if byKey {
+			ws.modAt(t, b, row, key)
+		}
+	}
+	call := func(key int) {
+		ready(key)
+		ws.kernel(t)
+		keys += t.Count
+	}
+	rows := addresses{
+		plan: p, seq: b.seq,
+		k: ws.ops.K.At(b.head * g.Key.Head), v: ws.ops.V.At(b.head * g.Value.Head),
+		size: ws.ops.K.DType.Size(), runs: &w.runs,
+	}
+	limit := keysOfCall(b.rows)
+	seen := func(key, stop int) { // all rows of the tile see keys [key, stop)
+		for key < stop {
+			if t.drops() { // which key is which is not looked up for each weight
+				n := rows.neighbours(t, key, min(key+limit, stop))
+				call(key)
+				key += n
+				continue
+			}
+			n := rows.streams(t, key, stop, limit)
+			for from := 0; from < n; from += limit {
+				rows.walk(t, from, n, limit)
+				call(key + from/4)
+			}
+			key += n
+		}
+		t.Next = nil
+	}
+	each := func(see func(i int)) { // the tile has each position's rows in turn, and then all again
+		t.Rows = b.group
+		for i := b.from; i < b.to; i++ {
+			row = (i - b.from) * b.group
+			t.Q = unsafe.Pointer(&w.q[row*g.Dim])
+			sum.receive(t, row)
+			t.scoreMod = mod.rows(row, b.group)
+			see(i)
+		}
+		row, t.Rows, t.Q = 0, b.rows, unsafe.Pointer(&w.q[0])
+		sum.receive(t, 0)
+		t.scoreMod = mod
+	}
+	low, all := b.seq.common(g, b.from, b.to)
+	some := func(key, end int) { // keys [key, end), each for the rows that see it
+		if stop := min(end, low); key < stop {
+			// Kernels know of no first key of a row: each position gets a call with those that it sees.
+			was := keys
+			each(func(i int) {
+				first, most := b.seq.sees(g, i)
+				seen(key, min(stop, g.SinkKeys(first))) // if the first rows see all that comes behind these, too
+				seen(max(key, first), min(stop, most))
+			})
+			keys = was + stop - key
+			key = stop
+		}
+		if stop := min(end, all); key < stop {
+			seen(key, stop)
+			key = stop
+		}
+		if fresh := b.seq.fresh(); b.seq.tree != nil && key < end {
+			// Nor do they know of keys between others that a row does not see. There are no more than attn.MaxTree.
+			each(func(i int) {
+				for from, to := range b.seq.tree.Runs(i, key-fresh, end-fresh) {
+					seen(fresh+from, fresh+to)
+				}
+			})
+			key = end
+		}
+		for key < end { // what not every row sees
+			begin := key
+			key += rows.neighbours(t, key, min(key+limit, end))
+			for r := range b.rows {
+				_, end := b.seq.sees(g, b.from+r/b.group)
+				w.visible[r] = int32(min(max(end-begin, 0), t.Count))
+			}
+			t.Visible = unsafe.Pointer(&w.visible[0])
+			call(begin)
+		}
+		t.Visible = nil
+	}
+	context, front := b.seq.context(g, b.from, b.to)
+	part := context.Part(k.Begin, k.End, g.TileTokens)
+	key, end := part.First, part.End
+	if stop := min(end, context.First+front); key < stop { // sink tokens, which all rows see
+		seen(key-context.First, stop-context.First)
+		key = stop
+	}
+	if many := ws.prompt != nil && b.rows >= promptRows && b.seq.tree == nil; many && w.prompt.begin(ws.prompt, t) {
+		for key < end {
+			n := min(promptKeys, end-key)
+			if ready(key); ws.inTiles(w, &rows, b, key, n, key < low || key+n > all) {
+				keys += n
+			} else {
+				some(key, key+n)
+			}
+			key += n
+		}
+	}
+	some(key, end)
+	if sum != state {
+		state.merge(sum, b.rows, g.ValueDim)
+	}
+}
+
+// scoreMod returns the score modification of the block's rows, but for what [workspace.modAt] fills in.
+func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
+	g := &ws.plan.g
+	s := scoreMod{Cap: ws.cap}
+	if g.Slopes != "" {
+		s.Slopes, s.Distances = w.slopes[:b.rows], w.distances[:b.rows]
+		for r := range s.Slopes {
+			s.Slopes[r] = g.Slopes.Of(b.head0+r%b.group) * lean.Log4E
+		}
+	}
+	if g.Bias != (attn.Bias{}) {
+		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.Factor()*lean.Log4E
+	}
+	return s
+}
+
+// modAt turns the modification of a tile, which begins with the given row of the block, and what is dropped of it, to a
+// call's first key: the one that its order counts from.
+func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
+	t.position, t.key = b.from+row/b.group, key
+	for r := range t.Distances {
+		t.Distances[r] = float64(key - b.seq.position(b.from+(row+r)/b.group))
+	}
+	for r := range t.Bias {
+		pos, head := b.from+(row+r)/b.group, b.head0+(row+r)%b.group
+		t.Bias[r] = unsafe.Pointer(&ws.ops.Bias[ws.plan.g.Bias.Row(b.index, head, pos)+key])
+	}
+}
+
+// merge merges the partials of k's output tile in worker order and returns their sum.
+func (ws *workspace[F]) merge(b block, k lean.Work, first, last int) *partial[F] {
+	sched := &ws.plan.sched
+	dim := ws.plan.g.ValueDim
+	k.Begin = 0 // the host block's part
+	sum := &ws.partials[sched.Slot(first, k)]
+	k.Begin = 1 // a part of anybody else
+	for i := first + 1; i <= last; i++ {
+		if begin, end := sched.Range(i); begin == end {
+			continue
+		}
+		sum.merge(&ws.partials[sched.Slot(i, k)], b.rows, dim)
+	}
+	return sum
+}
+
+// finish writes the block's outputs from its state over all its keys. That is where sinks come in, once for each row:
+// kernels know nothing of them.
+func (ws *workspace[F]) finish(b block, state *partial[F]) {
+	g, o, keep := &ws.plan.g, ws.ops, ws.drop.Keep()
+	for r := range b.rows {
+		row, head := b.seq.row+b.from+r/b.group, b.head0+r%b.group
+		at := row*g.Out.Row + head*g.Out.Head
+		s, out := state.row(r, g.ValueDim), o.Out[at:at+g.ValueDim]
+		lse, empty := o.Sink(head), s.Empty()
+		if empty {
+			clear(out)
+		} else {
+			s.Sink(F(float64(lse) * lean.Log4E))
+			cpu.DivideInto(out, s.O, F(float64(s.L)*keep))
+		}
+		if o.LSE != nil {
+			if !empty {
+				lse = s.LSE()
+			}
+			o.LSE[row*g.LSE.Row+head*g.LSE.Head] = lse
+		}
+	}
+}
+
+// writeMasked writes the outputs that no worker has work for: query positions that see no key.
+func writeMasked[F cpu.Real](p *Plan, o *Operands[F]) {
+	g := &p.g
+	for i := range p.seqs {
+		s := &p.seqs[i]
+		for row := s.row; row < s.row+s.masked; row++ {
+			for h := range g.Heads {
+				at := row*g.Out.Row + h*g.Out.Head
+				clear(o.Out[at : at+g.ValueDim])
+				if o.LSE != nil {
+					o.LSE[row*g.LSE.Row+h*g.LSE.Head] = o.Sink(h)
+				}
+			}
+		}
+	}
+}
+
+// addresses finds the rows of one KV head of a sequence.
+type addresses struct {
+	plan *Plan
+	seq  *span
+	k, v unsafe.Pointer // page 0, slot 0 of the head
+	size int            // bytes of an element
+	runs *runs          // that the tile's K and V are cut from
+}
+
+// row returns where key and its value lie.
+func (a *addresses) row(key int) (k, v unsafe.Pointer) {
+	g := &a.plan.g
+	page := int(a.plan.pages[a.seq.page+key/g.PageTokens])
+	slot := key % g.PageTokens
+	return unsafe.Add(a.k, (page*g.Key.Page+slot*g.Key.Row)*a.size),
+		unsafe.Add(a.v, (page*g.Value.Page+slot*g.Value.Row)*a.size)
+}
+
+// streams sets t to keys from the given one on, before end, in four streams as far apart as can be, and
+// returns how many keys these are. If that is more than limit, they are one run.
+func (a *addresses) streams(t *tile, key, end, limit int) int {
+	g := &a.plan.g
+	t.KStep, t.VStep = g.Key.Row*a.size, g.Value.Row*a.size
+	slot := key % g.PageTokens
+	if four := 4 * g.PageTokens; slot == 0 && end-key >= four { // runs of four whole pages
+		runs := min((end-key)/four, max(limit/four, 1))
+		a.open(t, runs, four)
+		t.order = order{streams: g.PageTokens > 1, skip: 3 * g.PageTokens} // four pages of a key each are in order
+		for i := range t.order.first {
+			t.order.first[i] = i * g.PageTokens
+		}
+		for r := range runs {
+			for i := range t.K[r] {
+				t.K[r][i], t.V[r][i] = a.row(key + r*four + i*g.PageTokens)
+			}
+		}
+		return runs * four
+	}
+	// The quarters of what is left of a page; the first ones are longer by a row if need be.
+	n := min(end-key, g.PageTokens-slot)
+	a.open(t, 1, (n+3)/4*4)
+	k, v := a.row(key)
+	first := 0
+	t.order = order{streams: true}
+	for i := range t.K[0] {
+		if i >= n {
+			first = 0 // no key: any pointer will do that points to something
+		}
+		t.order.first[i] = first
+		t.K[0][i], t.V[0][i] = unsafe.Add(k, first*t.KStep), unsafe.Add(v, first*t.VStep)
+		first += (n - i + 3) / 4
+	}
+	return n
+}
+
+// open gives t so many runs of n keys.
+func (a *addresses) open(t *tile, runs, n int) {
+	t.K, t.V, t.Run = a.runs.k[:runs], a.runs.v[:runs], n
+}
+
+// walk sets t to limit of the n keys that streams opened, or to what is left of them, from the given one
+// on. It is called for 0, limit, 2*limit ... in turn.
+func (a *addresses) walk(t *tile, from, n, limit int) {
+	t.Count, t.Next = min(n-from, limit), nil
+	if n <= limit {
+		return
+	}
+	r := a.runs
+	if from == 0 {
+		r.firstK, r.firstV = t.K[0], t.V[0]
+	}
+	left, row := n-from, from/4
+	for i := range r.next {
+		t.K[0][i], t.V[0][i] = r.firstK.along(i, left, row*t.KStep), r.firstV.along(i, left, row*t.VStep)
+	}
+	if left -= limit; left > 0 {
+		for i := range r.next {
+			r.next[i] = r.firstK.along(i, left, (row+limit/4)*t.KStep)
+		}
+		t.Next = &r.next
+	}
+}
+
+// along returns where stream i goes on after so many bytes, with so many keys left in all: some other
+// stream if there is none in i, since that may end where its memory does.
+func (s *Streams) along(i, left, bytes int) unsafe.Pointer {
+	if i >= left {
+		i = 0
+	}
+	return unsafe.Add(s[i], bytes)
+}
+
+// runs holds the runs of a worker's calls.
+type runs struct {
+	k, v           []Streams
+	firstK, firstV Streams // where walk began
+	next           Streams
+}
+
+// forget drops what points into operands.
+func (r *runs) forget() {
+	clear(r.k)
+	clear(r.v)
+	r.firstK, r.firstV, r.next = Streams{}, Streams{}, Streams{}
+}
+
+// neighbours sets t to keys from the given one on, before end, in order, and returns how many keys
+// these are.
+func (a *addresses) neighbours(t *tile, key, end int) int {
+	g := &a.plan.g
+	t.Count, t.order = min(end-key, g.PageTokens-key%g.PageTokens), order{}
+	a.open(t, 1, (t.Count+3)/4*4)
+	kRow, vRow := g.Key.Row*a.size, g.Value.Row*a.size
+	t.KStep, t.VStep = 4*kRow, 4*vRow
+	k, v := a.row(key)
+	for i := range t.K[0] {
+		row := min(i, t.Count-1)
+		t.K[0][i], t.V[0][i] = unsafe.Add(k, row*kRow), unsafe.Add(v, row*vRow)
+	}
+	return t.Count
+}

@@ -1,0 +1,80 @@
+package attention
+
+import (
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
+)
+
+// scoreMod is what changes the scores of a tile before they become weights. Rows are the tile's.
+type scoreMod struct {
+	Cap float64
+
+	// One for each row: the slope, how far key number 0 is from the row's position, and where its bias lies, a *F.
+	Slopes, Distances []float64
+	Bias              []unsafe.Pointer
+	BiasScale         float64 // on all of these, log4(e) included
+}
+
+// none reports whether b changes nothing.
+func (b *scoreMod) none() bool { return b.Cap == 0 && !b.byKey() }
+
+// byKey reports whether it matters to b which key is which.
+func (b *scoreMod) byKey() bool { return b.Slopes != nil || b.Bias != nil }
+
+// rows returns what b is for n of its rows.
+func (b *scoreMod) rows(row, n int) scoreMod {
+	part := scoreMod{Cap: b.Cap}
+	if b.Slopes != nil {
+		part.Slopes, part.Distances = b.Slopes[row:row+n], b.Distances[row:row+n]
+	}
+	if b.Bias != nil {
+		part.Bias, part.BiasScale = b.Bias[row:row+n], b.BiasScale
+	}
+	return part
+}
+
+// modifyScores modifies the scores of a tile, stride a row: of each row those of the keys that it sees.
+func modifyScores[F cpu.Real](t *tile, scores []F, stride int) {
+	if t.none() {
+		return
+	}
+	for r := range t.Rows {
+		n := t.Count
+		if t.Visible != nil {
+			n = int(*(*int32)(unsafe.Add(t.Visible, 4*r)))
+		}
+		s := scores[r*stride : r*stride+n]
+		if n == 0 {
+			continue
+		}
+		if t.Cap != 0 {
+			cpu.SoftCapScores(s, t.Cap)
+		}
+		if t.byKey() {
+			modifyByKey(t, r, s)
+		}
+	}
+}
+
+// modifyByKey is what modifyScores does that depends on which key is which, for the scores of a row.
+func modifyByKey[F cpu.Real](t *tile, row int, s []F) {
+	o, n, further := &t.order, len(s), 0
+	var first *[4]int
+	if o.streams {
+		first = &o.first
+	}
+	if o.streams && o.skip != 0 { // a run at a time: within it streams go on evenly
+		n, further = t.Run, t.Run/4+o.skip
+	}
+	for number := 0; len(s) > 0; number += further {
+		part := s[:min(n, len(s))]
+		s = s[len(part):]
+		if t.Slopes != nil {
+			cpu.AddSlopes(part, t.Slopes[row], t.Distances[row]+float64(number), first)
+		}
+		if t.Bias != nil {
+			cpu.AddBiases(part, at[F](t.Bias[row], number), t.BiasScale, first)
+		}
+	}
+}

@@ -1,5 +1,0 @@
-//go:build amd64 && gc && !noasm
-
-package cpu
-
-var promptTiers = [Tiers]*promptWays{TierAMX: promptsOf(tileTiers[TierAMX], weighNearAVX512)}
