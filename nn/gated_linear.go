@@ -6,7 +6,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cpu"
+	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 
 	G "gorgonia.org/gorgonia"
@@ -52,7 +52,7 @@ func GatedLinear(x *G.Node, ws, bs []*G.Node, kind Gate, opts ...LinearOption) (
 }
 
 // halves is the layers of a weight that has both, in host memory.
-func halves[F float](both cpu.LinearOperands[F]) []cpu.LinearOperands[F] {
+func halves[F float](both cpulinear.Operands[F]) []cpulinear.Operands[F] {
 	gate, up := both, both
 	n := both.Out / 2
 	gate.Out, up.Out = n, n
@@ -61,7 +61,7 @@ func halves[F float](both cpu.LinearOperands[F]) []cpu.LinearOperands[F] {
 	if both.Bias != nil {
 		gate.Bias, up.Bias = both.Bias[:n], both.Bias[n:]
 	}
-	return []cpu.LinearOperands[F]{gate, up}
+	return []cpulinear.Operands[F]{gate, up}
 }
 
 // gateAndUp is the same on a GPU, and two layers as they are.

@@ -10,6 +10,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -480,7 +481,7 @@ func (op linear) Do(in ...G.Value) (y G.Value, err error) {
 // operands is the inputs of a linear in host memory.
 type operands[F float] struct {
 	x, gamma, beta []F
-	parts          []cpu.LinearOperands[F]
+	parts          []cpulinear.Operands[F]
 	shape          tensor.Shape
 }
 
@@ -503,7 +504,7 @@ func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
 	if o.x, err = next(); err != nil {
 		return o, err
 	}
-	o.parts = make([]cpu.LinearOperands[F], op.parts)
+	o.parts = make([]cpulinear.Operands[F], op.parts)
 	for i := range o.parts {
 		p := &o.parts[i]
 		p.Rows, p.In, p.Out, p.Activation, p.X = shapes[0][0], shapes[0][1], shapes[at][0], op.activation, o.x
@@ -585,13 +586,13 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 	return t, nil
 }
 
-func runLinear[F float](o *cpu.LinearOperands[F]) error {
-	return engineError("Linear", cpu.Linear(cpu.Default(), o))
+func runLinear[F float](o *cpulinear.Operands[F]) error {
+	return engineError("Linear", cpulinear.Run(cpu.Default(), o))
 }
 
 // runLinears computes several layers of the same x.
-func runLinears[F float](all []cpu.LinearOperands[F]) error {
-	return engineError("Linear", cpu.Linears(cpu.Default(), all))
+func runLinears[F float](all []cpulinear.Operands[F]) error {
+	return engineError("Linear", cpulinear.RunAll(cpu.Default(), all))
 }
 
 // linearPart is the rule of the output of one of the layers of [Linears]: elements of their

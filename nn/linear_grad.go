@@ -7,6 +7,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -181,7 +182,7 @@ func linearBackward[F float](op linear, of int, in []G.Value, grad G.Value) (G.V
 }
 
 // linearGradX is the sum of g W of the layers.
-func linearGradX[F float](d []F, parts []cpu.LinearOperands[F], g [][]F) error {
+func linearGradX[F float](d []F, parts []cpulinear.Operands[F], g [][]F) error {
 	var before []F // of the layers ahead
 	for i, p := range parts {
 		to := d
@@ -204,7 +205,7 @@ func multiply[F float](y, a, b, plus []F, rows, columns, n int) error {
 		d = attn.Float64
 	}
 	w := cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(b)), Len: len(b)}
-	return runLinear(&cpu.LinearOperands[F]{Rows: rows, In: n, Out: columns, X: a, W: w, Residual: plus, Y: y})
+	return runLinear(&cpulinear.Operands[F]{Rows: rows, In: n, Out: columns, X: a, W: w, Residual: plus, Y: y})
 }
 
 // transposed is the columns of a matrix, one behind the other.

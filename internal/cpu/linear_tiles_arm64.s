@@ -78,7 +78,7 @@ TEXT ·tileF32NEON(SB), NOSPLIT, $0-8
 	MOVD a+0(FP), R0
 	MOVD TileArgs_X(R0), R4
 	MOVD TileArgs_XRow(R0), R1
-	MOVD TileArgs_rows(R0), R3
+	MOVD TileArgs_Rows(R0), R3
 	MOVD TileArgs_W(R0), R12
 	MOVD TileArgs_N(R0), R2
 	next(1, R4, R5)

@@ -22,7 +22,7 @@ import (
 // with float32 weights, or += if a.more is not 0. Products are added one after the other.
 func tileF32Go(a *TileArgs) {
 	w := unsafe.Slice((*float32)(a.W), a.N*a.outs)
-	for r := range a.rows {
+	for r := range a.Rows {
 		x := unsafe.Slice((*float32)(unsafe.Add(a.X, r*a.XRow)), a.N)
 		y := unsafe.Slice((*float32)(unsafe.Add(a.Y, r*a.YRow)), a.outs)
 		for o := range y {
@@ -282,25 +282,25 @@ func oddGo(p *float32, n int) (odd int) {
 	return odd
 }
 
-// goFloats returns the Go forms of kernels for float32, for tests: tiles are small, and Go is slow.
-func goFloats() *LinearTiles {
-	k := &LinearTiles{Rows: 5, outs: 16, panels: 3}
+// GoFloats returns the Go forms of kernels for float32, for tests: tiles are small, and Go is slow.
+func GoFloats() *LinearTiles {
+	k := &LinearTiles{Rows: 5, Outs: 16, Panels: 3}
 	mul := []func(*TileArgs){nil}
 	for rows := 1; rows <= k.Rows; rows++ {
 		mul = append(mul, func(a *TileArgs) {
-			a.rows, a.outs = rows, k.outs
+			a.Rows, a.outs = rows, k.Outs
 			tileF32Go(a)
 		})
 	}
 	for d, pack := range map[attn.DType]func(*PackArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
-		k.Ways[d] = TileWay{fromRows: 16, depth: 64, Mul: mul, Pack: pack, rows: packRows}
+		k.Ways[d] = TileWay{FromRows: 16, Depth: 64, Mul: mul, Pack: pack, Rows: packRows}
 	}
 	return k
 }
 
 // GoParts returns the Go forms of kernels for parts of bfloat16, for tests.
 func GoParts() *LinearTiles {
-	k := &LinearTiles{Rows: 2 * StepRows, outs: 2 * StepRows, panels: 2}
+	k := &LinearTiles{Rows: 2 * StepRows, Outs: 2 * StepRows, Panels: 2}
 	way := func(x, w int, pack, columns func(*PackArgs)) TileWay {
 		mul := make([]func(*TileArgs), k.Rows+1)
 		mul[k.Rows] = func(a *TileArgs) {
@@ -308,7 +308,7 @@ func GoParts() *LinearTiles {
 			tilePartsGo(a)
 		}
 		split := func(a *PackArgs) { splitF32Go(a, x) }
-		return TileWay{fromRows: 32, depth: 2 * StepDepth, Mul: mul, Pack: pack, Columns: columns, rows: StepRows, XParts: x, WParts: w, Split: split, odd: oddGo, Large: largeGo}
+		return TileWay{FromRows: 32, Depth: 2 * StepDepth, Mul: mul, Pack: pack, Columns: columns, Rows: StepRows, XParts: x, WParts: w, Split: split, Odd: oddGo, Large: largeGo}
 	}
 	f16, bf16 := way(2, 2, pairsF16Go, columnsF16Go), way(1, 1, pairsBF16Go, columnsBF16Go)
 	k.Ways[attn.Float32], k.Ways[attn.Float16], k.Ways[attn.BFloat16] = way(3, 3, pairsF32Go, nil), way(3, 2, pairsF16Go, columnsF16Go), way(3, 1, pairsBF16Go, columnsBF16Go)

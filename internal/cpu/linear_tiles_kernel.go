@@ -19,7 +19,7 @@ type TileArgs struct {
 	Tall, XStep, YStep int
 
 	// Of a call one kernel is made for:
-	rows, outs     int // of the tile
+	Rows, outs     int // of the tile
 	xParts, wParts int // numbers of bfloat16 that an element is the sum of
 }
 

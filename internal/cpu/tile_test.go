@@ -57,17 +57,17 @@ func TestTilePacking(t *testing.T) {
 	for _, d := range cputest.WeightTypes {
 		for _, w := range waysOf(k, d) {
 			for _, n := range []int{1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100} {
-				for rows := 1; rows <= w.rows; rows++ {
+				for rows := 1; rows <= w.Rows; rows++ {
 					src, stride := guardedRows(t, rng, d, rows, n)
-					a := PackArgs{Src: src, SrcRow: stride, Rows: rows, N: n, DstStep: 4 * (w.rows + rng.IntN(20))}
-					size, twin := a.DstStep*(n-1)+4*w.rows, twins[d]
+					a := PackArgs{Src: src, SrcRow: stride, Rows: rows, N: n, DstStep: 4 * (w.Rows + rng.IntN(20))}
+					size, twin := a.DstStep*(n-1)+4*w.Rows, twins[d]
 					if w.WParts > 0 {
 						a.DstPart, twin = StepBytes, pairs[d]
 						a.DstStep = (w.WParts + rng.IntN(2)) * StepBytes
 						size = (n-1)/StepDepth*a.DstStep + w.WParts*StepBytes
 					}
 					// Of steps, what belongs to rows behind the last may be anything.
-					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", InUse(), d, rows, n), &a, size, w.Pack, twin, w.WParts > 0 && rows < w.rows)
+					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", InUse(), d, rows, n), &a, size, w.Pack, twin, w.WParts > 0 && rows < w.Rows)
 				}
 			}
 			for _, n := range []int{1, 2, 15, 16, 17, 31, 32, 33, 64, 95} {
@@ -146,8 +146,8 @@ func testTile(t *testing.T, rng *rand.Rand, k *LinearTiles, w *TileWay, rows, n 
 	if w.Split != nil {
 		tiles, tall = 1+rng.IntN(3), 1+rng.IntN(2)
 	}
-	outs := tiles * k.outs
-	a := TileArgs{N: n, rows: rows, outs: k.outs, xParts: w.XParts, wParts: w.WParts, YRow: 4 * (outs + pad), More: rng.IntN(2), Tiles: tiles, Tall: tall}
+	outs := tiles * k.Outs
+	a := TileArgs{N: n, Rows: rows, outs: k.Outs, xParts: w.XParts, wParts: w.WParts, YRow: 4 * (outs + pad), More: rng.IntN(2), Tiles: tiles, Tall: tall}
 	a.YStep = rows * a.YRow
 	twin, terms := tileF32Go, n
 	var signs []func() // take the signs of x and w away
@@ -166,7 +166,7 @@ func testTile(t *testing.T, rng *rand.Rand, k *LinearTiles, w *TileWay, rows, n 
 	}
 	if w.Split == nil {
 		a.X, a.XRow = numbers(attn.Float32, rows, n)
-		a.W, _ = numbers(attn.Float32, 1, n*k.outs)
+		a.W, _ = numbers(attn.Float32, 1, n*k.Outs)
 	} else {
 		twin, terms = tilePartsGo, n*StepDepth*w.XParts*w.WParts
 		a.XRow = n * w.XParts * StepBytes

@@ -6,18 +6,18 @@ import "gorgonia.org/leanattention/internal/attn"
 
 var TileTiers = [Tiers]*LinearTiles{TierAVX2: &tilesAVX2, TierAVX512: &tilesAVX512, TierAMX: &tilesAMX}
 
-var tilesAVX2 = floatTiles(LinearTiles{Rows: 6, outs: 16, panels: 12}, [3]int{64, 96, 40},
+var tilesAVX2 = floatTiles(LinearTiles{Rows: 6, Outs: 16, Panels: 12}, [3]int{64, 96, 40},
 	[]func(*TileArgs){4: tileF32x4AVX2, tileF32x5AVX2, tileF32x6AVX2})
 
-var tilesAVX512 = floatTiles(LinearTiles{Rows: 14, outs: 32, panels: 8}, [3]int{96, 96, 96},
+var tilesAVX512 = floatTiles(LinearTiles{Rows: 14, Outs: 32, Panels: 8}, [3]int{96, 96, 96},
 	[]func(*TileArgs){8: tileF32x8AVX512, tileF32x9AVX512, tileF32x10AVX512, tileF32x11AVX512, tileF32x12AVX512,
 		tileF32x13AVX512, tileF32x14AVX512})
 
-// floatTiles multiplies float32, whatever weights are stored in. fromRows are how many rows are many with float32,
+// floatTiles multiplies float32, whatever weights are stored in. FromRows are how many rows are many with float32,
 // float16 and bfloat16.
 func floatTiles(t LinearTiles, fromRows [3]int, mul []func(*TileArgs)) LinearTiles {
 	way := func(fromRows int, pack func(*PackArgs)) TileWay {
-		return TileWay{fromRows: fromRows, depth: 256, Mul: mul, Pack: pack, rows: packRows, packing: 12}
+		return TileWay{FromRows: fromRows, Depth: 256, Mul: mul, Pack: pack, Rows: packRows, Packing: 12}
 	}
 	t.Ways[attn.Float32] = way(fromRows[0], packF32AVX2)
 	t.Ways[attn.Float16] = way(fromRows[1], packF16AVX2)
@@ -32,11 +32,11 @@ var tilesAMX = func() LinearTiles {
 		muls := make([]func(*TileArgs), 2*StepRows+1)
 		muls[2*StepRows] = mul
 		return TileWay{
-			fromRows: fromRows, depth: depth, Mul: muls, Pack: pack, Columns: columns, rows: StepRows, packing: packing,
-			XParts: x, WParts: w, Split: split, odd: oddAVX512, Large: largeAVX512,
+			FromRows: fromRows, Depth: depth, Mul: muls, Pack: pack, Columns: columns, Rows: StepRows, Packing: packing,
+			XParts: x, WParts: w, Split: split, Odd: oddAVX512, Large: largeAVX512,
 		}
 	}
-	t := LinearTiles{Rows: 2 * StepRows, outs: 2 * StepRows, panels: 4, fewer: &tilesAVX512}
+	t := LinearTiles{Rows: 2 * StepRows, Outs: 2 * StepRows, Panels: 4, Fewer: &tilesAVX512}
 	t.Ways[attn.Float32] = way(256, 3, 3, 1024, 34, tileX3W3AMX, pairsF32AMX, nil, splitX3AMX)
 	t.Ways[attn.Float16] = way(192, 3, 2, 1024, 24, tileX3W2AMX, pairsF16AMX, columnsF16AMX, splitX3AMX)
 	t.Ways[attn.BFloat16] = way(64, 3, 1, 2048, 16, tileX3W1AMX, pairsBF16AMX, columnsBF16AMX, splitX3AMX)

@@ -13,9 +13,9 @@ var tilesNEON = func() LinearTiles {
 		for rows := 1; rows < len(mul); rows++ {
 			mul[rows] = tileF32NEON
 		}
-		return TileWay{fromRows: fromRows, depth: 256, Mul: mul, Pack: pack, rows: packRows, packing: 12}
+		return TileWay{FromRows: fromRows, Depth: 256, Mul: mul, Pack: pack, Rows: packRows, Packing: 12}
 	}
-	t := LinearTiles{Rows: 8, outs: 8, panels: 24}
+	t := LinearTiles{Rows: 8, Outs: 8, Panels: 24}
 	t.Ways[attn.Float32], t.Ways[attn.Float16], t.Ways[attn.BFloat16] = way(128, packF32Go), way(8, packF16Go), way(8, packBF16Go)
 	return t
 }()

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	twins = "linear_go.go"
-	args  = "linear_kernel.go"
+	twins = "dot.go"
+	args  = "kernel.go"
 )
 
 // linear makes the kernels of linear layers.

@@ -24,8 +24,8 @@ type family struct {
 var families = []family{
 	{"", "activation", activation},
 	{"attention", "dropout", dropped},
-	{"", "linear", linear},
-	{"", "linear_row", linearRow},
+	{"linear", "dot", linear},
+	{"linear", "row", linearRow},
 	{"", "linear_tiles", linearTiles},
 	{"", "norm", norm},
 	{"", "readsum", readSum},

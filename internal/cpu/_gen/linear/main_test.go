@@ -73,11 +73,11 @@ func TestInstructions(t *testing.T) {
 func TestMistakes(t *testing.T) {
 	for _, c := range []struct{ twinFile, twin, types string }{
 		{"nowhere.go", "dotF32Go", ""},
-		{"linear_go.go", "nothingGo", ""},
-		{"linear_go.go", "dotF32Go", ""},
-		{"linear_go.go", "dotF32Go", "engine.go"},
+		{"dot.go", "nothingGo", ""},
+		{"dot.go", "dotF32Go", ""},
+		{"dot.go", "dotF32Go", "run.go"},
 	} {
-		_, err := generate(cpu, family{"", "x", func(g *gen) { g.kernel("x", avx2, c.twinFile, c.twin, c.types) }})
+		_, err := generate(cpu, family{"linear", "x", func(g *gen) { g.kernel("x", avx2, c.twinFile, c.twin, c.types) }})
 		if err == nil {
 			t.Errorf("%+v: no error", c)
 		}

@@ -1,8 +1,10 @@
-package cpu
+package linear
 
 import (
 	"sync/atomic"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
 // A layer of one row is a reading of its weights: memory should never wait to be asked. So a thread goes through weights that
@@ -23,13 +25,13 @@ type rowRun struct {
 // takes the first, others the last.
 type rowRange struct {
 	left atomic.Uint64
-	_    [2*CacheLine - 8]byte // processors fetch lines in pairs
+	_    [2*cpu.CacheLine - 8]byte // processors fetch lines in pairs
 }
 
 // rowScratch is a thread's.
 type rowScratch struct {
 	rowArgs
-	_ [CacheLine]byte
+	_ [cpu.CacheLine]byte
 }
 
 // take returns a piece that nobody has begun, and the one behind it, -1 if that is somebody else's.
@@ -54,7 +56,7 @@ func (r *rowRange) take(own bool) (piece, next int, ok bool) {
 }
 
 // oneRow computes the row l.first of all layers.
-func (l *linearRun) oneRow(e *Engine, threads int) error {
+func (l *linearRun) oneRow(e *cpu.Engine, threads int) error {
 	r, k := &l.row, &l.kernels.row
 	r.linearRun = l
 	all := 0
@@ -64,7 +66,7 @@ func (l *linearRun) oneRow(e *Engine, threads int) error {
 		}
 	}
 	// All streams have a row at least, and a thread several pieces, of which others may take some.
-	r.outs = k.streams * max(1, min(k.unit/max(l.wRow, 1), all/(threads*SharesPerThread))/k.streams)
+	r.outs = k.streams * max(1, min(k.unit/max(l.wRow, 1), all/(threads*cpu.SharesPerThread))/k.streams)
 	r.pieces = 0
 	for i := range l.layers {
 		if i == 0 || !l.inTurn {
@@ -85,7 +87,7 @@ func (l *linearRun) oneRow(e *Engine, threads int) error {
 	}
 	r.then = r.then[:0]
 	if k.fetch != nil {
-		Own[kept](e).successors.turn(r)
+		cpu.Own[kept](e).successors.turn(r)
 	}
 	if err := e.RunOn(r, threads, threads); err != nil {
 		return err
@@ -111,11 +113,11 @@ func (r *rowRun) beginning(i int) memory {
 }
 
 // Prefetch is what the thread is likely to read next.
-func (r *rowRun) Prefetch(thread int) Prefetch {
+func (r *rowRun) Prefetch(thread int) cpu.Prefetch {
 	if len(r.then) != len(r.ranges) {
-		return Prefetch{}
+		return cpu.Prefetch{}
 	}
-	return Prefetch{r.then[thread].at, r.then[thread].bytes, r.kernels.row.fetch}
+	return cpu.Prefetch{At: r.then[thread].at, Bytes: r.then[thread].bytes, Fetch: r.kernels.row.fetch}
 }
 
 func (r *rowRun) piecesOf(l *linearLayer) int { return (l.out-1)/r.outs + 1 }
@@ -177,16 +179,16 @@ func (r *rowRun) compute(a *rowArgs, piece, next int) {
 func (r *rowRun) features(a *rowArgs, l *linearLayer, from, to int, then unsafe.Pointer) {
 	k := &r.kernels.row
 	a.n, a.x = r.in, unsafe.Add(r.x, r.first*r.in*r.size)
-	lines := r.wRow / CacheLine
-	a.beyond = min(k.ahead/CacheLine, lines)
+	lines := r.wRow / cpu.CacheLine
+	a.beyond = min(k.ahead/cpu.CacheLine, lines)
 	a.within = lines - a.beyond
 	// compute asks behind the last row for what is there, or else once more for what has just been read.
 	compute := func(at, rows, step, row int, then unsafe.Pointer) {
 		a.w, a.wStep, a.wSkip = unsafe.Add(l.w, at*r.wRow), step*r.wRow, (row-1)*r.wRow
 		a.y, a.yStep, a.yRow = unsafe.Add(l.y, (r.first*l.out+at)*r.size), step*r.size, row*r.size
-		a.rows, a.next, a.behind = rows, row*r.wRow-lines*CacheLine, -a.beyond*CacheLine
+		a.rows, a.next, a.behind = rows, row*r.wRow-lines*cpu.CacheLine, -a.beyond*cpu.CacheLine
 		if then != nil {
-			last := uintptr(a.w) + uintptr((rows-1)*row*r.wRow+lines*CacheLine)
+			last := uintptr(a.w) + uintptr((rows-1)*row*r.wRow+lines*cpu.CacheLine)
 			a.behind = int(uintptr(then) - last)
 		}
 		k.dot[r.dtype](a)

@@ -1,4 +1,4 @@
-package cpu
+package linear
 
 import (
 	"math"
@@ -10,20 +10,21 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // withRowKernel has layers of one row computed by dot until the test ends.
 func withRowKernel(t *testing.T, k rowKernels, dot func(*rowArgs)) {
-	was := linearTiers[InUse()]
+	was := linearTiers[cpu.InUse()]
 	own := *was
 	own.row = k
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		own.row.dot[d] = dot
 	}
-	linearTiers[InUse()] = &own
-	t.Cleanup(func() { linearTiers[InUse()] = was })
+	linearTiers[cpu.InUse()] = &own
+	t.Cleanup(func() { linearTiers[cpu.InUse()] = was })
 }
 
 // rowLayouts are the ways through weights that there are.
@@ -43,27 +44,27 @@ func TestRowPieces(t *testing.T) {
 					}
 					*(*float32)(unsafe.Add(a.y, r*a.yRow+s*a.yStep)) += 1
 				}
-				if uintptr(a.w)/CacheLine%5 == 0 {
+				if uintptr(a.w)/cpu.CacheLine%5 == 0 {
 					runtime.Gosched()
 				}
 			}
 		})
 		for i := range 40 {
 			in := 1 + rng.IntN(300)
-			var all []LinearOperands[float32]
+			var all []Operands[float32]
 			for range 1 + rng.IntN(3) {
 				out := rng.IntN(len(w) / in)
 				if rng.IntN(4) == 0 {
 					out = rng.IntN(min(40, out+1))
 				}
-				o := LinearOperands[float32]{Rows: 1, In: in, Out: out, X: w[:in], W: Buffer{attn.Float32, unsafe.Pointer(&w[0]), len(w)}, Y: make([]float32, out)}
+				o := Operands[float32]{Rows: 1, In: in, Out: out, X: w[:in], W: cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&w[0]), Len: len(w)}, Y: make([]float32, out)}
 				if len(all) == 1 && i%4 == 0 { // the second waits for the first
 					o.Out, o.Y, o.Times = all[0].Out, make([]float32, all[0].Out), all[0].Y
 				}
 				all = append(all, o)
 			}
 			runtime.GOMAXPROCS(1 + rng.IntN(4))
-			if err := Linears(Default(), all); err != nil {
+			if err := RunAll(cpu.Default(), all); err != nil {
 				t.Fatal(err)
 			}
 			for j, o := range all {
@@ -97,7 +98,7 @@ func TestRowAhead(t *testing.T) {
 					for i := range a.within + a.beyond {
 						for s := range k.streams {
 							w := uintptr(a.w) + uintptr(r*(2*in+a.wSkip)+s*a.wStep)
-							l, ahead := of(w+uintptr(CacheLine*i)), w+uintptr(CacheLine*(i+a.beyond))
+							l, ahead := of(w+uintptr(cpu.CacheLine*i)), w+uintptr(cpu.CacheLine*(i+a.beyond))
 							if !l.asked {
 								unasked++
 							}
@@ -117,10 +118,10 @@ func TestRowAhead(t *testing.T) {
 				}
 			})
 			w := make([]uint16, 1024*in)
-			o := LinearOperands[float32]{Rows: 1, In: in, Out: 512, X: make([]float32, in), W: Buffer{attn.BFloat16, unsafe.Pointer(&w[0]), 512 * in}, Y: make([]float32, 512)}
+			o := Operands[float32]{Rows: 1, In: in, Out: 512, X: make([]float32, in), W: cpu.Buffer{DType: attn.BFloat16, Ptr: unsafe.Pointer(&w[0]), Len: 512 * in}, Y: make([]float32, 512)}
 			other := o
-			other.W, other.Out, other.Y = Buffer{attn.BFloat16, unsafe.Pointer(&w[512*in]), 512 * in}, 512, make([]float32, 512)
-			if err := Linears(Default(), []LinearOperands[float32]{o, other}); err != nil {
+			other.W, other.Out, other.Y = cpu.Buffer{DType: attn.BFloat16, Ptr: unsafe.Pointer(&w[512*in]), Len: 512 * in}, 512, make([]float32, 512)
+			if err := RunAll(cpu.Default(), []Operands[float32]{o, other}); err != nil {
 				t.Fatal(err)
 			}
 			for p, l := range lines {
@@ -128,8 +129,8 @@ func TestRowAhead(t *testing.T) {
 					t.Fatalf("%+v, rows of %d: the line at %d was asked for, and not read", k, in, p)
 				}
 			}
-			first := k.streams * min(k.ahead/CacheLine, 2*in/CacheLine)
-			if unasked != first || twice > first || len(lines) != 1024*2*in/CacheLine {
+			first := k.streams * min(k.ahead/cpu.CacheLine, 2*in/cpu.CacheLine)
+			if unasked != first || twice > first || len(lines) != 1024*2*in/cpu.CacheLine {
 				t.Errorf("%+v, rows of %d: %d lines, of which %d were not asked for and %d twice; want %d and %d", k, in, len(lines), unasked, twice, first, first)
 			}
 		}
@@ -140,7 +141,7 @@ func TestRowAhead(t *testing.T) {
 // the last time, and for none that are others'.
 func TestRowPrefetch(t *testing.T) {
 	cputest.SetProcs(t, 2)
-	var e Engine
+	var e cpu.Engine
 	defer e.Close()
 	var mu sync.Mutex
 	asked := map[uintptr]bool{}
@@ -148,24 +149,24 @@ func TestRowPrefetch(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		asked[p] = true
-		if n != PrefetchBytes {
+		if n != cpu.PrefetchBytes {
 			t.Errorf("%d bytes at a time", n)
 		}
 	}}
-	for _, idle := range []int{3 * PrefetchBytes, 1 << 30} { // some of a range, and all of it
+	for _, idle := range []int{3 * cpu.PrefetchBytes, 1 << 30} { // some of a range, and all of it
 		k.idle = idle
 		testRowPrefetch(t, &e, k, &mu, asked)
 	}
 }
 
-func testRowPrefetch(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, asked map[uintptr]bool) {
+func testRowPrefetch(t *testing.T, e *cpu.Engine, k rowKernels, mu *sync.Mutex, asked map[uintptr]bool) {
 	const half = 32 * 2048 * 4 // bytes that the helper reads of a layer
 	bytes := min(k.idle, half)
-	var layers []LinearOperands[float32]
+	var layers []Operands[float32]
 	for range 3 {
 		w := make([]float32, 64*2048)
-		layers = append(layers, LinearOperands[float32]{
-			Rows: 1, In: 2048, Out: 64, X: make([]float32, 2048), W: Buffer{attn.Float32, unsafe.Pointer(&w[0]), len(w)}, Y: make([]float32, 64),
+		layers = append(layers, Operands[float32]{
+			Rows: 1, In: 2048, Out: 64, X: make([]float32, 2048), W: cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&w[0]), Len: len(w)}, Y: make([]float32, 64),
 		})
 	}
 	wait := func(d time.Duration) {
@@ -181,16 +182,16 @@ func testRowPrefetch(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, aske
 			mu.Lock()
 			clear(asked)
 			mu.Unlock()
-			if err := Linear(e, &layers[i]); err != nil {
+			if err := Run(e, &layers[i]); err != nil {
 				t.Fatal(err)
 			}
 			wait(100 * time.Microsecond)
 			mu.Lock()
 			parts := 0
 			for p := range asked {
-				from := slices.IndexFunc(layers, func(l LinearOperands[float32]) bool {
+				from := slices.IndexFunc(layers, func(l Operands[float32]) bool {
 					begins := uintptr(l.W.Ptr) + half
-					return p >= begins && p < begins+uintptr(bytes) && (p-begins)%PrefetchBytes == 0
+					return p >= begins && p < begins+uintptr(bytes) && (p-begins)%cpu.PrefetchBytes == 0
 				})
 				if from < 0 {
 					t.Errorf("behind layer %d %#x was asked for", i, p)
@@ -199,7 +200,7 @@ func testRowPrefetch(t *testing.T, e *Engine, k rowKernels, mu *sync.Mutex, aske
 					parts++
 				}
 			}
-			if parts == bytes/PrefetchBytes {
+			if parts == bytes/cpu.PrefetchBytes {
 				all++
 			}
 			mu.Unlock()

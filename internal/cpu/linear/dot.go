@@ -1,9 +1,10 @@
-package cpu
+package linear
 
 import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/half"
 )
 
@@ -47,7 +48,7 @@ func dotF64Go(a *dotArgs) { dot[float64](a, attn.Float64) }
 
 // dot works on pieces of the rows, so that weights are widened once for all rows of x. They are of type d,
 // which is F or, for a float32, of 16 bits.
-func dot[F Real](a *dotArgs, d attn.DType) {
+func dot[F cpu.Real](a *dotArgs, d attn.DType) {
 	var wide [dotStreams][dotPiece]float32
 	var k [dotStreams][]F
 	var fresh [dotMaxRows][dotStreams]F
@@ -75,7 +76,7 @@ func dot[F Real](a *dotArgs, d attn.DType) {
 		for r := range a.rows {
 			x := unsafe.Slice((*F)(unsafe.Add(a.x, r*a.xRow+at*int(unsafe.Sizeof(F(0))))), n)
 			var part [dotStreams]F
-			Dot4(&part, x, k[0], k[1], k[2], k[3])
+			cpu.Dot4(&part, x, k[0], k[1], k[2], k[3])
 			for s, v := range part {
 				sums[r][s] += v
 			}

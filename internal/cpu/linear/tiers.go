@@ -1,9 +1,12 @@
-package cpu
+package linear
 
-import "gorgonia.org/leanattention/internal/attn"
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+)
 
 // linearKernels is what a linear layer is computed with: the functions of one tier, each with the contract
-// of its twin in linear_go.go.
+// of its twin in dot.go.
 type linearKernels struct {
 	// dot[d][r] takes weights of type d and r rows of x, 1 <= r <= rows.
 	dot  [attn.DTypes][dotMaxRows + 1]func(a *dotArgs)
@@ -11,7 +14,7 @@ type linearKernels struct {
 
 	row rowKernels // for one row
 
-	tiles *LinearTiles // for many rows; nil: they are computed as few are
+	tiles *cpu.LinearTiles // for many rows; nil: they are computed as few are
 }
 
 // rowKernels compute layers of one row. Those of one instruction set have the bits of its dot kernels.

@@ -1,10 +1,11 @@
-package cpu
+package linear
 
 import (
 	"sync/atomic"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -30,7 +31,7 @@ const (
 
 	// shareOuts is what shares of output features are multiples of: those of two workers meet at the
 	// end of a cache line.
-	shareOuts = CacheLine / 4
+	shareOuts = cpu.CacheLine / 4
 
 	// shareWeights is the number of weights that are worth a share of their own, for rows of a single
 	// pass: some microseconds of work. There are up to SharesPerThread shares a thread.
@@ -48,7 +49,7 @@ type linearLayer struct {
 // units returns how many times shareOuts features it has.
 func (l *linearLayer) units() int { return (l.out-1)/shareOuts + 1 }
 
-// linearRun is one call of Linear, or of Linears. As a task for the pool it is one block of rows: the work of a worker is
+// linearRun is one call of Run, or of RunAll. As a task for the pool it is one block of rows: the work of a worker is
 // a share of the output features of all layers.
 type linearRun struct {
 	kernels *linearKernels
@@ -69,16 +70,16 @@ type linearRun struct {
 	shares  int
 	workers []linearWorker
 
-	// One row: see linear_row.go.
+	// One row: see row.go.
 	row rowRun
 
-	// Many rows, in tiles: see linear_tiles.go.
-	tiles         *LinearTiles
-	way           *TileWay
+	// Many rows, in tiles: see tiles.go.
+	tiles         *cpu.LinearTiles
+	way           *cpu.TileWay
 	rowCuts       int
 	groups        []tileGroup
 	next          atomic.Int64 // the next piece, or the next part of x to split
-	split         Aligned      // the parts of x
+	split         cpu.Aligned  // the parts of x
 	strips, steps int          // of x, of rows and of elements
 	across        int          // parts of a strip
 	scratch       []tileScratch
@@ -88,11 +89,11 @@ type linearRun struct {
 type linearWorker struct {
 	args    dotArgs
 	partial [blockRowsMax/3 + 1][partialBytes]byte // by pass; 3 rows are the least that a tier takes in one
-	_       [CacheLine]byte
+	_       [cpu.CacheLine]byte
 }
 
 // run computes the layers for the given number of rows.
-func (l *linearRun) run(e *Engine, rows int) error {
+func (l *linearRun) run(e *cpu.Engine, rows int) error {
 	if l.tiles, l.way = l.tilesFor(rows); l.tiles != nil {
 		return l.inTiles(e, rows)
 	}
@@ -106,14 +107,14 @@ func (l *linearRun) run(e *Engine, rows int) error {
 		l.passes = (l.rows-1)/l.kernels.rows + 1
 		worth := attn.Product(outs, l.in*l.passes) / shareWeights
 		weights := float64(outs) * float64(l.in)
-		threads := ThreadsFor(WorkOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
+		threads := cpu.ThreadsFor(cpu.WorkOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
 		if l.rows == 1 && l.kernels.row.dot[l.dtype] != nil {
 			if err := l.oneRow(e, threads); err != nil {
 				return err
 			}
 			continue
 		}
-		l.shares = max(min(worth, units, threads*SharesPerThread), 1)
+		l.shares = max(min(worth, units, threads*cpu.SharesPerThread), 1)
 		for len(l.workers) < threads {
 			l.workers = append(l.workers, linearWorker{})
 		}
@@ -192,7 +193,7 @@ func (l *linearRun) dot(w *linearWorker, layer *linearLayer, o int) {
 			a.partial = unsafe.Pointer(&w.partial[pass])
 			// Each pass fetches its part of what follows, so that memory does not wait while passes
 			// read the cache.
-			a.ahead, a.aheadStep = fetchAhead+a.n*size*pass/l.passes, CacheLine/l.passes
+			a.ahead, a.aheadStep = fetchAhead+a.n*size*pass/l.passes, cpu.CacheLine/l.passes
 			l.kernels.dot[l.dtype][a.rows](a)
 			row = end
 		}
@@ -223,9 +224,9 @@ func (l *linearRun) finish(layer *linearLayer, first, rows, at, outs int) {
 
 func (l *linearRun) add(dst, src unsafe.Pointer, n int) {
 	if l.size == 4 {
-		AddTo(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*float32)(src), n))
+		cpu.AddTo(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*float32)(src), n))
 	} else {
-		AddTo(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
+		cpu.AddTo(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
 	}
 }
 
@@ -245,8 +246,8 @@ func multiplyBy[F lean.Float](dst, src []F) {
 
 func (l *linearRun) activate(f attn.Activation, dst unsafe.Pointer, n int) {
 	if l.size == 4 {
-		Activate(f, unsafe.Slice((*float32)(dst), n))
+		cpu.Activate(f, unsafe.Slice((*float32)(dst), n))
 	} else {
-		Activate(f, unsafe.Slice((*float64)(dst), n))
+		cpu.Activate(f, unsafe.Slice((*float64)(dst), n))
 	}
 }

@@ -1,4 +1,4 @@
-package cpu
+package linear
 
 import (
 	"math"
@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -14,7 +15,7 @@ import (
 // one give each the result.
 func TestDotKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	k := linearTiers[InUse()]
+	k := linearTiers[cpu.InUse()]
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for rows := 1; rows <= k.rows; rows++ {
 			for _, n := range []int{0, 1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 95, 127, 128, 129, 256, 300, 513} {
@@ -34,7 +35,7 @@ func TestDotKernels(t *testing.T) {
 						size += math.Abs(v * float64(c.X[i/dotStreams*n+j]))
 					}
 					if diff := math.Abs(float64(got[i]) - float64(twin)); !(diff <= 2*float64(n)*0x1p-24*size) {
-						t.Fatalf("%v %v, %d rows of %d: result %d is %v, of the Go kernel %v", InUse(), d, rows, n, i, got[i], twin)
+						t.Fatalf("%v %v, %d rows of %d: result %d is %v, of the Go kernel %v", cpu.InUse(), d, rows, n, i, got[i], twin)
 					}
 				}
 
@@ -52,7 +53,7 @@ func TestDotKernels(t *testing.T) {
 					}
 					for i, v := range c.Y {
 						if v != got[i] {
-							t.Fatalf("%v %v, %d rows of %d: result %d is %v in parts, %v at once", InUse(), d, rows, n, i, v, got[i])
+							t.Fatalf("%v %v, %d rows of %d: result %d is %v in parts, %v at once", cpu.InUse(), d, rows, n, i, v, got[i])
 						}
 					}
 				}
@@ -62,7 +63,7 @@ func TestDotKernels(t *testing.T) {
 				for r := range rows {
 					if v := c.Y[r*dotStreams]; v != got[r*dotStreams] {
 						t.Fatalf("%v %v, %d rows of %d: row %d is %v from one stream, %v from the first of four",
-							InUse(), d, rows, n, r, v, got[r*dotStreams])
+							cpu.InUse(), d, rows, n, r, v, got[r*dotStreams])
 					}
 				}
 				c.close()
@@ -75,7 +76,7 @@ func TestDotKernels(t *testing.T) {
 // have a part each or are all the same, and change no argument.
 func TestRowKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	all := linearTiers[InUse()]
+	all := linearTiers[cpu.InUse()]
 	k := &all.row
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		if k.dot[d] == nil {
@@ -103,17 +104,17 @@ func TestRowKernels(t *testing.T) {
 					y: unsafe.Pointer(&c.Y[0]), yRow: 4 * row, yStep: 4 * step, w: c.W.Ptr, wSkip: (row - 1) * size, wStep: step * size,
 					x: unsafe.Pointer(unsafe.SliceData(c.X)), n: n, rows: rows, next: rng.IntN(1 << 20), behind: -rng.IntN(1 << 20),
 				}
-				lines := size / CacheLine
+				lines := size / cpu.CacheLine
 				a.beyond = rng.IntN(lines + 1)
 				a.within = lines - a.beyond
 				before := a
 				k.dot[d](&a)
 				if a != before {
-					t.Fatalf("%v %v, %d rows of %d, %s: the arguments were %+v, and are %+v", InUse(), d, rows, n, name, before, a)
+					t.Fatalf("%v %v, %d rows of %d, %s: the arguments were %+v, and are %+v", cpu.InUse(), d, rows, n, name, before, a)
 				}
 				for i, v := range c.Y {
 					if math.Float32bits(v) != math.Float32bits(want[i]) {
-						t.Fatalf("%v %v, %d rows of %d, %s: result %d is %v, of the dot kernel %v", InUse(), d, rows, n, name, i, v, want[i])
+						t.Fatalf("%v %v, %d rows of %d, %s: result %d is %v, of the dot kernel %v", cpu.InUse(), d, rows, n, name, i, v, want[i])
 					}
 				}
 			}

@@ -1,6 +1,6 @@
 //go:build gc && !noasm
 
-package cpu
+package linear
 
 // dotF32x1NEON is
 //

@@ -2,7 +2,7 @@
 
 //go:build amd64 && gc && !noasm
 
-package cpu
+package linear
 
 // rowF32AVX2 is
 //

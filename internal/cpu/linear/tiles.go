@@ -1,8 +1,10 @@
-package cpu
+package linear
 
 import (
 	"math"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
 // Many rows are computed in tiles: some rows by some features, whose sums stay in registers while a part of In
@@ -28,16 +30,16 @@ type (
 )
 
 // tilesFor returns how so many rows are computed in tiles, nil if they are few.
-func (l *linearRun) tilesFor(rows int) (*LinearTiles, *TileWay) {
+func (l *linearRun) tilesFor(rows int) (*cpu.LinearTiles, *cpu.TileWay) {
 	if l.in < tileIn || l.size != 4 {
 		return nil, nil
 	}
-	for t := l.kernels.tiles; t != nil; t = t.fewer {
+	for t := l.kernels.tiles; t != nil; t = t.Fewer {
 		w := &t.Ways[l.dtype]
 		if r := t.Rounded[l.dtype]; l.roundX && r != nil {
 			w = r
 		}
-		if rows >= w.fromRows {
+		if rows >= w.FromRows {
 			return t, w
 		}
 	}
@@ -45,18 +47,18 @@ func (l *linearRun) tilesFor(rows int) (*LinearTiles, *TileWay) {
 }
 
 // inTiles computes the layers for many rows.
-func (l *linearRun) inTiles(e *Engine, rows int) error {
+func (l *linearRun) inTiles(e *cpu.Engine, rows int) error {
 	outs := 0
 	for i := range l.layers {
 		outs += l.layers[i].out
 	}
-	threads := ThreadsFor(WorkOf(0, float64(rows)*float64(l.in)*float64(outs)))
+	threads := cpu.ThreadsFor(cpu.WorkOf(0, float64(rows)*float64(l.in)*float64(outs)))
 	for len(l.scratch) < threads {
 		l.scratch = append(l.scratch, tileScratch{})
 	}
 	for i := range l.scratch[:threads] {
 		s := &l.scratch[i]
-		s.weights.Grow(l.tiles.panels * l.tiles.panelBytes(l.way))
+		s.weights.Grow(l.tiles.Panels * l.tiles.PanelBytes(l.way))
 	}
 	blocks := (rows-1)/tileBlockRows + 1
 	l.first = 0
@@ -76,10 +78,10 @@ func (l *linearRun) inTiles(e *Engine, rows int) error {
 }
 
 // block computes a block of rows.
-func (l *linearRun) block(e *Engine, threads int) error {
+func (l *linearRun) block(e *cpu.Engine, threads int) error {
 	if w := l.way; w.Split != nil {
-		l.steps, l.strips = (l.in-1)/StepDepth+1, (l.rows-1)/StepRows+1
-		l.split.Grow(l.strips * l.steps * w.XParts * StepBytes)
+		l.steps, l.strips = (l.in-1)/cpu.StepDepth+1, (l.rows-1)/cpu.StepRows+1
+		l.split.Grow(l.strips * l.steps * w.XParts * cpu.StepBytes)
 		// Strips are few: where each would have only some, they are cut across, too.
 		l.across = max(min(splitsPerThread*threads/l.strips, l.steps/splitSteps), 1)
 		l.next.Store(0)
@@ -110,12 +112,12 @@ func (l *linearRun) cut(threads int) {
 	}
 	units := 0
 	for i := range layers {
-		units += (layers[i].out-1)/t.outs + 1
+		units += (layers[i].out-1)/t.Outs + 1
 	}
 	best := math.MaxInt
 	for cuts := 1; cuts == 1 || cuts <= 8 && l.rows/cuts >= 4*t.Rows; cuts++ {
 		// Packing a weight takes as long as some rows of it. At the end somebody is late by a piece.
-		piece := (l.rows-1)/cuts + 1 + l.way.packing
+		piece := (l.rows-1)/cuts + 1 + l.way.Packing
 		if time := ((units*cuts-1)/threads + 2) * piece; time < best {
 			best, l.rowCuts = time, cuts
 		}
@@ -123,13 +125,13 @@ func (l *linearRun) cut(threads int) {
 	l.groups = l.groups[:0]
 	for i := range layers {
 		for from, out := 0, layers[i].out; from < out; {
-			n := t.panels
+			n := t.Panels
 			if threads > 1 {
 				n = min(max(units*l.rowCuts/(2*threads), 1), n)
 			}
-			to := min(from+n*t.outs, out)
+			to := min(from+n*t.Outs, out)
 			l.groups = append(l.groups, tileGroup{i, from, to})
-			units -= (to-from-1)/t.outs + 1
+			units -= (to-from-1)/t.Outs + 1
 			from = to
 		}
 	}
@@ -139,17 +141,17 @@ func (l *linearRun) cut(threads int) {
 func (s *splitRun) Work(i, _ int) {
 	l := (*linearRun)(s)
 	a := &l.scratch[i].pack
-	a.DstStep, a.DstPart, a.SrcRow = l.way.XParts*StepBytes, StepBytes, l.in*l.size
+	a.DstStep, a.DstPart, a.SrcRow = l.way.XParts*cpu.StepBytes, cpu.StepBytes, l.in*l.size
 	for {
 		j := int(l.next.Add(1)) - 1
 		if j >= l.strips*l.across {
 			return
 		}
-		row, part := j/l.across*StepRows, j%l.across
+		row, part := j/l.across*cpu.StepRows, j%l.across
 		step, end := part*l.steps/l.across, (part+1)*l.steps/l.across
-		a.Dst = unsafe.Add(l.split.At, (row/StepRows*l.steps+step)*a.DstStep)
-		a.Src = unsafe.Add(l.x, (l.first+row)*a.SrcRow+step*StepDepth*l.size)
-		a.Rows, a.N = min(StepRows, l.rows-row), min(end*StepDepth, l.in)-step*StepDepth
+		a.Dst = unsafe.Add(l.split.At, (row/cpu.StepRows*l.steps+step)*a.DstStep)
+		a.Src = unsafe.Add(l.x, (l.first+row)*a.SrcRow+step*cpu.StepDepth*l.size)
+		a.Rows, a.N = min(cpu.StepRows, l.rows-row), min(end*cpu.StepDepth, l.in)-step*cpu.StepDepth
 		l.way.Split(a)
 	}
 }
@@ -190,21 +192,21 @@ type tilePiece struct {
 
 // tileScratch is the scratch of a worker.
 type tileScratch struct {
-	weights Aligned
+	weights cpu.Aligned
 	edge    [tileEdge]float32 // a tile at an edge of y
-	mul     TileArgs
-	pack    PackArgs
+	mul     cpu.TileArgs
+	pack    cpu.PackArgs
 	dot     dotArgs
 	one     [dotStreams]float32
-	_       [CacheLine]byte
+	_       [cpu.CacheLine]byte
 }
 
 // tileEdge is the most elements of a tile.
 const tileEdge = 32 * 32
 
 func (p *tilePiece) compute() {
-	for k := 0; k < p.in; k += p.way.depth {
-		n := min(p.way.depth, p.in-k)
+	for k := 0; k < p.in; k += p.way.Depth {
+		n := min(p.way.Depth, p.in-k)
 		p.packWeights(k, n)
 		height := p.end - p.top
 		tall := (height-1)/p.tiles.Rows + 1
@@ -216,7 +218,7 @@ func (p *tilePiece) compute() {
 			p.multiply(k, n, row, end)
 		}
 	}
-	if p.way.odd != nil {
+	if p.way.Odd != nil {
 		p.mend()
 	}
 	p.finish(p.linearLayer, p.first+p.top, p.end-p.top, p.from, p.to-p.from)
@@ -224,18 +226,18 @@ func (p *tilePiece) compute() {
 
 // packWeights packs n elements of the piece's features, from element k of In on.
 func (p *tilePiece) packWeights(k, n int) {
-	a, w, bytes := &p.scratch.pack, p.way, p.tiles.panelBytes(p.way)
+	a, w, bytes := &p.scratch.pack, p.way, p.tiles.PanelBytes(p.way)
 	a.SrcRow, a.N = p.wRow, n
-	a.DstStep, a.DstPart = 4*p.tiles.outs, 0
-	group := 4 * w.rows // bytes from where a call writes to where the next does
+	a.DstStep, a.DstPart = 4*p.tiles.Outs, 0
+	group := 4 * w.Rows // bytes from where a call writes to where the next does
 	if w.WParts > 0 {
-		a.DstStep, a.DstPart, group = 2*w.WParts*StepBytes, 2*StepBytes, StepBytes
+		a.DstStep, a.DstPart, group = 2*w.WParts*cpu.StepBytes, 2*cpu.StepBytes, cpu.StepBytes
 	}
-	for o := p.from; o < p.to; o += w.rows {
+	for o := p.from; o < p.to; o += w.Rows {
 		at := o - p.from
-		a.Dst = unsafe.Add(p.scratch.weights.At, at/p.tiles.outs*bytes+at%p.tiles.outs/w.rows*group)
+		a.Dst = unsafe.Add(p.scratch.weights.At, at/p.tiles.Outs*bytes+at%p.tiles.Outs/w.Rows*group)
 		a.Src = unsafe.Add(p.w, o*p.wRow+k*p.dtype.Size())
-		a.Rows = min(w.rows, p.to-o)
+		a.Rows = min(w.Rows, p.to-o)
 		w.Pack(a)
 	}
 }
@@ -249,38 +251,38 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 		a.X = unsafe.Add(p.x, ((p.first+row)*p.in+k)*p.size)
 	} else {
 		kernel = w.Mul[t.Rows]
-		a.N, a.XRow = (n-1)/StepDepth+1, p.steps*w.XParts*StepBytes
-		a.X = unsafe.Add(p.split.At, (row/StepRows*p.steps+k/StepDepth)*w.XParts*StepBytes)
-		if rows <= StepRows {
+		a.N, a.XRow = (n-1)/cpu.StepDepth+1, p.steps*w.XParts*cpu.StepBytes
+		a.X = unsafe.Add(p.split.At, (row/cpu.StepRows*p.steps+k/cpu.StepDepth)*w.XParts*cpu.StepBytes)
+		if rows <= cpu.StepRows {
 			a.XRow = 0 // there are no others
 		}
 	}
-	a.rows, a.More = rows, min(k, 1)
-	bytes := t.panelBytes(w)
+	a.Rows, a.More = rows, min(k, 1)
+	bytes := t.PanelBytes(w)
 	a.Tiles, a.WStep, a.Tall = 1, bytes, 1
-	for o := p.from; o < p.to; o += t.outs * a.Tiles {
-		a.W = unsafe.Add(p.scratch.weights.At, (o-p.from)/t.outs*bytes)
+	for o := p.from; o < p.to; o += t.Outs * a.Tiles {
+		a.W = unsafe.Add(p.scratch.weights.At, (o-p.from)/t.Outs*bytes)
 		y := unsafe.Add(p.y, ((p.first+row)*p.out+o)*p.size)
-		outs := min(t.outs, p.to-o)
+		outs := min(t.Outs, p.to-o)
 		a.Tiles = 1
-		if outs == t.outs && (w.Split == nil || rows == t.Rows) {
+		if outs == t.Outs && (w.Split == nil || rows == t.Rows) {
 			if w.Split != nil {
-				a.Tiles = (p.to - o) / t.outs
+				a.Tiles = (p.to - o) / t.Outs
 			}
 			a.Y, a.YRow = y, p.out*p.size
 			kernel(a)
 			continue
 		}
-		a.Y, a.YRow = unsafe.Pointer(&p.scratch.edge), 4*t.outs
+		a.Y, a.YRow = unsafe.Pointer(&p.scratch.edge), 4*t.Outs
 		for r := range rows {
 			inside := unsafe.Slice((*float32)(unsafe.Add(y, r*p.out*p.size)), outs)
 			if a.More != 0 {
-				copy(p.scratch.edge[r*t.outs:], inside)
+				copy(p.scratch.edge[r*t.Outs:], inside)
 			}
 		}
 		kernel(a)
 		for r := range rows {
-			copy(unsafe.Slice((*float32)(unsafe.Add(y, r*p.out*p.size)), outs), p.scratch.edge[r*t.outs:])
+			copy(unsafe.Slice((*float32)(unsafe.Add(y, r*p.out*p.size)), outs), p.scratch.edge[r*t.Outs:])
 		}
 	}
 }
@@ -289,12 +291,12 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 func (p *tilePiece) mend() {
 	for row := p.first + p.top; row < p.first+p.end; row++ {
 		y := unsafe.Slice((*float32)(unsafe.Add(p.y, (row*p.out+p.from)*p.size)), p.to-p.from)
-		if p.way.odd(&y[0], len(y)) == 0 {
+		if p.way.Odd(&y[0], len(y)) == 0 {
 			continue
 		}
 		a := &p.scratch.dot
 		a.x, a.rows, a.n = unsafe.Add(p.x, row*p.in*p.size), 1, p.in
-		a.y, a.ahead, a.aheadStep = unsafe.Pointer(&p.scratch.one), fetchAhead, CacheLine
+		a.y, a.ahead, a.aheadStep = unsafe.Pointer(&p.scratch.one), fetchAhead, cpu.CacheLine
 		for o, v := range y {
 			if v-v == 0 {
 				continue

@@ -1,4 +1,4 @@
-package cpu
+package linear
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -15,30 +16,30 @@ import (
 // eachTiles runs a test with the tier's kernels for many rows, and with their Go twins, which every machine has:
 // those for float32, and those for parts. Twins are slow: a test may do less with them. Under
 // the race detector, which can't see into assembly, tests of several threads run with the twins too, and no others.
-func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *LinearTiles, twins bool)) {
+func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *cpu.LinearTiles, twins bool)) {
 	if reftest.RaceEnabled && !threads {
 		t.Skip("the detector has use for tests of several threads")
 	}
-	if k := linearTiers[InUse()].tiles; k != nil {
-		t.Run(InUse().String(), func(t *testing.T) { test(t, k, false) })
+	if k := linearTiers[cpu.InUse()].tiles; k != nil {
+		t.Run(cpu.InUse().String(), func(t *testing.T) { test(t, k, false) })
 	}
-	if InUse() != TierGo && !reftest.RaceEnabled {
+	if cpu.InUse() != cpu.TierGo && !reftest.RaceEnabled {
 		return // once is enough
 	}
-	was := linearTiers[InUse()]
-	defer func() { linearTiers[InUse()] = was }()
-	for name, k := range map[string]*LinearTiles{"twins": goFloats(), "twins of parts": GoParts()} {
+	was := linearTiers[cpu.InUse()]
+	defer func() { linearTiers[cpu.InUse()] = was }()
+	for name, k := range map[string]*cpu.LinearTiles{"twins": cpu.GoFloats(), "twins of parts": cpu.GoParts()} {
 		tier := *was
 		tier.tiles = k
-		linearTiers[InUse()] = &tier
+		linearTiers[cpu.InUse()] = &tier
 		t.Run(name, func(t *testing.T) { test(t, k, true) })
 	}
 }
 
 // setFromRows makes so many rows many, for all ways of t, until restore is called.
-func setFromRows(t *LinearTiles, rows int) (restore func()) {
+func setFromRows(t *cpu.LinearTiles, rows int) (restore func()) {
 	var was []int
-	each := func(f func(*TileWay)) {
+	each := func(f func(*cpu.TileWay)) {
 		for _, d := range cputest.WeightTypes {
 			f(&t.Ways[d])
 			if w := t.Rounded[d]; w != nil {
@@ -46,12 +47,12 @@ func setFromRows(t *LinearTiles, rows int) (restore func()) {
 			}
 		}
 	}
-	each(func(w *TileWay) {
-		was = append(was, w.fromRows)
-		w.fromRows = rows
+	each(func(w *cpu.TileWay) {
+		was = append(was, w.FromRows)
+		w.FromRows = rows
 	})
 	return func() {
-		each(func(w *TileWay) { w.fromRows, was = was[0], was[1:] })
+		each(func(w *cpu.TileWay) { w.FromRows, was = was[0], was[1:] })
 	}
 }
 
@@ -61,10 +62,10 @@ func TestLinearMany(t *testing.T) {
 	check := func(t *testing.T, d attn.DType, rows, in, out int) {
 		c := newLinearCase[float32](t, rng, d, rows, in, out)
 		defer c.close()
-		c.run(t, Default())
+		c.run(t, cpu.Default())
 		c.check(t)
 	}
-	eachTiles(t, false, func(t *testing.T, k *LinearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for _, s := range [][3]int{ // rows, in, out
 				{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {100, 1023, 40}, {97, 1024, 65},
@@ -78,7 +79,7 @@ func TestLinearMany(t *testing.T) {
 				if twins && n > 3 {
 					n = 3
 				}
-				check(t, d, k.Ways[d].fromRows+rng.IntN(100), tileIn+rng.IntN(200), 1+rng.IntN(100))
+				check(t, d, k.Ways[d].FromRows+rng.IntN(100), tileIn+rng.IntN(200), 1+rng.IntN(100))
 			}
 		}
 	})
@@ -88,7 +89,7 @@ func TestLinearMany(t *testing.T) {
 // number of threads.
 func TestLinearManyAlone(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, true, func(t *testing.T, k *LinearTiles, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
 		ins, all, out, numbers := []int{64, 129, 900, 2100}, 700, 70, []int{1, 2, 3, 7, 16}
 		if twins || reftest.RaceEnabled {
 			ins, all, out, numbers = []int{130}, 530, 35, []int{1, 3}
@@ -101,13 +102,13 @@ func TestLinearManyAlone(t *testing.T) {
 				for _, in := range ins {
 					c := newLinearCase[float32](t, rng, d, all, in, out)
 					c.RoundX = roundX
-					c.run(t, Default())
+					c.run(t, cpu.Default())
 					want := append([]float32(nil), c.Y...)
-					from := max(k.Ways[d].fromRows, 129) // what is rounded may be many with fewer
-					for _, rows := range []int{k.Ways[d].fromRows, k.Ways[d].fromRows + 1, from, 513} {
+					from := max(k.Ways[d].FromRows, 129) // what is rounded may be many with fewer
+					for _, rows := range []int{k.Ways[d].FromRows, k.Ways[d].FromRows + 1, from, 513} {
 						first := rng.IntN(all + 1 - rows)
 						one := c.some(first, rows)
-						if err := Linear(Default(), one); err != nil {
+						if err := Run(cpu.Default(), one); err != nil {
 							t.Fatal(err)
 						}
 						for i, v := range one.Y {
@@ -119,7 +120,7 @@ func TestLinearManyAlone(t *testing.T) {
 					}
 					for _, threads := range numbers {
 						was := runtime.GOMAXPROCS(threads)
-						c.run(t, Default())
+						c.run(t, cpu.Default())
 						runtime.GOMAXPROCS(was)
 						for i, v := range c.Y {
 							if v != want[i] {
@@ -135,8 +136,8 @@ func TestLinearManyAlone(t *testing.T) {
 }
 
 // some is the operands of some of the rows.
-func (c *linearCase[F]) some(first, rows int) *LinearOperands[F] {
-	o := c.LinearOperands
+func (c *linearCase[F]) some(first, rows int) *Operands[F] {
+	o := c.Operands
 	o.Rows, o.X, o.Y = rows, c.X[first*c.In:], make([]F, rows*c.Out)
 	if o.Residual != nil {
 		o.Residual = c.Residual[first*c.Out:]
@@ -148,9 +149,9 @@ func (c *linearCase[F]) some(first, rows int) *LinearOperands[F] {
 }
 
 // fewRows computes the layer with the kernels for few rows.
-func (c *linearCase[F]) fewRows(t *testing.T, k *LinearTiles) {
+func (c *linearCase[F]) fewRows(t *testing.T, k *cpu.LinearTiles) {
 	defer setFromRows(k, c.Rows+1)()
-	c.run(t, Default())
+	c.run(t, cpu.Default())
 }
 
 // TestLinearManyOdd: among many rows, NaN and infinities in x and w, and sums beyond a float32, are those of few
@@ -158,14 +159,14 @@ func (c *linearCase[F]) fewRows(t *testing.T, k *LinearTiles) {
 func TestLinearManyOdd(t *testing.T) {
 	rng := reftest.Rand(t)
 	isOdd := func(v float32) bool { return v-v != 0 }
-	eachTiles(t, false, func(t *testing.T, k *LinearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, float64(math.Float32frombits(0x7fffffff))} {
 				for i := range 4 {
 					inW, roundX := i%2 == 0, i/2 == 0
-					c := newLinearCase[float32](t, rng, d, k.Ways[d].fromRows+rng.IntN(9), tileIn+rng.IntN(200), 1+rng.IntN(70))
+					c := newLinearCase[float32](t, rng, d, k.Ways[d].FromRows+rng.IntN(9), tileIn+rng.IntN(200), 1+rng.IntN(70))
 					c.Activation, c.Bias, c.Times, c.Residual, c.RoundX = attn.NoActivation, nil, nil, nil, roundX
-					c.run(t, Default())
+					c.run(t, cpu.Default())
 					usual := append([]float32(nil), c.Y...)
 					row, feature, i := rng.IntN(c.Rows), rng.IntN(c.Out), rng.IntN(c.In)
 					if inW {
@@ -173,7 +174,7 @@ func TestLinearManyOdd(t *testing.T) {
 					} else {
 						c.X[row*c.In+i] = float32(bad)
 					}
-					c.run(t, Default())
+					c.run(t, cpu.Default())
 					got := append([]float32(nil), c.Y...)
 					c.fewRows(t, k)
 					for at, v := range got {
@@ -197,12 +198,12 @@ func TestLinearManyOdd(t *testing.T) {
 // TestLinearRounded: where x may be rounded, the result is that of a rounded x; or it is the usual one.
 func TestLinearRounded(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, false, func(t *testing.T, k *LinearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for range 5 {
-				c := newLinearCase[float32](t, rng, d, k.Ways[d].fromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
+				c := newLinearCase[float32](t, rng, d, k.Ways[d].FromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
 				c.RoundX = true
-				c.run(t, Default())
+				c.run(t, cpu.Default())
 				got := append([]float32(nil), c.Y...)
 				w := k.Rounded[d]
 				if d == attn.BFloat16 && w != nil {
@@ -211,7 +212,7 @@ func TestLinearRounded(t *testing.T) {
 					}
 				}
 				c.RoundX = false
-				c.run(t, Default())
+				c.run(t, cpu.Default())
 				for i, v := range got {
 					if w == nil || d == attn.BFloat16 {
 						if v != c.Y[i] {
@@ -236,8 +237,8 @@ func TestLinearRounded(t *testing.T) {
 // TestLinearManyConcurrently: calls at once do not share their scratch.
 func TestLinearManyConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, true, func(t *testing.T, k *LinearTiles, twins bool) {
-		var e Engine
+	eachTiles(t, true, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
+		var e cpu.Engine
 		defer e.Close()
 		done := make(chan error)
 		const callers = 4
@@ -246,14 +247,14 @@ func TestLinearManyConcurrently(t *testing.T) {
 			turns = 2
 		}
 		for i := range callers {
-			c := newLinearCase[float32](t, rng, cputest.WeightTypes[i%3], k.Ways[cputest.WeightTypes[i%3]].fromRows+9*i, 100, 150)
+			c := newLinearCase[float32](t, rng, cputest.WeightTypes[i%3], k.Ways[cputest.WeightTypes[i%3]].FromRows+9*i, 100, 150)
 			defer c.close()
 			c.run(t, &e)
 			want := append([]float32(nil), c.Y...)
 			go func() {
 				for range turns {
 					clear(c.Y)
-					if err := Linear(&e, &c.LinearOperands); err != nil {
+					if err := Run(&e, &c.Operands); err != nil {
 						done <- err
 						return
 					}
@@ -280,11 +281,11 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	rng := reftest.Rand(t)
-	eachTiles(t, false, func(t *testing.T, k *LinearTiles, twins bool) {
-		var e Engine
+	eachTiles(t, false, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
+		var e cpu.Engine
 		defer e.Close()
 		for _, d := range cputest.WeightTypes {
-			c := newLinearCase[float32](t, rng, d, k.Ways[d].fromRows+30, 70, 50)
+			c := newLinearCase[float32](t, rng, d, k.Ways[d].FromRows+30, 70, 50)
 			if n := testing.AllocsPerRun(10, func() { c.run(t, &e) }); n > 0 {
 				t.Errorf("%v: %v allocations", d, n)
 			}
@@ -297,9 +298,9 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 // as small as they can be, unless rows alone are cut into enough.
 func TestTileCuts(t *testing.T) {
 	rng := reftest.Rand(t)
-	way := TileWay{packing: 20}
+	way := cpu.TileWay{Packing: 20}
 	for range 200 {
-		k := LinearTiles{Rows: 1 + rng.IntN(32), outs: 8 << rng.IntN(3), panels: 1 + rng.IntN(12)}
+		k := cpu.LinearTiles{Rows: 1 + rng.IntN(32), Outs: 8 << rng.IntN(3), Panels: 1 + rng.IntN(12)}
 		l := linearRun{tiles: &k, way: &way, rows: 1 + rng.IntN(600), inTurn: rng.IntN(3) == 0}
 		for range 1 + rng.IntN(3) {
 			l.layers = append(l.layers, linearLayer{out: 1 + rng.IntN(2000)})
@@ -312,7 +313,7 @@ func TestTileCuts(t *testing.T) {
 				layer, at = layer+1, 0
 			}
 			n := g.to - g.from
-			if g.layer != layer || g.from != at || n < 1 || g.to > l.layers[layer].out || n > k.panels*k.outs || n%k.outs > 0 && g.to < l.layers[layer].out {
+			if g.layer != layer || g.from != at || n < 1 || g.to > l.layers[layer].out || n > k.Panels*k.Outs || n%k.Outs > 0 && g.to < l.layers[layer].out {
 				t.Fatalf("%d rows, %+v, %d threads: group %d is %+v, behind feature %d of layer %d", l.rows, k, threads, i, g, at, layer)
 			}
 			at = g.to
@@ -324,8 +325,8 @@ func TestTileCuts(t *testing.T) {
 		if layer != last-1 || at != l.layers[layer].out {
 			t.Fatalf("%d layers: groups end at feature %d of layer %d", last, at, layer)
 		}
-		if n := l.groups[len(l.groups)-1]; threads > 1 && l.rowCuts < 2*threads && n.to-n.from > k.outs {
-			t.Errorf("%d rows, %d threads: the last group is %+v, tiles have %d features", l.rows, threads, n, k.outs)
+		if n := l.groups[len(l.groups)-1]; threads > 1 && l.rowCuts < 2*threads && n.to-n.from > k.Outs {
+			t.Errorf("%d rows, %d threads: the last group is %+v, tiles have %d features", l.rows, threads, n, k.Outs)
 		}
 		if l.rowCuts < 1 || l.rowCuts > 1 && l.rows/l.rowCuts < 4*k.Rows {
 			t.Errorf("%d rows of tiles of %d: cut into %d", l.rows, k.Rows, l.rowCuts)

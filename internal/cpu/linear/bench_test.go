@@ -1,4 +1,4 @@
-package cpu
+package linear
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/blas32"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
@@ -21,21 +22,21 @@ func BenchmarkLinear(b *testing.B) {
 	for _, size := range [][2]int{{768, 768}, {3072, 768}, {768, 3072}, {2048, 2048}, {8192, 2048}, {50272, 768}} {
 		out, in := size[0], size[1]
 		copies := max(together/(4*out*in), 1)
-		w := map[attn.DType]Buffer{}
+		w := map[attn.DType]cpu.Buffer{}
 		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-			w[d] = Buffer{DType: d, Ptr: cputest.Noise(d, copies*out*in), Len: copies * out * in}
+			w[d] = cpu.Buffer{DType: d, Ptr: cputest.Noise(d, copies*out*in), Len: copies * out * in}
 		}
 		turn := 0
-		next := func(d attn.DType) Buffer {
+		next := func(d attn.DType) cpu.Buffer {
 			turn++
 			all := w[d]
-			return Buffer{d, all.At(turn % copies * out * in), out * in}
+			return cpu.Buffer{DType: d, Ptr: all.At(turn % copies * out * in), Len: out * in}
 		}
 		name := fmt.Sprintf("%dx%d", out, in)
 		b.Run(name+"/read", func(b *testing.B) {
 			b.SetBytes(int64(4 * out * in))
 			for b.Loop() {
-				if _, err := ReadSum(Default(), unsafe.Slice((*byte)(next(attn.Float32).Ptr), 4*out*in)); err != nil {
+				if _, err := cpu.ReadSum(cpu.Default(), unsafe.Slice((*byte)(next(attn.Float32).Ptr), 4*out*in)); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -50,8 +51,8 @@ func BenchmarkLinear(b *testing.B) {
 					b.SetBytes(int64(d.Size() * out * in))
 					b.ReportAllocs()
 					for b.Loop() {
-						o := LinearOperands[float32]{Rows: rows, In: in, Out: out, X: x, W: next(d), Bias: bias, Y: y}
-						if err := Linear(Default(), &o); err != nil {
+						o := Operands[float32]{Rows: rows, In: in, Out: out, X: x, W: next(d), Bias: bias, Y: y}
+						if err := Run(cpu.Default(), &o); err != nil {
 							b.Fatal(err)
 						}
 					}

@@ -1,4 +1,4 @@
-package cpu
+package linear
 
 import (
 	"fmt"
@@ -9,21 +9,22 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
 // peakTask computes tiles from what stays in the first-level cache, over and over: what multiply-adds reach.
 type peakTask struct {
-	t    *LinearTiles
+	t    *cpu.LinearTiles
 	runs int
 }
 
 const peakDepth = 128
 
 func (p peakTask) Work(int, int) {
-	x, w, y := make([]float32, p.t.Rows*peakDepth), make([]float32, p.t.outs*peakDepth), make([]float32, tileEdge)
-	a := TileArgs{Y: unsafe.Pointer(&y[0]), YRow: 4 * p.t.outs, X: unsafe.Pointer(&x[0]), XRow: 4 * peakDepth,
-		W: unsafe.Pointer(&w[0]), N: peakDepth, rows: p.t.Rows}
+	x, w, y := make([]float32, p.t.Rows*peakDepth), make([]float32, p.t.Outs*peakDepth), make([]float32, tileEdge)
+	a := cpu.TileArgs{Y: unsafe.Pointer(&y[0]), YRow: 4 * p.t.Outs, X: unsafe.Pointer(&x[0]), XRow: 4 * peakDepth,
+		W: unsafe.Pointer(&w[0]), N: peakDepth, Rows: p.t.Rows}
 	for range p.runs {
 		p.t.Ways[attn.Float32].Mul[p.t.Rows](&a)
 	}
@@ -44,7 +45,7 @@ func BenchmarkTiles(b *testing.B) {
 			rows, in, out := size[0], size[1], size[2]
 			b.Run(fmt.Sprintf("%dthreads/%dx%dx%d", threads, rows, in, out), func(b *testing.B) {
 				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(threads))
-				var e Engine
+				var e cpu.Engine
 				defer e.Close()
 				cputest.Compete(b, "Gop/s", manyRows(&e, threads, rows, in, out, true))
 			})
@@ -57,20 +58,20 @@ func BenchmarkFewRows(b *testing.B) {
 	for _, rows := range []int{4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96} {
 		for _, size := range [][2]int{{768, 768}, {2048, 2048}, {2048, 8192}} {
 			b.Run(fmt.Sprintf("%dx%dx%d", rows, size[0], size[1]), func(b *testing.B) {
-				cputest.Compete(b, "Gop/s", manyRows(Default(), 0, rows, size[0], size[1], false))
+				cputest.Compete(b, "Gop/s", manyRows(cpu.Default(), 0, rows, size[0], size[1], false))
 			})
 		}
 	}
 }
 
 // manyRows is a layer in every type of weights, in tiles and with the kernels for few rows.
-func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*cputest.Contender) {
+func manyRows(e *cpu.Engine, threads, rows, in, out int, peak bool) (list []*cputest.Contender) {
 	work := 2 * float64(rows) * float64(in) * float64(out)
-	tiles := linearTiers[InUse()].tiles
+	tiles := linearTiers[cpu.InUse()].tiles
 	if f := linearTiers[floatTier()].tiles; peak && f != nil {
-		runs := int(work/(2*float64(f.Rows*f.outs*peakDepth*threads))) + 1
+		runs := int(work/(2*float64(f.Rows*f.Outs*peakDepth*threads))) + 1
 		list = append(list, &cputest.Contender{
-			Name: "multiply-adds in cache", Work: 2 * float64(f.Rows*f.outs*peakDepth*threads) * float64(runs),
+			Name: "multiply-adds in cache", Work: 2 * float64(f.Rows*f.Outs*peakDepth*threads) * float64(runs),
 			Run: func() { e.Run(peakTask{f, runs}, threads) },
 		})
 	}
@@ -79,12 +80,12 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*cputest
 		x[i] = rand.Float32() - 0.5
 	}
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-		w := Buffer{DType: d, Ptr: cputest.Noise(d, in*out), Len: in * out}
+		w := cpu.Buffer{DType: d, Ptr: cputest.Noise(d, in*out), Len: in * out}
 		for _, way := range []string{"few", "tiles", "tiles, x rounded"} {
 			if way != "few" && tiles == nil || way == "tiles, x rounded" && tiles.Rounded[d] == nil {
 				continue
 			}
-			o := LinearOperands[float32]{Rows: rows, In: in, Out: out, X: x, W: w, Y: y, RoundX: way == "tiles, x rounded"}
+			o := Operands[float32]{Rows: rows, In: in, Out: out, X: x, W: w, Y: y, RoundX: way == "tiles, x rounded"}
 			list = append(list, &cputest.Contender{Name: fmt.Sprintf("%v, %s", d, way), Work: work, Run: func() {
 				if tiles != nil {
 					from := 8
@@ -93,7 +94,7 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*cputest
 					}
 					defer setFromRows(tiles, from)()
 				}
-				if err := Linear(e, &o); err != nil {
+				if err := Run(e, &o); err != nil {
 					panic(err)
 				}
 			}})
@@ -103,9 +104,9 @@ func manyRows(e *Engine, threads, rows, in, out int, peak bool) (list []*cputest
 }
 
 // floatTier is the best tier whose tiles are of float32.
-func floatTier() Tier {
-	t := InUse()
-	for t > TierGo && (linearTiers[t].tiles == nil || linearTiers[t].tiles.Ways[attn.Float32].Split != nil) {
+func floatTier() cpu.Tier {
+	t := cpu.InUse()
+	for t > cpu.TierGo && (linearTiers[t].tiles == nil || linearTiers[t].tiles.Ways[attn.Float32].Split != nil) {
 		t--
 	}
 	return t

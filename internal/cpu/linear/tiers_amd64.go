@@ -1,14 +1,15 @@
 //go:build amd64 && gc && !noasm
 
-package cpu
+package linear
 
 import (
 	"math"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
-var linearTiers = [Tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAMX}
+var linearTiers = [cpu.Tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAMX}
 
 var linearAVX2 = linearKernels{
 	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
@@ -22,7 +23,7 @@ var linearAVX2 = linearKernels{
 		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32AVX2, attn.Float16: rowF16AVX2, attn.BFloat16: rowBF16AVX2},
 		streams: 4, side: math.MaxInt, ahead: 2560, unit: 256 << 10,
 	},
-	tiles: TileTiers[TierAVX2],
+	tiles: cpu.TileTiers[cpu.TierAVX2],
 }
 
 var linearAVX512 = linearKernels{
@@ -38,12 +39,12 @@ var linearAVX512 = linearKernels{
 		streams: 8, side: 4 << 10, ahead: 1024, unit: 64 << 10,
 		fetch: prefetchAVX512, idle: 512 << 10,
 	},
-	tiles: TileTiers[TierAVX512],
+	tiles: cpu.TileTiers[cpu.TierAVX512],
 }
 
 // linearAMX is AVX-512 but for many rows.
 var linearAMX = func() linearKernels {
 	k := linearAVX512
-	k.tiles = TileTiers[TierAMX]
+	k.tiles = cpu.TileTiers[cpu.TierAMX]
 	return k
 }()

@@ -1,28 +1,30 @@
-package cpu
+// Package linear computes linear layers on the CPU.
+package linear
 
 import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
 // kept is what an engine keeps of linear layers.
 type kept struct {
-	runs       Spare[linearRun]
+	runs       cpu.Spare[linearRun]
 	successors prefetchTable
 }
 
-// LinearOperands are the matrices of a linear layer, dense and row-major:
+// Operands are the matrices of a linear layer, dense and row-major:
 //
 //	X Rows x In, W Out x In, Bias Out, Times, Residual and Y Rows x Out
 //
 // Bias, Times and Residual may be nil. If F is a float32, W is of float32, float16 or bfloat16; if it is a
 // float64, of float64. Y overlaps none of the others.
-type LinearOperands[F lean.Float] struct {
+type Operands[F lean.Float] struct {
 	Rows, In, Out         int
 	X                     []F
-	W                     Buffer
+	W                     cpu.Buffer
 	Bias, Times, Residual []F
 	Y                     []F
 	Activation            attn.Activation
@@ -31,12 +33,12 @@ type LinearOperands[F lean.Float] struct {
 	RoundX bool
 }
 
-// Linear computes
+// Run computes
 //
 //	y = f(x W^T + bias) times + residual,   f the Activation
 //
 // with sums in F, whatever the weights are stored in. A block of rows reads the weights from memory once: for
-// few rows (see linear_run.go) the speed is that of memory, for many (linear_tiles.go) that of multiplication.
+// few rows (see run.go) the speed is that of memory, for many (tiles.go) that of multiplication.
 // NaN and infinities propagate, NaN through f too.
 //
 // The order of sums follows from In, from the kernels in use (see TierVariable) and from whether rows are few or
@@ -44,8 +46,8 @@ type LinearOperands[F lean.Float] struct {
 //
 // Everything is checked before anything is written; the error wraps ErrShape, ErrDType, ErrTier, or
 // ErrPanic, with which Y is undefined. It does not allocate once e has computed a layer of this size.
-func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
-	if err := CheckTier(); err != nil {
+func Run[F lean.Float](e *cpu.Engine, o *Operands[F]) error {
+	if err := cpu.CheckTier(); err != nil {
 		return err
 	}
 	if err := o.check(); err != nil {
@@ -54,11 +56,11 @@ func Linear[F lean.Float](e *Engine, o *LinearOperands[F]) error {
 	return linears(e, unsafe.Slice(o, 1))
 }
 
-// Linears computes layers one after the other, as Linear does and with the same bits: Times of one may be the Y of another
+// RunAll computes layers one after the other, as Run does and with the same bits: Times of one may be the Y of another
 // before it. All are checked before anything is written. Layers that have rows in common take one fork and one join together,
 // as query, key and value, or the two halves of a gated unit.
-func Linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
-	if err := CheckTier(); err != nil {
+func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
+	if err := cpu.CheckTier(); err != nil {
 		return err
 	}
 	for i := range all {
@@ -86,12 +88,12 @@ func Linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
 }
 
 // joins reports whether another layer has the same x, and weights of the same type.
-func (o *LinearOperands[F]) joins(other *LinearOperands[F]) bool {
+func (o *Operands[F]) joins(other *Operands[F]) bool {
 	return other.Rows == o.Rows && other.In == o.In && unsafe.SliceData(other.X) == unsafe.SliceData(o.X) && other.W.DType == o.W.DType && other.RoundX == o.RoundX
 }
 
 // waits reports whether a layer needs what some before it make.
-func waits[F lean.Float](some []LinearOperands[F], other *LinearOperands[F]) bool {
+func waits[F lean.Float](some []Operands[F], other *Operands[F]) bool {
 	for i := range some {
 		if y := unsafe.SliceData(some[i].Y); y != nil && (y == unsafe.SliceData(other.Times) || y == unsafe.SliceData(other.Residual)) {
 			return true
@@ -101,14 +103,14 @@ func waits[F lean.Float](some []LinearOperands[F], other *LinearOperands[F]) boo
 }
 
 // linears computes layers that are checked, and can be computed together.
-func linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
+func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	o := &all[0]
 	if o.Rows == 0 {
 		return nil
 	}
-	free := &Own[kept](e).runs
+	free := &cpu.Own[kept](e).runs
 	l := free.Get()
-	l.kernels = linearTiers[InUse()]
+	l.kernels = linearTiers[cpu.InUse()]
 	l.in, l.x = o.In, unsafe.Pointer(unsafe.SliceData(o.X))
 	l.size, l.dtype, l.wRow = int(unsafe.Sizeof(F(0))), o.W.DType, o.In*o.W.DType.Size()
 	l.roundX = o.RoundX
@@ -136,7 +138,7 @@ func linears[F lean.Float](e *Engine, all []LinearOperands[F]) error {
 }
 
 // check reports what is wrong with o.
-func (o *LinearOperands[F]) check() error {
+func (o *Operands[F]) check() error {
 	const op = "linear"
 	if o.Rows < 0 || o.In < 0 || o.Out < 0 {
 		return attn.Errorf(op, attn.ErrShape, "%d rows of %d elements, %d output features", o.Rows, o.In, o.Out)

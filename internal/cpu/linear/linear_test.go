@@ -1,4 +1,4 @@
-package cpu
+package linear
 
 import (
 	"errors"
@@ -11,18 +11,19 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // linearCase is a linear layer with its operands in guarded memory: see guarded.
-type linearCase[F Real] struct {
-	LinearOperands[F]
+type linearCase[F cpu.Real] struct {
+	Operands[F]
 	w    [][]float64 // as the layer sees them
 	free []func()
 }
 
-func newLinearCase[F Real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in, out int) *linearCase[F] {
+func newLinearCase[F cpu.Real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in, out int) *linearCase[F] {
 	c := &linearCase[F]{}
 	c.Rows, c.In, c.Out = rows, in, out
 	slice := func(n int) []F {
@@ -37,7 +38,7 @@ func newLinearCase[F Real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in,
 	c.X, c.Y = slice(rows*in), slice(rows*out)
 	mem, free := cputest.Guarded(t, out*in*d.Size())
 	c.free = append(c.free, free)
-	c.W = Buffer{DType: d, Ptr: mem, Len: out * in}
+	c.W = cpu.Buffer{DType: d, Ptr: mem, Len: out * in}
 	for o := range out {
 		row := make([]float64, in)
 		for i := range row {
@@ -67,12 +68,12 @@ func (c *linearCase[F]) close() {
 }
 
 // run computes the layer into poisoned memory.
-func (c *linearCase[F]) run(t testing.TB, e *Engine) {
+func (c *linearCase[F]) run(t testing.TB, e *cpu.Engine) {
 	t.Helper()
 	for i := range c.Y {
 		c.Y[i] = F(math.NaN())
 	}
-	if err := Linear(e, &c.LinearOperands); err != nil {
+	if err := Run(e, &c.Operands); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -110,7 +111,7 @@ func (c *linearCase[F]) check(t testing.TB) {
 			bound := unit*float64(c.In+3)*size + own
 			if math.IsNaN(sum) != math.IsNaN(got) || math.Abs(got-sum) > bound {
 				t.Fatalf("%v %v, %d x %d x %d: y[%d,%d] is %v, want %v +- %.3g",
-					InUse(), c.W.DType, c.Rows, c.In, c.Out, r, o, got, sum, bound)
+					cpu.InUse(), c.W.DType, c.Rows, c.In, c.Out, r, o, got, sum, bound)
 			}
 		}
 	}
@@ -122,7 +123,7 @@ func TestLinear(t *testing.T) {
 		for _, rows := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 100} {
 			for _, in := range []int{1, 3, 7, 31, 32, 33, 63, 65} {
 				c := newLinearCase[float32](t, rng, d, rows, in, []int{1, 3, 7, 63, 65}[rng.IntN(5)])
-				c.run(t, Default())
+				c.run(t, cpu.Default())
 				c.check(t)
 				c.close()
 			}
@@ -131,14 +132,14 @@ func TestLinear(t *testing.T) {
 			{1, 768, 257}, {2, 769, 1030}, {5, 767, 40}, {7, 1537, 17}, {129, 769, 9}, {140, 20, 300}, {18, 7000, 5},
 		} {
 			c := newLinearCase[float32](t, rng, d, size[0], size[1], size[2])
-			c.run(t, Default())
+			c.run(t, cpu.Default())
 			c.check(t)
 			c.close()
 		}
 	}
 	for range 20 {
 		c := newLinearCase[float64](t, rng, attn.Float64, 1+rng.IntN(140), 1+rng.IntN(300), 1+rng.IntN(40))
-		c.run(t, Default())
+		c.run(t, cpu.Default())
 		c.check(t)
 		c.close()
 	}
@@ -148,17 +149,17 @@ func TestLinear(t *testing.T) {
 func TestLinearEmpty(t *testing.T) {
 	bias := []float32{3, -4}
 	y := []float32{7, 7}
-	w := Buffer{DType: attn.Float16}
-	for _, o := range []LinearOperands[float32]{
-		{Rows: 0, In: 3, Out: 2, W: Buffer{attn.Float16, unsafe.Pointer(&make([]uint16, 6)[0]), 6}, Y: y},
+	w := cpu.Buffer{DType: attn.Float16}
+	for _, o := range []Operands[float32]{
+		{Rows: 0, In: 3, Out: 2, W: cpu.Buffer{DType: attn.Float16, Ptr: unsafe.Pointer(&make([]uint16, 6)[0]), Len: 6}, Y: y},
 		{Rows: 2, In: 3, Out: 0, W: w, X: make([]float32, 6), Y: y},
 	} {
-		if err := Linear(Default(), &o); err != nil || y[0] != 7 || y[1] != 7 {
+		if err := Run(cpu.Default(), &o); err != nil || y[0] != 7 || y[1] != 7 {
 			t.Errorf("%d x %d x %d: %v, error %v", o.Rows, o.In, o.Out, y, err)
 		}
 	}
-	o := LinearOperands[float32]{Rows: 1, Out: 2, W: w, Bias: bias, Y: y, Activation: attn.ReLU}
-	if err := Linear(Default(), &o); err != nil || y[0] != 3 || y[1] != 0 {
+	o := Operands[float32]{Rows: 1, Out: 2, W: w, Bias: bias, Y: y, Activation: attn.ReLU}
+	if err := Run(cpu.Default(), &o); err != nil || y[0] != 3 || y[1] != 0 {
 		t.Errorf("no elements: %v, error %v", y, err)
 	}
 }
@@ -170,14 +171,14 @@ func TestLinearRowsAlone(t *testing.T) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, in := range []int{40, 129, 900, 1600} {
 			few := 133
-			for k := linearTiers[InUse()].tiles; k != nil && in >= tileIn; k = k.fewer {
-				few = min(few, k.Ways[d].fromRows-1)
+			for k := linearTiers[cpu.InUse()].tiles; k != nil && in >= tileIn; k = k.Fewer {
+				few = min(few, k.Ways[d].FromRows-1)
 			}
 			c := newLinearCase[float32](t, rng, d, few, in, 70)
-			c.run(t, Default())
+			c.run(t, cpu.Default())
 			all := append([]float32(nil), c.Y...)
 			for _, rows := range []int{1, 2, 3, 4, 5, 7, few} {
-				one := c.LinearOperands
+				one := c.Operands
 				first := rng.IntN(few + 1 - rows)
 				one.Rows, one.X = rows, c.X[first*in:]
 				if one.Residual != nil {
@@ -187,22 +188,22 @@ func TestLinearRowsAlone(t *testing.T) {
 					one.Times = c.Times[first*70:]
 				}
 				one.Y = make([]float32, rows*70)
-				if err := Linear(Default(), &one); err != nil {
+				if err := Run(cpu.Default(), &one); err != nil {
 					t.Fatal(err)
 				}
 				for i, v := range one.Y {
 					if v != all[first*70+i] {
 						t.Fatalf("%v %v, %d elements: row %d has %v among %d rows and %v among %d",
-							InUse(), d, in, first+i/70, v, rows, all[first*70+i], few)
+							cpu.InUse(), d, in, first+i/70, v, rows, all[first*70+i], few)
 					}
 				}
 			}
 			procs := runtime.GOMAXPROCS(1)
-			c.run(t, Default())
+			c.run(t, cpu.Default())
 			runtime.GOMAXPROCS(procs)
 			for i, v := range c.Y {
 				if v != all[i] {
-					t.Fatalf("%v %v: element %d is %v on one thread, %v on %d", InUse(), d, i, v, all[i], procs)
+					t.Fatalf("%v %v: element %d is %v on one thread, %v on %d", cpu.InUse(), d, i, v, all[i], procs)
 				}
 			}
 			c.close()
@@ -219,7 +220,7 @@ func TestLinearNaN(t *testing.T) {
 				c := newLinearCase[float32](t, rng, d, 1+rng.IntN(6), 1+rng.IntN(80), 1+rng.IntN(12))
 				row, i := rng.IntN(c.Rows), rng.IntN(c.In)
 				c.X[row*c.In+i] = float32(bad)
-				c.run(t, Default())
+				c.run(t, cpu.Default())
 				for at, v := range c.Y {
 					w, r := c.w[at%c.Out], float64(0)
 					for k, x := range c.X[at/c.Out*c.In:][:c.In] {
@@ -239,16 +240,16 @@ func TestLinearNaN(t *testing.T) {
 						continue // behind ReLU
 					}
 					if f := float64(v); math.IsNaN(r) != math.IsNaN(f) || math.IsInf(r, 0) && f != r {
-						t.Fatalf("%v %v, %v in row %d: element %d is %v, want %v", InUse(), d, bad, row, at, v, r)
+						t.Fatalf("%v %v, %v in row %d: element %d is %v, want %v", cpu.InUse(), d, bad, row, at, v, r)
 					}
 				}
 				cputest.Store(c.W.Ptr, c.W.DType, i, []float32{float32(bad)}) // of output feature 0
 				c.X[row*c.In+i] = 1
 				c.Activation, c.Times, c.Residual = attn.NoActivation, nil, nil
-				c.run(t, Default())
+				c.run(t, cpu.Default())
 				for at, v := range c.Y {
 					if f := float64(v); (math.IsNaN(f) || math.IsInf(f, 0)) != (at%c.Out == 0) {
-						t.Fatalf("%v %v, %v in feature 0: element %d is %v", InUse(), d, bad, at, v)
+						t.Fatalf("%v %v, %v in feature 0: element %d is %v", cpu.InUse(), d, bad, at, v)
 					}
 				}
 				c.close()
@@ -258,34 +259,34 @@ func TestLinearNaN(t *testing.T) {
 }
 
 func TestLinearErrors(t *testing.T) {
-	w := func(d attn.DType, n int) Buffer {
-		return Buffer{DType: d, Ptr: unsafe.Pointer(&make([]float64, n)[0]), Len: n}
+	w := func(d attn.DType, n int) cpu.Buffer {
+		return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(&make([]float64, n)[0]), Len: n}
 	}
-	good := LinearOperands[float32]{Rows: 2, In: 3, Out: 4, X: make([]float32, 6), W: w(attn.Float16, 12), Y: []float32{7, 7, 7, 7, 7, 7, 7, 7}}
+	good := Operands[float32]{Rows: 2, In: 3, Out: 4, X: make([]float32, 6), W: w(attn.Float16, 12), Y: []float32{7, 7, 7, 7, 7, 7, 7, 7}}
 	for _, c := range []struct {
 		name string
-		with func(o *LinearOperands[float32])
+		with func(o *Operands[float32])
 		want error
 	}{
-		{"negative rows", func(o *LinearOperands[float32]) { o.Rows = -1 }, attn.ErrShape},
-		{"activation", func(o *LinearOperands[float32]) { o.Activation = attn.Activations }, attn.ErrShape},
-		{"negative in", func(o *LinearOperands[float32]) { o.In = -1 }, attn.ErrShape},
-		{"negative out", func(o *LinearOperands[float32]) { o.Out = -1 }, attn.ErrShape},
-		{"short x", func(o *LinearOperands[float32]) { o.X = o.X[:5] }, attn.ErrShape},
-		{"short w", func(o *LinearOperands[float32]) { o.W.Len = 11 }, attn.ErrShape},
-		{"short y", func(o *LinearOperands[float32]) { o.Y = o.Y[:7] }, attn.ErrShape},
-		{"short bias", func(o *LinearOperands[float32]) { o.Bias = make([]float32, 3) }, attn.ErrShape},
-		{"empty bias", func(o *LinearOperands[float32]) { o.Bias = []float32{} }, attn.ErrShape},
-		{"short residual", func(o *LinearOperands[float32]) { o.Residual = make([]float32, 7) }, attn.ErrShape},
-		{"short factors", func(o *LinearOperands[float32]) { o.Times = make([]float32, 7) }, attn.ErrShape},
-		{"sizes beyond an int", func(o *LinearOperands[float32]) { o.Rows, o.In = math.MaxInt/2, math.MaxInt/2 }, attn.ErrShape},
-		{"crooked w", func(o *LinearOperands[float32]) { o.W.Ptr = unsafe.Add(o.W.Ptr, 1) }, attn.ErrShape},
-		{"float64 w", func(o *LinearOperands[float32]) { o.W = w(attn.Float64, 12) }, attn.ErrDType},
-		{"w of no type", func(o *LinearOperands[float32]) { o.W.DType = 99 }, attn.ErrDType},
+		{"negative rows", func(o *Operands[float32]) { o.Rows = -1 }, attn.ErrShape},
+		{"activation", func(o *Operands[float32]) { o.Activation = attn.Activations }, attn.ErrShape},
+		{"negative in", func(o *Operands[float32]) { o.In = -1 }, attn.ErrShape},
+		{"negative out", func(o *Operands[float32]) { o.Out = -1 }, attn.ErrShape},
+		{"short x", func(o *Operands[float32]) { o.X = o.X[:5] }, attn.ErrShape},
+		{"short w", func(o *Operands[float32]) { o.W.Len = 11 }, attn.ErrShape},
+		{"short y", func(o *Operands[float32]) { o.Y = o.Y[:7] }, attn.ErrShape},
+		{"short bias", func(o *Operands[float32]) { o.Bias = make([]float32, 3) }, attn.ErrShape},
+		{"empty bias", func(o *Operands[float32]) { o.Bias = []float32{} }, attn.ErrShape},
+		{"short residual", func(o *Operands[float32]) { o.Residual = make([]float32, 7) }, attn.ErrShape},
+		{"short factors", func(o *Operands[float32]) { o.Times = make([]float32, 7) }, attn.ErrShape},
+		{"sizes beyond an int", func(o *Operands[float32]) { o.Rows, o.In = math.MaxInt/2, math.MaxInt/2 }, attn.ErrShape},
+		{"crooked w", func(o *Operands[float32]) { o.W.Ptr = unsafe.Add(o.W.Ptr, 1) }, attn.ErrShape},
+		{"float64 w", func(o *Operands[float32]) { o.W = w(attn.Float64, 12) }, attn.ErrDType},
+		{"w of no type", func(o *Operands[float32]) { o.W.DType = 99 }, attn.ErrDType},
 	} {
 		o := good
 		c.with(&o)
-		if err := Linear(Default(), &o); !errors.Is(err, c.want) {
+		if err := Run(cpu.Default(), &o); !errors.Is(err, c.want) {
 			t.Errorf("%s: error %v, want %v", c.name, err, c.want)
 		}
 		for i, v := range good.Y {
@@ -294,15 +295,15 @@ func TestLinearErrors(t *testing.T) {
 			}
 		}
 	}
-	wide := LinearOperands[float64]{Rows: 1, In: 1, Out: 1, X: make([]float64, 1), W: w(attn.Float32, 1), Y: make([]float64, 1)}
-	if err := Linear(Default(), &wide); !errors.Is(err, attn.ErrDType) {
+	wide := Operands[float64]{Rows: 1, In: 1, Out: 1, X: make([]float64, 1), W: w(attn.Float32, 1), Y: make([]float64, 1)}
+	if err := Run(cpu.Default(), &wide); !errors.Is(err, attn.ErrDType) {
 		t.Errorf("float64 x and float32 w: error %v", err)
 	}
-	defer ForceTier("sse")()
-	if err := Linear(Default(), &good); !errors.Is(err, ErrTier) {
+	defer cpu.ForceTier("sse")()
+	if err := Run(cpu.Default(), &good); !errors.Is(err, cpu.ErrTier) {
 		t.Errorf("kernels of an unknown tier: error %v", err)
 	}
-	if _, err := ReadSum(Default(), nil); !errors.Is(err, ErrTier) {
+	if _, err := cpu.ReadSum(cpu.Default(), nil); !errors.Is(err, cpu.ErrTier) {
 		t.Errorf("kernels of an unknown tier: error %v", err)
 	}
 }
@@ -311,15 +312,15 @@ func TestLinearErrors(t *testing.T) {
 func TestLinearNamedFloat(t *testing.T) {
 	type mine float32
 	w := []float32{1, 2, 3, 4}
-	o := LinearOperands[mine]{Rows: 1, In: 2, Out: 2, X: []mine{10, 100}, W: Buffer{attn.Float32, unsafe.Pointer(&w[0]), 4}, Y: make([]mine, 2)}
-	if err := Linear(Default(), &o); err != nil || o.Y[0] != 210 || o.Y[1] != 430 {
+	o := Operands[mine]{Rows: 1, In: 2, Out: 2, X: []mine{10, 100}, W: cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&w[0]), Len: 4}, Y: make([]mine, 2)}
+	if err := Run(cpu.Default(), &o); err != nil || o.Y[0] != 210 || o.Y[1] != 430 {
 		t.Errorf("%v, error %v", o.Y, err)
 	}
 }
 
 func TestLinearConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
-	var e Engine
+	var e cpu.Engine
 	defer e.Close()
 	done := make(chan string)
 	cases := make([]*linearCase[float32], 4)
@@ -332,7 +333,7 @@ func TestLinearConcurrently(t *testing.T) {
 			want := append([]float32(nil), c.Y...)
 			for range 50 {
 				clear(c.Y)
-				if err := Linear(&e, &c.LinearOperands); err != nil {
+				if err := Run(&e, &c.Operands); err != nil {
 					done <- err.Error()
 					return
 				}
@@ -362,7 +363,7 @@ func TestLinearDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	rng := reftest.Rand(t)
-	var e Engine
+	var e cpu.Engine
 	defer e.Close()
 	for _, rows := range []int{1, 9, 130} {
 		c := newLinearCase[float32](t, rng, attn.BFloat16, rows, 500, 300)
@@ -372,7 +373,7 @@ func TestLinearDoesNotAllocate(t *testing.T) {
 		c.close()
 	}
 	words := make([]byte, 1<<20)
-	if n := testing.AllocsPerRun(20, func() { ReadSum(&e, words) }); n > 0 {
+	if n := testing.AllocsPerRun(20, func() { cpu.ReadSum(&e, words) }); n > 0 {
 		t.Errorf("ReadSum: %v allocations", n)
 	}
 }
@@ -390,7 +391,7 @@ func TestLinears(t *testing.T) {
 		d := []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}[rng.IntN(3)]
 		n, gated := 1+i%4, i%3 == 0
 		var cases []*linearCase[float32]
-		var all []LinearOperands[float32]
+		var all []Operands[float32]
 		for i := range n {
 			c := newLinearCase[float32](t, rng, d, rows, in, rng.IntN(400))
 			if gated && i == 1 {
@@ -401,11 +402,11 @@ func TestLinears(t *testing.T) {
 			if i > 0 && rng.IntN(8) > 0 {
 				c.X = cases[0].X
 			}
-			cases, all = append(cases, c), append(all, c.LinearOperands)
+			cases, all = append(cases, c), append(all, c.Operands)
 		}
 		want := make([][]float32, n)
 		for i, c := range cases {
-			c.run(t, Default())
+			c.run(t, cpu.Default())
 			want[i] = slices.Clone(c.Y)
 		}
 		for _, procs := range []int{1, 2, 3} {
@@ -415,13 +416,13 @@ func TestLinears(t *testing.T) {
 					c.Y[i] = float32(math.NaN())
 				}
 			}
-			if err := Linears(Default(), all); err != nil {
+			if err := RunAll(cpu.Default(), all); err != nil {
 				t.Fatal(err)
 			}
 			for i, c := range cases {
 				for j, v := range c.Y {
 					if math.Float32bits(v) != math.Float32bits(want[i][j]) {
-						t.Fatalf("%v, %v, %d rows of %d, %d threads: layer %d of %d, element %d: %v, alone %v", InUse(), d, rows, in, procs, i, n, j, v, want[i][j])
+						t.Fatalf("%v, %v, %d rows of %d, %d threads: layer %d of %d, element %d: %v, alone %v", cpu.InUse(), d, rows, in, procs, i, n, j, v, want[i][j])
 					}
 				}
 			}
@@ -431,11 +432,11 @@ func TestLinears(t *testing.T) {
 		}
 	}
 
-	var e Engine
+	var e cpu.Engine
 	defer e.Close()
 	q := newLinearCase[float32](t, rng, attn.Float32, 1, 512, 512)
 	defer q.close()
-	forks := func(layers ...LinearOperands[float32]) uint32 {
+	forks := func(layers ...Operands[float32]) uint32 {
 		t.Helper()
 		turns := func() uint32 { // 0: the only helper was idle for long, and has left
 			_, jobs := e.Helpers()
@@ -443,11 +444,11 @@ func TestLinears(t *testing.T) {
 		}
 		var before, after uint32
 		for try := 0; before == 0 && try < 100; try++ {
-			if err := Linear(&e, &q.LinearOperands); err != nil {
+			if err := Run(&e, &q.Operands); err != nil {
 				t.Fatal(err)
 			}
 			before = turns()
-			if err := Linears(&e, layers); err != nil {
+			if err := RunAll(&e, layers); err != nil {
 				t.Fatal(err)
 			}
 			if after = turns(); after <= before {
@@ -457,28 +458,28 @@ func TestLinears(t *testing.T) {
 		return after - before
 	}
 	runtime.GOMAXPROCS(2)
-	k, v, gate := q.LinearOperands, q.LinearOperands, q.LinearOperands
+	k, v, gate := q.Operands, q.Operands, q.Operands
 	k.Y, v.Y, gate.Y = make([]float32, 512), make([]float32, 512), make([]float32, 512)
 	gate.Times = q.Y
-	if n := forks(q.LinearOperands, k, v); n != 1 {
+	if n := forks(q.Operands, k, v); n != 1 {
 		t.Errorf("query, key and value: %d forks", n)
 	}
-	if n := forks(q.LinearOperands, gate); n != 1 {
+	if n := forks(q.Operands, gate); n != 1 {
 		t.Errorf("a gate: %d forks", n)
 	}
 	other := k
 	other.X = slices.Clone(k.X)
-	if n := forks(q.LinearOperands, other); n != 2 {
+	if n := forks(q.Operands, other); n != 2 {
 		t.Errorf("another x: %d forks", n)
 	}
 
 	bad := k
 	bad.Bias = bad.Y[:3]
 	q.Y[0] = 12345
-	if err := Linears(&e, []LinearOperands[float32]{q.LinearOperands, bad}); !errors.Is(err, attn.ErrShape) || q.Y[0] != 12345 {
+	if err := RunAll(&e, []Operands[float32]{q.Operands, bad}); !errors.Is(err, attn.ErrShape) || q.Y[0] != 12345 {
 		t.Errorf("a short bias: error %v, and the first layer begins with %v", err, q.Y[0])
 	}
-	if err := Linears[float32](&e, nil); err != nil {
+	if err := RunAll[float32](&e, nil); err != nil {
 		t.Errorf("no layers: %v", err)
 	}
 }

@@ -1,10 +1,13 @@
 //go:build arm64 && gc && !noasm
 
-package cpu
+package linear
 
-import "gorgonia.org/leanattention/internal/attn"
+import (
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+)
 
-var linearTiers = [Tiers]*linearKernels{&linearGo, &linearNEON}
+var linearTiers = [cpu.Tiers]*linearKernels{&linearGo, &linearNEON}
 
 var linearNEON = linearKernels{
 	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
@@ -14,5 +17,5 @@ var linearNEON = linearKernels{
 		attn.BFloat16: linearGo.dot[attn.BFloat16],
 	},
 	rows:  3,
-	tiles: TileTiers[TierNEON],
+	tiles: cpu.TileTiers[cpu.TierNEON],
 }
