@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/norm"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -197,7 +198,7 @@ func forward[F float](op layerNorm, in []G.Value) (G.Value, error) {
 		return nil, err
 	}
 	t, y := output[F](r.shape)
-	o := cpu.Norm[F]{N: r.n, Gamma: r.gamma, Beta: r.beta, Eps: op.eps}
+	o := norm.Norm[F]{N: r.n, Gamma: r.gamma, Beta: r.beta, Eps: op.eps}
 	o.Rows(cpu.Default(), y, r.x)
 	return t, nil
 }

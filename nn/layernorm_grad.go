@@ -5,7 +5,7 @@ import (
 	"hash"
 	"slices"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/norm"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
 
@@ -179,7 +179,7 @@ func backward[F float](op layerNormGrad, in []G.Value) (G.Value, error) {
 			}
 			continue
 		}
-		mean, rstd := cpu.Moments(r.x[at:at+n], op.norm.eps)
+		mean, rstd := norm.Moments(r.x[at:at+n], op.norm.eps)
 		for i, g := range dy[at : at+n] {
 			sum[i] += float64(g) * (float64(r.x[at+i]) - mean) * rstd
 		}
@@ -193,7 +193,7 @@ func backward[F float](op layerNormGrad, in []G.Value) (G.Value, error) {
 
 // gradX writes dx of one row; gamma may be nil.
 func gradX[F float](dx, x, gamma, dy []F, eps float64) {
-	mean, rstd := cpu.Moments(x, eps)
+	mean, rstd := norm.Moments(x, eps)
 	scaled := func(i int) float64 {
 		if gamma == nil {
 			return float64(dy[i])

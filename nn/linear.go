@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
+	"gorgonia.org/leanattention/internal/cpu/norm"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -568,7 +569,7 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 		normalised := scratch[F](len(o.x))
 		defer giveBack(normalised)
 		x = *normalised
-		norm := cpu.Norm[F]{N: n, Gamma: o.gamma, Beta: o.beta, Eps: op.eps, RMS: op.rms}
+		norm := norm.Norm[F]{N: n, Gamma: o.gamma, Beta: o.beta, Eps: op.eps, RMS: op.rms}
 		norm.Rows(cpu.Default(), x, o.x)
 	}
 	t, y := output[F](o.shape)

@@ -13,6 +13,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/norm"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -561,7 +562,7 @@ func TestGPURowsAlone(t *testing.T) {
 
 // normalise writes the layer norm of one row.
 func normalise[F float](y, x, gamma, beta []F, eps float64) {
-	norm := cpu.Norm[F]{N: len(x), Gamma: gamma, Beta: beta, Eps: eps}
+	norm := norm.Norm[F]{N: len(x), Gamma: gamma, Beta: beta, Eps: eps}
 	norm.Rows(cpu.Default(), y, x)
 }
 

@@ -7,6 +7,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/norm"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -200,7 +201,7 @@ func rmsForward[F float](r rmsNorm, in []G.Value, shape tensor.Shape) (G.Value, 
 		return nil, err
 	}
 	t, y := output[F](shape)
-	norm := cpu.Norm[F]{N: o.n, Gamma: o.gamma, Beta: o.residual, Eps: r.eps, RMS: true}
+	norm := norm.Norm[F]{N: o.n, Gamma: o.gamma, Beta: o.residual, Eps: r.eps, RMS: true}
 	norm.Rows(cpu.Default(), y, o.x)
 	return t, nil
 }
@@ -238,7 +239,7 @@ func rmsBackward[F float](r rmsNorm, of int, in []G.Value, grad G.Value) (G.Valu
 		// One goroutine: the sum over rows has one order, so it has the same bits on every machine.
 		sum := make([]float64, n)
 		for at := 0; at < len(dy); at += n {
-			f := cpu.ReciprocalRMS(o.x[at:at+n], r.eps)
+			f := norm.ReciprocalRMS(o.x[at:at+n], r.eps)
 			for i, g := range dy[at : at+n] {
 				sum[i] += float64(g) * float64(o.x[at+i]) * f
 			}
@@ -254,7 +255,7 @@ func rmsBackward[F float](r rmsNorm, of int, in []G.Value, grad G.Value) (G.Valu
 
 // rmsGradX writes dx of one row; gamma may be nil.
 func rmsGradX[F float](dx, x, gamma, dy []F, eps float64) {
-	f := cpu.ReciprocalRMS(x, eps)
+	f := norm.ReciprocalRMS(x, eps)
 	scaled := func(i int) float64 {
 		if gamma == nil {
 			return float64(dy[i])

@@ -27,7 +27,7 @@ var families = []family{
 	{"linear", "dot", linear},
 	{"linear", "row", linearRow},
 	{"", "linear_tiles", linearTiles},
-	{"", "norm", norm},
+	{"norm", "norm", norm},
 	{"", "readsum", readSum},
 	{"", "rounded", rounded},
 	{"", "sigmoid", sigmoid},

@@ -1,4 +1,4 @@
-package cpu
+package norm
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -19,7 +20,7 @@ func TestNormKernels(t *testing.T) {
 	t.Run("float64", testNormKernels[float64])
 }
 
-func testNormKernels[F Real](t *testing.T) {
+func testNormKernels[F cpu.Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	for n := range 70 {
 		var rows [4][]F // dst, src, gamma, beta
@@ -44,10 +45,10 @@ func testNormKernels[F Real](t *testing.T) {
 		}
 		bound := float64(2*n+2) * 0x1p-53
 		if got := sumOf(src); !(math.Abs(got-sum) <= bound*total) {
-			t.Fatalf("%v, sum of %d: %v, want %v", InUse(), n, got, sum)
+			t.Fatalf("%v, sum of %d: %v, want %v", cpu.InUse(), n, got, sum)
 		}
 		if gotD, gotQ := deviationsOf(src, mean); !(math.Abs(gotD-d) <= bound*off && math.Abs(gotQ-q) <= bound*q) {
-			t.Fatalf("%v, deviations of %d: %v and %v, want %v and %v", InUse(), n, gotD, gotQ, d, q)
+			t.Fatalf("%v, deviations of %d: %v and %v, want %v and %v", cpu.InUse(), n, gotD, gotQ, d, q)
 		}
 		for _, row := range rows[1:] {
 			for i := range row {
@@ -77,7 +78,7 @@ func testNormKernels[F Real](t *testing.T) {
 					x = float64(x) + float64(beta[i])
 				}
 				if want := F(x); got != want && (got == got || want == want) {
-					t.Fatalf("%v, %d of %d, gamma %v, beta %v: %v, want %v", InUse(), i, n, gamma != nil, beta != nil, got, want)
+					t.Fatalf("%v, %d of %d, gamma %v, beta %v: %v, want %v", cpu.InUse(), i, n, gamma != nil, beta != nil, got, want)
 				}
 			}
 		}
@@ -90,7 +91,7 @@ func TestMoments(t *testing.T) {
 	t.Run("float64", testMoments[float64])
 }
 
-func testMoments[F Real](t *testing.T) {
+func testMoments[F cpu.Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, n := range []int{1, 2, 3, 15, 16, 17, 33, 64, 100, 768, 1000} {
 		offset, eps := 1e6*rng.NormFloat64(), 1e-5*(1+rng.Float64())
@@ -119,21 +120,21 @@ func testMoments[F Real](t *testing.T) {
 		bound := float64(n+8) * 0x1p-52
 		gotMean, rstd := Moments(x, eps)
 		if !(math.Abs(gotMean-wantMean) <= 0x1p-51*math.Abs(wantMean)+16*bound) {
-			t.Errorf("%v, %d elements: mean %v, want %v", InUse(), n, gotMean, wantMean)
+			t.Errorf("%v, %d elements: mean %v, want %v", cpu.InUse(), n, gotMean, wantMean)
 		}
 		if want := root(variance); n > 1 && !(math.Abs(rstd-want) <= bound*want) {
-			t.Errorf("%v, %d elements, mean %v: %v, want %v", InUse(), n, wantMean, rstd, want)
+			t.Errorf("%v, %d elements, mean %v: %v, want %v", cpu.InUse(), n, wantMean, rstd, want)
 		}
 		if got, want := ReciprocalRMS(x, eps), root(squares); !(math.Abs(got-want) <= bound*want) {
-			t.Errorf("%v, %d elements: RMS norm by %v, want %v", InUse(), n, got, want)
+			t.Errorf("%v, %d elements: RMS norm by %v, want %v", cpu.InUse(), n, got, want)
 		}
 		x[rng.IntN(n)] = F([]float64{math.NaN(), math.Inf(1), math.Inf(-1)}[rng.IntN(3)])
 		for _, rms := range []bool{false, true} {
 			o, y := Norm[F]{N: n, Eps: eps, RMS: rms}, make([]F, n)
-			o.Rows(Default(), y, x)
+			o.Rows(cpu.Default(), y, x)
 			for i, v := range y {
 				if finite := x[i]-x[i] == 0; v == v && !(rms && finite && v == 0) {
-					t.Fatalf("%v, %d elements, one not finite, RMS %v: element %d, %v, is %v", InUse(), n, rms, i, x[i], v)
+					t.Fatalf("%v, %d elements, one not finite, RMS %v: element %d, %v, is %v", cpu.InUse(), n, rms, i, x[i], v)
 				}
 			}
 		}
@@ -146,13 +147,13 @@ func TestNormRows(t *testing.T) {
 	t.Run("float64", testNormRows[float64])
 }
 
-func testNormRows[F Real](t *testing.T) {
-	var e Engine
+func testNormRows[F cpu.Real](t *testing.T) {
+	var e cpu.Engine
 	defer e.Close()
 	rng := reftest.Rand(t)
 	const rows, n = 300, 77
 	cputest.SetProcs(t, 4)
-	if ThreadsFor(rows*n*normTiers[InUse()].nanos) < 2 {
+	if cpu.ThreadsFor(rows*n*tiers[cpu.InUse()].nanos) < 2 {
 		t.Fatal("not worth two threads: the case says nothing")
 	}
 	of := func(n int) []F {
@@ -177,7 +178,7 @@ func testNormRows[F Real](t *testing.T) {
 				one.Rows(&e, want, x[row*n:(row+1)*n])
 				for i, v := range y[row*n : (row+1)*n] {
 					if v != want[i] && (v == v || want[i] == want[i]) {
-						t.Fatalf("%v, RMS %v, %d betas, row %d, element %d: %v, alone %v", InUse(), rms, len(b), row, i, v, want[i])
+						t.Fatalf("%v, RMS %v, %d betas, row %d, element %d: %v, alone %v", cpu.InUse(), rms, len(b), row, i, v, want[i])
 					}
 				}
 			}
@@ -191,14 +192,14 @@ func BenchmarkNorm(b *testing.B) {
 	b.Run("float64", benchmarkNorm[float64])
 }
 
-func benchmarkNorm[F Real](b *testing.B) {
+func benchmarkNorm[F cpu.Real](b *testing.B) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	for _, t := range []Tier{TierGo, BestTier()} {
+	for _, t := range []cpu.Tier{cpu.TierGo, cpu.BestTier()} {
 		for _, rms := range []bool{false, true} {
 			for _, size := range [][2]int{{8, 2048}, {2048, 2048}, {256, 64}} {
 				rows, n := size[0], size[1]
 				b.Run(fmt.Sprintf("%v/rms=%v/%dx%d", t, rms, rows, n), func(b *testing.B) {
-					defer ForceTier(t.String())()
+					defer cpu.ForceTier(t.String())()
 					x, y := make([]F, rows*n), make([]F, rows*n)
 					for i := range x {
 						x[i] = F(rand.NormFloat64())
@@ -208,7 +209,7 @@ func benchmarkNorm[F Real](b *testing.B) {
 						o.Beta = nil
 					}
 					for b.Loop() {
-						o.Rows(Default(), y, x)
+						o.Rows(cpu.Default(), y, x)
 					}
 					b.ReportMetric(b.Elapsed().Seconds()/float64(b.N*len(x))*1e9, "ns/element")
 				})

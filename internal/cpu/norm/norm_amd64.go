@@ -2,7 +2,7 @@
 
 //go:build amd64 && gc && !noasm
 
-package cpu
+package norm
 
 // sumAVX2 is
 //

@@ -1,18 +1,20 @@
 //go:build amd64 && gc && !noasm
 
-package cpu
+package norm
 
-var normTiers = [Tiers]normKernels{
-	TierGo: normGo,
-	TierAVX2: {
+import "gorgonia.org/leanattention/internal/cpu"
+
+var tiers = [cpu.Tiers]kernels{
+	cpu.TierGo: goKernels,
+	cpu.TierAVX2: {
 		sum: sumAVX2, deviations: deviationsAVX2, normalise: normaliseAVX2, sum64: sum64AVX2, deviations64: deviations64AVX2, normalise64: normalise64AVX2,
-		nanos: VectorNanos,
+		nanos: cpu.VectorNanos,
 	},
-	TierAVX512: normAVX512,
-	TierAMX:    normAVX512,
+	cpu.TierAVX512: avx512,
+	cpu.TierAMX:    avx512,
 }
 
-var normAVX512 = normKernels{
+var avx512 = kernels{
 	sum: sumAVX512, deviations: deviationsAVX512, normalise: normaliseAVX512, sum64: sum64AVX512, deviations64: deviations64AVX512, normalise64: normalise64AVX512,
-	nanos: VectorNanos,
+	nanos: cpu.VectorNanos,
 }

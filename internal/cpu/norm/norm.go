@@ -1,13 +1,16 @@
-package cpu
+// Package norm computes layer norm and RMS norm on the CPU.
+package norm
 
 import (
 	"math"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// normKernels are the functions of one tier for the passes of a norm over a row, each with the contract of its twin below. Sums are
+// kernels are the functions of one tier for the passes of a norm over a row, each with the contract of its twin below. Sums are
 // added up in another order.
-type normKernels struct {
+type kernels struct {
 	sum          func(x *float32, n int) float64
 	deviations   func(x *float32, n int, mean float64) (sum, squares float64)
 	normalise    func(dst, src, gamma, beta *float32, n int, mean, by float64)
@@ -18,14 +21,14 @@ type normKernels struct {
 	nanos float64 // what an element takes a thread, all passes
 }
 
-var normGo = normKernels{
+var goKernels = kernels{
 	sum: sumGo, deviations: deviationsGo, normalise: normaliseGo, sum64: sum64Go, deviations64: deviations64Go, normalise64: normalise64Go,
-	nanos: ElementNanos,
+	nanos: cpu.ElementNanos,
 }
 
 // A Norm is layer norm, or RMS norm, of rows of N elements. Gamma may be nil for ones, and Beta for zeros. Beta may have as
 // many elements as x, too: each row has its own then, as with a residual.
-type Norm[F Real] struct {
+type Norm[F cpu.Real] struct {
 	N           int
 	Gamma, Beta []F
 	Eps         float64
@@ -34,11 +37,11 @@ type Norm[F Real] struct {
 
 // Rows writes the norms of all rows of x to y, on as many threads as that is worth. The bits of a row depend on nothing
 // but the row.
-func (o *Norm[F]) Rows(e *Engine, y, x []F) {
+func (o *Norm[F]) Rows(e *cpu.Engine, y, x []F) {
 	if len(x) == 0 {
 		return
 	}
-	e.Each(len(x)/o.N, float64(len(x))*normTiers[InUse()].nanos, func(row int) {
+	e.Each(len(x)/o.N, float64(len(x))*tiers[cpu.InUse()].nanos, func(row int) {
 		from, to := row*o.N, (row+1)*o.N
 		beta := o.Beta
 		if len(beta) > o.N {
@@ -64,7 +67,7 @@ func (o *Norm[F]) row(y, x, beta []F) {
 
 // Moments is the mean of x and 1/sqrt(variance + eps), in float64. The second pass sums the differences to the first
 // one's mean, too, and what rounding left there is taken out of both results.
-func Moments[F Real](x []F, eps float64) (mean, rstd float64) {
+func Moments[F cpu.Real](x []F, eps float64) (mean, rstd float64) {
 	n := float64(len(x))
 	mean = sumOf(x) / n
 	d, q := deviationsOf(x, mean)
@@ -74,13 +77,13 @@ func Moments[F Real](x []F, eps float64) (mean, rstd float64) {
 }
 
 // ReciprocalRMS is 1/sqrt(mean(x^2) + eps), in float64.
-func ReciprocalRMS[F Real](x []F, eps float64) float64 {
-	return 1 / math.Sqrt(DotOf(x, x)/float64(len(x))+eps)
+func ReciprocalRMS[F cpu.Real](x []F, eps float64) float64 {
+	return 1 / math.Sqrt(cpu.DotOf(x, x)/float64(len(x))+eps)
 }
 
 // sumOf is the sum of x in float64, in an order that depends on nothing but its length.
-func sumOf[F Real](x []F) float64 {
-	switch v := &normTiers[InUse()]; {
+func sumOf[F cpu.Real](x []F) float64 {
+	switch v := &tiers[cpu.InUse()]; {
 	case len(x) == 0:
 		return 0
 	case unsafe.Sizeof(F(0)) == 4:
@@ -91,8 +94,8 @@ func sumOf[F Real](x []F) float64 {
 }
 
 // deviationsOf is the sums of the differences of x to mean, and of their squares, in float64, in an order as sumOf's.
-func deviationsOf[F Real](x []F, mean float64) (sum, squares float64) {
-	switch v := &normTiers[InUse()]; {
+func deviationsOf[F cpu.Real](x []F, mean float64) (sum, squares float64) {
+	switch v := &tiers[cpu.InUse()]; {
 	case len(x) == 0:
 		return 0, 0
 	case unsafe.Sizeof(F(0)) == 4:
@@ -103,7 +106,7 @@ func deviationsOf[F Real](x []F, mean float64) (sum, squares float64) {
 }
 
 // normaliseInto is dst = (src - mean) * by * gamma + beta, computed in float64. gamma and beta may be nil.
-func normaliseInto[F Real](dst, src, gamma, beta []F, mean, by float64) {
+func normaliseInto[F cpu.Real](dst, src, gamma, beta []F, mean, by float64) {
 	if len(src) == 0 {
 		return
 	}
@@ -115,7 +118,7 @@ func normaliseInto[F Real](dst, src, gamma, beta []F, mean, by float64) {
 		}
 	}
 	to, from := unsafe.Pointer(&dst[0]), unsafe.Pointer(&src[0])
-	if v := &normTiers[InUse()]; unsafe.Sizeof(F(0)) == 4 {
+	if v := &tiers[cpu.InUse()]; unsafe.Sizeof(F(0)) == 4 {
 		v.normalise((*float32)(to), (*float32)(from), (*float32)(p[0]), (*float32)(p[1]), len(src), mean, by)
 	} else {
 		v.normalise64((*float64)(to), (*float64)(from), (*float64)(p[0]), (*float64)(p[1]), len(src), mean, by)
@@ -187,7 +190,7 @@ func normalise64Go(dst, src, gamma, beta *float64, n int, mean, by float64) {
 }
 
 // sumOfElements has four sums at a time, which hide the latency of an addition.
-func sumOfElements[F Real](x []F) float64 {
+func sumOfElements[F cpu.Real](x []F) float64 {
 	var s0, s1, s2, s3 float64
 	i := 0
 	for ; i+4 <= len(x); i += 4 {
@@ -203,7 +206,7 @@ func sumOfElements[F Real](x []F) float64 {
 	return s0 + s1 + s2 + s3
 }
 
-func sumsOfDeviations[F Real](x []F, mean float64) (sum, squares float64) {
+func sumsOfDeviations[F cpu.Real](x []F, mean float64) (sum, squares float64) {
 	var d0, d1, q0, q1 float64
 	i := 0
 	for ; i+2 <= len(x); i += 2 {
@@ -223,7 +226,7 @@ func sumsOfDeviations[F Real](x []F, mean float64) (sum, squares float64) {
 }
 
 // normalise rounds products before they are added, as the kernels do.
-func normalise[F Real](to, from, gamma, beta *F, n int, mean, by float64) {
+func normalise[F cpu.Real](to, from, gamma, beta *F, n int, mean, by float64) {
 	dst, src := unsafe.Slice(to, n), unsafe.Slice(from, n)
 	switch g, b := unsafe.Slice(gamma, count(gamma, n)), unsafe.Slice(beta, count(beta, n)); {
 	case gamma != nil && beta != nil:
@@ -246,7 +249,7 @@ func normalise[F Real](to, from, gamma, beta *F, n int, mean, by float64) {
 }
 
 // count is how many elements there are behind p, of n.
-func count[F Real](p *F, n int) int {
+func count[F cpu.Real](p *F, n int) int {
 	if p == nil {
 		return 0
 	}
