@@ -6,6 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 )
 
 // Of many rows, scores and weighted sums are products of matrices, as linear layers of many rows are: queries and
@@ -24,15 +25,15 @@ const (
 	promptBlock = 64
 
 	// promptTile is the rows, and the columns, of a tile.
-	promptTile = 2 * cpu.StepRows
+	promptTile = 2 * matmul.StepRows
 )
 
 // promptKernels multiply keys and values of one type by rows of float32. What the functions do is said at their
 // declarations.
 type promptKernels struct {
 	xParts, wParts        int // of queries and weights, and of keys and values
-	split, pairs, columns func(a *cpu.PackArgs)
-	mul                   func(a *cpu.TileArgs)
+	split, pairs, columns func(a *matmul.PackArgs)
+	mul                   func(a *matmul.Args)
 	large                 func(p *float32, n int) int
 
 	weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
@@ -46,8 +47,8 @@ type promptWays struct {
 
 // promptsOf returns how prompts are multiplied by a set of kernels: keys and values of the types that these pack columns of, which
 // leaves out float32, whose six products of parts are no faster than AVX-512. weigh is of attention's kernels.
-func promptsOf(t *cpu.LinearTiles, weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)) *promptWays {
-	of := func(w *cpu.TileWay) *promptKernels {
+func promptsOf(t *matmul.Set, weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)) *promptWays {
+	of := func(w *matmul.Way) *promptKernels {
 		if w == nil || w.Columns == nil {
 			return nil
 		}
@@ -65,7 +66,7 @@ func promptsOf(t *cpu.LinearTiles, weigh func(s, o, m, l *float32, rows, n, stri
 // waysFor returns how prompts of a problem are computed in tiles; nil: as all else is.
 func waysFor(g *attn.Problem) *promptKernels {
 	ways := promptTiers[cpu.InUse()]
-	if ways == nil || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < cpu.StepDepth {
+	if ways == nil || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < matmul.StepDepth {
 		return nil
 	}
 	if k := ways.rounded[g.KV]; k != nil && g.Mixed {
@@ -80,23 +81,23 @@ type promptScratch struct {
 	queries, keys, values, parts unsafe.Pointer // parts are of weights
 	edge                         cpu.Aligned    // rows of keys or values that do not lie in one page
 
-	mul  cpu.TileArgs
-	pack cpu.PackArgs
+	mul  matmul.Args
+	pack matmul.PackArgs
 }
 
 // tilesOf returns how many tiles n rows or columns take.
 func tilesOf(n int) int { return (n + promptTile - 1) / promptTile }
 
 // stepsOf returns how many steps n elements take.
-func stepsOf(n int) int { return (n + cpu.StepDepth - 1) / cpu.StepDepth }
+func stepsOf(n int) int { return (n + matmul.StepDepth - 1) / matmul.StepDepth }
 
 // grow makes room for blocks of some rows.
 func (s *promptScratch) grow(k *promptKernels, rows, dim, valueDim, size int) {
 	sizes := [4]int{
-		2 * tilesOf(rows) * stepsOf(dim) * k.xParts * cpu.StepBytes,
-		2 * tilesOf(promptKeys) * stepsOf(dim) * k.wParts * cpu.StepBytes,
-		2 * tilesOf(valueDim) * stepsOf(promptKeys) * k.wParts * cpu.StepBytes,
-		2 * tilesOf(promptBlock) * stepsOf(promptKeys) * k.xParts * cpu.StepBytes,
+		2 * tilesOf(rows) * stepsOf(dim) * k.xParts * matmul.StepBytes,
+		2 * tilesOf(promptKeys) * stepsOf(dim) * k.wParts * matmul.StepBytes,
+		2 * tilesOf(valueDim) * stepsOf(promptKeys) * k.wParts * matmul.StepBytes,
+		2 * tilesOf(promptBlock) * stepsOf(promptKeys) * k.xParts * matmul.StepBytes,
 	}
 	n := 0
 	for _, size := range sizes {
@@ -108,17 +109,17 @@ func (s *promptScratch) grow(k *promptKernels, rows, dim, valueDim, size int) {
 		*p = at
 		at = unsafe.Add(at, sizes[i])
 	}
-	s.edge.Grow(cpu.StepDepth * max(dim, valueDim) * size)
+	s.edge.Grow(matmul.StepDepth * max(dim, valueDim) * size)
 }
 
 // split splits rows of float32 that lie stride elements apart, n elements of each.
 func (s *promptScratch) split(k *promptKernels, dst, src unsafe.Pointer, rows, n, stride int) {
 	a := &s.pack
 	steps := stepsOf(n)
-	a.DstStep, a.DstPart, a.SrcRow, a.N = k.xParts*cpu.StepBytes, cpu.StepBytes, 4*stride, n
-	for r := 0; r < rows; r += cpu.StepRows {
-		a.Dst = unsafe.Add(dst, r/cpu.StepRows*steps*a.DstStep)
-		a.Src, a.Rows = unsafe.Add(src, r*a.SrcRow), min(cpu.StepRows, rows-r)
+	a.DstStep, a.DstPart, a.SrcRow, a.N = k.xParts*matmul.StepBytes, matmul.StepBytes, 4*stride, n
+	for r := 0; r < rows; r += matmul.StepRows {
+		a.Dst = unsafe.Add(dst, r/matmul.StepRows*steps*a.DstStep)
+		a.Src, a.Rows = unsafe.Add(src, r*a.SrcRow), min(matmul.StepRows, rows-r)
 		k.split(a)
 	}
 }
@@ -128,8 +129,8 @@ func (s *promptScratch) split(k *promptKernels, dst, src unsafe.Pointer, rows, n
 func (s *promptScratch) multiply(k *promptKernels, x, w unsafe.Pointer, steps int, y unsafe.Pointer, rows, columns, yRow, more int) {
 	a := &s.mul
 	a.N, a.More, a.X, a.W, a.Y = steps, more, x, w, y
-	a.XRow, a.YRow = steps*k.xParts*cpu.StepBytes, 4*yRow
-	a.Tiles, a.WStep = columns/promptTile, 2*steps*k.wParts*cpu.StepBytes
+	a.XRow, a.YRow = steps*k.xParts*matmul.StepBytes, 4*yRow
+	a.Tiles, a.WStep = columns/promptTile, 2*steps*k.wParts*matmul.StepBytes
 	a.Tall, a.XStep, a.YStep = tilesOf(rows), 2*a.XRow, promptTile*a.YRow
 	k.mul(a)
 }
@@ -161,7 +162,7 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 		if masked && ws.see(w, b, row, p, key) == 0 && sinks == 0 {
 			continue
 		}
-		strip := row / cpu.StepRows * stepsOf(dim) * k.xParts * cpu.StepBytes
+		strip := row / matmul.StepRows * stepsOf(dim) * k.xParts * matmul.StepBytes
 		s.multiply(k, unsafe.Add(s.queries, strip), s.keys, stepsOf(dim), p.Scores, p.Rows, width, width, 0)
 		scores := unsafe.Slice((*float32)(p.Scores), p.Rows*width)
 		modifyScores(p, scores, width)
@@ -208,10 +209,10 @@ func (ws *workspace[F]) packKeys(s *promptScratch, rows *addresses, key, n int) 
 	k, a := ws.prompt, &s.pack
 	dim := ws.plan.g.Dim
 	steps := stepsOf(dim)
-	a.DstStep, a.DstPart, a.N, a.Odd = 2*k.wParts*cpu.StepBytes, 2*cpu.StepBytes, dim, 0
-	for c := 0; c < n; c += cpu.StepRows {
-		a.Rows = min(cpu.StepRows, n-c)
-		a.Dst = unsafe.Add(s.keys, c/promptTile*steps*a.DstStep+c/cpu.StepRows%2*cpu.StepBytes)
+	a.DstStep, a.DstPart, a.N, a.Odd = 2*k.wParts*matmul.StepBytes, 2*matmul.StepBytes, dim, 0
+	for c := 0; c < n; c += matmul.StepRows {
+		a.Rows = min(matmul.StepRows, n-c)
+		a.Dst = unsafe.Add(s.keys, c/promptTile*steps*a.DstStep+c/matmul.StepRows%2*matmul.StepBytes)
 		a.Src, a.SrcRow = rows.together(&s.edge, key+c, a.Rows, true)
 		k.pairs(a)
 	}
@@ -223,27 +224,27 @@ func (ws *workspace[F]) packValues(s *promptScratch, rows *addresses, key, n int
 	k, a := ws.prompt, &s.pack
 	size, dim := rows.size, ws.plan.g.ValueDim
 	steps := stepsOf(n)
-	a.DstStep, a.DstPart, a.Odd = 2*k.wParts*cpu.StepBytes, 2*cpu.StepBytes, 0
+	a.DstStep, a.DstPart, a.Odd = 2*k.wParts*matmul.StepBytes, 2*matmul.StepBytes, 0
 	for c := 0; c < n; c += a.N {
 		// As many as lie in one page, or a step of those that do not.
 		a.N = min(n-c, rows.inPage(key+c))
 		if a.N%2 != 0 && c+a.N < n {
-			a.N = min(n-c, cpu.StepDepth-c%cpu.StepDepth)
+			a.N = min(n-c, matmul.StepDepth-c%matmul.StepDepth)
 		}
 		src, stride := rows.together(&s.edge, key+c, a.N, false)
 		a.SrcRow = stride
-		if last := c + a.N; last == n && last%cpu.StepDepth != 0 {
+		if last := c + a.N; last == n && last%matmul.StepDepth != 0 {
 			for o := range dim / promptTile {
 				at := unsafe.Add(s.values, (o*steps+steps-1)*a.DstStep)
-				s.clearBehind(k, at, last%cpu.StepDepth)
+				s.clearBehind(k, at, last%matmul.StepDepth)
 			}
 		}
-		for o := 0; o < dim; o += cpu.StepRows {
-			at := unsafe.Add(s.values, (o/promptTile*steps+c/cpu.StepDepth)*a.DstStep+o/cpu.StepRows%2*cpu.StepBytes)
+		for o := 0; o < dim; o += matmul.StepRows {
+			at := unsafe.Add(s.values, (o/promptTile*steps+c/matmul.StepDepth)*a.DstStep+o/matmul.StepRows%2*matmul.StepBytes)
 			a.Src = unsafe.Add(src, o*size)
-			all, first := a.N, min(a.N, cpu.StepDepth-c%cpu.StepDepth) // what fills the step that was begun
+			all, first := a.N, min(a.N, matmul.StepDepth-c%matmul.StepDepth) // what fills the step that was begun
 			a.N = first
-			a.Dst = unsafe.Add(at, c%cpu.StepDepth/2*64)
+			a.Dst = unsafe.Add(at, c%matmul.StepDepth/2*64)
 			k.columns(a)
 			if a.N = all - first; a.N > 0 {
 				a.Dst = unsafe.Add(at, a.DstStep)
@@ -259,7 +260,7 @@ func (ws *workspace[F]) packValues(s *promptScratch, rows *addresses, key, n int
 // clearBehind makes the elements of a step of values 0 from the given one on, of all parts and of both halves of a tile.
 func (s *promptScratch) clearBehind(k *promptKernels, at unsafe.Pointer, from int) {
 	for block := range 2 * k.wParts {
-		lines := unsafe.Slice((*[64]byte)(unsafe.Add(at, block*cpu.StepBytes)), cpu.StepRows)
+		lines := unsafe.Slice((*[64]byte)(unsafe.Add(at, block*matmul.StepBytes)), matmul.StepRows)
 		clear(lines[(from+1)/2:])
 	}
 }

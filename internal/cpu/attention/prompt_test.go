@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -41,7 +42,7 @@ func eachPrompt(t *testing.T, test func(t *testing.T, seen func() int)) {
 		t.Run(cpu.InUse().String(), func(t *testing.T) { counted(t, ways) })
 	}
 	if cpu.InUse() == cpu.TierGo {
-		t.Run("twins", func(t *testing.T) { counted(t, promptsOf(cpu.GoParts(), weighTwin)) })
+		t.Run("twins", func(t *testing.T) { counted(t, promptsOf(matmul.GoParts(), weighTwin)) })
 	}
 }
 

@@ -2,6 +2,9 @@
 
 package attention
 
-import "gorgonia.org/leanattention/internal/cpu"
+import (
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
+)
 
-var promptTiers = [cpu.Tiers]*promptWays{cpu.TierAMX: promptsOf(cpu.TileTiers[cpu.TierAMX], weighNearAVX512)}
+var promptTiers = [cpu.Tiers]*promptWays{cpu.TierAMX: promptsOf(matmul.Tiers[cpu.TierAMX], weighNearAVX512)}

@@ -6,6 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -74,8 +75,8 @@ type linearRun struct {
 	row rowRun
 
 	// Many rows, in tiles: see tiles.go.
-	tiles         *cpu.LinearTiles
-	way           *cpu.TileWay
+	tiles         *matmul.Set
+	way           *matmul.Way
 	rowCuts       int
 	groups        []tileGroup
 	next          atomic.Int64 // the next piece, or the next part of x to split

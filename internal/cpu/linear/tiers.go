@@ -2,7 +2,7 @@ package linear
 
 import (
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 )
 
 // linearKernels is what a linear layer is computed with: the functions of one tier, each with the contract
@@ -14,7 +14,7 @@ type linearKernels struct {
 
 	row rowKernels // for one row
 
-	tiles *cpu.LinearTiles // for many rows; nil: they are computed as few are
+	tiles *matmul.Set // for many rows; nil: they are computed as few are
 }
 
 // rowKernels compute layers of one row. Those of one instruction set have the bits of its dot kernels.

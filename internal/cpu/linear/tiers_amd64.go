@@ -7,6 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 )
 
 var linearTiers = [cpu.Tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAMX}
@@ -23,7 +24,7 @@ var linearAVX2 = linearKernels{
 		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32AVX2, attn.Float16: rowF16AVX2, attn.BFloat16: rowBF16AVX2},
 		streams: 4, side: math.MaxInt, ahead: 2560, unit: 256 << 10,
 	},
-	tiles: cpu.TileTiers[cpu.TierAVX2],
+	tiles: matmul.Tiers[cpu.TierAVX2],
 }
 
 var linearAVX512 = linearKernels{
@@ -39,12 +40,12 @@ var linearAVX512 = linearKernels{
 		streams: 8, side: 4 << 10, ahead: 1024, unit: 64 << 10,
 		fetch: prefetchAVX512, idle: 512 << 10,
 	},
-	tiles: cpu.TileTiers[cpu.TierAVX512],
+	tiles: matmul.Tiers[cpu.TierAVX512],
 }
 
 // linearAMX is AVX-512 but for many rows.
 var linearAMX = func() linearKernels {
 	k := linearAVX512
-	k.tiles = cpu.TileTiers[cpu.TierAMX]
+	k.tiles = matmul.Tiers[cpu.TierAMX]
 	return k
 }()

@@ -5,6 +5,7 @@ package linear
 import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 )
 
 var linearTiers = [cpu.Tiers]*linearKernels{&linearGo, &linearNEON}
@@ -17,5 +18,5 @@ var linearNEON = linearKernels{
 		attn.BFloat16: linearGo.dot[attn.BFloat16],
 	},
 	rows:  3,
-	tiles: cpu.TileTiers[cpu.TierNEON],
+	tiles: matmul.Tiers[cpu.TierNEON],
 }

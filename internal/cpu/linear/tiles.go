@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 )
 
 // Many rows are computed in tiles: some rows by some features, whose sums stay in registers while a part of In
@@ -30,7 +31,7 @@ type (
 )
 
 // tilesFor returns how so many rows are computed in tiles, nil if they are few.
-func (l *linearRun) tilesFor(rows int) (*cpu.LinearTiles, *cpu.TileWay) {
+func (l *linearRun) tilesFor(rows int) (*matmul.Set, *matmul.Way) {
 	if l.in < tileIn || l.size != 4 {
 		return nil, nil
 	}
@@ -80,8 +81,8 @@ func (l *linearRun) inTiles(e *cpu.Engine, rows int) error {
 // block computes a block of rows.
 func (l *linearRun) block(e *cpu.Engine, threads int) error {
 	if w := l.way; w.Split != nil {
-		l.steps, l.strips = (l.in-1)/cpu.StepDepth+1, (l.rows-1)/cpu.StepRows+1
-		l.split.Grow(l.strips * l.steps * w.XParts * cpu.StepBytes)
+		l.steps, l.strips = (l.in-1)/matmul.StepDepth+1, (l.rows-1)/matmul.StepRows+1
+		l.split.Grow(l.strips * l.steps * w.XParts * matmul.StepBytes)
 		// Strips are few: where each would have only some, they are cut across, too.
 		l.across = max(min(splitsPerThread*threads/l.strips, l.steps/splitSteps), 1)
 		l.next.Store(0)
@@ -141,17 +142,17 @@ func (l *linearRun) cut(threads int) {
 func (s *splitRun) Work(i, _ int) {
 	l := (*linearRun)(s)
 	a := &l.scratch[i].pack
-	a.DstStep, a.DstPart, a.SrcRow = l.way.XParts*cpu.StepBytes, cpu.StepBytes, l.in*l.size
+	a.DstStep, a.DstPart, a.SrcRow = l.way.XParts*matmul.StepBytes, matmul.StepBytes, l.in*l.size
 	for {
 		j := int(l.next.Add(1)) - 1
 		if j >= l.strips*l.across {
 			return
 		}
-		row, part := j/l.across*cpu.StepRows, j%l.across
+		row, part := j/l.across*matmul.StepRows, j%l.across
 		step, end := part*l.steps/l.across, (part+1)*l.steps/l.across
-		a.Dst = unsafe.Add(l.split.At, (row/cpu.StepRows*l.steps+step)*a.DstStep)
-		a.Src = unsafe.Add(l.x, (l.first+row)*a.SrcRow+step*cpu.StepDepth*l.size)
-		a.Rows, a.N = min(cpu.StepRows, l.rows-row), min(end*cpu.StepDepth, l.in)-step*cpu.StepDepth
+		a.Dst = unsafe.Add(l.split.At, (row/matmul.StepRows*l.steps+step)*a.DstStep)
+		a.Src = unsafe.Add(l.x, (l.first+row)*a.SrcRow+step*matmul.StepDepth*l.size)
+		a.Rows, a.N = min(matmul.StepRows, l.rows-row), min(end*matmul.StepDepth, l.in)-step*matmul.StepDepth
 		l.way.Split(a)
 	}
 }
@@ -194,8 +195,8 @@ type tilePiece struct {
 type tileScratch struct {
 	weights cpu.Aligned
 	edge    [tileEdge]float32 // a tile at an edge of y
-	mul     cpu.TileArgs
-	pack    cpu.PackArgs
+	mul     matmul.Args
+	pack    matmul.PackArgs
 	dot     dotArgs
 	one     [dotStreams]float32
 	_       [cpu.CacheLine]byte
@@ -231,7 +232,7 @@ func (p *tilePiece) packWeights(k, n int) {
 	a.DstStep, a.DstPart = 4*p.tiles.Outs, 0
 	group := 4 * w.Rows // bytes from where a call writes to where the next does
 	if w.WParts > 0 {
-		a.DstStep, a.DstPart, group = 2*w.WParts*cpu.StepBytes, 2*cpu.StepBytes, cpu.StepBytes
+		a.DstStep, a.DstPart, group = 2*w.WParts*matmul.StepBytes, 2*matmul.StepBytes, matmul.StepBytes
 	}
 	for o := p.from; o < p.to; o += w.Rows {
 		at := o - p.from
@@ -251,9 +252,9 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 		a.X = unsafe.Add(p.x, ((p.first+row)*p.in+k)*p.size)
 	} else {
 		kernel = w.Mul[t.Rows]
-		a.N, a.XRow = (n-1)/cpu.StepDepth+1, p.steps*w.XParts*cpu.StepBytes
-		a.X = unsafe.Add(p.split.At, (row/cpu.StepRows*p.steps+k/cpu.StepDepth)*w.XParts*cpu.StepBytes)
-		if rows <= cpu.StepRows {
+		a.N, a.XRow = (n-1)/matmul.StepDepth+1, p.steps*w.XParts*matmul.StepBytes
+		a.X = unsafe.Add(p.split.At, (row/matmul.StepRows*p.steps+k/matmul.StepDepth)*w.XParts*matmul.StepBytes)
+		if rows <= matmul.StepRows {
 			a.XRow = 0 // there are no others
 		}
 	}

@@ -11,11 +11,12 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 )
 
 // peakTask computes tiles from what stays in the first-level cache, over and over: what multiply-adds reach.
 type peakTask struct {
-	t    *cpu.LinearTiles
+	t    *matmul.Set
 	runs int
 }
 
@@ -23,7 +24,7 @@ const peakDepth = 128
 
 func (p peakTask) Work(int, int) {
 	x, w, y := make([]float32, p.t.Rows*peakDepth), make([]float32, p.t.Outs*peakDepth), make([]float32, tileEdge)
-	a := cpu.TileArgs{Y: unsafe.Pointer(&y[0]), YRow: 4 * p.t.Outs, X: unsafe.Pointer(&x[0]), XRow: 4 * peakDepth,
+	a := matmul.Args{Y: unsafe.Pointer(&y[0]), YRow: 4 * p.t.Outs, X: unsafe.Pointer(&x[0]), XRow: 4 * peakDepth,
 		W: unsafe.Pointer(&w[0]), N: peakDepth, Rows: p.t.Rows}
 	for range p.runs {
 		p.t.Ways[attn.Float32].Mul[p.t.Rows](&a)

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
+	"gorgonia.org/leanattention/internal/cpu/matmul"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -16,7 +17,7 @@ import (
 // eachTiles runs a test with the tier's kernels for many rows, and with their Go twins, which every machine has:
 // those for float32, and those for parts. Twins are slow: a test may do less with them. Under
 // the race detector, which can't see into assembly, tests of several threads run with the twins too, and no others.
-func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *cpu.LinearTiles, twins bool)) {
+func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *matmul.Set, twins bool)) {
 	if reftest.RaceEnabled && !threads {
 		t.Skip("the detector has use for tests of several threads")
 	}
@@ -28,7 +29,7 @@ func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *cpu.Linear
 	}
 	was := linearTiers[cpu.InUse()]
 	defer func() { linearTiers[cpu.InUse()] = was }()
-	for name, k := range map[string]*cpu.LinearTiles{"twins": cpu.GoFloats(), "twins of parts": cpu.GoParts()} {
+	for name, k := range map[string]*matmul.Set{"twins": matmul.GoFloats(), "twins of parts": matmul.GoParts()} {
 		tier := *was
 		tier.tiles = k
 		linearTiers[cpu.InUse()] = &tier
@@ -37,9 +38,9 @@ func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *cpu.Linear
 }
 
 // setFromRows makes so many rows many, for all ways of t, until restore is called.
-func setFromRows(t *cpu.LinearTiles, rows int) (restore func()) {
+func setFromRows(t *matmul.Set, rows int) (restore func()) {
 	var was []int
-	each := func(f func(*cpu.TileWay)) {
+	each := func(f func(*matmul.Way)) {
 		for _, d := range cputest.WeightTypes {
 			f(&t.Ways[d])
 			if w := t.Rounded[d]; w != nil {
@@ -47,12 +48,12 @@ func setFromRows(t *cpu.LinearTiles, rows int) (restore func()) {
 			}
 		}
 	}
-	each(func(w *cpu.TileWay) {
+	each(func(w *matmul.Way) {
 		was = append(was, w.FromRows)
 		w.FromRows = rows
 	})
 	return func() {
-		each(func(w *cpu.TileWay) { w.FromRows, was = was[0], was[1:] })
+		each(func(w *matmul.Way) { w.FromRows, was = was[0], was[1:] })
 	}
 }
 
@@ -65,7 +66,7 @@ func TestLinearMany(t *testing.T) {
 		c.run(t, cpu.Default())
 		c.check(t)
 	}
-	eachTiles(t, false, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *matmul.Set, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for _, s := range [][3]int{ // rows, in, out
 				{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {100, 1023, 40}, {97, 1024, 65},
@@ -89,7 +90,7 @@ func TestLinearMany(t *testing.T) {
 // number of threads.
 func TestLinearManyAlone(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, true, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *matmul.Set, twins bool) {
 		ins, all, out, numbers := []int{64, 129, 900, 2100}, 700, 70, []int{1, 2, 3, 7, 16}
 		if twins || reftest.RaceEnabled {
 			ins, all, out, numbers = []int{130}, 530, 35, []int{1, 3}
@@ -149,7 +150,7 @@ func (c *linearCase[F]) some(first, rows int) *Operands[F] {
 }
 
 // fewRows computes the layer with the kernels for few rows.
-func (c *linearCase[F]) fewRows(t *testing.T, k *cpu.LinearTiles) {
+func (c *linearCase[F]) fewRows(t *testing.T, k *matmul.Set) {
 	defer setFromRows(k, c.Rows+1)()
 	c.run(t, cpu.Default())
 }
@@ -159,7 +160,7 @@ func (c *linearCase[F]) fewRows(t *testing.T, k *cpu.LinearTiles) {
 func TestLinearManyOdd(t *testing.T) {
 	rng := reftest.Rand(t)
 	isOdd := func(v float32) bool { return v-v != 0 }
-	eachTiles(t, false, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *matmul.Set, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, float64(math.Float32frombits(0x7fffffff))} {
 				for i := range 4 {
@@ -198,7 +199,7 @@ func TestLinearManyOdd(t *testing.T) {
 // TestLinearRounded: where x may be rounded, the result is that of a rounded x; or it is the usual one.
 func TestLinearRounded(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, false, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *matmul.Set, twins bool) {
 		for _, d := range cputest.WeightTypes {
 			for range 5 {
 				c := newLinearCase[float32](t, rng, d, k.Ways[d].FromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
@@ -237,7 +238,7 @@ func TestLinearRounded(t *testing.T) {
 // TestLinearManyConcurrently: calls at once do not share their scratch.
 func TestLinearManyConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, true, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *matmul.Set, twins bool) {
 		var e cpu.Engine
 		defer e.Close()
 		done := make(chan error)
@@ -281,7 +282,7 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	rng := reftest.Rand(t)
-	eachTiles(t, false, func(t *testing.T, k *cpu.LinearTiles, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *matmul.Set, twins bool) {
 		var e cpu.Engine
 		defer e.Close()
 		for _, d := range cputest.WeightTypes {
@@ -298,9 +299,9 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 // as small as they can be, unless rows alone are cut into enough.
 func TestTileCuts(t *testing.T) {
 	rng := reftest.Rand(t)
-	way := cpu.TileWay{Packing: 20}
+	way := matmul.Way{Packing: 20}
 	for range 200 {
-		k := cpu.LinearTiles{Rows: 1 + rng.IntN(32), Outs: 8 << rng.IntN(3), Panels: 1 + rng.IntN(12)}
+		k := matmul.Set{Rows: 1 + rng.IntN(32), Outs: 8 << rng.IntN(3), Panels: 1 + rng.IntN(12)}
 		l := linearRun{tiles: &k, way: &way, rows: 1 + rng.IntN(600), inTurn: rng.IntN(3) == 0}
 		for range 1 + rng.IntN(3) {
 			l.layers = append(l.layers, linearLayer{out: 1 + rng.IntN(2000)})

@@ -26,7 +26,7 @@ var families = []family{
 	{"attention", "dropout", dropped},
 	{"linear", "dot", linear},
 	{"linear", "row", linearRow},
-	{"", "linear_tiles", linearTiles},
+	{"matmul", "tiles", matmulTiles},
 	{"norm", "norm", norm},
 	{"", "readsum", readSum},
 	{"", "rounded", rounded},

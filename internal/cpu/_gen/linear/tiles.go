@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	tileTwins = "linear_tiles_go.go"
-	tileTypes = "linear_tiles_kernel.go"
+	tileTwins = "kernels.go"
+	tileTypes = "args.go"
 )
 
-// linearTiles makes the kernels of linear layers of many rows.
-func linearTiles(g *gen) {
+// matmulTiles makes the kernels of linear layers of many rows.
+func matmulTiles(g *gen) {
 	for _, t := range []dtype{f32, f16, bf16} {
 		packRows(g, t)
 	}

@@ -1,8 +1,8 @@
 //go:build gc && !noasm
 
-package cpu
+package matmul
 
 // tileF32NEON is tileF32Go for eight features and up to eight rows.
 //
 //go:noescape
-func tileF32NEON(a *TileArgs)
+func tileF32NEON(a *Args)

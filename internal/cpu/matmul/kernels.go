@@ -1,4 +1,4 @@
-package cpu
+package matmul
 
 import (
 	"math"
@@ -13,14 +13,14 @@ import (
 
 // tileF32Go is
 //
-//	for r := range a.rows {
+//	for r := range a.Rows {
 //		for o := range a.outs {
-//			y[r][o] = sum_k x[r][k] * w[k*a.outs+o], k < a.n
+//			y[r][o] = sum_k x[r][k] * w[k*a.outs+o], k < a.N
 //		}
 //	}
 //
-// with float32 weights, or += if a.more is not 0. Products are added one after the other.
-func tileF32Go(a *TileArgs) {
+// with float32 weights, or += if a.More is not 0. Products are added one after the other.
+func tileF32Go(a *Args) {
 	w := unsafe.Slice((*float32)(a.W), a.N*a.outs)
 	for r := range a.Rows {
 		x := unsafe.Slice((*float32)(unsafe.Add(a.X, r*a.XRow)), a.N)
@@ -40,9 +40,9 @@ func tileF32Go(a *TileArgs) {
 
 // packF32Go is
 //
-//	for k := range a.n {
+//	for k := range a.N {
 //		for r := range 8 {
-//			dst[k*DstStep][r] = src[min(r, a.rows-1)][k]
+//			dst[k*DstStep][r] = src[min(r, a.Rows-1)][k]
 //		}
 //	}
 //
@@ -95,8 +95,8 @@ type step [StepRows][StepDepth]half.BFloat16
 
 // splitF32Go writes parts of x, of float32. Its names say how many: with step s and part p,
 //
-//	for r := range a.rows {
-//		for k := range a.n {
+//	for r := range a.Rows {
+//		for k := range a.N {
 //			dst[k/32*DstStep + p*DstPart][r][k%32] = part p of src[r][k]
 //		}
 //	}
@@ -144,8 +144,8 @@ func splitX3Go(a *PackArgs) { splitF32Go(a, 3) }
 
 // pairsF32Go writes the parts of weights, of float32 in three parts. A part of a step has elements in pairs:
 //
-//	for r := range a.rows {
-//		for k := range a.n {
+//	for r := range a.Rows {
+//		for k := range a.N {
 //			dst[k/32*DstStep + p*DstPart][k%32/2][2*r + k%2] = part p of src[r][k]
 //		}
 //	}
@@ -154,7 +154,7 @@ func splitX3Go(a *PackArgs) { splitF32Go(a, 3) }
 // behind the last anything.
 func pairsF32Go(a *PackArgs) { pairsGo(a, attn.Float32, 3) }
 
-// pairsF16Go is pairsF32Go for weights that are stored as float16, in two parts. a.odd is as it was if the magnitude of all
+// pairsF16Go is pairsF32Go for weights that are stored as float16, in two parts. a.Odd is as it was if the magnitude of all
 // elements is less than 2^56.
 func pairsF16Go(a *PackArgs) { pairsGo(a, attn.Float16, 2) }
 
@@ -191,13 +191,13 @@ func (a *PackArgs) stored(row unsafe.Pointer, k int, d attn.DType, parts int) [3
 // columnsF16Go writes the two parts of values that are stored as float16, as weights whose features are 16 columns:
 //
 //	for r := range 16 {
-//		for k := range a.n {
+//		for k := range a.N {
 //			dst[k/32*DstStep + p*DstPart][k%32/2][2*r + k%2] = part p of src[k][r]
 //		}
 //	}
 //
 // where src[k] lies at src + k*SrcRow, with parts as splitF32Go makes them. If n is odd, element n is 0. What is behind
-// it in its step is left as it is. a.odd is as it was if the magnitude of all elements is less than 2^56.
+// it in its step is left as it is. a.Odd is as it was if the magnitude of all elements is less than 2^56.
 func columnsF16Go(a *PackArgs) { columnsGo(a, attn.Float16, 2) }
 
 // columnsBF16Go is columnsF16Go for values that are stored as bfloat16, which are their one part.
@@ -217,16 +217,16 @@ func columnsGo(a *PackArgs, d attn.DType, parts int) {
 	}
 }
 
-// tilePartsGo computes tiles of 32 rows and 32 features from parts of bfloat16, over a.n steps; of one it is
+// tilePartsGo computes tiles of 32 rows and 32 features from parts of bfloat16, over a.N steps; of one it is
 //
 //	y[r][o] = sum_k sum_ij x_i[r][k] * w_j[o][k], i + j < the parts of x
 //
-// or += if a.more is not 0. Step s of x has part i of rows 0 to 15 at s*XParts + i, counted in steps of 1024
+// or += if a.More is not 0. Step s of x has part i of rows 0 to 15 at s*XParts + i, counted in steps of 1024
 // bytes, and those of rows 16 to 31 XRow behind; step s of w has part j of features 0 to 15, in pairs, at
-// 2*(s*WParts + j), and those of features 16 to 31 behind it. Tile t of a.tiles has features 32*t and more of y, and
-// its weights t*WStep behind w; tile t of a.tall has the rows t*XStep behind x and t*YStep behind y. Sums are in
+// 2*(s*WParts + j), and those of features 16 to 31 behind it. Tile t of a.Tiles has features 32*t and more of y, and
+// its weights t*WStep behind w; tile t of a.Tall has the rows t*XStep behind x and t*YStep behind y. Sums are in
 // float32, and numbers that are not normal are 0. What is not finite may become NaN.
-func tilePartsGo(a *TileArgs) {
+func tilePartsGo(a *Args) {
 	for t := range a.Tiles {
 		for r := range a.Tall {
 			one := *a
@@ -237,7 +237,7 @@ func tilePartsGo(a *TileArgs) {
 	}
 }
 
-func onePartsGo(a *TileArgs) {
+func onePartsGo(a *Args) {
 	for r := range 2 * StepRows {
 		y := (*[2 * StepRows]float32)(unsafe.Add(a.Y, r*a.YRow))
 		if a.More == 0 {
@@ -283,32 +283,32 @@ func oddGo(p *float32, n int) (odd int) {
 }
 
 // GoFloats returns the Go forms of kernels for float32, for tests: tiles are small, and Go is slow.
-func GoFloats() *LinearTiles {
-	k := &LinearTiles{Rows: 5, Outs: 16, Panels: 3}
-	mul := []func(*TileArgs){nil}
+func GoFloats() *Set {
+	k := &Set{Rows: 5, Outs: 16, Panels: 3}
+	mul := []func(*Args){nil}
 	for rows := 1; rows <= k.Rows; rows++ {
-		mul = append(mul, func(a *TileArgs) {
+		mul = append(mul, func(a *Args) {
 			a.Rows, a.outs = rows, k.Outs
 			tileF32Go(a)
 		})
 	}
 	for d, pack := range map[attn.DType]func(*PackArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
-		k.Ways[d] = TileWay{FromRows: 16, Depth: 64, Mul: mul, Pack: pack, Rows: packRows}
+		k.Ways[d] = Way{FromRows: 16, Depth: 64, Mul: mul, Pack: pack, Rows: packRows}
 	}
 	return k
 }
 
 // GoParts returns the Go forms of kernels for parts of bfloat16, for tests.
-func GoParts() *LinearTiles {
-	k := &LinearTiles{Rows: 2 * StepRows, Outs: 2 * StepRows, Panels: 2}
-	way := func(x, w int, pack, columns func(*PackArgs)) TileWay {
-		mul := make([]func(*TileArgs), k.Rows+1)
-		mul[k.Rows] = func(a *TileArgs) {
+func GoParts() *Set {
+	k := &Set{Rows: 2 * StepRows, Outs: 2 * StepRows, Panels: 2}
+	way := func(x, w int, pack, columns func(*PackArgs)) Way {
+		mul := make([]func(*Args), k.Rows+1)
+		mul[k.Rows] = func(a *Args) {
 			a.xParts, a.wParts = x, w
 			tilePartsGo(a)
 		}
 		split := func(a *PackArgs) { splitF32Go(a, x) }
-		return TileWay{FromRows: 32, Depth: 2 * StepDepth, Mul: mul, Pack: pack, Columns: columns, Rows: StepRows, XParts: x, WParts: w, Split: split, Odd: oddGo, Large: largeGo}
+		return Way{FromRows: 32, Depth: 2 * StepDepth, Mul: mul, Pack: pack, Columns: columns, Rows: StepRows, XParts: x, WParts: w, Split: split, Odd: oddGo, Large: largeGo}
 	}
 	f16, bf16 := way(2, 2, pairsF16Go, columnsF16Go), way(1, 1, pairsBF16Go, columnsBF16Go)
 	k.Ways[attn.Float32], k.Ways[attn.Float16], k.Ways[attn.BFloat16] = way(3, 3, pairsF32Go, nil), way(3, 2, pairsF16Go, columnsF16Go), way(3, 1, pairsBF16Go, columnsBF16Go)

@@ -4,7 +4,7 @@
 
 #include "textflag.h"
 
-// func packF32AVX2(a *packArgs)
+// func packF32AVX2(a *PackArgs)
 // Requires: AVX, CMOV, MMX+
 TEXT ·packF32AVX2(SB), NOSPLIT, $0-8
 	MOVQ    a+0(FP), AX
@@ -133,7 +133,7 @@ done:
 	VZEROUPPER
 	RET
 
-// func packF16AVX2(a *packArgs)
+// func packF16AVX2(a *PackArgs)
 // Requires: AVX, CMOV, F16C, MMX+
 TEXT ·packF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ    a+0(FP), AX
@@ -278,7 +278,7 @@ done:
 	VZEROUPPER
 	RET
 
-// func packBF16AVX2(a *packArgs)
+// func packBF16AVX2(a *PackArgs)
 // Requires: AVX, AVX2, CMOV, MMX+
 TEXT ·packBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ    a+0(FP), AX
@@ -431,7 +431,7 @@ done:
 	VZEROUPPER
 	RET
 
-// func tileF32x4AVX2(a *tileArgs)
+// func tileF32x4AVX2(a *Args)
 // Requires: AVX, FMA3
 TEXT ·tileF32x4AVX2(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -569,7 +569,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x5AVX2(a *tileArgs)
+// func tileF32x5AVX2(a *Args)
 // Requires: AVX, FMA3
 TEXT ·tileF32x5AVX2(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -728,7 +728,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x6AVX2(a *tileArgs)
+// func tileF32x6AVX2(a *Args)
 // Requires: AVX, FMA3
 TEXT ·tileF32x6AVX2(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -908,7 +908,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x8AVX512(a *tileArgs)
+// func tileF32x8AVX512(a *Args)
 // Requires: AVX, AVX512F
 TEXT ·tileF32x8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -1136,7 +1136,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x9AVX512(a *tileArgs)
+// func tileF32x9AVX512(a *Args)
 // Requires: AVX, AVX512F
 TEXT ·tileF32x9AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -1385,7 +1385,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x10AVX512(a *tileArgs)
+// func tileF32x10AVX512(a *Args)
 // Requires: AVX, AVX512F
 TEXT ·tileF32x10AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -1661,7 +1661,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x11AVX512(a *tileArgs)
+// func tileF32x11AVX512(a *Args)
 // Requires: AVX, AVX512F
 TEXT ·tileF32x11AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -1958,7 +1958,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x12AVX512(a *tileArgs)
+// func tileF32x12AVX512(a *Args)
 // Requires: AVX, AVX512F
 TEXT ·tileF32x12AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -2276,7 +2276,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x13AVX512(a *tileArgs)
+// func tileF32x13AVX512(a *Args)
 // Requires: AVX, AVX512F
 TEXT ·tileF32x13AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -2621,7 +2621,7 @@ write:
 	VZEROUPPER
 	RET
 
-// func tileF32x14AVX512(a *tileArgs)
+// func tileF32x14AVX512(a *Args)
 // Requires: AVX, AVX512F
 TEXT ·tileF32x14AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
@@ -3048,7 +3048,7 @@ GLOBL limit16<>(SB), RODATA|NOPTR, $4
 DATA limit32<>+0(SB)/4, $0x5b800000
 GLOBL limit32<>(SB), RODATA|NOPTR, $4
 
-// func splitX1AMX(a *packArgs)
+// func splitX1AMX(a *PackArgs)
 // Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV, MMX+
 TEXT ·splitX1AMX(SB), NOSPLIT, $0-8
 	MOVQ         a+0(FP), AX
@@ -3097,7 +3097,7 @@ row:
 	VZEROUPPER
 	RET
 
-// func splitX2AMX(a *packArgs)
+// func splitX2AMX(a *PackArgs)
 // Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV, MMX+
 TEXT ·splitX2AMX(SB), NOSPLIT, $0-8
 	MOVQ         a+0(FP), AX
@@ -3155,7 +3155,7 @@ row:
 	VZEROUPPER
 	RET
 
-// func splitX3AMX(a *packArgs)
+// func splitX3AMX(a *PackArgs)
 // Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV, MMX+
 TEXT ·splitX3AMX(SB), NOSPLIT, $0-8
 	MOVQ         a+0(FP), AX
@@ -3221,7 +3221,7 @@ row:
 	VZEROUPPER
 	RET
 
-// func pairsF32AMX(a *packArgs)
+// func pairsF32AMX(a *PackArgs)
 // Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV, MMX+
 TEXT ·pairsF32AMX(SB), NOSPLIT, $0-8
 	MOVQ         a+0(FP), AX
@@ -3578,7 +3578,7 @@ row:
 	VZEROUPPER
 	RET
 
-// func pairsF16AMX(a *packArgs)
+// func pairsF16AMX(a *PackArgs)
 // Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV, MMX+
 TEXT ·pairsF16AMX(SB), NOSPLIT, $0-8
 	MOVQ         a+0(FP), AX
@@ -3839,7 +3839,7 @@ row:
 	VZEROUPPER
 	RET
 
-// func pairsBF16AMX(a *packArgs)
+// func pairsBF16AMX(a *PackArgs)
 // Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV, MMX+
 TEXT ·pairsBF16AMX(SB), NOSPLIT, $0-8
 	MOVQ         a+0(FP), AX
@@ -3989,7 +3989,7 @@ row:
 	VZEROUPPER
 	RET
 
-// func columnsF16AMX(a *packArgs)
+// func columnsF16AMX(a *PackArgs)
 // Requires: AVX, AVX512BW, AVX512F
 TEXT ·columnsF16AMX(SB), NOSPLIT, $0-8
 	MOVQ         a+0(FP), AX
@@ -4064,7 +4064,7 @@ done:
 	VZEROUPPER
 	RET
 
-// func columnsBF16AMX(a *packArgs)
+// func columnsBF16AMX(a *PackArgs)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VL
 TEXT ·columnsBF16AMX(SB), NOSPLIT, $0-8
 	MOVQ         a+0(FP), AX
@@ -4121,7 +4121,7 @@ done:
 	VZEROUPPER
 	RET
 
-// func tileX1W1AMX(a *tileArgs)
+// func tileX1W1AMX(a *Args)
 // Requires: AVX, MMX+
 TEXT ·tileX1W1AMX(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), AX
@@ -4274,7 +4274,7 @@ step:
 	VZEROUPPER
 	RET
 
-// func tileX3W1AMX(a *tileArgs)
+// func tileX3W1AMX(a *Args)
 // Requires: AVX, MMX+
 TEXT ·tileX3W1AMX(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), AX
@@ -4507,7 +4507,7 @@ step:
 	VZEROUPPER
 	RET
 
-// func tileX2W2AMX(a *tileArgs)
+// func tileX2W2AMX(a *Args)
 // Requires: AVX, MMX+
 TEXT ·tileX2W2AMX(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), AX
@@ -4740,7 +4740,7 @@ step:
 	VZEROUPPER
 	RET
 
-// func tileX3W2AMX(a *tileArgs)
+// func tileX3W2AMX(a *Args)
 // Requires: AVX, MMX+
 TEXT ·tileX3W2AMX(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), AX
@@ -5021,7 +5021,7 @@ step:
 	VZEROUPPER
 	RET
 
-// func tileX3W3AMX(a *tileArgs)
+// func tileX3W3AMX(a *Args)
 // Requires: AVX, MMX+
 TEXT ·tileX3W3AMX(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), AX

@@ -76,11 +76,11 @@
 // func tileF32NEON(a *tileArgs)
 TEXT ·tileF32NEON(SB), NOSPLIT, $0-8
 	MOVD a+0(FP), R0
-	MOVD TileArgs_X(R0), R4
-	MOVD TileArgs_XRow(R0), R1
-	MOVD TileArgs_Rows(R0), R3
-	MOVD TileArgs_W(R0), R12
-	MOVD TileArgs_N(R0), R2
+	MOVD Args_X(R0), R4
+	MOVD Args_XRow(R0), R1
+	MOVD Args_Rows(R0), R3
+	MOVD Args_W(R0), R12
+	MOVD Args_N(R0), R2
 	next(1, R4, R5)
 	next(2, R5, R6)
 	next(3, R6, R7)
@@ -114,9 +114,9 @@ one:
 	SUBS $1, R2
 	BNE  one
 sums:
-	MOVD TileArgs_Y(R0), R1
-	MOVD TileArgs_YRow(R0), R2
-	MOVD TileArgs_More(R0), R4
+	MOVD Args_Y(R0), R1
+	MOVD Args_YRow(R0), R2
+	MOVD Args_More(R0), R4
 	write(0, V0, V1)
 	write(1, V2, V3)
 	write(2, V4, V5)

@@ -1,4 +1,4 @@
-package cpu
+package matmul
 
 import (
 	"bytes"
@@ -9,15 +9,16 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // tilesInUse returns the kernels for many rows, and skips the test if there are none.
-func tilesInUse(t testing.TB) *LinearTiles {
+func tilesInUse(t testing.TB) *Set {
 	t.Helper()
-	k := TileTiers[InUse()]
+	k := Tiers[cpu.InUse()]
 	if k == nil || reftest.RaceEnabled {
 		t.Skip("all rows are few, or somebody looks for races in assembly")
 	}
@@ -25,11 +26,11 @@ func tilesInUse(t testing.TB) *LinearTiles {
 }
 
 // waysOf are what a type's weights can be multiplied with.
-func waysOf(t *LinearTiles, d attn.DType) []*TileWay {
+func waysOf(t *Set, d attn.DType) []*Way {
 	if w := t.Rounded[d]; w != nil {
-		return []*TileWay{&t.Ways[d], w}
+		return []*Way{&t.Ways[d], w}
 	}
-	return []*TileWay{&t.Ways[d]}
+	return []*Way{&t.Ways[d]}
 }
 
 // guardedRows returns guarded memory of some rows that lie stride bytes apart.
@@ -39,7 +40,7 @@ func guardedRows(t testing.TB, rng *rand.Rand, d attn.DType, rows, n int) (at un
 	stride = (n + pad) * d.Size()
 	mem, free := cputest.Guarded(t, rows*stride-pad*d.Size())
 	t.Cleanup(free)
-	b := Buffer{DType: d, Ptr: mem, Len: rows*(n+pad) - pad}
+	b := cpu.Buffer{DType: d, Ptr: mem, Len: rows*(n+pad) - pad}
 	for i := range rows * n {
 		v := cputest.Rounded(rng.NormFloat64()*math.Exp2(float64(rng.IntN(20)-10)), d)
 		cputest.Store(b.Ptr, b.DType, i/n*(n+pad)+i%n, []float32{float32(v)})
@@ -67,7 +68,7 @@ func TestTilePacking(t *testing.T) {
 						size = (n-1)/StepDepth*a.DstStep + w.WParts*StepBytes
 					}
 					// Of steps, what belongs to rows behind the last may be anything.
-					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", InUse(), d, rows, n), &a, size, w.Pack, twin, w.WParts > 0 && rows < w.Rows)
+					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", cpu.InUse(), d, rows, n), &a, size, w.Pack, twin, w.WParts > 0 && rows < w.Rows)
 				}
 			}
 			for _, n := range []int{1, 2, 15, 16, 17, 31, 32, 33, 64, 95} {
@@ -77,7 +78,7 @@ func TestTilePacking(t *testing.T) {
 				src, stride := guardedRows(t, rng, d, n, StepRows)
 				a := PackArgs{Src: src, SrcRow: stride, Rows: StepRows, N: n, DstPart: StepBytes, DstStep: (w.WParts + rng.IntN(2)) * StepBytes}
 				size := (n-1)/StepDepth*a.DstStep + w.WParts*StepBytes
-				samePacked(t, fmt.Sprintf("%v %v, %d values", InUse(), d, n), &a, size, w.Columns, columnsOf[d], false)
+				samePacked(t, fmt.Sprintf("%v %v, %d values", cpu.InUse(), d, n), &a, size, w.Columns, columnsOf[d], false)
 			}
 			for _, n := range []int{1, 15, 16, 17, 31, 32, 33, 64, 95} {
 				for rows := 1; rows <= StepRows && w.Split != nil; rows++ {
@@ -88,7 +89,7 @@ func TestTilePacking(t *testing.T) {
 						}
 						a := PackArgs{Src: src, SrcRow: stride, Rows: rows, N: n, DstPart: StepBytes, DstStep: (w.XParts + rng.IntN(2)) * StepBytes}
 						size := (n-1)/StepDepth*a.DstStep + w.XParts*StepBytes
-						samePacked(t, fmt.Sprintf("%v x in %d, %d rows of %d", InUse(), w.XParts, rows, n), &a, size, w.Split, splits[w.XParts], false)
+						samePacked(t, fmt.Sprintf("%v x in %d, %d rows of %d", cpu.InUse(), w.XParts, rows, n), &a, size, w.Split, splits[w.XParts], false)
 					}
 				}
 			}
@@ -139,7 +140,7 @@ func TestTileKernels(t *testing.T) {
 	}
 }
 
-func testTile(t *testing.T, rng *rand.Rand, k *LinearTiles, w *TileWay, rows, n int) {
+func testTile(t *testing.T, rng *rand.Rand, k *Set, w *Way, rows, n int) {
 	t.Helper()
 	const pad = 3
 	tiles, tall := 1, 1
@@ -147,7 +148,7 @@ func testTile(t *testing.T, rng *rand.Rand, k *LinearTiles, w *TileWay, rows, n 
 		tiles, tall = 1+rng.IntN(3), 1+rng.IntN(2)
 	}
 	outs := tiles * k.Outs
-	a := TileArgs{N: n, Rows: rows, outs: k.Outs, xParts: w.XParts, wParts: w.WParts, YRow: 4 * (outs + pad), More: rng.IntN(2), Tiles: tiles, Tall: tall}
+	a := Args{N: n, Rows: rows, outs: k.Outs, xParts: w.XParts, wParts: w.WParts, YRow: 4 * (outs + pad), More: rng.IntN(2), Tiles: tiles, Tall: tall}
 	a.YStep = rows * a.YRow
 	twin, terms := tileF32Go, n
 	var signs []func() // take the signs of x and w away
@@ -179,7 +180,7 @@ func testTile(t *testing.T, rng *rand.Rand, k *LinearTiles, w *TileWay, rows, n 
 	for i := range was {
 		was[i] = rng.Float32()
 	}
-	run := func(kernel func(*TileArgs)) []float32 {
+	run := func(kernel func(*Args)) []float32 {
 		mem, free := cputest.Guarded(t, 4*(len(was)-pad))
 		t.Cleanup(free)
 		y := unsafe.Slice((*float32)(mem), len(was)-pad)
@@ -196,10 +197,10 @@ func testTile(t *testing.T, rng *rand.Rand, k *LinearTiles, w *TileWay, rows, n 
 	for i, size := range run(twin) {
 		if i%(outs+pad) >= outs {
 			if got[i] != was[i] {
-				t.Fatalf("%v, %d rows: element %d was written", InUse(), rows, i)
+				t.Fatalf("%v, %d rows: element %d was written", cpu.InUse(), rows, i)
 			}
 		} else if diff := math.Abs(float64(got[i] - want[i])); !(diff <= float64(terms+1)*0x1p-23*float64(size)) {
-			t.Fatalf("%v, %d rows of %d: element %d is %v, of the Go kernel %v", InUse(), rows, n, i, got[i], want[i])
+			t.Fatalf("%v, %d rows of %d: element %d is %v, of the Go kernel %v", cpu.InUse(), rows, n, i, got[i], want[i])
 		}
 	}
 }

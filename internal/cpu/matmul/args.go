@@ -1,11 +1,11 @@
-package cpu
+package matmul
 
 import "unsafe"
 
-// TileArgs are the arguments of a kernel that computes a tile of a linear layer's output: some rows by some
+// Args are the arguments of a kernel that computes a tile of a linear layer's output: some rows by some
 // features, over a part of In. Steps and rows are distances in bytes.
-type TileArgs struct {
-	Y    unsafe.Pointer // float32, row r at y + r*YRow; every row has room for all features of a tile
+type Args struct {
+	Y    unsafe.Pointer // float32, row r at Y + r*YRow; every row has room for all features of a tile
 	YRow int
 	X    unsafe.Pointer
 	XRow int
@@ -37,9 +37,11 @@ type PackArgs struct {
 	Odd int // becomes other than 0 where a kernel that looks for it sees what is not finite
 }
 
+// A step is some rows of a part of x or of weights, and some elements of each: a tile register.
 const (
-	packRows  = 8  // of weights that a kernel packs at once as float32
-	StepRows  = 16 // of a part of x or weights: what a tile register has
-	StepDepth = 32 // elements of each, 64 bytes
+	StepRows  = 16
+	StepDepth = 32 // 64 bytes
 	StepBytes = 2 * StepRows * StepDepth
 )
+
+const packRows = 8 // of weights that a kernel packs at once as float32

@@ -1,25 +1,27 @@
-package cpu
+// Package matmul multiplies tiles of matrices on the CPU, for linear layers of many rows, and for attention of many rows. What is called
+// x, of some rows, is multiplied by weights, which are rows of as many elements: In.
+package matmul
 
 import "gorgonia.org/leanattention/internal/attn"
 
-// LinearTiles is what many rows are computed with on a tier.
-type LinearTiles struct {
+// A Set is the kernels of one tier that many rows are computed with.
+type Set struct {
 	Rows, Outs int // of a tile, at most
 	Panels     int // times outs features: what a worker packs at a time
 
-	Ways    [attn.DTypes]TileWay
-	Rounded [attn.DTypes]*TileWay // where x may be rounded; nil: nothing is won
+	Ways    [attn.DTypes]Way
+	Rounded [attn.DTypes]*Way // where x may be rounded; nil: nothing is won
 
-	Fewer *LinearTiles // what rows are computed with that are not many here; nil: nothing
+	Fewer *Set // what rows are computed with that are not many here; nil: nothing
 }
 
-// TileWay is how weights of a type are multiplied.
-type TileWay struct {
+// A Way is how weights of a type are multiplied.
+type Way struct {
 	FromRows int // so many rows are many: measured
 	Depth    int // elements of In that go by at a time, a multiple of StepDepth
 
-	// Mul[r] computes tiles of r rows. With parts there is one for r = rows, and x is split first.
-	Mul  []func(a *TileArgs)
+	// Mul[r] computes tiles of r rows. With parts there is one for r = the Set's Rows, and x is split first.
+	Mul  []func(a *Args)
 	Pack func(a *PackArgs) // so many rows of weights:
 	Rows int
 
@@ -34,7 +36,7 @@ type TileWay struct {
 }
 
 // PanelBytes is what the packed weights of a tile take.
-func (t *LinearTiles) PanelBytes(w *TileWay) int {
+func (t *Set) PanelBytes(w *Way) int {
 	if w.WParts > 0 {
 		return t.Outs * w.Depth * 2 * w.WParts
 	}

@@ -1,5 +1,0 @@
-//go:build !(amd64 || arm64) || !gc || noasm
-
-package cpu
-
-var TileTiers [Tiers]*LinearTiles // none: all rows are few
