@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -87,7 +87,7 @@ func activated[F float](r activation, in []G.Value, shape tensor.Shape) (G.Value
 	t, y := output[F](shape)
 	eachPiece(len(y), func(from, to int) {
 		copy(y[from:to], x[from:to])
-		cpu.Activate(r.f, y[from:to])
+		vector.Activate(r.f, y[from:to])
 	})
 	return t, nil
 }

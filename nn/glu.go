@@ -5,7 +5,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -107,7 +107,7 @@ func gated[F float](y, gate, up []F, f attn.Activation) {
 	eachPiece(len(y), func(from, to int) {
 		y, up := y[from:to], up[from:to]
 		copy(y, gate[from:to])
-		cpu.Activate(f, y)
+		vector.Activate(f, y)
 		for i, v := range up {
 			y[i] *= v
 		}

@@ -8,6 +8,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/dense"
 
 	"gorgonia.org/tensor"
@@ -100,7 +101,7 @@ func convertAll(into, from cpu.Buffer) error {
 	failed := make([]error, pieces)
 	cpu.Each(cpu.Default(), pieces, min(piece, from.Len), func(i int) {
 		dst, src := part(into, i), part(from, i)
-		if failed[i] = cpu.Convert(dst, src); failed[i] != nil || dst.DType != attn.Float16 {
+		if failed[i] = vector.Convert(dst, src); failed[i] != nil || dst.DType != attn.Float16 {
 			return
 		}
 		for j, v := range unsafe.Slice((*la.F16)(dst.Ptr), dst.Len) {
@@ -109,7 +110,7 @@ func convertAll(into, from cpu.Buffer) error {
 			}
 			var was [1]float32
 			one := cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&was), Len: 1}
-			if failed[i] = cpu.Convert(one, at(src, j, 1)); failed[i] != nil {
+			if failed[i] = vector.Convert(one, at(src, j, 1)); failed[i] != nil {
 				return
 			}
 			if v := was[0]; !math.IsInf(float64(v), 0) {

@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -77,7 +78,7 @@ func (r *appendRun[F]) run(e *cpu.Engine, parts []appendPart[F]) error {
 	for i := range r.seqs {
 		r.rows += r.seqs[i].Queries
 	}
-	nanos := cpu.RoundNanos()
+	nanos := vector.RoundNanos()
 	if unsafe.Sizeof(F(0)) == 8 {
 		nanos = cpu.ElementNanos
 	}
@@ -178,16 +179,16 @@ func storeRows[F lean.Float](dst *cpu.Buffer, to int, at attn.PageStrides, src [
 	switch {
 	case at.Row == dim && from.Row == dim: // the rows of a head
 		for h := range heads {
-			cpu.Store(dst, to+h*at.Head, src[of+h*from.Head:][:n*dim])
+			vector.Store(dst, to+h*at.Head, src[of+h*from.Head:][:n*dim])
 		}
 	case at.Head == dim && from.Head == dim: // the heads of a row
 		for r := range n {
-			cpu.Store(dst, to+r*at.Row, src[of+r*from.Row:][:heads*dim])
+			vector.Store(dst, to+r*at.Row, src[of+r*from.Row:][:heads*dim])
 		}
 	default:
 		for h := range heads {
 			for r := range n {
-				cpu.Store(dst, to+h*at.Head+r*at.Row, src[of+h*from.Head+r*from.Row:][:dim])
+				vector.Store(dst, to+h*at.Head+r*at.Row, src[of+h*from.Head+r*from.Row:][:dim])
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 )
@@ -119,7 +120,7 @@ func (a *attention[F]) score() {
 	for c := 0; c < a.Count; c += 4 {
 		k := a.load(a.K, c, a.KStep, d)
 		for r := range a.Rows {
-			cpu.Dot4((*[4]F)(a.scores[r*a.stride+c:]), a.q[r*d:(r+1)*d], k[0], k[1], k[2], k[3])
+			vector.Dot4((*[4]F)(a.scores[r*a.stride+c:]), a.q[r*d:(r+1)*d], k[0], k[1], k[2], k[3])
 		}
 	}
 }
@@ -137,7 +138,7 @@ func (a *attention[F]) weigh() {
 	empty := F(math.Inf(-1))
 	for r, old := range a.m {
 		s := a.scores[r*a.stride : r*a.stride+a.sees(r)]
-		m := max(old, cpu.Maximum(s))
+		m := max(old, vector.Maximum(s))
 		if m == empty {
 			continue
 		}
@@ -150,7 +151,7 @@ func (a *attention[F]) weigh() {
 				o[i] *= f
 			}
 		}
-		a.m[r], a.l[r] = m, l+cpu.Exponentials(s, m)
+		a.m[r], a.l[r] = m, l+vector.Exponentials(s, m)
 	}
 }
 
@@ -165,10 +166,10 @@ func (a *attention[F]) sum() {
 			}
 			o, p := a.o[r*d:(r+1)*d], a.scores[r*a.stride+c:]
 			if n := a.sees(r) - c; n >= 4 {
-				cpu.Add4(o, (*[4]F)(p), v[0], v[1], v[2], v[3])
+				vector.Add4(o, (*[4]F)(p), v[0], v[1], v[2], v[3])
 			} else {
 				for i := range n {
-					cpu.Add1(o, p[i], v[i])
+					vector.Add1(o, p[i], v[i])
 				}
 			}
 		}

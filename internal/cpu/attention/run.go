@@ -7,6 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
@@ -266,7 +267,7 @@ func (ws *workspace[F]) pack(w *worker[F], b block) {
 				turnRow(r, b.seq.row+i, to, q)
 				q = to
 			}
-			cpu.ScaleInto(to, q, ws.scale)
+			vector.Scale(to, q, ws.scale)
 			dst = dst[g.Dim:]
 		}
 	}
@@ -462,7 +463,7 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 			clear(out)
 		} else {
 			s.Sink(F(float64(lse) * lean.Log4E))
-			cpu.DivideInto(out, s.O, F(float64(s.L)*keep))
+			vector.Divide(out, s.O, F(float64(s.L)*keep))
 		}
 		if o.LSE != nil {
 			if !empty {

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 )
 
 // scoreMod is what changes the scores of a tile before they become weights. Rows are the tile's.
@@ -49,7 +50,7 @@ func modifyScores[F cpu.Real](t *tile, scores []F, stride int) {
 			continue
 		}
 		if t.Cap != 0 {
-			cpu.SoftCapScores(s, t.Cap)
+			vector.SoftCap(s, t.Cap)
 		}
 		if t.byKey() {
 			modifyByKey(t, r, s)
@@ -71,10 +72,10 @@ func modifyByKey[F cpu.Real](t *tile, row int, s []F) {
 		part := s[:min(n, len(s))]
 		s = s[len(part):]
 		if t.Slopes != nil {
-			cpu.AddSlopes(part, t.Slopes[row], t.Distances[row]+float64(number), first)
+			vector.AddSlopes(part, t.Slopes[row], t.Distances[row]+float64(number), first)
 		}
 		if t.Bias != nil {
-			cpu.AddBiases(part, at[F](t.Bias[row], number), t.BiasScale, first)
+			vector.AddBiases(part, at[F](t.Bias[row], number), t.BiasScale, first)
 		}
 	}
 }

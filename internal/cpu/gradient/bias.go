@@ -1,6 +1,8 @@
 package gradient
 
-import "gorgonia.org/leanattention/internal/cpu"
+import (
+	"gorgonia.org/leanattention/internal/cpu/vector"
+)
 
 // The gradient of the bias is computed in a phase of its own, from scores that are computed once more: all that share a
 // number of the bias leave something for it, so whoever adds up a piece of the bias goes through all of them, in one
@@ -57,7 +59,7 @@ func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
 	}
 	if scale := s.Bias.Factor(); scale != 1 {
 		r.eachRow(seq, head, from, to, first, end, func(db []F) {
-			cpu.ScaleInto(db, db, scale)
+			vector.Scale(db, db, scale)
 		})
 	}
 }
@@ -92,7 +94,7 @@ func (w *backwardWorker[F]) addBias(row, rows, first, end int) {
 			for r := from; r < to; r++ {
 				low, high := w.see(r, key, count)
 				at := s.Bias.Row(w.seq, w.head0+(row+r)/s.Queries, (row+r)%s.Queries) + key
-				cpu.AddTo(w.run.ops.DBias[at+low:at+high], w.ds[r*w.stride:][low:high])
+				vector.Add(w.run.ops.DBias[at+low:at+high], w.ds[r*w.stride:][low:high])
 			}
 		}
 		row += n

@@ -6,6 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/attention"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 )
 
 // backwardKernels is what a backward pass computes with. Matrices are row-major with rows as long as they
@@ -107,7 +108,7 @@ func scoresGo[F cpu.Real](_ *backwardScratch[F], s, x, y []F, rows, cols, dim, s
 	for c := 0; c < cols; c += 4 {
 		k := y[c*dim : (c+4)*dim]
 		for r := range rows {
-			cpu.Dot4((*[4]F)(s[r*stride+c:]), x[r*dim:(r+1)*dim], k[:dim], k[dim:2*dim], k[2*dim:3*dim], k[3*dim:])
+			vector.Dot4((*[4]F)(s[r*stride+c:]), x[r*dim:(r+1)*dim], k[:dim], k[dim:2*dim], k[2*dim:3*dim], k[3*dim:])
 		}
 	}
 }
@@ -115,11 +116,11 @@ func scoresGo[F cpu.Real](_ *backwardScratch[F], s, x, y []F, rows, cols, dim, s
 func weighGo[F cpu.Real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int) {
 	for r := range rows {
 		row := s[r*stride : r*stride+n]
-		top := max(m[r], cpu.Maximum(row))
+		top := max(m[r], vector.Maximum(row))
 		if top == F(math.Inf(-1)) {
 			continue
 		}
-		l[r] = l[r]*exp4Of(m[r]-top) + cpu.Exponentials(row, top)
+		l[r] = l[r]*exp4Of(m[r]-top) + vector.Exponentials(row, top)
 		m[r] = top
 	}
 }
@@ -127,7 +128,7 @@ func weighGo[F cpu.Real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int
 // exp4Of is 4^x for x <= 0, as exponentials computes it.
 func exp4Of[F cpu.Real](x F) F {
 	e := [1]F{x}
-	return cpu.Exponentials(e[:], 0)
+	return vector.Exponentials(e[:], 0)
 }
 
 func addProductGo[F cpu.Real](_ *backwardScratch[F], o, p, v []F, rows, count, dim, stride int) {
@@ -135,7 +136,7 @@ func addProductGo[F cpu.Real](_ *backwardScratch[F], o, p, v []F, rows, count, d
 		to := o[r*dim : (r+1)*dim]
 		for c := 0; c < count; c += 4 {
 			x := v[c*dim : (c+4)*dim]
-			cpu.Add4(to, (*[4]F)(p[r*stride+c:]), x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
+			vector.Add4(to, (*[4]F)(p[r*stride+c:]), x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
 		}
 	}
 }
@@ -145,7 +146,7 @@ func addTransposedGo[F cpu.Real](_ *backwardScratch[F], o, p, v []F, rows, count
 		x := v[r*dim : (r+4)*dim]
 		p0, p1, p2, p3 := p[r*stride:], p[(r+1)*stride:], p[(r+2)*stride:], p[(r+3)*stride:]
 		for c := range count {
-			cpu.Add4(o[c*dim:(c+1)*dim], &[4]F{p0[c], p1[c], p2[c], p3[c]}, x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
+			vector.Add4(o[c*dim:(c+1)*dim], &[4]F{p0[c], p1[c], p2[c], p3[c]}, x[:dim], x[dim:2*dim], x[2*dim:3*dim], x[3*dim:])
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/attention"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/dropout"
 	"gorgonia.org/leanattention/internal/lean"
@@ -157,13 +158,13 @@ func (r *backwardRun[F]) sum(head int) {
 	for c := 1; c < r.chunks; c++ {
 		p := r.part(head, c)
 		if !r.byRows {
-			cpu.AddTo(piece(o.DQ, head, len(p)), p)
+			vector.Add(piece(o.DQ, head, len(p)), p)
 			continue
 		}
 		dk := s.Keys * s.Dim
-		cpu.AddTo(piece(o.DK, head, dk)[:live*s.Dim], p)
+		vector.Add(piece(o.DK, head, dk)[:live*s.Dim], p)
 		if o.DOut != nil {
-			cpu.AddTo(piece(o.DV, head, s.Keys*s.ValueDim)[:live*s.ValueDim], p[dk:])
+			vector.Add(piece(o.DV, head, s.Keys*s.ValueDim)[:live*s.ValueDim], p[dk:])
 		}
 	}
 }
@@ -208,11 +209,11 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 		for key := max(first, w.low); key < min(end, w.most); key += backwardKeys {
 			w.block(key, min(backwardKeys, min(end, w.most)-key))
 		}
-		cpu.ScaleInto(w.dqs[row*s.Dim:(row+n)*s.Dim], w.dq[:n*s.Dim], s.Scale)
+		vector.Scale(w.dqs[row*s.Dim:(row+n)*s.Dim], w.dq[:n*s.Dim], s.Scale)
 		row += n
 	}
 	// The queries in the sums had the factor Scale*log4(e).
-	cpu.ScaleInto(dk, dk, lean.Ln4)
+	vector.Scale(dk, dk, lean.Ln4)
 }
 
 // blockRows returns how many rows of a KV head, before end, make a block from the given one on: part of the
@@ -325,13 +326,13 @@ func (w *backwardWorker[F]) pack(row, n int) {
 			continue // 0 is what such a row adds to, whatever is in it
 		}
 		w.low = min(w.low, from)
-		cpu.ScaleInto(piece(w.qRow, i, s.Dim), piece(w.q, r, s.Dim), scale)
+		vector.Scale(piece(w.qRow, i, s.Dim), piece(w.q, r, s.Dim), scale)
 		w.m[i] = F(float64(w.lse[r]) * lean.Log4E)
 		var off float64
 		if w.dout != nil {
 			do := piece(w.dout, r, s.ValueDim)
 			w.packGradient(w.doRow[i*s.ValueDim:], do)
-			off = cpu.DotOf(piece(w.out, r, s.ValueDim), do)
+			off = vector.Dot(piece(w.out, r, s.ValueDim), do)
 		}
 		if w.dlse != nil {
 			off -= float64(w.dlse[r])
@@ -346,7 +347,7 @@ func (w *backwardWorker[F]) packGradient(to, do []F) {
 		copy(to, do)
 		return
 	}
-	cpu.ScaleInto(to[:len(do)], do, 1/w.rule.Keep())
+	vector.Scale(to[:len(do)], do, 1/w.rule.Keep())
 }
 
 // extreme reports whether the block has a log-sum-exp so large that the rounding of scores shows in it.
@@ -517,14 +518,14 @@ func (w *backwardWorker[F]) modify(row, end, key, n int) {
 		head, pos := w.head0+(w.row+r)/s.Queries, (w.row+r)%s.Queries
 		scores := w.p[r*w.stride+from : r*w.stride+to]
 		if s.Cap != 0 {
-			cpu.CapScores(scores, w.capSlopes[r*w.stride+from:r*w.stride+to], w.cap)
+			vector.Cap(scores, w.capSlopes[r*w.stride+from:r*w.stride+to], w.cap)
 		}
 		if s.Slopes != "" {
-			cpu.AddSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)), nil)
+			vector.AddSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)), nil)
 		}
 		if s.Bias != (attn.Bias{}) {
 			at := s.Bias.Row(w.seq, head, pos) + key
-			cpu.AddBiases(scores, unsafe.SliceData(w.run.ops.Bias[at+from:at+to]), s.Bias.Factor()*lean.Log4E, nil)
+			vector.AddBiases(scores, unsafe.SliceData(w.run.ops.Bias[at+from:at+to]), s.Bias.Factor()*lean.Log4E, nil)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/half"
 )
 
@@ -76,7 +77,7 @@ func dot[F cpu.Real](a *dotArgs, d attn.DType) {
 		for r := range a.rows {
 			x := unsafe.Slice((*F)(unsafe.Add(a.x, r*a.xRow+at*int(unsafe.Sizeof(F(0))))), n)
 			var part [dotStreams]F
-			cpu.Dot4(&part, x, k[0], k[1], k[2], k[3])
+			vector.Dot4(&part, x, k[0], k[1], k[2], k[3])
 			for s, v := range part {
 				sums[r][s] += v
 			}

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/matmul"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -225,9 +226,9 @@ func (l *linearRun) finish(layer *linearLayer, first, rows, at, outs int) {
 
 func (l *linearRun) add(dst, src unsafe.Pointer, n int) {
 	if l.size == 4 {
-		cpu.AddTo(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*float32)(src), n))
+		vector.Add(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*float32)(src), n))
 	} else {
-		cpu.AddTo(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
+		vector.Add(unsafe.Slice((*float64)(dst), n), unsafe.Slice((*float64)(src), n))
 	}
 }
 
@@ -247,8 +248,8 @@ func multiplyBy[F lean.Float](dst, src []F) {
 
 func (l *linearRun) activate(f attn.Activation, dst unsafe.Pointer, n int) {
 	if l.size == 4 {
-		cpu.Activate(f, unsafe.Slice((*float32)(dst), n))
+		vector.Activate(f, unsafe.Slice((*float32)(dst), n))
 	} else {
-		cpu.Activate(f, unsafe.Slice((*float64)(dst), n))
+		vector.Activate(f, unsafe.Slice((*float64)(dst), n))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
 )
 
 // kernels are the functions of one tier for the passes of a norm over a row, each with the contract of its twin below. Sums are
@@ -78,7 +79,7 @@ func Moments[F cpu.Real](x []F, eps float64) (mean, rstd float64) {
 
 // ReciprocalRMS is 1/sqrt(mean(x^2) + eps), in float64.
 func ReciprocalRMS[F cpu.Real](x []F, eps float64) float64 {
-	return 1 / math.Sqrt(cpu.DotOf(x, x)/float64(len(x))+eps)
+	return 1 / math.Sqrt(vector.Dot(x, x)/float64(len(x))+eps)
 }
 
 // sumOf is the sum of x in float64, in an order that depends on nothing but its length.

@@ -22,17 +22,17 @@ type family struct {
 }
 
 var families = []family{
-	{"", "activation", activation},
+	{"vector", "activation", activation},
 	{"attention", "dropout", dropped},
 	{"linear", "dot", linear},
 	{"linear", "row", linearRow},
 	{"matmul", "tiles", matmulTiles},
 	{"norm", "norm", norm},
 	{"", "readsum", readSum},
-	{"", "rounded", rounded},
-	{"", "sigmoid", sigmoid},
-	{"", "softcap", softCap},
-	{"", "vector", vector},
+	{"vector", "rounded", rounded},
+	{"vector", "sigmoid", sigmoid},
+	{"vector", "softcap", softCap},
+	{"vector", "vector", vector},
 }
 
 func main() {

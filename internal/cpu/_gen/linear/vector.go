@@ -43,7 +43,7 @@ func (g *gen) result(i int) Mem {
 }
 
 func add(g *gen, set isa) {
-	g.kernel("add", set, "vector_go.go", "addGo", "")
+	g.kernel("add", set, "vector.go", "addGo", "")
 	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
 	v := g.vec()
 	g.each(n, func(k reg.GPVirtual) {
@@ -63,7 +63,7 @@ func add(g *gen, set isa) {
 }
 
 func scale(g *gen, set isa) {
-	g.kernel("scale", set, "vector_go.go", "scaleGo", "")
+	g.kernel("scale", set, "vector.go", "scaleGo", "")
 	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
 	by, v := g.vec(), g.vec()
 	g.VBROADCASTSD(g.paramAt("by"), by)
@@ -93,7 +93,7 @@ func scale(g *gen, set isa) {
 }
 
 func divide(g *gen, set isa) {
-	g.kernel("divide", set, "vector_go.go", "divideGo", "")
+	g.kernel("divide", set, "vector.go", "divideGo", "")
 	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
 	by, v := g.vec(), g.vec()
 	g.VBROADCASTSS(g.paramAt("by"), by)
@@ -153,7 +153,7 @@ func (g *gen) constant(name string, x float64) Mem {
 }
 
 func bias(g *gen, set isa) {
-	g.kernel("bias", set, "vector_go.go", "biasGo", "")
+	g.kernel("bias", set, "vector.go", "biasGo", "")
 	dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
 	add := g.biased()
 	g.each(n, func(k reg.GPVirtual) {
@@ -211,7 +211,7 @@ func (g *gen) biased() (add func(x, y reg.VecVirtual)) {
 
 // biasStreams is bias where four neighbours come from four streams. Four of each stream are loaded, and transposed.
 func biasStreams(g *gen, set isa) {
-	g.kernel("biasStreams", set, "vector_go.go", "biasStreamsGo", "")
+	g.kernel("biasStreams", set, "vector.go", "biasStreamsGo", "")
 	dst, src, n, first := g.arg("dst"), g.arg("src"), g.arg("n"), g.arg("first")
 	var from [4]reg.GPVirtual
 	for i := range from {
@@ -281,7 +281,7 @@ func biasStreams(g *gen, set isa) {
 }
 
 func slope(g *gen, set isa) {
-	g.kernel("slope", set, "vector_go.go", "slopeGo", "")
+	g.kernel("slope", set, "vector.go", "slopeGo", "")
 	dst, n, first := g.arg("dst"), g.arg("n"), g.arg("first")
 	by, from, step, on := g.vec(), g.vec(), g.vec(), g.vec()
 	g.VBROADCASTSD(g.paramAt("by"), by)
@@ -401,7 +401,7 @@ func (g *gen) total(sums []reg.VecVirtual, rest reg.VecVirtual) reg.VecVirtual {
 func products(g *gen, set isa) {
 	for _, size := range []int{4, 8} {
 		name := map[int]string{4: "dot", 8: "dot64"}[size]
-		g.kernel(name, set, "vector_go.go", name+"Go", "")
+		g.kernel(name, set, "vector.go", name+"Go", "")
 		x, y, n := g.arg("x"), g.arg("y"), g.arg("n")
 		element := func(base, k reg.GPVirtual, i int) Mem {
 			return Mem{Base: base, Index: k, Scale: uint8(size), Disp: size * set.lanes / 2 * i}
@@ -444,7 +444,7 @@ func products(g *gen, set isa) {
 // doubles makes scale and divide for float64.
 func doubles(g *gen, set isa) {
 	for _, name := range []string{"scale64", "divide64"} {
-		g.kernel(name, set, "vector_go.go", name+"Go", "")
+		g.kernel(name, set, "vector.go", name+"Go", "")
 		dst, src, n := g.arg("dst"), g.arg("src"), g.arg("n")
 		by := g.vec()
 		g.VBROADCASTSD(g.paramAt("by"), by)

@@ -1,13 +1,17 @@
-package cpu
+package vector
 
-import "math"
+import (
+	"math"
+
+	"gorgonia.org/leanattention/internal/cpu"
+)
 
 // The inner loops of the Go kernels. The shape of each was chosen by measurement: more sums at a time
 // than these, or two rows of queries at once, and the compiler spills registers and loses what it won.
 // Slices are cut to one length first, so that no bounds are checked inside.
 
 // Dot4 is s[i] = q . ki.
-func Dot4[F Real](s *[4]F, q, k0, k1, k2, k3 []F) {
+func Dot4[F cpu.Real](s *[4]F, q, k0, k1, k2, k3 []F) {
 	n := len(q)
 	k0, k1, k2, k3 = k0[:n], k1[:n], k2[:n], k3[:n]
 	var s0, s1, s2, s3 F
@@ -30,7 +34,7 @@ func Dot4[F Real](s *[4]F, q, k0, k1, k2, k3 []F) {
 }
 
 // Add4 is o += sum p[i]*vi.
-func Add4[F Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
+func Add4[F cpu.Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
 	n := len(o)
 	v0, v1, v2, v3 = v0[:n], v1[:n], v2[:n], v3[:n]
 	p0, p1, p2, p3 := p[0], p[1], p[2], p[3]
@@ -40,7 +44,7 @@ func Add4[F Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
 }
 
 // Add1 is o += p*v.
-func Add1[F Real](o []F, p F, v []F) {
+func Add1[F cpu.Real](o []F, p F, v []F) {
 	v = v[:len(o)]
 	for i := range o {
 		o[i] += p * v[i]
@@ -48,7 +52,7 @@ func Add1[F Real](o []F, p F, v []F) {
 }
 
 // Maximum returns the largest of s: -Inf if there is none, NaN if there is a NaN.
-func Maximum[F Real](s []F) F {
+func Maximum[F cpu.Real](s []F) F {
 	m := F(math.Inf(-1))
 	for _, x := range s {
 		m = max(m, x)

@@ -1,14 +1,15 @@
-package cpu
+package vector
 
 import (
 	"math"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
 // Exponentials replaces each s_i by 4^(s_i-m) and returns the sum of these. m is at least every s_i.
-func Exponentials[F Real](s []F, m F) F {
+func Exponentials[F cpu.Real](s []F, m F) F {
 	if unsafe.Sizeof(m) == 4 {
 		return F(exponentials32(*(*[]float32)(unsafe.Pointer(&s)), float32(m)))
 	}

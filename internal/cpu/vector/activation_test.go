@@ -1,4 +1,4 @@
-package cpu
+package vector
 
 import (
 	"math"
@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -77,7 +78,7 @@ func TestActivate(t *testing.T) {
 						off = 0
 					}
 					if math.IsNaN(want) != math.IsNaN(got) || off > unit*math.Abs(float64(v)) {
-						t.Fatalf("%v, %v of %v, number %d of %d, in %d bytes: %v, want %v", InUse(), f, v, i, n, 4+4*at, got, want)
+						t.Fatalf("%v, %v of %v, number %d of %d, in %d bytes: %v, want %v", cpu.InUse(), f, v, i, n, 4+4*at, got, want)
 					}
 				}
 			}
@@ -86,7 +87,7 @@ func TestActivate(t *testing.T) {
 				alone := was[i : i+1]
 				Activate(f, alone)
 				if math.Float32bits(alone[0]) != math.Float32bits(x[i]) {
-					t.Fatalf("%v, %v: number %d of %d is %v, alone %v", InUse(), f, i, n, x[i], alone[0])
+					t.Fatalf("%v, %v: number %d of %d is %v, alone %v", cpu.InUse(), f, i, n, x[i], alone[0])
 				}
 			}
 			free()

@@ -1,19 +1,20 @@
-package cpu
+package vector
 
 import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
 // Convert writes the elements of src to dst in dst's type, rounded to the nearest, ties to even. Both have as many, of float32,
 // float16 or bfloat16. It is for one thread. The error wraps ErrShape or ErrDType, and nothing was written.
-func Convert(dst, src Buffer) error {
+func Convert(dst, src cpu.Buffer) error {
 	const op = "convert"
 	for _, b := range []struct {
-		*Buffer
+		*cpu.Buffer
 		name string
 	}{{&dst, "the destination"}, {&src, "the source"}} {
 		if err := b.Check(op, b.name); err != nil {
@@ -38,7 +39,7 @@ func Convert(dst, src Buffer) error {
 }
 
 // wide is the elements from i on as float32, as many as block has: where they lie, or there.
-func wide(b *Buffer, i int, block []float32) []float32 {
+func wide(b *cpu.Buffer, i int, block []float32) []float32 {
 	switch p := b.At(i); b.DType {
 	case attn.Float16:
 		half.DecodeFloat16(block, unsafe.Slice((*uint16)(p), len(block)))
@@ -51,7 +52,7 @@ func wide(b *Buffer, i int, block []float32) []float32 {
 }
 
 // Store rounds src into the elements of dst from i on.
-func Store[F lean.Float](dst *Buffer, i int, src []F) {
+func Store[F lean.Float](dst *cpu.Buffer, i int, src []F) {
 	p := dst.At(i)
 	if s, ok := any(src).([]float32); ok { // rounded once as they are
 		switch dst.DType {
@@ -59,10 +60,10 @@ func Store[F lean.Float](dst *Buffer, i int, src []F) {
 			copy(unsafe.Slice((*float32)(p), len(s)), s)
 			return
 		case attn.Float16:
-			vectorTiers[InUse()].toFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
+			tiers[cpu.InUse()].toFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
 			return
 		case attn.BFloat16:
-			vectorTiers[InUse()].toBFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
+			tiers[cpu.InUse()].toBFloat16((*uint16)(p), unsafe.SliceData(s), len(s))
 			return
 		}
 	}
@@ -91,4 +92,4 @@ func Store[F lean.Float](dst *Buffer, i int, src []F) {
 }
 
 // RoundNanos is about what an element of a float32 that store rounds takes a thread.
-func RoundNanos() float64 { return vectorTiers[InUse()].roundNanos }
+func RoundNanos() float64 { return tiers[cpu.InUse()].roundNanos }

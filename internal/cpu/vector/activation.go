@@ -1,17 +1,18 @@
-package cpu
+package vector
 
 import (
 	"math"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
 // Activate replaces each element of x by f of it. NaN stays NaN.
 func Activate[F lean.Float](f attn.Activation, x []F) {
 	p := unsafe.SliceData(x)
-	switch k := &vectorTiers[InUse()]; {
+	switch k := &tiers[cpu.InUse()]; {
 	case len(x) == 0 || f == attn.NoActivation:
 	case unsafe.Sizeof(F(0)) == 8:
 		activate64(f, unsafe.Slice((*float64)(unsafe.Pointer(p)), len(x)))
@@ -20,9 +21,9 @@ func Activate[F lean.Float](f attn.Activation, x []F) {
 	case f == attn.GELU:
 		k.gelu((*float32)(unsafe.Pointer(p)), len(x))
 	case f == attn.GELUTanh:
-		sigmoidTiers[InUse()]((*float32)(unsafe.Pointer(p)), len(x), tanhLinear, tanhCube)
+		sigmoidTiers[cpu.InUse()]((*float32)(unsafe.Pointer(p)), len(x), tanhLinear, tanhCube)
 	case f == attn.SiLU:
-		sigmoidTiers[InUse()]((*float32)(unsafe.Pointer(p)), len(x), -1, 0)
+		sigmoidTiers[cpu.InUse()]((*float32)(unsafe.Pointer(p)), len(x), -1, 0)
 	}
 }
 
@@ -102,7 +103,7 @@ func geluGo(dst *float32, n int) {
 // NaN stays NaN.
 func reluGo(dst *float32, n int) { rectify(unsafe.Slice(dst, n)) }
 
-func rectify[F Real](dst []F) {
+func rectify[F cpu.Real](dst []F) {
 	for i, x := range dst {
 		dst[i] = max(x, 0)
 	}

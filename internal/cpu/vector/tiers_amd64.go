@@ -1,20 +1,22 @@
 //go:build amd64 && gc && !noasm
 
-package cpu
+package vector
 
-var vectorTiers = [Tiers]vectorKernels{
-	TierGo: vectorGo,
-	TierAVX2: {
+import "gorgonia.org/leanattention/internal/cpu"
+
+var tiers = [cpu.Tiers]kernels{
+	cpu.TierGo: goKernels,
+	cpu.TierAVX2: {
 		scale: scaleAVX2, divide: divideAVX2, bias: biasAVX2, slope: slopeAVX2, softCap: softCapAVX2, biasStreams: biasStreamsAVX2,
 		dot: dotAVX2, scale64: scale64AVX2, divide64: divide64AVX2, dot64: dot64AVX2, softCap64: softCap64AVX2,
-		add: addAVX2, relu: reluAVX2, gelu: geluAVX2, toFloat16: toFloat16AVX2, toBFloat16: toBFloat16AVX2, roundNanos: VectorNanos,
+		add: addAVX2, relu: reluAVX2, gelu: geluAVX2, toFloat16: toFloat16AVX2, toBFloat16: toBFloat16AVX2, roundNanos: cpu.VectorNanos,
 	},
-	TierAVX512: vectorAVX512,
-	TierAMX:    vectorAVX512,
+	cpu.TierAVX512: avx512,
+	cpu.TierAMX:    avx512,
 }
 
-var vectorAVX512 = vectorKernels{
+var avx512 = kernels{
 	scale: scaleAVX512, divide: divideAVX512, bias: biasAVX512, slope: slopeAVX512, softCap: softCapAVX512, biasStreams: biasStreamsAVX512,
 	dot: dotAVX512, scale64: scale64AVX512, divide64: divide64AVX512, dot64: dot64AVX512, softCap64: softCap64AVX512,
-	add: addAVX512, relu: reluAVX512, gelu: geluAVX512, toFloat16: toFloat16AVX512, toBFloat16: toBFloat16AVX512, roundNanos: VectorNanos,
+	add: addAVX512, relu: reluAVX512, gelu: geluAVX512, toFloat16: toFloat16AVX512, toBFloat16: toBFloat16AVX512, roundNanos: cpu.VectorNanos,
 }

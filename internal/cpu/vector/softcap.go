@@ -1,15 +1,17 @@
-package cpu
+package vector
 
 import (
 	"math"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// SoftCapScores is CapScores without derivatives.
-func SoftCapScores[F Real](s []F, softCap float64) {
-	switch v := &vectorTiers[InUse()]; {
+// SoftCap is Cap without derivatives.
+func SoftCap[F cpu.Real](s []F, softCap float64) {
+	switch v := &tiers[cpu.InUse()]; {
 	case softCap < 1e-30 || softCap > 1e30:
-		CapScores(s, nil, softCap)
+		Cap(s, nil, softCap)
 	case unsafe.Sizeof(F(0)) == 4:
 		v.softCap((*float32)(unsafe.Pointer(&s[0])), len(s), softCap)
 	default:
@@ -17,12 +19,12 @@ func SoftCapScores[F Real](s []F, softCap float64) {
 	}
 }
 
-// CapScores makes each s_c of s
+// Cap makes each s_c of s
 //
 //	softCap tanh(s_c/softCap)
 //
 // and leaves the derivatives of that, unless derivatives is nil.
-func CapScores[F Real](s, derivatives []F, softCap float64) {
+func Cap[F cpu.Real](s, derivatives []F, softCap float64) {
 	for c, x := range s {
 		t := math.Tanh(float64(x) / softCap)
 		s[c] = F(softCap * t)
@@ -39,11 +41,11 @@ func CapScores[F Real](s, derivatives []F, softCap float64) {
 //	}
 //
 // for `by` from 1e-30 to 1e30. NaN stays NaN.
-func softCapGo(dst *float32, n int, by float64) { CapScores(unsafe.Slice(dst, n), nil, by) }
+func softCapGo(dst *float32, n int, by float64) { Cap(unsafe.Slice(dst, n), nil, by) }
 
 // softCap64Go is softCapGo for float64:
 //
 //	for i := range n {
 //		dst[i] = by * tanh(dst[i]/by)
 //	}
-func softCap64Go(dst *float64, n int, by float64) { CapScores(unsafe.Slice(dst, n), nil, by) }
+func softCap64Go(dst *float64, n int, by float64) { Cap(unsafe.Slice(dst, n), nil, by) }

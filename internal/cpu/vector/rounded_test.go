@@ -1,10 +1,11 @@
-package cpu
+package vector
 
 import (
 	"math"
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -13,7 +14,7 @@ import (
 // TestRounded: the kernels in use round as package half does, to the bits, NaN too, and write nothing else.
 func TestRounded(t *testing.T) {
 	rng := reftest.Rand(t)
-	v := &vectorTiers[InUse()]
+	v := &tiers[cpu.InUse()]
 	for _, f := range []struct {
 		name   string
 		kernel func(dst *uint16, src *float32, n int)
@@ -40,7 +41,7 @@ func TestRounded(t *testing.T) {
 		f.kernel(&got[0], &all[0], len(all))
 		for i, x := range all {
 			if want := f.one(x); got[i] != want {
-				t.Fatalf("%v, %s: %v (%#08x) is %#04x, want %#04x", InUse(), f.name, x, math.Float32bits(x), got[i], want)
+				t.Fatalf("%v, %s: %v (%#08x) is %#04x, want %#04x", cpu.InUse(), f.name, x, math.Float32bits(x), got[i], want)
 			}
 		}
 		for n := range 70 {
@@ -53,7 +54,7 @@ func TestRounded(t *testing.T) {
 			f.kernel((*uint16)(mem), (*float32)(mem2), n)
 			for i, x := range src {
 				if want := f.one(x); dst[i] != want {
-					t.Fatalf("%v, %s, %d of %d: %v is %#04x, want %#04x", InUse(), f.name, i, n, x, dst[i], want)
+					t.Fatalf("%v, %s, %d of %d: %v is %#04x, want %#04x", cpu.InUse(), f.name, i, n, x, dst[i], want)
 				}
 			}
 			free()

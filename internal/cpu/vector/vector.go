@@ -1,13 +1,17 @@
-package cpu
+// Package vector computes on vectors of numbers on the CPU, in vector registers where there are some: sums and products, activations, changes of
+// scores, and what rounds and widens elements. The loops that Go kernels are made of are here, too.
+package vector
 
 import (
 	"math"
 	"unsafe"
+
+	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// vectorKernels are the functions of one tier for the elements of queries, outputs and scores, each with the
+// kernels are the functions of one tier for the elements of queries, outputs and scores, each with the
 // contract and the bits of its twin below.
-type vectorKernels struct {
+type kernels struct {
 	scale  func(dst, src *float32, n int, by float64)
 	divide func(dst, src *float32, n int, by float32)
 	bias   func(dst, src *float32, n int, by float64)
@@ -29,9 +33,9 @@ type vectorKernels struct {
 	roundNanos            float64 // what one element of these takes a thread
 }
 
-// ScaleInto is dst = src * by, rounded once.
-func ScaleInto[F Real](dst, src []F, by float64) {
-	switch v := &vectorTiers[InUse()]; {
+// Scale is dst = src * by, rounded once.
+func Scale[F cpu.Real](dst, src []F, by float64) {
+	switch v := &tiers[cpu.InUse()]; {
 	case len(dst) == 0:
 	case unsafe.Sizeof(F(0)) == 4:
 		v.scale((*float32)(unsafe.Pointer(&dst[0])), (*float32)(unsafe.Pointer(&src[0])), len(dst), by)
@@ -40,9 +44,9 @@ func ScaleInto[F Real](dst, src []F, by float64) {
 	}
 }
 
-// DivideInto is dst = src / by.
-func DivideInto[F Real](dst, src []F, by F) {
-	switch v := &vectorTiers[InUse()]; {
+// Divide is dst = src / by.
+func Divide[F cpu.Real](dst, src []F, by F) {
+	switch v := &tiers[cpu.InUse()]; {
 	case len(dst) == 0:
 	case unsafe.Sizeof(by) == 4:
 		v.divide((*float32)(unsafe.Pointer(&dst[0])), (*float32)(unsafe.Pointer(&src[0])), len(dst), float32(by))
@@ -51,19 +55,19 @@ func DivideInto[F Real](dst, src []F, by F) {
 	}
 }
 
-// AddTo is dst += src.
-func AddTo[F Real](dst, src []F) {
+// Add is dst += src.
+func Add[F cpu.Real](dst, src []F) {
 	if unsafe.Sizeof(F(0)) == 4 {
-		vectorTiers[InUse()].add((*float32)(unsafe.Pointer(unsafe.SliceData(dst))), (*float32)(unsafe.Pointer(unsafe.SliceData(src[:len(dst)]))), len(dst))
+		tiers[cpu.InUse()].add((*float32)(unsafe.Pointer(unsafe.SliceData(dst))), (*float32)(unsafe.Pointer(unsafe.SliceData(src[:len(dst)]))), len(dst))
 		return
 	}
 	addEach(dst, src)
 }
 
-// DotOf is the sum of the products of x and y in float64, in an order that depends on nothing but their length.
-func DotOf[F Real](x, y []F) float64 {
+// Dot is the sum of the products of x and y in float64, in an order that depends on nothing but their length.
+func Dot[F cpu.Real](x, y []F) float64 {
 	y = y[:len(x)]
-	switch v := &vectorTiers[InUse()]; {
+	switch v := &tiers[cpu.InUse()]; {
 	case len(x) == 0:
 		return 0
 	case unsafe.Sizeof(F(0)) == 4:
@@ -77,7 +81,7 @@ func DotOf[F Real](x, y []F) float64 {
 var oneByOne = [4]int{0, 1, 2, 3}
 
 // AddSlopes adds slope (distance+j) to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil.
-func AddSlopes[F Real](s []F, slope, distance float64, first *[4]int) {
+func AddSlopes[F cpu.Real](s []F, slope, distance float64, first *[4]int) {
 	if slope == 0 || len(s) == 0 {
 		return
 	}
@@ -86,7 +90,7 @@ func AddSlopes[F Real](s []F, slope, distance float64, first *[4]int) {
 		first, step = &oneByOne, 4
 	}
 	if unsafe.Sizeof(F(0)) == 4 {
-		vectorTiers[InUse()].slope((*float32)(unsafe.Pointer(&s[0])), len(s), slope, distance, step, first)
+		tiers[cpu.InUse()].slope((*float32)(unsafe.Pointer(&s[0])), len(s), slope, distance, step, first)
 		return
 	}
 	addSlope(s, slope, distance, step, first)
@@ -95,16 +99,16 @@ func AddSlopes[F Real](s []F, slope, distance float64, first *[4]int) {
 // AddBiases adds by bias_j to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil. Only an infinite bias
 // makes that infinite: one that is finite, and too large with the factor, is the lowest number, and leaves the key visible
 // to a row that has no better ones.
-func AddBiases[F Real](s []F, bias *F, by float64, first *[4]int) {
+func AddBiases[F cpu.Real](s []F, bias *F, by float64, first *[4]int) {
 	if len(s) == 0 {
 		return
 	}
 	if unsafe.Sizeof(F(0)) == 4 {
 		dst, src := (*float32)(unsafe.Pointer(&s[0])), (*float32)(unsafe.Pointer(bias))
 		if first != nil {
-			vectorTiers[InUse()].biasStreams(dst, src, len(s), by, first)
+			tiers[cpu.InUse()].biasStreams(dst, src, len(s), by, first)
 		} else {
-			vectorTiers[InUse()].bias(dst, src, len(s), by)
+			tiers[cpu.InUse()].bias(dst, src, len(s), by)
 		}
 		return
 	}
@@ -115,10 +119,10 @@ func AddBiases[F Real](s []F, bias *F, by float64, first *[4]int) {
 	addBias(s, unsafe.Slice(bias, len(s)), by, -math.MaxFloat64)
 }
 
-var vectorGo = vectorKernels{
+var goKernels = kernels{
 	scale: scaleGo, divide: divideGo, bias: biasGo, slope: slopeGo, softCap: softCapGo, biasStreams: biasStreamsGo, dot: dotGo,
 	scale64: scale64Go, divide64: divide64Go, dot64: dot64Go, softCap64: softCap64Go,
-	add: addGo, relu: reluGo, gelu: geluGo, toFloat16: toFloat16Go, toBFloat16: toBFloat16Go, roundNanos: ElementNanos,
+	add: addGo, relu: reluGo, gelu: geluGo, toFloat16: toFloat16Go, toBFloat16: toBFloat16Go, roundNanos: cpu.ElementNanos,
 }
 
 // scaleGo is
@@ -221,7 +225,7 @@ func slopeGo(dst *float32, n int, by, from, step float64, first *[4]int) {
 
 // addBias is biasGo; a finite element of src gives lowest at least. The conversions keep products from being fused
 // with sums.
-func addBias[F Real](dst, src []F, by, lowest float64) {
+func addBias[F cpu.Real](dst, src []F, by, lowest float64) {
 	src = src[:len(dst)]
 	for i, x := range dst {
 		p := float64(float64(src[i]) * by)
@@ -233,7 +237,7 @@ func addBias[F Real](dst, src []F, by, lowest float64) {
 }
 
 // addBiasStreams is biasStreamsGo, as addBias is biasGo.
-func addBiasStreams[F Real](dst []F, src *F, by, lowest float64, first *[4]int) {
+func addBiasStreams[F cpu.Real](dst []F, src *F, by, lowest float64, first *[4]int) {
 	for s, number := range first {
 		if s >= len(dst) {
 			return
@@ -250,7 +254,7 @@ func addBiasStreams[F Real](dst []F, src *F, by, lowest float64, first *[4]int) 
 	}
 }
 
-func addSlope[F Real](dst []F, by, from, step float64, first *[4]int) {
+func addSlope[F cpu.Real](dst []F, by, from, step float64, first *[4]int) {
 	var at [4]float64
 	for s := range at {
 		at[s] = from + float64(first[s])
@@ -261,7 +265,7 @@ func addSlope[F Real](dst []F, by, from, step float64, first *[4]int) {
 	}
 }
 
-func sumOfProducts[F Real](x, y []F) (sum float64) {
+func sumOfProducts[F cpu.Real](x, y []F) (sum float64) {
 	y = y[:len(x)]
 	for i, x := range x {
 		sum += float64(x) * float64(y[i])
@@ -269,14 +273,14 @@ func sumOfProducts[F Real](x, y []F) (sum float64) {
 	return sum
 }
 
-func scale[F Real](dst, src []F, by float64) {
+func scale[F cpu.Real](dst, src []F, by float64) {
 	dst = dst[:len(src)]
 	for i, x := range src {
 		dst[i] = F(float64(x) * by)
 	}
 }
 
-func divide[F Real](dst, src []F, by F) {
+func divide[F cpu.Real](dst, src []F, by F) {
 	dst = dst[:len(src)]
 	for i, x := range src {
 		dst[i] = x / by
@@ -290,7 +294,7 @@ func divide[F Real](dst, src []F, by F) {
 //	}
 func addGo(dst, src *float32, n int) { addEach(unsafe.Slice(dst, n), unsafe.Slice(src, n)) }
 
-func addEach[F Real](dst, src []F) {
+func addEach[F cpu.Real](dst, src []F) {
 	src = src[:len(dst)]
 	for i := range dst {
 		dst[i] += src[i]

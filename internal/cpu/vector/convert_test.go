@@ -1,4 +1,4 @@
-package cpu
+package vector
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -28,10 +29,10 @@ func TestConvert(t *testing.T) {
 	for _, n := range []int{0, 1, 7, 1023, 1024, 1025, 5000} {
 		for _, from := range cputest.WeightTypes {
 			for _, to := range cputest.WeightTypes {
-				buffer := func(d attn.DType) Buffer {
+				buffer := func(d attn.DType) cpu.Buffer {
 					mem, free := cputest.Guarded(t, n*d.Size())
 					t.Cleanup(free)
-					return Buffer{DType: d, Ptr: mem, Len: n}
+					return cpu.Buffer{DType: d, Ptr: mem, Len: n}
 				}
 				src, dst := buffer(from), buffer(to)
 				given := make([]float32, n)
@@ -44,7 +45,7 @@ func TestConvert(t *testing.T) {
 				}
 				for i, v := range given {
 					if got := wide(&dst, i, []float32{0})[0]; math.Float32bits(got) != math.Float32bits(one(to, v)) {
-						t.Fatalf("%v, %v to %v, %d elements: element %d is %v, of %v", InUse(), from, to, n, i, got, v)
+						t.Fatalf("%v, %v to %v, %d elements: element %d is %v, of %v", cpu.InUse(), from, to, n, i, got, v)
 					}
 				}
 			}
@@ -52,13 +53,13 @@ func TestConvert(t *testing.T) {
 	}
 
 	var eight [8]float32
-	good := Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&eight[0]), Len: 8}
+	good := cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&eight[0]), Len: 8}
 	for _, c := range []struct {
-		dst, src Buffer
+		dst, src cpu.Buffer
 		want     error
 	}{
-		{good, Buffer{DType: attn.Float32, Ptr: good.Ptr, Len: 7}, attn.ErrShape}, {good, Buffer{DType: attn.Float64, Ptr: good.Ptr, Len: 8}, attn.ErrDType},
-		{Buffer{DType: attn.Float64, Ptr: good.Ptr, Len: 8}, good, attn.ErrDType}, {Buffer{Len: 8}, good, attn.ErrShape},
+		{good, cpu.Buffer{DType: attn.Float32, Ptr: good.Ptr, Len: 7}, attn.ErrShape}, {good, cpu.Buffer{DType: attn.Float64, Ptr: good.Ptr, Len: 8}, attn.ErrDType},
+		{cpu.Buffer{DType: attn.Float64, Ptr: good.Ptr, Len: 8}, good, attn.ErrDType}, {cpu.Buffer{Len: 8}, good, attn.ErrShape},
 	} {
 		if err := Convert(c.dst, c.src); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", fmt.Sprint(c.dst, c.src), err, c.want)

@@ -1,10 +1,11 @@
-package cpu
+package vector
 
 import (
 	"math"
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -27,34 +28,34 @@ func TestVectorKernels(t *testing.T) {
 				}
 			}
 			was := append([]float32(nil), dst...)
-			k := vectorTiers[InUse()]
+			k := tiers[cpu.InUse()]
 			if twin {
-				k = vectorGo
+				k = goKernels
 			}
 			k.add((*float32)(mem), (*float32)(mem2), n)
 			for i, v := range dst {
 				if want := was[i] + src[i]; v != want && (v == v || want == want) {
-					t.Fatalf("%v, add of %d: element %d is %v, want %v", InUse(), n, i, v, want)
+					t.Fatalf("%v, add of %d: element %d is %v, want %v", cpu.InUse(), n, i, v, want)
 				}
 			}
 			copy(dst, was)
 			k.relu((*float32)(mem), n)
 			for i, v := range dst {
 				if want := max(was[i], 0); v != want && (v == v || want == want) {
-					t.Fatalf("%v, relu of %d: element %d is %v, want %v", InUse(), n, i, v, want)
+					t.Fatalf("%v, relu of %d: element %d is %v, want %v", cpu.InUse(), n, i, v, want)
 				}
 			}
 			by := rng.NormFloat64()
 			k.scale((*float32)(mem), (*float32)(mem2), n, by)
 			for i, got := range dst {
 				if want := float32(float64(src[i]) * by); got != want && (got == got || want == want) {
-					t.Fatalf("%v, scale of %d: element %d is %v, want %v", InUse(), n, i, got, want)
+					t.Fatalf("%v, scale of %d: element %d is %v, want %v", cpu.InUse(), n, i, got, want)
 				}
 			}
 			k.divide((*float32)(mem), (*float32)(mem2), n, float32(by))
 			for i, got := range dst {
 				if want := src[i] / float32(by); got != want && (got == got || want == want) {
-					t.Fatalf("%v, divide of %d: element %d is %v, want %v", InUse(), n, i, got, want)
+					t.Fatalf("%v, divide of %d: element %d is %v, want %v", cpu.InUse(), n, i, got, want)
 				}
 			}
 
@@ -74,7 +75,7 @@ func TestVectorKernels(t *testing.T) {
 						p = max(p, -math.MaxFloat32)
 					}
 					if want := float32(float64(was[i]) + p); got != want && (got == got || want == want) {
-						t.Fatalf("%v, %s of %d, factor %v: element %d, %v and %v, is %v, want %v", InUse(), name, n, by, i, was[i], x, got, want)
+						t.Fatalf("%v, %s of %d, factor %v: element %d, %v and %v, is %v, want %v", cpu.InUse(), name, n, by, i, was[i], x, got, want)
 					}
 				}
 				copy(dst, was)
@@ -101,7 +102,7 @@ func TestVectorKernels(t *testing.T) {
 				for i, got := range dst {
 					p := by * (from + float64(first[i%4]+i/4*step))
 					if want := float32(float64(was[i]) + float64(p)); got != want && (got == got || want == want) {
-						t.Fatalf("%v, slope of %d, step %d, %v: element %d is %v, want %v", InUse(), n, step, first, i, got, want)
+						t.Fatalf("%v, slope of %d, step %d, %v: element %d is %v, want %v", cpu.InUse(), n, step, first, i, got, want)
 					}
 				}
 				copy(dst, was)
@@ -118,7 +119,7 @@ func TestVectorKernels(t *testing.T) {
 				sum, most = sum+p, most+math.Abs(p)
 			}
 			if got := k.dot((*float32)(mem), (*float32)(mem2), n); !(math.Abs(got-sum) <= float64(n+1)*0x1p-53*most) {
-				t.Fatalf("%v, sum of %d products: %v, want %v", InUse(), n, got, sum)
+				t.Fatalf("%v, sum of %d products: %v, want %v", cpu.InUse(), n, got, sum)
 			}
 			softCap := math.Exp(rng.NormFloat64() * 4)
 			for i := range was {
@@ -132,7 +133,7 @@ func TestVectorKernels(t *testing.T) {
 			for i, got := range dst {
 				want := softCap * math.Tanh(float64(was[i])/softCap)
 				if !(math.Abs(float64(got)-want) <= 0x1p-21*math.Abs(want)+0x1p-149) && (got == got || want == want) {
-					t.Fatalf("%v, soft cap %v of %d: element %d, %v, is %v, want %v", InUse(), softCap, n, i, was[i], got, want)
+					t.Fatalf("%v, soft cap %v of %d: element %d, %v, is %v, want %v", cpu.InUse(), softCap, n, i, was[i], got, want)
 				}
 			}
 		}
@@ -148,14 +149,14 @@ func TestVectorKernels64(t *testing.T) {
 		mem, free := cputest.Guarded(t, 8*n)
 		mem2, free2 := cputest.Guarded(t, 8*n)
 		dst, src := unsafe.Slice((*float64)(mem), n), unsafe.Slice((*float64)(mem2), n)
-		for _, v := range []vectorKernels{vectorTiers[InUse()], vectorGo} {
+		for _, v := range []kernels{tiers[cpu.InUse()], goKernels} {
 			sum, most := 0.0, 0.0
 			for i := range dst {
 				dst[i], src[i] = rng.NormFloat64(), rng.NormFloat64()
 				sum, most = sum+dst[i]*src[i], most+math.Abs(dst[i]*src[i])
 			}
 			if got := v.dot64((*float64)(mem), (*float64)(mem2), n); !(math.Abs(got-sum) <= float64(n+1)*0x1p-53*most) {
-				t.Fatalf("%v, sum of %d products: %v, want %v", InUse(), n, got, sum)
+				t.Fatalf("%v, sum of %d products: %v, want %v", cpu.InUse(), n, got, sum)
 			}
 			for i := range src {
 				if rng.IntN(8) == 0 {
@@ -167,7 +168,7 @@ func TestVectorKernels64(t *testing.T) {
 				t.Helper()
 				for i, got := range dst {
 					if want := of(src[i]); got != want && (got == got || want == want) {
-						t.Fatalf("%v, %s of %d: element %d is %v, want %v", InUse(), name, n, i, got, want)
+						t.Fatalf("%v, %s of %d: element %d is %v, want %v", cpu.InUse(), name, n, i, got, want)
 					}
 				}
 			}
@@ -186,7 +187,7 @@ func TestVectorKernels64(t *testing.T) {
 			for i, got := range dst {
 				want := softCap * math.Tanh(was[i]/softCap)
 				if !(math.Abs(got-want) <= 0x1p-50*math.Abs(want)+0x1p-1070) && (got == got || want == want) {
-					t.Fatalf("%v, soft cap %v of %d: element %d, %v, is %v, want %v", InUse(), softCap, n, i, was[i], got, want)
+					t.Fatalf("%v, soft cap %v of %d: element %d, %v, is %v, want %v", cpu.InUse(), softCap, n, i, was[i], got, want)
 				}
 			}
 			v.divide64((*float64)(mem), (*float64)(mem2), n, by)

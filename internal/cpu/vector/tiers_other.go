@@ -1,0 +1,12 @@
+//go:build !amd64 || !gc || noasm
+
+package vector
+
+import "gorgonia.org/leanattention/internal/cpu"
+
+var tiers = func() (all [cpu.Tiers]kernels) {
+	for i := range all {
+		all[i] = goKernels
+	}
+	return all
+}()
