@@ -54,7 +54,7 @@ func decode(e *cpu.Engine, mem []byte, d attn.DType, heads, kvHeads, dim, worker
 
 // BenchmarkCeiling compares decoding with reading the same bytes and only summing them:
 //
-//	go test -run '^$' -bench Ceiling -benchtime 20x ./internal/cpu
+//	go test -run '^$' -bench Ceiling -benchtime 20x ./internal/cpu/attention
 func BenchmarkCeiling(b *testing.B) {
 	for _, size := range []int{256 << 20, 12 * 1024 * 64 * 4 * 2} { // from memory; in cache
 		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
@@ -101,7 +101,7 @@ func BenchmarkCeiling(b *testing.B) {
 // BenchmarkWorkers is a small step in cache by the number of workers, each on a thread: where more of them make it
 // slower, and what is chosen.
 //
-//	go test -run '^$' -bench 'BenchmarkWorkers' -benchtime 100x ./internal/cpu
+//	go test -run '^$' -bench 'BenchmarkWorkers' -benchtime 100x ./internal/cpu/attention
 func BenchmarkWorkers(b *testing.B) {
 	for _, keys := range []int{32, 128, 256, 1024, 4096} {
 		size := 12 * keys * 64 * 4 * 2

@@ -16,7 +16,7 @@ import (
 // BenchmarkLinear is a layer with its weights in memory, not in a cache: copies of them take turns. MB/s is
 // weights. Beside it stand the read ceiling for as many bytes as float32 weights have, and gonum. By the number of threads:
 //
-//	go test -run '^$' -bench 'Linear/.*/rows1/float16' -cpu 1,2,4,8,16,32 ./internal/cpu
+//	go test -run '^$' -bench 'Linear/.*/rows1/float16' -cpu 1,2,4,8,16,32 ./internal/cpu/linear
 func BenchmarkLinear(b *testing.B) {
 	const together = 128 << 20 // bytes of all copies of float32 weights
 	for _, size := range [][2]int{{768, 768}, {3072, 768}, {768, 3072}, {2048, 2048}, {8192, 2048}, {50272, 768}} {

@@ -34,7 +34,7 @@ func (p peakTask) Work(int, int) {
 // BenchmarkTiles compares layers of many rows with what the kernels for float32 do in the first-level cache, and
 // with the kernels for few rows:
 //
-//	go test -run '^$' -bench Tiles -benchtime 20x ./internal/cpu
+//	go test -run '^$' -bench Tiles -benchtime 20x ./internal/cpu/linear
 func BenchmarkTiles(b *testing.B) {
 	for _, threads := range []int{1, 2, 8, 16} {
 		if threads > runtime.NumCPU() {
