@@ -56,8 +56,9 @@ type Match struct {
 	Keys    int
 }
 
-// A Miss is a node of the graph that was given, a SoftMax or a product, which
-// might have been part of an attention, and the reason why it was left alone.
+// A Miss is a node of the graph that was given which might have been part of an attention, and the
+// reason why Fuse left the node alone. The node is a SoftMax, a division of exponentials by a sum, or a product whose
+// weights are made of another product by way of exponentials.
 type Miss struct {
 	Node   *G.Node
 	Reason string

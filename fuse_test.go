@@ -224,7 +224,7 @@ const almost = 1e-300
 
 // leftAlone is what is not attention, or not surely, each with the reason.
 var leftAlone = []written{
-	{name: "another axis", misses: []string{"not the left side, untransposed"}, write: func(w *graphtest.Writer) []*G.Node {
+	{name: "another axis", misses: []string{"it goes along axis 1 of (2, 3, 5), and its product with values, node 5 (A ××× B), sums over the other axis"}, write: func(w *graphtest.Writer) []*G.Node {
 		q, k, v := w.QKV()
 		return one(w.BMM(w.Softmax(w.BMM(q, k, false, true), 1), v))
 	}},
@@ -326,11 +326,11 @@ var leftAlone = []written{
 		o := w.Behind(func(x *G.Node) *G.Node { p = x; return x })
 		return []*G.Node{o, w.BMM(p, w.Input("v2", 2, 5, 6))}
 	}},
-	{name: "weights transposed", misses: []string{"not the left side, untransposed"}, write: func(w *graphtest.Writer) []*G.Node {
+	{name: "weights transposed", misses: []string{"it goes along axis 2 of (2, 5, 5), and its product with values, node 5 (Aᵀ ××× B), sums over the other axis"}, write: func(w *graphtest.Writer) []*G.Node {
 		q, k := w.Input("q", 2, 5, 4), w.Input("k", 2, 5, 4)
 		return one(w.BMM(w.Softmax(w.BMM(q, k, false, true), 2), w.Input("v", 2, 5, 6), true))
 	}},
-	{name: "weights on the right", misses: []string{"not the left side, untransposed"}, write: func(w *graphtest.Writer) []*G.Node {
+	{name: "weights on the right", misses: []string{"sums over the other axis"}, write: func(w *graphtest.Writer) []*G.Node {
 		q, k := w.Input("q", 2, 5, 4), w.Input("k", 2, 5, 4)
 		return one(w.BMM(w.Input("v", 2, 6, 5), w.Softmax(w.BMM(q, k, false, true), 2)))
 	}},
@@ -361,7 +361,7 @@ var leftAlone = []written{
 	{name: "keys and values come transposed, not many queries", misses: []string{"come transposed, and for 31 queries"}, write: func(w *graphtest.Writer) []*G.Node {
 		return one(w.BMM(w.Softmax(w.BMM(w.Input("q", 2, 31, 4), w.Input("kt", 2, 4, 5)), 2), w.Input("vt", 2, 6, 5), false, true))
 	}},
-	{name: "exponentials over their sum and a little", misses: []string{"(÷ false), without a SoftMax"}, write: func(w *graphtest.Writer) []*G.Node {
+	{name: "exponentials over their sum and a little", misses: []string{"which is made of their sum, node 5 (Σ[2]), and more"}, write: func(w *graphtest.Writer) []*G.Node {
 		q, k, v := w.QKV()
 		e := w.Must(G.Exp(w.BMM(q, k, false, true)))
 		sum := w.Add(w.Column(w.Must(G.Sum(e, 2)), e, 2), w.Number(1e-3))
@@ -372,11 +372,11 @@ var leftAlone = []written{
 		e := w.Must(G.Exp(w.BMM(q, k, false, true)))
 		return one(w.BMM(w.Over(e, w.Must(G.Sum(e))), v))
 	}},
-	{name: "exponentials over a sum along another axis", misses: []string{"not the left side, untransposed"}, write: func(w *graphtest.Writer) []*G.Node {
+	{name: "exponentials over a sum along another axis", misses: []string{"it goes along axis 1 of (2, 3, 5)"}, write: func(w *graphtest.Writer) []*G.Node {
 		q, k, v := w.QKV()
 		return one(w.BMM(w.ByHand(w.BMM(q, k, false, true), 1, false), v))
 	}},
-	{name: "exponentials over the sum of others", misses: []string{"without a SoftMax"}, write: func(w *graphtest.Writer) []*G.Node {
+	{name: "exponentials over the sum of others", misses: []string{"it divides exponentials, node 4 (exp), by a sum of others, node 7 (Σ[2])"}, write: func(w *graphtest.Writer) []*G.Node {
 		q, k, v := w.QKV()
 		e, f := w.Must(G.Exp(w.BMM(q, k, false, true))), w.Must(G.Exp(w.Input("s", 2, 3, 5)))
 		return one(w.BMM(w.Must(G.BroadcastHadamardDiv(e, w.Column(w.Must(G.Sum(f, 2)), f, 2), nil, []byte{2})), v))

@@ -22,7 +22,7 @@ type given struct {
 	constant  map[*G.Node]G.Value // computed of constants; nil: it is not
 	known     map[*G.Node]bool    // products on either side of a SoftMax
 	ofScores  map[*G.Node]bool    // what isOfScores has found
-	written   map[*G.Node]bool    // softmaxes without a SoftMax, or nearly so
+	written   map[*G.Node]bool    // softmaxes without a SoftMax, or nearly so, and their exponentials
 }
 
 func newGiven(roots []*G.Node, attention Attention) (*given, error) {

@@ -247,7 +247,7 @@ func (g *given) matchValues(m *Match, flipped bool) (reason string) {
 		case children[1] == n && op.TransB != at.flipped:
 			m.v, m.flipped = g.source(children[0], !op.TransA, false), true
 		default:
-			return fmt.Sprintf("its result is not the left side, untransposed, of %s, nor the right side, transposed: multiply (queries, keys) by (keys, d)", stock.Describe(user))
+			return fmt.Sprintf("it goes along axis %d of %v, and its product with values, %s, sums over the other axis: take the softmax along the keys, and multiply (queries, keys) by (keys, d)", m.softmax.axis, m.softmax.node.Shape(), stock.Describe(user))
 		}
 		g.known[user] = true
 		m.Output = user
@@ -515,44 +515,89 @@ func stack(s tensor.Shape) (matrices, rows int) {
 	return matrices, s[len(s)-2]
 }
 
-// homemade says that n looks like the product of weights and values where the
-// weights are computed without a SoftMax, from another product. It looks at
-// products of stacks only, since those of plain matrices are linear layers.
+// homemade says that n looks like the product of weights and values where the weights are computed from another
+// product by way of exponentials, without a SoftMax. Products with anything else between them are other layers.
 func (g *given) homemade(n *G.Node) (reason string) {
-	if g.kind(n) != stock.Product || g.known[n] || n.Dims() < 3 {
+	if g.kind(n) != stock.Product || g.known[n] {
 		return ""
 	}
-	const far = 32
-	weights := g.children[n][0]
-	seen, next := map[*G.Node]bool{}, []*G.Node{weights}
-	var by *G.Node
-	for len(next) > 0 && len(seen) < far {
-		x := next[0]
-		next = next[1:]
-		if seen[x] {
-			continue
-		}
-		seen[x] = true
-		if g.written[x] {
+	for _, c := range g.children[n] {
+		scores, by, softmax := g.exponentials(c)
+		switch {
+		case softmax: // which has a line of its own
 			return ""
+		case scores != nil:
+			g.known[scores] = true // one line for all products, such as those of gradients
+			return fmt.Sprintf("its weights come from %s by way of %s, without a SoftMax: make them by SoftMax, or by Exp, Sum along the last axis and a division", stock.Describe(scores), stock.Describe(by))
 		}
-		switch g.kind(x) {
-		case stock.SoftMax, stock.SoftMaxGradient:
-			return ""
-		case stock.Size:
-			continue
-		case stock.Product:
-			if by != nil && !g.known[x] && x.Dims() == weights.Dims() && x.Shape().TotalSize() == weights.Shape().TotalSize() && lastAxis(x) == lastAxis(weights) {
-				return fmt.Sprintf("its weights come from %s by way of %s, without a SoftMax: make them by SoftMax, or by Exp, Sum along the last axis and a division", stock.Describe(x), stock.Describe(by))
-			}
-			continue
-		case stock.Reshape, stock.Transpose:
-		default:
-			if by == nil {
-				by = x
-			}
-		}
-		next = append(next, g.children[x]...)
 	}
 	return ""
+}
+
+// route is what is known of a way back from weights.
+type route struct {
+	exp     bool // it has an exponential
+	surely  bool // which is not that of a common activation
+	sum     bool // it has a Sum
+	altered bool // it has something else than a product or a quotient with it
+}
+
+// then is the route past n, on to input i of n.
+func (r route) then(kind stock.Kind, i int) route {
+	switch kind {
+	case stock.Exp:
+		r.exp, r.surely = true, r.surely || r.sum || !r.altered
+	case stock.LogSoftMax:
+		r.exp, r.surely = true, true
+	case stock.Sum:
+		r.sum = true
+	case stock.Reshape, stock.Transpose, stock.Repeat, stock.Mul, stock.Dropout:
+	case stock.Div:
+		r.altered = r.altered || i == 1
+	default:
+		r.altered = true
+	}
+	return r
+}
+
+// exponentials looks for scores that weights are computed from by way of exponentials: a product of the same size. It
+// returns them and the last node of the way, or says that there is a softmax on it. The weights of plain matrices may be
+// the activations of a linear layer, 1/(1+exp(-x)) for instance. There exponentials count that are the
+// weights, but for factors, or that are summed.
+func (g *given) exponentials(weights *G.Node) (scores, by *G.Node, softmax bool) {
+	const far = 64
+	type place struct {
+		node *G.Node
+		route
+	}
+	seen, next := map[place]bool{}, []place{{node: weights}}
+	size, shape := weights.Shape().TotalSize(), weights.Shape()
+	for len(next) > 0 && len(seen) < far {
+		at := next[0]
+		next = next[1:]
+		if seen[at] {
+			continue
+		}
+		seen[at] = true
+		x, kind := at.node, g.kind(at.node)
+		switch {
+		case g.written[x] || kind == stock.SoftMax || kind == stock.SoftMaxGradient:
+			return nil, nil, true
+		case kind == stock.Size:
+			continue
+		case kind == stock.Product:
+			found := at.exp && (at.surely || weights.Dims() > 2)
+			if found && !g.known[x] && x.Shape().TotalSize() == size && slices.Contains(shape[len(shape)-2:], lastAxis(x)) {
+				return x, by, false
+			}
+			continue
+		}
+		if by == nil && kind != stock.Reshape && kind != stock.Transpose {
+			by = x
+		}
+		for i, c := range g.children[x] {
+			next = append(next, place{c, at.then(kind, i)})
+		}
+	}
+	return nil, nil, false
 }

@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"fmt"
 	"slices"
 
 	"gorgonia.org/leanattention/internal/stock"
@@ -27,10 +28,8 @@ func (g *given) softmaxes() (all []softmax, misses []Miss) {
 		case kind == stock.Div || kind == stock.Mul:
 			s, reason := g.writtenOut(n)
 			if s.node != nil {
-				g.written[n] = true
 				all = append(all, s)
 			} else if reason != "" {
-				g.written[n] = true
 				misses = append(misses, Miss{n, reason})
 			}
 		}
@@ -50,8 +49,12 @@ func (g *given) writtenOut(n *G.Node) (s softmax, reason string) {
 	}
 	sum, ok := g.reduced(by, e, stock.Sum, inverse)
 	if !ok {
-		return s, ""
+		if reason = g.otherSum(e, by, inverse); reason != "" {
+			g.written[n], g.written[e] = true, true
+		}
+		return s, reason
 	}
+	g.written[n], g.written[e] = true, true
 	axis, ok := onlyAxis(e, sum.along)
 	switch {
 	case !ok:
@@ -60,6 +63,74 @@ func (g *given) writtenOut(n *G.Node) (s softmax, reason string) {
 		return s, "its exponentials or their sum are needed elsewhere too: compute them there again, or leave that out"
 	}
 	return softmax{node: n, scores: g.children[e][0], uses: 1, axis: axis}, ""
+}
+
+// otherSum says why by, which divides the exponentials e, is not their sum, if by is made of a Sum. With inverse
+// e is multiplied by it.
+func (g *given) otherSum(e, by *G.Node, inverse bool) (reason string) {
+	divisor, alone := by, true // alone: on the way to the Sum are only nodes that keep its numbers
+	for inverse {
+		switch c := g.children[divisor]; g.kind(divisor) {
+		case stock.Reshape, stock.Repeat:
+			divisor = c[0]
+		case stock.Inverse:
+			divisor, inverse = c[0], false
+		case stock.Div:
+			if g.value(c[0]) == nil {
+				return ""
+			}
+			divisor, inverse, alone = c[1], false, false
+		default:
+			return ""
+		}
+	}
+	const far = 32
+	seen, next := map[*G.Node]bool{}, []*G.Node{divisor}
+	var sum *G.Node
+	for len(next) > 0 && len(seen) < far {
+		n := next[0]
+		next = next[1:]
+		if seen[n] {
+			continue
+		}
+		seen[n] = true
+		switch g.kind(n) {
+		case stock.Sum:
+			if sum == nil || g.isSumOf(n, e) {
+				sum = n
+			}
+		case stock.Reshape, stock.Repeat:
+			next = append(next, g.children[n][0])
+		case stock.Add, stock.Sub, stock.Mul, stock.Div, stock.Inverse, stock.Pure:
+			alone = alone && sum != nil
+			next = append(next, g.children[n]...)
+		}
+	}
+	switch {
+	case sum == nil:
+		return ""
+	case !g.isSumOf(sum, e):
+		return fmt.Sprintf("it divides exponentials, %s, by a sum of others, %s: divide them by their own sum along the axis of the keys, or use SoftMax", stock.Describe(e), stock.Describe(sum))
+	case !alone || g.children[sum][0] != e:
+		return fmt.Sprintf("it divides exponentials by %s, which is made of their sum, %s, and more: divide them by that sum alone, or use SoftMax", stock.Describe(by), stock.Describe(sum))
+	}
+	return fmt.Sprintf("it divides exponentials by their sum along %s, %s, repeated along another axis: sum along the axis of the keys, and repeat the sum along that axis, or use SoftMax", axes(g.ops[sum].Along), stock.Describe(sum))
+}
+
+// isSumOf reports whether sum is a Sum of e, or of a Reshape of it.
+func (g *given) isSumOf(sum, e *G.Node) bool {
+	of := g.children[sum][0]
+	for g.kind(of) == stock.Reshape && of != e {
+		of = g.children[of][0]
+	}
+	return of == e
+}
+
+func axes(along []int) string {
+	if len(along) == 1 {
+		return fmt.Sprint("axis ", along[0])
+	}
+	return fmt.Sprint("axes ", along)
 }
 
 // reduction is a Sum or Max that was broadcast to the shape of what it is of.

@@ -22,6 +22,7 @@ const (
 	Statement // G.Read and G.Set, which have no value
 	Product   // of two stacks of matrices
 	SoftMax
+	LogSoftMax
 	SoftMaxGradient
 	Reshape
 	Transpose
@@ -85,6 +86,7 @@ func Of(n *G.Node) Op {
 		if !v.FieldByName("isLog").Bool() {
 			return Op{Kind: SoftMax, Axis: int(v.FieldByName("axis").Int())}
 		}
+		return Op{Kind: LogSoftMax}
 	case "softmaxDiffOp":
 		return Op{Kind: SoftMaxGradient}
 	case "reshapeOp":
