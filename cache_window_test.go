@@ -546,6 +546,14 @@ func TestWindowRefusals(t *testing.T) {
 	wrong(t, "other sinks", node(step, WithWindow(5), WithSinkTokens(1)), ErrOption, "WithSinkTokens(1)", "keeps 0 SinkTokens")
 	wrong(t, "no sinks", node(sinkStep, WithWindow(5)), ErrOption, "WithSinkTokens(0)", "keeps 3 SinkTokens")
 	wrong(t, "slopes and sinks", node(sinkStep, WithWindow(5), WithSinkTokens(3), WithALiBi([]float64{1, 1})), ErrUnsupported, "WithALiBi", "3 SinkTokens")
+	// A cache keeps its Rewind for Truncate: a node with a larger window would miss keys behind that.
+	config.SinkTokens, config.Rewind = 0, 4
+	rewinding, err := newTestCache(t, config).NewStep(3)
+	noError(t, err)
+	for _, window := range []int{7, 10, 11} {
+		wrong(t, "a window that takes the Rewind", node(rewinding, WithWindow(window)), ErrOption, fmt.Sprintf("WithWindow(%d)", window), "Window of 6")
+	}
+	noError(t, node(rewinding, WithWindow(6)))
 	noError(t, node(step, WithWindow(6), WithALiBi([]float64{1, 1})), node(sinkStep, WithWindow(6), WithSinkTokens(3)))
 
 	s := newStepGraph(t, c, 10, 2, tensor.Float32, WithCausal(), WithWindow(6))

@@ -614,3 +614,26 @@ func fuzzCached(t *testing.T, b *fuzzed) {
 	out, err := n.Op().InferShape(shapes...)
 	checkInferred(t, fmt.Sprint("CachedAttention ", x), out, err, result())
 }
+
+// YaRN's factor of cosines and sines is Attention, or else a quotient where both of DeepSeek's scales are given, or else follows from
+// the factor alone, as in transformers. One of the two scales alone changes nothing.
+func TestYaRNAttention(t *testing.T) {
+	const factor = 4
+	m := func(scale float64) float64 { return 0.1*scale*math.Log(factor) + 1 }
+	for _, c := range []struct{ attention, scale, allDim, want float64 }{
+		{0, 0, 0, m(1)},
+		{0, 0.7, 0, m(1)},
+		{0, 0, 0.7, m(1)},
+		{0, 0.7, 1.3, m(0.7) / m(1.3)},
+		{0, 1.3, 0.7, m(1.3) / m(0.7)},
+		{0, 1, 1, 1},
+		{1.5, 0, 0, 1.5},
+		{1.5, 0.7, 1.3, 1.5},
+	} {
+		s := la.YaRNScaling{Factor: factor, Context: 2048, Attention: c.attention, MScale: c.scale, MScaleAllDim: c.allDim}
+		_, got, err := la.RotaryConfig{HeadDim: 64, Scaling: s}.Frequencies()
+		if err != nil || !(math.Abs(got-c.want) <= 1e-15*c.want) {
+			t.Errorf("%+v: m is %v, want %v: %v", s, got, c.want, err)
+		}
+	}
+}
