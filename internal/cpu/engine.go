@@ -1,15 +1,15 @@
 package cpu
 
 import (
-	"reflect"
-	"sync"
+	"slices"
+	"sync/atomic"
 )
 
 // An Engine computes on the CPU. It owns a pool of helper threads, and what packages keep for their next call. The zero Engine is
 // ready for use. Any number of goroutines may use it at once.
 type Engine struct {
 	pool pool
-	own  sync.Map // by type: see Own
+	own  atomic.Pointer[[]any] // see Own: pointers, each of another type; nil: none
 	sums Spare[sumRun]
 }
 
@@ -23,19 +23,30 @@ func Default() *Engine { return &defaultEngine }
 // engine can still be used: runs stay on their callers' threads. Closing again does nothing.
 func (e *Engine) Close() {
 	e.pool.close()
-	e.own.Clear()
+	e.own.Store(nil)
 	e.sums.Drop()
 }
 
 // Own returns e's T, which a package keeps there from one call to the next. It is the zero T at first, and after Close. A package has a
 // type of its own for that, with locks of its own.
 func Own[T any](e *Engine) *T {
-	key := reflect.TypeFor[T]()
-	v, ok := e.own.Load(key)
-	if !ok {
-		v, _ = e.own.LoadOrStore(key, new(T))
+	for {
+		all := e.own.Load()
+		var old []any
+		if all != nil {
+			old = *all
+		}
+		for _, v := range old { // few, and faster than a map
+			if t, ok := v.(*T); ok {
+				return t
+			}
+		}
+		t := new(T)
+		more := append(slices.Clip(old), t)
+		if e.own.CompareAndSwap(all, &more) {
+			return t
+		}
 	}
-	return v.(*T)
 }
 
 // Run is RunOn with as many threads as there may be.
