@@ -576,6 +576,7 @@ func TestCallsWithinCallbacks(t *testing.T) {
 		recording *la.Recording
 		saved     []byte
 	}
+	la.FakeGPU(t) // where there can be none, each case below would skip itself
 	build := func(t *testing.T) *world {
 		gpu, _ := la.FakeGPU(t)
 		w := &world{gpu: gpu, cache: graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, PageSize: 4, Pages: 16, Device: gpu})}
