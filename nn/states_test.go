@@ -267,3 +267,45 @@ func TestMergeNodeErrors(t *testing.T) {
 		t.Errorf("no log-sum-exps: %v", err)
 	}
 }
+
+// TestMergeStatesGradientsOfEmptyStates: what lies in the output of a state that has seen no key reaches no gradient. Such a
+// state has a log-sum-exp of -Inf, and its output may be NaN.
+func TestMergeStatesGradientsOfEmptyStates(t *testing.T) {
+	inf, nan := math.Inf(-1), math.NaN()
+	for empty := range 3 {
+		g := G.NewGraph()
+		var outs, lses []*G.Node
+		for i := range 3 {
+			out, lse := []float64{1 + float64(i), 2, 3, -float64(i)}, []float64{0.5, 0.25 * float64(i)}
+			if i == empty {
+				out, lse = []float64{nan, nan, 3, 4}, []float64{inf, 1}
+			}
+			outs = append(outs, G.NewMatrix(g, tensor.Float64, G.WithShape(2, 2), G.WithName(fmt.Sprint("out", i)), G.WithValue(tensor.New(tensor.WithShape(2, 2), tensor.WithBacking(out)))))
+			lses = append(lses, G.NewVector(g, tensor.Float64, G.WithShape(2), G.WithName(fmt.Sprint("lse", i)), G.WithValue(tensor.New(tensor.WithShape(2), tensor.WithBacking(lse)))))
+		}
+		y := G.Must(MergeStates(outs, lses))
+		inputs := append(outs, lses...)
+		grads, err := G.Grad(G.Must(G.Sum(G.Must(G.Square(y)))), inputs...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := make([]G.Value, len(grads))
+		for i, n := range grads {
+			G.Read(n, &values[i])
+		}
+		vm := G.NewTapeMachine(g)
+		if err := vm.RunAll(); err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range values {
+			for j, x := range v.Data().([]float64) {
+				if math.IsNaN(x) || math.IsInf(x, 0) {
+					t.Errorf("state %d is empty: gradient %d has %v at %d", empty, i, x, j)
+				}
+			}
+		}
+		if err := vm.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
