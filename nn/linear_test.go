@@ -8,9 +8,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -399,5 +401,67 @@ func TestLinearGradient(t *testing.T) {
 			t.Error("gradient of the lisp machine: no error")
 		}
 		lisp.Close()
+	}
+}
+
+// The type of every op is its inputs' types and its result's.
+func TestTypes(t *testing.T) {
+	for _, c := range opCases(seeded(t)) {
+		for _, dtype := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+			y := c.graph(t, dtype, nil).y
+			want := make([]hm.Type, 0, len(c.inputs)+1)
+			children := y.Graph().From(y.ID())
+			for children.Next() {
+				want = append(want, children.Node().(*G.Node).Type())
+			}
+			want = append(want, y.Type())
+			if got := y.Op().Type(); !got.Eq(hm.NewFnType(want...)) {
+				t.Errorf("%s, %v: the op is a %v, its nodes are %v", c.name, dtype, got, want)
+			}
+		}
+	}
+}
+
+// Each op that a gradient is made of may fail, and its error is the gradient's.
+func TestGradientFails(t *testing.T) {
+	value := func(shape ...int) G.Value {
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(make([]float32, tensor.Shape(shape).TotalSize())))
+	}
+	x, w, b, gamma, dy := value(2, 4), value(6, 4), value(6), value(4), value(2, 6)
+	for name, c := range map[string]struct {
+		op linear
+		in []G.Value
+		dy G.Value
+	}{
+		"plain":       {linear{bias: true}, []G.Value{x, w, b}, dy},
+		"activation":  {linear{bias: true, activation: attn.GELU}, []G.Value{x, w, b}, dy},
+		"gate":        {linear{activation: attn.ReLU, gate: true}, []G.Value{x, w}, value(2, 3)},
+		"layer norm":  {linear{activation: attn.ReLU, norm: true, gamma: true, beta: true}, []G.Value{x, w, gamma, gamma}, dy},
+		"RMSNorm":     {linear{activation: attn.ReLU, norm: true, gamma: true, rms: true}, []G.Value{x, w, gamma}, dy},
+		"no function": {linear{norm: true}, []G.Value{x, w}, dy},
+	} {
+		c.op.x, c.op.w, c.op.parts, c.op.gpu = tensor.Float32, tensor.Float32, 1, new(ongpu.Node)
+		failed := errors.New("the step that fails")
+		for n := 1; ; n++ {
+			steps := 0
+			grads, err := linearGradients(func(op G.Op, in ...G.Value) (G.Value, error) {
+				if steps++; steps == n {
+					return nil, failed
+				}
+				if steps > n {
+					t.Errorf("%s: %v is computed behind step %d, which failed", name, op, n)
+				}
+				return atOnce(op, in...)
+			}, c.op, c.in, c.dy)
+			if steps < n {
+				if err != nil || len(grads) != len(c.in) || n == 1 {
+					t.Errorf("%s: %d gradients, want %d; %d steps, error %v", name, len(grads), len(c.in), steps, err)
+				}
+				break
+			}
+			if !errors.Is(err, failed) || grads != nil {
+				t.Errorf("%s: step %d fails, the gradients are %v and the error %v", name, n, grads, err)
+			}
+		}
 	}
 }

@@ -379,6 +379,7 @@ func TestOpsWrongUse(t *testing.T) {
 		"Scale by NaN":              {func() (*G.Node, error) { return Scale(x, math.NaN()) }, la.ErrOption, "factor"},
 		"Slice, axis":               {func() (*G.Node, error) { return Slice(x, 2, 0, 1) }, la.ErrShape, "axis 2"},
 		"Slice, a negative axis":    {func() (*G.Node, error) { return Slice(x, -1, 0, 1) }, la.ErrShape, "axis -1"},
+		"Slice, a negative start":   {func() (*G.Node, error) { return Slice(x, 0, -1, 1) }, la.ErrShape, "[-1, 1)"},
 		"Slice, empty":              {func() (*G.Node, error) { return Slice(x, 0, 1, 1) }, la.ErrShape, "[1, 1)"},
 		"Slice, too far":            {func() (*G.Node, error) { return Slice(x, 0, 1, 3) }, la.ErrShape, "[1, 3)"},
 		"Concat of nothing":         {func() (*G.Node, error) { return Concat(0) }, la.ErrGraph, "Concat"},
