@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"os"
@@ -367,3 +368,21 @@ func FuzzVocabMerges(f *testing.F) {
 type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, fs.ErrClosed }
+
+// TestDigits: each digit is a piece, or a run of digits is.
+func TestDigits(t *testing.T) {
+	const text = "a12b3é½٣"
+	for individual, want := range map[bool][]string{
+		true:  {"a", "1", "2", "b", "3", "é", "½", "٣"},
+		false: {"a", "12", "b", "3", "é", "½٣"},
+	} {
+		c, err := digitsCut("tokenizer.json", fmt.Appendf(nil, `{"type":"Digits","individual_digits":%v}`, individual))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		if c(text, func(piece string) bool { got = append(got, piece); return true }); !slices.Equal(got, want) {
+			t.Errorf("individual_digits %v: %q, want %q", individual, got, want)
+		}
+	}
+}
