@@ -345,6 +345,38 @@ func TestContextApartCalls(t *testing.T) {
 	noError(t, c.Close())
 }
 
+// Parts of rows are no parts that members gather: a layer refuses them, and the step can be taken back.
+func TestContextPartsOfRows(t *testing.T) {
+	gpu, _ := FakeGPUs(t, 3)
+	c := newTestCache(t, groupConfig(gpu, 2))
+	step, err := c.NewStep(4)
+	noError(t, err)
+	seq := newTestSequence(t, c)
+	matrix := func(width int) *tensor.Dense {
+		return tensor.New(tensor.WithShape(4, width), tensor.Of(tensor.Float32))
+	}
+	for bad, name := range []string{"q", "k", "v"} {
+		g := G.NewGraph()
+		var in [3]*G.Node
+		for i, width := range []int{6 * 8, 2 * 8, 2 * 8} {
+			axis := 1
+			if i == bad {
+				axis = 0
+			}
+			v, err := gpu.UploadSharded(matrix(width), axis)
+			noError(t, err)
+			in[i] = G.NewMatrix(g, tensor.Float32, G.WithShape(4, width), G.WithName(layerNames[i]), G.WithValue(v))
+		}
+		_, err := CachedAttention(in[0], in[1], in[2], step.Layer(0))
+		noError(t, err)
+		noError(t, step.Set([]Append{{Seq: seq, Tokens: 3}}))
+		vm := G.NewTapeMachine(g)
+		wrong(t, name+" by rows", Cause(vm.RunAll()), ErrUnsupported, "sharded")
+		noError(t, vm.Close(), step.Rollback())
+	}
+	noError(t, c.Close())
+}
+
 // A page takes memory of one member alone.
 func TestContextMemory(t *testing.T) {
 	gpu, _ := FakeGPUs(t, 3)

@@ -322,6 +322,22 @@ func TestDeviceCacheErrors(t *testing.T) {
 	noError(t, c.Close())
 }
 
+// Set asks the GPU for kernels for a tree before it begins a step.
+func TestDeviceTreeRefused(t *testing.T) {
+	gpu, _ := FakeGPU(t)
+	c := newTestCache(t, deviceConfig(gpu))
+	s := newStepGraph(t, c, 3, 4, tensor.Float32, WithCausal())
+	defer s.close()
+	seq, engine := newTestSequence(t, c), gpu.attention.engine.(*fakeEngine)
+	engine.trees = errors.New("no kernel for trees")
+	tree := []Append{{Seq: seq, Tokens: 3, Tree: []uint64{1, 3, 5}}}
+	wrong(t, "a tree", s.step.Set(tree), ErrUnsupported, "Set", "GPU 0 (Fake 0)", "no kernel for trees")
+	wrong(t, "no step", s.step.Commit(), ErrState)
+	noError(t, s.step.Set([]Append{{Seq: seq, Tokens: 3}}), s.step.Rollback())
+	engine.trees = nil
+	noError(t, s.step.Set(tree), s.step.Rollback(), c.Close())
+}
+
 // A launch that fails, and every call of the driver that fails once, leaves the
 // cache as it was: Rollback and another try, and all is right.
 func TestDeviceCacheFaults(t *testing.T) {

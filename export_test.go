@@ -407,6 +407,7 @@ type fakeEngine struct {
 	calls []string // what was asked of plans
 	fail  error    // of the next Run
 	limit error    // of the next Build
+	trees error    // of Supports, for a tree
 
 	closed bool
 }
@@ -416,6 +417,9 @@ var errFakeSupport = errors.New("the fake engine has no head dim 13")
 func (e *fakeEngine) Supports(g *attn.Problem) error {
 	if g.Dim == 13 {
 		return errFakeSupport
+	}
+	if g.Tree && e.trees != nil {
+		return e.trees
 	}
 	const (
 		scores = attn.Window | attn.SinkTokens | attn.Cap | attn.SlopesOfHeads | attn.Sinks
