@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -556,5 +557,18 @@ func BenchmarkLayerNorm(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestLayerNormNames: errors and other messages call each input what the caller calls it.
+func TestLayerNormNames(t *testing.T) {
+	for want, op := range map[string]layerNorm{"x": {}, "x gamma": {gamma: true}, "x beta": {beta: true}, "x gamma beta": {gamma: true, beta: true}} {
+		var names []string
+		for i := range op.Arity() {
+			names = append(names, op.OperandName(i))
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("inputs %q, want %q", got, want)
+		}
 	}
 }

@@ -341,6 +341,8 @@ func TestOpsWrongUse(t *testing.T) {
 		}, la.ErrUnsupported, "WithUnitOffset"},
 		"SiLU of nil":              {func() (*G.Node, error) { return SiLU(nil) }, la.ErrGraph, "SiLU"},
 		"GELUTanh of ids":          {func() (*G.Node, error) { return GELUTanh(in(g, ids, 2)) }, la.ErrDType, "GELUTanh"},
+		"GLU without gate":         {func() (*G.Node, error) { return GLU(nil, x, SwiGLU) }, la.ErrGraph, "gate is nil"},
+		"GLU of ids":               {func() (*G.Node, error) { return GLU(in(g, ids, 2, 8), in(g, ids, 2, 8), SwiGLU) }, la.ErrDType, "want float32"},
 		"GLU without up":           {func() (*G.Node, error) { return GLU(x, nil, SwiGLU) }, la.ErrGraph, "up"},
 		"GLU, shapes":              {func() (*G.Node, error) { return GLU(x, in(g, f32, 2, 4), SwiGLU) }, la.ErrShape, "up"},
 		"GLU, graphs":              {func() (*G.Node, error) { return GLU(x, other, SwiGLU) }, la.ErrGraph, "up"},
