@@ -786,8 +786,8 @@ func TestRowsOfNobody(t *testing.T) {
 // What the limits of a process do not leave is ErrOutOfMemory, of caches and of what nodes make. Go would end the process, so
 // another one does that.
 func TestMemoryLimit(t *testing.T) {
-	if runtime.GOOS != "linux" || math.MaxInt == math.MaxInt32 {
-		t.Skip("the limits are those of Linux with addresses of 64 bits")
+	if runtime.GOOS != "linux" || math.MaxInt == math.MaxInt32 || reftest.RaceEnabled {
+		t.Skip("the limits are those of Linux with addresses of 64 bits, of which the race detector takes terabytes")
 	}
 	const child = "LEANATTENTION_TEST_LIMIT"
 	if os.Getenv(child) == "" {

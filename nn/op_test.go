@@ -656,8 +656,8 @@ func BenchmarkNorms(b *testing.B) {
 // Outputs and gradients that the limits of a process do not leave are ErrOutOfMemory. Go would end the process, so another one
 // does that.
 func TestMemoryLimit(t *testing.T) {
-	if runtime.GOOS != "linux" || math.MaxInt == math.MaxInt32 {
-		t.Skip("the limits are those of Linux with addresses of 64 bits")
+	if runtime.GOOS != "linux" || math.MaxInt == math.MaxInt32 || reftest.RaceEnabled {
+		t.Skip("the limits are those of Linux with addresses of 64 bits, of which the race detector takes terabytes")
 	}
 	const child, n = "LEANATTENTION_TEST_LIMIT", 40_000
 	if os.Getenv(child) == "" {
