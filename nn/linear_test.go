@@ -465,3 +465,18 @@ func TestGradientFails(t *testing.T) {
 		}
 	}
 }
+
+// TestGateTypes: the gate of both halves has the rank that its type says, whatever the rank of its input.
+func TestGateTypes(t *testing.T) {
+	for in, r := range map[string]gateOfBoth{"matrix": {dtype: tensor.Float32, width: 3}, "vector": {dtype: tensor.Float32, width: 3, joined: true}} {
+		shape := tensor.Shape{2, 6}
+		if r.joined {
+			shape = tensor.Shape{12}
+		}
+		args := r.arguments()
+		y, err := r.shape([]tensor.Shape{shape})
+		if err != nil || args[0].rank != len(shape) || args[1].rank != len(y) {
+			t.Errorf("%s: ranks %d and %d of shapes %v and %v, %v", in, args[0].rank, args[1].rank, shape, y, err)
+		}
+	}
+}
