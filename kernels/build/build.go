@@ -268,6 +268,7 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 	}
 	archs := b.archsOr(targets)
 	images = make([][]byte, len(archs))
+	ptx := make([][]byte, len(archs))
 	logs, errs, took := make([]string, len(archs)), make([]error, len(archs)), make([]time.Duration, len(archs))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
@@ -280,7 +281,7 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 			if !virtual(arch) {
 				with = append(with, "--ptxas-options=-v") // changes what is printed, not the image
 			}
-			images[i], logs[i], errs[i] = b.compiler.compile(u.name+".cu", u.files, b.headers, whole(arch), with)
+			images[i], ptx[i], logs[i], errs[i] = b.compiler.compile(u.name+".cu", u.files, b.headers, whole(arch), with)
 			took[i] = time.Since(start)
 		})
 	}
@@ -290,6 +291,12 @@ func (b *builder) compile(u *unit) (images [][]byte, err error) {
 			return nil, fmt.Errorf("%s for %s: %w\n%s", u.name, arch, errs[i], logs[i])
 		}
 		fmt.Fprintf(b.stdout, "%s %s: %d bytes, %.1f s\n", u.name, arch, len(images[i]), took[i].Seconds())
+	}
+	if b.ptx != "" { // of one architecture
+		name := u.name + "." + strings.Replace(whole(archs[0]), "sm_", "compute_", 1) + ".ptx"
+		if err := os.WriteFile(filepath.Join(b.ptx, name), ptx[0], 0o644); err != nil {
+			return nil, err
+		}
 	}
 	return images, b.describe(u, archs, images, logs)
 }

@@ -127,6 +127,9 @@ func TestFlags(t *testing.T) {
 	}{
 		{[]string{"-arch", "90"}, "needs a directory"},
 		{[]string{"-arch", "75", "-o", t.TempDir()}, "sm_80, sm_86"},
+		{[]string{"-ptx", t.TempDir()}, "-ptx needs one -arch"},
+		{[]string{"-ptx", t.TempDir(), "-arch", "80,90", "-check"}, "-ptx needs one -arch"},
+		{[]string{"-ptx", t.TempDir(), "-arch", "ptx80", "-o", t.TempDir()}, "-ptx needs one -arch"},
 		{[]string{"-unit", "none", "-o", t.TempDir()}, "none.cu"},
 		{[]string{"lean"}, "lean"},
 		{[]string{"-fast"}, "-fast"},

@@ -5,6 +5,7 @@
 //	go -C kernels/build run .            build what changed, into kernels/modules
 //	go -C kernels/build run . -check     are the modules of these sources? No compiler is needed.
 //	go -C kernels/build run . -check -a  compile everything again and compare
+//	go -C kernels/build run . -check -a -arch 90 -ptx /tmp/ptx    compare one image of each unit, and keep its PTX
 //	go -C kernels/build run . -v -unit lean -arch 90 -o /tmp/modules
 package main
 
@@ -42,6 +43,7 @@ type config struct {
 	check          bool
 	fetch          bool
 	raw            bool
+	ptx            string // directory of the PTX that images are made of; "" for none
 	verbose        bool
 }
 
@@ -72,6 +74,7 @@ func run(args []string, stdout io.Writer) error {
 	flags.BoolVar(&c.check, "check", false, "write nothing, fail if the modules are not of these sources; with -a, compile and compare")
 	flags.BoolVar(&c.fetch, "fetch", false, "fetch the compiler, no more")
 	flags.BoolVar(&c.raw, "raw", false, "write each image to a file of its own, too")
+	flags.StringVar(&c.ptx, "ptx", "", "write the PTX that images were assembled from to this `directory`, for an emulated GPU")
 	flags.BoolVar(&c.verbose, "v", false, "print what each kernel takes: registers, spills, shared memory")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return nil
@@ -98,6 +101,9 @@ func run(args []string, stdout io.Writer) error {
 	// A part of the modules would pass for all of them.
 	if len(c.archs) > 0 && c.out == "" && !c.check {
 		return errors.New("-arch needs a directory, -o")
+	}
+	if c.ptx != "" && (len(c.archs) != 1 || virtual(c.archs[0])) {
+		return errors.New("-ptx needs one -arch, which is no PTX itself: use -raw for that")
 	}
 	if c.out == "" {
 		c.out = "../modules"

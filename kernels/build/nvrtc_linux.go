@@ -78,10 +78,10 @@ func openNVRTC(dir string) (*nvrtc, error) {
 	return c, nil
 }
 
-// compile makes a cubin, or PTX if the architecture is a virtual one
-// (compute_90). The files are all that quoted includes can find: no path of
+// compile makes an image, which is a cubin or, if the architecture is a virtual one
+// (compute_90), PTX, and the PTX that it was made of. The files are all that quoted includes can find: no path of
 // this machine gets into the image.
-func (c *nvrtc) compile(name string, files map[string][]byte, headers, arch string, options []string) (image []byte, log string, err error) {
+func (c *nvrtc) compile(name string, files map[string][]byte, headers, arch string, options []string) (image, ptx []byte, log string, err error) {
 	options = append([]string{"--gpu-architecture=" + arch, "--include-path=" + headers}, options...)
 	var names, sources []string
 	for file, data := range files {
@@ -94,7 +94,7 @@ func (c *nvrtc) compile(name string, files map[string][]byte, headers, arch stri
 
 	var program uintptr
 	if err := c.check(c.createProgram(&program, string(files[name]), name, int32(len(names)), first(cSources), first(cNames)), "nvrtcCreateProgram"); err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	defer c.destroyProgram(&program)
 
@@ -102,14 +102,17 @@ func (c *nvrtc) compile(name string, files map[string][]byte, headers, arch stri
 	text, err := c.read(program, c.log, "log")
 	log = string(bytes.TrimRight(text, "\x00\n"))
 	if failed != nil || err != nil {
-		return nil, log, errors.Join(failed, err)
+		return nil, nil, log, errors.Join(failed, err)
 	}
+	if ptx, err = c.read(program, c.ptx, "PTX"); err != nil {
+		return nil, nil, log, err
+	}
+	ptx = bytes.TrimRight(ptx, "\x00")
 	if virtual(arch) {
-		image, err = c.read(program, c.ptx, "PTX")
-		return bytes.TrimRight(image, "\x00"), log, err
+		return ptx, ptx, log, nil
 	}
 	image, err = c.read(program, c.cubin, "cubin")
-	return image, log, err
+	return image, ptx, log, err
 }
 
 func (c *nvrtc) read(program uintptr, t text, what string) ([]byte, error) {

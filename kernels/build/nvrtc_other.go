@@ -13,6 +13,6 @@ func openNVRTC(string) (*nvrtc, error) {
 	return nil, errors.New("GPU modules are built on Linux, this is " + runtime.GOOS + "/" + runtime.GOARCH)
 }
 
-func (*nvrtc) compile(string, map[string][]byte, string, string, []string) (image []byte, log string, err error) {
-	return nil, "", errors.ErrUnsupported
+func (*nvrtc) compile(string, map[string][]byte, string, string, []string) (image, ptx []byte, log string, err error) {
+	return nil, nil, "", errors.ErrUnsupported
 }

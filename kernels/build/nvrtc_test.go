@@ -88,6 +88,20 @@ func TestCompare(t *testing.T) {
 	if err := run(check, &bytes.Buffer{}); err != nil {
 		t.Errorf("nothing changed: %v", err)
 	}
+	// The PTX of an image is what a GPU without cubins would have been given.
+	ptx, raw := t.TempDir(), t.TempDir()
+	if err := run(append(check, "-arch", "90", "-ptx", ptx), &bytes.Buffer{}); err != nil {
+		t.Error(err)
+	}
+	if err := run([]string{"-sources", dir, "-o", raw, "-arch", "ptx90a", "-raw"}, &bytes.Buffer{}); err != nil {
+		t.Error(err)
+	}
+	const name = "tiny.compute_90a.ptx"
+	got, err := os.ReadFile(filepath.Join(ptx, name))
+	want, err2 := os.ReadFile(filepath.Join(raw, name))
+	if err != nil || err2 != nil || !bytes.Equal(got, want) || len(got) == 0 {
+		t.Errorf("%v, %v: the image was made of\n%s\nwant\n%s", err, err2, got, want)
+	}
 	module(t, dir, out, "tiny", nil)
 	if err := run(append(at, "-check"), &bytes.Buffer{}); err != nil {
 		t.Fatalf("without a compiler nothing is wrong with it: %v", err)
