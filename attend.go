@@ -6,6 +6,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/attention"
@@ -93,13 +95,13 @@ type Segment struct {
 // The algorithm is LeanAttention (Sanovar et al., arXiv:2405.10480, algorithm 2).
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	c, err := newConfig(op, ofScores|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return err
 	}
 	if !isDropout(a.Dropout) {
-		return errorf(op, ErrOption, "Dropout is %v, outside [0, 1)", a.Dropout)
+		return errs.Errorf(op, ErrOption, "Dropout is %v, outside [0, 1)", a.Dropout)
 	}
 	c.score.Dropout = a.Dropout
 	if err := c.invariantFits(op); err != nil {
@@ -189,7 +191,7 @@ var canSegment = attn.Can{
 func (p *problem) segment(op string, i int, s *Segment, k, v operand, c *config) (of problem, asked config, err error) {
 	g := p.geometry(c)
 	if err := canSegment.Do("attend", &g); err != nil {
-		return of, asked, errorf(op, ErrUnsupported, "%v", err)
+		return of, asked, errs.Errorf(op, ErrUnsupported, "%v", err)
 	}
 	q := operand{"q", tensor.Shape{p.heads, p.queries, p.dim}, p.query}
 	if len(k.shape) == 4 {
@@ -199,15 +201,15 @@ func (p *problem) segment(op string, i int, s *Segment, k, v operand, c *config)
 		return of, asked, err
 	}
 	if of.kvHeads != p.kvHeads || of.valueDim != p.valueDim {
-		return of, asked, errorf(op, ErrShape, "segment %d has %d heads and values of %d elements; k and v have %d and %d", i, of.kvHeads, of.valueDim, p.kvHeads, p.valueDim)
+		return of, asked, errs.Errorf(op, ErrShape, "segment %d has %d heads and values of %d elements; k and v have %d and %d", i, of.kvHeads, of.valueDim, p.kvHeads, p.valueDim)
 	}
 	of.rank, of.batch, of.shared = p.rank, p.batch, true
 	for n, b := range s.Sequences {
 		if b < 0 || b >= p.batch {
-			return of, asked, errorf(op, ErrShape, "segment %d is of sequence %d of a batch of %d", i, b, p.batch)
+			return of, asked, errs.Errorf(op, ErrShape, "segment %d is of sequence %d of a batch of %d", i, b, p.batch)
 		}
 		if slices.Contains(s.Sequences[:n], b) {
-			return of, asked, errorf(op, ErrShape, "segment %d is twice of sequence %d", i, b)
+			return of, asked, errs.Errorf(op, ErrShape, "segment %d is twice of sequence %d", i, b)
 		}
 	}
 	asked = *c
@@ -246,7 +248,7 @@ func (r *denseRun) attendSegments(op string, p *problem, c *config, t *tensors, 
 		}
 		for _, to := range [...]role{roleOut, roleLSE} {
 			if t[to] != nil && (overlap(t[to], of[roleK]) || overlap(t[to], of[roleV])) {
-				return errorf(op, ErrUnsupported, "%v shares memory with segment %d", to, i)
+				return errs.Errorf(op, ErrUnsupported, "%v shares memory with segment %d", to, i)
 			}
 		}
 		of[roleOut], of[roleLSE] = dense.New(p.query, p.dims(p.valueDim)...), dense.New(p.query, p.dims(0)...)
@@ -280,17 +282,17 @@ var attendRoles = [...]role{roleQ, roleK, roleV, roleOut, roleLSE}
 func checkResult(op string, of role, all *tensors, p *problem, last int) error {
 	name, t := of.String(), all[of]
 	if t.Dtype() != p.query {
-		return errorf(op, ErrDType, "%s is %v and q is %v", name, t.Dtype(), p.query)
+		return errs.Errorf(op, ErrDType, "%s is %v and q is %v", name, t.Dtype(), p.query)
 	}
 	if !sameShape(t.Shape(), p.dims(last)) { // dims a second time for the text: so this one allocates nothing
-		return errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.Shape(), p.dims(last))
+		return errs.Errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.Shape(), p.dims(last))
 	}
 	if !dense.RowMajor(t) {
-		return errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", name, t.Strides(), t.Shape())
+		return errs.Errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", name, t.Strides(), t.Shape())
 	}
 	for i, o := range all {
 		if o != nil && role(i) != of && overlap(t, o) {
-			return errorf(op, ErrUnsupported, "%s shares memory with another operand", name)
+			return errs.Errorf(op, ErrUnsupported, "%s shares memory with another operand", name)
 		}
 	}
 	return nil
@@ -317,7 +319,7 @@ func (r *denseRun) setLengths(op string, p *problem, lengths []int) (err error) 
 		return nil
 	}
 	if len(lengths) != p.batch {
-		return errorf(op, ErrShape, "%d lengths for a batch of %d", len(lengths), p.batch)
+		return errs.Errorf(op, ErrShape, "%d lengths for a batch of %d", len(lengths), p.batch)
 	}
 	r.lengths, err = appendLengths(op, r.lengths[:0], lengths, p.keys)
 	return err
@@ -329,7 +331,7 @@ func (r *denseRun) setTrees(op string, p *problem, c *config, trees [][]uint64) 
 		return nil
 	}
 	if len(trees) != p.batch {
-		return errorf(op, ErrShape, "%d trees for a batch of %d", len(trees), p.batch)
+		return errs.Errorf(op, ErrShape, "%d trees for a batch of %d", len(trees), p.batch)
 	}
 	for b, tree := range trees {
 		if tree == nil {
@@ -337,15 +339,15 @@ func (r *denseRun) setTrees(op string, p *problem, c *config, trees [][]uint64) 
 		}
 		c.mask.Tree = true
 		if err := attn.Tree(tree).Check(p.queries); err != nil {
-			return errorf(op, ErrShape, "sequence %d: %v", b, err)
+			return errs.Errorf(op, ErrShape, "sequence %d: %v", b, err)
 		}
 		if n := r.lengths[b]; n < p.queries {
-			return errorf(op, ErrLength, "sequence %d has %d keys and a tree of %d", b, n, p.queries)
+			return errs.Errorf(op, ErrLength, "sequence %d has %d keys and a tree of %d", b, n, p.queries)
 		}
 	}
 	if g := c.attention(p.dim); g.Tree {
 		if err := g.TreeFits(); err != nil {
-			return errorf(op, ErrUnsupported, "%v", err)
+			return errs.Errorf(op, ErrUnsupported, "%v", err)
 		}
 	}
 	r.trees = trees
@@ -476,7 +478,7 @@ type State struct{ Out, LSE G.Value }
 // what goes wrong there.
 func Merge(dst State, states ...State) (err error) {
 	const op = "Merge"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	if placeOf(dst.Out) != nil {
 		return mergeDevice(op, dst, states)
 	}
@@ -489,28 +491,28 @@ func Merge(dst State, states ...State) (err error) {
 		*tensor.Dense
 	}{{"dst.Out", out}, {"dst.LSE", lse}} {
 		if !dense.RowMajor(t.Dense) {
-			return errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", t.name, t.Strides(), t.Shape())
+			return errs.Errorf(op, ErrUnsupported, "%s is not row-major: strides %v for shape %v", t.name, t.Strides(), t.Shape())
 		}
 	}
 	if overlap(out, lse) {
-		return errorf(op, ErrUnsupported, "dst.Out and dst.LSE share memory")
+		return errs.Errorf(op, ErrUnsupported, "dst.Out and dst.LSE share memory")
 	}
 	if len(states) == 0 {
-		return errorf(op, ErrShape, "no states")
+		return errs.Errorf(op, ErrShape, "no states")
 	}
 	parts := make([][2]*tensor.Dense, len(states))
 	for i, s := range states {
 		o, l, err := s.tensors(op, "Out", "LSE")
 		if err != nil {
-			return errorf(op, Cause(err), "state %d: %v", i, err)
+			return errs.Errorf(op, Cause(err), "state %d: %v", i, err)
 		}
 		switch {
 		case o.Dtype() != out.Dtype():
-			return errorf(op, ErrDType, "state %d is of %v, dst of %v", i, o.Dtype(), out.Dtype())
+			return errs.Errorf(op, ErrDType, "state %d is of %v, dst of %v", i, o.Dtype(), out.Dtype())
 		case !slices.Equal(o.Shape(), out.Shape()):
-			return errorf(op, ErrShape, "state %d has an Out of shape %v, dst of %v", i, o.Shape(), out.Shape())
+			return errs.Errorf(op, ErrShape, "state %d has an Out of shape %v, dst of %v", i, o.Shape(), out.Shape())
 		case overlap(o, out) || overlap(o, lse) || overlap(l, out) || overlap(l, lse):
-			return errorf(op, ErrUnsupported, "state %d shares memory with dst", i)
+			return errs.Errorf(op, ErrUnsupported, "state %d shares memory with dst", i)
 		}
 		parts[i] = [2]*tensor.Dense{o, l}
 	}
@@ -531,11 +533,11 @@ func (s State) tensors(op, outName, lseName string) (out, lse *tensor.Dense, err
 	shape := out.Shape()
 	switch of := out.Dtype(); {
 	case of != tensor.Float32 && of != tensor.Float64:
-		return nil, nil, errorf(op, ErrDType, "%s is %v, want float32 or float64", outName, of)
+		return nil, nil, errs.Errorf(op, ErrDType, "%s is %v, want float32 or float64", outName, of)
 	case lse.Dtype() != of:
-		return nil, nil, errorf(op, ErrDType, "%s is %v and %s %v", outName, of, lseName, lse.Dtype())
+		return nil, nil, errs.Errorf(op, ErrDType, "%s is %v and %s %v", outName, of, lseName, lse.Dtype())
 	case len(shape) < 2 || !slices.Equal(lse.Shape(), shape[:len(shape)-1]):
-		return nil, nil, errorf(op, ErrShape, "%s has shape %v and %s %v, want (..., dv) and (...)", outName, shape, lseName, lse.Shape())
+		return nil, nil, errs.Errorf(op, ErrShape, "%s has shape %v and %s %v, want (..., dv) and (...)", outName, shape, lseName, lse.Shape())
 	}
 	return out, lse, nil
 }
@@ -572,22 +574,22 @@ func mergeTensors[F lean.Float](op string, out, lse *tensor.Dense, states [][2]*
 // slice.
 func MergeSlices[F float32 | float64](out, lse []F, dim int, outs, lses [][]F) (err error) {
 	const op = "MergeSlices"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	if len(outs) != len(lses) {
-		return errorf(op, ErrShape, "%d outputs and %d log-sum-exps", len(outs), len(lses))
+		return errs.Errorf(op, ErrShape, "%d outputs and %d log-sum-exps", len(outs), len(lses))
 	}
 	if meet(out, lse) {
-		return errorf(op, ErrUnsupported, "out and lse share memory")
+		return errs.Errorf(op, ErrUnsupported, "out and lse share memory")
 	}
 	parts := make([]attention.States[F], len(outs))
 	for i, o := range outs {
 		if l := lses[i]; meet(o, out) || meet(o, lse) || meet(l, out) || meet(l, lse) {
-			return errorf(op, ErrUnsupported, "state %d shares memory with the result", i)
+			return errs.Errorf(op, ErrUnsupported, "state %d shares memory with the result", i)
 		}
 		parts[i] = attention.States[F]{Out: o, LSE: lses[i]}
 	}
 	if err := attention.MergeStates(cpu.Default(), attention.States[F]{Out: out, LSE: lse}, dim, parts...); err != nil {
-		return errorf(op, ErrShape, "%v", err)
+		return errs.Errorf(op, ErrShape, "%v", err)
 	}
 	return nil
 }

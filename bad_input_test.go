@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -391,7 +393,7 @@ func TestBadInputAttend(t *testing.T) {
 	bad("WithLSE", la.ErrUnsupported, "WithLSE", func(*la.Args) {}, la.WithLSE(&lse))
 	bad("WithLengths", la.ErrUnsupported, "WithLengths", func(*la.Args) {}, la.WithLengths(nil))
 	bad("WithBias", la.ErrUnsupported, "WithBias", func(*la.Args) {}, la.WithBias(nil))
-	bad("WithRotary", la.ErrUnsupported, "WithRotary", func(*la.Args) {}, la.WithRotary(la.RotaryConfig{HeadDim: 8}))
+	bad("WithRotary", la.ErrUnsupported, "WithRotary", func(*la.Args) {}, la.WithRotary(rope.Config{HeadDim: 8}))
 	bad("WithSinks", la.ErrUnsupported, "WithSinks", func(*la.Args) {}, la.WithSinks(nil))
 
 	for name, set := range map[string]func(*la.Args, G.Value){
@@ -575,16 +577,16 @@ func TestBadInputCachedAttention(t *testing.T) {
 	with("bias", la.ErrUnsupported, "WithBias", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithBias(nil)} })
 	for _, c := range []struct {
 		name   string
-		config la.RotaryConfig
+		config rope.Config
 		want   error
 		text   string
 	}{
-		{"rotary of other heads", la.RotaryConfig{HeadDim: 16}, la.ErrShape, "WithRotary: HeadDim is 16, and the cache has heads of 8"},
-		{"negative rotary heads", la.RotaryConfig{HeadDim: -8}, la.ErrShape, "WithRotary: HeadDim is -8"},
-		{"rotary of odd elements", la.RotaryConfig{Dim: 3}, la.ErrShape, "WithRotary: 3 elements of heads of 8 are turned"},
-		{"rotary of more elements", la.RotaryConfig{Dim: 10}, la.ErrShape, "WithRotary: 10 elements of heads of 8 are turned"},
-		{"rotary base", la.RotaryConfig{Base: 1}, la.ErrOption, "WithRotary: Base is 1"},
-		{"rotary scaling", la.RotaryConfig{Scaling: la.YaRNScaling{Factor: 0.5}}, la.ErrOption, "WithRotary: leanattention.YaRNScaling: Factor must be a number from 1 on"},
+		{"rotary of other heads", rope.Config{HeadDim: 16}, la.ErrShape, "WithRotary: HeadDim is 16, and the cache has heads of 8"},
+		{"negative rotary heads", rope.Config{HeadDim: -8}, la.ErrShape, "WithRotary: rope.Config: HeadDim is -8"},
+		{"rotary of odd elements", rope.Config{Dim: 3}, la.ErrShape, "WithRotary: rope.Config: 3 elements of heads of 8 are turned"},
+		{"rotary of more elements", rope.Config{Dim: 10}, la.ErrShape, "WithRotary: rope.Config: 10 elements of heads of 8 are turned"},
+		{"rotary base", rope.Config{Base: 1}, la.ErrOption, "WithRotary: rope.Config: Base is 1"},
+		{"rotary scaling", rope.Config{Scaling: rope.YaRN{Factor: 0.5}}, la.ErrOption, "WithRotary: rope.Config: rope.YaRN: Factor must be a number from 1 on"},
 	} {
 		with(c.name, c.want, c.text, step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithRotary(c.config)} })
 	}

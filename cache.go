@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/memory"
 	"gorgonia.org/leanattention/internal/nocopy"
@@ -166,7 +168,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 		need += l.bytes
 	}
 	full := func(why any) error {
-		return errorf(op, ErrOutOfMemory, "%d bytes for %v: %v", need, &l.config, why)
+		return errs.Errorf(op, ErrOutOfMemory, "%d bytes for %v: %v", need, &l.config, why)
 	}
 	if err := memory.Check(need, l.largest()); err != nil {
 		return nil, full(err)
@@ -236,18 +238,18 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 		{"ValueDim", c.ValueDim}, {"PageSize", c.PageSize}, {"Pages", c.Pages},
 	} {
 		if f.n < 1 || f.n > math.MaxInt32 {
-			return l, errorf(op, ErrShape, "%s is %d, outside [1, %d]", f.name, f.n, math.MaxInt32)
+			return l, errs.Errorf(op, ErrShape, "%s is %d, outside [1, %d]", f.name, f.n, math.MaxInt32)
 		}
 	}
 	if err := c.checkWindow(op); err != nil {
 		return l, err
 	}
 	if c.Shard > ShardContext {
-		return l, errorf(op, ErrOption, "Shard is %v, none of ShardAuto, ShardHeads and ShardContext", c.Shard)
+		return l, errs.Errorf(op, ErrOption, "Shard is %v, none of ShardAuto, ShardHeads and ShardContext", c.Shard)
 	}
 	storage, ok := storageType(c.DType)
 	if !ok || c.DType == tensor.Float64 {
-		return l, errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", c.DType)
+		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", c.DType)
 	}
 	keyElements, ok1 := product(c.Pages, c.KVHeads, c.PageSize, c.HeadDim)
 	valueElements, ok2 := product(c.Pages, c.KVHeads, c.PageSize, c.ValueDim)
@@ -255,7 +257,7 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	valueBytes, ok4 := product(valueElements, storage.Size(), c.Layers)
 	ok5 := uint64(keyBytes)+uint64(valueBytes) <= math.MaxInt-min(8*uint64(c.Pages), math.MaxInt)
 	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
-		return l, errorf(op, ErrShape, "%v: more bytes than an address has", &c)
+		return l, errs.Errorf(op, ErrShape, "%v: more bytes than an address has", &c)
 	}
 	return cacheLayout{c, storage, keyElements, valueElements, int64(keyBytes + valueBytes)}, nil
 }
@@ -270,11 +272,11 @@ func (c *CacheConfig) checkWindow(op string) error {
 		n    int
 	}{{"Window", c.Window}, {"SinkTokens", c.SinkTokens}, {"Rewind", c.Rewind}} {
 		if f.n < 0 || f.n > maxWindow {
-			return errorf(op, ErrShape, "%s is %d, outside [0, %d]", f.name, f.n, maxWindow)
+			return errs.Errorf(op, ErrShape, "%s is %d, outside [0, %d]", f.name, f.n, maxWindow)
 		}
 	}
 	if c.Window == 0 && c.Rewind+c.SinkTokens > 0 {
-		return errorf(op, ErrShape, "Window is 0, SinkTokens %d, Rewind %d: without a window all tokens are kept", c.SinkTokens, c.Rewind)
+		return errs.Errorf(op, ErrShape, "Window is 0, SinkTokens %d, Rewind %d: without a window all tokens are kept", c.SinkTokens, c.Rewind)
 	}
 	return nil
 }
@@ -305,9 +307,9 @@ func product(ns ...int) (int, bool) {
 func (c *Cache) made(op string) error {
 	const what, by = "cache", "NewCache"
 	if c == nil {
-		return unmade(op, what, by)
+		return errs.Unmade(op, what, by)
 	}
-	return original(op, &c.mark, what, by)
+	return errs.Original(op, &c.mark, what, by)
 }
 
 // Config is the configuration, with its defaults filled in.
@@ -357,7 +359,7 @@ func (c *Cache) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return errorf("Close", ErrClosed, "cache")
+		return errs.Errorf("Close", ErrClosed, "cache")
 	}
 	if g := c.config.Device; g != nil && g.group != nil && g.group.Recording() {
 		return withinRecord("Close", g)
@@ -394,7 +396,7 @@ func (c *Cache) NewSequence() (*Sequence, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil, errorf("NewSequence", ErrClosed, "cache")
+		return nil, errs.Errorf("NewSequence", ErrClosed, "cache")
 	}
 	s := c.newSequence(pages.Table{})
 	c.count(s)
@@ -432,20 +434,20 @@ const makesSequences = "NewSequence, Fork or ReadSequence"
 // made says whether s comes from NewSequence, Fork or ReadSequence, and is no copy.
 func (s *Sequence) made(op string) error {
 	if s == nil {
-		return unmade(op, "sequence", makesSequences)
+		return errs.Unmade(op, "sequence", makesSequences)
 	}
-	return original(op, &s.mark, "sequence", makesSequences)
+	return errs.Original(op, &s.mark, "sequence", makesSequences)
 }
 
 // usable says why s can't be changed now, if so. The cache's mu is held.
 func (s *Sequence) usable(op string) error {
 	switch {
 	case s.cache.closed:
-		return errorf(op, ErrClosed, "cache")
+		return errs.Errorf(op, ErrClosed, "cache")
 	case s.released:
-		return errorf(op, ErrClosed, "sequence was released")
+		return errs.Errorf(op, ErrClosed, "sequence was released")
 	case s.step != nil:
-		return errorf(op, ErrState, "sequence is part of an open step: commit or roll back first")
+		return errs.Errorf(op, ErrState, "sequence is part of an open step: commit or roll back first")
 	}
 	return nil
 }
@@ -514,7 +516,7 @@ func (s *Sequence) Truncate(n int) error {
 		return err
 	}
 	if n < 0 || n > s.table.Tokens {
-		return errorf("Truncate", ErrLength, "%d tokens of a sequence of %d", n, s.table.Tokens)
+		return errs.Errorf("Truncate", ErrLength, "%d tokens of a sequence of %d", n, s.table.Tokens)
 	}
 	if err := s.reaches("Truncate", n); err != nil {
 		return err
@@ -526,7 +528,7 @@ func (s *Sequence) Truncate(n int) error {
 func (s *Sequence) reaches(op string, n int) error {
 	config := &s.cache.config
 	if gap := s.table.Gap; n > gap.First && n < s.least() {
-		return errorf(op, ErrLength, "%d tokens of a sequence of %d: a window of %d keys would see tokens of [%d, %d), which were given back: keep %d tokens or more (Sequence.Rewind is %d), or %d or fewer and append the others anew",
+		return errs.Errorf(op, ErrLength, "%d tokens of a sequence of %d: a window of %d keys would see tokens of [%d, %d), which were given back: keep %d tokens or more (Sequence.Rewind is %d), or %d or fewer and append the others anew",
 			n, s.table.Tokens, config.Window, gap.First, gap.End, s.least(), s.table.Tokens-s.least(), gap.First)
 	}
 	return nil
@@ -565,15 +567,15 @@ func (s *Sequence) Keep(from int, path []int) error {
 	}
 	have := s.table.Tokens
 	if from < 0 || from > have {
-		return errorf(op, ErrLength, "from token %d of a sequence of %d", from, have)
+		return errs.Errorf(op, ErrLength, "from token %d of a sequence of %d", from, have)
 	}
 	still := 0 // tokens of the path that stay where they are
 	for i, at := range path {
 		if at < 0 || at >= have-from {
-			return errorf(op, ErrLength, "path[%d] is %d, outside [0, %d): the sequence has %d tokens, %d of them from token %d on", i, at, have-from, have, have-from, from)
+			return errs.Errorf(op, ErrLength, "path[%d] is %d, outside [0, %d): the sequence has %d tokens, %d of them from token %d on", i, at, have-from, have, have-from, from)
 		}
 		if i > 0 && at <= path[i-1] {
-			return errorf(op, ErrShape, "path[%d] is %d, behind %d: a path increases", i, at, path[i-1])
+			return errs.Errorf(op, ErrShape, "path[%d] is %d, behind %d: a path increases", i, at, path[i-1])
 		}
 		if at == i {
 			still++
@@ -597,14 +599,14 @@ func (c *Cache) move(op string, s *Sequence, from int, path []int, still int) er
 	for i, at := range path[still:] {
 		for _, token := range [...]int{from + still + i, from + at} {
 			if token >= gap.First && token < gap.End {
-				return errorf(op, ErrLength, "token %d would become token %d, and those of [%d, %d) were given back", from+at, from+still+i, gap.First, gap.End)
+				return errs.Errorf(op, ErrLength, "token %d would become token %d, and those of [%d, %d) were given back", from+at, from+still+i, gap.First, gap.End)
 			}
 		}
 	}
 	owned, err := c.pool.Own(&s.table, from+still, from+len(path))
 	switch {
 	case errors.Is(err, pages.ErrFull):
-		return errorf(op, ErrCacheFull, "tokens [%d, %d) are in pages that others hold: %v", from+still, from+len(path), err)
+		return errs.Errorf(op, ErrCacheFull, "tokens [%d, %d) are in pages that others hold: %v", from+still, from+len(path), err)
 	case err != nil:
 		return pagesError(op, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"gorgonia.org/leanattention/rope"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -238,7 +239,7 @@ func TestMachineCachedRefuses(t *testing.T) {
 	_, err = la.CachedAttention(f32(1, 128).node(g, "q"), f32(1, 64).node(g, "k"), f32(1, 64).node(g, "v"), step.Layer(0), la.WithSinks(f32(2).node(g, "sinks")))
 	wantError(t, err, la.ErrUnsupported, "CachedAttention", "attention sinks")
 	g = G.NewGraph()
-	_, err = la.CachedAttention(f32(1, 128).node(g, "q"), f32(1, 64).node(g, "k"), f32(1, 64).node(g, "v"), step.Layer(0), la.WithRotary(la.RotaryConfig{}))
+	_, err = la.CachedAttention(f32(1, 128).node(g, "q"), f32(1, 64).node(g, "k"), f32(1, 64).node(g, "v"), step.Layer(0), la.WithRotary(rope.Config{}))
 	wantError(t, err, la.ErrUnsupported, "CachedAttention", "a rotary embedding")
 	closeCache(t, cache)
 }

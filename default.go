@@ -3,6 +3,8 @@ package leanattention
 import (
 	"fmt"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
@@ -23,7 +25,7 @@ import (
 // that; [Attention] has no such limit.
 func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Default"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	c, err := newConfig(op, ofScores|optBias, opts)
 	if err != nil {
 		return nil, err
@@ -33,7 +35,7 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		return nil, err
 	}
 	if p.storage != p.query {
-		return nil, errorf(op, ErrDType, "k is %v and q is %v", p.storage, p.query)
+		return nil, errs.Errorf(op, ErrDType, "k is %v and q is %v", p.storage, p.query)
 	}
 	if err = c.checkHeads(op, p.heads); err != nil {
 		return nil, err
@@ -47,7 +49,7 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		}
 	}
 	if c.mask.Causal && p.queries > p.keys {
-		return nil, errorf(op, ErrUnsupported, "WithCausal with %d queries over %d keys: rows that see no key", p.queries, p.keys)
+		return nil, errs.Errorf(op, ErrUnsupported, "WithCausal with %d queries over %d keys: rows that see no key", p.queries, p.keys)
 	}
 
 	operands := []*G.Node{q, k, v}
@@ -55,7 +57,7 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		operands = append(operands, c.biasNode)
 	}
 	if err = graph.Distinct(func(i int) string { return [...]string{"q", "k", "v", "bias"}[i] }, operands...); err != nil {
-		return nil, errorf(op, ErrGraph, "%v", err)
+		return nil, errs.Errorf(op, ErrGraph, "%v", err)
 	}
 
 	// The rows of a KV head are the queries of all heads of its group, which
@@ -108,7 +110,7 @@ func (c *nodeChain) do(build func() (*G.Node, error)) *G.Node {
 	}
 	n, err := build()
 	if err != nil {
-		c.err = errorf(c.op, ErrGraph, "%v", err)
+		c.err = errs.Errorf(c.op, ErrGraph, "%v", err)
 	}
 	return n
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
@@ -102,7 +104,7 @@ func GPUs() ([]GPUInfo, error) {
 		return nil, gpuError("GPUs", err)
 	}
 	if n == 0 {
-		return nil, errorf("GPUs", ErrNoDevice, "the driver shows none")
+		return nil, errs.Errorf("GPUs", ErrNoDevice, "the driver shows none")
 	}
 	list := make([]GPUInfo, n)
 	for i := range list {
@@ -156,11 +158,11 @@ func OpenGPU(ordinal int) (*GPU, error) {
 func OpenGPUs(ordinals ...int) (*GPU, error) {
 	const op = "OpenGPUs"
 	if len(ordinals) == 0 {
-		return nil, errorf(op, ErrUnsupported, "no ordinals")
+		return nil, errs.Errorf(op, ErrUnsupported, "no ordinals")
 	}
 	for i, o := range ordinals {
 		if slices.Contains(ordinals[:i], o) {
-			return nil, errorf(op, ErrUnsupported, "GPU %d twice", o)
+			return nil, errs.Errorf(op, ErrUnsupported, "GPU %d twice", o)
 		}
 	}
 	drv, err := loadDriver()
@@ -238,7 +240,7 @@ func (g *GPU) Name() string { return g.Info().Name }
 // "GPU 0 (NVIDIA H200) with GPU 1 (NVIDIA H200)".
 func (g *GPU) String() string {
 	if g == nil {
-		return hostName
+		return errs.Host
 	}
 	if g.made("") != nil {
 		return "a GPU that was not opened"
@@ -282,7 +284,7 @@ func (g *GPU) MemoryOf(member int) (GPUMemory, error) {
 		return GPUMemory{}, err
 	}
 	if member < 0 || member >= len(g.members) {
-		return GPUMemory{}, errorf(op, ErrShape, "member %d of %d", member, len(g.members))
+		return GPUMemory{}, errs.Errorf(op, ErrShape, "member %d of %d", member, len(g.members))
 	}
 	m, err := g.members[member].dev.Memory()
 	if err != nil {
@@ -358,9 +360,9 @@ func (g *GPU) closeEngine() (err error) {
 func (g *GPU) made(op string) error {
 	const what, by = "GPU", "OpenGPU"
 	if g == nil {
-		return unmade(op, what, by)
+		return errs.Unmade(op, what, by)
 	}
-	return original(op, &g.mark, what, by)
+	return errs.Original(op, &g.mark, what, by)
 }
 
 // enter is made, and keeps the GPU open until group.Leave. Where one of several has not answered, nothing is done any more.
@@ -399,9 +401,9 @@ func gpuInfo(i cuda.Info) GPUInfo {
 func gpuError(op string, err error) error {
 	switch {
 	case errors.Is(err, cuda.ErrClosed):
-		return errorf(op, ErrClosed, "the GPU")
+		return errs.Errorf(op, ErrClosed, "the GPU")
 	case errors.Is(err, device.ErrRecording), errors.Is(err, cuda.ErrNoPeerAccess):
-		return errorf(op, ErrUnsupported, "%v", err)
+		return errs.Errorf(op, ErrUnsupported, "%v", err)
 	}
 	return fmt.Errorf("leanattention: %s: %w", op, err)
 }
@@ -471,7 +473,7 @@ func (g *GPU) engine(op string) (attentionEngine, error) {
 		}
 		e, err := newAttentionEngine(g.dev, g.members[0].dev)
 		if errors.Is(err, kernels.ErrNoImage) {
-			return nil, errorf(op, ErrUnsupported, "attention on %v: %v", g, err)
+			return nil, errs.Errorf(op, ErrUnsupported, "attention on %v: %v", g, err)
 		}
 		if err != nil {
 			return nil, gpuError(op, err)
@@ -491,9 +493,9 @@ func (g *GPU) supports(op string, geometry *attn.Problem) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, attn.ErrDType):
-		return errorf(op, ErrDType, "on %v: %v", g, err)
+		return errs.Errorf(op, ErrDType, "on %v: %v", g, err)
 	default:
-		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
+		return errs.Errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	}
 }
 
@@ -509,7 +511,7 @@ func (g *GPU) buildPlan(op string, p attentionPlan, geometry attn.Problem, seqs 
 	case err == nil:
 		return nil
 	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but more than a launch can do
-		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
+		return errs.Errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	}
 	return deviceEngineError(op, "plan", fmt.Errorf("on %s: %w", g.alone(), err))
 }

@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
@@ -41,23 +43,23 @@ func attendDevice(op string, gpu *GPU, v []G.Value, a *Args, c *config) error {
 	}
 	for i := 3; i < len(v); i++ {
 		if further.bias != nil && further.bias.memory == t[i].memory {
-			return errorf(op, ErrUnsupported, "bias and %s are one tensor", names[i])
+			return errs.Errorf(op, ErrUnsupported, "bias and %s are one tensor", names[i])
 		}
 		if further.sinks != nil && further.sinks.memory == t[i].memory {
-			return errorf(op, ErrUnsupported, "sinks and %s are one tensor", names[i])
+			return errs.Errorf(op, ErrUnsupported, "sinks and %s are one tensor", names[i])
 		}
 		if err := t[i].notWhole(); err != nil {
 			return tensorError(op, names[i], err)
 		}
 		if t[i].replicas != nil {
-			return errorf(op, ErrUnsupported, "%s is replicated over %v, and the result is on the first", names[i], gpu)
+			return errs.Errorf(op, ErrUnsupported, "%s is replicated over %v, and the result is on the first", names[i], gpu)
 		}
 		if err := checkDeviceResult(op, names[i], t[i], &p, i == 4); err != nil {
 			return err
 		}
 		for j, x := range t[:i] {
 			if x.memory == t[i].memory {
-				return errorf(op, ErrUnsupported, "%s and %s are one tensor", names[j], names[i])
+				return errs.Errorf(op, ErrUnsupported, "%s and %s are one tensor", names[j], names[i])
 			}
 		}
 	}
@@ -135,7 +137,7 @@ func (p *problem) segmentsThere(op string, segments []Segment, c *config, result
 			}
 			for _, to := range results {
 				if to != nil && to.memory == x.memory {
-					return nil, errorf(op, ErrUnsupported, "%s shares memory with a result", x.name)
+					return nil, errs.Errorf(op, ErrUnsupported, "%s shares memory with a result", x.name)
 				}
 			}
 		}
@@ -197,7 +199,7 @@ func (p *problem) furtherThere(op string, gpu *GPU, bias, sinks G.Value, c *conf
 		}
 		d, ok := x.v.(*DeviceTensor)
 		if !ok || d == nil || d.gpu != gpu {
-			return f, errorf(op, ErrUnsupported, "q is on %v and %s %s: they must be in one place", gpu, x.name, inPlace(placeOf(x.v), gpu))
+			return f, errs.Errorf(op, ErrUnsupported, "q is on %v and %s %s: they must be in one place", gpu, x.name, inPlace(placeOf(x.v), gpu))
 		}
 		*x.to = d
 	}
@@ -233,10 +235,10 @@ func checkDeviceResult(op, name string, t *DeviceTensor, p *problem, lse bool) e
 		dtype, last = lseType(p.query), 0
 	}
 	if t.dtype != dtype {
-		return errorf(op, ErrDType, "%s is %v; for a q of %v it must be %v", name, t.dtype, p.query, dtype)
+		return errs.Errorf(op, ErrDType, "%s is %v; for a q of %v it must be %v", name, t.dtype, p.query, dtype)
 	}
 	if want := p.dims(last); !sameShape(t.shape, want) {
-		return errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.shape, want)
+		return errs.Errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.shape, want)
 	}
 	return nil
 }
@@ -252,7 +254,7 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, kv [
 		return err
 	}
 	if b := &whole.Bias; len(heads) > 1 && b.Heads > 1 {
-		return errorf(op, ErrUnsupported, "a bias of %d heads, and keys and values sharded by heads over %d GPUs", b.Heads, len(heads))
+		return errs.Errorf(op, ErrUnsupported, "a bias of %d heads, and keys and values sharded by heads over %d GPUs", b.Heads, len(heads))
 	}
 	parts := make([]attn.Problem, len(heads))
 	for i := range parts {
@@ -277,7 +279,7 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, kv [
 	}
 	err = gpu.queue.Submit(func(sub *device.Submission) error {
 		if sub.Recording() { // the schedule would be the host's at each replay
-			return errorf(op, ErrUnsupported, "attention in a recording: only that on a cache can be recorded")
+			return errs.Errorf(op, ErrUnsupported, "attention in a recording: only that on a cache can be recorded")
 		}
 		o, err := operands(sub)
 		if err != nil {
@@ -325,10 +327,10 @@ func (p *problem) sharding(op string, kv [2]*DeviceTensor) ([]headRange, error) 
 	for i, t := range kv {
 		name := "kv"[i : i+1]
 		if t.shards == nil {
-			return nil, errorf(op, ErrUnsupported, "%s is whole and %s is sharded", name, "vk"[i:i+1])
+			return nil, errs.Errorf(op, ErrUnsupported, "%s is whole and %s is sharded", name, "vk"[i:i+1])
 		}
 		if t.axis != p.rank-3 {
-			return nil, errorf(op, ErrUnsupported, "%s is sharded on axis %d of shape %v; attention takes those that are sharded by heads, on axis %d", name, t.axis, t.shape, p.rank-3)
+			return nil, errs.Errorf(op, ErrUnsupported, "%s is sharded on axis %d of shape %v; attention takes those that are sharded by heads, on axis %d", name, t.axis, t.shape, p.rank-3)
 		}
 	}
 	heads := make([]headRange, len(k.shards))
@@ -418,7 +420,7 @@ func inUse(sub *device.Submission) func(*DeviceTensor, error) (*DeviceTensor, de
 // mergeDevice is [Merge] on tensors of a GPU.
 func mergeDevice(op string, dst State, states []State) error {
 	if len(states) == 0 {
-		return errorf(op, ErrShape, "no states")
+		return errs.Errorf(op, ErrShape, "no states")
 	}
 	names, values := []string{"dst.Out", "dst.LSE"}, []G.Value{dst.Out, dst.LSE}
 	for i, s := range states {
@@ -436,21 +438,21 @@ func mergeDevice(op string, dst State, states []State) error {
 			return tensorError(op, names[i], err)
 		}
 		if i < 2 && d.replicas != nil {
-			return errorf(op, ErrUnsupported, "%s is replicated over %v, and the result is on the first", names[i], gpu)
+			return errs.Errorf(op, ErrUnsupported, "%s is replicated over %v, and the result is on the first", names[i], gpu)
 		}
 		if d.dtype != tensor.Float32 {
-			return errorf(op, ErrDType, "%s is %v; on a GPU states are of float32", names[i], d.dtype)
+			return errs.Errorf(op, ErrDType, "%s is %v; on a GPU states are of float32", names[i], d.dtype)
 		}
 		out := all[0].shape
 		if len(out) < 2 {
-			return errorf(op, ErrShape, "dst.Out has shape %v, want (..., dv)", out)
+			return errs.Errorf(op, ErrShape, "dst.Out has shape %v, want (..., dv)", out)
 		}
 		if want := out[:len(out)-i%2]; !slices.Equal(d.shape, want) {
-			return errorf(op, ErrShape, "%s has shape %v; with a dst.Out of %v it must be %v", names[i], d.shape, out, want)
+			return errs.Errorf(op, ErrShape, "%s has shape %v; with a dst.Out of %v it must be %v", names[i], d.shape, out, want)
 		}
 		for j := range min(i, 2) {
 			if d.memory == all[j].memory {
-				return errorf(op, ErrUnsupported, "%s and %s share memory", names[j], names[i])
+				return errs.Errorf(op, ErrUnsupported, "%s and %s share memory", names[j], names[i])
 			}
 		}
 	}

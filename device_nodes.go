@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
@@ -32,7 +34,7 @@ import (
 // already, [ErrOutOfMemory], [ErrClosed].
 func ToDevice(x *G.Node, gpu *GPU) (out *G.Node, err error) {
 	const op = "ToDevice"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	if err := gpu.enter(op); err != nil {
 		return nil, err
 	}
@@ -52,7 +54,7 @@ func ToDevice(x *G.Node, gpu *GPU) (out *G.Node, err error) {
 // [DeviceTensor.Download].
 func ToHost(x *G.Node) (out *G.Node, err error) {
 	const op = "ToHost"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	m, err := newMove(op, x)
 	if err != nil {
 		return nil, err
@@ -79,7 +81,7 @@ func newMove(name string, x *G.Node) (m move, err error) {
 
 func (m *move) check(shape tensor.Shape) error {
 	if len(shape) == 0 {
-		return errorf(m.name, ErrShape, "x is a scalar")
+		return errs.Errorf(m.name, ErrShape, "x is a scalar")
 	}
 	return checkDeviceShape(m.name, m.dtype, shape)
 }
@@ -93,10 +95,10 @@ func (m *move) Type() hm.Type {
 func (m *move) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	shapes, err := G.DimSizersToShapes(in)
 	if err != nil {
-		return nil, errorf(m.name, ErrShape, "%v", err)
+		return nil, errs.Errorf(m.name, ErrShape, "%v", err)
 	}
 	if len(shapes) != 1 {
-		return nil, errorf(m.name, ErrShape, "%d inputs; it has 1", len(shapes))
+		return nil, errs.Errorf(m.name, ErrShape, "%d inputs; it has 1", len(shapes))
 	}
 	if err := m.check(shapes[0]); err != nil {
 		return nil, err
@@ -107,16 +109,16 @@ func (m *move) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 // value checks what a run gives the node.
 func (m *move) value(in []G.Value) (G.Value, error) {
 	if len(in) != 1 {
-		return nil, errorf(m.name, ErrShape, "%d inputs; it has 1", len(in))
+		return nil, errs.Errorf(m.name, ErrShape, "%d inputs; it has 1", len(in))
 	}
 	if in[0] == nil {
-		return nil, errorf(m.name, ErrShape, "x is nil")
+		return nil, errs.Errorf(m.name, ErrShape, "x is nil")
 	}
 	if t := in[0].Dtype(); t != m.dtype {
-		return nil, errorf(m.name, ErrDType, "x is %v; the graph was built for %v", t, m.dtype)
+		return nil, errs.Errorf(m.name, ErrDType, "x is %v; the graph was built for %v", t, m.dtype)
 	}
 	if !rowsOf(in[0].Shape(), m.shape) {
-		return nil, errorf(m.name, ErrShape, "x has shape %v; the graph was built for %v", in[0].Shape(), m.shape)
+		return nil, errs.Errorf(m.name, ErrShape, "x has shape %v; the graph was built for %v", in[0].Shape(), m.shape)
 	}
 	return in[0], nil
 }
@@ -128,10 +130,10 @@ func rowsOf(s, all tensor.Shape) bool {
 
 func (m *move) DiffWRT(n int) []bool { return firstThree(n) }
 func (m *move) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf(m.name, ErrUnsupported, "gradient of a copy from or to a GPU")
+	return nil, errs.Errorf(m.name, ErrUnsupported, "gradient of a copy from or to a GPU")
 }
 func (m *move) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf(m.name, ErrUnsupported, "gradient of a copy from or to a GPU")
+	return errs.Errorf(m.name, ErrUnsupported, "gradient of a copy from or to a GPU")
 }
 
 type toDeviceOp struct {
@@ -141,13 +143,13 @@ type toDeviceOp struct {
 }
 
 func (op *toDeviceOp) Do(in ...G.Value) (out G.Value, err error) {
-	defer recoverTo(op.name, &err)
+	defer errs.RecoverTo(op.name, &err)
 	v, err := op.value(in)
 	if err != nil {
 		return nil, err
 	}
 	if at := placeOf(v); at != nil {
-		return nil, errorf(op.name, ErrUnsupported, "x is on %v already", at)
+		return nil, errs.Errorf(op.name, ErrUnsupported, "x is on %v already", at)
 	}
 	t, err := denseValue(op.name, "x", v)
 	if err != nil {
@@ -181,14 +183,14 @@ func (op *toDeviceOp) String() string   { return fmt.Sprintf("ToDevice{%v}", op.
 type toHostOp struct{ move }
 
 func (op *toHostOp) Do(in ...G.Value) (out G.Value, err error) {
-	defer recoverTo(op.name, &err)
+	defer errs.RecoverTo(op.name, &err)
 	v, err := op.value(in)
 	if err != nil {
 		return nil, err
 	}
 	d, ok := v.(*DeviceTensor)
 	if !ok {
-		return nil, errorf(op.name, ErrUnsupported, "x is a %T in %s already", v, hostName)
+		return nil, errs.Errorf(op.name, ErrUnsupported, "x is a %T in %s already", v, errs.Host)
 	}
 	if err := d.enter(op.name); err != nil {
 		return nil, err
@@ -239,7 +241,7 @@ func (g *GPU) layers(op string) (*decoder.Engine, error) {
 	if g.decoder.kernels == nil {
 		d, err := newDecoder(g.dev)
 		if errors.Is(err, kernels.ErrNoImage) {
-			return nil, errorf(op, ErrUnsupported, "on %v: %v", g, err)
+			return nil, errs.Errorf(op, ErrUnsupported, "on %v: %v", g, err)
 		}
 		if err != nil {
 			return nil, gpuError(op, err)
@@ -256,7 +258,7 @@ func computeOnGPU(c *ongpu.Call) (out G.Value, err error) {
 		return nil, err
 	}
 	if g == nil {
-		return nil, errorf(c.Op, ErrUnsupported, "%s is in %s", c.Names[0], hostName)
+		return nil, errs.Errorf(c.Op, ErrUnsupported, "%s is in %s", c.Names[0], errs.Host)
 	}
 	if err := g.enter(c.Op); err != nil {
 		return nil, err
@@ -352,11 +354,11 @@ func (g *GPU) computeError(op string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but no kernel can do it
-		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
+		return errs.Errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	case errors.Is(err, device.ErrShared):
-		return errorf(op, ErrUnsupported, "on %v: %v", g, err)
+		return errs.Errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	case errors.Is(err, attn.ErrDType):
-		return errorf(op, ErrDType, "on %v: %v", g, err)
+		return errs.Errorf(op, ErrDType, "on %v: %v", g, err)
 	}
 	return deviceEngineError(op, "queue", err)
 }
@@ -365,7 +367,7 @@ func (g *GPU) computeError(op string, err error) error {
 func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error) {
 	d, ok := whole.(*DeviceTensor)
 	if !ok {
-		return nil, errorf(op, ErrUnsupported, "x is a %T", whole)
+		return nil, errs.Errorf(op, ErrUnsupported, "x is a %T", whole)
 	}
 	if err := d.enter(op); err != nil {
 		return nil, err
@@ -373,7 +375,7 @@ func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value,
 	d.gpu.group.Leave()
 	size := shape.TotalSize()
 	if from < 0 || size < 1 || from > d.Size()-size {
-		return nil, errorf(op, ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
+		return nil, errs.Errorf(op, ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
 	}
 	if d.made {
 		part, err := d.partApart(from, shape)
@@ -405,13 +407,13 @@ func partOnGPU(op string, whole G.Value, from int, shape tensor.Shape) (G.Value,
 // Errors: [ErrGraph] for no graph, or a node of another one.
 func ShareMemory(g *G.ExprGraph, keep ...*G.Node) (err error) {
 	const op = "ShareMemory"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	if g == nil {
-		return errorf(op, ErrGraph, "graph is nil")
+		return errs.Errorf(op, ErrGraph, "graph is nil")
 	}
 	for i, n := range keep {
 		if n == nil || n.Graph() != g {
-			return errorf(op, ErrGraph, "keep[%d] is no node of the graph", i)
+			return errs.Errorf(op, ErrGraph, "keep[%d] is no node of the graph", i)
 		}
 	}
 	nodes := g.AllNodes()

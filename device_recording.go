@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
@@ -78,7 +80,7 @@ type Recording struct {
 func (g *GPU) Record(run func() error) (*Recording, error) {
 	const op = "GPU.Record"
 	if run == nil {
-		return nil, errorf(op, ErrState, "run is nil")
+		return nil, errs.Errorf(op, ErrState, "run is nil")
 	}
 	if err := g.enter(op); err != nil {
 		return nil, err
@@ -97,7 +99,7 @@ func (g *GPU) Record(run func() error) (*Recording, error) {
 	case failed != nil:
 		return nil, failed // it tells more
 	case errors.Is(err, device.ErrRecording):
-		return nil, errorf(op, ErrState, "%v", err)
+		return nil, errs.Errorf(op, ErrState, "%v", err)
 	}
 	return nil, gpuError(op, err)
 }
@@ -116,7 +118,7 @@ func (r *Recording) Replay() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.rec == nil {
-		return errorf(op, ErrClosed, "the recording")
+		return errs.Errorf(op, ErrClosed, "the recording")
 	}
 	if err := r.gpu.enter(op); err != nil {
 		return err
@@ -127,9 +129,9 @@ func (r *Recording) Replay() error {
 	case err == nil:
 		return nil
 	case errors.Is(err, errCacheClosed):
-		return errorf(op, ErrClosed, "a cache of it")
+		return errs.Errorf(op, ErrClosed, "a cache of it")
 	case errors.Is(err, errNotReady), errors.Is(err, device.ErrRecording):
-		return errorf(op, ErrState, "%v", err)
+		return errs.Errorf(op, ErrState, "%v", err)
 	}
 	return tensorError(op, "a tensor of it", err)
 }
@@ -160,9 +162,9 @@ func (r *Recording) Close() error {
 func (r *Recording) original(op string) error {
 	const what, by = "recording", "GPU.Record"
 	if r == nil {
-		return unmade(op, what, by)
+		return errs.Unmade(op, what, by)
 	}
-	return original(op, &r.mark, what, by)
+	return errs.Original(op, &r.mark, what, by)
 }
 
 var (
@@ -188,7 +190,7 @@ func capacity(rows, pages int) attention.Capacity {
 
 // withinRecord is the error of what the function of Record may not do.
 func withinRecord(op string, g *GPU) error {
-	return errorf(op, ErrState, "%v is recording: call it before or after GPU.Record", g)
+	return errs.Errorf(op, ErrState, "%v is recording: call it before or after GPU.Record", g)
 }
 
 // stepRecord is a step whose layers are in a recording.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/device"
@@ -38,7 +40,7 @@ import (
 // fewer elements than there are GPUs.
 func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *DeviceTensor, err error) {
 	const op = "GPU.UploadSharded"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	t, err := denseValue(op, "x", x)
 	if err != nil {
 		return nil, err
@@ -47,14 +49,14 @@ func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *DeviceTensor, err err
 		return nil, err
 	}
 	if axis < 0 || axis >= len(t.Shape()) {
-		return nil, errorf(op, ErrShape, "axis %d of shape %v", axis, t.Shape())
+		return nil, errs.Errorf(op, ErrShape, "axis %d of shape %v", axis, t.Shape())
 	}
 	if err := g.enter(op); err != nil {
 		return nil, err
 	}
 	defer g.group.Leave()
 	if n := len(g.members); t.Shape()[axis] < n {
-		return nil, errorf(op, ErrShape, "axis %d of shape %v for %d GPUs: each must have one element of it", axis, t.Shape(), n)
+		return nil, errs.Errorf(op, ErrShape, "axis %d of shape %v for %d GPUs: each must have one element of it", axis, t.Shape(), n)
 	}
 	if d, err = g.newSharded(op, t.Dtype(), t.Shape(), axis); err != nil {
 		return nil, err
@@ -75,7 +77,7 @@ func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *DeviceTensor, err err
 // of [GPU.Upload].
 func (g *GPU) UploadReplicated(x tensor.Tensor) (d *DeviceTensor, err error) {
 	const op = "GPU.UploadReplicated"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	return g.upload(op, x, g.newReplicated)
 }
 
@@ -696,12 +698,12 @@ func (g *GPU) exchange(op string, engines []*decoder.Engine) (*decoder.Exchange,
 		return x, nil
 	}
 	if g.group.Recording() {
-		return nil, errorf(op, ErrUnsupported, "on %v: a recording of a graph that has not run", g)
+		return nil, errs.Errorf(op, ErrUnsupported, "on %v: a recording of a graph that has not run", g)
 	}
 	x, err := decoder.NewExchange(engines, decoder.ExchangeLimit)
 	switch {
 	case errors.Is(err, kernels.ErrNoImage), errors.Is(err, attn.ErrUnsupported):
-		return nil, errorf(op, ErrUnsupported, "on %v: %v", g, err)
+		return nil, errs.Errorf(op, ErrUnsupported, "on %v: %v", g, err)
 	case err != nil:
 		return nil, gpuError(op, err)
 	}

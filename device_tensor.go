@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
@@ -58,15 +60,15 @@ func deviceType(t tensor.Dtype) bool {
 // checkDeviceShape checks what is to be a tensor on a GPU.
 func checkDeviceShape(op string, t tensor.Dtype, shape tensor.Shape) error {
 	if !deviceType(t) {
-		return errorf(op, ErrDType, "x is %v; on a GPU it must be float32, Float16, BFloat16 or int32", t)
+		return errs.Errorf(op, ErrDType, "x is %v; on a GPU it must be float32, Float16, BFloat16 or int32", t)
 	}
 	for axis, n := range shape {
 		if n < 1 {
-			return errorf(op, ErrShape, "x has size %d on axis %d, shape %v", n, axis, shape)
+			return errs.Errorf(op, ErrShape, "x has size %d on axis %d, shape %v", n, axis, shape)
 		}
 	}
 	if _, ok := product(append([]int{int(t.Size())}, shape...)...); !ok {
-		return errorf(op, ErrShape, "x of shape %v has more bytes than an address", shape)
+		return errs.Errorf(op, ErrShape, "x of shape %v has more bytes than an address", shape)
 	}
 	return nil
 }
@@ -122,7 +124,7 @@ func (g *GPU) wrap(sub *device.Submission, t tensor.Dtype, shape tensor.Shape, t
 // can read, [ErrDType], [ErrShape], [ErrOutOfMemory], [ErrClosed].
 func (g *GPU) Upload(x tensor.Tensor) (d *DeviceTensor, err error) {
 	const op = "GPU.Upload"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	return g.upload(op, x, g.newTensor)
 }
 
@@ -171,7 +173,7 @@ func eachPiece(pieces int, f func(i int) error) error {
 	}
 	var next atomic.Int64
 	work := func() (err error) {
-		defer recoverTo("upload", &err)
+		defer errs.RecoverTo("upload", &err)
 		for err == nil {
 			i := int(next.Add(1)) - 1
 			if i >= pieces {
@@ -221,7 +223,7 @@ func (d *DeviceTensor) fillFrom(src []byte, at int) error {
 // freed, and what went wrong in work that was queued before.
 func (d *DeviceTensor) Download() (t *tensor.Dense, err error) {
 	const op = "DeviceTensor.Download"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	if err := d.enter(op); err != nil {
 		return nil, err
 	}
@@ -287,7 +289,7 @@ func (d *DeviceTensor) Free() error {
 	}
 	defer d.gpu.group.Leave()
 	if d.whole != nil {
-		return errorf(op, ErrUnsupported, "the tensor is a part of another")
+		return errs.Errorf(op, ErrUnsupported, "the tensor is a part of another")
 	}
 	if err := d.free(); err != nil {
 		return tensorError(op, "the tensor", err)
@@ -331,7 +333,7 @@ func (d *DeviceTensor) enter(op string) error { return d.enterFor(op, (*GPU).ent
 
 func (d *DeviceTensor) enterFor(op string, enter func(*GPU, string) error) error {
 	if problem := d.problem("the tensor"); problem != "" {
-		return errorf(op, ErrState, "%s", problem)
+		return errs.Errorf(op, ErrState, "%s", problem)
 	}
 	if d.broken != nil {
 		return tensorError(op, "the tensor", d.broken)
@@ -463,7 +465,7 @@ func (d *DeviceTensor) Rows(from, to int) (*DeviceTensor, error) {
 		return nil, tensorError(op, "the tensor", err)
 	}
 	if len(d.shape) == 0 || from < 0 || to <= from || to > d.shape[0] {
-		return nil, errorf(op, ErrShape, "rows [%d, %d) of shape %v", from, to, d.shape)
+		return nil, errs.Errorf(op, ErrShape, "rows [%d, %d) of shape %v", from, to, d.shape)
 	}
 	shape := d.shape.Clone()
 	shape[0] = to - from
@@ -527,17 +529,17 @@ func (d *DeviceTensor) CopyFrom(src any) error {
 	s, ok := src.(*DeviceTensor)
 	switch {
 	case !ok || s == nil || s.gpu == nil:
-		return errorf(op, ErrUnsupported, "from a %T to a tensor on %v", src, d.gpu)
+		return errs.Errorf(op, ErrUnsupported, "from a %T to a tensor on %v", src, d.gpu)
 	case s.problem("") != "":
-		return errorf(op, ErrState, "%s", s.problem("the source"))
+		return errs.Errorf(op, ErrState, "%s", s.problem("the source"))
 	case s.gpu != d.gpu:
-		return errorf(op, ErrUnsupported, "from %s to %s", s.gpu, otherName(d.gpu, s.gpu))
+		return errs.Errorf(op, ErrUnsupported, "from %s to %s", s.gpu, otherName(d.gpu, s.gpu))
 	case s.dtype != d.dtype:
-		return errorf(op, ErrDType, "from %v to %v", s.dtype, d.dtype)
+		return errs.Errorf(op, ErrDType, "from %v to %v", s.dtype, d.dtype)
 	case !sameShape(s.shape, d.shape):
-		return errorf(op, ErrShape, "from %v to %v", s.shape, d.shape)
+		return errs.Errorf(op, ErrShape, "from %v to %v", s.shape, d.shape)
 	case s.memory != nil && s.memory == d.memory && s.offset != d.offset && s.offset < d.offset+d.bytes() && d.offset < s.offset+s.bytes():
-		return errorf(op, ErrUnsupported, "the source and the tensor are rows of one tensor, and some rows are in both") // a driver copies them in any order
+		return errs.Errorf(op, ErrUnsupported, "the source and the tensor are rows of one tensor, and some rows are in both") // a driver copies them in any order
 	}
 	if err := d.copyFrom(s); err != nil {
 		return tensorError(op, "the tensor", err)
@@ -552,9 +554,9 @@ func (d *DeviceTensor) write(op string, t *tensor.Dense) error {
 	case err != nil:
 		return err
 	case t.Dtype() != d.dtype:
-		return errorf(op, ErrDType, "from %v to %v", t.Dtype(), d.dtype)
+		return errs.Errorf(op, ErrDType, "from %v to %v", t.Dtype(), d.dtype)
 	case !sameShape(t.Shape(), d.shape):
-		return errorf(op, ErrShape, "from %v to %v", t.Shape(), d.shape)
+		return errs.Errorf(op, ErrShape, "from %v to %v", t.Shape(), d.shape)
 	}
 	if err := d.fill(rowMajorBytes(t)); err != nil {
 		return tensorError(op, "the tensor", err)

@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"strings"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/memory"
-	"gorgonia.org/leanattention/internal/nocopy"
-	"gorgonia.org/leanattention/internal/plural"
 	"gorgonia.org/tensor"
 )
 
@@ -28,40 +27,40 @@ import (
 //	if errors.Is(err, leanattention.ErrLength) { ... }
 var (
 	// ErrShape is an argument of a wrong rank, size or head count.
-	ErrShape = errors.New("shape mismatch")
+	ErrShape = errs.ErrShape
 
 	// ErrDType is an argument of an element type that the operation does not take.
-	ErrDType = errors.New("element type mismatch")
+	ErrDType = errs.ErrDType
 
 	// ErrLength is a context length or token count outside its range.
-	ErrLength = errors.New("length out of range")
+	ErrLength = errs.ErrLength
 
 	// ErrOption is an option with a value outside its range.
-	ErrOption = errors.New("bad option value")
+	ErrOption = errs.ErrOption
 
 	// ErrUnsupported is something that this path cannot do: an option that it
 	// cannot honour is refused, never ignored.
-	ErrUnsupported = errors.New("not supported")
+	ErrUnsupported = errs.ErrUnsupported
 
 	// ErrCacheFull is a cache that has too few free pages now. Nothing changed:
 	// release or truncate sequences and try again. [Cache.Need] says how many pages a step takes. What
 	// the cache has no room for even if all other sequences are released is ErrLength.
-	ErrCacheFull = errors.New("cache is full")
+	ErrCacheFull = errs.ErrCacheFull
 
 	// ErrFormat is data that is no saved sequence, is damaged or ends too early.
-	ErrFormat = errors.New("bad data")
+	ErrFormat = errs.ErrFormat
 
 	// ErrState is a call out of order: a step that was not set, a sequence
 	// that is part of an open step, a commit of layers that never ran, a value
 	// on a GPU whose node has run again since.
-	ErrState = errors.New("call out of order")
+	ErrState = errs.ErrState
 
 	// ErrClosed is the use of a closed cache, step or GPU, of a released sequence
 	// or a freed tensor.
-	ErrClosed = errors.New("closed")
+	ErrClosed = errs.ErrClosed
 
 	// ErrGraph is a node that Gorgonia would compute wrongly or refuse.
-	ErrGraph = errors.New("bad graph")
+	ErrGraph = errs.ErrGraph
 
 	// ErrNoDriver is a machine without an NVIDIA driver, or a platform that has
 	// none: NVIDIA's are for Linux and Windows, on amd64 and arm64.
@@ -91,11 +90,11 @@ var (
 
 	// ErrMachine is a machine of Gorgonia, built with the tag cuda, that cannot
 	// compute on its GPU: its set-up lacks something, or an earlier call failed.
-	ErrMachine = errors.New("Gorgonia's CUDA machine can't be used")
+	ErrMachine = errs.ErrMachine
 
 	// ErrInternal is a defect of this package: a panic that was caught before
 	// it could end the process. Please report it with the text.
-	ErrInternal = errors.New("internal error")
+	ErrInternal = errs.ErrInternal
 )
 
 // Cause is what an op returned, where err is or wraps the error that a machine of
@@ -127,40 +126,17 @@ func Cause(err error) error {
 	return err
 }
 
-// errorf makes "leanattention: op: text: sentinel".
-func errorf(op string, sentinel error, format string, args ...any) error {
-	return fmt.Errorf("leanattention: %s: %s: %w", op, singular(fmt.Sprintf(format, dense.Printable(args)...)), sentinel)
-}
-
-// recoverTo turns a panic into an error. It stands at every place where
-// Gorgonia calls into this package or this package calls into Gorgonia,
-// because a panic inside an Op's Do ends the process: the tape machine runs it
-// on a goroutine of its own, where no caller can recover.
-func recoverTo(op string, err *error) {
-	if r := recover(); r != nil {
-		*err = errorf(op, ErrInternal, "%v", r)
-		if short, ok := r.(*memory.Shortage); ok {
-			*err = shortageError(op, short)
-		}
-	}
-}
-
-// shortageError is an error of values that the host has no memory for.
-func shortageError(op string, s *memory.Shortage) error {
-	return errorf(op, ErrOutOfMemory, "%d bytes in %s: %v", s.Bytes, hostName, s)
-}
-
 // engineError is an error of the engine. Operands have been checked before, so
 // but for kernels that the user asked for and that are not there, it is a defect.
 func engineError(op, what string, err error) error {
 	var short *memory.Shortage
 	switch {
 	case errors.Is(err, cpu.ErrTier):
-		return errorf(op, ErrOption, "%v", err)
+		return errs.Errorf(op, ErrOption, "%v", err)
 	case errors.As(err, &short):
-		return shortageError(op, short)
+		return errs.ShortageError(op, short)
 	}
-	return errorf(op, ErrInternal, "%s: %v", what, err)
+	return errs.Errorf(op, ErrInternal, "%s: %v", what, err)
 }
 
 // operandError is an operand that can't be used.
@@ -180,19 +156,19 @@ func deviceEngineError(op, what string, err error) error {
 	case errors.As(err, &operand):
 		return tensorError(op, operand.name, operand.err)
 	case errors.Is(err, device.ErrShared):
-		return errorf(op, ErrUnsupported, "%s: %v", what, err)
+		return errs.Errorf(op, ErrUnsupported, "%s: %v", what, err)
 	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory), errors.Is(err, device.ErrRank), errors.Is(err, ErrNoAnswer):
 		return gpuError(op, err)
 	}
-	return errorf(op, ErrInternal, "%s: %v", what, err)
+	return errs.Errorf(op, ErrInternal, "%s: %v", what, err)
 }
 
 // pagesError is an error of the pool of pages. Calls are checked before, so it is a
 // defect: better than a page that two sequences write.
-func pagesError(op string, err error) error { return errorf(op, ErrInternal, "pages: %v", err) }
+func pagesError(op string, err error) error { return errs.Errorf(op, ErrInternal, "pages: %v", err) }
 
 func errUnfused(op string) error {
-	return errorf(op, ErrUnsupported, "WithSchedule(%v) in %s: Gorgonia's nodes do that", Unfused, hostName)
+	return errs.Errorf(op, ErrUnsupported, "WithSchedule(%v) in %s: Gorgonia's nodes do that", Unfused, errs.Host)
 }
 
 // tensorError is gpuError with the errors of a tensor's memory.
@@ -200,44 +176,15 @@ func tensorError(op, name string, err error) error {
 	var sharded *shardedError
 	switch {
 	case errors.As(err, &sharded):
-		return errorf(op, ErrUnsupported, "%s is %v", name, sharded)
+		return errs.Errorf(op, ErrUnsupported, "%s is %v", name, sharded)
 	case errors.Is(err, device.ErrFreed):
-		return errorf(op, ErrClosed, "%s was freed", name)
+		return errs.Errorf(op, ErrClosed, "%s was freed", name)
 	case errors.Is(err, errTensorCopied):
-		return errorf(op, ErrState, "%s %v", name, err)
+		return errs.Errorf(op, ErrState, "%s %v", name, err)
 	case errors.Is(err, device.ErrOverwritten):
-		return errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
+		return errs.Errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
 	}
 	return gpuError(op, err)
-}
-
-// singular makes "1 page" of "1 pages".
-func singular(text string) string { return plural.Mend(text) }
-
-// unmade is the error of a nil pointer, or of a struct that no function in by has made.
-func unmade(op, what, by string) error {
-	return errorf(op, ErrState, "%s", nocopy.Unmade(what, by))
-}
-
-// original checks that a struct is where the function in by has made it.
-func original(op string, m *nocopy.Mark, what, by string) error {
-	if problem := m.Problem(what, by); problem != "" {
-		return errorf(op, ErrState, "%s", problem)
-	}
-	return nil
-}
-
-// byteCount is a number of bytes as people read it.
-func byteCount(n int64) string {
-	const units = "KMGTPE"
-	if n < 1<<10 {
-		return singular(fmt.Sprintf("%d bytes", n))
-	}
-	x, unit := float64(n)/(1<<10), 0
-	for ; x >= 1<<10; unit++ {
-		x /= 1 << 10
-	}
-	return fmt.Sprintf("%.1f %ciB", x, units[unit])
 }
 
 // String is the shape of a cache in a line.
@@ -246,7 +193,7 @@ func (c CacheConfig) String() string {
 	if c.ValueDim != 0 && c.ValueDim != c.HeadDim {
 		values = fmt.Sprintf(" and %d", c.ValueDim)
 	}
-	where, t := hostName, tensor.Float32
+	where, t := errs.Host, tensor.Float32
 	if c.Device != nil {
 		where = c.Device.String()
 	}
@@ -270,7 +217,7 @@ func (c CacheConfig) String() string {
 	if c.Shard != ShardAuto {
 		window += fmt.Sprintf(", %v", c.Shard)
 	}
-	return singular(fmt.Sprintf("%d layers of %d pages of %d tokens, %d KV heads of %d%s, %v, in %s%s",
+	return errs.Singular(fmt.Sprintf("%d layers of %d pages of %d tokens, %d KV heads of %d%s, %v, in %s%s",
 		c.Layers, c.Pages, size, c.KVHeads, c.HeadDim, values, t, where, window))
 }
 
@@ -290,8 +237,8 @@ func (c *Cache) String() string {
 
 // String is the numbers in a line.
 func (s CacheStats) String() string {
-	return singular(fmt.Sprintf("%d tokens of %d sequences, %d of %d pages free, %d shared, %s in %s",
-		s.Tokens, s.Sequences, s.FreePages, s.Pages, s.Shared, byteCount(s.Bytes), s.Device))
+	return errs.Singular(fmt.Sprintf("%d tokens of %d sequences, %d of %d pages free, %d shared, %s in %s",
+		s.Tokens, s.Sequences, s.FreePages, s.Pages, s.Shared, errs.ByteCount(s.Bytes), s.Device))
 }
 
 // String is the sequence's length, in a line.
@@ -316,7 +263,7 @@ func (s *Sequence) String() string {
 	if gap := s.table.Gap; gap.End > 0 {
 		gone = fmt.Sprintf(" but for [%d, %d)", gap.First, gap.End)
 	}
-	return singular(fmt.Sprintf("sequence of %d tokens%s in %d pages%s", s.table.Tokens, gone, len(s.table.Pages), open))
+	return errs.Singular(fmt.Sprintf("sequence of %d tokens%s in %d pages%s", s.table.Tokens, gone, len(s.table.Pages), open))
 }
 
 // String says who has the step's rows, in a line.
@@ -327,18 +274,18 @@ func (s *Step) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.open {
-		return singular(fmt.Sprintf("step of %d rows, not set", s.tokens))
+		return errs.Singular(fmt.Sprintf("step of %d rows, not set", s.tokens))
 	}
 	rows := 0
 	for _, seq := range s.sequences {
 		rows += seq.Queries
 	}
-	return singular(fmt.Sprintf("step of %d rows, set: %d rows of %d sequences", s.tokens, rows, len(s.sequences)))
+	return errs.Singular(fmt.Sprintf("step of %d rows, set: %d rows of %d sequences", s.tokens, rows, len(s.sequences)))
 }
 
 // String is the numbers in a line.
 func (s StepStats) String() string {
-	return singular(fmt.Sprintf("%d runs of layers, %v in them", s.Layers, s.Attention))
+	return errs.Singular(fmt.Sprintf("%d runs of layers, %v in them", s.Layers, s.Attention))
 }
 
 // String says which layer it is, in a line.
@@ -349,7 +296,7 @@ func (o Option) String() string { return o.kind.String() }
 
 // String is the numbers in a line.
 func (m GPUMemory) String() string {
-	return fmt.Sprintf("%s of %s free, %s used here, %s pinned", byteCount(m.Free), byteCount(m.Total), byteCount(m.Used), byteCount(m.Pinned))
+	return fmt.Sprintf("%s of %s free, %s used here, %s pinned", errs.ByteCount(m.Free), errs.ByteCount(m.Total), errs.ByteCount(m.Used), errs.ByteCount(m.Pinned))
 }
 
 // String says where the recording is, in a line.

@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/rope"
+
 	"gorgonia.org/leanattention"
 
 	G "gorgonia.org/gorgonia"
@@ -501,7 +503,7 @@ func ExampleWithRotary() {
 	qk := G.NewMatrix(g, tensor.Float32, G.WithShape(4, 2), G.WithName("q and k"), G.WithInit(G.Ones()))
 	v := G.NewMatrix(g, tensor.Float32, G.WithName("v"), G.WithValue(newTensor(tensor.Shape{4, 1}, 1, 0, 0, 0))) // the weight of token 0
 	out, err := leanattention.CachedAttention(qk, qk, v, step.Layer(0), leanattention.WithCausal(),
-		leanattention.WithRotary(leanattention.RotaryConfig{}))
+		leanattention.WithRotary(rope.Config{}))
 	check(err)
 
 	text, err := cache.NewSequence()

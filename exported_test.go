@@ -21,6 +21,8 @@ import (
 	"sync"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/graphtest"
@@ -38,7 +40,7 @@ var exported = []reflect.Type{
 	reflect.TypeFor[la.GPU](), reflect.TypeFor[la.DeviceTensor](), reflect.TypeFor[la.Recording](), reflect.TypeFor[la.Fused](),
 	reflect.TypeFor[la.CacheConfig](), reflect.TypeFor[la.CacheStats](), reflect.TypeFor[la.StepStats](),
 	reflect.TypeFor[la.Shard](), reflect.TypeFor[la.GPUInfo](), reflect.TypeFor[la.GPUMemory](), reflect.TypeFor[la.Schedule](), reflect.TypeFor[la.Option](),
-	reflect.TypeFor[la.RotaryConfig](), reflect.TypeFor[la.LinearScaling](), reflect.TypeFor[la.Llama3Scaling](), reflect.TypeFor[la.YaRNScaling](),
+	reflect.TypeFor[rope.Config](), reflect.TypeFor[rope.Linear](), reflect.TypeFor[rope.Llama3](), reflect.TypeFor[rope.YaRN](),
 }
 
 // No method of any exported type panics on its zero value, on nil, or on arguments
@@ -583,7 +585,7 @@ func operandCases(t *testing.T) map[string]operandCase {
 		}},
 		"nn.Rotary": {build: func(in in) error {
 			x := in(2, 4)
-			return second(nn.Rotary(x, typed(tensor.Int, x, "", 2), la.RotaryConfig{HeadDim: 4}))
+			return second(nn.Rotary(x, typed(tensor.Int, x, "", 2), rope.Config{HeadDim: 4}))
 		}, apart: true},
 		"nn.Sample": {build: func(in in) error {
 			x := in(2, 4)
@@ -716,7 +718,7 @@ func TestOptionsTwice(t *testing.T) {
 		"WithWindow": la.WithWindow(2), "WithSinkTokens": la.WithSinkTokens(0), "WithSoftCap": la.WithSoftCap(1),
 		"WithALiBi": la.WithALiBi([]float64{1}), "WithBias": la.WithBias(in(tensor.Float32, "bias", 1, 3, 3)),
 		"WithDropout": la.WithDropout(0, in(tensor.Int, "seed")), "WithSinks": la.WithSinks(in(tensor.Float32, "sinks", 1)),
-		"WithRotary":  la.WithRotary(la.RotaryConfig{HeadDim: 4}),
+		"WithRotary":  la.WithRotary(rope.Config{HeadDim: 4}),
 		"WithLengths": la.WithLengths(in(tensor.Int, "lengths", 1)), "WithLSE": la.WithLSE(&lse),
 		"WithSchedule": la.WithSchedule(la.StreamK), "WithTileTokens": la.WithTileTokens(0), "WithWorkers": la.WithWorkers(0),
 		"WithBatchInvariance": la.WithBatchInvariance(),
@@ -775,14 +777,14 @@ func TestNilScalings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []la.RotaryScaling{(*la.LinearScaling)(nil), (*la.Llama3Scaling)(nil), (*la.YaRNScaling)(nil)} {
-		c := la.RotaryConfig{HeadDim: 4, Scaling: s}
+	for _, s := range []rope.Scaling{(*rope.Linear)(nil), (*rope.Llama3)(nil), (*rope.YaRN)(nil)} {
+		c := rope.Config{HeadDim: 4, Scaling: s}
 		_, _, err := c.Frequencies()
-		wantError(t, err, la.ErrOption, "RotaryConfig", "Scaling is a nil *leanattention.")
-		wantError(t, second(nn.Rotary(x, at, c)), la.ErrOption, "RotaryConfig", "Scaling is a nil *leanattention.")
-		wantError(t, second(la.CachedAttention(x, x, x, step.Layer(0), la.WithRotary(c))), la.ErrOption, "CachedAttention", "Scaling is a nil *leanattention.")
+		wantError(t, err, la.ErrOption, "rope.Config", "Scaling is a nil *rope.")
+		wantError(t, second(nn.Rotary(x, at, c)), la.ErrOption, "rope.Config", "Scaling is a nil *rope.")
+		wantError(t, second(la.CachedAttention(x, x, x, step.Layer(0), la.WithRotary(c))), la.ErrOption, "CachedAttention", "Scaling is a nil *rope.")
 	}
-	w, _, err := la.RotaryConfig{HeadDim: 4, Scaling: &la.LinearScaling{Factor: 2}}.Frequencies()
+	w, _, err := rope.Config{HeadDim: 4, Scaling: &rope.Linear{Factor: 2}}.Frequencies()
 	if err != nil || w[0] != 0.5 {
 		t.Errorf("%v, %v", w, err)
 	}
@@ -806,7 +808,7 @@ func TestMessages(t *testing.T) {
 		}
 	}
 	q := in(tensor.Float32, "q", 1, 3, 4)
-	wantError(t, second(la.Attention(q, q, q, la.WithRotary(la.RotaryConfig{}))), la.ErrUnsupported, "Attention", "option WithRotary: ", "Rotary of package nn")
+	wantError(t, second(la.Attention(q, q, q, la.WithRotary(rope.Config{}))), la.ErrUnsupported, "Attention", "option WithRotary: ", "Rotary of package nn")
 	wantError(t, second(la.Default(q, q, q, la.WithLSE(&x))), la.ErrUnsupported, "Default", "option WithLSE: it is for Attention")
 	for text, of := range map[string]tensor.Dtype{"[]float32": {Type: reflect.TypeFor[[]float32]()}, "int8": tensor.Int8} {
 		_, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1, DType: of})

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
@@ -31,7 +33,7 @@ type request struct {
 	schedules int         // that opts have
 	opts      []la.Option // that the shape does not know
 	gives     bool        // its cache gives pages back that the window leaves behind
-	rotary    *la.RotaryConfig
+	rotary    *rope.Config
 	shard     la.Shard // of its cache
 	mixed     bool     // WithMixedPrecision is among opts
 }
@@ -93,7 +95,7 @@ var features = []feature{ // shapes first, of which the others make use
 		}
 	}},
 	{"rotary", func(_ *rand.Rand, r *request) {
-		r.rotary = &la.RotaryConfig{Base: 500, Dim: 32, Interleaved: r.Causal}
+		r.rotary = &rope.Config{Base: 500, Dim: 32, Interleaved: r.Causal}
 		r.opts = append(r.opts, la.WithRotary(*r.rotary))
 	}},
 	{"scale", func(_ *rand.Rand, r *request) { r.Scale = -0.3 }},

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/fuse"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/nocopy"
@@ -176,28 +178,28 @@ func (f *Fused) String() string {
 // graph in which two nodes have the hash by which Gorgonia tells nodes apart ([CheckGraph]).
 func Fuse(roots ...*G.Node) (f *Fused, err error) {
 	const op = "Fuse"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	if len(roots) == 0 {
-		return nil, errorf(op, ErrGraph, "no roots")
+		return nil, errs.Errorf(op, ErrGraph, "no roots")
 	}
 	for i, r := range roots {
 		if r == nil || r.Graph() == nil {
-			return nil, errorf(op, ErrGraph, "root %d is nil or in no graph", i)
+			return nil, errs.Errorf(op, ErrGraph, "root %d is nil or in no graph", i)
 		}
 		if r.Graph() != roots[0].Graph() {
-			return nil, errorf(op, ErrGraph, "root %d is in another graph than root 0", i)
+			return nil, errs.Errorf(op, ErrGraph, "root %d is in another graph than root 0", i)
 		}
 	}
 	r, err := fuse.Rewrite(roots, fusing{})
 	var fault *fuse.Error
 	if errors.As(err, &fault) {
-		return nil, errorf(op, ErrGraph, "%v", fault)
+		return nil, errs.Errorf(op, ErrGraph, "%v", fault)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if same := collisions(r.Graph); same != nil {
-		return nil, errorf(op, ErrGraph, "%s", strings.Join(same, "; "))
+		return nil, errs.Errorf(op, ErrGraph, "%s", strings.Join(same, "; "))
 	}
 	if err = checkMachine(op, r.Graph); err != nil {
 		return nil, err

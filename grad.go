@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/gradient"
 	"gorgonia.org/leanattention/internal/dense"
@@ -65,7 +67,7 @@ func (op *attentionOp) hasGradient(of role) bool {
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, err error) {
 	const name = "Attention.SymDiff"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	if err := op.differentiable(name, len(in)); err != nil {
 		return nil, err
 	}
@@ -82,10 +84,10 @@ func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, er
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op *lseOp) SymDiff(in G.Nodes, lse, grad *G.Node) (grads G.Nodes, err error) {
 	name := op.of + ".SymDiff"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	a := op.attention
 	if a == nil {
-		return nil, errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
+		return nil, errs.Errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
 	}
 	if err := a.differentiable(name, len(in)); err != nil {
 		return nil, err
@@ -96,16 +98,16 @@ func (op *lseOp) SymDiff(in G.Nodes, lse, grad *G.Node) (grads G.Nodes, err erro
 // differentiable reports whether op has gradients, of so many inputs.
 func (op *attentionOp) differentiable(name string, inputs int) error {
 	if inputs != op.Arity() {
-		return errorf(name, ErrShape, "%d inputs; it has %d", inputs, op.Arity())
+		return errs.Errorf(name, ErrShape, "%d inputs; it has %d", inputs, op.Arity())
 	}
 	if op.storage != op.query {
-		return errorf(name, ErrUnsupported, "gradient with k and v of %v and q of %v", op.storage, op.query)
+		return errs.Errorf(name, ErrUnsupported, "gradient with k and v of %v and q of %v", op.storage, op.query)
 	}
 	if op.invariant {
-		return errorf(name, ErrUnsupported, "gradient with batch invariance")
+		return errs.Errorf(name, ErrUnsupported, "gradient with batch invariance")
 	}
 	if err := gradient.Can(op.mask, op.score); err != nil {
-		return errorf(name, ErrUnsupported, "%v", err)
+		return errs.Errorf(name, ErrUnsupported, "%v", err)
 	}
 	return nil
 }
@@ -290,18 +292,18 @@ func (op *gradOp) Type() hm.Type {
 func (op *gradOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	shapes, err := G.DimSizersToShapes(in)
 	if err != nil {
-		return nil, errorf(op.name(), ErrShape, "%v", err)
+		return nil, errs.Errorf(op.name(), ErrShape, "%v", err)
 	}
 	want := op.inputs()
 	if len(shapes) != len(want) {
-		return nil, errorf(op.name(), ErrShape, "%d inputs; it has %d", len(shapes), len(want))
+		return nil, errs.Errorf(op.name(), ErrShape, "%d inputs; it has %d", len(shapes), len(want))
 	}
 	for i, w := range want {
 		if i == len(want)-1 && w.shape.TotalSize() == 1 && shapes[i].TotalSize() == 1 {
 			continue // Gorgonia makes scalars of tensors of one element
 		}
 		if !sameShape(shapes[i], w.shape) {
-			return nil, errorf(op.name(), ErrShape, "%s has shape %v; it must be %v", w.name, shapes[i], w.shape)
+			return nil, errs.Errorf(op.name(), ErrShape, "%s has shape %v; it must be %v", w.name, shapes[i], w.shape)
 		}
 	}
 	return tensor.Shape{op.total()}, nil
@@ -323,10 +325,10 @@ func (op *gradOp) String() string {
 // Do computes the gradients.
 func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 	name := op.name()
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	want := op.inputs()
 	if len(in) != len(want) {
-		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), len(want))
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), len(want))
 	}
 	var t tensors
 	var seed int64
@@ -348,7 +350,7 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 		if w.of == roleLengths {
 			err = checkLengths(name, got, op.batch)
 		} else if !sameShape(got.shape, w.shape) || got.dtype != w.dtype {
-			err = errorf(name, ErrShape, "%s is %v %v; it must be %v %v", w.name, got.dtype, got.shape, w.dtype, w.shape)
+			err = errs.Errorf(name, ErrShape, "%s is %v %v; it must be %v %v", w.name, got.dtype, got.shape, w.dtype, w.shape)
 		}
 		if err != nil {
 			return nil, err
@@ -384,16 +386,16 @@ func (op *partOp) String() string   { return "LeanAttention d" + op.of.String() 
 
 func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 	const name = "Attention gradient"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	if len(in) != 1 {
-		return nil, errorf(name, ErrShape, "%d inputs; it has 1", len(in))
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has 1", len(in))
 	}
 	t, err := denseValue(name, "packed", in[0])
 	if err != nil {
 		return nil, err
 	}
 	if !sameShape(t.Shape(), tensor.Shape{op.total}) {
-		return nil, errorf(name, ErrShape, "packed has shape %v; it must be (%d)", t.Shape(), op.total)
+		return nil, errs.Errorf(name, ErrShape, "packed has shape %v; it must be (%d)", t.Shape(), op.total)
 	}
 	var backing any
 	end := op.from + op.shape.TotalSize()
@@ -403,7 +405,7 @@ func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 	case tensor.Float64:
 		backing = dense.Backing[float64](t)[op.from:end:end]
 	default:
-		return nil, errorf(name, ErrDType, "packed is %v", t.Dtype())
+		return nil, errs.Errorf(name, ErrDType, "packed is %v", t.Dtype())
 	}
 	return tensor.New(tensor.WithShape(op.shape.Clone()...), tensor.WithBacking(backing)), nil
 }
@@ -412,16 +414,16 @@ func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 func (op *gradOp) DiffWRT(n int) []bool { return slices.Repeat([]bool{true}, n) }
 func (op *partOp) DiffWRT(n int) []bool { return slices.Repeat([]bool{true}, n) }
 func (op *gradOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf("Attention", ErrUnsupported, "second derivative")
+	return nil, errs.Errorf("Attention", ErrUnsupported, "second derivative")
 }
 func (op *partOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf("Attention", ErrUnsupported, "second derivative")
+	return nil, errs.Errorf("Attention", ErrUnsupported, "second derivative")
 }
 func (op *gradOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf("Attention", ErrUnsupported, "second derivative")
+	return errs.Errorf("Attention", ErrUnsupported, "second derivative")
 }
 func (op *partOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf("Attention", ErrUnsupported, "second derivative")
+	return errs.Errorf("Attention", ErrUnsupported, "second derivative")
 }
 
 var (
@@ -487,7 +489,7 @@ func backwardDense[F lean.Float](s *gradient.Shape, t *tensors, seed int64, part
 // DoDiff adds the gradients to those of the inputs (lisp machine).
 func (op *attentionOp) DoDiff(_ G.ExecutionContext, in G.Nodes, out *G.Node) (err error) {
 	const name = "Attention.DoDiff"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	if err := op.differentiable(name, len(in)); err != nil {
 		return err
 	}
@@ -506,10 +508,10 @@ func (op *attentionOp) DoDiff(_ G.ExecutionContext, in G.Nodes, out *G.Node) (er
 // DoDiff adds the gradients to those of the inputs (lisp machine).
 func (op *lseOp) DoDiff(_ G.ExecutionContext, in G.Nodes, lse *G.Node) (err error) {
 	name := op.of + ".DoDiff"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	a := op.attention
 	if a == nil {
-		return errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
+		return errs.Errorf(op.of, ErrUnsupported, "gradient of the log-sum-exp")
 	}
 	if err := a.differentiable(name, len(in)); err != nil {
 		return err
@@ -533,7 +535,7 @@ func valuesOf(in G.Nodes) []G.Value {
 func gradOf(name string, n *G.Node) (G.Value, error) {
 	grad, err := n.Grad()
 	if err != nil {
-		return nil, errorf(name, ErrGraph, "%v", err)
+		return nil, errs.Errorf(name, ErrGraph, "%v", err)
 	}
 	return grad, nil
 }
@@ -571,7 +573,7 @@ func (op *gradOp) addTo(name string, in G.Nodes, values []G.Value) error {
 			return err
 		}
 		if _, err = tensor.Add(sum, part, tensor.UseUnsafe()); err != nil {
-			return errorf(name, ErrGraph, "the gradient of %v: %v", p.of, err)
+			return errs.Errorf(name, ErrGraph, "the gradient of %v: %v", p.of, err)
 		}
 	}
 	return nil

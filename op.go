@@ -8,6 +8,8 @@ import (
 	"sync"
 	"weak"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
@@ -58,7 +60,7 @@ import (
 // and ErrDType for values that are unlike their nodes.
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optLSE|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
@@ -140,7 +142,7 @@ func nodesProblem(op string, q, k, v *G.Node) (p problem, err error) {
 func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
 	n, err := ongpu.Apply(op, children...)
 	if err != nil {
-		return nil, errorf(name, ErrGraph, "%v", err)
+		return nil, errs.Errorf(name, ErrGraph, "%v", err)
 	}
 	return n, nil
 }
@@ -224,10 +226,10 @@ func (op *attentionOp) Type() hm.Type {
 func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	shapes, err := G.DimSizersToShapes(in)
 	if err != nil {
-		return nil, errorf("Attention", ErrShape, "%v", err)
+		return nil, errs.Errorf("Attention", ErrShape, "%v", err)
 	}
 	if len(shapes) != op.Arity() {
-		return nil, errorf("Attention", ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
+		return nil, errs.Errorf("Attention", ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
 	}
 	p, err := newProblem("Attention", operand{"q", shapes[0], op.query}, operand{"k", shapes[1], op.storage}, operand{"v", shapes[2], op.storage})
 	if err != nil {
@@ -243,9 +245,9 @@ func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 
 func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	const name = "Attention"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
 	if err := op.fresh(name); err != nil {
 		return nil, err
@@ -282,7 +284,7 @@ func (op *attentionOp) fresh(name string) error {
 		return nil
 	}
 	if err := op.stale(); err != nil {
-		return errorf(name, ErrState, "%v", err)
+		return errs.Errorf(name, ErrState, "%v", err)
 	}
 	return nil
 }
@@ -319,7 +321,7 @@ func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, 
 		return t, err
 	}
 	if bias != op.score.Bias {
-		return t, errorf(name, ErrShape, "bias %v is not what the graph was built for", t[roleBias].Shape())
+		return t, errs.Errorf(name, ErrShape, "bias %v is not what the graph was built for", t[roleBias].Shape())
 	}
 	return t, nil
 }
@@ -339,7 +341,7 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand) error {
 		return err
 	}
 	if p != op.problem {
-		return errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", q.shape, k.shape, v.shape)
+		return errs.Errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", q.shape, k.shape, v.shape)
 	}
 	return nil
 }
@@ -347,7 +349,7 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand) error {
 // doOnGPU is Do where q, k and v are on a GPU; the lengths are on the host.
 func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value) (G.Value, error) {
 	if op.saved.wanted.Load() {
-		return nil, errorf(name, ErrUnsupported, "gradient of attention on a GPU")
+		return nil, errs.Errorf(name, ErrUnsupported, "gradient of attention on a GPU")
 	}
 	var o [3]operand
 	for i := range o {
@@ -372,7 +374,7 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value)
 		return nil, err
 	}
 	if c.score.Bias.Scale = op.score.Bias.Scale; c.score != op.score {
-		return nil, errorf(name, ErrShape, "bias %v is not what the graph was built for", further.bias.Shape())
+		return nil, errs.Errorf(name, ErrShape, "bias %v is not what the graph was built for", further.bias.Shape())
 	}
 	there, lse, err := op.doDevice(name, r, gpu, in[:3], further, nil)
 	if err != nil {
@@ -477,7 +479,7 @@ func lseNode(name string, out *G.Node, t tensor.Dtype, shape tensor.Shape, input
 	// in the graph, not the op that was offered.
 	s, ok := out.Op().(interface{ store() *lseStore })
 	if !ok {
-		return nil, errorf(name, ErrGraph, "%v is not an attention node", out)
+		return nil, errs.Errorf(name, ErrGraph, "%v is not an attention node", out)
 	}
 	op := &lseOp{of: name, inRank: out.Dims(), dtype: t, shape: shape, from: s.store()}
 	if a, ok := out.Op().(interface{ attention() *attentionOp }); ok {
@@ -525,7 +527,7 @@ func (op *lseOp) Do(in ...G.Value) (G.Value, error) {
 			return t, nil
 		}
 	}
-	return nil, errorf(op.of, ErrState, "the log-sum-exp was asked for before the attention ran")
+	return nil, errs.Errorf(op.of, ErrState, "the log-sum-exp was asked for before the attention ran")
 }
 func (op *lseOp) WriteHash(h hash.Hash) {
 	fmt.Fprintf(h, "leanattention.LSE of %s %v %v", op.of, op.dtype, op.shape)

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
@@ -55,14 +57,14 @@ import (
 // [ErrClosed] and what goes wrong on a GPU.
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	c, err := newConfig(op, ofScores|optSinks|optRotary|optLSE|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
 	}
 	s := layer.step
 	if s == nil || s.cache == nil {
-		return nil, errorf(op, ErrState, "layer of no step: get it from Step.Layer")
+		return nil, errs.Errorf(op, ErrState, "layer of no step: get it from Step.Layer")
 	}
 	if err := s.made(op); err != nil {
 		return nil, err
@@ -72,7 +74,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		return nil, err
 	}
 	if layer.index < 0 || layer.index >= cfg.Layers {
-		return nil, errorf(op, ErrShape, "layer %d of a cache with %d layers", layer.index, cfg.Layers)
+		return nil, errs.Errorf(op, ErrShape, "layer %d of a cache with %d layers", layer.index, cfg.Layers)
 	}
 	if err := c.setRotary(op, cfg.HeadDim); err != nil {
 		return nil, err
@@ -124,16 +126,16 @@ func (c *CacheConfig) keepsFor(op string, node *config) error {
 	switch window := node.mask.Window; {
 	case c.Window == 0:
 	case node.invariant:
-		return errorf(op, ErrUnsupported, "WithBatchInvariance, on a cache that gives pages back (Window %d): the places of the others change", c.Window)
+		return errs.Errorf(op, ErrUnsupported, "WithBatchInvariance, on a cache that gives pages back (Window %d): the places of the others change", c.Window)
 	case window == 0:
-		return errorf(op, ErrOption, "a node without WithWindow, on a cache that keeps a Window of %d tokens", c.Window)
+		return errs.Errorf(op, ErrOption, "a node without WithWindow, on a cache that keeps a Window of %d tokens", c.Window)
 	case window > c.Window:
-		return errorf(op, ErrOption, "WithWindow(%d), on a cache that keeps a Window of %d tokens", window, c.Window)
+		return errs.Errorf(op, ErrOption, "WithWindow(%d), on a cache that keeps a Window of %d tokens", window, c.Window)
 	case node.mask.SinkTokens != c.SinkTokens:
-		return errorf(op, ErrOption, "WithSinkTokens(%d), on a cache that keeps %d SinkTokens beside a window", node.mask.SinkTokens, c.SinkTokens)
+		return errs.Errorf(op, ErrOption, "WithSinkTokens(%d), on a cache that keeps %d SinkTokens beside a window", node.mask.SinkTokens, c.SinkTokens)
 	case c.SinkTokens > 0 && node.score.Slopes != "":
 		// Their distance from a query is not that of their places in the pages that are left.
-		return errorf(op, ErrUnsupported, "WithALiBi, on a cache that keeps %d SinkTokens", c.SinkTokens)
+		return errs.Errorf(op, ErrUnsupported, "WithALiBi, on a cache that keeps %d SinkTokens", c.SinkTokens)
 	}
 	return nil
 }
@@ -144,7 +146,7 @@ func (c *CacheConfig) keepsFor(op string, node *config) error {
 func (l Layer) unused(op string, g *G.ExprGraph) error {
 	for _, n := range g.AllNodes() {
 		if o, ok := n.Op().(interface{ cached() *cachedOp }); ok && o.cached().step == l.step && o.cached().node.layer == l.index {
-			return errorf(op, ErrGraph, "layer %d of the step has a node in this graph, %v: each of the cache's %d layers takes one",
+			return errs.Errorf(op, ErrGraph, "layer %d of the step has a node in this graph, %v: each of the cache's %d layers takes one",
 				l.index, n, l.step.cache.config.Layers)
 		}
 	}
@@ -195,10 +197,10 @@ func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	const name = "CachedAttention"
 	shapes, err := G.DimSizersToShapes(in)
 	if err != nil {
-		return nil, errorf(name, ErrShape, "%v", err)
+		return nil, errs.Errorf(name, ErrShape, "%v", err)
 	}
 	if len(shapes) != op.Arity() {
-		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
 	}
 	of := func(name string, s tensor.Shape) operand { return operand{name, s, op.rows.query} }
 	r, err := newTokenRows(name, of("q", shapes[0]), of("k", shapes[1]), of("v", shapes[2]), op.step.tokens, &op.step.cache.config)
@@ -215,10 +217,10 @@ func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 
 func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	const name = "CachedAttention"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	defer op.memory.Done(in, &out, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
 	o, err := op.step.cache.store.operands(name, in)
 	if err != nil {
@@ -234,7 +236,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 		return nil, err
 	}
 	if r.heads != op.rows.heads || r.query != op.rows.query {
-		return nil, errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].dtype, o[0].shape)
+		return nil, errs.Errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].dtype, o[0].shape)
 	}
 	if op.score.Sinks {
 		if err = checkSinks(name, o[3], r.heads, r.query); err != nil {
@@ -268,10 +270,10 @@ func (op *cachedOp) cached() *cachedOp { return op }
 // DiffWRT: everything, since false would drop its part of a sum's gradient without a word.
 func (op *cachedOp) DiffWRT(n int) []bool { return slices.Repeat([]bool{true}, n) }
 func (op *cachedOp) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf("CachedAttention", ErrUnsupported, "gradient through a cache")
+	return nil, errs.Errorf("CachedAttention", ErrUnsupported, "gradient through a cache")
 }
 func (op *cachedOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf("CachedAttention", ErrUnsupported, "gradient through a cache")
+	return errs.Errorf("CachedAttention", ErrUnsupported, "gradient through a cache")
 }
 
 var (
@@ -303,12 +305,12 @@ var (
 // Errors: [ErrGraph], [ErrShape]; in a run [ErrState] for a step that is not set, [ErrShape] for more appends than x has rows.
 func (s *Step) Rows(x *G.Node) (y *G.Node, err error) {
 	const op = "Step.Rows"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	if err := s.made("Rows"); err != nil {
 		return nil, err
 	}
 	if x == nil {
-		return nil, errorf(op, ErrGraph, "x is nil")
+		return nil, errs.Errorf(op, ErrGraph, "x is nil")
 	}
 	o := &rowsOp{step: s, dims: len(x.Shape()), call: s.nextCall()}
 	if _, err := o.InferShape(x.Shape()); err != nil {
@@ -338,23 +340,23 @@ func (op *rowsOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	const name = "Step.Rows"
 	shapes, err := G.DimSizersToShapes(in)
 	if err != nil {
-		return nil, errorf(name, ErrShape, "%v", err)
+		return nil, errs.Errorf(name, ErrShape, "%v", err)
 	}
 	if len(shapes) != 1 {
-		return nil, errorf(name, ErrShape, "%d inputs; it has 1", len(shapes))
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has 1", len(shapes))
 	}
 	s := shapes[0]
 	if len(s) < 1 || len(s) > 2 || s[0] < 1 || len(s) == 2 && s[1] < 1 {
-		return nil, errorf(name, ErrShape, "x has shape %v; it must be a vector or a matrix with a row for each of the step's %d, or for each append", s, op.step.tokens)
+		return nil, errs.Errorf(name, ErrShape, "x has shape %v; it must be a vector or a matrix with a row for each of the step's %d, or for each append", s, op.step.tokens)
 	}
 	return s.Clone(), nil
 }
 
 func (op *rowsOp) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "Step.Rows"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	if len(in) != 1 {
-		return nil, errorf(name, ErrShape, "%d inputs; it has 1", len(in))
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has 1", len(in))
 	}
 	shape, err := op.InferShape(in[0].Shape())
 	if err != nil {
@@ -366,7 +368,7 @@ func (op *rowsOp) Do(in ...G.Value) (y G.Value, err error) {
 	}
 	if d, ok := in[0].(*DeviceTensor); ok {
 		if rows < shape[0] && d.gpu.group.Recording() {
-			return nil, errorf(name, ErrUnsupported, "%d of %d rows in a recording: record a graph without Rows", rows, shape[0])
+			return nil, errs.Errorf(name, ErrUnsupported, "%d of %d rows in a recording: record a graph without Rows", rows, shape[0])
 		}
 		return d.Rows(0, rows)
 	}
@@ -378,7 +380,7 @@ func (op *rowsOp) Do(in ...G.Value) (y G.Value, err error) {
 		return t, nil
 	}
 	if !dense.RowMajor(t) {
-		return nil, errorf(name, ErrUnsupported, "x is not in row-major order")
+		return nil, errs.Errorf(name, ErrUnsupported, "x is not in row-major order")
 	}
 	shape[0] = rows
 	elements := reflect.ValueOf(t.Data()).Slice3(0, shape.TotalSize(), shape.TotalSize()).Interface()
@@ -391,13 +393,13 @@ func (s *Step) setRows(op string, have int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.open {
-		return 0, errorf(op, ErrState, "step is not open: call Set first")
+		return 0, errs.Errorf(op, ErrState, "step is not open: call Set first")
 	}
 	if have == s.tokens {
 		return max(1, s.used()), nil
 	}
 	if n := len(s.sequences); n > have {
-		return 0, errorf(op, ErrShape, "x has %d rows, and Set was given %d appends", have, n)
+		return 0, errs.Errorf(op, ErrShape, "x has %d rows, and Set was given %d appends", have, n)
 	}
 	return max(1, len(s.sequences)), nil
 }

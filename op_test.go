@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -630,8 +632,8 @@ func TestYaRNAttention(t *testing.T) {
 		{1.5, 0, 0, 1.5},
 		{1.5, 0.7, 1.3, 1.5},
 	} {
-		s := la.YaRNScaling{Factor: factor, Context: 2048, Attention: c.attention, MScale: c.scale, MScaleAllDim: c.allDim}
-		_, got, err := la.RotaryConfig{HeadDim: 64, Scaling: s}.Frequencies()
+		s := rope.YaRN{Factor: factor, Context: 2048, Attention: c.attention, MScale: c.scale, MScaleAllDim: c.allDim}
+		_, got, err := rope.Config{HeadDim: 64, Scaling: s}.Frequencies()
 		if err != nil || !(math.Abs(got-c.want) <= 1e-15*c.want) {
 			t.Errorf("%+v: m is %v, want %v: %v", s, got, c.want, err)
 		}

@@ -4,6 +4,10 @@ import (
 	"fmt"
 	"math"
 
+	"gorgonia.org/leanattention/rope"
+
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/lean"
 
@@ -22,7 +26,7 @@ type Option struct {
 	node     *G.Node
 	out      **G.Node
 	slopes   attn.Slopes
-	rotary   RotaryConfig
+	rotary   rope.Config
 }
 
 // optionKind is one bit for each option, so that a set of them is a mask.
@@ -258,7 +262,7 @@ func WithSinks(sinks *G.Node) Option { return Option{kind: optSinks, node: sinks
 //
 //	q = Rotary(q, positions),  k = Rotary(k, positions)
 //
-// with its formula, which [RotaryConfig] has, at [Step.Positions]: a new token is turned by where it stands in its sequence, or,
+// with its formula, which [rope.Config] has, at [Step.Positions]: a new token is turned by where it stands in its sequence, or,
 // with an [Append.Tree], by its depth, or by its [Append.Positions]. v is not turned. On the CPU queries are turned where they are read and keys
 // where they are stored, in the precision of q, by cosines and sines that all layers of a step share; on a GPU one launch turns and
 // stores them. Turned keys are rounded to the cache's type as others are. What is in the cache is turned already.
@@ -267,7 +271,7 @@ func WithSinks(sinks *G.Node) Option { return Option{kind: optSinks, node: sinks
 // embeddings. On a GPU a layer with it is no part of a recording's single launch.
 //
 // It is for [CachedAttention]. The cache of a machine of Gorgonia's (tag cuda) has no kernel for it: [ErrUnsupported].
-func WithRotary(config RotaryConfig) Option { return Option{kind: optRotary, rotary: config} }
+func WithRotary(config rope.Config) Option { return Option{kind: optRotary, rotary: config} }
 
 // WithLengths gives the live keys of each sequence: a vector of B int, int32 or
 // int64, each in [0, Nk]. The graph is built for the capacity Nk, and the lengths are
@@ -400,8 +404,8 @@ type config struct {
 	seed       *G.Node
 	sinksNode  *G.Node
 	mixed      bool
-	rotaryOf   *RotaryConfig // nil: none
-	rotary     attn.Rotary   // that it is for the heads of a cache
+	rotaryOf   *rope.Config // nil: none
+	rotary     attn.Rotary  // that it is for the heads of a cache
 	invariant  bool
 }
 
@@ -415,19 +419,19 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 	for i := range opts {
 		o := &opts[i]
 		if o.kind == 0 {
-			return c, errorf(op, ErrUnsupported, "%v", o.kind)
+			return c, errs.Errorf(op, ErrUnsupported, "%v", o.kind)
 		}
 		if o.kind&allowed != o.kind {
-			return c, errorf(op, ErrUnsupported, "option %v: %s", o.kind, o.kind.takers())
+			return c, errs.Errorf(op, ErrUnsupported, "option %v: %s", o.kind, o.kind.takers())
 		}
 		if c.given&o.kind != 0 {
-			return c, errorf(op, ErrOption, "option %v is given twice", o.kind)
+			return c, errs.Errorf(op, ErrOption, "option %v is given twice", o.kind)
 		}
 		c.given |= o.kind
 		switch o.kind {
 		case optScale:
 			if math.IsNaN(o.scale) || math.IsInf(o.scale, 0) {
-				return c, errorf(op, ErrOption, "WithScale(%v) is not finite", o.scale)
+				return c, errs.Errorf(op, ErrOption, "WithScale(%v) is not finite", o.scale)
 			}
 			c.scale = o.scale
 		case optCausal:
@@ -438,75 +442,75 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			c.invariant = true
 		case optLengths:
 			if o.node == nil {
-				return c, errorf(op, ErrOption, "WithLengths(nil)")
+				return c, errs.Errorf(op, ErrOption, "WithLengths(nil)")
 			}
 			c.lengths = o.node
 		case optBias:
 			if o.node == nil {
-				return c, errorf(op, ErrOption, "WithBias(nil)")
+				return c, errs.Errorf(op, ErrOption, "WithBias(nil)")
 			}
 			c.biasNode, c.biasScale = o.node, o.scale
 		case optDropout:
 			if !isDropout(o.scale) {
-				return c, errorf(op, ErrOption, "WithDropout(%v) is outside [0, 1)", o.scale)
+				return c, errs.Errorf(op, ErrOption, "WithDropout(%v) is outside [0, 1)", o.scale)
 			}
 			if o.node == nil {
-				return c, errorf(op, ErrOption, "WithDropout(%v, nil)", o.scale)
+				return c, errs.Errorf(op, ErrOption, "WithDropout(%v, nil)", o.scale)
 			}
 			c.score.Dropout, c.seed = o.scale, o.node
 		case optSinks:
 			if o.node == nil {
-				return c, errorf(op, ErrOption, "WithSinks(nil)")
+				return c, errs.Errorf(op, ErrOption, "WithSinks(nil)")
 			}
 			c.sinksNode, c.score.Sinks = o.node, true
 		case optLSE:
 			if o.out == nil {
-				return c, errorf(op, ErrOption, "WithLSE(nil)")
+				return c, errs.Errorf(op, ErrOption, "WithLSE(nil)")
 			}
 			c.lse = o.out
 		case optSchedule:
 			if o.schedule < Unfused {
-				return c, errorf(op, ErrOption, "WithSchedule(%v)", o.schedule)
+				return c, errs.Errorf(op, ErrOption, "WithSchedule(%v)", o.schedule)
 			}
 			c.schedule = o.schedule
 		case optTileTokens:
 			if o.n < 0 || o.n > maxTileTokens {
-				return c, errorf(op, ErrOption, "WithTileTokens(%d) is outside [0, %d]", o.n, maxTileTokens)
+				return c, errs.Errorf(op, ErrOption, "WithTileTokens(%d) is outside [0, %d]", o.n, maxTileTokens)
 			}
 			c.tileTokens = o.n
 		case optWorkers:
 			if o.n < 0 || o.n > maxWorkers {
-				return c, errorf(op, ErrOption, "WithWorkers(%d) is outside [0, %d]", o.n, maxWorkers)
+				return c, errs.Errorf(op, ErrOption, "WithWorkers(%d) is outside [0, %d]", o.n, maxWorkers)
 			}
 			c.workers = o.n
 		case optWindow:
 			if o.n < 1 {
-				return c, errorf(op, ErrOption, "WithWindow(%d) is less than 1", o.n)
+				return c, errs.Errorf(op, ErrOption, "WithWindow(%d) is less than 1", o.n)
 			}
 			c.mask.Window = o.n
 		case optSinkTokens:
 			if o.n < 0 || o.n > maxWindow {
-				return c, errorf(op, ErrOption, "WithSinkTokens(%d) is outside [0, %d]", o.n, maxWindow)
+				return c, errs.Errorf(op, ErrOption, "WithSinkTokens(%d) is outside [0, %d]", o.n, maxWindow)
 			}
 			c.mask.SinkTokens = o.n
 		case optRotary:
 			c.rotaryOf = &o.rotary
 		case optSoftCap:
 			if !(o.scale > 0) || math.IsInf(o.scale, 0) {
-				return c, errorf(op, ErrOption, "WithSoftCap(%v) is not a finite number above 0", o.scale)
+				return c, errs.Errorf(op, ErrOption, "WithSoftCap(%v) is not a finite number above 0", o.scale)
 			}
 			c.score.Cap = o.scale
 		case optALiBi:
 			for h := range o.slopes.Len() {
 				if x := o.slopes.Of(h); math.IsNaN(x) || math.IsInf(x, 0) {
-					return c, errorf(op, ErrOption, "WithALiBi: the slope of head %d is %v, not finite", h, x)
+					return c, errs.Errorf(op, ErrOption, "WithALiBi: the slope of head %d is %v, not finite", h, x)
 				}
 			}
 			c.score.Slopes = o.slopes
 		}
 	}
 	if n := c.mask.SinkTokens; n > 0 && c.mask.Window == 0 {
-		return c, errorf(op, ErrOption, "WithSinkTokens(%d) without WithWindow: all keys are seen", n)
+		return c, errs.Errorf(op, ErrOption, "WithSinkTokens(%d) without WithWindow: all keys are seen", n)
 	}
 	if err := c.invariantFits(op); err != nil {
 		return c, err
@@ -517,7 +521,7 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 // invariantFits checks what does not go with batch invariance.
 func (c *config) invariantFits(op string) error {
 	if p := c.attention(1); p.InvariantFits() != nil {
-		return errorf(op, ErrUnsupported, "%v", p.InvariantFits())
+		return errs.Errorf(op, ErrUnsupported, "%v", p.InvariantFits())
 	}
 	return nil
 }
@@ -528,7 +532,7 @@ func isDropout(p float64) bool { return p >= 0 && p < 1 }
 // checkHeads checks what depends on the number of query heads.
 func (c *config) checkHeads(op string, heads int) error {
 	if n := c.score.Slopes.Len(); c.given&optALiBi != 0 && n != heads {
-		return errorf(op, ErrShape, "WithALiBi has %d slopes for %d query heads", n, heads)
+		return errs.Errorf(op, ErrShape, "WithALiBi has %d slopes for %d query heads", n, heads)
 	}
 	return nil
 }
@@ -543,12 +547,12 @@ func (c *config) setRotary(op string, d int) error {
 		of.HeadDim = d
 	}
 	op += ": WithRotary"
-	w, m, err := of.frequencies(op)
+	w, m, err := of.Frequencies()
 	if err != nil {
-		return err
+		return errs.Within(op, err)
 	}
 	if of.HeadDim != d {
-		return errorf(op, ErrShape, "HeadDim is %d, and the cache has heads of %d", of.HeadDim, d)
+		return errs.Errorf(op, ErrShape, "HeadDim is %d, and the cache has heads of %d", of.HeadDim, d)
 	}
 	c.rotary = attn.Rotary{HeadDim: d, Interleaved: of.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
 	return nil

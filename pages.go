@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	cpuattention "gorgonia.org/leanattention/internal/cpu/attention"
@@ -65,7 +67,7 @@ func (c *Cache) Need(appends []Append) (pages int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return 0, errorf(op, ErrClosed, "cache")
+		return 0, errs.Errorf(op, ErrClosed, "cache")
 	}
 	if pages, err = c.need(op, appends, math.MaxInt); err == nil {
 		err = c.never(op, appends)
@@ -85,14 +87,14 @@ func (c *Cache) Check() (err error) {
 	if err := c.made(op); err != nil {
 		return err
 	}
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return errorf(op, ErrClosed, "cache")
+		return errs.Errorf(op, ErrClosed, "cache")
 	}
 	if err := c.check(); err != nil {
-		return errorf(op, ErrInternal, "%v", err)
+		return errs.Errorf(op, ErrInternal, "%v", err)
 	}
 	return nil
 }
@@ -236,7 +238,7 @@ func newHostPages(c *CacheConfig, storage attn.DType, keyElements, valueElements
 	return h
 }
 
-func (h *hostPages) where() string { return hostName }
+func (h *hostPages) where() string { return errs.Host }
 func (h *hostPages) places() int   { return 1 }
 func (h *hostPages) supports(op string, g *attn.Problem) error {
 	if g.Unfused {
@@ -261,7 +263,7 @@ func (h *hostPages) operands(op string, in []G.Value) (o [4]operand, err error) 
 	for i, v := range in {
 		name := layerNames[i]
 		if at := placeOf(v); at != nil {
-			return o, errorf(op, ErrUnsupported, "%s is on %v and the cache in %s", name, at, hostName)
+			return o, errs.Errorf(op, ErrUnsupported, "%s is on %v and the cache in %s", name, at, errs.Host)
 		}
 		t, err := denseValue(op, name, v)
 		if err != nil {

@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
@@ -54,7 +56,7 @@ func (c *CacheConfig) shares(op string) (all []share, places int, err error) {
 	}
 	places = n / groups
 	if places > 1 && c.Pages < places {
-		return nil, 0, errorf(op, ErrUnsupported, "%d pages on %v, sharded by context: each of %d GPUs must have one", c.Pages, c.Device, places)
+		return nil, 0, errs.Errorf(op, ErrUnsupported, "%d pages on %v, sharded by context: each of %d GPUs must have one", c.Pages, c.Device, places)
 	}
 	for i := range n {
 		all = append(all, share{dealt(c.KVHeads, groups, i/places), attn.Place{Index: i % places, Of: places}})
@@ -68,7 +70,7 @@ func (c *CacheConfig) headGroups(op string, n int) (int, error) {
 	case n < 2:
 		return 1, nil
 	case c.Shard == ShardContext && c.Window > 0:
-		return 0, errorf(op, ErrUnsupported, "ShardContext, and a Window of %d keys", c.Window)
+		return 0, errs.Errorf(op, ErrUnsupported, "ShardContext, and a Window of %d keys", c.Window)
 	case c.Shard == ShardContext:
 		return 1, nil
 	case c.Shard == ShardAuto && c.Window == 0:
@@ -78,9 +80,9 @@ func (c *CacheConfig) headGroups(op string, n int) (int, error) {
 		}
 		return a, nil
 	case c.KVHeads < n && c.Window > 0:
-		return 0, errorf(op, ErrUnsupported, "%d KV heads and a Window of %d keys on %v: it is sharded by heads, and each of the %d GPUs must have one", c.KVHeads, c.Window, c.Device, n)
+		return 0, errs.Errorf(op, ErrUnsupported, "%d KV heads and a Window of %d keys on %v: it is sharded by heads, and each of the %d GPUs must have one", c.KVHeads, c.Window, c.Device, n)
 	case c.KVHeads < n:
-		return 0, errorf(op, ErrUnsupported, "ShardHeads, and %d KV heads on %v: each of the %d GPUs must have one", c.KVHeads, c.Device, n)
+		return 0, errs.Errorf(op, ErrUnsupported, "ShardHeads, and %d KV heads on %v: each of the %d GPUs must have one", c.KVHeads, c.Device, n)
 	}
 	return n, nil
 }
@@ -173,7 +175,7 @@ var byContext = attn.Can{
 func (d *devicePages) supports(op string, g *attn.Problem) error {
 	if d.dealt > 1 {
 		if err := byContext.Do(op, g); err != nil {
-			return errorf(op, ErrUnsupported, "on %v: %v", d.gpu, err)
+			return errs.Errorf(op, ErrUnsupported, "on %v: %v", d.gpu, err)
 		}
 		fresh := g.OfNew(1)
 		if err := d.gpu.supports(op, &fresh); err != nil {
@@ -207,7 +209,7 @@ func (d *devicePages) operands(op string, in []G.Value) (o [4]operand, err error
 		return o, err
 	}
 	if at != nil && at != d.gpu {
-		return o, errorf(op, ErrUnsupported, "q is on %v and the cache on %s", at, otherName(d.gpu, at))
+		return o, errs.Errorf(op, ErrUnsupported, "q is on %v and the cache on %s", at, otherName(d.gpu, at))
 	}
 	for i, v := range in {
 		if at != nil {

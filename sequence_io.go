@@ -9,6 +9,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/pages"
 
 	"gorgonia.org/tensor"
@@ -73,7 +75,7 @@ func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 		return 0, err
 	}
 	if w == nil {
-		return 0, errorf(op, ErrState, "w is nil")
+		return 0, errs.Errorf(op, ErrState, "w is nil")
 	}
 	held, err := s.hold(op)
 	if err != nil {
@@ -160,7 +162,7 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 		return nil, err
 	}
 	if r == nil {
-		return nil, errorf(op, ErrState, "r is nil")
+		return nil, errs.Errorf(op, ErrState, "r is nil")
 	}
 	in := &sumReader{r: r, op: op}
 	tokens, gone, err := c.readHeader(in)
@@ -196,7 +198,7 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	}
 	c.mu.Unlock()
 	if !whole {
-		return nil, errorf(op, ErrClosed, "cache")
+		return nil, errs.Errorf(op, ErrClosed, "cache")
 	}
 	return read, nil
 }
@@ -207,7 +209,7 @@ func (c *Cache) takeFor(op string, tokens uint64, gap pages.Gap) (*Sequence, err
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil, errorf(op, ErrClosed, "cache")
+		return nil, errs.Errorf(op, ErrClosed, "cache")
 	}
 	if c.config.Window > 0 && tokens < math.MaxInt { // it keeps all if there are so many
 		if g := c.config.behind(int(tokens)); g.End > max(g.First, gap.End) {
@@ -224,10 +226,10 @@ func (c *Cache) takeFor(op string, tokens uint64, gap pages.Gap) (*Sequence, err
 	table := pages.Table{Gap: gap}
 	need -= uint64(c.pool.Shift(&table)) / size
 	if all := c.config.Pages; need > uint64(all) {
-		return nil, errorf(op, ErrLength, "%d pages of %d tokens needed for %d tokens: the cache has %d in all, and takes no sequence of that length", need, size, tokens, all)
+		return nil, errs.Errorf(op, ErrLength, "%d pages of %d tokens needed for %d tokens: the cache has %d in all, and takes no sequence of that length", need, size, tokens, all)
 	}
 	if free := c.pool.Free(); need > uint64(free) {
-		return nil, errorf(op, ErrCacheFull, "%d pages of %d tokens needed for %d tokens, %d of %d free", need, size, tokens, free, c.config.Pages)
+		return nil, errs.Errorf(op, ErrCacheFull, "%d pages of %d tokens needed for %d tokens, %d of %d free", need, size, tokens, free, c.config.Pages)
 	}
 	list, err := c.pool.Take(nil, int(need))
 	if err != nil {
@@ -269,14 +271,14 @@ func (c *Cache) readHeader(in *sumReader) (tokens uint64, gone pages.Gap, err er
 		return 0, gone, err
 	}
 	if string(b[:len(savedMagic)]) != savedMagic {
-		return 0, gone, errorf(in.op, ErrFormat, "it begins with %q and not with %q: it is no saved sequence", b[:len(savedMagic)], savedMagic)
+		return 0, gone, errs.Errorf(in.op, ErrFormat, "it begins with %q and not with %q: it is no saved sequence", b[:len(savedMagic)], savedMagic)
 	}
 	switch v := binary.LittleEndian.Uint32(b[begin-4:]); v {
 	case savedVersion:
 	case savedWithGap:
 		b = b[:len(b)+gapBytes]
 	default:
-		return 0, gone, errorf(in.op, ErrUnsupported, "a saved sequence of version %d; this package reads versions %d and %d", v, savedVersion, savedWithGap)
+		return 0, gone, errs.Errorf(in.op, ErrUnsupported, "a saved sequence of version %d; this package reads versions %d and %d", v, savedVersion, savedWithGap)
 	}
 	if err := in.read(b[begin:]); err != nil {
 		return 0, gone, err
@@ -288,7 +290,7 @@ func (c *Cache) readHeader(in *sumReader) (tokens uint64, gone pages.Gap, err er
 	if len(b) > headerBytes-sumBytes {
 		first, end := binary.LittleEndian.Uint64(b[40:]), binary.LittleEndian.Uint64(b[48:])
 		if first >= end || end > tokens || tokens > math.MaxInt {
-			return 0, gone, errorf(in.op, ErrFormat, "tokens [%d, %d) of %d were given back", first, end, tokens)
+			return 0, gone, errs.Errorf(in.op, ErrFormat, "tokens [%d, %d) of %d were given back", first, end, tokens)
 		}
 		gone = pages.Gap{First: int(first), End: int(end)}
 	}
@@ -304,7 +306,7 @@ func (c *CacheConfig) doesWithout(op string, gone pages.Gap, tokens uint64) erro
 		return nil
 	}
 	if c.Window == 0 || gone.First < c.SinkTokens || gone.End > int(tokens)-c.Window+1 {
-		return errorf(op, ErrShape, "the saved sequence has given back tokens [%d, %d) of %d; the cache has a Window of %d and %d SinkTokens",
+		return errs.Errorf(op, ErrShape, "the saved sequence has given back tokens [%d, %d) of %d; the cache has a Window of %d and %d SinkTokens",
 			gone.First, gone.End, tokens, c.Window, c.SinkTokens)
 	}
 	return nil
@@ -315,10 +317,10 @@ func (c *Cache) fits(op string, header []byte) error {
 	field := func(at int) uint32 { return binary.LittleEndian.Uint32(header[at:]) }
 	code := field(12)
 	if code < 1 || code >= uint32(len(savedTypes)) {
-		return errorf(op, ErrFormat, "element type %d, outside [1, %d]", code, len(savedTypes)-1)
+		return errs.Errorf(op, ErrFormat, "element type %d, outside [1, %d]", code, len(savedTypes)-1)
 	}
 	if t := savedTypes[code]; t != c.config.DType {
-		return errorf(op, ErrDType, "the saved sequence is of %v and the cache of %v", t, c.config.DType)
+		return errs.Errorf(op, ErrDType, "the saved sequence is of %v and the cache of %v", t, c.config.DType)
 	}
 	for _, x := range [...]struct {
 		name string
@@ -326,7 +328,7 @@ func (c *Cache) fits(op string, header []byte) error {
 		have int
 	}{{"Layers", 16, c.config.Layers}, {"KVHeads", 20, c.config.KVHeads}, {"HeadDim", 24, c.config.HeadDim}, {"ValueDim", 28, c.config.ValueDim}} {
 		if n := field(x.at); int64(n) != int64(x.have) {
-			return errorf(op, ErrShape, "%s is %d in the saved sequence and %d in the cache", x.name, n, x.have)
+			return errs.Errorf(op, ErrShape, "%s is %d in the saved sequence and %d in the cache", x.name, n, x.have)
 		}
 	}
 	return nil
@@ -338,7 +340,7 @@ func (c *Cache) transfer(op string, part *sequencePart, in bool) error {
 	c.running.RLock()
 	defer c.running.RUnlock()
 	if c.closed {
-		return errorf(op, ErrClosed, "cache")
+		return errs.Errorf(op, ErrClosed, "cache")
 	}
 	return c.store.transfer(op, &part.pageTransfer, in)
 }
@@ -396,7 +398,7 @@ func (r *sumReader) check(of string) error {
 		return err
 	}
 	if got := binary.LittleEndian.Uint32(b[:]); got != want {
-		return errorf(r.op, ErrFormat, "the sum of %s is %08x and should be %08x: it is damaged", of, got, want)
+		return errs.Errorf(r.op, ErrFormat, "the sum of %s is %08x and should be %08x: it is damaged", of, got, want)
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/graph"
 
@@ -47,11 +49,11 @@ type tensors [roles]*tensor.Dense
 // op's inputs nor, when it cannot, says so without a panic.
 func nodeOperand(op, name string, n *G.Node) (o operand, err error) {
 	if n == nil {
-		return o, errorf(op, ErrGraph, "%s is nil", name)
+		return o, errs.Errorf(op, ErrGraph, "%s is nil", name)
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			err = errorf(op, ErrDType, "%s has no element type: %v", name, r)
+			err = errs.Errorf(op, ErrDType, "%s has no element type: %v", name, r)
 		}
 	}()
 	return operand{name, n.Shape(), n.Dtype()}, nil
@@ -74,7 +76,7 @@ func nodeOperands(op string, q, k, v *G.Node) (o [3]operand, err error) {
 // sameGraph checks that node n is in the graph of q.
 func sameGraph(op, name string, n, q *G.Node) error {
 	if n.Graph() != q.Graph() {
-		return errorf(op, ErrGraph, "%s is in another graph than q", name)
+		return errs.Errorf(op, ErrGraph, "%s is in another graph than q", name)
 	}
 	return nil
 }
@@ -108,32 +110,32 @@ func newDeviceProblem(op string, q, k, v operand) (problem, error) {
 func problemOf(op string, q, k, v operand, query func(tensor.Dtype) bool, mustBe string) (p problem, err error) {
 	for _, o := range [...]operand{q, k, v} {
 		if r := len(o.shape); r != 3 && r != 4 {
-			return p, errorf(op, ErrShape, "%s has rank %d, shape %v; it must be (heads, N, d) or (batch, heads, N, d)", o.name, r, o.shape)
+			return p, errs.Errorf(op, ErrShape, "%s has rank %d, shape %v; it must be (heads, N, d) or (batch, heads, N, d)", o.name, r, o.shape)
 		}
 		if len(o.shape) != len(q.shape) {
-			return p, errorf(op, ErrShape, "%s has rank %d and %s rank %d", o.name, len(o.shape), q.name, len(q.shape))
+			return p, errs.Errorf(op, ErrShape, "%s has rank %d and %s rank %d", o.name, len(o.shape), q.name, len(q.shape))
 		}
 		for axis, n := range o.shape {
 			if n < 1 {
-				return p, errorf(op, ErrShape, "%s has size %d on axis %d, shape %v", o.name, n, axis, o.shape)
+				return p, errs.Errorf(op, ErrShape, "%s has size %d on axis %d, shape %v", o.name, n, axis, o.shape)
 			}
 		}
 	}
 	if !query(q.dtype) {
-		return p, errorf(op, ErrDType, "%s is %v; %s", q.name, q.dtype, mustBe)
+		return p, errs.Errorf(op, ErrDType, "%s is %v; %s", q.name, q.dtype, mustBe)
 	}
 	if _, ok := storageType(k.dtype); !ok {
-		return p, errorf(op, ErrDType, "%s is %v; it must be float32, float64, Float16 or BFloat16", k.name, k.dtype)
+		return p, errs.Errorf(op, ErrDType, "%s is %v; it must be float32, float64, Float16 or BFloat16", k.name, k.dtype)
 	}
 	if v.dtype != k.dtype {
-		return p, errorf(op, ErrDType, "%s is %v and %s is %v", v.name, v.dtype, k.name, k.dtype)
+		return p, errs.Errorf(op, ErrDType, "%s is %v and %s is %v", v.name, v.dtype, k.name, k.dtype)
 	}
 
 	p.rank, p.query, p.storage, p.batch = len(q.shape), q.dtype, k.dtype, 1
 	qs, ks, vs := q.shape, k.shape, v.shape
 	if p.rank == 4 {
 		if ks[0] != qs[0] || vs[0] != qs[0] {
-			return p, errorf(op, ErrShape, "batch is %d in %s, %d in %s, %d in %s", qs[0], q.name, ks[0], k.name, vs[0], v.name)
+			return p, errs.Errorf(op, ErrShape, "batch is %d in %s, %d in %s, %d in %s", qs[0], q.name, ks[0], k.name, vs[0], v.name)
 		}
 		p.batch = qs[0]
 		qs, ks, vs = qs[1:], ks[1:], vs[1:]
@@ -142,13 +144,13 @@ func problemOf(op string, q, k, v operand, query func(tensor.Dtype) bool, mustBe
 	p.kvHeads, p.keys, p.valueDim = ks[0], ks[1], vs[2]
 	switch {
 	case vs[0] != p.kvHeads:
-		return p, errorf(op, ErrShape, "%s has %d heads and %s %d", k.name, p.kvHeads, v.name, vs[0])
+		return p, errs.Errorf(op, ErrShape, "%s has %d heads and %s %d", k.name, p.kvHeads, v.name, vs[0])
 	case p.heads%p.kvHeads != 0:
-		return p, errorf(op, ErrShape, "%s has %d heads, not a multiple of the %d heads of %s", q.name, p.heads, p.kvHeads, k.name)
+		return p, errs.Errorf(op, ErrShape, "%s has %d heads, not a multiple of the %d heads of %s", q.name, p.heads, p.kvHeads, k.name)
 	case ks[2] != p.dim:
-		return p, errorf(op, ErrShape, "%s has head dim %d and %s %d", q.name, p.dim, k.name, ks[2])
+		return p, errs.Errorf(op, ErrShape, "%s has head dim %d and %s %d", q.name, p.dim, k.name, ks[2])
 	case vs[1] != p.keys:
-		return p, errorf(op, ErrShape, "%s has %d keys and %s %d", k.name, p.keys, v.name, vs[1])
+		return p, errs.Errorf(op, ErrShape, "%s has %d keys and %s %d", k.name, p.keys, v.name, vs[1])
 	}
 	return p, nil
 }
@@ -185,14 +187,14 @@ func (p *problem) biasOf(op string, o operand) (b attn.Bias, err error) {
 	sizes := [...]int{p.batch, p.heads, p.queries, p.keys}
 	all := sizes[4-p.rank:]
 	if o.dtype != p.query {
-		return b, errorf(op, ErrDType, "bias is %v and q is %v", o.dtype, p.query)
+		return b, errs.Errorf(op, ErrDType, "bias is %v and q is %v", o.dtype, p.query)
 	}
 	good := len(o.shape) == len(all) && o.shape[len(all)-1] == p.keys
 	for i := 0; good && i < len(all); i++ {
 		good = o.shape[i] == all[i] || o.shape[i] == 1
 	}
 	if !good {
-		return b, errorf(op, ErrShape, "bias has shape %v; it must be %v, or 1 in place of any number but the last", o.shape, p.dims(p.keys))
+		return b, errs.Errorf(op, ErrShape, "bias has shape %v; it must be %v, or 1 in place of any number but the last", o.shape, p.dims(p.keys))
 	}
 	s := o.shape
 	b.Sequences = 1
@@ -225,10 +227,10 @@ func (p *problem) biasShape(b attn.Bias) tensor.Shape {
 // of type query.
 func checkSinks(op string, o operand, heads int, query tensor.Dtype) error {
 	if want := lseType(query); o.dtype != want {
-		return errorf(op, ErrDType, "sinks is %v; for a q of %v it must be %v", o.dtype, query, want)
+		return errs.Errorf(op, ErrDType, "sinks is %v; for a q of %v it must be %v", o.dtype, query, want)
 	}
 	if len(o.shape) != 1 || o.shape[0] != heads {
-		return errorf(op, ErrShape, "sinks has shape %v; it must be (%d), a number for each query head", o.shape, heads)
+		return errs.Errorf(op, ErrShape, "sinks has shape %v; it must be (%d), a number for each query head", o.shape, heads)
 	}
 	return nil
 }
@@ -250,10 +252,10 @@ func checkLengths(op string, l operand, batch int) error {
 	switch l.dtype {
 	case tensor.Int, tensor.Int32, tensor.Int64:
 	default:
-		return errorf(op, ErrDType, "lengths is %v; it must be int, int32 or int64", l.dtype)
+		return errs.Errorf(op, ErrDType, "lengths is %v; it must be int, int32 or int64", l.dtype)
 	}
 	if len(l.shape) != 1 || l.shape[0] != batch {
-		return errorf(op, ErrShape, "lengths has shape %v; it must be (%d), one length for each sequence", l.shape, batch)
+		return errs.Errorf(op, ErrShape, "lengths has shape %v; it must be (%d), one length for each sequence", l.shape, batch)
 	}
 	return nil
 }
@@ -263,10 +265,10 @@ func checkSeed(op string, s operand) error {
 	switch s.dtype {
 	case tensor.Int, tensor.Int32, tensor.Int64:
 	default:
-		return errorf(op, ErrDType, "seed is %v; it must be int, int32 or int64", s.dtype)
+		return errs.Errorf(op, ErrDType, "seed is %v; it must be int, int32 or int64", s.dtype)
 	}
 	if len(s.shape) != 0 {
-		return errorf(op, ErrShape, "seed has shape %v; it must be a scalar", s.shape)
+		return errs.Errorf(op, ErrShape, "seed has shape %v; it must be a scalar", s.shape)
 	}
 	return nil
 }
@@ -297,31 +299,31 @@ func newTokenRows(op string, q, k, v operand, tokens int, c *CacheConfig) (r tok
 	widths := [...]int{0, c.KVHeads * c.HeadDim, c.KVHeads * c.ValueDim}
 	for i, o := range [...]operand{q, k, v} {
 		if len(o.shape) != 2 {
-			return r, errorf(op, ErrShape, "%s has rank %d, shape %v; rows are tokens: it must be (tokens, heads*d)", o.name, len(o.shape), o.shape)
+			return r, errs.Errorf(op, ErrShape, "%s has rank %d, shape %v; rows are tokens: it must be (tokens, heads*d)", o.name, len(o.shape), o.shape)
 		}
 		if o.shape[0] != tokens {
-			return r, errorf(op, ErrShape, "%s has %d rows and the step %d tokens", o.name, o.shape[0], tokens)
+			return r, errs.Errorf(op, ErrShape, "%s has %d rows and the step %d tokens", o.name, o.shape[0], tokens)
 		}
 		if i > 0 && o.shape[1] != widths[i] {
-			return r, errorf(op, ErrShape, "%s has %d columns; the cache's %d KV heads need %d", o.name, o.shape[1], c.KVHeads, widths[i])
+			return r, errs.Errorf(op, ErrShape, "%s has %d columns; the cache's %d KV heads need %d", o.name, o.shape[1], c.KVHeads, widths[i])
 		}
 		if c.Device == nil && !isQueryType(o.dtype) {
-			return r, errorf(op, ErrDType, "%s is %v; it must be float32 or float64", o.name, o.dtype)
+			return r, errs.Errorf(op, ErrDType, "%s is %v; it must be float32 or float64", o.name, o.dtype)
 		}
 		if c.Device != nil && !isDeviceQueryType(o.dtype) {
-			return r, errorf(op, ErrDType, "%s is %v; on a GPU it must be float32, Float16 or BFloat16", o.name, o.dtype)
+			return r, errs.Errorf(op, ErrDType, "%s is %v; on a GPU it must be float32, Float16 or BFloat16", o.name, o.dtype)
 		}
 		if o.dtype != q.dtype {
-			return r, errorf(op, ErrDType, "%s is %v and %s is %v", o.name, o.dtype, q.name, q.dtype)
+			return r, errs.Errorf(op, ErrDType, "%s is %v and %s is %v", o.name, o.dtype, q.name, q.dtype)
 		}
 	}
 	width := q.shape[1]
 	if width < 1 || width%c.HeadDim != 0 {
-		return r, errorf(op, ErrShape, "q has %d columns, not a multiple of the cache's head dim %d", width, c.HeadDim)
+		return r, errs.Errorf(op, ErrShape, "q has %d columns, not a multiple of the cache's head dim %d", width, c.HeadDim)
 	}
 	r = tokenRows{tokens: tokens, heads: width / c.HeadDim, query: q.dtype}
 	if r.heads%c.KVHeads != 0 {
-		return r, errorf(op, ErrShape, "q has %d heads, not a multiple of the cache's %d KV heads", r.heads, c.KVHeads)
+		return r, errs.Errorf(op, ErrShape, "q has %d heads, not a multiple of the cache's %d KV heads", r.heads, c.KVHeads)
 	}
 	return r, nil
 }
@@ -344,9 +346,9 @@ func newTokenRows(op string, q, k, v operand, tokens int, c *CacheConfig) (r tok
 // 256:512 for instance, are one node in the graph already; it can't see those.
 func CheckGraph(g *G.ExprGraph) (err error) {
 	const op = "CheckGraph"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	if g == nil {
-		return errorf(op, ErrGraph, "graph is nil")
+		return errs.Errorf(op, ErrGraph, "graph is nil")
 	}
 	faults := collisions(g)
 	for _, n := range g.AllNodes() {
@@ -355,7 +357,7 @@ func CheckGraph(g *G.ExprGraph) (err error) {
 		}
 	}
 	if faults != nil {
-		return errorf(op, ErrGraph, "%s", strings.Join(faults, "; "))
+		return errs.Errorf(op, ErrGraph, "%s", strings.Join(faults, "; "))
 	}
 	return checkMachine(op, g)
 }

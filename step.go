@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/pages"
@@ -92,7 +94,7 @@ type Append struct {
 func TreeOfParents(parents []int) ([]uint64, error) {
 	tree, err := attn.TreeOf(parents)
 	if err != nil {
-		return nil, errorf("TreeOfParents", ErrShape, "%v", err)
+		return nil, errs.Errorf("TreeOfParents", ErrShape, "%v", err)
 	}
 	return tree, nil
 }
@@ -135,12 +137,12 @@ func (c *Cache) NewStep(tokens int) (*Step, error) {
 		return nil, err
 	}
 	if tokens < 1 || tokens > 1<<24 {
-		return nil, errorf("NewStep", ErrLength, "%d tokens, outside [1, %d]", tokens, 1<<24)
+		return nil, errs.Errorf("NewStep", ErrLength, "%d tokens, outside [1, %d]", tokens, 1<<24)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil, errorf("NewStep", ErrClosed, "cache")
+		return nil, errs.Errorf("NewStep", ErrClosed, "cache")
 	}
 	s := &Step{cache: c, id: ids.Add(1), tokens: tokens, ran: make([]uint64, c.config.Layers)}
 	s.mark.Set()
@@ -151,9 +153,9 @@ func (c *Cache) NewStep(tokens int) (*Step, error) {
 func (s *Step) made(op string) error {
 	const what, by = "step", "NewStep"
 	if s == nil {
-		return unmade(op, what, by)
+		return errs.Unmade(op, what, by)
 	}
-	return original(op, &s.mark, what, by)
+	return errs.Original(op, &s.mark, what, by)
 }
 
 // Tokens is the number of token rows.
@@ -243,7 +245,7 @@ func (s *Step) Set(appends []Append) (err error) {
 		return err
 	}
 	const op = "Set"
-	defer recoverTo(op, &err)
+	defer errs.RecoverTo(op, &err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.cache
@@ -316,9 +318,9 @@ func (s *Step) check(op string, appends []Append) error {
 	c := s.cache
 	switch {
 	case c.closed:
-		return errorf(op, ErrClosed, "cache")
+		return errs.Errorf(op, ErrClosed, "cache")
 	case s.open:
-		return errorf(op, ErrState, "step is open: commit or roll back first")
+		return errs.Errorf(op, ErrState, "step is open: commit or roll back first")
 	}
 	need, err := c.need(op, appends, s.tokens)
 	if err != nil {
@@ -332,7 +334,7 @@ func (s *Step) check(op string, appends []Append) error {
 			continue
 		}
 		if err := attn.Tree(a.Tree).Check(a.Tokens); err != nil {
-			return errorf(op, ErrShape, "append %d: %v", i, err)
+			return errs.Errorf(op, ErrShape, "append %d: %v", i, err)
 		}
 		for _, p := range s.plans {
 			if err := s.treeFits(op, p); err != nil {
@@ -347,7 +349,7 @@ func (s *Step) check(op string, appends []Append) error {
 	if err := c.never(op, appends); err != nil {
 		return err
 	}
-	return errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", need, c.config.PageSize, free, c.config.Pages)
+	return errs.Errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", need, c.config.PageSize, free, c.config.Pages)
 }
 
 // need is the number of free pages that appends take, of so many rows at most. The mu is held.
@@ -356,26 +358,26 @@ func (c *Cache) need(op string, appends []Append, rows int) (need int, err error
 	all := rows
 	for i, a := range appends {
 		if a.Seq == nil {
-			return 0, errorf(op, ErrState, "append %d has no sequence", i)
+			return 0, errs.Errorf(op, ErrState, "append %d has no sequence", i)
 		}
 		if problem := a.Seq.mark.Problem("sequence", makesSequences); problem != "" {
-			return 0, errorf(op, ErrState, "append %d: %s", i, problem)
+			return 0, errs.Errorf(op, ErrState, "append %d: %s", i, problem)
 		}
 		if a.Seq.cache != c {
-			return 0, errorf(op, ErrState, "append %d has a sequence of another cache", i)
+			return 0, errs.Errorf(op, ErrState, "append %d has a sequence of another cache", i)
 		}
 		if err := a.Seq.usable(op); err != nil {
 			return 0, err
 		}
 		if a.Seq.seen == c.checks {
-			return 0, errorf(op, ErrState, "appends %d and %d have the same sequence", a.Seq.seenAt, i)
+			return 0, errs.Errorf(op, ErrState, "appends %d and %d have the same sequence", a.Seq.seenAt, i)
 		}
 		a.Seq.seen, a.Seq.seenAt = c.checks, i
 		if a.Tokens < 1 || a.Tokens > rows {
-			return 0, errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, rows, rows, all)
+			return 0, errs.Errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, rows, rows, all)
 		}
 		if have := a.Seq.table.Tokens; a.Tokens > math.MaxInt-have {
-			return 0, errorf(op, ErrLength, "append %d has %d tokens behind %d: an int does not count them", i, a.Tokens, have)
+			return 0, errs.Errorf(op, ErrLength, "append %d has %d tokens behind %d: an int does not count them", i, a.Tokens, have)
 		}
 		rows -= a.Tokens
 		need += c.pool.Need(&a.Seq.table, a.Tokens)
@@ -390,7 +392,7 @@ func (c *Cache) never(op string, appends []Append) error {
 		tables[i], tokens[i] = &a.Seq.table, a.Tokens
 	}
 	if least := c.pool.Least(tables, tokens); least > c.config.Pages {
-		return errorf(op, ErrLength, "the sequences would have %d pages of %d tokens: the cache has %d in all, so it never has room for these appends: append fewer tokens, or make a cache of more Pages",
+		return errs.Errorf(op, ErrLength, "the sequences would have %d pages of %d tokens: the cache has %d in all, so it never has room for these appends: append fewer tokens, or make a cache of more Pages",
 			least, c.config.PageSize, c.config.Pages)
 	}
 	return nil
@@ -399,11 +401,11 @@ func (c *Cache) never(op string, appends []Append) error {
 // checkPositions checks the positions of append i, if it has some.
 func checkPositions(op string, i int, a *Append) error {
 	if !a.positioned() {
-		return errorf(op, ErrShape, "append %d has %d positions for %d tokens", i, len(a.Positions), a.Tokens)
+		return errs.Errorf(op, ErrShape, "append %d has %d positions for %d tokens", i, len(a.Positions), a.Tokens)
 	}
 	for j, p := range a.Positions {
 		if p < 0 || p > math.MaxInt32 {
-			return errorf(op, ErrLength, "append %d: token %d is at position %d, outside [0, %d]", i, j, p, math.MaxInt32)
+			return errs.Errorf(op, ErrLength, "append %d: token %d is at position %d, outside [0, %d]", i, j, p, math.MaxInt32)
 		}
 	}
 	return nil
@@ -413,7 +415,7 @@ func checkPositions(op string, i int, a *Append) error {
 func (s *Step) treeFits(op string, p *stepPlan) error {
 	g := p.geometry
 	if err := g.TreeFits(); err != nil {
-		return errorf(op, ErrUnsupported, "a sequence has a tree, and a layer can't do it: %v", err)
+		return errs.Errorf(op, ErrUnsupported, "a sequence has a tree, and a layer can't do it: %v", err)
 	}
 	g.Tree = true
 	return s.cache.store.supports(op, &g)
@@ -450,17 +452,17 @@ func (s *Step) Commit() error {
 	defer c.mu.Unlock()
 	switch {
 	case c.closed:
-		return errorf(op, ErrClosed, "cache")
+		return errs.Errorf(op, ErrClosed, "cache")
 	case !s.open:
-		return errorf(op, ErrState, "step is not open: call Set first")
+		return errs.Errorf(op, ErrState, "step is not open: call Set first")
 	}
 	if len(s.sequences) > 0 {
 		if !s.began && s.stats.Layers > 0 {
-			return errorf(op, ErrState, "no layer has run since Set: a machine that has run does nothing more, and reports no error, until machine.Reset")
+			return errs.Errorf(op, ErrState, "no layer has run since Set: a machine that has run does nothing more, and reports no error, until machine.Reset")
 		}
 		for i, run := range s.ran {
 			if run != s.run {
-				return errorf(op, ErrState, "layer %d has not run since Set, or not since the graph began to run again", i)
+				return errs.Errorf(op, ErrState, "layer %d has not run since Set, or not since the graph began to run again", i)
 			}
 		}
 	}
@@ -486,7 +488,7 @@ func (s *Step) Rollback() error {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	if s.cache.closed {
-		return errorf("Rollback", ErrClosed, "cache")
+		return errs.Errorf("Rollback", ErrClosed, "cache")
 	}
 	if s.open {
 		return s.rollback("Rollback")
@@ -569,13 +571,13 @@ func (s *Step) attend(op string, c *layerCall) (out, lse G.Value, err error) {
 	p := n.plan
 	switch {
 	case s.cache.closed:
-		return nil, nil, errorf(op, ErrClosed, "cache")
+		return nil, nil, errs.Errorf(op, ErrClosed, "cache")
 	case !s.open:
-		return nil, nil, errorf(op, ErrState, "%v: step is not open: call Set first", n)
+		return nil, nil, errs.Errorf(op, ErrState, "%v: step is not open: call Set first", n)
 	}
 	used := s.used()
 	if c.rows.tokens < used {
-		return nil, nil, errorf(op, ErrShape, "%v: q has %d rows, and Set gave %d to sequences", n, c.rows.tokens, used)
+		return nil, nil, errs.Errorf(op, ErrShape, "%v: q has %d rows, and Set gave %d to sequences", n, c.rows.tokens, used)
 	}
 	p.used = c.rows.tokens < s.tokens || p.used && used == s.tokens
 	begin := time.Now()

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/graphtest"
@@ -312,7 +314,7 @@ func testRecordedForks(t *testing.T, gpu *la.GPU, kvHeads int) {
 	if len(gpu.Members()) <= kvHeads { // those by context know none of these
 		switch rng.IntN(4) {
 		case 0:
-			opts = append(opts, la.WithRotary(la.RotaryConfig{}))
+			opts = append(opts, la.WithRotary(rope.Config{}))
 		case 1:
 			opts = append(opts, la.WithWindow(prompt-10*rng.IntN(2))) // hides keys of more and more sequences
 			if rng.IntN(2) == 0 {

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
@@ -20,19 +22,19 @@ func denseValue(op, name string, v G.Value) (*tensor.Dense, error) {
 	at := placeOf(v)
 	switch {
 	case v == nil || ok && t == nil:
-		return nil, errorf(op, ErrShape, "%s is nil", name)
+		return nil, errs.Errorf(op, ErrShape, "%s is nil", name)
 	case at != nil:
-		return nil, errorf(op, ErrUnsupported, "%s is on %v; it must be in %s", name, at, hostName)
+		return nil, errs.Errorf(op, ErrUnsupported, "%s is on %v; it must be in %s", name, at, errs.Host)
 	case !ok:
-		return nil, errorf(op, ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", name, v)
+		return nil, errs.Errorf(op, ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", name, v)
 	case !t.IsNativelyAccessible():
-		return nil, errorf(op, ErrUnsupported, "%s lies in memory that Go cannot read", name)
+		return nil, errs.Errorf(op, ErrUnsupported, "%s lies in memory that Go cannot read", name)
 	case t.Dtype() == tensor.Dtype{}:
-		return nil, errorf(op, ErrDType, "%s has no element type: it is an empty tensor", name)
+		return nil, errs.Errorf(op, ErrDType, "%s has no element type: it is an empty tensor", name)
 	case t.DataSize() == 0:
-		return nil, errorf(op, ErrShape, "%s has no elements, shape %v", name, t.Shape())
+		return nil, errs.Errorf(op, ErrShape, "%s has no elements, shape %v", name, t.Shape())
 	case t.IsMasked():
-		return nil, errorf(op, ErrUnsupported, "%s is a masked tensor", name)
+		return nil, errs.Errorf(op, ErrUnsupported, "%s is a masked tensor", name)
 	}
 	return t, nil
 }
@@ -136,7 +138,7 @@ func readLengths(op string, dst []int, t *tensor.Dense, capacity int) ([]int, er
 func appendLengths[T int | int32 | int64](op string, dst []int, src []T, capacity int) ([]int, error) {
 	for b, n := range src {
 		if n < 0 || int64(n) > int64(capacity) {
-			return dst, errorf(op, ErrLength, "lengths[%d] is %d, outside [0, %d]", b, n, capacity)
+			return dst, errs.Errorf(op, ErrLength, "lengths[%d] is %d, outside [0, %d]", b, n, capacity)
 		}
 		dst = append(dst, int(n))
 	}
@@ -149,11 +151,11 @@ func readSeed(op string, v G.Value) (int64, error) {
 	at := placeOf(v)
 	switch {
 	case v == nil || isTensor && t == nil:
-		return 0, errorf(op, ErrShape, "seed is nil")
+		return 0, errs.Errorf(op, ErrShape, "seed is nil")
 	case at != nil:
-		return 0, errorf(op, ErrUnsupported, "seed is on %v; it must be in %s", at, hostName)
+		return 0, errs.Errorf(op, ErrUnsupported, "seed is on %v; it must be in %s", at, errs.Host)
 	case isTensor && !t.IsNativelyAccessible():
-		return 0, errorf(op, ErrUnsupported, "seed lies in memory that Go cannot read")
+		return 0, errs.Errorf(op, ErrUnsupported, "seed lies in memory that Go cannot read")
 	case isTensor: // Gorgonia's scalars are no tensors, as a rule
 		if err := checkSeed(op, valueOperand("seed", t)); err != nil {
 			return 0, err
@@ -167,11 +169,8 @@ func readSeed(op string, v G.Value) (int64, error) {
 	case int64:
 		return x, nil
 	}
-	return 0, errorf(op, ErrDType, "seed is a %T; it must be a scalar of int, int32 or int64", v)
+	return 0, errs.Errorf(op, ErrDType, "seed is a %T; it must be a scalar of int, int32 or int64", v)
 }
-
-// hostName is where tensors are that are not on a GPU.
-const hostName = "host memory"
 
 // otherName is the name of b beside a's: one GPU can be opened twice.
 func otherName(b, a *GPU) string {
@@ -184,7 +183,7 @@ func otherName(b, a *GPU) string {
 // inPlace is "in host memory" or "on GPU 0 (name)", beside a value on GPU other.
 func inPlace(g, other *GPU) string {
 	if g == nil {
-		return "in " + hostName
+		return "in " + errs.Host
 	}
 	if g == other {
 		return "on " + g.String()
@@ -206,13 +205,13 @@ func samePlace(op string, names []string, in []G.Value) (*GPU, error) {
 	first := placeOf(in[0])
 	for i, v := range in {
 		if v == nil {
-			return nil, errorf(op, ErrShape, "%s is nil", names[i])
+			return nil, errs.Errorf(op, ErrShape, "%s is nil", names[i])
 		}
 		if d, ok := v.(*DeviceTensor); ok && d.problem("") != "" {
-			return nil, errorf(op, ErrState, "%s", d.problem(names[i]))
+			return nil, errs.Errorf(op, ErrState, "%s", d.problem(names[i]))
 		}
 		if at := placeOf(v); at != first {
-			return nil, errorf(op, ErrUnsupported, "%s is %s and %s %s: they must be in one place", names[0], inPlace(first, first), names[i], inPlace(at, first))
+			return nil, errs.Errorf(op, ErrUnsupported, "%s is %s and %s %s: they must be in one place", names[0], inPlace(first, first), names[i], inPlace(at, first))
 		}
 	}
 	return first, nil

@@ -6,7 +6,8 @@ import (
 	"math"
 	"math/rand/v2"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/rope"
+
 	"gorgonia.org/leanattention/nn"
 
 	G "gorgonia.org/gorgonia"
@@ -212,7 +213,7 @@ func ExampleRMSNorm() {
 func ExampleRotary() {
 	g := G.NewGraph()
 	q := input(g, "q", 4, 1, 0, 0, 1, 1, 0, 0, 1)
-	y, err := nn.Rotary(q, ids(g, "positions", 0, 1), la.RotaryConfig{HeadDim: 2})
+	y, err := nn.Rotary(q, ids(g, "positions", 0, 1), rope.Config{HeadDim: 2})
 	check(err)
 
 	run(g)

@@ -6,7 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/rope"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -168,9 +169,9 @@ func activationCases(rng *rand.Rand) (cases []opCase) {
 }
 
 func rotaryCases(rng *rand.Rand) (cases []opCase) {
-	scalings := []la.RotaryScaling{nil, la.LinearScaling{Factor: 4}, la.Llama3Scaling{Factor: 8, LowFrequency: 1, HighFrequency: 4, Context: 64}, la.YaRNScaling{Factor: 4, Context: 256}}
+	scalings := []rope.Scaling{nil, rope.Linear{Factor: 4}, rope.Llama3{Factor: 8, LowFrequency: 1, HighFrequency: 4, Context: 64}, rope.YaRN{Factor: 4, Context: 256}}
 	for i := range 10 {
-		config := la.RotaryConfig{HeadDim: 1 + rng.IntN(20), Interleaved: i%2 == 0, Scaling: scalings[i%len(scalings)]}
+		config := rope.Config{HeadDim: 1 + rng.IntN(20), Interleaved: i%2 == 0, Scaling: scalings[i%len(scalings)]}
 		config.Dim = 2 * rng.IntN(config.HeadDim/2+1)
 		if config.HeadDim%2 == 1 && config.Dim == 0 {
 			config.HeadDim++

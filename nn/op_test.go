@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/norm"
@@ -317,7 +319,7 @@ func TestOpsWrongUse(t *testing.T) {
 	}
 	f32, f64, ids := tensor.Float32, tensor.Float64, tensor.Int
 	x, scalar, other := in(g, f32, 2, 8), G.NewScalar(g, f32, G.WithName("scalar")), in(h, f32, 2, 8)
-	rope := la.RotaryConfig{HeadDim: 4}
+	rotary := rope.Config{HeadDim: 4}
 	nodes := func(n ...*G.Node) []*G.Node { return n }
 	for name, c := range map[string]struct {
 		build func() (*G.Node, error)
@@ -367,12 +369,12 @@ func TestOpsWrongUse(t *testing.T) {
 		"GatedLinear, residual": {func() (*G.Node, error) {
 			return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, SwiGLU, WithResidual(in(g, f32, 2, 6)))
 		}, la.ErrShape, "residual"},
-		"Rotary without positions":  {func() (*G.Node, error) { return Rotary(x, nil, rope) }, la.ErrGraph, "positions"},
-		"Rotary, positions' length": {func() (*G.Node, error) { return Rotary(x, in(g, ids, 3), rope) }, la.ErrShape, "positions"},
-		"Rotary, positions' type":   {func() (*G.Node, error) { return Rotary(x, in(g, f32, 2), rope) }, la.ErrDType, "positions"},
-		"Rotary of other heads":     {func() (*G.Node, error) { return Rotary(x, in(g, ids, 2), la.RotaryConfig{HeadDim: 6}) }, la.ErrShape, "x"},
-		"Rotary of a vector":        {func() (*G.Node, error) { return Rotary(in(g, f32, 8), in(g, ids, 8), rope) }, la.ErrShape, "rank"},
-		"Rotary, config":            {func() (*G.Node, error) { return Rotary(x, in(g, ids, 2), la.RotaryConfig{HeadDim: 4, Base: -1}) }, la.ErrOption, "Base"},
+		"Rotary without positions":  {func() (*G.Node, error) { return Rotary(x, nil, rotary) }, la.ErrGraph, "positions"},
+		"Rotary, positions' length": {func() (*G.Node, error) { return Rotary(x, in(g, ids, 3), rotary) }, la.ErrShape, "positions"},
+		"Rotary, positions' type":   {func() (*G.Node, error) { return Rotary(x, in(g, f32, 2), rotary) }, la.ErrDType, "positions"},
+		"Rotary of other heads":     {func() (*G.Node, error) { return Rotary(x, in(g, ids, 2), rope.Config{HeadDim: 6}) }, la.ErrShape, "x"},
+		"Rotary of a vector":        {func() (*G.Node, error) { return Rotary(in(g, f32, 8), in(g, ids, 8), rotary) }, la.ErrShape, "rank"},
+		"Rotary, config":            {func() (*G.Node, error) { return Rotary(x, in(g, ids, 2), rope.Config{HeadDim: 4, Base: -1}) }, la.ErrOption, "Base"},
 		"Add of nil":                {func() (*G.Node, error) { return Add(x, nil) }, la.ErrGraph, "Add"},
 		"Add, shapes":               {func() (*G.Node, error) { return Add(x, in(g, f32, 8, 2)) }, la.ErrShape, "Add"},
 		"Add, a row":                {func() (*G.Node, error) { return Add(x, in(g, f32, 2)) }, la.ErrShape, "Add"},
@@ -425,19 +427,19 @@ func TestOpsHashes(t *testing.T) {
 		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w}, nil, SwiGLU) },
 		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w}, nil, GeGLU) },
 		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w, w}, nil, GeGLU) },
-		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8}) },
-		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 4}) },
-		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Dim: 4}) },
-		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Base: 500}) },
-		func() (*G.Node, error) { return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Interleaved: true}) },
+		func() (*G.Node, error) { return Rotary(x, at, rope.Config{HeadDim: 8}) },
+		func() (*G.Node, error) { return Rotary(x, at, rope.Config{HeadDim: 4}) },
+		func() (*G.Node, error) { return Rotary(x, at, rope.Config{HeadDim: 8, Dim: 4}) },
+		func() (*G.Node, error) { return Rotary(x, at, rope.Config{HeadDim: 8, Base: 500}) },
+		func() (*G.Node, error) { return Rotary(x, at, rope.Config{HeadDim: 8, Interleaved: true}) },
 		func() (*G.Node, error) {
-			return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Scaling: la.LinearScaling{Factor: 2}})
+			return Rotary(x, at, rope.Config{HeadDim: 8, Scaling: rope.Linear{Factor: 2}})
 		},
 		func() (*G.Node, error) {
-			return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Scaling: la.LinearScaling{Factor: 3}})
+			return Rotary(x, at, rope.Config{HeadDim: 8, Scaling: rope.Linear{Factor: 3}})
 		},
 		func() (*G.Node, error) {
-			return Rotary(x, at, la.RotaryConfig{HeadDim: 8, Scaling: la.YaRNScaling{Factor: 2, Context: 9}})
+			return Rotary(x, at, rope.Config{HeadDim: 8, Scaling: rope.YaRN{Factor: 2, Context: 9}})
 		},
 		func() (*G.Node, error) { return Add(x, x) },
 		func() (*G.Node, error) { return Mul(x, x) },
@@ -485,7 +487,7 @@ var rowLayers = []struct {
 	}},
 	{"SiLU", func(x *G.Node, _ func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) { return SiLU(x) }},
 	{"Rotary", func(x *G.Node, _ func(string, ...int) *G.Node, ids *G.Node) (*G.Node, error) {
-		return Rotary(x, ids, la.RotaryConfig{HeadDim: 32, Base: 10000})
+		return Rotary(x, ids, rope.Config{HeadDim: 32, Base: 10000})
 	}},
 	{"Embedding", func(x *G.Node, input func(string, ...int) *G.Node, ids *G.Node) (*G.Node, error) {
 		return Embedding(input("table", 50, 64), ids, x)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/attention"
@@ -32,7 +34,7 @@ import (
 // differentiated once more.
 //
 // Errors: ErrShape, ErrDType, ErrOption (config), ErrGraph (nil nodes, other graphs).
-func Rotary(x, positions *G.Node, config la.RotaryConfig) (y *G.Node, err error) {
+func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 	const name = "Rotary"
 	defer recoverTo(name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
@@ -60,7 +62,7 @@ func Rotary(x, positions *G.Node, config la.RotaryConfig) (y *G.Node, err error)
 type rotary struct {
 	rank             int
 	dtype, positions tensor.Dtype
-	config           la.RotaryConfig
+	config           rope.Config
 	how              attn.Rotary
 }
 

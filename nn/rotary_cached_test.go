@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/graphtest"
@@ -27,7 +29,7 @@ type turnedRig struct {
 	vm       graphtest.TapeMachine
 }
 
-func newTurnedRig(t *testing.T, at graphtest.Place, caches [2]*la.Cache, rows, heads int, query tensor.Dtype, rotary la.RotaryConfig, opts ...la.Option) *turnedRig {
+func newTurnedRig(t *testing.T, at graphtest.Place, caches [2]*la.Cache, rows, heads int, query tensor.Dtype, rotary rope.Config, opts ...la.Option) *turnedRig {
 	t.Helper()
 	cfg, r, g := caches[0].Config(), &turnedRig{at: at, rows: rows}, G.NewGraph()
 	there := func(n *G.Node) *G.Node {
@@ -224,7 +226,7 @@ func TestGPURecordedPositions(t *testing.T) {
 		in[i], there[i] = input("qkv"[i:i+1], tensor.Float32, rows, width)
 	}
 	at, positions := input("positions", tensor.Int32, rows)
-	rotary := la.RotaryConfig{HeadDim: dim}
+	rotary := rope.Config{HeadDim: dim}
 	var steps [2]*la.Step
 	var seqs [2][2]*la.Sequence
 	var outs [2]*G.Node

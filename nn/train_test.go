@@ -5,6 +5,8 @@ import (
 	"math"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -59,7 +61,7 @@ func TestTrainDecoder(t *testing.T) {
 		targets[i*vocab+tokens[i+1]] = -1
 	}
 	at := ids(g, "positions", positions...)
-	rotary := la.RotaryConfig{HeadDim: dim}
+	rotary := rope.Config{HeadDim: dim}
 
 	h := must(nn.Embedding(weight("embedding", vocab, hidden), ids(g, "tokens", tokens[:rows]...), nil))
 	for i := range 2 {

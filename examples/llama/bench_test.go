@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -25,11 +27,11 @@ var benchModels = []struct {
 }{
 	{"Llama-3.2-1B", Config{
 		Vocab: 128256, Hidden: 2048, Inner: 8192, Layers: 16, Heads: 32, KVHeads: 8, Eps: 1e-5, Tied: true, Gate: nn.SwiGLU,
-		Rotary: la.RotaryConfig{HeadDim: 64, Base: 5e5, Scaling: la.Llama3Scaling{Factor: 32, LowFrequency: 1, HighFrequency: 4, Context: 8192}},
+		Rotary: rope.Config{HeadDim: 64, Base: 5e5, Scaling: rope.Llama3{Factor: 32, LowFrequency: 1, HighFrequency: 4, Context: 8192}},
 	}},
 	{"Llama-3-8B", Config{
 		Vocab: 128256, Hidden: 4096, Inner: 14336, Layers: 32, Heads: 32, KVHeads: 8, Eps: 1e-5, Gate: nn.SwiGLU,
-		Rotary: la.RotaryConfig{HeadDim: 128, Base: 5e5},
+		Rotary: rope.Config{HeadDim: 128, Base: 5e5},
 	}},
 }
 

@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 )
@@ -20,10 +22,10 @@ type Config struct {
 	Heads   int // num_attention_heads
 	KVHeads int // num_key_value_heads
 
-	Eps    float64         // rms_norm_eps
-	Rotary la.RotaryConfig // head_dim (or Hidden/Heads), rope_theta and rope_scaling, or rope_parameters
-	Gate   nn.Gate         // hidden_act, or hidden_activation
-	Tied   bool            // tie_word_embeddings
+	Eps    float64     // rms_norm_eps
+	Rotary rope.Config // head_dim (or Hidden/Heads), rope_theta and rope_scaling, or rope_parameters
+	Gate   nn.Gate     // hidden_act, or hidden_activation
+	Tied   bool        // tie_word_embeddings
 
 	Windows     []int   // how many keys a layer sees: sliding_window, or 0 for all, by layer_types; nil: all layers all
 	QueryScalar float64 // query_pre_attn_scalar: scores are divided by its root; 0: head_dim
@@ -206,7 +208,7 @@ func (f *fields) layerTypes(c *Config, window int, otherwise ...string) {
 }
 
 // rotary reads rope_parameters, or rope_theta and rope_scaling, as files had them until 2025.
-func (f *fields) rotary() (c la.RotaryConfig) {
+func (f *fields) rotary() (c rope.Config) {
 	context := 0
 	if f.has("max_position_embeddings") {
 		context = f.size("max_position_embeddings")
@@ -231,7 +233,7 @@ func (f *fields) rotary() (c la.RotaryConfig) {
 
 // rope reads a rotary embedding. context is how many tokens the model was trained with, unless it says
 // another number.
-func (f *fields) rope(c *la.RotaryConfig, context int) {
+func (f *fields) rope(c *rope.Config, context int) {
 	if f.has("rope_theta") {
 		c.Base = f.positive("rope_theta")
 	}
@@ -244,23 +246,23 @@ func (f *fields) rope(c *la.RotaryConfig, context int) {
 		}
 		return context
 	}
-	optional := func(name string) (x float64) { // 0: what RotaryConfig has
+	optional := func(name string) (x float64) { // 0: what rope.Config has
 		f.read(name, &x)
 		return x
 	}
 	switch kind {
 	case "default":
 	case "linear":
-		c.Scaling = la.LinearScaling{Factor: f.positive("factor")}
+		c.Scaling = rope.Linear{Factor: f.positive("factor")}
 	case "llama3":
-		c.Scaling = la.Llama3Scaling{
+		c.Scaling = rope.Llama3{
 			Factor: f.positive("factor"), Context: original(),
 			LowFrequency: f.positive("low_freq_factor"), HighFrequency: f.positive("high_freq_factor"),
 		}
 	case "yarn":
 		truncate := true
 		f.read("truncate", &truncate)
-		c.Scaling = la.YaRNScaling{
+		c.Scaling = rope.YaRN{
 			Factor: f.positive("factor"), Context: original(), BetaFast: optional("beta_fast"), BetaSlow: optional("beta_slow"),
 			Attention: optional("attention_factor"), MScale: optional("mscale"), MScaleAllDim: optional("mscale_all_dim"),
 			NoTruncate: !truncate,

@@ -11,6 +11,8 @@ import (
 	"time"
 	"unicode"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 )
@@ -29,30 +31,30 @@ func TestReadConfig(t *testing.T) {
 				"original_max_position_embeddings": 8192, "rope_type": "llama3"},
 			"rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 128256}`,
 			Config{Vocab: 128256, Hidden: 3072, Inner: 8192, Layers: 28, Heads: 24, KVHeads: 8, Eps: 1e-5, Tied: true,
-				Rotary: la.RotaryConfig{HeadDim: 128, Base: 500000, Scaling: la.Llama3Scaling{Factor: 32, LowFrequency: 1, HighFrequency: 4, Context: 8192}}}},
+				Rotary: rope.Config{HeadDim: 128, Base: 500000, Scaling: rope.Llama3{Factor: 32, LowFrequency: 1, HighFrequency: 4, Context: 8192}}}},
 		{`{"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 256, "intermediate_size": 512,
 			"max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
 			"rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 32000}`,
 			Config{Vocab: 32000, Hidden: 256, Inner: 512, Layers: 2, Heads: 4, KVHeads: 2, Eps: 1e-5,
-				Rotary: la.RotaryConfig{HeadDim: 64, Base: 10000}, Windows: []int{4096, 4096}}},
+				Rotary: rope.Config{HeadDim: 64, Base: 10000}, Windows: []int{4096, 4096}}},
 		{`{"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 256, "intermediate_size": 512,
 			"num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": null,
 			"rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": null, "vocab_size": 32000}`,
 			Config{Vocab: 32000, Hidden: 256, Inner: 512, Layers: 2, Heads: 4, KVHeads: 2, Eps: 1e-5,
-				Rotary: la.RotaryConfig{HeadDim: 64, Base: 1000000}}},
+				Rotary: rope.Config{HeadDim: 64, Base: 1000000}}},
 		{`{"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 256, "intermediate_size": 512,
 			"max_position_embeddings": 32768, "max_window_layers": 21, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
 			"rms_norm_eps": 1e-06, "rope_scaling": {"factor": 4.0, "type": "yarn"}, "rope_theta": 1000000.0, "sliding_window": 32768,
 			"tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151936}`,
 			Config{Vocab: 151936, Hidden: 256, Inner: 512, Layers: 2, Heads: 4, KVHeads: 2, Eps: 1e-6, Tied: true, Bias: true, Windows: []int{0, 0},
-				Rotary: la.RotaryConfig{HeadDim: 64, Base: 1000000, Scaling: la.YaRNScaling{Factor: 4, Context: 32768}}}},
+				Rotary: rope.Config{HeadDim: 64, Base: 1000000, Scaling: rope.YaRN{Factor: 4, Context: 32768}}}},
 		{`{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid",
 			"final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
 			"hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192, "num_attention_heads": 8,
 			"num_hidden_layers": 3, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
 			"rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096, "vocab_size": 256000}`,
 			Config{Vocab: 256000, Hidden: 2304, Inner: 9216, Layers: 3, Heads: 8, KVHeads: 4, Eps: 1e-6, Tied: true, Gate: nn.GeGLUTanh,
-				Rotary: la.RotaryConfig{HeadDim: 256, Base: 10000}, Windows: []int{4096, 0, 4096}, QueryScalar: 256, ScoreCap: 50, LogitCap: 30,
+				Rotary: rope.Config{HeadDim: 256, Base: 10000}, Windows: []int{4096, 0, 4096}, QueryScalar: 256, ScoreCap: 50, LogitCap: 30,
 				UnitOffset: true, ScaleEmbedding: true, PostNorms: true}},
 	} {
 		got, err := ReadConfig([]byte(c.file))

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/half"
@@ -156,7 +158,7 @@ func values(name string, n int) []float32 {
 // Rotary embeddings have transformers' frequencies, which are of float32.
 func TestGoldenFrequencies(t *testing.T) {
 	for _, c := range readGolden(t).Frequencies {
-		config := la.RotaryConfig{HeadDim: c.Dim}
+		config := rope.Config{HeadDim: c.Dim}
 		f := parse("", c.Rope)
 		if f.rope(&config, 0); f.err != nil {
 			t.Fatal(f.err)

@@ -5,6 +5,8 @@ import (
 	"math"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 
@@ -49,7 +51,7 @@ func (l *sinksLayer) parameter(name string, shape ...int) *tensor.Dense {
 func TestGoldenSinks(t *testing.T) {
 	for _, l := range readGolden(t).Sinks {
 		t.Run(l.Name, func(t *testing.T) {
-			c := Config{Hidden: l.Hidden, Heads: l.Heads, KVHeads: l.KVHeads, Rotary: la.RotaryConfig{HeadDim: l.Dim}, Bias: true, Sinks: true, Windows: []int{l.Window}}
+			c := Config{Hidden: l.Hidden, Heads: l.Heads, KVHeads: l.KVHeads, Rotary: rope.Config{HeadDim: l.Dim}, Bias: true, Sinks: true, Windows: []int{l.Window}}
 			f := parse("", l.Rope)
 			if f.rope(&c.Rotary, 0); f.err != nil {
 				t.Fatal(f.err)

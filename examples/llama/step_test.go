@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/half"
@@ -20,7 +22,7 @@ import (
 func stepConfig(headDim int) Config {
 	return Config{
 		Vocab: 50, Hidden: 128, Inner: 384, Layers: 2, Heads: 256 / headDim, KVHeads: 128 / headDim, Eps: 1e-5, Gate: nn.SwiGLU,
-		Rotary: la.RotaryConfig{HeadDim: headDim, Base: 1e4},
+		Rotary: rope.Config{HeadDim: headDim, Base: 1e4},
 	}
 }
 

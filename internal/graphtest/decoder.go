@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/rope"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -25,7 +27,7 @@ type Place struct {
 	ScoreMods reftest.Shape   // the window, soft cap, slopes and sinks of decoders there
 	Layers    []reftest.Shape // and, where layers differ, of each of them; Causal and Scale too
 
-	Rotary *la.RotaryConfig // that turns q and k of decoders there; nil: none
+	Rotary *rope.Config // that turns q and k of decoders there; nil: none
 }
 
 func (p Place) String() string {
@@ -196,22 +198,22 @@ func (d *Decoder) turn(t testing.TB, x []float64, heads int, parts []Appended) {
 }
 
 // RandomRotary is a rotary embedding of heads of so many elements, at least 2.
-func RandomRotary(rng *rand.Rand, dim int) *la.RotaryConfig {
-	c := &la.RotaryConfig{Interleaved: rng.IntN(2) == 0, Base: []float64{0, 5e5, 1.5}[rng.IntN(3)]}
+func RandomRotary(rng *rand.Rand, dim int) *rope.Config {
+	c := &rope.Config{Interleaved: rng.IntN(2) == 0, Base: []float64{0, 5e5, 1.5}[rng.IntN(3)]}
 	if dim%2 != 0 || rng.IntN(2) == 0 {
 		c.Dim = 2 * (1 + rng.IntN(dim/2))
 	}
 	if rng.IntN(2) == 0 {
 		c.HeadDim = dim
 	}
-	c.Scaling = []la.RotaryScaling{
-		nil, la.LinearScaling{Factor: 4}, la.Llama3Scaling{Factor: 8, LowFrequency: 1, HighFrequency: 4, Context: 64}, la.YaRNScaling{Factor: 4, Context: 64},
+	c.Scaling = []rope.Scaling{
+		nil, rope.Linear{Factor: 4}, rope.Llama3{Factor: 8, LowFrequency: 1, HighFrequency: 4, Context: 64}, rope.YaRN{Factor: 4, Context: 64},
 	}[rng.IntN(4)]
 	return c
 }
 
 // Turn turns a head at a position, in the arithmetic of float64, or of float32 if numbers are of any other format.
-func Turn(t testing.TB, head []float64, c la.RotaryConfig, position int, of reftest.Format) {
+func Turn(t testing.TB, head []float64, c rope.Config, position int, of reftest.Format) {
 	t.Helper()
 	round := func(x float64) float64 { return float64(float32(x)) }
 	if of == reftest.Float64 {

@@ -1,11 +1,14 @@
-package leanattention
+// Package rope describes rotary position embeddings (RoPE), and how they are scaled to long contexts.
+package rope
 
 import (
 	"math"
 	"reflect"
+
+	"gorgonia.org/leanattention/internal/errs"
 )
 
-// RotaryConfig is a rotary position embedding (RoPE): how the heads of queries and keys are
+// Config is a rotary position embedding (RoPE): how the heads of queries and keys are
 // turned by the position of their token. Pair i of a head's elements (a, b) at position p becomes
 //
 //	m (a cos(p w[i]) - b sin(p w[i]))
@@ -13,7 +16,7 @@ import (
 //
 // Equation 34 of Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding",
 // arXiv:2104.09864. m is 1, and w as it stands, without a Scaling.
-type RotaryConfig struct {
+type Config struct {
 	HeadDim int // elements of a head
 
 	// Dim is how many elements of each head are turned, the first ones; the others stay as they
@@ -26,42 +29,42 @@ type RotaryConfig struct {
 	// i and i+Dim/2, as in GPT-NeoX, Llama and all that transformers calls rotate_half.
 	Interleaved bool
 
-	Scaling RotaryScaling // for contexts longer than those of the training; nil: none
+	Scaling Scaling // for contexts longer than those of the training; nil: none
 }
 
-// RotaryScaling changes the frequencies w of a rotary embedding: a [LinearScaling], [Llama3Scaling]
-// or [YaRNScaling].
-type RotaryScaling interface {
+// Scaling changes the frequencies w of a rotary embedding: a [Linear], [Llama3]
+// or [YaRN].
+type Scaling interface {
 	// check is what is wrong with it, "" for nothing.
 	check() string
 	// apply changes w, and is m.
-	apply(w []float64, c *RotaryConfig) (m float64)
+	apply(w []float64, c *Config) (m float64)
 }
 
-// LinearScaling divides positions by Factor (position interpolation): Chen et al.,
+// Linear divides positions by Factor (position interpolation): Chen et al.,
 // arXiv:2306.15595. It is rope_type "linear" of checkpoints.
-type LinearScaling struct{ Factor float64 }
+type Linear struct{ Factor float64 }
 
-// Llama3Scaling is that of Llama 3.1 and later, rope_type "llama3" of checkpoints: frequencies
+// Llama3 is that of Llama 3.1 and later, rope_type "llama3" of checkpoints: frequencies
 // whose wavelength 2 pi/w is shorter than Context/HighFrequency stay, those of more than
 // Context/LowFrequency are divided by Factor, and between the two
 //
 //	w' = (1-s) w/Factor + s w,   s = (Context w/(2 pi) - LowFrequency) / (HighFrequency - LowFrequency)
-type Llama3Scaling struct {
+type Llama3 struct {
 	Factor        float64
 	LowFrequency  float64 // low_freq_factor
 	HighFrequency float64 // high_freq_factor; more than LowFrequency
 	Context       int     // original_max_position_embeddings
 }
 
-// YaRNScaling is that of Peng et al., "YaRN: Efficient Context Window Extension of Large Language
+// YaRN is that of Peng et al., "YaRN: Efficient Context Window Extension of Large Language
 // Models", arXiv:2309.00071, rope_type "yarn" of checkpoints: frequencies that turn more than
 // BetaFast times in Context stay, those of less than BetaSlow turns are divided by Factor, and
 // between the two, counted in pairs, there is a ramp. Cosines and sines are multiplied by m,
 // section 3.4 of the paper:
 //
 //	m = 0.1 ln(Factor) + 1
-type YaRNScaling struct {
+type YaRN struct {
 	Factor   float64 // at least 1
 	Context  int     // original_max_position_embeddings
 	BetaFast float64 // 0: 32
@@ -79,19 +82,16 @@ type YaRNScaling struct {
 // Frequencies is w, in radians a position, one for each pair, and m.
 //
 // Errors: ErrShape (HeadDim, Dim), ErrOption (Base, Scaling).
-func (c RotaryConfig) Frequencies() (w []float64, m float64, err error) {
-	return c.frequencies("RotaryConfig")
-}
-
-func (c *RotaryConfig) frequencies(op string) (w []float64, m float64, err error) {
+func (c Config) Frequencies() (w []float64, m float64, err error) {
+	const op = "rope.Config"
 	dim := c.RotatedDim()
 	switch {
 	case c.HeadDim < 1:
-		return nil, 0, errorf(op, ErrShape, "HeadDim is %d", c.HeadDim)
+		return nil, 0, errs.Errorf(op, errs.ErrShape, "HeadDim is %d", c.HeadDim)
 	case dim < 2 || dim > c.HeadDim || dim%2 != 0:
-		return nil, 0, errorf(op, ErrShape, "%d elements of heads of %d are turned; it must be an even number of them", dim, c.HeadDim)
+		return nil, 0, errs.Errorf(op, errs.ErrShape, "%d elements of heads of %d are turned; it must be an even number of them", dim, c.HeadDim)
 	case c.Base != 0 && !(c.Base > 1 && !math.IsInf(c.Base, 0)):
-		return nil, 0, errorf(op, ErrOption, "Base is %v; it must be more than 1, and finite", c.Base)
+		return nil, 0, errs.Errorf(op, errs.ErrOption, "Base is %v; it must be more than 1, and finite", c.Base)
 	}
 	w, m = make([]float64, dim/2), 1
 	for i := range w {
@@ -101,23 +101,23 @@ func (c *RotaryConfig) frequencies(op string) (w []float64, m float64, err error
 		return w, m, nil
 	}
 	if v := reflect.ValueOf(c.Scaling); v.Kind() == reflect.Pointer && v.IsNil() {
-		return nil, 0, errorf(op, ErrOption, "Scaling is a nil %T; leave it out for no scaling", c.Scaling)
+		return nil, 0, errs.Errorf(op, errs.ErrOption, "Scaling is a nil %T; leave it out for no scaling", c.Scaling)
 	}
 	if wrong := c.Scaling.check(); wrong != "" {
-		return nil, 0, errorf(op, ErrOption, "%T: %s", c.Scaling, wrong)
+		return nil, 0, errs.Errorf(op, errs.ErrOption, "%T: %s", c.Scaling, wrong)
 	}
-	return w, c.Scaling.apply(w, c), nil
+	return w, c.Scaling.apply(w, &c), nil
 }
 
 // RotatedDim is Dim, or all of HeadDim where it is 0.
-func (c RotaryConfig) RotatedDim() int {
+func (c Config) RotatedDim() int {
 	if c.Dim == 0 {
 		return c.HeadDim
 	}
 	return c.Dim
 }
 
-func (c *RotaryConfig) base() float64 {
+func (c *Config) base() float64 {
 	if c.Base == 0 {
 		return 10000
 	}
@@ -126,21 +126,21 @@ func (c *RotaryConfig) base() float64 {
 
 func isFactor(x float64) bool { return x >= 1 && !math.IsInf(x, 0) }
 
-func (s LinearScaling) check() string {
+func (s Linear) check() string {
 	if !(s.Factor > 0) || math.IsInf(s.Factor, 0) {
 		return "Factor must be a number above 0"
 	}
 	return ""
 }
 
-func (s LinearScaling) apply(w []float64, _ *RotaryConfig) float64 {
+func (s Linear) apply(w []float64, _ *Config) float64 {
 	for i := range w {
 		w[i] /= s.Factor
 	}
 	return 1
 }
 
-func (s Llama3Scaling) check() string {
+func (s Llama3) check() string {
 	switch {
 	case !isFactor(s.Factor):
 		return "Factor must be a number from 1 on"
@@ -152,7 +152,7 @@ func (s Llama3Scaling) check() string {
 	return ""
 }
 
-func (s Llama3Scaling) apply(w []float64, _ *RotaryConfig) float64 {
+func (s Llama3) apply(w []float64, _ *Config) float64 {
 	for i, f := range w {
 		turns := float64(s.Context) * f / (2 * math.Pi)
 		share := (turns - s.LowFrequency) / (s.HighFrequency - s.LowFrequency)
@@ -162,7 +162,7 @@ func (s Llama3Scaling) apply(w []float64, _ *RotaryConfig) float64 {
 	return 1
 }
 
-func (s YaRNScaling) check() string {
+func (s YaRN) check() string {
 	fast, slow := s.betas()
 	switch {
 	case !isFactor(s.Factor):
@@ -179,7 +179,7 @@ func (s YaRNScaling) check() string {
 	return ""
 }
 
-func (s YaRNScaling) betas() (fast, slow float64) {
+func (s YaRN) betas() (fast, slow float64) {
 	fast, slow = s.BetaFast, s.BetaSlow
 	if fast == 0 {
 		fast = 32
@@ -190,7 +190,7 @@ func (s YaRNScaling) betas() (fast, slow float64) {
 	return fast, slow
 }
 
-func (s YaRNScaling) apply(w []float64, c *RotaryConfig) float64 {
+func (s YaRN) apply(w []float64, c *Config) float64 {
 	// pairAt is the pair, not a whole one, that turns so often in the context.
 	pairAt := func(turns float64) float64 {
 		return float64(c.RotatedDim()) * math.Log(float64(s.Context)/(turns*2*math.Pi)) / (2 * math.Log(c.base()))
