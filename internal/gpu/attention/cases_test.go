@@ -293,7 +293,7 @@ func testManyTiles(t *testing.T, m *machine) {
 			p := m.newProblem(t, rng, reftest.Normal, o)
 			p.geometry.Workers = 1
 			m.run(t, plan, p)
-			if n := plan.works[0].tiles; n <= 160 {
+			if n := plan.works.data[0].tiles; n <= 160 {
 				t.Errorf("%d LeanTiles", n)
 			}
 			p.check(t)
@@ -330,7 +330,7 @@ func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
 						}
 						first = out
 					}
-					merged = merged || plan.works[0].wholeSeq == together
+					merged = merged || plan.works.data[0].wholeSeq == together
 				}
 			}
 			if m.engine.hasEpilogue() && !merged {
@@ -380,7 +380,7 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 			}
 			first = out
 		}
-		for _, w := range plan.works {
+		for _, w := range plan.works.data {
 			switch {
 			case w.tiles == 0:
 			case w.wholeSeq == together:

@@ -129,11 +129,10 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 
 // appending is what launches have to know that append.
 func (p *Plan) appending() Appending {
-	g, table := &p.look.geometry, p.memory.table
+	g := &p.look.geometry
 	return Appending{
 		Problem: g, Rows: p.look.rows, PageBytes: pageBytes(g),
-		Slots: table.Address() + uint64(p.memory.sections.slots), Ahead: table.Address() + uint64(p.memory.sections.ahead),
-		Positions: table.Address() + uint64(p.memory.sections.positions), Table: table,
+		Slots: p.slots.address(&p.memory), Ahead: p.ahead.address(&p.memory), Positions: p.positions.address(&p.memory), Table: p.memory.table,
 	}
 }
 

@@ -20,9 +20,8 @@ func TestFuse(t *testing.T) {
 	offer := func(take bool) (appends, attends bool) {
 		appends = plan.FuseAppend(&p.k, &p.v, func(a *Appending) bool {
 			offers++
-			at := func(section int64) uint64 { return plan.memory.table.Address() + uint64(section) }
 			if a.Rows != p.rows || *a.Problem != p.geometry || a.PageBytes != 8*16*128*2 || a.Table != plan.memory.table ||
-				a.Slots != at(plan.memory.sections.slots) || a.Ahead != at(plan.memory.sections.ahead) {
+				a.Slots != plan.slots.address(&plan.memory) || a.Ahead != plan.ahead.address(&plan.memory) {
 				t.Errorf("the append is offered as %+v", *a)
 			}
 			return take
@@ -82,7 +81,7 @@ func TestAheadUploaded(t *testing.T) {
 	noError(t, plan.Build(g, seqs, 6))
 	noError(t, plan.Upload(m.Stream))
 	table := make([]byte, 4*(1+mostAhead))
-	noError(t, plan.memory.table.Download(table, plan.memory.sections.ahead))
+	noError(t, plan.memory.table.Download(table, plan.ahead.at))
 	ahead := unsafe.Slice((*int32)(unsafe.Pointer(&table[0])), 1+mostAhead)
 	if want := []int32{3, 2, 7, 12}; !slices.Equal(ahead[:4], want) { // of 15 pages
 		t.Errorf("%v, want %v", ahead[:4], want)

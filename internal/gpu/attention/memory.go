@@ -3,6 +3,7 @@ package attention
 import (
 	"errors"
 	"math/bits"
+	"slices"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -13,10 +14,8 @@ import (
 // memory is what a plan has on the GPU, and pinned memory on the way there. It
 // grows and never shrinks.
 type memory struct {
-	generation uint64 // of the buffers
-	capacity   Capacity
-	table      *cuda.Buffer // sections one behind the other
-	sections   sections
+	generation uint64            // of the buffers
+	table      *cuda.Buffer      // sections one behind the other
 	staging    [stagings]staging // of one table each: while some are copied another one is written
 	next       int               // the staging that is written next
 
@@ -57,65 +56,55 @@ func (s *staging) wait() error {
 	return nil
 }
 
-// sections are where the parts of a table begin, in bytes.
-type sections struct {
-	prefetches, works, seqs, masked, slots, ahead, pages, prefillStarts, prefill, slopes, details, trees, positions int64
-	gathered, mergeStarts, mergeSlots, mergeShifts, cuts                                                            int64
-	end                                                                                                             int64
+// A section is a part of a plan's table. The part of the plan that a section belongs to declares it as a list, fills the list,
+// and says how long it gets.
+type section struct {
+	need, least int   // entries of this step, and of steps that were announced
+	extra       int   // entries behind those
+	room        int   // entries that the table has room for, without extra
+	at          int64 // where the section begins in the table, in bytes
 }
 
-func (c Capacity) layOut(blocks int) (s sections) {
+// want says for how many entries there must be room: of this step, of steps that were announced, and behind either.
+func (s *section) want(need, least, extra int) { s.need, s.least, s.extra = need, least, extra }
+
+// fits says whether there is room already.
+func (s *section) fits() bool { return max(s.need, s.least) <= s.room }
+
+// A list is a section's entries.
+type list[T any] struct {
+	data []T // of this step
+	section
+}
+
+func (l *list[T]) of() *section  { return &l.section }
+func (l *list[T]) bytes() []byte { return gpu.BytesOf(l.data) }
+func (l *list[T]) entry() int64  { var x T; return int64(unsafe.Sizeof(x)) }
+
+// address is where kernels read the list.
+func (l *list[T]) address(m *memory) uint64 { return m.table.Address() + uint64(l.at) }
+
+// entries are a list of any type.
+type entries interface {
+	of() *section
+	bytes() []byte
+	entry() int64 // bytes of one
+}
+
+// layOut places lists of so much room, one behind the other. It writes nothing.
+func layOut(lists []entries) (placed []section, end int64) {
 	const align = 64
-	at := int64(0)
-	next := func(n int, size uintptr) (start int64) {
-		start = at
-		at += (int64(n)*int64(size) + align - 1) / align * align
-		return start
+	placed = make([]section, len(lists))
+	for i, l := range lists {
+		s := *l.of()
+		s.room, s.at = growth(s.room, s.need, s.least), end
+		end += (int64(s.room+s.extra)*l.entry() + align - 1) / align * align
+		placed[i] = s
 	}
-	s.prefetches = next(blocks, unsafe.Sizeof(prefetch{})) // in front: a plan without it has nothing to copy there
-	s.works = next(blocks, unsafe.Sizeof(work{}))
-	s.seqs = next(c.Sequences+1, unsafe.Sizeof(sequence{})) // one without queries ends them
-	s.masked = next(1+c.Rows, 4)
-	s.slots = next(c.Rows, 4)
-	s.ahead = next(1+mostAhead, 4)
-	s.pages = next(c.Pages+tableSlack, 4)
-	s.prefillStarts = next(mostTogether*blocks+1, 4)
-	s.prefill = next(c.prefill, unsafe.Sizeof(prefillTile{})) // behind the others: few plans have it
-	s.slopes = next(c.slopes, 4)
-	s.details = next(c.details, unsafe.Sizeof(seqDetail{}))
-	s.trees = next(c.trees, 8)
-	s.positions = next(c.positions, 8)
-	if c.gathered > 0 {
-		s.gathered, s.mergeStarts, s.mergeSlots = next(1+c.gathered, 4), next(1+c.Rows, 4), next(c.gathered, 4)
-		if c.slopes > 0 {
-			s.mergeShifts = next(c.gathered, 4)
-		}
-		s.cuts = next(c.Rows, 4) // behind the others: few plans have windows
-	}
-	s.end = at
-	return s
+	return placed, end
 }
 
-// holds says whether a step of size n fits.
-func (c Capacity) holds(n Capacity) bool {
-	return n.Sequences <= c.Sequences && n.Rows <= c.Rows && n.Pages <= c.Pages && n.prefill <= c.prefill && n.slopes <= c.slopes && n.details <= c.details && n.trees <= c.trees && n.positions <= c.positions && n.gathered <= c.gathered
-}
-
-// grown is a capacity for n that will do for a while.
-func (c Capacity) grown(n, least Capacity) Capacity {
-	return Capacity{
-		Sequences: growth(c.Sequences, n.Sequences, least.Sequences),
-		Rows:      growth(c.Rows, n.Rows, least.Rows),
-		Pages:     growth(c.Pages, n.Pages, least.Pages),
-		prefill:   growth(c.prefill, n.prefill, least.prefill),
-		slopes:    max(c.slopes, n.slopes),
-		details:   growth(c.details, n.details, least.details),
-		trees:     growth(c.trees, n.trees, least.trees),
-		positions: growth(c.positions, n.positions, least.positions),
-		gathered:  growth(c.gathered, n.gathered, least.gathered),
-	}
-}
-
+// growth is room for more than what is needed, so that it will do for a while.
 func growth(have, need, least int) int {
 	if need <= have && least <= have {
 		return have
@@ -163,8 +152,8 @@ type workspaceSize struct {
 	parts, states int64 // bytes
 }
 
-// reserve takes memory for a step. On error nothing has changed.
-func (m *memory) reserve(e *Engine, op string, need, least Capacity, r workspaceSize) (err error) {
+// reserve takes memory for a step, and for the lists of a table. On error nothing has changed.
+func (m *memory) reserve(e *Engine, lists []entries, r workspaceSize) (err error) {
 	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
 	defer func() {
 		if err != nil {
@@ -223,23 +212,24 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, r workspace
 			return err
 		}
 	}
-	if m.table == nil || !m.capacity.holds(need) || !m.capacity.holds(least) {
+	var placed []section
+	if m.table == nil || slices.ContainsFunc(lists, func(l entries) bool { return !l.of().fits() }) {
 		// Pinned memory goes only when copies of it are done.
 		for i := range m.staging {
 			if err = m.staging[i].wait(); err != nil {
 				return err
 			}
 		}
-		next.capacity = m.capacity.grown(need, least)
-		next.sections = next.capacity.layOut(e.blocks)
-		if next.table, err = e.dev.NewBuffer(next.sections.end); err != nil {
+		var end int64
+		placed, end = layOut(lists)
+		if next.table, err = e.dev.NewBuffer(end); err != nil {
 			return err
 		}
 		fresh = append(fresh, next.table)
 		for i := range next.staging {
 			s := &next.staging[i]
 			*s = staging{}
-			if s.host, err = e.dev.NewHost(int(next.sections.end)); err != nil {
+			if s.host, err = e.dev.NewHost(int(end)); err != nil {
 				return err
 			}
 			fresh = append(fresh, s.host)
@@ -251,6 +241,9 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, r workspace
 	}
 	if len(fresh) == 0 && next.scores == m.scores {
 		return nil
+	}
+	for i, s := range placed {
+		*lists[i].of() = s
 	}
 	old := *m
 	*m = next
@@ -270,51 +263,25 @@ func (m *memory) reserve(e *Engine, op string, need, least Capacity, r workspace
 	return nil
 }
 
-// noSequence is behind the last one.
-var noSequence [1]sequence
-
 // upload copies a plan's parts, by way of pinned memory that no copy reads.
 func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 	to := &m.staging[m.next]
 	if err := to.wait(); err != nil {
 		return err
 	}
-	at := &m.sections
-	begin, end := at.works, at.works
-	if len(p.prefetches) > 0 {
-		begin = at.prefetches
-	}
-	for _, part := range [...]struct {
-		at   int64
-		data []byte
-	}{
-		{at.prefetches, gpu.BytesOf(p.prefetches)},
-		{at.works, gpu.BytesOf(p.works)},
-		{at.seqs, gpu.BytesOf(p.seqs)},
-		{at.seqs + int64(len(p.seqs))*int64(unsafe.Sizeof(noSequence[0])), gpu.BytesOf(noSequence[:])},
-		{at.masked, gpu.BytesOf(p.masked)},
-		{at.slots, gpu.BytesOf(p.slots)},
-		{at.ahead, gpu.BytesOf(p.ahead)},
-		{at.pages, gpu.BytesOf(p.pages)},
-		{at.prefillStarts, gpu.BytesOf(p.prefillStarts)},
-		{at.prefill, gpu.BytesOf(p.prefilling)},
-		{at.slopes, gpu.BytesOf(p.slopes)},
-		{at.details, gpu.BytesOf(p.details)},
-		{at.trees, gpu.BytesOf(p.trees)},
-		{at.positions, gpu.BytesOf(p.positions)},
-		{at.gathered, gpu.BytesOf(p.prefixes.gathered)},
-		{at.mergeStarts, gpu.BytesOf(p.prefixes.starts)},
-		{at.mergeSlots, gpu.BytesOf(p.prefixes.slots)},
-		{at.mergeShifts, gpu.BytesOf(p.prefixes.shifts)},
-		{at.cuts, gpu.BytesOf(p.cuts)},
-	} {
-		if len(part.data) == 0 {
+	begin, end := int64(-1), int64(0)
+	for _, l := range p.lists() {
+		data, at := l.bytes(), l.of().at
+		if len(data) == 0 {
 			continue
 		}
-		if err := to.host.Write(int(part.at), part.data); err != nil {
+		if err := to.host.Write(int(at), data); err != nil {
 			return err
 		}
-		end = part.at + int64(len(part.data))
+		if begin < 0 {
+			begin = at
+		}
+		end = at + int64(len(data))
 	}
 	if err := s.Upload(m.table, begin, to.host, int(begin), int(end-begin)); err != nil {
 		return err

@@ -91,8 +91,8 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		noError(b, plan.Upload(m.Stream))
 		if name == "chosen" {
 			works := 0 // blocks for few rows
-			for i := range plan.works {
-				if plan.works[i].tiles > 0 {
+			for i := range plan.works.data {
+				if plan.works.data[i].tiles > 0 {
 					works++
 				}
 			}
@@ -119,10 +119,10 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		return func(p *Plan) {
 			k, few := p.look.prefill.taken(&g), c.singles
 			bytes := m.engine.partBytes(k)
-			noError(b, p.memory.reserve(m.engine, "parts", p.memory.capacity, Capacity{}, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
+			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
 			d := division{prefillKernels: p.look.prefill, few: few, queries: 1, blocks: many}
 			p.dealOut(&g, k, &d)
-			p.schedule(&g, p.seqs[:few], others, false)
+			p.schedule(&g, p.seqs.data[:few], others, false)
 			p.listPrefill(d)
 		}
 	}
@@ -159,7 +159,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		w := want{problem: &g, features: g.Features(), rows: BlockRows}
 		p.look.kernel = m.engine.find(&w)
 		noError(b, m.engine.load(p.look.kernel))
-		p.schedule(&g, p.seqs, blocks, false)
+		p.schedule(&g, p.seqs.data, blocks, false)
 	}, nil)
 	add("many", takeMany, seqs, nil, nil)
 	add("behind", takeBoth, seqs, share(blocks, blocks), behind)
@@ -170,13 +170,13 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		add(fmt.Sprintf("stream %d", n), takeBoth, seqs, share(n, blocks-n), forked)
 	}
 	for _, n := range []int{124, 116, 110, 104, 96, 88} {
-		add(fmt.Sprintf("singles by %d", n), takeFastest, seqs[1:], func(p *Plan) { p.schedule(&g, p.seqs, n, false) }, nil)
+		add(fmt.Sprintf("singles by %d", n), takeFastest, seqs[1:], func(p *Plan) { p.schedule(&g, p.seqs.data, n, false) }, nil)
 	}
 	for _, n := range []int{56, 26} {
 		add(fmt.Sprintf("chunk by %d", n), takeMany, seqs[:1], func(p *Plan) {
 			k := p.look.prefill.taken(&g)
 			bytes := m.engine.partBytes(k)
-			noError(b, p.memory.reserve(m.engine, "parts", p.memory.capacity, Capacity{}, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
+			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
 			d := division{prefillKernels: p.look.prefill, blocks: n}
 			p.dealOut(&g, k, &d)
 			p.listPrefill(d)

@@ -20,41 +20,35 @@ import (
 type Plan struct {
 	engine *Engine
 
-	mu              sync.Mutex
-	state           state
-	least           Capacity // what Reserve asked for
-	generation      uint64
-	look            look
-	sched           lean.Plan
-	tiles           []int64       // scratch of Build
-	covered         []bool        // scratch of Build
-	ordered         []sequence    // scratch of Build
-	places          []uint64      // scratch of Build: the numbers of sequences as sortSequences had them last, behind what they are sorted by
-	unsorted        []sequence    // scratch of Build
-	numbers         []numbered    // scratch of Build: seqs, which sequences these are
-	into            []int         // where new tokens go, within BuildPart; nil: they are the last keys
-	outputs         []prefillTile // scratch of Build
-	prefillBounds   []int64       // scratch of Build
-	costs           []int64       // scratch of Build
-	dealt           int           // thread blocks of the launch that output tiles are for
-	owners          []int32       // of output tiles: the block of each
-	prefillSections []int32       // of output tiles: where they begin
+	mu         sync.Mutex
+	state      state
+	least      Capacity // what Reserve asked for
+	generation uint64
+	look       look
+	listed     []entries // see lists
+	sched      lean.Plan
+	tiles      []int64    // scratch of Build
+	covered    []bool     // scratch of Build
+	ordered    []sequence // scratch of Build
+	places     []uint64   // scratch of Build: the numbers of sequences as sortSequences had them last, behind what they are sorted by
+	unsorted   []sequence // scratch of Build
+	into       []int      // where new tokens go, within BuildPart; nil: they are the last keys
 
-	// What the GPU reads.
-	works         []work
-	seqs          []sequence
-	prefetches    []prefetch    // of each work, for the kernels for pages; empty where none may run
-	masked        []int32       // rows that see no key: how many, and which
-	prefilling    []prefillTile // the output tiles of the kernels for many rows, by blocks; empty where none may run
-	prefillStarts []int32       // where those of each block begin, and the last one's end
-	slopes        []float32     // of ALiBi, of each query head, to base 4; empty: none
-	details       []seqDetail   // of seqs, where there is a bias, or may be a tree
-	trees         []uint64      // masks of those that have a tree
-	cuts          []int32       // where prefixes and a window are, of each token row: see cuts
-	positions     []int64       // of each token row, where a rotary embedding is
-	slots         []int32       // of each token row, the row of keys of head 0 that it becomes; -1: none
-	pages         []int32       // the block table, if the plan is paged
-	ahead         []int32       // pages that are worth having in the L2 cache before attention runs: how many, and which
+	// What the GPU reads of every plan.
+	works      list[work]
+	seqs       sequences
+	prefetches list[prefetch] // of each work, for the kernels for pages; empty where none may run
+	masked     list[int32]    // rows that see no key: how many, and which
+	slots      list[int32]    // of each token row, the row of keys of head 0 that it becomes; -1: none
+	pages      list[int32]    // the block table, if the plan is paged
+	ahead      list[int32]    // pages that are worth having in the L2 cache before attention runs: how many, and which
+
+	// Parts of a plan that some have, each with its lists: see lists.
+	prefilled
+	scored
+	rotated
+	prefixes      prefixes
+	unfusedParams unfusedParams
 
 	reach     int  // rows of queries and outputs that the sequences reach over
 	lastPage  int  // the highest page
@@ -62,25 +56,44 @@ type Plan struct {
 	liveKeys  int  // of all sequences, that some query sees
 	appends   bool // every sequence has its new tokens among its keys
 
-	fused               bool // attention is a part of launches that do more
-	memory              memory
-	args                cuda.Args
-	params              params
-	prefillParams       prefillParams
-	scoredParams        scoredParams
-	scoredPrefillParams scoredPrefillParams
-	prefixes            prefixes
-	recorded            bool   // see Recorded
-	steady              bool   // of prefixes, and in a recording: Build changes no launch
-	uncut               bool   // of prefixes: output tiles are not cut into parts, since the prefixes are
-	rows                uint64 // of prefixes: address of a list of the rows of queries; 0: they are in the rows' order
-	beside              int    // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
-	unfusedParams       unfusedParams
-	newRows             appendParams
-	rotary              rotaryParams
-	appended            [2]gpu.Memory // the last Append's keys and values since Build
-	anyAppend           bool
-	turned              gpu.Memory // the queries that the last AppendTurned since Build has made
+	fused     bool // attention is a part of launches that do more
+	memory    memory
+	args      cuda.Args
+	params    params
+	recorded  bool // see Recorded
+	newRows   appendParams
+	appended  [2]gpu.Memory // the last Append's keys and values since Build
+	anyAppend bool
+}
+
+// lists are the sections of the plan's table, in its order. Only what lies between the first and the last list with entries is
+// copied, so lists that few plans have are at the ends.
+func (p *Plan) lists() []entries {
+	if p.listed == nil {
+		own := []entries{&p.prefetches, &p.works, &p.seqs, &p.masked, &p.slots, &p.ahead, &p.pages}
+		p.listed = slices.Concat(own, p.prefilled.lists(), p.scored.lists(), p.rotated.lists(), p.prefixes.lists())
+	}
+	return p.listed
+}
+
+// sequences are those of a plan, behind which lies one without queries.
+type sequences struct{ list[sequence] }
+
+func (l *sequences) bytes() []byte {
+	l.data = append(l.data, sequence{})[:len(l.data)]
+	return gpu.BytesOf(l.data[:len(l.data)+1])
+}
+
+// size says how long the lists of every plan get.
+func (p *Plan) size(need, least *Capacity) {
+	blocks := p.engine.blocks
+	p.prefetches.want(0, 0, blocks)
+	p.works.want(0, 0, blocks)
+	p.seqs.want(need.Sequences, least.Sequences, 1)
+	p.masked.want(need.Rows, least.Rows, 1)
+	p.slots.want(need.Rows, least.Rows, 0)
+	p.ahead.want(0, 0, 1+mostAhead)
+	p.pages.want(need.Pages, least.Pages, tableSlack)
 }
 
 // state is how far a plan is.
@@ -115,14 +128,6 @@ type Capacity struct {
 	Rows      int // of queries and outputs
 	Queries   int // of one sequence; 0: any
 	Pages     int // live pages of all sequences
-
-	prefill int // output tiles of the kernels for many rows, and parts of them
-	slopes  int // of query heads
-	details int // of sequences
-	trees   int // tokens of trees
-
-	positions int // of token rows
-	gathered  int // rows that attend to prefixes
 }
 
 // queries is how many one sequence may have.
@@ -234,32 +239,21 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 			return err
 		}
 	}
-	least, parts := p.least, int64(0)
-	if need.slopes = g.Slopes.Len(); hasDetails(&g) {
-		need.details, least.details = need.Sequences, least.Sequences
-	}
-	if g.Tree {
-		least.trees = least.Rows
-	}
-	if rotates(&g) {
-		need.positions, least.positions = rows, least.Rows
-	}
-	least.prefill, parts = p.engine.reservePrefill(&g, &least)
-	if k := who.first(); k != nil {
-		need.prefill = len(p.outputs) + p.dealt
-		if who.workers > 0 {
-			parts = p.engine.partBytes(k)
-		}
-	}
+	least := p.least
+	p.size(&need.Capacity, &least)
+	p.scored.size(&g, &need, &least)
+	p.rotated.size(&g, rows, least.Rows)
+	parts := p.sizePrefill(&g, who, &least)
 	take := workspaceSize{tileRows: tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.Dim, scores: scores, parts: parts}
 	if g.Invariant {
 		take.states = max(p.engine.statesBytes(&g, need.tiles, need.longest, take.tileRows), p.engine.reserveStates(&g, &least, take.tileRows))
 	}
+	p.prefixes.size()
 	if shares {
 		look.sharing = p.layPrefixes(&results, &g, rows, look.kernel, who, &need, &least)
 		take.states = look.sharing.states(&g).end
 	}
-	if err := p.memory.reserve(p.engine, op, need.Capacity, least, take); err != nil {
+	if err := p.memory.reserve(p.engine, p.lists(), take); err != nil {
 		return err
 	}
 	look.memory = p.memory.generation
@@ -273,7 +267,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	p.state, p.anyAppend, p.turned, p.lastPage = built, false, gpu.Memory{}, need.lastPage
 	few := p.assign(&g, seqs, rows, &look, who)
 	p.listSlopes(&g)
-	p.cuts = append(p.cuts[:0], p.prefixes.cuts...)
+	p.cuts.data = append(p.cuts.data[:0], p.prefixes.cuts...)
 	p.listPrefixes(all, &look.sharing)
 	p.listPositions(&g, all, rows)
 	p.prefetchPages(&g, look.kernel)
@@ -327,7 +321,7 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 // sequences the kernel for few rows has where both kinds run, and else how many there are.
 func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, look *look, who division) (few int) {
 	p.pack(g, seqs, rows, look.paged, who.queries)
-	few, workers := len(p.seqs), p.engine.blocks // of the kernel for few rows
+	few, workers := len(p.seqs.data), p.engine.blocks // of the kernel for few rows
 	if look.both {
 		few, workers = who.few, workers-who.blocks
 	}
@@ -335,7 +329,7 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, look *loo
 	if p.uncut && look.prefill.precise != nil && !look.both {
 		few = 0 // kernels for many rows take all operands
 	}
-	p.schedule(g, p.seqs[:few], workers, look.paged)
+	p.schedule(g, p.seqs.data[:few], workers, look.paged)
 	p.listPrefill(who)
 	return few
 }
@@ -348,6 +342,7 @@ func tileRows(group, queries int) int {
 // measured is the size of a step.
 type measured struct {
 	Capacity
+	trees    int   // tokens of trees
 	splits   bool  // some sequence has more than one page
 	lastPage int   // the highest one, or -1
 	scores   int64 // of all heads
@@ -418,10 +413,10 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 // pack writes the sequences, those of so many queries at most first, the block table and the slots of
 // new tokens.
 func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool, queries int) {
-	p.seqs, p.pages, p.slots, p.numbers = p.seqs[:0], p.pages[:0], p.slots[:0], p.numbers[:0]
+	p.seqs.data, p.pages.data, p.slots.data, p.numbers = p.seqs.data[:0], p.pages.data[:0], p.slots.data[:0], p.numbers[:0]
 	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0 && p.into == nil
 	for range rows {
-		p.slots = append(p.slots, -1)
+		p.slots.data = append(p.slots.data, -1)
 	}
 	pageRows, detailed := int64(g.Key.Page/g.Dim), hasDetails(g)
 	for i := range seqs {
@@ -432,12 +427,12 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		s := sequence{row: int32(q.Row), queries: int32(q.Queries), keys: int32(q.Keys)}
 		live := q.Pages[:attn.Ceil(q.Keys, g.PageTokens)]
 		if paged {
-			s.pages = int32(len(p.pages))
-			p.pages = append(p.pages, live...)
+			s.pages = int32(len(p.pages.data))
+			p.pages.data = append(p.pages.data, live...)
 		} else if len(live) > 0 {
 			s.pages = live[0]
 		}
-		if p.seqs = append(p.seqs, s); detailed {
+		if p.seqs.data = append(p.seqs.data, s); detailed {
 			p.numbers = append(p.numbers, numbered{s, int32(i)})
 		}
 		p.mostSlots = max(p.mostSlots, min(q.Keys, g.PageTokens))
@@ -455,10 +450,10 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 			}
 			slot--
 			// Where the row is no 32-bit number, neither are the buffer's: Append refuses it.
-			p.slots[q.Row+t] = int32(int64(live[at])*pageRows + int64(slot))
+			p.slots.data[q.Row+t] = int32(int64(live[at])*pageRows + int64(slot))
 		}
 	}
-	p.sortSequences(p.seqs, queries)
+	p.sortSequences(p.seqs.data, queries)
 	p.listDetails(g, seqs, queries)
 	p.packSlots(g, pageRows)
 }
@@ -470,9 +465,9 @@ func (p *Plan) packSlots(g *attn.Problem, pageRows int64) {
 	}
 	p.appends = len(p.into) > 0
 	for i, slot := range p.into {
-		if p.slots[i] = -1; slot >= 0 {
+		if p.slots.data[i] = -1; slot >= 0 {
 			page := slot / g.PageTokens
-			p.slots[i] = int32(int64(page)*pageRows + int64(slot%g.PageTokens))
+			p.slots.data[i] = int32(int64(page)*pageRows + int64(slot%g.PageTokens))
 			p.lastPage, p.mostSlots = max(p.lastPage, page), g.PageTokens
 		}
 	}
@@ -535,10 +530,10 @@ func (s *sequence) place(queries int) uint32 {
 // maskedRows lists the rows that see no key, of so many of the sequences and of none: thread blocks need
 // not come there.
 func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
-	p.masked = append(p.masked[:0], 0)
+	p.masked.data = append(p.masked.data[:0], 0)
 	covers := 0 // rows
-	for n := range p.seqs {
-		s := &p.seqs[n]
+	for n := range p.seqs.data {
+		s := &p.seqs.data[n]
 		covers += int(s.queries)
 		if n >= sequences || g.Window == 0 && s.keys > 0 && s.keys >= s.queries {
 			continue // kernels for many rows come to all of their rows; each sees its own key at least
@@ -548,32 +543,32 @@ func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 			if first, end := mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
 				break // and so do the following ones
 			}
-			p.masked = append(p.masked, s.row+i)
+			p.masked.data = append(p.masked.data, s.row+i)
 		}
 	}
 	if covers < rows {
 		p.covered = append(p.covered[:0], make([]bool, rows)...)
-		for n := range p.seqs {
-			s := &p.seqs[n]
+		for n := range p.seqs.data {
+			s := &p.seqs.data[n]
 			for i := s.row; i < s.row+s.queries; i++ {
 				p.covered[i] = true
 			}
 		}
 		for i, covered := range p.covered {
 			if !covered {
-				p.masked = append(p.masked, int32(i))
+				p.masked.data = append(p.masked.data, int32(i))
 			}
 		}
 	}
-	p.masked[0] = int32(len(p.masked) - 1)
+	p.masked.data[0] = int32(len(p.masked.data) - 1)
 }
 
 // prefetchPages lists the pages that each work begins with, if its kernel asks for them.
 func (p *Plan) prefetchPages(g *attn.Problem, k *kernel) {
-	p.prefetches = p.prefetches[:0]
+	p.prefetches.data = p.prefetches.data[:0]
 	if k.paged {
-		p.prefetches = slices.Grow(p.prefetches, len(p.works))[:len(p.works)]
-		packPrefetches(p.works, g, p.prefixes.cuts, p.engine.shape(g.KV, g.Dim).keys, p.pages, p.prefetches)
+		p.prefetches.data = slices.Grow(p.prefetches.data, len(p.works.data))[:len(p.works.data)]
+		packPrefetches(p.works.data, g, p.prefixes.cuts, p.engine.shape(g.KV, g.Dim).keys, p.pages.data, p.prefetches.data)
 	}
 }
 
@@ -602,10 +597,10 @@ func (e *Engine) aheadBytes(g *attn.Problem) int {
 // aheadPages picks full pages, evenly over all sequences, so that each thread block will
 // find as much in the cache: a quarter of them at most.
 func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
-	p.ahead = append(p.ahead[:0], 0)
+	p.ahead.data = append(p.ahead.data[:0], 0)
 	full, tokens := 0, int32(min(g.PageTokens, math.MaxInt32)) // no sequence has more keys
-	for i := range p.seqs {
-		full += int(p.seqs[i].keys / tokens)
+	for i := range p.seqs.data {
+		full += int(p.seqs.data[i].keys / tokens)
 	}
 	size := 2 * pageBytes(g)
 	if !paged || size == 0 || full == 0 || g.Window != 0 { // of a window few pages are read
@@ -613,22 +608,22 @@ func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
 	}
 	n := min(full/4, p.engine.aheadBytes(g)/size, mostAhead)
 	before, next := 0, 0 // full pages of the sequences before, and how many are picked
-	for i := range p.seqs {
+	for i := range p.seqs.data {
 		if next == n {
 			break
 		}
-		s := &p.seqs[i]
+		s := &p.seqs.data[i]
 		here := int(s.keys / tokens)
 		for ; next < n; next++ {
 			at := (2*next+1)*full/(2*n) - before
 			if at >= here {
 				break
 			}
-			p.ahead = append(p.ahead, p.pages[int(s.pages)+at])
+			p.ahead.data = append(p.ahead.data, p.pages.data[int(s.pages)+at])
 		}
 		before += here
 	}
-	p.ahead[0] = int32(next)
+	p.ahead.data[0] = int32(next)
 }
 
 // Upload queues the copy of a built plan. What is queued before may still use

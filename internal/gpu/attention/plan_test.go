@@ -506,7 +506,7 @@ func testReservePrompts(t *testing.T, queries int) {
 				seqs = append(seqs, sequenceOf(chunk+i, 1, 100, 200+7*i))
 			}
 			noError(t, plan.Build(g, seqs, 400))
-			parts = parts || slices.ContainsFunc(plan.prefilling, func(t prefillTile) bool { return t.parts > 1 })
+			parts = parts || slices.ContainsFunc(plan.prefilling.data, func(t prefillTile) bool { return t.parts > 1 })
 			both = both || plan.look.both
 		}
 	}
@@ -610,28 +610,28 @@ func TestAheadPages(t *testing.T) {
 		}
 		place := map[int32]int{} // of full pages among all of them
 		for range rng.IntN(9) {
-			s := sequence{queries: 1, keys: int32(rng.IntN(40 * g.PageTokens)), pages: int32(len(p.pages))}
+			s := sequence{queries: 1, keys: int32(rng.IntN(40 * g.PageTokens)), pages: int32(len(p.pages.data))}
 			for j := range attn.Ceil(int(s.keys), g.PageTokens) {
-				page := int32(1000 + len(p.pages))
+				page := int32(1000 + len(p.pages.data))
 				if (j+1)*g.PageTokens <= int(s.keys) {
 					place[page] = len(place)
 				}
-				p.pages = append(p.pages, page)
+				p.pages.data = append(p.pages.data, page)
 			}
-			p.seqs = append(p.seqs, s)
+			p.seqs.data = append(p.seqs.data, s)
 		}
 		p.aheadPages(&g, i%50 != 1)
-		n := int(p.ahead[0])
+		n := int(p.ahead.data[0])
 		weights := 2 * 64 * 64 * g.Heads * (g.Heads + 2*g.KVHeads)
 		want := min(len(place)/4, p.engine.info.L2Bytes/3/(4*g.PageTokens*g.KVHeads*g.Dim), weights/3/(4*g.PageTokens*g.KVHeads*g.Dim), mostAhead)
 		if i%50 < 2 {
 			want = 0
 		}
-		if n != want || len(p.ahead) != 1+n {
-			t.Fatalf("case %d: %d pages of %d full ones, want %d: %v", i, n, len(place), want, p.ahead)
+		if n != want || len(p.ahead.data) != 1+n {
+			t.Fatalf("case %d: %d pages of %d full ones, want %d: %v", i, n, len(place), want, p.ahead.data)
 		}
 		last := -4
-		for _, page := range p.ahead[1:] {
+		for _, page := range p.ahead.data[1:] {
 			at, full := place[page]
 			if !full || at < last+4 {
 				t.Fatalf("case %d: page %d, full: %v, is number %d behind %d", i, page, full, at, last)
@@ -654,7 +654,8 @@ func TestPlanGrows(t *testing.T) {
 	for _, dim := range []int{64, 256, 128, 256} {
 		memory := &plan.memory
 		for _, parts := range []int64{0, int64(dim) << 10} {
-			noError(t, memory.reserve(m.engine, "test", Capacity{Sequences: dim, Rows: dim, Pages: dim}, Capacity{}, workspaceSize{tileRows: BlockRows, dim: dim, scores: int64(dim) << 8, parts: parts}))
+			plan.size(&Capacity{Sequences: dim, Rows: dim, Pages: dim}, &Capacity{})
+			noError(t, memory.reserve(m.engine, plan.lists(), workspaceSize{tileRows: BlockRows, dim: dim, scores: int64(dim) << 8, parts: parts}))
 		}
 		live := 0
 		for _, b := range memory.buffers() {

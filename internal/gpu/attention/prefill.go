@@ -127,11 +127,49 @@ func (e *Engine) reservePrefill(g *attn.Problem, c *Capacity) (tiles int, parts 
 	return min(attn.Product(tiles, g.KVHeads), math.MaxInt32) + e.prefillBlocks(k), e.partBytes(k)
 }
 
+// prefilled is what a plan has for prefill kernels.
+type prefilled struct {
+	prefilling    list[prefillTile] // their output tiles, by blocks; empty where none may run
+	prefillStarts list[int32]       // where those of each block begin, and the last one's end
+
+	outputs         []prefillTile // scratch of Build
+	prefillBounds   []int64       // scratch of Build
+	costs           []int64       // scratch of Build
+	dealt           int           // thread blocks of the launch that output tiles are for
+	owners          []int32       // of output tiles: the block of each
+	prefillSections []int32       // of output tiles: where they begin
+
+	steady bool   // of prefixes, and in a recording: Build changes no launch
+	uncut  bool   // of prefixes: output tiles are not cut into parts, since the prefixes are
+	rows   uint64 // of prefixes: address of a list of the rows of queries; 0: they are in the rows' order
+	beside int    // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
+
+	prefillParams       prefillParams
+	scoredPrefillParams scoredPrefillParams
+}
+
+func (f *prefilled) lists() []entries { return []entries{&f.prefillStarts, &f.prefilling} }
+
+// sizePrefill says how long the lists get that divide has chosen. It returns the bytes of parts of output tiles.
+func (p *Plan) sizePrefill(g *attn.Problem, of division, least *Capacity) (parts int64) {
+	tiles, parts := p.engine.reservePrefill(g, least)
+	need := 0
+	if k := of.first(); k != nil {
+		need = len(p.outputs) + p.dealt
+		if of.workers > 0 {
+			parts = p.engine.partBytes(k)
+		}
+	}
+	p.prefillStarts.want(0, 0, mostTogether*p.engine.blocks+1)
+	p.prefilling.want(need, tiles, 0)
+	return parts
+}
+
 // listPrefill deals out what divide has chosen.
 func (p *Plan) listPrefill(of division) {
 	switch {
 	case of.first() == nil:
-		p.prefilling, p.prefillStarts = p.prefilling[:0], p.prefillStarts[:0]
+		p.prefilling.data, p.prefillStarts.data = p.prefilling.data[:0], p.prefillStarts.data[:0]
 	case of.workers > 0:
 		p.partPrefill(of.workers)
 	default:
@@ -148,18 +186,16 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	} else if err := p.prefillMaps(o, k); err != nil {
 		return err
 	}
-	table := m.table.Address()
 	a.query, a.out = o.Q.Address(), o.Out.Address()
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
-	a.seqs, a.masked = table+uint64(m.sections.seqs), table+uint64(m.sections.masked)
-	a.starts, a.tiles = table+uint64(m.sections.prefillStarts), table+uint64(m.sections.prefill)
+	a.seqs, a.masked, a.starts, a.tiles = p.seqs.address(m), p.masked.address(m), p.prefillStarts.address(m), p.prefilling.address(m)
 	if m.parts != nil {
 		a.counters, a.partials = m.parts.Address(), m.parts.Address()+uint64(e.counterBytes())
 	}
 	if p.look.paged {
-		a.pages = table + uint64(m.sections.pages)
+		a.pages = p.pages.address(m)
 	}
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)

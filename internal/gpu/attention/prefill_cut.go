@@ -84,19 +84,19 @@ func sink(heap []int64, x int64) {
 
 // dealPrefill lists what deal has dealt out.
 func (p *Plan) dealPrefill() {
-	starts := append(p.prefillStarts[:0], make([]int32, p.dealt+2)...)
+	starts := append(p.prefillStarts.data[:0], make([]int32, p.dealt+2)...)
 	for _, b := range p.owners {
 		starts[b+2]++
 	}
 	for b := range p.dealt {
 		starts[b+2] += starts[b+1]
 	}
-	p.prefilling = append(p.prefilling[:0], p.outputs...)
+	p.prefilling.data = append(p.prefilling.data[:0], p.outputs...)
 	for i, b := range p.owners { // block b has from starts[b+1] on, which so becomes its end
-		p.prefilling[starts[b+1]] = p.outputs[i]
+		p.prefilling.data[starts[b+1]] = p.outputs[i]
 		starts[b+1]++
 	}
-	p.prefillStarts = starts[:p.dealt+1]
+	p.prefillStarts.data = starts[:p.dealt+1]
 }
 
 // cutPrefill is how many of some blocks are to have equal parts of all output tiles, and how many
@@ -163,7 +163,7 @@ func (p *Plan) partPrefill(workers int) {
 		}
 		bounds[b] = max(begin+in, bounds[b-1])
 	}
-	p.prefilling, p.prefillStarts = p.prefilling[:0], append(p.prefillStarts[:0], 0)
+	p.prefilling.data, p.prefillStarts.data = p.prefilling.data[:0], append(p.prefillStarts.data[:0], 0)
 	begin, b := int64(0), 0
 	for i := range p.outputs {
 		t := p.outputs[i]
@@ -172,7 +172,7 @@ func (p *Plan) partPrefill(workers int) {
 			p.endBlock()
 			b++
 		}
-		host, first := b, len(p.prefilling)
+		host, first := b, len(p.prefilling.data)
 		for at := begin; at < end || at == begin; {
 			for b < workers-1 && bounds[b+1] <= at {
 				p.endBlock()
@@ -182,23 +182,25 @@ func (p *Plan) partPrefill(workers int) {
 			part := t
 			part.first, part.end = int32((at-begin)*cutKeys), int32(min((to-begin)*cutKeys, t.keys()))
 			part.host, part.part = int32(host), int32(b-host)
-			p.prefilling = append(p.prefilling, part)
+			p.prefilling.data = append(p.prefilling.data, part)
 			if at = to; at == begin {
 				break // it has no keys
 			}
 		}
-		for j := first; j < len(p.prefilling); j++ {
-			p.prefilling[j].parts = int32(b - host + 1)
+		for j := first; j < len(p.prefilling.data); j++ {
+			p.prefilling.data[j].parts = int32(b - host + 1)
 		}
 		begin = end
 	}
-	for len(p.prefillStarts) <= p.dealt {
+	for len(p.prefillStarts.data) <= p.dealt {
 		p.endBlock()
 	}
 }
 
 // endBlock: what comes now is for the next block.
-func (p *Plan) endBlock() { p.prefillStarts = append(p.prefillStarts, int32(len(p.prefilling))) }
+func (p *Plan) endBlock() {
+	p.prefillStarts.data = append(p.prefillStarts.data, int32(len(p.prefilling.data)))
+}
 
 // counterBytes is the size of the counters of parts: the same for all kernels, since they are zero between launches.
 func (e *Engine) counterBytes() int64 { return mostTogether * int64(e.blocks) * partCounters * 4 }

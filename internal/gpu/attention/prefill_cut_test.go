@@ -14,7 +14,7 @@ import (
 func TestPrefillParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		blocks := rapid.IntRange(1, 140).Draw(t, "blocks")
-		p := &Plan{engine: &Engine{Eager: rapid.Bool().Draw(t, "eager")}, dealt: blocks}
+		p := &Plan{engine: &Engine{Eager: rapid.Bool().Draw(t, "eager")}, prefilled: prefilled{dealt: blocks}}
 		var all int64
 		fixed := p.engine.fixedSteps()
 		for i, n := range rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 127, 128, 129, 300, 1000, 5000, 40000}), 1, 300).Draw(t, "keys") {
@@ -36,7 +36,7 @@ func TestPrefillParts(t *testing.T) {
 		even := (all + int64(workers) - 1) / int64(workers)
 		checkPrefill(t, p, even+2*snapped+2*fixed, p.engine.partCost)
 		for b := workers; b < blocks; b++ {
-			if p.prefillStarts[b] != p.prefillStarts[b+1] {
+			if p.prefillStarts.data[b] != p.prefillStarts.data[b+1] {
 				t.Fatalf("block %d of %d that are to work has something", b, workers)
 			}
 		}
@@ -45,15 +45,15 @@ func TestPrefillParts(t *testing.T) {
 
 // checkPrefill: no block has more than so many steps.
 func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64) {
-	if len(p.prefillStarts) != p.dealt+1 || int(p.prefillStarts[p.dealt]) != len(p.prefilling) || len(p.prefilling) > len(p.outputs)+p.dealt {
-		t.Fatalf("%d blocks: %v, of %d", p.dealt, p.prefillStarts, len(p.prefilling))
+	if len(p.prefillStarts.data) != p.dealt+1 || int(p.prefillStarts.data[p.dealt]) != len(p.prefilling.data) || len(p.prefilling.data) > len(p.outputs)+p.dealt {
+		t.Fatalf("%d blocks: %v, of %d", p.dealt, p.prefillStarts.data, len(p.prefilling.data))
 	}
 	seen := make([]prefillTile, len(p.outputs))
 	for b := range p.dealt {
-		begin, end := p.prefillStarts[b], p.prefillStarts[b+1]
+		begin, end := p.prefillStarts.data[b], p.prefillStarts.data[b+1]
 		steps := int64(0)
 		for i := begin; i < end; i++ {
-			x := p.prefilling[i]
+			x := p.prefilling.data[i]
 			steps += cost(x.steps())
 			before := seen[x.seq]
 			switch {
@@ -138,7 +138,7 @@ func TestPrefillCuts(t *testing.T) {
 		{140, 16384, 132}, // else eight blocks have twice as much as the others
 		{1, 128, 0}, {4, 256, 0}, {0, 0, 0}, {1000, 4096, 0},
 	} {
-		p := &Plan{engine: &Engine{}, dealt: 132}
+		p := &Plan{engine: &Engine{}, prefilled: prefilled{dealt: 132}}
 		for range c.outputs {
 			p.outputs = append(p.outputs, prefillTile{end: int32(c.keys), parts: 1})
 		}
@@ -156,7 +156,7 @@ func TestPrefillPrompts(t *testing.T) {
 		{1, 32, 64, 4096}, {1, 32, 64, 16384}, {16, 32, 64, 1024}, {16, 32, 128, 512},
 	} {
 		rows := map[int]int{64: 192, 128: 128}[c.dim]
-		p := &Plan{engine: &Engine{}, dealt: 132}
+		p := &Plan{engine: &Engine{}, prefilled: prefilled{dealt: 132}}
 		g := &attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
 		var seqs []sequence
 		for range c.sequences {

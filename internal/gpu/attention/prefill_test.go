@@ -72,7 +72,7 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 				t.Errorf("%v by %s", p, k.entries[0])
 			}
 			taken++
-			if slices.ContainsFunc(plan.prefilling, func(t prefillTile) bool { return t.parts > 1 }) {
+			if slices.ContainsFunc(plan.prefilling.data, func(t prefillTile) bool { return t.parts > 1 }) {
 				parts++
 			}
 			if plan.look.both {
@@ -262,7 +262,7 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 	case "whole":
 		plan.dealPrefill()
 	case "parts":
-		noError(b, plan.memory.reserve(m.engine, "parts", plan.memory.capacity, Capacity{}, workspaceSize{tileRows: BlockRows, dim: dim, parts: m.engine.partBytes(plan.look.prefill.first())}))
+		noError(b, plan.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: dim, parts: m.engine.partBytes(plan.look.prefill.first())}))
 		plan.partPrefill(plan.dealt)
 	}
 	noError(b, plan.Upload(m.Stream))
@@ -287,7 +287,7 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 	b.ReportMetric(us, "us/launch")
 	b.ReportMetric(4*float64(batch*queries*heads*dim)*(float64(behind)+float64(queries)/2)/us/1e6, "TFLOP/s")
 	if k := plan.kernelOf(o); way == "chosen" && b.N > 1 {
-		b.Logf("%s, %d output tiles, %d with parts", k.entries[0], len(plan.outputs), len(plan.prefilling))
+		b.Logf("%s, %d output tiles, %d with parts", k.entries[0], len(plan.outputs), len(plan.prefilling.data))
 	}
 	noError(b, graph.Close())
 	noError(b, plan.Close())

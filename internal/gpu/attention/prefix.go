@@ -67,13 +67,22 @@ type prefixes struct {
 	// What the GPU reads, and when it was listed: found's turn and of.
 	turn     int
 	listed   []int32
-	gathered []int32 // rows of queries that attend to prefixes: how many, and which
-	starts   []int32 // of each row of queries: where its gathered rows begin in slots, and the last one's end
-	slots    []int32
-	shifts   []int32 // with slopes, of each gathered row: see attn.Prefixes.AppendShifts
+	gathered list[int32] // rows of queries that attend to prefixes: how many, and which
+	starts   list[int32] // of each row of queries: where its gathered rows begin in slots, and the last one's end
+	slots    list[int32]
+	shifts   list[int32] // with slopes, of each gathered row: see attn.Prefixes.AppendShifts
 
 	gather prefixGatherParams
 	merge  prefixMergeParams
+}
+
+func (x *prefixes) lists() []entries { return []entries{&x.gathered, &x.starts, &x.slots, &x.shifts} }
+
+// size is of steps that share nothing; layPrefixes says how long the lists get of others.
+func (x *prefixes) size() {
+	for _, l := range x.lists() {
+		l.of().want(0, 0, 0)
+	}
 }
 
 // prefixGatherParams is struct PrefixGatherParams.
@@ -199,11 +208,18 @@ func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who 
 	case many != nil && (!p.recorded || x.plan.look.prefill.first() != nil):
 		x.blocks = p.besidePrefixes(g, few, many, who, need, s.gathered)
 	}
+	gathered := 0
 	for i := range x.seqs {
-		x.seqs[i].Row = need.gathered
-		need.gathered += x.seqs[i].Queries
+		x.seqs[i].Row = gathered
+		gathered += x.seqs[i].Queries
 	}
-	least.gathered = s.gathered
+	x.gathered.want(gathered, s.gathered, 1)
+	x.slots.want(gathered, s.gathered, 0)
+	if g.Slopes.Len() > 0 {
+		x.shifts.want(gathered, s.gathered, 0)
+	}
+	x.starts.want(need.Rows, least.Rows, 1)
+	p.cuts.want(need.Rows, least.Rows, 0)
 	return s
 }
 
@@ -258,7 +274,7 @@ func (x *prefixes) stillBuilt(g *attn.Problem, recorded bool, least Capacity) bo
 		!of.look.paged || of.look.geometry != prefixProblem(g, x.direct) {
 		return false
 	}
-	pages := of.pages // in the order of the sequences
+	pages := of.pages.data // in the order of the sequences
 	for i := range x.seqs {
 		q, was := &x.seqs[i], &x.built[i]
 		live := attn.Ceil(q.Keys, g.PageTokens)
@@ -273,16 +289,16 @@ func (x *prefixes) stillBuilt(g *attn.Problem, recorded bool, least Capacity) bo
 // listPrefixes writes what the launches around attention read.
 func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 	x := &p.prefixes
-	if s.on() && x.turn == x.found.Turn && slices.Equal(x.of, x.listed) && len(x.starts) == s.rows+1 && len(p.slopes)+len(x.shifts) == 0 {
+	if s.on() && x.turn == x.found.Turn && slices.Equal(x.of, x.listed) && len(x.starts.data) == s.rows+1 && len(p.slopes.data)+len(x.shifts.data) == 0 {
 		return // as they were
 	}
-	x.gathered, x.starts, x.slots, x.shifts, x.listed = x.gathered[:0], x.starts[:0], x.slots[:0], x.shifts[:0], x.listed[:0]
+	x.gathered.data, x.starts.data, x.slots.data, x.shifts.data, x.listed = x.gathered.data[:0], x.starts.data[:0], x.slots.data[:0], x.shifts.data[:0], x.listed[:0]
 	if !s.on() {
 		return
 	}
 	x.turn, x.listed = x.found.Turn, append(x.listed, x.of...)
-	x.gathered, x.starts = append(x.gathered, 0), slices.Grow(x.starts, s.rows+2)[:s.rows+2]
-	clear(x.starts)
+	x.gathered.data, x.starts.data = append(x.gathered.data, 0), slices.Grow(x.starts.data, s.rows+2)[:s.rows+2]
+	clear(x.starts.data)
 	first := 0
 	for k, i := range x.of {
 		piece := x.found.Found[i] // those of one lie side by side
@@ -291,28 +307,28 @@ func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 		}
 		first = piece.First + x.seqs[k].Keys
 		piece.End = first
-		x.gathered = x.found.AppendRows(x.gathered, &piece, seqs)
-		if len(p.slopes) > 0 {
-			x.shifts = x.found.AppendShifts(x.shifts, &piece, seqs)
+		x.gathered.data = x.found.AppendRows(x.gathered.data, &piece, seqs)
+		if len(p.slopes.data) > 0 {
+			x.shifts.data = x.found.AppendShifts(x.shifts.data, &piece, seqs)
 		}
 	}
-	starts := x.starts[1:]
-	for _, row := range x.gathered[1:] {
+	starts := x.starts.data[1:]
+	for _, row := range x.gathered.data[1:] {
 		starts[row+1]++
 	}
-	n := len(x.gathered) - 1
-	x.gathered[0] = int32(n)
+	n := len(x.gathered.data) - 1
+	x.gathered.data[0] = int32(n)
 	sum := int32(0)
 	for i, count := range starts {
 		sum += count
 		starts[i] = sum
 	}
-	x.slots = slices.Grow(x.slots, n)[:n]
-	for slot, row := range x.gathered[1:] { // row has from starts[row] on, which so becomes its end
+	x.slots.data = slices.Grow(x.slots.data, n)[:n]
+	for slot, row := range x.gathered.data[1:] { // row has from starts[row] on, which so becomes its end
 		at := starts[row]
-		x.slots[at], starts[row] = int32(slot), at+1
+		x.slots.data[at], starts[row] = int32(slot), at+1
 	}
-	x.starts = x.starts[:s.rows+1]
+	x.starts.data = x.starts.data[:s.rows+1]
 }
 
 // loadPrefixes has the functions of the launches around attention.
@@ -342,7 +358,7 @@ func (e *Engine) loadPrefixes() error {
 func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
 	x, g := &p.prefixes, &p.look.geometry
 	share := &p.look.sharing
-	at, table := share.states(g), p.memory.table.Address()
+	at := share.states(g)
 	floats := func(begin, end int64) gpu.Memory {
 		return gpu.Memory{Buffer: p.memory.states, Offset: begin, Len: int(end-begin) / 4, DType: attn.Float32}
 	}
@@ -354,19 +370,19 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
 
 	size := int64(o.Q.DType.Size())
 	x.gather = prefixGatherParams{
-		query: o.Q.Address(), to: shared.Q.Address(), rows: table + uint64(p.memory.sections.gathered),
+		query: o.Q.Address(), to: shared.Q.Address(), rows: x.gathered.address(&p.memory),
 		queryRow: int64(g.Query.Row) * size, queryHead: int64(g.Query.Head) * size,
 		heads: int32(g.Heads), width: int32(g.Dim * int(size)),
 	}
 	x.merge = prefixMergeParams{
 		own: own.Out.Address(), ownLse: own.LSE.Address(), prefix: shared.Out.Address(), prefixLse: shared.LSE.Address(),
-		starts: table + uint64(p.memory.sections.mergeStarts), slots: table + uint64(p.memory.sections.mergeSlots),
+		starts: x.starts.address(&p.memory), slots: x.slots.address(&p.memory),
 		out: o.Out.Address(), lse: o.LSE.AddressOr0(),
 		outRow: int64(share.out.Row), outHead: int64(share.out.Head), lseRow: int64(share.lse.Row), lseHead: int64(share.lse.Head),
 		rows: int32(share.rows), heads: int32(g.Heads), dim: int32(g.Dim), outType: gpu.Code(o.Out.DType),
 	}
-	if len(p.slopes) > 0 {
-		x.merge.slopes, x.merge.shifts = table+uint64(p.memory.sections.slopes), table+uint64(p.memory.sections.mergeShifts)
+	if len(p.slopes.data) > 0 {
+		x.merge.slopes, x.merge.shifts = p.slopes.address(&p.memory), x.shifts.address(&p.memory)
 	}
 	most := prefixBlocks * p.engine.blocks
 	if x.plan.rows = 0; x.direct {

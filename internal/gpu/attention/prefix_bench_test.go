@@ -166,7 +166,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 			}
 			noError(b, p.buildPrefixes(&own, &p.look.sharing))
 			p.listPrefixes(seqs, &p.look.sharing)
-			p.schedule(&own, p.seqs, m.engine.blocks-n, true)
+			p.schedule(&own, p.seqs.data, m.engine.blocks-n, true)
 			p.prefetchPages(&own, p.look.kernel)
 		}
 	}

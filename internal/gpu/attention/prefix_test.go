@@ -152,7 +152,7 @@ func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 		kv := testgpu.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: testgpu.Pick(rng, 1, 3, 16)})
 		m.run(t, plan, p)
-		if plan.look.sharing.on() && slices.ContainsFunc(plan.cuts, func(cut int32) bool { return cut > 0 }) {
+		if plan.look.sharing.on() && slices.ContainsFunc(plan.cuts.data, func(cut int32) bool { return cut > 0 }) {
 			if plan.look.prefill.first() != nil {
 				many++
 			} else {
@@ -163,7 +163,7 @@ func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 			}
 		}
 		if p.check(t); t.Failed() {
-			t.Fatalf("case %d, %v inputs: %v, forks %v, cuts %v", i, in, p, p.forks, plan.cuts)
+			t.Fatalf("case %d, %v inputs: %v, forks %v, cuts %v", i, in, p, p.forks, plan.cuts.data)
 		}
 		p.close(t)
 	}
@@ -198,7 +198,7 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool)
 			plan.Recorded()
 			cut := 0
 			m.replay(t, plan, s, func(int, *problem) {
-				if len(plan.cuts) > 0 && slices.Max(plan.cuts) > 0 {
+				if len(plan.cuts.data) > 0 && slices.Max(plan.cuts.data) > 0 {
 					cut++
 				}
 			})

@@ -285,7 +285,7 @@ func TestFakePlanAgain(t *testing.T) {
 				if plan.prefixes.blocks > 0 {
 					beside++
 				}
-				if len(plan.cuts) > 0 && slices.Max(plan.cuts) > 0 {
+				if len(plan.cuts.data) > 0 && slices.Max(plan.cuts.data) > 0 {
 					cut++
 				}
 			}
@@ -304,12 +304,12 @@ func TestFakePlanAgain(t *testing.T) {
 // told is all that launches are told of a plan, but addresses.
 func (p *Plan) told() string {
 	x := &p.prefixes
-	own := fmt.Sprint(p.works, p.seqs, p.prefetches, p.masked, p.prefilling, p.prefillStarts, p.slopes, p.details, p.trees, p.cuts, p.positions, p.slots, p.pages, p.ahead,
+	own := fmt.Sprint(p.works.data, p.seqs.data, p.prefetches.data, p.masked.data, p.prefilling.data, p.prefillStarts.data, p.slopes.data, p.details.data, p.trees.data, p.cuts.data, p.positions.data, p.slots.data, p.pages.data, p.ahead.data,
 		p.reach, p.lastPage, p.mostSlots, p.liveKeys, p.appends, p.look.geometry, p.look.rows, p.look.tileRows, p.look.both, p.look.beside, p.look.kernel.entries, p.sched.Workers(), p.sched.Tiles())
 	if !p.look.sharing.on() {
 		return own
 	}
-	return fmt.Sprintln(own) + fmt.Sprintln(x.gathered, x.starts, x.slots, x.shifts, x.blocks, x.direct, x.plan.state >= built) + x.plan.told()
+	return fmt.Sprintln(own) + fmt.Sprintln(x.gathered.data, x.starts.data, x.slots.data, x.shifts.data, x.blocks, x.direct, x.plan.state >= built) + x.plan.told()
 }
 
 // planSteps are the sequences of steps that follow each other: each appends a token to each sequence.

@@ -184,8 +184,8 @@ func testRuns(t *testing.T, m *machine, keys int) {
 		m.run(t, plan, p)
 		p.check(t)
 		want[i] = testgpu.Read(t, &p.o)
-		if m.engine.hasEpilogue() && !slices.ContainsFunc(plan.works, func(w work) bool { return w.wholeSeq == together }) {
-			t.Fatalf("nobody merges together: %+v", plan.works)
+		if m.engine.hasEpilogue() && !slices.ContainsFunc(plan.works.data, func(w work) bool { return w.wholeSeq == together }) {
+			t.Fatalf("nobody merges together: %+v", plan.works.data)
 		}
 	}
 	for i, launches := range []int{3, 5} { // the last three numbers, and then from 2 on

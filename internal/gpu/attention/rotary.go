@@ -26,6 +26,23 @@ type rotaryParams struct {
 	turns                    [rotaryPairs]attn.Turning
 }
 
+// rotated is what a plan has for them.
+type rotated struct {
+	positions list[int64] // of each token row
+	rotary    rotaryParams
+	turned    gpu.Memory // the queries that the last AppendTurned since Build has made
+}
+
+func (r *rotated) lists() []entries { return []entries{&r.positions} }
+
+// size says how long the list gets, of so many rows, and of as many as were announced.
+func (r *rotated) size(g *attn.Problem, rows, least int) {
+	if !rotates(g) {
+		rows, least = 0, 0
+	}
+	r.positions.want(rows, least, 0)
+}
+
 // rotates says whether a problem has a rotary embedding.
 func rotates(g *attn.Problem) bool { return g.Rotary != attn.Rotary{} }
 
@@ -46,15 +63,15 @@ func (e *Engine) loadRotary(g *attn.Problem) error {
 
 // listPositions writes where the token of each row stands in its sequence.
 func (p *Plan) listPositions(g *attn.Problem, seqs []attn.Sequence, rows int) {
-	p.positions = p.positions[:0]
+	p.positions.data = p.positions.data[:0]
 	if !rotates(g) {
 		return
 	}
-	p.positions = append(p.positions, make([]int64, rows)...)
+	p.positions.data = append(p.positions.data, make([]int64, rows)...)
 	for i := range seqs {
 		q := &seqs[i]
 		for j := range min(q.Queries, rows-q.Row) { // with rows 0 there is nothing to append
-			p.positions[q.Row+j] = int64(q.Position(j))
+			p.positions.data[q.Row+j] = int64(q.Position(j))
 		}
 	}
 }
@@ -94,7 +111,7 @@ func (p *Plan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned gpu.Memo
 	}
 	r := &p.rotary
 	*r = rotaryParams{
-		Append: p.newRows, query: q.Address(), turned: turned.Address(), positions: p.memory.table.Address() + uint64(p.memory.sections.positions),
+		Append: p.newRows, query: q.Address(), turned: turned.Address(), positions: p.positions.address(&p.memory),
 		queryRow: int64(g.Query.Row), queryHead: int64(g.Query.Head), queryHeads: int32(g.Heads), queryType: gpu.Code(q.DType),
 		pairs: int32(g.Rotary.Turns.Len()), factor: float32(g.Rotary.Factor),
 	}

@@ -236,16 +236,15 @@ func (p *Plan) hold(o *Operands) {
 // fill writes what kernels are told, but for the tensor maps.
 func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a, g, m := &p.params, &p.look.geometry, &p.memory
-	table := m.table.Address()
 	a.keys, a.values, a.query, a.out, a.lse = o.K.Address(), o.V.Address(), o.Q.Address(), o.Out.Address(), 0
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
-	a.Work, a.seqs, a.Masked, a.pages = table+uint64(m.sections.works), table+uint64(m.sections.seqs), table+uint64(m.sections.masked), 0
+	a.Work, a.seqs, a.Masked, a.pages = p.works.address(m), p.seqs.address(m), p.masked.address(m), 0
 	if p.look.paged {
-		a.pages = table + uint64(m.sections.pages)
+		a.pages = p.pages.address(m)
 	}
-	a.prefetched = table + uint64(m.sections.prefetches)
+	a.prefetched = p.prefetches.address(m)
 	a.partials, a.counters = m.partials.Address(), m.counters.Address()
 	if g.Invariant {
 		a.partials = m.states.Address()

@@ -107,14 +107,14 @@ func (e *Engine) blockEach(outputs, workers, bytes, copied int) bool {
 // is the end of the launch: where some go on with whole output tiles, nobody should wait.
 func (p *Plan) mergeTogether() {
 	shared := false
-	for i := range p.works {
-		if p.works[i].wholeTiles > 0 {
+	for i := range p.works.data {
+		if p.works.data[i].wholeTiles > 0 {
 			return
 		}
-		shared = shared || p.works[i].guests > 0
+		shared = shared || p.works.data[i].guests > 0
 	}
-	for i := 0; shared && i < len(p.works); i++ {
-		p.works[i].wholeSeq = together
+	for i := 0; shared && i < len(p.works.data); i++ {
+		p.works.data[i].wholeSeq = together
 	}
 }
 
@@ -145,13 +145,13 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 	policy := g.Policy
 	policy.Slack, policy.Whole, policy.Hybrid = p.slack(g, workers), p.whole(g, workers, longest), !g.Invariant
 	p.sched.Cut(policy, workers)
-	if p.works == nil {
-		p.works = make([]work, p.engine.blocks)
+	if p.works.data == nil {
+		p.works.data = make([]work, p.engine.blocks)
 	}
-	packWorks(&p.sched, seqs, p.works)
+	packWorks(&p.sched, seqs, p.works.data)
 	switch {
 	case g.Invariant:
-		placeStates(&p.sched, p.works)
+		placeStates(&p.sched, p.works.data)
 	case p.engine.hasEpilogue():
 		p.mergeTogether()
 	}

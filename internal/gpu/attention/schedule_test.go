@@ -130,17 +130,18 @@ func TestSlack(t *testing.T) {
 	} {
 		p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}}
 		for i := range c.batch {
-			p.seqs = append(p.seqs, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
+			p.seqs.data = append(p.seqs.data, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
 		}
-		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16}, p.seqs, p.engine.blocks, false)
+		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16}, p.seqs.data, p.engine.blocks, false)
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
 	}
 	// In a launch that does more fewer blocks with one part each are better for longer.
-	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, fused: true, seqs: []sequence{{queries: 1, keys: 32768}}}
+	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, fused: true}
+	p.seqs.data = []sequence{{queries: 1, keys: 32768}}
 	for _, want := range []int{128, 132} {
-		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, KV: attn.Float16}, p.seqs, p.engine.blocks, false)
+		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, KV: attn.Float16}, p.seqs.data, p.engine.blocks, false)
 		if n := p.sched.Workers(); n != want {
 			t.Errorf("fused, %v: %d blocks, want %d", p.fused, n, want)
 		}
@@ -195,28 +196,29 @@ func TestWorth(t *testing.T) {
 				batch := c.batch
 				if batch < 0 {
 					batch = 31
-					p.seqs = append(p.seqs, sequence{queries: 1, keys: 131072})
+					p.seqs.data = append(p.seqs.data, sequence{queries: 1, keys: 131072})
 				}
 				for range batch {
-					p.seqs = append(p.seqs, sequence{row: int32(len(p.seqs)), queries: 1, keys: int32(c.keys)})
+					p.seqs.data = append(p.seqs.data, sequence{row: int32(len(p.seqs.data)), queries: 1, keys: int32(c.keys)})
 				}
 				g := attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, PageTokens: max(c.page, 1), Policy: policy}
 				// Fused, as if all blocks were worth having.
-				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, Eager: true}, seqs: p.seqs}
-				all.schedule(&g, all.seqs, all.engine.blocks, c.page > 0)
+				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, Eager: true}}
+				all.seqs = p.seqs
+				all.schedule(&g, all.seqs.data, all.engine.blocks, c.page > 0)
 				p.fused = true
-				p.schedule(&g, p.seqs, p.engine.blocks, c.page > 0)
-				if !slices.Equal(p.works, all.works) {
+				p.schedule(&g, p.seqs.data, p.engine.blocks, c.page > 0)
+				if !slices.Equal(p.works.data, all.works.data) {
 					t.Errorf("%+v, %v, capability %d: fused %d blocks", c, policy.Kind, capability, p.sched.Workers())
 				}
 				p.fused = false
-				p.schedule(&g, p.seqs, p.engine.blocks, c.page > 0)
-				shares := slices.ContainsFunc(p.works, func(w work) bool { return w.guests > 0 })
-				merge := shares && capability == 90 && !slices.ContainsFunc(p.works, func(w work) bool { return w.wholeTiles > 0 })
+				p.schedule(&g, p.seqs.data, p.engine.blocks, c.page > 0)
+				shares := slices.ContainsFunc(p.works.data, func(w work) bool { return w.guests > 0 })
+				merge := shares && capability == 90 && !slices.ContainsFunc(p.works.data, func(w work) bool { return w.wholeTiles > 0 })
 				if policy.Kind == lean.StreamK && capability == 90 && (p.sched.Workers() != c.blocks || merge != c.together) {
 					t.Errorf("%+v: %d blocks, together: %v", c, p.sched.Workers(), merge)
 				}
-				for b, w := range p.works {
+				for b, w := range p.works.data {
 					if (w.wholeSeq == together) != merge {
 						t.Fatalf("%+v, %v, capability %d: block %d: %+v", c, policy.Kind, capability, b, w)
 					}

@@ -13,11 +13,39 @@ import (
 // Masks other than causal, and score modifications (kernels/attn_score.cuh). Scores there are of
 // base 4: what is added to them is multiplied by log4(e) before.
 
+// scored is what a plan has for them.
+type scored struct {
+	slopes  list[float32]   // of ALiBi, of each query head, to base 4; empty: none
+	details list[seqDetail] // of seqs, where there is a bias, or may be a tree
+	trees   list[uint64]    // masks of those that have a tree
+	cuts    list[int32]     // where prefixes and a window are, of each token row: see cuts
+
+	numbers []numbered // scratch of Build: seqs, which sequences these are
+
+	scoredParams scoredParams
+}
+
+func (c *scored) lists() []entries { return []entries{&c.slopes, &c.details, &c.trees, &c.cuts} }
+
+// size says how long the lists get.
+func (c *scored) size(g *attn.Problem, need *measured, least *Capacity) {
+	c.slopes.want(g.Slopes.Len(), 0, 0)
+	c.details.want(0, 0, 0)
+	if hasDetails(g) {
+		c.details.want(need.Sequences, least.Sequences, 0)
+	}
+	c.trees.want(need.trees, 0, 0)
+	if g.Tree {
+		c.trees.want(need.trees, least.Rows, 0)
+	}
+	c.cuts.want(0, 0, 0) // layPrefixes says
+}
+
 // listSlopes writes the slopes of the query heads.
 func (p *Plan) listSlopes(g *attn.Problem) {
-	p.slopes = p.slopes[:0]
+	p.slopes.data = p.slopes.data[:0]
 	for h := range g.Slopes.Len() {
-		p.slopes = append(p.slopes, float32(g.Slopes.Of(h)*lean.Log4E))
+		p.slopes.data = append(p.slopes.data, float32(g.Slopes.Of(h)*lean.Log4E))
 	}
 }
 
@@ -33,7 +61,7 @@ type numbered struct {
 // listDetails writes which sequences seqs are, in the order in which sortSequences has them, and the
 // trees of those that have one. all are those that Build was given.
 func (p *Plan) listDetails(g *attn.Problem, all []attn.Sequence, queries int) {
-	p.details, p.trees = p.details[:0], p.trees[:0]
+	p.details.data, p.trees.data = p.details.data[:0], p.trees.data[:0]
 	if !hasDetails(g) {
 		return
 	}
@@ -41,9 +69,9 @@ func (p *Plan) listDetails(g *attn.Problem, all []attn.Sequence, queries int) {
 	for _, n := range p.numbers {
 		d := seqDetail{number: n.number, tree: -1}
 		if tree := all[n.number].Tree; tree != nil {
-			d.tree, p.trees = int32(len(p.trees)), append(p.trees, tree...)
+			d.tree, p.trees.data = int32(len(p.trees.data)), append(p.trees.data, tree...)
 		}
-		p.details = append(p.details, d)
+		p.details.data = append(p.details.data, d)
 	}
 }
 
@@ -81,8 +109,8 @@ func (p *Plan) scoresOf(g *attn.Problem, o *Operands) (score scoreParams) {
 	if g.Cap != 0 {
 		score.cap, score.reciprocal = float32(g.Cap*lean.Log4E), float32(1/(g.Cap*lean.Log4E))
 	}
-	if len(p.slopes) > 0 {
-		score.slopes = p.memory.table.Address() + uint64(p.memory.sections.slopes)
+	if len(p.slopes.data) > 0 {
+		score.slopes = p.slopes.address(&p.memory)
 	}
 	if g.Sinks {
 		score.sinks = o.Sinks.Address() // the kernel multiplies them
@@ -92,13 +120,13 @@ func (p *Plan) scoresOf(g *attn.Problem, o *Operands) (score scoreParams) {
 		score.biasSequence, score.biasHead, score.biasRow = biasStrides(&g.Bias)
 	}
 	if g.Tree { // whether a sequence has one or not: a recording is of steps with other trees, too
-		score.trees = p.memory.table.Address() + uint64(p.memory.sections.trees)
+		score.trees = p.trees.address(&p.memory)
 	}
 	if hasDetails(g) {
-		score.details = p.memory.table.Address() + uint64(p.memory.sections.details)
+		score.details = p.details.address(&p.memory)
 	}
-	if len(p.cuts) > 0 {
-		score.cuts = p.memory.table.Address() + uint64(p.memory.sections.cuts)
+	if len(p.cuts.data) > 0 {
+		score.cuts = p.cuts.address(&p.memory)
 	}
 	return score
 }

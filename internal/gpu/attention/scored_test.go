@@ -37,17 +37,17 @@ func TestPlanDetails(t *testing.T) {
 			rows += q
 		}
 		noError(t, plan.Build(g, seqs, 0))
-		if len(plan.seqs) != len(numberOf) || len(plan.details) != len(plan.seqs) {
-			t.Fatalf("%d of %d sequences, %d details", len(plan.seqs), len(numberOf), len(plan.details))
+		if len(plan.seqs.data) != len(numberOf) || len(plan.details.data) != len(plan.seqs.data) {
+			t.Fatalf("%d of %d sequences, %d details", len(plan.seqs.data), len(numberOf), len(plan.details.data))
 		}
-		for i, s := range plan.seqs {
-			d := plan.details[i]
+		for i, s := range plan.seqs.data {
+			d := plan.details.data[i]
 			if d.number != numberOf[s.row] {
 				t.Fatalf("rows from %d on are of sequence %d: %+v", s.row, numberOf[s.row], d)
 			}
 			tree := seqs[d.number].Tree
-			if tree == nil && d.tree != -1 || tree != nil && !slices.Equal(plan.trees[d.tree:][:len(tree)], tree) {
-				t.Fatalf("sequence %d has the tree %#x: %+v of %#x", d.number, tree, d, plan.trees)
+			if tree == nil && d.tree != -1 || tree != nil && !slices.Equal(plan.trees.data[d.tree:][:len(tree)], tree) {
+				t.Fatalf("sequence %d has the tree %#x: %+v of %#x", d.number, tree, d, plan.trees.data)
 			}
 		}
 	}

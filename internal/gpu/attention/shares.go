@@ -71,8 +71,8 @@ func (p *Plan) launches(seqs []attn.Sequence, look *look, who division) (all []L
 	if k := who.taken(g); k != nil {
 		l := Launch{Entry: k.entries[k.entryOf(g.QueryType, g.QueryType)], Rows: k.tile.rows, Tokens: cutKeys, Blocks: make([][]Share, p.dealt)}
 		for b := range l.Blocks {
-			for _, t := range p.prefilling[p.prefillStarts[b]:p.prefillStarts[b+1]] {
-				n := p.seqs[t.seq]
+			for _, t := range p.prefilling.data[p.prefillStarts.data[b]:p.prefillStarts.data[b+1]] {
+				n := p.seqs.data[t.seq]
 				rows, first := int(n.queries)*g.Group(), int(t.block)*k.tile.rows
 				share := Share{Sequence: number[n.row], Head: int(t.head), Block: int(t.block), Begin: int64(t.first) / cutKeys}
 				share.End, share.Tiles = share.Begin+t.steps(), keysOf(g, p.prefixes.cuts, &n, first, min(first+k.tile.rows, rows), 1).Tiles(cutKeys)
@@ -86,13 +86,13 @@ func (p *Plan) launches(seqs []attn.Sequence, look *look, who division) (all []L
 	}
 	l := Launch{Entry: look.kernel.entries[0], Rows: look.tileRows, Tokens: tileTokens(g), Blocks: make([][]Share, p.engine.blocks)}
 	for b := range p.sched.Workers() {
-		l.Apart = l.Apart || p.works[b].wholeTiles > 0
+		l.Apart = l.Apart || p.works.data[b].wholeTiles > 0
 		for it := p.sched.Work(b); ; {
 			k, ok := it.Next()
 			if !ok {
 				break
 			}
-			l.Blocks[b] = append(l.Blocks[b], Share{number[p.seqs[k.Seq].row], k.Head, k.Block, k.Begin, k.End, k.Tiles})
+			l.Blocks[b] = append(l.Blocks[b], Share{number[p.seqs.data[k.Seq].row], k.Head, k.Block, k.Begin, k.End, k.Tiles})
 		}
 	}
 	return append(all, l)

@@ -71,7 +71,7 @@ func testScheduleOf(t *testing.T, m *machine) {
 			}
 			kinds["many rows"]++
 			for b, shares := range l.Blocks {
-				if n := int(p.prefillStarts[b+1] - p.prefillStarts[b]); n != len(shares) {
+				if n := int(p.prefillStarts.data[b+1] - p.prefillStarts.data[b]); n != len(shares) {
 					t.Fatalf("case %d: block %d has %d shares, and gets %d", i, b, len(shares), n)
 				}
 			}
@@ -80,7 +80,7 @@ func testScheduleOf(t *testing.T, m *machine) {
 			kinds["both"]++
 		}
 		if l := got.Launches[len(got.Launches)-1]; p.look.prefill.taken(&g) == nil || p.look.both {
-			for b, w := range p.works {
+			for b, w := range p.works.data {
 				n := w.tiles + max(w.wholeTiles, 0)
 				for _, s := range l.Blocks[b] {
 					n -= int32(s.End - s.Begin)
@@ -90,7 +90,7 @@ func testScheduleOf(t *testing.T, m *machine) {
 						kinds["cut"]++
 					}
 				}
-				if n != 0 || len(l.Blocks[b]) > 0 && (int(w.head) != l.Blocks[b][0].Head || int(w.seq) >= len(p.seqs) || int(p.seqs[w.seq].row) != seqs[l.Blocks[b][0].Sequence].Row) {
+				if n != 0 || len(l.Blocks[b]) > 0 && (int(w.head) != l.Blocks[b][0].Head || int(w.seq) >= len(p.seqs.data) || int(p.seqs.data[w.seq].row) != seqs[l.Blocks[b][0].Sequence].Row) {
 					t.Fatalf("case %d: block %d has %+v, and gets %+v", i, b, l.Blocks[b], w)
 				}
 			}
