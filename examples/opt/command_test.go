@@ -12,7 +12,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"gorgonia.org/leanattention/examples/opt/bpe"
@@ -20,6 +22,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/internal/rankstest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/script"
 
 	"go.uber.org/goleak"
 )
@@ -311,8 +314,9 @@ func TestActivation(t *testing.T) {
 	}
 }
 
-// TestExit: exit status and message of everything that can be wrong.
-func TestExit(t *testing.T) {
+// TestScript: the exit status and the last line on standard error where something is wrong. Nothing is on standard
+// output then. The script's $name is a folder that is made here.
+func TestScript(t *testing.T) {
 	dir, empty := writeModel(t, nil), t.TempDir()
 	llama := writeModel(t, func(c map[string]any) { c["model_type"] = "llama" })
 	gelu := writeModel(t, func(c map[string]any) { c["activation_function"] = "gelu_new" })
@@ -340,61 +344,28 @@ func TestExit(t *testing.T) {
 		binary.LittleEndian.PutUint32(b[len(b)-4:], math.Float32bits(1e6)) // lm_head's last
 		return b
 	})
-	for _, c := range []struct {
-		name   string
-		args   []string
-		status int
-		want   string // in the message
-	}{
-		{"no folder", []string{"-prompt", "a", "-model", filepath.Join(empty, "none")}, 1, "none"},
-		{"empty folder", []string{"-prompt", "a", "-model", empty}, 1, "config.json"},
-		{"llama", []string{"-prompt", "a", "-model", llama}, 1, `"llama"`},
-		{"gelu_new", []string{"-prompt", "a", "-model", gelu}, 1, `"gelu_new"`},
-		{"half a file", []string{"-prompt", "a", "-model", cut}, 1, "model.safetensors"},
-		{"broken vocabulary", []string{"-prompt", "a", "-model", noVocab}, 1, "vocab.json"},
-		{"NaN weights", []string{"-prompt", "a", "-model", nan}, 1, "NaN"},
-		{"long prompt", []string{"-model", dir, "-prompt", "a", "-prompt", strings.Repeat("x", 64)}, 1, "prompt 2 has 65 tokens, and the model has 64 positions: shorten it"},
-		{"no prompt", []string{"-model", dir}, 2, "-prompt"},
-		{"no flags", nil, 2, "-prompt"},
-		{"unknown flag", []string{"-prompt", "a", "-nonsense"}, 2, "-nonsense"},
-		{"text without flag", []string{"-prompt", "a", "b"}, 2, `"b"`},
-		{"-n 0", []string{"-prompt", "a", "-n", "0"}, 2, "-n"},
-		{"-n x", []string{"-prompt", "a", "-n", "x"}, 2, "-n"},
-		{"-attn", []string{"-prompt", "a", "-attn", "flash"}, 2, "-attn"},
-		{"-device", []string{"-prompt", "a", "-device", "tpu"}, 2, "-device"},
-		{"-device twice", []string{"-prompt", "a", "-device", "gpu:1,0,1"}, 2, "-device"},
-		{"-device numbers", []string{"-prompt", "a", "-device", "gpu:0,"}, 2, "-device"},
-		{"-device number", []string{"-prompt", "a", "-device", "gpu:x"}, 2, "-device"},
-		{"-device of rewritten nodes", []string{"-prompt", "a", "-device", "gpu", "-attn", "fused"}, 2, "-device"},
-		{"-shard", []string{"-prompt", "a", "-device", "gpu:0,1", "-shard", "rows"}, 2, "-shard"},
-		{"-shard of one GPU", []string{"-prompt", "a", "-device", "gpu", "-shard", "context"}, 2, "-shard context needs several GPUs"},
-		{"-shard of attention in three launches", []string{"-prompt", "a", "-device", "gpu:0,1", "-shard", "context", "-attn", "default"}, 2, "-shard context needs -attn lean"},
-		{"-chunk of fused", []string{"-prompt", "a", "-chunk", "8", "-attn", "fused"}, 2, "-chunk"},
-		{"a negative -chunk", []string{"-prompt", "a", "-chunk", "-1"}, 2, "-chunk"},
-		{"-mixed of stock layers", []string{"-prompt", "a", "-mixed", "-linear", "stock"}, 2, "-mixed"},
-		{"-device of stock layers", []string{"-prompt", "a", "-device", "gpu", "-linear", "stock"}, 2, "-device"},
-		{"-linear", []string{"-prompt", "a", "-linear", "fast"}, 2, "-linear"},
-		{"-weights", []string{"-prompt", "a", "-weights", "int8"}, 2, "-weights"},
-		{"-weights that do not fit", []string{"-prompt", "a", "-model", large, "-weights", "f16"}, 1, "float16"},
-		{"-cache", []string{"-prompt", "a", "-cache", "f8"}, 2, "-cache"},
-		{"-cache of default", []string{"-prompt", "a", "-cache", "f16", "-attn", "default"}, 2, "-cache"},
-		{"-workers of default", []string{"-prompt", "a", "-workers", "2", "-attn", "default"}, 2, "-workers"},
-		{"-workers -1", []string{"-prompt", "a", "-workers", "-1"}, 2, "-workers"},
-		{"-workers 5000", []string{"-prompt", "a", "-workers", "5000"}, 2, "-workers"},
-		{"-temperature", []string{"-prompt", "a", "-temperature", "-0.5"}, 2, "temperature"},
-		{"-temperature NaN", []string{"-prompt", "a", "-temperature", "NaN"}, 2, "temperature"},
-		{"-top-k", []string{"-prompt", "a", "-top-k", "-1"}, 2, "top-k"},
-		{"-top-p", []string{"-prompt", "a", "-top-p", "-0.1"}, 2, "top-p"},
-		{"-top-p 2", []string{"-prompt", "a", "-top-p", "2"}, 2, "top-p"},
-		{"-seed", []string{"-prompt", "a", "-seed", "-1"}, 2, "-seed"},
-	} {
-		status, out, log := command(t, c.args...)
-		lines := strings.Split(strings.TrimSuffix(log, "\n"), "\n")
-		message := lines[len(lines)-1]
-		if status != c.status || strings.TrimSpace(out) != "" || !strings.HasPrefix(message, "opt: ") || !strings.Contains(message, c.want) {
-			t.Errorf("%s: status %d, stdout %q, stderr %q", c.name, status, out, log)
+	folders := map[string]string{"none": filepath.Join(empty, "none"), "empty": empty, "model": dir, "llama": llama, "gelu": gelu, "cut": cut, "novocab": noVocab, "nan": nan, "large": large}
+	script.Run(t, "testdata/command.txt", func(words []string) (string, error) {
+		if words[0] != "opt" {
+			t.Fatalf("no command %q", words[0])
 		}
-	}
+		args := slices.Clone(words[1:])
+		for i, arg := range args {
+			if name, ok := strings.CutPrefix(arg, "$"); ok {
+				args[i] = folders[name]
+			}
+		}
+		status, out, log := command(t, args...)
+		for name, folder := range folders {
+			log = strings.ReplaceAll(log, folder, "$"+name)
+		}
+		lines := strings.Split(strings.TrimSuffix(log, "\n"), "\n")
+		last := lines[len(lines)-1]
+		if status == 0 || strings.TrimSpace(out) != "" || !strings.HasPrefix(last, "opt: ") {
+			return "", fmt.Errorf("status %d, stdout %q, stderr %q", status, out, log)
+		}
+		return fmt.Sprintf("%d %s", status, strings.ReplaceAll(last, syscall.ENOENT.Error(), "no such file or directory")), nil
+	})
 	if status, out, log := command(t, "-h"); status != 0 || out != "" || !strings.Contains(log, "-temperature") {
 		t.Errorf("-h: status %d, %q", status, log)
 	}

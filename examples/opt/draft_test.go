@@ -152,28 +152,12 @@ func TestDraftStats(t *testing.T) {
 	}
 }
 
-// Where drafts make no sense they are refused by name.
-func TestDraftUses(t *testing.T) {
-	for _, c := range []struct{ args, want string }{
-		{"-prompt a -draft model", `-draft "model" is none of none, ngram`},
-		{"-prompt a -draft ngram -draft-tokens 0", "-draft-tokens 0 is outside [1, 64]"},
-		{"-prompt a -draft ngram -draft-tokens 65", "-draft-tokens 65 is outside [1, 64]"},
-		{"-prompt a -draft-tokens 3", "-draft-tokens needs -draft ngram"},
-		{"-prompt a -draft ngram -attn fused", "-draft needs a cache: -attn fused"},
-		{"-perplexity x -draft ngram", "-draft has no meaning for -perplexity"},
-	} {
-		if status, out, log := command(t, strings.Fields(c.args)...); status != 2 || out != "" || !strings.Contains(log, c.want) {
-			t.Errorf("%s: status %d, %s", c.args, status, log)
-		}
-	}
-}
-
 // The text of any length and any end is the same in a session whose drafts come from all of
 // its lines.
 func TestDraftSession(t *testing.T) {
 	dir := writeModel(t, func(c map[string]any) { c["max_position_embeddings"] = 400 })
 	rng := rand.New(rand.NewPCG(3, 4))
-	plain, drafts := newScript(t, false, "-model", dir, "-n", "30", "-stop", "ab"), newScript(t, false, "-model", dir, "-n", "30", "-stop", "ab", "-draft", "ngram")
+	plain, drafts := newConversation(t, false, "-model", dir, "-n", "30", "-stop", "ab"), newConversation(t, false, "-model", dir, "-n", "30", "-stop", "ab", "-draft", "ngram")
 	for range 9 {
 		line := []string{"abcabcabc", "x", "", "/fork", "/back", "/undo"}[rng.IntN(6)]
 		want, got := plain.text(line), drafts.text(line)

@@ -78,11 +78,6 @@ func TestStandardInput(t *testing.T) {
 			t.Errorf("%v of %q: %q, want %q", c.args, c.stdin, got, want)
 		}
 	}
-	for _, args := range [][]string{{"-prompt", "-", "-prompt", "-"}, {"-prompt", "-", "-prompts", "-"}} {
-		if status, _, log := commandWith(t, "abc", args...); status != 2 || !strings.Contains(log, "standard input") {
-			t.Errorf("%v: status %d, %s", args, status, log)
-		}
-	}
 	if status, _, log := commandWith(t, "\n\n", "-prompts", "-"); status != 1 || !strings.Contains(log, "-prompts") {
 		t.Errorf("no prompts: status %d, %s", status, log)
 	}
@@ -133,11 +128,6 @@ func TestTemperatureOfTop(t *testing.T) {
 		o, err := parse(append(strings.Fields(c.args), "-prompt", "a"), io.Discard)
 		if err != nil || o.sample.Temperature != c.want {
 			t.Errorf("%s: temperature %v, %v, want %v", c.args, o.sample.Temperature, err, c.want)
-		}
-	}
-	for _, args := range []string{"-temperature 0 -top-k 3", "-temperature 0 -top-p 0.5"} {
-		if _, err := parse(append(strings.Fields(args), "-prompt", "a"), io.Discard); err == nil || !strings.Contains(err.Error(), "-temperature 0") {
-			t.Errorf("%s: %v", args, err)
 		}
 	}
 	dir := writeModel(t, nil)
@@ -317,11 +307,6 @@ func TestReasons(t *testing.T) {
 			t.Errorf("ahead %v: %+v", ahead, x)
 		}
 	}
-	for _, stop := range []string{"", "\xff"} {
-		if status, _, log := command(t, "-prompt", "a", "-stop", stop); status != 2 || !strings.Contains(log, "-stop") {
-			t.Errorf("-stop %q: status %d, %s", stop, status, log)
-		}
-	}
 	eos := writeModel(t, func(c map[string]any) { c["eos_token_id"] = 4 + int(text[end]) })
 	if x := jsonOf(t, "-model", eos, "-prompt", "abc", "-n", "40").Texts[0]; x.Reason != "eos" || x.Text != text[:end] || len(x.Tokens) != end {
 		t.Errorf("end of text: %+v", x)
@@ -331,22 +316,8 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// A flag that is unknown names those that may have been meant.
-func TestNear(t *testing.T) {
-	for given, want := range map[string]string{
-		"-temp": "-temperature?", "--temp=3": "-temperature?", "-m": "-mixed or -model?", "-p": "-perplexity, -prompt, -prompt-cache or -prompts?", "-f": "-prompts?",
-		"-temprature": "-temperature?", "-top_k": "-top-k?", "-topk": "-top-k?", "-Model": "-model?", "-models": "-model?", "-max_new_tokens": "-n?", "-wieghts": "-weights?",
-		"-t": "-temperature, -top-k or -top-p?", "-promt": "-prompt?", "-sed": "-seed?", "-nonsense": "", "-x": "", "-zzzzzz": "", "-": "",
-	} {
-		status, out, log := command(t, "-prompt", "a", given, "x")
-		_, suggested, told := strings.Cut(log, ": did you mean ")
-		if suggested, _, _ = strings.Cut(suggested, ";"); status != 2 || out != "" || suggested != want || told != (want != "") {
-			t.Errorf("%s: status %d, %s, want %q", given, status, log, want)
-		}
-	}
-	if status, _, log := command(t, "-n", "x"); status != 2 || strings.Contains(log, "did you mean") {
-		t.Errorf("a wrong value: status %d, %s", status, log)
-	}
+// Flags of other programs that name those of this one.
+func TestOtherNames(t *testing.T) {
 	var o options
 	var n named
 	f := newFlags(&o, &n)
@@ -436,11 +407,6 @@ func TestLogprobs(t *testing.T) {
 	if c := likelihood([]float32{1, float32(math.Inf(-1))}, 0, 3); len(c.Top) != 1 || c.Logprob != 0 {
 		t.Errorf("%+v", c)
 	}
-	for _, wrong := range [][]string{{"-logprobs", "3"}, {"-logprobs", "-1", "-json"}, {"-logprobs", "1001", "-json"}} {
-		if status, _, log := command(t, append(wrong, "-prompt", "a")...); status != 2 || !strings.Contains(log, "-logprobs") {
-			t.Errorf("%v: status %d, %s", wrong, status, log)
-		}
-	}
 }
 
 // -special makes names of special tokens tokens.
@@ -472,33 +438,5 @@ func TestSpecial(t *testing.T) {
 	}
 	if n := len(tokenizer.Encode(prompt)); n <= 4 {
 		t.Errorf("spelled out it has %d tokens", n)
-	}
-}
-
-// Flags that mean nothing for a use of the command are refused.
-func TestUses(t *testing.T) {
-	for _, c := range []struct{ args, want string }{
-		{"-i -prompts x", "-prompts has no meaning for -i"},
-		{"-i -json", "-json has no meaning for -i"},
-		{"-i -logprobs 3", "-logprobs has no meaning for -i"},
-		{"-i -prompt-cache x", "-prompt-cache has no meaning for -i"},
-		{"-i -perplexity x", "-i has no meaning for -perplexity"},
-		{"-i -prompt a -prompt b", "-i has one text"},
-		{"-i -prompt -", "-i reads its lines from standard input"},
-		{"-i -attn default", "-i needs -attn lean"},
-		{"-i -attn fused", "-i needs -attn lean"},
-		{"-i", "-i needs a terminal, and standard input is none"},
-		{"-prompt a -stride 3", "-stride has no meaning for texts to continue"},
-		{"-prompt a -prompt b -prompt-cache x", "-prompt-cache is for one prompt, and there are 2"},
-		{"-prompt a -prompt-cache x -attn default", "-prompt-cache needs -attn lean"},
-		{"-prompt a -prompt-cache=", "-prompt-cache needs a file"},
-		{"-perplexity x -prompt-cache x", "-prompt-cache has no meaning for -perplexity"},
-		{"-perplexity=", "-perplexity needs a file"},
-		{"-perplexity x -seed 3", "-seed has no meaning for -perplexity"},
-		{"-n 3", "no -prompt, no -prompts, no -perplexity and no -i"},
-	} {
-		if status, out, log := command(t, strings.Fields(c.args)...); status != 2 || out != "" || !strings.Contains(log, c.want) {
-			t.Errorf("%s: status %d, %s", c.args, status, log)
-		}
 	}
 }

@@ -16,14 +16,14 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// script is a session that reads lines from a list.
-type script struct {
+// conversation is a session that reads lines from a list.
+type conversation struct {
 	*session
 	t   *testing.T
 	out bytes.Buffer
 }
 
-func newScript(t *testing.T, ahead bool, args ...string) *script {
+func newConversation(t *testing.T, ahead bool, args ...string) *conversation {
 	t.Helper()
 	o, err := parse(append([]string{"-i", "-stats"}, args...), io.Discard)
 	if err == nil {
@@ -46,13 +46,13 @@ func newScript(t *testing.T, ahead bool, args ...string) *script {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &script{session: s, t: t}
+	x := &conversation{session: s, t: t}
 	s.out = &x.out
 	return x
 }
 
 // play reads lines and returns what was written.
-func (x *script) play(lines ...string) string {
+func (x *conversation) play(lines ...string) string {
 	x.t.Helper()
 	x.out.Reset()
 	err := x.run(context.Background(), func() (string, error) {
@@ -71,7 +71,7 @@ func (x *script) play(lines ...string) string {
 }
 
 // text is what was written but for the session's own lines.
-func (x *script) text(lines ...string) string {
+func (x *conversation) text(lines ...string) string {
 	text, _, _ := strings.Cut(x.play(lines...), "\nopt: ")
 	return text
 }
@@ -83,7 +83,7 @@ func TestSessionLaws(t *testing.T) {
 	for _, ahead := range []bool{false, true} {
 		for seed := range uint64(reftest.Cases(t, 3, 6)) {
 			rng := rand.New(rand.NewPCG(seed, 1))
-			x := newScript(t, ahead, "-model", dir, "-n", "6", "-stop", "ab", "-stop", "o", "-stop", "es")
+			x := newConversation(t, ahead, "-model", dir, "-n", "6", "-stop", "ab", "-stop", "o", "-stop", "es")
 			var shown []string // the texts that can be returned to by /undo, the last one first
 			type place struct{ shown []string }
 			var forks []place
@@ -124,7 +124,7 @@ func TestSessionLaws(t *testing.T) {
 
 // checkDecoder compares what the decoder would say next with a decoder that reads the
 // context at once.
-func checkDecoder(t *testing.T, x *script) {
+func checkDecoder(t *testing.T, x *conversation) {
 	t.Helper()
 	d, most := x.l.decoder, x.l.config.MaxPositions
 	n := d.Len(0)
@@ -168,24 +168,24 @@ func TestSessionLines(t *testing.T) {
 	for line, text := range map[string]string{
 		"abc": "abc", `a\nb`: "a\nb", `a\\nb`: `a\nb`, `\x\`: `\x\`, "//quit": "/quit", "//": "/", " a ": " a ", "a/b": "a/b",
 	} {
-		x := newScript(t, false, "-model", dir, "-n", "5")
+		x := newConversation(t, false, "-model", dir, "-n", "5")
 		if got, want := x.text(line), plain(text); got != want {
 			t.Errorf("%q: %q, want %q", line, got, want)
 		}
 	}
-	x := newScript(t, false, "-model", dir, "-n", "5", "-prompt", "abc")
+	x := newConversation(t, false, "-model", dir, "-n", "5", "-prompt", "abc")
 	if got, want := x.text(), "abc"+plain("abc"); got != want {
 		t.Errorf("-prompt: %q, want %q", got, want)
 	}
 	// Nothing is continued as the command continues it.
-	x = newScript(t, false, "-model", dir, "-n", "5")
+	x = newConversation(t, false, "-model", dir, "-n", "5")
 	if got, want := x.text(""), plain(""); got != want {
 		t.Errorf("nothing: %q, want %q", got, want)
 	}
 	// The end of a text is told, and the session goes on.
 	end := plain("abc")[3]
 	eos := writeModel(t, func(c map[string]any) { c["eos_token_id"] = 4 + int(end) })
-	x = newScript(t, false, "-model", eos, "-n", "5")
+	x = newConversation(t, false, "-model", eos, "-n", "5")
 	if got := x.play("abc", "x"); !strings.Contains(got, "\nopt: the model ended the text\nopt: read 4 tokens, added ") || !strings.Contains(got, "opt: read 1 token, added ") {
 		t.Errorf("the end of a text: %q", got)
 	}
@@ -194,7 +194,7 @@ func TestSessionLines(t *testing.T) {
 // Too many forks are an error line, and nothing is lost by it.
 func TestSessionForksFull(t *testing.T) {
 	dir := writeModel(t, func(c map[string]any) { c["max_position_embeddings"] = 140 })
-	x := newScript(t, false, "-model", dir, "-n", "100")
+	x := newConversation(t, false, "-model", dir, "-n", "100")
 	x.play("abc")
 	full := false
 	for i := range 10 {
@@ -221,8 +221,8 @@ func TestSessionForksFull(t *testing.T) {
 func TestGPUSession(t *testing.T) {
 	gputest.Open(t)
 	lines := []string{"Once", "", "/fork", " The", "/back", " The", "/undo", " A"}
-	want := newScript(t, false, "-n", "3").play(lines...)
-	if got := newScript(t, false, "-n", "3", "-device", "gpu").play(lines...); got != want {
+	want := newConversation(t, false, "-n", "3").play(lines...)
+	if got := newConversation(t, false, "-n", "3", "-device", "gpu").play(lines...); got != want {
 		t.Errorf("%q, on the CPU %q", got, want)
 	}
 }

@@ -265,7 +265,7 @@ func TestStopSpecial(t *testing.T) {
 			t.Errorf("-stop %q wrote %q, want %q", c.stop, plain, c.text)
 		}
 		// In a session the context is what is on the screen, and goes on from there.
-		s := newScript(t, false, "-model", dir, "-n", "16", "-stop", c.stop)
+		s := newConversation(t, false, "-model", dir, "-n", "16", "-stop", c.stop)
 		if got := s.text("Once upon a time"); got != c.text {
 			t.Errorf("-i -stop %q wrote %q, want %q", c.stop, got, c.text)
 		}
@@ -323,7 +323,7 @@ func TestStopEnd(t *testing.T) {
 			if x.Text != c.text || x.Reason != c.reason || len(x.Tokens) != c.tokens || len(x.Logprobs) != c.tokens {
 				t.Errorf("special %v, -stop %q: %+v, want %+v", special, c.stop, x, c)
 			}
-			s := newScript(t, false, "-model", dir, "-n", "40", "-stop", c.stop)
+			s := newConversation(t, false, "-model", dir, "-n", "40", "-stop", c.stop)
 			if got := s.text("abc"); got != c.text || s.l.tokenizer.Decode(s.context) != "abc"+c.text || slices.Contains(s.context, eos) {
 				t.Errorf("special %v, -i -stop %q: %q, context %v", special, c.stop, got, s.context)
 			}

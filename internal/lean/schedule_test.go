@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"reflect"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/script"
 
 	"pgregory.net/rapid"
 )
@@ -260,106 +263,93 @@ func TestPlanProperties(t *testing.T) {
 	})
 }
 
-func TestSlack(t *testing.T) {
-	for _, c := range []struct {
-		heads, tiles  int
-		slack         int
-		whole         int64
-		workers, most int
-	}{
-		{32, 16, 5, 0, 128, 4},      // a quarter of an output tile each; even shares are 3.9
-		{128, 64, 5, 0, 128, 64},    // one each, where an even share is 62.1
-		{128, 64, 0, 0, 132, 63},    // without slack
-		{512, 64, 5, 0, 128, 256},   // four each, for 248.2
-		{512, 64, 2, 0, 132, 249},   // for which 2% are not enough
-		{512, 64, 2, 256, 128, 256}, // but what whole output tiles may be
-		{512, 64, 2, 255, 132, 249}, // or they may not
-		{512, 64, 5, 255, 132, 256}, // whatever slack is: it moves cuts then
-		{264, 64, 5, 1, 132, 128},   // even shares they may be
-		{512, 64, 0, 256, 132, 249}, // without slack shares are even
-		{288, 64, 5, 0, 132, 140},   // two and a bit: no way
-		{1, 15625, 5, 0, 132, 119},  // one output tile, in parts that are even already
-	} {
-		b := batch{heads: c.heads, seqs: [][]int64{{int64(c.tiles)}}, policy: Policy{Slack: c.slack, Whole: c.whole}, workers: 132}
-		p := b.plan(new(Plan))
-		most := int64(0)
-		for w := range p.Workers() {
-			begin, end := p.Range(w)
-			most = max(most, end-begin)
+// TestScript: what schedules are, of which the file says why.
+//
+//	plan [heads N] tiles T/T,T/... workers N [KIND N] [slack N] [whole N] [hybrid]
+//
+// plans as many LeanTiles as the blocks of each sequence have, for 1 head or more, and prints the sum of it; works
+// prints it all. KIND is that of the policy, and its N, where there is one, are splits.
+func TestScript(t *testing.T) {
+	kinds := map[string]Kind{StreamK.String(): StreamK, FixedSplit.String(): FixedSplit, PerHead.String(): PerHead}
+	var p *Plan
+	script.Run(t, "testdata/schedules.txt", func(words []string) (string, error) {
+		if words[0] == "works" {
+			text := ""
+			for w, list := range works(p) {
+				text += fmt.Sprintf("%d:", w)
+				for _, k := range list {
+					text += fmt.Sprintf(" sequence %d, head %d, block %d [%d, %d) of %d", k.Seq, k.Head, k.Block, k.Begin, k.End, k.Tiles)
+					if first, last, count := p.Sharers(k); count > 1 {
+						text += fmt.Sprintf(" by %d workers from %d to %d, slot %d", count, first, last, p.Slot(w, k))
+					}
+					text += ";"
+				}
+				text = strings.TrimSuffix(text, ";") + "\n"
+			}
+			return text, nil
 		}
-		if p.Workers() != c.workers || most != int64(c.most) {
-			t.Errorf("%+v: %d workers with at most %d LeanTiles", c, p.Workers(), most)
+		b := batch{heads: 1}
+		for i := 1; i < len(words); i++ {
+			number := 0
+			if i+1 < len(words) {
+				number, _ = strconv.Atoi(words[i+1])
+			}
+			switch word := words[i]; word {
+			case "heads":
+				b.heads = number
+			case "workers":
+				b.workers = number
+			case "slack":
+				b.policy.Slack = number
+			case "whole":
+				b.policy.Whole = int64(number)
+			case "hybrid":
+				b.policy.Hybrid = true
+				continue
+			case "tiles":
+				for seq := range strings.SplitSeq(words[i+1], "/") {
+					var blocks []int64
+					for n := range strings.SplitSeq(seq, ",") {
+						tiles, err := strconv.ParseInt(n, 10, 64)
+						if err != nil {
+							return "", err
+						}
+						blocks = append(blocks, tiles)
+					}
+					b.seqs = append(b.seqs, blocks)
+				}
+			default:
+				kind, ok := kinds[word]
+				if !ok {
+					return "", fmt.Errorf("there is no %q", word)
+				}
+				if b.policy.Kind, b.policy.Splits = kind, number; number == 0 {
+					continue
+				}
+			}
+			i++
 		}
-	}
-}
-
-// How many LeanTiles of whole output tiles the workers have behind their parts.
-func TestHybrid(t *testing.T) {
-	long := []int64{300}
-	for _, c := range []struct {
-		heads       int
-		seqs        [][]int64
-		workers     int
-		least, most int64 // of whole output tiles, a worker
-	}{
-		{192, [][]int64{{16}}, 132, 16, 16},               // 132 whole ones, and 60 for all
-		{512, [][]int64{{64}}, 132, 192, 192},             // 3 of 3.9
-		{8, [][]int64{{16}}, 3, 32, 32},                   // 2 of 2.7
-		{136, [][]int64{{16}}, 132, 0, 0},                 // hardly more than one each: none is smaller than a share
-		{32, [][]int64{{16}}, 132, 0, 0},                  // a part of one each
-		{1, [][]int64{long, {10}, {10}, {10}}, 3, 10, 10}, // the long one is for all
-		{1, [][]int64{{10}, {10}, {10}, long}, 3, 0, 0},   // the last one is too large
-		{1, [][]int64{long, {40}, {10}, {20}, {30}}, 2, 50, 50},
-		{1, [][]int64{long, {0}, {9}, {0}}, 4, 0, 9}, // fewer than workers
-	} {
-		b := batch{heads: c.heads, seqs: c.seqs, policy: Policy{Hybrid: true}, workers: c.workers}
-		p := b.plan(new(Plan))
+		p = b.plan(new(Plan))
+		for _, blocks := range b.seqs { // a sequence sees nothing in fewer than none
+			for i := range blocks {
+				blocks[i] = max(blocks[i], 0)
+			}
+		}
 		check(t, b, p)
-		least, most := int64(math.MaxInt64), int64(0)
-		for w := range p.Workers() {
-			begin, end := p.Wholes(w)
-			least, most = min(least, end-begin), max(most, end-begin)
-		}
-		if least != c.least || most != c.most {
-			t.Errorf("%+v: from %d to %d LeanTiles of whole output tiles", c, least, most)
-		}
-	}
-}
-
-// Cuts that move to ends of output tiles: how many parts there are with even shares and
-// with slack, and the largest share then.
-func TestAlign(t *testing.T) {
-	for _, c := range []struct {
-		heads               int
-		seqs                [][]int64
-		slack, workers      int
-		hybrid              bool
-		even, aligned, most int64 // parts, parts, LeanTiles
-	}{
-		{192, [][]int64{{16}}, 18, 132, true, 312, 264, 24},           // 60 for all are a part each
-		{288, [][]int64{{64}}, 5, 132, true, 408, 396, 141},           // 24 for all, by 5 or 6 workers
-		{288, [][]int64{{64}}, 5, 132, false, 408, 408, 140},          // who has most would have three parts all the same
-		{1, [][]int64{{75}, {75}, {51}, {49}}, 5, 5, false, 7, 7, 50}, // who has most has two parts all the same
-		{1, [][]int64{{25}, {101}, {74}}, 5, 4, false, 6, 6, 50},      // 25 are too few, 101 too many for two
-		{1, [][]int64{{101}, {99}, {151}, {49}}, 5, 8, false, 10, 8, 51},
-		{1, [][]int64{{101}, {99}, {151}, {49}}, 0, 8, false, 10, 10, 50},
-	} {
-		b := batch{heads: c.heads, seqs: c.seqs, policy: Policy{Hybrid: c.hybrid}, workers: c.workers}
-		p := b.plan(new(Plan))
-		even := parts(p)
-		b.policy.Slack = c.slack
-		b.plan(p)
-		check(t, b, p)
-		var most int64
+		text := fmt.Sprintf("%d workers, %d parts", p.Workers(), parts(p))
+		var most, mostWhole int64
+		leastWhole := int64(math.MaxInt64)
 		for w := range p.Workers() {
 			begin, end := p.Range(w)
 			first, last := p.Wholes(w)
-			most = max(most, end-begin+last-first)
+			most, mostWhole, leastWhole = max(most, end-begin+last-first), max(mostWhole, last-first), min(leastWhole, last-first)
 		}
-		if int64(even) != c.even || int64(parts(p)) != c.aligned || most != c.most {
-			t.Errorf("%+v: %d parts, %d with slack, at most %d LeanTiles", c, even, parts(p), most)
+		text += fmt.Sprintf(", at most %d LeanTiles", most)
+		if mostWhole > 0 {
+			text += fmt.Sprintf(", from %d to %d of whole output tiles", leastWhole, mostWhole)
 		}
-	}
+		return text, nil
+	})
 }
 
 // TestCuts compares the cuts with the formulas of Plan's comment, worked out
@@ -402,45 +392,6 @@ func TestCuts(t *testing.T) {
 	})
 }
 
-// TestFigure1 is the paper's Figure 1: two heads of five LeanTiles on five SMs.
-// LeanAttention gives every SM two LeanTiles; SM2 ends head 0 and begins head 1.
-func TestFigure1(t *testing.T) {
-	part := func(head int, begin, end int64) Work {
-		return Work{Head: head, Output: int64(head), Begin: begin, End: end, Tiles: 5}
-	}
-	for _, c := range []struct {
-		policy Policy
-		want   [][]Work
-	}{
-		{Policy{}, [][]Work{
-			{part(0, 0, 2)}, {part(0, 2, 4)}, {part(0, 4, 5), part(1, 0, 1)}, {part(1, 1, 3)}, {part(1, 3, 5)},
-		}},
-		{Policy{Kind: PerHead}, [][]Work{{part(0, 0, 5)}, {part(1, 0, 5)}}},
-		{Policy{Kind: FixedSplit, Splits: 2}, [][]Work{
-			{part(0, 0, 3)}, {part(0, 3, 5)}, {part(1, 0, 3)}, {part(1, 3, 5)},
-		}},
-	} {
-		b := batch{heads: 2, seqs: [][]int64{{5}}, policy: c.policy, workers: 5}
-		p := b.plan(new(Plan))
-		check(t, b, p)
-		if got := works(p); !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%v: got %+v, want %+v", c.policy.Kind, got, c.want)
-		}
-	}
-
-	b := batch{heads: 2, seqs: [][]int64{{5}}, workers: 5}
-	p := b.plan(new(Plan))
-	for head, want := range [][3]int{{0, 2, 3}, {2, 4, 3}} {
-		first, last, count := p.Sharers(part(head, 1, 2))
-		if got := [3]int{first, last, count}; got != want {
-			t.Errorf("sharers of head %d: %v, want %v", head, got, want)
-		}
-	}
-	if end, begin := p.Slot(2, part(0, 4, 5)), p.Slot(2, part(1, 0, 1)); end != 4 || begin != 5 {
-		t.Errorf("SM2 keeps its partials in slots %d and %d, want 4 and 5", end, begin)
-	}
-}
-
 // TestDegenerate goes through the corners at which planners of other projects
 // have failed: no workers, no LeanTiles, one more or one fewer than workers.
 func TestDegenerate(t *testing.T) {
@@ -473,17 +424,6 @@ func TestDegenerate(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestNegativeTiles: a causal block that ends before the first key may come out
-// below zero in its owner's arithmetic; it sees nothing.
-func TestNegativeTiles(t *testing.T) {
-	var p, want Plan
-	batch{heads: 2, seqs: [][]int64{{-3, 2, -1, 4}}, workers: 3}.plan(&p)
-	batch{heads: 2, seqs: [][]int64{{0, 2, 0, 4}}, workers: 3}.plan(&want)
-	if !reflect.DeepEqual(works(&p), works(&want)) {
-		t.Errorf("got %+v, want %+v", works(&p), works(&want))
 	}
 }
 

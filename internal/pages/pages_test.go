@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/script"
 
 	"pgregory.net/rapid"
 )
@@ -525,23 +528,6 @@ func TestDropAllocates(t *testing.T) {
 	}
 }
 
-// TestTakeOrder: a new pool gives its lowest pages first, and what was released comes
-// again in the order in which it was taken.
-func TestTakeOrder(t *testing.T) {
-	p := New(6, 4)
-	first, _ := p.Take(nil, 3)
-	second, _ := p.Take(nil, 2)
-	if !slices.Equal(first, []int32{0, 1, 2}) || !slices.Equal(second, []int32{3, 4}) {
-		t.Fatal(first, second)
-	}
-	if err := errors.Join(p.Release(first), p.Release(second)); err != nil {
-		t.Fatal(err)
-	}
-	if again, err := p.Take(nil, 6); err != nil || !slices.Equal(again, []int32{3, 4, 0, 1, 2, 5}) {
-		t.Fatal(again, err)
-	}
-}
-
 // check is that of the pool.
 func (w *world) check() error {
 	var tables []*Table
@@ -637,79 +623,97 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestOwn: pages with tokens of the range get owners, and no page behind it.
-func TestOwn(t *testing.T) {
-	for _, x := range []struct{ from, to, owned int }{{0, 4, 1}, {0, 5, 2}, {3, 4, 1}, {4, 8, 1}, {0, 8, 2}, {0, 9, 3}} {
-		p := New(9, 4)
-		var a Table
-		var r Reservation
-		err := errors.Join(p.Reserve(&r, &a, 9), p.Commit(&r))
-		b, e := p.Clone(&a)
-		owned, e2 := p.Own(&a, x.from, x.to)
-		if err = errors.Join(err, e, e2, p.Check([]*Table{&a, &b}, nil)); err != nil || len(owned) != x.owned {
-			t.Errorf("[%d, %d): %d pages, %v, want %d", x.from, x.to, len(owned), err, x.owned)
+// TestScript: what calls give, step by step.
+//
+//	pool COUNT SIZE          a new pool, without tables
+//	take NAME N              pages that are held without a table, and release NAME
+//	add NAME N               an append of N tokens, committed, to a table that is new or not
+//	clone NAME OF
+//	drop NAME FIRST END
+//	own NAME FROM TO         and disown NAME
+//	least NAME N ...
+//	place NAME TOKEN ...
+func TestScript(t *testing.T) {
+	var pool *Pool
+	var tables map[string]*Table
+	var taken map[string][]int32
+	var owned map[string][]Owned
+	show := func(name string, list []int32) string {
+		return fmt.Sprintf("%s: %s", name, strings.Trim(fmt.Sprint(list), "[]"))
+	}
+	script.Run(t, "testdata/pages.txt", func(words []string) (string, error) {
+		var names []string
+		var n []int
+		for _, word := range words[1:] {
+			if i, err := strconv.Atoi(word); err == nil {
+				n = append(n, i)
+			} else {
+				names = append(names, word)
+			}
 		}
-		if err := errors.Join(p.Disown(&a, owned), p.Check([]*Table{&a, &b}, nil)); err != nil || !slices.Equal(a.Pages, b.Pages) {
-			t.Errorf("[%d, %d): %v", x.from, x.to, err)
+		if words[0] == "pool" {
+			pool, tables, taken, owned = New(n[0], n[1]), map[string]*Table{}, map[string][]int32{}, map[string][]Owned{}
+			return "", nil
 		}
-	}
-}
-
-// TestLeast: what tables and reservations hold if all other tables are released.
-func TestLeast(t *testing.T) {
-	p := New(20, 4)
-	var a, other Table
-	var r Reservation
-	err := errors.Join(p.Reserve(&r, &a, 6), p.Commit(&r), p.Reserve(&r, &other, 9), p.Commit(&r))
-	b, e := p.Clone(&a)
-	outside, e2 := p.Clone(&other)
-	if err := errors.Join(err, e, e2); err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range []struct {
-		tables []*Table
-		tokens []int
-		least  int
-	}{
-		{nil, nil, 0},
-		{[]*Table{&a}, []int{1}, 2}, // b is released: there is no copy
-		{[]*Table{&a}, []int{3}, 3},
-		{[]*Table{&a}, []int{0}, 2},        // nothing is written, so nothing was to be copied
-		{[]*Table{&a, &b}, []int{1, 1}, 4}, // the two pages, and a copy for each
-		{[]*Table{&a, &b}, []int{1, 0}, 3}, // b keeps the page
-		{[]*Table{&a, &outside}, []int{2, 4}, 2 + 4},
-		{[]*Table{{}}, []int{9}, 3},
-	} {
-		if n := p.Least(x.tables, x.tokens); n != x.least {
-			t.Errorf("%v: %d pages, want %d", x.tokens, n, x.least)
+		var name string
+		var table *Table
+		if len(names) > 0 {
+			if name = names[0]; tables[name] == nil {
+				tables[name] = new(Table)
+			}
+			table = tables[name]
 		}
-	}
-}
-
-// A token behind the gap lies as many pages before its place as were dropped.
-func TestPlace(t *testing.T) {
-	p := New(8, 4)
-	a := tableOf(t, p, 20)
-	pages := slices.Clone(a.Pages)
-	if err := p.Drop(&a, Gap{First: 2, End: 13}); err != nil {
-		t.Fatal(err)
-	}
-	for _, token := range []int{0, 1, 13, 15, 16, 19} {
-		if page, slot := p.Place(&a, token); page != pages[token/4] || slot != token%4 {
-			t.Errorf("token %d is in slot %d of page %d, want %d of %d", token, slot, page, token%4, pages[token/4])
+		text, err := "", error(nil)
+		switch words[0] {
+		case "take":
+			taken[name], err = pool.Take(nil, n[0])
+			text = show(name, taken[name])
+			delete(tables, name)
+		case "release":
+			err = pool.Release(taken[name])
+			delete(taken, name)
+			delete(tables, name)
+		case "add":
+			var r Reservation
+			if err = pool.Reserve(&r, table, n[0]); err == nil {
+				err = pool.Commit(&r)
+			}
+			text = show(name, table.Pages)
+		case "clone":
+			*table, err = pool.Clone(tables[names[1]])
+		case "drop":
+			err = pool.Drop(table, Gap{First: n[0], End: n[1]})
+			text = show(name, table.Pages)
+		case "own":
+			owned[name], err = pool.Own(table, n[0], n[1])
+			text = show(name, table.Pages)
+		case "disown":
+			err = pool.Disown(table, owned[name])
+			text = show(name, table.Pages)
+		case "least":
+			var of []*Table
+			for _, name := range names {
+				if tables[name] == nil {
+					tables[name] = new(Table)
+				}
+				of = append(of, tables[name])
+			}
+			return fmt.Sprintf("%d pages", pool.Least(of, n)), nil
+		case "place":
+			for _, token := range n {
+				page, slot := pool.Place(table, token)
+				text += fmt.Sprintf("token %d: page %d, slot %d\n", token, page, slot)
+			}
+		default:
+			t.Fatalf("no command %q", words[0])
 		}
-	}
-}
-
-// tableOf is a table with so many tokens.
-func tableOf(t *testing.T, p *Pool, tokens int) (table Table) {
-	t.Helper()
-	var r Reservation
-	if err := p.Reserve(&r, &table, tokens); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Commit(&r); err != nil {
-		t.Fatal(err)
-	}
-	return table
+		var all []*Table
+		for _, table := range tables {
+			all = append(all, table)
+		}
+		for _, list := range taken {
+			all = append(all, &Table{Pages: list, Tokens: len(list) * pool.size})
+		}
+		return text, errors.Join(err, pool.Check(all, nil))
+	})
 }
