@@ -4,18 +4,21 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/memory"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/script"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -94,206 +97,150 @@ func TestNewCacheFree(t *testing.T) {
 	}
 }
 
-// Two sequences with a common half-filled page go their own ways, in one step
-// or in different ones, and neither sees the other's tokens.
-func TestForksDiverge(t *testing.T) {
-	for _, together := range []bool{false, true} {
-		rng := reftest.Rand(t)
-		c := newTestCache(t, smallCache)
-		s := newStepGraph(t, c, 8, 4, tensor.Float32, WithCausal())
-		defer s.close()
-		a := &testContext{seq: newTestSequence(t, c)}
-		s.advance(t, rng, testAppend{a, 6}) // a page and a half
-
-		b := a.fork(t)
-		if st := c.Stats(); st.FreePages != 10 || st.Shared != 2 {
-			t.Fatalf("a fork shares all pages: %+v", st)
+// TestScript: caches, sequences and steps, command by command. What sequences hold, and what layers compute, is compared
+// with attention over dense rows after each command. What is refused changes nothing, and Rollback restores all,
+// to the order of the pool's free list.
+//
+//	cache pages N size N rows N [layers N] [heads N] [kvheads N] [type NAME]    a new cache, and a step of rows
+//	new NAME, fork NAME OF, truncate NAME N, release NAME                       sequences
+//	add NAME N ...                                                              a whole step
+//	set NAME N ...                                                              its parts; run can fail before a layer
+//	run [fail LAYER]
+//	commit
+//	rollback
+//	rows                                                                        Step.Positions and Step.Last
+//	show                                                                        the pages of all sequences
+func TestScript(t *testing.T) {
+	rng := reftest.Rand(t)
+	var c *Cache
+	var s *stepGraph
+	var contexts map[string]*testContext
+	var open []testAppend    // of the step that is set
+	var fresh [][]*testToken // what they got in the last run, if that came to its end
+	var before books         // when it was set
+	types := map[string]tensor.Dtype{"float32": tensor.Float32, "float16": Float16, "bfloat16": BFloat16}
+	close := func() {
+		if s != nil {
+			s.close()
 		}
-		if together {
-			s.advance(t, rng, testAppend{b, 3}, testAppend{a, 1})
-		} else {
-			s.advance(t, rng, testAppend{b, 3})
-			if a.seq.Len() != 6 || b.seq.Len() != 9 {
-				t.Fatalf("lengths %d and %d", a.seq.Len(), b.seq.Len())
+	}
+	defer func() { close() }()
+	appends := func(words []string) (list []testAppend) {
+		for i := 0; i+1 < len(words); i += 2 {
+			n, err := strconv.Atoi(words[i+1])
+			if err != nil || contexts[words[i]] == nil {
+				t.Fatalf("%q: %v", words, err)
 			}
-			noError(t, a.seq.checkTokens(a.tokens))
-			s.advance(t, rng, testAppend{a, 1})
+			list = append(list, testAppend{contexts[words[i]], n})
 		}
-		// The full page is still shared; a has a second one, b a second and a third.
-		if st := c.Stats(); st.FreePages != 8 || st.Shared != 1 {
-			t.Fatalf("%+v", st)
+		return list
+	}
+	do := func(words []string) (text string, err error) {
+		number := func(i int) int {
+			n, err := strconv.Atoi(words[i])
+			if err != nil {
+				t.Fatalf("%q: %v", words, err)
+			}
+			return n
 		}
-		for range 3 {
-			s.advance(t, rng, testAppend{a, 2}, testAppend{b, 1})
-			noError(t, a.seq.checkTokens(a.tokens), b.seq.checkTokens(b.tokens))
+		switch words[0] {
+		case "cache":
+			close()
+			config, rows, heads := CacheConfig{Layers: 3, KVHeads: 2, HeadDim: 4, ValueDim: 3}, 0, 4
+			for i := 1; i < len(words); i += 2 {
+				if words[i] == "type" {
+					config.DType = types[words[i+1]]
+					continue
+				}
+				*map[string]*int{"pages": &config.Pages, "size": &config.PageSize, "rows": &rows, "layers": &config.Layers, "heads": &heads, "kvheads": &config.KVHeads}[words[i]] = number(i + 1)
+			}
+			c = newTestCache(t, config)
+			s, contexts, open = newStepGraph(t, c, rows, heads, tensor.Float32, WithCausal()), map[string]*testContext{}, nil
+		case "new":
+			contexts[words[1]] = &testContext{seq: newTestSequence(t, c)}
+		case "fork":
+			var f *Sequence
+			if f, err = contexts[words[2]].seq.Fork(); err == nil {
+				contexts[words[1]] = &testContext{f, slices.Clone(contexts[words[2]].tokens)}
+			}
+		case "truncate":
+			x := contexts[words[1]]
+			if err = x.seq.Truncate(number(2)); err == nil {
+				x.tokens = x.tokens[:number(2):number(2)]
+			}
+		case "release":
+			if err = contexts[words[1]].seq.Release(); err == nil {
+				delete(contexts, words[1])
+			}
+		case "add":
+			s.advance(t, rng, appends(words[1:])...)
+		case "set":
+			was := booksOf(c)
+			if err = set(s, appends(words[1:])...); err == nil {
+				open, fresh, before = appends(words[1:]), nil, was
+			}
+		case "run":
+			failAt := 0
+			if len(words) > 1 {
+				failAt = number(2)
+			}
+			if fresh, err = s.attempt(rng, failAt, open...); errors.Is(err, errFault) {
+				err = errFault // without Gorgonia's registers
+			}
+		case "commit":
+			if err = s.step.Commit(); err == nil {
+				for i, x := range open {
+					x.tokens = append(x.tokens, fresh[i]...)
+				}
+				open = nil
+			}
+		case "rollback":
+			reserved := booksOf(c)
+			if err = s.step.Rollback(); err == nil {
+				if after := booksOf(c); !after.equal(before) || len(open) > 0 && reserved.equal(before) {
+					t.Errorf("rolled back: %+v, before %+v; with the step %+v", after, before, reserved)
+				}
+				open = nil
+			}
+		case "rows":
+			positions, last := s.step.Positions(), s.step.Last()
+			text = fmt.Sprintf("positions %v, last %v", positions, last)
+			if positions == nil && last == nil {
+				text = "none"
+			}
+			if len(positions)+len(last) > 0 { // they are the caller's
+				positions[0] = 99
+				last = append(last[:0], 99)
+			}
+		case "show":
+			st := c.Stats()
+			text = fmt.Sprintf("%d pages free, %d shared", st.FreePages, st.Shared)
+			for _, name := range slices.Sorted(maps.Keys(contexts)) {
+				q := contexts[name].seq
+				text += fmt.Sprintf("\n%s: %d tokens in pages %v", name, q.Len(), q.table.Pages)
+			}
+		default:
+			t.Fatalf("no command %q", words[0])
 		}
+		return text, err
 	}
-}
-
-// A fork at a page's end shares it and copies nothing.
-func TestForkAtPageEnd(t *testing.T) {
-	rng := reftest.Rand(t)
-	c := newTestCache(t, smallCache)
-	s := newStepGraph(t, c, 8, 2, tensor.Float32)
-	defer s.close()
-	a := &testContext{seq: newTestSequence(t, c)}
-	s.advance(t, rng, testAppend{a, 8})
-	b := a.fork(t)
-	s.advance(t, rng, testAppend{a, 1}, testAppend{b, 1})
-	if st := c.Stats(); st.FreePages != 8 || st.Shared != 2 {
-		t.Fatalf("%+v", st)
-	}
-	noError(t, a.seq.checkTokens(a.tokens), b.seq.checkTokens(b.tokens))
-}
-
-// Truncate into a shared page leaves the others' tokens, also when the
-// sequence then goes on in that page.
-func TestTruncateIntoSharedPage(t *testing.T) {
-	rng := reftest.Rand(t)
-	c := newTestCache(t, smallCache)
-	s := newStepGraph(t, c, 8, 4, tensor.Float64, WithCausal())
-	defer s.close()
-	a := &testContext{seq: newTestSequence(t, c)}
-	s.advance(t, rng, testAppend{a, 7})
-	b := a.fork(t)
-	s.advance(t, rng, testAppend{b, 8}) // b: the shared page, and three of its own
-	if st := c.Stats(); st.FreePages != 7 {
-		t.Fatalf("%+v", st)
-	}
-	b.truncate(t, 2)
-	if st := c.Stats(); st.FreePages != 10 || st.Shared != 1 {
-		t.Fatalf("%+v", st)
-	}
-	s.advance(t, rng, testAppend{b, 3}, testAppend{a, 1})
-	noError(t, a.seq.checkTokens(a.tokens), b.seq.checkTokens(b.tokens))
-
-	// Whoever holds a page alone writes into it.
-	noError(t, b.seq.Release())
-	free := c.Stats().FreePages
-	a.truncate(t, 5)
-	s.advance(t, rng, testAppend{a, 3})
-	if st := c.Stats(); st.FreePages != free || st.Shared != 0 {
-		t.Fatalf("%+v, free before %d", st, free)
-	}
-}
-
-// A run that fails between two layers, followed by Rollback, leaves every
-// visible byte, and the same step then succeeds.
-func TestCancelledRun(t *testing.T) {
-	rng := reftest.Rand(t)
-	c := newTestCache(t, smallCache)
-	s := newStepGraph(t, c, 8, 4, tensor.Float32, WithCausal())
-	defer s.close()
-	a := &testContext{seq: newTestSequence(t, c)}
-	s.advance(t, rng, testAppend{a, 6})
-	b := a.fork(t)
-	s.advance(t, rng, testAppend{b, 3})
-	for failAt := 1; failAt < smallCache.Layers; failAt++ {
-		before := c.Stats()
-		todo := []testAppend{{a, 5}, {b, 2}}
-		noError(t, set(s, todo...))
-		if _, err := s.attempt(rng, failAt, todo...); !errors.Is(err, errFault) {
-			t.Fatalf("the run ended with %v", err)
+	script.Run(t, "testdata/cache.txt", func(words []string) (string, error) {
+		var was books
+		var slabs []byte
+		if c != nil {
+			was, slabs = booksOf(c), Slabs(c)
 		}
-		if err := s.step.Commit(); !errors.Is(err, ErrState) {
-			t.Fatalf("commit of half a run: %v", err)
+		text, err := do(words)
+		if err != nil && words[0] != "run" && (!booksOf(c).equal(was) || !bytes.Equal(Slabs(c), slabs)) {
+			t.Errorf("%q was refused, and left %+v, before %+v", words, booksOf(c), was)
 		}
-		noError(t, s.step.Rollback())
-		if after := c.Stats(); after != before {
-			t.Fatalf("stats %+v, before %+v", after, before)
-		}
-		noError(t, a.seq.checkTokens(a.tokens), b.seq.checkTokens(b.tokens))
-	}
-	s.advance(t, rng, testAppend{a, 5}, testAppend{b, 2})
-
-	// Or, without Rollback, the run is repeated.
-	noError(t, set(s, testAppend{a, 2}))
-	if _, err := s.attempt(rng, 1, testAppend{a, 2}); !errors.Is(err, errFault) {
-		t.Fatalf("the run ended with %v", err)
-	}
-	fresh, err := s.attempt(rng, 0, testAppend{a, 2})
-	noError(t, err, s.step.Commit(), a.seq.checkTokens(append(a.tokens, fresh[0]...)))
-}
-
-// The repetition of a complete run fails half-way: the first layers hold tokens
-// of the second run and the last ones of the first, which must not be committed.
-func TestCommitOfMixedRuns(t *testing.T) {
-	rng := reftest.Rand(t)
-	c := newTestCache(t, smallCache)
-	s := newStepGraph(t, c, 2, 2, tensor.Float32)
-	defer s.close()
-	a := &testContext{seq: newTestSequence(t, c)}
-	noError(t, set(s, testAppend{a, 2}))
-	_, err := s.attempt(rng, 0, testAppend{a, 2})
-	noError(t, err)
-	if _, err = s.attempt(rng, 2, testAppend{a, 2}); !errors.Is(err, errFault) {
-		t.Fatalf("the run ended with %v", err)
-	}
-	if err = s.step.Commit(); !errors.Is(err, ErrState) {
-		t.Fatalf("commit: %v", err)
-	}
-	fresh, err := s.attempt(rng, 0, testAppend{a, 2})
-	noError(t, err, s.step.Commit(), a.seq.checkTokens(fresh[0]))
-}
-
-// Out of pages is ErrCacheFull, or ErrLength where no release helps, and every number and every byte is as before.
-func TestCacheFullChangesNothing(t *testing.T) {
-	rng := reftest.Rand(t)
-	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 3, PageSize: 4, Pages: 4, DType: BFloat16})
-	s := newStepGraph(t, c, 16, 2, tensor.Float32)
-	defer s.close()
-	a := &testContext{seq: newTestSequence(t, c)}
-	s.advance(t, rng, testAppend{a, 6})
-	b := a.fork(t)
-	for name, todo := range map[string][]testAppend{
-		"one too many":      {{a, 7}},               // 2 pages, and 1 as its half page is shared
-		"a copy each":       {{a, 1}, {b, 5}},       // 1, and 2
-		"the second of two": {{b, 2}, {a, 3}},       // 1, and 2
-		"a new sequence":    {{&testContext{}, 9}},  // 3
-		"far too many":      {{&testContext{}, 16}}, // 4
-		"the last of three": {{&testContext{}, 1}, {a, 1}, {b, 1}},
-	} {
-		for i := range todo {
-			if todo[i].seq == nil {
-				todo[i].seq = newTestSequence(t, c)
+		for name, x := range contexts {
+			if err := x.seq.checkTokens(x.tokens); err != nil {
+				t.Errorf("behind %q: %s: %v", words, name, err)
 			}
 		}
-		stats, bytesBefore := c.Stats(), Slabs(c)
-		pages := [][]int32{append([]int32(nil), a.seq.table.Pages...), append([]int32(nil), b.seq.table.Pages...)}
-		want := ErrCacheFull
-		switch name {
-		case "a copy each", "the second of two", "the last of three": // five pages, also if there was no other sequence
-			want = ErrLength
-		}
-		if err := set(s, todo...); !errors.Is(err, want) {
-			t.Fatalf("%s: %v", name, err)
-		}
-		if got := c.Stats(); got != stats {
-			t.Errorf("%s: stats %+v, before %+v", name, got, stats)
-		}
-		if !bytes.Equal(Slabs(c), bytesBefore) {
-			t.Errorf("%s: memory has changed", name)
-		}
-		for i, q := range []*Sequence{a.seq, b.seq} {
-			if q.step != nil || len(q.table.Pages) != 2 || q.table.Pages[0] != pages[i][0] || q.table.Pages[1] != pages[i][1] {
-				t.Errorf("%s: sequence %d has pages %v, before %v", name, i, q.table.Pages, pages[i])
-			}
-		}
-		for i := range todo {
-			if todo[i].seq.Len() == 0 {
-				noError(t, todo[i].seq.Release())
-			}
-		}
-	}
-	// The step is as good as before, and with a page less to copy there is room.
-	noError(t, b.seq.Release())
-	s.advance(t, rng, testAppend{a, 10})
-	if st := c.Stats(); st.FreePages != 0 {
-		t.Fatalf("%+v", st)
-	}
-	if err := set(s, testAppend{a, 1}); !errors.Is(err, ErrLength) {
-		t.Fatal(err)
-	}
+		return text, err
+	})
 }
 
 // A step may be set before its graph is built.
@@ -404,38 +351,6 @@ func TestPlansOfLayers(t *testing.T) {
 	add(2)
 	if n := len(step.plans); n != len(options)+1 {
 		t.Errorf("%d plans after layers of two heads", n)
-	}
-}
-
-// A step that is rolled back leaves the pool of pages as it was, to the order of the
-// free list, wherever the failure was.
-func TestRollbackRestoresThePool(t *testing.T) {
-	rng := reftest.Rand(t)
-	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 3, PageSize: 4, Pages: 12})
-	s := newStepGraph(t, c, 16, 2, tensor.Float32)
-	defer s.close()
-	a := &testContext{seq: newTestSequence(t, c)}
-	s.advance(t, rng, testAppend{a, 6})
-	b, other := a.fork(t), &testContext{seq: newTestSequence(t, c)}
-	s.advance(t, rng, testAppend{other, 9})
-	other.tokens = other.tokens[:3]
-	noError(t, other.seq.Truncate(3)) // the free list is not in order any more
-	before := booksOf(c)
-	appends := []testAppend{{b, 4}, {other, 6}, {a, 3}}
-	for _, failAt := range []int{-1, 0, 1} { // before a run, nowhere, in a layer
-		noError(t, set(s, appends...))
-		if failAt >= 0 {
-			if _, err := s.attempt(rng, failAt, appends...); (err != nil) != (failAt > 0) {
-				t.Fatal(failAt, err)
-			}
-		}
-		if booksOf(c).equal(before) {
-			t.Fatal("the step has reserved nothing")
-		}
-		noError(t, s.step.Rollback())
-		if after := booksOf(c); !after.equal(before) {
-			t.Fatalf("failure at %d: %+v, before %+v", failAt, after, before)
-		}
 	}
 }
 

@@ -22,75 +22,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Positions and Last against a count by hand, over the life of a step.
-func TestStepRows(t *testing.T) {
-	rng := reftest.Rand(t)
-	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, PageSize: 4, Pages: 20})
-	d := graphtest.NewDecoder(t, cache, 7, 1, tensor.Float32, true)
-	a, b, c := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
-	check := func(when string, positions, last []int) {
-		t.Helper()
-		if got := d.Step.Positions(); !slices.Equal(got, positions) || (got == nil) != (positions == nil) {
-			t.Errorf("%s: positions %v, want %v", when, got, positions)
-		}
-		if got := d.Step.Last(); !slices.Equal(got, last) || (got == nil) != (last == nil) {
-			t.Errorf("%s: last rows %v, want %v", when, got, last)
-		}
-	}
-	check("before the first Set", nil, nil)
-	u := d.Set(t, rng, reftest.AllInputs[0], graphtest.Appended{To: a, Tokens: 3}, graphtest.Appended{To: b, Tokens: 4})
-	check("all rows", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.Run(t, u)
-	check("run", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.Commit(t, u)
-	check("committed", []int{0, 1, 2, 0, 1, 2, 3}, []int{2, 6})
-	d.Step.Positions()[0], d.Step.Last()[0] = 99, 99
-	d.Do(t, rng, reftest.AllInputs[0], graphtest.Appended{To: b, Tokens: 1}, graphtest.Appended{To: c, Tokens: 2}, graphtest.Appended{To: a, Tokens: 1})
-	check("rows of nobody", []int{4, 0, 1, 3, 0, 0, 0}, []int{0, 2, 3})
-
-	if err := d.Step.Set([]la.Append{{Seq: a.Seq, Tokens: 2}}); err != nil {
-		t.Fatal(err)
-	}
-	check("set", []int{4, 5, 0, 0, 0, 0, 0}, []int{1})
-	if err := d.Step.Set(nil); !errors.Is(err, la.ErrState) {
-		t.Fatal(err)
-	}
-	check("a second Set is refused", []int{4, 5, 0, 0, 0, 0, 0}, []int{1})
-	if err := d.Step.Rollback(); err != nil {
-		t.Fatal(err)
-	}
-	check("rolled back", nil, nil)
-	if err := d.Step.Set(nil); err != nil {
-		t.Fatal(err)
-	}
-	check("nobody's", make([]int, 7), []int{})
-	if err := d.Step.Commit(); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Step.Set([]la.Append{{Seq: a.Seq, Tokens: 8}}); !errors.Is(err, la.ErrLength) {
-		t.Fatal(err)
-	}
-	check("a Set that failed", nil, nil)
-}
-
-// A step doesn't tell of Reset where something else is missing.
-func TestCommitWithoutRun(t *testing.T) {
+// A step tells of Reset where a machine has not been reset.
+func TestCommitWithoutReset(t *testing.T) {
 	rng := reftest.Rand(t)
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 4, Pages: 2})
 	d := graphtest.NewDecoder(t, cache, 2, 1, tensor.Float32, true)
 	s := graphtest.NewStored(t, cache)
-	u := d.Set(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 1})
-	wantError(t, d.Step.Commit(), la.ErrState, "Commit", "layer 0 has not run since Set")
-	d.Run(t, u)
-	d.Commit(t, u)
-
-	if err := d.Step.Set(nil); err != nil { // nothing to run for
-		t.Fatal(err)
-	}
-	if err := d.Step.Commit(); err != nil {
-		t.Error(err)
-	}
-	// A machine that is not reset.
+	var u *graphtest.StepCase
 	for turn := range 2 {
 		u = d.Set(t, rng, reftest.Normal, graphtest.Appended{To: s, Tokens: 1})
 		if err := d.VM.RunAll(); err != nil {

@@ -33,7 +33,7 @@ type target struct {
 	tests string // a pattern; of the root, whose tests take minutes, those that the files are for
 }
 
-const cacheTests = `^(Test|Example)\w*(Cache|Step|Sequence|Fork|Truncate|Window|Chunk|Page|Tree|Prefix|Sav|Read|Write|Digest|Needs|Check|BadInput|Option|Unnamed|Copied|Group|Context|Device|ZeroValue)`
+const cacheTests = `^(Test|Example)\w*(Cache|Script|Step|Sequence|Fork|Truncate|Window|Chunk|Page|Tree|Prefix|Sav|Read|Write|Digest|Needs|Check|BadInput|Option|Unnamed|Copied|Group|Context|Device|ZeroValue)`
 
 var targets = []target{
 	{"attend.go", `^(Test|Example)\w*(Attend|Merge|State|Digest|Feature|BadInput|Panic|Score|Sink|Unnamed)`},
