@@ -147,7 +147,7 @@ func (b *Bias) check(op string, heads int) error {
 	return nil
 }
 
-// Covers reports whether there are numbers for a sequence's queries and keys.
+// Covers reports whether there are numbers for a sequence's queries and keys. A sequence without keys needs none.
 func (b *Bias) Covers(seq, queries, keys int) bool {
-	return *b == (Bias{}) || (b.Sequences == 1 || seq < b.Sequences) && (b.Queries == 1 || queries <= b.Queries) && keys <= b.Keys
+	return *b == (Bias{}) || keys == 0 || (b.Sequences == 1 || seq < b.Sequences) && (b.Queries == 1 || queries <= b.Queries) && keys <= b.Keys
 }

@@ -20,6 +20,7 @@ type Shape struct {
 	Queries, Keys         int // of every sequence; Keys is the capacity
 	Dim, ValueDim         int
 	Lengths               []int   // the live keys of each sequence; nil: Keys
+	QueryLengths          []int   // the queries of each sequence; nil: Queries. The rows behind them leave no gradient
 	Scale                 float64 // on q.k, natural
 	attn.Mask
 	attn.Score
@@ -46,7 +47,7 @@ type Operands[F lean.Float] struct {
 //	dk_j  = Scale sum_i dS_ij q_i
 //	dv_j  = sum_i z_ij p_ij dO_i
 //	dBias = sum dS_ij, over all that share a number of the bias, times its factor
-//	dSink = -sum e^(sink-lse_i) D_i, over all rows of a query head, those too that see no key
+//	dSink = -sum e^(sink-lse_i) D_i, over all queries of a query head, those too that see no key
 //
 // where the sums over i run over all query heads of a KV head, and s_ij, of SoftCap, Slopes and Bias, is what it
 // is in the forward pass, as is lse_i, of which a sink is a part; with a soft cap dS has the factor 1-t*t for dq and dk, t
@@ -123,10 +124,17 @@ func (s *Shape) check() error {
 		return attn.Errorf(op, attn.ErrShape, "scale %v", s.Scale)
 	case s.Lengths != nil && len(s.Lengths) != s.Batch:
 		return attn.Errorf(op, attn.ErrShape, "%d lengths for a batch of %d", len(s.Lengths), s.Batch)
+	case s.QueryLengths != nil && len(s.QueryLengths) != s.Batch:
+		return attn.Errorf(op, attn.ErrShape, "%d query lengths for a batch of %d", len(s.QueryLengths), s.Batch)
 	}
 	for b, n := range s.Lengths {
 		if n < 0 || n > s.Keys {
 			return attn.Errorf(op, attn.ErrShape, "length %d is %d, outside [0, %d]", b, n, s.Keys)
+		}
+	}
+	for b, n := range s.QueryLengths {
+		if n < 0 || n > s.Queries {
+			return attn.Errorf(op, attn.ErrShape, "query length %d is %d, outside [0, %d]", b, n, s.Queries)
 		}
 	}
 	if err := s.Mask.Check(op); err != nil {
@@ -193,12 +201,24 @@ func (s *Shape) live(b int) int {
 	return s.Lengths[b]
 }
 
-// position returns the place of a row of a KV head among so many live keys.
-func (s *Shape) position(row, live int) int {
-	return attn.Position(s.Queries, live, row%s.Queries)
+// queries returns the queries of sequence b.
+func (s *Shape) queries(b int) int {
+	if s.QueryLengths == nil {
+		return s.Queries
+	}
+	return s.QueryLengths[b]
 }
 
-// visible returns the keys [first, end) that a row of a KV head sees, of so many live ones.
-func (s *Shape) visible(row, live int) (first, end int) {
-	return s.Mask.Keys(s.Queries, live, row%s.Queries)
+// position returns the place of a row of a KV head among the live keys of sequence b.
+func (s *Shape) position(b, row int) int {
+	return attn.Position(s.queries(b), s.live(b), row%s.Queries)
+}
+
+// visible returns the live keys [first, end) that a row of a KV head of sequence b sees: none behind its queries.
+func (s *Shape) visible(b, row int) (first, end int) {
+	n, i := s.queries(b), row%s.Queries
+	if i >= n {
+		return 0, 0
+	}
+	return s.Mask.Keys(n, s.live(b), i)
 }

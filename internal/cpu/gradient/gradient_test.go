@@ -34,7 +34,7 @@ const (
 
 func (o outputs) String() string { return [...]string{"", "out", "lse", "both"}[o] }
 
-// newBackward makes a case; all sequences have the same number of queries. A capacity of 0 is the most
+// newBackward makes a case, with as many rows as the longest sequence has queries. A capacity of 0 is the most
 // keys of a sequence.
 func newBackward[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, of outputs, capacity int) *backwardCase[F] {
 	format := cputest.AccOf[F]()
@@ -43,7 +43,7 @@ func newBackward[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs,
 		capacity = max(slices.Max(s.Keys), 1)
 	}
 	b := &backwardCase[F]{Case: c, shape: Shape{
-		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: s.Queries[0], Keys: capacity,
+		Batch: len(s.Keys), Heads: s.Heads, KVHeads: s.KVHeads, Queries: slices.Max(s.Queries), QueryLengths: s.Queries, Keys: capacity,
 		Dim: s.Dim, ValueDim: s.ValueDim, Lengths: s.Keys, Scale: c.Scale, Mask: s.Mask,
 		Score: attn.Score{Cap: s.SoftCap, Slopes: attn.NewSlopes(s.Slopes), Bias: cputest.BiasOf(s.Bias), Sinks: s.Sinks != nil, Dropout: s.Dropout},
 	}}
@@ -63,7 +63,7 @@ func newBackward[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs,
 		}
 		other := *c
 		other.Q, other.Dim = x, dim
-		return reftest.Convert[F](other.DenseQ(s.Queries[0]))
+		return reftest.Convert[F](other.DenseQ(slices.Max(s.Queries)))
 	}
 	b.ops = Operands[F]{
 		Q: rows(c.Q, s.Dim), K: reftest.Convert[F](c.DenseK(capacity)), V: reftest.Convert[F](c.DenseV(capacity)),
@@ -168,8 +168,8 @@ func TestBackwardGradRandom(t *testing.T) {
 	}
 }
 
-// verifyBackwardSomehow differentiates a shape, with as many queries in each sequence as the first has, at least one,
-// with random numbers and, if told, a random bias.
+// verifyBackwardSomehow differentiates a shape, with as many queries in each sequence as the first has, at least one, or
+// fewer in some, with random numbers and, if told, a random bias.
 func verifyBackwardSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased bool) {
 	t.Helper()
 	queries := max(s.Queries[0], 1)
@@ -181,6 +181,11 @@ func verifyBackwardSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased
 	if biased {
 		s = reftest.RandomBias(rng, s, capacity)
 		s.Bias.Scale = []float64{0, 1, 0.25}[rng.IntN(3)]
+	}
+	if rng.IntN(2) == 0 {
+		for i := range s.Queries[1:] {
+			s.Queries[1+i] = rng.IntN(queries + 1)
+		}
 	}
 	check := verifyBackward[float32]
 	if rng.IntN(3) == 0 {
@@ -393,19 +398,24 @@ func TestBackwardGradErrors(t *testing.T) {
 		},
 		"infinite slope":  func(b *backwardCase[float32]) { b.shape.Slopes = attn.NewSlopes([]float64{1, 2, math.Inf(1), 3}) },
 		"lengths":         func(b *backwardCase[float32]) { b.shape.Lengths = []int{1} },
+		"query lengths":   func(b *backwardCase[float32]) { b.shape.QueryLengths = []int{1} },
+		"many queries":    func(b *backwardCase[float32]) { b.shape.QueryLengths = []int{3, 4} },
+		"minus queries":   func(b *backwardCase[float32]) { b.shape.QueryLengths = []int{3, -1} },
 		"negative length": func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, -1} },
 		"length":          func(b *backwardCase[float32]) { b.shape.Lengths = []int{1, 6} },
-		"huge":            func(b *backwardCase[float32]) { b.shape.Batch, b.shape.Lengths = math.MaxInt/2, nil },
-		"q":               func(b *backwardCase[float32]) { b.ops.Q = b.ops.Q[1:] },
-		"k":               func(b *backwardCase[float32]) { b.ops.K = nil },
-		"v":               func(b *backwardCase[float32]) { b.ops.V = nil },
-		"out":             func(b *backwardCase[float32]) { b.ops.Out = b.ops.Out[1:] },
-		"lse":             func(b *backwardCase[float32]) { b.ops.LSE = nil },
-		"dOut":            func(b *backwardCase[float32]) { b.ops.DOut = b.ops.DOut[1:] },
-		"dLSE":            func(b *backwardCase[float32]) { b.ops.DLSE = b.ops.DLSE[1:] },
-		"dq":              func(b *backwardCase[float32]) { b.ops.DQ = b.ops.DQ[1:] },
-		"dk":              func(b *backwardCase[float32]) { b.ops.DK = b.ops.DK[1:] },
-		"dv":              func(b *backwardCase[float32]) { b.ops.DV = nil },
+		"huge": func(b *backwardCase[float32]) {
+			b.shape.Batch, b.shape.Lengths, b.shape.QueryLengths = math.MaxInt/2, nil, nil
+		},
+		"q":    func(b *backwardCase[float32]) { b.ops.Q = b.ops.Q[1:] },
+		"k":    func(b *backwardCase[float32]) { b.ops.K = nil },
+		"v":    func(b *backwardCase[float32]) { b.ops.V = nil },
+		"out":  func(b *backwardCase[float32]) { b.ops.Out = b.ops.Out[1:] },
+		"lse":  func(b *backwardCase[float32]) { b.ops.LSE = nil },
+		"dOut": func(b *backwardCase[float32]) { b.ops.DOut = b.ops.DOut[1:] },
+		"dLSE": func(b *backwardCase[float32]) { b.ops.DLSE = b.ops.DLSE[1:] },
+		"dq":   func(b *backwardCase[float32]) { b.ops.DQ = b.ops.DQ[1:] },
+		"dk":   func(b *backwardCase[float32]) { b.ops.DK = b.ops.DK[1:] },
+		"dv":   func(b *backwardCase[float32]) { b.ops.DV = nil },
 	} {
 		b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
 		change(b)

@@ -315,7 +315,7 @@ func (w *backwardWorker[F]) pack(row, n int) {
 	scale := s.Scale * lean.Log4E
 	for i := range n {
 		r := row + i
-		from, sees := s.visible(r, w.live)
+		from, sees := s.visible(w.seq, r)
 		if w.lse[r] == F(math.Inf(-1)) {
 			from, sees = 0, 0
 		}
@@ -521,7 +521,7 @@ func (w *backwardWorker[F]) modify(row, end, key, n int) {
 			vector.Cap(scores, w.capSlopes[r*w.stride+from:r*w.stride+to], w.cap)
 		}
 		if s.Slopes != "" {
-			vector.AddSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.row+r, w.live)), nil)
+			vector.AddSlopes(scores, s.Slopes.Of(head)*lean.Log4E, float64(key+from-s.position(w.seq, w.row+r)), nil)
 		}
 		if s.Bias != (attn.Bias{}) {
 			at := s.Bias.Row(w.seq, head, pos) + key
