@@ -35,13 +35,16 @@ type Args struct {
 	// Lengths, if not nil, are the live keys of each sequence, as [WithLengths]
 	// defines them.
 	Lengths []int
+	// QueryLengths, if not nil, are the numbers of queries of each sequence, as [WithQueryLengths]
+	// defines them.
+	QueryLengths []int
 	// Bias, if not nil, is (batch, heads, Nq, Nk) with 1 in place of any size but
 	// the last, of Q's element type, and is added to the scores as [WithBias] says.
 	Bias G.Value
 	// Trees, if not nil, are of each sequence the masks that say which of its queries' own
-	// keys, the last Nq of its keys, each query sees; [Append.Tree] has their form. nil for a
-	// sequence is none: then it is as [WithCausal] says. Nq is at most 64 and at most the
-	// sequence's keys where there is one. Trees need WithCausal, and go with neither
+	// keys, the last n of its keys for n queries, each query sees; [Append.Tree] has their form. nil for a
+	// sequence is none: then it is as [WithCausal] says. n is Nq, or what QueryLengths has; it is at most 64 and at
+	// most the sequence's keys where there is a tree. Trees need WithCausal, and go with neither
 	// [WithWindow] nor [WithALiBi]: those are [ErrUnsupported] then.
 	Trees [][]uint64
 	// Dropout is the probability that a weight is dropped, and Seed says which ones
@@ -79,7 +82,7 @@ type Segment struct {
 // results, and no allocation in steady state as long as the operands are
 // row-major *tensor.Dense (others are copied first; Out and LSE must be) and there are no segments.
 //
-// It takes every option but [WithLengths], [WithLSE], [WithBias], [WithSinks] and [WithDropout],
+// It takes every option but [WithLengths], [WithQueryLengths], [WithLSE], [WithBias], [WithSinks] and [WithDropout],
 // which Args has fields for. (One that is made once and used again allocates nothing either.)
 // Concurrent calls are right as long as their outputs differ.
 //
@@ -96,7 +99,7 @@ type Segment struct {
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
 	defer errs.RecoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
+	c, err := newConfig(op, ofScores|optQueriesAtEnd|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return err
 	}
@@ -164,7 +167,7 @@ func Attend(a Args, opts ...Option) (err error) {
 	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
-	if err := r.setLengths(op, &p, a.Lengths); err != nil {
+	if err := r.setLengths(op, &p, &c, &a); err != nil {
 		return err
 	}
 	if err := r.setTrees(op, &p, &c, a.Trees); err != nil {
@@ -300,7 +303,8 @@ func checkResult(op string, of role, all *tensors, p *problem, last int) error {
 
 // denseRun is the memory of one call on dense tensors, used again by later ones.
 type denseRun struct {
-	lengths   []int
+	lengths   []int      // live keys of each sequence
+	queries   []int      // of each sequence, in front of rows of padding
 	trees     [][]uint64 // nil: none
 	seed      int64      // of dropout, if there is any
 	pages     []int32
@@ -312,17 +316,61 @@ type denseRun struct {
 
 var denseRuns = sync.Pool{New: func() any { return new(denseRun) }}
 
-// setLengths takes the lengths of [Args].
-func (r *denseRun) setLengths(op string, p *problem, lengths []int) (err error) {
-	if lengths == nil {
-		r.allLive(p)
+// setLengths takes the lengths of [Args], which c knows of then.
+func (r *denseRun) setLengths(op string, p *problem, c *config, a *Args) (err error) {
+	r.whole(p)
+	for _, x := range [...]struct {
+		kind     optionKind
+		of       role
+		lengths  []int
+		capacity int
+		to       *[]int
+	}{{optLengths, roleLengths, a.Lengths, p.keys, &r.lengths}, {optQueryLengths, roleQueryLengths, a.QueryLengths, p.queries, &r.queries}} {
+		if x.lengths == nil {
+			continue
+		}
+		if len(x.lengths) != p.batch {
+			return errs.Errorf(op, ErrShape, "%d %v for a batch of %d", len(x.lengths), x.of, p.batch)
+		}
+		if *x.to, err = appendLengths(op, x.of.String(), (*x.to)[:0], x.lengths, x.capacity); err != nil {
+			return err
+		}
+		c.given |= x.kind
+	}
+	return nil
+}
+
+// checkAligned reports lengths that look like those of a batch that is padded at its right, where a query's position
+// matters and nothing says which queries there are: they would be shifted to the end of the live keys.
+func (r *denseRun) checkAligned(op string, p *problem, c *config) error {
+	by := c.needsPositions()
+	if by == "" || c.given&optQueriesAtEnd != 0 || c.hasLengths() == c.hasQueryLengths() {
 		return nil
 	}
-	if len(lengths) != p.batch {
-		return errs.Errorf(op, ErrShape, "%d lengths for a batch of %d", len(lengths), p.batch)
+	lengths, queries := "WithLengths", "WithQueryLengths"
+	if op == "Attend" {
+		lengths, queries = "Args.Lengths", "Args.QueryLengths"
 	}
-	r.lengths, err = appendLengths(op, r.lengths[:0], lengths, p.keys)
-	return err
+	if c.hasQueryLengths() {
+		for b, n := range r.queries {
+			if n > 0 && n < p.queries {
+				return errs.Errorf(op, ErrLength, "sequence %d has %d queries of %d and all %d keys, and %s depends on positions, which are aligned to the end of the keys: give the lengths of keys (%s), or say that queries are the last ones (WithQueriesAtEnd)",
+					b, n, p.queries, p.keys, by, lengths)
+			}
+		}
+		return nil
+	}
+	short, differ := -1, false
+	for b, n := range r.lengths {
+		if differ = differ || n != r.lengths[0]; short < 0 && n > 0 && n < p.queries {
+			short = b
+		}
+	}
+	if short < 0 || !differ {
+		return nil
+	}
+	return errs.Errorf(op, ErrLength, "lengths differ, sequence %d has %d keys and %d queries, and %s depends on positions, which are aligned to the end of the keys: give the lengths of queries (%s), or say that queries are the last ones (WithQueriesAtEnd)",
+		short, r.lengths[short], p.queries, by, queries)
 }
 
 // setTrees takes the trees of [Args], which c knows of then. forgetTrees is to be called behind it.
@@ -338,11 +386,11 @@ func (r *denseRun) setTrees(op string, p *problem, c *config, trees [][]uint64) 
 			continue
 		}
 		c.mask.Tree = true
-		if err := attn.Tree(tree).Check(p.queries); err != nil {
+		if err := attn.Tree(tree).Check(r.queries[b]); err != nil {
 			return errs.Errorf(op, ErrShape, "sequence %d: %v", b, err)
 		}
-		if n := r.lengths[b]; n < p.queries {
-			return errs.Errorf(op, ErrLength, "sequence %d has %d keys and a tree of %d", b, n, p.queries)
+		if n := r.lengths[b]; n < r.queries[b] {
+			return errs.Errorf(op, ErrLength, "sequence %d has %d keys and a tree of %d", b, n, r.queries[b])
 		}
 	}
 	if g := c.attention(p.dim); g.Tree {
@@ -362,6 +410,15 @@ func (r *denseRun) forgetTrees() {
 	}
 }
 
+// whole gives every sequence all of its keys and queries.
+func (r *denseRun) whole(p *problem) {
+	r.allLive(p)
+	r.queries = r.queries[:0]
+	for range p.batch {
+		r.queries = append(r.queries, p.queries)
+	}
+}
+
 // allLive gives every sequence all of its keys.
 func (r *denseRun) allLive(p *problem) {
 	r.lengths = r.lengths[:0]
@@ -370,8 +427,12 @@ func (r *denseRun) allLive(p *problem) {
 	}
 }
 
-// layOut makes the sequences of a problem whose live lengths are in r.lengths.
-func (r *denseRun) layOut(p *problem) {
+// layOut makes the sequences of a problem whose lengths are in r. Rows of padding are sequences without keys behind those of
+// the batch, whose numbers say which bias and which dropout are theirs.
+func (r *denseRun) layOut(op string, p *problem, c *config) error {
+	if err := r.checkAligned(op, p, c); err != nil {
+		return err
+	}
 	r.pages, r.sequences = r.pages[:0], r.sequences[:0]
 	for b := range p.batch {
 		if p.shared {
@@ -380,21 +441,28 @@ func (r *denseRun) layOut(p *problem) {
 		r.pages = append(r.pages, int32(b))
 	}
 	for b, n := range r.lengths {
-		seq := attn.Sequence{Row: b * p.heads * p.queries, Queries: p.queries, Keys: n, Pages: r.pages[b : b+1]}
+		seq := attn.Sequence{Row: b * p.heads * p.queries, Queries: r.queries[b], Keys: n, Pages: r.pages[b : b+1]}
 		if r.trees != nil {
 			seq.Tree = r.trees[b]
 		}
 		r.sequences = append(r.sequences, seq)
 	}
+	for b, n := range r.queries {
+		if n < p.queries {
+			r.sequences = append(r.sequences, attn.Sequence{Row: b*p.heads*p.queries + n, Queries: p.queries - n})
+		}
+	}
+	return nil
 }
 
-// attend runs a checked problem whose live lengths are in r.lengths, and whose seed
-// is in r.seed. There may be no bias, no sinks and no log-sum-exp.
+// attend runs a checked problem whose lengths and whose seed are in r. There may be no bias, no sinks and no log-sum-exp.
 func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 	if c.schedule == Unfused {
 		return errUnfused(op)
 	}
-	r.layOut(p)
+	if err := r.layOut(op, p, c); err != nil {
+		return err
+	}
 	r.plan.PrefixBytes = prefixBytes
 	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
 		return engineError(op, "plan", err)

@@ -70,12 +70,16 @@ func TestAttendTrees(t *testing.T) {
 	for i := range 3 * len(elementTypes) {
 		types := elementTypes[i%len(elementTypes)]
 		n := []int{1, 2, 9, 20, attn.MaxTree}[i%5]
-		s := reftest.RandomTrees(rng, dense(4, 2, 24, 16, n, n+rng.IntN(200), n, n+rng.IntN(9)))
-		s.Trees[0] = reftest.RandomTree(rng, n)
+		s, x := dense(4, 2, 24, 16, n, n+rng.IntN(200), n, n+rng.IntN(9)), graphtest.Spec{Inputs: reftest.AllInputs[i%4], QueryType: types[0], KVType: types[1]}
+		if i%2 == 0 {
+			graphtest.PadQueries(rng, &s, &x)
+		}
+		s = reftest.RandomTrees(rng, s)
+		s.Trees[0] = reftest.RandomTree(rng, s.Queries[0])
 		if i%3 == 0 {
 			s = reftest.RandomBias(rng, s, slices.Max(s.Keys))
 		}
-		p := graphtest.NewProblem(rng, s, graphtest.Spec{Inputs: reftest.AllInputs[i%4], QueryType: types[0], KVType: types[1]})
+		p := graphtest.NewProblem(rng, s, x)
 		opts := append(p.Options(), la.WithSchedule(graphtest.Schedules[i%3]), la.WithWorkers(3), la.WithTileTokens(16))
 		a := p.Args()
 		if err := la.Attend(a, opts...); err != nil {
@@ -97,7 +101,7 @@ func TestAttendTrees(t *testing.T) {
 		b.Trees = nil
 		for i := range c.Trees {
 			c.Trees[i] = nil
-			for j := range n {
+			for j := range s.Queries[i] {
 				c.Trees[i] = append(c.Trees[i], math.MaxUint64>>(63-j))
 			}
 		}
@@ -229,6 +233,13 @@ func testAttendSegments(t *testing.T, gpu *la.GPU, query tensor.Dtype, storages 
 		}
 	}
 	a.Lengths = lengths
+	live := graphtest.Repeated(batch, queries)
+	if rng.IntN(2) == 0 {
+		for b := range live {
+			live[b] = rng.IntN(queries + 1)
+		}
+		a.QueryLengths = live
+	}
 	var opts []la.Option
 	if rng.IntN(3) > 0 {
 		opts = append(opts, la.WithCausal())
@@ -282,10 +293,31 @@ func testAttendSegments(t *testing.T, gpu *la.GPU, query tensor.Dtype, storages 
 			}
 			return graphtest.TensorOf(tensor.Float64, y, kvHeads, all, dim)
 		}
-		part := heads * queries
+		part, n := heads*queries, live[b]
+		rows := func(x []float64, width int, padding float64) (of []float64) { // of the queries; the others are padding
+			for i := range part {
+				row := x[(b*part+i)*width:][:width]
+				if i%queries < n {
+					of = append(of, row...)
+				} else if slices.ContainsFunc(row, func(y float64) bool { return y != padding }) {
+					t.Fatalf("row %d of sequence %d behind its %d queries is %v, want %v", i%queries, b, n, row, padding)
+				}
+			}
+			return of
+		}
+		if n == 0 {
+			rows(out, dim, 0)
+			continue
+		}
+		var mine []float64
+		for i := range part {
+			if i%queries < n {
+				mine = append(mine, q[(b*part+i)*dim:][:dim]...)
+			}
+		}
 		one := la.Args{
-			Q: graphtest.TensorOf(tensor.Float64, q[b*part*dim:][:part*dim], heads, queries, dim), K: flat(k), V: flat(v),
-			Out: graphtest.TensorOf(tensor.Float64, make([]float64, part*dim), heads, queries, dim), LSE: graphtest.TensorOf(tensor.Float64, make([]float64, part), heads, queries),
+			Q: graphtest.TensorOf(tensor.Float64, mine, heads, n, dim), K: flat(k), V: flat(v),
+			Out: graphtest.TensorOf(tensor.Float64, make([]float64, len(mine)), heads, n, dim), LSE: graphtest.TensorOf(tensor.Float64, make([]float64, heads*n), heads, n),
 		}
 		if a.Sinks != nil {
 			one.Sinks = graphtest.TensorOf(tensor.Float64, floats(a.Sinks), heads)
@@ -302,8 +334,10 @@ func testAttendSegments(t *testing.T, gpu *la.GPU, query tensor.Dtype, storages 
 				}
 			}
 		}
-		near("output", out[b*part*dim:][:part*dim], one.Out.Data().([]float64))
-		if a.LSE != nil {
+		near("output", rows(out, dim, 0), one.Out.Data().([]float64))
+		if a.LSE != nil && a.Sinks == nil {
+			near("log-sum-exp", rows(floats(a.LSE), 1, math.Inf(-1)), one.LSE.Data().([]float64))
+		} else if a.LSE != nil && n == queries {
 			near("log-sum-exp", floats(a.LSE)[b*part:][:part], one.LSE.Data().([]float64))
 		}
 	}

@@ -251,6 +251,18 @@ func TestBadInputBuilders(t *testing.T) {
 		return la.WithLengths(G.NewUniqueNode(G.In(g), G.WithName("untyped")))
 	})
 
+	queries := func(of tensor.Dtype, shape ...int) func(*G.ExprGraph) la.Option {
+		return func(g *G.ExprGraph) la.Option {
+			return la.WithQueryLengths(input3{of, shape}.node(g, "query lengths"))
+		}
+	}
+	attention("nil query lengths", la.ErrOption, "WithQueryLengths(nil)", func(*G.ExprGraph) la.Option { return la.WithQueryLengths(nil) })
+	attention("float query lengths", la.ErrDType, "query lengths is float64", queries(tensor.Float64, 2))
+	attention("too few query lengths", la.ErrShape, "query lengths has shape (1)", queries(tensor.Int, 1))
+	attention("query lengths of another graph", la.ErrGraph, "query lengths is in another graph than q", func(*G.ExprGraph) la.Option {
+		return queries(tensor.Int, 2)(G.NewGraph())
+	})
+
 	def := func(name string, want error, text string, q, k, v input3, opt la.Option) {
 		t.Run("Default/"+name, func(t *testing.T) {
 			g := G.NewGraph()
@@ -261,6 +273,8 @@ func TestBadInputBuilders(t *testing.T) {
 	var lse *G.Node
 	g := G.NewGraph()
 	def("lengths", la.ErrUnsupported, "WithLengths", goodQ, goodK, goodV, lengths(tensor.Int, 2)(g))
+	def("query lengths", la.ErrUnsupported, "WithQueryLengths", goodQ, goodK, goodV, queries(tensor.Int, 2)(g))
+	def("queries at the end", la.ErrUnsupported, "WithQueriesAtEnd", goodQ, goodK, goodV, la.WithQueriesAtEnd())
 	def("lse", la.ErrUnsupported, "WithLSE", goodQ, goodK, goodV, la.WithLSE(&lse))
 	def("schedule", la.ErrUnsupported, "WithSchedule", goodQ, goodK, goodV, la.WithSchedule(la.StreamK))
 	def("tile", la.ErrUnsupported, "WithTileTokens", goodQ, goodK, goodV, la.WithTileTokens(0))
@@ -368,6 +382,88 @@ func TestBadInputValues(t *testing.T) {
 	}
 }
 
+// TestBadInputPositions: where queries are is said, wherever it matters and lengths look like those of a padded batch.
+func TestBadInputPositions(t *testing.T) {
+	rng := reftest.Rand(t)
+	const rows = 8
+	causal, window, slopes, atEnd := la.WithCausal(), la.WithWindow(3), la.WithALiBi([]float64{1, 0.5}), la.WithQueriesAtEnd()
+	for _, c := range []struct {
+		lengths, queries []int
+		opts             []la.Option
+		text             string // of the error; "": none
+	}{
+		{[]int{8, 5}, nil, []la.Option{causal}, "lengths differ, sequence 1 has 5 keys and 8 queries, and WithCausal"},
+		{[]int{3, 9}, nil, []la.Option{window}, "lengths differ, sequence 0 has 3 keys and 8 queries, and WithWindow"},
+		{[]int{8, 1}, nil, []la.Option{slopes}, "lengths differ, sequence 1 has 1 key and 8 queries, and WithALiBi"},
+		{[]int{0, 7}, nil, []la.Option{causal}, "lengths differ, sequence 1 has 7 keys"},
+		{[]int{5, 4}, nil, []la.Option{causal, la.WithSoftCap(2)}, "lengths differ, sequence 0 has 5 keys"},
+		{[]int{8, 5}, nil, nil, ""},
+		{[]int{8, 5}, nil, []la.Option{causal, atEnd}, ""},
+		{[]int{8, 5}, []int{8, 5}, []la.Option{causal}, ""},
+		{[]int{8, 5}, []int{8, 8}, []la.Option{causal}, ""},
+		{[]int{8, 5}, []int{0, 3}, []la.Option{causal, atEnd}, ""},
+		{[]int{8, 0}, nil, []la.Option{causal}, ""},
+		{[]int{9, 8}, nil, []la.Option{causal}, ""},
+		{[]int{5, 5}, nil, []la.Option{causal}, ""},
+		{nil, nil, []la.Option{causal}, ""},
+		{nil, []int{8, 0}, []la.Option{causal}, ""},
+		{nil, []int{8, 5}, nil, ""},
+		{nil, []int{8, 5}, []la.Option{causal, atEnd}, ""},
+		{nil, []int{8, 5}, []la.Option{causal}, "sequence 1 has 5 queries of 8 and all 9 keys, and WithCausal"},
+		{nil, []int{1, 0}, []la.Option{window}, "sequence 0 has 1 queries of 8 and all 9 keys, and WithWindow"},
+	} {
+		s := dense(2, 1, 4, 4, rows, 9, 9)
+		x := graphtest.Spec{Rows: rows, Capacity: 9}
+		if c.lengths != nil {
+			s.Keys = c.lengths
+		}
+		if c.queries != nil {
+			s.Queries = c.queries
+		}
+		p := graphtest.NewProblem(rng, s, x)
+		ways := func(keys, queries string) []string {
+			if c.queries != nil {
+				return []string{c.text, "(" + keys + ")", "(WithQueriesAtEnd)"}
+			}
+			return []string{c.text, "(" + queries + ")", "(WithQueriesAtEnd)"}
+		}
+		check := func(op string, err error, texts []string, written bool) {
+			t.Helper()
+			switch {
+			case c.text != "":
+				wantError(t, err, la.ErrLength, op, texts...)
+				if written {
+					t.Errorf("%s of lengths %v, queries %v: a result beside the error", op, c.lengths, c.queries)
+				}
+			case err != nil:
+				t.Errorf("%s of lengths %v, queries %v: %v", op, c.lengths, c.queries, err)
+			}
+		}
+		a := p.Args()
+		a.Lengths, a.QueryLengths = c.lengths, c.queries
+		err := la.Attend(a, c.opts...)
+		check("Attend", err, ways("Args.Lengths", "Args.QueryLengths"), !graphtest.AllNaN(t, a.Out) || !graphtest.AllNaN(t, a.LSE))
+
+		g := p.Graph()
+		opts := append([]la.Option{la.WithLSE(&g.LSE)}, c.opts...)
+		if c.lengths != nil {
+			opts = append(opts, la.WithLengths(graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int64, c.lengths))))
+		}
+		if c.queries != nil {
+			opts = append(opts, la.WithQueryLengths(graphtest.Input(g.G, "query lengths", graphtest.LengthsOf(tensor.Int32, c.queries))))
+		}
+		if g.Out, err = la.Attention(g.Q, g.K, g.V, opts...); err != nil {
+			t.Fatal(err)
+		}
+		g.Read(t)
+		vm := G.NewTapeMachine(g.G)
+		check("Attention", la.Cause(vm.RunAll()), ways("WithLengths", "WithQueryLengths"), g.OutValue != nil || g.LSEValue != nil)
+		if err := vm.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestBadInputAttend(t *testing.T) {
 	rng := reftest.Rand(t)
 	p := graphtest.NewProblem(rng, dense(6, 3, 8, 4, 2, 5, 3), graphtest.Spec{Capacity: 5})
@@ -392,6 +488,13 @@ func TestBadInputAttend(t *testing.T) {
 	var lse *G.Node
 	bad("WithLSE", la.ErrUnsupported, "WithLSE", func(*la.Args) {}, la.WithLSE(&lse))
 	bad("WithLengths", la.ErrUnsupported, "WithLengths", func(*la.Args) {}, la.WithLengths(nil))
+	bad("WithQueryLengths", la.ErrUnsupported, "WithQueryLengths", func(*la.Args) {}, la.WithQueryLengths(nil))
+	bad("one query length", la.ErrShape, "1 query length for a batch of 2", func(a *la.Args) { a.QueryLengths = []int{1} })
+	bad("many queries", la.ErrLength, "query lengths[1] is 3, outside [0, 2]", func(a *la.Args) { a.QueryLengths = []int{1, 3} })
+	bad("negative queries", la.ErrLength, "query lengths[0] is -1, outside [0, 2]", func(a *la.Args) { a.QueryLengths = []int{-1, 2} })
+	bad("tree of all rows", la.ErrShape, "sequence 0: a tree of 2 tokens for 1", func(a *la.Args) {
+		a.QueryLengths, a.Trees = []int{1, 2}, [][]uint64{{1, 3}, nil}
+	}, la.WithCausal())
 	bad("WithBias", la.ErrUnsupported, "WithBias", func(*la.Args) {}, la.WithBias(nil))
 	bad("WithRotary", la.ErrUnsupported, "WithRotary", func(*la.Args) {}, la.WithRotary(rope.Config{HeadDim: 8}))
 	bad("WithSinks", la.ErrUnsupported, "WithSinks", func(*la.Args) {}, la.WithSinks(nil))

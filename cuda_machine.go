@@ -40,7 +40,7 @@ type machineAttention struct{ *attentionOp }
 // what gets tensors of a GPU that the user has opened: it computes there.
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	g := op.problem.geometry(&op.config)
-	modified := op.mask.Window != 0 || op.score != attn.Score{} || op.hasSeed() || op.invariant // has not been tried there
+	modified := op.mask.Window != 0 || op.score != attn.Score{} || op.hasSeed() || op.hasQueryLengths() || op.invariant // has not been tried there
 	if !isDeviceQueryType(op.query) || modified || attention.HasKernel(&g) != nil {
 		return op
 	}
@@ -103,7 +103,7 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
-	r.allLive(p)
+	r.whole(p)
 	if op.hasLengths() {
 		if r.lengths, err = m.readLengths(name, r.lengths[:0], in[3], p); err != nil {
 			return nil, err
@@ -448,7 +448,7 @@ func (m *machine) readLengths(name string, dst []int, v G.Value, p *problem) ([]
 		}
 		m.lengthsOf = weak.Make(t)
 	}
-	return appendLengths(name, dst, m.lengths, p.keys)
+	return appendLengths(name, roleLengths.String(), dst, m.lengths, p.keys)
 }
 
 // downloadInts appends the integers of a tensor to dst.

@@ -65,7 +65,7 @@ func attendDevice(op string, gpu *GPU, v []G.Value, a *Args, c *config) error {
 	}
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)
-	if err := r.setLengths(op, &p, a.Lengths); err != nil {
+	if err := r.setLengths(op, &p, c, a); err != nil {
 		return err
 	}
 	if err := r.setTrees(op, &p, c, a.Trees); err != nil {
@@ -243,7 +243,7 @@ func checkDeviceResult(op, name string, t *DeviceTensor, p *problem, lse bool) e
 	return nil
 }
 
-// attendDevice queues a checked problem whose live lengths are in r.lengths. It
+// attendDevice queues a checked problem whose lengths are in r. It
 // keeps the values that operands refers to until that is done. Keys and values may be
 // sharded by heads: then operands leaves them out, and each GPU attends to its own.
 func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, kv [2]*DeviceTensor, operands func(*device.Submission) (deviceOperands, error), values ...G.Value) error {
@@ -267,7 +267,9 @@ func (r *denseRun) attendDevice(op string, gpu *GPU, p *problem, c *config, kv [
 		return err
 	}
 	defer gpu.group.Leave()
-	r.layOut(p)
+	if err := r.layOut(op, p, c); err != nil {
+		return err
+	}
 	plans := make([]attentionPlan, len(parts))
 	for i := range plans {
 		m := gpu.members[i]

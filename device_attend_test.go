@@ -82,6 +82,9 @@ func testDeviceAttendRandom(t *testing.T, at graphtest.Place, n int) {
 		}
 		x := graphtest.Spec{Inputs: reftest.AllInputs[rng.IntN(4)], Capacity: max(slices.Max(s.Keys)+rng.IntN(3), 1)}
 		x.QueryType, x.KVType = deviceElements(turn)
+		if turn%3 == 0 {
+			graphtest.PadQueries(rng, &s, &x)
+		}
 		p := graphtest.NewProblem(rng, s, x)
 		out, lse := p.AttendThere(t, at.GPU, la.WithTileTokens(rng.IntN(3)*64), la.WithWorkers(rng.IntN(9)), la.WithSchedule(at.Schedule(turn)))
 		if err := p.Compare(t, p.ReferenceThere(at), out, lse); err != nil {
@@ -122,7 +125,7 @@ func attentionNodes(t testing.TB, gpu *la.GPU, p *graphtest.Problem, opts ...la.
 	there := func(n *G.Node) *G.Node {
 		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, gpu) })
 	}
-	opts = append(append(p.Options(), la.WithLSE(&g.LSE), la.WithLengths(graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, p.Keys)))), opts...)
+	opts = append(append(append(p.Options(), la.WithLSE(&g.LSE)), g.LengthOptions(p)...), opts...)
 	var err error
 	if g.Out, err = la.Attention(there(g.Q), there(g.K), there(g.V), opts...); err != nil {
 		t.Fatal(err)
@@ -278,6 +281,24 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 		if !graphtest.AllNaN(t, graphtest.Download(t, out)) || !graphtest.AllNaN(t, graphtest.Download(t, lse)) {
 			t.Errorf("%s: something was written before the error", c.name)
 		}
+	}
+
+	{ // Lengths that look like those of a padded batch.
+		rows := graphtest.NewProblem(reftest.Rand(t), causal(dense(4, 2, 64, 64, 4, 9, 3)), graphtest.Spec{})
+		a := rows.ArgsThere(t, gpu)
+		wantError(t, la.Attend(a, la.WithCausal()), la.ErrLength, "Attend", "sequence 1 has 3 keys and 4 queries", "(Args.QueryLengths)", "(WithQueriesAtEnd)")
+		a.QueryLengths = []int{4, 5}
+		wantError(t, la.Attend(a, la.WithCausal()), la.ErrLength, "Attend", "query lengths[1] is 5, outside [0, 4]")
+		if !graphtest.AllNaN(t, graphtest.Download(t, a.Out)) || !graphtest.AllNaN(t, graphtest.Download(t, a.LSE)) {
+			t.Error("lengths: something was written before the error")
+		}
+		g := rows.Graph()
+		n, err := la.Attention(g.Q, g.K, g.V, la.WithCausal(), la.WithLengths(graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, rows.Keys))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = n.Op().Do(a.Q, a.K, a.V, graphtest.LengthsOf(tensor.Int, rows.Keys))
+		wantError(t, err, la.ErrLength, "Attention", "sequence 1 has 3 keys and 4 queries", "(WithQueryLengths)", "(WithQueriesAtEnd)")
 	}
 
 	{ // A bias in host memory, or on the GPU alone.

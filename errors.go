@@ -32,7 +32,8 @@ var (
 	// ErrDType is an argument of an element type that the operation does not take.
 	ErrDType = errs.ErrDType
 
-	// ErrLength is a context length or token count outside its range.
+	// ErrLength is a context length or token count outside its range, or lengths of a batch that do not
+	// say where its queries are.
 	ErrLength = errs.ErrLength
 
 	// ErrOption is an option with a value outside its range.

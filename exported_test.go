@@ -558,6 +558,11 @@ func operandCases(t *testing.T) map[string]operandCase {
 			k := in(1, 3, 4)
 			return second(la.Attention(k, typed(k.Dtype(), k, "own k", 1, 3, 4), typed(k.Dtype(), k, "own v", 1, 3, 4), la.WithLengths(typed(tensor.Int, k, "", 1))))
 		}, apart: true},
+		"WithQueryLengths": {build: func(in in) error {
+			k := in(1, 3, 4)
+			n := typed(tensor.Int, k, "", 1)
+			return second(la.Attention(k, typed(k.Dtype(), k, "own k", 1, 3, 4), typed(k.Dtype(), k, "own v", 1, 3, 4), la.WithLengths(typed(tensor.Int, k, "own lengths", 1)), la.WithQueryLengths(n)))
+		}, apart: true},
 		"WithDropout": {build: func(in in) error {
 			k := in(1, 3, 4)
 			return second(la.Attention(k, typed(k.Dtype(), k, "own k", 1, 3, 4), typed(k.Dtype(), k, "own v", 1, 3, 4), la.WithDropout(0.5, typed(tensor.Int, k, ""))))
@@ -721,7 +726,8 @@ func TestOptionsTwice(t *testing.T) {
 		"WithRotary":  la.WithRotary(rope.Config{HeadDim: 4}),
 		"WithLengths": la.WithLengths(in(tensor.Int, "lengths", 1)), "WithLSE": la.WithLSE(&lse),
 		"WithSchedule": la.WithSchedule(la.StreamK), "WithTileTokens": la.WithTileTokens(0), "WithWorkers": la.WithWorkers(0),
-		"WithBatchInvariance": la.WithBatchInvariance(),
+		"WithBatchInvariance": la.WithBatchInvariance(), "WithQueriesAtEnd": la.WithQueriesAtEnd(),
+		"WithQueryLengths": la.WithQueryLengths(in(tensor.Int, "query lengths", 1)),
 
 		"nn.WithReLU": nn.WithReLU(), "nn.WithGELU": nn.WithGELU(), "nn.WithGELUTanh": nn.WithGELUTanh(), "nn.WithSiLU": nn.WithSiLU(),
 		"nn.WithResidual": nn.WithResidual(in(tensor.Float32, "residual", 3, 4)), "nn.WithNorm": nn.WithNorm(nil, nil, 1),

@@ -36,6 +36,12 @@ type request struct {
 	rotary    *rope.Config
 	shard     la.Shard // of its cache
 	mixed     bool     // WithMixedPrecision is among opts
+	padded    int      // rows of padding behind the queries
+}
+
+// spec is what a problem on tensors needs beside the shape.
+func (r *request) spec() graphtest.Spec {
+	return graphtest.Spec{QueryType: r.query, KVType: r.kv, Rows: r.Queries[0] + r.padded}
 }
 
 // precision is that of the engine at a place, with what it may round where mixed precision is asked for: on a CPU only
@@ -71,6 +77,7 @@ func schedule(s la.Schedule) func(*rand.Rand, *request) {
 
 var features = []feature{ // shapes first, of which the others make use
 	{"many rows", func(_ *rand.Rand, r *request) { r.Queries[0], r.Keys[0] = 20, 30 }},
+	{"query lengths", func(_ *rand.Rand, r *request) { r.padded = 4 }},
 	{"causal", func(_ *rand.Rand, r *request) { r.Causal = true }},
 	{"trees", func(rng *rand.Rand, r *request) {
 		r.Causal, r.Tree = true, true
@@ -86,7 +93,9 @@ var features = []feature{ // shapes first, of which the others make use
 			r.Slopes = append(r.Slopes, 1/float64(2+h))
 		}
 	}},
-	{"bias", func(rng *rand.Rand, r *request) { r.Shape = graphtest.Biased(rng, r.Shape, 1, 1, r.Queries[0]) }},
+	{"bias", func(rng *rand.Rand, r *request) {
+		r.Shape = graphtest.Biased(rng, r.Shape, 1, 1, r.Queries[0]+r.padded)
+	}},
 	{"dropout", func(_ *rand.Rand, r *request) { r.Dropout, r.Seed = 0.3, 5 }},
 	{"sinks", func(_ *rand.Rand, r *request) {
 		r.Sinks = nil
@@ -261,7 +270,7 @@ func byContext(e entry) entry {
 // shardedEntry is Attend of keys and values that are sharded by heads.
 func shardedEntry(at graphtest.Place) entry {
 	return entry{"Attend of sharded keys and values", func(t *testing.T, rng *rand.Rand, r request) error {
-		p := graphtest.NewProblem(rng, r.Shape, graphtest.Spec{QueryType: r.query, KVType: r.kv})
+		p := graphtest.NewProblem(rng, r.Shape, r.spec())
 		a := p.Args()
 		var there []*la.DeviceTensor
 		for i, to := range []*G.Value{&a.Q, &a.K, &a.V, &a.Out} {
@@ -278,7 +287,7 @@ func shardedEntry(at graphtest.Place) entry {
 		if p.InSinks != nil {
 			a.Sinks = refused(at.GPU.Upload(p.InSinks))
 		}
-		a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Queries[0])...)))
+		a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Rows)...)))
 		var first []byte
 		for range 2 {
 			if err := la.Attend(a, append(p.Options(), r.opts...)...); err != nil {
@@ -304,7 +313,7 @@ func shardedEntry(at graphtest.Place) entry {
 // denseEntries are Attend and Attention.
 func denseEntries(at graphtest.Place) []entry {
 	problemOf := func(rng *rand.Rand, r request) *graphtest.Problem {
-		return graphtest.NewProblem(rng, r.Shape, graphtest.Spec{QueryType: r.query, KVType: r.kv})
+		return graphtest.NewProblem(rng, r.Shape, r.spec())
 	}
 	there := func(t *testing.T, x *tensor.Dense) G.Value {
 		if at.GPU == nil {
@@ -327,7 +336,7 @@ func denseEntries(at graphtest.Place) []entry {
 			if at.GPU != nil {
 				a.Q, a.K, a.V = there(t, p.InQ), there(t, p.InK), there(t, p.InV)
 				a.Out = there(t, a.Out.(*tensor.Dense))
-				a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Queries[0])...)))
+				a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Rows)...)))
 				if p.InBias != nil {
 					a.Bias = there(t, p.InBias)
 				}
@@ -351,7 +360,7 @@ func denseEntries(at graphtest.Place) []entry {
 			p := problemOf(rng, r)
 			g := p.Graph()
 			in := []*G.Node{g.Q, g.K, g.V}
-			opts := append(p.Options(), r.opts...)
+			opts := slices.Concat(p.Options(), r.opts, g.LengthOptions(p))
 			if at.GPU != nil {
 				for i := range in {
 					in[i] = refused(la.ToDevice(in[i], at.GPU))
@@ -404,8 +413,8 @@ func cacheOf(t *testing.T, r request, device *la.GPU) *la.Cache {
 // cachedEntry is CachedAttention: of a prompt, and of one row behind it.
 func cachedEntry(name string, at graphtest.Place) entry {
 	return entry{name, func(t *testing.T, rng *rand.Rand, r request) error {
-		if r.Bias.X != nil || r.Dropout != 0 {
-			return fmt.Errorf("no node has a bias or dropout there: %w", refusesNodes(t, r, at))
+		if r.Bias.X != nil || r.Dropout != 0 || r.padded != 0 {
+			return fmt.Errorf("no node has a bias, dropout or lengths of queries there: %w", refusesNodes(t, r, at))
 		}
 		c := cacheOf(t, r, at.GPU)
 		defer c.Close()
@@ -445,7 +454,7 @@ func cachedEntry(name string, at graphtest.Place) entry {
 	}}
 }
 
-// refusesNodes is what CachedAttention says of the bias or of the dropout of a request.
+// refusesNodes is what CachedAttention says of the bias, of the dropout or of the lengths of queries of a request.
 func refusesNodes(t *testing.T, r request, at graphtest.Place) error {
 	c := cacheOf(t, r, at.GPU)
 	defer c.Close()
@@ -454,11 +463,15 @@ func refusesNodes(t *testing.T, r request, at graphtest.Place) error {
 	in := func(name string, n int) *G.Node {
 		return G.NewMatrix(g, r.query, G.WithShape(1, n), G.WithName(name))
 	}
-	opts := []la.Option{la.WithBias(in("bias", 40)), la.WithDropout(r.Dropout, G.NewScalar(g, tensor.Int, G.WithName("seed")))}
-	if r.Bias.X == nil {
-		opts = opts[1:]
-	} else if r.Dropout == 0 {
-		opts = opts[:1]
+	var opts []la.Option
+	if r.Bias.X != nil {
+		opts = append(opts, la.WithBias(in("bias", 40)))
+	}
+	if r.Dropout != 0 {
+		opts = append(opts, la.WithDropout(r.Dropout, G.NewScalar(g, tensor.Int, G.WithName("seed"))))
+	}
+	if r.padded != 0 {
+		opts = append(opts, la.WithQueryLengths(G.NewVector(g, tensor.Int, G.WithShape(1), G.WithName("query lengths"))), la.WithQueriesAtEnd())
 	}
 	q, k, v := in("q", r.Heads*r.Dim), in("k", r.KVHeads*r.Dim), in("v", r.KVHeads*r.ValueDim)
 	var err error

@@ -21,8 +21,8 @@ import (
 
 // On the tape machine the gradients of an attention are these nodes:
 //
-//	out      Attention(q, k, v, lengths, seed, bias, sinks), which is there
-//	lse      LSE(out, q, k, lengths, seed, bias, sinks), which saves what the forward pass left
+//	out      Attention(q, k, v, lengths, query lengths, seed, bias, sinks), which is there
+//	lse      LSE(out, q, k, lengths, query lengths, seed, bias, sinks), which saves what the forward pass left
 //	packed   the gradients of all, computed once, in one vector
 //	dq       the part of packed that is dq, without a copy; and dk, dv, dbias, dsinks
 //
@@ -146,6 +146,9 @@ func (op *attentionOp) lseInputTypes() []hm.Type {
 	if op.hasLengths() {
 		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('n')})
 	}
+	if op.hasQueryLengths() {
+		t = append(t, G.TensorType{Dims: 1, Of: hm.TypeVariable('m')})
+	}
 	if op.hasSeed() {
 		t = append(t, hm.TypeVariable('s'))
 	}
@@ -242,8 +245,8 @@ func (op *gradOp) inputs() (in []gradInput) {
 			if !op.ofLSE { // it has no part in a log-sum-exp
 				add(of, "v", op.keyShape(op.valueDim))
 			}
-		case roleLengths:
-			add(of, "lengths", tensor.Shape{op.batch}) // of one of three integer types
+		case roleLengths, roleQueryLengths:
+			add(of, of.String(), tensor.Shape{op.batch}) // of one of three integer types
 		case roleSeed:
 			add(of, "seed", tensor.ScalarShape()) // of one of three integer types, too
 		case roleBias:
@@ -276,6 +279,8 @@ func (op *gradOp) Type() hm.Type {
 		switch o.of {
 		case roleLengths:
 			of = hm.TypeVariable('n')
+		case roleQueryLengths:
+			of = hm.TypeVariable('m')
 		case roleSeed:
 			args = append(args, hm.TypeVariable('s'))
 			continue
@@ -347,7 +352,7 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 			return nil, err
 		}
 		got := valueOperand(w.name, t[w.of])
-		if w.of == roleLengths {
+		if w.of == roleLengths || w.of == roleQueryLengths {
 			err = checkLengths(name, got, op.batch)
 		} else if !sameShape(got.shape, w.shape) || got.dtype != w.dtype {
 			err = errs.Errorf(name, ErrShape, "%s is %v %v; it must be %v %v", w.name, got.dtype, got.shape, w.dtype, w.shape)
@@ -440,13 +445,18 @@ func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.D
 		Dim: op.dim, ValueDim: op.valueDim,
 		Scale: op.scaleFor(op.dim), Mask: op.mask, Score: op.score, Workers: op.workers,
 	}
-	if l := t[roleLengths]; l != nil {
-		var err error
-		if s.Lengths, err = readLengths(name, make([]int, 0, op.batch), l, op.keys); err != nil {
-			return err
+	var err error
+	for _, x := range [...]struct {
+		of       role
+		capacity int
+		to       *[]int
+	}{{roleLengths, op.keys, &s.Lengths}, {roleQueryLengths, op.queries, &s.QueryLengths}} {
+		if l := t[x.of]; l != nil {
+			if *x.to, err = readLengths(name, x.of.String(), make([]int, 0, op.batch), l, x.capacity); err != nil {
+				return err
+			}
 		}
 	}
-	var err error
 	if op.query == tensor.Float32 {
 		err = backwardDense[float32](&s, t, seed, op.parts(), packed)
 	} else {

@@ -51,7 +51,7 @@ func (g *gradients) draw(t testing.TB, rng *rand.Rand) {
 	rows := func(x []float64, dim int, shape ...int) *tensor.Dense { // (tokens, heads) to (heads, tokens)
 		c := *g.Case
 		c.Q, c.Dim = x, dim
-		return graphtest.TensorOf(g.QueryType, c.DenseQ(g.Queries[0]), g.Dims(shape...)...)
+		return graphtest.TensorOf(g.QueryType, c.DenseQ(g.Rows), g.Dims(shape...)...)
 	}
 	bind := func(n **G.Node, name string, v *tensor.Dense) {
 		if *n == nil {
@@ -63,11 +63,11 @@ func (g *gradients) draw(t testing.TB, rng *rand.Rand) {
 	n := g.QueryRows() * g.Heads
 	if g.dO != nil {
 		g.dO = noise(n * g.ValueDim)
-		bind(&g.wO, "wO", rows(g.dO, g.ValueDim, g.Heads, g.Queries[0], g.ValueDim))
+		bind(&g.wO, "wO", rows(g.dO, g.ValueDim, g.Heads, g.Rows, g.ValueDim))
 	}
 	if g.dLSE != nil {
 		g.dLSE = noise(n)
-		bind(&g.wLSE, "wLSE", rows(g.dLSE, 1, g.Heads, g.Queries[0]))
+		bind(&g.wLSE, "wLSE", rows(g.dLSE, 1, g.Heads, g.Rows))
 	}
 }
 
@@ -146,6 +146,9 @@ func (g *gradients) again(t testing.TB, rng *rand.Rand, p *graphtest.Problem) {
 	if g.Lengths != nil {
 		graphtest.Let(t, g.Lengths, graphtest.LengthsOf(tensor.Int, p.Keys))
 	}
+	if g.QueryLengths != nil {
+		graphtest.Let(t, g.QueryLengths, graphtest.LengthsOf(tensor.Int32, p.Queries))
+	}
 	g.draw(t, rng)
 }
 
@@ -158,7 +161,7 @@ func (g *gradients) want() *reftest.Gradients {
 // compareGrads checks what a run left.
 func (g *gradients) compareGrads(t testing.TB, want *reftest.Gradients) error {
 	t.Helper()
-	nq := g.Queries[0]
+	nq := g.Rows
 	for i, x := range []struct {
 		name             string
 		got              G.Value
@@ -222,6 +225,9 @@ func randomGradProblem(rng *rand.Rand) *graphtest.Problem {
 	x.Capacity = max(slices.Max(s.Keys)+rng.IntN(3), 1)
 	if len(s.Keys) == 1 && rng.IntN(2) == 0 {
 		x.Rank = 3
+	}
+	if rng.IntN(3) == 0 {
+		graphtest.PadQueries(rng, &s, &x)
 	}
 	return graphtest.NewProblem(rng, s, x)
 }
@@ -320,10 +326,7 @@ func TestGradLisp(t *testing.T) {
 		of := costs[i%3]
 		g := &gradients{Problem: p, Graph: p.Graph()}
 		opts := g.Graph.Options(p)
-		if p.Ragged() {
-			g.Lengths = graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, p.Keys))
-			opts = append(opts, la.WithLengths(g.Lengths))
-		}
+		opts = append(opts, g.LengthOptions(p)...)
 		if of.lse {
 			opts = append(opts, la.WithLSE(&g.LSE))
 		}

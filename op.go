@@ -28,7 +28,7 @@ import (
 // over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of
 // head h; 0 where it sees none. [WithSoftCap], [WithALiBi] and [WithBias], in this
 // order, change the scores; [WithCausal], [WithWindow] and [WithLengths] say which keys a
-// query sees. [WithSinks] adds to the sum of a softmax, and [WithDropout] changes the p_j.
+// query sees, and [WithQueryLengths] which rows of q are queries. [WithSinks] adds to the sum of a softmax, and [WithDropout] changes the p_j.
 //
 //	q    (B, H, Nq, d)      float32 or float64
 //	k    (B, Hkv, Nk, d)    float32, float64, Float16 or BFloat16
@@ -55,13 +55,14 @@ import (
 // and the tiles.
 //
 // Errors: [ErrShape], [ErrDType], [ErrOption], and [ErrGraph] for nodes that are nil or
-// of other graphs; in a run [ErrLength] for a length outside [0, Nk], [ErrUnsupported]
+// of other graphs; in a run [ErrLength] for a length outside [0, Nk], or lengths that do not say
+// where queries are ([WithLengths]), [ErrUnsupported]
 // for operands in different places or for what a GPU has no kernels for, and ErrShape
 // and ErrDType for values that are unlike their nodes.
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer errs.RecoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optLSE|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
+	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optQueryLengths|optQueriesAtEnd|optLSE|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -74,15 +75,21 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	}
 	a := &attentionOp{problem: p, config: c}
 	children := G.Nodes{q, k, v}
-	if c.lengths != nil {
-		l, err := nodeOperand(op, "lengths", c.lengths)
+	for _, x := range [...]struct {
+		of role
+		n  *G.Node
+	}{{roleLengths, c.lengths}, {roleQueryLengths, c.queryLengths}} {
+		if x.n == nil {
+			continue
+		}
+		l, err := nodeOperand(op, x.of.String(), x.n)
 		if err != nil {
 			return nil, err
 		}
 		if err = checkLengths(op, l, p.batch); err != nil {
 			return nil, err
 		}
-		children = append(children, c.lengths)
+		children = append(children, x.n)
 	}
 	if c.seed != nil {
 		s, err := nodeOperand(op, "seed", c.seed)
@@ -118,7 +125,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		a.lse = new(lseStore)
 	}
 	// The op is shared by clones of the graph: it must not hold nodes.
-	a.config.lengths, a.config.seed, a.config.biasNode, a.config.sinksNode, a.config.lse = nil, nil, nil, nil, nil
+	a.config.lengths, a.config.queryLengths, a.config.seed, a.config.biasNode, a.config.sinksNode, a.config.lse = nil, nil, nil, nil, nil, nil
 	if out, err = apply(op, placeAttention(a, q, k, v), children...); err != nil {
 		return nil, err
 	}
@@ -159,12 +166,13 @@ type attentionOp struct {
 	memory   ongpu.Node
 }
 
-func (c *config) hasLengths() bool { return c.given&optLengths != 0 }
-func (c *config) hasSeed() bool    { return c.given&optDropout != 0 }
-func (c *config) hasBias() bool    { return c.score.Bias != attn.Bias{} }
+func (c *config) hasLengths() bool      { return c.given&optLengths != 0 }
+func (c *config) hasQueryLengths() bool { return c.given&optQueryLengths != 0 }
+func (c *config) hasSeed() bool         { return c.given&optDropout != 0 }
+func (c *config) hasBias() bool         { return c.score.Bias != attn.Bias{} }
 
 // furtherRoles are the inputs that an attention may have behind q, k and v, in their order.
-var furtherRoles = [...]role{roleLengths, roleSeed, roleBias, roleSinks}
+var furtherRoles = [...]role{roleLengths, roleQueryLengths, roleSeed, roleBias, roleSinks}
 
 // inputRoles are the inputs of an attention with some of furtherRoles: a bit for each.
 var inputRoles = func() (all [1 << len(furtherRoles)][]role) {
@@ -182,7 +190,7 @@ var inputRoles = func() (all [1 << len(furtherRoles)][]role) {
 // inputs are the op's inputs.
 func (c *config) inputs() []role {
 	i := 0
-	for bit, has := range [...]bool{c.hasLengths(), c.hasSeed(), c.hasBias(), c.score.Sinks} {
+	for bit, has := range [...]bool{c.hasLengths(), c.hasQueryLengths(), c.hasSeed(), c.hasBias(), c.score.Sinks} {
 		if has {
 			i |= 1 << bit
 		}
@@ -210,6 +218,9 @@ func (op *attentionOp) Type() hm.Type {
 	args := []hm.Type{of(op.rank, 'a'), of(op.rank, 'c'), of(op.rank, 'c')}
 	if op.hasLengths() {
 		args = append(args, of(1, 'n'))
+	}
+	if op.hasQueryLengths() {
+		args = append(args, of(1, 'm'))
 	}
 	if op.hasSeed() {
 		args = append(args, hm.TypeVariable('s'))
@@ -293,7 +304,7 @@ func (op *attentionOp) fresh(name string) error {
 // The lengths and the seed go to r.
 func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, err error) {
 	var bias attn.Bias
-	r.allLive(&op.problem)
+	r.whole(&op.problem)
 	for i, of := range op.inputs() {
 		if of == roleSeed {
 			if r.seed, err = readSeed(name, in[i]); err != nil {
@@ -305,8 +316,8 @@ func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, 
 			return t, err
 		}
 		switch of {
-		case roleLengths:
-			err = op.readLengths(name, r, t[of])
+		case roleLengths, roleQueryLengths:
+			err = op.readLengths(name, r, of, t[of])
 		case roleBias:
 			bias, err = op.biasOf(name, valueOperand("bias", t[of]))
 			bias.Scale = op.score.Bias.Scale
@@ -326,11 +337,16 @@ func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, 
 	return t, nil
 }
 
-func (op *attentionOp) readLengths(name string, r *denseRun, t *tensor.Dense) (err error) {
-	if err = checkLengths(name, valueOperand("lengths", t), op.batch); err != nil {
+// readLengths reads the lengths of a role into r.
+func (op *attentionOp) readLengths(name string, r *denseRun, of role, t *tensor.Dense) (err error) {
+	if err = checkLengths(name, valueOperand(of.String(), t), op.batch); err != nil {
 		return err
 	}
-	r.lengths, err = readLengths(name, r.lengths[:0], t, op.keys)
+	if of == roleLengths {
+		r.lengths, err = readLengths(name, of.String(), r.lengths[:0], t, op.keys)
+	} else {
+		r.queries, err = readLengths(name, of.String(), r.queries[:0], t, op.queries)
+	}
 	return err
 }
 
@@ -358,14 +374,16 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value)
 	if err := op.sameProblem(name, o[0], o[1], o[2]); err != nil {
 		return nil, err
 	}
-	r.allLive(&op.problem)
-	if op.hasLengths() {
-		t, err := denseValue(name, "lengths", op.input(roleLengths, in))
-		if err != nil {
-			return nil, err
-		}
-		if err = op.readLengths(name, r, t); err != nil {
-			return nil, err
+	r.whole(&op.problem)
+	for _, of := range [...]role{roleLengths, roleQueryLengths} {
+		if i := slices.Index(op.config.inputs(), of); i >= 0 {
+			t, err := denseValue(name, of.String(), in[i])
+			if err != nil {
+				return nil, err
+			}
+			if err = op.readLengths(name, r, of, t); err != nil {
+				return nil, err
+			}
 		}
 	}
 	c := op.config

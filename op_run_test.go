@@ -39,7 +39,7 @@ func TestAttentionRerun(t *testing.T) {
 			g := draw().Graph()
 			g.Lengths = graphtest.Input(g.G, "lengths", graphtest.LengthsOf(lengthType, graphtest.Repeated(batch, 0)))
 			var err error
-			if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithCausal(), la.WithLengths(g.Lengths), la.WithLSE(&g.LSE), la.WithTileTokens(16)); err != nil {
+			if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithCausal(), la.WithLengths(g.Lengths), la.WithQueriesAtEnd(), la.WithLSE(&g.LSE), la.WithTileTokens(16)); err != nil {
 				t.Fatal(err)
 			}
 			g.Read(t)
@@ -342,13 +342,15 @@ func TestAttentionNodes(t *testing.T) {
 		return n
 	}
 	nodes := map[string]*G.Node{}
+	queries := graphtest.Input(g.G, "query lengths", graphtest.LengthsOf(tensor.Int, graphtest.Repeated(len(p.Keys), 1)))
 	seed := G.NewScalar(g.G, tensor.Int, G.WithName("seed"), G.WithValue(1))
 	for name, opts := range map[string][]la.Option{
 		"none": nil, "scale 1": {la.WithScale(1)}, "scale 1+": {la.WithScale(math.Nextafter(1, 2))}, "scale -0": {la.WithScale(math.Copysign(0, -1))},
 		"causal": {la.WithCausal()}, "per head": {la.WithSchedule(la.PerHead)}, "split 1": {la.WithSchedule(la.FixedSplit(1))},
 		"split 2": {la.WithSchedule(la.FixedSplit(2))}, "tile 1": {la.WithTileTokens(1)}, "tile 2": {la.WithTileTokens(2)},
 		"workers 1": {la.WithWorkers(1)}, "workers 2": {la.WithWorkers(2)}, "lengths": {la.WithLengths(lengths)},
-		"other lengths": {la.WithLengths(lengths2)}, "lse": {la.WithLSE(&lse)},
+		"other lengths": {la.WithLengths(lengths2)}, "lse": {la.WithLSE(&lse)}, "queries at the end": {la.WithQueriesAtEnd()},
+		"query lengths": {la.WithQueryLengths(queries)}, "both lengths": {la.WithLengths(queries), la.WithQueryLengths(queries)}, "lengths of queries": {la.WithLengths(queries)},
 		"window 1": {la.WithWindow(1)}, "window 2": {la.WithWindow(2)}, "window 2, sink tokens": {la.WithWindow(2), la.WithSinkTokens(1)}, "cap 1": {la.WithSoftCap(1)}, "cap 1+": {la.WithSoftCap(math.Nextafter(1, 2))},
 		"bias":      {la.WithBias(graphtest.Input(g.G, "bias", graphtest.TensorOf(p.QueryType, noise(rng, 2*p.Capacity), 1, 2, 1, p.Capacity)))},
 		"bias 0":    {la.WithBias(graphtest.Input(g.G, "bias 0", graphtest.TensorOf(p.QueryType, make([]float64, p.Capacity), 1, 1, 1, p.Capacity)))},
@@ -582,7 +584,7 @@ func TestAttentionHugeIndex(t *testing.T) {
 	rng := reftest.Rand(t)
 	p := &graphtest.Problem{
 		Case: reftest.New(rng, dense(2*heads, heads, dim, dim, 1, live), reftest.Peaked, reftest.Float32, reftest.Float16),
-		Spec: graphtest.Spec{QueryType: tensor.Float32, KVType: la.Float16, Rank: 4, Capacity: capacity},
+		Spec: graphtest.Spec{QueryType: tensor.Float32, KVType: la.Float16, Rank: 4, Capacity: capacity, Rows: 1},
 	}
 	p.InQ = graphtest.TensorOf(tensor.Float32, p.DenseQ(1), 1, 2*heads, 1, dim)
 	p.InK, p.InV = reserve(t, 1, heads, capacity, dim), reserve(t, 1, heads, capacity, dim)

@@ -207,6 +207,9 @@ func attendSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased bool) (
 	if biased {
 		s = reftest.RandomBias(rng, s, x.Capacity)
 	}
+	if rng.IntN(3) == 0 {
+		graphtest.PadQueries(rng, &s, &x)
+	}
 	p = graphtest.NewProblem(rng, s, x)
 	opts = []la.Option{la.WithTileTokens(tile), la.WithWorkers(workers), la.WithSchedule(schedule)}
 	g = p.Attention(t, opts...)

@@ -50,6 +50,8 @@ const (
 	optSinkTokens
 	optRotary
 	optInvariant
+	optQueryLengths
+	optQueriesAtEnd
 )
 
 // ofScores are the options that say which scores the softmax is of, whatever has them.
@@ -91,6 +93,10 @@ func (k optionKind) String() string {
 		return "WithRotary"
 	case optInvariant:
 		return "WithBatchInvariance"
+	case optQueryLengths:
+		return "WithQueryLengths"
+	case optQueriesAtEnd:
+		return "WithQueriesAtEnd"
 	}
 	return "the zero Option"
 }
@@ -100,6 +106,10 @@ func (k optionKind) takers() string {
 	switch k {
 	case optLengths:
 		return "it is for Attention; Attend has Args.Lengths, a cache knows the lengths, and Default has none"
+	case optQueryLengths:
+		return "it is for Attention; Attend has Args.QueryLengths, a step knows the queries of each sequence, and Default has none"
+	case optQueriesAtEnd:
+		return "it is for Attention and Attend; the queries of a step are the last tokens anyway, and Default has no lengths"
 	case optLSE:
 		return "it is for Attention and CachedAttention; Attend has Args.LSE, and Default has none"
 	case optBias:
@@ -130,7 +140,8 @@ func WithScale(scale float64) Option { return Option{kind: optScale, scale: scal
 // WithCausal lets a query see no key after its own position. Positions are
 // aligned to the end of the keys: query i of Nq, over N live keys, sees keys j
 // with j <= N - Nq + i. A query that comes before the first key (Nq > N) sees
-// none: its output is 0 and its log-sum-exp -Inf.
+// none: its output is 0 and its log-sum-exp -Inf. With [WithLengths], see
+// [WithQueryLengths] for a batch that is padded at its right.
 func WithCausal() Option { return Option{kind: optCausal} }
 
 // WithMixedPrecision lets q, and the weights of the softmax, be rounded to the type of the
@@ -277,7 +288,37 @@ func WithRotary(config rope.Config) Option { return Option{kind: optRotary, rota
 // int64, each in [0, Nk]. The graph is built for the capacity Nk, and the lengths are
 // data, so a decode graph is built once and run at every step. Keys and values
 // at or beyond a sequence's length are never read.
+//
+// Masks and [WithALiBi] count positions from the end of the live keys. In a batch that is padded at its right the
+// queries are padded, too: [WithQueryLengths] gives their lengths. [ErrLength] in a run reports lengths that
+// differ, one of which is above 0 and below Nq, where a query's position matters ([WithCausal], [WithWindow],
+// [WithALiBi]) and neither WithQueryLengths nor [WithQueriesAtEnd] is given.
 func WithLengths(lengths *G.Node) Option { return Option{kind: optLengths, node: lengths} }
+
+// WithQueryLengths gives the number of queries of each sequence: a vector of B int, int32 or int64, each in [0, Nq].
+// The first rows of q are a sequence's queries, and the rows behind them are padding:
+//
+//   - Query i of a sequence with n queries and N live keys has the position N - n + i.
+//   - The output of a row of padding is 0, and its log-sum-exp is -Inf, or the sink of its head with [WithSinks].
+//   - No gradient comes from a row of padding, and its own gradient is 0.
+//
+// With [WithCausal], a sequence that has more queries than keys has queries that see no key, as WithCausal says.
+//
+// For self-attention on a batch that is padded at its right, one node gives both lengths:
+//
+//	out, err := Attention(q, k, v, WithCausal(), WithLengths(n), WithQueryLengths(n))
+//
+// Where a query's position matters, queries that end before Nq need [WithLengths], too: [ErrLength] in a run.
+//
+// Under the build tag cuda a node with WithQueryLengths stays on the CPU.
+func WithQueryLengths(lengths *G.Node) Option {
+	return Option{kind: optQueryLengths, node: lengths}
+}
+
+// WithQueriesAtEnd says that the Nq queries of every sequence are the last of its live keys, whatever their number, as in
+// a decode step: query i has the position N - Nq + i, with N from [WithLengths]. It changes no result. Without it, lengths
+// that look like those of a padded batch are [ErrLength].
+func WithQueriesAtEnd() Option { return Option{kind: optQueriesAtEnd} }
 
 // WithLSE makes a second node, stored in *lse, with the log-sum-exp of the
 // scores of each query, a natural logarithm:
@@ -390,23 +431,24 @@ func (s Schedule) policy() lean.Policy {
 
 // config is what a list of options says.
 type config struct {
-	given      optionKind
-	scale      float64
-	lengths    *G.Node
-	lse        **G.Node
-	schedule   Schedule
-	tileTokens int
-	workers    int
-	mask       attn.Mask
-	score      attn.Score // its bias is what the node's numbers are for, once that is checked
-	biasNode   *G.Node
-	biasScale  float64
-	seed       *G.Node
-	sinksNode  *G.Node
-	mixed      bool
-	rotaryOf   *rope.Config // nil: none
-	rotary     attn.Rotary  // that it is for the heads of a cache
-	invariant  bool
+	given        optionKind
+	scale        float64
+	lengths      *G.Node
+	queryLengths *G.Node
+	lse          **G.Node
+	schedule     Schedule
+	tileTokens   int
+	workers      int
+	mask         attn.Mask
+	score        attn.Score // its bias is what the node's numbers are for, once that is checked
+	biasNode     *G.Node
+	biasScale    float64
+	seed         *G.Node
+	sinksNode    *G.Node
+	mixed        bool
+	rotaryOf     *rope.Config // nil: none
+	rotary       attn.Rotary  // that it is for the heads of a cache
+	invariant    bool
 }
 
 // maxTileTokens bounds a LeanTile, and with it the scratch that a worker needs.
@@ -445,6 +487,11 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 				return c, errs.Errorf(op, ErrOption, "WithLengths(nil)")
 			}
 			c.lengths = o.node
+		case optQueryLengths:
+			if o.node == nil {
+				return c, errs.Errorf(op, ErrOption, "WithQueryLengths(nil)")
+			}
+			c.queryLengths = o.node
 		case optBias:
 			if o.node == nil {
 				return c, errs.Errorf(op, ErrOption, "WithBias(nil)")
@@ -524,6 +571,19 @@ func (c *config) invariantFits(op string) error {
 		return errs.Errorf(op, ErrUnsupported, "%v", p.InvariantFits())
 	}
 	return nil
+}
+
+// needsPositions is the first thing of c to which a query's position matters, "" where there is none.
+func (c *config) needsPositions() string {
+	switch {
+	case c.mask.Causal:
+		return "WithCausal"
+	case c.mask.Window != 0:
+		return "WithWindow"
+	case c.score.Slopes != "":
+		return "WithALiBi"
+	}
+	return ""
 }
 
 // isDropout says whether weights may be dropped with probability p.

@@ -254,10 +254,7 @@ func TestDropoutOff(t *testing.T) {
 		results := func(option bool, probability float64, number int) (bits []uint64) {
 			g := &gradients{Problem: p, Graph: p.Graph()}
 			opts := append(g.Graph.Options(p), la.WithLSE(&g.LSE), la.WithWorkers(3), la.WithTileTokens(16))
-			if p.Ragged() {
-				g.Lengths = graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, p.Keys))
-				opts = append(opts, la.WithLengths(g.Lengths))
-			}
+			opts = append(opts, g.LengthOptions(p)...)
 			if option {
 				opts = append(opts, la.WithDropout(probability, G.NewScalar(g.G, tensor.Int, G.WithName("seed"), G.WithValue(number))))
 			}

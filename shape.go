@@ -29,6 +29,7 @@ const (
 	roleK
 	roleV
 	roleLengths
+	roleQueryLengths
 	roleSeed
 	roleBias
 	roleSinks
@@ -38,7 +39,7 @@ const (
 	roles    // how many there are
 )
 
-var roleNames = [roles]string{"q", "k", "v", "lengths", "seed", "bias", "sinks", "out", "lse", "the gradient"}
+var roleNames = [roles]string{"q", "k", "v", "lengths", "query lengths", "seed", "bias", "sinks", "out", "lse", "the gradient"}
 
 func (r role) String() string { return roleNames[r] }
 
@@ -247,15 +248,15 @@ func sinksNode(op string, n, q *G.Node, heads int, query tensor.Dtype) error {
 	return sameGraph(op, "sinks", n, q)
 }
 
-// checkLengths checks the node or tensor of live lengths of a batch.
+// checkLengths checks the node or tensor of lengths of a batch, of keys or of queries.
 func checkLengths(op string, l operand, batch int) error {
 	switch l.dtype {
 	case tensor.Int, tensor.Int32, tensor.Int64:
 	default:
-		return errs.Errorf(op, ErrDType, "lengths is %v; it must be int, int32 or int64", l.dtype)
+		return errs.Errorf(op, ErrDType, "%s is %v; it must be int, int32 or int64", l.name, l.dtype)
 	}
 	if len(l.shape) != 1 || l.shape[0] != batch {
-		return errs.Errorf(op, ErrShape, "lengths has shape %v; it must be (%d), one length for each sequence", l.shape, batch)
+		return errs.Errorf(op, ErrShape, "%s has shape %v; it must be (%d), one length for each sequence", l.name, l.shape, batch)
 	}
 	return nil
 }

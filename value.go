@@ -122,23 +122,23 @@ func oneElement(v G.Value, shape tensor.Shape) G.Value {
 	return tensor.New(tensor.WithShape(shape.Clone()...), tensor.WithBacking(backing))
 }
 
-// readLengths appends the live lengths in t to dst, each checked against the
+// readLengths appends the lengths in t, which is of a name, to dst, each checked against the
 // capacity.
-func readLengths(op string, dst []int, t *tensor.Dense, capacity int) ([]int, error) {
+func readLengths(op, name string, dst []int, t *tensor.Dense, capacity int) ([]int, error) {
 	switch t.Dtype() {
 	case tensor.Int:
-		return appendLengths(op, dst, dense.Elements[int](t), capacity)
+		return appendLengths(op, name, dst, dense.Elements[int](t), capacity)
 	case tensor.Int64:
-		return appendLengths(op, dst, dense.Elements[int64](t), capacity)
+		return appendLengths(op, name, dst, dense.Elements[int64](t), capacity)
 	default:
-		return appendLengths(op, dst, dense.Elements[int32](t), capacity)
+		return appendLengths(op, name, dst, dense.Elements[int32](t), capacity)
 	}
 }
 
-func appendLengths[T int | int32 | int64](op string, dst []int, src []T, capacity int) ([]int, error) {
+func appendLengths[T int | int32 | int64](op, name string, dst []int, src []T, capacity int) ([]int, error) {
 	for b, n := range src {
 		if n < 0 || int64(n) > int64(capacity) {
-			return dst, errs.Errorf(op, ErrLength, "lengths[%d] is %d, outside [0, %d]", b, n, capacity)
+			return dst, errs.Errorf(op, ErrLength, "%s[%d] is %d, outside [0, %d]", name, b, n, capacity)
 		}
 		dst = append(dst, int(n))
 	}

@@ -146,6 +146,7 @@ type Spec struct {
 	QueryType, KVType tensor.Dtype // zero: Float32, and as query
 	Rank              int          // zero: 4
 	Capacity          int          // Nk; zero: the most keys of a sequence
+	Rows              int          // Nq; zero: the most queries of a sequence
 }
 
 // NewProblem draws a problem of a shape. What x leaves at zero has its default.
@@ -162,13 +163,16 @@ func NewProblem(rng *rand.Rand, s reftest.Shape, x Spec) *Problem {
 	if x.Capacity == 0 {
 		x.Capacity = max(slices.Max(s.Keys), 1)
 	}
+	if x.Rows == 0 {
+		x.Rows = slices.Max(s.Queries)
+	}
 	p := &Problem{Case: reftest.New(rng, s, x.Inputs, Format(x.QueryType), Format(x.KVType)), Spec: x}
 	if p.Bias.X = slices.Clone(p.Bias.X); p.Bias.X != nil { // it has the queries' type, too
 		for i, b := range p.Bias.X {
 			p.Bias.X[i] = Format(x.QueryType).Round(b)
 		}
 	}
-	p.InQ = TensorOf(x.QueryType, p.DenseQ(p.Queries[0]), p.Dims(p.Heads, p.Queries[0], p.Dim)...)
+	p.InQ = TensorOf(x.QueryType, p.DenseQ(p.Rows), p.Dims(p.Heads, p.Rows, p.Dim)...)
 	p.InK = TensorOf(x.KVType, p.DenseK(x.Capacity), p.Dims(p.KVHeads, x.Capacity, p.Dim)...)
 	p.InV = TensorOf(x.KVType, p.DenseV(x.Capacity), p.Dims(p.KVHeads, x.Capacity, p.ValueDim)...)
 	if b := p.Bias; b.X != nil {
@@ -241,12 +245,31 @@ func (p *Problem) Dims(shape ...int) []int {
 
 // Ragged reports whether the keys must be given by WithLengths.
 func (p *Problem) Ragged() bool {
-	return slices.ContainsFunc(p.Keys, func(n int) bool { return n != p.Capacity })
+	return p.Padded() || slices.ContainsFunc(p.Keys, func(n int) bool { return n != p.Capacity })
+}
+
+// Padded reports whether the queries must be given by WithQueryLengths.
+func (p *Problem) Padded() bool {
+	return slices.ContainsFunc(p.Queries, func(n int) bool { return n != p.Rows })
+}
+
+// PadQueries gives some sequences of a problem to be drawn fewer queries: x has as many rows as there were.
+func PadQueries(rng *rand.Rand, s *reftest.Shape, x *Spec) {
+	s.Queries, x.Rows = slices.Clone(s.Queries), max(x.Rows, slices.Max(s.Queries))
+	full := rng.IntN(len(s.Queries)) // a bias has as many rows as the longest
+	for i := range s.Queries {
+		if i != full && rng.IntN(4) > 0 {
+			s.Queries[i] = rng.IntN(x.Rows + 1)
+		}
+	}
 }
 
 // Options are those that the case itself needs, but for the lengths, the bias, the sinks and the seed.
 func (p *Problem) Options() []la.Option {
 	o := []la.Option{la.WithScale(p.Scale)}
+	if p.Ragged() && !p.Padded() {
+		o = append(o, la.WithQueriesAtEnd())
+	}
 	if p.Causal {
 		o = append(o, la.WithCausal())
 	}
@@ -287,7 +310,7 @@ func (p *Problem) Check(t testing.TB, want *reftest.Result, out, lse G.Value) {
 // Compare is Check with an error.
 func (p *Problem) Compare(t testing.TB, want *reftest.Result, out, lse G.Value) error {
 	t.Helper()
-	nq := p.Queries[0]
+	nq := p.Rows
 	if got, want := out.Shape(), tensor.Shape(p.Dims(p.Heads, nq, p.ValueDim)); !got.Eq(want) {
 		return fmt.Errorf("output has shape %v, want %v", got, want)
 	}
@@ -297,6 +320,15 @@ func (p *Problem) Compare(t testing.TB, want *reftest.Result, out, lse G.Value) 
 	o := Floats(t, out)
 	if err := want.CompareO(func(s, pos, h, i int) float64 { return o[((s*p.Heads+h)*nq+pos)*p.ValueDim+i] }); err != nil {
 		return fmt.Errorf("output: %w", err)
+	}
+	for s, queries := range p.Queries {
+		for h := range p.Heads {
+			for i, x := range o[((s*p.Heads+h)*nq+queries)*p.ValueDim : (s*p.Heads+h+1)*nq*p.ValueDim] {
+				if x != 0 {
+					return fmt.Errorf("output of sequence %d behind its %d queries, element %d of head %d: %v", s, queries, i, h, x)
+				}
+			}
+		}
 	}
 	if lse == nil {
 		return nil
@@ -308,6 +340,15 @@ func (p *Problem) Compare(t testing.TB, want *reftest.Result, out, lse G.Value) 
 	if err := want.CompareLSE(func(s, pos, h int) float64 { return l[(s*p.Heads+h)*nq+pos] }); err != nil {
 		return fmt.Errorf("log-sum-exp: %w", err)
 	}
+	for s, queries := range p.Queries {
+		for h := range p.Heads {
+			for i, x := range l[(s*p.Heads+h)*nq+queries : (s*p.Heads+h+1)*nq] {
+				if want := p.Sink(h); x != want && !(math.Abs(x-want) <= 1e-5*(math.Abs(want)+1)) {
+					return fmt.Errorf("log-sum-exp of sequence %d, row %d behind its %d queries, of head %d: %v, want %v", s, i, queries, h, x, want)
+				}
+			}
+		}
+	}
 	return nil
 }
 
@@ -315,6 +356,7 @@ func (p *Problem) Compare(t testing.TB, want *reftest.Result, out, lse G.Value) 
 type Graph struct {
 	G                  *G.ExprGraph
 	Q, K, V, Lengths   *G.Node
+	QueryLengths       *G.Node // nil without one
 	BiasNode, Seed     *G.Node // nil without one
 	SinksNode          *G.Node // and this
 	Out, LSE           *G.Node
@@ -357,6 +399,19 @@ func (g *Graph) Options(p *Problem) []la.Option {
 	return o
 }
 
+// LengthOptions makes inputs of the lengths of p, if it needs them, and returns their options.
+func (g *Graph) LengthOptions(p *Problem) (o []la.Option) {
+	if p.Ragged() {
+		g.Lengths = Input(g.G, "lengths", LengthsOf(tensor.Int, p.Keys))
+		o = append(o, la.WithLengths(g.Lengths))
+	}
+	if p.Padded() {
+		g.QueryLengths = Input(g.G, "query lengths", LengthsOf(tensor.Int32, p.Queries))
+		o = append(o, la.WithQueryLengths(g.QueryLengths))
+	}
+	return o
+}
+
 // Attention makes the graph of p and keeps its results.
 func (p *Problem) Attention(t testing.TB, opts ...la.Option) *Graph {
 	t.Helper()
@@ -370,11 +425,7 @@ func (p *Problem) Attention(t testing.TB, opts ...la.Option) *Graph {
 func (p *Problem) Build(t testing.TB, opts ...la.Option) *Graph {
 	t.Helper()
 	g := p.Graph()
-	all := append(g.Options(p), la.WithLSE(&g.LSE))
-	if p.Ragged() {
-		g.Lengths = Input(g.G, "lengths", LengthsOf(tensor.Int, p.Keys))
-		all = append(all, la.WithLengths(g.Lengths))
-	}
+	all := append(append(g.Options(p), la.WithLSE(&g.LSE)), g.LengthOptions(p)...)
 	var err error
 	if g.Out, err = la.Attention(g.Q, g.K, g.V, append(all, opts...)...); err != nil {
 		t.Fatal(err)
@@ -450,8 +501,8 @@ func AllNaN(t testing.TB, v G.Value) bool {
 
 // Results makes poisoned tensors for the results of p.
 func (p *Problem) Results() (out, lse *tensor.Dense) {
-	out = tensor.New(tensor.Of(p.QueryType), tensor.WithShape(p.Dims(p.Heads, p.Queries[0], p.ValueDim)...))
-	lse = tensor.New(tensor.Of(p.QueryType), tensor.WithShape(p.Dims(p.Heads, p.Queries[0])...))
+	out = tensor.New(tensor.Of(p.QueryType), tensor.WithShape(p.Dims(p.Heads, p.Rows, p.ValueDim)...))
+	lse = tensor.New(tensor.Of(p.QueryType), tensor.WithShape(p.Dims(p.Heads, p.Rows)...))
 	for _, x := range []*tensor.Dense{out, lse} {
 		switch m := x.Data().(type) {
 		case []float32:
@@ -473,8 +524,16 @@ func (p *Problem) Args() la.Args {
 		a.Sinks = p.InSinks
 	}
 	out, lse := p.Results()
-	a.Out, a.LSE, a.Trees = out, lse, p.treeMasks()
+	a.Out, a.LSE, a.Trees, a.QueryLengths = out, lse, p.treeMasks(), p.queryLengths()
 	return a
+}
+
+// queryLengths are those of p for Attend; nil without padding.
+func (p *Problem) queryLengths() []int {
+	if !p.Padded() {
+		return nil
+	}
+	return p.Queries
 }
 
 // treeMasks are the trees of p for Attend; nil without any.
@@ -506,7 +565,7 @@ func (p *Problem) Both(t testing.TB) (g *Graph, ours *G.Node) {
 // CheckClose checks that two outputs differ by no more than their two bounds.
 func (p *Problem) CheckClose(t testing.TB, want *reftest.Result, a, b G.Value) {
 	t.Helper()
-	nq := p.Queries[0]
+	nq := p.Rows
 	other := *want
 	other.O, other.OBound = nil, slices.Clone(want.OBound)
 	o := Floats(t, b)
@@ -546,9 +605,9 @@ func (p *Problem) ArgsThere(t testing.TB, gpu *la.GPU) la.Args {
 	}
 	a := la.Args{
 		Q: Upload(t, gpu, p.InQ), K: Upload(t, gpu, p.InK), V: Upload(t, gpu, p.InV), Lengths: p.Keys,
-		Out:   nan(p.QueryType, p.Dims(p.Heads, p.Queries[0], p.ValueDim)),
-		LSE:   nan(tensor.Float32, p.Dims(p.Heads, p.Queries[0])),
-		Trees: p.treeMasks(),
+		Out:   nan(p.QueryType, p.Dims(p.Heads, p.Rows, p.ValueDim)),
+		LSE:   nan(tensor.Float32, p.Dims(p.Heads, p.Rows)),
+		Trees: p.treeMasks(), QueryLengths: p.queryLengths(),
 	}
 	if p.InSinks != nil {
 		a.Sinks = Upload(t, gpu, p.InSinks)
@@ -561,7 +620,8 @@ func (p *Problem) ReferenceThere(at Place) *reftest.Result {
 	return p.Reference(at.Precision(p.QueryType, p.KVType))
 }
 
-// Another draws a problem of p's shapes, with other numbers, other lengths and another seed.
+// Another draws a problem of p's shapes, with other numbers, other lengths and another seed. It may have no padding
+// where p has some, but lengths of queries like p.
 func (p *Problem) Another(rng *rand.Rand) *Problem {
 	s := p.Shape
 	if p.Ragged() {
@@ -570,10 +630,14 @@ func (p *Problem) Another(rng *rand.Rand) *Problem {
 			s.Keys[i] = rng.IntN(p.Capacity + 1)
 		}
 	}
+	x := p.Spec
+	if p.Padded() {
+		PadQueries(rng, &s, &x)
+	}
 	if s.Dropout != 0 {
 		s.Seed = rng.Int64()
 	}
-	return NewProblem(rng, s, p.Spec)
+	return NewProblem(rng, s, x)
 }
 
 // work is the number of elements of the output.
