@@ -8,11 +8,20 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 func emulatedGPU(t testing.TB, sms int) *machine { return emulatedCrowd(t, sms, sms) }
+
+// emulatedDriver is emulatedGPU and its driver, whose calls can fail.
+func emulatedDriver(t testing.TB, sms int) (*machine, *fakedriver.Library) {
+	all, lib := testgpu.EmulatedGroup(t, 1, sms, sms)
+	m := machineOf(t, all[0])
+	m.engine.Eager = true
+	return m, lib
+}
 
 // emulatedCrowd is one where somebody else has some multiprocessors.
 func emulatedCrowd(t testing.TB, sms, free int) *machine {

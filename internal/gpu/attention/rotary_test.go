@@ -11,53 +11,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/testgpu"
 	"gorgonia.org/leanattention/internal/reftest"
 )
-
-// appendTurned is what the kernel does.
-func (k *twin) appendTurned(l *testgpu.Launch) {
-	p := (*rotaryParams)(unsafe.Pointer(&l.Arg[0]))
-	a := &p.Append
-	dim, pairs := int(a.dim), int(p.pairs)
-	for row := range l.Blocks / int(p.each) {
-		slot := int(*testgpu.At[int32](a.slots, row))
-		if slot < 0 {
-			continue
-		}
-		cos, sin := make([]float64, pairs), make([]float64, pairs)
-		for i := range cos {
-			s, c := math.Sincos(p.turns[i].Angle(int(*testgpu.At[int64](p.positions, row))))
-			cos[i], sin[i] = float64(p.factor)*c, float64(p.factor)*s
-		}
-		x := make([]float64, dim)
-		turn := func(to uint64, at int, dtype attn.DType, from uint64, of int, fromType attn.DType) {
-			for i := range x {
-				x[i] = testgpu.Load(from, of+i, fromType)
-			}
-			turnedHead(x, cos, sin, p.interleaved != 0)
-			for i, f := range x {
-				testgpu.Store(to, at+i, dtype, f)
-			}
-		}
-		query := testgpu.TypeOf(p.queryType)
-		for h := range int(p.queryHeads) {
-			at := row*int(p.queryRow) + h*int(p.queryHead)
-			turn(p.turned, at, query, p.query, at, query)
-		}
-		for h := range int(a.heads) {
-			to, from := (slot+h*int(a.headRows))*dim, row*int(a.row)+h*dim
-			turn(a.keys, to, testgpu.TypeOf(a.dtype), a.newKeys, from, testgpu.TypeOf(a.newType))
-			for i := range dim {
-				testgpu.Store(a.values, to+i, testgpu.TypeOf(a.dtype), testgpu.Load(a.newValues, from+i, testgpu.TypeOf(a.newType)))
-			}
-		}
-	}
-}
 
 // turnedHead turns a head.
 func turnedHead(x, cos, sin []float64, interleaved bool) {
@@ -81,7 +40,7 @@ func randomRotary(rng *rand.Rand, dim int) attn.Rotary {
 }
 
 // testRotary: queries and new keys are turned by the positions of their tokens, values are not, nothing else is written, and
-// what attends is the same as without. The twin knows no trees.
+// what attends is the same as without.
 func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
@@ -205,10 +164,6 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 	}
 	noError(t, plan.Close())
 	noError(t, plain.Close())
-}
-
-func TestFakeRotary(t *testing.T) {
-	onFakes(t, 30, func(t *testing.T, m *machine, n int) { testRotary(t, m, n, false) })
 }
 
 func TestEmulatedRotary(t *testing.T) { testRotary(t, emulatedGPU(t, 3), 20, true) }

@@ -12,8 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// The packed records are what package lean says, over random batches; the twin
-// walks them in the other tests.
+// The packed records are what package lean says, over random batches.
 func TestPackWorks(t *testing.T) {
 	rng := reftest.Rand(t)
 	var p lean.Plan

@@ -21,7 +21,7 @@ import (
 )
 
 func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriver.Library, *Engine) {
-	m, lib, _ := fakeGPU(t, capability, sms, shared)
+	m, lib := fakeGPU(t, capability, sms, shared)
 	return m, lib, loadDecoder(t, m)
 }
 
@@ -133,7 +133,7 @@ func (m *machine) someLinear(t *testing.T, rng *rand.Rand, rows, in int) (o Line
 // The modules of GEMMs of hundreds of rows, and of kernels that round x, are loaded when some layer needs them, in a
 // capture, too; what fails is tried again.
 func TestModulesAreLoadedLate(t *testing.T) {
-	m, lib, _ := fakeGPU(t, 90, 132, 232448)
+	m, lib := fakeGPU(t, 90, 132, 232448)
 	var units []string
 	defer func(real func(string, int) ([]byte, error)) { gpu.Image = real }(gpu.Image)
 	gpu.Image = func(unit string, _ int) ([]byte, error) {

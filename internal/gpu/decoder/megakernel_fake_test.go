@@ -508,7 +508,7 @@ func TestMegakernelLayouts(t *testing.T) {
 		"full": {132, true, blocks},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, lib, _ := fakeGPU(t, 90, c.sms, 232448)
+			m, lib := fakeGPU(t, 90, c.sms, 232448)
 			if c.full {
 				lib.State().FailIn("cuOccupancyMaxActiveClusters", 912) // CUDA_ERROR_INVALID_CLUSTER_SIZE
 			}

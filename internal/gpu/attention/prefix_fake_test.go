@@ -9,7 +9,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -18,73 +17,6 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
-
-// gather does what prefix_gather does.
-func (k *twin) gather(l *testgpu.Launch) {
-	p := (*prefixGatherParams)(unsafe.Pointer(&l.Arg[0]))
-	if l.Threads != prefixThreads || p.width%8 != 0 || p.queryRow%8 != 0 || p.queryHead%8 != 0 || (p.query|p.to)%8 != 0 {
-		k.t.Errorf("gather by %d threads: %+v", l.Threads, p)
-	}
-	for i := range int(*testgpu.At[int32](p.rows, 0)) {
-		row := int64(*testgpu.At[int32](p.rows, 1+i))
-		for head := range int64(p.heads) {
-			from := p.query + uint64(row*p.queryRow+head*p.queryHead)
-			to := p.to + uint64((int64(i)*int64(p.heads)+head)*int64(p.width))
-			for b := range int(p.width) {
-				*testgpu.At[byte](to, b) = *testgpu.At[byte](from, b)
-			}
-		}
-	}
-}
-
-// merge does what prefix_merge does.
-func (k *twin) merge(l *testgpu.Launch) {
-	p := (*prefixMergeParams)(unsafe.Pointer(&l.Arg[0]))
-	if l.Threads != prefixThreads || (p.outRow|p.outHead|int64(p.dim))%4 != 0 {
-		k.t.Errorf("merge by %d threads: %+v", l.Threads, p)
-	}
-	heads, dim := int(p.heads), int(p.dim)
-	state := func(o, lse uint64, at int) lean.Normalized[float64] {
-		s := lean.Normalized[float64]{O: make([]float64, dim), LSE: testgpu.Load(lse, at, attn.Float32)}
-		testgpu.LoadRow(s.O, o, at*dim, attn.Float32)
-		return s
-	}
-	out := make([]float64, dim)
-	for row := range int(p.rows) {
-		begin, end := int(*testgpu.At[int32](p.starts, row)), int(*testgpu.At[int32](p.starts, row+1))
-		for head := range heads {
-			var states []lean.Normalized[float64]
-			for i := begin; i < end; i++ {
-				slot := int(*testgpu.At[int32](p.slots, i))
-				s := state(p.prefix, p.prefixLse, slot*heads+head)
-				if p.slopes != 0 {
-					s.LSE += testgpu.Load(p.slopes, head, attn.Float32) / lean.Log4E * float64(*testgpu.At[int32](p.shifts, slot))
-				}
-				states = append(states, s)
-			}
-			states = append(states, state(p.own, p.ownLse, row*heads+head))
-			lse := lean.MergeNormalized(out, states)
-			for c, x := range out {
-				testgpu.Store(p.out, row*int(p.outRow)+head*int(p.outHead)+c, testgpu.TypeOf(p.outType), x)
-			}
-			if p.lse != 0 {
-				testgpu.Store(p.lse, row*int(p.lseRow)+head*int(p.lseHead), attn.Float32, lse)
-			}
-		}
-	}
-}
-
-func TestFakePrefixes(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 15, 60), func(t *testing.T, m *machine, n int) {
-		testPrefixes(t, m, n, shorter(reftest.Cases(t, 200, 400)), false)
-	})
-}
-
-func TestFakePrefixesRecorded(t *testing.T) {
-	onFakes(t, reftest.Cases(t, 3, 9), func(t *testing.T, m *machine, n int) {
-		testPrefixesRecorded(t, m, max(n, 3), shorter(reftest.Cases(t, 150, 300)), false)
-	})
-}
 
 // What is too little, what a window hides most keys of, and what is asked for by its schedule is for each sequence by
 // itself.
@@ -151,8 +83,8 @@ func TestFakePrefixesNotTaken(t *testing.T) {
 }
 
 // Where there is no memory for prefixes, the plan is as it was.
-func TestFakePrefixesMemory(t *testing.T) {
-	m, lib, _ := fakeGPU(t, 90, 4, 227<<10)
+func TestEmulatedPrefixesMemory(t *testing.T) {
+	m, lib := emulatedDriver(t, 4)
 	rng := reftest.Rand(t)
 	alone := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 1}, Keys: []int{70, 90, 100}, Mask: attn.Mask{Causal: true}}
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &alone, kv: attn.Float16, page: 16})
@@ -423,8 +355,6 @@ func BenchmarkFakePrefixPlan(b *testing.B) {
 	}
 	p.close(b)
 }
-
-func TestFakeParts(t *testing.T) { onFakes(t, reftest.Cases(t, 30, 300), testParts) }
 
 // What does not fit is refused, and nothing is queued.
 func TestFakePartsRefused(t *testing.T) {

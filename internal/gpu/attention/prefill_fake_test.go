@@ -1,0 +1,121 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package attention
+
+import (
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// prefillOf is the kernel for a prompt, nil where there is none of its own.
+func prefillOf(e *Engine, g *attn.Problem, same bool) *kernel {
+	k := e.find(&want{problem: g, features: g.Features(), rows: 300, same: same})
+	if k != nil && (k.way.parts == 0 || k.way.same != same) {
+		return nil
+	}
+	return k
+}
+
+// Which plans have output tiles for the kernels for many rows.
+func TestFakePrefillSupport(t *testing.T) {
+	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, KV: attn.Float16, Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
+		Query: attn.Strides{Row: 256, Head: 64}, Out: attn.Strides{Row: 256, Head: 64}, LSE: attn.Strides{Row: 4, Head: 1},
+		Key: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}}
+	for _, f := range testgpu.Fakes {
+		t.Run(f.Name, func(t *testing.T) {
+			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
+			testPrefillSupport(t, m, base)
+		})
+	}
+}
+
+func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
+	for _, same := range []bool{true, false} {
+		if prefillOf(m.engine, &base, same) == nil {
+			t.Errorf("operands of one type %v: no kernel", same)
+		}
+	}
+	for what, change := range map[string]func(*attn.Problem){
+		"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 },
+		"float32":      func(g *attn.Problem) { g.KV = attn.Float32 },
+		"invariance":   func(g *attn.Problem) { g.Invariant = true },
+		"unfused":      func(g *attn.Problem) { g.Unfused = true },
+		"a schedule":   func(g *attn.Problem) { g.Policy = lean.Policy{Kind: lean.PerHead} },
+		"workers":      func(g *attn.Problem) { g.Workers = 3 },
+		"LeanTiles":    func(g *attn.Problem) { g.TileTokens = 64 },
+		"rows of q":    func(g *attn.Problem) { g.Query.Row = 262 },
+		"heads of out": func(g *attn.Problem) { g.Out.Head = 66 },
+	} {
+		for _, same := range []bool{true, false} {
+			g := base
+			change(&g)
+			if prefillOf(m.engine, &g, same) != nil {
+				t.Errorf("%s, operands of one type %v: there is a kernel", what, same)
+			}
+		}
+	}
+	masked := &scoredPrefillWay // masks alone
+	if m.runsBeside() {
+		masked = &maskedPrefillWay
+	}
+	for what, change := range map[string]func(*attn.Problem){
+		"a window": func(g *attn.Problem) { g.Window = 7 },
+		"sinks":    func(g *attn.Problem) { g.Sinks = true },
+		"a tree":   func(g *attn.Problem) { g.Tree = true },
+	} {
+		g := base
+		change(&g)
+		if k := prefillOf(m.engine, &g, true); k == nil || k.way != masked {
+			t.Errorf("%s: no kernel for masks", what)
+		}
+		if k := prefillOf(m.engine, &g, false); k == nil || k.way != &preciseScoredPrefillWay {
+			t.Errorf("%s, operands of several types: no kernel for masks and score modifications", what)
+		}
+		g.Scale = -1
+		if k := prefillOf(m.engine, &g, true); k == nil || k.way != &scoredPrefillWay {
+			t.Errorf("%s, scale below: no kernel for masks and score modifications", what)
+		}
+	}
+	for what, change := range map[string]func(*attn.Problem){
+		"a window and a soft cap": func(g *attn.Problem) { g.Window, g.Cap = 7, 30 },
+
+		"a soft cap": func(g *attn.Problem) { g.Cap = 30 },
+		"slopes":     func(g *attn.Problem) { g.Slopes = "slopes" },
+		"a bias":     func(g *attn.Problem) { g.Bias.Keys = 1 },
+		// Their products are scaled before the largest is looked for.
+		"no scale":    func(g *attn.Problem) { g.Scale = 0 },
+		"scale below": func(g *attn.Problem) { g.Scale = -1 },
+	} {
+		g := base
+		change(&g)
+		if k := prefillOf(m.engine, &g, true); k == nil || k.way != &scoredPrefillWay {
+			t.Errorf("%s: no kernel for masks and score modifications", what)
+		}
+		if k := prefillOf(m.engine, &g, false); k == nil || k.way != &preciseScoredPrefillWay {
+			t.Errorf("%s, operands of several types: no kernel for masks and score modifications", what)
+		}
+	}
+	g := base
+	g.Query.Row = 260 // a row of float16 begins at a multiple of 8 bytes
+	if prefillOf(m.engine, &g, true) != nil || prefillOf(m.engine, &g, false) == nil {
+		t.Error("the kernel that loads rows at once has them at multiples of 16 bytes, the other one need not")
+	}
+	// Prompts have output tiles, single tokens have none.
+	for queries, want := range map[int]bool{1: false, 8: false, 1000: true} {
+		plan := m.engine.NewPlan()
+		pages := make([]int32, 63)
+		for i := range pages {
+			pages[i] = int32(i)
+		}
+		noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 1000, Pages: pages}}, queries))
+		for _, kernel := range []*kernel{plan.look.prefill.same, plan.look.prefill.precise} {
+			if (kernel != nil) != want {
+				t.Errorf("%d queries: output tiles: %v", queries, !want)
+			}
+		}
+		noError(t, plan.Close())
+	}
+}
