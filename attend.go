@@ -6,6 +6,9 @@ import (
 	"sync"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -21,7 +24,7 @@ import (
 // Args are the operands of [Attend].
 type Args struct {
 	// Q is (batch, heads, Nq, d) or (heads, Nq, d), float32 or float64. All of
-	// them are *tensor.Dense, or all are *DeviceTensor.
+	// them are *tensor.Dense, or all are *device.Tensor.
 	Q G.Value
 	// K is (batch, kvHeads, Nk, d) and V (batch, kvHeads, Nk, dv), of one
 	// element type: float32, float64, [Float16] or [BFloat16]. heads is a
@@ -86,8 +89,8 @@ type Segment struct {
 // which Args has fields for. (One that is made once and used again allocates nothing either.)
 // Concurrent calls are right as long as their outputs differ.
 //
-// Where all operands are a [DeviceTensor] of one GPU it computes there, and returns
-// when the work is queued: [DeviceTensor.Download] waits for it. Q and Out are float32,
+// Where all operands are a [device.Tensor] of one GPU it computes there, and returns
+// when the work is queued: [device.Tensor.Download] waits for it. Q and Out are float32,
 // [Float16] or [BFloat16], LSE is float32; Out and LSE are no other operand's tensor.
 // Of several GPUs all compute where K and V are sharded by heads ([GPU.UploadSharded]), else the
 // first one. Prompts are fastest where Q, K, V and Out are of one 16-bit type.
@@ -119,7 +122,7 @@ func Attend(a Args, opts ...Option) (err error) {
 		names = append(slices.Clip(names[:len(values)]), segmentName(i, "k"), segmentName(i, "v"))
 		values = append(values, s.K, s.V)
 	}
-	gpu, err := samePlace(op, names, values)
+	gpu, err := ongpu.SamePlace(op, names, values)
 	if err != nil {
 		return err
 	}
@@ -129,11 +132,11 @@ func Attend(a Args, opts ...Option) (err error) {
 	}
 	var t tensors
 	for i, v := range values {
-		if t[attendRoles[i]], err = denseValue(op, names[i], v); err != nil {
+		if t[attendRoles[i]], err = ongpu.Dense(op, names[i], v); err != nil {
 			return err
 		}
 	}
-	p, err := newProblem(op, valueOperand("q", t[roleQ]), valueOperand("k", t[roleK]), valueOperand("v", t[roleV]))
+	p, err := newProblem(op, operand.OfTensor("q", t[roleQ]), operand.OfTensor("k", t[roleK]), operand.OfTensor("v", t[roleV]))
 	if err != nil {
 		return err
 	}
@@ -141,18 +144,18 @@ func Attend(a Args, opts ...Option) (err error) {
 		return err
 	}
 	if a.Bias != nil {
-		if t[roleBias], err = denseValue(op, "bias", a.Bias); err != nil {
+		if t[roleBias], err = ongpu.Dense(op, "bias", a.Bias); err != nil {
 			return err
 		}
-		if c.score.Bias, err = p.biasOf(op, valueOperand("bias", t[roleBias])); err != nil {
+		if c.score.Bias, err = p.biasOf(op, operand.OfTensor("bias", t[roleBias])); err != nil {
 			return err
 		}
 	}
 	if a.Sinks != nil {
-		if t[roleSinks], err = denseValue(op, "sinks", a.Sinks); err != nil {
+		if t[roleSinks], err = ongpu.Dense(op, "sinks", a.Sinks); err != nil {
 			return err
 		}
-		if err = checkSinks(op, valueOperand("sinks", t[roleSinks]), p.heads, p.query); err != nil {
+		if err = checkSinks(op, operand.OfTensor("sinks", t[roleSinks]), p.heads, p.query); err != nil {
 			return err
 		}
 		c.score.Sinks = true
@@ -191,14 +194,14 @@ var canSegment = attn.Can{
 }
 
 // segment is the problem of a segment, and what is asked for of it: no mask is, and no sinks.
-func (p *problem) segment(op string, i int, s *Segment, k, v operand, c *config) (of problem, asked config, err error) {
+func (p *problem) segment(op string, i int, s *Segment, k, v operand.Operand, c *config) (of problem, asked config, err error) {
 	g := p.geometry(c)
 	if err := canSegment.Do("attend", &g); err != nil {
 		return of, asked, errs.Errorf(op, ErrUnsupported, "%v", err)
 	}
-	q := operand{"q", tensor.Shape{p.heads, p.queries, p.dim}, p.query}
-	if len(k.shape) == 4 {
-		q.shape = append(tensor.Shape{1}, q.shape...)
+	q := operand.New("q", tensor.Shape{p.heads, p.queries, p.dim}, p.query)
+	if len(k.Shape) == 4 {
+		q.Shape = append(tensor.Shape{1}, q.Shape...)
 	}
 	if of, err = problemOf(op, q, k, v, func(tensor.Dtype) bool { return true }, ""); err != nil {
 		return of, asked, err
@@ -240,13 +243,13 @@ func (r *denseRun) attendSegments(op string, p *problem, c *config, t *tensors, 
 		s, of := &segments[i], &all[i]
 		*of = tensors{roleQ: t[roleQ]}
 		k, v := segmentName(i, "k"), segmentName(i, "v")
-		if of[roleK], err = denseValue(op, k, s.K); err != nil {
+		if of[roleK], err = ongpu.Dense(op, k, s.K); err != nil {
 			return err
 		}
-		if of[roleV], err = denseValue(op, v, s.V); err != nil {
+		if of[roleV], err = ongpu.Dense(op, v, s.V); err != nil {
 			return err
 		}
-		if problems[i], asked[i], err = p.segment(op, i, s, valueOperand(k, of[roleK]), valueOperand(v, of[roleV]), c); err != nil {
+		if problems[i], asked[i], err = p.segment(op, i, s, operand.OfTensor(k, of[roleK]), operand.OfTensor(v, of[roleV]), c); err != nil {
 			return err
 		}
 		for _, to := range [...]role{roleOut, roleLSE} {
@@ -287,7 +290,7 @@ func checkResult(op string, of role, all *tensors, p *problem, last int) error {
 	if t.Dtype() != p.query {
 		return errs.Errorf(op, ErrDType, "%s is %v and q is %v", name, t.Dtype(), p.query)
 	}
-	if !sameShape(t.Shape(), p.dims(last)) { // dims a second time for the text: so this one allocates nothing
+	if !operand.SameShape(t.Shape(), p.dims(last)) { // dims a second time for the text: so this one allocates nothing
 		return errs.Errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.Shape(), p.dims(last))
 	}
 	if !dense.RowMajor(t) {
@@ -332,7 +335,7 @@ func (r *denseRun) setLengths(op string, p *problem, c *config, a *Args) (err er
 		if len(x.lengths) != p.batch {
 			return errs.Errorf(op, ErrShape, "%d %v for a batch of %d", len(x.lengths), x.of, p.batch)
 		}
-		if *x.to, err = appendLengths(op, x.of.String(), (*x.to)[:0], x.lengths, x.capacity); err != nil {
+		if *x.to, err = operand.AppendLengths(op, x.of.String(), (*x.to)[:0], x.lengths, x.capacity); err != nil {
 			return err
 		}
 		c.given |= x.kind
@@ -480,7 +483,7 @@ func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 }
 
 func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], seed int64, t *tensors) error {
-	*o = attention.Operands[F]{Q: dense.Elements[F](t[roleQ]), Out: dense.Backing[F](t[roleOut]), K: storageBuffer(t[roleK]), V: storageBuffer(t[roleV]), Seed: seed}
+	*o = attention.Operands[F]{Q: dense.Elements[F](t[roleQ]), Out: dense.Backing[F](t[roleOut]), K: operand.StorageBuffer(t[roleK]), V: operand.StorageBuffer(t[roleV]), Seed: seed}
 	if bias := t[roleBias]; bias != nil {
 		o.Bias = dense.Elements[F](bias)
 	}
@@ -500,8 +503,8 @@ func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], s
 func (p *problem) geometry(c *config) attn.Problem {
 	g := c.attention(p.dim)
 	g.Heads, g.KVHeads, g.Dim, g.ValueDim = p.heads, p.kvHeads, p.dim, p.valueDim
-	g.KV, _ = storageType(p.storage) // which newProblem has checked
-	g.QueryType, _ = storageType(p.query)
+	g.KV, _ = operand.StorageType(p.storage) // which newProblem has checked
+	g.QueryType, _ = operand.StorageType(p.query)
 	g.Query = attn.Strides{Row: p.dim, Head: p.queries * p.dim}
 	g.Out = attn.Strides{Row: p.valueDim, Head: p.queries * p.valueDim}
 	g.LSE = attn.Strides{Row: 1, Head: p.queries}
@@ -540,14 +543,14 @@ type State struct{ Out, LSE G.Value }
 // LSE that is NaN or +Inf makes the query's output and LSE NaN.
 //
 // All tensors have the shapes and the element type of dst's, which is row-major and shares no memory with the
-// others. Where all are a [DeviceTensor] of one GPU, of float32, it computes there, and returns when the work is
+// others. Where all are a [device.Tensor] of one GPU, of float32, it computes there, and returns when the work is
 // queued. [gorgonia.org/leanattention/nn.MergeStates] and MergeLSE are Merge as nodes, with gradients; [MergeSlices] takes
 // slices. Errors: [ErrShape], [ErrDType], [ErrUnsupported]; on a GPU also [ErrState] and [ErrClosed] for its tensors, and
 // what goes wrong there.
 func Merge(dst State, states ...State) (err error) {
 	const op = "Merge"
 	defer errs.RecoverTo(op, &err)
-	if placeOf(dst.Out) != nil {
+	if ongpu.PlaceOf(dst.Out) != nil {
 		return mergeDevice(op, dst, states)
 	}
 	out, lse, err := dst.tensors(op, "dst.Out", "dst.LSE")
@@ -592,10 +595,10 @@ func Merge(dst State, states ...State) (err error) {
 
 // tensors are those of s, whose shapes fit each other.
 func (s State) tensors(op, outName, lseName string) (out, lse *tensor.Dense, err error) {
-	if out, err = denseValue(op, outName, s.Out); err != nil {
+	if out, err = ongpu.Dense(op, outName, s.Out); err != nil {
 		return nil, nil, err
 	}
-	if lse, err = denseValue(op, lseName, s.LSE); err != nil {
+	if lse, err = ongpu.Dense(op, lseName, s.LSE); err != nil {
 		return nil, nil, err
 	}
 	shape := out.Shape()

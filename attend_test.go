@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -168,7 +170,7 @@ func TestGPUAttendSegments(t *testing.T) {
 	}
 }
 
-func testAttendSegments(t *testing.T, gpu *la.GPU, query tensor.Dtype, storages []tensor.Dtype, longest, dim int) {
+func testAttendSegments(t *testing.T, gpu *device.GPU, query tensor.Dtype, storages []tensor.Dtype, longest, dim int) {
 	rng := reftest.Rand(t)
 	storage := storages[rng.IntN(len(storages))]
 	batch, kvHeads, queries := 1+rng.IntN(4), 1+rng.IntN(2), 1+rng.IntN(5)
@@ -271,7 +273,7 @@ func testAttendSegments(t *testing.T, gpu *la.GPU, query tensor.Dtype, storages 
 		t.Fatal(err)
 	}
 	floats := func(x G.Value) []float64 {
-		if d, ok := x.(*la.DeviceTensor); ok {
+		if d, ok := x.(*device.Tensor); ok {
 			x = graphtest.Download(t, d)
 		}
 		return graphtest.Floats(t, x)

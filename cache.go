@@ -4,9 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"sync"
 	"sync/atomic"
+
+	"gorgonia.org/leanattention/device"
+
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/errs"
 
@@ -53,17 +57,17 @@ type CacheConfig struct {
 	Rewind int
 
 	// Device is the GPU whose memory the keys and values are in, and on which
-	// layers compute; nil: host memory, and the CPU. Of several ([OpenGPUs]) each has
+	// layers compute; nil: host memory, and the CPU. Of several ([device.Open]) each has
 	// a part: see Shard. On a GPU HeadDim is 64, 80,
 	// 96, 128 or 256, and ValueDim is the same. Under the build tag cuda it may
 	// also be MachineGPU().
-	Device *GPU
+	Device *device.GPU
 
 	// Shard says what several GPUs have of the keys and values. With one GPU, or none, there is nothing to choose.
 	Shard Shard
 }
 
-// Shard is a way to deal the keys and values of a cache out to several GPUs ([OpenGPUs]).
+// Shard is a way to deal the keys and values of a cache out to several GPUs ([device.Open]).
 //
 // By heads (tensor parallelism), a GPU has some KV heads of all tokens, and attends with their query heads.
 //
@@ -247,14 +251,14 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	if c.Shard > ShardContext {
 		return l, errs.Errorf(op, ErrOption, "Shard is %v, none of ShardAuto, ShardHeads and ShardContext", c.Shard)
 	}
-	storage, ok := storageType(c.DType)
+	storage, ok := operand.StorageType(c.DType)
 	if !ok || c.DType == tensor.Float64 {
 		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", c.DType)
 	}
-	keyElements, ok1 := product(c.Pages, c.KVHeads, c.PageSize, c.HeadDim)
-	valueElements, ok2 := product(c.Pages, c.KVHeads, c.PageSize, c.ValueDim)
-	keyBytes, ok3 := product(keyElements, storage.Size(), c.Layers)
-	valueBytes, ok4 := product(valueElements, storage.Size(), c.Layers)
+	keyElements, ok1 := operand.Product(c.Pages, c.KVHeads, c.PageSize, c.HeadDim)
+	valueElements, ok2 := operand.Product(c.Pages, c.KVHeads, c.PageSize, c.ValueDim)
+	keyBytes, ok3 := operand.Product(keyElements, storage.Size(), c.Layers)
+	valueBytes, ok4 := operand.Product(valueElements, storage.Size(), c.Layers)
 	ok5 := uint64(keyBytes)+uint64(valueBytes) <= math.MaxInt-min(8*uint64(c.Pages), math.MaxInt)
 	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
 		return l, errs.Errorf(op, ErrShape, "%v: more bytes than an address has", &c)
@@ -288,19 +292,6 @@ func (c *CacheConfig) behind(tokens int) (g pages.Gap) {
 		g = pages.Gap{First: c.SinkTokens, End: max(tokens-c.Rewind-c.Window+1, 0)}
 	}
 	return g
-}
-
-// product is the product of its arguments, if it fits in an int.
-func product(ns ...int) (int, bool) {
-	p := uint64(1)
-	for _, n := range ns {
-		hi, lo := bits.Mul64(p, uint64(n))
-		if hi != 0 || lo > math.MaxInt {
-			return 0, false
-		}
-		p = lo
-	}
-	return int(p), true
 }
 
 // made says whether c comes from NewCache, and is no copy.
@@ -361,12 +352,12 @@ func (c *Cache) Close() error {
 	if c.closed {
 		return errs.Errorf("Close", ErrClosed, "cache")
 	}
-	if g := c.config.Device; g != nil && g.group != nil && g.group.Recording() {
-		return withinRecord("Close", g)
+	if g := c.config.Device.Internal(); g != nil && g.Group != nil && g.Group.Recording() {
+		return ongpu.WithinRecord("Close", g)
 	}
 	c.closed = true
 	if err := c.store.close(); err != nil {
-		return gpuError("Close", err)
+		return ongpu.Error("Close", err)
 	}
 	return nil
 }

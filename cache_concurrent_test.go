@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -478,7 +480,7 @@ func TestSequenceIOFailsAtEachCall(t *testing.T) {
 	chunkBytes = 20 // many parts
 	gpu, _ := FakeGPU(t)
 	disk := errors.New("disk full")
-	for _, at := range []*GPU{nil, gpu} {
+	for _, at := range []*device.GPU{nil, gpu} {
 		s, good := savedSequence(t, at, 7)
 		_, err := s.Fork()
 		noError(t, err)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/graph"
@@ -274,8 +276,8 @@ func (s *stepGraph) runLayer(layer int, in layerInput) error {
 	lse := op.lse.take(out)
 	if s.there {
 		var e1, e2 error
-		out, e1 = out.(*DeviceTensor).Download()
-		lse, e2 = lse.(*DeviceTensor).Download()
+		out, e1 = out.(*device.Tensor).Download()
+		lse, e2 = lse.(*device.Tensor).Download()
 		if err := errors.Join(e1, e2); err != nil {
 			return err
 		}
@@ -285,9 +287,9 @@ func (s *stepGraph) runLayer(layer int, in layerInput) error {
 }
 
 // upload puts an operand where members can compute apart, in layers that do so.
-func (s *stepGraph) upload(gpu *GPU, layer, operand int, x tensor.Tensor) (*DeviceTensor, error) {
+func (s *stepGraph) upload(gpu *device.GPU, layer, operand int, x tensor.Tensor) (*device.Tensor, error) {
 	c := s.step.cache
-	switch n := len(gpu.members); {
+	switch n := len(gpu.Internal().Members); {
 	case n == 1 || !s.apart && layer%2 == 0:
 		return gpu.Upload(x)
 	case c.store.places() > 1 && (!s.columns || x.Shape()[1]%n > 0 || operand == 1):

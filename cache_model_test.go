@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -104,7 +106,7 @@ func (s *modelStep) fresh() []*testToken {
 
 // modelPlace is where the cache of a model is: the zero value is the host.
 type modelPlace struct {
-	gpu  *GPU
+	gpu  *device.GPU
 	real bool // it has kernels for some head dims only, and tensor cores round its numbers
 }
 
@@ -113,7 +115,7 @@ func (at modelPlace) members() int {
 	if at.gpu == nil {
 		return 1
 	}
-	return len(at.gpu.members)
+	return len(at.gpu.Internal().Members)
 }
 
 // config is a cache's there.
@@ -919,7 +921,7 @@ func gpusPlace(t *testing.T, ordinals ...int) modelPlace {
 	t.Helper()
 	system.Emulate(t)
 	UseEagerEngine(t) // forks attend to what they share at once, however little it is
-	gpu, err := OpenGPUs(ordinals...)
+	gpu, err := device.Open(ordinals...)
 	if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
 		t.Skipf("no GPUs %v: %v", ordinals, err)
 	}
@@ -959,7 +961,7 @@ func testDeviceCacheMemoryFlat(t *testing.T, at modelPlace, steps int) {
 		defer s.close()
 		s.there = there
 		a := newTestSequence(t, c)
-		var first GPUMemory
+		var first device.Memory
 		for i := range steps {
 			noError(t, s.step.Set([]Append{{Seq: a, Tokens: 1 + i%4}}))
 			for l := range 3 {
@@ -1000,7 +1002,7 @@ func TestDevicesConcurrentSteps(t *testing.T) {
 	at := modelPlace{gpu: gpu}
 	testConcurrentSteps(t, at, 10)
 	testCloseWhileRunning(t, 5, func() (modelPlace, func() error) {
-		gpu, err := OpenGPUs(1, 0)
+		gpu, err := device.Open(1, 0)
 		noError(t, err)
 		return modelPlace{gpu: gpu}, gpu.Close
 	})
@@ -1018,7 +1020,7 @@ func TestDeviceConcurrentSteps(t *testing.T) {
 	testConcurrentCallsOfOneStep(t, at)
 	testCloseWhileRunning(t, 5, func() (modelPlace, func() error) { return at, nil })
 	testCloseWhileRunning(t, 10, func() (modelPlace, func() error) {
-		gpu, err := OpenGPU(1)
+		gpu, err := device.Open(1)
 		noError(t, err)
 		return modelPlace{gpu: gpu}, gpu.Close
 	})

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/internal/pages"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -325,7 +327,7 @@ func TestDeviceWindowSequenceIO(t *testing.T) {
 	testWindowSequenceIO(t, nil, gpu)
 }
 
-func testWindowSequenceIO(t *testing.T, places ...*GPU) {
+func testWindowSequenceIO(t *testing.T, places ...*device.GPU) {
 	defer func(n int) { chunkBytes = n }(chunkBytes)
 	rapid.Check(t, func(t *rapid.T) {
 		chunkBytes = rapid.SampledFrom([]int{1, 64, 1 << 20}).Draw(t, "bytes of a part")

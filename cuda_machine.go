@@ -11,10 +11,12 @@ import (
 	"unsafe"
 	"weak"
 
+	"gorgonia.org/leanattention/internal/cuda"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dense"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/queue"
 
 	"gorgonia.org/cu"
 	cublas "gorgonia.org/cu/blas"
@@ -51,9 +53,9 @@ func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	return &machineAttention{op}
 }
 
-// getsDeviceTensors says whether a node's values are [DeviceTensor]s, as far as
+// getsDeviceTensors says whether a node's values are [device.Tensor]s, as far as
 // the graph shows: one comes from an input that has such a value now, or from
-// ToDevice, and passes through every op but ToHost.
+// device.ToGPU, and passes through every op but ToHost.
 func getsDeviceTensors(n *G.Node, seen map[int64]bool) bool {
 	if seen[n.ID()] {
 		return false
@@ -464,7 +466,7 @@ func (m *machine) downloadInts(name string, dst []int, d *DeviceTensor) ([]int, 
 		return dst, gpuError(name, err)
 	}
 	defer q.GivePinned(pinned)
-	err = q.Submit(func(sub *device.Submission) error {
+	err = q.Submit(func(sub *queue.Submission) error {
 		b, err := sub.Use(d.memory, d.generation)
 		if err != nil {
 			return err

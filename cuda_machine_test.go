@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"gorgonia.org/leanattention/rope"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -20,6 +19,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"gorgonia.org/leanattention/device"
+
+	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -266,9 +269,9 @@ func TestMachineErrors(t *testing.T) {
 	})
 	t.Run("No GPU of its own", func(t *testing.T) {
 		_, err := at.GPU.Memory()
-		check(t, err, la.ErrState, "not made by OpenGPU")
+		check(t, err, la.ErrState, "not made by device.Open")
 		_, err = at.GPU.Upload(graphtest.TensorOf(tensor.Float32, []float64{1}, 1))
-		check(t, err, la.ErrState, "not made by OpenGPU")
+		check(t, err, la.ErrState, "not made by device.Open")
 	})
 	t.Run("Step not set", func(t *testing.T) {
 		cache := graphtest.NewCache(t, config)
@@ -359,7 +362,7 @@ func TestMachineManyLayers(t *testing.T) {
 
 	// chain runs all layers, each on the output of the one before, and hands over
 	// the outputs of some.
-	chain := func(device *la.GPU, each func(step int, outs []G.Value)) {
+	chain := func(device *device.GPU, each func(step int, outs []G.Value)) {
 		cache := graphtest.NewCache(t, la.CacheConfig{Layers: layers, KVHeads: kvHeads, HeadDim: dim, DType: la.Float16, PageSize: 16, Pages: 2 * (steps/16 + 2), Device: device})
 		defer closeCache(t, cache)
 		step, err := cache.NewStep(rows)

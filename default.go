@@ -3,6 +3,8 @@ package leanattention
 import (
 	"fmt"
 
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -116,7 +118,7 @@ func (c *nodeChain) do(build func() (*G.Node, error)) *G.Node {
 }
 
 func (c *nodeChain) reshape(n *G.Node, shape ...int) *G.Node {
-	if c.err == nil && sameShape(n.Shape(), shape) {
+	if c.err == nil && operand.SameShape(n.Shape(), shape) {
 		return n
 	}
 	return c.do(func() (*G.Node, error) { return G.Reshape(n, shape) })

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -119,18 +121,18 @@ func testDeviceAttendRepeats(t *testing.T, at graphtest.Place, repeats int) {
 }
 
 // attentionNodes is p in a graph, between nodes that copy; it runs three times.
-func attentionNodes(t testing.TB, gpu *la.GPU, p *graphtest.Problem, opts ...la.Option) (out, lse G.Value) {
+func attentionNodes(t testing.TB, gpu *device.GPU, p *graphtest.Problem, opts ...la.Option) (out, lse G.Value) {
 	t.Helper()
 	g := p.Graph()
 	there := func(n *G.Node) *G.Node {
-		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, gpu) })
+		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return device.ToGPU(n, gpu) })
 	}
 	opts = append(append(append(p.Options(), la.WithLSE(&g.LSE)), g.LengthOptions(p)...), opts...)
 	var err error
 	if g.Out, err = la.Attention(there(g.Q), there(g.K), there(g.V), opts...); err != nil {
 		t.Fatal(err)
 	}
-	g.Out, g.LSE = graphtest.Move(t, g.Out, la.ToHost), graphtest.Move(t, g.LSE, la.ToHost)
+	g.Out, g.LSE = graphtest.Move(t, g.Out, device.ToHost), graphtest.Move(t, g.LSE, device.ToHost)
 	g.Read(t)
 	vm := G.NewTapeMachine(g.G)
 	defer vm.Close()
@@ -190,7 +192,7 @@ func nodeOf(clone *G.ExprGraph, n *G.Node) *G.Node {
 
 // testDeviceClones: clones of a graph share their ops, and so the memory of their
 // values. Run at the same time, each gets its own result or is told.
-func testDeviceClones(t *testing.T, gpu *la.GPU) {
+func testDeviceClones(t *testing.T, gpu *device.GPU) {
 	rng := reftest.Rand(t)
 	g := G.NewGraph()
 	r := newDeviceRelay(t, g, gpu, tensor.Float32, 64, 64)
@@ -232,11 +234,11 @@ func testDeviceClones(t *testing.T, gpu *la.GPU) {
 
 // testDeviceAttendErrors: what Attend and Attention refuse, before anything is
 // written.
-func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
+func testDeviceAttendErrors(t *testing.T, gpu, other *device.GPU) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	p := graphtest.NewProblem(rng, dense(4, 2, 64, 64, 1, 9, 5), graphtest.Spec{})
-	onOther := func(x tensor.Tensor) *la.DeviceTensor { return graphtest.Upload(t, other, x) }
-	small := func(dt tensor.Dtype, shape ...int) *la.DeviceTensor {
+	onOther := func(x tensor.Tensor) *device.Tensor { return graphtest.Upload(t, other, x) }
+	small := func(dt tensor.Dtype, shape ...int) *device.Tensor {
 		d, err := gpu.NewTensor(dt, shape...)
 		if err != nil {
 			t.Fatal(err)
@@ -258,8 +260,8 @@ func testDeviceAttendErrors(t *testing.T, gpu, other *la.GPU) {
 		{"out on the host", func(a *la.Args) { a.Out, _ = p.Results() }, la.ErrUnsupported, []string{"out in host memory"}},
 		{"v on another GPU", func(a *la.Args) { a.V = onOther(p.InV) }, la.ErrUnsupported, []string{"q is on " + gpu.String(), "v on " + other.String()}},
 		{"nil k", func(a *la.Args) { a.K = nil }, la.ErrShape, []string{"k is nil"}},
-		{"nil tensor", func(a *la.Args) { a.K = (*la.DeviceTensor)(nil) }, la.ErrState, []string{"k was not made by a GPU"}},
-		{"zero tensor", func(a *la.Args) { a.Out = new(la.DeviceTensor) }, la.ErrState, []string{"out was not made by a GPU"}},
+		{"nil tensor", func(a *la.Args) { a.K = (*device.Tensor)(nil) }, la.ErrState, []string{"k was not made by a GPU"}},
+		{"zero tensor", func(a *la.Args) { a.Out = new(device.Tensor) }, la.ErrState, []string{"out was not made by a GPU"}},
 		{"out is q", func(a *la.Args) { a.Out = a.Q }, la.ErrUnsupported, []string{"q and out are one tensor"}},
 		{"out is half", func(a *la.Args) { a.Out = small(la.Float16, 2, 4, 1, 64) }, la.ErrDType, []string{"out is Float16"}},
 		{"lse is half", func(a *la.Args) { a.LSE = small(la.Float16, 2, 4, 1) }, la.ErrDType, []string{"lse is Float16"}},
@@ -442,7 +444,7 @@ func TestDeviceAttend(t *testing.T) {
 	t.Run("Errors", func(t *testing.T) {
 		gpu, _ := la.FakeGPU(t)
 		for _, ordinal := range []int{0, 1} {
-			other, err := la.OpenGPU(ordinal)
+			other, err := device.Open(ordinal)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -466,7 +468,7 @@ func TestGPUMixedSteps(t *testing.T) {
 	}
 }
 
-func testMixedSteps(t *testing.T, gpu *la.GPU, how string, query tensor.Dtype) {
+func testMixedSteps(t *testing.T, gpu *device.GPU, how string, query tensor.Dtype) {
 	const rows, heads, kvHeads, dim = 60, 16, 2, 64
 	rng := reftest.Rand(t)
 	config := la.CacheConfig{Layers: 2, KVHeads: kvHeads, HeadDim: dim, DType: la.Float16, PageSize: 16, Pages: 100}
@@ -511,7 +513,7 @@ func testMixedSteps(t *testing.T, gpu *la.GPU, how string, query tensor.Dtype) {
 		p.vm = G.NewTapeMachine(g)
 		return p
 	}
-	var there [3]*la.DeviceTensor
+	var there [3]*device.Tensor
 	at := build(cache, func(g *G.ExprGraph, i int) *G.Node {
 		d, err := gpu.NewTensor(query, rows, widths[i])
 		if err != nil {
@@ -589,12 +591,12 @@ func testMixedSteps(t *testing.T, gpu *la.GPU, how string, query tensor.Dtype) {
 // in the loop of Chunks. The cache is consistent behind all of them.
 func TestCallsWithinCallbacks(t *testing.T) {
 	type world struct {
-		gpu       *la.GPU
+		gpu       *device.GPU
 		cache     *la.Cache
 		seq, fork *la.Sequence
 		open, set *la.Step
-		x         *la.DeviceTensor
-		recording *la.Recording
+		x         *device.Tensor
+		recording *device.Recording
 		saved     []byte
 	}
 	made := false
@@ -658,11 +660,11 @@ func TestCallsWithinCallbacks(t *testing.T) {
 		},
 	}
 	within := map[string]error{ // Record
-		"Close of *leanattention.GPU": la.ErrState, "Close of *leanattention.Cache": la.ErrState, "Replay of *leanattention.Recording": la.ErrState,
-		"Record of *leanattention.GPU": la.ErrState, "Set of *leanattention.Step": la.ErrState, "Synchronize of *leanattention.GPU": la.ErrUnsupported,
-		"Download of *leanattention.DeviceTensor": la.ErrUnsupported, "Upload of *leanattention.GPU": la.ErrUnsupported,
+		"Close of *device.GPU": la.ErrState, "Close of *leanattention.Cache": la.ErrState, "Replay of *device.Recording": la.ErrState,
+		"Record of *device.GPU": la.ErrState, "Set of *leanattention.Step": la.ErrState, "Synchronize of *device.GPU": la.ErrUnsupported,
+		"Download of *device.Tensor": la.ErrUnsupported, "Upload of *device.GPU": la.ErrUnsupported,
 		"WriteTo of *leanattention.Sequence": la.ErrUnsupported, "ReadSequence of *leanattention.Cache": la.ErrUnsupported,
-		"CopyFrom of *leanattention.DeviceTensor": la.ErrUnsupported, "UploadReplicated of *leanattention.GPU": la.ErrUnsupported, "UploadSharded of *leanattention.GPU": la.ErrUnsupported,
+		"CopyFrom of *device.Tensor": la.ErrUnsupported, "UploadReplicated of *device.GPU": la.ErrUnsupported, "UploadSharded of *device.GPU": la.ErrUnsupported,
 	}
 	dense := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking(make([]float32, 6)))
 	x := G.NewMatrix(G.NewGraph(), tensor.Float32, G.WithShape(2, 3), G.WithName("x"))

@@ -12,13 +12,17 @@ import (
 	"time"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/operand"
+
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -27,7 +31,7 @@ import (
 
 // What is particular to several GPUs.
 
-func groupConfig(gpu *GPU, kvHeads int) CacheConfig {
+func groupConfig(gpu *device.GPU, kvHeads int) CacheConfig {
 	return CacheConfig{Layers: 2, KVHeads: kvHeads, HeadDim: 8, PageSize: 4, Pages: 12, DType: Float16, Device: gpu}
 }
 
@@ -62,15 +66,15 @@ func TestOpenGPUs(t *testing.T) {
 		{[]int{1, 0, 1}, ErrUnsupported, "GPU 1 twice"},
 		{[]int{0, 3}, ErrNoDevice, "no GPU 3, there are 3"},
 	} {
-		if _, err := OpenGPUs(c.ordinals...); !errors.Is(err, c.want) || !strings.HasPrefix(err.Error(), "leanattention: OpenGPUs: ") || !strings.Contains(err.Error(), c.text) {
+		if _, err := device.Open(c.ordinals...); !errors.Is(err, c.want) || !strings.HasPrefix(err.Error(), "leanattention: device.Open: ") || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%v: %v", c.ordinals, err)
 		}
 	}
 	lib.State().Apart = 1
-	if _, err := OpenGPUs(0, 1); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "GPU 0 (Fake 0) has no access to the memory of GPU 1 (Fake 1)") {
+	if _, err := device.Open(0, 1); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "GPU 0 (Fake 0) has no access to the memory of GPU 1 (Fake 1)") {
 		t.Errorf("no way: %v", err)
 	}
-	one, err := OpenGPUs(2)
+	one, err := device.Open(2)
 	noError(t, err)
 	if one.String() != "GPU 2 (Fake 2)" || len(one.Members()) != 1 {
 		t.Errorf("%v, %v", one, one.Members())
@@ -84,7 +88,8 @@ func TestOpenGPUs(t *testing.T) {
 // Heads and pages are dealt out in order and evenly: each page of each head is on one member, and no member is left without.
 func TestShares(t *testing.T) {
 	for members := 1; members <= 8; members++ {
-		g := &GPU{members: make([]*GPU, members)}
+		g := new(device.GPU)
+		g.Internal().Members = make([]*ongpu.GPU, members)
 		for heads := 1; heads <= 20; heads++ {
 			for shard := ShardAuto; shard <= ShardContext; shard++ {
 				for _, window := range []int{0, 5} {
@@ -169,10 +174,10 @@ func TestShardRefused(t *testing.T) {
 		wrong(t, name, err, x.want, "NewCache", x.text)
 	}
 	// With one GPU, or none, there is nothing to choose.
-	one, err := OpenGPU(1)
+	one, err := device.Open(1)
 	noError(t, err)
 	defer one.Close()
-	for _, at := range []*GPU{nil, one} {
+	for _, at := range []*device.GPU{nil, one} {
 		for shard := ShardAuto; shard <= ShardContext; shard++ {
 			config := groupConfig(at, 1)
 			config.Shard = shard
@@ -211,8 +216,8 @@ func TestGroupLayerCalls(t *testing.T) {
 	a := &testContext{seq: newTestSequence(t, c)}
 	from := len(lib.Log())
 	s.advance(t, rng, testAppend{a, 5})
-	for i, m := range gpu.members {
-		if got := strings.Join(m.attention.engine.(*fakeEngine).calls, " "); got != "build upload append run append run" {
+	for i, m := range gpu.Internal().Members {
+		if got := strings.Join(fakeOf(m).calls, " "); got != "build upload append run append run" {
 			t.Errorf("member %d: %s", i, got)
 		}
 	}
@@ -242,16 +247,16 @@ func TestContextLayerCalls(t *testing.T) {
 		{1, "build upload append run merge append run merge", "build upload append run append run"},
 	} {
 		from := len(lib.Log())
-		for _, m := range gpu.members {
-			m.attention.engine.(*fakeEngine).calls = nil
+		for _, m := range gpu.Internal().Members {
+			fakeOf(m).calls = nil
 		}
 		s.advance(t, rng, testAppend{a, x.tokens})
-		for i, m := range gpu.members {
+		for i, m := range gpu.Internal().Members {
 			want := x.others
 			if i == 0 {
 				want = x.first
 			}
-			if got := strings.Join(m.attention.engine.(*fakeEngine).calls, " "); got != want {
+			if got := strings.Join(fakeOf(m).calls, " "); got != want {
 				t.Errorf("%d tokens, member %d: %s", x.tokens, i, got)
 			}
 		}
@@ -280,13 +285,13 @@ func TestContextApartCalls(t *testing.T) {
 		}
 		return tensor.New(tensor.WithShape(4, width), tensor.Of(tensor.Float32))
 	}
-	everywhere := func(width int) (*DeviceTensor, error) { return gpu.UploadReplicated(matrix(width)) }
-	parts := func(width int) (*DeviceTensor, error) { return gpu.UploadSharded(matrix(width), 1) }
-	onFirst := func(width int) (*DeviceTensor, error) { return gpu.Upload(matrix(width)) }
+	everywhere := func(width int) (*device.Tensor, error) { return gpu.UploadReplicated(matrix(width)) }
+	parts := func(width int) (*device.Tensor, error) { return gpu.UploadSharded(matrix(width), 1) }
+	onFirst := func(width int) (*device.Tensor, error) { return gpu.Upload(matrix(width)) }
 	const one, several, twice = "append run merge", "append run append run merge", "append run"
 	for _, x := range []struct {
 		what          string
-		q, k, sinks   func(width int) (*DeviceTensor, error)
+		q, k, sinks   func(width int) (*device.Tensor, error)
 		tokens, waits int
 		first, others string // of both layers
 	}{
@@ -300,7 +305,7 @@ func TestContextApartCalls(t *testing.T) {
 		{"k on the first", everywhere, onFirst, nil, 1, 8, one + " " + one, twice + " " + twice},
 	} {
 		g := G.NewGraph()
-		node := func(name string, upload func(int) (*DeviceTensor, error), width int) *G.Node {
+		node := func(name string, upload func(int) (*device.Tensor, error), width int) *G.Node {
 			v, err := upload(width)
 			noError(t, err)
 			return G.NewMatrix(g, tensor.Float32, G.WithShape(4, width), G.WithName(name), G.WithValue(v))
@@ -319,18 +324,18 @@ func TestContextApartCalls(t *testing.T) {
 		vm := G.NewTapeMachine(g)
 		for again := range 2 {
 			noError(t, step.Set([]Append{{Seq: seq, Tokens: x.tokens}}))
-			for _, m := range gpu.members {
-				m.attention.engine.(*fakeEngine).calls = nil
+			for _, m := range gpu.Internal().Members {
+				fakeOf(m).calls = nil
 			}
 			lib.Forget()
 			noError(t, Cause(vm.RunAll()), gpu.Synchronize())
 			vm.Reset()
-			for i, m := range gpu.members {
+			for i, m := range gpu.Internal().Members {
 				want := x.others
 				if i == 0 {
 					want = x.first
 				}
-				calls := strings.Join(m.attention.engine.(*fakeEngine).calls, " ")
+				calls := strings.Join(fakeOf(m).calls, " ")
 				// What is planned is another matter.
 				calls = strings.NewReplacer("build ", "", "upload ", "").Replace(calls)
 				if calls != want {
@@ -537,18 +542,18 @@ func (s *contextChain) run() error { defer s.vm.Reset(); return Cause(s.vm.RunAl
 // onMember is what a member has of a value that all have.
 func onMember(t *testing.T, v G.Value, member int) []float32 {
 	t.Helper()
-	of := v.(*DeviceTensor).on(member)
+	of := ongpu.Must(v).On(member)
 	got := make([]float32, of.Size())
-	g := v.(*DeviceTensor).gpu
-	noError(t, g.enter("test"))
-	defer g.group.Leave()
-	noError(t, g.queue.Submit(func(sub *device.Submission) error {
-		b, err := sub.UseAny(of.memory, of.generation)
+	g := ongpu.Must(v).GPU
+	noError(t, g.Enter("test"))
+	defer g.Group.Leave()
+	noError(t, g.Queue.Submit(func(sub *queue.Submission) error {
+		b, offset, err := of.UseAny(sub)
 		if err != nil {
 			return err
 		}
 		return sub.Do(func(s *cuda.Stream) error {
-			return errors.Join(s.Synchronize(), b.Download(unsafe.Slice((*byte)(unsafe.Pointer(&got[0])), 4*len(got)), of.offset))
+			return errors.Join(s.Synchronize(), b.Download(unsafe.Slice((*byte)(unsafe.Pointer(&got[0])), 4*len(got)), offset))
 		})
 	}))
 	return got
@@ -586,7 +591,7 @@ func testContextsApart(t *testing.T, at modelPlace, rounds int, waits func() int
 			for i, c := range caches {
 				chains[i] = newContextChain(t, c, rows, heads, WithCausal())
 			}
-			var there []*DeviceTensor
+			var there []*device.Tensor
 			let := func() {
 				t.Helper()
 				for i, in := range chains[0].in {
@@ -599,7 +604,7 @@ func testContextsApart(t *testing.T, at modelPlace, rounds int, waits func() int
 					if len(there) <= i {
 						upload := at.gpu.UploadReplicated
 						if parts && i > 0 {
-							upload = func(x tensor.Tensor) (*DeviceTensor, error) { return at.gpu.UploadSharded(x, 1) }
+							upload = func(x tensor.Tensor) (*device.Tensor, error) { return at.gpu.UploadSharded(x, 1) }
 						}
 						d, err := upload(value)
 						noError(t, err, G.Let(chains[1].in[i], d))
@@ -609,7 +614,7 @@ func testContextsApart(t *testing.T, at modelPlace, rounds int, waits func() int
 					noError(t, there[i].CopyFrom(value))
 				}
 			}
-			var recording *Recording
+			var recording *device.Recording
 			for turn := range 4 {
 				let()
 				for i := range chains {
@@ -710,20 +715,20 @@ func TestGPUsContextLost(t *testing.T) {
 	gpu := gpusPlace(t, 0, 1, 2).gpu
 	real := openExchange
 	defer func() { openExchange = real }()
-	noError(t, gpu.enter("test"))
+	noError(t, gpu.Internal().Enter("test"))
 	var engines []*decoder.Engine
-	for _, m := range gpu.members {
-		e, err := m.layers("test")
+	for _, m := range gpu.Internal().Members {
+		e, err := m.Layers("test")
 		noError(t, err)
 		engines = append(engines, e)
 	}
 	x, err := decoder.NewExchange(engines, 200*time.Millisecond)
 	noError(t, err)
-	gpu.queue.Check(x.Failed)
-	gpu.decoder.exchange.Store(x)
-	gpu.group.Leave()
+	gpu.Internal().Queue.Check(x.Failed)
+	gpu.Internal().UseExchange(x)
+	gpu.Internal().Group.Leave()
 	losing := &losingExchange{x, -1, false}
-	openExchange = func(*GPU, string) (exchanging, error) { return losing, nil }
+	openExchange = func(*ongpu.GPU, string) (exchanging, error) { return losing, nil }
 	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 64, PageSize: 4, Pages: 12, DType: Float16, Device: gpu})
 	chain := newContextChain(t, c, 2, 2, WithCausal())
 	rng := reftest.Rand(t)
@@ -768,7 +773,7 @@ func TestGPUsContextLost(t *testing.T) {
 	set()
 	noError(t, chain.run())
 	began := time.Now()
-	if _, err := chain.out.Value().(*DeviceTensor).Download(); !errors.Is(err, ErrNoAnswer) {
+	if _, err := chain.out.Value().(*device.Tensor).Download(); !errors.Is(err, ErrNoAnswer) {
 		t.Errorf("a download: %v", err)
 	}
 	if err := chain.run(); !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), "GPU 1 did not answer") {
@@ -809,7 +814,7 @@ func testGroupOutOfMemory(t *testing.T, kvHeads int) {
 	defer s.close()
 	a := &testContext{seq: newTestSequence(t, c)}
 	before := Slabs(c)
-	noError(t, gpu.queue.Submit(collect))
+	noError(t, gpu.Internal().Queue.Submit(collect))
 	for member := range 2 {
 		lib.State().FailOn(member, "cuMemAlloc_v2", 2)
 		if err := set(s, testAppend{a, 2}); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("GPU %d", member)) || s.step.open {
@@ -826,12 +831,12 @@ func testGroupOutOfMemory(t *testing.T, kvHeads int) {
 }
 
 // groupFaults runs a test again and again, with every driver call of it failing once.
-func groupFaults(t *testing.T, test func(gpu *GPU, lib *fakedriver.Library) error) {
+func groupFaults(t *testing.T, test func(gpu *device.GPU, lib *fakedriver.Library) error) {
 	groupFaultsOf(t, 100, test)
 }
 
 // groupFaultsOf is groupFaults of a test that makes so many calls at least. By default every third one fails, others in every run.
-func groupFaultsOf(t *testing.T, least int64, test func(gpu *GPU, lib *fakedriver.Library) error) {
+func groupFaultsOf(t *testing.T, least int64, test func(gpu *device.GPU, lib *fakedriver.Library) error) {
 	every := int64(3)
 	if reftest.Every(t) {
 		every = 1
@@ -872,7 +877,7 @@ func TestGroupFaults(t *testing.T) {
 }
 
 func testGroupFaults(t *testing.T, kvHeads, n int, apart bool) {
-	groupFaults(t, func(gpu *GPU, lib *fakedriver.Library) (failed error) {
+	groupFaults(t, func(gpu *device.GPU, lib *fakedriver.Library) (failed error) {
 		rng := rand.New(rand.NewPCG(5, 6))
 		note := func(err error) bool {
 			if failed == nil {
@@ -932,7 +937,7 @@ func TestGroupSumFails(t *testing.T) {
 	noError(t, err)
 	node := new(ongpu.Node)
 	sum := func() error {
-		_, err := computeOnGPU(&ongpu.Call{
+		_, err := ongpu.Compute(&ongpu.Call{
 			Op: "test", Node: node, Names: []string{"x"}, In: []G.Value{x}, DType: tensor.Float32, Shape: tensor.Shape{4, 4},
 			Apart: func([]ongpu.Layout) (*ongpu.Apart, error) {
 				return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: tensor.Shape{4, 4}, Sum: true}, nil
@@ -990,7 +995,7 @@ func TestGroupNoAnswer(t *testing.T) {
 	out, err := gpu.NewTensor(tensor.Float32, 1, 2, 3, 64)
 	noError(t, err, Attend(Args{Q: q, K: q, V: q, Out: out}))
 	g := G.NewGraph()
-	up, err := ToDevice(G.NewMatrix(g, tensor.Float32, G.WithShape(4, 4), G.WithName("x"), G.WithValue(x)), gpu)
+	up, err := device.ToGPU(G.NewMatrix(g, tensor.Float32, G.WithShape(4, 4), G.WithName("x"), G.WithValue(x)), gpu)
 	noError(t, err)
 	vm := G.NewTapeMachine(g)
 	defer vm.Close()
@@ -1000,12 +1005,12 @@ func TestGroupNoAnswer(t *testing.T) {
 	in := s.draw(rng, 0, newTestTokens(2, 1))
 
 	var engines []*decoder.Engine
-	for _, m := range gpu.members {
-		e, err := m.layers("test")
+	for _, m := range gpu.Internal().Members {
+		e, err := m.Layers("test")
 		noError(t, err)
 		engines = append(engines, e)
 	}
-	exchange, err := gpu.exchange("test", engines)
+	exchange, err := gpu.Internal().Exchange("test", engines)
 	noError(t, err)
 	lost := errors.New("GPU 1 is lost")
 	if err := exchange.Realign(func() error { return lost }); !errors.Is(err, lost) {
@@ -1013,7 +1018,7 @@ func TestGroupNoAnswer(t *testing.T) {
 	}
 	lib.Forget()
 	computes := func() error {
-		_, err := computeOnGPU(&ongpu.Call{Op: "test", Node: new(ongpu.Node), Names: []string{"x"}, In: []G.Value{all}, DType: tensor.Float32, Shape: tensor.Shape{4, 4},
+		_, err := ongpu.Compute(&ongpu.Call{Op: "test", Node: new(ongpu.Node), Names: []string{"x"}, In: []G.Value{all}, DType: tensor.Float32, Shape: tensor.Shape{4, 4},
 			Queue: func(*ongpu.Work) error { return errors.New("it was queued") }})
 		return err
 	}
@@ -1045,9 +1050,9 @@ func TestGroupNoAnswer(t *testing.T) {
 // A saved sequence is the same bytes wherever it was, and is loaded anywhere.
 func TestGroupSavedSequences(t *testing.T) {
 	rng := reftest.Rand(t)
-	var places []*GPU
+	var places []*device.GPU
 	gpu, _ := FakeGPUs(t, 3)
-	two, err := OpenGPUs(2, 0)
+	two, err := device.Open(2, 0)
 	noError(t, err)
 	defer two.Close()
 	places = append(places, nil, gpu, two)
@@ -1088,7 +1093,7 @@ func TestGroupSavedSequences(t *testing.T) {
 // Tensors and caches of one GPU and of several that have it are in different places.
 func TestGroupMixed(t *testing.T) {
 	gpu, _ := FakeGPUs(t, 2)
-	alone, err := OpenGPU(0)
+	alone, err := device.Open(0)
 	noError(t, err)
 	defer alone.Close()
 	c := newTestCache(t, groupConfig(gpu, 2))
@@ -1180,7 +1185,7 @@ func TestGroupRecordedContext(t *testing.T) {
 		set(tokens, tree)
 		noError(t, run(), step.Commit())
 	}
-	record := func(tokens int, tree []uint64) *Recording {
+	record := func(tokens int, tree []uint64) *device.Recording {
 		t.Helper()
 		turn(tokens, tree, run)
 		set(tokens, tree)
@@ -1236,14 +1241,14 @@ func TestGroupSharded(t *testing.T) {
 			t.Helper()
 			got, err := d.Download()
 			noError(t, err)
-			if !slices.Equal(got.Data().([]float32), want.Data().([]float32)) || !sameShape(got.Shape(), want.Shape()) {
+			if !slices.Equal(got.Data().([]float32), want.Data().([]float32)) || !operand.SameShape(got.Shape(), want.Shape()) {
 				t.Fatalf("shape %v, axis %d: something else has come down", shape, axis)
 			}
 		}
 		same(x)
-		for i, s := range d.shards {
-			if s.gpu != gpu.members[i] || s.shape[axis] != dealt(shape[axis], 3, i).n {
-				t.Errorf("axis %d of %v: member %d has %v", axis, shape, i, s.shape)
+		for i, s := range d.Internal().Shards {
+			if _, n := ongpu.Share(shape[axis], 3, i); s.GPU != gpu.Internal().Members[i] || s.Shape[axis] != n {
+				t.Errorf("axis %d of %v: member %d has %v", axis, shape, i, s.Shape)
 			}
 		}
 		y := numbers()
@@ -1275,13 +1280,13 @@ func TestGroupSharded(t *testing.T) {
 		t.Errorf("the third GPU has no memory: %v", err)
 	}
 	lib.State().FailIn("", 0)
-	noError(t, gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
+	noError(t, gpu.Internal().Members[0].Queue.Submit(collect), gpu.Internal().Members[1].Queue.Submit(collect))
 	if now, err := gpu.Memory(); err != nil || now.Used > used.Used {
 		t.Errorf("%+v before, %+v now: %v", used, now, err)
 	}
 }
 
-func collect(sub *device.Submission) error { sub.Collect(); return nil }
+func collect(sub *queue.Submission) error { sub.Collect(); return nil }
 
 // Whatever needs a whole tensor says that one is sharded.
 func TestGroupShardedRefused(t *testing.T) {
@@ -1298,7 +1303,7 @@ func TestGroupShardedRefused(t *testing.T) {
 	out, err := gpu.NewTensor(tensor.Float32, 2, 4, 6, 8)
 	noError(t, err)
 	noError(t, Attend(Args{Q: whole, K: byHeads, V: byHeads, Out: out, LSE: lse}))
-	to := func(d *DeviceTensor) error { return whole.CopyFrom(d) }
+	to := func(d *device.Tensor) error { return whole.CopyFrom(d) }
 	for name, err := range map[string]error{
 		"q":            Attend(Args{Q: byHeads, K: byHeads, V: byHeads, Out: out}),
 		"out":          Attend(Args{Q: whole, K: byHeads, V: byHeads, Out: byHeads}),
@@ -1309,20 +1314,20 @@ func TestGroupShardedRefused(t *testing.T) {
 		"Rows":         second(byHeads.Rows(0, 1)),
 		"CopyFrom":     to(byHeads),
 		"into it":      byHeads.CopyFrom(whole),
-		"a part":       second(partOnGPU("test", byHeads, 0, tensor.Shape{1})),
-		"ZeroValue":    second(byKeys.ZeroValue().(*DeviceTensor).Download()),
+		"a part":       second(ongpu.Part("test", byHeads, 0, tensor.Shape{1})),
+		"ZeroValue":    second(byKeys.ZeroValue().(*device.Tensor).Download()),
 	} {
 		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "sharded") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	// Of one GPU it is Upload.
-	one, err := OpenGPU(1)
+	one, err := device.Open(1)
 	noError(t, err)
 	defer one.Close()
 	d, err := one.UploadSharded(x, 1)
 	noError(t, err)
-	if _, err := d.Clone(); err != nil || d.shards != nil {
+	if _, err := d.Clone(); err != nil || d.Internal().Shards != nil {
 		t.Errorf("on one GPU: %v", err)
 	}
 }
@@ -1330,12 +1335,12 @@ func TestGroupShardedRefused(t *testing.T) {
 // spreadCalls is work on sharded inputs that writes down what is asked of it.
 type spreadCalls struct {
 	sizes   []int // of what it needs
-	scratch []deviceMemory
+	scratch []ongpu.Mem
 	calls   []string
 }
 
 func (s *spreadCalls) Needs(member int, _ *decoder.Engine) (int, error) { return s.sizes[member], nil }
-func (s *spreadCalls) Take(scratch []deviceMemory)                      { s.scratch = scratch }
+func (s *spreadCalls) Take(scratch []ongpu.Mem)                         { s.scratch = scratch }
 func (s *spreadCalls) Before(*ongpu.Work) error                         { return s.call("before") }
 func (s *spreadCalls) After(*ongpu.Work) error                          { return s.call("after") }
 
@@ -1356,28 +1361,28 @@ func TestGroupReplicated(t *testing.T) {
 		}
 		return tensor.New(tensor.WithShape(6, 5), tensor.WithBacking(x))
 	}
-	same := func(d *DeviceTensor, want []float32) {
+	same := func(d *device.Tensor, want []float32) {
 		t.Helper()
-		if len(d.replicas) != 2 {
-			t.Fatalf("%d replicas", len(d.replicas))
+		if len(d.Internal().Replicas) != 2 {
+			t.Fatalf("%d replicas", len(d.Internal().Replicas))
 		}
 		for i := range 3 {
-			of := d.on(i)
-			if of.gpu != gpu.members[i] {
-				t.Errorf("member %d has what is on %v", i, of.gpu)
+			of := d.Internal().On(i)
+			if of.GPU != gpu.Internal().Members[i] {
+				t.Errorf("member %d has what is on %v", i, of.GPU)
 			}
 			got := make([]float32, len(want))
-			noError(t, gpu.enter("test"))
-			err := gpu.queue.Submit(func(sub *device.Submission) error {
-				b, err := sub.UseAny(of.memory, of.generation)
+			noError(t, gpu.Internal().Enter("test"))
+			err := gpu.Internal().Queue.Submit(func(sub *queue.Submission) error {
+				b, offset, err := of.UseAny(sub)
 				if err != nil {
 					return err
 				}
 				return sub.Do(func(s *cuda.Stream) error {
-					return errors.Join(s.Synchronize(), b.Download(unsafe.Slice((*byte)(unsafe.Pointer(&got[0])), 4*len(got)), of.offset))
+					return errors.Join(s.Synchronize(), b.Download(unsafe.Slice((*byte)(unsafe.Pointer(&got[0])), 4*len(got)), offset))
 				})
 			})
-			gpu.group.Leave()
+			gpu.Internal().Group.Leave()
 			noError(t, err)
 			if !slices.Equal(got, want) {
 				t.Fatalf("member %d has %v, want %v", i, got, want)
@@ -1396,7 +1401,7 @@ func TestGroupReplicated(t *testing.T) {
 	same(rows, floats(y)[10:20])
 	clone, err := d.Clone()
 	noError(t, err)
-	c := clone.(*DeviceTensor)
+	c := clone.(*device.Tensor)
 	same(c, floats(y))
 	other, err := gpu.Upload(x)
 	noError(t, err, c.CopyFrom(other))
@@ -1422,7 +1427,7 @@ func TestGroupReplicated(t *testing.T) {
 		t.Errorf("the third GPU has no memory: %v", err)
 	}
 	lib.State().FailIn("", 0)
-	noError(t, gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
+	noError(t, gpu.Internal().Members[0].Queue.Submit(collect), gpu.Internal().Members[1].Queue.Submit(collect))
 	if now, err := gpu.Memory(); err != nil || now.Used > used.Used {
 		t.Errorf("%+v before, %+v now: %v", used, now, err)
 	}
@@ -1438,10 +1443,10 @@ func TestGroupReplicated(t *testing.T) {
 	noError(t, err)
 	s := State{Out: q, LSE: lse}
 	wrong(t, "a merged state", Merge(State{Out: out, LSE: lse}, s), ErrUnsupported, "Merge", "dst.Out is replicated over GPU 0 (Fake 0)")
-	one, err := OpenGPU(1)
+	one, err := device.Open(1)
 	noError(t, err)
 	defer one.Close()
-	if d, err := one.UploadReplicated(x); err != nil || d.replicas != nil {
+	if d, err := one.UploadReplicated(x); err != nil || d.Internal().Replicas != nil {
 		t.Errorf("%v, %v", d, err)
 	}
 }
@@ -1451,20 +1456,20 @@ func (s *spreadCalls) call(name string) error { s.calls = append(s.calls, name);
 // Work on sharded inputs has memory on all GPUs before any of it is queued, begins and ends on the first one, and
 // leaves nothing behind where a call of the driver fails.
 func TestGroupSpread(t *testing.T) {
-	real := newDecoder
-	newDecoder = func(*cuda.Device) (*decoder.Engine, error) { return new(decoder.Engine), nil }
-	defer func() { newDecoder = real }()
+	real := ongpu.NewDecoder
+	ongpu.NewDecoder = func(*cuda.Device) (*decoder.Engine, error) { return new(decoder.Engine), nil }
+	defer func() { ongpu.NewDecoder = real }()
 	x := tensor.New(tensor.WithShape(5, 64), tensor.Of(tensor.Float32))
-	compute := func(gpu *GPU, reads int) (*spreadCalls, error) {
+	compute := func(gpu *device.GPU, reads int) (*spreadCalls, error) {
 		w, err := gpu.UploadSharded(x, 0)
 		if err != nil {
 			return nil, err
 		}
 		defer w.Free()
 		calls := &spreadCalls{sizes: []int{300, 5000}}
-		_, err = computeOnGPU(&ongpu.Call{
+		_, err = ongpu.Compute(&ongpu.Call{
 			Op: "test", Node: &ongpu.Node{Reads: reads}, Names: []string{"w"}, In: []G.Value{w}, DType: tensor.Float32, Shape: tensor.Shape{100},
-			Spread: func(in []ongpu.Operand, out deviceMemory) (ongpu.Spread, error) {
+			Spread: func(in []ongpu.Operand, out ongpu.Mem) (ongpu.Spread, error) {
 				if s := in[0].Shards; len(s) != 2 || in[0].Axis != 0 || s[1].First != 2 || s[1].N != 3 || s[1].Len != 3*64 || out.Len != 100 {
 					t.Errorf("%+v, out %+v", in, out)
 				}
@@ -1480,33 +1485,33 @@ func TestGroupSpread(t *testing.T) {
 		if got := strings.Join(calls.calls, ", "); got != "before, on 1, on 0, after" {
 			t.Error(got)
 		}
-		noError(t, gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
+		noError(t, gpu.Internal().Members[0].Queue.Submit(collect), gpu.Internal().Members[1].Queue.Submit(collect))
 		before, err := gpu.Memory()
 		noError(t, err)
 		big := &spreadCalls{sizes: []int{300, min(1<<40, math.MaxInt)}} // more than the second has
 		w, err := gpu.UploadSharded(x, 0)
 		noError(t, err)
-		_, err = computeOnGPU(&ongpu.Call{
+		_, err = ongpu.Compute(&ongpu.Call{
 			Op: "test", Node: &ongpu.Node{Reads: reads}, Names: []string{"w"}, In: []G.Value{w}, DType: tensor.Float32, Shape: tensor.Shape{100},
-			Spread: func([]ongpu.Operand, deviceMemory) (ongpu.Spread, error) { return big, nil },
+			Spread: func([]ongpu.Operand, ongpu.Mem) (ongpu.Spread, error) { return big, nil },
 		})
 		if !errors.Is(err, ErrOutOfMemory) || len(big.calls) > 0 {
 			t.Errorf("%v, after %v", err, big.calls)
 		}
-		noError(t, w.Free(), gpu.members[0].queue.Submit(collect), gpu.members[1].queue.Submit(collect))
+		noError(t, w.Free(), gpu.Internal().Members[0].Queue.Submit(collect), gpu.Internal().Members[1].Queue.Submit(collect))
 		if after, err := gpu.Memory(); err != nil || after.Used > before.Used {
 			t.Errorf("%d bytes used, %d before: %v", after.Used, before.Used, err)
 		}
 		// Whoever has no word for sharded inputs refuses them.
 		w, err = gpu.UploadSharded(x, 0)
 		noError(t, err)
-		_, err = computeOnGPU(&ongpu.Call{Op: "test", Node: new(ongpu.Node), Names: []string{"w"}, In: []G.Value{w}, DType: tensor.Float32, Shape: tensor.Shape{100}})
+		_, err = ongpu.Compute(&ongpu.Call{Op: "test", Node: new(ongpu.Node), Names: []string{"w"}, In: []G.Value{w}, DType: tensor.Float32, Shape: tensor.Shape{100}})
 		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "w is sharded on axis 0") {
 			t.Error(err)
 		}
 		noError(t, gpu.Close())
 	}
-	groupFaultsOf(t, 20, func(gpu *GPU, _ *fakedriver.Library) error {
+	groupFaultsOf(t, 20, func(gpu *device.GPU, _ *fakedriver.Library) error {
 		_, err := compute(gpu, 0)
 		if _, again := compute(gpu, 0); again != nil && err != nil {
 			t.Fatalf("it failed twice: %v, %v", err, again)

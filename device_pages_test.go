@@ -11,6 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
@@ -23,7 +27,7 @@ import (
 
 // What is particular to a cache on a GPU.
 
-func deviceConfig(gpu *GPU) CacheConfig {
+func deviceConfig(gpu *device.GPU) CacheConfig {
 	return CacheConfig{Layers: 3, KVHeads: 2, HeadDim: 8, PageSize: 4, Pages: 12, DType: Float16, Device: gpu}
 }
 
@@ -43,7 +47,7 @@ func TestDeviceLayerCalls(t *testing.T) {
 	defer s.close()
 	a := &testContext{seq: newTestSequence(t, c)}
 	s.advance(t, rng, testAppend{a, 6})
-	engine := gpu.attention.engine.(*fakeEngine)
+	engine := fakeOf(gpu.Internal())
 	if got := strings.Join(engine.calls, " "); got != "build upload append run append run append run" {
 		t.Errorf("a step of three layers: %s", got)
 	}
@@ -70,7 +74,7 @@ func TestDeviceLayerCalls(t *testing.T) {
 	}); copies != 2 || waits != 1 {
 		t.Errorf("operands of the host: %d copies, %d waits", copies, waits)
 	}
-	var there [3]*DeviceTensor
+	var there [3]*device.Tensor
 	for i := range there {
 		var err error
 		there[i], err = gpu.Upload(in.tensors[i])
@@ -167,20 +171,20 @@ func TestDevicePlanMemory(t *testing.T) {
 // when they are needed.
 func TestDevicePlansWhenShort(t *testing.T) {
 	gpu, lib := FakeGPU(t)
-	_, err := gpu.engine("test")
+	_, err := gpu.Internal().Attention("test")
 	noError(t, err)
 	plan := func() *fakePlan {
-		p := gpu.takePlan().(*fakePlan)
+		p := gpu.Internal().TakePlan().(*fakePlan)
 		if p.there == nil {
-			p.host, err = gpu.dev.NewHost(64)
+			p.host, err = gpu.Internal().Dev.NewHost(64)
 			noError(t, err)
-			p.there, err = gpu.dev.NewBuffer(64)
+			p.there, err = gpu.Internal().Dev.NewBuffer(64)
 			noError(t, err)
 		}
 		return p
 	}
 	used, spare := plan(), plan()
-	gpu.givePlan(spare)
+	gpu.Internal().GivePlan(spare)
 	m, err := gpu.Memory()
 	noError(t, err)
 	lib.State().Total = m.Used + 256 - 32 // of the 256 that a tensor of 64 bytes takes
@@ -197,9 +201,9 @@ func TestDevicePlansWhenShort(t *testing.T) {
 	if again := plan(); again == spare || again == used {
 		t.Error("a closed plan is used again")
 	} else {
-		gpu.givePlan(again)
+		gpu.Internal().GivePlan(again)
 	}
-	gpu.givePlan(used)
+	gpu.Internal().GivePlan(used)
 	if plan() != used {
 		t.Error("a plan is not used again")
 	}
@@ -220,7 +224,7 @@ func TestDeviceCloseOrder(t *testing.T) {
 		if cacheFirst {
 			noError(t, c.Close())
 		}
-		engine := gpu.attention.engine.(*fakeEngine)
+		engine := fakeOf(gpu.Internal())
 		noError(t, gpu.Close())
 		if !engine.closed {
 			t.Error("the engine was not closed")
@@ -252,25 +256,25 @@ func TestDeviceCloseOrder(t *testing.T) {
 // What a cache on a GPU does not take.
 func TestDeviceCacheErrors(t *testing.T) {
 	gpu, _ := FakeGPU(t)
-	other, err := OpenGPU(1)
+	other, err := device.Open(1)
 	noError(t, err)
 	defer other.Close()
 	config := deviceConfig(gpu)
 	config.HeadDim = 13
 	_, err = NewCache(config)
 	wrong(t, "head dim", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "13")
-	_, err = NewCache(deviceConfig(new(GPU)))
-	wrong(t, "no GPU", err, ErrState, "NewCache", "not made by OpenGPU")
+	_, err = NewCache(deviceConfig(new(device.GPU)))
+	wrong(t, "no GPU", err, ErrState, "NewCache", "not made by device.Open")
 
-	none, err := OpenGPU(0)
+	none, err := device.Open(0)
 	noError(t, err)
-	real := newAttentionEngine
-	newAttentionEngine = func(_, _ *cuda.Device) (attentionEngine, error) {
+	real := ongpu.NewAttentionEngine
+	ongpu.NewAttentionEngine = func(_, _ *cuda.Device) (ongpu.AttentionEngine, error) {
 		return nil, fmt.Errorf("unit: %w", kernels.ErrNoImage)
 	}
 	_, err = NewCache(deviceConfig(none))
 	wrong(t, "no kernels", err, ErrUnsupported, "NewCache", "GPU 0 (Fake 0)", "no GPU module")
-	newAttentionEngine = real
+	ongpu.NewAttentionEngine = real
 	noError(t, none.Close())
 
 	c, host := newTestCache(t, deviceConfig(gpu)), newTestCache(t, deviceConfig(nil))
@@ -293,7 +297,7 @@ func TestDeviceCacheErrors(t *testing.T) {
 	noError(t, s.step.Set([]Append{{Seq: a, Tokens: 2}}), onHost.step.Set([]Append{{Seq: b, Tokens: 2}}))
 	in := s.draw(rand.New(rand.NewPCG(1, 2)), 0, newTestTokens(2, 3))
 	q, k, v := in.tensors[0], in.tensors[1], in.tensors[2]
-	on := func(gpu *GPU, x *tensor.Dense) *DeviceTensor {
+	on := func(gpu *device.GPU, x *tensor.Dense) *device.Tensor {
 		d, err := gpu.Upload(x)
 		noError(t, err)
 		return d
@@ -328,7 +332,7 @@ func TestDeviceTreeRefused(t *testing.T) {
 	c := newTestCache(t, deviceConfig(gpu))
 	s := newStepGraph(t, c, 3, 4, tensor.Float32, WithCausal())
 	defer s.close()
-	seq, engine := newTestSequence(t, c), gpu.attention.engine.(*fakeEngine)
+	seq, engine := newTestSequence(t, c), fakeOf(gpu.Internal())
 	engine.trees = errors.New("no kernel for trees")
 	tree := []Append{{Seq: seq, Tokens: 3, Tree: []uint64{1, 3, 5}}}
 	wrong(t, "a tree", s.step.Set(tree), ErrUnsupported, "Set", "GPU 0 (Fake 0)", "no kernel for trees")
@@ -367,7 +371,7 @@ func testDeviceCacheFaults(t *testing.T, change func(*CacheConfig)) {
 		}
 		noError(t, a.seq.checkTokens(a.tokens), fork.seq.checkTokens(fork.tokens))
 	}
-	engine := gpu.attention.engine.(*fakeEngine)
+	engine := fakeOf(gpu.Internal())
 	for _, there := range []bool{false, true} {
 		s.there = there
 		engine.fail = errors.New("no such kernel")
@@ -449,7 +453,7 @@ func TestDeviceLayerFailsBehindAnotherGraph(t *testing.T) {
 	noError(t, set(s, testAppend{a, 2}))
 	_, err = s.attempt(rng, 0, testAppend{a, 2})
 	noError(t, err)
-	gpu.attention.engine.(*fakeEngine).fail = errors.New("no such kernel")
+	fakeOf(gpu.Internal()).fail = errors.New("no such kernel")
 	x := s.draw(rng, 1, newTestTokens(2, 3)).tensors
 	if _, err = other.Op().Do(x[0], x[1], x[2]); !errors.Is(err, ErrInternal) {
 		t.Fatal(err)
@@ -503,7 +507,7 @@ func TestDevicePlansComeBack(t *testing.T) {
 		s.close()
 		s = nil
 		collectGarbage()
-		most = max(most, gpu.attention.engine.(*fakeEngine).plans)
+		most = max(most, fakeOf(gpu.Internal()).plans)
 	}
 	if most > 30 {
 		t.Errorf("%d plans for 60 steps, of which one is in use", most)
@@ -529,12 +533,12 @@ func collectGarbage() {
 // recorded is a decoding graph on a GPU: one layer of attention on a cache, and
 // what the machine is told of it.
 type recorded struct {
-	gpu   *GPU
+	gpu   *device.GPU
 	lib   *fakedriver.Library
 	cache *Cache
 	seq   *Sequence
 	step  *Step
-	q     *DeviceTensor
+	q     *device.Tensor
 	vm    G.VM
 }
 
@@ -573,7 +577,7 @@ func (r *recorded) run() error {
 	return r.vm.RunAll()
 }
 
-func (r *recorded) record(t *testing.T) *Recording {
+func (r *recorded) record(t *testing.T) *device.Recording {
 	t.Helper()
 	r.set(t)
 	rec, err := r.gpu.Record(r.run)
@@ -638,7 +642,7 @@ func TestRecording(t *testing.T) {
 func TestRecordingCopies(t *testing.T) {
 	r := newRecorded(t)
 	rec := r.record(t)
-	ids := func(n int) *DeviceTensor {
+	ids := func(n int) *device.Tensor {
 		t.Helper()
 		d, err := r.gpu.NewTensor(tensor.Int32, n)
 		noError(t, err)
@@ -646,7 +650,7 @@ func TestRecordingCopies(t *testing.T) {
 	}
 	const steps = 6
 	chosen, tokens, positions, history := ids(1), ids(1), ids(1), ids(steps)
-	put := func(d *DeviceTensor, x int32) {
+	put := func(d *device.Tensor, x int32) {
 		t.Helper()
 		noError(t, d.CopyFrom(tensor.New(tensor.WithShape(1), tensor.WithBacking([]int32{x}))))
 	}
@@ -667,7 +671,7 @@ func TestRecordingCopies(t *testing.T) {
 			t.Errorf("step %d: %d times copies of a replay, %d copies beside", i, n, strings.Count(log, "cuMemcpy"))
 		}
 	}
-	for d, want := range map[*DeviceTensor][]int32{tokens: {105}, positions: {5}, history: {100, 101, 102, 103, 104, 105}} {
+	for d, want := range map[*device.Tensor][]int32{tokens: {105}, positions: {5}, history: {100, 101, 102, 103, 104, 105}} {
 		got, err := d.Download()
 		noError(t, err)
 		if !slices.Equal(got.Data().([]int32), want) {
@@ -751,7 +755,7 @@ func TestRecordRefuses(t *testing.T) {
 	if _, err := r.gpu.Record(nil); !errors.Is(err, ErrState) {
 		t.Errorf("nil: %v", err)
 	}
-	if err := (*Recording)(nil).Replay(); !errors.Is(err, ErrState) {
+	if err := (*device.Recording)(nil).Replay(); !errors.Is(err, ErrState) {
 		t.Errorf("nil recording: %v", err)
 	}
 }
@@ -773,7 +777,7 @@ func TestDeviceRows(t *testing.T) {
 	noError(t, err)
 	noError(t, first.CopyFrom(last))
 	for i, c := range []struct {
-		d    *DeviceTensor
+		d    *device.Tensor
 		want []float32
 	}{{d, []float32{7, 8, 2, 3, 7, 8}}, {rows, []float32{2, 3, 7, 8}}, {last, []float32{7, 8}}} {
 		got, err := c.d.Download()

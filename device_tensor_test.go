@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	denses "gorgonia.org/leanattention/internal/dense"
@@ -23,15 +25,15 @@ import (
 
 // deviceTests run on any GPU: on the fake one of the tests, and in gpu_test.go on
 // a real one.
-func deviceTests(runs int) map[string]func(*testing.T, *la.GPU) {
-	return map[string]func(*testing.T, *la.GPU){
+func deviceTests(runs int) map[string]func(*testing.T, *device.GPU) {
+	return map[string]func(*testing.T, *device.GPU){
 		"Tensor":      testDeviceTensor,
 		"Value":       testDeviceValue,
 		"Errors":      testDeviceTensorErrors,
 		"Nodes":       testDeviceNodes,
 		"NodeValues":  testDeviceNodeValues,
 		"NodeErrors":  testDeviceNodeErrors,
-		"MemoryFlat":  func(t *testing.T, gpu *la.GPU) { testDeviceMemoryFlat(t, gpu, runs) },
+		"MemoryFlat":  func(t *testing.T, gpu *device.GPU) { testDeviceMemoryFlat(t, gpu, runs) },
 		"Garbage":     testDeviceGarbage,
 		"Concurrency": testDeviceConcurrent,
 		"Clones":      testDeviceClones,
@@ -91,7 +93,7 @@ func sameElements(a, b *tensor.Dense) error {
 
 var deviceTypes = []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Int32}
 
-func testDeviceTensor(t *testing.T, gpu *la.GPU) {
+func testDeviceTensor(t *testing.T, gpu *device.GPU) {
 	rng := reftest.Rand(t)
 	shapes := [][]int{{1}, {3, 5}, {2, 3, 4}, {1, 1, 7, 2}, {300_001}, {4, 700, 999}}
 	if reftest.RaceEnabled {
@@ -109,7 +111,7 @@ func testDeviceTensor(t *testing.T, gpu *la.GPU) {
 				t.Fatal(err)
 			}
 			y := randomTensor(rng, dt, shape...)
-			if err := c.(*la.DeviceTensor).CopyFrom(graphtest.Upload(t, gpu, y)); err != nil {
+			if err := c.(*device.Tensor).CopyFrom(graphtest.Upload(t, gpu, y)); err != nil {
 				t.Fatal(err)
 			}
 			for _, err := range []error{sameElements(graphtest.Download(t, d), x), sameElements(graphtest.Download(t, c.(G.Value)), y)} {
@@ -117,7 +119,7 @@ func testDeviceTensor(t *testing.T, gpu *la.GPU) {
 					t.Fatalf("%v %v: %v", dt, shape, err)
 				}
 			}
-			zero := c.(*la.DeviceTensor).ZeroValue()
+			zero := c.(*device.Tensor).ZeroValue()
 			if err := sameElements(graphtest.Download(t, zero), tensor.New(tensor.Of(dt), tensor.WithShape(shape...))); err != nil {
 				t.Fatalf("zero of %v %v: %v", dt, shape, err)
 			}
@@ -147,7 +149,7 @@ func testDeviceTensor(t *testing.T, gpu *la.GPU) {
 }
 
 // testDeviceValue: what Gorgonia asks of a value, and what it must not get.
-func testDeviceValue(t *testing.T, gpu *la.GPU) {
+func testDeviceValue(t *testing.T, gpu *device.GPU) {
 	d, err := gpu.NewTensor(la.BFloat16, 2, 3)
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +182,7 @@ func testDeviceValue(t *testing.T, gpu *la.GPU) {
 	}
 }
 
-func testDeviceTensorErrors(t *testing.T, gpu *la.GPU) {
+func testDeviceTensorErrors(t *testing.T, gpu *device.GPU) {
 	const most = min(1<<42, math.MaxInt/8)
 	f64 := tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(2))
 	for _, c := range []struct {
@@ -195,25 +197,25 @@ func testDeviceTensorErrors(t *testing.T, gpu *la.GPU) {
 		{"negative size", second(gpu.NewTensor(tensor.Float32, -1)), la.ErrShape},
 		{"huge", second(gpu.NewTensor(tensor.Float32, math.MaxInt/2+1, 8)), la.ErrShape},
 		{"too large", second(gpu.NewTensor(tensor.Float32, most)), la.ErrOutOfMemory},
-		{"zero tensor", second(new(la.DeviceTensor).Download()), la.ErrState},
-		{"zero tensor", new(la.DeviceTensor).Free(), la.ErrState},
-		{"no GPU", second(new(la.GPU).Upload(f64)), la.ErrDType},
-		{"no GPU", second(new(la.GPU).NewTensor(tensor.Float32, 1)), la.ErrState},
-		{"no GPU", new(la.GPU).Synchronize(), la.ErrState},
-		{"nil GPU", second((*la.GPU)(nil).NewTensor(tensor.Float32, 1)), la.ErrState},
+		{"zero tensor", second(new(device.Tensor).Download()), la.ErrState},
+		{"zero tensor", new(device.Tensor).Free(), la.ErrState},
+		{"no GPU", second(new(device.GPU).Upload(f64)), la.ErrDType},
+		{"no GPU", second(new(device.GPU).NewTensor(tensor.Float32, 1)), la.ErrState},
+		{"no GPU", new(device.GPU).Synchronize(), la.ErrState},
+		{"nil GPU", second((*device.GPU)(nil).NewTensor(tensor.Float32, 1)), la.ErrState},
 	} {
 		if !errors.Is(c.err, c.want) || !strings.HasPrefix(c.err.Error(), "leanattention: ") {
 			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
 		}
 	}
-	on := func(g *la.GPU, dt tensor.Dtype, shape ...int) *la.DeviceTensor {
+	on := func(g *device.GPU, dt tensor.Dtype, shape ...int) *device.Tensor {
 		d, err := g.NewTensor(dt, shape...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return d
 	}
-	twin, err := la.OpenGPU(gpu.Info().Ordinal)
+	twin, err := device.Open(gpu.Info().Ordinal)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +229,7 @@ func testDeviceTensorErrors(t *testing.T, gpu *la.GPU) {
 		{on(gpu, tensor.Int32, 2, 3), la.ErrDType, "from int32 to float32"},
 		{on(gpu, tensor.Float32, 3, 2), la.ErrShape, "from (3, 2) to (2, 3)"},
 		{on(twin, tensor.Float32, 2, 3), la.ErrUnsupported, "opened a second time"},
-		{new(la.DeviceTensor), la.ErrUnsupported, "*leanattention.DeviceTensor"},
+		{new(device.Tensor), la.ErrUnsupported, "*device.Tensor"},
 		{f32(3, 2).tensor(), la.ErrShape, "from (3, 2) to (2, 3)"},
 		{tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(2, 3)), la.ErrDType, "from float64 to float32"},
 		{1.5, la.ErrUnsupported, "float64"},
@@ -254,26 +256,26 @@ func testDeviceTensorErrors(t *testing.T, gpu *la.GPU) {
 
 func second[T any](_ T, err error) error { return err }
 
-// deviceRelay is x -> ToDevice -> ToHost.
+// deviceRelay is x -> device.ToGPU -> ToHost.
 type deviceRelay struct {
 	x, there, back *G.Node
 	out            G.Value
 }
 
-func newDeviceRelay(t testing.TB, g *G.ExprGraph, gpu *la.GPU, dt tensor.Dtype, shape ...int) *deviceRelay {
+func newDeviceRelay(t testing.TB, g *G.ExprGraph, gpu *device.GPU, dt tensor.Dtype, shape ...int) *deviceRelay {
 	t.Helper()
 	r := &deviceRelay{x: G.NewTensor(g, dt, len(shape), G.WithShape(shape...), G.WithName(fmt.Sprint("x", dt, shape)))}
 	var err error
-	if r.there, err = la.ToDevice(r.x, gpu); err != nil {
+	if r.there, err = device.ToGPU(r.x, gpu); err != nil {
 		t.Fatal(err)
 	}
-	if r.back, err = la.ToHost(r.there); err != nil {
+	if r.back, err = device.ToHost(r.there); err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func testDeviceNodes(t *testing.T, gpu *la.GPU) {
+func testDeviceNodes(t *testing.T, gpu *device.GPU) {
 	rng := reftest.Rand(t)
 	for turn, dt := range deviceTypes {
 		g := G.NewGraph()
@@ -320,7 +322,7 @@ func testDeviceNodes(t *testing.T, gpu *la.GPU) {
 		// A root that is on the GPU is an error, not the end of the process.
 		g = G.NewGraph()
 		x := graphtest.Input(g, "x", last)
-		if _, err := la.ToDevice(x, gpu); err != nil {
+		if _, err := device.ToGPU(x, gpu); err != nil {
 			t.Fatal(err)
 		}
 		lisp = G.NewLispMachine(g, G.ExecuteFwdOnly())
@@ -333,7 +335,7 @@ func testDeviceNodes(t *testing.T, gpu *la.GPU) {
 
 // testDeviceNodeValues: a node's old value is refused when it has run again, a
 // copy is not, and clones of a graph get an error rather than each other's.
-func testDeviceNodeValues(t *testing.T, gpu *la.GPU) {
+func testDeviceNodeValues(t *testing.T, gpu *device.GPU) {
 	rng := reftest.Rand(t)
 	g := G.NewGraph()
 	r := newDeviceRelay(t, g, gpu, tensor.Float32, 8)
@@ -342,7 +344,7 @@ func testDeviceNodeValues(t *testing.T, gpu *la.GPU) {
 	first := randomTensor(rng, tensor.Float32, 8)
 	graphtest.Let(t, r.x, first)
 	graphtest.Again(t, vm)
-	old := r.there.Value().(*la.DeviceTensor)
+	old := r.there.Value().(*device.Tensor)
 	copied, err := old.Clone()
 	if err != nil {
 		t.Fatal(err)
@@ -359,7 +361,7 @@ func testDeviceNodeValues(t *testing.T, gpu *la.GPU) {
 		t.Errorf("Free of the old value: %v", err)
 	}
 	// Freed, the value's memory is not the node's any more.
-	if err := r.there.Value().(*la.DeviceTensor).Free(); err != nil {
+	if err := r.there.Value().(*device.Tensor).Free(); err != nil {
 		t.Error(err)
 	}
 	last := randomTensor(rng, tensor.Float32, 8)
@@ -375,7 +377,7 @@ func testDeviceNodeValues(t *testing.T, gpu *la.GPU) {
 	}
 }
 
-func testDeviceNodeErrors(t *testing.T, gpu *la.GPU) {
+func testDeviceNodeErrors(t *testing.T, gpu *device.GPU) {
 	g := G.NewGraph()
 	scalar := G.NewScalar(g, tensor.Float32, G.WithName("s"))
 	f64 := G.NewMatrix(g, tensor.Float64, G.WithShape(2, 2), G.WithName("f64"))
@@ -385,31 +387,31 @@ func testDeviceNodeErrors(t *testing.T, gpu *la.GPU) {
 		err  error
 		want error
 	}{
-		{"nil node", second(la.ToDevice(nil, gpu)), la.ErrGraph},
-		{"nil node", second(la.ToHost(nil)), la.ErrGraph},
-		{"nil GPU", second(la.ToDevice(x, nil)), la.ErrState},
-		{"zero GPU", second(la.ToDevice(x, new(la.GPU))), la.ErrState},
-		{"scalar", second(la.ToDevice(scalar, gpu)), la.ErrShape},
-		{"float64", second(la.ToDevice(f64, gpu)), la.ErrDType},
-		{"float64", second(la.ToHost(f64)), la.ErrDType},
+		{"nil node", second(device.ToGPU(nil, gpu)), la.ErrGraph},
+		{"nil node", second(device.ToHost(nil)), la.ErrGraph},
+		{"nil GPU", second(device.ToGPU(x, nil)), la.ErrState},
+		{"zero GPU", second(device.ToGPU(x, new(device.GPU))), la.ErrState},
+		{"scalar", second(device.ToGPU(scalar, gpu)), la.ErrShape},
+		{"float64", second(device.ToGPU(f64, gpu)), la.ErrDType},
+		{"float64", second(device.ToHost(f64)), la.ErrDType},
 	} {
 		if !errors.Is(c.err, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
 		}
 	}
-	there, err := la.ToDevice(x, gpu)
+	there, err := device.ToGPU(x, gpu)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if same, err := la.ToDevice(x, gpu); err != nil || same.ID() != there.ID() {
+	if same, err := device.ToGPU(x, gpu); err != nil || same.ID() != there.ID() {
 		t.Errorf("the same copy twice is not one node: %v", err)
 	}
-	twin, err := la.OpenGPU(gpu.Info().Ordinal)
+	twin, err := device.Open(gpu.Info().Ordinal)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer twin.Close()
-	if elsewhere, err := la.ToDevice(x, twin); err != nil || elsewhere.ID() == there.ID() {
+	if elsewhere, err := device.ToGPU(x, twin); err != nil || elsewhere.ID() == there.ID() {
 		t.Errorf("a copy to another GPU is the same node: %v", err)
 	}
 	if _, err := G.Grad(G.Must(G.Sum(there)), x); err == nil || !strings.Contains(err.Error(), "gradient of a copy") {
@@ -418,7 +420,7 @@ func testDeviceNodeErrors(t *testing.T, gpu *la.GPU) {
 	run := func(op G.Op, in ...G.Value) error { return second(op.Do(in...)) }
 	host := randomTensor(rand.New(rand.NewPCG(1, 2)), tensor.Float32, 2, 2)
 	on := graphtest.Upload(t, gpu, host)
-	back, err := la.ToHost(x)
+	back, err := device.ToHost(x)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -442,10 +444,10 @@ func testDeviceNodeErrors(t *testing.T, gpu *la.GPU) {
 }
 
 // testDeviceMemoryFlat: runs take no memory after the first.
-func testDeviceMemoryFlat(t *testing.T, gpu *la.GPU, runs int) {
+func testDeviceMemoryFlat(t *testing.T, gpu *device.GPU, runs int) {
 	g := G.NewGraph()
 	r := newDeviceRelay(t, g, gpu, tensor.Float32, 16, 64)
-	other, err := la.ToDevice(r.back, gpu)
+	other, err := device.ToGPU(r.back, gpu)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -471,7 +473,7 @@ func testDeviceMemoryFlat(t *testing.T, gpu *la.GPU, runs int) {
 }
 
 // testDeviceGarbage: tensors that nobody frees come back when they are garbage.
-func testDeviceGarbage(t *testing.T, gpu *la.GPU) {
+func testDeviceGarbage(t *testing.T, gpu *device.GPU) {
 	x := randomTensor(reftest.Rand(t), tensor.Float32, 1000)
 	before, err := gpu.Memory()
 	if err != nil {
@@ -499,7 +501,7 @@ func testDeviceGarbage(t *testing.T, gpu *la.GPU) {
 }
 
 // testDeviceConcurrent: goroutines use one GPU.
-func testDeviceConcurrent(t *testing.T, gpu *la.GPU) {
+func testDeviceConcurrent(t *testing.T, gpu *device.GPU) {
 	rng := reftest.Rand(t)
 	errs := make(chan error)
 	const workers = 4
@@ -524,7 +526,7 @@ func testDeviceConcurrent(t *testing.T, gpu *la.GPU) {
 					if err := d.Free(); err != nil {
 						return err
 					}
-					y, err := c.(*la.DeviceTensor).Download()
+					y, err := c.(*device.Tensor).Download()
 					if err != nil {
 						return err
 					}
@@ -581,10 +583,10 @@ func TestDeviceClosed(t *testing.T) {
 		"Upload":      second(gpu.Upload(x)),
 		"NewTensor":   second(gpu.NewTensor(tensor.Float32, 1)),
 		"Synchronize": gpu.Synchronize(),
-		"ToDevice":    second(la.ToDevice(r.x, gpu)),
+		"ToDevice":    second(device.ToGPU(r.x, gpu)),
 		"a run":       second(r.there.Op().Do(x)),
 		"ToHost":      second(r.back.Op().Do(d)),
-		"node value":  second(r.there.Value().(*la.DeviceTensor).Download()),
+		"node value":  second(r.there.Value().(*device.Tensor).Download()),
 	} {
 		if !errors.Is(err, la.ErrClosed) || !strings.Contains(err.Error(), "the GPU") {
 			t.Errorf("%s: %v", name, err)
@@ -636,7 +638,7 @@ func TestDeviceLargeUpload(t *testing.T) {
 	}
 	x := tensor.New(tensor.WithBacking(data), tensor.WithShape(len(data)))
 	before := runtime.NumGoroutine()
-	there := func(gpu *la.GPU) error {
+	there := func(gpu *device.GPU) error {
 		d, err := gpu.Upload(x)
 		if err != nil {
 			return err
@@ -650,7 +652,7 @@ func TestDeviceLargeUpload(t *testing.T) {
 		}
 		return d.Free()
 	}
-	deviceFaults(t, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+	deviceFaults(t, func(t *testing.T, gpu *device.GPU, lib *fakedriver.Library) error {
 		err := there(gpu)
 		if err == nil {
 			return nil
@@ -671,12 +673,12 @@ func TestDeviceLargeUpload(t *testing.T) {
 
 // deviceFaults runs a test again and again, with every driver call of it failing
 // once. By default every third one fails, others in every run.
-func deviceFaults(t *testing.T, test func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error) {
+func deviceFaults(t *testing.T, test func(t *testing.T, gpu *device.GPU, lib *fakedriver.Library) error) {
 	deviceFaultsOn(t, 1, 3, test)
 }
 
 // deviceFaultsOn is deviceFaults of several GPUs, of whose calls one of so many fails by default.
-func deviceFaultsOn(t *testing.T, gpus int, every int64, test func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error) {
+func deviceFaultsOn(t *testing.T, gpus int, every int64, test func(t *testing.T, gpu *device.GPU, lib *fakedriver.Library) error) {
 	if reftest.Every(t) {
 		every = (every + 24) / 25
 	}
@@ -714,7 +716,7 @@ func deviceFaultsOn(t *testing.T, gpus int, every int64, test func(t *testing.T,
 }
 
 func TestDeviceFaults(t *testing.T) {
-	deviceFaults(t, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+	deviceFaults(t, func(t *testing.T, gpu *device.GPU, lib *fakedriver.Library) error {
 		x := f32(3, 4).tensor()
 		d, err := gpu.Upload(x)
 		if err != nil {
@@ -724,11 +726,11 @@ func TestDeviceFaults(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		y, err := c.(*la.DeviceTensor).Download()
+		y, err := c.(*device.Tensor).Download()
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(d.Free(), c.(*la.DeviceTensor).Free()); err != nil {
+		if err := errors.Join(d.Free(), c.(*device.Tensor).Free()); err != nil {
 			return err
 		}
 		g := G.NewGraph()
@@ -744,8 +746,8 @@ func TestDeviceFaults(t *testing.T) {
 		if err := sameElements(z.(*tensor.Dense), x); err != nil {
 			t.Error(err)
 		}
-		if zero := there.(*la.DeviceTensor).ZeroValue(); zero != nil {
-			if _, err := zero.(*la.DeviceTensor).Download(); err != nil {
+		if zero := there.(*device.Tensor).ZeroValue(); zero != nil {
+			if _, err := zero.(*device.Tensor).Download(); err != nil {
 				return err
 			}
 		}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated/system"
@@ -25,12 +27,12 @@ import (
 // TestGPU runs where there is a GPU.
 func TestGPU(t *testing.T) {
 	system.Emulate(t)
-	list, err := la.GPUs()
+	list, err := device.List()
 	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
-		if !strings.HasPrefix(err.Error(), "leanattention: GPUs: ") {
+		if !strings.HasPrefix(err.Error(), "leanattention: device.List: ") {
 			t.Errorf("got %q", err)
 		}
-		if _, open := la.OpenGPU(0); !errors.Is(open, la.ErrNoDriver) && !errors.Is(open, la.ErrNoDevice) {
+		if _, open := device.Open(0); !errors.Is(open, la.ErrNoDriver) && !errors.Is(open, la.ErrNoDevice) {
 			t.Errorf("OpenGPU, where GPUs says %v: %v", err, open)
 		}
 		t.Skipf("no GPU: %v", err)
@@ -43,7 +45,7 @@ func TestGPU(t *testing.T) {
 		if info.Ordinal != i || info.Name == "" || info.MemoryBytes <= 0 || info.Multiprocessors <= 0 {
 			t.Errorf("%+v", info)
 		}
-		gpu, err := la.OpenGPU(i)
+		gpu, err := device.Open(i)
 		if info.Major < 8 {
 			if !errors.Is(err, la.ErrComputeCapability) {
 				t.Errorf("%v: %v", info, err)
@@ -55,15 +57,15 @@ func TestGPU(t *testing.T) {
 		}
 		checkGPU(t, gpu, info)
 	}
-	if _, err := la.OpenGPU(len(list)); !errors.Is(err, la.ErrNoDevice) {
+	if _, err := device.Open(len(list)); !errors.Is(err, la.ErrNoDevice) {
 		t.Errorf("one GPU too far: %v", err)
 	}
 }
 
 // checkGPU uses an open GPU and closes it.
-func checkGPU(t *testing.T, gpu *la.GPU, info la.GPUInfo) {
+func checkGPU(t *testing.T, gpu *device.GPU, info device.Info) {
 	t.Helper()
-	if gpu.Name() != info.Name || gpu.Info() != info {
+	if gpu.Info().Name != info.Name || gpu.Info() != info {
 		t.Errorf("%+v is %+v when open", info, gpu.Info())
 	}
 	m, err := gpu.Memory()
@@ -79,20 +81,20 @@ func checkGPU(t *testing.T, gpu *la.GPU, info la.GPUInfo) {
 	if _, err := gpu.Memory(); !errors.Is(err, la.ErrClosed) {
 		t.Errorf("Memory after Close: %v", err)
 	}
-	if gpu.Name() != info.Name {
+	if gpu.Info().Name != info.Name {
 		t.Error("a closed GPU has lost its name")
 	}
 }
 
 func TestZeroGPU(t *testing.T) {
-	for _, gpu := range []*la.GPU{nil, {}} {
+	for _, gpu := range []*device.GPU{nil, {}} {
 		if _, err := gpu.Memory(); !errors.Is(err, la.ErrState) {
 			t.Errorf("Memory: %v", err)
 		}
 		if err := gpu.Close(); !errors.Is(err, la.ErrState) {
 			t.Errorf("Close: %v", err)
 		}
-		if gpu.Name() != "" || gpu.Info() != (la.GPUInfo{}) {
+		if gpu.Info().Name != "" || gpu.Info() != (device.Info{}) {
 			t.Errorf("%+v", gpu.Info())
 		}
 	}
@@ -124,13 +126,13 @@ func TestGPUSentinels(t *testing.T) {
 			lib := fakedriver.New(t)
 			c.set(lib.State())
 			la.UseDriver(t, c.path)
-			list, err := la.GPUs()
+			list, err := device.List()
 			listed := len(list) == int(lib.State().Devices) && len(list) > 0
 			if !errors.Is(err, c.gpus) || listed != (c.gpus == nil) {
 				t.Errorf("GPUs: %v, %v; want %v", list, err, c.gpus)
 			}
-			gpu, err := la.OpenGPU(1)
-			if gpu != nil || !errors.Is(err, c.open) || !strings.HasPrefix(err.Error(), "leanattention: OpenGPU: ") || !strings.Contains(err.Error(), c.text) {
+			gpu, err := device.Open(1)
+			if gpu != nil || !errors.Is(err, c.open) || !strings.HasPrefix(err.Error(), "leanattention: device.Open: ") || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("OpenGPU: %v; want %v with %q", err, c.open, c.text)
 			}
 			if lib.Live() != 0 || lib.Defects() != 0 {
@@ -143,7 +145,7 @@ func TestGPUSentinels(t *testing.T) {
 func TestGPUOnFakeDriver(t *testing.T) {
 	lib := fakedriver.New(t)
 	la.UseDriver(t, lib.Path)
-	list, err := la.GPUs()
+	list, err := device.List()
 	if err != nil || len(list) != 2 {
 		t.Fatal(list, err)
 	}
@@ -156,7 +158,7 @@ func TestGPUOnFakeDriver(t *testing.T) {
 		t.Errorf("a memory bandwidth of %v, want %v", got, want)
 	}
 	for i := range list {
-		gpu, err := la.OpenGPU(i)
+		gpu, err := device.Open(i)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,7 +188,7 @@ func TestGPUAttend(t *testing.T) {
 	t.Run("HugeScores", func(t *testing.T) { testDeviceHugeScores(t, at) })
 	t.Run("Recurrence", func(t *testing.T) { testDeviceRecurrence(t, at) })
 	t.Run("Errors", func(t *testing.T) {
-		again, err := la.OpenGPU(0)
+		again, err := device.Open(0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -267,8 +269,8 @@ func TestDeviceExample(t *testing.T) {
 		run  func()
 		want string
 	}{
-		"OpenGPU":    {ExampleOpenGPU, "(1, 256) 3 GPU 0 (Fake 0)\n"},
-		"GPU_Record": {ExampleGPU_Record, "(1, 64) 4\n"},
+		"device.Open": {Example_device, "(1, 256) 3 GPU 0 (Fake 0)\n"},
+		"GPU_Record":  {ExampleGPU_Record, "(1, 64) 4\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			la.FakeGPU(t)
@@ -305,13 +307,13 @@ const (
 // records the next one and replays it some times, all on a GPU, or on several, each
 // of which does its part. A step that fails has changed nothing, and can be done again: the
 // error is of the first one. Then it calls done, and gives everything back.
-func decodeOnGPU(gpu *la.GPU, replays int, done func()) error {
-	return decodeSteps(gpu, replays, func(int, *la.DeviceTensor) error { return nil }, done)
+func decodeOnGPU(gpu *device.GPU, replays int, done func()) error {
+	return decodeSteps(gpu, replays, func(int, *device.Tensor) error { return nil }, done)
 }
 
 // decodeSteps is decodeOnGPU that calls each behind each replay, with the tokens that the sequences have and the logits. They are
 // cut when they are mostTokens long.
-func decodeSteps(gpu *la.GPU, replays int, each func(tokens int, logits *la.DeviceTensor) error, done func()) (err error) {
+func decodeSteps(gpu *device.GPU, replays int, each func(tokens int, logits *device.Tensor) error, done func()) (err error) {
 	const vocab, rows = 40, 2
 	members := len(gpu.Members())
 	width := 128 * members // as layers can be put in a chain
@@ -329,7 +331,7 @@ func decodeSteps(gpu *la.GPU, replays int, each func(tokens int, logits *la.Devi
 		}
 	}()
 	g := G.NewGraph()
-	let := func(name string, d *la.DeviceTensor) *G.Node {
+	let := func(name string, d *device.Tensor) *G.Node {
 		closers = append(closers, d.Free)
 		return G.NewTensor(g, d.Dtype(), len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 	}
@@ -344,7 +346,7 @@ func decodeSteps(gpu *la.GPU, replays int, each func(tokens int, logits *la.Devi
 		if len(shape) == 1 {
 			of = tensor.Float32
 		}
-		var d *la.DeviceTensor
+		var d *device.Tensor
 		switch {
 		case members == 1:
 			d, failed = gpu.NewTensor(of, shape...)
@@ -467,7 +469,7 @@ func decodeSteps(gpu *la.GPU, replays int, each func(tokens int, logits *la.Devi
 	if err := turn(run); err != nil {
 		return err
 	}
-	var rec *la.Recording
+	var rec *device.Recording
 	closers = append(closers, func() error { return rec.Close() })
 	if err := turn(func() (err error) {
 		if err := rec.Close(); err != nil {
@@ -492,11 +494,11 @@ func decodeSteps(gpu *la.GPU, replays int, each func(tokens int, logits *la.Devi
 		if err := turn(rec.Replay); err != nil {
 			return err
 		}
-		if err := each(steps, logits.Value().(*la.DeviceTensor)); err != nil {
+		if err := each(steps, logits.Value().(*device.Tensor)); err != nil {
 			return err
 		}
 	}
-	if _, err := chosen.Value().(*la.DeviceTensor).Download(); err != nil {
+	if _, err := chosen.Value().(*device.Tensor).Download(); err != nil {
 		return err
 	}
 	for _, a := range appends {
@@ -513,7 +515,7 @@ func TestDecoderFaults(t *testing.T) {
 	if testing.Short() || reftest.RaceEnabled {
 		t.Skip("hundreds of decoders")
 	}
-	deviceFaults(t, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+	deviceFaults(t, func(t *testing.T, gpu *device.GPU, lib *fakedriver.Library) error {
 		// What is closed counts as closed whatever the driver says, and then it is
 		// the context's.
 		return decodeOnGPU(gpu, 2, func() { lib.State().FailAt = 0 })
@@ -525,7 +527,7 @@ func TestGroupDecoderFaults(t *testing.T) {
 	if testing.Short() || reftest.RaceEnabled {
 		t.Skip("hundreds of decoders")
 	}
-	deviceFaultsOn(t, 2, 70, func(t *testing.T, gpu *la.GPU, lib *fakedriver.Library) error {
+	deviceFaultsOn(t, 2, 70, func(t *testing.T, gpu *device.GPU, lib *fakedriver.Library) error {
 		return decodeOnGPU(gpu, 2, func() { lib.State().FailAt = 0 })
 	})
 }
@@ -595,13 +597,13 @@ func TestGPUsStepsTakeNoMemory(t *testing.T) {
 	testStepsTakeNoMemory(t, gpu, 1e5, func(int) error { return nil })
 }
 
-func testStepsTakeNoMemory(t *testing.T, gpu *la.GPU, replays int, each func(step int) error) {
+func testStepsTakeNoMemory(t *testing.T, gpu *device.GPU, replays int, each func(step int) error) {
 	t.Helper()
-	used := make([]la.GPUMemory, len(gpu.Members()))
+	used := make([]device.Memory, len(gpu.Members()))
 	expected := make(map[int][]float32)
 	var heap runtime.MemStats
 	step, host := 0, uint64(0)
-	if err := decodeSteps(gpu, replays, func(tokens int, logits *la.DeviceTensor) error {
+	if err := decodeSteps(gpu, replays, func(tokens int, logits *device.Tensor) error {
 		step++
 		if err := each(step); err != nil {
 			return err
@@ -651,9 +653,9 @@ func testStepsTakeNoMemory(t *testing.T, gpu *la.GPU, replays int, each func(ste
 
 // testDeviceShared: a value is overwritten when its readers have run, but those that stay; the
 // memory does not depend on how many nodes there are.
-func testDeviceShared(t *testing.T, gpu *la.GPU) {
+func testDeviceShared(t *testing.T, gpu *device.GPU) {
 	const rows, width = 64, 256
-	up := func(n ...int) *la.DeviceTensor {
+	up := func(n ...int) *device.Tensor {
 		x := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(n...))
 		for i := range x.Float32s() {
 			x.Float32s()[i] = float32(i%13-6) / 64
@@ -672,7 +674,7 @@ func testDeviceShared(t *testing.T, gpu *la.GPU) {
 	// run is layers of which each reads the value before it twice, as parts and as a residual.
 	run := func(layers int, share bool) (nodes []*G.Node, out *tensor.Dense, grown int64) {
 		g := G.NewGraph()
-		in := func(name string, d *la.DeviceTensor) *G.Node {
+		in := func(name string, d *device.Tensor) *G.Node {
 			return G.NewTensor(g, tensor.Float32, len(d.Shape()), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 		}
 		w, h, norm := in("w", weight), in("x", x), in("gamma", gamma)
@@ -713,10 +715,10 @@ func testDeviceShared(t *testing.T, gpu *la.GPU) {
 	if err := sameElements(got, want); err != nil {
 		t.Errorf("with shared memory: %v", err)
 	}
-	if _, err := nodes[0].Value().(*la.DeviceTensor).Download(); !errors.Is(err, la.ErrState) {
+	if _, err := nodes[0].Value().(*device.Tensor).Download(); !errors.Is(err, la.ErrState) {
 		t.Errorf("a value whose readers have run: %v", err)
 	}
-	if _, err := nodes[1].Value().(*la.DeviceTensor).Download(); err != nil {
+	if _, err := nodes[1].Value().(*device.Tensor).Download(); err != nil {
 		t.Errorf("a value that is kept: %v", err)
 	}
 	if _, _, more := run(24, true); more > few || few > all/2 {

@@ -36,10 +36,10 @@
 //
 // # GPUs
 //
-// [OpenGPU] opens an NVIDIA GPU, with the driver alone: no toolkit, no cgo. A
+// [device.Open] opens an NVIDIA GPU, with the driver alone: no toolkit, no cgo. A
 // [Cache] with [CacheConfig].Device keeps its pages there and computes there, in
 // the same graph as before: q, k and v are copied there, and the output back.
-// What is to stay there between nodes is a [DeviceTensor]: [ToDevice] and [ToHost]
+// What is to stay there between nodes is a [device.Tensor]: [device.ToGPU] and [ToHost]
 // are nodes that copy, [GPU.Upload] makes weights to bind to inputs. An op
 // computes where its operands are, and refuses operands in different places.
 // Package nn has the other nodes of a decoder, and [GPU.Record] keeps a run of a

@@ -10,9 +10,9 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/memory"
+	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/tensor"
 )
 
@@ -78,7 +78,7 @@ var (
 
 	// ErrRank is a failure of one of several processes that compute together (package
 	// ranks), which ends all of them: the text says whose, and why.
-	ErrRank = device.ErrRank
+	ErrRank = queue.ErrRank
 
 	// ErrNoAnswer is a GPU of several that others have waited for in vain; the text says which. What was computed since
 	// is worth nothing, and every later call says so: the GPUs that were opened together can only be closed.
@@ -140,52 +140,12 @@ func engineError(op, what string, err error) error {
 	return errs.Errorf(op, ErrInternal, "%s: %v", what, err)
 }
 
-// operandError is an operand that can't be used.
-type operandError struct {
-	name string
-	err  error
-}
-
-func (e *operandError) Error() string { return e.name + ": " + e.err.Error() }
-
-// deviceEngineError is an error of work on a GPU. Operands have been checked
-// before: what is neither the driver's nor a tensor's is a defect.
-func deviceEngineError(op, what string, err error) error {
-	var driver *cuda.Error
-	var operand *operandError
-	switch {
-	case errors.As(err, &operand):
-		return tensorError(op, operand.name, operand.err)
-	case errors.Is(err, device.ErrShared):
-		return errs.Errorf(op, ErrUnsupported, "%s: %v", what, err)
-	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory), errors.Is(err, device.ErrRank), errors.Is(err, ErrNoAnswer):
-		return gpuError(op, err)
-	}
-	return errs.Errorf(op, ErrInternal, "%s: %v", what, err)
-}
-
 // pagesError is an error of the pool of pages. Calls are checked before, so it is a
 // defect: better than a page that two sequences write.
 func pagesError(op string, err error) error { return errs.Errorf(op, ErrInternal, "pages: %v", err) }
 
 func errUnfused(op string) error {
 	return errs.Errorf(op, ErrUnsupported, "WithSchedule(%v) in %s: Gorgonia's nodes do that", Unfused, errs.Host)
-}
-
-// tensorError is gpuError with the errors of a tensor's memory.
-func tensorError(op, name string, err error) error {
-	var sharded *shardedError
-	switch {
-	case errors.As(err, &sharded):
-		return errs.Errorf(op, ErrUnsupported, "%s is %v", name, sharded)
-	case errors.Is(err, device.ErrFreed):
-		return errs.Errorf(op, ErrClosed, "%s was freed", name)
-	case errors.Is(err, errTensorCopied):
-		return errs.Errorf(op, ErrState, "%s %v", name, err)
-	case errors.Is(err, device.ErrOverwritten):
-		return errs.Errorf(op, ErrState, "%s is overwritten: its node has run again since", name)
-	}
-	return gpuError(op, err)
 }
 
 // String is the shape of a cache in a line.
@@ -294,21 +254,3 @@ func (l Layer) String() string { return fmt.Sprintf("layer %d of a %v", l.index,
 
 // String is the name of the function that made the option.
 func (o Option) String() string { return o.kind.String() }
-
-// String is the numbers in a line.
-func (m GPUMemory) String() string {
-	return fmt.Sprintf("%s of %s free, %s used here, %s pinned", errs.ByteCount(m.Free), errs.ByteCount(m.Total), errs.ByteCount(m.Used), errs.ByteCount(m.Pinned))
-}
-
-// String says where the recording is, in a line.
-func (r *Recording) String() string {
-	if r.original("") != nil {
-		return "recording that was not made by GPU.Record"
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.rec == nil {
-		return fmt.Sprintf("closed recording on %v", r.gpu)
-	}
-	return fmt.Sprintf("recording on %v", r.gpu)
-}

@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	"gorgonia.org/leanattention"
@@ -626,8 +628,8 @@ func ExampleCheckGraph() {
 
 // A cache on a GPU, and a graph whose values are in host memory but for those of
 // the attention. It is compiled and not run: machines have none or one.
-func ExampleOpenGPU() {
-	gpu, err := leanattention.OpenGPU(0)
+func Example_device() {
+	gpu, err := device.Open(0)
 	if err != nil {
 		log.Fatal(err) // ErrNoDriver, where there is none
 	}
@@ -645,13 +647,13 @@ func ExampleOpenGPU() {
 	g := G.NewGraph()
 	in := func(name string, width int) *G.Node {
 		x := G.NewMatrix(g, tensor.Float32, G.WithShape(1, width), G.WithName(name), G.WithInit(G.Ones()))
-		return G.Must(leanattention.ToDevice(x, gpu)) // or leave x where it is: then out is in host memory too
+		return G.Must(device.ToGPU(x, gpu)) // or leave x where it is: then out is in host memory too
 	}
 	out, err := leanattention.CachedAttention(in("q", 4*64), in("k", 2*64), in("v", 2*64), step.Layer(0), leanattention.WithCausal())
 	if err != nil {
 		log.Fatal(err)
 	}
-	out = G.Must(leanattention.ToHost(out))
+	out = G.Must(device.ToHost(out))
 
 	sequence, err := cache.NewSequence()
 	if err != nil {
@@ -682,7 +684,7 @@ func ExampleGPU_Record() {
 			log.Fatal(err)
 		}
 	}
-	gpu, err := leanattention.OpenGPU(0)
+	gpu, err := device.Open(0)
 	check(err)
 	defer gpu.Close()
 	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, DType: leanattention.Float16, Pages: 16, Device: gpu})
@@ -705,7 +707,7 @@ func ExampleGPU_Record() {
 	machine := G.NewTapeMachine(g)
 	defer machine.Close()
 
-	var recording *leanattention.Recording
+	var recording *device.Recording
 	defer func() { check(recording.Close()) }()
 	for i := range 4 {
 		check(step.Set([]leanattention.Append{{Seq: sequence, Tokens: 1}}))
@@ -724,7 +726,7 @@ func ExampleGPU_Record() {
 		}
 		check(step.Commit())
 	}
-	result, err := out.Value().(*leanattention.DeviceTensor).Download() // what the last replay computed
+	result, err := out.Value().(*device.Tensor).Download() // what the last replay computed
 	check(err)
 	fmt.Println(result.Shape(), sequence.Len())
 }

@@ -9,6 +9,11 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	cpuattention "gorgonia.org/leanattention/internal/cpu/attention"
@@ -72,7 +77,7 @@ func ZeroPages(c *Cache) {
 func FillPages(c *Cache, block []byte) error {
 	d := c.store.(*devicePages)
 	for _, p := range d.parts {
-		s, err := p.gpu.dev.NewStream()
+		s, err := p.gpu.Dev.NewStream()
 		if err != nil {
 			return err
 		}
@@ -155,7 +160,7 @@ func (v *testView) slab(s *devicePages, layer int, values bool) cpu.Buffer {
 	if values {
 		dim = v.config.ValueDim
 	}
-	b := newBuffer(s.storage, v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
+	b := operand.NewBuffer(s.storage, v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
 	v.copy(s, layer, values, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
 	return b
 }
@@ -211,8 +216,8 @@ func poison(t attn.DType, bytes []byte) {
 
 // UseDriver takes the CUDA driver from another library until the test ends.
 func UseDriver(t testing.TB, path string) {
-	loadDriver = func() (*cuda.Driver, error) { return cuda.LoadFrom(path) }
-	t.Cleanup(func() { loadDriver = cuda.Load })
+	ongpu.LoadDriver = func() (*cuda.Driver, error) { return cuda.LoadFrom(path) }
+	t.Cleanup(func() { ongpu.LoadDriver = cuda.Load })
 }
 
 // No test may leave a goroutine behind: the engine's helpers end by themselves,
@@ -230,13 +235,13 @@ func TestMain(m *testing.M) {
 // attention is computed by the CPU engine on what that driver calls its memory.
 // When the test ends, the GPU is closed if it still is open, and nothing may be
 // left of it.
-func FakeGPU(t testing.TB) (*GPU, *fakedriver.Library) {
+func FakeGPU(t testing.TB) (*device.GPU, *fakedriver.Library) {
 	t.Helper()
 	return FakeGPUs(t, 1)
 }
 
 // FakeGPUs is so many of them, opened as one.
-func FakeGPUs(t testing.TB, n int) (*GPU, *fakedriver.Library) {
+func FakeGPUs(t testing.TB, n int) (*device.GPU, *fakedriver.Library) {
 	t.Helper()
 	lib := fakedriver.New(t)
 	lib.State().Devices = int32(max(n, 2))
@@ -253,7 +258,7 @@ func FakeGPUs(t testing.TB, n int) (*GPU, *fakedriver.Library) {
 	for i := range ordinals {
 		ordinals[i] = i
 	}
-	gpu, err := OpenGPUs(ordinals...)
+	gpu, err := device.Open(ordinals...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,26 +272,26 @@ func FakeGPUs(t testing.TB, n int) (*GPU, *fakedriver.Library) {
 
 // UseEagerEngine makes GPUs that are opened from now on choose kernels for small steps as others do for large ones.
 func UseEagerEngine(t testing.TB) {
-	real := newAttentionEngine
-	newAttentionEngine = func(dev, uploads *cuda.Device) (attentionEngine, error) {
+	real := ongpu.NewAttentionEngine
+	ongpu.NewAttentionEngine = func(dev, uploads *cuda.Device) (ongpu.AttentionEngine, error) {
 		e, err := real(dev, uploads)
 		if err != nil {
 			return nil, err
 		}
-		e.(planner).Eager = true
+		e.(ongpu.Planner).Eager = true
 		return e, nil
 	}
-	t.Cleanup(func() { newAttentionEngine = real })
+	t.Cleanup(func() { ongpu.NewAttentionEngine = real })
 }
 
 // fakeExchange is that of GPUs with fake engines. The first member, which is the last to be told, does what all do.
-type fakeExchange struct{ gpu *GPU }
+type fakeExchange struct{ gpu *ongpu.GPU }
 
 func (x *fakeExchange) Failed() error              { return nil }
 func (x *fakeExchange) Realign(func() error) error { return nil }
 
 func (x *fakeExchange) note(s *cuda.Stream, member int, what string) error {
-	e := x.gpu.members[member].attention.engine.(*fakeEngine)
+	e := fakeOf(x.gpu.Members[member])
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.calls = append(e.calls, what)
@@ -327,7 +332,7 @@ func (x *fakeExchange) MergeParts(s *cuda.Stream, o *decoder.PartStates, member 
 		return err
 	}
 	n := o.Rows * o.Heads
-	read := func(list []deviceMemory, elements int) (all [][]float32, err error) {
+	read := func(list []ongpu.Mem, elements int) (all [][]float32, err error) {
 		for _, m := range list {
 			m.Len = elements
 			f, err := fakeFloats(m)
@@ -339,7 +344,7 @@ func (x *fakeExchange) MergeParts(s *cuda.Stream, o *decoder.PartStates, member 
 		return all, nil
 	}
 	var of [4][][]float32
-	for i, list := range [...][]deviceMemory{o.Out, o.LSE, o.Own, o.OwnLSE} {
+	for i, list := range [...][]ongpu.Mem{o.Out, o.LSE, o.Own, o.OwnLSE} {
 		var err error
 		if of[i], err = read(list, []int{n * o.Dim, n}[i%2]); err != nil {
 			return err
@@ -393,10 +398,10 @@ func KernelsOf(s *Step) (names []string) {
 
 // UseFakeEngine makes GPUs that are opened from now on compute on the CPU.
 func UseFakeEngine(t testing.TB) {
-	real, exchange := newAttentionEngine, openExchange
-	newAttentionEngine = func(dev, _ *cuda.Device) (attentionEngine, error) { return &fakeEngine{dev: dev}, nil }
-	openExchange = func(g *GPU, op string) (exchanging, error) { return &fakeExchange{g}, nil }
-	t.Cleanup(func() { newAttentionEngine, openExchange = real, exchange })
+	real, exchange := ongpu.NewAttentionEngine, openExchange
+	ongpu.NewAttentionEngine = func(dev, _ *cuda.Device) (ongpu.AttentionEngine, error) { return &fakeEngine{dev: dev}, nil }
+	openExchange = func(g *ongpu.GPU, op string) (exchanging, error) { return &fakeExchange{g}, nil }
+	t.Cleanup(func() { ongpu.NewAttentionEngine, openExchange = real, exchange })
 }
 
 // fakeEngine has the memory and the calls of a real one.
@@ -431,7 +436,7 @@ func (e *fakeEngine) Supports(g *attn.Problem) error {
 	return nil
 }
 func (e *fakeEngine) Close() error { e.closed = true; return nil }
-func (e *fakeEngine) NewPlan() attentionPlan {
+func (e *fakeEngine) NewPlan() ongpu.AttentionPlan {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.plans++
@@ -513,7 +518,7 @@ func (p *fakePlan) Lay(query, out, lse attn.Strides) {
 }
 
 // AppendTurned turns queries and keys one by one, and appends.
-func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned deviceMemory, heads int) error {
+func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned ongpu.Mem, heads int) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
@@ -527,7 +532,7 @@ func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned devi
 	}
 	dim := p.g.Dim
 	for _, x := range [...]struct {
-		from, to deviceMemory
+		from, to ongpu.Mem
 		at       attn.Strides
 		heads    int
 	}{
@@ -568,7 +573,7 @@ func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned devi
 	return nil
 }
 
-func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, heads int) error {
+func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV ongpu.Mem, heads int) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
@@ -582,7 +587,7 @@ func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV deviceMemory, hea
 }
 
 // append stores new keys and values.
-func (p *fakePlan) append(k, v, newV deviceMemory, keys []float32, heads int) error {
+func (p *fakePlan) append(k, v, newV ongpu.Mem, keys []float32, heads int) error {
 	p.engine.calls = append(p.engine.calls, "append")
 	if !p.ready {
 		return errors.New("append before the plan was uploaded")
@@ -592,12 +597,12 @@ func (p *fakePlan) append(k, v, newV deviceMemory, keys []float32, heads int) er
 		return err
 	}
 	for _, x := range [...]struct {
-		to    deviceMemory
+		to    ongpu.Mem
 		fresh []float32
 		at    attn.PageStrides
 		dim   int
 	}{{k, keys, p.g.Key, p.g.Dim}, {v, values, p.g.Value, p.g.ValueDim}} {
-		slab := newBuffer(x.to.DType, x.to.Len)
+		slab := operand.NewBuffer(x.to.DType, x.to.Len)
 		if err := x.to.Buffer.Download(slabBytes(slab), x.to.Offset); err != nil {
 			return err
 		}
@@ -656,7 +661,7 @@ func (e *fakeEngine) Merge(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, t
 	}
 	allOut, allLSE := p.State(b, 0)
 	states := make([][]float32, 2)
-	for i, m := range [...]deviceMemory{allOut, allLSE} {
+	for i, m := range [...]ongpu.Mem{allOut, allLSE} {
 		if states[i], err = fakeFloats(m); err != nil {
 			return err
 		}
@@ -681,7 +686,7 @@ func (e *fakeEngine) Merge(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, t
 	return fakeStore(to.Out, out)
 }
 
-func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
+func (p *fakePlan) Run(s *cuda.Stream, o *ongpu.AttentionOperands) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
@@ -696,8 +701,8 @@ func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 		return err
 	}
 	// A kernel writes while it reads.
-	for _, in := range [...]deviceMemory{o.Q, o.K, o.V} {
-		for _, out := range [...]deviceMemory{o.Out, o.LSE} {
+	for _, in := range [...]ongpu.Mem{o.Q, o.K, o.V} {
+		for _, out := range [...]ongpu.Mem{o.Out, o.LSE} {
 			if in.Buffer == out.Buffer && in.Offset < out.Offset+bytesOf(out) && out.Offset < in.Offset+bytesOf(in) {
 				return errors.New("an operand is overwritten")
 			}
@@ -711,7 +716,7 @@ func (p *fakePlan) Run(s *cuda.Stream, o *deviceOperands) error {
 	if err != nil {
 		return err
 	}
-	operands := cpuattention.Operands[float32]{Q: q, Out: out, K: newBuffer(o.K.DType, o.K.Len), V: newBuffer(o.V.DType, o.V.Len)}
+	operands := cpuattention.Operands[float32]{Q: q, Out: out, K: operand.NewBuffer(o.K.DType, o.K.Len), V: operand.NewBuffer(o.V.DType, o.V.Len)}
 	if err := errors.Join(o.K.Buffer.Download(slabBytes(operands.K), o.K.Offset), o.V.Buffer.Download(slabBytes(operands.V), o.V.Offset)); err != nil {
 		return err
 	}
@@ -760,7 +765,7 @@ func (p *fakePlan) clearRows(o *cpuattention.Operands[float32]) {
 }
 
 // fakeFloats is what memory of the fake driver holds.
-func fakeFloats(m deviceMemory) ([]float32, error) {
+func fakeFloats(m ongpu.Mem) ([]float32, error) {
 	bytes := make([]byte, m.Len*m.DType.Size())
 	if err := m.Buffer.Download(bytes, m.Offset); err != nil {
 		return nil, err
@@ -780,7 +785,7 @@ func fakeFloats(m deviceMemory) ([]float32, error) {
 	return x, nil
 }
 
-func fakeStore(m deviceMemory, x []float32) error {
+func fakeStore(m ongpu.Mem, x []float32) error {
 	bytes := make([]byte, m.Len*m.DType.Size())
 	for i, f := range x {
 		p := unsafe.Pointer(&bytes[i*m.DType.Size()])
@@ -800,4 +805,13 @@ func fakeStore(m deviceMemory, x []float32) error {
 func SharePrefixes(t testing.TB) {
 	prefixBytes = 1
 	t.Cleanup(func() { prefixBytes = 0 })
+}
+
+// fakeOf is a GPU's engine of attention.
+func fakeOf(g *ongpu.GPU) *fakeEngine {
+	e, err := g.Attention("test")
+	if err != nil {
+		panic(err)
+	}
+	return e.(*fakeEngine)
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
@@ -272,7 +274,7 @@ func shardedEntry(at graphtest.Place) entry {
 	return entry{"Attend of sharded keys and values", func(t *testing.T, rng *rand.Rand, r request) error {
 		p := graphtest.NewProblem(rng, r.Shape, r.spec())
 		a := p.Args()
-		var there []*la.DeviceTensor
+		var there []*device.Tensor
 		for i, to := range []*G.Value{&a.Q, &a.K, &a.V, &a.Out} {
 			x := (*to).(*tensor.Dense)
 			d, err := at.GPU.Upload(x)
@@ -363,13 +365,13 @@ func denseEntries(at graphtest.Place) []entry {
 			opts := slices.Concat(p.Options(), r.opts, g.LengthOptions(p))
 			if at.GPU != nil {
 				for i := range in {
-					in[i] = refused(la.ToDevice(in[i], at.GPU))
+					in[i] = refused(device.ToGPU(in[i], at.GPU))
 				}
 			}
 			if g.BiasNode != nil {
 				b := g.BiasNode
 				if at.GPU != nil {
-					b = refused(la.ToDevice(b, at.GPU))
+					b = refused(device.ToGPU(b, at.GPU))
 				}
 				opts = append(opts, la.WithBias(b))
 			}
@@ -379,13 +381,13 @@ func denseEntries(at graphtest.Place) []entry {
 			if g.SinksNode != nil {
 				s := g.SinksNode
 				if at.GPU != nil {
-					s = refused(la.ToDevice(s, at.GPU))
+					s = refused(device.ToGPU(s, at.GPU))
 				}
 				opts = append(opts, la.WithSinks(s))
 			}
 			out := refused(la.Attention(in[0], in[1], in[2], append(opts, la.WithLSE(&g.LSE))...))
 			if g.Out = out; at.GPU != nil {
-				g.Out, g.LSE = refused(la.ToHost(out)), refused(la.ToHost(g.LSE))
+				g.Out, g.LSE = refused(device.ToHost(out)), refused(device.ToHost(g.LSE))
 			}
 			g.Read(t)
 			vm := graphtest.NewTapeMachine(g.G)
@@ -400,7 +402,7 @@ func denseEntries(at graphtest.Place) []entry {
 }
 
 // cacheOf is a cache for a request, of sequences that grow by a row at a time.
-func cacheOf(t *testing.T, r request, device *la.GPU) *la.Cache {
+func cacheOf(t *testing.T, r request, device *device.GPU) *la.Cache {
 	config := la.CacheConfig{Layers: 1, KVHeads: r.KVHeads, HeadDim: r.Dim, ValueDim: r.ValueDim, DType: r.kv, PageSize: 16, Pages: 40, Device: device, Shard: r.shard}
 	if r.gives { // within a few steps
 		config.PageSize, config.Window, config.SinkTokens = 2, r.Window, r.SinkTokens
@@ -500,7 +502,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 		in[i] = G.NewMatrix(g, r.query, G.WithShape(tokens, width), G.WithName("qkv"[i:i+1]))
 		*to = append(*to, in[i])
 		if at.There {
-			if in[i], err = la.ToDevice(in[i], at.GPU); err != nil {
+			if in[i], err = device.ToGPU(in[i], at.GPU); err != nil {
 				return nil, err
 			}
 		}
@@ -511,7 +513,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 	if r.Sinks != nil {
 		sinks := graphtest.Input(g, "sinks", graphtest.SinksOf(r.query, r.Sinks))
 		if at.There {
-			if sinks, err = la.ToDevice(sinks, at.GPU); err != nil {
+			if sinks, err = device.ToGPU(sinks, at.GPU); err != nil {
 				return nil, err
 			}
 		}
@@ -522,7 +524,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 		return nil, err
 	}
 	if at.There {
-		out, lse = refused(la.ToHost(out)), refused(la.ToHost(lse))
+		out, lse = refused(device.ToHost(out)), refused(device.ToHost(lse))
 	}
 	G.Read(out, &d.OutValues[0])
 	G.Read(lse, &d.LSEValues[0])
@@ -532,7 +534,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 
 // recordedEntry is CachedAttention between linear layers, recorded: a sequence for each
 // row, which grows by a token in each replay.
-func recordedEntry(name string, gpu *la.GPU, rows int) entry {
+func recordedEntry(name string, gpu *device.GPU, rows int) entry {
 	return entry{name, func(t *testing.T, rng *rand.Rand, r request) error {
 		if r.Bias.X != nil || r.Dropout != 0 {
 			return refusesNodes(t, r, graphtest.Place{GPU: gpu})
@@ -587,7 +589,7 @@ func recordedEntry(name string, gpu *la.GPU, rows int) entry {
 			appends = append(appends, a)
 		}
 		history := make([][2][]float64, rows) // of each sequence, keys and values
-		var rec *la.Recording
+		var rec *device.Recording
 		defer func() {
 			if rec != nil {
 				rec.Close()
@@ -698,7 +700,7 @@ func TestGPUSinksComputed(t *testing.T) {
 	}
 	g := G.NewGraph()
 	there := func(n *G.Node) *G.Node {
-		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, gpu) })
+		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return device.ToGPU(n, gpu) })
 	}
 	q, k, v, half := f32(3, 256).node(g, "q"), f32(3, 128).node(g, "k"), f32(3, 128).node(g, "v"), f32(1, 4).node(g, "half")
 	sinks, err := nn.Scale(there(half), 2)
@@ -713,7 +715,7 @@ func TestGPUSinksComputed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var result G.Value
-	G.Read(graphtest.Move(t, out, la.ToHost), &result)
+	G.Read(graphtest.Move(t, out, device.ToHost), &result)
 	if err := la.ShareMemory(g); err != nil {
 		t.Fatal(err)
 	}

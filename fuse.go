@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/fuse"
@@ -219,7 +221,7 @@ func (fusing) Fixed(n *G.Node) bool {
 }
 
 func (fusing) Check(q, k, v tensor.Shape, t tensor.Dtype) error {
-	_, err := newProblem("Fuse", operand{"q", q, t}, operand{"k", k, t}, operand{"v", v, t})
+	_, err := newProblem("Fuse", operand.New("q", q, t), operand.New("k", k, t), operand.New("v", v, t))
 	return err
 }
 

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/cpu"
@@ -227,13 +230,13 @@ func (op *gradOp) total() int {
 // have.
 type gradInput struct {
 	of role
-	operand
+	operand.Operand
 }
 
 // inputs are the children.
 func (op *gradOp) inputs() (in []gradInput) {
 	add := func(of role, name string, shape tensor.Shape) {
-		in = append(in, gradInput{of, operand{name, shape, op.query}})
+		in = append(in, gradInput{of, operand.New(name, shape, op.query)})
 	}
 	for _, of := range op.config.inputs() {
 		switch of {
@@ -269,7 +272,7 @@ func (op *gradOp) inputs() (in []gradInput) {
 func (op *gradOp) Arity() int { return len(op.inputs()) }
 
 // OperandName makes it a [graph.Named].
-func (op *gradOp) OperandName(i int) string { return op.inputs()[i].name }
+func (op *gradOp) OperandName(i int) string { return op.inputs()[i].Name }
 
 func (op *gradOp) Type() hm.Type {
 	var args []hm.Type
@@ -289,7 +292,7 @@ func (op *gradOp) Type() hm.Type {
 			args = append(args, of)
 			continue
 		}
-		args = append(args, G.TensorType{Dims: len(o.shape), Of: of})
+		args = append(args, G.TensorType{Dims: len(o.Shape), Of: of})
 	}
 	return hm.NewFnType(append(args, G.TensorType{Dims: 1, Of: hm.TypeVariable('a')})...)
 }
@@ -304,11 +307,11 @@ func (op *gradOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 		return nil, errs.Errorf(op.name(), ErrShape, "%d inputs; it has %d", len(shapes), len(want))
 	}
 	for i, w := range want {
-		if i == len(want)-1 && w.shape.TotalSize() == 1 && shapes[i].TotalSize() == 1 {
+		if i == len(want)-1 && w.Shape.TotalSize() == 1 && shapes[i].TotalSize() == 1 {
 			continue // Gorgonia makes scalars of tensors of one element
 		}
-		if !sameShape(shapes[i], w.shape) {
-			return nil, errs.Errorf(op.name(), ErrShape, "%s has shape %v; it must be %v", w.name, shapes[i], w.shape)
+		if !operand.SameShape(shapes[i], w.Shape) {
+			return nil, errs.Errorf(op.name(), ErrShape, "%s has shape %v; it must be %v", w.Name, shapes[i], w.Shape)
 		}
 	}
 	return tensor.Shape{op.total()}, nil
@@ -346,16 +349,16 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 			continue
 		}
 		if i == len(in)-1 {
-			v = oneElement(v, w.shape)
+			v = operand.OneElement(v, w.Shape)
 		}
-		if t[w.of], err = denseValue(name, w.name, v); err != nil {
+		if t[w.of], err = ongpu.Dense(name, w.Name, v); err != nil {
 			return nil, err
 		}
-		got := valueOperand(w.name, t[w.of])
+		got := operand.OfTensor(w.Name, t[w.of])
 		if w.of == roleLengths || w.of == roleQueryLengths {
 			err = checkLengths(name, got, op.batch)
-		} else if !sameShape(got.shape, w.shape) || got.dtype != w.dtype {
-			err = errs.Errorf(name, ErrShape, "%s is %v %v; it must be %v %v", w.name, got.dtype, got.shape, w.dtype, w.shape)
+		} else if !operand.SameShape(got.Shape, w.Shape) || got.DType != w.DType {
+			err = errs.Errorf(name, ErrShape, "%s is %v %v; it must be %v %v", w.Name, got.DType, got.Shape, w.DType, w.Shape)
 		}
 		if err != nil {
 			return nil, err
@@ -395,11 +398,11 @@ func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 	if len(in) != 1 {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has 1", len(in))
 	}
-	t, err := denseValue(name, "packed", in[0])
+	t, err := ongpu.Dense(name, "packed", in[0])
 	if err != nil {
 		return nil, err
 	}
-	if !sameShape(t.Shape(), tensor.Shape{op.total}) {
+	if !operand.SameShape(t.Shape(), tensor.Shape{op.total}) {
 		return nil, errs.Errorf(name, ErrShape, "packed has shape %v; it must be (%d)", t.Shape(), op.total)
 	}
 	var backing any
@@ -452,7 +455,7 @@ func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.D
 		to       *[]int
 	}{{roleLengths, op.keys, &s.Lengths}, {roleQueryLengths, op.queries, &s.QueryLengths}} {
 		if l := t[x.of]; l != nil {
-			if *x.to, err = readLengths(name, x.of.String(), make([]int, 0, op.batch), l, x.capacity); err != nil {
+			if *x.to, err = operand.ReadLengths(name, x.of.String(), make([]int, 0, op.batch), l, x.capacity); err != nil {
 				return err
 			}
 		}

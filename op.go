@@ -8,6 +8,8 @@ import (
 	"sync"
 	"weak"
 
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -38,7 +40,7 @@ import (
 // or all of them without the axis B. H is a multiple of Hkv. It stands where a
 // graph would have BatchedMatMul, SoftMax and BatchedMatMul ([Default]), and
 // takes every option. Arithmetic is in q's element type. Where q, k and v are
-// each a [DeviceTensor] of one GPU in a run, and q is float32, it computes there, and
+// each a [device.Tensor] of one GPU in a run, and q is float32, it computes there, and
 // so is the output there; the lengths are on the host.
 //
 // It runs on the tape machine, as often as one likes, and on the lisp machine
@@ -82,7 +84,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		if x.n == nil {
 			continue
 		}
-		l, err := nodeOperand(op, x.of.String(), x.n)
+		l, err := operand.OfNode(op, x.of.String(), x.n)
 		if err != nil {
 			return nil, err
 		}
@@ -92,7 +94,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		children = append(children, x.n)
 	}
 	if c.seed != nil {
-		s, err := nodeOperand(op, "seed", c.seed)
+		s, err := operand.OfNode(op, "seed", c.seed)
 		if err != nil {
 			return nil, err
 		}
@@ -242,12 +244,12 @@ func (op *attentionOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	if len(shapes) != op.Arity() {
 		return nil, errs.Errorf("Attention", ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
 	}
-	p, err := newProblem("Attention", operand{"q", shapes[0], op.query}, operand{"k", shapes[1], op.storage}, operand{"v", shapes[2], op.storage})
+	p, err := newProblem("Attention", operand.New("q", shapes[0], op.query), operand.New("k", shapes[1], op.storage), operand.New("v", shapes[2], op.storage))
 	if err != nil {
 		return nil, err
 	}
 	if op.score.Sinks { // the last, whatever stands in front
-		if err = checkSinks("Attention", operand{"sinks", shapes[len(shapes)-1], op.query}, p.heads, op.query); err != nil {
+		if err = checkSinks("Attention", operand.New("sinks", shapes[len(shapes)-1], op.query), p.heads, op.query); err != nil {
 			return nil, err
 		}
 	}
@@ -263,7 +265,7 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	if err := op.fresh(name); err != nil {
 		return nil, err
 	}
-	gpu, err := samePlace(name, roleNames[:3], in[:3])
+	gpu, err := ongpu.SamePlace(name, roleNames[:3], in[:3])
 	if err != nil {
 		return nil, err
 	}
@@ -312,23 +314,23 @@ func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, 
 			}
 			continue
 		}
-		if t[of], err = denseValue(name, of.String(), in[i]); err != nil {
+		if t[of], err = ongpu.Dense(name, of.String(), in[i]); err != nil {
 			return t, err
 		}
 		switch of {
 		case roleLengths, roleQueryLengths:
 			err = op.readLengths(name, r, of, t[of])
 		case roleBias:
-			bias, err = op.biasOf(name, valueOperand("bias", t[of]))
+			bias, err = op.biasOf(name, operand.OfTensor("bias", t[of]))
 			bias.Scale = op.score.Bias.Scale
 		case roleSinks:
-			err = checkSinks(name, valueOperand("sinks", t[of]), op.heads, op.query)
+			err = checkSinks(name, operand.OfTensor("sinks", t[of]), op.heads, op.query)
 		}
 		if err != nil {
 			return t, err
 		}
 	}
-	if err = op.sameProblem(name, valueOperand("q", t[roleQ]), valueOperand("k", t[roleK]), valueOperand("v", t[roleV])); err != nil {
+	if err = op.sameProblem(name, operand.OfTensor("q", t[roleQ]), operand.OfTensor("k", t[roleK]), operand.OfTensor("v", t[roleV])); err != nil {
 		return t, err
 	}
 	if bias != op.score.Bias {
@@ -339,37 +341,37 @@ func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, 
 
 // readLengths reads the lengths of a role into r.
 func (op *attentionOp) readLengths(name string, r *denseRun, of role, t *tensor.Dense) (err error) {
-	if err = checkLengths(name, valueOperand(of.String(), t), op.batch); err != nil {
+	if err = checkLengths(name, operand.OfTensor(of.String(), t), op.batch); err != nil {
 		return err
 	}
 	if of == roleLengths {
-		r.lengths, err = readLengths(name, of.String(), r.lengths[:0], t, op.keys)
+		r.lengths, err = operand.ReadLengths(name, of.String(), r.lengths[:0], t, op.keys)
 	} else {
-		r.queries, err = readLengths(name, of.String(), r.queries[:0], t, op.queries)
+		r.queries, err = operand.ReadLengths(name, of.String(), r.queries[:0], t, op.queries)
 	}
 	return err
 }
 
 // sameProblem checks the values of a run against the graph.
-func (op *attentionOp) sameProblem(name string, q, k, v operand) error {
+func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
 	p, err := newProblem(name, q, k, v)
 	if err != nil {
 		return err
 	}
 	if p != op.problem {
-		return errs.Errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", q.shape, k.shape, v.shape)
+		return errs.Errorf(name, ErrShape, "q %v, k %v, v %v are not what the graph was built for", q.Shape, k.Shape, v.Shape)
 	}
 	return nil
 }
 
 // doOnGPU is Do where q, k and v are on a GPU; the lengths are on the host.
-func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value) (G.Value, error) {
+func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value) (G.Value, error) {
 	if op.saved.wanted.Load() {
 		return nil, errs.Errorf(name, ErrUnsupported, "gradient of attention on a GPU")
 	}
-	var o [3]operand
+	var o [3]operand.Operand
 	for i := range o {
-		o[i] = in[i].(*DeviceTensor).operand(roleNames[i])
+		o[i] = ongpu.Must(in[i]).Operand(roleNames[i])
 	}
 	if err := op.sameProblem(name, o[0], o[1], o[2]); err != nil {
 		return nil, err
@@ -377,7 +379,7 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value)
 	r.whole(&op.problem)
 	for _, of := range [...]role{roleLengths, roleQueryLengths} {
 		if i := slices.Index(op.config.inputs(), of); i >= 0 {
-			t, err := denseValue(name, of.String(), in[i])
+			t, err := ongpu.Dense(name, of.String(), in[i])
 			if err != nil {
 				return nil, err
 			}
@@ -392,14 +394,14 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *GPU, in []G.Value)
 		return nil, err
 	}
 	if c.score.Bias.Scale = op.score.Bias.Scale; c.score != op.score {
-		return nil, errs.Errorf(name, ErrShape, "bias %v is not what the graph was built for", further.bias.Shape())
+		return nil, errs.Errorf(name, ErrShape, "bias %v is not what the graph was built for", further.bias.Shape)
 	}
 	there, lse, err := op.doDevice(name, r, gpu, in[:3], further, nil)
 	if err != nil {
 		return nil, err
 	}
-	op.lse.put(there, lse)
-	return there, nil
+	op.lse.put(there.Value(), lse.Value())
+	return there.Value(), nil
 }
 
 func (op *attentionOp) WriteHash(h hash.Hash) {
@@ -449,8 +451,8 @@ func (s *lseStore) put(result, logs G.Value) {
 	if s == nil {
 		return
 	}
-	if d, ok := result.(*DeviceTensor); ok { // a new one at each run, with room for it
-		d.lse = logs.(*DeviceTensor)
+	if d, ok := ongpu.Of(result); ok { // a new one at each run, with room for it
+		d.LSE = ongpu.Must(logs)
 		return
 	}
 	out := result.(*tensor.Dense)
@@ -470,10 +472,10 @@ func (s *lseStore) put(result, logs G.Value) {
 // take empties the store of out's, so that a value is never seen twice: the
 // node behind may have overwritten it.
 func (s *lseStore) take(out G.Value) G.Value {
-	if d, ok := out.(*DeviceTensor); ok && d.lse != nil {
-		lse := d.lse
-		d.lse = nil
-		return lse
+	if d, ok := ongpu.Of(out); ok && d.LSE != nil {
+		lse := d.LSE
+		d.LSE = nil
+		return lse.Value()
 	}
 	o, ok := out.(*tensor.Dense)
 	if !ok {

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -34,7 +36,7 @@ import (
 //
 // On a cache with a GPU the layer computes there. q, k and v may be in host
 // memory: they are copied there, and the output back, and the run waits for it.
-// Or each is a [DeviceTensor] of that GPU, and so is the output then: the run
+// Or each is a [device.Tensor] of that GPU, and so is the output then: the run
 // queues the work and goes on. The log-sum-exp is float32 there, whatever q is.
 //
 // A graph has one node for each layer of a step: a second one is [ErrGraph].
@@ -157,8 +159,8 @@ func (l Layer) unused(op string, g *G.ExprGraph) error {
 func (r *tokenRows) geometry(cfg *CacheConfig, c *config) attn.Problem {
 	g := c.attention(cfg.HeadDim)
 	g.Heads, g.KVHeads, g.Dim, g.ValueDim = r.heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
-	g.KV, _ = storageType(cfg.DType) // which NewCache has checked
-	g.QueryType, _ = storageType(r.query)
+	g.KV, _ = operand.StorageType(cfg.DType) // which NewCache has checked
+	g.QueryType, _ = operand.StorageType(r.query)
 	g.Query = attn.Strides{Row: r.heads * cfg.HeadDim, Head: cfg.HeadDim}
 	g.Out = attn.Strides{Row: r.heads * cfg.ValueDim, Head: cfg.ValueDim}
 	g.LSE = attn.Strides{Row: r.heads, Head: 1}
@@ -202,13 +204,13 @@ func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	if len(shapes) != op.Arity() {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
 	}
-	of := func(name string, s tensor.Shape) operand { return operand{name, s, op.rows.query} }
+	of := func(name string, s tensor.Shape) operand.Operand { return operand.New(name, s, op.rows.query) }
 	r, err := newTokenRows(name, of("q", shapes[0]), of("k", shapes[1]), of("v", shapes[2]), op.step.tokens, &op.step.cache.config)
 	if err != nil {
 		return nil, err
 	}
 	if op.score.Sinks {
-		if err = checkSinks(name, operand{"sinks", shapes[3], r.lseType()}, r.heads, r.query); err != nil {
+		if err = checkSinks(name, operand.New("sinks", shapes[3], r.lseType()), r.heads, r.query); err != nil {
 			return nil, err
 		}
 	}
@@ -228,7 +230,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	}
 	// Gorgonia checks no value against the node's shape.
 	tokens := op.step.tokens
-	if s := o[0].shape; len(s) == 2 && s[0] >= 1 && s[0] < tokens {
+	if s := o[0].Shape; len(s) == 2 && s[0] >= 1 && s[0] < tokens {
 		tokens = s[0] // a run may have fewer rows
 	}
 	r, err := newTokenRows(name, o[0], o[1], o[2], tokens, &op.step.cache.config)
@@ -236,7 +238,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 		return nil, err
 	}
 	if r.heads != op.rows.heads || r.query != op.rows.query {
-		return nil, errs.Errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].dtype, o[0].shape)
+		return nil, errs.Errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].DType, o[0].Shape)
 	}
 	if op.score.Sinks {
 		if err = checkSinks(name, o[3], r.heads, r.query); err != nil {
@@ -252,7 +254,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 }
 
 // layerCall is a run of the node. The output goes to a new value if none is given.
-func (op *cachedOp) layerCall(rows tokenRows, in []G.Value, out *DeviceTensor) *layerCall {
+func (op *cachedOp) layerCall(rows tokenRows, in []G.Value, out *ongpu.Tensor) *layerCall {
 	return &layerCall{node: &op.node, rows: rows, qkv: in[:3], sinks: op.input(roleSinks, in), lse: op.lse != nil, out: out, memory: &op.memory}
 }
 
@@ -282,7 +284,7 @@ var (
 )
 
 // Rows is the rows of x that a run needs, the first ones. x is an input, a vector or a matrix, in host memory or a
-// [DeviceTensor]:
+// [device.Tensor]:
 //
 //   - with a row for each of the step's rows, as token ids and positions have: those that [Step.Set] gives to sequences
 //   - with another number of rows: one for each append of Set, as [Step.Last] has
@@ -366,13 +368,17 @@ func (op *rowsOp) Do(in ...G.Value) (y G.Value, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if d, ok := in[0].(*DeviceTensor); ok {
-		if rows < shape[0] && d.gpu.group.Recording() {
+	if d, ok := ongpu.Of(in[0]); ok {
+		if rows < shape[0] && d.GPU.Group.Recording() {
 			return nil, errs.Errorf(name, ErrUnsupported, "%d of %d rows in a recording: record a graph without Rows", rows, shape[0])
 		}
-		return d.Rows(0, rows)
+		part, err := d.Rows(0, rows)
+		if err != nil {
+			return nil, err
+		}
+		return part.Value(), nil
 	}
-	t, err := denseValue(name, "x", in[0])
+	t, err := ongpu.Dense(name, "x", in[0])
 	if err != nil {
 		return nil, err
 	}

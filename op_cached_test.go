@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -533,7 +535,7 @@ type twice struct {
 	cache *la.Cache
 }
 
-func newTwice(t *testing.T, gpu *la.GPU) *twice {
+func newTwice(t *testing.T, gpu *device.GPU) *twice {
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, Pages: 2, Device: gpu})
 	t.Cleanup(func() { cache.Close() })
 	step, err := cache.NewStep(1)
@@ -578,7 +580,7 @@ func (w *twice) turn(nodes ...*G.Node) (result float64) {
 // The second node on a layer is refused where it would overwrite what the first has
 // appended in the same run, and nowhere else: not in other graphs, clones and what
 // Fuse makes among them, one of which runs in a step.
-func testLayerTwice(t *testing.T, gpu *la.GPU) {
+func testLayerTwice(t *testing.T, gpu *device.GPU) {
 	w := newTwice(t, gpu)
 	g, out := w.graph(1)
 	x := g.ByName("x")[0]

@@ -214,7 +214,7 @@ func WithALiBi(slopes []float64) Option {
 //
 // The bias has a gradient, the sum over all that share a number, unless it is a
 // constant of Gorgonia's. It takes a pass over the scores of its own. On a GPU the bias is a
-// [DeviceTensor] as q is.
+// [device.Tensor] as q is.
 func WithBias(bias *G.Node) Option { return withScaledBias(bias, 1) }
 
 // withScaledBias is WithBias with a factor on the numbers, which is not 0.
@@ -264,7 +264,7 @@ func WithDropout(p float64, seed *G.Node) Option {
 // On a GPU a key whose weight is below 2^-39 of the sink's may have none, where keys are [Float16].
 //
 // sinks is a vector of H numbers of the type of the log-sum-exp: float32, or float64 where q is. It is
-// where q is: in host memory, or a [DeviceTensor]. In [Attention] it has a gradient, the sum over
+// where q is: in host memory, or a [device.Tensor]. In [Attention] it has a gradient, the sum over
 // all queries of its head, unless it is a constant of Gorgonia's.
 func WithSinks(sinks *G.Node) Option { return Option{kind: optSinks, node: sinks} }
 

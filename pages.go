@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -13,12 +15,12 @@ import (
 	cpuattention "gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/pages"
+	"gorgonia.org/leanattention/internal/queue"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -34,7 +36,7 @@ type pageStore interface {
 	// supports refuses a geometry that layers can't have here.
 	supports(op string, g *attn.Problem) error
 	// operands describes q, k and v of a run, and the sinks if there are any, if layers can use them where they are.
-	operands(op string, in []G.Value) ([4]operand, error)
+	operands(op string, in []G.Value) ([4]operand.Operand, error)
 	// copyPages copies pages of all layers, before what is computed next.
 	copyPages(op string, copies []pageCopy) error
 	// moveSlots copies tokens of all layers within their pages, one after the other, before what is
@@ -218,7 +220,7 @@ type layerCall struct {
 
 	sinks  G.Value       // with them; nil: there are none
 	lse    bool          // the log-sum-exp is wanted
-	out    *DeviceTensor // takes the output, on the GPU of qkv; nil: a new value does
+	out    *ongpu.Tensor // takes the output, on the GPU of qkv; nil: a new value does
 	memory *ongpu.Node   // of new outputs and log-sum-exps on a GPU
 }
 
@@ -232,8 +234,8 @@ type hostPages struct {
 func newHostPages(c *CacheConfig, storage attn.DType, keyElements, valueElements int) *hostPages {
 	h := &hostPages{pages: c.Pages, heads: c.KVHeads, size: c.PageSize}
 	for range c.Layers {
-		h.keys = append(h.keys, newBuffer(storage, keyElements))
-		h.values = append(h.values, newBuffer(storage, valueElements))
+		h.keys = append(h.keys, operand.NewBuffer(storage, keyElements))
+		h.values = append(h.values, operand.NewBuffer(storage, valueElements))
 	}
 	return h
 }
@@ -259,17 +261,17 @@ func (h *hostPages) close() error { h.keys, h.values = nil, nil; return nil }
 // layerNames are the names of a layer's inputs.
 var layerNames = [...]string{"q", "k", "v", "sinks"}
 
-func (h *hostPages) operands(op string, in []G.Value) (o [4]operand, err error) {
+func (h *hostPages) operands(op string, in []G.Value) (o [4]operand.Operand, err error) {
 	for i, v := range in {
 		name := layerNames[i]
-		if at := placeOf(v); at != nil {
+		if at := ongpu.PlaceOf(v); at != nil {
 			return o, errs.Errorf(op, ErrUnsupported, "%s is on %v and the cache in %s", name, at, errs.Host)
 		}
-		t, err := denseValue(op, name, v)
+		t, err := ongpu.Dense(op, name, v)
 		if err != nil {
 			return o, err
 		}
-		o[i] = valueOperand(name, t)
+		o[i] = operand.OfTensor(name, t)
 	}
 	return o, nil
 }
@@ -279,7 +281,7 @@ func (h *hostPages) transfer(_ string, t *pageTransfer, in bool) error {
 	if t.values {
 		b = h.values[t.layer]
 	}
-	pages, memory := bufferBytes(b), t.memory
+	pages, memory := operand.BufferBytes(b), t.memory
 	for _, s := range t.spans {
 		if in {
 			copy(pages[s.at:s.at+s.n], memory)
@@ -294,7 +296,7 @@ func (h *hostPages) transfer(_ string, t *pageTransfer, in bool) error {
 func (h *hostPages) copyPages(_ string, copies []pageCopy) error {
 	for _, buffers := range [...][]cpu.Buffer{h.keys, h.values} {
 		for _, b := range buffers {
-			bytes := bufferBytes(b)
+			bytes := operand.BufferBytes(b)
 			n := len(bytes) / h.pages
 			for _, c := range copies {
 				copy(bytes[int(c.to)*n:(int(c.to)+1)*n], bytes[int(c.from)*n:])
@@ -307,7 +309,7 @@ func (h *hostPages) copyPages(_ string, copies []pageCopy) error {
 func (h *hostPages) moveSlots(_ string, moves []slotMove) error {
 	for _, buffers := range [...][]cpu.Buffer{h.keys, h.values} {
 		for _, b := range buffers {
-			bytes := bufferBytes(b)
+			bytes := operand.BufferBytes(b)
 			for _, m := range moves {
 				for head := range h.heads {
 					to, from, n := m.bytes(head, h.heads, h.size, len(bytes)/h.pages)
@@ -395,18 +397,18 @@ func attendLayer[F lean.Float](p *hostPlan, c *layerCall) (out, lse G.Value, err
 // has of each sequence, and leaves states in the memory of the first one, which merges them in the order of
 // the places. Where sequences have one new token each, that is all. Else members attend to the keys before the new
 // tokens, and the first one to these among themselves, by copies of their keys and values: one part more.
-func (p *devicePlan) queueByContext(sub *device.Submission, layer int, n newRows, o *deviceOperands) error {
+func (p *devicePlan) queueByContext(sub *queue.Submission, layer int, n newRows, o *ongpu.AttentionOperands) error {
 	c := p.now.context
 	b, err := sub.Use(c.memory, c.generation)
 	if err != nil {
 		return err
 	}
-	to := func(part int) (all deviceOperands) {
-		all = deviceOperands{Q: o.Q, Sinks: o.Sinks}
+	to := func(part int) (all ongpu.AttentionOperands) {
+		all = ongpu.AttentionOperands{Q: o.Q, Sinks: o.Sinks}
 		all.Out, all.LSE = c.parts.State(b, part)
 		return all
 	}
-	err = sub.Each(func(i int, sub *device.Submission) error {
+	err = sub.Each(func(i int, sub *queue.Submission) error {
 		all := to(p.pages.parts[i].place.Index)
 		return sub.Do(func(stream *cuda.Stream) error {
 			if err := p.attendPart(stream, i, layer, n, &all); err != nil || i > 0 || c.fresh == nil {
@@ -420,17 +422,17 @@ func (p *devicePlan) queueByContext(sub *device.Submission, layer int, n newRows
 		return err
 	}
 	merged := &attention.Merged{Rows: p.rows, Out: o.Out, LSE: o.LSE, OutAt: p.geometry.Out, LSEAt: p.geometry.LSE}
-	return sub.Do(func(stream *cuda.Stream) error { return p.pages.gpu.mergeParts(stream, &c.parts, b, merged) })
+	return sub.Do(func(stream *cuda.Stream) error { return p.pages.gpu.MergeParts(stream, &c.parts, b, merged) })
 }
 
 // attendPart queues what a member of a cache that is sharded by context does of a layer: it appends the new tokens of its pages, and
 // leaves the states of what it has in the rows of all heads.
-func (p *devicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRows, all *deviceOperands) error {
+func (p *devicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRows, all *ongpu.AttentionOperands) error {
 	plan, heads, states := p.now.parts[member].plan, p.pages.parts[member].heads, p.geometry
 	states.Out, states.LSE = attn.PackedRows(states.Heads, states.ValueDim), attn.PackedRows(states.Heads, 1)
 	mine := heads.operands(&states, all)
 	mine.K, mine.V = p.layerPages(member, layer)
-	rows := newRows{k: from(n.k, heads.first*states.Dim), v: from(n.v, heads.first*states.ValueDim)}
+	rows := newRows{k: ongpu.From(n.k, heads.first*states.Dim), v: ongpu.From(n.v, heads.first*states.ValueDim)}
 	if err := rows.appendTo(plan, stream, &mine, states.KVHeads); err != nil {
 		return err
 	}
@@ -438,7 +440,7 @@ func (p *devicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRow
 }
 
 // attendFresh queues attention of new tokens among themselves, by copies of their keys and values in b, which is the memory.
-func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRows, o *deviceOperands) error {
+func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRows, o *ongpu.AttentionOperands) error {
 	o.K, o.V = c.keys, c.values
 	o.K.Buffer, o.V.Buffer = b, b
 	if err := n.appendTo(c.fresh.plan, stream, o, 0); err != nil {
@@ -456,16 +458,16 @@ type exchanging interface {
 }
 
 // openExchange is a variable for tests. The GPU is entered.
-var openExchange = func(g *GPU, op string) (exchanging, error) {
+var openExchange = func(g *ongpu.GPU, op string) (exchanging, error) {
 	var engines []*decoder.Engine
-	for _, m := range g.members {
-		e, err := m.layers(op)
+	for _, m := range g.Members {
+		e, err := m.Layers(op)
 		if err != nil {
 			return nil, err
 		}
 		engines = append(engines, e)
 	}
-	x, err := g.exchange(op, engines)
+	x, err := g.Exchange(op, engines)
 	if err != nil { // not a nil in an interface
 		return nil, err
 	}
@@ -477,16 +479,16 @@ var openExchange = func(g *GPU, op string) (exchanging, error) {
 // as users are told.
 func (p *devicePlan) exchange(op string, c *layerCall, qkv *deviceQKV) (exchanging, error) {
 	g := p.pages.gpu
-	if p.now.context == nil || c.out != nil || p.rows < 1 || c.sinks != nil && c.sinks.(*DeviceTensor).replicas == nil {
+	if p.now.context == nil || c.out != nil || p.rows < 1 || c.sinks != nil && ongpu.Must(c.sinks).Replicas == nil {
 		return nil, nil
 	}
 	for _, d := range qkv {
-		parts := d.shards != nil && d.axis == 1 && !d.joined && d.dtype == tensor.Float32
-		if d.replicas == nil && !parts {
+		parts := d.Shards != nil && d.Axis == 1 && !d.Joined && d.DType == tensor.Float32
+		if d.Replicas == nil && !parts {
 			return nil, nil
 		}
 	}
-	if p.now.others == nil && g.group.Recording() { // what the others need is not there
+	if p.now.others == nil && g.Group.Recording() { // what the others need is not there
 		return nil, nil
 	}
 	x, err := openExchange(g, op)
@@ -497,7 +499,7 @@ func (p *devicePlan) exchange(op string, c *layerCall, qkv *deviceQKV) (exchangi
 		return nil, err
 	}
 	if err := x.Failed(); err != nil {
-		return nil, gpuError(op, err)
+		return nil, ongpu.Error(op, err)
 	}
 	if p.merging = true; p.now.others != nil {
 		return x, nil
@@ -517,11 +519,11 @@ func (p *devicePlan) exchange(op string, c *layerCall, qkv *deviceQKV) (exchangi
 // states of all.
 func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (out, lse G.Value, err error) {
 	lead := p.pages.gpu
-	n, g := len(lead.members), &p.geometry
-	works, fresh, states := make([]apartLayer, n), make([]deviceOperands, n), make([]*cuda.Buffer, n)
+	n, g := len(lead.Members), &p.geometry
+	works, fresh, states := make([]apartLayer, n), make([]ongpu.AttentionOperands, n), make([]*cuda.Buffer, n)
 	merge := &decoder.PartStates{Rows: p.rows, Heads: g.Heads, Dim: g.ValueDim, Places: p.pages.dealt}
 	gather := gathering{qkv: *qkv}
-	ready := func(i int, sub *device.Submission) error {
+	ready := func(i int, sub *queue.Submission) error {
 		mine, err := gather.ready(sub, lead, c, i)
 		if err != nil {
 			return err
@@ -535,9 +537,9 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 		if err != nil {
 			return err
 		}
-		put := func(list *[]deviceMemory, m deviceMemory) {
+		put := func(list *[]ongpu.Mem, m ongpu.Mem) {
 			if *list == nil {
-				*list = make([]deviceMemory, n)
+				*list = make([]ongpu.Mem, n)
 			}
 			(*list)[i] = m
 		}
@@ -549,7 +551,7 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 		put(&merge.Out, w.o.Out)
 		put(&merge.LSE, w.o.LSE)
 		if have.fresh != nil {
-			fresh[i] = deviceOperands{Q: w.o.Q}
+			fresh[i] = ongpu.AttentionOperands{Q: w.o.Q}
 			fresh[i].Out, fresh[i].LSE = have.parts.State(b, have.parts.Count-1)
 			put(&merge.Own, fresh[i].Out)
 			put(&merge.OwnLSE, fresh[i].LSE)
@@ -557,8 +559,8 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 		works[i], states[i] = w, b
 		return nil
 	}
-	err = lead.queue.Submit(func(sub *device.Submission) error {
-		defer gather.free.all()
+	err = lead.Queue.Submit(func(sub *queue.Submission) error {
+		defer gather.free.All()
 		// What waits for other members is queued when all of them have what is before it.
 		if err := sub.Apart(ready, nothing); err != nil {
 			return err
@@ -566,9 +568,9 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 		if err := gather.queue(sub, x); err != nil {
 			return realigned(sub, x, err)
 		}
-		if err := sub.Apart(nothing, func(i int, sub *device.Submission) error {
+		if err := sub.Apart(nothing, func(i int, sub *queue.Submission) error {
 			w, have := &works[i], p.now.states(i)
-			defer w.free.all()
+			defer w.free.All()
 			if err := sub.Do(func(s *cuda.Stream) error {
 				if err := p.attendPart(s, i, c.node.layer, w.rows, &w.o); err != nil || have.fresh == nil {
 					return err
@@ -577,11 +579,11 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 			}); err != nil {
 				return err
 			}
-			return haveRead(sub, w.reads...)
+			return ongpu.HaveRead(sub, w.reads...)
 		}); err != nil {
 			return err
 		}
-		if err := sub.Apart(nothing, func(i int, sub *device.Submission) error {
+		if err := sub.Apart(nothing, func(i int, sub *queue.Submission) error {
 			return sub.Do(func(s *cuda.Stream) error { return x.MergeParts(s, merge, i) })
 		}); err != nil {
 			return realigned(sub, x, err)
@@ -594,19 +596,19 @@ func (p *devicePlan) attendMerging(c *layerCall, qkv *deviceQKV, x exchanging) (
 	}
 	o, l := works[0].out, works[0].lse
 	for i := range works[1:] {
-		o.replicas = append(o.replicas, works[i+1].out)
+		o.Replicas = append(o.Replicas, works[i+1].out)
 		if c.lse {
-			l.replicas = append(l.replicas, works[i+1].lse)
+			l.Replicas = append(l.Replicas, works[i+1].lse)
 		}
 	}
 	if c.lse {
-		return o, l, nil
+		return o.Value(), l.Value(), nil
 	}
-	return o, nil, nil
+	return o.Value(), nil, nil
 }
 
 // realigned is why members could not all be given what they do together: some wait for others, who do not come.
-func realigned(sub *device.Submission, x exchanging, err error) error {
+func realigned(sub *queue.Submission, x exchanging, err error) error {
 	if sub.Recording() {
 		return err
 	}
@@ -617,28 +619,28 @@ func realigned(sub *device.Submission, x exchanging, err error) error {
 }
 
 // nothing is what is to be ready for work that has all it needs.
-func nothing(int, *device.Submission) error { return nil }
+func nothing(int, *queue.Submission) error { return nil }
 
 // gathering is how all members get queries, keys and values of which they have parts.
 type gathering struct {
 	qkv   deviceQKV
 	lists []*decoder.AllGather
-	reads [][]*DeviceTensor // of each member: its parts
-	free  freeing           // what members' own queues hand out
+	reads [][]*ongpu.Tensor // of each member: its parts
+	free  ongpu.Freeing     // what members' own queues hand out
 }
 
 // ready is what a member has, or will have: its parts' wholes are new.
-func (g *gathering) ready(sub *device.Submission, lead *GPU, c *layerCall, member int) (mine deviceQKV, err error) {
-	m, n, list := lead.members[member], len(lead.members), 0
+func (g *gathering) ready(sub *queue.Submission, lead *ongpu.GPU, c *layerCall, member int) (mine deviceQKV, err error) {
+	m, n, list := lead.Members[member], len(lead.Members), 0
 	if g.reads == nil {
-		g.reads = make([][]*DeviceTensor, n)
+		g.reads = make([][]*ongpu.Tensor, n)
 	}
 	for i, d := range g.qkv {
-		mine[i] = d.on(member)
-		if d.shards == nil {
+		mine[i] = d.On(member)
+		if d.Shards == nil {
 			continue
 		}
-		whole, free, err := m.scratch(sub, c.memory, c.memory.On(lead.group, member).Input(i), d.dtype, d.shape)
+		whole, free, err := m.Scratch(sub, c.memory, c.memory.On(lead.Group, member).Input(i), d.DType, d.Shape)
 		if err != nil {
 			return mine, err
 		}
@@ -647,20 +649,20 @@ func (g *gathering) ready(sub *device.Submission, lead *GPU, c *layerCall, membe
 				free()
 				return
 			}
-			_ = m.queue.Submit(func(*device.Submission) error { free(); return nil })
+			_ = m.Queue.Submit(func(*queue.Submission) error { free(); return nil })
 		})
 		if len(g.lists) <= list {
-			o := &decoder.AllGather{Rows: d.shape[0], X: make([]deviceMemory, n), Y: make([]deviceMemory, n)}
-			for _, s := range d.shards {
-				o.Columns = append(o.Columns, s.shape[1])
+			o := &decoder.AllGather{Rows: d.Shape[0], X: make([]ongpu.Mem, n), Y: make([]ongpu.Mem, n)}
+			for _, s := range d.Shards {
+				o.Columns = append(o.Columns, s.Shape[1])
 			}
 			g.lists = append(g.lists, o)
 		}
 		o := g.lists[list]
-		if o.X[member], err = mine[i].useAs(sub, layerNames[i]); err != nil {
+		if o.X[member], err = mine[i].UseAs(sub, layerNames[i]); err != nil {
 			return mine, err
 		}
-		if o.Y[member], err = whole.useAs(sub, layerNames[i]); err != nil {
+		if o.Y[member], err = whole.UseAs(sub, layerNames[i]); err != nil {
 			return mine, err
 		}
 		g.reads[member], mine[i] = append(g.reads[member], mine[i]), whole
@@ -670,14 +672,14 @@ func (g *gathering) ready(sub *device.Submission, lead *GPU, c *layerCall, membe
 }
 
 // queue has members gather, behind ready.
-func (g *gathering) queue(sub *device.Submission, x exchanging) error {
+func (g *gathering) queue(sub *queue.Submission, x exchanging) error {
 	if len(g.lists) == 0 {
 		return nil
 	}
-	return sub.Apart(nothing, func(i int, sub *device.Submission) error {
+	return sub.Apart(nothing, func(i int, sub *queue.Submission) error {
 		if err := sub.Do(func(s *cuda.Stream) error { return x.AllGathers(s, g.lists, i) }); err != nil {
 			return err
 		}
-		return haveRead(sub, g.reads[i]...)
+		return ongpu.HaveRead(sub, g.reads[i]...)
 	})
 }

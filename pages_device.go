@@ -6,14 +6,17 @@ import (
 	"runtime"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/queue"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -22,7 +25,7 @@ import (
 // devicePages are pages in the memory of a GPU, or of several: each member has some KV heads of
 // the pages in one place.
 type devicePages struct {
-	gpu     *GPU
+	gpu     *ongpu.GPU
 	dealt   int // places that pages are dealt out to
 	storage attn.DType
 	config  *CacheConfig
@@ -32,7 +35,7 @@ type devicePages struct {
 // devicePart is what a member has.
 type devicePart struct {
 	share
-	gpu          *GPU
+	gpu          *ongpu.GPU
 	pages        int            // in its place
 	keys, values []*cuda.Buffer // one for each layer
 }
@@ -46,10 +49,16 @@ type share struct {
 // headRange is some heads: the first, and how many.
 type headRange struct{ first, n int }
 
+// headsOf is the heads that one of some members has.
+func headsOf(heads, members, i int) (r headRange) {
+	r.first, r.n = ongpu.Share(heads, members, i)
+	return r
+}
+
 // shares deals keys and values out to the members: KV heads to so many groups of members, in order, and pages to the
 // members of a group.
 func (c *CacheConfig) shares(op string) (all []share, places int, err error) {
-	n := len(c.Device.members)
+	n := len(c.Device.Internal().Members)
 	groups, err := c.headGroups(op, n)
 	if err != nil || n == 0 {
 		return nil, 1, err
@@ -59,7 +68,7 @@ func (c *CacheConfig) shares(op string) (all []share, places int, err error) {
 		return nil, 0, errs.Errorf(op, ErrUnsupported, "%d pages on %v, sharded by context: each of %d GPUs must have one", c.Pages, c.Device, places)
 	}
 	for i := range n {
-		all = append(all, share{dealt(c.KVHeads, groups, i/places), attn.Place{Index: i % places, Of: places}})
+		all = append(all, share{headsOf(c.KVHeads, groups, i/places), attn.Place{Index: i % places, Of: places}})
 	}
 	return all, places, nil
 }
@@ -110,8 +119,8 @@ func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, 
 	if err != nil {
 		return nil, err
 	}
-	d := &devicePages{gpu: c.Device, dealt: places, storage: storage, config: c}
-	for i, m := range d.gpu.members {
+	d := &devicePages{gpu: c.Device.Internal(), dealt: places, storage: storage, config: c}
+	for i, m := range d.gpu.Members {
 		d.parts = append(d.parts, &devicePart{share: shares[i], gpu: m, pages: shares[i].place.Count(c.Pages)})
 	}
 	// The query heads are not known yet; the least there can be.
@@ -119,11 +128,11 @@ func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, 
 	if err := d.supports(op, &g); err != nil {
 		return nil, err
 	}
-	if err := d.gpu.enter(op); err != nil {
+	if err := d.gpu.Enter(op); err != nil {
 		return nil, err
 	}
-	defer d.gpu.group.Leave()
-	for i, m := range d.gpu.members {
+	defer d.gpu.Group.Leave()
+	for i, m := range d.gpu.Members {
 		part := d.parts[i]
 		share := func(elements int) int64 {
 			return int64(elements/c.Pages/c.KVHeads*part.heads.n*part.pages) * int64(storage.Size())
@@ -133,18 +142,18 @@ func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, 
 			continue
 		}
 		err = errors.Join(err, d.close())
-		if free, e := m.dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
+		if free, e := m.Dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
 			asked := int64(c.Layers) * (share(keyElements) + share(valueElements))
-			return nil, fmt.Errorf("leanattention: %s: %d bytes asked for on %v, %d of %d free: %w", op, asked, m.alone(), free.Free, free.Total, err)
+			return nil, fmt.Errorf("leanattention: %s: %d bytes asked for on %v, %d of %d free: %w", op, asked, m.Alone(), free.Free, free.Total, err)
 		}
-		return nil, gpuError(op, err)
+		return nil, ongpu.Error(op, err)
 	}
 	return d, nil
 }
 
 // take takes the memory, so many bytes for each layer.
 func (p *devicePart) take(layers int, keys, values int64) error {
-	return p.gpu.queue.Submit(func(sub *device.Submission) error {
+	return p.gpu.Queue.Submit(func(sub *queue.Submission) error {
 		for range layers {
 			for _, x := range [...]struct {
 				list  *[]*cuda.Buffer
@@ -178,13 +187,13 @@ func (d *devicePages) supports(op string, g *attn.Problem) error {
 			return errs.Errorf(op, ErrUnsupported, "on %v: %v", d.gpu, err)
 		}
 		fresh := g.OfNew(1)
-		if err := d.gpu.supports(op, &fresh); err != nil {
+		if err := d.gpu.Supports(op, &fresh); err != nil {
 			return err
 		}
 	}
 	for i, p := range d.parts {
 		part := p.problem(g)
-		if err := d.gpu.members[i].supports(op, &part); err != nil {
+		if err := d.gpu.Members[i].Supports(op, &part); err != nil {
 			return err
 		}
 	}
@@ -202,25 +211,25 @@ func (p *devicePart) problem(g *attn.Problem) attn.Problem {
 
 // operands takes values that are all on the cache's GPU, or all in host memory:
 // those are copied there and back.
-func (d *devicePages) operands(op string, in []G.Value) (o [4]operand, err error) {
+func (d *devicePages) operands(op string, in []G.Value) (o [4]operand.Operand, err error) {
 	names := layerNames[:]
-	at, err := samePlace(op, names, in)
+	at, err := ongpu.SamePlace(op, names, in)
 	if err != nil {
 		return o, err
 	}
 	if at != nil && at != d.gpu {
-		return o, errs.Errorf(op, ErrUnsupported, "q is on %v and the cache on %s", at, otherName(d.gpu, at))
+		return o, errs.Errorf(op, ErrUnsupported, "q is on %v and the cache on %s", at, ongpu.OtherName(d.gpu, at))
 	}
 	for i, v := range in {
 		if at != nil {
-			o[i] = operand{names[i], v.Shape(), v.Dtype()}
+			o[i] = operand.New(names[i], v.Shape(), v.Dtype())
 			continue
 		}
-		t, err := denseValue(op, names[i], v)
+		t, err := ongpu.Dense(op, names[i], v)
 		if err != nil {
 			return o, err
 		}
-		o[i] = valueOperand(names[i], t)
+		o[i] = operand.OfTensor(names[i], t)
 	}
 	return o, nil
 }
@@ -321,40 +330,40 @@ func (d *devicePages) moveSlot(s *cuda.Stream, to, from *devicePart, m slotMove)
 }
 
 // eachPart queues work of each member.
-func (d *devicePages) eachPart(op string, queue func(*devicePart, *cuda.Stream) error) error {
-	return d.submit(op, func(sub *device.Submission) error {
-		return sub.Each(func(i int, sub *device.Submission) error {
-			return sub.Do(func(s *cuda.Stream) error { return queue(d.parts[i], s) })
+func (d *devicePages) eachPart(op string, work func(*devicePart, *cuda.Stream) error) error {
+	return d.submit(op, func(sub *queue.Submission) error {
+		return sub.Each(func(i int, sub *queue.Submission) error {
+			return sub.Do(func(s *cuda.Stream) error { return work(d.parts[i], s) })
 		})
 	})
 }
 
 // onFirst queues work of the first member, which reaches the memory of all.
-func (d *devicePages) onFirst(op string, queue func(*cuda.Stream) error) error {
-	return d.submit(op, func(sub *device.Submission) error { return sub.Do(queue) })
+func (d *devicePages) onFirst(op string, work func(*cuda.Stream) error) error {
+	return d.submit(op, func(sub *queue.Submission) error { return sub.Do(work) })
 }
 
-func (d *devicePages) submit(op string, f func(*device.Submission) error) error {
-	if err := d.gpu.enter(op); err != nil {
+func (d *devicePages) submit(op string, f func(*queue.Submission) error) error {
+	if err := d.gpu.Enter(op); err != nil {
 		return err
 	}
-	defer d.gpu.group.Leave()
-	if d.gpu.group.Recording() { // replays would copy, too
-		return withinRecord(op, d.gpu)
+	defer d.gpu.Group.Leave()
+	if d.gpu.Group.Recording() { // replays would copy, too
+		return ongpu.WithinRecord(op, d.gpu)
 	}
-	if err := d.gpu.queue.Submit(f); err != nil {
-		return gpuError(op, err)
+	if err := d.gpu.Queue.Submit(f); err != nil {
+		return ongpu.Error(op, err)
 	}
 	return nil
 }
 
 func (d *devicePages) transfer(op string, t *pageTransfer, in bool) error {
-	if err := d.gpu.enter(op); err != nil {
+	if err := d.gpu.Enter(op); err != nil {
 		return err
 	}
-	defer d.gpu.group.Leave()
+	defer d.gpu.Group.Leave()
 	if err := d.transferNow(t, in); err != nil {
-		return gpuError(op, err)
+		return ongpu.Error(op, err)
 	}
 	return nil
 }
@@ -363,7 +372,7 @@ func (d *devicePages) transfer(op string, t *pageTransfer, in bool) error {
 // caller's. Small copies to the GPU may be put off until somebody waits for them, which so
 // tells what went wrong with them.
 func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
-	q := d.gpu.queue
+	q := d.gpu.Queue
 	p, err := q.TakePinned(len(t.memory))
 	if err != nil {
 		return err
@@ -372,7 +381,7 @@ func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
 	if in {
 		copy(p.Bytes, t.memory)
 	}
-	err = q.Submit(func(sub *device.Submission) error {
+	err = q.Submit(func(sub *queue.Submission) error {
 		err := d.eachSpan(t, func(b *cuda.Buffer, at, from, n int) error {
 			if in {
 				return sub.Upload(b, int64(at), p, from, n)
@@ -450,11 +459,11 @@ func (d *devicePages) close() (first error) {
 }
 
 func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
-	if err := p.pages.gpu.enter(op); err != nil {
+	if err := p.pages.gpu.Enter(op); err != nil {
 		return nil, nil, err
 	}
-	defer p.pages.gpu.group.Leave()
-	if _, ok := c.qkv[0].(*DeviceTensor); ok {
+	defer p.pages.gpu.Group.Leave()
+	if _, ok := ongpu.Of(c.qkv[0]); ok {
 		qkv := operandTensors(c.qkv)
 		x, failed := p.exchange(op, c, &qkv)
 		if failed != nil {
@@ -465,17 +474,17 @@ func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err erro
 		out, lse, err = p.attendFromHost(c)
 	}
 	if err != nil {
-		return nil, nil, deviceEngineError(op, c.node.String(), err)
+		return nil, nil, ongpu.EngineError(op, c.node.String(), err)
 	}
 	return out, lse, nil
 }
 
 // newRows are a layer's new keys and values, and memory for its queries where a rotary embedding turns them.
-type newRows struct{ k, v, turned deviceMemory }
+type newRows struct{ k, v, turned ongpu.Mem }
 
 // appendTo queues the storing of new rows in o's keys and values, of which each has so many KV heads (0: the plan's), and
 // the turning of o's queries.
-func (n newRows) appendTo(plan attentionPlan, s *cuda.Stream, o *deviceOperands, heads int) error {
+func (n newRows) appendTo(plan ongpu.AttentionPlan, s *cuda.Stream, o *ongpu.AttentionOperands, heads int) error {
 	if n.turned.Buffer == nil {
 		return plan.AppendRows(s, o.K, o.V, n.k, n.v, heads)
 	}
@@ -490,7 +499,7 @@ func (n newRows) appendTo(plan attentionPlan, s *cuda.Stream, o *deviceOperands,
 func (p *devicePlan) turns() bool { return p.geometry.Rotary != attn.Rotary{} }
 
 // queueAlone is queue of a member that has all that it needs.
-func (p *planPart) queueAlone(sub *device.Submission, n newRows, o *deviceOperands) error {
+func (p *planPart) queueAlone(sub *queue.Submission, n newRows, o *ongpu.AttentionOperands) error {
 	// In a recording it may be a part of the megakernel that makes q, k and v, or the launch
 	// that makes them may store k and v.
 	of := p.plan
@@ -524,25 +533,25 @@ func (p *devicePlan) attendThere(c *layerCall, qkv *deviceQKV, x exchanging) (ou
 	case p.isApart(c, qkv):
 		return p.attendApart(c, qkv)
 	}
-	var o, l *DeviceTensor
-	err = p.pages.gpu.queue.Submit(func(sub *device.Submission) error {
-		var frees freeing
-		defer frees.all()
+	var o, l *ongpu.Tensor
+	err = p.pages.gpu.Queue.Submit(func(sub *queue.Submission) error {
+		var frees ongpu.Freeing
+		defer frees.All()
 		for i, d := range qkv {
 			var err error
-			if qkv[i], err = p.pages.gpu.gathered(sub, "CachedAttention", c.memory, i, d, &frees); err != nil {
-				return &operandError{layerNames[i], err}
+			if qkv[i], err = p.pages.gpu.Gathered(sub, "CachedAttention", c.memory, i, d, &frees); err != nil {
+				return ongpu.InOperand(layerNames[i], err)
 			}
 		}
 		q, k, v, err := qkv.use(sub)
 		if err != nil {
 			return err
 		}
-		operands := deviceOperands{Q: q}
+		operands := ongpu.AttentionOperands{Q: q}
 		reads := qkv[:]
 		if c.sinks != nil {
-			sinks := c.sinks.(*DeviceTensor)
-			if operands.Sinks, err = sinks.useAs(sub, "sinks"); err != nil {
+			sinks := ongpu.Must(c.sinks)
+			if operands.Sinks, err = sinks.UseAs(sub, "sinks"); err != nil {
 				return err
 			}
 			reads = append(reads, sinks)
@@ -558,12 +567,12 @@ func (p *devicePlan) attendThere(c *layerCall, qkv *deviceQKV, x exchanging) (ou
 		rows := newRows{k: k, v: v}
 		if p.turns() {
 			lead := p.pages.gpu
-			turned, free, err := lead.scratch(sub, c.memory, &c.memory.On(lead.group, 0).Turned, c.rows.query, qkv[0].shape)
+			turned, free, err := lead.Scratch(sub, c.memory, &c.memory.On(lead.Group, 0).Turned, c.rows.query, qkv[0].Shape)
 			if err != nil {
 				return err
 			}
 			defer free()
-			if rows.turned, err = turned.useAs(sub, "q"); err != nil {
+			if rows.turned, err = turned.UseAs(sub, "q"); err != nil {
 				return err
 			}
 		}
@@ -571,74 +580,74 @@ func (p *devicePlan) attendThere(c *layerCall, qkv *deviceQKV, x exchanging) (ou
 			return err
 		}
 		p.step.record(sub, c.node, p.now)
-		return haveRead(sub, reads...)
+		return ongpu.HaveRead(sub, reads...)
 	})
 	if err != nil {
 		return nil, nil, err
 	}
 	if l == nil {
-		return o, nil, nil
+		return o.Value(), nil, nil
 	}
-	return o, l, nil
+	return o.Value(), l.Value(), nil
 }
 
 // isApart says whether each member has the queries, keys and values of its heads.
 func (p *devicePlan) isApart(c *layerCall, qkv *deviceQKV) bool {
 	g := p.pages.gpu
-	if n := len(g.members); n == 1 || p.now.context != nil || p.geometry.KVHeads%n != 0 || c.out != nil {
+	if n := len(g.Members); n == 1 || p.now.context != nil || p.geometry.KVHeads%n != 0 || c.out != nil {
 		return false
 	}
 	for _, d := range qkv {
-		if d.shards == nil || d.joined || d.axis != 1 {
+		if d.Shards == nil || d.Joined || d.Axis != 1 {
 			return false
 		}
 	}
-	return c.sinks == nil || c.sinks.(*DeviceTensor).replicas != nil
+	return c.sinks == nil || ongpu.Must(c.sinks).Replicas != nil
 }
 
 // apartLayer is what a member does of a layer with what it has.
 type apartLayer struct {
 	rows     newRows
-	o        deviceOperands
-	reads    []*DeviceTensor
-	free     freeing
-	out, lse *DeviceTensor
+	o        ongpu.AttentionOperands
+	reads    []*ongpu.Tensor
+	free     ongpu.Freeing
+	out, lse *ongpu.Tensor
 }
 
 // readyApart takes what a member needs for results of these shapes, by its queries, keys and values, and its sinks from one on.
-func (p *devicePlan) readyApart(sub *device.Submission, c *layerCall, member int, qkv deviceQKV, sink int, outShape, lseShape tensor.Shape) (w apartLayer, err error) {
-	m, memory := p.pages.gpu.members[member], c.memory.On(p.pages.gpu.group, member)
+func (p *devicePlan) readyApart(sub *queue.Submission, c *layerCall, member int, qkv deviceQKV, sink int, outShape, lseShape tensor.Shape) (w apartLayer, err error) {
+	m, memory := p.pages.gpu.Members[member], c.memory.On(p.pages.gpu.Group, member)
 	q, k, v, err := qkv.use(sub)
 	if err != nil {
 		return w, err
 	}
-	w = apartLayer{rows: newRows{k: k, v: v}, o: deviceOperands{Q: q}, reads: qkv[:]}
+	w = apartLayer{rows: newRows{k: k, v: v}, o: ongpu.AttentionOperands{Q: q}, reads: qkv[:]}
 	w.o.K, w.o.V = p.layerPages(member, c.node.layer)
 	if c.sinks != nil {
-		sinks := c.sinks.(*DeviceTensor).on(member)
-		all, err := sinks.useAs(sub, "sinks")
+		sinks := ongpu.Must(c.sinks).On(member)
+		all, err := sinks.UseAs(sub, "sinks")
 		if err != nil {
 			return w, err
 		}
-		w.o.Sinks, w.reads = from(all, sink), append(w.reads, sinks)
+		w.o.Sinks, w.reads = ongpu.From(all, sink), append(w.reads, sinks)
 	}
-	if w.out, w.o.Out, err = inUse(sub)(m.nodeValue(sub, c.memory, c.rows.query, outShape, qkv[:]...)); err != nil {
+	if w.out, w.o.Out, err = inUse(sub)(m.NodeValue(sub, c.memory, c.rows.query, outShape, qkv[:]...)); err != nil {
 		return w, err
 	}
 	if c.lse {
-		if w.lse, w.o.LSE, err = inUse(sub)(m.nextValue(sub, &memory.Rest, c.rows.lseType(), lseShape, qkv[:]...)); err != nil {
+		if w.lse, w.o.LSE, err = inUse(sub)(m.NextValue(sub, &memory.Rest, c.rows.lseType(), lseShape, qkv[:]...)); err != nil {
 			return w, err
 		}
 	}
 	if !p.turns() {
 		return w, nil
 	}
-	turned, free, err := m.scratch(sub, c.memory, &memory.Turned, c.rows.query, qkv[0].shape)
+	turned, free, err := m.Scratch(sub, c.memory, &memory.Turned, c.rows.query, qkv[0].Shape)
 	if err != nil {
 		return w, err
 	}
 	w.free = append(w.free, free)
-	w.rows.turned, err = turned.useAs(sub, "q")
+	w.rows.turned, err = turned.UseAs(sub, "q")
 	return w, err
 }
 
@@ -646,23 +655,23 @@ func (p *devicePlan) readyApart(sub *device.Submission, c *layerCall, member int
 func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value, err error) {
 	lead := p.pages.gpu
 	p.lay(true)
-	n := len(lead.members)
+	n := len(lead.Members)
 	share := func(shape tensor.Shape) tensor.Shape { return tensor.Shape{shape[0], shape[1] / n} }
 	outShape, lseShape := c.rows.outShape(p.geometry.ValueDim), c.rows.lseShape()
 	works := make([]apartLayer, n)
-	ready := func(i int, sub *device.Submission) (err error) {
-		mine := deviceQKV{qkv[0].shards[i], qkv[1].shards[i], qkv[2].shards[i]}
+	ready := func(i int, sub *queue.Submission) (err error) {
+		mine := deviceQKV{qkv[0].Shards[i], qkv[1].Shards[i], qkv[2].Shards[i]}
 		works[i], err = p.readyApart(sub, c, i, mine, p.pages.parts[i].heads.first*p.geometry.Group(), share(outShape), share(lseShape))
 		return err
 	}
-	err = lead.queue.Submit(func(sub *device.Submission) error {
-		if err := sub.Apart(ready, func(i int, sub *device.Submission) error {
+	err = lead.Queue.Submit(func(sub *queue.Submission) error {
+		if err := sub.Apart(ready, func(i int, sub *queue.Submission) error {
 			w := &works[i]
-			defer w.free.all()
+			defer w.free.All()
 			if err := p.now.parts[i].queueAlone(sub, w.rows, &w.o); err != nil {
 				return err
 			}
-			return haveRead(sub, w.reads...)
+			return ongpu.HaveRead(sub, w.reads...)
 		}); err != nil {
 			return err
 		}
@@ -672,16 +681,16 @@ func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value
 	if err != nil {
 		return nil, nil, err
 	}
-	byMember := func(t tensor.Dtype, shape tensor.Shape, made func(*apartLayer) *DeviceTensor) *DeviceTensor {
-		d := (&DeviceTensor{gpu: lead, shape: shape, dtype: t, axis: 1, made: true}).set()
+	byMember := func(t tensor.Dtype, shape tensor.Shape, made func(*apartLayer) *ongpu.Tensor) G.Value {
+		d := lead.TensorOf(ongpu.Content{Shape: shape, DType: t, Axis: 1, Made: true})
 		for i := range works {
-			d.shards = append(d.shards, made(&works[i]))
+			d.Shards = append(d.Shards, made(&works[i]))
 		}
-		return d
+		return d.Value()
 	}
-	out = byMember(c.rows.query, outShape, func(w *apartLayer) *DeviceTensor { return w.out })
+	out = byMember(c.rows.query, outShape, func(w *apartLayer) *ongpu.Tensor { return w.out })
 	if c.lse {
-		lse = byMember(c.rows.lseType(), lseShape, func(w *apartLayer) *DeviceTensor { return w.lse })
+		lse = byMember(c.rows.lseType(), lseShape, func(w *apartLayer) *ongpu.Tensor { return w.lse })
 	}
 	return out, lse, nil
 }
@@ -710,22 +719,22 @@ func (p *devicePlan) lay(apart bool) {
 // attendFromHost is attend on tensors of the host: one copy there, one back, and
 // one wait.
 func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) {
-	q := p.pages.gpu.queue
+	q := p.pages.gpu.Queue
 	var s stage
 	var in [len(layerNames)]part
 	for i, v := range c.qkv {
-		in[i] = s.add(rowMajorBytes(v.(*tensor.Dense)), c.rows.query)
+		in[i] = s.add(operand.RowMajorBytes(v.(*tensor.Dense)), c.rows.query)
 	}
 	if c.sinks != nil {
-		in[3] = s.add(rowMajorBytes(c.sinks.(*tensor.Dense)), tensor.Float32)
+		in[3] = s.add(operand.RowMajorBytes(c.sinks.(*tensor.Dense)), tensor.Float32)
 	}
 	up := s.bytes
 	o := dense.New(c.rows.query, c.rows.outShape(p.geometry.ValueDim)...)
 	var results [2]part // the output and the log-sum-exp
-	results[0] = s.add(rowMajorBytes(o), c.rows.query)
+	results[0] = s.add(operand.RowMajorBytes(o), c.rows.query)
 	if c.lse {
 		l := dense.New(tensor.Float32, c.rows.lseShape()...)
-		results[1], lse = s.add(rowMajorBytes(l), tensor.Float32), l
+		results[1], lse = s.add(operand.RowMajorBytes(l), tensor.Float32), l
 	}
 	down := s.bytes - up
 	var turned part
@@ -742,7 +751,7 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 	for _, x := range in {
 		copy(pinned.Bytes[x.at:], x.host)
 	}
-	err = q.Submit(func(sub *device.Submission) error {
+	err = q.Submit(func(sub *queue.Submission) error {
 		m, err := sub.Alloc(int64(s.bytes))
 		if err != nil {
 			return err
@@ -755,7 +764,7 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 		if err := sub.Upload(b, 0, pinned, 0, up); err != nil {
 			return err
 		}
-		operands := &deviceOperands{Q: in[0].in(b), Out: results[0].in(b)}
+		operands := &ongpu.AttentionOperands{Q: in[0].in(b), Out: results[0].in(b)}
 		if c.sinks != nil {
 			operands.Sinks = in[3].in(b)
 		}
@@ -800,11 +809,11 @@ type part struct {
 func (s *stage) add(host []byte, t tensor.Dtype) part {
 	const align = 256
 	p := part{host: host, at: s.bytes}
-	p.t, _ = storageType(t)
+	p.t, _ = operand.StorageType(t)
 	s.bytes += (len(host) + align - 1) / align * align
 	return p
 }
 
-func (p *part) in(b *cuda.Buffer) deviceMemory {
-	return deviceMemory{Buffer: b, Offset: int64(p.at), DType: p.t, Len: len(p.host) / p.t.Size()}
+func (p *part) in(b *cuda.Buffer) ongpu.Mem {
+	return ongpu.Mem{Buffer: b, Offset: int64(p.at), DType: p.t, Len: len(p.host) / p.t.Size()}
 }

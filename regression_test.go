@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -446,7 +448,7 @@ func BenchmarkGPUStep(b *testing.B) {
 	}
 }
 
-func benchmarkStep(b *testing.B, cache *la.Cache, gpu *la.GPU, batch, ctx int, there bool) {
+func benchmarkStep(b *testing.B, cache *la.Cache, gpu *device.GPU, batch, ctx int, there bool) {
 	const heads = 32
 	cfg := cache.Config()
 	step, err := cache.NewStep(batch)
@@ -504,7 +506,7 @@ func benchmarkStep(b *testing.B, cache *la.Cache, gpu *la.GPU, batch, ctx int, t
 // microseconds of a layer on each number of GPUs and how many times as fast as one they are;
 // give it -test.benchtime 1x.
 func BenchmarkGPUsScale(b *testing.B) {
-	list, err := la.GPUs()
+	list, err := device.List()
 	if err != nil {
 		b.Skip(err)
 	}
@@ -558,10 +560,10 @@ func (s *scaleShape) measure(b *testing.B, counts []int) {
 
 // scaleRig is layers on some GPUs.
 type scaleRig struct {
-	gpu       *la.GPU
+	gpu       *device.GPU
 	ops       []G.Op
 	in        []G.Value
-	recording *la.Recording
+	recording *device.Recording
 }
 
 func (s *scaleShape) open(b *testing.B, gpus int) *scaleRig {
@@ -669,7 +671,7 @@ func BenchmarkGPUPrefill(b *testing.B) {
 				n := tokens / batch
 				b.Run(fmt.Sprintf("d=%d/causal=%v/%dx%d", dim, causal, batch, n), func(b *testing.B) {
 					rng := reftest.Rand(b)
-					var x [4]*la.DeviceTensor
+					var x [4]*device.Tensor
 					for i := range x {
 						numbers := make([]float64, tokens*heads*dim)
 						for j := range numbers {

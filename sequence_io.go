@@ -9,6 +9,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/pages"
@@ -45,7 +47,7 @@ const (
 )
 
 // savedTypes are the element types of a cache, by their number in a saved sequence.
-var savedTypes = [...]tensor.Dtype{1: tensor.Float32, 2: Float16, 3: BFloat16}
+var savedTypes = [...]tensor.Dtype{1: tensor.Float32, 2: operand.Float16, 3: operand.BFloat16}
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -423,7 +425,7 @@ type sequencePart struct {
 // until visit returns. It is nowhere in pages if its tokens are in the gap of s.
 func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) error {
 	c := &s.cache.config
-	storage, _ := storageType(c.DType)
+	storage, _ := operand.StorageType(c.DType)
 	part := &sequencePart{heads: c.KVHeads, size: storage.Size()}
 	var tokens, memory []byte
 	for part.layer = range c.Layers {

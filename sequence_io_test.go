@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -129,7 +131,7 @@ var readers = []func(io.Reader) io.Reader{
 
 // What is saved is what the format says; and what another cache, of other pages in
 // another place, makes of it is the same, bit for bit. Several follow each other.
-func testSequenceIO(t *testing.T, places ...*GPU) {
+func testSequenceIO(t *testing.T, places ...*device.GPU) {
 	defer func(n int) { chunkBytes = n }(chunkBytes)
 	rapid.Check(t, func(t *rapid.T) {
 		chunkBytes = rapid.SampledFrom([]int{1, 64, 1000, 1 << 20}).Draw(t, "bytes of a part")
@@ -203,7 +205,7 @@ func testSequenceIO(t *testing.T, places ...*GPU) {
 func TestSequenceIO(t *testing.T) { testSequenceIO(t, nil) }
 
 // savedSequence is a cache with one sequence, and it saved.
-func savedSequence(t testing.TB, gpu *GPU, tokens int) (*Sequence, []byte) {
+func savedSequence(t testing.TB, gpu *device.GPU, tokens int) (*Sequence, []byte) {
 	t.Helper()
 	c, err := NewCache(CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, DType: Float16, PageSize: 4, Pages: 8, Device: gpu})
 	noError(t, err)

@@ -2,8 +2,9 @@ package leanattention
 
 import (
 	"fmt"
-	"slices"
 	"strings"
+
+	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/errs"
 
@@ -13,13 +14,6 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
-
-// operand is what is known of an argument before it has a value.
-type operand struct {
-	name  string
-	shape tensor.Shape
-	dtype tensor.Dtype
-}
 
 // role is what a tensor is to an attention, or to the gradient of one.
 type role int
@@ -46,25 +40,11 @@ func (r role) String() string { return roleNames[r] }
 // tensors are those of a run by their roles; nil where it has none.
 type tensors [roles]*tensor.Dense
 
-// nodeOperand describes node n. Gorgonia itself checks neither the rank of an
-// op's inputs nor, when it cannot, says so without a panic.
-func nodeOperand(op, name string, n *G.Node) (o operand, err error) {
-	if n == nil {
-		return o, errs.Errorf(op, ErrGraph, "%s is nil", name)
-	}
-	defer func() {
-		if r := recover(); r != nil {
-			err = errs.Errorf(op, ErrDType, "%s has no element type: %v", name, r)
-		}
-	}()
-	return operand{name, n.Shape(), n.Dtype()}, nil
-}
-
 // nodeOperands describes q, k and v, which are nodes of one graph.
-func nodeOperands(op string, q, k, v *G.Node) (o [3]operand, err error) {
+func nodeOperands(op string, q, k, v *G.Node) (o [3]operand.Operand, err error) {
 	for i, n := range [...]*G.Node{q, k, v} {
 		name := [...]string{"q", "k", "v"}[i]
-		if o[i], err = nodeOperand(op, name, n); err != nil {
+		if o[i], err = operand.OfNode(op, name, n); err != nil {
 			return o, err
 		}
 		if err = sameGraph(op, name, n, q); err != nil {
@@ -82,9 +62,6 @@ func sameGraph(op, name string, n, q *G.Node) error {
 	return nil
 }
 
-// sameShape says whether two shapes are equal, axis by axis.
-func sameShape(a, b tensor.Shape) bool { return slices.Equal(a, b) }
-
 // problem is the geometry of attention on dense tensors:
 //
 //	q (batch, heads, queries, dim), k (batch, kvHeads, keys, dim),
@@ -99,44 +76,44 @@ type problem struct {
 }
 
 // newProblem checks q, k and v against each other.
-func newProblem(op string, q, k, v operand) (problem, error) {
-	return problemOf(op, q, k, v, isQueryType, "it must be float32 or float64")
+func newProblem(op string, q, k, v operand.Operand) (problem, error) {
+	return problemOf(op, q, k, v, operand.IsQueryType, "it must be float32 or float64")
 }
 
 // newDeviceProblem is newProblem for tensors on a GPU.
-func newDeviceProblem(op string, q, k, v operand) (problem, error) {
-	return problemOf(op, q, k, v, isDeviceQueryType, "on a GPU it must be float32, Float16 or BFloat16")
+func newDeviceProblem(op string, q, k, v operand.Operand) (problem, error) {
+	return problemOf(op, q, k, v, operand.IsDeviceQueryType, "on a GPU it must be float32, Float16 or BFloat16")
 }
 
-func problemOf(op string, q, k, v operand, query func(tensor.Dtype) bool, mustBe string) (p problem, err error) {
-	for _, o := range [...]operand{q, k, v} {
-		if r := len(o.shape); r != 3 && r != 4 {
-			return p, errs.Errorf(op, ErrShape, "%s has rank %d, shape %v; it must be (heads, N, d) or (batch, heads, N, d)", o.name, r, o.shape)
+func problemOf(op string, q, k, v operand.Operand, query func(tensor.Dtype) bool, mustBe string) (p problem, err error) {
+	for _, o := range [...]operand.Operand{q, k, v} {
+		if r := len(o.Shape); r != 3 && r != 4 {
+			return p, errs.Errorf(op, ErrShape, "%s has rank %d, shape %v; it must be (heads, N, d) or (batch, heads, N, d)", o.Name, r, o.Shape)
 		}
-		if len(o.shape) != len(q.shape) {
-			return p, errs.Errorf(op, ErrShape, "%s has rank %d and %s rank %d", o.name, len(o.shape), q.name, len(q.shape))
+		if len(o.Shape) != len(q.Shape) {
+			return p, errs.Errorf(op, ErrShape, "%s has rank %d and %s rank %d", o.Name, len(o.Shape), q.Name, len(q.Shape))
 		}
-		for axis, n := range o.shape {
+		for axis, n := range o.Shape {
 			if n < 1 {
-				return p, errs.Errorf(op, ErrShape, "%s has size %d on axis %d, shape %v", o.name, n, axis, o.shape)
+				return p, errs.Errorf(op, ErrShape, "%s has size %d on axis %d, shape %v", o.Name, n, axis, o.Shape)
 			}
 		}
 	}
-	if !query(q.dtype) {
-		return p, errs.Errorf(op, ErrDType, "%s is %v; %s", q.name, q.dtype, mustBe)
+	if !query(q.DType) {
+		return p, errs.Errorf(op, ErrDType, "%s is %v; %s", q.Name, q.DType, mustBe)
 	}
-	if _, ok := storageType(k.dtype); !ok {
-		return p, errs.Errorf(op, ErrDType, "%s is %v; it must be float32, float64, Float16 or BFloat16", k.name, k.dtype)
+	if _, ok := operand.StorageType(k.DType); !ok {
+		return p, errs.Errorf(op, ErrDType, "%s is %v; it must be float32, float64, Float16 or BFloat16", k.Name, k.DType)
 	}
-	if v.dtype != k.dtype {
-		return p, errs.Errorf(op, ErrDType, "%s is %v and %s is %v", v.name, v.dtype, k.name, k.dtype)
+	if v.DType != k.DType {
+		return p, errs.Errorf(op, ErrDType, "%s is %v and %s is %v", v.Name, v.DType, k.Name, k.DType)
 	}
 
-	p.rank, p.query, p.storage, p.batch = len(q.shape), q.dtype, k.dtype, 1
-	qs, ks, vs := q.shape, k.shape, v.shape
+	p.rank, p.query, p.storage, p.batch = len(q.Shape), q.DType, k.DType, 1
+	qs, ks, vs := q.Shape, k.Shape, v.Shape
 	if p.rank == 4 {
 		if ks[0] != qs[0] || vs[0] != qs[0] {
-			return p, errs.Errorf(op, ErrShape, "batch is %d in %s, %d in %s, %d in %s", qs[0], q.name, ks[0], k.name, vs[0], v.name)
+			return p, errs.Errorf(op, ErrShape, "batch is %d in %s, %d in %s, %d in %s", qs[0], q.Name, ks[0], k.Name, vs[0], v.Name)
 		}
 		p.batch = qs[0]
 		qs, ks, vs = qs[1:], ks[1:], vs[1:]
@@ -145,13 +122,13 @@ func problemOf(op string, q, k, v operand, query func(tensor.Dtype) bool, mustBe
 	p.kvHeads, p.keys, p.valueDim = ks[0], ks[1], vs[2]
 	switch {
 	case vs[0] != p.kvHeads:
-		return p, errs.Errorf(op, ErrShape, "%s has %d heads and %s %d", k.name, p.kvHeads, v.name, vs[0])
+		return p, errs.Errorf(op, ErrShape, "%s has %d heads and %s %d", k.Name, p.kvHeads, v.Name, vs[0])
 	case p.heads%p.kvHeads != 0:
-		return p, errs.Errorf(op, ErrShape, "%s has %d heads, not a multiple of the %d heads of %s", q.name, p.heads, p.kvHeads, k.name)
+		return p, errs.Errorf(op, ErrShape, "%s has %d heads, not a multiple of the %d heads of %s", q.Name, p.heads, p.kvHeads, k.Name)
 	case ks[2] != p.dim:
-		return p, errs.Errorf(op, ErrShape, "%s has head dim %d and %s %d", q.name, p.dim, k.name, ks[2])
+		return p, errs.Errorf(op, ErrShape, "%s has head dim %d and %s %d", q.Name, p.dim, k.Name, ks[2])
 	case vs[1] != p.keys:
-		return p, errs.Errorf(op, ErrShape, "%s has %d keys and %s %d", k.name, p.keys, v.name, vs[1])
+		return p, errs.Errorf(op, ErrShape, "%s has %d keys and %s %d", k.Name, p.keys, v.Name, vs[1])
 	}
 	return p, nil
 }
@@ -184,20 +161,20 @@ func (p *problem) keyShape(last int) tensor.Shape {
 
 // biasOf checks what is added to the scores of p, and says which number is for
 // which score.
-func (p *problem) biasOf(op string, o operand) (b attn.Bias, err error) {
+func (p *problem) biasOf(op string, o operand.Operand) (b attn.Bias, err error) {
 	sizes := [...]int{p.batch, p.heads, p.queries, p.keys}
 	all := sizes[4-p.rank:]
-	if o.dtype != p.query {
-		return b, errs.Errorf(op, ErrDType, "bias is %v and q is %v", o.dtype, p.query)
+	if o.DType != p.query {
+		return b, errs.Errorf(op, ErrDType, "bias is %v and q is %v", o.DType, p.query)
 	}
-	good := len(o.shape) == len(all) && o.shape[len(all)-1] == p.keys
+	good := len(o.Shape) == len(all) && o.Shape[len(all)-1] == p.keys
 	for i := 0; good && i < len(all); i++ {
-		good = o.shape[i] == all[i] || o.shape[i] == 1
+		good = o.Shape[i] == all[i] || o.Shape[i] == 1
 	}
 	if !good {
-		return b, errs.Errorf(op, ErrShape, "bias has shape %v; it must be %v, or 1 in place of any number but the last", o.shape, p.dims(p.keys))
+		return b, errs.Errorf(op, ErrShape, "bias has shape %v; it must be %v, or 1 in place of any number but the last", o.Shape, p.dims(p.keys))
 	}
-	s := o.shape
+	s := o.Shape
 	b.Sequences = 1
 	if p.rank == 4 {
 		b.Sequences, s = s[0], s[1:]
@@ -208,7 +185,7 @@ func (p *problem) biasOf(op string, o operand) (b attn.Bias, err error) {
 
 // biasNode is biasOf for a node.
 func (p *problem) biasNode(op string, n *G.Node) (b attn.Bias, err error) {
-	o, err := nodeOperand(op, "bias", n)
+	o, err := operand.OfNode(op, "bias", n)
 	if err != nil {
 		return b, err
 	}
@@ -226,19 +203,19 @@ func (p *problem) biasShape(b attn.Bias) tensor.Shape {
 
 // checkSinks checks the node or tensor of the attention sinks of so many query heads, whose queries are
 // of type query.
-func checkSinks(op string, o operand, heads int, query tensor.Dtype) error {
-	if want := lseType(query); o.dtype != want {
-		return errs.Errorf(op, ErrDType, "sinks is %v; for a q of %v it must be %v", o.dtype, query, want)
+func checkSinks(op string, o operand.Operand, heads int, query tensor.Dtype) error {
+	if want := lseType(query); o.DType != want {
+		return errs.Errorf(op, ErrDType, "sinks is %v; for a q of %v it must be %v", o.DType, query, want)
 	}
-	if len(o.shape) != 1 || o.shape[0] != heads {
-		return errs.Errorf(op, ErrShape, "sinks has shape %v; it must be (%d), a number for each query head", o.shape, heads)
+	if len(o.Shape) != 1 || o.Shape[0] != heads {
+		return errs.Errorf(op, ErrShape, "sinks has shape %v; it must be (%d), a number for each query head", o.Shape, heads)
 	}
 	return nil
 }
 
 // sinksNode is checkSinks for a node of the graph of q.
 func sinksNode(op string, n, q *G.Node, heads int, query tensor.Dtype) error {
-	o, err := nodeOperand(op, "sinks", n)
+	o, err := operand.OfNode(op, "sinks", n)
 	if err != nil {
 		return err
 	}
@@ -249,27 +226,27 @@ func sinksNode(op string, n, q *G.Node, heads int, query tensor.Dtype) error {
 }
 
 // checkLengths checks the node or tensor of lengths of a batch, of keys or of queries.
-func checkLengths(op string, l operand, batch int) error {
-	switch l.dtype {
+func checkLengths(op string, l operand.Operand, batch int) error {
+	switch l.DType {
 	case tensor.Int, tensor.Int32, tensor.Int64:
 	default:
-		return errs.Errorf(op, ErrDType, "%s is %v; it must be int, int32 or int64", l.name, l.dtype)
+		return errs.Errorf(op, ErrDType, "%s is %v; it must be int, int32 or int64", l.Name, l.DType)
 	}
-	if len(l.shape) != 1 || l.shape[0] != batch {
-		return errs.Errorf(op, ErrShape, "%s has shape %v; it must be (%d), one length for each sequence", l.name, l.shape, batch)
+	if len(l.Shape) != 1 || l.Shape[0] != batch {
+		return errs.Errorf(op, ErrShape, "%s has shape %v; it must be (%d), one length for each sequence", l.Name, l.Shape, batch)
 	}
 	return nil
 }
 
 // checkSeed checks the node or the value of a seed.
-func checkSeed(op string, s operand) error {
-	switch s.dtype {
+func checkSeed(op string, s operand.Operand) error {
+	switch s.DType {
 	case tensor.Int, tensor.Int32, tensor.Int64:
 	default:
-		return errs.Errorf(op, ErrDType, "seed is %v; it must be int, int32 or int64", s.dtype)
+		return errs.Errorf(op, ErrDType, "seed is %v; it must be int, int32 or int64", s.DType)
 	}
-	if len(s.shape) != 0 {
-		return errs.Errorf(op, ErrShape, "seed has shape %v; it must be a scalar", s.shape)
+	if len(s.Shape) != 0 {
+		return errs.Errorf(op, ErrShape, "seed has shape %v; it must be a scalar", s.Shape)
 	}
 	return nil
 }
@@ -296,33 +273,33 @@ func lseType(t tensor.Dtype) tensor.Dtype {
 }
 
 // newTokenRows checks q, k and v against the step and its cache.
-func newTokenRows(op string, q, k, v operand, tokens int, c *CacheConfig) (r tokenRows, err error) {
+func newTokenRows(op string, q, k, v operand.Operand, tokens int, c *CacheConfig) (r tokenRows, err error) {
 	widths := [...]int{0, c.KVHeads * c.HeadDim, c.KVHeads * c.ValueDim}
-	for i, o := range [...]operand{q, k, v} {
-		if len(o.shape) != 2 {
-			return r, errs.Errorf(op, ErrShape, "%s has rank %d, shape %v; rows are tokens: it must be (tokens, heads*d)", o.name, len(o.shape), o.shape)
+	for i, o := range [...]operand.Operand{q, k, v} {
+		if len(o.Shape) != 2 {
+			return r, errs.Errorf(op, ErrShape, "%s has rank %d, shape %v; rows are tokens: it must be (tokens, heads*d)", o.Name, len(o.Shape), o.Shape)
 		}
-		if o.shape[0] != tokens {
-			return r, errs.Errorf(op, ErrShape, "%s has %d rows and the step %d tokens", o.name, o.shape[0], tokens)
+		if o.Shape[0] != tokens {
+			return r, errs.Errorf(op, ErrShape, "%s has %d rows and the step %d tokens", o.Name, o.Shape[0], tokens)
 		}
-		if i > 0 && o.shape[1] != widths[i] {
-			return r, errs.Errorf(op, ErrShape, "%s has %d columns; the cache's %d KV heads need %d", o.name, o.shape[1], c.KVHeads, widths[i])
+		if i > 0 && o.Shape[1] != widths[i] {
+			return r, errs.Errorf(op, ErrShape, "%s has %d columns; the cache's %d KV heads need %d", o.Name, o.Shape[1], c.KVHeads, widths[i])
 		}
-		if c.Device == nil && !isQueryType(o.dtype) {
-			return r, errs.Errorf(op, ErrDType, "%s is %v; it must be float32 or float64", o.name, o.dtype)
+		if c.Device == nil && !operand.IsQueryType(o.DType) {
+			return r, errs.Errorf(op, ErrDType, "%s is %v; it must be float32 or float64", o.Name, o.DType)
 		}
-		if c.Device != nil && !isDeviceQueryType(o.dtype) {
-			return r, errs.Errorf(op, ErrDType, "%s is %v; on a GPU it must be float32, Float16 or BFloat16", o.name, o.dtype)
+		if c.Device != nil && !operand.IsDeviceQueryType(o.DType) {
+			return r, errs.Errorf(op, ErrDType, "%s is %v; on a GPU it must be float32, Float16 or BFloat16", o.Name, o.DType)
 		}
-		if o.dtype != q.dtype {
-			return r, errs.Errorf(op, ErrDType, "%s is %v and %s is %v", o.name, o.dtype, q.name, q.dtype)
+		if o.DType != q.DType {
+			return r, errs.Errorf(op, ErrDType, "%s is %v and %s is %v", o.Name, o.DType, q.Name, q.DType)
 		}
 	}
-	width := q.shape[1]
+	width := q.Shape[1]
 	if width < 1 || width%c.HeadDim != 0 {
 		return r, errs.Errorf(op, ErrShape, "q has %d columns, not a multiple of the cache's head dim %d", width, c.HeadDim)
 	}
-	r = tokenRows{tokens: tokens, heads: width / c.HeadDim, query: q.dtype}
+	r = tokenRows{tokens: tokens, heads: width / c.HeadDim, query: q.DType}
 	if r.heads%c.KVHeads != 0 {
 		return r, errs.Errorf(op, ErrShape, "q has %d heads, not a multiple of the cache's %d KV heads", r.heads, c.KVHeads)
 	}

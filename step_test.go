@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
@@ -245,7 +247,7 @@ func TestGPUsForks(t *testing.T) {
 	}
 }
 
-func testRecordedForks(t *testing.T, gpu *la.GPU, kvHeads int) {
+func testRecordedForks(t *testing.T, gpu *device.GPU, kvHeads int) {
 	rng := reftest.Rand(t)
 	const heads, dim, rows, prompt = 4, 64, 6, 70
 	opts := []la.Option{la.WithCausal()}
@@ -312,7 +314,7 @@ func testRecordedForks(t *testing.T, gpu *la.GPU, kvHeads int) {
 	if kernels := la.KernelsOf(there.step); !slices.Contains(kernels, "prefix_merge") {
 		t.Errorf("forks are attended to by %v", kernels)
 	}
-	var recording *la.Recording
+	var recording *device.Recording
 	turn(all(), func(d *forkedDecoder) (err error) {
 		if recording, err = gpu.Record(d.run); err == nil {
 			err = recording.Replay()
@@ -342,16 +344,16 @@ func testRecordedForks(t *testing.T, gpu *la.GPU, kvHeads int) {
 type forkedDecoder struct {
 	cache  *la.Cache
 	step   *la.Step
-	gpu    *la.GPU
+	gpu    *device.GPU
 	seqs   []*la.Sequence
-	in     [3]*la.DeviceTensor
+	in     [3]*device.Tensor
 	nodes  [3]*G.Node
 	widths [3]int
 	out    G.Value
 	vm     G.VM
 }
 
-func newForkedDecoder(t *testing.T, gpu *la.GPU, heads, kvHeads, dim, rows int, opts []la.Option) *forkedDecoder {
+func newForkedDecoder(t *testing.T, gpu *device.GPU, heads, kvHeads, dim, rows int, opts []la.Option) *forkedDecoder {
 	d := &forkedDecoder{gpu: gpu, widths: [3]int{heads * dim, kvHeads * dim, kvHeads * dim}, seqs: make([]*la.Sequence, rows)}
 	d.cache = graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: kvHeads, HeadDim: dim, DType: la.Float16, PageSize: 16, Pages: 80, Device: gpu})
 	var err error
@@ -450,7 +452,7 @@ func (r textRun) String() string {
 const textHeads, textKVHeads, textDim = 8, 2, 64
 
 // run returns the bits of the output and the log-sum-exp of each token.
-func (x *text) run(t *testing.T, rng *rand.Rand, gpu *la.GPU, r textRun, opts ...la.Option) [][]uint64 {
+func (x *text) run(t *testing.T, rng *rand.Rand, gpu *device.GPU, r textRun, opts ...la.Option) [][]uint64 {
 	t.Helper()
 	const wide, narrow = textHeads * textDim, textKVHeads * textDim
 	n := len(x.q) / wide
@@ -467,7 +469,7 @@ func (x *text) run(t *testing.T, rng *rand.Rand, gpu *la.GPU, r textRun, opts ..
 	noError(err)
 	g := G.NewGraph()
 	values := make([]*tensor.Dense, 3)
-	there := make([]*la.DeviceTensor, 3)
+	there := make([]*device.Tensor, 3)
 	nodes := make([]*G.Node, 3)
 	for i, width := range []int{wide, narrow, narrow} {
 		values[i] = tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(rows, width))
@@ -488,7 +490,7 @@ func (x *text) run(t *testing.T, rng *rand.Rand, gpu *la.GPU, r textRun, opts ..
 	G.Read(lse, &lseValue)
 	vm := graphtest.NewTapeMachine(g)
 	defer vm.Close()
-	var recording *la.Recording
+	var recording *device.Recording
 	steps, records := 0, 0
 	do := func(appends []la.Append, fill func(to [3][]float32)) {
 		t.Helper()
@@ -582,7 +584,7 @@ func (x *text) run(t *testing.T, rng *rand.Rand, gpu *la.GPU, r textRun, opts ..
 
 // The bits of a token are the same in whatever way its sequence comes: as a whole, in chunks, with others, from a fork, in pages
 // of any size.
-func testTexts(t *testing.T, gpu *la.GPU, n int, ways []textRun) {
+func testTexts(t *testing.T, gpu *device.GPU, n int, ways []textRun) {
 	rng := reftest.Rand(t)
 	x := new(text)
 	for range n * textHeads * textDim {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -486,7 +488,7 @@ func TestRecordedTrees(t *testing.T) {
 }
 
 // testRecordedTrees compares with the reference if replays compute something.
-func testRecordedTrees(t *testing.T, gpu *la.GPU, kvHeads int, computes bool) {
+func testRecordedTrees(t *testing.T, gpu *device.GPU, kvHeads int, computes bool) {
 	rng := reftest.Rand(t)
 	const heads, dim, rows = 4, 64, 7
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: kvHeads, HeadDim: dim, DType: la.Float16, PageSize: 4, Pages: 60, Device: gpu})
@@ -495,7 +497,7 @@ func testRecordedTrees(t *testing.T, gpu *la.GPU, kvHeads int, computes bool) {
 		t.Fatal(err)
 	}
 	g := G.NewGraph()
-	var in [3]*la.DeviceTensor
+	var in [3]*device.Tensor
 	var nodes [3]*G.Node
 	for i, width := range []int{heads * dim, kvHeads * dim, kvHeads * dim} {
 		in[i] = graphtest.Upload(t, gpu, graphtest.TensorOf(tensor.Float32, make([]float64, rows*width), rows, width))
@@ -560,7 +562,7 @@ func testRecordedTrees(t *testing.T, gpu *la.GPU, kvHeads int, computes bool) {
 			t.Fatal(err)
 		}
 	}
-	record := func() *la.Recording {
+	record := func() *device.Recording {
 		t.Helper()
 		rec, err := gpu.Record(run)
 		if err != nil {
@@ -578,7 +580,7 @@ func testRecordedTrees(t *testing.T, gpu *la.GPU, kvHeads int, computes bool) {
 		}
 	}
 
-	var plain, trees *la.Recording
+	var plain, trees *device.Recording
 	turn(nil, func(c compute) { c(run) })
 	turn(nil, func(c compute) { plain = record(); c(plain.Replay) })
 	for range 2 {

@@ -26,7 +26,7 @@ import (
 // off by no more than 2^-22 of x. NaN stays NaN, and -Inf becomes it, as the formula
 // has it.
 //
-// It computes on a GPU where x is a [la.DeviceTensor] of float32.
+// It computes on a GPU where x is a [device.Tensor] of float32.
 //
 // The gradient is available on both of Gorgonia's machines, in host memory; it can not be
 // differentiated once more.

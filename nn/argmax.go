@@ -22,7 +22,7 @@ import (
 // x is float32 of shape (rows, n), and the result int32 of shape (rows). A row
 // has none, and its index is -1, where an element is NaN or +Inf or all are -Inf.
 //
-// It computes on a GPU where x is a [la.DeviceTensor], of rows of at most 2^19
+// It computes on a GPU where x is a [device.Tensor], of rows of at most 2^19
 // elements: of a decoder's logits only a few bytes have to come down then. Of several GPUs each looks
 // at its columns, if x is sharded on axis 1, and all of them get the same.
 //

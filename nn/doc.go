@@ -15,7 +15,7 @@
 //   - [Add], [Mul], [Scale], [Slice], [Concat], [Reshape], [SplitHeads] and [MergeHeads], for what a
 //     model has besides
 //
-// Each computes where its inputs are, on the CPU or on a GPU, see [leanattention.DeviceTensor]. All
+// Each computes where its inputs are, on the CPU or on a GPU, see [device.Tensor]. All
 // but ArgMax and Sample have gradients, in host memory.
 //
 // Gorgonia v0.9.18 has no LayerNorm and no GELU; its GroupNorm with one group is wrong for wide rows,

@@ -16,7 +16,7 @@ import (
 // Add is a + b. b has a's shape, or is a vector of as many elements as a's last axis, which is
 // added to each row.
 //
-// Both are float32 or float64. It computes on a GPU where both are a [la.DeviceTensor] of float32, which
+// Both are float32 or float64. It computes on a GPU where both are a [device.Tensor] of float32, which
 // Gorgonia's own Add does not take. Both gradients are available on both of Gorgonia's machines, in
 // host memory; they can not be differentiated once more.
 //

@@ -37,7 +37,7 @@ import (
 // is found when the graph runs, before anything is computed: ErrLength. A table that is computed may have fewer rows in a
 // run than the graph was built for, see [la.Step.Rows]: rows that were not computed belong to nobody, and are 0.
 //
-// It computes on a GPU where each of its inputs is a [la.DeviceTensor]; ids are int32
+// It computes on a GPU where each of its inputs is a [device.Tensor]; ids are int32
 // there, and one outside of the table makes a row of NaN, since the host does not
 // see them. On a GPU a table of float64 is ErrUnsupported.
 //

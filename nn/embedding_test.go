@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -325,7 +327,7 @@ func TestEmbeddingWrongValues(t *testing.T) {
 
 	// A GPU has no float64. What is on the GPU does not matter.
 	wide := embedding{table: tensor.Float64, ids: tensor.Int32, residual: true, gpu: new(ongpu.Node)}
-	onGPU := new(la.DeviceTensor)
+	onGPU := new(device.Tensor)
 	for i := range 3 {
 		in := []G.Value{value(tensor.Float64, 5, 3), value(tensor.Int32, 2), value(tensor.Float64, 2, 3)}
 		in[i] = onGPU

@@ -54,7 +54,7 @@ func (g Gate) check(name string) error {
 // gate and up are of one shape, of rank 1 or more, and of one type, float32 or float64; y is
 // as they are.
 //
-// It computes on a GPU where both are a [la.DeviceTensor] of float32. Both gradients are
+// It computes on a GPU where both are a [device.Tensor] of float32. Both gradients are
 // available on both of Gorgonia's machines, in host memory; they can not be differentiated
 // once more.
 //

@@ -18,7 +18,7 @@ import (
 // queues the work finds out.
 func anyOnGPU(in []G.Value) bool {
 	return slices.ContainsFunc(in, func(v G.Value) bool {
-		_, ok := v.(*la.DeviceTensor)
+		_, ok := ongpu.Of(v)
 		return ok
 	})
 }

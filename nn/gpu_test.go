@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/half"
@@ -21,12 +23,12 @@ import (
 type places struct {
 	t     *testing.T
 	rng   *rand.Rand
-	gpu   *la.GPU
+	gpu   *device.GPU
 	g     [2]*G.ExprGraph
 	names int
 }
 
-func newPlaces(t *testing.T, rng *rand.Rand, gpu *la.GPU) *places {
+func newPlaces(t *testing.T, rng *rand.Rand, gpu *device.GPU) *places {
 	return &places{t: t, rng: rng, gpu: gpu, g: [2]*G.ExprGraph{G.NewGraph(), G.NewGraph()}}
 }
 
@@ -40,7 +42,7 @@ func (p *places) let(x *tensor.Dense) (in [2]*G.Node) {
 	return p.letThere(x, there)
 }
 
-func (p *places) letThere(x *tensor.Dense, there *la.DeviceTensor) (in [2]*G.Node) {
+func (p *places) letThere(x *tensor.Dense, there *device.Tensor) (in [2]*G.Node) {
 	p.names++
 	for i, v := range []G.Value{x, there} {
 		in[i] = G.NewTensor(p.g[i], x.Dtype(), x.Dims(), G.WithShape(x.Shape()...), G.WithName(fmt.Sprint("input ", p.names)), G.WithValue(v))
@@ -90,7 +92,7 @@ func (p *places) compare(what string, atol float64, nodes ...[2]*G.Node) {
 func (p *places) check(what string, atol float64, nodes ...[2]*G.Node) {
 	p.t.Helper()
 	for _, n := range nodes {
-		d, ok := n[1].Value().(*la.DeviceTensor)
+		d, ok := n[1].Value().(*device.Tensor)
 		if !ok {
 			p.t.Fatalf("%s: a %T on the GPU", what, n[1].Value())
 		}

@@ -35,7 +35,7 @@ type float interface{ float32 | float64 }
 //
 // eps is finite and not negative; with 0 a row of equal elements is 0/0, NaN.
 //
-// It computes on a GPU where each of its inputs is a [la.DeviceTensor] of float32, with
+// It computes on a GPU where each of its inputs is a [device.Tensor] of float32, with
 // means and variances in float32.
 //
 // Gradients for x, gamma and beta are available on both of Gorgonia's machines;

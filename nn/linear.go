@@ -117,7 +117,7 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // w is best an input with its values in row-major order: of any other, such as
 // the transpose of a node, a copy is made at each run.
 //
-// It computes on a GPU where each of its inputs is a [la.DeviceTensor], of float32 with
+// It computes on a GPU where each of its inputs is a [device.Tensor], of float32 with
 // weights of any of the three types; a row of w must then have a multiple of 16
 // bytes. There 16 rows read the weights once; operands are split in two parts
 // for the tensor cores, so that no more than 2^-18 of a product is lost (2^-15
@@ -125,9 +125,9 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // number of rows and the GPU. Where many rows are a GEMM the tensor core cuts off what it adds, too: up to 2^-27 of the
 // largest sum on its way, for each column and part.
 //
-// Of several GPUs ([la.OpenGPUs]) each computes some columns of y where w comes from
-// [la.GPU.UploadSharded] on axis 0, the output features; b may be sharded so as well. If the other inputs are on
-// all GPUs ([la.GPU.UploadReplicated]; a residual sharded by columns), y is sharded by columns; else y is whole, on the first GPU.
+// Of several GPUs ([device.Open]) each computes some columns of y where w comes from
+// [device.GPU.UploadSharded] on axis 0, the output features; b may be sharded so as well. If the other inputs are on
+// all GPUs ([device.GPU.UploadReplicated]; a residual sharded by columns), y is sharded by columns; else y is whole, on the first GPU.
 // Where w is sharded on axis 1, the input features, x may be sharded so, too, and y, on all GPUs, is
 //
 //	y = x_0 w_0^T + x_1 w_1^T + ... + b + residual

@@ -22,7 +22,7 @@ import (
 // x as a table.)
 //
 // x is of rank 1 or more, float32 or float64; y has its rank and type. It computes on a GPU where
-// x is a [la.DeviceTensor] of float32. The gradient is available on both of Gorgonia's machines, in
+// x is a [device.Tensor] of float32. The gradient is available on both of Gorgonia's machines, in
 // host memory; it can not be differentiated once more. Gorgonia's own slices don't take device tensors, and of
 // two that are 256 apart make one.
 //
@@ -81,7 +81,7 @@ func MergeHeads(x *G.Node) (y *G.Node, err error) {
 // Reshape is the elements of x in another shape of as many. Where both have the same number of
 // rows, a run may have fewer of them than the graph was built for.
 //
-// x is of rank 1 or more, float32 or float64. It computes on a GPU where x is a [la.DeviceTensor], in
+// x is of rank 1 or more, float32 or float64. It computes on a GPU where x is a [device.Tensor], in
 // the memory of x. The gradient is available on both of Gorgonia's machines, in host memory; it can not be
 // differentiated once more.
 //

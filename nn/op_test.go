@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
@@ -255,7 +257,7 @@ func TestGPUOps(t *testing.T) {
 		vm := G.NewTapeMachine(o.g)
 		check := func(what string) {
 			t.Helper()
-			d, ok := o.y.Value().(*la.DeviceTensor)
+			d, ok := o.y.Value().(*device.Tensor)
 			if !ok {
 				t.Fatalf("%s, %s: a %T", c.name, what, o.y.Value())
 			}
@@ -278,7 +280,7 @@ func TestGPUOps(t *testing.T) {
 		for i, in := range c.inputs {
 			if in.ids == nil {
 				c.inputs[i].x = randomInput(rng, "", in.shape...).x
-				if err := o.in[i].Value().(*la.DeviceTensor).CopyFrom(c.inputs[i].tensor(tensor.Float32, true)); err != nil {
+				if err := o.in[i].Value().(*device.Tensor).CopyFrom(c.inputs[i].tensor(tensor.Float32, true)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -530,7 +532,7 @@ func testRowLayers(t *testing.T, where func(*tensor.Dense) G.Value, first int) {
 				t.Fatalf("%s: %v", layer.name, err)
 			}
 			y := o.y.Value()
-			if d, ok := y.(*la.DeviceTensor); ok {
+			if d, ok := y.(*device.Tensor); ok {
 				host, err := d.Download()
 				if err != nil {
 					t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 // layers; bias and residual are for one of them. In a world of one it is x itself.
 //
 // It computes on the rank's GPU alone: a value in host memory, or on another GPU, is an error. Where
-// the rank has several GPUs, and all of them have x ([la.GPU.UploadReplicated], or a linear layer that is sharded by input
+// the rank has several GPUs, and all of them have x ([device.GPU.UploadReplicated], or a linear layer that is sharded by input
 // features), each sums with the same GPUs of the other ranks, and y is on all of them. Else it is on the first one; x
 // is to be on one, or on all, for all ranks alike. With three ranks and more, replicas may differ by rounding. All
 // ranks have to run the same sums in the same order: the graph's, where they depend on each
@@ -102,5 +102,5 @@ func (r together) compute([]G.Value, tensor.Shape) (G.Value, error) {
 }
 
 func (r together) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
-	return ongpu.Together(w, r.comm, r.what, shape.TotalSize(), r.from)
+	return r.comm.Internal().Queue(w, r.what, shape.TotalSize(), r.from)
 }

@@ -37,7 +37,7 @@ func WithUnitOffset() NormOption { return NormOption{unitOffset: true} }
 //
 // eps is finite and not negative; with 0 a row of zeros is 0/0, NaN.
 //
-// It computes on a GPU where each of its inputs is a [la.DeviceTensor] of float32, with means
+// It computes on a GPU where each of its inputs is a [device.Tensor] of float32, with means
 // in float32.
 //
 // Gradients for x, gamma and residual are available on both of Gorgonia's machines, in host

@@ -27,7 +27,7 @@ import (
 // Frequencies are of float64, and whole turns are left out before anything else is rounded: an
 // angle is off by no more than 2^-51 of the position, in radians, and 2^-22 in float32.
 //
-// It computes on a GPU where both inputs are a [la.DeviceTensor], x of float32 and positions of
+// It computes on a GPU where both inputs are a [device.Tensor], x of float32 and positions of
 // int32. A GPU turns up to 256 elements of a head.
 //
 // The gradient of x is available on both of Gorgonia's machines, in host memory; it can not be

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
@@ -36,7 +38,7 @@ func newTurnedRig(t *testing.T, at graphtest.Place, caches [2]*la.Cache, rows, h
 		if !at.There {
 			return n
 		}
-		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, at.GPU) })
+		return graphtest.Move(t, n, func(n *G.Node) (*G.Node, error) { return device.ToGPU(n, at.GPU) })
 	}
 	var in [3]*G.Node
 	for i, width := range []int{heads * cfg.HeadDim, cfg.KVHeads * cfg.HeadDim, cfg.KVHeads * cfg.ValueDim} {
@@ -67,7 +69,7 @@ func newTurnedRig(t *testing.T, at graphtest.Place, caches [2]*la.Cache, rows, h
 			t.Fatal(err)
 		}
 		if at.There {
-			out, lse = graphtest.Move(t, out, la.ToHost), graphtest.Move(t, lse, la.ToHost)
+			out, lse = graphtest.Move(t, out, device.ToHost), graphtest.Move(t, lse, device.ToHost)
 		}
 		G.Read(out, &r.out[i])
 		G.Read(lse, &r.lse[i])
@@ -215,13 +217,13 @@ func TestGPURecordedPositions(t *testing.T) {
 	}
 	const rows, heads, dim = 4, 2, 64
 	g := G.NewGraph()
-	input := func(name string, dtype tensor.Dtype, shape ...int) (*G.Node, *la.DeviceTensor) {
+	input := func(name string, dtype tensor.Dtype, shape ...int) (*G.Node, *device.Tensor) {
 		x, err := gpu.NewTensor(dtype, shape...)
 		must(err)
 		return G.NewTensor(g, dtype, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(x)), x
 	}
 	var in [3]*G.Node
-	var there [3]*la.DeviceTensor
+	var there [3]*device.Tensor
 	for i, width := range []int{heads * dim, dim, dim} {
 		in[i], there[i] = input("qkv"[i:i+1], tensor.Float32, rows, width)
 	}
@@ -253,7 +255,7 @@ func TestGPURecordedPositions(t *testing.T) {
 	vm := graphtest.NewTapeMachine(g)
 	defer vm.Close()
 	run := func() error { defer vm.Reset(); return la.Cause(vm.RunAll()) }
-	var recording *la.Recording
+	var recording *device.Recording
 	for turn := range 6 {
 		var given [2][]int
 		for j, n := range []int{3, 1} {

@@ -53,7 +53,7 @@ var chooseMemory = sync.Pool{New: func() any { return new(choose.Memory) }}
 // randoms that of [Randoms] for as many rows; they are data, and may change from
 // run to run. The result is int32 of shape (rows); -1 where there is none.
 //
-// It computes on a GPU where each of its inputs is a [la.DeviceTensor], of rows of at most
+// It computes on a GPU where each of its inputs is a [device.Tensor], of rows of at most
 // 2^19 elements; there a probability is right to 1e-9 of itself. What a choice has
 // outside of its range is no error, since the host does not see it. Several GPUs choose the same
 // where logits are sharded on axis 1, and choices and randoms are on all of them.

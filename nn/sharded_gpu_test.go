@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -30,7 +32,7 @@ func (p *places) letSharded(x *tensor.Dense) (in [2]*G.Node) {
 }
 
 // poison leaves NaN in memory that all GPUs hand out next.
-func poison(t *testing.T, gpu *la.GPU) {
+func poison(t *testing.T, gpu *device.GPU) {
 	t.Helper()
 	for n := 64; n <= 1<<15; n *= 2 {
 		x := make([]float32, n*len(gpu.Members()))
@@ -51,7 +53,7 @@ func poison(t *testing.T, gpu *la.GPU) {
 func bits(t *testing.T, nodes ...[2]*G.Node) (all []uint32) {
 	t.Helper()
 	for _, n := range nodes {
-		d, err := n[1].Value().(*la.DeviceTensor).Download()
+		d, err := n[1].Value().(*device.Tensor).Download()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,11 +188,11 @@ const (
 // letAs is let of what is placed otherwise.
 func (p *places) letAs(x *tensor.Dense, at placement) (in [2]*G.Node) {
 	p.t.Helper()
-	upload := map[placement]func() (*la.DeviceTensor, error){
-		onFirst:   func() (*la.DeviceTensor, error) { return p.gpu.Upload(x) },
-		onAll:     func() (*la.DeviceTensor, error) { return p.gpu.UploadReplicated(x) },
-		byRows:    func() (*la.DeviceTensor, error) { return p.gpu.UploadSharded(x, 0) },
-		byColumns: func() (*la.DeviceTensor, error) { return p.gpu.UploadSharded(x, 1) },
+	upload := map[placement]func() (*device.Tensor, error){
+		onFirst:   func() (*device.Tensor, error) { return p.gpu.Upload(x) },
+		onAll:     func() (*device.Tensor, error) { return p.gpu.UploadReplicated(x) },
+		byRows:    func() (*device.Tensor, error) { return p.gpu.UploadSharded(x, 0) },
+		byColumns: func() (*device.Tensor, error) { return p.gpu.UploadSharded(x, 1) },
 	}
 	there, err := upload[at]()
 	if err != nil {
@@ -476,16 +478,16 @@ func testChoice(t *testing.T, members int) {
 		}
 		logits, choices, randoms := draw()
 		table, w := small(n, width), small(4, width)
-		var inputs [2][3]*la.DeviceTensor
+		var inputs [2][3]*device.Tensor
 		var nodes [2][]*G.Node
 		var machines [2]G.VM
 		var replay [2]func() error
 		for j := range nodes { // the first GPU alone, and all
 			g := G.NewGraph()
-			put := func(name string, x *tensor.Dense, at func(*tensor.Dense) (*la.DeviceTensor, error)) (*G.Node, *la.DeviceTensor) {
+			put := func(name string, x *tensor.Dense, at func(*tensor.Dense) (*device.Tensor, error)) (*G.Node, *device.Tensor) {
 				t.Helper()
 				if j == 0 {
-					at = func(x *tensor.Dense) (*la.DeviceTensor, error) { return gpu.Upload(x) }
+					at = func(x *tensor.Dense) (*device.Tensor, error) { return gpu.Upload(x) }
 				}
 				d, err := at(x)
 				if err != nil {
@@ -493,14 +495,14 @@ func testChoice(t *testing.T, members int) {
 				}
 				return G.NewMatrix(g, x.Dtype(), G.WithShape(x.Shape()...), G.WithName(name), G.WithValue(d)), d
 			}
-			all := func(x *tensor.Dense) (*la.DeviceTensor, error) { return gpu.UploadReplicated(x) }
-			columns := func(x *tensor.Dense) (*la.DeviceTensor, error) { return gpu.UploadSharded(x, 1) }
+			all := func(x *tensor.Dense) (*device.Tensor, error) { return gpu.UploadReplicated(x) }
+			columns := func(x *tensor.Dense) (*device.Tensor, error) { return gpu.UploadSharded(x, 1) }
 			x, there := put("logits", logits, columns)
 			c, cThere := put("choices", choices, all)
 			u, uThere := put("randoms", randoms, all)
 			rowsOf, _ := put("table", table, all)
 			weights, _ := put("w", w, columns)
-			inputs[j] = [3]*la.DeviceTensor{there, cThere, uThere}
+			inputs[j] = [3]*device.Tensor{there, cThere, uThere}
 			greedy, err := nn.ArgMax(x)
 			if err != nil {
 				t.Fatal(err)
@@ -541,7 +543,7 @@ func testChoice(t *testing.T, members int) {
 			for i := range nodes[0] {
 				var got [2]string
 				for j := range got {
-					d, err := nodes[j][i].Value().(*la.DeviceTensor).Download()
+					d, err := nodes[j][i].Value().(*device.Tensor).Download()
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -568,7 +570,7 @@ func TestGPUsFaults(t *testing.T) {
 	if lib == nil {
 		t.Skip("calls of a real driver don't fail on demand")
 	}
-	gpu, err := la.OpenGPUs(0, 1)
+	gpu, err := device.Open(0, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -599,7 +601,7 @@ func TestGPUsFaults(t *testing.T) {
 			return "", la.Cause(err)
 		}
 		for _, n := range []*G.Node{y, logits, chosen} {
-			v, err := n.Value().(*la.DeviceTensor).Download()
+			v, err := n.Value().(*device.Tensor).Download()
 			if err != nil {
 				return "", err
 			}
@@ -642,7 +644,7 @@ func TestGPUsFaults(t *testing.T) {
 // What can't be sharded, or is sharded otherwise, is named.
 func TestGPUsRefuse(t *testing.T) {
 	gpu := gputest.OpenSome(t, 2)
-	upload := func(axis int, shape ...int) *la.DeviceTensor {
+	upload := func(axis int, shape ...int) *device.Tensor {
 		t.Helper()
 		x := tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Float32))
 		d, err := gpu.Upload(x)
@@ -655,7 +657,7 @@ func TestGPUsRefuse(t *testing.T) {
 		return d
 	}
 	const whole = -1
-	other, err := la.OpenGPUs(0, 1)
+	other, err := device.Open(0, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -667,7 +669,7 @@ func TestGPUsRefuse(t *testing.T) {
 	w, x := upload(0, 8, 16), upload(whole, 2, 16)
 	b, gamma, residual := upload(whole, 8), upload(whole, 16), upload(whole, 2, 8)
 	for _, c := range []struct {
-		w, x, b, gamma, residual *la.DeviceTensor
+		w, x, b, gamma, residual *device.Tensor
 		text                     string
 	}{
 		{upload(1, 8, 16), x, b, gamma, residual, "w is sharded on axis 1, by input features, and x is to be normalised"},
@@ -679,7 +681,7 @@ func TestGPUsRefuse(t *testing.T) {
 		{w, x, b, gamma, residual, ""},
 	} {
 		g := G.NewGraph()
-		in := func(name string, d *la.DeviceTensor) *G.Node {
+		in := func(name string, d *device.Tensor) *G.Node {
 			return G.NewTensor(g, tensor.Float32, d.Shape().Dims(), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 		}
 		y, err := nn.Linear(in("x", c.x), in("w", c.w), in("b", c.b), nn.WithNorm(in("gamma", c.gamma), nil, 0), nn.WithResidual(in("residual", c.residual)))
@@ -697,7 +699,7 @@ func TestGPUsRefuse(t *testing.T) {
 	}
 	// By input features there is one layer, and nothing behind the sum but its bias and residual.
 	for _, c := range []struct {
-		w    *la.DeviceTensor
+		w    *device.Tensor
 		opts []nn.LinearOption
 		text string
 	}{
@@ -705,7 +707,7 @@ func TestGPUsRefuse(t *testing.T) {
 		{upload(1, 8, 12), nil, "w of shape (8, 12) is sharded on axis 1 over 2 GPUs, want a multiple of 16 bytes of a row for each"},
 	} {
 		g := G.NewGraph()
-		in := func(name string, d *la.DeviceTensor) *G.Node {
+		in := func(name string, d *device.Tensor) *G.Node {
 			return G.NewMatrix(g, tensor.Float32, G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 		}
 		if _, err := nn.Linear(in("x", upload(whole, 2, c.w.Shape()[1])), in("w", c.w), nil, c.opts...); err != nil {
@@ -721,7 +723,7 @@ func TestGPUsRefuse(t *testing.T) {
 	}
 	// A gate and its other layer in one weight are dealt out in the wrong places.
 	g := G.NewGraph()
-	in := func(name string, d *la.DeviceTensor) *G.Node {
+	in := func(name string, d *device.Tensor) *G.Node {
 		return G.NewMatrix(g, tensor.Float32, G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 	}
 	if _, err := nn.GatedLinear(in("x", x), []*G.Node{in("w", w)}, nil, nn.SwiGLU); err != nil {

@@ -26,7 +26,7 @@ import (
 // the node that [la.WithLSE] gives there. All are float32, or all float64. A state of no key, whose log-sum-exp is
 // -Inf, is not read, and has no gradient.
 //
-// It computes on a GPU where all are a [la.DeviceTensor] of float32. Gradients for all of them are available on both of
+// It computes on a GPU where all are a [device.Tensor] of float32. Gradients for all of them are available on both of
 // Gorgonia's machines, in host memory; they can not be differentiated once more.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil nodes, none, other graphs).

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -158,7 +160,7 @@ func TestMergeStatesOfAttention(t *testing.T) {
 func TestGPUOpsMergeThere(t *testing.T) {
 	gpu := gputest.Open(t)
 	rng := reftest.Rand(t)
-	there := func(x *tensor.Dense) *la.DeviceTensor {
+	there := func(x *tensor.Dense) *device.Tensor {
 		d, err := gpu.Upload(x)
 		if err != nil {
 			t.Fatal(err)
@@ -183,10 +185,10 @@ func TestGPUOpsMergeThere(t *testing.T) {
 		}
 		want := draw()
 		got := up(want)
-		var host, device []la.State
+		var host, moved []la.State
 		for range n {
 			s := draw()
-			host, device = append(host, s), append(device, up(s))
+			host, moved = append(host, s), append(moved, up(s))
 		}
 		if err := la.Merge(want, host...); err != nil {
 			t.Fatal(err)
@@ -194,7 +196,7 @@ func TestGPUOpsMergeThere(t *testing.T) {
 		check := func(what string) {
 			t.Helper()
 			for _, x := range [][2]G.Value{{got.Out, want.Out}, {got.LSE, want.LSE}} {
-				d, err := x[0].(*la.DeviceTensor).Download()
+				d, err := x[0].(*device.Tensor).Download()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -206,17 +208,17 @@ func TestGPUOpsMergeThere(t *testing.T) {
 				}
 			}
 		}
-		if err := la.Merge(got, device...); err != nil {
+		if err := la.Merge(got, moved...); err != nil {
 			t.Fatal(err)
 		}
 		check("at once")
-		recording, err := gpu.Record(func() error { return la.Merge(got, device...) })
+		recording, err := gpu.Record(func() error { return la.Merge(got, moved...) })
 		if err != nil {
 			t.Fatal(err)
 		}
 		host[0] = draw()
-		for _, x := range [][2]G.Value{{device[0].Out, host[0].Out}, {device[0].LSE, host[0].LSE}} {
-			if err := x[0].(*la.DeviceTensor).CopyFrom(x[1].(*tensor.Dense)); err != nil {
+		for _, x := range [][2]G.Value{{moved[0].Out, host[0].Out}, {moved[0].LSE, host[0].LSE}} {
+			if err := x[0].(*device.Tensor).CopyFrom(x[1].(*tensor.Dense)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -231,14 +233,14 @@ func TestGPUOpsMergeThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, err := range map[string]error{
-			"a state in host memory": la.Merge(got, host...), "dst in host memory": la.Merge(want, device...),
-			"dst among the states": la.Merge(got, got), "one tensor": la.Merge(la.State{Out: got.Out, LSE: device[0].LSE}, device...),
+			"a state in host memory": la.Merge(got, host...), "dst in host memory": la.Merge(want, moved...),
+			"dst among the states": la.Merge(got, got), "one tensor": la.Merge(la.State{Out: got.Out, LSE: moved[0].LSE}, moved...),
 		} {
 			if !errors.Is(err, la.ErrUnsupported) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if err := la.Merge(la.State{Out: got.LSE, LSE: got.Out}, device...); !errors.Is(err, la.ErrShape) {
+		if err := la.Merge(la.State{Out: got.LSE, LSE: got.Out}, moved...); !errors.Is(err, la.ErrShape) {
 			t.Errorf("turned round: %v", err)
 		}
 	}

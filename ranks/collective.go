@@ -7,17 +7,20 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/nccl"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/queue"
 )
 
-func init() { ongpu.Together = together }
+// Internal is for the packages of this module.
+func (c *Comm) Internal() ongpu.Comm { return collectives{c} }
 
-// together is [ongpu.Together].
-func together(w *ongpu.Work, comm any, kind ongpu.Collective, n, from int) error {
-	c := comm.(*Comm)
+// collectives queues what all ranks do together.
+type collectives struct{ *Comm }
+
+func (t collectives) Queue(w *ongpu.Work, kind ongpu.Collective, n, from int) error {
+	c := t.Comm
 	if err := c.Err(); err != nil {
 		return err
 	}
@@ -25,7 +28,7 @@ func together(w *ongpu.Work, comm any, kind ongpu.Collective, n, from int) error
 	if !w.Recording() {
 		return w.Do(l.Queue)
 	}
-	w.Depend(func(r device.Recorded) bool { return r == recorded{c} }, func() device.Recorded { return recorded{c} })
+	w.Depend(func(r queue.Recorded) bool { return r == recorded{c} }, func() queue.Recorded { return recorded{c} })
 	l.release = c.hold()
 	if err := w.PutOff(l); err != nil {
 		l.release()
@@ -51,7 +54,7 @@ func (l *collective) Queue(s *cuda.Stream) error {
 	c := l.comm
 	at := slices.IndexFunc(c.members, func(m member) bool { return s.Of(m.dev) })
 	if at < 0 {
-		return fmt.Errorf("x is on another GPU than rank %d's, %v: %w", c.world.Rank, c.gpu, device.ErrRank)
+		return fmt.Errorf("x is on another GPU than rank %d's, %v: %w", c.world.Rank, c.gpu, queue.ErrRank)
 	}
 	var err error
 	switch m := c.members[at].nccl; l.kind {

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/nccl"
@@ -47,7 +49,7 @@ func rankError(err error) error {
 type Comm struct {
 	mark    nocopy.Mark
 	world   World
-	gpu     *la.GPU
+	gpu     *device.GPU
 	members []member            // of the GPU value
 	version string              // of NCCL; empty: this process is alone
 	session *rendezvous.Session // nil: as well
@@ -81,7 +83,7 @@ var loadNCCL = nccl.Load
 
 // Join waits until all ranks have come, and makes NCCL's communicators of their GPUs.
 //
-//   - gpu is this rank's GPU, or several ([la.OpenGPUs]), as many for all ranks. There is a communicator of the first GPUs
+//   - gpu is this rank's GPU, or several ([device.Open]), as many for all ranks. There is a communicator of the first GPUs
 //     of all ranks, one of the second ones, and so on. A GPU value can be in one Comm at a time.
 //   - same lists what all ranks must have alike, in any order: settings as texts, such as "seed 7", and checksums of
 //     what is long. Join adds this module's version and the number of GPUs. If the lists differ, all ranks end at once,
@@ -98,7 +100,7 @@ var loadNCCL = nccl.Load
 //   - [la.ErrRank], an [Error]: a rank does not come, fails, or differs in what all must have alike; or this process is turned away.
 //   - [la.ErrState]: gpu is in another Comm.
 //   - [la.ErrClosed]: gpu is closed.
-func Join(ctx context.Context, gpu *la.GPU, w World, same ...string) (_ *Comm, err error) {
+func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Comm, err error) {
 	const op = "Join"
 	if err := w.check(op); err != nil {
 		return nil, err
@@ -106,7 +108,7 @@ func Join(ctx context.Context, gpu *la.GPU, w World, same ...string) (_ *Comm, e
 	if w.Timeout == 0 {
 		w.Timeout = defaultTimeout
 	}
-	devs, group, leave, err := ongpu.Devices("ranks."+op, gpu)
+	devs, group, leave, err := gpu.Internal().Devices("ranks." + op)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/emulated/system"
@@ -32,7 +34,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(rankstest.Main{M: m}) }
 type rank struct {
 	*testing.T
 	world  ranks.World
-	gpu    *la.GPU
+	gpu    *device.GPU
 	comm   *ranks.Comm
 	driver *fakedriver.Library
 }
@@ -47,7 +49,7 @@ const sameVariable = "RANKS_TEST_SAME"
 const twoEach = gpusVariable + "=0,1;2,3"
 
 // open opens a rank's GPU, or several.
-func open(w ranks.World) (*la.GPU, error) {
+func open(w ranks.World) (*device.GPU, error) {
 	text, set := os.LookupEnv(gpusVariable)
 	if !set {
 		return w.OpenGPU()
@@ -60,7 +62,7 @@ func open(w ranks.World) (*la.GPU, error) {
 		}
 		ordinals = append(ordinals, i)
 	}
-	return la.OpenGPUs(ordinals...)
+	return device.Open(ordinals...)
 }
 
 // join is the beginning of a rank's part of a test.
@@ -184,7 +186,7 @@ func decoder(r *rank) (text string) {
 	defer vm.Close()
 	seq, err := cache.NewSequence()
 	r.must(err)
-	var recording *la.Recording
+	var recording *device.Recording
 	for i := range tokens {
 		r.must(step.Set([]la.Append{{Seq: seq, Tokens: 1}}))
 		switch i {
@@ -207,7 +209,7 @@ func decoder(r *rank) (text string) {
 			vm.Reset()
 		}
 		r.must(step.Commit())
-		next := chosen.Value().(*la.DeviceTensor)
+		next := chosen.Value().(*device.Tensor)
 		t, err := next.Download()
 		r.must(err)
 		text += fmt.Sprint(t.Data().([]int32)[0], " ")
@@ -218,7 +220,7 @@ func decoder(r *rank) (text string) {
 			r.Errorf("Close beside a recording: %v", err)
 		}
 	}
-	t, err := logits.Value().(*la.DeviceTensor).Download()
+	t, err := logits.Value().(*device.Tensor).Download()
 	r.must(err)
 	text += "\n"
 	for _, x := range t.Data().([]float32) {
@@ -326,7 +328,7 @@ func (r *rank) sums(n int, f func(i int) bool) error {
 		if err := la.Cause(vm.RunAll()); err != nil {
 			return err
 		}
-		t, err := y.Value().(*la.DeviceTensor).Download()
+		t, err := y.Value().(*device.Tensor).Download()
 		if err != nil {
 			return err
 		}
@@ -441,7 +443,7 @@ func TestDoNotMeet(t *testing.T) {
 		system.Emulate(t)
 		world, err := ranks.Environment()
 		if err == nil {
-			var gpu *la.GPU
+			var gpu *device.GPU
 			if gpu, err = open(world); err != nil {
 				t.Fatal(err)
 			}

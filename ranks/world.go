@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/rendezvous"
 )
@@ -208,13 +210,13 @@ func version() string {
 	return "of an unknown version"
 }
 
-// OpenGPU opens this rank's GPU: that of the ordinal LocalRank, or the only one that the
-// process sees (launchers may show each its own). Several are opened by [la.OpenGPUs]. Errors are those of [la.OpenGPU].
-func (w World) OpenGPU() (*la.GPU, error) {
+// device.Open opens this rank's GPU: that of the ordinal LocalRank, or the only one that the
+// process sees (launchers may show each its own). Several are opened by [device.Open]. Errors are those of [device.Open].
+func (w World) OpenGPU() (*device.GPU, error) {
 	if err := w.check("OpenGPU"); err != nil {
 		return nil, err
 	}
-	list, err := la.GPUs()
+	list, err := device.List()
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +224,7 @@ func (w World) OpenGPU() (*la.GPU, error) {
 	if len(list) == 1 {
 		ordinal = 0
 	}
-	return la.OpenGPU(ordinal)
+	return device.Open(ordinal)
 }
 
 // Part is which of n things rank r has: those from `from` up to `to`. Each has as many, but for one.

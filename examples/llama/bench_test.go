@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
@@ -51,7 +53,7 @@ func BenchmarkGPUStep(b *testing.B) {
 			})
 		}
 		for _, w := range there {
-			if err := w.(*la.DeviceTensor).Free(); err != nil {
+			if err := w.(*device.Tensor).Free(); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -60,7 +62,7 @@ func BenchmarkGPUStep(b *testing.B) {
 
 // randomWeights are weights that are made when they are asked for first; read is how many bytes of them a step
 // reads. Matrices of a shape have the same numbers, each in memory of its own.
-func randomWeights(gpu *la.GPU, c Config, there map[string]G.Value) (weights Weights, read *int) {
+func randomWeights(gpu *device.GPU, c Config, there map[string]G.Value) (weights Weights, read *int) {
 	read = new(int)
 	rng := rand.New(rand.NewPCG(1, 2))
 	made := map[string]*tensor.Dense{}
@@ -103,7 +105,7 @@ func randomWeights(gpu *la.GPU, c Config, there map[string]G.Value) (weights Wei
 	}, read
 }
 
-func benchmarkStep(b *testing.B, c Config, weights Weights, read *int, gpu *la.GPU, batch, context, chunk, steps int, ceiling float64) {
+func benchmarkStep(b *testing.B, c Config, weights Weights, read *int, gpu *device.GPU, batch, context, chunk, steps int, ceiling float64) {
 	d, err := New(c, weights, Options{Rows: []int{batch, chunk}, Tokens: batch * (context + 2*pageSize), KV: la.Float16, Device: gpu})
 	if err != nil {
 		b.Fatal(err)

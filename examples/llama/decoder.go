@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 
@@ -18,7 +20,7 @@ type Decoder struct {
 	cache  *la.Cache
 	vocab  int
 	cap    float64 // of logits; 0: none
-	gpu    *la.GPU
+	gpu    *device.GPU
 	greedy bool
 	graphs []*graph // smallest first
 }
@@ -34,7 +36,7 @@ type Options struct {
 	// KV is the type of keys and values in the cache: tensor.Float32, which is that of the zero value, Float16 or BFloat16.
 	KV tensor.Dtype
 	// Device is a GPU; nil: the CPU.
-	Device *la.GPU
+	Device *device.GPU
 	// Mixed lets what is multiplied with 16-bit weights and keys be rounded to their type, where that is faster:
 	// see WithMixedPrecision of both packages.
 	Mixed bool
@@ -216,12 +218,12 @@ type graph struct {
 		Close() error
 	}
 	ids       []int // tokens: in host memory the input is this
-	there     *la.DeviceTensor
+	there     *device.Tensor
 	out       *G.Node // logits, or of a greedy decoder tokens
-	gpu       *la.GPU
-	often     bool             // it is recorded
-	result    *la.DeviceTensor // of the last run on the GPU
-	recording *la.Recording
+	gpu       *device.GPU
+	often     bool           // it is recorded
+	result    *device.Tensor // of the last run on the GPU
+	recording *device.Recording
 }
 
 // newGraph builds a graph of a number of rows. One that runs often is recorded on a GPU; the values of
@@ -316,7 +318,7 @@ func (gr *graph) queue() (err error) {
 		defer gr.machine.Reset()
 		err := la.Cause(gr.machine.RunAll())
 		if err == nil {
-			gr.result = gr.out.Value().(*la.DeviceTensor)
+			gr.result = gr.out.Value().(*device.Tensor)
 		}
 		return err
 	}

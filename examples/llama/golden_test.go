@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
@@ -54,7 +56,7 @@ func (m *model) config(t testing.TB) Config {
 }
 
 // decoder is the model with matrices, keys and values of a type, closed when the test ends.
-func (m *model) decoder(t *testing.T, gpu *la.GPU, dtype tensor.Dtype) *Decoder {
+func (m *model) decoder(t *testing.T, gpu *device.GPU, dtype tensor.Dtype) *Decoder {
 	t.Helper()
 	return m.decoderOf(t, Options{Device: gpu, KV: dtype})
 }
@@ -198,7 +200,7 @@ func TestGPUsGolden(t *testing.T) {
 	testGolden(t, gpu, next, 1e-4)
 }
 
-func testGolden(t *testing.T, gpu *la.GPU, next int, atol float64) {
+func testGolden(t *testing.T, gpu *device.GPU, next int, atol float64) {
 	for _, m := range readGolden(t).Models {
 		if m.config(t).KVHeads < len(gpu.Members()) {
 			continue
@@ -339,7 +341,7 @@ func TestGPUHalf(t *testing.T) {
 		}
 		ids := m.Prompts[0]
 		var logits [3][][]float32
-		for i, at := range []*la.GPU{nil, gpu, gpu} {
+		for i, at := range []*device.GPU{nil, gpu, gpu} {
 			mixed, end := i == 2, len(ids)
 			if mixed {
 				end -= 4

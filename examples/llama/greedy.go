@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 
 	"gorgonia.org/tensor"
@@ -120,7 +122,7 @@ func (d *Decoder) continueGPU(seqs []*la.Sequence, tokens []int, steps int) (all
 
 // follow queues a step that reads what the last one has chosen, or else what is there already, and puts what it
 // chooses into rows of history from at on.
-func (gr *graph) follow(appends []la.Append, last bool, history *la.DeviceTensor, at int) (err error) {
+func (gr *graph) follow(appends []la.Append, last bool, history *device.Tensor, at int) (err error) {
 	if err := gr.step.Set(appends); err != nil {
 		return err
 	}
@@ -145,7 +147,7 @@ func (gr *graph) follow(appends []la.Append, last bool, history *la.DeviceTensor
 }
 
 // copyRows copies the first n rows of a tensor to those from at on of another.
-func copyRows(to *la.DeviceTensor, at int, from *la.DeviceTensor, n int) error {
+func copyRows(to *device.Tensor, at int, from *device.Tensor, n int) error {
 	dst, err := to.Rows(at, at+n)
 	if err != nil {
 		return err

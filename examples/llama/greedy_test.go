@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -23,7 +25,7 @@ func TestGPUGoldenGreedy(t *testing.T) { testGreedy(t, gputest.Open(t), 6, "llam
 func TestGPUsGoldenGreedy(t *testing.T) { testGreedy(t, gputest.OpenSome(t, 2), 6, "mistral") }
 
 // testGreedy has the model of a name, or all of them, write so many tokens.
-func testGreedy(t *testing.T, gpu *la.GPU, next int, name string) {
+func testGreedy(t *testing.T, gpu *device.GPU, next int, name string) {
 	for _, m := range readGolden(t).Models {
 		if name != "" && name != m.Name {
 			continue

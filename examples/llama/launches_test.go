@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
@@ -45,7 +47,7 @@ func TestStepLaunches(t *testing.T) {
 				s := lib.State()
 				s.Total, s.Major, s.Minor, s.SMs, s.Shared = 1<<30, 9, 0, 132, 232448
 				s.Argument("", 8) // of all kernels: nobody looks at the rest
-				there, err := la.OpenGPU(0)
+				there, err := device.Open(0)
 				if err != nil {
 					t.Fatal(err)
 				}

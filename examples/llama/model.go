@@ -12,7 +12,7 @@ import (
 )
 
 // Weights is the value of a parameter, by its name in a checkpoint of transformers: a
-// *tensor.Dense of float32, Float16 or BFloat16 for a decoder on the CPU, and a [la.DeviceTensor]
+// *tensor.Dense of float32, Float16 or BFloat16 for a decoder on the CPU, and a [device.Tensor]
 // for one on a GPU. Norms and biases are of float32.
 type Weights func(name string, shape ...int) (G.Value, error)
 

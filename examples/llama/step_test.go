@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
@@ -27,7 +29,7 @@ func stepConfig(headDim int) Config {
 }
 
 // someWeights are random ones, matrices of float16, the same on the host and on each GPU.
-func someWeights(gpu *la.GPU, rng *rand.Rand, made map[string]*tensor.Dense) Weights {
+func someWeights(gpu *device.GPU, rng *rand.Rand, made map[string]*tensor.Dense) Weights {
 	return func(name string, shape ...int) (G.Value, error) {
 		w := made[name]
 		if w == nil {
@@ -65,7 +67,7 @@ func TestGPUStep(t *testing.T) {
 			t.Run(fmt.Sprintf("%d/%d", headDim, texts), func(t *testing.T) {
 				c, made, seed := stepConfig(headDim), map[string]*tensor.Dense{}, rng.Uint64()
 				var logits [2][][]float32
-				for i, at := range []*la.GPU{nil, gpu} {
+				for i, at := range []*device.GPU{nil, gpu} {
 					d, err := New(c, someWeights(at, rng, made), Options{Rows: []int{texts, 32}, Tokens: texts * 64, KV: la.Float16, Device: at})
 					if err != nil {
 						t.Fatal(err)

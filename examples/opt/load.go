@@ -7,6 +7,8 @@ import (
 	"io"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/bpe"
 	"gorgonia.org/leanattention/examples/opt/hf"
@@ -22,7 +24,7 @@ type loaded struct {
 	config    hf.Config
 	folder    *hf.Folder
 	tokenizer *bpe.Tokenizer
-	gpu       *la.GPU        // nil: the CPU
+	gpu       *device.GPU    // nil: the CPU
 	comm      *ranks.Comm    // of several processes; nil: this one is alone
 	exchange  model.Exchange // that was measured
 
@@ -129,7 +131,7 @@ func (l *loaded) openGPU(stderr io.Writer) (err error) {
 	if o.world.Size > 1 && o.anyGPU {
 		l.gpu, err = o.world.OpenGPU()
 	} else {
-		l.gpu, err = la.OpenGPUs(o.gpus...)
+		l.gpu, err = device.Open(o.gpus...)
 	}
 	if err != nil || o.world.Size <= 1 {
 		return err

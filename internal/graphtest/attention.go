@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -586,7 +588,7 @@ func (p *Problem) CheckClose(t testing.TB, want *reftest.Result, a, b G.Value) {
 }
 
 // AttendThere is p on tensors of a GPU; what it returns has been downloaded.
-func (p *Problem) AttendThere(t testing.TB, gpu *la.GPU, opts ...la.Option) (out, lse *tensor.Dense) {
+func (p *Problem) AttendThere(t testing.TB, gpu *device.GPU, opts ...la.Option) (out, lse *tensor.Dense) {
 	t.Helper()
 	a := p.ArgsThere(t, gpu)
 	if err := la.Attend(a, append(p.Options(), opts...)...); err != nil {
@@ -596,9 +598,9 @@ func (p *Problem) AttendThere(t testing.TB, gpu *la.GPU, opts ...la.Option) (out
 }
 
 // ArgsThere are the operands of p for Attend on a GPU.
-func (p *Problem) ArgsThere(t testing.TB, gpu *la.GPU) la.Args {
+func (p *Problem) ArgsThere(t testing.TB, gpu *device.GPU) la.Args {
 	t.Helper()
-	nan := func(dt tensor.Dtype, shape []int) *la.DeviceTensor {
+	nan := func(dt tensor.Dtype, shape []int) *device.Tensor {
 		x := make([]float64, tensor.Shape(shape).TotalSize())
 		reftest.Poison(x)
 		return Upload(t, gpu, TensorOf(dt, x, shape...))
@@ -644,7 +646,7 @@ func (p *Problem) Another(rng *rand.Rand) *Problem {
 func (p *Problem) work() int { return p.QueryRows() * p.Heads * p.ValueDim }
 
 // Upload is x on a GPU.
-func Upload(t testing.TB, gpu *la.GPU, x tensor.Tensor) *la.DeviceTensor {
+func Upload(t testing.TB, gpu *device.GPU, x tensor.Tensor) *device.Tensor {
 	t.Helper()
 	d, err := gpu.Upload(x)
 	if err != nil {
@@ -656,7 +658,7 @@ func Upload(t testing.TB, gpu *la.GPU, x tensor.Tensor) *la.DeviceTensor {
 // Download is a value of a GPU in host memory.
 func Download(t testing.TB, v G.Value) *tensor.Dense {
 	t.Helper()
-	x, err := v.(*la.DeviceTensor).Download()
+	x, err := v.(*device.Tensor).Download()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
@@ -19,7 +21,7 @@ import (
 
 // Place is where a test's caches are: the zero value is the host.
 type Place struct {
-	GPU   *la.GPU
+	GPU   *device.GPU
 	Real  bool // it has kernels for some head dims only, and tensor cores round its numbers
 	There bool // q, k and v are on the GPU as well, and so is what comes out
 	Used  bool // runs have the rows that the step gives to sequences, and no others
@@ -118,7 +120,7 @@ func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query 
 		in := [3]*G.Node{d.Q[l], d.K[l], d.V[l]}
 		if at.There {
 			for i := range in {
-				in[i] = Move(t, in[i], func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, at.GPU) })
+				in[i] = Move(t, in[i], func(n *G.Node) (*G.Node, error) { return device.ToGPU(n, at.GPU) })
 			}
 		}
 		if at.Used {
@@ -130,7 +132,7 @@ func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query 
 		if sinks := d.shape(l).Sinks; sinks != nil {
 			n := Input(g, fmt.Sprint("sinks", l), SinksOf(query, sinks))
 			if at.There {
-				n = Move(t, n, func(n *G.Node) (*G.Node, error) { return la.ToDevice(n, at.GPU) })
+				n = Move(t, n, func(n *G.Node) (*G.Node, error) { return device.ToGPU(n, at.GPU) })
 			}
 			mods = append(mods, la.WithSinks(n))
 		}
@@ -140,7 +142,7 @@ func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query 
 			t.Fatal(err)
 		}
 		if at.There {
-			out, lse = Move(t, out, la.ToHost), Move(t, lse, la.ToHost)
+			out, lse = Move(t, out, device.ToHost), Move(t, lse, device.ToHost)
 		}
 		G.Read(out, &d.OutValues[l])
 		G.Read(lse, &d.LSEValues[l])

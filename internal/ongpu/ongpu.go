@@ -1,15 +1,14 @@
-// Package ongpu lets ops outside of the root package compute on its device
-// tensors, which only the root package can look into. It fills in [Compute], [Part]
-// and [Devices]. And it has the nodes of a graph share memory, on a GPU and in host memory.
+// Package ongpu has GPUs and the tensors on them as ops see them: memory, queues and engines of a GPU, the work of a node, and
+// the memory that nodes of a graph share on a GPU and in host memory. Package device is its public face.
 package ongpu
 
 import (
 	"sync"
 
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/queue"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -27,28 +26,28 @@ type Node struct {
 	From []*Node
 
 	mu   sync.Mutex
-	of   map[*device.Group][]*Memory // of each member
+	of   map[*queue.Group][]*NodeMemory // of each member
 	host hostValue
 }
 
-// Memory is what a node has on a GPU.
-type Memory struct {
-	Value  device.Slot
-	Rest   device.Slot // what the value comes by, or a second value: the log-sum-exp
-	Turned device.Slot // queries that attention has turned
-	inputs []*device.Slot
+// NodeMemory is what a node has on a GPU.
+type NodeMemory struct {
+	Value  queue.Slot
+	Rest   queue.Slot // what the value comes by, or a second value: the log-sum-exp
+	Turned queue.Slot // queries that attention has turned
+	inputs []*queue.Slot
 }
 
 // Input is the memory of what input i is made into for the node: a whole one, or a copy of it.
-func (m *Memory) Input(i int) *device.Slot {
+func (m *NodeMemory) Input(i int) *queue.Slot {
 	for len(m.inputs) <= i {
-		m.inputs = append(m.inputs, new(device.Slot))
+		m.inputs = append(m.inputs, new(queue.Slot))
 	}
 	return m.inputs[i]
 }
 
 // On is the memory on a member of a group of GPUs.
-func (n *Node) On(g *device.Group, member int) *Memory {
+func (n *Node) On(g *queue.Group, member int) *NodeMemory {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.of[g] == nil {
@@ -58,10 +57,10 @@ func (n *Node) On(g *device.Group, member int) *Memory {
 			}
 		}
 		if n.of == nil {
-			n.of = make(map[*device.Group][]*Memory)
+			n.of = make(map[*queue.Group][]*NodeMemory)
 		}
 		for range g.Len() {
-			n.of[g] = append(n.of[g], new(Memory))
+			n.of[g] = append(n.of[g], new(NodeMemory))
 		}
 	}
 	return n.of[g][member]
@@ -187,7 +186,7 @@ func (l LinearShards) After(w *Work) error {
 // Work is where a call's work is queued, and on what.
 type Work struct {
 	*decoder.Engine
-	*device.Submission
+	*queue.Submission
 	In           []Operand
 	Out, Scratch gpu.Memory
 }
@@ -286,17 +285,6 @@ type Shard struct {
 	First, N int
 }
 
-// Compute queues a call's work on the GPU that its inputs are on. Inputs in
-// different places are an error, and so are those that can't be used any more.
-var Compute func(*Call) (G.Value, error)
-
-// Part is the elements of a device tensor from one on, as a tensor of a shape,
-// without a copy.
-var Part func(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error)
-
-// Devices are those of a GPU value of the root package, and its group, which is kept open until leave is called.
-var Devices func(op string, gpu any) (devs []*cuda.Device, group *device.Group, leave func(), err error)
-
 // Collective is work that all ranks do together.
 type Collective int
 
@@ -307,6 +295,9 @@ const (
 	Broadcast
 )
 
-// Together queues a collective of the first input, of n elements of 32 bits, to the output. comm
-// is a communicator of package ranks, which fills it in; from is the rank of a broadcast.
-var Together func(w *Work, comm any, c Collective, n, from int) error
+// Comm is a communicator of several ranks.
+type Comm interface {
+	// Queue queues a collective of the first input, of n elements of 32 bits, to the output. from is the rank of a
+	// broadcast.
+	Queue(w *Work, c Collective, n, from int) error
+}

@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
@@ -19,7 +21,7 @@ import (
 // openLeanGPU makes a decoder with random weights whose values are all on the
 // first GPU.
 func openLeanGPU(c hf.Config, chunk int) (optDecoder, error) {
-	gpu, err := la.OpenGPU(0)
+	gpu, err := device.Open(0)
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +34,7 @@ func openLeanGPU(c hf.Config, chunk int) (optDecoder, error) {
 }
 
 // newLeanGPU computes on the CPU without a GPU.
-func newLeanGPU(c hf.Config, gpu *la.GPU, chunk int) (leanGPU, error) {
+func newLeanGPU(c hf.Config, gpu *device.GPU, chunk int) (leanGPU, error) {
 	weights, err := model.Load(newRandomModel(c))
 	if err != nil {
 		return leanGPU{}, err
@@ -61,7 +63,7 @@ func (e leanGPU) giveBack() error {
 
 // emptyPool has a GPU give the driver the memory that it keeps for what is asked for next. It does so when it is asked
 // for more than there is.
-func emptyPool(g *la.GPU) error {
+func emptyPool(g *device.GPU) error {
 	if g == nil {
 		return nil
 	}

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/llama"
 
@@ -15,8 +17,8 @@ import (
 // leanLlama is the decoder of examples/llama with random weights.
 type leanLlama struct {
 	config   llama.Config
-	gpu      *la.GPU // nil: the CPU
-	chunk    int     // rows of the graph for prompts
+	gpu      *device.GPU // nil: the CPU
+	chunk    int         // rows of the graph for prompts
 	mixed    bool
 	schedule la.Schedule
 	random   randomWeights
@@ -38,7 +40,7 @@ const llamaChunk = 512
 
 // openLlamaGPU makes a decoder whose values are all on the first GPU.
 func openLlamaGPU(c llama.Config, chunk int) (decoder, error) {
-	gpu, err := la.OpenGPU(0)
+	gpu, err := device.Open(0)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +50,7 @@ func openLlamaGPU(c llama.Config, chunk int) (decoder, error) {
 }
 
 // newLeanLlama computes on the CPU without a GPU.
-func newLeanLlama(c llama.Config, gpu *la.GPU, chunk int) *leanLlama {
+func newLeanLlama(c llama.Config, gpu *device.GPU, chunk int) *leanLlama {
 	if chunk == 0 {
 		chunk = llamaChunk
 	}
@@ -235,7 +237,7 @@ func (e *leanLlama) close() error {
 		return err
 	}
 	for _, w := range e.weights {
-		if t, ok := w.(*la.DeviceTensor); ok {
+		if t, ok := w.(*device.Tensor); ok {
 			err = errors.Join(err, t.Free())
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
@@ -258,7 +260,7 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ";
 
 // rankServer is what a process has.
 type rankServer struct {
-	gpu    *la.GPU
+	gpu    *device.GPU
 	comm   *ranks.Comm
 	engine *leanEngine
 }
@@ -268,7 +270,7 @@ func (r *rankServer) join(ordinals []int) (hello string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if r.gpu, err = la.OpenGPUs(ordinals...); err != nil {
+	if r.gpu, err = device.Open(ordinals...); err != nil {
 		return "", err
 	}
 	if r.comm, err = ranks.Join(context.Background(), r.gpu, world); err != nil {
@@ -346,7 +348,7 @@ func rankSets(x *gpu.Scaled, c hf.Config) (all []*rankSet, err error) {
 	if len(x.Ranks) == 0 {
 		return nil, nil
 	}
-	list, err := la.GPUs()
+	list, err := device.List()
 	for _, r := range x.Ranks {
 		all = append(all, &rankSet{Ranks: r, config: c, have: len(list), stderr: x.Stderr})
 	}

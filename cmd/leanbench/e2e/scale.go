@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
@@ -94,7 +96,7 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 		return err
 	}
 	type turn struct {
-		gpus []*la.GPU
+		gpus []*device.GPU
 		sets []*rankSet
 	}
 	turns := []turn{{x.GPUs, sets}}
@@ -164,7 +166,7 @@ func (m *modelScaling) compare(x *gpu.Scaled, names map[string]int, speed float6
 }
 
 // measureOn has numbers of GPUs, and ranks, take turns.
-func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*la.GPU, sets []*rankSet, weights *model.Weights) (err error) {
+func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*device.GPU, sets []*rankSet, weights *model.Weights) (err error) {
 	// GPUs of its own give the weights' memory back when they are closed.
 	mine := *x
 	mine.GPUs = nil
@@ -181,7 +183,7 @@ func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*la.GPU, sets []*rankSet,
 		for _, i := range g.Members() {
 			ordinals = append(ordinals, i.Ordinal)
 		}
-		g, err := la.OpenGPUs(ordinals...)
+		g, err := device.Open(ordinals...)
 		if err != nil {
 			return err
 		}

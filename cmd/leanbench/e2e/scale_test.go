@@ -13,11 +13,12 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
 
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/emulated/system"
 	"gorgonia.org/leanattention/internal/rankstest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -58,9 +59,9 @@ func TestEmulatedModelScaling(t *testing.T) {
 		c.Env = append(append(os.Environ(), env...), rankVariable+"="+args[1])
 		return c, nil
 	}
-	var gpus []*la.GPU
+	var gpus []*device.GPU
 	for _, ordinals := range [][]int{{0}, {0, 1}, {0, 1, 2}} {
-		g, err := la.OpenGPUs(ordinals...)
+		g, err := device.Open(ordinals...)
 		if err != nil {
 			t.Fatal(err)
 		}

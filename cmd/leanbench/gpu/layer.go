@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
@@ -42,7 +44,7 @@ func (b *Bench) layers() (err error) {
 	if err := b.Device.Fill(size, ArenaPeriod); err != nil {
 		return err
 	}
-	device, err := la.OpenGPU(b.Options.device)
+	device, err := device.Open(b.Options.device)
 	if err != nil {
 		return err
 	}
@@ -62,7 +64,7 @@ func (b *Bench) layers() (err error) {
 	return nil
 }
 
-func (b *Bench) measureLayer(s Shape, device *la.GPU) (err error) {
+func (b *Bench) measureLayer(s Shape, device *device.GPU) (err error) {
 	floor, err := b.Device.layerFloor(s)
 	if err != nil {
 		return err
@@ -111,7 +113,7 @@ func (b *Bench) judgeLayer(is string, contenders []measure.Contender, all []meas
 // layerRig is a decode step through the package.
 type layerRig struct {
 	cache   *la.Cache
-	device  *la.GPU
+	device  *device.GPU
 	decode  *la.Step
 	appends []la.Append
 	in      [2][]G.Value // of the host, and of the GPU
@@ -119,7 +121,7 @@ type layerRig struct {
 }
 
 // newLayerRig makes sequences that are one token short of the shape's.
-func newLayerRig(s Shape, device *la.GPU) (r *layerRig, err error) {
+func newLayerRig(s Shape, device *device.GPU) (r *layerRig, err error) {
 	r = &layerRig{device: device}
 	r.cache, err = la.NewCache(la.CacheConfig{
 		Layers: layerCount, KVHeads: s.kvHeads, HeadDim: s.dim, DType: la.Float16, PageSize: layerPage,

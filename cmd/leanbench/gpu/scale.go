@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
@@ -114,7 +116,7 @@ func scaleCases() []scaleCase {
 // Scaled is what parts of the scale command that others have measure with.
 type Scaled struct {
 	Report *measure.Report
-	GPUs   []*la.GPU // one, and all numbers of them that are asked for
+	GPUs   []*device.GPU // one, and all numbers of them that are asked for
 	Ranks  []Ranks
 	Rounds int
 	Quick  bool
@@ -153,7 +155,7 @@ func ranksOf(text string) (all []Ranks, err error) {
 }
 
 // Name is what so many GPUs are called.
-func (x *Scaled) Name(gpu *la.GPU) string { return gpusName(len(gpu.Members())) }
+func (x *Scaled) Name(gpu *device.GPU) string { return gpusName(len(gpu.Members())) }
 
 func gpusName(n int) string {
 	if n == 1 {
@@ -214,8 +216,8 @@ func measureScaleOf(flags *flag.FlagSet, s *scaling) func(stdout, stderr io.Writ
 }
 
 // open opens one GPU, and all numbers of them. They are to be closed after an error, too.
-func (s *scaling) open() (gpus []*la.GPU, err error) {
-	list, err := la.GPUs()
+func (s *scaling) open() (gpus []*device.GPU, err error) {
+	list, err := device.List()
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +234,7 @@ func (s *scaling) open() (gpus []*la.GPU, err error) {
 		for i := range ordinals {
 			ordinals[i] = i
 		}
-		g, err := la.OpenGPUs(ordinals...)
+		g, err := device.Open(ordinals...)
 		if err != nil {
 			return gpus, err
 		}
@@ -241,7 +243,7 @@ func (s *scaling) open() (gpus []*la.GPU, err error) {
 	return gpus, nil
 }
 
-func closeGPUs(gpus []*la.GPU) (err error) {
+func closeGPUs(gpus []*device.GPU) (err error) {
 	for _, g := range gpus {
 		err = errors.Join(err, g.Close())
 	}
@@ -304,7 +306,7 @@ func (s *scaling) save() error { return s.report.Save(s.json) }
 func (s *scaling) asked(is string) bool { return s.match == nil || s.match.MatchString(is) }
 
 // tooMuch says why a shape is not measured on so many GPUs, of which the first has the least memory left: "" if it is.
-func (c *scaleCase) tooMuch(first *la.GPU, gpus int) string {
+func (c *scaleCase) tooMuch(first *device.GPU, gpus int) string {
 	m, err := first.Memory()
 	if err != nil {
 		return err.Error()
@@ -339,7 +341,7 @@ const (
 )
 
 // measure has all numbers of GPUs take turns that have the memory, and FlashDecoding behind them, in what they give back.
-func (s *scaling) measure(c *scaleCase, is string, gpus []*la.GPU) error {
+func (s *scaling) measure(c *scaleCase, is string, gpus []*device.GPU) error {
 	times, err := s.turns(c, is, gpus)
 	if err != nil || s.peers == nil {
 		return err
@@ -380,7 +382,7 @@ func (c *scaleCase) share(gpus int) Shape {
 }
 
 // turns are the times of all layers by names of GPUs.
-func (s *scaling) turns(c *scaleCase, is string, gpus []*la.GPU) (times map[string]measure.Samples, err error) {
+func (s *scaling) turns(c *scaleCase, is string, gpus []*device.GPU) (times map[string]measure.Samples, err error) {
 	var contenders []measure.Contender
 	numbers := make(map[string]int) // of the GPUs of those with our schedule
 	for _, g := range gpus {
@@ -488,7 +490,7 @@ var readShape = EvenShape(1, 32, 32, 1<<17, 128)
 // Scaling measures shapes of other commands whose heads are on several GPUs.
 type Scaling struct {
 	s    *scaling
-	gpus []*la.GPU
+	gpus []*device.GPU
 }
 
 // OpenScaling opens one GPU, and all powers of two of them. Figures go to a table of the report. splits is how
@@ -515,15 +517,15 @@ func (x *Scaling) Close() error { return closeGPUs(x.gpus) }
 
 // scaleRig is a step of layers of attention, which may be recorded several times.
 type scaleRig struct {
-	gpu        *la.GPU
+	gpu        *device.GPU
 	cache      *la.Cache
 	step       *la.Step
-	recordings []*la.Recording
-	inputs     []*la.DeviceTensor
+	recordings []*device.Recording
+	inputs     []*device.Tensor
 	outputs    [][]G.Value // of layers that have run, the last ones
 }
 
-func newScaleRig(c *scaleCase, gpu *la.GPU) (r *scaleRig, err error) {
+func newScaleRig(c *scaleCase, gpu *device.GPU) (r *scaleRig, err error) {
 	r = &scaleRig{gpu: gpu}
 	defer func() {
 		if err != nil {
@@ -588,7 +590,7 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c *scaleCase, opts ...l
 		}
 		t := tensor.New(tensor.WithShape(rows, h*c.dim), tensor.WithBacking(x))
 		// As the projections before and behind have them.
-		upload := func(x tensor.Tensor) (*la.DeviceTensor, error) { return r.gpu.UploadSharded(x, 1) }
+		upload := func(x tensor.Tensor) (*device.Tensor, error) { return r.gpu.UploadSharded(x, 1) }
 		if c.byContext(len(r.gpu.Members())) {
 			upload = r.gpu.UploadReplicated
 		}
@@ -655,7 +657,7 @@ func (r *scaleRig) prompts(c *scaleCase, appends []la.Append) error {
 }
 
 // replay is n steps, from the first being queued to the last being done.
-func (r *scaleRig) replay(recording *la.Recording, n int) (time.Duration, error) {
+func (r *scaleRig) replay(recording *device.Recording, n int) (time.Duration, error) {
 	began := time.Now()
 	for range n {
 		if err := recording.Replay(); err != nil {
@@ -682,7 +684,7 @@ func (r *scaleRig) close() (err error) {
 	}
 	for _, outputs := range r.outputs {
 		for _, x := range outputs {
-			if d, ok := x.(*la.DeviceTensor); ok {
+			if d, ok := x.(*device.Tensor); ok {
 				err = errors.Join(err, d.Free())
 			}
 		}

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
@@ -37,7 +39,7 @@ func (c chainCase) String() string {
 }
 
 // measureChain has all numbers of GPUs take turns. On one of them the layers may be one launch.
-func (s *scaling) measureChain(c chainCase, gpus []*la.GPU) (err error) {
+func (s *scaling) measureChain(c chainCase, gpus []*device.GPU) (err error) {
 	var contenders []measure.Contender
 	for _, g := range gpus {
 		r, err := newChainRig(c, g)
@@ -67,16 +69,16 @@ func (s *scaling) measureChain(c chainCase, gpus []*la.GPU) (err error) {
 
 // chainRig is a recorded chain.
 type chainRig struct {
-	gpu       *la.GPU
-	tensors   []*la.DeviceTensor
+	gpu       *device.GPU
+	tensors   []*device.Tensor
 	vm        G.VM
-	recording *la.Recording
+	recording *device.Recording
 }
 
-func newChainRig(c chainCase, gpu *la.GPU) (r *chainRig, err error) {
+func newChainRig(c chainCase, gpu *device.GPU) (r *chainRig, err error) {
 	r = &chainRig{gpu: gpu}
 	const replicated = -1
-	there := func(x *tensor.Dense, axis int) (d *la.DeviceTensor, err error) {
+	there := func(x *tensor.Dense, axis int) (d *device.Tensor, err error) {
 		if axis == replicated {
 			d, err = gpu.UploadReplicated(x)
 		} else {
@@ -88,7 +90,7 @@ func newChainRig(c chainCase, gpu *la.GPU) (r *chainRig, err error) {
 		return d, err
 	}
 	g := G.NewGraph()
-	node := func(name string, d *la.DeviceTensor) *G.Node {
+	node := func(name string, d *device.Tensor) *G.Node {
 		return G.NewMatrix(g, d.Dtype(), G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 	}
 	x, err := there(tensor.New(tensor.WithShape(c.rows, c.features), tensor.WithBacking(randomFloats(c.rows*c.features))), replicated)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/emulated/system"
 
@@ -65,7 +67,7 @@ func TestEmulatedScale(t *testing.T) {
 func TestEmulatedByContext(t *testing.T) {
 	t.Setenv("LEANATTENTION_GPU", "emulated")
 	system.Emulate(t)
-	gpu, err := la.OpenGPUs(0, 1)
+	gpu, err := device.Open(0, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/nn"
@@ -89,7 +91,7 @@ type Options struct {
 	// there for the first decoder that needs them, and stay until the GPU is closed.
 	// Of several GPUs each has some heads of the cache and some output features of each
 	// linear layer; the first has the rest.
-	Device *la.GPU
+	Device *device.GPU
 
 	// Ranks are the processes that have a model together, each with a GPU, or as many as the others, Device, and the
 	// weights that [LoadPart] gives it; nil: this one has all of it. All ranks have to be made, and

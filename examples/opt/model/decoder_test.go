@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -487,8 +489,8 @@ func TestWrongUse(t *testing.T) {
 		"negative chunk":    {Capacity: []int{3}, Chunk: -1},
 		"attention":         {Capacity: []int{3}, Attention: 3},
 		"default in f16":    {Capacity: []int{3}, Attention: Default, Cache: la.Float16},
-		"fused's GPU":       {Capacity: []int{3}, Attention: Fused, Device: new(la.GPU)},
-		"default's way":     {Capacity: []int{3}, Attention: Default, Device: new(la.GPU), Schedule: la.PerHead},
+		"fused's GPU":       {Capacity: []int{3}, Attention: Fused, Device: new(device.GPU)},
+		"default's way":     {Capacity: []int{3}, Attention: Default, Device: new(device.GPU), Schedule: la.PerHead},
 		"default's workers": {Capacity: []int{3}, Attention: Default, Workers: 2},
 		"a NaN":             {Capacity: []int{3}, Choices: []nn.Choice{{Temperature: math.NaN(), TopP: 1}}},
 		"infinite":          {Capacity: []int{3}, Choices: []nn.Choice{{Temperature: math.Inf(1), TopP: 1}}},
@@ -502,7 +504,7 @@ func TestWrongUse(t *testing.T) {
 	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Workers: -1}); d != nil || !errors.Is(err, la.ErrOption) {
 		t.Errorf("negative workers: error %v", err)
 	}
-	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Device: new(la.GPU)}); d != nil || !errors.Is(err, la.ErrState) {
+	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Device: new(device.GPU)}); d != nil || !errors.Is(err, la.ErrState) {
 		t.Errorf("a GPU that is none: error %v", err)
 	}
 	if d, err := w.NewDecoder(Options{Capacity: []int{3}, Cache: tensor.Int}); d != nil || !errors.Is(err, la.ErrDType) {

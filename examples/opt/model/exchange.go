@@ -5,7 +5,8 @@ import (
 	"slices"
 	"time"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -55,7 +56,7 @@ func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 	}
 	if o.world().Size > 1 {
 		c := call()
-		c.Queue = func(w *ongpu.Work) error { return ongpu.Together(w, o.Ranks, ongpu.Sum, rows*width, 0) }
+		c.Queue = func(w *ongpu.Work) error { return o.Ranks.Internal().Queue(w, ongpu.Sum, rows*width, 0) }
 		calls = append(calls, c)
 	}
 	sums := func(n int) error {
@@ -84,7 +85,7 @@ func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 }
 
 // replayed is the median time of some replays of what run queues.
-func replayed(gpu *la.GPU, rounds int, run func() error) (took time.Duration, err error) {
+func replayed(gpu *device.GPU, rounds int, run func() error) (took time.Duration, err error) {
 	recording, err := gpu.Record(run)
 	if err != nil {
 		return 0, err

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 
@@ -19,14 +21,14 @@ import (
 type gpuWeights struct {
 	once    sync.Once
 	err     error
-	tensors map[string]*la.DeviceTensor
+	tensors map[string]*device.Tensor
 }
 
 // onGPU is the weights on a GPU, copied there when they are first needed.
-func (w *Weights) onGPU(gpu *la.GPU) (*gpuWeights, error) {
+func (w *Weights) onGPU(gpu *device.GPU) (*gpuWeights, error) {
 	w.gpus.Lock()
 	if w.gpus.of == nil {
-		w.gpus.of = make(map[*la.GPU]*gpuWeights)
+		w.gpus.of = make(map[*device.GPU]*gpuWeights)
 	}
 	g := w.gpus.of[gpu]
 	if g == nil {
@@ -46,7 +48,7 @@ func (w *Weights) onGPU(gpu *la.GPU) (*gpuWeights, error) {
 }
 
 // upload copies all weights, or none where they don't fit.
-func (w *Weights) upload(gpu *la.GPU) (tensors map[string]*la.DeviceTensor, err error) {
+func (w *Weights) upload(gpu *device.GPU) (tensors map[string]*device.Tensor, err error) {
 	gpus := len(gpu.Members())
 	if err := checkFree(gpu, func(i int) (int64, string) {
 		n := w.bytesOn(i, gpus)
@@ -54,7 +56,7 @@ func (w *Weights) upload(gpu *la.GPU) (tensors map[string]*la.DeviceTensor, err 
 	}); err != nil {
 		return nil, err
 	}
-	tensors = make(map[string]*la.DeviceTensor)
+	tensors = make(map[string]*device.Tensor)
 	for p := range placing(w.config, w.world, gpus) {
 		if w.tensors[p.from] == nil { // another rank's
 			continue
@@ -80,13 +82,13 @@ func (g *gpuWeights) input(b *builder, name string) (*G.Node, error) {
 	return deviceInput(b.g, name, t), nil
 }
 
-func deviceInput(g *G.ExprGraph, name string, t *la.DeviceTensor) *G.Node {
+func deviceInput(g *G.ExprGraph, name string, t *device.Tensor) *G.Node {
 	return G.NewTensor(g, t.Dtype(), len(t.Shape()), G.WithShape(t.Shape()...), G.WithName(name), G.WithValue(t))
 }
 
 // gpuGraph is what a graph has besides where its values are on a GPU.
 type gpuGraph struct {
-	gpu    *la.GPU
+	gpu    *device.GPU
 	inputs []gpuInput
 	often  bool    // it runs often: it is recorded
 	chosen *G.Node // of each row of the logits, a token; nil: not asked for
@@ -97,15 +99,15 @@ type gpuGraph struct {
 	settings [2]gpuSetting // the same on the GPU
 
 	runs      int
-	recording *la.Recording
-	result    *la.DeviceTensor // of the last run
+	recording *device.Recording
+	result    *device.Tensor // of the last run
 }
 
 // gpuInput is indices in host memory and on the GPU.
 type gpuInput struct {
 	data  []int
 	short *tensor.Dense // the same as int32
-	there *la.DeviceTensor
+	there *device.Tensor
 }
 
 // indices adds an input whose values are data's at the time of a run.
@@ -124,7 +126,7 @@ func (g *gpuGraph) indices(b *builder, name string, data []int) *G.Node {
 // gpuSetting is a tensor that is copied to the GPU when it has changed.
 type gpuSetting struct {
 	last  []int32
-	there *la.DeviceTensor
+	there *device.Tensor
 }
 
 func (s *gpuSetting) put(t *tensor.Dense) error {
@@ -241,7 +243,7 @@ func (g *gpuGraph) keep(gr *graph, err error) error {
 		want = g.chosen
 	}
 	var ok bool
-	if g.result, ok = want.Value().(*la.DeviceTensor); !ok {
+	if g.result, ok = want.Value().(*device.Tensor); !ok {
 		return fmt.Errorf("model: the result is a %T", want.Value())
 	}
 	return nil
@@ -299,7 +301,7 @@ func (d *Decoder) continueGPU(tokens [][]int, steps int) (chosen [][]int, err er
 
 func (g *gpuGraph) close() error {
 	errs := []error{g.recording.Close()}
-	free := func(t *la.DeviceTensor) {
+	free := func(t *device.Tensor) {
 		if t == nil {
 			return
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -20,7 +22,7 @@ import (
 // models whose heads have sizes that no kernel has are left out.
 func TestGPUGoldenLogits(t *testing.T) { testGPULogits(t, gputest.Open(t)) }
 
-func testGPULogits(t *testing.T, gpu *la.GPU) {
+func testGPULogits(t *testing.T, gpu *device.GPU) {
 	for _, c := range readGolden(t).Logits {
 		for _, kind := range []struct {
 			name           string
@@ -56,7 +58,7 @@ func testGPULogits(t *testing.T, gpu *la.GPU) {
 // the tokens that the GPU chooses, in float32 and in float16.
 func TestGPUGoldenGreedy(t *testing.T) { testGPUGreedy(t, gputest.Open(t)) }
 
-func testGPUGreedy(t *testing.T, gpu *la.GPU) {
+func testGPUGreedy(t *testing.T, gpu *device.GPU) {
 	for _, kind := range []struct {
 		weights, cache tensor.Dtype
 		attention      Attention
@@ -140,14 +142,14 @@ func TestGPUBatches(t *testing.T) {
 	testGPUBatchesOf(t, gpu, w, true, 0.03, 17)
 }
 
-func testGPUBatches(t *testing.T, gpu *la.GPU, w *Weights, sizes ...int) {
+func testGPUBatches(t *testing.T, gpu *device.GPU, w *Weights, sizes ...int) {
 	testGPUBatchesOf(t, gpu, w, false, 0.003, sizes...)
 }
 
 // testGPUBatchesOf is testGPUBatches, perhaps in mixed precision. The difference of a row's logits is at most
 // bound times as long as the CPU's row. A bound of single logits would be one of the largest of 10^5 random
 // errors, which here and there is ten times what they usually are.
-func testGPUBatchesOf(t *testing.T, gpu *la.GPU, w *Weights, mixed bool, bound float64, sizes ...int) {
+func testGPUBatchesOf(t *testing.T, gpu *device.GPU, w *Weights, mixed bool, bound float64, sizes ...int) {
 	rng := reftest.Rand(t)
 	for _, rows := range sizes {
 		lengths := make([]int, rows)

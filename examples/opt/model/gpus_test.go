@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/internal/gputest"
@@ -112,7 +114,7 @@ func TestGPUsRepeat(t *testing.T) {
 	}
 }
 
-func testRepeat(t *testing.T, gpu *la.GPU, w *Weights, shard la.Shard) {
+func testRepeat(t *testing.T, gpu *device.GPU, w *Weights, shard la.Shard) {
 	var first [][]float32
 	for range 2 {
 		d := newDecoder(t, w, Options{Capacity: []int{20, 20}, Device: gpu, Cache: la.Float16, Shard: shard, Chunk: 8})
@@ -154,7 +156,7 @@ func TestGPUsMemory(t *testing.T) {
 	}
 }
 
-func testGPUsMemory(t *testing.T, gpu *la.GPU, w *Weights, tied bool) {
+func testGPUsMemory(t *testing.T, gpu *device.GPU, w *Weights, tied bool) {
 	g, err := w.onGPU(gpu)
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/device"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
@@ -41,7 +43,7 @@ func TestGPUsStepLaunches(t *testing.T) {
 			s := lib.State()
 			s.Devices, s.Total, s.Major, s.Minor, s.SMs, s.Shared = 2, 1<<30, 9, 0, 132, 232448
 			s.Argument("", 8) // of all kernels: nobody looks at the rest
-			there, err := la.OpenGPUs(0, 1)
+			there, err := device.Open(0, 1)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"iter"
 
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/ranks"
 
@@ -119,7 +121,7 @@ func (p *placed) bytesOn(gpu, gpus int, size uintptr) int64 {
 }
 
 // checkFree says whether each GPU has room for what it needs, what being the parts of that.
-func checkFree(gpu *la.GPU, need func(member int) (bytes int64, what string)) error {
+func checkFree(gpu *device.GPU, need func(member int) (bytes int64, what string)) error {
 	for i := range gpu.Members() {
 		m, err := gpu.MemoryOf(i)
 		if err != nil {
@@ -151,7 +153,7 @@ func (w *Weights) bytesOn(gpu, gpus int) (n int64) {
 }
 
 // place copies a weight to GPUs.
-func (w *Weights) place(gpu *la.GPU, p *placed) (t *la.DeviceTensor, err error) {
+func (w *Weights) place(gpu *device.GPU, p *placed) (t *device.Tensor, err error) {
 	var from tensor.Tensor = w.tensors[p.from]
 	switch p.at {
 	case onAll:

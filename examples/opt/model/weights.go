@@ -6,7 +6,8 @@ import (
 	"maps"
 	"sync"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
+
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/ranks"
 
@@ -39,7 +40,7 @@ type Weights struct {
 
 	gpus struct {
 		sync.Mutex
-		of map[*la.GPU]*gpuWeights
+		of map[*device.GPU]*gpuWeights
 	}
 }
 

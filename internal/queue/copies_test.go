@@ -1,6 +1,6 @@
 //go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
 
-package device_test
+package queue_test
 
 import (
 	"bytes"
@@ -10,11 +10,11 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
-	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/queue"
 )
 
 // openLate is open of a queue that puts small copies off.
-func openLate(t *testing.T) (*device.Queue, *fakedriver.Library) {
+func openLate(t *testing.T) (*queue.Queue, *fakedriver.Library) {
 	t.Helper()
 	q, lib := open(t)
 	if err := q.Arrange(func(s *cuda.Stream) error {
@@ -32,7 +32,7 @@ func openLate(t *testing.T) (*device.Queue, *fakedriver.Library) {
 	return q, lib
 }
 
-func submit(t *testing.T, q *device.Queue, f func(*device.Submission) error) {
+func submit(t *testing.T, q *queue.Queue, f func(*queue.Submission) error) {
 	t.Helper()
 	if err := q.Submit(f); err != nil {
 		t.Fatal(err)
@@ -40,9 +40,9 @@ func submit(t *testing.T, q *device.Queue, f func(*device.Submission) error) {
 }
 
 // alloc is memory, and its buffer.
-func alloc(t *testing.T, q *device.Queue, n int64) (m *device.Memory, b *cuda.Buffer) {
+func alloc(t *testing.T, q *queue.Queue, n int64) (m *queue.Memory, b *cuda.Buffer) {
 	t.Helper()
-	submit(t, q, func(sub *device.Submission) (err error) {
+	submit(t, q, func(sub *queue.Submission) (err error) {
 		if m, err = sub.Alloc(n); err == nil {
 			b, err = sub.Use(m, sub.Generation(m))
 		}
@@ -55,9 +55,9 @@ func alloc(t *testing.T, q *device.Queue, n int64) (m *device.Memory, b *cuda.Bu
 // not queue them. When there are no more, the oldest one's are queued and waited for.
 func TestPinnedPutOff(t *testing.T) {
 	q, lib := openLate(t)
-	var blocks []*device.Pinned
+	var blocks []*queue.Pinned
 	for range 8 {
-		p := must[*device.Pinned](t)(q.TakePinned(100))
+		p := must[*queue.Pinned](t)(q.TakePinned(100))
 		for _, other := range blocks {
 			if p == other {
 				t.Fatal("a block whose copy is put off was handed out")
@@ -70,13 +70,13 @@ func TestPinnedPutOff(t *testing.T) {
 	if count(lib, "kernel copy_pieces")+count(lib, "cuMemcpyHtoDAsync_v2")+count(lib, "cuEventQuery")+count(lib, "cuEventRecord") != 0 {
 		t.Errorf("something was queued:\n%s", lib.Log())
 	}
-	if p := must[*device.Pinned](t)(q.TakePinned(100)); p != blocks[0] {
+	if p := must[*queue.Pinned](t)(q.TakePinned(100)); p != blocks[0] {
 		t.Error("not the block that has been on its way for longest")
 	}
 	if count(lib, "kernel copy_pieces") != 1 || count(lib, "cuEventRecord") != 8 || count(lib, "cuEventSynchronize") != 1 {
 		t.Errorf("eight copies and a wait:\n%s", lib.Log())
 	}
-	if p := must[*device.Pinned](t)(q.TakePinned(100)); p != blocks[1] {
+	if p := must[*queue.Pinned](t)(q.TakePinned(100)); p != blocks[1] {
 		t.Error("a block whose copy is made is not handed out")
 	}
 }
@@ -85,7 +85,7 @@ func TestPinnedPutOff(t *testing.T) {
 // can't be queued it stays out of use until they are.
 func TestPinnedPutOffCutShort(t *testing.T) {
 	q, lib := openLate(t)
-	p := must[*device.Pinned](t)(q.TakePinned(10))
+	p := must[*queue.Pinned](t)(q.TakePinned(10))
 	send(t, q, p, false)
 	send(t, q, p, false)
 	q.GivePinned(p)
@@ -96,7 +96,7 @@ func TestPinnedPutOffCutShort(t *testing.T) {
 	if err := q.Synchronize(); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("Synchronize: %v", err)
 	}
-	other := must[*device.Pinned](t)(q.TakePinned(10))
+	other := must[*queue.Pinned](t)(q.TakePinned(10))
 	if other == p {
 		t.Error("a block whose copies are not made was handed out")
 	}
@@ -104,7 +104,7 @@ func TestPinnedPutOffCutShort(t *testing.T) {
 	if err := q.Synchronize(); err != nil {
 		t.Error(err)
 	}
-	if again := must[*device.Pinned](t)(q.TakePinned(10)); again != p {
+	if again := must[*queue.Pinned](t)(q.TakePinned(10)); again != p {
 		t.Error("a block whose copies are made is not handed out")
 	}
 	q.GivePinned(p)
@@ -115,11 +115,11 @@ func TestPinnedPutOffCutShort(t *testing.T) {
 // then by those of whoever has it now; the driver gets it back behind them.
 func TestMemoryPutOff(t *testing.T) {
 	q, lib := openLate(t)
-	p := must[*device.Pinned](t)(q.TakePinned(256))
+	p := must[*queue.Pinned](t)(q.TakePinned(256))
 	copy(p.Bytes, bytes.Repeat([]byte{1, 2, 3, 4, 5, 6, 7, 8}, 32))
 	upload := func(b *cuda.Buffer, to int64, from, n int) {
 		t.Helper()
-		submit(t, q, func(sub *device.Submission) error { return sub.Upload(b, to, p, from, n) })
+		submit(t, q, func(sub *queue.Submission) error { return sub.Upload(b, to, p, from, n) })
 	}
 	holds := func(b *cuda.Buffer, want ...byte) {
 		t.Helper()
@@ -134,7 +134,7 @@ func TestMemoryPutOff(t *testing.T) {
 	m, b := alloc(t, q, 64)
 	kept, c := alloc(t, q, 64)
 	upload(b, 0, 0, 8)
-	submit(t, q, func(sub *device.Submission) error {
+	submit(t, q, func(sub *queue.Submission) error {
 		if err := sub.Do(func(s *cuda.Stream) error { return s.Copy(c, 0, b, 0, 8) }); err != nil {
 			return err
 		}
@@ -150,12 +150,12 @@ func TestMemoryPutOff(t *testing.T) {
 
 	// Collect.
 	upload(b, 0, 0, 4)
-	submit(t, q, func(sub *device.Submission) error {
+	submit(t, q, func(sub *queue.Submission) error {
 		return sub.Do(func(s *cuda.Stream) error { return s.Copy(c, 4, b, 4, 4) })
 	})
 	upload(c, 8, 0, 4)
 	lib.Forget()
-	submit(t, q, func(sub *device.Submission) error {
+	submit(t, q, func(sub *queue.Submission) error {
 		if err := sub.Free(m); err != nil {
 			return err
 		}
@@ -175,10 +175,10 @@ func TestMemoryPutOff(t *testing.T) {
 func TestRecordingAndPutOff(t *testing.T) {
 	q, lib := openLate(t)
 	m, b := alloc(t, q, 1024)
-	p := must[*device.Pinned](t)(q.TakePinned(64))
+	p := must[*queue.Pinned](t)(q.TakePinned(64))
 	two := func() {
 		t.Helper()
-		submit(t, q, func(sub *device.Submission) error {
+		submit(t, q, func(sub *queue.Submission) error {
 			if err := sub.Upload(b, 0, p, 0, 64); err != nil {
 				return err
 			}
@@ -188,8 +188,8 @@ func TestRecordingAndPutOff(t *testing.T) {
 	two()
 	lib.Forget()
 	r, err := record(q, func() error {
-		return q.Submit(func(sub *device.Submission) error {
-			if err := sub.Upload(b, 0, p, 0, 64); !errors.Is(err, device.ErrRecording) {
+		return q.Submit(func(sub *queue.Submission) error {
+			if err := sub.Upload(b, 0, p, 0, 64); !errors.Is(err, queue.ErrRecording) {
 				t.Errorf("a copy from the host: %v", err)
 			}
 			return sub.Do(func(s *cuda.Stream) error { return s.Copy(b, 256, b, 0, 64) })
@@ -227,5 +227,5 @@ func TestRecordingAndPutOff(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
-	submit(t, q, func(sub *device.Submission) error { return sub.Free(m) })
+	submit(t, q, func(sub *queue.Submission) error { return sub.Free(m) })
 }

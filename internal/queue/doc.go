@@ -1,4 +1,4 @@
-// Package device is a GPU as the ops of this module use it: one queue of work,
+// Package queue is a GPU as the ops of this module use it: one queue of work,
 // memory of the GPU that is used again without asking the driver, and pinned
 // memory that copies go through. It knows neither tensors nor attention.
 //
@@ -32,4 +32,4 @@
 //
 // Calls are made between Enter and Leave, which keep Close out; what is queued
 // together is queued within one Submit.
-package device
+package queue

@@ -1,6 +1,6 @@
 //go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
 
-package device_test
+package queue_test
 
 import (
 	"errors"
@@ -9,12 +9,12 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
-	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // pair opens a group of two devices, of which nothing may be left in the end.
-func pair(t *testing.T) (*device.Group, *fakedriver.Library, []*cuda.Device) {
+func pair(t *testing.T) (*queue.Group, *fakedriver.Library, []*cuda.Device) {
 	t.Helper()
 	lib := fakedriver.New(t)
 	lib.State().Total = 1 << 30
@@ -24,7 +24,7 @@ func pair(t *testing.T) (*device.Group, *fakedriver.Library, []*cuda.Device) {
 		t.Fatal(err)
 	}
 	devs := []*cuda.Device{must[*cuda.Device](t)(drv.Open(0)), must[*cuda.Device](t)(drv.Open(1))}
-	g := must[*device.Group](t)(device.OpenGroup(devs...))
+	g := must[*queue.Group](t)(queue.OpenGroup(devs...))
 	t.Cleanup(func() {
 		if err := g.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) {
 			t.Error(err)
@@ -52,16 +52,16 @@ func TestGroupOrder(t *testing.T) {
 	const n = 64
 	_, first := alloc(t, g.Member(0), n)
 	_, second := alloc(t, g.Member(1), n)
-	pinned := must[*device.Pinned](t)(g.Member(0).TakePinned(n))
+	pinned := must[*queue.Pinned](t)(g.Member(0).TakePinned(n))
 	defer g.Member(0).GivePinned(pinned)
 	set := func(b *cuda.Buffer, x byte) func(*cuda.Stream) error {
 		return func(s *cuda.Stream) error { return s.Set(b, 0, x, n) }
 	}
 	turn := func(x byte) error {
-		return g.Member(0).Submit(func(t *device.Submission) error {
+		return g.Member(0).Submit(func(t *queue.Submission) error {
 			err := errors.Join(
 				t.Do(set(first, x)),
-				t.Each(func(member int, t *device.Submission) error {
+				t.Each(func(member int, t *queue.Submission) error {
 					if member == 0 {
 						return nil
 					}
@@ -70,8 +70,8 @@ func TestGroupOrder(t *testing.T) {
 					})
 				}),
 				t.Do(func(s *cuda.Stream) error { return s.Copy(first, n/2, first, 0, n/4) }),
-				t.On(1, func(t *device.Submission) error { return t.Do(set(second, x+2)) }),
-				t.On(0, func(t *device.Submission) error {
+				t.On(1, func(t *queue.Submission) error { return t.Do(set(second, x+2)) }),
+				t.On(0, func(t *queue.Submission) error {
 					return t.Do(func(s *cuda.Stream) error { return s.Copy(first, 3*n/4, second, 0, n/4) })
 				}),
 			)
@@ -127,27 +127,27 @@ func TestGroupApart(t *testing.T) {
 		_, own[i] = alloc(t, g.Member(i), n)
 	}
 	_, from := alloc(t, g.Member(0), n)
-	pinned := must[*device.Pinned](t)(g.Member(0).TakePinned(n))
+	pinned := must[*queue.Pinned](t)(g.Member(0).TakePinned(n))
 	defer g.Member(0).GivePinned(pinned)
-	none := func(int, *device.Submission) error { return nil }
+	none := func(int, *queue.Submission) error { return nil }
 	set := func(b *cuda.Buffer, at int64, x byte) func(*cuda.Stream) error {
 		return func(s *cuda.Stream) error { return s.Set(b, at, x, n/4) }
 	}
 	turn := func(x byte) error {
-		return g.Member(0).Submit(func(t *device.Submission) error {
+		return g.Member(0).Submit(func(t *queue.Submission) error {
 			return errors.Join(
 				t.Do(set(from, 0, x)),
-				t.Apart(none, func(i int, t *device.Submission) error { // all read what the first one has made
+				t.Apart(none, func(i int, t *queue.Submission) error { // all read what the first one has made
 					return t.Do(func(s *cuda.Stream) error { return s.Copy(own[i], 0, from, 0, n/4) })
 				}),
-				t.Apart(none, func(i int, t *device.Submission) error { // in the order of each
+				t.Apart(none, func(i int, t *queue.Submission) error { // in the order of each
 					return errors.Join(
 						t.Do(func(s *cuda.Stream) error { return s.Copy(own[i], n/4, own[i], 0, n/4) }),
 						t.Do(set(own[i], 0, x+1)),
 					)
 				}),
 				t.Do(func(s *cuda.Stream) error { return s.Copy(from, n/4, own[1], 0, n/2) }),
-				t.Each(func(i int, t *device.Submission) error {
+				t.Each(func(i int, t *queue.Submission) error {
 					return t.Do(set(from, int64(n/4*3*(1-i)), x+2+byte(i))) // 3 quarters in of member 0, the beginning of member 1
 				}),
 				t.Download(pinned, 0, from, 0, n),
@@ -189,17 +189,17 @@ func TestGroupApart(t *testing.T) {
 	// One fork and one join for any number of parts, and nothing where one can't get ready.
 	failure := errors.New("a failure")
 	lib.Forget()
-	if err := g.Member(0).Submit(func(sub *device.Submission) error {
-		if err := sub.Apart(func(i int, _ *device.Submission) error {
+	if err := g.Member(0).Submit(func(sub *queue.Submission) error {
+		if err := sub.Apart(func(i int, _ *queue.Submission) error {
 			if i == 0 {
 				return failure
 			}
 			return nil
-		}, func(int, *device.Submission) error { t.Error("queued"); return nil }); !errors.Is(err, failure) {
+		}, func(int, *queue.Submission) error { t.Error("queued"); return nil }); !errors.Is(err, failure) {
 			t.Errorf("Apart: %v", err)
 		}
 		for range 5 {
-			if err := sub.Apart(none, func(i int, sub *device.Submission) error { return sub.Do(set(own[i], 0, 1)) }); err != nil {
+			if err := sub.Apart(none, func(i int, sub *queue.Submission) error { return sub.Do(set(own[i], 0, 1)) }); err != nil {
 				return err
 			}
 		}
@@ -212,10 +212,10 @@ func TestGroupApart(t *testing.T) {
 	}
 
 	// A recording begins and ends together, also one that fails.
-	record := func(failure error) (*device.Recording, error) {
+	record := func(failure error) (*queue.Recording, error) {
 		return g.Record(func() error {
-			return errors.Join(g.Member(0).Submit(func(sub *device.Submission) error {
-				return sub.Apart(none, func(i int, sub *device.Submission) error { return sub.Do(set(own[i], 0, byte(40+i))) })
+			return errors.Join(g.Member(0).Submit(func(sub *queue.Submission) error {
+				return sub.Apart(none, func(i int, sub *queue.Submission) error { return sub.Do(set(own[i], 0, byte(40+i))) })
 			}), failure)
 		})
 	}
@@ -246,15 +246,15 @@ func TestGroupRecording(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Leave()
-	var memory [2]*device.Memory
+	var memory [2]*queue.Memory
 	var from, to [2]*cuda.Buffer
 	for i := range g.Len() {
 		_, from[i] = alloc(t, g.Member(i), 64)
 		memory[i], to[i] = alloc(t, g.Member(i), 64)
 	}
 	copies := func() error {
-		return g.Member(0).Submit(func(sub *device.Submission) error {
-			return sub.Each(func(i int, sub *device.Submission) error {
+		return g.Member(0).Submit(func(sub *queue.Submission) error {
+			return sub.Each(func(i int, sub *queue.Submission) error {
 				if _, err := sub.Use(memory[i], sub.Generation(memory[i])); err != nil { // the recording keeps it
 					return err
 				}
@@ -302,7 +302,7 @@ func TestGroupRecording(t *testing.T) {
 		t.Errorf("Record: %v", err)
 	}
 	for i := range g.Len() {
-		if err := g.Member(i).Submit(func(sub *device.Submission) error {
+		if err := g.Member(i).Submit(func(sub *queue.Submission) error {
 			if sub.Recording() {
 				t.Errorf("member %d still records", i)
 			}
@@ -311,16 +311,16 @@ func TestGroupRecording(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := g.Record(func() error { _, err := g.Record(copies); return err }); !errors.Is(err, device.ErrRecording) {
+	if _, err := g.Record(func() error { _, err := g.Record(copies); return err }); !errors.Is(err, queue.ErrRecording) {
 		t.Errorf("a recording within another: %v", err)
 	}
 
 	// What the second member has lost stops the first one as well.
-	if err := g.Member(1).Submit(func(sub *device.Submission) error { return sub.Free(memory[1]) }); err != nil {
+	if err := g.Member(1).Submit(func(sub *queue.Submission) error { return sub.Free(memory[1]) }); err != nil {
 		t.Fatal(err)
 	}
 	lib.Forget()
-	if err := r.Replay(); !errors.Is(err, device.ErrFreed) {
+	if err := r.Replay(); !errors.Is(err, queue.ErrFreed) {
 		t.Errorf("Replay: %v", err)
 	}
 	launched(0)
@@ -352,7 +352,7 @@ func TestGroupOpen(t *testing.T) {
 	for _, call := range []string{"cuStreamCreate", "cuEventCreate"} {
 		for gpu := range devs {
 			lib.State().FailOn(gpu, call, 2)
-			if _, err := device.OpenGroup(devs...); !errors.Is(err, cuda.ErrOutOfMemory) {
+			if _, err := queue.OpenGroup(devs...); !errors.Is(err, cuda.ErrOutOfMemory) {
 				t.Errorf("OpenGroup, %s on GPU %d: %v", call, gpu, err)
 			}
 		}

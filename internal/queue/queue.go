@@ -1,4 +1,4 @@
-package device
+package queue
 
 import (
 	"errors"

@@ -1,6 +1,6 @@
 //go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
 
-package device_test
+package queue_test
 
 import (
 	"errors"
@@ -11,11 +11,11 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
-	"gorgonia.org/leanattention/internal/device"
+	"gorgonia.org/leanattention/internal/queue"
 )
 
 // open opens a queue on the fake driver, of which nothing may be left in the end.
-func open(t *testing.T) (*device.Queue, *fakedriver.Library) {
+func open(t *testing.T) (*queue.Queue, *fakedriver.Library) {
 	t.Helper()
 	lib := fakedriver.New(t)
 	lib.State().Total = 1 << 30
@@ -27,7 +27,7 @@ func open(t *testing.T) (*device.Queue, *fakedriver.Library) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := device.OpenGroup(dev)
+	g, err := queue.OpenGroup(dev)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,9 +59,9 @@ func open(t *testing.T) (*device.Queue, *fakedriver.Library) {
 var groups sync.Map
 
 // record makes a recording of the group of one.
-func record(q *device.Queue, f func() error) (*device.Recording, error) {
+func record(q *queue.Queue, f func() error) (*queue.Recording, error) {
 	g, _ := groups.Load(q)
-	return g.(*device.Group).Record(f)
+	return g.(*queue.Group).Record(f)
 }
 
 func must[T any](t *testing.T) func(T, error) T {
@@ -79,9 +79,9 @@ func count(lib *fakedriver.Library, call string) int {
 }
 
 // send queues a copy of p, marked or not.
-func send(t *testing.T, q *device.Queue, p *device.Pinned, mark bool) {
+func send(t *testing.T, q *queue.Queue, p *queue.Pinned, mark bool) {
 	t.Helper()
-	if err := q.Submit(func(sub *device.Submission) error {
+	if err := q.Submit(func(sub *queue.Submission) error {
 		m, err := sub.Alloc(64)
 		if err != nil {
 			return err
@@ -102,7 +102,7 @@ func send(t *testing.T, q *device.Queue, p *device.Pinned, mark bool) {
 // Of failures that are told of what was waited for, a rank's comes first.
 func TestCheck(t *testing.T) {
 	q, _ := open(t)
-	other, rank := errors.New("another"), fmt.Errorf("rank 1: %w", device.ErrRank)
+	other, rank := errors.New("another"), fmt.Errorf("rank 1: %w", queue.ErrRank)
 	var failed [2]error
 	var stop [2]func()
 	for i := range failed {
@@ -130,7 +130,7 @@ func TestCheck(t *testing.T) {
 // there may be, the one that has been on its way for longest is waited for.
 func TestPinned(t *testing.T) {
 	q, lib := open(t)
-	take := func(n int) *device.Pinned { t.Helper(); return must[*device.Pinned](t)(q.TakePinned(n)) }
+	take := func(n int) *queue.Pinned { t.Helper(); return must[*queue.Pinned](t)(q.TakePinned(n)) }
 	p := take(100)
 	q.GivePinned(p) // no copy uses it
 	if again := take(100); again != p {
@@ -144,7 +144,7 @@ func TestPinned(t *testing.T) {
 	lib.State().Busy = 1 // the GPU does not get on
 	send(t, q, p, true)
 	q.GivePinned(p)
-	blocks := []*device.Pinned{p}
+	blocks := []*queue.Pinned{p}
 	for range 7 {
 		b := take(100)
 		for _, other := range blocks {
@@ -187,20 +187,20 @@ func TestPinned(t *testing.T) {
 // for as well; where the driver says nothing, it is not handed out again.
 func TestPinnedCutShort(t *testing.T) {
 	q, lib := open(t)
-	p := must[*device.Pinned](t)(q.TakePinned(10))
+	p := must[*queue.Pinned](t)(q.TakePinned(10))
 	send(t, q, p, false)
 	q.GivePinned(p)
 	if n := count(lib, "cuEventRecord"); n != 1 {
 		t.Errorf("%d events", n)
 	}
-	p = must[*device.Pinned](t)(q.TakePinned(10))
+	p = must[*queue.Pinned](t)(q.TakePinned(10))
 	send(t, q, p, false)
 	lib.State().FailIn("cuEventRecord", 1)
 	q.GivePinned(p)
 	if n := count(lib, "cuStreamSynchronize"); n != 1 {
 		t.Errorf("%d waits for the stream", n)
 	}
-	again := must[*device.Pinned](t)(q.TakePinned(10))
+	again := must[*queue.Pinned](t)(q.TakePinned(10))
 	if again != p {
 		t.Error("a block that was waited for is not used again")
 	}
@@ -211,7 +211,7 @@ func TestPinnedCutShort(t *testing.T) {
 	q.GivePinned(p)
 	lib.State().FailIn("", 0)
 	lib.State().FailAt = 0
-	if must[*device.Pinned](t)(q.TakePinned(10)) == p {
+	if must[*queue.Pinned](t)(q.TakePinned(10)) == p {
 		t.Error("a block whose copies nobody knows of was handed out")
 	}
 }
@@ -220,7 +220,7 @@ func TestPinnedCutShort(t *testing.T) {
 func TestMemory(t *testing.T) {
 	q, lib := open(t)
 	for _, n := range []int64{1, 255, 256, 257, 1024, 1025, 1280, 1281, 5000, 1 << 20, 1<<20 + 1, 12345678} {
-		if err := q.Submit(func(sub *device.Submission) error {
+		if err := q.Submit(func(sub *queue.Submission) error {
 			m, err := sub.Alloc(n)
 			if err != nil {
 				return err
@@ -235,10 +235,10 @@ func TestMemory(t *testing.T) {
 			if err := sub.Free(m); err != nil {
 				return err
 			}
-			if err := sub.Free(m); !errors.Is(err, device.ErrFreed) {
+			if err := sub.Free(m); !errors.Is(err, queue.ErrFreed) {
 				t.Errorf("second Free: %v", err)
 			}
-			if _, err := sub.Use(m, sub.Generation(m)); !errors.Is(err, device.ErrFreed) {
+			if _, err := sub.Use(m, sub.Generation(m)); !errors.Is(err, queue.ErrFreed) {
 				t.Errorf("Use after Free: %v", err)
 			}
 			calls := lib.State().Calls
@@ -259,17 +259,17 @@ func TestMemory(t *testing.T) {
 // A slot gives the same memory at every run, but what is an input of the node.
 func TestSlot(t *testing.T) {
 	q, _ := open(t)
-	var s device.Slot
-	if err := q.Submit(func(sub *device.Submission) error {
-		next := func(n int64, inputs ...*device.Memory) *device.Memory {
-			return must[*device.Memory](t)(sub.Next(&s, n, inputs...))
+	var s queue.Slot
+	if err := q.Submit(func(sub *queue.Submission) error {
+		next := func(n int64, inputs ...*queue.Memory) *queue.Memory {
+			return must[*queue.Memory](t)(sub.Next(&s, n, inputs...))
 		}
 		a := next(1000)
 		old := sub.Generation(a)
 		if b := next(1000); b != a {
 			t.Error("other memory at the second run")
 		}
-		if _, err := sub.Use(a, old); !errors.Is(err, device.ErrOverwritten) {
+		if _, err := sub.Use(a, old); !errors.Is(err, queue.ErrOverwritten) {
 			t.Errorf("the old value: %v", err)
 		}
 		b := next(1000, a)
@@ -309,23 +309,23 @@ func TestOtherQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	single, err := device.OpenGroup(dev)
+	single, err := queue.OpenGroup(dev)
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := single.Member(0)
-	var m *device.Memory
-	if err := q.Submit(func(sub *device.Submission) error { m, err = sub.Alloc(1); return err }); err != nil {
+	var m *queue.Memory
+	if err := q.Submit(func(sub *queue.Submission) error { m, err = sub.Alloc(1); return err }); err != nil {
 		t.Fatal(err)
 	}
-	err = other.Submit(func(sub *device.Submission) error {
-		if err := sub.Free(m); !errors.Is(err, device.ErrOtherQueue) {
+	err = other.Submit(func(sub *queue.Submission) error {
+		if err := sub.Free(m); !errors.Is(err, queue.ErrOtherQueue) {
 			t.Errorf("Free: %v", err)
 		}
 		_, err := sub.Use(m, 0)
 		return err
 	})
-	if !errors.Is(err, device.ErrOtherQueue) {
+	if !errors.Is(err, queue.ErrOtherQueue) {
 		t.Errorf("Use: %v", err)
 	}
 }
@@ -364,7 +364,7 @@ func TestRecordingPutsOff(t *testing.T) {
 			var got []string
 			a, b := &late{name: "a", to: &got, queue: c.queue}, &late{name: "b", to: &got, uploads: c.uploads}
 			r, err := record(q, func() error {
-				if err := q.Submit(func(sub *device.Submission) error {
+				if err := q.Submit(func(sub *queue.Submission) error {
 					if sub.Deferred() != nil {
 						t.Error("something is put off from the start")
 					}
@@ -372,8 +372,8 @@ func TestRecordingPutsOff(t *testing.T) {
 				}); err != nil {
 					return err
 				}
-				if err := q.Submit(func(sub *device.Submission) error {
-					if sub.Deferred() != device.Deferred(a) {
+				if err := q.Submit(func(sub *queue.Submission) error {
+					if sub.Deferred() != queue.Deferred(a) {
 						t.Error("what was put off can't be found")
 					}
 					got = append(got, "b put off")
@@ -400,7 +400,7 @@ func TestRecordingPutsOff(t *testing.T) {
 				t.Errorf("%s; want %s", s, c.want)
 			}
 			// Without a recording nothing is put off.
-			if err := q.Submit(func(sub *device.Submission) error {
+			if err := q.Submit(func(sub *queue.Submission) error {
 				if sub.Deferred() != nil {
 					t.Error("something is put off without a recording")
 				}
@@ -418,12 +418,12 @@ func TestRecordingReplaces(t *testing.T) {
 	var got []string
 	a, b := &late{name: "a", to: &got}, &late{name: "b", to: &got}
 	r, err := record(q, func() error {
-		return q.Submit(func(sub *device.Submission) error {
+		return q.Submit(func(sub *queue.Submission) error {
 			if err := sub.PutOff(a); err != nil {
 				return err
 			}
 			sub.Replace(b)
-			if sub.Deferred() != device.Deferred(b) {
+			if sub.Deferred() != queue.Deferred(b) {
 				t.Error("what was put off has not been replaced")
 			}
 			return nil

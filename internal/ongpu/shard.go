@@ -1,17 +1,18 @@
-package leanattention
+package ongpu
 
 import (
 	"errors"
 	"fmt"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
-	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/kernels"
 
 	G "gorgonia.org/gorgonia"
@@ -38,31 +39,31 @@ import (
 //
 // Errors: those of [GPU.Upload], and [ErrShape] for an axis that x has not, or that has
 // fewer elements than there are GPUs.
-func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *DeviceTensor, err error) {
+func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *Tensor, err error) {
 	const op = "GPU.UploadSharded"
 	defer errs.RecoverTo(op, &err)
-	t, err := denseValue(op, "x", x)
+	t, err := Dense(op, "x", x)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkDeviceShape(op, t.Dtype(), t.Shape()); err != nil {
+	if err := CheckShape(op, t.Dtype(), t.Shape()); err != nil {
 		return nil, err
 	}
 	if axis < 0 || axis >= len(t.Shape()) {
-		return nil, errs.Errorf(op, ErrShape, "axis %d of shape %v", axis, t.Shape())
+		return nil, errs.Errorf(op, errs.ErrShape, "axis %d of shape %v", axis, t.Shape())
 	}
-	if err := g.enter(op); err != nil {
+	if err := g.Enter(op); err != nil {
 		return nil, err
 	}
-	defer g.group.Leave()
-	if n := len(g.members); t.Shape()[axis] < n {
-		return nil, errs.Errorf(op, ErrShape, "axis %d of shape %v for %d GPUs: each must have one element of it", axis, t.Shape(), n)
+	defer g.Group.Leave()
+	if n := len(g.Members); t.Shape()[axis] < n {
+		return nil, errs.Errorf(op, errs.ErrShape, "axis %d of shape %v for %d GPUs: each must have one element of it", axis, t.Shape(), n)
 	}
 	if d, err = g.newSharded(op, t.Dtype(), t.Shape(), axis); err != nil {
 		return nil, err
 	}
-	if err := d.fill(rowMajorBytes(t)); err != nil {
-		return nil, errors.Join(gpuError(op, err), d.free())
+	if err := d.Fill(operand.RowMajorBytes(t)); err != nil {
+		return nil, errors.Join(Error(op, err), d.free())
 	}
 	return d, nil
 }
@@ -75,33 +76,33 @@ func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *DeviceTensor, err err
 //
 // A replicated tensor can be downloaded, freed, and written by CopyFrom. Of a single GPU it is Upload. Errors: those
 // of [GPU.Upload].
-func (g *GPU) UploadReplicated(x tensor.Tensor) (d *DeviceTensor, err error) {
+func (g *GPU) UploadReplicated(x tensor.Tensor) (d *Tensor, err error) {
 	const op = "GPU.UploadReplicated"
 	defer errs.RecoverTo(op, &err)
 	return g.upload(op, x, g.newReplicated)
 }
 
 // newReplicated takes the memory. The GPU is entered.
-func (g *GPU) newReplicated(op string, t tensor.Dtype, shape tensor.Shape) (d *DeviceTensor, err error) {
-	if d, err = g.newTensor(op, t, shape); err != nil {
+func (g *GPU) newReplicated(op string, t tensor.Dtype, shape tensor.Shape) (d *Tensor, err error) {
+	if d, err = g.Alloc(op, t, shape); err != nil {
 		return nil, err
 	}
-	for _, m := range g.members[1:] {
-		r, err := m.newTensor(op, t, shape)
+	for _, m := range g.Members[1:] {
+		r, err := m.Alloc(op, t, shape)
 		if err != nil {
 			return nil, errors.Join(err, d.free())
 		}
-		d.replicas = append(d.replicas, r)
+		d.Replicas = append(d.Replicas, r)
 	}
 	return d, nil
 }
 
 // eachReplica visits the memory of what members beside the first have of a replicated tensor. The first one submits.
-func (d *DeviceTensor) eachReplica(sub *device.Submission, visit func(b *cuda.Buffer, offset int64) error) error {
-	for _, r := range d.replicas {
-		b, err := sub.UseAny(r.memory, r.generation)
+func (d *Tensor) eachReplica(sub *queue.Submission, visit func(b *cuda.Buffer, offset int64) error) error {
+	for _, r := range d.Replicas {
+		b, offset, err := r.UseAny(sub)
 		if err == nil {
-			err = visit(b, r.offset)
+			err = visit(b, offset)
 		}
 		if err != nil {
 			return err
@@ -110,94 +111,90 @@ func (d *DeviceTensor) eachReplica(sub *device.Submission, visit func(b *cuda.Bu
 	return nil
 }
 
-// on is what a member has of a tensor that all have.
-func (d *DeviceTensor) on(member int) *DeviceTensor {
+// UseAny is the tensor's memory, to queue work on by any member.
+func (d *Tensor) UseAny(sub *queue.Submission) (b *cuda.Buffer, offset int64, err error) {
+	b, err = sub.UseAny(d.Memory, d.generation)
+	return b, d.offset, err
+}
+
+// On is what a member has of a tensor that all have.
+func (d *Tensor) On(member int) *Tensor {
 	switch {
-	case d.shards != nil:
-		return d.shards[member]
+	case d.Shards != nil:
+		return d.Shards[member]
 	case member == 0:
 		return d
 	}
-	return d.replicas[member-1]
+	return d.Replicas[member-1]
 }
 
 // layout is where members have a tensor.
-func (d *DeviceTensor) layout() ongpu.Layout {
-	return ongpu.Layout{Replicated: d.replicas != nil, Sharded: d.shards != nil, Axis: d.axis, Members: len(d.gpu.members)}
+func (d *Tensor) layout() Layout {
+	return Layout{Replicated: d.Replicas != nil, Sharded: d.Shards != nil, Axis: d.Axis, Members: len(d.GPU.Members)}
 }
 
 // newSharded takes the memory. The GPU is entered.
-func (g *GPU) newSharded(op string, t tensor.Dtype, shape tensor.Shape, axis int) (*DeviceTensor, error) {
-	if len(g.members) == 1 {
-		return g.newTensor(op, t, shape)
+func (g *GPU) newSharded(op string, t tensor.Dtype, shape tensor.Shape, axis int) (*Tensor, error) {
+	if len(g.Members) == 1 {
+		return g.Alloc(op, t, shape)
 	}
-	d := (&DeviceTensor{gpu: g, shape: shape.Clone(), dtype: t, axis: axis}).set()
-	for i, m := range g.members {
+	d := g.TensorOf(Content{Shape: shape.Clone(), DType: t, Axis: axis})
+	for i, m := range g.Members {
 		s := shape.Clone()
-		s[axis] = dealt(shape[axis], len(g.members), i).n
-		part, err := m.newTensor(op, t, s)
+		_, s[axis] = Share(shape[axis], len(g.Members), i)
+		part, err := m.Alloc(op, t, s)
 		if err != nil {
-			return nil, errors.Join(err, freeAll(d.shards))
+			return nil, errors.Join(err, freeAll(d.Shards))
 		}
-		d.shards = append(d.shards, part)
+		d.Shards = append(d.Shards, part)
 	}
 	return d, nil
 }
 
-// dealt is the part of n things that one of some members has.
-func dealt(n, members, i int) headRange {
-	first := i * n / members
-	return headRange{first, (i+1)*n/members - first}
+// Share is the part of n things that one of some members has.
+func Share(n, members, i int) (first, count int) {
+	first = i * n / members
+	return first, (i+1)*n/members - first
 }
 
-// notWhole says why a tensor can't be used as a whole.
-func (d *DeviceTensor) notWhole() error {
-	if d.shards == nil {
+// NotWhole says why a tensor can't be used as a whole.
+func (d *Tensor) NotWhole() error {
+	if d.Shards == nil {
 		return nil
 	}
-	return &shardedError{d.axis, d.gpu}
+	return &shardedError{d.Axis, d.GPU}
 }
 
 // isSharded says whether a value is dealt out over several GPUs.
 func isSharded(v G.Value) bool {
-	d, ok := v.(*DeviceTensor)
-	return ok && d != nil && d.shards != nil
-}
-
-// shardedError is the use of a sharded tensor where a whole one is needed.
-type shardedError struct {
-	axis int
-	gpu  *GPU
-}
-
-func (e *shardedError) Error() string {
-	return fmt.Sprintf("sharded on axis %d over %v", e.axis, e.gpu)
+	d, ok := Of(v)
+	return ok && d != nil && d.Shards != nil
 }
 
 // eachRun visits what lies together both in a shard and in the whole: n bytes of the
 // shard from one on, and where they are in the whole.
-func (d *DeviceTensor) eachRun(shard, from, n int, visit func(at, n int)) {
-	inner := int(d.dtype.Size())
-	for _, s := range d.shape[d.axis+1:] {
+func (d *Tensor) eachRun(shard, from, n int, visit func(at, n int)) {
+	inner := int(d.DType.Size())
+	for _, s := range d.Shape[d.Axis+1:] {
 		inner *= s
 	}
-	mine := dealt(d.shape[d.axis], len(d.shards), shard)
-	run := mine.n * inner // bytes of the shard that lie together
+	mine, count := Share(d.Shape[d.Axis], len(d.Shards), shard)
+	run := count * inner // bytes of the shard that lie together
 	for end := from + n; from < end; {
 		outer, in := from/run, from%run
 		n := min(run-in, end-from)
-		visit(outer*d.shape[d.axis]*inner+mine.first*inner+in, n)
+		visit(outer*d.Shape[d.Axis]*inner+mine*inner+in, n)
 		from += n
 	}
 }
 
 // move copies between the shards and memory of the host that has the whole, to the shards
 // if in is set. It waits where it reads. The GPU is entered.
-func (d *DeviceTensor) move(whole []byte, in bool) error {
+func (d *Tensor) move(whole []byte, in bool) error {
 	type piece struct{ shard, at, n int }
 	var pieces []piece
-	for i, s := range d.shards {
-		total := int(s.bytes())
+	for i, s := range d.Shards {
+		total := int(s.Bytes())
 		for at := 0; at < total; at += pieceBytes {
 			pieces = append(pieces, piece{i, at, min(pieceBytes, total-at)})
 		}
@@ -208,8 +205,8 @@ func (d *DeviceTensor) move(whole []byte, in bool) error {
 	})
 }
 
-func (d *DeviceTensor) movePiece(shard, at, n int, whole []byte, in bool) error {
-	q, s := d.gpu.queue, d.shards[shard]
+func (d *Tensor) movePiece(shard, at, n int, whole []byte, in bool) error {
+	q, s := d.GPU.Queue, d.Shards[shard]
 	p, err := q.TakePinned(n)
 	if err != nil {
 		return err
@@ -219,8 +216,8 @@ func (d *DeviceTensor) movePiece(shard, at, n int, whole []byte, in bool) error 
 	if in {
 		d.eachRun(shard, at, n, func(from, n int) { piece = piece[copy(piece, whole[from:from+n]):] })
 	}
-	err = q.Submit(func(sub *device.Submission) error {
-		b, err := sub.UseAny(s.memory, s.generation)
+	err = q.Submit(func(sub *queue.Submission) error {
+		b, err := sub.UseAny(s.Memory, s.generation)
 		if err != nil {
 			return err
 		}
@@ -245,7 +242,7 @@ func (d *DeviceTensor) movePiece(shard, at, n int, whole []byte, in bool) error 
 }
 
 // freeAll is free of what several GPUs have of a tensor. The error is the first.
-func freeAll(parts []*DeviceTensor) (err error) {
+func freeAll(parts []*Tensor) (err error) {
 	for _, p := range parts {
 		if e := p.free(); e != nil && err == nil {
 			err = e
@@ -254,46 +251,46 @@ func freeAll(parts []*DeviceTensor) (err error) {
 	return err
 }
 
-// useShard is the memory of a member's shard, to queue work on there.
-func (d *DeviceTensor) useShard(sub *device.Submission, member int, name string) (deviceMemory, error) {
-	return d.shards[member].useAs(sub, name)
+// UseShard is the memory of a member's shard, to queue work on there.
+func (d *Tensor) UseShard(sub *queue.Submission, member int, name string) (Mem, error) {
+	return d.Shards[member].UseAs(sub, name)
 }
 
 // spreadOperand is an input of work that takes sharded ones, to queue work on. The group's first member submits.
-func (d *DeviceTensor) spreadOperand(sub *device.Submission, name string) (o ongpu.Operand, err error) {
-	if d.shards == nil {
+func (d *Tensor) spreadOperand(sub *queue.Submission, name string) (o Operand, err error) {
+	if d.Shards == nil {
 		return d.wholeOperand(sub, name)
 	}
-	o.Axis, o.Fixed = d.axis, true
-	for i, s := range d.shards {
-		b, err := sub.UseAny(s.memory, s.generation)
+	o.Axis, o.Fixed = d.Axis, true
+	for i, s := range d.Shards {
+		b, err := sub.UseAny(s.Memory, s.generation)
 		if err != nil {
-			return o, &operandError{name, err}
+			return o, InOperand(name, err)
 		}
-		t, _ := storageType(d.dtype)
-		of := dealt(d.shape[d.axis], len(d.shards), i)
-		o.Shards = append(o.Shards, ongpu.Shard{Memory: deviceMemory{Buffer: b, Offset: s.offset, DType: t, Len: s.Size()}, First: of.first, N: of.n})
-		o.Fixed = o.Fixed && sub.Fixed(s.memory)
+		t, _ := operand.StorageType(d.DType)
+		first, n := Share(d.Shape[d.Axis], len(d.Shards), i)
+		o.Shards = append(o.Shards, Shard{Memory: Mem{Buffer: b, Offset: s.offset, DType: t, Len: s.Size()}, First: first, N: n})
+		o.Fixed = o.Fixed && sub.Fixed(s.Memory)
 	}
 	return o, nil
 }
 
 // computeSharded is [ongpu.Compute] of work on inputs of which some are sharded. The GPU is entered.
-func (g *GPU) computeSharded(c *ongpu.Call) (out G.Value, err error) {
-	engines := make([]*decoder.Engine, len(g.members))
-	for i, m := range g.members {
-		if engines[i], err = m.layers(c.Op); err != nil {
+func (g *GPU) computeSharded(c *Call) (out G.Value, err error) {
+	engines := make([]*decoder.Engine, len(g.Members))
+	for i, m := range g.Members {
+		if engines[i], err = m.Layers(c.Op); err != nil {
 			return nil, err
 		}
 	}
 	var refused error // by the op
-	err = g.queue.Submit(func(sub *device.Submission) error {
-		lead := &ongpu.Work{Engine: engines[0], Submission: sub}
-		whole, result, err := g.operandsOf(sub, c, lead, (*DeviceTensor).spreadOperand)
+	err = g.Queue.Submit(func(sub *queue.Submission) error {
+		lead := &Work{Engine: engines[0], Submission: sub}
+		whole, result, err := g.operandsOf(sub, c, lead, (*Tensor).spreadOperand)
 		if err != nil {
 			return err
 		}
-		var work ongpu.Spread
+		var work Spread
 		if work, refused = c.Spread(lead.In, lead.Out); refused != nil {
 			return nil
 		}
@@ -305,16 +302,16 @@ func (g *GPU) computeSharded(c *ongpu.Call) (out G.Value, err error) {
 		if err := work.Before(lead); err != nil {
 			return err
 		}
-		if err := sub.Each(func(i int, sub *device.Submission) error {
-			return work.On(i, &ongpu.Work{Engine: engines[i], Submission: sub})
+		if err := sub.Each(func(i int, sub *queue.Submission) error {
+			return work.On(i, &Work{Engine: engines[i], Submission: sub})
 		}); err != nil {
 			return err
 		}
 		if err := work.After(lead); err != nil {
 			return err
 		}
-		out = result
-		return haveRead(sub, whole...)
+		out = result.Value()
+		return HaveRead(sub, whole...)
 	})
 	if refused != nil {
 		return nil, refused
@@ -324,15 +321,15 @@ func (g *GPU) computeSharded(c *ongpu.Call) (out G.Value, err error) {
 
 // takeScratch gives work the memory that it needs on each member. free is called when the work is queued, and after an
 // error, too.
-func (g *GPU) takeScratch(sub *device.Submission, n *ongpu.Node, work ongpu.Spread, engines []*decoder.Engine) (free func(), err error) {
-	all := make([]deviceMemory, len(g.members))
+func (g *GPU) takeScratch(sub *queue.Submission, n *Node, work Spread, engines []*decoder.Engine) (free func(), err error) {
+	all := make([]Mem, len(g.Members))
 	var frees []func()
 	free = func() {
 		for _, f := range frees {
 			f()
 		}
 	}
-	for i, m := range g.members {
+	for i, m := range g.Members {
 		size, err := work.Needs(i, engines[i])
 		if err != nil || size == 0 {
 			if err != nil {
@@ -340,23 +337,23 @@ func (g *GPU) takeScratch(sub *device.Submission, n *ongpu.Node, work ongpu.Spre
 			}
 			continue
 		}
-		take := func(sub *device.Submission) error {
-			scratch, done, err := m.scratch(sub, n, &n.On(g.group, i).Rest, tensor.Float32, tensor.Shape{size})
+		take := func(sub *queue.Submission) error {
+			scratch, done, err := m.Scratch(sub, n, &n.On(g.Group, i).Rest, tensor.Float32, tensor.Shape{size})
 			if err != nil {
 				return err
 			}
 			if i > 0 { // the member's own queue hands its memory out
 				frees = append(frees, func() {
-					_ = m.queue.Submit(func(*device.Submission) error { done(); return nil })
+					_ = m.Queue.Submit(func(*queue.Submission) error { done(); return nil })
 				})
 			} else {
 				frees = append(frees, done)
 			}
-			all[i], err = scratch.use(sub)
+			all[i], err = scratch.Use(sub)
 			return err
 		}
 		if i > 0 {
-			err = m.queue.Submit(take)
+			err = m.Queue.Submit(take)
 		} else {
 			err = take(sub)
 		}
@@ -369,14 +366,14 @@ func (g *GPU) takeScratch(sub *device.Submission, n *ongpu.Node, work ongpu.Spre
 }
 
 // apart is how the members of a group each do their part of a call's work; nil: the first one leads.
-func (g *GPU) apart(c *ongpu.Call) (*ongpu.Apart, error) {
-	if len(g.members) == 1 {
+func (g *GPU) apart(c *Call) (*Apart, error) {
+	if len(g.Members) == 1 {
 		return nil, nil
 	}
-	layouts := make([]ongpu.Layout, len(c.In))
+	layouts := make([]Layout, len(c.In))
 	replicated := true
 	for i, v := range c.In {
-		layouts[i] = v.(*DeviceTensor).layout()
+		layouts[i] = Must(v).layout()
 		replicated = replicated && layouts[i].Replicated
 	}
 	if c.Apart != nil {
@@ -391,10 +388,10 @@ func (g *GPU) apart(c *ongpu.Call) (*ongpu.Apart, error) {
 }
 
 // computeApart is [ongpu.Compute] of work that each member does with what it has. The GPU is entered.
-func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
+func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 	var engines []*decoder.Engine
-	for _, m := range g.members {
-		e, err := m.layers(c.Op)
+	for _, m := range g.Members {
+		e, err := m.Layers(c.Op)
 		if err != nil {
 			return nil, err
 		}
@@ -403,29 +400,29 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 	var exchange *decoder.Exchange
 	if a.Sum || a.Meet != nil {
 		var err error
-		if exchange, err = g.exchange(c.Op, engines); err != nil {
+		if exchange, err = g.Exchange(c.Op, engines); err != nil {
 			return nil, err
 		}
 	}
-	var values []*DeviceTensor
-	err := g.queue.Submit(func(sub *device.Submission) error {
-		var frees freeing
-		defer frees.all()
+	var values []*Tensor
+	err := g.Queue.Submit(func(sub *queue.Submission) error {
+		var frees Freeing
+		defer frees.All()
 		in, err := g.placed(sub, c, a.Replicate, &frees)
 		if err != nil {
 			return err
 		}
-		works := make([]apartWork, len(g.members))
-		sum := decoder.AllReduce{Rows: 1, N: a.Shape.TotalSize(), X: make([]deviceMemory, len(works)), Y: make([]deviceMemory, len(works))}
-		ready := func(i int, sub *device.Submission) (err error) {
+		works := make([]apartWork, len(g.Members))
+		sum := decoder.AllReduce{Rows: 1, N: a.Shape.TotalSize(), X: make([]Mem, len(works)), Y: make([]Mem, len(works))}
+		ready := func(i int, sub *queue.Submission) (err error) {
 			w := &works[i]
-			if *w, err = g.members[i].readyApart(sub, c, a, in, engines[i], i); err == nil && a.Sum {
+			if *w, err = g.Members[i].readyApart(sub, c, a, in, engines[i], i); err == nil && a.Sum {
 				sum.X[i] = w.Out
-				sum.Y[i], err = w.value.use(sub)
+				sum.Y[i], err = w.value.Use(sub)
 			}
 			return err
 		}
-		queue := func(i int, sub *device.Submission) error {
+		queue := func(i int, sub *queue.Submission) error {
 			w := &works[i]
 			defer w.free() // who takes the memory next is behind what members do together
 			if a.Queue != nil {
@@ -433,7 +430,7 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 					return err
 				}
 			}
-			return haveRead(sub, w.reads...)
+			return HaveRead(sub, w.reads...)
 		}
 		if err := sub.Apart(ready, queue); err != nil {
 			return err
@@ -460,41 +457,41 @@ func (g *GPU) computeApart(c *ongpu.Call, a *ongpu.Apart) (G.Value, error) {
 	if err := g.computeError(c.Op, err); err != nil {
 		return nil, err
 	}
-	return g.apartValue(c.DType, c.Shape, values, a), nil
+	return g.apartValue(c.DType, c.Shape, values, a).Value(), nil
 }
 
 // apartValue is what members have made.
-func (g *GPU) apartValue(t tensor.Dtype, shape tensor.Shape, values []*DeviceTensor, a *ongpu.Apart) *DeviceTensor {
+func (g *GPU) apartValue(t tensor.Dtype, shape tensor.Shape, values []*Tensor, a *Apart) *Tensor {
 	if a.Layout.Replicated {
-		values[0].replicas = values[1:]
+		values[0].Replicas = values[1:]
 		return values[0]
 	}
-	return (&DeviceTensor{gpu: g, shape: shape.Clone(), dtype: t, axis: a.Layout.Axis, shards: values, made: true, joined: a.Joined}).set()
+	return g.TensorOf(Content{Shape: shape.Clone(), DType: t, Axis: a.Layout.Axis, Shards: values, Made: true, Joined: a.Joined})
 }
 
 // apartWork is a member's part of a call's work.
 type apartWork struct {
-	ongpu.Work
-	value *DeviceTensor
-	reads []*DeviceTensor
+	Work
+	value *Tensor
+	reads []*Tensor
 	free  func()
 }
 
 // readyApart takes the memory that a member needs for its part.
-func (g *GPU) readyApart(sub *device.Submission, c *ongpu.Call, a *ongpu.Apart, in []*DeviceTensor, e *decoder.Engine, member int) (w apartWork, err error) {
-	w = apartWork{Work: ongpu.Work{Engine: e, Submission: sub}, free: func() {}}
+func (g *GPU) readyApart(sub *queue.Submission, c *Call, a *Apart, in []*Tensor, e *decoder.Engine, member int) (w apartWork, err error) {
+	w = apartWork{Work: Work{Engine: e, Submission: sub}, free: func() {}}
 	for i, d := range in {
-		of := d.on(member)
+		of := d.On(member)
 		o, err := of.wholeOperand(sub, c.Names[i])
 		if err != nil {
 			return w, err
 		}
 		w.In, w.reads = append(w.In, o), append(w.reads, of)
 	}
-	if w.value, err = g.nodeValue(sub, c.Node, c.DType, a.Shape, w.reads...); err != nil {
+	if w.value, err = g.NodeValue(sub, c.Node, c.DType, a.Shape, w.reads...); err != nil {
 		return w, err
 	}
-	if w.Out, err = w.value.use(sub); err != nil {
+	if w.Out, err = w.value.Use(sub); err != nil {
 		return w, err
 	}
 	n := 0
@@ -510,89 +507,89 @@ func (g *GPU) readyApart(sub *device.Submission, c *ongpu.Call, a *ongpu.Apart, 
 	if n += partial; n == 0 {
 		return w, nil
 	}
-	scratch, free, err := g.scratch(sub, c.Node, &c.Node.On(g.group, member).Rest, tensor.Float32, tensor.Shape{n})
+	scratch, free, err := g.Scratch(sub, c.Node, &c.Node.On(g.Group, member).Rest, tensor.Float32, tensor.Shape{n})
 	if err != nil {
 		return w, err
 	}
 	w.free = free
-	if w.Scratch, err = scratch.use(sub); err != nil || !a.Sum {
+	if w.Scratch, err = scratch.Use(sub); err != nil || !a.Sum {
 		return w, err
 	}
-	w.Out, w.Scratch = w.Scratch, from(w.Scratch, partial)
+	w.Out, w.Scratch = w.Scratch, From(w.Scratch, partial)
 	w.Out.Len = a.Shape.TotalSize()
 	return w, nil
 }
 
-// freeing gives back what was taken on the way.
-type freeing []func()
+// Freeing gives back what was taken on the way.
+type Freeing []func()
 
-func (f freeing) all() {
+func (f Freeing) All() {
 	for _, free := range f {
 		free()
 	}
 }
 
 // placed is the inputs of a call, those to be replicated as such.
-func (g *GPU) placed(sub *device.Submission, c *ongpu.Call, replicate []bool, frees *freeing) ([]*DeviceTensor, error) {
-	in := make([]*DeviceTensor, len(c.In))
+func (g *GPU) placed(sub *queue.Submission, c *Call, replicate []bool, frees *Freeing) ([]*Tensor, error) {
+	in := make([]*Tensor, len(c.In))
 	for i, v := range c.In {
-		in[i] = v.(*DeviceTensor)
-		if len(replicate) == 0 || !replicate[i] || in[i].replicas != nil {
+		in[i] = Must(v)
+		if len(replicate) == 0 || !replicate[i] || in[i].Replicas != nil {
 			continue
 		}
 		var err error
-		if in[i], err = g.gathered(sub, c.Op, c.Node, i, in[i], frees); err == nil {
+		if in[i], err = g.Gathered(sub, c.Op, c.Node, i, in[i], frees); err == nil {
 			in[i], err = g.replicated(sub, c.Node, i, in[i], frees)
 		}
 		if err != nil {
-			return nil, &operandError{c.Names[i], err}
+			return nil, InOperand(c.Names[i], err)
 		}
 	}
 	return in, nil
 }
 
-// gathered is an input on the first member as a whole: itself, unless members have made parts of it.
-func (g *GPU) gathered(sub *device.Submission, op string, n *ongpu.Node, input int, d *DeviceTensor, frees *freeing) (*DeviceTensor, error) {
-	if !d.made {
+// Gathered is an input on the first member as a whole: itself, unless members have made parts of it.
+func (g *GPU) Gathered(sub *queue.Submission, op string, n *Node, input int, d *Tensor, frees *Freeing) (*Tensor, error) {
+	if !d.Made {
 		return d, nil
 	}
-	if d.joined {
+	if d.Joined {
 		return nil, fmt.Errorf("parts one behind the other, each sharded over %v: %w", g, attn.ErrUnsupported)
 	}
-	layers, err := g.layers(op)
+	layers, err := g.Layers(op)
 	if err != nil {
 		return nil, err
 	}
-	w, free, err := g.scratch(sub, n, n.On(g.group, 0).Input(input), d.dtype, d.shape)
+	w, free, err := g.Scratch(sub, n, n.On(g.Group, 0).Input(input), d.DType, d.Shape)
 	if err != nil {
 		return nil, err
 	}
 	*frees = append(*frees, free)
-	to, err := w.use(sub)
+	to, err := w.Use(sub)
 	if err != nil {
 		return nil, err
 	}
 	outer, inner := 1, 1
-	for i, s := range d.shape {
-		if i < d.axis {
+	for i, s := range d.Shape {
+		if i < d.Axis {
 			outer *= s
 		} else {
 			inner *= s
 		}
 	}
-	part := inner / len(d.shards)
-	for i, s := range d.shards {
-		b, err := sub.UseAny(s.memory, s.generation)
+	part := inner / len(d.Shards)
+	for i, s := range d.Shards {
+		b, err := sub.UseAny(s.Memory, s.generation)
 		if err != nil {
 			return nil, err
 		}
-		x := deviceMemory{Buffer: b, Offset: s.offset, DType: to.DType, Len: s.Size()}
+		x := Mem{Buffer: b, Offset: s.offset, DType: to.DType, Len: s.Size()}
 		move := decoder.Move{Move: attn.Move{Dims: [3]int{1, 1, outer}, N: part,
 			From: attn.Lattice{Steps: [3]int{0, 0, part}}, To: attn.Lattice{At: i * part, Steps: [3]int{0, 0, inner}}}, X: x, Y: to}
 		if err := sub.Do(func(s *cuda.Stream) error { return layers.Move(s, &move) }); err != nil {
 			return nil, err
 		}
-		if err := g.members[i].read(sub, s); err != nil {
+		if err := g.Members[i].read(sub, s); err != nil {
 			return nil, err
 		}
 	}
@@ -601,55 +598,55 @@ func (g *GPU) gathered(sub *device.Submission, op string, n *ongpu.Node, input i
 
 // isMade says whether a value is parts that members have made.
 func isMade(v G.Value) bool {
-	d, ok := v.(*DeviceTensor)
-	return ok && d.made
+	d, ok := Of(v)
+	return ok && d.Made
 }
 
 // gatherInputs has the inputs of a call that members have made parts of on the first one. free is called when the work is
 // queued, and after an error, too.
-func (g *GPU) gatherInputs(c *ongpu.Call) (free func(), err error) {
-	var frees freeing
+func (g *GPU) gatherInputs(c *Call) (free func(), err error) {
+	var frees Freeing
 	c.In = slices.Clone(c.In)
-	err = g.queue.Submit(func(sub *device.Submission) error {
+	err = g.Queue.Submit(func(sub *queue.Submission) error {
 		for i, v := range c.In {
-			d, err := g.gathered(sub, c.Op, c.Node, i, v.(*DeviceTensor), &frees)
+			d, err := g.Gathered(sub, c.Op, c.Node, i, Must(v), &frees)
 			if err != nil {
-				return &operandError{c.Names[i], err}
+				return InOperand(c.Names[i], err)
 			}
-			c.In[i] = d
+			c.In[i] = d.Value()
 		}
 		return nil
 	})
 	return func() {
-		_ = g.queue.Submit(func(*device.Submission) error { frees.all(); return nil })
+		_ = g.Queue.Submit(func(*queue.Submission) error { frees.All(); return nil })
 	}, err
 }
 
 // read says that what reads a member's tensor is queued. The first one submits.
-func (g *GPU) read(sub *device.Submission, d *DeviceTensor) error {
-	if g == g.members[0] {
-		return haveRead(sub, d)
+func (g *GPU) read(sub *queue.Submission, d *Tensor) error {
+	if g == g.Members[0] {
+		return HaveRead(sub, d)
 	}
-	return g.queue.Submit(func(sub *device.Submission) error { return haveRead(sub, d) })
+	return g.Queue.Submit(func(sub *queue.Submission) error { return HaveRead(sub, d) })
 }
 
 // replicated is a whole input, copied to all other members.
-func (g *GPU) replicated(sub *device.Submission, n *ongpu.Node, input int, d *DeviceTensor, frees *freeing) (*DeviceTensor, error) {
-	from, err := d.use(sub)
+func (g *GPU) replicated(sub *queue.Submission, n *Node, input int, d *Tensor, frees *Freeing) (*Tensor, error) {
+	from, err := d.Use(sub)
 	if err != nil {
 		return nil, err
 	}
-	all := d.part(0, d.shape)
-	for i, m := range g.members[1:] {
-		err := m.queue.Submit(func(sub *device.Submission) error {
-			r, free, err := m.scratch(sub, n, n.On(g.group, i+1).Input(input), d.dtype, d.shape)
+	all := d.part(0, d.Shape)
+	for i, m := range g.Members[1:] {
+		err := m.Queue.Submit(func(sub *queue.Submission) error {
+			r, free, err := m.Scratch(sub, n, n.On(g.Group, i+1).Input(input), d.DType, d.Shape)
 			if err != nil {
 				return err
 			}
 			*frees = append(*frees, func() {
-				_ = m.queue.Submit(func(*device.Submission) error { free(); return nil })
+				_ = m.Queue.Submit(func(*queue.Submission) error { free(); return nil })
 			})
-			all.replicas = append(all.replicas, r)
+			all.Replicas = append(all.Replicas, r)
 			return nil
 		})
 		if err != nil {
@@ -658,20 +655,20 @@ func (g *GPU) replicated(sub *device.Submission, n *ongpu.Node, input int, d *De
 	}
 	return all, sub.Do(func(s *cuda.Stream) error {
 		return all.eachReplica(sub, func(b *cuda.Buffer, offset int64) error {
-			return s.Copy(b, offset, from.Buffer, from.Offset, d.bytes())
+			return s.Copy(b, offset, from.Buffer, from.Offset, d.Bytes())
 		})
 	})
 }
 
 // sumApart queues the sum of what the members have queued: in a recording within the launches that make it, where all of them can.
-func sumApart(sub *device.Submission, x *decoder.Exchange, o *decoder.AllReduce, works []apartWork) error {
+func sumApart(sub *queue.Submission, x *decoder.Exchange, o *decoder.AllReduce, works []apartWork) error {
 	sum, fit := decoder.NewSum(x, o), 0
-	return sub.Apart(func(i int, sub *device.Submission) error {
+	return sub.Apart(func(i int, sub *queue.Submission) error {
 		if c, ok := sub.Deferred().(*decoder.Megakernel); ok && sum.Fits(c, i) {
 			fit++
 		}
 		return nil
-	}, func(i int, sub *device.Submission) error {
+	}, func(i int, sub *queue.Submission) error {
 		if fit == len(works) {
 			sum.Take(i)
 			return nil
@@ -681,33 +678,43 @@ func sumApart(sub *device.Submission, x *decoder.Exchange, o *decoder.AllReduce,
 }
 
 // meetApart queues what members do together.
-func meetApart(sub *device.Submission, x *decoder.Exchange, meet func(*decoder.Exchange, int, []*ongpu.Work) error, works []apartWork) error {
-	all := make([]*ongpu.Work, len(works))
+func meetApart(sub *queue.Submission, x *decoder.Exchange, meet func(*decoder.Exchange, int, []*Work) error, works []apartWork) error {
+	all := make([]*Work, len(works))
 	for i := range works {
 		all[i] = &works[i].Work
 	}
-	nothing := func(int, *device.Submission) error { return nil }
-	return sub.Apart(nothing, func(i int, _ *device.Submission) error { return meet(x, i, all) })
+	nothing := func(int, *queue.Submission) error { return nil }
+	return sub.Apart(nothing, func(i int, _ *queue.Submission) error { return meet(x, i, all) })
 }
 
-// exchange is what the members sum through, made when it is first needed, with their kernels. The GPU is entered.
-func (g *GPU) exchange(op string, engines []*decoder.Engine) (*decoder.Exchange, error) {
+// Exchange is what the members sum through, made when it is first needed, with their kernels. The GPU is entered.
+func (g *GPU) Exchange(op string, engines []*decoder.Engine) (*decoder.Exchange, error) {
 	g.decoder.Lock()
 	defer g.decoder.Unlock()
 	if x := g.decoder.exchange.Load(); x != nil {
 		return x, nil
 	}
-	if g.group.Recording() {
-		return nil, errs.Errorf(op, ErrUnsupported, "on %v: a recording of a graph that has not run", g)
+	if g.Group.Recording() {
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "on %v: a recording of a graph that has not run", g)
 	}
 	x, err := decoder.NewExchange(engines, decoder.ExchangeLimit)
 	switch {
 	case errors.Is(err, kernels.ErrNoImage), errors.Is(err, attn.ErrUnsupported):
-		return nil, errs.Errorf(op, ErrUnsupported, "on %v: %v", g, err)
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
 	case err != nil:
-		return nil, gpuError(op, err)
+		return nil, Error(op, err)
 	}
-	g.queue.Check(x.Failed)
-	g.decoder.exchange.Store(x)
+	g.Queue.Check(x.Failed)
+	g.UseExchange(x)
 	return x, nil
 }
+
+// From is m from an element on.
+func From(m Mem, element int) Mem {
+	m.Offset += int64(element) * int64(m.DType.Size())
+	m.Len -= element
+	return m
+}
+
+// UseExchange has the members sum through x, which is closed with the GPU.
+func (g *GPU) UseExchange(x *decoder.Exchange) { g.decoder.exchange.Store(x) }

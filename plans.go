@@ -5,174 +5,18 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 
-	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/ongpu"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/device"
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/nocopy"
+	"gorgonia.org/leanattention/internal/queue"
 )
 
-// Recording is the work of a graph's run on a GPU, kept to be queued again as
-// one: a decode step is a hundred launches or more, which the host needs longer
-// to queue one by one than a fast GPU needs to do them.
-//
-// A Recording is used by its pointer. A copy of a Recording is [ErrState] wherever it is used.
-type Recording struct {
-	mark nocopy.Mark
-	mu   sync.Mutex
-	gpu  *GPU
-	rec  *device.Recording // nil: closed
-}
-
-// Record calls run, which runs a graph whose values are on the GPU, and keeps the
-// work instead of having it done. A graph must have run before, so that its nodes
-// have their memory:
-//
-//	step.Set(appends)
-//	machine.RunAll()                                  // the first time
-//	step.Commit()
-//	machine.Reset()
-//	...
-//	step.Set(appends)
-//	recording, err := gpu.Record(machine.RunAll)      // the second time
-//	machine.Reset()
-//	recording.Replay()                                // Record has done nothing yet
-//	step.Commit()
-//	...
-//	for {
-//		step.Set(appends)
-//		input.CopyFrom(tokens)
-//		recording.Replay()                            // from then on
-//		step.Commit()
-//	}
-//
-// What a replay computes is in the values that the nodes had after Record.
-// Inputs are read anew: [DeviceTensor.CopyFrom] changes them. The lengths of a
-// [Step] are inputs too, but its pages, and the machine's graph, are those of the
-// recording.
-//
-// Layers of few rows that make each other's inputs may be one launch in a
-// recording (Linear and Linears of package nn, and [CachedAttention] without [WithRotary], from compute
-// capability 9.0 on), which may begin with Embeddings and end with an ArgMax. It
-// adds in another order, so a replay's results differ from the machine's by
-// rounding; from replay to replay they have the same bits.
-//
-// A recording that is made of a step with a tree ([Append.Tree]) is for steps with trees and
-// without. One of a step without is for such steps alone: Replay is [ErrState] for others, and
-// right again behind them. So a decoder that does both may have one of each. On a cache that is sharded by context ([Shard])
-// the same is true of several new tokens of a sequence: a recording of a step without is for such steps alone.
-//
-// Sequences of a step that share pages may attend to them at once, which is another schedule. Replays
-// do so if the step did that Record had, and else no later one of the step does: results are the same but for
-// rounding.
-//
-// Copies from and to the host are not part of a recording: [ToDevice], [ToHost]
-// and downloads are [ErrUnsupported] in run, as is [Attention], whose schedule is
-// the host's. Nothing else may be asked of the GPU while run runs. What run may not do is an error, and nothing waits:
-//
-//   - [GPU.Close], [Cache.Close] of a cache on the GPU, [Recording.Replay], and Record itself: [ErrState]
-//   - [Step.Set] and [Sequence.Keep] of such a cache, which would be done at each replay and not now: [ErrState]
-//   - [GPU.Synchronize], [Sequence.WriteTo], [Cache.ReadSequence], and all that copies from or to the host: [ErrUnsupported]
-func (g *GPU) Record(run func() error) (*Recording, error) {
-	const op = "GPU.Record"
-	if run == nil {
-		return nil, errs.Errorf(op, ErrState, "run is nil")
-	}
-	if err := g.enter(op); err != nil {
-		return nil, err
-	}
-	g.group.Leave()
-	var failed error
-	rec, err := g.group.Record(func() error {
-		failed = run()
-		return failed
-	})
-	switch {
-	case err == nil:
-		r := &Recording{gpu: g, rec: rec}
-		r.mark.Set()
-		return r, nil
-	case failed != nil:
-		return nil, failed // it tells more
-	case errors.Is(err, device.ErrRecording):
-		return nil, errs.Errorf(op, ErrState, "%v", err)
-	}
-	return nil, gpuError(op, err)
-}
-
-// Replay queues the work again. Where it would not be what the graph computes
-// now, it is [ErrState] and nothing is queued: a [Step] that is not set, or one
-// whose schedule looks different, since sequences share so many pages that its
-// table had to grow. Then the graph has to run, and to be recorded anew.
-// Errors: [ErrClosed] too, if the recording, its cache, the GPU or a tensor of
-// it was closed or freed.
-func (r *Recording) Replay() error {
-	const op = "Recording.Replay"
-	if err := r.original(op); err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.rec == nil {
-		return errs.Errorf(op, ErrClosed, "the recording")
-	}
-	if err := r.gpu.enter(op); err != nil {
-		return err
-	}
-	r.gpu.group.Leave()
-	err := r.rec.Replay()
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, errCacheClosed):
-		return errs.Errorf(op, ErrClosed, "a cache of it")
-	case errors.Is(err, errNotReady), errors.Is(err, device.ErrRecording):
-		return errs.Errorf(op, ErrState, "%v", err)
-	}
-	return tensorError(op, "a tensor of it", err)
-}
-
-// Close gives the recording back. Closing twice is harmless.
-func (r *Recording) Close() error {
-	const op = "Recording.Close"
-	if r == nil || r.gpu == nil { // there is nothing to give back
-		return nil
-	}
-	if err := r.original(op); err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.rec == nil {
-		return nil
-	}
-	rec := r.rec
-	r.rec = nil
-	if err := rec.Close(); err != nil && !errors.Is(err, cuda.ErrClosed) { // it has gone with the GPU
-		return gpuError(op, err)
-	}
-	return nil
-}
-
-// original checks that r is what Record returned.
-func (r *Recording) original(op string) error {
-	const what, by = "recording", "GPU.Record"
-	if r == nil {
-		return errs.Unmade(op, what, by)
-	}
-	return errs.Original(op, &r.mark, what, by)
-}
-
 var (
-	// errNotReady is a step that recorded work does not fit.
-	errNotReady     = errors.New("the step is not what was recorded")
-	errWithoutTrees = fmt.Errorf("%w: a sequence has a tree, and none had one then", errNotReady)
-	errOneToken     = fmt.Errorf("%w: a sequence has several new tokens or a tree, and the cache is sharded by context: each had one then, and no tree", errNotReady)
-	errCacheClosed  = errors.New("the cache is closed")
+	errWithoutTrees = fmt.Errorf("%w: a sequence has a tree, and none had one then", ongpu.ErrNotReady)
+	errOneToken     = fmt.Errorf("%w: a sequence has several new tokens or a tree, and the cache is sharded by context: each had one then, and no tree", ongpu.ErrNotReady)
 )
 
 // more is why a schedule does not do what a step has.
@@ -186,11 +30,6 @@ func (k stepKind) more() error {
 // capacity is that of a step of a cache.
 func capacity(rows, pages int) attention.Capacity {
 	return attention.Capacity{Sequences: rows, Rows: rows, Pages: pages}
-}
-
-// withinRecord is the error of what the function of Record may not do.
-func withinRecord(op string, g *GPU) error {
-	return errs.Errorf(op, ErrState, "%v is recording: call it before or after GPU.Record", g)
 }
 
 // stepRecord is a step whose layers are in a recording.
@@ -208,12 +47,12 @@ type recordedNode struct {
 
 // record notes a node's work in the recording that is being made, if any. The
 // step's mu is held.
-func (s *Step) record(sub *device.Submission, n *stepNode, schedule *deviceSchedule) {
-	same := func(r device.Recorded) bool {
+func (s *Step) record(sub *queue.Submission, n *stepNode, schedule *deviceSchedule) {
+	same := func(r queue.Recorded) bool {
 		of, ok := r.(*stepRecord)
 		return ok && of.step == s
 	}
-	r := sub.Depend(same, func() device.Recorded { return &stepRecord{step: s} })
+	r := sub.Depend(same, func() queue.Recorded { return &stepRecord{step: s} })
 	if r == nil {
 		return
 	}
@@ -242,16 +81,16 @@ func (r *stepRecord) Ready() error {
 	err := func() error {
 		switch {
 		case s.cache.closed:
-			return errCacheClosed
+			return ongpu.ErrCacheClosed
 		case !s.open:
-			return errNotReady
+			return ongpu.ErrNotReady
 		}
 		for _, n := range r.nodes {
 			if n.plan.turn == s.turn && !n.schedule.planned {
 				return n.schedule.does.more()
 			}
 			if n.plan.turn != s.turn || n.plan.rows != n.rows || n.schedule.generation() != n.generation {
-				return errNotReady
+				return ongpu.ErrNotReady
 			}
 		}
 		return nil
@@ -345,7 +184,7 @@ type deviceSchedule struct {
 // planPart is what a member has of a schedule.
 type planPart struct {
 	geometry attn.Problem
-	plan     attentionPlan // nil before the first build
+	plan     ongpu.AttentionPlan // nil before the first build
 
 	seqs  []attn.Sequence // scratch of build: with the keys that are there
 	pages []int32         // of seqs
@@ -354,12 +193,12 @@ type planPart struct {
 
 func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 	lead := p.pages.gpu
-	if err := lead.enter(op); err != nil {
+	if err := lead.Enter(op); err != nil {
 		return err
 	}
-	defer lead.group.Leave()
-	if lead.group.Recording() { // replays would bring the plan of this step
-		return withinRecord(op, lead)
+	defer lead.Group.Leave()
+	if lead.Group.Recording() { // replays would bring the plan of this step
+		return ongpu.WithinRecord(op, lead)
 	}
 	has := kindOf(seqs)
 	p.now, p.rows = nil, rows
@@ -388,7 +227,7 @@ func (p *devicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, ro
 			mine = part.of(of.place, p.geometry.PageTokens, seqs, rows, s.context.fresh == nil)
 		}
 		// Steps of any lengths look alike then, to a recording.
-		if err := p.planPart(op, lead.members[i], part, mine, rows, capacity(rows, of.pages)); err != nil {
+		if err := p.planPart(op, lead.Members[i], part, mine, rows, capacity(rows, of.pages)); err != nil {
 			return err
 		}
 	}
@@ -408,27 +247,27 @@ func (p *devicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, ro
 // upload brings the plans to the members.
 func (p *devicePlan) upload(op string, s *deviceSchedule) error {
 	lead := p.pages.gpu
-	err := lead.queue.Submit(func(sub *device.Submission) error {
+	err := lead.Queue.Submit(func(sub *queue.Submission) error {
 		return sub.Do(func(stream *cuda.Stream) error {
 			return s.each(func(p *planPart) error { return p.plan.Upload(stream) })
 		})
 	})
 	if err != nil {
-		return deviceEngineError(op, "plan", err)
+		return ongpu.EngineError(op, "plan", err)
 	}
 	return nil
 }
 
-func (p *devicePlan) planPart(op string, gpu *GPU, part *planPart, seqs []attn.Sequence, rows int, c attention.Capacity) error {
+func (p *devicePlan) planPart(op string, gpu *ongpu.GPU, part *planPart, seqs []attn.Sequence, rows int, c attention.Capacity) error {
 	if part.plan == nil {
-		part.plan = gpu.takePlan()
+		part.plan = gpu.TakePlan()
 		// A step has no Close: its plans come back when it is garbage.
-		runtime.AddCleanup(p, gpu.givePlan, part.plan)
+		runtime.AddCleanup(p, gpu.GivePlan, part.plan)
 		if err := part.plan.Reserve(c); err != nil {
-			return deviceEngineError(op, "plan", err)
+			return ongpu.EngineError(op, "plan", err)
 		}
 	}
-	return gpu.buildPlan(op, part.plan, part.geometry, seqs, rows, part.slots)
+	return gpu.BuildPlan(op, part.plan, part.geometry, seqs, rows, part.slots)
 }
 
 // each visits all plans, the members' first.
@@ -461,10 +300,10 @@ func (s *deviceSchedule) states(member int) *contextStates {
 // what each has of its own.
 type contextStates struct {
 	parts        attention.Parts
-	fresh        *planPart      // new tokens among themselves; nil: each member has them among its keys
-	memory       *device.Memory // of parts, and the keys and values of new tokens; nil before the first build
-	keys, values deviceMemory   // of new tokens, without the buffer
-	generation   uint64         // of memory
+	fresh        *planPart     // new tokens among themselves; nil: each member has them among its keys
+	memory       *queue.Memory // of parts, and the keys and values of new tokens; nil before the first build
+	keys, values ongpu.Mem     // of new tokens, without the buffer
+	generation   uint64        // of memory
 }
 
 // newStates are those of so many parts, for steps of so many rows.
@@ -477,9 +316,9 @@ func (s *deviceSchedule) newStates(parts, rows int, g *attn.Problem) *contextSta
 	c.fresh = &planPart{geometry: g.OfNew(rows)}
 	// A row is where a sequence may begin, and as far from the end as another one is long.
 	n := attn.Product(g.KVHeads+1, rows)
-	c.keys = deviceMemory{Offset: c.parts.Bytes(), DType: g.KV, Len: attn.Product(n, g.Dim)}
+	c.keys = ongpu.Mem{Offset: c.parts.Bytes(), DType: g.KV, Len: attn.Product(n, g.Dim)}
 	const align = 256
-	c.values = deviceMemory{Offset: (c.keys.Offset + bytesOf(c.keys) + align - 1) / align * align, DType: g.KV, Len: attn.Product(n, g.ValueDim)}
+	c.values = ongpu.Mem{Offset: (c.keys.Offset + bytesOf(c.keys) + align - 1) / align * align, DType: g.KV, Len: attn.Product(n, g.ValueDim)}
 	return c
 }
 
@@ -491,7 +330,7 @@ func (c *contextStates) bytes() int64 {
 	return c.values.Offset + bytesOf(c.values)
 }
 
-func bytesOf(m deviceMemory) int64 { return int64(attn.Product(m.Len, m.DType.Size())) }
+func bytesOf(m ongpu.Mem) int64 { return int64(attn.Product(m.Len, m.DType.Size())) }
 
 // of is the sequences of a step with the keys that are in a place: all, or those before the new tokens. It also says where
 // new tokens go there.
@@ -514,7 +353,7 @@ func (p *planPart) of(place attn.Place, pageTokens int, seqs []attn.Sequence, ro
 // planContext plans what the first member does for all.
 func (p *devicePlan) planContext(op string, c *contextStates, seqs []attn.Sequence, rows int) error {
 	lead := p.pages.gpu
-	if err := lead.takeStates(op, c); err != nil {
+	if err := takeStates(lead, op, c); err != nil {
 		return err
 	}
 	part := c.fresh
@@ -536,13 +375,13 @@ func (p *devicePlan) planOthers(op string, s *deviceSchedule) error {
 	if others == nil {
 		g := p.geometry
 		g.Tree = s.does == ofTrees
-		for range p.pages.gpu.members[1:] {
+		for range p.pages.gpu.Members[1:] {
 			others = append(others, s.newStates(1, p.step.tokens, &g))
 		}
 	}
-	for i, m := range p.pages.gpu.members[1:] {
+	for i, m := range p.pages.gpu.Members[1:] {
 		c := others[i]
-		if err := m.takeStates(op, c); err != nil {
+		if err := takeStates(m, op, c); err != nil {
 			return err
 		}
 		if c.fresh == nil {
@@ -557,25 +396,25 @@ func (p *devicePlan) planOthers(op string, s *deviceSchedule) error {
 }
 
 // takeStates takes the memory, if it is not there, and brings the table that it begins with. The GPU is entered.
-func (g *GPU) takeStates(op string, c *contextStates) error {
+func takeStates(g *ongpu.GPU, op string, c *contextStates) error {
 	if c.memory != nil {
 		return nil
 	}
-	if err := g.newStates(c); err != nil {
-		return deviceEngineError(op, "plan", fmt.Errorf("on %s: states: %w", g.alone(), err))
+	if err := newStates(g, c); err != nil {
+		return ongpu.EngineError(op, "plan", fmt.Errorf("on %s: states: %w", g.Alone(), err))
 	}
 	return nil
 }
 
-func (g *GPU) newStates(c *contextStates) error {
+func newStates(g *ongpu.GPU, c *contextStates) error {
 	table := c.parts.Table()
-	pinned, err := g.queue.TakePinned(len(table))
+	pinned, err := g.Queue.TakePinned(len(table))
 	if err != nil {
 		return err
 	}
-	defer g.queue.GivePinned(pinned)
+	defer g.Queue.GivePinned(pinned)
 	copy(pinned.Bytes, table)
-	return g.queue.Submit(func(sub *device.Submission) error {
+	return g.Queue.Submit(func(sub *queue.Submission) error {
 		m, err := sub.Alloc(c.bytes())
 		if err != nil {
 			return err

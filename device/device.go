@@ -1,0 +1,223 @@
+package device
+
+import (
+	"fmt"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	"gorgonia.org/tensor"
+)
+
+// GPU is an open NVIDIA GPU, or several GPUs of one machine that were opened together. A GPU needs an installed driver and
+// nothing else: no toolkit, no cgo.
+//
+// Attention runs on a GPU if its operands are there: leanattention.CachedAttention on a cache whose Device is the GPU, and
+// leanattention.Attend and leanattention.Attention on operands that are each a [Tensor]. All work of a GPU value is done in
+// the order in which it was asked for.
+//
+// The driver is loaded at the first call of [List] or [Open]. For that, a Linux program for amd64 or arm64 that imports this
+// package needs glibc to start, also if it was built with CGO_ENABLED=0. The build tag nogpu leaves GPUs out: then the
+// program needs nothing, and every call returns ErrNoDriver.
+//
+// A GPU may be used by several goroutines at once. Close it when it is no longer needed: nothing else gives its memory back
+// before the process ends. A GPU is used by its pointer. The use of a copy is ErrState.
+type GPU struct{ gpu ongpu.GPU }
+
+// Internal is for the packages of this module.
+func (g *GPU) Internal() *ongpu.GPU {
+	if g == nil {
+		return nil
+	}
+	return &g.gpu
+}
+
+// Info describes a GPU.
+type Info struct {
+	Ordinal         int    // the driver's number of the GPU, from 0: what [Open] takes
+	Name            string // such as "NVIDIA H200"
+	Major, Minor    int    // compute capability
+	Multiprocessors int    // streaming multiprocessors (SMs)
+	MemoryBytes     int64  // all of the GPU's memory
+	L2Bytes         int    // L2 cache
+
+	// MemoryBandwidth is clock times width of the memory, in bytes a second. Reading reaches some nine tenths of it.
+	// MemoryBandwidth is 0 if the driver does not tell.
+	MemoryBandwidth float64
+}
+
+// String returns the description in a line, for reports.
+func (i Info) String() string {
+	return fmt.Sprintf("GPU %d: %s, compute capability %d.%d, %d SMs, %.1f GiB", i.Ordinal, i.Name, i.Major, i.Minor,
+		i.Multiprocessors, float64(i.MemoryBytes)/(1<<30))
+}
+
+func infoOf(i cuda.Info) Info {
+	return Info{Ordinal: i.Ordinal, Name: i.Name, Major: i.Capability / 10, Minor: i.Capability % 10,
+		Multiprocessors: i.Multiprocessors, MemoryBytes: i.MemoryBytes, L2Bytes: i.L2Bytes,
+		MemoryBandwidth: 2 * 1e3 * float64(i.MemoryClockKHz) * float64(i.MemoryBusBits) / 8} // two transfers a clock
+}
+
+// Memory is the state of a GPU's memory, in bytes.
+type Memory struct {
+	Free   int64 // for every process of the machine
+	Total  int64 // that the driver can hand out
+	Used   int64 // by buffers of this GPU value
+	Pinned int64 // memory of the host that this GPU value holds for copies
+}
+
+// String returns the numbers in a line.
+func (m Memory) String() string {
+	return fmt.Sprintf("%s of %s free, %s used here, %s pinned", errs.ByteCount(m.Free), errs.ByteCount(m.Total), errs.ByteCount(m.Used), errs.ByteCount(m.Pinned))
+}
+
+// List describes the GPUs that the driver shows, in the order of their ordinals, those that are too old for [Open] included.
+// List opens no GPU.
+//
+// Errors: ErrNoDriver, ErrDriverTooOld, and ErrNoDevice if the driver shows no GPU.
+func List() ([]Info, error) {
+	const op = "device.List"
+	infos, err := ongpu.List(op)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Info, len(infos))
+	for i, info := range infos {
+		list[i] = infoOf(info)
+	}
+	return list, nil
+}
+
+// Open opens the GPUs of these ordinals as one GPU value. Open shares the primary context of each GPU with whatever else in
+// the process uses CUDA. A GPU may be opened more than once; each value has to be closed.
+//
+// Several GPUs must reach each other's memory (NVLink, or PCIe between GPUs that can). Then:
+//
+//   - Tensors lie on the first GPU, unless they were made by [GPU.UploadSharded] or [GPU.UploadReplicated].
+//   - A cache has some KV heads, or some pages of each sequence, on each GPU. Each GPU attends to its part.
+//   - A linear layer whose weights are sharded is computed by all GPUs.
+//   - A node whose inputs are on all GPUs is computed by all GPUs, each in its own order. The GPUs meet only at sums.
+//   - Results are those of one GPU but for rounding, and have the same bits on every run.
+//   - A tensor or cache of a GPU that was opened by another call of Open is elsewhere: its use is an error that names both.
+//
+// docs/devices.md has the details.
+//
+// Errors: ErrNoDriver, ErrDriverTooOld below CUDA 12.0 (driver 525), ErrNoDevice for an ordinal without a GPU,
+// ErrComputeCapability below 8.0, ErrOutOfMemory if there is no memory for a context, and ErrUnsupported for no ordinal,
+// an ordinal given twice, or GPUs that do not reach each other.
+func Open(ordinals ...int) (*GPU, error) {
+	g := new(GPU)
+	if err := ongpu.Open(&g.gpu, newTensor, "device.Open", ordinals...); err != nil {
+		return nil, err
+	}
+	g.gpu.Public = g
+	return g, nil
+}
+
+// Info describes the GPU, or the first of several. Info also describes a closed GPU.
+func (g *GPU) Info() Info {
+	if g.Internal().Check("") != nil {
+		return Info{}
+	}
+	return infoOf(g.gpu.Dev.Info())
+}
+
+// Members describes each of the GPUs that were opened together.
+func (g *GPU) Members() (all []Info) {
+	if g.Internal().Check("") != nil {
+		return nil
+	}
+	for _, m := range g.gpu.Members {
+		all = append(all, infoOf(m.Dev.Info()))
+	}
+	return all
+}
+
+// String names the GPU as error texts do: "GPU 0 (NVIDIA H200)", or of several
+// "GPU 0 (NVIDIA H200) with GPU 1 (NVIDIA H200)".
+func (g *GPU) String() string { return g.Internal().String() }
+
+// Memory returns the present state of the GPU's memory, of several GPUs the sum. Errors: ErrClosed.
+func (g *GPU) Memory() (sum Memory, err error) {
+	if err := g.Internal().Check("GPU.Memory"); err != nil {
+		return Memory{}, err
+	}
+	for i := range g.gpu.Members {
+		m, err := g.MemoryOf(i)
+		if err != nil {
+			return Memory{}, err
+		}
+		sum = Memory{Free: sum.Free + m.Free, Total: sum.Total + m.Total, Used: sum.Used + m.Used, Pinned: sum.Pinned + m.Pinned}
+	}
+	return sum, nil
+}
+
+// MemoryOf is [GPU.Memory] of one of the [GPU.Members], by its index. Errors: ErrShape for an index outside of the members,
+// ErrClosed.
+func (g *GPU) MemoryOf(member int) (Memory, error) {
+	const op = "GPU.Memory"
+	if err := g.Internal().Check(op); err != nil {
+		return Memory{}, err
+	}
+	if member < 0 || member >= len(g.gpu.Members) {
+		return Memory{}, errs.Errorf(op, errs.ErrShape, "member %d of %d", member, len(g.gpu.Members))
+	}
+	m, err := g.gpu.Members[member].Dev.Memory()
+	if err != nil {
+		return Memory{}, ongpu.Error(op, err)
+	}
+	return Memory{Free: m.Free, Total: m.Total, Used: m.Used, Pinned: m.Pinned}, nil
+}
+
+// Synchronize waits until all work that was asked of this GPU value is done, and reports what went wrong in it. Only timing
+// needs Synchronize: downloads wait by themselves. Errors: ErrClosed, ErrUnsupported within [GPU.Record].
+func (g *GPU) Synchronize() error { return g.Internal().Synchronize() }
+
+// Close waits for the GPU's work of this process and gives back everything that was made on the GPU, the memory of caches
+// and tensors included: their use is ErrClosed from then on, and so is a second Close. Within [GPU.Record], Close is ErrState
+// and does nothing.
+func (g *GPU) Close() error { return g.Internal().Close() }
+
+// NewTensor takes memory for a tensor, with arbitrary content. Errors: ErrDType, ErrShape, ErrOutOfMemory, ErrClosed.
+func (g *GPU) NewTensor(t tensor.Dtype, shape ...int) (*Tensor, error) {
+	return public(g.Internal().NewTensor(t, shape...))
+}
+
+// Upload copies a tensor to the GPU. Upload returns when x has been read; the copy itself is queued. Errors: ErrUnsupported
+// for a tensor that is no *tensor.Dense that Go can read, ErrDType, ErrShape, ErrOutOfMemory, ErrClosed.
+func (g *GPU) Upload(x tensor.Tensor) (*Tensor, error) { return public(g.Internal().Upload(x)) }
+
+// UploadSharded copies a part of a tensor to each of several GPUs: the indices of axis are shared out to the [GPU.Members]
+// evenly and in order. With a single GPU, UploadSharded is [GPU.Upload].
+//
+// Sharded tensors are operands of
+//
+//   - leanattention.Attend and Attention: keys and values, by heads. q, the output and the log-sum-exp are whole, on the
+//     first GPU.
+//   - Linear and Linears of package nn: weights (out, in) by output features, on axis 0. The bias is whole or sharded, too.
+//     Each GPU computes its columns of the output. The output is sharded on axis 1 if x is on all GPUs
+//     ([GPU.UploadReplicated]), and else whole, on the first GPU.
+//   - Linear of package nn: weights by input features, on axis 1. The result is the sum over all GPUs, and on all of them.
+//   - leanattention.CachedAttention: queries, keys and values by heads, on axis 1. On a cache that is sharded by heads the
+//     output is sharded, too. On a cache that is sharded by context all GPUs gather operands in float32, and the output is
+//     on all GPUs.
+//   - Download, Free, and CopyFrom from host memory.
+//
+// All else refuses a sharded tensor.
+//
+// Errors: those of [GPU.Upload], and ErrShape for an axis that x does not have, or with fewer indices than GPUs.
+func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (*Tensor, error) {
+	return public(g.Internal().UploadSharded(x, axis))
+}
+
+// UploadReplicated copies a whole tensor to each of several GPUs. With a single GPU, UploadReplicated is [GPU.Upload].
+//
+// Nodes whose inputs are all on each GPU, replicated or sharded, are computed by all GPUs at once. From replicated inputs
+// each GPU makes the same result. The GPUs meet only in linear layers whose weights are sharded by input features. A node
+// that takes no replicated tensor computes on the first GPU, and its result is on the first GPU alone.
+//
+// A replicated tensor can be downloaded, freed, and written by CopyFrom. Errors: those of [GPU.Upload].
+func (g *GPU) UploadReplicated(x tensor.Tensor) (*Tensor, error) {
+	return public(g.Internal().UploadReplicated(x))
+}

@@ -1,0 +1,153 @@
+package device
+
+import (
+	"fmt"
+
+	"gorgonia.org/leanattention/internal/ongpu"
+
+	"github.com/chewxy/hm"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Tensor is a row-major tensor in the memory of a [GPU]. Its elements are float32, leanattention.Float16,
+// leanattention.BFloat16 or int32. A Tensor is a gorgonia.Value: it can be the value of an input, through gorgonia.Let, and
+// travels from node to node. Gorgonia's own ops refuse it, since the host cannot read it: [ToGPU] and [ToHost] are the edges of
+// the part of a graph that is on a GPU. (gorgonia.WithNaNWatch and WithInfWatch end the process at such values.)
+//
+// Work on a tensor is queued: only a download waits. A node keeps the memory of its value from run to run, so the value of a
+// node is overwritten when the node runs again. The use of the old value is ErrState then. Clone keeps a value, and
+// gorgonia.Read makes a Clone.
+//
+// Tensors from [GPU.Upload], [GPU.NewTensor] and Clone have memory of their own until Free, or until nothing refers to them.
+// A Tensor is used by its pointer. The use of a copy is ErrState.
+type Tensor struct{ t ongpu.Tensor }
+
+// newTensor makes a tensor for package ongpu.
+func newTensor() *ongpu.Tensor {
+	t := new(Tensor)
+	t.t.Public = t
+	return &t.t
+}
+
+// public gives users a tensor that package ongpu made.
+func public(t *ongpu.Tensor, err error) (*Tensor, error) {
+	if err != nil {
+		return nil, err
+	}
+	return t.Public.(*Tensor), nil
+}
+
+// Internal is for the packages of this module.
+func (t *Tensor) Internal() *ongpu.Tensor {
+	if t == nil {
+		return nil
+	}
+	return &t.t
+}
+
+// GPU returns the GPU that the tensor is on.
+func (t *Tensor) GPU() *GPU {
+	if t == nil || t.t.GPU == nil {
+		return nil
+	}
+	g, _ := t.t.GPU.Public.(*GPU)
+	return g
+}
+
+// Shape returns the tensor's shape.
+func (t *Tensor) Shape() tensor.Shape {
+	if t == nil {
+		return nil
+	}
+	return t.t.Shape
+}
+
+// Dtype returns the type of the tensor's elements.
+func (t *Tensor) Dtype() tensor.Dtype {
+	if t == nil {
+		return tensor.Dtype{}
+	}
+	return t.t.DType
+}
+
+// Size returns the number of elements.
+func (t *Tensor) Size() int { return t.Internal().Size() }
+
+// Type returns the tensor's type in Gorgonia's type system.
+func (t *Tensor) Type() hm.Type {
+	if len(t.Shape()) == 0 {
+		return t.Dtype()
+	}
+	return G.TensorType{Dims: len(t.t.Shape), Of: t.t.DType}
+}
+
+// Data returns nil: there is no memory that the host could read. Download copies it.
+func (t *Tensor) Data() any { return nil }
+
+// Uintptr returns 0, as Data returns nil.
+func (t *Tensor) Uintptr() uintptr { return 0 }
+
+// MemSize returns 0, as Data returns nil. Under the build tag cuda, MemSize is the size on the GPU, so that Gorgonia's machine
+// refuses to copy the tensor.
+func (t *Tensor) MemSize() uintptr {
+	if G.CUDA && t != nil {
+		return uintptr(t.t.Bytes())
+	}
+	return 0
+}
+
+// Format writes type, shape and place of the tensor, not its elements.
+func (t *Tensor) Format(s fmt.State, _ rune) {
+	if t == nil || t.t.GPU == nil {
+		fmt.Fprint(s, "tensor of no GPU")
+		return
+	}
+	fmt.Fprintf(s, "%v %v on %v", t.t.DType, t.t.Shape, t.t.GPU)
+}
+
+// Download waits for all work that was queued before, and copies the tensor to the host. Errors: ErrState if the tensor has
+// been overwritten, ErrClosed if it has been freed, and what went wrong in the work before.
+func (t *Tensor) Download() (*tensor.Dense, error) { return t.Internal().Download() }
+
+// Free gives the memory back. Work that was queued before still has it. Errors: ErrClosed if the tensor was freed before or
+// the GPU is closed, ErrState for the old value of a node that has run again.
+func (t *Tensor) Free() error { return t.Internal().Free() }
+
+// Clone copies the tensor on its GPU. The result is a *Tensor with memory of its own. Gorgonia calls Clone where it keeps
+// values. Errors: those of Download, and ErrOutOfMemory.
+func (t *Tensor) Clone() (any, error) {
+	c, err := public(t.Internal().Clone())
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Rows returns rows [from, to) of the tensor's first axis, in the same memory. The result cannot be freed by itself, and its
+// use is ErrClosed once the tensor is freed. Errors: ErrShape, ErrClosed.
+func (t *Tensor) Rows(from, to int) (*Tensor, error) { return public(t.Internal().Rows(from, to)) }
+
+// CopyFrom makes the tensor equal to src: a *Tensor of the same shape and element type on the same GPU, or such a
+// *tensor.Dense in host memory. CopyFrom returns when src in host memory has been read; the copy is queued. Gorgonia calls
+// CopyFrom where it keeps values.
+func (t *Tensor) CopyFrom(src any) error { return t.Internal().CopyFrom(src) }
+
+// ZeroValue sets all elements to 0, for Gorgonia's lisp machine, and returns the tensor. If that fails, each later use of the
+// tensor returns the error.
+func (t *Tensor) ZeroValue() G.Value {
+	t.Internal().Zero()
+	return t
+}
+
+// ValueEq reports whether v is this very tensor. Elements are not compared.
+func (t *Tensor) ValueEq(v G.Value) bool { return v == G.Value(t) }
+
+var (
+	_ G.Value        = (*Tensor)(nil)
+	_ G.Typer        = (*Tensor)(nil)
+	_ G.CloneErrorer = (*Tensor)(nil)
+	_ G.CopierFrom   = (*Tensor)(nil)
+	_ G.ZeroValuer   = (*Tensor)(nil)
+	_ G.ValueEqualer = (*Tensor)(nil)
+)

@@ -1,0 +1,217 @@
+package ongpu
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+
+	"gorgonia.org/leanattention/internal/errs"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/queue"
+	"gorgonia.org/leanattention/kernels"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Devices are the members' devices, and their group, which is kept open until leave is called.
+func (g *GPU) Devices(op string) (devs []*cuda.Device, group *queue.Group, leave func(), err error) {
+	if err := g.Enter(op); err != nil {
+		return nil, nil, nil, err
+	}
+	for _, m := range g.Members {
+		devs = append(devs, m.Dev)
+	}
+	return devs, g.Group, g.Group.Leave, nil
+}
+
+// NewDecoder is a variable for tests.
+var NewDecoder = decoder.New
+
+// Layers is the GPU's kernels for a decoder's other layers, loaded when they are
+// first needed. The GPU is entered.
+func (g *GPU) Layers(op string) (*decoder.Engine, error) {
+	g.decoder.Lock()
+	defer g.decoder.Unlock()
+	if g.decoder.kernels == nil {
+		d, err := NewDecoder(g.Dev)
+		if errors.Is(err, kernels.ErrNoImage) {
+			return nil, errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
+		}
+		if err != nil {
+			return nil, Error(op, err)
+		}
+		g.decoder.kernels = d
+	}
+	return g.decoder.kernels, nil
+}
+
+// Compute is [ongpu.Compute].
+func Compute(c *Call) (out G.Value, err error) {
+	g, err := SamePlace(c.Op, c.Names, c.In)
+	if err != nil {
+		return nil, err
+	}
+	if g == nil {
+		return nil, errs.Errorf(c.Op, errs.ErrUnsupported, "%s is in %s", c.Names[0], errs.Host)
+	}
+	if err := g.Enter(c.Op); err != nil {
+		return nil, err
+	}
+	defer g.Group.Leave()
+	defer runtime.KeepAlive(c.In)
+	a, err := g.apart(c)
+	if err != nil {
+		return nil, err
+	}
+	if a != nil {
+		return g.computeApart(c, a)
+	}
+	if slices.ContainsFunc(c.In, isMade) {
+		whole := *c
+		free, err := g.gatherInputs(&whole)
+		defer free()
+		if err != nil {
+			return nil, g.computeError(c.Op, err)
+		}
+		c = &whole
+	}
+	if c.Spread != nil && slices.ContainsFunc(c.In, isSharded) {
+		return g.computeSharded(c)
+	}
+	layers, err := g.Layers(c.Op)
+	if err != nil {
+		return nil, err
+	}
+	err = g.Queue.Submit(func(sub *queue.Submission) error {
+		w := &Work{Engine: layers, Submission: sub}
+		in, result, err := g.operandsOf(sub, c, w, (*Tensor).wholeOperand)
+		if err != nil {
+			return err
+		}
+		if c.Scratch != nil {
+			n, err := c.Scratch(layers)
+			if err != nil {
+				return err
+			}
+			if n > 0 {
+				s, free, err := g.Scratch(sub, c.Node, &c.Node.On(g.Group, 0).Rest, tensor.Float32, tensor.Shape{n})
+				if err != nil {
+					return err
+				}
+				defer free()
+				if w.Scratch, err = s.Use(sub); err != nil {
+					return err
+				}
+			}
+		}
+		out = result.Value()
+		if err := c.Queue(w); err != nil {
+			return err
+		}
+		return HaveRead(sub, in...)
+	})
+	if err := g.computeError(c.Op, err); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// operandsOf has the memory of a call's inputs and of its value in w. in are those that are whole.
+func (g *GPU) operandsOf(sub *queue.Submission, c *Call, w *Work, operand func(*Tensor, *queue.Submission, string) (Operand, error)) (in []*Tensor, result *Tensor, err error) {
+	for i, v := range c.In {
+		d := Must(v)
+		o, err := operand(d, sub, c.Names[i])
+		if err != nil {
+			return nil, nil, err
+		}
+		w.In = append(w.In, o)
+		if d.Shards == nil {
+			in = append(in, d)
+		}
+	}
+	if result, err = g.NodeValue(sub, c.Node, c.DType, c.Shape, in...); err != nil {
+		return nil, nil, err
+	}
+	w.Out, err = result.Use(sub)
+	return in, result, err
+}
+
+// wholeOperand is an input of work that takes no sharded ones.
+func (d *Tensor) wholeOperand(sub *queue.Submission, name string) (Operand, error) {
+	m, err := d.UseAs(sub, name)
+	return Operand{Memory: m, Fixed: err == nil && sub.Fixed(d.Memory)}, err
+}
+
+// computeError is what went wrong with a node's work, as its user is told.
+func (g *GPU) computeError(op string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but no kernel can do it
+		return errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
+	case errors.Is(err, queue.ErrShared):
+		return errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
+	case errors.Is(err, attn.ErrDType):
+		return errs.Errorf(op, errs.ErrDType, "on %v: %v", g, err)
+	}
+	return EngineError(op, "queue", err)
+}
+
+// Part is [ongpu.Part].
+func Part(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error) {
+	d, ok := Of(whole)
+	if !ok {
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "x is a %T", whole)
+	}
+	if err := d.Enter(op); err != nil {
+		return nil, err
+	}
+	d.GPU.Group.Leave()
+	size := shape.TotalSize()
+	if from < 0 || size < 1 || from > d.Size()-size {
+		return nil, errs.Errorf(op, errs.ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
+	}
+	if d.Made {
+		part, err := d.partApart(from, shape)
+		if err != nil {
+			return nil, TensorError(op, "x", err)
+		}
+		return part.Value(), nil
+	}
+	if err := d.NotWhole(); err != nil {
+		return nil, TensorError(op, "x", err)
+	}
+	return d.part(from, shape.Clone()).Value(), nil
+}
+
+// NodeValue is a new value of a node. What the inputs hold stays.
+func (g *GPU) NodeValue(sub *queue.Submission, n *Node, t tensor.Dtype, shape tensor.Shape, inputs ...*Tensor) (*Tensor, error) {
+	if n.Reads == 0 {
+		return g.NextValue(sub, &n.On(g.Group, slices.Index(g.Members, g)).Value, t, shape, inputs...)
+	}
+	return g.Wrap(sub, t, shape, func(bytes int64) (*queue.Memory, error) { return sub.Shared(bytes, n.Reads) })
+}
+
+// Scratch is memory on the way to a node's value, in a slot of the node's. free is called when the work is queued.
+func (g *GPU) Scratch(sub *queue.Submission, n *Node, slot *queue.Slot, t tensor.Dtype, shape tensor.Shape) (d *Tensor, free func(), err error) {
+	if n.Reads == 0 {
+		d, err = g.NextValue(sub, slot, t, shape)
+		return d, func() {}, err
+	}
+	d, err = g.Wrap(sub, t, shape, func(bytes int64) (*queue.Memory, error) { return sub.Shared(bytes, 1) })
+	return d, func() { _ = sub.Read(d.Memory) }, err
+}
+
+// HaveRead says that what reads the inputs is queued.
+func HaveRead(sub *queue.Submission, inputs ...*Tensor) error {
+	for _, in := range inputs {
+		if err := sub.Read(in.Memory); err != nil {
+			return err
+		}
+	}
+	return nil
+}

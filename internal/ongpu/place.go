@@ -1,0 +1,89 @@
+package ongpu
+
+import (
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/tensor"
+)
+
+// Dense is v as a tensor in memory that this process can read.
+func Dense(op, name string, v G.Value) (*tensor.Dense, error) {
+	t, ok := v.(*tensor.Dense)
+	at := PlaceOf(v)
+	switch {
+	case v == nil || ok && t == nil:
+		return nil, errs.Errorf(op, errs.ErrShape, "%s is nil", name)
+	case at != nil:
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "%s is on %v; it must be in %s", name, at, errs.Host)
+	case !ok:
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", name, v)
+	case !t.IsNativelyAccessible():
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "%s lies in memory that Go cannot read", name)
+	case t.Dtype() == tensor.Dtype{}:
+		return nil, errs.Errorf(op, errs.ErrDType, "%s has no element type: it is an empty tensor", name)
+	case t.DataSize() == 0:
+		return nil, errs.Errorf(op, errs.ErrShape, "%s has no elements, shape %v", name, t.Shape())
+	case t.IsMasked():
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "%s is a masked tensor", name)
+	}
+	return t, nil
+}
+
+// OtherName is the name of b beside a's: one GPU can be opened twice.
+func OtherName(b, a *GPU) string {
+	if b.String() == a.String() {
+		return b.String() + ", opened a second time"
+	}
+	return b.String()
+}
+
+// InPlace is "in host memory" or "on GPU 0 (name)", beside a value on GPU other.
+func InPlace(g, other *GPU) string {
+	if g == nil {
+		return "in " + errs.Host
+	}
+	if g == other {
+		return "on " + g.String()
+	}
+	return "on " + OtherName(g, other)
+}
+
+// PlaceOf is the GPU that a value is on, nil for the host.
+func PlaceOf(v G.Value) *GPU {
+	if d, ok := Of(v); ok && d != nil {
+		return d.GPU
+	}
+	return nil
+}
+
+// SamePlace is the GPU that all values of an op are on, nil for the host. It
+// refuses those that are in different places.
+func SamePlace(op string, names []string, in []G.Value) (*GPU, error) {
+	first := PlaceOf(in[0])
+	for i, v := range in {
+		if v == nil {
+			return nil, errs.Errorf(op, errs.ErrShape, "%s is nil", names[i])
+		}
+		if d, ok := Of(v); ok && d.problem("") != "" {
+			return nil, errs.Errorf(op, errs.ErrState, "%s", d.problem(names[i]))
+		}
+		if at := PlaceOf(v); at != first {
+			return nil, errs.Errorf(op, errs.ErrUnsupported, "%s is %s and %s %s: they must be in one place", names[0], InPlace(first, first), names[i], InPlace(at, first))
+		}
+	}
+	return first, nil
+}
+
+// public is a tensor of package device.
+type public interface{ Internal() *Tensor }
+
+// Of is the tensor on a GPU that v is, if it is one. The tensor may be nil.
+func Of(v any) (d *Tensor, ok bool) {
+	if p, ok := v.(public); ok {
+		return p.Internal(), true
+	}
+	return nil, false
+}
+
+// Must is the tensor on a GPU that v is known to be.
+func Must(v any) *Tensor { return v.(public).Internal() }

@@ -1,0 +1,579 @@
+package ongpu
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+
+	"gorgonia.org/leanattention/internal/operand"
+
+	"gorgonia.org/leanattention/internal/errs"
+
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/nocopy"
+	"gorgonia.org/leanattention/internal/queue"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Tensor is a row-major tensor in the memory of a [GPU]. What users are told of it is in package device.
+type Tensor struct {
+	Public G.Value // the tensor of package device that this is a part of; nil: of none
+	mark   nocopy.Mark
+	GPU    *GPU
+	Content
+	LSE    *Tensor // of an attention's output, on its way to the node of the log-sum-exp
+	broken error   // why there is no value
+}
+
+// Content is what a tensor is.
+type Content struct {
+	Memory     *queue.Memory
+	generation uint64  // of memory
+	offset     int64   // bytes; not 0 in a part of what a node made
+	whole      *Tensor // that this is a part of; nil: of none
+	Shape      tensor.Shape
+	DType      tensor.Dtype
+	Axis       int       // that is sharded
+	Shards     []*Tensor // one on each member; nil: it is whole
+	Replicas   []*Tensor // the same on each member but the first; nil: it is on the first alone
+	Made       bool      // shards that nodes made: who needs it whole puts them together
+	Joined     bool      // shards are parts one behind the other, each dealt out: only views of it are used
+}
+
+// deviceType says whether a GPU's memory may have elements of type t.
+func deviceType(t tensor.Dtype) bool {
+	return t == tensor.Float32 || t == operand.Float16 || t == operand.BFloat16 || t == tensor.Int32
+}
+
+// CheckShape checks what is to be a tensor on a GPU.
+func CheckShape(op string, t tensor.Dtype, shape tensor.Shape) error {
+	if !deviceType(t) {
+		return errs.Errorf(op, errs.ErrDType, "x is %v; on a GPU it must be float32, Float16, BFloat16 or int32", t)
+	}
+	for axis, n := range shape {
+		if n < 1 {
+			return errs.Errorf(op, errs.ErrShape, "x has size %d on axis %d, shape %v", n, axis, shape)
+		}
+	}
+	if _, ok := operand.Product(append([]int{int(t.Size())}, shape...)...); !ok {
+		return errs.Errorf(op, errs.ErrShape, "x of shape %v has more bytes than an address", shape)
+	}
+	return nil
+}
+
+// NewTensor takes memory for a tensor. Its content is arbitrary. Errors:
+// [ErrDType], [ErrShape], [ErrOutOfMemory], [ErrClosed].
+func (g *GPU) NewTensor(t tensor.Dtype, shape ...int) (*Tensor, error) {
+	const op = "GPU.NewTensor"
+	if err := CheckShape(op, t, shape); err != nil {
+		return nil, err
+	}
+	if err := g.Enter(op); err != nil {
+		return nil, err
+	}
+	defer g.Group.Leave()
+	return g.Alloc(op, t, shape)
+}
+
+// Alloc is NewTensor of what is checked, on a GPU that is entered.
+func (g *GPU) Alloc(op string, t tensor.Dtype, shape tensor.Shape) (d *Tensor, err error) {
+	err = g.Queue.Submit(func(sub *queue.Submission) error {
+		d, err = g.Wrap(sub, t, shape, func(n int64) (*queue.Memory, error) { return sub.Alloc(n) })
+		return err
+	})
+	if err != nil {
+		return nil, Error(op, err)
+	}
+	return d, nil
+}
+
+// NextValue is a new value of a node, in the memory of its slot.
+func (g *GPU) NextValue(sub *queue.Submission, slot *queue.Slot, t tensor.Dtype, shape tensor.Shape, inputs ...*Tensor) (*Tensor, error) {
+	return g.Wrap(sub, t, shape, func(n int64) (*queue.Memory, error) {
+		var used [4]*queue.Memory
+		list := used[:0]
+		for _, in := range inputs {
+			list = append(list, in.Memory)
+		}
+		return sub.Next(slot, n, list...)
+	})
+}
+
+func (g *GPU) Wrap(sub *queue.Submission, t tensor.Dtype, shape tensor.Shape, take func(int64) (*queue.Memory, error)) (*Tensor, error) {
+	m, err := take(int64(shape.TotalSize()) * int64(t.Size()))
+	if err != nil {
+		return nil, err
+	}
+	return g.TensorOf(Content{Memory: m, generation: sub.Generation(m), Shape: shape.Clone(), DType: t}), nil
+}
+
+// Upload copies a tensor to the GPU. It returns when x has been read; the copy
+// itself is queued. Errors: [ErrUnsupported] for what is no *tensor.Dense that Go
+// can read, [ErrDType], [ErrShape], [ErrOutOfMemory], [ErrClosed].
+func (g *GPU) Upload(x tensor.Tensor) (d *Tensor, err error) {
+	const op = "GPU.Upload"
+	defer errs.RecoverTo(op, &err)
+	return g.upload(op, x, g.Alloc)
+}
+
+// upload copies a tensor to what make takes the memory for.
+func (g *GPU) upload(op string, x tensor.Tensor, make func(string, tensor.Dtype, tensor.Shape) (*Tensor, error)) (d *Tensor, err error) {
+	t, err := Dense(op, "x", x)
+	if err != nil {
+		return nil, err
+	}
+	if err := CheckShape(op, t.Dtype(), t.Shape()); err != nil {
+		return nil, err
+	}
+	if err := g.Enter(op); err != nil {
+		return nil, err
+	}
+	defer g.Group.Leave()
+	if d, err = make(op, t.Dtype(), t.Shape()); err != nil {
+		return nil, err
+	}
+	if err := d.Fill(operand.RowMajorBytes(t)); err != nil {
+		return nil, errors.Join(Error(op, err), d.free())
+	}
+	return d, nil
+}
+
+// pieceBytes is how much of a tensor is copied at once: pinned memory is scarce.
+const pieceBytes = 4 << 20
+
+// uploaders are how many goroutines bring the pieces of a tensor to pinned memory:
+// one reads some 8 GB/s of a file's pages, where a GPU takes several times as much.
+const uploaders = 4
+
+// Fill queues the copy of what the tensor is to hold. The GPU is entered.
+func (d *Tensor) Fill(src []byte) error {
+	defer runtime.KeepAlive(d)
+	if d.Shards != nil {
+		return d.move(src, true)
+	}
+	return eachPiece((len(src)+pieceBytes-1)/pieceBytes, func(i int) error { return d.fillFrom(src, i*pieceBytes) })
+}
+
+// eachPiece calls f for so many pieces, of several at once. The error is one of them.
+func eachPiece(pieces int, f func(i int) error) error {
+	if pieces == 1 {
+		return f(0)
+	}
+	var next atomic.Int64
+	work := func() (err error) {
+		defer errs.RecoverTo("upload", &err)
+		for err == nil {
+			i := int(next.Add(1)) - 1
+			if i >= pieces {
+				return nil
+			}
+			err = f(i)
+		}
+		next.Store(int64(pieces)) // for the others
+		return err
+	}
+	helpers := min(uploaders, pieces, runtime.GOMAXPROCS(0)) - 1
+	done := make(chan error)
+	for range helpers {
+		go func() { done <- work() }()
+	}
+	err := work()
+	for range helpers {
+		if other := <-done; err == nil {
+			err = other
+		}
+	}
+	return err
+}
+
+// fillFrom queues the copy of the piece that begins at byte `at`.
+func (d *Tensor) fillFrom(src []byte, at int) error {
+	q := d.GPU.Queue
+	piece := src[at:min(at+pieceBytes, len(src))]
+	p, err := q.TakePinned(len(piece))
+	if err != nil {
+		return err
+	}
+	defer q.GivePinned(p)
+	copy(p.Bytes, piece)
+	return d.through(p, func(sub *queue.Submission, b *cuda.Buffer) error {
+		if err := sub.Upload(b, d.offset+int64(at), p, 0, len(piece)); err != nil {
+			return err
+		}
+		return d.eachReplica(sub, func(b *cuda.Buffer, offset int64) error {
+			return sub.Upload(b, offset+int64(at), p, 0, len(piece))
+		})
+	})
+}
+
+// Download waits for what was asked before, and copies the tensor to the host.
+// Errors: [ErrState] if it has been overwritten, [ErrClosed] if it has been
+// freed, and what went wrong in work that was queued before.
+func (d *Tensor) Download() (t *tensor.Dense, err error) {
+	const op = "Tensor.Download"
+	defer errs.RecoverTo(op, &err)
+	if err := d.Enter(op); err != nil {
+		return nil, err
+	}
+	defer d.GPU.Group.Leave()
+	t = dense.New(d.DType, d.Shape...)
+	if err := d.Read(operand.RowMajorBytes(t)); err != nil {
+		return nil, TensorError(op, "the tensor", err)
+	}
+	return t, nil
+}
+
+// Read fills dst with what the tensor holds. The GPU is entered.
+func (d *Tensor) Read(dst []byte) error {
+	defer runtime.KeepAlive(d)
+	if d.Shards != nil {
+		return d.move(dst, false)
+	}
+	q := d.GPU.Queue
+	for at := 0; at < len(dst); at += pieceBytes {
+		piece := dst[at:min(at+pieceBytes, len(dst))]
+		p, err := q.TakePinned(len(piece))
+		if err != nil {
+			return err
+		}
+		err = d.through(p, func(sub *queue.Submission, b *cuda.Buffer) error {
+			return sub.Download(p, 0, b, d.offset+int64(at), len(piece))
+		})
+		if err == nil {
+			err = q.Wait(p)
+		}
+		if err == nil {
+			copy(piece, p.Bytes)
+		}
+		q.GivePinned(p)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// through queues a copy between the tensor and p. The GPU is entered.
+func (d *Tensor) through(p *queue.Pinned, copy func(*queue.Submission, *cuda.Buffer) error) error {
+	return d.GPU.Queue.Submit(func(sub *queue.Submission) error {
+		b, err := sub.Use(d.Memory, d.generation)
+		if err != nil {
+			return err
+		}
+		if err := copy(sub, b); err != nil {
+			return err
+		}
+		return sub.Mark(p)
+	})
+}
+
+// Free gives the memory back. Work that was queued before still has it. Errors:
+// [ErrClosed] if it was freed before or the GPU is closed, [ErrState] for the old
+// value of a node that has run again.
+func (d *Tensor) Free() error {
+	const op = "Tensor.Free"
+	if err := d.enterFor(op, (*GPU).enterToFree); err != nil {
+		return err
+	}
+	defer d.GPU.Group.Leave()
+	if d.whole != nil {
+		return errs.Errorf(op, errs.ErrUnsupported, "the tensor is a part of another")
+	}
+	if err := d.free(); err != nil {
+		return TensorError(op, "the tensor", err)
+	}
+	return nil
+}
+
+func (d *Tensor) free() error {
+	if d.Shards != nil {
+		return freeAll(d.Shards)
+	}
+	err := d.GPU.Queue.Submit(func(sub *queue.Submission) error {
+		if _, err := sub.Use(d.Memory, d.generation); err != nil {
+			return err
+		}
+		return sub.Free(d.Memory)
+	})
+	return errors.Join(err, freeAll(d.Replicas))
+}
+
+// TensorOf is a new tensor on the GPU.
+func (g *GPU) TensorOf(c Content) *Tensor {
+	d := g.fresh()
+	d.GPU, d.Content = g, c
+	d.mark.Set()
+	return d
+}
+
+// Value is the tensor as nodes have it: the public tensor that it is a part of.
+func (d *Tensor) Value() G.Value {
+	if d == nil {
+		return nil
+	}
+	return d.Public
+}
+
+// problem says why d is no tensor that a GPU has made.
+func (d *Tensor) problem(name string) string {
+	const by = "a GPU"
+	if d == nil {
+		return nocopy.Unmade(name, by)
+	}
+	return d.mark.Problem(name, by)
+}
+
+// errTensorCopied is the use of a copy.
+var errTensorCopied = errors.New("is a copy of a tensor: use the pointer that the GPU gave")
+
+// Enter checks that d was made, and keeps its GPU open until queue.Leave.
+func (d *Tensor) Enter(op string) error { return d.enterFor(op, (*GPU).Enter) }
+
+func (d *Tensor) enterFor(op string, enter func(*GPU, string) error) error {
+	if problem := d.problem("the tensor"); problem != "" {
+		return errs.Errorf(op, errs.ErrState, "%s", problem)
+	}
+	if d.broken != nil {
+		return TensorError(op, "the tensor", d.broken)
+	}
+	return enter(d.GPU, op)
+}
+
+// Use is the tensor's memory, to queue work on. The caller keeps d alive until
+// that is queued.
+func (d *Tensor) Use(sub *queue.Submission) (Mem, error) {
+	if d.mark.Problem("", "") != "" {
+		return Mem{}, errTensorCopied
+	}
+	if d.broken != nil {
+		return Mem{}, d.broken
+	}
+	if err := d.NotWhole(); err != nil {
+		return Mem{}, err
+	}
+	b, err := sub.Use(d.Memory, d.generation)
+	if err != nil {
+		return Mem{}, err
+	}
+	t, _ := operand.StorageType(d.DType)
+	return Mem{Buffer: b, Offset: d.offset, DType: t, Len: d.Size()}, nil
+}
+
+// Size is the number of its elements.
+func (d *Tensor) Size() int {
+	if d == nil || d.GPU == nil {
+		return 0
+	}
+	return d.Shape.TotalSize()
+}
+
+// Clone copies the tensor on its GPU; the result is a *device.Tensor with memory
+// of its own. Gorgonia calls it where it keeps values. Errors are those of Download, and
+// [ErrOutOfMemory].
+func (d *Tensor) Clone() (*Tensor, error) {
+	const op = "Tensor.Clone"
+	if err := d.Enter(op); err != nil {
+		return nil, err
+	}
+	defer d.GPU.Group.Leave()
+	if err := d.NotWhole(); err != nil {
+		return nil, TensorError(op, "the tensor", err)
+	}
+	newTensor := d.GPU.Alloc
+	if d.Replicas != nil {
+		newTensor = d.GPU.newReplicated
+	}
+	c, err := newTensor(op, d.DType, d.Shape)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.copyFrom(d); err != nil {
+		return nil, errors.Join(TensorError(op, "the tensor", err), c.free())
+	}
+	return c, nil
+}
+
+// Rows is the part [from, to) of the tensor's first axis, in the same memory: what
+// is written to one is read from the other. It cannot be freed by itself, and is
+// [ErrClosed] once the tensor is freed. Errors: [ErrShape], [ErrClosed].
+func (d *Tensor) Rows(from, to int) (*Tensor, error) {
+	const op = "Tensor.Rows"
+	if err := d.Enter(op); err != nil {
+		return nil, err
+	}
+	d.GPU.Group.Leave()
+	if err := d.NotWhole(); err != nil {
+		return nil, TensorError(op, "the tensor", err)
+	}
+	if len(d.Shape) == 0 || from < 0 || to <= from || to > d.Shape[0] {
+		return nil, errs.Errorf(op, errs.ErrShape, "rows [%d, %d) of shape %v", from, to, d.Shape)
+	}
+	shape := d.Shape.Clone()
+	shape[0] = to - from
+	return d.part(from*(d.Size()/d.Shape[0]), shape), nil
+}
+
+// part is elements from one on, in the same memory.
+func (d *Tensor) part(from int, shape tensor.Shape) *Tensor {
+	part := d.GPU.TensorOf(Content{Memory: d.Memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.DType.Size()),
+		whole: d, Shape: shape, DType: d.DType})
+	for _, r := range d.Replicas {
+		part.Replicas = append(part.Replicas, r.part(from, shape))
+	}
+	return part
+}
+
+// partApart is a view of a tensor that is sharded by nodes: of each member's shard.
+func (d *Tensor) partApart(from int, shape tensor.Shape) (*Tensor, error) {
+	n, size := len(d.Shards), shape.TotalSize()
+	axis := -1
+	if d.Joined {
+		axis = len(shape) - 1
+	} else {
+		row := 1 // elements that are dealt out together
+		for _, s := range d.Shape[d.Axis:] {
+			row *= s
+		}
+		outer := 1
+		for i, s := range shape {
+			if outer*row == size && s%n == 0 && from%row == 0 {
+				axis = i
+				break
+			}
+			outer *= s
+		}
+	}
+	if axis < 0 || shape[axis]%n != 0 || from%n != 0 {
+		return nil, fmt.Errorf("shape %v of %v, which is %w", shape, d.Shape, d.NotWhole())
+	}
+	part := d.GPU.TensorOf(Content{whole: d, Shape: shape.Clone(), DType: d.DType, Axis: axis, Made: true})
+	of := shape.Clone()
+	of[axis] /= n
+	for _, s := range d.Shards {
+		part.Shards = append(part.Shards, s.part(from/n, of))
+	}
+	return part, nil
+}
+
+// CopyFrom makes the tensor equal to another of the same shape and element type
+// On the same GPU, or to a *tensor.Dense in host memory: it returns when that has
+// been read, and the copy is queued. Gorgonia calls it where it keeps values.
+func (d *Tensor) CopyFrom(src any) error {
+	const op = "Tensor.CopyFrom"
+	if err := d.Enter(op); err != nil {
+		return err
+	}
+	defer d.GPU.Group.Leave()
+	if t, ok := src.(*tensor.Dense); ok {
+		return d.write(op, t)
+	}
+	s, ok := Of(src)
+	switch {
+	case !ok || s == nil || s.GPU == nil:
+		return errs.Errorf(op, errs.ErrUnsupported, "from a %T to a tensor on %v", src, d.GPU)
+	case s.problem("") != "":
+		return errs.Errorf(op, errs.ErrState, "%s", s.problem("the source"))
+	case s.GPU != d.GPU:
+		return errs.Errorf(op, errs.ErrUnsupported, "from %s to %s", s.GPU, OtherName(d.GPU, s.GPU))
+	case s.DType != d.DType:
+		return errs.Errorf(op, errs.ErrDType, "from %v to %v", s.DType, d.DType)
+	case !operand.SameShape(s.Shape, d.Shape):
+		return errs.Errorf(op, errs.ErrShape, "from %v to %v", s.Shape, d.Shape)
+	case s.Memory != nil && s.Memory == d.Memory && s.offset != d.offset && s.offset < d.offset+d.Bytes() && d.offset < s.offset+s.Bytes():
+		return errs.Errorf(op, errs.ErrUnsupported, "the source and the tensor are rows of one tensor, and some rows are in both") // a driver copies them in any order
+	}
+	if err := d.copyFrom(s); err != nil {
+		return TensorError(op, "the tensor", err)
+	}
+	return nil
+}
+
+// write is CopyFrom of a tensor of the host.
+func (d *Tensor) write(op string, t *tensor.Dense) error {
+	t, err := Dense(op, "the source", t)
+	switch {
+	case err != nil:
+		return err
+	case t.Dtype() != d.DType:
+		return errs.Errorf(op, errs.ErrDType, "from %v to %v", t.Dtype(), d.DType)
+	case !operand.SameShape(t.Shape(), d.Shape):
+		return errs.Errorf(op, errs.ErrShape, "from %v to %v", t.Shape(), d.Shape)
+	}
+	if err := d.Fill(operand.RowMajorBytes(t)); err != nil {
+		return TensorError(op, "the tensor", err)
+	}
+	return nil
+}
+
+func (d *Tensor) copyFrom(src *Tensor) error {
+	defer runtime.KeepAlive(src)
+	defer runtime.KeepAlive(d)
+	return d.GPU.Queue.Submit(func(sub *queue.Submission) error {
+		from, err := src.Use(sub)
+		if err != nil {
+			return err
+		}
+		to, err := d.Use(sub)
+		if err != nil || to == from {
+			return err
+		}
+		return sub.Do(func(s *cuda.Stream) error {
+			if err := s.Copy(to.Buffer, to.Offset, from.Buffer, from.Offset, d.Bytes()); err != nil {
+				return err
+			}
+			return d.eachReplica(sub, func(b *cuda.Buffer, offset int64) error {
+				return s.Copy(b, offset, from.Buffer, from.Offset, d.Bytes())
+			})
+		})
+	})
+}
+
+func (d *Tensor) Bytes() int64 {
+	n := d.Size()
+	if n == 0 { // of no GPU: it has no element type
+		return 0
+	}
+	return int64(n) * int64(d.DType.Size())
+}
+
+// Zero sets all elements to 0. Where that fails, the tensor is broken.
+func (d *Tensor) Zero() {
+	const op = "Tensor.ZeroValue"
+	if err := d.Enter(op); err != nil {
+		return
+	}
+	defer d.GPU.Group.Leave()
+	defer runtime.KeepAlive(d)
+	if err := d.NotWhole(); err != nil {
+		d.broken = err
+		return
+	}
+	d.broken = d.GPU.Queue.Submit(func(sub *queue.Submission) error {
+		m, err := d.Use(sub)
+		if err != nil {
+			return err
+		}
+		return sub.Do(func(s *cuda.Stream) error {
+			if err := s.Set(m.Buffer, m.Offset, 0, d.Bytes()); err != nil {
+				return err
+			}
+			return d.eachReplica(sub, func(b *cuda.Buffer, offset int64) error { return s.Set(b, offset, 0, d.Bytes()) })
+		})
+	})
+	return
+}
+
+// UseAs is use for an operand with a name.
+func (d *Tensor) UseAs(sub *queue.Submission, name string) (Mem, error) {
+	m, err := d.Use(sub)
+	if err != nil {
+		err = InOperand(name, err)
+	}
+	return m, err
+}
+
+func (d *Tensor) Operand(name string) operand.Operand { return operand.New(name, d.Shape, d.DType) }
