@@ -41,7 +41,7 @@ func TestDropped(t *testing.T) {
 
 func TestRunDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 20, 100)
+	n := cputest.Cases(t, 20, 50)
 	if reftest.RaceEnabled {
 		n = 30
 	}

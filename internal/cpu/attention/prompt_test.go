@@ -80,7 +80,7 @@ func promptShape(rng *rand.Rand) reftest.Shape {
 func TestPromptTiles(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachPrompt(t, func(t *testing.T, seen func() int) {
-		for i := range reftest.AtLeast(cputest.Cases(t, 10, 200), func() bool { return seen() > 0 }) {
+		for i := range reftest.AtLeast(cputest.Cases(t, 10, 80), func() bool { return seen() > 0 }) {
 			s := promptShape(rng)
 			switch i % 4 {
 			case 1:
@@ -102,7 +102,7 @@ func TestPromptTiles(t *testing.T) {
 func TestPromptTilesMixed(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachPrompt(t, func(t *testing.T, seen func() int) {
-		for range reftest.AtLeast(cputest.Cases(t, 4, 60), func() bool { return seen() > 0 }) {
+		for range reftest.AtLeast(cputest.Cases(t, 4, 30), func() bool { return seen() > 0 }) {
 			s, l := promptShape(rng), randomLayout(rng)
 			l.dtype = []attn.DType{attn.Float16, attn.BFloat16}[rng.IntN(2)]
 			in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
