@@ -215,11 +215,11 @@ func testDeviceTensorErrors(t *testing.T, gpu *device.GPU) {
 		}
 		return d
 	}
-	twin, err := device.Open(gpu.Info().Ordinal)
+	again, err := device.Open(gpu.Info().Ordinal)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer twin.Close()
+	defer again.Close()
 	d := on(gpu, tensor.Float32, 2, 3)
 	for _, c := range []struct {
 		from any
@@ -228,7 +228,7 @@ func testDeviceTensorErrors(t *testing.T, gpu *device.GPU) {
 	}{
 		{on(gpu, tensor.Int32, 2, 3), la.ErrDType, "from int32 to float32"},
 		{on(gpu, tensor.Float32, 3, 2), la.ErrShape, "from (3, 2) to (2, 3)"},
-		{on(twin, tensor.Float32, 2, 3), la.ErrUnsupported, "opened a second time"},
+		{on(again, tensor.Float32, 2, 3), la.ErrUnsupported, "opened a second time"},
 		{new(device.Tensor), la.ErrUnsupported, "*device.Tensor"},
 		{f32(3, 2).tensor(), la.ErrShape, "from (3, 2) to (2, 3)"},
 		{tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(2, 3)), la.ErrDType, "from float64 to float32"},
@@ -406,12 +406,12 @@ func testDeviceNodeErrors(t *testing.T, gpu *device.GPU) {
 	if same, err := device.ToGPU(x, gpu); err != nil || same.ID() != there.ID() {
 		t.Errorf("the same copy twice is not one node: %v", err)
 	}
-	twin, err := device.Open(gpu.Info().Ordinal)
+	again, err := device.Open(gpu.Info().Ordinal)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer twin.Close()
-	if elsewhere, err := device.ToGPU(x, twin); err != nil || elsewhere.ID() == there.ID() {
+	defer again.Close()
+	if elsewhere, err := device.ToGPU(x, again); err != nil || elsewhere.ID() == there.ID() {
 		t.Errorf("a copy to another GPU is the same node: %v", err)
 	}
 	if _, err := G.Grad(G.Must(G.Sum(there)), x); err == nil || !strings.Contains(err.Error(), "gradient of a copy") {

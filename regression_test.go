@@ -531,18 +531,18 @@ func BenchmarkGPUsScale(b *testing.B) {
 type scaleShape struct{ batch, heads, kvHeads, dim, ctx int }
 
 func (s *scaleShape) measure(b *testing.B, counts []int) {
-	var rigs []*scaleRig
+	var layers []*scaleLayers
 	for _, n := range counts {
-		rigs = append(rigs, s.open(b, n))
+		layers = append(layers, s.open(b, n))
 	}
 	ways := []struct {
 		name string
-		run  func(*scaleRig) error
-	}{{"us", func(r *scaleRig) error { return r.recording.Replay() }}, {"us-queued", (*scaleRig).queue}}
+		run  func(*scaleLayers) error
+	}{{"us", func(r *scaleLayers) error { return r.recording.Replay() }}, {"us-queued", (*scaleLayers).queue}}
 	for _, way := range ways {
-		best := make([]float64, len(rigs))
+		best := make([]float64, len(layers))
 		for range 9 {
-			for i, r := range rigs {
+			for i, r := range layers {
 				t := r.time(b, way.run)
 				if best[i] == 0 || t < best[i] {
 					best[i] = t
@@ -558,22 +558,22 @@ func (s *scaleShape) measure(b *testing.B, counts []int) {
 	}
 }
 
-// scaleRig is layers on some GPUs.
-type scaleRig struct {
+// scaleLayers is layers on some GPUs.
+type scaleLayers struct {
 	gpu       *device.GPU
 	ops       []G.Op
 	in        []G.Value
 	recording *device.Recording
 }
 
-func (s *scaleShape) open(b *testing.B, gpus int) *scaleRig {
+func (s *scaleShape) open(b *testing.B, gpus int) *scaleLayers {
 	must := func(err error) {
 		b.Helper()
 		if err != nil {
 			b.Fatal(err)
 		}
 	}
-	r := &scaleRig{gpu: gputest.OpenSome(b, gpus)}
+	r := &scaleLayers{gpu: gputest.OpenSome(b, gpus)}
 	const page = 64
 	layers := min(8, max(1, 1<<30/(4*s.batch*s.kvHeads*s.dim*s.ctx)))
 	cache := graphtest.NewCache(b, la.CacheConfig{Layers: layers, KVHeads: s.kvHeads, HeadDim: s.dim, DType: la.Float16, PageSize: page, Pages: max(s.batch*(s.ctx/page+1), gpus), Device: r.gpu})
@@ -616,7 +616,7 @@ func (s *scaleShape) open(b *testing.B, gpus int) *scaleRig {
 	return r
 }
 
-func (r *scaleRig) queue() error {
+func (r *scaleLayers) queue() error {
 	for _, op := range r.ops {
 		if _, err := op.Do(r.in...); err != nil {
 			return err
@@ -626,7 +626,7 @@ func (r *scaleRig) queue() error {
 }
 
 // time is the microseconds of a layer, over 20 ms or more.
-func (r *scaleRig) time(b *testing.B, run func(*scaleRig) error) float64 {
+func (r *scaleLayers) time(b *testing.B, run func(*scaleLayers) error) float64 {
 	for n := 4; ; n *= 2 {
 		if err := r.gpu.Synchronize(); err != nil {
 			b.Fatal(err)

@@ -68,14 +68,14 @@ func TestStepTrees(t *testing.T) {
 	}
 }
 
-// treeRig runs a graph whose inputs are functions of a token and its position, as those of a model are.
-type treeRig struct {
+// treeGraph runs a graph whose inputs are functions of a token and its position, as those of a model are.
+type treeGraph struct {
 	*graphtest.Decoder
 	seed uint64
 }
 
 // run runs a step, and returns what each layer gives of each token.
-func (r *treeRig) run(t *testing.T, appends []la.Append, tokens []int) (out [][][]float64) {
+func (r *treeGraph) run(t *testing.T, appends []la.Append, tokens []int) (out [][][]float64) {
 	t.Helper()
 	if err := r.Step.Set(appends); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestTreeBranches(t *testing.T) {
 			DType: rapid.SampledFrom([]tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}).Draw(rt, "type"),
 		})
 		defer cache.Close()
-		r := treeRig{graphtest.NewDecoder(t, cache, 80, kv*rapid.IntRange(1, 3).Draw(rt, "group"), tensor.Float32, true, la.WithWorkers(2)), rapid.Uint64().Draw(rt, "seed")}
+		r := treeGraph{graphtest.NewDecoder(t, cache, 80, kv*rapid.IntRange(1, 3).Draw(rt, "group"), tensor.Float32, true, la.WithWorkers(2)), rapid.Uint64().Draw(rt, "seed")}
 		defer r.VM.Close()
 		commit := func() {
 			if err := r.Step.Commit(); err != nil {
@@ -218,7 +218,7 @@ func TestKeep(t *testing.T) {
 			DType: rapid.SampledFrom([]tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}).Draw(rt, "type"),
 		})
 		defer cache.Close()
-		r := treeRig{graphtest.NewDecoder(t, cache, 80, kv*rapid.IntRange(1, 3).Draw(rt, "group"), tensor.Float32, true, la.WithWorkers(2)), rapid.Uint64().Draw(rt, "seed")}
+		r := treeGraph{graphtest.NewDecoder(t, cache, 80, kv*rapid.IntRange(1, 3).Draw(rt, "group"), tensor.Float32, true, la.WithWorkers(2)), rapid.Uint64().Draw(rt, "seed")}
 		defer r.VM.Close()
 		run := func(s *la.Sequence, tree []uint64, tokens ...int) [][][]float64 {
 			out := r.run(t, []la.Append{{Seq: s, Tokens: len(tokens), Tree: tree}}, tokens)
@@ -295,7 +295,7 @@ func TestKeep(t *testing.T) {
 // What can't be kept is refused by name, and nothing changes.
 func TestBadKeep(t *testing.T) {
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 4, Pages: 3})
-	r := treeRig{graphtest.NewDecoder(t, cache, 8, 1, tensor.Float32, true), 1}
+	r := treeGraph{graphtest.NewDecoder(t, cache, 8, 1, tensor.Float32, true), 1}
 	seq, err := cache.NewSequence()
 	if err != nil {
 		t.Fatal(err)

@@ -20,8 +20,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// turnedRig is a decoder of one layer on two caches: one whose attention turns q and k, and one behind nodes that do.
-type turnedRig struct {
+// turnedDecoder is a decoder of one layer on two caches: one whose attention turns q and k, and one behind nodes that do.
+type turnedDecoder struct {
 	at       graphtest.Place
 	rows     int
 	x        [3]*G.Node // q, k and v, of both
@@ -31,9 +31,9 @@ type turnedRig struct {
 	vm       graphtest.TapeMachine
 }
 
-func newTurnedRig(t *testing.T, at graphtest.Place, caches [2]*la.Cache, rows, heads int, query tensor.Dtype, rotary rope.Config, opts ...la.Option) *turnedRig {
+func newTurnedDecoder(t *testing.T, at graphtest.Place, caches [2]*la.Cache, rows, heads int, query tensor.Dtype, rotary rope.Config, opts ...la.Option) *turnedDecoder {
 	t.Helper()
-	cfg, r, g := caches[0].Config(), &turnedRig{at: at, rows: rows}, G.NewGraph()
+	cfg, r, g := caches[0].Config(), &turnedDecoder{at: at, rows: rows}, G.NewGraph()
 	there := func(n *G.Node) *G.Node {
 		if !at.There {
 			return n
@@ -83,7 +83,7 @@ func newTurnedRig(t *testing.T, at graphtest.Place, caches [2]*la.Cache, rows, h
 }
 
 // run appends to both caches, and says by how much their outputs differ at most.
-func (r *turnedRig) run(t *testing.T, rng *rand.Rand, appends [2][]la.Append) (off float64) {
+func (r *turnedDecoder) run(t *testing.T, rng *rand.Rand, appends [2][]la.Append) (off float64) {
 	t.Helper()
 	for i, s := range r.steps {
 		if err := s.Set(appends[i]); err != nil {
@@ -156,8 +156,8 @@ func testTurnedAttention(t *testing.T, at graphtest.Place, cases int) {
 		}
 		rotary := graphtest.RandomRotary(rng, config.HeadDim)
 		heads := config.KVHeads * (1 + rng.IntN(3))
-		prompt := newTurnedRig(t, at, caches, 40, heads, query, *rotary, opts...)
-		decode := newTurnedRig(t, at, caches, 3, heads, query, *rotary, opts...)
+		prompt := newTurnedDecoder(t, at, caches, 40, heads, query, *rotary, opts...)
+		decode := newTurnedDecoder(t, at, caches, 3, heads, query, *rotary, opts...)
 		for turn := range 12 {
 			r, tokens := decode, [2]int{1, 1}
 			if turn%6 == 0 {

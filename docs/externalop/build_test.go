@@ -16,7 +16,7 @@ import (
 // TestTypeIsTakenApart: a type that the op keeps is empty after its first use.
 func TestTypeIsTakenApart(t *testing.T) {
 	kept := hm.NewFnType(vectors(), vectors())
-	op := newRig("kept type", 1, nil)
+	op := newOp("kept type", 1, nil)
 	op.typ = func() hm.Type { return kept }
 	before := fmt.Sprint(kept)
 	if _, err := G.ApplyOp(op, input(G.NewGraph(), "x", 1, 2)); err != nil {
@@ -36,7 +36,7 @@ func TestTypeMixesElementTypes(t *testing.T) {
 	for _, of := range []tensor.Dtype{tensor.Int, tensor.Int32, tensor.Int64} {
 		integers[of] = G.NewVector(g, of, G.WithShape(2), G.WithName(of.String()))
 	}
-	op := newRig("variable", 2, nil)
+	op := newOp("variable", 2, nil)
 	op.typ = func() hm.Type {
 		return hm.NewFnType(vectors(), G.TensorType{Dims: 1, Of: hm.TypeVariable('n')}, vectors())
 	}
@@ -48,7 +48,7 @@ func TestTypeMixesElementTypes(t *testing.T) {
 			}
 		}
 	}
-	fixed := newRig("int", 2, nil)
+	fixed := newOp("int", 2, nil)
 	fixed.typ = func() hm.Type {
 		return hm.NewFnType(vectors(), G.TensorType{Dims: 1, Of: tensor.Int}, vectors())
 	}
@@ -64,7 +64,7 @@ func TestTypeMixesElementTypes(t *testing.T) {
 func TestRankOfInputIsNotChecked(t *testing.T) {
 	g := G.NewGraph()
 	matrix := G.NewMatrix(g, tensor.Float64, G.WithShape(2, 3), G.WithName("m"))
-	op := newRig("vector", 1, nil)
+	op := newOp("vector", 1, nil)
 	op.shape = func([]tensor.Shape) (tensor.Shape, error) { return tensor.Shape{2}, nil }
 	if y, err := G.ApplyOp(op, matrix); err != nil || y == nil {
 		t.Errorf("Gorgonia refuses the rank: %v", err)
@@ -76,7 +76,7 @@ func TestRankOfInputIsNotChecked(t *testing.T) {
 // of internal/graph.)
 func TestRankOfResultPanics(t *testing.T) {
 	g := G.NewGraph()
-	op := newRig("vector or matrix", 1, nil)
+	op := newOp("vector or matrix", 1, nil)
 	op.shape = func([]tensor.Shape) (tensor.Shape, error) { return tensor.Shape{2, 3}, nil }
 	x := input(g, "x", 1, 2)
 	if panics(func() { G.ApplyOp(op, x) }) == nil {
@@ -93,7 +93,7 @@ func TestArity(t *testing.T) {
 		for i := range children {
 			children[i] = x
 		}
-		op := newRig(fmt.Sprint("two of ", n), 2, nil)
+		op := newOp(fmt.Sprint("two of ", n), 2, nil)
 		_, err := G.ApplyOp(op, children...)
 		if (err == nil) != (n == 2) {
 			t.Errorf("%d inputs for an op of two: %v", n, err)
@@ -107,7 +107,7 @@ func TestVariadicArity(t *testing.T) {
 	g := G.NewGraph()
 	x := input(g, "x", 1, 2)
 	apply := func(n int) error {
-		_, err := G.ApplyOp(variadic{newRig("variadic", 2, nil)}, []*G.Node{x, x, x}[:n]...)
+		_, err := G.ApplyOp(variadic{newOp("variadic", 2, nil)}, []*G.Node{x, x, x}[:n]...)
 		return err
 	}
 	if err := apply(2); err != nil {
@@ -121,7 +121,7 @@ func TestVariadicArity(t *testing.T) {
 	}
 }
 
-type variadic struct{ *rig }
+type variadic struct{ *testOp }
 
 func (variadic) Arity() int { return -1 }
 
@@ -130,7 +130,7 @@ func (variadic) Arity() int { return -1 }
 func TestScalarInputs(t *testing.T) {
 	g := G.NewGraph()
 	n := G.NewScalar(g, tensor.Int, G.WithName("n"), G.WithValue(7))
-	op := newRig("scalar", 2, func(in ...G.Value) (G.Value, error) {
+	op := newOp("scalar", 2, func(in ...G.Value) (G.Value, error) {
 		if v, ok := in[1].(*G.I); !ok || *v != 7 {
 			return nil, fmt.Errorf("got %T", in[1])
 		}
@@ -156,7 +156,7 @@ func TestScalarInputs(t *testing.T) {
 func TestInferShapeError(t *testing.T) {
 	g := G.NewGraph()
 	x := input(g, "x", 1, 2)
-	op := newRig("odd", 1, nil)
+	op := newOp("odd", 1, nil)
 	op.shape = func([]tensor.Shape) (tensor.Shape, error) { return nil, errors.New("size is odd") }
 	before := len(g.AllNodes())
 	if _, err := G.ApplyOp(op, x); err == nil || !strings.Contains(err.Error(), "size is odd") {
@@ -168,8 +168,8 @@ func TestInferShapeError(t *testing.T) {
 }
 
 // scaleWithoutHash is an op whose hash lacks its factor.
-func scaleWithoutHash(factor float64) *rig {
-	return newRig("scale", 1, func(in ...G.Value) (G.Value, error) {
+func scaleWithoutHash(factor float64) *testOp {
+	return newOp("scale", 1, func(in ...G.Value) (G.Value, error) {
 		y := vector(in[0].Data().([]float64)...)
 		for i := range y.Float64s() {
 			y.Float64s()[i] *= factor
@@ -227,8 +227,8 @@ func TestUnnamedInputsMerge(t *testing.T) {
 // which they were made; an edge is the only way to say otherwise.
 func TestOrderIsByEdges(t *testing.T) {
 	var order []string
-	traced := func(name string, inputs int) *rig {
-		return newRig(name, inputs, func(in ...G.Value) (G.Value, error) {
+	traced := func(name string, inputs int) *testOp {
+		return newOp(name, inputs, func(in ...G.Value) (G.Value, error) {
 			order = append(order, name)
 			return vector(in[0].Data().([]float64)...), nil
 		})

@@ -11,24 +11,24 @@ import (
 	G "gorgonia.org/gorgonia"
 )
 
-// cudaRig is an op with a method for Gorgonia's CUDA machine.
-type cudaRig struct {
-	*rig
+// cudaOp is an op with a method for Gorgonia's CUDA machine.
+type cudaOp struct {
+	*testOp
 	calls int
 }
 
-func (r *cudaRig) CUDADo(G.External, G.Device, G.Value, ...G.Value) (G.Value, error) {
+func (r *cudaOp) CUDADo(G.External, G.Device, G.Value, ...G.Value) (G.Value, error) {
 	r.calls++
 	return nil, nil
 }
 
-var _ G.CUDADoer = (*cudaRig)(nil)
+var _ G.CUDADoer = (*cudaOp)(nil)
 
 // TestCUDADoNeedsTheTag: without the tag cuda, which these tests are built
 // without, CUDADo is never called; Do is.
 func TestCUDADoNeedsTheTag(t *testing.T) {
 	g := G.NewGraph()
-	op := &cudaRig{rig: plusOne("cuda")}
+	op := &cudaOp{testOp: plusOne("cuda")}
 	y := G.Must(G.ApplyOp(op, input(g, "x", 1, 2)))
 	run(t, g)
 	has(t, "y", y.Value(), 2, 3)

@@ -10,9 +10,9 @@ import (
 
 // Gradients: what Grad asks of an op (SDOp), and the lisp machine (ADOp).
 
-// symbolic is a rig with gradients for Grad.
+// symbolic is a testOp with gradients for Grad.
 type symbolic struct {
-	*rig
+	*testOp
 	wrt  func(inputs int) []bool
 	diff func(in G.Nodes, out, grad *G.Node) (G.Nodes, error)
 }
@@ -67,7 +67,7 @@ func allTrue(inputs int) []bool {
 func TestDiffWRTFalse(t *testing.T) {
 	g := G.NewGraph()
 	x, weights := input(g, "x", 1, 2), input(g, "weights", 3, 4)
-	op := &symbolic{newRig("first of two", 2, func(in ...G.Value) (G.Value, error) {
+	op := &symbolic{newOp("first of two", 2, func(in ...G.Value) (G.Value, error) {
 		return vector(in[0].Data().([]float64)...), nil
 	}), func(int) []bool { return []bool{true, false} }, func(_ G.Nodes, _, grad *G.Node) (G.Nodes, error) {
 		dx, err := Scale(grad, 1)

@@ -16,7 +16,7 @@ import (
 // TestDoHasAGoroutineOfItsOwn: the caller of RunAll is not on Do's stack.
 func TestDoHasAGoroutineOfItsOwn(t *testing.T) {
 	var stack string
-	op := newRig("stack", 1, func(in ...G.Value) (G.Value, error) {
+	op := newOp("stack", 1, func(in ...G.Value) (G.Value, error) {
 		stack = string(debug.Stack())
 		return in[0], nil
 	})
@@ -32,7 +32,7 @@ func TestDoHasAGoroutineOfItsOwn(t *testing.T) {
 func TestPanicInDoEndsTheProcess(t *testing.T) {
 	output, err := child(t, func() {
 		g := G.NewGraph()
-		G.Must(G.ApplyOp(newRig("panics", 1, func(...G.Value) (G.Value, error) { panic("in Do") }), input(g, "x", 1, 2)))
+		G.Must(G.ApplyOp(newOp("panics", 1, func(...G.Value) (G.Value, error) { panic("in Do") }), input(g, "x", 1, 2)))
 		m := G.NewTapeMachine(g)
 		fmt.Println("recovered:", panics(func() { m.RunAll() }))
 	})
@@ -43,7 +43,7 @@ func TestPanicInDoEndsTheProcess(t *testing.T) {
 
 // TestRecoverInDo: an op that recovers gives RunAll an error.
 func TestRecoverInDo(t *testing.T) {
-	op := newRig("recovers", 1, func(...G.Value) (v G.Value, err error) {
+	op := newOp("recovers", 1, func(...G.Value) (v G.Value, err error) {
 		defer recoverTo(&err)
 		panic("in Do")
 	})
@@ -59,7 +59,7 @@ func TestRecoverInDo(t *testing.T) {
 // TestResultIsNotChecked: a value of another shape and type than was inferred
 // goes through.
 func TestResultIsNotChecked(t *testing.T) {
-	op := newRig("another shape", 1, func(...G.Value) (G.Value, error) {
+	op := newOp("another shape", 1, func(...G.Value) (G.Value, error) {
 		return tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(7)), nil
 	})
 	g := G.NewGraph()
@@ -95,7 +95,7 @@ func TestLet(t *testing.T) {
 // TestResetIsNeeded: a second run without Reset computes nothing, and says nothing.
 func TestResetIsNeeded(t *testing.T) {
 	runs := 0
-	op := newRig("counts", 1, func(in ...G.Value) (G.Value, error) {
+	op := newOp("counts", 1, func(in ...G.Value) (G.Value, error) {
 		runs++
 		return vector(1, 2), nil
 	})
@@ -118,7 +118,7 @@ func TestResetIsNeeded(t *testing.T) {
 // changed by the node behind it.
 func TestKeptMemoryIsOverwritten(t *testing.T) {
 	kept := vector(1, 2)
-	op := newRig("keeps", 1, func(...G.Value) (G.Value, error) { return kept, nil })
+	op := newOp("keeps", 1, func(...G.Value) (G.Value, error) { return kept, nil })
 	g := G.NewGraph()
 	x := input(g, "x", 0, 0)
 	sum := G.Must(G.Add(G.Must(G.ApplyOp(op, x)), G.NewConstant(100.0)))
@@ -165,7 +165,7 @@ func TestNodeValueMayBeOverwritten(t *testing.T) {
 // TestOverwritesInput: an op that changes an inner value in place changes it for
 // other readers too, whatever it declares.
 func TestOverwritesInput(t *testing.T) {
-	inPlace := newRig("in place", 1, func(in ...G.Value) (G.Value, error) {
+	inPlace := newOp("in place", 1, func(in ...G.Value) (G.Value, error) {
 		x := in[0].(*tensor.Dense)
 		for i := range x.Float64s() {
 			x.Float64s()[i]++
@@ -181,12 +181,12 @@ func TestOverwritesInput(t *testing.T) {
 	has(t, "a+1", reader.Value(), 4, 5) // 3, 4 if nobody had written
 }
 
-type preallocRig struct {
-	*rig
+type preallocOp struct {
+	*testOp
 	given []G.Value
 }
 
-func (r *preallocRig) UsePreallocDo(to G.Value, in ...G.Value) (G.Value, error) {
+func (r *preallocOp) UsePreallocDo(to G.Value, in ...G.Value) (G.Value, error) {
 	r.given = append(r.given, to)
 	copy(to.(*tensor.Dense).Float64s(), in[0].Data().([]float64))
 	return to, nil
@@ -198,7 +198,7 @@ func TestPrealloc(t *testing.T) {
 	for _, extern := range []bool{false, true} {
 		for _, pointer := range []bool{false, true} {
 			do := 0
-			op := &preallocRig{rig: newRig("prealloc", 1, func(...G.Value) (G.Value, error) {
+			op := &preallocOp{testOp: newOp("prealloc", 1, func(...G.Value) (G.Value, error) {
 				do++
 				return vector(1, 2), nil
 			})}
@@ -251,7 +251,7 @@ func TestClonesShareOps(t *testing.T) {
 func TestOpaqueElementTypes(t *testing.T) {
 	g := G.NewGraph()
 	k := G.NewVector(g, half, G.WithShape(2), G.WithName("k"), G.WithValue(tensor.New(tensor.WithShape(2), tensor.WithBacking([]halfFloat{1, 2}))))
-	widen := newRig("widen", 1, func(in ...G.Value) (G.Value, error) {
+	widen := newOp("widen", 1, func(in ...G.Value) (G.Value, error) {
 		y := vector(0, 0)
 		for i, x := range in[0].Data().([]halfFloat) {
 			y.Float64s()[i] = float64(x)
@@ -288,7 +288,7 @@ func TestNodeAllocations(t *testing.T) {
 		g := G.NewGraph()
 		n := input(g, "x", 1, 2)
 		for i := range nodes {
-			n = G.Must(G.ApplyOp(newRig(fmt.Sprint("nothing ", i), 1, func(in ...G.Value) (G.Value, error) { return in[0], nil }), n))
+			n = G.Must(G.ApplyOp(newOp(fmt.Sprint("nothing ", i), 1, func(in ...G.Value) (G.Value, error) { return in[0], nil }), n))
 		}
 		m := G.NewTapeMachine(g)
 		defer m.Close()
@@ -309,7 +309,7 @@ func BenchmarkNodes(b *testing.B) {
 			g := G.NewGraph()
 			n := input(g, "x", 1, 2)
 			for i := range nodes {
-				n = G.Must(G.ApplyOp(newRig(fmt.Sprint("nothing ", i), 1, func(in ...G.Value) (G.Value, error) { return in[0], nil }), n))
+				n = G.Must(G.ApplyOp(newOp(fmt.Sprint("nothing ", i), 1, func(in ...G.Value) (G.Value, error) { return in[0], nil }), n))
 			}
 			m := G.NewTapeMachine(g)
 			defer m.Close()

@@ -123,7 +123,7 @@ func TestUpstreamConstantsMerge(t *testing.T) {
 // type inference uses that name for the result.
 func TestUpstreamTypeVariableB(t *testing.T) {
 	apply := func(variable rune) error {
-		op := newRig("variable", 1, nil)
+		op := newOp("variable", 1, nil)
 		op.typ = func() hm.Type {
 			v := G.TensorType{Dims: 1, Of: hm.TypeVariable(variable)}
 			return hm.NewFnType(v, v)
@@ -143,7 +143,7 @@ var errInDo = errors.New("from Do")
 // RunAll's error; its method Err does.
 func TestUpstreamErrorsDoNotUnwrap(t *testing.T) {
 	g := G.NewGraph()
-	op := newRig("fails", 1, func(...G.Value) (G.Value, error) { return nil, errInDo })
+	op := newOp("fails", 1, func(...G.Value) (G.Value, error) { return nil, errInDo })
 	G.Must(G.ApplyOp(op, input(g, "x", 1, 2)))
 	m := G.NewTapeMachine(g)
 	defer m.Close()
@@ -198,7 +198,7 @@ func TestUpstreamLispLeak(t *testing.T) {
 	}
 	before := leaks()
 	g := G.NewGraph()
-	op := newRig("fails", 1, func(...G.Value) (G.Value, error) { return nil, errInDo })
+	op := newOp("fails", 1, func(...G.Value) (G.Value, error) { return nil, errInDo })
 	G.Must(G.ApplyOp(op, input(g, "x", 1, 2)))
 	m := G.NewLispMachine(g, G.ExecuteFwdOnly())
 	if m.RunAll() == nil {

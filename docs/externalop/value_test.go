@@ -51,13 +51,13 @@ func elementsOf(v G.Value) []float64 {
 }
 
 var (
-	upload = newRig("upload", 1, func(in ...G.Value) (G.Value, error) {
+	upload = newOp("upload", 1, func(in ...G.Value) (G.Value, error) {
 		return &remote{in[0].Shape().Clone(), add(in[0].Data().([]float64), 0)}, nil
 	})
-	remoteOne = newRig("remote plus one", 1, func(in ...G.Value) (G.Value, error) {
+	remoteOne = newOp("remote plus one", 1, func(in ...G.Value) (G.Value, error) {
 		return &remote{in[0].Shape().Clone(), add(elementsOf(in[0]), 1)}, nil
 	})
-	download = newRig("download", 1, func(in ...G.Value) (G.Value, error) { return vector(elementsOf(in[0])...), nil })
+	download = newOp("download", 1, func(in ...G.Value) (G.Value, error) { return vector(elementsOf(in[0])...), nil })
 )
 
 // TestValuesMayLiveAnywhere: a value that is no tensor travels from node to
@@ -88,7 +88,7 @@ func TestLetOfAnyValue(t *testing.T) {
 	x := G.NewVector(g, tensor.Float64, G.WithShape(2), G.WithName("x"))
 	v := &remote{tensor.Shape{2}, []float64{3, 4}}
 	var got G.Value
-	y := G.Must(G.ApplyOp(newRig("same", 1, func(in ...G.Value) (G.Value, error) {
+	y := G.Must(G.ApplyOp(newOp("same", 1, func(in ...G.Value) (G.Value, error) {
 		got = in[0]
 		return vector(0, 0), nil
 	}), x))
@@ -110,7 +110,7 @@ func TestReadClonesValues(t *testing.T) {
 		"without Clone": {&remote{tensor.Shape{2}, []float64{3, 4}}, false},
 		"with Clone":    {&cloned{remote{tensor.Shape{2}, []float64{3, 4}}}, true},
 	} {
-		op := newRig(name, 1, func(...G.Value) (G.Value, error) { return c.v, nil })
+		op := newOp(name, 1, func(...G.Value) (G.Value, error) { return c.v, nil })
 		g := G.NewGraph()
 		y := G.Must(G.ApplyOp(op, input(g, "x", 1, 2)))
 		m := G.NewTapeMachine(g, G.TraceExec())

@@ -11,47 +11,47 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// twin is the identity on matrices, or an op that says it returns a matrix and
+// identity is the identity on matrices, or an op that says it returns a matrix and
 // infers a vector, at which Gorgonia panics.
-type twin struct {
+type identity struct {
 	Plain
 	name  string
 	wrong bool
 }
 
-func (op twin) Arity() int { return 1 }
-func (op twin) Type() hm.Type {
+func (op identity) Arity() int { return 1 }
+func (op identity) Type() hm.Type {
 	m := G.TensorType{Dims: 2, Of: hm.TypeVariable('a')}
 	return hm.NewFnType(m, m)
 }
-func (op twin) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+func (op identity) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	if op.wrong {
 		return tensor.Shape{1}, nil
 	}
 	return in[0].(tensor.Shape).Clone(), nil
 }
-func (op twin) Do(in ...G.Value) (G.Value, error) { return in[0], nil }
-func (op twin) WriteHash(h hash.Hash)             { fmt.Fprint(h, op.name) }
-func (op twin) Hashcode() uint32                  { return Hashcode(op) }
-func (op twin) String() string                    { return op.name }
+func (op identity) Do(in ...G.Value) (G.Value, error) { return in[0], nil }
+func (op identity) WriteHash(h hash.Hash)             { fmt.Fprint(h, op.name) }
+func (op identity) Hashcode() uint32                  { return Hashcode(op) }
+func (op identity) String() string                    { return op.name }
 
 func TestApply(t *testing.T) {
 	g := G.NewGraph()
 	x := G.NewMatrix(g, tensor.Float32, G.WithShape(2, 3), G.WithName("x"))
-	a, err := Apply(twin{name: "a"}, x)
+	a, err := Apply(identity{name: "a"}, x)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := Apply(twin{name: "a"}, x); err != nil || again != a {
+	if again, err := Apply(identity{name: "a"}, x); err != nil || again != a {
 		t.Errorf("an equal op on the same input is another node: %v, %v", again, err)
 	}
-	if b, err := Apply(twin{name: "b"}, x); err != nil || b == a {
+	if b, err := Apply(identity{name: "b"}, x); err != nil || b == a {
 		t.Errorf("an op with another hash is the same node: %v, %v", b, err)
 	}
-	if n, err := Apply(twin{name: "c", wrong: true}, x); err == nil || n != nil {
+	if n, err := Apply(identity{name: "c", wrong: true}, x); err == nil || n != nil {
 		t.Errorf("Gorgonia's panic came out as node %v and error %v", n, err)
 	}
-	if _, err := Apply(twin{name: "d"}, x, x); err == nil || !strings.Contains(err.Error(), "d") {
+	if _, err := Apply(identity{name: "d"}, x, x); err == nil || !strings.Contains(err.Error(), "d") {
 		t.Errorf("too many inputs: %v", err)
 	}
 }
@@ -64,7 +64,7 @@ func TestPlain(t *testing.T) {
 }
 
 // pair is an op of two matrices.
-type pair struct{ twin }
+type pair struct{ identity }
 
 func (pair) Arity() int { return 2 }
 func (op pair) Type() hm.Type {
@@ -76,7 +76,7 @@ func (pair) OperandName(i int) string { return [...]string{"left", "right"}[i] }
 // An input without a name is no two operands. Everything else may be.
 func TestApplyDistinct(t *testing.T) {
 	g := G.NewGraph()
-	op := pair{twin{name: "pair"}}
+	op := pair{identity{name: "pair"}}
 	input := func(name string) *G.Node {
 		return G.NewMatrix(g, tensor.Float32, G.WithShape(2, 3), G.WithName(name))
 	}

@@ -70,18 +70,18 @@ func (b *Bench) measureLayer(s Shape, device *device.GPU) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, floor.close()) }()
-	rig, err := newLayerRig(s, device)
+	bench, err := newLayerStep(s, device)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rig.cache.Close()) }()
+	defer func() { err = errors.Join(err, bench.cache.Close()) }()
 	contenders := []measure.Contender{
 		{Name: "kernels, in a graph", Run: floor.kernels},
 		{Name: floorOf + "neighbours on the GPU", Run: measure.Timed(floor.there)},
-		{Name: ours + ", neighbours on the GPU", Run: measure.Timed(func() error { return rig.step(true) })},
+		{Name: ours + ", neighbours on the GPU", Run: measure.Timed(func() error { return bench.step(true) })},
 		{Name: floorOf + "neighbours on the host", Run: measure.Timed(floor.here)},
-		{Name: ours + ", neighbours on the host", Run: measure.Timed(func() error { return rig.step(false) })},
-		{Name: "of it Set and Rollback", Run: measure.Timed(rig.setOnly)},
+		{Name: ours + ", neighbours on the host", Run: measure.Timed(func() error { return bench.step(false) })},
+		{Name: "of it Set and Rollback", Run: measure.Timed(bench.setOnly)},
 	}
 	all, err := measure.Alternate(measure.Pace{Rounds: 9, Turn: 20 * time.Millisecond}, contenders)
 	if err != nil {
@@ -110,8 +110,8 @@ func (b *Bench) judgeLayer(is string, contenders []measure.Contender, all []meas
 	}
 }
 
-// layerRig is a decode step through the package.
-type layerRig struct {
+// layerStep is a decode step through the package.
+type layerStep struct {
 	cache   *la.Cache
 	device  *device.GPU
 	decode  *la.Step
@@ -120,9 +120,9 @@ type layerRig struct {
 	ops     [2][]G.Op
 }
 
-// newLayerRig makes sequences that are one token short of the shape's.
-func newLayerRig(s Shape, device *device.GPU) (r *layerRig, err error) {
-	r = &layerRig{device: device}
+// newLayerStep makes sequences that are one token short of the shape's.
+func newLayerStep(s Shape, device *device.GPU) (r *layerStep, err error) {
+	r = &layerStep{device: device}
 	r.cache, err = la.NewCache(la.CacheConfig{
 		Layers: layerCount, KVHeads: s.kvHeads, HeadDim: s.dim, DType: la.Float16, PageSize: layerPage,
 		Pages: int(s.pages(layerPage)), Device: device,
@@ -157,7 +157,7 @@ func newLayerRig(s Shape, device *device.GPU) (r *layerRig, err error) {
 }
 
 // layers are the nodes of a step, and the operands that all of them get.
-func (r *layerRig) layers(step *la.Step, rows, heads int, s Shape, there bool) (ops []G.Op, in []G.Value, err error) {
+func (r *layerStep) layers(step *la.Step, rows, heads int, s Shape, there bool) (ops []G.Op, in []G.Value, err error) {
 	g := G.NewGraph()
 	var nodes [3]*G.Node
 	for i, h := range []int{heads, s.kvHeads, s.kvHeads} {
@@ -189,7 +189,7 @@ func (r *layerRig) layers(step *la.Step, rows, heads int, s Shape, there bool) (
 
 // prompt appends all tokens but the last to every sequence, through nodes of as
 // few heads as can be.
-func (r *layerRig) prompt(s Shape) error {
+func (r *layerStep) prompt(s Shape) error {
 	step, err := r.cache.NewStep(layerChunk)
 	if err != nil {
 		return err
@@ -217,7 +217,7 @@ func (r *layerRig) prompt(s Shape) error {
 }
 
 // step is a decode step, which leaves the sequences as they are.
-func (r *layerRig) step(there bool) error {
+func (r *layerStep) step(there bool) error {
 	where := 0
 	if there {
 		where = 1
@@ -237,7 +237,7 @@ func (r *layerRig) step(there bool) error {
 }
 
 // setOnly is the part of a step that is done once for all layers.
-func (r *layerRig) setOnly() error {
+func (r *layerStep) setOnly() error {
 	if err := r.decode.Set(r.appends); err != nil {
 		return err
 	}

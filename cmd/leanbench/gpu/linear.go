@@ -49,8 +49,8 @@ func (c *linearCase) flops() float64 { return 2 * float64(c.rows) * float64(c.in
 // linearLayers are those that take turns in a graph: weights come from memory as in a decoder.
 const linearLayers = 8
 
-// linearRig is the operands of a case.
-type linearRig struct {
+// linearOperands is the operands of a case.
+type linearOperands struct {
 	engine          *decoder.Engine
 	x, w, b, y      gpu.Memory
 	hostX, hostW    []float64
@@ -60,15 +60,15 @@ type linearRig struct {
 	weightsOfALayer int64 // bytes
 }
 
-func (r *linearRig) close() (err error) {
+func (r *linearOperands) close() (err error) {
 	for _, b := range r.buffers {
 		err = errors.Join(err, b.Close())
 	}
 	return err
 }
 
-func (d *gpuDevice) newLinearRig(engine *decoder.Engine, c *linearCase) (r *linearRig, err error) {
-	r = &linearRig{engine: engine, weightsOfALayer: 2 * int64(c.in) * int64(c.out)}
+func (d *gpuDevice) newLinearOperands(engine *decoder.Engine, c *linearCase) (r *linearOperands, err error) {
+	r = &linearOperands{engine: engine, weightsOfALayer: 2 * int64(c.in) * int64(c.out)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
@@ -108,14 +108,14 @@ func (d *gpuDevice) newLinearRig(engine *decoder.Engine, c *linearCase) (r *line
 }
 
 // layer is the operands of layer i.
-func (r *linearRig) layer(c *linearCase, i int, round bool) *decoder.Linear {
+func (r *linearOperands) layer(c *linearCase, i int, round bool) *decoder.Linear {
 	w := r.w
 	w.Offset, w.Len = int64(i)*r.weightsOfALayer, c.in*c.out
 	return &decoder.Linear{Rows: c.rows, In: c.in, X: r.x, Parts: []decoder.LinearPart{{W: w, B: r.b, Y: r.y, Out: c.out}}, Scratch: r.scratch, RoundX: round, Early: true}
 }
 
 // linear is ours of a case. Its output is compared before anything is timed.
-func (d *gpuDevice) linear(name string, r *linearRig, c *linearCase, round bool) (*Contender, error) {
+func (d *gpuDevice) linear(name string, r *linearOperands, c *linearCase, round bool) (*Contender, error) {
 	one, err := d.contender(name, linearLayers, func(i int) error { return r.engine.Linear(d.stream, r.layer(c, i, round)) })
 	if err != nil || d.unchecked {
 		return one, err
@@ -124,7 +124,7 @@ func (d *gpuDevice) linear(name string, r *linearRig, c *linearCase, round bool)
 }
 
 // verify compares elements of the last layer with sums in float64.
-func (r *linearRig) verify(d *gpuDevice, one *Contender, c *linearCase, round bool) error {
+func (r *linearOperands) verify(d *gpuDevice, one *Contender, c *linearCase, round bool) error {
 	if err := r.y.Buffer.Set(0, 0xff, r.y.Buffer.Len()); err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func (b *Bench) layersOfRows() (err error) {
 }
 
 func (b *Bench) measureLinear(engine *decoder.Engine, c *linearCase) (err error) {
-	r, err := b.Device.newLinearRig(engine, c)
+	r, err := b.Device.newLinearOperands(engine, c)
 	if err != nil {
 		return err
 	}

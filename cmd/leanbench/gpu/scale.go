@@ -395,7 +395,7 @@ func (s *scaling) turns(c *scaleCase, is string, gpus []*device.GPU) (times map[
 			fmt.Fprintf(s.stderr, "%s: %s: left out: %s\n", is, name, why)
 			continue
 		}
-		r, err := newScaleRig(c, g)
+		r, err := newScaleStep(c, g)
 		if errors.Is(err, la.ErrUnsupported) {
 			fmt.Fprintf(s.stderr, "%s: %s: left out: %v\n", is, name, err)
 			continue
@@ -515,8 +515,8 @@ func (x *Scaling) Measure(shape Shape, is string) error {
 // Close gives the GPUs back.
 func (x *Scaling) Close() error { return closeGPUs(x.gpus) }
 
-// scaleRig is a step of layers of attention, which may be recorded several times.
-type scaleRig struct {
+// scaleStep is a step of layers of attention, which may be recorded several times.
+type scaleStep struct {
 	gpu        *device.GPU
 	cache      *la.Cache
 	step       *la.Step
@@ -525,8 +525,8 @@ type scaleRig struct {
 	outputs    [][]G.Value // of layers that have run, the last ones
 }
 
-func newScaleRig(c *scaleCase, gpu *device.GPU) (r *scaleRig, err error) {
-	r = &scaleRig{gpu: gpu}
+func newScaleStep(c *scaleCase, gpu *device.GPU) (r *scaleStep, err error) {
+	r = &scaleStep{gpu: gpu}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
@@ -559,7 +559,7 @@ func newScaleRig(c *scaleCase, gpu *device.GPU) (r *scaleRig, err error) {
 }
 
 // record records the step with options of attention, and replays it.
-func (r *scaleRig) record(c *scaleCase, opts ...la.Option) (replay func(n int) (time.Duration, error), err error) {
+func (r *scaleStep) record(c *scaleCase, opts ...la.Option) (replay func(n int) (time.Duration, error), err error) {
 	run, err := r.nodes(r.step, c.batch(), c.heads, c, opts...)
 	if err != nil {
 		return nil, err
@@ -576,7 +576,7 @@ func (r *scaleRig) record(c *scaleCase, opts ...la.Option) (replay func(n int) (
 }
 
 // nodes are layers of a step on numbers that are on the GPU, and run them.
-func (r *scaleRig) nodes(step *la.Step, rows, heads int, c *scaleCase, opts ...la.Option) (run func() error, err error) {
+func (r *scaleStep) nodes(step *la.Step, rows, heads int, c *scaleCase, opts ...la.Option) (run func() error, err error) {
 	g := G.NewGraph()
 	var nodes [3]*G.Node
 	var in []G.Value
@@ -624,7 +624,7 @@ func (r *scaleRig) nodes(step *la.Step, rows, heads int, c *scaleCase, opts ...l
 
 // prompts gives every sequence all tokens but the last, in steps, through as few query heads
 // as there can be, which see a few keys each where they can: the time of what they compute grows with the context then, and not with its square.
-func (r *scaleRig) prompts(c *scaleCase, appends []la.Append) error {
+func (r *scaleStep) prompts(c *scaleCase, appends []la.Append) error {
 	rows := int(min(scaleChunk, c.keys()))
 	step, err := r.cache.NewStep(rows)
 	if err != nil {
@@ -657,7 +657,7 @@ func (r *scaleRig) prompts(c *scaleCase, appends []la.Append) error {
 }
 
 // replay is n steps, from the first being queued to the last being done.
-func (r *scaleRig) replay(recording *device.Recording, n int) (time.Duration, error) {
+func (r *scaleStep) replay(recording *device.Recording, n int) (time.Duration, error) {
 	began := time.Now()
 	for range n {
 		if err := recording.Replay(); err != nil {
@@ -668,7 +668,7 @@ func (r *scaleRig) replay(recording *device.Recording, n int) (time.Duration, er
 	return time.Since(began), err
 }
 
-func (r *scaleRig) close() (err error) {
+func (r *scaleStep) close() (err error) {
 	for _, x := range r.recordings {
 		err = errors.Join(err, x.Close())
 	}

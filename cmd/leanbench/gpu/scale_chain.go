@@ -42,7 +42,7 @@ func (c chainCase) String() string {
 func (s *scaling) measureChain(c chainCase, gpus []*device.GPU) (err error) {
 	var contenders []measure.Contender
 	for _, g := range gpus {
-		r, err := newChainRig(c, g)
+		r, err := newChainStep(c, g)
 		defer func() { err = errors.Join(err, r.close()) }()
 		if err != nil {
 			return err
@@ -67,16 +67,16 @@ func (s *scaling) measureChain(c chainCase, gpus []*device.GPU) (err error) {
 	return nil
 }
 
-// chainRig is a recorded chain.
-type chainRig struct {
+// chainStep is a recorded chain.
+type chainStep struct {
 	gpu       *device.GPU
 	tensors   []*device.Tensor
 	vm        G.VM
 	recording *device.Recording
 }
 
-func newChainRig(c chainCase, gpu *device.GPU) (r *chainRig, err error) {
-	r = &chainRig{gpu: gpu}
+func newChainStep(c chainCase, gpu *device.GPU) (r *chainStep, err error) {
+	r = &chainStep{gpu: gpu}
 	const replicated = -1
 	there := func(x *tensor.Dense, axis int) (d *device.Tensor, err error) {
 		if axis == replicated {
@@ -131,7 +131,7 @@ func newChainRig(c chainCase, gpu *device.GPU) (r *chainRig, err error) {
 }
 
 // replay is n chains, from the first being queued to the last being done.
-func (r *chainRig) replay(n int) (time.Duration, error) {
+func (r *chainStep) replay(n int) (time.Duration, error) {
 	began := time.Now()
 	for range n {
 		if err := r.recording.Replay(); err != nil {
@@ -142,7 +142,7 @@ func (r *chainRig) replay(n int) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-func (r *chainRig) close() (err error) {
+func (r *chainStep) close() (err error) {
 	if r.recording != nil {
 		err = r.recording.Close()
 	}

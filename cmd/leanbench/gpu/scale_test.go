@@ -73,7 +73,7 @@ func TestEmulatedByContext(t *testing.T) {
 	}
 	defer gpu.Close()
 	c := &scaleCase{Shape: EvenShape(1, 4, 4, 41, 64), context: true}
-	if r, err := newScaleRig(c, gpu); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "sharded by context") {
+	if r, err := newScaleStep(c, gpu); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "sharded by context") {
 		t.Errorf("%v, %v", r, err)
 	}
 	if c.String() != "b1, 4 heads x 41 x 64, by context" {

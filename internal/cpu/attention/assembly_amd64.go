@@ -12,11 +12,11 @@ import (
 // assembly is the attention kernel for queries of type F on keys and values of one type, with its steps in assembly.
 // What the functions do is said at their declarations, which are generated.
 type assembly[F cpu.Real] struct {
-	dims int    // Dim and ValueDim must be multiples of it: other tiles are left to twin
-	twin kernel // the Go kernel
-	size int    // bytes of an element of keys and values
-	keys int    // of a panel
-	few  int    // rows: few64, few32 or few16
+	dims  int    // Dim and ValueDim must be multiples of it: other tiles are left to plain
+	plain kernel // the Go kernel
+	size  int    // bytes of an element of keys and values
+	keys  int    // of a panel
+	few   int    // rows: few64, few32 or few16
 
 	score, weighted, weightedBlock func(so, qp *F, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int)
@@ -49,8 +49,8 @@ const (
 )
 
 // attendTiers returns the kernels by tier, for queries of float32.
-func attendTiers32(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
-	t := allTiers(twins)
+func attendTiers32(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
+	t := allTiers(plain)
 	kernels := [cpu.Tiers]map[attn.DType]*assembly[float32]{
 		cpu.TierAVX2: {
 			attn.Float32: {
@@ -95,7 +95,7 @@ func attendTiers32(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 	}
 	for tier, kernels := range kernels {
 		for d, a := range kernels {
-			a.twin = twins[d]
+			a.plain = plain[d]
 			t[tier][d] = a.attend
 		}
 	}
@@ -107,15 +107,15 @@ func attendTiers32(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 }
 
 // attendTiers64 returns the kernels by tier, for queries of float64.
-func attendTiers64(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
-	t := allTiers(twins)
+func attendTiers64(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
+	t := allTiers(plain)
 	for d, a := range map[attn.DType]assembly[float64]{
 		attn.Float64:  {size: 8, score: scoreF64AVX2, weighted: weightedF64AVX2, panel: panelF64AVX2, weightedBlock: weightedBlockF64AVX2},
 		attn.Float32:  {size: 4, score: scoreF64F32AVX2, weighted: weightedF64F32AVX2, panel: panelF64F32AVX2, weightedBlock: weightedBlockF64F32AVX2},
 		attn.Float16:  {size: 2, score: scoreF64F16AVX2, weighted: weightedF64F16AVX2, panel: panelF64F16AVX2, weightedBlock: weightedBlockF64F16AVX2},
 		attn.BFloat16: {size: 2, score: scoreF64BF16AVX2, weighted: weightedF64BF16AVX2, panel: panelF64BF16AVX2, weightedBlock: weightedBlockF64BF16AVX2},
 	} {
-		a.twin, a.dims, a.keys, a.few = twins[d], 4, 8, few64
+		a.plain, a.dims, a.keys, a.few = plain[d], 4, 8, few64
 		a.weigh, a.scorePanel = weigh64AVX2, scorePanel64AVX2
 		t[cpu.TierAVX2][d] = a.attend
 	}
@@ -125,7 +125,7 @@ func attendTiers64(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 		attn.Float16:  {size: 2, score: scoreF64F16AVX512, weighted: weightedF64F16AVX512, panel: panelF64F16AVX512, weightedBlock: weightedBlockF64F16AVX512},
 		attn.BFloat16: {size: 2, score: scoreF64BF16AVX512, weighted: weightedF64BF16AVX512, panel: panelF64BF16AVX512, weightedBlock: weightedBlockF64BF16AVX512},
 	} {
-		a.twin, a.dims, a.keys, a.few = twins[d], 1, 16, few64
+		a.plain, a.dims, a.keys, a.few = plain[d], 1, 16, few64
 		a.weigh, a.scorePanel = weigh64AVX512, scorePanel64AVX512
 		t[cpu.TierAVX512][d] = a.attend
 	}
@@ -136,7 +136,7 @@ func attendTiers64(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 // attend is the kernel.
 func (a *assembly[F]) attend(t *tile) {
 	if t.Dim%a.dims != 0 || t.ValueDim%a.dims != 0 {
-		a.twin(t)
+		a.plain(t)
 		return
 	}
 	stride := (t.Count + 15) / 16 * 16

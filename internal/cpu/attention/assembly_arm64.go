@@ -24,7 +24,7 @@ const (
 // neon is the attention kernel for queries, keys and values of type F, with its steps in assembly.
 type neon[F cpu.Real] struct {
 	Steps[F]
-	twin kernel // the Go kernel, for tiles whose Dim or ValueDim is no multiple of Dims
+	plain kernel // the Go kernel, for tiles whose Dim or ValueDim is no multiple of Dims
 }
 
 var (
@@ -33,15 +33,15 @@ var (
 )
 
 // attendTiers32 returns the kernels by tier, for queries of float32.
-func attendTiers32(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
-	t := allTiers(twins)
+func attendTiers32(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
+	t := allTiers(plain)
 	t[cpu.TierNEON][attn.Float32] = neon32.attend
 	return t
 }
 
 // attendTiers64 returns the kernels by tier, for queries of float64.
-func attendTiers64(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
-	t := allTiers(twins)
+func attendTiers64(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
+	t := allTiers(plain)
 	t[cpu.TierNEON][attn.Float64] = neon64.attend
 	return t
 }
@@ -49,7 +49,7 @@ func attendTiers64(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 // attend is the kernel.
 func (a *neon[F]) attend(t *tile) {
 	if t.Dim%a.Dims != 0 || t.ValueDim%a.Dims != 0 {
-		a.twin(t)
+		a.plain(t)
 		return
 	}
 	stride := (t.Count + 3) / 4 * 4

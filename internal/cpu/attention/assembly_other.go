@@ -7,6 +7,6 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-func attendTiers32(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel { return allTiers(twins) }
+func attendTiers32(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel { return allTiers(plain) }
 
-func attendTiers64(twins [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel { return allTiers(twins) }
+func attendTiers64(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel { return allTiers(plain) }

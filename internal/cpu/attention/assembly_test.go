@@ -164,7 +164,7 @@ func (a result[F]) near(t *testing.T, b result[F], bound float64) bool {
 			if x == y || x != x && y != y || math.Abs(x-y) <= bound*(1+math.Abs(y)) {
 				continue
 			}
-			t.Errorf("%s[%d]: %v, the twin has %v", name, i, x, y)
+			t.Errorf("%s[%d]: %v, the Go kernel has %v", name, i, x, y)
 			return false
 		}
 	}
@@ -185,7 +185,7 @@ func kernelOf[F cpu.Real](t cpu.Tier, d attn.DType) kernel {
 	return kernelFor[F](d)
 }
 
-// Kernels touch no byte outside their arrays, and agree with their twins.
+// Kernels touch no byte outside their arrays, and agree with the Go kernels.
 func TestAssemblyFenced(t *testing.T) {
 	t.Run("float32", testAssemblyFenced[float32])
 	t.Run("float64", testAssemblyFenced[float64])
@@ -278,7 +278,7 @@ func testAssemblyUnaligned[F cpu.Real](t *testing.T) {
 	}
 }
 
-// What is not a number, or not finite, comes out where it does of the twin.
+// What is not a number, or not finite, comes out where it does of the Go kernel.
 func TestAssemblyNotFinite(t *testing.T) {
 	t.Run("float32", testAssemblyNotFinite[float32])
 	t.Run("float64", testAssemblyNotFinite[float64])

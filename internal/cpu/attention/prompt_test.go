@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// eachPrompt tests prompts in tiles with what is in use, if there is any, and once with the Go twins of kernels.
+// eachPrompt tests prompts in tiles with what is in use, if there is any, and once with the Go kernels.
 func eachPrompt(t *testing.T, test func(t *testing.T, seen func() int)) {
 	counted := func(t *testing.T, ways *promptWays) {
 		var calls int
@@ -42,12 +42,12 @@ func eachPrompt(t *testing.T, test func(t *testing.T, seen func() int)) {
 		t.Run(cpu.InUse().String(), func(t *testing.T) { counted(t, ways) })
 	}
 	if cpu.InUse() == cpu.TierGo {
-		t.Run("twins", func(t *testing.T) { counted(t, promptsOf(matmul.GoParts(), weighTwin)) })
+		t.Run("go", func(t *testing.T) { counted(t, promptsOf(matmul.GoParts(), weighGo)) })
 	}
 }
 
-// weighTwin is what the assembly's weigh does.
-func weighTwin(s, o, m, l *float32, rows, n, stride, dim int, _ **byte, _, _ int) (empty int) {
+// weighGo is what the assembly's weigh does.
+func weighGo(s, o, m, l *float32, rows, n, stride, dim int, _ **byte, _, _ int) (empty int) {
 	a := attention[float32]{
 		tile: &tile{Rows: rows, Count: n, ValueDim: dim}, stride: stride,
 		scores: unsafe.Slice(s, rows*stride), o: unsafe.Slice(o, rows*dim), m: unsafe.Slice(m, rows), l: unsafe.Slice(l, rows),

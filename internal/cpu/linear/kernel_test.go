@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// TestDotKernels: the kernels in use against their Go twins, which are within the rounding of two sums of
+// TestDotKernels: the kernels in use against the Go kernels, which are within the rounding of two sums of
 // so many terms; rows that come in several calls have the bits of one call; and calls whose streams are
 // one give each the result.
 func TestDotKernels(t *testing.T) {
@@ -29,13 +29,13 @@ func TestDotKernels(t *testing.T) {
 				k.dot[d][rows](&a)
 				got := append([]float32(nil), c.Y...)
 				linearGo.dot[d][rows](&a)
-				for i, twin := range c.Y {
+				for i, goKernel := range c.Y {
 					size := 0.0
 					for j, v := range c.w[i%dotStreams] {
 						size += math.Abs(v * float64(c.X[i/dotStreams*n+j]))
 					}
-					if diff := math.Abs(float64(got[i]) - float64(twin)); !(diff <= 2*float64(n)*0x1p-24*size) {
-						t.Fatalf("%v %v, %d rows of %d: result %d is %v, of the Go kernel %v", cpu.InUse(), d, rows, n, i, got[i], twin)
+					if diff := math.Abs(float64(got[i]) - float64(goKernel)); !(diff <= 2*float64(n)*0x1p-24*size) {
+						t.Fatalf("%v %v, %d rows of %d: result %d is %v, of the Go kernel %v", cpu.InUse(), d, rows, n, i, got[i], goKernel)
 					}
 				}
 

@@ -6,7 +6,7 @@ import (
 )
 
 // linearKernels is what a linear layer is computed with: the functions of one tier, each with the contract
-// of its twin in dot.go.
+// of the Go kernel in dot.go.
 type linearKernels struct {
 	// dot[d][r] takes weights of type d and r rows of x, 1 <= r <= rows.
 	dot  [attn.DTypes][dotMaxRows + 1]func(a *dotArgs)

@@ -14,10 +14,10 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// eachTiles runs a test with the tier's kernels for many rows, and with their Go twins, which every machine has:
-// those for float32, and those for parts. Twins are slow: a test may do less with them. Under
-// the race detector, which can't see into assembly, tests of several threads run with the twins too, and no others.
-func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *matmul.Set, twins bool)) {
+// eachTiles runs a test with the tier's kernels for many rows, and with the Go kernels, which every machine has:
+// those for float32, and those for parts. Go kernels are slow: a test may do less with them. Under
+// the race detector, which can't see into assembly, tests of several threads run with the Go kernels, too, and no others.
+func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *matmul.Set, inGo bool)) {
 	if reftest.RaceEnabled && !threads {
 		t.Skip("the detector has use for tests of several threads")
 	}
@@ -29,7 +29,7 @@ func eachTiles(t *testing.T, threads bool, test func(t *testing.T, k *matmul.Set
 	}
 	was := linearTiers[cpu.InUse()]
 	defer func() { linearTiers[cpu.InUse()] = was }()
-	for name, k := range map[string]*matmul.Set{"twins": matmul.GoFloats(), "twins of parts": matmul.GoParts()} {
+	for name, k := range map[string]*matmul.Set{"go": matmul.GoFloats(), "go, parts": matmul.GoParts()} {
 		tier := *was
 		tier.tiles = k
 		linearTiers[cpu.InUse()] = &tier
@@ -66,18 +66,18 @@ func TestLinearMany(t *testing.T) {
 		c.run(t, cpu.Default())
 		c.check(t)
 	}
-	eachTiles(t, false, func(t *testing.T, k *matmul.Set, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *matmul.Set, inGo bool) {
 		for _, d := range cputest.WeightTypes {
 			for _, s := range [][3]int{ // rows, in, out
 				{32, 64, 1}, {33, 65, 31}, {64, 96, 32}, {65, 255, 33}, {47, 256, 64}, {95, 257, 130}, {96, 511, 17}, {100, 1023, 40}, {97, 1024, 65},
 				{98, 1025, 300}, {99, 2100, 33}, {32, 4200, 40}, {513, 70, 34}, {1100, 64, 5}, {101, 64, 1000}, {129, 130, 257},
 			} {
-				if !twins || attn.Product(s[0], s[1]*s[2]) < 1<<19 {
+				if !inGo || attn.Product(s[0], s[1]*s[2]) < 1<<19 {
 					check(t, d, s[0], s[1], s[2])
 				}
 			}
 			for n := 20; n > 0; n-- {
-				if twins && n > 3 {
+				if inGo && n > 3 {
 					n = 3
 				}
 				check(t, d, k.Ways[d].FromRows+rng.IntN(100), tileIn+rng.IntN(200), 1+rng.IntN(100))
@@ -90,9 +90,9 @@ func TestLinearMany(t *testing.T) {
 // number of threads.
 func TestLinearManyAlone(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, true, func(t *testing.T, k *matmul.Set, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *matmul.Set, inGo bool) {
 		ins, all, out, numbers := []int{64, 129, 900, 2100}, 700, 70, []int{1, 2, 3, 7, 16}
-		if twins || reftest.RaceEnabled {
+		if inGo || reftest.RaceEnabled {
 			ins, all, out, numbers = []int{130}, 530, 35, []int{1, 3}
 		}
 		for _, d := range cputest.WeightTypes {
@@ -160,7 +160,7 @@ func (c *linearCase[F]) fewRows(t *testing.T, k *matmul.Set) {
 func TestLinearManyOdd(t *testing.T) {
 	rng := reftest.Rand(t)
 	isOdd := func(v float32) bool { return v-v != 0 }
-	eachTiles(t, false, func(t *testing.T, k *matmul.Set, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *matmul.Set, inGo bool) {
 		for _, d := range cputest.WeightTypes {
 			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat32, float64(math.Float32frombits(0x7fffffff))} {
 				for i := range 4 {
@@ -199,7 +199,7 @@ func TestLinearManyOdd(t *testing.T) {
 // TestLinearRounded: where x may be rounded, the result is that of a rounded x; or it is the usual one.
 func TestLinearRounded(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, false, func(t *testing.T, k *matmul.Set, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *matmul.Set, inGo bool) {
 		for _, d := range cputest.WeightTypes {
 			for range 5 {
 				c := newLinearCase[float32](t, rng, d, k.Ways[d].FromRows+rng.IntN(60), tileIn+rng.IntN(300), 1+rng.IntN(70))
@@ -238,13 +238,13 @@ func TestLinearRounded(t *testing.T) {
 // TestLinearManyConcurrently: calls at once do not share their scratch.
 func TestLinearManyConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
-	eachTiles(t, true, func(t *testing.T, k *matmul.Set, twins bool) {
+	eachTiles(t, true, func(t *testing.T, k *matmul.Set, inGo bool) {
 		var e cpu.Engine
 		defer e.Close()
 		done := make(chan error)
 		const callers = 4
 		turns := 30
-		if twins {
+		if inGo {
 			turns = 2
 		}
 		for i := range callers {
@@ -282,7 +282,7 @@ func TestLinearManyDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	rng := reftest.Rand(t)
-	eachTiles(t, false, func(t *testing.T, k *matmul.Set, twins bool) {
+	eachTiles(t, false, func(t *testing.T, k *matmul.Set, inGo bool) {
 		var e cpu.Engine
 		defer e.Close()
 		for _, d := range cputest.WeightTypes {

@@ -48,10 +48,10 @@ func guardedRows(t testing.TB, rng *rand.Rand, d attn.DType, rows, n int) (at un
 	return mem, stride
 }
 
-// TestTilePacking: what packs rows of x and weights writes the bits of its Go twin, and nothing else.
+// TestTilePacking: what packs rows of x and weights writes the bits of the Go kernel, and nothing else.
 func TestTilePacking(t *testing.T) {
 	k, rng := tilesInUse(t), reftest.Rand(t)
-	twins := map[attn.DType]func(*PackArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go}
+	inGo := map[attn.DType]func(*PackArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go}
 	pairs := map[attn.DType]func(*PackArgs){attn.Float32: pairsF32Go, attn.Float16: pairsF16Go, attn.BFloat16: pairsBF16Go}
 	columnsOf := map[attn.DType]func(*PackArgs){attn.Float16: columnsF16Go, attn.BFloat16: columnsBF16Go}
 	splits := []func(*PackArgs){1: splitX1Go, splitX2Go, splitX3Go}
@@ -61,14 +61,14 @@ func TestTilePacking(t *testing.T) {
 				for rows := 1; rows <= w.Rows; rows++ {
 					src, stride := guardedRows(t, rng, d, rows, n)
 					a := PackArgs{Src: src, SrcRow: stride, Rows: rows, N: n, DstStep: 4 * (w.Rows + rng.IntN(20))}
-					size, twin := a.DstStep*(n-1)+4*w.Rows, twins[d]
+					size, goKernel := a.DstStep*(n-1)+4*w.Rows, inGo[d]
 					if w.WParts > 0 {
-						a.DstPart, twin = StepBytes, pairs[d]
+						a.DstPart, goKernel = StepBytes, pairs[d]
 						a.DstStep = (w.WParts + rng.IntN(2)) * StepBytes
 						size = (n-1)/StepDepth*a.DstStep + w.WParts*StepBytes
 					}
 					// Of steps, what belongs to rows behind the last may be anything.
-					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", cpu.InUse(), d, rows, n), &a, size, w.Pack, twin, w.WParts > 0 && rows < w.Rows)
+					samePacked(t, fmt.Sprintf("%v %v, %d rows of %d", cpu.InUse(), d, rows, n), &a, size, w.Pack, goKernel, w.WParts > 0 && rows < w.Rows)
 				}
 			}
 			for _, n := range []int{1, 2, 15, 16, 17, 31, 32, 33, 64, 95} {
@@ -97,13 +97,13 @@ func TestTilePacking(t *testing.T) {
 	}
 }
 
-// samePacked compares what two kernels write into memory of the given size. With loose set, 4 bytes that the twin
+// samePacked compares what two kernels write into memory of the given size. With loose set, 4 bytes that the Go kernel
 // leaves alone may be anything.
-func samePacked(t *testing.T, name string, a *PackArgs, size int, kernel, twin func(*PackArgs), loose bool) {
+func samePacked(t *testing.T, name string, a *PackArgs, size int, kernel, goKernel func(*PackArgs), loose bool) {
 	t.Helper()
 	const untouched = 0xa5
 	var got [2][]byte
-	for i, f := range []func(*PackArgs){kernel, twin} {
+	for i, f := range []func(*PackArgs){kernel, goKernel} {
 		mem, free := cputest.Guarded(t, size)
 		defer free()
 		got[i] = unsafe.Slice((*byte)(mem), size)
@@ -123,7 +123,7 @@ func samePacked(t *testing.T, name string, a *PackArgs, size int, kernel, twin f
 
 func isNaN16(b []byte) bool { return (half.BFloat16(b[0]) | half.BFloat16(b[1])<<8).IsNaN() }
 
-// TestTileKernels: the kernels in use are within the rounding of sums of their Go twins, for all numbers of rows.
+// TestTileKernels: the kernels in use are within the rounding of sums of the Go kernels, for all numbers of rows.
 func TestTileKernels(t *testing.T) {
 	k, rng := tilesInUse(t), reftest.Rand(t)
 	for _, d := range cputest.WeightTypes {
@@ -150,7 +150,7 @@ func testTile(t *testing.T, rng *rand.Rand, k *Set, w *Way, rows, n int) {
 	outs := tiles * k.Outs
 	a := Args{N: n, Rows: rows, outs: k.Outs, xParts: w.XParts, wParts: w.WParts, YRow: 4 * (outs + pad), More: rng.IntN(2), Tiles: tiles, Tall: tall}
 	a.YStep = rows * a.YRow
-	twin, terms := tileF32Go, n
+	goKernel, terms := tileF32Go, n
 	var signs []func() // take the signs of x and w away
 	numbers := func(d attn.DType, rows, n int) (unsafe.Pointer, int) {
 		at, stride := guardedRows(t, rng, d, rows, n)
@@ -169,7 +169,7 @@ func testTile(t *testing.T, rng *rand.Rand, k *Set, w *Way, rows, n int) {
 		a.X, a.XRow = numbers(attn.Float32, rows, n)
 		a.W, _ = numbers(attn.Float32, 1, n*k.Outs)
 	} else {
-		twin, terms = tilePartsGo, n*StepDepth*w.XParts*w.WParts
+		goKernel, terms = tilePartsGo, n*StepDepth*w.XParts*w.WParts
 		a.XRow = n * w.XParts * StepBytes
 		a.XStep = 2 * a.XRow
 		a.X, _ = numbers(attn.BFloat16, 1, tall*n*w.XParts*StepBytes)
@@ -190,11 +190,11 @@ func testTile(t *testing.T, rng *rand.Rand, k *Set, w *Way, rows, n int) {
 		kernel(&b)
 		return y
 	}
-	got, want := run(w.Mul[rows]), run(twin)
+	got, want := run(w.Mul[rows]), run(goKernel)
 	for _, take := range signs {
 		take()
 	}
-	for i, size := range run(twin) {
+	for i, size := range run(goKernel) {
 		if i%(outs+pad) >= outs {
 			if got[i] != was[i] {
 				t.Fatalf("%v, %d rows: element %d was written", cpu.InUse(), rows, i)

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/vector"
 )
 
-// kernels are the functions of one tier for the passes of a norm over a row, each with the contract of its twin below. Sums are
+// kernels are the functions of one tier for the passes of a norm over a row, each with the contract of the Go kernel below. Sums are
 // added up in another order.
 type kernels struct {
 	sum          func(x *float32, n int) float64

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// TestNormKernels: the kernels in use give the bits of their Go twins, sums but for their order, and write nothing else.
+// TestNormKernels: the kernels in use give the bits of the Go kernels, sums but for their order, and write nothing else.
 func TestNormKernels(t *testing.T) {
 	t.Run("float32", testNormKernels[float32])
 	t.Run("float64", testNormKernels[float64])

@@ -10,7 +10,7 @@ import (
 )
 
 // kernels are the functions of one tier for the elements of queries, outputs and scores, each with the
-// contract and the bits of its twin below.
+// contract and the bits of the Go kernel below.
 type kernels struct {
 	scale  func(dst, src *float32, n int, by float64)
 	divide func(dst, src *float32, n int, by float32)
@@ -19,12 +19,12 @@ type kernels struct {
 
 	biasStreams func(dst, src *float32, n int, by float64, first *[4]int)
 
-	softCap func(dst *float32, n int, by float64) // to 2^-21 of its twin's
+	softCap func(dst *float32, n int, by float64) // to 2^-21 of the Go kernel's
 	dot     func(x, y *float32, n int) float64    // which adds up in another order
 
 	scale64, divide64 func(dst, src *float64, n int, by float64)
 	dot64             func(x, y *float64, n int) float64
-	softCap64         func(dst *float64, n int, by float64) // to 2^-50 of its twin's
+	softCap64         func(dst *float64, n int, by float64) // to 2^-50 of the Go kernel's
 
 	add        func(dst, src *float32, n int)
 	relu, gelu func(dst *float32, n int)

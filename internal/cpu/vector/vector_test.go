@@ -10,14 +10,14 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// TestVectorKernels: the kernels in use give the bits of their Go twins, and write nothing else.
+// TestVectorKernels: the kernels in use give the bits of the Go kernels, and write nothing else.
 func TestVectorKernels(t *testing.T) {
 	rng := reftest.Rand(t)
 	for n := range 70 {
 		mem, free := cputest.Guarded(t, 4*n)
 		mem2, free2 := cputest.Guarded(t, 4*n)
 		dst, src := unsafe.Slice((*float32)(mem), n), unsafe.Slice((*float32)(mem2), n)
-		for _, twin := range []bool{false, true} {
+		for _, goKernel := range []bool{false, true} {
 			for i := range dst {
 				dst[i], src[i] = float32(rng.NormFloat64()), float32(rng.NormFloat64())
 				switch rng.IntN(8) {
@@ -29,7 +29,7 @@ func TestVectorKernels(t *testing.T) {
 			}
 			was := append([]float32(nil), dst...)
 			k := tiers[cpu.InUse()]
-			if twin {
+			if goKernel {
 				k = goKernels
 			}
 			k.add((*float32)(mem), (*float32)(mem2), n)

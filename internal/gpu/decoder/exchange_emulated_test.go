@@ -18,7 +18,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-func emulatedExchange(t testing.TB, members int, limit time.Duration) (*exchangeRig, *fakedriver.Library) {
+func emulatedExchange(t testing.TB, members int, limit time.Duration) (*exchangeGPUs, *fakedriver.Library) {
 	t.Helper()
 	devs, lib := testgpu.EmulatedGroup(t, members, 5, 5)
 	return exchangeOf(t, devs, limit), lib

@@ -19,8 +19,8 @@ import (
 	"gorgonia.org/leanattention/kernels"
 )
 
-// exchangeRig is an exchange of some GPUs.
-type exchangeRig struct {
+// exchangeGPUs is an exchange of some GPUs.
+type exchangeGPUs struct {
 	x       *Exchange
 	devs    []*testgpu.Device
 	engines []*Engine
@@ -30,9 +30,9 @@ type exchangeRig struct {
 // allFew is as many floats for all operations.
 func allFew(n int) fewFloats { return fewFloats{n, n, n} }
 
-func exchangeOf(t testing.TB, devs []*testgpu.Device, limit time.Duration) *exchangeRig {
+func exchangeOf(t testing.TB, devs []*testgpu.Device, limit time.Duration) *exchangeGPUs {
 	t.Helper()
-	r := &exchangeRig{devs: devs}
+	r := &exchangeGPUs{devs: devs}
 	for _, m := range devs {
 		r.engines = append(r.engines, &Engine{dev: m.Dev, info: m.Dev.Info()})
 		e, err := m.Dev.NewEvent(false)
@@ -44,7 +44,7 @@ func exchangeOf(t testing.TB, devs []*testgpu.Device, limit time.Duration) *exch
 }
 
 // renew makes another exchange.
-func (r *exchangeRig) renew(t testing.TB, limit time.Duration) {
+func (r *exchangeGPUs) renew(t testing.TB, limit time.Duration) {
 	t.Helper()
 	if r.x != nil {
 		noError(t, r.x.Close())
@@ -57,7 +57,7 @@ func (r *exchangeRig) renew(t testing.TB, limit time.Duration) {
 	r.x = x
 }
 
-func (r *exchangeRig) settle(t testing.TB) {
+func (r *exchangeGPUs) settle(t testing.TB) {
 	t.Helper()
 	for _, m := range r.devs {
 		m.Settle(t)
@@ -66,7 +66,7 @@ func (r *exchangeRig) settle(t testing.TB) {
 }
 
 // poison has inboxes full of NaN, with numbers of rounds that are far away, and has so many rounds behind it.
-func (r *exchangeRig) poison(t testing.TB, rng *rand.Rand, rounds uint32) {
+func (r *exchangeGPUs) poison(t testing.TB, rng *rand.Rand, rounds uint32) {
 	t.Helper()
 	words := make([]uint64, (r.x.Bytes()-exchangeInbox)/8)
 	for i := range words {
@@ -110,7 +110,7 @@ func onAll(t testing.TB, rng *rand.Rand, members int, ops []*exchanged) {
 }
 
 // put is an operand of a member.
-func (r *exchangeRig) put(t testing.TB, member int, x []float32) gpu.Memory {
+func (r *exchangeGPUs) put(t testing.TB, member int, x []float32) gpu.Memory {
 	t.Helper()
 	return r.devs[member].Put(t, gpu.BytesOf(x), attn.Float32)
 }
@@ -122,7 +122,7 @@ func randoms(rng *rand.Rand, x []float32, scale float64) {
 }
 
 // reduction is a random all-reduce. in says what y is: 1 x, 2 the residual, else neither.
-func (r *exchangeRig) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) *exchanged {
+func (r *exchangeGPUs) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) *exchanged {
 	t.Helper()
 	members := len(r.devs)
 	o := &AllReduce{Rows: rows, N: n}
@@ -228,7 +228,7 @@ func closing(t testing.TB, held [][]gpu.Memory) func() {
 }
 
 // gathering is some random all-gathers of one launch.
-func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int) *exchanged {
+func (r *exchangeGPUs) gathering(t testing.TB, rng *rand.Rand, rows, columns int) *exchanged {
 	t.Helper()
 	members, onlyFirst := len(r.devs), rng.IntN(3) == 0
 	var lists []*AllGather
@@ -312,7 +312,7 @@ func (r *exchangeRig) gathering(t testing.TB, rng *rand.Rand, rows, columns int)
 }
 
 // choosing is a random choice of the most likely token of rows of logits, as one GPU chooses that has all of a row.
-func (r *exchangeRig) choosing(t testing.TB, rng *rand.Rand, rows, columns int) *exchanged {
+func (r *exchangeGPUs) choosing(t testing.TB, rng *rand.Rand, rows, columns int) *exchanged {
 	t.Helper()
 	members := len(r.devs)
 	o := &AllArgMax{Rows: rows}
@@ -378,7 +378,7 @@ func (r *exchangeRig) choosing(t testing.TB, rng *rand.Rand, rows, columns int) 
 }
 
 // some is random operations, of few elements and of many; with choose one of them, at least, is the choice of tokens.
-func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int, choose bool) (ops []*exchanged) {
+func (r *exchangeGPUs) some(t testing.TB, rng *rand.Rand, most, n int, choose bool) (ops []*exchanged) {
 	t.Helper()
 	real := most >= 1<<16
 	at := -1
@@ -417,7 +417,7 @@ func (r *exchangeRig) some(t testing.TB, rng *rand.Rand, most, n int, choose boo
 
 // testExchange: random operations one behind the other, queued by the host in any order and not waited for; then the same
 // recorded, as branches of one graph, and replayed with other numbers.
-func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
+func testExchange(t *testing.T, r *exchangeGPUs, cases, most int) {
 	rng := reftest.Rand(t)
 	seen, kinds := map[string]bool{}, 8
 	choose := reftest.Every(t) || most >= 1<<16 || len(r.devs) <= 3 // which takes an emulator of many GPUs long
@@ -481,7 +481,7 @@ func testExchange(t *testing.T, r *exchangeRig, cases, most int) {
 
 // testExchangeChain: what one operation makes the next one sums, in place or from one y to another, so that it is seen
 // whether all of y is there when the operation ends. Sums of small whole numbers are exact.
-func testExchangeChain(t *testing.T, r *exchangeRig, cases, most int) {
+func testExchangeChain(t *testing.T, r *exchangeGPUs, cases, most int) {
 	rng := reftest.Rand(t)
 	members := len(r.devs)
 	for range cases {
@@ -529,7 +529,7 @@ func testExchangeChain(t *testing.T, r *exchangeRig, cases, most int) {
 }
 
 // capture makes a graph in which each member has a branch of its own.
-func (r *exchangeRig) capture(branch func(member int) error) (*cuda.Graph, error) {
+func (r *exchangeGPUs) capture(branch func(member int) error) (*cuda.Graph, error) {
 	first := r.devs[0].Stream
 	return first.Capture(func() error {
 		if err := first.Record(r.forks[0]); err != nil {
@@ -561,7 +561,7 @@ func (r *exchangeRig) capture(branch func(member int) error) (*cuda.Graph, error
 }
 
 // testExchangeFails: one member never comes. All others end, the error names it, and what comes later ends at once.
-func testExchangeFails(t *testing.T, r *exchangeRig, limit time.Duration) {
+func testExchangeFails(t *testing.T, r *exchangeGPUs, limit time.Duration) {
 	rng := reftest.Rand(t)
 	members := len(r.devs)
 	for i := range 7 {
@@ -655,7 +655,7 @@ func BenchmarkGPUsExchange(b *testing.B) {
 }
 
 // benchmarks are of all operations whose operands have so many bytes.
-func (r *exchangeRig) benchmarks(b *testing.B, kib int) {
+func (r *exchangeGPUs) benchmarks(b *testing.B, kib int) {
 	const rounds, dim = 64, 128
 	n, members := kib<<10/4, len(r.devs)
 	heads := n / (dim + 1)
@@ -707,7 +707,7 @@ func (r *exchangeRig) benchmarks(b *testing.B, kib int) {
 }
 
 // benchmark replays a recording of so many rounds.
-func (r *exchangeRig) benchmark(b *testing.B, rounds int, queue func(member int) error) {
+func (r *exchangeGPUs) benchmark(b *testing.B, rounds int, queue func(member int) error) {
 	graph, err := r.capture(func(m int) error {
 		for range rounds {
 			if err := queue(m); err != nil {

@@ -29,7 +29,7 @@ func (p *partsOf) draw(rng *rand.Rand, dim int) {
 }
 
 // merging is a random merging of states.
-func (r *exchangeRig) merging(t testing.TB, rng *rand.Rand, rows, dim, most int) *exchanged {
+func (r *exchangeGPUs) merging(t testing.TB, rng *rand.Rand, rows, dim, most int) *exchanged {
 	t.Helper()
 	members := len(r.devs)
 	places := 1 + rng.IntN(members)

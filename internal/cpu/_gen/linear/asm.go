@@ -83,15 +83,15 @@ func (f family) pkg() string {
 	return f.dir
 }
 
-// kernel begins the function base+isa. Its signature is that of the function twin in the package's file
-// twinFile, and so is its contract; types names the file that declares the structs of the signature, if
+// kernel begins the function base+isa. Its signature is that of the function source in the package's file
+// file, and so is its contract; types names the file that declares the structs of the signature, if
 // there are any, and needs nothing but package unsafe.
-func (g *gen) kernel(base string, set isa, twinFile, twin, types string) {
+func (g *gen) kernel(base string, set isa, file, source, types string) {
 	g.isa, g.fn = set, base+set.name
 	g.Function(g.fn)
 	g.Attributes(attr.NOSPLIT)
 	g.Pragma("noescape")
-	decl, err := g.twin(twinFile, twin)
+	decl, err := g.declaration(file, source)
 	if err != nil {
 		g.fail(err)
 	}
@@ -100,14 +100,14 @@ func (g *gen) kernel(base string, set isa, twinFile, twin, types string) {
 		g.fail(err)
 	}
 	g.Signature(sig)
-	g.Doc(strings.Split(strings.TrimSpace(strings.Replace(decl.Doc.Text(), twin, g.fn, 1)), "\n")...)
+	g.Doc(strings.Split(strings.TrimSpace(strings.Replace(decl.Doc.Text(), source, g.fn, 1)), "\n")...)
 }
 
 // fail ends the generation: what follows an error of this kind would make no sense.
 func (g *gen) fail(err error) { panic(failure{fmt.Errorf("%s: %w", g.fn, err)}) }
 
-// twin returns the declaration of a function of the package.
-func (g *gen) twin(file, name string) (*ast.FuncDecl, error) {
+// declaration returns the declaration of a function of the package.
+func (g *gen) declaration(file, name string) (*ast.FuncDecl, error) {
 	f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(g.dir, file), nil, parser.ParseComments)
 	if err != nil {
 		return nil, err

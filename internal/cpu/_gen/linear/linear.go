@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	twins = "dot.go"
-	args  = "kernel.go"
+	dotSource = "dot.go"
+	args      = "kernel.go"
 )
 
 // linear makes the kernels of linear layers.
@@ -33,7 +33,7 @@ const streams = 4
 // dot holds the sums of nx rows of x and four streams in registers, a vector each, and reads a cache line of
 // every stream at a time.
 func dot(g *gen, set isa, t dtype, nx int) {
-	g.kernel(fmt.Sprintf("dot%sx%d", t.name, nx), set, twins, "dot"+t.name+"Go", args)
+	g.kernel(fmt.Sprintf("dot%sx%d", t.name, nx), set, dotSource, "dot"+t.name+"Go", args)
 	a := g.Dereference(g.Param("a"))
 
 	var w [streams]reg.GPVirtual

@@ -4,7 +4,7 @@
 //	go -C internal/cpu/_gen run ./linear
 //
 // Structs of arguments and contracts are read from the packages' Go sources, so that offsets follow the
-// structs, and a declaration says what its Go twin says. The test proves that what is committed is what
+// structs, and a declaration says what its Go version says. The test proves that what is committed is what
 // this program writes.
 package main
 

@@ -71,13 +71,13 @@ func TestInstructions(t *testing.T) {
 
 // TestMistakes: what a generator asks of the package's sources in vain is an error.
 func TestMistakes(t *testing.T) {
-	for _, c := range []struct{ twinFile, twin, types string }{
+	for _, c := range []struct{ file, source, types string }{
 		{"nowhere.go", "dotF32Go", ""},
 		{"dot.go", "nothingGo", ""},
 		{"dot.go", "dotF32Go", ""},
 		{"dot.go", "dotF32Go", "run.go"},
 	} {
-		_, err := generate(cpu, family{"linear", "x", func(g *gen) { g.kernel("x", avx2, c.twinFile, c.twin, c.types) }})
+		_, err := generate(cpu, family{"linear", "x", func(g *gen) { g.kernel("x", avx2, c.file, c.source, c.types) }})
 		if err == nil {
 			t.Errorf("%+v: no error", c)
 		}

@@ -21,7 +21,7 @@ func linearRow(g *gen) {
 
 // prefetch asks for memory and waits for none of it.
 func prefetch(g *gen, set isa) {
-	g.kernel("prefetch", set, twins, "prefetchGo", "")
+	g.kernel("prefetch", set, dotSource, "prefetchGo", "")
 	p, n := g.arg("p"), g.arg("n")
 	g.ADDQ(p, n)
 	g.JMP(LabelRef("more"))
@@ -37,7 +37,7 @@ func prefetch(g *gen, set isa) {
 // oneRow is dot for a row of x and more streams, of which it reads some rows before it returns: what it asks for ahead goes on with
 // the next row, so memory does not wait at a row's end.
 func oneRow(g *gen, set isa, t dtype, streams int) {
-	g.kernel("row"+t.name, set, twins, "row"+t.name+"Go", args)
+	g.kernel("row"+t.name, set, dotSource, "row"+t.name+"Go", args)
 	a := g.Dereference(g.Param("a"))
 	step, step3 := g.field(a, "wStep"), g.GP64()
 	g.LEAQ(Mem{Base: step, Index: step, Scale: 2}, step3)

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	tileTwins = "kernels.go"
-	tileTypes = "args.go"
+	tileSource = "kernels.go"
+	tileTypes  = "args.go"
 )
 
 // matmulTiles makes the kernels of linear layers of many rows.
@@ -45,7 +45,7 @@ func matmulTiles(g *gen) {
 // tile holds the sums of some rows and two vectors of features in registers. Rows are read where they are, an
 // element at a time for both vectors.
 func tile(g *gen, set isa, rows int) {
-	g.kernel(fmt.Sprintf("tileF32x%d", rows), set, tileTwins, "tileF32Go", tileTypes)
+	g.kernel(fmt.Sprintf("tileF32x%d", rows), set, tileSource, "tileF32Go", tileTypes)
 	a := g.Dereference(g.Param("a"))
 	x, row := bases(g, g.field(a, "X"), g.field(a, "XRow"), rows)
 	w, n := g.field(a, "W"), g.field(a, "N")
@@ -129,7 +129,7 @@ func bases(g *gen, first, apart reg.GPVirtual, rows int) (of []reg.GPVirtual, ro
 // packRows transposes eight rows.
 func packRows(g *gen, t dtype) {
 	const rows = 8
-	g.kernel("pack"+t.name, avx2, tileTwins, "pack"+t.name+"Go", tileTypes)
+	g.kernel("pack"+t.name, avx2, tileSource, "pack"+t.name+"Go", tileTypes)
 	a := g.Dereference(g.Param("a"))
 	src := g.rows(a, rows)
 	dst, step, n := g.field(a, "Dst"), g.field(a, "DstStep"), g.field(a, "N")
@@ -251,21 +251,21 @@ func newPartsGen(g *gen) *partsGen {
 
 // split makes the kernel that splits x.
 func (p *partsGen) split(parts int) {
-	p.kernel(fmt.Sprintf("splitX%d", parts), amxTiles, tileTwins, fmt.Sprintf("splitX%dGo", parts), tileTypes)
+	p.kernel(fmt.Sprintf("splitX%d", parts), amxTiles, tileSource, fmt.Sprintf("splitX%dGo", parts), tileTypes)
 	p.pack(f32, parts, nil)
 	p.ret()
 }
 
 // pairs makes the kernel that splits weights and puts them in pairs.
 func (p *partsGen) pairs(t dtype, parts int) {
-	p.kernel("pairs"+t.name, amxTiles, tileTwins, "pairs"+t.name+"Go", tileTypes)
+	p.kernel("pairs"+t.name, amxTiles, tileSource, "pairs"+t.name+"Go", tileTypes)
 	p.pack(t, parts, p.transpose16)
 	p.ret()
 }
 
 // columns makes the kernel that splits values and puts those of neighbouring keys in pairs.
 func (p *partsGen) columns(t dtype, parts int) {
-	p.kernel("columns"+t.name, amxTiles, tileTwins, "columns"+t.name+"Go", tileTypes)
+	p.kernel("columns"+t.name, amxTiles, tileSource, "columns"+t.name+"Go", tileTypes)
 	a := p.Dereference(p.Param("a"))
 	dst, dstStep, dstPart := p.field(a, "Dst"), p.field(a, "DstStep"), p.field(a, "DstPart")
 	src, srcRow, n := p.field(a, "Src"), p.field(a, "SrcRow"), p.field(a, "N")
@@ -490,7 +490,7 @@ func (s *sizes) large() reg.GPVirtual {
 
 // large makes the kernel that looks for what is large, or not a number.
 func (p *partsGen) large() {
-	p.kernel("large", avx512, tileTwins, "largeGo", "")
+	p.kernel("large", avx512, tileSource, "largeGo", "")
 	from, n := p.arg("p"), p.arg("n")
 	s, v := p.sizes(f32), p.vec()
 	k, end := p.GP64(), p.GP64()
@@ -552,7 +552,7 @@ func (p *partsGen) transpose16(at reg.GPVirtual) {
 
 // tile makes the kernel of a tile from parts.
 func (p *partsGen) tile(xParts, wParts int) {
-	p.kernel(fmt.Sprintf("tileX%dW%d", xParts, wParts), amxTiles, tileTwins, "tilePartsGo", tileTypes)
+	p.kernel(fmt.Sprintf("tileX%dW%d", xParts, wParts), amxTiles, tileSource, "tilePartsGo", tileTypes)
 	a := p.Dereference(p.Param("a"))
 	config := p.GP64()
 	p.LEAQ(p.config, config)
@@ -675,7 +675,7 @@ const aheadProducts = 4
 
 // odd makes the kernel that looks for what is not finite: 0 times it is NaN, and so is the sum of all.
 func odd(g *gen) {
-	g.kernel("odd", avx512, tileTwins, "oddGo", "")
+	g.kernel("odd", avx512, tileSource, "oddGo", "")
 	from, n := g.arg("p"), g.arg("n")
 	zero, sum, v := g.vec(), g.vec(), g.vec()
 	g.zero(zero, sum)

@@ -15,9 +15,9 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// rig is an op of which a test can set every answer. Without more it takes and
+// testOp is an op of which a test can set every answer. Without more it takes and
 // returns float64 vectors of one size, and is told apart by its name.
-type rig struct {
+type testOp struct {
 	name    string
 	inputs  int
 	do      func(in ...G.Value) (G.Value, error)
@@ -28,13 +28,13 @@ type rig struct {
 	over    int
 }
 
-func newRig(name string, inputs int, do func(in ...G.Value) (G.Value, error)) *rig {
-	return &rig{name: name, inputs: inputs, do: do, over: -1}
+func newOp(name string, inputs int, do func(in ...G.Value) (G.Value, error)) *testOp {
+	return &testOp{name: name, inputs: inputs, do: do, over: -1}
 }
 
-func (r *rig) Arity() int { return r.inputs }
+func (r *testOp) Arity() int { return r.inputs }
 
-func (r *rig) Type() hm.Type {
+func (r *testOp) Type() hm.Type {
 	if r.typ != nil {
 		return r.typ()
 	}
@@ -45,7 +45,7 @@ func (r *rig) Type() hm.Type {
 	return hm.NewFnType(of...)
 }
 
-func (r *rig) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
+func (r *testOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	shapes, err := G.DimSizersToShapes(in)
 	if err != nil {
 		return nil, err
@@ -56,13 +56,13 @@ func (r *rig) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	return shapes[0].Clone(), nil
 }
 
-func (r *rig) Do(in ...G.Value) (G.Value, error) { return r.do(in...) }
-func (r *rig) ReturnsPtr() bool                  { return r.pointer }
-func (r *rig) CallsExtern() bool                 { return r.extern }
-func (r *rig) OverwritesInput() int              { return r.over }
-func (r *rig) WriteHash(h hash.Hash)             { fmt.Fprint(h, r.name) }
-func (r *rig) String() string                    { return r.name }
-func (r *rig) Hashcode() uint32 {
+func (r *testOp) Do(in ...G.Value) (G.Value, error) { return r.do(in...) }
+func (r *testOp) ReturnsPtr() bool                  { return r.pointer }
+func (r *testOp) CallsExtern() bool                 { return r.extern }
+func (r *testOp) OverwritesInput() int              { return r.over }
+func (r *testOp) WriteHash(h hash.Hash)             { fmt.Fprint(h, r.name) }
+func (r *testOp) String() string                    { return r.name }
+func (r *testOp) Hashcode() uint32 {
 	h := fnv.New32a()
 	r.WriteHash(h)
 	return h.Sum32()
@@ -71,8 +71,8 @@ func (r *rig) Hashcode() uint32 {
 func vectors() hm.Type { return G.TensorType{Dims: 1, Of: hm.TypeVariable('a')} }
 
 // plusOne is an op that adds 1 and keeps the rules.
-func plusOne(name string) *rig {
-	return newRig(name, 1, func(in ...G.Value) (G.Value, error) {
+func plusOne(name string) *testOp {
+	return newOp(name, 1, func(in ...G.Value) (G.Value, error) {
 		return vector(add(in[0].Data().([]float64), 1)...), nil
 	})
 }
