@@ -13,7 +13,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -164,7 +164,7 @@ func TestAttendSegments(t *testing.T) {
 
 // TestGPUAttendSegments is that of a GPU.
 func TestGPUAttendSegments(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	for i := range reftest.Cases(t, 6, 60) {
 		testAttendSegments(t, gpu, []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}[i%3], []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}, 150, 64)
 	}

@@ -25,7 +25,7 @@ import (
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -322,7 +322,7 @@ func TestMachineErrors(t *testing.T) {
 		closeCache(t, cache)
 	})
 	t.Run("Tensor of an opened GPU", func(t *testing.T) {
-		gpu := gputest.Open(t)
+		gpu := devicetest.Open(t)
 		p := graphtest.NewProblem(rng, dense(1, 1, 64, 64, 1, 9), graphtest.Spec{})
 		g := p.Graph()
 		out, err := la.Attention(g.Q, g.K, g.V)
@@ -354,7 +354,7 @@ func TestMachineManyLayers(t *testing.T) {
 		layers, steps = 40, 20
 	}
 	const heads, kvHeads, dim, rows = 4, 2, 64, 2
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	rng := reftest.Rand(t)
 	q := randomMatrix(rng, steps*rows, heads*dim, 1)
 	k, v := randomMatrix(rng, steps*rows, kvHeads*dim, 1), randomMatrix(rng, steps*rows, kvHeads*dim, 1)

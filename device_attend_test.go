@@ -23,7 +23,7 @@ import (
 	"strings"
 
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/tensor"
 )
 
@@ -460,7 +460,7 @@ func TestDeviceAttend(t *testing.T) {
 // recording whose steps have other lengths, and where values share memory.
 func TestGPUMixedSteps(t *testing.T) {
 	la.UseEagerEngine(t)
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	for _, how := range []string{"run", "record", "share"} {
 		for _, query := range []tensor.Dtype{tensor.Float32, la.Float16} {
 			t.Run(fmt.Sprintf("%s %v", how, query), func(t *testing.T) { testMixedSteps(t, gpu, how, query) })

@@ -14,8 +14,8 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/emulated/system"
-	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -173,14 +173,14 @@ func TestGPUOnFakeDriver(t *testing.T) {
 // those on the fake driver are all there is.
 
 func TestGPUDevice(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	for name, test := range deviceTests(100_000) {
 		t.Run(name, func(t *testing.T) { test(t, gpu) })
 	}
 }
 
 func TestGPUAttend(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	at := graphtest.Place{GPU: gpu, Real: true}
 	t.Run("Cases", func(t *testing.T) { testDeviceAttend(t, at) })
 	t.Run("Random", func(t *testing.T) { testDeviceAttendRandom(t, at, 300) })
@@ -198,11 +198,11 @@ func TestGPUAttend(t *testing.T) {
 }
 
 func TestGPUSequenceIO(t *testing.T) {
-	testSequenceIODecodes(t, graphtest.Place{}, graphtest.Place{GPU: gputest.Open(t), Real: true, There: true})
+	testSequenceIODecodes(t, graphtest.Place{}, graphtest.Place{GPU: devicetest.Open(t), Real: true, There: true})
 }
 
 func TestGPUCachedAttention(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, graphtest.Place)
@@ -588,7 +588,7 @@ func TestGPUsStepsTakeNoMemory(t *testing.T) {
 	if os.Getenv("LEANATTENTION_GPU") == "emulated" {
 		t.Skip("100000 steps on an emulated GPU")
 	}
-	gpu := gputest.OpenSome(t, 2)
+	gpu := devicetest.OpenSome(t, 2)
 	for range 2 { // what is loaded once
 		if err := decodeOnGPU(gpu, 1, func() {}); err != nil {
 			t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -225,7 +225,7 @@ func TestFeatures(t *testing.T) {
 
 // TestGPUFeatures is that of a GPU.
 func TestGPUFeatures(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	at := graphtest.Place{GPU: gpu, Real: true, There: true}
 	testFeatures(t, append(denseEntries(at),
 		cachedEntry("CachedAttention of operands there", at),
@@ -238,7 +238,7 @@ func TestGPUFeatures(t *testing.T) {
 
 // TestGPUsFeatures is that of several GPUs.
 func TestGPUsFeatures(t *testing.T) {
-	gpu := gputest.OpenSome(t, 2)
+	gpu := devicetest.OpenSome(t, 2)
 	at := graphtest.Place{GPU: gpu, Real: true, There: true}
 	testFeatures(t, append(denseEntries(at),
 		shardedEntry(at),
@@ -682,7 +682,7 @@ func testGPTOSS(t *testing.T, at graphtest.Place, heads, kvHeads, window, prompt
 func TestGPTOSS(t *testing.T) { testGPTOSS(t, graphtest.Place{}, 64, 8, 128, 200, 90) }
 
 func TestGPUGPTOSS(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	for _, there := range []bool{false, true} {
 		testGPTOSS(t, graphtest.Place{GPU: gpu, Real: true, There: there}, 16, 2, 24, 50, 30)
 	}
@@ -690,7 +690,7 @@ func TestGPUGPTOSS(t *testing.T) {
 
 // TestGPUSinksComputed: sinks that a node makes on the GPU, in a graph whose nodes share memory.
 func TestGPUSinksComputed(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{3}, Keys: []int{3}, Mask: attn.Mask{Causal: true}}
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 64, PageSize: 4, Pages: 3, Device: gpu})

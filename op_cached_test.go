@@ -12,7 +12,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -101,11 +101,11 @@ func TestCachedAttentionRotary(t *testing.T) {
 }
 
 func TestGPUCachedAttentionRotary(t *testing.T) {
-	testCachedAttentionRotary(t, graphtest.Place{GPU: gputest.Open(t), Real: true}, reftest.Cases(t, 6, 24))
+	testCachedAttentionRotary(t, graphtest.Place{GPU: devicetest.Open(t), Real: true}, reftest.Cases(t, 6, 24))
 }
 
 func TestGPUsCachedAttentionRotary(t *testing.T) {
-	testCachedAttentionRotary(t, graphtest.Place{GPU: gputest.OpenSome(t, 2), Real: true}, reftest.Cases(t, 3, 24))
+	testCachedAttentionRotary(t, graphtest.Place{GPU: devicetest.OpenSome(t, 2), Real: true}, reftest.Cases(t, 3, 24))
 }
 
 func testCachedAttentionRotary(t *testing.T, at graphtest.Place, n int) {

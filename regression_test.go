@@ -19,7 +19,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -200,7 +200,7 @@ func TestGPUDigests(t *testing.T) {
 	if os.Getenv("LEANATTENTION_GPU") != "emulated" {
 		t.Skip("the file has digests of the emulator's results alone")
 	}
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	d, at := newDigests(), graphtest.Place{GPU: gpu, Real: true}
 	dims := []int{64, 80, 96, 128, 256}
 	for i := range 100 {
@@ -427,7 +427,7 @@ func BenchmarkWindow(b *testing.B) {
 // of a layer. Layers are called as a machine would, without one: what Gorgonia
 // takes is not in it.
 func BenchmarkGPUStep(b *testing.B) {
-	gpu := gputest.Open(b)
+	gpu := devicetest.Open(b)
 	const layers = 12
 	for _, ctx := range []int{1 << 10, 1 << 14, 1 << 17} {
 		for _, batch := range []int{1, 8} {
@@ -573,7 +573,7 @@ func (s *scaleShape) open(b *testing.B, gpus int) *scaleLayers {
 			b.Fatal(err)
 		}
 	}
-	r := &scaleLayers{gpu: gputest.OpenSome(b, gpus)}
+	r := &scaleLayers{gpu: devicetest.OpenSome(b, gpus)}
 	const page = 64
 	layers := min(8, max(1, 1<<30/(4*s.batch*s.kvHeads*s.dim*s.ctx)))
 	cache := graphtest.NewCache(b, la.CacheConfig{Layers: layers, KVHeads: s.kvHeads, HeadDim: s.dim, DType: la.Float16, PageSize: page, Pages: max(s.batch*(s.ctx/page+1), gpus), Device: r.gpu})
@@ -663,7 +663,7 @@ func growContexts(b *testing.B, cache *la.Cache, batch, ctx int) (appends []la.A
 // BenchmarkGPUPrefill is attention of whole prompts, 32 heads and 16384 tokens in all, in
 // TFLOP/s: 4*Nq*Nk*d a head and sequence, half of it where causal.
 func BenchmarkGPUPrefill(b *testing.B) {
-	gpu := gputest.Open(b)
+	gpu := devicetest.Open(b)
 	const heads, tokens = 32, 1 << 14
 	for _, dim := range []int{64, 128} {
 		for _, causal := range []bool{true, false} {

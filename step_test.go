@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -234,16 +234,16 @@ func TestChunksLeavesRefusalToSet(t *testing.T) {
 // Forks that share pages are attended to at once on a GPU, in recordings, too, whatever the following steps share.
 func TestGPUForks(t *testing.T) {
 	la.UseEagerEngine(t)
-	testRecordedForks(t, gputest.Open(t), 2)
+	testRecordedForks(t, devicetest.Open(t), 2)
 }
 
 // Sharded by heads, by context, and by both.
 func TestGPUsForks(t *testing.T) {
 	la.UseEagerEngine(t)
-	t.Run("heads", func(t *testing.T) { testRecordedForks(t, gputest.OpenSome(t, 2), 2) })
-	t.Run("context", func(t *testing.T) { testRecordedForks(t, gputest.OpenSome(t, 2), 1) })
+	t.Run("heads", func(t *testing.T) { testRecordedForks(t, devicetest.OpenSome(t, 2), 2) })
+	t.Run("context", func(t *testing.T) { testRecordedForks(t, devicetest.OpenSome(t, 2), 1) })
 	if reftest.Every(t) {
-		t.Run("both", func(t *testing.T) { testRecordedForks(t, gputest.OpenSome(t, 4), 2) })
+		t.Run("both", func(t *testing.T) { testRecordedForks(t, devicetest.OpenSome(t, 4), 2) })
 	}
 }
 
@@ -634,7 +634,7 @@ func TestBatchInvariance(t *testing.T) {
 
 // Where recordings differ in nothing but lengths they are replayed.
 func TestGPUBatchInvariance(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	n := reftest.Cases(t, 24, 200)
 	testTexts(t, gpu, n, []textRun{
 		{pages: 16, chunks: []int{n}},

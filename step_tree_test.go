@@ -13,7 +13,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -469,13 +469,13 @@ func TestChunksTrees(t *testing.T) {
 
 // A recording of a step with a tree is for steps with trees and without; one of a step without refuses those that
 // have some, and is right again behind them.
-func TestGPUTrees(t *testing.T) { testRecordedTrees(t, gputest.Open(t), 2, true) }
+func TestGPUTrees(t *testing.T) { testRecordedTrees(t, devicetest.Open(t), 2, true) }
 
 // With a KV head of two GPUs the cache is sharded by context, with two by heads, and with two of four by both.
 func TestGPUsTrees(t *testing.T) {
-	t.Run("heads", func(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 2), 2, true) })
-	t.Run("context", func(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 2), 1, true) })
-	t.Run("both", func(t *testing.T) { testRecordedTrees(t, gputest.OpenSome(t, 4), 2, true) })
+	t.Run("heads", func(t *testing.T) { testRecordedTrees(t, devicetest.OpenSome(t, 2), 2, true) })
+	t.Run("context", func(t *testing.T) { testRecordedTrees(t, devicetest.OpenSome(t, 2), 1, true) })
+	t.Run("both", func(t *testing.T) { testRecordedTrees(t, devicetest.OpenSome(t, 4), 2, true) })
 }
 
 func TestRecordedTrees(t *testing.T) {

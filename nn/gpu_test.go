@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -120,7 +120,7 @@ func (p *places) check(what string, atol float64, nodes ...[2]*G.Node) {
 
 // Every node gives on a GPU what it gives on the CPU.
 func TestGPUNodes(t *testing.T) {
-	gpu, rng := gputest.Open(t), reftest.Rand(t)
+	gpu, rng := devicetest.Open(t), reftest.Rand(t)
 	must := func(n *G.Node, err error) *G.Node {
 		t.Helper()
 		if err != nil {
@@ -213,7 +213,7 @@ func TestGPUNodes(t *testing.T) {
 
 // Inputs in different places, and what has no kernel, are errors.
 func TestGPUNodesRefuse(t *testing.T) {
-	gpu, rng := gputest.Open(t), reftest.Rand(t)
+	gpu, rng := devicetest.Open(t), reftest.Rand(t)
 	run := func(y *G.Node) error {
 		m := G.NewTapeMachine(y.Graph())
 		defer m.Close()

@@ -18,7 +18,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/norm"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -244,7 +244,7 @@ func TestOpGradients(t *testing.T) {
 // Each op gives on a GPU what it gives by its formula, and in a recording, or is refused; inputs in different
 // places are an error.
 func TestGPUOps(t *testing.T) {
-	gpu, rng := gputest.Open(t), seeded(t)
+	gpu, rng := devicetest.Open(t), seeded(t)
 	upload := func(v *tensor.Dense) G.Value {
 		d, err := gpu.Upload(v)
 		if err != nil {
@@ -557,7 +557,7 @@ func testRowLayers(t *testing.T, where func(*tensor.Dense) G.Value, first int) {
 func TestRowsAlone(t *testing.T) { testRowLayers(t, nil, 0) }
 
 func TestGPURowsAlone(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	testRowLayers(t, func(v *tensor.Dense) G.Value {
 		d, err := gpu.Upload(v)
 		if err != nil {

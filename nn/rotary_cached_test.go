@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -203,12 +203,12 @@ func testTurnedAttention(t *testing.T, at graphtest.Place, cases int) {
 func TestTurnedAttention(t *testing.T) { testTurnedAttention(t, graphtest.Place{}, 24) }
 
 func TestGPUTurnedAttention(t *testing.T) {
-	testTurnedAttention(t, graphtest.Place{GPU: gputest.Open(t), Real: true}, reftest.Cases(t, 3, 24))
+	testTurnedAttention(t, graphtest.Place{GPU: devicetest.Open(t), Real: true}, reftest.Cases(t, 3, 24))
 }
 
 // Recorded steps are replayed with other positions: each is what nn.Rotary makes of them.
 func TestGPURecordedPositions(t *testing.T) {
-	gpu, rng := gputest.Open(t), reftest.Rand(t)
+	gpu, rng := devicetest.Open(t), reftest.Rand(t)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

@@ -12,8 +12,8 @@ import (
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/emulated/system"
-	"gorgonia.org/leanattention/internal/gputest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 
@@ -73,7 +73,7 @@ func TestGPUsLinear(t *testing.T) {
 }
 
 func testShardedLinear(t *testing.T, members int) {
-	gpu, rng := gputest.OpenSome(t, members), reftest.Rand(t)
+	gpu, rng := devicetest.OpenSome(t, members), reftest.Rand(t)
 	types := []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
 	cases := []int{1, 1, 1, 2, 5, 9, 33}
 	if reftest.Every(t) {
@@ -210,7 +210,7 @@ func TestGPUsApart(t *testing.T) {
 }
 
 func testApart(t *testing.T, members int) {
-	gpu, rng := gputest.OpenSome(t, members), reftest.Rand(t)
+	gpu, rng := devicetest.OpenSome(t, members), reftest.Rand(t)
 	types := []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
 	cases := []int{1, 1, 2, 5, 33}
 	if testing.Short() { // all inputs on all GPUs, and some on the first alone
@@ -333,7 +333,7 @@ func TestGPUsSingleLaunch(t *testing.T) {
 }
 
 func testSingleLaunch(t *testing.T, members int) {
-	gpu, rng := gputest.OpenSome(t, members), reftest.Rand(t)
+	gpu, rng := devicetest.OpenSome(t, members), reftest.Rand(t)
 	cases := []int{1, 2}
 	if reftest.Every(t) || os.Getenv("LEANATTENTION_GPU") == "" {
 		cases = slices.Repeat([]int{1, 1, 2, 2, 3, 4}, 4)
@@ -408,7 +408,7 @@ func testSingleLaunch(t *testing.T, members int) {
 
 // A head with sharded weights, and the choice of tokens by it.
 func TestGPUsHead(t *testing.T) {
-	gpu, rng := gputest.OpenSome(t, 2), reftest.Rand(t)
+	gpu, rng := devicetest.OpenSome(t, 2), reftest.Rand(t)
 	for _, rows := range []int{1, 5} {
 		p := newPlaces(t, rng, gpu)
 		x, w := p.let(p.random(tensor.Float32, 1, rows, 64)), p.letSharded(p.random(la.Float16, 1, 503, 64))
@@ -438,7 +438,7 @@ func TestGPUsChoice(t *testing.T) {
 }
 
 func testChoice(t *testing.T, members int) {
-	gpu, rng := gputest.OpenSome(t, members), reftest.Rand(t)
+	gpu, rng := devicetest.OpenSome(t, members), reftest.Rand(t)
 	inf := float32(math.Inf(1))
 	for range reftest.Cases(t, 2, 20) {
 		rows, n, width := 1+rng.IntN(3), members*(1+rng.IntN(40)), 8*members
@@ -643,7 +643,7 @@ func TestGPUsFaults(t *testing.T) {
 
 // What can't be sharded, or is sharded otherwise, is named.
 func TestGPUsRefuse(t *testing.T) {
-	gpu := gputest.OpenSome(t, 2)
+	gpu := devicetest.OpenSome(t, 2)
 	upload := func(axis int, shape ...int) *device.Tensor {
 		t.Helper()
 		x := tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Float32))

@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	G "gorgonia.org/gorgonia"
@@ -158,7 +158,7 @@ func TestMergeStatesOfAttention(t *testing.T) {
 
 // States on a GPU merge there, also more than a launch takes, and in a recording.
 func TestGPUOpsMergeThere(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	rng := reftest.Rand(t)
 	there := func(x *tensor.Dense) *device.Tensor {
 		d, err := gpu.Upload(x)

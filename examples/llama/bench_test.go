@@ -13,8 +13,8 @@ import (
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/nn"
 
@@ -42,8 +42,8 @@ var benchModels = []struct {
 // logits; `share` is the part of the read ceiling that its weights, keys and values make of it. Give it
 // -test.benchtime 1x.
 func BenchmarkGPUStep(b *testing.B) {
-	ceiling := testgpu.Real(b).ReadSpeed(b, 2<<30)
-	gpu := gputest.Open(b)
+	ceiling := enginetest.Real(b).ReadSpeed(b, 2<<30)
+	gpu := devicetest.Open(b)
 	for _, m := range benchModels {
 		there := map[string]G.Value{}
 		weights, read := randomWeights(gpu, m.config, there)

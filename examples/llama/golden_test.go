@@ -16,7 +16,7 @@ import (
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/half"
 
 	G "gorgonia.org/gorgonia"
@@ -182,7 +182,7 @@ func TestGoldenFrequencies(t *testing.T) {
 func TestGolden(t *testing.T) { testGolden(t, nil, 64, 1e-4) }
 
 func TestGPUGolden(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	next := 64
 	if testing.Short() {
 		next = 6
@@ -192,7 +192,7 @@ func TestGPUGolden(t *testing.T) {
 
 // On two GPUs, those that have KV heads for both.
 func TestGPUsGolden(t *testing.T) {
-	gpu := gputest.OpenSome(t, 2)
+	gpu := devicetest.OpenSome(t, 2)
 	next := 64
 	if testing.Short() {
 		next = 4
@@ -334,7 +334,7 @@ func TestChatForever(t *testing.T) {
 // prompts, and tokens one by one, the third of which is of a recording. In mixed precision it says nearly the same of
 // a prompt.
 func TestGPUHalf(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	for _, m := range readGolden(t).Models {
 		if m.Name == "yarn" {
 			continue

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"gorgonia.org/tensor"
@@ -20,9 +20,9 @@ import (
 // chose in several calls.
 func TestGreedy(t *testing.T) { testGreedy(t, nil, 20, "") }
 
-func TestGPUGoldenGreedy(t *testing.T) { testGreedy(t, gputest.Open(t), 6, "llama3") }
+func TestGPUGoldenGreedy(t *testing.T) { testGreedy(t, devicetest.Open(t), 6, "llama3") }
 
-func TestGPUsGoldenGreedy(t *testing.T) { testGreedy(t, gputest.OpenSome(t, 2), 6, "mistral") }
+func TestGPUsGoldenGreedy(t *testing.T) { testGreedy(t, devicetest.OpenSome(t, 2), 6, "mistral") }
 
 // testGreedy has the model of a name, or all of them, write so many tokens.
 func testGreedy(t *testing.T, gpu *device.GPU, next int, name string) {

@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/rope"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
@@ -60,7 +60,7 @@ func someWeights(gpu *device.GPU, rng *rand.Rand, made map[string]*tensor.Dense)
 // Steps of one and two texts, which are single launches where the GPU has kernels for that, and of four: of both
 // the CPU says the same. The first step of a text is its prompt, the third and those behind it are of a recording.
 func TestGPUStep(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	rng := reftest.Rand(t)
 	for _, headDim := range []int{64, 128} {
 		for _, texts := range []int{1, 2, 4} {

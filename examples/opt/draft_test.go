@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -56,7 +56,7 @@ func TestDraft(t *testing.T) {
 
 // On a GPU, too, where the rows of a step are recorded.
 func TestGPUDraft(t *testing.T) {
-	gputest.Open(t)
+	devicetest.Open(t)
 	n := 60
 	if testing.Short() {
 		n = 5
@@ -69,7 +69,7 @@ func TestGPUDraft(t *testing.T) {
 
 // On two GPUs, which -stats tells of.
 func TestGPUsDraft(t *testing.T) {
-	gputest.OpenSome(t, 2)
+	devicetest.OpenSome(t, 2)
 	for _, drawn := range [][]string{nil, {"-temperature", "1", "-top-p", "0.95", "-seed", "5"}} {
 		args := append([]string{"-prompt", "The key of Mira", "-n", "3", "-chunk", "8", "-stats"}, drawn...)
 		_, want, _ := command(t, args...)

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 
 	"pgregory.net/rapid"
 )
@@ -100,7 +100,7 @@ func TestPerplexityWays(t *testing.T) {
 
 // On a GPU it is the same.
 func TestGPUPerplexity(t *testing.T) {
-	gputest.Open(t)
+	devicetest.Open(t)
 	text, cases := readPerplexities(t)
 	for _, c := range cases {
 		if c.Text == 0 || c.Text > 1000 {

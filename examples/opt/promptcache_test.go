@@ -12,14 +12,14 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 )
 
 // With a prompt cache texts are the same, and only what is not in it is read.
 func TestPromptCache(t *testing.T) { testPromptCache(t) }
 
 func TestGPUPromptCache(t *testing.T) {
-	gputest.Open(t)
+	devicetest.Open(t)
 	testPromptCache(t, "-device", "gpu")
 }
 

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/examples/opt/model"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -219,7 +219,7 @@ func TestSessionForksFull(t *testing.T) {
 
 // On a GPU a session writes what it writes on the CPU.
 func TestGPUSession(t *testing.T) {
-	gputest.Open(t)
+	devicetest.Open(t)
 	lines := []string{"Once", "", "/fork", " The", "/back", " The", "/undo", " A"}
 	want := newConversation(t, false, "-n", "3").play(lines...)
 	if got := newConversation(t, false, "-n", "3", "-device", "gpu").play(lines...); got != want {
@@ -230,7 +230,7 @@ func TestGPUSession(t *testing.T) {
 // On a GPU texts, and the probabilities of their tokens, are those of the CPU, whether
 // tokens are chosen there or here.
 func TestGPUTexts(t *testing.T) {
-	gputest.Open(t)
+	devicetest.Open(t)
 	for _, flags := range [][]string{nil, {"-logprobs", "2"}, {"-stop", "e"}, {"-temperature", "0.7", "-seed", "3"}, {"-temperature", "0.7", "-seed", "3", "-logprobs", "1"}} {
 		args := append([]string{"-prompt", "Once upon", "-n", "4"}, flags...)
 		want, got := jsonOf(t, args...).Texts[0], jsonOf(t, append(args, "-device", "gpu")...).Texts[0]

@@ -5,7 +5,7 @@ package gpu_test
 import (
 	"testing"
 
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
-func TestEmulatedCopies(t *testing.T) { testCopies(t, testgpu.Emulated(t, 3, 3), 60, 20<<10) }
+func TestEmulatedCopies(t *testing.T) { testCopies(t, enginetest.Emulated(t, 3, 3), 60, 20<<10) }

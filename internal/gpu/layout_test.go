@@ -6,7 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // Types have the numbers that kernels know them by, and package cuda launches the copies as their kernel is made.
@@ -15,7 +15,7 @@ func TestTypesAreTheKernels(t *testing.T) {
 		"types.cuh": {fmt.Sprintf("enum : int { F32 = %d, F16 = %d, BF16 = %d };", attn.Float32, attn.Float16, attn.BFloat16)},
 		"copies.cu": {"constexpr int COPIES_MOST = 8; constexpr int COPIES_THREADS = 256; constexpr int COPIES_BLOCK = 4096;"}, // putoff.go of package cuda
 	} {
-		testgpu.Says(t, file, lines...)
+		enginetest.Says(t, file, lines...)
 	}
 }
 
@@ -28,6 +28,6 @@ func TestStructs(t *testing.T) {
 		{"kernels/copies.cu", "Copies", cuda.Copies{}},
 		{"internal/cuda/fakedriver/testdata/driver.c", "copies", cuda.Copies{}},
 	} {
-		testgpu.SameStruct(t, c.file, c.name, c.here)
+		enginetest.SameStruct(t, c.file, c.name, c.here)
 	}
 }

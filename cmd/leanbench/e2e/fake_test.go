@@ -13,9 +13,9 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
-	"gorgonia.org/leanattention/cmd/leanbench/gpu/gputest"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // TestWhole: a prompt and steps in the middle of what follows it, by ours, by ours with another schedule and by transformers.
@@ -107,8 +107,8 @@ func TestWhole(t *testing.T) {
 // TestFakeE2E goes through the whole e2e command on a GPU, but for our decoder.
 func TestFakeE2E(t *testing.T) {
 	for how, capability := range map[string]int32{"opt": 90, "opt-differs": 80} {
-		lib := gputest.Driver(t, capability)
-		defer gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, gputest.PrepareModules)()
+		lib := enginetest.Stub(t, capability)
+		defer gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, enginetest.PrepareModules)()
 		defer func(f func(string) (*measure.Worker, error)) { startDecoderWorker = f }(startDecoderWorker)
 		defer func(f func(hf.Config, int) (optDecoder, error)) { openOPT = f }(openOPT)
 		var asked *measure.Worker

@@ -18,17 +18,17 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 
-	"gorgonia.org/leanattention/cmd/leanbench/gpu/gputest"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // fakeGPU has openDevice find a driver that needs no GPU, and whose kernels do
 // nothing. When the test ends nothing may be left in it.
 func fakeGPU(t *testing.T, capability int32) *fakedriver.Library {
 	t.Helper()
-	lib := gputest.Driver(t, capability)
-	t.Cleanup(UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, gputest.PrepareModules))
+	lib := enginetest.Stub(t, capability)
+	t.Cleanup(UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, enginetest.PrepareModules))
 	return lib
 }
 

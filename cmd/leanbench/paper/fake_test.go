@@ -20,19 +20,19 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/command"
 	"gorgonia.org/leanattention/cmd/leanbench/e2e"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
-	"gorgonia.org/leanattention/cmd/leanbench/gpu/gputest"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
 	"gorgonia.org/leanattention/cmd/leanbench/nvml"
 	"gorgonia.org/leanattention/cmd/leanbench/nvml/nvmltest"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // fakeGPU has the command find a GPU whose kernels do nothing, peers whose launches take a
 // millisecond, and an NVML whose counter moves.
 func fakeGPU(t *testing.T) *nvmltest.Library {
 	t.Helper()
-	lib, energy := gputest.Driver(t, 90), nvmltest.New(t, "Fake 0")
-	t.Cleanup(gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, gputest.PrepareModules))
+	lib, energy := enginetest.Stub(t, 90), nvmltest.New(t, "Fake 0")
+	t.Cleanup(gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, enginetest.PrepareModules))
 	t.Cleanup(gpu.UseWorker(func(string, ...string) (*measure.Worker, error) { return measure.Start(measuretest.Command(t, "gpu")) }))
 	t.Cleanup(gpu.UseNVML(func() (*nvml.Library, error) { return nvml.OpenFrom(energy.Path) }, 1, 450*time.Millisecond))
 	unchecked = true

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/nn"
 )
 
@@ -18,7 +18,7 @@ func TestVerify(t *testing.T) {
 	testVerify(t, Options{Linear: StockLinear})
 }
 
-func TestGPUVerify(t *testing.T) { testVerify(t, Options{Device: gputest.Open(t)}) }
+func TestGPUVerify(t *testing.T) { testVerify(t, Options{Device: devicetest.Open(t)}) }
 
 func testVerify(t *testing.T, o Options) {
 	rng := seeded(t)

@@ -8,14 +8,14 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 )
 
 // What goes on from a fork, or beside it, has the logits of its own text.
 func TestFork(t *testing.T) { testFork(t, Options{}) }
 
 func TestGPUFork(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	testFork(t, Options{Device: gpu})
 	if !testing.Short() {
 		testFork(t, Options{Device: gpu, Attention: Default})
@@ -109,7 +109,7 @@ func testFork(t *testing.T, o Options) {
 // takes the pages of what is its own.
 func TestShare(t *testing.T) { testShare(t, Options{}) }
 
-func TestGPUShare(t *testing.T) { testShare(t, Options{Device: gputest.Open(t)}) }
+func TestGPUShare(t *testing.T) { testShare(t, Options{Device: devicetest.Open(t)}) }
 
 func testShare(t *testing.T, o Options) {
 	rng := seeded(t)

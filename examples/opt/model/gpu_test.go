@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 
@@ -20,7 +20,7 @@ import (
 
 // The golden logits hold on a GPU, in float32 and within a bound in 16 bits. The
 // models whose heads have sizes that no kernel has are left out.
-func TestGPUGoldenLogits(t *testing.T) { testGPULogits(t, gputest.Open(t)) }
+func TestGPUGoldenLogits(t *testing.T) { testGPULogits(t, devicetest.Open(t)) }
 
 func testGPULogits(t *testing.T, gpu *device.GPU) {
 	for _, c := range readGolden(t).Logits {
@@ -56,7 +56,7 @@ func testGPULogits(t *testing.T, gpu *device.GPU) {
 
 // Greedy texts are the golden ones, alone and in a batch, by the logits and by
 // the tokens that the GPU chooses, in float32 and in float16.
-func TestGPUGoldenGreedy(t *testing.T) { testGPUGreedy(t, gputest.Open(t)) }
+func TestGPUGoldenGreedy(t *testing.T) { testGPUGreedy(t, devicetest.Open(t)) }
 
 func testGPUGreedy(t *testing.T, gpu *device.GPU) {
 	for _, kind := range []struct {
@@ -105,7 +105,7 @@ func testGPUGreedy(t *testing.T, gpu *device.GPU) {
 // The tokens of a model of OPT's architecture that is not OPT, in float32 and in float16:
 // of launches for each layer, and of a step in one launch, which takes 16-bit weights.
 func TestGPUGoldenTokens(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	for _, kind := range []tensor.Dtype{tensor.Float32, la.Float16} {
 		for _, chosen := range []bool{false, true} {
 			testTokens(t, kind, Options{Device: gpu, Cache: kind, Greedy: chosen})
@@ -137,7 +137,7 @@ func choose(t *testing.T, d *Decoder, prompts [][]int, n int) [][]int {
 // Batches of all sizes that there are kernels for have the CPU's logits, step after
 // step: some steps are recorded, some replayed.
 func TestGPUBatches(t *testing.T) {
-	gpu, w := gputest.Open(t), openModel(t, "../tiny", la.Float16)
+	gpu, w := devicetest.Open(t), openModel(t, "../tiny", la.Float16)
 	testGPUBatches(t, gpu, w, 2, 6, 16)
 	testGPUBatchesOf(t, gpu, w, true, 0.03, 17)
 }
@@ -193,7 +193,7 @@ func testGPUBatchesOf(t *testing.T, gpu *device.GPU, w *Weights, mixed bool, bou
 // Decoders come and go, sequences rest and are cut, and the GPU's memory is as
 // it was.
 func TestGPUDecoder(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	w := openModel(t, "../tiny", la.Float16)
 	used := func() int64 {
 		runtime.GC() // a step's schedule goes when it is garbage
@@ -244,7 +244,7 @@ func TestGPUDecoder(t *testing.T) {
 
 // Steps that nobody waits for give the golden texts too, in pieces of any size.
 func TestGPUContinue(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	testContinue(t, Options{Device: gpu})
 }
 
@@ -297,7 +297,7 @@ func testContinue(t *testing.T, o Options) {
 
 // Choices by chance: one temperature is greedy, the others depend on the seed
 // alone, whether the steps are waited for or not.
-func TestGPUChoices(t *testing.T) { testChoices(t, Options{Device: gputest.Open(t)}) }
+func TestGPUChoices(t *testing.T) { testChoices(t, Options{Device: devicetest.Open(t)}) }
 func TestChoices(t *testing.T)    { testChoices(t, Options{}) }
 
 func testChoices(t *testing.T, o Options) {

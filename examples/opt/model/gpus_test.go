@@ -12,7 +12,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/ranks"
 
@@ -46,7 +46,7 @@ func headedOf(t *testing.T, heads, inner int, tied bool) *Weights {
 func TestGPUsBatches(t *testing.T) {
 	for members := 2; members <= 4; members++ {
 		t.Run(fmt.Sprint(members), func(t *testing.T) {
-			gpu := gputest.OpenSome(t, members)
+			gpu := devicetest.OpenSome(t, members)
 			testGPUBatches(t, gpu, headed(t, members, true), 1, 5)
 			if members == 2 {
 				testGPUBatches(t, gpu, headed(t, 1, true), 1, 5)       // by context
@@ -60,14 +60,14 @@ func TestGPUsBatches(t *testing.T) {
 	}
 }
 
-func TestGPUsGoldenLogits(t *testing.T) { testGPULogits(t, gputest.OpenSome(t, 2)) }
-func TestGPUsGoldenGreedy(t *testing.T) { testGPUGreedy(t, gputest.OpenSome(t, 2)) }
-func TestGPUsContinue(t *testing.T)     { testContinue(t, Options{Device: gputest.OpenSome(t, 2)}) }
-func TestGPUsChoices(t *testing.T)      { testChoices(t, Options{Device: gputest.OpenSome(t, 2)}) }
-func TestGPUsVerify(t *testing.T)       { testVerify(t, Options{Device: gputest.OpenSome(t, 2)}) }
+func TestGPUsGoldenLogits(t *testing.T) { testGPULogits(t, devicetest.OpenSome(t, 2)) }
+func TestGPUsGoldenGreedy(t *testing.T) { testGPUGreedy(t, devicetest.OpenSome(t, 2)) }
+func TestGPUsContinue(t *testing.T)     { testContinue(t, Options{Device: devicetest.OpenSome(t, 2)}) }
+func TestGPUsChoices(t *testing.T)      { testChoices(t, Options{Device: devicetest.OpenSome(t, 2)}) }
+func TestGPUsVerify(t *testing.T)       { testVerify(t, Options{Device: devicetest.OpenSome(t, 2)}) }
 
 func TestGPUsForkAndSave(t *testing.T) {
-	gpu := gputest.OpenSome(t, 2)
+	gpu := devicetest.OpenSome(t, 2)
 	testFork(t, Options{Device: gpu})
 	testSaved(t, Options{Chunk: 8, Device: gpu}, Options{Chunk: 8})
 	testSaved(t, Options{Chunk: 8}, Options{Chunk: 8, Device: gpu})
@@ -84,7 +84,7 @@ func TestGPUsGoldenTexts(t *testing.T) {
 	}
 	for members := 2; members <= 4; members++ {
 		t.Run(fmt.Sprint(members), func(t *testing.T) {
-			gpu := gputest.OpenSome(t, members)
+			gpu := devicetest.OpenSome(t, members)
 			for _, shard := range shards {
 				for _, kind := range kinds {
 					w := openModel(t, "../tiny", kind)
@@ -107,7 +107,7 @@ func TestGPUsGoldenTexts(t *testing.T) {
 
 // The same bits come out again.
 func TestGPUsRepeat(t *testing.T) {
-	gpu := gputest.OpenSome(t, 3)
+	gpu := devicetest.OpenSome(t, 3)
 	w := headed(t, 3, true)
 	for _, shard := range []la.Shard{la.ShardHeads, la.ShardContext} {
 		testRepeat(t, gpu, w, shard)
@@ -140,16 +140,16 @@ func testRepeat(t *testing.T, gpu *device.GPU, w *Weights, shard la.Shard) {
 // Each GPU has its part of the weights, and of them alone; what does not fit on it is an error that names it.
 func TestGPUsMemory(t *testing.T) {
 	for _, tied := range []bool{false, true} {
-		t.Run(fmt.Sprintf("tied %v", tied), func(t *testing.T) { testGPUsMemory(t, gputest.OpenSome(t, 2), headed(t, 2, tied), tied) })
+		t.Run(fmt.Sprintf("tied %v", tied), func(t *testing.T) { testGPUsMemory(t, devicetest.OpenSome(t, 2), headed(t, 2, tied), tied) })
 	}
 	t.Run("evenly", func(t *testing.T) {
 		w := openModel(t, "../tiny", la.Float16)
 		if !evenly(&w.config, w.world, 2) {
 			t.Error("the model is not dealt out evenly")
 		}
-		testGPUsMemory(t, gputest.OpenSome(t, 2), w, w.config.TieWordEmbeddings)
+		testGPUsMemory(t, devicetest.OpenSome(t, 2), w, w.config.TieWordEmbeddings)
 	})
-	gpu := gputest.OpenSome(t, 2)
+	gpu := devicetest.OpenSome(t, 2)
 	err := checkFree(gpu, func(i int) (int64, string) { return int64(i) << 60, "it all" })
 	if !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), "it all on GPU 1 (Fake 1), which has") && !strings.Contains(err.Error(), "it all on GPU 1 (NVIDIA") {
 		t.Errorf("%v", err)

@@ -10,7 +10,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
-	"gorgonia.org/leanattention/internal/gputest"
+	"gorgonia.org/leanattention/internal/devicetest"
 
 	"gorgonia.org/tensor"
 )
@@ -20,7 +20,7 @@ import (
 func TestSaved(t *testing.T) { testSaved(t, Options{Chunk: 8}, Options{Chunk: 8}) }
 
 func TestGPUSaved(t *testing.T) {
-	gpu := gputest.Open(t)
+	gpu := devicetest.Open(t)
 	testSaved(t, Options{Chunk: 8, Device: gpu}, Options{Chunk: 8})
 	testSaved(t, Options{Chunk: 8}, Options{Chunk: 8, Device: gpu})
 }

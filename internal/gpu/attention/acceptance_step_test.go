@@ -11,7 +11,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -56,8 +56,8 @@ type numbers struct {
 func draw(rng *rand.Rand, d attn.DType, size float64) numbers {
 	n := numbers{stored: make([]byte, window*d.Size()), real: make([]float64, window)}
 	for i := range n.real {
-		testgpu.Put(n.stored, i, d, size*rng.NormFloat64())
-		n.real[i] = testgpu.Get(n.stored, i, d)
+		enginetest.Put(n.stored, i, d, size*rng.NormFloat64())
+		n.real[i] = enginetest.Get(n.stored, i, d)
 	}
 	return n
 }
@@ -157,9 +157,9 @@ func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
 		*x = gpu.Memory{Buffer: b, DType: s.kv, Len: length}
 	}
 	s.fill(t, 0xff)
-	q := testgpu.Poisoned(s.rows*s.Heads*s.Dim, s.kv)
+	q := enginetest.Poisoned(s.rows*s.Heads*s.Dim, s.kv)
 	width, size := s.KVHeads*s.Dim, s.kv.Size()
-	fresh := [2][]byte{testgpu.Poisoned(s.rows*width, s.kv), testgpu.Poisoned(s.rows*width, s.kv)}
+	fresh := [2][]byte{enginetest.Poisoned(s.rows*width, s.kv), enginetest.Poisoned(s.rows*width, s.kv)}
 	for _, seq := range s.seqs {
 		for i := range seq.Queries {
 			row := seq.Row + i
@@ -274,7 +274,7 @@ func (r *setup) run(t testing.TB, seqs []attn.Sequence) (out, lse []byte) {
 	}
 	noError(t, r.plan.Run(r.m.Stream, &Operands{Q: r.q, Out: r.o, LSE: r.lse, K: r.k, V: r.v}))
 	r.m.Settle(t)
-	return testgpu.Read(t, &r.o), testgpu.Read(t, &r.lse)
+	return enginetest.Read(t, &r.o), enginetest.Read(t, &r.lse)
 }
 
 // sampled is a row in a head that is checked.
@@ -354,10 +354,10 @@ func (r *setup) check(t testing.TB, rng *rand.Rand, out, lse []byte) {
 	samples := r.samples(rng)
 	ref := r.reference(samples)
 	at := func(i int) int { return (r.seqs[samples[i].seq].Row+samples[i].pos)*r.Heads + samples[i].head }
-	if err := ref.CompareO(func(i, _, _, c int) float64 { return testgpu.Get(out, at(i)*r.Dim+c, r.kv) }); err != nil {
+	if err := ref.CompareO(func(i, _, _, c int) float64 { return enginetest.Get(out, at(i)*r.Dim+c, r.kv) }); err != nil {
 		t.Errorf("output: %v", err)
 	}
-	if err := ref.CompareLSE(func(i, _, _ int) float64 { return testgpu.Get(lse, at(i), attn.Float32) }); err != nil {
+	if err := ref.CompareLSE(func(i, _, _ int) float64 { return enginetest.Get(lse, at(i), attn.Float32) }); err != nil {
 		t.Errorf("log-sum-exp: %v", err)
 	}
 	sees := make([]bool, r.rows)
@@ -367,12 +367,12 @@ func (r *setup) check(t testing.TB, rng *rand.Rand, out, lse []byte) {
 		}
 	}
 	for i := range r.rows * r.Heads {
-		l := testgpu.Get(lse, i, attn.Float32)
+		l := enginetest.Get(lse, i, attn.Float32)
 		if math.IsInf(l, -1) == sees[i/r.Heads] || math.IsNaN(l) || math.IsInf(l, 1) {
 			t.Fatalf("row %d, head %d: log-sum-exp %v", i/r.Heads, i%r.Heads, l)
 		}
 		for c := range r.Dim {
-			if x := testgpu.Get(out, i*r.Dim+c, r.kv); math.IsNaN(x-x) || !sees[i/r.Heads] && x != 0 {
+			if x := enginetest.Get(out, i*r.Dim+c, r.kv); math.IsNaN(x-x) || !sees[i/r.Heads] && x != 0 {
 				t.Fatalf("row %d, head %d: output %v", i/r.Heads, i%r.Heads, x)
 			}
 		}

@@ -10,7 +10,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -344,7 +344,7 @@ func testPackedTrial(t *testing.T, m *machine, rng *rand.Rand, r trial) {
 	out, lse := s.run(t, s.seqs)
 	s.check(t, rng, out, lse)
 	size := r.kv.Size()
-	q, k, v := testgpu.Read(t, &s.q), testgpu.Read(t, &s.k), testgpu.Read(t, &s.v)
+	q, k, v := enginetest.Read(t, &s.q), enginetest.Read(t, &s.k), enginetest.Read(t, &s.v)
 	wide, narrow := r.Heads*r.Dim*size, r.KVHeads*r.Dim*size
 	width := wide + 2*narrow
 	rows := max(s.rows, len(s.owner))

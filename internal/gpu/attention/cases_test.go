@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -20,7 +20,7 @@ func testRandom(t *testing.T, m *machine, n int, o options) {
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
 	for i := range n {
 		o.kv, o.dense, o.shape = types[i%3], rng.IntN(3) == 0, nil
-		in := testgpu.Pick(rng, reftest.AllInputs...)
+		in := enginetest.Pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, o)
 		p.randomSchedule()
 		p.geometry.Unfused = p.geometry.Unfused && !o.scored
@@ -40,8 +40,8 @@ func testRandom(t *testing.T, m *machine, n int, o options) {
 func (p *problem) randomSchedule() {
 	g := &p.geometry
 	g.Policy = lean.Policy{Kind: lean.Kind(p.rng.IntN(3)), Splits: 1 + p.rng.IntN(7)}
-	g.TileTokens = testgpu.Pick(p.rng, 0, 0, 1, 32, 33, 64, 100, 128, 512)
-	g.Workers = testgpu.Pick(p.rng, 0, 0, 0, 1, 2, 7, 1000)
+	g.TileTokens = enginetest.Pick(p.rng, 0, 0, 1, 32, 33, 64, 100, 128, 512)
+	g.Workers = enginetest.Pick(p.rng, 0, 0, 0, 1, 2, 7, 1000)
 	g.Unfused = p.rng.IntN(6) == 0
 }
 
@@ -72,12 +72,12 @@ func testPages(t *testing.T, m *machine, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for i, page := range []int{1, 2, 3, 4, 8, 16, 16, 16, 16, 32, 48, 64, 64, 64, 64, 128, 512} {
-		dim, heads := testgpu.Pick(rng, 64, 128), testgpu.Pick(rng, 4, 8, 12)
+		dim, heads := enginetest.Pick(rng, 64, 128), enginetest.Pick(rng, 4, 8, 12)
 		if page == 16 || page == 64 { // the kernels for pages, each once
-			dim, heads = []int{64, 128}[i/2%2], testgpu.Pick(rng, 4, 8)
+			dim, heads = []int{64, 128}[i/2%2], enginetest.Pick(rng, 4, 8)
 		}
 		shape := reftest.Shape{Heads: heads, KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Mask: attn.Mask{Causal: true}}
-		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], page: page})
+		p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], page: page})
 		for _, workers := range []int{0, 1, 3} {
 			p.geometry.Workers = workers
 			m.Poison(t, &p.o)
@@ -101,17 +101,17 @@ func testScores(t *testing.T, m *machine, n int, o options) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for i, page := range []int{1, 3, 16, 16, 16, 16, 48, 64, 128} {
-		dim, window := []int{64, 128}[i%2], testgpu.Pick(rng, 1, 16, 63, 64, 65, 200)
-		shape := reftest.Shape{Heads: testgpu.Pick(rng, 2, 8, 12), KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 5, 30}, Keys: []int{o.longest + rng.IntN(100), 60 + rng.IntN(9), o.longest/2 + rng.IntN(100), 40}, Mask: attn.Mask{Causal: i%3 != 0, Window: window}}
+		dim, window := []int{64, 128}[i%2], enginetest.Pick(rng, 1, 16, 63, 64, 65, 200)
+		shape := reftest.Shape{Heads: enginetest.Pick(rng, 2, 8, 12), KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 5, 30}, Keys: []int{o.longest + rng.IntN(100), 60 + rng.IntN(9), o.longest/2 + rng.IntN(100), 40}, Mask: attn.Mask{Causal: i%3 != 0, Window: window}}
 		if rng.IntN(3) > 0 {
 			shape = reftest.RandomSinks(rng, shape)
 		}
 		if i%2 == 1 {
-			shape.SinkTokens = testgpu.Pick(rng, 1, 4, 16, 17, 63, 64, 65, 130)
+			shape.SinkTokens = enginetest.Pick(rng, 1, 4, 16, 17, 63, 64, 65, 130)
 		}
-		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2], page: page})
-		p.geometry.Workers = testgpu.Pick(rng, 0, 1, 3)
-		p.geometry.Policy = testgpu.Pick(rng, lean.Policy{}, lean.Policy{}, lean.Policy{Kind: lean.FixedSplit, Splits: 3}, lean.Policy{Kind: lean.PerHead})
+		p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2], page: page})
+		p.geometry.Workers = enginetest.Pick(rng, 0, 1, 3)
+		p.geometry.Policy = enginetest.Pick(rng, lean.Policy{}, lean.Policy{}, lean.Policy{Kind: lean.FixedSplit, Splits: 3}, lean.Policy{Kind: lean.PerHead})
 		m.run(t, plan, p)
 		p.check(t)
 		if t.Failed() {
@@ -128,14 +128,14 @@ func testTrees(t *testing.T, m *machine, n int, o options) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for i := range n {
-		s := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 2), Dim: testgpu.Pick(rng, headDims...)}
-		s.Heads, s.ValueDim = s.KVHeads*testgpu.Pick(rng, 1, 2, 4, 5, 8, 17), s.Dim
-		for range testgpu.Pick(rng, 1, 2, 3) {
-			queries := testgpu.Pick(rng, 1, 2, 3, 7, 16, 1+rng.IntN(attn.MaxTree), attn.MaxTree)
+		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, headDims...)}
+		s.Heads, s.ValueDim = s.KVHeads*enginetest.Pick(rng, 1, 2, 4, 5, 8, 17), s.Dim
+		for range enginetest.Pick(rng, 1, 2, 3) {
+			queries := enginetest.Pick(rng, 1, 2, 3, 7, 16, 1+rng.IntN(attn.MaxTree), attn.MaxTree)
 			if s.Heads*s.Dim*queries > o.work {
 				queries = 1 + rng.IntN(3)
 			}
-			s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+testgpu.Pick(rng, 0, 1, 15, 62, 64, rng.IntN(o.longest)))
+			s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+enginetest.Pick(rng, 0, 1, 15, 62, 64, rng.IntN(o.longest)))
 		}
 		if s = reftest.RandomTrees(rng, s); rng.IntN(4) == 0 {
 			s.SoftCap = 2
@@ -144,7 +144,7 @@ func testTrees(t *testing.T, m *machine, n int, o options) {
 			s = reftest.RandomBias(rng, s, slices.Max(s.Keys)+1)
 		}
 		o.shape, o.kv, o.dense = &s, gpu.Types[i%len(gpu.Types)], rng.IntN(3) == 0
-		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.AllInputs...), o)
+		p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.AllInputs...), o)
 		p.randomSchedule()
 		p.geometry.Unfused = false
 		m.run(t, plan, p)
@@ -166,7 +166,7 @@ func testTrees(t *testing.T, m *machine, n int, o options) {
 				}
 			}
 			m.run(t, plan, p)
-			bits[j] = append(testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)...)
+			bits[j] = append(enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)...)
 			if j == 1 {
 				generation = plan.Generation()
 			}
@@ -207,9 +207,9 @@ func testRepeats(t *testing.T, m *machine, n, work, longest int) {
 			}
 			m.run(t, plan, p)
 			if i == 0 {
-				out, lse = testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)
+				out, lse = enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)
 				p.check(t)
-			} else if !bytes.Equal(out, testgpu.Read(t, &p.o)) || !bytes.Equal(lse, testgpu.Read(t, &p.lse)) {
+			} else if !bytes.Equal(out, enginetest.Read(t, &p.o)) || !bytes.Equal(lse, enginetest.Read(t, &p.lse)) {
 				t.Fatalf("%v: run %d differs", p, i)
 			}
 		}
@@ -235,10 +235,10 @@ func testAppend(t *testing.T, m *machine) {
 		width := heads * g.Dim
 		var new [2][]byte
 		for j := range new {
-			new[j] = testgpu.Poisoned(p.rows*width, newType)
+			new[j] = enginetest.Poisoned(p.rows*width, newType)
 			for _, s := range p.seqs {
 				for r := s.Row * width; r < (s.Row+s.Queries)*width; r++ {
-					testgpu.Put(new[j], r, newType, rng.NormFloat64())
+					enginetest.Put(new[j], r, newType, rng.NormFloat64())
 				}
 			}
 		}
@@ -255,7 +255,7 @@ func testAppend(t *testing.T, m *machine) {
 			noError(t, plan.AppendRows(m.Stream, p.k, p.v, newK, newV, heads))
 		}
 		m.Settle(t)
-		for j, got := range [][]byte{testgpu.Read(t, &p.k), testgpu.Read(t, &p.v)} {
+		for j, got := range [][]byte{enginetest.Read(t, &p.k), enginetest.Read(t, &p.v)} {
 			want := p.pool[j]
 			for _, s := range p.seqs {
 				for token := range s.Queries {
@@ -263,7 +263,7 @@ func testAppend(t *testing.T, m *machine) {
 					for h := range g.KVHeads {
 						for c := range g.Dim {
 							to := int(s.Pages[key/g.PageTokens])*g.Key.Page + h*g.Key.Head + key%g.PageTokens*g.Dim + c
-							testgpu.Put(want, to, kv, testgpu.Get(new[j], (s.Row+token)*width+h*g.Dim+c, newType))
+							enginetest.Put(want, to, kv, enginetest.Get(new[j], (s.Row+token)*width+h*g.Dim+c, newType))
 						}
 					}
 				}
@@ -324,7 +324,7 @@ func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
 						m.Poison(t, &p.lse)
 						m.run(t, plan, p)
 						p.check(t)
-						out := testgpu.Read(t, &p.o)
+						out := enginetest.Read(t, &p.o)
 						if t.Failed() || first != nil && !bytes.Equal(first, out) {
 							t.Fatalf("%v: %+v, %d workers", p, policy, workers)
 						}
@@ -353,8 +353,8 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 		shape := reftest.Shape{KVHeads: 1 + rng.IntN(4), Dim: 64, ValueDim: 64, Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
 		shape.Heads = shape.KVHeads
 		for range 1 + rng.IntN(4) {
-			shape.Queries = append(shape.Queries, testgpu.Pick(rng, 0, 1, 1, 1))
-			shape.Keys = append(shape.Keys, testgpu.Pick(rng, 0, 1, 63, 64, 65, 255, 256, 257, 319, 513, 1025, rng.IntN(longest)))
+			shape.Queries = append(shape.Queries, enginetest.Pick(rng, 0, 1, 1, 1))
+			shape.Keys = append(shape.Keys, enginetest.Pick(rng, 0, 1, 63, 64, 65, 255, 256, 257, 319, 513, 1025, rng.IntN(longest)))
 		}
 		shape.Queries[0] = 1
 		long := rng.IntN(4) == 0 // one of many, whose output tiles are less than an even share and stay whole
@@ -362,9 +362,9 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 			short := func() int { return 1 + rng.IntN(64) }
 			shape.Heads, shape.KVHeads, shape.Queries, shape.Keys = 4, 4, []int{1, 1, 1, 1}, []int{500 + rng.IntN(1000), short(), short(), short()}
 		}
-		o := options{shape: &shape, kv: testgpu.Pick(rng, gpu.Halves...), dense: rng.IntN(4) == 0, page: testgpu.Pick(rng, 0, 16, 48, 64, 512)}
-		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), o)
-		p.geometry.Workers = testgpu.Pick(rng, 0, 0, 1, 2, 3)
+		o := options{shape: &shape, kv: enginetest.Pick(rng, gpu.Halves...), dense: rng.IntN(4) == 0, page: enginetest.Pick(rng, 0, 16, 48, 64, 512)}
+		p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.Normal, reftest.Peaked), o)
+		p.geometry.Workers = enginetest.Pick(rng, 0, 0, 1, 2, 3)
 		if long {
 			p.geometry.Workers = 2 + rng.IntN(2)
 		}
@@ -374,7 +374,7 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 			m.Poison(t, &p.lse)
 			m.run(t, plan, p)
 			p.check(t)
-			out := testgpu.Read(t, &p.o)
+			out := enginetest.Read(t, &p.o)
 			if k := plan.look.kernel; t.Failed() || !k.row || first != nil && !bytes.Equal(first, out) {
 				t.Fatalf("%v by %v", p, k.entries)
 			}
@@ -431,9 +431,9 @@ func testLargeQueries(t *testing.T, m *machine) {
 				}
 				p = m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
 			}
-			q := testgpu.Read(t, &p.q)
+			q := enginetest.Read(t, &p.q)
 			for i := range p.q.Len {
-				testgpu.Put(q, i, attn.Float32, testgpu.Get(q, i, attn.Float32)*by)
+				enginetest.Put(q, i, attn.Float32, enginetest.Get(q, i, attn.Float32)*by)
 			}
 			noError(t, p.q.Buffer.Upload(p.q.Offset, q))
 			p.geometry.Scale /= by
@@ -457,14 +457,14 @@ func testNeighbours(t *testing.T, m *machine) {
 		p.geometry.Workers = 2 // a thread block has several heads of several sequences
 		m.run(t, plan, p)
 		p.check(t)
-		together := testgpu.Read(t, &p.o)
+		together := enginetest.Read(t, &p.o)
 		all := p.seqs
 		for _, s := range all {
 			p.seqs = []attn.Sequence{s}
 			m.run(t, plan, p)
 			width := p.Heads * p.Dim * p.out.Size()
 			rows := func(x []byte) []byte { return x[s.Row*width : (s.Row+s.Queries)*width] }
-			if !bytes.Equal(rows(testgpu.Read(t, &p.o)), rows(together)) {
+			if !bytes.Equal(rows(enginetest.Read(t, &p.o)), rows(together)) {
 				t.Errorf("%v: the sequence at row %d has other bits alone", p, s.Row)
 			}
 		}

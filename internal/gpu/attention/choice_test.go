@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"pgregory.net/rapid"
@@ -15,26 +15,26 @@ import (
 
 // mixedShape draws a step of chunks and single tokens, or of one kind of them alone.
 func mixedShape(rng *rand.Rand, longest int) reftest.Shape {
-	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
+	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
 	s.ValueDim = s.Dim
-	group := testgpu.Pick(rng, 1, 1, 2, 4, 8)
+	group := enginetest.Pick(rng, 1, 1, 2, 4, 8)
 	s.Heads = s.KVHeads * group
 	chunks, singles := rng.IntN(3), rng.IntN(7)
 	if chunks+singles == 0 {
 		chunks, singles = 1, 1
 	}
 	for range chunks {
-		s.Queries = append(s.Queries, attn.Ceil(testgpu.Pick(rng, 17, 64, 65, 128, 129, 193, 200), group))
+		s.Queries = append(s.Queries, attn.Ceil(enginetest.Pick(rng, 17, 64, 65, 128, 129, 193, 200), group))
 	}
 	for range singles {
-		s.Queries = append(s.Queries, testgpu.Pick(rng, 1, 1, 1, 1, 2, 5))
+		s.Queries = append(s.Queries, enginetest.Pick(rng, 1, 1, 1, 1, 2, 5))
 	}
 	for range rng.IntN(3) {
 		s.Queries = append(s.Queries, 0)
 	}
 	rng.Shuffle(len(s.Queries), func(i, j int) { s.Queries[i], s.Queries[j] = s.Queries[j], s.Queries[i] })
 	for _, q := range s.Queries {
-		s.Keys = append(s.Keys, testgpu.Pick(rng, q, q, q+rng.IntN(longest), q+rng.IntN(longest), rng.IntN(longest), 0))
+		s.Keys = append(s.Keys, enginetest.Pick(rng, q, q, q+rng.IntN(longest), q+rng.IntN(longest), rng.IntN(longest), 0))
 	}
 	return s
 }
@@ -49,9 +49,9 @@ func testMixed(t *testing.T, m *machine, n, longest int) {
 	for i := range reftest.AtLeast(n, func() bool { return !beside || kinds[false] > 0 && kinds[true] > 0 }) {
 		m.engine.Eager = i%4 > 0
 		shape := mixedShape(rng, longest)
-		in := testgpu.Pick(rng, reftest.AllInputs...)
-		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
-		p.geometry.QueryType = testgpu.Pick(rng, attn.Float32, p.query)
+		in := enginetest.Pick(rng, reftest.AllInputs...)
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: enginetest.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
+		p.geometry.QueryType = enginetest.Pick(rng, attn.Float32, p.query)
 		m.run(t, plan, p)
 		queries := slices.DeleteFunc(slices.Clone(shape.Queries), func(q int) bool { return q == 0 })
 		slices.Sort(queries)
@@ -61,13 +61,13 @@ func testMixed(t *testing.T, m *machine, n, longest int) {
 		}
 		kinds[plan.look.both]++
 		p.check(t)
-		out, lse := testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)
+		out, lse := enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)
 		plan.spoil(t)
 		m.Poison(t, &p.o)
 		m.Poison(t, &p.lse)
 		noError(t, plan.Run(m.Stream, p.operands()))
 		m.Settle(t)
-		if !bytes.Equal(testgpu.Read(t, &p.o), out) || !bytes.Equal(testgpu.Read(t, &p.lse), lse) {
+		if !bytes.Equal(enginetest.Read(t, &p.o), out) || !bytes.Equal(enginetest.Read(t, &p.lse), lse) {
 			t.Error("the second run has other bits")
 		}
 		if t.Failed() {

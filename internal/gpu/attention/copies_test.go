@@ -5,12 +5,12 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 func TestGPUCopiesBefore(t *testing.T) {
-	testCopiesBefore(t, realGPU(t), testgpu.OrShort(300, 30), options{work: 1e6, longest: 3000})
+	testCopiesBefore(t, realGPU(t), enginetest.OrShort(300, 30), options{work: 1e6, longest: 3000})
 }
 
 // testCopiesBefore: a plan that comes up together with something else is there when
@@ -22,8 +22,8 @@ func testCopiesBefore(t *testing.T, m *machine, n int, o options) {
 	noError(t, err)
 	plan := m.engine.NewPlan()
 	for i := range n {
-		o.kv, o.dense = testgpu.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32), rng.IntN(3) == 0
-		in := testgpu.Pick(rng, reftest.AllInputs...)
+		o.kv, o.dense = enginetest.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32), rng.IntN(3) == 0
+		in := enginetest.Pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, o)
 		p.randomSchedule()
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))

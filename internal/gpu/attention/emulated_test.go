@@ -9,7 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -17,7 +17,7 @@ func emulatedGPU(t testing.TB, sms int) *machine { return emulatedCrowd(t, sms, 
 
 // emulatedDriver is emulatedGPU and its driver, whose calls can fail.
 func emulatedDriver(t testing.TB, sms int) (*machine, *fakedriver.Library) {
-	all, lib := testgpu.EmulatedGroup(t, 1, sms, sms)
+	all, lib := enginetest.EmulatedGroup(t, 1, sms, sms)
 	m := machineOf(t, all[0])
 	m.engine.Eager = true
 	return m, lib
@@ -25,7 +25,7 @@ func emulatedDriver(t testing.TB, sms int) (*machine, *fakedriver.Library) {
 
 // emulatedCrowd is one where somebody else has some multiprocessors.
 func emulatedCrowd(t testing.TB, sms, free int) *machine {
-	m := machineOf(t, testgpu.Emulated(t, sms, free))
+	m := machineOf(t, enginetest.Emulated(t, sms, free))
 	m.engine.Eager = true
 	return m
 }

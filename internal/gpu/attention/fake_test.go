@@ -8,7 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -35,7 +35,7 @@ func TestFakeChunkPages(t *testing.T) {
 // Output tiles of more than eight rows have a kernel of their own, where there is one, and so
 // have keys in pages of which a chunk is a power of two, or a part of one.
 func TestFakeManyRows(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		if reftest.RaceEnabled && f.Capability != 90 {
 			continue // one goroutine, as on the GPU that has all of the kernels
 		}

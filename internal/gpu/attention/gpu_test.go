@@ -10,15 +10,15 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	cpuattention "gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/kernels"
 )
 
-func realGPU(t testing.TB) *machine { return machineOf(t, testgpu.Real(t)) }
+func realGPU(t testing.TB) *machine { return machineOf(t, enginetest.Real(t)) }
 
-func machineOf(t testing.TB, d *testgpu.Device) *machine {
+func machineOf(t testing.TB, d *enginetest.Device) *machine {
 	t.Helper()
 	e, err := New(d.Dev)
 	if errors.Is(err, kernels.ErrNoImage) {
@@ -29,13 +29,13 @@ func machineOf(t testing.TB, d *testgpu.Device) *machine {
 }
 
 func TestGPUScores(t *testing.T) {
-	testScores(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
+	testScores(t, realGPU(t), enginetest.OrShort(300, 30), options{work: enginetest.OrShort(3e7, 2e6), longest: enginetest.OrShort(8000, 2000)})
 }
 
-func TestGPUParts(t *testing.T) { testParts(t, realGPU(t), testgpu.OrShort(300, 30)) }
+func TestGPUParts(t *testing.T) { testParts(t, realGPU(t), enginetest.OrShort(300, 30)) }
 
 func TestGPUInvariant(t *testing.T) {
-	testInvariant(t, realGPU(t), testgpu.OrShort(200, 20), testgpu.OrShort(9000, 2000))
+	testInvariant(t, realGPU(t), enginetest.OrShort(200, 20), enginetest.OrShort(9000, 2000))
 }
 
 func TestGPUInvariantBatches(t *testing.T) {
@@ -47,25 +47,25 @@ func TestGPUInvariantGraph(t *testing.T) {
 }
 
 func TestGPUTrees(t *testing.T) {
-	testTrees(t, realGPU(t), testgpu.OrShort(300, 30), options{work: testgpu.OrShort(3e5, 5e4), longest: testgpu.OrShort(8000, 2000)})
+	testTrees(t, realGPU(t), enginetest.OrShort(300, 30), options{work: enginetest.OrShort(3e5, 5e4), longest: enginetest.OrShort(8000, 2000)})
 }
 
 func TestGPURandom(t *testing.T) {
-	testRandom(t, realGPU(t), testgpu.OrShort(150, 24), options{work: testgpu.OrShort(3e7, 2e6), longest: testgpu.OrShort(8000, 2000)})
+	testRandom(t, realGPU(t), enginetest.OrShort(150, 24), options{work: enginetest.OrShort(3e7, 2e6), longest: enginetest.OrShort(8000, 2000)})
 }
 
 func TestGPUShort(t *testing.T) {
-	testRandom(t, realGPU(t), testgpu.OrShort(600, 60), options{work: testgpu.OrShort(2e6, 2e5), longest: 300})
+	testRandom(t, realGPU(t), enginetest.OrShort(600, 60), options{work: enginetest.OrShort(2e6, 2e5), longest: 300})
 }
 
 func TestGPUPrefill(t *testing.T) {
 	m := realGPU(t)
-	testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500), false)
-	testPrefillPrecision(t, m, testgpu.OrShort(16384, 2000))
+	testPrefill(t, m, takeMany, enginetest.OrShort(300, 20), enginetest.OrShort(3000, 500), false)
+	testPrefillPrecision(t, m, enginetest.OrShort(16384, 2000))
 }
 
 func TestGPUPrefillScores(t *testing.T) {
-	testPrefill(t, realGPU(t), takeMany, testgpu.OrShort(400, 40), testgpu.OrShort(3000, 500), true)
+	testPrefill(t, realGPU(t), takeMany, enginetest.OrShort(400, 40), enginetest.OrShort(3000, 500), true)
 }
 
 func TestGPUMixed(t *testing.T) {
@@ -73,16 +73,16 @@ func TestGPUMixed(t *testing.T) {
 	if !m.runsBeside() {
 		t.Skip("no kernels here run beside each other")
 	}
-	testMixed(t, m, testgpu.OrShort(200, 20), testgpu.OrShort(3000, 500))
+	testMixed(t, m, enginetest.OrShort(200, 20), enginetest.OrShort(3000, 500))
 	for _, scored := range []bool{false, true} {
-		testPrefill(t, m, takeBoth, testgpu.OrShort(100, 20), testgpu.OrShort(3000, 500), scored)
+		testPrefill(t, m, takeBoth, enginetest.OrShort(100, 20), enginetest.OrShort(3000, 500), scored)
 	}
-	testPrefillInstead(t, m, takeBoth, testgpu.OrShort(1000, 3), testgpu.OrShort(3000, 500))
+	testPrefillInstead(t, m, takeBoth, enginetest.OrShort(1000, 3), enginetest.OrShort(3000, 500))
 }
 
 func TestGPUPrefillInstead(t *testing.T) {
 	m := realGPU(t)
-	testPrefillInstead(t, m, takeMany, 1000, testgpu.OrShort(3000, 500))
+	testPrefillInstead(t, m, takeMany, 1000, enginetest.OrShort(3000, 500))
 }
 
 func TestGPUSchedules(t *testing.T) { testSchedules(t, realGPU(t), 3000) }
@@ -96,7 +96,7 @@ func TestGPULargeQueries(t *testing.T) { testLargeQueries(t, realGPU(t)) }
 func TestGPUManyTiles(t *testing.T) { testManyTiles(t, realGPU(t)) }
 
 func TestGPUManyRows(t *testing.T) {
-	testManyRows(t, realGPU(t), testgpu.OrShort(20000, 3000), manyRows...)
+	testManyRows(t, realGPU(t), enginetest.OrShort(20000, 3000), manyRows...)
 }
 
 func TestGPURow(t *testing.T) {
@@ -104,7 +104,7 @@ func TestGPURow(t *testing.T) {
 	if !m.engine.hasEpilogue() {
 		t.Skip("kernels for rows are those of 9.0")
 	}
-	testRow(t, m, testgpu.OrShort(60, 10), 60000)
+	testRow(t, m, enginetest.OrShort(60, 10), 60000)
 }
 
 func TestGPUNeighbours(t *testing.T) { testNeighbours(t, realGPU(t)) }
@@ -112,7 +112,7 @@ func TestGPUNeighbours(t *testing.T) { testNeighbours(t, realGPU(t)) }
 func TestGPUAppend(t *testing.T) { testAppend(t, realGPU(t)) }
 
 func TestGPUGraph(t *testing.T) {
-	testGraph(t, realGPU(t), testgpu.OrShort(20, 4), 0, testgpu.OrShort(4000, 600), 4)
+	testGraph(t, realGPU(t), enginetest.OrShort(20, 4), 0, enginetest.OrShort(4000, 600), 4)
 }
 
 func TestGPURuns(t *testing.T) { testRuns(t, realGPU(t), 20000) }
@@ -126,7 +126,7 @@ func TestGPUStreams(t *testing.T) {
 	testStreams(t, m, 2, 20, options{kv: attn.Float16, work: 1e7, longest: 2000})
 	for range 2 {
 		shape := reftest.Shape{Heads: 12, KVHeads: 4, Dim: 128, ValueDim: 128, Queries: []int{1, 1}, Keys: []int{5000, 9000}, Mask: attn.Mask{Causal: true}}
-		testStreams(t, m, 6, testgpu.OrShort(300, 30), options{shape: &shape, kv: attn.Float16})
+		testStreams(t, m, 6, enginetest.OrShort(300, 30), options{shape: &shape, kv: attn.Float16})
 	}
 }
 
@@ -138,7 +138,7 @@ func TestGPULong(t *testing.T) {
 	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 		for _, dim := range headDims {
 			shape := reftest.Shape{Heads: 4, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{1, 2}, Keys: []int{40000 + rng.IntN(100), 17000 + rng.IntN(100)}, Mask: attn.Mask{Causal: true}}
-			p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: kv, dense: rng.IntN(2) == 0})
+			p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.Normal, reftest.Peaked), options{shape: &shape, kv: kv, dense: rng.IntN(2) == 0})
 			m.run(t, plan, p)
 			p.check(t)
 			p.close(t)
@@ -162,16 +162,16 @@ func TestGPUAgainstCPU(t *testing.T) {
 		var c cpuattention.Plan
 		noError(t, c.Build(p.geometry, p.seqs))
 		floats := func(x gpu.Memory) []float32 {
-			b := testgpu.Read(t, &x)
+			b := enginetest.Read(t, &x)
 			f := make([]float32, x.Len)
 			for i := range f {
-				f[i] = float32(testgpu.Get(b, i, attn.Float32))
+				f[i] = float32(enginetest.Get(b, i, attn.Float32))
 			}
 			return f
 		}
 		k, v := floats(p.k), floats(p.v)
 		buffer := func(x []float32) cpu.Buffer {
-			return cpu.Buffer{DType: attn.Float32, Ptr: testgpu.PointerOf(x), Len: len(x)}
+			return cpu.Buffer{DType: attn.Float32, Ptr: enginetest.PointerOf(x), Len: len(x)}
 		}
 		o := cpuattention.Operands[float32]{Q: floats(p.q), Out: make([]float32, p.o.Len), LSE: make([]float32, p.lse.Len), K: buffer(k), V: buffer(v)}
 		noError(t, cpuattention.Run(cpu.Default(), &c, &o))
@@ -265,14 +265,14 @@ func BenchmarkGPUBuild(b *testing.B) { benchmarkBuild(b, realGPU(b)) }
 func TestGPUCutPrefixes(t *testing.T) {
 	m := realGPU(t)
 	m.engine.Eager = true
-	testCutPrefixes(t, m, testgpu.OrShort(60, 10))
+	testCutPrefixes(t, m, enginetest.OrShort(60, 10))
 }
 
 func TestGPUPrefixes(t *testing.T) {
 	m := realGPU(t)
 	m.engine.Eager = true
-	testPrefixes(t, m, testgpu.OrShort(200, 40), 3000, true)
-	testPrefixWindows(t, m, testgpu.OrShort(60, 10), 2000)
+	testPrefixes(t, m, enginetest.OrShort(200, 40), 3000, true)
+	testPrefixWindows(t, m, enginetest.OrShort(60, 10), 2000)
 	testPrefixesRecorded(t, m, 6, 2000, false)
 	testPrefixesRecorded(t, m, 6, 2000, true)
 }

@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -28,7 +28,7 @@ func (p *problem) chunked(chunks []chunk) (seqs []attn.Sequence) {
 
 // randomChunks cuts some of the sequences' queries, and deals the chunks out to some steps.
 func (p *problem) randomChunks() (steps [][]chunk) {
-	size := testgpu.Pick(p.rng, 1, 2, 3, 4, 7, 64)
+	size := enginetest.Pick(p.rng, 1, 2, 3, 4, 7, 64)
 	steps = make([][]chunk, 1+p.rng.IntN(3))
 	for _, i := range p.rng.Perm(len(p.Queries)) {
 		for from := max(p.Queries[i]-p.Keys[i], 0); from < p.Queries[i]; from += size {
@@ -43,7 +43,7 @@ func (p *problem) randomChunks() (steps [][]chunk) {
 type results struct{ out, lse []byte }
 
 func (p *problem) results(t testing.TB) results {
-	return results{testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)}
+	return results{enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)}
 }
 
 // row has the bits of a row in all heads.
@@ -83,19 +83,19 @@ func testInvariant(t *testing.T, m *machine, n, longest int) {
 	plan := m.engine.NewPlan()
 	differ := 0
 	for i := range reftest.AtLeast(n, func() bool { return differ > 0 }) {
-		s := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: true}}
-		s.ValueDim, s.Heads = s.Dim, s.KVHeads*testgpu.Pick(rng, 1, 1, 2, 4, 5, 8)
-		for range testgpu.Pick(rng, 1, 2, 3, 4) {
-			q := testgpu.Pick(rng, 1, 1, 2, 3, 4, 9)
-			s.Queries, s.Keys = append(s.Queries, q), append(s.Keys, q+testgpu.Pick(rng, 0, rng.IntN(100), rng.IntN(longest)))
+		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: true}}
+		s.ValueDim, s.Heads = s.Dim, s.KVHeads*enginetest.Pick(rng, 1, 1, 2, 4, 5, 8)
+		for range enginetest.Pick(rng, 1, 2, 3, 4) {
+			q := enginetest.Pick(rng, 1, 1, 2, 3, 4, 9)
+			s.Queries, s.Keys = append(s.Queries, q), append(s.Keys, q+enginetest.Pick(rng, 0, rng.IntN(100), rng.IntN(longest)))
 		}
 		if rng.IntN(3) > 0 {
 			s = reftest.RandomScoreMods(rng, s)
 			s.Causal, s.SinkTokens = true, 0
 		}
-		p := m.newProblem(t, rng, testgpu.Pick(rng, reftest.Normal, reftest.Peaked), options{kv: types[i%3], shape: &s, dense: rng.IntN(3) == 0})
-		other := p.again(m, t, !p.dense, testgpu.Pick(rng, 1, 16, 24, 64))
-		tile := testgpu.Pick(rng, 0, 0, 64, 512)
+		p := m.newProblem(t, rng, enginetest.Pick(rng, reftest.Normal, reftest.Peaked), options{kv: types[i%3], shape: &s, dense: rng.IntN(3) == 0})
+		other := p.again(m, t, !p.dense, enginetest.Pick(rng, 1, 16, 24, 64))
+		tile := enginetest.Pick(rng, 0, 0, 64, 512)
 		var all []chunk
 		for i, q := range p.Queries {
 			all = append(all, chunk{i, 0, q})

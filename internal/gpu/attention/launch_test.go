@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -28,7 +28,7 @@ type launches struct {
 func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.Library, *launches) {
 	t.Helper()
 	k := &launches{t: t}
-	d, lib := testgpu.Fake(t, capability, sms, shared, k.check)
+	d, lib := enginetest.Fake(t, capability, sms, shared, k.check)
 	s := lib.State()
 	s.Argument(rotaryEntry, int(unsafe.Sizeof(rotaryParams{})))
 	s.Argument("lean_append", int(unsafe.Sizeof(appendParams{})))
@@ -43,7 +43,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	return &machine{Device: d, engine: e}, lib, k
 }
 
-func (k *launches) check(l testgpu.Launch) {
+func (k *launches) check(l enginetest.Launch) {
 	k.t.Helper()
 	if l.Overlap != (k.e.info.Capability >= 90) {
 		k.t.Errorf("%s: overlaps: %v", l.Kernel, l.Overlap)
@@ -62,8 +62,8 @@ func (k *launches) check(l testgpu.Launch) {
 		k.prefill(&l)
 	case strings.HasPrefix(l.Kernel, "unfused_"):
 		u := (*unfusedParams)(arg)
-		if name := strings.Split(l.Kernel, "_"); len(name) == 3 && gpu.Name(testgpu.TypeOf(u.kind)) != name[2] {
-			k.t.Errorf("%s of %v", l.Kernel, testgpu.TypeOf(u.kind))
+		if name := strings.Split(l.Kernel, "_"); len(name) == 3 && gpu.Name(enginetest.TypeOf(u.kind)) != name[2] {
+			k.t.Errorf("%s of %v", l.Kernel, enginetest.TypeOf(u.kind))
 		}
 		if l.Blocks != unfusedBlocks*k.e.blocks || l.Threads != unfusedThreads {
 			k.t.Errorf("%s: %d blocks of %d threads", l.Kernel, l.Blocks, l.Threads)
@@ -74,7 +74,7 @@ func (k *launches) check(l testgpu.Launch) {
 }
 
 // decode checks a launch of few rows.
-func (k *launches) decode(l *testgpu.Launch) {
+func (k *launches) decode(l *enginetest.Launch) {
 	a := decodeLaunch{k.t, (*params)(unsafe.Pointer(&l.Arg[0])), 0, 0, 0}
 	name := strings.Split(l.Kernel, "_")
 	fmt.Sscan(name[2], &a.dim)
@@ -92,7 +92,7 @@ func (k *launches) decode(l *testgpu.Launch) {
 	}
 	k.checkDecode(l, &a)
 	for b := range l.Blocks {
-		if n := *testgpu.At[uint32](a.counters, b); n != 0 {
+		if n := *enginetest.At[uint32](a.counters, b); n != 0 {
 			k.t.Fatalf("counter %d is %d before the launch", b, n)
 		}
 		if strings.HasSuffix(l.Kernel, "_paged") {
@@ -111,7 +111,7 @@ type decodeLaunch struct {
 
 // checkPrefetch holds a block's first pages against the block table.
 func (a *decodeLaunch) checkPrefetch(block int) {
-	w, tokens := testgpu.At[work](a.Work, block), int(a.pageTokens)
+	w, tokens := enginetest.At[work](a.Work, block), int(a.pageTokens)
 	if tokens&(tokens-1) != 0 || tokens < a.chunk/prefetchedEntries {
 		a.t.Fatalf("pages of %d tokens, and a lane for each of a chunk of %d", tokens, a.chunk)
 	}
@@ -122,16 +122,16 @@ func (a *decodeLaunch) checkPrefetch(block int) {
 	for i := range prefetchedEntries {
 		want := int32(-1)
 		if (first+i)*tokens < int(w.first.keys) {
-			want = *testgpu.At[int32](a.pages, int(w.first.pages)+first+i)
+			want = *enginetest.At[int32](a.pages, int(w.first.pages)+first+i)
 		}
-		if got := *testgpu.At[int32](a.prefetched, block*prefetchedEntries+i); got != want {
+		if got := *enginetest.At[int32](a.prefetched, block*prefetchedEntries+i); got != want {
 			a.t.Fatalf("block %d begins in page number %d of %d tokens: entry %d of its first pages is %d, want %d", block, first, tokens, i, got, want)
 		}
 	}
 }
 
 // checkDecode holds a launch against what the kernels take for granted.
-func (k *launches) checkDecode(l *testgpu.Launch, a *decodeLaunch) {
+func (k *launches) checkDecode(l *enginetest.Launch, a *decodeLaunch) {
 	t, hopper := k.t, k.e.info.Capability >= 90
 	size := a.kv.Size()
 	threads := int(a.warps) * 32
@@ -197,7 +197,7 @@ func (k *launches) checkDecode(l *testgpu.Launch, a *decodeLaunch) {
 }
 
 // prefill checks a launch of many rows, and that its blocks have the parts of each output tile in order.
-func (k *launches) prefill(l *testgpu.Launch) {
+func (k *launches) prefill(l *enginetest.Launch) {
 	p := (*prefillParams)(unsafe.Pointer(&l.Arg[0]))
 	name := strings.Split(strings.Replace(l.Kernel, "_mma", "", 1), "_")
 	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
@@ -229,9 +229,9 @@ func (k *launches) prefill(l *testgpu.Launch) {
 	}
 	outputs := map[[3]int32]prefillTile{} // by sequence, head and block: what there was of each
 	for b := range l.Blocks {
-		begin, end := int(*testgpu.At[int32](p.starts, b)), int(*testgpu.At[int32](p.starts, b+1))
+		begin, end := int(*enginetest.At[int32](p.starts, b)), int(*enginetest.At[int32](p.starts, b+1))
 		for i := begin; i < end; i++ {
-			t := testgpu.At[prefillTile](p.tiles, i)
+			t := enginetest.At[prefillTile](p.tiles, i)
 			at := [3]int32{t.seq, t.head, t.block}
 			all, there := outputs[at]
 			switch {
@@ -255,13 +255,13 @@ func (k *launches) prefill(l *testgpu.Launch) {
 
 // Launches of random steps fit each kind of GPU that kernels tell apart, also those that no PTX is executed for.
 func TestLaunches(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
 			rng := reftest.Rand(t)
 			plan := m.engine.NewPlan()
 			types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-			for i := range testgpu.Fewer(reftest.Cases(t, 60, 300)) {
+			for i := range enginetest.Fewer(reftest.Cases(t, 60, 300)) {
 				kv := types[rng.IntN(3)]
 				o := options{kv: kv, work: 2e5, longest: 800, dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0}
 				m.engine.choice, m.engine.Eager = 0, i%4 > 0
@@ -270,12 +270,12 @@ func TestLaunches(t *testing.T) {
 				case 0:
 					shape = randomShape(rng, o)
 				case 1:
-					m.engine.choice, shape = testgpu.Pick(rng, takeMany, takeBoth), prefillShape(rng, 300)
+					m.engine.choice, shape = enginetest.Pick(rng, takeMany, takeBoth), prefillShape(rng, 300)
 				case 2:
 					m.engine.choice, shape = takeBoth, mixedShape(rng, 300)
 				case 3:
 					shape = forkShape(rng, 300, false)
-					o.dense, o.forks, o.page = false, true, testgpu.Pick(rng, 1, 3, 16, 16, 33)
+					o.dense, o.forks, o.page = false, true, enginetest.Pick(rng, 1, 3, 16, 16, 33)
 				}
 				o.shape = &shape
 				p := m.newProblem(t, rng, reftest.Normal, o)

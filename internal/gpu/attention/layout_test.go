@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // What shape.go mirrors is still what the kernels do.
@@ -72,7 +72,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 		"prefill_score.cu":     promptLines("prefill_score"),
 		"prefill_mma_score.cu": promptLines(mmaUnit + "_score"),
 	} {
-		testgpu.Says(t, file, lines...)
+		enginetest.Says(t, file, lines...)
 	}
 }
 
@@ -140,6 +140,6 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_prefill_rows.cuh", "ScoredPrefillParams", scoredPrefillParams{}},
 		{"internal/cuda/fakedriver/testdata/machine.c", "work", work{}}, // a driver that computes: the tag cuda
 	} {
-		testgpu.SameStruct(t, c.file, c.name, c.here)
+		enginetest.SameStruct(t, c.file, c.name, c.here)
 	}
 }

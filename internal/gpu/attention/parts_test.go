@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -16,19 +16,19 @@ import (
 func testParts(t *testing.T, m *machine, n int) {
 	rng := reftest.Rand(t)
 	for range n {
-		p := Parts{Count: testgpu.Pick(rng, 1, 2, 3, 4, 9, 32, 33, 40), Rows: 1 + rng.IntN(9), Heads: 1 + rng.IntN(5), Dim: testgpu.Pick(rng, headDims...)}
+		p := Parts{Count: enginetest.Pick(rng, 1, 2, 3, 4, 9, 32, 33, 40), Rows: 1 + rng.IntN(9), Heads: 1 + rng.IntN(5), Dim: enginetest.Pick(rng, headDims...)}
 		to := Merged{Rows: rng.IntN(p.Rows + 1), OutAt: attn.PackedRows(p.Heads, p.Dim), LSEAt: attn.PackedRows(p.Heads, 1)}
 		if rng.IntN(2) == 0 {
 			to.OutAt = attn.Strides{Row: (p.Heads*p.Dim + 1) * 4, Head: p.Dim + 4}
 			to.LSEAt = attn.Strides{Row: p.Heads*2 + 3, Head: 2}
 		}
-		to.Out = gpu.Memory{DType: testgpu.Pick(rng, attn.Float32, attn.Float16, attn.BFloat16), Len: to.OutAt.Extent(p.Rows, p.Heads, p.Dim)}
+		to.Out = gpu.Memory{DType: enginetest.Pick(rng, attn.Float32, attn.Float16, attn.BFloat16), Len: to.OutAt.Extent(p.Rows, p.Heads, p.Dim)}
 		m.Poison(t, &to.Out)
 		if rng.IntN(4) > 0 {
 			to.LSE = gpu.Memory{DType: attn.Float32, Len: to.LSEAt.Extent(p.Rows, p.Heads, 1)}
 			m.Poison(t, &to.LSE)
 		}
-		memory := testgpu.Poisoned(int(p.Bytes())/4, attn.Float32)
+		memory := enginetest.Poisoned(int(p.Bytes())/4, attn.Float32)
 		copy(memory, p.Table())
 		b, err := m.Dev.NewBuffer(p.Bytes())
 		noError(t, err)
@@ -36,7 +36,7 @@ func testParts(t *testing.T, m *machine, n int) {
 		for i := range p.Count {
 			out, lse := p.State(b, i)
 			for at := range states {
-				s := lean.Normalized[float64]{O: make([]float64, p.Dim), LSE: float64(float32(testgpu.Pick(rng, 1., 30) * rng.NormFloat64()))}
+				s := lean.Normalized[float64]{O: make([]float64, p.Dim), LSE: float64(float32(enginetest.Pick(rng, 1., 30) * rng.NormFloat64()))}
 				for c := range s.O {
 					s.O[c] = float64(float32(rng.NormFloat64()))
 				}
@@ -46,18 +46,18 @@ func testParts(t *testing.T, m *machine, n int) {
 				}
 				states[at] = append(states[at], s)
 				for c, x := range s.O {
-					testgpu.Put(memory[out.Offset:], at*p.Dim+c, attn.Float32, x)
+					enginetest.Put(memory[out.Offset:], at*p.Dim+c, attn.Float32, x)
 				}
-				testgpu.Put(memory[lse.Offset:], at, attn.Float32, s.LSE)
+				enginetest.Put(memory[lse.Offset:], at, attn.Float32, s.LSE)
 			}
 		}
 		noError(t, b.Upload(0, memory))
 		noError(t, m.engine.Merge(m.Stream, &p, b, &to))
 		m.Settle(t)
 
-		got, logs, want := testgpu.Read(t, &to.Out), []byte(nil), make([]float64, p.Dim)
+		got, logs, want := enginetest.Read(t, &to.Out), []byte(nil), make([]float64, p.Dim)
 		if to.LSE.Buffer != nil {
-			logs = testgpu.Read(t, &to.LSE)
+			logs = enginetest.Read(t, &to.LSE)
 		}
 		near := func(what string, x, y, bound float64) {
 			t.Helper()
@@ -71,16 +71,16 @@ func testParts(t *testing.T, m *machine, n int) {
 			row, head := at/p.Heads, at%p.Heads
 			l := lean.MergeNormalized(want, states[at])
 			for c, x := range want {
-				near("an output", testgpu.Get(got, row*to.OutAt.Row+head*to.OutAt.Head+c, to.Out.DType), x, unit*(3+math.Abs(x)))
+				near("an output", enginetest.Get(got, row*to.OutAt.Row+head*to.OutAt.Head+c, to.Out.DType), x, unit*(3+math.Abs(x)))
 				written++
 			}
 			if logs != nil {
-				near("a log-sum-exp", testgpu.Get(logs, row*to.LSEAt.Row+head*to.LSEAt.Head, attn.Float32), l, 1e-6*(5+math.Abs(l)))
+				near("a log-sum-exp", enginetest.Get(logs, row*to.LSEAt.Row+head*to.LSEAt.Head, attn.Float32), l, 1e-6*(5+math.Abs(l)))
 			}
 		}
 		rest := 0
 		for i := range to.Out.Len {
-			if math.IsNaN(testgpu.Get(got, i, to.Out.DType)) {
+			if math.IsNaN(enginetest.Get(got, i, to.Out.DType)) {
 				rest++
 			}
 		}

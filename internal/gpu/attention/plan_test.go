@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -40,7 +40,7 @@ func sequenceOf(row, queries, keys, first int) attn.Sequence {
 
 // Every launch that there can be fits, and is what the kernels take.
 func TestConfigure(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		e := &Engine{info: cuda.Info{Capability: f.Capability, SharedPerBlockMost: f.Shared}}
 		for _, el := range gpu.Types {
 			for _, dim := range headDims {
@@ -629,8 +629,8 @@ func TestAheadPages(t *testing.T) {
 	some := 0
 	for i := range 500 {
 		p := Plan{engine: &Engine{info: cuda.Info{L2Bytes: rng.IntN(1 << 22)}}}
-		g := attn.Problem{KVHeads: 1 + rng.IntN(4), Dim: 64, KV: attn.Float16, PageTokens: testgpu.Pick(rng, 16, 64)}
-		g.Heads = g.KVHeads * testgpu.Pick(rng, 1, 2, 8)
+		g := attn.Problem{KVHeads: 1 + rng.IntN(4), Dim: 64, KV: attn.Float16, PageTokens: enginetest.Pick(rng, 16, 64)}
+		g.Heads = g.KVHeads * enginetest.Pick(rng, 1, 2, 8)
 		g.Key.Page = g.PageTokens * g.KVHeads * g.Dim
 		if i%50 == 0 {
 			g.Key.Page += g.Dim // something else lies there

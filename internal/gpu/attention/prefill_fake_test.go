@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -24,7 +24,7 @@ func TestFakePrefillSupport(t *testing.T) {
 	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, KV: attn.Float16, Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
 		Query: attn.Strides{Row: 256, Head: 64}, Out: attn.Strides{Row: 256, Head: 64}, LSE: attn.Strides{Row: 4, Head: 1},
 		Key: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}}
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
 			testPrefillSupport(t, m, base)

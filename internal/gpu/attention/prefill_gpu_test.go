@@ -9,7 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/emulated"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // otherGPU is a GPU of compute capability 9.0 with the kernels for many rows of those without
@@ -38,13 +38,13 @@ func otherGPU(t testing.TB) *machine {
 func TestGPUPrefillMma(t *testing.T) {
 	m := otherGPU(t)
 	for _, scored := range []bool{false, true} {
-		testPrefill(t, m, takeMany, testgpu.OrShort(300, 20), testgpu.OrShort(3000, 500), scored)
+		testPrefill(t, m, takeMany, enginetest.OrShort(300, 20), enginetest.OrShort(3000, 500), scored)
 	}
-	testPrefillPrecision(t, m, testgpu.OrShort(16384, 2000))
+	testPrefillPrecision(t, m, enginetest.OrShort(16384, 2000))
 }
 
 func TestGPUPrefillMmaInstead(t *testing.T) {
-	testPrefillInstead(t, otherGPU(t), takeMany, 1000, testgpu.OrShort(3000, 500))
+	testPrefillInstead(t, otherGPU(t), takeMany, 1000, enginetest.OrShort(3000, 500))
 }
 
 func BenchmarkGPUPrefillMma(b *testing.B) { benchmarkPrefills(b, otherGPU(b)) }

@@ -9,19 +9,19 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // prefillShape draws one with many rows, around the edges of output tiles and steps.
 func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
-	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
+	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
 	s.ValueDim = s.Dim
-	s.Heads = s.KVHeads * testgpu.Pick(rng, 1, 1, 2, 3, 8)
-	for range testgpu.Pick(rng, 1, 1, 2, 4) {
-		rows := testgpu.Pick(rng, 0, 1, 17, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 300)
+	s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 1, 2, 3, 8)
+	for range enginetest.Pick(rng, 1, 1, 2, 4) {
+		rows := enginetest.Pick(rng, 0, 1, 17, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 300)
 		s.Queries = append(s.Queries, min((rows+s.Heads/s.KVHeads-1)/(s.Heads/s.KVHeads), longest))
-		s.Keys = append(s.Keys, testgpu.Pick(rng, 0, 1, 31, 32, 33, 64, 65, 127, 128, 129, 255, 256, 257, rng.IntN(longest), s.Queries[len(s.Queries)-1]))
+		s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 31, 32, 33, 64, 65, 127, 128, 129, 255, 256, 257, rng.IntN(longest), s.Queries[len(s.Queries)-1]))
 	}
 	return s
 }
@@ -61,8 +61,8 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 		if scored {
 			shape = prefillScores(rng, shape)
 		}
-		in := testgpu.Pick(rng, reftest.AllInputs...)
-		p := m.newProblem(t, rng, in, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
+		in := enginetest.Pick(rng, reftest.AllInputs...)
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: enginetest.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
 		m.run(t, plan, p)
 		if k := plan.kernelOf(p.operands()); k.way.parts > 0 {
 			if modified := k.way.can.Features & scoredFeatures; scored != (modified != 0) || modified == maskFeatures && p.geometry.Features()&changeFeatures != 0 {
@@ -133,9 +133,9 @@ func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 		for _, kv := range []attn.DType{attn.Float16, attn.BFloat16} {
 			for _, off := range []float64{0, 1} { // values around it
 				shape := reftest.Shape{Heads: 1, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{32}, Keys: []int{keys}, Mask: attn.Mask{Causal: true}}
-				c := reftest.New(rng, shape, reftest.Normal, reftest.Float32, testgpu.Format(kv))
+				c := reftest.New(rng, shape, reftest.Normal, reftest.Float32, enginetest.Format(kv))
 				for i := range c.V {
-					c.V[i] = testgpu.Format(kv).Round(c.V[i] + off)
+					c.V[i] = enginetest.Format(kv).Round(c.V[i] + off)
 				}
 				p := &problem{Case: c, rng: rng, kv: kv, query: attn.Float32, out: attn.Float32, dense: true}
 				p.geometry = attn.Problem{Heads: 1, KVHeads: 1, Dim: dim, ValueDim: dim, KV: kv, Scale: p.Scale, Mask: p.Mask}
@@ -148,12 +148,12 @@ func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 					t.Fatalf("%v: another kernel", p)
 				}
 				p.check(t)
-				want, out := p.Reference(p.precision()), testgpu.Read(t, &p.o)
+				want, out := p.Reference(p.precision()), enginetest.Read(t, &p.o)
 				var ours, plain, most float64
 				for row := range shape.Queries[0] {
 					sums := float32Attention(c, row)
 					for i, x := range want.O[row*dim : (row+1)*dim] {
-						d := testgpu.Get(out, row*dim+i, attn.Float32) - x
+						d := enginetest.Get(out, row*dim+i, attn.Float32) - x
 						ours += d * d
 						most = max(most, math.Abs(d))
 						d = float64(sums[i]) - x
@@ -241,7 +241,7 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 	memory := func(n int, t attn.DType) gpu.Memory {
 		x := make([]byte, n*t.Size())
 		for i := range min(n, 1<<18) {
-			testgpu.Put(x, i, t, rng.NormFloat64())
+			enginetest.Put(x, i, t, rng.NormFloat64())
 		}
 		for have := (1 << 18) * t.Size(); have < len(x); have *= 2 {
 			copy(x[have:], x[:have])

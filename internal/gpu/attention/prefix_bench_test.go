@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -83,7 +83,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 	memory := func(n int, t attn.DType) gpu.Memory {
 		x := make([]byte, 1<<20*t.Size())
 		for i := range 1 << 20 {
-			testgpu.Put(x, i, t, rng.NormFloat64())
+			enginetest.Put(x, i, t, rng.NormFloat64())
 		}
 		buffer, err := m.Dev.NewBuffer(int64(n * t.Size()))
 		noError(b, err)

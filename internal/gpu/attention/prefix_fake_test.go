@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -166,7 +166,7 @@ func TestFakePlanAgain(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			s = stepsOfForks(rng, 2+rng.IntN(30), 8)
 		}
-		g := attn.Problem{Heads: 8, KVHeads: testgpu.Pick(rng, 1, 2), Dim: 64, ValueDim: 64, KV: attn.Float16, PageTokens: 16, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: testgpu.Pick(rng, attn.Float16, attn.Float32)}
+		g := attn.Problem{Heads: 8, KVHeads: enginetest.Pick(rng, 1, 2), Dim: 64, ValueDim: 64, KV: attn.Float16, PageTokens: 16, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: enginetest.Pick(rng, attn.Float16, attn.Float32)}
 		g.Query, g.Out, g.LSE = attn.PackedRows(8, 64), attn.PackedRows(8, 64), attn.PackedRows(8, 1)
 		g.Key = attn.PageStrides{Page: g.KVHeads * 16 * 64, Head: 16 * 64, Row: 64}
 		g.Value = g.Key
@@ -174,7 +174,7 @@ func TestFakePlanAgain(t *testing.T) {
 			g.Slopes = attn.NewSlopes(make([]float64, 8))
 		}
 		if longest := slices.Max(s.first); rng.IntN(3) == 0 {
-			g.Window = max(longest+8-rng.IntN(testgpu.Pick(rng, 20, longest)), 1)
+			g.Window = max(longest+8-rng.IntN(enginetest.Pick(rng, 20, longest)), 1)
 		}
 		capacity := Capacity{Sequences: len(s.seqs) + 1, Rows: 4 * len(s.seqs), Pages: s.pages + 64*len(s.seqs)}
 		plan := m.engine.NewPlan()
@@ -386,7 +386,7 @@ func TestFakePartsRefused(t *testing.T) {
 		x.change(&q, &to)
 		lib.Forget()
 		wantError(t, name, m.engine.Merge(m.Stream, &q, b, &to), x.want, x.text)
-		if len(testgpu.Launches(lib.Log())) > 0 {
+		if len(enginetest.Launches(lib.Log())) > 0 {
 			t.Errorf("%s: %s", name, lib.Log())
 		}
 	}

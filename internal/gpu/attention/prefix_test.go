@@ -6,16 +6,16 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // forkShape draws sequences that may have been forked; scored: with all that prefixes go with.
 func forkShape(rng *rand.Rand, longest int, scored bool) reftest.Shape {
-	s := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0}}
-	s.Heads, s.ValueDim = s.KVHeads*testgpu.Pick(rng, 1, 2, 4, 5, 8, 17), s.Dim
-	for range testgpu.Pick(rng, 2, 3, 5, 9) {
-		queries := testgpu.Pick(rng, 0, 1, 1, 1, 1, 1, 3, 20)
+	s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0}}
+	s.Heads, s.ValueDim = s.KVHeads*enginetest.Pick(rng, 1, 2, 4, 5, 8, 17), s.Dim
+	for range enginetest.Pick(rng, 2, 3, 5, 9) {
+		queries := enginetest.Pick(rng, 0, 1, 1, 1, 1, 1, 3, 20)
 		s.Queries, s.Keys = append(s.Queries, queries), append(s.Keys, queries+rng.IntN(longest))
 	}
 	if !scored {
@@ -45,9 +45,9 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 	}
 	for i := range reftest.AtLeast(n, all) {
 		shape := forkShape(rng, longest, scored)
-		in := testgpu.Pick(rng, reftest.AllInputs...)
-		kv := testgpu.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
-		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: testgpu.Pick(rng, 1, 3, 16, 16, 33), mixed: rng.IntN(4) == 0})
+		in := enginetest.Pick(rng, reftest.AllInputs...)
+		kv := enginetest.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: enginetest.Pick(rng, 1, 3, 16, 16, 33), mixed: rng.IntN(4) == 0})
 		if p.geometry.Tree = attn.HasTrees(p.seqs); rng.IntN(3) == 0 {
 			p.geometry.QueryType = p.query // as it is in graphs
 		}
@@ -97,7 +97,7 @@ func testCutPrefixes(t *testing.T, m *machine, n int) {
 	plan := m.engine.NewPlan()
 	cut := 0
 	for range reftest.AtLeast(n, func() bool { return cut > n/2 }) {
-		shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: testgpu.Pick(rng, 64, 128), Mask: attn.Mask{Causal: true}}
+		shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: enginetest.Pick(rng, 64, 128), Mask: attn.Mask{Causal: true}}
 		shape.ValueDim = shape.Dim
 		for h := range shape.Heads {
 			shape.Slopes = append(shape.Slopes, 0.3/float64(1+h))
@@ -105,7 +105,7 @@ func testCutPrefixes(t *testing.T, m *machine, n int) {
 		for range 6 {
 			shape.Queries, shape.Keys = append(shape.Queries, 1+rng.IntN(2)), append(shape.Keys, 700+rng.IntN(40))
 		}
-		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: testgpu.Pick(rng, attn.Float16, attn.BFloat16), forks: true, page: 16})
+		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: enginetest.Pick(rng, attn.Float16, attn.BFloat16), forks: true, page: 16})
 		m.run(t, plan, p)
 		if x := &plan.prefixes; plan.look.sharing.on() && len(x.of) > len(slices.Compact(slices.Clone(x.of))) {
 			cut++
@@ -131,12 +131,12 @@ func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 	for i := range reftest.AtLeast(n, enough) {
 		queries := []int{1, 1, 3}
 		if n > 1 {
-			queries, m.engine.choice = append(queries, 20), testgpu.Pick(rng, takeFastest, takeMany, takeBoth)
+			queries, m.engine.choice = append(queries, 20), enginetest.Pick(rng, takeFastest, takeMany, takeBoth)
 		}
-		shape := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 2), Dim: testgpu.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0, Window: longest/4 + rng.IntN(longest*3/4)}}
-		shape.Heads, shape.ValueDim = shape.KVHeads*testgpu.Pick(rng, 1, 4, 8), shape.Dim
-		for range testgpu.Pick(rng, 3, 5) {
-			n := testgpu.Pick(rng, queries...)
+		shape := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0, Window: longest/4 + rng.IntN(longest*3/4)}}
+		shape.Heads, shape.ValueDim = shape.KVHeads*enginetest.Pick(rng, 1, 4, 8), shape.Dim
+		for range enginetest.Pick(rng, 3, 5) {
+			n := enginetest.Pick(rng, queries...)
 			shape.Queries, shape.Keys = append(shape.Queries, n), append(shape.Keys, n+longest*3/4+rng.IntN(longest/4))
 		}
 		if rng.IntN(2) == 0 {
@@ -148,9 +148,9 @@ func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 		if rng.IntN(3) == 0 {
 			shape = reftest.RandomSinks(rng, shape)
 		}
-		in := testgpu.Pick(rng, reftest.AllInputs...)
-		kv := testgpu.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
-		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: testgpu.Pick(rng, 1, 3, 16)})
+		in := enginetest.Pick(rng, reftest.AllInputs...)
+		kv := enginetest.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
+		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: enginetest.Pick(rng, 1, 3, 16)})
 		m.run(t, plan, p)
 		if plan.look.sharing.on() && slices.ContainsFunc(plan.cuts.data, func(cut int32) bool { return cut > 0 }) {
 			if plan.look.prefill.first() != nil {
@@ -216,7 +216,7 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool)
 // share hides keys of a prefix in all but the first and the last.
 func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType, shares bool, page int, mods reftest.Shape) *steps {
 	same := &decode{pageTokens: page, rows: 3*sequences + 2, pages: sequences*attn.Ceil(longest+1, page) + 3}
-	heads, dim := testgpu.Pick(rng, 2, 8), testgpu.Pick(rng, 64, 128)
+	heads, dim := enginetest.Pick(rng, 2, 8), enginetest.Pick(rng, 64, 128)
 	begin, least := longest, 1
 	if len(mods.Slopes) > 0 {
 		mods.Slopes = mods.Slopes[:2*heads]

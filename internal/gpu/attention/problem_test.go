@@ -9,19 +9,19 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 var (
-	noError   = testgpu.NoError
-	wantError = testgpu.WantError
-	isError   = testgpu.IsError
+	noError   = enginetest.NoError
+	wantError = enginetest.WantError
+	isError   = enginetest.IsError
 )
 
 // machine is where a test's attention runs.
 type machine struct {
-	*testgpu.Device
+	*enginetest.Device
 	engine *Engine
 }
 
@@ -64,13 +64,13 @@ type decode struct{ pageTokens, rows, pages int }
 // randomShape draws sizes that kernels have.
 func randomShape(rng *rand.Rand, o options) reftest.Shape {
 	for {
-		s := reftest.Shape{KVHeads: testgpu.Pick(rng, 1, 1, 2, 3), Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
-		s.Dim = testgpu.Pick(rng, headDims[:]...)
+		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 1, 2, 3), Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
+		s.Dim = enginetest.Pick(rng, headDims[:]...)
 		s.ValueDim = s.Dim
-		s.Heads = s.KVHeads * testgpu.Pick(rng, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 20)
-		for range testgpu.Pick(rng, 1, 1, 2, 3, 5, 9) {
-			s.Queries = append(s.Queries, testgpu.Pick(rng, 0, 1, 1, 1, 1, 2, 3, 5, 17, 33))
-			s.Keys = append(s.Keys, testgpu.Pick(rng, 0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200+rng.IntN(200), rng.IntN(o.longest)))
+		s.Heads = s.KVHeads * enginetest.Pick(rng, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 20)
+		for range enginetest.Pick(rng, 1, 1, 2, 3, 5, 9) {
+			s.Queries = append(s.Queries, enginetest.Pick(rng, 0, 1, 1, 1, 1, 2, 3, 5, 17, 33))
+			s.Keys = append(s.Keys, enginetest.Pick(rng, 0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200+rng.IntN(200), rng.IntN(o.longest)))
 		}
 		work := 0
 		for i, q := range s.Queries {
@@ -100,7 +100,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	p := &problem{rng: rng, kv: o.kv, dense: o.dense}
 	p.query, p.out = p.kv, p.kv
 	if o.decode == nil && rng.IntN(2) == 0 {
-		p.query, p.out = testgpu.Pick(rng, types...), testgpu.Pick(rng, types...)
+		p.query, p.out = enginetest.Pick(rng, types...), enginetest.Pick(rng, types...)
 	}
 	if o.shape == nil {
 		s := randomShape(rng, o)
@@ -110,7 +110,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	if o.mixed && p.query != p.kv {
 		p.query, numbers = attn.Float32, p.kv
 	}
-	p.Case = reftest.New(rng, *o.shape, in, testgpu.Format(numbers), testgpu.Format(p.kv))
+	p.Case = reftest.New(rng, *o.shape, in, enginetest.Format(numbers), enginetest.Format(p.kv))
 	p.geometry = attn.Problem{
 		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed,
 		Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)},
@@ -142,7 +142,7 @@ func (p *problem) putBias(m *machine, t testing.TB) {
 	p.geometry.Bias = attn.Bias{Sequences: b.Sequences, Heads: b.Heads, Queries: b.Queries, Keys: b.Keys, Scale: b.Scale}
 	x := make([]byte, 4*len(b.X))
 	for i, f := range p.DenseBias() {
-		testgpu.Put(x, i, attn.Float32, f)
+		enginetest.Put(x, i, attn.Float32, f)
 	}
 	p.bias = m.Put(t, x, attn.Float32)
 }
@@ -153,9 +153,9 @@ func (p *problem) putSinks(m *machine, t testing.TB) {
 		return
 	}
 	p.geometry.Sinks = true
-	x := testgpu.Poisoned(p.Heads+2, attn.Float32)
+	x := enginetest.Poisoned(p.Heads+2, attn.Float32)
 	for i, f := range p.Sinks {
-		testgpu.Put(x, 1+i, attn.Float32, f)
+		enginetest.Put(x, 1+i, attn.Float32, f)
 	}
 	p.sinks = m.Put(t, x, attn.Float32)
 	p.sinks.Offset, p.sinks.Len = p.sinks.Offset+4, p.Heads
@@ -199,9 +199,9 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 		b := make([]byte, len(x)*to.Size())
 		for i, f := range x {
 			if math.IsNaN(f) {
-				copy(b[i*to.Size():], testgpu.Poisoned(1, to))
+				copy(b[i*to.Size():], enginetest.Poisoned(1, to))
 			} else {
-				testgpu.Put(b, i, to, f)
+				enginetest.Put(b, i, to, f)
 			}
 		}
 		return b
@@ -219,7 +219,7 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 // of sequences, and new tokens that are still to be appended.
 func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	rng, d := p.rng, p.Dim
-	p.pageTokens = testgpu.Pick(rng, 1, 2, 3, 5, 8, 16, 16, 24, 32, 48, 64, 128)
+	p.pageTokens = enginetest.Pick(rng, 1, 2, 3, 5, 8, 16, 16, 24, 32, 48, 64, 128)
 	if page > 0 {
 		p.pageTokens = page
 	}
@@ -250,14 +250,14 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	g.Value = g.Key
 
 	free := rng.Perm(pages)
-	q := testgpu.Poisoned(p.rows*p.Heads*d, p.query)
-	newType := testgpu.Pick(rng, p.kv, attn.Float32)
+	q := enginetest.Poisoned(p.rows*p.Heads*d, p.query)
+	newType := enginetest.Pick(rng, p.kv, attn.Float32)
 	if same != nil {
 		newType = p.kv
 	}
-	fresh := [2][]byte{testgpu.Poisoned(p.rows*p.KVHeads*d, newType), testgpu.Poisoned(p.rows*p.KVHeads*d, newType)}
+	fresh := [2][]byte{enginetest.Poisoned(p.rows*p.KVHeads*d, newType), enginetest.Poisoned(p.rows*p.KVHeads*d, newType)}
 	for i := range p.pool {
-		p.pool[i] = testgpu.Poisoned(pages*p.KVHeads*p.pageTokens*d, p.kv)
+		p.pool[i] = enginetest.Poisoned(pages*p.KVHeads*p.pageTokens*d, p.kv)
 	}
 	for i := range p.Queries {
 		s := attn.Sequence{Row: starts[i], Queries: p.Queries[i], Keys: p.Keys[i], Tree: p.TreeOf(i)}
@@ -279,7 +279,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 						to, at, kind = fresh[which], ((s.Row+token)*p.KVHeads+h)*d, newType
 					}
 					for c, x := range row {
-						testgpu.Put(to, at+c, kind, x)
+						enginetest.Put(to, at+c, kind, x)
 					}
 				}
 			}
@@ -290,14 +290,14 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 		for pos := range s.Queries {
 			for h := range p.Heads {
 				for c, x := range p.Query(i, pos, h) {
-					testgpu.Put(q, (s.Row+pos)*g.Query.Row+h*g.Query.Head+c, p.query, x)
+					enginetest.Put(q, (s.Row+pos)*g.Query.Row+h*g.Query.Head+c, p.query, x)
 				}
 			}
 		}
 		p.seqs = append(p.seqs, s)
 	}
 	if p.rows == 0 {
-		q, fresh = testgpu.Poisoned(1, p.query), [2][]byte{testgpu.Poisoned(1, newType), testgpu.Poisoned(1, newType)}
+		q, fresh = enginetest.Poisoned(1, p.query), [2][]byte{enginetest.Poisoned(1, newType), enginetest.Poisoned(1, newType)}
 	}
 	p.q, p.k, p.v = m.Put(t, q, p.query), m.Put(t, p.pool[0], p.kv), m.Put(t, p.pool[1], p.kv)
 	p.newK, p.newV = m.Put(t, fresh[0], newType), m.Put(t, fresh[1], newType)
@@ -353,12 +353,12 @@ func (p *problem) precision() reftest.Precision {
 	case p.kv == attn.BFloat16 && precise:
 		r.P, r.Query = reftest.Float16, 0x1p-16 // kernels/types.cuh
 	case p.kv != attn.Float32 && !precise:
-		r.P = testgpu.Format(p.kv)
+		r.P = enginetest.Format(p.kv)
 	case p.kv == attn.Float16:
 		r.Least = 0x1p-39 // two parts of float16, lifted by 15 binary places (kernels/types.cuh)
 	}
 	if p.out != attn.Float32 {
-		r.Out = testgpu.Format(p.out)
+		r.Out = enginetest.Format(p.out)
 	}
 	return r
 }
@@ -367,15 +367,15 @@ func (p *problem) precision() reftest.Precision {
 func (p *problem) check(t testing.TB) {
 	t.Helper()
 	ref := p.Reference(p.precision())
-	out, lse := testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)
+	out, lse := enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)
 	g := &p.geometry
 	if err := ref.CompareO(func(seq, pos, head, i int) float64 {
-		return testgpu.Get(out, (p.seqs[seq].Row+pos)*g.Out.Row+head*g.Out.Head+i, p.out)
+		return enginetest.Get(out, (p.seqs[seq].Row+pos)*g.Out.Row+head*g.Out.Head+i, p.out)
 	}); err != nil {
 		t.Errorf("%v: output: %v", p, err)
 	}
 	if err := ref.CompareLSE(func(seq, pos, head int) float64 {
-		return testgpu.Get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, attn.Float32)
+		return enginetest.Get(lse, (p.seqs[seq].Row+pos)*g.LSE.Row+head*g.LSE.Head, attn.Float32)
 	}); err != nil {
 		t.Errorf("%v: log-sum-exp: %v", p, err)
 	}
@@ -400,12 +400,12 @@ func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 			continue
 		}
 		for c := range p.Dim {
-			x := testgpu.Get(out, i*p.Dim+c, p.out) // both lie in the same order
+			x := enginetest.Get(out, i*p.Dim+c, p.out) // both lie in the same order
 			if p.rows > 0 && x != 0 || p.rows == 0 && !math.IsNaN(x) {
 				t.Fatalf("%v: row %d of no sequence is %v", p, i, x)
 			}
 		}
-		if x := testgpu.Get(lse, i, attn.Float32); p.rows > 0 && x != p.Sink(i%p.Heads) || p.rows == 0 && !math.IsNaN(x) {
+		if x := enginetest.Get(lse, i, attn.Float32); p.rows > 0 && x != p.Sink(i%p.Heads) || p.rows == 0 && !math.IsNaN(x) {
 			t.Fatalf("%v: log-sum-exp %d of no sequence is %v", p, i, x)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 )
@@ -24,20 +24,20 @@ func testManyLaunches(t *testing.T, m *machine, n int) {
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16, dense: true})
 	plan := m.engine.NewPlan()
 	m.run(t, plan, p)
-	first := testgpu.Read(t, &p.o)
+	first := enginetest.Read(t, &p.o)
 	// The output of one is the query of the next: with q = out of the first.
 	a := *p.operands()
-	a.Q, a.Out = p.o, m.Put(t, testgpu.Poisoned(p.o.Len, p.out), p.out)
+	a.Q, a.Out = p.o, m.Put(t, enginetest.Poisoned(p.o.Len, p.out), p.out)
 	noError(t, plan.Run(m.Stream, &a))
 	m.Settle(t)
-	want := testgpu.Read(t, &a.Out)
+	want := enginetest.Read(t, &a.Out)
 	for i := range n {
 		m.Poison(t, &p.o)
 		m.Poison(t, &a.Out)
 		noError(t, plan.Run(m.Stream, p.operands()))
 		noError(t, plan.Run(m.Stream, &a))
 		m.Settle(t)
-		if !bytes.Equal(testgpu.Read(t, &p.o), first) || !bytes.Equal(testgpu.Read(t, &a.Out), want) {
+		if !bytes.Equal(enginetest.Read(t, &p.o), first) || !bytes.Equal(enginetest.Read(t, &a.Out), want) {
 			t.Fatalf("round %d: a launch did not wait for the one before it", i)
 		}
 	}
@@ -55,9 +55,9 @@ type steps struct {
 
 func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, chunk, longest int, kv attn.DType) *steps {
 	t.Helper()
-	same := &decode{pageTokens: testgpu.Pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2 + chunk}
+	same := &decode{pageTokens: enginetest.Pick(rng, 1, 8, 16, 24, 100), rows: 3*sequences + 2 + chunk}
 	same.pages = sequences*attn.Ceil(longest+max(chunk, 1), same.pageTokens) + 3
-	heads, dim := testgpu.Pick(rng, 1, 3, 8), headDims[rng.IntN(4)]
+	heads, dim := enginetest.Pick(rng, 1, 3, 8), headDims[rng.IntN(4)]
 	return m.stepsOf(t, n, func(int) *problem {
 		shape := reftest.Shape{Heads: 2 * heads, KVHeads: 2, Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: true}}
 		for j := range sequences {
@@ -84,7 +84,7 @@ func (m *machine) stepsOf(t testing.TB, n int, problemOf func(i int) *problem) *
 		p := problemOf(i)
 		var b [7][]byte
 		for j, x := range p.memories() {
-			b[j] = testgpu.Read(t, x)
+			b[j] = enginetest.Read(t, x)
 		}
 		if i > 0 {
 			p.close(t)
@@ -183,7 +183,7 @@ func testRuns(t *testing.T, m *machine, keys int) {
 		p.geometry.Workers = workers[i]
 		m.run(t, plan, p)
 		p.check(t)
-		want[i] = testgpu.Read(t, &p.o)
+		want[i] = enginetest.Read(t, &p.o)
 		if m.engine.hasEpilogue() && !slices.ContainsFunc(plan.works.data, func(w work) bool { return w.wholeSeq == together }) {
 			t.Fatalf("nobody merges together: %+v", plan.works.data)
 		}
@@ -210,7 +210,7 @@ func testRuns(t *testing.T, m *machine, keys int) {
 			m.Poison(t, &p.o)
 			noError(t, plan.Run(m.Stream, p.operands()))
 			m.Settle(t)
-			if !bytes.Equal(testgpu.Read(t, &p.o), want[i]) {
+			if !bytes.Equal(enginetest.Read(t, &p.o), want[i]) {
 				t.Fatalf("%d thread blocks have another result", workers[i])
 			}
 		}

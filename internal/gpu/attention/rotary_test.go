@@ -14,7 +14,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -31,12 +31,12 @@ func turnedHead(x, cos, sin []float64, interleaved bool) {
 
 // randomRotary is that of heads of so many elements.
 func randomRotary(rng *rand.Rand, dim int) attn.Rotary {
-	pairs := testgpu.Pick(rng, dim/2, dim/2, dim/4, 1, 1+rng.IntN(dim/2))
+	pairs := enginetest.Pick(rng, dim/2, dim/2, dim/4, 1, 1+rng.IntN(dim/2))
 	w := make([]float64, pairs)
 	for i := range w {
 		w[i] = math.Pow(5e5, -float64(i)/float64(pairs))
 	}
-	return attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: testgpu.Pick(rng, 1, 1.1386), Turns: attn.TurningsOf(w)}
+	return attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: enginetest.Pick(rng, 1, 1.1386), Turns: attn.TurningsOf(w)}
 }
 
 // testRotary: queries and new keys are turned by the positions of their tokens, values are not, nothing else is written, and
@@ -47,35 +47,35 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 	plan, plain, shared := m.engine.NewPlan(), m.engine.NewPlan(), 0
 	for i := range reftest.AtLeast(cases, func() bool { return shared > 0 || cases <= 12 }) {
 		shape := reftest.Shape{KVHeads: 1 + i%3, Dim: headDims[i%len(headDims)], Queries: []int{1, 0, 4, 1 + rng.IntN(20)}, Keys: []int{1 + rng.IntN(50), 3, 4 + rng.IntN(20), 20 + rng.IntN(9)}}
-		shape.Heads, shape.ValueDim, shape.Causal = shape.KVHeads*testgpu.Pick(rng, 1, 3), shape.Dim, true
+		shape.Heads, shape.ValueDim, shape.Causal = shape.KVHeads*enginetest.Pick(rng, 1, 3), shape.Dim, true
 		if trees && rng.IntN(3) == 0 {
 			shape = reftest.RandomTrees(rng, shape)
 		}
 		o := options{shape: &shape, kv: types[i%3]}
 		if i%4 == 1 { // forks, whose keys in common others attend to
-			o.forks, o.page = true, testgpu.Pick(rng, 1, 3)
+			o.forks, o.page = true, enginetest.Pick(rng, 1, 3)
 		}
 		p := m.newProblem(t, rng, reftest.Normal, o)
 		g := &p.geometry
 		g.Rotary = randomRotary(rng, g.Dim)
 		for j := range p.seqs {
-			p.seqs[j].Before = testgpu.Pick(rng, 0, rng.IntN(100), rng.IntN(1<<20), rng.IntN(1<<40))
+			p.seqs[j].Before = enginetest.Pick(rng, 0, rng.IntN(100), rng.IntN(1<<20), rng.IntN(1<<40))
 		}
-		newType, kv := testgpu.Pick(rng, types...), p.kv
+		newType, kv := enginetest.Pick(rng, types...), p.kv
 		heads := g.KVHeads + rng.IntN(2) // which a row of new keys has
 		width := heads * g.Dim
 		var fresh [2][]byte
 		for j := range fresh {
-			fresh[j] = testgpu.Poisoned(p.rows*width, newType)
+			fresh[j] = enginetest.Poisoned(p.rows*width, newType)
 			for _, s := range p.seqs {
 				for r := s.Row * width; r < (s.Row+s.Queries)*width; r++ {
-					testgpu.Put(fresh[j], r, newType, rng.NormFloat64())
+					enginetest.Put(fresh[j], r, newType, rng.NormFloat64())
 				}
 			}
 		}
 		newK, newV := m.Put(t, fresh[0], newType), m.Put(t, fresh[1], newType)
-		query := testgpu.Read(t, &p.q)
-		turned := m.Put(t, testgpu.Poisoned(p.q.Len, p.query), p.query)
+		query := enginetest.Read(t, &p.q)
+		turned := m.Put(t, enginetest.Poisoned(p.q.Len, p.query), p.query)
 		noError(t, p.k.Buffer.Upload(p.k.Offset, p.pool[0]))
 		noError(t, p.v.Buffer.Upload(p.v.Offset, p.pool[1]))
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
@@ -86,26 +86,26 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		m.Settle(t)
 
 		// What it should be.
-		wantK, wantV, wantQ := bytes.Clone(p.pool[0]), bytes.Clone(p.pool[1]), testgpu.Poisoned(p.q.Len, p.query)
-		gotK, gotQ := testgpu.Read(t, &p.k), testgpu.Read(t, &turned)
+		wantK, wantV, wantQ := bytes.Clone(p.pool[0]), bytes.Clone(p.pool[1]), enginetest.Poisoned(p.q.Len, p.query)
+		gotK, gotQ := enginetest.Read(t, &p.k), enginetest.Read(t, &turned)
 		pairs, x := g.Rotary.Turns.Len(), make([]float64, g.Dim)
 		cos, sin := make([]float64, pairs), make([]float64, pairs)
 		off := 0.0
 		turn := func(want, got []byte, at int, dtype attn.DType, from []byte, of int, fromType attn.DType) {
 			length := 0.0
 			for c := range x {
-				x[c] = testgpu.Get(from, of+c, fromType)
+				x[c] = enginetest.Get(from, of+c, fromType)
 				length = max(length, math.Abs(x[c]))
 			}
 			turnedHead(x, cos, sin, g.Rotary.Interleaved)
 			for c, f := range x {
-				bound := testgpu.Format(dtype).Unit()*math.Abs(f) + 0x1p-20*length
-				if y := testgpu.Get(got, at+c, dtype); !(math.Abs(y-f) <= bound) {
+				bound := enginetest.Format(dtype).Unit()*math.Abs(f) + 0x1p-20*length
+				if y := enginetest.Get(got, at+c, dtype); !(math.Abs(y-f) <= bound) {
 					t.Errorf("element %d is %v, want %v", c, y, f)
 				} else {
 					off = max(off, math.Abs(y-f)/bound)
 				}
-				testgpu.Put(want, at+c, dtype, testgpu.Get(got, at+c, dtype)) // the rest is compared bit by bit
+				enginetest.Put(want, at+c, dtype, enginetest.Get(got, at+c, dtype)) // the rest is compared bit by bit
 			}
 		}
 		for _, s := range p.seqs {
@@ -123,12 +123,12 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 					to := int(s.Pages[key/g.PageTokens])*g.Key.Page + h*g.Key.Head + key%g.PageTokens*g.Dim
 					turn(wantK, gotK, to, kv, fresh[0], (s.Row+token)*width+h*g.Dim, newType)
 					for c := range g.Dim {
-						testgpu.Put(wantV, to+c, kv, testgpu.Get(fresh[1], (s.Row+token)*width+h*g.Dim+c, newType))
+						enginetest.Put(wantV, to+c, kv, enginetest.Get(fresh[1], (s.Row+token)*width+h*g.Dim+c, newType))
 					}
 				}
 			}
 		}
-		if !bytes.Equal(gotK, wantK) || !bytes.Equal(testgpu.Read(t, &p.v), wantV) || !bytes.Equal(gotQ, wantQ) {
+		if !bytes.Equal(gotK, wantK) || !bytes.Equal(enginetest.Read(t, &p.v), wantV) || !bytes.Equal(gotQ, wantQ) {
 			t.Errorf("something is written that should not be, or values are not what rounding gives")
 		}
 
@@ -140,7 +140,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 			shared++
 		}
 		m.Settle(t)
-		out := append(testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)...)
+		out := append(enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)...)
 		m.Poison(t, &p.o)
 		m.Poison(t, &p.lse)
 		g.Rotary = attn.Rotary{}
@@ -148,7 +148,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		noError(t, plain.Upload(m.Stream))
 		noError(t, plain.Run(m.Stream, in))
 		m.Settle(t)
-		if !bytes.Equal(out, append(testgpu.Read(t, &p.o), testgpu.Read(t, &p.lse)...)) {
+		if !bytes.Equal(out, append(enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)...)) {
 			t.Errorf("other bits than without")
 		}
 		if t.Failed() {
@@ -168,14 +168,14 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 
 func TestEmulatedRotary(t *testing.T) { testRotary(t, emulatedGPU(t, 3), 20, true) }
 
-func TestGPURotary(t *testing.T) { testRotary(t, realGPU(t), testgpu.OrShort(60, 12), true) }
+func TestGPURotary(t *testing.T) { testRotary(t, realGPU(t), enginetest.OrShort(60, 12), true) }
 
 // What AppendTurned can't do is refused, and nothing is launched; nor is a step offered to launches that do not turn.
 func TestAppendTurnedRefuses(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	p := decodeStep(t, m)
 	plan := m.engine.NewPlan()
-	turned := m.Put(t, testgpu.Poisoned(p.q.Len, p.query), p.query)
+	turned := m.Put(t, enginetest.Poisoned(p.q.Len, p.query), p.query)
 	build := func() {
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plan.Upload(m.Stream))
@@ -199,7 +199,7 @@ func TestAppendTurnedRefuses(t *testing.T) {
 	if p.query == other {
 		other = attn.BFloat16
 	}
-	x := m.Put(t, testgpu.Poisoned(p.q.Len, other), other)
+	x := m.Put(t, enginetest.Poisoned(p.q.Len, other), other)
 	wantError(t, "type", call(p.q, x), attn.ErrDType, "q is "+p.query.String())
 	if plan.FuseAppend(&p.k, &p.v, func(*Appending) bool { return true }) {
 		t.Error("a launch was offered to do what it does not know of")

@@ -9,7 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // benchStep is a step of sequences of so many keys, whose pages are one for each sequence if page is 0.
@@ -138,7 +138,7 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			buffer, err := m.Dev.NewBuffer(int64(n * dtype.Size()))
 			noError(b, err)
 			for i := range len(noise) / dtype.Size() { // zeros take less power
-				testgpu.Put(noise, i, dtype, rng.NormFloat64())
+				enginetest.Put(noise, i, dtype, rng.NormFloat64())
 			}
 			for at := int64(0); at < buffer.Len(); at += int64(len(noise)) {
 				noError(b, buffer.Upload(at, noise[:min(int64(len(noise)), buffer.Len()-at)]))

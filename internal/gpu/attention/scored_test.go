@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -27,7 +27,7 @@ func TestPlanDetails(t *testing.T) {
 		numberOf := map[int32]int32{} // by rows
 		for page, i := range rng.Perm(n) {
 			q := rng.IntN(4)
-			seqs[i] = attn.Sequence{Row: rows, Queries: q, Keys: testgpu.Pick(rng, 3, 7, 16), Pages: []int32{int32(page)}}
+			seqs[i] = attn.Sequence{Row: rows, Queries: q, Keys: enginetest.Pick(rng, 3, 7, 16), Pages: []int32{int32(page)}}
 			if rng.IntN(2) == 0 && q > 0 {
 				seqs[i].Tree = reftest.RandomTree(rng, q)
 			}
@@ -62,7 +62,7 @@ func TestRunRefusesSinks(t *testing.T) {
 	plan := m.engine.NewPlan()
 	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 	noError(t, plan.Upload(m.Stream))
-	sinks := m.Put(t, testgpu.Poisoned(p.Heads, attn.Float32), attn.Float32)
+	sinks := m.Put(t, enginetest.Poisoned(p.Heads, attn.Float32), attn.Float32)
 	for _, c := range []struct {
 		spoil func(o *Operands)
 		err   error

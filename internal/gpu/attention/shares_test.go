@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // What ScheduleOf says is what the plan of a GPU has built and reserved, and has every LeanTile once.
 func TestScheduleOf(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
 			testScheduleOf(t, m)
@@ -29,15 +29,15 @@ func testScheduleOf(t *testing.T, m *machine) {
 	for i := range reftest.AtLeast(reftest.Cases(t, 30, 100), func() bool {
 		return kinds["cut"] > 0 && kinds["whole"] > 0 && kinds["many rows"] > 0 && (!m.runsBeside() || kinds["both"] > 0)
 	}) {
-		group := testgpu.Pick(rng, 1, 4, 16, 40)
+		group := enginetest.Pick(rng, 1, 4, 16, 40)
 		kv := 1 + rng.IntN(6)
-		g := paged(kv*group, kv, testgpu.Pick(rng, 64, 128))
-		g.Causal, g.QueryType, g.TileTokens = rng.IntN(2) == 0, testgpu.Pick(rng, attn.Float16, attn.Float32), testgpu.Pick(rng, 0, 128)
-		longest := testgpu.Pick(rng, 50, 3000, 40000)
+		g := paged(kv*group, kv, enginetest.Pick(rng, 64, 128))
+		g.Causal, g.QueryType, g.TileTokens = rng.IntN(2) == 0, enginetest.Pick(rng, attn.Float16, attn.Float32), enginetest.Pick(rng, 0, 128)
+		longest := enginetest.Pick(rng, 50, 3000, 40000)
 		var seqs []attn.Sequence
 		row := 0
 		for range 1 + rng.IntN(8) {
-			queries := testgpu.Pick(rng, 0, 1, 1, 1, 2, 100)
+			queries := enginetest.Pick(rng, 0, 1, 1, 1, 2, 100)
 			seqs = append(seqs, sequenceOf(row, queries, queries+rng.IntN(longest), 0))
 			row += queries
 		}

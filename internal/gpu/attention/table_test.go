@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/kernels"
@@ -71,7 +71,7 @@ func TestTableIsTheModules(t *testing.T) {
 
 // No line is behind one that does all that it does.
 func TestTableHasNoDeadLine(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		all := kernelsOf(f.Capability)
 		for i := range all {
 			k := &all[i]

@@ -17,7 +17,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriver.Library, *Engine) {
@@ -40,12 +40,12 @@ func (m *machine) memory(t *testing.T, d attn.DType, n int) gpu.Memory {
 
 // Every launch fits the GPU, and the launches of a call take all rows once.
 func TestLinearLaunches(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			_, _, d := fakeDecoder(t, f.Capability, max(f.SMs, 8), f.Shared)
 			rng := rand.New(rand.NewPCG(7, uint64(f.Capability)))
 			for range 3000 {
-				element, rows, in, tiles := testgpu.Pick(rng, gpu.Types...), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
+				element, rows, in, tiles := enginetest.Pick(rng, gpu.Types...), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
 				norm := rng.IntN(2) == 0
 				l, ok, err := d.configureGEMV(d.gemv[element], element, rows, in, tiles, norm)
 				noError(t, err)
@@ -87,8 +87,8 @@ func TestLinearArguments(t *testing.T) {
 	o.Scratch = m.memory(t, attn.Float32, rows*in)
 	lib.Forget()
 	noError(t, d.Linear(m.Stream, &o))
-	var list []testgpu.Launch
-	for _, l := range testgpu.Launches(lib.Log()) {
+	var list []enginetest.Launch
+	for _, l := range enginetest.Launches(lib.Log()) {
 		if l.Kernel == "linear_f32" {
 			list = append(list, l)
 		}
@@ -114,7 +114,7 @@ func TestLinearArguments(t *testing.T) {
 
 // someLinear is a Linear of 16-bit weights, and the memory that it uses.
 func (m *machine) someLinear(t *testing.T, rng *rand.Rand, rows, in int) (o Linear, memory []gpu.Memory) {
-	dtype := testgpu.Pick(rng, attn.Float16, attn.BFloat16)
+	dtype := enginetest.Pick(rng, attn.Float16, attn.BFloat16)
 	o = Linear{Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Activation: attn.Activation(rng.IntN(3)), Early: rng.IntN(2) == 0}
 	memory = []gpu.Memory{o.X}
 	if rng.IntN(2) == 0 {
@@ -228,7 +228,7 @@ func TestMatrixLaunches(t *testing.T) {
 		memory = append(memory, o.Scratch)
 		lib.Forget()
 		noError(t, d.Linear(m.Stream, &o))
-		list := testgpu.Launches(lib.Log())
+		list := enginetest.Launches(lib.Log())
 		if len(list) != 2 || !strings.HasPrefix(list[0].Kernel, "matrix_operands_") {
 			t.Fatalf("%d launches: %s", len(list), lib.Log())
 		}
@@ -268,8 +268,8 @@ func TestMatrixLaunches(t *testing.T) {
 		// Closed weights are found before the operands are made.
 		noError(t, o.Parts[0].W.Buffer.Close())
 		lib.Forget()
-		if err := d.Linear(m.Stream, &o); !isError(err, cuda.ErrClosed) || len(testgpu.Launches(lib.Log())) > 0 {
-			t.Fatalf("closed weights: %v, %d launches", err, len(testgpu.Launches(lib.Log())))
+		if err := d.Linear(m.Stream, &o); !isError(err, cuda.ErrClosed) || len(enginetest.Launches(lib.Log())) > 0 {
+			t.Fatalf("closed weights: %v, %d launches", err, len(enginetest.Launches(lib.Log())))
 		}
 		for i := range memory {
 			if memory[i].Buffer != o.Parts[0].W.Buffer {
@@ -347,7 +347,7 @@ func TestLinearWithoutClusters(t *testing.T) {
 				Parts: []LinearPart{{W: m.memory(t, attn.Float16, out*in), Y: m.memory(t, attn.Float32, rows*out), Out: out}}}
 			lib.Forget()
 			err := d.Linear(m.Stream, &o)
-			if (err == nil) != want || err == nil && (len(testgpu.Launches(lib.Log())) == 0 || strings.Contains(lib.Log(), "\ncluster ")) {
+			if (err == nil) != want || err == nil && (len(enginetest.Launches(lib.Log())) == 0 || strings.Contains(lib.Log(), "\ncluster ")) {
 				t.Errorf("%d rows, code %d: %v, %s", rows, code, err, lib.Log())
 			}
 			for _, x := range []gpu.Memory{o.X, o.Scratch, o.Parts[0].W, o.Parts[0].Y} {
@@ -367,7 +367,7 @@ func TestBatchLaunches(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	d.slower = math.Inf(1) // tiles are not asked
 	for range 200 {
-		rows, in := leastSkinny+rng.IntN(testgpu.Pick(rng, 16, 64, mostSkinny)-leastSkinny+1), 8*(1+rng.IntN(testgpu.Pick(rng, 30, 300, 2200)))
+		rows, in := leastSkinny+rng.IntN(enginetest.Pick(rng, 16, 64, mostSkinny)-leastSkinny+1), 8*(1+rng.IntN(enginetest.Pick(rng, 30, 300, 2200)))
 		if rows > 16 { // slices of wider ones need not fit
 			in = min(in, 8192)
 		}
@@ -382,7 +382,7 @@ func TestBatchLaunches(t *testing.T) {
 		}
 		lib.Forget()
 		noError(t, d.Linear(m.Stream, &o))
-		list := testgpu.Launches(lib.Log())
+		list := enginetest.Launches(lib.Log())
 		if len(list) != 1 || !strings.HasPrefix(list[0].Kernel, "batch_") {
 			t.Fatalf("%d launches: %s", len(list), lib.Log())
 		}
@@ -425,8 +425,8 @@ func TestBatchLaunches(t *testing.T) {
 		closed := memory[rng.IntN(len(memory))]
 		noError(t, closed.Buffer.Close())
 		lib.Forget()
-		if err := d.Linear(m.Stream, &o); !isError(err, cuda.ErrClosed) || len(testgpu.Launches(lib.Log())) > 0 {
-			t.Fatalf("closed memory: %v, %d launches", err, len(testgpu.Launches(lib.Log())))
+		if err := d.Linear(m.Stream, &o); !isError(err, cuda.ErrClosed) || len(enginetest.Launches(lib.Log())) > 0 {
+			t.Fatalf("closed memory: %v, %d launches", err, len(enginetest.Launches(lib.Log())))
 		}
 		for i := range memory {
 			if memory[i].Buffer != closed.Buffer {
@@ -598,7 +598,7 @@ func TestDecoderRefuses(t *testing.T) {
 		t.Error("a table that is too short waits to be gathered")
 	}
 	wantError(t, "gather ids", d.Gather(m.Stream, &Gather{Rows: 7, N: 2, TableRows: 7, Table: w, IDs: y, Y: x}), attn.ErrShape, "the ids has 6 elements of 7")
-	if n := len(testgpu.Launches(lib.Log())); n != 0 {
+	if n := len(enginetest.Launches(lib.Log())); n != 0 {
 		t.Errorf("%d launches", n)
 	}
 	o := good()
@@ -641,7 +641,7 @@ func TestBatchOfWideRows(t *testing.T) {
 // Either norm of x is part of the launches that a layer has, and these are the same: of few rows that have no room for
 // their norm, and on GPUs without kernels for many, it is one before them.
 func TestNormLaunches(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, lib, d := fakeDecoder(t, f.Capability, max(f.SMs, 8), f.Shared)
 			gatedArguments(lib.State())
@@ -651,8 +651,8 @@ func TestNormLaunches(t *testing.T) {
 			scratch, ws := m.memory(t, attn.Float32, most*4097), [...]gpu.Memory{m.memory(t, attn.Float16, out*4096), m.memory(t, attn.Float32, out*4096)}
 			within := 0 // launches that have the norm within
 			for range 60 {
-				w := testgpu.Pick(rng, ws[0], ws[0], ws[1])
-				o := Linear{Rows: testgpu.Pick(rng, 1, 2, 3, 16, 17, 64, 150, most), In: testgpu.Pick(rng, 64, 520, 2048, 4096), X: x, RoundX: rng.IntN(2) == 0, Scratch: scratch}
+				w := enginetest.Pick(rng, ws[0], ws[0], ws[1])
+				o := Linear{Rows: enginetest.Pick(rng, 1, 2, 3, 16, 17, 64, 150, most), In: enginetest.Pick(rng, 64, 520, 2048, 4096), X: x, RoundX: rng.IntN(2) == 0, Scratch: scratch}
 				for range 1 + rng.IntN(2) {
 					o.Parts = append(o.Parts, LinearPart{W: w, Y: y, Out: out})
 				}
@@ -672,7 +672,7 @@ func TestNormLaunches(t *testing.T) {
 					if names[0] == "norm" {
 						return names
 					}
-					for _, l := range testgpu.Launches(lib.Log()) {
+					for _, l := range enginetest.Launches(lib.Log()) {
 						kind, offset, arg := norm.kind(), norm.offset(), unsafe.Pointer(&l.Arg[0])
 						switch {
 						case strings.HasPrefix(l.Kernel, "matrix_operands_"):

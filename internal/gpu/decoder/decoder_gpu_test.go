@@ -13,7 +13,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -36,8 +36,8 @@ func (m *machine) random(t testing.TB, rng *rand.Rand, d attn.DType, n int, scal
 	data := make([]byte, n*d.Size())
 	r.x = make([]float64, n)
 	for i := range r.x {
-		testgpu.Put(data, i, d, rng.NormFloat64()*scale)
-		r.x[i] = testgpu.Get(data, i, d)
+		enginetest.Put(data, i, d, rng.NormFloat64()*scale)
+		r.x[i] = enginetest.Get(data, i, d)
 	}
 	r.Memory = m.Put(t, data, d)
 	return r
@@ -132,18 +132,18 @@ func cutOff(matrix bool, in, parts int) float64 {
 
 func TestGPULinear(t *testing.T) {
 	m, d := realDecoder(t)
-	testLinear(t, m, d, testgpu.OrShort(300, 45), testgpu.OrShort(8192, 1000), 1300, someRows...)
+	testLinear(t, m, d, enginetest.OrShort(300, 45), enginetest.OrShort(8192, 1000), 1300, someRows...)
 }
 
 func TestGPUGates(t *testing.T) {
 	m, d := realDecoder(t)
-	testLayers(t, m, d, layersOf{gates: true}, testgpu.OrShort(200, 45), testgpu.OrShort(8192, 1000), 1300, someRows...)
-	testLayers(t, m, d, layersOf{gates: true}, testgpu.OrShort(40, 12), testgpu.OrShort(4104, 1000), 1300, manyRows...)
+	testLayers(t, m, d, layersOf{gates: true}, enginetest.OrShort(200, 45), enginetest.OrShort(8192, 1000), 1300, someRows...)
+	testLayers(t, m, d, layersOf{gates: true}, enginetest.OrShort(40, 12), enginetest.OrShort(4104, 1000), 1300, manyRows...)
 }
 
 func TestGPULinearRounded(t *testing.T) {
 	m, d := realDecoder(t)
-	testRounded(t, m, d, testgpu.OrShort(80, 20), 1544, 1300)
+	testRounded(t, m, d, enginetest.OrShort(80, 20), 1544, 1300)
 }
 
 // testRounded runs layers that may round x, on all kernels that do: of 32 rows or 64, one cluster or two side
@@ -158,7 +158,7 @@ func testRounded(t *testing.T, m *machine, d *Engine, cases, longest, widest int
 
 func TestGPULinearManyRows(t *testing.T) {
 	m, d := realDecoder(t)
-	testLinear(t, m, d, testgpu.OrShort(60, 12), testgpu.OrShort(4104, 1000), 1300, manyRows...)
+	testLinear(t, m, d, enginetest.OrShort(60, 12), enginetest.OrShort(4104, 1000), 1300, manyRows...)
 }
 
 // someRows are of all kinds of launches; manyRows of those that are persistent, where the GPU
@@ -196,11 +196,11 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 	}(d.splits, d.persistent, d.tiled, d.slower)
 	for i := range reftest.AtLeast(cases, func() bool { return of.rounded == nil || len(of.rounded) == 8 }) {
 		gates := of.gates || of.rounded != nil && rng.IntN(2) == 0
-		d.splits, d.leftOut = skinnySplits[:], testgpu.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
+		d.splits, d.leftOut = skinnySplits[:], enginetest.Pick(rng, nil, nil, nil, []int{32}, []int{64}, []int{32, 64})
 		if one := rng.IntN(2 * len(skinnySplits)); one < len(skinnySplits) { // whichever would be best
 			d.splits = skinnySplits[one:][:1]
 		}
-		d.persistent, d.slower = persistentTiles[:], testgpu.Pick(rng, 1.0, 0, math.Inf(1), math.Inf(1))
+		d.persistent, d.slower = persistentTiles[:], enginetest.Pick(rng, 1.0, 0, math.Inf(1), math.Inf(1))
 		if one := rng.IntN(2 * len(persistentTiles)); one < len(persistentTiles) {
 			d.persistent = persistentTiles[one:][:1]
 		}
@@ -209,12 +209,12 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 		if of.rounded != nil {
 			w = types[i%2]
 		}
-		rows := testgpu.Pick(rng, someRows...)
-		in := min(8*testgpu.Pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
+		rows := enginetest.Pick(rng, someRows...)
+		in := min(8*enginetest.Pick(rng, 1, 3, 8, 32, 33, 96, 125, 384, 513, 1024), longest)
 		if of.rounded != nil {
-			in = min(testgpu.Pick(rng, 264, 520, 1000, 1544, 1544), longest)
+			in = min(enginetest.Pick(rng, 264, 520, 1000, 1544, 1544), longest)
 			d.copied = rng.IntN(3) == 0
-			d.splits, d.leftOut = skinnySplits[testgpu.Pick(rng, 0, 0, 1, 2):][:1], testgpu.Pick(rng, []int{32}, []int{64})
+			d.splits, d.leftOut = skinnySplits[enginetest.Pick(rng, 0, 0, 1, 2):][:1], enginetest.Pick(rng, []int{32}, []int{64})
 			if rows > 64 {
 				d.leftOut = d.leftOut[:0]
 			}
@@ -229,14 +229,14 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 			}
 		}
 		o := Linear{Rows: rows, In: in, Activation: attn.Activation(rng.IntN(attn.Activations)), RoundX: of.rounded != nil || rng.IntN(2) == 0, Early: rng.IntN(2) == 0}
-		scale := math.Ldexp(1, testgpu.Pick(rng, 0, 0, -40, 40))
+		scale := math.Ldexp(1, enginetest.Pick(rng, 0, 0, -40, 40))
 		x := m.random(t, rng, attn.Float32, rows*in, scale)
 		o.X = x.Memory
 		if rng.IntN(3) == 0 { // one element far above the others
-			data := testgpu.Read(t, &o.X)
+			data := enginetest.Read(t, &o.X)
 			x.x[rng.IntN(len(x.x))] *= 0x1p12
 			for j, v := range x.x {
-				testgpu.Put(data, j, attn.Float32, v)
+				enginetest.Put(data, j, attn.Float32, v)
 			}
 			noError(t, o.X.Buffer.Upload(o.X.Offset, data))
 		}
@@ -257,12 +257,12 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 		}
 		type part struct{ w, b matrix }
 		var parts []part
-		outs := make([]int, testgpu.Pick(rng, 1, 1, 2, 2, 3))
+		outs := make([]int, enginetest.Pick(rng, 1, 1, 2, 2, 3))
 		if gates {
 			outs, o.Activation = make([]int, 2), attn.Activation(1+rng.IntN(attn.Activations-1))
 		}
 		for i := range outs {
-			outs[i] = min(testgpu.Pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300), widest)
+			outs[i] = min(enginetest.Pick(rng, 1, 7, 8, 9, 50, 129, 200, 768, 1300), widest)
 		}
 		if len(outs) == 2 && o.Activation != attn.NoActivation && (gates || rng.IntN(3) == 0) {
 			o.Gate, outs[1] = true, outs[0]
@@ -317,7 +317,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 		}
 		if o.Gate {
 			if y := &o.Parts[1].Y; y.Buffer != nil {
-				for at, v := range testgpu.Read(t, y) {
+				for at, v := range enginetest.Read(t, y) {
 					if v != 0xff {
 						t.Fatalf("case %d: byte %d of what the gate is for is %#x", i, at, v)
 					}
@@ -341,7 +341,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 				break
 			}
 			out := o.Parts[j].Out
-			y := testgpu.Read(t, &o.Parts[j].Y)
+			y := enginetest.Read(t, &o.Parts[j].Y)
 			for r := range rows {
 				for c := range out {
 					sum, size, most := sumOf(p, r, c)
@@ -364,7 +364,7 @@ func testLayers(t *testing.T, m *machine, d *Engine, of layersOf, cases, longest
 						sum += residual.x[r*out+c]
 						bound += lost * (math.Abs(sum) + math.Abs(residual.x[r*out+c]))
 					}
-					if got := testgpu.Get(y, r*out+c, attn.Float32); !(math.Abs(got-sum) <= bound) {
+					if got := enginetest.Get(y, r*out+c, attn.Float32); !(math.Abs(got-sum) <= bound) {
 						t.Fatalf("case %d, w %v, %d x %d x %d, part %d of %d, gate %v, %v, norm %v, %+v: row %d, column %d: %v, want %v, bound %v",
 							i, w, rows, in, out, j, len(parts), o.Gate, o.Activation, o.Norm != nil, launch, r, c, got, sum, bound)
 					}
@@ -390,13 +390,13 @@ func testLinearRepeats(t *testing.T, m *machine, d *Engine, o *Linear) {
 	}
 	for i := range made {
 		y := &o.Parts[i].Y
-		before = append(before, testgpu.Read(t, y))
+		before = append(before, enginetest.Read(t, y))
 		noError(t, y.Buffer.Set(0, 0xff, y.Buffer.Len()))
 	}
 	noError(t, d.Linear(m.Stream, o))
 	m.Settle(t)
 	for i := range made {
-		if !bytes.Equal(testgpu.Read(t, &o.Parts[i].Y), before[i]) {
+		if !bytes.Equal(enginetest.Read(t, &o.Parts[i].Y), before[i]) {
 			t.Fatalf("%d rows of %d, part %d: other bits the second time", o.Rows, o.In, i)
 		}
 	}
@@ -410,13 +410,13 @@ func TestGPUNorm(t *testing.T) {
 func testNorm(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for range cases {
-		rows, n := testgpu.Pick(rng, 1, 2, 5, 33), testgpu.Pick(rng, 1, 2, 31, 256, 257, 768, 4096, 5000)
+		rows, n := enginetest.Pick(rng, 1, 2, 5, 33), enginetest.Pick(rng, 1, 2, 31, 256, 257, 768, 4096, 5000)
 		x := m.random(t, rng, attn.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
 		gamma, beta := m.random(t, rng, attn.Float32, n, 1), m.random(t, rng, attn.Float32, n, 1)
 		y := m.empty(t, rows*n)
 		noError(t, d.Norm(m.Stream, rows, n, x.Memory, y, &Norm{Gamma: gamma.Memory, Beta: beta.Memory, Eps: 1e-5}))
 		m.Settle(t)
-		got := testgpu.Read(t, &y)
+		got := enginetest.Read(t, &y)
 		want := normed(x.x, n, gamma.x, beta.x, 1e-5)
 		for r := range rows {
 			// Where a row's elements are close to each other, what the mean is rounded by shows.
@@ -425,7 +425,7 @@ func testNorm(t *testing.T, m *machine, d *Engine, cases int) {
 			mean := 0x1p-22 * max(slices.Max(row), -slices.Min(row)) / math.Sqrt(variance+1e-5)
 			for j, want := range want[r*n : (r+1)*n] {
 				bound := 1e-5*(1+math.Abs(want)) + mean*math.Abs(gamma.x[j])
-				if v := testgpu.Get(got, r*n+j, attn.Float32); !(math.Abs(v-want) <= bound) {
+				if v := enginetest.Get(got, r*n+j, attn.Float32); !(math.Abs(v-want) <= bound) {
 					t.Fatalf("%d x %d, row %d, element %d: %v, want %v, +- %v", rows, n, r, j, v, want, bound)
 				}
 			}
@@ -459,7 +459,7 @@ func testGather(t *testing.T, m *machine, d *Engine, cases int) {
 			table := m.random(t, rng, kind, of*n, 1)
 			ids, data := make([]int, rows), make([]byte, 4*rows)
 			for r := range ids {
-				ids[r] = testgpu.Pick(rng, rng.IntN(of), rng.IntN(of), rng.IntN(of), -1, of, math.MaxInt32, math.MinInt32)
+				ids[r] = enginetest.Pick(rng, rng.IntN(of), rng.IntN(of), rng.IntN(of), -1, of, math.MaxInt32, math.MinInt32)
 				binary.LittleEndian.PutUint32(data[4*r:], uint32(int32(ids[r])))
 			}
 			o := &Gather{Rows: rows, N: n, TableRows: of, Table: table.Memory, IDs: m.Put(t, make([]byte, len(data)), attn.Float32), Y: m.empty(t, rows*n)}
@@ -479,9 +479,9 @@ func testGather(t *testing.T, m *machine, d *Engine, cases int) {
 		}
 		check := func(what string, o *Gather, want []float64) {
 			t.Helper()
-			y := testgpu.Read(t, &o.Y)
+			y := enginetest.Read(t, &o.Y)
 			for at, want := range want {
-				if got := testgpu.Get(y, at, attn.Float32); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
+				if got := enginetest.Get(y, at, attn.Float32); got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
 					t.Fatalf("%s: row %d, column %d: %v, want %v", what, at/n, at%n, got, want)
 				}
 			}

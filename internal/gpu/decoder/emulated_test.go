@@ -6,12 +6,12 @@ import (
 	"os"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 func emulatedGPU(t testing.TB, sms int) *machine {
-	m := machineOf(t, testgpu.Emulated(t, sms, sms))
+	m := machineOf(t, enginetest.Emulated(t, sms, sms))
 	m.engine.Eager = true
 	return m
 }

@@ -14,13 +14,13 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
 func emulatedExchange(t testing.TB, members int, limit time.Duration) (*exchangeGPUs, *fakedriver.Library) {
 	t.Helper()
-	devs, lib := testgpu.EmulatedGroup(t, members, 5, 5)
+	devs, lib := enginetest.EmulatedGroup(t, members, 5, 5)
 	return exchangeOf(t, devs, limit), lib
 }
 

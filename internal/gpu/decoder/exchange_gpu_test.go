@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/kernels"
 )
@@ -22,7 +22,7 @@ import (
 // exchangeGPUs is an exchange of some GPUs.
 type exchangeGPUs struct {
 	x       *Exchange
-	devs    []*testgpu.Device
+	devs    []*enginetest.Device
 	engines []*Engine
 	forks   []*cuda.Event // of the first GPU, and one of each other that comes back to it
 }
@@ -30,7 +30,7 @@ type exchangeGPUs struct {
 // allFew is as many floats for all operations.
 func allFew(n int) fewFloats { return fewFloats{n, n, n} }
 
-func exchangeOf(t testing.TB, devs []*testgpu.Device, limit time.Duration) *exchangeGPUs {
+func exchangeOf(t testing.TB, devs []*enginetest.Device, limit time.Duration) *exchangeGPUs {
 	t.Helper()
 	r := &exchangeGPUs{devs: devs}
 	for _, m := range devs {
@@ -168,7 +168,7 @@ func (r *exchangeGPUs) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) 
 	}
 	e.fill = func() {
 		for m := range members {
-			tail := testgpu.Poisoned(slack, attn.Float32)
+			tail := enginetest.Poisoned(slack, attn.Float32)
 			fill := func(x *gpu.Memory, v []float32) {
 				noError(t, x.Buffer.Upload(x.Offset, append(bytes.Clone(gpu.BytesOf(v)), tail...)))
 			}
@@ -184,9 +184,9 @@ func (r *exchangeGPUs) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) 
 	}
 	e.check = func() []byte {
 		t.Helper()
-		first := testgpu.Read(t, &o.Y[0])
+		first := enginetest.Read(t, &o.Y[0])
 		for m := 1; m < members; m++ {
-			if !bytes.Equal(first, testgpu.Read(t, &o.Y[m])) {
+			if !bytes.Equal(first, enginetest.Read(t, &o.Y[m])) {
 				t.Fatalf("%s: members 0 and %d have other bits", e.what, m)
 			}
 		}
@@ -202,11 +202,11 @@ func (r *exchangeGPUs) reduction(t testing.TB, rng *rand.Rand, rows, n, in int) 
 			if withResidual {
 				add(residual[i])
 			}
-			if got := testgpu.Get(first, i, attn.Float32); !(math.Abs(got-want) <= size*float64(members+2)*math.Pow(2, -24)) {
+			if got := enginetest.Get(first, i, attn.Float32); !(math.Abs(got-want) <= size*float64(members+2)*math.Pow(2, -24)) {
 				t.Fatalf("%s: element %d: %v, want %v", e.what, i, got, want)
 			}
 		}
-		if !bytes.Equal(first[4*count:], testgpu.Poisoned(slack, attn.Float32)) {
+		if !bytes.Equal(first[4*count:], enginetest.Poisoned(slack, attn.Float32)) {
 			t.Fatalf("%s: it writes behind y", e.what)
 		}
 		return first
@@ -234,7 +234,7 @@ func (r *exchangeGPUs) gathering(t testing.TB, rng *rand.Rand, rows, columns int
 	var lists []*AllGather
 	xs, held := make([][][]float32, members), make([][]gpu.Memory, members)
 	const slack = 12
-	sent, step := 0, testgpu.Pick(rng, 1, 4)
+	sent, step := 0, enginetest.Pick(rng, 1, 4)
 	what := fmt.Sprintf("%d GPUs: all-gather of %d rows, first alone %v, at most %v elements as words", members, rows, onlyFirst, r.x.few)
 	for range 1 + rng.IntN(exchangeLists) {
 		o := &AllGather{Rows: rows, OnlyFirst: onlyFirst}
@@ -286,7 +286,7 @@ func (r *exchangeGPUs) gathering(t testing.TB, rng *rand.Rand, rows, columns int
 				total += n
 			}
 			for m := range o.Y {
-				y := testgpu.Read(t, &o.Y[m])
+				y := enginetest.Read(t, &o.Y[m])
 				for row := range rows {
 					at := row * total
 					for of, n := range o.Columns {
@@ -296,7 +296,7 @@ func (r *exchangeGPUs) gathering(t testing.TB, rng *rand.Rand, rows, columns int
 						at += n
 					}
 				}
-				if !bytes.Equal(y[4*rows*total:], testgpu.Poisoned(slack, attn.Float32)) {
+				if !bytes.Equal(y[4*rows*total:], enginetest.Poisoned(slack, attn.Float32)) {
 					t.Fatalf("%s: number %d: it writes behind y", e.what, i)
 				}
 				if m == 0 {
@@ -387,9 +387,9 @@ func (r *exchangeGPUs) some(t testing.TB, rng *rand.Rand, most, n int, choose bo
 	}
 	kinds := rng.Perm(3)
 	for i := range n {
-		rows := min(testgpu.Pick(rng, 1, 1, 2, 3, 16, 33), most)
-		columns := min(testgpu.Pick(rng, 1, 3, 4, 5, 64, 77, 4*(1+rng.IntN(64)), 1+rng.IntN(most)), max(most/rows, 1))
-		r.x.few = allFew(testgpu.Pick(rng, exchangeFew/4, exchangeFew/4, 0, 100))
+		rows := min(enginetest.Pick(rng, 1, 1, 2, 3, 16, 33), most)
+		columns := min(enginetest.Pick(rng, 1, 3, 4, 5, 64, 77, 4*(1+rng.IntN(64)), 1+rng.IntN(most)), max(most/rows, 1))
+		r.x.few = allFew(enginetest.Pick(rng, exchangeFew/4, exchangeFew/4, 0, 100))
 		few := r.x.few
 		var op *exchanged
 		switch {
@@ -512,7 +512,7 @@ func testExchangeChain(t *testing.T, r *exchangeGPUs, cases, most int) {
 			if rng.IntN(2) == 0 {
 				o.Y, other = other, o.X
 			}
-			r.x.few = allFew(testgpu.Pick(rng, 0, 0, exchangeFew/4))
+			r.x.few = allFew(enginetest.Pick(rng, 0, 0, exchangeFew/4))
 			for _, m := range rng.Perm(members) {
 				noError(t, r.engines[m].AllReduce(r.devs[m].Stream, r.x, &o, m))
 			}
@@ -520,7 +520,7 @@ func testExchangeChain(t *testing.T, r *exchangeGPUs, cases, most int) {
 		}
 		r.settle(t)
 		for m := range members {
-			if !bytes.Equal(testgpu.Read(t, &o.Y[m]), gpu.BytesOf(want)) {
+			if !bytes.Equal(enginetest.Read(t, &o.Y[m]), gpu.BytesOf(want)) {
 				t.Fatalf("%d GPUs, %d elements, %d sums of sums: member %d has others", members, n, rounds, m)
 			}
 		}
@@ -636,9 +636,9 @@ func isClosed(t testing.TB, err error) {
 }
 
 func TestGPUsExchange(t *testing.T) {
-	r := exchangeOf(t, testgpu.RealGroup(t, 2), 0)
-	testExchange(t, r, testgpu.OrShort(60, 6), 1<<20)
-	testExchangeChain(t, r, testgpu.OrShort(60, 6), 1<<20)
+	r := exchangeOf(t, enginetest.RealGroup(t, 2), 0)
+	testExchange(t, r, enginetest.OrShort(60, 6), 1<<20)
+	testExchangeChain(t, r, enginetest.OrShort(60, 6), 1<<20)
 	testExchangeFails(t, r, 200*time.Millisecond)
 }
 
@@ -646,7 +646,7 @@ func TestGPUsExchange(t *testing.T) {
 func BenchmarkGPUsExchange(b *testing.B) {
 	for _, members := range []int{2, 4, 8} {
 		b.Run(fmt.Sprintf("GPUs=%d", members), func(b *testing.B) {
-			r := exchangeOf(b, testgpu.RealGroup(b, members), 0)
+			r := exchangeOf(b, enginetest.RealGroup(b, members), 0)
 			for _, kib := range []int{8, 16, 64, 128, 256, 320, 448, 512, 1 << 10, 32 << 10} {
 				r.benchmarks(b, kib)
 			}
@@ -744,7 +744,7 @@ func (r *exchangeGPUs) benchmark(b *testing.B, rounds int, queue func(member int
 // and a drawn one, which each GPU chooses of all logits; beside it the gathering of these alone.
 func BenchmarkGPUsChoice(b *testing.B) {
 	const rounds, vocab = 64, 50272
-	r := exchangeOf(b, testgpu.RealGroup(b, 2), 0)
+	r := exchangeOf(b, enginetest.RealGroup(b, 2), 0)
 	for _, rows := range []int{1, 4, 16} {
 		rng := rand.New(rand.NewPCG(1, 2))
 		best := &AllArgMax{Rows: rows, Columns: []int{vocab / 2, vocab / 2}}

@@ -10,7 +10,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // partsOf is random states of one part of the keys: some are of no key, and in others one key is all.
@@ -18,7 +18,7 @@ type partsOf struct{ out, lse []float32 }
 
 func (p *partsOf) draw(rng *rand.Rand, dim int) {
 	randoms(rng, p.out, math.Pow(10, float64(rng.IntN(5)-2)))
-	spread := testgpu.Pick(rng, 0, 1, 30, 1e4)
+	spread := enginetest.Pick(rng, 0, 1, 30, 1e4)
 	for i := range p.lse {
 		p.lse[i] = float32(rng.NormFloat64() * spread)
 		if rng.IntN(4) == 0 {
@@ -45,7 +45,7 @@ func (r *exchangeGPUs) merging(t testing.TB, rng *rand.Rand, rows, dim, most int
 	for i := range all {
 		all[i] = partsOf{make([]float32, count), make([]float32, states)}
 	}
-	own, logs, kind := rng.IntN(2) == 0, rng.IntN(3) > 0, testgpu.Pick(rng, attn.Float32, attn.Float16, attn.BFloat16)
+	own, logs, kind := rng.IntN(2) == 0, rng.IntN(3) > 0, enginetest.Pick(rng, attn.Float32, attn.Float16, attn.BFloat16)
 	held := make([][]gpu.Memory, members)
 	const slack = 12
 	for m := range members {
@@ -103,13 +103,13 @@ func (r *exchangeGPUs) merging(t testing.TB, rng *rand.Rand, rows, dim, most int
 	}
 	e.check = func() []byte {
 		t.Helper()
-		y := testgpu.Read(t, &o.Y[0])
+		y := enginetest.Read(t, &o.Y[0])
 		var lse []byte
 		if logs {
-			lse = testgpu.Read(t, &o.YLSE[0])
+			lse = enginetest.Read(t, &o.YLSE[0])
 		}
 		for m := range members {
-			if !bytes.Equal(y, testgpu.Read(t, &o.Y[m])) || logs && !bytes.Equal(lse, testgpu.Read(t, &o.YLSE[m])) {
+			if !bytes.Equal(y, enginetest.Read(t, &o.Y[m])) || logs && !bytes.Equal(lse, enginetest.Read(t, &o.YLSE[m])) {
 				t.Fatalf("%s: members 0 and %d have other bits", e.what, m)
 			}
 		}
@@ -133,7 +133,7 @@ func (r *exchangeGPUs) merging(t testing.TB, rng *rand.Rand, rows, dim, most int
 				sum, want = 1, top
 			}
 			if logs {
-				if got := testgpu.Get(lse, at, attn.Float32); got != want && !(math.Abs(got-want) <= 1e-6*(2+math.Abs(want))) {
+				if got := enginetest.Get(lse, at, attn.Float32); got != want && !(math.Abs(got-want) <= 1e-6*(2+math.Abs(want))) {
 					t.Fatalf("%s: log-sum-exp %d: %v, want %v", e.what, at, got, want)
 				}
 			}
@@ -154,12 +154,12 @@ func (r *exchangeGPUs) merging(t testing.TB, rng *rand.Rand, rows, dim, most int
 				case attn.BFloat16:
 					bound += math.Abs(value) * math.Pow(2, -8)
 				}
-				if got := testgpu.Get(y, at*dim+c, kind); !(math.Abs(got-value) <= bound) {
+				if got := enginetest.Get(y, at*dim+c, kind); !(math.Abs(got-value) <= bound) {
 					t.Fatalf("%s: column %d of state %d: %v, want %v to %v", e.what, c, at, got, value, bound)
 				}
 			}
 		}
-		if !bytes.Equal(y[kind.Size()*count:], testgpu.Poisoned(slack, kind)) || logs && !bytes.Equal(lse[4*states:], testgpu.Poisoned(slack, attn.Float32)) {
+		if !bytes.Equal(y[kind.Size()*count:], enginetest.Poisoned(slack, kind)) || logs && !bytes.Equal(lse[4*states:], enginetest.Poisoned(slack, attn.Float32)) {
 			t.Fatalf("%s: it writes behind y", e.what)
 		}
 		return append(y, lse...)

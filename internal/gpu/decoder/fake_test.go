@@ -7,13 +7,13 @@ import (
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // fakeGPU is a machine without a GPU, whose launches do nothing.
 func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.Library) {
 	t.Helper()
-	d, lib := testgpu.Fake(t, capability, sms, shared, func(testgpu.Launch) {})
+	d, lib := enginetest.Fake(t, capability, sms, shared, func(enginetest.Launch) {})
 	s := lib.State()
 	s.Argument("linear_", int(unsafe.Sizeof(linearParams{})))
 	s.Argument("batch_", int(unsafe.Sizeof(skinnyParams{})))

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/kernels"
 )
 
@@ -28,7 +28,7 @@ func gatedArguments(s *fakedriver.State) {
 // Gated units and activations that the other kernels don't know are as many launches as other layers, by
 // kernels of their own; where there are none of these, what they do is launches more.
 func TestGatedLaunches(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, lib, d := fakeDecoder(t, f.Capability, max(f.SMs, 8), f.Shared)
 			gatedArguments(lib.State())
@@ -38,16 +38,16 @@ func TestGatedLaunches(t *testing.T) {
 			}
 			kinds := map[string]bool{}
 			for range 120 {
-				rows, in, out := 1+rng.IntN(testgpu.Pick(rng, 4, 20, 150, 400)), 8*(1+rng.IntN(200)), 1+rng.IntN(700)
+				rows, in, out := 1+rng.IntN(enginetest.Pick(rng, 4, 20, 150, 400)), 8*(1+rng.IntN(200)), 1+rng.IntN(700)
 				gate := rng.IntN(3) > 0
-				d.leftOut, d.slower = testgpu.Pick(rng, nil, []int{32, 64}), testgpu.Pick(rng, 1.0, 0)
+				d.leftOut, d.slower = enginetest.Pick(rng, nil, []int{32, 64}), enginetest.Pick(rng, 1.0, 0)
 				o := Linear{
 					Rows: rows, In: in, X: m.memory(t, attn.Float32, rows*in), Gate: gate, RoundX: rng.IntN(2) == 0,
-					Activation: testgpu.Pick(rng, attn.SiLU, attn.GELUTanh),
+					Activation: enginetest.Pick(rng, attn.SiLU, attn.GELUTanh),
 				}
 				memory := []gpu.Memory{o.X}
 				for i := range o.together() {
-					p := LinearPart{W: m.memory(t, testgpu.Pick(rng, attn.Float16, attn.BFloat16), out*in), Out: out}
+					p := LinearPart{W: m.memory(t, enginetest.Pick(rng, attn.Float16, attn.BFloat16), out*in), Out: out}
 					if i > 0 {
 						p.W = m.memory(t, o.Parts[0].W.DType, out*in)
 					} else {
@@ -56,7 +56,7 @@ func TestGatedLaunches(t *testing.T) {
 					}
 					o.Parts, memory = append(o.Parts, p), append(memory, p.W)
 				}
-				launches := func() []testgpu.Launch {
+				launches := func() []enginetest.Launch {
 					scratch, err := d.Scratch(&o)
 					noError(t, err)
 					if o.Scratch = (gpu.Memory{}); scratch > 0 {
@@ -65,7 +65,7 @@ func TestGatedLaunches(t *testing.T) {
 					}
 					lib.Forget()
 					noError(t, d.Linear(m.Stream, &o))
-					return testgpu.Launches(lib.Log())
+					return enginetest.Launches(lib.Log())
 				}
 				for _, l := range launches() {
 					if strings.HasPrefix(l.Kernel, "matrix_operands_") {
@@ -89,7 +89,7 @@ func TestGatedLaunches(t *testing.T) {
 				}
 				d.gatesApart = true
 				list := launches()
-				if last := list[len(list)-1].Kernel; last != "node_elements" || slices.ContainsFunc(list, func(l testgpu.Launch) bool { return strings.HasPrefix(l.Kernel, gatedPrefix) }) {
+				if last := list[len(list)-1].Kernel; last != "node_elements" || slices.ContainsFunc(list, func(l enginetest.Launch) bool { return strings.HasPrefix(l.Kernel, gatedPrefix) }) {
 					t.Fatalf("apart: %s", lib.Log())
 				}
 				d.gatesApart = false
@@ -128,7 +128,7 @@ func TestGatesWithoutImages(t *testing.T) {
 	o.Scratch = m.memory(t, attn.Float32, scratch)
 	lib.Forget()
 	noError(t, d.Linear(m.Stream, &o))
-	list := testgpu.Launches(lib.Log())
+	list := enginetest.Launches(lib.Log())
 	if len(list) != 2 || list[0].Kernel != "linear_f16" || list[1].Kernel != "node_elements" {
 		t.Fatal(lib.Log())
 	}
@@ -166,7 +166,7 @@ func TestGatesRefuse(t *testing.T) {
 		o.Parts = []LinearPart{part, part}
 		with(&o)
 		lib.Forget()
-		if err := d.Linear(m.Stream, &o); err == nil || len(testgpu.Launches(lib.Log())) > 0 {
+		if err := d.Linear(m.Stream, &o); err == nil || len(enginetest.Launches(lib.Log())) > 0 {
 			t.Errorf("%s: %v, %s", name, err, lib.Log())
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // filled is memory of random numbers that repeat: what a GPU's clock does depends on them.
@@ -18,7 +18,7 @@ func (m *machine) filled(b *testing.B, rng *rand.Rand, d attn.DType, n int, scal
 	const most = 1 << 20
 	block := make([]byte, min(n, most)*d.Size())
 	for i := range len(block) / d.Size() {
-		testgpu.Put(block, i, d, rng.NormFloat64()*scale)
+		enginetest.Put(block, i, d, rng.NormFloat64()*scale)
 	}
 	to, err := m.Dev.NewBuffer(int64(n * d.Size()))
 	noError(b, err)

@@ -3,7 +3,7 @@ package decoder
 import (
 	"testing"
 
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // What is said here of launches and shared memory is still what the kernels do.
@@ -124,7 +124,7 @@ func TestLaunchesAreTheKernels(t *testing.T) {
 			"float* sums = x + p.rows * stride; float* parts = sums + GEMV_WARPS * p.rows * WIDTH; float* moments = parts + 2 * p.rows * GEMV_TILE; u32* tops = (u32*)(moments + 2 * GEMV_WARPS * GEMV_ROWS); float* affine = (float*)(tops + GEMV_ROWS);",
 		},
 	} {
-		testgpu.Says(t, file, lines...)
+		enginetest.Says(t, file, lines...)
 	}
 }
 
@@ -166,6 +166,6 @@ func TestStructs(t *testing.T) {
 		{"kernels/sample_tokens.cuh", "SampleParams", sampleParams{}},
 		{"kernels/sample_tokens.cuh", "SampleSetting", Setting{}},
 	} {
-		testgpu.SameStruct(t, c.file, c.name, c.here)
+		enginetest.SameStruct(t, c.file, c.name, c.here)
 	}
 }

@@ -5,25 +5,25 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/kernels"
 )
 
 var (
-	noError   = testgpu.NoError
-	wantError = testgpu.WantError
-	isError   = testgpu.IsError
+	noError   = enginetest.NoError
+	wantError = enginetest.WantError
+	isError   = enginetest.IsError
 )
 
 // machine is where a test's layers run, with attention between them.
 type machine struct {
-	*testgpu.Device
+	*enginetest.Device
 	engine *attention.Engine
 }
 
-func realGPU(t testing.TB) *machine { return machineOf(t, testgpu.Real(t)) }
+func realGPU(t testing.TB) *machine { return machineOf(t, enginetest.Real(t)) }
 
-func machineOf(t testing.TB, d *testgpu.Device) *machine {
+func machineOf(t testing.TB, d *enginetest.Device) *machine {
 	t.Helper()
 	e, err := attention.New(d.Dev)
 	if errors.Is(err, kernels.ErrNoImage) {

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -55,7 +55,7 @@ func TestMegakernelLaunch(t *testing.T) {
 func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 	sh := stackShape{
 		rows: 1 + i%decodeRows, blocks: 1 + rng.IntN(3), heads: 4, kvHeads: 2, dim: []int{64, 128}[i%2], inner: 128 * (1 + rng.IntN(18)),
-		vocabulary: testgpu.Pick(rng, 0, 777), pageTokens: 16, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2],
+		vocabulary: enginetest.Pick(rng, 0, 777), pageTokens: 16, kv: []attn.DType{attn.Float16, attn.BFloat16}[i/2%2],
 	}
 	for range sh.rows {
 		sh.keys = append(sh.keys, rng.IntN(200))
@@ -74,9 +74,9 @@ func testMegakernelLaunch(t *testing.T, rng *rand.Rand, i, blocks int) {
 		t.Fatal(err)
 	}
 	noError(t, c.Upload())
-	var found *testgpu.Launch
+	var found *enginetest.Launch
 	clusters := strings.Count(log(), "cluster 2 1 1\n")
-	for _, l := range testgpu.Launches(strings.NewReplacer("cooperative 1\n", "", "cluster 2 1 1\n", "").Replace(log())) {
+	for _, l := range enginetest.Launches(strings.NewReplacer("cooperative 1\n", "", "cluster 2 1 1\n", "").Replace(log())) {
 		if l.Kernel == kernel && found == nil {
 			found = &l
 		} else {
@@ -416,7 +416,7 @@ func TestMegakernelOfOne(t *testing.T) {
 	noError(t, c.Queue(s.m.Stream))
 	noError(t, c.Upload())
 	noError(t, c.Close())
-	if l := testgpu.Launches(log()); len(l) != 1 || l[0].Kernel != "linear_f16" || strings.Contains(log(), "cuMemAlloc") {
+	if l := enginetest.Launches(log()); len(l) != 1 || l[0].Kernel != "linear_f16" || strings.Contains(log(), "cuMemAlloc") {
 		t.Errorf("%d launches: %s", len(l), log())
 	}
 	none := s.d.NewMegakernel()
@@ -440,7 +440,7 @@ func TestMegakernelOfWideLayers(t *testing.T) {
 			noError(t, c.Upload())
 			noError(t, c.Close())
 			var got []string
-			for _, l := range testgpu.Launches(log()) {
+			for _, l := range enginetest.Launches(log()) {
 				if l.Kernel != "decoder_norm" {
 					got = append(got, l.Kernel)
 				}

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -381,24 +381,24 @@ func (s *stack) poison(t testing.TB) {
 
 func TestGPUMegakernel(t *testing.T) {
 	m, d := realDecoder(t)
-	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, false, false)
+	testMegakernel(t, m, d, enginetest.OrShort(24, 8), 5000, 8192, false, false)
 }
 
 func TestGPUMegakernelLinear(t *testing.T) {
 	m, d := realDecoder(t)
-	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, true, false)
+	testMegakernel(t, m, d, enginetest.OrShort(24, 8), 5000, 8192, true, false)
 }
 
 // Blocks of Llama's shape.
 func TestGPUMegakernelLlama(t *testing.T) {
 	m, d := realDecoder(t)
-	testMegakernel(t, m, d, testgpu.OrShort(24, 8), 5000, 8192, false, true)
-	testMegakernel(t, m, d, testgpu.OrShort(8, 4), 5000, 8192, true, true)
+	testMegakernel(t, m, d, enginetest.OrShort(24, 8), 5000, 8192, false, true)
+	testMegakernel(t, m, d, enginetest.OrShort(8, 4), 5000, 8192, true, true)
 }
 
 func TestGPUProjection(t *testing.T) {
 	m, d := realDecoder(t)
-	testProjection(t, m, d, testgpu.OrShort(40, 6), 5000, 8192)
+	testProjection(t, m, d, enginetest.OrShort(40, 6), 5000, 8192)
 }
 
 // Contexts that go round a thread block's ring many times, and not in whole rounds.
@@ -443,7 +443,7 @@ func TestGPUMegakernelRepeats(t *testing.T) {
 				noError(t, m.Stream.Launch(g))
 				m.Settle(t)
 				for j := range s.outs {
-					got := testgpu.Read(t, &s.outs[j])
+					got := enginetest.Read(t, &s.outs[j])
 					if launch == 0 {
 						first = append(first, got)
 					} else if !bytes.Equal(got, first[j]) {
@@ -470,15 +470,15 @@ func testMegakernel(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 	defer func() { d.info.SharedPerBlockMost = shared }()
 	start := rng.IntN(24) // few cases are others every time
 	for i := start; i < start+cases; i++ {
-		d.info.SharedPerBlockMost = min(shared, testgpu.Pick(rng, 180, 205, 227)<<10) // rings of several lengths
-		dim, group := decodeDims[len(decodeDims)-1-i%len(decodeDims)], testgpu.Pick(rng, 1, 1, 2, 4)
+		d.info.SharedPerBlockMost = min(shared, enginetest.Pick(rng, 180, 205, 227)<<10) // rings of several lengths
+		dim, group := decodeDims[len(decodeDims)-1-i%len(decodeDims)], enginetest.Pick(rng, 1, 1, 2, 4)
 		if llama {
 			dim = llamaDims[i/2%len(llamaDims)]
 		}
-		kvHeads := min(testgpu.Pick(rng, 1, 2, 3, 12), widest/dim/group)
+		kvHeads := min(enginetest.Pick(rng, 1, 2, 3, 12), widest/dim/group)
 		sh := stackShape{
-			rows: 1 + i%decodeRows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
-			inner: 128 * testgpu.Pick(rng, 1, 3, 8, 16, 17, 32, 33), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
+			rows: 1 + i%decodeRows, blocks: enginetest.Pick(rng, 1, 2, 3), heads: group * kvHeads, kvHeads: kvHeads, dim: dim,
+			inner: 128 * enginetest.Pick(rng, 1, 3, 8, 16, 17, 32, 33), vocabulary: enginetest.Pick(rng, 0, 7, 777), pageTokens: enginetest.Pick(rng, 16, 64, 128),
 			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: linear, llama: llama,
 		}
 		for sh.heads*sh.dim%128 != 0 {
@@ -488,7 +488,7 @@ func testMegakernel(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 		sh.tables, sh.choose = i/2%3, sh.vocabulary > 0 && rng.IntN(4) > 0
 		sh.nobody = sh.tables > 0 && rng.IntN(4) == 0
 		for range sh.rows {
-			sh.keys = append(sh.keys, min(testgpu.Pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
+			sh.keys = append(sh.keys, min(enginetest.Pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
 		}
 		testSplits(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
 	}
@@ -524,7 +524,7 @@ func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 	defer func(all []int) { d.splits, d.slower = all, 1 }(d.splits)
 	for i := range cases {
 		d.splits, d.slower = skinnySplits[:], math.Inf(1)
-		rows := leastSkinny + rng.IntN(testgpu.Pick(rng, 16, 64, mostSkinny)-leastSkinny+1)
+		rows := leastSkinny + rng.IntN(enginetest.Pick(rng, 16, 64, mostSkinny)-leastSkinny+1)
 		round := i%3 == 1
 		if round {
 			rows = mostPrecise + 1 + rng.IntN(32)
@@ -535,15 +535,15 @@ func testProjection(t *testing.T, m *machine, d *Engine, cases, longest, widest 
 		if i%3 == 2 { // that of the widest x; there may be one such cluster
 			d.splits, rows = skinnySplits[len(skinnySplits)-1:], min(rows, mostSkinny/mostBeside)
 		}
-		kvHeads := testgpu.Pick(rng, 1, 2, 4, 12)
+		kvHeads := enginetest.Pick(rng, 1, 2, 4, 12)
 		sh := stackShape{
-			rows: rows, blocks: testgpu.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: testgpu.Pick(rng, 64, 80, 128),
-			inner: min(8*testgpu.Pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: testgpu.Pick(rng, 0, 7, 777), pageTokens: testgpu.Pick(rng, 16, 64, 128),
+			rows: rows, blocks: enginetest.Pick(rng, 1, 2, 3), heads: kvHeads, kvHeads: kvHeads, dim: enginetest.Pick(rng, 64, 80, 128),
+			inner: min(8*enginetest.Pick(rng, 1, 5, 16, 100, 257, 1024), widest), vocabulary: enginetest.Pick(rng, 0, 7, 777), pageTokens: enginetest.Pick(rng, 16, 64, 128),
 			kv: []attn.DType{attn.Float16, attn.BFloat16}[i%2], linear: rng.IntN(2) == 0, tables: i % 3, gelu: i/2%2 == 1, llama: rng.IntN(2) == 0, round: round,
 		}
 		sh.choose = sh.vocabulary > 0 && i%2 == 0
 		for range sh.rows {
-			sh.keys = append(sh.keys, min(testgpu.Pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
+			sh.keys = append(sh.keys, min(enginetest.Pick(rng, 0, 1, 2, 63, 64, 65, 130, 1000, 1+rng.IntN(5000)), longest))
 		}
 		testStack(t, m, d, rng, fmt.Sprintf("case %d: %+v", i, sh), sh)
 	}
@@ -555,16 +555,16 @@ func testStack(t *testing.T, m *machine, d *Engine, rng *rand.Rand, name string,
 	s := newStack(t, m, d, rng, sh)
 	var before [][]byte
 	for j := range s.cache {
-		before = append(before, testgpu.Read(t, &s.cache[j]))
+		before = append(before, enginetest.Read(t, &s.cache[j]))
 	}
 	noError(t, s.launches())
 	m.Settle(t)
 	var want, wantCache [][]byte
 	for j := range s.outs {
-		want = append(want, testgpu.Read(t, &s.outs[j]))
+		want = append(want, enginetest.Read(t, &s.outs[j]))
 	}
 	for j := range s.cache {
-		wantCache = append(wantCache, testgpu.Read(t, &s.cache[j]))
+		wantCache = append(wantCache, enginetest.Read(t, &s.cache[j]))
 		noError(t, s.cache[j].Buffer.Upload(s.cache[j].Offset, before[j]))
 	}
 	megakernel, g := s.captured(t)
@@ -577,7 +577,7 @@ func testStack(t *testing.T, m *machine, d *Engine, rng *rand.Rand, name string,
 		noError(t, m.Stream.Launch(g))
 		m.Settle(t)
 		for j := range s.outs {
-			got := testgpu.Read(t, &s.outs[j])
+			got := enginetest.Read(t, &s.outs[j])
 			if run > 0 || megakernel == nil {
 				if !bytes.Equal(got, first[j]) {
 					t.Fatalf("%s: output %d of run %d differs from another run's", name, j, run)
@@ -594,7 +594,7 @@ func testStack(t *testing.T, m *machine, d *Engine, rng *rand.Rand, name string,
 		s.checkChoice(t, name)
 	}
 	for j := range s.cache {
-		got := testgpu.Read(t, &s.cache[j])
+		got := enginetest.Read(t, &s.cache[j])
 		if megakernel == nil && !bytes.Equal(got, wantCache[j]) {
 			t.Fatalf("%s: cache %d differs from what launches store", name, j)
 		}
@@ -616,13 +616,13 @@ func (s *stack) checkChoice(t testing.TB, name string) {
 	}
 	ids := make([]byte, s.back.IDs.Buffer.Len())
 	noError(t, s.back.IDs.Buffer.Download(ids, 0))
-	logits := testgpu.Read(t, &s.back.Logits)
+	logits := enginetest.Read(t, &s.back.Logits)
 	for at := 0; at+4 <= len(ids); at += 4 {
 		row, want := (at-int(s.back.IDs.Offset))/4, int32(-0x55555556)
 		if at >= int(s.back.IDs.Offset) && row < s.rows {
 			x := make([]float32, s.back.Vocab)
 			for i := range x {
-				x[i] = float32(testgpu.Get(logits, row*s.back.Vocab+i, attn.Float32))
+				x[i] = float32(enginetest.Get(logits, row*s.back.Vocab+i, attn.Float32))
 			}
 			want = int32(choose.Largest(x))
 		}
@@ -637,12 +637,12 @@ func closeTo(t testing.TB, what string, got, want []byte, d attn.DType, bound fl
 	t.Helper()
 	n, top := len(want)/d.Size(), 0.0
 	for i := range n {
-		if x := math.Abs(testgpu.Get(want, i, d)); x > top {
+		if x := math.Abs(enginetest.Get(want, i, d)); x > top {
 			top = x
 		}
 	}
 	for i := range n {
-		if a, b := testgpu.Get(got, i, d), testgpu.Get(want, i, d); !(math.Abs(a-b) <= bound*top || math.IsNaN(a) && math.IsNaN(b)) {
+		if a, b := enginetest.Get(got, i, d), enginetest.Get(want, i, d); !(math.Abs(a-b) <= bound*top || math.IsNaN(a) && math.IsNaN(b)) {
 			t.Fatalf("%s: element %d of %d: %v, want %v, the largest is %v", what, i, n, a, b, top)
 		}
 	}

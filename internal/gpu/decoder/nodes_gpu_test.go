@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -23,7 +23,7 @@ func TestGPURMSNorm(t *testing.T) {
 func testRMSNorm(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for i := range cases {
-		rows, n := testgpu.Pick(rng, 1, 2, 7, 8, 9, 33), testgpu.Pick(rng, 1, 2, 31, 64, 128, 1023, 1024, 1025, 4096)
+		rows, n := enginetest.Pick(rng, 1, 2, 7, 8, 9, 33), enginetest.Pick(rng, 1, 2, 31, 64, 128, 1023, 1024, 1025, 4096)
 		x := m.random(t, rng, attn.Float32, rows*n, math.Ldexp(1, rng.IntN(20)-10))
 		gamma, residual := m.random(t, rng, attn.Float32, n, 1), m.random(t, rng, attn.Float32, rows*n, 1)
 		o := RMSNorm{Rows: rows, N: n, Eps: 1e-5, UnitOffset: i%3 == 0, X: x.Memory, Gamma: gamma.Memory, Residual: residual.Memory, Y: m.empty(t, rows*n)}
@@ -38,9 +38,9 @@ func testRMSNorm(t *testing.T, m *machine, d *Engine, cases int) {
 		}
 		noError(t, d.RMSNorm(m.Stream, &o))
 		m.Settle(t)
-		got := testgpu.Read(t, &o.Y)
+		got := enginetest.Read(t, &o.Y)
 		for at, want := range rmsNormed(x.x, n, gamma.x, residual.x, o.UnitOffset, 1e-5) {
-			if v := testgpu.Get(got, at, attn.Float32); !(math.Abs(v-want) <= 4e-6*(1+math.Abs(want))) {
+			if v := enginetest.Get(got, at, attn.Float32); !(math.Abs(v-want) <= 4e-6*(1+math.Abs(want))) {
 				t.Fatalf("%d x %d, element %d: %v, want %v", rows, n, at, v, want)
 			}
 		}
@@ -69,9 +69,9 @@ func testRotary(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for i := range cases {
 		o := Rotary{Rows: 1 + rng.IntN(9), Heads: 1 + rng.IntN(5)}
-		o.HeadDim = testgpu.Pick(rng, 2, 5, 64, 80, 128, 256, 300)
-		pairs := min(testgpu.Pick(rng, 1, o.HeadDim/4, o.HeadDim/2, o.HeadDim/2), nodePairs)
-		o.Interleaved, o.Factor = i%2 == 0, testgpu.Pick(rng, 1, 1.1386)
+		o.HeadDim = enginetest.Pick(rng, 2, 5, 64, 80, 128, 256, 300)
+		pairs := min(enginetest.Pick(rng, 1, o.HeadDim/4, o.HeadDim/2, o.HeadDim/2), nodePairs)
+		o.Interleaved, o.Factor = i%2 == 0, enginetest.Pick(rng, 1, 1.1386)
 		pairs = max(pairs, 1)
 		o.Turns = turnings(1e4, pairs)
 		width := o.Heads * o.HeadDim
@@ -79,14 +79,14 @@ func testRotary(t *testing.T, m *machine, d *Engine, cases int) {
 		o.X, o.Y = x.Memory, m.empty(t, o.Rows*width)
 		positions, data := make([]int, o.Rows), make([]byte, 4*o.Rows)
 		for r := range positions {
-			positions[r] = rng.IntN(testgpu.Pick(rng, 1, 100, 1<<17, math.MaxInt32))
+			positions[r] = rng.IntN(enginetest.Pick(rng, 1, 100, 1<<17, math.MaxInt32))
 			binary.LittleEndian.PutUint32(data[4*r:], uint32(positions[r]))
 		}
 		at := m.Put(t, data, attn.Float32)
 		o.Positions = gpu.Bytes{Buffer: at.Buffer, Offset: at.Offset}
 		noError(t, d.Rotary(m.Stream, &o))
 		m.Settle(t)
-		got := testgpu.Read(t, &o.Y)
+		got := enginetest.Read(t, &o.Y)
 		for at, want := range x.x {
 			e := at % o.HeadDim
 			if e < 2*pairs {
@@ -101,7 +101,7 @@ func testRotary(t *testing.T, m *machine, d *Engine, cases int) {
 					want = o.Factor * (want*c - x.x[at+apart]*s)
 				}
 			}
-			if v := testgpu.Get(got, at, attn.Float32); !(math.Abs(v-want) <= 3e-6) {
+			if v := enginetest.Get(got, at, attn.Float32); !(math.Abs(v-want) <= 3e-6) {
 				t.Fatalf("%d rows of %d heads of %d, %d pairs, interleaved %v, at %v: element %d is %v, want %v",
 					o.Rows, o.Heads, o.HeadDim, pairs, o.Interleaved, positions, at, v, want)
 			}
@@ -121,24 +121,24 @@ func TestGPUElements(t *testing.T) {
 func testElements(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for i := range cases {
-		n := testgpu.Pick(rng, 1, 3, 4, 1023, 1024, 1025, 5000)
-		o := Elements{N: n, Activation: attn.Activation(i % attn.Activations), Scale: testgpu.Pick(rng, 0, 1, -0.75)}
+		n := enginetest.Pick(rng, 1, 3, 4, 1023, 1024, 1025, 5000)
+		o := Elements{N: n, Activation: attn.Activation(i % attn.Activations), Scale: enginetest.Pick(rng, 0, 1, -0.75)}
 		x, times, plus := m.random(t, rng, attn.Float32, n, 2), m.random(t, rng, attn.Float32, n, 1), m.random(t, rng, attn.Float32, n, 1)
 		o.X, o.Y = x.Memory, m.empty(t, n)
 		y := o.Y
 		if rng.IntN(3) > 0 {
-			o.Times, o.TimesPeriod = times.Memory, testgpu.Pick(rng, 0, 0, 1, (n+3)/4, (n+3)/4*4/2)
+			o.Times, o.TimesPeriod = times.Memory, enginetest.Pick(rng, 0, 0, 1, (n+3)/4, (n+3)/4*4/2)
 			o.TimesPeriod = min(o.TimesPeriod, n)
 		}
 		if rng.IntN(3) > 0 {
-			o.Plus, o.PlusPeriod = plus.Memory, min(testgpu.Pick(rng, 0, 0, 3, 4, 8), n)
+			o.Plus, o.PlusPeriod = plus.Memory, min(enginetest.Pick(rng, 0, 0, 3, 4, 8), n)
 		}
 		if rng.IntN(3) == 0 {
 			o.Y = o.X
 		}
 		noError(t, d.Elements(m.Stream, &o))
 		m.Settle(t)
-		got := testgpu.Read(t, &o.Y)
+		got := enginetest.Read(t, &o.Y)
 		index := func(at, period int) int {
 			if period == 0 {
 				return at
@@ -156,7 +156,7 @@ func testElements(t *testing.T, m *machine, d *Engine, cases int) {
 			if o.Plus.Buffer != nil {
 				want += plus.x[index(at, o.PlusPeriod)]
 			}
-			if got := testgpu.Get(got, at, attn.Float32); !(math.Abs(got-want) <= 2e-6*(1+math.Abs(v)*4+math.Abs(want))) {
+			if got := enginetest.Get(got, at, attn.Float32); !(math.Abs(got-want) <= 2e-6*(1+math.Abs(v)*4+math.Abs(want))) {
 				t.Fatalf("%+v: element %d is %v, want %v", o, at, got, want)
 			}
 		}

@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 func batchShape(rows int) stackShape {
@@ -39,8 +39,8 @@ func TestProjectionLaunches(t *testing.T) {
 			lib.Forget()
 			noError(t, s.projected(t))
 			name := map[int]string{5: "batch_f16_8", 8: "batch_f16_8", 9: "batch_f16_16", 16: "batch_f16_16", 32: "batch_f16_32_rounded", inTiles: "matrix_f16_64_rounded", 50: "batch_f16_32_rounded"}[rows]
-			all, operands := testgpu.Launches(lib.Log()), 0
-			all = slices.DeleteFunc(all, func(l testgpu.Launch) bool {
+			all, operands := enginetest.Launches(lib.Log()), 0
+			all = slices.DeleteFunc(all, func(l enginetest.Launch) bool {
 				made := l.Kernel == "matrix_operands_f16_few"
 				if made {
 					operands++

@@ -11,14 +11,14 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/kernels"
 )
 
 // The launch has the operands' addresses, wherever they are, and whole warps, of which the kernels have room for 128 a row.
 func TestSampleLaunch(t *testing.T) {
-	for _, f := range testgpu.Fakes {
+	for _, f := range enginetest.Fakes {
 		m, lib := fakeGPU(t, f.Capability, f.SMs, f.Shared)
 		sampler, err := NewSampler(m.Dev)
 		noError(t, err)
@@ -35,7 +35,7 @@ func TestSampleLaunch(t *testing.T) {
 			if sampler.params != want {
 				t.Errorf("%s: %+v, want %+v", f.Name, sampler.params, want)
 			}
-			all := testgpu.Launches(lib.Log())
+			all := enginetest.Launches(lib.Log())
 			if len(all) != 1 || all[0].Kernel != kernel {
 				t.Fatalf("%s: launches %+v of\n%s", f.Name, all, lib.Log())
 			}

@@ -12,7 +12,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -124,7 +124,7 @@ func (m *machine) newSamples(t testing.TB, logits [][]float32, settings []Settin
 
 // logitBytes is the logits as they lie in memory. It ends with the last row.
 func (s *samples) logitBytes() []byte {
-	b := testgpu.Poisoned((s.Rows-1)*s.Stride+s.Vocab, attn.Float32)
+	b := enginetest.Poisoned((s.Rows-1)*s.Stride+s.Vocab, attn.Float32)
 	for i, row := range s.logits {
 		copy(b[i*s.Stride*4:], gpu.BytesOf(row))
 	}
@@ -227,9 +227,9 @@ func sampleLogits(rng *rand.Rand, vocab int) []float32 {
 
 func sampleSetting(rng *rand.Rand, vocab int) Setting {
 	return Setting{
-		Temperature: testgpu.Pick(rng, 0, 0.3, 0.7, 1, 1, 1.5, 40, 1e-310, math.MaxFloat64, -1, math.NaN()),
-		TopK:        int32(testgpu.Pick(rng, 0, 0, 1, 2, 5, 50, 64, 65, rng.IntN(vocab)+1, vocab-1, vocab, vocab+1, math.MaxInt32)),
-		TopP:        testgpu.Pick(rng, 1, 1, 0.9, 0.95, 0.5, 0.1, 1e-12, 0.99999, rng.Float64()),
+		Temperature: enginetest.Pick(rng, 0, 0.3, 0.7, 1, 1, 1.5, 40, 1e-310, math.MaxFloat64, -1, math.NaN()),
+		TopK:        int32(enginetest.Pick(rng, 0, 0, 1, 2, 5, 50, 64, 65, rng.IntN(vocab)+1, vocab-1, vocab, vocab+1, math.MaxInt32)),
+		TopP:        enginetest.Pick(rng, 1, 1, 0.9, 0.95, 0.5, 0.1, 1e-12, 0.99999, rng.Float64()),
 	}
 }
 
@@ -237,15 +237,15 @@ func sampleSetting(rng *rand.Rand, vocab int) Setting {
 func testSample(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
 	for range n {
-		vocab := testgpu.Pick(rng, 1, 2, 3, 4, 5, 31, 33, 127, 1000, 4097, 1+rng.IntN(longest), longest)
-		rows := testgpu.Pick(rng, 1, 1, 2, 3, 16, 33)
+		vocab := enginetest.Pick(rng, 1, 2, 3, 4, 5, 31, 33, 127, 1000, 4097, 1+rng.IntN(longest), longest)
+		rows := enginetest.Pick(rng, 1, 1, 2, 3, 16, 33)
 		if rows*vocab > 10*longest {
 			rows = 1
 		}
 		logits, settings, random := make([][]float32, rows), make([]Setting, rows), make([]float64, rows)
 		for i := range rows {
 			logits[i], settings[i] = sampleLogits(rng, vocab), sampleSetting(rng, vocab)
-			random[i] = testgpu.Pick(rng, rng.Float64(), rng.Float64(), rng.Float64(), 0, 1-0x1p-53)
+			random[i] = enginetest.Pick(rng, rng.Float64(), rng.Float64(), rng.Float64(), 0, 1-0x1p-53)
 		}
 		if rng.IntN(4) == 0 {
 			settings, random = nil, nil
@@ -354,7 +354,7 @@ func testSampleRepeats(t *testing.T, m *machine, n, rows, vocab int) {
 		for j := range logits[i] {
 			logits[i][j] = float32(rng.NormFloat64() / 100)
 		}
-		settings[i] = Setting{Temperature: 1 + rng.Float64(), TopP: testgpu.Pick(rng, 1, 0.9, 0.5), TopK: int32(testgpu.Pick(rng, 0, vocab/2))}
+		settings[i] = Setting{Temperature: 1 + rng.Float64(), TopP: enginetest.Pick(rng, 1, 0.9, 0.5), TopK: int32(enginetest.Pick(rng, 0, vocab/2))}
 		random[i] = rng.Float64()
 	}
 	sampler, err := NewSampler(m.Dev)
@@ -424,7 +424,7 @@ func testSampleChain(t *testing.T, m *machine, n, rows, vocab int) {
 	noError(t, err)
 	var first [2]*samples // by turns, with different ids
 	var want [2]int32
-	ids := m.Put(t, testgpu.Poisoned(rows, attn.Float32), attn.Float32)
+	ids := m.Put(t, enginetest.Poisoned(rows, attn.Float32), attn.Float32)
 	for i := range first {
 		logits, settings, random := make([][]float32, rows), make([]Setting, rows), make([]float64, rows)
 		for j := range logits {
@@ -445,13 +445,13 @@ func testSampleChain(t *testing.T, m *machine, n, rows, vocab int) {
 		s.IDs = gpu.Bytes{Buffer: ids.Buffer, Offset: ids.Offset}
 		first[i] = s
 	}
-	last := m.Put(t, testgpu.Poisoned(4*n, attn.Float32), attn.Float32) // an id in 16 bytes
+	last := m.Put(t, enginetest.Poisoned(4*n, attn.Float32), attn.Float32) // an id in 16 bytes
 	for i := range n {
 		noError(t, sampler.Run(m.Stream, &first[i%2].Samples))
 		noError(t, sampler.Run(m.Stream, &Samples{Logits: ids, Rows: 1, Vocab: rows, Stride: rows, IDs: gpu.Bytes{Buffer: last.Buffer, Offset: last.Offset + 16*int64(i)}}))
 	}
 	m.Settle(t)
-	got := testgpu.Read(t, &last)
+	got := enginetest.Read(t, &last)
 	for i := range n {
 		if id := int32(binary.LittleEndian.Uint32(got[16*i:])); id != want[i%2] {
 			t.Errorf("launch %d: %d, want %d", i, id, want[i%2])

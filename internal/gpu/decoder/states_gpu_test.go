@@ -6,7 +6,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/testgpu"
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
@@ -19,23 +19,23 @@ func TestGPUMergeStates(t *testing.T) {
 func testMergeStates(t *testing.T, m *machine, d *Engine, cases int) {
 	rng := reftest.Rand(t)
 	for i := range cases {
-		rows, dim, n := testgpu.Pick(rng, 1, 2, 7, 33), testgpu.Pick(rng, 1, 3, 64, 80, 128), testgpu.Pick(rng, 1, 2, 3, 8, nodeStates, nodeStates+1, 2*nodeStates-1, 2*nodeStates, 100)
-		o := States{Rows: rows, Dim: dim, Out: gpu.Memory{DType: testgpu.Pick(rng, gpu.Types...), Len: rows * dim}, LSE: m.empty(t, rows)}
+		rows, dim, n := enginetest.Pick(rng, 1, 2, 7, 33), enginetest.Pick(rng, 1, 3, 64, 80, 128), enginetest.Pick(rng, 1, 2, 3, 8, nodeStates, nodeStates+1, 2*nodeStates-1, 2*nodeStates, 100)
+		o := States{Rows: rows, Dim: dim, Out: gpu.Memory{DType: enginetest.Pick(rng, gpu.Types...), Len: rows * dim}, LSE: m.empty(t, rows)}
 		m.Poison(t, &o.Out)
-		unit := testgpu.Format(o.Out.DType).Unit()
+		unit := enginetest.Format(o.Out.DType).Unit()
 		outs, lses := make([][]float64, n), make([][]float64, n)
 		free := []gpu.Memory{o.Out, o.LSE}
 		put := func(x []float64) gpu.Memory {
 			data := make([]byte, 4*len(x))
 			for j, v := range x {
-				testgpu.Put(data, j, attn.Float32, v)
-				x[j] = testgpu.Get(data, j, attn.Float32)
+				enginetest.Put(data, j, attn.Float32, v)
+				x[j] = enginetest.Get(data, j, attn.Float32)
 			}
 			y := m.Put(t, data, attn.Float32)
 			free = append(free, y)
 			return y
 		}
-		spread := testgpu.Pick(rng, 1, 30, 1000)
+		spread := enginetest.Pick(rng, 1, 30, 1000)
 		for s := range n {
 			outs[s], lses[s] = make([]float64, rows*dim), make([]float64, rows)
 			for j := range outs[s] {
@@ -50,7 +50,7 @@ func testMergeStates(t *testing.T, m *machine, d *Engine, cases int) {
 				}
 			}
 			if row := rng.IntN(8); i%5 == 4 && s == n/2 && row < rows {
-				lses[s][row] = testgpu.Pick(rng, math.NaN(), math.Inf(1))
+				lses[s][row] = enginetest.Pick(rng, math.NaN(), math.Inf(1))
 			}
 			o.Outs, o.LSEs = append(o.Outs, put(outs[s])), append(o.LSEs, put(lses[s]))
 		}
@@ -66,7 +66,7 @@ func testMergeStates(t *testing.T, m *machine, d *Engine, cases int) {
 		}
 		noError(t, d.MergeStates(m.Stream, &o))
 		m.Settle(t)
-		out, lse := testgpu.Read(t, &free[0]), testgpu.Read(t, &free[1])
+		out, lse := enginetest.Read(t, &free[0]), enginetest.Read(t, &free[1])
 		for row := range rows {
 			top, sum, size := math.Inf(-1), 0.0, 0.0
 			for s := range n {
@@ -88,7 +88,7 @@ func testMergeStates(t *testing.T, m *machine, d *Engine, cases int) {
 			}
 			if o.LSE.Buffer != nil {
 				want := top + math.Log(sum)
-				near("the log-sum-exp", testgpu.Get(lse, row, attn.Float32), want, 1+math.Abs(want))
+				near("the log-sum-exp", enginetest.Get(lse, row, attn.Float32), want, 1+math.Abs(want))
 			}
 			for j := range dim {
 				if o.Out.Buffer == nil {
@@ -102,7 +102,7 @@ func testMergeStates(t *testing.T, m *machine, d *Engine, cases int) {
 						size += w / sum * math.Abs(outs[s][row*dim+j]) * (1 + math.Abs(lses[s][row]-top)/16)
 					}
 				}
-				near("an output", testgpu.Get(out, row*dim+j, free[0].DType), want, size+unit/4e-6*math.Abs(want))
+				near("an output", enginetest.Get(out, row*dim+j, free[0].DType), want, size+unit/4e-6*math.Abs(want))
 			}
 		}
 		for _, x := range free {

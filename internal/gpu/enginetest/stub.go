@@ -1,7 +1,6 @@
 //go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
 
-// Package gputest is a driver that needs no GPU, for the tests of several packages here.
-package gputest
+package enginetest
 
 import (
 	"testing"
@@ -10,8 +9,9 @@ import (
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 )
 
-// Driver makes one whose kernels do nothing. When the test ends nothing may be left in it.
-func Driver(t *testing.T, capability int32) *fakedriver.Library {
+// Stub is a driver of one GPU whose kernels do nothing, for measurements that are only to run. When the test ends
+// nothing may be left in it.
+func Stub(t *testing.T, capability int32) *fakedriver.Library {
 	t.Helper()
 	lib := fakedriver.New(t)
 	s := lib.State()

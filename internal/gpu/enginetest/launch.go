@@ -1,6 +1,6 @@
 //go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
 
-package testgpu
+package enginetest
 
 import (
 	"encoding/hex"
@@ -10,7 +10,6 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/half"
 )
 
 // Launch is what the fake driver says of one.
@@ -52,44 +51,4 @@ func TypeOf(code int32) attn.DType {
 		panic(fmt.Sprintf("kernels know no type %d", code))
 	}
 	return d
-}
-
-// Load is element i of memory of the fake driver.
-func Load(address uint64, i int, d attn.DType) float64 {
-	switch d {
-	case attn.Float16:
-		return float64((*At[half.Float16](address, i)).Float32())
-	case attn.BFloat16:
-		return float64((*At[half.BFloat16](address, i)).Float32())
-	}
-	return float64(*At[float32](address, i))
-}
-
-// LoadRow loads len(dst) elements from number i on.
-func LoadRow(dst []float64, address uint64, i int, d attn.DType) {
-	if d == attn.Float32 {
-		for j, x := range unsafe.Slice(At[float32](address, i), len(dst)) {
-			dst[j] = float64(x)
-		}
-		return
-	}
-	for j, x := range unsafe.Slice(At[uint16](address, i), len(dst)) {
-		if d == attn.Float16 {
-			dst[j] = float64(half.Float16(x).Float32())
-		} else {
-			dst[j] = float64(half.BFloat16(x).Float32())
-		}
-	}
-}
-
-// Store sets it.
-func Store(address uint64, i int, d attn.DType, x float64) {
-	switch d {
-	case attn.Float16:
-		*At[half.Float16](address, i) = half.FromFloat64(x)
-	case attn.BFloat16:
-		*At[half.BFloat16](address, i) = half.BFromFloat64(x)
-	default:
-		*At[float32](address, i) = float32(x)
-	}
 }

@@ -1,5 +1,5 @@
-// Package gputest opens the GPU that the tests of the public packages run on.
-package gputest
+// Package devicetest opens the GPU that the tests of the public packages run on.
+package devicetest
 
 import (
 	"errors"

@@ -1,6 +1,6 @@
 //go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
 
-package testgpu
+package enginetest
 
 import (
 	"errors"
@@ -51,8 +51,8 @@ func EmulatedGroup(t testing.TB, n, sms, free int) ([]*Device, *fakedriver.Libra
 	return all, lib
 }
 
-// Fake is a GPU that there is none of, whose launches are given to run when a test waits
-// for them. When the test ends nothing may be left of it.
+// Fake is a GPU that there is none of, whose launches do nothing, and are given to run when a test
+// waits for them. When the test ends nothing may be left of it.
 func Fake(t testing.TB, capability, sms, shared int, run func(Launch)) (*Device, *fakedriver.Library) {
 	t.Helper()
 	lib := fakedriver.New(t)

@@ -1,4 +1,4 @@
-package testgpu
+package enginetest
 
 import (
 	"errors"
@@ -9,8 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Device is what tests run on: a GPU, or the fake driver with somebody who does what
-// its kernels would do.
+// Device is what tests run on: a GPU, an emulated one, or a driver whose launches do nothing.
 type Device struct {
 	Dev    *cuda.Device
 	Stream *cuda.Stream

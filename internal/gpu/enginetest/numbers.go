@@ -1,4 +1,4 @@
-package testgpu
+package enginetest
 
 import (
 	"bytes"

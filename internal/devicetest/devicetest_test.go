@@ -1,4 +1,4 @@
-package gputest
+package devicetest
 
 import (
 	"errors"
