@@ -55,6 +55,9 @@
 //
 // # Caveats
 //
+// Positions are counted from the end of the live keys. In a batch that is padded at its right, as in training,
+// [WithQueryLengths] gives the number of queries of each sequence.
+//
 // Head h reads KV head h/(H/Hkv). A query that sees no key gives 0, and a
 // log-sum-exp of -Inf. Scores may be as large as numbers are, which [WithScale]
 // says exactly. NaN and infinities in live inputs go where arithmetic
