@@ -456,6 +456,23 @@ func TestDeviceAttend(t *testing.T) {
 	})
 }
 
+// TestGPUPadded: a batch that is padded at its right, of sequences for the kernels for many rows and for few, and of none.
+func TestGPUPadded(t *testing.T) {
+	at, rng := graphtest.Place{GPU: devicetest.Open(t), Real: true}, reftest.Rand(t)
+	plain := causal(dense(4, 2, 64, 64, 70, 70, 33, 40, 0, 5))
+	for i, s := range []reftest.Shape{plain, plain, graphtest.WithScoreMods(plain, 9, 0), withSinks(plain, 0, 1, 2, 3), plain} {
+		opts := [][]la.Option{nil, {la.WithMixedPrecision()}, nil, nil, {la.WithSchedule(la.Unfused)}}[i]
+		x := graphtest.Spec{Rows: 70}
+		x.QueryType, x.KVType = deviceElements(i)
+		s.Queries = []int{70, 33, 0, 7, 12}
+		p := graphtest.NewProblem(rng, s, x)
+		out, lse := p.AttendThere(t, at.GPU, opts...)
+		if err := p.Compare(t, p.ReferenceThere(at), out, lse); err != nil {
+			t.Errorf("case %d, %v %v %v: %v", i, s, x.QueryType, x.KVType, err)
+		}
+	}
+}
+
 // Steps of chunks and single tokens on a GPU: kernels for either run beside each other, in a run, in a
 // recording whose steps have other lengths, and where values share memory.
 func TestGPUMixedSteps(t *testing.T) {
