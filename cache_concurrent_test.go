@@ -339,65 +339,11 @@ func TestCacheCheck(t *testing.T) {
 	wrong(t, "closed", w.Check(), ErrClosed)
 }
 
-// Appends that the cache never has room for are told from those that have to wait, and Need is what Set takes.
-func TestNeed(t *testing.T) {
-	c := newTestCache(t, CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, PageSize: 4, Pages: 8})
-	a, b, other := newTestSequence(t, c), newTestSequence(t, c), newTestSequence(t, c)
-	Lengthen(a, 6)
-	Lengthen(other, 9) // 3 pages are free
-	fork := forkTest(t, a)
-	step, err := c.NewStep(100)
-	noError(t, err)
-	for _, x := range []struct {
-		appends []Append
-		need    int
-		want    error // of Set
-		text    string
-	}{
-		{nil, 0, nil, ""},
-		{[]Append{{Seq: b, Tokens: 1}}, 1, nil, ""},
-		{[]Append{{Seq: a, Tokens: 1}}, 1, nil, ""}, // a copy
-		{[]Append{{Seq: a, Tokens: 1}, {Seq: fork, Tokens: 1}}, 2, nil, ""},
-		{[]Append{{Seq: b, Tokens: 12}}, 3, nil, ""},
-		{[]Append{{Seq: b, Tokens: 13}}, 4, ErrCacheFull, "4 pages of 4 tokens needed, 3 of 8 free"},
-		{[]Append{{Seq: b, Tokens: 32}}, 8, ErrCacheFull, ""},
-		{[]Append{{Seq: b, Tokens: 33}}, 9, ErrLength, "the sequences would have 9 pages of 4 tokens: the cache has 8 in all"},
-		{[]Append{{Seq: a, Tokens: 26}}, 7, ErrCacheFull, ""}, // without the fork there is no copy
-		{[]Append{{Seq: a, Tokens: 27}}, 8, ErrLength, "would have 9 pages"},
-		{[]Append{{Seq: a, Tokens: 18}, {Seq: fork, Tokens: 1}}, 6, ErrCacheFull, ""}, // and two copies beside the page that both had
-		{[]Append{{Seq: a, Tokens: 19}, {Seq: fork, Tokens: 1}}, 7, ErrLength, "would have 9 pages"},
-	} {
-		what := fmt.Sprint(x.appends, x.need)
-		before := booksOf(c)
-		need, err := c.Need(x.appends)
-		if x.want == ErrLength {
-			wrong(t, what, err, ErrLength, "Need: ", x.text)
-		} else if err != nil || need != x.need {
-			t.Errorf("%s: %d, %v", what, need, err)
-		}
-		free := c.Stats().FreePages
-		if !before.equal(booksOf(c)) || c.Check() != nil {
-			t.Fatalf("%s: Need changes the cache", what)
-		}
-		if err := step.Set(x.appends); x.want != nil {
-			wrong(t, what, err, x.want, "Set: ", x.text)
-			if x.want == ErrLength && errors.Is(err, ErrCacheFull) {
-				t.Error(err)
-			}
-		} else if noError(t, err); free-c.Stats().FreePages != x.need {
-			t.Errorf("%s: Set takes %d pages, want %d", what, free-c.Stats().FreePages, x.need)
-		}
-		noError(t, step.Rollback())
-	}
-	if need, err := c.Need([]Append{{Seq: b, Tokens: 20}}); err != nil || need != 5 { // more than any step has rows
-		t.Error(need, err)
-	}
-	_, err = c.Need([]Append{{Seq: b, Tokens: 1}, {Seq: b, Tokens: 1}})
-	wrong(t, "twice", err, ErrState, "Need: appends 0 and 1")
-	_, err = c.Need([]Append{{Seq: b}})
-	wrong(t, "no token", err, ErrLength, "Need: append 0 has 0 tokens")
-	_, err = new(Cache).Need(nil)
+// Need of no cache, and of a closed one.
+func TestNeedClosed(t *testing.T) {
+	_, err := new(Cache).Need(nil)
 	wrong(t, "no cache", err, ErrState)
+	c := newTestCache(t, smallCache)
 	noError(t, c.Close())
 	_, err = c.Need(nil)
 	wrong(t, "closed", err, ErrClosed)

@@ -103,6 +103,9 @@ func TestNewCacheFree(t *testing.T) {
 //
 //	cache pages N size N rows N [layers N] [heads N] [kvheads N] [type NAME]    a new cache, and a step of rows
 //	new NAME, fork NAME OF, truncate NAME N, release NAME                       sequences
+//	keep NAME FROM INDEX ...
+//	need NAME N ...                                                             Cache.Need
+//	chunks ROWS NAME N ...                                                      Chunks, and what Set says of each
 //	add NAME N ...                                                              a whole step
 //	set NAME N ...                                                              its parts; run can fail before a layer
 //	run [fail LAYER]
@@ -128,12 +131,22 @@ func TestScript(t *testing.T) {
 	appends := func(words []string) (list []testAppend) {
 		for i := 0; i+1 < len(words); i += 2 {
 			n, err := strconv.Atoi(words[i+1])
-			if err != nil || contexts[words[i]] == nil {
+			x := contexts[words[i]]
+			if words[i] == "none" {
+				x = new(testContext)
+			}
+			if err != nil || x == nil {
 				t.Fatalf("%q: %v", words, err)
 			}
-			list = append(list, testAppend{contexts[words[i]], n})
+			list = append(list, testAppend{x, n})
 		}
 		return list
+	}
+	plain := func(list []testAppend) (a []Append) {
+		for _, x := range list {
+			a = append(a, Append{Seq: x.seq, Tokens: x.n})
+		}
+		return a
 	}
 	do := func(words []string) (text string, err error) {
 		number := func(i int) int {
@@ -172,12 +185,51 @@ func TestScript(t *testing.T) {
 			if err = contexts[words[1]].seq.Release(); err == nil {
 				delete(contexts, words[1])
 			}
+		case "keep":
+			x, from := contexts[words[1]], number(2)
+			var path []int
+			for i := range words[3:] {
+				path = append(path, number(3+i))
+			}
+			if err = x.seq.Keep(from, path); err == nil {
+				tokens := x.tokens[:from:from]
+				for _, i := range path {
+					tokens = append(tokens, x.tokens[from+i])
+				}
+				x.tokens = tokens
+			}
+		case "need":
+			var n int
+			if n, err = c.Need(plain(appends(words[1:]))); err == nil {
+				text = fmt.Sprintf("%d pages", n)
+			}
+		case "chunks":
+			todo, steps := plain(appends(words[2:])), 0
+			for chunk, parts := range Chunks(number(1), todo) {
+				var line []string
+				for _, p := range parts {
+					line = append(line, fmt.Sprintf("%s [%d, %d)", words[2+2*p.Of], p.From, p.To))
+				}
+				if err := s.step.Set(chunk); err != nil {
+					line = append(line, err.Error())
+				} else {
+					noError(t, s.step.Rollback())
+				}
+				text += strings.Join(line, ", ") + "\n"
+				if steps++; steps > 9 {
+					t.Fatalf("%q: no end", words)
+				}
+			}
+			if steps == 0 {
+				text = "no step"
+			}
 		case "add":
 			s.advance(t, rng, appends(words[1:])...)
 		case "set":
 			was := booksOf(c)
 			if err = set(s, appends(words[1:])...); err == nil {
 				open, fresh, before = appends(words[1:]), nil, was
+				text = fmt.Sprintf("%d pages taken", len(was.free)-len(booksOf(c).free))
 			}
 		case "run":
 			failAt := 0

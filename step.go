@@ -373,7 +373,10 @@ func (c *Cache) need(op string, appends []Append, rows int) (need int, err error
 			return 0, errs.Errorf(op, ErrState, "appends %d and %d have the same sequence", a.Seq.seenAt, i)
 		}
 		a.Seq.seen, a.Seq.seenAt = c.checks, i
-		if a.Tokens < 1 || a.Tokens > rows {
+		if a.Tokens < 1 {
+			return 0, errs.Errorf(op, ErrLength, "append %d has %d tokens: an append has one at least, a sequence without new tokens is left out", i, a.Tokens)
+		}
+		if a.Tokens > rows {
 			return 0, errs.Errorf(op, ErrLength, "append %d has %d tokens, outside [1, %d]: %d of the step's %d rows are left", i, a.Tokens, rows, rows, all)
 		}
 		if have := a.Seq.table.Tokens; a.Tokens > math.MaxInt-have {

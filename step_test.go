@@ -187,50 +187,6 @@ func TestChunksKeepsLists(t *testing.T) {
 	}
 }
 
-// What no step can take is refused by Set, and by name.
-func TestChunksLeavesRefusalToSet(t *testing.T) {
-	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 1, Pages: 4})
-	step, err := cache.NewStep(2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var seqs [2]*la.Sequence
-	for i := range seqs {
-		if seqs[i], err = cache.NewSequence(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, c := range map[string]struct {
-		rows int
-		todo []la.Append
-		want error
-		text string
-	}{
-		"negative tokens": {2, []la.Append{{Seq: seqs[0], Tokens: 2}, {Seq: seqs[1], Tokens: -3}}, la.ErrLength, "append 1 has -3 tokens"},
-		"no rows":         {0, []la.Append{{Seq: seqs[0], Tokens: 3}}, la.ErrLength, "append 0 has 3 tokens"},
-		"negative rows":   {-1, []la.Append{{Seq: seqs[0], Tokens: 1}, {Seq: seqs[1], Tokens: 7}}, la.ErrLength, "append 1 has 7 tokens"},
-		"no sequence":     {2, []la.Append{{Tokens: 3}}, la.ErrState, "append 0"},
-	} {
-		steps := 0
-		for appends := range la.Chunks(c.rows, c.todo) {
-			steps++
-			wantError(t, step.Set(appends), c.want, "Set", c.text)
-			if steps > 2 {
-				t.Fatalf("%s: no end", name)
-			}
-		}
-		if steps == 0 {
-			t.Errorf("%s: no step to refuse", name)
-		}
-	}
-	for range la.Chunks(3, []la.Append{{}, {Tokens: 0}}) {
-		t.Error("a step of no tokens")
-	}
-	for range la.Chunks(3, nil) {
-		t.Error("a step of nothing")
-	}
-}
-
 // Forks that share pages are attended to at once on a GPU, in recordings, too, whatever the following steps share.
 func TestGPUForks(t *testing.T) {
 	la.UseEagerEngine(t)

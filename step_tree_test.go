@@ -292,56 +292,12 @@ func TestKeep(t *testing.T) {
 	})
 }
 
-// What can't be kept is refused by name, and nothing changes.
-func TestBadKeep(t *testing.T) {
+// Keep of a sequence that is released, and of none.
+func TestKeepReleased(t *testing.T) {
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 2, PageSize: 4, Pages: 3})
-	r := treeGraph{graphtest.NewDecoder(t, cache, 8, 1, tensor.Float32, true), 1}
 	seq, err := cache.NewSequence()
 	if err != nil {
 		t.Fatal(err)
-	}
-	appends := []la.Append{{Seq: seq, Tokens: 8}}
-	r.run(t, appends, make([]int, 8))
-	wantError(t, seq.Keep(0, nil), la.ErrState, "Keep", "open step")
-	if err := r.Step.Commit(); err != nil {
-		t.Fatal(err)
-	}
-	fork, err := seq.Fork()
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, stats := la.Slabs(cache), cache.Stats()
-	for _, c := range []struct {
-		from int
-		path []int
-		is   error
-		says string
-	}{
-		{-1, nil, la.ErrLength, "from token -1 of a sequence of 8"},
-		{9, nil, la.ErrLength, "from token 9 of a sequence of 8"},
-		{8, []int{0}, la.ErrLength, "path[0] is 0, outside [0, 0)"},
-		{5, []int{0, 3}, la.ErrLength, "path[1] is 3, outside [0, 3)"},
-		{5, []int{-1}, la.ErrLength, "path[0] is -1"},
-		{3, []int{0, 2, 2}, la.ErrShape, "path[2] is 2, behind 2"},
-		{3, []int{2, 1}, la.ErrShape, "path[1] is 1, behind 2"},
-		{2, []int{1, 3, 5}, la.ErrCacheFull, "tokens [2, 5)"}, // two pages that others hold, and one is free
-	} {
-		wantError(t, seq.Keep(c.from, c.path), c.is, "Keep", c.says)
-		if s := cache.Stats(); s != stats || !bytes.Equal(la.Slabs(cache), before) {
-			t.Errorf("%d, %v: something has changed: %+v, before %+v", c.from, c.path, s, stats)
-		}
-	}
-	if err := seq.Keep(3, []int{0, 1}); err != nil || seq.Len() != 5 { // nothing moves, and nothing is copied
-		t.Errorf("%v, %d tokens", err, seq.Len())
-	}
-	if !bytes.Equal(la.Slabs(cache), before) {
-		t.Error("something was written")
-	}
-	if err := fork.Release(); err != nil {
-		t.Fatal(err)
-	}
-	if err := seq.Keep(3, nil); err != nil || seq.Len() != 3 {
-		t.Errorf("%v, %d tokens", err, seq.Len())
 	}
 	if err := seq.Release(); err != nil {
 		t.Fatal(err)

@@ -261,7 +261,11 @@ func TestLaunches(t *testing.T) {
 			rng := reftest.Rand(t)
 			plan := m.engine.NewPlan()
 			types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-			for i := range enginetest.Fewer(reftest.Cases(t, 60, 300)) {
+			var parts, both, shared, beside bool // what some steps must have, where the GPU's kernels can
+			all := func() bool {
+				return shared && (parts || m.engine.blocks < 3) && (both && beside || !m.runsBeside())
+			}
+			for i := range reftest.AtLeast(enginetest.Fewer(reftest.Cases(t, 60, 300)), all) {
 				kv := types[rng.IntN(3)]
 				o := options{kv: kv, work: 2e5, longest: 800, dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0}
 				m.engine.choice, m.engine.Eager = 0, i%4 > 0
@@ -286,7 +290,16 @@ func TestLaunches(t *testing.T) {
 				if t.Failed() {
 					t.Fatalf("case %d: %v", i, p)
 				}
+				both = both || plan.look.both
+				parts = parts || slices.ContainsFunc(plan.prefilling.data, func(t prefillTile) bool { return t.parts > 1 })
+				if plan.look.sharing.on() {
+					shared = true
+					beside = beside || plan.prefixes.plan.look.beside
+				}
 				p.close(t)
+			}
+			if !all() {
+				t.Errorf("steps with parts of output tiles %v, both kinds of kernels %v, shared prefixes %v, these beside others %v", parts, both, shared, beside)
 			}
 			noError(t, plan.Close())
 		})
