@@ -274,8 +274,13 @@ type spying struct {
 	down    strings.Builder
 }
 
-func (s *spying) text() string { return s.said() + s.down.String() }
+// said is what rank 0 was told, and text that and what it answered.
 func (s *spying) said() string { s.mu.Lock(); defer s.mu.Unlock(); return s.up.String() }
+func (s *spying) text() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.up.String() + s.down.String()
+}
 
 func spy(t *testing.T, to string) *spying {
 	s := new(spying)
