@@ -6,6 +6,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 
@@ -461,14 +463,14 @@ func (r *denseRun) layOut(op string, p *problem, c *config) error {
 // attend runs a checked problem whose lengths and whose seed are in r. There may be no bias, no sinks and no log-sum-exp.
 func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 	if c.schedule == Unfused {
-		return errUnfused(op)
+		return errs.Unfused(op)
 	}
 	if err := r.layOut(op, p, c); err != nil {
 		return err
 	}
-	r.plan.PrefixBytes = prefixBytes
+	r.plan.PrefixBytes = kvstore.PrefixBytes
 	if err := r.plan.Build(p.geometry(c), r.sequences); err != nil {
-		return engineError(op, "plan", err)
+		return errs.Engine(op, "plan", err)
 	}
 	var err error
 	if p.query == tensor.Float32 {
@@ -477,7 +479,7 @@ func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 		err = attendDense(&r.plan, &r.f64, r.seed, t)
 	}
 	if err != nil {
-		return engineError(op, "attend", err)
+		return errs.Engine(op, "attend", err)
 	}
 	return nil
 }
@@ -635,7 +637,7 @@ func mergeTensors[F lean.Float](op string, out, lse *tensor.Dense, states [][2]*
 	shape := out.Shape()
 	dst := attention.States[F]{Out: dense.Backing[F](out), LSE: dense.Backing[F](lse)}
 	if err := attention.MergeStates(cpu.Default(), dst, shape[len(shape)-1], parts...); err != nil {
-		return engineError(op, "merge", err)
+		return errs.Engine(op, "merge", err)
 	}
 	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -132,7 +134,7 @@ type Cache struct {
 	// Close, which so waits for it.
 	running sync.RWMutex
 	closed  bool // written with running and mu held
-	store   pageStore
+	store   kvstore.Store
 	bytes   int64 // of all pages
 
 	mu        sync.Mutex
@@ -185,11 +187,11 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 	c := &Cache{config: config, id: ids.Add(1), bytes: l.bytes, holders: make(map[*Sequence]bool), open: make(map[*Step]bool)}
 	c.mark.Set()
 	if config.Device == nil {
-		c.store = newHostPages(&config, l.storage, l.keyElements, l.valueElements)
-	} else if c.store, err = placePages(op, c, l.storage, l.keyElements, l.valueElements); err != nil {
+		c.store = kvstore.NewHost(l.store())
+	} else if c.store, err = placePages(op, c, &l); err != nil {
 		return nil, err
 	}
-	c.pool = pages.NewDealt(config.Pages, config.PageSize, c.store.places())
+	c.pool = pages.NewDealt(config.Pages, config.PageSize, c.store.Places())
 	return c, nil
 }
 
@@ -210,6 +212,20 @@ type cacheLayout struct {
 	storage                    attn.DType
 	keyElements, valueElements int // of a layer
 	bytes                      int64
+}
+
+// store is what a store of pages needs to know.
+func (l *cacheLayout) store() *kvstore.Config {
+	c := &l.config
+	return &kvstore.Config{Layers: c.Layers, KVHeads: c.KVHeads, PageSize: c.PageSize, Pages: c.Pages, Storage: l.storage,
+		KeyElements: l.keyElements, ValueElements: l.valueElements, Window: c.Window, SinkTokens: c.SinkTokens,
+		Device: c.Device.Internal(), Shard: kvstore.Sharding(c.Shard)}
+}
+
+// least is attention on the cache with as few query heads as there can be: how many there are is not known yet.
+func (l *cacheLayout) least() attn.Problem {
+	c := &l.config
+	return geometryOf(&kvstore.Rows{Heads: c.KVHeads}, c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}})
 }
 
 // largest is the bytes of the largest value of a cache in host memory.
@@ -331,7 +347,7 @@ func (c *Cache) Stats() CacheStats {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := CacheStats{Pages: c.config.Pages, FreePages: c.pool.Free(), Shared: c.pool.Shared(), Sequences: c.sequences, Tokens: c.tokens, Device: c.store.where()}
+	s := CacheStats{Pages: c.config.Pages, FreePages: c.pool.Free(), Shared: c.pool.Shared(), Sequences: c.sequences, Tokens: c.tokens, Device: c.store.Where()}
 	if !c.closed {
 		s.Bytes = c.bytes
 	}
@@ -356,7 +372,7 @@ func (c *Cache) Close() error {
 		return ongpu.WithinRecord("Close", g)
 	}
 	c.closed = true
-	if err := c.store.close(); err != nil {
+	if err := c.store.Close(); err != nil {
 		return ongpu.Error("Close", err)
 	}
 	return nil
@@ -601,19 +617,19 @@ func (c *Cache) move(op string, s *Sequence, from int, path []int, still int) er
 	case err != nil:
 		return pagesError(op, err)
 	}
-	copies := make([]pageCopy, len(owned))
+	copies := make([]kvstore.Copy, len(owned))
 	for i, o := range owned {
-		copies[i] = pageCopy{to: o.Page, from: o.Was}
+		copies[i] = kvstore.Copy{To: o.Page, From: o.Was}
 	}
-	moves := make([]slotMove, 0, len(path)-still)
+	moves := make([]kvstore.Move, 0, len(path)-still)
 	for i, at := range path[still:] {
-		var m slotMove
-		m.to.page, m.to.slot = c.pool.Place(&s.table, from+still+i)
-		m.from.page, m.from.slot = c.pool.Place(&s.table, from+at)
+		var m kvstore.Move
+		m.To.Page, m.To.Slot = c.pool.Place(&s.table, from+still+i)
+		m.From.Page, m.From.Slot = c.pool.Place(&s.table, from+at)
 		moves = append(moves, m)
 	}
-	if err = c.store.copyPages(op, copies); err == nil {
-		err = c.store.moveSlots(op, moves)
+	if err = c.store.CopyPages(op, copies); err == nil {
+		err = c.store.MoveSlots(op, moves)
 	}
 	if err == nil {
 		return nil

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/internal/nocopy"
@@ -217,7 +219,7 @@ func TestCloseWaits(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	if h := c.store.(*hostPages); h.keys == nil || h.values == nil {
+	if h := c.store.(*kvstore.HostPages); h.Keys == nil || h.Values == nil {
 		t.Fatal("the memory has gone while a layer computes")
 	}
 	c.running.RUnlock()

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/memory"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/internal/script"
@@ -725,28 +724,6 @@ func TestCachedAttentionOnLispMachine(t *testing.T) {
 	noError(t, m.RunAll(), s.step.Commit(), seq.checkTokens(tokens))
 	for l, in := range inputs {
 		noError(t, s.checkLayer(l, in.q, []stepPart{{context: tokens, n: 2}}))
-	}
-}
-
-// TestRowsOfNobody: rows of an output that no sequence has become 0, and no others, however sequences lie.
-func TestRowsOfNobody(t *testing.T) {
-	for _, c := range []struct {
-		seqs []attn.Sequence
-		had  int // rows from the first on that are left alone
-	}{
-		{nil, 0},
-		{[]attn.Sequence{{Row: 0, Queries: 2}, {Row: 2, Queries: 3}}, 5},
-		{[]attn.Sequence{{Row: 0, Queries: 2}, {Row: 2}, {Row: 2, Queries: 5}}, 7},
-		{[]attn.Sequence{{Row: 3, Queries: 2}}, 0}, // gaps: all are cleared, before attention writes
-	} {
-		p := &hostPlan{geometry: attn.Problem{Heads: 3, ValueDim: 2}, seqs: c.seqs}
-		out := slices.Repeat([]float32{7}, 7*6)
-		clearOthers(p, out)
-		for i, v := range out {
-			if want := float32(7); v != want && i < 6*c.had || v != 0 && i >= 6*c.had {
-				t.Errorf("%v: element %d of row %d is %v", c.seqs, i%6, i/6, v)
-			}
-		}
 	}
 }
 

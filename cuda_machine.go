@@ -11,7 +11,11 @@ import (
 	"unsafe"
 	"weak"
 
-	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/kvstore"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/dense"
@@ -43,7 +47,7 @@ type machineAttention struct{ *attentionOp }
 func placeAttention(op *attentionOp, q, k, v *G.Node) G.Op {
 	g := op.problem.geometry(&op.config)
 	modified := op.mask.Window != 0 || op.score != attn.Score{} || op.hasSeed() || op.hasQueryLengths() || op.invariant // has not been tried there
-	if !isDeviceQueryType(op.query) || modified || attention.HasKernel(&g) != nil {
+	if !operand.IsDeviceQueryType(op.query) || modified || attention.HasKernel(&g) != nil {
 		return op
 	}
 	seen := make(map[int64]bool)
@@ -61,13 +65,10 @@ func getsDeviceTensors(n *G.Node, seen map[int64]bool) bool {
 		return false
 	}
 	seen[n.ID()] = true
-	switch n.Op().(type) {
-	case *toDeviceOp:
-		return true
-	case *toHostOp:
-		return false
+	if c, ok := n.Op().(ongpu.CopyOp); ok {
+		return c.ToGPU()
 	}
-	if placeOf(n.Value()) != nil {
+	if ongpu.PlaceOf(n.Value()) != nil {
 		return true
 	}
 	for children := n.Graph().From(n.ID()); children.Next(); {
@@ -86,9 +87,9 @@ func (*machineAttention) ReturnsPtr() bool  { return true }
 // CUDADo queues the work and returns prealloc.
 func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Value, in ...G.Value) (out G.Value, err error) {
 	const name = "Attention"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
 	if err := op.fresh(name); err != nil {
 		return nil, err
@@ -98,8 +99,8 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 		return nil, err
 	}
 	p := &op.problem
-	values, to, err := m.borrowAll(name, prealloc, operand{"out", p.outShape(), p.query}, in[:3],
-		operand{"q", p.dims(p.dim), p.query}, operand{"k", p.keyShape(p.dim), p.storage}, operand{"v", p.keyShape(p.valueDim), p.storage})
+	values, to, err := m.borrowAll(name, prealloc, operand.New("out", p.outShape(), p.query), in[:3],
+		operand.New("q", p.dims(p.dim), p.query), operand.New("k", p.keyShape(p.dim), p.storage), operand.New("v", p.keyShape(p.valueDim), p.storage))
 	if err != nil {
 		return nil, err
 	}
@@ -115,14 +116,14 @@ func (op *machineAttention) CUDADo(ext G.External, dev G.Device, prealloc G.Valu
 	if err != nil {
 		return nil, err
 	}
-	op.logs().put(prealloc, lse)
+	op.logs().put(prealloc, lse.Value())
 	return prealloc, nil
 }
 
 // DoDiff is refused: the lisp machine would have the values on the GPU, and the
 // gradient is computed on the CPU. The tape machine copies them.
 func (op *machineAttention) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf("Attention.DoDiff", ErrUnsupported, "gradient on the lisp machine under the build tag cuda")
+	return errs.Errorf("Attention.DoDiff", ErrUnsupported, "gradient on the lisp machine under the build tag cuda")
 }
 
 // machineCached is [CachedAttention] on a cache that is on Gorgonia's machine.
@@ -142,24 +143,24 @@ func (*machineCached) ReturnsPtr() bool  { return true }
 // CUDADo queues the work and returns prealloc.
 func (op *machineCached) CUDADo(ext G.External, dev G.Device, prealloc G.Value, in ...G.Value) (out G.Value, err error) {
 	const name = "CachedAttention"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	if len(in) != 3 {
-		return nil, errorf(name, ErrShape, "%d inputs; it has 3", len(in))
+		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has 3", len(in))
 	}
 	m, err := machineOf(name, ext, dev)
 	if err != nil {
 		return nil, err
 	}
 	r, c := &op.rows, &op.step.cache.config
-	rows := func(name string, width int) operand {
-		return operand{name, tensor.Shape{r.tokens, width}, r.query}
+	rows := func(name string, width int) operand.Operand {
+		return operand.New(name, tensor.Shape{r.Tokens, width}, r.Query)
 	}
-	values, to, err := m.borrowAll(name, prealloc, rows("out", r.heads*c.ValueDim), in,
-		rows("q", r.heads*c.HeadDim), rows("k", c.KVHeads*c.HeadDim), rows("v", c.KVHeads*c.ValueDim))
+	values, to, err := m.borrowAll(name, prealloc, rows("out", r.Heads*c.ValueDim), in,
+		rows("q", r.Heads*c.HeadDim), rows("k", c.KVHeads*c.HeadDim), rows("v", c.KVHeads*c.ValueDim))
 	if err != nil {
 		return nil, err
 	}
-	_, lse, err := op.step.attend(name, op.layerCall(op.rows, values, to))
+	_, lse, err := op.step.attend(name, &op.node, op.layerCall(op.rows, values, to))
 	if err != nil {
 		return nil, err
 	}
@@ -185,28 +186,28 @@ func (*machineLSE) ReturnsPtr() bool  { return true }
 // CUDADo copies what the attention left to prealloc.
 func (op *machineLSE) CUDADo(ext G.External, dev G.Device, prealloc G.Value, in ...G.Value) (out G.Value, err error) {
 	name := op.of
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(name, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, ErrShape, "%d inputs of the log-sum-exp; it has %d", len(in), op.Arity())
+		return nil, errs.Errorf(name, ErrShape, "%d inputs of the log-sum-exp; it has %d", len(in), op.Arity())
 	}
 	m, err := machineOf(name, ext, dev)
 	if err != nil {
 		return nil, err
 	}
-	from, ok := op.from.take(in[0]).(*DeviceTensor)
+	from, ok := ongpu.Of(op.from.take(in[0]))
 	if !ok {
-		return nil, errorf(name, ErrState, "the log-sum-exp was asked for before the attention ran")
+		return nil, errs.Errorf(name, ErrState, "the log-sum-exp was asked for before the attention ran")
 	}
-	to, err := m.borrow(name, prealloc, operand{"lse", op.shape, op.dtype})
+	to, err := m.borrow(name, prealloc, operand.New("lse", op.shape, op.dtype))
 	if err != nil {
 		return nil, err
 	}
-	if err := m.gpu.enter(name); err != nil {
+	if err := m.gpu.Enter(name); err != nil {
 		return nil, err
 	}
-	defer m.gpu.group.Leave()
-	if err := to.copyFrom(from); err != nil {
-		return nil, tensorError(name, "lse", err)
+	defer m.gpu.Group.Leave()
+	if err := to.CopyFrom(from.Value()); err != nil {
+		return nil, err
 	}
 	runtime.KeepAlive(in)
 	return prealloc, nil
@@ -214,7 +215,7 @@ func (op *machineLSE) CUDADo(ext G.External, dev G.Device, prealloc G.Value, in 
 
 // DoDiff is refused, as [machineAttention.DoDiff] is.
 func (op *machineLSE) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf(op.of+".DoDiff", ErrUnsupported, "gradient on the lisp machine under the build tag cuda")
+	return errs.Errorf(op.of+".DoDiff", ErrUnsupported, "gradient on the lisp machine under the build tag cuda")
 }
 
 // checkMachine refuses what Gorgonia's machine panics at: where no node computes
@@ -232,15 +233,17 @@ func checkMachine(op string, g *G.ExprGraph) error {
 	if reads == "" {
 		return nil
 	}
-	return errorf(op, ErrGraph, "%s, and no node on Gorgonia's CUDA machine: under the build tag cuda take the values of nodes instead", reads)
+	return errs.Errorf(op, ErrGraph, "%s, and no node on Gorgonia's CUDA machine: under the build tag cuda take the values of nodes instead", reads)
 }
 
 // placePages makes the pages of a cache that is not in host memory.
-func placePages(op string, c *Cache, storage attn.DType, keyElements, valueElements int) (pageStore, error) {
+func placePages(op string, c *Cache, l *cacheLayout) (kvstore.Store, error) {
 	if c.config.Device == machineGPU {
-		return newMachinePages(op, c, storage, keyElements, valueElements)
+		p := &machinePages{cache: c, layout: *l}
+		g := geometryOf(&kvstore.Rows{Heads: c.config.KVHeads}, &c.config, &config{}) // as few query heads as there can be
+		return p, p.Supports(op, &g)
 	}
-	return newDevicePages(op, &c.config, storage, keyElements, valueElements)
+	return kvstore.NewDevice(op, l.store(), l.least())
 }
 
 var (
@@ -259,7 +262,7 @@ var (
 // own context. The context goes when the machine is closed, and all of this with
 // it; the driver is asked for nothing then.
 type machine struct {
-	gpu *GPU
+	gpu *ongpu.GPU
 
 	mu        sync.Mutex
 	lengths   []int                      // the last that were read,
@@ -282,15 +285,15 @@ var machines struct {
 func machineOf(name string, ext G.External, dev G.Device) (*machine, error) {
 	host, ok := ext.(G.CUDAMachine)
 	if !ok {
-		return nil, errorf(name, ErrUnsupported, "a %T runs it; under the build tag cuda it needs Gorgonia's tape machine", ext)
+		return nil, errs.Errorf(name, ErrUnsupported, "a %T runs it; under the build tag cuda it needs Gorgonia's tape machine", ext)
 	}
 	engines := host.Engines()
 	if dev < 0 || int(dev) >= len(engines) || engines[dev].Context().Context == nil {
-		return nil, errorf(name, ErrMachine, "no engine for GPU %d of %d: the machine is closed, or its set-up failed", dev, len(engines))
+		return nil, errs.Errorf(name, ErrMachine, "no engine for GPU %d of %d: the machine is closed, or its set-up failed", dev, len(engines))
 	}
 	engine := &engines[dev]
 	if err := engine.DoWork(); err != nil {
-		return nil, errorf(name, ErrMachine, "a copy or launch before it failed on GPU %d: %v", dev, err)
+		return nil, errs.Errorf(name, ErrMachine, "a copy or launch before it failed on GPU %d: %v", dev, err)
 	}
 	ctx := engine.Context().Context
 	machines.Lock()
@@ -299,7 +302,7 @@ func machineOf(name string, ext G.External, dev G.Device) (*machine, error) {
 		return m, nil
 	}
 	for c, m := range machines.of {
-		if m.gpu.dev.Lost() {
+		if m.gpu.Dev.Lost() {
 			delete(machines.of, c)
 			_ = m.gpu.Close() // asks the driver for nothing
 		}
@@ -323,18 +326,18 @@ func newMachine(name string, engine *cuda.Engine, ctx cu.Context, ordinal int) (
 	if err := settleBLAS(name, engine, handle, ordinal); err != nil {
 		return nil, err
 	}
-	drv, err := loadDriver()
+	drv, err := ongpu.LoadDriver()
 	if err != nil {
-		return nil, gpuError(name, err)
+		return nil, ongpu.Error(name, err)
 	}
 	// A closed one has no handle.
 	alive := func() bool { return ctx.CUDAContext() == handle }
 	dev, err := drv.Adopt(ordinal, *(*uintptr)(unsafe.Pointer(&handle)), alive)
 	if err != nil {
-		return nil, gpuError(name, err)
+		return nil, ongpu.Error(name, err)
 	}
-	gpu, err := newGPU(name, dev)
-	if err != nil {
+	gpu := new(ongpu.GPU)
+	if err := ongpu.OpenDevices(gpu, newMachineTensor, name, dev); err != nil {
 		return nil, err
 	}
 	return &machine{gpu: gpu}, nil
@@ -365,11 +368,11 @@ func settleBLAS(name string, engine *cuda.Engine, ctx cu.CUContext, ordinal int)
 	select {
 	case err := <-done:
 		if err != nil {
-			return errorf(name, ErrMachine, "cuBLAS on GPU %d: %v", ordinal, err)
+			return errs.Errorf(name, ErrMachine, "cuBLAS on GPU %d: %v", ordinal, err)
 		}
 		return nil
 	case <-time.After(patience):
-		return errorf(name, ErrMachine, "the engine of GPU %d has not answered for %v: a call of cuBLAS or of a kernel failed before", ordinal, patience)
+		return errs.Errorf(name, ErrMachine, "the engine of GPU %d has not answered for %v: a call of cuBLAS or of a kernel failed before", ordinal, patience)
 	}
 }
 
@@ -386,31 +389,31 @@ func moveBLAS(engine *cuda.Engine, ctx cu.CUContext) error {
 //
 // Its shape may be another of as many elements: Gorgonia's Reshape on a GPU
 // changes that of its input.
-func (m *machine) borrow(name string, v G.Value, want operand) (*DeviceTensor, error) {
+func (m *machine) borrow(name string, v G.Value, want operand.Operand) (*ongpu.Tensor, error) {
 	t, ok := v.(*tensor.Dense)
 	switch {
 	case v == nil || ok && t == nil:
-		return nil, errorf(name, ErrMachine, "the machine gave no memory for %s: a tape machine does", want.name)
+		return nil, errs.Errorf(name, ErrMachine, "the machine gave no memory for %s: a tape machine does", want.Name)
 	case !ok:
-		return nil, errorf(name, ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", want.name, v)
-	case t.Dtype() != want.dtype:
-		return nil, errorf(name, ErrDType, "%s is %v; the graph was built for %v", want.name, t.Dtype(), want.dtype)
-	case t.Shape().TotalSize() != want.shape.TotalSize():
-		return nil, errorf(name, ErrShape, "%s has shape %v; the graph was built for %v", want.name, t.Shape(), want.shape)
+		return nil, errs.Errorf(name, ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", want.Name, v)
+	case t.Dtype() != want.DType:
+		return nil, errs.Errorf(name, ErrDType, "%s is %v; the graph was built for %v", want.Name, t.Dtype(), want.DType)
+	case t.Shape().TotalSize() != want.Shape.TotalSize():
+		return nil, errs.Errorf(name, ErrShape, "%s has shape %v; the graph was built for %v", want.Name, t.Shape(), want.Shape)
 	case !dense.RowMajor(t):
-		return nil, errorf(name, ErrUnsupported, "%s is not row-major: strides %v for shape %v", want.name, t.Strides(), t.Shape())
+		return nil, errs.Errorf(name, ErrUnsupported, "%s is not row-major: strides %v for shape %v", want.Name, t.Strides(), t.Shape())
 	}
-	d := (&DeviceTensor{gpu: m.gpu, shape: want.shape, dtype: want.dtype}).set()
-	b, err := m.gpu.dev.Borrow(uint64(t.Uintptr()), d.bytes())
+	d := m.gpu.TensorOf(ongpu.Content{Shape: want.Shape, DType: want.DType})
+	b, err := m.gpu.Dev.Borrow(uint64(t.Uintptr()), d.Bytes())
 	if err != nil {
-		return nil, errorf(name, ErrMachine, "%s: %v", want.name, err)
+		return nil, errs.Errorf(name, ErrMachine, "%s: %v", want.Name, err)
 	}
-	d.memory = m.gpu.queue.Borrow(b)
+	d.Memory = m.gpu.Queue.Borrow(b)
 	return d, nil
 }
 
 // borrowAll is borrow of inputs and the output.
-func (m *machine) borrowAll(name string, out G.Value, wantOut operand, in []G.Value, want ...operand) (values []G.Value, to *DeviceTensor, err error) {
+func (m *machine) borrowAll(name string, out G.Value, wantOut operand.Operand, in []G.Value, want ...operand.Operand) (values []G.Value, to *ongpu.Tensor, err error) {
 	if to, err = m.borrow(name, out, wantOut); err != nil {
 		return nil, nil, err
 	}
@@ -420,7 +423,7 @@ func (m *machine) borrowAll(name string, out G.Value, wantOut operand, in []G.Va
 		if err != nil {
 			return nil, nil, err
 		}
-		values = append(values, d)
+		values = append(values, d.Value())
 	}
 	return values, to, nil
 }
@@ -431,9 +434,9 @@ func (m *machine) borrowAll(name string, out G.Value, wantOut operand, in []G.Va
 func (m *machine) readLengths(name string, dst []int, v G.Value, p *problem) ([]int, error) {
 	t, ok := v.(*tensor.Dense)
 	if !ok || t == nil {
-		return dst, errorf(name, ErrUnsupported, "lengths is a %T; it must be a *tensor.Dense", v)
+		return dst, errs.Errorf(name, ErrUnsupported, "lengths is a %T; it must be a *tensor.Dense", v)
 	}
-	l := valueOperand("lengths", t)
+	l := operand.OfTensor("lengths", t)
 	if err := checkLengths(name, l, p.batch); err != nil {
 		return dst, err
 	}
@@ -450,24 +453,24 @@ func (m *machine) readLengths(name string, dst []int, v G.Value, p *problem) ([]
 		}
 		m.lengthsOf = weak.Make(t)
 	}
-	return appendLengths(name, roleLengths.String(), dst, m.lengths, p.keys)
+	return operand.AppendLengths(name, roleLengths.String(), dst, m.lengths, p.keys)
 }
 
 // downloadInts appends the integers of a tensor to dst.
-func (m *machine) downloadInts(name string, dst []int, d *DeviceTensor) ([]int, error) {
-	if err := m.gpu.enter(name); err != nil {
+func (m *machine) downloadInts(name string, dst []int, d *ongpu.Tensor) ([]int, error) {
+	if err := m.gpu.Enter(name); err != nil {
 		return dst, err
 	}
-	q := m.gpu.queue
+	q := m.gpu.Queue
 	defer q.Leave()
-	n := int(d.bytes())
+	n := int(d.Bytes())
 	pinned, err := q.TakePinned(n)
 	if err != nil {
-		return dst, gpuError(name, err)
+		return dst, ongpu.Error(name, err)
 	}
 	defer q.GivePinned(pinned)
 	err = q.Submit(func(sub *queue.Submission) error {
-		b, err := sub.Use(d.memory, d.generation)
+		b, _, err := d.UseAny(sub)
 		if err != nil {
 			return err
 		}
@@ -481,9 +484,9 @@ func (m *machine) downloadInts(name string, dst []int, d *DeviceTensor) ([]int, 
 	}
 	runtime.KeepAlive(d)
 	if err != nil {
-		return dst, gpuError(name, err)
+		return dst, ongpu.Error(name, err)
 	}
-	for i, size := 0, int(d.dtype.Size()); i < n; i += size {
+	for i, size := 0, int(d.DType.Size()); i < n; i += size {
 		if size == 4 {
 			dst = append(dst, int(int32(binary.LittleEndian.Uint32(pinned.Bytes[i:]))))
 		} else {
@@ -508,90 +511,82 @@ func (m *machine) downloadInts(name string, dst []int, d *DeviceTensor) ([]int, 
 // by runtime.LockOSThread: docs/cuda.md says why.
 //
 // It is no GPU that was opened: its methods are [ErrState].
-func MachineGPU() *GPU { return machineGPU }
+func MachineGPU() *device.GPU { return machineGPU }
 
-var machineGPU = new(GPU)
+var machineGPU = new(device.GPU)
 
 // machinePages are pages in the context of a machine.
 type machinePages struct {
-	cache                      *Cache
-	storage                    attn.DType
-	keyElements, valueElements int
+	cache  *Cache
+	layout cacheLayout
 
-	mu    sync.Mutex   // taken after the cache's
-	there *devicePages // nil before a layer has run
+	mu    sync.Mutex           // taken after the cache's
+	there *kvstore.DevicePages // nil before a layer has run
 }
 
-func newMachinePages(op string, c *Cache, storage attn.DType, keyElements, valueElements int) (*machinePages, error) {
-	p := &machinePages{cache: c, storage: storage, keyElements: keyElements, valueElements: valueElements}
-	// The query heads are not known yet; the least there can be.
-	g := (&tokenRows{heads: c.config.KVHeads}).geometry(&c.config, &config{})
-	return p, p.supports(op, &g)
-}
-
-func (p *machinePages) places() int   { return 1 }
-func (p *machinePages) where() string { return "the GPU of Gorgonia's machine" }
+func (p *machinePages) Places() int   { return 1 }
+func (p *machinePages) Where() string { return "the GPU of Gorgonia's machine" }
 
 // supports sees what no GPU has kernels for; the rest shows in a run.
-func (p *machinePages) supports(op string, g *attn.Problem) error {
+func (p *machinePages) Supports(op string, g *attn.Problem) error {
 	if err := attention.HasKernel(g); err != nil {
-		return errorf(op, ErrUnsupported, "on %s: %v", p.where(), err)
+		return errs.Errorf(op, ErrUnsupported, "on %s: %v", p.Where(), err)
 	}
 	switch { // it has not been tried there
 	case g.Sinks:
-		return errorf(op, ErrUnsupported, "on %s: attention sinks", p.where())
+		return errs.Errorf(op, ErrUnsupported, "on %s: attention sinks", p.Where())
 	case g.Rotary != attn.Rotary{}:
-		return errorf(op, ErrUnsupported, "on %s: a rotary embedding", p.where())
+		return errs.Errorf(op, ErrUnsupported, "on %s: a rotary embedding", p.Where())
 	}
 	return nil
 }
 
 // operands refuses: the values of Do are on the CPU, as on a lisp machine.
-func (p *machinePages) operands(op string, _ []G.Value) (o [4]operand, err error) {
-	return o, errorf(op, ErrUnsupported, "the cache is on %s and the node runs on the CPU: it needs a tape machine", p.where())
+func (p *machinePages) Operands(op string, _ []G.Value) (o [4]operand.Operand, err error) {
+	return o, errs.Errorf(op, ErrUnsupported, "the cache is on %s and the node runs on the CPU: it needs a tape machine", p.Where())
 }
 
-func (p *machinePages) copyPages(op string, copies []pageCopy) error {
+func (p *machinePages) CopyPages(op string, copies []kvstore.Copy) error {
 	if len(copies) == 0 {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.there == nil || p.there.gpu.dev.Lost() {
-		return errorf(op, ErrClosed, "the machine that the cache's tokens were on")
+	if p.there == nil || p.there.GPU.Dev.Lost() {
+		return errs.Errorf(op, ErrClosed, "the machine that the cache's tokens were on")
 	}
-	return p.there.copyPages(op, copies)
+	return p.there.CopyPages(op, copies)
 }
 
 // moveSlots moves what layers have made, so that a machine has run.
-func (p *machinePages) moveSlots(op string, moves []slotMove) error {
+func (p *machinePages) MoveSlots(op string, moves []kvstore.Move) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.there == nil || p.there.gpu.dev.Lost() {
-		return errorf(op, ErrClosed, "the machine that the cache's tokens were on")
+	if p.there == nil || p.there.GPU.Dev.Lost() {
+		return errs.Errorf(op, ErrClosed, "the machine that the cache's tokens were on")
 	}
-	return p.there.moveSlots(op, moves)
+	return p.there.MoveSlots(op, moves)
 }
 
 // transfer refuses where the pages are not: nobody knows yet which machine will run
 // the layers.
-func (p *machinePages) transfer(op string, t *pageTransfer, in bool) error {
+func (p *machinePages) Transfer(op string, t *kvstore.Transfer, in bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case p.there == nil:
-		return errorf(op, ErrUnsupported, "no layer has run on a machine yet, so the cache has no memory there")
-	case p.there.gpu.dev.Lost():
-		return errorf(op, ErrClosed, "the machine that the cache was on")
+		return errs.Errorf(op, ErrUnsupported, "no layer has run on a machine yet, so the cache has no memory there")
+	case p.there.GPU.Dev.Lost():
+		return errs.Errorf(op, ErrClosed, "the machine that the cache was on")
 	}
-	return p.there.transfer(op, t, in)
+	return p.there.Transfer(op, t, in)
 }
 
-func (p *machinePages) newPlan(step *Step, g attn.Problem) layerPlan {
-	return &machinePlan{pages: p, step: step, geometry: g}
+func (p *machinePages) NewPlan(rows int, g attn.Problem) kvstore.Plan {
+	return &machinePlan{pages: p, most: rows, geometry: g}
 }
 
-func (p *machinePages) close() error {
+func (p *machinePages) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.giveBack()
@@ -603,14 +598,14 @@ func (p *machinePages) giveBack() error {
 	}
 	there := p.there
 	p.there = nil
-	return there.close()
+	return there.Close()
 }
 
 // on is the pages on the machine whose GPU is given, for a layer of a step that
 // is open. They are made there if nobody but the step holds any: what it writes
 // it writes again.
-func (p *machinePages) on(op string, step *Step, gpu *GPU) (*devicePages, error) {
-	if there := p.now(); there != nil && there.gpu == gpu {
+func (p *machinePages) on(op string, step *Step, gpu *ongpu.GPU) (*kvstore.DevicePages, error) {
+	if there := p.now(); there != nil && there.GPU == gpu {
 		return there, nil
 	}
 	c := p.cache
@@ -624,18 +619,18 @@ func (p *machinePages) on(op string, step *Step, gpu *GPU) (*devicePages, error)
 			held -= len(step.reservations[i].Fresh())
 		}
 		switch {
-		case held > 0 && p.there.gpu.dev.Lost():
-			return nil, errorf(op, ErrClosed, "the machine that the cache's %d tokens were on", c.tokens)
+		case held > 0 && p.there.GPU.Dev.Lost():
+			return nil, errs.Errorf(op, ErrClosed, "the machine that the cache's %d tokens were on", c.tokens)
 		case held > 0:
-			return nil, errorf(op, ErrUnsupported, "the cache's %d tokens are on another machine; one machine runs all graphs of a cache", c.tokens)
+			return nil, errs.Errorf(op, ErrUnsupported, "the cache's %d tokens are on another machine; one machine runs all graphs of a cache", c.tokens)
 		}
 		if err := p.giveBack(); err != nil {
-			return nil, gpuError(op, err)
+			return nil, ongpu.Error(op, err)
 		}
 	}
-	config := c.config
+	config := p.layout.store()
 	config.Device = gpu
-	there, err := newDevicePages(op, &config, p.storage, p.keyElements, p.valueElements)
+	there, err := kvstore.NewDevice(op, config, p.layout.least())
 	if err != nil {
 		return nil, err
 	}
@@ -643,7 +638,7 @@ func (p *machinePages) on(op string, step *Step, gpu *GPU) (*devicePages, error)
 	return there, nil
 }
 
-func (p *machinePages) now() *devicePages {
+func (p *machinePages) now() *kvstore.DevicePages {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.there
@@ -653,32 +648,52 @@ func (p *machinePages) now() *devicePages {
 // nobody knows on which machine.
 type machinePlan struct {
 	pages    *machinePages
-	step     *Step
+	most     int // rows of a step
 	geometry attn.Problem
 	seqs     []attn.Sequence
 	rows     int
-	plan     *devicePlan // nil before the first layer
-	built    bool        // for seqs
+	plan     *kvstore.DevicePlan // nil before the first layer
+	built    bool                // for seqs
 }
 
-func (p *machinePlan) build(_ string, seqs []attn.Sequence, rows int) error {
+func (p *machinePlan) Build(_ string, seqs []attn.Sequence, rows int) error {
 	p.seqs, p.rows, p.built = seqs, rows, false
 	return nil
 }
 
-func (p *machinePlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
-	there, err := p.pages.on(op, p.step, c.qkv[0].(*DeviceTensor).gpu)
+func (p *machinePlan) Attend(op string, c *kvstore.Call) (out, lse G.Value, err error) {
+	there, err := p.pages.on(op, c.Node.(nodeOf).step, ongpu.Must(c.QKV[0]).GPU)
 	if err != nil {
 		return nil, nil, err
 	}
-	if p.plan == nil || p.plan.pages != there {
-		p.plan, p.built = there.newPlan(p.step, p.geometry).(*devicePlan), false
+	if p.plan == nil || !p.plan.Of(there) {
+		p.plan, p.built = there.NewPlan(p.most, p.geometry).(*kvstore.DevicePlan), false
 	}
 	if !p.built {
-		if err := p.plan.build(op, p.seqs, p.rows); err != nil {
+		if err := p.plan.Build(op, p.seqs, p.rows); err != nil {
 			return nil, nil, err
 		}
 		p.built = true
 	}
-	return p.plan.attend(op, c)
+	return p.plan.Attend(op, c)
+}
+
+// machineTensor is memory of a machine, as nodes have it.
+type machineTensor struct{ t ongpu.Tensor }
+
+func newMachineTensor() *ongpu.Tensor {
+	t := new(machineTensor)
+	t.t.Public = t
+	return &t.t
+}
+
+func (t *machineTensor) Internal() *ongpu.Tensor { return &t.t }
+func (t *machineTensor) Shape() tensor.Shape     { return t.t.Shape }
+func (t *machineTensor) Size() int               { return t.t.Size() }
+func (t *machineTensor) Dtype() tensor.Dtype     { return t.t.DType }
+func (t *machineTensor) Data() any               { return nil }
+func (t *machineTensor) Uintptr() uintptr        { return 0 }
+func (t *machineTensor) MemSize() uintptr        { return uintptr(t.t.Bytes()) }
+func (t *machineTensor) Format(s fmt.State, _ rune) {
+	fmt.Fprintf(s, "%v %v on %v", t.t.DType, t.t.Shape, t.t.GPU)
 }

@@ -4,7 +4,7 @@ package leanattention
 
 import (
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/kvstore"
 )
 
 // Without the tag cuda Gorgonia has no machine that computes on a GPU by itself:
@@ -18,6 +18,6 @@ func placeLSE(op *lseOp, _ *G.Node) G.Op                   { return op }
 func checkMachine(string, *G.ExprGraph) error { return nil }
 
 // placePages makes the pages of a cache that is not in host memory.
-func placePages(op string, c *Cache, storage attn.DType, keyElements, valueElements int) (pageStore, error) {
-	return newDevicePages(op, &c.config, storage, keyElements, valueElements)
+func placePages(op string, _ *Cache, l *cacheLayout) (kvstore.Store, error) {
+	return kvstore.NewDevice(op, l.store(), l.least())
 }

@@ -234,7 +234,7 @@ func (f *furtherThere) use(sub *queue.Submission, o *ongpu.AttentionOperands) (e
 func checkDeviceResult(op, name string, t *ongpu.Tensor, p *problem, lse bool) error {
 	dtype, last := p.query, p.valueDim
 	if lse {
-		dtype, last = lseType(p.query), 0
+		dtype, last = operand.LSEType(p.query), 0
 	}
 	if t.DType != dtype {
 		return errs.Errorf(op, ErrDType, "%s is %v; for a q of %v it must be %v", name, t.DType, p.query, dtype)
@@ -260,7 +260,7 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 	}
 	parts := make([]attn.Problem, len(heads))
 	for i := range parts {
-		parts[i] = heads[i].part(whole)
+		parts[i] = heads[i].Part(whole)
 		if err := gpu.Members[i].Supports(op, &parts[i]); err != nil {
 			return err
 		}
@@ -296,7 +296,7 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 			return sub.Do(func(s *cuda.Stream) error { return plans[0].Run(s, &o) })
 		}
 		return sub.Each(func(i int, sub *queue.Submission) (err error) {
-			mine := heads[i].operands(&whole, &o)
+			mine := heads[i].Operands(&whole, &o)
 			if mine.K, err = kv[0].UseShard(sub, i, "k"); err != nil {
 				return err
 			}
@@ -323,10 +323,10 @@ func uploadAll(s *cuda.Stream, plans []ongpu.AttentionPlan) error {
 
 // sharding is which KV heads each GPU has: all are the first one's, unless keys and values
 // are sharded by them.
-func (p *problem) sharding(op string, kv [2]*ongpu.Tensor) ([]headRange, error) {
+func (p *problem) sharding(op string, kv [2]*ongpu.Tensor) ([]ongpu.Heads, error) {
 	k, v := kv[0], kv[1]
 	if k.Shards == nil && v.Shards == nil {
-		return []headRange{{0, p.kvHeads}}, nil
+		return []ongpu.Heads{{N: p.kvHeads}}, nil
 	}
 	for i, t := range kv {
 		name := "kv"[i : i+1]
@@ -337,9 +337,9 @@ func (p *problem) sharding(op string, kv [2]*ongpu.Tensor) ([]headRange, error) 
 			return nil, errs.Errorf(op, ErrUnsupported, "%s is sharded on axis %d of shape %v; attention takes those that are sharded by heads, on axis %d", name, t.Axis, t.Shape, p.rank-3)
 		}
 	}
-	heads := make([]headRange, len(k.Shards))
+	heads := make([]ongpu.Heads, len(k.Shards))
 	for i := range heads {
-		heads[i] = headsOf(p.kvHeads, len(heads), i)
+		heads[i] = ongpu.HeadsOf(p.kvHeads, len(heads), i)
 	}
 	return heads, nil
 }
@@ -347,78 +347,21 @@ func (p *problem) sharding(op string, kv [2]*ongpu.Tensor) ([]headRange, error) 
 // doDevice is Do on tensors of a GPU; the lengths are in r. The output goes to a new value of the
 // node, or to one that is given.
 func (op *attentionOp) doDevice(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value, further furtherThere, to *ongpu.Tensor) (out, lse *ongpu.Tensor, err error) {
-	qkv := operandTensors(in)
+	qkv := ongpu.QKVOf(in)
 	err = r.attendDevice(name, gpu, &op.problem, &op.config, [2]*ongpu.Tensor{qkv[1], qkv[2]}, func(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
-		if o, err = qkv.operands(sub); err != nil {
+		if o, err = qkv.Operands(sub); err != nil {
 			return o, err
 		}
 		if err = further.use(sub, &o); err != nil {
 			return o, err
 		}
-		if out, o.Out, err = qkv.resultIn(sub, to, &op.memory, op.query, op.outShape()); err != nil || op.logs() == nil {
+		if out, o.Out, err = qkv.ResultIn(sub, to, &op.memory, op.query, op.outShape()); err != nil || op.logs() == nil {
 			return o, err
 		}
-		lse, o.LSE, err = qkv.logSumExp(sub, &op.memory, lseType(op.query), op.lseShape())
+		lse, o.LSE, err = qkv.LogSumExp(sub, &op.memory, operand.LSEType(op.query), op.lseShape())
 		return o, err
 	}, slices.Concat(in, []G.Value{further.bias.Value(), further.sinks.Value()})...)
 	return out, lse, err
-}
-
-// deviceQKV are the query, the key and the value of a node.
-type deviceQKV [3]*ongpu.Tensor
-
-func operandTensors(in []G.Value) (t deviceQKV) {
-	for i := range t {
-		t[i] = ongpu.Must(in[i])
-	}
-	return t
-}
-
-// operands is use where keys and values may be sharded: these are left out.
-func (t *deviceQKV) operands(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
-	if t[1].Shards != nil && t[2].Shards != nil {
-		o.Q, err = t[0].UseAs(sub, "q")
-	} else {
-		o.Q, o.K, o.V, err = t.use(sub)
-	}
-	return o, err
-}
-
-// use is the memory of each, see [device.Tensor.use].
-func (t *deviceQKV) use(sub *queue.Submission) (q, k, v ongpu.Mem, err error) {
-	for i, to := range [...]*ongpu.Mem{&q, &k, &v} {
-		if *to, err = t[i].UseAs(sub, "qkv"[i:i+1]); err != nil {
-			break
-		}
-	}
-	return q, k, v, err
-}
-
-// resultIn is a new value of the node and its memory, or the value that is given. What t
-// holds stays.
-func (t *deviceQKV) resultIn(sub *queue.Submission, to *ongpu.Tensor, n *ongpu.Node, dtype tensor.Dtype, shape tensor.Shape) (*ongpu.Tensor, ongpu.Mem, error) {
-	if to != nil {
-		m, err := to.UseAs(sub, "out")
-		return to, m, err
-	}
-	return inUse(sub)(t[0].GPU.NodeValue(sub, n, dtype, shape, t[:]...))
-}
-
-// logSumExp is a new log-sum-exp of the node.
-func (t *deviceQKV) logSumExp(sub *queue.Submission, n *ongpu.Node, dtype tensor.Dtype, shape tensor.Shape) (*ongpu.Tensor, ongpu.Mem, error) {
-	gpu := t[0].GPU
-	return inUse(sub)(gpu.NextValue(sub, &n.On(gpu.Group, 0).Rest, dtype, shape, t[:]...))
-}
-
-// inUse gives the memory of a value that was made.
-func inUse(sub *queue.Submission) func(*ongpu.Tensor, error) (*ongpu.Tensor, ongpu.Mem, error) {
-	return func(d *ongpu.Tensor, err error) (*ongpu.Tensor, ongpu.Mem, error) {
-		if err != nil {
-			return nil, ongpu.Mem{}, err
-		}
-		m, err := d.Use(sub)
-		return d, m, err
-	}
 }
 
 // mergeDevice is [Merge] on tensors of a GPU.
@@ -517,55 +460,4 @@ func mergeOn(g *ongpu.GPU, op string, out, lse *ongpu.Tensor, states []State) er
 		return ongpu.EngineError(op, "merge", err)
 	}
 	return nil
-}
-
-// queue queues the work of a layer. Its operands are on the first member; the others read
-// and write what is for their heads there.
-func (p *devicePlan) queue(sub *queue.Submission, layer int, n newRows, o *ongpu.AttentionOperands) error {
-	if len(p.now.parts) == 1 {
-		o.K, o.V = p.layerPages(0, layer)
-		return p.now.parts[0].queueAlone(sub, n, o)
-	}
-	if p.now.context != nil {
-		return p.queueByContext(sub, layer, n, o)
-	}
-	p.lay(false)
-	return sub.Each(func(i int, sub *queue.Submission) error {
-		part, g := &p.now.parts[i], &p.geometry
-		heads := p.pages.parts[i].heads
-		mine := heads.operands(g, o)
-		mine.K, mine.V = p.layerPages(i, layer)
-		rows := newRows{k: ongpu.From(n.k, heads.first*g.Dim), v: ongpu.From(n.v, heads.first*g.ValueDim)}
-		if p.turns() {
-			rows.turned = ongpu.From(n.turned, heads.first*g.Group()*g.Query.Head)
-		}
-		return sub.Do(func(s *cuda.Stream) error {
-			if err := rows.appendTo(part.plan, s, &mine, g.KVHeads); err != nil {
-				return err
-			}
-			return part.plan.Run(s, &mine)
-		})
-	})
-}
-
-// operands are a member's part of queries, outputs, log-sum-exps and sinks: those of its heads.
-func (r headRange) operands(all *attn.Problem, o *ongpu.AttentionOperands) ongpu.AttentionOperands {
-	first := r.first * (all.Heads / all.KVHeads)
-	mine := ongpu.AttentionOperands{Q: ongpu.From(o.Q, first*all.Query.Head), Out: ongpu.From(o.Out, first*all.Out.Head), Bias: o.Bias}
-	if o.LSE.Buffer != nil {
-		mine.LSE = ongpu.From(o.LSE, first*all.LSE.Head)
-	}
-	if o.Sinks.Buffer != nil {
-		mine.Sinks = ongpu.From(o.Sinks, first)
-	}
-	return mine
-}
-
-// layerPages are the keys and values of a layer that a member has.
-func (p *devicePlan) layerPages(member, layer int) (k, v ongpu.Mem) {
-	at := func(b *cuda.Buffer) ongpu.Mem {
-		return ongpu.Mem{Buffer: b, DType: p.pages.storage, Len: int(b.Len()) / p.pages.storage.Size()}
-	}
-	part := p.pages.parts[member]
-	return at(part.keys[layer]), at(part.values[layer])
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/device"
@@ -82,74 +84,6 @@ func TestOpenGPUs(t *testing.T) {
 	noError(t, one.Close(), gpu.Close())
 	if err := gpu.Close(); !errors.Is(err, ErrClosed) {
 		t.Errorf("second Close: %v", err)
-	}
-}
-
-// Heads and pages are dealt out in order and evenly: each page of each head is on one member, and no member is left without.
-func TestShares(t *testing.T) {
-	for members := 1; members <= 8; members++ {
-		g := new(device.GPU)
-		g.Internal().Members = make([]*ongpu.GPU, members)
-		for heads := 1; heads <= 20; heads++ {
-			for shard := ShardAuto; shard <= ShardContext; shard++ {
-				for _, window := range []int{0, 5} {
-					const pages = 23
-					c := CacheConfig{Device: g, KVHeads: heads, Pages: pages, Shard: shard, Window: window}
-					name := fmt.Sprintf("%d heads, %d members, %v, window %d", heads, members, shard, window)
-					all, places, err := c.shares("test")
-					byHeads := shard == ShardHeads || shard == ShardAuto && window > 0
-					if members > 1 && (byHeads && heads < members || shard == ShardContext && window > 0) {
-						if !errors.Is(err, ErrUnsupported) {
-							t.Errorf("%s: %v", name, err)
-						}
-						continue
-					}
-					noError(t, err)
-					switch want := members; {
-					case byHeads:
-						want = 1
-					case shard == ShardAuto && heads%members == 0:
-						want = 1
-					case shard == ShardAuto && members%heads == 0:
-						want = members / heads
-						fallthrough
-					case shard == ShardContext:
-						if places != want {
-							t.Errorf("%s: %d places", name, places)
-						}
-					}
-					var of [pages][20]int
-					for _, s := range all {
-						if s.heads.n < 1 || s.heads.n > (heads*places+members-1)/members || s.place.Of != places {
-							t.Errorf("%s: %+v", name, s)
-						}
-						own := 0
-						for page := range int32(pages) {
-							if !s.place.Has(page) {
-								continue
-							}
-							if int(s.place.Own(page)) != own {
-								t.Errorf("%s: page %d is %d there, want %d", name, page, s.place.Own(page), own)
-							}
-							own++
-							for h := range s.heads.n {
-								of[page][s.heads.first+h]++
-							}
-						}
-						if own != s.place.Count(pages) || own < pages/places || own > pages/places+1 {
-							t.Errorf("%s: %d pages of %d", name, own, s.place.Count(pages))
-						}
-					}
-					for page := range pages {
-						for h := range heads {
-							if of[page][h] != 1 {
-								t.Fatalf("%s: %d members have head %d of page %d", name, of[page][h], h, page)
-							}
-						}
-					}
-				}
-			}
-		}
 	}
 }
 
@@ -372,7 +306,7 @@ func TestContextPartsOfRows(t *testing.T) {
 			}
 			v, err := gpu.UploadSharded(matrix(width), axis)
 			noError(t, err)
-			in[i] = G.NewMatrix(g, tensor.Float32, G.WithShape(4, width), G.WithName(layerNames[i]), G.WithValue(v))
+			in[i] = G.NewMatrix(g, tensor.Float32, G.WithShape(4, width), G.WithName(kvstore.LayerNames[i]), G.WithValue(v))
 		}
 		_, err := CachedAttention(in[0], in[1], in[2], step.Layer(0))
 		noError(t, err)
@@ -694,7 +628,7 @@ func TestGPUsContextsApart(t *testing.T) {
 
 // losingExchange is one that a member can't be told of, or does not come to.
 type losingExchange struct {
-	exchanging
+	kvstore.Exchanging
 	lost   int
 	silent bool
 }
@@ -702,7 +636,7 @@ type losingExchange struct {
 func (x *losingExchange) MergeParts(s *cuda.Stream, o *decoder.PartStates, member int) error {
 	switch {
 	case member != x.lost:
-		return x.exchanging.MergeParts(s, o, member)
+		return x.Exchanging.MergeParts(s, o, member)
 	case x.silent:
 		return nil
 	}
@@ -713,8 +647,8 @@ func (x *losingExchange) MergeParts(s *cuda.Stream, o *decoder.PartStates, membe
 // that is lost: nobody waits for ever, and what comes later says who did not answer.
 func TestGPUsContextLost(t *testing.T) {
 	gpu := gpusPlace(t, 0, 1, 2).gpu
-	real := openExchange
-	defer func() { openExchange = real }()
+	real := kvstore.OpenExchange
+	defer func() { kvstore.OpenExchange = real }()
 	noError(t, gpu.Internal().Enter("test"))
 	var engines []*decoder.Engine
 	for _, m := range gpu.Internal().Members {
@@ -728,7 +662,7 @@ func TestGPUsContextLost(t *testing.T) {
 	gpu.Internal().UseExchange(x)
 	gpu.Internal().Group.Leave()
 	losing := &losingExchange{x, -1, false}
-	openExchange = func(*ongpu.GPU, string) (exchanging, error) { return losing, nil }
+	kvstore.OpenExchange = func(*ongpu.GPU, string) (kvstore.Exchanging, error) { return losing, nil }
 	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 64, PageSize: 4, Pages: 12, DType: Float16, Device: gpu})
 	chain := newContextChain(t, c, 2, 2, WithCausal())
 	rng := reftest.Rand(t)
@@ -1160,7 +1094,7 @@ func TestGroupRecorded(t *testing.T) {
 	}
 	// A schedule that looks different on the second GPU alone is another one.
 	set()
-	step.plans[0].plan.(*devicePlan).schedules[0].parts[1].plan.(*fakePlan).generation++
+	step.plans[0].plan.(*kvstore.DevicePlan).Plans()[1].(*fakePlan).generation++
 	if err := rec.Replay(); !errors.Is(err, ErrState) {
 		t.Errorf("another schedule: %v", err)
 	}

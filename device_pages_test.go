@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	"gorgonia.org/leanattention/device"
@@ -703,7 +705,7 @@ func TestRecordingStale(t *testing.T) {
 		want   error
 	}{
 		"other memory of the schedule": {func(t *testing.T, r *recorded) {
-			r.step.plans[0].plan.(*devicePlan).schedules[0].parts[0].plan.(*fakePlan).generation++
+			r.step.plans[0].plan.(*kvstore.DevicePlan).Plans()[0].(*fakePlan).generation++
 		}, ErrState},
 		"a freed input":  {func(t *testing.T, r *recorded) { noError(t, r.q.Free()) }, ErrClosed},
 		"a closed cache": {func(t *testing.T, r *recorded) { noError(t, r.cache.Close()) }, ErrClosed},

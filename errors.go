@@ -8,10 +8,8 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
-	"gorgonia.org/leanattention/internal/memory"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/tensor"
 )
@@ -127,26 +125,9 @@ func Cause(err error) error {
 	return err
 }
 
-// engineError is an error of the engine. Operands have been checked before, so
-// but for kernels that the user asked for and that are not there, it is a defect.
-func engineError(op, what string, err error) error {
-	var short *memory.Shortage
-	switch {
-	case errors.Is(err, cpu.ErrTier):
-		return errs.Errorf(op, ErrOption, "%v", err)
-	case errors.As(err, &short):
-		return errs.ShortageError(op, short)
-	}
-	return errs.Errorf(op, ErrInternal, "%s: %v", what, err)
-}
-
 // pagesError is an error of the pool of pages. Calls are checked before, so it is a
 // defect: better than a page that two sequences write.
 func pagesError(op string, err error) error { return errs.Errorf(op, ErrInternal, "pages: %v", err) }
-
-func errUnfused(op string) error {
-	return errs.Errorf(op, ErrUnsupported, "WithSchedule(%v) in %s: Gorgonia's nodes do that", Unfused, errs.Host)
-}
 
 // String is the shape of a cache in a line.
 func (c CacheConfig) String() string {

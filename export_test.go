@@ -9,6 +9,10 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/tensor"
+
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 
@@ -59,13 +63,13 @@ func PoisonFree(c *Cache) {
 
 // ZeroPages writes 0 to all memory of c.
 func ZeroPages(c *Cache) {
-	d, ok := c.store.(*devicePages)
+	d, ok := c.store.(*kvstore.DevicePages)
 	if !ok {
 		c.eachSlab(func(_ attn.DType, bytes []byte) { clear(bytes) })
 		return
 	}
-	for _, p := range d.parts {
-		for _, b := range slices.Concat(p.keys, p.values) { // gigabytes, in benchmarks
+	for _, p := range d.Parts {
+		for _, b := range slices.Concat(p.Keys, p.Values) { // gigabytes, in benchmarks
 			if err := b.Set(0, 0, b.Len()); err != nil {
 				panic(err)
 			}
@@ -75,13 +79,13 @@ func ZeroPages(c *Cache) {
 
 // FillPages writes a block of bytes to all memory of a cache on GPUs, again and again.
 func FillPages(c *Cache, block []byte) error {
-	d := c.store.(*devicePages)
-	for _, p := range d.parts {
-		s, err := p.gpu.Dev.NewStream()
+	d := c.store.(*kvstore.DevicePages)
+	for _, p := range d.Parts {
+		s, err := p.GPU.Dev.NewStream()
 		if err != nil {
 			return err
 		}
-		for _, b := range slices.Concat(p.keys, p.values) {
+		for _, b := range slices.Concat(p.Keys, p.Values) {
 			n := min(b.Len(), int64(len(block)))
 			if err := b.Upload(0, block[:n]); err != nil {
 				return err
@@ -132,9 +136,9 @@ type testView struct {
 func (c *Cache) testView() *testView {
 	v := &testView{Cache: c}
 	switch s := c.store.(type) {
-	case *hostPages:
-		v.keys, v.values = s.keys, s.values
-	case *devicePages:
+	case *kvstore.HostPages:
+		v.keys, v.values = s.Keys, s.Values
+	case *kvstore.DevicePages:
 		for i := range c.config.Layers {
 			v.keys, v.values = append(v.keys, v.slab(s, i, false)), append(v.values, v.slab(s, i, true))
 		}
@@ -144,7 +148,7 @@ func (c *Cache) testView() *testView {
 
 // flush puts what was changed in a view back on the GPU.
 func (v *testView) flush() {
-	s, ok := v.store.(*devicePages)
+	s, ok := v.store.(*kvstore.DevicePages)
 	if !ok {
 		return
 	}
@@ -155,31 +159,31 @@ func (v *testView) flush() {
 }
 
 // slab is a copy of a layer's keys, or values.
-func (v *testView) slab(s *devicePages, layer int, values bool) cpu.Buffer {
+func (v *testView) slab(s *kvstore.DevicePages, layer int, values bool) cpu.Buffer {
 	dim := v.config.HeadDim
 	if values {
 		dim = v.config.ValueDim
 	}
-	b := operand.NewBuffer(s.storage, v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
+	b := operand.NewBuffer(storageOf(v.config.DType), v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
 	v.copy(s, layer, values, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
 	return b
 }
 
 // copy copies between a slab and the GPUs, when they are done. Here it is known how heads and pages are dealt out: heads
 // of a page to one group of members after the other, and pages round the members of a group.
-func (v *testView) copy(s *devicePages, layer int, values bool, slab cpu.Buffer, do func(*cuda.Buffer, int64, []byte) error) {
-	if err := s.gpu.Synchronize(); err != nil {
+func (v *testView) copy(s *kvstore.DevicePages, layer int, values bool, slab cpu.Buffer, do func(*cuda.Buffer, int64, []byte) error) {
+	if err := s.GPU.Synchronize(); err != nil {
 		panic(err)
 	}
 	bytes := slabBytes(slab)
 	page, copied := len(bytes)/v.config.Pages, 0
-	for i, p := range s.parts {
-		b := p.keys[layer]
+	for i, p := range s.Parts {
+		b := p.Keys[layer]
 		if values {
-			b = p.values[layer]
+			b = p.Values[layer]
 		}
-		places := s.places()
-		groups := len(s.parts) / places
+		places := s.Places()
+		groups := len(s.Parts) / places
 		first, end := i/places*v.config.KVHeads/groups, (i/places+1)*v.config.KVHeads/groups
 		mine, own := (end-first)*page/v.config.KVHeads, 0
 		for n := i % places; n < v.config.Pages; n += places {
@@ -382,26 +386,25 @@ func (x *fakeExchange) MergeParts(s *cuda.Stream, o *decoder.PartStates, member 
 // KernelsOf are the entry points of attention that a step's layers launch on a GPU, as it is set.
 func KernelsOf(s *Step) (names []string) {
 	for _, p := range s.plans {
-		d, ok := p.plan.(*devicePlan)
+		d, ok := p.plan.(*kvstore.DevicePlan)
 		if !ok {
 			continue
 		}
-		_ = d.now.each(func(part *planPart) error {
-			if plan, ok := part.plan.(*attention.Plan); ok {
+		for _, p := range d.Plans() {
+			if plan, ok := p.(*attention.Plan); ok {
 				names = append(names, plan.Kernels()...)
 			}
-			return nil
-		})
+		}
 	}
 	return names
 }
 
 // UseFakeEngine makes GPUs that are opened from now on compute on the CPU.
 func UseFakeEngine(t testing.TB) {
-	real, exchange := ongpu.NewAttentionEngine, openExchange
+	real, exchange := ongpu.NewAttentionEngine, kvstore.OpenExchange
 	ongpu.NewAttentionEngine = func(dev, _ *cuda.Device) (ongpu.AttentionEngine, error) { return &fakeEngine{dev: dev}, nil }
-	openExchange = func(g *ongpu.GPU, op string) (exchanging, error) { return &fakeExchange{g}, nil }
-	t.Cleanup(func() { ongpu.NewAttentionEngine, openExchange = real, exchange })
+	kvstore.OpenExchange = func(g *ongpu.GPU, op string) (kvstore.Exchanging, error) { return &fakeExchange{g}, nil }
+	t.Cleanup(func() { ongpu.NewAttentionEngine, kvstore.OpenExchange = real, exchange })
 }
 
 // fakeEngine has the memory and the calls of a real one.
@@ -524,7 +527,7 @@ func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned ongp
 	if err := p.launch(s); err != nil {
 		return err
 	}
-	if q.Buffer == turned.Buffer && q.Offset < turned.Offset+bytesOf(turned) && turned.Offset < q.Offset+bytesOf(q) {
+	if q.Buffer == turned.Buffer && q.Offset < turned.Offset+turned.Size() && turned.Offset < q.Offset+q.Size() {
 		return errors.New("queries are overwritten")
 	}
 	if heads == 0 {
@@ -703,7 +706,7 @@ func (p *fakePlan) Run(s *cuda.Stream, o *ongpu.AttentionOperands) error {
 	// A kernel writes while it reads.
 	for _, in := range [...]ongpu.Mem{o.Q, o.K, o.V} {
 		for _, out := range [...]ongpu.Mem{o.Out, o.LSE} {
-			if in.Buffer == out.Buffer && in.Offset < out.Offset+bytesOf(out) && out.Offset < in.Offset+bytesOf(in) {
+			if in.Buffer == out.Buffer && in.Offset < out.Offset+out.Size() && out.Offset < in.Offset+in.Size() {
 				return errors.New("an operand is overwritten")
 			}
 		}
@@ -803,8 +806,8 @@ func fakeStore(m ongpu.Mem, x []float32) error {
 
 // SharePrefixes has new plans of caches in host memory attend to keys that sequences have in common once, however few.
 func SharePrefixes(t testing.TB) {
-	prefixBytes = 1
-	t.Cleanup(func() { prefixBytes = 0 })
+	kvstore.PrefixBytes = 1
+	t.Cleanup(func() { kvstore.PrefixBytes = 0 })
 }
 
 // fakeOf is a GPU's engine of attention.
@@ -814,4 +817,9 @@ func fakeOf(g *ongpu.GPU) *fakeEngine {
 		panic(err)
 	}
 	return e.(*fakeEngine)
+}
+
+func storageOf(t tensor.Dtype) attn.DType {
+	d, _ := operand.StorageType(t)
+	return d
 }

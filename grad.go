@@ -466,7 +466,7 @@ func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.D
 		err = backwardDense[float64](&s, t, seed, op.parts(), packed)
 	}
 	if err != nil {
-		return engineError(name, "backward", err)
+		return errs.Engine(name, "backward", err)
 	}
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/errs"
@@ -89,18 +91,18 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	if err != nil {
 		return nil, err
 	}
-	if err = c.checkHeads(op, rows.heads); err != nil {
+	if err = c.checkHeads(op, rows.Heads); err != nil {
 		return nil, err
 	}
 	children := G.Nodes{q, k, v}
 	if c.sinksNode != nil {
-		if err = sinksNode(op, c.sinksNode, q, rows.heads, rows.query); err != nil {
+		if err = sinksNode(op, c.sinksNode, q, rows.Heads, rows.Query); err != nil {
 			return nil, err
 		}
 		children = append(children, c.sinksNode)
 	}
-	g := rows.geometry(cfg, &c)
-	if err := s.cache.store.supports(op, &g); err != nil {
+	g := geometryOf(&rows, cfg, &c)
+	if err := s.cache.store.Supports(op, &g); err != nil {
 		return nil, err
 	}
 	if err := layer.unused(op, q.Graph()); err != nil {
@@ -115,7 +117,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		return nil, err
 	}
 	if c.lse != nil {
-		if *c.lse, err = lseNode(op, out, rows.lseType(), rows.lseShape()); err != nil {
+		if *c.lse, err = lseNode(op, out, rows.LSEType(), rows.LSEShape()); err != nil {
 			q.Graph().RemoveNode(out) // so that the layer can be built again
 			return nil, err
 		}
@@ -155,15 +157,15 @@ func (l Layer) unused(op string, g *G.ExprGraph) error {
 	return nil
 }
 
-// geometry describes the rows of a step to the engine.
-func (r *tokenRows) geometry(cfg *CacheConfig, c *config) attn.Problem {
+// geometryOf describes the rows of a step to the engine.
+func geometryOf(r *kvstore.Rows, cfg *CacheConfig, c *config) attn.Problem {
 	g := c.attention(cfg.HeadDim)
-	g.Heads, g.KVHeads, g.Dim, g.ValueDim = r.heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
+	g.Heads, g.KVHeads, g.Dim, g.ValueDim = r.Heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
 	g.KV, _ = operand.StorageType(cfg.DType) // which NewCache has checked
-	g.QueryType, _ = operand.StorageType(r.query)
-	g.Query = attn.Strides{Row: r.heads * cfg.HeadDim, Head: cfg.HeadDim}
-	g.Out = attn.Strides{Row: r.heads * cfg.ValueDim, Head: cfg.ValueDim}
-	g.LSE = attn.Strides{Row: r.heads, Head: 1}
+	g.QueryType, _ = operand.StorageType(r.Query)
+	g.Query = attn.Strides{Row: r.Heads * cfg.HeadDim, Head: cfg.HeadDim}
+	g.Out = attn.Strides{Row: r.Heads * cfg.ValueDim, Head: cfg.ValueDim}
+	g.LSE = attn.Strides{Row: r.Heads, Head: 1}
 	g.Key, g.Value = cfg.pageStrides(cfg.HeadDim), cfg.pageStrides(cfg.ValueDim)
 	g.PageTokens = cfg.PageSize
 	return g
@@ -174,7 +176,7 @@ type cachedOp struct {
 	graph.Plain
 	step *Step
 	node stepNode
-	rows tokenRows
+	rows kvstore.Rows
 	config
 	call int       // two nodes with the same arguments stay two
 	lse  *lseStore // nil unless asked for
@@ -190,7 +192,7 @@ func (op *cachedOp) Type() hm.Type {
 	m := func() hm.Type { return G.TensorType{Dims: 2, Of: hm.TypeVariable('a')} }
 	args := []hm.Type{m(), m(), m()}
 	if op.score.Sinks {
-		args = append(args, G.TensorType{Dims: 1, Of: op.rows.lseType()})
+		args = append(args, G.TensorType{Dims: 1, Of: op.rows.LSEType()})
 	}
 	return hm.NewFnType(append(args, m())...)
 }
@@ -204,17 +206,17 @@ func (op *cachedOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 	if len(shapes) != op.Arity() {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(shapes), op.Arity())
 	}
-	of := func(name string, s tensor.Shape) operand.Operand { return operand.New(name, s, op.rows.query) }
+	of := func(name string, s tensor.Shape) operand.Operand { return operand.New(name, s, op.rows.Query) }
 	r, err := newTokenRows(name, of("q", shapes[0]), of("k", shapes[1]), of("v", shapes[2]), op.step.tokens, &op.step.cache.config)
 	if err != nil {
 		return nil, err
 	}
 	if op.score.Sinks {
-		if err = checkSinks(name, operand.New("sinks", shapes[3], r.lseType()), r.heads, r.query); err != nil {
+		if err = checkSinks(name, operand.New("sinks", shapes[3], r.LSEType()), r.Heads, r.Query); err != nil {
 			return nil, err
 		}
 	}
-	return tensor.Shape{r.tokens, r.heads * op.step.cache.config.ValueDim}, nil
+	return tensor.Shape{r.Tokens, r.Heads * op.step.cache.config.ValueDim}, nil
 }
 
 func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
@@ -224,7 +226,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	if len(in) != op.Arity() {
 		return nil, errs.Errorf(name, ErrShape, "%d inputs; it has %d", len(in), op.Arity())
 	}
-	o, err := op.step.cache.store.operands(name, in)
+	o, err := op.step.cache.store.Operands(name, in)
 	if err != nil {
 		return nil, err
 	}
@@ -237,15 +239,15 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.heads != op.rows.heads || r.query != op.rows.query {
+	if r.Heads != op.rows.Heads || r.Query != op.rows.Query {
 		return nil, errs.Errorf(name, ErrShape, "q is %v %v, not what the graph was built for", o[0].DType, o[0].Shape)
 	}
 	if op.score.Sinks {
-		if err = checkSinks(name, o[3], r.heads, r.query); err != nil {
+		if err = checkSinks(name, o[3], r.Heads, r.Query); err != nil {
 			return nil, err
 		}
 	}
-	out, lse, err := op.step.attend(name, op.layerCall(r, in, nil))
+	out, lse, err := op.step.attend(name, &op.node, op.layerCall(r, in, nil))
 	if err != nil {
 		return nil, err
 	}
@@ -254,8 +256,8 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 }
 
 // layerCall is a run of the node. The output goes to a new value if none is given.
-func (op *cachedOp) layerCall(rows tokenRows, in []G.Value, out *ongpu.Tensor) *layerCall {
-	return &layerCall{node: &op.node, rows: rows, qkv: in[:3], sinks: op.input(roleSinks, in), lse: op.lse != nil, out: out, memory: &op.memory}
+func (op *cachedOp) layerCall(rows kvstore.Rows, in []G.Value, out *ongpu.Tensor) *kvstore.Call {
+	return &kvstore.Call{Node: nodeOf{op.step, &op.node}, Layer: op.node.layer, Rows: rows, QKV: in[:3], Sinks: op.input(roleSinks, in), LSE: op.lse != nil, Out: out, Memory: &op.memory}
 }
 
 func (op *cachedOp) WriteHash(h hash.Hash) {
@@ -264,7 +266,7 @@ func (op *cachedOp) WriteHash(h hash.Hash) {
 }
 func (op *cachedOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *cachedOp) String() string {
-	return fmt.Sprintf("LeanCachedAttention{%v, H %d/%d%s}", &op.node, op.rows.heads, op.step.cache.config.KVHeads, op.more())
+	return fmt.Sprintf("LeanCachedAttention{%v, H %d/%d%s}", &op.node, op.rows.Heads, op.step.cache.config.KVHeads, op.more())
 }
 func (op *cachedOp) store() *lseStore  { return op.lse }
 func (op *cachedOp) cached() *cachedOp { return op }

@@ -9,6 +9,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/errs"
@@ -344,7 +346,7 @@ func (c *Cache) transfer(op string, part *sequencePart, in bool) error {
 	if c.closed {
 		return errs.Errorf(op, ErrClosed, "cache")
 	}
-	return c.store.transfer(op, &part.pageTransfer, in)
+	return c.store.Transfer(op, &part.Transfer, in)
 }
 
 // sumWriter writes, counts and sums up.
@@ -412,7 +414,7 @@ var chunkBytes = 1 << 20
 // sequencePart is the keys (or values) of some tokens of a sequence in one layer, as
 // pages have them and as a saved sequence has them.
 type sequencePart struct {
-	pageTransfer // memory is (KVHeads, tokens, dim) for each of runs
+	kvstore.Transfer // memory is (KVHeads, tokens, dim) for each of runs
 
 	tokens []byte // (tokens, KVHeads, dim), little endian
 	runs   []int  // of consecutive tokens in one page: their number
@@ -428,10 +430,10 @@ func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) err
 	storage, _ := operand.StorageType(c.DType)
 	part := &sequencePart{heads: c.KVHeads, size: storage.Size()}
 	var tokens, memory []byte
-	for part.layer = range c.Layers {
-		for _, part.values = range [...]bool{false, true} {
+	for part.Layer = range c.Layers {
+		for _, part.Values = range [...]bool{false, true} {
 			part.row = c.HeadDim * part.size
-			if part.values {
+			if part.Values {
 				part.row = c.ValueDim * part.size
 			}
 			most := part.tokensOf(c.PageSize)
@@ -450,7 +452,7 @@ func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) err
 				}
 				n := (to - from) * part.heads * part.row
 				tokens, memory = grown(tokens, n), grown(memory, n)
-				part.tokens, part.memory = tokens, memory
+				part.tokens, part.Memory = tokens, memory
 				part.place(s, from, to)
 				if err := visit(part); err != nil {
 					return err
@@ -482,7 +484,7 @@ func grown(b []byte, n int) []byte {
 // span, however many heads and pages it has.
 func (p *sequencePart) place(s *Sequence, from, to int) {
 	size, gap := s.cache.config.PageSize, s.table.Gap
-	p.spans, p.runs = p.spans[:0], p.runs[:0]
+	p.Spans, p.runs = p.Spans[:0], p.runs[:0]
 	if from >= gap.First && from < gap.End {
 		return
 	}
@@ -494,12 +496,12 @@ func (p *sequencePart) place(s *Sequence, from, to int) {
 		page, slot := int(s.table.Pages[from/size]), from%size
 		n := min(size-slot, to-from)
 		for h := range p.heads {
-			next := span{at: ((page*p.heads+h)*size + slot) * p.row, n: n * p.row}
-			if last := len(p.spans) - 1; last >= 0 && p.spans[last].at+p.spans[last].n == next.at {
-				p.spans[last].n += next.n
+			next := kvstore.Span{At: ((page*p.heads+h)*size + slot) * p.row, N: n * p.row}
+			if last := len(p.Spans) - 1; last >= 0 && p.Spans[last].At+p.Spans[last].N == next.At {
+				p.Spans[last].N += next.N
 				continue
 			}
-			p.spans = append(p.spans, next)
+			p.Spans = append(p.Spans, next)
 		}
 		p.runs = append(p.runs, n)
 		from += n
@@ -511,7 +513,7 @@ func (p *sequencePart) copyTokens(in bool) {
 	if in && !littleEndian {
 		reverseElements(p.tokens, p.size)
 	}
-	memory, tokens := p.memory, p.tokens
+	memory, tokens := p.Memory, p.tokens
 	token := p.heads * p.row
 	for _, n := range p.runs {
 		for h := range p.heads {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/errs"
@@ -204,7 +206,7 @@ func (p *problem) biasShape(b attn.Bias) tensor.Shape {
 // checkSinks checks the node or tensor of the attention sinks of so many query heads, whose queries are
 // of type query.
 func checkSinks(op string, o operand.Operand, heads int, query tensor.Dtype) error {
-	if want := lseType(query); o.DType != want {
+	if want := operand.LSEType(query); o.DType != want {
 		return errs.Errorf(op, ErrDType, "sinks is %v; for a q of %v it must be %v", o.DType, query, want)
 	}
 	if len(o.Shape) != 1 || o.Shape[0] != heads {
@@ -251,29 +253,8 @@ func checkSeed(op string, s operand.Operand) error {
 	return nil
 }
 
-// tokenRows is the geometry of attention on a cache: q (tokens, heads*dim),
-// k (tokens, kvHeads*dim), v (tokens, kvHeads*valueDim) -> out (tokens, heads*valueDim).
-type tokenRows struct {
-	tokens, heads int
-	query         tensor.Dtype
-}
-
-func (r *tokenRows) outShape(valueDim int) tensor.Shape {
-	return tensor.Shape{r.tokens, r.heads * valueDim}
-}
-func (r *tokenRows) lseShape() tensor.Shape { return tensor.Shape{r.tokens, r.heads} }
-func (r *tokenRows) lseType() tensor.Dtype  { return lseType(r.query) }
-
-// lseType is the element type of the log-sum-exp of queries of type t.
-func lseType(t tensor.Dtype) tensor.Dtype {
-	if t == tensor.Float64 {
-		return t
-	}
-	return tensor.Float32
-}
-
 // newTokenRows checks q, k and v against the step and its cache.
-func newTokenRows(op string, q, k, v operand.Operand, tokens int, c *CacheConfig) (r tokenRows, err error) {
+func newTokenRows(op string, q, k, v operand.Operand, tokens int, c *CacheConfig) (r kvstore.Rows, err error) {
 	widths := [...]int{0, c.KVHeads * c.HeadDim, c.KVHeads * c.ValueDim}
 	for i, o := range [...]operand.Operand{q, k, v} {
 		if len(o.Shape) != 2 {
@@ -299,9 +280,9 @@ func newTokenRows(op string, q, k, v operand.Operand, tokens int, c *CacheConfig
 	if width < 1 || width%c.HeadDim != 0 {
 		return r, errs.Errorf(op, ErrShape, "q has %d columns, not a multiple of the cache's head dim %d", width, c.HeadDim)
 	}
-	r = tokenRows{tokens: tokens, heads: width / c.HeadDim, query: q.DType}
-	if r.heads%c.KVHeads != 0 {
-		return r, errs.Errorf(op, ErrShape, "q has %d heads, not a multiple of the cache's %d KV heads", r.heads, c.KVHeads)
+	r = kvstore.Rows{Tokens: tokens, Heads: width / c.HeadDim, Query: q.DType}
+	if r.Heads%c.KVHeads != 0 {
+		return r, errs.Errorf(op, ErrShape, "q has %d heads, not a multiple of the cache's %d KV heads", r.Heads, c.KVHeads)
 	}
 	return r, nil
 }

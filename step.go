@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"gorgonia.org/leanattention/internal/kvstore"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -51,9 +53,9 @@ type Step struct {
 	ran          []uint64 // of each layer the run that it was last completed in
 	reservations []reservation
 	sequences    []attn.Sequence
-	trees        []uint64   // of the sequences
-	positions    []int      // of the sequences that were given some
-	copies       []pageCopy // that Set needs
+	trees        []uint64       // of the sequences
+	positions    []int          // of the sequences that were given some
+	copies       []kvstore.Copy // that Set needs
 	plans        []*stepPlan
 	calls        int // CachedAttention nodes made
 	stats        StepStats
@@ -109,7 +111,7 @@ type reservation struct {
 // stepPlan is the schedule for the layers of one geometry.
 type stepPlan struct {
 	geometry attn.Problem
-	plan     layerPlan
+	plan     kvstore.Plan
 	turn     uint64 // that plan was made in
 	rows     int    // that it was made for
 	used     bool   // the last run had the rows of sequences, and no others
@@ -279,7 +281,7 @@ func (s *Step) begin(op string, appends []Append) error {
 		}
 		a.Seq.step = s
 		if to, from, ok := r.Copy(); ok {
-			s.copies = append(s.copies, pageCopy{to: to, from: from})
+			s.copies = append(s.copies, kvstore.Copy{To: to, From: from})
 		}
 		// Engines see a sequence without the pages that were given back, as if it began with the first that is there: which
 		// keys a query sees depends on their distance alone.
@@ -298,7 +300,7 @@ func (s *Step) begin(op string, appends []Append) error {
 		s.sequences = append(s.sequences, seq)
 		row += a.Tokens
 	}
-	if err := c.store.copyPages(op, s.copies); err != nil {
+	if err := c.store.CopyPages(op, s.copies); err != nil {
 		return err
 	}
 	for _, p := range s.plans {
@@ -421,7 +423,7 @@ func (s *Step) treeFits(op string, p *stepPlan) error {
 		return errs.Errorf(op, ErrUnsupported, "a sequence has a tree, and a layer can't do it: %v", err)
 	}
 	g.Tree = true
-	return s.cache.store.supports(op, &g)
+	return s.cache.store.Supports(op, &g)
 }
 
 // nextReservation is the reservation of the next append. Its memory may have been used
@@ -526,7 +528,7 @@ func (s *Step) planFor(g attn.Problem) *stepPlan {
 			return p
 		}
 	}
-	p := &stepPlan{geometry: g, plan: s.cache.store.newPlan(s, g)}
+	p := &stepPlan{geometry: g, plan: s.cache.store.NewPlan(s.tokens, g)}
 	s.plans = append(s.plans, p)
 	return p
 }
@@ -539,7 +541,7 @@ func (s *Step) plan(op string, p *stepPlan, rows int) error {
 			return err
 		}
 	}
-	if err := p.plan.build(op, s.sequences, rows); err != nil {
+	if err := p.plan.Build(op, s.sequences, rows); err != nil {
 		return err
 	}
 	p.turn, p.rows = s.turn, rows
@@ -565,12 +567,11 @@ func (s *Step) nextCall() int {
 
 // attend does what a node does in a run: it appends k and v to its layer and
 // attends to it. Only the reserved slots are written, so it can be repeated.
-func (s *Step) attend(op string, c *layerCall) (out, lse G.Value, err error) {
+func (s *Step) attend(op string, n *stepNode, c *kvstore.Call) (out, lse G.Value, err error) {
 	s.cache.running.RLock()
 	defer s.cache.running.RUnlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := c.node
 	p := n.plan
 	switch {
 	case s.cache.closed:
@@ -579,13 +580,13 @@ func (s *Step) attend(op string, c *layerCall) (out, lse G.Value, err error) {
 		return nil, nil, errs.Errorf(op, ErrState, "%v: step is not open: call Set first", n)
 	}
 	used := s.used()
-	if c.rows.tokens < used {
-		return nil, nil, errs.Errorf(op, ErrShape, "%v: q has %d rows, and Set gave %d to sequences", n, c.rows.tokens, used)
+	if c.Rows.Tokens < used {
+		return nil, nil, errs.Errorf(op, ErrShape, "%v: q has %d rows, and Set gave %d to sequences", n, c.Rows.Tokens, used)
 	}
-	p.used = c.rows.tokens < s.tokens || p.used && used == s.tokens
+	p.used = c.Rows.Tokens < s.tokens || p.used && used == s.tokens
 	begin := time.Now()
-	if p.turn != s.turn || p.rows != c.rows.tokens { // the node was made after Set, or the run has fewer rows
-		if err := s.plan(op, p, c.rows.tokens); err != nil {
+	if p.turn != s.turn || p.rows != c.Rows.Tokens { // the node was made after Set, or the run has fewer rows
+		if err := s.plan(op, p, c.Rows.Tokens); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -594,7 +595,7 @@ func (s *Step) attend(op string, c *layerCall) (out, lse G.Value, err error) {
 	}
 	s.began = true
 	n.run, s.ran[n.layer] = s.run, 0
-	if out, lse, err = p.plan.attend(op, c); err != nil {
+	if out, lse, err = p.plan.Attend(op, c); err != nil {
 		return nil, nil, err
 	}
 	s.ran[n.layer] = s.run

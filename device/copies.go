@@ -227,3 +227,9 @@ var (
 	_ G.SDOp = (*toHostOp)(nil)
 	_ G.ADOp = (*toHostOp)(nil)
 )
+
+// ToGPU says which way the copy goes, see [ongpu.CopyOp].
+func (*toGPUOp) ToGPU() bool { return true }
+
+// ToGPU says which way the copy goes, see [ongpu.CopyOp].
+func (*toHostOp) ToGPU() bool { return false }

@@ -1,9 +1,11 @@
 package errs
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
+	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cuda"
 
 	"gorgonia.org/leanattention/internal/dense"
@@ -81,3 +83,21 @@ func (w *within) Error() string {
 func (w *within) Unwrap() error { return w.err }
 
 const prefix = "leanattention: "
+
+// Engine is an error of the CPU engine. Operands have been checked before, so
+// but for kernels that the user asked for and that are not there, it is a defect.
+func Engine(op, what string, err error) error {
+	var short *memory.Shortage
+	switch {
+	case errors.Is(err, cpu.ErrTier):
+		return Errorf(op, ErrOption, "%v", err)
+	case errors.As(err, &short):
+		return ShortageError(op, short)
+	}
+	return Errorf(op, ErrInternal, "%s: %v", what, err)
+}
+
+// Unfused is the refusal of a schedule that only graphs have.
+func Unfused(op string) error {
+	return Errorf(op, ErrUnsupported, "WithSchedule(Unfused) in %s: Gorgonia's nodes do that", Host)
+}

@@ -96,3 +96,6 @@ func BytesOf[T any](x []T) []byte {
 	var t T
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(t)))
 }
+
+// Size is how many bytes the elements take.
+func (m Memory) Size() int64 { return int64(m.Len) * int64(m.DType.Size()) }

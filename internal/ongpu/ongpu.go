@@ -301,3 +301,6 @@ type Comm interface {
 	// broadcast.
 	Queue(w *Work, c Collective, n, from int) error
 }
+
+// CopyOp is an op that copies its input to a GPU, or else from one.
+type CopyOp interface{ ToGPU() bool }

@@ -197,3 +197,11 @@ func Product(ns ...int) (int, bool) {
 	}
 	return int(p), true
 }
+
+// LSEType is the element type of the log-sum-exp of queries of type t.
+func LSEType(t tensor.Dtype) tensor.Dtype {
+	if t == tensor.Float64 {
+		return t
+	}
+	return tensor.Float32
+}

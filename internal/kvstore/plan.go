@@ -1,4 +1,4 @@
-package leanattention
+package kvstore
 
 import (
 	"errors"
@@ -32,118 +32,52 @@ func capacity(rows, pages int) attention.Capacity {
 	return attention.Capacity{Sequences: rows, Rows: rows, Pages: pages}
 }
 
-// stepRecord is a step whose layers are in a recording.
-type stepRecord struct {
-	step  *Step
-	nodes []recordedNode
-}
-
-type recordedNode struct {
-	*stepNode
-	schedule   *deviceSchedule
-	rows       int
-	generation uint64
-}
-
-// record notes a node's work in the recording that is being made, if any. The
-// step's mu is held.
-func (s *Step) record(sub *queue.Submission, n *stepNode, schedule *deviceSchedule) {
-	same := func(r queue.Recorded) bool {
-		of, ok := r.(*stepRecord)
-		return ok && of.step == s
-	}
-	r := sub.Depend(same, func() queue.Recorded { return &stepRecord{step: s} })
-	if r == nil {
-		return
-	}
-	of := r.(*stepRecord)
-	of.nodes = append(of.nodes, recordedNode{n, schedule, n.plan.rows, schedule.generation()})
-	schedule.keep()
-}
-
-// keep has the launches of later steps look as now, as far as sharing prefixes goes: they are in a recording.
-func (s *deviceSchedule) keep() {
+// Keep has the launches of later steps look as now, as far as sharing prefixes goes: they are in a recording.
+func (s *deviceSchedule) Keep() {
 	s.recorded = true
 	_ = s.each(func(p *planPart) error { p.plan.Recorded(); return nil })
 }
 
-// generation changes when that of a plan does: none ever falls.
-func (s *deviceSchedule) generation() (sum uint64) {
+// Unfit is why the schedule was not planned for the step.
+func (s *deviceSchedule) Unfit() error {
+	if s.planned {
+		return nil
+	}
+	return s.does.more()
+}
+
+// Generation changes when that of a plan does: none ever falls.
+func (s *deviceSchedule) Generation() (sum uint64) {
 	_ = s.each(func(p *planPart) error { sum += p.plan.Generation(); return nil })
 	return sum
 }
 
-// Ready holds the step until Done.
-func (r *stepRecord) Ready() error {
-	s := r.step
-	s.cache.running.RLock()
-	s.mu.Lock()
-	err := func() error {
-		switch {
-		case s.cache.closed:
-			return ongpu.ErrCacheClosed
-		case !s.open:
-			return ongpu.ErrNotReady
-		}
-		for _, n := range r.nodes {
-			if n.plan.turn == s.turn && !n.schedule.planned {
-				return n.schedule.does.more()
-			}
-			if n.plan.turn != s.turn || n.plan.rows != n.rows || n.schedule.generation() != n.generation {
-				return ongpu.ErrNotReady
-			}
-		}
-		return nil
-	}()
-	if err != nil {
-		s.mu.Unlock()
-		s.cache.running.RUnlock()
-	}
-	return err
-}
-
-// Done is a run of the step's graph.
-func (r *stepRecord) Done(queued bool) {
-	s := r.step
-	s.run++
-	s.began = s.began || queued
-	for _, n := range r.nodes {
-		n.run, s.ran[n.layer] = s.run, 0
-		if queued {
-			s.ran[n.layer] = s.run
-			s.stats.Layers++
-		}
-	}
-	s.mu.Unlock()
-	s.cache.running.RUnlock()
-}
-
-func (d *devicePages) newPlan(step *Step, g attn.Problem) layerPlan {
-	p := &devicePlan{pages: d, step: step, geometry: g}
+func (d *DevicePages) NewPlan(rows int, g attn.Problem) Plan {
+	p := &DevicePlan{pages: d, most: rows, geometry: g}
 	for does := ofOne; does <= ofTrees; does++ {
 		if does == ofOne && d.dealt == 1 {
 			continue // as ofChunks
 		}
 		s := &deviceSchedule{does: does}
 		g.Tree = does == ofTrees
-		for _, part := range d.parts {
+		for _, part := range d.Parts {
 			s.parts = append(s.parts, planPart{geometry: part.problem(&g)})
 		}
 		if d.dealt > 1 {
-			s.context = s.newStates(d.dealt, step.tokens, &g)
+			s.context = s.newStates(d.dealt, rows, &g)
 		}
 		p.schedules = append(p.schedules, s)
 	}
 	return p
 }
 
-// devicePlan is a layerPlan for a GPU's engine, or those of several.
+// DevicePlan is a layerPlan for a GPU's engine, or those of several.
 //
 // What the launches of a step are depends on what it has, so there are several schedules: a recording has that of
 // one of them, and what was recorded without trees is as it was behind a step that has some.
-type devicePlan struct {
-	pages     *devicePages
-	step      *Step
+type DevicePlan struct {
+	pages     *DevicePages
+	most      int // rows of a step
 	geometry  attn.Problem
 	schedules []*deviceSchedule // each does what those before it do
 	now       *deviceSchedule   // that layers run by
@@ -191,8 +125,8 @@ type planPart struct {
 	slots []int           // where rows' new tokens go
 }
 
-func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
-	lead := p.pages.gpu
+func (p *DevicePlan) Build(op string, seqs []attn.Sequence, rows int) error {
+	lead := p.pages.GPU
 	if err := lead.Enter(op); err != nil {
 		return err
 	}
@@ -219,10 +153,10 @@ func (p *devicePlan) build(op string, seqs []attn.Sequence, rows int) error {
 }
 
 // plan builds one of the schedules.
-func (p *devicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, rows int) error {
-	lead := p.pages.gpu
+func (p *DevicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, rows int) error {
+	lead := p.pages.GPU
 	for i := range s.parts {
-		part, of, mine := &s.parts[i], p.pages.parts[i], seqs
+		part, of, mine := &s.parts[i], p.pages.Parts[i], seqs
 		if s.context != nil {
 			mine = part.of(of.place, p.geometry.PageTokens, seqs, rows, s.context.fresh == nil)
 		}
@@ -245,8 +179,8 @@ func (p *devicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, ro
 }
 
 // upload brings the plans to the members.
-func (p *devicePlan) upload(op string, s *deviceSchedule) error {
-	lead := p.pages.gpu
+func (p *DevicePlan) upload(op string, s *deviceSchedule) error {
+	lead := p.pages.GPU
 	err := lead.Queue.Submit(func(sub *queue.Submission) error {
 		return sub.Do(func(stream *cuda.Stream) error {
 			return s.each(func(p *planPart) error { return p.plan.Upload(stream) })
@@ -258,7 +192,7 @@ func (p *devicePlan) upload(op string, s *deviceSchedule) error {
 	return nil
 }
 
-func (p *devicePlan) planPart(op string, gpu *ongpu.GPU, part *planPart, seqs []attn.Sequence, rows int, c attention.Capacity) error {
+func (p *DevicePlan) planPart(op string, gpu *ongpu.GPU, part *planPart, seqs []attn.Sequence, rows int, c attention.Capacity) error {
 	if part.plan == nil {
 		part.plan = gpu.TakePlan()
 		// A step has no Close: its plans come back when it is garbage.
@@ -318,7 +252,7 @@ func (s *deviceSchedule) newStates(parts, rows int, g *attn.Problem) *contextSta
 	n := attn.Product(g.KVHeads+1, rows)
 	c.keys = ongpu.Mem{Offset: c.parts.Bytes(), DType: g.KV, Len: attn.Product(n, g.Dim)}
 	const align = 256
-	c.values = ongpu.Mem{Offset: (c.keys.Offset + bytesOf(c.keys) + align - 1) / align * align, DType: g.KV, Len: attn.Product(n, g.ValueDim)}
+	c.values = ongpu.Mem{Offset: (c.keys.Offset + c.keys.Size() + align - 1) / align * align, DType: g.KV, Len: attn.Product(n, g.ValueDim)}
 	return c
 }
 
@@ -327,10 +261,8 @@ func (c *contextStates) bytes() int64 {
 	if c.fresh == nil {
 		return c.parts.Bytes()
 	}
-	return c.values.Offset + bytesOf(c.values)
+	return c.values.Offset + c.values.Size()
 }
-
-func bytesOf(m ongpu.Mem) int64 { return int64(attn.Product(m.Len, m.DType.Size())) }
 
 // of is the sequences of a step with the keys that are in a place: all, or those before the new tokens. It also says where
 // new tokens go there.
@@ -351,8 +283,8 @@ func (p *planPart) of(place attn.Place, pageTokens int, seqs []attn.Sequence, ro
 }
 
 // planContext plans what the first member does for all.
-func (p *devicePlan) planContext(op string, c *contextStates, seqs []attn.Sequence, rows int) error {
-	lead := p.pages.gpu
+func (p *DevicePlan) planContext(op string, c *contextStates, seqs []attn.Sequence, rows int) error {
+	lead := p.pages.GPU
 	if err := takeStates(lead, op, c); err != nil {
 		return err
 	}
@@ -370,16 +302,16 @@ func (p *devicePlan) planContext(op string, c *contextStates, seqs []attn.Sequen
 }
 
 // planOthers plans what the others do where each member merges, behind planContext of the same rows.
-func (p *devicePlan) planOthers(op string, s *deviceSchedule) error {
+func (p *DevicePlan) planOthers(op string, s *deviceSchedule) error {
 	others := s.others
 	if others == nil {
 		g := p.geometry
 		g.Tree = s.does == ofTrees
-		for range p.pages.gpu.Members[1:] {
-			others = append(others, s.newStates(1, p.step.tokens, &g))
+		for range p.pages.GPU.Members[1:] {
+			others = append(others, s.newStates(1, p.most, &g))
 		}
 	}
-	for i, m := range p.pages.gpu.Members[1:] {
+	for i, m := range p.pages.GPU.Members[1:] {
 		c := others[i]
 		if err := takeStates(m, op, c); err != nil {
 			return err
@@ -434,3 +366,15 @@ func newStates(g *ongpu.GPU, c *contextStates) error {
 		return nil
 	})
 }
+
+// Plans are the plans of the schedule that layers run by, the members' first.
+func (p *DevicePlan) Plans() (all []ongpu.AttentionPlan) {
+	_ = p.now.each(func(part *planPart) error {
+		all = append(all, part.plan)
+		return nil
+	})
+	return all
+}
+
+// Of says whether the plan is for layers of these pages.
+func (p *DevicePlan) Of(d *DevicePages) bool { return p.pages == d }

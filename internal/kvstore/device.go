@@ -1,4 +1,4 @@
-package leanattention
+package kvstore
 
 import (
 	"errors"
@@ -22,128 +22,99 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// devicePages are pages in the memory of a GPU, or of several: each member has some KV heads of
+// DevicePages are pages in the memory of a GPU, or of several: each member has some KV heads of
 // the pages in one place.
-type devicePages struct {
-	gpu     *ongpu.GPU
-	dealt   int // places that pages are dealt out to
-	storage attn.DType
-	config  *CacheConfig
-	parts   []*devicePart // of each member
+type DevicePages struct {
+	GPU    *ongpu.GPU
+	dealt  int // places that pages are dealt out to
+	config *Config
+	Parts  []*devicePart // of each member
 }
 
 // devicePart is what a member has.
 type devicePart struct {
 	share
-	gpu          *ongpu.GPU
+	GPU          *ongpu.GPU
 	pages        int            // in its place
-	keys, values []*cuda.Buffer // one for each layer
+	Keys, Values []*cuda.Buffer // one for each layer
 }
 
 // share is what a member has of all keys and values.
 type share struct {
-	heads headRange  // of the cache's KV heads
-	place attn.Place // of its pages
-}
-
-// headRange is some heads: the first, and how many.
-type headRange struct{ first, n int }
-
-// headsOf is the heads that one of some members has.
-func headsOf(heads, members, i int) (r headRange) {
-	r.first, r.n = ongpu.Share(heads, members, i)
-	return r
+	heads ongpu.Heads // of the cache's KV heads
+	place attn.Place  // of its pages
 }
 
 // shares deals keys and values out to the members: KV heads to so many groups of members, in order, and pages to the
 // members of a group.
-func (c *CacheConfig) shares(op string) (all []share, places int, err error) {
-	n := len(c.Device.Internal().Members)
+func (c *Config) shares(op string) (all []share, places int, err error) {
+	n := len(c.Device.Members)
 	groups, err := c.headGroups(op, n)
 	if err != nil || n == 0 {
 		return nil, 1, err
 	}
 	places = n / groups
 	if places > 1 && c.Pages < places {
-		return nil, 0, errs.Errorf(op, ErrUnsupported, "%d pages on %v, sharded by context: each of %d GPUs must have one", c.Pages, c.Device, places)
+		return nil, 0, errs.Errorf(op, errs.ErrUnsupported, "%d pages on %v, sharded by context: each of %d GPUs must have one", c.Pages, c.Device, places)
 	}
 	for i := range n {
-		all = append(all, share{headsOf(c.KVHeads, groups, i/places), attn.Place{Index: i % places, Of: places}})
+		all = append(all, share{ongpu.HeadsOf(c.KVHeads, groups, i/places), attn.Place{Index: i % places, Of: places}})
 	}
 	return all, places, nil
 }
 
 // headGroups is how many groups of n GPUs have heads of their own.
-func (c *CacheConfig) headGroups(op string, n int) (int, error) {
+func (c *Config) headGroups(op string, n int) (int, error) {
 	switch {
 	case n < 2:
 		return 1, nil
-	case c.Shard == ShardContext && c.Window > 0:
-		return 0, errs.Errorf(op, ErrUnsupported, "ShardContext, and a Window of %d keys", c.Window)
-	case c.Shard == ShardContext:
+	case c.Shard == shardContext && c.Window > 0:
+		return 0, errs.Errorf(op, errs.ErrUnsupported, "ShardContext, and a Window of %d keys", c.Window)
+	case c.Shard == shardContext:
 		return 1, nil
-	case c.Shard == ShardAuto && c.Window == 0:
+	case c.Shard == shardAuto && c.Window == 0:
 		a, b := c.KVHeads, n
 		for b > 0 {
 			a, b = b, a%b
 		}
 		return a, nil
 	case c.KVHeads < n && c.Window > 0:
-		return 0, errs.Errorf(op, ErrUnsupported, "%d KV heads and a Window of %d keys on %v: it is sharded by heads, and each of the %d GPUs must have one", c.KVHeads, c.Window, c.Device, n)
+		return 0, errs.Errorf(op, errs.ErrUnsupported, "%d KV heads and a Window of %d keys on %v: it is sharded by heads, and each of the %d GPUs must have one", c.KVHeads, c.Window, c.Device, n)
 	case c.KVHeads < n:
-		return 0, errs.Errorf(op, ErrUnsupported, "ShardHeads, and %d KV heads on %v: each of the %d GPUs must have one", c.KVHeads, c.Device, n)
+		return 0, errs.Errorf(op, errs.ErrUnsupported, "ShardHeads, and %d KV heads on %v: each of the %d GPUs must have one", c.KVHeads, c.Device, n)
 	}
 	return n, nil
 }
 
-// part is the heads in a range alone, as a member has them: its queries and outputs are
-// parts of longer rows still.
-func (r headRange) part(g attn.Problem) attn.Problem {
-	perHead := g.Heads / g.KVHeads
-	g.Key, g.Value = r.pages(g.Key, g.KVHeads), r.pages(g.Value, g.KVHeads)
-	g.Heads, g.KVHeads = r.n*perHead, r.n
-	if g.Slopes != "" {
-		g.Slopes = g.Slopes.Part(r.first*perHead, g.Heads)
-	}
-	return g
-}
-
-// pages are the strides of pages that have the heads in a range instead of so many.
-func (r headRange) pages(s attn.PageStrides, heads int) attn.PageStrides {
-	s.Page = s.Page / heads * r.n
-	return s
-}
-
-func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, valueElements int) (*devicePages, error) {
+// NewDevice takes the memory of pages for attention of g, whose query heads are the least that there can be.
+func NewDevice(op string, c *Config, g attn.Problem) (*DevicePages, error) {
 	shares, places, err := c.shares(op)
 	if err != nil {
 		return nil, err
 	}
-	d := &devicePages{gpu: c.Device.Internal(), dealt: places, storage: storage, config: c}
-	for i, m := range d.gpu.Members {
-		d.parts = append(d.parts, &devicePart{share: shares[i], gpu: m, pages: shares[i].place.Count(c.Pages)})
+	d := &DevicePages{GPU: c.Device, dealt: places, config: c}
+	for i, m := range d.GPU.Members {
+		d.Parts = append(d.Parts, &devicePart{share: shares[i], GPU: m, pages: shares[i].place.Count(c.Pages)})
 	}
-	// The query heads are not known yet; the least there can be.
-	g := (&tokenRows{heads: c.KVHeads}).geometry(c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}})
-	if err := d.supports(op, &g); err != nil {
+	if err := d.Supports(op, &g); err != nil {
 		return nil, err
 	}
-	if err := d.gpu.Enter(op); err != nil {
+	if err := d.GPU.Enter(op); err != nil {
 		return nil, err
 	}
-	defer d.gpu.Group.Leave()
-	for i, m := range d.gpu.Members {
-		part := d.parts[i]
+	defer d.GPU.Group.Leave()
+	for i, m := range d.GPU.Members {
+		part := d.Parts[i]
 		share := func(elements int) int64 {
-			return int64(elements/c.Pages/c.KVHeads*part.heads.n*part.pages) * int64(storage.Size())
+			return int64(elements/c.Pages/c.KVHeads*part.heads.N*part.pages) * int64(c.Storage.Size())
 		}
-		err := part.take(c.Layers, share(keyElements), share(valueElements))
+		err := part.take(c.Layers, share(c.KeyElements), share(c.ValueElements))
 		if err == nil {
 			continue
 		}
-		err = errors.Join(err, d.close())
+		err = errors.Join(err, d.Close())
 		if free, e := m.Dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
-			asked := int64(c.Layers) * (share(keyElements) + share(valueElements))
+			asked := int64(c.Layers) * (share(c.KeyElements) + share(c.ValueElements))
 			return nil, fmt.Errorf("leanattention: %s: %d bytes asked for on %v, %d of %d free: %w", op, asked, m.Alone(), free.Free, free.Total, err)
 		}
 		return nil, ongpu.Error(op, err)
@@ -153,12 +124,12 @@ func newDevicePages(op string, c *CacheConfig, storage attn.DType, keyElements, 
 
 // take takes the memory, so many bytes for each layer.
 func (p *devicePart) take(layers int, keys, values int64) error {
-	return p.gpu.Queue.Submit(func(sub *queue.Submission) error {
+	return p.GPU.Queue.Submit(func(sub *queue.Submission) error {
 		for range layers {
 			for _, x := range [...]struct {
 				list  *[]*cuda.Buffer
 				bytes int64
-			}{{&p.keys, keys}, {&p.values, values}} {
+			}{{&p.Keys, keys}, {&p.Values, values}} {
 				b, err := sub.NewBuffer(x.bytes)
 				if err != nil {
 					return err
@@ -170,8 +141,8 @@ func (p *devicePart) take(layers int, keys, values int64) error {
 	})
 }
 
-func (d *devicePages) where() string { return d.gpu.String() }
-func (d *devicePages) places() int   { return d.dealt }
+func (d *DevicePages) Where() string { return d.GPU.String() }
+func (d *DevicePages) Places() int   { return d.dealt }
 
 // byContext is what a cache can do whose pages are dealt out: what makes no difference to where a key lies among those before
 // the new tokens.
@@ -181,19 +152,19 @@ var byContext = attn.Can{
 	KV:       []attn.DType{attn.Float32, attn.Float16, attn.BFloat16},
 }
 
-func (d *devicePages) supports(op string, g *attn.Problem) error {
+func (d *DevicePages) Supports(op string, g *attn.Problem) error {
 	if d.dealt > 1 {
 		if err := byContext.Do(op, g); err != nil {
-			return errs.Errorf(op, ErrUnsupported, "on %v: %v", d.gpu, err)
+			return errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", d.GPU, err)
 		}
 		fresh := g.OfNew(1)
-		if err := d.gpu.Supports(op, &fresh); err != nil {
+		if err := d.GPU.Supports(op, &fresh); err != nil {
 			return err
 		}
 	}
-	for i, p := range d.parts {
+	for i, p := range d.Parts {
 		part := p.problem(g)
-		if err := d.gpu.Members[i].Supports(op, &part); err != nil {
+		if err := d.GPU.Members[i].Supports(op, &part); err != nil {
 			return err
 		}
 	}
@@ -202,23 +173,23 @@ func (d *devicePages) supports(op string, g *attn.Problem) error {
 
 // problem is attention to what a member has, by its heads.
 func (p *devicePart) problem(g *attn.Problem) attn.Problem {
-	of := p.heads.part(*g)
+	of := p.heads.Part(*g)
 	if p.place.Of > 1 {
 		of = of.OfPart(g.Heads, p.place.Index == 0)
 	}
 	return of
 }
 
-// operands takes values that are all on the cache's GPU, or all in host memory:
+// Operands takes values that are all on the cache's GPU, or all in host memory:
 // those are copied there and back.
-func (d *devicePages) operands(op string, in []G.Value) (o [4]operand.Operand, err error) {
-	names := layerNames[:]
+func (d *DevicePages) Operands(op string, in []G.Value) (o [4]operand.Operand, err error) {
+	names := LayerNames[:]
 	at, err := ongpu.SamePlace(op, names, in)
 	if err != nil {
 		return o, err
 	}
-	if at != nil && at != d.gpu {
-		return o, errs.Errorf(op, ErrUnsupported, "q is on %v and the cache on %s", at, ongpu.OtherName(d.gpu, at))
+	if at != nil && at != d.GPU {
+		return o, errs.Errorf(op, errs.ErrUnsupported, "q is on %v and the cache on %s", at, ongpu.OtherName(d.GPU, at))
 	}
 	for i, v := range in {
 		if at != nil {
@@ -234,15 +205,15 @@ func (d *devicePages) operands(op string, in []G.Value) (o [4]operand.Operand, e
 	return o, nil
 }
 
-// copyPages has each member copy within its own memory, and the first one between two of them.
-func (d *devicePages) copyPages(op string, copies []pageCopy) error {
+// CopyPages has each member copy within its own memory, and the first one between two of them.
+func (d *DevicePages) CopyPages(op string, copies []Copy) error {
 	if len(copies) == 0 {
 		return nil
 	}
-	between := func(c pageCopy) bool { return int(c.to)%d.dealt != int(c.from)%d.dealt }
+	between := func(c Copy) bool { return int(c.To)%d.dealt != int(c.From)%d.dealt }
 	err := d.eachPart(op, func(p *devicePart, s *cuda.Stream) error {
 		for _, c := range copies {
-			if !between(c) && p.place.Has(c.to) {
+			if !between(c) && p.place.Has(c.To) {
 				if err := d.copyPage(s, p, p, c); err != nil {
 					return err
 				}
@@ -255,9 +226,9 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 	}
 	return d.onFirst(op, func(s *cuda.Stream) error {
 		for _, c := range copies {
-			for _, to := range d.parts {
-				if between(c) && to.place.Has(c.to) {
-					if err := d.copyPage(s, to, d.partOf(c.from, to.heads.first), c); err != nil {
+			for _, to := range d.Parts {
+				if between(c) && to.place.Has(c.To) {
+					if err := d.copyPage(s, to, d.partOf(c.From, to.heads.First), c); err != nil {
 						return err
 					}
 				}
@@ -268,29 +239,29 @@ func (d *devicePages) copyPages(op string, copies []pageCopy) error {
 }
 
 // copyPage queues the copy of a page with the heads that both parts have.
-func (d *devicePages) copyPage(s *cuda.Stream, to, from *devicePart, c pageCopy) error {
+func (d *DevicePages) copyPage(s *cuda.Stream, to, from *devicePart, c Copy) error {
 	return d.eachBuffer(to, from, func(dst, src *cuda.Buffer) error {
 		n := dst.Len() / int64(to.pages)
-		return s.Copy(dst, int64(to.place.Own(c.to))*n, src, int64(from.place.Own(c.from))*n, n)
+		return s.Copy(dst, int64(to.place.Own(c.To))*n, src, int64(from.place.Own(c.From))*n, n)
 	})
 }
 
 // eachBuffer visits the buffers of two parts.
-func (d *devicePages) eachBuffer(to, from *devicePart, visit func(to, from *cuda.Buffer) error) error {
-	for layer := range to.keys {
-		if err := visit(to.keys[layer], from.keys[layer]); err != nil {
+func (d *DevicePages) eachBuffer(to, from *devicePart, visit func(to, from *cuda.Buffer) error) error {
+	for layer := range to.Keys {
+		if err := visit(to.Keys[layer], from.Keys[layer]); err != nil {
 			return err
 		}
-		if err := visit(to.values[layer], from.values[layer]); err != nil {
+		if err := visit(to.Values[layer], from.Values[layer]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// moveSlots queues small copies, of which several are one launch. They are in order: where pages are dealt out, the first
+// MoveSlots queues small copies, of which several are one launch. They are in order: where pages are dealt out, the first
 // member makes all of them.
-func (d *devicePages) moveSlots(op string, moves []slotMove) error {
+func (d *DevicePages) MoveSlots(op string, moves []Move) error {
 	if d.dealt == 1 {
 		return d.eachPart(op, func(p *devicePart, s *cuda.Stream) error {
 			for _, m := range moves {
@@ -303,9 +274,9 @@ func (d *devicePages) moveSlots(op string, moves []slotMove) error {
 	}
 	return d.onFirst(op, func(s *cuda.Stream) error {
 		for _, m := range moves {
-			for _, to := range d.parts {
-				if to.place.Has(m.to.page) {
-					if err := d.moveSlot(s, to, d.partOf(m.from.page, to.heads.first), m); err != nil {
+			for _, to := range d.Parts {
+				if to.place.Has(m.To.Page) {
+					if err := d.moveSlot(s, to, d.partOf(m.From.Page, to.heads.First), m); err != nil {
 						return err
 					}
 				}
@@ -316,11 +287,11 @@ func (d *devicePages) moveSlots(op string, moves []slotMove) error {
 }
 
 // moveSlot queues the move of a token, for the heads that both parts have.
-func (d *devicePages) moveSlot(s *cuda.Stream, to, from *devicePart, m slotMove) error {
-	m.to.page, m.from.page = to.place.Own(m.to.page), from.place.Own(m.from.page)
+func (d *DevicePages) moveSlot(s *cuda.Stream, to, from *devicePart, m Move) error {
+	m.To.Page, m.From.Page = to.place.Own(m.To.Page), from.place.Own(m.From.Page)
 	return d.eachBuffer(to, from, func(dst, src *cuda.Buffer) error {
-		for head := range to.heads.n {
-			to, from, n := m.bytes(head, to.heads.n, d.config.PageSize, int(dst.Len())/to.pages)
+		for head := range to.heads.N {
+			to, from, n := m.bytes(head, to.heads.N, d.config.PageSize, int(dst.Len())/to.pages)
 			if err := s.Copy(dst, int64(to), src, int64(from), int64(n)); err != nil {
 				return err
 			}
@@ -330,38 +301,38 @@ func (d *devicePages) moveSlot(s *cuda.Stream, to, from *devicePart, m slotMove)
 }
 
 // eachPart queues work of each member.
-func (d *devicePages) eachPart(op string, work func(*devicePart, *cuda.Stream) error) error {
+func (d *DevicePages) eachPart(op string, work func(*devicePart, *cuda.Stream) error) error {
 	return d.submit(op, func(sub *queue.Submission) error {
 		return sub.Each(func(i int, sub *queue.Submission) error {
-			return sub.Do(func(s *cuda.Stream) error { return work(d.parts[i], s) })
+			return sub.Do(func(s *cuda.Stream) error { return work(d.Parts[i], s) })
 		})
 	})
 }
 
 // onFirst queues work of the first member, which reaches the memory of all.
-func (d *devicePages) onFirst(op string, work func(*cuda.Stream) error) error {
+func (d *DevicePages) onFirst(op string, work func(*cuda.Stream) error) error {
 	return d.submit(op, func(sub *queue.Submission) error { return sub.Do(work) })
 }
 
-func (d *devicePages) submit(op string, f func(*queue.Submission) error) error {
-	if err := d.gpu.Enter(op); err != nil {
+func (d *DevicePages) submit(op string, f func(*queue.Submission) error) error {
+	if err := d.GPU.Enter(op); err != nil {
 		return err
 	}
-	defer d.gpu.Group.Leave()
-	if d.gpu.Group.Recording() { // replays would copy, too
-		return ongpu.WithinRecord(op, d.gpu)
+	defer d.GPU.Group.Leave()
+	if d.GPU.Group.Recording() { // replays would copy, too
+		return ongpu.WithinRecord(op, d.GPU)
 	}
-	if err := d.gpu.Queue.Submit(f); err != nil {
+	if err := d.GPU.Queue.Submit(f); err != nil {
 		return ongpu.Error(op, err)
 	}
 	return nil
 }
 
-func (d *devicePages) transfer(op string, t *pageTransfer, in bool) error {
-	if err := d.gpu.Enter(op); err != nil {
+func (d *DevicePages) Transfer(op string, t *Transfer, in bool) error {
+	if err := d.GPU.Enter(op); err != nil {
 		return err
 	}
-	defer d.gpu.Group.Leave()
+	defer d.GPU.Group.Leave()
 	if err := d.transferNow(t, in); err != nil {
 		return ongpu.Error(op, err)
 	}
@@ -371,15 +342,15 @@ func (d *devicePages) transfer(op string, t *pageTransfer, in bool) error {
 // transferNow is transfer with the GPU entered: by way of pinned memory, which is as the
 // caller's. Small copies to the GPU may be put off until somebody waits for them, which so
 // tells what went wrong with them.
-func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
-	q := d.gpu.Queue
-	p, err := q.TakePinned(len(t.memory))
+func (d *DevicePages) transferNow(t *Transfer, in bool) error {
+	q := d.GPU.Queue
+	p, err := q.TakePinned(len(t.Memory))
 	if err != nil {
 		return err
 	}
 	defer q.GivePinned(p)
 	if in {
-		copy(p.Bytes, t.memory)
+		copy(p.Bytes, t.Memory)
 	}
 	err = q.Submit(func(sub *queue.Submission) error {
 		err := d.eachSpan(t, func(b *cuda.Buffer, at, from, n int) error {
@@ -397,74 +368,74 @@ func (d *devicePages) transferNow(t *pageTransfer, in bool) error {
 		err = q.Wait(p)
 	}
 	if err == nil && !in {
-		copy(t.memory, p.Bytes)
+		copy(t.Memory, p.Bytes)
 	}
 	return err
 }
 
 // eachSpan visits where a transfer's spans are: n bytes of a member's memory, and where they
 // are in the caller's. What is together there may be of several members here.
-func (d *devicePages) eachSpan(t *pageTransfer, visit func(b *cuda.Buffer, at, from, n int) error) error {
+func (d *DevicePages) eachSpan(t *Transfer, visit func(b *cuda.Buffer, at, from, n int) error) error {
 	of := func(p *devicePart) *cuda.Buffer {
-		if t.values {
-			return p.values[t.layer]
+		if t.Values {
+			return p.Values[t.Layer]
 		}
-		return p.keys[t.layer]
+		return p.Keys[t.Layer]
 	}
 	from := 0
-	if len(d.parts) == 1 {
-		for _, s := range t.spans {
-			if err := visit(of(d.parts[0]), s.at, from, s.n); err != nil {
+	if len(d.Parts) == 1 {
+		for _, s := range t.Spans {
+			if err := visit(of(d.Parts[0]), s.At, from, s.N); err != nil {
 				return err
 			}
-			from += s.n
+			from += s.N
 		}
 		return nil
 	}
-	first := d.parts[0]
-	slab := int(of(first).Len()) / first.pages / first.heads.n // bytes of a head in a page
-	for _, s := range t.spans {
-		for end := s.at + s.n; s.at < end; {
-			page, head, in := s.at/slab/d.config.KVHeads, s.at/slab%d.config.KVHeads, s.at%slab
+	first := d.Parts[0]
+	slab := int(of(first).Len()) / first.pages / first.heads.N // bytes of a head in a page
+	for _, s := range t.Spans {
+		for end := s.At + s.N; s.At < end; {
+			page, head, in := s.At/slab/d.config.KVHeads, s.At/slab%d.config.KVHeads, s.At%slab
 			p := d.partOf(int32(page), head)
-			there := min(end, (page*d.config.KVHeads+p.heads.first+p.heads.n)*slab) - s.at // up to the last head of the member
+			there := min(end, (page*d.config.KVHeads+p.heads.First+p.heads.N)*slab) - s.At // up to the last head of the member
 			own := int(p.place.Own(int32(page)))
-			if err := visit(of(p), (own*p.heads.n+head-p.heads.first)*slab+in, from, there); err != nil {
+			if err := visit(of(p), (own*p.heads.N+head-p.heads.First)*slab+in, from, there); err != nil {
 				return err
 			}
-			s.at, from = s.at+there, from+there
+			s.At, from = s.At+there, from+there
 		}
 	}
 	return nil
 }
 
 // partOf is that of the member that has a KV head of a page.
-func (d *devicePages) partOf(page int32, head int) *devicePart {
-	i := slices.IndexFunc(d.parts, func(p *devicePart) bool { return p.place.Has(page) && head < p.heads.first+p.heads.n })
-	return d.parts[i]
+func (d *DevicePages) partOf(page int32, head int) *devicePart {
+	i := slices.IndexFunc(d.Parts, func(p *devicePart) bool { return p.place.Has(page) && head < p.heads.First+p.heads.N })
+	return d.Parts[i]
 }
 
-// close gives the memory back; the GPU may be closed already, and then it is
+// Close gives the memory back; the GPU may be closed already, and then it is
 // given back. The driver waits for queued work.
-func (d *devicePages) close() (first error) {
-	for _, p := range d.parts {
-		for _, b := range slices.Concat(p.keys, p.values) {
+func (d *DevicePages) Close() (first error) {
+	for _, p := range d.Parts {
+		for _, b := range slices.Concat(p.Keys, p.Values) {
 			if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
 				first = err
 			}
 		}
 	}
-	d.parts = nil
+	d.Parts = nil
 	return first
 }
 
-func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err error) {
-	if err := p.pages.gpu.Enter(op); err != nil {
+func (p *DevicePlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
+	if err := p.pages.GPU.Enter(op); err != nil {
 		return nil, nil, err
 	}
-	defer p.pages.gpu.Group.Leave()
-	if _, ok := ongpu.Of(c.qkv[0]); ok {
-		qkv := operandTensors(c.qkv)
+	defer p.pages.GPU.Group.Leave()
+	if _, ok := ongpu.Of(c.QKV[0]); ok {
+		qkv := ongpu.QKVOf(c.QKV)
 		x, failed := p.exchange(op, c, &qkv)
 		if failed != nil {
 			return nil, nil, failed
@@ -474,7 +445,7 @@ func (p *devicePlan) attend(op string, c *layerCall) (out, lse G.Value, err erro
 		out, lse, err = p.attendFromHost(c)
 	}
 	if err != nil {
-		return nil, nil, ongpu.EngineError(op, c.node.String(), err)
+		return nil, nil, ongpu.EngineError(op, c.Node.String(), err)
 	}
 	return out, lse, nil
 }
@@ -496,7 +467,7 @@ func (n newRows) appendTo(plan ongpu.AttentionPlan, s *cuda.Stream, o *ongpu.Att
 }
 
 // turns says whether there is a rotary embedding.
-func (p *devicePlan) turns() bool { return p.geometry.Rotary != attn.Rotary{} }
+func (p *DevicePlan) turns() bool { return p.geometry.Rotary != attn.Rotary{} }
 
 // queueAlone is queue of a member that has all that it needs.
 func (p *planPart) queueAlone(sub *queue.Submission, n newRows, o *ongpu.AttentionOperands) error {
@@ -525,7 +496,7 @@ func (p *planPart) queueAlone(sub *queue.Submission, n newRows, o *ongpu.Attenti
 }
 
 // attendThere is attend on tensors of the GPU: it waits for nothing. x is nil, or what members merge through.
-func (p *devicePlan) attendThere(c *layerCall, qkv *deviceQKV, x exchanging) (out, lse G.Value, err error) {
+func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, lse G.Value, err error) {
 	defer runtime.KeepAlive(c)
 	switch {
 	case x != nil:
@@ -534,40 +505,40 @@ func (p *devicePlan) attendThere(c *layerCall, qkv *deviceQKV, x exchanging) (ou
 		return p.attendApart(c, qkv)
 	}
 	var o, l *ongpu.Tensor
-	err = p.pages.gpu.Queue.Submit(func(sub *queue.Submission) error {
+	err = p.pages.GPU.Queue.Submit(func(sub *queue.Submission) error {
 		var frees ongpu.Freeing
 		defer frees.All()
 		for i, d := range qkv {
 			var err error
-			if qkv[i], err = p.pages.gpu.Gathered(sub, "CachedAttention", c.memory, i, d, &frees); err != nil {
-				return ongpu.InOperand(layerNames[i], err)
+			if qkv[i], err = p.pages.GPU.Gathered(sub, "CachedAttention", c.Memory, i, d, &frees); err != nil {
+				return ongpu.InOperand(LayerNames[i], err)
 			}
 		}
-		q, k, v, err := qkv.use(sub)
+		q, k, v, err := qkv.Use(sub)
 		if err != nil {
 			return err
 		}
 		operands := ongpu.AttentionOperands{Q: q}
 		reads := qkv[:]
-		if c.sinks != nil {
-			sinks := ongpu.Must(c.sinks)
+		if c.Sinks != nil {
+			sinks := ongpu.Must(c.Sinks)
 			if operands.Sinks, err = sinks.UseAs(sub, "sinks"); err != nil {
 				return err
 			}
 			reads = append(reads, sinks)
 		}
-		if o, operands.Out, err = qkv.resultIn(sub, c.out, c.memory, c.rows.query, c.rows.outShape(p.geometry.ValueDim)); err != nil {
+		if o, operands.Out, err = qkv.ResultIn(sub, c.Out, c.Memory, c.Rows.Query, c.Rows.outShape(p.geometry.ValueDim)); err != nil {
 			return err
 		}
-		if c.lse {
-			if l, operands.LSE, err = qkv.logSumExp(sub, c.memory, c.rows.lseType(), c.rows.lseShape()); err != nil {
+		if c.LSE {
+			if l, operands.LSE, err = qkv.LogSumExp(sub, c.Memory, c.Rows.LSEType(), c.Rows.LSEShape()); err != nil {
 				return err
 			}
 		}
 		rows := newRows{k: k, v: v}
 		if p.turns() {
-			lead := p.pages.gpu
-			turned, free, err := lead.Scratch(sub, c.memory, &c.memory.On(lead.Group, 0).Turned, c.rows.query, qkv[0].Shape)
+			lead := p.pages.GPU
+			turned, free, err := lead.Scratch(sub, c.Memory, &c.Memory.On(lead.Group, 0).Turned, c.Rows.Query, qkv[0].Shape)
 			if err != nil {
 				return err
 			}
@@ -576,10 +547,10 @@ func (p *devicePlan) attendThere(c *layerCall, qkv *deviceQKV, x exchanging) (ou
 				return err
 			}
 		}
-		if err := p.queue(sub, c.node.layer, rows, &operands); err != nil {
+		if err := p.queue(sub, c.Layer, rows, &operands); err != nil {
 			return err
 		}
-		p.step.record(sub, c.node, p.now)
+		c.Node.Record(sub, p.now)
 		return ongpu.HaveRead(sub, reads...)
 	})
 	if err != nil {
@@ -592,9 +563,9 @@ func (p *devicePlan) attendThere(c *layerCall, qkv *deviceQKV, x exchanging) (ou
 }
 
 // isApart says whether each member has the queries, keys and values of its heads.
-func (p *devicePlan) isApart(c *layerCall, qkv *deviceQKV) bool {
-	g := p.pages.gpu
-	if n := len(g.Members); n == 1 || p.now.context != nil || p.geometry.KVHeads%n != 0 || c.out != nil {
+func (p *DevicePlan) isApart(c *Call, qkv *ongpu.QKV) bool {
+	g := p.pages.GPU
+	if n := len(g.Members); n == 1 || p.now.context != nil || p.geometry.KVHeads%n != 0 || c.Out != nil {
 		return false
 	}
 	for _, d := range qkv {
@@ -602,7 +573,7 @@ func (p *devicePlan) isApart(c *layerCall, qkv *deviceQKV) bool {
 			return false
 		}
 	}
-	return c.sinks == nil || ongpu.Must(c.sinks).Replicas != nil
+	return c.Sinks == nil || ongpu.Must(c.Sinks).Replicas != nil
 }
 
 // apartLayer is what a member does of a layer with what it has.
@@ -615,34 +586,34 @@ type apartLayer struct {
 }
 
 // readyApart takes what a member needs for results of these shapes, by its queries, keys and values, and its sinks from one on.
-func (p *devicePlan) readyApart(sub *queue.Submission, c *layerCall, member int, qkv deviceQKV, sink int, outShape, lseShape tensor.Shape) (w apartLayer, err error) {
-	m, memory := p.pages.gpu.Members[member], c.memory.On(p.pages.gpu.Group, member)
-	q, k, v, err := qkv.use(sub)
+func (p *DevicePlan) readyApart(sub *queue.Submission, c *Call, member int, qkv ongpu.QKV, sink int, outShape, lseShape tensor.Shape) (w apartLayer, err error) {
+	m, memory := p.pages.GPU.Members[member], c.Memory.On(p.pages.GPU.Group, member)
+	q, k, v, err := qkv.Use(sub)
 	if err != nil {
 		return w, err
 	}
 	w = apartLayer{rows: newRows{k: k, v: v}, o: ongpu.AttentionOperands{Q: q}, reads: qkv[:]}
-	w.o.K, w.o.V = p.layerPages(member, c.node.layer)
-	if c.sinks != nil {
-		sinks := ongpu.Must(c.sinks).On(member)
+	w.o.K, w.o.V = p.layerPages(member, c.Layer)
+	if c.Sinks != nil {
+		sinks := ongpu.Must(c.Sinks).On(member)
 		all, err := sinks.UseAs(sub, "sinks")
 		if err != nil {
 			return w, err
 		}
 		w.o.Sinks, w.reads = ongpu.From(all, sink), append(w.reads, sinks)
 	}
-	if w.out, w.o.Out, err = inUse(sub)(m.NodeValue(sub, c.memory, c.rows.query, outShape, qkv[:]...)); err != nil {
+	if w.out, w.o.Out, err = ongpu.InUse(sub)(m.NodeValue(sub, c.Memory, c.Rows.Query, outShape, qkv[:]...)); err != nil {
 		return w, err
 	}
-	if c.lse {
-		if w.lse, w.o.LSE, err = inUse(sub)(m.NextValue(sub, &memory.Rest, c.rows.lseType(), lseShape, qkv[:]...)); err != nil {
+	if c.LSE {
+		if w.lse, w.o.LSE, err = ongpu.InUse(sub)(m.NextValue(sub, &memory.Rest, c.Rows.LSEType(), lseShape, qkv[:]...)); err != nil {
 			return w, err
 		}
 	}
 	if !p.turns() {
 		return w, nil
 	}
-	turned, free, err := m.Scratch(sub, c.memory, &memory.Turned, c.rows.query, qkv[0].Shape)
+	turned, free, err := m.Scratch(sub, c.Memory, &memory.Turned, c.Rows.Query, qkv[0].Shape)
 	if err != nil {
 		return w, err
 	}
@@ -652,16 +623,16 @@ func (p *devicePlan) readyApart(sub *queue.Submission, c *layerCall, member int,
 }
 
 // attendApart is attend where each member has the queries, keys and values of its heads, and makes their outputs.
-func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value, err error) {
-	lead := p.pages.gpu
+func (p *DevicePlan) attendApart(c *Call, qkv *ongpu.QKV) (out, lse G.Value, err error) {
+	lead := p.pages.GPU
 	p.lay(true)
 	n := len(lead.Members)
 	share := func(shape tensor.Shape) tensor.Shape { return tensor.Shape{shape[0], shape[1] / n} }
-	outShape, lseShape := c.rows.outShape(p.geometry.ValueDim), c.rows.lseShape()
+	outShape, lseShape := c.Rows.outShape(p.geometry.ValueDim), c.Rows.LSEShape()
 	works := make([]apartLayer, n)
 	ready := func(i int, sub *queue.Submission) (err error) {
-		mine := deviceQKV{qkv[0].Shards[i], qkv[1].Shards[i], qkv[2].Shards[i]}
-		works[i], err = p.readyApart(sub, c, i, mine, p.pages.parts[i].heads.first*p.geometry.Group(), share(outShape), share(lseShape))
+		mine := ongpu.QKV{qkv[0].Shards[i], qkv[1].Shards[i], qkv[2].Shards[i]}
+		works[i], err = p.readyApart(sub, c, i, mine, p.pages.Parts[i].heads.First*p.geometry.Group(), share(outShape), share(lseShape))
 		return err
 	}
 	err = lead.Queue.Submit(func(sub *queue.Submission) error {
@@ -675,7 +646,7 @@ func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value
 		}); err != nil {
 			return err
 		}
-		p.step.record(sub, c.node, p.now)
+		c.Node.Record(sub, p.now)
 		return nil
 	})
 	if err != nil {
@@ -688,15 +659,15 @@ func (p *devicePlan) attendApart(c *layerCall, qkv *deviceQKV) (out, lse G.Value
 		}
 		return d.Value()
 	}
-	out = byMember(c.rows.query, outShape, func(w *apartLayer) *ongpu.Tensor { return w.out })
-	if c.lse {
-		lse = byMember(c.rows.lseType(), lseShape, func(w *apartLayer) *ongpu.Tensor { return w.lse })
+	out = byMember(c.Rows.Query, outShape, func(w *apartLayer) *ongpu.Tensor { return w.out })
+	if c.LSE {
+		lse = byMember(c.Rows.LSEType(), lseShape, func(w *apartLayer) *ongpu.Tensor { return w.lse })
 	}
 	return out, lse, nil
 }
 
 // lay says whether the rows of each member's queries and results are those of its heads alone, from now on.
-func (p *devicePlan) lay(apart bool) {
+func (p *DevicePlan) lay(apart bool) {
 	if p.apart == apart {
 		return
 	}
@@ -718,28 +689,28 @@ func (p *devicePlan) lay(apart bool) {
 
 // attendFromHost is attend on tensors of the host: one copy there, one back, and
 // one wait.
-func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) {
-	q := p.pages.gpu.Queue
+func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
+	q := p.pages.GPU.Queue
 	var s stage
-	var in [len(layerNames)]part
-	for i, v := range c.qkv {
-		in[i] = s.add(operand.RowMajorBytes(v.(*tensor.Dense)), c.rows.query)
+	var in [len(LayerNames)]part
+	for i, v := range c.QKV {
+		in[i] = s.add(operand.RowMajorBytes(v.(*tensor.Dense)), c.Rows.Query)
 	}
-	if c.sinks != nil {
-		in[3] = s.add(operand.RowMajorBytes(c.sinks.(*tensor.Dense)), tensor.Float32)
+	if c.Sinks != nil {
+		in[3] = s.add(operand.RowMajorBytes(c.Sinks.(*tensor.Dense)), tensor.Float32)
 	}
 	up := s.bytes
-	o := dense.New(c.rows.query, c.rows.outShape(p.geometry.ValueDim)...)
+	o := dense.New(c.Rows.Query, c.Rows.outShape(p.geometry.ValueDim)...)
 	var results [2]part // the output and the log-sum-exp
-	results[0] = s.add(operand.RowMajorBytes(o), c.rows.query)
-	if c.lse {
-		l := dense.New(tensor.Float32, c.rows.lseShape()...)
+	results[0] = s.add(operand.RowMajorBytes(o), c.Rows.Query)
+	if c.LSE {
+		l := dense.New(tensor.Float32, c.Rows.LSEShape()...)
 		results[1], lse = s.add(operand.RowMajorBytes(l), tensor.Float32), l
 	}
 	down := s.bytes - up
 	var turned part
 	if p.turns() {
-		turned = s.add(in[0].host, c.rows.query) // of that length; it stays there
+		turned = s.add(in[0].host, c.Rows.Query) // of that length; it stays there
 	}
 	defer runtime.KeepAlive(c)
 
@@ -765,17 +736,17 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 			return err
 		}
 		operands := &ongpu.AttentionOperands{Q: in[0].in(b), Out: results[0].in(b)}
-		if c.sinks != nil {
+		if c.Sinks != nil {
 			operands.Sinks = in[3].in(b)
 		}
-		if c.lse {
+		if c.LSE {
 			operands.LSE = results[1].in(b)
 		}
 		rows := newRows{k: in[1].in(b), v: in[2].in(b)}
 		if p.turns() {
 			rows.turned = turned.in(b)
 		}
-		if err := p.queue(sub, c.node.layer, rows, operands); err != nil {
+		if err := p.queue(sub, c.Layer, rows, operands); err != nil {
 			return err
 		}
 		if err := sub.Download(pinned, 0, b, int64(up), down); err != nil {
@@ -798,7 +769,7 @@ func (p *devicePlan) attendFromHost(c *layerCall) (out, lse G.Value, err error) 
 // stage lays operands out one behind the other, as they are on the GPU.
 type stage struct{ bytes int }
 
-// part is one of them.
+// Part is one of them.
 type part struct {
 	host []byte
 	at   int

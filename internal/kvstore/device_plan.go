@@ -1,0 +1,45 @@
+package kvstore
+
+import (
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/queue"
+)
+
+// queue queues the work of a layer. Its operands are on the first member; the others read
+// and write what is for their heads there.
+func (p *DevicePlan) queue(sub *queue.Submission, layer int, n newRows, o *ongpu.AttentionOperands) error {
+	if len(p.now.parts) == 1 {
+		o.K, o.V = p.layerPages(0, layer)
+		return p.now.parts[0].queueAlone(sub, n, o)
+	}
+	if p.now.context != nil {
+		return p.queueByContext(sub, layer, n, o)
+	}
+	p.lay(false)
+	return sub.Each(func(i int, sub *queue.Submission) error {
+		part, g := &p.now.parts[i], &p.geometry
+		heads := p.pages.Parts[i].heads
+		mine := heads.Operands(g, o)
+		mine.K, mine.V = p.layerPages(i, layer)
+		rows := newRows{k: ongpu.From(n.k, heads.First*g.Dim), v: ongpu.From(n.v, heads.First*g.ValueDim)}
+		if p.turns() {
+			rows.turned = ongpu.From(n.turned, heads.First*g.Group()*g.Query.Head)
+		}
+		return sub.Do(func(s *cuda.Stream) error {
+			if err := rows.appendTo(part.plan, s, &mine, g.KVHeads); err != nil {
+				return err
+			}
+			return part.plan.Run(s, &mine)
+		})
+	})
+}
+
+// layerPages are the keys and values of a layer that a member has.
+func (p *DevicePlan) layerPages(member, layer int) (k, v ongpu.Mem) {
+	at := func(b *cuda.Buffer) ongpu.Mem {
+		return ongpu.Mem{Buffer: b, DType: p.pages.config.Storage, Len: int(b.Len()) / p.pages.config.Storage.Size()}
+	}
+	part := p.pages.Parts[member]
+	return at(part.Keys[layer]), at(part.Values[layer])
+}

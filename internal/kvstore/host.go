@@ -1,0 +1,180 @@
+package kvstore
+
+import (
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	cpuattention "gorgonia.org/leanattention/internal/cpu/attention"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+	"gorgonia.org/tensor"
+)
+
+// HostPages are pages in Go's memory.
+type HostPages struct {
+	pages        int
+	heads, size  int          // of a page: its KV heads, and its tokens
+	Keys, Values []cpu.Buffer // one for each layer
+}
+
+func NewHost(c *Config) *HostPages {
+	h := &HostPages{pages: c.Pages, heads: c.KVHeads, size: c.PageSize}
+	for range c.Layers {
+		h.Keys = append(h.Keys, operand.NewBuffer(c.Storage, c.KeyElements))
+		h.Values = append(h.Values, operand.NewBuffer(c.Storage, c.ValueElements))
+	}
+	return h
+}
+
+func (h *HostPages) Where() string { return errs.Host }
+
+func (h *HostPages) Places() int { return 1 }
+
+func (h *HostPages) Supports(op string, g *attn.Problem) error {
+	if g.Unfused {
+		return errs.Unfused(op)
+	}
+	return nil
+}
+
+func (h *HostPages) NewPlan(_ int, g attn.Problem) Plan {
+	return &hostPlan{pages: h, geometry: g, plan: cpuattention.Plan{PrefixBytes: PrefixBytes}}
+}
+
+// PrefixBytes is that of new plans. Tests set it.
+var PrefixBytes int
+
+func (h *HostPages) Close() error { h.Keys, h.Values = nil, nil; return nil }
+
+func (h *HostPages) Operands(op string, in []G.Value) (o [4]operand.Operand, err error) {
+	for i, v := range in {
+		name := LayerNames[i]
+		if at := ongpu.PlaceOf(v); at != nil {
+			return o, errs.Errorf(op, errs.ErrUnsupported, "%s is on %v and the cache in %s", name, at, errs.Host)
+		}
+		t, err := ongpu.Dense(op, name, v)
+		if err != nil {
+			return o, err
+		}
+		o[i] = operand.OfTensor(name, t)
+	}
+	return o, nil
+}
+
+func (h *HostPages) Transfer(_ string, t *Transfer, in bool) error {
+	b := h.Keys[t.Layer]
+	if t.Values {
+		b = h.Values[t.Layer]
+	}
+	pages, memory := operand.BufferBytes(b), t.Memory
+	for _, s := range t.Spans {
+		if in {
+			copy(pages[s.At:s.At+s.N], memory)
+		} else {
+			copy(memory, pages[s.At:s.At+s.N])
+		}
+		memory = memory[s.N:]
+	}
+	return nil
+}
+
+func (h *HostPages) CopyPages(_ string, copies []Copy) error {
+	for _, buffers := range [...][]cpu.Buffer{h.Keys, h.Values} {
+		for _, b := range buffers {
+			bytes := operand.BufferBytes(b)
+			n := len(bytes) / h.pages
+			for _, c := range copies {
+				copy(bytes[int(c.To)*n:(int(c.To)+1)*n], bytes[int(c.From)*n:])
+			}
+		}
+	}
+	return nil
+}
+
+func (h *HostPages) MoveSlots(_ string, moves []Move) error {
+	for _, buffers := range [...][]cpu.Buffer{h.Keys, h.Values} {
+		for _, b := range buffers {
+			bytes := operand.BufferBytes(b)
+			for _, m := range moves {
+				for head := range h.heads {
+					to, from, n := m.bytes(head, h.heads, h.size, len(bytes)/h.pages)
+					copy(bytes[to:to+n], bytes[from:])
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// hostPlan is a layerPlan for the CPU engine.
+type hostPlan struct {
+	pages    *HostPages
+	geometry attn.Problem
+	plan     cpuattention.Plan
+	seqs     []attn.Sequence
+}
+
+func (p *hostPlan) Build(op string, seqs []attn.Sequence, _ int) error {
+	p.seqs = seqs
+	g := p.geometry
+	g.Tree = attn.HasTrees(seqs)
+	if err := p.plan.Build(g, seqs); err != nil {
+		return errs.Engine(op, "plan", err)
+	}
+	return nil
+}
+
+func (p *hostPlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
+	if c.Rows.Query == tensor.Float32 {
+		out, lse, err = attendLayer[float32](p, c)
+	} else {
+		out, lse, err = attendLayer[float64](p, c)
+	}
+	if err != nil {
+		return nil, nil, errs.Engine(op, c.Node.String(), err)
+	}
+	return out, lse, nil
+}
+
+// clearOthers clears the rows of an output that no sequence has.
+func clearOthers[F lean.Float](p *hostPlan, out []F) {
+	n, end := 0, 0
+	for i := range p.seqs {
+		n, end = n+p.seqs[i].Queries, max(end, p.seqs[i].Row+p.seqs[i].Queries)
+	}
+	if n < end { // not one behind the other
+		end = 0
+	}
+	clear(out[end*p.geometry.Heads*p.geometry.ValueDim:])
+}
+
+func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err error) {
+	g, layer, q := &p.geometry, c.Layer, c.QKV[0].(*tensor.Dense)
+	o, elements := dense.Unwritten[F](c.Rows.Query, c.Rows.outShape(g.ValueDim))
+	clearOthers(p, elements)
+	operands := &cpuattention.Operands[F]{Q: dense.Elements[F](q), Out: elements, K: p.pages.Keys[layer], V: p.pages.Values[layer]}
+	if c.Sinks != nil {
+		operands.Sinks = dense.Elements[F](c.Sinks.(*tensor.Dense))
+	}
+	if c.LSE {
+		l := dense.New(c.Rows.Query, c.Rows.LSEShape()...)
+		operands.LSE, lse = dense.Backing[F](l), l
+		for i := range operands.LSE { // rows that belong to nobody see no key
+			operands.LSE[i] = operands.Sink(i % g.Heads)
+		}
+	}
+	rows := func(to cpu.Buffer, v G.Value, dim int) cpuattention.NewRows[F] {
+		return cpuattention.NewRows[F]{To: to, Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
+	}
+	keys, values := rows(operands.K, c.QKV[1], g.Dim), rows(operands.V, c.QKV[2], g.ValueDim)
+	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.seqs, keys, values); err != nil {
+		return nil, nil, err
+	}
+	if err := cpuattention.Run(cpu.Default(), &p.plan, operands); err != nil {
+		return nil, nil, err
+	}
+	return o, lse, nil
+}

@@ -1,0 +1,104 @@
+package kvstore
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/ongpu"
+)
+
+// Heads and pages are dealt out in order and evenly: each page of each head is on one member, and no member is left without.
+func TestShares(t *testing.T) {
+	for members := 1; members <= 8; members++ {
+		g := new(ongpu.GPU)
+		g.Members = make([]*ongpu.GPU, members)
+		for heads := 1; heads <= 20; heads++ {
+			for shard := shardAuto; shard <= shardContext; shard++ {
+				for _, window := range []int{0, 5} {
+					const pages = 23
+					c := Config{Device: g, KVHeads: heads, Pages: pages, Shard: shard, Window: window}
+					name := fmt.Sprintf("%d heads, %d members, %v, window %d", heads, members, shard, window)
+					all, places, err := c.shares("test")
+					byHeads := shard == shardHeads || shard == shardAuto && window > 0
+					if members > 1 && (byHeads && heads < members || shard == shardContext && window > 0) {
+						if !errors.Is(err, errs.ErrUnsupported) {
+							t.Errorf("%s: %v", name, err)
+						}
+						continue
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					switch want := members; {
+					case byHeads:
+						want = 1
+					case shard == shardAuto && heads%members == 0:
+						want = 1
+					case shard == shardAuto && members%heads == 0:
+						want = members / heads
+						fallthrough
+					case shard == shardContext:
+						if places != want {
+							t.Errorf("%s: %d places", name, places)
+						}
+					}
+					var of [pages][20]int
+					for _, s := range all {
+						if s.heads.N < 1 || s.heads.N > (heads*places+members-1)/members || s.place.Of != places {
+							t.Errorf("%s: %+v", name, s)
+						}
+						own := 0
+						for page := range int32(pages) {
+							if !s.place.Has(page) {
+								continue
+							}
+							if int(s.place.Own(page)) != own {
+								t.Errorf("%s: page %d is %d there, want %d", name, page, s.place.Own(page), own)
+							}
+							own++
+							for h := range s.heads.N {
+								of[page][s.heads.First+h]++
+							}
+						}
+						if own != s.place.Count(pages) || own < pages/places || own > pages/places+1 {
+							t.Errorf("%s: %d pages of %d", name, own, s.place.Count(pages))
+						}
+					}
+					for page := range pages {
+						for h := range heads {
+							if of[page][h] != 1 {
+								t.Fatalf("%s: %d members have head %d of page %d", name, of[page][h], h, page)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestRowsOfNobody: rows of an output that no sequence has become 0, and no others, however sequences lie.
+func TestRowsOfNobody(t *testing.T) {
+	for _, c := range []struct {
+		seqs []attn.Sequence
+		had  int // rows from the first on that are left alone
+	}{
+		{nil, 0},
+		{[]attn.Sequence{{Row: 0, Queries: 2}, {Row: 2, Queries: 3}}, 5},
+		{[]attn.Sequence{{Row: 0, Queries: 2}, {Row: 2}, {Row: 2, Queries: 5}}, 7},
+		{[]attn.Sequence{{Row: 3, Queries: 2}}, 0}, // gaps: all are cleared, before attention writes
+	} {
+		p := &hostPlan{geometry: attn.Problem{Heads: 3, ValueDim: 2}, seqs: c.seqs}
+		out := slices.Repeat([]float32{7}, 7*6)
+		clearOthers(p, out)
+		for i, v := range out {
+			if want := float32(7); v != want && i < 6*c.had || v != 0 && i >= 6*c.had {
+				t.Errorf("%v: element %d of row %d is %v", c.seqs, i%6, i/6, v)
+			}
+		}
+	}
+}

@@ -1,0 +1,21 @@
+package kvstore
+
+import (
+	"gorgonia.org/leanattention/internal/operand"
+	"gorgonia.org/tensor"
+)
+
+// Rows is the geometry of attention on a cache: q (tokens, heads*dim),
+// k (tokens, kvHeads*dim), v (tokens, kvHeads*valueDim) -> out (tokens, heads*valueDim).
+type Rows struct {
+	Tokens, Heads int
+	Query         tensor.Dtype
+}
+
+func (r *Rows) outShape(valueDim int) tensor.Shape {
+	return tensor.Shape{r.Tokens, r.Heads * valueDim}
+}
+
+func (r *Rows) LSEShape() tensor.Shape { return tensor.Shape{r.Tokens, r.Heads} }
+
+func (r *Rows) LSEType() tensor.Dtype { return operand.LSEType(r.Query) }

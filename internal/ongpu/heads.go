@@ -1,0 +1,105 @@
+package ongpu
+
+import (
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/queue"
+	"gorgonia.org/tensor"
+)
+
+// QKV are the query, the key and the value of a node.
+type QKV [3]*Tensor
+
+func QKVOf(in []G.Value) (t QKV) {
+	for i := range t {
+		t[i] = Must(in[i])
+	}
+	return t
+}
+
+// Operands is use where keys and values may be sharded: these are left out.
+func (t *QKV) Operands(sub *queue.Submission) (o AttentionOperands, err error) {
+	if t[1].Shards != nil && t[2].Shards != nil {
+		o.Q, err = t[0].UseAs(sub, "q")
+	} else {
+		o.Q, o.K, o.V, err = t.Use(sub)
+	}
+	return o, err
+}
+
+// Use is the memory of each, see [device.Tensor.use].
+func (t *QKV) Use(sub *queue.Submission) (q, k, v Mem, err error) {
+	for i, to := range [...]*Mem{&q, &k, &v} {
+		if *to, err = t[i].UseAs(sub, "qkv"[i:i+1]); err != nil {
+			break
+		}
+	}
+	return q, k, v, err
+}
+
+// ResultIn is a new value of the node and its memory, or the value that is given. What t
+// holds stays.
+func (t *QKV) ResultIn(sub *queue.Submission, to *Tensor, n *Node, dtype tensor.Dtype, shape tensor.Shape) (*Tensor, Mem, error) {
+	if to != nil {
+		m, err := to.UseAs(sub, "out")
+		return to, m, err
+	}
+	return InUse(sub)(t[0].GPU.NodeValue(sub, n, dtype, shape, t[:]...))
+}
+
+// LogSumExp is a new log-sum-exp of the node.
+func (t *QKV) LogSumExp(sub *queue.Submission, n *Node, dtype tensor.Dtype, shape tensor.Shape) (*Tensor, Mem, error) {
+	gpu := t[0].GPU
+	return InUse(sub)(gpu.NextValue(sub, &n.On(gpu.Group, 0).Rest, dtype, shape, t[:]...))
+}
+
+// InUse gives the memory of a value that was made.
+func InUse(sub *queue.Submission) func(*Tensor, error) (*Tensor, Mem, error) {
+	return func(d *Tensor, err error) (*Tensor, Mem, error) {
+		if err != nil {
+			return nil, Mem{}, err
+		}
+		m, err := d.Use(sub)
+		return d, m, err
+	}
+}
+
+// Operands are a member's part of queries, outputs, log-sum-exps and sinks: those of its heads.
+func (r Heads) Operands(all *attn.Problem, o *AttentionOperands) AttentionOperands {
+	first := r.First * (all.Heads / all.KVHeads)
+	mine := AttentionOperands{Q: From(o.Q, first*all.Query.Head), Out: From(o.Out, first*all.Out.Head), Bias: o.Bias}
+	if o.LSE.Buffer != nil {
+		mine.LSE = From(o.LSE, first*all.LSE.Head)
+	}
+	if o.Sinks.Buffer != nil {
+		mine.Sinks = From(o.Sinks, first)
+	}
+	return mine
+}
+
+// Heads is some heads: the first, and how many.
+type Heads struct{ First, N int }
+
+// HeadsOf is the heads that one of some members has.
+func HeadsOf(heads, members, i int) (r Heads) {
+	r.First, r.N = Share(heads, members, i)
+	return r
+}
+
+// Part is the heads in a range alone, as a member has them: its queries and outputs are
+// parts of longer rows still.
+func (r Heads) Part(g attn.Problem) attn.Problem {
+	perHead := g.Heads / g.KVHeads
+	g.Key, g.Value = r.pages(g.Key, g.KVHeads), r.pages(g.Value, g.KVHeads)
+	g.Heads, g.KVHeads = r.N*perHead, r.N
+	if g.Slopes != "" {
+		g.Slopes = g.Slopes.Part(r.First*perHead, g.Heads)
+	}
+	return g
+}
+
+// pages are the strides of pages that have the heads in a range instead of so many.
+func (r Heads) pages(s attn.PageStrides, heads int) attn.PageStrides {
+	s.Page = s.Page / heads * r.N
+	return s
+}
