@@ -26,6 +26,16 @@ func TestEmulatedSample(t *testing.T) {
 	testSampleGreedy(t, m, reftest.Cases(t, 2, 6), 1, 2, 3, 5, 500)
 }
 
+// Rows so long that each of 128 warps goes through a whole round of loads, and begins a second one.
+func TestEmulatedSampleLong(t *testing.T) {
+	m, rng := emulatedGPU(t, 16), reftest.Rand(t)
+	const vocab = 70_001
+	logits := [][]float32{sampleLogits(rng, vocab), sampleLogits(rng, vocab)}
+	m.sampleRows(t, logits, nil, nil, rng.IntN(8))
+	settings := []Setting{sampleSetting(rng, vocab), sampleSetting(rng, vocab)}
+	m.sampleRows(t, logits, settings, []float64{rng.Float64(), rng.Float64()}, rng.IntN(8))
+}
+
 func TestEmulatedSampleSets(t *testing.T) {
 	testSampleSets(t, emulatedGPU(t, 16), reftest.Cases(t, 1, 3), 100)
 }
