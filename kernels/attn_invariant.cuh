@@ -7,7 +7,7 @@
 // rows nor other sequences matter, nor who has which LeanTiles. Products are in one mode for all numbers of rows (Mode).
 #pragma once
 #include "attn_reduce.cuh"
-#include "attn_score.cuh"
+#include "attn_variant.cuh"
 
 // The LeanTiles of a thread block.
 template <class S> struct InvariantTiles {
@@ -121,24 +121,16 @@ template <class S> struct InvariantTiles {
     return begun ? range->wholeHead : range->wholeBlock;
   }
 
-  // When all of a block's states are written: tells those that share its output tiles, and merges what is complete.
+  // When all of a block's states are written: tells the blocks that share its output tiles, and merges what is complete.
   __device__ __forceinline__ void settle(const Params& p, const ThreadGroup& workers, const Shares& shares, const Place& w, const Tile& last, const Shared& sh) const {
-    int host = shares.host, sharers = shares.sharers;
-    const int guests = shares.guests;
-    if (sharers == 0 && guests == 0) return;
-    workers.sync();
-    if (workers.thread == 0) {
-      u32 before[2] = {0, 0};
-      if (sharers > 0) before[0] = R::arrive(p.counters + host);
-      if (guests > 0) before[1] = R::arrive(p.counters + blockIdx.x);
-      const bool complete[2] = {sharers > 0 && before[0] == (u32)sharers - 1, guests > 0 && before[1] == (u32)guests - 1};
-      sh.last[0] = complete[0], sh.last[1] = complete[1];
-      if (complete[0]) p.counters[host] = 0;
-      if (complete[1]) p.counters[blockIdx.x] = 0;
+    if (!R::arriveAll(p, workers, shares, sh)) return;
+    Tile tile = first;
+    int states = w.work->wholeHead, count = firstTiles;
+#pragma unroll 1
+    for (int k = 0; k < 2; k++) {
+      if (sh.last[k]) merge(p, workers, tile, states, count);
+      tile = last, states = w.work->wholeBlock, count = w.tiles;
     }
-    workers.sync();
-    if (sh.last[0]) merge(p, workers, first, w.work->wholeHead, firstTiles);
-    if (sh.last[1]) merge(p, workers, last, w.work->wholeBlock, w.tiles);
   }
 
   // The output of an output tile that blocks share: a warp has whole rows, and some states of one on their way together.

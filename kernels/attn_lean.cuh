@@ -26,26 +26,32 @@
 #include "attn_ring.cuh"
 #include "attn_tile.cuh"
 
-// Units whose kernels have these include where they are: others do not change with them.
-template <class S> struct RowScores;      // masks and score modifications: attn_lean_score.cuh
-template <class S> struct InvariantTiles; // batch invariance: attn_invariant.cuh
+// Of a Variant that has scores: a unit whose kernels have one includes attn_invariant.cuh.
+template <class S> struct InvariantTiles;
 struct NoTiles {
   template <class... X> __device__ __forceinline__ NoTiles(const X&...) {}
 };
 
-// T is the Format of keys and values.
-template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
-  using S = Shape<T, D, false, PAGED>;
+// T is the Format of keys and values, V the Variant.
+template <class T, class V, int D, bool MANY = false, bool PAGED = false> struct Lean {
+  using S = Shape<T, D, false, PAGED, V>;
   using A = Attention<S>;
   using R = Reduce<S, MANY>;
   using Place = typename S::Place;
   struct NoScores {
     __device__ __forceinline__ NoScores(const Params&, const Place&, typename A::Mode, int, int) {}
   };
-  using Scores = typename Either<Modified<T>::scores, RowScores<S>, NoScores>::type;
+  template <class Variant> struct ScoresOf {
+    using type = typename Variant::template Rows<S>;
+  };
+  template <class Variant> struct NoScoresOf {
+    using type = NoScores;
+  };
+  static constexpr bool SCORED = V::scores;
+  using Scores = typename Either<SCORED, ScoresOf<V>, NoScoresOf<V>>::type::type;
+  using States = typename Either<SCORED, InvariantTiles<S>, NoTiles>::type; // with batch invariance
   static constexpr int KEYS = S::KEYS;
   static constexpr bool APART = EPILOGUE_WARPS > 0; // there are epilogue warps
-  enum : bool { ALONE = Place::ALONE }; // batch invariance
 
 #if __CUDA_ARCH__ >= 900
   // Makes the barriers of a ring's slots, and of the buffers behind them. Each takes tens of
@@ -69,7 +75,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #endif
 
   __device__ static __forceinline__ void writeFullyMasked(const Params& p, int masked) {
-    if constexpr (Modified<T>::scores) R::writeFullyMasked(p, masked, Scores::sinksOf(p));
+    if constexpr (SCORED) R::writeFullyMasked(p, masked, Scores::sinksOf(p));
     else R::writeFullyMasked(p, masked);
   }
 
@@ -81,7 +87,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     if (threadIdx.x == producers * 32) prefetchMap(maps), prefetchMap(maps + 1);
 #endif
     int entry = 0; // the lane's entry of the block table: asked for beside the range, not behind it
-    if (PAGED && threadIdx.x >= CONSUMER_WARPS * 32) entry = prefetched[blockIdx.x * PREFETCHED_ENTRIES + threadIdx.x % PREFETCHED_ENTRIES];
+    if (PAGED && (!SCORED || prefetched != nullptr) && threadIdx.x >= CONSUMER_WARPS * 32) entry = prefetched[blockIdx.x * PREFETCHED_ENTRIES + threadIdx.x % PREFETCHED_ENTRIES];
     const Work work = *range;
     // Where there are epilogue warps, consumers have the time to ask for it at the end: a register less.
     const int masked = APART ? 0 : *p.masked;
@@ -127,7 +133,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       const Work& known = PAGED ? work : *range; // others' registers would be dealt out anew, for nothing
       Place begin;
       begin.begin(p, range, known);
-      Ring<S>::produce(p, begin, map, ring + values * (S::SLOT / 2), full, empty, producer >> 1, producer >> 1, 1, lane, known.wholeTiles, entry);
+      Ring<S>::produce(p, begin, map, ring + values * (S::SLOT / 2), full, empty, producer >> 1, producer >> 1, 1, lane, known.wholeTiles, entry, prefetched != nullptr);
       if (APART && producer == PRODUCER_WARPS - 1 && range->wholeSeq == TOGETHER) R::look(meet, typename R::Shares(*range), sh, lane);
       return;
     }
@@ -150,26 +156,33 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     const ThreadGroup workers{(int)threadIdx.x, warps, 1};
     // Queries and outputs of the operands' type need no second parts.
     constexpr int OPERAND = S::Math::Operand::type;
-    const bool precise = ALONE || p.queryType != OPERAND || p.outType != OPERAND;
+    const bool precise = V::invariant(p) || p.queryType != OPERAND || p.outType != OPERAND;
     Place w;
     w.begin(p, range);
-    typename Either<ALONE, InvariantTiles<S>, NoTiles>::type states(p, w);
+    States states(p, w);
     int turn = 0; // of the warp that has the first chunk of this part
     int part = 0;
     bool more = true;
     typename A::Queries q;
-    A::load(p, w, q, precise, rest, warp, warps, lane);
+    // With scores queries are loaded in the loop: its code is there once. With batch invariance those of an output tile stay.
+    if constexpr (!SCORED) A::load(p, w, q, precise, rest, warp, warps, lane);
 #if __CUDA_ARCH__ >= 900
-    waitForRing(2, warps + 1);
+    if constexpr (!SCORED) waitForRing(2, warps + 1);
 #endif
     while (more) {
+      if constexpr (SCORED) {
+        if (part == 0 || !V::invariant(p) || w.tile == 0) A::load(p, w, q, precise, rest, warp, warps, lane);
+#if __CUDA_ARCH__ >= 900
+        if (part == 0) waitForRing(2, warps + 1);
+#endif
+      }
       typename A::State st;
       st.empty();
       const int rows = w.rows(p);
-      const typename A::Mode mode = A::modeOf(rows, precise);
+      const typename A::Mode mode = A::modeOf(p, rows, precise);
       // Products of zeros draw less: what is no row has queries of zeros, and a maximum beside which
       // its weights are 0.
-      if constexpr (APART && A::NARROWS && !Modified<T>::scores) {
+      if constexpr (APART && A::NARROWS && !SCORED) {
         if (mode == A::NARROW) {
           if (lane >> 3 >= rows) {
 #pragma unroll
@@ -190,12 +203,12 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       const Scores scores(p, w, mode, rows, lane);
       int first = warp - turn;
       if (first < 0) first += warps;
-      if constexpr (Modified<T>::scores && !ALONE) {
-        if (Scores::sinksOf(p).of != nullptr && first == 0 && w.tile == 0) Scores::sink(p, w, mode, rows, lane, st);
+      if constexpr (SCORED) {
+        if (!V::invariant(p) && Scores::sinksOf(p).of != nullptr && first == 0 && w.tile == 0) Scores::sink(p, w, mode, rows, lane, st);
       }
       for (int n = w.chunk + first; n < w.end; n += warps) {
         int c = n; // where it is among the sequence's
-        if constexpr (Modified<T>::scores) c = w.chunkAt(n);
+        if constexpr (SCORED) c = w.chunkAt(n);
 #if __CUDA_ARCH__ >= 900
         const u32 at = ring + slot * S::SLOT;
         barrierWait(full + slot * 8, parity);
@@ -205,7 +218,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
           fenceAsync();
           __syncwarp();
         }
-        if constexpr (Modified<T>::scores) {
+        if constexpr (SCORED) {
           if (c * KEYS < w.hidden) {
             A::clearBetween(at, w.sinkTokens(p) - c * KEYS, w.hidden - c * KEYS, lane);
             fenceAsync();
@@ -226,7 +239,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #endif
         const int limit[2] = {sees[0] - c * KEYS, sees[1] - c * KEYS};
         const bool masked = (c + 1) * KEYS > all;
-        if constexpr (Modified<T>::scores) {
+        if constexpr (SCORED) {
           A::merge(mode, st, q, rest, at, lane, masked, limit, typename Scores::Chunk{p, w, scores, mode, rows, lane, c * KEYS, limit});
         } else {
           A::merge(mode, st, q, rest, at, lane, masked, limit);
@@ -249,7 +262,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #if __CUDA_ARCH__ >= 900
       if (APART && part >= sh.buffers) barrierWait(sharedAddress(bufferBars + 2) + sh.buffer(part) * 8, ~sh.round(part) & 1);
 #endif
-      if constexpr (ALONE) { // by the chunk's place in its LeanTile
+      if constexpr (SCORED) { // with batch invariance by the chunk's place in its LeanTile
         first += w.skipped;
         while (first >= warps) first -= warps;
       }
@@ -264,24 +277,25 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #if __CUDA_ARCH__ >= 900
       if constexpr (APART) {
         if (S::SHARED_QUERY) syncWarps(warps);
-        if (more && (!ALONE || w.tile == 0)) A::load(p, w, q, precise, rest, warp, warps, lane);
+        if (!SCORED && more) A::load(p, w, q, precise, rest, warp, warps, lane);
         continue;
       }
 #endif
-      if (more && !S::SHARED_QUERY && (!ALONE || w.tile == 0)) A::load(p, w, q, precise, rest, warp, warps, lane);
+      if (!SCORED && more && !S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
       syncWarps(warps);
       const typename R::Tile tile(p, done);
-      if constexpr (ALONE) {
-        states.combine(p, workers, done, tile, mine);
-        if (sh.buffers == 1) syncWarps(warps);
-        if (done.endsParts()) states.settle(p, workers, typename R::Shares(*range), done, tile, mine);
-        if (more && S::SHARED_QUERY && w.tile == 0) A::load(p, w, q, precise, rest, warp, warps, lane);
-        continue;
+      if constexpr (SCORED) {
+        if (V::invariant(p)) {
+          states.combine(p, workers, done, tile, mine);
+          if (sh.buffers == 1) syncWarps(warps);
+          if (done.endsParts()) states.settle(p, workers, typename R::Shares(*range), done, tile, mine);
+          continue;
+        }
       }
       R::combine(p, workers, tile, mine, R::slotOf(done), typename R::Item(p, workers, tile, R::slotOf(done), part, nullptr), nullptr, 0, tile.rows);
       if (sh.buffers == 1) syncWarps(warps);
       if (done.endsParts()) R::settle(p, workers, typename R::Shares(*range), typename R::Tile(p, range), tile, mine);
-      if (more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
+      if (!SCORED && more && S::SHARED_QUERY) A::load(p, w, q, precise, rest, warp, warps, lane);
     }
 #if __CUDA_ARCH__ >= 900
     if (MANY && p.rows > R::HELPED) R::combineRest(p, sh, meet.tagged, bufferBars);
@@ -299,7 +313,7 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
     Place w;
     w.begin(p, range);
     const typename R::Tile first(p, w);
-    typename Either<ALONE, InvariantTiles<S>, NoTiles>::type states(p, w);
+    States states(p, w);
     bool more = true;
 #pragma unroll 1
     for (int part = 0; more; part++) {
@@ -309,13 +323,15 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
       const typename R::Shared mine = sh.of(part, p.rows);
       const int slot = R::slotOf(done);
       const typename R::Tile tile(p, done);
-      if constexpr (ALONE) {
-        barrierWait(bar, sh.round(part) & 1);
-        __syncwarp();
-        states.combine(p, workers, done, tile, mine);
-        if (done.endsParts()) states.settle(p, workers, shares, done, tile, mine);
-        barrierArrive(bar + 16);
-        continue;
+      if constexpr (SCORED) {
+        if (V::invariant(p)) {
+          barrierWait(bar, sh.round(part) & 1);
+          __syncwarp();
+          states.combine(p, workers, done, tile, mine);
+          if (done.endsParts()) states.settle(p, workers, shares, done, tile, mine);
+          barrierArrive(bar + 16);
+          continue;
+        }
       }
       const typename R::Item item(p, workers, tile, slot, part, tagged);
       int rows = tile.rows;
@@ -334,32 +350,20 @@ template <class T, int D, bool MANY = false, bool PAGED = false> struct Lean {
 #endif
 };
 
-// An entry point. Eight warps, four consumers and four producers, leave each lane the most
+// An entry point, of a Format and a Variant. Eight warps, four consumers and four producers, leave each lane the most
 // registers. More are there where warps can pass registers on.
-#define ATTENTION(name, T, ...) \
-  extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ LaunchParams p) { \
+#define LEAN_ENTRY(name, P, ...) \
+  extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ P p) { \
     extern __shared__ __align__(1024) char memory[]; \
-    Lean<T, __VA_ARGS__>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
+    Lean<__VA_ARGS__>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
   }
-// The same with masks and score modifications.
-#define SCORED_ATTENTION(name, T, D, PAGED) SCORED_ENTRY(name, Scored<T>, D, PAGED)
-#define SCORED_ENTRY(name, T, D, PAGED) \
-  extern "C" __global__ void __launch_bounds__((CONSUMER_WARPS + PRODUCER_WARPS + EPILOGUE_WARPS) * 32, 1) name(const __grid_constant__ ScoredLaunchParams p) { \
-    extern __shared__ __align__(1024) char memory[]; \
-    Lean<T, D, false, PAGED>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); \
-  }
+#define ATTENTION(name, T, ...) LEAN_ENTRY(name, LaunchParams, T, Plain, __VA_ARGS__)
+#define SCORED_ATTENTION(name, T, ...) LEAN_ENTRY(name, ScoredLaunchParams, T, Scored, __VA_ARGS__)
 
-// And with batch invariance.
-#define INVARIANT_ATTENTION(name, T, D, PAGED) SCORED_ENTRY(name, Invariant<T>, D, PAGED)
-
-// A variant that compute capability 9.0 alone has: in one kernel with others, what it does
+// A kernel that compute capability 9.0 alone has: in one kernel with others, what it does
 // would make short launches of these up to 4% slower.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define VARIANT(...) ATTENTION(__VA_ARGS__)
-#define SCORED_VARIANT(...) SCORED_ATTENTION(__VA_ARGS__)
-#define INVARIANT_VARIANT(...) INVARIANT_ATTENTION(__VA_ARGS__)
+#define HOPPER_ATTENTION(...) ATTENTION(__VA_ARGS__)
 #else // there the others take what it is for
-#define VARIANT(name, ...) extern "C" __global__ void name(const __grid_constant__ LaunchParams p) {}
-#define SCORED_VARIANT(name, ...) extern "C" __global__ void name(const __grid_constant__ ScoredLaunchParams p) {}
-#define INVARIANT_VARIANT(name, ...) SCORED_VARIANT(name)
+#define HOPPER_ATTENTION(name, ...) extern "C" __global__ void name(const __grid_constant__ LaunchParams p) {}
 #endif

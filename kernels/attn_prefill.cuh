@@ -1,4 +1,4 @@
-// Attention of many query rows, as prompts have them, on GPUs of compute capability 9.0. The
+// Prefill: attention of many query rows, as prompts have them, on GPUs of compute capability 9.0. The
 // pipeline is FlashAttention-3's (Shah et al., arXiv:2407.08608, section 3).
 //
 // An output tile is a sequence, a KV head and GROUPS*64 rows: query positions x heads of the
@@ -17,9 +17,9 @@
 //
 // The keys are walked from the last to the first: only the first steps have to mask, and with a window
 // the last ones. Those in front of it are left out but for sink tokens. What becomes of scores otherwise
-// (SCORED, attn_prefill_score.cuh) is in kernels of its own.
+// (SCORED, attn_prefill_variant.cuh) is in kernels of its own.
 //
-// A launch may run beside the one ahead of it, which attends to the sequences of few rows and leaves
+// A launch may run beside the one ahead of it, which attends to the sequences of few rows by a decode kernel and leaves
 // multiprocessors to this one (p.beside). It does not wait for that. That one lets it start when it
 // has waited for all work before, so that this work is done here, too. Block 0 waits for it at the
 // end, and lets the next launch start no sooner: so what follows has both behind it.
@@ -34,10 +34,10 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // As PrefillRows, of GROUPS consumer warp groups.
-template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE> struct Prefill : PrefillRows<T, D, GROUPS * 64, KEYS, PRECISE, ANY> {
-  using Rows = PrefillRows<T, D, GROUPS * 64, KEYS, PRECISE, ANY>;
+template <class T, class V, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE> struct Prefill : PrefillRows<T, V, D, GROUPS * 64, KEYS, PRECISE, ANY> {
+  using Rows = PrefillRows<T, V, D, GROUPS * 64, KEYS, PRECISE, ANY>;
   using typename Rows::Math, typename Rows::Operand, typename Rows::Range, typename Rows::Scores, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
-  using Rows::BLOCKS, Rows::CHANGED, Rows::FACTORS, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
+  using Rows::BLOCKS, Rows::FACTORS, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
   static constexpr int ROWS = GROUPS * 64;                // of an output tile
   static constexpr int PLACES = D <= 128 ? 2 : 1;         // for queries: there is room for so many
   static constexpr bool ROUNDED = PRECISE && D <= 128;    // what a step adds to outputs has registers of its own
@@ -260,8 +260,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       if (t.begin < t.end) {
         if constexpr (PRECISE) {
           const u32 factors = sh.factors + placeOf(n) * FACTORS;
-          float(&scale)[2] = CHANGED ? by : m.scale;
-          scale[0] *= loadShared(factors + row * 4), scale[1] *= loadShared(factors + row * 4 + 32);
+          Rows::multiply(p, by, m.scale, loadShared(factors + row * 4), loadShared(factors + row * 4 + 32));
         }
         int c = t.end - 1;
         barrierWait(sh.keyFull + stage.index * 8, stage.parity);
@@ -271,13 +270,46 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
         wgmmaWait<0>();
         pinned(s);
         release(sh.keyEmpty + stage.index * 8);
-        clearUnseen(p, sh, stage, t, c, thread + group * 128);
-        weigh(c);
-        pack();
         PipelineState before = stage;
-        stage.next(STAGES);
+        if constexpr (SCORED) {
+          // What becomes of scores is long, so its code is there once: for the first step, too.
+          const int first = c;
+#pragma unroll
+          for (int j = 0; j < (ROUNDED ? D / 8 : 1); j++) more[j][0] = more[j][1] = more[j][2] = more[j][3] = 0.f;
 #pragma unroll 1
-        for (c--; c >= t.begin; c--) {
+          for (;;) {
+            clearUnseen(p, sh, stage, t, c, thread + group * 128);
+            const float shrink[2] = {m.shrink[0], m.shrink[1]};
+            weigh(c);
+            wgmmaWait<0>();
+            add(shrink);
+            if (c < first) release(sh.valueEmpty + before.index * 8);
+            pack();
+            if constexpr (!ROUNDED)
+#pragma unroll
+              for (int j = 0; j < D / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) o[j][e] *= m.shrink[e / 2];
+            before = stage;
+            stage.next(STAGES);
+            if (--c < t.begin) break;
+            barrierWait(sh.keyFull + stage.index * 8, stage.parity);
+            waitToIssue();
+            scores();
+            values(before);
+            letIssue(next);
+            wgmmaWait<1>();
+            pinned(s);
+            release(sh.keyEmpty + stage.index * 8);
+          }
+        } else {
+          clearUnseen(p, sh, stage, t, c, thread + group * 128);
+          weigh(c);
+          pack();
+          stage.next(STAGES);
+        }
+#pragma unroll 1
+        for (c--; !SCORED && c >= t.begin; c--) {
           barrierWait(sh.keyFull + stage.index * 8, stage.parity);
           waitToIssue();
           scores();
@@ -286,7 +318,6 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
           wgmmaWait<1>();
           pinned(s);
           release(sh.keyEmpty + stage.index * 8);
-          if constexpr (SCORED) clearHidden(p, sh, stage, t, c, thread + group * 128);
           const float shrink[2] = {m.shrink[0], m.shrink[1]};
           weigh(c);
           wgmmaWait<0>();
@@ -329,8 +360,7 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
       waitToIssue();
       letIssue();
       giveBack(sh.keyFull + stage.index * 8, sh.keyEmpty + stage.index * 8, stage.parity);
-      if (c == t.end - 1) clearUnseen(p, sh, stage, t, c, thread);
-      else if constexpr (SCORED) clearHidden(p, sh, stage, t, c, thread);
+      if (SCORED || c == t.end - 1) clearUnseen(p, sh, stage, t, c, thread);
       giveBack(sh.valueFull + stage.index * 8, sh.valueEmpty + stage.index * 8, stage.parity);
       stage.next(STAGES);
     }
@@ -350,14 +380,19 @@ template <class T, int D, int GROUPS, int KEYS, int STAGES, bool PRECISE = false
   }
 
   // Values that no row of an output tile sees become zeros, whatever is in memory: no weight of 0 makes a
-  // number of what is none. In its first step they are behind the last key.
+  // number of what is none. In its first step they are behind the last key; with a window they are in front of the window, too, in
+  // steps that it begins in or sink tokens end in.
   __device__ static __forceinline__ void clearUnseen(const PrefillParams& p, const Shared& sh, const PipelineState& stage, const Tile& t, int c, int thread) {
-    clear(sh, stage, t.s.keys - t.keyOf(c), KEYS, thread);
-    if constexpr (SCORED) clearHidden(p, sh, stage, t, c, thread);
-  }
-  // With a window they are in front of it, too, in steps that it begins in or sink tokens end in.
-  __device__ static __forceinline__ void clearHidden(const PrefillParams& p, const Shared& sh, const PipelineState& stage, const Tile& t, int c, int thread) {
-    if constexpr (SCORED) clear(sh, stage, t.hiddenFrom(scoreOf(p), t.keyOf(c)), t.hiddenTo(t.keyOf(c)), thread);
+    int from = t.s.keys - t.keyOf(c), to = KEYS;
+    if constexpr (SCORED) {
+#pragma unroll 1
+      for (int side = 0; side < 2; side++) {
+        clear(sh, stage, from, to, thread);
+        from = t.hiddenFrom(scoreOf(p), t.keyOf(c)), to = t.hiddenTo(t.keyOf(c));
+      }
+    } else {
+      clear(sh, stage, from, to, thread);
+    }
   }
   // The values of keys [from, to) of a step.
   __device__ static __forceinline__ void clear(const Shared& sh, const PipelineState& stage, int from, int to, int thread) {

@@ -1,4 +1,4 @@
-// Attention of many query rows by products of single warps (mma.sync), on GPUs that have no others.
+// Prefill by products of single warps (mma.sync), on GPUs that have no others.
 // The scheme is FlashAttention-2's (Dao, arXiv:2307.08691, section 3).
 //
 // An output tile is a sequence, a KV head and ROWS rows: query positions x heads of the group. Each of
@@ -19,11 +19,19 @@
 #pragma once
 #include "attn_prefill_rows.cuh"
 
-template <class T, int D, int WARPS, int TILES, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE>
-struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
-  using Rows = PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY>;
+// Keys of a step and stages, where queries of two thread blocks take 64 KB: multiprocessors of 8.0 have 164 KB of shared
+// memory, those of 8.6, 8.9 and 12.0 have 100.
+#if __CUDA_ARCH__ == 800
+#define STEP 64, 3
+#else
+#define STEP 32, 2
+#endif
+
+template <class T, class V, int D, int WARPS, int TILES, int KEYS, int STAGES, bool PRECISE = false, bool ANY = PRECISE>
+struct PrefillMma : PrefillRows<T, V, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
+  using Rows = PrefillRows<T, V, D, WARPS * TILES * 16, KEYS, PRECISE, ANY>;
   using typename Rows::Math, typename Rows::Operand, typename Rows::Scores, typename Rows::Softmax, typename Rows::Store, typename Rows::Tile;
-  using Rows::BLOCKS, Rows::CHANGED, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
+  using Rows::BLOCKS, Rows::PARTS, Rows::QUERY, Rows::SCORED, Rows::STAGE;
   static constexpr int ROWS = WARPS * TILES * 16; // of an output tile
   // Thread blocks of a multiprocessor. Heads of 64 leave registers for three of them where scores are not modified, and 8.0 has
   // the shared memory.
@@ -138,10 +146,7 @@ struct PrefillMma : PrefillRows<T, D, WARPS * TILES * 16, KEYS, PRECISE, ANY> {
         if (c == t.end - 1) {
           const u32 mine = factors + (warp * (TILES * 16) + lane / 4) * 4;
 #pragma unroll
-          for (int i = 0; i < TILES; i++) {
-            float(&scale)[2] = CHANGED ? by[i] : m[i].scale;
-            scale[0] *= loadShared(mine + i * 64), scale[1] *= loadShared(mine + i * 64 + 32);
-          }
+          for (int i = 0; i < TILES; i++) Rows::multiply(p, by[i], m[i].scale, loadShared(mine + i * 64), loadShared(mine + i * 64 + 32));
         }
       }
       if (some) {

@@ -1,8 +1,8 @@
-// What kernels for attention of many query rows have in common, whatever they multiply with
+// What prefill kernels have in common, whatever they multiply with
 // (attn_prefill.cuh, attn_prefill_mma.cuh): output tiles, queries on their way to shared memory, the
 // softmax of rows, parts of output tiles, and the output.
 #pragma once
-#include "attn_prefill_score.cuh"
+#include "attn_prefill_variant.cuh"
 
 // An output tile, or a part of one: some of its keys.
 struct alignas(16) PrefillTile {
@@ -32,27 +32,27 @@ struct PrefillParams {
   int queryType, outType;
   float scale;              // of scores, to base 2; more than 0
   float natural;            // of scores, to base e
-  int beside;               // the launch ahead is the kernel for few rows (attn_lean.cuh), of the same step: see attn_prefill.cuh, which alone is told so
+  int beside;               // the launch ahead is the decode kernel (attn_lean.cuh), of the same step: see attn_prefill.cuh, which alone is told so
   const void *keys, *values; // where threads bring them
   const int* rows;           // of each row of a sequence, the row of queries; null: the same
 };
 
-// Of the kernels for masks and score modifications. With them scores are of base 4, and so is p.scale.
+// Of kernels whose Variant has scores. If scores change, p.scale is for scores of base 4.
 struct ScoredPrefillParams {
   PrefillParams p;
   ScoreParams score;
 };
 __device__ __forceinline__ const ScoreParams& scoreOf(const PrefillParams& p) { return *(const ScoreParams*)(&p + 1); }
 
-// T is the Format of keys and values. Queries and outputs are of its operands' type, or, ANY,
+// T is the Format of keys and values, V the Variant. Queries and outputs are of its operands' type, or, ANY,
 // of any: rounded to that, or, PRECISE, in two parts of it. ROWS are those of an output tile, KEYS
 // those of a step.
-template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct PrefillRows {
+template <class T, class V, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct PrefillRows {
   using Store = typename T::Store;
   using Math = typename T::Math;
   using Operand = typename Math::Operand;
   static_assert(T::ready && Operand::bytes == 2, "what is in shared memory is multiplied as it is");
-  static constexpr bool SCORED = Modified<T>::scores;           // there are masks other than causal, and score modifications
+  static constexpr bool SCORED = V::scores;
   static constexpr int PARTS = PRECISE ? 2 : 1;                 // of a query, and of a weight
   static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; // column blocks of 128 bytes; of the last one there may be less
   static constexpr int QUERY = ROWS * BLOCKS * 128;             // bytes of an output tile's queries, of one part
@@ -237,10 +237,19 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
     }
   };
 
-  static constexpr bool CHANGED = Changed<T>::scores; // by more than masks
-  using Scores = typename Either<SCORED, PrefillScores<KEYS, PrefillParams, Tile, CHANGED>, NoPrefillScores>::type;
-  // The softmax of a lane's rows, before there are keys. Scores that are changed have been multiplied: they are of base 4.
-  __device__ static __forceinline__ Softmax softmaxOf(const PrefillParams& p) { return Softmax(CHANGED ? 2.f : p.scale); }
+  using Scores = typename Either<SCORED, PrefillScores<KEYS, PrefillParams, Tile>, NoPrefillScores>::type;
+  // Whether scores change by more than masks. Those have been multiplied by the scale: they are of base 4.
+  __device__ static __forceinline__ bool changes(const PrefillParams& p) {
+    if constexpr (SCORED) return scoreOf(p).changes != 0;
+    return false;
+  }
+  // Multiplies what makes scores of products by factors of a lane's rows.
+  __device__ static __forceinline__ void multiply(const PrefillParams& p, float (&by)[2], float (&scale)[2], float f, float g) {
+    if (changes(p)) by[0] *= f, by[1] *= g;
+    else scale[0] *= f, scale[1] *= g;
+  }
+  // The softmax of a lane's rows, before there are keys.
+  __device__ static __forceinline__ Softmax softmaxOf(const PrefillParams& p) { return Softmax(changes(p) ? 2.f : p.scale); }
 
   // Whether o and m are all of 16 rows of the output tile: the parts become so for the warp that comes
   // last. `thread` is a lane's number among those of all rows, 32 for each 16.
@@ -320,17 +329,19 @@ template <class T, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> struct Pre
       float f = sum == 0.f ? 0.f : 1.f / sum;
       const int r = t.first + row + h * 8, position = r / p.group, head = t.head * p.group + r - position * p.group;
       const bool there = r < t.rows;
-      const float natural = PRECISE && !CHANGED ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
+      const float natural = PRECISE && !changes(p) ? p.natural * (m.scale[h] / p.scale) : p.natural; // the quotient is a power of two
       float lse = sum == 0.f ? -LEAN_INF : finite(__fmaf_rn(m.top[h], natural, (log2_(sum) - Math::lift) * LN2));
       if constexpr (SCORED)
         if (there && scoreOf(p).sinks != nullptr) addSink(scoreOf(p).sinks[head], m.top[h] * natural, sum, lse, f);
       if (there && p.lse != nullptr && quarter == 0) p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = lse;
       const long long at = (t.s.row + position) * p.outRow + head * p.outHead;
-      if constexpr (ANY) {
-        if (!there) continue;
+      bool any = ANY; // what is long has one code for all types
+      if constexpr (ANY && !PRECISE && !SCORED) any = p.outType != Operand::type;
+      if (any) {
         withStore(p.outType, [&](auto s) {
 #pragma unroll
-          for (int j = 0; j < D / 8; j++) decltype(s)::store2(p.out, at + j * 8 + quarter * 2, make_float2(o[j][2 * h] * f, o[j][2 * h + 1] * f));
+          for (int j = 0; j < D / 8; j++)
+            if (there) decltype(s)::store2(p.out, at + j * 8 + quarter * 2, make_float2(o[j][2 * h] * f, o[j][2 * h + 1] * f));
         });
         continue;
       }

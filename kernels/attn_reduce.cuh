@@ -328,14 +328,10 @@ template <class S, bool MANY = false> struct Reduce {
     return before;
   }
 
-  // When all of a block's partials are written: tells those that share their
-  // output tiles, and merges what is complete. tile and last are the output tiles of the
-  // first part and the last one that the block may share, and the states of `sh` are not
-  // needed any more.
-  __device__ static __forceinline__ void settle(const Params& p, const ThreadGroup& workers, const Shares& shares, Tile tile, const Tile& last, const Shared& sh) {
-    int host = shares.host, sharers = shares.sharers;
-    const int guests = shares.guests;
-    if (sharers == 0 && guests == 0) return;
+  // Counts in both output tiles that a block may share. sh.last says then which of them are complete. False: it shares none.
+  static __device__ __forceinline__ bool arriveAll(const Params& p, const ThreadGroup& workers, const Shares& shares, const Shared& sh) {
+    const int host = shares.host, sharers = shares.sharers, guests = shares.guests;
+    if (sharers == 0 && guests == 0) return false;
     workers.sync();
     if (workers.thread == 0) {
       u32 before[2] = {0, 0};
@@ -347,6 +343,17 @@ template <class S, bool MANY = false> struct Reduce {
       if (complete[1]) p.counters[blockIdx.x] = 0;
     }
     workers.sync();
+    return true;
+  }
+
+  // When all of a block's partials are written: tells those that share their
+  // output tiles, and merges what is complete. tile and last are the output tiles of the
+  // first part and the last one that the block may share, and the states of `sh` are not
+  // needed any more.
+  __device__ static __forceinline__ void settle(const Params& p, const ThreadGroup& workers, const Shares& shares, Tile tile, const Tile& last, const Shared& sh) {
+    int host = shares.host, sharers = shares.sharers;
+    const int guests = shares.guests;
+    if (!arriveAll(p, workers, shares, sh)) return;
 #pragma unroll 1
     for (int k = 0; k < 2; k++) {
       const bool complete = sh.last[k];
@@ -413,7 +420,7 @@ template <class S, bool MANY = false> struct Reduce {
   static constexpr u32 LEFT = 1 << 16; // in a count of who has begun: somebody has left
 
   // The blocks that share an output tile may merge it together, each some columns of some
-  // rows, as soon as what the others have of these is there: partials are tagged words,
+  // rows, as soon as what the others have of these is there: partials are LL protocol words,
   // and nobody counts. That takes less than half of the time that a last one to arrive
   // needs, which has to know that it is the last one, and then has to do everything.
   // Waiting is safe if all of them have begun. So everybody says that it has; who has

@@ -6,9 +6,10 @@
 // The layout that follows from a Format of keys and values and a head dim.
 // LINKED: attention is a layer of the single-launch decoder, see decode_attention.cuh. PAGED:
 // keys and values lie in pages of a power of two of tokens, so that a page is some chunks, or
-// a chunk some pages.
-template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Shape {
+// a chunk some pages; or, with a Variant that has scores, may lie in such pages.
+template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false, class V_ = Plain> struct Shape {
   using T = T_;
+  using V = V_;
   using Store = typename T::Store;
   using Math = typename T::Math;
   static constexpr int D = D_;
@@ -30,20 +31,19 @@ template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false> struct Sh
   static constexpr bool SHARED_QUERY = D * Math::Operand::bytes > 256; // too many registers otherwise
   static constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (Math::wide ? 1 : 2) : 0;
   static constexpr bool EVEN = D * Store::bytes % 128 == 0;      // every column block is full
-  using Place = Walk<KEYS, Modified<T>::scores, Alone<T>::rows>;
+  using Place = Walk<KEYS, V>;
 };
 
 template <class S> struct Ring : S {
   using Store = typename S::Store;
   using Place = typename S::Place;
   using S::BLOCK, S::BLOCKS, S::D, S::EVEN, S::KEYS, S::SLOT;
-  static constexpr bool SCORES = Modified<typename S::T>::scores;
+  static constexpr bool SCORED = S::V::scores;
 
   // Chunks that are on their way at a time: 64 KB, and more where a block has more LeanTiles
   // than MANY, so that a few microseconds do not count. Pages lie anywhere, and the memory
   // is the faster the more of them it can choose from: 128 KB, from 2.6 MB of a block on.
-  static constexpr int PACE = (64 << 10) / SLOT, LONG_PACE = S::PAGED ? 2 * PACE : PACE + PACE / 2;
-  static constexpr int MANY = S::PAGED ? 160 / BLOCKS : 160;
+  static constexpr int PACE = (64 << 10) / SLOT;
   // So many pages of a chunk are asked for behind one another, four copies or two. Each looked up
   // behind the copy of the one before, they come later than the memory could bring them.
   static constexpr int BURST = BLOCKS == 1 ? 4 : 1;
@@ -108,8 +108,10 @@ template <class S> struct Ring : S {
   // A producer warp: it fills every second slot of the ring, with keys or with
   // values, and walks the whole range from `at` on without regard to where output tiles
   // end: beginning with chunk `first`, which goes to `slot`, whose barrier has that parity.
-  // PAGED: `entry` is the lane's, of the block table's entries from those of `at` on.
-  __device__ static __forceinline__ void produce(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane, int wholeTiles, int entry = 0) {
+  // PAGED: `entry` is the lane's, of the block table's entries from those of `at` on; with scores, where `paged`.
+  __device__ static __forceinline__ void produce(const Params& p, Place at, const TensorMap* map, u32 ring, u32 full, u32 empty, int first, int slot, u32 parity, int lane, int wholeTiles, int entry = 0, bool paged = true) {
+    const bool paging = S::PAGED && (!SCORED || paged);
+    const int LONG_PACE = paging ? 2 * PACE : PACE + PACE / 2, MANY = paging ? 160 / BLOCKS : 160;
     int skip = first;
     const u64 policy = p.streamed ? readOnce() : readAgain();
     // In the single-launch decoder by a division: any change deals its registers out anew, and with a shift it
@@ -120,7 +122,7 @@ template <class S> struct Ring : S {
     const int morePages = 31 - __clz(boxes), moreChunks = boxes == 1 ? __clz(KEYS) - __clz(pageTokens) : 0;
     const auto pageOf = [&](int c) { return c << morePages >> moreChunks; };
     int begin = at.chunk;
-    if constexpr (SCORES) begin = at.chunkAt(begin);
+    if constexpr (SCORED) begin = at.chunkAt(begin);
     Entries entries = {pageOf(begin) - (32 - PREFETCHED_ENTRIES), entry}; // the last lanes' are the first
     bool waited = S::LINKED, again = false; // again: the ring has been filled once
     // The memory serves what it was asked for first: where more is on its way than keeps it
@@ -157,11 +159,11 @@ template <class S> struct Ring : S {
         for (int j = 0; j < BLOCKS; j++) copyBox(to + j * BLOCK + b * p.box * 128, map, EVEN ? 0 : j * (128 / Store::bytes), row, EVEN ? j : 0, bar, policy);
       };
       constexpr int OUTSIDE = 0x7ffffff0;
-      if constexpr (S::PAGED) {
+      const auto fillPaged = [&] {
 #pragma unroll 1
         for (; c < at.end; c += 2) {
           int k = c; // where it is among the sequence's
-          if constexpr (SCORES) k = at.chunkAt(c);
+          if constexpr (SCORED) k = at.chunkAt(c);
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           const int page = entries.at(p, at.s, pageOf(k), lane); // the chunk's page number `lane`
           const int row = page < 0 ? OUTSIDE : page * pageRows + head + (k * KEYS & (pageTokens - 1));
@@ -190,9 +192,12 @@ template <class S> struct Ring : S {
           nextSlot();
         }
         entries.forget();
+      };
+      if (paging) {
+        fillPaged();
       } else if (table == nullptr) {
         int k = c; // where the first one is among the sequence's
-        if constexpr (SCORES) k = at.chunkAt(c);
+        if constexpr (SCORED) k = at.chunkAt(c);
         int row = at.s.pages * pageRows + head + k * KEYS;
 #pragma unroll 1
         for (; c < at.end; c += 2, row += 2 * KEYS) {
@@ -200,20 +205,20 @@ template <class S> struct Ring : S {
           keepPace();
           barrierWait(empty + slot * 8, parity);
           __syncwarp(); // no lane is a round ahead of another
-          if constexpr (SCORES) k = at.chunkAt(c);
-          beforeChunk(SCORES ? k : c);
+          if constexpr (SCORED) k = at.chunkAt(c);
+          beforeChunk(SCORED ? k : c);
           if (lane == 0) {
             barrierExpect(bar, SLOT / 2);
             copyChunk(to, map, row, bar, policy);
           }
-          if constexpr (SCORES) {
+          if constexpr (SCORED) {
             if (leaps(at, c)) row += at.gap * KEYS;
           }
           nextSlot();
         }
       } else if (c < at.end) {
         int k = c; // where the first one is among the sequence's
-        if constexpr (SCORES) k = at.chunkAt(c);
+        if constexpr (SCORED) k = at.chunkAt(c);
         int n = k * KEYS / pageTokens, in = k * KEYS - n * pageTokens;
         Pages pages;
         pages.open(p, at.s, n, lane);
@@ -223,8 +228,8 @@ template <class S> struct Ring : S {
           const u32 bar = full + slot * 8, to = ring + slot * SLOT;
           if (boxes <= 2) keepPace(); // smaller ones are slow to ask for, and so late enough
           claim(bar);
-          if constexpr (SCORES) k = at.chunkAt(c);
-          beforeChunk(SCORES ? k : c);
+          if constexpr (SCORED) k = at.chunkAt(c);
+          beforeChunk(SCORED ? k : c);
           if (boxes == 1) {
             const int row = page * pageRows + head + in;
             if (elected()) copyChunk(to, map, row, bar, policy);
@@ -246,7 +251,7 @@ template <class S> struct Ring : S {
             while (in >= pageTokens);
             page = pages.at(p, at.s, n, lane);
           }
-          if constexpr (SCORES) {
+          if constexpr (SCORED) {
             if (leaps(at, c)) {
               k = at.chunkAt(c + 2);
               n = k * KEYS / pageTokens, in = k * KEYS - n * pageTokens;
@@ -271,7 +276,7 @@ template <class S> struct Ring : S {
 
     __device__ __forceinline__ void begin(const Params& p, const Work* work, u32 ring_, int stages_, int warp) {
       at.begin(p, work);
-      if constexpr (SCORES) at.chunk = at.chunkAt(at.chunk);
+      if constexpr (SCORED) at.chunk = at.chunkAt(at.chunk);
       more = true;
       slot = 0;
       ring = ring_, stages = stages_;
@@ -279,14 +284,14 @@ template <class S> struct Ring : S {
     }
     // Goes n chunks on.
     __device__ __forceinline__ void advance(const Params& p, int n) {
-      if constexpr (SCORES) at.chunk = at.numberOf(at.chunk);
+      if constexpr (SCORED) at.chunk = at.numberOf(at.chunk);
       at.chunk += n;
       while (more && at.chunk >= at.end) {
         int over = at.chunk - at.end;
         more = at.next(p);
         at.chunk += over;
       }
-      if constexpr (SCORES) at.chunk = at.chunkAt(at.chunk);
+      if constexpr (SCORED) at.chunk = at.chunkAt(at.chunk);
       if (more && p.box == KEYS) page = p.pages == nullptr ? at.s.pages : p.pages[at.s.pages + at.chunk * KEYS / p.pageTokens];
     }
     // The row of keys of the chunk's key i.
@@ -310,7 +315,7 @@ template <class S> struct Ring : S {
         for (int i = lane; i < KEYS * PIECES; i += 32) {
           int r = i / PIECES, column = i % PIECES * 16;
           bool there = r < live; // what lies behind the live keys is zeros, whatever is in memory
-          if constexpr (SCORES) there = there && !at.hides(p, at.chunk * KEYS + r); // and what nobody sees
+          if constexpr (SCORED) there = there && !at.hides(p, at.chunk * KEYS + r); // and what nobody sees
           long long from = 0;
           if (there) from = (p.box == KEYS ? row0 + r : rowOf(p, r)) * (D * Store::bytes) + column;
           u32 to = base + column / 128 * BLOCK + swizzled(r, column % 128);

@@ -19,7 +19,7 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 template <class T, bool PAGED> struct LeanRow {
   static constexpr int D = 64;
-  using L = Lean<T, D, false, PAGED>;
+  using L = Lean<T, Plain, D, false, PAGED>;
   using S = typename L::S;
   using A = typename L::A;
   using R = typename L::R;

@@ -67,8 +67,8 @@ template <class S> struct Attention {
   static constexpr bool NARROWS = !WIDE && !SHARED;
   static constexpr int NARROW_ROWS = 4;
   // With batch invariance there is one for all.
-  __device__ static __forceinline__ Mode modeOf(int rows, bool precise) {
-    if (Place::ALONE) return BOTH;
+  __device__ static __forceinline__ Mode modeOf(const Params& p, int rows, bool precise) {
+    if (Place::Variant::invariant(p)) return BOTH;
     if (NARROWS && rows <= NARROW_ROWS) return NARROW;
     return !WIDE && rows <= 8 ? FOLDED : precise ? BOTH : PLAIN;
   }
@@ -100,7 +100,7 @@ template <class S> struct Attention {
 
   __device__ static __forceinline__ void load(const Params& p, const Place& w, Queries& q, bool precise, char* shared, int warp, int warps, int lane) {
     const int g = lane >> 2, t = lane & 3, rows = w.rows(p);
-    const Mode mode = modeOf(rows, precise);
+    const Mode mode = modeOf(p, rows, precise);
     if constexpr (NARROWS) {
       if (mode == NARROW) {
         loadNarrow(p, w, q, precise, lane);
@@ -432,22 +432,26 @@ template <class S> struct Attention {
   // Merges one chunk into the state. The weights, and with them o and l, are
   // lifted where the type has few exponents: a weight of 2^-15 would lose bits.
   // Rows g and g+8 see `limit` keys, from the chunk's first on; `masked` if some
-  // row does not see them all. `view`, if there is one: what becomes of scores before.
-  template <Mode MODE, class... View> __device__ static __forceinline__ void merge(State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2], const View&... view) {
+  // row does not see them all. `view`, if there is one: what becomes of scores before,
+  // with the lane's first key.
+  template <Mode MODE, class... View> __device__ static __forceinline__ void merge(Mode mode, State& st, const Queries& q, const char* shared, u32 slot, int lane, bool masked, const int (&limit)[2], const View&... view) {
     constexpr int MINE = MODE == FOLDED ? 1 : 2; // rows that a lane has
     const int t = lane & 3;
+    // What is around products is there once for BOTH and PLAIN, where there is much of it.
+    constexpr bool EITHER = sizeof...(View) > 0 && MODE == BOTH && !WIDE;
     float s[N][4];
-    scores<MODE>(q, shared, slot, lane, s);
+    if (EITHER && mode == PLAIN) scores<PLAIN>(q, shared, slot, lane, s);
+    else scores<MODE>(q, shared, slot, lane, s);
     float top[2] = {-LEAN_INF, -LEAN_INF};
     if constexpr (sizeof...(View) > 0) {
       const auto each = [&](const auto& f) {
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int j = 0; j < 2 * MINE; j++) s[n][j] = f(s[n][j], j >> 1, n * 8 + 2 * t + (j & 1));
+          for (int j = 0; j < 2 * MINE; j++) s[n][j] = f(s[n][j], j >> 1, n * 8 + (j & 1));
       };
       each([&](float x, int i, int) { return x * q.factor[i]; });
-      (view.apply(each), ...);
+      (view.apply(2 * t, each), ...);
     }
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -488,7 +492,8 @@ template <class S> struct Attention {
       st.l[0] += s[n][0] + s[n][1];
       if (MINE > 1) st.l[1] += s[n][2] + s[n][3];
     }
-    weigh<MODE>(st, s, slot + S::SLOT / 2, lane);
+    if (EITHER && mode == PLAIN) weigh<PLAIN>(st, s, slot + S::SLOT / 2, lane);
+    else weigh<MODE>(st, s, slot + S::SLOT / 2, lane);
   }
 
   // By the mode of the output tile.
@@ -500,11 +505,11 @@ template <class S> struct Attention {
       }
     }
     if (!WIDE && mode == FOLDED) {
-      merge<FOLDED>(st, q, shared, slot, lane, masked, limit, view...);
-    } else if (mode == BOTH) {
-      merge<BOTH>(st, q, shared, slot, lane, masked, limit, view...);
+      merge<FOLDED>(mode, st, q, shared, slot, lane, masked, limit, view...);
+    } else if (sizeof...(View) > 0 || mode == BOTH) {
+      merge<BOTH>(mode, st, q, shared, slot, lane, masked, limit, view...);
     } else {
-      merge<PLAIN>(st, q, shared, slot, lane, masked, limit, view...);
+      merge<PLAIN>(mode, st, q, shared, slot, lane, masked, limit, view...);
     }
   }
 
@@ -531,11 +536,11 @@ template <class S> struct Attention {
       for (int i = 0; i < GROUPS; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) x[i][j] = (s[i][2 * j] + s[i][2 * j + 1]) * q.factor[0];
-      (view.apply([&](const auto& f) {
+      (view.apply(g, [&](const auto& f) {
 #pragma unroll
         for (int i = 0; i < GROUPS; i++)
 #pragma unroll
-          for (int j = 0; j < 2; j++) x[i][j] = f(x[i][j], 0, i * 16 + j * 8 + g);
+          for (int j = 0; j < 2; j++) x[i][j] = f(x[i][j], 0, i * 16 + j * 8);
       }), ...);
     }
 #pragma unroll

@@ -59,7 +59,7 @@ struct Params {
 
 // What thread blocks have that merge output tiles together.
 struct MeetParams {
-  u64* tagged; // their partials as tagged words: 2*blocks of (rows, D+2)
+  u64* tagged; // their partials as LL protocol words: 2*blocks of (rows, D+2)
   u32* runs;   // of each block, how often it did so; and then who has begun: one for each block, twice, zero
   int count;   // there is a place for so many words
 };
@@ -122,45 +122,31 @@ template <class P, class Zero, class Sink = NoSink> __device__ __forceinline__ v
   }
 }
 
-// A Format with masks and score modifications: for kernels of their own (lean_score.cu).
-template <class F> struct Scored : F {};
-template <class T> struct Modified {
-  enum : bool { scores = false };
-};
-template <class F> struct Modified<Scored<F>> {
-  enum : bool { scores = true };
-};
-
-// The same with batch invariance, see attn_invariant.cuh: for kernels of their own, too.
-template <class F> struct Invariant : F {};
-template <class F> struct Modified<Invariant<F>> : Modified<Scored<F>> {};
-template <class T> struct Alone {
-  enum : bool { rows = false };
-};
-template <class F> struct Alone<Invariant<F>> {
-  enum : bool { rows = true };
-};
-
-// Which chunks of a sequence's keys an output tile has: all, or, WINDOW, those that attn_score.cuh says.
-template <bool WINDOW> struct Chunks {
-  enum : int { gap = 0 };
-  // Where number c of the output tile's chunks is among those of the sequence.
-  __device__ __forceinline__ int chunkAt(int c) const { return c; }
+// A Variant says how attention differs from softmax(scale q K^T) V over all keys, or causal ones. It is a struct with
+//
+//   scores      whether it differs at all
+//   Chunks      which chunks of a sequence's keys an output tile has
+//   invariant   whether the bits of a row depend on nothing but the row
+//   Rows<S>     with scores: what a lane of decode kernels of a Shape knows of its rows
+//
+// Kernels with scores read the Variant's parameters, which lie behind the others. Plain does not differ, so kernels of Plain
+// have no code for variants. The other Variant is in attn_variant.cuh.
+struct Plain {
+  static constexpr bool scores = false;
+  struct Chunks {
+    enum : int { gap = 0 };
+    // Where number c of the output tile's chunks is among those of the sequence.
+    __device__ __forceinline__ int chunkAt(int c) const { return c; }
+  };
+  // Whether the bits of a row depend on nothing but the row.
+  __device__ static __forceinline__ constexpr bool invariant(const Params&) { return false; }
 };
 
-// With batch invariance: chunks of the LeanTile that are left out, since no row sees them.
-template <bool ALONE> struct Skipped {
-  enum : int { skipped = 0 };
-};
-template <> struct Skipped<true> {
-  int skipped;
-};
-
-// A place in a thread block's LeanTiles: output tile after output tile, some chunks of each. ALONE, with batch invariance,
-// which has no sink tokens: LeanTile after LeanTile, which begin at multiples of their size.
-template <int CHUNK, bool WINDOW = false, bool ALONE_ = false> struct Walk : Chunks<WINDOW>, Skipped<ALONE_> {
-  enum : bool { ALONE = ALONE_ };
-  using Chunks<WINDOW>::gap;
+// A place in a thread block's LeanTiles: output tile after output tile, some chunks of each. With batch invariance, which has no
+// sink tokens: LeanTile after LeanTile, which begin at multiples of their size.
+template <int CHUNK, class V = Plain> struct Walk : V::Chunks {
+  using Variant = V;
+  using V::Chunks::gap;
   const Work* work;
   Seq s;
   int seq, head, block, tile;
@@ -180,15 +166,15 @@ template <int CHUNK, bool WINDOW = false, bool ALONE_ = false> struct Walk : Chu
       visible = max(s.keys - s.queries + positionOf(p, last) + 1, 0);
     }
     int chunks = (visible + CHUNK - 1) / CHUNK;
-    if constexpr (WINDOW) chunks = max(chunks - this->template leaveOut<CHUNK, ALONE>(p, s, s.keys - s.queries + positionOf(p, block * ROWS)), 0);
+    if constexpr (V::scores) chunks = max(chunks - this->template leaveOut<CHUNK>(p, s, s.keys - s.queries + positionOf(p, block * ROWS)), 0);
     return (chunks + (1 << p.tileShift) - 1) >> p.tileShift;
   }
   __device__ __forceinline__ void open(const Params& p) {
-    take = ALONE ? min(left, 1) : min(left, tiles - tile);
+    take = min(left, V::invariant(p) ? 1 : tiles - tile);
     chunk = tile << p.tileShift;
     end = min((tile + take) << p.tileShift, (visible + CHUNK - 1) / CHUNK - gap);
-    if constexpr (ALONE) {
-      this->skipped = max(this->hidden / CHUNK - gap - chunk, 0);
+    if constexpr (V::scores) {
+      this->skipped = V::invariant(p) ? max(this->hidden / CHUNK - gap - chunk, 0) : 0;
       chunk += this->skipped;
     }
   }
@@ -204,8 +190,8 @@ template <int CHUNK, bool WINDOW = false, bool ALONE_ = false> struct Walk : Chu
   // To the next output tile; false behind the last one.
   __device__ __forceinline__ bool next(const Params& p) {
     left -= take;
-    if constexpr (ALONE) {
-      if (left > 0 && ++tile < tiles) {
+    if constexpr (V::scores) {
+      if (V::invariant(p) && left > 0 && ++tile < tiles) {
         open(p);
         return true;
       }

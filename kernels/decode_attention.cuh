@@ -135,7 +135,7 @@ template <class T, int D, bool TURNS = false> struct DecodeAttend {
   // Whether output tiles have so few rows that both parts of them are one operand: which FEW
   // is, below. (With keys and values as left operands, NARROW, steps gain 0 to 1%, and
   // those of heads of 128 are out of registers.)
-  __device__ static __forceinline__ bool few(const Params& p) { return A::modeOf(p.rows, true) != A::BOTH; }
+  __device__ static __forceinline__ bool few(const Params& p) { return A::modeOf(p, p.rows, true) != A::BOTH; }
 
   // What the states of a layer are tagged with: their memory is that of all layers.
   __device__ static __forceinline__ u32 markOf(const Links& links, u32 run) { return run * links.layers + links.layer; }
@@ -256,7 +256,7 @@ template <class T, int D, bool TURNS = false> struct DecodeAttend {
           fresh.append(p, w, live - 1, newest, at, lane);
         }
         const int limit[2] = {live, live};
-        A::template merge<MODE>(st, q, nullptr, at, lane, live < KEYS, limit);
+        A::template merge<MODE>(MODE, st, q, nullptr, at, lane, live < KEYS, limit);
         releaseStage(empty + slot * 8, lane);
         slot += CONSUMER_WARPS;
         if (slot >= slots) slot -= slots, parity ^= 1;

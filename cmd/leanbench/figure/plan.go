@@ -2,7 +2,6 @@ package figure
 
 import (
 	"fmt"
-	"strings"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -251,7 +250,7 @@ func (p *problem) gpu() (*schedule, error) {
 			working++
 		}
 	}
-	s.note = fmt.Sprintf("%s, %d of %d blocks work", strings.TrimSuffix(l.Entry, "_rounded"), working, len(l.Blocks))
+	s.note = fmt.Sprintf("%s, %d of %d blocks work", l.Entry, working, len(l.Blocks))
 	switch {
 	case l.Apart:
 		s.note += ", hybrid"

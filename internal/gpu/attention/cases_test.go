@@ -25,7 +25,7 @@ func testRandom(t *testing.T, m *machine, n int, o options) {
 		p.randomSchedule()
 		p.geometry.Unfused = p.geometry.Unfused && !o.scored
 		m.run(t, plan, p)
-		if o.scored != (plan.look.kernel.way == &scoredWay) {
+		if k := plan.look.kernel; o.scored != (k.scored && k.needs == 0) {
 			t.Fatalf("%v goes to %v", p, plan.look.kernel.entries)
 		}
 		p.check(t)
@@ -148,7 +148,7 @@ func testTrees(t *testing.T, m *machine, n int, o options) {
 		p.randomSchedule()
 		p.geometry.Unfused = false
 		m.run(t, plan, p)
-		if plan.look.kernel.way != &scoredWay || plan.kernelOf(p.operands()).way.can.Features&attn.Trees == 0 {
+		if !plan.look.kernel.scored || plan.kernelOf(p.operands()).features&attn.Trees == 0 {
 			t.Fatalf("%v goes to %v", p, plan.Kernels())
 		}
 		if p.check(t); t.Failed() {

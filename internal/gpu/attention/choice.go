@@ -12,7 +12,7 @@ import (
 // one beside the other. Then those for few rows keep the memory busy, and those for many the
 // tensor cores, each on some of the multiprocessors.
 //
-// Costs are rows times keys of the kernels for few rows, whose output tiles of 16 rows read each key
+// Costs are rows times keys of the decode kernels, whose output tiles of 16 rows read each key
 // once: on an H100 a multiprocessor has some 0.7 of them in a nanosecond with heads of 128.
 
 const (
@@ -28,7 +28,7 @@ const (
 // k.tile.speed times as many rows and keys in the same time (BenchmarkGPUPrefill), and half as many with
 // twice the products.
 func (k *kernel) stepCost() int64 {
-	return cutKeys * int64(k.tile.rows) * int64(k.way.parts) / int64(k.tile.speed)
+	return cutKeys * int64(k.tile.rows) * int64(k.parts) / int64(k.tile.speed)
 }
 
 // stepTime is how long a thread block takes for it, which shares a multiprocessor with others.
@@ -39,7 +39,7 @@ func (k *kernel) stepTime() int64 { return int64(k.tile.blocks) * k.stepCost() }
 // multiprocessor has one thread block. Elsewhere one kernel has all sequences.
 func (k *kernel) runsBeside() bool { return k.tile.warps == 0 }
 
-// fewCost is the cost of a sequence by the kernels for few rows.
+// fewCost is the cost of a sequence by the decode kernels.
 func fewCost(g *attn.Problem, c cuts, s *sequence) int64 {
 	return fewTiles(g, c, s, g.Group(), tileTokens(g)) * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows
 }
@@ -86,14 +86,14 @@ func shares(few, many int64, blocks int) (forMany int) {
 // division is who attends to what of a step.
 type division struct {
 	prefillKernels       // for sequences of many rows; nil: those for few have all
-	few            int   // sequences that the kernel for few rows has beside them: the first of Plan.ordered
+	few            int   // sequences that the decode kernel has beside them: the first of Plan.ordered
 	queries        int   // of one of these, at most
 	blocks         int   // that attend to the others
 	workers        int   // of these, that have equal parts of output tiles; 0: whole ones are dealt out
 	time           int64 // until all is done
 }
 
-// divide chooses. of are the kernels for many rows that there are. It writes nothing but
+// divide chooses. of are the prefill kernels that there are. It writes nothing but
 // scratch.
 func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) division {
 	k, e := of.taken(g), p.engine
@@ -125,9 +125,9 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 	if e.choice != takeFastest || all.time <= best.time {
 		best = all
 	}
-	worth, always := best.time-best.time/32-besideSteps*k.stepTime()/int64(k.way.parts), e.choice == takeBoth || e.Eager
+	worth, always := best.time-best.time/32-besideSteps*k.stepTime()/int64(k.parts), e.choice == takeBoth || e.Eager
 	if both.blocks == 0 || both.time > worth && !always {
-		return best // what was dealt out is all of it, if kernels for many rows have it
+		return best // what was dealt out is all of it, if prefill kernels have it
 	}
 	time := both.time
 	both.prefillKernels = of
@@ -153,7 +153,7 @@ func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
 	d.workers, d.time, p.dealt = workers, steps*k.stepTime(), p.engine.prefillBlocks(k)
 }
 
-// weigh is the cost of all sequences by the kernels for few rows and by k, which is one for
+// weigh is the cost of all sequences by the decode kernels and by k, which is one for
 // many, and the best of the divisions that have something for both, with the time of those for
 // few. Its blocks are 0 where there is none.
 func (p *Plan) weigh(g *attn.Problem, k *kernel) (few, many int64, both division) {
@@ -191,6 +191,6 @@ type choice uint8
 
 const (
 	takeFastest choice = iota
-	takeMany           // kernels for many rows
+	takeMany           // prefill kernels
 	takeBoth           // both, where there is something for each, else those for many
 )

@@ -112,7 +112,7 @@ func TestMixedChoice(t *testing.T) {
 	for _, c := range []struct {
 		heads, kv, dim int
 		half, whole    [2]int // blocks for many rows, with queries of 16 bits and of 32
-		or             bool   // with queries of 16 bits the kernel for many rows may have all: it takes 0.5% and 0.8% longer
+		or             bool   // with queries of 16 bits the prefill kernel may have all: it takes 0.5% and 0.8% longer
 	}{
 		{32, 8, 128, [2]int{28, 40}, [2]int{44, 60}, true},
 		{32, 32, 128, [2]int{6, 12}, [2]int{12, 20}, true},
@@ -194,14 +194,15 @@ func TestMixedChoice(t *testing.T) {
 	}
 }
 
-// prefillOfTable are the kernels for many rows over keys of float16, of some GPUs.
+// prefillOfTable are the prefill kernels over keys of float16, of some GPUs.
 func prefillOfTable(dim int, gpus versions) (of prefillKernels) {
 	for i := range table {
 		switch k := &table[i]; {
 		case k.kv != attn.Float16 || k.capability != gpus || !slices.Contains(k.dims, dim):
-		case k.way == &prefillWay:
+		case k.parts == 0 || k.scored:
+		case k.same():
 			of.same = k
-		case k.way == &precisePrefillWay:
+		default:
 			of.precise = k
 		}
 	}

@@ -25,22 +25,28 @@
 // schedule are data that the launches read. [Plan.Reserve] makes a plan large
 // enough for all that is to come. Build, Upload and Reserve can't be captured.
 //
-// # What there are kernels for
+// # Kernels
 //
-// Head dims 64, 80, 96, 128 and 256, values as wide as keys, keys and values of
-// float16, bfloat16 or float32 in pages whose rows follow each other, any number
-// of heads, any group and any page size. Queries and outputs are of any of these
-// types, and need not be of the keys'. Everything else, windows, soft caps,
-// slopes and biases of scores included, is an error, before anything is queued.
-// The output is the same, bit for bit, at every run of the same plan on the same
-// kind of GPU.
+// The table of kernels (table.go) has three families: decode, prefill and unfused.
 //
-// # Few rows and many
+//   - Keys and values: float16, bfloat16 or float32, with head dims 64, 80, 96, 128 and 256, values as wide as keys, in
+//     pages whose rows follow each other, of any size.
+//   - Queries and outputs: any of these types, also another one than the keys'. Any number of heads and any group.
+//   - Windows, sink tokens, trees, attention sinks, soft caps, ALiBi, biases and batch invariance: one Variant of the decode
+//     and prefill kernels (scored.go), in which a launch chooses at run time. Plain attention has kernels without them.
+//   - Everything else is an error before anything is queued.
 //
-// Sequences of many query rows, as prompts have them, have kernels of their own (prefill.go), and a
-// step that has both kinds of sequences may have both kinds of kernels: two launches, the second
-// of which does not wait for the first, each on some of the multiprocessors. [Plan.Build] chooses by what
-// each way costs (choice.go).
+// The output is the same, bit for bit, at every run of the same plan on the same kind of GPU.
+//
+// Prefill kernels (prefill.go) attend to sequences of many query rows. A step that has both kinds of sequences may
+// have two launches: the prefill launch does not wait for the decode launch, and each has some of the multiprocessors.
+// [Plan.Build] chooses by cost (choice.go).
+//
+// # A plan's table
+//
+// Kernels read lists of a plan: one table on the GPU, copied once a step. Each part of a plan (plan.go, prefill.go,
+// scored.go, rotary.go, prefix.go) declares its lists and says how long these get; memory.go lays them out. A new number that a
+// kernel reads is a list of its part, or a field of the part's parameters.
 //
 // # Order of launches
 //

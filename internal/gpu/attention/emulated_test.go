@@ -34,7 +34,7 @@ func TestEmulatedRandom(t *testing.T) {
 	testRandom(t, emulatedGPU(t, 5), reftest.Cases(t, 25, 60), options{work: 1e5, longest: 300})
 }
 
-// The kernels for many rows that the GPU has.
+// The prefill kernels that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
 	testPrefill(t, m, takeMany, reftest.Cases(t, 4, 24), 300, false)
@@ -54,7 +54,7 @@ func TestEmulatedMixed(t *testing.T) {
 	testMixed(t, m, 16, 200)
 }
 
-// What the kernels for few rows are tested with goes for those for many rows, too, where it has
+// What the decode kernels are tested with goes for those for many rows, too, where it has
 // that many.
 func TestEmulatedPrefillInstead(t *testing.T) {
 	m := emulatedGPU(t, 5)

@@ -35,13 +35,13 @@ type Engine struct {
 func New(dev *cuda.Device) (*Engine, error) {
 	e := &Engine{dev: dev, uploads: dev, info: dev.Info()}
 	e.blocks = max(e.info.Multiprocessors, 1)
-	m, err := gpu.Module(dev, leanUnit)
+	m, err := gpu.Module(dev, decodeUnit)
 	if err != nil {
 		return nil, err
 	}
 	e.kernels = kernelsOf(e.info.Capability)
 	for i := range e.kernels {
-		if k := &e.kernels[i]; k.unit == leanUnit {
+		if k := &e.kernels[i]; k.unit == decodeUnit {
 			if err := e.load(k); err != nil {
 				return nil, err
 			}
@@ -70,7 +70,7 @@ func (e *Engine) load(k *kernel) error {
 	}
 	functions := make([]*cuda.Function, len(k.entries))
 	for i, entry := range k.entries {
-		if k.way.shared {
+		if k.family.shared {
 			functions[i], err = gpu.WithShared(m, &e.info, entry)
 		} else {
 			functions[i], err = m.Function(entry)
@@ -87,7 +87,7 @@ func (e *Engine) load(k *kernel) error {
 // memory for; nil: none does.
 func (e *Engine) find(w *want) *kernel {
 	for i := range e.kernels {
-		if k := &e.kernels[i]; k.takes(w) && k.way.fits(e, k, w.problem.Dim, w.rows) {
+		if k := &e.kernels[i]; k.takes(w) && k.family.fits(e, k, w.problem.Dim, w.rows) {
 			return k
 		}
 	}

@@ -106,7 +106,7 @@ func testInvariant(t *testing.T, m *machine, n, longest int) {
 			m.Poison(t, &p.o)
 			m.Poison(t, &p.lse)
 			noError(t, plan.Build(p.geometry, p.chunked(chunks), p.rows))
-			if invariant != (plan.look.kernel.way == &invariantWay) {
+			if invariant != (plan.look.kernel.needs&attn.BatchInvariance != 0) {
 				t.Fatalf("%v goes to %v", p, plan.look.kernel.entries)
 			}
 			plan.spoil(t)

@@ -199,18 +199,14 @@ func (k *launches) checkDecode(l *enginetest.Launch, a *decodeLaunch) {
 // prefill checks a launch of many rows, and that its blocks have the parts of each output tile in order.
 func (k *launches) prefill(l *enginetest.Launch) {
 	p := (*prefillParams)(unsafe.Pointer(&l.Arg[0]))
-	name := strings.Split(strings.Replace(l.Kernel, "_mma", "", 1), "_")
+	name := strings.Split(l.Kernel, "_")
 	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
 	dim := 0
 	fmt.Sscan(name[2], &dim)
-	entry, scored := strings.CutSuffix(l.Kernel, "_score")
-	entry, masked := strings.CutSuffix(entry, "_mask")
+	entry, scored := strings.CutSuffix(l.Kernel, variantEnd)
 	like, precise := attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1}, strings.HasSuffix(entry, "_precise")
 	if scored {
 		like.Scale = 0
-	}
-	if masked {
-		like.Window = 1
 	}
 	kernel := prefillOf(k.e, &like, !precise)
 	if kernel == nil || !slices.Contains(kernel.entries, l.Kernel) {
@@ -220,7 +216,7 @@ func (k *launches) prefill(l *enginetest.Launch) {
 		k.t.Errorf("%s: %d blocks of %d threads and %d bytes of shared memory", l.Kernel, l.Blocks, l.Threads, l.Shared)
 	}
 	maps := [2]cuda.TensorMap{p.keyMap, p.valueMap}
-	if warps := kernel.tile.warps > 0; warps != (l.Kernel[:12] == "prefill_mma_") || warps != (p.keys != 0) || warps != (p.values != 0) || warps != (maps == [2]cuda.TensorMap{}) || l.Overlap != k.e.hasCopyEngine() {
+	if warps := kernel.tile.warps > 0; warps != (k.e.info.Capability != 90) || warps != (p.keys != 0) || warps != (p.values != 0) || warps != (maps == [2]cuda.TensorMap{}) || l.Overlap != k.e.hasCopyEngine() {
 		k.t.Errorf("%s: keys at %d and %v, overlaps %v", l.Kernel, p.keys, p.keyMap, l.Overlap)
 	} else if warps {
 		maps[0][0], maps[1][0] = p.keys, p.values

@@ -28,7 +28,7 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"#if __CUDA_ARCH__ >= 900 static constexpr int MORE = LINKED ? 1 : 2; #else static constexpr int MORE = 1; #endif static constexpr int KEYS",
 			"constexpr int KEYS = D * Store::bytes <= 128 ? 2 * MORE * Math::depth : D * Store::bytes <= 256 ? MORE * Math::depth : Math::depth;",
 			"constexpr int BLOCK = KEYS * 128;",
-			"MANY = S::PAGED ? 160 / BLOCKS : 160;", // testManyTiles
+			"const bool paging = S::PAGED && (!SCORED || paged);", "MANY = paging ? 160 / BLOCKS : 160;", // testManyTiles
 			"constexpr int BLOCKS = (D * Store::bytes + 127) / 128;",
 			"constexpr int SLOT = 2 * BLOCKS * BLOCK;",
 			"constexpr int WIDTH = D + 8;",
@@ -47,9 +47,11 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"char* const operands = memory + p.slots * SLOT;", "u64* const bars = (u64*)(operands + OPERANDS); u64* const bufferBars = bars + 2 * p.slots;",
 			"sh.last = (int*)(bufferBars + 4); sh.o = (float*)(bufferBars + 6); sh.m = (float4*)(sh.o + sh.buffers * WARPS * p.rows * S::WIDTH); sh.l = sh.m + sh.buffers * ROWS;",
 		},
-		"lean_row.cu":   {"ROW_ATTENTION(lean_f16_64_row, AsF16, false) ROW_ATTENTION(lean_bf16_64_row, AsBF16, false) ROW_ATTENTION(lean_f16_64_row_paged, AsF16, true) ROW_ATTENTION(lean_bf16_64_row_paged, AsBF16, true)"},
-		"lean_many.cu":  {"VARIANT(lean_f16_128_many, AsF16, 128, true) VARIANT(lean_bf16_128_many, AsBF16, 128, true)"},
-		"lean_paged.cu": {"VARIANT(lean_f16_64_paged, AsF16, 64, false, true) VARIANT(lean_bf16_64_paged, AsBF16, 64, false, true)"},
+		"lean.cu": {
+			"HOPPER_ATTENTION(lean_f16_128_many, AsF16, 128, true) HOPPER_ATTENTION(lean_bf16_128_many, AsBF16, 128, true)",
+			"HOPPER_ATTENTION(lean_f16_64_paged, AsF16, 64, false, true) HOPPER_ATTENTION(lean_bf16_64_paged, AsBF16, 64, false, true)",
+			"ROW_ATTENTION(lean_f16_64_row, AsF16, false) ROW_ATTENTION(lean_bf16_64_row, AsBF16, false) ROW_ATTENTION(lean_f16_64_row_paged, AsF16, true) ROW_ATTENTION(lean_bf16_64_row_paged, AsBF16, true)",
+		},
 		"attn_prefill_rows.cuh": {
 			"constexpr int PARTS = PRECISE ? 2 : 1; static constexpr int BLOCKS = (D * Store::bytes + 127) / 128; static constexpr int QUERY = ROWS * BLOCKS * 128; " +
 				"static constexpr int FACTORS = PRECISE ? ROWS * 4 : 0; static constexpr int STAGE = KEYS * BLOCKS * 128;",
@@ -57,30 +59,28 @@ func TestShapeIsTheKernels(t *testing.T) {
 			"p.partials + (long long)(2 * (host + part) + (part == 0)) * SLOT",
 			"p.counters + host * (ROWS / 16)", // partCounters
 		},
-		"attn_prefill_score.cuh": {fmt.Sprintf("constexpr int CUT_KEYS = %d;", cutKeys)},
+		"attn_prefill_variant.cuh": {fmt.Sprintf("constexpr int CUT_KEYS = %d;", cutKeys)},
 		"attn_prefill.cuh": {
 			"constexpr int ROWS = GROUPS * 64; static constexpr int PLACES = D <= 128 ? 2 : 1;",
 			"constexpr int THREADS = (GROUPS + 1) * 128;",
 		},
 		"attn_prefill_mma.cuh": {
+			"#if __CUDA_ARCH__ == 800 #define STEP 64, 3 #else #define STEP 32, 2 #endif",
 			"constexpr int ROWS = WARPS * TILES * 16; #if __CUDA_ARCH__ == 800 static constexpr int THREADS = WARPS * 32, TOGETHER = WARPS == 4 && D == 64 && !SCORED ? 3 : 8 / WARPS; #else static constexpr int THREADS = WARPS * 32, TOGETHER = 8 / WARPS; #endif", // tile.blocks
 			"ring = query + PARTS * QUERY, factors = ring + STAGES * STAGE;",
 		},
-		"prefill.cu":           promptLines("prefill"),
-		"prefill_mma.cu":       promptLines(mmaUnit),
-		"prefill_mask.cu":      promptLines("prefill_mask"),
-		"prefill_score.cu":     promptLines("prefill_score"),
-		"prefill_mma_score.cu": promptLines(mmaUnit + "_score"),
+		"prefill.cu":         prefillSource(prefillUnit),
+		"prefill_variant.cu": prefillSource(prefillVariantUnit),
 	} {
 		enginetest.Says(t, file, lines...)
 	}
 }
 
-// promptLines are the kernels for many rows, as their unit lists them.
-func promptLines(unit string) (lines []string) {
+// prefillSource is the prefill kernels of a unit, as its source lists them: of each Format all head dims.
+func prefillSource(unit string) (lines []string) {
 	step := func(k *kernel) string { return fmt.Sprintf("%d, %d", k.tile.keys, k.tile.stages) }
 	steps := map[string]string{} // of entries on the GPUs that come first
-	for _, k := range promptKernels() {
+	for _, k := range prefillLines() {
 		if k.unit != unit {
 			continue
 		}
@@ -90,27 +90,21 @@ func promptLines(unit string) (lines []string) {
 		}
 		format := map[attn.DType]string{attn.Float16: "AsF16", attn.BFloat16: "AsBF16"}[k.kv]
 		for _, entry := range k.entries {
-			is, of := step(&k), format
+			is := step(&k)
 			if k.capability == largeShared {
 				steps[entry] = is
 				continue
 			}
-			if first, ok := steps[entry]; ok && first != is {
-				lines = append(lines, fmt.Sprintf("#if __CUDA_ARCH__ == %d0 #define STEP %s #else #define STEP %s #endif", largeShared.least, first, is))
+			if first, ok := steps[entry]; ok && k.capability == smallShared && first != is {
 				is = "STEP"
 			}
-			more := ""
-			switch {
-			case !k.way.same:
+			more := ", false, true"
+			if !k.same() {
 				more = ", true"
-			case strings.HasSuffix(entry, "_rounded"), k.way.can.Features&scoredFeatures != 0:
-				more = ", false, true"
 			}
-			if name, end, _ := strings.Cut(entry, fmt.Sprintf("_%d", k.dims[0])); k.way.can.Features&scoredFeatures != 0 { // listed for all types together
-				lines = append(lines, fmt.Sprintf("HEAD_DIMS(%s, %s)", name, format))
-				entry, of = fmt.Sprintf("name##_%d%s", k.dims[0], end), "T"
-			}
-			lines = append(lines, fmt.Sprintf("PREFILL(%s, %s, %d, %s, %s%s)", entry, of, k.dims[0], shape, is, more))
+			name, end, _ := strings.Cut(entry, fmt.Sprintf("_%d", k.dims[0]))
+			lines = append(lines, fmt.Sprintf("HEAD_DIMS(%s, %s)", name, format))
+			lines = append(lines, fmt.Sprintf("PREFILL(name##_%d%s, T, %d, %s, %s%s)", k.dims[0], end, k.dims[0], shape, is, more))
 		}
 	}
 	return lines
@@ -127,9 +121,9 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_work.cuh", "Params", Params{}},
 		{"kernels/attn_work.cuh", "MeetParams", meetParams{}},
 		{"kernels/attn_work.cuh", "LaunchParams", params{}},
-		{"kernels/attn_score.cuh", "ScoredLaunchParams", scoredParams{}},
-		{"kernels/attn_score.cuh", "ScoreParams", scoreParams{}},
-		{"kernels/attn_score.cuh", "SeqDetail", seqDetail{}},
+		{"kernels/attn_variant.cuh", "ScoredLaunchParams", scoredParams{}},
+		{"kernels/attn_variant.cuh", "ScoreParams", scoreParams{}},
+		{"kernels/attn_variant.cuh", "SeqDetail", seqDetail{}},
 		{"kernels/attn_append.cuh", "AppendParams", appendParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixGatherParams", prefixGatherParams{}},
 		{"kernels/attn_prefix.cuh", "PrefixMergeParams", prefixMergeParams{}},

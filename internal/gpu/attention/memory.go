@@ -24,7 +24,7 @@ type memory struct {
 	tagged   *cuda.Buffer // partials as tagged words, where blocks merge together; nil: none do on this GPU
 	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as tagged
 	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
-	parts    *cuda.Buffer // of output tiles of the kernels for many rows, behind counters, zero; nil as long as there were none
+	parts    *cuda.Buffer // of output tiles of the prefill kernels, behind counters, zero; nil as long as there were none
 	states   *cuda.Buffer // where sequences share prefixes: see statesOf; or of LeanTiles, with batch invariance; nil as long as there were none
 }
 
@@ -112,7 +112,7 @@ func growth(have, need, least int) int {
 	return max(least, 1<<bits.Len(uint(max(need, 64)-1)))
 }
 
-// workspace is the bytes of what thread blocks of the kernels for few rows hand each other parts of output
+// workspace is the bytes of what thread blocks of the decode kernels hand each other parts of output
 // tiles through.
 type workspace struct{ partials, counters, tagged, runs int64 }
 
@@ -147,7 +147,7 @@ func (e *Engine) reserveStates(g *attn.Problem, c *Capacity, tileRows int) int64
 
 // workspaceSize is what a step takes besides its table.
 type workspaceSize struct {
-	tileRows, dim int   // of output tiles of the kernels for few rows
+	tileRows, dim int   // of output tiles of the decode kernels
 	scores        int64 // numbers
 	parts, states int64 // bytes
 }

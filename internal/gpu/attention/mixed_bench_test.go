@@ -133,10 +133,10 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		noError(b, other.Wait(forks[0]))
 		p.look.both = false // it waits for what is before
 		defer func() { p.look.both = true }()
-		if err := k.way.run(p, other, o, k); err != nil {
+		if err := k.family.run(p, other, o, k); err != nil {
 			return err
 		}
-		if err := p.look.kernel.way.run(p, m.Stream, o, p.look.kernel); err != nil {
+		if err := p.look.kernel.family.run(p, m.Stream, o, p.look.kernel); err != nil {
 			return err
 		}
 		noError(b, other.Record(forks[1]))
@@ -145,11 +145,11 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	behind := func(p *Plan) error { // one behind the other, on all multiprocessors
 		p.look.both = false
 		defer func() { p.look.both = true }()
-		if err := p.look.kernel.way.run(p, m.Stream, o, p.look.kernel); err != nil {
+		if err := p.look.kernel.family.run(p, m.Stream, o, p.look.kernel); err != nil {
 			return err
 		}
 		k := p.kernelOf(o)
-		return k.way.run(p, m.Stream, o, k)
+		return k.family.run(p, m.Stream, o, k)
 	}
 	add("chunk", takeFastest, seqs[:1], nil, nil)
 	add("singles", takeFastest, seqs[1:], nil, nil)

@@ -115,6 +115,7 @@ type look struct {
 	tileRows int            // at most so many rows in an output tile
 	paged    bool           // there is a block table
 	kernel   *kernel        // that runs
+	walks    bool           // it walks pages
 	prefill  prefillKernels // that run instead
 	both     bool           // or beside it, each for some of the sequences
 	beside   bool           // another plan's launch, see Plan.beside
@@ -234,7 +235,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 		return err
 	}
 	var scores int64
-	if look.kernel.way == &unfusedWay {
+	if look.kernel.family == &unfusedFamily {
 		if scores, err = p.scores(op, &g, need.scores); err != nil {
 			return err
 		}
@@ -270,7 +271,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	p.cuts.data = append(p.cuts.data[:0], p.prefixes.cuts...)
 	p.listPrefixes(all, &look.sharing)
 	p.listPositions(&g, all, rows)
-	p.prefetchPages(&g, look.kernel)
+	p.prefetchPages(&g, look.walks)
 	p.maskedRows(&g, few, rows)
 	p.aheadPages(&g, look.paged)
 	if look != p.look {
@@ -313,28 +314,31 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	w := want{problem: g, features: g.Features(), rows: look.tileRows, pages: shape.pages(look.paged, g.PageTokens)}
 	// With one row there are as many scores as keys.
 	w.long = p.engine.anyRow || 2*need.scores*int64(g.Dim*g.KV.Size()) >= longReads*int64(p.engine.blocks)
-	look.kernel, err = p.engine.kernel(op, &w)
-	return look, need, who, err
+	if look.kernel, err = p.engine.kernel(op, &w); err != nil {
+		return look, need, who, err
+	}
+	look.walks = look.kernel.paged || look.kernel.pages && p.engine.hasEpilogue() && w.walks()
+	return look, need, who, nil
 }
 
 // assign hands out what choose has chosen: LeanTiles and output tiles to thread blocks. It says how many
-// sequences the kernel for few rows has where both kinds run, and else how many there are.
+// sequences the decode kernel has where both kinds run, and else how many there are.
 func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, look *look, who division) (few int) {
 	p.pack(g, seqs, rows, look.paged, who.queries)
-	few, workers := len(p.seqs.data), p.engine.blocks // of the kernel for few rows
+	few, workers := len(p.seqs.data), p.engine.blocks // of the decode kernel
 	if look.both {
 		few, workers = who.few, workers-who.blocks
 	}
 	workers -= p.prefixes.blocks
 	if p.uncut && look.prefill.precise != nil && !look.both {
-		few = 0 // kernels for many rows take all operands
+		few = 0 // prefill kernels take all operands
 	}
 	p.schedule(g, p.seqs.data[:few], workers, look.paged)
 	p.listPrefill(who)
 	return few
 }
 
-// tileRows is how many rows output tiles of the kernels for few rows have at most.
+// tileRows is how many rows output tiles of the decode kernels have at most.
 func tileRows(group, queries int) int {
 	return min(BlockRows, min(max(queries, 1), BlockRows)*group)
 }
@@ -536,7 +540,7 @@ func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 		s := &p.seqs.data[n]
 		covers += int(s.queries)
 		if n >= sequences || g.Window == 0 && s.keys > 0 && s.keys >= s.queries {
-			continue // kernels for many rows come to all of their rows; each sees its own key at least
+			continue // prefill kernels come to all of their rows; each sees its own key at least
 		}
 		mask := p.prefixes.cuts.mask(g, s)
 		for i := range s.queries {
@@ -563,10 +567,10 @@ func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 	p.masked.data[0] = int32(len(p.masked.data) - 1)
 }
 
-// prefetchPages lists the pages that each work begins with, if its kernel asks for them.
-func (p *Plan) prefetchPages(g *attn.Problem, k *kernel) {
+// prefetchPages lists the pages that each work begins with, if its kernel walks pages.
+func (p *Plan) prefetchPages(g *attn.Problem, walks bool) {
 	p.prefetches.data = p.prefetches.data[:0]
-	if k.paged {
+	if walks {
 		p.prefetches.data = slices.Grow(p.prefetches.data, len(p.works.data))[:len(p.works.data)]
 		packPrefetches(p.works.data, g, p.prefixes.cuts, p.engine.shape(g.KV, g.Dim).keys, p.pages.data, p.prefetches.data)
 	}

@@ -424,7 +424,7 @@ func testEveryCallFailsOnce(t *testing.T, m *machine, lib *fakedriver.Library, u
 		t.Errorf("%d queries: parts of output tiles: %v", queries, parts)
 	}
 	if first.look.both != (take == takeBoth) {
-		t.Errorf("kernels for few rows and for many: %v", first.look.both)
+		t.Errorf("decode kernels and for many: %v", first.look.both)
 	}
 	noError(t, first.Close())
 	m.engine.maps = gpu.TensorMaps[mapKey]{}

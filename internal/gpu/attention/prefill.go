@@ -27,7 +27,7 @@ func prefillThreads(k *kernel) int {
 // parts, and a ring of keys and values. Warp groups have two places, or one for large queries, a ring of
 // keys and one of values, and barriers.
 func prefillShared(k *kernel) int {
-	row, stages, parts := (k.dims[0]*2+127)/128*128, k.tile.stages, k.way.parts
+	row, stages, parts := (k.dims[0]*2+127)/128*128, k.tile.stages, k.parts
 	queries, stage := k.tile.rows*(parts*row+(parts-1)*4), k.tile.keys*row
 	switch {
 	case k.tile.warps > 0:
@@ -63,7 +63,7 @@ type prefillParams struct {
 type scoredPrefillParams struct {
 	prefillParams
 	score scoreParams
-	_     [32]byte
+	_     [24]byte
 }
 
 // prefillKernels are those for prompts: for operands of one type, and for others. What a plan knows of
@@ -93,8 +93,8 @@ func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels) {
 	}
 	for _, same := range [...]bool{true, false} {
 		switch found := e.find(&want{problem: g, features: g.Features(), rows: rows, same: same}); {
-		case found == nil || found.way.parts == 0:
-		case found.way.same:
+		case found == nil || found.parts == 0:
+		case found.same():
 			k.same = found
 		default:
 			k.precise = found
@@ -210,29 +210,20 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	}
 	a.queryType, a.outType, a.rows = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType), p.rows
 	p.args.Reset()
-	if k.way.can.Features&changeFeatures != 0 {
+	if k.changes {
 		a.scale, a.natural = float32(g.Scale*lean.Log4E), lean.Ln4
 	} else {
 		a.scale, a.natural = float32(g.Scale*math.Log2E), float32(g.Scale)
 	}
-	if k.way.can.Features&scoredFeatures != 0 {
-		p.scoredPrefillParams = scoredPrefillParams{prefillParams: *a, score: p.scoresOf(g, o)}
+	if k.scored {
+		p.scoredPrefillParams = scoredPrefillParams{prefillParams: *a, score: p.scoresOf(g, o, k)}
 		cuda.Struct(&p.args, &p.scoredPrefillParams)
 	} else {
 		cuda.Struct(&p.args, a)
 	}
 	p.hold(o)
 	grid := cuda.Grid{Blocks: [3]int{e.prefillBlocks(k)}, Threads: [3]int{prefillThreads(k)}, Shared: prefillShared(k), Overlap: e.hasCopyEngine()}
-	return k.functions[k.entryOf(o.Q.DType, o.Out.DType)].Launch(s, grid, &p.args)
-}
-
-// entryOf is the number of the entry point for queries and outputs of some types, of a kernel for many
-// rows.
-func (k *kernel) entryOf(query, out attn.DType) int {
-	if k.way.same && (query != k.kv || out != k.kv) {
-		return 1
-	}
-	return 0
+	return k.functions[0].Launch(s, grid, &p.args)
 }
 
 // prefillMaps are what the copy engine brings keys and values by.

@@ -6,7 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// Which thread block has which output tiles of the kernels for many rows: whole ones, or,
+// Which thread block has which output tiles of the prefill kernels: whole ones, or,
 // where these are too few for all blocks, parts of them.
 
 // prefillTile is struct PrefillTile.

@@ -76,7 +76,7 @@ func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64)
 }
 
 // An output tile has the steps whose keys some row sees, and one more at most, where a window begins behind sink tokens. So has
-// the kernel, which finds out by itself which keys they are (KeySteps in kernels/attn_prefill_score.cuh).
+// the kernel, which finds out by itself which keys they are (KeySteps in kernels/attn_prefill_variant.cuh).
 func TestPrefillSteps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(least, most int, what string) int { return rapid.IntRange(least, most).Draw(t, what) }

@@ -13,13 +13,13 @@ import (
 // prefillOf is the kernel for a prompt, nil where there is none of its own.
 func prefillOf(e *Engine, g *attn.Problem, same bool) *kernel {
 	k := e.find(&want{problem: g, features: g.Features(), rows: 300, same: same})
-	if k != nil && (k.way.parts == 0 || k.way.same != same) {
+	if k != nil && (k.parts == 0 || k.same() != same) {
 		return nil
 	}
 	return k
 }
 
-// Which plans have output tiles for the kernels for many rows.
+// Which plans have output tiles for the prefill kernels.
 func TestFakePrefillSupport(t *testing.T) {
 	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, KV: attn.Float16, Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
 		Query: attn.Strides{Row: 256, Head: 64}, Out: attn.Strides{Row: 256, Head: 64}, LSE: attn.Strides{Row: 4, Head: 1},
@@ -57,9 +57,8 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 			}
 		}
 	}
-	masked := &scoredPrefillWay // masks alone
-	if m.runsBeside() {
-		masked = &maskedPrefillWay
+	is := func(k *kernel, parts int, changes bool) bool {
+		return k != nil && k.scored && k.parts == parts && k.changes == changes
 	}
 	for what, change := range map[string]func(*attn.Problem){
 		"a window": func(g *attn.Problem) { g.Window = 7 },
@@ -68,14 +67,14 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 	} {
 		g := base
 		change(&g)
-		if k := prefillOf(m.engine, &g, true); k == nil || k.way != masked {
+		if k := prefillOf(m.engine, &g, true); !is(k, 1, !m.runsBeside()) {
 			t.Errorf("%s: no kernel for masks", what)
 		}
-		if k := prefillOf(m.engine, &g, false); k == nil || k.way != &preciseScoredPrefillWay {
+		if k := prefillOf(m.engine, &g, false); !is(k, 2, true) {
 			t.Errorf("%s, operands of several types: no kernel for masks and score modifications", what)
 		}
 		g.Scale = -1
-		if k := prefillOf(m.engine, &g, true); k == nil || k.way != &scoredPrefillWay {
+		if k := prefillOf(m.engine, &g, true); !is(k, 1, true) {
 			t.Errorf("%s, scale below: no kernel for masks and score modifications", what)
 		}
 	}
@@ -91,10 +90,10 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 	} {
 		g := base
 		change(&g)
-		if k := prefillOf(m.engine, &g, true); k == nil || k.way != &scoredPrefillWay {
+		if k := prefillOf(m.engine, &g, true); !is(k, 1, true) {
 			t.Errorf("%s: no kernel for masks and score modifications", what)
 		}
-		if k := prefillOf(m.engine, &g, false); k == nil || k.way != &preciseScoredPrefillWay {
+		if k := prefillOf(m.engine, &g, false); !is(k, 2, true) {
 			t.Errorf("%s, operands of several types: no kernel for masks and score modifications", what)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
-// otherGPU is a GPU of compute capability 9.0 with the kernels for many rows of those without
+// otherGPU is a GPU of compute capability 9.0 with the prefill kernels of those without
 // products of warp groups, from PTX, which its driver compiles: that of [emulated.Images].
 func otherGPU(t testing.TB) *machine {
 	m := realGPU(t)
@@ -22,14 +22,14 @@ func otherGPU(t testing.TB) *machine {
 	capability, image := emulated.Images(t)
 	real := gpu.Image
 	gpu.Image = func(unit string, of int) ([]byte, error) {
-		if strings.HasPrefix(unit, mmaUnit) { // and those of scores
+		if strings.HasPrefix(unit, prefillUnit) { // and those with scores
 			of = capability
 			return image(unit, of)
 		}
 		return real(unit, of)
 	}
 	t.Cleanup(func() { gpu.Image = real })
-	isPrompt := func(k kernel) bool { return k.way.parts > 0 }
+	isPrompt := func(k kernel) bool { return k.parts > 0 }
 	prompts := slices.DeleteFunc(kernelsOf(capability), func(k kernel) bool { return !isPrompt(k) })
 	m.engine.kernels = append(prompts, slices.DeleteFunc(m.engine.kernels, isPrompt)...)
 	return m

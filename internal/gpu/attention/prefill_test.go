@@ -47,7 +47,7 @@ func prefillScores(rng *rand.Rand, s reftest.Shape) reftest.Shape {
 	return s
 }
 
-// testPrefill: the kernels for many rows, on what they can do; by themselves, or beside those for few. scored: those
+// testPrefill: the prefill kernels, on what they can do; by themselves, or beside those for few. scored: those
 // for masks and score modifications.
 func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored bool) {
 	m.engine.choice = take
@@ -64,11 +64,11 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 		in := enginetest.Pick(rng, reftest.AllInputs...)
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: enginetest.Pick(rng, attn.Float16, attn.BFloat16), dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0})
 		m.run(t, plan, p)
-		if k := plan.kernelOf(p.operands()); k.way.parts > 0 {
-			if modified := k.way.can.Features & scoredFeatures; scored != (modified != 0) || modified == maskFeatures && p.geometry.Features()&changeFeatures != 0 {
+		if k := plan.kernelOf(p.operands()); k.parts > 0 {
+			if modified := k.features & scoredFeatures; scored != (modified != 0) || modified == maskFeatures && p.geometry.Features()&changeFeatures != 0 {
 				t.Errorf("%v by %s", p, k.entries[0])
 			}
-			if other := p.query != p.kv || p.out != p.kv; k.way.parts != 2 && other && !p.geometry.Mixed || k.way.parts != 1 && !other {
+			if other := p.query != p.kv || p.out != p.kv; k.parts != 2 && other && !p.geometry.Mixed || k.parts != 1 && !other {
 				t.Errorf("%v by %s", p, k.entries[0])
 			}
 			taken++
@@ -86,18 +86,18 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 		p.close(t)
 	}
 	if taken == 0 || inParts && parts == 0 || beside != (both > 0) {
-		t.Errorf("%d problems were computed by a kernel for many rows, %d in parts, %d beside one for few", taken, parts, both)
+		t.Errorf("%d problems were computed by a prefill kernel, %d in parts, %d beside one for few", taken, parts, both)
 	}
 	noError(t, plan.Close())
 }
 
 // runsBeside says whether steps have both kinds of kernels.
 func (m *machine) runsBeside() bool {
-	return slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.way.parts > 0 && k.runsBeside() })
+	return slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.parts > 0 && k.runsBeside() })
 }
 
-// testPrefillInstead: so many of the tests of the kernels for few rows that have more than one
-// row, with the kernels for many rows wherever these can do it, or with both kinds.
+// testPrefillInstead: so many of the tests of the decode kernels that have more than one
+// row, with the prefill kernels wherever these can do it, or with both kinds.
 func testPrefillInstead(t *testing.T, m *machine, take choice, n, longest int) {
 	m.engine.choice = take
 	tests := map[string]func(t *testing.T){
@@ -144,7 +144,7 @@ func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 				m.Poison(t, &p.o)
 				m.Poison(t, &p.lse)
 				m.run(t, plan, p)
-				if plan.kernelOf(p.operands()).way != &precisePrefillWay {
+				if k := plan.kernelOf(p.operands()); k.parts != 2 || k.scored {
 					t.Fatalf("%v: another kernel", p)
 				}
 				p.check(t)

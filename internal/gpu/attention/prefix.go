@@ -183,7 +183,7 @@ func prefixProblem(g *attn.Problem, direct bool) attn.Problem {
 	return of
 }
 
-// manyOfPrefixes is the kernel for many rows that may attend to prefixes; nil: there is none.
+// manyOfPrefixes is the prefill kernel that may attend to prefixes; nil: there is none.
 func (p *Plan) manyOfPrefixes(of *attn.Problem) *kernel {
 	most := 0
 	for i := range p.prefixes.seqs {

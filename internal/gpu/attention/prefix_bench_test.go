@@ -167,7 +167,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 			noError(b, p.buildPrefixes(&own, &p.look.sharing))
 			p.listPrefixes(seqs, &p.look.sharing)
 			p.schedule(&own, p.seqs.data, m.engine.blocks-n, true)
-			p.prefetchPages(&own, p.look.kernel)
+			p.prefetchPages(&own, p.look.walks)
 		}
 	}
 	counts := []int{0, 24, 32, 40, 48, 56, 64, 76, 88}

@@ -17,7 +17,7 @@ const (
 	prefixBytes          = 100 << 20
 	leastPrefix          = 4 << 20
 
-	// By themselves kernels for many rows read at two thirds of the memory's speed.
+	// By themselves prefill kernels read at two thirds of the memory's speed.
 	aloneMore, aloneOf = 3, 2
 
 	mostPrefixesOfRow = 3 // on average
@@ -39,7 +39,7 @@ func sharingPays(g *attn.Problem, seqs []attn.Sequence, saved, key int) bool {
 
 // besidePrefixes has prefixes attended to by k, which is one for many rows. They are cut into pieces, of which a thread
 // block has a whole one: their states merge where those of all prefixes do, by all blocks. Members of all pieces have so many rows
-// at most. Where own keys are for the kernel for few rows, some blocks may attend to prefixes beside those: these keep the
+// at most. Where own keys are for the decode kernel, some blocks may attend to prefixes beside those: these keep the
 // memory busy, and those the tensor cores. It returns how many; 0: one comes behind the other.
 func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, need *measured, gathered int) (blocks int) {
 	const step = 8 // blocks, of which numbers are tried
@@ -49,7 +49,7 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, nee
 	p.alikePrefixes(g, k)
 	best := p.piecesOf(g, k, e.prefillBlocks(k), gathered)
 	least := max(best.time, shared/n*aloneMore/aloneOf) + own/n
-	can := k.runsBeside() && who.first() == nil && (few.way == &leanWay || few.way == &scoredWay)
+	can := k.runsBeside() && who.first() == nil && few.family == &decodeFamily && !few.row
 	if p.recorded {
 		can = p.prefixes.plan.look.beside
 	}
@@ -71,7 +71,7 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, nee
 	return blocks
 }
 
-// reading is the cost of reading own keys, of which need says how many there are, and prefixes, in what kernels for few rows cost.
+// reading is the cost of reading own keys, of which need says how many there are, and prefixes, in what decode kernels cost.
 func (p *Plan) reading(g *attn.Problem, need *measured) (own, shared int64) {
 	x, group, tile := &p.prefixes, g.Group(), tileTokens(g)
 	if own = need.tiles; need.Queries > 1 || g.Window != 0 { // then not all rows see as many
@@ -96,7 +96,7 @@ type pieces struct {
 	time int64
 }
 
-// pieceUnit is what pieces are made of: whole pages, and steps of a kernel for many rows.
+// pieceUnit is what pieces are made of: whole pages, and steps of a prefill kernel.
 func pieceUnit(g *attn.Problem) int { return g.PageTokens * attn.Ceil(cutKeys, g.PageTokens) }
 
 // alike are prefixes of as many units and rows: how many, their output tiles in all heads and the queries of each.

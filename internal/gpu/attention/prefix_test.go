@@ -85,12 +85,12 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		p.close(t)
 	}
 	if !all() {
-		t.Errorf("%d problems with prefixes, %d by kernels for many rows, %d of these beside those for few, %d with slopes, %d with windows", shared, many, beside, sloped, windowed)
+		t.Errorf("%d problems with prefixes, %d by prefill kernels, %d of these beside those for few, %d with slopes, %d with windows", shared, many, beside, sloped, windowed)
 	}
 	noError(t, plan.Close())
 }
 
-// testCutPrefixes: the pieces that a prefix is cut into for kernels for many rows are each as far from a row as they are, which
+// testCutPrefixes: the pieces that a prefix is cut into for prefill kernels are each as far from a row as they are, which
 // slopes show.
 func testCutPrefixes(t *testing.T, m *machine, n int) {
 	rng := reftest.Rand(t)
@@ -122,7 +122,7 @@ func testCutPrefixes(t *testing.T, m *machine, n int) {
 }
 
 // testPrefixWindows: forks of any depth of which a window hides keys attend together to what all of them see of a prefix; keys that are
-// hidden from all are NaN. Of several problems some are for kernels for many rows.
+// hidden from all are NaN. Of several problems some are for prefill kernels.
 func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -168,7 +168,7 @@ func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 		p.close(t)
 	}
 	if m.engine.choice = takeFastest; !enough() {
-		t.Errorf("%d problems with cuts by kernels for few rows, %d for many, %d with sink tokens", few, many, sinks)
+		t.Errorf("%d problems with cuts by decode kernels, %d for many, %d with sink tokens", few, many, sinks)
 	}
 	noError(t, plan.Close())
 }

@@ -159,7 +159,7 @@ func testGraph(t *testing.T, m *machine, n, chunk, longest, kinds int) {
 		s.load(t, 0)
 		m.run(t, plan, first)
 		if both := chunk > 0 && c.kv != attn.Float32 && !c.unfused && m.runsBeside(); both != plan.look.both {
-			t.Errorf("keys of %v, unfused %v: kernels for few rows and for many: %v", c.kv, c.unfused, !both)
+			t.Errorf("keys of %v, unfused %v: decode kernels and for many: %v", c.kv, c.unfused, !both)
 		}
 		m.replay(t, plan, s, nil)
 		first.close(t)

@@ -9,8 +9,6 @@ import (
 // Rotary embeddings: one launch turns a layer's queries, and its new keys on their way to the others.
 
 const (
-	rotaryUnit  = "lean_rotary"
-	rotaryEntry = "lean_append_turned"
 	rotaryPairs = 128 // ROTARY_PAIRS: half of what the widest heads have
 )
 
@@ -53,7 +51,7 @@ func (e *Engine) loadRotary(g *attn.Problem) error {
 	if !rotates(g) || e.rotary != nil {
 		return nil
 	}
-	m, err := gpu.Module(e.dev, rotaryUnit)
+	m, err := gpu.Module(e.dev, decodeUnit)
 	if err != nil {
 		return err
 	}

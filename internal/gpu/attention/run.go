@@ -94,14 +94,14 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	return p.launch(s, o, k)
 }
 
-// launch queues k, behind the kernel for few rows where there are both. Operands were checked.
+// launch queues k, behind the decode kernel where there are both. Operands were checked.
 func (p *Plan) launch(s *cuda.Stream, o *Operands, k *kernel) error {
 	if few := p.look.kernel; p.look.both {
-		if err := few.way.run(p, s, o, few); err != nil {
+		if err := few.family.run(p, s, o, few); err != nil {
 			return err
 		}
 	}
-	return k.way.run(p, s, o, k)
+	return k.family.run(p, s, o, k)
 }
 
 // kernelOf is the kernel that attends to operands, beside look.kernel where there are both.
@@ -136,16 +136,25 @@ func (p *Plan) entries(g *attn.Problem) []string {
 	case many == nil:
 		return few.entries
 	case p.look.both:
-		return append(few.entries[:1:1], many.entries[many.entryOf(g.QueryType, g.QueryType)])
+		return append(few.entries[:1:1], many.entries[0])
 	}
-	return many.entries[many.entryOf(g.QueryType, g.QueryType):][:1]
+	return many.entries
 }
 
-// runLean queues attention by blocks that have ranges of LeanTiles.
-func (p *Plan) runLean(s *cuda.Stream, o *Operands, k *kernel) error {
+// runDecode queues attention by blocks that have ranges of LeanTiles.
+func (p *Plan) runDecode(s *cuda.Stream, o *Operands, k *kernel) error {
 	grid, err := p.arguments(o)
 	if err != nil {
 		return err
+	}
+	if a := &p.params; k.scored {
+		p.scoredParams = scoredParams{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet, score: p.scoresOf(&p.look.geometry, o, k)}
+		if p.look.walks {
+			p.scoredParams.prefetched = a.prefetched
+		}
+		p.args.Reset()
+		cuda.Struct(&p.args, &p.scoredParams)
+		p.hold(o)
 	}
 	return k.functions[0].Launch(s, grid, &p.args)
 }
@@ -202,11 +211,11 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 	return o.LSE.CheckLoose(op, "lse", lse.Extent(p.reach, g.Heads, 1))
 }
 
-// arguments fills the arguments of runLean's launch, of operands that were checked.
+// arguments fills the arguments of runDecode's launch, of operands that were checked.
 func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	e, g := p.engine, &p.look.geometry
 	shape := e.shapeOf(p.look.kernel, g.Dim)
-	c, _ := e.configure(shape, p.look.kernel.way.configured(p.look.tileRows)) // Build has asked whether there is one
+	c, _ := e.configure(shape, p.look.kernel.configured(p.look.tileRows)) // Build has asked whether there is one
 	a := &p.params
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
 	if e.hasCopyEngine() {

@@ -10,8 +10,38 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Masks other than causal, and score modifications (kernels/attn_score.cuh). Scores there are of
+// Masks other than causal, and score modifications (kernels/attn_variant.cuh). Scores there are of
 // base 4: what is added to them is multiplied by log4(e) before.
+
+// scoredFeatures are what kernels with scores have beside plain ones. A new score change is one of changeFeatures, a number in
+// scoreParams that scoresOf fills, and a step of modifyScores in that header.
+const (
+	scoredFeatures = maskFeatures | changeFeatures
+	maskFeatures   = attn.Window | attn.SinkTokens | attn.Trees | attn.Sinks
+	changeFeatures = attn.Cap | attn.SlopesOfHeads | attn.AddedBias // of scores
+)
+
+// scoredParams is struct ScoredLaunchParams.
+type scoredParams struct {
+	keyMap, valueMap cuda.TensorMap
+	Params
+	score      scoreParams
+	meet       meetParams
+	prefetched uint64 // an address; 0: the kernel does not walk pages
+	_          [32]byte
+}
+
+// scoreParams is struct ScoreParams.
+type scoreParams struct {
+	slopes, sinks, bias, trees, details, cuts uint64 // addresses
+	biasSequence, biasHead, biasRow           int64
+	cap, reciprocal, biasFactor               float32
+	biasType, window, sinkTokens              int32
+	changes, invariant                        int32
+}
+
+// seqDetail is struct SeqDetail.
+type seqDetail struct{ number, tree int32 }
 
 // scored is what a plan has for them.
 type scored struct {
@@ -86,25 +116,14 @@ func biasStrides(b *attn.Bias) (sequence, head, row int64) {
 	return stride(b.Sequences, b.Heads*b.Queries*b.Keys), stride(b.Heads, b.Queries*b.Keys), stride(b.Queries, b.Keys)
 }
 
-// runScored queues attention by blocks that have ranges of LeanTiles, by the kernels for masks and
-// score modifications.
-func (p *Plan) runScored(s *cuda.Stream, o *Operands, k *kernel) error {
-	grid, err := p.arguments(o)
-	if err != nil {
-		return err
-	}
-	g, plain := &p.look.geometry, &p.params
-	p.scoredParams = scoredParams{
-		keyMap: plain.keyMap, valueMap: plain.valueMap, Params: plain.Params, meet: plain.meet, prefetched: plain.prefetched, score: p.scoresOf(g, o),
-	}
-	p.args.Reset()
-	cuda.Struct(&p.args, &p.scoredParams)
-	p.hold(o)
-	return k.functions[0].Launch(s, grid, &p.args)
-}
-
 // scoresOf is what kernels for masks and score modifications are told of these.
-func (p *Plan) scoresOf(g *attn.Problem, o *Operands) (score scoreParams) {
+func (p *Plan) scoresOf(g *attn.Problem, o *Operands, k *kernel) (score scoreParams) {
+	if k.changes {
+		score.changes = 1
+	}
+	if g.Invariant {
+		score.invariant = 1
+	}
 	score.window, score.sinkTokens = int32(min(g.Window, math.MaxInt32)), int32(min(g.SinkTokens, math.MaxInt32))
 	if g.Cap != 0 {
 		score.cap, score.reciprocal = float32(g.Cap*lean.Log4E), float32(1/(g.Cap*lean.Log4E))

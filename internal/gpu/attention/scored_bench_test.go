@@ -20,7 +20,7 @@ type benchVariant struct {
 	name  string
 	keys  int
 	spoil func(g *attn.Problem)
-	few   bool // by the kernel for few rows, which would have it alone
+	few   bool // by the decode kernel, which would have it alone
 	wide  bool // queries and outputs of float32
 }
 
@@ -73,7 +73,7 @@ func BenchmarkGPUPrefillScores(b *testing.B) {
 			variants = append(variants, benchVariant{name: "tree", keys: c.keys, spoil: func(g *attn.Problem) { g.Tree = true }})
 		}
 		for _, v := range variants[1:8] {
-			v.name, v.few = v.name+", kernel for few rows", true
+			v.name, v.few = v.name+", decode kernel", true
 			variants = append(variants, v)
 		}
 		m.benchmarkVariants(b, c, variants)

@@ -19,7 +19,7 @@ type Share struct {
 type Launch struct {
 	Entry  string    // the kernel
 	Rows   int       // of an output tile, at most
-	Tokens int       // of a LeanTile; of the kernels for many rows, of a step of keys
+	Tokens int       // of a LeanTile; of the prefill kernels, of a step of keys
 	Blocks [][]Share // of each thread block, in the order in which it has them
 	Apart  bool      // some thread blocks have whole output tiles behind their range: Policy.Hybrid
 }
@@ -69,7 +69,7 @@ func (p *Plan) launches(seqs []attn.Sequence, look *look, who division) (all []L
 		}
 	}
 	if k := who.taken(g); k != nil {
-		l := Launch{Entry: k.entries[k.entryOf(g.QueryType, g.QueryType)], Rows: k.tile.rows, Tokens: cutKeys, Blocks: make([][]Share, p.dealt)}
+		l := Launch{Entry: k.entries[0], Rows: k.tile.rows, Tokens: cutKeys, Blocks: make([][]Share, p.dealt)}
 		for b := range l.Blocks {
 			for _, t := range p.prefilling.data[p.prefillStarts.data[b]:p.prefillStarts.data[b+1]] {
 				n := p.seqs.data[t.seq]

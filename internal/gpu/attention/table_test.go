@@ -10,7 +10,6 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -35,7 +34,7 @@ func TestTableIsTheModules(t *testing.T) {
 	}
 	named := map[string][]string{}
 	for _, k := range append([]kernel{
-		{unit: leanUnit, entries: []string{appendEntry}, capability: ampere}, {unit: rotaryUnit, entries: []string{rotaryEntry}, capability: ampere},
+		{unit: decodeUnit, entries: []string{appendEntry, rotaryEntry}, capability: ampere},
 	}, table...) {
 		named[k.unit] = append(named[k.unit], k.entries...)
 		for _, capability := range capabilities {
@@ -69,6 +68,28 @@ func TestTableIsTheModules(t *testing.T) {
 	}
 }
 
+// The modules of attention stay few and small: what kernels have in common is a choice at run time, not a copy.
+func TestModulesStaySmall(t *testing.T) {
+	if reftest.RaceEnabled {
+		t.Skip("images are unpacked in one goroutine, and take many times as long")
+	}
+	units := map[string]bool{prefixUnit: true}
+	for _, k := range table {
+		units[k.unit] = true
+	}
+	bytes := 0
+	for unit := range units {
+		image, err := kernels.Image(unit, 90)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes += len(image)
+	}
+	if most := 9_800_000; len(units) > 6 || bytes > most {
+		t.Errorf("%d units of %d bytes for 9.0; 6 of %d is the most", len(units), bytes, most)
+	}
+}
+
 // No line is behind one that does all that it does.
 func TestTableHasNoDeadLine(t *testing.T) {
 	for _, f := range enginetest.Fakes {
@@ -78,8 +99,8 @@ func TestTableHasNoDeadLine(t *testing.T) {
 			found := false
 			for _, dim := range k.dims {
 				g := paged(2*max(k.rows, 1), 2, dim)
-				g.KV, g.Unfused, g.Invariant = k.kv, k.way == &unfusedWay, k.way == &invariantWay
-				if can := k.way.can.Features; can&maskFeatures != 0 && !g.Invariant {
+				g.KV, g.Unfused, g.Invariant = k.kv, k.family == &unfusedFamily, k.needs&attn.BatchInvariance != 0
+				if can := k.features; can&maskFeatures != 0 && !g.Invariant {
 					g.Window = 5
 					if can&changeFeatures != 0 {
 						g.Cap = 30
@@ -89,7 +110,7 @@ func TestTableHasNoDeadLine(t *testing.T) {
 				if k.paged {
 					pages = 1
 				}
-				w := want{problem: &g, features: g.Features(), rows: max(k.rows, 1), pages: pages, long: k.row, same: k.way.same}
+				w := want{problem: &g, features: g.Features(), rows: max(k.rows, 1), pages: pages, long: k.row, same: k.same()}
 				found = found || find(all, &w) == k
 			}
 			if !found {
@@ -156,8 +177,8 @@ func TestSupportsIsTheTable(t *testing.T) {
 		if k == nil {
 			return
 		}
-		if !k.way.can.Does(&g) || k.kv != g.KV || !slices.Contains(k.dims, g.Dim) || k.rows > w.rows || k.paged && w.pages == 0 ||
-			g.Unfused != (k.way == &unfusedWay) || k.way.same && !w.same || !k.capability.have(capability) {
+		if g.Features()&^k.features != 0 || k.kv != g.KV || !slices.Contains(k.dims, g.Dim) || k.rows > w.rows || k.paged && w.pages == 0 ||
+			g.Unfused != (k.family == &unfusedFamily) || k.same() && !w.same || !k.capability.have(capability) {
 			t.Fatalf("%v can't do %+v, %+v", k.entries, g, w)
 		}
 		// Only how keys lie, and shared memory, are in no line.
@@ -169,10 +190,7 @@ func TestSupportsIsTheTable(t *testing.T) {
 
 // A problem of which each part has a kernel, and the whole has none, is refused.
 func TestRefusalOfTheWhole(t *testing.T) {
-	only := func(features attn.Feature) *way {
-		return &way{can: attn.Can{Features: features, KV: gpu.Types}, multiple: 4}
-	}
-	lines := []kernel{{way: only(attn.Causal), kv: attn.Float16, dims: []int{64}}, {way: only(attn.Window), kv: attn.Float16, dims: []int{64}}}
+	lines := []kernel{{features: attn.Causal, kv: attn.Float16, dims: []int{64}}, {features: attn.Window, kv: attn.Float16, dims: []int{64}}}
 	g := paged(4, 2, 64)
 	g.Causal, g.Window = true, 7
 	wantError(t, "both", supports("test", &g, lines), attn.ErrUnsupported, "none for all")

@@ -43,27 +43,6 @@ type params struct {
 	_          [8]byte // up to a multiple of 64, the alignment of maps
 }
 
-// scoredParams is struct ScoredLaunchParams.
-type scoredParams struct {
-	keyMap, valueMap cuda.TensorMap
-	Params
-	score      scoreParams
-	meet       meetParams
-	prefetched uint64 // an address
-	_          [40]byte
-}
-
-// scoreParams is struct ScoreParams.
-type scoreParams struct {
-	slopes, sinks, bias, trees, details, cuts uint64 // addresses
-	biasSequence, biasHead, biasRow           int64
-	cap, reciprocal, biasFactor               float32
-	biasType, window, sinkTokens              int32
-}
-
-// seqDetail is struct SeqDetail.
-type seqDetail struct{ number, tree int32 }
-
 // meetParams is struct MeetParams.
 type meetParams struct {
 	tagged, runs uint64 // addresses

@@ -33,7 +33,7 @@ func Stub(t *testing.T, capability int32) *fakedriver.Library {
 
 // PrepareModules loads modules that have no kernels.
 func PrepareModules(d *cuda.Device) error {
-	for _, unit := range []string{"lean", "prefill", "prefill_mma", "ceiling", "decoder", "matrix", "gemm"} {
+	for _, unit := range []string{"lean", "prefill", "ceiling", "decoder", "matrix", "gemm"} {
 		if _, err := d.Module(unit, func() ([]byte, error) { return []byte("image"), nil }); err != nil {
 			return err
 		}

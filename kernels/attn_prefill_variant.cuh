@@ -1,17 +1,6 @@
-// Masks other than causal, and score modifications (attn_score.cuh), in output tiles of many rows.
+// The rows of prefill kernels, for the Variant that has scores (attn_variant.cuh).
 #pragma once
-#include "attn_score.cuh"
-
-// A Format with masks other than causal, and attention sinks, but without what changes scores: for kernels of their own, which
-// are nearly as fast as those with causal masks alone.
-template <class F> struct Masked : F {};
-template <class F> struct Modified<Masked<F>> : Modified<Scored<F>> {};
-template <class T> struct Changed {
-  enum : bool { scores = false };
-};
-template <class F> struct Changed<Scored<F>> {
-  enum : bool { scores = true };
-};
+#include "attn_variant.cuh"
 
 // Output tiles are cut, and keys left out, in multiples of so many: cutKeys of internal/gpu/attention.
 constexpr int CUT_KEYS = 128;
@@ -41,7 +30,7 @@ template <int KEYS> struct KeySteps<KEYS, true> {
 
 // What becomes of the scores of a lane's rows, `row` and row+8 of an output tile. P and Tile are those of
 // attn_prefill_rows.cuh.
-template <int KEYS, class P, class Tile, bool CHANGED> struct PrefillScores {
+template <int KEYS, class P, class Tile> struct PrefillScores {
   const P& p;
   const Tile& t;
   int row, before;      // before: keys in front of that of query position 0
@@ -59,50 +48,59 @@ template <int KEYS, class P, class Tile, bool CHANGED> struct PrefillScores {
   __device__ __forceinline__ int packed(int i) const { return min(t.first + row + 8 * i, t.rows - 1); }
   __device__ __forceinline__ int headOf(int i) const { return t.head * p.group + packed(i) - position[i] * p.group; }
 
-  // The rows as modifyScores wants them.
+  // The rows as modifyScores wants them. Rows see keys below their limits.
   struct Step {
     static constexpr bool MANY = true;
     const PrefillScores& of;
     const int (&limits)[2];
-    int key;
+    __device__ __forceinline__ int sequence() const { return of.t.seq; }
+    __device__ __forceinline__ int position(int i) const { return of.position[i]; }
+    __device__ __forceinline__ int head(int i) const { return of.headOf(i); }
     __device__ __forceinline__ float slope(int i) const { return scoreOf(of.p).slopes[of.headOf(i)]; }
     __device__ __forceinline__ int place(int i) const { return of.before + of.position[i]; }
+    __device__ __forceinline__ int limit(int i) const { return limits[i]; }
     __device__ __forceinline__ int window() const { return windowOf(scoreOf(of.p), of.t.s); }
     __device__ __forceinline__ int narrow() const { return of.narrow; }
     __device__ __forceinline__ int fresh() const { return of.fresh; }
-    template <class Each> __device__ __forceinline__ void addBias(const ScoreParams& score, const Each& each) const {
-      long long at[2];
-#pragma unroll
-      for (int i = 0; i < 2; i++) at[i] = biasAt(score, of.t.seq, of.headOf(i), of.position[i], key);
-      const int limit[2] = {limits[0] - key, limits[1] - key};
-      // Around all elements, so that their loads do not wait for each other.
-      withStore(score.biasType, [&](auto b) { each([&](float x, int i, int n) { return n < limit[i] ? __fmaf_rn(decltype(b)::load(score.bias, at[i] + n), score.biasFactor, x) : x; }); });
-    }
-    template <class Each> __device__ __forceinline__ void hideByTree(const ScoreParams& score, const Each& each) const {
-      u32 hidden[2][4]; // a bit for each key from the lane's first one on: in front of the new tokens there are none
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const u64 tokens = ~tokensOf(score, of.t.seq, of.position[i]);
-        const int by = of.fresh - key; // less than KEYS
-        u64 low = by >= 64 ? 0 : by >= 0 ? tokens << by : by > -64 ? tokens >> -by : 0, high = by >= 64 ? tokens << (by - 64) : by > 0 ? tokens >> (64 - by) : 0;
-        hidden[i][0] = (u32)low, hidden[i][1] = (u32)(low >> 32), hidden[i][2] = (u32)high, hidden[i][3] = (u32)(high >> 32);
-      }
-      each([&](float x, int i, int n) { return hidden[i][n / 32] >> n % 32 & 1 ? -LEAN_INF : x; });
-    }
   };
-  // Makes scores of products x with the keys of a step, of which the first is number `key`, by factors of the rows, and masks these.
-  // Where scores are not changed, products are masked. Rows see keys below their limits.
-  __device__ __forceinline__ void apply(float (&x)[KEYS / 8][4], const float (&by)[2], int key, const int (&limits)[2], int lane) const {
-    // Keys are counted from the lane's first one on: their numbers are constants then.
-    const auto each = [&](const auto& f) {
+  // The scores x of a lane. Keys are counted from the lane's first one on: their numbers are constants then.
+  struct Each {
+    float (&x)[KEYS / 8][4];
+    template <class F> __device__ __forceinline__ void operator()(const F& f) const {
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) x[j][e] = f(x[j][e], e >> 1, j * 8 + (e & 1));
-    };
-    if constexpr (CHANGED) each([&](float s, int i, int) { return s * by[i]; });
+    }
+    // Where f is long and rare: its code is there for a quarter of the scores, which take turns at these registers.
+    template <class F> __device__ __forceinline__ void inTurn(const F& f) const {
+      constexpr int N = KEYS / 32;
+#pragma unroll 1
+      for (int turn = 0; turn < 4; turn++) {
+        float first[N][4];
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) first[j][e] = f(x[j][e]);
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) x[j][e] = j + N < KEYS / 8 ? x[j + N][e] : first[j + N - KEYS / 8][e];
+      }
+    }
+  };
+  // Makes scores of products x with the keys of a step, of which the first is number `key`, by factors of the rows, and masks
+  // these. Where scores are not changed, products are masked.
+  __device__ __forceinline__ void apply(float (&x)[KEYS / 8][4], const float (&by)[2], int key, const int (&limits)[2], int lane) const {
+    const Each each{x};
+    const ScoreParams& score = scoreOf(p);
+    const Step rows{*this, limits};
     const int first = key + lane % 4 * 2;
-    modifyScores<KEYS, CHANGED>(scoreOf(p), Step{*this, limits, first}, first, each);
+    if (score.changes) {
+      each([&](float s, int i, int) { return s * by[i]; });
+      modifyScores(score, rows, first, each);
+    }
+    maskScores<KEYS>(score, rows, first, each);
   }
 };
 

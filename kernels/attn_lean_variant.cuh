@@ -1,6 +1,6 @@
-// Masks other than causal, and score modifications (attn_score.cuh), in output tiles of few rows.
+// The rows of decode kernels, for the Variant that has scores (attn_variant.cuh).
 #pragma once
-#include "attn_score.cuh"
+#include "attn_variant.cuh"
 #include "attn_tile.cuh"
 
 // What becomes of the scores of an output tile. A lane has two rows of them.
@@ -41,39 +41,30 @@ template <class S> struct RowScores {
     st.sink(mode, lane, x);
   }
 
-  // The rows as modifyScores wants them, with a chunk whose first key is number `key`.
+  // The rows as modifyScores wants them, with a chunk whose first key is number `first`.
   struct Chunk {
     static constexpr bool MANY = false;
     const Params& p;
     const Place& w;
     const RowScores& of;
     typename A::Mode mode;
-    int rows, lane, key;
-    const int (&limit)[2];
+    int rows, lane, first;
+    const int (&limits)[2]; // from `first` on
 
-    template <class Each> __device__ __forceinline__ void apply(const Each& each) const { modifyScores<S::KEYS, true>(scoreOf(p), *this, key, each); }
+    // `own`: the lane's first key, from `first` on.
+    template <class Each> __device__ __forceinline__ void apply(int own, const Each& each) const {
+      modifyScores(scoreOf(p), *this, first + own, each);
+      maskScores<S::KEYS>(scoreOf(p), *this, first + own, each);
+    }
+    __device__ __forceinline__ int sequence() const { return w.seq; }
+    __device__ __forceinline__ int row(int i) const { return packed(w, mode, rows, lane, i); }
+    __device__ __forceinline__ int position(int i) const { return positionOf(p, row(i)); }
+    __device__ __forceinline__ int head(int i) const { return w.head * p.group + row(i) - position(i) * p.group; }
     __device__ __forceinline__ float slope(int i) const { return of.slope[i]; }
     __device__ __forceinline__ int place(int i) const { return of.place[i]; }
+    __device__ __forceinline__ int limit(int i) const { return first + limits[i]; }
     __device__ __forceinline__ int window() const { return windowOf(scoreOf(p), w.s); }
     __device__ __forceinline__ int narrow() const { return of.narrow; }
     __device__ __forceinline__ int fresh() const { return of.fresh; }
-    template <class Each> __device__ __forceinline__ void addBias(const ScoreParams& score, const Each& each) const {
-      long long at[2];
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int r = packed(w, mode, rows, lane, i), n = positionOf(p, r);
-        at[i] = biasAt(score, w.seq, w.head * p.group + r - n * p.group, n, key);
-      }
-      each([&](float x, int i, int n) { return n < limit[i] ? __fmaf_rn(loadAs(score.bias, at[i] + n, score.biasType), score.biasFactor, x) : x; });
-    }
-    template <class Each> __device__ __forceinline__ void hideByTree(const ScoreParams& score, const Each& each) const {
-      u64 seen[2];
-#pragma unroll
-      for (int i = 0; i < 2; i++) seen[i] = tokensOf(score, w.seq, positionOf(p, packed(w, mode, rows, lane, i)));
-      each([&](float x, int i, int n) {
-        const int token = key + n - of.fresh;
-        return token >= 0 && (seen[i] >> min(token, 63) & 1) == 0 ? -LEAN_INF : x;
-      });
-    }
   };
 };
