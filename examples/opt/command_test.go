@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -356,8 +357,9 @@ func TestScript(t *testing.T) {
 			}
 		}
 		status, out, log := command(t, args...)
-		for name, folder := range folders {
-			log = strings.ReplaceAll(log, folder, "$"+name)
+		names := slices.SortedFunc(maps.Keys(folders), func(a, b string) int { return len(folders[b]) - len(folders[a]) })
+		for _, name := range names { // a folder within another one first
+			log = strings.ReplaceAll(log, folders[name], "$"+name)
 		}
 		lines := strings.Split(strings.TrimSuffix(log, "\n"), "\n")
 		last := lines[len(lines)-1]
