@@ -96,7 +96,7 @@ func Example_cache() {
 		check(step.Commit())
 	}
 	run(3, matrix(2, 0, 0, 0, 2, 0, 4)) // a prompt of three tokens
-	run(1, matrix(2, 0, 0, 9, 9, 9, 9)) // one token more; two rows belong to nobody
+	run(1, matrix(2, 0, 0, 9, 9, 9, 9)) // one more token; two rows are unassigned
 	fmt.Println(seq.Len(), "tokens in the cache")
 	// Output:
 	// positions [0 1 2], last row [2]: [0.00 0.00 0.00 1.89 0.00 3.99]
