@@ -7,7 +7,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -539,4 +541,150 @@ func TestWriteToWrongCounts(t *testing.T) {
 		t.Errorf("more than there is: %d, %v", n, err)
 	}
 	noError(t, s.cache.Check())
+}
+
+// What the function of Run returns comes out unchanged, what it panics with has its stack, and steps may nest if they are
+// two.
+func TestRunPassesOn(t *testing.T) {
+	c := newTestCache(t, smallCache)
+	s, other := newStepGraph(t, c, 4, 4, tensor.Float32), newStepGraph(t, c, 4, 4, tensor.Float32)
+	defer s.close()
+	defer other.close()
+	a, b := &testContext{seq: newTestSequence(t, c)}, &testContext{seq: newTestSequence(t, c)}
+	rng := reftest.Rand(t)
+	if err := s.step.Run([]Append{{Seq: a.seq, Tokens: 2}}, func() error { return io.EOF }); err != io.EOF {
+		t.Errorf("%v, want %v itself", err, io.EOF)
+	}
+	err, panicked, _ := outcome(func() error {
+		defer func() {
+			if stack := string(debug.Stack()); !strings.Contains(stack, "indexOutOfRange") {
+				t.Errorf("the stack does not tell where the panic was: %s", stack)
+			}
+		}()
+		return s.step.Run([]Append{{Seq: a.seq, Tokens: 2}}, func() error { return indexOutOfRange(nil, 3) })
+	})
+	if _, ok := panicked.(runtime.Error); !ok {
+		t.Errorf("panic of %v, error %v", panicked, err)
+	}
+	both := func(last error) error {
+		return s.step.Run([]Append{{Seq: a.seq, Tokens: 2}}, func() error {
+			if _, err := s.attempt(rng, 0, testAppend{a, 2}); err != nil {
+				return err
+			}
+			wrong(t, "a sequence of both", other.step.Run([]Append{{Seq: a.seq, Tokens: 1}}, func() error { return nil }), ErrState, "part of an open step")
+			err := other.step.Run([]Append{{Seq: b.seq, Tokens: 3}}, func() error { _, err := other.attempt(rng, 0, testAppend{b, 3}); return err })
+			return errors.Join(err, last)
+		})
+	}
+	wrong(t, "the outer one", both(errFault), errFault)
+	if a.seq.Len() != 0 || b.seq.Len() != 3 {
+		t.Errorf("%v, %v", a.seq, b.seq)
+	}
+	noError(t, b.seq.Truncate(0), both(nil), c.Check())
+	if a.seq.Len() != 2 || b.seq.Len() != 3 {
+		t.Errorf("%v, %v", a.seq, b.seq)
+	}
+}
+
+func indexOutOfRange(list []error, i int) error { return list[i] }
+
+// A cache that is closed while Run's function runs: layers tell, and so does Commit, and Run adds nothing.
+func TestRunOfClosedCache(t *testing.T) {
+	for _, how := range []string{"runs a layer", "returns nil", "returns an error", "panics"} {
+		c := newTestCache(t, smallCache)
+		s := newStepGraph(t, c, 4, 4, tensor.Float32)
+		a := &testContext{seq: newTestSequence(t, c)}
+		rng := reftest.Rand(t)
+		err, panicked, _ := outcome(func() error {
+			return s.step.Run([]Append{{Seq: a.seq, Tokens: 2}}, func() error {
+				_, err := s.attempt(rng, 0, testAppend{a, 2})
+				noError(t, err, c.Close())
+				switch how {
+				case "runs a layer":
+					_, err = s.attempt(rng, 0, testAppend{a, 2})
+				case "returns an error":
+					err = io.EOF
+				case "panics":
+					panic(io.EOF)
+				}
+				return err
+			})
+		})
+		switch how {
+		case "returns an error":
+			if err != io.EOF {
+				t.Error(err)
+			}
+		case "panics":
+			if panicked != io.EOF {
+				t.Error(panicked)
+			}
+		case "returns nil":
+			wrong(t, how, err, ErrClosed, "Run: cache")
+		default:
+			wrong(t, how, err, ErrClosed, "CachedAttention: cache")
+		}
+		wrong(t, "Run", s.step.Run(nil, func() error { return nil }), ErrClosed)
+		wrong(t, "Rollback", s.step.Rollback(), ErrClosed)
+		s.close()
+	}
+}
+
+// Goroutines that share a step: while one is in Run the others are refused, and none ends the step of another.
+func TestConcurrentRuns(t *testing.T) {
+	c := newTestCache(t, smallCache)
+	s := newStepGraph(t, c, 4, 4, tensor.Float32)
+	defer s.close()
+	seq := newTestSequence(t, c)
+	var inside, done atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for range 300 {
+				fails := false
+				err := s.step.Run(nil, func() error {
+					if inside.Add(1) != 1 {
+						t.Error("two are in Run")
+					}
+					runtime.Gosched()
+					defer inside.Add(-1)
+					if fails = done.Add(1)%3 == 0; fails {
+						return errFault
+					}
+					return nil
+				})
+				if !errors.Is(err, ErrState) && (fails != errors.Is(err, errFault) || !fails && err != nil) {
+					t.Error(err)
+				}
+				if i == 0 {
+					if err := errors.Join(s.step.Rollback(), s.step.Commit()); !errors.Is(err, ErrState) {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if done.Load() < 300 {
+		t.Errorf("%d runs", done.Load())
+	}
+	noError(t, s.step.Set([]Append{{Seq: seq, Tokens: 1}}), s.step.Rollback(), c.Check())
+}
+
+// A defect while Set reserves is an error, and nothing stays reserved.
+func TestSetPanics(t *testing.T) {
+	c := newTestCache(t, smallCache)
+	s := newStepGraph(t, c, 4, 4, tensor.Float32)
+	defer s.close()
+	seq := newTestSequence(t, c)
+	before := booksOf(c)
+	plan := s.step.plans[0].plan
+	s.step.plans[0].plan = nil
+	wrong(t, "Set", s.step.Set([]Append{{Seq: seq, Tokens: 2}}), ErrInternal, "Set")
+	wrong(t, "Run", s.step.Run([]Append{{Seq: seq, Tokens: 2}}, func() error { return nil }), ErrInternal, "Run")
+	if after := booksOf(c); !after.equal(before) || s.step.open || seq.step != nil {
+		t.Errorf("%+v, before %+v; %v", after, before, s.step)
+	}
+	s.step.plans[0].plan = plan
+	noError(t, c.Check(), s.step.Set([]Append{{Seq: seq, Tokens: 2}}), s.step.Rollback())
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -414,7 +415,9 @@ func (m *cacheModel) Set(t *rapid.T) {
 	}
 }
 
-func (m *cacheModel) setIdle(t *rapid.T, s *modelStep) {
+func (m *cacheModel) setIdle(t *rapid.T, s *modelStep) { m.set(t, s, m.drawIdle(t, s), nil) }
+
+func (m *cacheModel) drawIdle(t *rapid.T, s *modelStep) (parts []modelPart) {
 	var idle []*modelSequence
 	for _, q := range m.live() {
 		if q.step == nil {
@@ -425,7 +428,6 @@ func (m *cacheModel) setIdle(t *rapid.T, s *modelStep) {
 		t.Skip("nothing to set")
 	}
 	left := s.step.tokens
-	var parts []modelPart
 	for _, i := range rapid.Permutation(indexes(len(idle))).Draw(t, "order") {
 		if left == 0 || len(parts) > 0 && rapid.IntRange(0, 3).Draw(t, "stop") == 0 {
 			break
@@ -438,14 +440,17 @@ func (m *cacheModel) setIdle(t *rapid.T, s *modelStep) {
 		}
 		parts = append(parts, p)
 	}
-	m.set(t, s, parts, nil)
+	return parts
 }
 
 // SetAnything makes mistakes as well.
 func (m *cacheModel) SetAnything(t *rapid.T) {
 	s := m.pickStep(t)
-	var parts []modelPart
-	var wrong []error
+	parts, wrong := m.drawAnything(t, s)
+	m.set(t, s, parts, wrong)
+}
+
+func (m *cacheModel) drawAnything(t *rapid.T, s *modelStep) (parts []modelPart, wrong []error) {
 	rows := 0
 	if s.open {
 		wrong = append(wrong, ErrState)
@@ -484,11 +489,25 @@ func (m *cacheModel) SetAnything(t *rapid.T) {
 		}
 		parts = append(parts, p)
 	}
-	m.set(t, s, parts, wrong)
+	return parts, wrong
 }
 
 func (m *cacheModel) set(t *rapid.T, s *modelStep, parts []modelPart, wrong []error) {
-	var appends []Append
+	appends, wrong := m.plan(t, parts, wrong)
+	if expect(t, s.step.Set(appends), wrong...) {
+		m.opened(s, parts)
+	}
+}
+
+func (m *cacheModel) opened(s *modelStep, parts []modelPart) {
+	s.open, s.parts, s.lastRun = true, parts, make(map[int]bool)
+	for _, p := range parts {
+		p.step = s
+	}
+}
+
+// plan says which pages parts will have, and what Set says.
+func (m *cacheModel) plan(t *rapid.T, parts []modelPart, wrong []error) (appends []Append, _ []error) {
 	for _, p := range parts {
 		a := Append{Tokens: len(p.fresh), Tree: p.tree}
 		if p.modelSequence != nil {
@@ -531,13 +550,74 @@ func (m *cacheModel) set(t *rapid.T, s *modelStep, parts []modelPart, wrong []er
 			t.Fatalf("%d pages are needed, error %v; want %d, %v", n, err, need, wrong)
 		}
 	}
-	if !expect(t, s.step.Set(appends), wrong...) {
+	return appends, wrong
+}
+
+// Run does a whole step with Step.Run, whose function ends well or badly.
+func (m *cacheModel) Run(t *rapid.T) {
+	s := m.pickStep(t)
+	var parts []modelPart
+	var wrong []error
+	if s.open || rapid.Bool().Draw(t, "anything") {
+		parts, wrong = m.drawAnything(t, s)
+	} else {
+		parts = m.drawIdle(t, s)
+	}
+	appends, wrong := m.plan(t, parts, wrong)
+	how := rapid.SampledFrom([]string{"well", "well", "error", "panic", "goexit", "a layer less"}).Draw(t, "how")
+	called := false
+	err, panicked, ended := outcome(func() error {
+		return s.step.Run(appends, func() error {
+			called = true
+			m.opened(s, parts)
+			return m.inRun(t, s, how)
+		})
+	})
+	if panicked != nil && panicked != errFault { // of rapid
+		panic(panicked)
+	}
+	switch {
+	case wrong != nil:
+		expect(t, err, wrong...)
+		if called {
+			t.Fatal("the function was called")
+		}
 		return
+	case how == "well" || how == "a layer less" && len(parts) == 0:
+		expect(t, err)
+		m.committed(s)
+		return
+	case how == "error":
+		expect(t, err, errFault)
+	case how == "a layer less":
+		expect(t, err, ErrState)
+	case how == "panic" && panicked != errFault, how == "goexit" && !ended:
+		t.Fatalf("%s: %v, %v, %t", how, err, panicked, ended)
 	}
-	s.open, s.parts, s.lastRun = true, parts, make(map[int]bool)
-	for _, p := range parts {
-		p.step = s
+	m.rolledBack(s)
+}
+
+// inRun is the function of a Run.
+func (m *cacheModel) inRun(t *rapid.T, s *modelStep, how string) error {
+	for _, err := range []error{s.step.Commit(), s.step.Rollback(), s.step.Set(nil), s.step.Run(nil, func() error { return nil })} {
+		expect(t, err, ErrState)
 	}
+	if how == "a layer less" {
+		for l := range m.cache.config.Layers - 1 {
+			m.runLayer(t, s, l)
+		}
+		return nil
+	}
+	m.runLayers(t, s)
+	switch how {
+	case "error":
+		return fmt.Errorf("the model's: %w", errFault)
+	case "panic":
+		panic(errFault)
+	case "goexit":
+		runtime.Goexit()
+	}
+	return nil
 }
 
 // Step sees a step through: what a decoder does.
@@ -628,9 +708,12 @@ func (m *cacheModel) commit(t *rapid.T, s *modelStep) {
 	if !s.open || len(s.parts) > 0 && len(s.lastRun) < m.cache.config.Layers {
 		wrong = append(wrong, ErrState)
 	}
-	if !expect(t, s.step.Commit(), wrong...) {
-		return
+	if expect(t, s.step.Commit(), wrong...) {
+		m.committed(s)
 	}
+}
+
+func (m *cacheModel) committed(s *modelStep) {
 	for _, p := range s.parts {
 		p.tokens = append(slices.Clone(p.tokens), p.fresh...)
 		p.pages, p.step = p.after, nil
@@ -642,6 +725,10 @@ func (m *cacheModel) commit(t *rapid.T, s *modelStep) {
 func (m *cacheModel) Rollback(t *rapid.T) {
 	s := m.pickStep(t)
 	expect(t, s.step.Rollback()) // on a step that is not open it does nothing
+	m.rolledBack(s)
+}
+
+func (m *cacheModel) rolledBack(s *modelStep) {
 	for _, p := range s.parts {
 		p.step = nil
 	}
@@ -672,6 +759,7 @@ func (m *cacheModel) checkClosed(t *rapid.T) {
 	}
 	for _, s := range m.steps {
 		try("Set", s.step.Set(nil))
+		try("Run", s.step.Run(nil, func() error { return nil }))
 		try("CachedAttention", s.runLayer(0, s.draw(m.rng, 0, s.fresh())))
 		try("Commit", s.step.Commit())
 		try("Rollback", s.step.Rollback())

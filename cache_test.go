@@ -110,6 +110,7 @@ func TestNewCacheFree(t *testing.T) {
 //	run [fail LAYER]
 //	commit
 //	rollback
+//	step HOW NAME N ...                                                         Step.Run, whose function ends so
 //	rows                                                                        Step.Positions and Step.Last
 //	show                                                                        the pages of all sequences
 func TestScript(t *testing.T) {
@@ -146,6 +147,17 @@ func TestScript(t *testing.T) {
 			a = append(a, Append{Seq: x.seq, Tokens: x.n})
 		}
 		return a
+	}
+	saves := func() map[string][]byte {
+		saved := map[string][]byte{}
+		for name, x := range contexts {
+			var file bytes.Buffer
+			if _, err := x.seq.WriteTo(&file); err != nil && !errors.Is(err, ErrState) { // a part of an open step
+				t.Error(err)
+			}
+			saved[name] = file.Bytes()
+		}
+		return saved
 	}
 	do := func(words []string) (text string, err error) {
 		number := func(i int) int {
@@ -253,6 +265,54 @@ func TestScript(t *testing.T) {
 				}
 				open = nil
 			}
+		case "step":
+			list, was, saved := appends(words[2:]), booksOf(c), saves()
+			var inside []string
+			var panicked any
+			var ended bool
+			f := func() (err error) {
+				if fresh, err = s.attempt(rng, map[string]int{"fault": 1, "ignored": 1}[words[1]], list...); words[1] == "ignored" {
+					return nil
+				}
+				switch words[1] {
+				case "error":
+					return fmt.Errorf("behind the last layer: %w", errFault)
+				case "panic":
+					panic(errFault)
+				case "goexit":
+					runtime.Goexit()
+				case "nested":
+					for _, e := range []error{s.step.Set(plain(list)), s.step.Run(plain(list), func() error { return nil }), s.step.Commit(), s.step.Rollback()} {
+						inside = append(inside, e.Error())
+					}
+				}
+				return err
+			}
+			switch words[1] {
+			case "idle":
+				f = func() error { return nil }
+			case "none":
+				f = nil
+			}
+			err, panicked, ended = outcome(func() error { return s.step.Run(plain(list), f) })
+			if text = strings.Join(inside, "\n"); panicked != nil {
+				text = fmt.Sprintf("panic: %v", panicked)
+			} else if ended {
+				text = "the goroutine has ended"
+			}
+			noError(t, c.Check())
+			if err == nil && panicked == nil && !ended {
+				for i, x := range list {
+					x.tokens = append(x.tokens, fresh[i]...)
+				}
+				break
+			}
+			if errors.Is(err, errFault) && words[1] == "fault" {
+				err = errFault // without Gorgonia's registers
+			}
+			if after := booksOf(c); !after.equal(was) || !maps.EqualFunc(saves(), saved, bytes.Equal) || len(open) == 0 && (s.step.open || s.step.managed || s.step.Last() != nil) {
+				t.Errorf("%q left %+v, before %+v; or other tokens; or an open step: %v", words, after, was, s.step)
+			}
 		case "rows":
 			positions, last := s.step.Positions(), s.step.Last()
 			text = fmt.Sprintf("positions %v, last %v", positions, last)
@@ -282,7 +342,7 @@ func TestScript(t *testing.T) {
 			was, slabs = booksOf(c), Slabs(c)
 		}
 		text, err := do(words)
-		if err != nil && words[0] != "run" && (!booksOf(c).equal(was) || !bytes.Equal(Slabs(c), slabs)) {
+		if err != nil && words[0] != "run" && words[0] != "step" && (!booksOf(c).equal(was) || !bytes.Equal(Slabs(c), slabs)) {
 			t.Errorf("%q was refused, and left %+v, before %+v", words, booksOf(c), was)
 		}
 		for name, x := range contexts {
@@ -292,6 +352,24 @@ func TestScript(t *testing.T) {
 		}
 		return text, err
 	})
+}
+
+// outcome is what a call returns or panics with, or that it ends its goroutine.
+func outcome(call func() error) (err error, panicked any, ended bool) {
+	done := make(chan struct{})
+	ended = true
+	go func() {
+		defer close(done)
+		defer func() {
+			if panicked = recover(); panicked != nil {
+				ended = false
+			}
+		}()
+		err = call()
+		ended = false
+	}()
+	<-done
+	return err, panicked, ended
 }
 
 // A step may be set before its graph is built.
@@ -316,7 +394,7 @@ func TestGraphBuiltAfterSet(t *testing.T) {
 	}
 }
 
-// In steady state Set and Commit allocate nothing, whatever mix they are given.
+// In steady state Set, Commit and Run allocate nothing, whatever mix they are given.
 func TestStepDoesNotAllocate(t *testing.T) {
 	c := newTestCache(t, CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 8, PageSize: 4, Pages: 64})
 	s := newStepGraph(t, c, 16, 4, tensor.Float32, WithCausal())
@@ -353,6 +431,12 @@ func TestStepDoesNotAllocate(t *testing.T) {
 		if i%3 == 0 {
 			counted(func() error { return s.step.Set(appends) })
 			counted(s.step.Rollback)
+			counted(func() error {
+				if err := s.step.Run(appends, func() error { return errFault }); err != errFault {
+					return err
+				}
+				return s.step.Run(nil, func() error { return nil })
+			})
 		}
 		for _, q := range sequences { // the contexts wax and wane
 			if q.Len() > 30 {
@@ -439,6 +523,17 @@ func TestWrongPool(t *testing.T) {
 	}
 	if c.pool.Free() != smallCache.Pages || step.open || q.step != nil {
 		t.Errorf("%d pages free, step %v, sequence %v", c.pool.Free(), step, q)
+	}
+	c2 := newTestCache(t, smallCache)
+	defer c2.Close()
+	step, err = c2.NewStep(4)
+	noError(t, err)
+	err = step.Run([]Append{{Seq: newTestSequence(t, c2), Tokens: 4}}, func() error {
+		noError(t, c2.pool.Release(step.reservations[0].Fresh()))
+		return errFault
+	})
+	if !errors.Is(err, errFault) || !errors.Is(err, ErrInternal) || !strings.Contains(err.Error(), "Run: pages: page 0 is free") || step.open {
+		t.Errorf("Run: %v, %v", err, step)
 	}
 }
 

@@ -372,6 +372,7 @@ func TestZeroValues(t *testing.T) {
 					"Truncate":         sequence.Truncate(0),
 					"Release":          sequence.Release(),
 					"Set":              zero.Set(nil),
+					"Run":              zero.Run(nil, func() error { return nil }),
 					"Set to that":      step.Set([]la.Append{{Seq: sequence, Tokens: 1}}),
 					"Commit":           zero.Commit(),
 					"Rollback":         zero.Rollback(),

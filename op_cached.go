@@ -5,6 +5,7 @@ import (
 	"hash"
 	"reflect"
 	"slices"
+	"time"
 
 	"gorgonia.org/leanattention/internal/kvstore"
 
@@ -417,3 +418,91 @@ func (op *rowsOp) WriteHash(h hash.Hash) {
 }
 func (op *rowsOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *rowsOp) String() string   { return "LeanRows" }
+
+// Layer is layer i of the cache as the step's graph sees it.
+func (s *Step) Layer(i int) Layer { return Layer{step: s, index: i} }
+
+// Layer names one layer of a cache for [CachedAttention].
+type Layer struct {
+	step  *Step
+	index int
+}
+
+// stepPlan is the schedule for the layers of one geometry.
+type stepPlan struct {
+	geometry attn.Problem
+	plan     kvstore.Plan
+	turn     uint64 // that plan was made in
+	rows     int    // that it was made for
+	used     bool   // the last run had the rows of sequences, and no others
+}
+
+// stepNode is a [CachedAttention] node as its step knows it.
+type stepNode struct {
+	layer int
+	plan  *stepPlan
+	run   uint64 // of the step, that the node last ran in; the step's mu guards it
+}
+
+func (n *stepNode) String() string { return fmt.Sprintf("layer %d", n.layer) }
+
+// planFor is the plan of the layers of geometry g: those of one model have one.
+func (s *Step) planFor(g attn.Problem) *stepPlan {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.plans {
+		if p.geometry == g {
+			return p
+		}
+	}
+	p := &stepPlan{geometry: g, plan: s.cache.store.NewPlan(s.tokens, g)}
+	s.plans = append(s.plans, p)
+	return p
+}
+
+// nextCall numbers the CachedAttention nodes of the step's graphs.
+func (s *Step) nextCall() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	return s.calls
+}
+
+// attend does what a node does in a run: it appends k and v to its layer and
+// attends to it. Only the reserved slots are written, so it can be repeated.
+func (s *Step) attend(op string, n *stepNode, c *kvstore.Call) (out, lse G.Value, err error) {
+	s.cache.running.RLock()
+	defer s.cache.running.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := n.plan
+	switch {
+	case s.cache.closed:
+		return nil, nil, errs.Errorf(op, ErrClosed, "cache")
+	case !s.open:
+		return nil, nil, errs.Errorf(op, ErrState, "%v: step is not open: call Set first", n)
+	}
+	used := s.used()
+	if c.Rows.Tokens < used {
+		return nil, nil, errs.Errorf(op, ErrShape, "%v: q has %d rows, and Set gave %d to sequences", n, c.Rows.Tokens, used)
+	}
+	p.used = c.Rows.Tokens < s.tokens || p.used && used == s.tokens
+	begin := time.Now()
+	if p.turn != s.turn || p.rows != c.Rows.Tokens { // the node was made after Set, or the run has fewer rows
+		if err := s.plan(op, p, c.Rows.Tokens); err != nil {
+			return nil, nil, err
+		}
+	}
+	if n.run == s.run {
+		s.run++
+	}
+	s.began = true
+	n.run, s.ran[n.layer] = s.run, 0
+	if out, lse, err = p.plan.Attend(op, c); err != nil {
+		return nil, nil, err
+	}
+	s.ran[n.layer] = s.run
+	s.stats.Layers++
+	s.stats.Attention += time.Since(begin)
+	return out, lse, nil
+}

@@ -2,7 +2,6 @@ package leanattention
 
 import (
 	"errors"
-	"fmt"
 	"iter"
 	"math"
 	"slices"
@@ -16,24 +15,24 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/pages"
-
-	G "gorgonia.org/gorgonia"
 )
 
 // Step is what a graph knows of a cache: a fixed number of token rows, which
 // each step gives to some sequences. One graph has one Step, and all of its
 // [CachedAttention] nodes, one a layer, share it:
 //
-//	step, _ := cache.NewStep(rows)          // once, before the graph is built
+//	step, err := cache.NewStep(rows) // once, before the graph is built
 //	for {
-//		step.Set([]leanattention.Append{{Seq: s, Tokens: 1}, ...})
-//		machine.RunAll()                    // again and again, if one likes
-//		step.Commit()                       // or Rollback
-//		machine.Reset()
+//		err = step.Run([]leanattention.Append{{Seq: s, Tokens: 1}, ...}, func() error {
+//			defer machine.Reset()
+//			return leanattention.Cause(machine.RunAll())
+//		})
 //	}
 //
-// Between Set and Commit nothing of the step can be seen: a run that fails or
-// is abandoned, followed by Rollback, leaves the cache as it was.
+// [Step.Run] sets the step, runs the graph and commits, or rolls back what failed. A caller
+// that does more between these calls makes them itself: [Step.Set], [Step.Commit] and [Step.Rollback].
+//
+// No other call sees the tokens of a step before Commit, and Rollback leaves the cache as it was before Set.
 //
 // A Step is used by its pointer. A copy of a Step is [ErrState] wherever it is used.
 type Step struct {
@@ -46,6 +45,7 @@ type Step struct {
 	// it; it is taken before the cache's mu.
 	mu           sync.Mutex
 	open         bool
+	managed      bool     // Run has set the step, and alone commits it or rolls it back
 	given        bool     // sequences are those of the last Set
 	turn         uint64   // counts the Sets
 	began        bool     // a layer has begun to run since Set
@@ -108,24 +108,6 @@ type reservation struct {
 	tokens int
 }
 
-// stepPlan is the schedule for the layers of one geometry.
-type stepPlan struct {
-	geometry attn.Problem
-	plan     kvstore.Plan
-	turn     uint64 // that plan was made in
-	rows     int    // that it was made for
-	used     bool   // the last run had the rows of sequences, and no others
-}
-
-// stepNode is a [CachedAttention] node as its step knows it.
-type stepNode struct {
-	layer int
-	plan  *stepPlan
-	run   uint64 // of the step, that the node last ran in; the step's mu guards it
-}
-
-func (n *stepNode) String() string { return fmt.Sprintf("layer %d", n.layer) }
-
 // StepStats adds up what the layers of a step's graph did.
 type StepStats struct {
 	Layers    int64         // runs of a CachedAttention node
@@ -166,15 +148,6 @@ func (s *Step) Tokens() int {
 		return 0
 	}
 	return s.tokens
-}
-
-// Layer is layer i of the cache as the step's graph sees it.
-func (s *Step) Layer(i int) Layer { return Layer{step: s, index: i} }
-
-// Layer names one layer of a cache for [CachedAttention].
-type Layer struct {
-	step  *Step
-	index int
 }
 
 // Positions is the position of each of the step's rows in its sequence, counted
@@ -242,11 +215,15 @@ func (s *Step) Stats() StepStats {
 // sequence twice or in another open step, or a step that is open, [ErrState], a
 // tree that is none or other positions than tokens [ErrShape], a position that is out of range [ErrLength], and one that a layer can't do [ErrUnsupported];
 // then nothing has changed.
-func (s *Step) Set(appends []Append) (err error) {
-	if err := s.made("Set"); err != nil {
+func (s *Step) Set(appends []Append) error {
+	const op = "Set"
+	if err := s.made(op); err != nil {
 		return err
 	}
-	const op = "Set"
+	return s.set(op, appends, false)
+}
+
+func (s *Step) set(op string, appends []Append, managed bool) (err error) {
 	defer errs.RecoverTo(op, &err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,11 +238,13 @@ func (s *Step) Set(appends []Append) (err error) {
 	if err := s.begin(op, appends); err != nil {
 		return errors.Join(err, s.rollback(op))
 	}
+	s.managed = managed
 	return nil
 }
 
 // begin does what Set does, for appends that are checked. Both mu are held.
-func (s *Step) begin(op string, appends []Append) error {
+func (s *Step) begin(op string, appends []Append) (err error) {
+	defer errs.RecoverTo(op, &err) // so that Set rolls back
 	c := s.cache
 	s.reservations, s.sequences, s.copies, s.trees, s.positions = s.reservations[:0], s.sequences[:0], s.copies[:0], s.trees[:0], s.positions[:0]
 	s.open, s.given = true, true
@@ -321,6 +300,8 @@ func (s *Step) check(op string, appends []Append) error {
 	switch {
 	case c.closed:
 		return errs.Errorf(op, ErrClosed, "cache")
+	case s.managed:
+		return errs.Errorf(op, ErrState, "step is open: a call of Run has not returned")
 	case s.open:
 		return errs.Errorf(op, ErrState, "step is open: commit or roll back first")
 	}
@@ -446,10 +427,14 @@ func (s *Step) nextReservation(a Append) *reservation {
 // then the layers hold the tokens of different runs. Where no layer has run since
 // Set though they did in earlier steps, a call of the machine's Reset is missing.
 func (s *Step) Commit() error {
-	if err := s.made("Commit"); err != nil {
+	const op = "Commit"
+	if err := s.made(op); err != nil {
 		return err
 	}
-	const op = "Commit"
+	return s.commit(op, false)
+}
+
+func (s *Step) commit(op string, managed bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.cache
@@ -460,6 +445,8 @@ func (s *Step) Commit() error {
 		return errs.Errorf(op, ErrClosed, "cache")
 	case !s.open:
 		return errs.Errorf(op, ErrState, "step is not open: call Set first")
+	case s.managed && !managed:
+		return errs.Errorf(op, ErrState, "Run has set the step, and commits it when its function returns nil")
 	}
 	if len(s.sequences) > 0 {
 		if !s.began && s.stats.Layers > 0 {
@@ -477,7 +464,7 @@ func (s *Step) Commit() error {
 			return err
 		}
 	}
-	s.open = false
+	s.open, s.managed = false, false
 	delete(c.open, s)
 	return nil
 }
@@ -485,20 +472,84 @@ func (s *Step) Commit() error {
 // Rollback gives up what Set reserved: every sequence is as before it. On a
 // step that is not open it does nothing, so it can be deferred.
 func (s *Step) Rollback() error {
-	if err := s.made("Rollback"); err != nil {
+	const op = "Rollback"
+	if err := s.made(op); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
-	if s.cache.closed {
-		return errs.Errorf("Rollback", ErrClosed, "cache")
-	}
-	if s.open {
-		return s.rollback("Rollback")
+	switch {
+	case s.cache.closed:
+		return errs.Errorf(op, ErrClosed, "cache")
+	case s.managed:
+		return errs.Errorf(op, ErrState, "Run has set the step, and rolls it back when its function returns an error")
+	case s.open:
+		return s.rollback(op)
 	}
 	return nil
+}
+
+// Run does a whole step: it calls Set, f and Commit, in this order. f fills the inputs and runs the
+// graph, or replays a recording:
+//
+//	err := step.Run(appends, func() error {
+//		copy(ids, tokens) // ids is the memory of an input
+//		defer machine.Reset()
+//		return leanattention.Cause(machine.RunAll())
+//	})
+//
+// The contract:
+//
+//   - If Set fails, Run returns the error of Set and does not call f.
+//   - If f returns an error, panics or calls [runtime.Goexit], or if Commit fails, Run rolls the step back: the
+//     cache is as it was before Run.
+//   - Run returns the error of f unchanged, so errors.Is finds what f wrapped. f or the caller calls [Cause]; Run does not.
+//   - Run recovers no panic: after the rollback a panic of f reaches the caller of Run, with its value and its stack.
+//   - While f runs, Set, Commit, Rollback and Run of this step are [ErrState] and change nothing. The result of f alone
+//     decides between Commit and Rollback.
+//   - f may do all else that is allowed between Set and Commit, and may call Run of other steps for other sequences.
+//   - If the cache is closed while f runs, later runs of layers are [ErrClosed], and so is Commit.
+//
+// Errors: those of Set, f and Commit; [ErrState] for a nil f.
+func (s *Step) Run(appends []Append, f func() error) (err error) {
+	const op = "Run"
+	if err := s.made(op); err != nil {
+		return err
+	}
+	if f == nil {
+		return errs.Errorf(op, ErrState, "f is nil")
+	}
+	if err := s.set(op, appends, true); err != nil {
+		return err
+	}
+	committed := false
+	defer func() { // no recover: a panic keeps its stack, and Goexit passes here, too
+		if committed {
+			return
+		}
+		if undo := s.abandon(op); undo != nil {
+			err = errors.Join(err, undo)
+		}
+	}()
+	if err = f(); err == nil {
+		err = s.commit(op, true)
+		committed = err == nil
+	}
+	return err
+}
+
+// abandon is the rollback of Run. A closed cache has nothing to roll back.
+func (s *Step) abandon(op string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	if s.cache.closed {
+		return nil
+	}
+	return s.rollback(op)
 }
 
 // rollback is Rollback with both mu held. The last reservation goes first, so that the
@@ -514,23 +565,9 @@ func (s *Step) rollback(op string) (err error) {
 		}
 		r.seq.step = nil
 	}
-	s.open, s.given = false, false
+	s.open, s.given, s.managed = false, false, false
 	delete(s.cache.open, s)
 	return err
-}
-
-// planFor is the plan of the layers of geometry g: those of one model have one.
-func (s *Step) planFor(g attn.Problem) *stepPlan {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.plans {
-		if p.geometry == g {
-			return p
-		}
-	}
-	p := &stepPlan{geometry: g, plan: s.cache.store.NewPlan(s.tokens, g)}
-	s.plans = append(s.plans, p)
-	return p
 }
 
 // plan makes p the schedule of the present turn, for a run of so many rows.
@@ -555,53 +592,6 @@ func (s *Step) used() int {
 	}
 	last := &s.sequences[len(s.sequences)-1]
 	return last.Row + last.Queries
-}
-
-// nextCall numbers the CachedAttention nodes of the step's graphs.
-func (s *Step) nextCall() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls++
-	return s.calls
-}
-
-// attend does what a node does in a run: it appends k and v to its layer and
-// attends to it. Only the reserved slots are written, so it can be repeated.
-func (s *Step) attend(op string, n *stepNode, c *kvstore.Call) (out, lse G.Value, err error) {
-	s.cache.running.RLock()
-	defer s.cache.running.RUnlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p := n.plan
-	switch {
-	case s.cache.closed:
-		return nil, nil, errs.Errorf(op, ErrClosed, "cache")
-	case !s.open:
-		return nil, nil, errs.Errorf(op, ErrState, "%v: step is not open: call Set first", n)
-	}
-	used := s.used()
-	if c.Rows.Tokens < used {
-		return nil, nil, errs.Errorf(op, ErrShape, "%v: q has %d rows, and Set gave %d to sequences", n, c.Rows.Tokens, used)
-	}
-	p.used = c.Rows.Tokens < s.tokens || p.used && used == s.tokens
-	begin := time.Now()
-	if p.turn != s.turn || p.rows != c.Rows.Tokens { // the node was made after Set, or the run has fewer rows
-		if err := s.plan(op, p, c.Rows.Tokens); err != nil {
-			return nil, nil, err
-		}
-	}
-	if n.run == s.run {
-		s.run++
-	}
-	s.began = true
-	n.run, s.ran[n.layer] = s.run, 0
-	if out, lse, err = p.plan.Attend(op, c); err != nil {
-		return nil, nil, err
-	}
-	s.ran[n.layer] = s.run
-	s.stats.Layers++
-	s.stats.Attention += time.Since(begin)
-	return out, lse, nil
 }
 
 // Part is what a step takes of one of the appends that [Chunks] cuts.
