@@ -441,13 +441,7 @@ func decodeSteps(gpu *device.GPU, replays int, each func(tokens int, logits *dev
 		if err := tokens.CopyFrom(tensor.New(tensor.WithShape(rows), tensor.WithBacking([]int32{3, 5}))); err != nil {
 			return err
 		}
-		if err := step.Set(appends); err != nil {
-			return err
-		}
-		if err := run(); err != nil {
-			return errors.Join(err, step.Rollback())
-		}
-		return step.Commit()
+		return step.Run(appends, run)
 	}
 	steps := 0
 	turn := func(run func() error) error {

@@ -95,9 +95,8 @@ func ExampleCachedAttention() {
 	defer m.Close()
 	row := tensor.Shape{1, 2}
 	for i := range 4 {
-		check(step.Set([]leanattention.Append{{Seq: seq, Tokens: 1}}))
 		check(G.Let(q, newTensor(row, 1, 1)), G.Let(k, newTensor(row, 1, 1)), G.Let(v, newTensor(row, float32(i), 10)))
-		check(m.RunAll(), step.Commit())
+		check(step.Run([]leanattention.Append{{Seq: seq, Tokens: 1}}, m.RunAll))
 		fmt.Println(seq.Len(), out.Value().Data())
 		m.Reset()
 	}
@@ -133,7 +132,7 @@ func ExampleSequence_Fork() {
 
 	prompt, err := cache.NewSequence()
 	check(err)
-	check(step.Set([]leanattention.Append{{Seq: prompt, Tokens: 10}}), run(), step.Commit())
+	check(step.Run([]leanattention.Append{{Seq: prompt, Tokens: 10}}, run))
 	fmt.Println("prompt:", prompt.Len(), "tokens, free pages:", cache.Stats().FreePages)
 
 	a, err := prompt.Fork()
@@ -142,7 +141,7 @@ func ExampleSequence_Fork() {
 	check(err)
 	fmt.Println("forked: free pages:", cache.Stats().FreePages)
 
-	check(step.Set([]leanattention.Append{{Seq: a, Tokens: 1}, {Seq: b, Tokens: 2}}), run(), step.Commit())
+	check(step.Run([]leanattention.Append{{Seq: a, Tokens: 1}, {Seq: b, Tokens: 2}}, run))
 	fmt.Println("continued:", a.Len(), b.Len(), prompt.Len(), "free pages:", cache.Stats().FreePages)
 	// Output:
 	// prompt: 10 tokens, free pages: 13
@@ -451,7 +450,7 @@ func ExampleSequence_Truncate() {
 	seq, err := cache.NewSequence()
 	check(err)
 	read := func(tokens int) {
-		check(step.Set([]leanattention.Append{{Seq: seq, Tokens: tokens}}), run(), step.Commit())
+		check(step.Run([]leanattention.Append{{Seq: seq, Tokens: tokens}}, run))
 	}
 	read(5) // the prompt
 
@@ -479,13 +478,13 @@ func ExampleSequence_Keep() {
 	step, run := toyModel(cache, 8)
 	seq, err := cache.NewSequence()
 	check(err)
-	check(step.Set([]leanattention.Append{{Seq: seq, Tokens: 5}}), run(), step.Commit()) // the prompt
+	check(step.Run([]leanattention.Append{{Seq: seq, Tokens: 5}}, run)) // the prompt
 
 	// 0 is certain; 1 and 2 may follow it, 3 and 4 may follow 2.
 	tree, err := leanattention.TreeOfParents([]int{-1, 0, 0, 2, 2})
 	check(err)
 	before := seq.Len()
-	check(step.Set([]leanattention.Append{{Seq: seq, Tokens: len(tree), Tree: tree}}), run(), step.Commit())
+	check(step.Run([]leanattention.Append{{Seq: seq, Tokens: len(tree), Tree: tree}}, run))
 	fmt.Println(step.Positions()[:5], seq.Len(), "tokens")
 	check(seq.Keep(before, []int{0, 2, 4})) // of what the model has chosen behind each
 	fmt.Println(seq.Len(), "tokens,", cache.Stats().FreePages, "free pages")
@@ -510,8 +509,7 @@ func ExampleWithRotary() {
 
 	text, err := cache.NewSequence()
 	check(err)
-	check(step.Set([]leanattention.Append{{Seq: text, Tokens: 4}}))
-	check(G.NewTapeMachine(g).RunAll(), step.Commit())
+	check(step.Run([]leanattention.Append{{Seq: text, Tokens: 4}}, G.NewTapeMachine(g).RunAll))
 	fmt.Printf("%.3f\n", out.Value().Data())
 	// Output:
 	// [1.000 0.343 0.081 0.035]
@@ -526,7 +524,7 @@ func ExampleCacheConfig_window() {
 	chat, err := cache.NewSequence()
 	check(err)
 	for range 200 {
-		check(step.Set([]leanattention.Append{{Seq: chat, Tokens: 5}}), run(), step.Commit())
+		check(step.Run([]leanattention.Append{{Seq: chat, Tokens: 5}}, run))
 	}
 	fmt.Println(chat)
 	fmt.Println(cache.Stats().FreePages, "free pages; the last row was at", step.Positions()[4])
@@ -544,7 +542,7 @@ func ExampleSequence_WriteTo() {
 	step, run := toyModel(cache, 8)
 	prompt, err := cache.NewSequence()
 	check(err)
-	check(step.Set([]leanattention.Append{{Seq: prompt, Tokens: 5}}), run(), step.Commit())
+	check(step.Run([]leanattention.Append{{Seq: prompt, Tokens: 5}}, run))
 
 	var file bytes.Buffer
 	n, err := prompt.WriteTo(&file)
@@ -583,7 +581,7 @@ func ExampleChunks() {
 
 	todo := []leanattention.Append{{Seq: prompt, Tokens: 7}, {Seq: text, Tokens: 1}}
 	for appends, parts := range leanattention.Chunks(step.Tokens(), todo) {
-		check(step.Set(appends), run(), step.Commit())
+		check(step.Run(appends, run))
 		fmt.Println("positions", step.Positions())
 		for i, row := range step.Last() {
 			p := parts[i]
@@ -662,13 +660,7 @@ func Example_device() {
 	machine := G.NewTapeMachine(g)
 	defer machine.Close()
 	for range 3 {
-		if err := step.Set([]leanattention.Append{{Seq: sequence, Tokens: 1}}); err != nil {
-			log.Fatal(err)
-		}
-		if err := machine.RunAll(); err != nil {
-			log.Fatal(err)
-		}
-		if err := step.Commit(); err != nil {
+		if err := step.Run([]leanattention.Append{{Seq: sequence, Tokens: 1}}, machine.RunAll); err != nil {
 			log.Fatal(err)
 		}
 		machine.Reset()

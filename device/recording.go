@@ -30,9 +30,7 @@ type Recording struct {
 // work instead of having it done. A graph must have run before, so that its nodes
 // have their memory:
 //
-//	step.Set(appends)
-//	machine.RunAll()                                  // the first time
-//	step.Commit()
+//	step.Run(appends, machine.RunAll)                 // the first time
 //	machine.Reset()
 //	...
 //	step.Set(appends)
@@ -42,10 +40,8 @@ type Recording struct {
 //	step.Commit()
 //	...
 //	for {
-//		step.Set(appends)
 //		input.CopyFrom(tokens)
-//		recording.Replay()                            // from then on
-//		step.Commit()
+//		step.Run(appends, recording.Replay)           // from then on
 //	}
 //
 // What a replay computes is in the values that the nodes had after Record.

@@ -270,13 +270,11 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, often bool, 
 
 // run is a step: what is computed of its rows.
 func (gr *graph) run(appends []la.Append, ids []int) (rows any, err error) {
-	if err := gr.step.Set(appends); err != nil {
-		return nil, err
-	}
-	if rows, err = gr.compute(ids); err != nil {
-		return nil, errors.Join(err, gr.step.Rollback())
-	}
-	return rows, gr.step.Commit()
+	err = gr.step.Run(appends, func() (err error) {
+		rows, err = gr.compute(ids)
+		return err
+	})
+	return rows, err
 }
 
 func (gr *graph) compute(ids []int) (rows any, err error) {

@@ -122,28 +122,19 @@ func (d *Decoder) continueGPU(seqs []*la.Sequence, tokens []int, steps int) (all
 
 // follow queues a step that reads what the last one has chosen, or else what is there already, and puts what it
 // chooses into rows of history from at on.
-func (gr *graph) follow(appends []la.Append, last bool, history *device.Tensor, at int) (err error) {
-	if err := gr.step.Set(appends); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, gr.step.Rollback())
+func (gr *graph) follow(appends []la.Append, last bool, history *device.Tensor, at int) error {
+	return gr.step.Run(appends, func() error {
+		n := len(appends)
+		if last {
+			if err := copyRows(gr.there, 0, gr.result, n); err != nil {
+				return err
+			}
 		}
-	}()
-	n := len(appends)
-	if last {
-		if err := copyRows(gr.there, 0, gr.result, n); err != nil {
+		if err := gr.queue(); err != nil {
 			return err
 		}
-	}
-	if err := gr.queue(); err != nil {
-		return err
-	}
-	if err := copyRows(history, at, gr.result, n); err != nil {
-		return err
-	}
-	return gr.step.Commit()
+		return copyRows(history, at, gr.result, n)
+	})
 }
 
 // copyRows copies the first n rows of a tensor to those from at on of another.

@@ -92,17 +92,11 @@ func TestGoldenSinks(t *testing.T) {
 					n = l.Prompt
 				}
 				copy(hidden.Data().([]float32), read[done*l.Hidden:(done+n)*l.Hidden])
-				if err := step.Set([]la.Append{{Seq: seq, Tokens: n}}); err != nil {
-					t.Fatal(err)
-				}
-				if err := m.RunAll(); err != nil {
+				if err := step.Run([]la.Append{{Seq: seq, Tokens: n}}, m.RunAll); err != nil {
 					t.Fatal(err)
 				}
 				y := out.Value().Data().([]float32)
 				m.Reset()
-				if err := step.Commit(); err != nil {
-					t.Fatal(err)
-				}
 				for row := range n {
 					for j, x := range want[done+row] {
 						if got := y[row*l.Hidden+j]; !(math.Abs(float64(got-x)) <= 1e-4) {

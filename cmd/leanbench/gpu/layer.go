@@ -200,15 +200,15 @@ func (r *layerStep) prompt(s Shape) error {
 	}
 	for i, a := range r.appends {
 		for left := s.lengths[i] - 1; left > 0; left -= layerChunk {
-			if err := step.Set([]la.Append{{Seq: a.Seq, Tokens: min(left, layerChunk)}}); err != nil {
-				return err
-			}
-			for _, op := range ops {
-				if _, err := op.Do(in...); err != nil {
-					return err
+			err := step.Run([]la.Append{{Seq: a.Seq, Tokens: min(left, layerChunk)}}, func() error {
+				for _, op := range ops {
+					if _, err := op.Do(in...); err != nil {
+						return err
+					}
 				}
-			}
-			if err := step.Commit(); err != nil {
+				return nil
+			})
+			if err != nil {
 				return err
 			}
 		}

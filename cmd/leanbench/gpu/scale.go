@@ -643,13 +643,7 @@ func (r *scaleStep) prompts(c *scaleCase, appends []la.Append) error {
 		all = append(all, la.Append{Seq: a.Seq, Tokens: c.lengths[i] - 1})
 	}
 	for chunk := range la.Chunks(rows, all) {
-		if err := step.Set(chunk); err != nil {
-			return err
-		}
-		if err := run(); err != nil {
-			return errors.Join(err, step.Rollback())
-		}
-		if err := step.Commit(); err != nil {
+		if err := step.Run(chunk, run); err != nil {
 			return err
 		}
 	}
