@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -576,7 +578,7 @@ func TestDefaultNodes(t *testing.T) {
 			}
 		}
 	}
-	if err := la.CheckGraph(g.G); err != nil {
+	if err := rewrite.Check(g.G); err != nil {
 		t.Error(err)
 	}
 }

@@ -231,6 +231,11 @@ func TestBadInputBuilders(t *testing.T) {
 			checkBuilder(t, "Attention", g, func() (*G.Node, error) { return la.Attention(q, k, v, opt) }, want, text)
 		})
 	}
+	for _, scale := range [][]float64{{0}, {math.NaN()}, {math.Inf(1)}, {1, 1}} {
+		attention(fmt.Sprint("bias scaled by ", scale), la.ErrOption, "WithBias: scale must be one number", func(g *G.ExprGraph) la.Option {
+			return la.WithBias(f32(2, 6, 1, 5).node(g, "bias"), scale...)
+		})
+	}
 	lengths := func(of tensor.Dtype, shape ...int) func(*G.ExprGraph) la.Option {
 		return func(g *G.ExprGraph) la.Option { return la.WithLengths(input3{of, shape}.node(g, "lengths")) }
 	}

@@ -171,7 +171,7 @@ func newStepGraph(t interface {
 		G.Read(lse, &s.lse[l])
 		s.in, s.nodes = append(s.in, in), append(s.nodes, out)
 	}
-	noError(t, CheckGraph(g))
+	noError(t, graph.Check("test", g))
 	s.vm = G.NewTapeMachine(g)
 	return s
 }

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/internal/graph"
+
 	"gorgonia.org/leanattention/internal/memory"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/internal/script"
@@ -592,7 +594,7 @@ func (d *testDecoder) pass(t testing.TB, c *Cache, rows int) *testPass {
 		h = G.Must(G.Add(h, times(a, weight("o", d.wo[l]))))
 	}
 	G.Read(h, &p.h)
-	noError(t, CheckGraph(g))
+	noError(t, graph.Check("test", g))
 	p.vm = G.NewTapeMachine(g)
 	return p
 }

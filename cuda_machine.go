@@ -218,24 +218,6 @@ func (op *machineLSE) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
 	return errs.Errorf(op.of+".DoDiff", ErrUnsupported, "gradient on the lisp machine under the build tag cuda")
 }
 
-// checkMachine refuses what Gorgonia's machine panics at: where no node computes
-// on the GPU, it takes the register that a Read does not have for one there.
-func checkMachine(op string, g *G.ExprGraph) error {
-	reads := ""
-	for _, n := range g.AllNodes() {
-		if _, ok := n.Op().(G.CUDADoer); ok {
-			return nil
-		}
-		if fmt.Sprintf("%T", n.Op()) == "gorgonia.readOp" {
-			reads = n.String()
-		}
-	}
-	if reads == "" {
-		return nil
-	}
-	return errs.Errorf(op, ErrGraph, "%s, and no node on Gorgonia's CUDA machine: under the build tag cuda take the values of nodes instead", reads)
-}
-
 // placePages makes the pages of a cache that is not in host memory.
 func placePages(op string, c *Cache, l *cacheLayout) (kvstore.Store, error) {
 	if c.config.Device == machineGPU {

@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/rope"
@@ -115,11 +117,11 @@ func TestMachineLeavesOnCPU(t *testing.T) {
 		}
 		p.Check(t, p.Reference(p.Precision(0)), g.Out.Value(), g.LSE.Value())
 		vm.Close()
-		if err := la.CheckGraph(g.G); err != nil {
+		if err := rewrite.Check(g.G); err != nil {
 			t.Error(err)
 		}
 		G.Read(g.Out, &g.OutValue)
-		if err := la.CheckGraph(g.G); !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "no node on Gorgonia's CUDA machine") {
+		if err := rewrite.Check(g.G); !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "no node on Gorgonia's CUDA machine") {
 			t.Errorf("a Read, where Gorgonia panics: %v", err)
 		}
 	}
@@ -649,7 +651,7 @@ func TestMachineMixed(t *testing.T) {
 	}
 	var got G.Value
 	G.Read(y, &got)
-	if err := la.CheckGraph(g); err != nil {
+	if err := rewrite.Check(g); err != nil {
 		t.Fatal(err)
 	}
 	vm := graphtest.NewTapeMachine(g)

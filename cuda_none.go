@@ -15,8 +15,6 @@ func placeAttention(op *attentionOp, _, _, _ *G.Node) G.Op { return op }
 func placeCached(op *cachedOp) G.Op                        { return op }
 func placeLSE(op *lseOp, _ *G.Node) G.Op                   { return op }
 
-func checkMachine(string, *G.ExprGraph) error { return nil }
-
 // placePages makes the pages of a cache that is not in host memory.
 func placePages(op string, _ *Cache, l *cacheLayout) (kvstore.Store, error) {
 	return kvstore.NewDevice(op, l.store(), l.least())

@@ -3,6 +3,7 @@ package leanattention
 import (
 	"fmt"
 
+	"gorgonia.org/leanattention/internal/fuse"
 	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/errs"
@@ -147,12 +148,6 @@ func (c *nodeChain) addBias(s, bias *G.Node, p *problem) *G.Node {
 	return c.reshape(s, laid...)
 }
 
-// The names of Default's inputs tell [Fuse] what they are.
-const (
-	defaultScaleName = "leanattention.scale("
-	defaultMaskName  = "leanattention.causal("
-)
-
 // scaleNode is an input, not a constant: Gorgonia takes constants that print
 // alike for equal, float32(1) and float64(1) for instance. Its name makes the
 // scales of many layers one node.
@@ -161,7 +156,7 @@ func scaleNode(g *G.ExprGraph, t tensor.Dtype, scale float64) *G.Node {
 	if t == tensor.Float32 {
 		v = float32(scale)
 	}
-	return G.NewScalar(g, t, G.WithName(fmt.Sprintf(defaultScaleName+"%v,%v)", v, t)), G.WithValue(v))
+	return G.NewScalar(g, t, G.WithName(fmt.Sprintf(fuse.ScaleName+"%v,%v)", v, t)), G.WithValue(v))
 }
 
 // maskedScore is added to the score of a key that is not seen: exp of it is 0
@@ -172,7 +167,7 @@ const maskedScore = -1e9
 // of the group, queries), causal or with a window. What [Fuse] takes for causal is
 // a mask with one of its names.
 func maskNode(g *G.ExprGraph, p *problem, c *config, rows int) *G.Node {
-	name := fmt.Sprintf("%s%d,%d,%d,%v)", defaultMaskName, rows, p.queries, p.keys, p.query)
+	name := fmt.Sprintf("%s%d,%d,%d,%v)", fuse.MaskName, rows, p.queries, p.keys, p.query)
 	if c.mask.Window > 0 {
 		name = fmt.Sprintf("leanattention.window(%d,%d,%t,%d,%d,%d,%v)", c.mask.Window, c.mask.SinkTokens, c.mask.Causal, rows, p.queries, p.keys, p.query)
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -518,7 +520,7 @@ func testMixedSteps(t *testing.T, gpu *device.GPU, how string, query tensor.Dtyp
 			}
 		}
 		if how == "share" {
-			if err := la.ShareMemory(g, p.out[:]...); err != nil {
+			if err := rewrite.ShareMemory(g, p.out[:]...); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -287,7 +289,7 @@ func testDeviceNodes(t *testing.T, gpu *device.GPU) {
 		var kept G.Value
 		G.Read(r.back, &r.out)
 		G.Read(r.there, &kept)
-		if err := la.CheckGraph(g); err != nil {
+		if err := rewrite.Check(g); err != nil {
 			t.Fatal(err)
 		}
 		vm := G.NewTapeMachine(g, opts...)

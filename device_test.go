@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -682,7 +684,7 @@ func testDeviceShared(t *testing.T, gpu *device.GPU) {
 			nodes = append(nodes, h)
 		}
 		if share {
-			if err := la.ShareMemory(g, nodes[1]); err != nil {
+			if err := rewrite.ShareMemory(g, nodes[1]); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -719,7 +721,7 @@ func testDeviceShared(t *testing.T, gpu *device.GPU) {
 		t.Errorf("12 layers take %d bytes, with shared memory %d, and 24 layers %d", all, few, more)
 	}
 	g := G.NewGraph()
-	for name, err := range map[string]error{"no graph": la.ShareMemory(nil), "no node": la.ShareMemory(g, nil), "another graph's": la.ShareMemory(g, nodes[0])} {
+	for name, err := range map[string]error{"no graph": rewrite.ShareMemory(nil), "no node": rewrite.ShareMemory(g, nil), "another graph's": rewrite.ShareMemory(g, nodes[0])} {
 		if !errors.Is(err, la.ErrGraph) {
 			t.Errorf("%s: %v", name, err)
 		}

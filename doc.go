@@ -77,7 +77,7 @@
 // race. They may run at the same time.
 //
 // Gorgonia identifies nodes by a 32-bit hash: give inputs names of their own,
-// and call [CheckGraph] once when a graph is complete. Its tape machine runs a
+// and call [rewrite.Check] once when a graph is complete. Its tape machine runs a
 // graph as often as one likes, with Reset between runs; its lisp machine once.
 // What goes wrong in a run is inside an error of the machine's: [Cause] takes it out.
 //

@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/rope"
@@ -349,7 +351,7 @@ func ExampleWithLSE() {
 	first, lse1 := attend(in("k1", 0, 1), in("v1", 10, 20))
 	second, lse2 := attend(in("k2", 2), in("v2", 30))
 	all, lse := attend(in("k", 0, 1, 2), in("v", 10, 20, 30))
-	check(leanattention.CheckGraph(g))
+	check(rewrite.Check(g))
 
 	m := G.NewTapeMachine(g)
 	defer m.Close()
@@ -413,7 +415,7 @@ func ExampleAttention_gradient() {
 
 // A graph that somebody wrote with Gorgonia's own ops is rewritten; the values
 // of its inputs are shared, and what it reads is read.
-func ExampleFuse() {
+func Example_fuse() {
 	g := G.NewGraph()
 	q := G.NodeFromAny(g, newTensor(tensor.Shape{1, 1, 2}, 3, 0), G.WithName("q")) // (heads, queries, d)
 	k := G.NodeFromAny(g, newTensor(tensor.Shape{1, 2, 2}, 1, 0, 0, 1), G.WithName("k"))
@@ -425,7 +427,7 @@ func ExampleFuse() {
 	var result G.Value
 	G.Read(out, &result)
 
-	f, err := leanattention.Fuse(classes)
+	f, err := rewrite.Fuse(classes)
 	check(err)
 	fmt.Print(f)
 
@@ -615,12 +617,12 @@ func ExampleCause() {
 }
 
 // Graphs are checked once, when they are complete.
-func ExampleCheckGraph() {
+func Example_check() {
 	g := G.NewGraph()
 	x := G.NewTensor(g, tensor.Float32, 3, G.WithShape(1, 2, 2), G.WithName("x"))
 	_, err := leanattention.Attention(x, x, x)
 	check(err)
-	fmt.Println(leanattention.CheckGraph(g))
+	fmt.Println(rewrite.Check(g))
 	// Output: <nil>
 }
 

@@ -21,6 +21,8 @@ import (
 	"sync"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/rope"
@@ -39,7 +41,7 @@ import (
 // exported are the package's types with methods, but for those that are aliases.
 var exported = []reflect.Type{
 	reflect.TypeFor[la.Cache](), reflect.TypeFor[la.Sequence](), reflect.TypeFor[la.Step](), reflect.TypeFor[la.Layer](),
-	reflect.TypeFor[device.GPU](), reflect.TypeFor[device.Tensor](), reflect.TypeFor[device.Recording](), reflect.TypeFor[la.Fused](),
+	reflect.TypeFor[device.GPU](), reflect.TypeFor[device.Tensor](), reflect.TypeFor[device.Recording](), reflect.TypeFor[rewrite.Fused](),
 	reflect.TypeFor[la.CacheConfig](), reflect.TypeFor[la.CacheStats](), reflect.TypeFor[la.StepStats](),
 	reflect.TypeFor[la.Shard](), reflect.TypeFor[device.Info](), reflect.TypeFor[device.Memory](), reflect.TypeFor[la.Schedule](), reflect.TypeFor[la.Option](),
 	reflect.TypeFor[rope.Config](), reflect.TypeFor[rope.Linear](), reflect.TypeFor[rope.Llama3](), reflect.TypeFor[rope.YaRN](),
@@ -485,7 +487,7 @@ func TestCheckGraph(t *testing.T) {
 		t.Fatalf("%q and %q have hashes %#x and %#x", a, b, x.Hashcode(), y.Hashcode())
 	}
 	difference := G.Must(G.Sub(x, y))
-	err := la.CheckGraph(g)
+	err := rewrite.Check(g)
 	if !errors.Is(err, la.ErrGraph) {
 		t.Fatalf("CheckGraph says %v", err)
 	}
@@ -507,14 +509,14 @@ func TestCheckGraph(t *testing.T) {
 	g = G.NewGraph()
 	x, y = vector(a, 5, 5), vector(b+"'", 1, 2)
 	G.Must(G.Sub(x, y))
-	if err := la.CheckGraph(g); err != nil {
+	if err := rewrite.Check(g); err != nil {
 		t.Error(err)
 	}
 
-	if err := la.CheckGraph(nil); !errors.Is(err, la.ErrGraph) {
+	if err := rewrite.Check(nil); !errors.Is(err, la.ErrGraph) {
 		t.Errorf("a nil graph: %v", err)
 	}
-	if err := la.CheckGraph(G.NewGraph()); err != nil {
+	if err := rewrite.Check(G.NewGraph()); err != nil {
 		t.Errorf("an empty graph: %v", err)
 	}
 }
@@ -636,7 +638,7 @@ func TestNamelessOperands(t *testing.T) {
 			if !c.apart && (!errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), " are one node, an input without a name: ") || !strings.Contains(err.Error(), "gorgonia.WithName")) {
 				t.Errorf("without names: %v", err)
 			}
-			if err := la.CheckGraph(g); !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "no name") {
+			if err := rewrite.Check(g); !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "no name") {
 				t.Errorf("CheckGraph: %v", err)
 			}
 			count := 0

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/rope"
@@ -716,7 +718,7 @@ func TestGPUSinksComputed(t *testing.T) {
 	}
 	var result G.Value
 	G.Read(graphtest.Move(t, out, device.ToHost), &result)
-	if err := la.ShareMemory(g); err != nil {
+	if err := rewrite.ShareMemory(g); err != nil {
 		t.Fatal(err)
 	}
 	vm := graphtest.NewTapeMachine(g)

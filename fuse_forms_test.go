@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -23,7 +25,7 @@ type form struct {
 }
 
 // node is a match in words.
-func node(m la.Match) string {
+func node(m rewrite.Match) string {
 	s := fmt.Sprintf("heads %d/%d, queries %d, keys %d, scale %.4g", m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale)
 	if m.Causal {
 		s += ", causal"
@@ -536,7 +538,7 @@ func TestFuseHiddenRow(t *testing.T) {
 					mask = w.Constant("a mask", m, 2, 3, 5)
 				}
 				o := w.BMM(w.ByHand(w.Add(w.BMM(q, k, false, true), mask), 2, true), v)
-				f, err := la.Fuse(o)
+				f, err := rewrite.Fuse(o)
 				if err != nil || len(f.Matches) != 1 || f.Matches[0].Bias != mask {
 					t.Fatal(f, err)
 				}
@@ -631,7 +633,7 @@ func TestFuseIdleDropout(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		f, err := la.Fuse(o)
+		f, err := rewrite.Fuse(o)
 		if err != nil || len(f.Matches)+len(f.Misses) != 1 {
 			t.Fatal(f, err)
 		}

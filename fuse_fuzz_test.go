@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -384,7 +386,7 @@ func fuseAndCompare(t testing.TB, choices []byte) (matches, misses int) {
 	for _, r := range roots {
 		want = append(want, slices.Clone(graphtest.Floats(t, evaluate(t, r, known))))
 	}
-	f, err := la.Fuse(roots...)
+	f, err := rewrite.Fuse(roots...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -536,7 +538,7 @@ func fuseThenGrad(t *testing.T, w *graphtest.Writer, root *G.Node, unit float64,
 	if root.IsScalar() {
 		t.Skip("its root is a sum already")
 	}
-	f, err := la.Fuse(root)
+	f, err := rewrite.Fuse(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -570,7 +572,7 @@ func TestFuseLet(t *testing.T) {
 	}
 	w := graphtest.NewWriter(t, rng, tensor.Float64)
 	x, root := attention(w)
-	f, err := la.Fuse(root)
+	f, err := rewrite.Fuse(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -616,10 +618,10 @@ func TestFuseLet(t *testing.T) {
 	// Through a second Fuse, and on the lisp machine.
 	w = graphtest.NewWriter(t, rng, tensor.Float64)
 	x, root = attention(w)
-	if f, err = la.Fuse(root); err != nil {
+	if f, err = rewrite.Fuse(root); err != nil {
 		t.Fatal(err)
 	}
-	again, err := la.Fuse(f.Roots...)
+	again, err := rewrite.Fuse(f.Roots...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -631,7 +633,7 @@ func TestFuseLet(t *testing.T) {
 	}
 	w2 := graphtest.NewWriter(t, rng, tensor.Float64)
 	x, root = attention(w2)
-	if f, err = la.Fuse(root); err != nil {
+	if f, err = rewrite.Fuse(root); err != nil {
 		t.Fatal(err)
 	}
 	graphtest.Let(t, x, value)
@@ -647,7 +649,7 @@ func TestFuseLet(t *testing.T) {
 	// A program without the link computes with the values of its own nodes, and refuses others.
 	w = graphtest.NewWriter(t, rng, tensor.Float64)
 	x, root = attention(w)
-	if f, err = la.Fuse(root); err != nil {
+	if f, err = rewrite.Fuse(root); err != nil {
 		t.Fatal(err)
 	}
 	program, places, err := G.CompileFunction(f.Graph, G.Nodes{f.Node(x)}, G.Nodes{f.Roots[0]})

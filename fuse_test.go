@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -175,7 +177,7 @@ func testFuse(t *testing.T, all []written) {
 }
 
 // check compares what Fuse did with what it was to do.
-func (d *written) check(t *testing.T, f *la.Fused) {
+func (d *written) check(t *testing.T, f *rewrite.Fused) {
 	t.Helper()
 	if len(f.Matches) != d.matches || graphtest.Count(f.Graph, "LeanAttention") != d.matches {
 		t.Errorf("%d matches and %d nodes of attention, want %d\n%v", len(f.Matches), graphtest.Count(f.Graph, "LeanAttention"), d.matches, f)
@@ -195,7 +197,7 @@ func (d *written) check(t *testing.T, f *la.Fused) {
 }
 
 // checkMisses compares the reasons, each of which says in one line what to change.
-func (d *written) checkMisses(t *testing.T, f *la.Fused) {
+func (d *written) checkMisses(t *testing.T, f *rewrite.Fused) {
 	t.Helper()
 	if len(f.Misses) != len(d.misses) {
 		t.Fatalf("%d misses, want %d\n%v", len(f.Misses), len(d.misses), f)
@@ -447,7 +449,7 @@ func TestFuseReads(t *testing.T) {
 	o := w.Must(G.Tanh(w.BMM(w.Softmax(w.BMM(x, x, false, true), 2), x)))
 	aside := w.Must(G.Exp(x))
 	reads := graphtest.Read(aside, o)
-	f, err := la.Fuse(o)
+	f, err := rewrite.Fuse(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -475,7 +477,7 @@ func TestFuseSet(t *testing.T) {
 	w := graphtest.NewWriter(t, reftest.Rand(t), tensor.Float64)
 	x, y := w.Input("x", 2, 3), w.Input("y", 2, 3)
 	set := G.Set(x, w.Must(G.Tanh(y)))
-	f, err := la.Fuse(w.Must(G.Exp(x)))
+	f, err := rewrite.Fuse(w.Must(G.Exp(x)))
 	if err != nil || f.Node(set) == nil || graphtest.Count(f.Graph, "tanh") != 1 || f.Node(set).Op() != set.Op() {
 		t.Errorf("%v, %v", f, err)
 	}
@@ -508,7 +510,7 @@ func TestFuseShares(t *testing.T) {
 	if f.Node(d).Op() != d.Op() {
 		t.Error("a Dropout is another one")
 	}
-	again, err := la.Fuse(f.Roots...)
+	again, err := rewrite.Fuse(f.Roots...)
 	if err != nil || len(again.Matches) != 0 || len(again.Misses) != 0 {
 		t.Errorf("a second time: %v, %v", again, err)
 	}
@@ -548,7 +550,7 @@ func TestFuseInfinity(t *testing.T) {
 		"not a number": func(w *graphtest.Writer, x *G.Node) *G.Node { return w.Add(x, w.Number(math.NaN())) },
 	} {
 		w := graphtest.NewWriter(t, rng, tensor.Float64)
-		f, err := la.Fuse(w.Attend(func(s *G.Node) *G.Node { return scale(w, s) }))
+		f, err := rewrite.Fuse(w.Attend(func(s *G.Node) *G.Node { return scale(w, s) }))
 		if err != nil || len(f.Matches) != 0 || len(f.Misses) != 1 {
 			t.Errorf("%s: %v, %v", name, f, err)
 		}
@@ -572,7 +574,7 @@ func TestFuseRewired(t *testing.T) {
 	G.WithChildren(G.Nodes{o})(y)
 	w.G.SetEdge(edge{y, o})
 	want := slices.Clone(graphtest.Floats(t, evaluate(t, y, make(map[*G.Node]G.Value))))
-	f, err := la.Fuse(y)
+	f, err := rewrite.Fuse(y)
 	if err != nil || len(f.Matches) != 1 {
 		t.Fatalf("%v, %v", f, err)
 	}
@@ -640,7 +642,7 @@ func TestFuseHeadsApart(t *testing.T) {
 		return w.Mul(w.Softmax(w.Mul(q, w.Swap(k))), v)
 	})
 	roots := []*G.Node{o, late}
-	f, err := la.Fuse(roots...)
+	f, err := rewrite.Fuse(roots...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -666,14 +668,14 @@ func TestFuseCollision(t *testing.T) {
 	w := graphtest.NewWriter(t, reftest.Rand(t), tensor.Float64)
 	nameA, nameB := w.Colliding(w.Input("x", 2, 3, 4))
 	a, b := w.Input(nameA, 2, 3, 4), w.Input(nameB, 2, 3, 4)
-	if f, err := la.Fuse(w.Add(a, b)); f != nil || !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), nameB) {
+	if f, err := rewrite.Fuse(w.Add(a, b)); f != nil || !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), nameB) {
 		t.Errorf("inputs: %v, %v", f, err)
 	}
 	_, k, v := w.QKV()
 	half := w.Number(0.5)
 	x := w.BMM(w.Softmax(w.Times(w.BMM(a, k, false, true), half), 2), v)
 	y := w.BMM(w.Softmax(w.BMM(w.Times(b, half), k, false, true), 2), v)
-	if f, err := la.Fuse(x, y); f != nil || !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "other inputs; rename") {
+	if f, err := rewrite.Fuse(x, y); f != nil || !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "other inputs; rename") {
 		t.Errorf("attentions: %v, %v", f, err)
 	}
 }
@@ -685,11 +687,11 @@ func TestFuseErrors(t *testing.T) {
 	for name, roots := range map[string][]*G.Node{
 		"none": nil, "nil": {x, nil}, "two graphs": {x, other}, "no graph": {G.NewConstant(1.0)},
 	} {
-		if f, err := la.Fuse(roots...); f != nil || !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "Fuse") {
+		if f, err := rewrite.Fuse(roots...); f != nil || !errors.Is(err, la.ErrGraph) || !strings.Contains(err.Error(), "rewrite.Fuse") {
 			t.Errorf("%s: %v, %v", name, f, err)
 		}
 	}
-	f, err := la.Fuse(x)
+	f, err := rewrite.Fuse(x)
 	if err != nil || f.Roots[0].Value() != x.Value() || f.String() != "0 fused, 0 left alone\n" {
 		t.Errorf("an input alone: %v, %v", f, err)
 	}

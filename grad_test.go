@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -118,7 +120,7 @@ func differentiate(t testing.TB, p *graphtest.Problem, rng *rand.Rand, of cost, 
 	for i, n := range grads {
 		G.Read(n, to[i])
 	}
-	if err := la.CheckGraph(g.G); err != nil {
+	if err := rewrite.Check(g.G); err != nil {
 		t.Fatal(err)
 	}
 	return g

@@ -561,3 +561,6 @@ var (
 	_ G.SDOp = (*lseOp)(nil)
 	_ G.ADOp = (*lseOp)(nil)
 )
+
+// SetStale has runs ask whether the values of a rewritten graph are out of date.
+func (op *attentionOp) SetStale(stale func() error) { op.stale = stale }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -486,7 +488,7 @@ func TestCachedAttentionNodes(t *testing.T) {
 			}
 		}
 	}
-	if err := la.CheckGraph(g); err != nil {
+	if err := rewrite.Check(g); err != nil {
 		t.Error(err)
 	}
 }
@@ -600,7 +602,7 @@ func testLayerTwice(t *testing.T, gpu *device.GPU) {
 	if got := w.turn(clone.Node(out.ID()).(*G.Node)); got != 2 {
 		t.Errorf("a clone: %v", got)
 	}
-	fused, err := la.Fuse(out)
+	fused, err := rewrite.Fuse(out)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/half"
@@ -370,7 +372,7 @@ func TestAttentionNodes(t *testing.T) {
 		}
 		byID[n.ID()] = name
 	}
-	if err := la.CheckGraph(g.G); err != nil {
+	if err := rewrite.Check(g.G); err != nil {
 		t.Error(err)
 	}
 

@@ -215,11 +215,18 @@ func WithALiBi(slopes []float64) Option {
 // The bias has a gradient, the sum over all that share a number, unless it is a
 // constant of Gorgonia's. It takes a pass over the scores of its own. On a GPU the bias is a
 // [device.Tensor] as q is.
-func WithBias(bias *G.Node) Option { return withScaledBias(bias, 1) }
-
-// withScaledBias is WithBias with a factor on the numbers, which is not 0.
-func withScaledBias(bias *G.Node, scale float64) Option {
-	return Option{kind: optBias, node: bias, scale: scale}
+//
+// scale is one number, or none for 1. It multiplies the bias, and is finite and not 0.
+func WithBias(bias *G.Node, scale ...float64) Option {
+	o := Option{kind: optBias, node: bias, scale: 1}
+	switch len(scale) {
+	case 0:
+	case 1:
+		o.scale = scale[0]
+	default:
+		o.scale = math.NaN()
+	}
+	return o
 }
 
 // WithDropout drops weights behind the softmax, and makes up for it by the others:
@@ -495,6 +502,9 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 		case optBias:
 			if o.node == nil {
 				return c, errs.Errorf(op, ErrOption, "WithBias(nil)")
+			}
+			if o.scale == 0 || math.IsNaN(o.scale) || math.IsInf(o.scale, 0) {
+				return c, errs.Errorf(op, ErrOption, "WithBias: scale must be one number, finite and not 0")
 			}
 			c.biasNode, c.biasScale = o.node, o.scale
 		case optDropout:

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -721,7 +723,7 @@ func BenchmarkFuse(b *testing.B) {
 	} {
 		w := graphtest.NewWriter(b, rand.New(rand.NewPCG(1, 2)), tensor.Float32)
 		x := w.Stack(1, c.queries, c.keys, c.causal)
-		f, err := la.Fuse(x)
+		f, err := rewrite.Fuse(x)
 		if err != nil || len(f.Matches) != 1 {
 			b.Fatal(f, err)
 		}
@@ -738,9 +740,9 @@ func BenchmarkFuse(b *testing.B) {
 	}
 	w := graphtest.NewWriter(b, rand.New(rand.NewPCG(1, 2)), tensor.Float32)
 	x := w.Stack(48, 8, 8, true)
-	b.Run("Fuse", func(b *testing.B) {
+	b.Run("rewrite.Fuse", func(b *testing.B) {
 		for b.Loop() {
-			if f, err := la.Fuse(x); err != nil || len(f.Matches) != 48 {
+			if f, err := rewrite.Fuse(x); err != nil || len(f.Matches) != 48 {
 				b.Fatal(f, err)
 			}
 		}

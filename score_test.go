@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -197,7 +199,7 @@ func TestFuseKeepsSinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := la.Fuse(ours, stock)
+	f, err := rewrite.Fuse(ours, stock)
 	if err != nil || len(f.Matches) != 1 {
 		t.Fatalf("%v\n%v", err, f)
 	}
@@ -473,9 +475,9 @@ func TestDropoutBadInput(t *testing.T) {
 }
 
 // fusedDropout is a graph with Gorgonia's Dropout, rewritten, and the nodes of the seeds.
-func fusedDropout(t *testing.T, roots ...*G.Node) (f *la.Fused, seeds []*G.Node) {
+func fusedDropout(t *testing.T, roots ...*G.Node) (f *rewrite.Fused, seeds []*G.Node) {
 	t.Helper()
-	f, err := la.Fuse(roots...)
+	f, err := rewrite.Fuse(roots...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -647,7 +649,7 @@ func TestFuseDropoutGradients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := la.Fuse(append([]*G.Node{cost}, grads...)...)
+	f, err := rewrite.Fuse(append([]*G.Node{cost}, grads...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,9 +1,6 @@
 package leanattention
 
 import (
-	"fmt"
-	"strings"
-
 	"gorgonia.org/leanattention/internal/kvstore"
 
 	"gorgonia.org/leanattention/internal/operand"
@@ -11,7 +8,6 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/graph"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -285,52 +281,4 @@ func newTokenRows(op string, q, k, v operand.Operand, tokens int, c *CacheConfig
 		return r, errs.Errorf(op, ErrShape, "q has %d heads, not a multiple of the cache's %d KV heads", r.Heads, c.KVHeads)
 	}
 	return r, nil
-}
-
-// CheckGraph looks for nodes that Gorgonia takes for one node, which gives wrong results
-// without an error. The error of CheckGraph is [ErrGraph] and lists the nodes. Call it
-// once, when the graph is complete. It reports
-//
-//   - nodes whose 32-bit hashes are equal: Gorgonia's tape machine computes only
-//     the first of them. Another name for an input ends such a collision.
-//   - inputs without a name: Gorgonia makes one node of all of them that have one type
-//     and shape. gorgonia.WithName gives an input a name. Ops of this package
-//     and of package nn refuse such a node as two of their operands, and only CheckGraph
-//     reports one that two ops share.
-//
-// Under the build tag cuda it also refuses a graph with a Read and no node on
-// Gorgonia's CUDA machine, which would end the process.
-//
-// Nodes that Gorgonia itself makes equal by mistake, two Slices at 0:256 and
-// 256:512 for instance, are one node in the graph already; it can't see those.
-func CheckGraph(g *G.ExprGraph) (err error) {
-	const op = "CheckGraph"
-	defer errs.RecoverTo(op, &err)
-	if g == nil {
-		return errs.Errorf(op, ErrGraph, "graph is nil")
-	}
-	faults := collisions(g)
-	for _, n := range g.AllNodes() {
-		if graph.Nameless(n) {
-			faults = append(faults, fmt.Sprintf("node %d, an input of type %v and shape %v, has no name: Gorgonia makes one node of all such inputs; name each of them (gorgonia.WithName)", n.ID(), n.Type(), n.Shape()))
-		}
-	}
-	if faults != nil {
-		return errs.Errorf(op, ErrGraph, "%s", strings.Join(faults, "; "))
-	}
-	return checkMachine(op, g)
-}
-
-// collisions describes the nodes of g whose hashes are equal.
-func collisions(g *G.ExprGraph) (all []string) {
-	seen := make(map[uint32]*G.Node)
-	for _, n := range g.AllNodes() {
-		h := n.Hashcode()
-		if first, ok := seen[h]; ok && first != n {
-			all = append(all, fmt.Sprintf("nodes %d (%v) and %d (%v) have the hash %#x", first.ID(), first, n.ID(), n, h))
-			continue
-		}
-		seen[h] = n
-	}
-	return all
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/rope"
@@ -74,7 +76,7 @@ func newTurnedDecoder(t *testing.T, at graphtest.Place, caches [2]*la.Cache, row
 		G.Read(out, &r.out[i])
 		G.Read(lse, &r.lse[i])
 	}
-	if err := la.CheckGraph(g); err != nil {
+	if err := rewrite.Check(g); err != nil {
 		t.Fatal(err)
 	}
 	r.vm = graphtest.NewTapeMachine(g)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -419,7 +421,7 @@ func TestGPUsHead(t *testing.T) {
 				chosen[j], err = nn.ArgMax(logits)
 			}
 			if err == nil && j == 1 {
-				err = la.ShareMemory(p.g[1])
+				err = rewrite.ShareMemory(p.g[1])
 			}
 			if err != nil {
 				t.Fatal(err)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -102,7 +104,7 @@ func TestShareMemory(t *testing.T) {
 		graph, numbers := rng.Uint64(), rng.Uint64()
 		plain, shared := newRandomShared(t, rand.New(rand.NewPCG(1, graph)), rows, width), newRandomShared(t, rand.New(rand.NewPCG(1, graph)), rows, width)
 		kept := rng.IntN(len(shared.nodes))
-		if err := la.ShareMemory(shared.g, shared.nodes[kept]); err != nil {
+		if err := rewrite.ShareMemory(shared.g, shared.nodes[kept]); err != nil {
 			t.Fatal(err)
 		}
 		one, two := graphtest.NewTapeMachine(plain.g), graphtest.NewTapeMachine(shared.g)
@@ -155,7 +157,7 @@ func TestSharedEnds(t *testing.T) {
 		part = made(Reshape(a, 4, 3))
 		b = made(GELU(part))
 		sum = made(G.Sum(b))
-		if err := la.ShareMemory(g); err != nil {
+		if err := rewrite.ShareMemory(g); err != nil {
 			t.Fatal(err)
 		}
 		return x, a, part, b, sum

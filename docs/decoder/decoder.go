@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/nn"
@@ -70,7 +72,7 @@ func newDecoder(folder *hf.Folder, rows, sequences, contextTokens int) (d *decod
 	logits := G.Must(nn.Linear(h, table, nil, w.norm("decoder.final_layer_norm", c.HiddenSize)))
 	d.next = G.Must(nn.Sample(logits, choices, randoms))
 
-	if err := la.CheckGraph(w.graph); err != nil {
+	if err := rewrite.Check(w.graph); err != nil {
 		return nil, err
 	}
 	d.machine = G.NewTapeMachine(w.graph)

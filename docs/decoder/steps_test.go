@@ -5,6 +5,8 @@ import (
 	"log"
 	"strings"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 
@@ -81,7 +83,7 @@ func Example_cache() {
 	g := G.NewGraph()
 	h := G.NewMatrix(g, tensor.Float32, G.WithName("h"), G.WithShape(3, 2))
 	out, err := la.CachedAttention(h, h, h, step.Layer(0), la.WithCausal()) // q, k and v are one here
-	check(err, la.CheckGraph(g))
+	check(err, rewrite.Check(g))
 	machine := G.NewTapeMachine(g)
 	defer machine.Close()
 

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -256,11 +258,11 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, often bool, 
 			return nil, err
 		}
 	}
-	if err := la.CheckGraph(g); err != nil {
+	if err := rewrite.Check(g); err != nil {
 		return nil, err
 	}
 	if !often {
-		if err := la.ShareMemory(g); err != nil {
+		if err := rewrite.ShareMemory(g); err != nil {
 			return nil, err
 		}
 	}

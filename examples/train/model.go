@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"slices"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 
@@ -106,7 +108,7 @@ func newModel(attend func(q, k, v *G.Node, opts ...la.Option) (*G.Node, error), 
 	if _, err := G.Grad(loss, m.weights...); err != nil {
 		return nil, err
 	}
-	if err := la.CheckGraph(g); err != nil {
+	if err := rewrite.Check(g); err != nil {
 		return nil, err
 	}
 	m.vm = G.NewTapeMachine(g, G.BindDualValues(m.weights...))

@@ -283,3 +283,9 @@ func (m *Match) asOutput(n *G.Node) (*G.Node, error) {
 	}
 	return n, nil
 }
+
+// The names of the inputs that leanattention.Default makes begin so: they are constants, which Gorgonia would confuse as such.
+const (
+	ScaleName = "leanattention.scale("
+	MaskName  = "leanattention.causal("
+)

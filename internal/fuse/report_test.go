@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -102,7 +103,7 @@ func TestFuseReport(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if f, err = la.Fuse(cost, grads[0]); err != nil || len(f.Matches) > 0 || len(f.Misses) > 1 || (len(f.Misses) == 0) != (want == "") {
+				if f, err = rewrite.Fuse(cost, grads[0]); err != nil || len(f.Matches) > 0 || len(f.Misses) > 1 || (len(f.Misses) == 0) != (want == "") {
 					t.Errorf("with gradients: want %q, error %v\n%v", want, err, f)
 				}
 			})

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
@@ -442,7 +444,7 @@ func (g *Graph) Read(t testing.TB) {
 	if g.LSE != nil {
 		G.Read(g.LSE, &g.LSEValue)
 	}
-	if err := la.CheckGraph(g.G); err != nil {
+	if err := rewrite.Check(g.G); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/rope"
@@ -147,7 +149,7 @@ func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query 
 		G.Read(out, &d.OutValues[l])
 		G.Read(lse, &d.LSEValues[l])
 	}
-	if err := la.CheckGraph(g); err != nil {
+	if err := rewrite.Check(g); err != nil {
 		t.Fatal(err)
 	}
 	d.VM = NewTapeMachine(g)

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/rewrite"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -172,11 +172,11 @@ func Outputs(t testing.TB, g *G.ExprGraph, reads []*G.Value) [][]float64 {
 // Fuse rewrites the graph of roots and checks all that holds for every graph:
 // the old one is as it was, results are the same, for several inputs, and
 // inputs are the same values. reads are what the graph reads its results into.
-func (w *Writer) Fuse(roots []*G.Node, reads []*G.Value) *la.Fused {
+func (w *Writer) Fuse(roots []*G.Node, reads []*G.Value) *rewrite.Fused {
 	t := w.t
 	t.Helper()
 	before := picture(w.G)
-	f, err := la.Fuse(roots...)
+	f, err := rewrite.Fuse(roots...)
 	if err != nil {
 		t.Fatal(err)
 	}

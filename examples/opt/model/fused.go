@@ -5,7 +5,8 @@ import (
 	"math"
 	"time"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/rewrite"
+
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/internal/dense"
 
@@ -84,7 +85,7 @@ func (a *fusedAttention) node(b *builder, layer int, q, k, v *G.Node) *G.Node {
 // fused is the graph that Fuse makes of the builder's, with an attention for
 // each layer, and its logits.
 func (b *builder) fused(logits *G.Node) (*G.ExprGraph, *G.Node, error) {
-	f, err := la.Fuse(logits)
+	f, err := rewrite.Fuse(logits)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"gorgonia.org/leanattention/rewrite"
+
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/nn"
@@ -126,7 +128,7 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 	if b.err != nil {
 		return nil, b.err
 	}
-	if err := la.CheckGraph(b.g); err != nil {
+	if err := rewrite.Check(b.g); err != nil {
 		return nil, err
 	}
 	g := b.g
@@ -140,7 +142,7 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 		b.gpu.often = often
 	}
 	if b.gpu == nil || !often { // a recording's values stay where they are
-		if err := la.ShareMemory(g); err != nil {
+		if err := rewrite.ShareMemory(g); err != nil {
 			return nil, err
 		}
 	}

@@ -1,4 +1,4 @@
-package leanattention
+package rewrite
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"gorgonia.org/leanattention/internal/operand"
+	"gorgonia.org/leanattention"
 
 	"gorgonia.org/leanattention/internal/errs"
 
@@ -23,7 +23,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Fused is a graph in which [Fuse] put [Attention] in the place of attention
+// Fused is a graph in which [Fuse] put leanattention.Attention in the place of attention
 // made of Gorgonia's own ops.
 type Fused struct {
 	_       nocopy.Mark
@@ -47,7 +47,7 @@ type Match struct {
 	// scores too, and may change from run to run. In the new graph they are on the queries.
 	Scales []*G.Node
 
-	// Dropout is the probability that a weight is dropped, [WithDropout] of which the new
+	// Dropout is the probability that a weight is dropped, leanattention.WithDropout of which the new
 	// node has, with a seed that is another one in each run.
 	Dropout float64
 
@@ -113,7 +113,7 @@ func (f *Fused) String() string {
 }
 
 // Fuse looks in the graph of the roots for attention made of Gorgonia's own ops
-// and returns the graph anew, with [Attention] in its place. The graph that was
+// and returns the graph anew, with leanattention.Attention in its place. The graph that was
 // given stays as it is. docs/fuse.md is a table of the forms that it finds, each with
 // the node that comes of it. In short:
 //
@@ -126,19 +126,19 @@ func (f *Fused) String() string {
 //	         from 16 queries on, where that pays, and both from 32 on
 //	scale    HadamardProd, HadamardDiv, Mul or Div with a number, as often as
 //	         one likes: of q, of k or of the scores. One that is constant, or
-//	         computed of constants, is [WithScale]; a tensor of equal numbers will
+//	         computed of constants, is leanattention.WithScale; a tensor of equal numbers will
 //	         do. Any other one, an input or a scalar that is computed, multiplies
 //	         or divides q in the new graph: its value may change, and it has its gradient
 //	mask     Add, Sub or a broadcast form of them, before or after the scale.
 //	         A tensor that is constant or computed of constants and exactly
-//	         causal is [WithCausal]: for query i of Nq and key j of N it is 0
+//	         causal is leanattention.WithCausal: for query i of Nq and key j of N it is 0
 //	         where j <= N-Nq+i, and elsewhere at most -10000 (taken for -Inf).
 //	         Any other one, an input too, or made of one by arithmetic, is
-//	         [WithBias]; of these there may be one. Where it is broadcast it stays
+//	         leanattention.WithBias; of these there may be one. Where it is broadcast it stays
 //	         as small as it is
 //	weights  SoftMax over the last axis of scores, or over the one before; or Exp,
 //	         Sum and a division, with the maximum taken off first or without
-//	dropout  behind the weights: [WithDropout]. The node draws numbers of its own, with
+//	dropout  behind the weights: leanattention.WithDropout. The node draws numbers of its own, with
 //	         another seed in each run: the law is the same, the weights that are
 //	         dropped are others. A machine that is made with gorgonia.EvalMode of the
 //	         new graph switches it off, and one without switches it on. Dropout of
@@ -152,7 +152,7 @@ func (f *Fused) String() string {
 //	         order, of the same projections, with one scale and mask, and their
 //	         outputs go into one Concat, they are one node of all heads
 //
-// Attention made by [Default] is found too, though its scale and mask are inputs.
+// Attention made by leanattention.Default is found too, though its scale and mask are inputs.
 //
 // It leaves alone what it does not understand, and says why, and what to change, in
 // Misses: several masks that are not causal; a scale for each head, query or key;
@@ -166,88 +166,90 @@ func (f *Fused) String() string {
 // ([Fused.Node]). Later values too: when a machine of the new graph runs, an input takes the value
 // that Let has bound to the old node since the run before, unless Let has bound one to the
 // new node. So nothing may bind values to old nodes while such a machine runs. A program of
-// gorgonia.CompileFunction takes values under the new nodes alone: its run is [ErrState]
+// gorgonia.CompileFunction takes values under the new nodes alone: its run is ErrState
 // where an old node has a later one. Clones of the new graph have inputs of their own.
 // Ops with a state, Dropout or BatchNorm for instance, are shared.
 //
 // Call it before gorgonia.Grad, since gradients read the scores: those of a
 // graph that has them already leave the attention alone. Results differ by
-// rounding, and where Gorgonia's nodes give NaN: SoftMax, see [Default];
+// rounding, and where Gorgonia's nodes give NaN: SoftMax, see leanattention.Default;
 // exponentials that overflow; and a query from which -Inf hides all keys, whose
 // output is 0. It knows the ops of Gorgonia v0.9.18 by their names.
 //
-// Errors: [ErrGraph] for roots that are nil or of several graphs, and for a
-// graph in which two nodes have the hash by which Gorgonia tells nodes apart ([CheckGraph]).
+// Errors: ErrGraph for roots that are nil or of several graphs, and for a
+// graph in which two nodes have the hash by which Gorgonia tells nodes apart ([Check]).
 func Fuse(roots ...*G.Node) (f *Fused, err error) {
-	const op = "Fuse"
+	const op = "rewrite.Fuse"
 	defer errs.RecoverTo(op, &err)
 	if len(roots) == 0 {
-		return nil, errs.Errorf(op, ErrGraph, "no roots")
+		return nil, errs.Errorf(op, errs.ErrGraph, "no roots")
 	}
 	for i, r := range roots {
 		if r == nil || r.Graph() == nil {
-			return nil, errs.Errorf(op, ErrGraph, "root %d is nil or in no graph", i)
+			return nil, errs.Errorf(op, errs.ErrGraph, "root %d is nil or in no graph", i)
 		}
 		if r.Graph() != roots[0].Graph() {
-			return nil, errs.Errorf(op, ErrGraph, "root %d is in another graph than root 0", i)
+			return nil, errs.Errorf(op, errs.ErrGraph, "root %d is in another graph than root 0", i)
 		}
 	}
 	r, err := fuse.Rewrite(roots, fusing{})
 	var fault *fuse.Error
 	if errors.As(err, &fault) {
-		return nil, errs.Errorf(op, ErrGraph, "%v", fault)
+		return nil, errs.Errorf(op, errs.ErrGraph, "%v", fault)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if same := collisions(r.Graph); same != nil {
-		return nil, errs.Errorf(op, ErrGraph, "%s", strings.Join(same, "; "))
+	if same := graph.Collisions(r.Graph); same != nil {
+		return nil, errs.Errorf(op, errs.ErrGraph, "%s", strings.Join(same, "; "))
 	}
-	if err = checkMachine(op, r.Graph); err != nil {
+	if err = graph.CheckMachine(op, r.Graph); err != nil {
 		return nil, err
 	}
 	return newFused(roots, r), nil
 }
 
-// fusing puts [Attention] in the place of what was found.
+// fusing puts leanattention.Attention in the place of what was found.
 type fusing struct{}
 
-// Fixed says of the inputs that [Default] makes that they are constants: it cannot
+// Fixed says of the inputs that leanattention.Default makes that they are constants: it cannot
 // have those, which Gorgonia confuses, so its inputs say by their names what they
 // are.
 func (fusing) Fixed(n *G.Node) bool {
 	name := stock.NameOf(n)
-	return strings.HasPrefix(name, defaultScaleName) || strings.HasPrefix(name, defaultMaskName)
+	return strings.HasPrefix(name, fuse.ScaleName) || strings.HasPrefix(name, fuse.MaskName)
 }
 
 func (fusing) Check(q, k, v tensor.Shape, t tensor.Dtype) error {
-	_, err := newProblem("Fuse", operand.New("q", q, t), operand.New("k", k, t), operand.New("v", v, t))
+	g := G.NewGraph()
+	in := func(name string, s tensor.Shape) *G.Node {
+		return G.NewTensor(g, t, len(s), G.WithShape(s...), G.WithName(name))
+	}
+	_, err := leanattention.Attention(in("q", q), in("k", k), in("v", v))
 	return err
 }
 
 func (fusing) Node(q, k, v, seed, bias *G.Node, m *fuse.Match) (*G.Node, error) {
-	opts := []Option{WithScale(m.Scale)}
+	opts := []leanattention.Option{leanattention.WithScale(m.Scale)}
 	if m.Causal {
-		opts = append(opts, WithCausal())
+		opts = append(opts, leanattention.WithCausal())
 	}
 	if seed != nil {
-		opts = append(opts, WithDropout(m.Dropout, seed))
+		opts = append(opts, leanattention.WithDropout(m.Dropout, seed))
 	}
 	if bias != nil {
-		opts = append(opts, withScaledBias(bias, m.BiasScale))
+		opts = append(opts, leanattention.WithBias(bias, m.BiasScale))
 	}
-	n, err := Attention(q, k, v, opts...)
+	n, err := leanattention.Attention(q, k, v, opts...)
 	if err != nil {
 		return nil, err
 	}
-	if a, ok := n.Op().(interface{ attention() *attentionOp }); ok {
-		a.attention().stale = m.Stale
-	}
+	n.Op().(interface{ SetStale(func() error) }).SetStale(m.Stale)
 	return n, nil
 }
 
 func (fusing) Seed(q *G.Node) (*G.Node, error) {
-	return apply("Fuse", &seedOp{rank: q.Dims(), number: seeds.Add(1)}, q)
+	return graph.Apply(&seedOp{rank: q.Dims(), number: seeds.Add(1)}, q)
 }
 
 // seedOp makes another seed of dropout in each run, as Gorgonia's Dropout draws other numbers. Of its

@@ -1,0 +1,64 @@
+package ongpu
+
+import (
+	"slices"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/stock"
+)
+
+// ShareMemory has the nodes of a graph share memory, but for keep. What users are told of it is in package
+func ShareMemory(op string, g *G.ExprGraph, keep ...*G.Node) error {
+	if g == nil {
+		return errs.Errorf(op, errs.ErrGraph, "graph is nil")
+	}
+	for i, n := range keep {
+		if n == nil || n.Graph() != g {
+			return errs.Errorf(op, errs.ErrGraph, "keep[%d] is no node of the graph", i)
+		}
+	}
+	nodes := g.AllNodes()
+	readers := make(map[*G.Node][]*G.Node) // once for each time that they read a node
+	for _, n := range nodes {
+		for _, child := range stock.ChildrenOf(n) {
+			readers[child] = append(readers[child], n)
+		}
+	}
+	for _, n := range nodes {
+		if o, ok := n.Op().(Op); ok {
+			o.OnGPU().Reads = reads(n, readers, keep)
+		}
+	}
+	for _, n := range nodes {
+		if o, ok := n.Op().(Op); ok {
+			o.OnGPU().From = nil
+			for _, child := range stock.ChildrenOf(n) {
+				o.OnGPU().From = append(o.OnGPU().From, SharedBy(child))
+			}
+		}
+	}
+	return nil
+}
+
+// reads is how often a node's value is read, with its parts; 0 where it is to stay.
+func reads(n *G.Node, readers map[*G.Node][]*G.Node, keep []*G.Node) (total int) {
+	if slices.Contains(keep, n) {
+		return 0
+	}
+	for _, r := range readers[n] {
+		switch r.Op().(type) {
+		case Op:
+			total++
+		case PartOp:
+			of := reads(r, readers, keep)
+			if of == 0 {
+				return 0
+			}
+			total += of
+		default:
+			return 0
+		}
+	}
+	return total
+}
