@@ -4,8 +4,9 @@ import (
 	"hash"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"github.com/chewxy/hm"
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -33,10 +34,10 @@ func ArgMax(x *G.Node) (y *G.Node, err error) {
 	const name = "ArgMax"
 	defer recoverTo(name, &err)
 	if x == nil {
-		return nil, errorf(name, la.ErrGraph, "x is nil")
+		return nil, errorf(name, errs.ErrGraph, "x is nil")
 	}
 	if x.Dtype() != tensor.Float32 {
-		return nil, errorf(name, la.ErrDType, "x is of %v, want float32", x.Dtype())
+		return nil, errorf(name, errs.ErrDType, "x is of %v, want float32", x.Dtype())
 	}
 	op := argMax{inference: "ArgMax", gpu: new(ongpu.Node)}
 	if _, err := op.shape(x.Shape()); err != nil {
@@ -53,7 +54,7 @@ type argMax struct {
 
 func (op argMax) shape(x tensor.Shape) (tensor.Shape, error) {
 	if len(x) != 2 || x[0] < 1 || x[1] < 1 {
-		return nil, errorf("ArgMax", la.ErrShape, "x has shape %v, want rank 2 and no empty axis", x)
+		return nil, errorf("ArgMax", errs.ErrShape, "x has shape %v, want rank 2 and no empty axis", x)
 	}
 	return tensor.Shape{x[0]}, nil
 }
@@ -72,7 +73,7 @@ func (op argMax) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 		return nil, err
 	}
 	if len(shapes) != 1 {
-		return nil, errorf("ArgMax", la.ErrShape, "%d inputs, want 1", len(shapes))
+		return nil, errorf("ArgMax", errs.ErrShape, "%d inputs, want 1", len(shapes))
 	}
 	return op.shape(shapes[0])
 }
@@ -86,7 +87,7 @@ func (op argMax) Do(in ...G.Value) (y G.Value, err error) {
 	defer recoverTo(name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != 1 {
-		return nil, errorf(name, la.ErrGraph, "%d inputs, want 1", len(in))
+		return nil, errorf(name, errs.ErrGraph, "%d inputs, want 1", len(in))
 	}
 	shape, err := op.shape(in[0].Shape())
 	if err != nil {

@@ -5,7 +5,8 @@ import (
 	"math"
 	"slices"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -37,7 +38,7 @@ func Scale(x *G.Node, factor float64) (y *G.Node, err error) {
 		return nil, err
 	}
 	if factor == 0 || math.IsNaN(factor) || math.IsInf(factor, 0) {
-		return nil, errorf(name, la.ErrOption, "factor is %v, want a finite number that is not 0", factor)
+		return nil, errorf(name, errs.ErrOption, "factor is %v, want a finite number that is not 0", factor)
 	}
 	return newNode(scale{kind{len(x.Shape()), x.Dtype()}, factor}, x)
 }
@@ -48,7 +49,7 @@ func newPair(name string, a, b *G.Node) (y *G.Node, err error) {
 		return nil, err
 	}
 	if b == nil {
-		return nil, errorf(name, la.ErrGraph, "b is nil")
+		return nil, errorf(name, errs.ErrGraph, "b is nil")
 	}
 	r := pair{kind: kind{len(a.Shape()), a.Dtype()}, times: name == "Mul"}
 	r.row = len(b.Shape()) == 1 && r.rank > 1
@@ -84,7 +85,7 @@ func (r pair) arguments() []argument {
 func (r pair) shape(in []tensor.Shape) (tensor.Shape, error) {
 	a, b := in[0], in[1]
 	if r.row && b[0] != a[r.rank-1] || !r.row && !slices.Equal(a, b) {
-		return nil, errorf(r.title(), la.ErrShape, "a has shape %v, b %v; it must have a's, or that of a row", a, b)
+		return nil, errorf(r.title(), errs.ErrShape, "a has shape %v, b %v; it must have a's, or that of a row", a, b)
 	}
 	return a.Clone(), nil
 }

@@ -5,8 +5,10 @@ import (
 	"hash"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/operand"
+
 	"github.com/chewxy/hm"
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -26,7 +28,7 @@ import (
 //
 // Types:
 //
-//   - table float32, [la.Float16] or [la.BFloat16]: residual and y are float32, which holds every
+//   - table float32, leanattention.Float16 or leanattention.BFloat16: residual and y are float32, which holds every
 //     number of the 16-bit types
 //   - table float64: residual and y are float64, on the CPU alone
 //
@@ -35,7 +37,7 @@ import (
 //
 // Each id is in [0, vocabulary). Gorgonia has no types for that, so a wrong one
 // is found when the graph runs, before anything is computed: ErrLength. A table that is computed may have fewer rows in a
-// run than the graph was built for, see [la.Step.Rows]: rows that were not computed belong to nobody, and are 0.
+// run than the graph was built for, see leanattention.Step.Rows: rows that were not computed belong to nobody, and are 0.
 //
 // It computes on a GPU where each of its inputs is a [device.Tensor]; ids are int32
 // there, and one outside of the table makes a row of NaN, since the host does not
@@ -50,7 +52,7 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	const name = "Embedding"
 	defer recoverTo(name, &err)
 	if table == nil || ids == nil {
-		return nil, errorf(name, la.ErrGraph, "table or ids is nil")
+		return nil, errorf(name, errs.ErrGraph, "table or ids is nil")
 	}
 	op := embedding{table: table.Dtype(), ids: ids.Dtype(), residual: residual != nil, gpu: new(ongpu.Node)}
 	if s := table.Shape(); len(s) == 2 {
@@ -63,17 +65,17 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	shapes := make([]tensor.Shape, len(children))
 	for i, n := range children {
 		if n.Graph() != table.Graph() {
-			return nil, errorf(name, la.ErrGraph, "%s and table are in different graphs", embeddingInputs[i])
+			return nil, errorf(name, errs.ErrGraph, "%s and table are in different graphs", embeddingInputs[i])
 		}
 		shapes[i] = n.Shape()
 	}
 	switch {
 	case !isWeight(op.table) && op.table != tensor.Float64:
-		return nil, errorf(name, la.ErrDType, "table is of %v, want float32, float64, Float16 or BFloat16", op.table)
+		return nil, errorf(name, errs.ErrDType, "table is of %v, want float32, float64, Float16 or BFloat16", op.table)
 	case op.ids != tensor.Int && op.ids != tensor.Int32:
-		return nil, errorf(name, la.ErrDType, "ids are of %v, want int or int32", op.ids)
+		return nil, errorf(name, errs.ErrDType, "ids are of %v, want int or int32", op.ids)
 	case op.residual && residual.Dtype() != op.sum():
-		return nil, errorf(name, la.ErrDType, "residual is of %v, want %v for a table of %v", residual.Dtype(), op.sum(), op.table)
+		return nil, errorf(name, errs.ErrDType, "residual is of %v, want %v for a table of %v", residual.Dtype(), op.sum(), op.table)
 	}
 	if _, err := op.shape(shapes); err != nil {
 		return nil, err
@@ -83,7 +85,7 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 
 // isWeight reports whether t is a type of the tables and weights of layers that compute in float32.
 func isWeight(t tensor.Dtype) bool {
-	return t == tensor.Float32 || t == la.Float16 || t == la.BFloat16
+	return t == tensor.Float32 || t == operand.Float16 || t == operand.BFloat16
 }
 
 var embeddingInputs = [...]string{"table", "ids", "residual"}
@@ -111,18 +113,18 @@ func (op embedding) sum() tensor.Dtype {
 func (op embedding) shape(in []tensor.Shape) (tensor.Shape, error) {
 	const name = "Embedding"
 	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrShape, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(name, errs.ErrShape, "%d inputs, want %d", len(in), op.Arity())
 	}
 	table, ids := in[0], in[1]
 	if len(table) != 2 || table[0] < 1 || table[1] < 1 {
-		return nil, errorf(name, la.ErrShape, "table has shape %v, want rank 2 and no empty axis", table)
+		return nil, errorf(name, errs.ErrShape, "table has shape %v, want rank 2 and no empty axis", table)
 	}
 	if len(ids) != 1 || ids[0] < 1 {
-		return nil, errorf(name, la.ErrShape, "ids has shape %v, want a vector and not an empty one", ids)
+		return nil, errorf(name, errs.ErrShape, "ids has shape %v, want a vector and not an empty one", ids)
 	}
 	out := tensor.Shape{ids[0], table[1]}
 	if op.residual && !slices.Equal(in[2], out) {
-		return nil, errorf(name, la.ErrShape, "residual has shape %v, want %v for table of shape %v and ids of shape %v", in[2], out, table, ids)
+		return nil, errorf(name, errs.ErrShape, "residual has shape %v, want %v for table of shape %v and ids of shape %v", in[2], out, table, ids)
 	}
 	return out, nil
 }
@@ -165,7 +167,7 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	defer recoverTo(name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
 	if anyOnGPU(in) {
 		return op.doGPU(in)
@@ -184,10 +186,10 @@ func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 		return nil, err
 	}
 	switch op.table {
-	case la.Float16:
-		return gather(op, in, shape, ids, half.DecodeFloat16[la.F16])
-	case la.BFloat16:
-		return gather(op, in, shape, ids, half.DecodeBFloat16[la.BF16])
+	case operand.Float16:
+		return gather(op, in, shape, ids, half.DecodeFloat16[half.Float16])
+	case operand.BFloat16:
+		return gather(op, in, shape, ids, half.DecodeBFloat16[half.BFloat16])
 	case tensor.Float64:
 		return gather(op, in, shape, ids, func(dst, src []float64) { copy(dst, src) })
 	}
@@ -201,7 +203,7 @@ func (op embedding) readIDs(v G.Value, n int) ([]int, error) {
 	n = max(n, op.rows)
 	for i, id := range ids {
 		if id < 0 || id >= n {
-			return nil, errorf(name, la.ErrLength, "ids[%d] is %d, outside [0, %d)", i, id, n)
+			return nil, errorf(name, errs.ErrLength, "ids[%d] is %d, outside [0, %d)", i, id, n)
 		}
 	}
 	return ids, err
@@ -256,7 +258,7 @@ func (op embedding) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err err
 
 func embeddingGradients[T any](do step[T], op embedding, in []T, dy T) ([]T, error) {
 	if op.table != op.sum() {
-		return nil, errorf(op.title(), la.ErrUnsupported, "gradient with a table of %v; it must be of float32 or float64", op.table)
+		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with a table of %v; it must be of float32 or float64", op.table)
 	}
 	return gradients(do, op, in, dy)
 }

@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"unsafe"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -36,11 +37,11 @@ func GatedLinear(x *G.Node, ws, bs []*G.Node, kind Gate, opts ...LinearOption) (
 		return nil, err
 	}
 	if len(ws) > 2 {
-		return nil, errorf(name, la.ErrUnsupported, "%d weights, want the gate's and the other, or one with both", len(ws))
+		return nil, errorf(name, errs.ErrUnsupported, "%d weights, want the gate's and the other, or one with both", len(ws))
 	}
 	for _, o := range opts {
 		if o.activation != attn.NoActivation {
-			return nil, errorf(name, la.ErrUnsupported, "%v besides the gate %v", o.activation, kind)
+			return nil, errorf(name, errs.ErrUnsupported, "%v besides the gate %v", o.activation, kind)
 		}
 	}
 	opts = append(opts[:len(opts):len(opts)], LinearOption{activation: kind.function(), gate: true})
@@ -125,7 +126,7 @@ func (r gateOfBoth) arguments() []argument {
 func (r gateOfBoth) shape(in []tensor.Shape) (tensor.Shape, error) {
 	n := in[0].TotalSize()
 	if n%(2*r.width) != 0 || !r.joined && in[0][1] != 2*r.width {
-		return nil, errorf(r.title(), la.ErrShape, "gate and up have shape %v, want rows of 2 x %d elements", in[0], r.width)
+		return nil, errorf(r.title(), errs.ErrShape, "gate and up have shape %v, want rows of 2 x %d elements", in[0], r.width)
 	}
 	return tensor.Shape{n / (2 * r.width), r.width}, nil
 }

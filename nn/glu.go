@@ -3,7 +3,8 @@ package nn
 import (
 	"fmt"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -38,7 +39,7 @@ func (g Gate) function() attn.Activation {
 
 func (g Gate) check(name string) error {
 	if g >= gates {
-		return errorf(name, la.ErrOption, "the gate is %v", g)
+		return errorf(name, errs.ErrOption, "the gate is %v", g)
 	}
 	return nil
 }

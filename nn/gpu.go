@@ -3,7 +3,9 @@ package nn
 import (
 	"slices"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
@@ -27,7 +29,7 @@ func anyOnGPU(in []G.Value) bool {
 func checkDTypes(name string, what func(i int) string, in []G.Value, want func(i int) tensor.Dtype) error {
 	for i, v := range in {
 		if d := v.Dtype(); d != want(i) {
-			return errorf(name, la.ErrDType, "%s is of %v when run, want %v", what(i), d, want(i))
+			return errorf(name, errs.ErrDType, "%s is of %v when run, want %v", what(i), d, want(i))
 		}
 	}
 	return nil
@@ -36,9 +38,9 @@ func checkDTypes(name string, what func(i int) string, in []G.Value, want func(i
 // storageOf is the engines' name of a type of weights.
 func storageOf(t tensor.Dtype) attn.DType {
 	switch t {
-	case la.Float16:
+	case operand.Float16:
 		return attn.Float16
-	case la.BFloat16:
+	case operand.BFloat16:
 		return attn.BFloat16
 	}
 	return attn.Float32
@@ -67,7 +69,7 @@ func gpuBytes(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offse
 func (op linear) doGPU(in []G.Value) (G.Value, error) {
 	name := op.title()
 	if op.x != tensor.Float32 {
-		return nil, errorf(name, la.ErrUnsupported, "x of %v on a GPU, want float32", op.x)
+		return nil, errorf(name, errs.ErrUnsupported, "x of %v on a GPU, want float32", op.x)
 	}
 	shapes := shapesOf(in)
 	shape, err := op.shape(shapes)
@@ -158,7 +160,7 @@ func (op linear) scratchOn(d *decoder.Engine, shapes []tensor.Shape) (int, error
 func (op linear) shards(in []ongpu.Operand, shapes []tensor.Shape) (shards [][]decoder.Shard, err error) {
 	name := op.title()
 	if op.gate && op.parts == 1 {
-		return nil, errorf(name, la.ErrUnsupported, "%s has the weights of the gate and of the other layer, and is sharded over several GPUs: want two of them", op.OperandName(1))
+		return nil, errorf(name, errs.ErrUnsupported, "%s has the weights of the gate and of the other layer, and is sharded over several GPUs: want two of them", op.OperandName(1))
 	}
 	biases := 0
 	if op.bias {
@@ -169,12 +171,12 @@ func (op linear) shards(in []ongpu.Operand, shapes []tensor.Shape) (shards [][]d
 		isW, isB := i >= 1 && i <= op.parts, i > op.parts && i <= op.parts+biases
 		switch {
 		case isW && x.Shards == nil:
-			return nil, errorf(name, la.ErrUnsupported, "%s is whole, and others are sharded over several GPUs", op.OperandName(i))
+			return nil, errorf(name, errs.ErrUnsupported, "%s is whole, and others are sharded over several GPUs", op.OperandName(i))
 		case x.Shards == nil:
 		case !isW && !isB:
-			return nil, errorf(name, la.ErrUnsupported, "%s is sharded over several GPUs, want it whole", op.OperandName(i))
+			return nil, errorf(name, errs.ErrUnsupported, "%s is sharded over several GPUs, want it whole", op.OperandName(i))
 		case x.Axis != 0:
-			return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it on axis 0", op.OperandName(i), x.Axis, shapes[i])
+			return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it on axis 0", op.OperandName(i), x.Axis, shapes[i])
 		}
 	}
 	for member := range in[1].Shards {
@@ -237,12 +239,12 @@ func (op layerNorm) OperandName(i int) string {
 func (op layerNorm) checkShapes(in []tensor.Shape) (n int, err error) {
 	const name = "LayerNorm"
 	if len(in[0]) != op.rank {
-		return 0, errorf(name, la.ErrShape, "x has shape %v when run, want rank %d", in[0], op.rank)
+		return 0, errorf(name, errs.ErrShape, "x has shape %v when run, want rank %d", in[0], op.rank)
 	}
 	n = in[0][op.rank-1]
 	for i, s := range in[1:] {
 		if !slices.Equal(s, tensor.Shape{n}) {
-			return 0, errorf(name, la.ErrShape, "%s has shape %v when run, want (%d)", op.OperandName(i+1), s, n)
+			return 0, errorf(name, errs.ErrShape, "%s has shape %v when run, want (%d)", op.OperandName(i+1), s, n)
 		}
 	}
 	return n, nil
@@ -253,10 +255,10 @@ func (op layerNorm) checkShapes(in []tensor.Shape) (n int, err error) {
 func (op embedding) doGPU(in []G.Value) (G.Value, error) {
 	const name = "Embedding"
 	if op.table == tensor.Float64 {
-		return nil, errorf(name, la.ErrUnsupported, "table of float64 on a GPU, want float32, Float16 or BFloat16")
+		return nil, errorf(name, errs.ErrUnsupported, "table of float64 on a GPU, want float32, Float16 or BFloat16")
 	}
 	if op.ids != tensor.Int32 {
-		return nil, errorf(name, la.ErrUnsupported, "ids of %v on a GPU, want int32", op.ids)
+		return nil, errorf(name, errs.ErrUnsupported, "ids of %v on a GPU, want int32", op.ids)
 	}
 	shapes := shapesOf(in)
 	shape, err := op.shape(shapes)

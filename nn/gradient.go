@@ -5,8 +5,9 @@ import (
 	"hash"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"github.com/chewxy/hm"
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -26,11 +27,11 @@ func atOnce(op G.Op, in ...G.Value) (G.Value, error) { return op.Do(in...) }
 func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
 	d, ok := s.(derivable)
 	if !ok {
-		return nil, errorf(s.title(), la.ErrUnsupported, "gradient")
+		return nil, errorf(s.title(), errs.ErrUnsupported, "gradient")
 	}
 	args := d.arguments()
 	if len(in) != len(args)-1 {
-		return nil, errorf(d.title(), la.ErrGraph, "%d inputs, want %d", len(in), len(args)-1)
+		return nil, errorf(d.title(), errs.ErrGraph, "%d inputs, want %d", len(in), len(args)-1)
 	}
 	grads := make([]T, len(in))
 	for i := range in {
@@ -49,11 +50,11 @@ func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
 // addGradients is DoDiff: it adds to the gradients of the inputs what `of` makes of their values.
 func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy G.Value) ([]G.Value, error)) error {
 	if err := ongpu.Stay(append(slices.Clone(in), y)...); err != nil {
-		return errorf(title, la.ErrGraph, "%v", err)
+		return errorf(title, errs.ErrGraph, "%v", err)
 	}
 	dy, err := y.Grad()
 	if err != nil {
-		return errorf(title, la.ErrGraph, "%v", err)
+		return errorf(title, errs.ErrGraph, "%v", err)
 	}
 	values := make([]G.Value, len(in))
 	for i, n := range in {
@@ -69,10 +70,10 @@ func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy 
 		}
 		sum, err := in[i].Grad()
 		if err != nil {
-			return errorf(title, la.ErrGraph, "%v", err)
+			return errorf(title, errs.ErrGraph, "%v", err)
 		}
 		if _, err = tensor.Add(sum, d, tensor.UseUnsafe()); err != nil {
-			return errorf(title, la.ErrGraph, "%v", err)
+			return errorf(title, errs.ErrGraph, "%v", err)
 		}
 	}
 	return nil
@@ -104,7 +105,7 @@ func (op gradient) Type() hm.Type {
 func (op gradient) shape(in []tensor.Shape) (tensor.Shape, error) {
 	args := op.d.arguments()
 	if len(in) != len(args) {
-		return nil, errorf(op.d.title(), la.ErrShape, "gradient: %d inputs, want %d", len(in), len(args))
+		return nil, errorf(op.d.title(), errs.ErrShape, "gradient: %d inputs, want %d", len(in), len(args))
 	}
 	last := len(in) - 1
 	y, err := checkShapes(op.d, in[:last])
@@ -112,7 +113,7 @@ func (op gradient) shape(in []tensor.Shape) (tensor.Shape, error) {
 		return nil, err
 	}
 	if !slices.Equal(y, in[last]) {
-		return nil, errorf(op.d.title(), la.ErrShape, "the output's gradient has shape %v, want %v", in[last], y)
+		return nil, errorf(op.d.title(), errs.ErrShape, "the output's gradient has shape %v, want %v", in[last], y)
 	}
 	return in[op.of].Clone(), nil
 }
@@ -136,15 +137,15 @@ func (op gradient) Do(in ...G.Value) (dx G.Value, err error) {
 	defer recoverTo(title, &err)
 	args := op.d.arguments()
 	if len(in) != len(args) {
-		return nil, errorf(title, la.ErrGraph, "%d inputs, want %d", len(in), len(args))
+		return nil, errorf(title, errs.ErrGraph, "%d inputs, want %d", len(in), len(args))
 	}
 	for i, v := range in {
 		if d := v.Dtype(); d != args[i].dtype {
-			return nil, errorf(title, la.ErrDType, "%s is of %v when run, want %v", args[i].name, d, args[i].dtype)
+			return nil, errorf(title, errs.ErrDType, "%s is of %v when run, want %v", args[i].name, d, args[i].dtype)
 		}
 	}
 	if anyOnGPU(in) {
-		return nil, errorf(title, la.ErrUnsupported, "on a GPU")
+		return nil, errorf(title, errs.ErrUnsupported, "on a GPU")
 	}
 	if _, err := op.shape(shapesOf(in)); err != nil {
 		return nil, err
@@ -169,11 +170,11 @@ func amongZeros[F float](title string, shape tensor.Shape, from int, v G.Value) 
 func (op gradient) DiffWRT(inputs int) []bool { return slices.Repeat([]bool{true}, inputs) }
 
 func (op gradient) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf(op.d.title(), la.ErrUnsupported, "second derivative")
+	return nil, errorf(op.d.title(), errs.ErrUnsupported, "second derivative")
 }
 
 func (op gradient) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf(op.d.title(), la.ErrUnsupported, "second derivative")
+	return errorf(op.d.title(), errs.ErrUnsupported, "second derivative")
 }
 
 var (

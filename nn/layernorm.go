@@ -5,13 +5,14 @@ import (
 	"hash"
 	"math"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/norm"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	"github.com/chewxy/hm"
-	la "gorgonia.org/leanattention"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -46,23 +47,23 @@ func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 	const name = "LayerNorm"
 	defer recoverTo(name, &err)
 	if x == nil {
-		return nil, errorf(name, la.ErrGraph, "x is nil")
+		return nil, errorf(name, errs.ErrGraph, "x is nil")
 	}
 	if math.IsNaN(eps) || math.IsInf(eps, 0) || eps < 0 {
-		return nil, errorf(name, la.ErrOption, "eps is %v, want a finite number >= 0", eps)
+		return nil, errorf(name, errs.ErrOption, "eps is %v, want a finite number >= 0", eps)
 	}
 	shape := x.Shape()
 	if len(shape) == 0 {
-		return nil, errorf(name, la.ErrShape, "x is a scalar, want rank 1 or more")
+		return nil, errorf(name, errs.ErrShape, "x is a scalar, want rank 1 or more")
 	}
 	for _, d := range shape {
 		if d < 1 {
-			return nil, errorf(name, la.ErrShape, "x has shape %v, want no empty axis", shape)
+			return nil, errorf(name, errs.ErrShape, "x has shape %v, want no empty axis", shape)
 		}
 	}
 	dt := x.Dtype()
 	if dt != tensor.Float32 && dt != tensor.Float64 {
-		return nil, errorf(name, la.ErrDType, "x is of %v, want float32 or float64", dt)
+		return nil, errorf(name, errs.ErrDType, "x is of %v, want float32 or float64", dt)
 	}
 	n := shape[len(shape)-1]
 	op := layerNorm{rank: len(shape), eps: eps, gamma: gamma != nil, beta: beta != nil, gpu: new(ongpu.Node)}
@@ -75,13 +76,13 @@ func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 			continue
 		}
 		if s := p.node.Shape(); len(s) != 1 || s[0] != n {
-			return nil, errorf(name, la.ErrShape, "%s has shape %v, want (%d) for x of shape %v", p.name, s, n, shape)
+			return nil, errorf(name, errs.ErrShape, "%s has shape %v, want (%d) for x of shape %v", p.name, s, n, shape)
 		}
 		if d := p.node.Dtype(); d != dt {
-			return nil, errorf(name, la.ErrDType, "%s is of %v, x of %v%s", called(p.name, p.node), d, dt, toConvert(d, dt))
+			return nil, errorf(name, errs.ErrDType, "%s is of %v, x of %v%s", called(p.name, p.node), d, dt, toConvert(d, dt))
 		}
 		if p.node.Graph() != x.Graph() {
-			return nil, errorf(name, la.ErrGraph, "%s and x are in different graphs", p.name)
+			return nil, errorf(name, errs.ErrGraph, "%s and x are in different graphs", p.name)
 		}
 		children = append(children, p.node)
 	}
@@ -129,7 +130,7 @@ func (op layerNorm) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 		return nil, err
 	}
 	if len(shapes) != op.Arity() || len(shapes[0]) != op.rank {
-		return nil, errorf("LayerNorm", la.ErrShape, "inputs have shapes %v", shapes)
+		return nil, errorf("LayerNorm", errs.ErrShape, "inputs have shapes %v", shapes)
 	}
 	return shapes[0].Clone(), nil
 }
@@ -147,7 +148,7 @@ func (op layerNorm) Do(in ...G.Value) (y G.Value, err error) {
 	defer recoverTo(name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
 	if anyOnGPU(in) {
 		return op.doGPU(in)
@@ -158,7 +159,7 @@ func (op layerNorm) Do(in ...G.Value) (y G.Value, err error) {
 	case tensor.Float64:
 		return forward[float64](op, in)
 	default:
-		return nil, errorf(name, la.ErrDType, "x is of %v when run, want float32 or float64", dt)
+		return nil, errorf(name, errs.ErrDType, "x is of %v when run, want float32 or float64", dt)
 	}
 }
 
@@ -173,7 +174,7 @@ func readRows[F float](op layerNorm, in []G.Value) (r rows[F], err error) {
 	const name = "LayerNorm"
 	r.shape = in[0].Shape()
 	if len(r.shape) != op.rank {
-		return r, errorf(name, la.ErrShape, "x has shape %v when run, want rank %d", r.shape, op.rank)
+		return r, errorf(name, errs.ErrShape, "x has shape %v when run, want rank %d", r.shape, op.rank)
 	}
 	r.n = r.shape[op.rank-1]
 	if r.x, err = elements[F](name, "x", in[0], r.shape); err != nil {

@@ -5,12 +5,13 @@ import (
 	"hash"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/cpu/norm"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
 
 	"github.com/chewxy/hm"
-	la "gorgonia.org/leanattention"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -51,7 +52,7 @@ func (op layerNorm) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err err
 
 func layerNormGradients[T any](do step[T], op layerNorm, in []T, dy T) (grads []T, err error) {
 	if len(in) != op.Arity() {
-		return nil, errorf("LayerNorm", la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf("LayerNorm", errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
 	for _, of := range op.inputs() {
 		d, err := do(layerNormGrad{norm: op, of: of}, append(slices.Clone(in), dy)...)
@@ -114,7 +115,7 @@ func (op layerNormGrad) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 		return nil, err
 	}
 	if len(shapes) != op.Arity() || len(shapes[0]) != op.norm.rank || !slices.Equal(shapes[0], shapes[len(shapes)-1]) {
-		return nil, errorf("LayerNorm gradient", la.ErrShape, "inputs have shapes %v", shapes)
+		return nil, errorf("LayerNorm gradient", errs.ErrShape, "inputs have shapes %v", shapes)
 	}
 	if op.of == inputX {
 		return shapes[0].Clone(), nil
@@ -131,14 +132,14 @@ func (op layerNormGrad) Hashcode() uint32      { return graph.Hashcode(op) }
 func (op layerNormGrad) DiffWRT(inputs int) []bool { return op.norm.DiffWRT(inputs) }
 
 func (op layerNormGrad) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf("LayerNorm", la.ErrUnsupported, "second derivative")
+	return nil, errorf("LayerNorm", errs.ErrUnsupported, "second derivative")
 }
 
 func (op layerNormGrad) Do(in ...G.Value) (d G.Value, err error) {
 	const name = "LayerNorm gradient"
 	defer recoverTo(name, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
 	switch dt := in[0].Dtype(); dt {
 	case tensor.Float32:
@@ -146,7 +147,7 @@ func (op layerNormGrad) Do(in ...G.Value) (d G.Value, err error) {
 	case tensor.Float64:
 		return backward[float64](op, in)
 	default:
-		return nil, errorf(name, la.ErrDType, "x is of %v when run, want float32 or float64", dt)
+		return nil, errorf(name, errs.ErrDType, "x is of %v when run, want float32 or float64", dt)
 	}
 }
 

@@ -6,8 +6,11 @@ import (
 	"slices"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/operand"
+
 	"github.com/chewxy/hm"
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
@@ -19,7 +22,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A LinearOption changes one thing of a [Linear]. An option that is given twice is [la.ErrOption], and
+// A LinearOption changes one thing of a [Linear]. An option that is given twice is ErrOption, and
 // so are two activations and two norms.
 type LinearOption struct {
 	activation attn.Activation
@@ -87,11 +90,11 @@ func activationOption(a attn.Activation) string {
 // WithMixedPrecision lets the layer round x (its norm, under [WithNorm]) to the type of w
 // where that is faster: products are of 16-bit numbers, and sums in float32. That is what
 // most software does with 16-bit weights. The error grows from 2^-18 of a product to 2^-11
-// with [la.Float16], and from 2^-15 to 2^-8 with [la.BFloat16], whatever the number of rows:
+// with leanattention.Float16, and from 2^-15 to 2^-8 with leanattention.BFloat16, whatever the number of rows:
 // an element of x w^T is off by no more than that part of the sum of |x| |w|. Rows of any magnitude are
 // scaled by a power of two first with Float16. On a GPU of compute capability 9.0 and newer it is so from 17
 // rows on: prompts and steps of as many sequences have half the products and operands; fewer
-// rows wait for the weights alone, and keep float32's accuracy. A CPU with AMX computes a third of the products of many rows with [la.BFloat16], three
+// rows wait for the weights alone, and keep float32's accuracy. A CPU with AMX computes a third of the products of many rows with leanattention.BFloat16, three
 // of five with Float16; other CPUs, and few rows, compute as without.
 func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 
@@ -104,8 +107,8 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // [WithGELU], [WithGELUTanh] or [WithSiLU], and f(v) = v without; residual is 0 without
 // [WithResidual]; under [WithNorm] or [WithRMSNorm] x is normalised first.
 //
-// x, b, residual and y are float32, and w is float32, [la.Float16] or
-// [la.BFloat16]: sums are in float32 whatever w is stored in. Or all of them are
+// x, b, residual and y are float32, and w is float32, leanattention.Float16 or
+// leanattention.BFloat16: sums are in float32 whatever w is stored in. Or all of them are
 // float64, which is the slow way.
 //
 // Weights are read from memory once for a block of up to 512 rows, at the
@@ -158,7 +161,7 @@ func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
 // values, as one node and a node for each layer's output: on a GPU that is one
 // launch, and x is normalised once. ws are the weights and bs the biases, as many
 // of them, or none at all. It takes the options of [Linear] but [WithResidual].
-// Errors are Linear's, and [la.ErrUnsupported] for more than three.
+// Errors are Linear's, and ErrUnsupported for more than three.
 func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, err error) {
 	const name = "Linears"
 	defer recoverTo(name, &err)
@@ -167,7 +170,7 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, e
 	case err != nil:
 		return nil, err
 	case op.residual:
-		return nil, errorf(name, la.ErrUnsupported, "a residual of %d layers", len(ws))
+		return nil, errorf(name, errs.ErrUnsupported, "a residual of %d layers", len(ws))
 	}
 	shapes := make([]tensor.Shape, len(children))
 	for i, n := range children {
@@ -199,15 +202,15 @@ const mostLayers = 3
 
 func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (op linear, children G.Nodes, err error) {
 	if x == nil || len(ws) == 0 || slices.Contains(ws, nil) {
-		return op, nil, errorf(name, la.ErrGraph, "x or w is nil")
+		return op, nil, errorf(name, errs.ErrGraph, "x or w is nil")
 	}
 	switch {
 	case len(ws) > mostLayers:
-		return op, nil, errorf(name, la.ErrUnsupported, "%d layers, more than %d", len(ws), mostLayers)
+		return op, nil, errorf(name, errs.ErrUnsupported, "%d layers, more than %d", len(ws), mostLayers)
 	case len(bs) > 0 && len(bs) != len(ws):
-		return op, nil, errorf(name, la.ErrShape, "%d biases of %d layers", len(bs), len(ws))
+		return op, nil, errorf(name, errs.ErrShape, "%d biases of %d layers", len(bs), len(ws))
 	case slices.Contains(bs, nil):
-		return op, nil, errorf(name, la.ErrGraph, "a bias is nil")
+		return op, nil, errorf(name, errs.ErrGraph, "a bias is nil")
 	}
 	op = linear{x: x.Dtype(), w: ws[0].Dtype(), parts: len(ws), bias: len(bs) > 0, gpu: new(ongpu.Node)}
 	var residual *G.Node
@@ -215,27 +218,27 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	for _, o := range opts {
 		if o.activation != attn.NoActivation {
 			if op.activation != attn.NoActivation {
-				return op, nil, errorf(name, la.ErrOption, "the activation is given twice, by %s and %s", activationOption(op.activation), activationOption(o.activation))
+				return op, nil, errorf(name, errs.ErrOption, "the activation is given twice, by %s and %s", activationOption(op.activation), activationOption(o.activation))
 			}
 			op.activation = o.activation
 		}
 		if o.residual != nil {
 			if residual != nil {
-				return op, nil, errorf(name, la.ErrOption, "option WithResidual is given twice")
+				return op, nil, errorf(name, errs.ErrOption, "option WithResidual is given twice")
 			}
 			residual = o.residual
 		}
 		if o.norm != nil {
 			if norm != nil {
-				return op, nil, errorf(name, la.ErrOption, "the norm is given twice, by %s and %s", norm.option(), o.norm.option())
+				return op, nil, errorf(name, errs.ErrOption, "the norm is given twice, by %s and %s", norm.option(), o.norm.option())
 			}
 			if o.norm.twice {
-				return op, nil, errorf(name, la.ErrOption, "option WithUnitOffset is given twice")
+				return op, nil, errorf(name, errs.ErrOption, "option WithUnitOffset is given twice")
 			}
 			norm = o.norm
 		}
 		if op.mixed && o.mixed {
-			return op, nil, errorf(name, la.ErrOption, "option WithMixedPrecision is given twice")
+			return op, nil, errorf(name, errs.ErrOption, "option WithMixedPrecision is given twice")
 		}
 		op.mixed = op.mixed || o.mixed
 	}
@@ -255,7 +258,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 		op.norm, op.eps, op.gamma, op.beta = true, norm.eps, norm.gamma != nil, norm.beta != nil
 		op.rms, op.offset = norm.rms, norm.offset
 		if op.offset && !op.gamma {
-			return op, nil, errorf(name, la.ErrUnsupported, "WithUnitOffset without a gamma")
+			return op, nil, errorf(name, errs.ErrUnsupported, "WithUnitOffset without a gamma")
 		}
 		for _, n := range []*G.Node{norm.gamma, norm.beta} {
 			if n != nil {
@@ -266,13 +269,13 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	shapes := make([]tensor.Shape, len(children))
 	for i, n := range children {
 		if n.Graph() != x.Graph() {
-			return op, nil, errorf(name, la.ErrGraph, "%s and x are in different graphs", op.OperandName(i))
+			return op, nil, errorf(name, errs.ErrGraph, "%s and x are in different graphs", op.OperandName(i))
 		}
 		switch isW := i >= 1 && i <= op.parts; {
 		case isW && n.Dtype() != op.w:
-			return op, nil, errorf(name, la.ErrDType, "%s is of %v, the first one of %v", called(op.OperandName(i), n), n.Dtype(), op.w)
+			return op, nil, errorf(name, errs.ErrDType, "%s is of %v, the first one of %v", called(op.OperandName(i), n), n.Dtype(), op.w)
 		case !isW && n.Dtype() != op.x:
-			return op, nil, errorf(name, la.ErrDType, "%s is of %v, x of %v%s", called(op.OperandName(i), n), n.Dtype(), op.x, toConvert(n.Dtype(), op.x))
+			return op, nil, errorf(name, errs.ErrDType, "%s is of %v, x of %v%s", called(op.OperandName(i), n), n.Dtype(), op.x, toConvert(n.Dtype(), op.x))
 		}
 		shapes[i] = n.Shape()
 	}
@@ -337,7 +340,7 @@ func (op linear) checkTypes(name string) error {
 	case op.x == tensor.Float64 && op.w == tensor.Float64:
 		return nil
 	}
-	return errorf(name, la.ErrDType,
+	return errorf(name, errs.ErrDType,
 		"x is of %v and w of %v, want float32 and one of float32, Float16, BFloat16, or float64 and float64", op.x, op.w)
 }
 
@@ -345,21 +348,21 @@ func (op linear) checkTypes(name string) error {
 func (op linear) shape(in []tensor.Shape) (tensor.Shape, error) {
 	name := op.title()
 	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrShape, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(name, errs.ErrShape, "%d inputs, want %d", len(in), op.Arity())
 	}
 	ws := in[1 : 1+op.parts]
 	for i, s := range in[:1+op.parts] {
 		if len(s) != 2 || s[0] < 1 || s[1] < 1 {
-			return nil, errorf(name, la.ErrShape, "%s has shape %v, want rank 2 and no empty axis", op.OperandName(i), s)
+			return nil, errorf(name, errs.ErrShape, "%s has shape %v, want rank 2 and no empty axis", op.OperandName(i), s)
 		}
 		if s[1] != in[0][1] {
-			return nil, errorf(name, la.ErrShape, "x has shape %v and %s %v, want the same second axis", in[0], op.OperandName(i), s)
+			return nil, errorf(name, errs.ErrShape, "x has shape %v and %s %v, want the same second axis", in[0], op.OperandName(i), s)
 		}
 	}
 	i := 1 + op.parts
 	check := func(want tensor.Shape) error {
 		if s := in[i]; !slices.Equal(s, want) {
-			return errorf(name, la.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", op.OperandName(i), s, want, in[0], ws[0])
+			return errorf(name, errs.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", op.OperandName(i), s, want, in[0], ws[0])
 		}
 		i++
 		return nil
@@ -372,11 +375,11 @@ func (op linear) shape(in []tensor.Shape) (tensor.Shape, error) {
 	switch {
 	case !op.gate:
 	case op.parts == 1 && out[1]%2 != 0:
-		return nil, errorf(name, la.ErrShape, "w has shape %v, want an even number of rows: half of them are the gate's", ws[0])
+		return nil, errorf(name, errs.ErrShape, "w has shape %v, want an even number of rows: half of them are the gate's", ws[0])
 	case op.parts == 1:
 		out[1] /= 2
 	case ws[1][0] != out[1]:
-		return nil, errorf(name, la.ErrShape, "w[0], the gate's, has shape %v and w[1] %v, want the same", ws[0], ws[1])
+		return nil, errorf(name, errs.ErrShape, "w[0], the gate's, has shape %v and w[1] %v, want the same", ws[0], ws[1])
 	}
 	if op.bias {
 		for _, w := range ws {
@@ -468,7 +471,7 @@ func (op linear) Do(in ...G.Value) (y G.Value, err error) {
 	defer recoverTo(name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
 	if anyOnGPU(in) {
 		return op.doGPU(in)
@@ -515,10 +518,10 @@ func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
 			p.W, err = weights[float32](attn.Float32, in[at])
 		case tensor.Float64:
 			p.W, err = weights[float64](attn.Float64, in[at])
-		case la.Float16:
-			p.W, err = weights[la.F16](attn.Float16, in[at])
-		case la.BFloat16:
-			p.W, err = weights[la.BF16](attn.BFloat16, in[at])
+		case operand.Float16:
+			p.W, err = weights[half.Float16](attn.Float16, in[at])
+		case operand.BFloat16:
+			p.W, err = weights[half.BFloat16](attn.BFloat16, in[at])
 		}
 		if err != nil {
 			return o, err
@@ -615,7 +618,7 @@ func (r linearPart) arguments() []argument {
 // shape follows the vector's: a run may have fewer rows than the graph was built for.
 func (r linearPart) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if in[0][0]%r.all != 0 {
-		return nil, errorf("Linears", la.ErrShape, "the layers' output has shape %v, want rows of %d elements", in[0], r.all)
+		return nil, errorf("Linears", errs.ErrShape, "the layers' output has shape %v, want rows of %d elements", in[0], r.all)
 	}
 	return tensor.Shape{in[0][0] / r.all, r.width}, nil
 }

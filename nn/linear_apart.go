@@ -3,7 +3,8 @@ package nn
 import (
 	"slices"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -72,19 +73,19 @@ func (op linear) byInputs(in []ongpu.Layout, shapes []tensor.Shape, out tensor.S
 	name, what := op.title(), op.OperandName(1)
 	switch {
 	case op.parts > 1:
-		return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis 1, by input features, and there are %d layers: want one", what, op.parts)
+		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and there are %d layers: want one", what, op.parts)
 	case op.norm:
-		return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis 1, by input features, and x is to be normalised: no GPU has all of it", what)
+		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and x is to be normalised: no GPU has all of it", what)
 	case op.activation != attn.NoActivation:
-		return nil, errorf(name, la.ErrUnsupported, "%s is sharded on axis 1, by input features, and %v would be of partial sums", what, op.activation)
+		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and %v would be of partial sums", what, op.activation)
 	}
 	width, even := in[1].Evenly(shapes[1][1])
 	if !even || width*storageOf(op.w).Size()%16 != 0 {
-		return nil, errorf(name, la.ErrUnsupported, "%s of shape %v is sharded on axis 1 over %d GPUs, want a multiple of 16 bytes of a row for each", what, shapes[1], in[1].Members)
+		return nil, errorf(name, errs.ErrUnsupported, "%s of shape %v is sharded on axis 1 over %d GPUs, want a multiple of 16 bytes of a row for each", what, shapes[1], in[1].Members)
 	}
 	for i, l := range in[2:] {
 		if l.Sharded && !op.isResidual(2+i) {
-			return nil, errorf(name, la.ErrUnsupported, "%s is sharded, and %s by input features, want it whole", op.OperandName(2+i), what)
+			return nil, errorf(name, errs.ErrUnsupported, "%s is sharded, and %s by input features, want it whole", op.OperandName(2+i), what)
 		}
 	}
 	mine := slices.Clone(shapes)

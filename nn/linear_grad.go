@@ -4,7 +4,8 @@ import (
 	"slices"
 	"unsafe"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
@@ -77,9 +78,9 @@ func (op linear) layerNorm() layerNorm {
 func linearGradients[T any](do step[T], op linear, in []T, dy T) (grads []T, err error) {
 	switch {
 	case op.w != op.x:
-		return nil, errorf(op.title(), la.ErrUnsupported, "gradient with w of %v and x of %v; both must have one type", op.w, op.x)
+		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with w of %v and x of %v; both must have one type", op.w, op.x)
 	case len(in) != op.Arity():
-		return nil, errorf(op.title(), la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(op.title(), errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
 	inner := op.inner()
 	own, rest := slices.Clone(in[:inner.Arity()]), in[inner.Arity():]

@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -45,7 +46,7 @@ func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 	const name = "Concat"
 	defer recoverTo(name, &err)
 	if len(xs) == 0 {
-		return nil, errorf(name, la.ErrGraph, "nothing to put together")
+		return nil, errorf(name, errs.ErrGraph, "nothing to put together")
 	}
 	if err := checkFloats(name, "x[0]", xs[0]); err != nil {
 		return nil, err
@@ -53,8 +54,8 @@ func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 	return newNode(moving{concat{kind{len(xs[0].Shape()), xs[0].Dtype()}, axis, len(xs)}}, xs...)
 }
 
-// SplitHeads is x of shape (batch, n, heads*d) in the layout that [la.Attention] takes, (batch,
-// heads, n, d). [MergeHeads] is the way back. ([la.CachedAttention] needs neither.) All else is
+// SplitHeads is x of shape (batch, n, heads*d) in the layout that leanattention.Attention takes, (batch,
+// heads, n, d). [MergeHeads] is the way back. (leanattention.CachedAttention needs neither.) All else is
 // as of [Slice].
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x).
@@ -93,16 +94,16 @@ func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 		return nil, err
 	}
 	if len(shape) == 0 {
-		return nil, errorf(name, la.ErrShape, "the shape of a scalar")
+		return nil, errorf(name, errs.ErrShape, "the shape of a scalar")
 	}
 	for _, d := range shape {
 		if d < 1 {
-			return nil, errorf(name, la.ErrShape, "to shape %v, which has an empty axis", shape)
+			return nil, errorf(name, errs.ErrShape, "to shape %v, which has an empty axis", shape)
 		}
 	}
 	old := x.Shape()
 	if attn.Product(shape...) != old.TotalSize() {
-		return nil, errorf(name, la.ErrShape, "x has shape %v, and %v has not as many elements", old, shape)
+		return nil, errorf(name, errs.ErrShape, "x has shape %v, and %v has not as many elements", old, shape)
 	}
 	r := reshape{kind: kind{len(old), x.Dtype()}, to: slices.Clone(shape), size: old.TotalSize()}
 	if old[0] == shape[0] {
@@ -192,10 +193,10 @@ func (r slice) arguments() []argument { return alike(r.rank, r.dtype, "x", "y") 
 func (r slice) shape(in []tensor.Shape) (tensor.Shape, error) {
 	x := in[0]
 	if r.axis < 0 || r.axis >= len(x) {
-		return nil, errorf("Slice", la.ErrShape, "axis %d of x of shape %v", r.axis, x)
+		return nil, errorf("Slice", errs.ErrShape, "axis %d of x of shape %v", r.axis, x)
 	}
 	if r.first < 0 || r.end <= r.first || r.end > x[r.axis] {
-		return nil, errorf("Slice", la.ErrShape, "[%d, %d) of axis %d of x of shape %v", r.first, r.end, r.axis, x)
+		return nil, errorf("Slice", errs.ErrShape, "[%d, %d) of axis %d of x of shape %v", r.first, r.end, r.axis, x)
 	}
 	y := x.Clone()
 	y[r.axis] = r.end - r.first
@@ -228,11 +229,11 @@ func (r concat) arguments() []argument {
 func (r concat) shape(in []tensor.Shape) (tensor.Shape, error) {
 	y := in[0].Clone()
 	if r.axis < 0 || r.axis >= len(y) {
-		return nil, errorf("Concat", la.ErrShape, "axis %d of x[0] of shape %v", r.axis, y)
+		return nil, errorf("Concat", errs.ErrShape, "axis %d of x[0] of shape %v", r.axis, y)
 	}
 	for i, s := range in[1:] {
 		if !slices.Equal(s[:r.axis], y[:r.axis]) || !slices.Equal(s[r.axis+1:], y[r.axis+1:]) {
-			return nil, errorf("Concat", la.ErrShape, "x[%d] has shape %v, x[0] %v; they may differ along axis %d", i+1, s, in[0], r.axis)
+			return nil, errorf("Concat", errs.ErrShape, "x[%d] has shape %v, x[0] %v; they may differ along axis %d", i+1, s, in[0], r.axis)
 		}
 		y[r.axis] += s[r.axis]
 	}
@@ -269,7 +270,7 @@ func (r split) arguments() []argument {
 func (r split) shape(in []tensor.Shape) (tensor.Shape, error) {
 	x := in[0]
 	if r.heads < 1 || x[2]%r.heads != 0 {
-		return nil, errorf("SplitHeads", la.ErrShape, "%d heads of x of shape %v", r.heads, x)
+		return nil, errorf("SplitHeads", errs.ErrShape, "%d heads of x of shape %v", r.heads, x)
 	}
 	return tensor.Shape{x[0], r.heads, x[1], x[2] / r.heads}, nil
 }
@@ -328,7 +329,7 @@ func (r reshape) shape(in []tensor.Shape) (tensor.Shape, error) {
 		return append(tensor.Shape{in[0][0]}, r.to[1:]...), nil
 	}
 	if size != r.size {
-		return nil, errorf("Reshape", la.ErrShape, "x has shape %v, and %v has not as many elements", in[0], r.to)
+		return nil, errorf("Reshape", errs.ErrShape, "x has shape %v, and %v has not as many elements", in[0], r.to)
 	}
 	return slices.Clone(r.to), nil
 }

@@ -3,7 +3,7 @@ package nn
 import (
 	"slices"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
 
 	G "gorgonia.org/gorgonia"
 )
@@ -18,10 +18,10 @@ func (inference) DiffWRT(inputs int) []bool { return slices.Repeat([]bool{true},
 
 // SymDiff is where the tape machine's gradients would come from.
 func (name inference) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
-	return nil, errorf(string(name), la.ErrUnsupported, "gradient")
+	return nil, errorf(string(name), errs.ErrUnsupported, "gradient")
 }
 
 // DoDiff is where the lisp machine's gradients would come from.
 func (name inference) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
-	return errorf(string(name), la.ErrUnsupported, "gradient")
+	return errorf(string(name), errs.ErrUnsupported, "gradient")
 }

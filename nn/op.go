@@ -5,8 +5,9 @@ import (
 	"hash"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"github.com/chewxy/hm"
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -89,16 +90,16 @@ func (op operator) Hashcode() uint32      { return graph.Hashcode(op) }
 func checkShapes(r signature, in []tensor.Shape) (tensor.Shape, error) {
 	args := r.arguments()
 	if len(in) != len(args)-1 {
-		return nil, errorf(r.title(), la.ErrShape, "%d inputs, want %d", len(in), len(args)-1)
+		return nil, errorf(r.title(), errs.ErrShape, "%d inputs, want %d", len(in), len(args)-1)
 	}
 	for i, s := range in {
 		a := &args[i]
 		if len(s) != a.rank {
-			return nil, errorf(r.title(), la.ErrShape, "%s has shape %v, want rank %d", a.name, s, a.rank)
+			return nil, errorf(r.title(), errs.ErrShape, "%s has shape %v, want rank %d", a.name, s, a.rank)
 		}
 		for _, d := range s {
 			if d < 1 {
-				return nil, errorf(r.title(), la.ErrShape, "%s has shape %v, want no empty axis", a.name, s)
+				return nil, errorf(r.title(), errs.ErrShape, "%s has shape %v, want no empty axis", a.name, s)
 			}
 		}
 	}
@@ -109,11 +110,11 @@ func checkShapes(r signature, in []tensor.Shape) (tensor.Shape, error) {
 func checkValues(r signature, in []G.Value) (tensor.Shape, error) {
 	args := r.arguments()
 	if len(in) != len(args)-1 {
-		return nil, errorf(r.title(), la.ErrGraph, "%d inputs, want %d", len(in), len(args)-1)
+		return nil, errorf(r.title(), errs.ErrGraph, "%d inputs, want %d", len(in), len(args)-1)
 	}
 	for i, v := range in {
 		if d := v.Dtype(); d != args[i].dtype {
-			return nil, errorf(r.title(), la.ErrDType, "%s is of %v when run, want %v", args[i].name, d, args[i].dtype)
+			return nil, errorf(r.title(), errs.ErrDType, "%s is of %v when run, want %v", args[i].name, d, args[i].dtype)
 		}
 	}
 	return checkShapes(r, shapesOf(in))
@@ -128,7 +129,7 @@ func (op operator) Do(in ...G.Value) (y G.Value, err error) {
 		return nil, err
 	}
 	if anyOnGPU(in) {
-		return nil, errorf(op.title(), la.ErrUnsupported, "%s on a GPU", op.arguments()[0].name)
+		return nil, errorf(op.title(), errs.ErrUnsupported, "%s on a GPU", op.arguments()[0].name)
 	}
 	return op.compute(in, shape)
 }
@@ -196,7 +197,7 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 			want = tensor.Int32
 		}
 		if a.dtype != want {
-			return nil, errorf(op.title(), la.ErrUnsupported, "%s of %v on a GPU, want %v", a.name, a.dtype, want)
+			return nil, errorf(op.title(), errs.ErrUnsupported, "%s of %v on a GPU, want %v", a.name, a.dtype, want)
 		}
 	}
 	call := ongpu.Call{
@@ -259,11 +260,11 @@ func checkChildren(r rule, children []*G.Node) error {
 	for i, n := range children {
 		switch {
 		case n == nil:
-			return errorf(r.title(), la.ErrGraph, "%s is nil", args[i].name)
+			return errorf(r.title(), errs.ErrGraph, "%s is nil", args[i].name)
 		case n.Graph() != children[0].Graph():
-			return errorf(r.title(), la.ErrGraph, "%s and %s are in different graphs", args[i].name, args[0].name)
+			return errorf(r.title(), errs.ErrGraph, "%s and %s are in different graphs", args[i].name, args[0].name)
 		case n.Dtype() != args[i].dtype:
-			return errorf(r.title(), la.ErrDType, "%s is of %v, want %v%s", called(args[i].name, n), n.Dtype(), args[i].dtype, toConvert(n.Dtype(), args[i].dtype))
+			return errorf(r.title(), errs.ErrDType, "%s is of %v, want %v%s", called(args[i].name, n), n.Dtype(), args[i].dtype, toConvert(n.Dtype(), args[i].dtype))
 		}
 		shapes[i] = n.Shape()
 	}
@@ -275,11 +276,11 @@ func checkChildren(r rule, children []*G.Node) error {
 func checkFloats(name, what string, x *G.Node) error {
 	switch {
 	case x == nil:
-		return errorf(name, la.ErrGraph, "%s is nil", what)
+		return errorf(name, errs.ErrGraph, "%s is nil", what)
 	case x.Dtype() != tensor.Float32 && x.Dtype() != tensor.Float64:
-		return errorf(name, la.ErrDType, "%s is of %v, want float32 or float64%s", called(what, x), x.Dtype(), toConvert(x.Dtype(), tensor.Float32))
+		return errorf(name, errs.ErrDType, "%s is of %v, want float32 or float64%s", called(what, x), x.Dtype(), toConvert(x.Dtype(), tensor.Float32))
 	case len(x.Shape()) == 0:
-		return errorf(name, la.ErrShape, "%s is a scalar, want rank 1 or more", what)
+		return errorf(name, errs.ErrShape, "%s is a scalar, want rank 1 or more", what)
 	}
 	return nil
 }
@@ -299,7 +300,7 @@ func alike(rank int, dtype tensor.Dtype, names ...string) []argument {
 func sameShape(title string, args []argument, in []tensor.Shape) error {
 	for i, s := range in[1:] {
 		if !slices.Equal(s, in[0]) {
-			return errorf(title, la.ErrShape, "%s has shape %v, %s %v", args[i+1].name, s, args[0].name, in[0])
+			return errorf(title, errs.ErrShape, "%s has shape %v, %s %v", args[i+1].name, s, args[0].name, in[0])
 		}
 	}
 	return nil

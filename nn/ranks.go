@@ -3,7 +3,8 @@ package nn
 import (
 	"fmt"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/ranks"
 
@@ -27,7 +28,7 @@ import (
 // other. It has no gradient.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x), ErrState (nil comm); in a run ErrUnsupported in host
-// memory, and [la.ErrRank] when a rank has failed.
+// memory, and ErrRank when a rank has failed.
 func AllReduce(x *G.Node, comm *ranks.Comm) (y *G.Node, err error) {
 	const name = "AllReduce"
 	defer recoverTo(name, &err)
@@ -50,17 +51,17 @@ func Broadcast(x *G.Node, comm *ranks.Comm, from int) (y *G.Node, err error) {
 		}
 	}
 	if len(x.Shape()) == 0 {
-		return nil, errorf(name, la.ErrShape, "x is a scalar, want rank 1 or more")
+		return nil, errorf(name, errs.ErrShape, "x is a scalar, want rank 1 or more")
 	}
 	if comm != nil && (from < 0 || from >= comm.Size()) {
-		return nil, errorf(name, la.ErrOption, "from is rank %d of %d", from, comm.Size())
+		return nil, errorf(name, errs.ErrOption, "from is rank %d of %d", from, comm.Size())
 	}
 	return newTogether(together{kind: kind{len(x.Shape()), x.Dtype()}, comm: comm, what: ongpu.Broadcast, from: from}, x)
 }
 
 func newTogether(r together, x *G.Node) (*G.Node, error) {
 	if r.comm.Size() < 1 {
-		return nil, errorf(r.title(), la.ErrState, "comm is none of ranks.Join")
+		return nil, errorf(r.title(), errs.ErrState, "comm is none of ranks.Join")
 	}
 	if r.comm.Size() == 1 {
 		return x, nil
@@ -98,7 +99,7 @@ func (r together) arguments() []argument {
 func (r together) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
 func (r together) compute([]G.Value, tensor.Shape) (G.Value, error) {
-	return nil, errorf(r.title(), la.ErrUnsupported, "x is in host memory, and ranks meet on their GPUs")
+	return nil, errorf(r.title(), errs.ErrUnsupported, "x is in host memory, and ranks meet on their GPUs")
 }
 
 func (r together) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {

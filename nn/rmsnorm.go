@@ -5,7 +5,8 @@ import (
 	"math"
 	"slices"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/norm"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -16,7 +17,7 @@ import (
 )
 
 // A NormOption changes one thing of an [RMSNorm], a [QKNorm] or [WithRMSNorm]. An option that is given twice is
-// [la.ErrOption].
+// ErrOption.
 type NormOption struct{ unitOffset bool }
 
 // WithUnitOffset has a norm multiply by 1+gamma instead of gamma, as Gemma's weights want.
@@ -56,7 +57,7 @@ func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...NormOption) (y *G.
 // Errors are RMSNorm's; gamma can't be nil.
 func QKNorm(x, gamma *G.Node, eps float64, opts ...NormOption) (y *G.Node, err error) {
 	if gamma == nil {
-		return nil, errorf("QKNorm", la.ErrGraph, "gamma is nil")
+		return nil, errorf("QKNorm", errs.ErrGraph, "gamma is nil")
 	}
 	return newRMSNorm("QKNorm", x, gamma, nil, eps, true, opts)
 }
@@ -72,12 +73,12 @@ func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool
 	op := rmsNorm{rank: len(x.Shape()), dtype: x.Dtype(), eps: eps, gamma: gamma != nil, residual: residual != nil, heads: heads}
 	for _, o := range opts {
 		if op.offset && o.unitOffset {
-			return nil, errorf(name, la.ErrOption, "option WithUnitOffset is given twice")
+			return nil, errorf(name, errs.ErrOption, "option WithUnitOffset is given twice")
 		}
 		op.offset = op.offset || o.unitOffset
 	}
 	if op.offset && !op.gamma {
-		return nil, errorf(name, la.ErrUnsupported, "WithUnitOffset without a gamma")
+		return nil, errorf(name, errs.ErrUnsupported, "WithUnitOffset without a gamma")
 	}
 	children := G.Nodes{x}
 	for _, n := range []*G.Node{gamma, residual} {
@@ -90,7 +91,7 @@ func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool
 
 func checkEps(name string, eps float64) error {
 	if math.IsNaN(eps) || math.IsInf(eps, 0) || eps < 0 {
-		return errorf(name, la.ErrOption, "eps is %v, want a finite number >= 0", eps)
+		return errorf(name, errs.ErrOption, "eps is %v, want a finite number >= 0", eps)
 	}
 	return nil
 }
@@ -133,14 +134,14 @@ func (r rmsNorm) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if r.gamma {
 		n := in[1][0]
 		if r.heads && width%n != 0 {
-			return nil, errorf(r.title(), la.ErrShape, "gamma has shape %v, x %v: its rows are no multiple of that", in[1], x)
+			return nil, errorf(r.title(), errs.ErrShape, "gamma has shape %v, x %v: its rows are no multiple of that", in[1], x)
 		}
 		if !r.heads && n != width {
-			return nil, errorf(r.title(), la.ErrShape, "gamma has shape %v, want (%d) for x of shape %v", in[1], width, x)
+			return nil, errorf(r.title(), errs.ErrShape, "gamma has shape %v, want (%d) for x of shape %v", in[1], width, x)
 		}
 	}
 	if s := in[len(in)-1]; r.residual && !slices.Equal(s, x) {
-		return nil, errorf(r.title(), la.ErrShape, "residual has shape %v, x %v", s, x)
+		return nil, errorf(r.title(), errs.ErrShape, "residual has shape %v, x %v", s, x)
 	}
 	return x.Clone(), nil
 }

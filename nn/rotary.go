@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"math"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/rope"
 
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -19,9 +20,9 @@ import (
 // Rotary turns the heads of queries or keys by the positions of their tokens: the rotary
 // embedding that config describes, with its formula.
 //
-// x is (rows, heads*HeadDim), as [la.CachedAttention] takes queries and keys, or (rows, heads,
+// x is (rows, heads*HeadDim), as leanattention.CachedAttention takes queries and keys, or (rows, heads,
 // HeadDim), float32 or float64; y has its shape and type. positions is a vector of int or int32,
-// one for each row. It is data: in a decoder, what [la.Step.Positions] says before each run. There [la.WithRotary] has
+// one for each row. It is data: in a decoder, what leanattention.Step.Positions says before each run. There leanattention.WithRotary has
 // attention do the same without the node, and without an input for positions.
 //
 // Frequencies are of float64, and whole turns are left out before anything else is rounded: an
@@ -41,13 +42,13 @@ func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 		return nil, err
 	}
 	if positions == nil {
-		return nil, errorf(name, la.ErrGraph, "positions is nil")
+		return nil, errorf(name, errs.ErrGraph, "positions is nil")
 	}
 	if d := positions.Dtype(); d != tensor.Int && d != tensor.Int32 {
-		return nil, errorf(name, la.ErrDType, "positions is of %v, want int or int32", d)
+		return nil, errorf(name, errs.ErrDType, "positions is of %v, want int or int32", d)
 	}
 	if rank := len(x.Shape()); rank != 2 && rank != 3 {
-		return nil, errorf(name, la.ErrShape, "x has shape %v, want rank 2 or 3", x.Shape())
+		return nil, errorf(name, errs.ErrShape, "x has shape %v, want rank 2 or 3", x.Shape())
 	}
 	w, m, err := config.Frequencies()
 	if err != nil {
@@ -81,10 +82,10 @@ func (r rotary) arguments() []argument {
 func (r rotary) shape(in []tensor.Shape) (tensor.Shape, error) {
 	x, d := in[0], r.how.HeadDim
 	if width := x[r.rank-1]; r.rank == 2 && width%d != 0 || r.rank == 3 && width != d {
-		return nil, errorf("Rotary", la.ErrShape, "x has shape %v, want (rows, heads*%d) or (rows, heads, %d)", x, d, d)
+		return nil, errorf("Rotary", errs.ErrShape, "x has shape %v, want (rows, heads*%d) or (rows, heads, %d)", x, d, d)
 	}
 	if in[1][0] != x[0] {
-		return nil, errorf("Rotary", la.ErrShape, "positions has shape %v, want (%d) for x of shape %v", in[1], x[0], x)
+		return nil, errorf("Rotary", errs.ErrShape, "positions has shape %v, want (%d) for x of shape %v", in[1], x[0], x)
 	}
 	return x.Clone(), nil
 }

@@ -7,8 +7,9 @@ import (
 	"sync"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"github.com/chewxy/hm"
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -69,11 +70,11 @@ func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
 	for i, n := range []*G.Node{logits, choices, randoms} {
 		switch {
 		case n == nil:
-			return nil, errorf(name, la.ErrGraph, "%s is nil", sampleInputs[i])
+			return nil, errorf(name, errs.ErrGraph, "%s is nil", sampleInputs[i])
 		case n.Graph() != logits.Graph():
-			return nil, errorf(name, la.ErrGraph, "%s and logits are in different graphs", sampleInputs[i])
+			return nil, errorf(name, errs.ErrGraph, "%s and logits are in different graphs", sampleInputs[i])
 		case n.Dtype() != sampleType(i):
-			return nil, errorf(name, la.ErrDType, "%s is of %v, want %v", sampleInputs[i], n.Dtype(), sampleType(i))
+			return nil, errorf(name, errs.ErrDType, "%s is of %v, want %v", sampleInputs[i], n.Dtype(), sampleType(i))
 		}
 		shapes[i] = n.Shape()
 	}
@@ -137,14 +138,14 @@ type sample struct {
 func (op sample) shape(in []tensor.Shape) (tensor.Shape, error) {
 	const name = "Sample"
 	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrShape, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(name, errs.ErrShape, "%d inputs, want %d", len(in), op.Arity())
 	}
 	if len(in[0]) != 2 || in[0][0] < 1 || in[0][1] < 1 {
-		return nil, errorf(name, la.ErrShape, "logits has shape %v, want rank 2 and no empty axis", in[0])
+		return nil, errorf(name, errs.ErrShape, "logits has shape %v, want rank 2 and no empty axis", in[0])
 	}
 	for i, columns := range []int{choiceWords, randomWords} {
 		if want := (tensor.Shape{in[0][0], columns}); !slices.Equal(in[i+1], want) {
-			return nil, errorf(name, la.ErrShape, "%s has shape %v, want %v for logits of shape %v", sampleInputs[i+1], in[i+1], want, in[0])
+			return nil, errorf(name, errs.ErrShape, "%s has shape %v, want %v for logits of shape %v", sampleInputs[i+1], in[i+1], want, in[0])
 		}
 	}
 	return tensor.Shape{in[0][0]}, nil
@@ -179,7 +180,7 @@ func (op sample) Do(in ...G.Value) (y G.Value, err error) {
 	defer recoverTo(name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
-		return nil, errorf(name, la.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}
 	shapes := shapesOf(in)
 	shape, err := op.shape(shapes)

@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/gpu"
@@ -17,13 +18,13 @@ import (
 )
 
 // MergeStates is the output of attention to the keys of several states, which have none in common, and [MergeLSE] the
-// log-sum-exp. They are [la.Merge] in a graph:
+// log-sum-exp. They are leanattention.Merge in a graph:
 //
 //	lse = ln sum_i exp(lses[i])
 //	out = sum_i exp(lses[i]-lse) outs[i]
 //
-// outs[i] is what [la.Attention] returns for a part of the keys, of shape (..., dv), and lses[i], of shape (...), is
-// the node that [la.WithLSE] gives there. All are float32, or all float64. A state of no key, whose log-sum-exp is
+// outs[i] is what leanattention.Attention returns for a part of the keys, of shape (..., dv), and lses[i], of shape (...), is
+// the node that leanattention.WithLSE gives there. All are float32, or all float64. A state of no key, whose log-sum-exp is
 // -Inf, is not read, and has no gradient.
 //
 // It computes on a GPU where all are a [device.Tensor] of float32. Gradients for all of them are available on both of
@@ -34,14 +35,14 @@ func MergeStates(outs, lses []*G.Node) (out *G.Node, err error) {
 	const name = "MergeStates"
 	defer recoverTo(name, &err)
 	if len(outs) == 0 || len(outs) != len(lses) {
-		return nil, errorf(name, la.ErrGraph, "%d outputs and %d log-sum-exps", len(outs), len(lses))
+		return nil, errorf(name, errs.ErrGraph, "%d outputs and %d log-sum-exps", len(outs), len(lses))
 	}
 	if err := checkFloats(name, "outs[0]", outs[0]); err != nil {
 		return nil, err
 	}
 	s := states{kind{len(outs[0].Shape()), outs[0].Dtype()}, len(outs)}
 	if s.rank < 2 {
-		return nil, errorf(name, la.ErrShape, "outs[0] has shape %v, want (..., dv)", outs[0].Shape())
+		return nil, errorf(name, errs.ErrShape, "outs[0] has shape %v, want (..., dv)", outs[0].Shape())
 	}
 	return newNode(mergedOut{s}, append(slices.Clone(outs), lses...)...)
 }
@@ -51,7 +52,7 @@ func MergeLSE(lses ...*G.Node) (lse *G.Node, err error) {
 	const name = "MergeLSE"
 	defer recoverTo(name, &err)
 	if len(lses) == 0 {
-		return nil, errorf(name, la.ErrGraph, "no log-sum-exps")
+		return nil, errorf(name, errs.ErrGraph, "no log-sum-exps")
 	}
 	if err := checkFloats(name, "lses[0]", lses[0]); err != nil {
 		return nil, err
@@ -156,7 +157,7 @@ func (r mergedOut) shape(in []tensor.Shape) (tensor.Shape, error) {
 	}
 	for i, s := range in[r.count:] {
 		if !slices.Equal(s, in[0][:r.rank-1]) {
-			return nil, errorf(r.title(), la.ErrShape, "outs[%d] has shape %v and lses[%d] %v, want (..., dv) and (...)", i, in[i], i, s)
+			return nil, errorf(r.title(), errs.ErrShape, "outs[%d] has shape %v and lses[%d] %v, want (..., dv) and (...)", i, in[i], i, s)
 		}
 	}
 	return in[0].Clone(), nil

@@ -8,7 +8,10 @@ import (
 	"sync"
 	"unsafe"
 
-	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/operand"
+
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/memory"
@@ -35,7 +38,7 @@ func called(argument string, n *G.Node) string {
 
 // toConvert is how a 16-bit input becomes one that is taken, for errors; else nothing.
 func toConvert(of, want tensor.Dtype) string {
-	if (of == la.Float16 || of == la.BFloat16) && of != want {
+	if (of == operand.Float16 || of == operand.BFloat16) && of != want {
 		return fmt.Sprintf("; convert its values to %v when they are loaded", want)
 	}
 	return ""
@@ -45,7 +48,7 @@ func toConvert(of, want tensor.Dtype) string {
 // package (a panic inside Do would end the process) and where it is called.
 func recoverTo(op string, err *error) {
 	if r := recover(); r != nil {
-		*err = errorf(op, la.ErrInternal, "%v", r)
+		*err = errorf(op, errs.ErrInternal, "%v", r)
 		if short, ok := r.(*memory.Shortage); ok {
 			*err = shortageError(op, short)
 		}
@@ -54,7 +57,7 @@ func recoverTo(op string, err *error) {
 
 // shortageError is an error of values that the host has no memory for.
 func shortageError(op string, s *memory.Shortage) error {
-	return errorf(op, la.ErrOutOfMemory, "%d bytes in host memory: %v", s.Bytes, s)
+	return errorf(op, cuda.ErrOutOfMemory, "%d bytes in host memory: %v", s.Bytes, s)
 }
 
 // engineError is an error of the engine, whose operands have been checked before.
@@ -64,18 +67,18 @@ func engineError(op string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, cpu.ErrTier):
-		return errorf(op, la.ErrOption, "%v", err)
+		return errorf(op, errs.ErrOption, "%v", err)
 	case errors.As(err, &short):
 		return shortageError(op, short)
 	}
-	return errorf(op, la.ErrInternal, "%v", err)
+	return errorf(op, errs.ErrInternal, "%v", err)
 }
 
 // apply is ongpu.Apply with its errors as errors of this package.
 func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
 	n, err := ongpu.Apply(op, children...)
 	if err != nil {
-		return nil, errorf(name, la.ErrGraph, "%v", err)
+		return nil, errorf(name, errs.ErrGraph, "%v", err)
 	}
 	return n, nil
 }
@@ -87,14 +90,14 @@ func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
 func elements[F any](name, what string, v G.Value, want tensor.Shape) ([]F, error) {
 	t, ok := v.(*tensor.Dense)
 	if !ok || !t.IsNativelyAccessible() {
-		return nil, errorf(name, la.ErrUnsupported, "%s is a %T, want a *tensor.Dense in host memory", what, v)
+		return nil, errorf(name, errs.ErrUnsupported, "%s is a %T, want a *tensor.Dense in host memory", what, v)
 	}
 	// Not Shape.Eq, which takes (3), (1,3) and (3,1) for the same.
 	if !slices.Equal(t.Shape(), want) {
-		return nil, errorf(name, la.ErrShape, "%s has shape %v when run, want %v", what, t.Shape(), want)
+		return nil, errorf(name, errs.ErrShape, "%s has shape %v when run, want %v", what, t.Shape(), want)
 	}
 	if t.Dtype() != dtypeOf[F]() {
-		return nil, errorf(name, la.ErrDType, "%s is of %v when run, want %v", what, t.Dtype(), dtypeOf[F]())
+		return nil, errorf(name, errs.ErrDType, "%s is of %v when run, want %v", what, t.Dtype(), dtypeOf[F]())
 	}
 	return dense.Elements[F](t), nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/nccl"
@@ -68,7 +67,7 @@ func (l *collective) Queue(s *cuda.Stream) error {
 	}
 	switch {
 	case errors.Is(err, nccl.ErrAborted):
-		return errors.Join(la.ErrRank, err)
+		return errors.Join(queue.ErrRank, err)
 	case err != nil && !errors.Is(err, cuda.ErrClosed):
 		c.session.Fail(err) // the others wait for it
 		return c.Err()

@@ -10,9 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/queue"
+
 	"gorgonia.org/leanattention/device"
 
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/nccl"
 	"gorgonia.org/leanattention/internal/nocopy"
@@ -22,7 +24,7 @@ import (
 
 // Error is the failure of a rank, which is one of all: its process has ended or is silent, it
 // has said so by [Comm.Fail], NCCL has found one, or it was waited for too long. It is
-// [la.ErrRank].
+// ErrRank.
 type Error struct {
 	Rank   int
 	Reason string
@@ -30,8 +32,8 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Reason) }
 
-// Is says that it is la.ErrRank.
-func (e *Error) Is(target error) bool { return target == la.ErrRank }
+// Is says that it is leanattention.ErrRank.
+func (e *Error) Is(target error) bool { return target == queue.ErrRank }
 
 // rankError makes an Error of one of a session.
 func rankError(err error) error {
@@ -45,7 +47,7 @@ func rankError(err error) error {
 // Comm is this process among those that compute together. It may be used by several
 // goroutines at once, as far as all ranks do what concerns all in the same order.
 //
-// A Comm is used by its pointer. A copy of a Comm is [la.ErrState] wherever it is used.
+// A Comm is used by its pointer. A copy of a Comm is ErrState wherever it is used.
 type Comm struct {
 	mark    nocopy.Mark
 	world   World
@@ -95,11 +97,11 @@ var loadNCCL = nccl.Load
 //
 // Errors:
 //
-//   - [la.ErrOption]: a world that can't be, or a secret that can't be read or is short.
-//   - [la.ErrUnsupported]: NCCL is not found (the error says where it was looked for) or too old, or gpu is more than eight GPUs.
-//   - [la.ErrRank], an [Error]: a rank does not come, fails, or differs in what all must have alike; or this process is turned away.
-//   - [la.ErrState]: gpu is in another Comm.
-//   - [la.ErrClosed]: gpu is closed.
+//   - ErrOption: a world that can't be, or a secret that can't be read or is short.
+//   - ErrUnsupported: NCCL is not found (the error says where it was looked for) or too old, or gpu is more than eight GPUs.
+//   - ErrRank, an [Error]: a rank does not come, fails, or differs in what all must have alike; or this process is turned away.
+//   - ErrState: gpu is in another Comm.
+//   - ErrClosed: gpu is closed.
 func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Comm, err error) {
 	const op = "Join"
 	if err := w.check(op); err != nil {
@@ -123,7 +125,7 @@ func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Com
 		return c, nil
 	}
 	if len(devs) > ongpu.MostMembers {
-		return nil, errorf(op, la.ErrUnsupported, "%v: %d GPUs of a rank, and %d are the most", gpu, len(devs), ongpu.MostMembers)
+		return nil, errorf(op, errs.ErrUnsupported, "%v: %d GPUs of a rank, and %d are the most", gpu, len(devs), ongpu.MostMembers)
 	}
 	key, err := secret(os.LookupEnv)
 	if err != nil {
@@ -132,7 +134,7 @@ func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Com
 	for i, dev := range devs {
 		if !dev.SetWatch(watch{c}) {
 			unwatch(devs[:i])
-			return nil, errorf(op, la.ErrState, "%v is among ranks already", gpu)
+			return nil, errorf(op, errs.ErrState, "%v is among ranks already", gpu)
 		}
 	}
 	defer func() {
@@ -289,7 +291,7 @@ func (c *Comm) hold() (release func()) {
 
 func (c *Comm) joinError(err error) error {
 	if errors.Is(err, nccl.ErrNoNCCL) || errors.Is(err, nccl.ErrTooOld) {
-		return errorf("Join", la.ErrUnsupported, "rank %d: %v", c.world.Rank, err)
+		return errorf("Join", errs.ErrUnsupported, "rank %d: %v", c.world.Rank, err)
 	}
 	var e *rendezvous.Error
 	if errors.As(err, &e) {
@@ -320,7 +322,7 @@ func (c *Comm) made(op string) error {
 		problem = c.mark.Problem(what, by)
 	}
 	if problem != "" {
-		return errorf(op, la.ErrState, "%s", problem)
+		return errorf(op, errs.ErrState, "%s", problem)
 	}
 	return nil
 }
@@ -344,7 +346,7 @@ func (c *Comm) Err() error {
 	}
 	err := c.session.Err()
 	if err == rendezvous.ErrClosed {
-		return errorf("Comm", la.ErrClosed, "rank %d has left", c.world.Rank)
+		return errorf("Comm", errs.ErrClosed, "rank %d has left", c.world.Rank)
 	}
 	return rankError(err)
 }
@@ -381,7 +383,7 @@ func (c watch) Waited() { c.waits.Add(-1) }
 
 // failed is why what the host has waited for is no good.
 func (c *Comm) failed() error {
-	if err := c.Err(); errors.Is(err, la.ErrRank) {
+	if err := c.Err(); errors.Is(err, queue.ErrRank) {
 		return err
 	}
 	return nil
@@ -398,7 +400,7 @@ func (c *Comm) guard() {
 		case <-c.stop:
 			return
 		case <-c.session.Done():
-			if errors.Is(c.Err(), la.ErrRank) {
+			if errors.Is(c.Err(), queue.ErrRank) {
 				_ = abort(c.comms()) // what waits for others ends
 			}
 			return
@@ -433,8 +435,8 @@ func (c *Comm) trouble() error {
 // Close leaves the others. All ranks have to, and wait for each other here, so that nobody's
 // work is cut off. Recordings with its sums have to be closed before it, and the GPU after it.
 //
-// Errors: [la.ErrState], and nothing is done, as long as there are such recordings;
-// [la.ErrClosed] for a second Close.
+// Errors: ErrState, and nothing is done, as long as there are such recordings;
+// ErrClosed for a second Close.
 func (c *Comm) Close() error {
 	const op = "Comm.Close"
 	if err := c.made(op); err != nil {
@@ -443,7 +445,7 @@ func (c *Comm) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return errorf(op, la.ErrClosed, "rank %d", c.world.Rank)
+		return errorf(op, errs.ErrClosed, "rank %d", c.world.Rank)
 	}
 	if c.session == nil {
 		c.closed = true
@@ -451,7 +453,7 @@ func (c *Comm) Close() error {
 	}
 	for _, comm := range c.comms() {
 		if comm.Recorded() {
-			return errorf(op, la.ErrState, "%v", nccl.ErrRecorded)
+			return errorf(op, errs.ErrState, "%v", nccl.ErrRecorded)
 		}
 	}
 	failed := c.session.Err()

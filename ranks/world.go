@@ -11,9 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/device"
 
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/rendezvous"
 )
 
@@ -66,7 +67,7 @@ const (
 // says another; LEANATTENTION_RANKS_TIMEOUT is World.Timeout, as "90s". LEANATTENTION_JOB is World.Job, and if it is not
 // set, torchrun's TORCHELASTIC_RUN_ID is.
 //
-// Errors: [la.ErrOption], which names the variable and its value.
+// Errors: ErrOption, which names the variable and its value.
 func Environment() (World, error) { return environment(os.LookupEnv) }
 
 func environment(lookup func(string) (string, bool)) (w World, err error) {
@@ -134,7 +135,7 @@ func environment(lookup func(string) (string, bool)) (w World, err error) {
 }
 
 func variableError(name, format string, args ...any) error {
-	return errorf("Environment", la.ErrOption, "%s %s", name, fmt.Sprintf(format, args...))
+	return errorf("Environment", errs.ErrOption, "%s %s", name, fmt.Sprintf(format, args...))
 }
 
 func errorf(op string, kind error, format string, args ...any) error {
@@ -145,19 +146,19 @@ func errorf(op string, kind error, format string, args ...any) error {
 func (w World) check(op string) error {
 	switch {
 	case w.Size < 1 || w.Size > mostRanks:
-		return errorf(op, la.ErrOption, "size %d, want 1 to %d", w.Size, mostRanks)
+		return errorf(op, errs.ErrOption, "size %d, want 1 to %d", w.Size, mostRanks)
 	case w.Rank < 0 || w.Rank >= w.Size:
-		return errorf(op, la.ErrOption, "rank %d of %d", w.Rank, w.Size)
+		return errorf(op, errs.ErrOption, "rank %d of %d", w.Rank, w.Size)
 	case w.LocalRank < 0:
-		return errorf(op, la.ErrOption, "local rank %d", w.LocalRank)
+		return errorf(op, errs.ErrOption, "local rank %d", w.LocalRank)
 	case len(w.Job) > rendezvous.MostJob:
-		return errorf(op, la.ErrOption, "a job's name of %d bytes, want up to %d", len(w.Job), rendezvous.MostJob)
+		return errorf(op, errs.ErrOption, "a job's name of %d bytes, want up to %d", len(w.Job), rendezvous.MostJob)
 	case w.Timeout < 0:
-		return errorf(op, la.ErrOption, "timeout %v", w.Timeout)
+		return errorf(op, errs.ErrOption, "timeout %v", w.Timeout)
 	}
 	if w.Size > 1 {
 		if _, _, err := net.SplitHostPort(w.Address); err != nil {
-			return errorf(op, la.ErrOption, "address %q: %v", w.Address, err)
+			return errorf(op, errs.ErrOption, "address %q: %v", w.Address, err)
 		}
 	}
 	return nil
@@ -171,23 +172,23 @@ func secret(lookup func(string) (string, bool)) ([]byte, error) {
 	from := secretVariable
 	switch {
 	case set && inFile:
-		return nil, errorf("Join", la.ErrOption, "%s and %s are both set", secretVariable, secretFile)
+		return nil, errorf("Join", errs.ErrOption, "%s and %s are both set", secretVariable, secretFile)
 	case inFile:
 		f, err := os.Open(name)
 		if err != nil {
-			return nil, errorf("Join", la.ErrOption, "%s: %v", secretFile, err)
+			return nil, errorf("Join", errs.ErrOption, "%s: %v", secretFile, err)
 		}
 		defer f.Close()
 		data, err := io.ReadAll(io.LimitReader(f, mostSecret+2))
 		if err != nil {
-			return nil, errorf("Join", la.ErrOption, "%s: %v", secretFile, err)
+			return nil, errorf("Join", errs.ErrOption, "%s: %v", secretFile, err)
 		}
 		text, from = strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), "\r"), secretFile
 	case !set:
 		return nil, nil
 	}
 	if len(text) < leastSecret || len(text) > mostSecret {
-		return nil, errorf("Join", la.ErrOption, "%s: a secret of %d bytes, want %d to %d, such as those of: openssl rand -hex 32", from, len(text), leastSecret, mostSecret)
+		return nil, errorf("Join", errs.ErrOption, "%s: a secret of %d bytes, want %d to %d, such as those of: openssl rand -hex 32", from, len(text), leastSecret, mostSecret)
 	}
 	return []byte(text), nil
 }
