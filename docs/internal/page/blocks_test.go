@@ -23,6 +23,7 @@ const given = `import (
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/ranks"
+	"gorgonia.org/leanattention/rewrite"
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
