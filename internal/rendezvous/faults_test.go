@@ -103,10 +103,10 @@ func sound(t *testing.T, what string, c Config, all []outcome, took time.Duratio
 	}
 }
 
-// quick are limits that a fault of a test reaches.
+// quick are limits that a fault of a test reaches, and a busy machine does not.
 func quick(size int) Config {
 	c := config("", size)
-	c.Timeout, c.Silence, c.Beat = 1500*time.Millisecond, 500*time.Millisecond, 50*time.Millisecond
+	c.Timeout, c.Silence, c.Beat = 3*time.Second, time.Second, 50*time.Millisecond
 	return c
 }
 
@@ -126,9 +126,9 @@ func TestFaultAtEveryMessage(t *testing.T) {
 	const messages = 14 // of a connection with a barrier: 4 of the greeting, welcome, arrived, passed, bye or left, and beats
 	faults := []fault{
 		{"a short delay", 30 * time.Millisecond, -1, true, true},
-		{"a long delay", 700 * time.Millisecond, -1, false, false},
-		{"a longer delay", 2500 * time.Millisecond, -1, false, false},
-		{"long delays", 700 * time.Millisecond, -1, true, false},
+		{"a long delay", 1400 * time.Millisecond, -1, false, false},
+		{"a longer delay", 5000 * time.Millisecond, -1, false, false},
+		{"long delays", 1400 * time.Millisecond, -1, true, false},
 		{"a cut", 0, 0, false, false},
 		{"cuts", 0, 0, true, false},
 		{"a cut in the head", 0, 2, false, false},
