@@ -18,7 +18,7 @@ import (
 // queueByContext is queue of a cache that is sharded by context. Each member appends the new tokens of its pages, attends to what it
 // has of each sequence, and leaves states in the memory of the first one, which merges them in the order of
 // the places. Where sequences have one new token each, that is all. Else members attend to the keys before the new
-// Tokens, and the first one to these among themselves, by copies of their keys and values: one part more.
+// tokens, and the first one to these among themselves, by copies of their keys and values: one part more.
 func (p *DevicePlan) queueByContext(sub *queue.Submission, layer int, n newRows, o *ongpu.AttentionOperands) error {
 	c := p.now.context
 	b, err := sub.Use(c.memory, c.generation)
@@ -97,7 +97,7 @@ var OpenExchange = func(g *ongpu.GPU, op string) (Exchanging, error) {
 }
 
 // exchange is what the members of a cache that is sharded by context merge through, where all of them have the queries, keys and
-// Values, or parts of them that they can gather; nil: the first one has them, and merges. What the members need for that is planned. Errors are
+// values, or parts of them that they can gather; nil: the first one has them, and merges. What the members need for that is planned. Errors are
 // as users are told.
 func (p *DevicePlan) exchange(op string, c *Call, qkv *ongpu.QKV) (Exchanging, error) {
 	g := p.pages.GPU

@@ -109,7 +109,7 @@ func (h *HostPages) MoveSlots(_ string, moves []Move) error {
 	return nil
 }
 
-// hostPlan is a layerPlan for the CPU engine.
+// hostPlan is a Plan for the CPU engine.
 type hostPlan struct {
 	pages    *HostPages
 	geometry attn.Problem

@@ -71,7 +71,7 @@ func (d *DevicePages) NewPlan(rows int, g attn.Problem) Plan {
 	return p
 }
 
-// DevicePlan is a layerPlan for a GPU's engine, or those of several.
+// DevicePlan is a Plan for a GPU's engine, or those of several.
 //
 // What the launches of a step are depends on what it has, so there are several schedules: a recording has that of
 // one of them, and what was recorded without trees is as it was behind a step that has some.

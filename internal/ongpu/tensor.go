@@ -460,7 +460,7 @@ func (d *Tensor) partApart(from int, shape tensor.Shape) (*Tensor, error) {
 }
 
 // CopyFrom makes the tensor equal to another of the same shape and element type
-// On the same GPU, or to a *tensor.Dense in host memory: it returns when that has
+// on the same GPU, or to a *tensor.Dense in host memory: it returns when that has
 // been read, and the copy is queued. Gorgonia calls it where it keeps values.
 func (d *Tensor) CopyFrom(src any) error {
 	const op = "Tensor.CopyFrom"
