@@ -292,7 +292,7 @@ func checkResult(op string, of role, all *tensors, p *problem, last int) error {
 	if t.Dtype() != p.query {
 		return errs.Errorf(op, ErrDType, "%s is %v and q is %v", name, t.Dtype(), p.query)
 	}
-	if !operand.SameShape(t.Shape(), p.dims(last)) { // dims a second time for the text: so this one allocates nothing
+	if !slices.Equal(t.Shape(), p.dims(last)) { // dims a second time for the text: so this one allocates nothing
 		return errs.Errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.Shape(), p.dims(last))
 	}
 	if !dense.RowMajor(t) {

@@ -2,9 +2,9 @@ package leanattention
 
 import (
 	"fmt"
+	"slices"
 
 	"gorgonia.org/leanattention/internal/fuse"
-	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/errs"
 
@@ -119,7 +119,7 @@ func (c *nodeChain) do(build func() (*G.Node, error)) *G.Node {
 }
 
 func (c *nodeChain) reshape(n *G.Node, shape ...int) *G.Node {
-	if c.err == nil && operand.SameShape(n.Shape(), shape) {
+	if c.err == nil && slices.Equal(n.Shape(), shape) {
 		return n
 	}
 	return c.do(func() (*G.Node, error) { return G.Reshape(n, shape) })

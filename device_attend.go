@@ -239,7 +239,7 @@ func checkDeviceResult(op, name string, t *ongpu.Tensor, p *problem, lse bool) e
 	if t.DType != dtype {
 		return errs.Errorf(op, ErrDType, "%s is %v; for a q of %v it must be %v", name, t.DType, p.query, dtype)
 	}
-	if want := p.dims(last); !operand.SameShape(t.Shape, want) {
+	if want := p.dims(last); !slices.Equal(t.Shape, want) {
 		return errs.Errorf(op, ErrShape, "%s has shape %v; it must be %v", name, t.Shape, want)
 	}
 	return nil

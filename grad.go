@@ -75,7 +75,7 @@ func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, er
 		return nil, err
 	}
 	op.saved.wanted.Store(true)
-	lse, err := apply(name, placeLSE(&lseOp{
+	lse, err := ongpu.Apply(name, placeLSE(&lseOp{
 		of: "Attention", inRank: op.rank, dtype: op.query, shape: op.lseShape(), from: op.logs(), attention: op,
 	}, out), lseChildren(out, in)...)
 	if err != nil {
@@ -118,7 +118,7 @@ func (op *attentionOp) differentiable(name string, inputs int) error {
 // gradNodes adds a node of packed gradients and those of its parts. The result
 // has an entry for each input of the op that is differentiated.
 func (op *attentionOp) gradNodes(name string, g *gradOp, children G.Nodes, inputs int) (G.Nodes, error) {
-	packed, err := apply(name, g, children...)
+	packed, err := ongpu.Apply(name, g, children...)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (op *attentionOp) gradNodes(name string, g *gradOp, children G.Nodes, input
 	from := 0
 	for _, p := range g.parts() {
 		n := p.shape.TotalSize()
-		if grads[p.input], err = apply(name, &partOp{of: p.of, total: g.total(), from: from, shape: p.shape}, packed); err != nil {
+		if grads[p.input], err = ongpu.Apply(name, &partOp{of: p.of, total: g.total(), from: from, shape: p.shape}, packed); err != nil {
 			return nil, err
 		}
 		from += n
@@ -310,7 +310,7 @@ func (op *gradOp) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 		if i == len(want)-1 && w.Shape.TotalSize() == 1 && shapes[i].TotalSize() == 1 {
 			continue // Gorgonia makes scalars of tensors of one element
 		}
-		if !operand.SameShape(shapes[i], w.Shape) {
+		if !slices.Equal(shapes[i], w.Shape) {
 			return nil, errs.Errorf(op.name(), ErrShape, "%s has shape %v; it must be %v", w.Name, shapes[i], w.Shape)
 		}
 	}
@@ -357,7 +357,7 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 		got := operand.OfTensor(w.Name, t[w.of])
 		if w.of == roleLengths || w.of == roleQueryLengths {
 			err = checkLengths(name, got, op.batch)
-		} else if !operand.SameShape(got.Shape, w.Shape) || got.DType != w.DType {
+		} else if !slices.Equal(got.Shape, w.Shape) || got.DType != w.DType {
 			err = errs.Errorf(name, ErrShape, "%s is %v %v; it must be %v %v", w.Name, got.DType, got.Shape, w.DType, w.Shape)
 		}
 		if err != nil {
@@ -402,7 +402,7 @@ func (op *partOp) Do(in ...G.Value) (part G.Value, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if !operand.SameShape(t.Shape(), tensor.Shape{op.total}) {
+	if !slices.Equal(t.Shape(), tensor.Shape{op.total}) {
 		return nil, errs.Errorf(name, ErrShape, "packed has shape %v; it must be (%d)", t.Shape(), op.total)
 	}
 	var backing any

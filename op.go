@@ -128,7 +128,7 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	}
 	// The op is shared by clones of the graph: it must not hold nodes.
 	a.config.lengths, a.config.queryLengths, a.config.seed, a.config.biasNode, a.config.sinksNode, a.config.lse = nil, nil, nil, nil, nil, nil
-	if out, err = apply(op, placeAttention(a, q, k, v), children...); err != nil {
+	if out, err = ongpu.Apply(op, placeAttention(a, q, k, v), children...); err != nil {
 		return nil, err
 	}
 	if c.lse != nil {
@@ -145,15 +145,6 @@ func nodesProblem(op string, q, k, v *G.Node) (p problem, err error) {
 		return p, err
 	}
 	return newProblem(op, o[0], o[1], o[2])
-}
-
-// apply is ongpu.Apply with its errors as errors of this package.
-func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
-	n, err := ongpu.Apply(op, children...)
-	if err != nil {
-		return nil, errs.Errorf(name, ErrGraph, "%v", err)
-	}
-	return n, nil
 }
 
 // attentionOp is [Attention].
@@ -504,9 +495,9 @@ func lseNode(name string, out *G.Node, t tensor.Dtype, shape tensor.Shape, input
 	op := &lseOp{of: name, inRank: out.Dims(), dtype: t, shape: shape, from: s.store()}
 	if a, ok := out.Op().(interface{ attention() *attentionOp }); ok {
 		op.attention = a.attention()
-		return apply(name, placeLSE(op, out), lseChildren(out, inputs)...)
+		return ongpu.Apply(name, placeLSE(op, out), lseChildren(out, inputs)...)
 	}
-	return apply(name, placeLSE(op, out), out)
+	return ongpu.Apply(name, placeLSE(op, out), out)
 }
 
 func (op *attentionOp) store() *lseStore        { return op.lse }

@@ -114,7 +114,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		a.lse = new(lseStore)
 	}
 	a.config.sinksNode, a.config.lse = nil, nil // the op is shared by clones of the graph: it must not hold nodes
-	if out, err = apply(op, placeCached(a), children...); err != nil {
+	if out, err = ongpu.Apply(op, placeCached(a), children...); err != nil {
 		return nil, err
 	}
 	if c.lse != nil {
@@ -321,7 +321,7 @@ func (s *Step) Rows(x *G.Node) (y *G.Node, err error) {
 	if _, err := o.InferShape(x.Shape()); err != nil {
 		return nil, err
 	}
-	return apply(op, o, x)
+	return ongpu.Apply(op, o, x)
 }
 
 // rowsOp is [Step.Rows].

@@ -19,14 +19,13 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// ToGPU adds the copy of x to a GPU to the graph: behind it, ops of this
-// module compute there. x is float32, [Float16], [BFloat16] or int32, of rank 1
-// or more. A run queues the copy and goes on. Weights need no node: bind what
-// [GPU.Upload] returns to an input.
+// ToGPU adds a copy of x to a GPU to the graph. Ops of this module that read the copy compute on that GPU. A run queues the
+// copy and goes on. A weight needs no copy in the graph: bind the result of [GPU.Upload] to an input.
 //
-// It has no gradient. Errors: [ErrGraph], [ErrShape], [ErrDType], [ErrState] and
-// [ErrClosed] of the GPU; in a run [ErrUnsupported] for a value that is on a GPU
-// already, [ErrOutOfMemory], [ErrClosed].
+//   - x is float32, leanattention.Float16, leanattention.BFloat16 or int32, of rank 1 or more.
+//   - The copy has no gradient.
+//   - Errors: ErrGraph, ErrShape, ErrDType, ErrState and ErrClosed of the GPU. In a run: ErrUnsupported for a value that is on
+//     a GPU already, ErrOutOfMemory, ErrClosed.
 func ToGPU(x *G.Node, to *GPU) (out *G.Node, err error) {
 	const op = "device.ToGPU"
 	defer errs.RecoverTo(op, &err)
@@ -39,15 +38,15 @@ func ToGPU(x *G.Node, to *GPU) (out *G.Node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return moved(op, &toGPUOp{move: m, gpu: gpu}, x)
+	return ongpu.Apply(op, &toGPUOp{move: m, gpu: gpu}, x)
 }
 
-// ToHost adds the copy of x from its GPU to the graph, as a *tensor.Dense. A run
-// waits for all that x follows from; what went wrong in it is reported here.
+// ToHost adds a copy of x from its GPU to the graph, as a *tensor.Dense. A run waits for all work that x depends on, and
+// reports what went wrong in that work.
 //
-// It has no gradient. Errors: [ErrGraph], [ErrShape], [ErrDType]; in a run
-// [ErrUnsupported] for a value in host memory, and those of
-// [Tensor.Download].
+//   - The copy has no gradient.
+//   - Errors: ErrGraph, ErrShape, ErrDType. In a run: ErrUnsupported for a value in host memory, and those of
+//     [Tensor.Download].
 func ToHost(x *G.Node) (out *G.Node, err error) {
 	const op = "device.ToHost"
 	defer errs.RecoverTo(op, &err)
@@ -55,16 +54,7 @@ func ToHost(x *G.Node) (out *G.Node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return moved(op, &toHostOp{m}, x)
-}
-
-// moved adds a copy to the graph.
-func moved(name string, op G.Op, x *G.Node) (*G.Node, error) {
-	n, err := ongpu.Apply(op, x)
-	if err != nil {
-		return nil, errs.Errorf(name, errs.ErrGraph, "%v", err)
-	}
-	return n, nil
+	return ongpu.Apply(op, &toHostOp{m}, x)
 }
 
 // move is what the two have in common: an op that gives x on as it is.

@@ -14,11 +14,10 @@ import (
 	"gorgonia.org/leanattention/internal/queue"
 )
 
-// Recording is the work of a graph's run on a GPU, kept to be queued again as
-// one: a decode step is a hundred launches or more, which the host needs longer
-// to queue one by one than a fast GPU needs to do them.
+// Recording is the work of a graph's run on a GPU, which [Recording.Replay] queues again as one. A decode step is a hundred
+// launches or more, and a fast GPU executes them sooner than the host can queue them one by one.
 //
-// A Recording is used by its pointer. A copy of a Recording is [ErrState] wherever it is used.
+// A Recording is used by its pointer. The use of a copy is ErrState.
 type Recording struct {
 	mark nocopy.Mark
 	mu   sync.Mutex
@@ -26,9 +25,8 @@ type Recording struct {
 	rec  *queue.Recording // nil: closed
 }
 
-// Record calls run, which runs a graph whose values are on the GPU, and keeps the
-// work instead of having it done. A graph must have run before, so that its nodes
-// have their memory:
+// Record calls run, which runs a graph whose values are on the GPU, and keeps the queued work instead of executing it. The
+// graph must have run before, so that its nodes have their memory:
 //
 //	step.Run(appends, machine.RunAll)                 // the first time
 //	machine.Reset()
@@ -36,7 +34,7 @@ type Recording struct {
 //	step.Set(appends)
 //	recording, err := gpu.Record(machine.RunAll)      // the second time
 //	machine.Reset()
-//	recording.Replay()                                // Record has done nothing yet
+//	recording.Replay()                                // Record has executed nothing yet
 //	step.Commit()
 //	...
 //	for {
@@ -44,33 +42,27 @@ type Recording struct {
 //		step.Run(appends, recording.Replay)           // from then on
 //	}
 //
-// What a replay computes is in the values that the nodes had after Record.
-// Inputs are read anew: [Tensor.CopyFrom] changes them. The lengths of a
-// [Step] are inputs too, but its pages, and the machine's graph, are those of the
-// recording.
+// Step, Cache, Sequence, Append and Attention are those of package leanattention.
 //
-// Layers of few rows that make each other's inputs may be one launch in a
-// recording (Linear and Linears of package nn, and [CachedAttention] without [WithRotary], from compute
-// capability 9.0 on), which may begin with Embeddings and end with an ArgMax. It
-// adds in another order, so a replay's results differ from the machine's by
-// rounding; from replay to replay they have the same bits.
+//   - Results of a replay are in the values that the nodes had after Record.
+//   - A replay reads the inputs again: [Tensor.CopyFrom] changes them. It also reads the lengths of a Step. Pages and graph are
+//     those of the recording.
+//   - Decode layers that make each other's inputs may become one launch, from compute capability 9.0 on: Linear and Linears of
+//     package nn, and CachedAttention without WithRotary. The launch may begin with Embeddings and end with an ArgMax. It
+//     adds in another order, so results differ from the machine's by rounding. All replays have the same bits.
+//   - A recording of a step with a tree (Append.Tree) serves steps with trees and steps without. A recording of a step
+//     without a tree serves steps without trees alone: Replay is ErrState for others. A decoder that runs both kinds of steps
+//     may keep a recording of each.
+//   - On a cache that is sharded by context, a recording of a step with one new token a sequence serves such steps alone.
+//   - If the step shared prefixes when Record ran, its replays do too. Otherwise that step never shares. Results are the same
+//     but for rounding.
 //
-// A recording that is made of a step with a tree ([Append.Tree]) is for steps with trees and
-// without. One of a step without is for such steps alone: Replay is [ErrState] for others, and
-// right again behind them. So a decoder that does both may have one of each. On a cache that is sharded by context ([Shard])
-// the same is true of several new tokens of a sequence: a recording of a step without is for such steps alone.
+// No other goroutine may use the GPU while run runs. run may not call the following. The call returns the error at once:
 //
-// Sequences of a step that share pages may attend to them at once, which is another schedule. Replays
-// do so if the step did that Record had, and else no later one of the step does: results are the same but for
-// rounding.
-//
-// Copies from and to the host are not part of a recording: [ToGPU], [ToHost]
-// and downloads are [ErrUnsupported] in run, as is [Attention], whose schedule is
-// the host's. Nothing else may be asked of the GPU while run runs. What run may not do is an error, and nothing waits:
-//
-//   - [GPU.Close], [Cache.Close] of a cache on the GPU, [Recording.Replay], and Record itself: [ErrState]
-//   - [Step.Set] and [Sequence.Keep] of such a cache, which would be done at each replay and not now: [ErrState]
-//   - [GPU.Synchronize], [Sequence.WriteTo], [Cache.ReadSequence], and all that copies from or to the host: [ErrUnsupported]
+//   - Close of the GPU or of a cache on the GPU, [Recording.Replay], Record: ErrState
+//   - Set of a Step and Keep of a Sequence on the GPU: ErrState
+//   - [GPU.Synchronize], WriteTo of a Sequence, ReadSequence of a Cache, [ToGPU], [ToHost], downloads, and Attention, whose
+//     schedule is made on the host: ErrUnsupported
 func (g *GPU) Record(run func() error) (*Recording, error) {
 	const op = "GPU.Record"
 	if run == nil {
@@ -98,12 +90,11 @@ func (g *GPU) Record(run func() error) (*Recording, error) {
 	return nil, ongpu.Error(op, err)
 }
 
-// Replay queues the work again. Where it would not be what the graph computes
-// now, it is [ErrState] and nothing is queued: a [Step] that is not set, or one
-// whose schedule looks different, since sequences share so many pages that its
-// table had to grow. Then the graph has to run, and to be recorded anew.
-// Errors: [ErrClosed] too, if the recording, its cache, the GPU or a tensor of
-// it was closed or freed.
+// Replay queues the work again. If the work is not what the graph computes now, Replay returns ErrState and queues nothing:
+// the step is not set, or sequences share so many more pages that a table of the step has grown. Run the graph then, and record
+// it again.
+//
+// Errors: ErrState; ErrClosed if the recording, its cache, the GPU or a tensor of the recording was closed or freed.
 func (r *Recording) Replay() error {
 	const op = "Recording.Replay"
 	if err := r.original(op); err != nil {

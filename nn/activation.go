@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -51,7 +53,7 @@ func GELUTanh(x *G.Node) (y *G.Node, err error) { return newActivation("GELUTanh
 func SiLU(x *G.Node) (y *G.Node, err error) { return newActivation("SiLU", x, attn.SiLU) }
 
 func newActivation(name string, x *G.Node, f attn.Activation) (y *G.Node, err error) {
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ import (
 // Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func ArgMax(x *G.Node) (y *G.Node, err error) {
 	const name = "ArgMax"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if x == nil {
 		return nil, errorf(name, errs.ErrGraph, "x is nil")
 	}
@@ -43,7 +43,7 @@ func ArgMax(x *G.Node) (y *G.Node, err error) {
 	if _, err := op.shape(x.Shape()); err != nil {
 		return nil, err
 	}
-	return apply(name, op, x)
+	return ongpu.Apply(prefix+name, op, x)
 }
 
 type argMax struct {
@@ -84,7 +84,7 @@ func (op argMax) Hashcode() uint32      { return graph.Hashcode(op) }
 
 func (op argMax) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "ArgMax"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != 1 {
 		return nil, errorf(name, errs.ErrGraph, "%d inputs, want 1", len(in))

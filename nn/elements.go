@@ -33,7 +33,7 @@ func Mul(a, b *G.Node) (y *G.Node, err error) { return newPair("Mul", a, b) }
 // Errors: ErrShape, ErrDType, ErrOption (factor is 0, infinite or NaN), ErrGraph (nil x).
 func Scale(x *G.Node, factor float64) (y *G.Node, err error) {
 	const name = "Scale"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func Scale(x *G.Node, factor float64) (y *G.Node, err error) {
 }
 
 func newPair(name string, a, b *G.Node) (y *G.Node, err error) {
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "a", a); err != nil {
 		return nil, err
 	}

@@ -50,7 +50,7 @@ import (
 // Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
 func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	const name = "Embedding"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if table == nil || ids == nil {
 		return nil, errorf(name, errs.ErrGraph, "table or ids is nil")
 	}
@@ -80,7 +80,7 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	if _, err := op.shape(shapes); err != nil {
 		return nil, err
 	}
-	return apply(name, op, children...)
+	return ongpu.Apply(prefix+name, op, children...)
 }
 
 // isWeight reports whether t is a type of the tables and weights of layers that compute in float32.
@@ -164,7 +164,7 @@ func (op embedding) Hashcode() uint32      { return graph.Hashcode(op) }
 // afterwards can harm nobody.
 func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "Embedding"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
@@ -244,13 +244,13 @@ func (op embedding) DiffWRT(int) []bool { return diffWRT(op.arguments()) }
 
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op embedding) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	return embeddingGradients(inGraph, op, in, dy)
 }
 
 // DoDiff adds the gradients to those of the inputs (lisp machine).
 func (op embedding) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
 		return embeddingGradients(atOnce, op, in, dy)
 	})

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/ongpu"
+
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -32,7 +34,7 @@ import (
 // ErrUnsupported (an activation, other numbers of weights).
 func GatedLinear(x *G.Node, ws, bs []*G.Node, kind Gate, opts ...LinearOption) (y *G.Node, err error) {
 	const name = "GatedLinear"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := kind.check(name); err != nil {
 		return nil, err
 	}
@@ -49,7 +51,7 @@ func GatedLinear(x *G.Node, ws, bs []*G.Node, kind Gate, opts ...LinearOption) (
 	if err != nil {
 		return nil, err
 	}
-	return apply(name, op, children...)
+	return ongpu.Apply(prefix+name, op, children...)
 }
 
 // halves is the layers of a weight that has both, in host memory.

@@ -62,7 +62,7 @@ func (g Gate) check(name string) error {
 // Errors: ErrShape, ErrDType, ErrOption (kind), ErrGraph (nil nodes, other graphs).
 func GLU(gate, up *G.Node, kind Gate) (y *G.Node, err error) {
 	const name = "GLU"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "gate", gate); err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/operand"
 
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
@@ -33,17 +32,6 @@ func checkDTypes(name string, what func(i int) string, in []G.Value, want func(i
 		}
 	}
 	return nil
-}
-
-// storageOf is the engines' name of a type of weights.
-func storageOf(t tensor.Dtype) attn.DType {
-	switch t {
-	case operand.Float16:
-		return attn.Float16
-	case operand.BFloat16:
-		return attn.BFloat16
-	}
-	return attn.Float32
 }
 
 func namesOf(n int, name func(i int) string) []string {
@@ -113,7 +101,7 @@ func (op linear) on(in []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.
 	for i := range op.parts {
 		w, p := &in[1+i], decoder.LinearPart{Out: shapes[1+i][0]}
 		p.W, p.Y = w.Memory, out
-		p.W.DType = storageOf(op.w) // also of shards
+		p.W.DType, _ = operand.StorageType(op.w) // also of shards
 		p.Y.Offset += int64(at) * 4
 		p.Y.Len = rows * p.Out
 		at += p.Y.Len
@@ -150,7 +138,7 @@ func (op linear) on(in []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.
 func (op linear) scratchOn(d *decoder.Engine, shapes []tensor.Shape) (int, error) {
 	in := make([]ongpu.Operand, op.Arity())
 	for i := range op.parts {
-		in[1+i].DType = storageOf(op.w)
+		in[1+i].DType, _ = operand.StorageType(op.w)
 	}
 	return d.Scratch(op.on(in, shapes, gpu.Memory{}, gpu.Memory{}))
 }

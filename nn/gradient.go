@@ -19,7 +19,9 @@ import (
 // their gradients by the same formulas: SymDiff's are nodes, and DoDiff's are values.
 type step[T any] func(op G.Op, in ...T) (T, error)
 
-func inGraph(op G.Op, in ...*G.Node) (*G.Node, error) { return apply("gradient", op, in...) }
+func inGraph(op G.Op, in ...*G.Node) (*G.Node, error) {
+	return ongpu.Apply(prefix+"gradient", op, in...)
+}
 
 func atOnce(op G.Op, in ...G.Value) (G.Value, error) { return op.Do(in...) }
 
@@ -134,7 +136,7 @@ func (op gradient) Hashcode() uint32      { return graph.Hashcode(op) }
 
 func (op gradient) Do(in ...G.Value) (dx G.Value, err error) {
 	title := op.d.title() + " gradient"
-	defer recoverTo(title, &err)
+	defer errs.RecoverTo(prefix+title, &err)
 	args := op.d.arguments()
 	if len(in) != len(args) {
 		return nil, errorf(title, errs.ErrGraph, "%d inputs, want %d", len(in), len(args))

@@ -45,7 +45,7 @@ type float interface{ float32 | float64 }
 // Errors: ErrShape, ErrDType, ErrOption (eps), ErrGraph (nil x, other graphs).
 func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 	const name = "LayerNorm"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if x == nil {
 		return nil, errorf(name, errs.ErrGraph, "x is nil")
 	}
@@ -86,7 +86,7 @@ func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 		}
 		children = append(children, p.node)
 	}
-	return apply(name, op, children...)
+	return ongpu.Apply(prefix+name, op, children...)
 }
 
 // layerNorm is the operator: children x, then gamma and beta where present. It
@@ -145,7 +145,7 @@ func (op layerNorm) Hashcode() uint32      { return graph.Hashcode(op) }
 // afterwards can harm nobody.
 func (op layerNorm) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "LayerNorm"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())

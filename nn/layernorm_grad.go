@@ -37,14 +37,14 @@ func (op layerNorm) DiffWRT(inputs int) []bool {
 
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op layerNorm) SymDiff(in G.Nodes, _, grad *G.Node) (grads G.Nodes, err error) {
-	defer recoverTo("LayerNorm.SymDiff", &err)
+	defer errs.RecoverTo(prefix+"LayerNorm.SymDiff", &err)
 	return layerNormGradients(inGraph, op, in, grad)
 }
 
 // DoDiff adds the gradients to those of the inputs (lisp machine).
 func (op layerNorm) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
 	const name = "LayerNorm.DoDiff"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	return addGradients(name, in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
 		return layerNormGradients(atOnce, op, in, dy)
 	})
@@ -137,7 +137,7 @@ func (op layerNormGrad) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
 
 func (op layerNormGrad) Do(in ...G.Value) (d G.Value, err error) {
 	const name = "LayerNorm gradient"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
 	}

@@ -145,7 +145,7 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption.
 func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
 	const name = "Linear"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	var bs []*G.Node
 	if b != nil {
 		bs = []*G.Node{b}
@@ -154,7 +154,7 @@ func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return apply(name, op, children...)
+	return ongpu.Apply(prefix+name, op, children...)
 }
 
 // Linears is up to three layers of one x, such as a decoder's queries, keys and
@@ -164,7 +164,7 @@ func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
 // Errors are Linear's, and ErrUnsupported for more than three.
 func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, err error) {
 	const name = "Linears"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	op, children, err := newLinear(name, x, ws, bs, opts)
 	switch {
 	case err != nil:
@@ -177,7 +177,7 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, e
 		shapes[i] = n.Shape()
 	}
 	op.joined = true
-	all, err := apply(name, op, children...)
+	all, err := ongpu.Apply(prefix+name, op, children...)
 	if err != nil {
 		return nil, err
 	}
@@ -468,7 +468,7 @@ func (op linear) Hashcode() uint32      { return graph.Hashcode(op) }
 // Do returns a new tensor at each call, or on a GPU the node's own memory anew.
 func (op linear) Do(in ...G.Value) (y G.Value, err error) {
 	name := op.title()
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())

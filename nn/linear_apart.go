@@ -80,7 +80,7 @@ func (op linear) byInputs(in []ongpu.Layout, shapes []tensor.Shape, out tensor.S
 		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and %v would be of partial sums", what, op.activation)
 	}
 	width, even := in[1].Evenly(shapes[1][1])
-	if !even || width*storageOf(op.w).Size()%16 != 0 {
+	if !even || width*int(op.w.Size())%16 != 0 {
 		return nil, errorf(name, errs.ErrUnsupported, "%s of shape %v is sharded on axis 1 over %d GPUs, want a multiple of 16 bytes of a row for each", what, shapes[1], in[1].Members)
 	}
 	for i, l := range in[2:] {

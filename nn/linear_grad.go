@@ -21,13 +21,13 @@ func (op linear) DiffWRT(inputs int) []bool { return slices.Repeat([]bool{true},
 
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op linear) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	return linearGradients(inGraph, op, in, dy)
 }
 
 // DoDiff adds the gradients to those of the inputs (lisp machine).
 func (op linear) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
 		return linearGradients(atOnce, op, in, dy)
 	})

@@ -31,7 +31,7 @@ import (
 // the graph was built for, if those of the slice are there.
 func Slice(x *G.Node, axis, from, to int) (y *G.Node, err error) {
 	const name = "Slice"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func Slice(x *G.Node, axis, from, to int) (y *G.Node, err error) {
 // Errors: ErrShape, ErrDType, ErrGraph (nil tensors, none, other graphs).
 func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 	const name = "Concat"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if len(xs) == 0 {
 		return nil, errorf(name, errs.ErrGraph, "nothing to put together")
 	}
@@ -61,7 +61,7 @@ func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 // Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func SplitHeads(x *G.Node, heads int) (y *G.Node, err error) {
 	const name = "SplitHeads"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func SplitHeads(x *G.Node, heads int) (y *G.Node, err error) {
 // [SplitHeads].
 func MergeHeads(x *G.Node) (y *G.Node, err error) {
 	const name = "MergeHeads"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func MergeHeads(x *G.Node) (y *G.Node, err error) {
 // Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 	const name = "Reshape"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}

@@ -123,7 +123,7 @@ func checkValues(r signature, in []G.Value) (tensor.Shape, error) {
 // Do returns a new value at each call: what Gorgonia's in-place nodes do to it afterwards can
 // harm nobody.
 func (op operator) Do(in ...G.Value) (y G.Value, err error) {
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	shape, err := checkValues(op.rule, in)
 	if err != nil {
 		return nil, err
@@ -147,13 +147,13 @@ func diffWRT(args []argument) []bool {
 
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op operator) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	return gradients(inGraph, op.rule, in, dy)
 }
 
 // DoDiff adds the gradients to those of the inputs (lisp machine).
 func (op operator) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
 		return gradients(atOnce, op.rule, in, dy)
 	})
@@ -180,7 +180,7 @@ type scratching interface {
 func (op node) OnGPU() *ongpu.Node { return op.gpu }
 
 func (op node) Do(in ...G.Value) (y G.Value, err error) {
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	defer op.gpu.Done(in, &y, &err)
 	r, ok := op.rule.(launched)
 	if !ok || !anyOnGPU(in) {
@@ -228,7 +228,7 @@ func (op view) Do(in ...G.Value) (y G.Value, err error) {
 	if !anyOnGPU(in) {
 		return op.operator.Do(in...)
 	}
-	defer recoverTo(op.title(), &err)
+	defer errs.RecoverTo(prefix+op.title(), &err)
 	shape, err := checkValues(op.rule, in)
 	if err != nil {
 		return nil, err
@@ -241,7 +241,7 @@ func newView(r window, x *G.Node) (*G.Node, error) {
 	if err := checkChildren(r, []*G.Node{x}); err != nil {
 		return nil, err
 	}
-	return apply(r.title(), view{operator{rule: r}}, x)
+	return ongpu.Apply(prefix+r.title(), view{operator{rule: r}}, x)
 }
 
 // newNode makes the node of a rule, whose arguments are as the first child is; the children
@@ -251,7 +251,7 @@ func newNode(r rule, children ...*G.Node) (*G.Node, error) {
 	if err := checkChildren(r, children); err != nil {
 		return nil, err
 	}
-	return apply(r.title(), op, children...)
+	return ongpu.Apply(prefix+r.title(), op, children...)
 }
 
 func checkChildren(r rule, children []*G.Node) error {

@@ -31,7 +31,7 @@ import (
 // memory, and ErrRank when a rank has failed.
 func AllReduce(x *G.Node, comm *ranks.Comm) (y *G.Node, err error) {
 	const name = "AllReduce"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func AllReduce(x *G.Node, comm *ranks.Comm) (y *G.Node, err error) {
 // Errors: ErrOption for a rank that there is not; those of AllReduce.
 func Broadcast(x *G.Node, comm *ranks.Comm, from int) (y *G.Node, err error) {
 	const name = "Broadcast"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if x == nil || x.Dtype() != tensor.Int32 {
 		if err := checkFloats(name, "x", x); err != nil {
 			return nil, err

@@ -63,7 +63,7 @@ func QKNorm(x, gamma *G.Node, eps float64, opts ...NormOption) (y *G.Node, err e
 }
 
 func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool, opts []NormOption) (y *G.Node, err error) {
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}

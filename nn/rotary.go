@@ -37,7 +37,7 @@ import (
 // Errors: ErrShape, ErrDType, ErrOption (config), ErrGraph (nil nodes, other graphs).
 func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 	const name = "Rotary"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}

@@ -64,7 +64,7 @@ var chooseMemory = sync.Pool{New: func() any { return new(choose.Memory) }}
 // Errors: ErrShape, ErrDType, ErrGraph (nil inputs, other graphs).
 func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
 	const name = "Sample"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	op := sample{inference: "Sample", gpu: new(ongpu.Node)}
 	shapes := make([]tensor.Shape, len(sampleInputs))
 	for i, n := range []*G.Node{logits, choices, randoms} {
@@ -81,7 +81,7 @@ func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
 	if _, err := op.shape(shapes); err != nil {
 		return nil, err
 	}
-	return apply(name, op, logits, choices, randoms)
+	return ongpu.Apply(prefix+name, op, logits, choices, randoms)
 }
 
 const (
@@ -177,7 +177,7 @@ func (op sample) Hashcode() uint32      { return graph.Hashcode(op) }
 
 func (op sample) Do(in ...G.Value) (y G.Value, err error) {
 	const name = "Sample"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	defer op.gpu.Done(in, &y, &err)
 	if len(in) != op.Arity() {
 		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())

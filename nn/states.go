@@ -33,7 +33,7 @@ import (
 // Errors: ErrShape, ErrDType, ErrGraph (nil nodes, none, other graphs).
 func MergeStates(outs, lses []*G.Node) (out *G.Node, err error) {
 	const name = "MergeStates"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if len(outs) == 0 || len(outs) != len(lses) {
 		return nil, errorf(name, errs.ErrGraph, "%d outputs and %d log-sum-exps", len(outs), len(lses))
 	}
@@ -50,7 +50,7 @@ func MergeStates(outs, lses []*G.Node) (out *G.Node, err error) {
 // MergeLSE is the log-sum-exp of attention to the keys of several states; see [MergeStates].
 func MergeLSE(lses ...*G.Node) (lse *G.Node, err error) {
 	const name = "MergeLSE"
-	defer recoverTo(name, &err)
+	defer errs.RecoverTo(prefix+name, &err)
 	if len(lses) == 0 {
 		return nil, errorf(name, errs.ErrGraph, "no log-sum-exps")
 	}

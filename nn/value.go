@@ -1,22 +1,16 @@
 package nn
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"sync"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/operand"
 
-	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/dense"
-	"gorgonia.org/leanattention/internal/memory"
-	"gorgonia.org/leanattention/internal/ongpu"
-	"gorgonia.org/leanattention/internal/plural"
 	"gorgonia.org/leanattention/internal/stock"
 
 	G "gorgonia.org/gorgonia"
@@ -25,8 +19,11 @@ import (
 
 // errorf makes "leanattention: nn.op: text: sentinel".
 func errorf(op string, sentinel error, format string, args ...any) error {
-	return fmt.Errorf("leanattention: nn.%s: %s: %w", op, plural.Mend(fmt.Sprintf(format, dense.Printable(args)...)), sentinel)
+	return errs.Errorf(prefix+op, sentinel, format, args...)
 }
+
+// prefix is in front of what errors call an op.
+const prefix = "nn."
 
 // called is an argument in an error: its name, and that of its node, if the node has one.
 func called(argument string, n *G.Node) string {
@@ -44,43 +41,12 @@ func toConvert(of, want tensor.Dtype) string {
 	return ""
 }
 
-// recoverTo turns a panic into an error. It stands where Gorgonia calls this
-// package (a panic inside Do would end the process) and where it is called.
-func recoverTo(op string, err *error) {
-	if r := recover(); r != nil {
-		*err = errorf(op, errs.ErrInternal, "%v", r)
-		if short, ok := r.(*memory.Shortage); ok {
-			*err = shortageError(op, short)
-		}
-	}
-}
-
-// shortageError is an error of values that the host has no memory for.
-func shortageError(op string, s *memory.Shortage) error {
-	return errorf(op, cuda.ErrOutOfMemory, "%d bytes in host memory: %v", s.Bytes, s)
-}
-
 // engineError is an error of the engine, whose operands have been checked before.
 func engineError(op string, err error) error {
-	var short *memory.Shortage
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case errors.Is(err, cpu.ErrTier):
-		return errorf(op, errs.ErrOption, "%v", err)
-	case errors.As(err, &short):
-		return shortageError(op, short)
 	}
-	return errorf(op, errs.ErrInternal, "%v", err)
-}
-
-// apply is ongpu.Apply with its errors as errors of this package.
-func apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
-	n, err := ongpu.Apply(op, children...)
-	if err != nil {
-		return nil, errorf(name, errs.ErrGraph, "%v", err)
-	}
-	return n, nil
+	return errs.Engine(prefix+op, "the CPU engine", err)
 }
 
 // elements is the elements of v, which has to be a tensor of the wanted shape,

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"gorgonia.org/leanattention/internal/ongpu"
+
 	"gorgonia.org/leanattention"
 
 	"gorgonia.org/leanattention/internal/errs"
@@ -249,7 +251,7 @@ func (fusing) Node(q, k, v, seed, bias *G.Node, m *fuse.Match) (*G.Node, error) 
 }
 
 func (fusing) Seed(q *G.Node) (*G.Node, error) {
-	return graph.Apply(&seedOp{rank: q.Dims(), number: seeds.Add(1)}, q)
+	return ongpu.Apply("rewrite.Fuse", &seedOp{rank: q.Dims(), number: seeds.Add(1)}, q)
 }
 
 // seedOp makes another seed of dropout in each run, as Gorgonia's Dropout draws other numbers. Of its

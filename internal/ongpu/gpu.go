@@ -155,9 +155,7 @@ func (g *GPU) Alone() string {
 	return fmt.Sprintf("GPU %d (%s)", i.Ordinal, i.Name)
 }
 
-// Synchronize waits until all that was asked of this GPU value is done, and
-// reports what went wrong in it. Only timing needs it: downloads wait by
-// themselves. Errors: [ErrClosed], [ErrUnsupported] within [GPU.Record].
+// Synchronize waits until all work that was asked of the GPU is done.
 func (g *GPU) Synchronize() error {
 	const op = "GPU.Synchronize"
 	if err := g.Enter(op); err != nil {
@@ -170,9 +168,7 @@ func (g *GPU) Synchronize() error {
 	return nil
 }
 
-// Close waits for the GPU's work of this process and gives back everything that
-// was made on it, the memory of caches and tensors included: their use is
-// [ErrClosed] from then on, and so is a second Close. While [GPU.Record] runs, Close is [ErrState] and does nothing.
+// Close waits for the GPU's work and gives back all that was made on the GPU.
 func (g *GPU) Close() error {
 	const op = "GPU.Close"
 	if err := g.Check(op); err != nil {
@@ -218,7 +214,7 @@ func (g *GPU) closeEngine() (err error) {
 	return err
 }
 
-// Made says whether g comes from device.Open, and is no copy.
+// Check returns an error if g does not come from device.Open, or is a copy.
 func (g *GPU) Check(op string) error {
 	const what, by = "GPU", "device.Open"
 	if g == nil {
@@ -227,7 +223,7 @@ func (g *GPU) Check(op string) error {
 	return errs.Original(op, &g.mark, what, by)
 }
 
-// Enter is made, and keeps the GPU open until group.Leave. Where one of several has not answered, nothing is done any more.
+// Enter is [GPU.Check], and keeps the GPU open until Group.Leave. If one of several GPUs has not answered, Enter is an error.
 func (g *GPU) Enter(op string) error {
 	if err := g.enterToFree(op); err != nil {
 		return err
@@ -241,7 +237,7 @@ func (g *GPU) Enter(op string) error {
 	return nil
 }
 
-// enterToFree is enter for what gives memory back.
+// enterToFree is [GPU.Enter] for what gives memory back.
 func (g *GPU) enterToFree(op string) error {
 	if err := g.Check(op); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 // QKV are the query, the key and the value of a node.
 type QKV [3]*Tensor
 
+// QKVOf returns the query, the key and the value of a run: its first inputs.
 func QKVOf(in []G.Value) (t QKV) {
 	for i := range t {
 		t[i] = Must(in[i])
@@ -27,7 +28,7 @@ func (t *QKV) Operands(sub *queue.Submission) (o AttentionOperands, err error) {
 	return o, err
 }
 
-// Use is the memory of each, see [device.Tensor.use].
+// Use is the memory of each, see [Tensor.Use].
 func (t *QKV) Use(sub *queue.Submission) (q, k, v Mem, err error) {
 	for i, to := range [...]*Mem{&q, &k, &v} {
 		if *to, err = t[i].UseAs(sub, "qkv"[i:i+1]); err != nil {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/errs"
+
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/stock"
@@ -88,12 +90,16 @@ func Stay(nodes ...*G.Node) error {
 	return nil
 }
 
-// Apply is [graph.Apply] to nodes whose values stay.
-func Apply(op G.Op, children ...*G.Node) (*G.Node, error) {
-	if err := Stay(children...); err != nil {
-		return nil, err
+// Apply is [graph.Apply] to nodes whose values stay. name is the op's in errors.
+func Apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
+	err := Stay(children...)
+	if err == nil {
+		var n *G.Node
+		if n, err = graph.Apply(op, children...); err == nil {
+			return n, nil
+		}
 	}
-	return graph.Apply(op, children...)
+	return nil, errs.Errorf(name, errs.ErrGraph, "%v", err)
 }
 
 // meet says whether two tensors have memory in common.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/operand"
@@ -481,7 +482,7 @@ func (d *Tensor) CopyFrom(src any) error {
 		return errs.Errorf(op, errs.ErrUnsupported, "from %s to %s", s.GPU, OtherName(d.GPU, s.GPU))
 	case s.DType != d.DType:
 		return errs.Errorf(op, errs.ErrDType, "from %v to %v", s.DType, d.DType)
-	case !operand.SameShape(s.Shape, d.Shape):
+	case !slices.Equal(s.Shape, d.Shape):
 		return errs.Errorf(op, errs.ErrShape, "from %v to %v", s.Shape, d.Shape)
 	case s.Memory != nil && s.Memory == d.Memory && s.offset != d.offset && s.offset < d.offset+d.Bytes() && d.offset < s.offset+s.Bytes():
 		return errs.Errorf(op, errs.ErrUnsupported, "the source and the tensor are rows of one tensor, and some rows are in both") // a driver copies them in any order
@@ -500,7 +501,7 @@ func (d *Tensor) write(op string, t *tensor.Dense) error {
 		return err
 	case t.Dtype() != d.DType:
 		return errs.Errorf(op, errs.ErrDType, "from %v to %v", t.Dtype(), d.DType)
-	case !operand.SameShape(t.Shape(), d.Shape):
+	case !slices.Equal(t.Shape(), d.Shape):
 		return errs.Errorf(op, errs.ErrShape, "from %v to %v", t.Shape(), d.Shape)
 	}
 	if err := d.Fill(operand.RowMajorBytes(t)); err != nil {

@@ -43,9 +43,7 @@ func OfNode(op, name string, n *G.Node) (o Operand, err error) {
 	return Operand{name, n.Shape(), n.Dtype()}, nil
 }
 
-// SameShape says whether two shapes are equal, axis by axis.
-func SameShape(a, b tensor.Shape) bool { return slices.Equal(a, b) }
-
+// OfTensor describes tensor t.
 func OfTensor(name string, t *tensor.Dense) Operand {
 	return Operand{name, t.Shape(), t.Dtype()}
 }
@@ -109,7 +107,7 @@ func OneElement(v G.Value, shape tensor.Shape) G.Value {
 	case *G.F64:
 		backing = []float64{float64(*s)}
 	case *tensor.Dense:
-		if s == nil || SameShape(s.Shape(), shape) || s.Shape().TotalSize() != 1 || shape.TotalSize() != 1 || !s.IsNativelyAccessible() {
+		if s == nil || slices.Equal(s.Shape(), shape) || s.Shape().TotalSize() != 1 || shape.TotalSize() != 1 || !s.IsNativelyAccessible() {
 			return v
 		}
 		switch s.Dtype() {
@@ -142,6 +140,7 @@ func ReadLengths(op, name string, dst []int, t *tensor.Dense, capacity int) ([]i
 	}
 }
 
+// AppendLengths is [ReadLengths] of a slice.
 func AppendLengths[T int | int32 | int64](op, name string, dst []int, src []T, capacity int) ([]int, error) {
 	for b, n := range src {
 		if n < 0 || int64(n) > int64(capacity) {
@@ -178,6 +177,7 @@ func StorageType(t tensor.Dtype) (attn.DType, bool) {
 	return 0, false
 }
 
+// IsQueryType reports whether queries in host memory may have type t.
 func IsQueryType(t tensor.Dtype) bool { return t == tensor.Float32 || t == tensor.Float64 }
 
 // IsDeviceQueryType says whether queries on a GPU may have type t.
