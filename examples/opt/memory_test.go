@@ -79,7 +79,7 @@ func TestMemoryLimit(t *testing.T) {
 	}{
 		"prompts":             {"-v 8000000", []string{"-prompts", prompts, "-n", "4"}, "rows of 20000 sequences"},
 		"prompts, data":       {"-d 6000000", []string{"-prompts", prompts, "-n", "4"}, "ulimit -d"},
-		"prompts of Gorgonia": {"-v 8000000", []string{"-prompts", prompts, "-n", "4", "-attn", "default"}, "ulimit -v"},
+		"prompts of Gorgonia": {"-v 6000000", []string{"-prompts", prompts, "-n", "4", "-attn", "default"}, "ulimit -v"},
 		"weights":             {"-v 5000000", []string{"-model", large, "-prompt", "a", "-n", "1", "-weights", "f32"}, "MB of converted weights"},
 		"tokens":              {"-v 5000000", []string{"-model", long, "-prompt", "a", "-n", "31000000"}, "MB of cache"},
 		"enough":              {"-v 5000000", []string{"-prompt", "a", "-n", "2"}, ""},
