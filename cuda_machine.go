@@ -271,11 +271,11 @@ func machineOf(name string, ext G.External, dev G.Device) (*machine, error) {
 	}
 	engines := host.Engines()
 	if dev < 0 || int(dev) >= len(engines) || engines[dev].Context().Context == nil {
-		return nil, errs.Errorf(name, ErrMachine, "no engine for GPU %d of %d: the machine is closed, or its set-up failed", dev, len(engines))
+		return nil, errs.Errorf(name, ErrState, "Gorgonia's machine has no engine for GPU %d of %d: it is closed, or its set-up failed", dev, len(engines))
 	}
 	engine := &engines[dev]
 	if err := engine.DoWork(); err != nil {
-		return nil, errs.Errorf(name, ErrMachine, "a copy or launch before it failed on GPU %d: %v", dev, err)
+		return nil, errs.Errorf(name, ErrState, "Gorgonia's machine can't compute: an earlier copy or launch on GPU %d failed: %v", dev, err)
 	}
 	ctx := engine.Context().Context
 	machines.Lock()
@@ -350,11 +350,11 @@ func settleBLAS(name string, engine *cuda.Engine, ctx cu.CUContext, ordinal int)
 	select {
 	case err := <-done:
 		if err != nil {
-			return errs.Errorf(name, ErrMachine, "cuBLAS on GPU %d: %v", ordinal, err)
+			return errs.Errorf(name, ErrState, "Gorgonia's machine can't compute: cuBLAS on GPU %d: %v", ordinal, err)
 		}
 		return nil
 	case <-time.After(patience):
-		return errs.Errorf(name, ErrMachine, "the engine of GPU %d has not answered for %v: a call of cuBLAS or of a kernel failed before", ordinal, patience)
+		return errs.Errorf(name, ErrState, "the engine of GPU %d has not answered for %v: a call of cuBLAS or of a kernel failed before", ordinal, patience)
 	}
 }
 
@@ -375,7 +375,7 @@ func (m *machine) borrow(name string, v G.Value, want operand.Operand) (*ongpu.T
 	t, ok := v.(*tensor.Dense)
 	switch {
 	case v == nil || ok && t == nil:
-		return nil, errs.Errorf(name, ErrMachine, "the machine gave no memory for %s: a tape machine does", want.Name)
+		return nil, errs.Errorf(name, ErrUnsupported, "the machine gave no memory for %s: run the node on Gorgonia's tape machine", want.Name)
 	case !ok:
 		return nil, errs.Errorf(name, ErrUnsupported, "%s is a %T; it must be a *tensor.Dense", want.Name, v)
 	case t.Dtype() != want.DType:
@@ -388,7 +388,7 @@ func (m *machine) borrow(name string, v G.Value, want operand.Operand) (*ongpu.T
 	d := m.gpu.TensorOf(ongpu.Content{Shape: want.Shape, DType: want.DType})
 	b, err := m.gpu.Dev.Borrow(uint64(t.Uintptr()), d.Bytes())
 	if err != nil {
-		return nil, errs.Errorf(name, ErrMachine, "%s: %v", want.Name, err)
+		return nil, errs.Errorf(name, ErrState, "%s: %v", want.Name, err)
 	}
 	d.Memory = m.gpu.Queue.Borrow(b)
 	return d, nil

@@ -51,7 +51,8 @@ var (
 
 	// ErrState is a call out of order: a step that was not set, a sequence
 	// that is part of an open step, a commit of layers that never ran, a value
-	// on a GPU whose node has run again since.
+	// on a GPU whose node has run again since. Under the build tag cuda it is also a machine
+	// of Gorgonia that can't compute: the machine is closed, its set-up failed, or an earlier call failed.
 	ErrState = errs.ErrState
 
 	// ErrClosed is the use of a closed cache, step or GPU, of a released sequence
@@ -61,18 +62,13 @@ var (
 	// ErrGraph is a node that Gorgonia would compute wrongly or refuse.
 	ErrGraph = errs.ErrGraph
 
-	// ErrNoDriver is a machine without an NVIDIA driver, or a platform that has
-	// none: NVIDIA's are for Linux and Windows, on amd64 and arm64.
-	ErrNoDriver = cuda.ErrNoDriver
-
-	// ErrNoDevice is a machine without the GPU that was asked for.
+	// ErrNoDevice is a GPU that can't be opened. The text has the reason, which is one of these:
+	//
+	//   - no NVIDIA driver: there are drivers for Linux and Windows, on amd64 and arm64
+	//   - a driver older than release 525 (CUDA 12.0)
+	//   - no GPU of this ordinal
+	//   - a GPU below compute capability 8.0
 	ErrNoDevice = cuda.ErrNoDevice
-
-	// ErrDriverTooOld is an NVIDIA driver older than CUDA 12.0 (release 525).
-	ErrDriverTooOld = cuda.ErrDriverTooOld
-
-	// ErrComputeCapability is a GPU older than compute capability 8.0.
-	ErrComputeCapability = cuda.ErrComputeCapability
 
 	// ErrRank is a failure of one of several processes that compute together (package
 	// ranks), which ends all of them: the text says whose, and why.
@@ -86,10 +82,6 @@ var (
 	// which, how much was asked for and how much is free. Nothing changed: close what
 	// is not needed and try again.
 	ErrOutOfMemory = cuda.ErrOutOfMemory
-
-	// ErrMachine is a machine of Gorgonia, built with the tag cuda, that cannot
-	// compute on its GPU: its set-up lacks something, or an earlier call failed.
-	ErrMachine = errs.ErrMachine
 
 	// ErrInternal is a defect of this package: a panic that was caught before
 	// it could end the process. Please report it with the text.

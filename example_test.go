@@ -631,7 +631,7 @@ func Example_check() {
 func Example_device() {
 	gpu, err := device.Open(0)
 	if err != nil {
-		log.Fatal(err) // ErrNoDriver, where there is none
+		log.Fatal(err) // ErrNoDevice if there is no GPU
 	}
 	defer gpu.Close()
 	cache, err := leanattention.NewCache(leanattention.CacheConfig{Layers: 1, KVHeads: 2, HeadDim: 64, DType: leanattention.Float16, Pages: 16, Device: gpu})

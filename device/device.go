@@ -19,7 +19,7 @@ import (
 //
 // The driver is loaded at the first call of [List] or [Open]. For that, a Linux program for amd64 or arm64 that imports this
 // package needs glibc to start, also if it was built with CGO_ENABLED=0. The build tag nogpu leaves GPUs out: then the
-// program needs nothing, and every call returns ErrNoDriver.
+// program needs nothing, and every call returns ErrNoDevice.
 //
 // A GPU may be used by several goroutines at once. Close it when it is no longer needed: nothing else gives its memory back
 // before the process ends. A GPU is used by its pointer. The use of a copy is ErrState.
@@ -75,7 +75,7 @@ func (m Memory) String() string {
 // List describes the GPUs that the driver shows, in the order of their ordinals, those that are too old for [Open] included.
 // List opens no GPU.
 //
-// Errors: ErrNoDriver, ErrDriverTooOld, and ErrNoDevice if the driver shows no GPU.
+// Errors: ErrNoDevice if there is no driver, the driver is older than release 525 (CUDA 12.0), or the driver shows no GPU.
 func List() ([]Info, error) {
 	const op = "device.List"
 	infos, err := ongpu.List(op)
@@ -103,9 +103,11 @@ func List() ([]Info, error) {
 //
 // docs/devices.md has the details.
 //
-// Errors: ErrNoDriver, ErrDriverTooOld below CUDA 12.0 (driver 525), ErrNoDevice for an ordinal without a GPU,
-// ErrComputeCapability below 8.0, ErrOutOfMemory if there is no memory for a context, and ErrUnsupported for no ordinal,
-// an ordinal given twice, or GPUs that do not reach each other.
+// Errors:
+//
+//   - ErrNoDevice: those of [List], an ordinal without a GPU, or a GPU below compute capability 8.0.
+//   - ErrOutOfMemory: no memory for a context.
+//   - ErrUnsupported: no ordinal, an ordinal given twice, or GPUs that do not reach each other.
 func Open(ordinals ...int) (*GPU, error) {
 	g := new(GPU)
 	if err := ongpu.Open(&g.gpu, newTensor, "device.Open", ordinals...); err != nil {

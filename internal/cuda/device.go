@@ -87,8 +87,7 @@ type handle struct {
 	older, newer *handle   // in the device's list
 }
 
-// Open retains the primary context of a GPU. Errors: [ErrNoDevice],
-// [ErrComputeCapability], and what the driver says.
+// Open retains the primary context of a GPU. Errors: [ErrNoDevice], and what the driver says.
 func (d *Driver) Open(ordinal int) (*Device, error) {
 	v, err := d.device(ordinal)
 	if err != nil {
@@ -132,8 +131,8 @@ func (d *Driver) device(ordinal int) (*Device, error) {
 		return nil, err
 	}
 	if info.Capability < oldestCapability {
-		return nil, fmt.Errorf("GPU %d (%s) has compute capability %d.%d, 8.0 is the oldest that will do: %w",
-			ordinal, info.Name, info.Capability/10, info.Capability%10, ErrComputeCapability)
+		return nil, fmt.Errorf("GPU %d (%s) has compute capability %d.%d, and 8.0 is needed: %w",
+			ordinal, info.Name, info.Capability/10, info.Capability%10, ErrNoDevice)
 	}
 	return &Device{drv: d, info: info, dev: dev}, nil
 }

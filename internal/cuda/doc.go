@@ -6,7 +6,7 @@
 // # Builds
 //
 // Linux and Windows on amd64 and arm64 have it; elsewhere, and under the build
-// tag nogpu, Load gives [ErrNoDriver]. On Linux a program that links this
+// tag nogpu, Load gives [ErrNoDevice]. On Linux a program that links this
 // package is linked to the C library's dynamic loader even with CGO_ENABLED=0,
 // so it starts only where glibc is; the tag gives a static program again.
 //

@@ -12,7 +12,8 @@ import (
 
 const (
 	oldestDriver     = 12000 // CUDA 12.0, which drivers from release 525 on have
-	oldestCapability = 80    // 8.0: asynchronous copies to shared memory, bfloat16
+	oldestRelease    = "525"
+	oldestCapability = 80 // 8.0: asynchronous copies to shared memory, bfloat16
 )
 
 // functions are the entry points in use.
@@ -114,8 +115,7 @@ type Driver struct {
 }
 
 // Load opens the machine's driver. Later calls return the same; after an error they
-// look again, since a driver may have come. Errors: [ErrNoDriver],
-// [ErrDriverTooOld], [ErrNoDevice].
+// look again, since a driver may have come. Errors: [ErrNoDevice].
 func Load() (*Driver, error) {
 	machine.Lock()
 	defer machine.Unlock()
@@ -148,7 +148,7 @@ var machine struct {
 func LoadFrom(path string) (*Driver, error) {
 	lib, err := library.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("%v: %w", err, ErrNoDriver)
+		return nil, fmt.Errorf("no CUDA driver (%v): install NVIDIA's driver, release %s or newer: %w", err, oldestRelease, ErrNoDevice)
 	}
 	d := &Driver{}
 	if err := d.init(lib); err != nil {
@@ -163,17 +163,17 @@ func (d *Driver) init(lib uintptr) error {
 		e.f.name, e.f.addr = e.name, library.Symbol(lib, e.name+e.suffix)
 		if e.f.addr == 0 {
 			if e.f == &d.fn.driverGetVersion {
-				return fmt.Errorf("the library has no %s: %w", e.name, ErrNoDriver)
+				return fmt.Errorf("no CUDA driver: the library has no %s: %w", e.name, ErrNoDevice)
 			}
-			return fmt.Errorf("the driver has no %s: %w", e.name+e.suffix, ErrDriverTooOld)
+			return fmt.Errorf("the driver has no %s: install release %s or newer: %w", e.name+e.suffix, oldestRelease, ErrNoDevice)
 		}
 		if e.f == &d.fn.driverGetVersion {
 			var v int32
 			if r := e.f.call(uintptr(unsafe.Pointer(&v))); r != 0 {
-				return fmt.Errorf("%s returned %d: %w", e.name, r, ErrNoDriver)
+				return fmt.Errorf("no CUDA driver: %s returned %d: %w", e.name, r, ErrNoDevice)
 			}
 			if d.version = int(v); d.version < oldestDriver {
-				return fmt.Errorf("the driver is one for CUDA %s, 12.0 (release 525) is the oldest that will do: %w", d.Version(), ErrDriverTooOld)
+				return fmt.Errorf("the driver is for CUDA %s: install release %s (CUDA 12.0) or newer: %w", d.Version(), oldestRelease, ErrNoDevice)
 			}
 		}
 	}

@@ -7,18 +7,9 @@ import (
 )
 
 var (
-	// ErrNoDriver is a machine without an NVIDIA driver, or a platform for
-	// which there is none.
-	ErrNoDriver = errors.New("no CUDA driver")
-
-	// ErrNoDevice is a machine without the GPU that was asked for.
-	ErrNoDevice = errors.New("no CUDA device")
-
-	// ErrDriverTooOld is a driver older than CUDA 12.0 (release 525).
-	ErrDriverTooOld = errors.New("CUDA driver too old")
-
-	// ErrComputeCapability is a GPU older than compute capability 8.0.
-	ErrComputeCapability = errors.New("compute capability too low")
+	// ErrNoDevice is a machine without a GPU that can be used. The text has the reason: no driver, a driver older
+	// than CUDA 12.0 (release 525), no GPU of this ordinal, or a GPU below compute capability 8.0.
+	ErrNoDevice = errors.New("no usable GPU")
 
 	// ErrOutOfMemory is memory that the GPU, or the host for pinned memory,
 	// does not have. Nothing changed.
@@ -74,12 +65,9 @@ func (e *Error) Is(target error) bool {
 	switch result(e.Code) {
 	case resultOutOfMemory:
 		return target == ErrOutOfMemory
-	case resultNoDevice, resultInvalidDevice:
+	case resultNoDevice, resultInvalidDevice, resultInsufficientDriver,
+		resultStubLibrary: // the toolkit's link-time stand-in, not a driver
 		return target == ErrNoDevice
-	case resultStubLibrary: // the toolkit's link-time stand-in, not a driver
-		return target == ErrNoDriver
-	case resultInsufficientDriver:
-		return target == ErrDriverTooOld
 	}
 	return false
 }

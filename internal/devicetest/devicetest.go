@@ -29,7 +29,7 @@ func OpenSome(t testing.TB, n int) *device.GPU {
 		ordinals[i] = i
 	}
 	gpu, err := device.Open(ordinals...)
-	if errors.Is(err, la.ErrNoDriver) || errors.Is(err, la.ErrNoDevice) {
+	if errors.Is(err, la.ErrNoDevice) {
 		t.Skipf("no %d GPUs: %v", n, err)
 	}
 	if err != nil {

@@ -17,6 +17,5 @@ var (
 	ErrState       = errors.New("call out of order")
 	ErrClosed      = errors.New("closed")
 	ErrGraph       = errors.New("bad graph")
-	ErrMachine     = errors.New("Gorgonia's CUDA machine can't be used")
 	ErrInternal    = errors.New("internal error")
 )
