@@ -3,7 +3,6 @@ package leanattention_test
 import (
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -363,28 +362,6 @@ func TestFuseForms(t *testing.T) {
 				}
 				c.checkMisses(t, f)
 			})
-		}
-	}
-}
-
-// row is the form's row in the table of docs/fuse.md.
-func (c *form) row() string {
-	made := c.nodes[0]
-	if n := len(c.nodes); n > 1 {
-		made = fmt.Sprintf("%d nodes, each of %s", n, made)
-	}
-	return fmt.Sprintf("| %s | %s |\n", c.name, made)
-}
-
-// TestFusePage: the page of Fuse shows the forms, with the nodes that come of them.
-func TestFusePage(t *testing.T) {
-	page, err := os.ReadFile("docs/fuse.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range slices.Concat(forms, more) {
-		if len(c.nodes) > 0 && !strings.Contains(string(page), c.row()) {
-			t.Errorf("docs/fuse.md lacks\n%s", c.row())
 		}
 	}
 }
