@@ -17,7 +17,7 @@ const head = `# Benchmarks
 
 <!-- written by leanbench report docs/benchmarks/*.json: change the JSON, or cmd/leanbench/report -->
 
-Programs take turns in one run, and their outputs are compared first. A ratio is the median over neighbouring turns. A share is of the read ceiling: a kernel that only reads the same bytes (keys and values, and weights where a step reads them). Machines of one kind differ by more than half, so compare figures of one run only. ` + "`docs/benchmarks.sh`" + ` measures everything again; [lab/](lab/) has what was tried. NEON kernels have run on an emulator only.
+Programs take turns in one run, and their outputs are compared first. A ratio is the median over neighbouring turns. A share is of the read ceiling: a kernel that only reads the same bytes (keys and values, and weights where a step reads them). Machines of one kind differ by more than half, so compare figures of one run only. A picture links to its run's JSON. ` + "`docs/benchmarks.sh`" + ` measures everything again; [lab/](lab/) has what was tried. NEON kernels have run on an emulator only.
 
 `
 
@@ -27,15 +27,20 @@ func (t *tables) page(base string) ([]byte, error) {
 	w.WriteString(head)
 	t.writeMissed(&w)
 	for _, q := range questions {
-		fmt.Fprintf(&w, "\n## %s\n\n%s\n\n![picture](%s/%s.svg)\n", q.title, q.text, base, q.id)
-		t.writeTable(&w, q)
-		var runs []string
+		picture := fmt.Sprintf("%s/%s.svg", base, q.id)
+		var runs []string // all but the first have a link alone
 		for _, table := range q.tables {
-			if name := fmt.Sprintf("[%s](%s/%[1]s.json)", t.names[t.reports[table]], base); !slices.Contains(runs, name) {
-				runs = append(runs, name)
+			run := t.names[t.reports[table]]
+			link := fmt.Sprintf("[![%s](%s)](%s/%s.json)", run, picture, base, run)
+			if len(runs) > 0 {
+				link = fmt.Sprintf("[%s](%s/%[1]s.json)", run, base)
+			}
+			if !slices.ContainsFunc(runs, func(l string) bool { return strings.HasSuffix(l, "/"+run+".json)") }) {
+				runs = append(runs, link)
 			}
 		}
-		fmt.Fprintf(&w, "\nRun: %s\n", strings.Join(runs, ", "))
+		fmt.Fprintf(&w, "\n## %s\n\n%s\n\n%s\n", q.title, q.text, strings.Join(runs, " "))
+		t.writeTable(&w, q)
 	}
 	t.writeRuns(&w)
 	if w.Len() > pageLimit {
@@ -91,32 +96,12 @@ func source(r *measure.Report) string {
 	return s + ": " + strings.Join(on, "; ") + "."
 }
 
-// missedNamed is how many cases that miss a bar are named; of more only the furthest is.
-const missedNamed = 2
-
-// missedBar is what misses a bar.
-type missedBar struct {
-	cases    []string
-	n        int // figures
-	furthest string
-	by       float64 // how far: of the bar
-}
-
-func (m *missedBar) String() string {
-	if m.n <= missedNamed {
-		return strings.Join(m.cases, "; ")
-	}
-	return fmt.Sprintf("%d, the furthest %s", m.n, m.furthest)
-}
-
-// writeMissed lists the bars that are missed, by question and bar.
+// writeMissed lists how many bars each question misses, with the figure that is the furthest from its bar.
 func (t *tables) writeMissed(w *bytes.Buffer) {
 	bars, missed := 0, 0
 	var lines strings.Builder
 	for _, q := range questions {
-		var limits []string
-		last := ""
-		of := make(map[string]*missedBar)
+		n, furthest, by := 0, "", 0.0
 		for _, table := range q.tables {
 			for _, f := range t.figures[table] {
 				if f.Bar == nil || q.only != nil && !q.only.MatchString(f.Case) {
@@ -125,12 +110,10 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 				if bars++; f.Bar.Met {
 					continue
 				}
-				missed++
-				limit, by := q.limit(f)
-				m := of[limit]
-				if m == nil {
-					m = new(missedBar)
-					of[limit], limits = m, append(limits, limit)
+				n++
+				limit, far := q.limit(f)
+				if far <= by {
+					continue
 				}
 				who := strings.TrimPrefix(strings.TrimPrefix(f.Contender, "lean, ")+" ", "lean ")
 				is := f.Case
@@ -142,29 +125,17 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 						is = row[q.split.SubexpIndex("row")] // all cases have the rest
 					}
 				}
-				text := ", " + who + format(q.form(f.Metric), f)
-				if m.n++; by > m.by {
-					m.furthest, m.by = is+text, by
-				}
-				if n := len(m.cases); n > 0 && is == last {
-					m.cases[n-1] += text // another contender of the same case
-				} else {
-					m.cases = append(m.cases, is+text)
-				}
-				last = is
+				furthest, by = fmt.Sprintf("%s, %s%s, for %s", is, who, format(q.form(f.Metric), f), limit), far
 			}
 		}
-		for i, limit := range limits {
-			if i == 0 {
-				fmt.Fprintf(&lines, "- [%s](#%s).", q.title, anchor(q.title))
-			}
-			fmt.Fprintf(&lines, " %s: %s.", strings.ToUpper(limit[:1])+limit[1:], of[limit])
-			if i == len(limits)-1 {
-				lines.WriteByte('\n')
-			}
+		if n == 1 {
+			fmt.Fprintf(&lines, "- [%s](#%s): %s.\n", q.title, anchor(q.title), furthest)
+		} else if n > 1 {
+			fmt.Fprintf(&lines, "- [%s](#%s): %d, the furthest %s.\n", q.title, anchor(q.title), n, furthest)
 		}
+		missed += n
 	}
-	fmt.Fprintf(w, "**Missed: %d of %d bars.**\n\n%s", missed, bars, lines.String())
+	fmt.Fprintf(w, "**Missed: %d of %d bars** (bold in the tables).\n\n%s", missed, bars, lines.String())
 }
 
 // limit is a missed figure's bar in words, and by how many times it is missed.

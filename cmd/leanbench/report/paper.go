@@ -18,14 +18,13 @@ const paperHead = `# The LeanAttention paper's evaluation
 
 <!-- written by leanbench report docs/benchmarks/*.json: change the JSON, or cmd/leanbench/report -->
 
-This page repeats each figure of section VI of [Sanovar et al., arXiv:2405.10480](https://arxiv.org/abs/2405.10480) with this package. ` + "`go -C cmd/leanbench run . paper -quick`" + ` measures some shapes of each in two minutes, on a GPU if there is one; ` + "`paper`" + ` measures all.
+This page repeats the figures of section VI of [Sanovar et al., arXiv:2405.10480](https://arxiv.org/abs/2405.10480). ` + "`go -C cmd/leanbench run . paper -quick`" + ` measures some shapes of each in two minutes, on a GPU if there is one; ` + "`paper`" + ` measures all.
 
 - A table has the least and the largest value over a figure's shapes. The pictures have every shape, the JSON every value.
 - "x" is a speedup: the other program's time divided by ours, the median over neighbouring turns.
-- FlashDecoding is PyTorch's FLASH_ATTENTION, a newer version than the paper's. FlashInfer is the fastest of its decode kernels, with pages of 16.
-- "Fixed split" and "per head" are our own kernels with the schedules of FlashDecoding and FlashAttention-2, so these ratios show the schedule alone. Fixed split has as many splits as FlashAttention 2.5.6, which the paper measured.
-- Keys and values are float16 on a GPU and float32 on a CPU.
-- The ceiling is a kernel that only reads the same bytes.
+- FlashDecoding is PyTorch's FLASH_ATTENTION, newer than the paper's. FlashInfer is its fastest decode kernel, with pages of 16.
+- "Fixed split" and "per head" are our kernels with the schedules of FlashDecoding and FlashAttention-2: these ratios show the schedule alone. Fixed split has the splits of FlashAttention 2.5.6, which the paper measured.
+- Keys and values are float16 on a GPU and float32 on a CPU. The ceiling is a kernel that only reads the same bytes.
 
 `
 
@@ -257,6 +256,12 @@ func (w *paper) writeLosses() {
 	w.WriteString("## Where ours is slower\n\n")
 	said := false
 	for _, t := range w.runs {
+		names, lost := "", "" // against whom, and the rest of the line
+		flush := func() {
+			if names != "" {
+				fmt.Fprintf(w, "- %s, against %s: %s.\n", t.device(), names, lost)
+			}
+		}
 		for _, m := range losing {
 			of := func(what measure.Metric) float64 {
 				if f := t.find(PaperAll, string(m), lean, what); f != nil {
@@ -276,8 +281,15 @@ func (w *paper) writeLosses() {
 					break
 				}
 			}
-			fmt.Fprintf(w, "- %s, against %s: %.0f of %.0f shapes, least %.2f%s.\n", t.device(), strings.TrimPrefix(against(m), "x "), slower, all, least, where)
+			name, text := strings.TrimPrefix(against(m), "x "), fmt.Sprintf("%.0f of %.0f shapes, least %.2f%s", slower, all, least, where)
+			if names != "" && text == lost {
+				names += " and " + name
+				continue
+			}
+			flush()
+			names, lost = name, text
 		}
+		flush()
 		for _, q := range paperQuestions {
 			said = w.writeOwnLosses(t, q) || said
 		}

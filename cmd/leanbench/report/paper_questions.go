@@ -122,12 +122,12 @@ var paperQuestions = []question{
 	along("8b", "Figure 8b: heads", "6 sequences of 65536 tokens, heads of 64.", "heads", byHeads),
 	along("8c", "Figure 8c: sequences", "48 heads of 64, 65536 tokens; the paper states neither.", "sequences", bySequences),
 	listed("peaks", "Where the paper gains most", "The shapes for which the paper reports its largest speedups.", "Figures 7 and 8, where the paper gains most"),
-	listed("10", "Figure 10: contexts of several lengths", "One sequence has the largest length and the others are equal; the average length is a share of the largest. GPU: pages of 16. \"FLASH, varlen\" is PyTorch's kernel for such batches, which splits no context. CPU: PyTorch and the default nodes attend to one sequence after the other.", "Figure 10"),
+	listed("10", "Figure 10: contexts of several lengths", "One sequence has the largest length and the others are equal; the average length is a share of the largest. GPU: pages of 16; \"FLASH, varlen\" is PyTorch's kernel for such batches, without splits. CPU: PyTorch and the default nodes attend to one sequence after the other.", "Figure 10"),
 	listed("10suites", "Ragged batches of other projects", "The batches of hpc-ops' dynamic schedule and of FlashInfer's paper (16 sequences, quantiles in place of random lengths).", "Figure 10, suites of other projects"),
-	listed("11", "Figure 11: heads of 128", "The attention of three models. The paper reports 1.34 over FlashDecoding at 8192 tokens and 3.5 at 131072, without model or batch.", "Figure 11"),
+	listed("11", "Figure 11: heads of 128", "Three models. The paper reports 1.34 over FlashDecoding at 8192 tokens and 3.5 at 131072, without model or batch.", "Figure 11"),
 	{
 		id: "13", title: "Figure 13: energy",
-		text:   "Energy of the whole GPU by NVML's counter, while one program runs, in turns; the pictures have mJ for each GB of keys and values. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, without numbers. The bar is 80% of FlashDecoding's energy, for one sequence from 131072 tokens on and for several. Reading alone is the bound.",
+		text:   "Energy of the whole GPU by NVML's counter, in turns; pictures: mJ for each GB of keys and values. The paper draws ratios to FlashDecoding for one sequence with 56 heads of 64, without numbers. Bar: 80% of FlashDecoding's energy, for one sequence from 131072 tokens on and for several. Reading alone is the bound.",
 		tables: []string{"Figure 13", "Figure 13, other shapes"}, head: "shape",
 		columns: []column{{head: "of the ceiling's energy", who: lean, metric: measure.OfReadJoules, form: "f2"}, {head: "of FlashDecoding's", who: lean, metric: measure.OfFlashJoules, form: "f2"}},
 		picture: picture{kind: "bars", x: "mJ for each GB of keys and values", y: "shape", series: []column{
@@ -153,7 +153,7 @@ var paperQuestions = []question{
 	},
 	{
 		id: "9contexts", title: "Figure 9: four GPUs, by contexts",
-		text:   "`leanbench scale -gpus 2,4 -match '^b4,' -python PYTHON`: 4 sequences, heads of 64, 1024 to 1048576 tokens, four GPUs. FlashDecoding has a quarter of the heads on one GPU, with no fork and join. Bars: 3.8 times one GPU (dashed), and 2 times FlashDecoding with 256 heads. With few output tiles FlashDecoding splits contexts and is nearly as fast; with 256 output tiles a GPU, FlashDecoding splits nothing and reads at half of the speed.",
+		text:   "`leanbench scale -gpus 2,4 -match '^b4,' -python PYTHON`: 4 sequences, heads of 64, 1024 to 1048576 tokens, four GPUs. FlashDecoding has a quarter of the heads on one GPU, without fork and join. Bars: 3.8 times one GPU (dashed), and 2 times FlashDecoding with 256 heads. With few output tiles FlashDecoding splits contexts; with 256 output tiles a GPU, FlashDecoding splits nothing and reads at half of the speed.",
 		tables: []string{tableScale}, head: "context, tokens", only: regexp.MustCompile(`^b4, \d+ heads `),
 		split:   regexp.MustCompile(`^b4, (?P<series>\d+) heads x (?P<row>\d+) x 64$`),
 		columns: slices.Concat(severalGPUs("4 GPUs", "64"), severalGPUs("4 GPUs", "128"), severalGPUs("4 GPUs", "160"), severalGPUs("4 GPUs", "256")),
@@ -162,14 +162,14 @@ var paperQuestions = []question{
 			{head: "64 heads, FlashDecoding", series: "64", who: "4 GPUs", metric: measure.OverFlash, tint: 2}, {head: "256 heads, FlashDecoding", series: "256", who: "4 GPUs", metric: measure.OverFlash, tint: 1}}},
 	},
 	scaled("9heads", "Long sequences on four GPUs by heads",
-		"`leanbench scale -gpus 2,4 -match '^b(1|6|16),' -python PYTHON`. KV heads are split over the GPUs. Bars: 3.8 times one GPU on four GPUs (dashed); 1.95 on two, for some shapes. A step forks and joins once, which takes 14 to 18 us on four GPUs. Steps have eight layers, fewer where eight exceed 20 GB, and one with 4194304 tokens. FlashDecoding is ahead with 64 tokens, where there is almost nothing to read.",
+		"`leanbench scale -gpus 2,4 -match '^b(1|6|16),' -python PYTHON`. KV heads are split over the GPUs. Bars: 3.8 times one GPU on four GPUs (dashed); 1.95 on two, for some shapes. A step forks and joins once: 14 to 18 us on four GPUs. Steps have eight layers, fewer where eight exceed 20 GB, and one with 4194304 tokens. FlashDecoding is ahead with 64 tokens.",
 		3.8, `^b[16], (48|64/8) heads `),
 	scaled("9context", "Long sequences on four GPUs by context",
-		"The same run. Each GPU has a part of each context and attends to that part with all heads; one launch exchanges and merges the states. Bars from 1048576 tokens on: 3.6 times one GPU on four GPUs (dashed), 1.85 on two for some shapes. The bound: for 4194304 tokens and one KV head, four GPUs take 20 us more than one GPU takes for a quarter, and the bar leaves 2 us. FlashDecoding has a part of the context and merges nothing. FlashDecoding is ahead with 512 tokens, and with 16 sequences of 32/1 heads of 128.",
+		"The same run. Each GPU attends to a part of each context with all heads; one launch exchanges and merges the states. Bars from 1048576 tokens on: 3.6 times one GPU on four GPUs (dashed), 1.85 on two for some shapes. For 4194304 tokens and one KV head, four GPUs take 20 us more than one GPU for a quarter; the bar leaves 2 us. FlashDecoding has a part of the context and merges nothing, and is ahead with 512 tokens and with 16 sequences of 32/1 heads of 128.",
 		3.6, `^b\d+, (1|\d+/1) heads |, by context$`),
 	{
 		id: "12", title: "Figure 12: end to end",
-		text:   "One sequence: a prompt, then an eighth as many tokens. The paper decodes Phi-3-medium in ONNX Runtime: 1.12 over FlashDecoding for the first 1024 tokens, 1.73 over FlashAttention-2 on average above 16384. Here decoders with OPT-6.7b's and Phi-3-medium's shapes have random weights, and a step in the middle of the tokens counts for all. Fixed split has 8 splits, which already keep the memory busy. Transformers compile for each length, and are not measured above 8192 tokens.",
+		text:   "One sequence: a prompt, then an eighth as many tokens. The paper decodes Phi-3-medium in ONNX Runtime: 1.12 over FlashDecoding for the first 1024 tokens, 1.73 over FlashAttention-2 on average above 16384. Here the shapes of OPT-6.7b and Phi-3-medium have random weights, and a step in the middle of the tokens counts for all. Fixed split has 8 splits, which keep the memory busy. transformers compile for each length: up to 8192 tokens.",
 		tables: []string{"Figure 12", "Figure 12, Phi-3-medium"}, head: "prompt and tokens", contenders: true,
 		columns: []column{{head: headFixed, who: lean, metric: measure.OverFixed}, {head: "x transformers, compiled", who: lean, metric: measure.OverCompiled}},
 		picture: picture{kind: "bars", x: "how many times as fast as", y: "prompt", bar: 1, series: []column{

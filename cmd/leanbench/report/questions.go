@@ -2,6 +2,7 @@ package report
 
 import (
 	"regexp"
+	"slices"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
@@ -121,12 +122,10 @@ var questions = []question{
 	{
 		id: "forks", title: "Forks, on a CPU",
 		text:   "A decode step of forks, which read shared tokens once, against sequences with copies. The ceiling reads distinct bytes. Bar: at least as fast as copies.",
-		tables: []string{"A token of each of several forks"}, head: "",
-		columns: []column{
-			{head: "ceiling, ms", who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "forks, ms", who: "forks", metric: measure.StepMillis},
-			{head: "x copies", who: "forks", metric: measure.OverCopies},
-		},
-		picture: picture{kind: "bars", x: "times the speed of copies", y: "sequences", bar: 1, series: []column{{head: "forks", who: "forks", metric: measure.OverCopies}}},
+		tables: []string{"A token of each of several forks"}, head: "", split: regexp.MustCompile(`^(?P<series>\w+), (?P<row>.*)$`),
+		columns: slices.Concat(forks("f32"), forks("f16")),
+		picture: picture{kind: "bars", x: "times the speed of copies", y: "sequences", bar: 1, series: []column{
+			{head: "f32", series: "f32", who: "forks", metric: measure.OverCopies}, {head: "f16", series: "f16", who: "forks", metric: measure.OverCopies}}},
 	},
 	{
 		id: "scores", title: "What score modifications cost, on a CPU",
@@ -343,6 +342,14 @@ func rowsOf(names ...string) (all []column) {
 		all = append(all, column{head: n, who: n, metric: us})
 	}
 	return all
+}
+
+// forks are the times of a type's step, and their ratio to copies.
+func forks(store string) []column {
+	return []column{
+		{head: store + ": ceiling, ms", series: store, who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "forks, ms", series: store, who: "forks", metric: measure.StepMillis},
+		{head: "x copies", series: store, who: "forks", metric: measure.OverCopies},
+	}
 }
 
 // torch are the speeds of a type, in GB/s, and their ratio.
