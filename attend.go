@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/kvstore"
 
@@ -546,8 +545,9 @@ type State struct{ Out, LSE G.Value }
 //
 // All tensors have the shapes and the element type of dst's, which is row-major and shares no memory with the
 // others. Where all are a [device.Tensor] of one GPU, of float32, it computes there, and returns when the work is
-// queued. [gorgonia.org/leanattention/nn.MergeStates] and MergeLSE are Merge as nodes, with gradients; [MergeSlices] takes
-// slices. Errors: [ErrShape], [ErrDType], [ErrUnsupported]; on a GPU also [ErrState] and [ErrClosed] for its tensors, and
+// queued. [gorgonia.org/leanattention/nn.MergeStates] and MergeLSE are Merge as nodes, with gradients.
+//
+// Errors: [ErrShape], [ErrDType], [ErrUnsupported]; on a GPU also [ErrState] and [ErrClosed] for its tensors, and
 // what goes wrong there.
 func Merge(dst State, states ...State) (err error) {
 	const op = "Merge"
@@ -620,15 +620,6 @@ func overlap(a, b *tensor.Dense) bool {
 	return a.Uintptr() < b.Uintptr()+b.MemSize() && b.Uintptr() < a.Uintptr()+a.MemSize()
 }
 
-// meet says whether two slices have an element in common.
-func meet[F any](a, b []F) bool {
-	if len(a) == 0 || len(b) == 0 {
-		return false
-	}
-	x, y, size := uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0])), unsafe.Sizeof(a[0])
-	return x < y+uintptr(len(b))*size && y < x+uintptr(len(a))*size
-}
-
 func mergeTensors[F lean.Float](op string, out, lse *tensor.Dense, states [][2]*tensor.Dense) error {
 	parts := make([]attention.States[F], len(states))
 	for i, s := range states {
@@ -638,31 +629,6 @@ func mergeTensors[F lean.Float](op string, out, lse *tensor.Dense, states [][2]*
 	dst := attention.States[F]{Out: dense.Backing[F](out), LSE: dense.Backing[F](lse)}
 	if err := attention.MergeStates(cpu.Default(), dst, shape[len(shape)-1], parts...); err != nil {
 		return errs.Engine(op, "merge", err)
-	}
-	return nil
-}
-
-// MergeSlices is [Merge] of states in slices: outs[i] and out have len(lse) rows of dim elements, one behind the
-// other, and lses[i] has a number for each row. Errors: [ErrShape], and [ErrUnsupported] where out or lse shares an element with any other
-// slice.
-func MergeSlices[F float32 | float64](out, lse []F, dim int, outs, lses [][]F) (err error) {
-	const op = "MergeSlices"
-	defer errs.RecoverTo(op, &err)
-	if len(outs) != len(lses) {
-		return errs.Errorf(op, ErrShape, "%d outputs and %d log-sum-exps", len(outs), len(lses))
-	}
-	if meet(out, lse) {
-		return errs.Errorf(op, ErrUnsupported, "out and lse share memory")
-	}
-	parts := make([]attention.States[F], len(outs))
-	for i, o := range outs {
-		if l := lses[i]; meet(o, out) || meet(o, lse) || meet(l, out) || meet(l, lse) {
-			return errs.Errorf(op, ErrUnsupported, "state %d shares memory with the result", i)
-		}
-		parts[i] = attention.States[F]{Out: o, LSE: lses[i]}
-	}
-	if err := attention.MergeStates(cpu.Default(), attention.States[F]{Out: out, LSE: lse}, dim, parts...); err != nil {
-		return errs.Errorf(op, ErrShape, "%v", err)
 	}
 	return nil
 }

@@ -976,22 +976,11 @@ func TestMerge(t *testing.T) {
 				}
 			}
 		}
-		var outs, lses [][]float32
-		for _, p := range parts {
-			outs, lses = append(outs, p.Out.Data().([]float32)), append(lses, p.LSE.Data().([]float32))
-		}
-		out, lse := make([]float32, heads*queries*dim), make([]float32, heads*queries)
-		if err := la.MergeSlices(out, lse, dim, outs, lses); err != nil {
-			t.Fatal(err)
-		}
-		if !slices.Equal(out, flat.Out.Data().([]float32)) || !slices.Equal(lse, flat.LSE.Data().([]float32)) {
-			t.Fatal("slices give other bits")
-		}
 	}
 }
 
-// Results that share memory with a state, or with each other, wholly or by a single element, are refused, as slices
-// and as tensors, and nothing is written. Neighbours in memory are no overlap.
+// Results that share memory with a state, or with each other, wholly or by a single element, are refused,
+// and nothing is written. Neighbours in memory are no overlap.
 func testMergeOverlaps[F float32 | float64](t *testing.T) {
 	const rows, dim = 2, 3
 	names := []string{"out", "lse", "outs[0]", "outs[1]", "lses[0]", "lses[1]"}
@@ -1013,28 +1002,19 @@ func testMergeOverlaps[F float32 | float64](t *testing.T) {
 				dst := func(i, last int) *tensor.Dense {
 					return tensor.New(tensor.WithShape([]int{rows, last}[:1+last/dim]...), tensor.WithBacking(all[i]))
 				}
-				errs := map[string]error{
-					"MergeSlices": la.MergeSlices(all[0], all[1], dim, all[2:4], all[4:]),
-					"Merge": la.Merge(la.State{Out: dst(0, dim), LSE: dst(1, 1)},
-						la.State{Out: dst(2, dim), LSE: dst(4, 1)}, la.State{Out: dst(3, dim), LSE: dst(5, 1)}),
+				err := la.Merge(la.State{Out: dst(0, dim), LSE: dst(1, 1)},
+					la.State{Out: dst(2, dim), LSE: dst(4, 1)}, la.State{Out: dst(3, dim), LSE: dst(5, 1)})
+				if by == 0 && err != nil {
+					t.Errorf("%s behind %s: %v", names[to], names[with], err)
 				}
-				for op, err := range errs {
-					if by == 0 && err != nil {
-						t.Errorf("%s: %s behind %s: %v", op, names[to], names[with], err)
-					}
-					if by > 0 && (!errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "share")) {
-						t.Errorf("%s: %d elements of %s in %s: %v", op, by, names[with], names[to], err)
-					}
+				if by > 0 && (!errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "share")) {
+					t.Errorf("%d elements of %s in %s: %v", by, names[with], names[to], err)
 				}
 				if by > 0 && slices.ContainsFunc(memory, func(x F) bool { return x != 0 }) {
 					t.Errorf("%d elements of %s in %s: something was written", by, names[with], names[to])
 				}
 			}
 		}
-	}
-	out, lse := []F{1, 2, 3}, []F{0}
-	if err := la.MergeSlices(out, lse, 3, [][]F{{1, 2, 3}, out}, [][]F{{0}, {0}}); !errors.Is(err, la.ErrUnsupported) || !slices.Equal(out, []F{1, 2, 3}) {
-		t.Errorf("into the second state: %v, %v", out, err)
 	}
 }
 
@@ -1067,8 +1047,6 @@ func TestMergeErrors(t *testing.T) {
 		"two types":              {la.Merge(la.State{Out: of(f, 2, 3, 4), LSE: of(d, 2, 3)}, good()), la.ErrDType, "dst.LSE"},
 		"shared memory":          {la.Merge(shared, shared), la.ErrUnsupported, "shares memory"},
 		"a turned result":        {la.Merge(turned, good()), la.ErrUnsupported, "row-major"},
-		"slices":                 {la.MergeSlices(make([]float32, 4), make([]float32, 2), 2, [][]float32{make([]float32, 4)}, nil), la.ErrShape, "1 output"},
-		"rows of slices":         {la.MergeSlices(make([]float32, 4), make([]float32, 2), 2, [][]float32{make([]float32, 4)}, [][]float32{make([]float32, 3)}), la.ErrShape, "state 0"},
 	} {
 		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.says) {
 			t.Errorf("%s: %v, want %v, and %q", name, c.err, c.want, c.says)

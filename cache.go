@@ -174,7 +174,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 		need += l.bytes
 	}
 	full := func(why any) error {
-		return errs.Errorf(op, ErrOutOfMemory, "%d bytes for %v: %v", need, &l.config, why)
+		return errs.Errorf(op, ErrOutOfMemory, "%d bytes for %s: %v", need, l.config.text(), why)
 	}
 	if err := memory.Check(need, l.largest()); err != nil {
 		return nil, full(err)
@@ -199,7 +199,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 //
 //	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of an element
 //
-// as [CacheStats].Bytes has it. It allocates nothing, and asks neither for memory nor
+// It allocates nothing, and asks neither for memory nor
 // for what a GPU supports. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
 	l, err := c.layout("CacheConfig.Bytes")
@@ -277,7 +277,7 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	valueBytes, ok4 := operand.Product(valueElements, storage.Size(), c.Layers)
 	ok5 := uint64(keyBytes)+uint64(valueBytes) <= math.MaxInt-min(8*uint64(c.Pages), math.MaxInt)
 	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
-		return l, errs.Errorf(op, ErrShape, "%v: more bytes than an address has", &c)
+		return l, errs.Errorf(op, ErrShape, "%s: more bytes than an address has", c.text())
 	}
 	return cacheLayout{c, storage, keyElements, valueElements, int64(keyBytes + valueBytes)}, nil
 }
@@ -327,15 +327,12 @@ func (c *Cache) Config() CacheConfig {
 	return c.config
 }
 
-// CacheStats is what [Cache.Stats] counts.
+// CacheStats is what [Cache.Stats] counts. [Cache.Config] has the number of all pages, their bytes and their place.
 type CacheStats struct {
-	Pages     int    // in all
-	FreePages int    // held by nobody
-	Shared    int    // held by more than one sequence
-	Sequences int    // not released
-	Tokens    int    // committed, of all sequences, with those that windows have left behind; shared ones count for each
-	Bytes     int64  // memory of all keys and values
-	Device    string // where they are: "host memory", or the GPU
+	FreePages int // no sequence has them
+	Shared    int // pages of more than one sequence
+	Sequences int // not released
+	Tokens    int // committed, of all sequences; a shared token counts for each, and a token that a window released counts, too
 }
 
 // Stats counts pages, sequences and tokens. Pages that an open step has
@@ -347,11 +344,7 @@ func (c *Cache) Stats() CacheStats {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := CacheStats{Pages: c.config.Pages, FreePages: c.pool.Free(), Shared: c.pool.Shared(), Sequences: c.sequences, Tokens: c.tokens, Device: c.store.Where()}
-	if !c.closed {
-		s.Bytes = c.bytes
-	}
-	return s
+	return CacheStats{FreePages: c.pool.Free(), Shared: c.pool.Shared(), Sequences: c.sequences, Tokens: c.tokens}
 }
 
 // Close waits for a layer that is computing and gives up the memory. Every

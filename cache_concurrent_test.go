@@ -147,7 +147,7 @@ func forkAndRelease(c *Cache, prompt *Sequence, keep int) error {
 	if err != nil {
 		return err
 	}
-	if st := c.Stats(); st.FreePages < 0 || st.FreePages > st.Pages-2 || st.Shared < 2 || st.Sequences < 2 {
+	if st := c.Stats(); st.FreePages < 0 || st.FreePages > c.config.Pages-2 || st.Shared < 2 || st.Sequences < 2 {
 		return fmt.Errorf("stats %+v while the prompt is forked", st)
 	}
 	if err := f.Truncate(min(keep, f.Len())); err != nil {

@@ -68,7 +68,7 @@ func TestNewCacheFree(t *testing.T) {
 	free = bytes + 8*12 + 64*3 // what says who has which page
 	c, err := NewCache(config)
 	noError(t, err)
-	if got := c.Stats().Bytes; got != bytes {
+	if got := c.bytes; got != bytes {
 		t.Errorf("%d bytes, and Bytes said %d", got, bytes)
 	}
 	free--
@@ -795,7 +795,7 @@ func TestDecodeDoesNotGrow(t *testing.T) {
 		t.Errorf("%d goroutines after 200 steps, %d after 1700", goroutines, goroutinesAfter)
 	}
 	t.Logf("objects %d, %d; goroutines %d, %d", objects, objectsAfter, goroutines, goroutinesAfter)
-	if n := s.step.Stats().Layers; n != 2*1700 {
+	if n := s.step.layers; n != 2*1700 {
 		t.Errorf("%d layers have run, want 3400", n)
 	}
 }

@@ -192,7 +192,7 @@ func testWindowForever(t *testing.T, at modelPlace, tokens int) {
 			chat.tokens = slices.Clone(chat.tokens[len(chat.tokens)-keep:])
 		}
 		total += n
-		if st := c.Stats(); st.Pages-st.FreePages > mostPages(config) || st.Tokens != total || chat.seq.Len() != total {
+		if st := c.Stats(); c.config.Pages-st.FreePages > mostPages(config) || st.Tokens != total || chat.seq.Len() != total {
 			t.Fatalf("%v behind %d tokens", c, total)
 		}
 		if cap(chat.seq.table.Pages) > 16 {
@@ -210,7 +210,7 @@ func testWindowForever(t *testing.T, at modelPlace, tokens int) {
 		t.Errorf("%d bytes in %d objects behind 300 steps, %d in %d behind %d tokens", before.HeapAlloc, before.HeapObjects, after.HeapAlloc, after.HeapObjects, chat.seq.Len())
 	}
 	noError(t, chat.seq.Release())
-	if st := c.Stats(); st.FreePages != st.Pages || st.Tokens != 0 {
+	if st := c.Stats(); st.FreePages != c.config.Pages || st.Tokens != 0 {
 		t.Errorf("%v", c)
 	}
 	noError(t, c.Close())
@@ -313,7 +313,7 @@ func TestWindowConcurrentSteps(t *testing.T) {
 	for range decoders {
 		noError(t, <-done)
 	}
-	if st := c.Stats(); st.FreePages != st.Pages || st.Tokens != 0 || st.Sequences != 0 {
+	if st := c.Stats(); st.FreePages != c.config.Pages || st.Tokens != 0 || st.Sequences != 0 {
 		t.Errorf("%v", c)
 	}
 }
@@ -572,7 +572,7 @@ func TestWindowRefusals(t *testing.T) {
 		t.Errorf("%v, want %v", after, before)
 	}
 	noError(t, a.seq.Truncate(10), a.seq.Truncate(0))
-	if st := c.Stats(); st.FreePages != st.Pages || a.seq.Len() != 0 {
+	if st := c.Stats(); st.FreePages != c.config.Pages || a.seq.Len() != 0 {
 		t.Errorf("%v", c)
 	}
 	a.tokens = nil

@@ -201,7 +201,7 @@ func TestMachineSequenceIO(t *testing.T) {
 	if _, err := fresh.ReadSequence(bytes.NewReader(saved)); !errors.Is(err, la.ErrUnsupported) {
 		t.Errorf("before a layer has run: %v", err)
 	}
-	if st := fresh.Stats(); st.FreePages != st.Pages || st.Sequences != 0 {
+	if st := fresh.Stats(); st.FreePages != fresh.Config().Pages || st.Sequences != 0 {
 		t.Errorf("%+v", st)
 	}
 	d.VM.Close()

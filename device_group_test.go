@@ -156,8 +156,8 @@ func TestGroupLayerCalls(t *testing.T) {
 	if n := count(lib.Log()[from:], "cuStreamWaitEvent"); n != 2*2 { // there and back, for each layer
 		t.Errorf("%d waits", n)
 	}
-	if st := c.Stats(); st.Bytes != 2*12*3*4*(8+8)*2 || st.Device != gpu.String() {
-		t.Errorf("%+v", st)
+	if c.bytes != 2*12*3*4*(8+8)*2 || c.store.Where() != gpu.String() {
+		t.Errorf("%v", c)
 	}
 	noError(t, c.Close())
 }
@@ -196,8 +196,8 @@ func TestContextLayerCalls(t *testing.T) {
 			t.Errorf("%d tokens: %d waits", x.tokens, n)
 		}
 	}
-	if st := c.Stats(); st.Bytes != 2*12*2*4*(8+8)*2 || st.Device != gpu.String() {
-		t.Errorf("%+v", st)
+	if c.bytes != 2*12*2*4*(8+8)*2 || c.store.Where() != gpu.String() {
+		t.Errorf("%v", c)
 	}
 	noError(t, c.Close())
 }

@@ -133,8 +133,8 @@ func TestDeviceCacheOutOfMemory(t *testing.T) {
 	config.Pages = (1 << 20) / (3 * 2 * 2 * 4 * 8 * 2)
 	c, err := NewCache(config) // all of the memory
 	noError(t, err)
-	if s := c.Stats(); s.Bytes > 1<<20 || s.Device != "GPU 0 (Fake 0)" {
-		t.Errorf("%+v", s)
+	if c.bytes > 1<<20 || c.store.Where() != "GPU 0 (Fake 0)" {
+		t.Errorf("%v", c)
 	}
 	if _, err := NewCache(config); !errors.Is(err, ErrOutOfMemory) {
 		t.Errorf("a second one: %v", err)
@@ -322,8 +322,8 @@ func TestDeviceCacheErrors(t *testing.T) {
 	_, err = do(on(gpu, q), nil, on(gpu, v))
 	wrong(t, "nil", err, ErrShape, "k is nil")
 	wrong(t, "Commit", s.step.Commit(), ErrState)
-	if host.Stats().Device != "host memory" {
-		t.Errorf("%+v", host.Stats())
+	if where := host.store.Where(); where != "host memory" {
+		t.Error(where)
 	}
 	noError(t, c.Close())
 }
@@ -605,8 +605,8 @@ func TestRecording(t *testing.T) {
 	if n := strings.Count(r.lib.Log(), "cuGraphLaunch") - launches; n != 20 {
 		t.Errorf("%d launches of 20", n)
 	}
-	if s := r.step.Stats(); s.Layers < 21 {
-		t.Errorf("%+v", s)
+	if n := r.step.layers; n < 21 {
+		t.Errorf("%d runs of layers", n)
 	}
 	if err := rec.Replay(); !errors.Is(err, ErrState) {
 		t.Errorf("without Set: %v", err)

@@ -121,8 +121,8 @@ func Cause(err error) error {
 // defect: better than a page that two sequences write.
 func pagesError(op string, err error) error { return errs.Errorf(op, ErrInternal, "pages: %v", err) }
 
-// String is the shape of a cache in a line.
-func (c CacheConfig) String() string {
+// text is the shape of a cache in a line.
+func (c *CacheConfig) text() string {
 	values := ""
 	if c.ValueDim != 0 && c.ValueDim != c.HeadDim {
 		values = fmt.Sprintf(" and %d", c.ValueDim)
@@ -155,7 +155,7 @@ func (c CacheConfig) String() string {
 		c.Layers, c.Pages, size, c.KVHeads, c.HeadDim, values, t, where, window))
 }
 
-// String is the cache's configuration and its [CacheStats], in a line.
+// String is the cache's configuration, its [CacheStats] and its bytes, in a line.
 func (c *Cache) String() string {
 	if c.made("") != nil {
 		return "cache that was not made by NewCache"
@@ -164,15 +164,11 @@ func (c *Cache) String() string {
 	closed := c.closed
 	c.mu.Unlock()
 	if closed {
-		return fmt.Sprintf("closed cache of %v", c.config)
+		return fmt.Sprintf("closed cache of %s", c.config.text())
 	}
-	return fmt.Sprintf("cache of %v: %v", c.config, c.Stats())
-}
-
-// String is the numbers in a line.
-func (s CacheStats) String() string {
-	return errs.Singular(fmt.Sprintf("%d tokens of %d sequences, %d of %d pages free, %d shared, %s in %s",
-		s.Tokens, s.Sequences, s.FreePages, s.Pages, s.Shared, errs.ByteCount(s.Bytes), s.Device))
+	s := c.Stats()
+	return errs.Singular(fmt.Sprintf("cache of %s: %d tokens of %d sequences, %d of %d pages free, %d shared, %s",
+		c.config.text(), s.Tokens, s.Sequences, s.FreePages, c.config.Pages, s.Shared, errs.ByteCount(c.bytes)))
 }
 
 // String is the sequence's length, in a line.
@@ -215,11 +211,6 @@ func (s *Step) String() string {
 		rows += seq.Queries
 	}
 	return errs.Singular(fmt.Sprintf("step of %d rows, set: %d rows of %d sequences", s.tokens, rows, len(s.sequences)))
-}
-
-// String is the numbers in a line.
-func (s StepStats) String() string {
-	return errs.Singular(fmt.Sprintf("%d runs of layers, %v in them", s.Layers, s.Attention))
 }
 
 // String says which layer it is, in a line.

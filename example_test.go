@@ -667,7 +667,7 @@ func Example_device() {
 		}
 		machine.Reset()
 	}
-	fmt.Println(out.Value().Shape(), sequence.Len(), cache.Stats().Device)
+	fmt.Println(out.Value().Shape(), sequence.Len(), cache.Config().Device)
 }
 
 // A decode step is recorded when it has run once, and from then on queued as one. It is

@@ -11,8 +11,8 @@ import (
 
 	"gorgonia.org/tensor"
 
+	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/kvstore"
-
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 
@@ -27,6 +27,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/pages"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"go.uber.org/goleak"
@@ -39,6 +40,13 @@ func PendingLSE(n *G.Node) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.of)
+}
+
+// LayerRuns is the number of runs of the step's CachedAttention nodes.
+func LayerRuns(s *Step) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.layers
 }
 
 // Slabs is a copy of all memory that c keeps keys and values in.
@@ -822,4 +830,94 @@ func fakeOf(g *ongpu.GPU) *fakeEngine {
 func storageOf(t tensor.Dtype) attn.DType {
 	d, _ := operand.StorageType(t)
 	return d
+}
+
+// Check looks for inconsistencies: of free pages, page tables and reservations, of the numbers of their holders, and of
+// sequences, open steps and counts.
+func (c *Cache) Check() (err error) {
+	const op = "Check"
+	if err := c.made(op); err != nil {
+		return err
+	}
+	defer errs.RecoverTo(op, &err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errs.Errorf(op, ErrClosed, "cache")
+	}
+	if err := c.check(); err != nil {
+		return errs.Errorf(op, ErrInternal, "%v", err)
+	}
+	return nil
+}
+
+// check is Check with the mu held, which guards what is looked at in steps, too.
+func (c *Cache) check() error {
+	var tables []*pages.Table
+	var open []*pages.Reservation
+	sequences, tokens := 0, 0
+	for s, counted := range c.holders {
+		if err := c.checkSequence(s, counted); err != nil {
+			return fmt.Errorf("sequence of %d tokens: %w", s.table.Tokens, err)
+		}
+		tables = append(tables, &s.table)
+		if counted {
+			sequences, tokens = sequences+1, tokens+s.table.Tokens
+		}
+	}
+	for s := range c.open {
+		if err := c.checkStep(s); err != nil {
+			return fmt.Errorf("step of %d rows: %w", s.tokens, err)
+		}
+		for i := range s.reservations {
+			open = append(open, &s.reservations[i].Reservation)
+		}
+	}
+	if sequences != c.sequences || tokens != c.tokens {
+		return fmt.Errorf("%d sequences have %d tokens, and %d with %d are counted", sequences, tokens, c.sequences, c.tokens)
+	}
+	return c.pool.Check(tables, open)
+}
+
+func (c *Cache) checkSequence(s *Sequence, counted bool) error {
+	config, gap := &c.config, s.table.Gap
+	if s.cache != c || s.released || s.mark.Problem("", "") != "" {
+		return errors.New("it is of another cache, released or a copy")
+	}
+	if s.step != nil {
+		of := func(r reservation) bool { return r.seq == s }
+		if !counted || !c.open[s.step] || !slices.ContainsFunc(s.step.reservations, of) {
+			return errors.New("it is in a step that is not open or does not have it")
+		}
+	}
+	if gap == (pages.Gap{}) {
+		return nil
+	}
+	if config.Window == 0 || gap.First != config.SinkTokens || gap.End > s.table.Tokens-config.Window+1 {
+		return fmt.Errorf("tokens [%d, %d) were given back, and the cache keeps a Window of %d and %d SinkTokens", gap.First, gap.End, config.Window, config.SinkTokens)
+	}
+	return nil
+}
+
+func (c *Cache) checkStep(s *Step) error {
+	if s.cache != c || !s.open || len(s.sequences) != len(s.reservations) {
+		return fmt.Errorf("it is of another cache or not open, or has %d reservations for %d sequences", len(s.reservations), len(s.sequences))
+	}
+	row := 0
+	for i := range s.reservations {
+		r, seq := &s.reservations[i], &s.sequences[i]
+		if !c.holders[r.seq] || r.seq.step != s || !r.Of(&r.seq.table, r.tokens) {
+			return fmt.Errorf("append %d has a sequence that is not in the step, or the reservation of another one", i)
+		}
+		gone := c.pool.Shift(&r.seq.table)
+		if seq.Row != row || seq.Queries != r.tokens || seq.Before != gone || seq.Keys != r.seq.table.Tokens-gone+r.tokens || !slices.Equal(seq.Pages, r.Pages) {
+			return fmt.Errorf("append %d is computed in rows [%d, %d) with %d keys in pages %v, and has %d tokens from row %d on behind %d, %d of which were given back, in pages %v",
+				i, seq.Row, seq.Row+seq.Queries, seq.Keys, seq.Pages, r.tokens, row, r.seq.table.Tokens, gone, r.Pages)
+		}
+		row += r.tokens
+	}
+	if row > s.tokens {
+		return fmt.Errorf("%d rows are given to sequences", row)
+	}
+	return nil
 }

@@ -502,7 +502,7 @@ func (s *Step) attend(op string, n *stepNode, c *kvstore.Call) (out, lse G.Value
 		return nil, nil, err
 	}
 	s.ran[n.layer] = s.run
-	s.stats.Layers++
-	s.stats.Attention += time.Since(begin)
+	s.layers++
+	s.time += time.Since(begin)
 	return out, lse, nil
 }

@@ -494,7 +494,7 @@ func TestWriteToWhileItChanges(t *testing.T) {
 				t.Errorf("%s before write %d: something else was saved", name, n)
 			}
 			if s.released {
-				if st := c.Stats(); st.FreePages != st.Pages || st.Sequences != 0 || st.Tokens != 0 {
+				if st := c.Stats(); st.FreePages != c.config.Pages || st.Sequences != 0 || st.Tokens != 0 {
 					t.Errorf("%s before write %d: %+v", name, n, st)
 				}
 			}

@@ -57,8 +57,9 @@ type Step struct {
 	positions    []int          // of the sequences that were given some
 	copies       []kvstore.Copy // that Set needs
 	plans        []*stepPlan
-	calls        int // CachedAttention nodes made
-	stats        StepStats
+	calls        int           // CachedAttention nodes made
+	layers       int64         // runs of CachedAttention nodes
+	time         time.Duration // in them
 }
 
 // Append gives the next Tokens rows of a step to a sequence, as its next tokens.
@@ -108,10 +109,32 @@ type reservation struct {
 	tokens int
 }
 
-// StepStats adds up what the layers of a step's graph did.
-type StepStats struct {
-	Layers    int64         // runs of a CachedAttention node
-	Attention time.Duration // in them, appending included; on tensors of a GPU the time to queue it
+// Need is the number of free pages that a step of these appends takes, whatever the step's number of rows. Nothing
+// changes. Set of them is [ErrCacheFull] exactly if Need is more than [CacheStats].FreePages at that time. So a server can
+// tell which sequences the next step has room for, before it sets the step.
+//
+// Appends that the cache has no room for, even if all other sequences are released, are [ErrLength], here and in Set:
+// waiting does not help. Where the cache has a [CacheConfig].Window, the appends may have room in several steps
+// ([Chunks]), since each Commit gives pages back.
+//
+// Other errors are those of Set: [ErrState], [ErrLength], [ErrClosed].
+func (c *Cache) Need(appends []Append) (pages int, err error) {
+	const op = "Need"
+	if err := c.made(op); err != nil {
+		return 0, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return 0, errs.Errorf(op, ErrClosed, "cache")
+	}
+	if pages, err = c.need(op, appends, math.MaxInt); err == nil {
+		err = c.never(op, appends)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return pages, nil
 }
 
 // NewStep makes a step of the given number of token rows, in [1, 2^24]. Errors:
@@ -195,14 +218,15 @@ func (s *Step) Last() []int {
 	return last
 }
 
-// Stats adds up the runs since the step was made.
-func (s *Step) Stats() StepStats {
+// AttentionTime is the time that runs of the step's [CachedAttention] nodes have taken since the step was made, appending
+// included. For tensors of a GPU it is the time to queue the work.
+func (s *Step) AttentionTime() time.Duration {
 	if s.made("") != nil {
-		return StepStats{}
+		return 0
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.stats
+	return s.time
 }
 
 // Set begins a step: the first Tokens rows of the graph belong to the first
@@ -449,7 +473,7 @@ func (s *Step) commit(op string, managed bool) error {
 		return errs.Errorf(op, ErrState, "Run has set the step, and commits it when its function returns nil")
 	}
 	if len(s.sequences) > 0 {
-		if !s.began && s.stats.Layers > 0 {
+		if !s.began && s.layers > 0 {
 			return errs.Errorf(op, ErrState, "no layer has run since Set: a machine that has run does nothing more, and reports no error, until machine.Reset")
 		}
 		for i, run := range s.ran {

@@ -73,7 +73,7 @@ func (r *stepRecord) Done(queued bool) {
 		n.run, s.ran[n.layer] = s.run, 0
 		if queued {
 			s.ran[n.layer] = s.run
-			s.stats.Layers++
+			s.layers++
 		}
 	}
 	s.mu.Unlock()

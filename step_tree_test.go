@@ -286,7 +286,7 @@ func TestKeep(t *testing.T) {
 		}
 		ok(seq.Release())
 		ok(chain.Release())
-		if s := cache.Stats(); s.FreePages != s.Pages {
+		if s := cache.Stats(); s.FreePages != cache.Config().Pages {
 			rt.Fatalf("pages are kept: %+v", s)
 		}
 	})

@@ -48,7 +48,7 @@ func TestSteps(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := d.cache.Stats(); s.Sequences != 0 || s.FreePages != s.Pages {
+		if s := d.cache.Stats(); s.Sequences != 0 || s.FreePages != d.cache.Config().Pages {
 			t.Errorf("generate keeps %+v", s)
 		}
 		if err := d.close(); err != nil {
@@ -186,7 +186,7 @@ func TestErrors(t *testing.T) {
 		} else {
 			t.Log(err)
 		}
-		if s := d.cache.Stats(); s.Sequences != 0 || s.FreePages != s.Pages {
+		if s := d.cache.Stats(); s.Sequences != 0 || s.FreePages != d.cache.Config().Pages {
 			t.Errorf("%s: %+v is left", name, s)
 		}
 	}

@@ -309,7 +309,7 @@ func TestChatForever(t *testing.T) {
 	if n := chat.Len(); n != len(ids) {
 		t.Errorf("%d tokens of %d", n, len(ids))
 	}
-	if st := d.cache.Stats(); st.Pages-st.FreePages > 2 {
+	if st := d.cache.Stats(); d.cache.Config().Pages-st.FreePages > 2 {
 		t.Errorf("%v", d.cache)
 	}
 	if err := chat.Release(); err != nil {

@@ -287,7 +287,7 @@ func (d *Decoder) build(w *Weights) (err error) {
 	} else {
 		d.cache = c
 		if o.Device != nil {
-			d.stats.Device = c.Stats().Device
+			d.stats.Device = o.Device.String()
 		}
 	}
 	if o.Linear == StockLinear {

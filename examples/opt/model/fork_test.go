@@ -198,7 +198,7 @@ func TestSharePages(t *testing.T) {
 	c.MaxPositions = 128
 	w := load(t, c, rng)
 	d := newDecoder(t, w, Options{Capacity: []int{128, 128, 128}, Shared: []Shared{{}, {Tokens: 70}, {Tokens: 70}}})
-	if s := d.cache.(*leanCache).Stats(); s.Pages != 5 {
+	if s := d.cache.(*leanCache).Config(); s.Pages != 5 {
 		t.Errorf("%d pages, want one for the beginning, one for the end of each, and one that all copy", s.Pages)
 	}
 	err := errors.Join(d.Prefill(context.Background(), [][]int{prompts(rng, c.VocabSize, 70)[0], nil, nil}, nil), d.Share(1), d.Share(2))

@@ -126,4 +126,4 @@ func (a *leanAttention) end(keep bool) error {
 	return a.step.Rollback()
 }
 
-func (a *leanAttention) spent() time.Duration { return a.step.Stats().Attention }
+func (a *leanAttention) spent() time.Duration { return a.step.AttentionTime() }
