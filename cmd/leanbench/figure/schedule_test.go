@@ -72,7 +72,7 @@ func TestPaperFigure(t *testing.T) {
 	}
 }
 
-// TestPage: docs/schedules.md and its drawing are what the command prints and draws.
+// TestPage: docs/schedules.md and its drawing are what the command prints and draws, and so is a ragged batch.
 func TestPage(t *testing.T) {
 	const docs = "../../../docs"
 	file := filepath.Join(t.TempDir(), "s.svg")
@@ -80,14 +80,19 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := regexp.MustCompile("(?s)```text\n\\$ leanbench schedule ([^\n]*)\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	ragged, err := os.ReadFile("testdata/ragged.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := string(page) + "```text\n" + string(ragged) + "```"
+	blocks := regexp.MustCompile("(?s)```text\n\\$ leanbench schedule ([^\n]*)\n(.*?)```").FindAllStringSubmatch(all, -1)
 	for i, m := range blocks {
 		args := strings.Fields(m[1])
 		if i == 0 {
 			args = append(args, "-svg", file)
 		}
 		if got := run(t, args...); got != m[2] {
-			t.Errorf("docs/schedules.md is out of date: leanbench schedule %s prints\n%s", m[1], got)
+			t.Errorf("docs/schedules.md or testdata/ragged.txt is out of date: leanbench schedule %s prints\n%s", m[1], got)
 		}
 	}
 	if len(blocks) < 2 {

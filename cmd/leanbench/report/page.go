@@ -82,14 +82,16 @@ func source(r *measure.Report) string {
 		on = append(on, r.Commit[:min(7, len(r.Commit))])
 	}
 	machine := r.Machine
-	if machine.GPU != "" { // it computes
-		machine = measure.Machine{GPU: machine.GPU, Load: -1}
+	if machine.GPU != "" {
+		name, _, _ := strings.Cut(strings.TrimPrefix(machine.GPU, "NVIDIA "), " 80GB")
+		machine = measure.Machine{GPU: name, Load: -1}
 	}
 	if m := machine.String(); m != "" {
 		on = append(on, m)
 	}
 	for _, note := range r.Notes {
 		if strings.Contains(note, "PyTorch") || strings.Contains(note, "CTranslate2") { // the JSON has clocks and other notes
+			note, _, _ = strings.Cut(note, "; ")
 			on = append(on, note)
 		}
 	}

@@ -150,8 +150,8 @@ func (w *paper) link(name string) string { return filepath.ToSlash(filepath.Join
 // name is that of the only report.
 func (t *tables) name() string { return t.names[t.order[0]] }
 
-// device is what a run was measured on, in one or two words: "H100" of "NVIDIA H100 80GB HBM3", or "CPU". The list of runs
-// has the whole name.
+// device is what a run was measured on, in one or two words: "H100" of "NVIDIA H100 80GB HBM3", or "CPU". The JSON has the
+// whole name.
 func (t *tables) device() string {
 	m := t.order[0].Machine
 	if m.GPU == "" {

@@ -103,7 +103,7 @@ func TestPaperPage(t *testing.T) {
 		"- A, Long sequences on four GPUs by heads, against FlashDecoding: 2 of 3, least 0.89 (b1, 64/8 heads x 64 x 128, 4 GPUs).\n",
 		"- A, Long sequences on four GPUs by context: 1 of 2 bars missed, the furthest 3.80 x one GPU, bar >= 3.85 (b1, 1 heads x 1048576 x 64, 4 GPUs).\n",
 		"| on | one GPU: x FlashDecoding | 2 GPUs: x one GPU | 2 GPUs: x FlashDecoding | 4 GPUs: x one GPU | 4 GPUs: x FlashDecoding |\n", "| A | 1.09 | 1.90 | 1.09 | **3.80** | 1.09 |\n",
-		": 2026-11-26; NVIDIA A; PyTorch 2.11 with CUDA 13 and FlashInfer 0.7; transformers 5, PyTorch 2.11. On another host, Z80, 2 of 2 cores: figures 7a, 9.\n",
+		": 2026-11-26; A; PyTorch 2.11 with CUDA 13 and FlashInfer 0.7; transformers 5, PyTorch 2.11. On another host, Z80, 2 of 2 cores: figures 7a, 9.\n",
 		"\n## Figure 7a: contexts\n", "](figures/paper-a-7a.svg)", "](figures/paper-cpu-7a.svg)",
 		"| on | of the ceiling | x FlashDecoding | x default node | x fixed split |\n",
 		"| A | 98.7% | 0.93–1.25 |  | 1.40–1.88 |\n", "| CPU |  |  | 3.14 |  |\n",
