@@ -218,10 +218,13 @@ func TestScript(t *testing.T) {
 			}
 		case "chunks":
 			todo, steps := plain(appends(words[2:])), 0
-			for chunk, parts := range Chunks(number(1), todo) {
+			done := make([]int, len(todo))
+			for chunk, of := range Chunks(number(1), todo) {
 				var line []string
-				for _, p := range parts {
-					line = append(line, fmt.Sprintf("%s [%d, %d)", words[2+2*p.Of], p.From, p.To))
+				for i, a := range chunk {
+					from := done[of[i]]
+					done[of[i]] += a.Tokens
+					line = append(line, fmt.Sprintf("%s [%d, %d)", words[2+2*of[i]], from, done[of[i]]))
 				}
 				if err := s.step.Set(chunk); err != nil {
 					line = append(line, err.Error())

@@ -233,11 +233,11 @@ func TestWindowChunks(t *testing.T) {
 			if rows == 1 {
 				todo = todo[:1]
 			}
-			for appends, parts := range Chunks(rows, todo) {
+			for appends, of := range Chunks(rows, todo) {
 				noError(t, s.step.Set(appends))
 				var list []testAppend
-				for i, p := range parts {
-					list = append(list, testAppend{texts[p.Of], appends[i].Tokens})
+				for i, a := range appends {
+					list = append(list, testAppend{texts[of[i]], a.Tokens})
 				}
 				fresh, err := s.attempt(rng, 0, list...)
 				noError(t, err, s.step.Commit())

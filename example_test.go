@@ -582,13 +582,13 @@ func ExampleChunks() {
 	check(err)
 
 	todo := []leanattention.Append{{Seq: prompt, Tokens: 7}, {Seq: text, Tokens: 1}}
-	for appends, parts := range leanattention.Chunks(step.Tokens(), todo) {
-		check(step.Run(appends, run))
+	for chunk, of := range leanattention.Chunks(step.Tokens(), todo) {
+		check(step.Run(chunk, run))
 		fmt.Println("positions", step.Positions())
 		for i, row := range step.Last() {
-			p := parts[i]
-			fmt.Printf("  append %d: tokens %d to %d", p.Of, p.From, p.To)
-			if p.To == todo[p.Of].Tokens {
+			all := todo[of[i]]
+			fmt.Printf("  append %d: %d of %d tokens", of[i], all.Seq.Len(), all.Tokens)
+			if all.Seq.Len() == all.Tokens {
 				fmt.Printf("; row %d has the logits of the next one", row)
 			}
 			fmt.Println()
@@ -596,10 +596,10 @@ func ExampleChunks() {
 	}
 	// Output:
 	// positions [0 1 2 0]
-	//   append 0: tokens 0 to 3
-	//   append 1: tokens 0 to 1; row 3 has the logits of the next one
+	//   append 0: 3 of 7 tokens
+	//   append 1: 1 of 1 tokens; row 3 has the logits of the next one
 	// positions [3 4 5 6]
-	//   append 0: tokens 3 to 7; row 3 has the logits of the next one
+	//   append 0: 7 of 7 tokens; row 3 has the logits of the next one
 }
 
 // Gorgonia's machine hides what went wrong in a node.

@@ -667,10 +667,10 @@ func testGPTOSS(t *testing.T, at graphtest.Place, heads, kvHeads, window, prompt
 	la.PoisonFree(cache)
 	read := graphtest.NewDecoderAt(t, at, cache, rows, heads, tensor.Float32, true)
 	seqs := []*graphtest.Stored{graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)}
-	for _, parts := range la.Chunks(rows, []la.Append{{Seq: seqs[0].Seq, Tokens: prompt}, {Seq: seqs[1].Seq, Tokens: window / 2}}) {
+	for chunk, of := range la.Chunks(rows, []la.Append{{Seq: seqs[0].Seq, Tokens: prompt}, {Seq: seqs[1].Seq, Tokens: window / 2}}) {
 		var appended []graphtest.Appended
-		for _, p := range parts {
-			appended = append(appended, graphtest.Appended{To: seqs[p.Of], Tokens: p.To - p.From})
+		for i, a := range chunk {
+			appended = append(appended, graphtest.Appended{To: seqs[of[i]], Tokens: a.Tokens})
 		}
 		read.Do(t, rng, reftest.Normal, appended...)
 	}

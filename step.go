@@ -618,48 +618,43 @@ func (s *Step) used() int {
 	return last.Row + last.Queries
 }
 
-// Part is what a step takes of one of the appends that [Chunks] cuts.
-type Part struct {
-	Of   int // the append, an index in what was cut
-	From int // the part is its tokens [From, To), counted from 0
-	To   int
-}
-
-// Chunks cuts appends of any number of tokens, as long prompts are, into steps of so
-// many rows. Each step is a list for [Step.Set], and beside each append of it the
-// part that it is:
+// Chunks cuts appends of any number of tokens, as long prompts are, into steps of at most
+// rows tokens. Each step is a list for [Step.Run]. The second value has, for each append of
+// the step, its index in appends:
 //
-//	for appends, parts := range leanattention.Chunks(step.Tokens(), todo) {
-//		err := step.Set(appends)
-//		row := 0
-//		for _, p := range parts {
-//			row += copy(ids[row:], prompts[p.Of][p.From:p.To])
-//		}
-//		err = machine.RunAll()
-//		...
+//	for chunk, of := range leanattention.Chunks(step.Tokens(), todo) {
+//		err := step.Run(chunk, func() error {
+//			row := 0
+//			for i, a := range chunk {
+//				row += copy(ids[row:], prompts[of[i]][:a.Tokens])
+//			}
+//			...
+//		})
 //		for i, row := range step.Last() {
-//			if p := parts[i]; p.To == todo[p.Of].Tokens {
-//				// prompt p.Of is read: row has the logits of its next token
+//			prompts[of[i]] = prompts[of[i]][chunk[i].Tokens:]
+//			if len(prompts[of[i]]) == 0 {
+//				// row has the logits of the next token of prompt of[i]
 //			}
 //		}
 //	}
 //
-// Appends with a single token left get their rows first, so that a sequence that
-// decodes does not wait for the prompt of another. The rows that are left go to the
-// others in order, each as many as it can use. The parts of a step are in the order
-// of the appends. An append with a tree is not cut: it waits for a step that takes all of it.
+// The rules of cutting:
 //
-// Each step is worked out when the loop comes to it, from what appends were when the
-// loop began. An append of 0 tokens is in no step. What no step can take is left for
-// Set to refuse: a negative number of tokens is passed on as it is, as is an append with other
-// Positions than tokens, and so is all of appends if rows is less than 1.
-func Chunks(rows int, appends []Append) iter.Seq2[[]Append, []Part] {
-	return func(yield func([]Append, []Part) bool) {
+//   - An append with one token left is in the next step, so that a sequence that decodes does not wait for a prompt.
+//   - The other appends get the other rows in order, each as many as it can use.
+//   - The appends of a step are in the order of appends.
+//   - An append with a tree is not cut: it waits for a step that takes all of it.
+//   - An append of 0 tokens is in no step.
+//
+// Chunks copies appends when the loop begins. What no step can take is passed on as it is, and Set refuses it: a negative
+// number of tokens, a number of Positions that differs from Tokens, and all appends if rows is less than 1.
+func Chunks(rows int, appends []Append) iter.Seq2[[]Append, []int] {
+	return func(yield func([]Append, []int) bool) {
 		todo := slices.Clone(appends)
 		done := make([]int, len(todo))
 		for {
-			chunk, parts := nextChunk(rows, todo, done)
-			if len(chunk) == 0 || !yield(chunk, parts) {
+			chunk, of := nextChunk(rows, todo, done)
+			if len(chunk) == 0 || !yield(chunk, of) {
 				return
 			}
 		}
@@ -667,17 +662,17 @@ func Chunks(rows int, appends []Append) iter.Seq2[[]Append, []Part] {
 }
 
 // nextChunk is one step of Chunks. It adds to done what the step takes of each append.
-func nextChunk(rows int, appends []Append, done []int) (chunk []Append, parts []Part) {
+func nextChunk(rows int, appends []Append, done []int) (chunk []Append, of []int) {
 	taken := shareRows(rows, appends, done)
 	for i, n := range taken {
 		if n == 0 {
 			continue
 		}
 		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n, Tree: appends[i].Tree, Positions: positionsOf(&appends[i], done[i], n)})
-		parts = append(parts, Part{Of: i, From: done[i], To: done[i] + n})
+		of = append(of, i)
 		done[i] += n
 	}
-	return chunk, parts
+	return chunk, of
 }
 
 // positioned says whether an append has as many positions as tokens, or none.

@@ -114,9 +114,9 @@ func TestChunks(t *testing.T) {
 			todo = append(todo, la.Append{Seq: seq, Tokens: n})
 		}
 		done := make([]int, len(todo))
-		for appends, parts := range la.Chunks(rows, todo) {
-			if len(appends) != len(parts) {
-				rt.Fatalf("%d appends and %d parts", len(appends), len(parts))
+		for appends, of := range la.Chunks(rows, todo) {
+			if len(appends) != len(of) {
+				rt.Fatalf("%d appends and %d indices", len(appends), len(of))
 			}
 			taken, left, single, cut := 0, 0, 0, 0
 			for i, n := range done {
@@ -125,20 +125,21 @@ func TestChunks(t *testing.T) {
 					single++
 				}
 			}
-			for i, p := range parts {
-				if i > 0 && p.Of <= parts[i-1].Of {
-					rt.Fatalf("out of order: %v", parts)
+			for i, a := range appends {
+				if i > 0 && of[i] <= of[i-1] {
+					rt.Fatalf("out of order: %v", of)
 				}
-				if appends[i].Seq != todo[p.Of].Seq || appends[i].Tokens != p.To-p.From || p.From != done[p.Of] || p.To <= p.From || p.To > todo[p.Of].Tokens {
-					rt.Fatalf("part %v is append %v, %d of %v are done", p, appends[i], done[p.Of], todo[p.Of])
+				all, from := todo[of[i]], done[of[i]]
+				if a.Seq != all.Seq || a.Tokens < 1 || from+a.Tokens > all.Tokens {
+					rt.Fatalf("append %v of a step is of %v, %d tokens of which are done", a, all, from)
 				}
-				if todo[p.Of].Tokens-done[p.Of] == 1 {
+				if all.Tokens-from == 1 {
 					single--
 				} else {
 					cut++
 				}
-				done[p.Of] = p.To
-				taken += p.To - p.From
+				done[of[i]] += a.Tokens
+				taken += a.Tokens
 			}
 			if taken != min(rows, left) || single > 0 && cut > 0 {
 				rt.Fatalf("%d of %d rows taken, %d tokens left, %d single ones wait for %d", taken, rows, left, single, cut)
@@ -158,29 +159,40 @@ func TestChunks(t *testing.T) {
 	})
 }
 
+// tokensOf is the number of tokens of each append.
+func tokensOf(appends []la.Append) (all []int) {
+	for _, a := range appends {
+		all = append(all, a.Tokens)
+	}
+	return all
+}
+
 // Chunks neither writes to the list that it is given nor follows what happens to it;
 // what it yields may be kept; and a loop may end early, or begin again.
 func TestChunksKeepsLists(t *testing.T) {
 	todo := []la.Append{{Tokens: 5}, {Tokens: 1}}
 	cuts := la.Chunks(4, todo)
-	var lists [][]la.Part
-	for appends, parts := range cuts {
-		lists = append(lists, parts)
+	var lists, tokens [][]int
+	for appends, of := range cuts {
+		lists = append(lists, of)
+		tokens = append(tokens, tokensOf(appends))
 		appends[0].Tokens = 9
 		todo[0].Tokens = 100
 		if len(lists) == 1 {
 			todo[0].Tokens = 7
 		}
 	}
-	want := [][]la.Part{{{Of: 0, From: 0, To: 3}, {Of: 1, From: 0, To: 1}}, {{Of: 0, From: 3, To: 5}}}
-	if !slices.EqualFunc(lists, want, slices.Equal) {
+	if want := [][]int{{0, 1}, {0}}; !slices.EqualFunc(lists, want, slices.Equal) {
 		t.Errorf("%v, want %v", lists, want)
+	}
+	if want := [][]int{{3, 1}, {2}}; !slices.EqualFunc(tokens, want, slices.Equal) {
+		t.Errorf("%v tokens, want %v", tokens, want)
 	}
 	todo[0].Tokens = 5
 	for range 2 {
-		for _, parts := range cuts {
-			if !slices.Equal(parts, want[0]) {
-				t.Errorf("%v, want %v", parts, want[0])
+		for _, of := range cuts {
+			if !slices.Equal(of, []int{0, 1}) {
+				t.Errorf("%v again", of)
 			}
 			break
 		}

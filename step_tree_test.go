@@ -399,18 +399,20 @@ func TestStepKeepsTree(t *testing.T) {
 func TestChunksTrees(t *testing.T) {
 	tree := func(n int) []uint64 { return reftest.RandomTree(reftest.Rand(t), n) }
 	todo := []la.Append{{Tokens: 10}, {Tokens: 4, Tree: tree(4)}, {Tokens: 1}, {Tokens: 5, Tree: tree(5)}}
-	var got [][]la.Part
-	for appends, parts := range la.Chunks(6, todo) {
-		got = append(got, parts)
-		for i, p := range parts {
-			if len(appends[i].Tree) != len(todo[p.Of].Tree) {
-				t.Errorf("append %d has the tree %v", p.Of, appends[i].Tree)
+	var lists, tokens [][]int
+	for appends, of := range la.Chunks(6, todo) {
+		lists, tokens = append(lists, of), append(tokens, tokensOf(appends))
+		for i, a := range appends {
+			if len(a.Tree) != len(todo[of[i]].Tree) {
+				t.Errorf("append %d has the tree %v", of[i], a.Tree)
 			}
 		}
 	}
-	want := [][]la.Part{{{Of: 0, From: 0, To: 1}, {Of: 1, From: 0, To: 4}, {Of: 2, From: 0, To: 1}}, {{Of: 0, From: 1, To: 2}, {Of: 3, From: 0, To: 5}}, {{Of: 0, From: 2, To: 8}}, {{Of: 0, From: 8, To: 10}}}
-	if !slices.EqualFunc(got, want, slices.Equal) {
-		t.Errorf("%v, want %v", got, want)
+	if want := [][]int{{0, 1, 2}, {0, 3}, {0}, {0}}; !slices.EqualFunc(lists, want, slices.Equal) {
+		t.Errorf("%v, want %v", lists, want)
+	}
+	if want := [][]int{{1, 4, 1}, {1, 5}, {6}, {2}}; !slices.EqualFunc(tokens, want, slices.Equal) {
+		t.Errorf("%v tokens, want %v", tokens, want)
 	}
 	n := 0
 	for appends := range la.Chunks(3, []la.Append{{Tokens: 4, Tree: tree(4)}}) { // for Set to refuse

@@ -90,20 +90,19 @@ func (d *decoder) extend(texts []*text, choice nn.Choice, random *rand.Rand) err
 	for i, t := range texts {
 		todo[i] = la.Append{Seq: t.seq, Tokens: len(t.tokens) - t.read}
 	}
-	for appends, parts := range la.Chunks(d.step.Tokens(), todo) {
+	for appends, of := range la.Chunks(d.step.Tokens(), todo) {
 		var ids []int
-		for _, p := range parts {
-			t := texts[p.Of]
-			ids = append(ids, t.tokens[t.read+p.From:t.read+p.To]...)
+		for i, a := range appends {
+			t := texts[of[i]]
+			ids = append(ids, t.tokens[t.read:t.read+a.Tokens]...)
 		}
 		next, err := d.run(appends, ids, choice, random)
 		if err != nil {
 			return err
 		}
-		for i, p := range parts {
-			if p.To == todo[p.Of].Tokens { // all of it is read
-				t := texts[p.Of]
-				t.read = len(t.tokens)
+		for i, a := range appends {
+			t := texts[of[i]]
+			if t.read += a.Tokens; t.read == len(t.tokens) { // all of it is read
 				t.tokens = append(t.tokens, int(next[i]))
 			}
 		}

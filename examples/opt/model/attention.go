@@ -48,9 +48,9 @@ func shareRows(rows int, left, counts []int) {
 		appends[i].Tokens = n
 	}
 	clear(counts)
-	for _, parts := range la.Chunks(rows, appends) {
-		for _, p := range parts {
-			counts[p.Of] = p.To
+	for chunk, of := range la.Chunks(rows, appends) {
+		for i, a := range chunk {
+			counts[of[i]] = a.Tokens
 		}
 		return // the rest is for the runs behind this one
 	}
