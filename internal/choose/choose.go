@@ -1,5 +1,5 @@
-// Package choose chooses tokens from rows of logits, on the CPU: for the nodes of
-// package nn, and for whoever has logits without a graph.
+// Package choose chooses tokens from rows of logits on the CPU, for the nodes of package nn and for callers without a
+// graph.
 package choose
 
 import (
@@ -8,12 +8,12 @@ import (
 	"slices"
 )
 
-// Largest is the index of the first largest element of x. It is -1 where there is
-// none: x is empty, has a NaN or +Inf, or nothing but -Inf.
+// Largest returns the index of the first largest element of x. Largest returns -1 if x is empty, has a NaN or +Inf,
+// or has only -Inf.
 func Largest(x []float32) int {
 	best, top := -1, float32(math.Inf(-1))
 	for i := 0; i < len(x); i++ {
-		// By far the most of them are no more than one before: four at a look.
+		// Most elements are at most the maximum so far: the loop compares four at a time.
 		for i+4 <= len(x) && x[i] <= top && x[i+1] <= top && x[i+2] <= top && x[i+3] <= top {
 			i += 4
 		}
@@ -31,12 +31,12 @@ func Largest(x []float32) int {
 	return best
 }
 
-// leastWeight is the least probability, relative to the most likely token's, of
-// one that can be chosen. The kernels have it too.
+// leastWeight is the least probability of a token that can be chosen, relative to the most likely token's. The
+// kernels use the same number.
 const leastWeight = 0x1p-44
 
-// Memory is what Token uses again from call to call. It is not safe for use by
-// several goroutines at once.
+// Memory is the scratch memory of Token, for use from call to call. A Memory is not safe for use by several
+// goroutines at once.
 type Memory struct{ candidates []candidate }
 
 // candidate is a token that can still be chosen.
@@ -50,16 +50,18 @@ type candidate struct {
 //
 //	p[i] = exp(x[i]/temperature) / sum over j in K of exp(x[j]/temperature)
 //
-// for the tokens i in K, and p[i] = 0 for the others. K is everything, then the
-// topK most likely of it (0 or less: all), then the smallest set of most likely
-// tokens whose probabilities, among those that topK left, add up to topP or more
-// (0 or less, 1 or more, and NaN: all). Of equally likely tokens the lower id comes first.
-// The token is the first whose sum of probabilities, in the order of ids, is greater
-// than u.
+// for the tokens i in K, and p[i] = 0 for other tokens. Three rules restrict K, in this order:
 //
-// Temperature 0 is greedy, and with +Inf all tokens of K have the same p, but for those with a
-// logit of -Inf. The token is -1 where the temperature is negative or NaN, or the logits have no
-// largest element.
+//   - all tokens
+//   - the topK most likely tokens (0 or less: all)
+//   - the smallest set of most likely tokens whose probabilities, after topK, sum to topP or more (0 or less, 1 or
+//     more, and NaN: all)
+//
+// Among equally likely tokens the lower id comes first. Token returns the first token, in the order of ids, at which
+// the sum of probabilities exceeds u.
+//
+// Temperature 0 is greedy. At temperature +Inf all tokens of K have the same p, except those with a logit of -Inf.
+// Token returns -1 if the temperature is negative or NaN, or if the logits have no largest element.
 func (m *Memory) Token(logits []float32, temperature float64, topK int, topP, u float64) int {
 	best := Largest(logits)
 	switch {
@@ -79,11 +81,11 @@ func (m *Memory) Token(logits []float32, temperature float64, topK int, topP, u 
 			return int(c.id)
 		}
 	}
-	return int(kept[len(kept)-1].id) // rounding left a little of u
+	return int(kept[len(kept)-1].id) // rounding left a part of u
 }
 
-// weigh makes candidates of the tokens, and adds their weights up. The most likely
-// one has 1, so that the sum neither overflows nor vanishes at any temperature.
+// weigh makes candidates of the tokens and sums their weights. The most likely token has weight 1, so the sum neither
+// overflows nor underflows at any temperature.
 func (m *Memory) weigh(logits []float32, most float32, temperature float64) (all []candidate, total float64) {
 	all = m.candidates[:0]
 	for i, x := range logits {
@@ -96,14 +98,13 @@ func (m *Memory) weigh(logits []float32, most float32, temperature float64) (all
 	return all, total
 }
 
-// truncate returns the topK most likely candidates and of them the fewest that
-// reach topP, with the sum of their weights. A heap gives them up one after the
-// other, because few are kept of a vocabulary that so is never sorted.
+// truncate returns the topK most likely candidates, reduced to the fewest that reach topP, and the sum of their
+// weights. A heap yields the candidates one by one: few of a vocabulary are kept, so the vocabulary is never sorted.
 func truncate(all []candidate, total float64, topK int, topP float64) ([]candidate, float64) {
 	h := heap(all)
 	h.init()
-	// A candidate that leaves the heap takes the place that the heap gives up,
-	// so the i-th most likely one ends i places before the end.
+	// A popped candidate is stored in the slot that the shrinking heap frees, so the i-th most likely candidate is i
+	// slots from the end.
 	nth := func(i int) candidate {
 		for len(all)-len(h) <= i {
 			h.pop()
@@ -126,7 +127,7 @@ func truncate(all []candidate, total float64, topK int, topP float64) ([]candida
 	return all[len(all)-keep:], total
 }
 
-// heap has the most likely candidate first, of equals the lowest id.
+// heap has the most likely candidate first, and the lowest id first among equals.
 type heap []candidate
 
 func (h heap) before(i, j int) bool {

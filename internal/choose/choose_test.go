@@ -10,9 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestKept: what can be chosen is the sorted vocabulary's front, in the order of
-// ids, whatever was chosen before with the same memory; u finds each token at the
-// place that its weight gives it.
+// TestKept: the tokens that can be chosen are a prefix of the sorted vocabulary, in the order of ids, for any earlier
+// use of the same Memory. u finds each token by the sum of weights before the token.
 func TestKept(t *testing.T) {
 	var m Memory
 	rapid.Check(t, func(t *rapid.T) {
@@ -87,7 +86,7 @@ func TestLargest(t *testing.T) {
 	}
 }
 
-// Settings that are no numbers, and those at the end of their range, have one meaning.
+// TestOdd: settings that are NaN or infinite, or at the end of their range, have one meaning.
 func TestOdd(t *testing.T) {
 	inf, nan, least := math.Inf(1), math.NaN(), float32(math.Inf(-1))
 	var m Memory
@@ -105,7 +104,7 @@ func TestOdd(t *testing.T) {
 		{[]float32{1, 2, 3}, inf, 2, 1, 0, 1}, {[]float32{1, 2, 3}, inf, 2, 1, 0.99, 2},
 		{[]float32{1, 1}, 1, 0, nan, 0.9, 1}, {[]float32{1, 1}, 1, -5, -1, 0.9, 1},
 		{[]float32{1, 1}, 1, 0, 1, 0.5, 1}, {[]float32{1, 1}, 1, 0, 1, math.Nextafter(0.5, 0), 0}, // the sum is greater than u
-		{[]float32{1, 1}, 1, 0, 0.5, 0.99, 0}, {[]float32{1, 1}, 1, 0, 0.500001, 0.99, 1}, // as few as add up to topP
+		{[]float32{1, 1}, 1, 0, 0.5, 0.99, 0}, {[]float32{1, 1}, 1, 0, 0.500001, 0.99, 1}, // the fewest that sum to topP
 		{[]float32{0, -30 * math.Ln2}, 1, 0, 1, 1 - 0x1p-40, 1}, {[]float32{0, -43.9 * math.Ln2}, 1, 0, 1, math.Nextafter(1, 0), 1},
 		{[]float32{0, -44.1 * math.Ln2}, 1, 0, 1, math.Nextafter(1, 0), 0}, // less than 2^-44 is never chosen
 		{[]float32{3, 3, 1}, math.SmallestNonzeroFloat64, 0, 1, 0.6, 1}, {[]float32{math.MaxFloat32, -math.MaxFloat32}, math.MaxFloat64, 0, 1, 0.6, 1},
@@ -117,7 +116,7 @@ func TestOdd(t *testing.T) {
 	}
 }
 
-// The largest number that u may be chooses the last token that is kept, also where rounding leaves a little of it.
+// TestLast: the largest u chooses the last kept token, also if rounding leaves a part of u.
 func TestLast(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var m Memory

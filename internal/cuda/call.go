@@ -9,20 +9,18 @@ import (
 // function is an entry point of the library.
 type function struct {
 	addr uintptr
-	name string // as it is documented, without the suffix of its version
+	name string // the documented name, without the suffix of a version
 }
 
-// A pointer that a call takes has to be converted to uintptr in the argument
-// list of one of the functions below: the directive then keeps what it points
-// to alive, and off the stack, which could move.
+// A pointer argument of a call is converted to uintptr in the argument list of one of the functions below. The
+// directive then keeps its target alive, and off the stack, which could move.
 
 // call makes the C call.
 //
 //go:uintptrescapes
 func (f *function) call(args ...uintptr) result { return result(library.Call(f.addr, args...)) }
 
-// frames are argument lists for call4 and call11. The compiler puts those of
-// call on the heap, at each call.
+// frames are argument lists for call4 and call11. The compiler puts the lists of call on the heap, at each call.
 var frames = sync.Pool{New: func() any { return new([11]uintptr) }}
 
 // call4 is call for what runs every step: it allocates nothing. Functions with

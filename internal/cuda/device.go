@@ -9,10 +9,10 @@ import (
 	"unsafe"
 )
 
-// gate lets calls in until it is shut; shutting waits for those inside.
+// gate admits calls until it is shut. Shutting waits for the calls inside.
 type gate struct {
 	mu     sync.Mutex
-	idle   sync.Cond // inside has become 0; made by shut
+	idle   sync.Cond // signals that inside is 0; made by shut
 	inside int
 	closed bool
 }
@@ -31,7 +31,7 @@ func (g *gate) leave() {
 	g.mu.Lock()
 	g.inside--
 	if g.closed && g.inside == 0 {
-		g.idle.Signal() // only shut waits, and it shuts once
+		g.idle.Signal() // only shut waits, and shut runs once
 	}
 	g.mu.Unlock()
 }
@@ -52,23 +52,23 @@ func (g *gate) shut() error {
 
 // Device is an open GPU.
 type Device struct {
-	gate // of calls that make or close something, and of those on the device itself
+	gate // entered by calls that make or close an object, and by calls on the device itself
 	drv  *Driver
 	info Info
-	dev  int32   // the driver's handle of the device
-	ctx  uintptr // its primary context, or someone else's
+	dev  int32   // the driver's handle
+	ctx  uintptr // the primary context, or another owner's
 	own  *Stream // for calls without a stream
 
-	alive func() bool // whether the context is there still; nil: it is the primary one
+	alive func() bool // reports whether the context still exists; nil: the primary context
 
 	used, pinned atomic.Int64 // bytes of open buffers
 
 	peers peers
-	watch atomic.Pointer[Watch] // nil: nobody's
+	watch atomic.Pointer[Watch] // nil: none
 
 	list struct {
 		sync.Mutex
-		last *handle // what is open, newest first
+		last *handle // the open objects, newest first
 	}
 	modules struct {
 		sync.Mutex
@@ -77,17 +77,17 @@ type Device struct {
 	putOff putOffs
 }
 
-// handle is what everything made on a device has in common.
+// handle is the common part of all objects of a device.
 type handle struct {
 	gate
 	dev          *Device
-	id           uintptr   // the driver's name of it
-	destroy      *function // takes id alone; nil: there is nothing to give back
+	id           uintptr   // the driver's handle
+	destroy      *function // takes id alone; nil: nothing to destroy
 	gone         func()    // called after destroy; may be nil
-	older, newer *handle   // in the device's list
+	older, newer *handle   // neighbours in the device's list
 }
 
-// Open retains the primary context of a GPU. Errors: [ErrNoDevice], and what the driver says.
+// Open retains the primary context of a GPU. Errors: [ErrNoDevice], and the driver's.
 func (d *Driver) Open(ordinal int) (*Device, error) {
 	v, err := d.device(ordinal)
 	if err != nil {
@@ -99,19 +99,18 @@ func (d *Driver) Open(ordinal int) (*Device, error) {
 	}
 	v.ctx = ctx
 	if v.own, err = v.NewStream(); err != nil {
-		d.fn.primaryCtxRelease.call(uintptr(v.dev)) // the first error tells more
+		d.fn.primaryCtxRelease.call(uintptr(v.dev)) // the first error has more detail
 		return nil, err
 	}
 	return v, nil
 }
 
-// Adopt is Open in a context that someone else made on this GPU and will
-// destroy: ctx is its CUcontext, and alive says whether it is there still. Once
-// it is not, everything that was made here is gone with it, calls are
-// [ErrClosed], and Close asks nothing of the driver.
+// Adopt is Open in a context that another owner made on this GPU and will destroy. ctx is its CUcontext, and alive
+// reports whether the context still exists. After the owner has destroyed the context, all objects in it are gone:
+// calls return [ErrClosed], and Close makes no driver call.
 //
-// The streams of such a device wait for the legacy default stream of the
-// context, and it for them: that is where the owner's work is.
+// The streams of such a device and the legacy default stream of the context, which has the owner's work, wait for
+// each other.
 func (d *Driver) Adopt(ordinal int, ctx uintptr, alive func() bool) (*Device, error) {
 	v, err := d.device(ordinal)
 	if err != nil {
@@ -124,7 +123,7 @@ func (d *Driver) Adopt(ordinal int, ctx uintptr, alive func() bool) (*Device, er
 	return v, nil
 }
 
-// device is a Device without a context.
+// device returns a Device without a context.
 func (d *Driver) device(ordinal int) (*Device, error) {
 	info, dev, err := d.info(ordinal)
 	if err != nil {
@@ -137,18 +136,17 @@ func (d *Driver) device(ordinal int) (*Device, error) {
 	return &Device{drv: d, info: info, dev: dev}, nil
 }
 
-// Lost says whether the context was destroyed by its owner, see [Driver.Adopt].
+// Lost reports whether the owner has destroyed the context, see [Driver.Adopt].
 func (v *Device) Lost() bool { return v.alive != nil && !v.alive() }
 
-// Close waits for the GPU, closes everything that is open on the device, the
-// newest first, and gives the context back, unless it is someone else's. Graphs of devices
-// that reach it are closed, too: they may have work here.
-// Whatever fails, all of it is tried; the error is the first.
+// Close waits for the GPU, closes all open objects of the device, the newest first, and releases the context, unless
+// another owner has it. Close also closes graphs of devices that reach v: their work may be on v. After a failure
+// Close continues; the error is the first.
 func (v *Device) Close() error {
 	if err := v.shut(); err != nil {
 		return fmt.Errorf("GPU %d: %w", v.info.Ordinal, err)
 	}
-	// A failed kernel is reported here, and by every call after it.
+	// A failed kernel is reported here, and by every later call.
 	first := v.letAllGo()
 	if !v.Lost() {
 		if err := v.wait(); first == nil {
@@ -192,12 +190,12 @@ func (v *Device) wait() error {
 	})
 }
 
-// Info is what Driver.Info said when the device was opened.
+// Info returns the result of Driver.Info at the time of opening.
 func (v *Device) Info() Info { return v.info }
 
 // Memory is the state of a GPU's memory, in bytes.
 type Memory struct {
-	Free   int64 // for everyone on the machine
+	Free   int64 // for all processes of the machine
 	Total  int64
 	Used   int64 // by this Device's buffers
 	Pinned int64 // host memory of this Device's host buffers
@@ -224,10 +222,9 @@ func (v *Device) Memory() (Memory, error) {
 
 // with runs f on a thread for which the device's context is current.
 //
-// It costs two calls of the driver, which touch nothing but a stack of the
-// thread; BenchmarkWith measures it.
+// with costs two driver calls, which only change a stack of the thread; BenchmarkWith measures them.
 func (v *Device) with(f func() error) error {
-	if v.Lost() { // the driver must not be shown a context that is gone
+	if v.Lost() { // a destroyed context must not reach the driver
 		return fmt.Errorf("the context of GPU %d was destroyed: %w", v.info.Ordinal, ErrClosed)
 	}
 	runtime.LockOSThread()
@@ -235,9 +232,8 @@ func (v *Device) with(f func() error) error {
 	if r := v.drv.fn.ctxPushCurrent.call4(v.ctx, 0, 0, 0); r != 0 {
 		return v.drv.failed(r, &v.drv.fn.ctxPushCurrent, "GPU %d", v.info.Ordinal)
 	}
-	// Popping what was pushed can't fail by itself. It may report the failure
-	// of a kernel that runs, and then so does the next call; what f has made
-	// is made, and must not be lost to such an error.
+	// Popping a pushed context can't fail by itself. The call may report the failure of a running kernel, which the
+	// next call reports too. The results of f are valid, and such an error must not drop them.
 	defer v.drv.fn.ctxPopCurrent.call4(0, 0, 0, 0)
 	if w := v.watch.Load(); w != nil {
 		(*w).Waiting()
@@ -250,7 +246,7 @@ func (v *Device) with(f func() error) error {
 	return err
 }
 
-// make gives h to the device, with what create made.
+// make adds h to the device, with the result of create.
 func (v *Device) make(h *handle, destroy *function, create func() (uintptr, error)) error {
 	if err := v.enter(); err != nil {
 		return err
@@ -276,10 +272,9 @@ func (v *Device) make(h *handle, destroy *function, create func() (uintptr, erro
 // object is a handle that users close.
 type object struct{ handle }
 
-// Close gives it back to the driver, after the calls that use it now. Even when
-// that fails it counts as closed.
+// Close destroys the object after the calls that use it. After a failure the object counts as closed, too.
 func (o *object) Close() error {
-	// Inside the device's gate, so that the device does not go meanwhile.
+	// Within the device's gate, so that the device stays open meanwhile.
 	if err := o.dev.enter(); err != nil {
 		return err
 	}
@@ -328,7 +323,7 @@ func (h *handle) close() error {
 	return first
 }
 
-// enterAll enters every handle or none. All must be of the first one's device.
+// enterAll enters every handle or none. All handles are of one device.
 func enterAll(hs ...*handle) error {
 	for i, h := range hs {
 		err := h.enter()

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	oldestDriver     = 12000 // CUDA 12.0, which drivers from release 525 on have
+	oldestDriver     = 12000 // CUDA 12.0, which drivers have from release 525 on
 	oldestRelease    = "525"
 	oldestCapability = 80 // 8.0: asynchronous copies to shared memory, bfloat16
 )
 
-// functions are the entry points in use.
+// functions are the used entry points.
 type functions struct {
 	getErrorName, getErrorString, init, driverGetVersion function
 
@@ -37,8 +37,7 @@ type functions struct {
 	exchangeCaptureMode, graphGetRootNodes, graphGetKernel, graphSetKernel                              function
 }
 
-// table pairs every entry point with its name in the library. A suffix _v2 is
-// the version whose sizes and addresses have 64 bits.
+// table pairs every entry point with its name in the library. The suffix _v2 means sizes and addresses of 64 bits.
 func (f *functions) table() []struct {
 	f      *function
 	name   string
@@ -108,14 +107,14 @@ func (f *functions) table() []struct {
 	}
 }
 
-// Driver is the loaded library, initialized.
+// Driver is the loaded and initialized library.
 type Driver struct {
 	fn      functions
 	version int
 }
 
-// Load opens the machine's driver. Later calls return the same; after an error they
-// look again, since a driver may have come. Errors: [ErrNoDevice].
+// Load opens the machine's driver. Later calls return the same driver. After an error later calls search again, since
+// a driver may have been installed. Errors: [ErrNoDevice].
 func Load() (*Driver, error) {
 	machine.Lock()
 	defer machine.Unlock()
@@ -129,7 +128,7 @@ func Load() (*Driver, error) {
 	return machine.driver, nil
 }
 
-// libraryName is the driver's, on platforms that have it.
+// libraryName returns the driver's file name, "" on platforms without a driver.
 func libraryName() string {
 	if runtime.GOOS == "windows" {
 		return "nvcuda.dll"
@@ -143,8 +142,7 @@ var machine struct {
 	driver *Driver // nil: not found yet
 }
 
-// LoadFrom opens the driver in a library of this name or path. The library
-// stays open, as long as it could be initialized.
+// LoadFrom opens the driver in a library with this name or path. An initialized library stays open.
 func LoadFrom(path string) (*Driver, error) {
 	lib, err := library.Open(path)
 	if err != nil {
@@ -183,12 +181,12 @@ func (d *Driver) init(lib uintptr) error {
 	return nil
 }
 
-// Version is the newest CUDA that the driver supports, as "12.4".
+// Version returns the newest CUDA version that the driver supports, as "12.4".
 func (d *Driver) Version() string {
 	return fmt.Sprintf("%d.%d", d.version/1000, d.version%1000/10)
 }
 
-// Count is the number of GPUs, too old ones included.
+// Count returns the number of GPUs, unsupported ones included.
 func (d *Driver) Count() (int, error) {
 	var n int32
 	if r := d.fn.deviceGetCount.call(uintptr(unsafe.Pointer(&n))); r != 0 {
@@ -197,34 +195,33 @@ func (d *Driver) Count() (int, error) {
 	return int(n), nil
 }
 
-// Info is what is fixed of a GPU.
+// Info is the fixed properties of a GPU.
 type Info struct {
 	Ordinal         int
 	Name            string
 	Capability      int   // compute capability: 10*major + minor, 90 for 9.0
 	Multiprocessors int   // SMs
-	ClockKHz        int   // SM clock, the highest
-	MemoryBytes     int64 // all of it, the driver's own part included
-	MemoryClockKHz  int   // 0 where the driver doesn't tell
+	ClockKHz        int   // the highest SM clock
+	MemoryBytes     int64 // total, the driver's part included
+	MemoryClockKHz  int   // 0 if the driver does not return the clock
 	MemoryBusBits   int
 	L2Bytes         int
 
-	SharedPerBlock     int // shared memory of a block, static
-	SharedPerBlockMost int // dynamic, once asked for with [Function.SetDynamicShared]
+	SharedPerBlock     int // static shared memory of a block
+	SharedPerBlockMost int // dynamic shared memory of a block after [Function.SetDynamicShared]
 	SharedPerSM        int
 	RegistersPerSM     int
 	ThreadsPerSM       int
 	Cooperative        bool // can start all blocks of a grid at once
 }
 
-// Info describes a GPU without opening it. [ErrNoDevice] if there is none of
-// this number.
+// Info describes a GPU without opening it. An ordinal without a GPU is [ErrNoDevice].
 func (d *Driver) Info(ordinal int) (Info, error) {
 	info, _, err := d.info(ordinal)
 	return info, err
 }
 
-// info returns the driver's handle of the device as well.
+// info also returns the driver's handle of the device.
 func (d *Driver) info(ordinal int) (info Info, dev int32, err error) {
 	n, err := d.Count()
 	if err != nil {

@@ -7,24 +7,24 @@ import (
 )
 
 var (
-	// ErrNoDevice is a machine without a GPU that can be used. The text has the reason: no driver, a driver older
+	// ErrNoDevice is returned on a machine without a usable GPU. The text has the reason: no driver, a driver older
 	// than CUDA 12.0 (release 525), no GPU of this ordinal, or a GPU below compute capability 8.0.
 	ErrNoDevice = errors.New("no usable GPU")
 
-	// ErrOutOfMemory is memory that the GPU, or the host for pinned memory,
-	// does not have. Nothing changed.
+	// ErrOutOfMemory is returned when the GPU, or the host for pinned memory, has too little memory. Nothing has
+	// changed.
 	ErrOutOfMemory = errors.New("out of memory")
 
-	// ErrClosed is the use of something closed, a second Close included.
+	// ErrClosed is returned for a use of a closed object, a second Close included.
 	ErrClosed = errors.New("closed")
 
-	// ErrRange is a size or offset outside what it refers to.
+	// ErrRange is returned for a size or offset outside its object.
 	ErrRange = errors.New("out of range")
 
-	// ErrOtherDevice is a call on objects of two devices.
+	// ErrOtherDevice is returned for a call on objects of two devices.
 	ErrOtherDevice = errors.New("objects of two devices")
 
-	// ErrNoPeerAccess is two GPUs of which one has no way to the other's memory.
+	// ErrNoPeerAccess is returned for two GPUs of which one can't reach the other's memory.
 	ErrNoPeerAccess = errors.New("no peer access")
 )
 
@@ -50,7 +50,7 @@ type Error struct {
 	Name      string // CUDA_ERROR_...
 	Text      string // the driver's description
 	Call      string // the function
-	Arguments string // those that tell something; may be empty
+	Arguments string // the informative arguments; may be empty
 }
 
 func (e *Error) Error() string {
@@ -60,19 +60,19 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (%s, %s)", e.Name, e.Text, e.Call, e.Arguments)
 }
 
-// Is says which sentinel stands for the driver's code.
+// Is reports whether target is the sentinel of the driver's code.
 func (e *Error) Is(target error) bool {
 	switch result(e.Code) {
 	case resultOutOfMemory:
 		return target == ErrOutOfMemory
 	case resultNoDevice, resultInvalidDevice, resultInsufficientDriver,
-		resultStubLibrary: // the toolkit's link-time stand-in, not a driver
+		resultStubLibrary: // the toolkit's stub for linking, not a driver
 		return target == ErrNoDevice
 	}
 	return false
 }
 
-// failed is the error of a call that returned r.
+// failed returns the error of a call that returned r.
 func (d *Driver) failed(r result, f *function, format string, args ...any) error {
 	e := &Error{Code: int(r), Call: f.name, Arguments: fmt.Sprintf(format, args...)}
 	e.Name = d.errorText(&d.fn.getErrorName, r, fmt.Sprintf("CUDA_ERROR_%d", r))

@@ -1,8 +1,7 @@
 package cuda
 
-// Foreign has another library of NVIDIA's queue work on the stream: queue gets the driver's
-// name of it, with the device's context current. The buffers are those that the work uses.
-// It counts as a kernel, in captures, too.
+// Foreign calls queue, which makes another NVIDIA library queue work on the stream. queue gets the stream's CUstream,
+// with the device's context current. The work uses the given buffers. The work counts as a kernel, in captures too.
 func (s *Stream) Foreign(queue func(stream uintptr) error, buffers ...*Buffer) error {
 	hs := make([]*handle, 0, 1+len(buffers))
 	hs = append(hs, &s.handle)
@@ -21,15 +20,14 @@ func (s *Stream) Foreign(queue func(stream uintptr) error, buffers ...*Buffer) e
 	if err := s.dev.with(func() error { return queue(s.id) }); err != nil {
 		return err
 	}
-	*s.off.last() = true // its kernels know of no others: who overlaps must not overtake them
+	*s.off.last() = true // the library's kernels know no other kernels: an overlapping kernel must not overtake them
 	return nil
 }
 
-// Of says whether the stream is one of a device.
+// Of reports whether the stream is one of a device.
 func (s *Stream) Of(v *Device) bool { return s.dev == v }
 
-// Foreign calls f, which has another library of NVIDIA's do something, with the device's
-// context current.
+// Foreign calls f, which calls another NVIDIA library, with the device's context current.
 func (v *Device) Foreign(f func() error) error {
 	if err := v.enter(); err != nil {
 		return err
@@ -38,15 +36,15 @@ func (v *Device) Foreign(f func() error) error {
 	return v.with(f)
 }
 
-// Watch is somebody who is told of every call of the driver for a device while it lasts: what
-// the GPU does may need others, and a call that waits for it may last for ever.
+// Watch is told of every driver call for a device while the call lasts. Work of the GPU may need other GPUs, so a
+// call that waits for it may never return.
 type Watch interface {
 	Waiting()
 	Waited()
 }
 
-// SetWatch gives a device's calls to a watch; nil ends that. False, and nothing is done, where
-// there is another one already.
+// SetWatch registers the watch of a device; nil removes it. SetWatch changes nothing and returns false if there
+// already is another watch.
 func (v *Device) SetWatch(w Watch) bool {
 	if w == nil {
 		v.watch.Store(nil)

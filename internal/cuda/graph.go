@@ -15,15 +15,14 @@ type Graph struct {
 	front front
 }
 
-// front is a graph's first node, before all others: the kernel that makes copies, where
-// the graph was captured from a stream that puts some off. A launch has it make those that
-// are put off just then.
+// front is a graph's first node, before all others: the kernel that makes copies, if the graph was captured from a
+// stream that defers copies. A launch makes the node do the copies that are deferred at that time.
 type front struct {
-	sync.Mutex           // of launches: a node has one text
-	template   object    // the graph that the node is of; it goes after the one that is launched
-	node       uintptr   // 0: there is none
-	kernel     *Function // nil as well
-	busy       bool      // its text has copies that were made already
+	sync.Mutex           // held by launches: a node has one parameter block
+	template   object    // the node's graph; closed after the graph that is launched
+	node       uintptr   // 0: none
+	kernel     *Function // nil if node is 0
+	busy       bool      // the parameter block has copies that were already made
 
 	args Args
 	text kernelNode
@@ -37,7 +36,7 @@ type kernelNode struct {
 	params, extra   uintptr
 }
 
-// Close gives the graph back to the driver, after the calls that use it now.
+// Close destroys the graph, after the calls that use it.
 func (g *Graph) Close() error {
 	err := g.object.Close()
 	if g.front.node != 0 && !errors.Is(err, ErrClosed) {
@@ -46,19 +45,18 @@ func (g *Graph) Close() error {
 	return err
 }
 
-// Capture records what f queues on the stream instead of running it. f may use
-// other streams by events that fork from this one and come back to it. It must
-// queue on the goroutine that calls it, and make, close or wait for nothing but
-// what [Device.Relaxed] is for: the driver refuses much of that on this thread, and
-// the capture with it. Arguments of kernels, addresses of buffers included, are
-// those of the capture; buffers must stay open as long as the graph is launched.
+// Capture records what f queues on the stream, instead of running it. f may use other streams that fork from this
+// stream and join it by events. f must queue on its caller's goroutine. f must not make, close or wait for objects,
+// except through [Device.Relaxed]: the driver refuses much of that on this thread, and fails the capture. Arguments
+// of kernels, addresses of buffers included, are those of the capture. Buffers must stay open as long as the graph is
+// launched.
 func (s *Stream) Capture(f func() error) (*Graph, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
 	}
 	defer s.leave()
 	v, fn := s.dev, &s.dev.drv.fn
-	// A capture has to end on the thread that it began on.
+	// A capture has to end on the thread on which it began.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := s.capture(true); err != nil {
@@ -86,7 +84,7 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 				return v.drv.failed(r, &fn.streamEndCapture, "")
 			}
 			if !keep || g.front.kernel == nil {
-				defer fn.graphDestroy.call(template) // nothing depends on it
+				defer fn.graphDestroy.call(template) // nothing depends on the template
 			} else if err := g.front.find(v, template); err != nil {
 				return err
 			}
@@ -111,7 +109,7 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 		return nil, err
 	}
 	if err := f(); err != nil {
-		end(false) // what f says tells more
+		end(false) // the error of f has more detail
 		return nil, fmt.Errorf("capture: %w", err)
 	}
 	if err := end(true); err != nil {
@@ -123,8 +121,7 @@ func (s *Stream) Capture(f func() error) (*Graph, error) {
 	return g, nil
 }
 
-// find keeps the graph that was captured, and finds the node in it. On error nothing is
-// kept.
+// find keeps the captured graph, and finds the node in it. After an error nothing is kept.
 func (f *front) find(v *Device, template uintptr) error {
 	fn := &v.drv.fn
 	err := v.make(&f.template.handle, &fn.graphDestroy, func() (uintptr, error) {
@@ -148,14 +145,14 @@ func (f *front) find(v *Device, template uintptr) error {
 	return err
 }
 
-// makes says whether a node is the kernel that makes copies. What other libraries queue in a capture may begin with
-// nodes of its own that wait for nothing either.
+// makes reports whether a node is the kernel that makes copies. Work of other libraries in a capture may also begin
+// with nodes that wait for nothing.
 func (f *front) makes(v *Device, node uintptr) bool {
 	var p kernelNode
 	return v.drv.fn.graphGetKernel.call(node, uintptr(unsafe.Pointer(&p))) == 0 && p.function == f.kernel.id
 }
 
-// set has the node make copies, or none.
+// set makes the node do the given copies, or none.
 func (f *front) set(g *Graph, copies []smallCopy) error {
 	grid := f.args.copies(copies)
 	f.args.point()
@@ -171,13 +168,13 @@ func (f *front) set(g *Graph, copies []smallCopy) error {
 		}
 		return nil
 	})
-	// Should it fail, the driver may have it either way.
+	// After a failure the driver may have either parameter block.
 	f.busy = err != nil || len(copies) > 0
 	return err
 }
 
-// Relaxed calls f, which may make and close buffers while its goroutine captures.
-// Nothing that it does becomes part of the capture.
+// Relaxed calls f, which may make and close buffers while its goroutine captures. Nothing of f becomes part of the
+// capture.
 func (v *Device) Relaxed(f func() error) error {
 	const relaxed = 2
 	runtime.LockOSThread()
@@ -194,9 +191,8 @@ func (v *Device) Relaxed(f func() error) error {
 	return err
 }
 
-// Launch queues the graph. Copies that the stream has put off are made by the graph's
-// first node, and events behind them recorded behind the graph; not if one of these tells
-// the time.
+// Launch queues the graph. The graph's first node makes the copies that the stream has deferred. Events behind the
+// copies are recorded after the graph, unless one of the events is timed.
 func (s *Stream) Launch(g *Graph) error {
 	if err := enterAll(&s.handle, &g.handle); err != nil {
 		return err

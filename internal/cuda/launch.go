@@ -6,14 +6,13 @@ import (
 	"unsafe"
 )
 
-// Args is the argument list of a kernel, to be filled in the kernel's order.
-// Reset empties it and keeps its memory: filling and launching it again
-// allocates nothing. The driver copies the values at the launch. Not for
-// several goroutines at once.
+// Args is the argument list of a kernel, filled in the kernel's order. Reset empties the list and keeps its memory,
+// so that filling and launching again allocates nothing. The driver copies the values at the launch. An Args is not
+// safe for use by several goroutines at once.
 type Args struct {
-	data    []uint64 // every value starts in a word of its own
+	data    []uint64 // every value starts a new word
 	starts  []int
-	params  []unsafe.Pointer // into data, made at the launch
+	params  []unsafe.Pointer // pointers into data, made at the launch
 	buffers []*Buffer
 	config  launchConfig
 	attrs   [3]launchAttribute
@@ -30,8 +29,7 @@ func (a *Args) word(bits uint64) {
 	a.data = append(a.data, bits)
 }
 
-// The platforms that have a driver are little-endian: a narrow value is the
-// first bytes of its word.
+// The platforms with a driver are little-endian: a narrow value is the first bytes of its word.
 
 func (a *Args) Int32(v int32)     { a.word(uint64(uint32(v))) }
 func (a *Args) Uint32(v uint32)   { a.word(uint64(v)) }
@@ -40,11 +38,11 @@ func (a *Args) Uint64(v uint64)   { a.word(v) }
 func (a *Args) Float32(v float32) { a.word(uint64(math.Float32bits(v))) }
 func (a *Args) Float64(v float64) { a.word(math.Float64bits(v)) }
 
-// Null is a pointer to nothing.
+// Null appends a null pointer.
 func (a *Args) Null() { a.word(0) }
 
-// Buffer is a pointer to b's memory at an offset. A launch with a closed buffer
-// is refused; one past the end of a buffer is [ErrRange] here.
+// Buffer appends a pointer to b's memory at an offset. A launch with a closed buffer is refused. An offset past the
+// end of b is [ErrRange].
 func (a *Args) Buffer(b *Buffer, offset int64) error {
 	if err := inside("a buffer", offset, 0, b.bytes); err != nil {
 		return err
@@ -54,12 +52,11 @@ func (a *Args) Buffer(b *Buffer, offset int64) error {
 	return nil
 }
 
-// Hold has a launch refuse a closed b, for memory whose address a struct has: see
-// [Buffer.Address].
+// Hold makes a launch refuse a closed b. Hold is for memory whose address is in a struct: see [Buffer.Address].
 func (a *Args) Hold(b *Buffer) { a.buffers = append(a.buffers, b) }
 
-// Struct is a struct that the kernel takes by value, as its bytes in Go, which
-// has to be the layout in C. It must hold no Go pointer.
+// Struct appends a struct that the kernel takes by value, as its bytes in Go, which must have the layout of C. The
+// struct must hold no Go pointer.
 func Struct[T any](a *Args, v *T) {
 	size := int(unsafe.Sizeof(*v))
 	start := len(a.data)
@@ -70,30 +67,29 @@ func Struct[T any](a *Args, v *T) {
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&a.data[start])), size), unsafe.Slice((*byte)(unsafe.Pointer(v)), size))
 }
 
-// Grid is the shape of a launch. A size that is 0 counts as 1.
+// Grid is the shape of a launch. A size of 0 counts as 1.
 type Grid struct {
 	Blocks  [3]int
-	Threads [3]int // of a block
-	Shared  int    // bytes of dynamic shared memory of a block
+	Threads [3]int // threads of a block
+	Shared  int    // bytes of a block's dynamic shared memory
 
-	// Cluster is the shape of a thread block cluster; all 0: none. It needs
-	// compute capability 9.0.
+	// Cluster is the shape of a thread block cluster; all 0: none. Clusters need compute capability 9.0.
 	Cluster [3]int
 
-	// Cooperative: all blocks run at once, or the launch fails.
+	// Cooperative launches run all blocks at once, or fail.
 	Cooperative bool
 
-	// Overlap: the kernel may start as soon as the one before it in the stream
-	// lets it (griddepcontrol.launch_dependents), and waits itself for what that
-	// one writes (griddepcontrol.wait). It needs compute capability 9.0.
+	// Overlap lets the kernel start as soon as the previous kernel of the stream allows
+	// (griddepcontrol.launch_dependents). The kernel itself waits for the previous kernel's writes
+	// (griddepcontrol.wait). Overlap needs compute capability 9.0.
 	Overlap bool
 
-	// Waits: so it does before it reads or writes anything, and lets no other one start
-	// before. Then it may overlap copies as well, see [Stream.PutOff].
+	// Waits promises that the kernel waits before it reads or writes anything, and lets no other kernel start before.
+	// Such a kernel may overlap copies as well, see [Stream.PutOff].
 	Waits bool
 }
 
-// launchConfig is CUlaunchConfig, launchAttribute CUlaunchAttribute.
+// launchConfig is CUlaunchConfig. launchAttribute is CUlaunchAttribute.
 type launchConfig struct {
 	blocks, threads [3]uint32
 	shared          uint32
@@ -114,8 +110,7 @@ const (
 	attributeOverlap     = 6 // programmatic stream serialization
 )
 
-// Launch queues the kernel. Errors of the launch are returned, those of the
-// running kernel come with a later call.
+// Launch queues the kernel. Launch returns errors of the launch; a later call returns errors of the running kernel.
 func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
 	m := f.module
 	if err := f.check(&g); err != nil {
@@ -151,7 +146,7 @@ func (f *Function) Launch(s *Stream, g Grid, a *Args) error {
 	return nil
 }
 
-// queue is Launch of what is checked and entered.
+// queue is Launch after the checks, with all handles entered.
 func (f *Function) queue(s *Stream, g *Grid, a *Args) error {
 	m := f.module
 	a.point()
@@ -174,7 +169,7 @@ func (f *Function) queue(s *Stream, g *Grid, a *Args) error {
 	})
 }
 
-// point has params point to the arguments.
+// point makes params point to the arguments.
 func (a *Args) point() {
 	a.params = a.params[:0]
 	for _, at := range a.starts {
@@ -182,7 +177,7 @@ func (a *Args) point() {
 	}
 }
 
-// check fills in the sizes that were left out.
+// check fills in omitted sizes.
 func (f *Function) check(g *Grid) error {
 	cluster := g.Cluster != [3]int{}
 	for i := range 3 {
@@ -206,7 +201,7 @@ func (f *Function) launchEx(s *Stream, g *Grid, a *Args) result {
 	return f.module.dev.drv.fn.launchKernelEx.call4(uintptr(unsafe.Pointer(&a.config)), f.id, uintptr(unsafe.Pointer(unsafe.SliceData(a.params))), 0)
 }
 
-// configure writes a's config. The driver reads it by its address: a is on the heap.
+// configure writes a's config. The driver reads the config by its address: a is on the heap.
 func (a *Args) configure(g *Grid, stream uintptr) {
 	c := &a.config
 	c.shared, c.stream, c.n = uint32(g.Shared), stream, 0
@@ -228,8 +223,8 @@ func (a *Args) configure(g *Grid, stream uintptr) {
 	c.attrs = uintptr(unsafe.Pointer(&a.attrs))
 }
 
-// Clusters is how many thread block clusters of such a launch can run at once, 0 where
-// the GPU has none of that size. The launch needs compute capability 9.0.
+// Clusters returns how many thread block clusters of such a launch can run at once, 0 if none can. The launch needs
+// compute capability 9.0.
 func (f *Function) Clusters(g Grid) (n int, err error) {
 	if err := f.check(&g); err != nil {
 		return 0, err

@@ -12,9 +12,8 @@ type Buffer struct {
 	bytes int64
 }
 
-// NewBuffer takes memory of the GPU, at an address divisible by 256. Its
-// content is arbitrary. Errors: [ErrRange] for less than one byte,
-// [ErrOutOfMemory], [ErrClosed].
+// NewBuffer allocates memory of the GPU with arbitrary content, at an address divisible by 256. Errors: [ErrRange]
+// for less than one byte, [ErrOutOfMemory], [ErrClosed].
 func (v *Device) NewBuffer(bytes int64) (*Buffer, error) {
 	if bytes < 1 {
 		return nil, fmt.Errorf("a buffer of %d bytes: %w", bytes, ErrRange)
@@ -26,7 +25,7 @@ func (v *Device) NewBuffer(bytes int64) (*Buffer, error) {
 			return 0, v.drv.failed(r, &v.drv.fn.memAlloc, "%d bytes", bytes)
 		}
 		v.used.Add(bytes)
-		b.gone = func() { v.used.Add(-bytes) } // here: another goroutine may close the device as soon as it knows of b
+		b.gone = func() { v.used.Add(-bytes) } // here: another goroutine may close the device as soon as b is registered
 		return uintptr(addr), nil
 	})
 	if err != nil {
@@ -35,9 +34,8 @@ func (v *Device) NewBuffer(bytes int64) (*Buffer, error) {
 	return b, nil
 }
 
-// Borrow is a buffer on memory of the device's context that is someone else's:
-// bytes, at least one, at an address. It must stay there as long as the buffer
-// is used. Close gives nothing back.
+// Borrow returns a buffer on bytes >= 1 of memory in the device's context, at an address, with another owner. The
+// memory must stay allocated as long as the buffer is used. Close frees nothing.
 func (v *Device) Borrow(address uint64, bytes int64) (*Buffer, error) {
 	if address == 0 || bytes < 1 {
 		return nil, fmt.Errorf("a buffer of %d bytes at %#x: %w", bytes, address, ErrRange)
@@ -47,22 +45,21 @@ func (v *Device) Borrow(address uint64, bytes int64) (*Buffer, error) {
 	return b, nil
 }
 
-// Len is the size in bytes.
+// Len returns the size in bytes.
 func (b *Buffer) Len() int64 { return b.bytes }
 
-// Address is where b is on the GPU, for structs that kernels take. Whoever puts
-// it into one names b by [Args.Hold] too.
+// Address returns the address of b on the GPU, for structs that kernels take. A launch with such a struct also names
+// b by [Args.Hold].
 func (b *Buffer) Address() uint64 { return uint64(b.id) }
 
-// Host is pinned memory of the host: what the GPU copies from and to while the
-// host does something else.
+// Host is pinned memory of the host, for copies that run while the host continues.
 type Host struct {
 	object
 	mem []byte
 }
 
-// NewHost takes pinned memory. Its content is arbitrary. Errors: [ErrRange] for
-// less than one byte, [ErrOutOfMemory], [ErrClosed].
+// NewHost allocates pinned memory with arbitrary content. Errors: [ErrRange] for less than one byte,
+// [ErrOutOfMemory], [ErrClosed].
 func (v *Device) NewHost(bytes int) (*Host, error) {
 	if bytes < 1 {
 		return nil, fmt.Errorf("pinned memory of %d bytes: %w", bytes, ErrRange)
@@ -85,8 +82,7 @@ func (v *Device) NewHost(bytes int) (*Host, error) {
 	return h, nil
 }
 
-// Bytes is the memory. It is gone after Close: a slice that is kept beyond it
-// points to nothing.
+// Bytes returns the memory. After Close the slice is invalid.
 func (h *Host) Bytes() []byte {
 	if h.enter() != nil {
 		return nil
@@ -95,8 +91,7 @@ func (h *Host) Bytes() []byte {
 	return h.mem
 }
 
-// Write copies src to the memory at an offset. Copies to the GPU that are queued
-// and not done must not be reading there.
+// Write copies src to the memory at an offset. No unfinished copy to the GPU may read the same bytes.
 func (h *Host) Write(at int, src []byte) error {
 	if err := inside("pinned memory", int64(at), int64(len(src)), int64(len(h.mem))); err != nil {
 		return err
@@ -117,8 +112,7 @@ func inside(what string, offset, n, size int64) error {
 	return nil
 }
 
-// Upload copies src to b at an offset and returns when it is there. Queued
-// work on other streams is not waited for.
+// Upload copies src to b at an offset and returns after the copy. Upload does not wait for work on other streams.
 func (b *Buffer) Upload(offset int64, src []byte) error {
 	if err := inside("a buffer", offset, int64(len(src)), b.bytes); err != nil {
 		return err
@@ -133,8 +127,8 @@ func (b *Buffer) Upload(offset int64, src []byte) error {
 	}
 	fn := &b.dev.drv.fn
 	return b.dev.with(func() error {
-		// Memory that isn't pinned is staged by the driver: the call may return
-		// before the copy has arrived, the synchronization does not.
+		// The driver stages memory that isn't pinned: the call may return before the copy has arrived, the
+		// synchronization does not.
 		if r := fn.memcpyHtoDAsync.call4(b.id+uintptr(offset), uintptr(unsafe.Pointer(unsafe.SliceData(src))), uintptr(len(src)), own.id); r != 0 {
 			return b.dev.drv.failed(r, &fn.memcpyHtoDAsync, "%d bytes", len(src))
 		}
@@ -142,8 +136,7 @@ func (b *Buffer) Upload(offset int64, src []byte) error {
 	})
 }
 
-// Download copies from b at an offset to dst. Queued work on other streams is
-// not waited for.
+// Download copies from b at an offset to dst. Download does not wait for work on other streams.
 func (b *Buffer) Download(dst []byte, offset int64) error {
 	if err := inside("a buffer", offset, int64(len(dst)), b.bytes); err != nil {
 		return err
@@ -165,8 +158,7 @@ func (b *Buffer) Download(dst []byte, offset int64) error {
 	})
 }
 
-// Set fills n bytes of b at an offset and returns when that is done. Queued
-// work on other streams is not waited for.
+// Set fills n bytes of b at an offset and returns afterwards. Set does not wait for work on other streams.
 func (b *Buffer) Set(offset int64, value byte, n int64) error {
 	own := b.dev.own
 	if err := own.Set(b, offset, value, n); err != nil {
@@ -175,8 +167,7 @@ func (b *Buffer) Set(offset int64, value byte, n int64) error {
 	return own.Synchronize()
 }
 
-// Upload queues a copy of n bytes from pinned memory. The memory must stay as
-// it is until the copy is done.
+// Upload queues a copy of n bytes from pinned memory, which must not change until the copy is done.
 func (s *Stream) Upload(dst *Buffer, offset int64, src *Host, from, n int) error {
 	return s.transfer(dst, offset, src, from, n, &s.dev.drv.fn.memcpyHtoDAsync)
 }
@@ -207,8 +198,8 @@ func (s *Stream) transfer(b *Buffer, offset int64, h *Host, at, n int, f *functi
 	return s.copy(c)
 }
 
-// Copy queues a copy of n bytes between buffers, also of devices that the stream's reaches.
-// Ranges of one buffer must not overlap.
+// Copy queues a copy of n bytes between buffers, also of devices that the stream's device reaches. Ranges of one
+// buffer must not overlap.
 func (s *Stream) Copy(dst *Buffer, to int64, src *Buffer, from, n int64) error {
 	if err := inside("a buffer", to, n, dst.bytes); err != nil {
 		return err
@@ -256,5 +247,5 @@ func (s *Stream) Set(b *Buffer, offset int64, value byte, n int64) error {
 	})
 }
 
-// fits says whether n can be a C unsigned int that the driver takes as a size.
+// fits reports whether n is a valid size for the driver, a C unsigned int.
 func fits(n int) bool { return n >= 0 && n <= math.MaxInt32 }

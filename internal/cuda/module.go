@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// Module is code that is loaded on a device. It stays until the device closes.
+// Module is code that is loaded on a device until the device closes.
 type Module struct {
 	handle
 	name      string
@@ -16,9 +16,8 @@ type Module struct {
 	}
 }
 
-// Module returns the code of this name, and loads it if it isn't there yet:
-// image is called only then, and gives a cubin, a fat binary, or PTX text. What
-// could not be loaded is tried again at the next call.
+// Module returns the module of this name, and loads the module at the first call: image then returns a cubin, a fat
+// binary, or PTX text. The next call after an error tries again.
 func (v *Device) Module(name string, image func() ([]byte, error)) (*Module, error) {
 	if err := v.enter(); err != nil {
 		return nil, err
@@ -33,7 +32,7 @@ func (v *Device) Module(name string, image func() ([]byte, error)) (*Module, err
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", name, err)
 	}
-	code = append(code[:len(code):len(code)], 0) // PTX ends with a zero byte; a cubin knows its length
+	code = append(code[:len(code):len(code)], 0) // PTX ends with a zero byte; a cubin has its length
 	m := &Module{name: name}
 	err = v.make(&m.handle, &v.drv.fn.moduleUnload, func() (id uintptr, err error) {
 		f := &v.drv.fn.moduleLoadData
@@ -59,7 +58,7 @@ type Function struct {
 	name   string
 }
 
-// Function finds a kernel by name; the same at every call.
+// Function returns a kernel by name; every call returns the same Function.
 func (m *Module) Function(name string) (*Function, error) {
 	if err := m.enter(); err != nil {
 		return nil, err
@@ -91,13 +90,13 @@ func (m *Module) Function(name string) (*Function, error) {
 	return f, nil
 }
 
-// FunctionInfo is what the compiler and the driver made of a kernel.
+// FunctionInfo has what the compiler and the driver determined for a kernel.
 type FunctionInfo struct {
-	MaxThreads    int // of a block
-	StaticShared  int // bytes of a block
-	LocalBytes    int // of a thread: spilled registers and arrays
-	Registers     int // of a thread
-	DynamicShared int // bytes that a launch may ask for
+	MaxThreads    int // most threads of a block
+	StaticShared  int // bytes of static shared memory of a block
+	LocalBytes    int // bytes of local memory of a thread: spilled registers and arrays
+	Registers     int // registers of a thread
+	DynamicShared int // most bytes of dynamic shared memory of a launch
 }
 
 // CUfunction_attribute
@@ -134,8 +133,8 @@ func (f *Function) Info() (info FunctionInfo, err error) {
 	return info, err
 }
 
-// SetDynamicShared lets launches ask for this many bytes of dynamic shared
-// memory. Without it 48 KB, less the static part, is the most.
+// SetDynamicShared allows launches with this many bytes of dynamic shared memory. The default limit is 48 KB, less
+// the static part.
 func (f *Function) SetDynamicShared(bytes int) error {
 	if !fits(bytes) {
 		return fmt.Errorf("%d bytes of shared memory: %w", bytes, ErrRange)
@@ -148,8 +147,7 @@ func (f *Function) SetDynamicShared(bytes int) error {
 	})
 }
 
-// SetLargeClusters lets launches ask for clusters of more than 8 blocks, as many as
-// [Function.Clusters] says the GPU has room for.
+// SetLargeClusters allows launches with clusters of more than 8 blocks, as many as [Function.Clusters] returns.
 func (f *Function) SetLargeClusters() error {
 	return f.with(func(d *Driver) error {
 		if r := d.fn.funcSetAttribute.call(f.id, attributeLargeClusters, 1); r != 0 {
@@ -159,8 +157,8 @@ func (f *Function) SetLargeClusters() error {
 	})
 }
 
-// Occupancy is the number of blocks of this many threads, with this much
-// dynamic shared memory, that an SM can hold at once.
+// Occupancy returns the number of blocks of this many threads, with this much dynamic shared memory, that an SM can
+// hold at once.
 func (f *Function) Occupancy(threads, shared int) (blocks int, err error) {
 	if !fits(threads) || !fits(shared) {
 		return 0, fmt.Errorf("%d threads, %d bytes of shared memory: %w", threads, shared, ErrRange)

@@ -9,11 +9,11 @@ import (
 	"unsafe"
 )
 
-// peers are the devices that one has to do with.
+// peers are the devices that share memory access with one device.
 type peers struct {
-	sync.Mutex                           // of changes
-	reached    atomic.Pointer[[]*Device] // whose memory its copies and kernels can use
-	reaching   atomic.Pointer[[]*Device] // whose copies and kernels can use its memory
+	sync.Mutex                           // held for changes
+	reached    atomic.Pointer[[]*Device] // devices whose memory this device can use
+	reaching   atomic.Pointer[[]*Device] // devices that can use this device's memory
 }
 
 func listed(list *atomic.Pointer[[]*Device]) []*Device {
@@ -39,12 +39,12 @@ func (p *peers) remove(list *atomic.Pointer[[]*Device], v *Device) {
 	list.Store(&all)
 }
 
-// Reach has the copies, kernels and streams of v use memory of another device, and wait
-// for its events. One direction alone: ask both for both. It stays until one of them is
-// closed; a second call changes nothing.
+// Reach lets the copies, kernels and streams of v use memory of another device, and wait for its events. Reach works
+// in one direction: call it for both. The access lasts until one of the devices is closed; a second call changes
+// nothing.
 //
-// Errors: [ErrNoPeerAccess] where the machine has no way from one to the other,
-// [ErrOtherDevice] for a device of another driver or in a context that is someone else's.
+// Errors: [ErrNoPeerAccess] if the machine has no connection from v to peer, [ErrOtherDevice] for a device of another
+// driver or in an adopted context.
 func (v *Device) Reach(peer *Device) error {
 	if v.drv != peer.drv || v.alive != nil || peer.alive != nil {
 		return fmt.Errorf("GPU %d and GPU %d: %w", v.info.Ordinal, peer.info.Ordinal, ErrOtherDevice)
@@ -55,7 +55,7 @@ func (v *Device) Reach(peer *Device) error {
 		}
 		defer d.leave()
 	}
-	if v.ctx != peer.ctx { // else one GPU was opened twice
+	if v.ctx != peer.ctx { // otherwise one GPU was opened twice
 		if err := v.enable(peer); err != nil {
 			return err
 		}
@@ -86,16 +86,16 @@ func (v *Device) enable(peer *Device) error {
 	})
 }
 
-// reaches says whether what runs on v may use memory of another device.
+// reaches reports whether work on v may use memory of another device.
 func (v *Device) reaches(other *Device) bool {
 	return v == other || slices.Contains(listed(&v.peers.reached), other)
 }
 
-// waitForPeers waits for all that others do with v's memory, or may do.
+// waitForPeers waits for all work of other devices that uses v's memory, or may use it.
 func (v *Device) waitForPeers() (first error) {
 	for _, other := range listed(&v.peers.reaching) {
 		if other.enter() != nil {
-			continue // it is closed: that has waited
+			continue // a closed device has waited already
 		}
 		err := errors.Join(other.putOff.flush(), other.wait())
 		other.leave()
@@ -106,8 +106,8 @@ func (v *Device) waitForPeers() (first error) {
 	return first
 }
 
-// closeGraphsOfPeers closes the graphs of devices that reach v, and may have work on it: once
-// the context is gone the driver would wait for that for ever.
+// closeGraphsOfPeers closes the graphs of devices that reach v: such graphs may have work on v, and after the context
+// is destroyed the driver would wait for them forever.
 func (v *Device) closeGraphsOfPeers() (first error) {
 	for _, other := range listed(&v.peers.reaching) {
 		if other == v || other.enter() != nil {
@@ -131,7 +131,7 @@ func (v *Device) closeGraphsOfPeers() (first error) {
 	return first
 }
 
-// forget ends all that v has to do with others.
+// forget removes v from the peers of all other devices.
 func (v *Device) forget() {
 	for _, other := range listed(&v.peers.reaching) {
 		other.peers.remove(&other.peers.reached, v)
@@ -143,8 +143,7 @@ func (v *Device) forget() {
 	v.peers.reaching.Store(nil)
 }
 
-// enterReached is enterAll for handles that may also be of devices that the first one's
-// reaches.
+// enterReached is enterAll for handles that may also be of devices that the first handle's device reaches.
 func enterReached(hs ...*handle) error {
 	for i, h := range hs {
 		err := h.enter()

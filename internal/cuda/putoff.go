@@ -6,19 +6,17 @@ import (
 	"sync"
 )
 
-// A small copy takes the GPU some 3 us, by its copy engine or by a kernel, and one
-// kernel that makes several of them hardly longer. So a stream may put small copies
-// off until other work is queued on it, or somebody asks for them. They are in the
-// stream here and not where they are queued because every call that could tell the
-// difference comes by here.
+// A small copy takes the GPU some 3 us, by its copy engine or by a kernel. One kernel makes several copies in little
+// more time. So a stream may defer small copies until other work is queued on it, or a caller asks for them. The
+// stream defers them, not its callers, because every call that could see a difference comes through the stream.
 
 const (
-	// mostCopies is how many the kernel makes at once.
+	// mostCopies is the number of copies that the kernel makes at once.
 	mostCopies = 8
-	// mostCopyBytes is where a copy is no small one any more. The schedule of a
-	// decode step has some 16 KB, and more with long sequences.
+	// mostCopyBytes is the largest size of a small copy. The schedule of a decode step has some 16 KB, and more with
+	// long sequences.
 	mostCopyBytes = 64 << 10
-	// copyUnit is what addresses and sizes must be multiples of.
+	// copyUnit divides addresses and sizes of small copies.
 	copyUnit = 4
 
 	// The kernel's launch (kernels/copies.cu).
@@ -26,52 +24,49 @@ const (
 	copyBlockBytes = 4096
 )
 
-// Copies is struct Copies, what the kernel takes that [Stream.PutOff] is for.
+// Copies is struct Copies, the argument of the kernel of [Stream.PutOff].
 type Copies struct {
 	To, From [mostCopies]uint64
 	Bytes    [mostCopies]int32
-	Blocks   int32 // of each copy
+	Blocks   int32 // thread blocks of each copy
 	_        [4]byte
 }
 
-// putOff is what a stream puts off.
+// putOff has the deferred work of a stream.
 type putOff struct {
 	sync.Mutex           // held while work is queued on the stream
-	kernel     *Function // nil: nothing is put off
-	capturing  bool      // nor is it now
+	kernel     *Function // nil: nothing is deferred
+	capturing  bool      // nothing is deferred during a capture
 	copies     []smallCopy
-	marks      []*Event // behind the copies
-	lost       error    // why a copy was not made, or an event not recorded, for the next call that queues something
-	behind     bool     // the kernel was launched, and nothing else since
-	front      bool     // so is it in the capture
+	marks      []*Event // after the copies
+	lost       error    // why a copy was not made, or an event not recorded, for the next call that queues work
+	behind     bool     // the kernel was the last launch
+	front      bool     // the same, within the capture
 
 	args Args
 }
 
-// smallCopy is one that is put off, or could be.
+// smallCopy is a copy that is deferred, or could be.
 type smallCopy struct {
 	to, from uintptr
 	n        int
-	dst, src *handle   // whose memory it is
-	call     *function // makes it alone
+	dst, src *handle   // owners of the memory
+	call     *function // makes the copy alone
 }
 
-// PutOff has the stream put off small copies to the GPU's memory: from there, and from
-// pinned memory, which kernels read at the address that the host has it at. load gives
-// the kernel that makes them.
+// PutOff makes the stream defer small copies to the GPU's memory: from GPU memory, and from pinned memory, which
+// kernels read at the host's address. load returns the kernel that makes the copies.
 //
-// Everything else that is queued on the stream queues them first, and so does what asks
-// about the stream or about an event that is recorded behind them, and the closing of
-// what they need. So all is done in the order of the calls, as ever. But an error in
-// queuing copies is that of the call that has them queued; they are there still, for
-// the next one.
+// All other work on the stream first queues the deferred copies. So do calls that ask about the stream or about an
+// event recorded behind the copies, and the closing of objects that the copies need. So the order stays the order of
+// the calls. But an error of queueing copies is returned by the call that queues them; the copies stay deferred for
+// the next call.
 //
-// A graph that is captured from the stream from now on begins with that kernel, so that
-// [Stream.Launch] queues nothing else for them. Then the events are recorded behind the
-// graph, if none of them tells the time.
+// A graph that is captured from the stream afterwards begins with the kernel, so that [Stream.Launch] queues nothing
+// else for the copies. Then the events are recorded after the graph, unless one of them is timed.
 //
-// In a context of someone else it does nothing: the owner's work waits for what is
-// queued, and does not come by here.
+// In an adopted context PutOff does nothing: the owner's work waits for queued work, and does not come through the
+// stream.
 func (s *Stream) PutOff(load func(*Device) (*Function, error)) error {
 	v := s.dev
 	if v.alive != nil {
@@ -81,7 +76,7 @@ func (s *Stream) PutOff(load func(*Device) (*Function, error)) error {
 	if err != nil {
 		return err
 	}
-	// In the device's gate: its Close ends this before the kernel goes.
+	// Within the device's gate: Close ends the deferral before the kernel is unloaded.
 	if err := v.enter(); err != nil {
 		return err
 	}
@@ -101,7 +96,7 @@ func (s *Stream) PutOff(load func(*Device) (*Function, error)) error {
 	return nil
 }
 
-// copy queues a copy, or puts it off. What it needs is entered.
+// copy queues a copy, or defers it. The copy's handles are entered.
 func (s *Stream) copy(c smallCopy) error {
 	o := &s.off
 	o.Lock()
@@ -121,19 +116,19 @@ func (s *Stream) copy(c smallCopy) error {
 	return nil
 }
 
-// small says whether a copy may be put off.
+// small reports whether a copy may be deferred.
 func (s *Stream) small(c *smallCopy) bool {
 	return s.off.kernel != nil && !s.off.capturing && c.call != &s.dev.drv.fn.memcpyDtoHAsync &&
 		c.n <= mostCopyBytes && (c.to|c.from|uintptr(c.n))%copyUnit == 0
 }
 
-// depends says whether c and one that comes before it can't be made at once.
+// depends reports whether c and an earlier copy can't be made at once.
 func (c *smallCopy) depends(before smallCopy) bool {
 	meet := func(a uintptr, an int, b uintptr, bn int) bool { return a < b+uintptr(bn) && b < a+uintptr(an) }
 	return meet(c.to, c.n, before.to, before.n) || meet(c.to, c.n, before.from, before.n) || meet(c.from, c.n, before.to, before.n)
 }
 
-// needs says whether a copy has to do with h.
+// needs reports whether a copy uses h.
 func (c *smallCopy) needs(h *handle) bool { return c.dst == h || c.src == h }
 
 func (s *Stream) copyNow(c *smallCopy) error {
@@ -145,7 +140,7 @@ func (s *Stream) copyNow(c *smallCopy) error {
 	})
 }
 
-// settle comes before everything that is queued on the stream.
+// settle queues deferred copies. settle precedes all other work on the stream.
 func (s *Stream) settle() error {
 	if err := s.flush(); err != nil {
 		return err
@@ -155,8 +150,8 @@ func (s *Stream) settle() error {
 	return err
 }
 
-// flush queues what is put off. On error it is put off still. The stream's lock is held;
-// its gate need not be entered, since closing the stream flushes it.
+// flush queues the deferred copies, which stay deferred after an error. The stream's lock is held. Its gate need not
+// be entered, since closing the stream flushes.
 func (s *Stream) flush() error {
 	o := &s.off
 	if len(o.copies) > 0 {
@@ -168,13 +163,13 @@ func (s *Stream) flush() error {
 	return s.mark()
 }
 
-// made says that the copies are queued.
+// made records that the copies are queued.
 func (o *putOff) made() {
 	clear(o.copies)
 	o.copies = o.copies[:0]
 }
 
-// mark records the events behind them.
+// mark records the events behind the copies.
 func (s *Stream) mark() error {
 	o := &s.off
 	for len(o.marks) > 0 {
@@ -199,7 +194,7 @@ func (s *Stream) makeCopies() error {
 	return nil
 }
 
-// copies makes a what the kernel takes to make copies, or none, and returns its grid.
+// copies makes a the argument of the kernel for a list of copies, which may be empty, and returns the kernel's grid.
 func (a *Args) copies(list []smallCopy) Grid {
 	var params Copies
 	most := 1
@@ -215,8 +210,8 @@ func (a *Args) copies(list []smallCopy) Grid {
 	return Grid{Blocks: [3]int{max(1, len(list)) * blocks, 1, 1}, Threads: [3]int{copyThreads, 1, 1}}
 }
 
-// queueFront begins a capture with the kernel, which makes no copies yet, if the stream
-// puts copies off: nil if it does not.
+// queueFront begins a capture with the kernel, without copies yet, if the stream defers copies; otherwise queueFront
+// returns nil.
 func (s *Stream) queueFront() (*Function, error) {
 	o := &s.off
 	o.Lock()
@@ -232,14 +227,14 @@ func (s *Stream) queueFront() (*Function, error) {
 	return o.kernel, nil
 }
 
-// settled is settle for calls that wait: they must not hold the lock.
+// settled is settle for calls that wait: such calls must not hold the lock.
 func (s *Stream) settled() error {
 	s.off.Lock()
 	defer s.off.Unlock()
 	return s.settle()
 }
 
-// last says whether the last thing that was queued, or captured, is the kernel.
+// last reports whether the last queued, or captured, work is the kernel.
 func (o *putOff) last() *bool {
 	if o.capturing {
 		return &o.front
@@ -247,16 +242,15 @@ func (o *putOff) last() *bool {
 	return &o.behind
 }
 
-// mayOverlap says whether a launch may overlap what is before it: not the kernel that
-// makes copies, since kernels take it that none overtakes a copy, but for those that wait
-// before they read anything. (The first launch behind a graph overlaps nothing.) The
-// stream's lock is held.
+// mayOverlap reports whether a launch may overlap the work before it. A launch must not overlap the kernel that makes
+// copies, since kernels assume that none overtakes a copy, unless the launch waits before it reads anything. The
+// first launch after a graph overlaps nothing. The stream's lock is held.
 func (o *putOff) mayOverlap(g *Grid) bool { return g.Waits || !*o.last() }
 
-// launched notes that something was launched behind the kernel.
+// launched records a launch after the kernel.
 func (o *putOff) launched() { *o.last() = false }
 
-// capture says that a capture begins or ends.
+// capture records the begin or the end of a capture.
 func (s *Stream) capture(begins bool) error {
 	s.off.Lock()
 	defer s.off.Unlock()
@@ -269,13 +263,13 @@ func (s *Stream) capture(begins bool) error {
 	return nil
 }
 
-// marked says whether an event is to be recorded behind what is put off.
+// marked reports whether an event is to be recorded after the deferred copies.
 func (s *Stream) marked(h *handle) bool {
 	return slices.ContainsFunc(s.off.marks, func(e *Event) bool { return &e.handle == h })
 }
 
-// IsPutOff says whether the event, as last recorded, is put off with the copies before
-// it. It has not been passed then; Done would queue them.
+// IsPutOff reports whether the event's last record is deferred with the copies before it. Such an event has not
+// passed; Done would queue the copies.
 func (e *Event) IsPutOff() bool {
 	p := &e.dev.putOff
 	p.Lock()
@@ -287,7 +281,7 @@ func (e *Event) IsPutOff() bool {
 	})
 }
 
-// settle queues what streams other than one have put off behind which e is recorded.
+// settle queues the copies that streams other than the given one have deferred, if e is recorded behind them.
 func (e *Event) settle(other *Stream) error {
 	p := &e.dev.putOff
 	p.Lock()
@@ -309,8 +303,7 @@ func (e *Event) settle(other *Stream) error {
 	return nil
 }
 
-// letGo queues what is put off and needs h, which is shut and goes. What can't be
-// queued is not put off any longer.
+// letGo queues the deferred copies that need h, which is closing. Copies that can't be queued are dropped.
 func (v *Device) letGo(h *handle) (first error) {
 	for _, of := range append([]*Device{v}, listed(&v.peers.reaching)...) {
 		if err := of.putOff.letGo(h); err != nil && first == nil {
@@ -320,13 +313,13 @@ func (v *Device) letGo(h *handle) (first error) {
 	return first
 }
 
-// putOffs are the streams of a device that put copies off.
+// putOffs are the streams of a device that defer copies.
 type putOffs struct {
-	sync.Mutex // taken before the streams'
+	sync.Mutex // taken before the streams' locks
 	streams    []*Stream
 }
 
-// flush queues all that is put off.
+// flush queues all deferred copies.
 func (p *putOffs) flush() (first error) {
 	p.Lock()
 	defer p.Unlock()
@@ -377,7 +370,7 @@ func (s *Stream) letGo(h *handle) error {
 	return err
 }
 
-// letAllGo ends the putting off on all streams, before anything on the device goes.
+// letAllGo ends the deferral on all streams, before any object of the device is closed.
 func (v *Device) letAllGo() (first error) {
 	p := &v.putOff
 	p.Lock()

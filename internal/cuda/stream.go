@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// Stream is a queue of work: what is in it runs in order.
+// Stream is a queue of work, which runs in order.
 type Stream struct {
 	object
 	off putOff
@@ -31,8 +31,7 @@ func (v *Device) NewStream() (*Stream, error) {
 	return s, nil
 }
 
-// Synchronize waits until everything that was queued is done, and reports what
-// went wrong in it.
+// Synchronize waits for all queued work, and returns its failure.
 func (s *Stream) Synchronize() error {
 	if err := s.enter(); err != nil {
 		return err
@@ -51,7 +50,7 @@ func (s *Stream) wait() error {
 	return nil
 }
 
-// Done says whether everything that was queued is done.
+// Done reports whether all queued work is done.
 func (s *Stream) Done() (bool, error) {
 	if err := s.settled(); err != nil {
 		return false, err
@@ -83,7 +82,7 @@ type Event struct {
 	timed bool
 }
 
-// NewEvent makes an event. One that is timed costs a little more.
+// NewEvent makes an event. A timed event costs a little more.
 func (v *Device) NewEvent(timed bool) (*Event, error) {
 	e := &Event{timed: timed}
 	err := v.make(&e.handle, &v.drv.fn.eventDestroy, func() (id uintptr, err error) {
@@ -115,7 +114,7 @@ func (s *Stream) Record(e *Event) error {
 	o := &s.off
 	o.Lock()
 	defer o.Unlock()
-	if len(o.copies) > 0 { // it would break them up
+	if len(o.copies) > 0 { // the event would split the copies
 		if !s.marked(&e.handle) {
 			o.marks = append(o.marks, e)
 		}
@@ -127,12 +126,11 @@ func (s *Stream) Record(e *Event) error {
 	return s.record(e)
 }
 
-// record is Record at once.
+// record is Record without deferral.
 func (s *Stream) record(e *Event) error { return s.onEvent(&s.dev.drv.fn.eventRecord, e.id, s.id) }
 
-// Wait holds back what is queued from now on until e, as last recorded, has
-// been passed. e may be of a device that the stream's reaches; what was done there before
-// it can be read then.
+// Wait makes later work wait until e, as last recorded, has passed. e may be of a device that the stream's device
+// reaches; later work can read the results of the work before e.
 func (s *Stream) Wait(e *Event) error {
 	if err := enterReached(&s.handle, &e.handle); err != nil {
 		return err
@@ -149,7 +147,7 @@ func (s *Stream) Wait(e *Event) error {
 	if err := s.onEvent(&s.dev.drv.fn.streamWaitEvent, s.id, e.id); err != nil {
 		return err
 	}
-	*s.off.last() = true // copies may be what it waits for
+	*s.off.last() = true // copies may precede e
 	return nil
 }
 
@@ -162,7 +160,7 @@ func (s *Stream) onEvent(f *function, first, second uintptr) error {
 	})
 }
 
-// Synchronize waits until e, as last recorded, has been passed.
+// Synchronize waits until e, as last recorded, has passed.
 func (e *Event) Synchronize() error {
 	if err := e.enter(); err != nil {
 		return err
@@ -180,7 +178,7 @@ func (e *Event) Synchronize() error {
 	})
 }
 
-// Done says whether e, as last recorded, has been passed.
+// Done reports whether e, as last recorded, has passed.
 func (e *Event) Done() (bool, error) {
 	if err := e.settle(nil); err != nil {
 		return false, err
@@ -188,8 +186,8 @@ func (e *Event) Done() (bool, error) {
 	return e.done(&e.dev.drv.fn.eventQuery)
 }
 
-// Since is the GPU's time from one timed event to this one; both must have been
-// passed. The resolution is about half a microsecond.
+// Since returns the GPU's time from one timed event to another; both must have passed. The resolution is about half a
+// microsecond.
 func (e *Event) Since(start *Event) (time.Duration, error) {
 	if err := enterAll(&e.handle, &start.handle); err != nil {
 		return 0, err

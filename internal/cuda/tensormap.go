@@ -5,24 +5,20 @@ import (
 	"unsafe"
 )
 
-// TensorMap is what the copy engine of a GPU from compute capability 9.0 on
-// knows of an array (CUtensorMap). In a struct that a kernel takes it stands at
-// a multiple of 64 bytes.
+// TensorMap describes an array to the copy engine of a GPU of compute capability 9.0 or newer (CUtensorMap). In a
+// kernel's struct a TensorMap is at a multiple of 64 bytes.
 type TensorMap [16]uint64
 
-// Tiles describes an array of three dimensions, the innermost first, and the
-// boxes of it that are copied at once. Rows of a box have 128 bytes, which lie
-// in shared memory with the 128-byte swizzle; what is outside of the array is
-// copied as zeros.
+// Tiles describes an array of three dimensions, the innermost first, and its boxes that are copied at once. Rows of a
+// box have 128 bytes, in shared memory with the 128-byte swizzle. Elements outside the array are copied as zeros.
 type Tiles struct {
 	ElementBytes int       // 2 or 4
 	Dims         [3]uint64 // elements
-	Strides      [2]uint64 // bytes from one to the next in dimensions 1 and 2, multiples of 16
+	Strides      [2]uint64 // bytes between neighbours in dimensions 1 and 2, multiples of 16
 	Box          [3]uint32 // elements
 }
 
-// TensorMap makes the map of an array in b. The driver checks what the copy
-// engine can do.
+// TensorMap makes the map of an array in b. The driver checks the limits of the copy engine.
 func (v *Device) TensorMap(b *Buffer, offset int64, t Tiles) (m TensorMap, err error) {
 	if err := inside("a buffer", offset, 0, b.bytes); err != nil {
 		return m, err
@@ -49,7 +45,7 @@ func (v *Device) TensorMap(b *Buffer, offset int64, t Tiles) (m TensorMap, err e
 	if t.ElementBytes == 4 {
 		element = typeUint32
 	}
-	// The driver wants 64-byte alignment.
+	// The driver needs 64-byte alignment.
 	var memory [len(m)*8 + 56]byte
 	at := int(-uintptr(unsafe.Pointer(&memory)) & 63)
 	steps := [3]uint32{1, 1, 1}

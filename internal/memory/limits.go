@@ -9,27 +9,27 @@ import (
 	"strings"
 )
 
-// process is what a process has and may have, as far as no file says so.
+// process has the values of this process that no file has.
 type process struct {
 	addresses int64 // RLIMIT_AS; negative: no limit
 	data      int64 // RLIMIT_DATA; negative: no limit
-	idle      int64 // bytes of Go's heap that hold nothing: mapped already, so new values take them first
+	idle      int64 // bytes of Go's heap without values: already mapped, so new values take them first
 }
 
-// Go's runtime maps more than a value's bytes: arenas come in steps of 64 MB, and tables, threads and the collector have
-// memory of their own. Linux keeps a reserve where it counts commitments. A limit that ends the process is not used up.
+// Go's runtime maps more than a value's bytes: arenas of 64 MB, tables, threads, and memory of the collector. Linux
+// keeps a reserve where it counts commitments. A limit whose excess ends the process keeps a reserve.
 const (
 	addressReserve = 192 << 20
 	dataReserve    = 64 << 20
 	commitReserve  = 192 << 20 // admin_reserve_kbytes, user_reserve_kbytes, and Go's own
-	reserveShare   = 64        // of what is left, one part
+	reserveShare   = 64        // a reserve of 1/reserveShare of the free bytes
 )
 
-// ofLinux returns the least of what the limits leave that are found below root, which stands for /:
+// ofLinux returns the least of these limits, read from files below root ("/" of the system):
 //
-//   - MemAvailable of the machine, which counts what the system can drop;
+//   - MemAvailable of the machine, which counts droppable caches;
 //   - the limits of the process's cgroup and of all cgroups around it;
-//   - RLIMIT_AS and RLIMIT_DATA of p, less what the process has mapped;
+//   - RLIMIT_AS and RLIMIT_DATA of p, less the mapped bytes;
 //   - what can be committed, if vm.overcommit_memory is 2.
 func ofLinux(root fs.ReadFileFS, p process) (Free, bool) {
 	info := fields(root, "proc/meminfo")
@@ -70,16 +70,15 @@ func ofLinux(root fs.ReadFileFS, p process) (Free, bool) {
 	return least, known
 }
 
-// cgroup is the process's place in a hierarchy of cgroups that limits memory.
+// cgroup is the process's position in a hierarchy of cgroups that limits memory.
 type cgroup struct {
-	mount              string // where its files are
-	path               string // of the process, from there
-	limit, used, cache string // names of the files, and of the statistic of what can be dropped
+	mount              string // folder of the hierarchy's files
+	path               string // path of the process, relative to mount
+	limit, used, cache string // names of the files, and of the statistic of droppable bytes
 }
 
-// cgroups are the hierarchies of version 2 and version 1, those that there are. Of a
-// process in a container the path may be the host's, of which the container sees the
-// last part only: then its own files are at the mount.
+// cgroups returns the hierarchies of version 2 and version 1 that exist. In a container the path may be the host's,
+// of which the container sees only the last part: then the container's files are at the mount.
 func cgroups(root fs.ReadFileFS) (list []cgroup) {
 	text, err := root.ReadFile("proc/self/cgroup")
 	if err != nil {
@@ -103,12 +102,12 @@ func cgroups(root fs.ReadFileFS) (list []cgroup) {
 	return list
 }
 
-// free is what the limit of the cgroup in dir leaves, if it has one.
+// free returns what the limit of the cgroup in dir leaves. ok is false without a limit.
 func (g *cgroup) free(root fs.ReadFileFS, dir string) (Free, bool) {
 	at := path.Join(g.mount, dir)
-	limit, ok := number(root, path.Join(at, g.limit)) // "max" is none
+	limit, ok := number(root, path.Join(at, g.limit)) // "max" means no limit
 	used, ok2 := number(root, path.Join(at, g.used))
-	if !ok || !ok2 || limit >= 1<<60 { // version 1 says so where there is none
+	if !ok || !ok2 || limit >= 1<<60 { // version 1 writes a huge number for no limit
 		return Free{}, false
 	}
 	used -= fields(root, path.Join(at, "memory.stat"))[g.cache]
@@ -124,7 +123,7 @@ func number(root fs.ReadFileFS, name string) (int64, bool) {
 	return n, err == nil && n >= 0
 }
 
-// fields are the lines of a file that are a name and a number.
+// fields returns the lines of a file that are a name and a number.
 func fields(root fs.ReadFileFS, name string) map[string]int64 {
 	text, err := root.ReadFile(name)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is free under a limit can be made, what Check and Claim refuse is an error, and garbage can be made again. Go would end
-// the process, so another one does that.
+// TestUnderLimit: free bytes under a limit can be allocated, bytes that Check and Claim refuse are an error, and
+// garbage can be allocated again. A child process runs the test, since Go ends a process at the limit.
 func TestUnderLimit(t *testing.T) {
 	const which = "LEANATTENTION_TEST_LIMIT"
 	limits := map[string]struct {
@@ -49,7 +49,7 @@ func TestUnderLimit(t *testing.T) {
 	if !known || f.Bytes < 300<<20 || f.Bytes > 700<<20 {
 		t.Fatalf("%v, with 700 MB below the limit", f)
 	}
-	for most := f.Bytes - 8<<20; most > 50<<20; most = most / 2 * 15 / 16 { // the largest piece that is idle is taken for half
+	for most := f.Bytes - 8<<20; most > 50<<20; most = most / 2 * 15 / 16 { // half of the idle bytes count as the largest idle piece
 		if err := Check(most, most); err != nil {
 			t.Fatalf("garbage does not count as free: %d bytes: %v", most, err)
 		}

@@ -1,5 +1,5 @@
-// Package memory tells how much memory of the host a process may still take. Go ends a process that takes more: no caller can
-// recover from that, so whatever takes memory as a user or a file says asks here first.
+// Package memory returns how much memory of the host a process may still take. Go ends a process that takes more, and
+// no caller can recover. So callers check sizes that come from a user or a file before they allocate.
 package memory
 
 import (
@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// Free is memory that can be taken.
+// Free is memory that can be allocated.
 type Free struct {
-	Bytes int64  // that can be taken before the system refuses, or ends the process
-	Idle  int64  // of them, in pieces between values of Go's heap; 0 where the heap's size has no limit
-	Total int64  // that there is in all
-	Of    string // whose: "the machine", a cgroup, or a limit of the process
+	Bytes int64  // bytes until the system refuses, or ends the process
+	Idle  int64  // the part of Bytes between values of Go's heap; 0 if the heap's size has no limit
+	Total int64  // total bytes
+	Of    string // owner of the limit: "the machine", a cgroup, or a limit of the process
 }
 
 func (f Free) String() string {
@@ -24,7 +24,7 @@ func (f Free) String() string {
 
 // Shortage is the error of [Check] and [Claim].
 type Shortage struct {
-	Bytes int64 // that were asked for
+	Bytes int64 // requested bytes
 	Free  Free
 }
 
@@ -35,18 +35,18 @@ func (s *Shortage) Error() string {
 	return s.Free.String()
 }
 
-// Now is what is free at present: the least of what the machine has and what the
-// limits of the process leave. known is false on systems that do not tell.
+// Now returns the free memory: the least of the machine's memory and the limits of the process. known is false on
+// systems without this information.
 var Now = now
 
-// has says whether there is room for values of so many bytes, the largest of which has so many. Idle memory lies in pieces: the
-// largest piece is taken for half of it.
+// has reports whether values of the given total bytes fit, the largest of which has largest bytes. Idle memory is
+// fragmented: half of the idle bytes count as the largest piece.
 func (f Free) has(bytes, largest int64) bool {
 	return bytes <= f.Bytes && largest <= max(f.Bytes-f.Idle, f.Idle/2)
 }
 
-// Check returns a *[Shortage] if values of so many bytes, the largest of which has so many, are more than what is free. Memory of
-// Go's heap that is garbage counts as free.
+// Check returns a *[Shortage] if values of the given total bytes exceed the free memory. The largest value has
+// largest bytes. Garbage of Go's heap counts as free.
 func Check(bytes, largest int64) error {
 	allowance.Store(nil)
 	_, err := check(bytes, largest)
@@ -58,7 +58,7 @@ func check(bytes, largest int64) (Free, error) {
 	if !known || f.has(bytes, largest) {
 		return f, nil
 	}
-	runtime.GC() // a sync.Pool gives up its values at the second collection
+	runtime.GC() // a sync.Pool drops its values at the second collection
 	debug.FreeOSMemory()
 	if f, known = Now(); !known || f.has(bytes, largest) {
 		return f, nil
@@ -66,7 +66,7 @@ func check(bytes, largest int64) (Free, error) {
 	return f, &Shortage{bytes, f}
 }
 
-// allowed is what claims may take before the system is asked again.
+// allowed is the number of bytes that claims may take before the next query of the system.
 type allowed struct {
 	bytes atomic.Int64
 	until time.Time
@@ -74,8 +74,8 @@ type allowed struct {
 
 var allowance atomic.Pointer[allowed]
 
-// Claim is [Check] for one value of those that are made often, such as outputs of nodes. It asks the system again when a quarter of what
-// was free has been claimed, and after a tenth of a second.
+// Claim is [Check] for one value of a frequent kind, such as a node's output. Claim queries the system again after a
+// quarter of the free bytes has been claimed, and after a tenth of a second.
 func Claim(bytes int64) error {
 	if a := allowance.Load(); a != nil && a.bytes.Add(-bytes) >= 0 && time.Now().Before(a.until) {
 		return nil
@@ -85,7 +85,7 @@ func Claim(bytes int64) error {
 		return err
 	}
 	a := &allowed{until: time.Now().Add(100 * time.Millisecond)}
-	a.bytes.Store((f.Bytes - bytes) / 4) // of a system that does not tell it is negative, and asking costs nothing
+	a.bytes.Store((f.Bytes - bytes) / 4) // negative on a system without this information, where a query costs nothing
 	allowance.Store(a)
 	return nil
 }

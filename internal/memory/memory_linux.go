@@ -12,12 +12,12 @@ import (
 func now() (Free, bool) {
 	p := process{addresses: rlimit(unix.RLIMIT_AS), data: rlimit(unix.RLIMIT_DATA), idle: idle()}
 	if addresses := int64(3 << 30); bits.UintSize == 32 && (p.addresses < 0 || p.addresses > addresses) {
-		p.addresses = addresses // the system has the fourth gigabyte
+		p.addresses = addresses // the system keeps the fourth gigabyte
 	}
 	return ofLinux(os.DirFS("/").(fs.ReadFileFS), p)
 }
 
-// rlimit is a limit of the process, -1 if there is none.
+// rlimit returns a limit of the process, or -1 for no limit.
 func rlimit(resource int) int64 {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(resource, &r); err != nil || r.Cur >= 1<<60 {
@@ -26,7 +26,7 @@ func rlimit(resource int) int64 {
 	return int64(r.Cur)
 }
 
-// idle is the bytes of Go's heap that no value has.
+// idle returns the bytes of Go's heap without values.
 func idle() (bytes int64) {
 	s := []metrics.Sample{{Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(s)

@@ -84,7 +84,8 @@ func TestOfLinux(t *testing.T) {
 	}
 }
 
-// Limits of the process leave what the process has not mapped yet, less a reserve. Idle memory of the heap is mapped already.
+// TestOfProcess: limits of the process leave the bytes that the process has not mapped yet, less a reserve. Idle
+// memory of the heap is already mapped.
 func TestOfProcess(t *testing.T) {
 	const (
 		gb, idle = 1 << 30, 3 << 20
@@ -127,7 +128,8 @@ func TestOfProcess(t *testing.T) {
 	}
 }
 
-// Claims ask the system again when a quarter of what was free is taken, and a check has the next claim ask.
+// TestClaim: claims query the system again after a quarter of the free bytes is taken, and a check makes the next
+// claim query.
 func TestClaim(t *testing.T) {
 	defer func(now func() (Free, bool)) { Now = now; allowance.Store(nil) }(Now)
 	asked, free, end := 0, int64(1000), time.Now().Add(50*time.Millisecond)
@@ -141,11 +143,11 @@ func TestClaim(t *testing.T) {
 		if errors.As(err, &short) == fits || !fits && (short.Bytes != bytes || short.Error() != (Free{free, 0, 2000, "a test"}).String()) {
 			t.Errorf("%d bytes: %v", bytes, err)
 		}
-		if asked-before != asks && time.Now().Before(end) { // a claim lasts for a tenth of a second
+		if asked-before != asks && time.Now().Before(end) { // a claim is valid for a tenth of a second
 			t.Errorf("%d bytes: asked %d times, want %d", bytes, asked-before, asks)
 		}
 	}
-	claim(200, 1, true) // 800 are left, of which 200 need no question
+	claim(200, 1, true) // 800 are left, of which 200 need no query
 	claim(150, 0, true)
 	claim(50, 0, true)
 	free = 600

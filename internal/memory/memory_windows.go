@@ -8,7 +8,7 @@ import (
 
 var globalMemoryStatusEx = windows.NewLazySystemDLL("kernel32.dll").NewProc("GlobalMemoryStatusEx")
 
-// now is what can be committed.
+// now returns the bytes that can be committed.
 func now() (Free, bool) {
 	var m struct { // MEMORYSTATUSEX
 		length, load                                                                                 uint32

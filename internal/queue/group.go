@@ -7,28 +7,28 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// Group is the devices that compute a graph together. Each reaches the memory of all others. What concerns all of
-// them is asked of the group: to let callers in, to close, to wait, to record.
+// Group is the devices that compute a graph together. Each device reaches the memory of all others. Calls for all
+// devices are made on the group: to enter, close, wait, record.
 //
-// The first member leads: the work of the others begins behind what is queued on it, and what is queued on it later
-// begins behind theirs ([Submission.Each]). So all work of a group is in the order of its first queue, as that of one
-// device is. Only what members do apart ([Submission.Apart]) is in the order of each, until the first one does something
-// else.
+// The first member leads. Work of the others begins after the work queued on the first member, and later work of the
+// first member begins after theirs ([Submission.Each]). So all work of a group is in the order of its first queue,
+// like the work of one device. Only work in per-GPU mode ([Submission.Apart]) is in the order of each member, until
+// the first member does something else.
 type Group struct {
 	members []*Queue
 	fork    *cuda.Event // where others begin; nil in a group of one
 
-	// Guarded by the first member's mu.
-	apart  bool // members may have work that the first one does not wait for yet
-	within bool // the first one's own part of what they do apart is being queued
+	// The first member's mu guards the fields below.
+	apart  bool // members may have work for which the first member does not wait yet
+	within bool // the first member's part of per-GPU work is being queued
 }
 
-// OpenGroup makes a group of open devices, in this order. On an error nothing of it is left but the devices.
+// OpenGroup makes a group of open devices, in this order. After an error nothing is left but the devices.
 func OpenGroup(devs ...*cuda.Device) (g *Group, err error) {
 	g = &Group{}
 	defer func() {
 		if err != nil {
-			_ = g.Close() // the first error tells more
+			_ = g.Close() // the first error has more detail
 			g = nil
 		}
 	}()
@@ -61,8 +61,8 @@ func OpenGroup(devs ...*cuda.Device) (g *Group, err error) {
 	return g, nil
 }
 
-// Each calls f for each member, to queue work that runs at once on all of them: behind what is queued on the first
-// member, whose submission t is, and before what comes behind. f is called for the first member last.
+// Each calls f for each member, to queue work that runs on all members at the same time: after the work queued on the
+// first member, whose submission t is, and before later work. f is called for the first member last.
 func (t *Submission) Each(f func(member int, t *Submission) error) error {
 	if len(t.group.members) == 1 {
 		return f(0, t)
@@ -70,7 +70,7 @@ func (t *Submission) Each(f func(member int, t *Submission) error) error {
 	return t.spread(t.group.members[1:], func() error { return f(0, t) }, f)
 }
 
-// On is Each of one member alone.
+// On is Each for one member.
 func (t *Submission) On(member int, f func(t *Submission) error) error {
 	if member == 0 {
 		return f(t)
@@ -79,14 +79,17 @@ func (t *Submission) On(member int, f func(t *Submission) error) error {
 	return t.spread(t.group.members[member:member+1], func() error { return nil }, only)
 }
 
-// Apart calls f for each member, for the first one last, to queue work that needs nothing of another member but what
-// they hand each other in it, and whose memory nobody else reads or writes. A member's work is behind what it has queued
-// so before. As with [Submission.Each] all of it is behind what was queued on the first member, whose submission t is,
-// and what is queued there later is behind all of it; but members begin and end it without waiting for each other where nothing
-// else is queued between.
+// Apart queues work in per-GPU mode: f is called for each member, for the first member last. The work needs nothing
+// of another member except what the work itself exchanges, and no other work reads or writes its memory.
 //
-// ready is called for each member before that, to take memory and load kernels: a member that waits for another can't do so,
-// and work of some members alone would wait for ever. It queues nothing. On an error of ready nothing is queued.
+//   - A member's work runs after the member's earlier per-GPU work.
+//   - As with [Submission.Each], all of it runs after the work queued on the first member, whose submission t is, and
+//     before later work of the first member.
+//   - Without other work in between, members begin and end without waiting for each other.
+//
+// ready is called for each member before f, to allocate memory and load kernels: a member that waits for another
+// member can do neither, and work of some members alone would wait forever. ready queues nothing. After an error of
+// ready nothing is queued.
 func (t *Submission) Apart(ready, f func(member int, t *Submission) error) error {
 	g := t.group
 	others := g.members[1:]
@@ -118,14 +121,14 @@ func (t *Submission) Apart(ready, f func(member int, t *Submission) error) error
 	return g.ownPart(func() error { return f(0, t) })
 }
 
-// ownPart has f see the first one's part of what members do apart.
+// ownPart calls f, which queues the first member's part of per-GPU work.
 func (g *Group) ownPart(f func() error) error {
 	g.within = true
 	defer func() { g.within = false }()
 	return f()
 }
 
-// fork has members begin behind what is queued on the first one. They are locked.
+// fork makes members begin after the work queued on the first member. Their queues are locked.
 func (t *Submission) fork(others []*Queue) error {
 	g := t.group
 	if err := t.settle(); err != nil {
@@ -134,11 +137,11 @@ func (t *Submission) fork(others []*Queue) error {
 	if err := t.stream.Record(g.fork); err != nil {
 		return err
 	}
-	g.apart = true // also where some can't wait: what others queue has to be awaited
+	g.apart = true // also if some can't wait: the first member must wait for what the others queue
 	for _, q := range others {
 		if err := q.stream.Wait(g.fork); err != nil {
 			if t.recording == nil {
-				_ = t.stream.Synchronize() // what they queue next has its order nevertheless
+				_ = t.stream.Synchronize() // keeps the order of later work
 			}
 			return err
 		}
@@ -146,7 +149,7 @@ func (t *Submission) fork(others []*Queue) error {
 	return nil
 }
 
-// Finish waits for all that members have been given.
+// Finish waits for all work of all members.
 func (t *Submission) Finish() (first error) {
 	for _, q := range t.group.members {
 		if err := q.stream.Synchronize(); err != nil && first == nil {
@@ -156,14 +159,14 @@ func (t *Submission) Finish() (first error) {
 	return first
 }
 
-// mustMeet says whether t is the first member's, and others may do something apart that what is queued now has to
-// wait for.
+// mustMeet reports whether t is the first member's and others may have per-GPU work for which the next work has to
+// wait.
 func (t *Submission) mustMeet() bool {
 	g := t.group
 	return g.apart && !g.within && g.members[0] == (*Queue)(t)
 }
 
-// together has what is queued on the first member begin behind what members have done apart.
+// together makes later work of the first member begin after the members' per-GPU work.
 func (t *Submission) together() (err error) {
 	if !t.mustMeet() {
 		return nil
@@ -174,17 +177,17 @@ func (t *Submission) together() (err error) {
 		}
 	}
 	t.group.apart = false
-	note(t.settle()) // the first one's own part may be put off still
+	note(t.settle()) // the first member's part may still be deferred
 	for _, q := range t.group.members[1:] {
 		q.mu.Lock()
 		note((*Submission)(q).settle())
-		note(t.await(q)) // also after an error: what is queued is queued
+		note(t.await(q)) // also after an error: the work is queued
 		q.mu.Unlock()
 	}
 	return err
 }
 
-// abandon ends a capture that has failed: members that have begun it come back, and what is put off is queued never.
+// abandon ends a failed capture: members that have begun the capture join, and deferred work is dropped.
 func (t *Submission) abandon() error {
 	if !t.mustMeet() {
 		return nil
@@ -192,13 +195,13 @@ func (t *Submission) abandon() error {
 	t.group.apart = false
 	for _, q := range t.group.members[1:] {
 		q.mu.Lock()
-		_ = t.await(q) // the capture is none any more
+		_ = t.await(q) // the capture has ended
 		q.mu.Unlock()
 	}
 	return nil
 }
 
-// spread has f queue work on some members, and here what the first one does meanwhile.
+// spread calls f to queue work on some members, and here for the first member's work.
 func (t *Submission) spread(members []*Queue, here func() error, f func(int, *Submission) error) (err error) {
 	note := func(e error) {
 		if err == nil {
@@ -229,31 +232,31 @@ func (t *Submission) spread(members []*Queue, here func() error, f func(int, *Su
 	if err == nil {
 		note(here())
 	}
-	for _, q := range begun { // also after an error: what is queued is queued
+	for _, q := range begun { // also after an error: the work is queued
 		note(t.await(q))
 	}
 	return err
 }
 
-// await has what is queued from now on begin behind the work of a member.
+// await makes later work begin after the work of a member.
 func (t *Submission) await(q *Queue) error {
 	err := q.stream.Record(q.join)
 	if err == nil {
 		err = t.stream.Wait(q.join)
 	}
 	if err != nil && t.recording == nil {
-		_ = q.stream.Synchronize() // the order is kept nevertheless
+		_ = q.stream.Synchronize() // keeps the order
 	}
 	return err
 }
 
-// place is the number of the member in its group.
+// place returns the member's number in its group.
 func (q *Queue) place() int { return slices.Index(q.group.members, q) }
 
-// Len is the number of members.
+// Len returns the number of members.
 func (g *Group) Len() int { return len(g.members) }
 
-// Member is the queue of member i.
+// Member returns the queue of member i.
 func (g *Group) Member(i int) *Queue { return g.members[i] }
 
 // Enter keeps all members open until Leave. Calls must not be nested.
@@ -276,8 +279,8 @@ func (g *Group) Leave() {
 	}
 }
 
-// Close closes the queues of all members, see [Queue.Close]. It is cuda.ErrClosed where all of them are closed. The
-// members record together, and the first one is closed first: so all of them are closed, or none.
+// Close closes the queues of all members, see [Queue.Close]. Close returns cuda.ErrClosed if all are closed. The
+// members record together, and the first member is closed first: so Close closes all members, or none.
 func (g *Group) Close() error {
 	closed := 0
 	for _, q := range g.members {
@@ -294,7 +297,7 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// Recording says whether a recording is being made.
+// Recording reports whether a recording is being made.
 func (g *Group) Recording() bool {
 	for _, q := range g.members {
 		if q.isRecording() {
@@ -304,7 +307,7 @@ func (g *Group) Recording() bool {
 	return false
 }
 
-// Closed says whether a member is closed: then the group can do nothing any more.
+// Closed reports whether a member is closed. Such a group is unusable.
 func (g *Group) Closed() bool {
 	for _, q := range g.members {
 		if q.Closed() {
@@ -314,7 +317,7 @@ func (g *Group) Closed() bool {
 	return false
 }
 
-// Synchronize waits for all that was queued on any member. It needs Enter.
+// Synchronize waits for all queued work of all members. Synchronize needs Enter.
 func (g *Group) Synchronize() error {
 	var first error
 	for _, q := range g.members { // wait for the others, too

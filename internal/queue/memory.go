@@ -11,25 +11,23 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// Memory is memory of the GPU that somebody has. When nothing refers to a
-// Memory any more, it is given back by itself, if somewhat later than by Free.
+// Memory is an allocation on the GPU. An unreachable Memory is freed by a cleanup, somewhat later than by Free.
 type Memory struct {
 	queue      *Queue
-	buffer     *cuda.Buffer // nil: given back
-	class      int64        // 0: borrowed
+	buffer     *cuda.Buffer // nil after Free
+	class      int64        // size class; 0: borrowed
 	generation uint64
 	written    bool // by kernels
-	reads      int  // that are still to come, of a value that shares memory
+	reads      int  // reads still to come of a value that shares memory
 	shared     bool
 	cleanup    runtime.Cleanup
 }
 
-// smallest is the least that the pool hands out, and what all sizes of it are
-// multiples of.
+// smallest is the least size of an allocation; all sizes are multiples of smallest.
 const smallest = 256
 
-// classOf is the size of buffer that n bytes get: one of four between powers of
-// two, so that at most a quarter is not used.
+// classOf returns the buffer size for n bytes: one of four sizes between powers of two, so that at most a quarter is
+// unused.
 func classOf(n int64) int64 {
 	step := int64(smallest)
 	if n > 4*smallest {
@@ -38,9 +36,8 @@ func classOf(n int64) int64 {
 	return (n + step - 1) / step * step
 }
 
-// Alloc takes n bytes, n > 0, of arbitrary content. Work that was queued before
-// may still use them. What the driver does not have is [cuda.ErrOutOfMemory],
-// with the numbers.
+// Alloc allocates n > 0 bytes with arbitrary content. Earlier queued work may still use the bytes. Too little memory
+// is [cuda.ErrOutOfMemory], with the numbers.
 func (t *Submission) Alloc(n int64) (m *Memory, err error) {
 	defer func() { t.note(m) }()
 	class := classOf(n)
@@ -62,8 +59,8 @@ func (t *Submission) Alloc(n int64) (m *Memory, err error) {
 	return m, nil
 }
 
-// NewBuffer takes a buffer from the driver, to be closed by the caller. If the
-// driver has too little, it gets back first what the pool keeps.
+// NewBuffer allocates a buffer from the driver; the caller closes the buffer. If the driver has too little memory,
+// the pool's free buffers are returned to the driver first.
 func (t *Submission) NewBuffer(n int64) (*cuda.Buffer, error) {
 	b, err := t.dev.NewBuffer(n)
 	if !errors.Is(err, cuda.ErrOutOfMemory) {
@@ -73,14 +70,14 @@ func (t *Submission) NewBuffer(n int64) (*cuda.Buffer, error) {
 	return t.dev.NewBuffer(n)
 }
 
-// Collect gives the driver all that nobody has, what garbage still has, and what the
-// queue's owner can do without: for who could not get memory.
+// Collect returns to the driver all free memory, memory of garbage, and what the queue's owner can drop. A caller
+// whose allocation failed calls Collect.
 func (t *Submission) Collect() {
 	if t.whenShort != nil {
 		t.whenShort()
 	}
 	runtime.GC()
-	// Cleanups run on a goroutine of their own, soon.
+	// Cleanups run on another goroutine, soon.
 	for range 10 {
 		if t.dropped.moveTo(t.spare) {
 			break
@@ -89,13 +86,13 @@ func (t *Submission) Collect() {
 	}
 	for class, list := range t.spare {
 		for _, b := range list {
-			_ = b.Close() // it counts as closed whatever the driver says
+			_ = b.Close() // the buffer counts as closed whatever the driver returns
 		}
 		delete(t.spare, class)
 	}
 }
 
-// Free gives m back. Work that was queued before may still use it.
+// Free frees m. Earlier queued work may still use m.
 func (t *Submission) Free(m *Memory) error {
 	if m.queue != (*Queue)(t) {
 		return ErrOtherQueue
@@ -111,15 +108,13 @@ func (t *Submission) Free(m *Memory) error {
 	return nil
 }
 
-// Borrow is memory that is someone else's, see [cuda.Device.Borrow]: Free gives
-// it to nobody.
+// Borrow returns a Memory of a buffer with another owner, see [cuda.Device.Borrow]. Free does not reuse the buffer.
 func (q *Queue) Borrow(b *cuda.Buffer) *Memory { return &Memory{queue: q, buffer: b} }
 
-// Generation is what Use needs later.
+// Generation returns the number that a later Use needs.
 func (t *Submission) Generation(m *Memory) uint64 { return m.generation }
 
-// Use is the buffer of m as it was in a generation, to queue work on. The
-// caller keeps m alive until that is queued.
+// Use returns the buffer of m if m still has the given generation. The caller keeps m alive until its work is queued.
 func (t *Submission) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
 	switch {
 	case m.queue != (*Queue)(t):
@@ -135,8 +130,7 @@ func (t *Submission) Use(m *Memory, generation uint64) (*cuda.Buffer, error) {
 	return m.buffer, nil
 }
 
-// UseAny is Use of memory of any member of the group, for work of its first one, whose
-// submission t is.
+// UseAny is Use for memory of any member of the group, for work of the first member, whose submission t is.
 func (t *Submission) UseAny(m *Memory, generation uint64) (*cuda.Buffer, error) {
 	q := m.queue
 	if q == (*Queue)(t) || q.group != t.group {
@@ -147,18 +141,17 @@ func (t *Submission) UseAny(m *Memory, generation uint64) (*cuda.Buffer, error) 
 	return (*Submission)(q).Use(m, generation)
 }
 
-// Written notes that kernels write m.
+// Written records that kernels write m.
 func (t *Submission) Written(m *Memory) { m.written = true }
 
-// Fixed says whether no kernel that was queued writes m: only copies do, which
-// no kernel overtakes.
+// Fixed reports whether no queued kernel writes m. Copies alone write m then, and no kernel overtakes a copy.
 func (t *Submission) Fixed(m *Memory) bool { return !m.written }
 
 // Slot is the memory that a node of a graph fills at every run.
 type Slot struct{ list []*Memory }
 
-// Next is n bytes for a new value. The value before it is overwritten, unless
-// it is among the inputs of the node.
+// Next returns n bytes for a new value. The node's previous value is overwritten, unless it is among the inputs of
+// the node.
 func (t *Submission) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) {
 	class := classOf(n)
 	for i, m := range s.list {
@@ -187,8 +180,8 @@ func (t *Submission) Next(s *Slot, n int64, inputs ...*Memory) (*Memory, error) 
 	return m, nil
 }
 
-// Shared is n bytes for a new value that so many nodes will read: the last of them gives
-// the memory to other values. A recording can't have it, since its memory stays.
+// Shared returns n bytes for a new value with the given number of readers. The last reader frees the memory for other
+// values. Shared memory is an error in a recording, which keeps its memory.
 func (t *Submission) Shared(n int64, reads int) (*Memory, error) {
 	if t.recording != nil {
 		return nil, ErrShared
@@ -201,7 +194,7 @@ func (t *Submission) Shared(n int64, reads int) (*Memory, error) {
 	return m, nil
 }
 
-// Read is told by a node that has queued what reads m.
+// Read is called by a node that has queued a read of m.
 func (t *Submission) Read(m *Memory) error {
 	if !m.shared || m.buffer == nil {
 		return nil
@@ -221,7 +214,7 @@ func among(m *Memory, list []*Memory) bool {
 	return false
 }
 
-// droppedBuffers is what cleanups give back: they must not wait for a queue.
+// droppedBuffers has the buffers that cleanups free: cleanups must not wait for a queue.
 type droppedBuffers struct {
 	mu   sync.Mutex
 	list []*cuda.Buffer

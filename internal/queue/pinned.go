@@ -7,24 +7,23 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// Pinned is pinned memory of the host on its way to or from the GPU. Between
-// TakePinned and GivePinned it is the taker's.
+// Pinned is a block of pinned host memory for copies to or from the GPU. The caller owns the block from TakePinned to
+// GivePinned.
 type Pinned struct {
 	Bytes  []byte
 	host   *cuda.Host
-	done   *cuda.Event // behind the last copy
-	queued bool        // copies may be on their way
-	marked bool        // and done is behind all of them
+	done   *cuda.Event // after the last copy
+	queued bool        // copies may be running
+	marked bool        // done is after all copies
 }
 
 const (
 	smallestPinned = 1 << 16
-	// mostPinned is how many blocks there are before a taker waits for one that
-	// is on its way.
+	// mostPinned is the number of blocks from which on TakePinned waits for a block in use.
 	mostPinned = 8
 )
 
-// TakePinned is at least n bytes that no copy uses. It needs Enter.
+// TakePinned returns a block of at least n bytes that no copy uses. TakePinned needs Enter.
 func (q *Queue) TakePinned(n int) (*Pinned, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -41,7 +40,7 @@ func (q *Queue) TakePinned(n int) (*Pinned, error) {
 	if q.made < mostPinned || len(q.pinned) == 0 {
 		return q.newPinned(n)
 	}
-	// The one that has been on its way for longest; of the right size if there is one.
+	// The block with the oldest copies; of the right size if there is one.
 	oldest := 0
 	for i, p := range q.pinned {
 		if len(p.Bytes) >= n {
@@ -74,7 +73,7 @@ func (q *Queue) newPinned(n int) (*Pinned, error) {
 	}
 	e, err := q.dev.NewEvent(false)
 	if err != nil {
-		_ = h.Close() // the first error tells more
+		_ = h.Close() // the first error has more detail
 		return nil, err
 	}
 	q.made++
@@ -83,16 +82,16 @@ func (q *Queue) newPinned(n int) (*Pinned, error) {
 
 func (q *Queue) drop(p *Pinned) {
 	q.made--
-	_, _ = p.host.Close(), p.done.Close() // they count as closed whatever the driver says
+	_, _ = p.host.Close(), p.done.Close() // both count as closed whatever the driver returns
 	p.Bytes = nil
 }
 
-// passed says whether no copy uses p any more.
+// passed reports whether no copy uses p any more.
 func (p *Pinned) passed() (bool, error) {
 	if !p.queued {
 		return true, nil
 	}
-	if p.done.IsPutOff() { // more copies may come, to be made together with those of p
+	if p.done.IsPutOff() { // more copies may come, to be queued together with those of p
 		return false, nil
 	}
 	done, err := p.done.Done()
@@ -100,7 +99,7 @@ func (p *Pinned) passed() (bool, error) {
 	return done, err
 }
 
-// wait waits until no copy uses p any more.
+// wait waits until no copy uses p.
 func (p *Pinned) wait() error {
 	if !p.queued {
 		return nil
@@ -112,12 +111,11 @@ func (p *Pinned) wait() error {
 	return nil
 }
 
-// Wait waits for the copies of p that were queued. It needs Enter.
+// Wait waits for the queued copies of p. Wait needs Enter.
 func (q *Queue) Wait(p *Pinned) error { return q.waits(p.wait) }
 
-// GivePinned gives p back. It needs Enter. Where copies of it are on their way,
-// and nothing tells when they will be done, it stays out until the device is
-// closed.
+// GivePinned returns p to the queue. GivePinned needs Enter. If copies of p are running, and no event shows their
+// end, p is unused until the device is closed.
 func (q *Queue) GivePinned(p *Pinned) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -131,7 +129,7 @@ func (q *Queue) GivePinned(p *Pinned) {
 	q.pinned = append(q.pinned, p)
 }
 
-// Upload queues a copy of n bytes of p.
+// Upload queues a copy of n bytes of p to dst.
 func (t *Submission) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) error {
 	if t.recording != nil {
 		return fmt.Errorf("a copy from the host: %w", ErrRecording)
@@ -143,7 +141,7 @@ func (t *Submission) Upload(dst *cuda.Buffer, to int64, p *Pinned, from, n int) 
 	return t.stream.Upload(dst, to, p.host, from, n)
 }
 
-// Download queues a copy of n bytes to p.
+// Download queues a copy of n bytes of src to p.
 func (t *Submission) Download(p *Pinned, to int, src *cuda.Buffer, from int64, n int) error {
 	if t.recording != nil {
 		return fmt.Errorf("a copy to the host: %w", ErrRecording)

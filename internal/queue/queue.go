@@ -10,53 +10,52 @@ import (
 )
 
 var (
-	// ErrFreed is the use of memory that was given back.
+	// ErrFreed is returned for a use of freed memory.
 	ErrFreed = errors.New("memory was freed")
-	// ErrOverwritten is the use of a value whose node has run again.
+	// ErrOverwritten is returned for a use of a value whose node has run again.
 	ErrOverwritten = errors.New("the node that made the value has run again since")
-	// ErrOtherQueue is the use of memory of another queue.
+	// ErrOtherQueue is returned for memory of another queue.
 	ErrOtherQueue = errors.New("memory of another GPU")
-	// ErrShared is a recording of values that share memory.
+	// ErrShared is returned for a recording of values that share memory.
 	ErrShared = errors.New("values of a graph that shares memory can't be recorded")
-	// ErrRank is work that other processes have a part in, and one of them has failed.
+	// ErrRank is returned for work of several processes after one of them has failed.
 	ErrRank = errors.New("a rank has failed")
-	// ErrRecording is work that can't be recorded, or a recording within another.
+	// ErrRecording is returned for work that can't be recorded, and for a recording within another.
 	ErrRecording = errors.New("a recording is being made")
 )
 
-// Queue is the work that is done on a GPU, in order, and the memory for it. It
-// may be used by several goroutines at once.
+// Queue is the ordered work of a GPU, and the memory for the work. A Queue may be used by several goroutines at once.
 type Queue struct {
 	dev    *cuda.Device
 	stream *cuda.Stream
 	group  *Group
-	join   *cuda.Event // behind the work of a member that is not the first; nil elsewhere
+	join   *cuda.Event // after the work of a member that is not the first; nil elsewhere
 
-	// life is held for reading between Enter and Leave, and for writing by
-	// Close: pinned memory must not go while the host uses it.
+	// life is held for reading between Enter and Leave, and for writing by Close: pinned memory must not be freed
+	// while the host uses it.
 	life   sync.RWMutex
 	closed bool // written with life and mu held
 
-	mu     sync.Mutex // held while work is queued; guards what follows, and every Memory and Slot
+	mu     sync.Mutex // held while work is queued; guards the fields below, and every Memory and Slot
 	spare  map[int64][]*cuda.Buffer
-	pinned []*Pinned // that nobody has, the one that was given back first in front
-	made   int       // pinned blocks that there are
+	pinned []*Pinned // free blocks, the oldest first
+	made   int       // number of existing pinned blocks
 
-	recording *part // of a recording that is being made
+	recording *part // part of the recording that is being made
 
 	dropped droppedBuffers
 
-	whenShort func() // of OnShort
+	whenShort func() // set by OnShort
 
-	failed atomic.Pointer[[]*check] // of Check
+	failed atomic.Pointer[[]*check] // set by Check
 }
 
-// check is one of those that tell why what was waited for is no good.
+// check is a function of Check.
 type check struct{ failed func() error }
 
-// Check has failed tell, whenever the host has waited for the queue, why what it waited for is
-// no good, until stop is called. It is for work that others have a part in. Of several failures that of a rank is told: others may
-// follow from it.
+// Check registers failed, until stop is called. Whenever the host has waited for the queue, failed returns why the
+// results are invalid, or nil. Check is for work in which other processes have a part. Of several failures a rank's
+// failure is returned: others may follow from it.
 func (q *Queue) Check(failed func() error) (stop func()) {
 	mine := &check{failed}
 	change := func(to func([]*check) []*check) {
@@ -79,7 +78,7 @@ func (q *Queue) Check(failed func() error) (stop func()) {
 	}
 }
 
-// waits calls what waits for the queue.
+// waits calls wait and then the registered checks.
 func (q *Queue) waits(wait func() error) error {
 	err := wait()
 	all := q.failed.Load()
@@ -92,7 +91,7 @@ func (q *Queue) waits(wait func() error) error {
 			first = e
 		}
 	}
-	if first != nil { // it tells more
+	if first != nil { // the failure has more detail
 		return first
 	}
 	return err
@@ -107,13 +106,13 @@ func open(dev *cuda.Device) (*Queue, error) {
 	return &Queue{dev: dev, stream: s, spare: make(map[int64][]*cuda.Buffer)}, nil
 }
 
-// OnShort has f give back what its owner can do without when memory is short, while
-// the queue waits. It is called before the first work.
+// OnShort registers f, which frees what its owner can drop. The queue calls f when memory is short, while the queue
+// waits. OnShort is called before the first work.
 func (q *Queue) OnShort(f func()) { q.whenShort = f }
 
-// Close waits for calls, and lets nobody in again. What the queue has on the
-// device goes when the device is closed. While a recording is being made Close is [ErrRecording] and does nothing: the
-// caller may be the function that is recorded.
+// Close waits for running calls, and refuses later calls. The queue's resources on the device are freed when the
+// device is closed. During a recording Close returns [ErrRecording] and does nothing: the caller may be the recorded
+// function.
 func (q *Queue) Close() error {
 	q.life.Lock()
 	defer q.life.Unlock()
@@ -129,7 +128,7 @@ func (q *Queue) Close() error {
 	return nil
 }
 
-// Closed says whether the queue is closed.
+// Closed reports whether the queue is closed.
 func (q *Queue) Closed() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -155,16 +154,15 @@ func (q *Queue) Enter() error {
 // Leave ends Enter.
 func (q *Queue) Leave() { q.life.RUnlock() }
 
-// Submit calls f, which queues work that nobody else's comes between. It needs
-// Enter.
+// Submit calls f, which queues work without other callers' work in between. Submit needs Enter.
 func (q *Queue) Submit(f func(*Submission) error) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return f((*Submission)(q))
 }
 
-// Synchronize waits for all that was queued. It needs Enter. While a recording is being made it is [ErrRecording]: what
-// is recorded is not queued.
+// Synchronize waits for all queued work. Synchronize needs Enter. During a recording Synchronize returns
+// [ErrRecording]: recorded work is not queued.
 func (q *Queue) Synchronize() error {
 	if q.isRecording() {
 		return ErrRecording
@@ -172,14 +170,13 @@ func (q *Queue) Synchronize() error {
 	return q.waits(q.stream.Synchronize)
 }
 
-// Arrange calls f with the stream itself, to say how it is to work: f queues nothing. It
-// needs Enter.
+// Arrange calls f with the stream, to configure the stream: f queues nothing. Arrange needs Enter.
 func (q *Queue) Arrange(f func(*cuda.Stream) error) error { return f(q.stream) }
 
-// Submission is a Queue within Submit: nobody else queues work meanwhile.
+// Submission is a Queue within Submit: no other caller queues work meanwhile.
 type Submission Queue
 
-// Do calls f with what work is queued on. What was put off is queued first.
+// Do calls f with the stream to queue work on. Deferred work is queued first.
 func (t *Submission) Do(f func(*cuda.Stream) error) error {
 	if err := t.settle(); err != nil {
 		return err

@@ -6,52 +6,49 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// Recording is work that was captured from the queues of a group, to be queued again
-// as one: on the first, where that of the others begins and ends. It keeps the memory
-// that the work uses.
+// Recording is work that was captured from the queues of a group. A replay queues the work as one graph on the first
+// queue, where the work of the others forks and joins. A Recording keeps the memory that its work uses.
 type Recording struct {
 	states []Recorded
 	graph  *cuda.Graph
-	parts  []*part // of each member
+	parts  []*part // one of each member
 }
 
-// part is what a recording has of a member.
+// part is the part of a recording that belongs to a member.
 type part struct {
 	of       *Recording
 	queue    *Queue
-	used     map[*Memory]bool // while it is being made
+	used     map[*Memory]bool // while the recording is being made
 	held     []held
 	deferred []Deferred
-	open     Deferred // the last of them, if it may still grow
+	open     Deferred // the last one, if it may still grow
 }
 
-// held is memory, and the buffer that it was.
+// held is a Memory, and its buffer at the time of recording.
 type held struct {
 	*Memory
 	buffer *cuda.Buffer
 }
 
-// Recorded is what recorded work depends on besides memory.
+// Recorded is a state, besides memory, on which recorded work depends.
 type Recorded interface {
-	// Ready says why the work can't be done again. If it can, what it depends on
-	// stays as it is until Done.
+	// Ready returns why the work can't be repeated. If Ready returns nil, the state does not change until Done.
 	Ready() error
 	Done(queued bool)
 }
 
-// Deferred is work that is put off while a recording is made, to be queued with what
-// follows as one.
+// Deferred is work that is deferred while a recording is made, so that it is queued as one with the work after it.
 type Deferred interface {
-	// Queue queues it, within the capture.
+	// Queue queues the work, within the capture.
 	Queue(*cuda.Stream) error
-	// Upload brings what it needs, when the capture has ended.
+	// Upload uploads the work's data, after the capture has ended.
 	Upload() error
 	Close() error
 }
 
-// Record makes a recording of what f queues on the members instead of having it done.
-// f may queue it on any goroutine; nothing else may be queued meanwhile. Copies from
-// and to the host are refused. It must not be within Enter, which what f calls needs.
+// Record captures the work that f queues on the members, which is not run. f may queue work on any goroutine; nothing
+// else may be queued meanwhile. Copies from and to the host are refused. Record must not be called within Enter,
+// which the calls of f need.
 func (g *Group) Record(f func() error) (*Recording, error) {
 	r := &Recording{}
 	defer func() {
@@ -71,13 +68,13 @@ func (g *Group) Record(f func() error) (*Recording, error) {
 		r.parts = append(r.parts, p)
 	}
 	if err := r.make(f); err != nil {
-		_ = r.close() // the first error tells more
+		_ = r.close() // the first error has more detail
 		return nil, err
 	}
 	return r, nil
 }
 
-// record has the queue record to a part, or, with nil, no longer.
+// record makes the queue record to a part, or stops recording if to is nil.
 func (q *Queue) record(to *part) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -112,8 +109,8 @@ func (r *Recording) make(f func() error) (err error) {
 	return nil
 }
 
-// Deferred is the work that is put off at the moment, nil for none. What a member has put off of what it does apart
-// from the others is no beginning of other work.
+// Deferred returns the deferred work, or nil. Per-GPU work that a member has deferred does not count: other work
+// can't join it.
 func (t *Submission) Deferred() Deferred {
 	if t.recording == nil || t.mustMeet() {
 		return nil
@@ -121,8 +118,7 @@ func (t *Submission) Deferred() Deferred {
 	return t.recording.open
 }
 
-// PutOff queues what is put off already, and has l be that which grows. It needs
-// a recording.
+// PutOff queues the work that is already deferred, and defers l. PutOff needs a recording.
 func (t *Submission) PutOff(l Deferred) error {
 	if err := t.settle(); err != nil {
 		return err
@@ -132,13 +128,13 @@ func (t *Submission) PutOff(l Deferred) error {
 	return nil
 }
 
-// Replace has l be what is put off instead of Deferred, whose work it does as well.
+// Replace defers l in place of Deferred, whose work l contains.
 func (t *Submission) Replace(l Deferred) {
 	r := t.recording
 	r.deferred[len(r.deferred)-1], r.open = l, l
 }
 
-// settle queues what is put off, and has the members that work apart come together before what follows.
+// settle queues the deferred work, and joins the members' per-GPU work before later work.
 func (t *Submission) settle() error {
 	if t.mustMeet() {
 		return t.together()
@@ -152,7 +148,7 @@ func (t *Submission) settle() error {
 	return l.Queue(t.stream)
 }
 
-// close gives back what the driver has of the parts, and what was put off.
+// close frees the driver's resources of the parts, and the deferred work.
 func (r *Recording) close() (first error) {
 	note := func(err error) {
 		if err != nil && first == nil {
@@ -180,12 +176,11 @@ func (t *Submission) note(m *Memory) {
 	}
 }
 
-// Recording says whether a recording is being made.
+// Recording reports whether a recording is being made.
 func (t *Submission) Recording() bool { return t.recording != nil }
 
-// Depend has the recording that is being made depend on a state. fresh makes it;
-// one that is there already and that same accepts is taken instead. It is nil
-// where nothing is recorded.
+// Depend makes the current recording depend on a state: one that is already there and that same accepts, and
+// otherwise the result of fresh. Depend returns nil outside a recording.
 func (t *Submission) Depend(same func(Recorded) bool, fresh func() Recorded) Recorded {
 	if t.recording == nil {
 		return nil
@@ -199,8 +194,8 @@ func (t *Submission) Depend(same func(Recorded) bool, fresh func() Recorded) Rec
 	return s
 }
 
-// Replay queues the work again. It must not be within Enter: states are ready before the group is entered, which is the order
-// in which others take their locks.
+// Replay queues the work again. Replay must not be called within Enter: states get ready before the group is entered,
+// in the order in which other callers take their locks.
 func (r *Recording) Replay() error {
 	for i, s := range r.states {
 		if err := s.Ready(); err != nil {
@@ -222,7 +217,7 @@ func (r *Recording) Replay() error {
 	return err
 }
 
-// queueAll queues the graph, when nothing of the members in some parts hinders it.
+// queueAll queues the graph, unless a member of one of the parts prevents it.
 func (r *Recording) queueAll(parts []*part) error {
 	if len(parts) == 0 {
 		return r.parts[0].queue.stream.Launch(r.graph)
@@ -244,7 +239,7 @@ func (r *Recording) queueAll(parts []*part) error {
 	})
 }
 
-// Close gives back what the driver has of the recording, and lets the memory go.
+// Close frees the driver's resources of the recording, and releases the memory.
 func (r *Recording) Close() error {
 	r.states = nil
 	return r.close()
