@@ -17,7 +17,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Devices are the members' devices, and their group, which is kept open until leave is called.
+// Devices returns the members' devices and their group, which stays open until leave is called.
 func (g *GPU) Devices(op string) (devs []*cuda.Device, group *queue.Group, leave func(), err error) {
 	if err := g.Enter(op); err != nil {
 		return nil, nil, nil, err
@@ -31,8 +31,7 @@ func (g *GPU) Devices(op string) (devs []*cuda.Device, group *queue.Group, leave
 // NewDecoder is a variable for tests.
 var NewDecoder = decoder.New
 
-// Layers is the GPU's kernels for a decoder's other layers, loaded when they are
-// first needed. The GPU is entered.
+// Layers returns the GPU's kernels for a decoder's other layers, loaded at first use. The GPU is entered.
 func (g *GPU) Layers(op string) (*decoder.Engine, error) {
 	g.decoder.Lock()
 	defer g.decoder.Unlock()
@@ -49,7 +48,7 @@ func (g *GPU) Layers(op string) (*decoder.Engine, error) {
 	return g.decoder.kernels, nil
 }
 
-// Compute is [ongpu.Compute].
+// Compute runs a call on the GPU of its inputs and returns its value.
 func Compute(c *Call) (out G.Value, err error) {
 	g, err := SamePlace(c.Op, c.Names, c.In)
 	if err != nil {
@@ -120,7 +119,7 @@ func Compute(c *Call) (out G.Value, err error) {
 	return out, nil
 }
 
-// operandsOf has the memory of a call's inputs and of its value in w. in are those that are whole.
+// operandsOf stores the memory of a call's inputs and of its value in w.
 func (g *GPU) operandsOf(sub *queue.Submission, c *Call, w *Work, operand func(*Tensor, *queue.Submission, string) (Operand, error)) (in []*Tensor, result *Tensor, err error) {
 	for i, v := range c.In {
 		d := Must(v)
@@ -140,18 +139,18 @@ func (g *GPU) operandsOf(sub *queue.Submission, c *Call, w *Work, operand func(*
 	return in, result, err
 }
 
-// wholeOperand is an input of work that takes no sharded ones.
+// wholeOperand returns an input of work that takes no sharded inputs.
 func (d *Tensor) wholeOperand(sub *queue.Submission, name string) (Operand, error) {
 	m, err := d.UseAs(sub, name)
 	return Operand{Memory: m, Fixed: err == nil && sub.Fixed(d.Memory)}, err
 }
 
-// computeError is what went wrong with a node's work, as its user is told.
+// computeError returns the error of a node's work as its user sees it.
 func (g *GPU) computeError(op string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but no kernel can do it
+	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // a valid request without a kernel
 		return errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
 	case errors.Is(err, queue.ErrShared):
 		return errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
@@ -161,7 +160,7 @@ func (g *GPU) computeError(op string, err error) error {
 	return EngineError(op, "queue", err)
 }
 
-// Part is [ongpu.Part].
+// Part returns elements of whole, from an index on, as a value of the given shape.
 func Part(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, error) {
 	d, ok := Of(whole)
 	if !ok {
@@ -188,7 +187,7 @@ func Part(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, erro
 	return d.part(from, shape.Clone()).Value(), nil
 }
 
-// NodeValue is a new value of a node. What the inputs hold stays.
+// NodeValue returns a new value of a node. The inputs stay unchanged.
 func (g *GPU) NodeValue(sub *queue.Submission, n *Node, t tensor.Dtype, shape tensor.Shape, inputs ...*Tensor) (*Tensor, error) {
 	if n.Reads == 0 {
 		return g.NextValue(sub, &n.On(g.Group, slices.Index(g.Members, g)).Value, t, shape, inputs...)
@@ -196,7 +195,8 @@ func (g *GPU) NodeValue(sub *queue.Submission, n *Node, t tensor.Dtype, shape te
 	return g.Wrap(sub, t, shape, func(bytes int64) (*queue.Memory, error) { return sub.Shared(bytes, n.Reads) })
 }
 
-// Scratch is memory on the way to a node's value, in a slot of the node's. free is called when the work is queued.
+// Scratch allocates memory for steps before a node's value, in a slot of the node. free is called after the work is
+// queued.
 func (g *GPU) Scratch(sub *queue.Submission, n *Node, slot *queue.Slot, t tensor.Dtype, shape tensor.Shape) (d *Tensor, free func(), err error) {
 	if n.Reads == 0 {
 		d, err = g.NextValue(sub, slot, t, shape)
@@ -206,7 +206,7 @@ func (g *GPU) Scratch(sub *queue.Submission, n *Node, slot *queue.Slot, t tensor
 	return d, func() { _ = sub.Read(d.Memory) }, err
 }
 
-// HaveRead says that what reads the inputs is queued.
+// HaveRead records that the reads of the inputs are queued.
 func HaveRead(sub *queue.Submission, inputs ...*Tensor) error {
 	for _, in := range inputs {
 		if err := sub.Read(in.Memory); err != nil {

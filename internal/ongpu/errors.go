@@ -11,10 +11,10 @@ import (
 	"gorgonia.org/leanattention/internal/queue"
 )
 
-// InOperand is an error of an operand.
+// InOperand returns an error of an operand.
 func InOperand(name string, err error) error { return &OperandError{name, err} }
 
-// OperandError is an operand that can't be used.
+// OperandError is the error of an unusable operand.
 type OperandError struct {
 	name string
 	err  error
@@ -22,8 +22,8 @@ type OperandError struct {
 
 func (e *OperandError) Error() string { return e.name + ": " + e.err.Error() }
 
-// EngineError is an error of work on a GPU. Operands have been checked
-// before: what is neither the driver's nor a tensor's is a defect.
+// EngineError returns an error of work on a GPU. Operands were checked before: an error that is neither the driver's
+// nor a tensor's is a defect.
 func EngineError(op, what string, err error) error {
 	var driver *cuda.Error
 	var operand *OperandError
@@ -38,7 +38,7 @@ func EngineError(op, what string, err error) error {
 	return errs.Errorf(op, errs.ErrInternal, "%s: %v", what, err)
 }
 
-// TensorError is gpuError with the errors of a tensor's memory.
+// TensorError is Error for the errors of a tensor's memory.
 func TensorError(op, name string, err error) error {
 	var sharded *shardedError
 	switch {
@@ -54,8 +54,7 @@ func TensorError(op, name string, err error) error {
 	return Error(op, err)
 }
 
-// Error wraps an error of the driver, which matches the sentinels by itself
-// but for those that are this package's.
+// Error wraps an error of the driver. The driver's error matches its sentinels; Error adds this module's sentinels.
 func Error(op string, err error) error {
 	switch {
 	case errors.Is(err, cuda.ErrClosed):
@@ -66,7 +65,7 @@ func Error(op string, err error) error {
 	return fmt.Errorf("leanattention: %s: %w", op, err)
 }
 
-// shardedError is the use of a sharded tensor where a whole one is needed.
+// shardedError is returned for a sharded tensor in place of a whole one.
 type shardedError struct {
 	axis int
 	gpu  *GPU
@@ -76,7 +75,7 @@ func (e *shardedError) Error() string {
 	return fmt.Sprintf("sharded on axis %d over %v", e.axis, e.gpu)
 }
 
-// WithinRecord is the error of what the function of Record may not do.
+// WithinRecord returns the error of a call that the function of Record must not make.
 func WithinRecord(op string, g *GPU) error {
 	return errs.Errorf(op, errs.ErrState, "%v is recording: call it before or after GPU.Record", g)
 }

@@ -19,31 +19,31 @@ import (
 	"gorgonia.org/leanattention/kernels"
 )
 
-// GPU is an open GPU, or one of several that were opened together. What users are told of it is in package device.
+// GPU is an open GPU, or one of several that were opened together. Package device documents it for users.
 type GPU struct {
-	Public  any            // the GPU of package device that this is a part of; nil: of none
+	Public  any            // the GPU of package device that has this one; nil: none
 	fresh   func() *Tensor // makes tensors
 	mark    nocopy.Mark
 	Dev     *cuda.Device
-	ID      uint64       // one GPU may be opened twice
-	Group   *queue.Group // of all members
-	Queue   *queue.Queue // of this one
-	Members []*GPU       // of the group; the first is the GPU value that was opened
+	ID      uint64       // unique: one GPU may be opened twice
+	Group   *queue.Group // all members
+	Queue   *queue.Queue // this GPU's queue
+	Members []*GPU       // the group's GPUs; the first is the opened GPU value
 
 	attention struct {
 		sync.Mutex
-		engine AttentionEngine // nil before it is first needed
-		plans  []AttentionPlan // that nobody has
+		engine AttentionEngine // nil before first use
+		plans  []AttentionPlan // unused plans
 	}
 
 	decoder struct {
 		sync.Mutex
-		kernels  *decoder.Engine                  // nil before they are first needed
-		exchange atomic.Pointer[decoder.Exchange] // of the first of several: what they sum through; nil before that
+		kernels  *decoder.Engine                  // nil before first use
+		exchange atomic.Pointer[decoder.Exchange] // on the first of several GPUs: the memory for sums; nil before first use
 	}
 }
 
-// List describes the GPUs that the driver shows, of which there is one at least.
+// List describes the GPUs that the driver finds, at least one.
 func List(op string) ([]cuda.Info, error) {
 	drv, err := LoadDriver()
 	if err != nil {
@@ -65,7 +65,7 @@ func List(op string) ([]cuda.Info, error) {
 	return list, nil
 }
 
-// Open opens the GPUs of these ordinals as one, which is g. fresh makes its tensors.
+// Open opens the GPUs of these ordinals as one, in g. fresh makes its tensors.
 func Open(g *GPU, fresh func() *Tensor, op string, ordinals ...int) error {
 	if len(ordinals) == 0 {
 		return errs.Errorf(op, errs.ErrUnsupported, "no ordinals")
@@ -83,7 +83,7 @@ func Open(g *GPU, fresh func() *Tensor, op string, ordinals ...int) error {
 	for _, o := range ordinals {
 		dev, err := drv.Open(o)
 		if err != nil {
-			closeDevices(devs) // the first error tells more
+			closeDevices(devs) // the first error has more detail
 			return Error(op, err)
 		}
 		devs = append(devs, dev)
@@ -91,11 +91,11 @@ func Open(g *GPU, fresh func() *Tensor, op string, ordinals ...int) error {
 	return OpenDevices(g, fresh, op, devs...)
 }
 
-// OpenDevices is Open of devices, which g owns from then on. They are closed if there is an error.
+// OpenDevices is Open for devices, which g then owns. After an error the devices are closed.
 func OpenDevices(g *GPU, fresh func() *Tensor, op string, devs ...*cuda.Device) error {
 	group, err := queue.OpenGroup(devs...)
 	if err != nil {
-		closeDevices(devs) // the first error tells more
+		closeDevices(devs) // the first error has more detail
 		return Error(op, err)
 	}
 	var members []*GPU
@@ -118,7 +118,7 @@ func OpenDevices(g *GPU, fresh func() *Tensor, op string, devs ...*cuda.Device) 
 // gpus counts GPU values.
 var gpus atomic.Uint64
 
-// closeDevices closes them, the last one first. The error is the first.
+// closeDevices closes the devices, the last one first, and returns the first error.
 func closeDevices(devs []*cuda.Device) (first error) {
 	for _, dev := range slices.Backward(devs) {
 		if err := dev.Close(); err != nil && first == nil {
@@ -128,11 +128,11 @@ func closeDevices(devs []*cuda.Device) (first error) {
 	return first
 }
 
-// LoadDriver is a variable for tests, which put another driver there.
+// LoadDriver is a variable for tests with another driver.
 var LoadDriver = cuda.Load
 
-// String says which GPU it is, as error texts do: "GPU 0 (NVIDIA H200)", or of several
-// "GPU 0 (NVIDIA H200) with GPU 1 (NVIDIA H200)".
+// String returns the GPU's name in error texts: "GPU 0 (NVIDIA H200)", or of several "GPU 0 (NVIDIA H200) with GPU 1
+// (NVIDIA H200)".
 func (g *GPU) String() string {
 	if g == nil {
 		return errs.Host
@@ -149,13 +149,13 @@ func (g *GPU) String() string {
 	return text
 }
 
-// Alone says which GPU it is itself.
+// Alone returns the name of this GPU without the other members.
 func (g *GPU) Alone() string {
 	i := g.Dev.Info()
 	return fmt.Sprintf("GPU %d (%s)", i.Ordinal, i.Name)
 }
 
-// Synchronize waits until all work that was asked of the GPU is done.
+// Synchronize waits until all queued work of the GPU is done.
 func (g *GPU) Synchronize() error {
 	const op = "GPU.Synchronize"
 	if err := g.Enter(op); err != nil {
@@ -168,7 +168,7 @@ func (g *GPU) Synchronize() error {
 	return nil
 }
 
-// Close waits for the GPU's work and gives back all that was made on the GPU.
+// Close waits for the GPU's work and frees all objects of the GPU.
 func (g *GPU) Close() error {
 	const op = "GPU.Close"
 	if err := g.Check(op); err != nil {
@@ -197,7 +197,7 @@ func (g *GPU) Close() error {
 	return nil
 }
 
-// closeEngine ends the use of the attention engine, if there is one, and of what GPUs sum through.
+// closeEngine closes the attention engine and the memory for sums, if they exist.
 func (g *GPU) closeEngine() (err error) {
 	g.decoder.Lock()
 	x := g.decoder.exchange.Swap(nil)
@@ -223,7 +223,8 @@ func (g *GPU) Check(op string) error {
 	return errs.Original(op, &g.mark, what, by)
 }
 
-// Enter is [GPU.Check], and keeps the GPU open until Group.Leave. If one of several GPUs has not answered, Enter is an error.
+// Enter is [GPU.Check], and keeps the GPU open until Group.Leave. If one of several GPUs has not answered, Enter is
+// an error.
 func (g *GPU) Enter(op string) error {
 	if err := g.enterToFree(op); err != nil {
 		return err
@@ -237,7 +238,7 @@ func (g *GPU) Enter(op string) error {
 	return nil
 }
 
-// enterToFree is [GPU.Enter] for what gives memory back.
+// enterToFree is [GPU.Enter] for calls that free memory.
 func (g *GPU) enterToFree(op string) error {
 	if err := g.Check(op); err != nil {
 		return err
@@ -248,10 +249,9 @@ func (g *GPU) enterToFree(op string) error {
 	return nil
 }
 
-// AttentionEngine is what computes attention on a GPU. It is an interface so
-// that tests without a GPU can have another.
+// AttentionEngine computes attention on a GPU. Tests without a GPU have another implementation.
 type AttentionEngine interface {
-	// Supports refuses geometries and element types that it has no kernel for.
+	// Supports refuses geometries and element types without a kernel.
 	Supports(g *attn.Problem) error
 	NewPlan() AttentionPlan
 	// Merge merges the states of attention to parts of keys.
@@ -279,8 +279,8 @@ type (
 	AttentionOperands = attention.Operands
 )
 
-// NewAttentionEngine is the engine of a device, whose plans streams of another one upload.
-// It is a variable for tests.
+// NewAttentionEngine returns the engine of a device. Streams of another device upload its plans. NewAttentionEngine
+// is a variable for tests.
 var NewAttentionEngine = func(dev, uploads *cuda.Device) (AttentionEngine, error) {
 	e, err := attention.New(dev)
 	if err != nil {
@@ -295,7 +295,7 @@ type Planner struct{ *attention.Engine }
 
 func (p Planner) NewPlan() AttentionPlan { return p.Engine.NewPlan() }
 
-// Attention is the GPU's engine, made when it is first needed.
+// Attention returns the GPU's engine, made at first use.
 func (g *GPU) Attention(op string) (AttentionEngine, error) {
 	if err := g.Enter(op); err != nil {
 		return nil, err
@@ -304,8 +304,8 @@ func (g *GPU) Attention(op string) (AttentionEngine, error) {
 	g.attention.Lock()
 	defer g.attention.Unlock()
 	if g.attention.engine == nil {
-		// A decode step's copies lie between two replays, where the GPU does nothing else.
-		// The first of several GPUs makes them for all.
+		// A decode step's copies are between two replays, where the GPU has no other work. The first of several GPUs
+		// makes the copies for all.
 		if g == g.Members[0] {
 			if err := g.Queue.Arrange(gpu.PutOffCopies); err != nil {
 				return nil, Error(op, err)
@@ -323,7 +323,7 @@ func (g *GPU) Attention(op string) (AttentionEngine, error) {
 	return g.attention.engine, nil
 }
 
-// Supports says whether attention of this geometry can run on the GPU.
+// Supports reports whether the GPU has a kernel for attention of this geometry.
 func (g *GPU) Supports(op string, geometry *attn.Problem) error {
 	e, err := g.Attention(op)
 	if err != nil {
@@ -339,7 +339,7 @@ func (g *GPU) Supports(op string, geometry *attn.Problem) error {
 	}
 }
 
-// BuildPlan builds a plan, with the memory that nobody uses if it has to be. slots are nil, or where new tokens go.
+// BuildPlan builds a plan, in freed memory if memory is short. slots are the slots of new tokens, or nil.
 func (g *GPU) BuildPlan(op string, p AttentionPlan, geometry attn.Problem, seqs []attn.Sequence, rows int, slots []int) error {
 	err := p.BuildPart(geometry, seqs, rows, slots)
 	if errors.Is(err, cuda.ErrOutOfMemory) {
@@ -350,13 +350,13 @@ func (g *GPU) BuildPlan(op string, p AttentionPlan, geometry attn.Problem, seqs 
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // right, but more than a launch can do
+	case errors.Is(err, attn.ErrShape), errors.Is(err, attn.ErrUnsupported): // a valid request beyond a launch's limits
 		return errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
 	}
 	return EngineError(op, "plan", fmt.Errorf("on %s: %w", g.Alone(), err))
 }
 
-// MergeParts is Merge of the engine, which is there.
+// MergeParts is Merge of the engine, which must exist.
 func (g *GPU) MergeParts(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, to *attention.Merged) error {
 	g.attention.Lock()
 	e := g.attention.engine
@@ -364,7 +364,7 @@ func (g *GPU) MergeParts(s *cuda.Stream, p *attention.Parts, b *cuda.Buffer, to 
 	return e.Merge(s, p, b, to)
 }
 
-// TakePlan is a plan that nobody uses. The engine is there.
+// TakePlan returns an unused plan. The engine must exist.
 func (g *GPU) TakePlan() AttentionPlan {
 	g.attention.Lock()
 	defer g.attention.Unlock()
@@ -376,19 +376,18 @@ func (g *GPU) TakePlan() AttentionPlan {
 	return g.attention.engine.NewPlan()
 }
 
-// closePlans gives back the memory of plans that nobody uses.
+// closePlans frees the memory of unused plans.
 func (g *GPU) closePlans() {
 	g.attention.Lock()
 	plans := g.attention.plans
 	g.attention.plans = nil
 	g.attention.Unlock()
 	for _, p := range plans {
-		_ = p.Close() // it counts as closed whatever the driver says
+		_ = p.Close() // the plan counts as closed whatever the driver returns
 	}
 }
 
-// GivePlan takes a plan back. It may come from a cleanup, and when the GPU is
-// closed.
+// GivePlan takes a plan back. A cleanup may call GivePlan, also after the GPU is closed.
 func (g *GPU) GivePlan(p AttentionPlan) {
 	g.attention.Lock()
 	defer g.attention.Unlock()

@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// QKV are the query, the key and the value of a node.
+// QKV is the query, the key and the value of a node.
 type QKV [3]*Tensor
 
 // QKVOf returns the query, the key and the value of a run: its first inputs.
@@ -18,7 +18,7 @@ func QKVOf(in []G.Value) (t QKV) {
 	return t
 }
 
-// Operands is use where keys and values may be sharded: these are left out.
+// Operands is Use for keys and values that may be sharded: sharded ones are left out.
 func (t *QKV) Operands(sub *queue.Submission) (o AttentionOperands, err error) {
 	if t[1].Shards != nil && t[2].Shards != nil {
 		o.Q, err = t[0].UseAs(sub, "q")
@@ -28,7 +28,7 @@ func (t *QKV) Operands(sub *queue.Submission) (o AttentionOperands, err error) {
 	return o, err
 }
 
-// Use is the memory of each, see [Tensor.Use].
+// Use returns the memory of each tensor, see [Tensor.Use].
 func (t *QKV) Use(sub *queue.Submission) (q, k, v Mem, err error) {
 	for i, to := range [...]*Mem{&q, &k, &v} {
 		if *to, err = t[i].UseAs(sub, "qkv"[i:i+1]); err != nil {
@@ -38,8 +38,7 @@ func (t *QKV) Use(sub *queue.Submission) (q, k, v Mem, err error) {
 	return q, k, v, err
 }
 
-// ResultIn is a new value of the node and its memory, or the value that is given. What t
-// holds stays.
+// ResultIn returns the given value, or a new value of the node, and its memory. The tensors of t stay unchanged.
 func (t *QKV) ResultIn(sub *queue.Submission, to *Tensor, n *Node, dtype tensor.Dtype, shape tensor.Shape) (*Tensor, Mem, error) {
 	if to != nil {
 		m, err := to.UseAs(sub, "out")
@@ -48,13 +47,13 @@ func (t *QKV) ResultIn(sub *queue.Submission, to *Tensor, n *Node, dtype tensor.
 	return InUse(sub)(t[0].GPU.NodeValue(sub, n, dtype, shape, t[:]...))
 }
 
-// LogSumExp is a new log-sum-exp of the node.
+// LogSumExp returns a new log-sum-exp of the node.
 func (t *QKV) LogSumExp(sub *queue.Submission, n *Node, dtype tensor.Dtype, shape tensor.Shape) (*Tensor, Mem, error) {
 	gpu := t[0].GPU
 	return InUse(sub)(gpu.NextValue(sub, &n.On(gpu.Group, 0).Rest, dtype, shape, t[:]...))
 }
 
-// InUse gives the memory of a value that was made.
+// InUse returns a function that adds the memory of a value to the value.
 func InUse(sub *queue.Submission) func(*Tensor, error) (*Tensor, Mem, error) {
 	return func(d *Tensor, err error) (*Tensor, Mem, error) {
 		if err != nil {
@@ -65,7 +64,7 @@ func InUse(sub *queue.Submission) func(*Tensor, error) (*Tensor, Mem, error) {
 	}
 }
 
-// Operands are a member's part of queries, outputs, log-sum-exps and sinks: those of its heads.
+// Operands returns the parts of queries, outputs, log-sum-exps and sinks that belong to the heads of r.
 func (r Heads) Operands(all *attn.Problem, o *AttentionOperands) AttentionOperands {
 	first := r.First * (all.Heads / all.KVHeads)
 	mine := AttentionOperands{Q: From(o.Q, first*all.Query.Head), Out: From(o.Out, first*all.Out.Head), Bias: o.Bias}
@@ -78,17 +77,16 @@ func (r Heads) Operands(all *attn.Problem, o *AttentionOperands) AttentionOperan
 	return mine
 }
 
-// Heads is some heads: the first, and how many.
+// Heads is N heads from First on.
 type Heads struct{ First, N int }
 
-// HeadsOf is the heads that one of some members has.
+// HeadsOf returns the heads of member i.
 func HeadsOf(heads, members, i int) (r Heads) {
 	r.First, r.N = Share(heads, members, i)
 	return r
 }
 
-// Part is the heads in a range alone, as a member has them: its queries and outputs are
-// parts of longer rows still.
+// Part returns the problem of the heads of r alone. Its queries and outputs are parts of the longer rows.
 func (r Heads) Part(g attn.Problem) attn.Problem {
 	perHead := g.Heads / g.KVHeads
 	g.Key, g.Value = r.pages(g.Key, g.KVHeads), r.pages(g.Value, g.KVHeads)
@@ -99,7 +97,7 @@ func (r Heads) Part(g attn.Problem) attn.Problem {
 	return g
 }
 
-// pages are the strides of pages that have the heads in a range instead of so many.
+// pages returns the strides of pages with the heads of r in place of all heads.
 func (r Heads) pages(s attn.PageStrides, heads int) attn.PageStrides {
 	s.Page = s.Page / heads * r.N
 	return s

@@ -14,20 +14,20 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// hostValue is a node's value in host memory, of which nobody else has a part but those who read it.
+// hostValue is a node's value in host memory that only its readers share.
 type hostValue struct {
-	tensor *tensor.Dense // nil: there is none, or it stays
+	tensor *tensor.Dense // nil: no value, or a value that stays
 	left   int           // readers that have not run yet
 }
 
-// Done is deferred where a node has its result and its error: it has made a value of what it has read. Where these lie in host
-// memory, what has been read by all gives its memory to values to come. A value that is the node's own, as [Node.Reads]
-// has it, waits for its readers.
+// Done is deferred where a node has its result and its error: the node has made a value from its inputs. An input in
+// host memory whose readers have all run frees its memory for later values. A value of the node itself, with
+// [Node.Reads] set, waits for its readers.
 //
-// A graph that runs twice at a time shares its nodes: then a reader knows by the address whose value it has, and what
-// has been forgotten for another one is left to the garbage collector, as is what a failed run leaves behind.
+// A graph that runs twice at the same time shares its nodes. A reader then identifies a value by its address. The
+// garbage collector frees values that another run has dropped, and values of failed runs.
 func (n *Node) Done(in []G.Value, value *G.Value, err *error) {
-	if *err != nil || n == nil || n.Reads == 0 && n.From == nil { // an op by itself has no node
+	if *err != nil || n == nil || n.Reads == 0 && n.From == nil { // an op outside a graph has no node
 		return
 	}
 	y, ok := (*value).(*tensor.Dense)
@@ -39,7 +39,7 @@ func (n *Node) Done(in []G.Value, value *G.Value, err *error) {
 		x, ok := in[i].(*tensor.Dense)
 		switch {
 		case !ok:
-		case meet(x, y): // the value lies in the input
+		case meet(x, y): // the value is a part of the input
 			own = false
 		case from != nil:
 			from.read(x)
@@ -52,7 +52,7 @@ func (n *Node) Done(in []G.Value, value *G.Value, err *error) {
 	}
 }
 
-// read counts a reader of the value, of which x is all or a part.
+// read counts a reader of the value. x is the value or a part of it.
 func (n *Node) read(x *tensor.Dense) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -66,8 +66,9 @@ func (n *Node) read(x *tensor.Dense) {
 	}
 }
 
-// SharedBy is the node whose value n's is, or has it as a part, if that is overwritten once those have run that read it: only
-// nodes that were there when their graph was to share memory may. nil: it stays.
+// SharedBy returns the node whose value n's value is, or contains, if that value is overwritten after its readers
+// have run: only nodes that existed when the graph began to share memory may read the value. SharedBy returns nil if
+// the value stays.
 func SharedBy(n *G.Node) *Node {
 	switch o := n.Op().(type) {
 	case Op:
@@ -80,7 +81,7 @@ func SharedBy(n *G.Node) *Node {
 	return nil
 }
 
-// Stay refuses nodes whose values are [SharedBy] others: who comes later can't read them.
+// Stay refuses nodes for which [SharedBy] is not nil: later nodes can't read their values.
 func Stay(nodes ...*G.Node) error {
 	for _, n := range nodes {
 		if SharedBy(n) != nil {
@@ -90,7 +91,7 @@ func Stay(nodes ...*G.Node) error {
 	return nil
 }
 
-// Apply is [graph.Apply] to nodes whose values stay. name is the op's in errors.
+// Apply is [graph.Apply] to nodes whose values stay. name is the op's name in errors.
 func Apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
 	err := Stay(children...)
 	if err == nil {
@@ -102,7 +103,7 @@ func Apply(name string, op G.Op, children ...*G.Node) (*G.Node, error) {
 	return nil, errs.Errorf(name, errs.ErrGraph, "%v", err)
 }
 
-// meet says whether two tensors have memory in common.
+// meet reports whether two tensors share memory.
 func meet(a, b *tensor.Dense) bool {
 	x, y := dense.Backing[byte](a), dense.Backing[byte](b)
 	from, of := uintptr(unsafe.Pointer(unsafe.SliceData(x))), uintptr(unsafe.Pointer(unsafe.SliceData(y)))

@@ -1,5 +1,5 @@
-// Package ongpu has GPUs and the tensors on them as ops see them: memory, queues and engines of a GPU, the work of a node, and
-// the memory that nodes of a graph share on a GPU and in host memory. Package device is its public face.
+// Package ongpu has GPUs and the tensors on them for ops: memory, queues and engines of a GPU, the work of a node,
+// and the memory that nodes of a graph share, on a GPU and on the host. Package device is its public face.
 package ongpu
 
 import (
@@ -14,31 +14,30 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Node is what a node keeps on the GPUs that it computes on: the memory of its
-// value, and of what it needs on the way there; and its value in host memory while that is to be shared. Ops hold one by a pointer, since
-// clones of a graph share ops.
+// Node is the state of a node on the GPUs that compute it: the memory of its value and of steps before it, and a
+// shared value in host memory. Ops hold a pointer to their Node, since clones of a graph share ops.
 type Node struct {
-	// Reads is how many nodes read a value, and no others do: the last of them gives its
-	// memory to other values. 0: the value stays until the node runs again.
+	// Reads is the number of readers of a value that has no other readers: the last reader frees the memory for other
+	// values. 0: the value stays until the node runs again.
 	Reads int
 
-	// From are the nodes whose values, or parts of them, are the inputs, where these are counted; nil for the others.
+	// From has the nodes whose values, or parts of them, are inputs with counted readers; nil for other inputs.
 	From []*Node
 
 	mu   sync.Mutex
-	of   map[*queue.Group][]*NodeMemory // of each member
+	of   map[*queue.Group][]*NodeMemory // one for each member
 	host hostValue
 }
 
-// NodeMemory is what a node has on a GPU.
+// NodeMemory is a node's memory on a GPU.
 type NodeMemory struct {
 	Value  queue.Slot
-	Rest   queue.Slot // what the value comes by, or a second value: the log-sum-exp
-	Turned queue.Slot // queries that attention has turned
+	Rest   queue.Slot // memory of steps before the value, or of a second value: the log-sum-exp
+	Turned queue.Slot // queries after the rotary embedding
 	inputs []*queue.Slot
 }
 
-// Input is the memory of what input i is made into for the node: a whole one, or a copy of it.
+// Input returns the slot for a copy of input i, or for its parts gathered.
 func (m *NodeMemory) Input(i int) *queue.Slot {
 	for len(m.inputs) <= i {
 		m.inputs = append(m.inputs, new(queue.Slot))
@@ -46,13 +45,13 @@ func (m *NodeMemory) Input(i int) *queue.Slot {
 	return m.inputs[i]
 }
 
-// On is the memory on a member of a group of GPUs.
+// On returns the memory on a member of a group of GPUs.
 func (n *Node) On(g *queue.Group, member int) *NodeMemory {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.of[g] == nil {
 		for g := range n.of {
-			if g.Closed() { // a node may see many GPUs come and go
+			if g.Closed() { // GPUs may come and go during a node's life
 				delete(n.of, g)
 			}
 		}
@@ -66,83 +65,81 @@ func (n *Node) On(g *queue.Group, member int) *NodeMemory {
 	return n.of[g][member]
 }
 
-// Op is an op that computes through [Compute], or tells as it does when it has read its
-// inputs.
+// Op is an op that computes through [Compute], or reports its reads as Compute does.
 type Op interface{ OnGPU() *Node }
 
-// PartOp is an op whose value is a part of its input's, through [Part].
+// PartOp is an op whose value is a part of its input, through [Part].
 type PartOp interface{ IsPart() }
 
 // Call is the work of one run of a node.
 type Call struct {
-	Op    string // as errors name it
+	Op    string // as in errors
 	Node  *Node
-	Names []string // of In
+	Names []string // names of In
 	In    []G.Value
 
-	// The value to make.
+	// DType is the element type of the value.
 	DType tensor.Dtype
 	Shape tensor.Shape
 
-	// Scratch is how many float32 the work needs besides; nil for none.
+	// Scratch returns how many float32 the work needs besides; nil: none.
 	Scratch func(*decoder.Engine) (int, error)
 
 	// Queue queues the work.
 	Queue func(*Work) error
 
-	// Spread is the work where some inputs are dealt out over the members of a group; nil: it takes whole ones
-	// alone. The inputs' memory is there, and the output's; in what of them it refuses errors are the op's.
+	// Spread returns the work if some inputs are sharded over the members of a group; nil: the work takes whole
+	// inputs alone. The memory of inputs and output exists. Refusals are errors of the op.
 	Spread func(in []Operand, out gpu.Memory) (Spread, error)
 
-	// Apart says how the members of a group can each do their part of the work with what they have of the inputs, without
-	// waiting for each other; nil: they can't. A nil func: where they have all inputs whole, each does all of
-	// it.
+	// Apart returns how the members of a group each do a part of the work in per-GPU mode, with their parts of the
+	// inputs; nil: they can't. Without the function, each member does all of the work if all inputs are replicated.
 	Apart func(in []Layout) (*Apart, error)
 }
 
-// Layout is where the members of a group have an input.
+// Layout says which members of a group have an input.
 type Layout struct {
-	Replicated bool // each has all of it
-	Sharded    bool // each has some indices of the axis: as many, if they can be dealt out so
+	Replicated bool // each member has all of it
+	Sharded    bool // each member has some indices of the axis, equally many if they divide evenly
 	Axis       int
 	Members    int
 }
 
-// Evenly is what each member has of n indices, if all have as many.
+// Evenly returns each member's share of n indices. ok is false if n does not divide evenly.
 func (l Layout) Evenly(n int) (each int, ok bool) { return n / l.Members, n%l.Members == 0 }
 
-// Whole says whether the first member alone has it.
+// Whole reports whether the first member alone has the input.
 func (l Layout) Whole() bool { return !l.Replicated && !l.Sharded }
 
-// Apart is work that each member of a group does with what it has.
+// Apart is work in per-GPU mode: each member of a group works on its own parts.
 type Apart struct {
-	// Replicate are the inputs that are to be replicated first.
+	// Replicate marks the inputs that are to be replicated first.
 	Replicate []bool
 
-	// The value's layout, and each member's shape of it. Joined is a vector of parts that lie one behind the other, of
-	// which each member has an equal share of each.
+	// Layout is the value's layout, and Shape each member's shape. Joined means a vector of consecutive parts, of
+	// which each member has an equal share.
 	Layout Layout
 	Joined bool
 	Shape  tensor.Shape
 
-	// Scratch is how many float32 a member needs besides; nil for none.
+	// Scratch returns how many float32 a member needs besides; nil: none.
 	Scratch func(member int, d *decoder.Engine) (int, error)
 
 	// Queue queues a member's work.
 	Queue func(member int, w *Work) error
 
-	// Sum: what the members have queued are partial sums of the value, which is to be their sum.
+	// Sum: the members' results are partial sums of the value.
 	Sum bool
 
-	// Meet queues what a member does together with the others behind Queue, which is nil where there is nothing before: all
-	// of them do the same at the same time, through x. nil: they do not meet.
+	// Meet queues the members' common work after Queue, which may be nil. All members do the same at the same time,
+	// through x. nil: no common work.
 	Meet func(x *decoder.Exchange, member int, all []*Work) error
 }
 
-// MostMembers is how many members of a group can meet.
+// MostMembers is the largest number of members with common work.
 const MostMembers = decoder.MostMembers
 
-// Each is the work of all members that have all inputs whole.
+// Each returns the work of members that have all inputs replicated.
 func (c *Call) Each() *Apart {
 	a := &Apart{Layout: Layout{Replicated: true}, Shape: c.Shape, Queue: func(_ int, w *Work) error { return c.Queue(w) }}
 	if c.Scratch != nil {
@@ -151,18 +148,18 @@ func (c *Call) Each() *Apart {
 	return a
 }
 
-// Spread is work of all members of a group: of the first one before, of all at once, and of the first one after.
+// Spread is work of all members of a group: first of the first member, then of all at once, then of the first member.
 type Spread interface {
-	// Needs is how many float32 a member needs besides.
+	// Needs returns how many float32 a member needs besides.
 	Needs(member int, d *decoder.Engine) (int, error)
-	// Take gives each member that memory.
+	// Take gives each member its scratch memory.
 	Take(scratch []gpu.Memory)
 	Before(*Work) error
 	On(member int, w *Work) error
 	After(*Work) error
 }
 
-// LinearShards is linear layers whose weights are dealt out.
+// LinearShards is linear layers with sharded weights.
 type LinearShards struct{ *decoder.Sharded }
 
 func (l LinearShards) Needs(member int, d *decoder.Engine) (int, error) {
@@ -183,7 +180,7 @@ func (l LinearShards) After(w *Work) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.AfterShards(s, l.Sharded) })
 }
 
-// Work is where a call's work is queued, and on what.
+// Work has the queue and the operands of a call's work.
 type Work struct {
 	*decoder.Engine
 	*queue.Submission
@@ -191,8 +188,7 @@ type Work struct {
 	Out, Scratch gpu.Memory
 }
 
-// Linear queues linear layers, in a recording as a part of a megakernel where they can
-// be one.
+// Linear queues linear layers. In a recording they become a part of the single-launch decoder, if possible.
 func (w *Work) Linear(o *decoder.Linear) error {
 	if taken, err := w.chained(o); taken || err != nil {
 		return err
@@ -207,8 +203,8 @@ func (w *Work) chained(o *decoder.Linear) (bool, error) {
 	if c, ok := w.Deferred().(*decoder.Megakernel); ok && c.Linear(o) {
 		return true, nil
 	}
-	// What can't be put behind the megakernel that there is may begin another, which may do
-	// what is put off before it, or make new keys and values.
+	// A layer that can't follow the deferred single-launch decoder may begin another one, which may do the deferred
+	// work before it, or make new keys and values.
 	if g, ok := w.Deferred().(*decoder.Gathers); ok {
 		if c := w.NewMegakernel(); c != nil && c.Gather(g) && c.Linear(o) {
 			w.Replace(c)
@@ -224,7 +220,7 @@ func (w *Work) chained(o *decoder.Linear) (bool, error) {
 	return false, nil
 }
 
-// Gather queues rows of a table, in a recording with those that are added to them.
+// Gather queues rows of a table, in a recording together with the rows that are added to them.
 func (w *Work) Gather(o *decoder.Gather) error {
 	if w.Recording() {
 		if g, ok := w.Deferred().(*decoder.Gathers); ok && g.Then(o) {
@@ -257,13 +253,13 @@ func (w *Work) MergeStates(o *decoder.States) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.MergeStates(s, o) })
 }
 
-// Move queues elements taken from one place to another.
+// Move queues copies of elements.
 func (w *Work) Move(o *decoder.Move) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Move(s, o) })
 }
 
-// Sample queues the choice of a token for each row of logits, in a recording as the end
-// of the megakernel that makes them, where it can be that.
+// Sample queues the choice of a token for each row of logits. In a recording the choice ends the single-launch
+// decoder that makes the logits, if possible.
 func (w *Work) Sample(o *decoder.Samples) error {
 	if c, ok := w.Deferred().(*decoder.Megakernel); ok && c.Choose(o) {
 		return nil
@@ -274,18 +270,18 @@ func (w *Work) Sample(o *decoder.Samples) error {
 // Operand is the memory of an input.
 type Operand struct {
 	gpu.Memory
-	Fixed  bool    // nothing that is queued writes it
-	Axis   int     // that is dealt out
-	Shards []Shard // of each member; nil: it is whole
+	Fixed  bool    // no queued work writes the memory
+	Axis   int     // the sharded axis
+	Shards []Shard // one for each member; nil: the input is whole
 }
 
-// Shard is what a member has of an input: so many indices of the axis from one on.
+// Shard is a member's part of an input: N indices of the axis from First on.
 type Shard struct {
 	gpu.Memory
 	First, N int
 }
 
-// Collective is work that all ranks do together.
+// Collective is common work of all ranks.
 type Collective int
 
 const (

@@ -6,7 +6,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Dense is v as a tensor in memory that this process can read.
+// Dense returns v as a tensor in memory that this process can read.
 func Dense(op, name string, v G.Value) (*tensor.Dense, error) {
 	t, ok := v.(*tensor.Dense)
 	at := PlaceOf(v)
@@ -29,7 +29,7 @@ func Dense(op, name string, v G.Value) (*tensor.Dense, error) {
 	return t, nil
 }
 
-// OtherName is the name of b beside a's: one GPU can be opened twice.
+// OtherName returns the name of b in a text with a: one GPU can be opened twice.
 func OtherName(b, a *GPU) string {
 	if b.String() == a.String() {
 		return b.String() + ", opened a second time"
@@ -37,7 +37,7 @@ func OtherName(b, a *GPU) string {
 	return b.String()
 }
 
-// InPlace is "in host memory" or "on GPU 0 (name)", beside a value on GPU other.
+// InPlace returns "in host memory" or "on GPU 0 (name)", in a text with GPU other.
 func InPlace(g, other *GPU) string {
 	if g == nil {
 		return "in " + errs.Host
@@ -48,7 +48,7 @@ func InPlace(g, other *GPU) string {
 	return "on " + OtherName(g, other)
 }
 
-// PlaceOf is the GPU that a value is on, nil for the host.
+// PlaceOf returns the GPU of a value, nil for the host.
 func PlaceOf(v G.Value) *GPU {
 	if d, ok := Of(v); ok && d != nil {
 		return d.GPU
@@ -56,8 +56,7 @@ func PlaceOf(v G.Value) *GPU {
 	return nil
 }
 
-// SamePlace is the GPU that all values of an op are on, nil for the host. It
-// refuses those that are in different places.
+// SamePlace returns the GPU of all values of an op, nil for the host. Values in different memories are an error.
 func SamePlace(op string, names []string, in []G.Value) (*GPU, error) {
 	first := PlaceOf(in[0])
 	for i, v := range in {
@@ -77,7 +76,7 @@ func SamePlace(op string, names []string, in []G.Value) (*GPU, error) {
 // public is a tensor of package device.
 type public interface{ Internal() *Tensor }
 
-// Of is the tensor on a GPU that v is, if it is one. The tensor may be nil.
+// Of returns the tensor on a GPU that v is. ok is false for other values. The tensor may be nil.
 func Of(v any) (d *Tensor, ok bool) {
 	if p, ok := v.(public); ok {
 		return p.Internal(), true
@@ -85,5 +84,5 @@ func Of(v any) (d *Tensor, ok bool) {
 	return nil, false
 }
 
-// Must is the tensor on a GPU that v is known to be.
+// Must returns the tensor on a GPU that v is known to be.
 func Must(v any) *Tensor { return v.(public).Internal() }

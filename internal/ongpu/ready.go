@@ -2,8 +2,8 @@ package ongpu
 
 import "errors"
 
-// What a recording depends on may not be ready for a replay.
+// States on which a recording depends may not be ready for a replay.
 var (
-	ErrNotReady    = errors.New("the step is not what was recorded") // a step that recorded work does not fit
+	ErrNotReady    = errors.New("the step is not what was recorded") // the step does not fit the recorded work
 	ErrCacheClosed = errors.New("the cache is closed")
 )

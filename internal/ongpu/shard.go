@@ -19,26 +19,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// UploadSharded is [GPU.Upload] to several GPUs, a part to each: what an axis has is dealt
-// out to the [GPU.Members], in order and evenly. Keys and values that are sharded by heads
-// are what [Attend] and [Attention] need to compute on all of them: q, the output and the
-// log-sum-exp are whole, on the first one.
+// UploadSharded is [GPU.Upload] to several GPUs: the indices of an axis are divided over the [GPU.Members], in order
+// and evenly. Package device documents the uses of such tensors.
 //
-// Weights of shape (out, in) that are sharded by output features, on axis 0, are what Linear and Linears of
-// package nn need for it, with a bias that is whole or sharded as well: each GPU computes its columns of the
-// output, which are sharded on axis 1 if x is on all GPUs ([GPU.UploadReplicated]), and else whole, on the first.
-// Weights that are sharded by input features, on axis 1, are a Linear's whose result is the sum of what all GPUs make
-// of their columns of x: it is on all of them.
+// A sharded tensor can be downloaded, freed, and written by CopyFrom from host memory. All other uses are an error.
+// On a single GPU UploadSharded is Upload.
 //
-// Queries, keys and values that are sharded on axis 1, by heads, are what [CachedAttention] needs to
-// compute on all GPUs without one waiting for another, on a cache that is sharded by heads; its output is sharded so, too. On one
-// that is sharded by context those in float32 are gathered by all GPUs, and its output is on all of them.
-//
-// A sharded tensor can be downloaded, freed, and written by CopyFrom from host memory;
-// nothing else takes it, and says so. Of a single GPU it is Upload.
-//
-// Errors: those of [GPU.Upload], and [ErrShape] for an axis that x has not, or that has
-// fewer elements than there are GPUs.
+// Errors: those of [GPU.Upload], and ErrShape for an axis that x lacks, or that has fewer elements than there are
+// GPUs.
 func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *Tensor, err error) {
 	const op = "GPU.UploadSharded"
 	defer errs.RecoverTo(op, &err)
@@ -68,21 +56,18 @@ func (g *GPU) UploadSharded(x tensor.Tensor, axis int) (d *Tensor, err error) {
 	return d, nil
 }
 
-// UploadReplicated is [GPU.Upload] to several GPUs, all of it to each. Nodes whose inputs are all on each GPU,
-// replicated or in parts, compute on all GPUs at once, without one waiting for another: of replicated inputs each makes
-// the same. Where they have to meet, in a linear layer whose weights are sharded by input features, they do so
-// while they compute. Elsewhere a replicated tensor is one on the first GPU; so a node that makes a result on the first GPU alone
-// is right, but ends that.
+// UploadReplicated is [GPU.Upload] of all of x to each of several GPUs. Package device documents the uses of such
+// tensors.
 //
-// A replicated tensor can be downloaded, freed, and written by CopyFrom. Of a single GPU it is Upload. Errors: those
-// of [GPU.Upload].
+// A replicated tensor can be downloaded, freed, and written by CopyFrom. Other uses take the copy on the first GPU.
+// On a single GPU UploadReplicated is Upload. Errors: those of [GPU.Upload].
 func (g *GPU) UploadReplicated(x tensor.Tensor) (d *Tensor, err error) {
 	const op = "GPU.UploadReplicated"
 	defer errs.RecoverTo(op, &err)
 	return g.upload(op, x, g.newReplicated)
 }
 
-// newReplicated takes the memory. The GPU is entered.
+// newReplicated allocates the memory. The GPU is entered.
 func (g *GPU) newReplicated(op string, t tensor.Dtype, shape tensor.Shape) (d *Tensor, err error) {
 	if d, err = g.Alloc(op, t, shape); err != nil {
 		return nil, err
@@ -97,7 +82,7 @@ func (g *GPU) newReplicated(op string, t tensor.Dtype, shape tensor.Shape) (d *T
 	return d, nil
 }
 
-// eachReplica visits the memory of what members beside the first have of a replicated tensor. The first one submits.
+// eachReplica visits the replicas of a tensor on the members after the first, which submits.
 func (d *Tensor) eachReplica(sub *queue.Submission, visit func(b *cuda.Buffer, offset int64) error) error {
 	for _, r := range d.Replicas {
 		b, offset, err := r.UseAny(sub)
@@ -111,13 +96,13 @@ func (d *Tensor) eachReplica(sub *queue.Submission, visit func(b *cuda.Buffer, o
 	return nil
 }
 
-// UseAny is the tensor's memory, to queue work on by any member.
+// UseAny returns the tensor's memory, for work of any member.
 func (d *Tensor) UseAny(sub *queue.Submission) (b *cuda.Buffer, offset int64, err error) {
 	b, err = sub.UseAny(d.Memory, d.generation)
 	return b, d.offset, err
 }
 
-// On is what a member has of a tensor that all have.
+// On returns a member's copy of a replicated tensor.
 func (d *Tensor) On(member int) *Tensor {
 	switch {
 	case d.Shards != nil:
@@ -128,12 +113,12 @@ func (d *Tensor) On(member int) *Tensor {
 	return d.Replicas[member-1]
 }
 
-// layout is where members have a tensor.
+// layout returns which members have a tensor.
 func (d *Tensor) layout() Layout {
 	return Layout{Replicated: d.Replicas != nil, Sharded: d.Shards != nil, Axis: d.Axis, Members: len(d.GPU.Members)}
 }
 
-// newSharded takes the memory. The GPU is entered.
+// newSharded allocates the memory. The GPU is entered.
 func (g *GPU) newSharded(op string, t tensor.Dtype, shape tensor.Shape, axis int) (*Tensor, error) {
 	if len(g.Members) == 1 {
 		return g.Alloc(op, t, shape)
@@ -151,13 +136,13 @@ func (g *GPU) newSharded(op string, t tensor.Dtype, shape tensor.Shape, axis int
 	return d, nil
 }
 
-// Share is the part of n things that one of some members has.
+// Share returns member i's part of n things.
 func Share(n, members, i int) (first, count int) {
 	first = i * n / members
 	return first, (i+1)*n/members - first
 }
 
-// NotWhole says why a tensor can't be used as a whole.
+// NotWhole returns why a tensor can't be used as a whole, or nil.
 func (d *Tensor) NotWhole() error {
 	if d.Shards == nil {
 		return nil
@@ -165,21 +150,21 @@ func (d *Tensor) NotWhole() error {
 	return &shardedError{d.Axis, d.GPU}
 }
 
-// isSharded says whether a value is dealt out over several GPUs.
+// isSharded reports whether a value is sharded over several GPUs.
 func isSharded(v G.Value) bool {
 	d, ok := Of(v)
 	return ok && d != nil && d.Shards != nil
 }
 
-// eachRun visits what lies together both in a shard and in the whole: n bytes of the
-// shard from one on, and where they are in the whole.
+// eachRun visits the runs that are contiguous both in a shard and in the whole: n bytes of the shard from an offset
+// on, and their offset in the whole.
 func (d *Tensor) eachRun(shard, from, n int, visit func(at, n int)) {
 	inner := int(d.DType.Size())
 	for _, s := range d.Shape[d.Axis+1:] {
 		inner *= s
 	}
 	mine, count := Share(d.Shape[d.Axis], len(d.Shards), shard)
-	run := count * inner // bytes of the shard that lie together
+	run := count * inner // contiguous bytes of the shard
 	for end := from + n; from < end; {
 		outer, in := from/run, from%run
 		n := min(run-in, end-from)
@@ -188,8 +173,8 @@ func (d *Tensor) eachRun(shard, from, n int, visit func(at, n int)) {
 	}
 }
 
-// move copies between the shards and memory of the host that has the whole, to the shards
-// if in is set. It waits where it reads. The GPU is entered.
+// move copies between the shards and host memory that has the whole, to the shards if in is set. move waits for
+// copies to the host. The GPU is entered.
 func (d *Tensor) move(whole []byte, in bool) error {
 	type piece struct{ shard, at, n int }
 	var pieces []piece
@@ -241,7 +226,7 @@ func (d *Tensor) movePiece(shard, at, n int, whole []byte, in bool) error {
 	return nil
 }
 
-// freeAll is free of what several GPUs have of a tensor. The error is the first.
+// freeAll frees the parts that several GPUs have of a tensor, and returns the first error.
 func freeAll(parts []*Tensor) (err error) {
 	for _, p := range parts {
 		if e := p.free(); e != nil && err == nil {
@@ -251,12 +236,12 @@ func freeAll(parts []*Tensor) (err error) {
 	return err
 }
 
-// UseShard is the memory of a member's shard, to queue work on there.
+// UseShard returns the memory of a member's shard, for work on that member.
 func (d *Tensor) UseShard(sub *queue.Submission, member int, name string) (Mem, error) {
 	return d.Shards[member].UseAs(sub, name)
 }
 
-// spreadOperand is an input of work that takes sharded ones, to queue work on. The group's first member submits.
+// spreadOperand returns an input of work that takes sharded inputs. The group's first member submits.
 func (d *Tensor) spreadOperand(sub *queue.Submission, name string) (o Operand, err error) {
 	if d.Shards == nil {
 		return d.wholeOperand(sub, name)
@@ -275,7 +260,7 @@ func (d *Tensor) spreadOperand(sub *queue.Submission, name string) (o Operand, e
 	return o, nil
 }
 
-// computeSharded is [ongpu.Compute] of work on inputs of which some are sharded. The GPU is entered.
+// computeSharded is [Compute] for inputs of which some are sharded. The GPU is entered.
 func (g *GPU) computeSharded(c *Call) (out G.Value, err error) {
 	engines := make([]*decoder.Engine, len(g.Members))
 	for i, m := range g.Members {
@@ -319,8 +304,8 @@ func (g *GPU) computeSharded(c *Call) (out G.Value, err error) {
 	return out, g.computeError(c.Op, err)
 }
 
-// takeScratch gives work the memory that it needs on each member. free is called when the work is queued, and after an
-// error, too.
+// takeScratch gives work the memory that it needs on each member. free is called after the work is queued, and after
+// an error.
 func (g *GPU) takeScratch(sub *queue.Submission, n *Node, work Spread, engines []*decoder.Engine) (free func(), err error) {
 	all := make([]Mem, len(g.Members))
 	var frees []func()
@@ -342,7 +327,7 @@ func (g *GPU) takeScratch(sub *queue.Submission, n *Node, work Spread, engines [
 			if err != nil {
 				return err
 			}
-			if i > 0 { // the member's own queue hands its memory out
+			if i > 0 { // the member's own queue allocates its memory
 				frees = append(frees, func() {
 					_ = m.Queue.Submit(func(*queue.Submission) error { done(); return nil })
 				})
@@ -365,7 +350,7 @@ func (g *GPU) takeScratch(sub *queue.Submission, n *Node, work Spread, engines [
 	return free, nil
 }
 
-// apart is how the members of a group each do their part of a call's work; nil: the first one leads.
+// apart returns how the members of a group each do a part of a call's work; nil: the first member leads.
 func (g *GPU) apart(c *Call) (*Apart, error) {
 	if len(g.Members) == 1 {
 		return nil, nil
@@ -387,7 +372,7 @@ func (g *GPU) apart(c *Call) (*Apart, error) {
 	return c.Each(), nil
 }
 
-// computeApart is [ongpu.Compute] of work that each member does with what it has. The GPU is entered.
+// computeApart is [Compute] for work in per-GPU mode. The GPU is entered.
 func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 	var engines []*decoder.Engine
 	for _, m := range g.Members {
@@ -424,7 +409,7 @@ func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 		}
 		queue := func(i int, sub *queue.Submission) error {
 			w := &works[i]
-			defer w.free() // who takes the memory next is behind what members do together
+			defer w.free() // the next owner of the memory comes after the members' common work
 			if a.Queue != nil {
 				if err := a.Queue(i, &w.Work); err != nil {
 					return err
@@ -442,7 +427,7 @@ func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 			err = meetApart(sub, exchange, a.Meet, works)
 		}
 		if err != nil {
-			if exchange != nil && !sub.Recording() { // some wait for others, who do not come
+			if exchange != nil && !sub.Recording() { // a member would wait for members that do not come
 				if e := exchange.Realign(sub.Finish); e != nil {
 					err = errors.Join(err, e)
 				}
@@ -460,7 +445,7 @@ func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 	return g.apartValue(c.DType, c.Shape, values, a).Value(), nil
 }
 
-// apartValue is what members have made.
+// apartValue returns the value that the members have made.
 func (g *GPU) apartValue(t tensor.Dtype, shape tensor.Shape, values []*Tensor, a *Apart) *Tensor {
 	if a.Layout.Replicated {
 		values[0].Replicas = values[1:]
@@ -477,7 +462,7 @@ type apartWork struct {
 	free  func()
 }
 
-// readyApart takes the memory that a member needs for its part.
+// readyApart allocates the memory that a member needs for its part.
 func (g *GPU) readyApart(sub *queue.Submission, c *Call, a *Apart, in []*Tensor, e *decoder.Engine, member int) (w apartWork, err error) {
 	w = apartWork{Work: Work{Engine: e, Submission: sub}, free: func() {}}
 	for i, d := range in {
@@ -520,7 +505,7 @@ func (g *GPU) readyApart(sub *queue.Submission, c *Call, a *Apart, in []*Tensor,
 	return w, nil
 }
 
-// Freeing gives back what was taken on the way.
+// Freeing frees temporary memory.
 type Freeing []func()
 
 func (f Freeing) All() {
@@ -529,7 +514,7 @@ func (f Freeing) All() {
 	}
 }
 
-// placed is the inputs of a call, those to be replicated as such.
+// placed returns the inputs of a call, replicated where replicate is set.
 func (g *GPU) placed(sub *queue.Submission, c *Call, replicate []bool, frees *Freeing) ([]*Tensor, error) {
 	in := make([]*Tensor, len(c.In))
 	for i, v := range c.In {
@@ -548,7 +533,7 @@ func (g *GPU) placed(sub *queue.Submission, c *Call, replicate []bool, frees *Fr
 	return in, nil
 }
 
-// Gathered is an input on the first member as a whole: itself, unless members have made parts of it.
+// Gathered returns an input whole on the first member: the input itself, unless the members have made parts of it.
 func (g *GPU) Gathered(sub *queue.Submission, op string, n *Node, input int, d *Tensor, frees *Freeing) (*Tensor, error) {
 	if !d.Made {
 		return d, nil
@@ -596,14 +581,14 @@ func (g *GPU) Gathered(sub *queue.Submission, op string, n *Node, input int, d *
 	return w, nil
 }
 
-// isMade says whether a value is parts that members have made.
+// isMade reports whether a value consists of parts that members have made.
 func isMade(v G.Value) bool {
 	d, ok := Of(v)
 	return ok && d.Made
 }
 
-// gatherInputs has the inputs of a call that members have made parts of on the first one. free is called when the work is
-// queued, and after an error, too.
+// gatherInputs gathers inputs that members have made parts of on the first member. free is called after the work is
+// queued, and after an error.
 func (g *GPU) gatherInputs(c *Call) (free func(), err error) {
 	var frees Freeing
 	c.In = slices.Clone(c.In)
@@ -622,7 +607,7 @@ func (g *GPU) gatherInputs(c *Call) (free func(), err error) {
 	}, err
 }
 
-// read says that what reads a member's tensor is queued. The first one submits.
+// read records that reads of a member's tensor are queued. The first member submits.
 func (g *GPU) read(sub *queue.Submission, d *Tensor) error {
 	if g == g.Members[0] {
 		return HaveRead(sub, d)
@@ -630,7 +615,7 @@ func (g *GPU) read(sub *queue.Submission, d *Tensor) error {
 	return g.Queue.Submit(func(sub *queue.Submission) error { return HaveRead(sub, d) })
 }
 
-// replicated is a whole input, copied to all other members.
+// replicated copies a whole input to all other members.
 func (g *GPU) replicated(sub *queue.Submission, n *Node, input int, d *Tensor, frees *Freeing) (*Tensor, error) {
 	from, err := d.Use(sub)
 	if err != nil {
@@ -660,7 +645,8 @@ func (g *GPU) replicated(sub *queue.Submission, n *Node, input int, d *Tensor, f
 	})
 }
 
-// sumApart queues the sum of what the members have queued: in a recording within the launches that make it, where all of them can.
+// sumApart queues the sum of the members' partial sums: in a recording within the launches that make the partial
+// sums, if all can.
 func sumApart(sub *queue.Submission, x *decoder.Exchange, o *decoder.AllReduce, works []apartWork) error {
 	sum, fit := decoder.NewSum(x, o), 0
 	return sub.Apart(func(i int, sub *queue.Submission) error {
@@ -677,7 +663,7 @@ func sumApart(sub *queue.Submission, x *decoder.Exchange, o *decoder.AllReduce, 
 	})
 }
 
-// meetApart queues what members do together.
+// meetApart queues the members' common work.
 func meetApart(sub *queue.Submission, x *decoder.Exchange, meet func(*decoder.Exchange, int, []*Work) error, works []apartWork) error {
 	all := make([]*Work, len(works))
 	for i := range works {
@@ -687,7 +673,7 @@ func meetApart(sub *queue.Submission, x *decoder.Exchange, meet func(*decoder.Ex
 	return sub.Apart(nothing, func(i int, _ *queue.Submission) error { return meet(x, i, all) })
 }
 
-// Exchange is what the members sum through, made when it is first needed, with their kernels. The GPU is entered.
+// Exchange returns the memory and kernels for the members' sums, made at first use. The GPU is entered.
 func (g *GPU) Exchange(op string, engines []*decoder.Engine) (*decoder.Exchange, error) {
 	g.decoder.Lock()
 	defer g.decoder.Unlock()
@@ -709,12 +695,12 @@ func (g *GPU) Exchange(op string, engines []*decoder.Engine) (*decoder.Exchange,
 	return x, nil
 }
 
-// From is m from an element on.
+// From returns m from an element on.
 func From(m Mem, element int) Mem {
 	m.Offset += int64(element) * int64(m.DType.Size())
 	m.Len -= element
 	return m
 }
 
-// UseExchange has the members sum through x, which is closed with the GPU.
+// UseExchange sets the memory for the members' sums, which is closed with the GPU.
 func (g *GPU) UseExchange(x *decoder.Exchange) { g.decoder.exchange.Store(x) }

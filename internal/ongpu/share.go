@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/stock"
 )
 
-// ShareMemory has the nodes of a graph share memory, but for keep. What users are told of it is in package
+// ShareMemory makes the nodes of a graph share memory, except keep. Package rewrite documents it for users.
 func ShareMemory(op string, g *G.ExprGraph, keep ...*G.Node) error {
 	if g == nil {
 		return errs.Errorf(op, errs.ErrGraph, "graph is nil")
@@ -19,7 +19,7 @@ func ShareMemory(op string, g *G.ExprGraph, keep ...*G.Node) error {
 		}
 	}
 	nodes := g.AllNodes()
-	readers := make(map[*G.Node][]*G.Node) // once for each time that they read a node
+	readers := make(map[*G.Node][]*G.Node) // once for each read of a node
 	for _, n := range nodes {
 		for _, child := range stock.ChildrenOf(n) {
 			readers[child] = append(readers[child], n)
@@ -41,7 +41,7 @@ func ShareMemory(op string, g *G.ExprGraph, keep ...*G.Node) error {
 	return nil
 }
 
-// reads is how often a node's value is read, with its parts; 0 where it is to stay.
+// reads returns how often a node's value is read, reads of its parts included; 0 for a value that stays.
 func reads(n *G.Node, readers map[*G.Node][]*G.Node, keep []*G.Node) (total int) {
 	if slices.Contains(keep, n) {
 		return 0

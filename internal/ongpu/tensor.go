@@ -20,37 +20,37 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Tensor is a row-major tensor in the memory of a [GPU]. What users are told of it is in package device.
+// Tensor is a row-major tensor in the memory of a [GPU]. Package device documents it for users.
 type Tensor struct {
-	Public G.Value // the tensor of package device that this is a part of; nil: of none
+	Public G.Value // the tensor of package device that has this one; nil: none
 	mark   nocopy.Mark
 	GPU    *GPU
 	Content
-	LSE    *Tensor // of an attention's output, on its way to the node of the log-sum-exp
-	broken error   // why there is no value
+	LSE    *Tensor // of an attention's output, for the node of the log-sum-exp
+	broken error   // why the tensor has no value
 }
 
-// Content is what a tensor is.
+// Content is the data of a tensor.
 type Content struct {
 	Memory     *queue.Memory
-	generation uint64  // of memory
-	offset     int64   // bytes; not 0 in a part of what a node made
-	whole      *Tensor // that this is a part of; nil: of none
+	generation uint64  // generation of memory
+	offset     int64   // bytes; not 0 in a part of a node's value
+	whole      *Tensor // the tensor of which this is a part; nil: none
 	Shape      tensor.Shape
 	DType      tensor.Dtype
-	Axis       int       // that is sharded
-	Shards     []*Tensor // one on each member; nil: it is whole
-	Replicas   []*Tensor // the same on each member but the first; nil: it is on the first alone
-	Made       bool      // shards that nodes made: who needs it whole puts them together
-	Joined     bool      // shards are parts one behind the other, each dealt out: only views of it are used
+	Axis       int       // the sharded axis
+	Shards     []*Tensor // one on each member; nil: the tensor is whole
+	Replicas   []*Tensor // copies on the members after the first; nil: the first alone has the tensor
+	Made       bool      // nodes made the shards: a reader of the whole gathers them
+	Joined     bool      // shards have consecutive parts, each divided: only views of the tensor are used
 }
 
-// deviceType says whether a GPU's memory may have elements of type t.
+// deviceType reports whether a GPU's memory can have elements of type t.
 func deviceType(t tensor.Dtype) bool {
 	return t == tensor.Float32 || t == operand.Float16 || t == operand.BFloat16 || t == tensor.Int32
 }
 
-// CheckShape checks what is to be a tensor on a GPU.
+// CheckShape checks the type and shape of a new tensor on a GPU.
 func CheckShape(op string, t tensor.Dtype, shape tensor.Shape) error {
 	if !deviceType(t) {
 		return errs.Errorf(op, errs.ErrDType, "x is %v; on a GPU it must be float32, Float16, BFloat16 or int32", t)
@@ -66,8 +66,7 @@ func CheckShape(op string, t tensor.Dtype, shape tensor.Shape) error {
 	return nil
 }
 
-// NewTensor takes memory for a tensor. Its content is arbitrary. Errors:
-// [ErrDType], [ErrShape], [ErrOutOfMemory], [ErrClosed].
+// NewTensor allocates a tensor with arbitrary content. Errors: ErrDType, ErrShape, ErrOutOfMemory, ErrClosed.
 func (g *GPU) NewTensor(t tensor.Dtype, shape ...int) (*Tensor, error) {
 	const op = "GPU.NewTensor"
 	if err := CheckShape(op, t, shape); err != nil {
@@ -80,7 +79,7 @@ func (g *GPU) NewTensor(t tensor.Dtype, shape ...int) (*Tensor, error) {
 	return g.Alloc(op, t, shape)
 }
 
-// Alloc is NewTensor of what is checked, on a GPU that is entered.
+// Alloc is NewTensor after the checks, on an entered GPU.
 func (g *GPU) Alloc(op string, t tensor.Dtype, shape tensor.Shape) (d *Tensor, err error) {
 	err = g.Queue.Submit(func(sub *queue.Submission) error {
 		d, err = g.Wrap(sub, t, shape, func(n int64) (*queue.Memory, error) { return sub.Alloc(n) })
@@ -92,7 +91,7 @@ func (g *GPU) Alloc(op string, t tensor.Dtype, shape tensor.Shape) (d *Tensor, e
 	return d, nil
 }
 
-// NextValue is a new value of a node, in the memory of its slot.
+// NextValue returns a new value of a node, in the memory of its slot.
 func (g *GPU) NextValue(sub *queue.Submission, slot *queue.Slot, t tensor.Dtype, shape tensor.Shape, inputs ...*Tensor) (*Tensor, error) {
 	return g.Wrap(sub, t, shape, func(n int64) (*queue.Memory, error) {
 		var used [4]*queue.Memory
@@ -112,16 +111,15 @@ func (g *GPU) Wrap(sub *queue.Submission, t tensor.Dtype, shape tensor.Shape, ta
 	return g.TensorOf(Content{Memory: m, generation: sub.Generation(m), Shape: shape.Clone(), DType: t}), nil
 }
 
-// Upload copies a tensor to the GPU. It returns when x has been read; the copy
-// itself is queued. Errors: [ErrUnsupported] for what is no *tensor.Dense that Go
-// can read, [ErrDType], [ErrShape], [ErrOutOfMemory], [ErrClosed].
+// Upload copies a tensor to the GPU. Upload returns after x has been read; the copy itself is queued. Errors:
+// ErrUnsupported if x is not a *tensor.Dense that Go can read, ErrDType, ErrShape, ErrOutOfMemory, ErrClosed.
 func (g *GPU) Upload(x tensor.Tensor) (d *Tensor, err error) {
 	const op = "GPU.Upload"
 	defer errs.RecoverTo(op, &err)
 	return g.upload(op, x, g.Alloc)
 }
 
-// upload copies a tensor to what make takes the memory for.
+// upload copies a tensor to memory that make allocates.
 func (g *GPU) upload(op string, x tensor.Tensor, make func(string, tensor.Dtype, tensor.Shape) (*Tensor, error)) (d *Tensor, err error) {
 	t, err := Dense(op, "x", x)
 	if err != nil {
@@ -143,14 +141,14 @@ func (g *GPU) upload(op string, x tensor.Tensor, make func(string, tensor.Dtype,
 	return d, nil
 }
 
-// pieceBytes is how much of a tensor is copied at once: pinned memory is scarce.
+// pieceBytes is the size of one copy: pinned memory is scarce.
 const pieceBytes = 4 << 20
 
-// uploaders are how many goroutines bring the pieces of a tensor to pinned memory:
-// one reads some 8 GB/s of a file's pages, where a GPU takes several times as much.
+// uploaders is the number of goroutines that copy a tensor's pieces to pinned memory: one reads some 8 GB/s of a
+// file's pages, and a GPU takes several times as much.
 const uploaders = 4
 
-// Fill queues the copy of what the tensor is to hold. The GPU is entered.
+// Fill queues the copy of src to the tensor. The GPU is entered.
 func (d *Tensor) Fill(src []byte) error {
 	defer runtime.KeepAlive(d)
 	if d.Shards != nil {
@@ -159,7 +157,7 @@ func (d *Tensor) Fill(src []byte) error {
 	return eachPiece((len(src)+pieceBytes-1)/pieceBytes, func(i int) error { return d.fillFrom(src, i*pieceBytes) })
 }
 
-// eachPiece calls f for so many pieces, of several at once. The error is one of them.
+// eachPiece calls f for each piece, for several at once, and returns one of the errors.
 func eachPiece(pieces int, f func(i int) error) error {
 	if pieces == 1 {
 		return f(0)
@@ -174,7 +172,7 @@ func eachPiece(pieces int, f func(i int) error) error {
 			}
 			err = f(i)
 		}
-		next.Store(int64(pieces)) // for the others
+		next.Store(int64(pieces)) // stops the others
 		return err
 	}
 	helpers := min(uploaders, pieces, runtime.GOMAXPROCS(0)) - 1
@@ -211,9 +209,8 @@ func (d *Tensor) fillFrom(src []byte, at int) error {
 	})
 }
 
-// Download waits for what was asked before, and copies the tensor to the host.
-// Errors: [ErrState] if it has been overwritten, [ErrClosed] if it has been
-// freed, and what went wrong in work that was queued before.
+// Download waits for earlier work, and copies the tensor to the host. Errors: ErrState for an overwritten tensor,
+// ErrClosed for a freed tensor, and failures of earlier queued work.
 func (d *Tensor) Download() (t *tensor.Dense, err error) {
 	const op = "Tensor.Download"
 	defer errs.RecoverTo(op, &err)
@@ -228,7 +225,7 @@ func (d *Tensor) Download() (t *tensor.Dense, err error) {
 	return t, nil
 }
 
-// Read fills dst with what the tensor holds. The GPU is entered.
+// Read copies the tensor to dst. The GPU is entered.
 func (d *Tensor) Read(dst []byte) error {
 	defer runtime.KeepAlive(d)
 	if d.Shards != nil {
@@ -272,9 +269,8 @@ func (d *Tensor) through(p *queue.Pinned, copy func(*queue.Submission, *cuda.Buf
 	})
 }
 
-// Free gives the memory back. Work that was queued before still has it. Errors:
-// [ErrClosed] if it was freed before or the GPU is closed, [ErrState] for the old
-// value of a node that has run again.
+// Free frees the memory. Earlier queued work may still use the memory. Errors: ErrClosed if the tensor was freed
+// before or the GPU is closed, ErrState for the old value of a node that has run again.
 func (d *Tensor) Free() error {
 	const op = "Tensor.Free"
 	if err := d.enterFor(op, (*GPU).enterToFree); err != nil {
@@ -303,7 +299,7 @@ func (d *Tensor) free() error {
 	return errors.Join(err, freeAll(d.Replicas))
 }
 
-// TensorOf is a new tensor on the GPU.
+// TensorOf returns a new tensor on the GPU.
 func (g *GPU) TensorOf(c Content) *Tensor {
 	d := g.fresh()
 	d.GPU, d.Content = g, c
@@ -311,7 +307,7 @@ func (g *GPU) TensorOf(c Content) *Tensor {
 	return d
 }
 
-// Value is the tensor as nodes have it: the public tensor that it is a part of.
+// Value returns the tensor as a value of nodes: the public tensor that has d.
 func (d *Tensor) Value() G.Value {
 	if d == nil {
 		return nil
@@ -319,7 +315,7 @@ func (d *Tensor) Value() G.Value {
 	return d.Public
 }
 
-// problem says why d is no tensor that a GPU has made.
+// problem returns why d is no tensor that a GPU has made, or "".
 func (d *Tensor) problem(name string) string {
 	const by = "a GPU"
 	if d == nil {
@@ -328,10 +324,10 @@ func (d *Tensor) problem(name string) string {
 	return d.mark.Problem(name, by)
 }
 
-// errTensorCopied is the use of a copy.
+// errTensorCopied is returned for a copy of a tensor struct.
 var errTensorCopied = errors.New("is a copy of a tensor: use the pointer that the GPU gave")
 
-// Enter checks that d was made, and keeps its GPU open until queue.Leave.
+// Enter checks that a GPU made d, and keeps the GPU open until queue.Leave.
 func (d *Tensor) Enter(op string) error { return d.enterFor(op, (*GPU).Enter) }
 
 func (d *Tensor) enterFor(op string, enter func(*GPU, string) error) error {
@@ -344,8 +340,7 @@ func (d *Tensor) enterFor(op string, enter func(*GPU, string) error) error {
 	return enter(d.GPU, op)
 }
 
-// Use is the tensor's memory, to queue work on. The caller keeps d alive until
-// that is queued.
+// Use returns the tensor's memory. The caller keeps d alive until its work is queued.
 func (d *Tensor) Use(sub *queue.Submission) (Mem, error) {
 	if d.mark.Problem("", "") != "" {
 		return Mem{}, errTensorCopied
@@ -364,7 +359,7 @@ func (d *Tensor) Use(sub *queue.Submission) (Mem, error) {
 	return Mem{Buffer: b, Offset: d.offset, DType: t, Len: d.Size()}, nil
 }
 
-// Size is the number of its elements.
+// Size returns the number of elements.
 func (d *Tensor) Size() int {
 	if d == nil || d.GPU == nil {
 		return 0
@@ -372,9 +367,8 @@ func (d *Tensor) Size() int {
 	return d.Shape.TotalSize()
 }
 
-// Clone copies the tensor on its GPU; the result is a *device.Tensor with memory
-// of its own. Gorgonia calls it where it keeps values. Errors are those of Download, and
-// [ErrOutOfMemory].
+// Clone copies the tensor on its GPU; the result is a *device.Tensor with memory of its own. Gorgonia calls Clone to
+// keep values. Errors: those of Download, and ErrOutOfMemory.
 func (d *Tensor) Clone() (*Tensor, error) {
 	const op = "Tensor.Clone"
 	if err := d.Enter(op); err != nil {
@@ -398,9 +392,8 @@ func (d *Tensor) Clone() (*Tensor, error) {
 	return c, nil
 }
 
-// Rows is the part [from, to) of the tensor's first axis, in the same memory: what
-// is written to one is read from the other. It cannot be freed by itself, and is
-// [ErrClosed] once the tensor is freed. Errors: [ErrShape], [ErrClosed].
+// Rows returns the part [from, to) of the tensor's first axis, in the same memory. The part can't be freed by itself,
+// and is ErrClosed after the tensor is freed. Errors: ErrShape, ErrClosed.
 func (d *Tensor) Rows(from, to int) (*Tensor, error) {
 	const op = "Tensor.Rows"
 	if err := d.Enter(op); err != nil {
@@ -418,7 +411,7 @@ func (d *Tensor) Rows(from, to int) (*Tensor, error) {
 	return d.part(from*(d.Size()/d.Shape[0]), shape), nil
 }
 
-// part is elements from one on, in the same memory.
+// part returns the elements from an index on, in the same memory.
 func (d *Tensor) part(from int, shape tensor.Shape) *Tensor {
 	part := d.GPU.TensorOf(Content{Memory: d.Memory, generation: d.generation, offset: d.offset + int64(from)*int64(d.DType.Size()),
 		whole: d, Shape: shape, DType: d.DType})
@@ -428,14 +421,14 @@ func (d *Tensor) part(from int, shape tensor.Shape) *Tensor {
 	return part
 }
 
-// partApart is a view of a tensor that is sharded by nodes: of each member's shard.
+// partApart returns a view of each member's shard of a tensor that nodes sharded.
 func (d *Tensor) partApart(from int, shape tensor.Shape) (*Tensor, error) {
 	n, size := len(d.Shards), shape.TotalSize()
 	axis := -1
 	if d.Joined {
 		axis = len(shape) - 1
 	} else {
-		row := 1 // elements that are dealt out together
+		row := 1 // elements that stay on one member
 		for _, s := range d.Shape[d.Axis:] {
 			row *= s
 		}
@@ -460,9 +453,9 @@ func (d *Tensor) partApart(from int, shape tensor.Shape) (*Tensor, error) {
 	return part, nil
 }
 
-// CopyFrom makes the tensor equal to another of the same shape and element type
-// on the same GPU, or to a *tensor.Dense in host memory: it returns when that has
-// been read, and the copy is queued. Gorgonia calls it where it keeps values.
+// CopyFrom copies another tensor of the same shape and element type on the same GPU, or a *tensor.Dense in host
+// memory. CopyFrom returns after host memory has been read; the copy is queued. Gorgonia calls CopyFrom to keep
+// values.
 func (d *Tensor) CopyFrom(src any) error {
 	const op = "Tensor.CopyFrom"
 	if err := d.Enter(op); err != nil {
@@ -485,7 +478,7 @@ func (d *Tensor) CopyFrom(src any) error {
 	case !slices.Equal(s.Shape, d.Shape):
 		return errs.Errorf(op, errs.ErrShape, "from %v to %v", s.Shape, d.Shape)
 	case s.Memory != nil && s.Memory == d.Memory && s.offset != d.offset && s.offset < d.offset+d.Bytes() && d.offset < s.offset+s.Bytes():
-		return errs.Errorf(op, errs.ErrUnsupported, "the source and the tensor are rows of one tensor, and some rows are in both") // a driver copies them in any order
+		return errs.Errorf(op, errs.ErrUnsupported, "the source and the tensor are rows of one tensor, and some rows are in both") // a driver copies overlapping ranges in any order
 	}
 	if err := d.copyFrom(s); err != nil {
 		return TensorError(op, "the tensor", err)
@@ -493,7 +486,7 @@ func (d *Tensor) CopyFrom(src any) error {
 	return nil
 }
 
-// write is CopyFrom of a tensor of the host.
+// write is CopyFrom for a tensor of the host.
 func (d *Tensor) write(op string, t *tensor.Dense) error {
 	t, err := Dense(op, "the source", t)
 	switch {
@@ -535,13 +528,13 @@ func (d *Tensor) copyFrom(src *Tensor) error {
 
 func (d *Tensor) Bytes() int64 {
 	n := d.Size()
-	if n == 0 { // of no GPU: it has no element type
+	if n == 0 { // a tensor of no GPU has no element type
 		return 0
 	}
 	return int64(n) * int64(d.DType.Size())
 }
 
-// Zero sets all elements to 0. Where that fails, the tensor is broken.
+// Zero sets all elements to 0. After a failure the tensor is broken.
 func (d *Tensor) Zero() {
 	const op = "Tensor.ZeroValue"
 	if err := d.Enter(op); err != nil {
@@ -568,7 +561,7 @@ func (d *Tensor) Zero() {
 	return
 }
 
-// UseAs is use for an operand with a name.
+// UseAs is Use for an operand with a name.
 func (d *Tensor) UseAs(sub *queue.Submission, name string) (Mem, error) {
 	m, err := d.Use(sub)
 	if err != nil {

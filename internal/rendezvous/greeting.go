@@ -20,13 +20,13 @@ import (
 
 const (
 	nonceSize = 32
-	// MostJob is the most bytes of [Config.Job].
+	// MostJob is the largest length of [Config.Job] in bytes.
 	MostJob = 128
-	// mostList bounds what rank 0 sends of its list, and what a rank takes of it.
+	// mostList is the largest part of rank 0's list that is sent and accepted, in bytes.
 	mostList = 1 << 20
 )
 
-// greeting is what a hello says.
+// greeting is the content of a hello.
 type greeting struct {
 	nonce      [nonceSize]byte
 	size, rank int
@@ -39,18 +39,18 @@ func newNonce() (n [nonceSize]byte) {
 	return n
 }
 
-// hello is what this process says of itself.
+// hello returns this process's hello.
 func (c *Config) hello() []byte {
 	nonce := newNonce()
 	return slices.Concat([]byte(magic+version), nonce[:], numbers(c.Size, c.Rank), c.digest[:], []byte(c.Job))
 }
 
-// digestOf is one of a list, whatever its order.
+// digestOf returns the digest of a list in any order.
 func digestOf(list []string) [sha256.Size]byte {
 	return sha256.Sum256(encode(slices.Sorted(slices.Values(list))))
 }
 
-// errVersion is a hello of another version of the protocol.
+// errVersion is returned for a hello of another version of the protocol.
 var errVersion = errors.New("not a hello of this version")
 
 func parseHello(b []byte) (g greeting, err error) {
@@ -72,13 +72,14 @@ func parseHello(b []byte) (g greeting, err error) {
 	return g, nil
 }
 
-// Who proves to know the secret.
+// Labels of the two proofs.
 const (
 	byRank = "rank: "
 	byZero = "rank 0: "
 )
 
-// mac proves that who has sent it knows the secret: nobody else can make it of this hello and this challenge.
+// mac returns the proof that the process with label who knows the secret: a proof needs the secret, this hello and
+// this challenge.
 func (c *Config) mac(who string, hello, challenge []byte) []byte {
 	m := hmac.New(sha256.New, c.Secret)
 	m.Write([]byte(who))
@@ -87,7 +88,7 @@ func (c *Config) mac(who string, hello, challenge []byte) []byte {
 	return m.Sum(nil)
 }
 
-// encode is a list of texts, each behind its length.
+// encode returns a list of texts, each after its length.
 func encode(list []string) (b []byte) {
 	for _, s := range list {
 		b = append(append(b, numbers(len(s))...), s...)
@@ -95,7 +96,7 @@ func encode(list []string) (b []byte) {
 	return b
 }
 
-// decode is the list of encode, up to where it was cut.
+// decode returns the list of encode, up to the end of a cut list.
 func decode(b []byte) (list []string) {
 	for len(b) >= 4 {
 		n := int64(binary.BigEndian.Uint32(b))
@@ -107,10 +108,10 @@ func decode(b []byte) (list []string) {
 	return list
 }
 
-// cut is what is compared of a list: what both sides can have of it.
+// cut returns the part of a list that is compared, which both sides can have.
 func cut(list []byte) []byte { return list[:min(len(list), mostList)] }
 
-// difference says how a rank's list differs from that of rank 0.
+// difference returns how a rank's list differs from the list of rank 0.
 func difference(mine, zeros []string) string {
 	count := map[string]int{}
 	for _, s := range mine {
@@ -147,7 +148,8 @@ func difference(mine, zeros []string) string {
 	return fmt.Sprintf("it has %s, and rank 0 has %s: all ranks must have this alike", here, there)
 }
 
-// greet is rank 0's side of the beginning of a connection. It closes the connection unless it is a rank's.
+// greet is rank 0's side of a connection's first messages. greet closes the connection unless the other end is a
+// rank.
 func (c *Config) greet(ctx context.Context, conn net.Conn) arrival {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	p := &peer{conn: conn, limit: c.Silence}
@@ -168,15 +170,15 @@ func (c *Config) greet(ctx context.Context, conn net.Conn) arrival {
 	return arrival{}
 }
 
-// turnedAway is why a process is none of this job.
+// turnedAway is the reason why a process does not belong to this job.
 type turnedAway string
 
 func (t turnedAway) Error() string { return string(t) }
 
-// errStranger is a connection that does not speak the protocol.
+// errStranger is returned for a connection that does not speak the protocol.
 var errStranger = errors.New("a stranger")
 
-// admit checks who is at the other end. An [Error] ends the job.
+// admit checks the other end. An [Error] ends the job.
 func (c *Config) admit(p *peer, until time.Time) error {
 	k, said, err := p.receive(until)
 	if err != nil || k != hello {
@@ -216,7 +218,7 @@ func (c *Config) admit(p *peer, until time.Time) error {
 	}
 	for part := range slices.Chunk(cut(encode(c.Same)), most) {
 		if err := p.send(differs, part); err != nil {
-			break // it can't say what differs then
+			break // the rank can't report the difference then
 		}
 	}
 	_ = p.send(differs, nil)
@@ -228,16 +230,18 @@ func (c *Config) admit(p *peer, until time.Time) error {
 	return &Error{g.rank, "it differs from rank 0 in what all ranks must have alike, and has not said in what"}
 }
 
-// turnAway tells a process why it is none of this job.
+// turnAway tells a process why it does not belong to this job.
 func (p *peer) turnAway(text string) error {
-	_ = p.send(refused, reason(text)) // it may be gone
+	_ = p.send(refused, reason(text)) // the process may have ended
 	return turnedAway(text)
 }
 
-// errMute is a connection that was closed before rank 0 had said anything, so rank 0 does not know yet who was there.
+// errMute is returned for a connection that rank 0 closed before its first message: rank 0 did not know yet which
+// process connected.
 var errMute = errors.New("closed without a word")
 
-// introduce is a rank's side of the beginning of a connection to rank 0: what rank 0 has made when all ranks have come.
+// introduce is a rank's side of a connection's first messages. introduce returns the bytes that rank 0 made after all
+// ranks had come.
 func (c *Config) introduce(ctx context.Context, p *peer) ([]byte, error) {
 	said := c.hello()
 	k, nonce, err := p.ask(hello, said)
@@ -259,7 +263,7 @@ func (c *Config) introduce(ctx context.Context, p *peer) ([]byte, error) {
 		return nil, &Error{0, fmt.Sprintf("what listens at %s does not know the job's secret", c.Address)}
 	}
 	until, _ := ctx.Deadline()
-	// Rank 0 is to say first which rank has not come.
+	// Rank 0 reports first which rank is missing.
 	k, content, err = p.receive(until.Add(c.Silence))
 	switch {
 	case err != nil:
@@ -280,7 +284,7 @@ func (p *peer) ask(k kind, content []byte) (kind, []byte, error) {
 	return p.receive(time.Now().Add(p.limit))
 }
 
-// differ finds out what differs from the list that rank 0 begins to send, and says so to rank 0.
+// differ receives the list of rank 0, finds the difference, and sends the difference to rank 0.
 func (c *Config) differ(p *peer, list []byte) error {
 	for until, part := time.Now().Add(c.Silence), list; len(part) > 0; list = append(list, part...) {
 		k, content, err := p.receive(until)
@@ -292,11 +296,11 @@ func (c *Config) differ(p *peer, list []byte) error {
 		}
 	}
 	e := &Error{c.Rank, difference(decode(cut(encode(c.Same))), decode(list))}
-	_ = p.send(failed, append(numbers(c.Rank), reason(e.Reason)...)) // rank 0 ends without it, too
+	_ = p.send(failed, append(numbers(c.Rank), reason(e.Reason)...)) // rank 0 ends without the message, too
 	return e
 }
 
-// unwelcome is the error of a message that is not the one that a rank waits for.
+// unwelcome returns the error of an unexpected message.
 func (c *Config) unwelcome(k kind, content []byte) error {
 	switch k {
 	case failed:
@@ -307,7 +311,7 @@ func (c *Config) unwelcome(k kind, content []byte) error {
 	return &Error{0, fmt.Sprintf("it sent a message of kind %d", k)}
 }
 
-// closed says whether the other end has closed a connection.
+// closed reports whether the other end has closed a connection.
 func closed(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)

@@ -11,21 +11,21 @@ import (
 	"time"
 )
 
-// Config is how a process joins.
+// Config says how a process joins a job.
 type Config struct {
 	Rank, Size int
-	Address    string        // where rank 0 listens, host:port
-	Job        string        // of all ranks; rank 0 turns processes of other jobs away. At most MostJob bytes
-	Same       []string      // what all ranks must have alike, in any order
-	Secret     []byte        // that all ranks know, and nobody else; empty: none
-	Timeout    time.Duration // of the joining, and of a barrier
-	Beat       time.Duration // from one sign of life to the next
-	Silence    time.Duration // after which a process is lost
+	Address    string        // rank 0's address, host:port
+	Job        string        // name of the job, at most MostJob bytes; rank 0 refuses processes of other jobs
+	Same       []string      // texts that must be equal on all ranks, in any order
+	Secret     []byte        // secret of the job's ranks; empty: none
+	Timeout    time.Duration // limit of Join, and of a barrier
+	Beat       time.Duration // time between two heartbeats
+	Silence    time.Duration // time without a message after which a process is lost
 
-	digest [sha256.Size]byte // of Same
+	digest [sha256.Size]byte // digest of Same
 }
 
-// Error is a failure, and whose it is.
+// Error is a failure, with its rank.
 type Error struct {
 	Rank   int
 	Reason string
@@ -33,10 +33,10 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Reason) }
 
-// Join waits until all ranks have come. Rank 0 calls make then, and what it makes, at most
-// 1024 bytes, is given to all. On an error nothing is left of it.
+// Join waits until all ranks have come. Rank 0 then calls make, and sends its at most 1024 bytes to all ranks. After
+// an error nothing is left open.
 func Join(ctx context.Context, c Config, make func() ([]byte, error)) (*Session, []byte, error) {
-	c.digest = digestOf(c.Same) // before there is a connection, which has a time limit
+	c.digest = digestOf(c.Same) // before the connection, which has a time limit
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	if c.Rank == 0 {
@@ -45,14 +45,14 @@ func Join(ctx context.Context, c Config, make func() ([]byte, error)) (*Session,
 	return c.connect(ctx)
 }
 
-// arrival is what has become of a connection to rank 0. A stranger's has none of these.
+// arrival is the result of a connection to rank 0. All fields are empty for a stranger.
 type arrival struct {
 	peer *peer  // a rank of this job
-	err  error  // which it can't be
-	away string // who was turned away, and why
+	err  error  // why the peer can't be a rank
+	away string // the refused process, and why
 }
 
-// gather is Join of rank 0.
+// gather is Join on rank 0.
 func (c Config) gather(ctx context.Context, make func() ([]byte, error)) (s *Session, made []byte, err error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.listenAt())
 	if err != nil {
@@ -106,18 +106,18 @@ func (c Config) gather(ctx context.Context, make func() ([]byte, error)) (s *Ses
 	return newSession(c, peers), made, nil
 }
 
-// linger is how long rank 0 waits for ranks that have not come yet, to tell them that the job has failed: they would
-// wait for rank 0 until their time limit.
+// linger is how long rank 0 of a failed job waits for further ranks, to tell them: otherwise they would wait for rank
+// 0 until their time limit.
 const linger = 2 * time.Second
 
-// tell tells all ranks that the joining has failed, those that come soon, too.
+// tell tells all ranks, and ranks that come soon, that the joining has failed.
 func (c *Config) tell(ctx context.Context, err error, peers []*peer, here map[int]bool, a *arrivals) {
 	var e *Error
 	if !errors.As(err, &e) {
 		e = &Error{0, err.Error()}
 	}
 	one := func(p *peer) {
-		_ = p.send(failed, append(numbers(e.Rank), reason(e.Reason)...)) // it may be gone
+		_ = p.send(failed, append(numbers(e.Rank), reason(e.Reason)...)) // the peer may have ended
 		_ = p.conn.Close()
 		here[p.rank] = true
 	}
@@ -138,8 +138,8 @@ func (c *Config) tell(ctx context.Context, err error, peers []*peer, here map[in
 	}
 }
 
-// listenAt is the port on all of the host's addresses: MASTER_ADDR may be a name that the
-// host itself has for another one of them.
+// listenAt returns the port on all of the host's addresses: the host itself may resolve MASTER_ADDR to another of its
+// addresses.
 func (c Config) listenAt() string {
 	host, port, err := net.SplitHostPort(c.Address)
 	if err != nil {
@@ -151,19 +151,19 @@ func (c Config) listenAt() string {
 	return net.JoinHostPort("", port)
 }
 
-// arrivals takes connections until it is stopped.
+// arrivals accepts connections until it is stopped.
 type arrivals struct {
 	c        chan arrival
 	listener net.Listener
 	cancel   context.CancelFunc
 	done     chan struct{}
-	slots    int // most connections that have not introduced themselves
+	slots    int // largest number of connections before their hello
 
 	mu      sync.Mutex
-	waiting []net.Conn // these, the oldest first
+	waiting []net.Conn // such connections, the oldest first
 }
 
-// spareSlots is how many connections besides one for each rank may wait at once.
+// spareSlots is the number of connections, besides one for each rank, that may wait at once.
 const spareSlots = 256
 
 func newArrivals(ctx context.Context, l net.Listener, c *Config) *arrivals {
@@ -181,7 +181,7 @@ func newArrivals(ctx context.Context, l net.Listener, c *Config) *arrivals {
 				}
 				return
 			}
-			if err != nil { // such as too many open files
+			if err != nil { // for example too many open files
 				a.dropOldest(0)
 				select {
 				case <-ctx.Done():
@@ -214,7 +214,7 @@ func newArrivals(ctx context.Context, l net.Listener, c *Config) *arrivals {
 	return a
 }
 
-// dropOldest closes the oldest connection if there are so many. A rank whose connection is closed connects again.
+// dropOldest closes the oldest connection if there are many. A rank whose connection was closed connects again.
 func (a *arrivals) dropOldest(many int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -230,9 +230,9 @@ func (a *arrivals) stop() {
 	<-a.done
 }
 
-// connect is Join of the other ranks.
+// connect is Join on the other ranks.
 func (c Config) connect(ctx context.Context) (*Session, []byte, error) {
-	var mute time.Time // when rank 0 first closed a connection without a word
+	var mute time.Time // when rank 0 first closed a connection without a message
 	for {
 		conn, err := c.dial(ctx)
 		if err != nil {
@@ -256,7 +256,7 @@ func (c Config) connect(ctx context.Context) (*Session, []byte, error) {
 		if err != errMute {
 			return nil, nil, err
 		}
-		// Rank 0 has no room for the connection at present, or something else listens there.
+		// Rank 0 is full at present, or another program listens there.
 		if mute.IsZero() {
 			mute = time.Now()
 		}
@@ -270,7 +270,7 @@ func (c Config) connect(ctx context.Context) (*Session, []byte, error) {
 	}
 }
 
-// pause is how long something that can't be done yet is left alone.
+// pause is the time between two attempts.
 const pause = 100 * time.Millisecond
 
 // dial tries until rank 0 listens.
@@ -292,7 +292,7 @@ func (c Config) dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// failure is what a message of a rank says of one.
+// failure returns the failure in a message of a rank.
 func (c *Config) failure(from int, content []byte) *Error {
 	rank, text, err := number(content)
 	if err != nil || rank < 0 || rank >= c.Size {

@@ -12,39 +12,39 @@ import (
 	"unicode/utf8"
 )
 
-// kind of a message.
+// kind is the kind of a message.
 type kind byte
 
 const (
 	hello     kind = 1 + iota // to rank 0: see greeting
-	welcome                   // to the others: what rank 0 has made
-	beat                      // nothing
-	failed                    // a rank, and why it failed
+	welcome                   // to the others: the bytes that rank 0 made
+	beat                      // no content
+	failed                    // a rank, and the reason of its failure
 	bye                       // the sender has closed its session
 	arrived                   // to rank 0: the number of a barrier
-	passed                    // to the others: the same, when all have come to it
+	passed                    // to the others: the same number, when all have come to the barrier
 	left                      // to the others: a rank that has closed its session
 	challenge                 // to the others: a random number
 	proof                     // see Config.mac
-	refused                   // to the others: why rank 0 turns this process away
-	differs                   // to the others: a part of rank 0's list of what all ranks must have alike; an empty part ends it
+	refused                   // to the others: why rank 0 refuses this process
+	differs                   // to the others: a part of rank 0's list of Config.Same; an empty part ends the list
 	kinds
 )
 
 const (
 	magic   = "leanattention ranks "
 	version = "2 "
-	most    = 2048 // bytes of a message's content
-	longest = 1024 // bytes of a reason
+	most    = 2048 // most bytes of a message's content
+	longest = 1024 // most bytes of a reason
 )
 
 // peer is a connection.
 type peer struct {
-	rank  int // at the other end
+	rank  int // rank of the other end
 	conn  net.Conn
-	limit time.Duration // of a message's way, and of silence
+	limit time.Duration // time limit of a message, and of silence
 
-	mu sync.Mutex // of writing
+	mu sync.Mutex // held for writing
 }
 
 func (p *peer) send(k kind, content []byte) error {
@@ -84,7 +84,7 @@ func read(r io.Reader) (kind, []byte, error) {
 	return k, content, err
 }
 
-// numbers is n numbers of 32 bits.
+// numbers encodes numbers of 32 bits.
 func numbers(n ...int) (b []byte) {
 	for _, x := range n {
 		b = binary.BigEndian.AppendUint32(b, uint32(x))
@@ -92,7 +92,7 @@ func numbers(n ...int) (b []byte) {
 	return b
 }
 
-// number takes one from a message.
+// number decodes the first number of a message.
 func number(b []byte) (n int, rest []byte, err error) {
 	if len(b) < 4 {
 		return 0, nil, io.ErrUnexpectedEOF
@@ -100,7 +100,7 @@ func number(b []byte) (n int, rest []byte, err error) {
 	return int(int32(binary.BigEndian.Uint32(b))), b[4:], nil
 }
 
-// reason is an error's text as a message has it.
+// reason returns an error's text as the content of a message.
 func reason(text string) []byte {
 	if len(text) > longest {
 		text = text[:longest]
@@ -111,8 +111,8 @@ func reason(text string) []byte {
 	return []byte(text)
 }
 
-// printable is text from a peer as an error has it: what would steer a terminal is escaped as in Go's strings. Text that
-// was escaped before stays as it is, so rank 0 can hand it on.
+// printable escapes control characters in text from a peer, as in Go's strings. Escaped text stays as it is, so rank
+// 0 can pass it on.
 func printable(text string) string {
 	var b strings.Builder
 	for text != "" {

@@ -8,26 +8,26 @@ import (
 	"time"
 )
 
-// ErrClosed is the use of a session that was closed.
+// ErrClosed is returned for a use of a closed session.
 var ErrClosed = errors.New("the session is closed")
 
-// Session is a process among those that have come.
+// Session is a process that has joined.
 type Session struct {
 	config Config
-	peers  []*peer // of rank 0 all others; of the others rank 0
+	peers  []*peer // on rank 0 all others; on the others rank 0
 	work   sync.WaitGroup
-	done   chan struct{} // closed with the first failure, or by Close
+	done   chan struct{} // closed at the first failure, or by Close
 
 	mu       sync.Mutex
 	err      error // the first failure
 	closed   bool
 	gone     map[int]bool // ranks that have closed their sessions
-	barriers int          // that this rank has come to
-	reached  map[int]int  // of rank 0: the last barrier of each rank
-	open     int          // the last barrier that all have come to
+	barriers int          // barriers to which this rank has come
+	reached  map[int]int  // on rank 0: the last barrier of each rank
+	open     int          // the last barrier to which all have come
 	changed  chan struct{}
 
-	order sync.Mutex // of rank 0: what it hands on comes to all others in one order
+	order sync.Mutex // on rank 0: messages reach all others in one order
 }
 
 func newSession(c Config, peers []*peer) *Session {
@@ -39,10 +39,10 @@ func newSession(c Config, peers []*peer) *Session {
 	return s
 }
 
-// Done is closed when the session has failed or was closed: [Session.Err] says which.
+// Done is closed when the session has failed or was closed: [Session.Err] returns which.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
-// Err is the first failure of any rank, an [Error]; [ErrClosed] after Close; else nil.
+// Err returns the first failure of any rank, an [Error]; [ErrClosed] after Close; otherwise nil.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,7 +52,7 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Gone is the lowest of the ranks that have closed their sessions in order; -1 for none.
+// Gone returns the lowest rank that has closed its session without a failure; -1 for none.
 func (s *Session) Gone() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,10 +69,10 @@ func (s *Session) lowestGone() int {
 	return -1
 }
 
-// Fail tells all ranks that this one has failed.
+// Fail tells all ranks that this rank has failed.
 func (s *Session) Fail(err error) { s.fail(&Error{s.config.Rank, string(reason(err.Error()))}) }
 
-// fail notes the first failure, and tells the others.
+// fail records the first failure, and tells the others.
 func (s *Session) fail(e *Error) {
 	s.mu.Lock()
 	if s.err != nil || s.closed {
@@ -83,11 +83,11 @@ func (s *Session) fail(e *Error) {
 	close(s.done)
 	s.mu.Unlock()
 	for _, p := range s.peers {
-		_ = p.send(failed, append(numbers(e.Rank), reason(e.Reason)...)) // it may be gone
+		_ = p.send(failed, append(numbers(e.Rank), reason(e.Reason)...)) // the peer may have ended
 	}
 }
 
-// listen takes what a peer sends.
+// listen handles the messages of a peer.
 func (s *Session) listen(p *peer) {
 	for {
 		k, content, err := p.receive(time.Now().Add(s.config.Silence))
@@ -124,7 +124,7 @@ func (s *Session) listen(p *peer) {
 	}
 }
 
-// lost says what has become of a peer.
+// lost returns the reason why a peer is lost.
 func lost(err error, silence time.Duration) string {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -135,7 +135,7 @@ func lost(err error, silence time.Duration) string {
 	return fmt.Sprintf("it was lost: %v", err)
 }
 
-// beats are this rank's signs of life.
+// beats sends this rank's heartbeats.
 func (s *Session) beats() {
 	tick := time.NewTicker(s.config.Beat)
 	defer tick.Stop()
@@ -145,7 +145,7 @@ func (s *Session) beats() {
 			return
 		case <-tick.C:
 			for _, p := range s.peers {
-				_ = p.send(beat, nil) // who listens to p finds out
+				_ = p.send(beat, nil) // the goroutine that listens to p reports a failure
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func (s *Session) hasLeft(rank int) bool {
 	return s.gone[rank] || s.closed || s.err != nil
 }
 
-// leave notes that a rank has closed its session.
+// leave records that a rank has closed its session.
 func (s *Session) leave(rank int) {
 	s.order.Lock()
 	defer s.order.Unlock()
@@ -172,13 +172,13 @@ func (s *Session) leave(rank int) {
 	}
 }
 
-// signal wakes those who wait at barriers. The lock is held.
+// signal wakes the waiters at barriers. The lock is held.
 func (s *Session) signal() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// arrive notes, at rank 0, that a rank has come to a barrier.
+// arrive records, on rank 0, that a rank has come to a barrier.
 func (s *Session) arrive(rank, n int) {
 	s.order.Lock()
 	defer s.order.Unlock()
@@ -193,7 +193,7 @@ func (s *Session) arrive(rank, n int) {
 		for _, p := range s.peers {
 			_ = p.send(passed, numbers(n))
 		}
-		s.pass(n) // behind the others: who is past the barrier here may close the session
+		s.pass(n) // after the others: a caller past the barrier may close the session
 	}
 }
 
@@ -204,8 +204,8 @@ func (s *Session) pass(n int) {
 	s.signal()
 }
 
-// Barrier waits until all ranks have come to theirs of this number. An error is a failure of
-// all: a rank that has failed, has closed its session, or has not come in time.
+// Barrier waits until all ranks have come to their barrier with the same number. An error is a failure of all: a rank
+// that has failed, has closed its session, or has not come in time.
 func (s *Session) Barrier() error {
 	s.mu.Lock()
 	s.barriers++
@@ -220,7 +220,7 @@ func (s *Session) Barrier() error {
 	defer limit.Stop()
 	for {
 		s.mu.Lock()
-		// All at the same time: who has left may have been past the barrier.
+		// All read at the same time: a rank that has left may have passed the barrier.
 		open, gone, changed := s.open >= n, s.lowestGone(), s.changed
 		s.mu.Unlock()
 		if open {
@@ -242,7 +242,7 @@ func (s *Session) Barrier() error {
 	}
 }
 
-// missing is a rank that has not come to a barrier, as far as this one knows.
+// missing returns a rank that has not come to a barrier, as far as this rank knows.
 func (s *Session) missing(n int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,7 +254,7 @@ func (s *Session) missing(n int) int {
 	return 0
 }
 
-// Close leaves the others, which is no failure of theirs. A second Close is [ErrClosed].
+// Close leaves the job, which is no failure of the other ranks. A second Close is [ErrClosed].
 func (s *Session) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -269,7 +269,7 @@ func (s *Session) Close() error {
 	s.mu.Unlock()
 	for _, p := range s.peers {
 		if s.Err() == ErrClosed {
-			_ = p.send(bye, nil) // it may have left, too
+			_ = p.send(bye, nil) // the peer may have left, too
 		}
 		_ = p.conn.Close()
 	}
