@@ -8,30 +8,20 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
-	"slices"
 	"sync"
 
 	"gorgonia.org/leanattention/kernels/internal/pack"
 )
 
-var (
-	// ErrNoImage is a unit that there is none of, or that has no code for a GPU
-	// of this compute capability.
-	ErrNoImage = errors.New("no GPU module")
-
-	// ErrCorrupt is a module that is not what the build wrote.
-	ErrCorrupt = pack.ErrCorrupt
-)
+// ErrNoImage is the error of a unit that does not exist, or has no code for a GPU
+// of this compute capability.
+var ErrNoImage = errors.New("no GPU module")
 
 // Image is the code of a unit that a GPU of this compute capability loads
 // (10*major + minor, 90 for 9.0): the cubin for it; else the newest cubin of the
 // same major version that is no newer than the GPU; else PTX, which its driver
 // compiles. Unpacked once; callers must not change it.
 func Image(unit string, capability int) ([]byte, error) { return built.image(unit, capability) }
-
-// Entries are the names of the unit's kernels, sorted.
-func Entries(unit string) ([]string, error) { return built.entries(unit) }
 
 // built is what the build wrote.
 var built = store{files: modules}
@@ -57,14 +47,6 @@ func (s *store) manifest(unit string) (*pack.Manifest, error) {
 		return nil, fmt.Errorf("kernels: unit %q: %w", unit, err)
 	}
 	return m, nil
-}
-
-func (s *store) entries(unit string) ([]string, error) {
-	m, err := s.manifest(unit)
-	if err != nil {
-		return nil, err
-	}
-	return slices.Sorted(maps.Keys(m.Entries)), nil
 }
 
 func (s *store) image(unit string, capability int) ([]byte, error) {

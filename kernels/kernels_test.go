@@ -105,9 +105,6 @@ func TestImage(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if names, err := s.entries("u"); err != nil || !slices.Equal(names, []string{"a", "b"}) {
-		t.Errorf("entries %q, %v", names, err)
-	}
 }
 
 func TestImageErrors(t *testing.T) {
@@ -119,15 +116,15 @@ func TestImageErrors(t *testing.T) {
 	}{
 		{"too old a GPU", 75, nil, ErrNoImage},
 		{"no manifest", 90, func(m, a []byte) ([]byte, []byte) { return nil, a }, ErrNoImage},
-		{"a broken manifest", 90, func(m, a []byte) ([]byte, []byte) { return m[:len(m)/2], a }, ErrCorrupt},
+		{"a broken manifest", 90, func(m, a []byte) ([]byte, []byte) { return m[:len(m)/2], a }, pack.ErrCorrupt},
 		{"no archive", 90, func(m, a []byte) ([]byte, []byte) { return m, nil }, fs.ErrNotExist},
-		{"half an archive", 90, func(m, a []byte) ([]byte, []byte) { return m, a[:len(a)/2] }, ErrCorrupt},
-		{"an archive of nothing", 90, func(m, a []byte) ([]byte, []byte) { return m, []byte{} }, ErrCorrupt},
+		{"half an archive", 90, func(m, a []byte) ([]byte, []byte) { return m, a[:len(a)/2] }, pack.ErrCorrupt},
+		{"an archive of nothing", 90, func(m, a []byte) ([]byte, []byte) { return m, []byte{} }, pack.ErrCorrupt},
 		{"another archive", 90, func(m, a []byte) ([]byte, []byte) {
 			other := &pack.Manifest{}
 			a, _ = other.Pack([]string{"sm_80"}, [][]byte{[]byte("sm_80sm_91compute_90")}) // as long as ours
 			return m, a
-		}, ErrCorrupt},
+		}, pack.ErrCorrupt},
 	} {
 		image, err := module(t, c.change).image("u", c.capability)
 		if image != nil || !errors.Is(err, c.want) || !strings.Contains(err.Error(), `unit "u"`) {
@@ -140,9 +137,6 @@ func TestImageErrors(t *testing.T) {
 	for _, unit := range []string{"", "v", "../u", "u.json", "/u"} {
 		if image, err := module(t, nil).image(unit, 90); image != nil || !errors.Is(err, ErrNoImage) {
 			t.Errorf("unit %q: %q, %v", unit, image, err)
-		}
-		if names, err := module(t, nil).entries(unit); names != nil || !errors.Is(err, ErrNoImage) {
-			t.Errorf("unit %q: %q, %v", unit, names, err)
 		}
 	}
 }
@@ -355,8 +349,8 @@ func TestUnpackedWhenAskedFor(t *testing.T) {
 	}
 	opened := map[string]int{}
 	s := &store{files: read{files, opened}}
-	if _, err := s.entries("u"); err != nil || opened["modules/u.bin"] != 0 {
-		t.Errorf("the names of kernels took %v: %v", opened, err)
+	if _, err := s.image("u", 75); err == nil || opened["modules/u.bin"] != 0 {
+		t.Errorf("a GPU without an image took %v: %v", opened, err)
 	}
 	for range 2 {
 		if _, err := s.image("u", 90); err != nil {
@@ -374,8 +368,5 @@ func TestWithoutModules(t *testing.T) {
 	}
 	if image, err := Image("lean", 90); image != nil || !errors.Is(err, ErrNoImage) || !strings.Contains(err.Error(), whyEmpty) {
 		t.Errorf("%q, %v", image, err)
-	}
-	if names, err := Entries("lean"); names != nil || !errors.Is(err, ErrNoImage) {
-		t.Errorf("%q, %v", names, err)
 	}
 }

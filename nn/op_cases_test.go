@@ -200,13 +200,13 @@ func rotaryCases(rng *rand.Rand) (cases []opCase) {
 				y := slices.Clone(in[0])
 				for at := 0; at < len(y); at += config.HeadDim {
 					p := in[1][at/(heads*config.HeadDim)]
-					for i, w := range w {
-						a, b := i, i+config.RotatedDim()/2
+					for i := range w {
+						a, b := i, i+len(w)
 						if config.Interleaved {
 							a, b = 2*i, 2*i+1
 						}
 						// A float64 has too few digits of p w at late positions.
-						turns := w / (2 * math.Pi)
+						turns := w[i] / (2 * math.Pi)
 						whole := math.FMA(p, turns, -math.Round(p*turns))
 						s, c := math.Sincos(2 * math.Pi * whole)
 						x, z := in[0][at+a], in[0][at+b]

@@ -53,17 +53,17 @@ func Broadcast(x *G.Node, comm *ranks.Comm, from int) (y *G.Node, err error) {
 	if len(x.Shape()) == 0 {
 		return nil, errorf(name, errs.ErrShape, "x is a scalar, want rank 1 or more")
 	}
-	if comm != nil && (from < 0 || from >= comm.Size()) {
-		return nil, errorf(name, errs.ErrOption, "from is rank %d of %d", from, comm.Size())
+	if comm != nil && (from < 0 || from >= comm.World().Size) {
+		return nil, errorf(name, errs.ErrOption, "from is rank %d of %d", from, comm.World().Size)
 	}
 	return newTogether(together{kind: kind{len(x.Shape()), x.Dtype()}, comm: comm, what: ongpu.Broadcast, from: from}, x)
 }
 
 func newTogether(r together, x *G.Node) (*G.Node, error) {
-	if r.comm.Size() < 1 {
+	if r.comm.World().Size < 1 {
 		return nil, errorf(r.title(), errs.ErrState, "comm is none of ranks.Join")
 	}
-	if r.comm.Size() == 1 {
+	if r.comm.World().Size == 1 {
 		return x, nil
 	}
 	return newNode(r, x)

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -71,7 +72,7 @@ func (r rotary) title() string { return "Rotary" }
 func (r rotary) String() string {
 	c := r.config
 	return fmt.Sprintf("Rotary{%v, rank %d, positions %v, %d of %d elements, base %v, interleaved %v, scaling %T%+v}",
-		r.dtype, r.rank, r.positions, c.RotatedDim(), c.HeadDim, c.Base, c.Interleaved, c.Scaling, c.Scaling)
+		r.dtype, r.rank, r.positions, cmp.Or(c.Dim, c.HeadDim), c.HeadDim, c.Base, c.Interleaved, c.Scaling, c.Scaling)
 }
 
 func (r rotary) arguments() []argument {

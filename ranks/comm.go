@@ -22,24 +22,22 @@ import (
 	"gorgonia.org/leanattention/internal/rendezvous"
 )
 
-// Error is the failure of a rank, which is one of all: its process has ended or is silent, it
-// has said so by [Comm.Fail], NCCL has found one, or it was waited for too long. It is
-// ErrRank.
-type Error struct {
-	Rank   int
-	Reason string
+// failure is the failure of a rank, which ends all ranks.
+type failure struct {
+	rank   int
+	reason string
 }
 
-func (e *Error) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Reason) }
+func (e *failure) Error() string { return fmt.Sprintf("rank %d: %s", e.rank, e.reason) }
 
 // Is says that it is leanattention.ErrRank.
-func (e *Error) Is(target error) bool { return target == queue.ErrRank }
+func (e *failure) Is(target error) bool { return target == queue.ErrRank }
 
-// rankError makes an Error of one of a session.
+// rankError makes a failure of an error of a session.
 func rankError(err error) error {
 	var e *rendezvous.Error
 	if errors.As(err, &e) {
-		return &Error{e.Rank, e.Reason}
+		return &failure{e.Rank, e.Reason}
 	}
 	return err
 }
@@ -53,7 +51,6 @@ type Comm struct {
 	world   World
 	gpu     *device.GPU
 	members []member            // of the GPU value
-	version string              // of NCCL; empty: this process is alone
 	session *rendezvous.Session // nil: as well
 	checks  []func()            // to be called when the Comm has ended: nobody asks it any more whether ranks have failed
 
@@ -99,7 +96,7 @@ var loadNCCL = nccl.Load
 //
 //   - ErrOption: a world that can't be, or a secret that can't be read or is short.
 //   - ErrUnsupported: NCCL is not found (the error says where it was looked for) or too old, or gpu is more than eight GPUs.
-//   - ErrRank, an [Error]: a rank does not come, fails, or differs in what all must have alike; or this process is turned away.
+//   - ErrRank: a rank does not come, fails, or differs in what all must have alike; or this process is turned away.
 //   - ErrState: gpu is in another Comm.
 //   - ErrClosed: gpu is closed.
 func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Comm, err error) {
@@ -192,7 +189,6 @@ func Join(ctx context.Context, gpu *device.GPU, w World, same ...string) (_ *Com
 	for i := range c.members {
 		c.checks = append(c.checks, group.Member(i).Check(c.failed))
 	}
-	c.version = lib.Version()
 	go c.guard()
 	return c, nil
 }
@@ -253,7 +249,7 @@ func (c *Comm) init(ctx context.Context, lib *nccl.Library, ids []nccl.ID) error
 		return ctx.Err()
 	case <-limit.C:
 		drop()
-		return &Error{c.world.Rank, fmt.Sprintf("NCCL has not connected the ranks within %v", c.world.Timeout)}
+		return &failure{c.world.Rank, fmt.Sprintf("NCCL has not connected the ranks within %v", c.world.Timeout)}
 	}
 }
 
@@ -300,13 +296,8 @@ func (c *Comm) joinError(err error) error {
 	return fmt.Errorf("ranks: Join: rank %d: %w", c.world.Rank, err)
 }
 
-// Rank is this process's number.
-func (c *Comm) Rank() int { return c.World().Rank }
-
-// Size is how many processes there are; 0 if the Comm was not made by Join.
-func (c *Comm) Size() int { return c.World().Size }
-
-// World is what the Comm was joined by.
+// World returns the world that the Comm was joined by: this process's rank, and the number of processes. The result is the
+// zero World if the Comm was not made by Join.
 func (c *Comm) World() World {
 	if c == nil {
 		return World{}
@@ -327,16 +318,11 @@ func (c *Comm) made(op string) error {
 	return nil
 }
 
-// NCCL is the version of the library in use; empty where this process is alone.
-func (c *Comm) NCCL() string {
-	if c == nil {
-		return ""
-	}
-	return c.version
-}
-
-// Err is the failure that has ended the work of all ranks, an [Error]; nil as long as there
-// is none. What was computed since may be anything: downloads and replays report it as well.
+// Err returns the failure that has ended the work of all ranks, or nil. Results that were computed since are undefined:
+// downloads and replays return the failure, too.
+//
+// A failure is ErrRank. Its text has the rank and the reason: the process has ended or is silent, it has called [Comm.Fail],
+// NCCL reports an error, or the others have waited longer than [World].Timeout.
 func (c *Comm) Err() error {
 	if err := c.made("Comm.Err"); err != nil {
 		return err

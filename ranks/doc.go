@@ -13,5 +13,5 @@
 // of this module needs it. All ranks have to run the same sums in the same order.
 //
 // What goes wrong on one rank ends all of them within seconds, with an error that says whose
-// it is: see [Error].
+// it is: see [Comm.Err].
 package ranks

@@ -215,7 +215,7 @@ func decoder(r *rank) (text string) {
 		text += fmt.Sprint(t.Data().([]int32)[0], " ")
 		r.must(ids.CopyFrom(next))
 	}
-	if r.comm.Size() > 1 {
+	if r.comm.World().Size > 1 {
 		if err := r.comm.Close(); !errors.Is(err, la.ErrState) {
 			r.Errorf("Close beside a recording: %v", err)
 		}
@@ -366,9 +366,8 @@ func TestKilled(t *testing.T) {
 			}
 			return true
 		})
-		var e *ranks.Error
-		if !errors.As(err, &e) || !errors.Is(err, la.ErrRank) {
-			t.Errorf("%v, want an Error of ranks", err)
+		if !errors.Is(err, la.ErrRank) {
+			t.Errorf("%v, want %v", err, la.ErrRank)
 		}
 		rankstest.Write(t, fmt.Sprint(err))
 		r.leave()

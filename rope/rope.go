@@ -79,12 +79,13 @@ type YaRN struct {
 	NoTruncate bool
 }
 
-// Frequencies is w, in radians a position, one for each pair, and m.
+// Frequencies returns w, in radians a position, one for each pair, and m. The number of rotated elements of a head is
+// 2*len(w).
 //
 // Errors: ErrShape (HeadDim, Dim), ErrOption (Base, Scaling).
 func (c Config) Frequencies() (w []float64, m float64, err error) {
 	const op = "rope.Config"
-	dim := c.RotatedDim()
+	dim := c.rotated()
 	switch {
 	case c.HeadDim < 1:
 		return nil, 0, errs.Errorf(op, errs.ErrShape, "HeadDim is %d", c.HeadDim)
@@ -109,8 +110,8 @@ func (c Config) Frequencies() (w []float64, m float64, err error) {
 	return w, c.Scaling.apply(w, &c), nil
 }
 
-// RotatedDim is Dim, or all of HeadDim where it is 0.
-func (c Config) RotatedDim() int {
+// rotated is Dim, or HeadDim if Dim is 0.
+func (c *Config) rotated() int {
 	if c.Dim == 0 {
 		return c.HeadDim
 	}
@@ -193,14 +194,14 @@ func (s YaRN) betas() (fast, slow float64) {
 func (s YaRN) apply(w []float64, c *Config) float64 {
 	// pairAt is the pair, not a whole one, that turns so often in the context.
 	pairAt := func(turns float64) float64 {
-		return float64(c.RotatedDim()) * math.Log(float64(s.Context)/(turns*2*math.Pi)) / (2 * math.Log(c.base()))
+		return float64(c.rotated()) * math.Log(float64(s.Context)/(turns*2*math.Pi)) / (2 * math.Log(c.base()))
 	}
 	fast, slow := s.betas()
 	from, to := pairAt(fast), pairAt(slow)
 	if !s.NoTruncate {
 		from, to = math.Floor(from), math.Ceil(to)
 	}
-	from, to = max(from, 0), min(to, float64(c.RotatedDim()-1))
+	from, to = max(from, 0), min(to, float64(c.rotated()-1))
 	if from == to {
 		to += 0.001 // a step: the ramp has no length
 	}

@@ -144,7 +144,7 @@ func (l *loaded) openGPU(stderr io.Writer) (err error) {
 	if l.comm, err = ranks.Join(context.Background(), l.gpu, o.world, same...); err != nil {
 		return err
 	}
-	fmt.Fprintf(stderr, "rank %d of %d on %v, NCCL %s\n", o.world.Rank, o.world.Size, l.gpu, l.comm.NCCL())
+	fmt.Fprintf(stderr, "rank %d of %d on %v\n", o.world.Rank, o.world.Size, l.gpu)
 	return nil
 }
 

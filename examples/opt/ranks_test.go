@@ -81,7 +81,7 @@ func TestRanks(t *testing.T) {
 			if stats := strings.Contains(c, "-stats"); strings.Contains(one[0].Text, "exchange") || strings.Contains(two[0].Text, exchange) != stats {
 				t.Errorf("%s: one process writes %q, two with %s each %q", c, one[0].Text, named, two[0].Text)
 			}
-			where := map[string]string{"gpu": "rank 0 of 2 on GPU 0 (Fake 0), NCCL", "gpu:0,1": "rank 0 of 2 on GPU 0 (Fake 0) with GPU 1 (Fake 1), NCCL"}[named]
+			where := map[string]string{"gpu": "rank 0 of 2 on GPU 0 (Fake 0)\n", "gpu:0,1": "rank 0 of 2 on GPU 0 (Fake 0) with GPU 1 (Fake 1)\n"}[named]
 			if !strings.Contains(two[0].Text, where) || two[1].Text != "0\n\n" {
 				t.Errorf("%s: rank 0 writes %q, rank 1 %q", c, two[0].Text, two[1].Text)
 			}

@@ -24,6 +24,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
+	"gorgonia.org/leanattention/internal/nccl"
 	"gorgonia.org/leanattention/ranks"
 
 	"gorgonia.org/tensor"
@@ -276,7 +277,11 @@ func (r *rankServer) join(ordinals []int) (hello string, err error) {
 	if r.comm, err = ranks.Join(context.Background(), r.gpu, world); err != nil {
 		return "", err
 	}
-	return r.comm.NCCL(), nil
+	lib, err := nccl.Load()
+	if err != nil {
+		return "", err
+	}
+	return lib.Version(), nil
 }
 
 // do answers a question.

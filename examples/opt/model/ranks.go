@@ -147,10 +147,10 @@ func (o *Options) checkWeights(w *Weights) error {
 
 // partial is a linear layer that is cut by input features: the sum of the ranks' parts.
 func (b *builder) partial(x *G.Node, name string, residual *G.Node) *G.Node {
-	if b.ranks == nil || b.ranks.Size() == 1 {
+	if b.ranks == nil || b.ranks.World().Size == 1 {
 		return b.linear(x, "", name, false, residual)
 	}
-	if b.ranks.Rank() != 0 {
+	if b.ranks.World().Rank != 0 {
 		residual = nil
 	}
 	y := b.linear(x, "", name, false, residual)
@@ -159,7 +159,7 @@ func (b *builder) partial(x *G.Node, name string, residual *G.Node) *G.Node {
 
 // fromFirst is what rank 0 has made of what is the same on all ranks: where GPUs differ, bits may.
 func (b *builder) fromFirst(x *G.Node) *G.Node {
-	if b.ranks == nil || b.ranks.Size() == 1 {
+	if b.ranks == nil || b.ranks.World().Size == 1 {
 		return x
 	}
 	return b.do(func() (*G.Node, error) { return nn.Broadcast(x, b.ranks, 0) })
