@@ -484,7 +484,7 @@ func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 }
 
 func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], seed int64, t *tensors) error {
-	*o = attention.Operands[F]{Q: dense.Elements[F](t[roleQ]), Out: dense.Backing[F](t[roleOut]), K: operand.StorageBuffer(t[roleK]), V: operand.StorageBuffer(t[roleV]), Seed: seed}
+	*o = attention.Operands[F]{Q: dense.Elements[F](t[roleQ]), Out: dense.Backing[F](t[roleOut]), Pages: attn.InPlanes(operand.StorageBuffer(t[roleK]), operand.StorageBuffer(t[roleV])), Seed: seed}
 	if bias := t[roleBias]; bias != nil {
 		o.Bias = dense.Elements[F](bias)
 	}
@@ -504,13 +504,12 @@ func attendDense[F lean.Float](plan *attention.Plan, o *attention.Operands[F], s
 func (p *problem) geometry(c *config) attn.Problem {
 	g := c.attention(p.dim)
 	g.Heads, g.KVHeads, g.Dim, g.ValueDim = p.heads, p.kvHeads, p.dim, p.valueDim
-	g.KV, _ = operand.StorageType(p.storage) // which newProblem has checked
+	storage, _ := operand.StorageType(p.storage) // which newProblem has checked
+	g.Pages = attn.Separate(storage, p.dim, p.valueDim, attn.PageStrides{}, attn.PageStrides{}).Packed(p.kvHeads, p.keys)
 	g.QueryType, _ = operand.StorageType(p.query)
 	g.Query = attn.Strides{Row: p.dim, Head: p.queries * p.dim}
 	g.Out = attn.Strides{Row: p.valueDim, Head: p.queries * p.valueDim}
 	g.LSE = attn.Strides{Row: 1, Head: p.queries}
-	g.Key = attn.PageStrides{Page: p.kvHeads * p.keys * p.dim, Head: p.keys * p.dim, Row: p.dim}
-	g.Value = attn.PageStrides{Page: p.kvHeads * p.keys * p.valueDim, Head: p.keys * p.valueDim, Row: p.valueDim}
 	g.PageTokens = p.keys
 	return g
 }

@@ -12,7 +12,6 @@ import (
 	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/internal/ongpu"
-	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/errs"
 
@@ -176,7 +175,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 	full := func(why any) error {
 		return errs.Errorf(op, ErrOutOfMemory, "%d bytes for %s: %v", need, l.config.text(), why)
 	}
-	if err := memory.Check(need, l.largest()); err != nil {
+	if err := memory.Check(need, l.largest); err != nil {
 		return nil, full(err)
 	}
 	defer func() {
@@ -187,7 +186,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 	c := &Cache{config: config, id: ids.Add(1), bytes: l.bytes, holders: make(map[*Sequence]bool), open: make(map[*Step]bool)}
 	c.mark.Set()
 	if config.Device == nil {
-		c.store = kvstore.NewHost(l.store())
+		c.store = kvstore.NewHost(&l.store)
 	} else if c.store, err = placePages(op, c, &l); err != nil {
 		return nil, err
 	}
@@ -208,32 +207,16 @@ func (c CacheConfig) Bytes() (int64, error) {
 
 // cacheLayout is what a configuration comes to.
 type cacheLayout struct {
-	config                     CacheConfig // with its defaults filled in
-	storage                    attn.DType
-	keyElements, valueElements int // of a layer
-	bytes                      int64
-}
-
-// store is what a store of pages needs to know.
-func (l *cacheLayout) store() *kvstore.Config {
-	c := &l.config
-	return &kvstore.Config{Layers: c.Layers, KVHeads: c.KVHeads, PageSize: c.PageSize, Pages: c.Pages, Storage: l.storage,
-		KeyElements: l.keyElements, ValueElements: l.valueElements, Window: c.Window, SinkTokens: c.SinkTokens,
-		Device: c.Device.Internal(), Shard: kvstore.Sharding(c.Shard)}
+	config  CacheConfig    // with its defaults filled in
+	store   kvstore.Config // what a store of pages needs to know
+	bytes   int64
+	largest int64 // bytes of the largest value in host memory
 }
 
 // least is attention on the cache with as few query heads as there can be: how many there are is not known yet.
 func (l *cacheLayout) least() attn.Problem {
 	c := &l.config
 	return geometryOf(&kvstore.Rows{Heads: c.KVHeads}, c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}})
-}
-
-// largest is the bytes of the largest value of a cache in host memory.
-func (l *cacheLayout) largest() int64 {
-	if l.config.Device != nil {
-		return 8 * int64(l.config.Pages)
-	}
-	return int64(max(l.keyElements, l.valueElements)) * int64(l.storage.Size())
 }
 
 // bookkeeping is the bytes that say who has which page.
@@ -267,19 +250,28 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	if c.Shard > ShardContext {
 		return l, errs.Errorf(op, ErrOption, "Shard is %v, none of ShardAuto, ShardHeads and ShardContext", c.Shard)
 	}
-	storage, ok := operand.StorageType(c.DType)
-	if !ok || c.DType == tensor.Float64 {
+	format, ok := c.format()
+	if !ok {
 		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", c.DType)
 	}
-	keyElements, ok1 := operand.Product(c.Pages, c.KVHeads, c.PageSize, c.HeadDim)
-	valueElements, ok2 := operand.Product(c.Pages, c.KVHeads, c.PageSize, c.ValueDim)
-	keyBytes, ok3 := operand.Product(keyElements, storage.Size(), c.Layers)
-	valueBytes, ok4 := operand.Product(valueElements, storage.Size(), c.Layers)
-	ok5 := uint64(keyBytes)+uint64(valueBytes) <= math.MaxInt-min(8*uint64(c.Pages), math.MaxInt)
-	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
+	l.config, l.store = c, kvstore.Config{Layers: c.Layers, KVHeads: c.KVHeads, PageSize: c.PageSize, Pages: c.Pages, Format: format,
+		Window: c.Window, SinkTokens: c.SinkTokens, Device: c.Device.Internal(), Shard: kvstore.Sharding(c.Shard)}
+	if err := l.store.Check(op); err != nil {
+		return l, err
+	}
+	all, largest := l.store.Bytes()
+	if uint64(all) > math.MaxInt-min(8*uint64(c.Pages), math.MaxInt) {
 		return l, errs.Errorf(op, ErrShape, "%s: more bytes than an address has", c.text())
 	}
-	return cacheLayout{c, storage, keyElements, valueElements, int64(keyBytes + valueBytes)}, nil
+	if l.bytes, l.largest = int64(all), int64(largest); c.Device != nil {
+		l.largest = 8 * int64(c.Pages)
+	}
+	return l, nil
+}
+
+// format is what a page of the cache holds. It is false for a DType that no cache has.
+func (c *CacheConfig) format() (attn.Format, bool) {
+	return kvstore.FormatOf(c.DType, c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize)
 }
 
 // maxWindow bounds what sequences keep: sums of three are an int.
@@ -676,9 +668,4 @@ func (c *Cache) commit(op string, r *reservation) error {
 	r.seq.step = nil
 	c.tokens += r.tokens
 	return nil
-}
-
-// pageStrides places (page, head, slot) in a layer's keys or values.
-func (c *CacheConfig) pageStrides(dim int) attn.PageStrides {
-	return attn.PageStrides{Page: c.KVHeads * c.PageSize * dim, Head: c.PageSize * dim, Row: dim}
 }

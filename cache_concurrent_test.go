@@ -221,7 +221,7 @@ func TestCloseWaits(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	if h := c.store.(*kvstore.HostPages); h.Keys == nil || h.Values == nil {
+	if h := c.store.(*kvstore.HostPages); h.Layers == nil {
 		t.Fatal("the memory has gone while a layer computes")
 	}
 	c.running.RUnlock()

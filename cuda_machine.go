@@ -225,7 +225,7 @@ func placePages(op string, c *Cache, l *cacheLayout) (kvstore.Store, error) {
 		g := geometryOf(&kvstore.Rows{Heads: c.config.KVHeads}, &c.config, &config{}) // as few query heads as there can be
 		return p, p.Supports(op, &g)
 	}
-	return kvstore.NewDevice(op, l.store(), l.least())
+	return kvstore.NewDevice(op, &l.store, l.least())
 }
 
 var (
@@ -610,9 +610,9 @@ func (p *machinePages) on(op string, step *Step, gpu *ongpu.GPU) (*kvstore.Devic
 			return nil, ongpu.Error(op, err)
 		}
 	}
-	config := p.layout.store()
+	config := p.layout.store
 	config.Device = gpu
-	there, err := kvstore.NewDevice(op, config, p.layout.least())
+	there, err := kvstore.NewDevice(op, &config, p.layout.least())
 	if err != nil {
 		return nil, err
 	}

@@ -17,5 +17,5 @@ func placeLSE(op *lseOp, _ *G.Node) G.Op                   { return op }
 
 // placePages makes the pages of a cache that is not in host memory.
 func placePages(op string, _ *Cache, l *cacheLayout) (kvstore.Store, error) {
-	return kvstore.NewDevice(op, l.store(), l.least())
+	return kvstore.NewDevice(op, &l.store, l.least())
 }

@@ -87,7 +87,7 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 	attend := func(p *problem, c *config, k, v, out, lse *ongpu.Tensor, further *furtherThere) error {
 		t, names := [...]*ongpu.Tensor{t[0], k, v, out, lse}, [...]string{"q", "k", "v", "out", "lse"}
 		return r.attendDevice(op, gpu, p, c, [2]*ongpu.Tensor{k, v}, func(sub *queue.Submission) (o ongpu.AttentionOperands, err error) {
-			for i, to := range [...]*ongpu.Mem{&o.Q, &o.K, &o.V, &o.Out, &o.LSE} {
+			for i, to := range [...]*ongpu.Mem{&o.Q, &o.Pages[0].Data, &o.Pages[1].Data, &o.Out, &o.LSE} {
 				if t[i] == nil {
 					break
 				}
@@ -297,10 +297,10 @@ func (r *denseRun) attendDevice(op string, gpu *ongpu.GPU, p *problem, c *config
 		}
 		return sub.Each(func(i int, sub *queue.Submission) (err error) {
 			mine := heads[i].Operands(&whole, &o)
-			if mine.K, err = kv[0].UseShard(sub, i, "k"); err != nil {
+			if mine.Pages[0].Data, err = kv[0].UseShard(sub, i, "k"); err != nil {
 				return err
 			}
-			if mine.V, err = kv[1].UseShard(sub, i, "v"); err != nil {
+			if mine.Pages[1].Data, err = kv[1].UseShard(sub, i, "v"); err != nil {
 				return err
 			}
 			return sub.Do(func(s *cuda.Stream) error { return plans[i].Run(s, &mine) })

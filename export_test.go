@@ -77,12 +77,20 @@ func ZeroPages(c *Cache) {
 		return
 	}
 	for _, p := range d.Parts {
-		for _, b := range slices.Concat(p.Keys, p.Values) { // gigabytes, in benchmarks
+		for _, b := range slabsOf(p.Layers) { // gigabytes, in benchmarks
 			if err := b.Set(0, 0, b.Len()); err != nil {
 				panic(err)
 			}
 		}
 	}
+}
+
+// slabsOf are the keys and values of all layers.
+func slabsOf(layers []attn.Memory[*cuda.Buffer]) (all []*cuda.Buffer) {
+	for i := range layers {
+		all = append(all, layers[i][0].Data, layers[i][1].Data)
+	}
+	return all
 }
 
 // FillPages writes a block of bytes to all memory of a cache on GPUs, again and again.
@@ -93,7 +101,7 @@ func FillPages(c *Cache, block []byte) error {
 		if err != nil {
 			return err
 		}
-		for _, b := range slices.Concat(p.Keys, p.Values) {
+		for _, b := range slabsOf(p.Layers) {
 			n := min(b.Len(), int64(len(block)))
 			if err := b.Upload(0, block[:n]); err != nil {
 				return err
@@ -145,10 +153,12 @@ func (c *Cache) testView() *testView {
 	v := &testView{Cache: c}
 	switch s := c.store.(type) {
 	case *kvstore.HostPages:
-		v.keys, v.values = s.Keys, s.Values
+		for _, l := range s.Layers {
+			v.keys, v.values = append(v.keys, l[0].Data), append(v.values, l[1].Data)
+		}
 	case *kvstore.DevicePages:
 		for i := range c.config.Layers {
-			v.keys, v.values = append(v.keys, v.slab(s, i, false)), append(v.values, v.slab(s, i, true))
+			v.keys, v.values = append(v.keys, v.slab(s, i, 0)), append(v.values, v.slab(s, i, 1))
 		}
 	}
 	return v
@@ -161,35 +171,29 @@ func (v *testView) flush() {
 		return
 	}
 	for i := range v.keys {
-		v.copy(s, i, false, v.keys[i], (*cuda.Buffer).Upload)
-		v.copy(s, i, true, v.values[i], (*cuda.Buffer).Upload)
+		v.copy(s, i, 0, v.keys[i], (*cuda.Buffer).Upload)
+		v.copy(s, i, 1, v.values[i], (*cuda.Buffer).Upload)
 	}
 }
 
 // slab is a copy of a layer's keys, or values.
-func (v *testView) slab(s *kvstore.DevicePages, layer int, values bool) cpu.Buffer {
-	dim := v.config.HeadDim
-	if values {
-		dim = v.config.ValueDim
-	}
+func (v *testView) slab(s *kvstore.DevicePages, layer, plane int) cpu.Buffer {
+	dim := [...]int{v.config.HeadDim, v.config.ValueDim}[plane]
 	b := operand.NewBuffer(storageOf(v.config.DType), v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
-	v.copy(s, layer, values, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
+	v.copy(s, layer, plane, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
 	return b
 }
 
 // copy copies between a slab and the GPUs, when they are done. Here it is known how heads and pages are dealt out: heads
 // of a page to one group of members after the other, and pages round the members of a group.
-func (v *testView) copy(s *kvstore.DevicePages, layer int, values bool, slab cpu.Buffer, do func(*cuda.Buffer, int64, []byte) error) {
+func (v *testView) copy(s *kvstore.DevicePages, layer, plane int, slab cpu.Buffer, do func(*cuda.Buffer, int64, []byte) error) {
 	if err := s.GPU.Synchronize(); err != nil {
 		panic(err)
 	}
 	bytes := slabBytes(slab)
 	page, copied := len(bytes)/v.config.Pages, 0
 	for i, p := range s.Parts {
-		b := p.Keys[layer]
-		if values {
-			b = p.Values[layer]
-		}
+		b := p.Layers[layer][plane].Data
 		places := s.Places()
 		groups := len(s.Parts) / places
 		first, end := i/places*v.config.KVHeads/groups, (i/places+1)*v.config.KVHeads/groups
@@ -529,7 +533,7 @@ func (p *fakePlan) Lay(query, out, lse attn.Strides) {
 }
 
 // AppendTurned turns queries and keys one by one, and appends.
-func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned ongpu.Mem, heads int) error {
+func (p *fakePlan) AppendTurned(s *cuda.Stream, pages attention.Pages, newK, newV, q, turned ongpu.Mem, heads int) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
@@ -577,14 +581,14 @@ func (p *fakePlan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned ongp
 			}
 			continue
 		}
-		if err := p.append(k, v, newV, to, heads); err != nil {
+		if err := p.append(&pages, newV, to, heads); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV ongpu.Mem, heads int) error {
+func (p *fakePlan) AppendRows(s *cuda.Stream, to attention.Pages, newK, newV ongpu.Mem, heads int) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
@@ -594,11 +598,11 @@ func (p *fakePlan) AppendRows(s *cuda.Stream, k, v, newK, newV ongpu.Mem, heads 
 	if err != nil {
 		return err
 	}
-	return p.append(k, v, newV, keys, heads)
+	return p.append(&to, newV, keys, heads)
 }
 
 // append stores new keys and values.
-func (p *fakePlan) append(k, v, newV ongpu.Mem, keys []float32, heads int) error {
+func (p *fakePlan) append(to *attention.Pages, newV ongpu.Mem, keys []float32, heads int) error {
 	p.engine.calls = append(p.engine.calls, "append")
 	if !p.ready {
 		return errors.New("append before the plan was uploaded")
@@ -612,7 +616,7 @@ func (p *fakePlan) append(k, v, newV ongpu.Mem, keys []float32, heads int) error
 		fresh []float32
 		at    attn.PageStrides
 		dim   int
-	}{{k, keys, p.g.Key, p.g.Dim}, {v, values, p.g.Value, p.g.ValueDim}} {
+	}{{to[0].Data, keys, p.g.Pages.Planes[0].At, p.g.Dim}, {to[1].Data, values, p.g.Pages.Planes[1].At, p.g.ValueDim}} {
 		slab := operand.NewBuffer(x.to.DType, x.to.Len)
 		if err := x.to.Buffer.Download(slabBytes(slab), x.to.Offset); err != nil {
 			return err
@@ -712,7 +716,7 @@ func (p *fakePlan) Run(s *cuda.Stream, o *ongpu.AttentionOperands) error {
 		return err
 	}
 	// A kernel writes while it reads.
-	for _, in := range [...]ongpu.Mem{o.Q, o.K, o.V} {
+	for _, in := range [...]ongpu.Mem{o.Q, o.Pages[0].Data, o.Pages[1].Data} {
 		for _, out := range [...]ongpu.Mem{o.Out, o.LSE} {
 			if in.Buffer == out.Buffer && in.Offset < out.Offset+out.Size() && out.Offset < in.Offset+in.Size() {
 				return errors.New("an operand is overwritten")
@@ -727,8 +731,8 @@ func (p *fakePlan) Run(s *cuda.Stream, o *ongpu.AttentionOperands) error {
 	if err != nil {
 		return err
 	}
-	operands := cpuattention.Operands[float32]{Q: q, Out: out, K: operand.NewBuffer(o.K.DType, o.K.Len), V: operand.NewBuffer(o.V.DType, o.V.Len)}
-	if err := errors.Join(o.K.Buffer.Download(slabBytes(operands.K), o.K.Offset), o.V.Buffer.Download(slabBytes(operands.V), o.V.Offset)); err != nil {
+	operands := cpuattention.Operands[float32]{Q: q, Out: out, Pages: attn.InPlanes(operand.NewBuffer(o.Pages[0].Data.DType, o.Pages[0].Data.Len), operand.NewBuffer(o.Pages[1].Data.DType, o.Pages[1].Data.Len))}
+	if err := errors.Join(o.Pages[0].Data.Buffer.Download(slabBytes(operands.Pages[0].Data), o.Pages[0].Data.Offset), o.Pages[1].Data.Buffer.Download(slabBytes(operands.Pages[1].Data), o.Pages[1].Data.Offset)); err != nil {
 		return err
 	}
 	if o.LSE.Buffer != nil {

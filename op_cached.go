@@ -162,12 +162,11 @@ func (l Layer) unused(op string, g *G.ExprGraph) error {
 func geometryOf(r *kvstore.Rows, cfg *CacheConfig, c *config) attn.Problem {
 	g := c.attention(cfg.HeadDim)
 	g.Heads, g.KVHeads, g.Dim, g.ValueDim = r.Heads, cfg.KVHeads, cfg.HeadDim, cfg.ValueDim
-	g.KV, _ = operand.StorageType(cfg.DType) // which NewCache has checked
+	g.Pages, _ = cfg.format() // which NewCache has checked
 	g.QueryType, _ = operand.StorageType(r.Query)
 	g.Query = attn.Strides{Row: r.Heads * cfg.HeadDim, Head: cfg.HeadDim}
 	g.Out = attn.Strides{Row: r.Heads * cfg.ValueDim, Head: cfg.ValueDim}
 	g.LSE = attn.Strides{Row: r.Heads, Head: 1}
-	g.Key, g.Value = cfg.pageStrides(cfg.HeadDim), cfg.pageStrides(cfg.ValueDim)
 	g.PageTokens = cfg.PageSize
 	return g
 }

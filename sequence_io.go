@@ -11,13 +11,9 @@ import (
 
 	"gorgonia.org/leanattention/internal/kvstore"
 
-	"gorgonia.org/leanattention/internal/operand"
-
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/pages"
-
-	"gorgonia.org/tensor"
 )
 
 // A saved sequence, all numbers little endian:
@@ -34,7 +30,8 @@ import (
 //	40      8      only in version 2: the first token that was given back
 //	48      8      only in version 2: the first token behind those
 //	40, 56  4      CRC-32C of all before
-//	44, 60         for each layer: its keys (tokens, KVHeads, HeadDim), then its values (tokens, KVHeads, ValueDim)
+//	44, 60         for each layer: its keys (tokens, KVHeads, HeadDim), then its values (tokens, KVHeads, ValueDim);
+//	               scales (tokens, KVHeads, scales of a row) follow what they scale
 //	end     4      CRC-32C of all before
 //
 // Data are those of the tokens that were not given back. Nothing in it depends on pages or on
@@ -47,9 +44,6 @@ const (
 	gapBytes     = 16
 	sumBytes     = 4
 )
-
-// savedTypes are the element types of a cache, by their number in a saved sequence.
-var savedTypes = [...]tensor.Dtype{1: tensor.Float32, 2: operand.Float16, 3: operand.BFloat16}
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -251,11 +245,7 @@ func (c *Cache) savedHeader(tokens int, gap pages.Gap) []byte {
 	}
 	b := append(make([]byte, 0, headerBytes+gapBytes), savedMagic...)
 	b = binary.LittleEndian.AppendUint32(b, version)
-	for i, t := range savedTypes {
-		if t == c.config.DType {
-			b = binary.LittleEndian.AppendUint32(b, uint32(i))
-		}
-	}
+	b = binary.LittleEndian.AppendUint32(b, uint32(kvstore.Number(c.config.DType)))
 	for _, n := range [...]int{c.config.Layers, c.config.KVHeads, c.config.HeadDim, c.config.ValueDim} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(n))
 	}
@@ -319,11 +309,11 @@ func (c *CacheConfig) doesWithout(op string, gone pages.Gap, tokens uint64) erro
 // fits compares c with the header of a saved sequence.
 func (c *Cache) fits(op string, header []byte) error {
 	field := func(at int) uint32 { return binary.LittleEndian.Uint32(header[at:]) }
-	code := field(12)
-	if code < 1 || code >= uint32(len(savedTypes)) {
-		return errs.Errorf(op, ErrFormat, "element type %d, outside [1, %d]", code, len(savedTypes)-1)
+	t, most, ok := kvstore.TypeOf(field(12))
+	if !ok {
+		return errs.Errorf(op, ErrFormat, "element type %d, outside [1, %d]", field(12), most)
 	}
-	if t := savedTypes[code]; t != c.config.DType {
+	if t != c.config.DType {
 		return errs.Errorf(op, ErrDType, "the saved sequence is of %v and the cache of %v", t, c.config.DType)
 	}
 	for _, x := range [...]struct {
@@ -411,7 +401,7 @@ func (r *sumReader) check(of string) error {
 // more. It is a variable for tests.
 var chunkBytes = 1 << 20
 
-// sequencePart is the keys (or values) of some tokens of a sequence in one layer, as
+// sequencePart is what a slab has of some tokens of a sequence in one layer, as
 // pages have them and as a saved sequence has them.
 type sequencePart struct {
 	kvstore.Transfer // memory is (KVHeads, tokens, dim) for each of runs
@@ -427,15 +417,13 @@ type sequencePart struct {
 // until visit returns. It is nowhere in pages if its tokens are in the gap of s.
 func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) error {
 	c := &s.cache.config
-	storage, _ := operand.StorageType(c.DType)
-	part := &sequencePart{heads: c.KVHeads, size: storage.Size()}
+	format, _ := c.format()
+	part := &sequencePart{heads: c.KVHeads}
 	var tokens, memory []byte
 	for part.Layer = range c.Layers {
-		for _, part.Values = range [...]bool{false, true} {
-			part.row = c.HeadDim * part.size
-			if part.Values {
-				part.row = c.ValueDim * part.size
-			}
+		for part.Slab = range format.Slabs {
+			part.size = part.Slab.DType.Size()
+			part.row = part.Slab.Row * part.size
 			most := part.tokensOf(c.PageSize)
 			for from, to := 0, 0; from < s.table.Tokens; from = to {
 				if from >= gone.First && from < gone.End {

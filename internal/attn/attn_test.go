@@ -202,16 +202,20 @@ func TestFeatures(t *testing.T) {
 
 func TestCan(t *testing.T) {
 	can := Can{Name: "the path", Features: Causal | SetWorkers, KV: []DType{Float16}}
-	good := Problem{Mask: Mask{Causal: true}, KV: Float16, Workers: 3}
+	good := Problem{Dim: 2, ValueDim: 2, Mask: Mask{Causal: true}, Pages: Separate(Float16, 2, 2, PageStrides{}, PageStrides{}), Workers: 3}
 	if err := can.Do("op", &good); err != nil {
 		t.Error(err)
 	}
 	for want, change := range map[string]func(p *Problem){
 		"a window of 7 keys":                               func(p *Problem) { p.Window = 7 },
 		"a soft cap of 2":                                  func(p *Problem) { p.Cap = 2 },
-		"values of 4 elements and keys of 0":               func(p *Problem) { p.ValueDim = 4 },
+		"values of 4 elements and keys of 2":               func(p *Problem) { p.ValueDim = 4 },
+		"values that are parts of their keys":              func(p *Problem) { p.Pages.Value.Plane = 0 },
+		"keys of 2 planes":                                 func(p *Problem) { p.Pages.KeyPlanes = 2 },
+		"keys and values of different types":               func(p *Problem) { p.Pages.Planes[1].DType = Float32 },
+		"float16 with a scale for each token and head":     func(p *Problem) { p.Pages.Planes[1].Scales = ScalesByToken },
 		"unfused attention":                                func(p *Problem) { p.Unfused = true },
-		"keys and values are bfloat16; it takes [float16]": func(p *Problem) { p.KV = BFloat16 },
+		"keys and values are bfloat16; it takes [float16]": func(p *Problem) { p.Pages = p.Pages.As(BFloat16) },
 	} {
 		p := good
 		change(&p)

@@ -68,8 +68,10 @@ func (p *Problem) OfNew(rows int) Problem {
 	of := *p
 	of.Sinks = false
 	of.state(p.Heads)
-	of.Key = PageStrides{Page: p.Dim, Head: rows * p.Dim, Row: p.Dim}
-	of.Value = PageStrides{Page: p.ValueDim, Head: rows * p.ValueDim, Row: p.ValueDim}
+	for i := range of.Pages.planes() {
+		plane := &of.Pages.Planes[i]
+		plane.At = PageStrides{Page: plane.Dim, Head: rows * plane.Dim, Row: plane.Dim}
+	}
 	of.PageTokens = rows
 	return of
 }
@@ -77,5 +79,5 @@ func (p *Problem) OfNew(rows int) Problem {
 // state has results of p be states. Where queries have the type of keys, so do weights elsewhere, too.
 func (p *Problem) state(heads int) {
 	p.Out, p.LSE = PackedRows(heads, p.ValueDim), PackedRows(heads, 1)
-	p.Mixed = p.Mixed || p.QueryType == p.KV
+	p.Mixed = p.Mixed || p.QueryType == p.Pages.Key().DType
 }

@@ -22,6 +22,10 @@ const (
 	Sinks         // query heads have attention sinks
 	Rotates       // queries and new keys are turned by a rotary embedding
 	OtherValueDim // values are of another width than keys
+	SeveralPlanes // a key is the rows of several planes
+	ValuesInKeys  // values are parts of keys
+	SeveralTypes  // planes are of different types
+	Scaled        // elements of pages have scales
 	OtherPolicy   // LeanTiles are not cut by stream-K
 	SetTiles      // the caller says how large LeanTiles are
 	SetWorkers    // the caller says how many workers there are
@@ -50,6 +54,7 @@ func (p *Problem) Features() (f Feature) {
 	note(p.Rotary != Rotary{}, Rotates)
 	note(rest.Mask != Mask{} || rest.Score != Score{}, unknown)
 	note(p.ValueDim != p.Dim, OtherValueDim)
+	f |= p.Pages.features()
 	note(p.Policy != lean.Policy{}, OtherPolicy)
 	note(p.TileTokens != 0, SetTiles)
 	note(p.Workers != 0, SetWorkers)
@@ -91,6 +96,19 @@ func (f Feature) text(p *Problem) string {
 		return fmt.Sprintf("a rotary embedding of %d elements of a head", 2*p.Rotary.Turns.Len())
 	case OtherValueDim:
 		return fmt.Sprintf("values of %d elements and keys of %d", p.ValueDim, p.Dim)
+	case SeveralPlanes:
+		return fmt.Sprintf("keys of %d planes", p.Pages.KeyPlanes)
+	case ValuesInKeys:
+		return "values that are parts of their keys"
+	case SeveralTypes:
+		return "keys and values of different types"
+	case Scaled:
+		for _, plane := range p.Pages.planes() {
+			if plane.Scales != NoScales {
+				return fmt.Sprintf("%v with %v", plane.DType, plane.Scales)
+			}
+		}
+		return "keys and values with scales"
 	case OtherPolicy:
 		return fmt.Sprintf("the schedule %v", p.Policy.Kind)
 	case SetTiles:
@@ -114,7 +132,7 @@ type Can struct {
 
 // Does says whether c can do all of p.
 func (c *Can) Does(p *Problem) bool {
-	return p.Features()&^c.Features == 0 && slices.Contains(c.KV, p.KV)
+	return p.Features()&^c.Features == 0 && c.otherType(p) < 0
 }
 
 // Do reports the first thing of p that c can't do. Errors wrap ErrUnsupported, or ErrDType for the type of keys and
@@ -123,8 +141,13 @@ func (c *Can) Do(op string, p *Problem) error {
 	if more := p.Features() &^ c.Features; more != 0 {
 		return Errorf(op, ErrUnsupported, "%s: %s", c.Name, more.text(p))
 	}
-	if !slices.Contains(c.KV, p.KV) {
-		return Errorf(op, ErrDType, "%s: keys and values are %v; it takes %v", c.Name, p.KV, c.KV)
+	if i := c.otherType(p); i >= 0 {
+		return Errorf(op, ErrDType, "%s: keys and values are %v; it takes %v", c.Name, p.Pages.Planes[i].DType, c.KV)
 	}
 	return nil
+}
+
+// otherType returns the first plane whose type c does not list, -1 where there is none.
+func (c *Can) otherType(p *Problem) int {
+	return slices.IndexFunc(p.Pages.planes(), func(plane Plane) bool { return !slices.Contains(c.KV, plane.DType) })
 }

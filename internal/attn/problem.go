@@ -28,14 +28,13 @@ type PageStrides struct{ Page, Head, Row int }
 type Problem struct {
 	Heads, KVHeads int     // query heads, a multiple of the KV heads; head h reads KV head h/(Heads/KVHeads)
 	Dim, ValueDim  int     // elements of a query or key row, and of a value or output row
-	KV             DType   // what keys and values are stored as
+	Pages          Format  // what keys and values are stored as, and where
 	Scale          float64 // on q.k, natural
 	Mask                   // which keys a query sees
 	Score                  // what happens to scores before the softmax
 	Rotary         Rotary  // turns queries and new keys, if not zero
 
 	Query, Out, LSE Strides
-	Key, Value      PageStrides
 	PageTokens      int
 
 	TileTokens int         // tokens of a LeanTile; 0: the engine's choice
@@ -47,7 +46,7 @@ type Problem struct {
 	// sequences, nor from other rows of its own, nor from who has which LeanTiles.
 	Invariant bool
 
-	// Mixed: queries and weights may be rounded to KV. It is no Feature: who does not is right.
+	// Mixed: queries and weights may be rounded to the type of keys. It is no Feature: who does not is right.
 	Mixed bool
 
 	// QueryType is the type of queries and outputs, as far as it is known: which kernels attend may depend on
@@ -65,8 +64,6 @@ func (p *Problem) Check(op string) error {
 		return Errorf(op, ErrShape, "%d query heads for %d KV heads", p.Heads, p.KVHeads)
 	case p.Dim < 1 || p.ValueDim < 1:
 		return Errorf(op, ErrShape, "head dim %d, value dim %d", p.Dim, p.ValueDim)
-	case p.KV.Size() == 0:
-		return Errorf(op, ErrDType, "keys and values of %v", p.KV)
 	case p.PageTokens < 1:
 		return Errorf(op, ErrShape, "pages of %d tokens", p.PageTokens)
 	case p.TileTokens < 0:
@@ -79,6 +76,12 @@ func (p *Problem) Check(op string) error {
 		return Errorf(op, ErrShape, "schedule %d", p.Policy.Kind)
 	case p.Policy.Kind == lean.FixedSplit && p.Policy.Splits < 1:
 		return Errorf(op, ErrShape, "a fixed split into %d", p.Policy.Splits)
+	}
+	if err := p.Pages.Check(op); err != nil {
+		return err
+	}
+	if k, v := p.Pages.KeyDim(), p.Pages.Value.Dim; k != p.Dim || v != p.ValueDim {
+		return Errorf(op, ErrShape, "head dim %d, value dim %d, and pages with keys of %d and values of %d elements", p.Dim, p.ValueDim, k, v)
 	}
 	if err := p.Mask.Check(op); err != nil {
 		return err
@@ -105,10 +108,7 @@ func (p *Problem) Check(op string) error {
 			return Errorf(op, ErrShape, "%s strides %+v", s.name, s.Strides)
 		}
 	}
-	if err := p.Key.Check(op, "key"); err != nil {
-		return err
-	}
-	return p.Value.Check(op, "value")
+	return nil
 }
 
 // TreeFits reports what of p does not go with a tree.
@@ -151,6 +151,9 @@ func (s PageStrides) Check(op, name string) error {
 	}
 	return nil
 }
+
+// Offset returns where a row lies.
+func (s PageStrides) Offset(page, head, slot int) int { return page*s.Page + head*s.Head + slot*s.Row }
 
 // Extent returns the number of elements that rows [0, rows) of the given heads and width reach over,
 // and MaxInt if that is no int.

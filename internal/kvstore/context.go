@@ -53,7 +53,7 @@ func (p *DevicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRow
 	plan, heads, states := p.now.parts[member].plan, p.pages.Parts[member].heads, p.geometry
 	states.Out, states.LSE = attn.PackedRows(states.Heads, states.ValueDim), attn.PackedRows(states.Heads, 1)
 	mine := heads.Operands(&states, all)
-	mine.K, mine.V = p.layerPages(member, layer)
+	mine.Pages = p.layerPages(member, layer)
 	rows := newRows{k: ongpu.From(n.k, heads.First*states.Dim), v: ongpu.From(n.v, heads.First*states.ValueDim)}
 	if err := rows.appendTo(plan, stream, &mine, states.KVHeads); err != nil {
 		return err
@@ -63,8 +63,12 @@ func (p *DevicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRow
 
 // attendFresh queues attention of new tokens among themselves, by copies of their keys and values in b, which is the memory.
 func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRows, o *ongpu.AttentionOperands) error {
-	o.K, o.V = c.keys, c.values
-	o.K.Buffer, o.V.Buffer = b, b
+	o.Pages = c.pages
+	for i := range c.fresh.geometry.Pages.Planes {
+		if m := &o.Pages[i].Data; m.Len > 0 {
+			m.Buffer = b
+		}
+	}
 	if err := n.appendTo(c.fresh.plan, stream, o, 0); err != nil {
 		return err
 	}

@@ -34,9 +34,9 @@ type DevicePages struct {
 // devicePart is what a member has.
 type devicePart struct {
 	share
-	GPU          *ongpu.GPU
-	pages        int            // in its place
-	Keys, Values []*cuda.Buffer // one for each layer
+	GPU    *ongpu.GPU
+	pages  int                         // in its place
+	Layers []attn.Memory[*cuda.Buffer] // of each layer its slabs
 }
 
 // share is what a member has of all keys and values.
@@ -105,36 +105,35 @@ func NewDevice(op string, c *Config, g attn.Problem) (*DevicePages, error) {
 	defer d.GPU.Group.Leave()
 	for i, m := range d.GPU.Members {
 		part := d.Parts[i]
-		share := func(elements int) int64 {
-			return int64(elements/c.Pages/c.KVHeads*part.heads.N*part.pages) * int64(c.Storage.Size())
+		if err := part.take(c); err != nil {
+			err = errors.Join(err, d.Close())
+			if free, e := m.Dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
+				asked := int64(0)
+				for s := range c.Format.Slabs {
+					asked += int64(c.Layers) * part.bytes(c, s)
+				}
+				return nil, fmt.Errorf("leanattention: %s: %d bytes asked for on %v, %d of %d free: %w", op, asked, m.Alone(), free.Free, free.Total, err)
+			}
+			return nil, ongpu.Error(op, err)
 		}
-		err := part.take(c.Layers, share(c.KeyElements), share(c.ValueElements))
-		if err == nil {
-			continue
-		}
-		err = errors.Join(err, d.Close())
-		if free, e := m.Dev.Memory(); e == nil && errors.Is(err, cuda.ErrOutOfMemory) {
-			asked := int64(c.Layers) * (share(c.KeyElements) + share(c.ValueElements))
-			return nil, fmt.Errorf("leanattention: %s: %d bytes asked for on %v, %d of %d free: %w", op, asked, m.Alone(), free.Free, free.Total, err)
-		}
-		return nil, ongpu.Error(op, err)
 	}
 	return d, nil
 }
 
-// take takes the memory, so many bytes for each layer.
-func (p *devicePart) take(layers int, keys, values int64) error {
-	return p.GPU.Queue.Submit(func(sub *queue.Submission) error {
-		for range layers {
-			for _, x := range [...]struct {
-				list  *[]*cuda.Buffer
-				bytes int64
-			}{{&p.Keys, keys}, {&p.Values, values}} {
-				b, err := sub.NewBuffer(x.bytes)
-				if err != nil {
+// bytes is the memory that the member has of a slab.
+func (p *devicePart) bytes(c *Config, s attn.Slab) int64 {
+	return int64(p.pages) * int64(s.PageBytes(p.heads.N, c.PageSize))
+}
+
+// take takes the memory.
+func (p *devicePart) take(c *Config) error {
+	return p.GPU.Queue.Submit(func(sub *queue.Submission) (err error) {
+		p.Layers = make([]attn.Memory[*cuda.Buffer], c.Layers)
+		for i := range p.Layers {
+			for s := range c.Format.Slabs {
+				if *p.Layers[i].At(s), err = sub.NewBuffer(p.bytes(c, s)); err != nil {
 					return err
 				}
-				*x.list = append(*x.list, b)
 			}
 		}
 		return nil
@@ -240,20 +239,19 @@ func (d *DevicePages) CopyPages(op string, copies []Copy) error {
 
 // copyPage queues the copy of a page with the heads that both parts have.
 func (d *DevicePages) copyPage(s *cuda.Stream, to, from *devicePart, c Copy) error {
-	return d.eachBuffer(to, from, func(dst, src *cuda.Buffer) error {
-		n := dst.Len() / int64(to.pages)
+	return d.eachBuffer(to, from, func(slab attn.Slab, dst, src *cuda.Buffer) error {
+		n := int64(slab.PageBytes(to.heads.N, d.config.PageSize))
 		return s.Copy(dst, int64(to.place.Own(c.To))*n, src, int64(from.place.Own(c.From))*n, n)
 	})
 }
 
 // eachBuffer visits the buffers of two parts.
-func (d *DevicePages) eachBuffer(to, from *devicePart, visit func(to, from *cuda.Buffer) error) error {
-	for layer := range to.Keys {
-		if err := visit(to.Keys[layer], from.Keys[layer]); err != nil {
-			return err
-		}
-		if err := visit(to.Values[layer], from.Values[layer]); err != nil {
-			return err
+func (d *DevicePages) eachBuffer(to, from *devicePart, visit func(s attn.Slab, to, from *cuda.Buffer) error) error {
+	for layer := range to.Layers {
+		for s := range d.config.Format.Slabs {
+			if err := visit(s, *to.Layers[layer].At(s), *from.Layers[layer].At(s)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -289,9 +287,9 @@ func (d *DevicePages) MoveSlots(op string, moves []Move) error {
 // moveSlot queues the move of a token, for the heads that both parts have.
 func (d *DevicePages) moveSlot(s *cuda.Stream, to, from *devicePart, m Move) error {
 	m.To.Page, m.From.Page = to.place.Own(m.To.Page), from.place.Own(m.From.Page)
-	return d.eachBuffer(to, from, func(dst, src *cuda.Buffer) error {
+	return d.eachBuffer(to, from, func(slab attn.Slab, dst, src *cuda.Buffer) error {
 		for head := range to.heads.N {
-			to, from, n := m.bytes(head, to.heads.N, d.config.PageSize, int(dst.Len())/to.pages)
+			to, from, n := m.bytes(slab, head, to.heads.N, d.config.PageSize)
 			if err := s.Copy(dst, int64(to), src, int64(from), int64(n)); err != nil {
 				return err
 			}
@@ -376,12 +374,7 @@ func (d *DevicePages) transferNow(t *Transfer, in bool) error {
 // eachSpan visits where a transfer's spans are: n bytes of a member's memory, and where they
 // are in the caller's. What is together there may be of several members here.
 func (d *DevicePages) eachSpan(t *Transfer, visit func(b *cuda.Buffer, at, from, n int) error) error {
-	of := func(p *devicePart) *cuda.Buffer {
-		if t.Values {
-			return p.Values[t.Layer]
-		}
-		return p.Keys[t.Layer]
-	}
+	of := func(p *devicePart) *cuda.Buffer { return *p.Layers[t.Layer].At(t.Slab) }
 	from := 0
 	if len(d.Parts) == 1 {
 		for _, s := range t.Spans {
@@ -392,8 +385,7 @@ func (d *DevicePages) eachSpan(t *Transfer, visit func(b *cuda.Buffer, at, from,
 		}
 		return nil
 	}
-	first := d.Parts[0]
-	slab := int(of(first).Len()) / first.pages / first.heads.N // bytes of a head in a page
+	slab := t.Slab.PageBytes(1, d.config.PageSize) // bytes of a head in a page
 	for _, s := range t.Spans {
 		for end := s.At + s.N; s.At < end; {
 			page, head, in := s.At/slab/d.config.KVHeads, s.At/slab%d.config.KVHeads, s.At%slab
@@ -419,9 +411,15 @@ func (d *DevicePages) partOf(page int32, head int) *devicePart {
 // given back. The driver waits for queued work.
 func (d *DevicePages) Close() (first error) {
 	for _, p := range d.Parts {
-		for _, b := range slices.Concat(p.Keys, p.Values) {
-			if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
-				first = err
+		for i := range p.Layers {
+			for s := range d.config.Format.Slabs {
+				b := *p.Layers[i].At(s)
+				if b == nil { // taking the memory failed
+					continue
+				}
+				if err := b.Close(); err != nil && first == nil && !errors.Is(err, cuda.ErrClosed) {
+					first = err
+				}
 			}
 		}
 	}
@@ -457,9 +455,9 @@ type newRows struct{ k, v, turned ongpu.Mem }
 // the turning of o's queries.
 func (n newRows) appendTo(plan ongpu.AttentionPlan, s *cuda.Stream, o *ongpu.AttentionOperands, heads int) error {
 	if n.turned.Buffer == nil {
-		return plan.AppendRows(s, o.K, o.V, n.k, n.v, heads)
+		return plan.AppendRows(s, o.Pages, n.k, n.v, heads)
 	}
-	if err := plan.AppendTurned(s, o.K, o.V, n.k, n.v, o.Q, n.turned, heads); err != nil {
+	if err := plan.AppendTurned(s, o.Pages, n.k, n.v, o.Q, n.turned, heads); err != nil {
 		return err
 	}
 	o.Q = n.turned
@@ -482,7 +480,7 @@ func (p *planPart) queueAlone(sub *queue.Submission, n newRows, o *ongpu.Attenti
 				return nil
 			}
 		case *decoder.Projection:
-			stored = late.Append(plan, o.K, o.V, n.k, n.v)
+			stored = late.Append(plan, o.Pages, n.k, n.v)
 		}
 	}
 	return sub.Do(func(s *cuda.Stream) error {
@@ -593,7 +591,7 @@ func (p *DevicePlan) readyApart(sub *queue.Submission, c *Call, member int, qkv 
 		return w, err
 	}
 	w = apartLayer{rows: newRows{k: k, v: v}, o: ongpu.AttentionOperands{Q: q}, reads: qkv[:]}
-	w.o.K, w.o.V = p.layerPages(member, c.Layer)
+	w.o.Pages = p.layerPages(member, c.Layer)
 	if c.Sinks != nil {
 		sinks := ongpu.Must(c.Sinks).On(member)
 		all, err := sinks.UseAs(sub, "sinks")

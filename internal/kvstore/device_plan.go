@@ -2,6 +2,7 @@ package kvstore
 
 import (
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/queue"
 )
@@ -10,7 +11,7 @@ import (
 // and write what is for their heads there.
 func (p *DevicePlan) queue(sub *queue.Submission, layer int, n newRows, o *ongpu.AttentionOperands) error {
 	if len(p.now.parts) == 1 {
-		o.K, o.V = p.layerPages(0, layer)
+		o.Pages = p.layerPages(0, layer)
 		return p.now.parts[0].queueAlone(sub, n, o)
 	}
 	if p.now.context != nil {
@@ -21,7 +22,7 @@ func (p *DevicePlan) queue(sub *queue.Submission, layer int, n newRows, o *ongpu
 		part, g := &p.now.parts[i], &p.geometry
 		heads := p.pages.Parts[i].heads
 		mine := heads.Operands(g, o)
-		mine.K, mine.V = p.layerPages(i, layer)
+		mine.Pages = p.layerPages(i, layer)
 		rows := newRows{k: ongpu.From(n.k, heads.First*g.Dim), v: ongpu.From(n.v, heads.First*g.ValueDim)}
 		if p.turns() {
 			rows.turned = ongpu.From(n.turned, heads.First*g.Group()*g.Query.Head)
@@ -35,11 +36,12 @@ func (p *DevicePlan) queue(sub *queue.Submission, layer int, n newRows, o *ongpu
 	})
 }
 
-// layerPages are the keys and values of a layer that a member has.
-func (p *DevicePlan) layerPages(member, layer int) (k, v ongpu.Mem) {
-	at := func(b *cuda.Buffer) ongpu.Mem {
-		return ongpu.Mem{Buffer: b, DType: p.pages.config.Storage, Len: int(b.Len()) / p.pages.config.Storage.Size()}
-	}
+// layerPages are the pages of a layer that a member has.
+func (p *DevicePlan) layerPages(member, layer int) (pages attention.Pages) {
 	part := p.pages.Parts[member]
-	return at(part.Keys[layer]), at(part.Values[layer])
+	for s := range p.pages.config.Format.Slabs {
+		b := *part.Layers[layer].At(s)
+		*pages.At(s) = ongpu.Mem{Buffer: b, DType: s.DType, Len: int(b.Len()) / s.DType.Size()}
+	}
+	return pages
 }

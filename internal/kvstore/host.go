@@ -15,16 +15,16 @@ import (
 
 // HostPages are pages in Go's memory.
 type HostPages struct {
-	pages        int
-	heads, size  int          // of a page: its KV heads, and its tokens
-	Keys, Values []cpu.Buffer // one for each layer
+	config *Config
+	Layers []attn.Memory[cpu.Buffer] // of each layer its slabs
 }
 
 func NewHost(c *Config) *HostPages {
-	h := &HostPages{pages: c.Pages, heads: c.KVHeads, size: c.PageSize}
-	for range c.Layers {
-		h.Keys = append(h.Keys, operand.NewBuffer(c.Storage, c.KeyElements))
-		h.Values = append(h.Values, operand.NewBuffer(c.Storage, c.ValueElements))
+	h := &HostPages{config: c, Layers: make([]attn.Memory[cpu.Buffer], c.Layers)}
+	for i := range h.Layers {
+		for s := range c.Format.Slabs {
+			*h.Layers[i].At(s) = operand.NewBuffer(s.DType, c.Pages*s.PageBytes(c.KVHeads, c.PageSize)/s.DType.Size())
+		}
 	}
 	return h
 }
@@ -47,7 +47,7 @@ func (h *HostPages) NewPlan(_ int, g attn.Problem) Plan {
 // PrefixBytes is that of new plans. Tests set it.
 var PrefixBytes int
 
-func (h *HostPages) Close() error { h.Keys, h.Values = nil, nil; return nil }
+func (h *HostPages) Close() error { h.Layers = nil; return nil }
 
 func (h *HostPages) Operands(op string, in []G.Value) (o [4]operand.Operand, err error) {
 	for i, v := range in {
@@ -65,11 +65,7 @@ func (h *HostPages) Operands(op string, in []G.Value) (o [4]operand.Operand, err
 }
 
 func (h *HostPages) Transfer(_ string, t *Transfer, in bool) error {
-	b := h.Keys[t.Layer]
-	if t.Values {
-		b = h.Values[t.Layer]
-	}
-	pages, memory := operand.BufferBytes(b), t.Memory
+	pages, memory := operand.BufferBytes(*h.Layers[t.Layer].At(t.Slab)), t.Memory
 	for _, s := range t.Spans {
 		if in {
 			copy(pages[s.At:s.At+s.N], memory)
@@ -82,31 +78,34 @@ func (h *HostPages) Transfer(_ string, t *Transfer, in bool) error {
 }
 
 func (h *HostPages) CopyPages(_ string, copies []Copy) error {
-	for _, buffers := range [...][]cpu.Buffer{h.Keys, h.Values} {
-		for _, b := range buffers {
-			bytes := operand.BufferBytes(b)
-			n := len(bytes) / h.pages
-			for _, c := range copies {
-				copy(bytes[int(c.To)*n:(int(c.To)+1)*n], bytes[int(c.From)*n:])
-			}
+	h.eachSlab(func(s attn.Slab, bytes []byte) {
+		n := s.PageBytes(h.config.KVHeads, h.config.PageSize)
+		for _, c := range copies {
+			copy(bytes[int(c.To)*n:(int(c.To)+1)*n], bytes[int(c.From)*n:])
 		}
-	}
+	})
 	return nil
 }
 
 func (h *HostPages) MoveSlots(_ string, moves []Move) error {
-	for _, buffers := range [...][]cpu.Buffer{h.Keys, h.Values} {
-		for _, b := range buffers {
-			bytes := operand.BufferBytes(b)
-			for _, m := range moves {
-				for head := range h.heads {
-					to, from, n := m.bytes(head, h.heads, h.size, len(bytes)/h.pages)
-					copy(bytes[to:to+n], bytes[from:])
-				}
+	h.eachSlab(func(s attn.Slab, bytes []byte) {
+		for _, m := range moves {
+			for head := range h.config.KVHeads {
+				to, from, n := m.bytes(s, head, h.config.KVHeads, h.config.PageSize)
+				copy(bytes[to:to+n], bytes[from:])
 			}
 		}
-	}
+	})
 	return nil
+}
+
+// eachSlab visits the slabs of all layers.
+func (h *HostPages) eachSlab(visit func(s attn.Slab, bytes []byte)) {
+	for i := range h.Layers {
+		for s := range h.config.Format.Slabs {
+			visit(s, operand.BufferBytes(*h.Layers[i].At(s)))
+		}
+	}
 }
 
 // hostPlan is a Plan for the CPU engine.
@@ -155,7 +154,7 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 	g, layer, q := &p.geometry, c.Layer, c.QKV[0].(*tensor.Dense)
 	o, elements := dense.Unwritten[F](c.Rows.Query, c.Rows.outShape(g.ValueDim))
 	clearOthers(p, elements)
-	operands := &cpuattention.Operands[F]{Q: dense.Elements[F](q), Out: elements, K: p.pages.Keys[layer], V: p.pages.Values[layer]}
+	operands := &cpuattention.Operands[F]{Q: dense.Elements[F](q), Out: elements, Pages: p.pages.Layers[layer]}
 	if c.Sinks != nil {
 		operands.Sinks = dense.Elements[F](c.Sinks.(*tensor.Dense))
 	}
@@ -166,11 +165,11 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 			operands.LSE[i] = operands.Sink(i % g.Heads)
 		}
 	}
-	rows := func(to cpu.Buffer, v G.Value, dim int) cpuattention.NewRows[F] {
-		return cpuattention.NewRows[F]{To: to, Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
+	rows := func(v G.Value, dim int) cpuattention.NewRows[F] {
+		return cpuattention.NewRows[F]{Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
 	}
-	keys, values := rows(operands.K, c.QKV[1], g.Dim), rows(operands.V, c.QKV[2], g.ValueDim)
-	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.seqs, keys, values); err != nil {
+	keys, values := rows(c.QKV[1], g.Dim), rows(c.QKV[2], g.ValueDim)
+	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.seqs, &operands.Pages, keys, values); err != nil {
 		return nil, nil, err
 	}
 	if err := cpuattention.Run(cpu.Default(), &p.plan, operands); err != nil {

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // Heads and pages are dealt out in order and evenly: each page of each head is on one member, and no member is left without.
@@ -99,6 +100,66 @@ func TestRowsOfNobody(t *testing.T) {
 			if want := float32(7); v != want && i < 6*c.had || v != 0 && i >= 6*c.had {
 				t.Errorf("%v: element %d of row %d is %v", c.seqs, i%6, i/6, v)
 			}
+		}
+	}
+}
+
+// TestHostSlabs copies pages and moves tokens of a format of several planes with scales: all that pages have of a token goes along.
+func TestHostSlabs(t *testing.T) {
+	c := Config{Layers: 2, KVHeads: 3, PageSize: 4, Pages: 5, Format: attn.Format{
+		Planes:    [attn.MostPlanes]attn.Plane{{DType: attn.Float16, Dim: 5, Scales: attn.ScalesByGroup, Group: 2}, {DType: attn.Float32, Dim: 2}, {DType: attn.BFloat16, Dim: 3, Scales: attn.ScalesByToken}},
+		KeyPlanes: 2, Value: attn.Columns{Plane: 2, Dim: 3},
+	}}
+	if err := c.Check("test"); err != nil {
+		t.Fatal(err)
+	}
+	h := NewHost(&c)
+	rng := reftest.Rand(t)
+	all, largest := 0, 0
+	h.eachSlab(func(s attn.Slab, bytes []byte) {
+		for i := range bytes {
+			bytes[i] = byte(rng.IntN(256))
+		}
+		all, largest = all+len(bytes), max(largest, len(bytes))
+	})
+	if a, l := c.Bytes(); a != all || l != largest {
+		t.Errorf("%d bytes, the largest slab %d; want %d and %d", a, l, all, largest)
+	}
+	type token struct{ page, slot int }
+	read := func(at token) (b []byte) { // by the strides of an engine
+		h.eachSlab(func(s attn.Slab, bytes []byte) {
+			n := s.Row * s.DType.Size()
+			for head := range c.KVHeads {
+				b = append(b, bytes[((at.page*c.KVHeads+head)*c.PageSize+at.slot)*n:][:n]...)
+			}
+		})
+		return b
+	}
+	want := map[token]string{}
+	for page := range c.Pages {
+		for slot := range c.PageSize {
+			want[token{page, slot}] = string(read(token{page, slot}))
+		}
+	}
+	if err := h.CopyPages("test", []Copy{{To: 1, From: 4}, {To: 0, From: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	for slot := range c.PageSize {
+		want[token{1, slot}], want[token{0, slot}] = want[token{4, slot}], want[token{4, slot}]
+	}
+	if err := h.MoveSlots("test", []Move{{To: Slot{2, 3}, From: Slot{3, 1}}, {To: Slot{3, 1}, From: Slot{3, 0}}}); err != nil {
+		t.Fatal(err)
+	}
+	want[token{2, 3}], want[token{3, 1}] = want[token{3, 1}], want[token{3, 0}]
+	for at, w := range want {
+		if string(read(at)) != w {
+			t.Errorf("page %d, slot %d is not what it should be", at.page, at.slot)
+		}
+	}
+	for _, s := range []attn.Scales{attn.ScalesByHead, attn.ScalesByPage} {
+		bad := c
+		if bad.Format.Planes[2].Scales = s; !errors.Is(bad.Check("test"), errs.ErrUnsupported) {
+			t.Errorf("a cache with %v: %v", s, bad.Check("test"))
 		}
 	}
 }

@@ -233,35 +233,32 @@ func (s *deviceSchedule) states(member int) *contextStates {
 // contextStates is what members hand each other: on the first one what all of them leave there, if it merges for all; where each merges,
 // what each has of its own.
 type contextStates struct {
-	parts        attention.Parts
-	fresh        *planPart     // new tokens among themselves; nil: each member has them among its keys
-	memory       *queue.Memory // of parts, and the keys and values of new tokens; nil before the first build
-	keys, values ongpu.Mem     // of new tokens, without the buffer
-	generation   uint64        // of memory
+	parts      attention.Parts
+	fresh      *planPart       // new tokens among themselves; nil: each member has them among its keys
+	memory     *queue.Memory   // of parts, and the keys and values of new tokens; nil before the first build
+	pages      attention.Pages // of new tokens, without the buffer
+	generation uint64          // of memory
+	size       int64           // of memory
 }
 
 // newStates are those of so many parts, for steps of so many rows.
 func (s *deviceSchedule) newStates(parts, rows int, g *attn.Problem) *contextStates {
 	c := &contextStates{parts: attention.Parts{Count: parts, Rows: rows, Heads: g.Heads, Dim: g.ValueDim}}
 	if s.does == ofOne {
+		c.size = c.parts.Bytes()
 		return c
 	}
 	c.parts.Count++
+	c.size = c.parts.Bytes()
 	c.fresh = &planPart{geometry: g.OfNew(rows)}
 	// A row is where a sequence may begin, and as far from the end as another one is long.
 	n := attn.Product(g.KVHeads+1, rows)
-	c.keys = ongpu.Mem{Offset: c.parts.Bytes(), DType: g.KV, Len: attn.Product(n, g.Dim)}
-	const align = 256
-	c.values = ongpu.Mem{Offset: (c.keys.Offset + c.keys.Size() + align - 1) / align * align, DType: g.KV, Len: attn.Product(n, g.ValueDim)}
-	return c
-}
-
-// bytes is the size of the memory.
-func (c *contextStates) bytes() int64 {
-	if c.fresh == nil {
-		return c.parts.Bytes()
+	for s := range g.Pages.Slabs {
+		const align = 256
+		m := ongpu.Mem{Offset: (c.size + align - 1) / align * align, DType: s.DType, Len: attn.Product(n, s.Row)}
+		*c.pages.At(s), c.size = m, m.Offset+m.Size()
 	}
-	return c.values.Offset + c.values.Size()
+	return c
 }
 
 // of is the sequences of a step with the keys that are in a place: all, or those before the new tokens. It also says where
@@ -347,7 +344,7 @@ func newStates(g *ongpu.GPU, c *contextStates) error {
 	defer g.Queue.GivePinned(pinned)
 	copy(pinned.Bytes, table)
 	return g.Queue.Submit(func(sub *queue.Submission) error {
-		m, err := sub.Alloc(c.bytes())
+		m, err := sub.Alloc(c.size)
 		if err != nil {
 			return err
 		}

@@ -4,9 +4,11 @@ package kvstore
 
 import (
 	"fmt"
+	"math"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
 	"gorgonia.org/leanattention/internal/queue"
@@ -41,7 +43,7 @@ type Store interface {
 // Copy copies page from to page to.
 type Copy struct{ To, From int32 }
 
-// Move copies a token's keys and values to the place of another one.
+// Move copies all that pages have of a token to the place of another one.
 type Move struct{ To, From Slot }
 
 // Slot is where a token lies.
@@ -50,23 +52,22 @@ type Slot struct {
 	Slot int
 }
 
-// bytes are where the places of a move lie in a layer's keys or values, of which a page has so many bytes, for each head.
-func (m Move) bytes(head, heads, size, page int) (to, from, n int) {
-	n = page / heads / size
-	at := func(p Slot) int { return int(p.Page)*page + (head*size+p.Slot)*n }
+// bytes are where the slots of a move lie in a slab, for one of the heads of its pages of size tokens.
+func (m Move) bytes(s attn.Slab, head, heads, size int) (to, from, n int) {
+	n = s.Row * s.DType.Size()
+	at := func(p Slot) int { return ((int(p.Page)*heads+head)*size + p.Slot) * n }
 	return at(m.To), at(m.From), n
 }
 
-// Transfer is some of the keys (or values) of a layer, and memory for them, in
-// the order of the spans.
+// Transfer is a part of a slab of a layer, and memory for it, in the order of the spans.
 type Transfer struct {
 	Layer  int
-	Values bool
+	Slab   attn.Slab
 	Spans  []Span
 	Memory []byte
 }
 
-// Span is n bytes of a layer's keys or values.
+// Span is N bytes of a slab.
 type Span struct{ At, N int }
 
 // Plan is the schedule for the layers of one geometry, step after step.
@@ -114,8 +115,7 @@ var LayerNames = [...]string{"q", "k", "v", "sinks"}
 // Config is what a store of pages needs to know of a cache.
 type Config struct {
 	Layers, KVHeads, PageSize, Pages int
-	Storage                          attn.DType
-	KeyElements, ValueElements       int // of a layer
+	Format                           attn.Format // of a page of all heads
 	Window, SinkTokens               int
 	Device                           *ongpu.GPU
 	Shard                            Sharding
@@ -129,3 +129,28 @@ const (
 	shardHeads
 	shardContext
 )
+
+// Check refuses pages that no cache can have. Errors wrap errs.ErrUnsupported.
+func (c *Config) Check(op string) error {
+	for _, p := range c.Format.Planes {
+		switch p.Scales {
+		case attn.NoScales, attn.ScalesByToken, attn.ScalesByGroup:
+		default: // tokens move between pages, and pages are filled token by token
+			return errs.Errorf(op, errs.ErrUnsupported, "a cache of %v with %v; scales are those of tokens, or of groups of columns", p.DType, p.Scales)
+		}
+	}
+	return nil
+}
+
+// Bytes is the memory of all pages, and that of the largest slab of a layer; math.MaxInt where that is no int.
+func (c *Config) Bytes() (all, largest int) {
+	sum := 0
+	for s := range c.Format.Slabs {
+		n := attn.Product(c.Pages, s.PageBytes(c.KVHeads, c.PageSize))
+		largest = max(largest, n)
+		if sum += n; sum < 0 {
+			sum = math.MaxInt
+		}
+	}
+	return attn.Product(sum, c.Layers), largest
+}

@@ -267,8 +267,8 @@ type AttentionPlan interface {
 	Recorded()
 	Upload(*cuda.Stream) error
 	Lay(query, out, lse attn.Strides)
-	AppendRows(s *cuda.Stream, k, v, newK, newV Mem, heads int) error
-	AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned Mem, heads int) error
+	AppendRows(s *cuda.Stream, to attention.Pages, newK, newV Mem, heads int) error
+	AppendTurned(s *cuda.Stream, to attention.Pages, newK, newV, q, turned Mem, heads int) error
 	Run(s *cuda.Stream, o *AttentionOperands) error
 	Close() error
 }

@@ -23,7 +23,7 @@ func (t *QKV) Operands(sub *queue.Submission) (o AttentionOperands, err error) {
 	if t[1].Shards != nil && t[2].Shards != nil {
 		o.Q, err = t[0].UseAs(sub, "q")
 	} else {
-		o.Q, o.K, o.V, err = t.Use(sub)
+		o.Q, o.Pages[0].Data, o.Pages[1].Data, err = t.Use(sub)
 	}
 	return o, err
 }
@@ -89,16 +89,10 @@ func HeadsOf(heads, members, i int) (r Heads) {
 // Part returns the problem of the heads of r alone. Its queries and outputs are parts of the longer rows.
 func (r Heads) Part(g attn.Problem) attn.Problem {
 	perHead := g.Heads / g.KVHeads
-	g.Key, g.Value = r.pages(g.Key, g.KVHeads), r.pages(g.Value, g.KVHeads)
+	g.Pages = g.Pages.OfHeads(r.N, g.KVHeads)
 	g.Heads, g.KVHeads = r.N*perHead, r.N
 	if g.Slopes != "" {
 		g.Slopes = g.Slopes.Part(r.First*perHead, g.Heads)
 	}
 	return g
-}
-
-// pages returns the strides of pages with the heads of r in place of all heads.
-func (r Heads) pages(s attn.PageStrides, heads int) attn.PageStrides {
-	s.Page = s.Page / heads * r.N
-	return s
 }

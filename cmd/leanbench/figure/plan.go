@@ -216,8 +216,8 @@ func (p *problem) gpu() (*schedule, error) {
 	rows := attn.Strides{Row: p.heads * p.dim, Head: p.dim}
 	keys := attn.PageStrides{Page: p.kvHeads * longest * p.dim, Head: longest * p.dim, Row: p.dim}
 	g := attn.Problem{
-		Heads: p.heads, KVHeads: p.kvHeads, Dim: p.dim, ValueDim: p.dim, KV: p.dtype, QueryType: p.dtype, Scale: 1,
-		Query: rows, Out: rows, LSE: attn.Strides{Row: p.heads, Head: 1}, Key: keys, Value: keys, PageTokens: longest, TileTokens: p.tile,
+		Heads: p.heads, KVHeads: p.kvHeads, Dim: p.dim, ValueDim: p.dim, Pages: attn.Separate(p.dtype, p.dim, p.dim, keys, keys), QueryType: p.dtype, Scale: 1,
+		Query: rows, Out: rows, LSE: attn.Strides{Row: p.heads, Head: 1}, PageTokens: longest, TileTokens: p.tile,
 	}
 	seqs := make([]attn.Sequence, len(p.lengths))
 	for i, n := range p.lengths {

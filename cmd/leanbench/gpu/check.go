@@ -63,7 +63,7 @@ func (d *gpuDevice) reference(p *gpuProblem, seq, head, keys int, begin int64, q
 	}
 	out, most, sum := make([]float64, p.dim), math.Inf(-1), 0.0
 	for j := range keys {
-		at := begin + int64(s.Pages[j/g.PageTokens])*int64(g.Key.Page) + int64(head/(p.heads/p.kvHeads)*g.Key.Head+j%g.PageTokens*g.Key.Row)
+		at := begin + int64(s.Pages[j/g.PageTokens])*int64(g.Pages.Planes[0].At.Page) + int64(head/(p.heads/p.kvHeads)*g.Pages.Planes[0].At.Head+j%g.PageTokens*g.Pages.Planes[0].At.Row)
 		score := 0.0
 		for i, x := range d.row(at, p.dim) {
 			score += q[i] * float64(x.Float32())

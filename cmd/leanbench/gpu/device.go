@@ -270,7 +270,7 @@ func layOut(s Shape, pageTokens int, rng *rand.Rand) gpuProblem {
 	rows := attn.Strides{Row: s.heads * s.dim, Head: s.dim}
 	key := attn.PageStrides{Page: s.kvHeads * tokens * s.dim, Head: tokens * s.dim, Row: s.dim}
 	p.geometry = attn.Problem{
-		Heads: s.heads, KVHeads: s.kvHeads, Dim: s.dim, ValueDim: s.dim, KV: attn.Float16, Query: rows, Out: rows, Key: key, Value: key,
+		Heads: s.heads, KVHeads: s.kvHeads, Dim: s.dim, ValueDim: s.dim, Pages: attn.Separate(attn.Float16, s.dim, s.dim, key, key), Query: rows, Out: rows,
 		PageTokens: tokens, Scale: 1 / math.Sqrt(float64(s.dim)),
 	}
 	for i, n := range s.lengths {
@@ -332,7 +332,7 @@ func (d *gpuDevice) attention(name string, p *gpuProblem) (c *Contender, err err
 		k := gpu.Memory{Buffer: d.keys, Offset: d.set(p.Shape, i), DType: attn.Float16, Len: int(p.elements)}
 		v := k
 		v.Offset += 2 * p.elements
-		return plan.Run(d.stream, &attention.Operands{Q: q, Out: out, K: k, V: v})
+		return plan.Run(d.stream, &attention.Operands{Q: q, Out: out, Pages: attn.InPlanes(k, v)})
 	}, closers...)
 	if err != nil {
 		return nil, err

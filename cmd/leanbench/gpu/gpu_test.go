@@ -197,13 +197,13 @@ func TestGPULayOut(t *testing.T) {
 				t.Errorf("%v: sequence %d is %+v", c.s, i, s)
 			}
 			for _, n := range s.Pages {
-				if seen[n] || int64(n+1)*int64(p.geometry.Key.Page) > p.elements {
+				if seen[n] || int64(n+1)*int64(p.geometry.Pages.Planes[0].At.Page) > p.elements {
 					t.Errorf("%v: sequence %d has page %d", c.s, i, n)
 				}
 				seen[n] = true
 			}
 		}
-		if int64(len(seen)*p.geometry.Key.Page) != p.elements {
+		if int64(len(seen)*p.geometry.Pages.Planes[0].At.Page) != p.elements {
 			t.Errorf("%v: %d pages of %d elements", c.s, len(seen), p.elements)
 		}
 	}

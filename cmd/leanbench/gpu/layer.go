@@ -322,10 +322,10 @@ func (f *layerFloor) launch(from, to int) error {
 		k := gpu.Memory{Buffer: f.d.keys, Offset: int64(l) * f.p.Region(), DType: attn.Float16, Len: int(f.p.elements)}
 		v := k
 		v.Offset += 2 * f.p.elements
-		if err := f.plan.Append(f.d.stream, k, v, newK, newV); err != nil {
+		if err := f.plan.Append(f.d.stream, attn.InPlanes(k, v), newK, newV); err != nil {
 			return err
 		}
-		if err := f.plan.Run(f.d.stream, &attention.Operands{Q: q, Out: out, K: k, V: v}); err != nil {
+		if err := f.plan.Run(f.d.stream, &attention.Operands{Q: q, Out: out, Pages: attn.InPlanes(k, v)}); err != nil {
 			return err
 		}
 	}

@@ -191,7 +191,7 @@ func (d *gpuDevice) prompts(name string, c *prefillCase, pageTokens int, dtype a
 	v := k
 	v.Offset += 2 * p.elements
 	one, err := d.contender(name, c.launches(), func(int) error {
-		return plan.Run(d.stream, &attention.Operands{Q: q, Out: out, K: k, V: v})
+		return plan.Run(d.stream, &attention.Operands{Q: q, Out: out, Pages: attn.InPlanes(k, v)})
 	}, closers...)
 	if err != nil {
 		return nil, err

@@ -49,14 +49,14 @@ func (d *gpuDevice) newPageReader(p *gpuProblem) (r *pageReader, err error) {
 		return nil, err
 	}
 	g, blocks := &p.geometry, d.dev.Info().Multiprocessors
-	piece := 2 * g.Key.Head
+	piece := 2 * g.Pages.Planes[0].At.Head
 	together := max(1, readerSlot/piece)
 	slots := readerRing / (together * piece)
 	shared := readerWarps * slots * together * piece
 	r = &pageReader{
 		d: d, p: p, grid: cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{readerWarps * 32}, Shared: shared},
 		params: pagesParams{
-			sink: d.sink.Address(), pageBytes: int64(2 * g.Key.Page), piece: int32(piece), heads: int32(g.KVHeads),
+			sink: d.sink.Address(), pageBytes: int64(2 * g.Pages.Planes[0].At.Page), piece: int32(piece), heads: int32(g.KVHeads),
 			together: int32(together), slots: int32(slots),
 		},
 	}
@@ -169,8 +169,8 @@ func (r *pageReader) sum(launch, warp int) (sum uint32) {
 		for head := range g.KVHeads {
 			for _, page := range s.Pages {
 				if i >= first && i < end {
-					at := begin + int64(page)*int64(g.Key.Page) + int64(head*g.Key.Head)
-					for j := 0; j < g.Key.Head; j += int(r.params.together) * g.Key.Head / 32 {
+					at := begin + int64(page)*int64(g.Pages.Planes[0].At.Page) + int64(head*g.Pages.Planes[0].At.Head)
+					for j := 0; j < g.Pages.Planes[0].At.Head; j += int(r.params.together) * g.Pages.Planes[0].At.Head / 32 {
 						x := r.d.row(at+int64(j), 2)
 						sum += uint32(x[0]) | uint32(x[1])<<16
 					}

@@ -18,24 +18,38 @@ import (
 // is checked before anything is written; the error wraps ErrShape, ErrDType or ErrPage.
 func Append[F lean.Float](e *cpu.Engine, g *attn.Problem, seqs []attn.Sequence, dst cpu.Buffer, at attn.PageStrides, dim int, src []F, from attn.Strides) error {
 	r := appendRun[F]{pages: g, seqs: seqs}
-	r.parts[0] = appendPart[F]{NewRows: NewRows[F]{dst, src, from}, at: at, dim: dim}
+	plane := attn.Plane{DType: dst.DType, Dim: dim, At: at}
+	r.parts[0] = appendPart[F]{NewRows: NewRows[F]{src, from}, dim: dim}
+	r.parts[0].add(&plane, dst, cpu.Buffer{})
 	return r.run(e, r.parts[:1])
 }
 
-// NewRows are the rows of a step's keys, or of its values: what Append calls src and from, and dst.
+// NewRows are the rows of a step's keys, or of its values: what Append calls src and from.
 type NewRows[F lean.Float] struct {
-	To   cpu.Buffer
 	Rows []F
 	From attn.Strides
 }
 
-// AppendLayer is Append of a layer's keys and of its values, to where the plan's problem has them. The plan's rotary
-// embedding, if it has one, turns keys on their way. seqs are those that the plan was built of.
-func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, keys, values NewRows[F]) error {
+// AppendLayer is Append of a layer's keys and of its values, to the planes that the plan's problem has for them. The plan's rotary
+// embedding, if it has one, turns keys on their way. Values that are parts of their keys are not given: Rows is nil. seqs are
+// those that the plan was built of.
+func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, to *attn.Memory[cpu.Buffer], keys, values NewRows[F]) error {
 	g := &p.g
+	f := &g.Pages
 	r := appendRun[F]{pages: g, seqs: seqs}
-	r.parts[0] = appendPart[F]{NewRows: keys, at: g.Key, dim: g.Dim}
-	r.parts[1] = appendPart[F]{NewRows: values, at: g.Value, dim: g.ValueDim}
+	r.parts[0] = appendPart[F]{NewRows: keys, dim: g.Dim}
+	for i := range f.KeyPlanes {
+		r.parts[0].add(&f.Planes[i], to[i].Data, to[i].Scales)
+	}
+	parts := r.parts[:1]
+	switch v := f.Value.Plane; {
+	case v >= f.KeyPlanes:
+		r.parts[1] = appendPart[F]{NewRows: values, dim: g.ValueDim}
+		r.parts[1].add(&f.Planes[v], to[v].Data, to[v].Scales)
+		parts = r.parts[:]
+	case values.Rows != nil:
+		return attn.Errorf("append", attn.ErrShape, "values are given, and they are parts of their keys")
+	}
 	if p.rotation.turns() {
 		r.parts[0].turns = &p.rotation
 		for i := range seqs {
@@ -44,7 +58,7 @@ func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, key
 			}
 		}
 	}
-	return r.run(e, r.parts[:])
+	return r.run(e, parts)
 }
 
 // appendRun is a call: all new tokens, in the order of the sequences, of which each worker has as many.
@@ -59,9 +73,21 @@ type appendRun[F lean.Float] struct {
 // appendPart is the keys of a call, or the values.
 type appendPart[F lean.Float] struct {
 	NewRows[F]
-	at    attn.PageStrides
-	dim   int
-	turns *rotation // nil: rows are stored as they are
+	dim    int
+	planes [attn.MostPlanes]appendPlane // that a row is cut into
+	count  int
+	turns  *rotation // nil: rows are stored as they are
+}
+
+// appendPlane is a plane, and its memory.
+type appendPlane struct {
+	attn.Plane
+	data, scales cpu.Buffer
+}
+
+func (p *appendPart[F]) add(plane *attn.Plane, data, scales cpu.Buffer) {
+	p.planes[p.count] = appendPlane{*plane, data, scales}
+	p.count++
 }
 
 func (r *appendRun[F]) run(e *cpu.Engine, parts []appendPart[F]) error {
@@ -116,32 +142,42 @@ func (r *appendRun[F]) store(first, end, thread int) {
 // store stores new tokens [t, end) of a sequence.
 func (p *appendPart[F]) store(r *appendRun[F], q *attn.Sequence, t, end, thread int) {
 	g, heads := r.pages, r.pages.KVHeads
-	if p.dim == 0 { // there is no such part
-		return
-	}
+	simple := p.count == 1 && p.planes[0].Scales == attn.NoScales
 	for t < end {
-		row := q.Row + t
-		if p.turns == nil {
-			to, n := slots(g, q, p.at, t, end-t)
-			storeRows(&p.To, to, p.at, p.Rows, row*p.From.Row, p.From, n, heads, p.dim)
-			t += n
-			continue
+		row, n := q.Row+t, 1
+		src, of, from := p.Rows, row*p.From.Row, p.From
+		if p.turns != nil {
+			turned := r.turned[thread*heads*p.dim:][:heads*p.dim]
+			for h := range heads {
+				turnRow(p.turns, row, turned[h*p.dim:][:p.dim], p.Rows[of+h*p.From.Head:][:p.dim])
+			}
+			src, of, from = turned, 0, attn.Strides{Row: len(turned), Head: p.dim}
 		}
-		turned := r.turned[thread*heads*p.dim:][:heads*p.dim]
-		for h := range heads {
-			turnRow(p.turns, row, turned[h*p.dim:][:p.dim], p.Rows[row*p.From.Row+h*p.From.Head:][:p.dim])
+		page, slot := slots(g, q, t)
+		if simple {
+			if p.turns == nil {
+				n = min(end-t, g.PageTokens-slot)
+			}
+			x := &p.planes[0]
+			storeRows(&x.data, page*x.At.Page+slot*x.At.Row, x.At, src, of, from, n, heads, p.dim)
+		} else {
+			for h := range heads {
+				head := src[of+h*from.Head:][:p.dim]
+				for i := range p.planes[:p.count] {
+					x := &p.planes[i]
+					storeScaled(x, x.At.Offset(page, h, slot), x.ScaleOf(page, h, slot, heads, g.PageTokens), head[:x.Dim])
+					head = head[x.Dim:]
+				}
+			}
 		}
-		to, _ := slots(g, q, p.at, t, 1)
-		storeRows(&p.To, to, p.at, turned, 0, attn.Strides{Row: len(turned), Head: p.dim}, 1, heads, p.dim)
-		t++
+		t += n
 	}
 }
 
-// slots returns where the keys of up to most new tokens lie, from token t on, and how many of them lie together.
-func slots(g *attn.Problem, q *attn.Sequence, at attn.PageStrides, t, most int) (to, n int) {
+// slots returns where the key of new token t lies.
+func slots(g *attn.Problem, q *attn.Sequence, t int) (page, slot int) {
 	key := q.Keys - q.Queries + t
-	slot := key % g.PageTokens
-	return int(q.Pages[key/g.PageTokens])*at.Page + slot*at.Row, min(most, g.PageTokens-slot)
+	return int(q.Pages[key/g.PageTokens]), key % g.PageTokens
 }
 
 // check reports what is wrong with a part.
@@ -153,22 +189,44 @@ func (p *appendPart[F]) check(op string, g *attn.Problem, seqs []attn.Sequence) 
 	case p.From.Row < 0 || p.From.Head < 0:
 		return attn.Errorf(op, attn.ErrShape, "source strides %+v", p.From)
 	}
-	if err := p.at.Check(op, "destination"); err != nil {
-		return err
-	}
-	if err := p.To.Check(op, "the destination"); err != nil {
-		return err
-	}
 	for i := range seqs {
-		q := &seqs[i]
-		if err := q.CheckAppend(op, i, g.PageTokens, func(page, slots int) bool {
-			return p.at.Extent(page+1, g.KVHeads, slots, p.dim) <= p.To.Len
-		}); err != nil {
-			return err
-		}
-		if q.Queries > 0 && p.From.Extent(q.Row+q.Queries, g.KVHeads, p.dim) > len(p.Rows) {
+		if q := &seqs[i]; q.Queries > 0 && p.From.Extent(q.Row+q.Queries, g.KVHeads, p.dim) > len(p.Rows) {
 			return attn.Errorf(op, attn.ErrShape, "sequence %d has rows [%d,%d), the source has %d elements",
 				i, q.Row, q.Row+q.Queries, len(p.Rows))
+		}
+	}
+	for i := range p.planes[:p.count] {
+		if err := p.planes[i].check(op, g, seqs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check reports what is wrong with a plane.
+func (x *appendPlane) check(op string, g *attn.Problem, seqs []attn.Sequence) error {
+	if err := x.At.Check(op, "destination"); err != nil {
+		return err
+	}
+	if err := x.data.Check(op, "the destination"); err != nil {
+		return err
+	}
+	if x.data.DType != x.DType {
+		return attn.Errorf(op, attn.ErrDType, "the destination is %v, the plan is for %v", x.data.DType, x.DType)
+	}
+	if x.Scales == attn.ScalesByPage { // a new token may have larger numbers than those of its page
+		return attn.Errorf(op, attn.ErrUnsupported, "an append to planes with %v", x.Scales)
+	}
+	if x.Scales != attn.NoScales {
+		if err := checkScales(op, &x.scales); err != nil {
+			return err
+		}
+	}
+	for i := range seqs {
+		if err := seqs[i].CheckAppend(op, i, g.PageTokens, func(page, slots int) bool {
+			return x.At.Extent(page+1, g.KVHeads, slots, x.Dim) <= x.data.Len && x.ScaleLen(page+1, g.KVHeads, g.PageTokens) <= x.scales.Len
+		}); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -58,10 +58,10 @@ func setUp[F cpu.Real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]
 	perSeq := (c.keys + c.page - 1) / c.page
 	at := attn.PageStrides{Page: c.kvHeads * c.page * c.dim, Head: c.page * c.dim, Row: c.dim}
 	g := attn.Problem{
-		Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim, ValueDim: c.dim, KV: c.dtype,
+		Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(c.dtype, c.dim, c.dim, at, at),
 		Query: attn.Strides{Row: c.heads * c.dim, Head: c.dim}, Out: attn.Strides{Row: c.heads * c.dim, Head: c.dim},
-		Key: at, Value: at, PageTokens: c.page,
-		Scale: 0.125, Mask: attn.Mask{Causal: true}, Workers: c.workers,
+		PageTokens: c.page,
+		Scale:      0.125, Mask: attn.Mask{Causal: true}, Workers: c.workers,
 		Score: attn.Score{Dropout: c.dropout}, Mixed: c.mixed,
 	}
 	pages := rand.Perm(c.seqs * perSeq)
@@ -73,10 +73,9 @@ func setUp[F cpu.Real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]
 		}
 	}
 	o := Operands[F]{
-		Q:   make([]F, c.seqs*c.queries*c.heads*c.dim),
-		Out: make([]F, c.seqs*c.queries*c.heads*c.dim),
-		K:   cpu.Buffer{DType: c.dtype, Ptr: cputest.Noise(c.dtype, len(pages)*at.Page), Len: len(pages) * at.Page},
-		V:   cpu.Buffer{DType: c.dtype, Ptr: cputest.Noise(c.dtype, len(pages)*at.Page), Len: len(pages) * at.Page},
+		Q:     make([]F, c.seqs*c.queries*c.heads*c.dim),
+		Out:   make([]F, c.seqs*c.queries*c.heads*c.dim),
+		Pages: attn.InPlanes(cpu.Buffer{DType: c.dtype, Ptr: cputest.Noise(c.dtype, len(pages)*at.Page), Len: len(pages) * at.Page}, cpu.Buffer{DType: c.dtype, Ptr: cputest.Noise(c.dtype, len(pages)*at.Page), Len: len(pages) * at.Page}),
 
 		Seed: 1,
 	}

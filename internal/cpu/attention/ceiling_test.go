@@ -31,13 +31,13 @@ func decode(e *cpu.Engine, mem []byte, d attn.DType, heads, kvHeads, dim, worker
 	n := kvHeads * keys * dim
 	at := attn.PageStrides{Page: n, Head: keys * dim, Row: dim}
 	g := attn.Problem{
-		Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, KV: d,
+		Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Pages: attn.Separate(d, dim, dim, at, at),
 		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
-		Key: at, Value: at, PageTokens: keys, Scale: 0.125, Workers: workers,
+		PageTokens: keys, Scale: 0.125, Workers: workers,
 	}
 	o := &Operands[float32]{
 		Q: make([]float32, heads*dim), Out: make([]float32, heads*dim),
-		K: cpu.Buffer{DType: d, Ptr: unsafe.Pointer(&mem[0]), Len: n}, V: cpu.Buffer{DType: d, Ptr: unsafe.Pointer(&mem[n*d.Size()]), Len: n},
+		Pages: attn.InPlanes(cpu.Buffer{DType: d, Ptr: unsafe.Pointer(&mem[0]), Len: n}, cpu.Buffer{DType: d, Ptr: unsafe.Pointer(&mem[n*d.Size()]), Len: n}),
 	}
 	for i := range o.Q {
 		o.Q[i] = rand.Float32() - 0.5
@@ -162,11 +162,11 @@ func BenchmarkMatrix(b *testing.B) {
 				kv := cpu.Buffer{DType: d, Ptr: cputest.Noise(d, heads*n*dim), Len: heads * n * dim}
 				at := attn.PageStrides{Page: heads * n * dim, Head: n * dim, Row: dim}
 				g := attn.Problem{
-					Heads: heads, KVHeads: heads, Dim: dim, ValueDim: dim, KV: d,
+					Heads: heads, KVHeads: heads, Dim: dim, ValueDim: dim, Pages: attn.Separate(d, dim, dim, at, at),
 					Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
-					Key: at, Value: at, PageTokens: n, Scale: 0.125, Mask: attn.Mask{Causal: true},
+					PageTokens: n, Scale: 0.125, Mask: attn.Mask{Causal: true},
 				}
-				o := &Operands[float32]{Q: make([]float32, n*heads*dim), Out: make([]float32, n*heads*dim), K: kv, V: kv}
+				o := &Operands[float32]{Q: make([]float32, n*heads*dim), Out: make([]float32, n*heads*dim), Pages: attn.InPlanes(kv, kv)}
 				for i := range o.Q {
 					o.Q[i] = rand.Float32() - 0.5
 				}

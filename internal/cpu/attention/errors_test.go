@@ -17,18 +17,17 @@ func good() (attn.Problem, []attn.Sequence, Operands[float32]) {
 	g := attn.Problem{
 		Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 2,
 		Query: attn.Strides{Row: 12, Head: 3}, Out: attn.Strides{Row: 8, Head: 2}, LSE: attn.Strides{Row: 4, Head: 1},
-		Key: attn.PageStrides{Page: 2 * 4 * 3, Head: 4 * 3, Row: 3}, Value: attn.PageStrides{Page: 2 * 4 * 2, Head: 4 * 2, Row: 2}, PageTokens: 4,
+		Pages: attn.Separate(attn.Float32, 3, 2, attn.PageStrides{Page: 2 * 4 * 3, Head: 4 * 3, Row: 3}, attn.PageStrides{Page: 2 * 4 * 2, Head: 4 * 2, Row: 2}), PageTokens: 4,
 		Scale: 1, Mask: attn.Mask{Causal: true}, TileTokens: 4, Workers: 2,
 	}
 	seqs := []attn.Sequence{
 		{Row: 0, Queries: 1, Keys: 9, Pages: []int32{2, 0, 1}},
 		{Row: 1, Queries: 2, Keys: 4, Pages: []int32{3}},
 	}
-	k, v := make([]float32, 4*g.Key.Page), make([]float32, 4*g.Value.Page)
+	k, v := make([]float32, 4*g.Pages.Planes[0].At.Page), make([]float32, 4*g.Pages.Planes[1].At.Page)
 	return g, seqs, Operands[float32]{
 		Q: make([]float32, 3*12), Out: make([]float32, 3*8), LSE: make([]float32, 3*4),
-		K: cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&k[0]), Len: len(k)},
-		V: cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&v[0]), Len: len(v)},
+		Pages: attn.InPlanes(cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&k[0]), Len: len(k)}, cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&v[0]), Len: len(v)}),
 	}
 }
 
@@ -61,8 +60,8 @@ func TestBuildErrors(t *testing.T) {
 		"negative query stride":          {func(g *attn.Problem, s []attn.Sequence) { g.Query.Row = -1 }, attn.ErrShape},
 		"negative output stride":         {func(g *attn.Problem, s []attn.Sequence) { g.Out.Head = -1 }, attn.ErrShape},
 		"negative log-sum-exp stride":    {func(g *attn.Problem, s []attn.Sequence) { g.LSE.Head = -1 }, attn.ErrShape},
-		"negative key stride":            {func(g *attn.Problem, s []attn.Sequence) { g.Key.Page = -1 }, attn.ErrShape},
-		"negative value stride":          {func(g *attn.Problem, s []attn.Sequence) { g.Value.Row = -1 }, attn.ErrShape},
+		"negative key stride":            {func(g *attn.Problem, s []attn.Sequence) { g.Pages.Planes[0].At.Page = -1 }, attn.ErrShape},
+		"negative value stride":          {func(g *attn.Problem, s []attn.Sequence) { g.Pages.Planes[1].At.Row = -1 }, attn.ErrShape},
 		"negative row":                   {func(g *attn.Problem, s []attn.Sequence) { s[1].Row = -1 }, attn.ErrShape},
 		"negative queries":               {func(g *attn.Problem, s []attn.Sequence) { s[1].Queries = -1 }, attn.ErrShape},
 		"negative keys":                  {func(g *attn.Problem, s []attn.Sequence) { s[1].Keys = -1 }, attn.ErrShape},
@@ -109,22 +108,22 @@ func TestRunErrors(t *testing.T) {
 		"output too short":         {func(g *geometry, o *Operands[float32]) { o.Out = o.Out[1:] }, attn.ErrShape},
 		"log-sum-exp too short":    {func(g *geometry, o *Operands[float32]) { o.LSE = o.LSE[1:] }, attn.ErrShape},
 		"no queries":               {func(g *geometry, o *Operands[float32]) { o.Q = nil }, attn.ErrShape},
-		"keys too short":           {func(g *geometry, o *Operands[float32]) { o.K.Len-- }, attn.ErrPage},
-		"values too short":         {func(g *geometry, o *Operands[float32]) { o.V.Len-- }, attn.ErrPage},
-		"no keys":                  {func(g *geometry, o *Operands[float32]) { o.K = cpu.Buffer{} }, attn.ErrPage},
-		"nil keys":                 {func(g *geometry, o *Operands[float32]) { o.K.Ptr = nil }, attn.ErrShape},
+		"keys too short":           {func(g *geometry, o *Operands[float32]) { o.Pages[0].Data.Len-- }, attn.ErrPage},
+		"values too short":         {func(g *geometry, o *Operands[float32]) { o.Pages[1].Data.Len-- }, attn.ErrPage},
+		"no keys":                  {func(g *geometry, o *Operands[float32]) { o.Pages[0].Data = cpu.Buffer{} }, attn.ErrPage},
+		"nil keys":                 {func(g *geometry, o *Operands[float32]) { o.Pages[0].Data.Ptr = nil }, attn.ErrShape},
 		"sinks":                    {func(g *geometry, o *Operands[float32]) { g.Sinks, o.Sinks = true, make([]float32, 4) }, nil},
 		"no sinks":                 {func(g *geometry, o *Operands[float32]) { g.Sinks = true }, attn.ErrShape},
 		"too few sinks":            {func(g *geometry, o *Operands[float32]) { g.Sinks, o.Sinks = true, make([]float32, 3) }, attn.ErrShape},
 		"sinks of nobody":          {func(g *geometry, o *Operands[float32]) { o.Sinks = make([]float32, 4) }, attn.ErrShape},
-		"unknown dtype":            {func(g *geometry, o *Operands[float32]) { o.V.DType = 7 }, attn.ErrDType},
-		"keys and values differ":   {func(g *geometry, o *Operands[float32]) { o.V.DType = attn.Float16 }, attn.ErrDType},
-		"unaligned values":         {func(g *geometry, o *Operands[float32]) { o.V.Ptr = unsafe.Add(o.V.Ptr, 1) }, attn.ErrShape},
-		"strides that overflow":    {func(g *geometry, o *Operands[float32]) { g.Key.Page = math.MaxInt }, attn.ErrPage},
+		"unknown dtype":            {func(g *geometry, o *Operands[float32]) { o.Pages[1].Data.DType = 7 }, attn.ErrDType},
+		"keys and values differ":   {func(g *geometry, o *Operands[float32]) { o.Pages[1].Data.DType = attn.Float16 }, attn.ErrDType},
+		"unaligned values":         {func(g *geometry, o *Operands[float32]) { o.Pages[1].Data.Ptr = unsafe.Add(o.Pages[1].Data.Ptr, 1) }, attn.ErrShape},
+		"strides that overflow":    {func(g *geometry, o *Operands[float32]) { g.Pages.Planes[0].At.Page = math.MaxInt }, attn.ErrPage},
 		"row strides that do":      {func(g *geometry, o *Operands[float32]) { g.Out.Row = math.MaxInt }, attn.ErrShape},
-		"head strides beyond":      {func(g *geometry, o *Operands[float32]) { g.Value.Head = 1000 }, attn.ErrPage},
+		"head strides beyond":      {func(g *geometry, o *Operands[float32]) { g.Pages.Planes[1].At.Head = 1000 }, attn.ErrPage},
 		"a query stride of 0":      {func(g *geometry, o *Operands[float32]) { g.Query = attn.Strides{} }, nil},
-		"a stride of 0 with pages": {func(g *geometry, o *Operands[float32]) { g.Key = attn.PageStrides{} }, nil},
+		"a stride of 0 with pages": {func(g *geometry, o *Operands[float32]) { g.Pages.Planes[0].At = attn.PageStrides{} }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g, seqs, o := good()

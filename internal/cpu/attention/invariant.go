@@ -170,11 +170,7 @@ func (ws *workspace[F]) alone(w *worker[F], b block) alone[F] {
 	g := &p.g
 	a := alone[F]{
 		ws: ws, w: w, b: b, mod: ws.scoreMod(w, b), l: b.seq.leanTiles(g, b.from, b.to),
-		rows: addresses{
-			plan: p, seq: b.seq,
-			k: ws.ops.K.At(b.head * g.Key.Head), v: ws.ops.V.At(b.head * g.Value.Head),
-			size: ws.ops.K.DType.Size(), runs: &w.runs,
-		},
+		rows: ws.addresses(w, b),
 	}
 	w.tile = tile{
 		Alone: true, Dim: g.Dim, ValueDim: g.ValueDim,
@@ -249,7 +245,7 @@ func (a *alone[F]) call(from, to int, keys part, whole bool) {
 	switch n := keys.end - keys.first; {
 	case whole && n%4 == 0:
 		a.inQuarters(keys.first, n)
-		if next := keys.end; a.seer < 0 && next+n <= b.seq.keys { // the next call's, as a rule
+		if next := keys.end; a.seer < 0 && a.rows.decoder == nil && next+n <= b.seq.keys { // the next call's, as a rule
 			for i := range w.runs.next {
 				w.runs.next[i], _ = a.rows.row(next + i*(n/4))
 			}
@@ -314,14 +310,22 @@ func (a *alone[F]) inQuarters(key, n int) {
 // lay sets the tile to n keys from the given one on, in runs of so many. The streams of a run begin so many keys apart; the next
 // key of each is step keys further. Which key is which does not depend on the runs, nor on pages.
 func (a *alone[F]) lay(key, n, run, apart, step int) {
-	t, g := &a.w.tile, &a.ws.plan.g
-	t.Count, t.KStep, t.VStep = n, step*g.Key.Row*a.rows.size, step*g.Value.Row*a.rows.size
-	runs := (n-1)/run + 1
-	a.rows.open(t, runs, run)
+	t := &a.w.tile
 	t.order = order{streams: step == 1}
 	for i := range t.order.first {
 		t.order.first[i] = i * apart
 	}
+	if d := a.rows.decoder; d != nil {
+		for c := range n {
+			page, slot := a.rows.slot(a.key(key + c%4*apart + c/4*step))
+			d.decode(c, page, slot)
+		}
+		a.rows.openDecoded(t, n)
+		return
+	}
+	t.Count, t.KStep, t.VStep = n, step*a.rows.keyAt.Row*a.rows.size, step*a.rows.valAt.Row*a.rows.size
+	runs := (n-1)/run + 1
+	a.rows.open(t, runs, run)
 	for r := range runs {
 		for i := range t.K[r] {
 			at := r * run
@@ -336,10 +340,15 @@ func (a *alone[F]) lay(key, n, run, apart, step int) {
 
 // row returns where a key and its value lie.
 func (a *alone[F]) row(key int) (k, v unsafe.Pointer) {
+	return a.rows.row(a.key(key))
+}
+
+// key returns which of its sequence's keys is meant.
+func (a *alone[F]) key(key int) int {
 	if a.seer >= 0 {
 		key = a.b.seq.place(a.seer, key)
 	}
-	return a.rows.row(key)
+	return key
 }
 
 // place returns which of its sequence's keys query position i of a tree sees as number key.

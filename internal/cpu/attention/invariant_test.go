@@ -143,7 +143,7 @@ func testInvariant[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Input
 	tile := []int{0, 16, 100, 2048, 4096}[rng.IntN(5)]
 	problems := []*problem[F]{place[F](rng, c, l)}
 	other := randomLayout(rng)
-	other.dtype = l.dtype
+	other.dtype, other.kind = l.dtype, l.kind
 	problems = append(problems, place[F](rng, c, other))
 	step := func(p *problem[F], invariant bool) attn.Problem {
 		g := p.g
@@ -237,7 +237,7 @@ func TestInvariantTrees(t *testing.T) {
 				}
 			}
 			l := randomLayout(rng)
-			l.dtype = p.g.KV
+			l.dtype = p.g.Pages.Planes[0].DType
 			alone := place[float32](rng, &path, l)
 			h := alone.g
 			h.Invariant, h.TileTokens = true, g.TileTokens
@@ -253,7 +253,7 @@ func TestInvariantTrees(t *testing.T) {
 
 // What can't be invariant is refused, as are LeanTiles that are too large for it.
 func TestInvariantRefusals(t *testing.T) {
-	g := attn.Problem{Heads: 1, KVHeads: 1, Dim: 8, ValueDim: 8, KV: attn.Float32, PageTokens: 16, Scale: 1, Invariant: true}
+	g := attn.Problem{Heads: 1, KVHeads: 1, Dim: 8, ValueDim: 8, Pages: attn.Separate(attn.Float32, 8, 8, attn.PageStrides{}, attn.PageStrides{}), PageTokens: 16, Scale: 1, Invariant: true}
 	for _, change := range []func(g *attn.Problem){
 		func(g *attn.Problem) { g.Dropout = 0.5 },
 		func(g *attn.Problem) { g.Unfused = true },

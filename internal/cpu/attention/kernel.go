@@ -4,6 +4,7 @@ import (
 	"math"
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/half"
@@ -24,6 +25,28 @@ func attendF64BF16(t *tile) { attend(t, widenF64BF16) }
 
 // widen stores the len(dst) elements at src in dst.
 type widen[F cpu.Real] func(dst []F, src unsafe.Pointer)
+
+// Widenings by the type that is stored.
+var (
+	widen32 = [attn.DTypes]widen[float32]{attn.Float32: widenF32F32, attn.Float64: widenF32F64, attn.Float16: widenF32F16, attn.BFloat16: widenF32BF16}
+	widen64 = [attn.DTypes]widen[float64]{attn.Float32: widenF64F32, attn.Float64: widenF64F64, attn.Float16: widenF64F16, attn.BFloat16: widenF64BF16}
+)
+
+// widenTo returns the widening of a type to F.
+func widenTo[F cpu.Real](from attn.DType) widen[F] {
+	if w, ok := any(widen32[from]).(widen[F]); ok {
+		return w
+	}
+	return any(widen64[from]).(widen[F])
+}
+
+func widenF32F32(dst []float32, src unsafe.Pointer) {
+	copy(dst, unsafe.Slice((*float32)(src), len(dst)))
+}
+
+func widenF64F64(dst []float64, src unsafe.Pointer) {
+	copy(dst, unsafe.Slice((*float64)(src), len(dst)))
+}
 
 func widenF32F64(dst []float32, src unsafe.Pointer) {
 	for i, x := range unsafe.Slice((*float64)(src), len(dst)) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -20,7 +21,7 @@ type problem[F cpu.Real] struct {
 	g    attn.Problem
 	seqs []attn.Sequence
 	ops  Operands[F]
-	keep [2][]uint64 // the memory of K and V
+	keep [2 * attn.MostPlanes][]uint64 // the memory of planes, and of their scales
 }
 
 // layout says how a problem lies in memory.
@@ -28,10 +29,68 @@ type layout struct {
 	dtype     attn.DType
 	page      int  // tokens
 	slotMajor bool // heads inside slots instead of slots inside heads
+	kind      formatKind
+}
+
+// formatKind is a kind of format of pages.
+type formatKind int
+
+const (
+	plain       formatKind = iota
+	inKeys                 // values are parts of keys
+	sideBySide             // keys are two planes, of two types
+	scaledHeads            // scales of each kind
+	scaledPages
+	scaledTokens
+	scaledGroups
+	latent // two planes, scales of groups of columns in the first, of which values are a part
+	formatKinds
+)
+
+// pages is the format of c's keys and values. Where values are to be parts of keys they are made so.
+func (l layout) pages(rng *rand.Rand, c *reftest.Case, pad int) attn.Format {
+	f := attn.Separate(l.dtype, c.Dim, c.ValueDim, attn.PageStrides{}, attn.PageStrides{})
+	wide := attn.Float32 // holds what the case's numbers are
+	if l.dtype == attn.Float64 {
+		wide = attn.Float64
+	}
+	split := 0
+	if k := l.kind; (k == sideBySide || k == latent) && c.Dim > 1 {
+		split = 1 + rng.IntN(c.Dim-1)
+		f.Planes[2], f.KeyPlanes, f.Value.Plane = f.Planes[1], 2, 2
+		f.Planes[0].Dim, f.Planes[1] = split, attn.Plane{DType: wide, Dim: c.Dim - split}
+	}
+	if part := f.Planes[0].Dim; l.kind == inKeys || l.kind == latent {
+		if c.ValueDim > part {
+			return layout{dtype: l.dtype, page: l.page, slotMajor: l.slotMajor}.pages(rng, c, pad)
+		}
+		f.Value.Plane, f.Planes[f.KeyPlanes] = 0, attn.Plane{}
+		for s, n := range c.Keys {
+			for j := range n {
+				for h := range c.KVHeads {
+					copy(c.Value(s, j, h), c.Key(s, j, h))
+				}
+			}
+		}
+	}
+	for i := range f.Planes {
+		p := &f.Planes[i]
+		if p.Dim == 0 {
+			break
+		}
+		switch {
+		case l.kind == latent && i == 0, l.kind == scaledGroups:
+			p.Scales, p.Group = attn.ScalesByGroup, 1+rng.IntN(p.Dim)
+		case l.kind >= scaledHeads && l.kind < scaledGroups:
+			p.Scales = attn.ScalesByHead + attn.Scales(l.kind-scaledHeads)
+		}
+		p.At = pageStrides(l, c.KVHeads, p.Dim, pad)
+	}
+	return f
 }
 
 func (l layout) String() string {
-	return fmt.Sprintf("%v pages of %d slotMajor=%v", l.dtype, l.page, l.slotMajor)
+	return fmt.Sprintf("%v pages of %d slotMajor=%v kind %d", l.dtype, l.page, l.slotMajor, l.kind)
 }
 
 func randomLayout(rng *rand.Rand) layout {
@@ -48,12 +107,11 @@ func place[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	h, d, dv := c.Heads, c.Dim, c.ValueDim
 	pad := rng.IntN(3)
 	p.g = attn.Problem{
-		Heads: h, KVHeads: c.KVHeads, Dim: d, ValueDim: dv, KV: l.dtype,
-		Query:      attn.Strides{Row: h*(d+pad) + pad, Head: d + pad},
-		Out:        attn.Strides{Row: h*(dv+pad) + pad, Head: dv + pad},
-		LSE:        attn.Strides{Row: h + pad, Head: 1},
-		Key:        pageStrides(l, c.KVHeads, d, pad),
-		Value:      pageStrides(l, c.KVHeads, dv, pad),
+		Heads: h, KVHeads: c.KVHeads, Dim: d, ValueDim: dv, Pages: l.pages(rng, c, pad),
+		Query: attn.Strides{Row: h*(d+pad) + pad, Head: d + pad},
+		Out:   attn.Strides{Row: h*(dv+pad) + pad, Head: dv + pad},
+		LSE:   attn.Strides{Row: h + pad, Head: 1},
+
 		PageTokens: l.page,
 		Scale:      c.Scale,
 		Mask:       c.Mask,
@@ -93,8 +151,12 @@ func place[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		pool += attn.Ceil(n, l.page) + 1
 	}
 	free := rng.Perm(pool)
-	p.ops.K = p.buffer(0, l.dtype, pool*p.g.Key.Page)
-	p.ops.V = p.buffer(1, l.dtype, pool*p.g.Value.Page)
+	for i := range p.g.Pages.Planes {
+		if x := &p.g.Pages.Planes[i]; x.Dim > 0 {
+			p.ops.Pages[i].Data = p.buffer(2*i, x.DType, pool*x.At.Page)
+			p.ops.Pages[i].Scales = p.buffer(2*i+1, attn.Float32, x.ScaleLen(pool, c.KVHeads, l.page))
+		}
+	}
 	for s := range p.seqs {
 		q := &p.seqs[s]
 		for range attn.Ceil(q.Keys, l.page) {
@@ -117,9 +179,38 @@ func (p *problem[F]) storeKeys(s, n int) {
 		}
 		page, slot := int(q.Pages[j/p.g.PageTokens]), j%p.g.PageTokens
 		for head := range c.KVHeads {
-			cputest.Store(p.ops.K.Ptr, p.ops.K.DType, page*p.g.Key.Page+head*p.g.Key.Head+slot*p.g.Key.Row, c.Key(s, j, head))
-			cputest.Store(p.ops.V.Ptr, p.ops.V.DType, page*p.g.Value.Page+head*p.g.Value.Head+slot*p.g.Value.Row, c.Value(s, j, head))
+			key := c.Key(s, j, head)
+			for i := range p.g.Pages.KeyPlanes {
+				dim := p.g.Pages.Planes[i].Dim
+				p.storeRow(i, page, head, slot, key[:dim])
+				key = key[dim:]
+			}
+			if i := p.g.Pages.Value.Plane; i >= p.g.Pages.KeyPlanes {
+				p.storeRow(i, page, head, slot, c.Value(s, j, head))
+			}
 		}
+	}
+}
+
+// storeRow stores a row of a plane, with scales that are powers of two, so that nothing is rounded but small numbers of float16.
+func (p *problem[F]) storeRow(plane, page, head, slot int, row []float64) {
+	x, m := &p.g.Pages.Planes[plane], &p.ops.Pages[plane]
+	at, group := x.At.Offset(page, head, slot), len(row)
+	scaleAt := x.ScaleOf(page, head, slot, p.g.KVHeads, p.g.PageTokens)
+	if x.Scales == attn.ScalesByGroup {
+		group = x.Group
+	}
+	for ; len(row) > 0; scaleAt++ {
+		part, scale := slices.Clone(row[:min(group, len(row))]), 1.0
+		if x.Scales != attn.NoScales {
+			scale = math.Ldexp(1, scaleAt*7%5)
+			cputest.Store(m.Scales.Ptr, attn.Float32, scaleAt, []float64{scale})
+		}
+		for i := range part {
+			part[i] /= scale
+		}
+		cputest.Store(m.Data.Ptr, x.DType, at, part)
+		at, row = at+len(part), row[len(part):]
 	}
 }
 

@@ -16,11 +16,11 @@ type spares[F cpu.Real] struct {
 }
 
 // Operands are the buffers of one layer, placed as the plan's Problem says. Q, Out and LSE hold
-// queries, outputs and log-sum-exps; LSE may be nil. K and V have one dtype. Bias is what the Problem's
+// queries, outputs and log-sum-exps; LSE may be nil. Pages are those of the keys and values. Bias is what the Problem's
 // says, nil without one; Sinks has those of the query heads, if the Problem has Sinks. Out and LSE overlap none of the others.
 type Operands[F lean.Float] struct {
 	Q, Out, LSE []F
-	K, V        cpu.Buffer
+	Pages       attn.Memory[cpu.Buffer]
 	Bias        []F
 	Seed        int64 // of the Problem's Dropout; 0: nothing is dropped
 	Sinks       []F
@@ -102,23 +102,33 @@ func check[F cpu.Real](p *Plan, o *Operands[F]) error {
 	if p.lastPage < 0 {
 		return nil
 	}
-	if err := o.K.Check(op, "the key buffer"); err != nil {
-		return err
-	}
-	if err := o.V.Check(op, "the value buffer"); err != nil {
-		return err
-	}
-	if o.K.DType != o.V.DType {
-		return attn.Errorf(op, attn.ErrDType, "keys are %v, values %v", o.K.DType, o.V.DType)
-	}
-	if o.K.DType != g.KV {
-		return attn.Errorf(op, attn.ErrDType, "keys are %v, the plan is for %v", o.K.DType, g.KV)
-	}
-	if n := g.Key.Extent(p.lastPage+1, g.KVHeads, p.slots, g.Dim); o.K.Len < n {
-		return attn.Errorf(op, attn.ErrPage, "page %d of the keys ends at element %d of %d", p.lastPage, n, o.K.Len)
-	}
-	if n := g.Value.Extent(p.lastPage+1, g.KVHeads, p.slots, g.ValueDim); o.V.Len < n {
-		return attn.Errorf(op, attn.ErrPage, "page %d of the values ends at element %d of %d", p.lastPage, n, o.V.Len)
+	for i := range g.Pages.Planes {
+		plane, b, name := &g.Pages.Planes[i], &o.Pages[i].Data, "keys"
+		if plane.Dim == 0 {
+			break
+		}
+		if i >= g.Pages.KeyPlanes {
+			name = "values"
+		}
+		if err := b.Check(op, name); err != nil {
+			return err
+		}
+		if b.DType != plane.DType {
+			return attn.Errorf(op, attn.ErrDType, "%s are %v, the plan is for %v", name, b.DType, plane.DType)
+		}
+		if n := plane.At.Extent(p.lastPage+1, g.KVHeads, p.slots, plane.Dim); b.Len < n {
+			return attn.Errorf(op, attn.ErrPage, "page %d of the %s ends at element %d of %d", p.lastPage, name, n, b.Len)
+		}
+		if plane.Scales == attn.NoScales {
+			continue
+		}
+		scales := &o.Pages[i].Scales
+		if err := checkScales(op, scales); err != nil {
+			return err
+		}
+		if n := plane.ScaleLen(p.lastPage+1, g.KVHeads, g.PageTokens); scales.Len < n {
+			return attn.Errorf(op, attn.ErrPage, "page %d of the %s ends at scale %d of %d", p.lastPage, name, n, scales.Len)
+		}
 	}
 	return nil
 }

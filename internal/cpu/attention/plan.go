@@ -223,8 +223,8 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 		}
 		p.sched.Add(p.tiles)
 	}
-	elements := float64(g.KVHeads) * float64(g.Dim+g.ValueDim)
-	work := cpu.WorkOf(keys*elements*float64(g.KV.Size()), pairs*elements)
+	heads := float64(g.KVHeads)
+	work := cpu.WorkOf(keys*heads*float64(g.Pages.TokenBytes()), pairs*heads*float64(g.Dim+g.ValueDim))
 	p.threads = cpu.ThreadsFor(work)
 	workers := g.Workers
 	if workers == 0 {

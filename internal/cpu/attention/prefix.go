@@ -42,7 +42,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) (own []attn.S
 		p.prefix = new(prefixPlan)
 	}
 	x := p.prefix
-	row, bytes := g.KVHeads*(g.Dim+g.ValueDim)*g.KV.Size(), p.PrefixBytes
+	row, bytes := g.KVHeads*g.Pages.TokenBytes(), p.PrefixBytes
 	if bytes == 0 {
 		bytes = prefixBytes
 	}
@@ -97,7 +97,7 @@ func runPrefixes[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	}
 	r.of = Operands[F]{
 		Q: grown(r.of.Q, rows*g.Heads*g.Dim), Out: grown(r.of.Out, rows*g.Heads*g.ValueDim), LSE: grown(r.of.LSE, rows*g.Heads),
-		K: o.K, V: o.V,
+		Pages: o.Pages,
 	}
 	r.plan, r.ops, r.own = p, o, *o
 	if o.LSE == nil {
@@ -128,7 +128,7 @@ func runPrefixes[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	if err := e.Run(r, r.workers); err != nil {
 		return err
 	}
-	r.plan, r.ops, r.of.K, r.of.V, r.own = nil, nil, cpu.Buffer{}, cpu.Buffer{}, Operands[F]{}
+	r.plan, r.ops, r.of.Pages, r.own = nil, nil, attn.Memory[cpu.Buffer]{}, Operands[F]{}
 	runs.Put(r)
 	return nil
 }

@@ -25,11 +25,11 @@ func placeForks[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) (p *probl
 	nan := []float64{math.NaN()}
 	for i, f := range forks {
 		for k, page := range p.seqs[i].Pages[:f.Pages] {
-			for at := range p.g.Key.Page {
-				cputest.Store(p.ops.K.Ptr, p.ops.K.DType, int(page)*p.g.Key.Page+at, nan)
+			for at := range p.g.Pages.Planes[0].At.Page {
+				cputest.Store(p.ops.Pages[0].Data.Ptr, p.ops.Pages[0].Data.DType, int(page)*p.g.Pages.Planes[0].At.Page+at, nan)
 			}
-			for at := range p.g.Value.Page {
-				cputest.Store(p.ops.V.Ptr, p.ops.V.DType, int(page)*p.g.Value.Page+at, nan)
+			for at := range p.g.Pages.Planes[1].At.Page {
+				cputest.Store(p.ops.Pages[1].Data.Ptr, p.ops.Pages[1].Data.DType, int(page)*p.g.Pages.Planes[1].At.Page+at, nan)
 			}
 			p.seqs[i].Pages[k] = p.seqs[f.Of].Pages[k]
 		}
@@ -253,10 +253,10 @@ func BenchmarkPrefixes(b *testing.B) {
 // BenchmarkPrefixPlan plans a step of 256 sequences of a new token each: forks of one, a tree of two levels, and such that have
 // nothing in common.
 func BenchmarkPrefixPlan(b *testing.B) {
-	g := attn.Problem{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, KV: attn.Float16, PageTokens: 16, Scale: 0.1, Mask: attn.Mask{Causal: true}}
+	g := attn.Problem{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, Pages: attn.Separate(attn.Float16, 128, 128, attn.PageStrides{}, attn.PageStrides{}), PageTokens: 16, Scale: 0.1, Mask: attn.Mask{Causal: true}}
 	g.Query, g.Out, g.LSE = attn.PackedRows(32, 128), attn.PackedRows(32, 128), attn.PackedRows(32, 1)
-	g.Key = attn.PageStrides{Page: 8 * 16 * 128, Head: 16 * 128, Row: 128}
-	g.Value = g.Key
+	g.Pages.Planes[0].At = attn.PageStrides{Page: 8 * 16 * 128, Head: 16 * 128, Row: 128}
+	g.Pages.Planes[1].At = g.Pages.Planes[0].At
 	for _, c := range []struct {
 		name            string
 		all, group, own int

@@ -66,13 +66,13 @@ func promptsOf(t *matmul.Set, weigh func(s, o, m, l *float32, rows, n, stride, d
 // waysFor returns how prompts of a problem are computed in tiles; nil: as all else is.
 func waysFor(g *attn.Problem) *promptKernels {
 	ways := promptTiers[cpu.InUse()]
-	if ways == nil || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < matmul.StepDepth {
+	if ways == nil || !readInPlace(&g.Pages) || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < matmul.StepDepth {
 		return nil
 	}
-	if k := ways.rounded[g.KV]; k != nil && g.Mixed {
+	if k := ways.rounded[g.Pages.Key().DType]; k != nil && g.Mixed {
 		return k
 	}
-	return ways.exact[g.KV]
+	return ways.exact[g.Pages.Key().DType]
 }
 
 // promptScratch is what a worker packs into.
@@ -282,9 +282,9 @@ func (a *addresses) inPage(key int) int {
 // several, copied into scratch, of no more than StepDepth then.
 func (a *addresses) together(scratch *cpu.Aligned, key, n int, keys bool) (at unsafe.Pointer, stride int) {
 	g := &a.plan.g
-	of, dim, step := func(key int) unsafe.Pointer { _, v := a.row(key); return v }, g.ValueDim, g.Value.Row
+	of, dim, step := func(key int) unsafe.Pointer { _, v := a.row(key); return v }, g.ValueDim, g.Pages.ValuePlane().At.Row
 	if keys {
-		of, dim, step = func(key int) unsafe.Pointer { k, _ := a.row(key); return k }, g.Dim, g.Key.Row
+		of, dim, step = func(key int) unsafe.Pointer { k, _ := a.row(key); return k }, g.Dim, g.Pages.Key().At.Row
 	}
 	if n <= a.inPage(key) {
 		return of(key), step * a.size

@@ -139,8 +139,8 @@ func TestPromptTilesOdd(t *testing.T) {
 				if what == 0 {
 					p.ops.Q[rng.IntN(70)*p.g.Query.Row] = odd
 				} else {
-					of := []*cpu.Buffer{&p.ops.K, &p.ops.V}[what-1]
-					at := []attn.PageStrides{p.g.Key, p.g.Value}[what-1]
+					of := []*cpu.Buffer{&p.ops.Pages[0].Data, &p.ops.Pages[1].Data}[what-1]
+					at := []attn.PageStrides{p.g.Pages.Planes[0].At, p.g.Pages.Planes[1].At}[what-1]
 					cputest.Store(of.Ptr, of.DType, int(p.seqs[0].Pages[0])*at.Page+rng.IntN(330)*at.Row, []float32{odd})
 				}
 				run := func() []float32 {

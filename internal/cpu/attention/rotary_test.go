@@ -68,8 +68,8 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 	rng := reftest.Rand(t)
 	l := randomLayout(rng)
 	heads, dim, valueDim := 1+rng.IntN(4), 2+longest-20+rng.IntN(20), 1+rng.IntN(longest)
-	g := attn.Problem{Heads: heads, KVHeads: heads, Dim: dim, ValueDim: valueDim, KV: l.dtype, PageTokens: l.page, Mask: attn.Mask{Causal: true, Tree: true}}
-	g.Key, g.Value = pageStrides(l, heads, dim, rng.IntN(2)), pageStrides(l, heads, valueDim, rng.IntN(2))
+	g := attn.Problem{Heads: heads, KVHeads: heads, Dim: dim, ValueDim: valueDim, Pages: attn.Separate(l.dtype, dim, valueDim, attn.PageStrides{}, attn.PageStrides{}), PageTokens: l.page, Mask: attn.Mask{Causal: true, Tree: true}}
+	g.Pages.Planes[0].At, g.Pages.Planes[1].At = pageStrides(l, heads, dim, rng.IntN(2)), pageStrides(l, heads, valueDim, rng.IntN(2))
 	w := make([]float64, 1+rng.IntN(dim/2))
 	for i := range w {
 		w[i] = rng.Float64()
@@ -91,8 +91,8 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 			page++
 		}
 	}
-	rows := func(to cpu.Buffer, dim int) NewRows[F] {
-		r := NewRows[F]{To: to, From: attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim}}
+	rows := func(dim int) NewRows[F] {
+		r := NewRows[F]{From: attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim}}
 		r.Rows = make([]F, (many+30)*r.From.Row)
 		for i := range r.Rows {
 			r.Rows[i] = F(rng.NormFloat64())
@@ -100,35 +100,35 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 		return r
 	}
 	var keep problem[F]
-	keys := rows(keep.buffer(0, l.dtype, page*g.Key.Page), dim)
-	values := rows(keep.buffer(1, l.dtype, page*g.Value.Page), valueDim)
+	to := attn.InPlanes(keep.buffer(0, l.dtype, page*g.Pages.Planes[0].At.Page), keep.buffer(1, l.dtype, page*g.Pages.Planes[1].At.Page))
+	keys, values := rows(dim), rows(valueDim)
 	var p Plan
 	if err := p.Build(g, seqs); err != nil {
 		t.Fatal(err)
 	}
 	if more := slices.Clone(seqs); turns {
 		more[1].Row++
-		if err := AppendLayer(&e, &p, more, keys, values); !errors.Is(err, attn.ErrShape) {
+		if err := AppendLayer(&e, &p, more, &to, keys, values); !errors.Is(err, attn.ErrShape) {
 			t.Errorf("rows that the plan has not: %v", err)
 		}
 	}
 	short := values
 	short.Rows = short.Rows[:(many+19)*short.From.Row]
-	if err := AppendLayer(&e, &p, seqs, keys, short); !errors.Is(err, attn.ErrShape) {
+	if err := AppendLayer(&e, &p, seqs, &to, keys, short); !errors.Is(err, attn.ErrShape) {
 		t.Errorf("values of too few rows: %v", err)
 	}
-	for i := range keys.To.Len {
-		if !math.IsNaN(cputest.Load(keys.To.Ptr, keys.To.DType, i)) {
+	for i := range to[0].Data.Len {
+		if !math.IsNaN(cputest.Load(to[0].Data.Ptr, l.dtype, i)) {
 			t.Fatalf("%v: element %d was written before values were checked", l, i)
 		}
 	}
-	if err := AppendLayer(&e, &p, seqs, keys, values); err != nil {
+	if err := AppendLayer(&e, &p, seqs, &to, keys, values); err != nil {
 		t.Fatal(err)
 	}
 	cos, sin := make([]float64, len(w)), make([]float64, len(w))
-	check := func(name string, r *NewRows[F], at attn.PageStrides, dim int, want func(head, from []F)) {
+	check := func(name string, to cpu.Buffer, r *NewRows[F], at attn.PageStrides, dim int, want func(head, from []F)) {
 		t.Helper()
-		owned, head := make([]bool, r.To.Len), make([]F, dim)
+		owned, head := make([]bool, to.Len), make([]F, dim)
 		for _, q := range seqs {
 			for i := range q.Queries {
 				key, position := q.Keys-q.Queries+i, q.Before+q.Keys-q.Queries+i
@@ -144,7 +144,7 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 					for x, want := range head {
 						e := int(q.Pages[key/l.page])*at.Page + key%l.page*at.Row + h*at.Head + x
 						owned[e] = true
-						if got := cputest.Load(r.To.Ptr, r.To.DType, e); got != cputest.Rounded(float64(want), l.dtype) {
+						if got := cputest.Load(to.Ptr, to.DType, e); got != cputest.Rounded(float64(want), l.dtype) {
 							t.Fatalf("%v: %s, token %d, head %d, element %d: got %v, want %v", l, name, i, h, x, got, want)
 						}
 					}
@@ -152,7 +152,7 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 			}
 		}
 		for i, mine := range owned {
-			if !mine && !math.IsNaN(cputest.Load(r.To.Ptr, r.To.DType, i)) {
+			if !mine && !math.IsNaN(cputest.Load(to.Ptr, to.DType, i)) {
 				t.Fatalf("%v: %s, element %d of nobody was written", l, name, i)
 			}
 		}
@@ -162,6 +162,6 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 	if turns {
 		turned = func(head, from []F) { Turn(head, from, cos, sin, g.Rotary.Interleaved) }
 	}
-	check("keys", &keys, g.Key, dim, turned)
-	check("values", &values, g.Value, valueDim, asItIs)
+	check("keys", to[0].Data, &keys, g.Pages.Planes[0].At, dim, turned)
+	check("values", to[1].Data, &values, g.Pages.Planes[1].At, valueDim, asItIs)
 }

@@ -66,6 +66,8 @@ type worker[F cpu.Real] struct {
 	scores []F
 	wide   []F
 
+	decoded decoder[F] // where kernels do not read keys and values where they lie
+
 	prompt promptScratch
 	some   tile    // part of its rows
 	here   Streams // for who asks for memory ahead where there is nothing to ask for
@@ -120,7 +122,7 @@ func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16)+1024, 16*val
 func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
 	ws.plan, ws.ops = p, o
-	ws.kernel, ws.prompt = kernelFor[F](o.K.DType), nil
+	ws.kernel, ws.prompt = kernelFor[F](storedType[F](&g.Pages)), nil
 	if p.packed >= promptRows && unsafe.Sizeof(F(0)) == 4 {
 		ws.prompt = waysFor(&p.g)
 	}
@@ -175,8 +177,13 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		w.part = partial[F]{cpu.Cut(&v, out), cpu.Cut(&v, stats), cpu.Cut(&v, stats)}
 		w.scores = cpu.Cut(&v, scores)
 		w.wide = cpu.Cut(&v, wide)
+		if d := &w.decoded; !readInPlace(&g.Pages) {
+			if len(d.keys) < decodedKeys*g.Dim || len(d.values) < decodedKeys*g.ValueDim {
+				d.keys, d.values = dense.Make[F](decodedKeys*g.Dim), dense.Make[F](decodedKeys*g.ValueDim)
+			}
+		}
 		if ws.prompt != nil {
-			w.prompt.grow(ws.prompt, rows, g.Dim, g.ValueDim, o.K.DType.Size())
+			w.prompt.grow(ws.prompt, rows, g.Dim, g.ValueDim, g.Pages.Key().DType.Size())
 		}
 	}
 
@@ -199,6 +206,7 @@ func (ws *workspace[F]) Work(i, thread int) {
 		k, ok := it.Next()
 		if !ok {
 			w.tile, w.some = tile{}, tile{} // they point into the operands
+			w.decoded.plan, w.decoded.pages = nil, nil
 			w.runs.forget()
 			clear(w.bias)
 			return
@@ -307,11 +315,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		ws.kernel(t)
 		keys += t.Count
 	}
-	rows := addresses{
-		plan: p, seq: b.seq,
-		k: ws.ops.K.At(b.head * g.Key.Head), v: ws.ops.V.At(b.head * g.Value.Head),
-		size: ws.ops.K.DType.Size(), runs: &w.runs,
-	}
+	rows := ws.addresses(w, b)
 	limit := keysOfCall(b.rows)
 	seen := func(key, stop int) { // all rows of the tile see keys [key, stop)
 		for key < stop {
@@ -493,27 +497,50 @@ func writeMasked[F cpu.Real](p *Plan, o *Operands[F]) {
 
 // addresses finds the rows of one KV head of a sequence.
 type addresses struct {
-	plan *Plan
-	seq  *span
-	k, v unsafe.Pointer // page 0, slot 0 of the head
-	size int            // bytes of an element
-	runs *runs          // that the tile's K and V are cut from
+	plan         *Plan
+	seq          *span
+	k, v         unsafe.Pointer // page 0, slot 0 of the head
+	keyAt, valAt attn.PageStrides
+	size         int        // bytes of an element
+	runs         *runs      // that the tile's K and V are cut from
+	decoder      rowDecoder // nil: rows are read where they lie
+}
+
+// addresses are those of a block.
+func (ws *workspace[F]) addresses(w *worker[F], b block) addresses {
+	f := &ws.plan.g.Pages
+	a := addresses{plan: ws.plan, seq: b.seq, size: storedType[F](f).Size(), runs: &w.runs}
+	if !readInPlace(f) {
+		d := &w.decoded
+		d.plan, d.pages, d.head, a.decoder = ws.plan, &ws.ops.Pages, b.head, d
+		a.keyAt, a.valAt = attn.PageStrides{Row: ws.plan.g.Dim}, attn.PageStrides{Row: ws.plan.g.ValueDim}
+		return a
+	}
+	a.keyAt, a.valAt = f.Key().At, f.ValuePlane().At
+	a.k, a.v = ws.ops.Pages[0].Data.At(b.head*a.keyAt.Head), ws.ops.Pages[f.Value.Plane].Data.At(b.head*a.valAt.Head)
+	return a
+}
+
+// slot returns the page and the slot of a key.
+func (a *addresses) slot(key int) (page, slot int) {
+	tokens := a.plan.g.PageTokens
+	return int(a.plan.pages[a.seq.page+key/tokens]), key % tokens
 }
 
 // row returns where key and its value lie.
 func (a *addresses) row(key int) (k, v unsafe.Pointer) {
-	g := &a.plan.g
-	page := int(a.plan.pages[a.seq.page+key/g.PageTokens])
-	slot := key % g.PageTokens
-	return unsafe.Add(a.k, (page*g.Key.Page+slot*g.Key.Row)*a.size),
-		unsafe.Add(a.v, (page*g.Value.Page+slot*g.Value.Row)*a.size)
+	page, slot := a.slot(key)
+	return unsafe.Add(a.k, a.keyAt.Offset(page, 0, slot)*a.size), unsafe.Add(a.v, a.valAt.Offset(page, 0, slot)*a.size)
 }
 
 // streams sets t to keys from the given one on, before end, in four streams as far apart as can be, and
 // returns how many keys these are. If that is more than limit, they are one run.
 func (a *addresses) streams(t *tile, key, end, limit int) int {
+	if a.decoder != nil {
+		return a.neighbours(t, key, min(end, key+limit))
+	}
 	g := &a.plan.g
-	t.KStep, t.VStep = g.Key.Row*a.size, g.Value.Row*a.size
+	t.KStep, t.VStep = a.keyAt.Row*a.size, a.valAt.Row*a.size
 	slot := key % g.PageTokens
 	if four := 4 * g.PageTokens; slot == 0 && end-key >= four { // runs of four whole pages
 		runs := min((end-key)/four, max(limit/four, 1))
@@ -600,15 +627,37 @@ func (r *runs) forget() {
 // neighbours sets t to keys from the given one on, before end, in order, and returns how many keys
 // these are.
 func (a *addresses) neighbours(t *tile, key, end int) int {
+	t.order = order{}
+	if a.decoder != nil {
+		n := min(end-key, decodedKeys)
+		for i := range n {
+			page, slot := a.slot(key + i)
+			a.decoder.decode(i, page, slot)
+		}
+		a.openDecoded(t, n)
+		return n
+	}
 	g := &a.plan.g
-	t.Count, t.order = min(end-key, g.PageTokens-key%g.PageTokens), order{}
-	a.open(t, 1, (t.Count+3)/4*4)
-	kRow, vRow := g.Key.Row*a.size, g.Value.Row*a.size
-	t.KStep, t.VStep = 4*kRow, 4*vRow
+	t.Count = min(end-key, g.PageTokens-key%g.PageTokens)
 	k, v := a.row(key)
+	a.openRows(t, k, v)
+	return t.Count
+}
+
+// openDecoded sets t to the first n rows that were decoded, in order.
+func (a *addresses) openDecoded(t *tile, n int) {
+	t.Count = n
+	k, v := a.decoder.row(0)
+	a.openRows(t, k, v)
+}
+
+// openRows sets t to Count rows that lie one behind the other.
+func (a *addresses) openRows(t *tile, k, v unsafe.Pointer) {
+	a.open(t, 1, (t.Count+3)/4*4)
+	kRow, vRow := a.keyAt.Row*a.size, a.valAt.Row*a.size
+	t.KStep, t.VStep = 4*kRow, 4*vRow
 	for i := range t.K[0] {
 		row := min(i, t.Count-1)
 		t.K[0][i], t.V[0][i] = unsafe.Add(k, row*kRow), unsafe.Add(v, row*vRow)
 	}
-	return t.Count
 }

@@ -454,7 +454,7 @@ func TestRunNamedFloat(t *testing.T) {
 	}
 	o := Operands[celsius]{
 		Q: make([]celsius, len(p.ops.Q)), Out: make([]celsius, len(p.ops.Out)),
-		K: p.ops.K, V: p.ops.V,
+		Pages: p.ops.Pages,
 	}
 	for i, x := range p.ops.Q {
 		o.Q[i] = celsius(x)
@@ -611,7 +611,7 @@ func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
 		mem := make([]float32, keys*4)
 		g := attn.Problem{
 			Heads: 1, KVHeads: 1, Dim: 4, ValueDim: 4, Query: attn.Strides{Row: 4, Head: 4}, Out: attn.Strides{Row: 4, Head: 4},
-			Key: attn.PageStrides{Row: 4}, Value: attn.PageStrides{Row: 4}, PageTokens: keys, Scale: 1, Workers: 2,
+			Pages: attn.Separate(attn.Float32, 4, 4, attn.PageStrides{Row: 4}, attn.PageStrides{Row: 4}), PageTokens: keys, Scale: 1, Workers: 2,
 		}
 		var plan Plan
 		if err := plan.Build(g, []attn.Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
@@ -621,7 +621,7 @@ func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
 		kv := cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&mem[0]), Len: len(mem)}
 		var e cpu.Engine
 		defer e.Close()
-		if err := Run(&e, &plan, &Operands[float32]{Q: make([]float32, 4), Out: make([]float32, 4), K: kv, V: kv}); err != nil {
+		if err := Run(&e, &plan, &Operands[float32]{Q: make([]float32, 4), Out: make([]float32, 4), Pages: attn.InPlanes(kv, kv)}); err != nil {
 			t.Fatal(err)
 		}
 		ws := cpu.Own[spares[float32]](&e).runs.Get()

@@ -128,10 +128,10 @@ func (r *setup) pages(rng *rand.Rand) {
 	}
 	r.rows++
 	d := r.Dim
-	g := attn.Problem{Heads: r.Heads, KVHeads: r.KVHeads, Dim: d, ValueDim: d, KV: r.kv, PageTokens: tokens, Scale: 1 / math.Sqrt(float64(d)), Mask: attn.Mask{Causal: r.Causal},
+	g := attn.Problem{Heads: r.Heads, KVHeads: r.KVHeads, Dim: d, ValueDim: d, Pages: attn.Separate(r.kv, d, d, attn.PageStrides{Page: r.KVHeads * tokens * d, Head: tokens * d, Row: d}, attn.PageStrides{}), PageTokens: tokens, Scale: 1 / math.Sqrt(float64(d)), Mask: attn.Mask{Causal: r.Causal},
 		Policy: r.policy, Workers: r.workers, Query: attn.Strides{Row: r.Heads * d, Head: d}, LSE: attn.Strides{Row: r.Heads, Head: 1},
-		Key: attn.PageStrides{Page: r.KVHeads * tokens * d, Head: tokens * d, Row: d}}
-	g.Out, g.Value = g.Query, g.Key
+	}
+	g.Out, g.Pages.Planes[1].At = g.Query, g.Pages.Planes[0].At
 	r.geometry = g
 }
 
@@ -145,7 +145,7 @@ func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
 	s.kvNumbers = draw(rng, s.kv, s.size)
 	s.qNumbers = [2]numbers{draw(rng, s.kv, 1), draw(rng, s.kv, 5/s.size)}
 	s.pages(rng)
-	length := len(s.owner) * s.geometry.Key.Page
+	length := len(s.owner) * s.geometry.Pages.Planes[0].At.Page
 	state, err := m.Dev.Memory()
 	noError(t, err)
 	if need := 2 * int64(length*s.kv.Size()); state.Free < need+need/8 {
@@ -270,9 +270,9 @@ func (r *setup) run(t testing.TB, seqs []attn.Sequence) (out, lse []byte) {
 	r.plan.spoil(t)
 	noError(t, r.plan.Upload(r.m.Stream))
 	if r.append {
-		noError(t, r.plan.Append(r.m.Stream, r.k, r.v, r.newK, r.newV))
+		noError(t, r.plan.Append(r.m.Stream, attn.InPlanes(r.k, r.v), r.newK, r.newV))
 	}
-	noError(t, r.plan.Run(r.m.Stream, &Operands{Q: r.q, Out: r.o, LSE: r.lse, K: r.k, V: r.v}))
+	noError(t, r.plan.Run(r.m.Stream, &Operands{Q: r.q, Out: r.o, LSE: r.lse, Pages: attn.InPlanes(r.k, r.v)}))
 	r.m.Settle(t)
 	return enginetest.Read(t, &r.o), enginetest.Read(t, &r.lse)
 }

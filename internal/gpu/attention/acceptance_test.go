@@ -369,8 +369,8 @@ func testPackedTrial(t *testing.T, m *machine, rng *rand.Rand, r trial) {
 	}
 	s.k, s.v = part(wide), part(wide+narrow)
 	s.geometry.Query.Row = width / size
-	s.geometry.Key.Page = width / size
-	s.geometry.Value = s.geometry.Key
+	s.geometry.Pages.Planes[0].At.Page = width / size
+	s.geometry.Pages.Planes[1].At = s.geometry.Pages.Planes[0].At
 	o, l := s.run(t, s.seqs)
 	if !bytes.Equal(o, out) || !bytes.Equal(l, lse) {
 		t.Errorf("%v: packed rows give other bits", fmt.Sprint(r))

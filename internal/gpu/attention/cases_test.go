@@ -250,9 +250,9 @@ func testAppend(t *testing.T, m *machine) {
 		// Behind the last row nobody has anything.
 		newK.Len, newV.Len = newK.Len-(heads-g.KVHeads)*g.Dim, newV.Len-(heads-g.KVHeads)*g.Dim
 		if heads == g.KVHeads {
-			noError(t, plan.Append(m.Stream, p.k, p.v, newK, newV))
+			noError(t, plan.Append(m.Stream, attn.InPlanes(p.k, p.v), newK, newV))
 		} else {
-			noError(t, plan.AppendRows(m.Stream, p.k, p.v, newK, newV, heads))
+			noError(t, plan.AppendRows(m.Stream, attn.InPlanes(p.k, p.v), newK, newV, heads))
 		}
 		m.Settle(t)
 		for j, got := range [][]byte{enginetest.Read(t, &p.k), enginetest.Read(t, &p.v)} {
@@ -262,7 +262,7 @@ func testAppend(t *testing.T, m *machine) {
 					key := s.Keys - s.Queries + token
 					for h := range g.KVHeads {
 						for c := range g.Dim {
-							to := int(s.Pages[key/g.PageTokens])*g.Key.Page + h*g.Key.Head + key%g.PageTokens*g.Dim + c
+							to := int(s.Pages[key/g.PageTokens])*g.Pages.Planes[0].At.Page + h*g.Pages.Planes[0].At.Head + key%g.PageTokens*g.Dim + c
 							enginetest.Put(want, to, kv, enginetest.Get(new[j], (s.Row+token)*width+h*g.Dim+c, newType))
 						}
 					}

@@ -118,7 +118,7 @@ func TestMixedChoice(t *testing.T) {
 		{32, 32, 128, [2]int{6, 12}, [2]int{12, 20}, true},
 		{32, 32, 64, [2]int{8, 14}, [2]int{16, 28}, false},
 	} {
-		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
+		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}), Mask: attn.Mask{Causal: true}}
 		seqs := []attn.Sequence{{Queries: 512, Keys: 4096}}
 		for i := range 63 {
 			seqs = append(seqs, attn.Sequence{Row: 512 + i, Queries: 1, Keys: 4096})
@@ -150,7 +150,7 @@ func TestMixedChoice(t *testing.T) {
 		{32, 32, 64, []group{{1, 64, 64}, {3, 1, 64}}, false}, // two launches take longer
 		{32, 8, 128, []group{{4, 8192, 8192}, {2, 1, 100}}, false},
 	} {
-		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
+		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}), Mask: attn.Mask{Causal: true}}
 		var seqs []attn.Sequence
 		row, fewRows := 0, 0
 		for _, x := range c.groups {

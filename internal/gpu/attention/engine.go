@@ -136,7 +136,7 @@ func (e *Engine) kernel(op string, w *want) (*kernel, error) {
 	g := w.problem
 	if find(e.kernels, w) != nil {
 		return nil, gpu.Errorf(op, attn.ErrShape, "%d rows of head dim %d, keys of %v: more than the GPU's %d bytes of shared memory can hold",
-			min(w.rows, BlockRows), g.Dim, g.KV, e.info.SharedPerBlockMost)
+			min(w.rows, BlockRows), g.Dim, g.Pages.Planes[0].DType, e.info.SharedPerBlockMost)
 	}
 	return nil, refusal(op, w, e.kernels)
 }

@@ -24,7 +24,7 @@ func TestAllocations(t *testing.T) {
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plan.Upload(m.Stream))
 		for range 3 {
-			noError(t, plan.Append(m.Stream, p.k, p.v, p.newK, p.newV))
+			noError(t, plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV))
 			noError(t, plan.Run(m.Stream, o))
 		}
 	}
@@ -43,7 +43,7 @@ func TestEarly(t *testing.T) {
 	other := m.Put(t, make([]byte, p.k.Len*2), p.kv)
 	early := func(k gpu.Memory) int32 {
 		o := p.operands()
-		o.K = k
+		o.Pages[0].Data = k
 		noError(t, plan.Run(m.Stream, o))
 		return plan.params.early
 	}
@@ -53,7 +53,7 @@ func TestEarly(t *testing.T) {
 		if early(p.k) != 0 {
 			t.Error("early without an append")
 		}
-		noError(t, plan.Append(m.Stream, p.k, p.v, p.newK, p.newV))
+		noError(t, plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV))
 		if early(p.k) != 1 || early(other) != 0 {
 			t.Error("an append to these keys, or to others, makes no difference")
 		}
@@ -123,7 +123,7 @@ func TestConcurrent(t *testing.T) {
 			for range 10 {
 				for _, err := range []error{
 					plan.Build(p.geometry, p.seqs, p.rows), plan.Upload(m.Stream),
-					plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), plan.Run(m.Stream, p.operands()),
+					plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV), plan.Run(m.Stream, p.operands()),
 					shared.Run(m.Stream, p.operands()), m.engine.Supports(&p.geometry),
 				} {
 					if err != nil {

@@ -55,7 +55,7 @@ func TestFakeManyRows(t *testing.T) {
 								name += "_paged"
 							}
 							g := paged(2*rows, 2, dim)
-							g.KV = kv
+							g.Pages = g.Pages.As(kv)
 							k := m.engine.find(&want{problem: &g, rows: rows, pages: pages})
 							if k == nil || len(k.entries) != 1 || k.entries[0] != name {
 								t.Errorf("%v of %d, %d rows, %d pages a chunk: %+v, want %s", kv, dim, rows, pages, k, name)

@@ -66,20 +66,20 @@ func (e *Engine) FusedChunk(element attn.DType, dim int) Chunk {
 // Device is what the plan's memory is on.
 func (p *Plan) Device() *cuda.Device { return p.engine.dev }
 
-// FuseAppend offers the storing of one layer's new keys and values in k and v to another
+// FuseAppend offers the storing of one layer's new keys and values to another
 // launch. take says whether it does that; then it counts as queued. Nothing is offered where
 // Append would be an error.
-func (p *Plan) FuseAppend(k, v *gpu.Memory, take func(*Appending) bool) bool {
+func (p *Plan) FuseAppend(to Pages, take func(*Appending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("append") || rotates(&p.look.geometry) || p.checkPages("append", k, v) != nil {
+	if !p.canAppend("append") || rotates(&p.look.geometry) || p.checkPages("append", &to) != nil {
 		return false
 	}
 	a := p.appending()
 	if !take(&a) {
 		return false
 	}
-	p.stores(*k, *v)
+	p.stores(&to)
 	return true
 }
 
@@ -103,7 +103,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 		return false
 	}
 	g := &p.look.geometry
-	element := o.K.DType
+	element := o.Pages[0].Data.DType
 	shape := p.engine.fusedShape(element, g.Dim)
 	a := Attending{
 		Appending: p.appending(), TileRows: p.look.tileRows, Params: p.params.Params, Chunk: p.engine.FusedChunk(element, g.Dim),
@@ -113,7 +113,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
 	a.Params.box, a.Params.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))
 	if p.engine.hasCopyEngine() {
-		for i, m := range [...]*gpu.Memory{&o.K, &o.V} {
+		for i, m := range [...]*gpu.Memory{&o.Pages[0].Data, &o.Pages[1].Data} {
 			var err error
 			if a.Maps[i], err = p.engine.tensorMap(m, &shape, box); err != nil {
 				return false // Run will say why

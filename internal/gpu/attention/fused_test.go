@@ -18,7 +18,7 @@ func TestFuse(t *testing.T) {
 	o := p.operands()
 	offers := 0
 	offer := func(take bool) (appends, attends bool) {
-		appends = plan.FuseAppend(&p.k, &p.v, func(a *Appending) bool {
+		appends = plan.FuseAppend(attn.InPlanes(p.k, p.v), func(a *Appending) bool {
 			offers++
 			if a.Rows != p.rows || *a.Problem != p.geometry || a.PageBytes != 8*16*128*2 || a.Table != plan.memory.table ||
 				a.Slots != plan.slots.address(&plan.memory) || a.Ahead != plan.ahead.address(&plan.memory) {
@@ -30,7 +30,7 @@ func TestFuse(t *testing.T) {
 			offers++
 			s := m.engine.shape(attn.Float16, 128)
 			if a.Rows != p.rows || a.TileRows != 4 || a.QueryLen != o.Q.Len || a.OutLen != o.Out.Len || a.Params.query != o.Q.Address() || a.Chunk.Slot*2 != s.slot ||
-				int(a.Params.box) != s.keys/2 || a.Params.tileShift != plan.params.tileShift+1 || a.Maps[0][0] != o.K.Address() || a.Maps[1][0] != o.V.Address() {
+				int(a.Params.box) != s.keys/2 || a.Params.tileShift != plan.params.tileShift+1 || a.Maps[0][0] != o.Pages[0].Data.Address() || a.Maps[1][0] != o.Pages[1].Data.Address() {
 				t.Errorf("attention is offered as %+v", *a)
 			}
 			return take
@@ -59,8 +59,8 @@ func TestFuse(t *testing.T) {
 	if plan.FuseAttention(&short, func(*Attending) bool { return true }) {
 		t.Error("attention that Run refuses was offered")
 	}
-	short.K.Len = 100
-	if plan.FuseAppend(&short.K, &short.V, func(*Appending) bool { return true }) {
+	short.Pages[0].Data.Len = 100
+	if plan.FuseAppend(short.Pages, func(*Appending) bool { return true }) {
 		t.Error("an append that Append refuses was offered")
 	}
 	lib.Forget()

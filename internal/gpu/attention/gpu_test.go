@@ -173,7 +173,7 @@ func TestGPUAgainstCPU(t *testing.T) {
 		buffer := func(x []float32) cpu.Buffer {
 			return cpu.Buffer{DType: attn.Float32, Ptr: enginetest.PointerOf(x), Len: len(x)}
 		}
-		o := cpuattention.Operands[float32]{Q: floats(p.q), Out: make([]float32, p.o.Len), LSE: make([]float32, p.lse.Len), K: buffer(k), V: buffer(v)}
+		o := cpuattention.Operands[float32]{Q: floats(p.q), Out: make([]float32, p.o.Len), LSE: make([]float32, p.lse.Len), Pages: attn.InPlanes(buffer(k), buffer(v))}
 		noError(t, cpuattention.Run(cpu.Default(), &c, &o))
 		ref := p.Reference(p.precision())
 		g := &p.geometry
@@ -216,10 +216,10 @@ func BenchmarkGPUAttend(b *testing.B) {
 	} {
 		b.Run(fmt.Sprintf("b%d_h%d/%d_n%d_p%d_%v", c.batch, c.heads, c.kv, c.keys, c.page, c.policy.Kind), func(b *testing.B) {
 			const dim = 128
-			g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: c.page, Scale: 0.1, Policy: c.policy,
+			g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: dim, ValueDim: dim, Pages: attn.Separate(attn.Float16, dim, dim, attn.PageStrides{Page: c.kv * c.page * dim, Head: c.page * dim, Row: dim}, attn.PageStrides{}), PageTokens: c.page, Scale: 0.1, Policy: c.policy,
 				Query: attn.Strides{Row: c.heads * dim, Head: dim}, Out: attn.Strides{Row: c.heads * dim, Head: dim},
-				Key: attn.PageStrides{Page: c.kv * c.page * dim, Head: c.page * dim, Row: dim}}
-			g.Value = g.Key
+			}
+			g.Pages.Planes[1].At = g.Pages.Planes[0].At
 			pages := c.keys / c.page
 			var seqs []attn.Sequence
 			for i := range c.batch {
@@ -235,7 +235,7 @@ func BenchmarkGPUAttend(b *testing.B) {
 				noError(b, buffer.Set(0, 0, buffer.Len()))
 				return gpu.Memory{Buffer: buffer, DType: attn.Float16, Len: n}
 			}
-			o := &Operands{Q: memory(c.batch * c.heads * dim), Out: memory(c.batch * c.heads * dim), K: memory(c.batch * pages * g.Key.Page), V: memory(c.batch * pages * g.Key.Page)}
+			o := &Operands{Q: memory(c.batch * c.heads * dim), Out: memory(c.batch * c.heads * dim), Pages: attn.InPlanes(memory(c.batch*pages*g.Pages.Planes[0].At.Page), memory(c.batch*pages*g.Pages.Planes[0].At.Page))}
 			plan := m.engine.NewPlan()
 			noError(b, plan.Build(g, seqs, c.batch))
 			noError(b, plan.Upload(m.Stream))
@@ -249,7 +249,7 @@ func BenchmarkGPUAttend(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(20*b.N), "us/launch")
 			noError(b, plan.Close())
-			for _, x := range []gpu.Memory{o.Q, o.Out, o.K, o.V} {
+			for _, x := range []gpu.Memory{o.Q, o.Out, o.Pages[0].Data, o.Pages[1].Data} {
 				noError(b, x.Buffer.Close())
 			}
 		})

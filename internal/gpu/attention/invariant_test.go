@@ -112,7 +112,7 @@ func testInvariant(t *testing.T, m *machine, n, longest int) {
 			plan.spoil(t)
 			noError(t, plan.Upload(m.Stream))
 			if p.append { // of the first run; then they are there
-				noError(t, plan.Append(m.Stream, p.k, p.v, p.newK, p.newV))
+				noError(t, plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV))
 				p.append = false
 			}
 			noError(t, plan.Run(m.Stream, p.operands()))

@@ -204,7 +204,7 @@ func (k *launches) prefill(l *enginetest.Launch) {
 	dim := 0
 	fmt.Sscan(name[2], &dim)
 	entry, scored := strings.CutSuffix(l.Kernel, variantEnd)
-	like, precise := attn.Problem{Dim: dim, ValueDim: dim, KV: kv, Scale: 1}, strings.HasSuffix(entry, "_precise")
+	like, precise := attn.Problem{Dim: dim, ValueDim: dim, Pages: attn.Separate(kv, dim, dim, attn.PageStrides{}, attn.PageStrides{}), Scale: 1}, strings.HasSuffix(entry, "_precise")
 	if scored {
 		like.Scale = 0
 	}

@@ -37,10 +37,10 @@ type mixedStep struct{ queries, keys, singles, behind, heads, kv, dim int }
 
 func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	page := max(c.keys, c.behind)
-	g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
+	g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{Page: c.kv * page * c.dim, Head: page * c.dim, Row: c.dim}, attn.PageStrides{}), PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
 		Query: attn.Strides{Row: c.heads * c.dim, Head: c.dim}, Out: attn.Strides{Row: c.heads * c.dim, Head: c.dim},
-		Key: attn.PageStrides{Page: c.kv * page * c.dim, Head: page * c.dim, Row: c.dim}}
-	g.Value = g.Key
+	}
+	g.Pages.Planes[1].At = g.Pages.Planes[0].At
 	seqs := []attn.Sequence{{Queries: c.queries, Keys: c.keys, Pages: []int32{0}}}
 	for i := range c.singles {
 		seqs = append(seqs, attn.Sequence{Row: c.queries + i, Queries: 1, Keys: c.behind, Pages: []int32{int32(i + 1)}})
@@ -61,7 +61,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		return gpu.Memory{Buffer: buffer, DType: t, Len: n}
 	}
 	n := rows * c.heads * c.dim
-	o := &Operands{Q: memory(n, query), Out: memory(n, query), K: memory(len(seqs)*g.Key.Page, attn.Float16), V: memory(len(seqs)*g.Key.Page, attn.Float16)}
+	o := &Operands{Q: memory(n, query), Out: memory(n, query), Pages: attn.InPlanes(memory(len(seqs)*g.Pages.Planes[0].At.Page, attn.Float16), memory(len(seqs)*g.Pages.Planes[0].At.Page, attn.Float16))}
 	other, err := m.Dev.NewStream()
 	noError(b, err)
 	defer other.Close()

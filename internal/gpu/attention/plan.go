@@ -62,7 +62,7 @@ type Plan struct {
 	params    params
 	recorded  bool // see Recorded
 	newRows   appendParams
-	appended  [2]gpu.Memory // the last Append's keys and values since Build
+	appended  Pages // of the last Append's keys and values since Build
 	anyAppend bool
 }
 
@@ -310,10 +310,10 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 		look.tileRows = tileRows(group, who.queries)
 	}
 	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
-	shape := p.engine.shape(g.KV, g.Dim)
+	shape := p.engine.shape(g.Pages.Planes[0].DType, g.Dim)
 	w := want{problem: g, features: g.Features(), rows: look.tileRows, pages: shape.pages(look.paged, g.PageTokens)}
 	// With one row there are as many scores as keys.
-	w.long = p.engine.anyRow || 2*need.scores*int64(g.Dim*g.KV.Size()) >= longReads*int64(p.engine.blocks)
+	w.long = p.engine.anyRow || 2*need.scores*int64(g.Dim*g.Pages.Planes[0].DType.Size()) >= longReads*int64(p.engine.blocks)
 	if look.kernel, err = p.engine.kernel(op, &w); err != nil {
 		return look, need, who, err
 	}
@@ -422,7 +422,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 	for range rows {
 		p.slots.data = append(p.slots.data, -1)
 	}
-	pageRows, detailed := int64(g.Key.Page/g.Dim), hasDetails(g)
+	pageRows, detailed := int64(g.Pages.Planes[0].At.Page/g.Dim), hasDetails(g)
 	for i := range seqs {
 		q := &seqs[i]
 		if q.Queries == 0 {
@@ -572,7 +572,7 @@ func (p *Plan) prefetchPages(g *attn.Problem, walks bool) {
 	p.prefetches.data = p.prefetches.data[:0]
 	if walks {
 		p.prefetches.data = slices.Grow(p.prefetches.data, len(p.works.data))[:len(p.works.data)]
-		packPrefetches(p.works.data, g, p.prefixes.cuts, p.engine.shape(g.KV, g.Dim).keys, p.pages.data, p.prefetches.data)
+		packPrefetches(p.works.data, g, p.prefixes.cuts, p.engine.shape(g.Pages.Planes[0].DType, g.Dim).keys, p.pages.data, p.prefetches.data)
 	}
 }
 
@@ -582,8 +582,8 @@ const mostAhead = 255
 // pageBytes is the size of a page's keys, or values; 0 where what lies between two
 // pages is not just that, or is large.
 func pageBytes(g *attn.Problem) int {
-	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Key.Page && n < 1<<26 {
-		return n * g.KV.Size()
+	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Pages.Planes[0].At.Page && n < 1<<26 {
+		return n * g.Pages.Planes[0].DType.Size()
 	}
 	return 0
 }

@@ -22,10 +22,10 @@ import (
 
 // paged is a geometry of a cache with pages of 16 tokens.
 func paged(heads, kvHeads, dim int) attn.Problem {
-	g := attn.Problem{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: 16, Scale: 0.125,
+	g := attn.Problem{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Pages: attn.Separate(attn.Float16, dim, dim, attn.PageStrides{Page: kvHeads * 16 * dim, Head: 16 * dim, Row: dim}, attn.PageStrides{}), PageTokens: 16, Scale: 0.125,
 		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim}, LSE: attn.Strides{Row: heads, Head: 1},
-		Key: attn.PageStrides{Page: kvHeads * 16 * dim, Head: 16 * dim, Row: dim}}
-	g.Value = g.Key
+	}
+	g.Pages.Planes[1].At = g.Pages.Planes[0].At
 	return g
 }
 
@@ -71,12 +71,12 @@ func TestSupports(t *testing.T) {
 	for _, d := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
 		for _, dim := range headDims {
 			g := paged(40, 2, dim)
-			g.KV = d
+			g.Pages = g.Pages.As(d)
 			noError(t, m.engine.Supports(&g))
 		}
 	}
 	g := paged(4, 2, 64)
-	g.KV = attn.Float64
+	g.Pages = g.Pages.As(attn.Float64)
 	wantError(t, "float64", m.engine.Supports(&g), attn.ErrDType, "float64")
 	for _, c := range badGeometries {
 		g := paged(4, 2, 64)
@@ -90,9 +90,15 @@ func TestSupports(t *testing.T) {
 	wantError(t, "little memory", small.Supports(&g), attn.ErrShape, "more than the GPU's 1000 bytes of shared memory")
 	m.engine.info.SharedPerBlockMost = 60000
 	g = paged(2, 2, 256)
-	g.KV = attn.Float32
+	g.Pages = g.Pages.As(attn.Float32)
 	noError(t, m.engine.Supports(&g))
 	wantError(t, "few rows fit", m.engine.NewPlan().Build(g, []attn.Sequence{sequenceOf(0, 16, 20, 0)}, 16), attn.ErrShape, "16 rows of head dim 256")
+}
+
+// setDims makes keys and values of other sizes.
+func setDims(g *attn.Problem, dim, valueDim int) {
+	g.Dim, g.ValueDim = dim, valueDim
+	g.Pages.Planes[0].Dim, g.Pages.Planes[1].Dim, g.Pages.Value.Dim = dim, valueDim, valueDim
 }
 
 var badGeometries = []struct {
@@ -105,8 +111,12 @@ var badGeometries = []struct {
 	{func(g *attn.Problem) { g.Bias = attn.Bias{Sequences: 1, Heads: 3, Queries: 1, Keys: 9} }, attn.ErrShape, "a bias of 1 sequences, 3 heads"},
 	{func(g *attn.Problem) { g.Heads = 5 }, attn.ErrShape, "5 query heads for 2"},
 	{func(g *attn.Problem) { g.KVHeads = 0 }, attn.ErrShape, "for 0 KV heads"},
-	{func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 }, attn.ErrUnsupported, "head dim 72"},
-	{func(g *attn.Problem) { g.ValueDim = 128 }, attn.ErrUnsupported, "values of 128 elements and keys of 64"},
+	{func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 }, attn.ErrShape, "pages with keys of 64"},
+	{func(g *attn.Problem) { setDims(g, 72, 72) }, attn.ErrUnsupported, "head dim 72"},
+	{func(g *attn.Problem) { setDims(g, 64, 128) }, attn.ErrUnsupported, "values of 128 elements and keys of 64"},
+	{func(g *attn.Problem) { g.Pages.Value.Plane, g.Pages.Planes[1] = 0, attn.Plane{} }, attn.ErrUnsupported, "values that are parts of their keys"},
+	{func(g *attn.Problem) { g.Pages.Planes[1].Scales = attn.ScalesByToken }, attn.ErrUnsupported, "float16 with a scale for each token and head"},
+	{func(g *attn.Problem) { g.Pages.Planes[1].DType = attn.BFloat16 }, attn.ErrUnsupported, "keys and values of different types"},
 	{func(g *attn.Problem) { g.PageTokens = 0 }, attn.ErrShape, "pages of 0"},
 	{func(g *attn.Problem) { g.TileTokens = -1 }, attn.ErrShape, "LeanTiles of -1"},
 	{func(g *attn.Problem) { g.Workers = -1 }, attn.ErrShape, "-1 workers"},
@@ -114,11 +124,14 @@ var badGeometries = []struct {
 	{func(g *attn.Problem) { g.Scale = math.Inf(1) }, attn.ErrShape, "scale +Inf"},
 	{func(g *attn.Problem) { g.Policy.Kind = 9 }, attn.ErrShape, "schedule 9"},
 	{func(g *attn.Problem) { g.Policy.Kind = lean.FixedSplit }, attn.ErrShape, "split into 0"},
-	{func(g *attn.Problem) { g.Value.Page++ }, attn.ErrUnsupported, "must be equal"},
-	{func(g *attn.Problem) { g.Key.Row, g.Value.Row = 128, 128 }, attn.ErrUnsupported, "128 elements apart"},
-	{func(g *attn.Problem) { g.Key.Head++; g.Value = g.Key }, attn.ErrUnsupported, "no multiples"},
-	{func(g *attn.Problem) { g.Key.Page = -64; g.Value = g.Key }, attn.ErrShape, "key strides"},
-	{func(g *attn.Problem) { g.Key.Page = 64 << 31; g.Value = g.Key }, attn.ErrUnsupported, "rows of keys"},
+	{func(g *attn.Problem) { g.Pages.Planes[1].At.Page++ }, attn.ErrUnsupported, "must be equal"},
+	{func(g *attn.Problem) { g.Pages.Planes[0].At.Row, g.Pages.Planes[1].At.Row = 128, 128 }, attn.ErrUnsupported, "128 elements apart"},
+	{func(g *attn.Problem) { g.Pages.Planes[0].At.Head++; g.Pages.Planes[1].At = g.Pages.Planes[0].At }, attn.ErrUnsupported, "no multiples"},
+	{func(g *attn.Problem) { g.Pages.Planes[0].At.Page = -64; g.Pages.Planes[1].At = g.Pages.Planes[0].At }, attn.ErrShape, "key strides"},
+	{func(g *attn.Problem) {
+		g.Pages.Planes[0].At.Page = 64 << 31
+		g.Pages.Planes[1].At = g.Pages.Planes[0].At
+	}, attn.ErrUnsupported, "rows of keys"},
 	{func(g *attn.Problem) { g.LSE.Row = -1 }, attn.ErrShape, "log-sum-exp strides"},
 	{func(g *attn.Problem) { g.Query.Row = 66 }, attn.ErrUnsupported, "query strides"},
 	{func(g *attn.Problem) { g.Out.Head = -64 }, attn.ErrShape, "output strides"},
@@ -169,7 +182,7 @@ func TestRunRefuses(t *testing.T) {
 	wantError(t, "run before build", plan.Run(m.Stream, p.operands()), gpu.ErrState, "not uploaded")
 	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 	wantError(t, "run before upload", plan.Run(m.Stream, p.operands()), gpu.ErrState, "not uploaded")
-	wantError(t, "append before upload", plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), gpu.ErrState, "not uploaded")
+	wantError(t, "append before upload", plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV), gpu.ErrState, "not uploaded")
 	noError(t, plan.Upload(m.Stream))
 	m.Settle(t)
 	for _, c := range []struct {
@@ -183,11 +196,11 @@ func TestRunRefuses(t *testing.T) {
 		{func(o *Operands) { o.LSE.Len-- }, attn.ErrShape, "lse has"},
 		{func(o *Operands) { o.LSE.DType = attn.Float16 }, attn.ErrDType, "lse is float16"},
 		{func(o *Operands) { o.Q.DType = attn.Float64 }, attn.ErrDType, "q is float64"},
-		{func(o *Operands) { o.K.DType = attn.BFloat16 }, attn.ErrDType, "k is bfloat16, v is float16"},
-		{func(o *Operands) { o.V.DType = 77 }, attn.ErrDType, "v is DType(77)"},
-		{func(o *Operands) { o.K.Len = 100 }, attn.ErrShape, "k has 100 elements of"},
-		{func(o *Operands) { o.V.Len = 128 << 31 }, attn.ErrShape, "2147483648 rows of keys"},
-		{func(o *Operands) { o.V.Len *= 2 }, attn.ErrShape, "of a buffer of"},
+		{func(o *Operands) { o.Pages[0].Data.DType = attn.BFloat16 }, attn.ErrDType, "k is bfloat16, v is float16"},
+		{func(o *Operands) { o.Pages[1].Data.DType = 77 }, attn.ErrDType, "v is DType(77)"},
+		{func(o *Operands) { o.Pages[0].Data.Len = 100 }, attn.ErrShape, "k has 100 elements of"},
+		{func(o *Operands) { o.Pages[1].Data.Len = 128 << 31 }, attn.ErrShape, "2147483648 rows of keys"},
+		{func(o *Operands) { o.Pages[1].Data.Len *= 2 }, attn.ErrShape, "of a buffer of"},
 		{func(o *Operands) { o.Out.Offset = 8 }, attn.ErrShape, "a multiple of 16"},
 		{func(o *Operands) { o.Out.Offset = -16 }, attn.ErrShape, "at byte -16"},
 		{func(o *Operands) { o.Out.Offset = 1 << 40 }, attn.ErrShape, "of a buffer of"},
@@ -200,31 +213,31 @@ func TestRunRefuses(t *testing.T) {
 	short.Len--
 	other := p.newV
 	other.DType = attn.BFloat16
-	wantError(t, "few new rows", plan.Append(m.Stream, p.k, p.v, short, p.newV), attn.ErrShape, "the new k has")
-	wantError(t, "few new rows", plan.Append(m.Stream, p.k, p.v, p.newK, short), attn.ErrShape, "the new v has")
-	wantError(t, "two types", plan.Append(m.Stream, p.k, p.v, p.newK, other), attn.ErrDType, "the new v bfloat16")
-	wantError(t, "no pages", plan.Append(m.Stream, short, p.v, p.newK, other), attn.ErrShape, "k has")
+	wantError(t, "few new rows", plan.Append(m.Stream, attn.InPlanes(p.k, p.v), short, p.newV), attn.ErrShape, "the new k has")
+	wantError(t, "few new rows", plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, short), attn.ErrShape, "the new v has")
+	wantError(t, "two types", plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, other), attn.ErrDType, "the new v bfloat16")
+	wantError(t, "no pages", plan.Append(m.Stream, attn.InPlanes(short, p.v), p.newK, other), attn.ErrShape, "k has")
 	for _, heads := range []int{p.KVHeads - 1, -1, math.MaxInt} {
 		if heads != 0 {
-			wantError(t, "rows of other heads", plan.AppendRows(m.Stream, p.k, p.v, p.newK, p.newV, heads), attn.ErrShape, "KV heads in a row")
+			wantError(t, "rows of other heads", plan.AppendRows(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV, heads), attn.ErrShape, "KV heads in a row")
 		}
 	}
-	wantError(t, "few longer rows", plan.AppendRows(m.Stream, p.k, p.v, p.newK, p.newV, p.KVHeads+1), attn.ErrShape, "the new k has")
+	wantError(t, "few longer rows", plan.AppendRows(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV, p.KVHeads+1), attn.ErrShape, "the new k has")
 	if strings.Contains(lib.Log(), "kernel") {
 		t.Error("a kernel was launched")
 	}
 	// No token rows, or fewer keys than queries.
 	noError(t, plan.Build(p.geometry, p.seqs, 0))
 	noError(t, plan.Upload(m.Stream))
-	wantError(t, "no rows", plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), attn.ErrShape, "0 token rows")
+	wantError(t, "no rows", plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV), attn.ErrShape, "0 token rows")
 	noError(t, plan.Build(p.geometry, []attn.Sequence{sequenceOf(0, 3, 2, 0)}, p.rows))
 	noError(t, plan.Upload(m.Stream))
-	wantError(t, "more queries than keys", plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), attn.ErrShape, "fewer keys than queries")
+	wantError(t, "more queries than keys", plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV), attn.ErrShape, "fewer keys than queries")
 	// Nothing to do is no error, and no launch.
 	noError(t, plan.Build(p.geometry, nil, 0))
 	noError(t, plan.Upload(m.Stream))
 	noError(t, plan.Run(m.Stream, &Operands{}))
-	noError(t, plan.Append(m.Stream, gpu.Memory{}, gpu.Memory{}, gpu.Memory{}, gpu.Memory{}))
+	noError(t, plan.Append(m.Stream, attn.InPlanes(gpu.Memory{}, gpu.Memory{}), gpu.Memory{}, gpu.Memory{}))
 	if strings.Contains(lib.Log(), "kernel") {
 		t.Error("a kernel was launched")
 	}
@@ -243,7 +256,7 @@ func TestClosed(t *testing.T) {
 		wantError(t, what, plan.Build(p.geometry, p.seqs, p.rows), cuda.ErrClosed, "")
 		wantError(t, what, plan.Upload(m.Stream), cuda.ErrClosed, "")
 		wantError(t, what, plan.Run(m.Stream, o), cuda.ErrClosed, "")
-		wantError(t, what, plan.Append(m.Stream, p.k, p.v, p.newK, p.newV), cuda.ErrClosed, "")
+		wantError(t, what, plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV), cuda.ErrClosed, "")
 		wantError(t, what, plan.Reserve(Capacity{}), cuda.ErrClosed, "")
 	}
 	noError(t, plan.Close())
@@ -396,7 +409,7 @@ func testEveryCallFailsOnce(t *testing.T, m *machine, lib *fakedriver.Library, u
 			}
 		}
 		if p.append {
-			if err := plan.Append(m.Stream, p.k, p.v, p.newK, p.newV); err != nil {
+			if err := plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV); err != nil {
 				return err
 			}
 		}
@@ -629,11 +642,11 @@ func TestAheadPages(t *testing.T) {
 	some := 0
 	for i := range 500 {
 		p := Plan{engine: &Engine{info: cuda.Info{L2Bytes: rng.IntN(1 << 22)}}}
-		g := attn.Problem{KVHeads: 1 + rng.IntN(4), Dim: 64, KV: attn.Float16, PageTokens: enginetest.Pick(rng, 16, 64)}
+		g := attn.Problem{KVHeads: 1 + rng.IntN(4), Dim: 64, Pages: attn.Separate(attn.Float16, 64, 64, attn.PageStrides{}, attn.PageStrides{}), PageTokens: enginetest.Pick(rng, 16, 64)}
 		g.Heads = g.KVHeads * enginetest.Pick(rng, 1, 2, 8)
-		g.Key.Page = g.PageTokens * g.KVHeads * g.Dim
+		g.Pages.Planes[0].At.Page = g.PageTokens * g.KVHeads * g.Dim
 		if i%50 == 0 {
-			g.Key.Page += g.Dim // something else lies there
+			g.Pages.Planes[0].At.Page += g.Dim // something else lies there
 		}
 		place := map[int32]int{} // of full pages among all of them
 		for range rng.IntN(9) {

@@ -80,7 +80,7 @@ func (k prefillKernels) first() *kernel {
 
 // taken is the one for the operands of a problem.
 func (k prefillKernels) taken(g *attn.Problem) *kernel {
-	if k.precise != nil && g.QueryType != g.KV && !g.Mixed {
+	if k.precise != nil && g.QueryType != g.Pages.Planes[0].DType && !g.Mixed {
 		return k.precise
 	}
 	return k.first()
@@ -182,7 +182,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	e, g, m, a := p.engine, &p.look.geometry, &p.memory, &p.prefillParams
 	*a = prefillParams{}
 	if k.tile.warps > 0 {
-		a.keys, a.values = o.K.Address(), o.V.Address()
+		a.keys, a.values = o.Pages[0].Data.Address(), o.Pages[1].Data.Address()
 	} else if err := p.prefillMaps(o, k); err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
-	a.pageRows, a.headRows, a.pageTokens = int32(g.Key.Page/g.Dim), int32(g.Key.Head/g.Dim), int32(g.PageTokens)
+	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Planes[0].At.Page/g.Dim), int32(g.Pages.Planes[0].At.Head/g.Dim), int32(g.PageTokens)
 	a.heads, a.group = int32(g.KVHeads), int32(g.Group())
 	if g.Causal {
 		a.causal = 1
@@ -232,9 +232,9 @@ func (p *Plan) prefillMaps(o *Operands, k *kernel) (err error) {
 	shape := e.shape(k.kv, g.Dim)
 	shape.keys = 0 // no box is more than one column block
 	a.box = int32(boxOf(k.tile.keys, p.look.paged, g.PageTokens))
-	if a.keyMap, err = e.tensorMap(&o.K, &shape, int(a.box)); err != nil {
+	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, int(a.box)); err != nil {
 		return err
 	}
-	a.valueMap, err = e.tensorMap(&o.V, &shape, int(a.box))
+	a.valueMap, err = e.tensorMap(&o.Pages[1].Data, &shape, int(a.box))
 	return err
 }

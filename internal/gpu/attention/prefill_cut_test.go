@@ -80,7 +80,7 @@ func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64)
 func TestPrefillSteps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(least, most int, what string) int { return rapid.IntRange(least, most).Draw(t, what) }
-		g := attn.Problem{KVHeads: 1, Dim: 64, KV: attn.Float16, Mask: attn.Mask{Causal: true, Window: draw(0, 700, "window")}}
+		g := attn.Problem{KVHeads: 1, Dim: 64, Pages: attn.Separate(attn.Float16, 64, 64, attn.PageStrides{}, attn.PageStrides{}), Mask: attn.Mask{Causal: true, Window: draw(0, 700, "window")}}
 		g.Heads = draw(1, 8, "group")
 		if g.Window > 0 {
 			g.SinkTokens = draw(0, 300, "sink tokens")
@@ -157,7 +157,7 @@ func TestPrefillPrompts(t *testing.T) {
 	} {
 		rows := map[int]int{64: 192, 128: 128}[c.dim]
 		p := &Plan{engine: &Engine{}, prefilled: prefilled{dealt: 132}}
-		g := &attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
+		g := &attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}), Mask: attn.Mask{Causal: true}}
 		var seqs []sequence
 		for range c.sequences {
 			seqs = append(seqs, sequence{queries: int32(c.tokens), keys: int32(c.tokens)})
@@ -197,7 +197,7 @@ func TestPrefillChoice(t *testing.T) {
 		{1, 1024, 0, 8, 8, 128, [2][3]float64{{51.73, 20.9, 20.53}, {60.25, 39.65, 44.03}}},
 		{4, 33, 4096, 32, 8, 128, [2][3]float64{{113.8, 65.21, 62.29}, {116.6, 120.2, 82.45}}},
 	} {
-		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, Mask: attn.Mask{Causal: true}}
+		g := &attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}), Mask: attn.Mask{Causal: true}}
 		var seqs []attn.Sequence
 		for i := range c.batch {
 			seqs = append(seqs, attn.Sequence{Row: i * c.queries, Queries: c.queries, Keys: c.behind + c.queries})

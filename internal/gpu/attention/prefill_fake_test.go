@@ -21,9 +21,9 @@ func prefillOf(e *Engine, g *attn.Problem, same bool) *kernel {
 
 // Which plans have output tiles for the prefill kernels.
 func TestFakePrefillSupport(t *testing.T) {
-	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, KV: attn.Float16, Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
+	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Pages: attn.Separate(attn.Float16, 64, 64, attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, attn.PageStrides{Page: 2048, Head: 1024, Row: 64}), Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
 		Query: attn.Strides{Row: 256, Head: 64}, Out: attn.Strides{Row: 256, Head: 64}, LSE: attn.Strides{Row: 4, Head: 1},
-		Key: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, Value: attn.PageStrides{Page: 2048, Head: 1024, Row: 64}}
+	}
 	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)
@@ -39,8 +39,8 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 		}
 	}
 	for what, change := range map[string]func(*attn.Problem){
-		"a head dim":   func(g *attn.Problem) { g.Dim, g.ValueDim = 72, 72 },
-		"float32":      func(g *attn.Problem) { g.KV = attn.Float32 },
+		"a head dim":   func(g *attn.Problem) { setDims(g, 72, 72) },
+		"float32":      func(g *attn.Problem) { g.Pages = g.Pages.As(attn.Float32) },
 		"invariance":   func(g *attn.Problem) { g.Invariant = true },
 		"unfused":      func(g *attn.Problem) { g.Unfused = true },
 		"a schedule":   func(g *attn.Problem) { g.Policy = lean.Policy{Kind: lean.PerHead} },

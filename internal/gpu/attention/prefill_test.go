@@ -138,7 +138,7 @@ func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 					c.V[i] = enginetest.Format(kv).Round(c.V[i] + off)
 				}
 				p := &problem{Case: c, rng: rng, kv: kv, query: attn.Float32, out: attn.Float32, dense: true}
-				p.geometry = attn.Problem{Heads: 1, KVHeads: 1, Dim: dim, ValueDim: dim, KV: kv, Scale: p.Scale, Mask: p.Mask}
+				p.geometry = attn.Problem{Heads: 1, KVHeads: 1, Dim: dim, ValueDim: dim, Pages: attn.Separate(kv, dim, dim, attn.PageStrides{}, attn.PageStrides{}), Scale: p.Scale, Mask: p.Mask}
 				p.layDense(m, t)
 				p.o.DType, p.lse.DType = p.out, attn.Float32
 				m.Poison(t, &p.o)
@@ -229,10 +229,10 @@ func benchmarkPrefills(b *testing.B, m *machine) {
 
 func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, kv, dim int, query attn.DType, way string) {
 	keys := behind + queries
-	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: keys, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
+	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, Pages: attn.Separate(attn.Float16, dim, dim, attn.PageStrides{Page: kv * keys * dim, Head: keys * dim, Row: dim}, attn.PageStrides{}), PageTokens: keys, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
 		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
-		Key: attn.PageStrides{Page: kv * keys * dim, Head: keys * dim, Row: dim}}
-	g.Value = g.Key
+	}
+	g.Pages.Planes[1].At = g.Pages.Planes[0].At
 	var seqs []attn.Sequence
 	for i := range batch {
 		seqs = append(seqs, attn.Sequence{Row: i * queries, Queries: queries, Keys: keys, Pages: []int32{int32(i)}})
@@ -249,7 +249,7 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 		return m.Put(b, x, t)
 	}
 	rows := batch * queries * heads * dim
-	o := &Operands{Q: memory(rows, query), Out: memory(rows, query), K: memory(batch*g.Key.Page, attn.Float16), V: memory(batch*g.Key.Page, attn.Float16)}
+	o := &Operands{Q: memory(rows, query), Out: memory(rows, query), Pages: attn.InPlanes(memory(batch*g.Pages.Planes[0].At.Page, attn.Float16), memory(batch*g.Pages.Planes[0].At.Page, attn.Float16))}
 	if way == "whole" || way == "parts" {
 		m.engine.choice = takeMany
 	}
@@ -291,7 +291,7 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 	}
 	noError(b, graph.Close())
 	noError(b, plan.Close())
-	for _, x := range []gpu.Memory{o.Q, o.Out, o.K, o.V} {
+	for _, x := range []gpu.Memory{o.Q, o.Out, o.Pages[0].Data, o.Pages[1].Data} {
 		noError(b, x.Buffer.Close())
 	}
 }

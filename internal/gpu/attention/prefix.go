@@ -362,7 +362,7 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
 	floats := func(begin, end int64) gpu.Memory {
 		return gpu.Memory{Buffer: p.memory.states, Offset: begin, Len: int(end-begin) / 4, DType: attn.Float32}
 	}
-	own, shared := *o, Operands{K: o.K, V: o.V}
+	own, shared := *o, Operands{Pages: o.Pages}
 	own.Out, own.LSE = floats(at.out, at.lse), floats(at.lse, at.query)
 	shared.Q, shared.Out, shared.LSE = floats(at.query, at.prefixOut), floats(at.prefixOut, at.prefixLse), floats(at.prefixLse, at.end)
 	shared.Q.DType = o.Q.DType

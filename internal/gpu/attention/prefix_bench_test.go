@@ -72,10 +72,10 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 	const heads, kv, dim, page = 32, 8, 128, 16
 	seqs, pages := of.sequences(page)
 	rows := len(seqs)
-	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
+	g := attn.Problem{Heads: heads, KVHeads: kv, Dim: dim, ValueDim: dim, Pages: attn.Separate(attn.Float16, dim, dim, attn.PageStrides{Page: kv * page * dim, Head: page * dim, Row: dim}, attn.PageStrides{}), PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: query,
 		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim},
-		Key: attn.PageStrides{Page: kv * page * dim, Head: page * dim, Row: dim}}
-	g.Value = g.Key
+	}
+	g.Pages.Planes[1].At = g.Pages.Planes[0].At
 	if mods != nil {
 		mods(&g)
 	}
@@ -94,7 +94,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 		return gpu.Memory{Buffer: buffer, DType: t, Len: n}
 	}
 	n := rows * heads * dim
-	o := &Operands{Q: memory(n, query), Out: memory(n, query), K: memory(pages*g.Key.Page, attn.Float16), V: memory(pages*g.Key.Page, attn.Float16)}
+	o := &Operands{Q: memory(n, query), Out: memory(n, query), Pages: attn.InPlanes(memory(pages*g.Pages.Planes[0].At.Page, attn.Float16), memory(pages*g.Pages.Planes[0].At.Page, attn.Float16))}
 	seen := map[int32]bool{} // pages that some query sees a key of
 	for i := range seqs {
 		first, end := g.Mask.Keys(1, seqs[i].Keys, 0)
@@ -102,7 +102,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 			seen[page] = true
 		}
 	}
-	bytes := float64(2 * len(seen) * g.Key.Page * 2)
+	bytes := float64(2 * len(seen) * g.Pages.Planes[0].At.Page * 2)
 
 	const launches, rounds = 5, 12
 	type contender struct {

@@ -166,10 +166,10 @@ func TestFakePlanAgain(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			s = stepsOfForks(rng, 2+rng.IntN(30), 8)
 		}
-		g := attn.Problem{Heads: 8, KVHeads: enginetest.Pick(rng, 1, 2), Dim: 64, ValueDim: 64, KV: attn.Float16, PageTokens: 16, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: enginetest.Pick(rng, attn.Float16, attn.Float32)}
+		g := attn.Problem{Heads: 8, KVHeads: enginetest.Pick(rng, 1, 2), Dim: 64, ValueDim: 64, Pages: attn.Separate(attn.Float16, 64, 64, attn.PageStrides{}, attn.PageStrides{}), PageTokens: 16, Scale: 0.1, Mask: attn.Mask{Causal: true}, QueryType: enginetest.Pick(rng, attn.Float16, attn.Float32)}
 		g.Query, g.Out, g.LSE = attn.PackedRows(8, 64), attn.PackedRows(8, 64), attn.PackedRows(8, 1)
-		g.Key = attn.PageStrides{Page: g.KVHeads * 16 * 64, Head: 16 * 64, Row: 64}
-		g.Value = g.Key
+		g.Pages.Planes[0].At = attn.PageStrides{Page: g.KVHeads * 16 * 64, Head: 16 * 64, Row: 64}
+		g.Pages.Planes[1].At = g.Pages.Planes[0].At
 		if rng.IntN(4) == 0 {
 			g.Slopes = attn.NewSlopes(make([]float64, 8))
 		}
@@ -407,7 +407,7 @@ func TestFakePartsRefused(t *testing.T) {
 	noError(t, plan.Upload(m.Stream))
 	fresh := gpu.Memory{DType: attn.Float16, Len: c.rows * 64}
 	m.Poison(t, &fresh)
-	wantError(t, "a page that is not there", plan.Append(m.Stream, c.k, c.v, fresh, fresh), attn.ErrShape, "k has")
+	wantError(t, "a page that is not there", plan.Append(m.Stream, attn.InPlanes(c.k, c.v), fresh, fresh), attn.ErrShape, "k has")
 	noError(t, plan.Close())
 	c.close(t)
 }

@@ -189,7 +189,7 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool)
 			s := m.forkSteps(t, rng, n, sequences, longest, kv, shares, []int{16, 3, 1}[i], mods)
 			first := s.all[0]
 			plan := m.engine.NewPlan()
-			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Pages: len(first.pool[0]) / kv.Size() / first.geometry.Key.Page}))
+			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Pages: len(first.pool[0]) / kv.Size() / first.geometry.Pages.Planes[0].At.Page}))
 			s.load(t, 0)
 			m.run(t, plan, first)
 			if plan.look.sharing.on() != shares {

@@ -112,7 +112,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	}
 	p.Case = reftest.New(rng, *o.shape, in, enginetest.Format(numbers), enginetest.Format(p.kv))
 	p.geometry = attn.Problem{
-		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, KV: p.kv, Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed,
+		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, Pages: attn.Separate(p.kv, p.Dim, p.Dim, attn.PageStrides{}, attn.PageStrides{}), Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed,
 		Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)},
 	}
 	if o.forks {
@@ -193,8 +193,8 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 	g.PageTokens = keys
 	g.Query, g.LSE = attn.Strides{Row: d, Head: queries * d}, attn.Strides{Row: 1, Head: queries}
 	g.Out = g.Query
-	g.Key = attn.PageStrides{Page: p.KVHeads * keys * d, Head: keys * d, Row: d}
-	g.Value = g.Key
+	g.Pages.Planes[0].At = attn.PageStrides{Page: p.KVHeads * keys * d, Head: keys * d, Row: d}
+	g.Pages.Planes[1].At = g.Pages.Planes[0].At
 	encode := func(x []float64, to attn.DType) []byte {
 		b := make([]byte, len(x)*to.Size())
 		for i, f := range x {
@@ -246,8 +246,8 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	}
 	g.Query, g.LSE = attn.Strides{Row: p.Heads * d, Head: d}, attn.Strides{Row: p.Heads, Head: 1}
 	g.Out = g.Query
-	g.Key = attn.PageStrides{Page: p.KVHeads * p.pageTokens * d, Head: p.pageTokens * d, Row: d}
-	g.Value = g.Key
+	g.Pages.Planes[0].At = attn.PageStrides{Page: p.KVHeads * p.pageTokens * d, Head: p.pageTokens * d, Row: d}
+	g.Pages.Planes[1].At = g.Pages.Planes[0].At
 
 	free := rng.Perm(pages)
 	q := enginetest.Poisoned(p.rows*p.Heads*d, p.query)
@@ -274,7 +274,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 					continue // hidden from this one, which makes them NaN, and not from the one before
 				}
 				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
-					to, at, kind := p.pool[which], int(s.Pages[j/p.pageTokens])*g.Key.Page+h*g.Key.Head+j%p.pageTokens*d, p.kv
+					to, at, kind := p.pool[which], int(s.Pages[j/p.pageTokens])*g.Pages.Planes[0].At.Page+h*g.Pages.Planes[0].At.Head+j%p.pageTokens*d, p.kv
 					if token := j - (s.Keys - s.Queries); p.append && token >= 0 {
 						to, at, kind = fresh[which], ((s.Row+token)*p.KVHeads+h)*d, newType
 					}
@@ -305,14 +305,14 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 }
 
 func (p *problem) operands() *Operands {
-	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, K: p.k, V: p.v, Bias: p.bias, Sinks: p.sinks}
+	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, Pages: attn.InPlanes(p.k, p.v), Bias: p.bias, Sinks: p.sinks}
 }
 
 // queue queues a built plan's work.
 func (m *machine) queue(t testing.TB, plan *Plan, p *problem) {
 	t.Helper()
 	if p.append {
-		noError(t, plan.Append(m.Stream, p.k, p.v, p.newK, p.newV))
+		noError(t, plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV))
 	}
 	noError(t, plan.Run(m.Stream, p.operands()))
 }

@@ -115,7 +115,7 @@ func (m *machine) replay(t *testing.T, plan *Plan, s *steps, each func(i int, p 
 	t.Helper()
 	first, generation := s.all[0], plan.Generation()
 	launch := m.Capture(t, func() error {
-		if err := plan.Append(m.Stream, first.k, first.v, first.newK, first.newV); err != nil {
+		if err := plan.Append(m.Stream, attn.InPlanes(first.k, first.v), first.newK, first.newV); err != nil {
 			return err
 		}
 		return plan.Run(m.Stream, first.operands())
@@ -330,7 +330,7 @@ func benchmarkQueue(b *testing.B, m *machine) {
 func benchmarkBuild(b *testing.B, m *machine) {
 	const heads, dim, pageTokens = 8, 128, 64
 	rows := attn.PageStrides{Page: heads * pageTokens * dim, Head: pageTokens * dim, Row: dim}
-	g := attn.Problem{Heads: 4 * heads, KVHeads: heads, Dim: dim, ValueDim: dim, KV: attn.Float16, PageTokens: pageTokens, Key: rows, Value: rows, Scale: 1, Mask: attn.Mask{Causal: true}}
+	g := attn.Problem{Heads: 4 * heads, KVHeads: heads, Dim: dim, ValueDim: dim, Pages: attn.Separate(attn.Float16, dim, dim, rows, rows), PageTokens: pageTokens, Scale: 1, Mask: attn.Mask{Causal: true}}
 	for _, c := range []struct{ batch, keys int }{{1, 1024}, {1, 16384}, {16, 1024}, {64, 1024}, {16, 16384}} {
 		b.Run(fmt.Sprintf("b%d/%d", c.batch, c.keys), func(b *testing.B) {
 			var seqs []attn.Sequence

@@ -77,7 +77,7 @@ func (p *Plan) listPositions(g *attn.Problem, seqs []attn.Sequence, rows int) {
 // AppendTurned is AppendRows of a plan whose problem has a rotary embedding: it turns the new keys, and the queries, which
 // lie as the problem says. These go to turned, of which the same is true: Run attends with it as its Q. The two have one type,
 // and no memory in common.
-func (p *Plan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned gpu.Memory, heads int) error {
+func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.Memory, heads int) error {
 	const op = "append"
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,7 +91,7 @@ func (p *Plan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned gpu.Memo
 	if !rotates(g) {
 		return gpu.Errorf(op, attn.ErrShape, "the problem has no rotary embedding")
 	}
-	if err := p.packAppend(op, k, v, newK, newV, heads); err != nil {
+	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err
 	}
 	extent := g.Query.Extent(p.look.rows, g.Heads, g.Dim)
@@ -123,14 +123,14 @@ func (p *Plan) AppendTurned(s *cuda.Stream, k, v, newK, newV, q, turned gpu.Memo
 	r.each = int32(each)
 	p.args.Reset()
 	cuda.Struct(&p.args, r)
-	for _, b := range [...]*cuda.Buffer{k.Buffer, v.Buffer, newK.Buffer, newV.Buffer, q.Buffer, turned.Buffer, p.memory.table} {
+	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[1].Data.Buffer, newK.Buffer, newV.Buffer, q.Buffer, turned.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
 	grid := cuda.Grid{Blocks: [3]int{p.look.rows * each}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}
 	if err := p.engine.rotary.Launch(s, grid, &p.args); err != nil {
 		return err
 	}
-	p.stores(k, v)
+	p.stores(&to)
 	p.turned = turned
 	return nil
 }

@@ -80,9 +80,9 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		noError(t, p.v.Buffer.Upload(p.v.Offset, p.pool[1]))
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plan.Upload(m.Stream))
-		wantError(t, "append", plan.AppendRows(m.Stream, p.k, p.v, newK, newV, heads), attn.ErrShape, "AppendTurned")
+		wantError(t, "append", plan.AppendRows(m.Stream, attn.InPlanes(p.k, p.v), newK, newV, heads), attn.ErrShape, "AppendTurned")
 		wantError(t, "run", plan.Run(m.Stream, p.operands()), gpu.ErrState, "q is not what AppendTurned has made")
-		noError(t, plan.AppendTurned(m.Stream, p.k, p.v, newK, newV, p.q, turned, heads))
+		noError(t, plan.AppendTurned(m.Stream, attn.InPlanes(p.k, p.v), newK, newV, p.q, turned, heads))
 		m.Settle(t)
 
 		// What it should be.
@@ -120,7 +120,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 				}
 				key := s.Keys - s.Queries + token
 				for h := range g.KVHeads {
-					to := int(s.Pages[key/g.PageTokens])*g.Key.Page + h*g.Key.Head + key%g.PageTokens*g.Dim
+					to := int(s.Pages[key/g.PageTokens])*g.Pages.Planes[0].At.Page + h*g.Pages.Planes[0].At.Head + key%g.PageTokens*g.Dim
 					turn(wantK, gotK, to, kv, fresh[0], (s.Row+token)*width+h*g.Dim, newType)
 					for c := range g.Dim {
 						enginetest.Put(wantV, to+c, kv, enginetest.Get(fresh[1], (s.Row+token)*width+h*g.Dim+c, newType))
@@ -181,7 +181,7 @@ func TestAppendTurnedRefuses(t *testing.T) {
 		noError(t, plan.Upload(m.Stream))
 	}
 	call := func(q, to gpu.Memory) error {
-		return plan.AppendTurned(m.Stream, p.k, p.v, p.newK, p.newV, q, to, 0)
+		return plan.AppendTurned(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV, q, to, 0)
 	}
 	build()
 	wantError(t, "no embedding", call(p.q, turned), attn.ErrShape, "no rotary embedding")
@@ -201,7 +201,7 @@ func TestAppendTurnedRefuses(t *testing.T) {
 	}
 	x := m.Put(t, enginetest.Poisoned(p.q.Len, other), other)
 	wantError(t, "type", call(p.q, x), attn.ErrDType, "q is "+p.query.String())
-	if plan.FuseAppend(&p.k, &p.v, func(*Appending) bool { return true }) {
+	if plan.FuseAppend(attn.InPlanes(p.k, p.v), func(*Appending) bool { return true }) {
 		t.Error("a launch was offered to do what it does not know of")
 	}
 	plan.FuseAttention(p.operands(), func(a *Attending) bool { // which may be of those that turn
@@ -242,10 +242,10 @@ func BenchmarkGPUAppend(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/rows%d", c.name, rows), func(b *testing.B) {
 				const heads, kv, page, keys, launches = 32, 8, 16, 1024, 16
 				d := c.dim
-				g := attn.Problem{Heads: heads, KVHeads: kv, Dim: d, ValueDim: d, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true},
+				g := attn.Problem{Heads: heads, KVHeads: kv, Dim: d, ValueDim: d, Pages: attn.Separate(attn.Float16, d, d, attn.PageStrides{Page: kv * page * d, Head: page * d, Row: d}, attn.PageStrides{}), PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true},
 					Query: attn.Strides{Row: heads * d, Head: d}, Out: attn.Strides{Row: heads * d, Head: d},
-					Key: attn.PageStrides{Page: kv * page * d, Head: page * d, Row: d}}
-				g.Value = g.Key
+				}
+				g.Pages.Planes[1].At = g.Pages.Planes[0].At
 				sequences, each := rows, 1 // one prompt of 512 rows
 				if rows > 16 {
 					sequences, each = 1, rows
@@ -266,7 +266,7 @@ func BenchmarkGPUAppend(b *testing.B) {
 					return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
 				}
 				all := sequences * keys * kv * d
-				o := Operands{Q: memory(rows*heads*d, attn.Float32), Out: memory(rows*heads*d, attn.Float32), K: memory(all, attn.Float16), V: memory(all, attn.Float16)}
+				o := Operands{Q: memory(rows*heads*d, attn.Float32), Out: memory(rows*heads*d, attn.Float32), Pages: attn.InPlanes(memory(all, attn.Float16), memory(all, attn.Float16))}
 				turned, newK, newV := memory(rows*heads*d, attn.Float32), memory(rows*kv*d, attn.Float32), memory(rows*kv*d, attn.Float32)
 				var took [2][]float64
 				var runs []func() float64
@@ -282,10 +282,10 @@ func BenchmarkGPUAppend(b *testing.B) {
 						for range launches {
 							var err error
 							if of := o; i == 0 {
-								err = errors.Join(plan.Append(m.Stream, o.K, o.V, newK, newV), plan.Run(m.Stream, &of))
+								err = errors.Join(plan.Append(m.Stream, o.Pages, newK, newV), plan.Run(m.Stream, &of))
 							} else {
 								of.Q = turned
-								err = errors.Join(plan.AppendTurned(m.Stream, o.K, o.V, newK, newV, o.Q, turned, 0), plan.Run(m.Stream, &of))
+								err = errors.Join(plan.AppendTurned(m.Stream, o.Pages, newK, newV, o.Q, turned, 0), plan.Run(m.Stream, &of))
 							}
 							if err != nil {
 								return err

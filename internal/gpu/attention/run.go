@@ -13,10 +13,16 @@ import (
 
 // Operands are the memory of one attention. Q and Out lie as the geometry's
 // strides say, from element 0 on; LSE too, which has float32 and no buffer where
-// it is not wanted. K and V are all pages. Bias has the numbers that the geometry's Bias
+// it is not wanted. Pages are all pages, as the geometry's say. Bias has the numbers that the geometry's Bias
 // places, and no buffer without one; Sinks a float32 for each query head where the geometry has Sinks, at an address
 // of four bytes.
-type Operands struct{ Q, Out, LSE, K, V, Bias, Sinks gpu.Memory }
+type Operands struct {
+	Q, Out, LSE, Bias, Sinks gpu.Memory
+	Pages                    Pages
+}
+
+// Pages is the memory of a layer's keys and values.
+type Pages = attn.Memory[gpu.Memory]
 
 // Lay has queries, outputs and log-sum-exps of what is queued from now on lie otherwise than the problem says that the plan was
 // built for. A later Build of a problem with these strides finds nothing else in it.
@@ -46,12 +52,13 @@ func (p *Plan) ready(op string) error {
 	return nil
 }
 
-// checkPages reports whether k and v hold the plan's pages.
-func (p *Plan) checkPages(op string, k, v *gpu.Memory) error {
+// checkPages reports whether some memory holds the plan's pages.
+func (p *Plan) checkPages(op string, pages *Pages) error {
 	g := &p.look.geometry
+	k, v := &pages[0].Data, &pages[1].Data
 	need := 0
 	if p.lastPage >= 0 {
-		need = g.Key.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Dim)
+		need = g.Pages.Planes[0].At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Dim)
 	}
 	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
@@ -62,8 +69,8 @@ func (p *Plan) checkPages(op string, k, v *gpu.Memory) error {
 	if err := v.Check(op, "v", need); err != nil {
 		return err
 	}
-	if k.DType != g.KV || v.DType != g.KV {
-		return gpu.Errorf(op, attn.ErrDType, "k is %v, v is %v, the plan is for %v", k.DType, v.DType, g.KV)
+	if k.DType != g.Pages.Planes[0].DType || v.DType != g.Pages.Planes[0].DType {
+		return gpu.Errorf(op, attn.ErrDType, "k is %v, v is %v, the plan is for %v", k.DType, v.DType, g.Pages.Planes[0].DType)
 	}
 	return nil
 }
@@ -106,7 +113,7 @@ func (p *Plan) launch(s *cuda.Stream, o *Operands, k *kernel) error {
 
 // kernelOf is the kernel that attends to operands, beside look.kernel where there are both.
 func (p *Plan) kernelOf(o *Operands) *kernel {
-	if k := p.look.prefill.same; k != nil && (p.look.geometry.Mixed || o.Q.DType == o.K.DType && o.Out.DType == o.K.DType) {
+	if k := p.look.prefill.same; k != nil && (p.look.geometry.Mixed || o.Q.DType == o.Pages[0].Data.DType && o.Out.DType == o.Pages[0].Data.DType) {
 		return k
 	}
 	if k := p.look.prefill.precise; k != nil {
@@ -177,7 +184,7 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 	if share := &p.look.sharing; share.on() {
 		out, lse = share.out, share.lse
 	}
-	if err := p.checkPages(op, &o.K, &o.V); err != nil {
+	if err := p.checkPages(op, &o.Pages); err != nil {
 		return err
 	}
 	if err := o.Q.Check(op, "q", g.Query.Extent(p.reach, g.Heads, g.Dim)); err != nil {
@@ -219,10 +226,10 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	a := &p.params
 	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
 	if e.hasCopyEngine() {
-		if a.keyMap, err = e.tensorMap(&o.K, &shape, box); err != nil {
+		if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, box); err != nil {
 			return grid, err
 		}
-		if a.valueMap, err = e.tensorMap(&o.V, &shape, box); err != nil {
+		if a.valueMap, err = e.tensorMap(&o.Pages[1].Data, &shape, box); err != nil {
 			return grid, err
 		}
 	}
@@ -235,7 +242,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 
 // hold keeps what a launch of attention uses.
 func (p *Plan) hold(o *Operands) {
-	for _, b := range [...]*cuda.Buffer{o.K.Buffer, o.V.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states} {
+	for _, b := range [...]*cuda.Buffer{o.Pages[0].Data.Buffer, o.Pages[1].Data.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states} {
 		if b != nil {
 			p.args.Hold(b)
 		}
@@ -245,7 +252,7 @@ func (p *Plan) hold(o *Operands) {
 // fill writes what kernels are told, but for the tensor maps.
 func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a, g, m := &p.params, &p.look.geometry, &p.memory
-	a.keys, a.values, a.query, a.out, a.lse = o.K.Address(), o.V.Address(), o.Q.Address(), o.Out.Address(), 0
+	a.keys, a.values, a.query, a.out, a.lse = o.Pages[0].Data.Address(), o.Pages[1].Data.Address(), o.Q.Address(), o.Out.Address(), 0
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
@@ -264,7 +271,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
 	a.outRow, a.outHead = int64(g.Out.Row), int64(g.Out.Head)
 	a.lseRow, a.lseHead = int64(g.LSE.Row), int64(g.LSE.Head)
-	a.pageRows, a.headRows, a.pageTokens = int32(g.Key.Page/g.Dim), int32(g.Key.Head/g.Dim), int32(g.PageTokens)
+	a.pageRows, a.headRows, a.pageTokens = int32(g.Pages.Planes[0].At.Page/g.Dim), int32(g.Pages.Planes[0].At.Head/g.Dim), int32(g.PageTokens)
 	group := g.Group()
 	a.heads, a.group = int32(g.KVHeads), int32(group)
 	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
@@ -274,10 +281,10 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	if g.Causal {
 		a.Causal = 1
 	}
-	if p.anyAppend && p.appended == [2]gpu.Memory{o.K, o.V} {
+	if p.anyAppend && p.appended == o.Pages {
 		a.early = 1
 	}
-	if bytes := 2 * p.liveKeys * g.KVHeads * g.Dim * o.K.DType.Size(); bytes > p.engine.info.L2Bytes/2 {
+	if bytes := 2 * p.liveKeys * g.KVHeads * g.Dim * o.Pages[0].Data.DType.Size(); bytes > p.engine.info.L2Bytes/2 {
 		a.streamed = 1
 	}
 	a.queryType, a.outType = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType)
@@ -286,17 +293,17 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 
 // Append queues the storing of one layer's new keys and values, which are rows
 // of all KV heads, token by token, in the slots of their sequences' last keys:
-// converted to the type of k and v.
+// converted to the type of the pages.
 //
 // Everything is checked first. Errors wrap attn.ErrShape, attn.ErrDType, ErrState,
 // or are the driver's.
-func (p *Plan) Append(s *cuda.Stream, k, v, newK, newV gpu.Memory) error {
-	return p.AppendRows(s, k, v, newK, newV, 0)
+func (p *Plan) Append(s *cuda.Stream, to Pages, newK, newV gpu.Memory) error {
+	return p.AppendRows(s, to, newK, newV, 0)
 }
 
 // AppendRows is Append of parts of longer rows: of each, which has so many KV heads, those
 // that the plan has lie from the beginning of the new keys and values on. 0: it has no more.
-func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, heads int) error {
+func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads int) error {
 	const op = "append"
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -309,31 +316,32 @@ func (p *Plan) AppendRows(s *cuda.Stream, k, v, newK, newV gpu.Memory, heads int
 	if rotates(&p.look.geometry) {
 		return gpu.Errorf(op, attn.ErrShape, "the problem has a rotary embedding: AppendTurned is for that")
 	}
-	if err := p.packAppend(op, k, v, newK, newV, heads); err != nil {
+	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err
 	}
 	p.args.Reset()
 	cuda.Struct(&p.args, &p.newRows)
-	for _, b := range [...]*cuda.Buffer{k.Buffer, v.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
+	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[1].Data.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
 	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.look.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
 	if err != nil {
 		return err
 	}
-	p.stores(k, v)
+	p.stores(&to)
 	return nil
 }
 
 // packAppend checks the arguments of AppendRows and writes what its kernel is told.
-func (p *Plan) packAppend(op string, k, v, newK, newV gpu.Memory, heads int) error {
+func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int) error {
 	if !p.appends {
 		return gpu.Errorf(op, attn.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.look.rows)
 	}
 	g := &p.look.geometry
-	if err := p.checkPages(op, &k, &v); err != nil {
+	if err := p.checkPages(op, to); err != nil {
 		return err
 	}
+	k, v := &to[0].Data, &to[1].Data
 	if heads == 0 {
 		heads = g.KVHeads
 	}
@@ -354,17 +362,17 @@ func (p *Plan) packAppend(op string, k, v, newK, newV gpu.Memory, heads int) err
 	p.newRows = appendParams{
 		newKeys: newK.Address(), newValues: newV.Address(), keys: k.Address(), values: v.Address(),
 		slots:    p.appending().Slots,
-		headRows: int32(g.Key.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
+		headRows: int32(g.Pages.Planes[0].At.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
 		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(row),
 	}
 	return nil
 }
 
-// stores notes that the step's new keys and values go to k and v: attention to these may
+// stores notes that the step's new keys and values go to some pages: attention to these may
 // read the older ones before the launch ahead has ended.
-func (p *Plan) stores(k, v gpu.Memory) {
-	p.appended, p.anyAppend = [2]gpu.Memory{k, v}, true
+func (p *Plan) stores(to *Pages) {
+	p.appended, p.anyAppend = *to, true
 	if p.look.sharing.on() {
-		p.prefixes.plan.stores(k, v)
+		p.prefixes.plan.stores(to)
 	}
 }

@@ -22,7 +22,7 @@ func tileTokens(g *attn.Problem) int {
 }
 
 // tokenBytes is the size of a key and its value in one head.
-func tokenBytes(g *attn.Problem) int { return 2 * g.Dim * g.KV.Size() }
+func tokenBytes(g *attn.Problem) int { return g.Pages.TokenBytes() }
 
 // slack is how many percent more than an even share a thread block may have, to
 // have whole output tiles or one part: nothing or less has to be merged, and the end
@@ -120,7 +120,7 @@ func (p *Plan) mergeTogether() {
 
 // schedule cuts the LeanTiles of the first sequences, which are all or those of few rows, for so many thread blocks.
 func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool) {
-	group, tile, chunk := g.Group(), tileTokens(g), p.engine.shape(g.KV, g.Dim).keys
+	group, tile, chunk := g.Group(), tileTokens(g), p.engine.shape(g.Pages.Planes[0].DType, g.Dim).keys
 	if g.Invariant {
 		chunk = tile // where LeanTiles begin
 	}

@@ -131,7 +131,7 @@ func TestSlack(t *testing.T) {
 		for i := range c.batch {
 			p.seqs.data = append(p.seqs.data, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
 		}
-		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16}, p.seqs.data, p.engine.blocks, false)
+		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{})}, p.seqs.data, p.engine.blocks, false)
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
@@ -140,7 +140,7 @@ func TestSlack(t *testing.T) {
 	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, fused: true}
 	p.seqs.data = []sequence{{queries: 1, keys: 32768}}
 	for _, want := range []int{128, 132} {
-		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, KV: attn.Float16}, p.seqs.data, p.engine.blocks, false)
+		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, Pages: attn.Separate(attn.Float16, 128, 128, attn.PageStrides{}, attn.PageStrides{})}, p.seqs.data, p.engine.blocks, false)
 		if n := p.sched.Workers(); n != want {
 			t.Errorf("fused, %v: %d blocks, want %d", p.fused, n, want)
 		}
@@ -200,7 +200,7 @@ func TestWorth(t *testing.T) {
 				for range batch {
 					p.seqs.data = append(p.seqs.data, sequence{row: int32(len(p.seqs.data)), queries: 1, keys: int32(c.keys)})
 				}
-				g := attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, KV: attn.Float16, PageTokens: max(c.page, 1), Policy: policy}
+				g := attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}), PageTokens: max(c.page, 1), Policy: policy}
 				// Fused, as if all blocks were worth having.
 				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, Eager: true}}
 				all.seqs = p.seqs

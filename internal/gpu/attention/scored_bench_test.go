@@ -110,10 +110,10 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			page = c.keys
 		}
 		d := c.dim
-		g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: d, ValueDim: d, KV: attn.Float16, PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true},
+		g := attn.Problem{Heads: c.heads, KVHeads: c.kv, Dim: d, ValueDim: d, Pages: attn.Separate(attn.Float16, d, d, attn.PageStrides{Page: c.kv * page * d, Head: page * d, Row: d}, attn.PageStrides{}), PageTokens: page, Scale: 0.1, Mask: attn.Mask{Causal: true},
 			Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * d, Head: d},
-			Key: attn.PageStrides{Page: c.kv * page * d, Head: page * d, Row: d}}
-		g.Value = g.Key
+		}
+		g.Pages.Planes[1].At = g.Pages.Planes[0].At
 		tree := make(attn.Tree, min(c.queries, attn.MaxTree)) // of branches of two
 		for i := range tree {
 			if tree[i] = 1 << i; i > 0 {
@@ -147,7 +147,7 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 		}
 		rows := c.batch * c.queries
 		all := c.batch * attn.Ceil(c.keys, page) * page * c.kv * d
-		o := Operands{Q: memory(rows*c.heads*d, attn.Float16), Out: memory(rows*c.heads*d, attn.Float16), K: memory(all, attn.Float16), V: memory(all, attn.Float16), Bias: memory(c.keys, attn.Float32), Sinks: memory(c.heads, attn.Float32)}
+		o := Operands{Q: memory(rows*c.heads*d, attn.Float16), Out: memory(rows*c.heads*d, attn.Float16), Pages: attn.InPlanes(memory(all, attn.Float16), memory(all, attn.Float16)), Bias: memory(c.keys, attn.Float32), Sinks: memory(c.heads, attn.Float32)}
 		wide := [2]gpu.Memory{memory(rows*c.heads*d, attn.Float32), memory(rows*c.heads*d, attn.Float32)} // queries and outputs
 		took := make([][]time.Duration, len(variants))
 		var runs []func() time.Duration
@@ -204,7 +204,7 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 		for i, v := range variants {
 			fmt.Printf("%s: %s %.2f us, %.1f%% of plain\n", b.Name(), v.name, median(i), 100*median(0)/median(i))
 		}
-		for _, x := range []*gpu.Memory{&o.Q, &o.Out, &o.K, &o.V, &o.Bias, &o.Sinks, &wide[0], &wide[1]} {
+		for _, x := range []*gpu.Memory{&o.Q, &o.Out, &o.Pages[0].Data, &o.Pages[1].Data, &o.Bias, &o.Sinks, &wide[0], &wide[1]} {
 			noError(b, x.Buffer.Close())
 		}
 		b.ReportMetric(0, "ns/op")

@@ -21,7 +21,7 @@ func TestPlanDetails(t *testing.T) {
 	for range 30 {
 		n := 1 + rng.IntN(12)
 		g := paged(4, 2, 64)
-		g.KV, g.Bias = attn.Float16, attn.Bias{Sequences: n, Heads: 1, Queries: 3, Keys: 40}
+		g.Pages.Planes[0].DType, g.Bias = attn.Float16, attn.Bias{Sequences: n, Heads: 1, Queries: 3, Keys: 40}
 		g.Causal, g.Tree = true, true
 		seqs, rows := make([]attn.Sequence, n), 0
 		numberOf := map[int32]int32{} // by rows

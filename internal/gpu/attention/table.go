@@ -288,7 +288,7 @@ type want struct {
 func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
-	return k.kv == g.KV && slices.Contains(k.dims, g.Dim) && w.rows >= k.rows && (w.same || !k.same()) &&
+	return k.kv == g.Pages.Planes[0].DType && slices.Contains(k.dims, g.Dim) && w.rows >= k.rows && (w.same || !k.same()) &&
 		w.features&^k.features == 0 && w.features&k.needs == k.needs &&
 		(g.Scale > 0 || !k.positive) && strides&(k.multiple()-1) == 0 &&
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)
@@ -325,14 +325,14 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 func supportsKeys(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	switch {
-	case g.Key != g.Value:
-		return bad("key strides %+v, value strides %+v: they must be equal", g.Key, g.Value)
-	case g.Key.Row != g.Dim:
-		return bad("keys are %d elements apart; they must follow each other", g.Key.Row)
-	case g.Key.Page%g.Dim != 0 || g.Key.Head%g.Dim != 0:
-		return bad("key strides %+v are no multiples of the head dim %d", g.Key, g.Dim)
-	case g.Key.Page/g.Dim >= mostKeyRows || g.Key.Head/g.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
-		return bad("key strides %+v, pages of %d tokens: there are kernels for less than %d rows of keys", g.Key, g.PageTokens, mostKeyRows)
+	case g.Pages.Planes[0].At != g.Pages.Planes[1].At:
+		return bad("key strides %+v, value strides %+v: they must be equal", g.Pages.Planes[0].At, g.Pages.Planes[1].At)
+	case g.Pages.Planes[0].At.Row != g.Dim:
+		return bad("keys are %d elements apart; they must follow each other", g.Pages.Planes[0].At.Row)
+	case g.Pages.Planes[0].At.Page%g.Dim != 0 || g.Pages.Planes[0].At.Head%g.Dim != 0:
+		return bad("key strides %+v are no multiples of the head dim %d", g.Pages.Planes[0].At, g.Dim)
+	case g.Pages.Planes[0].At.Page/g.Dim >= mostKeyRows || g.Pages.Planes[0].At.Head/g.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
+		return bad("key strides %+v, pages of %d tokens: there are kernels for less than %d rows of keys", g.Pages.Planes[0].At, g.PageTokens, mostKeyRows)
 	}
 	return nil
 }
@@ -352,7 +352,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 			can.KV = append(can.KV, k.kv)
 		}
 		for _, dim := range k.dims {
-			if k.kv == g.KV && !slices.Contains(dims, dim) {
+			if k.kv == g.Pages.Planes[0].DType && !slices.Contains(dims, dim) {
 				dims = append(dims, dim)
 			}
 		}

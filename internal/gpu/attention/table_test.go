@@ -105,7 +105,7 @@ func TestTableHasNoDeadLine(t *testing.T) {
 			found := false
 			for _, dim := range k.dims {
 				g := paged(2*max(k.rows, 1), 2, dim)
-				g.KV, g.Unfused, g.Invariant = k.kv, k.family == &unfusedFamily, k.needs&attn.BatchInvariance != 0
+				g.Pages, g.Unfused, g.Invariant = g.Pages.As(k.kv), k.family == &unfusedFamily, k.needs&attn.BatchInvariance != 0
 				if can := k.features; can&maskFeatures != 0 && !g.Invariant {
 					g.Window = 5
 					if can&changeFeatures != 0 {
@@ -131,7 +131,7 @@ func randomProblem(t *rapid.T) (g attn.Problem) {
 	kvHeads := rapid.IntRange(1, 3).Draw(t, "KV heads")
 	dim := rapid.SampledFrom([]int{64, 80, 96, 128, 256, 72, 4}).Draw(t, "dim")
 	g = paged(kvHeads*rapid.IntRange(1, 20).Draw(t, "group"), kvHeads, dim)
-	g.KV = rapid.SampledFrom([]attn.DType{attn.Float16, attn.BFloat16, attn.Float32, attn.Float64}).Draw(t, "kv")
+	g.Pages = g.Pages.As(rapid.SampledFrom([]attn.DType{attn.Float16, attn.BFloat16, attn.Float32, attn.Float64}).Draw(t, "kv"))
 	g.Scale = rapid.SampledFrom([]float64{0.125, 0, -1}).Draw(t, "scale")
 	g.Causal, g.Unfused = rapid.Bool().Draw(t, "causal"), rapid.Bool().Draw(t, "unfused")
 	seldom := func(what string, change func()) {
@@ -151,8 +151,8 @@ func randomProblem(t *rapid.T) (g attn.Problem) {
 	seldom("batch invariance", func() { g.Invariant = true })
 	seldom("query strides", func() { g.Query.Row += 2 })
 	seldom("output strides", func() { g.Out.Head += 4 })
-	seldom("rows of keys", func() { g.Key.Row++ })
-	seldom("values", func() { g.Value.Page += g.Dim })
+	seldom("rows of keys", func() { g.Pages.Planes[0].At.Row++ })
+	seldom("values", func() { g.Pages.Planes[1].At.Page += g.Dim })
 	return g
 }
 
@@ -183,7 +183,7 @@ func TestSupportsIsTheTable(t *testing.T) {
 		if k == nil {
 			return
 		}
-		if g.Features()&^k.features != 0 || k.kv != g.KV || !slices.Contains(k.dims, g.Dim) || k.rows > w.rows || k.paged && w.pages == 0 ||
+		if g.Features()&^k.features != 0 || k.kv != g.Pages.Planes[0].DType || !slices.Contains(k.dims, g.Dim) || k.rows > w.rows || k.paged && w.pages == 0 ||
 			g.Unfused != (k.family == &unfusedFamily) || k.same() && !w.same || !k.capability.have(capability) {
 			t.Fatalf("%v can't do %+v, %+v", k.entries, g, w)
 		}

@@ -319,7 +319,7 @@ func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
 // more than one new token, nor a KV head more than 16 query heads. If it has a rotary embedding, turned is memory
 // for the turned queries, which there are only where layers are launches after all.
 func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV, turned gpu.Memory) bool {
-	if c.back != nil || c.plan != nil && c.plan != p || o.K.DType != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
+	if c.back != nil || c.plan != nil && c.plan != p || o.Pages[0].Data.DType != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
 	if o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {
@@ -361,7 +361,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 	if !(ok && okK && okV && tagged && taggedK && taggedV) {
 		return false
 	}
-	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.K, o.K.Len), spanOf(&o.V, o.V.Len)}
+	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.Pages[0].Data, o.Pages[0].Data.Len), spanOf(&o.Pages[1].Data, o.Pages[1].Data.Len)}
 	if !c.fits(shape, c.element, g.Dim, &c.needs, a.Chunk.SharedBytes(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
 		return false
 	}
@@ -374,12 +374,12 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 	own := *o
 	part.alone = func(s *cuda.Stream) error {
 		if turns == nil {
-			if err := p.Append(s, own.K, own.V, newK, newV); err != nil {
+			if err := p.Append(s, own.Pages, newK, newV); err != nil {
 				return err
 			}
 			return p.Run(s, &own)
 		}
-		if err := p.AppendTurned(s, own.K, own.V, newK, newV, own.Q, turned, 0); err != nil {
+		if err := p.AppendTurned(s, own.Pages, newK, newV, own.Q, turned, 0); err != nil {
 			return err
 		}
 		o := own
@@ -389,7 +389,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 	c.read[q], c.read[k], c.read[v] = true, true, true
 	c.made[o.Out.Address()] = madeBy{c.floats, a.OutLen}
 	c.floats += taggedOf(a.OutLen)
-	c.take(part, nil, writes, []gpu.Memory{o.Q, o.Out, o.K, o.V, newK, newV, turned,
+	c.take(part, nil, writes, []gpu.Memory{o.Q, o.Out, o.Pages[0].Data, o.Pages[1].Data, newK, newV, turned,
 		{Buffer: a.Table}, {Buffer: a.Workspace[0]}, {Buffer: a.Workspace[1]}})
 	c.plan, c.dim, c.chunk, c.shape, c.turns = p, g.Dim, a.Chunk, shape, turns
 	return true

@@ -393,7 +393,7 @@ func TestMegakernelRefuses(t *testing.T) {
 	attend("k from elsewhere", func(p **attention.Plan, o *attention.Operands, k, v *gpu.Memory) { *k = other })
 	attend("a log-sum-exp", func(p **attention.Plan, o *attention.Operands, k, v *gpu.Memory) { o.LSE = other })
 	attend("another type", func(p **attention.Plan, o *attention.Operands, k, v *gpu.Memory) {
-		o.K.DType, o.V.DType = attn.BFloat16, attn.BFloat16
+		o.Pages[0].Data.DType, o.Pages[1].Data.DType = attn.BFloat16, attn.BFloat16
 	})
 	attend("an output that was read", func(p **attention.Plan, o *attention.Operands, k, v *gpu.Memory) { o.Out = s.x })
 	attend("a plan that is not there", func(p **attention.Plan, o *attention.Operands, k, v *gpu.Memory) { *p = s.m.engine.NewPlan() })

@@ -105,9 +105,9 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 	}
 	key := attn.PageStrides{Page: sh.pageTokens * kvWidth, Head: sh.pageTokens * sh.dim, Row: sh.dim}
 	g := attn.Problem{
-		Heads: sh.heads, KVHeads: sh.kvHeads, Dim: sh.dim, ValueDim: sh.dim, KV: sh.kv, Scale: 1 / math.Sqrt(float64(sh.dim)), Mask: attn.Mask{Causal: true},
-		PageTokens: sh.pageTokens, Key: key, Value: key,
-		Query: attn.Strides{Row: hidden, Head: sh.dim}, Out: attn.Strides{Row: hidden, Head: sh.dim},
+		Heads: sh.heads, KVHeads: sh.kvHeads, Dim: sh.dim, ValueDim: sh.dim, Pages: attn.Separate(sh.kv, sh.dim, sh.dim, key, key), Scale: 1 / math.Sqrt(float64(sh.dim)), Mask: attn.Mask{Causal: true},
+		PageTokens: sh.pageTokens,
+		Query:      attn.Strides{Row: hidden, Head: sh.dim}, Out: attn.Strides{Row: hidden, Head: sh.dim},
 	}
 	if sh.llama {
 		radians := make([]float64, sh.dim/2)
@@ -193,7 +193,7 @@ func newStack(t testing.TB, m *machine, d *Engine, rng *rand.Rand, sh stackShape
 			k, v := random(sh.kv, n, 1), random(sh.kv, n, 1)
 			s.cache = append(s.cache, k, v)
 			a = out(sh.rows * hidden)
-			op := stackOp{operands: attention.Operands{Q: qkv[0], Out: a, K: k, V: v}, newK: qkv[1], newV: qkv[2]}
+			op := stackOp{operands: attention.Operands{Q: qkv[0], Out: a, Pages: attn.InPlanes(k, v)}, newK: qkv[1], newV: qkv[2]}
 			if sh.llama {
 				op.turned = keep(m.empty(t, sh.rows*hidden))
 			}
@@ -260,12 +260,12 @@ func (s *stack) layersOf(linear, attention bool) error {
 func (s *stack) attend(o *stackOp) error {
 	p := &o.operands
 	if o.turned.Buffer == nil {
-		if err := s.plan.Append(s.m.Stream, p.K, p.V, o.newK, o.newV); err != nil {
+		if err := s.plan.Append(s.m.Stream, p.Pages, o.newK, o.newV); err != nil {
 			return err
 		}
 		return s.plan.Run(s.m.Stream, p)
 	}
-	if err := s.plan.AppendTurned(s.m.Stream, p.K, p.V, o.newK, o.newV, p.Q, o.turned, 0); err != nil {
+	if err := s.plan.AppendTurned(s.m.Stream, p.Pages, o.newK, o.newV, p.Q, o.turned, 0); err != nil {
 		return err
 	}
 	turned := *p
@@ -337,7 +337,7 @@ func (s *stack) layersProjected(t testing.TB) error {
 			}
 			continue
 		}
-		if next := &s.ops[i+1]; next.linear == nil && p.Append(s.plan, next.operands.K, next.operands.V, next.newK, next.newV) == (next.turned.Buffer != nil) {
+		if next := &s.ops[i+1]; next.linear == nil && p.Append(s.plan, next.operands.Pages, next.newK, next.newV) == (next.turned.Buffer != nil) {
 			t.Fatalf("the append of layer %d was not taken", i)
 		}
 		if err := p.Queue(s.m.Stream); err != nil {

@@ -43,11 +43,11 @@ func (d *Engine) NewProjection(o *Linear) *Projection {
 // Append takes the storing of new keys and values in a cache, as [Plan.Append] queues
 // it, if they are parts of what the layer makes. The launch brings some of the cache's
 // pages into the L2 cache besides, for the attention behind it.
-func (p *Projection) Append(plan *attention.Plan, k, v, newK, newV gpu.Memory) bool {
+func (p *Projection) Append(plan *attention.Plan, to attention.Pages, newK, newV gpu.Memory) bool {
 	if p.cache != nil || plan.Device() != p.d.dev {
 		return false
 	}
-	return plan.FuseAppend(&k, &v, func(a *attention.Appending) bool { return p.append(a, k, v, newK, newV) })
+	return plan.FuseAppend(to, func(a *attention.Appending) bool { return p.append(a, to[0].Data, to[1].Data, newK, newV) })
 }
 
 // append is Append of what the plan offers.
@@ -59,7 +59,7 @@ func (p *Projection) append(a *attention.Appending, k, v, newK, newV gpu.Memory)
 	}
 	keep := fusedAppend{
 		slots: a.Slots, ahead: a.Ahead,
-		headRows: int32(g.Key.Head / g.Dim), dim: int32(g.Dim), pageBytes: int32(a.PageBytes),
+		headRows: int32(g.Pages.Planes[0].At.Head / g.Dim), dim: int32(g.Dim), pageBytes: int32(a.PageBytes),
 	}
 	for _, x := range [...]struct{ made, to *gpu.Memory }{{&newK, &k}, {&newV, &v}} {
 		i := slices.IndexFunc(o.Parts, func(part LinearPart) bool {

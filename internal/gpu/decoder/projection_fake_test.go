@@ -54,7 +54,7 @@ func TestProjectionLaunches(t *testing.T) {
 				t.Fatalf("%d launches, want 11", len(all))
 			}
 			var plan attention.Appending
-			s.plan.FuseAppend(&s.cache[0], &s.cache[1], func(a *attention.Appending) bool { plan = *a; return false })
+			s.plan.FuseAppend(attn.InPlanes(s.cache[0], s.cache[1]), func(a *attention.Appending) bool { plan = *a; return false })
 			for i, l := range all {
 				if i%5 == 1 && i < 10 {
 					want := "lean_f16_64_paged"
@@ -119,15 +119,15 @@ func TestProjectionRefuses(t *testing.T) {
 		},
 	} {
 		p, o := d.NewProjection(s.ops[0].linear), &s.ops[1]
-		plan, k, v, newK, newV := s.plan, o.operands.K, o.operands.V, o.newK, o.newV
+		plan, k, v, newK, newV := s.plan, o.operands.Pages[0].Data, o.operands.Pages[1].Data, o.newK, o.newV
 		change(&plan, &k, &v, &newK, &newV)
-		if p.Append(plan, k, v, newK, newV) || p.keep != (fusedAppend{}) {
+		if p.Append(plan, attn.InPlanes(k, v), newK, newV) || p.keep != (fusedAppend{}) {
 			t.Errorf("append, %s: was taken", name)
 		}
 	}
 	p, o := d.NewProjection(s.ops[0].linear), &s.ops[1]
 	for i, want := range []bool{true, false} {
-		if p.Append(s.plan, o.operands.K, o.operands.V, o.newK, o.newV) != want {
+		if p.Append(s.plan, o.operands.Pages, o.newK, o.newV) != want {
 			t.Errorf("append %d was taken: %v", i, !want)
 		}
 	}

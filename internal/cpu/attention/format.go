@@ -1,0 +1,156 @@
+package attention
+
+import (
+	"math"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/cpu/vector"
+	"gorgonia.org/leanattention/internal/lean"
+)
+
+// Kernels read keys and values where they lie, if these are of one type and without scales. Keys and values of any other format
+// are decoded to the type of the queries, some at a time, and the kernels read what was decoded: the rows of an output tile share
+// the decoding.
+
+// decodedKeys is how many keys are decoded at a time.
+const decodedKeys = invariantKeys
+
+// readInPlace says whether kernels read keys and values of a format where they lie.
+func readInPlace(f *attn.Format) bool {
+	k, v := f.Key(), f.ValuePlane()
+	return f.KeyPlanes == 1 && k.Scales == attn.NoScales && v.Scales == attn.NoScales && k.DType == v.DType && kernelFor[float32](k.DType) != nil
+}
+
+// storedType is the type of the keys and values that kernels read.
+func storedType[F cpu.Real](f *attn.Format) attn.DType {
+	switch {
+	case readInPlace(f):
+		return f.Key().DType
+	case unsafe.Sizeof(F(0)) == 4:
+		return attn.Float32
+	}
+	return attn.Float64
+}
+
+// rowDecoder decodes rows of keys and values into memory of its own.
+type rowDecoder interface {
+	// decode decodes the key and the value of a slot into row i.
+	decode(i, page, slot int)
+	// row returns where row i of keys and of values is.
+	row(i int) (k, v unsafe.Pointer)
+}
+
+// decoder decodes rows of one KV head.
+type decoder[F cpu.Real] struct {
+	plan         *Plan
+	pages        *attn.Memory[cpu.Buffer]
+	head         int
+	keys, values []F
+}
+
+func (d *decoder[F]) row(i int) (k, v unsafe.Pointer) {
+	g := &d.plan.g
+	return unsafe.Pointer(&d.keys[i*g.Dim]), unsafe.Pointer(&d.values[i*g.ValueDim])
+}
+
+func (d *decoder[F]) decode(i, page, slot int) {
+	g := &d.plan.g
+	f := &g.Pages
+	key, value := d.keys[i*g.Dim:][:g.Dim], d.values[i*g.ValueDim:][:g.ValueDim]
+	for p := range f.KeyPlanes {
+		part := key[:f.Planes[p].Dim]
+		if d.plane(part, p, page, slot); p == f.Value.Plane {
+			copy(value, part)
+		}
+		key = key[len(part):]
+	}
+	if f.Value.Plane >= f.KeyPlanes {
+		d.plane(value, f.Value.Plane, page, slot)
+	}
+}
+
+// plane decodes the row of a plane.
+func (d *decoder[F]) plane(dst []F, plane, page, slot int) {
+	g, m := &d.plan.g, &d.pages[plane]
+	p := &g.Pages.Planes[plane]
+	widenTo[F](p.DType)(dst, m.Data.At(p.At.Offset(page, d.head, slot)))
+	if p.Scales == attn.NoScales {
+		return
+	}
+	at, group := p.ScaleOf(page, d.head, slot, g.KVHeads, g.PageTokens), len(dst)
+	if p.Scales == attn.ScalesByGroup {
+		group = p.Group
+	}
+	for ; len(dst) > 0; at++ {
+		n := min(group, len(dst))
+		scale := F(*(*float32)(m.Scales.At(at)))
+		for i := range dst[:n] {
+			dst[i] *= scale
+		}
+		dst = dst[n:]
+	}
+}
+
+// largest is the largest number of each type that scales bring a row to. Types of as many numbers as float32 are left as they are.
+var largest = [attn.DTypes]float64{attn.Float16: 65504}
+
+// storeScaled stores elements of a row in a plane, from the given ones and the given scale on.
+func storeScaled[F lean.Float](x *appendPlane, at, scaleAt int, row []F) {
+	group := len(row)
+	if x.Scales == attn.ScalesByGroup {
+		group = x.Group
+	}
+	for ; len(row) > 0; scaleAt++ {
+		part := row[:min(group, len(row))]
+		switch x.Scales {
+		case attn.NoScales:
+			vector.Store(&x.data, at, part)
+		case attn.ScalesByHead:
+			divideInto(&x.data, at, part, *(*float32)(x.scales.At(scaleAt)))
+		default:
+			scale := scaleOf(part, largest[x.DType])
+			*(*float32)(x.scales.At(scaleAt)) = scale
+			divideInto(&x.data, at, part, scale)
+		}
+		at, row = at+len(part), row[len(part):]
+	}
+}
+
+// scaleOf returns what brings the largest element of a row to a number; 1 for rows of zeros, and rows that are not finite.
+func scaleOf[F lean.Float](row []F, most float64) float32 {
+	largest := F(0)
+	for _, x := range row {
+		if x != x {
+			return 1
+		}
+		largest = max(largest, x, -x)
+	}
+	scale := float32(float64(largest) / most)
+	if most == 0 || scale == 0 || math.IsInf(float64(scale), 0) {
+		return 1
+	}
+	return scale
+}
+
+// divideInto stores elements divided by a scale.
+func divideInto[F lean.Float](dst *cpu.Buffer, at int, row []F, scale float32) {
+	var some [64]F
+	for len(row) > 0 {
+		part := some[:min(len(row), len(some))]
+		for i := range part {
+			part[i] = row[i] / F(scale)
+		}
+		vector.Store(dst, at, part)
+		at, row = at+len(part), row[len(part):]
+	}
+}
+
+// checkScales reports scales that are not what they must be.
+func checkScales(op string, scales *cpu.Buffer) error {
+	if scales.DType != attn.Float32 {
+		return attn.Errorf(op, attn.ErrDType, "scales are %v; they must be %v", scales.DType, attn.Float32)
+	}
+	return scales.Check(op, "the buffer of scales")
+}
