@@ -5,7 +5,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// canMegakernel is what a megakernel's attention can do.
+// canMegakernel has the features of a megakernel's attention.
 var canMegakernel = attn.Can{
 	Name:     "attention in a megakernel",
 	Features: attn.Causal | attn.Rotates | attn.OtherPolicy | attn.SetTiles | attn.SetWorkers,

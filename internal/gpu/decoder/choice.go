@@ -2,26 +2,26 @@ package decoder
 
 import "gorgonia.org/leanattention/internal/gpu"
 
-// linearLaunch is how a Linear is launched: as a skinny GEMM, as a GEMM, or, without either, as GEMVs.
+// linearLaunch is the launch of a Linear: a skinny GEMM, a GEMM, or, without either, GEMVs.
 type linearLaunch struct {
 	skinny *skinnyLaunch
 	gemm   *gemmLaunch
 }
 
-// choose says how a Linear is launched. Of 16-bit weights, on compute capability 9.0:
+// choose chooses the launch of a Linear. With 16-bit weights, on compute capability 9.0:
 //
 //	rows        launch                          parts of an element of x, and with RoundX
 //	1 and 2     GEMV                            2, 2
-//	3 to 16     skinny GEMM                     2, 2: products take no time beside the weights
+//	3 to 16     skinny GEMM                     2, 2: products are hidden behind the weights
 //	17 to 128   skinny GEMM; a tiled GEMM       2, 1
-//	            where its rings have too little
-//	            room, and of more than 32 rows
+//	            where its rings are too short,
+//	            and of more than 32 rows
 //	            where that costs less
 //	129 to ...  tiled GEMM or persistent GEMM,  2, 1
 //	            whichever costs less
 //
-// Later GPUs have GEMVs of up to 8 rows, and tiled GEMMs, with as many parts; all others have GEMVs. RoundX
-// changes which kernels there are and what they cost: it never forbids a launch.
+// Newer GPUs have GEMVs of up to 8 rows, and tiled GEMMs, with as many parts. Other GPUs have GEMVs. RoundX changes
+// which kernels exist and what they cost, and never forbids a launch.
 func (d *Engine) choose(o *Linear) (l linearLaunch, err error) {
 	skinny, ok, err := d.configureSkinny(o)
 	if err != nil {
@@ -44,10 +44,10 @@ func (d *Engine) choose(o *Linear) (l linearLaunch, err error) {
 	return l, nil
 }
 
-// Up to mostTogether rows are a skinny GEMM if they can be: it takes no more than its weights.
+// Up to mostTogether rows a Linear is a skinny GEMM if possible: the launch takes no longer than its weights.
 const mostTogether = 32
 
-// parts are those that each element of x is multiplied in.
+// parts returns the number of parts of each element of x.
 func (l *linearLaunch) parts() int {
 	switch {
 	case l.skinny != nil:

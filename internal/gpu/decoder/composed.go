@@ -6,14 +6,13 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Linear layers with an activation or a gate that their launches don't know: these are launches of
-// their own.
+// Linear layers with an activation or a gate that their kernels lack: the activation is another launch.
 
-// inner is the layer without its activation, and how many float32 of the scratch that takes: a gate
-// and what it is for. The layer has the rest of the scratch.
+// inner returns the layer without its activation, and the number of float32 of the scratch for the gate and the gated
+// values. The layer has the rest of the scratch.
 func (o *Linear) inner() (in *Linear, apart int) {
 	in = new(*o)
-	take := func(n int) gpu.Memory { // the next of the scratch, which is a multiple of 16 bytes
+	take := func(n int) gpu.Memory { // the next n elements of the scratch, a multiple of 16 bytes
 		m := o.Scratch
 		m.Offset += int64(apart) * 4
 		m.Len = n
@@ -32,7 +31,7 @@ func (o *Linear) inner() (in *Linear, apart int) {
 	return in, apart
 }
 
-// compose queues a Linear whose activation is apart, which was checked.
+// compose queues a checked Linear with its activation as another launch.
 func (d *Engine) compose(s *cuda.Stream, o *Linear) error {
 	if y := &o.Parts[0]; !o.Gate && o.Residual.Buffer != nil {
 		n := o.Rows * y.Out

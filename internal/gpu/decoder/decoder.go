@@ -9,65 +9,64 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// decoderUnit is the module with the kernels of a [Engine].
+// decoderUnit is the module with the kernels of an [Engine].
 const decoderUnit = "decoder"
 
-// rowThreads is the threads of a block that touches a row once.
+// rowThreads is the number of threads of a block that reads a row once.
 const rowThreads = 256
 
-// Engine is the kernels of a decoder's other layers on one device. It may be
-// used by several goroutines at once. Its kernels go with the device.
+// Engine has the kernels of a decoder's other layers on one device. An Engine may be used by several goroutines at
+// once. Its kernels are unloaded with the device.
 type Engine struct {
 	info        cuda.Info
 	dev         *cuda.Device
 	gemv        [attn.DTypes]*cuda.Function
 	norm        *cuda.Function
 	gather      *cuda.Function
-	megakernels [llamaShape + 1]*megakernels // nil: there are none for this GPU, or they are not loaded yet
+	megakernels [llamaShape + 1]*megakernels // nil: the GPU has none, or not loaded yet
 	*Sampler
 
-	gemm   [attn.DTypes]*gemmKernels   // nil: there are none for this GPU, or the type
-	skinny [attn.DTypes]*skinnyKernels // the same
-	// Those of both that round x, without gates and with them; nil: not loaded yet.
+	gemm   [attn.DTypes]*gemmKernels   // nil: the GPU, or the type, has none
+	skinny [attn.DTypes]*skinnyKernels // as gemm
+	// Kernels of gemm and skinny that round x, without gates and with gates; nil: not loaded yet.
 	rounded [attn.DTypes][2]*roundedKernels
-	splits  []int // blocks that a cluster of these may have; tests leave some out
+	splits  []int // allowed cluster sizes of skinny GEMMs; tests leave some out
 
-	leftOut []int // rows of skinnyKinds, in tests
-	copied  bool  // x of 64 rows is never in registers, in tests
+	leftOut []int // rows of skinnyKinds that tests leave out
+	copied  bool  // tests: x of 64 rows is never in registers
 
-	persistent []persistentTile // tiles that launches of these may have, the same
+	persistent []persistentTile // tiles of persistent launches; tests leave some out
 
-	leastPairs int            // as the constant; tests have others
-	slower     float64        // 1, but for tests: how much longer tiles take
-	tiled      []tiledCluster // tiledClusters, but for tests
+	leastPairs int            // the constant, except in tests
+	slower     float64        // 1, except in tests: factor of the tiles' time
+	tiled      []tiledCluster // tiledClusters, except in tests
 
-	loading    sync.Mutex    // of what is not loaded with the others: see persistentOf
+	loading    sync.Mutex    // held while kernels are loaded at first use: see persistentOf
 	gated      *gatedKernels // nil: not loaded yet
-	gatesApart bool          // gates are launches of their own, in tests
+	gatesApart bool          // tests: gates are launches of their own
 
 	mu          sync.Mutex
 	args        cuda.Args
 	nodeKernels *nodeKernels // nil: not loaded yet
 	maps        gpu.TensorMaps[linearMap]
 
-	clusters sync.Map // of clusterKey: how many can run at once
+	clusters sync.Map // by clusterKey: how many clusters can run at once
 }
 
-// clusterKey is a launch of clusters; kind is -1 for a GEMV, an index of
-// gemmRows (behind them with x rounded, and persistent ones), pairClusters, or else -2 and less for one of
-// skinnyKinds, wide or not.
+// clusterKey identifies a launch of clusters. kind is -1 for a GEMV; an index of gemmRows, after these one with x
+// rounded, and persistent ones; pairClusters; or -2 and less for one of skinnyKinds, wide or not.
 type clusterKey struct {
 	element             attn.DType
 	kind, split, shared int
-	gates               bool // it is a kernel of gated.go
+	gates               bool // a kernel of gated.go
 }
 
 const pairClusters = math.MinInt
 
-// mostSplit is how many thread blocks a cluster may have.
+// mostSplit is the largest number of thread blocks of a cluster.
 const mostSplit = 8
 
-// clusterGrid is a launch of clusters of `split` thread blocks.
+// clusterGrid returns a launch of clusters of `split` thread blocks.
 func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 	g := cuda.Grid{Blocks: [3]int{clusters * split}, Threads: [3]int{threads}, Shared: shared, Overlap: overlap}
 	if split > 1 {
@@ -76,8 +75,7 @@ func clusterGrid(clusters, split, threads, shared int, overlap bool) cuda.Grid {
 	return g
 }
 
-// New loads the kernels. Errors: [kernels.ErrNoImage] where there are none
-// for this GPU, and the driver's.
+// New loads the kernels. Errors: [kernels.ErrNoImage] if the GPU has none, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
 	d := &Engine{dev: dev, info: dev.Info(), splits: skinnySplits[:], persistent: persistentTiles[:], tiled: tiledClusters[:], leastPairs: leastPairs, slower: 1}
 	m, err := gpu.Module(dev, decoderUnit)
@@ -105,18 +103,19 @@ func New(dev *cuda.Device) (*Engine, error) {
 	return d, err
 }
 
-// overlap says whether launches may overlap.
+// overlap reports whether launches may overlap.
 func (d *Engine) overlap() bool { return d.info.Capability >= 90 }
 
-// Norm is a norm of rows: a layer norm, (x - mean)/sqrt(variance + Eps)*Gamma + Beta, or with RMS that of [RMSNorm],
-// x/sqrt(mean(x^2) + Eps)*Gamma, which has no Beta; with UnitOffset it is 1+Gamma. Gamma and Beta may have no buffer.
+// Norm is a norm of rows: a layer norm, (x - mean)/sqrt(variance + Eps)*Gamma + Beta, or with RMS the norm of
+// [RMSNorm], x/sqrt(mean(x^2) + Eps)*Gamma, without Beta. With UnitOffset the factor is 1+Gamma. Gamma and Beta may
+// have no buffer.
 type Norm struct {
 	Gamma, Beta     gpu.Memory
 	Eps             float64
 	RMS, UnitOffset bool
 }
 
-// kind is the norm as kernels know it (kernels/gemm_gemv.cuh).
+// kind returns the kernels' number of the norm (kernels/gemm_gemv.cuh).
 func (n *Norm) kind() int32 {
 	if n.RMS {
 		return 2
@@ -124,7 +123,7 @@ func (n *Norm) kind() int32 {
 	return 1
 }
 
-// offset is what is added to gamma.
+// offset returns the number that is added to gamma.
 func (n *Norm) offset() float32 {
 	if n.UnitOffset {
 		return 1
@@ -132,9 +131,9 @@ func (n *Norm) offset() float32 {
 	return 0
 }
 
-// clustersAtOnce is how many clusters may run at once, of which g has one: no more
-// than give every multiprocessor one thread block. Clusters lie within groups of
-// multiprocessors, of which some are left over; the driver knows.
+// clustersAtOnce returns how many clusters may run at once; g has one cluster. With one thread block for each
+// multiprocessor there are no more clusters: clusters are within groups of multiprocessors, of which some are left
+// over. The driver has the number.
 func (d *Engine) clustersAtOnce(key clusterKey, f *cuda.Function, g cuda.Grid) (int, error) {
 	all := max(d.info.Multiprocessors, 1) / key.split
 	if key.split == 1 {
@@ -165,7 +164,7 @@ func (n *Norm) check(op string, in int) error {
 	return n.Beta.CheckOptional(op, "beta", in)
 }
 
-// hold has the launch refuse closed buffers.
+// hold makes the launch refuse closed buffers.
 func (d *Engine) hold(list ...gpu.Memory) {
 	for i := range list {
 		if list[i].Buffer != nil {

@@ -27,57 +27,60 @@ const (
 	exchangeLists   = 3
 )
 
-// MostMembers is how many GPUs an [Exchange] can be for.
+// MostMembers is the largest number of GPUs of an [Exchange].
 const MostMembers = 8
 
-// exchangeFew is how many bytes of floats an inbox holds.
+// exchangeFew is the number of bytes of floats that an inbox holds.
 const exchangeFew = 512 << 10
 
-// fewFloats is how many floats a member sends as tagged words at most, to one other, by operation. More are read and written in
-// place. Words take twice the bytes, which go to each of the others, and save a wait.
+// fewFloats is the largest number of floats that a member sends as LL protocol words to one other member, by
+// operation. More floats are read and written in place. Words take twice the bytes, which go to each of the others,
+// and save a wait.
 type fewFloats struct{ reduce, gather, merge int }
 
-// fewOfMembers is by measurement for two and four GPUs (BenchmarkGPUsExchange). Three have what four have, more of them less:
-// words go to each of the others.
+// fewOfMembers is measured for two and four GPUs (BenchmarkGPUsExchange). Three GPUs have the numbers of four. More
+// GPUs have less: words go to each of the others.
 func fewOfMembers(members int) fewFloats {
 	if members == 2 {
 		return fewFloats{exchangeFew / 4, exchangeFew / 4, exchangeFew / 4}
 	}
-	const ofFour = 3 // others
+	const ofFour = 3 // number of other members among four
 	kib := func(n int) int { return (n << 10) / 4 * ofFour / max(members-1, ofFour) }
 	return fewFloats{reduce: kib(160), gather: kib(512), merge: kib(176)}
 }
 
-// ExchangeLimit is how long a kernel waits for the other GPUs, where [NewExchange] is told no limit.
+// ExchangeLimit is how long a kernel waits for the other GPUs by default.
 const ExchangeLimit = 10 * time.Second
 
-// ErrNoAnswer is a GPU that did not come to an exchange in time.
+// ErrNoAnswer is returned after a GPU has not come to an exchange in time.
 var ErrNoAnswer = errors.New("a GPU of the group did not answer")
 
-// Exchange is what the GPUs of a group sum, gather, merge and choose tokens through: memory of each, which all others write to. Its memory
-// never moves, so recordings may have it.
+// Exchange is the memory through which the GPUs of a group sum, gather, merge and choose tokens. All members write to
+// the memory of each. The memory never moves, so recordings may contain its addresses.
 //
-// Each member has to be given the same operations in the same order, each on a stream whose work before is done before,
-// and they run at the same time: an operation of one member ends when all others have come to it. So no member may wait,
-// in its stream or on the host, for the end of one that another member has not been given yet.
-//
-// A kernel that has waited for longer than the limit gives up. From then on all operations of the group end at once, their
-// results are worth nothing, and [Exchange.Failed] says who did not answer; such a group can only be closed. But where the host
-// knows that an operation could not be given to all members, they go on behind [Exchange.Realign].
+//   - Each member must be given the same operations in the same order, each on a stream with the work before.
+//   - An operation of one member ends when all others have come to the operation, so all run at the same time. So no
+//     member may wait, in its stream or on the host, for the end of an operation that another member has not been
+//     given yet.
+//   - A kernel that has waited for longer than the limit gives up. From then on all operations of the group end at
+//     once with undefined results, and [Exchange.Failed] returns which GPU did not answer. Such a group can only be
+//     closed.
+//   - If the host knows that an operation could not be given to all members, the group continues after
+//     [Exchange.Realign].
 type Exchange struct {
 	engines []*Engine
 	kernels []*exchangeKernels
 	memory  []*cuda.Buffer
-	status  *cuda.Host // a word of each member: who did not answer it, + 1, and in which round
+	status  *cuda.Host // a word of each member: the member that did not answer, + 1, and the round
 	blocks  int
 	limit   time.Duration
-	few     fewFloats             // tests have others
-	lost    atomic.Pointer[error] // of a Realign that failed
+	few     fewFloats             // tests have other numbers
+	lost    atomic.Pointer[error] // the error of a failed Realign
 }
 
-// exchangeKernels are those of one device.
+// exchangeKernels are the kernels of one device.
 type exchangeKernels struct {
-	allReduce, allGather, mergeStates [2]*cuda.Function // of few elements, and of many
+	allReduce, allGather, mergeStates [2]*cuda.Function // for few elements, and for many
 	allArgMax                         *cuda.Function
 	nothing                           *cuda.Function
 }
@@ -123,12 +126,12 @@ type allArgMaxParams struct {
 	rows, first int32
 }
 
-// NewExchange makes what the engines' GPUs, 2 to 8 of them, exchange through, and loads the kernels: later nothing has to be
-// loaded while a GPU waits. Each GPU is to reach the memory of all others. limit is how long a kernel may wait; 0 is
+// NewExchange allocates the memory for exchanges of the engines' GPUs, 2 to 8, and loads the kernels: later no load
+// happens while a GPU waits. Each GPU must reach the memory of all others. limit is how long a kernel may wait; 0 is
 // [ExchangeLimit].
 //
-// Errors: [attn.ErrUnsupported] for another number of GPUs, attn.ErrShape for one that is there twice or a limit
-// below 0, kernels.ErrNoImage, [cuda.ErrNoPeerAccess], and the driver's. Nothing is left of it then.
+// Errors: [attn.ErrUnsupported] for another number of GPUs, attn.ErrShape for a GPU that is listed twice or a limit
+// below 0, kernels.ErrNoImage, [cuda.ErrNoPeerAccess], and the driver's. After an error nothing is left.
 func NewExchange(engines []*Engine, limit time.Duration) (x *Exchange, err error) {
 	const op = "exchange"
 	if len(engines) < 2 || len(engines) > exchangeMembers {
@@ -150,7 +153,7 @@ func NewExchange(engines []*Engine, limit time.Duration) (x *Exchange, err error
 	x = &Exchange{engines: engines, blocks: exchangeBlocks, limit: limit, few: fewOfMembers(len(engines))}
 	defer func() {
 		if err != nil {
-			_ = x.Close() // the first error tells more
+			_ = x.Close() // the first error has more detail
 			x = nil
 		}
 	}()
@@ -207,11 +210,11 @@ func loadExchange(dev *cuda.Device) (*exchangeKernels, error) {
 	return k, nil
 }
 
-// Bytes is what the exchange takes of each GPU's memory.
+// Bytes returns the exchange's memory on each GPU.
 func (x *Exchange) Bytes() int64 { return x.memory[0].Len() }
 
-// Failed says which GPU did not answer, once that is known: when the operations that waited for it are done. It wraps
-// [ErrNoAnswer], and is nil while all is well. It waits for nothing.
+// Failed returns which GPU did not answer, after the operations that waited for the GPU are done. The error wraps
+// [ErrNoAnswer]. Failed returns nil if no GPU has failed, and does not wait.
 func (x *Exchange) Failed() error {
 	if lost := x.lost.Load(); lost != nil {
 		return *lost
@@ -230,9 +233,9 @@ func (x *Exchange) Failed() error {
 	return nil
 }
 
-// Realign has members agree again on what comes next, when one of them could not be given an operation that others may have been
-// given, and so wait for it: finish waits for the work of all members, which ends within the limit. What was computed before
-// the operation is right. On an error the group can only be closed, and [Exchange.Failed] says so.
+// Realign makes the members agree on the next operation after one member could not be given an operation for which
+// others may wait. finish waits for the work of all members, which ends within the limit. Results from before the
+// operation are valid. After an error the group can only be closed, and [Exchange.Failed] returns the error.
 func (x *Exchange) Realign(finish func() error) error {
 	err := finish()
 	for _, b := range x.memory {
@@ -252,12 +255,12 @@ func (x *Exchange) Realign(finish func() error) error {
 	return nil
 }
 
-// Close waits for the work of all members and gives the memory back. It is cuda.ErrClosed where that is so already.
+// Close waits for the work of all members and frees the memory. Close returns cuda.ErrClosed after an earlier Close.
 func (x *Exchange) Close() error {
 	var errs []error
 	closed := 0
 	note := func(err error) {
-		if errors.Is(err, cuda.ErrClosed) { // with its device
+		if errors.Is(err, cuda.ErrClosed) { // closed with its device
 			closed++
 			err = nil
 		}
@@ -279,37 +282,37 @@ func (x *Exchange) Close() error {
 //
 //	Y = X_0 + X_1 + ... + B + Residual
 //
-// of Rows x N elements of float32, summed in this order: all members get the same bits. X is of each member, in its memory,
-// as are the others. B, of N elements, and Residual may have no buffer, on all members alike, and are the same on all
-// of them. Y of a member may be its X or its Residual.
+// of Rows x N elements of float32, summed in this order: all members get the same bits. Each list has an element of
+// each member, in the member's memory. B, of N elements, and Residual may have no buffer, on all members alike, and
+// are equal on all members. Y of a member may be its X or its Residual.
 type AllReduce struct {
 	Rows, N           int
-	X, B, Residual, Y []gpu.Memory // of each member; B and Residual may be nil
+	X, B, Residual, Y []gpu.Memory // one for each member; B and Residual may be nil
 }
 
 // AllGather is the operands of Y = the columns of all members side by side, of Rows rows of float32. Member i has
-// Columns[i] of them, at least one, in X[i]. With OnlyFirst the first member alone gets Y. Y is no X.
+// Columns[i] >= 1 of the columns, in X[i]. With OnlyFirst the first member alone gets Y. Y is not an X.
 type AllGather struct {
 	Rows      int
 	Columns   []int
-	X, Y      []gpu.Memory // of each member; Y of the first alone with OnlyFirst
+	X, Y      []gpu.Memory // one for each member; Y of the first alone with OnlyFirst
 	OnlyFirst bool
 }
 
-// ArgMaxRows is how many rows an [AllArgMax] has at most: a row takes two words of an inbox.
+// ArgMaxRows is the largest number of rows of an [AllArgMax]: a row takes two words of an inbox.
 const ArgMaxRows = exchangeFew / 4 / 2
 
-// AllArgMax is the operands of the most likely token of each of Rows rows of logits, which are the columns of all members side
-// by side, as [Samples] without settings says: all members get the same. Member i has Columns[i] of them, at least one, in
-// X[i].
+// AllArgMax is the operands of the most likely token of each of Rows rows of logits, which are the columns of all
+// members side by side, by the rules of [Samples] without settings. All members get the same tokens. Member i has
+// Columns[i] >= 1 of the columns, in X[i].
 type AllArgMax struct {
 	Rows    int
 	Columns []int
-	X       []gpu.Memory // of each member
+	X       []gpu.Memory // one for each member
 	IDs     []gpu.Bytes
 }
 
-// engine is a member's.
+// engine returns a member's engine.
 func (x *Exchange) engine(op string, member int) (*Engine, error) {
 	if member < 0 || member >= len(x.engines) {
 		return nil, gpu.Errorf(op, attn.ErrShape, "member %d of %d", member, len(x.engines))
@@ -317,7 +320,7 @@ func (x *Exchange) engine(op string, member int) (*Engine, error) {
 	return x.engines[member], nil
 }
 
-// member checks that there is one, and that it is d's.
+// member checks that d is the engine of a member.
 func (x *Exchange) member(op string, d *Engine, member int) error {
 	if e, err := x.engine(op, member); err != nil || e == d {
 		return err
@@ -325,7 +328,7 @@ func (x *Exchange) member(op string, d *Engine, member int) error {
 	return gpu.Errorf(op, attn.ErrShape, "member %d is GPU %d, and not the engine of GPU %d", member, x.engines[member].info.Ordinal, d.info.Ordinal)
 }
 
-// group is what kernels of a member know.
+// group returns a member's argument of the kernels.
 func (x *Exchange) group(member int) exchangeGroup {
 	words := x.status.Bytes()
 	g := exchangeGroup{limit: x.limit.Nanoseconds(), capacity: exchangeFew / 4, members: int32(len(x.engines)), me: int32(member)}
@@ -338,8 +341,8 @@ func (x *Exchange) group(member int) exchangeGroup {
 	return g
 }
 
-// operands checks one of each member, of so many elements, which kernels may be given. A missing list of an optional one
-// is one of none.
+// operands checks a list of one operand for each member, with aligned memory. A missing list of an optional operand
+// is valid.
 func (x *Exchange) operands(op, name string, list []gpu.Memory, optional bool, elements func(member int) int) error {
 	if optional && list == nil {
 		return nil
@@ -363,7 +366,7 @@ func (x *Exchange) operands(op, name string, list []gpu.Memory, optional bool, e
 	return nil
 }
 
-// loose is operands of what kernels read and write by elements.
+// loose is operands for memory that kernels read and write by elements.
 func (x *Exchange) loose(op, name string, list []gpu.Memory, optional bool, elements int) error {
 	if optional && list == nil {
 		return nil
@@ -383,7 +386,7 @@ func (x *Exchange) loose(op, name string, list []gpu.Memory, optional bool, elem
 	return nil
 }
 
-// at is one of a list that may be missing.
+// at returns an element of a list that may be missing.
 func at(list []gpu.Memory, i int) gpu.Memory {
 	if list == nil {
 		return gpu.Memory{}
@@ -391,8 +394,8 @@ func at(list []gpu.Memory, i int) gpu.Memory {
 	return list[i]
 }
 
-// AllReduce queues what a member does of it, in place of that member in the order of the group's operations. d is the
-// member's. Errors wrap attn.ErrShape and attn.ErrDType, or are the driver's; nothing is queued then.
+// AllReduce queues a member's part of the operation, in the order of the group's operations. d is the member's
+// engine. Errors wrap attn.ErrShape and attn.ErrDType, or are the driver's; then nothing is queued.
 func (d *Engine) AllReduce(s *cuda.Stream, x *Exchange, o *AllReduce, member int) error {
 	const op = "all-reduce"
 	if err := x.member(op, d, member); err != nil {
@@ -423,7 +426,7 @@ func (d *Engine) AllReduce(s *cuda.Stream, x *Exchange, o *AllReduce, member int
 	return launchExchange(d, s, x, x.kernels[member].allReduce[many], d.exchangeGrid(x, fours), &p, append(append([]gpu.Memory{bias, residual}, o.X...), o.Y...))
 }
 
-// AllGather queues what a member does of it, as [Engine.AllReduce] does.
+// AllGather queues a member's part, as [Engine.AllReduce] does.
 func (d *Engine) AllGather(s *cuda.Stream, x *Exchange, o *AllGather, member int) error {
 	if err := x.member("all-gather", d, member); err != nil {
 		return err
@@ -431,7 +434,7 @@ func (d *Engine) AllGather(s *cuda.Stream, x *Exchange, o *AllGather, member int
 	return x.AllGathers(s, []*AllGather{o}, member)
 }
 
-// AllGathers is [Engine.AllGather] of one to three, of as many rows and all for the first one alone or none, in one launch.
+// AllGathers is [Engine.AllGather] of one to three operations in one launch. All have equal Rows and OnlyFirst.
 func (x *Exchange) AllGathers(s *cuda.Stream, lists []*AllGather, member int) error {
 	const op = "all-gather"
 	d, err := x.engine(op, member)
@@ -460,19 +463,19 @@ func (x *Exchange) AllGathers(s *cuda.Stream, lists []*AllGather, member int) er
 		if err != nil {
 			return err
 		}
-		list.fours = int32(min(fours, math.MaxInt32)) // more are not sent
+		list.fours = int32(min(fours, math.MaxInt32)) // no more are sent
 		fours += attn.Ceil(rows*columns, exchangeEach)
 		most = max(most, rows*columns)
 		memory = append(append(memory, o.X...), o.Y...)
 	}
-	many, threads := 0, fours*(len(x.engines)-1) // one for each that comes
+	many, threads := 0, fours*(len(x.engines)-1) // one for each incoming four
 	if fours > x.few.gather/exchangeEach {
 		many, threads = 1, attn.Ceil(most, exchangeEach)
 	}
 	return launchExchange(d, s, x, x.kernels[member].allGather[many], d.exchangeGrid(x, threads), &p, memory)
 }
 
-// fill checks one of the lists, and returns how many columns a member has at most.
+// fill checks one of the lists, and returns the largest number of columns of a member.
 func (list *gatherList) fill(op string, x *Exchange, o *AllGather, member int) (most int, err error) {
 	total := 0
 	for i, n := range o.Columns {
@@ -505,7 +508,7 @@ func (list *gatherList) fill(op string, x *Exchange, o *AllGather, member int) (
 	return most, nil
 }
 
-// AllArgMax queues what a member does of it, as [Engine.AllReduce] does.
+// AllArgMax queues a member's part, as [Engine.AllReduce] does.
 func (d *Engine) AllArgMax(s *cuda.Stream, x *Exchange, o *AllArgMax, member int) error {
 	const op = "all-argmax"
 	if err := x.member(op, d, member); err != nil {
@@ -540,14 +543,14 @@ func (d *Engine) AllArgMax(s *cuda.Stream, x *Exchange, o *AllArgMax, member int
 	return launchExchange(d, s, x, x.kernels[member].allArgMax, grid, &p, []gpu.Memory{logits, {Buffer: ids.Buffer}})
 }
 
-// exchangeGrid is thread blocks for so many fours of elements of a member. All members have the same number of
-// them, at most one for each multiprocessor: a block waits for the same one of others.
+// exchangeGrid returns the thread blocks for a member's elements, in fours. All members have the same number of
+// blocks, at most one for each multiprocessor: a block waits for the same block of the others.
 func (d *Engine) exchangeGrid(x *Exchange, fours int) cuda.Grid {
 	blocks := min(attn.Ceil(fours, exchangeThreads), x.blocks)
 	return cuda.Grid{Blocks: [3]int{blocks}, Threads: [3]int{exchangeThreads}, Overlap: d.overlap(), Waits: true}
 }
 
-// launchExchange queues a kernel of a member's.
+// launchExchange queues a kernel of a member.
 func launchExchange[P any](d *Engine, s *cuda.Stream, x *Exchange, f *cuda.Function, grid cuda.Grid, p *P, memory []gpu.Memory) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

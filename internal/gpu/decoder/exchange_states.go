@@ -9,23 +9,23 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// PartStates is the operands of the merging of states of attention that the members of a group have made, each of a
-// part of the keys of the same Rows rows and Heads heads:
+// PartStates is the operands of merging the states of attention that the members of a group have made, each of a part
+// of the keys of the same Rows rows and Heads heads:
 //
 //	YLSE = ln sum e^LSE_i,   Y = sum e^(LSE_i - YLSE) Out_i
 //
-// in the order of the members, with Own last: all members get the same bits. A state of no key has a log-sum-exp of -Inf and
-// an output of zeros. Outputs are Rows x Heads x Dim of float32, log-sum-exps Rows x Heads.
+// in the order of the members, with Own last: all members get the same bits. A state of no key has a log-sum-exp of
+// -Inf and an output of zeros. Outputs are Rows x Heads x Dim of float32, log-sum-exps Rows x Heads.
 //
-// Members are in groups of Places, one behind the other. Each group has its share of the heads, in order, and merges the
-// states of these: the others in its members' memory are not read. All members get Y of all heads.
+// Consecutive members form groups of Places members. Each group has its share of the heads, in order, and merges the
+// states of these heads: other heads in its members' memory are not read. All members get Y of all heads.
 type PartStates struct {
 	Rows, Heads, Dim, Places int
 
-	Out, LSE    []gpu.Memory // of each member, in its memory
-	Own, OwnLSE []gpu.Memory // of one more part, of which each member has the state; nil: there is none
-	Y           []gpu.Memory // of each member: float32, float16 or bfloat16
-	YLSE        []gpu.Memory // the same, float32; nil: it is not wanted
+	Out, LSE    []gpu.Memory // one for each member, in its memory
+	Own, OwnLSE []gpu.Memory // one more state for each member; nil: none
+	Y           []gpu.Memory // one for each member: float32, float16 or bfloat16
+	YLSE        []gpu.Memory // one for each member, float32; nil: not wanted
 }
 
 // mergeStatesParams is struct MergeStatesParams.
@@ -37,8 +37,8 @@ type mergeStatesParams struct {
 	_                              [4]byte
 }
 
-// MergeParts queues what a member does of it, on a stream of the member's, in its place in the order of the group's operations.
-// Errors wrap attn.ErrShape and attn.ErrDType, or are the driver's; nothing is queued then.
+// MergeParts queues a member's part on a stream of the member, in the order of the group's operations. Errors wrap
+// attn.ErrShape and attn.ErrDType, or are the driver's; then nothing is queued.
 func (x *Exchange) MergeParts(s *cuda.Stream, o *PartStates, member int) error {
 	const op = "merge of parts"
 	d, err := x.engine(op, member)

@@ -9,27 +9,26 @@ import (
 	"gorgonia.org/leanattention/kernels"
 )
 
-// Linear layers with gates, and with activations that most models have no use for, are launches
-// as the others are, by kernels of their own: these would be slower with more to choose from.
+// Linear layers with gates and with rare activations have kernels of their own: the other kernels would be slower
+// with more activations.
 
-// The modules with these kernels, as matrixUnit and gemmUnit have the others, and what their names
-// begin with.
+// The modules of these kernels, beside matrixUnit and gemmUnit, and the prefixes of their names.
 const (
 	gatedUnit     = "gated"
 	gatedGEMMUnit = "gated_gemm"
 	gatedPrefix   = "gated_"
 )
 
-// gateFlag goes with the activation of a gate (kernels/gemm_activation.cuh).
+// gateFlag is added to the activation of a gate (kernels/gemm_activation.cuh).
 const gateFlag = 64
 
-// plainActivations are those that the other kernels know.
+// plainActivations is the number of activations of the other kernels.
 const plainActivations = attn.GELU + 1
 
-// gates says whether a Linear is for these kernels.
+// gates reports whether a Linear needs these kernels.
 func (o *Linear) gates() bool { return o.Gate || o.Activation >= plainActivations }
 
-// activation is the activation as kernels take it.
+// activation returns the kernels' number of the activation.
 func (o *Linear) activation() int32 {
 	if o.Gate {
 		return int32(o.Activation) | gateFlag
@@ -37,7 +36,7 @@ func (o *Linear) activation() int32 {
 	return int32(o.Activation)
 }
 
-// together is how many tiles of W go together.
+// together returns how many tiles of W a block takes at once.
 func (o *Linear) together() int {
 	if o.Gate {
 		return 2
@@ -45,15 +44,15 @@ func (o *Linear) together() int {
 	return 1
 }
 
-// gatedKernels are those of few rows, of tiles, and of batches. The last two are nil where the
-// other kernels have none.
+// gatedKernels are the kernels for few rows, for tiles, and for batches. The last two are nil if the other kernels
+// have none.
 type gatedKernels struct {
 	gemv   [attn.DTypes]*cuda.Function
 	tiled  [attn.DTypes]*[len(gemmRows)]*cuda.Function
 	skinny [attn.DTypes]*skinnyKernels
 }
 
-// gatedOf is the kernels, which are loaded when the first layer needs them; a capture may be what asks.
+// gatedOf returns the kernels, loaded at first use, which may be within a capture.
 func (d *Engine) gatedOf() (*gatedKernels, error) {
 	d.loading.Lock()
 	defer d.loading.Unlock()
@@ -91,7 +90,7 @@ func (d *Engine) loadGated(k *gatedKernels) error {
 	return nil
 }
 
-// gemvOf, tiledOf and skinnyOf are the kernels for a Linear.
+// gemvOf, tiledOf and skinnyOf return the kernels for a Linear.
 func (d *Engine) gemvOf(o *Linear) (*cuda.Function, error) {
 	element := o.Parts[0].W.DType
 	if !o.gates() {
@@ -142,8 +141,7 @@ func (d *Engine) skinnyOf(o *Linear) (*skinnyKernels, error) {
 	return k.skinny[element], nil
 }
 
-// activationApart says whether what is for these kernels is launches of its own, since there are
-// none.
+// activationApart reports whether the activation or gate is a launch of its own, because these kernels are missing.
 func (d *Engine) activationApart(o *Linear) (bool, error) {
 	if !o.gates() {
 		return false, nil

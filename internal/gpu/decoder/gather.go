@@ -9,22 +9,21 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Gather is the operands of y[i] = Table[IDs[i]] + Residual[i], of rows of N
-// elements. Table has TableRows rows of any type that kernels know, IDs are
-// int32, the others float32. A row whose id is outside of the table becomes NaN.
+// Gather is the operands of y[i] = Table[IDs[i]] + Residual[i], of rows of N elements. Table has TableRows rows of
+// any type of the kernels, IDs are int32, the others float32. A row with an id outside the table becomes NaN.
 type Gather struct {
 	Rows, N, TableRows      int
 	Table, IDs, Residual, Y gpu.Memory
 }
 
-// ids is the memory of IDs as a type that memory may have, as wide as theirs.
+// ids returns the memory of IDs with an element type of the same width.
 func (o *Gather) ids() gpu.Memory {
 	m := o.IDs
 	m.DType = attn.Float32
 	return m
 }
 
-// check looks at all but the type of IDs.
+// check checks everything except the type of IDs.
 func (o *Gather) check() error {
 	const op = "gather"
 	if o.Rows < 1 || o.N < 1 || o.TableRows < 1 || max(o.Rows, o.N, o.TableRows) > math.MaxInt32 {
@@ -52,8 +51,7 @@ type gatherParams struct {
 	_                       [4]byte
 }
 
-// params are those of a launch that does it, and another one that it is the residual of,
-// if there is one.
+// params returns the parameters of a launch of o and, if then is not nil, of the Gather whose residual is o's result.
 func (o *Gather) params(then *Gather) gatherParams {
 	p := gatherParams{table: o.Table.Address(), ids: o.IDs.Address(), residual: o.Residual.AddressOr0(), y: o.Y.Address(),
 		n: int32(o.N), rows: int32(o.TableRows), dtype: gpu.Code(o.Table.DType)}
@@ -64,11 +62,10 @@ func (o *Gather) params(then *Gather) gatherParams {
 	return p
 }
 
-// Gather queues it.
+// Gather queues a Gather.
 func (d *Engine) Gather(s *cuda.Stream, o *Gather) error { return d.gatherBoth(s, o, nil) }
 
-// gatherBoth queues it, and another one that it is the residual of, if there is one, as
-// one launch.
+// gatherBoth queues o and, if then is not nil, the Gather whose residual is o's result, in one launch.
 func (d *Engine) gatherBoth(s *cuda.Stream, o, then *Gather) error {
 	if err := o.check(); err != nil {
 		return err
@@ -85,16 +82,15 @@ func (d *Engine) gatherBoth(s *cuda.Stream, o, then *Gather) error {
 	return d.gather.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: d.overlap(), Waits: true}, &d.args)
 }
 
-// Gathers is a Gather that waits for Queue, so that one which adds rows of another table
-// to its own may be of the same launch: tokens and positions, that is. It keeps what it
-// was given, as it was. Not for several goroutines at once.
+// Gathers is a Gather that waits for Queue, so that a Gather which adds rows of another table joins the launch:
+// tokens and positions. Gathers copies its operands. Gathers is not safe for use by several goroutines at once.
 type Gathers struct {
 	d     *Engine
 	first Gather
 	then  *Gather
 }
 
-// NewGathers makes one; nil for operands that are none, which [Engine.Gather] explains.
+// NewGathers makes a Gathers; nil for invalid operands, which [Engine.Gather] reports.
 func (d *Engine) NewGathers(o *Gather) *Gathers {
 	if o.check() != nil {
 		return nil
@@ -102,8 +98,8 @@ func (d *Engine) NewGathers(o *Gather) *Gathers {
 	return &Gathers{d: d, first: *o}
 }
 
-// Then takes a Gather whose residual is what the first one makes. It says no where one
-// writes what the other one reads besides: all is done at once.
+// Then adds a Gather whose residual is the first one's result. Then returns false if one of them writes what the
+// other reads besides: both run at the same time.
 func (g *Gathers) Then(o *Gather) bool {
 	f := &g.first
 	if g.then != nil || o.check() != nil || o.Rows != f.Rows || o.N != f.N || o.Residual.Buffer == nil || o.Residual.Address() != f.Y.Address() {
@@ -126,10 +122,10 @@ func (g *Gathers) Then(o *Gather) bool {
 	return true
 }
 
-// params are those of the launch.
+// params returns the parameters of the launch.
 func (g *Gathers) params() gatherParams { return g.first.params(g.then) }
 
-// all is the one Gather, or both.
+// all returns the one Gather, or both.
 func (g *Gathers) all() []*Gather {
 	if g.then == nil {
 		return []*Gather{&g.first}
@@ -137,7 +133,7 @@ func (g *Gathers) all() []*Gather {
 	return []*Gather{&g.first, g.then}
 }
 
-// result is what the last of them makes.
+// result returns the memory of the last result.
 func (g *Gathers) result() *gpu.Memory {
 	all := g.all()
 	return &all[len(all)-1].Y
@@ -146,7 +142,7 @@ func (g *Gathers) result() *gpu.Memory {
 // Queue queues the launch.
 func (g *Gathers) Queue(s *cuda.Stream) error { return g.d.gatherBoth(s, &g.first, g.then) }
 
-// Upload and Close have nothing to do: there is no memory besides the operands.
+// Upload and Close do nothing: there is no memory besides the operands.
 func (g *Gathers) Upload() error { return nil }
 
 func (g *Gathers) Close() error { return nil }

@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// The modules with the kernels for linear layers of many rows: those of all GPUs, and
-// those of hundreds of rows on compute capability 9.0.
+// The modules with the kernels for linear layers of many rows: for all GPUs, and for hundreds of rows on compute
+// capability 9.0.
 const (
 	matrixUnit = "matrix"
 	gemmUnit   = "gemm"
@@ -24,51 +24,51 @@ const (
 )
 
 const (
-	// More rows are a GEMM, where there are kernels for that: up to here it is
-	// faster to read x once for all tiles.
+	// Up to fewRows rows a GEMV is faster, which reads x once for all tiles. More rows are a GEMM, if the GPU has the
+	// kernels.
 	fewRows = 8
 
-	// gemmRing is how long the rings of tiles are, in bytes.
+	// gemmRing is the length of the rings of tiles, in bytes.
 	gemmRing = 192 << 10
 )
 
-// What launches of tiles take is a number of microseconds, by what their blocks bring and multiply. The rates are
-// what was measured on an H200. Those of other GPUs have about the same ratios, which is what a choice is made by.
+// The cost of a launch of tiles is in microseconds, by the bytes and products of its blocks. The rates were measured
+// on an H200. Other GPUs have similar ratios, which decide a choice.
 const (
-	blockRate   = 93e3  // bytes in a microsecond that come to a thread block,
+	blockRate   = 93e3  // bytes a microsecond to a thread block,
 	memoryRate  = 4.2e6 // from memory to all of them,
 	cacheRate   = 5.5e6 // and from the L2 cache
 	productRate = 2.7e6 // multiply-adds of a multiprocessor in tiles,
 	skinnyRate  = 1.4e6 // and in skinny GEMMs
 
-	gemmEnds    = 8.0   // the launch of the operands, and what comes before a tile's first products and behind its last
-	endRate     = 2.5e6 // bytes of x and y in a microsecond that come besides
-	gemmMeeting = 0.5   // of the blocks that share a tile's columns
+	gemmEnds    = 8.0   // the launch of the operands, and the time before a tile's first products and after its last
+	endRate     = 2.5e6 // bytes of x and y a microsecond, besides
+	gemmMeeting = 0.5   // for the blocks that share a tile's columns
 
-	// What a skinny GEMM takes besides its weights grows with the columns of x and y, and with a second cluster
-	// for the rows of x. Of about the same times it is taken: tiles need a launch for operands.
+	// The cost of a skinny GEMM besides its weights grows with the columns of x and y, and with a second cluster for
+	// the rows of x. At about equal costs the skinny GEMM is chosen: tiles need a launch for operands.
 	skinnyEnds, skinnyColumn, skinnyBelow = 3.5, 0.28 / 1024, 2.5
 	skinnyTaken                           = 0.95
 )
 
-// gemmRows are how many rows of x a thread block may have.
+// gemmRows are the possible numbers of rows of x of a thread block.
 var gemmRows = [...]int{32, 64, 128}
 
-// tiledCluster is how many thread blocks of a cluster share the columns of a tile, and how many
-// tiles it has: their blocks bring x for each other.
+// tiledCluster is a cluster shape: split thread blocks share the columns of a tile, and the cluster has `beside`
+// tiles, whose blocks load x for each other.
 type tiledCluster struct{ split, beside int }
 
-// tiledClusters are those that there are. On GPUs without products of warp groups a cluster has one tile.
+// tiledClusters are the possible shapes. On GPUs without products of warp groups a cluster has one tile.
 var tiledClusters = [...]tiledCluster{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {6, 1}, {8, 1}, {1, 2}, {2, 2}, {3, 2}, {4, 2}, {1, 4}, {2, 4}}
 
 // gemmKernels are the kernels for weights of a type.
 type gemmKernels struct {
-	operands   [2]*cuda.Function // of many rows, and of up to mostSkinny, which threads keep in registers
+	operands   [2]*cuda.Function // for many rows, and for up to mostSkinny rows, which threads keep in registers
 	of         *[len(gemmRows)]*cuda.Function
-	persistent [2]*persistentKernels // without gates, and with them; nil: not loaded, or there are none for the GPU
+	persistent [2]*persistentKernels // without gates, and with gates; nil: not loaded, or the GPU has none
 }
 
-// loadGEMM loads the kernels, if there are any for the GPU.
+// loadGEMM loads the kernels, if the GPU has any.
 func (d *Engine) loadGEMM() error {
 	if !d.overlap() {
 		return nil
@@ -97,7 +97,7 @@ func (d *Engine) loadGEMM() error {
 	return nil
 }
 
-// loadTiled loads the tiled kernels of a type, and of so many parts, from a module.
+// loadTiled loads the tiled kernels of a type and a number of parts from a module.
 func (d *Engine) loadTiled(m *cuda.Module, prefix string, element attn.DType, parts int) (*[len(gemmRows)]*cuda.Function, error) {
 	k, suffix := new([len(gemmRows)]*cuda.Function), ""
 	if prefix == "" {
@@ -140,8 +140,8 @@ type gemmParams struct {
 	_             [20]byte
 }
 
-// Scratch is how many float32 a Linear needs as [Linear].Scratch. The types and
-// sizes of its operands count, not the memory. The error is the driver's.
+// Scratch returns how many float32 [Linear].Scratch needs. Types and sizes of the operands count, not their memory.
+// The error is the driver's.
 func (d *Engine) Scratch(o *Linear) (int, error) {
 	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
 		return 0, nil
@@ -164,31 +164,29 @@ func (d *Engine) Scratch(o *Linear) (int, error) {
 	return o.Rows * o.In, nil
 }
 
-// gemmLaunch is how a launch looks.
+// gemmLaunch is a launch of a GEMM.
 type gemmLaunch struct {
 	kernel        *cuda.Function
-	rows, columns int // of x and of W that a tile has
-	box           int // rows of W that a block brings at a time
-	parts         int // that each element of x is taken in
-	blocks, split int // thread blocks or clusters of them, and how many of a cluster have a tile
-	beside        int // tiles of a cluster, whose blocks bring x for each other
+	rows, columns int // of x and of W in a tile
+	box           int // rows of W that a block loads at a time
+	parts         int // parts of each element of x
+	blocks, split int // thread blocks or clusters, and how many blocks of a cluster share a tile
+	beside        int // tiles of a cluster, whose blocks load x for each other
 	threads       int
 	stages        int
 	shared        int
 	cost          float64 // microseconds
 }
 
-// scratch is how many float32 the operands take: parts of 16 bits, and a factor for each
-// row.
+// scratch returns how many float32 the operands take: parts of 16 bits, and a factor for each row.
 func (l *gemmLaunch) scratch(o *Linear) int { return o.Rows*o.In*l.parts/2 + o.Rows }
 
-// factors is where the factors are: behind the parts.
+// factors returns the address of the factors, after the parts.
 func (l *gemmLaunch) factors(o *Linear) uint64 {
 	return o.Scratch.Address() + uint64(o.Rows)*uint64(o.In)*uint64(l.parts)*2
 }
 
-// configureGEMM says how a Linear of many rows is launched: whichever takes the fewest
-// steps by what is known of each kernel.
+// configureGEMM chooses the launch of a Linear of many rows with the least estimated cost.
 func (d *Engine) configureGEMM(o *Linear) (gemmLaunch, error) {
 	best, err := d.configureTiled(o)
 	if err != nil {
@@ -207,9 +205,8 @@ func (d *Engine) configureGEMM(o *Linear) (gemmLaunch, error) {
 	return best, nil
 }
 
-// configureTiled is configureGEMM of the kernels of all GPUs: the thread blocks of a
-// cluster share the columns of a tile where there are few tiles. Without a kernel: the GPU
-// has too little shared memory.
+// configureTiled is configureGEMM for the kernels of all GPUs: the thread blocks of a cluster share the columns of a
+// tile if there are few tiles. A result without a kernel means that the GPU has too little shared memory.
 func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 	element, kind, parts := o.Parts[0].W.DType, 0, o.operandParts()
 	for kind < len(gemmRows)-1 && gemmRows[kind] < o.Rows {
@@ -220,20 +217,20 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 	if err != nil {
 		return best, err
 	}
-	columns := gemmTile // that a tile has of each part
+	columns := gemmTile // of each part in a tile
 	if o.Gate {
 		columns /= 2
 	}
 	stage := 128 * (gemmTile + parts*rows)
 	l := gemmLaunch{kernel: kernel, rows: rows, columns: columns, box: columns, parts: parts, threads: gemmThreads}
-	l.stages = min(gemmRing/stage, d.info.SharedPerBlockMost/(stage+16)) // 16: its barriers
-	sums := rows * 4 * (gemmTile + gemmPad)                              // which are where the ring was
+	l.stages = min(gemmRing/stage, d.info.SharedPerBlockMost/(stage+16)) // 16: the stage's barriers
+	sums := rows * 4 * (gemmTile + gemmPad)                              // the sums reuse the ring's memory
 	l.shared = max(l.stages*(stage+16), sums)
 	steps := attn.Ceil(o.In, gemmStep)
 	for _, c := range d.tiled {
 		l.split, l.beside = c.split, c.beside
 		if l.stages < 2 || l.split > steps || c.beside > 1 && (d.info.Capability != groupCapability || l.stages*stage < sums) {
-			continue // sums must not be where others give back stages
+			continue // sums must not overlap stages that other blocks still release
 		}
 		l.blocks = attn.Ceil(o.tilesOf(columns), l.beside) * attn.Ceil(o.Rows, rows)
 		key := clusterKey{element, kind + len(gemmRows)*(2-parts), l.split * l.beside, l.shared, o.gates()}
@@ -251,13 +248,13 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 	return best, nil
 }
 
-// micros is what a launch of tiles takes, of whose clusters so many run at a time.
+// micros returns the cost of a launch of tiles if the given number of clusters runs at a time.
 func (l *gemmLaunch) micros(o *Linear, clusters int) float64 {
 	const weights = gemmTile * 128 // bytes of a step
 	x := float64(128 * l.parts * l.rows)
 	shared := x / float64(l.beside)
 	if l.beside == 1 {
-		shared = 2 * x // all blocks ask for the same lines
+		shared = 2 * x // all blocks read the same lines
 	}
 	blocks := float64(min(l.blocks, clusters) * l.split * l.beside)
 	step := max(
@@ -274,7 +271,7 @@ func (l *gemmLaunch) micros(o *Linear, clusters int) float64 {
 	return float64(attn.Ceil(l.blocks, clusters))*float64(steps)*step + ends + o.endBytes()/endRate
 }
 
-// endBytes is what x and y take.
+// endBytes returns the bytes of x and y.
 func (o *Linear) endBytes() float64 {
 	n := o.In
 	for i := range o.Parts {
@@ -285,8 +282,7 @@ func (o *Linear) endBytes() float64 {
 	return 4 * float64(o.Rows) * float64(n)
 }
 
-// queueGEMM queues a Linear of many rows, which was checked; and has it keep what it makes in a cache, which
-// persistent launches do not.
+// queueGEMM queues a checked Linear of many rows, and stores its results in a cache, except in persistent launches.
 func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch, keep fusedAppend, cache ...gpu.Memory) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -320,8 +316,8 @@ func (d *Engine) queueGEMM(s *cuda.Stream, o *Linear, l *gemmLaunch, keep fusedA
 	return l.kernel.Launch(s, clusterGrid(l.blocks, l.split*l.beside, l.threads, l.shared, true), &d.args)
 }
 
-// queueOperands queues the launch that makes operands of x. It refuses closed buffers of
-// both launches: nothing is written then.
+// queueOperands queues the launch that makes operands of x. The launch refuses closed buffers of both launches before
+// anything is written.
 func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	p := operandParams{x: o.X.Address(), lead: o.Scratch.Address(), factors: l.factors(o), n: int32(o.In), rows: int32(o.Rows), parts: int32(l.parts)}
 	d.args.Reset()
@@ -340,8 +336,8 @@ func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	return kernel.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args)
 }
 
-// operandMap is the map of the operands that x has become: all parts of 64 columns of so
-// many rows are a box; or, of tiles beside each other, one part of a share of these rows.
+// operandMap returns the tensor map of the operands of x. A box is all parts of 64 columns of the given rows; for
+// neighbouring tiles it is one part of a share of these rows.
 func (d *Engine) operandMap(scratch *gpu.Memory, in, rows, parts, box, beside int) (cuda.TensorMap, error) {
 	deep := parts
 	if beside > 1 {

@@ -5,7 +5,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// Linear layers of few rows: thread blocks read the weights of a tile once, for all rows.
+// GEMVs: linear layers of few rows. Thread blocks read the weights of a tile once, for all rows.
 
 // Constants of the kernels (kernels/gemm_gemv.cuh).
 const (
@@ -16,16 +16,15 @@ const (
 	sumsPad   = 4  // between rows of a warp's sums, in shared memory
 )
 
-// gemvLaunch is how a launch looks.
+// gemvLaunch is a launch of a GEMV.
 type gemvLaunch struct {
-	rows          int // that it takes
+	rows          int // rows of the launch
 	split, stages int
 	clusters      int
 	shared        int
 }
 
-// configureGEMV says how the next of some rows are launched by a kernel; norm, if x is
-// normalised there.
+// configureGEMV chooses the launch of a kernel for the next rows. norm: the kernel normalises x.
 func (d *Engine) configureGEMV(kernel *cuda.Function, element attn.DType, rows, in, tiles int, norm bool) (best gemvLaunch, ok bool, err error) {
 	all, least := attn.Ceil(in*element.Size(), 128), 0 // column blocks
 	for rows = min(rows, gemvRows); rows > 0 && !ok; rows-- {
@@ -41,8 +40,7 @@ func (d *Engine) configureGEMV(kernel *cuda.Function, element attn.DType, rows, 
 			if clusters = min(clusters, tiles); clusters == 0 {
 				continue
 			}
-			// The column blocks that one thread block has; a meeting takes as long
-			// as reading some.
+			// The column blocks of one thread block. A meeting costs as much as reading some column blocks.
 			cost := attn.Ceil(tiles, clusters) * attn.Ceil(all, split)
 			if split > 1 {
 				cost += attn.Ceil(tiles, clusters) * meeting
@@ -55,23 +53,22 @@ func (d *Engine) configureGEMV(kernel *cuda.Function, element attn.DType, rows, 
 	return best, ok, nil
 }
 
-// gemvAtOnce is how many clusters of a Linear may run at once.
+// gemvAtOnce returns how many clusters of a Linear may run at once.
 func (d *Engine) gemvAtOnce(kernel *cuda.Function, element attn.DType, split, shared int) (int, error) {
 	return d.clustersAtOnce(clusterKey{element, -1, split, shared, kernel != d.gemv[element]}, kernel, clusterGrid(1, split, gemvWarps*32, shared, true))
 }
 
 const (
-	// What a launch takes of shared memory: as much as lets the next one's blocks
-	// begin beside it, and where its rings would be too short then, more.
+	// The shared memory of a launch leaves space for the next launch's blocks on the multiprocessor. A launch whose
+	// rings would be too short takes more.
 	sharedBeside = 113 << 10
 	sharedAlone  = 200 << 10
 
-	mostStagesOf = 6  // of a warp's ring
-	meeting      = 12 // what a meeting of a cluster's blocks costs, in column blocks that could be read
+	mostStagesOf = 6  // stages of a warp's ring
+	meeting      = 12 // cost of a meeting of a cluster's blocks, in column blocks
 )
 
-// gemvShared is the shared memory of a launch and the stages of its rings, 0 where it
-// does not fit.
+// gemvShared returns the shared memory of a launch and the stages of its rings, 0 if the launch does not fit.
 func (d *Engine) gemvShared(element attn.DType, rows, blocks int, norm bool) (shared, stages int) {
 	stride := blocks*128/element.Size() + gemvPad
 	rest := rows*stride + gemvWarps*rows*(gemvTile+sumsPad) + 2*rows*gemvTile + (2*gemvWarps+1)*gemvRows
@@ -88,7 +85,7 @@ func (d *Engine) gemvShared(element attn.DType, rows, blocks int, norm bool) (sh
 		}
 	}
 	stages = min(stages, mostStagesOf, max(2, attn.Ceil(blocks, gemvWarps)+1))
-	if !d.overlap() { // the kernel knows two numbers
+	if !d.overlap() { // the kernel is compiled for two numbers
 		if stages >= 4 {
 			stages = 4
 		} else {

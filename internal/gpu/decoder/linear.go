@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// mostParts is how many layers a Linear has, at most.
+// mostParts is the largest number of layers of a Linear.
 const mostParts = 3
 
 // Linear is the operands of up to three linear layers of one x:
@@ -19,31 +19,31 @@ const mostParts = 3
 //
 //	y = f(norm(x) W0^T + b0) (norm(x) W1^T + b1) + residual
 //
-// X is Rows x In and, like all but W, of float32. Residual needs a single part.
+// X is Rows x In. All operands but W are float32. Residual needs a single part.
 //
-// The number of rows says which launch it is (choice.go): a GEMV (gemv.go), where there are 16-bit
-// weights and the GPU's kernels for it a skinny GEMM (skinny.go), and of more or wider rows
-// a GEMM (gemm.go, persistent.go). What a launch does not know is another one (composed.go).
+// The number of rows decides the launch (choice.go): a GEMV (gemv.go), a skinny GEMM (skinny.go) for 16-bit weights
+// if the GPU has the kernels, and a GEMM (gemm.go, persistent.go) for more or wider rows. An activation that the
+// kernels lack is another launch (composed.go).
 type Linear struct {
 	Rows, In int
 	X        gpu.Memory
 	Parts    []LinearPart
 	Residual gpu.Memory // as Y; no buffer: none
-	Gate     bool       // of two parts of one Out, the first a gate; only its Y is written
-	Norm     *Norm      // nil: x as it is
-	Scratch  gpu.Memory // as many elements as [Engine.Scratch] says
+	Gate     bool       // two parts of one Out, the first a gate; only its Y is written
+	Norm     *Norm      // nil: none
+	Scratch  gpu.Memory // as many elements as [Engine.Scratch] returns
 
 	Activation attn.Activation
-	// RoundX: norm(x) may be rounded to the type of W, where that is faster: for 17 rows and
-	// more, and 16-bit weights, as [Engine.choose] has it. Rows of float16 are scaled by powers of two of their own
-	// first, so that none overflows. The sums, b, f and the residual are of float32 then, too.
+	// RoundX lets the launch round norm(x) to the type of W if that is faster: for 17 rows and more, and 16-bit
+	// weights, see [Engine.choose]. Rows of float16 are scaled by powers of two first, so that none overflows. The
+	// sums, b, f and the residual stay float32.
 	//
-	// An element of y, before f, is off by at most 2^-11 (float16) or 2^-8 (bfloat16) of the
-	// sum of |norm(x)| |W| then. Without RoundX each element of norm(x) is the sum of two
-	// parts of W's type, and that is 2^-18 or 2^-15.
+	// An element of y, before f, is then off by at most 2^-11 (float16) or 2^-8 (bfloat16) of the sum of |norm(x)|
+	// |W|. Without RoundX each element of norm(x) is the sum of two parts of W's type, and the bound is 2^-18 or
+	// 2^-15.
 	RoundX bool
-	// Early: nothing that is queued writes W or what Norm has, so that it may be
-	// read before the work ahead is done.
+	// Early promises that no queued work writes W or the operands of Norm, so that the launch may read them before
+	// the work ahead is done.
 	Early bool
 }
 
@@ -67,8 +67,8 @@ type linearParams struct {
 	_                        [28]byte
 }
 
-// tilesOf is the number of tiles of all parts, of so many rows of W each; of a gated unit those of
-// a part, since who has a gate's tile has that of the other part.
+// tilesOf returns the number of tiles of all parts, with the given rows of W each. A gated unit has the tiles of one
+// part, since the block of a gate's tile has the other part's tile.
 func (o *Linear) tilesOf(rows int) (n int) {
 	if o.Gate {
 		return attn.Ceil(o.Parts[0].Out, rows)
@@ -79,15 +79,15 @@ func (o *Linear) tilesOf(rows int) (n int) {
 	return n
 }
 
-// partArgs is what kernels are told of the layers of a Linear.
+// partArgs is the layers of a Linear as arguments of kernels.
 type partArgs struct {
 	maps       [mostParts]cuda.TensorMap // of W
 	b, y       [mostParts]uint64
-	out, tiles [mostParts]int32 // tiles: up to the end of each
+	out, tiles [mostParts]int32 // tiles: up to the end of each part
 }
 
-// partArgs begins with number `row` of the rows; tiles and boxes have so many rows of W, and
-// boxes one column block, or two.
+// partArgs begins with row `row` of x. Tiles and boxes have the given rows of W; a box has one column block, or two
+// with pairs.
 func (d *Engine) partArgs(o *Linear, row, tile, box int, pairs bool) (p partArgs, err error) {
 	tiles, mapOf := 0, d.tensorMap
 	if pairs {
@@ -110,9 +110,8 @@ func (d *Engine) partArgs(o *Linear, row, tile, box int, pairs bool) (p partArgs
 	return p, nil
 }
 
-// normsBefore says whether the norm of a Linear of few rows is a launch of its own:
-// where no block or cluster has all of a row, and where x is read again and again.
-// The error is the driver's.
+// normsBefore reports whether the norm of a Linear of few rows is a launch of its own: if no block or cluster has a
+// whole row, and if x is read repeatedly. The error is the driver's.
 func (d *Engine) normsBefore(o *Linear) (bool, error) {
 	if o.Norm == nil {
 		return false, nil
@@ -157,7 +156,7 @@ func (o *Linear) check() error {
 		if err := p.W.Check(op, "w", p.Out*o.In); err != nil {
 			return err
 		}
-		if o.Gate && p.B.Buffer != nil && p.B.DType == attn.Float32 { // it may lie behind a gate's, at any element
+		if o.Gate && p.B.Buffer != nil && p.B.DType == attn.Float32 { // B may begin at any element after the gate's
 			if err := p.B.CheckLoose(op, "b", p.Out); err != nil {
 				return err
 			}
@@ -189,10 +188,9 @@ func (o *Linear) check() error {
 	return o.Norm.check(op, o.In)
 }
 
-// Linear queues linear layers. From 9.0 on 16-bit weights are read once for up to 128
-// rows, and for more by thread blocks side by side; else rows beyond 16 read them
-// again. Everything is checked first; errors wrap attn.ErrShape, attn.ErrDType, or are
-// the driver's.
+// Linear queues linear layers. From compute capability 9.0 on, 16-bit weights are read once for up to 128 rows; for
+// more rows neighbouring thread blocks read them. On older GPUs rows beyond 16 read the weights again. All operands
+// are checked first; errors wrap attn.ErrShape, attn.ErrDType, or are the driver's.
 func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	if err := o.check(); err != nil {
 		return err
@@ -255,8 +253,8 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	return nil
 }
 
-// linearArgs are the arguments of a launch with the parts that partArgs has, but for what
-// p says already. The launch holds all memory but x.
+// linearArgs appends the arguments of a launch with the parts of partArgs, beyond those that p has already. The
+// launch holds all memory but x.
 func (d *Engine) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile int, pairs bool) error {
 	parts, err := d.partArgs(o, row, tile, tile, pairs)
 	if err != nil {
@@ -284,25 +282,25 @@ func (d *Engine) linearArgs(p *linearParams, o *Linear, norm *Norm, row, tile in
 	return nil
 }
 
-// holdParts is hold of the layers' memory.
+// holdParts is hold for the layers' memory.
 func (d *Engine) holdParts(o *Linear) {
 	for i := range o.Parts {
 		d.hold(o.Parts[i].W, o.Parts[i].B, o.Parts[i].Y)
 	}
 }
 
-// linearMap is all that a tensor map is made of.
+// linearMap is the key of a tensor map.
 type linearMap struct {
 	address      uint64
 	in, out, box int
 	element      attn.DType
 	pairs        bool
-	parts        int // of the elements of operands of x; 0: weights
-	deep         int // of these, how many a box has
+	parts        int // parts of the operands of x; 0: weights
+	deep         int // parts of a box
 }
 
-// tensorMap is the map of weights, none where no copy engine takes it: 128 bytes of
-// so many rows are a box.
+// tensorMap returns the map of weights, with boxes of 128 bytes of the given rows; an empty map if the copy engine
+// can't have one.
 func (d *Engine) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, err error) {
 	if !d.overlap() {
 		return t, nil
@@ -318,8 +316,8 @@ func (d *Engine) tensorMap(w *gpu.Memory, in, out, box int) (t cuda.TensorMap, e
 	})
 }
 
-// pairMap is the map of weights in rows of whole column blocks of 128 bytes: two of
-// these, of so many rows, are a box.
+// pairMap returns the map of weights in rows of whole column blocks of 128 bytes, with boxes of two column blocks of
+// the given rows.
 func (d *Engine) pairMap(w *gpu.Memory, in, out, box int) (cuda.TensorMap, error) {
 	return d.maps.Get(linearMap{address: w.Address(), in: in, out: out, box: box, element: w.DType, pairs: true}, func() (cuda.TensorMap, error) {
 		size := w.DType.Size()

@@ -9,56 +9,54 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/attention"
 )
 
-// Megakernel is layers of a decode step that one launch does, one behind the other:
-// linear layers of few rows, and attention that appends. It may begin with rows of
-// tables, and end with the most likely token of each row of logits. It is made of the
-// calls that would queue them: Gather, Linear, Attend and Choose say whether they have
-// taken what they were given, which then waits for Queue. Not for several goroutines
-// at once.
+// Megakernel is the single-launch decoder: consecutive layers of a decode step in one launch. The layers are linear
+// layers of few rows, and attention that appends. The launch may begin with rows of tables, and end with the most
+// likely token of each row of logits.
 //
-// A megakernel keeps what it was given: the arguments of its layers are those of the
-// time when they were taken, as if they were queued.
+// A Megakernel is made from the calls that would queue the layers. Gather, Linear, Attend and Choose report whether
+// they have taken their operands, which then wait for Queue. A Megakernel copies its operands: the arguments of its
+// layers are those of the time of the call. A Megakernel is not safe for use by several goroutines at once.
 type Megakernel struct {
 	d        *Engine
 	plan     *attention.Plan // nil: no attention yet
-	element  attn.DType      // of weights, keys and values; untyped: no layer yet
-	dim      int             // of heads; 0: no attention yet
-	chunk    attention.Chunk // of its attention
+	element  attn.DType      // type of weights, keys and values; untyped: no layer yet
+	dim      int             // head dim; 0: no attention yet
+	chunk    attention.Chunk // chunk of its attention
 	rows     int             // of x
 	layers   []megakernelLayer
 	made     map[uint64]madeBy // by address
-	read     map[int64]bool    // of tagged floats, from where on a layer reads them
-	claims                     // of plain memory
-	floats   int64             // that are tagged
+	read     map[int64]bool    // offsets of LL protocol words that a layer reads
+	claims                     // uses of plain memory
+	floats   int64             // number of floats as LL protocol words
 	needs    sharedNeeds
 	shape    shapeOfBlocks
 	turns    *decodeTurns // nil: no rotary embedding
-	group    *summing     // those of other GPUs that it sums with; nil: none
-	exchange *Exchange    // through which it does
-	member   int          // that it is there
+	group    *summing     // the megakernels of other GPUs that sum with this one; nil: none
+	exchange *Exchange    // the exchange for the sums
+	member   int          // member of the exchange
 	front    *Gathers     // nil: none
 	back     *Samples     // nil: none yet
 
-	program, tagged *cuda.Buffer  // layers and feeds; the run's number, and tagged floats
-	written         []decodeLayer // what Upload brings to program
+	program, tagged *cuda.Buffer  // layers and feeds; the run's number, and LL protocol words
+	written         []decodeLayer // what Upload copies to program
 	feeds           []decodeFeed
 }
 
-// shapeOfBlocks is which kernels a megakernel needs.
+// shapeOfBlocks says which kernels a megakernel needs.
 type shapeOfBlocks int
 
 const (
 	anyShape   shapeOfBlocks = iota
 	optShape                 // layer norms, heads of 80
-	llamaShape               // norms by the root mean square, gated units, rotary embeddings
+	llamaShape               // RMS norms, gated units, rotary embeddings
 )
 
-// with is what both need; ok is false where no kernels have it all.
+// with returns the shape that serves both; ok is false if no kernels do.
 func (s shapeOfBlocks) with(o shapeOfBlocks) (both shapeOfBlocks, ok bool) {
 	return max(s, o), s == anyShape || o == anyShape || s == o
 }
 
-// shape is which kernels a layer needs.
+// shape returns which kernels a layer needs.
 func (o *Linear) shape() shapeOfBlocks {
 	switch {
 	case o.Gate || o.Norm != nil && o.Norm.RMS:
@@ -72,17 +70,17 @@ func (o *Linear) shape() shapeOfBlocks {
 // untyped is no type.
 const untyped = attn.DType(attn.DTypes)
 
-// megakernelLayer is a layer: one of the two.
+// megakernelLayer is a layer: linear or attention.
 type megakernelLayer struct {
 	linear  *decodeLinear
 	weights []LinearPart
-	sum     *Sum // of what all members make of it; nil: it is this one's alone
+	sum     *Sum // the sum over all members; nil: none
 	attend  *decodeAttention
 	maps    [mostParts]cuda.TensorMap // of keys and values
-	alone   func(*cuda.Stream) error  // queues it as a launch of its own
+	alone   func(*cuda.Stream) error  // queues the layer as a launch of its own
 }
 
-// madeBy says where a layer's output is among the tagged floats.
+// madeBy says where a layer's output is among the LL protocol words.
 type madeBy struct {
 	at       int64
 	elements int
@@ -104,12 +102,11 @@ func spanOf(m *gpu.Memory, elements int) span {
 	return span{m.Address(), m.Address() + uint64(elements*m.DType.Size())}
 }
 
-// taggedOf is the words of so many tagged floats: an even number, since two are read
-// at once.
+// taggedOf returns the number of LL protocol words for some floats: an even number, since two are read at once.
 func taggedOf(floats int) int64 { return int64(attn.Ceil(floats, 2) * 2) }
 
-// source is where a layer reads memory: tagged floats if a layer of the megakernel
-// makes it, else the memory as it is. ok is false for what is partly made here.
+// source returns where a layer reads memory: LL protocol words if a layer of the megakernel makes it, and otherwise
+// the memory itself. ok is false for memory of which layers make a part.
 func (c *Megakernel) source(m *gpu.Memory, elements int) (at int64, tagged, ok bool) {
 	if made, is := c.made[m.Address()]; is {
 		return made.at, true, made.elements == elements
@@ -117,8 +114,8 @@ func (c *Megakernel) source(m *gpu.Memory, elements int) (at int64, tagged, ok b
 	return 0, false, !spanOf(m, elements).meets(c.writes)
 }
 
-// megakernelRows is how many rows a megakernel is for: where there are kernels for the rows of a
-// batch, their launches are faster from there on.
+// megakernelRows returns the largest number of rows of a megakernel: with kernels for the rows of a batch, their
+// launches are faster from there on.
 func (d *Engine) megakernelRows(element attn.DType) int {
 	if d.skinny[element] != nil {
 		return leastSkinny - 1
@@ -126,7 +123,7 @@ func (d *Engine) megakernelRows(element attn.DType) int {
 	return decodeRows
 }
 
-// Gather takes rows of tables, as the first that the megakernel does.
+// Gather adds rows of tables as the megakernel's first work.
 func (c *Megakernel) Gather(g *Gathers) bool {
 	f, result := &g.first, g.result()
 	if c.front != nil || len(c.layers) > 0 || f.Rows > decodeRows || f.N%2 != 0 || f.Residual.Buffer != nil {
@@ -150,8 +147,8 @@ func (c *Megakernel) Gather(g *Gathers) bool {
 	return true
 }
 
-// Choose takes the choice of the most likely token of each row of what the last layer
-// makes. Nothing comes behind it.
+// Choose adds the choice of the most likely token of each row of the last layer's output, as the megakernel's last
+// work.
 func (c *Megakernel) Choose(o *Samples) bool {
 	if len(c.layers) == 0 || c.back != nil || o.check("choose") != nil || o.Settings.Buffer != nil {
 		return false
@@ -171,7 +168,8 @@ func (c *Megakernel) Choose(o *Samples) bool {
 	return true
 }
 
-// canChain says whether a megakernel's kernels know a layer's activation, or its gate: that of a norm without biases.
+// canChain reports whether a megakernel's kernels have a layer's activation, or its gate: a gate with a norm without
+// biases.
 func canChain(o *Linear) bool {
 	if o.Gate {
 		return o.Norm != nil && o.Norm.RMS && o.Parts[0].B.Buffer == nil && o.Parts[1].B.Buffer == nil
@@ -179,8 +177,8 @@ func canChain(o *Linear) bool {
 	return !o.gates()
 }
 
-// Linear takes a layer if the megakernel can do it behind those that it has. What is
-// wrong with its operands is left to [Engine.Linear].
+// Linear adds a layer if the megakernel can compute the layer after its present layers. [Engine.Linear] reports
+// invalid operands.
 func (c *Megakernel) Linear(o *Linear) bool {
 	if c.back != nil || o.check() != nil || !canChain(o) {
 		return false
@@ -211,7 +209,7 @@ func (c *Megakernel) Linear(o *Linear) bool {
 		reads = append(reads, spanOf(m, elements))
 		return m.Address()
 	}
-	// Addresses of tagged floats are offsets until there is memory: plus one, since 0 is none.
+	// Addresses of LL protocol words are offsets until memory is allocated: plus one, since 0 means none.
 	if tagged {
 		p.tagged = uint64(x) + 1
 	} else {
@@ -244,7 +242,7 @@ func (c *Megakernel) Linear(o *Linear) bool {
 			p.b[i] = read(&q.B, q.Out)
 			read(&q.W, q.Out*o.In)
 			holds = append(holds, q.W, q.B)
-			if i == 0 || !o.Gate { // else a tile is of both
+			if i == 0 || !o.Gate { // otherwise a tile is of both parts
 				p.y[i], p.out[i] = q.Y.Address(), int32(q.Out)
 				p.made[i] = uint64(floats) + 1
 				floats += taggedOf(o.Rows * q.Out)
@@ -282,14 +280,14 @@ func (c *Megakernel) take(p megakernelLayer, reads, writes []span, holds []gpu.M
 	c.claim(reads, writes, holds...)
 }
 
-// claims are what a megakernel's layers do with memory.
+// claims has the reads and writes of a megakernel's layers.
 type claims struct {
 	reads, writes []span
 	holds         []*cuda.Buffer
 }
 
-// apart says whether a layer reads nothing that the megakernel writes elsewhere, and
-// writes nothing that it reads or writes: plain memory is written in no order.
+// apart reports whether a layer reads nothing that the megakernel writes elsewhere, and writes nothing that the
+// megakernel reads or writes: writes of plain memory have no order.
 func (c *claims) apart(reads, writes []span) bool {
 	for _, s := range reads {
 		if s.meets(c.writes) || s.meets(writes) {
@@ -304,7 +302,7 @@ func (c *claims) apart(reads, writes []span) bool {
 	return true
 }
 
-// claim adds a layer's.
+// claim adds a layer's reads and writes.
 func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
 	c.reads, c.writes = append(c.reads, reads...), append(c.writes, writes...)
 	for i := range holds {
@@ -314,10 +312,9 @@ func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
 	}
 }
 
-// Attend takes the append of new keys and values, and the attention to them and
-// those before, if the megakernel makes q, k and v and can do it: where no sequence has
-// more than one new token, nor a KV head more than 16 query heads. If it has a rotary embedding, turned is memory
-// for the turned queries, which there are only where layers are launches after all.
+// Attend adds the append of new keys and values, and attention to them and to the keys before, if the megakernel
+// makes q, k and v: for sequences with at most one new token, and KV heads with at most 16 query heads. turned is
+// memory for the rotated queries of a rotary embedding, used only if the layers become launches after all.
 func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV, turned gpu.Memory) bool {
 	if c.back != nil || c.plan != nil && c.plan != p || o.Pages[0].Data.DType != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
@@ -328,7 +325,7 @@ func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV
 	return p.FuseAttention(o, func(a *attention.Attending) bool { return c.attend(p, a, o, newK, newV, turned) })
 }
 
-// attend is Attend of what the plan offers.
+// attend is Attend for the parts that the plan exports.
 func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attention.Operands, newK, newV, turned gpu.Memory) bool {
 	g := a.Problem
 	if !canMegakernel.Does(g) || decodeDim(g.Dim) < 0 {
@@ -348,9 +345,9 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 	if !ok || shape == llamaShape && !slices.Contains(llamaDims[:], g.Dim) || !c.d.hasShape(shape) {
 		return false
 	}
-	// One token a sequence, so that all output tiles have as many rows, and each KV
-	// head of a sequence is one of them: a host waits for all rows of the others'
-	// partials, and who has the last chunk has the new keys, which nobody else may need.
+	// With one token a sequence, all output tiles have as many rows, and each KV head of a sequence is one output
+	// tile. The merging block waits for all rows of the others' partials, and the block of the last chunk has the new
+	// keys, which no other block may need.
 	if group := g.Group(); a.TileRows != group || group == attention.BlockRows && a.Rows > 1 {
 		return false
 	}
@@ -369,7 +366,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 		p:     a.Params,
 		links: links{query: uint64(q) + 1, newKeys: uint64(k) + 1, newValues: uint64(v) + 1, out: uint64(c.floats) + 1, slots: a.Slots},
 	}
-	layer.p.Causal = 0 // a sequence has one new token, which sees all keys
+	layer.p.Causal = 0 // a sequence's one new token sees all keys
 	part := megakernelLayer{attend: layer, maps: [mostParts]cuda.TensorMap{a.Maps[0], a.Maps[1]}}
 	own := *o
 	part.alone = func(s *cuda.Stream) error {
@@ -395,30 +392,30 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 	return true
 }
 
-// Sum is an all-reduce by megakernels of all members, of what the last layers of each have made. It is made once for them, and
-// each is asked [Sum.Fits] before any is told [Sum.Take].
+// Sum is an all-reduce by megakernels of all members over their last layers' outputs. There is one Sum for all
+// members. [Sum.Fits] is called for each member before any [Sum.Take].
 type Sum struct {
 	x *Exchange
 	o AllReduce
 
 	chains [exchangeMembers]*Megakernel
-	at     [exchangeMembers]int64 // where what comes from others is among the tagged floats of each
+	at     [exchangeMembers]int64 // each member's offset of the others' words
 }
 
-// summing is megakernels of several GPUs that sum, and so have to be launched all, or none of them.
+// summing is megakernels of several GPUs that sum: all of them are launched, or none.
 type summing struct {
 	chains  [exchangeMembers]*Megakernel
 	decided bool
 	alone   bool
 }
 
-// NewSum is an all-reduce without bias or residual.
+// NewSum returns an all-reduce without bias or residual.
 func NewSum(x *Exchange, o *AllReduce) *Sum { return &Sum{x: x, o: *o} }
 
-// elements is how many there are.
+// elements returns the number of elements.
 func (s *Sum) elements() int { return s.o.Rows * s.o.N }
 
-// Fits says whether a member's megakernel can sum what it has made last. It is asked for all members.
+// Fits reports whether a member's megakernel can sum its last output. Fits is called for all members.
 func (s *Sum) Fits(c *Megakernel, member int) bool {
 	n := s.elements()
 	if c.back != nil || len(s.o.B) > 0 || len(s.o.Residual) > 0 || s.x.engines[member] != c.d || len(c.layers) == 0 {
@@ -432,7 +429,8 @@ func (s *Sum) Fits(c *Megakernel, member int) bool {
 		return false
 	}
 	s.chains[member] = c
-	// All sum with the same ones, or none has summed yet; and the same thread blocks of all have the same tiles.
+	// All sum with the same megakernels, or none has summed yet; and the same thread blocks of all have the same
+	// tiles.
 	for _, other := range s.chains {
 		if other != nil && (other.group != c.group || other.blocks() != c.blocks() || len(other.layers) != len(c.layers)) {
 			return false
@@ -441,7 +439,7 @@ func (s *Sum) Fits(c *Megakernel, member int) bool {
 	return c.apart(nil, []span{spanOf(&s.o.Y[member], n)})
 }
 
-// Take has the megakernel of a member sum. It fits on all of them.
+// Take makes the megakernel of a member sum, after Fits of all members.
 func (s *Sum) Take(member int) {
 	c, n := s.chains[member], s.elements()
 	if c.group == nil {
@@ -469,7 +467,7 @@ func (s *Sum) Take(member int) {
 	c.claim(nil, []span{spanOf(&y, n)}, y)
 }
 
-// turnsOf is the rotary embedding as kernels take it; nil: there is none, or one that they don't know.
+// turnsOf returns the rotary embedding as an argument of kernels; nil: none, or one that the kernels lack.
 func turnsOf(a *attention.Attending) *decodeTurns {
 	r := &a.Problem.Rotary
 	if n := r.Turns.Len(); n == 0 || 2*n != a.Problem.Dim || r.Interleaved || n > len(decodeTurns{}.turns) {

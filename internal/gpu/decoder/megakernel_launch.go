@@ -13,18 +13,18 @@ import (
 	"gorgonia.org/leanattention/kernels"
 )
 
-// The modules with the kernels of a [Megakernel], of each shape of blocks, and what their names begin with.
+// The modules with the kernels of a [Megakernel], for each shape of blocks, and the prefixes of their names.
 var megakernelUnits = [...]struct{ unit, prefix string }{optShape: {"chain", "chain_"}, llamaShape: {"chain_llama", "chain_llama_"}}
 
 // Constants of the kernels (kernels/decode_layers.cuh).
 const (
-	decodeRows    = 4 // of x, at most
+	decodeRows    = 4 // most rows of x
 	decodeTile    = 16
 	decodeBox     = 4096  // bytes of a tile's column box
 	decodeColumns = 128   // elements of a row in it
-	decodeGroup   = 8     // tiles x rows whose sums meet at once
-	decodeFixed   = 14336 // bytes of what each block has, and
-	pairsFixed    = 21504 // of what a block of a pair has
+	decodeGroup   = 8     // tiles x rows whose sums a block meets at once
+	decodeFixed   = 14336 // fixed bytes of each block, and
+	pairsFixed    = 21504 // of a block of a pair
 	decodeStride  = 144   // floats of a box's columns of a row of x
 	decodeBody    = 368
 
@@ -32,21 +32,20 @@ const (
 )
 
 const (
-	mostDecodeStages  = 8 // of a warp's ring
+	mostDecodeStages  = 8 // stages of a warp's ring
 	leastDecodeStages = 2
-	decodeChunks      = 2 // chunks of keys that each computing warp has on the way, where there is room for them
+	decodeChunks      = 2 // chunks of keys that each computing warp loads ahead, if they fit
 
-	// Elements of x that a thread block is for: it reads all of them, or of a pair
-	// half. Of more, launches whose clusters share x are as fast or faster.
+	// mostDecodeX is the largest number of elements of x of a thread block, which reads all of x, or half in a pair.
+	// For more, launches whose clusters share x are as fast or faster.
 	mostDecodeX = 32 << 10
 
-	// Shared memory that x takes of one thread block where pairs are faster. At 36 KB
-	// their meetings cost more than half of x saves.
+	// leastPairs is the shared memory for x of one thread block from which on pairs are faster. At 36 KB their
+	// meetings cost more than half of x saves.
 	leastPairs = 64 << 10
 )
 
-// decodeDims are the head dims that there are megakernels for, pairsDim the one that there
-// are pairs for.
+// decodeDims are the head dims with megakernels; pairsDim is the one with pairs.
 var decodeDims = [...]int{64, 80, pairsDim}
 
 const pairsDim = 128
@@ -54,7 +53,7 @@ const pairsDim = 128
 // llamaDims are the head dims of kernels for llamaShape.
 var llamaDims = [...]int{64, pairsDim}
 
-// decodeDim is an index of decodeDims, -1 for other head dims.
+// decodeDim returns an index of decodeDims, -1 for other head dims.
 func decodeDim(dim int) int { return slices.Index(decodeDims[:], dim) }
 
 // decodeLinear is struct DecodeLinear.
@@ -149,7 +148,7 @@ type decodeLaunch struct {
 	turns decodeTurns
 }
 
-// NewMegakernel makes an empty megakernel; nil where the GPU has no kernels for one.
+// NewMegakernel makes an empty megakernel; nil if the GPU has no kernels.
 func (d *Engine) NewMegakernel() *Megakernel {
 	if d.megakernels[optShape] == nil {
 		return nil
@@ -157,8 +156,8 @@ func (d *Engine) NewMegakernel() *Megakernel {
 	return &Megakernel{d: d, element: untyped, made: make(map[uint64]madeBy), read: make(map[int64]bool)}
 }
 
-// hasShape says whether there are kernels for blocks of a shape. Those of llamaShape are loaded when the first
-// layer needs them; a capture may be what asks.
+// hasShape reports whether there are kernels for blocks of a shape. Kernels of llamaShape are loaded at first use,
+// which may be within a capture.
 func (d *Engine) hasShape(shape shapeOfBlocks) bool {
 	if shape != llamaShape {
 		return true
@@ -171,7 +170,7 @@ func (d *Engine) hasShape(shape shapeOfBlocks) bool {
 	return d.megakernels[llamaShape] != nil
 }
 
-// loadMegakernels loads the kernels of megakernels, if there are any for the GPU.
+// loadMegakernels loads the kernels of megakernels, if the GPU has any.
 func (d *Engine) loadMegakernels(shape shapeOfBlocks) error {
 	if !d.overlap() {
 		return nil
@@ -211,16 +210,16 @@ func (d *Engine) loadMegakernels(shape shapeOfBlocks) error {
 	return nil
 }
 
-// megakernels are the kernels of megakernels, for weights of each type: of thread blocks,
-// and of pairs of them, for pairsDim alone. Those are nil where the GPU does not have
-// one on every two multiprocessors at once: all blocks of a megakernel wait for each other.
+// megakernels are the kernels for weights of each type: of thread blocks, and of pairs of blocks, for pairsDim alone.
+// Pairs are nil if the GPU can't run a pair on every two multiprocessors at once: all blocks of a megakernel wait for
+// each other.
 type megakernels struct {
 	blocks [attn.DTypes][len(decodeDims)]*cuda.Function
 	pairs  [attn.DTypes]*cuda.Function
 }
 
-// of is the kernel of megakernels whose blocks share a tile in such clusters. Without
-// attention, dim is 0 and any will do.
+// of returns the kernel of megakernels with clusters of split blocks for a tile. Without attention, dim is 0 and any
+// kernel serves.
 func (f *megakernels) of(split int, element attn.DType, dim int) *cuda.Function {
 	if split == 2 {
 		return f.pairs[element]
@@ -228,16 +227,15 @@ func (f *megakernels) of(split int, element attn.DType, dim int) *cuda.Function 
 	return f.blocks[element][max(decodeDim(dim), 0)]
 }
 
-// areaOf is the shared memory that the warps have for x: each box's columns of each
-// row, and, if there is a layer norm, of gamma and beta, and of gamma as it is. most is what
-// mostBoxes says.
+// areaOf returns the shared memory of the warps for x: each box's columns of each row and, with a layer norm, of
+// gamma, beta, and unconverted gamma. most is the result of mostBoxes.
 func areaOf(rows, most int, norm int32) int {
 	more, raw := normRows(norm)
 	return gemvWarps * most * ((rows+more)*decodeStride + raw) * 4
 }
 
-// normRows is how many rows of operands a norm needs besides those of x, and how many floats of a box's columns are
-// gamma's as it is.
+// normRows returns how many rows of operands a norm needs besides those of x, and how many floats of a box's columns
+// hold unconverted gamma.
 func normRows(kind int32) (rows, raw int) {
 	switch kind {
 	case 0:
@@ -248,17 +246,17 @@ func normRows(kind int32) (rows, raw int) {
 	return 2, decodeColumns
 }
 
-// mostBoxes is how many boxes of a tile a warp has at most, where so many blocks share it.
+// mostBoxes returns the largest number of boxes of a tile in a warp, if split blocks share the tile.
 func mostBoxes(in, split int) int { return attn.Ceil(attn.Ceil(in/decodeColumns, split), gemvWarps) }
 
-// sharedNeeds are what the layers of a megakernel need if it is one of blocks, and of pairs
-// of them. Which one it is shows when all layers are there.
+// sharedNeeds are the needs of a megakernel's layers with single blocks, and with pairs. The choice is made when all
+// layers are there.
 type sharedNeeds [2]struct {
 	area int  // bytes of shared memory for x
-	wide bool // some x has more than mostDecodeX elements for a block, or no room
+	wide bool // some x has more than mostDecodeX elements a block, or does not fit
 }
 
-// needsWith is what they need with another layer.
+// needsWith returns the needs with another layer.
 func (c *Megakernel) needsWith(shape shapeOfBlocks, o *Linear) sharedNeeds {
 	needs, norm := c.needs, int32(0)
 	if o.Norm != nil {
@@ -273,7 +271,7 @@ func (c *Megakernel) needsWith(shape shapeOfBlocks, o *Linear) sharedNeeds {
 	return needs
 }
 
-// splitOf is how many thread blocks share a tile of a megakernel with such needs.
+// splitOf returns how many thread blocks share a tile of a megakernel with these needs.
 func (c *Megakernel) splitOf(shape shapeOfBlocks, element attn.DType, dim int, needs *sharedNeeds) int {
 	if (dim == 0 || dim == pairsDim) && c.d.megakernels[max(shape, optShape)].pairs[element] != nil && needs[0].area >= c.d.leastPairs {
 		return 2
@@ -281,15 +279,15 @@ func (c *Megakernel) splitOf(shape shapeOfBlocks, element attn.DType, dim int, n
 	return 1
 }
 
-// fits says whether there is room for another layer of a megakernel with such needs, which
-// has so many bytes for its attention. What is too wide becomes launches.
+// fits reports whether a megakernel with these needs fits, with the given bytes for its attention. Too wide layers
+// become launches.
 func (c *Megakernel) fits(shape shapeOfBlocks, element attn.DType, dim int, needs *sharedNeeds, attends int) bool {
 	split := c.splitOf(shape, element, dim, needs)
 	n := &needs[split-1]
 	return n.wide || c.stagesFor(shape, split, max(n.area, attends), c.linears()+1, attention.ConsumerWarps) >= leastDecodeStages
 }
 
-// linears is how many linear layers there are: those have feeds.
+// linears returns the number of linear layers, which have feeds.
 func (c *Megakernel) linears() (n int) {
 	for i := range c.layers {
 		if c.layers[i].linear != nil {
@@ -299,14 +297,13 @@ func (c *Megakernel) linears() (n int) {
 	return n
 }
 
-// stagesFor is how many boxes the warps' rings have room for beside an area, and
-// barriers of attention's ring.
+// stagesFor returns how many boxes the warps' rings hold beside an area, and the barriers of attention's ring.
 func (c *Megakernel) stagesFor(shape shapeOfBlocks, split, area, linears, slots int) int {
 	rest := fixedOf(split) + turnedOf(shape) + linears*int(unsafe.Sizeof(decodeFeed{})) + slots*16
 	return min((c.d.info.SharedPerBlockMost-rest-attn.Ceil(area, 16)*16)/(gemvWarps*(decodeBox+8)), mostDecodeStages)
 }
 
-// turnedOf is the shared memory of cosines and sines, as much as most rows of the widest heads need.
+// turnedOf returns the shared memory of cosines and sines, for the most rows of the widest heads.
 func turnedOf(shape shapeOfBlocks) int {
 	if shape != llamaShape {
 		return 0
@@ -321,13 +318,12 @@ func fixedOf(split int) int {
 	return decodeFixed
 }
 
-// Queue queues the megakernel: as one launch, or, if that gains nothing, its layers as
-// the launches that they are without a megakernel. The launch reads memory that Upload
-// fills: it may be captured, and must not run before.
+// Queue queues the megakernel as one launch or, if one launch gains nothing, its layers as separate launches. The
+// launch reads memory that Upload fills: it may be captured, and must not run before Upload.
 func (c *Megakernel) Queue(s *cuda.Stream) error {
 	alone := c.isAlone()
 	if g := c.group; g != nil {
-		// All of them or none: those that are launched wait for each other.
+		// All or none: launched megakernels wait for each other.
 		if !g.decided {
 			g.decided = true
 			for _, other := range g.chains {
@@ -381,12 +377,12 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 	return c.d.megakernels[max(c.shape, optShape)].of(l.split, c.element, c.dim).Launch(s, g, &args)
 }
 
-// isAlone says whether its layers are launches, each alone.
+// isAlone reports whether the layers are separate launches.
 func (c *Megakernel) isAlone() bool {
 	return len(c.layers) < 2 || c.needs[c.splitOf(c.shape, c.element, c.dim, &c.needs)-1].wide
 }
 
-// queueAlone queues the launches that there would be without a megakernel.
+// queueAlone queues the layers as separate launches.
 func (c *Megakernel) queueAlone(s *cuda.Stream) error {
 	if c.front != nil {
 		if err := c.front.Queue(s); err != nil {
@@ -404,7 +400,7 @@ func (c *Megakernel) queueAlone(s *cuda.Stream) error {
 	return nil
 }
 
-// endsAt is what there is before and behind the layers, when these are written.
+// endsAt returns the work before and after the layers, after these are written.
 func (c *Megakernel) endsAt() (e decodeEnds) {
 	if c.front != nil {
 		e.gather, e.gathered = c.front.params(), c.tagged.Address()+runBytes+8*uint64(c.made[c.front.result().Address()].at)
@@ -417,45 +413,45 @@ func (c *Megakernel) endsAt() (e decodeEnds) {
 	return e
 }
 
-// inverseOf is 2^32/n, rounded up, for n of 2 and more: what a product with it has above
-// 32 bits is a quotient by n, of numbers below 2^32/n.
+// inverseOf returns 2^32/n, rounded up, for n >= 2: the bits above 32 of a product with it are the quotient by n, for
+// numbers below 2^32/n.
 func inverseOf(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / uint64(n)) }
 
-// blocks is how many thread blocks a megakernel has: one for each multiprocessor.
+// blocks returns the number of thread blocks of a megakernel: one for each multiprocessor.
 func (c *Megakernel) blocks() int { return max(c.d.info.Multiprocessors, 1) }
 
-// runBytes is what lies before the tagged floats: the number of the run, how many thread
-// blocks are done with it, and the most likely token of each row.
+// runBytes is the size of the memory before the LL protocol words: the number of the run, how many thread blocks are
+// done with it, and the most likely token of each row.
 const runBytes = 128
 
-// megakernelLayout is what a megakernel's launch has of the GPU.
+// megakernelLayout is the GPU resources of a megakernel's launch.
 type megakernelLayout struct {
 	split         int   // thread blocks that share a tile
-	area, shared  int   // bytes of shared memory: for x and attention in turn, and in all
+	area, shared  int   // bytes of shared memory: for x and attention in turn, and in total
 	stages, slots int   // of the rings of weights and of keys
 	feeds         int   // linear layers
-	feedsAt       int64 // where their feeds begin, behind the layers
-	groupAt       int64 // and what is known of the GPUs that sum
+	feedsAt       int64 // offset of their feeds, after the layers
+	groupAt       int64 // offset of the description of the summing GPUs
 	partials      int64
-	work, masked  uint64 // of attention: addresses
+	work, masked  uint64 // addresses for attention
 }
 
-// layOut shares out the shared memory.
+// layOut divides the shared memory.
 func (c *Megakernel) layOut() (l megakernelLayout) {
 	l.split = c.splitOf(c.shape, c.element, c.dim, &c.needs)
 	l.area = c.needs[l.split-1].area
 	l.feeds = c.linears()
-	rows := 0 // of attention's output tiles
+	rows := 0 // rows of attention's output tiles
 	for i := range c.layers {
 		if a := c.layers[i].attend; a != nil {
-			rows, l.work, l.masked = int(a.p.Rows), a.p.Work, a.p.Masked // the same plan's in all layers
+			rows, l.work, l.masked = int(a.p.Rows), a.p.Work, a.p.Masked // all layers have the same plan's
 		}
 	}
 	if rows > 0 {
 		x := l.area
 		for n := attention.ConsumerWarps; ; n += attention.ConsumerWarps {
 			attends := c.chunk.SharedBytes(rows, n)
-			// More than decodeChunks only where x needs the memory anyway.
+			// More than decodeChunks only if x needs the memory anyway.
 			more := n <= decodeChunks*attention.ConsumerWarps || attends <= x && n*c.chunk.Slot <= attention.RingBytes
 			if n > attention.ConsumerWarps && (!more || c.stagesFor(c.shape, l.split, max(x, attends), l.feeds, n) < leastDecodeStages) {
 				break
@@ -465,7 +461,7 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 	}
 	l.area = attn.Ceil(l.area, 16) * 16
 	l.stages = c.stagesFor(c.shape, l.split, l.area, l.feeds, l.slots)
-	// Room for two layers' x at once, if it takes nothing else's.
+	// Memory for two layers' x at once, if no other use needs it.
 	for i := 1; i < len(c.layers); i++ {
 		if before, own := c.beside(i, l.split); before+own > l.area && c.stagesFor(c.shape, l.split, before+own, l.feeds, l.slots) == l.stages {
 			l.area = before + own
@@ -478,8 +474,8 @@ func (c *Megakernel) layOut() (l megakernelLayout) {
 	return l
 }
 
-// beside is areaOf of the layer before layer i and of that, if the one may ask for the
-// other's gamma and beta where there is room for both; else 0.
+// beside returns areaOf of the layer before layer i and of layer i, if the former may load the latter's gamma and
+// beta and both fit; otherwise 0.
 func (c *Megakernel) beside(i, split int) (before, own int) {
 	if i == 0 || c.layers[i-1].linear == nil || c.layers[i].linear == nil || c.layers[i].linear.norm == 0 {
 		return 0, 0
@@ -488,17 +484,17 @@ func (c *Megakernel) beside(i, split int) (before, own int) {
 	return area(c.layers[i-1].linear), area(c.layers[i].linear)
 }
 
-// write makes the layers as the launch reads them, now that it is known where tagged floats are.
+// write makes the layers for the launch, after the LL protocol words have addresses.
 func (c *Megakernel) write(l *megakernelLayout) error {
 	text, words := c.program.Address(), c.tagged.Address()+runBytes
-	// What was an offset becomes an address.
+	// An offset becomes an address.
 	at := func(x *uint64) {
 		if *x != 0 {
 			*x = words + (*x-1)*8
 		}
 	}
 	c.written = make([]decodeLayer, len(c.layers))
-	first, units := 0, c.blocks()/l.split // the block or pair that has a layer's first tile, and how many there are
+	first, units := 0, c.blocks()/l.split // the block or pair with a layer's first tile, and the number of blocks or pairs
 	for i := range c.layers {
 		p, t := &c.layers[i], &c.written[i]
 		t.maps = p.maps
@@ -510,7 +506,7 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 			for rank := range l.split {
 				x.workers |= int32(attn.Ceil((boxes+l.split-1-rank)/l.split, most) << (8 * rank))
 			}
-			// Blocks that have a tile more have none more in the layer behind.
+			// Blocks with one more tile have no extra tile in the next layer.
 			x.shift, x.each, x.rest = int32(first), x.tiles[mostParts-1]/int32(units), x.tiles[mostParts-1]%int32(units)
 			first = (first + int(x.tiles[mostParts-1])) % units
 			x.woven = c.wovenOf(p.linear, l.split)
@@ -564,8 +560,8 @@ func (c *Megakernel) write(l *megakernelLayout) error {
 	return nil
 }
 
-// wovenOf is how many boxes of columns each warp has of the layer whose x this one
-// makes, if that is a reason to make first what all of them read first.
+// wovenOf returns how many boxes of columns each warp has of the layer whose x this layer makes, if this layer should
+// first make what all warps read first.
 func (c *Megakernel) wovenOf(p *decodeLinear, split int) int32 {
 	if p.tiles[0] != p.tiles[mostParts-1] {
 		return 0
@@ -580,7 +576,7 @@ func (c *Megakernel) wovenOf(p *decodeLinear, split int) int32 {
 	return 0
 }
 
-// link says where the others have what this one makes of sums: all of them have memory now.
+// link sets the addresses at the other members for the sums of this one: all have memory now.
 func (c *Megakernel) link() error {
 	for i := range c.written {
 		s := c.layers[i].sum
@@ -599,7 +595,7 @@ func (c *Megakernel) link() error {
 	return nil
 }
 
-// Upload fills the memory that the launch reads. It is not for a capture.
+// Upload fills the memory that the launch reads. Upload must not be called within a capture.
 func (c *Megakernel) Upload() error {
 	if c.program == nil {
 		return nil
@@ -618,7 +614,7 @@ func (c *Megakernel) Upload() error {
 	return c.tagged.Set(0, 0, c.tagged.Len())
 }
 
-// Close gives the memory of the launch back.
+// Close frees the memory of the launch.
 func (c *Megakernel) Close() error {
 	var first error
 	for _, b := range []*cuda.Buffer{c.program, c.tagged} {

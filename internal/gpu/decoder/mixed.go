@@ -6,19 +6,18 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Mixed precision: x is rounded to the type of W, and its products are half as many.
+// Mixed precision: x is rounded to the type of W, with half as many products.
 
-// The modules with the kernels that round x, but for those of persistent.go.
+// The modules with the kernels that round x, except those of persistent.go.
 const (
 	mixedUnit      = "mixed"
 	gatedMixedUnit = "gated_mixed"
 )
 
-// Up to mostPrecise rows x is in two parts even if it may be rounded: products take no time beside
-// the weights then.
+// Up to mostPrecise rows x is in two parts even with RoundX: products are hidden behind the weights.
 const mostPrecise = 16
 
-// operandParts are the parts that launches of several rows have of each element of x.
+// operandParts returns the parts of each element of x in launches of several rows.
 func (o *Linear) operandParts() int {
 	if o.RoundX && o.Rows > mostPrecise {
 		return 1
@@ -26,14 +25,13 @@ func (o *Linear) operandParts() int {
 	return 2
 }
 
-// roundedKernels are those that round x. skinny is nil where the others have none.
+// roundedKernels are the kernels that round x. skinny is nil if the other kernels have none.
 type roundedKernels struct {
 	skinny *skinnyKernels
 	tiled  *[len(gemmRows)]*cuda.Function
 }
 
-// roundedOf is the kernels of a type, which are loaded when a layer first needs them; a capture may be
-// what asks.
+// roundedOf returns the kernels of a type, loaded at first use, which may be within a capture.
 func (d *Engine) roundedOf(element attn.DType, gates bool) (*roundedKernels, error) {
 	d.loading.Lock()
 	defer d.loading.Unlock()

@@ -20,12 +20,12 @@ const (
 	nodeStates  = 32
 )
 
-// nodeKernels are loaded when they are first needed.
+// nodeKernels are loaded at first use.
 type nodeKernels struct {
 	rmsNorm, rotary, elements, move, merge *cuda.Function
 }
 
-// nodes is the kernels. d.mu is held.
+// nodes returns the kernels. d.mu is held.
 func (d *Engine) nodes() (*nodeKernels, error) {
 	if d.nodeKernels != nil {
 		return d.nodeKernels, nil
@@ -62,8 +62,8 @@ func launchNode[P any](d *Engine, s *cuda.Stream, kernel func(*nodeKernels) *cud
 //
 //	Y = X/sqrt(mean(X^2) + Eps)*Gamma + Residual
 //
-// of rows of N elements of float32; with UnitOffset it is 1+Gamma. Gamma and Residual may have
-// no buffer. Y may be X or Residual.
+// of rows of N elements of float32; with UnitOffset the factor is 1+Gamma. Gamma and Residual may have no buffer. Y
+// may be X or Residual.
 type RMSNorm struct {
 	Rows, N               int
 	Eps                   float64
@@ -78,7 +78,7 @@ type rmsNormParams struct {
 	eps, offset           float32
 }
 
-// RMSNorm queues it.
+// RMSNorm queues an RMSNorm.
 func (d *Engine) RMSNorm(s *cuda.Stream, o *RMSNorm) error {
 	const op = "rms norm"
 	if o.Rows < 1 || o.N < 1 || max(o.Rows, o.N) > math.MaxInt32 {
@@ -111,8 +111,8 @@ func (d *Engine) RMSNorm(s *cuda.Stream, o *RMSNorm) error {
 	return launchNode(d, s, func(k *nodeKernels) *cuda.Function { return k.rmsNorm }, blocks, &p, o.X, o.Gamma, o.Residual, o.Y)
 }
 
-// Rotary is the operands of a rotary embedding: X and Y are of float32, Rows x Heads*HeadDim,
-// and Positions an int32 for each row. Y is not X.
+// Rotary is the operands of a rotary embedding: X and Y are of float32, Rows x Heads*HeadDim. Positions has an int32
+// for each row. Y is not X.
 type Rotary struct {
 	attn.Rotary
 	Rows, Heads int
@@ -129,8 +129,7 @@ type rotaryParams struct {
 	turns                              [nodePairs]attn.Turning
 }
 
-// Rotary queues it. Errors wrap attn.ErrUnsupported where more elements of a head are turned than
-// there are kernels for.
+// Rotary queues a Rotary. Errors wrap attn.ErrUnsupported if no kernel rotates so many elements of a head.
 func (d *Engine) Rotary(s *cuda.Stream, o *Rotary) error {
 	const op = "rotary"
 	pairs := o.Turns.Len()
@@ -167,8 +166,8 @@ func (d *Engine) Rotary(s *cuda.Stream, o *Rotary) error {
 //
 //	Y = Scale*f(X)*Times + Plus,   f the Activation
 //
-// of N elements of float32. Times and Plus may have no buffer. They begin again after so many
-// elements as their period says, unless it is 0. Y may be any of the others that has no period.
+// of N elements of float32. Times and Plus may have no buffer, and repeat after a period of elements, unless the
+// period is 0. Y may be any operand without a period.
 type Elements struct {
 	N                       int
 	Scale                   float64 // 0: 1
@@ -186,7 +185,7 @@ type elementsParams struct {
 	activation              int32
 }
 
-// Elements queues it.
+// Elements queues an Elements.
 func (d *Engine) Elements(s *cuda.Stream, o *Elements) error {
 	const op = "elements"
 	switch {
@@ -228,7 +227,7 @@ func (d *Engine) Elements(s *cuda.Stream, o *Elements) error {
 	return launchNode(d, s, func(k *nodeKernels) *cuda.Function { return k.elements }, blocks, &p, o.X, o.Times, o.Plus, o.Y)
 }
 
-// Move is the operands of Y taking elements of X, of float32: those of [attn.Move].
+// Move is the operands of copying elements of X to Y, of float32, by an [attn.Move].
 type Move struct {
 	attn.Move
 	X, Y gpu.Memory
@@ -243,7 +242,7 @@ type moveParams struct {
 	_                [4]byte
 }
 
-// Move queues it.
+// Move queues a Move.
 func (d *Engine) Move(s *cuda.Stream, o *Move) error {
 	const op = "move"
 	count := o.Count()

@@ -9,33 +9,31 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Persistent GEMMs: linear layers of hundreds of rows, by one thread block a multiprocessor,
-// which walks tiles; or by clusters of two blocks, which walk pairs of tiles that have the
-// rows of W in common.
+// Persistent GEMMs: linear layers of hundreds of rows. One thread block on each multiprocessor walks tiles; or
+// clusters of two blocks walk pairs of tiles with the same rows of W.
 
 // Constants of the kernels (kernels/gemm_persistent.cuh).
 const (
 	persistentThreads = 12 * 32
-	persistentRows    = 128       // of x, of a tile
+	persistentRows    = 128       // rows of x in a tile
 	persistentRing    = 192 << 10 // bytes
 	persistentStaging = 8 * 16 * 64 * 4
 )
 
 const (
-	// More rows than a single tile has are worth it.
+	// leastPersistent is the least number of rows: more than a single tile has.
 	leastPersistent = persistentRows + 1
 
-	// What the end of a tile takes, for each 128 of its columns, in steps of 128 rows of x in
-	// two parts by 128 of W; how much longer the steps of tiles of 128 columns take than
-	// those of 256 by their products, since they bring more operands for each; and where
-	// each block of a pair brings all its weights itself.
+	// Costs, in steps of 128 rows of x in two parts by 128 of W: the end of a tile, for each 128 of its columns; the
+	// factor of steps of tiles of 128 columns over 256, since they load more operands for each product; and of pairs
+	// whose blocks each load all weights.
 	persistentEnds   = 2.5
 	persistentNarrow = 1.1
 	persistentAlone  = 1.05
 	persistentStep   = 0.8 // microseconds of such a step
 )
 
-// persistentTile is how many rows of W a tile has, and how many blocks share them.
+// persistentTile is the number of rows of W of a tile, and the number of blocks that share them.
 type persistentTile struct{ columns, split int }
 
 var (
@@ -43,11 +41,11 @@ var (
 	persistentTiles   = [...]persistentTile{{256, 2}, {256, 1}, {128, 2}, {128, 1}}
 )
 
-// persistentKernels are those for weights of a type, by the parts of x less 1.
+// persistentKernels are the kernels for weights of a type, by the parts of x less 1.
 type persistentKernels [len(persistentColumns)][2]*cuda.Function
 
-// persistentOf is those of a type. Their module is loaded when some layer has so many rows, which few
-// programs do before their first prompt; a capture may be what asks.
+// persistentOf returns the kernels of a type. Their module is loaded when a layer first has so many rows, which is
+// rare before a program's first prompt, and may be within a capture.
 func (d *Engine) persistentOf(element attn.DType, gates bool) (*persistentKernels, error) {
 	d.loading.Lock()
 	defer d.loading.Unlock()
@@ -80,13 +78,13 @@ func (d *Engine) persistentOf(element attn.DType, gates bool) (*persistentKernel
 	return k, nil
 }
 
-// persistentStages are those of the ring: it is as long for all tiles.
+// persistentStages returns the stages of the ring, whose length is the same for all tiles.
 func persistentStages(parts, columns int) int {
 	return persistentRing / (128 * (parts*persistentRows + columns))
 }
 
-// configurePersistent is configureGEMM of these kernels. Without a kernel: they don't take
-// the Linear.
+// configurePersistent is configureGEMM for these kernels. A result without a kernel means that they don't take the
+// Linear.
 func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 	element, parts := o.Parts[0].W.DType, o.operandParts()
 	if o.Rows < leastPersistent || d.info.Capability != groupCapability {
@@ -100,7 +98,7 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 	for _, tile := range d.persistent {
 		kind := slices.Index(persistentColumns[:], tile.columns)
 		columns, box := tile.columns, tile.columns/tile.split
-		if o.Gate { // a tile has as many of both parts, and a box is of one
+		if o.Gate { // a tile has as many rows of both parts, and a box is of one part
 			columns, box = columns/2, columns/2
 		}
 		l := gemmLaunch{
@@ -116,7 +114,7 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 		if err != nil {
 			return best, err
 		}
-		tiles := o.tilesOf(columns) * attn.Ceil(o.Rows, persistentRows*l.split) // of which a block or a cluster has one at a time
+		tiles := o.tilesOf(columns) * attn.Ceil(o.Rows, persistentRows*l.split) // a block or a cluster has one at a time
 		if l.blocks = min(tiles, clusters); l.blocks < 1 {
 			continue
 		}

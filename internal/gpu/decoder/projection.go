@@ -9,20 +9,19 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/attention"
 )
 
-// Projection is a Linear of a batch's rows with several parts, as they make queries,
-// keys and values: it waits for Queue, so that Append may have the same launch store the
-// new keys and values in the cache. It keeps what it was given, as it was. Not for
-// several goroutines at once.
+// Projection is a Linear of a batch's rows with several parts, such as queries, keys and values. A Projection waits
+// for Queue, so that Append may add the storing of new keys and values in the cache to the launch. A Projection
+// copies its operands, and is not safe for use by several goroutines at once.
 type Projection struct {
 	d      *Engine
 	linear Linear
 	launch linearLaunch
 	keep   fusedAppend
-	cache  []gpu.Memory // that it stores into, and the table of slots
+	cache  []gpu.Memory // where the launch stores, and the table of slots
 }
 
-// NewProjection makes one; nil where a Linear has a single part, or is no launch of a
-// batch's rows. What is wrong with its operands is left to [Engine.Linear].
+// NewProjection makes a Projection; nil if a Linear has a single part, or is no launch of a batch's rows.
+// [Engine.Linear] reports invalid operands.
 func (d *Engine) NewProjection(o *Linear) *Projection {
 	if len(o.Parts) < 2 || o.check() != nil || o.gates() {
 		return nil
@@ -40,9 +39,8 @@ func (d *Engine) NewProjection(o *Linear) *Projection {
 	return p
 }
 
-// Append takes the storing of new keys and values in a cache, as [Plan.Append] queues
-// it, if they are parts of what the layer makes. The launch brings some of the cache's
-// pages into the L2 cache besides, for the attention behind it.
+// Append adds the storing of new keys and values in a cache, as [Plan.Append] queues it, if they are parts of the
+// layer's output. The launch also loads some of the cache's pages into the L2 cache, for the attention after it.
 func (p *Projection) Append(plan *attention.Plan, to attention.Pages, newK, newV gpu.Memory) bool {
 	if p.cache != nil || plan.Device() != p.d.dev {
 		return false
@@ -50,7 +48,7 @@ func (p *Projection) Append(plan *attention.Plan, to attention.Pages, newK, newV
 	return plan.FuseAppend(to, func(a *attention.Appending) bool { return p.append(a, to[0].Data, to[1].Data, newK, newV) })
 }
 
-// append is Append of what the plan offers.
+// append is Append for the parts that the plan exports.
 func (p *Projection) append(a *attention.Appending, k, v, newK, newV gpu.Memory) bool {
 	g := a.Problem
 	width, o := g.KVHeads*g.Dim, &p.linear
@@ -74,7 +72,7 @@ func (p *Projection) append(a *attention.Appending, k, v, newK, newV gpu.Memory)
 	return true
 }
 
-// meets says whether the layer reads or writes some of m.
+// meets reports whether the layer reads or writes some of m.
 func (p *Projection) meets(m *gpu.Memory) bool {
 	o, of := &p.linear, spanOf(m, m.Len)
 	meets := func(x *gpu.Memory, elements int) bool {
@@ -95,7 +93,7 @@ func (p *Projection) Queue(s *cuda.Stream) error {
 	return p.d.queueGEMM(s, &p.linear, p.launch.gemm, p.keep, p.cache...)
 }
 
-// Upload and Close have nothing to do: there is no memory besides the layer's.
+// Upload and Close do nothing: there is no memory besides the layer's.
 func (p *Projection) Upload() error { return nil }
 
 func (p *Projection) Close() error { return nil }

@@ -8,60 +8,56 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// sampleUnit is the module with the kernels that choose tokens. It is loaded with
-// the first Sampler.
+// sampleUnit is the module with the kernels that choose tokens, loaded with the first Sampler.
 const sampleUnit = "sample"
 
-// MostVocab is the most tokens that a Sampler chooses from: more of them would
-// add up to more than its sums hold.
+// MostVocab is the largest vocabulary of a Sampler: more tokens would overflow its sums.
 const MostVocab = 1 << 19
 
-// mostSampleRows keeps the number of thread blocks within what a launch takes.
+// mostSampleRows keeps the number of thread blocks within a launch's limit.
 const mostSampleRows = 1 << 24
 
 // Setting says how a row's token is chosen from logits x:
 //
 //	p[i] = exp(x[i]/Temperature) / sum over j in K of exp(x[j]/Temperature)
 //
-// for the tokens i in K, and p[i] = 0 for the others. K is everything, then the
-// TopK most likely of it, then the smallest set of most likely tokens whose
-// probabilities (among those that TopK left) add up to TopP or more. Of equally
-// likely tokens the lower id comes first. The token is the first whose sum of
-// probabilities, in the order of ids, is greater than the row's random number.
+// for the tokens i in K, and p[i] = 0 for other tokens. K is all tokens, then the TopK most likely, then the smallest
+// set of most likely tokens whose probabilities, after TopK, sum to TopP or more. Among equally likely tokens the
+// lower id comes first. The token is the first, in the order of ids, at which the sum of probabilities exceeds the
+// row's random number.
 //
-// Probabilities are right to 1e-9 of themselves; one of less than 2^-44 of the
-// greatest is 0. No value of a setting is an error, since only the GPU reads it.
+// Probabilities have a relative error of 1e-9; one of less than 2^-44 of the greatest is 0. No value of a setting is
+// an error, since only the GPU reads the setting.
 type Setting struct {
-	// Temperature 0 is greedy: the most likely token, and of equals the lowest
-	// id. A row of a negative one, or NaN, is nobody's: its token is -1.
+	// Temperature 0 is greedy: the most likely token, and among equals the lowest id. A row with a negative
+	// temperature, or NaN, is unassigned: its token is -1.
 	Temperature float64
 	TopP        float64 // in (0, 1); 1 or more: all tokens
 	TopK        int32   // 0 or less: all tokens
 	_           int32
 }
 
-// SettingSize is the bytes of a Setting in the memory of a GPU.
+// SettingSize is the number of bytes of a Setting in the memory of a GPU.
 const SettingSize = 24
 
-// SettingBytes is the memory of settings, which is what the GPU reads.
+// SettingBytes returns the memory of settings, as the GPU reads it.
 func SettingBytes(s []Setting) []byte { return gpu.BytesOf(s) }
 
-// Samples are rows of logits, and what is chosen from each. Whatever is in the
-// memory may change between the launches of a captured graph.
+// Samples is rows of logits and the results. The memory's contents may change between the launches of a captured
+// graph.
 type Samples struct {
 	Logits gpu.Memory // float32
 	Rows   int
 	Vocab  int // tokens of a row
-	Stride int // elements from a row to the next
+	Stride int // elements between the beginnings of two rows
 
-	// Settings is a Setting for each row. Without a buffer all rows are greedy,
-	// which takes less time than settings that say so.
+	// Settings has a Setting for each row. Without a buffer all rows are greedy, which is faster than greedy
+	// settings.
 	Settings gpu.Bytes
-	Random   gpu.Bytes // a float64 in [0, 1) for each row; not read where all rows are greedy
+	Random   gpu.Bytes // a float64 in [0, 1) for each row; not read if all rows are greedy
 
-	// IDs is an int32 for each row: the token, or -1 where none is the most
-	// likely, since one is NaN or +Inf, or all are -Inf. A token of -Inf is never
-	// chosen.
+	// IDs gets an int32 for each row: the token, or -1 if there is no most likely token, since a logit is NaN or
+	// +Inf, or all are -Inf. A token of -Inf is never chosen.
 	IDs gpu.Bytes
 }
 
@@ -73,9 +69,8 @@ type sampleParams struct {
 	_                             [4]byte
 }
 
-// Sampler chooses tokens on a GPU. The same logits, settings and random numbers
-// give the same tokens, whatever else there is in the other rows. It may be used
-// by several goroutines at once.
+// Sampler chooses tokens on a GPU. Equal logits, settings and random numbers give equal tokens, for any other rows. A
+// Sampler may be used by several goroutines at once.
 type Sampler struct {
 	info           cuda.Info
 	greedy, random *cuda.Function
@@ -85,8 +80,7 @@ type Sampler struct {
 	params sampleParams
 }
 
-// NewSampler makes a sampler; the first of a device loads the kernels. It holds
-// nothing that would have to be given back.
+// NewSampler makes a sampler; the first sampler of a device loads the kernels. A sampler needs no Close.
 func NewSampler(dev *cuda.Device) (*Sampler, error) {
 	s := &Sampler{info: dev.Info()}
 	m, err := gpu.Module(dev, sampleUnit)
@@ -102,7 +96,7 @@ func NewSampler(dev *cuda.Device) (*Sampler, error) {
 	return s, nil
 }
 
-// check reports what is wrong with o.
+// check returns the error of invalid operands.
 func (o *Samples) check(op string) error {
 	switch {
 	case o.Rows < 0 || o.Rows > mostSampleRows:
@@ -133,8 +127,8 @@ func (o *Samples) check(op string) error {
 	return o.Random.Check(op, "the random numbers", o.Rows, 8)
 }
 
-// Run queues the choice of a token for each row: one launch, which may be
-// captured. Nothing is queued where there is an error, or no row.
+// Run queues the choice of a token for each row: one launch, which may be captured. After an error, and without rows,
+// nothing is queued.
 func (s *Sampler) Run(stream *cuda.Stream, o *Samples) error {
 	const op = "sample"
 	if err := o.check(op); err != nil || o.Rows == 0 {
@@ -158,18 +152,17 @@ func (s *Sampler) Run(stream *cuda.Stream, o *Samples) error {
 	return kernel.Launch(stream, sampleGrid(&s.info, o.Rows, greedy), &s.args)
 }
 
-// sampleTeam is the thread blocks of a row from 9.0 on: the most that every GPU
-// has in a cluster.
+// sampleTeam is the number of thread blocks of a row from 9.0 on: the most that every GPU can have in a cluster.
 const sampleTeam = 8
 
-// sampleGrid is a team of thread blocks for each row, of a size that many rows
-// have theirs at once. Before 9.0 one block of all threads has a row for itself.
+// sampleGrid returns a launch with a team of thread blocks for each row. The team's size lets many rows run at once.
+// Before 9.0 one block of all threads has a row.
 func sampleGrid(info *cuda.Info, rows int, greedy bool) cuda.Grid {
 	if info.Capability < 90 {
 		return cuda.Grid{Blocks: [3]int{rows}, Threads: [3]int{1024}}
 	}
 	threads := 256
-	if greedy { // which needs fewer registers
+	if greedy { // greedy needs fewer registers
 		threads = 512
 	}
 	return cuda.Grid{Blocks: [3]int{rows * sampleTeam}, Threads: [3]int{threads}, Cluster: [3]int{sampleTeam}, Overlap: true}

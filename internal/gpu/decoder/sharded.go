@@ -6,54 +6,54 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Linear layers whose weights are dealt out over the GPUs of a group: each computes some columns of y, so that
-// nothing has to be added up. x and y are in the first GPU's memory, which all of them reach.
+// Linear layers with weights sharded over the GPUs of a group: each GPU computes some columns of y, so that no sum is
+// needed. x and y are in the first GPU's memory, which all GPUs reach.
 
-// Sharded is a [Linear] of a group: each member has some rows of W, and makes these columns of Y.
+// Sharded is a [Linear] of a group: each member has some rows of W, and computes these columns of Y.
 type Sharded struct {
-	// Linear is the whole of it, in the first GPU's memory. Of W its Parts say the type alone.
+	// Linear is the whole layer, in the first GPU's memory. W of its Parts has a type alone.
 	Linear Linear
-	Shards [][]Shard // of each member, of each part
+	Shards [][]Shard // by member and part
 
-	// Scratch is memory of each member for what lies between: as many elements as [Engine.ShardScratch] says. All read
-	// that of the first.
+	// Scratch is temporary memory of each member: as many elements as [Engine.ShardScratch] returns. All members read
+	// the first member's.
 	Scratch []gpu.Memory
 }
 
-// Shard is what a member has of a part: rows [First, First+Out) of W, and of B, which is whole if there is no buffer
-// here.
+// Shard is a member's piece of a part: rows [First, First+Out) of W, and of B, which is whole if the shard has no
+// buffer.
 type Shard struct {
 	First, Out int
 	W, B       gpu.Memory
 }
 
-// scratch hands out memory, or says how much it would be.
+// scratch allocates from a memory, or counts how much is needed.
 type scratch struct {
 	of   gpu.Memory
 	used int // elements
 }
 
-// take is n elements.
+// take returns n elements.
 func (r *scratch) take(n int) gpu.Memory {
 	m := gpu.Memory{Buffer: r.of.Buffer, Offset: r.of.Offset + int64(r.used)*4, DType: attn.Float32, Len: n}
 	r.used += attn.Ceil(n, 4) * 4
 	return m
 }
 
-// rest is what is left.
+// rest returns the remaining elements.
 func (r *scratch) rest() gpu.Memory { return r.take(max(r.of.Len-r.used, 0)) }
 
-// elementsFrom is n elements from one on of what has more, in place.
+// elementsFrom returns n elements of m from first on, in place.
 func elementsFrom(m gpu.Memory, first, n int) gpu.Memory {
 	m.Offset += int64(first) * 4
 	m.Len = n
 	return m
 }
 
-// inPlace says whether kernels may read or write elements from one on.
+// inPlace reports whether kernels may read or write elements from first on.
 func inPlace(first int) bool { return first%4 == 0 }
 
-// direct says whether each member's columns lie together in Y, where kernels can write them.
+// direct reports whether each member's columns are contiguous in Y and kernels can write them.
 func (o *Sharded) direct() bool {
 	if o.Linear.Rows > 1 {
 		return false
@@ -68,15 +68,15 @@ func (o *Sharded) direct() bool {
 	return true
 }
 
-// share is what a member does: copies, its columns as a Linear, and copies.
+// share is a member's work: copies, its columns as a Linear, and copies.
 type share struct {
 	before []Move
 	linear Linear
 	after  []Move
-	used   int // of its scratch, but for what is the Linear's
+	used   int // elements of its scratch before the Linear's
 }
 
-// share is that of a member. The memory of its scratch need not be there.
+// share returns the work of a member. The memory of its scratch may be missing.
 func (o *Sharded) share(member int) (s share) {
 	var mine scratch
 	if member < len(o.Scratch) {
@@ -108,7 +108,7 @@ func (o *Sharded) share(member int) (s share) {
 				s.before = append(s.before, Move{from, whole.B, part.B})
 			}
 		}
-		if all.Gate && i > 0 { // the gate's y is that of both
+		if all.Gate && i > 0 { // the gate's y is the y of both
 			continue
 		}
 		if direct {
@@ -129,10 +129,10 @@ func (o *Sharded) share(member int) (s share) {
 	return s
 }
 
-// flat is a move of elements that lie together.
+// flat returns a move of contiguous elements.
 func flat(n int) attn.Move { return attn.Move{Dims: [3]int{1, 1, 1}, N: n} }
 
-// x is what the layers read, in the first GPU's memory: x, or its norm, which the first one makes.
+// x returns the layers' input in the first GPU's memory: x, or its norm, which the first GPU makes.
 func (o *Sharded) x() gpu.Memory {
 	if o.Linear.Norm == nil {
 		return o.Linear.X
@@ -144,16 +144,16 @@ func (o *Sharded) x() gpu.Memory {
 	return first.take(o.Linear.Rows * o.Linear.In)
 }
 
-// ShardScratch is how many float32 a member needs as its scratch, of what the types and sizes of the operands say. d is
-// the member's. The error is the driver's.
+// ShardScratch returns how many float32 a member needs as scratch, by the types and sizes of the operands. d is the
+// member's engine. The error is the driver's.
 func (d *Engine) ShardScratch(o *Sharded, member int) (int, error) {
 	s := o.share(member)
 	n, err := d.Scratch(&s.linear)
 	return s.used + n, err
 }
 
-// BeforeShards queues what the first member does before the others begin: the norm of x. It checks the shares of
-// all members; errors wrap attn.ErrShape, attn.ErrDType, or are the driver's.
+// BeforeShards queues the first member's work before the others begin: the norm of x. BeforeShards checks the shares
+// of all members; errors wrap attn.ErrShape, attn.ErrDType, or are the driver's.
 func (d *Engine) BeforeShards(s *cuda.Stream, o *Sharded) error {
 	all := &o.Linear
 	if len(all.Parts) > 1 && all.Residual.Buffer != nil && !all.Gate {
@@ -175,7 +175,7 @@ func (d *Engine) BeforeShards(s *cuda.Stream, o *Sharded) error {
 	}
 }
 
-// Shard queues the share of a member, whose d is.
+// Shard queues the share of a member. d is the member's engine.
 func (d *Engine) Shard(s *cuda.Stream, o *Sharded, member int) error {
 	share := o.share(member)
 	for i := range share.before {
@@ -194,7 +194,7 @@ func (d *Engine) Shard(s *cuda.Stream, o *Sharded, member int) error {
 	return nil
 }
 
-// AfterShards queues what the first member does when all are done: the residual, where they could not add it.
+// AfterShards queues the first member's work after all members are done: the residual, if they could not add it.
 func (d *Engine) AfterShards(s *cuda.Stream, o *Sharded) error {
 	all := &o.Linear
 	if all.Residual.Buffer == nil || o.direct() {

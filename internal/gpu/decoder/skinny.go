@@ -9,38 +9,37 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Skinny GEMMs: linear layers of the rows of a batch, up to 128, by clusters whose thread blocks
-// share the columns of x.
+// Skinny GEMMs: linear layers of the rows of a batch, up to 128, by clusters whose thread blocks share the columns of
+// x.
 
 // Constants of the kernels (kernels/gemm_skinny.cuh).
 const (
 	skinnyTile  = 64                   // rows of W
 	skinnyBlock = 64                   // columns of a column block
 	skinnyStage = 2 * skinnyTile * 128 // bytes of a stage of the ring: two column blocks of a tile
-	skinnyX     = 128                  // bytes of a part of a column block of x, a row
-	skinnyFloat = 2 * 128              // bytes of one as floats
-	skinnyFixed = 1024                 // bytes of what lies before the ring: barriers, and some floats for each row
+	skinnyX     = 128                  // bytes of a part of a column block of x, for a row
+	skinnyFloat = 2 * 128              // bytes of the same as floats
+	skinnyFixed = 1024                 // bytes before the ring: barriers, and some floats for each row
 )
 
-// groupCapability is what kernels are for that have products of warp groups: these, and
-// those of persistent.go. Later GPUs have the same rows as a GEMM, or as few.
+// groupCapability is the compute capability of kernels with products of warp groups: these, and those of
+// persistent.go. Newer GPUs compute the same rows as a GEMM or GEMV.
 const groupCapability = 90
 
-// skinnyKinds are the kernels: the parts of x's elements, how many rows of x a block has, how many
-// column blocks of these its lanes keep in registers, if it is not a wide one and if it is, and its
-// epilogue warps.
+// skinnyKinds are the kernels: the parts of x's elements, the rows of x of a block, how many column blocks of x its
+// lanes keep in registers (not wide, and wide), and its epilogue warps.
 var skinnyKinds = [...]struct{ parts, rows, few, wide, epilogues int }{
 	{2, 8, 16, 32, 2}, {2, 16, 8, 16, 2}, {2, 32, 4, 8, 4}, {2, 64, 4, 1, 8},
 	{1, 32, 4, 8, 4}, {1, 64, 4, 1, 8},
 }
 
 const (
-	// Of fewer rows a GEMV is faster.
+	// leastSkinny is the least number of rows: for fewer rows a GEMV is faster.
 	leastSkinny = 3
 	mostSkinny  = 128
 )
 
-// fewOf is how many column blocks of x a kernel that is not a wide one keeps in registers.
+// fewOf returns how many column blocks of x a kernel that is not wide keeps in registers.
 func (d *Engine) fewOf(kind int) int {
 	k := &skinnyKinds[kind]
 	if d.copied && k.few > k.wide {
@@ -49,46 +48,41 @@ func (d *Engine) fewOf(kind int) int {
 	return k.few
 }
 
-// skinnyThreads are those of a block: eight warps that multiply, one that copies, and those
-// that finish.
+// skinnyThreads returns the threads of a block: eight warps that multiply, one that copies, and the epilogue warps.
 func skinnyThreads(kind int) int { return (9 + skinnyKinds[kind].epilogues) * 32 }
 
 const (
-	// Stages of the ring, as many as there is room for. A block beside another one's has 6 at most.
+	// The ring has as many stages as fit. A block beside another one has 6 at most.
 	leastSkinnyStages, someSkinnyStages, mostSkinnyStages = 3, 6, 10
 
-	mostSkinnySplit = 16 // thread blocks of a cluster
+	mostSkinnySplit = 16 // most thread blocks of a cluster
 
-	// What a launch takes, in column blocks of W that one thread block could read:
-	// making operands of a column block of eight rows of x; a tile of each of the two warp
-	// groups, which is as many at least, since its sums have a way to go; and a cluster of
-	// more than 8, for which so many multiprocessors have to be free. The numbers are those
-	// that choose best for 60 layers of OPT-125m to 6.7b in steps of 4, 8 and 16 rows.
+	// Costs of a launch, in column blocks of W that one thread block could read: making operands of a column block of
+	// eight rows of x; the least of a tile of each of the two warp groups, whose sums travel; and a cluster of more
+	// than 8 blocks, for which so many multiprocessors have to be free. These numbers choose best for 60 layers of
+	// OPT-125m to 6.7b in steps of 4, 8 and 16 rows.
 	skinnyOperands = 2.2
-	skinnyMore     = 0.4 // for each eight rows behind the first 16
+	skinnyMore     = 0.4 // for each eight rows after the first 16
 	skinnyMeeting  = 8
 	skinnyLarge    = 26
 
-	// Of the rows of two clusters side by side each weight is read twice, the second time
-	// from the L2 cache: how long that takes for each of them.
+	// With the rows in two neighbouring clusters each weight is read twice, the second time from the L2 cache: the
+	// cost of that for each cluster.
 	skinnyBeside = 0.6
-	skinnyShort  = 1.3 // the same of a ring that is short of leastSkinnyStages
+	skinnyShort  = 1.3 // the same for a ring shorter than leastSkinnyStages
 	mostBeside   = 2
 
-	// A block that reads no more than this leaves room for one of the next launch, where
-	// it can.
+	// A block that reads at most skinnyLittle leaves space for a block of the next launch, if possible.
 	skinnyLittle = 64 << 10
 )
 
-// skinnySplits are the thread blocks that a cluster may have. One block is no cluster,
-// and may not send.
+// skinnySplits are the possible numbers of thread blocks of a cluster. One block is no cluster, and may not send.
 var skinnySplits = [...]int{2, 4, 8, mostSkinnySplit}
 
-// skinnyKernels are the kernels for weights of a type, of one part or of two: not wide ones, and
-// wide ones.
+// skinnyKernels are the kernels for weights of a type, for one part or two: not wide, and wide.
 type skinnyKernels [len(skinnyKinds)][2]*cuda.Function
 
-// loadSkinny loads the kernels of a type, and of so many parts, from a module.
+// loadSkinny loads the kernels of a type and a number of parts from a module.
 func (d *Engine) loadSkinny(m *cuda.Module, prefix string, element attn.DType, parts int) (*skinnyKernels, error) {
 	k := new(skinnyKernels)
 	for i := range skinnyKinds {
@@ -112,24 +106,24 @@ func (d *Engine) loadSkinny(m *cuda.Module, prefix string, element attn.DType, p
 	return k, nil
 }
 
-// skinnyLaunch is how a launch looks.
+// skinnyLaunch is a launch of a skinny GEMM.
 type skinnyLaunch struct {
-	kind            int // an index of skinnyKinds
-	wide            int // 1: a block's slice of x is
+	kind            int // index of skinnyKinds
+	wide            int // 1: a block's slice of x is wide
 	split, clusters int
-	below           int // clusters that share the rows out
+	below           int // clusters that share the rows
 	stages, shared  int
 }
 
-// configureSkinny says how a Linear of the rows of a batch is launched, if it is one:
-// how many thread blocks a cluster has is chosen by what the busiest block does.
+// configureSkinny chooses the launch of a Linear of a batch's rows; ok is false if there is none. The number of
+// thread blocks of a cluster is chosen by the work of the busiest block.
 func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err error) {
 	element := o.Parts[0].W.DType
 	if !gpu.Known(element) || d.skinny[element] == nil || o.Rows < leastSkinny || o.Rows > mostSkinny {
 		return best, false, nil
 	}
 	least := 0.0
-	fewer := 0 // rows that a kernel has which was looked at
+	fewer := 0 // rows of the kernel tried before
 	for kind, k := range skinnyKinds {
 		below := attn.Ceil(o.Rows, k.rows)
 		if k.parts != o.operandParts() || o.Rows <= fewer {
@@ -155,8 +149,8 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 	return best, ok, nil
 }
 
-// configureClusters is configureSkinny for clusters of so many thread blocks, of which so many
-// share the rows out. Without clusters: there is too little shared memory.
+// configureClusters is configureSkinny for clusters of split thread blocks, of which `below` share the rows. A result
+// without clusters means too little shared memory.
 func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyLaunch, err error) {
 	element, tiles, blocks := o.Parts[0].W.DType, o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)
 	l = skinnyLaunch{kind: kind, split: split, below: below}
@@ -176,9 +170,9 @@ func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyL
 	return l, err
 }
 
-// cost is what a launch of so many tiles takes, each of which is one or, of a gated unit, two,
-// whose blocks have so many column blocks of each: in the mean of all clusters, since one that is done early makes room for the next
-// launch.
+// cost returns the cost of a launch of tiles, of which each is one or, in a gated unit, two; a block has the given
+// column blocks of each. The cost is the mean over all clusters, since a cluster that ends early makes space for the
+// next launch.
 func (l *skinnyLaunch) cost(tiles, together, blocks int) float64 {
 	clusters := l.clusters / l.below
 	each, more := tiles/clusters, tiles%clusters
@@ -201,8 +195,8 @@ func (l *skinnyLaunch) cost(tiles, together, blocks int) float64 {
 	return cost
 }
 
-// micros is what a launch takes on so many multiprocessors, beside what tiles take: weights come from memory once, and
-// from the L2 cache once for each cluster that has rows of x.
+// micros returns the time of a launch on sms multiprocessors besides its tiles: weights come from memory once, and
+// from the L2 cache once for each cluster with rows of x.
 func (l *skinnyLaunch) micros(o *Linear, sms int) float64 {
 	k, elements := &skinnyKinds[l.kind], 0.0
 	for i := range o.Parts {
@@ -220,8 +214,8 @@ func (l *skinnyLaunch) micros(o *Linear, sms int) float64 {
 	return t + ends
 }
 
-// skinnyLent is how many stages of the ring x has at first: floats that are not in registers take
-// more room than operands of one part.
+// skinnyLent returns how many stages of the ring x has at first: floats that are not in registers are larger than
+// operands of one part.
 func (d *Engine) skinnyLent(kind, blocks int) int {
 	k := &skinnyKinds[kind]
 	if blocks <= max(d.fewOf(kind), k.wide) {
@@ -230,14 +224,12 @@ func (d *Engine) skinnyLent(kind, blocks int) int {
 	return attn.Ceil(blocks*k.rows*(skinnyFloat-k.parts*skinnyX), skinnyStage)
 }
 
-// skinnyShared is the shared memory of a launch whose blocks read so many bytes of weights,
-// and the stages of its ring, 0 where it does not fit. It is more than half of what there
-// is: where two blocks fit on a multiprocessor, the next launch's clusters gather on the
-// first ones that are free, two blocks on each, and the others have nothing to do. Not so
-// where there is little to read: then what counts is that the next launch's blocks have
-// begun.
+// skinnyShared returns the shared memory of a launch whose blocks read the given bytes of weights, and the stages of
+// its ring, 0 if it does not fit. The shared memory is more than half of a multiprocessor's: if two blocks fitted,
+// the next launch's clusters would gather on the first free multiprocessors, two blocks on each, and the others would
+// idle. A launch that reads little takes less, so that the next launch's blocks can begin.
 func (d *Engine) skinnyShared(kind, blocks int, norm bool, reads int) (shared, stages int) {
-	const partials = 2 * skinnyTile // floats a row of x, in two places
+	const partials = 2 * skinnyTile // floats a row of x, in two buffers
 	k := &skinnyKinds[kind]
 	rows := k.rows
 	mine, least := partials*rows, leastSkinnyStages
@@ -245,7 +237,7 @@ func (d *Engine) skinnyShared(kind, blocks int, norm bool, reads int) (shared, s
 		least--
 	}
 	least = max(least, d.skinnyLent(kind, blocks))
-	if norm { // before there are partials: its moments, and gamma and beta
+	if norm { // before the partials: moments, gamma and beta
 		mine = max(mine, 2*mostSkinnySplit*rows+2*blocks*skinnyBlock)
 	}
 	rest := skinnyFixed + blocks*rows*k.parts*skinnyX + 4*(partials*rows+mine)
@@ -278,8 +270,7 @@ type fusedAppend struct {
 	_             [4]byte
 }
 
-// queueSkinny queues a Linear of the rows of a batch, which was checked: and has it keep what
-// it makes in a cache.
+// queueSkinny queues a checked Linear of a batch's rows, and stores its results in a cache if keep has one.
 func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep fusedAppend, cache ...gpu.Memory) error {
 	kernels, err := d.skinnyOf(o)
 	if err != nil {
@@ -291,7 +282,7 @@ func (d *Engine) queueSkinny(s *cuda.Stream, o *Linear, l skinnyLaunch, keep fus
 	if p.x, err = d.tensorMap(&o.X, o.In, o.Rows, skinnyKinds[l.kind].rows); err != nil {
 		return err
 	}
-	// Two column blocks side by side in a box come 5% faster than by a box each.
+	// A box of two neighbouring column blocks loads 5% faster than two boxes.
 	pairs := o.In%(2*skinnyBlock*l.split) == 0
 	if pairs {
 		p.pairs = 1

@@ -8,23 +8,23 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// States is the operands of the merging of states of attention, which are normalised:
+// States is the operands of merging normalised states of attention:
 //
 //	LSE = ln sum_i e^(LSEs[i])
 //	Out = sum_i e^(LSEs[i]-LSE) Outs[i]
 //
-// of float32, but for Out, which may be of 16 bits, with sums in the order of the states. Outs are Rows x Dim, and LSEs
-// have a number for each row. One of -Inf is of no key, and its output is not read. One of Out and LSE may have no buffer;
-// without Out there are no Outs, and Dim is 1. Out and LSE are no state's.
+// of float32, except Out, which may be of 16 bits, with sums in the order of the states. Outs are Rows x Dim, and
+// LSEs have a number for each row. A log-sum-exp of -Inf means no key, and its output is not read. One of Out and LSE
+// may have no buffer; without Out there are no Outs, and Dim is 1. Out and LSE are no state's memory.
 type States struct {
 	Rows, Dim  int
 	Outs, LSEs []gpu.Memory
 	Out, LSE   gpu.Memory
-	Scratch    gpu.Memory // as many elements as [States.Needs] says
+	Scratch    gpu.Memory // as many elements as [States.Needs] returns
 }
 
-// Needs is how many elements of scratch the merging of so many states takes: more than a launch merges are merged with the
-// state of those before them.
+// Needs returns how many elements of scratch merging needs: states beyond a launch's limit are merged with the state
+// of the earlier ones.
 func (o *States) Needs() int {
 	switch {
 	case len(o.LSEs) <= nodeStates:
@@ -35,7 +35,7 @@ func (o *States) Needs() int {
 	return 2 * o.Rows
 }
 
-// rounds says whether Out is of 16 bits: what further states are merged with is not rounded.
+// rounds reports whether Out is of 16 bits: states between launches are not rounded.
 func (o *States) rounds() bool { return o.Out.Buffer != nil && o.Out.DType != attn.Float32 }
 
 // mergeParams is struct MergeParams.
@@ -86,14 +86,14 @@ func (o *States) check(op string) error {
 	return nil
 }
 
-// MergeStates queues it.
+// MergeStates queues a merge.
 func (d *Engine) MergeStates(s *cuda.Stream, o *States) error {
 	const op = "merge of states"
 	if err := o.check(op); err != nil {
 		return err
 	}
 	held := []gpu.Memory{o.Out, o.LSE, o.Scratch}
-	before, partial := uint64(0), o.Out.AddressOr0() // the log-sum-exp of what was merged before, and its output
+	before, partial := uint64(0), o.Out.AddressOr0() // the log-sum-exp of the earlier launches, and its output
 	if o.Needs() > 0 && o.rounds() {
 		partial = o.Scratch.Address() + uint64(2*o.Rows*4)
 	}
@@ -118,7 +118,7 @@ func (d *Engine) MergeStates(s *cuda.Stream, o *States) error {
 		}
 		if p.out, p.outType, p.lse = o.Out.AddressOr0(), gpu.Code(o.Out.DType), o.LSE.AddressOr0(); from < len(o.LSEs) {
 			p.out, p.outType = partial, gpu.Code(attn.Float32)
-			p.lse = o.Scratch.Address() + uint64(pass%2*o.Rows*4) // what other threads read is not written over
+			p.lse = o.Scratch.Address() + uint64(pass%2*o.Rows*4) // a launch does not overwrite what other threads read
 		}
 		before = p.lse
 		blocks := attn.Ceil(o.Rows*o.Dim, nodeThreads*nodeEach)
