@@ -31,44 +31,28 @@ type Fused struct {
 	_       nocopy.Mark
 	Graph   *G.ExprGraph
 	Roots   []*G.Node // the new nodes of the roots, in their order
-	Matches []Match   // in the order of the graph that was given
-	Misses  []Miss
+	Matches []Match   // the attention that was replaced, in the order of the graph that was given
+	Misses  []Match   // what looks like a part of an attention and was left as it is
 
 	images map[*G.Node]*G.Node
 }
 
-// A Match is an attention that was replaced.
+// A Match is a place in the graph that was given. Its String is a line: for a replaced attention its
+// heads, numbers of queries and keys, scale and masks, for a miss the reason and what to write instead.
 type Match struct {
-	Output *G.Node // in the graph that was given: the product of weights and values, or the Concat of several
-	Node   *G.Node // in the new graph: the node of Attention
-	Scale  float64 // on the scores
-	Causal bool
-	Bias   *G.Node // in the graph that was given: what else is added to the scores, nil if nothing
+	// Output is the node of the graph that was given: the product of weights and values, or the Concat of several. Of a
+	// miss Output is a SoftMax, a division of exponentials by a sum, or a product whose weights are made of another
+	// product by way of exponentials.
+	Output *G.Node
 
-	// Scales, of the graph that was given, have numbers that multiply or divide the
-	// scores too, and may change from run to run. In the new graph they are on the queries.
-	Scales []*G.Node
+	// Node is the node of Attention in the new graph; nil for a miss.
+	Node *G.Node
 
-	// Dropout is the probability that a weight is dropped, leanattention.WithDropout of which the new
-	// node has, with a seed that is another one in each run.
-	Dropout float64
-
-	// Dropouts, of the graph that was given, do nothing, and are not in the new one.
-	Dropouts []*G.Node
-
-	Heads   int // query heads, of all sequences
-	KVHeads int
-	Queries int // of a head
-	Keys    int
+	text string
 }
 
-// A Miss is a node of the graph that was given which might have been part of an attention, and the
-// reason why Fuse left the node alone. The node is a SoftMax, a division of exponentials by a sum, or a product whose
-// weights are made of another product by way of exponentials.
-type Miss struct {
-	Node   *G.Node
-	Reason string
-}
+// String describes the match in a line.
+func (m Match) String() string { return m.text }
 
 // Node is the node of the new graph that has the value of a node of the graph
 // that was given. It is nil where there is none: for the scores and weights of
@@ -81,35 +65,40 @@ func (f *Fused) Node(old *G.Node) *G.Node {
 	return f.images[old]
 }
 
-// String is a report of a line for each match and each miss.
+// String returns a report: a line for each match and each miss.
 func (f *Fused) String() string {
 	if f == nil {
 		return "nothing fused"
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d fused, %d left alone\n", len(f.Matches), len(f.Misses))
-	for _, m := range f.Matches {
-		mask := ""
-		if m.Causal {
-			mask = ", causal"
+	for _, list := range [...][]Match{f.Matches, f.Misses} {
+		for _, m := range list {
+			fmt.Fprintln(&b, m)
 		}
-		if m.Bias != nil {
-			mask += ", bias " + stock.Describe(m.Bias)
-		}
-		for _, n := range m.Scales {
-			mask += ", scaled by " + stock.Describe(n)
-		}
-		if m.Dropout != 0 {
-			mask += fmt.Sprintf(", dropout %.4g", m.Dropout)
-		}
-		for _, n := range m.Dropouts {
-			mask += ", without " + stock.Describe(n)
-		}
-		fmt.Fprintf(&b, "fused %s: heads %d/%d, queries %d, keys %d, scale %.6g%s\n",
-			stock.Describe(m.Output), m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale, mask)
 	}
-	for _, m := range f.Misses {
-		fmt.Fprintf(&b, "left %s: %s\n", stock.Describe(m.Node), m.Reason)
+	return b.String()
+}
+
+// describe is the line of a match.
+func describe(m *fuse.Match) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "fused %s: heads %d/%d, queries %d, keys %d, scale %.6g",
+		stock.Describe(m.Output), m.Heads, m.KVHeads, m.Queries, m.Keys, m.Scale)
+	if m.Causal {
+		b.WriteString(", causal")
+	}
+	if m.Bias != nil {
+		fmt.Fprintf(&b, ", bias %v of %s", m.Bias.Shape(), stock.Describe(m.Bias))
+	}
+	for _, n := range m.Scales {
+		b.WriteString(", scaled by " + stock.Describe(n))
+	}
+	if m.Dropout != 0 {
+		fmt.Fprintf(&b, ", dropout %.4g", m.Dropout)
+	}
+	for _, n := range m.Dropouts {
+		b.WriteString(", without " + stock.Describe(n))
 	}
 	return b.String()
 }
@@ -309,13 +298,10 @@ func newFused(roots []*G.Node, r *fuse.Result) *Fused {
 		f.Roots = append(f.Roots, r.Images[n])
 	}
 	for _, m := range r.Matches {
-		f.Matches = append(f.Matches, Match{
-			Output: m.Output, Node: r.Attention[m], Scale: m.Scale, Causal: m.Causal, Bias: m.Bias, Scales: m.Scales, Dropout: m.Dropout, Dropouts: m.Dropouts,
-			Heads: m.Heads, KVHeads: m.KVHeads, Queries: m.Queries, Keys: m.Keys,
-		})
+		f.Matches = append(f.Matches, Match{m.Output, r.Attention[m], describe(m)})
 	}
 	for _, m := range r.Misses {
-		f.Misses = append(f.Misses, Miss(m))
+		f.Misses = append(f.Misses, Match{m.Node, nil, fmt.Sprintf("left %s: %s", stock.Describe(m.Node), m.Reason)})
 	}
 	return f
 }
