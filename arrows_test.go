@@ -23,7 +23,7 @@ var arrows = []struct {
 	{of: []string{"."}, not: []string{"rewrite", "nn", "ranks"}},
 	{of: []string{"internal/cpu"}, not: []string{"internal/gpu", "internal/cuda", "internal/queue", "gorgonia"}},
 	{of: []string{"internal/gpu", "internal/cuda", "internal/queue"}, not: []string{"internal/cpu", "gorgonia"}, save: []string{"internal/gpu/enginetest"}},
-	{of: []string{"internal/attn", "internal/lean", "internal/pages"}, not: []string{"internal/cpu", "internal/gpu", "internal/cuda", "gorgonia"}},
+	{of: []string{"internal/attn", "internal/lean", "internal/pages", "internal/weight"}, not: []string{"internal/cpu", "internal/gpu", "internal/cuda", "gorgonia"}},
 	{of: []string{"internal/ongpu", "internal/operand", "internal/errs"}, not: []string{"internal/kvstore"}},
 }
 

@@ -2,16 +2,13 @@ package nn
 
 import (
 	"fmt"
-	"hash"
 	"slices"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/operand"
 
-	"github.com/chewxy/hm"
-	"gorgonia.org/leanattention/internal/graph"
-	"gorgonia.org/leanattention/internal/half"
-	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -54,179 +51,136 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	if table == nil || ids == nil {
 		return nil, errorf(name, errs.ErrGraph, "table or ids is nil")
 	}
-	op := embedding{table: table.Dtype(), ids: ids.Dtype(), residual: residual != nil, gpu: new(ongpu.Node)}
+	of, ok := operand.WeightFormat(table.Dtype())
+	switch {
+	case !ok:
+		return nil, errorf(name, errs.ErrDType, "%s is of %v, want %s", called("table", table), table.Dtype(), weight.Names(weight.Format.Known))
+	case ids.Dtype() != tensor.Int && ids.Dtype() != tensor.Int32:
+		return nil, errorf(name, errs.ErrDType, "%s is of %v, want int or int32", called("ids", ids), ids.Dtype())
+	}
+	op, in := embedding{table: of, ids: ids.Dtype()}, gathered[*G.Node]{table: table, ids: ids}
 	if s := table.Shape(); len(s) == 2 {
 		op.rows = s[0]
 	}
-	children := G.Nodes{table, ids}
+	if residual != nil {
+		op.residual, in.residual = true, &residual
+	}
+	return newNode(op, in.list()...)
+}
+
+// gathered is the operands of an [Embedding] by name, as [layerOperands] is those of layers.
+type gathered[T any] struct {
+	table, ids T
+	residual   *T // nil: there is none
+}
+
+// list is the operands in the order of the op's inputs.
+func (o *gathered[T]) list() []T {
+	list := []T{o.table, o.ids}
+	if o.residual != nil {
+		list = append(list, *o.residual)
+	}
+	return list
+}
+
+// operandsOf is the operands that a list of an op's inputs has.
+func operandsOf[T any](op embedding, list []T) gathered[T] {
+	o := gathered[T]{table: list[0], ids: list[1]}
 	if op.residual {
-		children = append(children, residual)
+		o.residual = &list[2]
 	}
-	shapes := make([]tensor.Shape, len(children))
-	for i, n := range children {
-		if n.Graph() != table.Graph() {
-			return nil, errorf(name, errs.ErrGraph, "%s and table are in different graphs", embeddingInputs[i])
-		}
-		shapes[i] = n.Shape()
-	}
-	switch {
-	case !isWeight(op.table) && op.table != tensor.Float64:
-		return nil, errorf(name, errs.ErrDType, "table is of %v, want float32, float64, Float16 or BFloat16", op.table)
-	case op.ids != tensor.Int && op.ids != tensor.Int32:
-		return nil, errorf(name, errs.ErrDType, "ids are of %v, want int or int32", op.ids)
-	case op.residual && residual.Dtype() != op.sum():
-		return nil, errorf(name, errs.ErrDType, "residual is of %v, want %v for a table of %v", residual.Dtype(), op.sum(), op.table)
-	}
-	if _, err := op.shape(shapes); err != nil {
-		return nil, err
-	}
-	return ongpu.Apply(prefix+name, op, children...)
+	return o
 }
 
-// isWeight reports whether t is a type of the tables and weights of layers that compute in float32.
-func isWeight(t tensor.Dtype) bool {
-	return t == tensor.Float32 || t == operand.Float16 || t == operand.BFloat16
-}
-
-var embeddingInputs = [...]string{"table", "ids", "residual"}
-
-// embedding is the operator: children table, ids, then residual where present.
-// It holds no state, so one value may serve any number of nodes and runs.
+// embedding is the rule. Its inputs are those of gathered.
 type embedding struct {
-	graph.Plain
-	table    tensor.Dtype
+	table    weight.Format
 	ids      tensor.Dtype
 	residual bool
 	rows     int // of the table that the graph was built for
-	gpu      *ongpu.Node
 }
+
+func (op embedding) title() string { return "Embedding" }
 
 // sum is the type of the residual and the output.
-func (op embedding) sum() tensor.Dtype {
-	if op.table == tensor.Float64 {
-		return tensor.Float64
+func (op embedding) sum() tensor.Dtype { return operand.SumType(op.table) }
+
+func (op embedding) arguments() []argument {
+	in := gathered[argument]{
+		table: argument{name: "table", rank: 2, dtype: operand.WeightType(op.table), weights: true},
+		ids:   argument{name: "ids", rank: 1, dtype: op.ids, data: true},
 	}
-	return tensor.Float32
+	if op.residual {
+		in.residual = &argument{name: "residual", rank: 2, dtype: op.sum()}
+	}
+	return append(in.list(), argument{name: "y", rank: 2, dtype: op.sum()})
 }
 
-// shape checks the shapes of the inputs and returns the output's.
-func (op embedding) shape(in []tensor.Shape) (tensor.Shape, error) {
-	const name = "Embedding"
-	if len(in) != op.Arity() {
-		return nil, errorf(name, errs.ErrShape, "%d inputs, want %d", len(in), op.Arity())
-	}
-	table, ids := in[0], in[1]
-	if len(table) != 2 || table[0] < 1 || table[1] < 1 {
-		return nil, errorf(name, errs.ErrShape, "table has shape %v, want rank 2 and no empty axis", table)
-	}
-	if len(ids) != 1 || ids[0] < 1 {
-		return nil, errorf(name, errs.ErrShape, "ids has shape %v, want a vector and not an empty one", ids)
-	}
-	out := tensor.Shape{ids[0], table[1]}
-	if op.residual && !slices.Equal(in[2], out) {
-		return nil, errorf(name, errs.ErrShape, "residual has shape %v, want %v for table of shape %v and ids of shape %v", in[2], out, table, ids)
+// shape checks the shapes of the inputs, whose ranks are right, and returns the output's.
+func (op embedding) shape(list []tensor.Shape) (tensor.Shape, error) {
+	in := operandsOf(op, list)
+	out := tensor.Shape{in.ids[0], in.table[1]}
+	if in.residual != nil && !slices.Equal(*in.residual, out) {
+		return nil, errorf(op.title(), errs.ErrShape, "residual has shape %v, want %v for table of shape %v and ids of shape %v", *in.residual, out, in.table, in.ids)
 	}
 	return out, nil
 }
 
-// OnGPU makes it an [ongpu.Op].
-func (op embedding) OnGPU() *ongpu.Node { return op.gpu }
-
-func (op embedding) Arity() int { return 2 + count(op.residual) }
-
-// OperandName makes it a [graph.Named].
-func (op embedding) OperandName(i int) string { return embeddingInputs[i] }
-
-// Type makes a new type at each call: Gorgonia takes the one it is given apart.
-func (op embedding) Type() hm.Type {
-	ts := []hm.Type{tensorOf(2, op.table), tensorOf(1, op.ids)}
-	if op.residual {
-		ts = append(ts, tensorOf(2, op.sum()))
-	}
-	return hm.NewFnType(append(ts, tensorOf(2, op.sum()))...)
-}
-
-func (op embedding) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
-	shapes, err := G.DimSizersToShapes(in)
-	if err != nil {
-		return nil, err
-	}
-	return op.shape(shapes)
-}
-
 func (op embedding) String() string {
-	return fmt.Sprintf("Embedding{table %v, ids %v, residual %v}", op.table, op.ids, op.residual)
+	return fmt.Sprintf("Embedding{table %v of %d rows, ids %v, residual %v}", op.table, op.rows, op.ids, op.residual)
 }
-func (op embedding) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String(), op.rows) }
-func (op embedding) Hashcode() uint32      { return graph.Hashcode(op) }
 
-// Do returns a new tensor at each call: what Gorgonia's in-place nodes do to it
-// afterwards can harm nobody.
-func (op embedding) Do(in ...G.Value) (y G.Value, err error) {
-	const name = "Embedding"
-	defer errs.RecoverTo(prefix+name, &err)
-	defer op.gpu.Done(in, &y, &err)
-	if len(in) != op.Arity() {
-		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+func (op embedding) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if op.table == weight.Float64 {
+		return gather(op, in, shape, func(dst []float64, m *weight.Matrix, from int) {
+			copy(dst, unsafe.Slice((*float64)(m.At(from)), len(dst)))
+		})
 	}
-	if anyOnGPU(in) {
-		return op.doGPU(in)
-	}
-	var most [len(embeddingInputs)]tensor.Shape
-	shapes := most[:len(in)]
-	for i, v := range in {
-		shapes[i] = v.Shape()
-	}
-	shape, err := op.shape(shapes)
-	if err != nil {
-		return nil, err
-	}
-	ids, err := op.readIDs(in[1], shapes[0][0])
-	if err != nil {
-		return nil, err
-	}
-	switch op.table {
-	case operand.Float16:
-		return gather(op, in, shape, ids, half.DecodeFloat16[half.Float16])
-	case operand.BFloat16:
-		return gather(op, in, shape, ids, half.DecodeBFloat16[half.BFloat16])
-	case tensor.Float64:
-		return gather(op, in, shape, ids, func(dst, src []float64) { copy(dst, src) })
-	}
-	return gather(op, in, shape, ids, func(dst, src []float32) { copy(dst, src) })
+	return gather(op, in, shape, func(dst []float32, m *weight.Matrix, from int) {
+		weight.Decode(m.Format, dst, m.At(from))
+		if m.Scales != nil {
+			for i := range dst {
+				dst[i] *= m.Scales[from/len(dst)]
+			}
+		}
+	})
 }
 
 // readIDs is the ids as ints, all of which are below n or name a row that was not computed.
 func (op embedding) readIDs(v G.Value, n int) ([]int, error) {
-	const name = "Embedding"
-	ids, err := integers(name, "ids", op.ids, v)
+	ids, err := integers(op.title(), "ids", op.ids, v)
 	n = max(n, op.rows)
 	for i, id := range ids {
 		if id < 0 || id >= n {
-			return nil, errorf(name, errs.ErrLength, "ids[%d] is %d, outside [0, %d)", i, id, n)
+			return nil, errorf(op.title(), errs.ErrLength, "ids[%d] is %d, outside [0, %d)", i, id, n)
 		}
 	}
 	return ids, err
 }
 
 // gather is the output: rows ids of the table, widened, plus the residual. A row that the table does not have is 0.
-func gather[F float, T any](op embedding, in []G.Value, shape tensor.Shape, ids []int, widen func(dst []F, src []T)) (G.Value, error) {
-	table, err := elements[T](op.title(), "table", in[0], in[0].Shape())
+func gather[F float](op embedding, list []G.Value, shape tensor.Shape, widen func(dst []F, table *weight.Matrix, from int)) (G.Value, error) {
+	in := operandsOf(op, list)
+	rows, n := in.table.Shape()[0], shape[1]
+	ids, err := op.readIDs(in.ids, rows)
+	if err != nil {
+		return nil, err
+	}
+	table, err := weights(op.title(), "table", in.table)
 	if err != nil {
 		return nil, err
 	}
 	var residual []F
-	if op.residual {
-		if residual, err = elements[F](op.title(), "residual", in[2], shape); err != nil {
+	if in.residual != nil {
+		if residual, err = elements[F](op.title(), "residual", *in.residual, shape); err != nil {
 			return nil, err
 		}
 	}
 	t, y := output[F](shape)
-	rows, n := in[0].Shape()[0], shape[1]
 	eachRow(len(ids), n, func(row int) {
 		to, id := y[row*n:(row+1)*n], ids[row]
 		if id < rows {
-			widen(to, table[id*n:(id+1)*n])
+			widen(to, &table, id*n)
 		} else {
 			clear(to)
 		}
@@ -239,66 +193,48 @@ func gather[F float, T any](op embedding, in []G.Value, shape tensor.Shape, ids 
 	return t, nil
 }
 
-// DiffWRT says that table and residual have gradients.
-func (op embedding) DiffWRT(int) []bool { return diffWRT(op.arguments()) }
-
-// SymDiff adds the nodes of the gradients (tape machine).
-func (op embedding) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
-	defer errs.RecoverTo(prefix+op.title(), &err)
+func (op embedding) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error) {
 	return embeddingGradients(inGraph, op, in, dy)
 }
 
-// DoDiff adds the gradients to those of the inputs (lisp machine).
-func (op embedding) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
-	defer errs.RecoverTo(prefix+op.title(), &err)
-	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
-		return embeddingGradients(atOnce, op, in, dy)
-	})
+func (op embedding) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
+	return embeddingGradients(atOnce, op, in, dy)
 }
 
 func embeddingGradients[T any](do step[T], op embedding, in []T, dy T) ([]T, error) {
-	if op.table != op.sum() {
+	if operand.WeightType(op.table) != op.sum() {
 		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with a table of %v; it must be of float32 or float64", op.table)
 	}
 	return gradients(do, op, in, dy)
 }
 
-func (op embedding) title() string { return "Embedding" }
-
-func (op embedding) arguments() []argument {
-	args := []argument{{name: "table", rank: 2, dtype: op.table}, {name: "ids", rank: 1, dtype: op.ids, data: true}}
-	if op.residual {
-		args = append(args, argument{name: "residual", rank: 2, dtype: op.sum()})
-	}
-	return append(args, argument{name: "y", rank: 2, dtype: op.sum()})
-}
-
 // gradient adds the rows of dy to those of the table that they were made of; the residual's is dy.
 func (op embedding) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
-	if op.table == tensor.Float64 {
+	if op.table == weight.Float64 {
 		return embeddingGrad[float64](op, i, in, dy)
 	}
 	return embeddingGrad[float32](op, i, in, dy)
 }
 
-func embeddingGrad[F float](op embedding, i int, in []G.Value, grad G.Value) (G.Value, error) {
+func embeddingGrad[F float](op embedding, i int, list []G.Value, grad G.Value) (G.Value, error) {
 	dy, err := elements[F](op.title(), "the output's gradient", grad, grad.Shape())
 	if err != nil {
 		return nil, err
 	}
-	if i > 0 {
-		t, d := output[F](in[i].Shape())
+	if i > 0 { // ids have none
+		t, d := output[F](list[i].Shape())
 		copy(d, dy)
 		return t, nil
 	}
-	t, d := zeros[F](in[0].Shape())
-	ids, err := op.readIDs(in[1], in[0].Shape()[0])
+	in := operandsOf(op, list)
+	rows, n := in.table.Shape()[0], grad.Shape()[1]
+	t, d := zeros[F](in.table.Shape())
+	ids, err := op.readIDs(in.ids, rows)
 	if err != nil {
 		return nil, err
 	}
-	n := grad.Shape()[1]
 	for row, id := range ids {
-		if id >= in[0].Shape()[0] {
+		if id >= rows {
 			continue
 		}
 		to := d[id*n : (id+1)*n]
@@ -310,7 +246,8 @@ func embeddingGrad[F float](op embedding, i int, in []G.Value, grad G.Value) (G.
 }
 
 var (
-	_ G.SDOp    = embedding{}
-	_ G.ADOp    = embedding{}
+	_ rule      = embedding{}
+	_ launched  = embedding{}
+	_ composed  = embedding{}
 	_ derivable = embedding{}
 )

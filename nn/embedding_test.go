@@ -9,11 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/device"
-
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/half"
-	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -187,7 +185,7 @@ func TestEmbeddingViews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	y, err := embedding{table: tensor.Float32, ids: tensor.Int, residual: true}.Do(turned, column.(*tensor.Dense), turnedResidual)
+	y, err := opOf(embedding{table: weight.Float32, ids: tensor.Int, residual: true}).Do(turned, column.(*tensor.Dense), turnedResidual)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,10 +240,10 @@ func TestEmbeddingInPlaceNeighbours(t *testing.T) {
 
 // TestEmbeddingHash: Gorgonia merges nodes of equal hash and equal children.
 func TestEmbeddingHash(t *testing.T) {
-	seen := map[uint32]embedding{}
-	for _, dt := range tableTypes {
+	seen := map[uint32]node{}
+	for f := range weight.Format(weight.Formats) {
 		for _, residual := range []bool{false, true} {
-			op := embedding{table: dt, ids: tensor.Int, residual: residual}
+			op := opOf(embedding{table: f, ids: tensor.Int, residual: residual})
 			if other, ok := seen[op.Hashcode()]; ok {
 				t.Errorf("%v and %v have the same hash", op, other)
 			}
@@ -301,7 +299,7 @@ func TestEmbeddingWrongValues(t *testing.T) {
 	ids := func(ids ...int) *tensor.Dense {
 		return tensor.New(tensor.WithShape(len(ids)), tensor.WithBacking(ids))
 	}
-	op := embedding{table: la.Float16, ids: tensor.Int, residual: true}
+	op := opOf(embedding{table: weight.Float16, ids: tensor.Int, residual: true})
 	table, residual := value(la.Float16, 5, 3), value(tensor.Float32, 2, 3)
 	for _, c := range []struct {
 		name string
@@ -326,13 +324,13 @@ func TestEmbeddingWrongValues(t *testing.T) {
 	}
 
 	// A GPU has no float64. What is on the GPU does not matter.
-	wide := embedding{table: tensor.Float64, ids: tensor.Int32, residual: true, gpu: new(ongpu.Node)}
-	onGPU := new(device.Tensor)
+	wide := opOf(embedding{table: weight.Float64, ids: tensor.Int32, residual: true})
+	const says = "table of float64 on a GPU, want float32, float16 or bfloat16: convert table, or run the node in host memory"
 	for i := range 3 {
 		in := []G.Value{value(tensor.Float64, 5, 3), value(tensor.Int32, 2), value(tensor.Float64, 2, 3)}
-		in[i] = onGPU
-		if y, err := wide.Do(in...); y != nil || !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "table of float64 on a GPU") {
-			t.Errorf("%s on a GPU, of float64: %v and error %v", embeddingInputs[i], y, err)
+		in[i] = onGPU{in[i].(*tensor.Dense)}
+		if y, err := wide.Do(in...); y != nil || !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), says) {
+			t.Errorf("input %d on a GPU: %v and error %v", i, y, err)
 		}
 	}
 	for _, c := range []struct {
@@ -365,7 +363,7 @@ func TestEmbeddingGradient(t *testing.T) {
 		if _, err := G.Grad(G.Must(G.Sum(l.y)), l.nodes[2]); err == nil {
 			t.Error("gradient of the tape machine: no error")
 		}
-		if _, err := (embedding{table: dt}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
+		if _, err := opOf(embedding{table: format(t, dt)}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
 			t.Errorf("SymDiff: %v", err)
 		}
 	}

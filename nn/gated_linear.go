@@ -2,9 +2,6 @@ package nn
 
 import (
 	"fmt"
-	"unsafe"
-
-	"gorgonia.org/leanattention/internal/ongpu"
 
 	"gorgonia.org/leanattention/internal/errs"
 
@@ -51,7 +48,7 @@ func GatedLinear(x *G.Node, ws, bs []*G.Node, kind Gate, opts ...LinearOption) (
 	if err != nil {
 		return nil, err
 	}
-	return ongpu.Apply(prefix+name, op, children...)
+	return newNode(op, children...)
 }
 
 // halves is the layers of a weight that has both, in host memory.
@@ -59,8 +56,7 @@ func halves[F float](both cpulinear.Operands[F]) []cpulinear.Operands[F] {
 	gate, up := both, both
 	n := both.Out / 2
 	gate.Out, up.Out = n, n
-	gate.W.Len, up.W.Len = n*both.In, n*both.In
-	up.W.Ptr = unsafe.Add(up.W.Ptr, n*both.In*up.W.DType.Size())
+	gate.W, up.W = both.W.Rows(0, n, both.In), both.W.Rows(n, n, both.In)
 	if both.Bias != nil {
 		gate.Bias, up.Bias = both.Bias[:n], both.Bias[n:]
 	}

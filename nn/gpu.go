@@ -19,6 +19,9 @@ import (
 // queues the work finds out.
 func anyOnGPU(in []G.Value) bool {
 	return slices.ContainsFunc(in, func(v G.Value) bool {
+		if w, ok := v.(*operand.Weight); ok {
+			v = w.Elements
+		}
 		_, ok := ongpu.Of(v)
 		return ok
 	})
@@ -53,61 +56,56 @@ func shapesOf(in []G.Value) []tensor.Shape {
 // gpuBytes is memory whose type does not matter.
 func gpuBytes(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offset: m.Offset} }
 
-// doGPU is Do where the inputs are on a GPU.
-func (op linear) doGPU(in []G.Value) (G.Value, error) {
-	name := op.title()
-	if op.x != tensor.Float32 {
-		return nil, errorf(name, errs.ErrUnsupported, "x of %v on a GPU, want float32", op.x)
-	}
-	shapes := shapesOf(in)
-	shape, err := op.shape(shapes)
-	if err != nil {
-		return nil, err
-	}
-	isW := func(i int) bool { return i >= 1 && i <= op.parts }
-	if err := checkDTypes(name, op.OperandName, in, func(i int) tensor.Dtype {
-		if isW(i) {
-			return op.w
+// tensorsOf is the inputs as tensors on GPUs. Weights are their elements: formats with kernels have no scales.
+func tensorsOf(in []G.Value) []G.Value {
+	for i, v := range in {
+		if w, ok := v.(*operand.Weight); ok {
+			in = slices.Clone(in)
+			in[i] = w.Elements
 		}
-		return op.x
-	}); err != nil {
-		return nil, err
 	}
-	return ongpu.Compute(&ongpu.Call{
-		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.OperandName), In: in, DType: op.x, Shape: shape,
-		Scratch: func(d *decoder.Engine) (int, error) { return op.scratchOn(d, shapes) },
-		Queue:   func(w *ongpu.Work) error { return w.Linear(op.on(w.In, shapes, w.Out, w.Scratch)) },
-		Spread: func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
-			shards, err := op.shards(in, shapes)
-			if err != nil {
-				return nil, err
-			}
-			return ongpu.LinearShards{Sharded: &decoder.Sharded{Linear: *op.on(in, shapes, out, gpu.Memory{}), Shards: shards}}, nil
-		},
-		Apart: func(in []ongpu.Layout) (*ongpu.Apart, error) {
-			if a := op.byOutputs(in, shapes, shape); a != nil {
-				return a, nil
-			}
-			return op.byInputs(in, shapes, shape)
-		},
-	})
+	return in
+}
+
+// launch queues the layers.
+func (op linear) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
+	return w.Linear(op.on(w.In, in, w.Out, w.Scratch))
+}
+
+// place says how several GPUs compute the layers.
+func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape) {
+	c.Scratch = func(d *decoder.Engine) (int, error) { return op.scratchOn(d, shapes) }
+	c.Spread = func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
+		shards, err := op.shards(in, shapes)
+		if err != nil {
+			return nil, err
+		}
+		return ongpu.LinearShards{Sharded: &decoder.Sharded{Linear: *op.on(in, shapes, out, gpu.Memory{}), Shards: shards}}, nil
+	}
+	c.Apart = func(in []ongpu.Layout) (*ongpu.Apart, error) {
+		if a := op.byOutputs(in, shapes, shape); a != nil {
+			return a, nil
+		}
+		return op.byInputs(in, shapes, shape)
+	}
 }
 
 // on is the layers on a GPU, of operands as far as they are known: memory comes with the work.
-func (op linear) on(in []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.Memory) *decoder.Linear {
-	rows, width := shapes[0][0], shapes[0][1]
-	o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in[0].Memory, Scratch: scratch}
+func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.Memory) *decoder.Linear {
+	in, of := named(op, list), named(op, shapes)
+	rows, width := of.x[0], of.x[1]
+	o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in.x.Memory, Scratch: scratch}
+	stored, _ := operand.StorageType(operand.WeightType(op.w))
 	at := 0
-	for i := range op.parts {
-		w, p := &in[1+i], decoder.LinearPart{Out: shapes[1+i][0]}
-		p.W, p.Y = w.Memory, out
-		p.W.DType, _ = operand.StorageType(op.w) // also of shards
+	for i := range in.w {
+		p := decoder.LinearPart{Out: of.w[i][0], W: in.w[i].Memory, Y: out}
+		p.W.DType = stored // also of shards
 		p.Y.Offset += int64(at) * 4
 		p.Y.Len = rows * p.Out
 		at += p.Y.Len
-		o.Early = o.Early && w.Fixed
+		o.Early = o.Early && in.w[i].Fixed
 		if op.bias {
-			p.B = in[1+op.parts+i].Memory
+			p.B = in.b[i].Memory
 		}
 		o.Parts = append(o.Parts, p)
 	}
@@ -115,20 +113,17 @@ func (op linear) on(in []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.
 		o.Parts = gateAndUp(o.Parts, width)
 		o.Parts[0].Y = out
 	}
-	in = in[len(in)-count(op.residual)-count(op.gamma)-count(op.beta):]
-	if op.residual {
-		o.Residual, in = in[0].Memory, in[1:]
+	memory := func(x *ongpu.Operand) gpu.Memory {
+		if x == nil {
+			return gpu.Memory{}
+		}
+		return x.Memory
 	}
+	o.Residual = memory(in.residual)
 	if op.norm {
-		o.Norm = &decoder.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset}
-		for _, x := range in {
-			o.Early = o.Early && x.Fixed
-		}
-		if op.gamma {
-			o.Norm.Gamma, in = in[0].Memory, in[1:]
-		}
-		if op.beta {
-			o.Norm.Beta = in[0].Memory
+		o.Norm = &decoder.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset, Gamma: memory(in.gamma), Beta: memory(in.beta)}
+		for _, x := range []*ongpu.Operand{in.gamma, in.beta} {
+			o.Early = o.Early && (x == nil || x.Fixed)
 		}
 	}
 	return o
@@ -136,44 +131,49 @@ func (op linear) on(in []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.
 
 // scratchOn is how many float32 the layers need besides on a GPU.
 func (op linear) scratchOn(d *decoder.Engine, shapes []tensor.Shape) (int, error) {
-	in := make([]ongpu.Operand, op.Arity())
-	for i := range op.parts {
-		in[1+i].DType, _ = operand.StorageType(op.w)
-	}
-	return d.Scratch(op.on(in, shapes, gpu.Memory{}, gpu.Memory{}))
+	return d.Scratch(op.on(make([]ongpu.Operand, len(shapes)), shapes, gpu.Memory{}, gpu.Memory{}))
 }
 
-// shards are what each GPU has of the weights and the biases, and the errors of what is not dealt out by output
-// features.
-func (op linear) shards(in []ongpu.Operand, shapes []tensor.Shape) (shards [][]decoder.Shard, err error) {
-	name := op.title()
+// shards are what each GPU has of the weights and the biases. Other inputs are whole, and weights and biases are sharded by
+// output features, on axis 0: all else is an error.
+func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][]decoder.Shard, err error) {
+	name, in, of, names := op.title(), named(op, list), named(op, shapes), op.names()
 	if op.gate && op.parts == 1 {
-		return nil, errorf(name, errs.ErrUnsupported, "%s has the weights of the gate and of the other layer, and is sharded over several GPUs: want two of them", op.OperandName(1))
+		return nil, errorf(name, errs.ErrUnsupported, "%s has the weights of the gate and of the other layer, and is sharded over several GPUs: want two of them", names.w[0])
 	}
-	biases := 0
-	if op.bias {
-		biases = op.parts
+	byRows := func(what string, x *ongpu.Operand, shape tensor.Shape) error {
+		if x.Shards != nil && x.Axis != 0 {
+			return errorf(name, errs.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it on axis 0", what, x.Axis, shape)
+		}
+		return nil
 	}
-	for i := range in {
-		x := &in[i]
-		isW, isB := i >= 1 && i <= op.parts, i > op.parts && i <= op.parts+biases
-		switch {
-		case isW && x.Shards == nil:
-			return nil, errorf(name, errs.ErrUnsupported, "%s is whole, and others are sharded over several GPUs", op.OperandName(i))
-		case x.Shards == nil:
-		case !isW && !isB:
-			return nil, errorf(name, errs.ErrUnsupported, "%s is sharded over several GPUs, want it whole", op.OperandName(i))
-		case x.Axis != 0:
-			return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it on axis 0", op.OperandName(i), x.Axis, shapes[i])
+	for i := range in.w {
+		if in.w[i].Shards == nil {
+			return nil, errorf(name, errs.ErrUnsupported, "%s is whole, and others are sharded over several GPUs", names.w[i])
+		}
+		if err := byRows(names.w[i], &in.w[i], of.w[i]); err != nil {
+			return nil, err
 		}
 	}
-	for member := range in[1].Shards {
+	for i := range in.b {
+		if err := byRows(names.b[i], &in.b[i], of.b[i]); err != nil {
+			return nil, err
+		}
+	}
+	whole := layerOperands[ongpu.Operand]{x: in.x, residual: in.residual, gamma: in.gamma, beta: in.beta}
+	called := layerOperands[string]{x: names.x, residual: names.residual, gamma: names.gamma, beta: names.beta}
+	for i, x := range whole.list() {
+		if x.Shards != nil {
+			return nil, errorf(name, errs.ErrUnsupported, "%s is sharded over several GPUs, want it whole", called.list()[i])
+		}
+	}
+	for member := range in.w[0].Shards {
 		mine := make([]decoder.Shard, op.parts)
 		for i := range mine {
-			w := &in[1+i].Shards[member]
+			w := &in.w[i].Shards[member]
 			mine[i] = decoder.Shard{First: w.First, Out: w.N, W: w.Memory}
 			if op.bias {
-				if b := in[1+op.parts+i].Shards; b != nil {
+				if b := in.b[i].Shards; b != nil {
 					mine[i].B = b[member].Memory
 				}
 			}
@@ -238,35 +238,12 @@ func (op layerNorm) checkShapes(in []tensor.Shape) (n int, err error) {
 	return n, nil
 }
 
-// doGPU is Do where the inputs are on a GPU. An id outside of the table makes a
-// row of NaN: the host does not see the ids.
-func (op embedding) doGPU(in []G.Value) (G.Value, error) {
-	const name = "Embedding"
-	if op.table == tensor.Float64 {
-		return nil, errorf(name, errs.ErrUnsupported, "table of float64 on a GPU, want float32, Float16 or BFloat16")
+// launch queues the gathering. An id outside of the table makes a row of NaN: the host does not see the ids.
+func (op embedding) launch(w *ongpu.Work, shapes []tensor.Shape, shape tensor.Shape) error {
+	in := operandsOf(op, w.In)
+	o := &decoder.Gather{Rows: shape[0], N: shape[1], TableRows: operandsOf(op, shapes).table[0], Table: in.table.Memory, IDs: in.ids.Memory, Y: w.Out}
+	if in.residual != nil {
+		o.Residual = in.residual.Memory
 	}
-	if op.ids != tensor.Int32 {
-		return nil, errorf(name, errs.ErrUnsupported, "ids of %v on a GPU, want int32", op.ids)
-	}
-	shapes := shapesOf(in)
-	shape, err := op.shape(shapes)
-	if err != nil {
-		return nil, err
-	}
-	what := func(i int) string { return embeddingInputs[i] }
-	if err := checkDTypes(name, what, in, func(i int) tensor.Dtype {
-		return [...]tensor.Dtype{op.table, op.ids, tensor.Float32}[i]
-	}); err != nil {
-		return nil, err
-	}
-	return ongpu.Compute(&ongpu.Call{
-		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), what), In: in, DType: tensor.Float32, Shape: shape,
-		Queue: func(w *ongpu.Work) error {
-			o := &decoder.Gather{Rows: shape[0], N: shape[1], TableRows: shapes[0][0], Table: w.In[0].Memory, IDs: w.In[1].Memory, Y: w.Out}
-			if op.residual {
-				o.Residual = w.In[2].Memory
-			}
-			return w.Gather(o)
-		},
-	})
+	return w.Gather(o)
 }

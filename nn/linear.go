@@ -2,21 +2,16 @@ package nn
 
 import (
 	"fmt"
-	"hash"
 	"slices"
-	"unsafe"
 
 	"gorgonia.org/leanattention/internal/errs"
-	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/operand"
 
-	"github.com/chewxy/hm"
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
 	"gorgonia.org/leanattention/internal/cpu/norm"
-	"gorgonia.org/leanattention/internal/graph"
-	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -154,7 +149,7 @@ func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return ongpu.Apply(prefix+name, op, children...)
+	return newNode(op, children...)
 }
 
 // Linears is up to three layers of one x, such as a decoder's queries, keys and
@@ -172,12 +167,8 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, e
 	case op.residual:
 		return nil, errorf(name, errs.ErrUnsupported, "a residual of %d layers", len(ws))
 	}
-	shapes := make([]tensor.Shape, len(children))
-	for i, n := range children {
-		shapes[i] = n.Shape()
-	}
 	op.joined = true
-	all, err := ongpu.Apply(prefix+name, op, children...)
+	all, err := newNode(op, children...)
 	if err != nil {
 		return nil, err
 	}
@@ -200,6 +191,7 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, e
 // mostLayers is how many layers [Linears] takes.
 const mostLayers = 3
 
+// newLinear is the rule of layers, and the nodes that are its inputs.
 func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (op linear, children G.Nodes, err error) {
 	if x == nil || len(ws) == 0 || slices.Contains(ws, nil) {
 		return op, nil, errorf(name, errs.ErrGraph, "x or w is nil")
@@ -212,8 +204,16 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 	case slices.Contains(bs, nil):
 		return op, nil, errorf(name, errs.ErrGraph, "a bias is nil")
 	}
-	op = linear{x: x.Dtype(), w: ws[0].Dtype(), parts: len(ws), bias: len(bs) > 0, gpu: new(ongpu.Node)}
-	var residual *G.Node
+	of, ok := operand.WeightFormat(ws[0].Dtype())
+	if !ok || x.Dtype() != operand.SumType(of) {
+		fits := func(f weight.Format) bool { return operand.SumType(f) == x.Dtype() }
+		if weight.Names(fits) == "" {
+			return op, nil, errorf(name, errs.ErrDType, "%s is of %v, want float32 or float64%s", called("x", x), x.Dtype(), toConvert(x.Dtype(), tensor.Float32))
+		}
+		return op, nil, errorf(name, errs.ErrDType, "%s is of %v, and x of %v: want w of %s", called("w", ws[0]), ws[0].Dtype(), x.Dtype(), weight.Names(fits))
+	}
+	op = linear{x: x.Dtype(), w: of, parts: len(ws), bias: len(bs) > 0}
+	in := layerOperands[*G.Node]{x: x, w: ws, b: bs}
 	var norm *normOption
 	for _, o := range opts {
 		if o.activation != attn.NoActivation {
@@ -223,10 +223,10 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 			op.activation = o.activation
 		}
 		if o.residual != nil {
-			if residual != nil {
+			if op.residual {
 				return op, nil, errorf(name, errs.ErrOption, "option WithResidual is given twice")
 			}
-			residual = o.residual
+			op.residual, in.residual = true, &o.residual
 		}
 		if o.norm != nil {
 			if norm != nil {
@@ -241,55 +241,31 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 			return op, nil, errorf(name, errs.ErrOption, "option WithMixedPrecision is given twice")
 		}
 		op.mixed = op.mixed || o.mixed
-	}
-	op.residual = residual != nil
-	op.gate = slices.ContainsFunc(opts, func(o LinearOption) bool { return o.gate })
-	if err := op.checkTypes(name); err != nil {
-		return op, nil, err
-	}
-	children = append(append(G.Nodes{x}, ws...), bs...)
-	if op.residual {
-		children = append(children, residual)
+		op.gate = op.gate || o.gate
 	}
 	if norm != nil {
 		if err := checkEps(name, norm.eps); err != nil {
 			return op, nil, err
 		}
-		op.norm, op.eps, op.gamma, op.beta = true, norm.eps, norm.gamma != nil, norm.beta != nil
-		op.rms, op.offset = norm.rms, norm.offset
+		op.norm, op.eps, op.rms, op.offset = true, norm.eps, norm.rms, norm.offset
+		if norm.gamma != nil {
+			op.gamma, in.gamma = true, &norm.gamma
+		}
+		if norm.beta != nil {
+			op.beta, in.beta = true, &norm.beta
+		}
 		if op.offset && !op.gamma {
 			return op, nil, errorf(name, errs.ErrUnsupported, "WithUnitOffset without a gamma")
 		}
-		for _, n := range []*G.Node{norm.gamma, norm.beta} {
-			if n != nil {
-				children = append(children, n)
-			}
-		}
 	}
-	shapes := make([]tensor.Shape, len(children))
-	for i, n := range children {
-		if n.Graph() != x.Graph() {
-			return op, nil, errorf(name, errs.ErrGraph, "%s and x are in different graphs", op.OperandName(i))
-		}
-		switch isW := i >= 1 && i <= op.parts; {
-		case isW && n.Dtype() != op.w:
-			return op, nil, errorf(name, errs.ErrDType, "%s is of %v, the first one of %v", called(op.OperandName(i), n), n.Dtype(), op.w)
-		case !isW && n.Dtype() != op.x:
-			return op, nil, errorf(name, errs.ErrDType, "%s is of %v, x of %v%s", called(op.OperandName(i), n), n.Dtype(), op.x, toConvert(n.Dtype(), op.x))
-		}
-		shapes[i] = n.Shape()
-	}
-	_, err = op.shape(shapes)
-	return op, children, err
+	return op, in.list(), nil
 }
 
-// linear is the operator: children x, the weights, then the biases, the residual,
-// gamma and beta where present. It holds nothing but the memory of its value on
-// GPUs.
+// linear is the rule of layers of one x. Its inputs are [layerOperands].
 type linear struct {
-	graph.Plain
-	x, w              tensor.Dtype // of the inputs; the others have x's
-	parts             int
+	x                 tensor.Dtype // of all inputs but weights
+	w                 weight.Format
+	parts             int  // layers, but for a gate of one weight, which is both of its layers
 	joined            bool // the outputs are one vector, one part behind the other
 	bias, residual    bool
 	activation        attn.Activation
@@ -298,152 +274,141 @@ type linear struct {
 	rms, offset       bool // the norm is an RMSNorm, and its weights are 1+gamma
 	eps               float64
 	mixed             bool
-	gpu               *ongpu.Node
 }
 
-// OperandName makes it a [graph.Named].
-func (op linear) OperandName(i int) string {
-	of := func(name string, i int) string {
-		if op.parts == 1 {
-			return name
-		}
-		return fmt.Sprintf("%s[%d]", name, i)
-	}
-	if i == 0 {
-		return "x"
-	}
-	if i--; i < op.parts {
-		return of("w", i)
-	}
-	if i -= op.parts; op.bias {
-		if i < op.parts {
-			return of("b", i)
-		}
-		i -= op.parts
-	}
-	if op.residual {
-		if i == 0 {
-			return "residual"
-		}
-		i--
-	}
-	if op.gamma && i == 0 {
-		return "gamma"
-	}
-	return "beta"
+// layerOperands is the operands of linear layers by name. T is what stands for an operand: a node, a value, a shape, its memory.
+type layerOperands[T any] struct {
+	x                     T
+	w, b                  []T // of each layer; no b: there are no biases
+	residual, gamma, beta *T  // nil: there is none
 }
 
-func (op linear) checkTypes(name string) error {
-	switch {
-	case op.x == tensor.Float32 && isWeight(op.w):
-		return nil
-	case op.x == tensor.Float64 && op.w == tensor.Float64:
-		return nil
+// list is the operands in the order of the op's inputs.
+func (o *layerOperands[T]) list() []T {
+	list := append(append([]T{o.x}, o.w...), o.b...)
+	for _, p := range [...]*T{o.residual, o.gamma, o.beta} {
+		if p != nil {
+			list = append(list, *p)
+		}
 	}
-	return errorf(name, errs.ErrDType,
-		"x is of %v and w of %v, want float32 and one of float32, Float16, BFloat16, or float64 and float64", op.x, op.w)
+	return list
 }
 
-// shape checks the inputs' shapes and returns the output's.
-func (op linear) shape(in []tensor.Shape) (tensor.Shape, error) {
-	name := op.title()
-	if len(in) != op.Arity() {
-		return nil, errorf(name, errs.ErrShape, "%d inputs, want %d", len(in), op.Arity())
+// named is the operands that a list of an op's inputs has. They are in the list's memory.
+func named[T any](op linear, list []T) (o layerOperands[T]) {
+	take := func(n int) []T {
+		taken := list[:n:n]
+		list = list[n:]
+		return taken
 	}
-	ws := in[1 : 1+op.parts]
-	for i, s := range in[:1+op.parts] {
-		if len(s) != 2 || s[0] < 1 || s[1] < 1 {
-			return nil, errorf(name, errs.ErrShape, "%s has shape %v, want rank 2 and no empty axis", op.OperandName(i), s)
+	maybe := func(there bool) *T {
+		if !there {
+			return nil
 		}
-		if s[1] != in[0][1] {
-			return nil, errorf(name, errs.ErrShape, "x has shape %v and %s %v, want the same second axis", in[0], op.OperandName(i), s)
+		return &take(1)[0]
+	}
+	o.x, o.w = take(1)[0], take(op.parts)
+	if op.bias {
+		o.b = take(op.parts)
+	}
+	o.residual, o.gamma, o.beta = maybe(op.residual), maybe(op.gamma), maybe(op.beta)
+	return o
+}
+
+// What errors call the operands, of one layer and of several.
+var (
+	oneLayer   = layerOperands[string]{x: "x", w: []string{"w"}, b: []string{"b"}}
+	manyLayers = layerOperands[string]{x: "x", w: []string{"w[0]", "w[1]", "w[2]"}, b: []string{"b[0]", "b[1]", "b[2]"}}
+
+	residualName, gammaName, betaName = "residual", "gamma", "beta"
+)
+
+// names is what errors call the operands.
+func (op linear) names() layerOperands[string] {
+	o := manyLayers
+	if op.parts == 1 {
+		o = oneLayer
+	}
+	o.w, o.b = o.w[:op.parts], o.b[:op.parts*count(op.bias)]
+	maybe := func(there bool, name *string) *string {
+		if !there {
+			return nil
+		}
+		return name
+	}
+	o.residual, o.gamma, o.beta = maybe(op.residual, &residualName), maybe(op.gamma, &gammaName), maybe(op.beta, &betaName)
+	return o
+}
+
+// arguments are the inputs, and the result.
+func (op linear) arguments() []argument {
+	names := op.names()
+	args := append(alike(2, op.x, names.list()...), argument{name: "y", rank: op.rank(), dtype: op.x})
+	in := named(op, args[:len(args)-1])
+	for i := range in.w {
+		in.w[i].dtype, in.w[i].weights = operand.WeightType(op.w), true
+	}
+	for i := range in.b {
+		in.b[i].rank = 1
+	}
+	for _, p := range [...]*argument{in.gamma, in.beta} {
+		if p != nil {
+			p.rank = 1
 		}
 	}
-	i := 1 + op.parts
-	check := func(want tensor.Shape) error {
-		if s := in[i]; !slices.Equal(s, want) {
-			return errorf(name, errs.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", op.OperandName(i), s, want, in[0], ws[0])
-		}
-		i++
-		return nil
+	return args
+}
+
+// rank is that of the output.
+func (op linear) rank() int {
+	if op.joined {
+		return 1
 	}
+	return 2
+}
+
+// shape checks the inputs' shapes, whose ranks are right, and returns the output's.
+func (op linear) shape(list []tensor.Shape) (tensor.Shape, error) {
+	name, in := op.title(), named(op, list)
 	total := 0
-	for _, w := range ws {
-		total += in[0][0] * w[0]
+	for i, w := range in.w {
+		if w[1] != in.x[1] {
+			return nil, errorf(name, errs.ErrShape, "x has shape %v and %s %v, want the same second axis", in.x, op.names().w[i], w)
+		}
+		total += in.x[0] * w[0]
 	}
-	out := tensor.Shape{in[0][0], ws[0][0]}
+	out := tensor.Shape{in.x[0], in.w[0][0]}
 	switch {
 	case !op.gate:
 	case op.parts == 1 && out[1]%2 != 0:
-		return nil, errorf(name, errs.ErrShape, "w has shape %v, want an even number of rows: half of them are the gate's", ws[0])
+		return nil, errorf(name, errs.ErrShape, "w has shape %v, want an even number of rows: half of them are the gate's", in.w[0])
 	case op.parts == 1:
 		out[1] /= 2
-	case ws[1][0] != out[1]:
-		return nil, errorf(name, errs.ErrShape, "w[0], the gate's, has shape %v and w[1] %v, want the same", ws[0], ws[1])
+	case in.w[1][0] != out[1]:
+		return nil, errorf(name, errs.ErrShape, "w[0], the gate's, has shape %v and w[1] %v, want the same", in.w[0], in.w[1])
 	}
-	if op.bias {
-		for _, w := range ws {
-			if err := check(w[:1]); err != nil {
-				return nil, err
-			}
+	wrong := func(what string, s, want tensor.Shape) error {
+		return errorf(name, errs.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", what, s, want, in.x, in.w[0])
+	}
+	names := op.names()
+	for i, b := range in.b {
+		if want := in.w[i][:1]; !slices.Equal(b, want) {
+			return nil, wrong(names.b[i], b, want)
 		}
 	}
-	if op.residual {
-		if err := check(out); err != nil {
-			return nil, err
-		}
+	if r := in.residual; r != nil && !slices.Equal(*r, out) {
+		return nil, wrong(*names.residual, *r, out)
 	}
-	for range count(op.gamma) + count(op.beta) {
-		if err := check(in[0][1:]); err != nil {
-			return nil, err
-		}
+	if p := in.gamma; p != nil && !slices.Equal(*p, in.x[1:]) {
+		return nil, wrong(*names.gamma, *p, in.x[1:])
+	}
+	if p := in.beta; p != nil && !slices.Equal(*p, in.x[1:]) {
+		return nil, wrong(*names.beta, *p, in.x[1:])
 	}
 	if op.joined {
 		return tensor.Shape{total}, nil
 	}
 	return out, nil
-}
-
-// OnGPU makes it an [ongpu.Op].
-func (op linear) OnGPU() *ongpu.Node { return op.gpu }
-
-func (op linear) Arity() int {
-	n := 1 + op.parts + count(op.residual) + count(op.gamma) + count(op.beta)
-	if op.bias {
-		n += op.parts
-	}
-	return n
-}
-
-func (op linear) Type() hm.Type {
-	ts := []hm.Type{tensorOf(2, op.x)}
-	for range op.parts {
-		ts = append(ts, tensorOf(2, op.w))
-	}
-	if op.bias {
-		for range op.parts {
-			ts = append(ts, tensorOf(1, op.x))
-		}
-	}
-	if op.residual {
-		ts = append(ts, tensorOf(2, op.x))
-	}
-	for range count(op.gamma) + count(op.beta) {
-		ts = append(ts, tensorOf(1, op.x))
-	}
-	rank := 2
-	if op.joined {
-		rank = 1
-	}
-	return hm.NewFnType(append(ts, tensorOf(rank, op.x))...)
-}
-
-func (op linear) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
-	shapes, err := G.DimSizersToShapes(in)
-	if err != nil {
-		return nil, err
-	}
-	return op.shape(shapes)
 }
 
 func (op linear) String() string {
@@ -462,103 +427,61 @@ func (op linear) String() string {
 	}
 	return s + "}"
 }
-func (op linear) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
-func (op linear) Hashcode() uint32      { return graph.Hashcode(op) }
 
-// Do returns a new tensor at each call, or on a GPU the node's own memory anew.
-func (op linear) Do(in ...G.Value) (y G.Value, err error) {
-	name := op.title()
-	defer errs.RecoverTo(prefix+name, &err)
-	defer op.gpu.Done(in, &y, &err)
-	if len(in) != op.Arity() {
-		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
-	}
-	if anyOnGPU(in) {
-		return op.doGPU(in)
-	}
+func (op linear) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	if op.x == tensor.Float64 {
-		return linearForward[float64](op, in)
+		return linearForward[float64](op, in, shape)
 	}
-	return linearForward[float32](op, in)
+	return linearForward[float32](op, in, shape)
 }
 
 // operands is the inputs of a linear in host memory.
 type operands[F float] struct {
 	x, gamma, beta []F
 	parts          []cpulinear.Operands[F]
-	shape          tensor.Shape
 }
 
 // readLinear is the inputs as the engine takes them, without an output.
-func readLinear[F float](op linear, in []G.Value) (o operands[F], err error) {
-	name := op.title()
-	shapes := make([]tensor.Shape, len(in))
-	for i, v := range in {
-		shapes[i] = v.Shape()
+func readLinear[F float](op linear, list []G.Value) (o operands[F], err error) {
+	title, in, names := op.title(), named(op, list), op.names()
+	read := func(to *[]F, v *G.Value, name *string) {
+		if v != nil && err == nil {
+			*to, err = elements[F](title, *name, *v, (*v).Shape())
+		}
 	}
-	if o.shape, err = op.shape(shapes); err != nil {
-		return o, err
-	}
-	at := 0
-	next := func() (x []F, err error) {
-		x, err = elements[F](name, op.OperandName(at), in[at], shapes[at])
-		at++
-		return x, err
-	}
-	if o.x, err = next(); err != nil {
-		return o, err
-	}
+	read(&o.x, &in.x, &names.x)
 	o.parts = make([]cpulinear.Operands[F], op.parts)
 	for i := range o.parts {
 		p := &o.parts[i]
-		p.Rows, p.In, p.Out, p.Activation, p.X = shapes[0][0], shapes[0][1], shapes[at][0], op.activation, o.x
-		p.RoundX = op.mixed
-		switch op.w {
-		case tensor.Float32:
-			p.W, err = weights[float32](attn.Float32, in[at])
-		case tensor.Float64:
-			p.W, err = weights[float64](attn.Float64, in[at])
-		case operand.Float16:
-			p.W, err = weights[half.Float16](attn.Float16, in[at])
-		case operand.BFloat16:
-			p.W, err = weights[half.BFloat16](attn.BFloat16, in[at])
+		s := in.w[i].Shape()
+		p.Rows, p.In, p.Out, p.Activation, p.X, p.RoundX = in.x.Shape()[0], s[1], s[0], op.activation, o.x, op.mixed
+		if err == nil {
+			p.W, err = weights(title, names.w[i], in.w[i])
 		}
-		if err != nil {
-			return o, err
-		}
-		at++
-	}
-	if op.bias {
-		for i := range o.parts {
-			if o.parts[i].Bias, err = next(); err != nil {
-				return o, err
-			}
+		if op.bias {
+			read(&p.Bias, &in.b[i], &names.b[i])
 		}
 	}
-	if op.gate && op.parts == 1 {
+	if err == nil && op.gate && op.parts == 1 {
 		o.parts = halves(o.parts[0])
 	}
-	for _, p := range []struct {
-		there bool
-		to    *[]F
-	}{{op.residual, &o.parts[0].Residual}, {op.gamma, &o.gamma}, {op.beta, &o.beta}} {
-		if p.there {
-			if *p.to, err = next(); err != nil {
-				return o, err
-			}
-		}
-	}
-	return o, nil
+	read(&o.parts[0].Residual, in.residual, names.residual)
+	read(&o.gamma, in.gamma, names.gamma)
+	read(&o.beta, in.beta, names.beta)
+	return o, err
 }
 
-// weights is the elements of w in their own type.
-func weights[T any](d attn.DType, v G.Value) (cpu.Buffer, error) {
-	w, err := elements[T]("Linear", "w", v, v.Shape())
-	return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(w)), Len: len(w)}, err
+// weights is a weight in host memory.
+func weights(title, name string, v G.Value) (weight.Matrix, error) {
+	w, err := operand.WeightOf(prefix+title, name, v)
+	if err != nil {
+		return weight.Matrix{}, err
+	}
+	return w.Host(prefix+title, name)
 }
 
 // linearForward runs the layers into one new tensor.
-func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
+func linearForward[F float](op linear, in []G.Value, shape tensor.Shape) (G.Value, error) {
 	o, err := readLinear[F](op, in)
 	if err != nil {
 		return nil, err
@@ -575,7 +498,7 @@ func linearForward[F float](op linear, in []G.Value) (G.Value, error) {
 		norm := norm.Norm[F]{N: n, Gamma: o.gamma, Beta: o.beta, Eps: op.eps, RMS: op.rms}
 		norm.Rows(cpu.Default(), x, o.x)
 	}
-	t, y := output[F](o.shape)
+	t, y := output[F](shape)
 	if op.gate {
 		return t, runGated(&o, x, y)
 	}
@@ -652,6 +575,8 @@ func partOf[F float](v G.Value, from int, shape tensor.Shape) (G.Value, error) {
 }
 
 var (
-	_ G.SDOp = linear{}
-	_ G.ADOp = linear{}
+	_ rule     = linear{}
+	_ launched = linear{}
+	_ placed   = linear{}
+	_ composed = linear{}
 )

@@ -7,30 +7,22 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/cpu"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
-// DiffWRT says that every input has a gradient.
-func (op linear) DiffWRT(inputs int) []bool { return slices.Repeat([]bool{true}, inputs) }
-
-// SymDiff adds the nodes of the gradients (tape machine).
-func (op linear) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
-	defer errs.RecoverTo(prefix+op.title(), &err)
+func (op linear) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error) {
 	return linearGradients(inGraph, op, in, dy)
 }
 
-// DoDiff adds the gradients to those of the inputs (lisp machine).
-func (op linear) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
-	defer errs.RecoverTo(prefix+op.title(), &err)
-	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
-		return linearGradients(atOnce, op, in, dy)
-	})
+func (op linear) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
+	return linearGradients(atOnce, op, in, dy)
 }
 
 func (op linear) title() string {
@@ -42,7 +34,7 @@ func (op linear) title() string {
 
 // inner is the layers without norm, activation, gate and residual.
 func (op linear) inner() linear {
-	return linear{x: op.x, w: op.w, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias, gpu: new(ongpu.Node)}
+	return linear{x: op.x, w: op.w, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias}
 }
 
 // normBefore does the norm before the layers, of x and its weights.
@@ -75,71 +67,60 @@ func (op linear) layerNorm() layerNorm {
 //	dnorm(x) = g W,   dW = g^T norm(x),   db = sum over rows of g
 //
 // What f and the norm make of them is the gradient of their own ops.
-func linearGradients[T any](do step[T], op linear, in []T, dy T) (grads []T, err error) {
+func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) {
+	args := op.arguments()
 	switch {
-	case op.w != op.x:
-		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with w of %v and x of %v; both must have one type", op.w, op.x)
-	case len(in) != op.Arity():
-		return nil, errorf(op.title(), errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
+	case operand.WeightType(op.w) != op.x:
+		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with w of %v and x of %v: both must have one type, float32 or float64", op.w, op.x)
+	case len(list) != len(args)-1:
+		return nil, errorf(op.title(), errs.ErrGraph, "%d inputs, want %d", len(list), len(args)-1)
 	}
-	inner := op.inner()
-	own, rest := slices.Clone(in[:inner.Arity()]), in[inner.Arity():]
-	var residual []T
-	if op.residual {
-		residual, rest = []T{dy}, rest[1:]
-	}
-	normed := append([]T{in[0]}, rest...)
+	inner, in := op.inner(), named(op, list)
+	own := layerOperands[T]{x: in.x, w: in.w, b: in.b}
+	ofNorm := layerOperands[T]{x: in.x, gamma: in.gamma, beta: in.beta}
+	var err error
 	if op.norm {
-		if own[0], err = normBefore(do, op, normed); err != nil {
+		if own.x, err = normBefore(do, op, ofNorm.list()); err != nil {
 			return nil, err
 		}
 	}
+	grads := layerOperands[T]{}
+	if op.residual {
+		residual := dy
+		grads.residual = &residual
+	}
 	if op.activation != attn.NoActivation {
-		before, err := do(inner, own...)
+		before, err := do(node{operator{rule: inner}, new(ongpu.Node)}, own.list()...)
 		if err != nil {
 			return nil, err
 		}
 		var f derivable = activation{name: op.activation.String(), rank: inner.rank(), dtype: op.x, f: op.activation}
 		if op.gate {
-			f = gateOfBoth{joined: inner.joined, dtype: op.x, f: op.activation, width: widthOf(own[1], op.parts)}
+			f = gateOfBoth{joined: inner.joined, dtype: op.x, f: op.activation, width: widthOf(in.w[0], op.parts)}
 		}
 		if dy, err = do(gradient{d: f}, before, dy); err != nil {
 			return nil, err
 		}
 	}
-	if grads, err = gradients(do, inner, own, dy); err != nil {
-		return nil, err
-	}
-	grads = append(grads, residual...)
-	if !op.norm {
-		return grads, nil
-	}
-	through, err := normGradients(do, op, normed, grads[0])
+	all, err := gradients(do, inner, own.list(), dy)
 	if err != nil {
 		return nil, err
 	}
-	grads[0] = through[0]
-	return append(grads, through[1:]...), nil
-}
-
-// rank is that of the output.
-func (op linear) rank() int {
-	if op.joined {
-		return 1
+	of := named(inner, all)
+	grads.x, grads.w, grads.b = of.x, of.w, of.b
+	if op.norm {
+		through, err := normGradients(do, op, ofNorm.list(), of.x)
+		if err != nil {
+			return nil, err
+		}
+		grads.x, through = through[0], through[1:]
+		for i, to := range [...]**T{&grads.gamma, &grads.beta} {
+			if [...]bool{op.gamma, op.beta}[i] {
+				*to, through = &through[0], through[1:]
+			}
+		}
 	}
-	return 2
-}
-
-// arguments are those of an inner layer.
-func (op linear) arguments() (args []argument) {
-	args = append(args, argument{name: "x", rank: 2, dtype: op.x})
-	for i := range op.parts {
-		args = append(args, argument{name: op.OperandName(1 + i), rank: 2, dtype: op.w})
-	}
-	for i := range op.parts * count(op.bias) {
-		args = append(args, argument{name: op.OperandName(1 + op.parts + i), rank: 1, dtype: op.x})
-	}
-	return append(args, argument{name: "y", rank: op.rank(), dtype: op.x})
+	return grads.list(), nil
 }
 
 // gradient is that of an inner layer.
@@ -164,20 +145,24 @@ func linearBackward[F float](op linear, of int, in []G.Value, grad G.Value) (G.V
 		g[i], all = all[:p.Rows*p.Out], all[p.Rows*p.Out:]
 	}
 	t, d := output[F](in[of].Shape())
-	switch {
-	case of == 0:
+	which := make([]int, len(in))
+	for i := range which {
+		which[i] = i
+	}
+	at := named(op, which)
+	if of == at.x {
 		return t, linearGradX(d, o.parts, g)
-	case of <= op.parts: // dW is g^T x
-		p := &o.parts[of-1]
-		return t, multiply(d, transposed(g[of-1], p.Rows, p.Out), transposed(o.x, p.Rows, p.In), nil, p.Out, p.In, p.Rows)
 	}
-	i := of - 1 - op.parts
+	if i := slices.Index(at.w, of); i >= 0 { // dW is g^T x
+		p := &o.parts[i]
+		return t, multiply(d, transposed(g[i], p.Rows, p.Out), transposed(o.x, p.Rows, p.In), nil, p.Out, p.In, p.Rows)
+	}
 	sum := make([]float64, len(d))
-	for at, v := range g[i] {
-		sum[at%len(d)] += float64(v)
+	for i, v := range g[slices.Index(at.b, of)] {
+		sum[i%len(d)] += float64(v)
 	}
-	for at, s := range sum {
-		d[at] = F(s)
+	for i, s := range sum {
+		d[i] = F(s)
 	}
 	return t, nil
 }
@@ -201,11 +186,11 @@ func linearGradX[F float](d []F, parts []cpulinear.Operands[F], g [][]F) error {
 
 // multiply is y = a b^T + plus, with y of rows x columns and sums of n products.
 func multiply[F float](y, a, b, plus []F, rows, columns, n int) error {
-	d := attn.Float32
+	f := weight.Float32
 	if unsafe.Sizeof(F(0)) == 8 {
-		d = attn.Float64
+		f = weight.Float64
 	}
-	w := cpu.Buffer{DType: d, Ptr: unsafe.Pointer(unsafe.SliceData(b)), Len: len(b)}
+	w := weight.Matrix{Format: f, Ptr: unsafe.Pointer(unsafe.SliceData(b)), Len: len(b)}
 	return runLinear(&cpulinear.Operands[F]{Rows: rows, In: n, Out: columns, X: a, W: w, Residual: plus, Y: y})
 }
 

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -11,9 +12,12 @@ import (
 	"github.com/chewxy/hm"
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -189,7 +193,7 @@ func TestLinearFloat64(t *testing.T) {
 		attn.ReLU:         func(v float64) float64 { return max(v, 0) },
 		attn.GELU:         reftest.GELU,
 	} {
-		op := linear{parts: 1, x: tensor.Float64, w: tensor.Float64, bias: true, activation: activation}
+		op := opOf(linear{parts: 1, x: tensor.Float64, w: weight.Float64, bias: true, activation: activation})
 		y, err := op.Do(tensor.New(tensor.WithShape(3, 50), tensor.WithBacking(x)),
 			tensor.New(tensor.WithShape(7, 50), tensor.WithBacking(w)), tensor.New(tensor.WithShape(7), tensor.WithBacking(b)))
 		if err != nil {
@@ -221,7 +225,7 @@ func TestLinearViews(t *testing.T) {
 	if err := w.T(); err != nil {
 		t.Fatal(err)
 	}
-	op := linear{parts: 1, x: tensor.Float32, w: tensor.Float32}
+	op := opOf(linear{parts: 1, x: tensor.Float32, w: weight.Float32})
 	y, err := op.Do(tensor.New(tensor.WithShape(2, 6), tensor.WithBacking(l.x)), w)
 	if err != nil {
 		t.Fatal(err)
@@ -277,13 +281,10 @@ func TestLinearInPlaceNeighbours(t *testing.T) {
 // TestLinearHash: Gorgonia merges nodes of equal hash and equal children, so
 // every parameter has to be in it.
 func TestLinearHash(t *testing.T) {
-	seen := map[uint32]linear{}
-	for _, w := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16, tensor.Float64} {
+	seen := map[uint32]node{}
+	for w := range weight.Format(weight.Formats) {
 		for v := range 12 {
-			op := linear{parts: 1, x: tensor.Float32, w: w, bias: v&1 != 0, residual: v&2 != 0, activation: attn.Activation(v / 4)}
-			if w == tensor.Float64 {
-				op.x = w
-			}
+			op := opOf(linear{parts: 1, x: operand.SumType(w), w: w, bias: v&1 != 0, residual: v&2 != 0, activation: attn.Activation(v / 4)})
 			if other, ok := seen[op.Hashcode()]; ok {
 				t.Errorf("%v and %v have the same hash", op, other)
 			}
@@ -360,7 +361,7 @@ func TestLinearWrongValues(t *testing.T) {
 		return tensor.New(tensor.Of(dt), tensor.WithShape(s...))
 	}
 	f32 := func(s ...int) *tensor.Dense { return value(tensor.Float32, s...) }
-	op := linear{parts: 1, x: tensor.Float32, w: la.Float16, bias: true, residual: true}
+	op := opOf(linear{parts: 1, x: tensor.Float32, w: weight.Float16, bias: true, residual: true})
 	w := value(la.Float16, 5, 3)
 	for _, c := range []struct {
 		name string
@@ -391,7 +392,7 @@ func TestLinearGradient(t *testing.T) {
 			t.Error("gradient of the tape machine: no error")
 		}
 		// Gorgonia's error does not unwrap, so the operator is asked too.
-		if _, err := (linear{x: tensor.Float32, w: dt}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
+		if _, err := opOf(linear{parts: 1, x: tensor.Float32, w: format(t, dt)}).SymDiff(nil, nil, nil); !errors.Is(err, la.ErrUnsupported) {
 			t.Errorf("SymDiff: %v", err)
 		}
 		l = newLayer(t, seeded(t), 2, 3, 4, dt, true, false, attn.NoActivation)
@@ -440,7 +441,7 @@ func TestGradientFails(t *testing.T) {
 		"RMSNorm":     {linear{activation: attn.ReLU, norm: true, gamma: true, rms: true}, []G.Value{x, w, gamma}, dy},
 		"no function": {linear{norm: true}, []G.Value{x, w}, dy},
 	} {
-		c.op.x, c.op.w, c.op.parts, c.op.gpu = tensor.Float32, tensor.Float32, 1, new(ongpu.Node)
+		c.op.x, c.op.w, c.op.parts = tensor.Float32, weight.Float32, 1
 		failed := errors.New("the step that fails")
 		for n := 1; ; n++ {
 			steps := 0
@@ -478,5 +479,90 @@ func TestGateTypes(t *testing.T) {
 		if err != nil || args[0].rank != len(shape) || args[1].rank != len(y) {
 			t.Errorf("%s: ranks %d and %d of shapes %v and %v, %v", in, args[0].rank, args[1].rank, shape, y, err)
 		}
+	}
+}
+
+// opOf is the op of a rule.
+func opOf(r rule) node { return node{newOperator(r), new(ongpu.Node)} }
+
+// format is what an element type stands for.
+func format(t *testing.T, d tensor.Dtype) weight.Format {
+	f, ok := operand.WeightFormat(d)
+	if !ok {
+		t.Fatalf("%v stands for no format", d)
+	}
+	return f
+}
+
+// onGPU is a value that says that it is on a GPU.
+type onGPU struct{ *tensor.Dense }
+
+func (onGPU) Internal() *ongpu.Tensor { return new(ongpu.Tensor) }
+
+// A weight as a value of its format has the results of its elements, in a graph and its gradients.
+func TestWeightValues(t *testing.T) {
+	rng := seeded(t)
+	for f := range weight.Format(weight.Formats) {
+		sum := operand.SumType(f)
+		random := func(dt tensor.Dtype, shape ...int) *tensor.Dense {
+			v := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
+			bits := dense.Backing[byte](v)
+			for i := range bits {
+				bits[i] = byte(rng.IntN(256))
+				if size := int(dt.Size()); i%size == size-1 {
+					bits[i] = 0x3c // about 1, in each type
+				}
+			}
+			return v
+		}
+		x, table, ids := random(sum, 3, 8), random(operand.WeightType(f), 6, 8), tensor.New(tensor.WithBacking([]int32{5, 0, 5}))
+		var want [][]byte
+		for _, wrapped := range []bool{false, true} {
+			g := G.NewGraph()
+			input := func(name string, v *tensor.Dense, isWeight bool) *G.Node {
+				n := G.NewTensor(g, v.Dtype(), v.Dims(), G.WithShape(v.Shape()...), G.WithName(name))
+				var of G.Value = v
+				if isWeight && wrapped {
+					of = &operand.Weight{Of: f, Elements: v}
+				}
+				if err := G.Let(n, of); err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			nx, w, i := input("x", x, false), input("w", table, true), input("ids", ids, false)
+			ys := []*G.Node{G.Must(Linear(nx, w, nil)), G.Must(GatedLinear(nx, []*G.Node{w}, nil, SwiGLU)), G.Must(GatedLinear(nx, []*G.Node{w, w}, nil, GeGLU)), G.Must(Embedding(w, i, nil))}
+			several, err := Linears(nx, []*G.Node{w, w}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ys = append(ys, several...)
+			if f == weight.Float32 || f == weight.Float64 {
+				grads, err := G.Grad(G.Must(G.Sum(ys[0])), nx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ys = append(ys, grads...)
+			}
+			vm := G.NewTapeMachine(g)
+			defer vm.Close()
+			if err := vm.RunAll(); err != nil {
+				t.Fatalf("%v, as a value %v: %v", f, wrapped, err)
+			}
+			for i, y := range ys {
+				v := y.Value().(*tensor.Dense)
+				got := bytes.Clone(dense.Backing[byte](v))
+				if !wrapped {
+					want = append(want, got)
+				} else if !bytes.Equal(got, want[i]) {
+					t.Errorf("%v: output %d of a value differs from that of its elements", f, i)
+				}
+			}
+		}
+	}
+	bad := &operand.Weight{Of: weight.Float16, Elements: tensor.New(tensor.Of(la.Float16), tensor.WithShape(2, 4)), Scales: tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(2))}
+	op := opOf(linear{parts: 1, x: tensor.Float32, w: weight.Float16})
+	if y, err := op.Do(tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(1, 4)), bad); y != nil || !errors.Is(err, la.ErrUnsupported) {
+		t.Errorf("scales of float16: %v and error %v", y, err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+	"gorgonia.org/leanattention/internal/weight"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -47,16 +49,56 @@ type derivable interface {
 
 // argument is an input of an op, or its result.
 type argument struct {
-	name  string
-	rank  int
-	dtype tensor.Dtype
-	data  bool // it has no gradient, as indices have none
+	name    string
+	rank    int
+	dtype   tensor.Dtype
+	data    bool // it has no gradient, as indices have none
+	weights bool // its type stands for a format of weights, and its value may be an [operand.Weight]
+}
+
+// checkGPU is an error if a kernel cannot read or write such an argument.
+func (a *argument) checkGPU(title string) error {
+	if a.weights {
+		has := func(f weight.Format) bool { return f.Kernels() != "" }
+		if f, ok := operand.WeightFormat(a.dtype); ok && has(f) {
+			return nil
+		}
+		return errorf(title, errs.ErrUnsupported, "%s of %v on a GPU, want %s: convert %s, or run the node in host memory", a.name, a.dtype, weight.Names(has), a.name)
+	}
+	want := tensor.Float32
+	if a.data {
+		want = tensor.Int32
+	}
+	if a.dtype != want {
+		return errorf(title, errs.ErrUnsupported, "%s of %v on a GPU, want %v", a.name, a.dtype, want)
+	}
+	return nil
+}
+
+// A composed op has gradients that are made by other ops: a rule in a graph, and at once.
+type composed interface {
+	graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error)
+	valueGradients(in []G.Value, dy G.Value) ([]G.Value, error)
 }
 
 // operator is what a node and a view have in common.
 type operator struct {
 	graph.Plain
 	rule
+	args *[]argument // of the rule; nil: not known yet
+}
+
+// newOperator keeps the rule's arguments: a run should not make them again.
+func newOperator(r rule) operator {
+	args := r.arguments()
+	return operator{rule: r, args: &args}
+}
+
+func (op operator) arguments() []argument {
+	if op.args == nil {
+		return op.rule.arguments()
+	}
+	return *op.args
 }
 
 func (op operator) Arity() int { return len(op.arguments()) - 1 }
@@ -124,7 +166,7 @@ func checkValues(r signature, in []G.Value) (tensor.Shape, error) {
 // harm nobody.
 func (op operator) Do(in ...G.Value) (y G.Value, err error) {
 	defer errs.RecoverTo(prefix+op.title(), &err)
-	shape, err := checkValues(op.rule, in)
+	shape, err := checkValues(op, in)
 	if err != nil {
 		return nil, err
 	}
@@ -148,6 +190,9 @@ func diffWRT(args []argument) []bool {
 // SymDiff adds the nodes of the gradients (tape machine).
 func (op operator) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
 	defer errs.RecoverTo(prefix+op.title(), &err)
+	if c, ok := op.rule.(composed); ok {
+		return c.graphGradients(in, dy)
+	}
 	return gradients(inGraph, op.rule, in, dy)
 }
 
@@ -155,6 +200,9 @@ func (op operator) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error)
 func (op operator) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
 	defer errs.RecoverTo(prefix+op.title(), &err)
 	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
+		if c, ok := op.rule.(composed); ok {
+			return c.valueGradients(in, dy)
+		}
 		return gradients(atOnce, op.rule, in, dy)
 	})
 }
@@ -167,8 +215,13 @@ type node struct {
 
 // A launched rule can compute on a GPU.
 type launched interface {
-	// launch queues it. Inputs and result are of float32, and int32 where they are data.
+	// launch queues it. Inputs and result are of float32, int32 where they are data, and weights of formats that have kernels.
 	launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error
+}
+
+// A placed rule says besides how several GPUs compute, or how much memory the work needs.
+type placed interface {
+	place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape)
 }
 
 // A scratching rule needs memory on a GPU besides: so many elements of float32.
@@ -187,26 +240,26 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 		return op.operator.Do(in...)
 	}
 	args := op.arguments()
-	shape, err := checkValues(op.rule, in)
+	shape, err := checkValues(op.operator, in)
 	if err != nil {
 		return nil, err
 	}
-	for _, a := range args {
-		want := tensor.Float32
-		if a.data {
-			want = tensor.Int32
-		}
-		if a.dtype != want {
-			return nil, errorf(op.title(), errs.ErrUnsupported, "%s of %v on a GPU, want %v", a.name, a.dtype, want)
+	for i := range args {
+		if err := args[i].checkGPU(op.title()); err != nil {
+			return nil, err
 		}
 	}
+	shapes := shapesOf(in)
 	call := ongpu.Call{
 		Op: "nn." + op.title(), Node: op.gpu, Names: namesOf(len(in), func(i int) string { return args[i].name }),
-		In: in, DType: args[len(args)-1].dtype, Shape: shape,
-		Queue: func(w *ongpu.Work) error { return r.launch(w, shapesOf(in), shape) },
+		In: tensorsOf(in), DType: args[len(args)-1].dtype, Shape: shape,
+		Queue: func(w *ongpu.Work) error { return r.launch(w, shapes, shape) },
 	}
 	if s, ok := op.rule.(scratching); ok {
 		call.Scratch = func(*decoder.Engine) (int, error) { return s.scratch(shape), nil }
+	}
+	if p, ok := op.rule.(placed); ok {
+		p.place(&call, shapes, shape)
 	}
 	return ongpu.Compute(&call)
 }
@@ -241,13 +294,13 @@ func newView(r window, x *G.Node) (*G.Node, error) {
 	if err := checkChildren(r, []*G.Node{x}); err != nil {
 		return nil, err
 	}
-	return ongpu.Apply(prefix+r.title(), view{operator{rule: r}}, x)
+	return ongpu.Apply(prefix+r.title(), view{newOperator(r)}, x)
 }
 
 // newNode makes the node of a rule, whose arguments are as the first child is; the children
 // are checked.
 func newNode(r rule, children ...*G.Node) (*G.Node, error) {
-	op := node{operator{rule: r}, new(ongpu.Node)}
+	op := node{newOperator(r), new(ongpu.Node)}
 	if err := checkChildren(r, children); err != nil {
 		return nil, err
 	}

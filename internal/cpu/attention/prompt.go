@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/matmul"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Of many rows, scores and weighted sums are products of matrices, as linear layers of many rows are: queries and
@@ -58,7 +59,8 @@ func promptsOf(t *matmul.Set, weigh func(s, o, m, l *float32, rows, n, stride, d
 	}
 	var p promptWays
 	for d := range p.exact {
-		p.exact[d], p.rounded[d] = of(&t.Ways[d]), of(t.Rounded[d])
+		f := weight.Dense(attn.DType(d))
+		p.exact[d], p.rounded[d] = of(&t.Ways[f]), of(t.Rounded[f])
 	}
 	return &p
 }

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // BenchmarkLinear is a layer with its weights in memory, not in a cache: copies of them take turns. MB/s is
@@ -22,15 +23,15 @@ func BenchmarkLinear(b *testing.B) {
 	for _, size := range [][2]int{{768, 768}, {3072, 768}, {768, 3072}, {2048, 2048}, {8192, 2048}, {50272, 768}} {
 		out, in := size[0], size[1]
 		copies := max(together/(4*out*in), 1)
-		w := map[attn.DType]cpu.Buffer{}
+		w := map[attn.DType]weight.Matrix{}
 		for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-			w[d] = cpu.Buffer{DType: d, Ptr: cputest.Noise(d, copies*out*in), Len: copies * out * in}
+			w[d] = weight.Matrix{Format: weight.Dense(d), Ptr: cputest.Noise(d, copies*out*in), Len: copies * out * in}
 		}
 		turn := 0
-		next := func(d attn.DType) cpu.Buffer {
+		next := func(d attn.DType) weight.Matrix {
 			turn++
 			all := w[d]
-			return cpu.Buffer{DType: d, Ptr: all.At(turn % copies * out * in), Len: out * in}
+			return weight.Matrix{Format: weight.Dense(d), Ptr: all.At(turn % copies * out * in), Len: out * in}
 		}
 		name := fmt.Sprintf("%dx%d", out, in)
 		b.Run(name+"/read", func(b *testing.B) {

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // kept is what an engine keeps of linear layers.
@@ -19,12 +20,11 @@ type kept struct {
 //
 //	X Rows x In, W Out x In, Bias Out, Times, Residual and Y Rows x Out
 //
-// Bias, Times and Residual may be nil. If F is a float32, W is of float32, float16 or bfloat16; if it is a
-// float64, of float64. Y overlaps none of the others.
+// Bias, Times and Residual may be nil. F is the type of the sums of W's format. Y overlaps none of the others.
 type Operands[F lean.Float] struct {
 	Rows, In, Out         int
 	X                     []F
-	W                     cpu.Buffer
+	W                     weight.Matrix
 	Bias, Times, Residual []F
 	Y                     []F
 	Activation            attn.Activation
@@ -35,7 +35,7 @@ type Operands[F lean.Float] struct {
 
 // Run computes
 //
-//	y = f(x W^T + bias) times + residual,   f the Activation
+//	y = f(x W^T scales + bias) times + residual,   f the Activation
 //
 // with sums in F, whatever the weights are stored in. A block of rows reads the weights from memory once: for
 // few rows (see run.go) the speed is that of memory, for many (tiles.go) that of multiplication.
@@ -89,7 +89,7 @@ func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 
 // joins reports whether another layer has the same x, and weights of the same type.
 func (o *Operands[F]) joins(other *Operands[F]) bool {
-	return other.Rows == o.Rows && other.In == o.In && unsafe.SliceData(other.X) == unsafe.SliceData(o.X) && other.W.DType == o.W.DType && other.RoundX == o.RoundX
+	return other.Rows == o.Rows && other.In == o.In && unsafe.SliceData(other.X) == unsafe.SliceData(o.X) && other.W.Format == o.W.Format && other.RoundX == o.RoundX
 }
 
 // waits reports whether a layer needs what some before it make.
@@ -112,7 +112,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	l := free.Get()
 	l.kernels = linearTiers[cpu.InUse()]
 	l.in, l.x = o.In, unsafe.Pointer(unsafe.SliceData(o.X))
-	l.size, l.dtype, l.wRow = int(unsafe.Sizeof(F(0))), o.W.DType, o.In*o.W.DType.Size()
+	l.size, l.format, l.wRow = int(unsafe.Sizeof(F(0))), o.W.Format, o.In*o.W.Format.Bytes()
 	l.roundX = o.RoundX
 	l.layers, l.inTurn = l.layers[:0], false
 	for i := range all {
@@ -120,7 +120,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 		l.inTurn = l.inTurn || waits(all[:i], o)
 		if o.Out > 0 {
 			l.layers = append(l.layers, linearLayer{
-				out: o.Out, w: o.W.Ptr, y: unsafe.Pointer(unsafe.SliceData(o.Y)), bias: unsafe.Pointer(unsafe.SliceData(o.Bias)),
+				out: o.Out, w: o.W.Ptr, scales: unsafe.Pointer(unsafe.SliceData(o.W.Scales)), y: unsafe.Pointer(unsafe.SliceData(o.Y)), bias: unsafe.Pointer(unsafe.SliceData(o.Bias)),
 				times: unsafe.Pointer(unsafe.SliceData(o.Times)), residual: unsafe.Pointer(unsafe.SliceData(o.Residual)), activation: o.Activation,
 			})
 		}
@@ -150,8 +150,14 @@ func (o *Operands[F]) check() error {
 		return err
 	}
 	size := int(unsafe.Sizeof(F(0)))
-	if (size == 8) != (o.W.DType == attn.Float64) {
-		return attn.Errorf(op, attn.ErrDType, "the weights are of %v, the rest has %d bytes an element", o.W.DType, size)
+	if size != o.W.Format.Sums().Size() {
+		return attn.Errorf(op, attn.ErrDType, "the weights are of %v, the rest has %d bytes an element", o.W.Format, size)
+	}
+	if linearTiers[cpu.InUse()].dot[o.W.Format][1] == nil {
+		return attn.Errorf(op, attn.ErrUnsupported, "there are no kernels for weights of %v", o.W.Format)
+	}
+	if o.W.Scales != nil && len(o.W.Scales) < o.Out {
+		return attn.Errorf(op, attn.ErrShape, "the weights have %d scales, want %d", len(o.W.Scales), o.Out)
 	}
 	for _, m := range []struct {
 		name            string

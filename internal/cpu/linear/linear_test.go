@@ -14,18 +14,21 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // linearCase is a linear layer with its operands in guarded memory: see guarded.
 type linearCase[F cpu.Real] struct {
 	Operands[F]
-	w    [][]float64 // as the layer sees them
-	free []func()
+	dtype attn.DType  // of W
+	w     [][]float64 // as the layer sees them
+	free  []func()
 }
 
 func newLinearCase[F cpu.Real](t testing.TB, rng *rand.Rand, d attn.DType, rows, in, out int) *linearCase[F] {
 	c := &linearCase[F]{}
 	c.Rows, c.In, c.Out = rows, in, out
+	c.dtype = d
 	slice := func(n int) []F {
 		mem, free := cputest.Guarded(t, n*int(unsafe.Sizeof(F(0))))
 		c.free = append(c.free, free)
@@ -38,13 +41,13 @@ func newLinearCase[F cpu.Real](t testing.TB, rng *rand.Rand, d attn.DType, rows,
 	c.X, c.Y = slice(rows*in), slice(rows*out)
 	mem, free := cputest.Guarded(t, out*in*d.Size())
 	c.free = append(c.free, free)
-	c.W = cpu.Buffer{DType: d, Ptr: mem, Len: out * in}
+	c.W = weight.Matrix{Format: weight.Dense(d), Ptr: mem, Len: out * in}
 	for o := range out {
 		row := make([]float64, in)
 		for i := range row {
 			row[i] = cputest.Rounded(rng.NormFloat64(), d)
-			cputest.Store(c.W.Ptr, c.W.DType, o*in+i, []float32{float32(row[i])})
-			row[i] = cputest.Load(c.W.Ptr, c.W.DType, o*in+i)
+			cputest.Store(c.W.Ptr, c.dtype, o*in+i, []float32{float32(row[i])})
+			row[i] = cputest.Load(c.W.Ptr, c.dtype, o*in+i)
 		}
 		c.w = append(c.w, row)
 	}
@@ -111,7 +114,7 @@ func (c *linearCase[F]) check(t testing.TB) {
 			bound := unit*float64(c.In+3)*size + own
 			if math.IsNaN(sum) != math.IsNaN(got) || math.Abs(got-sum) > bound {
 				t.Fatalf("%v %v, %d x %d x %d: y[%d,%d] is %v, want %v +- %.3g",
-					cpu.InUse(), c.W.DType, c.Rows, c.In, c.Out, r, o, got, sum, bound)
+					cpu.InUse(), c.dtype, c.Rows, c.In, c.Out, r, o, got, sum, bound)
 			}
 		}
 	}
@@ -149,9 +152,9 @@ func TestLinear(t *testing.T) {
 func TestLinearEmpty(t *testing.T) {
 	bias := []float32{3, -4}
 	y := []float32{7, 7}
-	w := cpu.Buffer{DType: attn.Float16}
+	w := weight.Matrix{Format: weight.Float16}
 	for _, o := range []Operands[float32]{
-		{Rows: 0, In: 3, Out: 2, W: cpu.Buffer{DType: attn.Float16, Ptr: unsafe.Pointer(&make([]uint16, 6)[0]), Len: 6}, Y: y},
+		{Rows: 0, In: 3, Out: 2, W: weight.Matrix{Format: weight.Float16, Ptr: unsafe.Pointer(&make([]uint16, 6)[0]), Len: 6}, Y: y},
 		{Rows: 2, In: 3, Out: 0, W: w, X: make([]float32, 6), Y: y},
 	} {
 		if err := Run(cpu.Default(), &o); err != nil || y[0] != 7 || y[1] != 7 {
@@ -243,7 +246,7 @@ func TestLinearNaN(t *testing.T) {
 						t.Fatalf("%v %v, %v in row %d: element %d is %v, want %v", cpu.InUse(), d, bad, row, at, v, r)
 					}
 				}
-				cputest.Store(c.W.Ptr, c.W.DType, i, []float32{float32(bad)}) // of output feature 0
+				cputest.Store(c.W.Ptr, c.dtype, i, []float32{float32(bad)}) // of output feature 0
 				c.X[row*c.In+i] = 1
 				c.Activation, c.Times, c.Residual = attn.NoActivation, nil, nil
 				c.run(t, cpu.Default())
@@ -258,9 +261,29 @@ func TestLinearNaN(t *testing.T) {
 	}
 }
 
+// TestLinearScales: a layer's sums are multiplied by its rows' scales, in front of the bias, by each way to compute them.
+func TestLinearScales(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
+		for _, rows := range []int{1, 5, 150} {
+			c := newLinearCase[float32](t, rng, d, rows, 96, 40+rng.IntN(60))
+			c.W.Scales = make([]float32, c.Out)
+			for o := range c.W.Scales {
+				c.W.Scales[o] = float32(math.Exp2(float64(rng.IntN(6) - 3)))
+				for i := range c.w[o] {
+					c.w[o][i] *= float64(c.W.Scales[o])
+				}
+			}
+			c.run(t, cpu.Default())
+			c.check(t)
+			c.close()
+		}
+	}
+}
+
 func TestLinearErrors(t *testing.T) {
-	w := func(d attn.DType, n int) cpu.Buffer {
-		return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(&make([]float64, n)[0]), Len: n}
+	w := func(d attn.DType, n int) weight.Matrix {
+		return weight.Matrix{Format: weight.Dense(d), Ptr: unsafe.Pointer(&make([]float64, n)[0]), Len: n}
 	}
 	good := Operands[float32]{Rows: 2, In: 3, Out: 4, X: make([]float32, 6), W: w(attn.Float16, 12), Y: []float32{7, 7, 7, 7, 7, 7, 7, 7}}
 	for _, c := range []struct {
@@ -282,7 +305,8 @@ func TestLinearErrors(t *testing.T) {
 		{"sizes beyond an int", func(o *Operands[float32]) { o.Rows, o.In = math.MaxInt/2, math.MaxInt/2 }, attn.ErrShape},
 		{"crooked w", func(o *Operands[float32]) { o.W.Ptr = unsafe.Add(o.W.Ptr, 1) }, attn.ErrShape},
 		{"float64 w", func(o *Operands[float32]) { o.W = w(attn.Float64, 12) }, attn.ErrDType},
-		{"w of no type", func(o *Operands[float32]) { o.W.DType = 99 }, attn.ErrDType},
+		{"few scales", func(o *Operands[float32]) { o.W.Scales = make([]float32, 3) }, attn.ErrShape},
+		{"w of no type", func(o *Operands[float32]) { o.W.Format = 99 }, attn.ErrDType},
 	} {
 		o := good
 		c.with(&o)
@@ -299,6 +323,11 @@ func TestLinearErrors(t *testing.T) {
 	if err := Run(cpu.Default(), &wide); !errors.Is(err, attn.ErrDType) {
 		t.Errorf("float64 x and float32 w: error %v", err)
 	}
+	wide.W = w(attn.Float64, 1)
+	wide.W.Scales = []float32{1}
+	if err := Run(cpu.Default(), &wide); !errors.Is(err, attn.ErrUnsupported) {
+		t.Errorf("scales of float64 weights: error %v", err)
+	}
 	defer cpu.ForceTier("sse")()
 	if err := Run(cpu.Default(), &good); !errors.Is(err, cpu.ErrTier) {
 		t.Errorf("kernels of an unknown tier: error %v", err)
@@ -312,7 +341,7 @@ func TestLinearErrors(t *testing.T) {
 func TestLinearNamedFloat(t *testing.T) {
 	type mine float32
 	w := []float32{1, 2, 3, 4}
-	o := Operands[mine]{Rows: 1, In: 2, Out: 2, X: []mine{10, 100}, W: cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&w[0]), Len: 4}, Y: make([]mine, 2)}
+	o := Operands[mine]{Rows: 1, In: 2, Out: 2, X: []mine{10, 100}, W: weight.Matrix{Format: weight.Float32, Ptr: unsafe.Pointer(&w[0]), Len: 4}, Y: make([]mine, 2)}
 	if err := Run(cpu.Default(), &o); err != nil || o.Y[0] != 210 || o.Y[1] != 430 {
 		t.Errorf("%v, error %v", o.Y, err)
 	}

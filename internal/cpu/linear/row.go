@@ -191,7 +191,7 @@ func (r *rowRun) features(a *rowArgs, l *linearLayer, from, to int, then unsafe.
 			last := uintptr(a.w) + uintptr((rows-1)*row*r.wRow+lines*cpu.CacheLine)
 			a.behind = int(uintptr(then) - last)
 		}
-		k.dot[r.dtype](a)
+		k.dot[r.format](a)
 	}
 	rows := (to - from) / k.streams
 	left := from + rows*k.streams

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // withRowKernel has layers of one row computed by dot until the test ends.
@@ -57,7 +58,7 @@ func TestRowPieces(t *testing.T) {
 				if rng.IntN(4) == 0 {
 					out = rng.IntN(min(40, out+1))
 				}
-				o := Operands[float32]{Rows: 1, In: in, Out: out, X: w[:in], W: cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&w[0]), Len: len(w)}, Y: make([]float32, out)}
+				o := Operands[float32]{Rows: 1, In: in, Out: out, X: w[:in], W: weight.Matrix{Format: weight.Float32, Ptr: unsafe.Pointer(&w[0]), Len: len(w)}, Y: make([]float32, out)}
 				if len(all) == 1 && i%4 == 0 { // the second waits for the first
 					o.Out, o.Y, o.Times = all[0].Out, make([]float32, all[0].Out), all[0].Y
 				}
@@ -118,9 +119,9 @@ func TestRowAhead(t *testing.T) {
 				}
 			})
 			w := make([]uint16, 1024*in)
-			o := Operands[float32]{Rows: 1, In: in, Out: 512, X: make([]float32, in), W: cpu.Buffer{DType: attn.BFloat16, Ptr: unsafe.Pointer(&w[0]), Len: 512 * in}, Y: make([]float32, 512)}
+			o := Operands[float32]{Rows: 1, In: in, Out: 512, X: make([]float32, in), W: weight.Matrix{Format: weight.BFloat16, Ptr: unsafe.Pointer(&w[0]), Len: 512 * in}, Y: make([]float32, 512)}
 			other := o
-			other.W, other.Out, other.Y = cpu.Buffer{DType: attn.BFloat16, Ptr: unsafe.Pointer(&w[512*in]), Len: 512 * in}, 512, make([]float32, 512)
+			other.W, other.Out, other.Y = weight.Matrix{Format: weight.BFloat16, Ptr: unsafe.Pointer(&w[512*in]), Len: 512 * in}, 512, make([]float32, 512)
 			if err := RunAll(cpu.Default(), []Operands[float32]{o, other}); err != nil {
 				t.Fatal(err)
 			}
@@ -166,7 +167,7 @@ func testRowPrefetch(t *testing.T, e *cpu.Engine, k rowKernels, mu *sync.Mutex, 
 	for range 3 {
 		w := make([]float32, 64*2048)
 		layers = append(layers, Operands[float32]{
-			Rows: 1, In: 2048, Out: 64, X: make([]float32, 2048), W: cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&w[0]), Len: len(w)}, Y: make([]float32, 64),
+			Rows: 1, In: 2048, Out: 64, X: make([]float32, 2048), W: weight.Matrix{Format: weight.Float32, Ptr: unsafe.Pointer(&w[0]), Len: len(w)}, Y: make([]float32, 64),
 		})
 	}
 	wait := func(d time.Duration) {

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/matmul"
 	"gorgonia.org/leanattention/internal/cpu/vector"
 	"gorgonia.org/leanattention/internal/lean"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 const (
@@ -44,6 +45,7 @@ const (
 type linearLayer struct {
 	out                   int
 	w, y                  unsafe.Pointer
+	scales                unsafe.Pointer // of float32; nil: none
 	bias, times, residual unsafe.Pointer // nil: none
 	activation            attn.Activation
 }
@@ -57,7 +59,7 @@ type linearRun struct {
 	kernels *linearKernels
 	in      int
 	size    int // bytes of an element of x, y, bias, times and residual
-	dtype   attn.DType
+	format  weight.Format
 	wRow    int // bytes of a row of w
 	x       unsafe.Pointer
 	roundX  bool // x may be rounded to the weights' type
@@ -109,8 +111,8 @@ func (l *linearRun) run(e *cpu.Engine, rows int) error {
 		l.passes = (l.rows-1)/l.kernels.rows + 1
 		worth := attn.Product(outs, l.in*l.passes) / shareWeights
 		weights := float64(outs) * float64(l.in)
-		threads := cpu.ThreadsFor(cpu.WorkOf(weights*float64(l.dtype.Size()), weights*float64(l.rows)))
-		if l.rows == 1 && l.kernels.row.dot[l.dtype] != nil {
+		threads := cpu.ThreadsFor(cpu.WorkOf(weights*float64(l.format.Bytes()), weights*float64(l.rows)))
+		if l.rows == 1 && l.kernels.row.dot[l.format] != nil {
 			if err := l.oneRow(e, threads); err != nil {
 				return err
 			}
@@ -175,7 +177,7 @@ func (l *linearRun) features(w *linearWorker, layer *linearLayer, from, to int) 
 
 // dot computes the sums of output feature o, and of those of the other streams, for all rows.
 func (l *linearRun) dot(w *linearWorker, layer *linearLayer, o int) {
-	a, size := &w.args, l.dtype.Size()
+	a, size := &w.args, l.format.Bytes()
 	steps := l.in
 	if l.passes > 1 {
 		steps = min(steps, passSteps)
@@ -196,7 +198,7 @@ func (l *linearRun) dot(w *linearWorker, layer *linearLayer, o int) {
 			// Each pass fetches its part of what follows, so that memory does not wait while passes
 			// read the cache.
 			a.ahead, a.aheadStep = fetchAhead+a.n*size*pass/l.passes, cpu.CacheLine/l.passes
-			l.kernels.dot[l.dtype][a.rows](a)
+			l.kernels.dot[l.format][a.rows](a)
 			row = end
 		}
 		if a.unfinished == 0 {
@@ -211,6 +213,9 @@ func (l *linearRun) finish(layer *linearLayer, first, rows, at, outs int) {
 	for row := first; row < first+rows; row++ {
 		offset := (row*layer.out + at) * l.size
 		y := unsafe.Add(layer.y, offset)
+		if layer.scales != nil {
+			l.multiply(y, unsafe.Add(layer.scales, at*l.size), outs)
+		}
 		if layer.bias != nil {
 			l.add(y, unsafe.Add(layer.bias, at*l.size), outs)
 		}

@@ -1,15 +1,15 @@
 package linear
 
 import (
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/matmul"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // linearKernels is what a linear layer is computed with: the functions of one tier, each with the contract
 // of the Go kernel in dot.go.
 type linearKernels struct {
 	// dot[d][r] takes weights of type d and r rows of x, 1 <= r <= rows.
-	dot  [attn.DTypes][dotMaxRows + 1]func(a *dotArgs)
+	dot  [weight.Formats][dotMaxRows + 1]func(a *dotArgs)
 	rows int
 
 	row rowKernels // for one row
@@ -19,7 +19,7 @@ type linearKernels struct {
 
 // rowKernels compute layers of one row. Those of one instruction set have the bits of its dot kernels.
 type rowKernels struct {
-	dot     [attn.DTypes]func(a *rowArgs) // nil: the dot kernels compute it
+	dot     [weight.Formats]func(a *rowArgs) // nil: the dot kernels compute it
 	streams int
 	side    int // bytes of a row of weights from which on streams take neighbouring rows; of shorter ones each has a part of a piece
 	ahead   int // bytes of each stream that are asked for ahead of their use

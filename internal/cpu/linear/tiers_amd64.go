@@ -5,38 +5,38 @@ package linear
 import (
 	"math"
 
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/matmul"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 var linearTiers = [cpu.Tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX512, &linearAMX}
 
 var linearAVX2 = linearKernels{
-	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
-		attn.Float32:  {nil, dotF32x1AVX2, dotF32x2AVX2, dotF32x3AVX2},
-		attn.Float64:  linearGo.dot[attn.Float64],
-		attn.Float16:  {nil, dotF16x1AVX2, dotF16x2AVX2, dotF16x3AVX2},
-		attn.BFloat16: {nil, dotBF16x1AVX2, dotBF16x2AVX2, dotBF16x3AVX2},
+	dot: [weight.Formats][dotMaxRows + 1]func(*dotArgs){
+		weight.Float32:  {nil, dotF32x1AVX2, dotF32x2AVX2, dotF32x3AVX2},
+		weight.Float64:  linearGo.dot[weight.Float64],
+		weight.Float16:  {nil, dotF16x1AVX2, dotF16x2AVX2, dotF16x3AVX2},
+		weight.BFloat16: {nil, dotBF16x1AVX2, dotBF16x2AVX2, dotBF16x3AVX2},
 	},
 	rows: 3,
 	row: rowKernels{
-		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32AVX2, attn.Float16: rowF16AVX2, attn.BFloat16: rowBF16AVX2},
+		dot:     [weight.Formats]func(*rowArgs){weight.Float32: rowF32AVX2, weight.Float16: rowF16AVX2, weight.BFloat16: rowBF16AVX2},
 		streams: 4, side: math.MaxInt, ahead: 2560, unit: 256 << 10,
 	},
 	tiles: matmul.Tiers[cpu.TierAVX2],
 }
 
 var linearAVX512 = linearKernels{
-	dot: [attn.DTypes][dotMaxRows + 1]func(*dotArgs){
-		attn.Float32:  {nil, dotF32x1AVX512, dotF32x2AVX512, dotF32x3AVX512, dotF32x4AVX512},
-		attn.Float64:  linearGo.dot[attn.Float64],
-		attn.Float16:  {nil, dotF16x1AVX512, dotF16x2AVX512, dotF16x3AVX512, dotF16x4AVX512},
-		attn.BFloat16: {nil, dotBF16x1AVX512, dotBF16x2AVX512, dotBF16x3AVX512, dotBF16x4AVX512},
+	dot: [weight.Formats][dotMaxRows + 1]func(*dotArgs){
+		weight.Float32:  {nil, dotF32x1AVX512, dotF32x2AVX512, dotF32x3AVX512, dotF32x4AVX512},
+		weight.Float64:  linearGo.dot[weight.Float64],
+		weight.Float16:  {nil, dotF16x1AVX512, dotF16x2AVX512, dotF16x3AVX512, dotF16x4AVX512},
+		weight.BFloat16: {nil, dotBF16x1AVX512, dotBF16x2AVX512, dotBF16x3AVX512, dotBF16x4AVX512},
 	},
 	rows: 4,
 	row: rowKernels{
-		dot:     [attn.DTypes]func(*rowArgs){attn.Float32: rowF32AVX512, attn.Float16: rowF16AVX512, attn.BFloat16: rowBF16AVX512},
+		dot:     [weight.Formats]func(*rowArgs){weight.Float32: rowF32AVX512, weight.Float16: rowF16AVX512, weight.BFloat16: rowBF16AVX512},
 		streams: 8, side: 4 << 10, ahead: 1024, unit: 64 << 10,
 		fetch: prefetchAVX512, idle: 512 << 10,
 	},

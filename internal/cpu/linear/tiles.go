@@ -36,11 +36,11 @@ func (l *linearRun) tilesFor(rows int) (*matmul.Set, *matmul.Way) {
 		return nil, nil
 	}
 	for t := l.kernels.tiles; t != nil; t = t.Fewer {
-		w := &t.Ways[l.dtype]
-		if r := t.Rounded[l.dtype]; l.roundX && r != nil {
+		w := &t.Ways[l.format]
+		if r := t.Rounded[l.format]; l.roundX && r != nil {
 			w = r
 		}
-		if rows >= w.FromRows {
+		if w.Pack != nil && rows >= w.FromRows {
 			return t, w
 		}
 	}
@@ -237,7 +237,7 @@ func (p *tilePiece) packWeights(k, n int) {
 	for o := p.from; o < p.to; o += w.Rows {
 		at := o - p.from
 		a.Dst = unsafe.Add(p.scratch.weights.At, at/p.tiles.Outs*bytes+at%p.tiles.Outs/w.Rows*group)
-		a.Src = unsafe.Add(p.w, o*p.wRow+k*p.dtype.Size())
+		a.Src = unsafe.Add(p.w, o*p.wRow+k*p.format.Bytes())
 		a.Rows = min(w.Rows, p.to-o)
 		w.Pack(a)
 	}
@@ -303,7 +303,7 @@ func (p *tilePiece) mend() {
 				continue
 			}
 			a.w = unsafe.Add(p.w, (p.from+o)*p.wRow)
-			p.kernels.dot[p.dtype][1](a)
+			p.kernels.dot[p.format][1](a)
 			y[o] = p.scratch.one[0]
 		}
 	}

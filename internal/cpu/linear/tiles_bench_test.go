@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 	"gorgonia.org/leanattention/internal/cpu/matmul"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // peakTask computes tiles from what stays in the first-level cache, over and over: what multiply-adds reach.
@@ -81,7 +82,7 @@ func manyRows(e *cpu.Engine, threads, rows, in, out int, peak bool) (list []*cpu
 		x[i] = rand.Float32() - 0.5
 	}
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
-		w := cpu.Buffer{DType: d, Ptr: cputest.Noise(d, in*out), Len: in * out}
+		w := weight.Matrix{Format: weight.Dense(d), Ptr: cputest.Noise(d, in*out), Len: in * out}
 		for _, way := range []string{"few", "tiles", "tiles, x rounded"} {
 			if way != "few" && tiles == nil || way == "tiles, x rounded" && tiles.Rounded[d] == nil {
 				continue

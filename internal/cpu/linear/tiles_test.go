@@ -171,7 +171,7 @@ func TestLinearManyOdd(t *testing.T) {
 					usual := append([]float32(nil), c.Y...)
 					row, feature, i := rng.IntN(c.Rows), rng.IntN(c.Out), rng.IntN(c.In)
 					if inW {
-						cputest.Store(c.W.Ptr, c.W.DType, feature*c.In+i, []float32{float32(bad)})
+						cputest.Store(c.W.Ptr, c.dtype, feature*c.In+i, []float32{float32(bad)})
 					} else {
 						c.X[row*c.In+i] = float32(bad)
 					}

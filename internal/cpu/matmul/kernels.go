@@ -4,8 +4,8 @@ import (
 	"math"
 	"unsafe"
 
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // The Go forms of the kernels for tiles of linear layers. Their contracts are those of the assembly. Those that
@@ -47,29 +47,22 @@ func tileF32Go(a *Args) {
 //	}
 //
 // with dst and src of float32.
-func packF32Go(a *PackArgs) { packRowsGo(a, attn.Float32) }
+func packF32Go(a *PackArgs) { packRowsGo(a, weight.Float32) }
 
 // packF16Go is packF32Go for weights that are stored as float16.
-func packF16Go(a *PackArgs) { packRowsGo(a, attn.Float16) }
+func packF16Go(a *PackArgs) { packRowsGo(a, weight.Float16) }
 
 // packBF16Go is packF32Go for weights that are stored as bfloat16.
-func packBF16Go(a *PackArgs) { packRowsGo(a, attn.BFloat16) }
+func packBF16Go(a *PackArgs) { packRowsGo(a, weight.BFloat16) }
 
-func packRowsGo(a *PackArgs, d attn.DType) {
+func packRowsGo(a *PackArgs, f weight.Format) {
 	var wide [128]float32
 	for at := 0; at < a.N; at += len(wide) {
 		n := min(len(wide), a.N-at)
 		for r := range packRows {
-			src := unsafe.Add(a.Src, min(r, a.Rows-1)*a.SrcRow+at*d.Size())
+			src := unsafe.Add(a.Src, min(r, a.Rows-1)*a.SrcRow+at*f.Bytes())
 			of := wide[:n]
-			switch d {
-			case attn.Float16:
-				half.DecodeFloat16(of, unsafe.Slice((*uint16)(src), n))
-			case attn.BFloat16:
-				half.DecodeBFloat16(of, unsafe.Slice((*uint16)(src), n))
-			default:
-				of = unsafe.Slice((*float32)(src), n)
-			}
+			weight.Decode(f, of, src)
 			dst := unsafe.Add(a.Dst, at*a.DstStep+4*r)
 			for k, v := range of {
 				*(*float32)(unsafe.Add(dst, k*a.DstStep)) = v
@@ -78,16 +71,11 @@ func packRowsGo(a *PackArgs, d attn.DType) {
 	}
 }
 
-// widened is element k of a row of numbers of type d.
-func widened(row unsafe.Pointer, k int, d attn.DType) float32 {
-	switch p := unsafe.Add(row, k*d.Size()); d {
-	case attn.Float16:
-		return (*half.Float16)(p).Float32()
-	case attn.BFloat16:
-		return (*half.BFloat16)(p).Float32()
-	default:
-		return *(*float32)(p)
-	}
+// widened is element k of a row of weights, without a scale.
+func widened(row unsafe.Pointer, k int, f weight.Format) float32 {
+	var v [1]float32
+	weight.Decode(f, v[:], unsafe.Add(row, k*f.Bytes()))
+	return v[0]
 }
 
 // step is one part of StepRows rows by StepDepth elements, as bfloat16.
@@ -110,7 +98,7 @@ func splitF32Go(a *PackArgs, parts int) {
 		for r := range a.Rows {
 			var of [3]half.BFloat16
 			if k < a.N {
-				of = partsOf(widened(unsafe.Add(a.Src, r*a.SrcRow), k, attn.Float32), parts)
+				of = partsOf(widened(unsafe.Add(a.Src, r*a.SrcRow), k, weight.Float32), parts)
 			}
 			for p := range parts {
 				(*step)(unsafe.Add(a.Dst, k/StepDepth*a.DstStep+p*a.DstPart))[r][k%StepDepth] = of[p]
@@ -152,21 +140,21 @@ func splitX3Go(a *PackArgs) { splitF32Go(a, 3) }
 //
 // with parts as splitF32Go makes them. Elements behind the last are 0 to the end of their step, those of rows
 // behind the last anything.
-func pairsF32Go(a *PackArgs) { pairsGo(a, attn.Float32, 3) }
+func pairsF32Go(a *PackArgs) { pairsGo(a, weight.Float32, 3) }
 
 // pairsF16Go is pairsF32Go for weights that are stored as float16, in two parts. a.Odd is as it was if the magnitude of all
 // elements is less than 2^56.
-func pairsF16Go(a *PackArgs) { pairsGo(a, attn.Float16, 2) }
+func pairsF16Go(a *PackArgs) { pairsGo(a, weight.Float16, 2) }
 
 // pairsBF16Go is pairsF16Go for weights that are stored as bfloat16, which are their one part.
-func pairsBF16Go(a *PackArgs) { pairsGo(a, attn.BFloat16, 1) }
+func pairsBF16Go(a *PackArgs) { pairsGo(a, weight.BFloat16, 1) }
 
-func pairsGo(a *PackArgs, d attn.DType, parts int) {
+func pairsGo(a *PackArgs, f weight.Format, parts int) {
 	for k := range (a.N + StepDepth - 1) / StepDepth * StepDepth {
 		for r := range a.Rows {
 			var of [3]half.BFloat16
 			if k < a.N {
-				of = a.stored(unsafe.Add(a.Src, r*a.SrcRow), k, d, parts)
+				of = a.stored(unsafe.Add(a.Src, r*a.SrcRow), k, f, parts)
 			}
 			for p := range parts {
 				(*step)(unsafe.Add(a.Dst, k/StepDepth*a.DstStep+p*a.DstPart))[k%StepDepth/2][2*r+k%2] = of[p]
@@ -175,14 +163,14 @@ func pairsGo(a *PackArgs, d attn.DType, parts int) {
 	}
 }
 
-// stored returns the parts of element k of a row that is stored as d, where a bfloat16 is its own part, and sees whether one of
+// stored returns the parts of element k of a row that is stored as f, where a bfloat16 is its own part, and sees whether one of
 // 16 bits is large.
-func (a *PackArgs) stored(row unsafe.Pointer, k int, d attn.DType, parts int) [3]half.BFloat16 {
-	v := widened(row, k, d)
-	if d != attn.Float32 {
+func (a *PackArgs) stored(row unsafe.Pointer, k int, f weight.Format, parts int) [3]half.BFloat16 {
+	v := widened(row, k, f)
+	if f != weight.Float32 {
 		a.Odd |= largeGo(&v, 1)
 	}
-	if d == attn.BFloat16 {
+	if f == weight.BFloat16 {
 		return [3]half.BFloat16{half.BFloat16(math.Float32bits(v) >> 16)}
 	}
 	return partsOf(v, parts)
@@ -198,17 +186,17 @@ func (a *PackArgs) stored(row unsafe.Pointer, k int, d attn.DType, parts int) [3
 //
 // where src[k] lies at src + k*SrcRow, with parts as splitF32Go makes them. If n is odd, element n is 0. What is behind
 // it in its step is left as it is. a.Odd is as it was if the magnitude of all elements is less than 2^56.
-func columnsF16Go(a *PackArgs) { columnsGo(a, attn.Float16, 2) }
+func columnsF16Go(a *PackArgs) { columnsGo(a, weight.Float16, 2) }
 
 // columnsBF16Go is columnsF16Go for values that are stored as bfloat16, which are their one part.
-func columnsBF16Go(a *PackArgs) { columnsGo(a, attn.BFloat16, 1) }
+func columnsBF16Go(a *PackArgs) { columnsGo(a, weight.BFloat16, 1) }
 
-func columnsGo(a *PackArgs, d attn.DType, parts int) {
+func columnsGo(a *PackArgs, f weight.Format, parts int) {
 	for k := range (a.N + 1) / 2 * 2 {
 		for r := range StepRows {
 			var of [3]half.BFloat16
 			if k < a.N {
-				of = a.stored(unsafe.Add(a.Src, k*a.SrcRow), r, d, parts)
+				of = a.stored(unsafe.Add(a.Src, k*a.SrcRow), r, f, parts)
 			}
 			for p := range parts {
 				(*step)(unsafe.Add(a.Dst, k/StepDepth*a.DstStep+p*a.DstPart))[k%StepDepth/2][2*r+k%2] = of[p]
@@ -292,7 +280,7 @@ func GoFloats() *Set {
 			tileF32Go(a)
 		})
 	}
-	for d, pack := range map[attn.DType]func(*PackArgs){attn.Float32: packF32Go, attn.Float16: packF16Go, attn.BFloat16: packBF16Go} {
+	for d, pack := range map[weight.Format]func(*PackArgs){weight.Float32: packF32Go, weight.Float16: packF16Go, weight.BFloat16: packBF16Go} {
 		k.Ways[d] = Way{FromRows: 16, Depth: 64, Mul: mul, Pack: pack, Rows: packRows}
 	}
 	return k
@@ -311,7 +299,7 @@ func GoParts() *Set {
 		return Way{FromRows: 32, Depth: 2 * StepDepth, Mul: mul, Pack: pack, Columns: columns, Rows: StepRows, XParts: x, WParts: w, Split: split, Odd: oddGo, Large: largeGo}
 	}
 	f16, bf16 := way(2, 2, pairsF16Go, columnsF16Go), way(1, 1, pairsBF16Go, columnsBF16Go)
-	k.Ways[attn.Float32], k.Ways[attn.Float16], k.Ways[attn.BFloat16] = way(3, 3, pairsF32Go, nil), way(3, 2, pairsF16Go, columnsF16Go), way(3, 1, pairsBF16Go, columnsBF16Go)
-	k.Rounded[attn.Float16], k.Rounded[attn.BFloat16] = &f16, &bf16
+	k.Ways[weight.Float32], k.Ways[weight.Float16], k.Ways[weight.BFloat16] = way(3, 3, pairsF32Go, nil), way(3, 2, pairsF16Go, columnsF16Go), way(3, 1, pairsBF16Go, columnsBF16Go)
+	k.Rounded[weight.Float16], k.Rounded[weight.BFloat16] = &f16, &bf16
 	return k
 }

@@ -2,15 +2,15 @@
 // x, of some rows, is multiplied by weights, which are rows of as many elements: In.
 package matmul
 
-import "gorgonia.org/leanattention/internal/attn"
+import "gorgonia.org/leanattention/internal/weight"
 
 // A Set is the kernels of one tier that many rows are computed with.
 type Set struct {
 	Rows, Outs int // of a tile, at most
 	Panels     int // times outs features: what a worker packs at a time
 
-	Ways    [attn.DTypes]Way
-	Rounded [attn.DTypes]*Way // where x may be rounded; nil: nothing is won
+	Ways    [weight.Formats]Way
+	Rounded [weight.Formats]*Way // where x may be rounded; nil: nothing is won
 
 	Fewer *Set // what rows are computed with that are not many here; nil: nothing
 }

@@ -3,8 +3,8 @@
 package matmul
 
 import (
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Tiers are the sets by tier; nil: all rows are few.
@@ -23,9 +23,9 @@ func floatTiles(t Set, fromRows [3]int, mul []func(*Args)) Set {
 	way := func(fromRows int, pack func(*PackArgs)) Way {
 		return Way{FromRows: fromRows, Depth: 256, Mul: mul, Pack: pack, Rows: packRows, Packing: 12}
 	}
-	t.Ways[attn.Float32] = way(fromRows[0], packF32AVX2)
-	t.Ways[attn.Float16] = way(fromRows[1], packF16AVX2)
-	t.Ways[attn.BFloat16] = way(fromRows[2], packBF16AVX2)
+	t.Ways[weight.Float32] = way(fromRows[0], packF32AVX2)
+	t.Ways[weight.Float16] = way(fromRows[1], packF16AVX2)
+	t.Ways[weight.BFloat16] = way(fromRows[2], packBF16AVX2)
 	return t
 }
 
@@ -41,10 +41,10 @@ var tilesAMX = func() Set {
 		}
 	}
 	t := Set{Rows: 2 * StepRows, Outs: 2 * StepRows, Panels: 4, Fewer: &tilesAVX512}
-	t.Ways[attn.Float32] = way(256, 3, 3, 1024, 34, tileX3W3AMX, pairsF32AMX, nil, splitX3AMX)
-	t.Ways[attn.Float16] = way(192, 3, 2, 1024, 24, tileX3W2AMX, pairsF16AMX, columnsF16AMX, splitX3AMX)
-	t.Ways[attn.BFloat16] = way(64, 3, 1, 2048, 16, tileX3W1AMX, pairsBF16AMX, columnsBF16AMX, splitX3AMX)
+	t.Ways[weight.Float32] = way(256, 3, 3, 1024, 34, tileX3W3AMX, pairsF32AMX, nil, splitX3AMX)
+	t.Ways[weight.Float16] = way(192, 3, 2, 1024, 24, tileX3W2AMX, pairsF16AMX, columnsF16AMX, splitX3AMX)
+	t.Ways[weight.BFloat16] = way(64, 3, 1, 2048, 16, tileX3W1AMX, pairsBF16AMX, columnsBF16AMX, splitX3AMX)
 	f16, bf16 := way(96, 2, 2, 1024, 40, tileX2W2AMX, pairsF16AMX, columnsF16AMX, splitX2AMX), way(32, 1, 1, 2048, 48, tileX1W1AMX, pairsBF16AMX, columnsBF16AMX, splitX1AMX)
-	t.Rounded[attn.Float16], t.Rounded[attn.BFloat16] = &f16, &bf16
+	t.Rounded[weight.Float16], t.Rounded[weight.BFloat16] = &f16, &bf16
 	return t
 }()

@@ -3,8 +3,8 @@
 package matmul
 
 import (
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Tiers are the sets by tier; nil: all rows are few.
@@ -20,6 +20,6 @@ var tilesNEON = func() Set {
 		return Way{FromRows: fromRows, Depth: 256, Mul: mul, Pack: pack, Rows: packRows, Packing: 12}
 	}
 	t := Set{Rows: 8, Outs: 8, Panels: 24}
-	t.Ways[attn.Float32], t.Ways[attn.Float16], t.Ways[attn.BFloat16] = way(128, packF32Go), way(8, packF16Go), way(8, packBF16Go)
+	t.Ways[weight.Float32], t.Ways[weight.Float16], t.Ways[weight.BFloat16] = way(128, packF32Go), way(8, packF16Go), way(8, packBF16Go)
 	return t
 }()

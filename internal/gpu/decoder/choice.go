@@ -1,7 +1,5 @@
 package decoder
 
-import "gorgonia.org/leanattention/internal/gpu"
-
 // linearLaunch is the launch of a Linear: a skinny GEMM, a GEMM, or, without either, GEMVs.
 type linearLaunch struct {
 	skinny *skinnyLaunch
@@ -28,7 +26,7 @@ func (d *Engine) choose(o *Linear) (l linearLaunch, err error) {
 		return l, err
 	}
 	tiled := !ok || o.Rows > mostTogether
-	if element := o.Parts[0].W.DType; tiled && o.Rows > fewRows && gpu.Known(element) && d.gemm[element] != nil {
+	if of := o.format(); tiled && o.Rows > fewRows && hasKernels(of) && d.gemm[of] != nil {
 		gemm, err := d.configureGEMM(o)
 		if err != nil {
 			return l, err

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // decoderUnit is the module with the kernels of an [Engine].
@@ -20,16 +21,16 @@ const rowThreads = 256
 type Engine struct {
 	info        cuda.Info
 	dev         *cuda.Device
-	gemv        [attn.DTypes]*cuda.Function
+	gemv        [weight.Formats]*cuda.Function
 	norm        *cuda.Function
 	gather      *cuda.Function
 	megakernels [llamaShape + 1]*megakernels // nil: the GPU has none, or not loaded yet
 	*Sampler
 
-	gemm   [attn.DTypes]*gemmKernels   // nil: the GPU, or the type, has none
-	skinny [attn.DTypes]*skinnyKernels // as gemm
+	gemm   [weight.Formats]*gemmKernels   // nil: the GPU, or the format, has none
+	skinny [weight.Formats]*skinnyKernels // as gemm
 	// Kernels of gemm and skinny that round x, without gates and with gates; nil: not loaded yet.
-	rounded [attn.DTypes][2]*roundedKernels
+	rounded [weight.Formats][2]*roundedKernels
 	splits  []int // allowed cluster sizes of skinny GEMMs; tests leave some out
 
 	leftOut []int // rows of skinnyKinds that tests leave out
@@ -56,7 +57,7 @@ type Engine struct {
 // clusterKey identifies a launch of clusters. kind is -1 for a GEMV; an index of gemmRows, after these one with x
 // rounded, and persistent ones; pairClusters; or -2 and less for one of skinnyKinds, wide or not.
 type clusterKey struct {
-	element             attn.DType
+	format              weight.Format
 	kind, split, shared int
 	gates               bool // a kernel of gated.go
 }
@@ -82,10 +83,12 @@ func New(dev *cuda.Device) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, i := range gpu.Types {
-		if d.gemv[i], err = gpu.WithShared(m, &d.info, "linear_"+gpu.Name(i)); err != nil {
-			return nil, err
-		}
+	err = withKernels(func(f weight.Format) (err error) {
+		d.gemv[f], err = gpu.WithShared(m, &d.info, "linear_"+f.Kernels())
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	if d.norm, err = m.Function("decoder_norm"); err != nil {
 		return nil, err

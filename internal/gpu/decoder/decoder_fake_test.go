@@ -18,6 +18,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 func fakeDecoder(t *testing.T, capability, sms, shared int) (*machine, *fakedriver.Library, *Engine) {
@@ -47,10 +48,10 @@ func TestLinearLaunches(t *testing.T) {
 			for range 3000 {
 				element, rows, in, tiles := enginetest.Pick(rng, gpu.Types...), 1+rng.IntN(40), 8*(1+rng.IntN(2048)), 1+rng.IntN(2000)
 				norm := rng.IntN(2) == 0
-				l, ok, err := d.configureGEMV(d.gemv[element], element, rows, in, tiles, norm)
+				l, ok, err := d.configureGEMV(d.gemv[element], weight.Dense(element), rows, in, tiles, norm)
 				noError(t, err)
 				if !ok && norm { // then it is a launch of its own
-					l, ok, err = d.configureGEMV(d.gemv[element], element, rows, in, tiles, false)
+					l, ok, err = d.configureGEMV(d.gemv[element], weight.Dense(element), rows, in, tiles, false)
 					noError(t, err)
 				}
 				if !ok {
@@ -178,15 +179,15 @@ func TestModulesAreLoadedLate(t *testing.T) {
 	s := lib.State()
 	for name, load := range map[string]func() (done bool, err error){
 		"persistent": func() (bool, error) {
-			_, err := d.persistentOf(attn.BFloat16, false)
+			_, err := d.persistentOf(weight.BFloat16, false)
 			return d.gemm[attn.BFloat16].persistent[0] != nil, err
 		},
 		"rounded": func() (bool, error) {
-			_, err := d.roundedOf(attn.BFloat16, false)
+			_, err := d.roundedOf(weight.BFloat16, false)
 			return d.rounded[attn.BFloat16][0] != nil, err
 		},
 		"rounded gates": func() (bool, error) {
-			_, err := d.roundedOf(attn.BFloat16, true)
+			_, err := d.roundedOf(weight.BFloat16, true)
 			return d.rounded[attn.BFloat16][1] != nil, err
 		},
 	} {

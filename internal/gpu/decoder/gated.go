@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 	"gorgonia.org/leanattention/kernels"
 )
 
@@ -47,9 +48,9 @@ func (o *Linear) together() int {
 // gatedKernels are the kernels for few rows, for tiles, and for batches. The last two are nil if the other kernels
 // have none.
 type gatedKernels struct {
-	gemv   [attn.DTypes]*cuda.Function
-	tiled  [attn.DTypes]*[len(gemmRows)]*cuda.Function
-	skinny [attn.DTypes]*skinnyKernels
+	gemv   [weight.Formats]*cuda.Function
+	tiled  [weight.Formats]*[len(gemmRows)]*cuda.Function
+	skinny [weight.Formats]*skinnyKernels
 }
 
 // gatedOf returns the kernels, loaded at first use, which may be within a capture.
@@ -72,73 +73,73 @@ func (d *Engine) loadGated(k *gatedKernels) error {
 	if err != nil {
 		return err
 	}
-	for _, i := range gpu.Types {
-		if k.gemv[i], err = gpu.WithShared(m, &d.info, gatedPrefix+"linear_"+gpu.Name(i)); err != nil {
+	return withKernels(func(f weight.Format) (err error) {
+		if k.gemv[f], err = gpu.WithShared(m, &d.info, gatedPrefix+"linear_"+f.Kernels()); err != nil {
 			return err
 		}
-		if d.gemm[i] != nil {
-			if k.tiled[i], err = d.loadTiled(m, gatedPrefix, i, 2); err != nil {
+		if d.gemm[f] != nil {
+			if k.tiled[f], err = d.loadTiled(m, gatedPrefix, f, 2); err != nil {
 				return err
 			}
 		}
-		if d.skinny[i] != nil {
-			if k.skinny[i], err = d.loadSkinny(m, gatedPrefix, i, 2); err != nil {
+		if d.skinny[f] != nil {
+			if k.skinny[f], err = d.loadSkinny(m, gatedPrefix, f, 2); err != nil {
 				return err
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // gemvOf, tiledOf and skinnyOf return the kernels for a Linear.
 func (d *Engine) gemvOf(o *Linear) (*cuda.Function, error) {
-	element := o.Parts[0].W.DType
+	f := o.format()
 	if !o.gates() {
-		return d.gemv[element], nil
+		return d.gemv[f], nil
 	}
 	k, err := d.gatedOf()
 	if err != nil {
 		return nil, err
 	}
-	return k.gemv[element], nil
+	return k.gemv[f], nil
 }
 
 func (d *Engine) tiledOf(o *Linear, kind int) (*cuda.Function, error) {
-	element := o.Parts[0].W.DType
+	f := o.format()
 	if o.operandParts() == 1 {
-		k, err := d.roundedOf(element, o.gates())
+		k, err := d.roundedOf(f, o.gates())
 		if err != nil {
 			return nil, err
 		}
 		return k.tiled[kind], nil
 	}
 	if !o.gates() {
-		return d.gemm[element].of[kind], nil
+		return d.gemm[f].of[kind], nil
 	}
 	k, err := d.gatedOf()
 	if err != nil {
 		return nil, err
 	}
-	return k.tiled[element][kind], nil
+	return k.tiled[f][kind], nil
 }
 
 func (d *Engine) skinnyOf(o *Linear) (*skinnyKernels, error) {
-	element := o.Parts[0].W.DType
+	f := o.format()
 	if o.operandParts() == 1 {
-		k, err := d.roundedOf(element, o.gates())
+		k, err := d.roundedOf(f, o.gates())
 		if err != nil {
 			return nil, err
 		}
 		return k.skinny, nil
 	}
 	if !o.gates() {
-		return d.skinny[element], nil
+		return d.skinny[f], nil
 	}
 	k, err := d.gatedOf()
 	if err != nil {
 		return nil, err
 	}
-	return k.skinny[element], nil
+	return k.skinny[f], nil
 }
 
 // activationApart reports whether the activation or gate is a launch of its own, because these kernels are missing.

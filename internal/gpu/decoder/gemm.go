@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // The modules with the kernels for linear layers of many rows: for all GPUs, and for hundreds of rows on compute
@@ -77,28 +78,31 @@ func (d *Engine) loadGEMM() error {
 	if err != nil {
 		return err
 	}
-	for _, i := range gpu.Halves {
+	return withKernels(func(f weight.Format) (err error) {
+		if !families[f].gemm {
+			return nil
+		}
 		var k gemmKernels
 		for few, suffix := range [...]string{"", "_few"} {
-			if k.operands[few], err = m.Function("matrix_operands_" + gpu.Name(i) + suffix); err != nil {
+			if k.operands[few], err = m.Function("matrix_operands_" + f.Kernels() + suffix); err != nil {
 				return err
 			}
 		}
-		if k.of, err = d.loadTiled(m, "", i, 2); err != nil {
+		if k.of, err = d.loadTiled(m, "", f, 2); err != nil {
 			return err
 		}
-		d.gemm[i] = &k
+		d.gemm[f] = &k
 		if d.info.Capability == groupCapability {
-			if d.skinny[i], err = d.loadSkinny(m, "", i, 2); err != nil {
+			if d.skinny[f], err = d.loadSkinny(m, "", f, 2); err != nil {
 				return err
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
-// loadTiled loads the tiled kernels of a type and a number of parts from a module.
-func (d *Engine) loadTiled(m *cuda.Module, prefix string, element attn.DType, parts int) (*[len(gemmRows)]*cuda.Function, error) {
+// loadTiled loads the tiled kernels of a format and a number of parts from a module.
+func (d *Engine) loadTiled(m *cuda.Module, prefix string, of weight.Format, parts int) (*[len(gemmRows)]*cuda.Function, error) {
 	k, suffix := new([len(gemmRows)]*cuda.Function), ""
 	if prefix == "" {
 		prefix = "matrix_"
@@ -107,7 +111,7 @@ func (d *Engine) loadTiled(m *cuda.Module, prefix string, element attn.DType, pa
 		suffix = "_rounded"
 	}
 	for i := range gemmRows {
-		f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%s%s_%d%s", prefix, gpu.Name(element), gemmRows[i], suffix))
+		f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%s%s_%d%s", prefix, of.Kernels(), gemmRows[i], suffix))
 		if err != nil {
 			return nil, err
 		}
@@ -143,7 +147,7 @@ type gemmParams struct {
 // Scratch returns how many float32 [Linear].Scratch needs. Types and sizes of the operands count, not their memory.
 // The error is the driver's.
 func (d *Engine) Scratch(o *Linear) (int, error) {
-	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !gpu.Known(o.Parts[0].W.DType) {
+	if o.Rows < 1 || o.In < 1 || len(o.Parts) == 0 || !hasKernels(o.format()) {
 		return 0, nil
 	}
 	if apart, err := d.activationApart(o); err != nil {
@@ -208,7 +212,7 @@ func (d *Engine) configureGEMM(o *Linear) (gemmLaunch, error) {
 // configureTiled is configureGEMM for the kernels of all GPUs: the thread blocks of a cluster share the columns of a
 // tile if there are few tiles. A result without a kernel means that the GPU has too little shared memory.
 func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
-	element, kind, parts := o.Parts[0].W.DType, 0, o.operandParts()
+	kind, parts := 0, o.operandParts()
 	for kind < len(gemmRows)-1 && gemmRows[kind] < o.Rows {
 		kind++
 	}
@@ -233,7 +237,7 @@ func (d *Engine) configureTiled(o *Linear) (best gemmLaunch, err error) {
 			continue // sums must not overlap stages that other blocks still release
 		}
 		l.blocks = attn.Ceil(o.tilesOf(columns), l.beside) * attn.Ceil(o.Rows, rows)
-		key := clusterKey{element, kind + len(gemmRows)*(2-parts), l.split * l.beside, l.shared, o.gates()}
+		key := clusterKey{o.format(), kind + len(gemmRows)*(2-parts), l.split * l.beside, l.shared, o.gates()}
 		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split*l.beside, gemmThreads, l.shared, true))
 		if err != nil {
 			return best, err
@@ -329,9 +333,9 @@ func (d *Engine) queueOperands(s *cuda.Stream, o *Linear, l *gemmLaunch) error {
 	cuda.Struct(&d.args, &p)
 	d.hold(o.X, o.Scratch, o.Residual)
 	d.holdParts(o)
-	kernel := d.gemm[o.Parts[0].W.DType].operands[0]
+	kernel := d.gemm[o.format()].operands[0]
 	if o.Rows <= mostSkinny {
-		kernel = d.gemm[o.Parts[0].W.DType].operands[1]
+		kernel = d.gemm[o.format()].operands[1]
 	}
 	return kernel.Launch(s, cuda.Grid{Blocks: [3]int{o.Rows}, Threads: [3]int{rowThreads}, Overlap: true}, &d.args)
 }

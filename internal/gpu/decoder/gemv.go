@@ -3,6 +3,7 @@ package decoder
 import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // GEMVs: linear layers of few rows. Thread blocks read the weights of a tile once, for all rows.
@@ -25,15 +26,15 @@ type gemvLaunch struct {
 }
 
 // configureGEMV chooses the launch of a kernel for the next rows. norm: the kernel normalises x.
-func (d *Engine) configureGEMV(kernel *cuda.Function, element attn.DType, rows, in, tiles int, norm bool) (best gemvLaunch, ok bool, err error) {
-	all, least := attn.Ceil(in*element.Size(), 128), 0 // column blocks
+func (d *Engine) configureGEMV(kernel *cuda.Function, of weight.Format, rows, in, tiles int, norm bool) (best gemvLaunch, ok bool, err error) {
+	all, least := attn.Ceil(in*of.Bytes(), 128), 0 // column blocks
 	for rows = min(rows, gemvRows); rows > 0 && !ok; rows-- {
 		for split := 1; split <= min(mostSplit, all) && (split == 1 || d.overlap()); split *= 2 {
-			shared, stages := d.gemvShared(element, rows, attn.Ceil(all, split), norm)
+			shared, stages := d.gemvShared(of, rows, attn.Ceil(all, split), norm)
 			if stages == 0 {
 				continue
 			}
-			clusters, err := d.gemvAtOnce(kernel, element, split, shared)
+			clusters, err := d.gemvAtOnce(kernel, of, split, shared)
 			if err != nil {
 				return best, false, err
 			}
@@ -54,8 +55,8 @@ func (d *Engine) configureGEMV(kernel *cuda.Function, element attn.DType, rows, 
 }
 
 // gemvAtOnce returns how many clusters of a Linear may run at once.
-func (d *Engine) gemvAtOnce(kernel *cuda.Function, element attn.DType, split, shared int) (int, error) {
-	return d.clustersAtOnce(clusterKey{element, -1, split, shared, kernel != d.gemv[element]}, kernel, clusterGrid(1, split, gemvWarps*32, shared, true))
+func (d *Engine) gemvAtOnce(kernel *cuda.Function, of weight.Format, split, shared int) (int, error) {
+	return d.clustersAtOnce(clusterKey{of, -1, split, shared, kernel != d.gemv[of]}, kernel, clusterGrid(1, split, gemvWarps*32, shared, true))
 }
 
 const (
@@ -69,8 +70,8 @@ const (
 )
 
 // gemvShared returns the shared memory of a launch and the stages of its rings, 0 if the launch does not fit.
-func (d *Engine) gemvShared(element attn.DType, rows, blocks int, norm bool) (shared, stages int) {
-	stride := blocks*128/element.Size() + gemvPad
+func (d *Engine) gemvShared(of weight.Format, rows, blocks int, norm bool) (shared, stages int) {
+	stride := blocks*128/of.Bytes() + gemvPad
 	rest := rows*stride + gemvWarps*rows*(gemvTile+sumsPad) + 2*rows*gemvTile + (2*gemvWarps+1)*gemvRows
 	if norm {
 		rest += 2 * stride

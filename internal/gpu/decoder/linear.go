@@ -120,7 +120,7 @@ func (d *Engine) normsBefore(o *Linear) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	l, ok, err := d.configureGEMV(kernel, o.Parts[0].W.DType, o.Rows, o.In, o.tilesOf(gemvTile), true)
+	l, ok, err := d.configureGEMV(kernel, o.format(), o.Rows, o.In, o.tilesOf(gemvTile), true)
 	return !ok || l.rows < o.Rows, err
 }
 
@@ -139,10 +139,10 @@ func (o *Linear) check() error {
 		return err
 	}
 	w := o.Parts[0].W.DType
-	if !gpu.Known(w) {
+	if !hasKernels(o.format()) {
 		return gpu.Errorf(op, attn.ErrDType, "w is %v", w)
 	}
-	if each := 16 / w.Size(); o.In%each != 0 {
+	if each := 16 / o.format().Bytes(); o.In%each != 0 {
 		return gpu.Errorf(op, attn.ErrShape, "rows of %d elements; with w of %v it must be a multiple of %d", o.In, w, each)
 	}
 	for i := range o.Parts {
@@ -200,7 +200,7 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	} else if apart {
 		return d.compose(s, o)
 	}
-	element := o.Parts[0].W.DType
+	of := o.format()
 	launch, err := d.choose(o)
 	switch {
 	case err != nil:
@@ -232,7 +232,7 @@ func (d *Engine) Linear(s *cuda.Stream, o *Linear) error {
 	defer d.mu.Unlock()
 	tiles := o.tilesOf(gemvTile)
 	for row := 0; row < o.Rows; {
-		l, ok, err := d.configureGEMV(kernel, element, o.Rows-row, o.In, tiles, norm != nil)
+		l, ok, err := d.configureGEMV(kernel, of, o.Rows-row, o.In, tiles, norm != nil)
 		if err != nil {
 			return err
 		}

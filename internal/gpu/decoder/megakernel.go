@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Megakernel is the single-launch decoder: consecutive layers of a decode step in one launch. The layers are linear
@@ -19,7 +20,7 @@ import (
 type Megakernel struct {
 	d        *Engine
 	plan     *attention.Plan // nil: no attention yet
-	element  attn.DType      // type of weights, keys and values; untyped: no layer yet
+	format   weight.Format   // of weights; keys and values are dense, of its type. noFormat: no layer yet
 	dim      int             // head dim; 0: no attention yet
 	chunk    attention.Chunk // chunk of its attention
 	rows     int             // of x
@@ -67,8 +68,8 @@ func (o *Linear) shape() shapeOfBlocks {
 	return anyShape
 }
 
-// untyped is no type.
-const untyped = attn.DType(attn.DTypes)
+// noFormat is no format.
+const noFormat = weight.Format(weight.Formats)
 
 // megakernelLayer is a layer: linear or attention.
 type megakernelLayer struct {
@@ -116,8 +117,8 @@ func (c *Megakernel) source(m *gpu.Memory, elements int) (at int64, tagged, ok b
 
 // megakernelRows returns the largest number of rows of a megakernel: with kernels for the rows of a batch, their
 // launches are faster from there on.
-func (d *Engine) megakernelRows(element attn.DType) int {
-	if d.skinny[element] != nil {
+func (d *Engine) megakernelRows(of weight.Format) int {
+	if d.skinny[of] != nil {
 		return leastSkinny - 1
 	}
 	return decodeRows
@@ -187,12 +188,12 @@ func (c *Megakernel) Linear(o *Linear) bool {
 	if !ok || !c.d.hasShape(shape) {
 		return false
 	}
-	element := o.Parts[0].W.DType
-	if !slices.Contains(gpu.Halves, element) || o.Rows > c.d.megakernelRows(element) || o.In%decodeColumns != 0 || c.element != untyped && c.element != element || c.rows > 0 && c.rows != o.Rows {
+	of := o.format()
+	if !families[of].megakernel || o.Rows > c.d.megakernelRows(of) || o.In%decodeColumns != 0 || c.format != noFormat && c.format != of || c.rows > 0 && c.rows != o.Rows {
 		return false
 	}
 	needs := c.needsWith(shape, o)
-	if !c.fits(shape, element, c.dim, &needs, 0) {
+	if !c.fits(shape, of, c.dim, &needs, 0) {
 		return false
 	}
 	p := &decodeLinear{in: int32(o.In), inverse: 1 / float32(o.In)}
@@ -271,7 +272,7 @@ func (c *Megakernel) Linear(o *Linear) bool {
 	own.Parts = append([]LinearPart(nil), o.Parts...)
 	part.weights, part.alone = own.Parts, func(s *cuda.Stream) error { return c.d.Linear(s, &own) }
 	c.take(part, reads, writes, holds)
-	c.element, c.rows, c.floats, c.needs, c.shape = element, o.Rows, floats, needs, shape
+	c.format, c.rows, c.floats, c.needs, c.shape = of, o.Rows, floats, needs, shape
 	return true
 }
 
@@ -316,7 +317,7 @@ func (c *claims) claim(reads, writes []span, holds ...gpu.Memory) {
 // makes q, k and v: for sequences with at most one new token, and KV heads with at most 16 query heads. turned is
 // memory for the rotated queries of a rotary embedding, used only if the layers become launches after all.
 func (c *Megakernel) Attend(p *attention.Plan, o *attention.Operands, newK, newV, turned gpu.Memory) bool {
-	if c.back != nil || c.plan != nil && c.plan != p || o.Pages[0].Data.DType != c.element || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
+	if c.back != nil || c.plan != nil && c.plan != p || weight.Dense(o.Pages[0].Data.DType) != c.format || p.Device() != c.d.dev || o.LSE.Buffer != nil || o.Q.Buffer == nil || newK.Buffer == nil || newV.Buffer == nil || o.Out.Buffer == nil {
 		return false
 	}
 	if o.Q.DType != attn.Float32 || o.Out.DType != attn.Float32 || newK.DType != attn.Float32 || newV.DType != attn.Float32 {
@@ -359,7 +360,7 @@ func (c *Megakernel) attend(p *attention.Plan, a *attention.Attending, o *attent
 		return false
 	}
 	writes := []span{spanOf(&o.Out, a.OutLen), spanOf(&o.Pages[0].Data, o.Pages[0].Data.Len), spanOf(&o.Pages[1].Data, o.Pages[1].Data.Len)}
-	if !c.fits(shape, c.element, g.Dim, &c.needs, a.Chunk.SharedBytes(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
+	if !c.fits(shape, c.format, g.Dim, &c.needs, a.Chunk.SharedBytes(a.TileRows, attention.ConsumerWarps)) || !c.apart(nil, writes) {
 		return false
 	}
 	layer := &decodeAttention{

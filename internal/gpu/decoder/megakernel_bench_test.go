@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // BenchmarkGPUMegakernel is the layers of a decode step of OPT, as launches and as a
@@ -45,7 +46,7 @@ func BenchmarkGPUMegakernel(b *testing.B) {
 					ways = append(ways, way{name: name, g: g})
 				}
 				add("launches", st.launches)
-				if rows <= d.megakernelRows(sh.kv) {
+				if rows <= d.megakernelRows(weight.Dense(sh.kv)) {
 					c, megakernel := st.captured(b)
 					defer c.Close()
 					ways = append(ways, way{name: "chain", g: megakernel})

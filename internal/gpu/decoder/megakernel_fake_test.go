@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // fakeStack is a stack on a GPU of so many multiprocessors: its megakernels are pairs where
@@ -314,7 +315,7 @@ func TestMegakernelRefuses(t *testing.T) {
 		if ch.Linear(&o) {
 			t.Errorf("%s: was taken", name)
 		}
-		if len(ch.layers) != c.behind || ch.floats != before.floats || ch.needs != before.needs || ch.rows != before.rows || ch.element != before.element || len(ch.writes) != len(before.writes) {
+		if len(ch.layers) != c.behind || ch.floats != before.floats || ch.needs != before.needs || ch.rows != before.rows || ch.format != before.format || len(ch.writes) != len(before.writes) {
 			t.Errorf("%s: the megakernel has changed", name)
 		}
 	}
@@ -464,7 +465,7 @@ func TestMegakernelLayouts(t *testing.T) {
 	}
 	layOut := func(m *machine, d *Engine, s shape, rows int) layout {
 		c := d.NewMegakernel()
-		c.element, c.dim, c.rows, c.chunk = attn.Float16, s.dim, rows, m.engine.FusedChunk(attn.Float16, s.dim)
+		c.format, c.dim, c.rows, c.chunk = weight.Float16, s.dim, rows, m.engine.FusedChunk(attn.Float16, s.dim)
 		linear := func(in int, norm *Norm) {
 			c.needs = c.needsWith(optShape, &Linear{Rows: rows, In: in, Norm: norm})
 			c.layers = append(c.layers, megakernelLayer{linear: &decodeLinear{}})
@@ -482,7 +483,7 @@ func TestMegakernelLayouts(t *testing.T) {
 		if c.needs[l.split-1].wide {
 			return layout{split: wide}
 		}
-		if !c.fits(c.shape, c.element, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+gemvWarps*(decodeBox+8) <= d.info.SharedPerBlockMost && l.stages < mostDecodeStages {
+		if !c.fits(c.shape, c.format, c.dim, &c.needs, 0) || l.shared > d.info.SharedPerBlockMost || l.shared+gemvWarps*(decodeBox+8) <= d.info.SharedPerBlockMost && l.stages < mostDecodeStages {
 			t.Errorf("%s, %d rows: %+v", s.name, rows, l)
 		}
 		return layout{l.split, l.stages, l.slots}
@@ -541,8 +542,8 @@ func TestMegakernelSplit(t *testing.T) {
 		want int
 	}{{Linear{Rows: 1, In: 8192}, 0, 1}, {large, 0, 2}, {large, 128, 2}, {large, 64, 1}, {large, 80, 1}} {
 		needs := c.needsWith(optShape, &s.o)
-		split := c.splitOf(optShape, f16, s.dim, &needs)
-		kernel, want := d.megakernels[optShape].of(split, f16, s.dim), d.megakernels[optShape].blocks[f16][max(decodeDim(s.dim), 0)]
+		split := c.splitOf(optShape, weight.Float16, s.dim, &needs)
+		kernel, want := d.megakernels[optShape].of(split, weight.Float16, s.dim), d.megakernels[optShape].blocks[f16][max(decodeDim(s.dim), 0)]
 		if s.want == 2 {
 			want = d.megakernels[optShape].pairs[f16]
 		}

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/attention"
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // stack is the layers of a decode step, as nodes would queue them: of each block
@@ -350,7 +351,7 @@ func (s *stack) layersProjected(t testing.TB) error {
 // captured makes a graph of the megakernel, or of a batch's launches, which is none.
 func (s *stack) captured(t testing.TB) (c *Megakernel, g *cuda.Graph) {
 	queue := func() error { return s.projected(t) }
-	if s.rows <= s.d.megakernelRows(s.kv) {
+	if s.rows <= s.d.megakernelRows(weight.Dense(s.kv)) {
 		c = s.megakernel(t)
 		queue = func() error { return c.Queue(s.m.Stream) }
 	}

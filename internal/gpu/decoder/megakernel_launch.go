@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/weight"
 	"gorgonia.org/leanattention/kernels"
 )
 
@@ -153,7 +154,7 @@ func (d *Engine) NewMegakernel() *Megakernel {
 	if d.megakernels[optShape] == nil {
 		return nil
 	}
-	return &Megakernel{d: d, element: untyped, made: make(map[uint64]madeBy), read: make(map[int64]bool)}
+	return &Megakernel{d: d, format: noFormat, made: make(map[uint64]madeBy), read: make(map[int64]bool)}
 }
 
 // hasShape reports whether there are kernels for blocks of a shape. Kernels of llamaShape are loaded at first use,
@@ -183,13 +184,16 @@ func (d *Engine) loadMegakernels(shape shapeOfBlocks) error {
 		return err
 	}
 	functions := new(megakernels)
-	for _, i := range gpu.Halves {
-		name := megakernelUnits[shape].prefix + gpu.Name(i)
+	err = withKernels(func(of weight.Format) (err error) {
+		if !families[of].megakernel {
+			return nil
+		}
+		name := megakernelUnits[shape].prefix + of.Kernels()
 		for j, dim := range decodeDims {
 			if shape == llamaShape && !slices.Contains(llamaDims[:], dim) {
 				continue
 			}
-			if functions.blocks[i][j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%d", name, dim)); err != nil {
+			if functions.blocks[of][j], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%s_%d", name, dim)); err != nil {
 				return err
 			}
 		}
@@ -198,33 +202,37 @@ func (d *Engine) loadMegakernels(shape shapeOfBlocks) error {
 			return err
 		}
 		all := d.info.SharedPerBlockMost
-		n, err := d.clustersAtOnce(clusterKey{i, pairClusters, 2, all, shape == llamaShape}, f, clusterGrid(1, 2, gemvWarps*32, all, false))
+		n, err := d.clustersAtOnce(clusterKey{of, pairClusters, 2, all, shape == llamaShape}, f, clusterGrid(1, 2, gemvWarps*32, all, false))
 		if err != nil {
 			return err
 		}
 		if 2*n == d.info.Multiprocessors {
-			functions.pairs[i] = f
+			functions.pairs[of] = f
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	d.megakernels[shape] = functions
 	return nil
 }
 
-// megakernels are the kernels for weights of each type: of thread blocks, and of pairs of blocks, for pairsDim alone.
+// megakernels are the kernels for weights of each format: of thread blocks, and of pairs of blocks, for pairsDim alone.
 // Pairs are nil if the GPU can't run a pair on every two multiprocessors at once: all blocks of a megakernel wait for
 // each other.
 type megakernels struct {
-	blocks [attn.DTypes][len(decodeDims)]*cuda.Function
-	pairs  [attn.DTypes]*cuda.Function
+	blocks [weight.Formats][len(decodeDims)]*cuda.Function
+	pairs  [weight.Formats]*cuda.Function
 }
 
 // of returns the kernel of megakernels with clusters of split blocks for a tile. Without attention, dim is 0 and any
 // kernel serves.
-func (f *megakernels) of(split int, element attn.DType, dim int) *cuda.Function {
+func (f *megakernels) of(split int, of weight.Format, dim int) *cuda.Function {
 	if split == 2 {
-		return f.pairs[element]
+		return f.pairs[of]
 	}
-	return f.blocks[element][max(decodeDim(dim), 0)]
+	return f.blocks[of][max(decodeDim(dim), 0)]
 }
 
 // areaOf returns the shared memory of the warps for x: each box's columns of each row and, with a layer norm, of
@@ -272,8 +280,8 @@ func (c *Megakernel) needsWith(shape shapeOfBlocks, o *Linear) sharedNeeds {
 }
 
 // splitOf returns how many thread blocks share a tile of a megakernel with these needs.
-func (c *Megakernel) splitOf(shape shapeOfBlocks, element attn.DType, dim int, needs *sharedNeeds) int {
-	if (dim == 0 || dim == pairsDim) && c.d.megakernels[max(shape, optShape)].pairs[element] != nil && needs[0].area >= c.d.leastPairs {
+func (c *Megakernel) splitOf(shape shapeOfBlocks, of weight.Format, dim int, needs *sharedNeeds) int {
+	if (dim == 0 || dim == pairsDim) && c.d.megakernels[max(shape, optShape)].pairs[of] != nil && needs[0].area >= c.d.leastPairs {
 		return 2
 	}
 	return 1
@@ -281,8 +289,8 @@ func (c *Megakernel) splitOf(shape shapeOfBlocks, element attn.DType, dim int, n
 
 // fits reports whether a megakernel with these needs fits, with the given bytes for its attention. Too wide layers
 // become launches.
-func (c *Megakernel) fits(shape shapeOfBlocks, element attn.DType, dim int, needs *sharedNeeds, attends int) bool {
-	split := c.splitOf(shape, element, dim, needs)
+func (c *Megakernel) fits(shape shapeOfBlocks, of weight.Format, dim int, needs *sharedNeeds, attends int) bool {
+	split := c.splitOf(shape, of, dim, needs)
 	n := &needs[split-1]
 	return n.wide || c.stagesFor(shape, split, max(n.area, attends), c.linears()+1, attention.ConsumerWarps) >= leastDecodeStages
 }
@@ -374,12 +382,12 @@ func (c *Megakernel) Queue(s *cuda.Stream) error {
 	args.Hold(c.tagged)
 	g := clusterGrid(c.blocks()/l.split, l.split, gemvWarps*32, l.shared, false)
 	g.Cooperative = true
-	return c.d.megakernels[max(c.shape, optShape)].of(l.split, c.element, c.dim).Launch(s, g, &args)
+	return c.d.megakernels[max(c.shape, optShape)].of(l.split, c.format, c.dim).Launch(s, g, &args)
 }
 
 // isAlone reports whether the layers are separate launches.
 func (c *Megakernel) isAlone() bool {
-	return len(c.layers) < 2 || c.needs[c.splitOf(c.shape, c.element, c.dim, &c.needs)-1].wide
+	return len(c.layers) < 2 || c.needs[c.splitOf(c.shape, c.format, c.dim, &c.needs)-1].wide
 }
 
 // queueAlone queues the layers as separate launches.
@@ -438,7 +446,7 @@ type megakernelLayout struct {
 
 // layOut divides the shared memory.
 func (c *Megakernel) layOut() (l megakernelLayout) {
-	l.split = c.splitOf(c.shape, c.element, c.dim, &c.needs)
+	l.split = c.splitOf(c.shape, c.format, c.dim, &c.needs)
 	l.area = c.needs[l.split-1].area
 	l.feeds = c.linears()
 	rows := 0 // rows of attention's output tiles

@@ -1,9 +1,9 @@
 package decoder
 
 import (
-	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Mixed precision: x is rounded to the type of W, with half as many products.
@@ -31,13 +31,13 @@ type roundedKernels struct {
 	tiled  *[len(gemmRows)]*cuda.Function
 }
 
-// roundedOf returns the kernels of a type, loaded at first use, which may be within a capture.
-func (d *Engine) roundedOf(element attn.DType, gates bool) (*roundedKernels, error) {
+// roundedOf returns the kernels of a format, loaded at first use, which may be within a capture.
+func (d *Engine) roundedOf(of weight.Format, gates bool) (*roundedKernels, error) {
 	d.loading.Lock()
 	defer d.loading.Unlock()
-	unit, prefix, to := mixedUnit, "", &d.rounded[element][0]
+	unit, prefix, to := mixedUnit, "", &d.rounded[of][0]
 	if gates {
-		unit, prefix, to = gatedMixedUnit, gatedPrefix, &d.rounded[element][1]
+		unit, prefix, to = gatedMixedUnit, gatedPrefix, &d.rounded[of][1]
 	}
 	if *to != nil {
 		return *to, nil
@@ -48,11 +48,11 @@ func (d *Engine) roundedOf(element attn.DType, gates bool) (*roundedKernels, err
 		if err != nil {
 			return err
 		}
-		if k.tiled, err = d.loadTiled(m, prefix, element, 1); err != nil {
+		if k.tiled, err = d.loadTiled(m, prefix, of, 1); err != nil {
 			return err
 		}
 		if d.info.Capability == groupCapability {
-			k.skinny, err = d.loadSkinny(m, prefix, element, 1)
+			k.skinny, err = d.loadSkinny(m, prefix, of, 1)
 		}
 		return err
 	})

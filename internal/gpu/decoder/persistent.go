@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Persistent GEMMs: linear layers of hundreds of rows. One thread block on each multiprocessor walks tiles; or
@@ -41,17 +42,17 @@ var (
 	persistentTiles   = [...]persistentTile{{256, 2}, {256, 1}, {128, 2}, {128, 1}}
 )
 
-// persistentKernels are the kernels for weights of a type, by the parts of x less 1.
+// persistentKernels are the kernels for weights of a format, by the parts of x less 1.
 type persistentKernels [len(persistentColumns)][2]*cuda.Function
 
-// persistentOf returns the kernels of a type. Their module is loaded when a layer first has so many rows, which is
+// persistentOf returns the kernels of a format. Their module is loaded when a layer first has so many rows, which is
 // rare before a program's first prompt, and may be within a capture.
-func (d *Engine) persistentOf(element attn.DType, gates bool) (*persistentKernels, error) {
+func (d *Engine) persistentOf(of weight.Format, gates bool) (*persistentKernels, error) {
 	d.loading.Lock()
 	defer d.loading.Unlock()
-	unit, prefix, to := gemmUnit, "", &d.gemm[element].persistent[0]
+	unit, prefix, to := gemmUnit, "", &d.gemm[of].persistent[0]
 	if gates {
-		unit, prefix, to = gatedGEMMUnit, gatedPrefix, &d.gemm[element].persistent[1]
+		unit, prefix, to = gatedGEMMUnit, gatedPrefix, &d.gemm[of].persistent[1]
 	}
 	if *to != nil {
 		return *to, nil
@@ -64,7 +65,7 @@ func (d *Engine) persistentOf(element attn.DType, gates bool) (*persistentKernel
 		}
 		for i, columns := range persistentColumns {
 			for parts, suffix := range [...]string{"_rounded", ""} {
-				if k[i][parts], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%sgemm_%s_%d%s", prefix, gpu.Name(element), columns, suffix)); err != nil {
+				if k[i][parts], err = gpu.WithShared(m, &d.info, fmt.Sprintf("%sgemm_%s_%d%s", prefix, of.Kernels(), columns, suffix)); err != nil {
 					return err
 				}
 			}
@@ -86,11 +87,11 @@ func persistentStages(parts, columns int) int {
 // configurePersistent is configureGEMM for these kernels. A result without a kernel means that they don't take the
 // Linear.
 func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
-	element, parts := o.Parts[0].W.DType, o.operandParts()
+	of, parts := o.format(), o.operandParts()
 	if o.Rows < leastPersistent || d.info.Capability != groupCapability {
 		return best, nil
 	}
-	kernels, err := d.persistentOf(element, o.gates())
+	kernels, err := d.persistentOf(of, o.gates())
 	if err != nil {
 		return best, err
 	}
@@ -109,7 +110,7 @@ func (d *Engine) configurePersistent(o *Linear) (best gemmLaunch, err error) {
 		if l.shared > d.info.SharedPerBlockMost {
 			continue
 		}
-		key := clusterKey{element, 2*len(gemmRows) + 2*kind + parts, l.split, l.shared, o.gates()}
+		key := clusterKey{of, 2*len(gemmRows) + 2*kind + parts, l.split, l.shared, o.gates()}
 		clusters, err := d.clustersAtOnce(key, l.kernel, clusterGrid(1, l.split, l.threads, l.shared, true))
 		if err != nil {
 			return best, err

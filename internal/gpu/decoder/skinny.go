@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/weight"
 )
 
 // Skinny GEMMs: linear layers of the rows of a batch, up to 128, by clusters whose thread blocks share the columns of
@@ -79,11 +80,11 @@ const (
 // skinnySplits are the possible numbers of thread blocks of a cluster. One block is no cluster, and may not send.
 var skinnySplits = [...]int{2, 4, 8, mostSkinnySplit}
 
-// skinnyKernels are the kernels for weights of a type, for one part or two: not wide, and wide.
+// skinnyKernels are the kernels for weights of a format, for one part or two: not wide, and wide.
 type skinnyKernels [len(skinnyKinds)][2]*cuda.Function
 
-// loadSkinny loads the kernels of a type and a number of parts from a module.
-func (d *Engine) loadSkinny(m *cuda.Module, prefix string, element attn.DType, parts int) (*skinnyKernels, error) {
+// loadSkinny loads the kernels of a format and a number of parts from a module.
+func (d *Engine) loadSkinny(m *cuda.Module, prefix string, of weight.Format, parts int) (*skinnyKernels, error) {
 	k := new(skinnyKernels)
 	for i := range skinnyKinds {
 		if skinnyKinds[i].parts != parts {
@@ -93,7 +94,7 @@ func (d *Engine) loadSkinny(m *cuda.Module, prefix string, element attn.DType, p
 			if parts == 1 {
 				suffix += "_rounded"
 			}
-			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%sbatch_%s_%d%s", prefix, gpu.Name(element), skinnyKinds[i].rows, suffix))
+			f, err := gpu.WithShared(m, &d.info, fmt.Sprintf("%sbatch_%s_%d%s", prefix, of.Kernels(), skinnyKinds[i].rows, suffix))
 			if err != nil {
 				return nil, err
 			}
@@ -118,8 +119,7 @@ type skinnyLaunch struct {
 // configureSkinny chooses the launch of a Linear of a batch's rows; ok is false if there is none. The number of
 // thread blocks of a cluster is chosen by the work of the busiest block.
 func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err error) {
-	element := o.Parts[0].W.DType
-	if !gpu.Known(element) || d.skinny[element] == nil || o.Rows < leastSkinny || o.Rows > mostSkinny {
+	if of := o.format(); !hasKernels(of) || d.skinny[of] == nil || o.Rows < leastSkinny || o.Rows > mostSkinny {
 		return best, false, nil
 	}
 	least := 0.0
@@ -152,7 +152,7 @@ func (d *Engine) configureSkinny(o *Linear) (best skinnyLaunch, ok bool, err err
 // configureClusters is configureSkinny for clusters of split thread blocks, of which `below` share the rows. A result
 // without clusters means too little shared memory.
 func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyLaunch, err error) {
-	element, tiles, blocks := o.Parts[0].W.DType, o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)
+	tiles, blocks := o.tilesOf(skinnyTile), attn.Ceil(attn.Ceil(o.In, skinnyBlock), split)
 	l = skinnyLaunch{kind: kind, split: split, below: below}
 	if blocks > d.fewOf(kind) {
 		l.wide = 1
@@ -165,7 +165,7 @@ func (d *Engine) configureClusters(o *Linear, kind, below, split int) (l skinnyL
 	if err != nil {
 		return l, err
 	}
-	n, err := d.clustersAtOnce(clusterKey{element, -2 - 2*kind - l.wide, split, l.shared, o.gates()}, kernels[kind][l.wide], clusterGrid(1, split, skinnyThreads(kind), l.shared, true))
+	n, err := d.clustersAtOnce(clusterKey{o.format(), -2 - 2*kind - l.wide, split, l.shared, o.gates()}, kernels[kind][l.wide], clusterGrid(1, split, skinnyThreads(kind), l.shared, true))
 	l.clusters = min(n/below, tiles) * below
 	return l, err
 }
@@ -202,7 +202,7 @@ func (l *skinnyLaunch) micros(o *Linear, sms int) float64 {
 	for i := range o.Parts {
 		elements += float64(o.In) * float64(o.Parts[i].Out)
 	}
-	weights := elements * float64(o.Parts[0].W.DType.Size())
+	weights := elements * float64(o.format().Bytes())
 	t := max(weights/memoryRate, float64(l.below)*weights/cacheRate, elements*float64(l.below*k.rows*k.parts)/(skinnyRate*float64(sms)))
 	if l.stages < leastSkinnyStages {
 		t *= skinnyShort

@@ -1,0 +1,159 @@
+// Package weight has the formats of weights: how the numbers of a linear layer's matrix, or of a table of embeddings, are stored.
+// Engines key their tables of kernels by [Format], so a format is a line here and a line in the table of each engine that has
+// kernels for the format. A format without a line in such a table is an error there.
+package weight
+
+import (
+	"fmt"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/half"
+)
+
+// Format is how weights are stored.
+type Format uint8
+
+const (
+	Float32 Format = iota
+	Float64
+	Float16
+	BFloat16
+	Formats = iota // how many there are
+)
+
+// formats has what is known of each.
+var formats = [Formats]struct {
+	name    string
+	bytes   int        // of an element
+	sums    attn.DType // of x and y, and of what elements are multiplied in
+	dense   bool       // an element is one number of type element, and that is all
+	element attn.DType
+	scales  bool   // each row has a factor, of float32
+	kernels string // in the names of kernels of GPUs; "": no GPU has any
+}{
+	Float32:  {name: "float32", bytes: 4, sums: attn.Float32, dense: true, element: attn.Float32, kernels: "f32"},
+	Float64:  {name: "float64", bytes: 8, sums: attn.Float64, dense: true, element: attn.Float64},
+	Float16:  {name: "float16", bytes: 2, sums: attn.Float32, dense: true, element: attn.Float16, kernels: "f16"},
+	BFloat16: {name: "bfloat16", bytes: 2, sums: attn.Float32, dense: true, element: attn.BFloat16, kernels: "bf16"},
+}
+
+// Decode converts elements at src to float32, without their scales. It is for formats whose sums are float32.
+func Decode(f Format, dst []float32, src unsafe.Pointer) {
+	switch n := len(dst); f {
+	case Float32:
+		copy(dst, unsafe.Slice((*float32)(src), n))
+	case Float16:
+		half.DecodeFloat16(dst, unsafe.Slice((*uint16)(src), n))
+	case BFloat16:
+		half.DecodeBFloat16(dst, unsafe.Slice((*uint16)(src), n))
+	default:
+		panic(fmt.Sprintf("weights of %v as float32", f))
+	}
+}
+
+// Known reports whether f is one of the constants.
+func (f Format) Known() bool { return f < Formats }
+
+// String returns the name of f.
+func (f Format) String() string {
+	if !f.Known() {
+		return fmt.Sprintf("Format(%d)", uint8(f))
+	}
+	return formats[f].name
+}
+
+// Bytes returns the size of an element, 0 if f is unknown.
+func (f Format) Bytes() int {
+	if !f.Known() {
+		return 0
+	}
+	return formats[f].bytes
+}
+
+// Sums returns the type of the numbers that weights are multiplied with, and of their sums.
+func (f Format) Sums() attn.DType { return formats[f].sums }
+
+// HasScales reports whether each row has a scale.
+func (f Format) HasScales() bool { return formats[f].scales }
+
+// Kernels returns what the names of kernels of GPUs call f, "" if no GPU has kernels for f.
+func (f Format) Kernels() string {
+	if !f.Known() {
+		return ""
+	}
+	return formats[f].kernels
+}
+
+// Dense returns the format whose elements are numbers of type d and have no scales; [Formats], which is unknown, if there is
+// none.
+func Dense(d attn.DType) Format {
+	for f := range Format(Formats) {
+		if formats[f].dense && formats[f].element == d {
+			return f
+		}
+	}
+	return Formats
+}
+
+// Matrix is weights in host memory, row after row. Whoever makes a Matrix keeps the memory alive while it is used.
+type Matrix struct {
+	Format Format
+	Ptr    unsafe.Pointer // the first element, aligned to the size of one; nil only if Len is 0
+	Len    int            // elements
+
+	Scales []float32 // a factor of each row; nil: there are none
+}
+
+// At returns a pointer to element i.
+func (m *Matrix) At(i int) unsafe.Pointer { return unsafe.Add(m.Ptr, i*m.Format.Bytes()) }
+
+// Rows returns n rows of so many columns, from one row on.
+func (m *Matrix) Rows(from, n, columns int) Matrix {
+	rows := Matrix{Format: m.Format, Ptr: m.At(from * columns), Len: n * columns}
+	if m.Scales != nil {
+		rows.Scales = m.Scales[from:][:n]
+	}
+	return rows
+}
+
+// Check reports whether the matrix is well formed.
+func (m *Matrix) Check(op, name string) error {
+	size := m.Format.Bytes()
+	switch {
+	case size == 0:
+		return attn.Errorf(op, attn.ErrDType, "%s is of %v", name, m.Format)
+	case m.Len < 0 || m.Len > 0 && m.Ptr == nil:
+		return attn.Errorf(op, attn.ErrShape, "%s has %d elements at %v", name, m.Len, m.Ptr)
+	case uintptr(m.Ptr)%uintptr(size) != 0:
+		return attn.Errorf(op, attn.ErrShape, "%s at %v is not aligned to its %d-byte elements", name, m.Ptr, size)
+	case m.Len > 0 && m.Format.HasScales() && m.Scales == nil:
+		return attn.Errorf(op, attn.ErrShape, "%s is of %v and has no scales", name, m.Format)
+	case m.Scales != nil && m.Format.Sums() != attn.Float32:
+		return attn.Errorf(op, attn.ErrUnsupported, "%s is of %v and has scales, which are for sums of float32", name, m.Format)
+	}
+	return nil
+}
+
+// Names lists the formats that a function picks, for errors: "float32, float16 or bfloat16".
+func Names(pick func(Format) bool) string {
+	var text string
+	var last string
+	for f := range Format(Formats) {
+		if !pick(f) {
+			continue
+		}
+		switch {
+		case last == "":
+		case text == "":
+			text = last
+		default:
+			text += ", " + last
+		}
+		last = f.String()
+	}
+	if text == "" {
+		return last
+	}
+	return text + " or " + last
+}
