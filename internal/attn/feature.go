@@ -14,12 +14,7 @@ const (
 	Causal Feature = 1 << iota
 	Window
 	SinkTokens
-	Trees // of the new tokens of sequences
-	Cap
-	SlopesOfHeads
-	AddedBias
-	Dropout
-	Sinks         // query heads have attention sinks
+	Trees         // of the new tokens of sequences
 	Rotates       // queries and new keys are turned by a rotary embedding
 	OtherValueDim // values are of another width than keys
 	SeveralPlanes // a key is the rows of several planes
@@ -32,6 +27,8 @@ const (
 	Unfused
 	BatchInvariance
 	unknown // a field of Mask or Score that Features knows nothing of
+
+	firstOfScore // of the features of a Score
 )
 
 // Features returns what p asks for.
@@ -46,12 +43,8 @@ func (p *Problem) Features() (f Feature) {
 	note(taken(&rest.Window), Window)
 	note(taken(&rest.SinkTokens), SinkTokens)
 	note(taken(&rest.Tree), Trees)
-	note(taken(&rest.Cap), Cap)
-	note(taken(&rest.Slopes), SlopesOfHeads)
-	note(taken(&rest.Bias), AddedBias)
-	note(taken(&rest.Dropout), Dropout)
-	note(taken(&rest.Sinks), Sinks)
 	note(p.Rotary != Rotary{}, Rotates)
+	f |= rest.Score.take()
 	note(rest.Mask != Mask{} || rest.Score != Score{}, unknown)
 	note(p.ValueDim != p.Dim, OtherValueDim)
 	f |= p.Pages.features()
@@ -82,16 +75,6 @@ func (f Feature) text(p *Problem) string {
 		return fmt.Sprintf("%d sink tokens", p.SinkTokens)
 	case Trees:
 		return "a tree of new tokens"
-	case Cap:
-		return fmt.Sprintf("a soft cap of %v", p.Cap)
-	case SlopesOfHeads:
-		return "slopes of scores (ALiBi)"
-	case AddedBias:
-		return "a bias"
-	case Dropout:
-		return fmt.Sprintf("a dropout of %v", p.Dropout)
-	case Sinks:
-		return "attention sinks"
 	case Rotates:
 		return fmt.Sprintf("a rotary embedding of %d elements of a head", 2*p.Rotary.Turns.Len())
 	case OtherValueDim:
@@ -119,6 +102,9 @@ func (f Feature) text(p *Problem) string {
 		return "unfused attention"
 	case BatchInvariance:
 		return "batch invariance"
+	}
+	if f >= firstOfScore {
+		return p.Score.text(f & -f)
 	}
 	return "a mask or a change of scores that it knows nothing of"
 }

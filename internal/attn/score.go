@@ -34,6 +34,41 @@ type Score struct {
 	Dropout float64 // in [0, 1)
 }
 
+// The features of a Score, one for each field.
+const (
+	Cap Feature = firstOfScore << iota
+	SlopesOfHeads
+	AddedBias
+	Sinks // query heads have attention sinks
+	Dropout
+	behindScore
+)
+
+// take makes all fields of s zero that it knows, and returns the features that they were.
+func (s *Score) take() (f Feature) {
+	for i, was := range [...]bool{taken(&s.Cap), taken(&s.Slopes), taken(&s.Bias), taken(&s.Sinks), taken(&s.Dropout)} {
+		if was {
+			f |= firstOfScore << i
+		}
+	}
+	return f
+}
+
+// text tells what s has of a feature.
+func (s *Score) text(f Feature) string {
+	switch f {
+	case Cap:
+		return fmt.Sprintf("a soft cap of %v", s.Cap)
+	case SlopesOfHeads:
+		return "slopes of scores (ALiBi)"
+	case AddedBias:
+		return "a bias"
+	case Sinks:
+		return "attention sinks"
+	}
+	return fmt.Sprintf("a dropout of %v", s.Dropout)
+}
+
 // Check reports what is wrong with s for so many query heads.
 func (s *Score) Check(op string, heads int) error {
 	if !(s.Cap >= 0) || math.IsInf(s.Cap, 0) {

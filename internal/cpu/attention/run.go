@@ -33,7 +33,6 @@ type workspace[F cpu.Real] struct {
 	kernel kernel
 	prompt *promptKernels // of blocks of many rows; nil: they have the kernel, too
 	scale  float64        // of a query, log4(e) included
-	cap    float64        // of scores that have that factor
 	drop   dropout.Rule
 
 	threads  []worker[F]
@@ -126,7 +125,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	if p.packed >= promptRows && unsafe.Sizeof(F(0)) == 4 {
 		ws.prompt = waysFor(&p.g)
 	}
-	ws.scale, ws.cap = g.Scale*lean.Log4E, g.Cap*lean.Log4E
+	ws.scale = g.Scale * lean.Log4E
 	ws.drop = dropout.Of(g.Dropout, o.Seed)
 
 	n, rows := p.sched.Workers(), p.packed
@@ -406,35 +405,6 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	some(key, end)
 	if sum != state {
 		state.merge(sum, b.rows, g.ValueDim)
-	}
-}
-
-// scoreMod returns the score modification of the block's rows, but for what [workspace.modAt] fills in.
-func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
-	g := &ws.plan.g
-	s := scoreMod{Cap: ws.cap}
-	if g.Slopes != "" {
-		s.Slopes, s.Distances = w.slopes[:b.rows], w.distances[:b.rows]
-		for r := range s.Slopes {
-			s.Slopes[r] = g.Slopes.Of(b.head0+r%b.group) * lean.Log4E
-		}
-	}
-	if g.Bias != (attn.Bias{}) {
-		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.Factor()*lean.Log4E
-	}
-	return s
-}
-
-// modAt turns the modification of a tile, which begins with the given row of the block, and what is dropped of it, to a
-// call's first key: the one that its order counts from.
-func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
-	t.position, t.key = b.from+row/b.group, key
-	for r := range t.Distances {
-		t.Distances[r] = float64(key - b.seq.position(b.from+(row+r)/b.group))
-	}
-	for r := range t.Bias {
-		pos, head := b.from+(row+r)/b.group, b.head0+(row+r)%b.group
-		t.Bias[r] = unsafe.Pointer(&ws.ops.Bias[ws.plan.g.Bias.Row(b.index, head, pos)+key])
 	}
 }
 

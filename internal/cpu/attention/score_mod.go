@@ -3,9 +3,15 @@ package attention
 import (
 	"unsafe"
 
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/vector"
+	"gorgonia.org/leanattention/internal/lean"
 )
+
+// canModify are the changes of scores that attention on a CPU can make. A new one is a field of attn.Score, which
+// [workspace.scoreMod] reads, and a step of modifyScores.
+const canModify = attn.Cap | attn.SlopesOfHeads | attn.AddedBias
 
 // scoreMod is what changes the scores of a tile before they become weights. Rows are the tile's.
 type scoreMod struct {
@@ -15,6 +21,35 @@ type scoreMod struct {
 	Slopes, Distances []float64
 	Bias              []unsafe.Pointer
 	BiasScale         float64 // on all of these, log4(e) included
+}
+
+// scoreMod returns the score modification of the block's rows, but for what [workspace.modAt] fills in.
+func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
+	g := &ws.plan.g
+	s := scoreMod{Cap: g.Cap * lean.Log4E}
+	if g.Slopes != "" {
+		s.Slopes, s.Distances = w.slopes[:b.rows], w.distances[:b.rows]
+		for r := range s.Slopes {
+			s.Slopes[r] = g.Slopes.Of(b.head0+r%b.group) * lean.Log4E
+		}
+	}
+	if g.Bias != (attn.Bias{}) {
+		s.Bias, s.BiasScale = w.bias[:b.rows], g.Bias.Factor()*lean.Log4E
+	}
+	return s
+}
+
+// modAt turns the modification of a tile, which begins with the given row of the block, and what is dropped of it, to a
+// call's first key: the one that its order counts from.
+func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
+	t.position, t.key = b.from+row/b.group, key
+	for r := range t.Distances {
+		t.Distances[r] = float64(key - b.seq.position(b.from+(row+r)/b.group))
+	}
+	for r := range t.Bias {
+		pos, head := b.from+(row+r)/b.group, b.head0+(row+r)%b.group
+		t.Bias[r] = unsafe.Pointer(&ws.ops.Bias[ws.plan.g.Bias.Row(b.index, head, pos)+key])
+	}
 }
 
 // none reports whether b changes nothing.
