@@ -583,7 +583,7 @@ func testMixedSteps(t *testing.T, gpu *device.GPU, how string, query tensor.Dtyp
 		if err := again(); err != nil {
 			t.Fatalf("turn %d: %v", turn, la.Cause(err))
 		}
-		if names := la.KernelsOf(at.step); turn > 0 && gpu.Info().Major == 9 && (len(names) != 2 || !strings.HasPrefix(names[0], "lean_") || !strings.HasPrefix(names[1], "prefill_")) {
+		if names := la.KernelsOf(at.step); turn > 0 && gpu.Members()[0].Capability == 90 && (len(names) != 2 || !strings.HasPrefix(names[0], "lean_") || !strings.HasPrefix(names[1], "prefill_")) {
 			t.Errorf("turn %d: %v", turn, names)
 		}
 		if err := run(here)(); err != nil {

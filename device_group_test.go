@@ -40,7 +40,7 @@ func TestOpenGPUs(t *testing.T) {
 	if got := gpu.String(); got != "GPU 0 (Fake 0) with GPU 1 (Fake 1) with GPU 2 (Fake 2)" {
 		t.Error(got)
 	}
-	if m := gpu.Members(); len(m) != 3 || m[2].Name != "Fake 2" || gpu.Info() != m[0] {
+	if m := gpu.Members(); len(m) != 3 || m[2].Name != "Fake 2" || m[0].Name != "Fake 0" {
 		t.Errorf("%+v", m)
 	}
 	lib.State().Totals[1] = 1 << 20
@@ -49,11 +49,11 @@ func TestOpenGPUs(t *testing.T) {
 	if sum.Total != 2<<36+1<<20 {
 		t.Errorf("%+v", sum)
 	}
-	if m, err := gpu.MemoryOf(1); err != nil || m.Total != 1<<20 {
+	if m, err := gpu.Memory(1); err != nil || m.Total != 1<<20 {
 		t.Errorf("%+v, %v", m, err)
 	}
 	for _, i := range []int{-1, 3} {
-		if _, err := gpu.MemoryOf(i); !errors.Is(err, ErrShape) {
+		if _, err := gpu.Memory(i); !errors.Is(err, ErrShape) {
 			t.Errorf("member %d: %v", i, err)
 		}
 	}
@@ -321,7 +321,7 @@ func TestContextMemory(t *testing.T) {
 	gpu, _ := FakeGPUs(t, 3)
 	before := make([]int64, 3)
 	for i := range before {
-		m, err := gpu.MemoryOf(i)
+		m, err := gpu.Memory(i)
 		noError(t, err)
 		before[i] = m.Used
 	}
@@ -330,7 +330,7 @@ func TestContextMemory(t *testing.T) {
 	c, err := NewCache(config)
 	noError(t, err)
 	for i, pages := range []int64{4, 4, 3} {
-		m, err := gpu.MemoryOf(i)
+		m, err := gpu.Memory(i)
 		noError(t, err)
 		if got, want := m.Used-before[i], pages*2*4*(8+8)*2; got != want {
 			t.Errorf("member %d has %d bytes, want %d", i, got, want)

@@ -217,7 +217,7 @@ func testDeviceTensorErrors(t *testing.T, gpu *device.GPU) {
 		}
 		return d
 	}
-	again, err := device.Open(gpu.Info().Ordinal)
+	again, err := device.Open(gpu.Members()[0].Ordinal)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +408,7 @@ func testDeviceNodeErrors(t *testing.T, gpu *device.GPU) {
 	if same, err := device.ToGPU(x, gpu); err != nil || same.ID() != there.ID() {
 		t.Errorf("the same copy twice is not one node: %v", err)
 	}
-	again, err := device.Open(gpu.Info().Ordinal)
+	again, err := device.Open(gpu.Members()[0].Ordinal)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,6 @@
 package device
 
 import (
-	"fmt"
-
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -35,27 +33,17 @@ func (g *GPU) Internal() *ongpu.GPU {
 
 // Info describes a GPU.
 type Info struct {
-	Ordinal         int    // the driver's number of the GPU, from 0: what [Open] takes
-	Name            string // such as "NVIDIA H200"
-	Major, Minor    int    // compute capability
-	Multiprocessors int    // streaming multiprocessors (SMs)
-	MemoryBytes     int64  // all of the GPU's memory
-	L2Bytes         int    // L2 cache
-
+	Ordinal     int    // the driver's number of the GPU, from 0: what [Open] takes
+	Name        string // such as "NVIDIA H200"
+	Capability  int    // compute capability, 10*major + minor: 90 is 9.0
+	MemoryBytes int64  // all of the GPU's memory
 	// MemoryBandwidth is clock times width of the memory, in bytes a second. Reading reaches some nine tenths of it.
 	// MemoryBandwidth is 0 if the driver does not tell.
 	MemoryBandwidth float64
 }
 
-// String returns the description in a line, for reports.
-func (i Info) String() string {
-	return fmt.Sprintf("GPU %d: %s, compute capability %d.%d, %d SMs, %.1f GiB", i.Ordinal, i.Name, i.Major, i.Minor,
-		i.Multiprocessors, float64(i.MemoryBytes)/(1<<30))
-}
-
 func infoOf(i cuda.Info) Info {
-	return Info{Ordinal: i.Ordinal, Name: i.Name, Major: i.Capability / 10, Minor: i.Capability % 10,
-		Multiprocessors: i.Multiprocessors, MemoryBytes: i.MemoryBytes, L2Bytes: i.L2Bytes,
+	return Info{Ordinal: i.Ordinal, Name: i.Name, Capability: i.Capability, MemoryBytes: i.MemoryBytes,
 		MemoryBandwidth: 2 * 1e3 * float64(i.MemoryClockKHz) * float64(i.MemoryBusBits) / 8} // two transfers a clock
 }
 
@@ -65,11 +53,6 @@ type Memory struct {
 	Total  int64 // that the driver can hand out
 	Used   int64 // by buffers of this GPU value
 	Pinned int64 // memory of the host that this GPU value holds for copies
-}
-
-// String returns the numbers in a line.
-func (m Memory) String() string {
-	return fmt.Sprintf("%s of %s free, %s used here, %s pinned", errs.ByteCount(m.Free), errs.ByteCount(m.Total), errs.ByteCount(m.Used), errs.ByteCount(m.Pinned))
 }
 
 // List describes the GPUs that the driver shows, in the order of their ordinals, those that are too old for [Open] included.
@@ -117,15 +100,8 @@ func Open(ordinals ...int) (*GPU, error) {
 	return g, nil
 }
 
-// Info describes the GPU, or the first of several. Info also describes a closed GPU.
-func (g *GPU) Info() Info {
-	if g.Internal().Check("") != nil {
-		return Info{}
-	}
-	return infoOf(g.gpu.Dev.Info())
-}
-
-// Members describes each of the GPUs that were opened together.
+// Members describes each of the GPUs that were opened together, in the order of the ordinals given to [Open]. Members also
+// describes a closed GPU.
 func (g *GPU) Members() (all []Info) {
 	if g.Internal().Check("") != nil {
 		return nil
@@ -140,36 +116,31 @@ func (g *GPU) Members() (all []Info) {
 // "GPU 0 (NVIDIA H200) with GPU 1 (NVIDIA H200)".
 func (g *GPU) String() string { return g.Internal().String() }
 
-// Memory returns the present state of the GPU's memory, of several GPUs the sum. Errors: ErrClosed.
-func (g *GPU) Memory() (sum Memory, err error) {
-	if err := g.Internal().Check("GPU.Memory"); err != nil {
-		return Memory{}, err
-	}
-	for i := range g.gpu.Members {
-		m, err := g.MemoryOf(i)
-		if err != nil {
-			return Memory{}, err
-		}
-		sum = Memory{Free: sum.Free + m.Free, Total: sum.Total + m.Total, Used: sum.Used + m.Used, Pinned: sum.Pinned + m.Pinned}
-	}
-	return sum, nil
-}
-
-// MemoryOf is [GPU.Memory] of one of the [GPU.Members], by its index. Errors: ErrShape for an index outside of the members,
-// ErrClosed.
-func (g *GPU) MemoryOf(member int) (Memory, error) {
+// Memory returns the present state of the memory of some of the [GPU.Members], by their indices: the sum over these
+// members. Without members it is the sum over all.
+//
+// Errors: ErrShape for an index outside of the members, ErrClosed.
+func (g *GPU) Memory(members ...int) (sum Memory, err error) {
 	const op = "GPU.Memory"
 	if err := g.Internal().Check(op); err != nil {
 		return Memory{}, err
 	}
-	if member < 0 || member >= len(g.gpu.Members) {
-		return Memory{}, errs.Errorf(op, errs.ErrShape, "member %d of %d", member, len(g.gpu.Members))
+	if len(members) == 0 {
+		for i := range g.gpu.Members {
+			members = append(members, i)
+		}
 	}
-	m, err := g.gpu.Members[member].Dev.Memory()
-	if err != nil {
-		return Memory{}, ongpu.Error(op, err)
+	for _, i := range members {
+		if i < 0 || i >= len(g.gpu.Members) {
+			return Memory{}, errs.Errorf(op, errs.ErrShape, "member %d of %d", i, len(g.gpu.Members))
+		}
+		m, err := g.gpu.Members[i].Dev.Memory()
+		if err != nil {
+			return Memory{}, ongpu.Error(op, err)
+		}
+		sum = Memory{Free: sum.Free + m.Free, Total: sum.Total + m.Total, Used: sum.Used + m.Used, Pinned: sum.Pinned + m.Pinned}
 	}
-	return Memory{Free: m.Free, Total: m.Total, Used: m.Used, Pinned: m.Pinned}, nil
+	return sum, nil
 }
 
 // Synchronize waits until all work that was asked of this GPU value is done, and reports what went wrong in it. Only timing

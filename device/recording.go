@@ -2,7 +2,6 @@ package device
 
 import (
 	"errors"
-	"fmt"
 	"sync"
 
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -150,17 +149,4 @@ func (r *Recording) original(op string) error {
 		return errs.Unmade(op, what, by)
 	}
 	return errs.Original(op, &r.mark, what, by)
-}
-
-// String says where the recording is, in a line.
-func (r *Recording) String() string {
-	if r.original("") != nil {
-		return "recording that was not made by GPU.Record"
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.rec == nil {
-		return fmt.Sprintf("closed recording on %v", r.gpu)
-	}
-	return fmt.Sprintf("recording on %v", r.gpu)
 }

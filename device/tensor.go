@@ -1,11 +1,8 @@
 package device
 
 import (
-	"fmt"
-
 	"gorgonia.org/leanattention/internal/ongpu"
 
-	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
@@ -20,14 +17,21 @@ import (
 // gorgonia.Read makes a Clone.
 //
 // Tensors from [GPU.Upload], [GPU.NewTensor] and Clone have memory of their own until Free, or until nothing refers to them.
+// A Tensor has the methods of a gorgonia.Value: Shape, Dtype and Size return shape, element type and number of elements. Data
+// returns nil, since there is no memory that the host could read.
+//
 // A Tensor is used by its pointer. The use of a copy is ErrState.
-type Tensor struct{ t ongpu.Tensor }
+type Tensor struct{ value }
+
+// value has the methods that Gorgonia asks of a value.
+type value = ongpu.Value
 
 // newTensor makes a tensor for package ongpu.
 func newTensor() *ongpu.Tensor {
 	t := new(Tensor)
-	t.t.Public = t
-	return &t.t
+	of := t.value.Internal()
+	of.Public = t
+	return of
 }
 
 // public gives users a tensor that package ongpu made.
@@ -43,67 +47,17 @@ func (t *Tensor) Internal() *ongpu.Tensor {
 	if t == nil {
 		return nil
 	}
-	return &t.t
+	return t.value.Internal()
 }
 
 // GPU returns the GPU that the tensor is on.
 func (t *Tensor) GPU() *GPU {
-	if t == nil || t.t.GPU == nil {
+	of := t.Internal()
+	if of == nil || of.GPU == nil {
 		return nil
 	}
-	g, _ := t.t.GPU.Public.(*GPU)
+	g, _ := of.GPU.Public.(*GPU)
 	return g
-}
-
-// Shape returns the tensor's shape.
-func (t *Tensor) Shape() tensor.Shape {
-	if t == nil {
-		return nil
-	}
-	return t.t.Shape
-}
-
-// Dtype returns the type of the tensor's elements.
-func (t *Tensor) Dtype() tensor.Dtype {
-	if t == nil {
-		return tensor.Dtype{}
-	}
-	return t.t.DType
-}
-
-// Size returns the number of elements.
-func (t *Tensor) Size() int { return t.Internal().Size() }
-
-// Type returns the tensor's type in Gorgonia's type system.
-func (t *Tensor) Type() hm.Type {
-	if len(t.Shape()) == 0 {
-		return t.Dtype()
-	}
-	return G.TensorType{Dims: len(t.t.Shape), Of: t.t.DType}
-}
-
-// Data returns nil: there is no memory that the host could read. Download copies it.
-func (t *Tensor) Data() any { return nil }
-
-// Uintptr returns 0, as Data returns nil.
-func (t *Tensor) Uintptr() uintptr { return 0 }
-
-// MemSize returns 0, as Data returns nil. Under the build tag cuda, MemSize is the size on the GPU, so that Gorgonia's machine
-// refuses to copy the tensor.
-func (t *Tensor) MemSize() uintptr {
-	if G.CUDA && t != nil {
-		return uintptr(t.t.Bytes())
-	}
-	return 0
-}
-
-// Format writes type, shape and place of the tensor, not its elements.
-func (t *Tensor) Format(s fmt.State, _ rune) {
-	if t == nil || t.t.GPU == nil {
-		fmt.Fprint(s, "tensor of no GPU")
-		return
-	}
-	fmt.Fprintf(s, "%v %v on %v", t.t.DType, t.t.Shape, t.t.GPU)
 }
 
 // Download waits for all work that was queued before, and copies the tensor to the host. Errors: ErrState if the tensor has
@@ -132,16 +86,6 @@ func (t *Tensor) Rows(from, to int) (*Tensor, error) { return public(t.Internal(
 // *tensor.Dense in host memory. CopyFrom returns when src in host memory has been read; the copy is queued. Gorgonia calls
 // CopyFrom where it keeps values.
 func (t *Tensor) CopyFrom(src any) error { return t.Internal().CopyFrom(src) }
-
-// ZeroValue sets all elements to 0, for Gorgonia's lisp machine, and returns the tensor. If that fails, each later use of the
-// tensor returns the error.
-func (t *Tensor) ZeroValue() G.Value {
-	t.Internal().Zero()
-	return t
-}
-
-// ValueEq reports whether v is this very tensor. Elements are not compared.
-func (t *Tensor) ValueEq(v G.Value) bool { return v == G.Value(t) }
 
 var (
 	_ G.Value        = (*Tensor)(nil)

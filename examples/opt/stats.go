@@ -58,7 +58,7 @@ func (l *loaded) measureExchange() (err error) {
 func (l *loaded) writeMemory(w io.Writer) {
 	all := l.gpu.Members()
 	for i, g := range all {
-		m, err := l.gpu.MemoryOf(i)
+		m, err := l.gpu.Memory(i)
 		if err != nil {
 			return
 		}

@@ -163,7 +163,7 @@ func testGPUsMemory(t *testing.T, gpu *device.GPU, w *Weights, tied bool) {
 	}
 	all := w.Bytes()
 	for i := range 2 {
-		m, err := gpu.MemoryOf(i)
+		m, err := gpu.Memory(i)
 		if err != nil {
 			t.Fatal(err)
 		}

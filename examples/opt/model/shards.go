@@ -123,7 +123,7 @@ func (p *placed) bytesOn(gpu, gpus int, size uintptr) int64 {
 // checkFree says whether each GPU has room for what it needs, what being the parts of that.
 func checkFree(gpu *device.GPU, need func(member int) (bytes int64, what string)) error {
 	for i := range gpu.Members() {
-		m, err := gpu.MemoryOf(i)
+		m, err := gpu.Memory(i)
 		if err != nil {
 			return err
 		}
