@@ -70,8 +70,8 @@ func TestMemoryLimit(t *testing.T) {
 	if err := os.WriteFile(prompts, []byte(lines.String()), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	large := emptyModel(t, func(c map[string]any) { c["hidden_size"], c["ffn_dim"], c["num_hidden_layers"] = 4096, 16384, 4 })
-	long := emptyModel(t, func(c map[string]any) { c["hidden_size"], c["max_position_embeddings"] = 8, 31_000_100 })
+	large := emptyModel(t, func(c map[string]any) { c["hidden_size"], c["ffn_dim"], c["num_hidden_layers"] = 2048, 8192, 8 })
+	long := emptyModel(t, func(c map[string]any) { c["hidden_size"], c["max_position_embeddings"] = 8, 16_000_100 })
 	for name, c := range map[string]struct {
 		limit string // of ulimit
 		args  []string
@@ -80,8 +80,8 @@ func TestMemoryLimit(t *testing.T) {
 		"prompts":             {"-v 8000000", []string{"-prompts", prompts, "-n", "4"}, "rows of 20000 sequences"},
 		"prompts, data":       {"-d 6000000", []string{"-prompts", prompts, "-n", "4"}, "ulimit -d"},
 		"prompts of Gorgonia": {"-v 6000000", []string{"-prompts", prompts, "-n", "4", "-attn", "default"}, "ulimit -v"},
-		"weights":             {"-v 5000000", []string{"-model", large, "-prompt", "a", "-n", "1", "-weights", "f32"}, "MB of converted weights"},
-		"tokens":              {"-v 5000000", []string{"-model", long, "-prompt", "a", "-n", "31000000"}, "MB of cache"},
+		"weights":             {"-v 3500000", []string{"-model", large, "-prompt", "a", "-n", "1", "-weights", "f32"}, "MB of converted weights"},
+		"tokens":              {"-v 3000000", []string{"-model", long, "-prompt", "a", "-n", "16000000"}, "MB of cache"},
 		"enough":              {"-v 5000000", []string{"-prompt", "a", "-n", "2"}, ""},
 	} {
 		c.args = append([]string{"-c", "ulimit " + c.limit + ` && exec "$0" "$@"`, os.Args[0]}, c.args...)
