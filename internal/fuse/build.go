@@ -9,12 +9,10 @@ import (
 	G "gorgonia.org/gorgonia"
 )
 
-// builder makes the new graph. Gorgonia runs nodes in the order in which
-// they were made, as far as their inputs allow, and writes results over values
-// that nobody needs any more. It takes the result of a Reshape for a value of
-// its own, though it is the same memory, so graphs may depend on that order
-// more than they show. Nodes are made in the order of the old graph, an
-// attention where its output was: what it reads is needed as long as before.
+// builder makes the new graph. Gorgonia runs nodes in the order in which they were made, as far as their inputs
+// allow, and overwrites values without later readers. Gorgonia treats the result of a Reshape as a value of its own,
+// though the memory is shared, so graphs may depend on that order more than they show. Nodes are made in the order of
+// the old graph, and an attention at the position of its output: its operands are needed as long as before.
 type builder struct {
 	old       *given
 	g         *G.ExprGraph
@@ -26,8 +24,7 @@ type builder struct {
 	attention map[*Match]*G.Node
 }
 
-// newBuilder plans the new graph. Matches that cannot be part of it are left
-// out, with the reasons.
+// newBuilder plans the new graph. Matches that can't be part of the new graph are left out, with the reasons.
 func newBuilder(old *given, matches []*Match) (b *builder, misses []Miss) {
 	b = &builder{old: old, g: G.NewGraph(), images: make(map[*G.Node]*G.Node), attention: make(map[*Match]*G.Node)}
 	for {
@@ -55,7 +52,7 @@ func (b *builder) plan(matches []*Match) {
 	}
 }
 
-// misfit is a match that cannot be built, if there is one.
+// misfit returns a match that can't be built, and the reason; nil if there is none.
 func (b *builder) misfit(matches []*Match) (m *Match, reason string) {
 	for _, m := range matches {
 		if !b.needed[m.Output] {
@@ -68,10 +65,9 @@ func (b *builder) misfit(matches []*Match) (m *Match, reason string) {
 	return nil, ""
 }
 
-// overwrites is a node that may write its result over an operand of m before the
-// attention reads it, which is later than the product of queries and keys was.
-// The node of the operand itself is needed until then, so what is looked for is
-// a result that is written over another node of the same memory.
+// overwrites returns a node that may overwrite an operand of m before the attention reads it. The attention reads
+// later than the product of queries and keys did. The operand's own node is needed until then, so overwrites searches
+// for a result that is written over another node of the same memory.
 func (b *builder) overwrites(m *Match) *G.Node {
 	for _, n := range b.old.nodes {
 		if n == m.Output {
@@ -90,7 +86,7 @@ func (b *builder) overwrites(m *Match) *G.Node {
 	return nil
 }
 
-// memory is the node whose memory n's value lies in.
+// memory returns the node whose memory n's value has.
 func (g *given) memory(n *G.Node) *G.Node {
 	for g.kind(n) == stock.Reshape || g.kind(n) == stock.Dropout {
 		n = g.children[n][0]
@@ -98,7 +94,7 @@ func (g *given) memory(n *G.Node) *G.Node {
 	return n
 }
 
-// inputs is the nodes whose images the image of n is made of.
+// inputs returns the nodes whose images are inputs of the image of n.
 func (b *builder) inputs(n *G.Node) []*G.Node {
 	if m := b.matches[n]; m != nil {
 		return m.inputs()
@@ -125,7 +121,7 @@ func (b *builder) build() error {
 			}
 		}
 	}
-	for _, n := range b.old.nodes { // what Grad left behind
+	for _, n := range b.old.nodes { // nodes that Grad left behind
 		for _, of := range n.DerivOf() {
 			if b.images[n] != nil && b.images[of] != nil {
 				G.SetDerivOf(b.images[n], b.images[of])
@@ -135,7 +131,7 @@ func (b *builder) build() error {
 	return nil
 }
 
-// make makes the image of n, after those of its inputs.
+// make makes the image of n, after the images of its inputs.
 func (b *builder) make(n *G.Node) (err error) {
 	if b.images[n] != nil {
 		return nil
@@ -153,7 +149,7 @@ func (b *builder) make(n *G.Node) (err error) {
 	return err
 }
 
-// copy makes a node as n is, of the images of its inputs.
+// copy makes a node like n with the images of its inputs.
 func (b *builder) copy(n *G.Node) (*G.Node, error) {
 	if b.old.kind(n) == stock.Constant {
 		return b.g.AddNode(G.NewConstant(n.Value(), G.WithName(stock.NameOf(n)))), nil
@@ -185,8 +181,7 @@ func (b *builder) copy(n *G.Node) (*G.Node, error) {
 	return image, nil
 }
 
-// sure checks that a new node is not another one, with other inputs, that
-// Gorgonia takes for the same.
+// sure checks that Gorgonia did not merge a new node with another node that has other inputs.
 func sure(n *G.Node, children ...*G.Node) error {
 	if !slices.Equal(stock.ChildrenOf(n), children) {
 		return errorf("%v has the 32-bit hash of a node with other inputs; rename an input", n)
@@ -194,7 +189,7 @@ func sure(n *G.Node, children ...*G.Node) error {
 	return nil
 }
 
-// attend makes the attention of a match, and what gives it its output's shape.
+// attend makes the attention of a match, and the nodes that give the result the shape of its output.
 func (b *builder) attend(m *Match) (out *G.Node, err error) {
 	var in []*G.Node
 	for _, o := range m.operands() {
@@ -232,13 +227,11 @@ func (b *builder) attend(m *Match) (out *G.Node, err error) {
 	return out, nil
 }
 
-// operand makes an operand of what is left of it: scaled, and in the shape that the
-// new node takes.
+// operand makes an operand from the rest of its old nodes: scaled, and in the shape of the new node.
 //
-// A graph may write over a node that nobody needs any more, and over a Reshape's
-// input by way of it. Gradients read operands later than the attention does. So an
-// operand is a node that the products that were there read too, an input, which stays,
-// or memory of its own.
+// A graph may overwrite a node without later readers, and a Reshape's input through the Reshape. Gradients read
+// operands later than the attention does. So an operand is a node that the old products read too, an input, which
+// stays, or memory of its own.
 func (b *builder) operand(o operand) (n *G.Node, err error) {
 	n = b.images[o.source.node]
 	own := len(o.scales) > 0
@@ -261,7 +254,7 @@ func (b *builder) operand(o operand) (n *G.Node, err error) {
 	return last.apply(n)
 }
 
-// asOutput makes of the new node, n, what the output was. It is memory of its own too.
+// asOutput makes the new node, n, equal to the old output, in memory of its own.
 func (m *Match) asOutput(n *G.Node) (*G.Node, error) {
 	if m.apart != nil {
 		n, err := step{pattern: m.apart}.apply(n)
@@ -284,7 +277,8 @@ func (m *Match) asOutput(n *G.Node) (*G.Node, error) {
 	return n, nil
 }
 
-// The names of the inputs that leanattention.Default makes begin so: they are constants, which Gorgonia would confuse as such.
+// Prefixes of the names of inputs that leanattention.Default makes: constants, which Gorgonia would confuse with each
+// other as constants.
 const (
 	ScaleName = "leanattention.scale("
 	MaskName  = "leanattention.causal("

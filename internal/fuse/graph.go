@@ -8,21 +8,21 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// given is what is known of the graph that was given.
+// given has the facts about the given graph.
 type given struct {
 	attention Attention
 	all       []*G.Node // of the graph
-	roots     []*G.Node // those that were given and all statements
-	nodes     []*G.Node // that the roots need, in the order of the graph
+	roots     []*G.Node // the given roots and all statements
+	nodes     []*G.Node // nodes that the roots need, in the order of the graph
 	at        map[*G.Node]int
 	children  map[*G.Node][]*G.Node
 	ops       map[*G.Node]stock.Op
 	users     map[*G.Node]int // how often a node is an input of others or a root
 	user      map[*G.Node]*G.Node
-	constant  map[*G.Node]G.Value // computed of constants; nil: it is not
-	known     map[*G.Node]bool    // products on either side of a SoftMax
-	ofScores  map[*G.Node]bool    // what isOfScores has found
-	written   map[*G.Node]bool    // softmaxes without a SoftMax, or nearly so, and their exponentials
+	constant  map[*G.Node]G.Value // values computed from constants; nil: not constant
+	known     map[*G.Node]bool    // products on both sides of a SoftMax
+	ofScores  map[*G.Node]bool    // results of isOfScores
+	written   map[*G.Node]bool    // softmaxes and near softmaxes without a SoftMax, and their exponentials
 }
 
 func newGiven(roots []*G.Node, attention Attention) (*given, error) {
@@ -55,7 +55,7 @@ func newGiven(roots []*G.Node, attention Attention) (*given, error) {
 			if err := visit(c); err != nil {
 				return err
 			}
-			if g.ops[n].Kind != stock.Size { // broadcasting a mask asks for the scores' shape, which is known
+			if g.ops[n].Kind != stock.Size { // the broadcast of a mask reads the scores' shape, which is known
 				g.users[c]++
 				g.user[c] = n
 			}
@@ -78,8 +78,7 @@ func newGiven(roots []*G.Node, attention Attention) (*given, error) {
 
 func (g *given) kind(n *G.Node) stock.Kind { return g.ops[n].Kind }
 
-// only is the one node that uses n, and nil where there are others, or n is a
-// root.
+// only returns the one user of n; nil if there are others, or if n is a root.
 func (g *given) only(n *G.Node) *G.Node {
 	if g.users[n] != 1 {
 		return nil
@@ -87,8 +86,7 @@ func (g *given) only(n *G.Node) *G.Node {
 	return g.user[n]
 }
 
-// value is what n has at every run, as far as that is known: the value of a
-// constant, or of something computed from constants and shapes alone.
+// value returns the value of n in every run, if known: of a constant, or computed from constants and shapes alone.
 func (g *given) value(n *G.Node) G.Value {
 	v, known := g.constant[n]
 	if !known {
@@ -128,7 +126,7 @@ func (g *given) compute(n *G.Node) G.Value {
 	return do(n, in)
 }
 
-// do is what n computes, nil if that fails.
+// do computes n, and returns nil after a failure.
 func do(n *G.Node, in []G.Value) (v G.Value) {
 	defer func() {
 		if recover() != nil {
@@ -142,7 +140,7 @@ func do(n *G.Node, in []G.Value) (v G.Value) {
 	return v
 }
 
-// scalarOf is the size n as Gorgonia's SizeOf has it.
+// scalarOf returns the size n as Gorgonia's SizeOf does.
 func scalarOf(t tensor.Dtype, n int) G.Value {
 	switch t {
 	case tensor.Float64:
@@ -155,7 +153,7 @@ func scalarOf(t tensor.Dtype, n int) G.Value {
 	return nil
 }
 
-// numbers is the elements of a float value in row-major order, nil for others.
+// numbers returns the elements of a float value in row-major order, nil for other types.
 func numbers(v G.Value) []float64 {
 	switch v := v.(type) {
 	case *G.F32:
@@ -181,7 +179,7 @@ func numbers(v G.Value) []float64 {
 	return nil
 }
 
-// factor is the number that all elements of n have, at every run.
+// factor returns the number that all elements of n have in every run.
 func (g *given) factor(n *G.Node) (x float64, ok bool) {
 	all := numbers(g.value(n))
 	if len(all) == 0 {
@@ -195,8 +193,8 @@ func (g *given) factor(n *G.Node) (x float64, ok bool) {
 	return all[0], true
 }
 
-// block is the elements of n, at every run, if those are a row of equal blocks:
-// one of them, else all. A mask that is broadcast to all heads is never made so.
+// block returns the elements of n in every run: if these are a row of equal blocks, one block, and otherwise all. A
+// mask that is broadcast to all heads is never computed in full.
 func (g *given) block(n *G.Node) []float64 {
 	switch g.kind(n) {
 	case stock.Reshape:
@@ -207,7 +205,7 @@ func (g *given) block(n *G.Node) []float64 {
 		if axis >= len(shape) || shape[axis] != 1 {
 			break
 		}
-		// Everything behind the axis is repeated in place.
+		// The axes after the repeated one are repeated in place.
 		block := g.block(child)
 		if n := len(block); n > 0 && (shape[:axis].TotalSize() == 1 || shape[axis:].TotalSize()%n == 0) {
 			return block

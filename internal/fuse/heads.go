@@ -9,9 +9,9 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// joinHeads takes attention of one head each, whose queries, keys and values are
-// slices of the same projections and whose outputs go into one Concat, for one of all
-// these heads. Both compute the same. The parts stay known, for where it has no place.
+// joinHeads replaces attentions of one head each, whose queries, keys and values are slices of the same projections
+// and whose outputs go into one Concat, by one attention of all heads. Both compute the same. The parts are kept for
+// the case that the whole can't be built.
 func (g *given) joinHeads(matches []*Match) []*Match {
 	of := make(map[*G.Node]*Match)
 	for _, m := range matches {
@@ -39,7 +39,7 @@ func (g *given) joinHeads(matches []*Match) []*Match {
 	return matches
 }
 
-// join is the attention whose output is the Concat of those of parts, if it is one.
+// join returns the attention whose output is the Concat of the parts' outputs; nil if there is none.
 func (g *given) join(concat *G.Node, parts []*Match) *Match {
 	first, rank := parts[0], concat.Dims()
 	if g.ops[concat].Axis != rank-1 || rank < 2 || rank > 3 {
@@ -94,8 +94,7 @@ func (g *given) join(concat *G.Node, parts []*Match) *Match {
 	return &m
 }
 
-// joinSources is what slices of equal size along the last axis, one behind the other,
-// are cut from, as heads.
+// joinSources returns the source of which consecutive slices of equal size along the last axis are cut, as heads.
 func (g *given) joinSources(all []*source) *source {
 	first := all[0].node
 	rank, n := first.Dims(), len(all)
@@ -129,7 +128,7 @@ func (g *given) joinSources(all []*source) *source {
 
 func ptr[T any](x T) *T { return &x }
 
-// headsOf is the pattern that brings n heads in front of the tokens, and back.
+// headsOf returns the pattern that moves n heads before the tokens, and back.
 func headsOf(rank, n int) []int {
 	if rank == 2 {
 		return []int{1, 0, 2}

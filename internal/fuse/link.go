@@ -15,25 +15,25 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// link is the op of the first node of a new graph, whose input is a constant. So a machine runs it
-// before it loads any input of the graph. A value that gorgonia.Let has bound to an input of the old graph since
-// the last run is then bound to the image of that input. (gorgonia.Let sets a field of the
-// node, so two nodes can't share a binding.)
+// link is the op of the first node of a new graph, whose input is a constant. So a machine runs the op before it
+// loads any input of the graph. The op binds values that gorgonia.Let has bound to inputs of the old graph since the
+// last run to the images of these inputs. (gorgonia.Let sets a field of the node, so two nodes can't share a
+// binding.)
 //
-// A program of gorgonia.CompileFunction has no node that its outputs don't need, and so no
-// link. There the attention nodes report a value that was not handed on: see [Match.Stale].
+// A program of gorgonia.CompileFunction has only nodes that its outputs need, and so no link. There the attention
+// nodes report a value that was not passed on: see [Match.Stale].
 type link struct {
 	graph.Plain
-	of []*link // of the old graph, where that is a new graph of an earlier Rewrite
+	of []*link // links of the old graph, if it is the result of an earlier Rewrite
 
 	mu     sync.Mutex
 	inputs []linkedInput
 }
 
-// linkedInput is an input of the old graph and its image. The op keeps neither of them alive.
+// linkedInput is an input of the old graph and its image. The op keeps neither alive.
 type linkedInput struct {
 	old, image           weak.Pointer[G.Node]
-	oldValue, imageValue G.Value // at the last look
+	oldValue, imageValue G.Value // at the last check
 }
 
 // newLink adds the node of a link to an empty graph.
@@ -51,13 +51,13 @@ func newLink(g *G.ExprGraph, old []*G.Node) *link {
 	return l
 }
 
-// add makes an input of the old graph a linked one.
+// add links an input of the old graph to its image.
 func (l *link) add(old, image *G.Node) {
 	l.inputs = append(l.inputs, linkedInput{weak.Make(old), weak.Make(image), old.Value(), image.Value()})
 }
 
-// each calls do for each input whose old node has another value than at the last look, while its image has
-// not. Where both were bound the image keeps its value.
+// each calls do for each input whose old node has a new value since the last check and whose image has not. If both
+// were bound, the image keeps its value.
 func (l *link) each(do func(in *linkedInput, old, image *G.Node) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,7 +78,7 @@ func (l *link) each(do func(in *linkedInput, old, image *G.Node) error) error {
 	return nil
 }
 
-// is says whether two values are the very same one. Of values that can't be compared it says what it is told.
+// is reports whether two values are identical. For values that can't be compared is returns unknown.
 func is(a, b G.Value, unknown bool) bool {
 	if a != nil && b != nil && !reflect.ValueOf(a).Comparable() {
 		return unknown
@@ -86,7 +86,7 @@ func is(a, b G.Value, unknown bool) bool {
 	return a == b
 }
 
-// handOn binds the values.
+// handOn binds the new values to the images.
 func (l *link) handOn() error {
 	for _, of := range l.of {
 		if err := of.handOn(); err != nil {
@@ -100,7 +100,7 @@ func (l *link) handOn() error {
 	})
 }
 
-// stale reports a value that was not handed on.
+// stale returns the error of a value that was not passed on.
 func (l *link) stale() error {
 	for _, of := range l.of {
 		if err := of.stale(); err != nil {
@@ -112,7 +112,7 @@ func (l *link) stale() error {
 	})
 }
 
-// bind binds a value as Let does, or, where Let does not take it, as WithValue does, which may reshape it.
+// bind binds a value as Let does or, if Let refuses the value, as WithValue does, which may reshape it.
 func bind(n *G.Node, v G.Value) {
 	if err := G.Let(n, v); err != nil {
 		G.WithValue(v)(n)

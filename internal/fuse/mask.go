@@ -11,20 +11,18 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// hidden is the largest number that a mask may add to the score of a key that
-// is not seen. In float32 exp(-104) is 0, so -10000 is -Inf unless a row's
-// scores are some 9900 apart.
+// hidden is the largest number that a mask adds to the score of a hidden key. In float32 exp(-104) is 0, so -10000
+// acts as -Inf unless a row's scores are some 9900 apart.
 const hidden = -1e4
 
-// causalQueries is the number of queries for which an additive mask, in rows of
-// one number for each key, is causal: row i is query i modulo queries, and sees
-// the keys j <= keys-queries+i, one at least. It is 1 for a mask that hides nothing, and 0
-// for one that is not causal.
+// causalQueries returns the number of queries for which an additive mask, in rows of one number for each key, is
+// causal: row i is query i modulo queries, and sees the keys j <= keys-queries+i, at least one. The result is 1 for a
+// mask that hides nothing, and 0 for a mask that is not causal.
 func causalQueries(mask []float64, keys int) (queries int) {
 	rows := len(mask) / keys
 	for i := range rows {
 		if seen(mask[i*keys:(i+1)*keys]) == keys {
-			queries = i + 1 // the last query of a head is the first to see all
+			queries = i + 1 // the last query of a head is the first that sees all keys
 			break
 		}
 	}
@@ -39,8 +37,7 @@ func causalQueries(mask []float64, keys int) (queries int) {
 	return queries
 }
 
-// seen is how many keys a row of a mask shows, if those are its first and the
-// others are hidden; else it is -1.
+// seen returns how many keys a row of a mask shows if those are the first keys, and -1 otherwise.
 func seen(row []float64) int {
 	n := 0
 	for n < len(row) && row[n] == 0 {
@@ -54,17 +51,17 @@ func seen(row []float64) int {
 	return n
 }
 
-// addend is something that is added to scores.
+// addend is an addend of scores.
 type addend struct {
-	at      placed    // that adds it
-	scores  *G.Node   // to which
-	node    *G.Node   // what it adds
-	numbers []float64 // what that is at every run, or a block of it; nil: not known
-	factor  float64   // on it
-	scales  []scale   // on it too
+	at      placed    // the node that adds
+	scores  *G.Node   // the scores
+	node    *G.Node   // the addend
+	numbers []float64 // its value in every run, or a block of the value; nil: unknown
+	factor  float64   // factor of the addend
+	scales  []scale   // further factors
 }
 
-// masked is what at adds to scores.
+// masked returns the addend of the node at; reason says why a node that adds is none.
 func (g *given) masked(at placed) (mask addend, reason string) {
 	n := at.node
 	c := g.children[n]
@@ -88,8 +85,8 @@ func (g *given) masked(at placed) (mask addend, reason string) {
 	return mask, ""
 }
 
-// transposed is x, of which a whole number makes a tensor of that shape, with its
-// matrices transposed. It is nil where x is not of whole matrices.
+// transposed returns x with its matrices transposed. A whole number of x makes a tensor of the given shape. The
+// result is nil if x does not consist of whole matrices.
 func transposed(x []float64, shape tensor.Shape) []float64 {
 	rows, columns := shape[len(shape)-2], shape[len(shape)-1]
 	if len(x)%(rows*columns) != 0 {
@@ -103,8 +100,7 @@ func transposed(x []float64, shape tensor.Shape) []float64 {
 	return y
 }
 
-// isOfScores says whether n may be the scores that a SoftMax is of: a product that
-// may be scaled and masked.
+// isOfScores reports whether n may be the scores of a SoftMax: a product that may be scaled and masked.
 func (g *given) isOfScores(n *G.Node) bool {
 	is, known := g.ofScores[n]
 	if known {
@@ -122,8 +118,8 @@ func (g *given) isOfScores(n *G.Node) bool {
 	return is
 }
 
-// splitMasks says for how many queries the masks are causal, 1 if nothing is
-// hidden that way, and which of them are not: they are biases.
+// splitMasks returns the number of queries for which the masks are causal, 1 if no mask is causal, and the masks that
+// are biases.
 func splitMasks(masks []addend, rows, keys int) (queries int, biases []addend) {
 	var sum []float64
 	for _, m := range masks {
@@ -148,7 +144,7 @@ func splitMasks(masks []addend, rows, keys int) (queries int, biases []addend) {
 // fitBias makes a mask the bias of m.
 func (g *given) fitBias(m *Match, scores placed, mask addend) (reason string) {
 	n := mask.node
-	for g.kind(n) == stock.Repeat { // the new node takes it for all that share it
+	for g.kind(n) == stock.Repeat { // the new node broadcasts the bias
 		child, axis := g.children[n][0], g.ops[n].Axis
 		if axis == mask.at.keyAxis() || child.Dims() != n.Dims() || child.Shape()[axis] != 1 {
 			break
@@ -172,7 +168,7 @@ func (g *given) fitBias(m *Match, scores placed, mask addend) (reason string) {
 	return ""
 }
 
-// computedFrom says whether n is computed from of.
+// computedFrom reports whether n is computed from of.
 func (g *given) computedFrom(n, of *G.Node) bool {
 	seen := map[*G.Node]bool{}
 	var find func(n *G.Node) bool
@@ -189,13 +185,12 @@ func (g *given) computedFrom(n, of *G.Node) bool {
 	return find(n)
 }
 
-// shareBias is the shape for the new node of a bias that is added to scores of shape
-// at, which are a product of shape product. It has 1 in place of sizes along which
-// it is repeated. nil: there is none.
+// shareBias returns the shape, for the new node, of a bias that is added to scores of shape at, which are a product
+// of shape product. Repeated axes have size 1. nil: there is no such shape.
 func (m *Match) shareBias(bias, at, product tensor.Shape) tensor.Shape {
 	scores := append(m.qShape[:len(m.qShape)-1].Clone(), m.Keys)
 	if slices.Equal(bias, at) {
-		return scores // a number for each
+		return scores // one number for each score
 	}
 	if len(bias) != len(at) || len(at) < 2 || bias[len(bias)-1] != m.Keys {
 		return nil
@@ -203,8 +198,8 @@ func (m *Match) shareBias(bias, at, product tensor.Shape) tensor.Shape {
 	if slices.Equal(at, scores) {
 		return bias
 	}
-	// The axes in front of the rows are shared all or not at all, and so are those that the rows are made of: queries,
-	// and in a group heads too.
+	// The axes before the rows are shared all or not at all. So are the axes that form the rows: queries, and in a
+	// group heads too.
 	lead, rows := bias[:len(bias)-2].TotalSize(), bias[len(bias)-2]
 	outer, all := stack(product)
 	if o, r := stack(at); (lead != 1 || rows != 1) && (o != outer || r != all || lead != 1 && lead != outer) {
@@ -222,15 +217,14 @@ func (m *Match) shareBias(bias, at, product tensor.Shape) tensor.Shape {
 	return scores
 }
 
-// sumOfMasks adds y, scaled, to x. Both are blocks, of which a whole number makes
-// the mask; an x that is nil is of zeros. Something added that is more than 0 is
-// no mask, even if another one takes it away again: it costs the scores digits.
+// sumOfMasks adds y, scaled, to x. Both are blocks, of which a whole number makes the mask; a nil x is zeros. An
+// addend greater than 0 is no mask, even if another one cancels it: the scores lose digits.
 func sumOfMasks(x, y []float64, scale float64) []float64 {
 	a, b := max(len(x), 1), len(y)
 	for b != 0 {
 		a, b = b, a%b
 	}
-	sum := make([]float64, max(len(x), 1)/a*len(y)) // as long as fits both
+	sum := make([]float64, max(len(x), 1)/a*len(y)) // a common multiple of both lengths
 	for i := range sum {
 		if len(x) > 0 {
 			sum[i] = x[i%len(x)]

@@ -12,55 +12,53 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Match is an attention of the graph that was given.
+// Match is an attention of the given graph.
 type Match struct {
 	Output    *G.Node   // the product of weights and values
-	Scale     float64   // on the scores
-	Scales    []*G.Node // whose numbers multiply or divide the scores too, and may change
+	Scale     float64   // factor of the scores
+	Scales    []*G.Node // nodes whose numbers multiply or divide the scores too, and may change
 	Causal    bool
-	Bias      *G.Node   // what else is added to the scores, nil: nothing
-	BiasScale float64   // on it
+	Bias      *G.Node   // another addend of the scores; nil: none
+	BiasScale float64   // factor of Bias
 	Dropout   float64   // the probability that a weight is dropped
-	Dropouts  []*G.Node // that do nothing
-	Heads     int       // query heads, of all sequences
+	Dropouts  []*G.Node // dropouts without effect
+	Heads     int       // query heads of all sequences
 	KVHeads   int
-	Queries   int // of a head
+	Queries   int // queries of a head
 	Keys      int
 
-	// Stale is an error where an input of the old graph has a value that its image in the new graph has not: the
-	// machine that runs has no [link].
+	// Stale returns an error if an input of the old graph has a value that its image in the new graph lacks: the
+	// running machine has no [link].
 	Stale func() error
 
 	softmax                           softmax
 	q, k, v, bias                     source
-	qShape, kShape, vShape, biasShape tensor.Shape // as the new node takes them
-	scales                            []scale      // to be put on q
-	flipped                           bool         // the output is the transpose of what the new node makes
-	parts                             []*Match     // whose outputs are concatenated: the new node has their heads
-	apart                             []int        // of parts: the pattern that brings the output's heads behind its tokens
-	swaps, reshapes                   *G.Node      // on the way from scores to the output, if there are any
+	qShape, kShape, vShape, biasShape tensor.Shape // for the new node
+	scales                            []scale      // factors to be applied to q
+	flipped                           bool         // the output is the transpose of the new node's result
+	parts                             []*Match     // attentions whose outputs are concatenated: the new node has all their heads
+	apart                             []int        // of parts: the pattern that moves the output's heads after its tokens
+	swaps, reshapes                   *G.Node      // nodes between scores and output, if any
 }
 
-// Miss is a node that might have been part of an attention, and why it is not taken
-// for one.
+// Miss is a node that might have been part of an attention, and the reason why it is not.
 type Miss struct {
 	Node   *G.Node
 	Reason string
 }
 
-// source is an operand of an attention: what some nodes further down, of
-// the graph that was given, become in the new graph.
+// source is an operand of an attention: the image of some earlier nodes of the given graph.
 type source struct {
 	node    *G.Node
 	steps   []step
 	shape   tensor.Shape
-	scale   float64 // that was on the way
-	scales  []scale // that were on the way too
-	dropped int     // nodes that were on the way and are no more
+	scale   float64 // removed factor
+	scales  []scale // removed factors that may change
+	dropped int     // number of removed nodes
 	copied  bool    // a transpose was added
 }
 
-// operand is an operand, what it is multiplied by, and its shape for the new node.
+// operand is an operand, its factors, and its shape for the new node.
 type operand struct {
 	source *source
 	scales []scale
@@ -75,7 +73,7 @@ func (m *Match) operands() []operand {
 	return all
 }
 
-// inputs is the nodes of the graph that was given that the new node is made of.
+// inputs returns the nodes of the given graph from which the new node is made.
 func (m *Match) inputs() (all []*G.Node) {
 	for _, o := range m.operands() {
 		all = append(all, o.source.node)
@@ -86,8 +84,8 @@ func (m *Match) inputs() (all []*G.Node) {
 	return all
 }
 
-// copyPays is from how many queries on, for keys and for values, the time that
-// a transposed copy by Gorgonia takes is won back.
+// copyPays is the number of queries from which on a transposed copy of keys or of values by Gorgonia saves more time
+// than it costs.
 const copyPays = 16
 
 // match finds the attention in g.
@@ -109,7 +107,7 @@ func (g *given) match() (matches []*Match, misses []Miss) {
 	return matches, misses
 }
 
-// matchAt fills in m around its softmax. What stands in the way it returns.
+// matchAt fills in m around its softmax. reason says what prevents a match.
 func (g *given) matchAt(m *Match) (reason string) {
 	shape, axis := m.softmax.node.Shape(), m.softmax.axis
 	last := len(shape) - 1
@@ -141,13 +139,13 @@ func (g *given) matchAt(m *Match) (reason string) {
 	return g.fit(m, scores, masks)
 }
 
-// placed is a node of matrices, which may be transposes of what is meant.
+// placed is a node of matrices, which may be transposes of the intended matrices.
 type placed struct {
 	node    *G.Node
 	flipped bool
 }
 
-// keys is the size of the axis of keys of scores or weights.
+// keys returns the size of the axis of keys of scores or weights.
 func (p placed) keys() int {
 	if s := p.node.Shape(); p.flipped {
 		return s[len(s)-2]
@@ -155,7 +153,7 @@ func (p placed) keys() int {
 	return lastAxis(p.node)
 }
 
-// keyAxis is the axis of the keys.
+// keyAxis returns the axis of the keys.
 func (p placed) keyAxis() int {
 	if p.flipped {
 		return p.node.Dims() - 2
@@ -163,7 +161,7 @@ func (p placed) keyAxis() int {
 	return p.node.Dims() - 1
 }
 
-// shape is the shape of what is meant.
+// shape returns the shape of the intended matrices.
 func (p placed) shape() tensor.Shape {
 	s := p.node.Shape().Clone()
 	if p.flipped {
@@ -172,8 +170,8 @@ func (p placed) shape() tensor.Shape {
 	return s
 }
 
-// through goes from n, which is scores or weights, to next, which has the same
-// numbers: by a Reshape or a transposition of matrices either way.
+// through goes from n, which is scores or weights, to next, which has the same numbers: by a Reshape or a
+// transposition of matrices in either direction.
 func (g *given) through(m *Match, at placed, n, next *G.Node) (to placed, ok bool) {
 	to = placed{next, at.flipped}
 	switch g.kind(n) {
@@ -198,8 +196,7 @@ func (g *given) through(m *Match, at placed, n, next *G.Node) (to placed, ok boo
 	return to, false
 }
 
-// mixed says why matrices that are transposed and reshaped are not followed: their
-// rows are not where they were.
+// mixed returns why matrices that are both transposed and reshaped are not followed: their rows have moved.
 func (m *Match) mixed() (reason string) {
 	if m.swaps == nil || m.reshapes == nil {
 		return ""
@@ -255,8 +252,8 @@ func (g *given) matchValues(m *Match, flipped bool) (reason string) {
 	}
 }
 
-// dropoutOf is the probability that a weight is dropped by one of two, the first of which may
-// be 0 for none, if there is attention with it.
+// dropoutOf returns the probability that one of two dropouts drops a weight, if attention has such a dropout. The
+// first probability may be 0 for none.
 func dropoutOf(p, q float64) (both float64, ok bool) {
 	if both = q; p != 0 {
 		both = 1 - (1-p)*(1-q)
@@ -264,8 +261,8 @@ func dropoutOf(p, q float64) (both float64, ok bool) {
 	return both, q > 0 && q < 1 && both < 1
 }
 
-// matchScores goes from the softmax back to the product of queries and keys. It
-// returns that and the masks on the way.
+// matchScores goes from the softmax back to the product of queries and keys. It returns the product and the masks in
+// between.
 func (g *given) matchScores(m *Match, flipped bool) (scores placed, masks []addend, reason string) {
 	at, uses := placed{m.softmax.scores, flipped}, m.softmax.uses
 	for {
@@ -294,8 +291,8 @@ func (g *given) matchScores(m *Match, flipped bool) (scores placed, masks []adde
 	}
 }
 
-// changed is the scores that at is made of by one node, which m takes note of, and
-// what that adds to them, if it does.
+// changed returns the scores from which one node, at, is made. m records the node. mask is the addend, if the node
+// adds.
 func (g *given) changed(m *Match, at placed) (of placed, mask *addend, reason string) {
 	n := at.node
 	if len(g.children[n]) > 0 {
@@ -319,9 +316,9 @@ func (g *given) changed(m *Match, at placed) (of placed, mask *addend, reason st
 		if reason != "" {
 			return at, nil, reason
 		}
-		add.factor *= m.Scale // what was scaled behind the mask scaled it too
+		add.factor *= m.Scale // a scale after the mask scales the mask too
 		add.scales = slices.Clone(m.scales)
-		if len(add.numbers) != 1 || !finite(add.numbers[0]) { // one for all SoftMax takes no notice of
+		if len(add.numbers) != 1 || !finite(add.numbers[0]) { // SoftMax ignores an addend that all scores share
 			mask = &add
 		}
 		return placed{add.scores, at.flipped}, mask, ""
@@ -329,7 +326,7 @@ func (g *given) changed(m *Match, at placed) (of placed, mask *addend, reason st
 	return at, nil, fmt.Sprintf("its scores come from %s, not from a product of queries and keys: %s", stock.Describe(n), g.instead(n))
 }
 
-// instead is what to write in place of n, which scores come from.
+// instead returns what to write in place of n, from which scores come.
 func (g *given) instead(n *G.Node) string {
 	switch g.kind(n) {
 	case stock.Dropout:
@@ -344,9 +341,8 @@ func (g *given) instead(n *G.Node) string {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// source goes from an operand of a product back to what is left of it without
-// its scales, if they are to be taken off, and without transposes that need not
-// be. With swap the operand is wanted with its last two axes swapped.
+// source goes from an operand of a product back to the node without its scales, if scales are to be removed, and
+// without needless transposes. With swap the operand is wanted with its last two axes swapped.
 func (g *given) source(n *G.Node, swap, scales bool) source {
 	s := g.peel(n, swap, scales)
 	if !swap && s.dropped == 0 {
@@ -379,9 +375,9 @@ func (g *given) peel(n *G.Node, swap, scales bool) (s source) {
 			s.dropped++
 			return s
 		}
-		if swapLast(pattern); isIdentity(pattern) { // the swap is all there is
+		if swapLast(pattern); isIdentity(pattern) { // the swap is the whole transpose
 			s = g.source(child, true, scales)
-			s.copied = false // where a transpose had to stay it was there before
+			s.copied = false // a transpose that has to stay was in the given graph
 			return s
 		}
 		swapLast(pattern)
@@ -405,7 +401,7 @@ func (g *given) peel(n *G.Node, swap, scales bool) (s source) {
 	return s
 }
 
-// swapOf is the pattern that swaps the last of some axes with the one before.
+// swapOf returns the pattern that swaps the last two axes.
 func swapOf(rank int) []int {
 	pattern := make([]int, rank)
 	for i := range pattern {
@@ -506,7 +502,7 @@ func (g *given) fit(m *Match, scores placed, masks []addend) (reason string) {
 	return ""
 }
 
-// stack is a shape as a number of matrices and their rows.
+// stack returns a shape as a number of matrices and their rows.
 func stack(s tensor.Shape) (matrices, rows int) {
 	matrices = 1
 	for _, n := range s[:len(s)-2] {
@@ -515,8 +511,8 @@ func stack(s tensor.Shape) (matrices, rows int) {
 	return matrices, s[len(s)-2]
 }
 
-// homemade says that n looks like the product of weights and values where the weights are computed from another
-// product by way of exponentials, without a SoftMax. Products with anything else between them are other layers.
+// homemade reports that n looks like the product of weights and values where the weights are computed from another
+// product through exponentials, without a SoftMax. Products with other nodes between them are other layers.
 func (g *given) homemade(n *G.Node) (reason string) {
 	if g.kind(n) != stock.Product || g.known[n] {
 		return ""
@@ -524,7 +520,7 @@ func (g *given) homemade(n *G.Node) (reason string) {
 	for _, c := range g.children[n] {
 		scores, by, softmax := g.exponentials(c)
 		switch {
-		case softmax: // which has a line of its own
+		case softmax: // has a line of its own
 			return ""
 		case scores != nil:
 			g.known[scores] = true // one line for all products, such as those of gradients
@@ -534,15 +530,15 @@ func (g *given) homemade(n *G.Node) (reason string) {
 	return ""
 }
 
-// route is what is known of a way back from weights.
+// route has the facts about a path back from weights.
 type route struct {
-	exp     bool // it has an exponential
-	surely  bool // which is not that of a common activation
-	sum     bool // it has a Sum
-	altered bool // it has something else than a product or a quotient with it
+	exp     bool // the path has an exponential
+	surely  bool // which is not part of a common activation
+	sum     bool // the path has a Sum
+	altered bool // the path changes the exponential other than by a product or a quotient
 }
 
-// then is the route past n, on to input i of n.
+// then returns the route past n, on to input i of n.
 func (r route) then(kind stock.Kind, i int) route {
 	switch kind {
 	case stock.Exp:
@@ -560,10 +556,10 @@ func (r route) then(kind stock.Kind, i int) route {
 	return r
 }
 
-// exponentials looks for scores that weights are computed from by way of exponentials: a product of the same size. It
-// returns them and the last node of the way, or says that there is a softmax on it. The weights of plain matrices may be
-// the activations of a linear layer, 1/(1+exp(-x)) for instance. There exponentials count that are the
-// weights, but for factors, or that are summed.
+// exponentials searches for scores from which weights are computed through exponentials: a product of the same size.
+// It returns the scores and the last node of the path, or reports a softmax on the path. The weights of plain
+// matrices may be the activations of a linear layer, such as 1/(1+exp(-x)). There only exponentials count that are
+// the weights, except for factors, or that are summed.
 func (g *given) exponentials(weights *G.Node) (scores, by *G.Node, softmax bool) {
 	const far = 64
 	type place struct {

@@ -8,16 +8,16 @@ import (
 	G "gorgonia.org/gorgonia"
 )
 
-// scale is what multiplies scores: a number, or that of a node, which may change, and
-// which divides where that is said.
+// scale is a factor of scores: a number, or the number of a node, which may change, and which divides if divides is
+// set.
 type scale struct {
 	number  float64
-	node    *G.Node // nil: there is none
+	node    *G.Node // nil: none
 	divides bool
 }
 
-// scaled is the scale and the other input of n, which multiplies or divides. Of scores
-// the scale is the input that is none.
+// scaled returns the scale and the other input of n, which multiplies or divides. For scores, the scale is the input
+// that is not scores.
 func (g *given) scaled(n *G.Node, scores bool) (child *G.Node, s scale, ok bool) {
 	c, divides := g.children[n], g.kind(n) == stock.Div
 	for i := len(c) - 1; i >= 0; i-- {
@@ -38,7 +38,7 @@ func (g *given) scaled(n *G.Node, scores bool) (child *G.Node, s scale, ok bool)
 	return nil, scale{}, false
 }
 
-// single is a node of one number that all elements of n have.
+// single returns a node of one number that all elements of n have.
 func (g *given) single(n *G.Node) *G.Node {
 	for {
 		switch k := g.kind(n); {
@@ -54,7 +54,7 @@ func (g *given) single(n *G.Node) *G.Node {
 	}
 }
 
-// badScale says why n, which should have put a scale on scores, does not.
+// badScale returns why n, which should scale scores, does not.
 func (g *given) badScale(n *G.Node) string {
 	c := g.children[n]
 	if g.kind(n) == stock.Div && c[0].IsScalar() {

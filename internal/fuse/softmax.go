@@ -11,14 +11,13 @@ import (
 
 // softmax is a softmax of scores: a SoftMax, or Exp, Sum and a division.
 type softmax struct {
-	node   *G.Node // its result
+	node   *G.Node // the result
 	scores *G.Node
 	uses   int // how often its own nodes read the scores
 	axis   int
 }
 
-// softmaxes is all of them, in the order of the graph. What looks like one that is
-// written out, and is not, is a miss.
+// softmaxes returns all softmaxes, in the order of the graph. A node that looks like a softmax and is none is a miss.
 func (g *given) softmaxes() (all []softmax, misses []Miss) {
 	for _, n := range g.nodes {
 		switch kind := g.kind(n); {
@@ -37,8 +36,8 @@ func (g *given) softmaxes() (all []softmax, misses []Miss) {
 	return all, misses
 }
 
-// writtenOut is the softmax whose last node is n, exponentials divided by their sum.
-// What is taken off the scores before, their maximum, makes no difference.
+// writtenOut returns the softmax whose last node is n, exponentials divided by their sum. Subtracting the maximum
+// from the scores before makes no difference.
 func (g *given) writtenOut(n *G.Node) (s softmax, reason string) {
 	e, by, inverse := g.children[n][0], g.children[n][1], g.kind(n) == stock.Mul
 	if inverse && g.kind(e) != stock.Exp {
@@ -65,10 +64,10 @@ func (g *given) writtenOut(n *G.Node) (s softmax, reason string) {
 	return softmax{node: n, scores: g.children[e][0], uses: 1, axis: axis}, ""
 }
 
-// otherSum says why by, which divides the exponentials e, is not their sum, if by is made of a Sum. With inverse
-// e is multiplied by it.
+// otherSum returns why by, which divides the exponentials e, is not their sum, if by is made from a Sum. With
+// inverse, e is multiplied by it.
 func (g *given) otherSum(e, by *G.Node, inverse bool) (reason string) {
-	divisor, alone := by, true // alone: on the way to the Sum are only nodes that keep its numbers
+	divisor, alone := by, true // alone: between by and the Sum are only nodes that keep its numbers
 	for inverse {
 		switch c := g.children[divisor]; g.kind(divisor) {
 		case stock.Reshape, stock.Repeat:
@@ -117,7 +116,7 @@ func (g *given) otherSum(e, by *G.Node, inverse bool) (reason string) {
 	return fmt.Sprintf("it divides exponentials by their sum along %s, %s, repeated along another axis: sum along the axis of the keys, and repeat the sum along that axis, or use SoftMax", axes(g.ops[sum].Along), stock.Describe(sum))
 }
 
-// isSumOf reports whether sum is a Sum of e, or of a Reshape of it.
+// isSumOf reports whether sum is a Sum of e, or of a Reshape of e.
 func (g *given) isSumOf(sum, e *G.Node) bool {
 	of := g.children[sum][0]
 	for g.kind(of) == stock.Reshape && of != e {
@@ -133,14 +132,13 @@ func axes(along []int) string {
 	return fmt.Sprint("axes ", along)
 }
 
-// reduction is a Sum or Max that was broadcast to the shape of what it is of.
+// reduction is a Sum or Max, broadcast to the shape of its operand.
 type reduction struct {
 	along []int
-	alone bool // nothing else reads it
+	alone bool // there is no other reader
 }
 
-// reduced says whether n is a Sum or Max of of, broadcast to of's shape. With inverse
-// it is 1 over that.
+// reduced reports whether n is a Sum or Max of of, broadcast to of's shape. With inverse n is its reciprocal.
 func (g *given) reduced(n, of *G.Node, kind stock.Kind, inverse bool) (r reduction, ok bool) {
 	if !n.IsScalar() && !n.Shape().Eq(of.Shape()) {
 		return r, false
@@ -174,8 +172,7 @@ func (g *given) reduced(n, of *G.Node, kind stock.Kind, inverse bool) (r reducti
 	}
 }
 
-// onlyAxis is the one of some axes along which n has more than one element. Where
-// that is none it is the last one of them.
+// onlyAxis returns the one of some axes along which n has more than one element, or the last axis if there is none.
 func onlyAxis(n *G.Node, along []int) (axis int, ok bool) {
 	axis = slices.Max(along)
 	longer := 0
@@ -188,8 +185,7 @@ func onlyAxis(n *G.Node, along []int) (axis int, ok bool) {
 	return axis, longer <= 1
 }
 
-// withoutMaximum is what at, a Sub, is of, if it takes off a maximum that the keys of
-// a row share.
+// withoutMaximum returns the minuend of at, a Sub, if at subtracts a maximum that the keys of a row share.
 func (g *given) withoutMaximum(m *Match, at placed) *G.Node {
 	n := at.node
 	if g.kind(n) != stock.Sub || n.Dims() < 2 || at.keys() != m.Keys {

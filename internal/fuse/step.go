@@ -14,15 +14,15 @@ import (
 
 // step is a Reshape, a Transpose or a Slice of the last axis.
 type step struct {
-	shape   tensor.Shape // of the result, of a Reshape or a Slice
+	shape   tensor.Shape // of the result of a Reshape or a Slice
 	pattern []int        // of a Transpose
 	slice   tensor.Slice
 }
 
-// idle says that the step has nothing to do with n.
+// idle reports whether the step leaves n as it is.
 func (s step) idle(n *G.Node) bool { return s.pattern == nil && slices.Equal(n.Shape(), s.shape) }
 
-// apply makes the step's node of n, if it needs one.
+// apply makes the step's node of n, if one is needed.
 func (s step) apply(n *G.Node) (*G.Node, error) {
 	if s.idle(n) {
 		return n, nil
@@ -34,7 +34,7 @@ func (s step) apply(n *G.Node) (*G.Node, error) {
 	return applyStep(newStepOp(op), n)
 }
 
-// applyApart makes a Reshape of n that is not n's memory.
+// applyApart makes a Reshape of n in memory of its own.
 func (s step) applyApart(n *G.Node) (*G.Node, error) {
 	op, err := s.op(n)
 	if err != nil {
@@ -43,7 +43,7 @@ func (s step) applyApart(n *G.Node) (*G.Node, error) {
 	return applyStep(&apartOp{newStepOp(op)}, n)
 }
 
-// op is the op of a graph that makes the step of a node like n.
+// op returns the op that makes the step from a node like n.
 func (s step) op(n *G.Node) (G.Op, error) {
 	like := G.NewTensor(G.NewGraph(), n.Dtype(), n.Dims(), G.WithShape(n.Shape()...))
 	apply := func() (*G.Node, error) { return G.Reshape(like, slices.Clone(s.shape)) }
@@ -70,9 +70,9 @@ func applyStep(op G.Op, in ...*G.Node) (*G.Node, error) {
 	return n, nil
 }
 
-// stepOp is an op of Gorgonia that is no other node's: merged with one of the old
-// graph it would move that in the order. Machines do not find what lets Gorgonia's own
-// write over their inputs, so it makes a new value, or a Reshape of one.
+// stepOp is an op of Gorgonia that belongs to no other node: merged with a node of the old graph, it would move that
+// node in the order. Machines don't see that stepOp may overwrite its inputs as Gorgonia's op does, so stepOp makes a
+// new value, or a Reshape of one.
 type stepOp struct {
 	stockStep
 	id uint64
@@ -93,7 +93,7 @@ func (op *stepOp) WriteHash(h hash.Hash) {
 }
 func (op *stepOp) Hashcode() uint32 { return graph.Hashcode(op) }
 
-// apartOp is a step whose result, and whose gradient, is memory of its own.
+// apartOp is a step whose result, and whose gradient, is in memory of its own.
 type apartOp struct{ *stepOp }
 
 func (op *apartOp) Do(in ...G.Value) (G.Value, error) {
