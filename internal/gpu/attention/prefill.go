@@ -2,6 +2,7 @@ package attention
 
 import (
 	"math"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -63,7 +64,7 @@ type prefillParams struct {
 type scoredPrefillParams struct {
 	prefillParams
 	score scoreParams
-	_     [24]byte
+	_     [(mapAlign - unsafe.Sizeof(scoreParams{})%mapAlign) % mapAlign]byte
 }
 
 // prefillKernels are those for prompts: for operands of one type, and for others. What a plan knows of

@@ -3,6 +3,7 @@ package attention
 import (
 	"math"
 	"slices"
+	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
@@ -28,7 +29,7 @@ type scoredParams struct {
 	score      scoreParams
 	meet       meetParams
 	prefetched uint64 // an address; 0: the kernel does not walk pages
-	_          [32]byte
+	_          [(mapAlign - (unsafe.Sizeof(Params{})+unsafe.Sizeof(scoreParams{})+unsafe.Sizeof(meetParams{})+8)%mapAlign) % mapAlign]byte
 }
 
 // scoreParams is struct ScoreParams.

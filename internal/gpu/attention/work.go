@@ -40,8 +40,11 @@ type params struct {
 	Params
 	meet       meetParams
 	prefetched uint64  // an address
-	_          [8]byte // up to a multiple of 64, the alignment of maps
+	_          [8]byte // up to a multiple of mapAlign
 }
+
+// mapAlign is the alignment of tensor maps, of which structs with maps are multiples.
+const mapAlign = 64
 
 // meetParams is struct MeetParams.
 type meetParams struct {
