@@ -6,9 +6,8 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// Buffer is the storage of keys, values or weights: Len elements of type DType from Ptr on. Ptr is aligned
-// to the size of an element; it is nil only if Len is 0. Whoever makes a Buffer keeps the memory
-// alive while it is used.
+// Buffer is the storage of keys, values or weights: Len elements of type DType from Ptr on. Ptr is aligned to the
+// size of an element, and nil only if Len is 0. The maker of a Buffer keeps the memory alive during its use.
 type Buffer struct {
 	DType attn.DType
 	Ptr   unsafe.Pointer

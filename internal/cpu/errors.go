@@ -2,6 +2,6 @@ package cpu
 
 import "errors"
 
-// ErrPanic: a worker panicked; the outputs of the run are undefined. The package's other errors wrap those of
-// package attn.
+// ErrPanic is returned after a panic of a worker; the outputs of the run are undefined. The package's other errors
+// wrap those of package attn.
 var ErrPanic = errors.New("panic in a worker")

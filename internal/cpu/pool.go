@@ -9,42 +9,42 @@ import (
 	"time"
 )
 
-// Waking a parked goroutine takes tens of microseconds, as long as a whole decode step over a short context,
-// and a machine's other threads come and go between steps (Gorgonia's tape machine uses two of them for each
-// run). So a helper that has run out of work looks for more for a while before it parks. If the while is
-// shorter than a step that has to do without the helper, 50 us say, most steps have to: it wakes up when the
-// work is done, and parks before the next. A millisecond is no better than this, and some steps begin as much
-// later, since the system lets a thread that looks for work have its processor to the end. As nobody has to
-// close a pool, a helper that nobody needs ends.
+// Waking a parked goroutine takes tens of microseconds, as long as a whole decode step over a short context, and a
+// machine's other threads are scheduled between steps (Gorgonia's tape machine uses two for each run). So an idle
+// helper polls for a while before it parks. If the while is shorter than a step without the helper, some 50 us, most
+// steps run without it: the helper wakes up after the work and parks before the next. A millisecond is no better, and
+// some steps begin as much later, since the system gives a polling thread its processor to the end. Pools need no
+// Close, so an unused helper ends.
 const (
 	spinTime = 200 * time.Microsecond
 	idleTime = 100 * time.Millisecond
 )
 
-// A Task is work for logical workers, numbered from 0. Workers run in any order, on any thread, and never
-// wait for each other. Those of one thread, of which the caller's is 0, run one behind the other: scratch is the thread's.
+// A Task is work for logical workers, numbered from 0. Workers run in any order, on any thread, and never wait for
+// each other. The workers of one thread run one after the other, so scratch memory belongs to the thread. The
+// caller's thread is 0.
 type Task interface{ Work(worker, thread int) }
 
-// pool runs tasks on the caller's thread and on up to GOMAXPROCS-1 helper goroutines. The zero pool is
-// ready for use. Any number of goroutines may call run at once: each takes the helpers that are free,
-// and makes do with its own thread if none is.
+// pool runs tasks on the caller's thread and on up to GOMAXPROCS-1 helper goroutines. The zero pool is ready for use.
+// Any number of goroutines may call run at once: each takes the free helpers, and runs on its own thread if there is
+// none.
 //
-// What a fork and a join cost is cache lines that go from one core to another, one by one where all threads write
-// the same. So a job costs each helper a line of its own in either direction, and all of them none in common:
-// the caller alone takes helpers and gives them back, each thread has its first worker without asking,
-// and only what workers are left then are drawn from a counter.
+// The cost of a fork and a join is cache lines that move between cores, one by one if all threads write the same
+// line. So a job costs each helper one line in either direction, and no common line: the caller alone takes and
+// returns helpers, each thread has its first worker without asking, and a counter hands out only the remaining
+// workers.
 type pool struct {
 	mu      sync.Mutex
-	idle    []*helper // without work; the last ones have been so for the shortest time
+	idle    []*helper // without work; the most recently idle ones last
 	jobs    []*job    // not in use
-	helpers int       // that exist
+	helpers int       // existing helpers
 	closed  bool
-	ending  sync.WaitGroup // counts the helpers that exist
+	ending  sync.WaitGroup // counts the existing helpers
 
 	procs atomic.Int32 // GOMAXPROCS as of the last run
 }
 
-// job is one call of run that has helpers. Thread 0 is the caller's, thread i that of helpers[i-1].
+// job is a call of run that has helpers. Thread 0 is the caller's, thread i that of helpers[i-1].
 type job struct {
 	task    Task
 	workers int64
@@ -54,33 +54,33 @@ type job struct {
 	done    chan struct{}
 
 	_    [CacheLine]byte
-	next atomic.Int64 // the next worker to run that is no thread's first
+	next atomic.Int64 // the next worker that is not a thread's first
 	_    [CacheLine]byte
 }
 
-// In a helper's mailbox: quit ends it, asleep says that it has parked.
+// Values of a helper's mailbox: quit ends the helper, asleep means that it has parked.
 var quit, asleep job
 
-// helper is a goroutine with a mailbox for one job. A job is taken out of it by whoever swaps it for
-// nil: the helper, or another thread of the job, which then does what the helper was to do.
+// helper is a goroutine with a mailbox for one job. The mailbox's owner is the one who swaps the job for nil: the
+// helper, or another thread of the job, which then does the helper's part.
 type helper struct {
-	// What a job's owner writes.
+	// Written by a job's owner.
 	box    atomic.Pointer[job]
-	thread int    // of the job
-	turn   uint32 // of the helper: another one with each job
-	slept  bool   // when the job was given
+	thread int    // number of the thread in the job
+	turn   uint32 // another number with each job
+	slept  bool   // the helper was parked when the job was given
 
 	_ [2 * CacheLine]byte // processors fetch lines in pairs
 
-	left atomic.Uint32 // the last turn that the helper, or who took its job, is done with
+	left atomic.Uint32 // the last turn that the helper, or the thread that took its job, has finished
 	_    [2 * CacheLine]byte
 
-	ahead Prefetch // what it asks for while it has no work
+	ahead Prefetch // memory that the idle helper prefetches
 
-	wake chan struct{} // a token for each job that was put into the mailbox while it said asleep
+	wake chan struct{} // a token for each job that was put into the mailbox while it held asleep
 }
 
-// run is runOn with as many threads as there may be.
+// run is runOn with the largest number of threads.
 func (p *pool) run(t Task, n int) error { return p.runOn(t, n, n) }
 
 // runOn is [Engine.RunOn].
@@ -110,8 +110,8 @@ func runAlone(t Task, n int) (err error) {
 	return nil
 }
 
-// hire makes a job of t and gives it to helpers: idle ones first, then new ones as far as GOMAXPROCS
-// allows. The same helpers have the same threads in jobs that are alike, so that their caches have what they had.
+// hire makes a job of t and gives it to helpers: idle helpers first, then new ones up to GOMAXPROCS. Similar jobs
+// give the same helpers the same threads, for the sake of their caches.
 func (p *pool) hire(t Task, n, threads, procs int) *job {
 	p.mu.Lock()
 	var j *job
@@ -147,7 +147,7 @@ func (p *pool) hire(t Task, n, threads, procs int) *job {
 			slept++
 		}
 	}
-	for i := 0; slept > 0; i++ { // a token takes longer than a mailbox: those that look begin first
+	for i := 0; slept > 0; i++ { // a token takes longer than a mailbox: polling helpers begin first
 		if h := j.helpers[i]; h.slept {
 			h.wake <- struct{}{}
 			slept--
@@ -163,7 +163,7 @@ func (h *helper) give(j *job) {
 	}
 }
 
-// work runs the worker that is a thread's first, and then others until none is left to begin.
+// work runs a thread's first worker, and then others until none is left.
 func (j *job) work(thread int) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -184,8 +184,8 @@ func (j *job) work(thread int) {
 	}
 }
 
-// takeOver does what the helper of a thread was to do, if it has not begun. (Its processor may be at something else, or
-// it sleeps and may be long in coming.)
+// takeOver does the part of a thread's helper if the helper has not begun. (Its processor may be busy, or the helper
+// may be slow to wake.)
 func (j *job) takeOver(thread int) bool {
 	h := j.helpers[thread-1]
 	if h.box.Load() != j || !h.box.CompareAndSwap(j, nil) {
@@ -196,7 +196,7 @@ func (j *job) takeOver(thread int) bool {
 	return true
 }
 
-// allLeft reports whether all helpers are done with the job.
+// allLeft reports whether all helpers have finished the job.
 func (j *job) allLeft() bool {
 	for _, h := range j.helpers {
 		if h.left.Load() != h.turn {
@@ -206,7 +206,8 @@ func (j *job) allLeft() bool {
 	return true
 }
 
-// join does what helpers have not begun, waits for those that work on the job, gives them back, and puts the job away.
+// join does the parts of helpers that have not begun, waits for the others, returns the helpers, and keeps the job
+// for reuse.
 func (p *pool) join(j *job) error {
 	for i := range j.helpers {
 		j.takeOver(i + 1)
@@ -214,8 +215,8 @@ func (p *pool) join(j *job) error {
 	for s := p.spinner(); !j.allLeft() && s.spin(); {
 	}
 	for !j.allLeft() {
-		// A helper that finds parked set clears it and sends one token. It may do so late, for an
-		// earlier use of this job; the loop makes nothing of that.
+		// A helper that finds parked set clears it and sends one token, perhaps late, for an earlier use of this job.
+		// The loop ignores such a token.
 		j.parked.Store(true)
 		if !j.allLeft() || !j.parked.CompareAndSwap(true, false) {
 			<-j.done
@@ -242,7 +243,7 @@ func (p *pool) join(j *job) error {
 	return err
 }
 
-// help is the life of a helper.
+// help is the loop of a helper.
 func (p *pool) help(h *helper) {
 	defer p.ending.Done()
 	idle := time.NewTimer(idleTime)
@@ -256,7 +257,7 @@ func (p *pool) help(h *helper) {
 			return
 		}
 		j.work(h.thread)
-		// Who has nothing left to do looks at the next thread.
+		// An idle thread takes over for the next thread.
 		for next := h.thread + 1; next <= len(j.helpers) && j.takeOver(next); next++ {
 		}
 		if t, ok := j.task.(Prefetcher); ok {
@@ -269,7 +270,7 @@ func (p *pool) help(h *helper) {
 	}
 }
 
-// await returns the next job of h: it looks for a while, then parks, and quits after idleTime.
+// await returns the next job of h: await polls for a while, then parks, and quits after idleTime.
 func (p *pool) await(h *helper, idle *time.Timer) *job {
 	for {
 		for s := p.spinner(); ; {
@@ -296,7 +297,7 @@ func (p *pool) await(h *helper, idle *time.Timer) *job {
 	}
 }
 
-// leave takes h out of the idle helpers. It reports false if somebody has hired h meanwhile.
+// leave removes h from the idle helpers. It returns false if a caller has hired h meanwhile.
 func (p *pool) leave(h *helper) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -309,8 +310,8 @@ func (p *pool) leave(h *helper) bool {
 	return false
 }
 
-// close ends the helpers and waits for that, and so for the runs that have helpers. Runs go on being
-// right, on their callers' threads. It may be called more than once.
+// close ends the helpers and waits for them, and so for the runs that have helpers. Later runs stay on their callers'
+// threads. close may be called more than once.
 func (p *pool) close() {
 	p.mu.Lock()
 	p.closed = true
@@ -322,18 +323,18 @@ func (p *pool) close() {
 	p.ending.Wait()
 }
 
-// spinner bounds a loop that looks for something to happen.
+// spinner bounds a polling loop.
 type spinner struct {
 	turns, yield int
 	since        time.Time
 }
 
-// yieldTurns is how often two threads look between two times that they offer their thread to others. A thread that offers
-// its own takes a lock that all threads share: with more of them each does so less often.
+// yieldTurns is the number of polls of two threads between two yields. A yield takes a lock that all threads share:
+// with more threads each yields less often.
 const yieldTurns = 512
 
-// spinner returns a new spinner; on a single thread it does not spin, since what it would wait for
-// could not happen meanwhile.
+// spinner returns a new spinner. On a single thread it does not spin, since the awaited event could not happen
+// meanwhile.
 func (p *pool) spinner() spinner {
 	procs := int(p.procs.Load())
 	if procs < 2 {
@@ -342,13 +343,13 @@ func (p *pool) spinner() spinner {
 	return spinner{yield: yieldTurns * procs}
 }
 
-// spin reports whether to look again.
+// spin reports whether to poll again.
 func (s *spinner) spin() bool {
 	if s.turns < 0 {
 		return false
 	}
 	s.turns++
-	if s.turns%64 != 0 { // a look takes a nanosecond or two, asking the time takes fifty
+	if s.turns%64 != 0 { // a poll takes a nanosecond or two, asking for the time fifty
 		return true
 	}
 	if s.turns == 64 {
@@ -359,12 +360,12 @@ func (s *spinner) spin() bool {
 		return false
 	}
 	if s.turns%s.yield == 0 {
-		runtime.Gosched() // somebody else may have use for the thread
+		runtime.Gosched() // another goroutine may need the thread
 	}
 	return true
 }
 
-// failure is a panic of a worker, as an error.
+// failure is the panic of a worker, as an error.
 type failure struct {
 	value any
 	stack []byte

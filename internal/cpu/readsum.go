@@ -7,11 +7,11 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// ReadSum returns the sum, modulo 2^64, of the 64-bit words of bs in the machine's byte order; bytes behind
-// the last whole word of each are left out. It is a measuring tool: it reads as fast as this machine can, on all
-// threads and in eight streams a thread, and so tells how much of the memory's speed a kernel reaches.
-// Threads begin and end once for all of bs, and take pieces as they come to them.
-// Each of bs begins at a multiple of 8 bytes. It does not allocate once e has been used.
+// ReadSum returns the sum, modulo 2^64, of the 64-bit words of bs in the machine's byte order, without the bytes
+// after the last whole word of each. ReadSum is a measuring tool: it reads as fast as this machine can, on all
+// threads and in eight streams a thread, and so gives the read ceiling of a kernel. Threads begin and end once for
+// all of bs, and take the next piece when they are free. Each of bs begins at a multiple of 8 bytes. ReadSum does not
+// allocate once e has been used.
 //
 // The error wraps ErrShape, ErrTier or ErrPanic.
 func ReadSum(e *Engine, bs ...[]byte) (uint64, error) {
@@ -34,7 +34,7 @@ func ReadSum(e *Engine, bs ...[]byte) (uint64, error) {
 		r.cut(most, unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8))
 	}
 	if err := e.Run(r, len(r.pieces)); err != nil {
-		return 0, err // what its workers did is not known: it is not used again
+		return 0, err // the state of its workers is unknown: the run is not reused
 	}
 	var sum uint64
 	for i := range r.pieces {
@@ -46,16 +46,17 @@ func ReadSum(e *Engine, bs ...[]byte) (uint64, error) {
 }
 
 const (
-	// sumWords is the number of words that eight streams of a cache line are.
+	// sumWords is the number of words of a cache line in each of eight streams.
 	sumWords = 8 * CacheLine / 8
 
-	// pieceWords is the least words of a piece where threads have several, piecesPerThread how many they have at most. A thread
-	// that is done early waits for half a piece on average: with four of them each that was a tenth of the time.
+	// pieceWords is the least number of words of a piece if threads have several pieces, piecesPerThread the largest
+	// number of pieces. A thread that is done early waits for half a piece on average: with four pieces each, a tenth
+	// of the time.
 	pieceWords      = 256 << 10 / 8
 	piecesPerThread = 32
 )
 
-// pieceOf returns how many words a piece has, of so many in all.
+// pieceOf returns the number of words of a piece.
 func pieceOf(words, threads int) int {
 	share := (words-1)/threads + 1
 	return max(sumWords, (share-1)/min(max(share/pieceWords, 1), piecesPerThread)+1)
@@ -64,14 +65,14 @@ func pieceOf(words, threads int) int {
 // sumRun is one call of ReadSum.
 type sumRun struct{ pieces []sumPiece }
 
-// sumPiece is the share of a worker, on a cache line of its own.
+// sumPiece is a worker's share, on a cache line of its own.
 type sumPiece struct {
 	words []uint64
 	sum   uint64
 	_     [CacheLine - 32]byte
 }
 
-// cut adds pieces of so many words at most, or somewhat more.
+// cut adds pieces of at most the given words, or slightly more.
 func (r *sumRun) cut(most int, words []uint64) {
 	units := len(words) / sumWords
 	n := max(1, min(units, (len(words)-1)/most+1))
@@ -91,7 +92,7 @@ func (r *sumRun) Work(i, _ int) {
 	if stream > 0 {
 		p.sum = readSumTiers[InUse()]((*byte)(unsafe.Pointer(&p.words[0])), stream, stream)
 	}
-	for _, w := range p.words[stream:] { // stream bytes of each of eight streams are as many words
+	for _, w := range p.words[stream:] { // the rest has as many words
 		p.sum += w
 	}
 }

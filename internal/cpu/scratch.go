@@ -9,7 +9,7 @@ import (
 // Real is the type that kernels compute in.
 type Real interface{ float32 | float64 }
 
-// CacheLine is the size of a cache line in bytes: what different threads write is so far apart.
+// CacheLine is the size of a cache line in bytes: writes of different threads are at least so far apart.
 const CacheLine = 64
 
 // Cut takes n values off the front of *values.
@@ -19,7 +19,7 @@ func Cut[F Real](values *[]F, n int) []F {
 	return s
 }
 
-// Padded returns n rounded up so that what follows n values of F starts on another cache line.
+// Padded returns n rounded up so that the values after n values of F begin another cache line.
 func Padded(n int) int { return (n + CacheLine/4 - 1) / (CacheLine / 4) * (CacheLine / 4) }
 
 // Aligned is memory that begins at a cache line.
@@ -28,7 +28,7 @@ type Aligned struct {
 	At    unsafe.Pointer
 }
 
-// Grow makes a as large as n bytes. What was there is lost.
+// Grow makes a at least n bytes large. Earlier contents are lost.
 func (a *Aligned) Grow(n int) {
 	if len(a.bytes) < n+CacheLine {
 		a.bytes = dense.Memory[byte](n + CacheLine)

@@ -2,13 +2,13 @@ package cpu
 
 import "sync"
 
-// A Spare keeps values that are not in use for the next caller.
+// A Spare keeps unused values for the next caller.
 type Spare[T any] struct {
 	mu   sync.Mutex
 	list []*T
 }
 
-// Get returns a value that was put back, or a new one.
+// Get returns a value from Put, or a new one.
 func (s *Spare[T]) Get() *T {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// The tiers of amd64, and how many tiers there are.
+// The tiers of amd64, and the number of tiers.
 const (
 	TierAVX2   Tier = 1 + iota // with FMA, F16C and BMI2
-	TierAVX512                 // F, BW, DQ and VL, and what AVX2 has
-	TierAMX                    // products of tiles of bfloat16, BF16, and what AVX-512 has
+	TierAVX512                 // F, BW, DQ and VL, beyond AVX2
+	TierAMX                    // products of tiles of bfloat16, and BF16, beyond AVX-512
 	Tiers      = iota + 1
 )
 
 var tierNames = [Tiers]string{"go", "avx2", "avx512", "amx"}
 
-// BestTier returns the best tier of this machine. Package cpu has asked the operating system, too,
-// whether it saves the registers.
+// BestTier returns the best tier of this machine. Package golang.org/x/sys/cpu also asks the operating system whether
+// it saves the registers.
 func BestTier() Tier {
 	x := &cpu.X86
 	switch {
@@ -33,8 +33,8 @@ func BestTier() Tier {
 	return TierAMX
 }
 
-// asksForTiles reports whether TierVariable lets a process have tile registers. They are for good, and signals
-// take 8 KB more of a stack with them: a process whose C code makes smaller ones has to do without.
+// asksForTiles reports whether TierVariable lets the process have tile registers. They stay enabled, and signals take
+// 8 KB more of a stack: a process whose C code makes smaller stacks has to do without.
 func asksForTiles() bool {
 	name := os.Getenv(TierVariable)
 	return name == "" || name == tierNames[TierAMX]

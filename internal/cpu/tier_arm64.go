@@ -2,7 +2,7 @@
 
 package cpu
 
-// The tier of arm64, and how many tiers there are.
+// The tier of arm64, and the number of tiers.
 const (
 	TierNEON Tier = 1
 	Tiers         = 2

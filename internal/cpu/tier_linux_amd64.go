@@ -4,8 +4,8 @@ package cpu
 
 import "syscall"
 
-// allowTiles asks the kernel for the tile registers of AMX, for all threads of the process, and reports
-// whether it has them.
+// allowTiles asks the kernel for the tile registers of AMX for all threads of the process, and reports whether they
+// are allowed.
 func allowTiles() bool {
 	const (
 		requestPermission = 0x1023 // ARCH_REQ_XCOMP_PERM

@@ -2,7 +2,7 @@
 
 package cpu
 
-// Tiers is how many tiers there are.
+// Tiers is the number of tiers.
 const Tiers = 1
 
 var tierNames = [Tiers]string{"go"}

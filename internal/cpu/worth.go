@@ -5,40 +5,40 @@ import (
 	"runtime"
 )
 
-// How many threads a call is worth. With n of them it takes
+// The number of threads that a call is worth. With n threads a call takes
 //
 //	t(n) = work/n + fork + n thread      for n > 1, work for n = 1
 //
-// where work is what it takes one thread. That is least for n = sqrt(work/thread): of calls that are smaller than some
-// number of threads is worth, more threads would make a slower one.
+// where work is the time on one thread. The least is at n = sqrt(work/thread): smaller calls would be slower with
+// more threads.
 //
-// Everything here is a constant, measured on a Xeon of 32 cores (docs/lab/cpu.md), and nothing is measured at run
-// time: how many logical workers attention is cut for decides about its bits.
+// All numbers are constants, measured on a Xeon of 32 cores (docs/lab/cpu.md). Nothing is measured at run time: the
+// bits of attention depend on the number of its logical workers.
 const (
-	// A fork and its join in ns, of two threads, and what each thread adds: see BenchmarkPool.
+	// A fork and its join in ns for two threads, and the cost of each thread: see BenchmarkPool.
 	forkNanos   = 1500.0
 	threadNanos = 300.0
 
-	// What one thread does in a nanosecond, about: bytes that it reads, from cache or from memory, and products that it adds
-	// up. The number of threads is the root of this, so twice as many are three threads for two.
+	// The approximate work of one thread in a nanosecond: bytes read, from cache or memory, and products added. The
+	// number of threads is the root of this, so a factor of two makes three threads of two.
 	readRate     = 16.0
 	multiplyRate = 30.0
-	goRate       = 8.0 // so many times as long takes what has no assembly
+	goRate       = 8.0 // factor of the time without assembly
 
-	// ElementNanos is an element that plain Go computes, one by one: of an activation, of a norm, or one that is rounded. VectorNanos is
-	// one that vector registers compute.
+	// ElementNanos is the time of an element in plain Go, one by one: an activation, a norm, a rounding. VectorNanos
+	// is the time of an element in vector registers.
 	ElementNanos = 2.0
 	VectorNanos  = 0.5
 
-	// SharesPerThread is how many shares a thread's work is cut into at most, so that a thread that comes late or is held
-	// up leaves a part to others. A share at whose end memory waits for arithmetic takes ShareNanos at least. One of rows
-	// that know nothing of each other takes RowShareNanos.
+	// SharesPerThread is the largest number of shares of a thread's work, so that a late or delayed thread leaves a
+	// part to others. A share takes at least ShareNanos if memory waits for arithmetic at its end, and at least
+	// RowShareNanos if its rows are independent.
 	SharesPerThread = 4
 	ShareNanos      = 64e3
 	RowShareNanos   = 8e3
 )
 
-// WorkOf returns about how many nanoseconds it takes one thread to read so many bytes and add up so many products.
+// WorkOf returns the approximate nanoseconds of one thread to read the bytes and to add the products.
 func WorkOf(bytes, products float64) float64 {
 	t := max(bytes/readRate, products/multiplyRate)
 	if InUse() == TierGo {
@@ -47,7 +47,7 @@ func WorkOf(bytes, products float64) float64 {
 	return t
 }
 
-// ThreadsFor returns how many threads a call is worth that takes one thread so many nanoseconds, of GOMAXPROCS.
+// ThreadsFor returns the number of threads, up to GOMAXPROCS, for a call that takes one thread the given nanoseconds.
 func ThreadsFor(work float64) int {
 	if threadsOf(work, 2) < 2 {
 		return 1
@@ -62,7 +62,7 @@ func threadsOf(work float64, procs int) int {
 	return min(max(int(math.Sqrt(work/threadNanos)), 2), procs)
 }
 
-// SharesFor returns how many shares each thread has, of so many nanoseconds at least.
+// SharesFor returns the number of shares of each thread, of at least the given nanoseconds each.
 func SharesFor(work float64, threads int, least float64) int {
 	if threads == 1 {
 		return 1
@@ -70,13 +70,13 @@ func SharesFor(work float64, threads int, least float64) int {
 	return min(max(int(work/float64(threads)/least), 1), SharesPerThread)
 }
 
-// Each calls f for each of some rows of n elements, on as many threads as that is worth. Rows do not wait for each
-// other. A panic of f comes out here.
+// Each calls f for each of some rows of n elements, on as many threads as the call is worth. Rows do not wait for
+// each other. Each panics with a panic of f.
 func Each(e *Engine, rows, n int, f func(row int)) {
 	e.Each(rows, float64(rows)*float64(n)*ElementNanos, f)
 }
 
-// Each is [Each] of rows that take one thread so many nanoseconds, all of them.
+// Each is [Each] for rows that take one thread the given nanoseconds in total.
 func (e *Engine) Each(rows int, work float64, f func(row int)) {
 	threads := min(ThreadsFor(work), rows)
 	if threads < 2 {

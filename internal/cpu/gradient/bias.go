@@ -4,16 +4,16 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/vector"
 )
 
-// The gradient of the bias is computed in a phase of its own, from scores that are computed once more: all that share a
-// number of the bias leave something for it, so whoever adds up a piece of the bias goes through all of them, in one
-// order. Adding up in the other phase would need a copy of the bias for each that works at the same time.
+// The gradient of the bias is a phase of its own, from scores that are computed once more: all rows that share a
+// number of the bias contribute to it, so the worker of a piece of the bias goes through all of them in one order.
+// Adding in the other phase would need a copy of the bias for each thread.
 
-// cutBias cuts the bias into pieces, and returns how many there are.
+// cutBias cuts the bias into pieces, and returns their number.
 func (r *backwardRun[F]) cutBias() (units int) {
 	s := &r.shape
 	r.biasRows = chunkRows
 	if s.Bias.Queries == 1 {
-		r.biasRows = s.Queries // all of them share a row
+		r.biasRows = s.Queries // all queries share a row
 	}
 	r.rowBlocks = (s.Queries-1)/r.biasRows + 1
 	others := s.Bias.Sequences * s.Bias.Heads * r.rowBlocks
@@ -48,7 +48,7 @@ func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
 		live := s.live(b)
 		for h := head; h < head+heads; {
 			w.open(r, b*s.KVHeads+h/group, live)
-			n := 1 // heads whose rows follow each other
+			n := 1 // heads with consecutive rows
 			if to-from == s.Queries {
 				n = min(head+heads, h/group*group+group) - h
 			}
@@ -64,8 +64,8 @@ func (r *backwardRun[F]) bias(w *backwardWorker[F], unit int) {
 	}
 }
 
-// eachRow calls f with the gradients for keys [first, end), for each row of the bias that query positions [from, to) of a
-// head have.
+// eachRow calls f with the gradients for keys [first, end), for each row of the bias of query positions [from, to) of
+// a head.
 func (r *backwardRun[F]) eachRow(seq, head, from, to, first, end int, f func(db []F)) {
 	b := &r.shape.Bias
 	if b.Queries == 1 {
@@ -77,7 +77,7 @@ func (r *backwardRun[F]) eachRow(seq, head, from, to, first, end int, f func(db 
 	}
 }
 
-// addBias adds to the gradient of the bias what rows [row, rows) of the KV head and keys [first, end) leave.
+// addBias adds the part of rows [row, rows) of the KV head and keys [first, end) to the gradient of the bias.
 func (w *backwardWorker[F]) addBias(row, rows, first, end int) {
 	s := &w.run.shape
 	for row < rows {

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Shape is a batch of attentions on dense tensors, all row-major, of which the gradients are wanted:
+// Shape is the shape of a batch of attentions on dense, row-major tensors:
 //
 //	Q, DQ     (Batch, Heads, Queries, Dim)        Out, DOut (Batch, Heads, Queries, ValueDim)
 //	K, DK     (Batch, KVHeads, Keys, Dim)         V, DV     (Batch, KVHeads, Keys, ValueDim)
@@ -19,27 +19,27 @@ type Shape struct {
 	Batch, Heads, KVHeads int // head h reads KV head h/(Heads/KVHeads)
 	Queries, Keys         int // of every sequence; Keys is the capacity
 	Dim, ValueDim         int
-	Lengths               []int   // the live keys of each sequence; nil: Keys
-	QueryLengths          []int   // the queries of each sequence; nil: Queries. The rows behind them leave no gradient
-	Scale                 float64 // on q.k, natural
+	Lengths               []int   // live keys of each sequence; nil: Keys
+	QueryLengths          []int   // queries of each sequence; nil: Queries. Rows after them have no gradient
+	Scale                 float64 // factor of q.k
 	attn.Mask
 	attn.Score
-	Workers int // logical workers; 0: as many as it is worth. The result does not depend on it.
+	Workers int // logical workers; 0 chooses. The result does not depend on the number
 }
 
-// Operands are the buffers of Run. Q, K, V, Out and LSE are the operands and results of the
-// forward pass, DOut and DLSE the gradients of a cost in its results, and DQ, DK and DV receive those in
-// its operands. DOut may be nil, for 0; then V, Out and DV are not used. DLSE may be nil, for 0.
+// Operands are the buffers of Run. Q, K, V, Out and LSE are the operands and results of the forward pass. DOut and
+// DLSE are the gradients of a cost with respect to its results. Run writes the gradients with respect to its operands
+// to DQ, DK and DV. DOut may be nil, for 0; then V, Out and DV are not used. DLSE may be nil, for 0.
 type Operands[F lean.Float] struct {
 	Q, K, V, Out, LSE, DOut, DLSE []F
 	DQ, DK, DV                    []F
-	Bias, DBias                   []F   // as the shape's; DBias may be nil: it is not computed
-	Sinks, DSinks                 []F   // of the query heads, where the shape has Sinks; DSinks may be nil, too
-	Seed                          int64 // of the shape's Dropout, that of the forward pass
+	Bias, DBias                   []F   // as the shape's; DBias may be nil: not wanted
+	Sinks, DSinks                 []F   // one for each query head, if the shape has Sinks; DSinks may be nil
+	Seed                          int64 // the seed of the forward pass's Dropout
 }
 
-// Run computes the gradients of attention. With p_ij = e^(s_ij - lse_i) for the keys j that query i
-// sees, and 0 for all others:
+// Run computes the gradients of attention. With p_ij = e^(s_ij - lse_i) for the keys j that query i sees, and 0 for
+// all others:
 //
 //	D_i   = dO_i . O_i - dLSE_i
 //	dS_ij = p_ij (z_ij dO_i . v_j - D_i)
@@ -49,20 +49,21 @@ type Operands[F lean.Float] struct {
 //	dBias = sum dS_ij, over all that share a number of the bias, times its factor
 //	dSink = -sum e^(sink-lse_i) D_i, over all queries of a query head, those too that see no key
 //
-// where the sums over i run over all query heads of a KV head, and s_ij, of SoftCap, Slopes and Bias, is what it
-// is in the forward pass, as is lse_i, of which a sink is a part; with a soft cap dS has the factor 1-t*t for dq and dk, t
-// being the tanh in s. z_ij is what dropout makes of a weight: 0 or 1/(1-Dropout), and 1 without one. It is algorithm 4 of
-// FlashAttention (Dao et al., arXiv:2205.14135): p, and z from the seed, are computed again, block by block, so nothing of Queries x Keys elements is
-// ever in memory. Beside the operands it uses some blocks for each worker, and, where there are fewer KV
-// heads in the batch than it wants to have work for, up to minUnits copies of a KV head's DQ, or of its DK
-// and DV if that is less.
+// The sums over i run over all query heads of a KV head. s_ij, with SoftCap, Slopes and Bias, and lse_i, of which a
+// sink is a part, are those of the forward pass. With a soft cap dS has the factor 1-t*t for dq and dk, where t is
+// the tanh in s. z_ij is the factor of dropout: 0 or 1/(1-Dropout), and 1 without dropout.
 //
-// Keys and values beyond a length are not read, and their gradients are 0; so is all that a query leaves
-// there that sees no key. Sums have one order, which follows from the shape, the lengths and the kernels in use:
-// the result is the same, bit for bit, on every run and for any number of workers and threads.
+// Run is algorithm 4 of FlashAttention (Dao et al., arXiv:2205.14135): p, and z from the seed, are computed again,
+// block by block, so that memory never holds Queries x Keys elements. Beside the operands Run uses some blocks for
+// each worker. If the batch has fewer KV heads than minUnits, Run also uses up to minUnits copies of a KV head's DQ,
+// or of its DK and DV if that is less.
 //
-// Everything is checked before anything is written; the error wraps ErrShape, ErrTier, or ErrPanic, with
-// which the gradients are undefined. DQ, DK and DV overlap none of the others.
+// Keys and values beyond a length are not read, and their gradients are 0. A query that sees no key has gradients of
+// 0. Sums have one order, which follows from the shape, the lengths and the kernels in use: the result has the same
+// bits on every run, for any number of workers and threads.
+//
+// Everything is checked before anything is written. The error wraps ErrShape, ErrTier, or ErrPanic; after ErrPanic
+// the gradients are undefined. DQ, DK and DV overlap none of the others.
 func Run[F lean.Float](e *cpu.Engine, s *Shape, o *Operands[F]) error {
 	if unsafe.Sizeof(F(0)) == 4 {
 		return backward(e, &backward32, s, (*Operands[float32])(unsafe.Pointer(o)))
@@ -70,20 +71,20 @@ func Run[F lean.Float](e *cpu.Engine, s *Shape, o *Operands[F]) error {
 	return backward(e, &backward64, s, (*Operands[float64])(unsafe.Pointer(o)))
 }
 
-// canBackward is what gradients can do on a CPU. A feature of a problem that is not listed is refused.
+// canBackward has the features of gradients on a CPU. A problem with another feature is refused.
 var canBackward = attn.Can{
 	Name:     "gradients on the CPU",
 	Features: attn.Causal | attn.Window | attn.Cap | attn.SlopesOfHeads | attn.AddedBias | attn.Sinks | attn.Dropout,
 	KV:       []attn.DType{attn.Float32, attn.Float64},
 }
 
-// Can reports what of a mask and of changes of scores gradients can't do.
+// Can returns the error of a mask and score modifications that gradients do not support.
 func Can(m attn.Mask, s attn.Score) error {
 	return canBackward.Do("backward", &attn.Problem{Mask: m, Score: s})
 }
 
-// The memory of backward passes that are over. Of training steps one comes at a time, so what is kept is
-// that of the passes that ran at once.
+// The memory of finished backward passes. Training steps run one after the other, so the memory of the passes that
+// ran at once is kept.
 var (
 	backward32 cpu.Spare[backwardRun[float32]]
 	backward64 cpu.Spare[backwardRun[float64]]
@@ -101,14 +102,14 @@ func backward[F cpu.Real](e *cpu.Engine, free *cpu.Spare[backwardRun[F]], s *Sha
 	}
 	run := free.Get()
 	if err := run.run(e, s, o); err != nil {
-		return err // what its workers did is not known: it is not used again
+		return err // the state of its workers is unknown: the run is not reused
 	}
 	run.forget()
 	free.Put(run)
 	return nil
 }
 
-// check reports what is wrong with s itself.
+// check returns the error of an invalid s.
 func (s *Shape) check() error {
 	const op = "backward"
 	switch {
@@ -153,7 +154,7 @@ func (s *Shape) check() error {
 	return nil
 }
 
-// check reports whether o has the sizes of s.
+// check returns the error of an o that does not have the sizes of s.
 func (o *Operands[F]) check(s *Shape) error {
 	const op = "backward"
 	for _, b := range []struct {
@@ -189,8 +190,8 @@ func (o *Operands[F]) check(s *Shape) error {
 
 func (s *Shape) group() int { return s.Heads / s.KVHeads }
 
-// rows is the number of query rows of a KV head: those of all heads of its group, one head's behind the
-// other's, as they lie in memory.
+// rows returns the number of query rows of a KV head: those of all heads of its group, one head after the other, as
+// in memory.
 func (s *Shape) rows() int { return s.group() * s.Queries }
 
 // live returns the live keys of sequence b.
@@ -209,12 +210,12 @@ func (s *Shape) queries(b int) int {
 	return s.QueryLengths[b]
 }
 
-// position returns the place of a row of a KV head among the live keys of sequence b.
+// position returns the position of a row of a KV head among the live keys of sequence b.
 func (s *Shape) position(b, row int) int {
 	return attn.Position(s.queries(b), s.live(b), row%s.Queries)
 }
 
-// visible returns the live keys [first, end) that a row of a KV head of sequence b sees: none behind its queries.
+// visible returns the live keys [first, end) that a row of a KV head of sequence b sees: none after its queries.
 func (s *Shape) visible(b, row int) (first, end int) {
 	n, i := s.queries(b), row%s.Queries
 	if i >= n {

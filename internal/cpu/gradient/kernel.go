@@ -9,10 +9,10 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/vector"
 )
 
-// backwardKernels is what a backward pass computes with. Matrices are row-major with rows as long as they
-// have columns, unless a stride is given.
+// backwardKernels are the kernels of a backward pass. Matrices are row-major with rows as long as they have columns,
+// unless a stride is given.
 type backwardKernels[F cpu.Real] struct {
-	// dims is what Dim and ValueDim must be multiples of; for others there are the Go kernels.
+	// dims divides Dim and ValueDim; for other sizes there are the Go kernels.
 	dims int
 
 	// lanes is the width of a panel: a divisor of backwardRows and of backwardKeys, and a multiple of 4.
@@ -55,16 +55,16 @@ type backwardKernels[F cpu.Real] struct {
 	addTransposed func(w *backwardScratch[F], o, p, v []F, rows, count, dim, stride int)
 }
 
-// backwardScratch is what kernels of a backward pass need for themselves.
+// backwardScratch is the scratch memory of a backward pass's kernels.
 type backwardScratch[F cpu.Real] struct {
-	quad attention.Streams // four rows of a matrix: an array on the stack would not stay there
+	quad attention.Streams // four rows of a matrix: an array on the stack could move
 	wide []F               // panelOf(the longest row), or 16 x backwardKeys if that is more
 	idle []F               // backwardRows x idleDim zeros
 	// Maxima and sums of rows: 2 x backwardRows.
 	stats []F
 }
 
-// open makes w.quad the first four of x's rows, which are so many elements apart: the streams that assembly reads.
+// open makes w.quad the first four of x's rows, which are row elements apart: the streams that assembly reads.
 func (w *backwardScratch[F]) open(x []F, row int) *attention.Streams {
 	_ = x[3*row]
 	for i := range w.quad {
@@ -73,10 +73,10 @@ func (w *backwardScratch[F]) open(x []F, row int) *attention.Streams {
 	return &w.quad
 }
 
-// idleDim is the length of the outputs that weigh would re-scale if there were any.
+// idleDim is the length of the outputs that weigh would rescale, which are unused.
 const idleDim = 8
 
-// panelOf returns how many elements a panel of rows of n elements may take.
+// panelOf returns the largest number of elements of a panel of rows of n elements.
 func panelOf(n int) int { return 32 * ((n + 15) / 16 * 16) }
 
 var backwardGo32, backwardGo64 = backwardGo[float32](), backwardGo[float64]()
@@ -89,7 +89,7 @@ func backwardKernelsFor[F cpu.Real](dim, valueDim int) *backwardKernels[F] {
 	return (*backwardKernels[F])(unsafe.Pointer(backwardTiers32[cpu.InUse()].orGo(backwardGo32, dim, valueDim)))
 }
 
-// orGo returns k if it is for rows of these sizes, else the Go kernels.
+// orGo returns k if k serves rows of these sizes, and otherwise the Go kernels.
 func (k *backwardKernels[F]) orGo(other *backwardKernels[F], dim, valueDim int) *backwardKernels[F] {
 	if dim%k.dims != 0 || valueDim%k.dims != 0 {
 		return other
@@ -125,7 +125,7 @@ func weighGo[F cpu.Real](_ *backwardScratch[F], s, m, l []F, rows, n, stride int
 	}
 }
 
-// exp4Of is 4^x for x <= 0, as exponentials computes it.
+// exp4Of returns 4^x for x <= 0, as exponentials computes it.
 func exp4Of[F cpu.Real](x F) F {
 	e := [1]F{x}
 	return vector.Exponentials(e[:], 0)
@@ -155,7 +155,7 @@ func gradientGo[F cpu.Real](w *backwardScratch[F], p, ds, m, factor, off []F, ro
 	gradientBy(w, weighGo[F], p, ds, m, factor, off, rows, n, stride)
 }
 
-// gradientBy is a gradient of backwardKernels by their weigh.
+// gradientBy is a gradient of backwardKernels through their weigh.
 func gradientBy[F cpu.Real](w *backwardScratch[F], weigh func(w *backwardScratch[F], s, m, l []F, rows, n, stride int), p, ds, m, factor, off []F, rows, n, stride int) {
 	top, sums := w.stats[:rows], w.stats[rows:2*rows]
 	copy(top, m)

@@ -16,45 +16,44 @@ import (
 )
 
 const (
-	// A block is so many query rows against so many keys: their scores, weights and gradients stay in
-	// the second-level cache. Keys, values and their gradients come from further away, as a rule, once for all rows.
+	// A block is backwardRows query rows by backwardKeys keys: their scores, weights and gradients stay in the
+	// second-level cache. Keys, values and their gradients usually come from farther away, once for all rows.
 	backwardRows = 128
 	backwardKeys = dropout.BlockKeys
 
-	// What chunks, and pieces of a bias, have a multiple of.
+	// Chunks, and pieces of a bias, have multiples of these.
 	chunkRows = 64
 	chunkKeys = 128
 
-	// minUnits is how much work there is to hand out, at least, if keys and rows suffice: a KV head is cut
-	// into chunks where a batch has fewer of them. It is a constant, so that results depend on shapes alone.
+	// minUnits is the least number of units of work, if keys and rows suffice: a KV head is cut into chunks if a
+	// batch has fewer KV heads. It is a constant, so that results depend on shapes alone.
 	minUnits = 8
 
-	// keptPartials is how many elements of chunks' parts are kept for the next pass.
+	// keptPartials is the number of elements of chunks' partial sums that are kept for the next pass.
 	keptPartials = 1 << 20
 )
 
-// backwardRun is one call of Backward. As a task for the pool it is a phase of it: a worker takes units, one
-// after the other, for as long as there are any.
+// backwardRun is one call of Run. As a task for the pool it is one phase: a worker takes unit after unit until none
+// is left.
 type backwardRun[F cpu.Real] struct {
 	shape   Shape
 	ops     Operands[F]
 	kernels *backwardKernels[F]
 
-	// Chunks of a KV head are some of the keys for all rows, which leave parts of DQ, or some of the rows
-	// for all keys, which leave parts of DK and DV. Whichever parts are smaller decides.
+	// A chunk of a KV head is some of the keys for all rows, with partial sums of DQ, or some of the rows for all
+	// keys, with partial sums of DK and DV. The smaller partial sums decide.
 	chunks    int // of a KV head
 	byRows    bool
 	chunkSize int // keys or rows of a chunk: a multiple of chunkKeys or chunkRows
-	partSize  int // elements of a part
-	partials  []F // the parts of every KV head from its second chunk on
+	partSize  int // elements of a partial sum
+	partials  []F // the partial sums of every KV head from its second chunk on
 
-	// Pieces of the bias are so many keys of so many query positions, and there are so many of them behind and
-	// below each other.
+	// Pieces of the bias have biasKeys keys of biasRows query positions, in keyBlocks columns and rowBlocks rows.
 	biasKeys, biasRows, keyBlocks, rowBlocks int
 
 	phase   phase
 	units   int
-	next    atomic.Int64 // the next unit to begin
+	next    atomic.Int64 // the next unit
 	workers []backwardWorker[F]
 }
 
@@ -63,20 +62,20 @@ type phase uint8
 
 const (
 	phaseChunks phase = iota // a chunk
-	phaseSums                // a KV head whose parts are added up
+	phaseSums                // a KV head whose partial sums are added
 	phaseBias                // a piece of the bias
 	phaseSinks               // a query head
 )
 
-// run computes the gradients: first those of all chunks, then, where they came in parts, their sums, and last those of
-// the bias and of sinks.
+// run computes the gradients: first of all chunks, then the sums of their parts, if any, and last of the bias and of
+// sinks.
 func (r *backwardRun[F]) run(e *cpu.Engine, s *Shape, o *Operands[F]) error {
 	r.shape, r.ops = *s, *o
 	r.kernels = backwardKernelsFor[F](s.Dim, s.ValueDim)
 	heads := s.Batch * s.KVHeads
 	r.cut(heads)
 	n := s.Workers
-	if n == 0 { // five products, of what the mask leaves
+	if n == 0 { // five products of the visible scores
 		n = cpu.ThreadsFor(cpu.WorkOf(0, 2.5*float64(heads)*float64(s.rows())*float64(s.Keys)*float64(s.Dim+s.ValueDim)))
 	}
 	units := [...]int{phaseChunks: heads * r.chunks, phaseSums: 0, phaseBias: 0, phaseSinks: len(o.DSinks)}
@@ -143,7 +142,7 @@ func (r *backwardRun[F]) Work(i, _ int) {
 	}
 }
 
-// part is where chunk c > 0 of a KV head leaves what is to be added to the first one's.
+// part returns the partial sum of chunk c > 0 of a KV head, to be added to the first chunk's.
 func (r *backwardRun[F]) part(head, c int) []F {
 	return piece(r.partials, head*(r.chunks-1)+c-1, r.partSize)
 }
@@ -151,7 +150,7 @@ func (r *backwardRun[F]) part(head, c int) []F {
 // piece is piece i of x, of n elements each.
 func piece[F cpu.Real](x []F, i, n int) []F { return x[i*n : (i+1)*n : (i+1)*n] }
 
-// sum adds up the parts of a KV head, in the order of the chunks.
+// sum adds the partial sums of a KV head, in the order of the chunks.
 func (r *backwardRun[F]) sum(head int) {
 	s, o := &r.shape, &r.ops
 	live := s.live(head / s.KVHeads)
@@ -169,8 +168,7 @@ func (r *backwardRun[F]) sum(head int) {
 	}
 }
 
-// chunk computes what a chunk's keys and rows have to do with each other: the gradients of the one, and a
-// part of those of the others.
+// chunk computes the products of a chunk's keys and rows: the gradients of the chunk, and partial sums of the others.
 func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 	s := &r.shape
 	head, c := unit/r.chunks, unit%r.chunks
@@ -212,12 +210,12 @@ func (r *backwardRun[F]) chunk(w *backwardWorker[F], unit int) {
 		vector.Scale(w.dqs[row*s.Dim:(row+n)*s.Dim], w.dq[:n*s.Dim], s.Scale)
 		row += n
 	}
-	// The queries in the sums had the factor Scale*log4(e).
+	// The queries in the sums have the factor Scale*log4(e).
 	vector.Scale(dk, dk, lean.Ln4)
 }
 
-// blockRows returns how many rows of a KV head, before end, make a block from the given one on: part of the
-// rows of a head, or as many as several heads have, so that the keys that they see are about the same.
+// blockRows returns how many rows of a KV head, before end, form a block from the given row on: a part of the rows of
+// a head, or the rows of several heads, so that the rows of a block see about the same keys.
 func (s *Shape) blockRows(row, end int) int {
 	n := end - row
 	if s.Queries < backwardRows {
@@ -226,7 +224,7 @@ func (s *Shape) blockRows(row, end int) int {
 	return min(n, s.Queries-row%s.Queries, backwardRows)
 }
 
-// backwardWorker is the scratch of a worker: a block, and the KV head that it belongs to.
+// backwardWorker is the scratch of a worker: a block, and its KV head.
 type backwardWorker[F cpu.Real] struct {
 	run     *backwardRun[F]
 	scratch backwardScratch[F]
@@ -236,27 +234,27 @@ type backwardWorker[F cpu.Real] struct {
 	head0                  int // its first query head
 	q, k, v, out, lse      []F
 	dout, dlse             []F               // nil: 0
-	dk, dv, dqs            []F               // where its gradients go, or a part of them
-	from, sees             [backwardRows]int // a row of the block sees keys [from, sees): 0, 0 if its weights are all 0
-	row, rows              int               // the block's first row, and how many there are
-	low, most              int               // each key of [low, most) is seen by some of them, and no other key by any
-	high, least            int               // all of them see [high, least)
+	dk, dv, dqs            []F               // destination of the gradients, or of partial sums
+	from, sees             [backwardRows]int // row r of the block sees keys [from[r], sees[r]); 0, 0 if its weights are all 0
+	row, rows              int               // the block's first row, and the number of rows
+	low, most              int               // some row sees each key of [low, most), and none sees another
+	high, least            int               // all rows see [high, least)
 	qRow, doRow, dq        []F               // of the block: q with Scale*log4(e), dO, and the sums of dq
 	m, l, top, factor, off []F               // of its rows: weights are 4^(s-m)*factor, and dS = p*(dp-off)
-	p, ds                  []F               // rows x keys, stride a row: weights, and gradients in scores
+	p, ds                  []F               // rows x keys with a stride: weights, and gradients of the scores
 	stride                 int
 	rule                   dropout.Rule
-	dropped                []uint64 // of each row, if there is a rule: bit c says that the weight of column c is dropped
+	dropped                []uint64 // for each row, with dropout: bit c means that the weight of column c is dropped
 	capSlopes              []F      // as p: the derivatives of the soft cap
-	cap                    float64  // of scores with the factor log4(e)
-	kTail, vTail           []F      // keys that do not fill a panel, and values
-	values                 []F      // what all these are cut from
+	cap                    float64  // soft cap of scores with the factor log4(e)
+	kTail, vTail           []F      // keys and values that do not fill a panel
+	values                 []F      // the memory of all slices above
 	_                      [cpu.CacheLine]byte
 }
 
-// prepare sizes the scratch.
+// prepare allocates the scratch.
 func (w *backwardWorker[F]) prepare(s *Shape) {
-	w.stride = backwardKeys + cpu.CacheLine/int(unsafe.Sizeof(F(0))) // powers of 2 would have rows share places in caches
+	w.stride = backwardKeys + cpu.CacheLine/int(unsafe.Sizeof(F(0))) // rows at a power of 2 would share cache sets
 	block := backwardRows * w.stride
 	d, dv := s.Dim, s.ValueDim
 	wide := cpu.Padded(panelOf(max(d, dv, backwardKeys/2)))
@@ -297,7 +295,7 @@ func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 	w.v, w.dv, w.out, w.dout, w.dlse = nil, nil, nil, nil, nil
 	w.rule = dropout.Rule{}
 	if o.DOut != nil {
-		w.rule = dropout.Of(s.Dropout, o.Seed) // of what the log-sum-exp follows from nothing is dropped
+		w.rule = dropout.Of(s.Dropout, o.Seed) // the log-sum-exp has no dropout
 		w.v, w.dv = piece(o.V, head, s.Keys*s.ValueDim), piece(o.DV, head, s.Keys*s.ValueDim)
 		w.out, w.dout = piece(o.Out, head, s.rows()*s.ValueDim), piece(o.DOut, head, s.rows()*s.ValueDim)
 	}
@@ -306,11 +304,11 @@ func (w *backwardWorker[F]) open(r *backwardRun[F], head, live int) {
 	}
 }
 
-// pack makes n rows of the KV head, from the given one on, the block's.
+// pack copies n rows of the KV head, from the given row on, to the block.
 func (w *backwardWorker[F]) pack(row, n int) {
 	s := &w.run.shape
 	w.row, w.rows, w.low, w.high, w.least, w.most = row, n, math.MaxInt, 0, math.MaxInt, 0
-	clear(w.qRow) // rows are rounded up
+	clear(w.qRow) // the number of rows is rounded up
 	clear(w.doRow)
 	scale := s.Scale * lean.Log4E
 	for i := range n {
@@ -323,7 +321,7 @@ func (w *backwardWorker[F]) pack(row, n int) {
 		w.high, w.least, w.most = max(w.high, from), min(w.least, sees), max(w.most, sees)
 		w.m[i], w.factor[i], w.off[i] = 0, 1, 0
 		if sees == 0 {
-			continue // 0 is what such a row adds to, whatever is in it
+			continue // such a row adds 0 to all gradients, whatever its contents
 		}
 		w.low = min(w.low, from)
 		vector.Scale(piece(w.qRow, i, s.Dim), piece(w.q, r, s.Dim), scale)
@@ -341,7 +339,7 @@ func (w *backwardWorker[F]) pack(row, n int) {
 	}
 }
 
-// packGradient copies dO of a row, with the factor on the weights that are kept: where it is used these are used, too.
+// packGradient copies dO of a row, with the factor of kept weights.
 func (w *backwardWorker[F]) packGradient(to, do []F) {
 	if w.rule.None() {
 		copy(to, do)
@@ -364,9 +362,9 @@ func (w *backwardWorker[F]) extreme() bool {
 	return false
 }
 
-// measure makes the maxima and the sums of the rows anew, from the very scores that weights are made of.
-// The scores of the forward pass are rounded in another way, which is some of the last bits: of scores of
-// millions that is more than a unit, and weights that do not sum to 1 would have nothing left of a gradient.
+// measure recomputes the maxima and the sums of the rows from the scores of the weights. The scores of the forward
+// pass are rounded differently, in the last bits: for scores of millions that is more than a unit, and weights that
+// do not sum to 1 would spoil the gradient.
 func (w *backwardWorker[F]) measure() {
 	s, k := &w.run.shape, w.run.kernels
 	for r := range w.m[:w.rows] {
@@ -398,7 +396,7 @@ func (w *backwardWorker[F]) measure() {
 // up returns n rounded up to a multiple of m.
 func up(n, m int) int { return (n + m - 1) / m * m }
 
-// block adds what the block's rows and n keys, from the given one on, have to do with each other.
+// block adds the products of the block's rows and n keys, from the given key on.
 func (w *backwardWorker[F]) block(key, n int) {
 	s, k := &w.run.shape, w.run.kernels
 	d, dv := s.Dim, s.ValueDim
@@ -418,7 +416,7 @@ func (w *backwardWorker[F]) block(key, n int) {
 	}
 }
 
-// seeing returns the rows [row, end) of the block that see any of n keys, from the given one on, and maybe others
+// seeing returns rows [row, end) of the block that see any of n keys, from the given key on, and perhaps others
 // between and before them: row is a multiple of 4.
 func (w *backwardWorker[F]) seeing(key, n int) (row, end int) {
 	if w.high <= key && w.least >= key+n {
@@ -433,9 +431,9 @@ func (w *backwardWorker[F]) seeing(key, n int) (row, end int) {
 	return min(row, end) &^ 3, end
 }
 
-// gradients computes the weights, without those that are dropped, of rows [row, end) of the block for n keys, from the given one on, and the gradients dS
-// in their scores. It returns the keys, as many as kernels take. Weights and gradients of keys that a row does not see are
-// 0, and so are those of rows up to a multiple of 4.
+// gradients computes the weights, dropped ones as 0, of rows [row, end) of the block for n keys, from the given key
+// on, and the gradients dS of their scores. It returns the keys, padded for the kernels. Weights and gradients of
+// unseen keys are 0, and so are those of rows up to a multiple of 4.
 func (w *backwardWorker[F]) gradients(row, end, key, n int) (keys []F) {
 	s, k := &w.run.shape, w.run.kernels
 	d, dv := s.Dim, s.ValueDim
@@ -476,7 +474,7 @@ func (w *backwardWorker[F]) gradients(row, end, key, n int) (keys []F) {
 	return keys
 }
 
-// drop finds which weights of rows [row, end) of the block are dropped, of a block's keys from the given one on.
+// drop finds the dropped weights of rows [row, end) of the block, for a block's keys from the given key on.
 func (w *backwardWorker[F]) drop(row, end, key int) {
 	if w.rule.None() {
 		return
@@ -488,7 +486,7 @@ func (w *backwardWorker[F]) drop(row, end, key int) {
 	}
 }
 
-// zeroDropped makes 0 of what x, laid out as p, has for weights that are dropped.
+// zeroDropped sets the elements of x, laid out as p, to 0 for dropped weights.
 func (w *backwardWorker[F]) zeroDropped(row, end int, x []F) {
 	if w.rule.None() {
 		return
@@ -498,13 +496,13 @@ func (w *backwardWorker[F]) zeroDropped(row, end int, x []F) {
 	}
 }
 
-// copyTail copies x to the front of a buffer, and zeros behind it, n elements in all.
+// copyTail copies x to the front of a buffer, followed by zeros, n elements in total.
 func copyTail[F cpu.Real](buf, x []F, n int) []F {
 	clear(buf[copy(buf, x):n])
 	return buf[:n]
 }
 
-// modify changes the scores of rows [row, end) before they become weights, and leaves the derivatives of the soft cap.
+// modify applies the score modifications to rows [row, end), and stores the derivatives of the soft cap.
 func (w *backwardWorker[F]) modify(row, end, key, n int) {
 	s := &w.run.shape
 	if s.Cap == 0 && s.Slopes == "" && s.Bias == (attn.Bias{}) {
@@ -530,7 +528,7 @@ func (w *backwardWorker[F]) modify(row, end, key, n int) {
 	}
 }
 
-// modifyGradient makes the gradients in the scores those in the products, by the derivatives of the soft cap.
+// modifyGradient turns gradients of the scores into gradients of the products, by the derivatives of the soft cap.
 func (w *backwardWorker[F]) modifyGradient(row, end, key, n int) {
 	for r := row; r < end; r++ {
 		from, to := w.see(r, key, n)
@@ -541,8 +539,8 @@ func (w *backwardWorker[F]) modifyGradient(row, end, key, n int) {
 	}
 }
 
-// eachSeen calls f for those of n keys, from the given one on, that rows [row, end) of the block see: n of them, behind the
-// first so many, for rows from r on; once for all rows if they see all.
+// eachSeen calls f for the keys, of n from the given key on, that rows [row, end) of the block see: n keys after the
+// first `from`, for `rows` rows from r on; once for all rows if they see all.
 func (w *backwardWorker[F]) eachSeen(row, end, key, n int, f func(r, rows, from, n int)) {
 	if w.high <= key && w.least >= key+n {
 		f(row, end-row, 0, n)
@@ -555,7 +553,7 @@ func (w *backwardWorker[F]) eachSeen(row, end, key, n int, f func(r, rows, from,
 	}
 }
 
-// see returns which of n keys, from the given one on, row r of the block sees: those of [from, to).
+// see returns the keys [from, to), of n from the given key on, that row r of the block sees.
 func (w *backwardWorker[F]) see(r, key, n int) (from, to int) {
 	if r >= w.rows {
 		return 0, 0
@@ -564,7 +562,7 @@ func (w *backwardWorker[F]) see(r, key, n int) (from, to int) {
 	return min(max(w.from[r]-key, 0), to), to
 }
 
-// forget drops what points into operands.
+// forget drops pointers into operands.
 func (r *backwardRun[F]) forget() {
 	r.shape, r.ops = Shape{}, Operands[F]{}
 	if len(r.partials) > keptPartials {

@@ -6,15 +6,15 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Keys see of a sink that it is a part of the log-sum-exp, and no more.
+// A sink affects keys only as a part of the log-sum-exp.
 
-// sink returns the gradient of a query head's sink: a score more whose value is 0. What sequences and query positions
-// leave is added up in their order, in float64.
+// sink returns the gradient of a query head's sink: a further score with a value of 0. The parts of sequences and
+// query positions are added in their order, in float64.
 func (r *backwardRun[F]) sink(head int) F {
 	s, o := &r.shape, &r.ops
 	sink := float64(o.Sinks[head])
 	if math.IsInf(sink, -1) {
-		return 0 // it has no weight
+		return 0 // its weight is 0
 	}
 	var sum float64
 	for b := range s.Batch {
@@ -26,7 +26,7 @@ func (r *backwardRun[F]) sink(head int) F {
 	return F(sum)
 }
 
-// off returns D of an output row of so many elements: dO.O - dLSE.
+// off returns D of an output row of dim elements: dO.O - dLSE.
 func (o *Operands[F]) off(row, dim int) (off float64) {
 	if o.DOut != nil {
 		do := o.DOut[row*dim : (row+1)*dim]
@@ -40,7 +40,7 @@ func (o *Operands[F]) off(row, dim int) (off float64) {
 	return off
 }
 
-// sink adds the sink of row r of the block, if there is one, to the maximum and the sum that were measured.
+// sink adds the sink of row r of the block, if there is one, to the measured maximum and sum.
 func (w *backwardWorker[F]) sink(r int) {
 	s := &w.run.shape
 	if !s.Sinks || w.sees[r] == 0 {

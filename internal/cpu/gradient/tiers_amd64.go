@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/attention"
 )
 
-// The parts of the attention kernels, put together for backward passes.
+// Backward passes combine parts of the attention kernels.
 
 var (
 	backward32AVX512 = backwardParts[float32]{1, 32, attention.Steps32[cpu.TierAVX512], gradientAVX512, weightedRowsAVX512, weightedColumnsAVX512}.kernels()
@@ -29,7 +29,7 @@ var (
 	}
 )
 
-// backwardParts are parts of a tier's attention kernels, with dims and lanes as backwardKernels has them.
+// backwardParts are parts of a tier's attention kernels, with dims and lanes as in backwardKernels.
 type backwardParts[F cpu.Real] struct {
 	dims, lanes   int
 	steps         attention.Steps[F]
@@ -69,5 +69,5 @@ func (b backwardParts[F]) addColumns(_ *backwardScratch[F], o, p, v []F, rows, c
 	b.columns(&o[0], &p[0], &v[0], rows, count, dim, stride)
 }
 
-// pointers is s as assembly takes it.
+// pointers returns s as assembly takes it.
 func pointers(s *attention.Streams) **byte { return (**byte)(unsafe.Pointer(s)) }

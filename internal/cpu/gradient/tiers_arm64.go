@@ -14,7 +14,7 @@ var (
 	backwardTiers64 = [cpu.Tiers]*backwardKernels[float64]{cpu.TierGo: backwardGo64, cpu.TierNEON: neonSteps[float64]{attention.Steps64}.kernels()}
 )
 
-// neonSteps are the steps of the attention kernels, put together for backward passes.
+// neonSteps are the steps of the attention kernels, combined for backward passes.
 type neonSteps[F cpu.Real] struct{ attention.Steps[F] }
 
 func (a neonSteps[F]) kernels() *backwardKernels[F] {

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// kept is what an engine keeps of linear layers.
+// kept is the state of linear layers in an engine.
 type kept struct {
 	runs       cpu.Spare[linearRun]
 	successors prefetchTable
@@ -29,7 +29,7 @@ type Operands[F lean.Float] struct {
 	Y                     []F
 	Activation            attn.Activation
 
-	// RoundX lets X be rounded to the type of W where that is faster.
+	// RoundX lets X be rounded to the type of W if that is faster.
 	RoundX bool
 }
 
@@ -37,15 +37,15 @@ type Operands[F lean.Float] struct {
 //
 //	y = f(x W^T scales + bias) times + residual,   f the Activation
 //
-// with sums in F, whatever the weights are stored in. A block of rows reads the weights from memory once: for
-// few rows (see run.go) the speed is that of memory, for many (tiles.go) that of multiplication.
-// NaN and infinities propagate, NaN through f too.
+// with sums in F for any type of the weights. A block of rows reads the weights from memory once: few rows (see
+// run.go) run at the speed of memory, many rows (tiles.go) at the speed of multiplication. NaN and infinities
+// propagate, NaN through f too.
 //
-// The order of sums follows from In, from the kernels in use (see TierVariable) and from whether rows are few or
-// many: a row has the same bits whatever the other rows are, on any number of threads.
+// The order of sums follows from In, from the kernels in use (see TierVariable) and from the choice between few and
+// many rows: a row has the same bits for any other rows and any number of threads.
 //
-// Everything is checked before anything is written; the error wraps ErrShape, ErrDType, ErrTier, or
-// ErrPanic, with which Y is undefined. It does not allocate once e has computed a layer of this size.
+// Everything is checked before anything is written. The error wraps ErrShape, ErrDType, ErrTier, or ErrPanic; after
+// ErrPanic Y is undefined. Run does not allocate once e has computed a layer of this size.
 func Run[F lean.Float](e *cpu.Engine, o *Operands[F]) error {
 	if err := cpu.CheckTier(); err != nil {
 		return err
@@ -56,9 +56,9 @@ func Run[F lean.Float](e *cpu.Engine, o *Operands[F]) error {
 	return linears(e, unsafe.Slice(o, 1))
 }
 
-// RunAll computes layers one after the other, as Run does and with the same bits: Times of one may be the Y of another
-// before it. All are checked before anything is written. Layers that have rows in common take one fork and one join together,
-// as query, key and value, or the two halves of a gated unit.
+// RunAll computes layers in order, with the same bits as Run: Times of a layer may be the Y of an earlier one. All
+// layers are checked before anything is written. Layers of the same rows share one fork and one join, such as query,
+// key and value, or the two halves of a gated unit.
 func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	if err := cpu.CheckTier(); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (o *Operands[F]) joins(other *Operands[F]) bool {
 	return other.Rows == o.Rows && other.In == o.In && unsafe.SliceData(other.X) == unsafe.SliceData(o.X) && other.W.Format == o.W.Format && other.RoundX == o.RoundX
 }
 
-// waits reports whether a layer needs what some before it make.
+// waits reports whether a layer needs the results of earlier ones.
 func waits[F lean.Float](some []Operands[F], other *Operands[F]) bool {
 	for i := range some {
 		if y := unsafe.SliceData(some[i].Y); y != nil && (y == unsafe.SliceData(other.Times) || y == unsafe.SliceData(other.Residual)) {
@@ -102,7 +102,7 @@ func waits[F lean.Float](some []Operands[F], other *Operands[F]) bool {
 	return false
 }
 
-// linears computes layers that are checked, and can be computed together.
+// linears computes checked layers that can be computed together.
 func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	o := &all[0]
 	if o.Rows == 0 {
@@ -126,7 +126,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 		}
 	}
 	if err := l.run(e, o.Rows); err != nil {
-		return err // what its workers did is not known: it is not used again
+		return err // the state of its workers is unknown: the run is not reused
 	}
 	l.x = nil
 	clear(l.layers)
@@ -137,7 +137,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	return nil
 }
 
-// check reports what is wrong with o.
+// check returns the error of invalid operands.
 func (o *Operands[F]) check() error {
 	const op = "linear"
 	if o.Rows < 0 || o.In < 0 || o.Out < 0 {

@@ -7,34 +7,35 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// A layer of one row is a reading of its weights: memory should never wait to be asked. So a thread goes through weights that
-// lie one behind the other, and asks at the end of each piece for the beginning of the next. What it has not begun
-// when others are done is theirs.
+// A layer of one row is a read of its weights: memory should never be idle. So a thread goes through consecutive
+// weights, and prefetches the beginning of the next piece at the end of each. Other threads take the pieces that a
+// slow thread has not begun.
 
-// rowRun is one row of the layers of a linearRun. As a task for the pool its workers are ranges of pieces, as many as threads.
+// rowRun is one row of the layers of a linearRun. As a task for the pool its workers are ranges of pieces, as many as
+// threads.
 type rowRun struct {
 	*linearRun
-	outs   int // output features of a piece, of which each layer has its own
+	outs   int // output features of a piece, of each layer
 	pieces int
 	ranges []rowRange
 	args   []rowScratch
-	then   []memory // what each thread is likely to read first in the next such call; empty: not known
+	then   []memory // the likely first reads of each thread in the next call; empty: unknown
 }
 
-// rowRange is the pieces of a thread that nobody has begun: the first, and the one behind the last, in 32 bits each. The thread
-// takes the first, others the last.
+// rowRange is the pieces of a thread that have not begun: the first, and the end, in 32 bits each. The thread takes
+// the first piece, others the last.
 type rowRange struct {
 	left atomic.Uint64
 	_    [2*cpu.CacheLine - 8]byte // processors fetch lines in pairs
 }
 
-// rowScratch is a thread's.
+// rowScratch is the scratch of a thread.
 type rowScratch struct {
 	rowArgs
 	_ [cpu.CacheLine]byte
 }
 
-// take returns a piece that nobody has begun, and the one behind it, -1 if that is somebody else's.
+// take returns a piece that has not begun, and the piece after it, -1 if that belongs to another thread.
 func (r *rowRange) take(own bool) (piece, next int, ok bool) {
 	for {
 		left := r.left.Load()
@@ -65,7 +66,7 @@ func (l *linearRun) oneRow(e *cpu.Engine, threads int) error {
 			all += l.layers[i].out
 		}
 	}
-	// All streams have a row at least, and a thread several pieces, of which others may take some.
+	// All streams have at least one row, and a thread has several pieces, of which others may take some.
 	r.outs = k.streams * max(1, min(k.unit/max(l.wRow, 1), all/(threads*cpu.SharesPerThread))/k.streams)
 	r.pieces = 0
 	for i := range l.layers {
@@ -99,7 +100,7 @@ func (l *linearRun) oneRow(e *cpu.Engine, threads int) error {
 	return nil
 }
 
-// beginning is what thread i reads first: what lies side by side of its range, or as much of it as it may ask for.
+// beginning returns the first read of thread i: the contiguous beginning of its range, up to the prefetch limit.
 func (r *rowRun) beginning(i int) memory {
 	first, end := i*r.pieces/len(r.ranges), (i+1)*r.pieces/len(r.ranges)
 	for j := range r.layers {
@@ -112,7 +113,7 @@ func (r *rowRun) beginning(i int) memory {
 	return memory{}
 }
 
-// Prefetch is what the thread is likely to read next.
+// Prefetch returns the thread's likely next read.
 func (r *rowRun) Prefetch(thread int) cpu.Prefetch {
 	if len(r.then) != len(r.ranges) {
 		return cpu.Prefetch{}
@@ -122,7 +123,7 @@ func (r *rowRun) Prefetch(thread int) cpu.Prefetch {
 
 func (r *rowRun) piecesOf(l *linearLayer) int { return (l.out-1)/r.outs + 1 }
 
-// Work computes what is left of range i, and then of the others.
+// Work computes the remaining pieces of range i, and then of the other ranges.
 func (r *rowRun) Work(i, thread int) {
 	for j := range r.ranges {
 		of := &r.ranges[(i+j)%len(r.ranges)]
@@ -136,7 +137,7 @@ func (r *rowRun) Work(i, thread int) {
 	}
 }
 
-// part returns the output features of layer j that a piece has; none if to is not above from.
+// part returns the output features of layer j in a piece; none if to <= from.
 func (r *rowRun) part(piece, j int) (from, to int) {
 	if !r.inTurn {
 		for i := range j {
@@ -149,7 +150,7 @@ func (r *rowRun) part(piece, j int) (from, to int) {
 	return piece * r.outs, min((piece+1)*r.outs, r.layers[j].out)
 }
 
-// begins returns where the weights of the first part of a piece are, from layer j on; nil: there is none.
+// begins returns the address of the weights of a piece's first part, from layer j on; nil if there is none.
 func (r *rowRun) begins(piece, j int) unsafe.Pointer {
 	for ; j < len(r.layers); j++ {
 		if from, to := r.part(piece, j); from < to {
@@ -159,7 +160,7 @@ func (r *rowRun) begins(piece, j int) unsafe.Pointer {
 	return nil
 }
 
-// compute computes a piece, behind which the thread goes on with another, if it is not -1.
+// compute computes a piece. next is the thread's next piece, or -1.
 func (r *rowRun) compute(a *rowArgs, piece, next int) {
 	for j := range r.layers {
 		from, to := r.part(piece, j)
@@ -175,14 +176,14 @@ func (r *rowRun) compute(a *rowArgs, piece, next int) {
 	}
 }
 
-// features computes the sums of features [from, to) of a layer. then is where the thread goes on, nil if that is not known.
+// features computes the sums of features [from, to) of a layer. then is the thread's next address, or nil.
 func (r *rowRun) features(a *rowArgs, l *linearLayer, from, to int, then unsafe.Pointer) {
 	k := &r.kernels.row
 	a.n, a.x = r.in, unsafe.Add(r.x, r.first*r.in*r.size)
 	lines := r.wRow / cpu.CacheLine
 	a.beyond = min(k.ahead/cpu.CacheLine, lines)
 	a.within = lines - a.beyond
-	// compute asks behind the last row for what is there, or else once more for what has just been read.
+	// After the last row compute prefetches then, or otherwise the lines that were just read.
 	compute := func(at, rows, step, row int, then unsafe.Pointer) {
 		a.w, a.wStep, a.wSkip = unsafe.Add(l.w, at*r.wRow), step*r.wRow, (row-1)*r.wRow
 		a.y, a.yStep, a.yRow = unsafe.Add(l.y, (r.first*l.out+at)*r.size), step*r.size, row*r.size
@@ -202,7 +203,7 @@ func (r *rowRun) features(a *rowArgs, l *linearLayer, from, to int, then unsafe.
 		}
 		compute(from, rows, step, row, then)
 	}
-	if left < to { // all streams are of the same row
+	if left < to { // all streams take the same row
 		compute(left, to-left, 0, 1, then)
 	}
 }

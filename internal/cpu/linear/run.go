@@ -13,48 +13,47 @@ import (
 )
 
 const (
-	// blockBytes is what the rows of x of a block have at most (if they are not more than blockRowsMax,
-	// nor fewer than blockRowsMin): so much stays in the second-level cache while the weights go by.
+	// blockBytes is the largest size of the rows of x of a block, if these are between blockRowsMin and blockRowsMax
+	// rows: they stay in the second-level cache while the weights stream through.
 	blockBytes   = 384 << 10
 	blockRowsMin = 16
 	blockRowsMax = 128
 
-	// tileOuts is the number of output features that are finished at a time. A quarter of them is a
-	// stream: long enough for memory to run at full speed, and sums are still in the first-level cache
-	// when the bias is added.
+	// tileOuts is the number of output features that are finished at a time. A quarter of them is a stream: long
+	// enough for memory to run at full speed, and short enough for the sums to stay in the first-level cache until
+	// the bias is added.
 	tileOuts = 256
 
-	// passSteps is how many elements of In go by at a time when several passes over the same weights are
-	// needed: so few that the weights are still in the first-level cache at the next pass.
+	// passSteps is the number of elements of In between passes over the same weights: few enough for the weights to
+	// stay in the first-level cache until the next pass.
 	passSteps = 6 * dotPiece
 
-	// fetchAhead is how far ahead of its use a stream is fetched, in bytes: four streams then cover the
-	// memory's latency, and do not fill the first-level cache.
+	// fetchAhead is the prefetch distance of a stream in bytes: four streams then cover the memory's latency without
+	// filling the first-level cache.
 	fetchAhead = 2560
 
-	// shareOuts is what shares of output features are multiples of: those of two workers meet at the
-	// end of a cache line.
+	// shareOuts divides shares of output features: the shares of two workers meet at the end of a cache line.
 	shareOuts = cpu.CacheLine / 4
 
-	// shareWeights is the number of weights that are worth a share of their own, for rows of a single
-	// pass: some microseconds of work. There are up to SharesPerThread shares a thread.
+	// shareWeights is the least number of weights of a share for rows of a single pass: some microseconds of work.
+	// There are up to SharesPerThread shares a thread.
 	shareWeights = 1 << 15
 )
 
-// linearLayer is what layers of the same x have each.
+// linearLayer is the operands of one of several layers of the same x.
 type linearLayer struct {
 	out                   int
 	w, y                  unsafe.Pointer
-	scales                unsafe.Pointer // of float32; nil: none
+	scales                unsafe.Pointer // float32; nil: none
 	bias, times, residual unsafe.Pointer // nil: none
 	activation            attn.Activation
 }
 
-// units returns how many times shareOuts features it has.
+// units returns the number of shareOuts features of the layer.
 func (l *linearLayer) units() int { return (l.out-1)/shareOuts + 1 }
 
-// linearRun is one call of Run, or of RunAll. As a task for the pool it is one block of rows: the work of a worker is
-// a share of the output features of all layers.
+// linearRun is one call of Run, or of RunAll. As a task for the pool it is one block of rows: a worker's work is a
+// share of the output features of all layers.
 type linearRun struct {
 	kernels *linearKernels
 	in      int
@@ -65,12 +64,12 @@ type linearRun struct {
 	roundX  bool // x may be rounded to the weights' type
 
 	layers []linearLayer
-	inTurn bool // two layers as wide, of which the second needs what the first makes: a share has the same features of both
+	inTurn bool // two layers of equal width, of which the second needs the first's results: a share has the same features of both
 
 	first, rows int // the block
 
 	// Few rows.
-	passes  int // that the block's rows make over each weight
+	passes  int // passes of the block's rows over each weight
 	shares  int
 	workers []linearWorker
 
@@ -84,7 +83,7 @@ type linearRun struct {
 	groups        []tileGroup
 	next          atomic.Int64 // the next piece, or the next part of x to split
 	split         cpu.Aligned  // the parts of x
-	strips, steps int          // of x, of rows and of elements
+	strips, steps int          // of x: strips of rows, steps of elements
 	across        int          // parts of a strip
 	scratch       []tileScratch
 }
@@ -92,7 +91,7 @@ type linearRun struct {
 // linearWorker is the scratch of a thread.
 type linearWorker struct {
 	args    dotArgs
-	partial [blockRowsMax/3 + 1][partialBytes]byte // by pass; 3 rows are the least that a tier takes in one
+	partial [blockRowsMax/3 + 1][partialBytes]byte // by pass; a tier takes at least 3 rows at once
 	_       [cpu.CacheLine]byte
 }
 
@@ -129,7 +128,7 @@ func (l *linearRun) run(e *cpu.Engine, rows int) error {
 	return nil
 }
 
-// units returns how many units shares are cut from: those of all layers, one behind the other, or, in turn, of each.
+// units returns the number of units of shares: of all layers together or, in turn, of each.
 func (l *linearRun) units() (n int) {
 	for i := range l.layers {
 		n += l.layers[i].units()
@@ -166,7 +165,7 @@ func (l *linearRun) features(w *linearWorker, layer *linearLayer, from, to int) 
 		for o := at; o < at+quarter; o++ {
 			l.dot(w, layer, o)
 		}
-		// What is left takes all streams from one row of weights.
+		// The remaining features take all streams from one row of weights.
 		w.args.wStep, w.args.yStep = 0, 0
 		for o := at + dotStreams*quarter; o < at+outs; o++ {
 			l.dot(w, layer, o)
@@ -195,8 +194,7 @@ func (l *linearRun) dot(w *linearWorker, layer *linearLayer, o int) {
 			a.x = unsafe.Add(l.x, (l.first+row)*a.xRow+k*l.size)
 			a.y = unsafe.Add(layer.y, (l.first+row)*a.yRow+o*l.size)
 			a.partial = unsafe.Pointer(&w.partial[pass])
-			// Each pass fetches its part of what follows, so that memory does not wait while passes
-			// read the cache.
+			// Each pass prefetches a part of the next weights, so that memory is busy while passes read the cache.
 			a.ahead, a.aheadStep = fetchAhead+a.n*size*pass/l.passes, cpu.CacheLine/l.passes
 			l.kernels.dot[l.format][a.rows](a)
 			row = end

@@ -8,29 +8,29 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/matmul"
 )
 
-// Many rows are computed in tiles: some rows by some features, whose sums stay in registers while a part of In
-// goes by. A worker takes all rows of a block by as many features as its cache has room for: it packs the
-// weights of these features in the order in which tiles need them, a part of In at a time, and goes through
-// the rows. So weights are read from memory once for a block of rows, and widened or split once.
+// Many rows are computed in tiles: some rows by some features, whose sums stay in registers for a part of In. A
+// worker takes all rows of a block by as many features as fit its cache. It packs the weights of these features in
+// the order of the tiles, a part of In at a time, and goes through the rows. So weights are read from memory once for
+// a block of rows, and widened or split once.
 //
-// The order of a row's sums follows from In and the kernels, as with few rows: its bits are the same whatever
-// the other rows are and however many, as long as they are many.
+// The order of a row's sums follows from In and the kernels: the bits of a row are the same for any other rows, as
+// long as the rows are many.
 
 const (
-	// tileBlockRows is the most rows of a block: the packed x of so many may be three times as large as x.
+	// tileBlockRows is the largest number of rows of a block: packed x may be three times as large as x.
 	tileBlockRows = 1024
 
 	// tileIn is the least In that is worth packing.
 	tileIn = 64
 )
 
-// tileRun is a linearRun as a task that computes tiles, splitRun one that splits x for them.
+// tileRun is a linearRun as a task that computes tiles; splitRun is one that splits x for them.
 type (
 	tileRun  linearRun
 	splitRun linearRun
 )
 
-// tilesFor returns how so many rows are computed in tiles, nil if they are few.
+// tilesFor returns the kernels of tiles for the given number of rows, or nil if the rows are few.
 func (l *linearRun) tilesFor(rows int) (*matmul.Set, *matmul.Way) {
 	if l.in < tileIn || l.size != 4 {
 		return nil, nil
@@ -83,7 +83,7 @@ func (l *linearRun) block(e *cpu.Engine, threads int) error {
 	if w := l.way; w.Split != nil {
 		l.steps, l.strips = (l.in-1)/matmul.StepDepth+1, (l.rows-1)/matmul.StepRows+1
 		l.split.Grow(l.strips * l.steps * w.XParts * matmul.StepBytes)
-		// Strips are few: where each would have only some, they are cut across, too.
+		// Strips are few: if each thread had only some, strips are cut across, too.
 		l.across = max(min(splitsPerThread*threads/l.strips, l.steps/splitSteps), 1)
 		l.next.Store(0)
 		if err := e.Run((*splitRun)(l), min(threads, l.strips*l.across)); err != nil {
@@ -103,9 +103,9 @@ const (
 // tileGroup is neighbouring features of a layer, or of all layers in turn.
 type tileGroup struct{ layer, from, to int }
 
-// cut cuts the block into pieces, as many rows by a group of features. Threads take one piece after the other. They are
-// not of one speed, and come late: so groups get smaller towards the end, down to a tile's features, as half of what is
-// left for each thread does (guided self-scheduling, Polychronopoulos and Kuck 1987).
+// cut cuts the block into pieces, each some rows by a group of features. Threads take one piece after the other.
+// Threads differ in speed and may come late, so groups get smaller towards the end, down to a tile's features: half
+// of the remaining work for each thread (guided self-scheduling, Polychronopoulos and Kuck 1987).
 func (l *linearRun) cut(threads int) {
 	t, layers := l.tiles, l.layers
 	if l.inTurn {
@@ -117,7 +117,7 @@ func (l *linearRun) cut(threads int) {
 	}
 	best := math.MaxInt
 	for cuts := 1; cuts == 1 || cuts <= 8 && l.rows/cuts >= 4*t.Rows; cuts++ {
-		// Packing a weight takes as long as some rows of it. At the end somebody is late by a piece.
+		// Packing a weight takes as long as some rows of it. At the end a thread may be late by one piece.
 		piece := (l.rows-1)/cuts + 1 + l.way.Packing
 		if time := ((units*cuts-1)/threads + 2) * piece; time < best {
 			best, l.rowCuts = time, cuts
@@ -165,10 +165,10 @@ func (r *tileRun) Work(i, _ int) {
 		if j >= l.rowCuts*len(l.groups) {
 			return
 		}
-		// Neighbouring pieces have the same weights: memory is read once for them.
+		// Neighbouring pieces have the same weights, which are read from memory once.
 		row, g := j%l.rowCuts, l.groups[j/l.rowCuts]
 		p := tilePiece{linearRun: l, scratch: &l.scratch[i], from: g.from, to: g.to}
-		// Rows are cut where tiles begin, which those that are split can't be elsewhere.
+		// Rows are cut at the beginning of tiles, since split rows can't be cut elsewhere.
 		tall := (l.rows-1)/l.tiles.Rows + 1
 		p.top, p.end = row*tall/l.rowCuts*l.tiles.Rows, min((row+1)*tall/l.rowCuts*l.tiles.Rows, l.rows)
 		layers := l.layers[g.layer : g.layer+1]
@@ -182,7 +182,7 @@ func (r *tileRun) Work(i, _ int) {
 	}
 }
 
-// tilePiece is some rows, counted from the block's first, by some features, as many as fit into a worker's scratch.
+// tilePiece is some rows, counted from the block's first, by as many features as fit a worker's scratch.
 type tilePiece struct {
 	*linearRun
 	*linearLayer
@@ -202,7 +202,7 @@ type tileScratch struct {
 	_       [cpu.CacheLine]byte
 }
 
-// tileEdge is the most elements of a tile.
+// tileEdge is the largest number of elements of a tile.
 const tileEdge = 32 * 32
 
 func (p *tilePiece) compute() {
@@ -230,7 +230,7 @@ func (p *tilePiece) packWeights(k, n int) {
 	a, w, bytes := &p.scratch.pack, p.way, p.tiles.PanelBytes(p.way)
 	a.SrcRow, a.N = p.wRow, n
 	a.DstStep, a.DstPart = 4*p.tiles.Outs, 0
-	group := 4 * w.Rows // bytes from where a call writes to where the next does
+	group := 4 * w.Rows // bytes between the destinations of two calls
 	if w.WParts > 0 {
 		a.DstStep, a.DstPart, group = 2*w.WParts*matmul.StepBytes, 2*matmul.StepBytes, matmul.StepBytes
 	}
@@ -243,7 +243,7 @@ func (p *tilePiece) packWeights(k, n int) {
 	}
 }
 
-// multiply computes the tiles of some rows, no more than a tile has.
+// multiply computes the tiles of some rows, at most a tile's.
 func (p *tilePiece) multiply(k, n, row, end int) {
 	a, w, t := &p.scratch.mul, p.way, p.tiles
 	rows, kernel := end-row, w.Mul[end-row]
@@ -255,7 +255,7 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 		a.N, a.XRow = (n-1)/matmul.StepDepth+1, p.steps*w.XParts*matmul.StepBytes
 		a.X = unsafe.Add(p.split.At, (row/matmul.StepRows*p.steps+k/matmul.StepDepth)*w.XParts*matmul.StepBytes)
 		if rows <= matmul.StepRows {
-			a.XRow = 0 // there are no others
+			a.XRow = 0 // there is one row
 		}
 	}
 	a.Rows, a.More = rows, min(k, 1)
@@ -288,7 +288,7 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 	}
 }
 
-// mend computes those sums again that are not finite, with the kernels for few rows.
+// mend recomputes the sums that are not finite, with the kernels for few rows.
 func (p *tilePiece) mend() {
 	for row := p.first + p.top; row < p.first+p.end; row++ {
 		y := unsafe.Slice((*float32)(unsafe.Add(p.y, (row*p.out+p.from)*p.size)), p.to-p.from)

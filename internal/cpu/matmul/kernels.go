@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// The Go forms of the kernels for tiles of linear layers. Their contracts are those of the assembly. Those that
-// pack weights serve NEON, too; the others serve tests only, since with Go's kernels all rows are few.
+// The Go forms of the kernels for tiles of linear layers, with the contracts of the assembly. NEON uses those that
+// pack weights. The others serve tests alone, since with Go's kernels all rows are few.
 
 // tileF32Go is
 //
@@ -71,7 +71,7 @@ func packRowsGo(a *PackArgs, f weight.Format) {
 	}
 }
 
-// widened is element k of a row of weights, without a scale.
+// widened returns element k of a row of weights, without a scale.
 func widened(row unsafe.Pointer, k int, f weight.Format) float32 {
 	var v [1]float32
 	weight.Decode(f, v[:], unsafe.Add(row, k*f.Bytes()))
@@ -163,8 +163,8 @@ func pairsGo(a *PackArgs, f weight.Format, parts int) {
 	}
 }
 
-// stored returns the parts of element k of a row that is stored as f, where a bfloat16 is its own part, and sees whether one of
-// 16 bits is large.
+// stored returns the parts of element k of a row that is stored as f, where a bfloat16 is its own part, and sets Odd
+// if a 16-bit element is large.
 func (a *PackArgs) stored(row unsafe.Pointer, k int, f weight.Format, parts int) [3]half.BFloat16 {
 	v := widened(row, k, f)
 	if f != weight.Float32 {

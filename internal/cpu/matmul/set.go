@@ -1,41 +1,41 @@
-// Package matmul multiplies tiles of matrices on the CPU, for linear layers of many rows, and for attention of many rows. What is called
-// x, of some rows, is multiplied by weights, which are rows of as many elements: In.
+// Package matmul multiplies tiles of matrices on the CPU, for linear layers of many rows, and for attention of many
+// rows. The rows of x are multiplied by weights, which are rows of as many elements: In.
 package matmul
 
 import "gorgonia.org/leanattention/internal/weight"
 
-// A Set is the kernels of one tier that many rows are computed with.
+// A Set is the kernels of one tier for many rows.
 type Set struct {
 	Rows, Outs int // of a tile, at most
 	Panels     int // times outs features: what a worker packs at a time
 
 	Ways    [weight.Formats]Way
-	Rounded [weight.Formats]*Way // where x may be rounded; nil: nothing is won
+	Rounded [weight.Formats]*Way // if x may be rounded; nil: no gain
 
-	Fewer *Set // what rows are computed with that are not many here; nil: nothing
+	Fewer *Set // kernels for fewer rows than the Set's; nil: none
 }
 
 // A Way is how weights of a type are multiplied.
 type Way struct {
-	FromRows int // so many rows are many: measured
-	Depth    int // elements of In that go by at a time, a multiple of StepDepth
+	FromRows int // least number of many rows: measured
+	Depth    int // elements of In at a time, a multiple of StepDepth
 
 	// Mul[r] computes tiles of r rows. With parts there is one for r = the Set's Rows, and x is split first.
 	Mul  []func(a *Args)
-	Pack func(a *PackArgs) // so many rows of weights:
+	Pack func(a *PackArgs) // rows of weights packed at once
 	Rows int
 
-	Columns func(a *PackArgs) // packs columns of weights, as pack packs rows; nil: there is no such kernel
+	Columns func(a *PackArgs) // packs columns of weights, as Pack packs rows; nil: none
 
-	Packing int // of how many rows products take as long as packing: measured
+	Packing int // number of rows whose products take as long as packing: measured
 
-	XParts, WParts int // 0: numbers are float32
+	XParts, WParts int // 0: float32
 	Split          func(a *PackArgs)
-	Odd            func(p *float32, n int) int // sees what is not finite, which parts do not keep apart from NaN
-	Large          func(p *float32, n int) int // sees what is large or not finite
+	Odd            func(p *float32, n int) int // finds elements that are not finite, which parts confuse with NaN
+	Large          func(p *float32, n int) int // finds elements that are large or not finite
 }
 
-// PanelBytes is what the packed weights of a tile take.
+// PanelBytes returns the size of the packed weights of a tile.
 func (t *Set) PanelBytes(w *Way) int {
 	if w.WParts > 0 {
 		return t.Outs * w.Depth * 2 * w.WParts

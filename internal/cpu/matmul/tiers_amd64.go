@@ -17,7 +17,7 @@ var tilesAVX512 = floatTiles(Set{Rows: 14, Outs: 32, Panels: 8}, [3]int{96, 96, 
 	[]func(*Args){8: tileF32x8AVX512, tileF32x9AVX512, tileF32x10AVX512, tileF32x11AVX512, tileF32x12AVX512,
 		tileF32x13AVX512, tileF32x14AVX512})
 
-// floatTiles multiplies float32, whatever weights are stored in. FromRows are how many rows are many with float32,
+// floatTiles multiplies float32 for weights of any type. fromRows has the least number of many rows with float32,
 // float16 and bfloat16.
 func floatTiles(t Set, fromRows [3]int, mul []func(*Args)) Set {
 	way := func(fromRows int, pack func(*PackArgs)) Way {
@@ -29,8 +29,8 @@ func floatTiles(t Set, fromRows [3]int, mul []func(*Args)) Set {
 	return t
 }
 
-// tilesAMX multiplies parts of bfloat16, of which three are a float32 exactly and two a float16. Products of small
-// parts are left out: those are less than 2^-21 of a product together, and where x may be rounded less than 2^-13.
+// tilesAMX multiplies parts of bfloat16: three are exactly a float32, two a float16. Products of small parts are left
+// out: together less than 2^-21 of a product, and with a rounded x less than 2^-13.
 var tilesAMX = func() Set {
 	way := func(fromRows, x, w, depth, packing int, mul func(*Args), pack, columns, split func(*PackArgs)) Way {
 		muls := make([]func(*Args), 2*StepRows+1)

@@ -10,7 +10,7 @@ import (
 // Tiers are the sets by tier; nil: all rows are few.
 var Tiers = [cpu.Tiers]*Set{cpu.TierNEON: &tilesNEON}
 
-// tilesNEON is faster than Go's kernels for 16-bit weights as soon as a tile is full.
+// tilesNEON is faster than Go's kernels for 16-bit weights once a tile is full.
 var tilesNEON = func() Set {
 	way := func(fromRows int, pack func(*PackArgs)) Way {
 		mul := make([]func(*Args), 9)

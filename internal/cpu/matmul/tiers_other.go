@@ -4,5 +4,5 @@ package matmul
 
 import "gorgonia.org/leanattention/internal/cpu"
 
-// Tiers are the sets by tier: none, all rows are few.
+// Tiers are the sets by tier: without any, all rows are few.
 var Tiers [cpu.Tiers]*Set

@@ -9,8 +9,8 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/vector"
 )
 
-// kernels are the functions of one tier for the passes of a norm over a row, each with the contract of the Go kernel below. Sums are
-// added up in another order.
+// kernels are the functions of one tier for the passes of a norm over a row, each with the contract of its Go kernel
+// below. Sums have another order.
 type kernels struct {
 	sum          func(x *float32, n int) float64
 	deviations   func(x *float32, n int, mean float64) (sum, squares float64)
@@ -19,7 +19,7 @@ type kernels struct {
 	deviations64 func(x *float64, n int, mean float64) (sum, squares float64)
 	normalise64  func(dst, src, gamma, beta *float64, n int, mean, by float64)
 
-	nanos float64 // what an element takes a thread, all passes
+	nanos float64 // nanoseconds of one thread for an element, all passes
 }
 
 var goKernels = kernels{
@@ -27,8 +27,8 @@ var goKernels = kernels{
 	nanos: cpu.ElementNanos,
 }
 
-// A Norm is layer norm, or RMS norm, of rows of N elements. Gamma may be nil for ones, and Beta for zeros. Beta may have as
-// many elements as x, too: each row has its own then, as with a residual.
+// A Norm is layer norm, or RMS norm, of rows of N elements. Gamma may be nil for ones, and Beta for zeros. Beta may
+// have as many elements as x: then each row has its own, as with a residual.
 type Norm[F cpu.Real] struct {
 	N           int
 	Gamma, Beta []F
@@ -36,8 +36,8 @@ type Norm[F cpu.Real] struct {
 	RMS         bool
 }
 
-// Rows writes the norms of all rows of x to y, on as many threads as that is worth. The bits of a row depend on nothing
-// but the row.
+// Rows writes the norms of all rows of x to y, on as many threads as the call is worth. The bits of a row depend on
+// the row alone.
 func (o *Norm[F]) Rows(e *cpu.Engine, y, x []F) {
 	if len(x) == 0 {
 		return
@@ -66,8 +66,8 @@ func (o *Norm[F]) row(y, x, beta []F) {
 	normaliseInto(y, x, o.Gamma, beta, mean, by)
 }
 
-// Moments is the mean of x and 1/sqrt(variance + eps), in float64. The second pass sums the differences to the first
-// one's mean, too, and what rounding left there is taken out of both results.
+// Moments returns the mean of x and 1/sqrt(variance + eps), in float64. The second pass also sums the differences to
+// the first pass's mean, and both results are corrected by the rounding found there.
 func Moments[F cpu.Real](x []F, eps float64) (mean, rstd float64) {
 	n := float64(len(x))
 	mean = sumOf(x) / n
@@ -77,12 +77,12 @@ func Moments[F cpu.Real](x []F, eps float64) (mean, rstd float64) {
 	return mean + d, 1 / math.Sqrt(variance+eps)
 }
 
-// ReciprocalRMS is 1/sqrt(mean(x^2) + eps), in float64.
+// ReciprocalRMS returns 1/sqrt(mean(x^2) + eps), in float64.
 func ReciprocalRMS[F cpu.Real](x []F, eps float64) float64 {
 	return 1 / math.Sqrt(vector.Dot(x, x)/float64(len(x))+eps)
 }
 
-// sumOf is the sum of x in float64, in an order that depends on nothing but its length.
+// sumOf returns the sum of x in float64, in an order that depends on its length alone.
 func sumOf[F cpu.Real](x []F) float64 {
 	switch v := &tiers[cpu.InUse()]; {
 	case len(x) == 0:
@@ -94,7 +94,8 @@ func sumOf[F cpu.Real](x []F) float64 {
 	}
 }
 
-// deviationsOf is the sums of the differences of x to mean, and of their squares, in float64, in an order as sumOf's.
+// deviationsOf returns the sums of the differences of x to mean, and of their squares, in float64, in the order of
+// sumOf.
 func deviationsOf[F cpu.Real](x []F, mean float64) (sum, squares float64) {
 	switch v := &tiers[cpu.InUse()]; {
 	case len(x) == 0:
@@ -106,7 +107,7 @@ func deviationsOf[F cpu.Real](x []F, mean float64) (sum, squares float64) {
 	}
 }
 
-// normaliseInto is dst = (src - mean) * by * gamma + beta, computed in float64. gamma and beta may be nil.
+// normaliseInto computes dst = (src - mean) * by * gamma + beta in float64. gamma and beta may be nil.
 func normaliseInto[F cpu.Real](dst, src, gamma, beta []F, mean, by float64) {
 	if len(src) == 0 {
 		return
@@ -190,7 +191,7 @@ func normalise64Go(dst, src, gamma, beta *float64, n int, mean, by float64) {
 	normalise(dst, src, gamma, beta, n, mean, by)
 }
 
-// sumOfElements has four sums at a time, which hide the latency of an addition.
+// sumOfElements keeps four sums, which hide the latency of an addition.
 func sumOfElements[F cpu.Real](x []F) float64 {
 	var s0, s1, s2, s3 float64
 	i := 0
@@ -226,7 +227,7 @@ func sumsOfDeviations[F cpu.Real](x []F, mean float64) (sum, squares float64) {
 	return d0 + d1, q0 + q1
 }
 
-// normalise rounds products before they are added, as the kernels do.
+// normalise rounds products before the addition, as the kernels do.
 func normalise[F cpu.Real](to, from, gamma, beta *F, n int, mean, by float64) {
 	dst, src := unsafe.Slice(to, n), unsafe.Slice(from, n)
 	switch g, b := unsafe.Slice(gamma, count(gamma, n)), unsafe.Slice(beta, count(beta, n)); {
@@ -249,7 +250,7 @@ func normalise[F cpu.Real](to, from, gamma, beta *F, n int, mean, by float64) {
 	}
 }
 
-// count is how many elements there are behind p, of n.
+// count returns n, or 0 for a nil p.
 func count[F cpu.Real](p *F, n int) int {
 	if p == nil {
 		return 0

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Activate replaces each element of x by f of it. NaN stays NaN.
+// Activate replaces each element of x by f of the element. NaN stays NaN.
 func Activate[F lean.Float](f attn.Activation, x []F) {
 	p := unsafe.SliceData(x)
 	switch k := &tiers[cpu.InUse()]; {
@@ -46,7 +46,7 @@ func activate64(f attn.Activation, x []float64) {
 	}
 }
 
-// The error function in float32, to 2.5 ulp: of z in [0, erfNear)
+// The error function in float32, to 2.5 ulp. For z in [0, erfNear)
 //
 //	erf(z) = z + z A(z^2)
 //
@@ -54,8 +54,8 @@ func activate64(f attn.Activation, x []float64) {
 //
 //	erf(z) = 1 - 1/B(z)^8
 //
-// which is 1 where B is large, and NaN for NaN. A and B are minimax: with exact arithmetic the errors are
-// 0.1 and 0.6 of 2^-24. The coefficients are in the order of the powers.
+// which is 1 for large B, and NaN for NaN. A and B are minimax: with exact arithmetic the errors are 0.1 and 0.6 of
+// 2^-24. The coefficients are in the order of the powers.
 const erfNear = 1.25
 
 var (

@@ -9,8 +9,9 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Convert writes the elements of src to dst in dst's type, rounded to the nearest, ties to even. Both have as many, of float32,
-// float16 or bfloat16. It is for one thread. The error wraps ErrShape or ErrDType, and nothing was written.
+// Convert writes the elements of src to dst in dst's type, rounded to the nearest, ties to even. Both have as many
+// elements, of float32, float16 or bfloat16. Convert runs on one thread. The error wraps ErrShape or ErrDType, before
+// anything is written.
 func Convert(dst, src cpu.Buffer) error {
 	const op = "convert"
 	for _, b := range []struct {
@@ -31,14 +32,15 @@ func Convert(dst, src cpu.Buffer) error {
 		wide(&src, 0, unsafe.Slice((*float32)(dst.Ptr), dst.Len))
 		return nil
 	}
-	var block [1024]float32 // stays in the first cache
+	var block [1024]float32 // fits the first-level cache
 	for at := 0; at < src.Len; at += len(block) {
 		Store(&dst, at, wide(&src, at, block[:min(len(block), src.Len-at)]))
 	}
 	return nil
 }
 
-// wide is the elements from i on as float32, as many as block has: where they lie, or there.
+// wide returns the elements from i on as float32, as many as block has: in place if they are float32, and otherwise
+// in block.
 func wide(b *cpu.Buffer, i int, block []float32) []float32 {
 	switch p := b.At(i); b.DType {
 	case attn.Float16:
@@ -54,7 +56,7 @@ func wide(b *cpu.Buffer, i int, block []float32) []float32 {
 // Store rounds src into the elements of dst from i on.
 func Store[F lean.Float](dst *cpu.Buffer, i int, src []F) {
 	p := dst.At(i)
-	if s, ok := any(src).([]float32); ok { // rounded once as they are
+	if s, ok := any(src).([]float32); ok { // rounded once
 		switch dst.DType {
 		case attn.Float32:
 			copy(unsafe.Slice((*float32)(p), len(s)), s)
@@ -91,5 +93,5 @@ func Store[F lean.Float](dst *cpu.Buffer, i int, src []F) {
 	}
 }
 
-// RoundNanos is about what an element of a float32 that store rounds takes a thread.
+// RoundNanos returns the approximate time of one thread for an element of a float32 that Store rounds.
 func RoundNanos() float64 { return tiers[cpu.InUse()].roundNanos }

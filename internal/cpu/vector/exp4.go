@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Exponentials replaces each s_i by 4^(s_i-m) and returns the sum of these. m is at least every s_i.
+// Exponentials replaces each s_i by 4^(s_i-m) and returns their sum. m is at least every s_i.
 func Exponentials[F cpu.Real](s []F, m F) F {
 	if unsafe.Sizeof(m) == 4 {
 		return F(exponentials32(*(*[]float32)(unsafe.Pointer(&s)), float32(m)))
@@ -48,7 +48,7 @@ func exponentials32(s []float32, m float32) float32 {
 // that are exact at f = 0. The 2 is in the coefficients, so base 4 takes no more than base 2.
 func exp4(x float32) float32 {
 	const (
-		// Adding 3*2^21 leaves no bits for less than a half: the sum is rounded to the nearest n/2.
+		// Adding 3*2^21 leaves no bits below a half: the sum is rounded to the nearest n/2.
 		shift = 3 << 21
 
 		c1 = 0.6931472149680414 * 2
@@ -64,7 +64,6 @@ func exp4(x float32) float32 {
 	t := x + shift
 	f := x - (t - shift)
 	y := (((((c6*f+c5)*f+c4)*f+c3)*f+c2)*f+c1)*f + 1
-	// n is in the last bits of t, in two's complement, and moves to where the exponent is. A product,
-	// as y may be NaN.
+	// n is in the last bits of t, in two's complement, and is shifted to the exponent. A product, since y may be NaN.
 	return y * math.Float32frombits(0x3f800000+math.Float32bits(t)<<23)
 }

@@ -6,17 +6,17 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// The inner loops of the Go kernels. The shape of each was chosen by measurement: more sums at a time
-// than these, or two rows of queries at once, and the compiler spills registers and loses what it won.
-// Slices are cut to one length first, so that no bounds are checked inside.
+// The inner loops of the Go kernels. The shape of each was chosen by measurement: with more sums at a time, or two
+// rows of queries at once, the compiler spills registers and loses the gain. Slices are cut to one length first, so
+// that the loops have no bounds checks.
 
-// Dot4 is s[i] = q . ki.
+// Dot4 computes s[i] = q . ki.
 func Dot4[F cpu.Real](s *[4]F, q, k0, k1, k2, k3 []F) {
 	n := len(q)
 	k0, k1, k2, k3 = k0[:n], k1[:n], k2[:n], k3[:n]
 	var s0, s1, s2, s3 F
 	i := 0
-	for ; i < n-1; i += 2 { // two products a sum: half the additions that wait for each other
+	for ; i < n-1; i += 2 { // two products a sum: half as many dependent additions
 		x, y := q[i], q[i+1]
 		s0 += x*k0[i] + y*k0[i+1]
 		s1 += x*k1[i] + y*k1[i+1]
@@ -33,7 +33,7 @@ func Dot4[F cpu.Real](s *[4]F, q, k0, k1, k2, k3 []F) {
 	s[0], s[1], s[2], s[3] = s0, s1, s2, s3
 }
 
-// Add4 is o += sum p[i]*vi.
+// Add4 computes o += sum p[i]*vi.
 func Add4[F cpu.Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
 	n := len(o)
 	v0, v1, v2, v3 = v0[:n], v1[:n], v2[:n], v3[:n]
@@ -43,7 +43,7 @@ func Add4[F cpu.Real](o []F, p *[4]F, v0, v1, v2, v3 []F) {
 	}
 }
 
-// Add1 is o += p*v.
+// Add1 computes o += p*v.
 func Add1[F cpu.Real](o []F, p F, v []F) {
 	v = v[:len(o)]
 	for i := range o {
@@ -51,7 +51,7 @@ func Add1[F cpu.Real](o []F, p F, v []F) {
 	}
 }
 
-// Maximum returns the largest of s: -Inf if there is none, NaN if there is a NaN.
+// Maximum returns the largest element of s: -Inf for an empty s, NaN if there is a NaN.
 func Maximum[F cpu.Real](s []F) F {
 	m := F(math.Inf(-1))
 	for _, x := range s {

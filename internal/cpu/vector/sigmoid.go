@@ -24,16 +24,17 @@ const (
 func bySigmoidGo(dst *float32, n int, linear, cubic float32) {
 	y := unsafe.Slice(dst, n)
 	for i, v := range y {
-		square := min(v*v, mostSquare) // an infinite one times 0 would be NaN
+		square := min(v*v, mostSquare) // an infinite square times 0 would be NaN
 		y[i] = v / (1 + exp32(v*(linear+cubic*square)))
 	}
 }
 
-// exp32 is exp(x), to 2 units in the last place; 0 below -87, where it would soon be subnormal, and +Inf above
-// 88.3. With n the integer nearest to x log2(e), it is 2^n times exp of the rest, by exp4's polynomial of degree 6.
+// exp32 returns exp(x), to 2 units in the last place; 0 below -87, where it would soon be subnormal, and +Inf above
+// 88.3. With n the integer nearest to x log2(e), exp(x) is 2^n times exp of the rest, by exp4's polynomial of degree
+// 6.
 func exp32(x float32) float32 {
 	const (
-		shift = 3 << 22 // adding it leaves no bits for less than 1
+		shift = 3 << 22 // adding it leaves no bits below 1
 		high  = 0.693359375
 		low   = math.Ln2 - high
 

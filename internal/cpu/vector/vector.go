@@ -1,5 +1,5 @@
-// Package vector computes on vectors of numbers on the CPU, in vector registers where there are some: sums and products, activations, changes of
-// scores, and what rounds and widens elements. The loops that Go kernels are made of are here, too.
+// Package vector computes on vectors of numbers on the CPU, in vector registers if there are any: sums and products,
+// activations, score modifications, rounding and widening. The package also has the loops of the Go kernels.
 package vector
 
 import (
@@ -9,8 +9,8 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// kernels are the functions of one tier for the elements of queries, outputs and scores, each with the
-// contract and the bits of the Go kernel below.
+// kernels are the functions of one tier for the elements of queries, outputs and scores, each with the contract and
+// the bits of its Go kernel below.
 type kernels struct {
 	scale  func(dst, src *float32, n int, by float64)
 	divide func(dst, src *float32, n int, by float32)
@@ -19,21 +19,21 @@ type kernels struct {
 
 	biasStreams func(dst, src *float32, n int, by float64, first *[4]int)
 
-	softCap func(dst *float32, n int, by float64) // to 2^-21 of the Go kernel's
-	dot     func(x, y *float32, n int) float64    // which adds up in another order
+	softCap func(dst *float32, n int, by float64) // within 2^-21 of the Go kernel
+	dot     func(x, y *float32, n int) float64    // with another order of sums
 
 	scale64, divide64 func(dst, src *float64, n int, by float64)
 	dot64             func(x, y *float64, n int) float64
-	softCap64         func(dst *float64, n int, by float64) // to 2^-50 of the Go kernel's
+	softCap64         func(dst *float64, n int, by float64) // within 2^-50 of the Go kernel
 
 	add        func(dst, src *float32, n int)
 	relu, gelu func(dst *float32, n int)
 
 	toFloat16, toBFloat16 func(dst *uint16, src *float32, n int)
-	roundNanos            float64 // what one element of these takes a thread
+	roundNanos            float64 // nanoseconds of one thread for an element
 }
 
-// Scale is dst = src * by, rounded once.
+// Scale computes dst = src * by, rounded once.
 func Scale[F cpu.Real](dst, src []F, by float64) {
 	switch v := &tiers[cpu.InUse()]; {
 	case len(dst) == 0:
@@ -44,7 +44,7 @@ func Scale[F cpu.Real](dst, src []F, by float64) {
 	}
 }
 
-// Divide is dst = src / by.
+// Divide computes dst = src / by.
 func Divide[F cpu.Real](dst, src []F, by F) {
 	switch v := &tiers[cpu.InUse()]; {
 	case len(dst) == 0:
@@ -55,7 +55,7 @@ func Divide[F cpu.Real](dst, src []F, by F) {
 	}
 }
 
-// Add is dst += src.
+// Add computes dst += src.
 func Add[F cpu.Real](dst, src []F) {
 	if unsafe.Sizeof(F(0)) == 4 {
 		tiers[cpu.InUse()].add((*float32)(unsafe.Pointer(unsafe.SliceData(dst))), (*float32)(unsafe.Pointer(unsafe.SliceData(src[:len(dst)]))), len(dst))
@@ -64,7 +64,7 @@ func Add[F cpu.Real](dst, src []F) {
 	addEach(dst, src)
 }
 
-// Dot is the sum of the products of x and y in float64, in an order that depends on nothing but their length.
+// Dot returns the sum of the products of x and y in float64, in an order that depends on their length alone.
 func Dot[F cpu.Real](x, y []F) float64 {
 	y = y[:len(x)]
 	switch v := &tiers[cpu.InUse()]; {
@@ -77,10 +77,10 @@ func Dot[F cpu.Real](x, y []F) float64 {
 	}
 }
 
-// oneByOne are the first numbers of four streams that are the next four keys, so that numbers of a stream are 4 apart.
+// oneByOne has the first numbers of four streams that are the next four keys: numbers of a stream are 4 apart.
 var oneByOne = [4]int{0, 1, 2, 3}
 
-// AddSlopes adds slope (distance+j) to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil.
+// AddSlopes adds slope (distance+j) to each s_c of s. j is c, or first[c%4] + c/4 if first is not nil.
 func AddSlopes[F cpu.Real](s []F, slope, distance float64, first *[4]int) {
 	if slope == 0 || len(s) == 0 {
 		return
@@ -96,9 +96,9 @@ func AddSlopes[F cpu.Real](s []F, slope, distance float64, first *[4]int) {
 	addSlope(s, slope, distance, step, first)
 }
 
-// AddBiases adds by bias_j to each s_c of s, j being its number: c, or first[c%4] + c/4 where first is not nil. Only an infinite bias
-// makes that infinite: one that is finite, and too large with the factor, is the lowest number, and leaves the key visible
-// to a row that has no better ones.
+// AddBiases adds by bias_j to each s_c of s. j is c, or first[c%4] + c/4 if first is not nil. Only an infinite bias
+// makes a sum infinite: a finite bias that is too large with the factor becomes the lowest number, so that the key
+// stays visible to a row without better keys.
 func AddBiases[F cpu.Real](s []F, bias *F, by float64, first *[4]int) {
 	if len(s) == 0 {
 		return
@@ -223,8 +223,7 @@ func slopeGo(dst *float32, n int, by, from, step float64, first *[4]int) {
 	addSlope(unsafe.Slice(dst, n), by, from, step, first)
 }
 
-// addBias is biasGo; a finite element of src gives lowest at least. The conversions keep products from being fused
-// with sums.
+// addBias is biasGo; a finite element of src gives at least lowest. The conversions prevent fused products and sums.
 func addBias[F cpu.Real](dst, src []F, by, lowest float64) {
 	src = src[:len(dst)]
 	for i, x := range dst {
