@@ -25,8 +25,8 @@ func testRandom(t *testing.T, m *machine, n int, o options) {
 		p.randomSchedule()
 		p.geometry.Unfused = p.geometry.Unfused && !o.scored
 		m.run(t, plan, p)
-		if k := plan.look.kernel; o.scored != (k.scored && k.needs == 0) {
-			t.Fatalf("%v goes to %v", p, plan.look.kernel.entries)
+		if k := plan.form.kernel; o.scored != (k.scored && k.needs == 0) {
+			t.Fatalf("%v goes to %v", p, plan.form.kernel.entries)
 		}
 		p.check(t)
 		if t.Failed() {
@@ -148,7 +148,7 @@ func testTrees(t *testing.T, m *machine, n int, o options) {
 		p.randomSchedule()
 		p.geometry.Unfused = false
 		m.run(t, plan, p)
-		if !plan.look.kernel.scored || plan.kernelOf(p.operands()).features&attn.Trees == 0 {
+		if !plan.form.kernel.scored || plan.kernelOf(p.operands()).features&attn.Trees == 0 {
 			t.Fatalf("%v goes to %v", p, plan.Kernels())
 		}
 		if p.check(t); t.Failed() {
@@ -375,7 +375,7 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 			m.run(t, plan, p)
 			p.check(t)
 			out := enginetest.Read(t, &p.o)
-			if k := plan.look.kernel; t.Failed() || !k.row || first != nil && !bytes.Equal(first, out) {
+			if k := plan.form.kernel; t.Failed() || !k.row || first != nil && !bytes.Equal(first, out) {
 				t.Fatalf("%v by %v", p, k.entries)
 			}
 			first = out
@@ -389,7 +389,7 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 				seen["whole"]++
 			}
 		}
-		if plan.look.kernel.paged {
+		if plan.form.kernel.paged {
 			seen["in pages"]++
 		}
 		p.close(t)
@@ -406,7 +406,7 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 	for _, change := range []func(){func() {}, func() { m.engine.anyRow = true; p.geometry.Policy = lean.Policy{Kind: lean.PerHead} }, func() { p.geometry.Policy = lean.Policy{}; p.geometry.KVHeads = 1 }} {
 		change()
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
-		if k := plan.look.kernel; k.row {
+		if k := plan.form.kernel; k.row {
 			t.Errorf("%+v: %v", p.geometry, k.entries)
 		}
 	}

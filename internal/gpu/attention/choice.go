@@ -107,7 +107,7 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 		}
 	}
 	if p.beside > 0 || p.steady {
-		if p.beside == 0 && p.look.prefill.first() == nil {
+		if p.beside == 0 && p.form.prefill.first() == nil {
 			return division{}
 		}
 		d := division{prefillKernels: of, blocks: e.prefillBlocks(k)}

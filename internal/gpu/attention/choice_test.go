@@ -56,10 +56,10 @@ func testMixed(t *testing.T, m *machine, n, longest int) {
 		queries := slices.DeleteFunc(slices.Clone(shape.Queries), func(q int) bool { return q == 0 })
 		slices.Sort(queries)
 		few, most := queries[0], queries[len(queries)-1]
-		if both := beside && most*p.geometry.Group() >= prefillRows && few < most; p.Scale > 0 && plan.look.both != both {
+		if both := beside && most*p.geometry.Group() >= prefillRows && few < most; p.Scale > 0 && plan.form.both != both {
 			t.Errorf("both kinds of kernels: %v", !both)
 		}
-		kinds[plan.look.both]++
+		kinds[plan.form.both]++
 		p.check(t)
 		out, lse := enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)
 		plan.spoil(t)

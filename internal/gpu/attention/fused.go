@@ -72,7 +72,7 @@ func (p *Plan) Device() *cuda.Device { return p.engine.dev }
 func (p *Plan) FuseAppend(to Pages, take func(*Appending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("append") || rotates(&p.look.geometry) || p.checkPages("append", &to) != nil {
+	if !p.canAppend("append") || rotates(&p.form.geometry) || p.checkPages("append", &to) != nil {
 		return false
 	}
 	a := p.appending()
@@ -90,10 +90,10 @@ func (p *Plan) FuseAppend(to Pages, take func(*Appending) bool) bool {
 func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("attention") || p.look.both || p.look.sharing.on() { // that schedule is not one of all sequences and keys
+	if !p.canAppend("attention") || p.form.both || p.form.sharing.on() { // that schedule is not one of all sequences and keys
 		return false
 	}
-	if p.look.geometry.Invariant { // such launches have orders of sums of their own
+	if p.form.geometry.Invariant { // such launches have orders of sums of their own
 		return false
 	}
 	if p.checkLaid("attention", o) != nil {
@@ -102,15 +102,15 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	if _, err := p.arguments(o); err != nil {
 		return false
 	}
-	g := &p.look.geometry
+	g := &p.form.geometry
 	element := o.Pages[0].Data.DType
 	shape := p.engine.fusedShape(element, g.Dim)
 	a := Attending{
-		Appending: p.appending(), TileRows: p.look.tileRows, Params: p.params.Params, Chunk: p.engine.FusedChunk(element, g.Dim),
+		Appending: p.appending(), TileRows: p.form.tileRows, Params: p.params.Params, Chunk: p.engine.FusedChunk(element, g.Dim),
 		QueryLen: g.Query.Extent(p.reach, g.Heads, g.Dim), OutLen: g.Out.Extent(p.reach, g.Heads, g.ValueDim),
 		Workspace: [2]*cuda.Buffer{p.memory.partials, p.memory.counters},
 	}
-	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
+	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
 	a.Params.box, a.Params.tileShift = int32(box), int32(bits.TrailingZeros(uint(tileTokens(g)/shape.keys)))
 	if p.engine.hasCopyEngine() {
 		for i, m := range [...]*gpu.Memory{&o.Pages[0].Data, &o.Pages[1].Data} {
@@ -129,14 +129,14 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 
 // appending is what launches have to know that append.
 func (p *Plan) appending() Appending {
-	g := &p.look.geometry
+	g := &p.form.geometry
 	return Appending{
-		Problem: g, Rows: p.look.rows, PageBytes: pageBytes(g),
+		Problem: g, Rows: p.form.rows, PageBytes: pageBytes(g),
 		Slots: p.slots.address(&p.memory), Ahead: p.ahead.address(&p.memory), Positions: p.positions.address(&p.memory), Table: p.memory.table,
 	}
 }
 
 // canAppend says whether there are new keys and values to store.
 func (p *Plan) canAppend(op string) bool {
-	return p.ready(op) == nil && !p.look.idle && p.appends
+	return p.ready(op) == nil && !p.form.idle && p.appends
 }

@@ -106,8 +106,8 @@ func testInvariant(t *testing.T, m *machine, n, longest int) {
 			m.Poison(t, &p.o)
 			m.Poison(t, &p.lse)
 			noError(t, plan.Build(p.geometry, p.chunked(chunks), p.rows))
-			if invariant != (plan.look.kernel.needs&attn.BatchInvariance != 0) {
-				t.Fatalf("%v goes to %v", p, plan.look.kernel.entries)
+			if invariant != (plan.form.kernel.needs&attn.BatchInvariance != 0) {
+				t.Fatalf("%v goes to %v", p, plan.form.kernel.entries)
 			}
 			plan.spoil(t)
 			noError(t, plan.Upload(m.Stream))

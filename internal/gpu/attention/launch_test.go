@@ -286,11 +286,11 @@ func TestLaunches(t *testing.T) {
 				if t.Failed() {
 					t.Fatalf("case %d: %v", i, p)
 				}
-				both = both || plan.look.both
+				both = both || plan.form.both
 				parts = parts || slices.ContainsFunc(plan.prefilling.data, func(t prefillTile) bool { return t.parts > 1 })
-				if plan.look.sharing.on() {
+				if plan.form.sharing.on() {
 					shared = true
-					beside = beside || plan.prefixes.plan.look.beside
+					beside = beside || plan.prefixes.plan.form.beside
 				}
 				p.close(t)
 			}

@@ -117,10 +117,10 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	// So many blocks are for many rows, and so many for few.
 	share := func(many, others int) func(*Plan) {
 		return func(p *Plan) {
-			k, few := p.look.prefill.taken(&g), c.singles
+			k, few := p.form.prefill.taken(&g), c.singles
 			bytes := m.engine.partBytes(k)
 			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
-			d := division{prefillKernels: p.look.prefill, few: few, queries: 1, blocks: many}
+			d := division{prefillKernels: p.form.prefill, few: few, queries: 1, blocks: many}
 			p.dealOut(&g, k, &d)
 			p.schedule(&g, p.seqs.data[:few], others, false)
 			p.listPrefill(d)
@@ -131,21 +131,21 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		k := p.kernelOf(o)
 		noError(b, m.Stream.Record(forks[0]))
 		noError(b, other.Wait(forks[0]))
-		p.look.both = false // it waits for what is before
-		defer func() { p.look.both = true }()
+		p.form.both = false // it waits for what is before
+		defer func() { p.form.both = true }()
 		if err := k.family.run(p, other, o, k); err != nil {
 			return err
 		}
-		if err := p.look.kernel.family.run(p, m.Stream, o, p.look.kernel); err != nil {
+		if err := p.form.kernel.family.run(p, m.Stream, o, p.form.kernel); err != nil {
 			return err
 		}
 		noError(b, other.Record(forks[1]))
 		return m.Stream.Wait(forks[1])
 	}
 	behind := func(p *Plan) error { // one behind the other, on all multiprocessors
-		p.look.both = false
-		defer func() { p.look.both = true }()
-		if err := p.look.kernel.family.run(p, m.Stream, o, p.look.kernel); err != nil {
+		p.form.both = false
+		defer func() { p.form.both = true }()
+		if err := p.form.kernel.family.run(p, m.Stream, o, p.form.kernel); err != nil {
 			return err
 		}
 		k := p.kernelOf(o)
@@ -155,10 +155,10 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	add("singles", takeFastest, seqs[1:], nil, nil)
 	add("chosen", takeFastest, seqs, nil, nil)
 	add("few", takeFastest, seqs, func(p *Plan) {
-		p.look.prefill, p.look.both, p.look.tileRows = prefillKernels{}, false, BlockRows
+		p.form.prefill, p.form.both, p.form.tileRows = prefillKernels{}, false, BlockRows
 		w := want{problem: &g, features: g.Features(), rows: BlockRows}
-		p.look.kernel = m.engine.find(&w)
-		noError(b, m.engine.load(p.look.kernel))
+		p.form.kernel = m.engine.find(&w)
+		noError(b, m.engine.load(p.form.kernel))
 		p.schedule(&g, p.seqs.data, blocks, false)
 	}, nil)
 	add("many", takeMany, seqs, nil, nil)
@@ -174,10 +174,10 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	}
 	for _, n := range []int{56, 26} {
 		add(fmt.Sprintf("chunk by %d", n), takeMany, seqs[:1], func(p *Plan) {
-			k := p.look.prefill.taken(&g)
+			k := p.form.prefill.taken(&g)
 			bytes := m.engine.partBytes(k)
 			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
-			d := division{prefillKernels: p.look.prefill, blocks: n}
+			d := division{prefillKernels: p.form.prefill, blocks: n}
 			p.dealOut(&g, k, &d)
 			p.listPrefill(d)
 		}, nil)

@@ -24,7 +24,7 @@ type Plan struct {
 	state      state
 	least      Capacity // what Reserve asked for
 	generation uint64
-	look       look
+	form       form
 	listed     []entries // see lists
 	sched      lean.Plan
 	tiles      []int64    // scratch of Build
@@ -108,7 +108,7 @@ const (
 
 // look is all that a captured launch of a plan has of it. While it is the same,
 // the graph may be launched again.
-type look struct {
+type form struct {
 	geometry attn.Problem
 	idle     bool           // there are no rows: no launches
 	rows     int            // token rows
@@ -221,21 +221,21 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	if shares {
 		g, seqs = ownProblem(&g), p.prefixes.own
 	}
-	look, need, who, err := p.choose(op, &g, seqs, rows)
+	form, need, who, err := p.choose(op, &g, seqs, rows)
 	if err != nil {
 		return err
 	}
 	if err := p.engine.loadPrefill(who.prefillKernels); err != nil {
 		return err
 	}
-	if err := p.engine.load(look.kernel); err != nil {
+	if err := p.engine.load(form.kernel); err != nil {
 		return err
 	}
 	if err := p.engine.loadRotary(&g); err != nil {
 		return err
 	}
 	var scores int64
-	if look.kernel.family == &unfusedFamily {
+	if form.kernel.family == &unfusedFamily {
 		if scores, err = p.scores(op, &g, need.scores); err != nil {
 			return err
 		}
@@ -251,31 +251,31 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	}
 	p.prefixes.size()
 	if shares {
-		look.sharing = p.layPrefixes(&results, &g, rows, look.kernel, who, &need, &least)
-		take.states = look.sharing.states(&g).end
+		form.sharing = p.layPrefixes(&results, &g, rows, form.kernel, who, &need, &least)
+		take.states = form.sharing.states(&g).end
 	}
 	if err := p.memory.reserve(p.engine, p.lists(), take); err != nil {
 		return err
 	}
-	look.memory = p.memory.generation
+	form.memory = p.memory.generation
 	if shares {
-		if err := p.buildPrefixes(&g, &look.sharing); err != nil {
+		if err := p.buildPrefixes(&g, &form.sharing); err != nil {
 			p.moved()
 			return err
 		}
 	}
 
 	p.state, p.anyAppend, p.turned, p.lastPage = built, false, gpu.Memory{}, need.lastPage
-	few := p.assign(&g, seqs, rows, &look, who)
+	few := p.assign(&g, seqs, rows, &form, who)
 	p.listSlopes(&g)
 	p.cuts.data = append(p.cuts.data[:0], p.prefixes.cuts...)
-	p.listPrefixes(all, &look.sharing)
+	p.listPrefixes(all, &form.sharing)
 	p.listPositions(&g, all, rows)
-	p.prefetchPages(&g, look.walks)
+	p.prefetchPages(&g, form.walks)
 	p.maskedRows(&g, few, rows)
-	p.aheadPages(&g, look.paged)
-	if look != p.look {
-		p.look = look
+	p.aheadPages(&g, form.paged)
+	if form != p.form {
+		p.form = form
 		p.generation++
 	}
 	return nil
@@ -283,57 +283,57 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 
 // moved notes that p is as it was, but in other memory.
 func (p *Plan) moved() {
-	if p.look.memory == p.memory.generation {
+	if p.form.memory == p.memory.generation {
 		return
 	}
-	p.look.memory, p.generation, p.state = p.memory.generation, p.generation+1, min(p.state, built)
+	p.form.memory, p.generation, p.state = p.memory.generation, p.generation+1, min(p.state, built)
 }
 
 // choose checks a step, and says how large it is, which kernels it takes and which of them attend
 // to what. It asks nothing of the GPU, and writes nothing but scratch.
-func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (look look, need measured, who division, err error) {
+func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (form form, need measured, who division, err error) {
 	if err = supports(op, g, p.engine.kernels); err != nil {
-		return look, need, who, err
+		return form, need, who, err
 	}
 	if need, err = measure(op, g, seqs, rows); err != nil {
-		return look, need, who, err
+		return form, need, who, err
 	}
-	look.geometry, look.rows, look.idle, look.beside = *g, rows, rows == 0 && need.Rows == 0 && !p.steady, p.beside > 0
+	form.geometry, form.rows, form.idle, form.beside = *g, rows, rows == 0 && need.Rows == 0 && !p.steady, p.beside > 0
 	group := g.Group()
 	most := max(need.Queries, 1) * group
 	if p.steady || p.beside > 0 {
 		most = max(most, prefillRows) // its kernels may be wanted without sequences for them
 	}
 	who = p.divide(g, seqs, p.engine.findPrefill(g, most))
-	look.prefill, look.both = who.prefillKernels, who.few > 0
-	if look.tileRows = tileRows(group, max(need.Queries, p.least.Queries)); look.both {
-		look.tileRows = tileRows(group, who.queries)
+	form.prefill, form.both = who.prefillKernels, who.few > 0
+	if form.tileRows = tileRows(group, max(need.Queries, p.least.Queries)); form.both {
+		form.tileRows = tileRows(group, who.queries)
 	}
-	look.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
+	form.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	shape := p.engine.shape(g.Pages.Planes[0].DType, g.Dim)
-	w := want{problem: g, features: g.Features(), rows: look.tileRows, pages: shape.pages(look.paged, g.PageTokens)}
+	w := want{problem: g, features: g.Features(), rows: form.tileRows, pages: shape.pages(form.paged, g.PageTokens)}
 	// With one row there are as many scores as keys.
 	w.long = p.engine.anyRow || 2*need.scores*int64(g.Dim*g.Pages.Planes[0].DType.Size()) >= longReads*int64(p.engine.blocks)
-	if look.kernel, err = p.engine.kernel(op, &w); err != nil {
-		return look, need, who, err
+	if form.kernel, err = p.engine.kernel(op, &w); err != nil {
+		return form, need, who, err
 	}
-	look.walks = look.kernel.paged || look.kernel.pages && p.engine.hasEpilogue() && w.walks()
-	return look, need, who, nil
+	form.walks = form.kernel.paged || form.kernel.pages && p.engine.hasEpilogue() && w.walks()
+	return form, need, who, nil
 }
 
 // assign hands out what choose has chosen: LeanTiles and output tiles to thread blocks. It says how many
 // sequences the decode kernel has where both kinds run, and else how many there are.
-func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, look *look, who division) (few int) {
-	p.pack(g, seqs, rows, look.paged, who.queries)
+func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *form, who division) (few int) {
+	p.pack(g, seqs, rows, form.paged, who.queries)
 	few, workers := len(p.seqs.data), p.engine.blocks // of the decode kernel
-	if look.both {
+	if form.both {
 		few, workers = who.few, workers-who.blocks
 	}
 	workers -= p.prefixes.blocks
-	if p.uncut && look.prefill.precise != nil && !look.both {
+	if p.uncut && form.prefill.precise != nil && !form.both {
 		few = 0 // prefill kernels take all operands
 	}
-	p.schedule(g, p.seqs.data[:few], workers, look.paged)
+	p.schedule(g, p.seqs.data[:few], workers, form.paged)
 	p.listPrefill(who)
 	return few
 }
@@ -646,7 +646,7 @@ func (p *Plan) Upload(s *cuda.Stream) error {
 	if err := p.memory.upload(s, p); err != nil {
 		return err
 	}
-	if p.look.sharing.on() && p.prefixes.plan.state != uploaded {
+	if p.form.sharing.on() && p.prefixes.plan.state != uploaded {
 		if err := p.prefixes.plan.Upload(s); err != nil {
 			return err
 		}

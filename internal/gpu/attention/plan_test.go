@@ -436,8 +436,8 @@ func testEveryCallFailsOnce(t *testing.T, m *machine, lib *fakedriver.Library, u
 	if parts := first.memory.parts != nil; parts != (queries > 8) {
 		t.Errorf("%d queries: parts of output tiles: %v", queries, parts)
 	}
-	if first.look.both != (take == takeBoth) {
-		t.Errorf("decode kernels and for many: %v", first.look.both)
+	if first.form.both != (take == takeBoth) {
+		t.Errorf("decode kernels and for many: %v", first.form.both)
 	}
 	noError(t, first.Close())
 	m.engine.maps = gpu.TensorMaps[mapKey]{}
@@ -547,7 +547,7 @@ func testReservePrompts(t *testing.T, queries int) {
 			}
 			noError(t, plan.Build(g, seqs, 400))
 			parts = parts || slices.ContainsFunc(plan.prefilling.data, func(t prefillTile) bool { return t.parts > 1 })
-			both = both || plan.look.both
+			both = both || plan.form.both
 		}
 	}
 	if plan.memory.generation != memory {

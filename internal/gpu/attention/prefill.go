@@ -180,7 +180,7 @@ func (p *Plan) listPrefill(of division) {
 
 // runPrefill queues attention by blocks that take output tiles.
 func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
-	e, g, m, a := p.engine, &p.look.geometry, &p.memory, &p.prefillParams
+	e, g, m, a := p.engine, &p.form.geometry, &p.memory, &p.prefillParams
 	*a = prefillParams{}
 	if k.tile.warps > 0 {
 		a.keys, a.values = o.Pages[0].Data.Address(), o.Pages[1].Data.Address()
@@ -195,7 +195,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	if m.parts != nil {
 		a.counters, a.partials = m.parts.Address(), m.parts.Address()+uint64(e.counterBytes())
 	}
-	if p.look.paged {
+	if p.form.paged {
 		a.pages = p.pages.address(m)
 	}
 	a.queryRow, a.queryHead = int64(g.Query.Row), int64(g.Query.Head)
@@ -206,7 +206,7 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	if g.Causal {
 		a.causal = 1
 	}
-	if p.look.both || p.look.beside {
+	if p.form.both || p.form.beside {
 		a.beside = 1
 	}
 	a.queryType, a.outType, a.rows = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType), p.rows
@@ -229,10 +229,10 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 
 // prefillMaps are what the copy engine brings keys and values by.
 func (p *Plan) prefillMaps(o *Operands, k *kernel) (err error) {
-	e, g, a := p.engine, &p.look.geometry, &p.prefillParams
+	e, g, a := p.engine, &p.form.geometry, &p.prefillParams
 	shape := e.shape(k.kv, g.Dim)
 	shape.keys = 0 // no box is more than one column block
-	a.box = int32(boxOf(k.tile.keys, p.look.paged, g.PageTokens))
+	a.box = int32(boxOf(k.tile.keys, p.form.paged, g.PageTokens))
 	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, int(a.box)); err != nil {
 		return err
 	}

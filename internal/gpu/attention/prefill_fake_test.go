@@ -110,7 +110,7 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 			pages[i] = int32(i)
 		}
 		noError(t, plan.Build(base, []attn.Sequence{{Queries: queries, Keys: 1000, Pages: pages}}, queries))
-		for _, kernel := range []*kernel{plan.look.prefill.same, plan.look.prefill.precise} {
+		for _, kernel := range []*kernel{plan.form.prefill.same, plan.form.prefill.precise} {
 			if (kernel != nil) != want {
 				t.Errorf("%d queries: output tiles: %v", queries, !want)
 			}

@@ -75,7 +75,7 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 			if slices.ContainsFunc(plan.prefilling.data, func(t prefillTile) bool { return t.parts > 1 }) {
 				parts++
 			}
-			if plan.look.both {
+			if plan.form.both {
 				both++
 			}
 		}
@@ -258,11 +258,11 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 	noError(b, plan.Build(g, seqs, batch*queries))
 	switch way {
 	case "few":
-		plan.look.prefill = prefillKernels{}
+		plan.form.prefill = prefillKernels{}
 	case "whole":
 		plan.dealPrefill()
 	case "parts":
-		noError(b, plan.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: dim, parts: m.engine.partBytes(plan.look.prefill.first())}))
+		noError(b, plan.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: dim, parts: m.engine.partBytes(plan.form.prefill.first())}))
 		plan.partPrefill(plan.dealt)
 	}
 	noError(b, plan.Upload(m.Stream))

@@ -118,7 +118,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 	switch {
 	case rows == 0 || p.fused || g.Features()&^attn.Shareable != 0:
 		return false
-	case p.recorded && !p.look.sharing.on():
+	case p.recorded && !p.form.sharing.on():
 		return false
 	case !p.recorded && len(seqs) < 2, !hasTables(g, seqs):
 		return false
@@ -198,14 +198,14 @@ func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who 
 	x := &p.prefixes
 	s := sharing{out: results.Out, lse: results.LSE, rows: rows, gathered: p.engine.mostGathered(g, max(least.Rows, rows))}
 	if p.recorded {
-		s.gathered = p.look.sharing.gathered
+		s.gathered = p.form.sharing.gathered
 	}
 	of := prefixProblem(g, true)
 	many := p.manyOfPrefixes(&of)
 	switch {
-	case p.recorded && x.plan.look.beside && many == nil:
+	case p.recorded && x.plan.form.beside && many == nil:
 		x.blocks = 1 // that have nothing
-	case many != nil && (!p.recorded || x.plan.look.prefill.first() != nil):
+	case many != nil && (!p.recorded || x.plan.form.prefill.first() != nil):
 		x.blocks = p.besidePrefixes(g, few, many, who, need, s.gathered)
 	}
 	gathered := 0
@@ -251,7 +251,7 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 	if err := x.plan.Build(prefixProblem(g, x.direct), x.seqs, 0); err != nil {
 		return err
 	}
-	if direct := x.plan.look.prefill.first() != nil && !x.plan.look.both; direct != x.direct { // other than in the last step
+	if direct := x.plan.form.prefill.first() != nil && !x.plan.form.both; direct != x.direct { // other than in the last step
 		x.direct = direct
 		if err := x.plan.Build(prefixProblem(g, direct), x.seqs, 0); err != nil {
 			p.state = fresh // that of prefixes is another one now
@@ -271,7 +271,7 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 func (x *prefixes) stillBuilt(g *attn.Problem, recorded bool, least Capacity) bool {
 	of := x.plan
 	if !x.isBuilt || of.state < built || len(x.built) != len(x.seqs) || of.steady != recorded || of.beside != x.blocks || of.least != least ||
-		!of.look.paged || of.look.geometry != prefixProblem(g, x.direct) {
+		!of.form.paged || of.form.geometry != prefixProblem(g, x.direct) {
 		return false
 	}
 	pages := of.pages.data // in the order of the sequences
@@ -356,8 +356,8 @@ func (e *Engine) loadPrefixes() error {
 
 // runSharing queues attention where sequences share prefixes. k is the kernel for what they have of their own.
 func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
-	x, g := &p.prefixes, &p.look.geometry
-	share := &p.look.sharing
+	x, g := &p.prefixes, &p.form.geometry
+	share := &p.form.sharing
 	at := share.states(g)
 	floats := func(begin, end int64) gpu.Memory {
 		return gpu.Memory{Buffer: p.memory.states, Offset: begin, Len: int(end-begin) / 4, DType: attn.Float32}

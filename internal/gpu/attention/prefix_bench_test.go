@@ -121,7 +121,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 			for range 100 {
 				noError(b, plan.Build(g, seqs, rows))
 			}
-			name = fmt.Sprintf("shared: %v, %d blocks beside, plan %.1f us", plan.look.sharing.on(), plan.prefixes.blocks, float64(time.Since(begin).Microseconds())/100)
+			name = fmt.Sprintf("shared: %v, %d blocks beside, plan %.1f us", plan.form.sharing.on(), plan.prefixes.blocks, float64(time.Since(begin).Microseconds())/100)
 		}
 		if change != nil {
 			change(plan)
@@ -157,17 +157,17 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 					blocks = m.engine.blocks
 				}
 				p.alikePrefixes(&of, p.manyOfPrefixes(&of))
-				p.cutPrefixes(&of, p.piecesOf(&of, p.manyOfPrefixes(&of), blocks, p.look.sharing.gathered).size)
+				p.cutPrefixes(&of, p.piecesOf(&of, p.manyOfPrefixes(&of), blocks, p.form.sharing.gathered).size)
 			}
 			row := 0
 			for i := range x.seqs {
 				x.seqs[i].Row = row
 				row += x.seqs[i].Queries
 			}
-			noError(b, p.buildPrefixes(&own, &p.look.sharing))
-			p.listPrefixes(seqs, &p.look.sharing)
+			noError(b, p.buildPrefixes(&own, &p.form.sharing))
+			p.listPrefixes(seqs, &p.form.sharing)
 			p.schedule(&own, p.seqs.data, m.engine.blocks-n, true)
-			p.prefetchPages(&own, p.look.walks)
+			p.prefetchPages(&own, p.form.walks)
 		}
 	}
 	counts := []int{0, 24, 32, 40, 48, 56, 64, 76, 88}
@@ -185,7 +185,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 			}
 			return [...]func() error{
 				func() error {
-					return launchAround(p, m.Stream, o, m.engine.gatherPrefixes, min(p.look.sharing.gathered, 8*m.engine.blocks), &x.gather)
+					return launchAround(p, m.Stream, o, m.engine.gatherPrefixes, min(p.form.sharing.gathered, 8*m.engine.blocks), &x.gather)
 				},
 				func() error { return p.launch(m.Stream, o, p.kernelOf(o)) },
 				func() error {

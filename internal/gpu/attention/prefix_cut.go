@@ -51,7 +51,7 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, nee
 	least := max(best.time, shared/n*aloneMore/aloneOf) + own/n
 	can := k.runsBeside() && who.first() == nil && few.family == &decodeFamily && !few.row
 	if p.recorded {
-		can = p.prefixes.plan.look.beside
+		can = p.prefixes.plan.form.beside
 	}
 	// Where one is done long before the other, blocks are idle.
 	until := func(reads, multiplies int64) int64 {

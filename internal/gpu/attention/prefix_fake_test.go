@@ -49,7 +49,7 @@ func TestFakePrefixesNotTaken(t *testing.T) {
 		g, plan := p.geometry, m.engine.NewPlan()
 		x.change(&g)
 		noError(t, plan.Build(g, p.seqs, x.rows))
-		if plan.look.sharing.on() != x.takes {
+		if plan.form.sharing.on() != x.takes {
 			t.Errorf("%s: shares prefixes: %v", name, !x.takes)
 		}
 		noError(t, plan.Close())
@@ -57,7 +57,7 @@ func TestFakePrefixesNotTaken(t *testing.T) {
 	m.engine.Eager = false
 	plan := m.engine.NewPlan()
 	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
-	if plan.look.sharing.on() {
+	if plan.form.sharing.on() {
 		t.Error("a prefix of 96 keys is worth it")
 	}
 	long := []attn.Sequence{{Row: 0, Queries: 1}, {Row: 1, Queries: 1}, {Row: 2, Queries: 1}}
@@ -74,7 +74,7 @@ func TestFakePrefixesNotTaken(t *testing.T) {
 			long[i].Keys, long[i].Pages = 16*n+1, append(append([]int32(nil), pages[:n]...), int32(i))
 		}
 		noError(t, plan.Build(p.geometry, long, 3))
-		if plan.look.sharing.on() != takes {
+		if plan.form.sharing.on() != takes {
 			t.Errorf("%d pages: shares prefixes: %v", n, !takes)
 		}
 	}
@@ -113,7 +113,7 @@ func TestEmulatedPrefixesMemory(t *testing.T) {
 		m.Settle(t)
 		p.check(t)
 		noError(t, plan.Build(p.geometry, forks, p.rows))
-		if !plan.look.sharing.on() {
+		if !plan.form.sharing.on() {
 			t.Error("nobody shares prefixes")
 		}
 		noError(t, plan.Close())
@@ -140,7 +140,7 @@ func TestFakePrefixPlanAllocations(t *testing.T) {
 				seqs[i].Keys -= 1 + i%3
 			}
 			noError(t, plan.Build(g, seqs, len(seqs)))
-			if !plan.look.sharing.on() {
+			if !plan.form.sharing.on() {
 				t.Errorf("%s: nothing is shared", name)
 			}
 		}
@@ -209,7 +209,7 @@ func TestFakePlanAgain(t *testing.T) {
 			turn := plan.prefixes.turn
 			noError(t, plan.Build(g, seqs, rows))
 			noError(t, fresh.Build(g, seqs, rows))
-			if steps++; plan.look.sharing.on() {
+			if steps++; plan.form.sharing.on() {
 				shared++
 				if turn == plan.prefixes.turn {
 					kept++
@@ -237,8 +237,8 @@ func TestFakePlanAgain(t *testing.T) {
 func (p *Plan) told() string {
 	x := &p.prefixes
 	own := fmt.Sprint(p.works.data, p.seqs.data, p.prefetches.data, p.masked.data, p.prefilling.data, p.prefillStarts.data, p.slopes.data, p.details.data, p.trees.data, p.cuts.data, p.positions.data, p.slots.data, p.pages.data, p.ahead.data,
-		p.reach, p.lastPage, p.mostSlots, p.liveKeys, p.appends, p.look.geometry, p.look.rows, p.look.tileRows, p.look.both, p.look.beside, p.look.kernel.entries, p.sched.Workers(), p.sched.Tiles())
-	if !p.look.sharing.on() {
+		p.reach, p.lastPage, p.mostSlots, p.liveKeys, p.appends, p.form.geometry, p.form.rows, p.form.tileRows, p.form.both, p.form.beside, p.form.kernel.entries, p.sched.Workers(), p.sched.Tiles())
+	if !p.form.sharing.on() {
 		return own
 	}
 	return fmt.Sprintln(own) + fmt.Sprintln(x.gathered.data, x.starts.data, x.slots.data, x.shifts.data, x.blocks, x.direct, x.plan.state >= built) + x.plan.told()
@@ -347,8 +347,8 @@ func BenchmarkFakePrefixPlan(b *testing.B) {
 				}
 			}
 			b.ReportMetric(float64(least.Nanoseconds())/16e3, "min-us/op")
-			if plan.look.sharing.on() == (c.alone || c.name == "apart") {
-				b.Errorf("shares prefixes: %v", plan.look.sharing.on())
+			if plan.form.sharing.on() == (c.alone || c.name == "apart") {
+				b.Errorf("shares prefixes: %v", plan.form.sharing.on())
 			}
 			noError(b, plan.Close())
 		})

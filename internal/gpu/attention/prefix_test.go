@@ -52,8 +52,8 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 			p.geometry.QueryType = p.query // as it is in graphs
 		}
 		m.run(t, plan, p)
-		if plan.look.sharing.on() {
-			if shared++; plan.prefixes.plan.look.prefill.first() != nil {
+		if plan.form.sharing.on() {
+			if shared++; plan.prefixes.plan.form.prefill.first() != nil {
 				many++
 			}
 			if shape.Slopes != nil {
@@ -62,7 +62,7 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 			if shape.Window > 0 {
 				windowed++
 			}
-			if plan.prefixes.plan.look.beside {
+			if plan.prefixes.plan.form.beside {
 				beside++
 			}
 		} else if slices.ContainsFunc(p.forks, func(f reftest.Fork) bool { return f.Pages > 0 }) && plan.prefixes.saved > 0 {
@@ -72,7 +72,7 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		if t.Failed() {
 			t.Fatalf("case %d, %v inputs: %v, forks %v", i, in, p, p.forks)
 		}
-		if plan.look.sharing.on() && i%3 == 0 { // the same again: what is for prefixes stays as it is
+		if plan.form.sharing.on() && i%3 == 0 { // the same again: what is for prefixes stays as it is
 			noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 			if plan.prefixes.plan.state != uploaded {
 				t.Errorf("%v: the plan of prefixes was built again", p)
@@ -107,7 +107,7 @@ func testCutPrefixes(t *testing.T, m *machine, n int) {
 		}
 		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: enginetest.Pick(rng, attn.Float16, attn.BFloat16), forks: true, page: 16})
 		m.run(t, plan, p)
-		if x := &plan.prefixes; plan.look.sharing.on() && len(x.of) > len(slices.Compact(slices.Clone(x.of))) {
+		if x := &plan.prefixes; plan.form.sharing.on() && len(x.of) > len(slices.Compact(slices.Clone(x.of))) {
 			cut++
 		}
 		if p.check(t); t.Failed() {
@@ -152,8 +152,8 @@ func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 		kv := enginetest.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: enginetest.Pick(rng, 1, 3, 16)})
 		m.run(t, plan, p)
-		if plan.look.sharing.on() && slices.ContainsFunc(plan.cuts.data, func(cut int32) bool { return cut > 0 }) {
-			if plan.look.prefill.first() != nil {
+		if plan.form.sharing.on() && slices.ContainsFunc(plan.cuts.data, func(cut int32) bool { return cut > 0 }) {
+			if plan.form.prefill.first() != nil {
 				many++
 			} else {
 				few++
@@ -192,7 +192,7 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool)
 			noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Pages: len(first.pool[0]) / kv.Size() / first.geometry.Pages.Planes[0].At.Page}))
 			s.load(t, 0)
 			m.run(t, plan, first)
-			if plan.look.sharing.on() != shares {
+			if plan.form.sharing.on() != shares {
 				t.Fatalf("%v shares prefixes: %v", first, !shares)
 			}
 			plan.Recorded()

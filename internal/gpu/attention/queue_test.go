@@ -126,7 +126,7 @@ func (m *machine) replay(t *testing.T, plan *Plan, s *steps, each func(i int, p 
 		plan.spoil(t)
 		noError(t, plan.Upload(m.Stream))
 		if plan.Generation() != generation {
-			t.Fatalf("step %d of %v, forks %v: the plan looks different: %+v", i, p, p.forks, plan.look)
+			t.Fatalf("step %d of %v, forks %v: the plan has another form: %+v", i, p, p.forks, plan.form)
 		}
 		noError(t, launch())
 		m.Settle(t)
@@ -158,7 +158,7 @@ func testGraph(t *testing.T, m *machine, n, chunk, longest, kinds int) {
 		noError(t, plan.Reserve(Capacity{Sequences: sequences, Rows: first.rows, Queries: max(chunk, 1), Pages: sequences * attn.Ceil(longest+max(chunk, 1), first.pageTokens)}))
 		s.load(t, 0)
 		m.run(t, plan, first)
-		if both := chunk > 0 && c.kv != attn.Float32 && !c.unfused && m.runsBeside(); both != plan.look.both {
+		if both := chunk > 0 && c.kv != attn.Float32 && !c.unfused && m.runsBeside(); both != plan.form.both {
 			t.Errorf("keys of %v, unfused %v: decode kernels and for many: %v", c.kv, c.unfused, !both)
 		}
 		m.replay(t, plan, s, nil)

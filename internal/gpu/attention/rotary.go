@@ -84,17 +84,17 @@ func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.
 	if err := p.ready(op); err != nil {
 		return err
 	}
-	if p.look.idle {
+	if p.form.idle {
 		return nil
 	}
-	g := &p.look.geometry
+	g := &p.form.geometry
 	if !rotates(g) {
 		return gpu.Errorf(op, attn.ErrShape, "the problem has no rotary embedding")
 	}
 	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err
 	}
-	extent := g.Query.Extent(p.look.rows, g.Heads, g.Dim)
+	extent := g.Query.Extent(p.form.rows, g.Heads, g.Dim)
 	if err := q.Check(op, "q", extent); err != nil {
 		return err
 	}
@@ -119,14 +119,14 @@ func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.
 	for i := range g.Rotary.Turns.Len() {
 		r.turns[i] = g.Rotary.Turns.Of(i)
 	}
-	each := p.engine.blocksOfRow(g, p.look.rows)
+	each := p.engine.blocksOfRow(g, p.form.rows)
 	r.each = int32(each)
 	p.args.Reset()
 	cuda.Struct(&p.args, r)
 	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[1].Data.Buffer, newK.Buffer, newV.Buffer, q.Buffer, turned.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
-	grid := cuda.Grid{Blocks: [3]int{p.look.rows * each}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}
+	grid := cuda.Grid{Blocks: [3]int{p.form.rows * each}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}
 	if err := p.engine.rotary.Launch(s, grid, &p.args); err != nil {
 		return err
 	}

@@ -136,7 +136,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		in := p.operands()
 		in.Q = turned
 		noError(t, plan.Run(m.Stream, in))
-		if plan.look.sharing.on() {
+		if plan.form.sharing.on() {
 			shared++
 		}
 		m.Settle(t)

@@ -29,7 +29,7 @@ type Pages = attn.Memory[gpu.Memory]
 func (p *Plan) Lay(query, out, lse attn.Strides) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	g, share := &p.look.geometry, &p.look.sharing
+	g, share := &p.form.geometry, &p.form.sharing
 	g.Query = query
 	if !share.on() {
 		g.Out, g.LSE = out, lse
@@ -37,7 +37,7 @@ func (p *Plan) Lay(query, out, lse attn.Strides) {
 	}
 	share.out, share.lse = out, lse // its own results are merged
 	if p.prefixes.direct {
-		p.prefixes.plan.look.geometry.Query = query
+		p.prefixes.plan.form.geometry.Query = query
 	}
 }
 
@@ -54,7 +54,7 @@ func (p *Plan) ready(op string) error {
 
 // checkPages reports whether some memory holds the plan's pages.
 func (p *Plan) checkPages(op string, pages *Pages) error {
-	g := &p.look.geometry
+	g := &p.form.geometry
 	k, v := &pages[0].Data, &pages[1].Data
 	need := 0
 	if p.lastPage >= 0 {
@@ -88,14 +88,14 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if err := p.ready(op); err != nil {
 		return err
 	}
-	if p.look.idle {
+	if p.form.idle {
 		return nil
 	}
 	if err := p.checkOperands(op, o); err != nil {
 		return err
 	}
 	k := p.kernelOf(o)
-	if p.look.sharing.on() {
+	if p.form.sharing.on() {
 		return p.runSharing(s, o, k)
 	}
 	return p.launch(s, o, k)
@@ -103,7 +103,7 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 
 // launch queues k, behind the decode kernel where there are both. Operands were checked.
 func (p *Plan) launch(s *cuda.Stream, o *Operands, k *kernel) error {
-	if few := p.look.kernel; p.look.both {
+	if few := p.form.kernel; p.form.both {
 		if err := few.family.run(p, s, o, few); err != nil {
 			return err
 		}
@@ -111,15 +111,15 @@ func (p *Plan) launch(s *cuda.Stream, o *Operands, k *kernel) error {
 	return k.family.run(p, s, o, k)
 }
 
-// kernelOf is the kernel that attends to operands, beside look.kernel where there are both.
+// kernelOf is the kernel that attends to operands, beside form.kernel where there are both.
 func (p *Plan) kernelOf(o *Operands) *kernel {
-	if k := p.look.prefill.same; k != nil && (p.look.geometry.Mixed || o.Q.DType == o.Pages[0].Data.DType && o.Out.DType == o.Pages[0].Data.DType) {
+	if k := p.form.prefill.same; k != nil && (p.form.geometry.Mixed || o.Q.DType == o.Pages[0].Data.DType && o.Out.DType == o.Pages[0].Data.DType) {
 		return k
 	}
-	if k := p.look.prefill.precise; k != nil {
+	if k := p.form.prefill.precise; k != nil {
 		return k
 	}
-	return p.look.kernel
+	return p.form.kernel
 }
 
 // Kernels are the entry points of attention that Run launches, where queries and outputs
@@ -127,8 +127,8 @@ func (p *Plan) kernelOf(o *Operands) *kernel {
 func (p *Plan) Kernels() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	g := &p.look.geometry
-	if !p.look.sharing.on() {
+	g := &p.form.geometry
+	if !p.form.sharing.on() {
 		return p.entries(g)
 	}
 	return slices.Concat([]string{gatherEntry}, p.entries(g), p.prefixes.plan.entries(g), []string{mergeEntry})
@@ -136,13 +136,13 @@ func (p *Plan) Kernels() []string {
 
 // entries are those of launch.
 func (p *Plan) entries(g *attn.Problem) []string {
-	few, many := p.look.kernel, p.look.prefill.taken(g)
+	few, many := p.form.kernel, p.form.prefill.taken(g)
 	switch {
 	case few == nil:
 		return nil
 	case many == nil:
 		return few.entries
-	case p.look.both:
+	case p.form.both:
 		return append(few.entries[:1:1], many.entries[0])
 	}
 	return many.entries
@@ -155,8 +155,8 @@ func (p *Plan) runDecode(s *cuda.Stream, o *Operands, k *kernel) error {
 		return err
 	}
 	if a := &p.params; k.scored {
-		p.scoredParams = scoredParams{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet, score: p.scoresOf(&p.look.geometry, o, k)}
-		if p.look.walks {
+		p.scoredParams = scoredParams{keyMap: a.keyMap, valueMap: a.valueMap, Params: a.Params, meet: a.meet, score: p.scoresOf(&p.form.geometry, o, k)}
+		if p.form.walks {
 			p.scoredParams.prefetched = a.prefetched
 		}
 		p.args.Reset()
@@ -171,7 +171,7 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if err := p.checkLaid(op, o); err != nil {
 		return err
 	}
-	if rotates(&p.look.geometry) && o.Q != p.turned {
+	if rotates(&p.form.geometry) && o.Q != p.turned {
 		return gpu.Errorf(op, gpu.ErrState, "q is not what AppendTurned has made")
 	}
 	return nil
@@ -179,9 +179,9 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 
 // checkLaid is checkOperands, whatever the queries are.
 func (p *Plan) checkLaid(op string, o *Operands) error {
-	g := &p.look.geometry
+	g := &p.form.geometry
 	out, lse := g.Out, g.LSE
-	if share := &p.look.sharing; share.on() {
+	if share := &p.form.sharing; share.on() {
 		out, lse = share.out, share.lse
 	}
 	if err := p.checkPages(op, &o.Pages); err != nil {
@@ -220,11 +220,11 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 
 // arguments fills the arguments of runDecode's launch, of operands that were checked.
 func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
-	e, g := p.engine, &p.look.geometry
-	shape := e.shapeOf(p.look.kernel, g.Dim)
-	c, _ := e.configure(shape, p.look.kernel.configured(p.look.tileRows)) // Build has asked whether there is one
+	e, g := p.engine, &p.form.geometry
+	shape := e.shapeOf(p.form.kernel, g.Dim)
+	c, _ := e.configure(shape, p.form.kernel.configured(p.form.tileRows)) // Build has asked whether there is one
 	a := &p.params
-	box := boxOf(shape.keys, p.look.paged, g.PageTokens)
+	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
 	if e.hasCopyEngine() {
 		if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, box); err != nil {
 			return grid, err
@@ -251,13 +251,13 @@ func (p *Plan) hold(o *Operands) {
 
 // fill writes what kernels are told, but for the tensor maps.
 func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
-	a, g, m := &p.params, &p.look.geometry, &p.memory
+	a, g, m := &p.params, &p.form.geometry, &p.memory
 	a.keys, a.values, a.query, a.out, a.lse = o.Pages[0].Data.Address(), o.Pages[1].Data.Address(), o.Q.Address(), o.Out.Address(), 0
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
 	a.Work, a.seqs, a.Masked, a.pages = p.works.address(m), p.seqs.address(m), p.masked.address(m), 0
-	if p.look.paged {
+	if p.form.paged {
 		a.pages = p.pages.address(m)
 	}
 	a.prefetched = p.prefetches.address(m)
@@ -275,7 +275,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	group := g.Group()
 	a.heads, a.group = int32(g.KVHeads), int32(group)
 	a.tileShift = int32(bits.TrailingZeros(uint(tileTokens(g) / s.keys)))
-	a.box, a.Rows = int32(box), int32(p.look.tileRows)
+	a.box, a.Rows = int32(box), int32(p.form.tileRows)
 	a.warps, a.Slots, a.buffers, a.parts = int32(c.warps), int32(c.slots), int32(c.buffers), int32(c.parts)
 	a.Causal, a.early, a.streamed = 0, 0, 0
 	if g.Causal {
@@ -310,10 +310,10 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 	if err := p.ready(op); err != nil {
 		return err
 	}
-	if p.look.idle {
+	if p.form.idle {
 		return nil
 	}
-	if rotates(&p.look.geometry) {
+	if rotates(&p.form.geometry) {
 		return gpu.Errorf(op, attn.ErrShape, "the problem has a rotary embedding: AppendTurned is for that")
 	}
 	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
@@ -324,7 +324,7 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[1].Data.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
-	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.look.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
+	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.form.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
 	if err != nil {
 		return err
 	}
@@ -335,9 +335,9 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 // packAppend checks the arguments of AppendRows and writes what its kernel is told.
 func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int) error {
 	if !p.appends {
-		return gpu.Errorf(op, attn.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.look.rows)
+		return gpu.Errorf(op, attn.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.form.rows)
 	}
-	g := &p.look.geometry
+	g := &p.form.geometry
 	if err := p.checkPages(op, to); err != nil {
 		return err
 	}
@@ -349,7 +349,7 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 		return gpu.Errorf(op, attn.ErrShape, "%d KV heads in a row of new keys, and the plan is of %d", heads, g.KVHeads)
 	}
 	row := heads * g.Dim
-	need := (p.look.rows-1)*row + g.KVHeads*g.Dim
+	need := (p.form.rows-1)*row + g.KVHeads*g.Dim
 	if err := newK.Check(op, "the new k", need); err != nil {
 		return err
 	}
@@ -372,7 +372,7 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 // read the older ones before the launch ahead has ended.
 func (p *Plan) stores(to *Pages) {
 	p.appended, p.anyAppend = *to, true
-	if p.look.sharing.on() {
+	if p.form.sharing.on() {
 		p.prefixes.plan.stores(to)
 	}
 }

@@ -160,7 +160,7 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			plan := m.engine.NewPlan()
 			noError(b, plan.Build(g, sequences(v.keys, g.Tree), rows))
 			if v.few {
-				plan.look.prefill = prefillKernels{}
+				plan.form.prefill = prefillKernels{}
 			}
 			noError(b, plan.Upload(m.Stream))
 			o := o

@@ -38,15 +38,15 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 	e := &Engine{info: info, blocks: max(info.Multiprocessors, 1), kernels: kernelsOf(info.Capability)}
 	p := e.NewPlan()
 	const op = "schedule"
-	look, need, who, err := p.choose(op, &g, seqs, 0)
+	form, need, who, err := p.choose(op, &g, seqs, 0)
 	if err != nil {
 		return Schedule{}, err
 	}
 	if g.Unfused {
 		return Schedule{}, gpu.Errorf(op, attn.ErrUnsupported, "unfused attention has no schedule")
 	}
-	p.assign(&g, seqs, 0, &look, who)
-	s := Schedule{Launches: p.launches(seqs, &look, who)}
+	p.assign(&g, seqs, 0, &form, who)
+	s := Schedule{Launches: p.launches(seqs, &form, who)}
 	rows := tileRows(g.Group(), need.Queries)
 	size := e.workspaceOf(rows, g.Dim)
 	s.Workspace = size.partials + size.counters + size.tagged + size.runs
@@ -60,8 +60,8 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 }
 
 // launches lists what was assigned.
-func (p *Plan) launches(seqs []attn.Sequence, look *look, who division) (all []Launch) {
-	g := &look.geometry
+func (p *Plan) launches(seqs []attn.Sequence, form *form, who division) (all []Launch) {
+	g := &form.geometry
 	number := make(map[int32]int, len(seqs)) // by the first row: no two sequences have the same
 	for i := range seqs {
 		if seqs[i].Queries > 0 {
@@ -80,11 +80,11 @@ func (p *Plan) launches(seqs []attn.Sequence, look *look, who division) (all []L
 			}
 		}
 		all = append(all, l)
-		if !look.both {
+		if !form.both {
 			return all
 		}
 	}
-	l := Launch{Entry: look.kernel.entries[0], Rows: look.tileRows, Tokens: tileTokens(g), Blocks: make([][]Share, p.engine.blocks)}
+	l := Launch{Entry: form.kernel.entries[0], Rows: form.tileRows, Tokens: tileTokens(g), Blocks: make([][]Share, p.engine.blocks)}
 	for b := range p.sched.Workers() {
 		l.Apart = l.Apart || p.works.data[b].wholeTiles > 0
 		for it := p.sched.Work(b); ; {

@@ -66,7 +66,7 @@ func testScheduleOf(t *testing.T, m *machine) {
 		}
 		checkShares(t, &g, seqs, got)
 		for _, l := range got.Launches {
-			if l.Tokens != cutKeys || p.look.prefill.taken(&g) == nil {
+			if l.Tokens != cutKeys || p.form.prefill.taken(&g) == nil {
 				continue
 			}
 			kinds["many rows"]++
@@ -76,10 +76,10 @@ func testScheduleOf(t *testing.T, m *machine) {
 				}
 			}
 		}
-		if p.look.both {
+		if p.form.both {
 			kinds["both"]++
 		}
-		if l := got.Launches[len(got.Launches)-1]; p.look.prefill.taken(&g) == nil || p.look.both {
+		if l := got.Launches[len(got.Launches)-1]; p.form.prefill.taken(&g) == nil || p.form.both {
 			for b, w := range p.works.data {
 				n := w.tiles + max(w.wholeTiles, 0)
 				for _, s := range l.Blocks[b] {

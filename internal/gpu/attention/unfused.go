@@ -47,7 +47,7 @@ func (p *Plan) runUnfused(s *cuda.Stream, o *Operands, k *kernel) error {
 	if _, err := p.arguments(o); err != nil {
 		return err
 	}
-	p.unfusedParams = unfusedParams{Params: p.params.Params, dim: int32(p.look.geometry.Dim), kind: gpu.Code(o.Pages[0].Data.DType)}
+	p.unfusedParams = unfusedParams{Params: p.params.Params, dim: int32(p.form.geometry.Dim), kind: gpu.Code(o.Pages[0].Data.DType)}
 	if p.memory.scores != nil { // no key, no score
 		p.unfusedParams.scores = p.memory.scores.Address()
 	}
