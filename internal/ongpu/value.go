@@ -11,6 +11,13 @@ import (
 // Value has the methods of a tensor on a GPU that Gorgonia asks of a value. The tensor of package device embeds a Value.
 type Value struct{ t Tensor }
 
+// NewValue makes a tensor whose Public is a Value. Tensors in the memory of Gorgonia's machine are such: no user sees them.
+func NewValue() *Tensor {
+	v := new(Value)
+	v.t.Public = v
+	return &v.t
+}
+
 // Internal returns the tensor of the value.
 func (v *Value) Internal() *Tensor { return &v.t }
 

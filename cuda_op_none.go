@@ -7,9 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/kvstore"
 )
 
-// Without the tag cuda Gorgonia has no machine that computes on a GPU by itself:
-// ops are what they are, and see where their values are. With it, cuda_machine.go
-// says otherwise.
+// Without the tag cuda, Gorgonia has no machine that computes on a GPU, and ops are not wrapped. cuda_op.go has the wrappers.
 
 func placeAttention(op *attentionOp, _, _, _ *G.Node) G.Op { return op }
 func placeCached(op *cachedOp) G.Op                        { return op }

@@ -4,7 +4,6 @@ package leanattention
 
 import (
 	"encoding/binary"
-	"fmt"
 	"runtime"
 	"sync"
 	"time"
@@ -319,7 +318,7 @@ func newMachine(name string, engine *cuda.Engine, ctx cu.Context, ordinal int) (
 		return nil, ongpu.Error(name, err)
 	}
 	gpu := new(ongpu.GPU)
-	if err := ongpu.OpenDevices(gpu, newMachineTensor, name, dev); err != nil {
+	if err := ongpu.OpenDevices(gpu, ongpu.NewValue, name, dev); err != nil {
 		return nil, err
 	}
 	return &machine{gpu: gpu}, nil
@@ -658,24 +657,4 @@ func (p *machinePlan) Attend(op string, c *kvstore.Call) (out, lse G.Value, err 
 		p.built = true
 	}
 	return p.plan.Attend(op, c)
-}
-
-// machineTensor is memory of a machine, as nodes have it.
-type machineTensor struct{ t ongpu.Tensor }
-
-func newMachineTensor() *ongpu.Tensor {
-	t := new(machineTensor)
-	t.t.Public = t
-	return &t.t
-}
-
-func (t *machineTensor) Internal() *ongpu.Tensor { return &t.t }
-func (t *machineTensor) Shape() tensor.Shape     { return t.t.Shape }
-func (t *machineTensor) Size() int               { return t.t.Size() }
-func (t *machineTensor) Dtype() tensor.Dtype     { return t.t.DType }
-func (t *machineTensor) Data() any               { return nil }
-func (t *machineTensor) Uintptr() uintptr        { return 0 }
-func (t *machineTensor) MemSize() uintptr        { return uintptr(t.t.Bytes()) }
-func (t *machineTensor) Format(s fmt.State, _ rune) {
-	fmt.Fprintf(s, "%v %v on %v", t.t.DType, t.t.Shape, t.t.GPU)
 }
