@@ -704,21 +704,22 @@ func ExampleGPU_Record() {
 	var recording *device.Recording
 	defer func() { check(recording.Close()) }()
 	for i := range 4 {
-		check(step.Set([]leanattention.Append{{Seq: sequence, Tokens: 1}}))
 		check(input.CopyFrom(row(float32(i)))) // the machine reads it, and so does a replay
-		switch i {
-		case 0:
-			check(leanattention.Cause(machine.RunAll())) // nodes get their memory
-			machine.Reset()
-		case 1:
-			recording, err = gpu.Record(func() error { return leanattention.Cause(machine.RunAll()) })
-			check(err)
-			machine.Reset()
-			check(recording.Replay()) // recorded work has not been done
-		default:
-			check(recording.Replay())
-		}
-		check(step.Commit())
+		check(step.Run([]leanattention.Append{{Seq: sequence, Tokens: 1}}, func() (err error) {
+			run := func() error {
+				defer machine.Reset()
+				return leanattention.Cause(machine.RunAll())
+			}
+			if i == 0 {
+				return run() // nodes get their memory
+			}
+			if i == 1 {
+				if recording, err = gpu.Record(run); err != nil {
+					return err
+				}
+			}
+			return recording.Replay() // Record has not executed the work
+		}))
 	}
 	result, err := out.Value().(*device.Tensor).Download() // what the last replay computed
 	check(err)

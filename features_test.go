@@ -598,25 +598,22 @@ func recordedEntry(name string, gpu *device.GPU, rows int) entry {
 			}
 		}()
 		for turn := range 8 { // more than the window
-			if err := step.Set(appends); err != nil {
-				return err
-			}
-			var err error
-			switch turn {
-			case 0:
-				err = vm.RunAll()
-				vm.Reset()
-			case 1:
-				if rec, err = gpu.Record(func() error { defer vm.Reset(); return vm.RunAll() }); err == nil {
-					err = rec.Replay()
+			err := step.Run(appends, func() (err error) {
+				run := func() error {
+					defer vm.Reset()
+					return vm.RunAll()
 				}
-			default:
-				err = rec.Replay()
-			}
+				if turn == 0 {
+					return run()
+				}
+				if turn == 1 {
+					if rec, err = gpu.Record(run); err != nil {
+						return err
+					}
+				}
+				return rec.Replay()
+			})
 			if err != nil {
-				return errors.Join(err, step.Rollback())
-			}
-			if err := step.Commit(); err != nil {
 				return err
 			}
 			var now [4][]float64

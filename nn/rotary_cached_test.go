@@ -87,11 +87,21 @@ func newTurnedDecoder(t *testing.T, at graphtest.Place, caches [2]*la.Cache, row
 // run appends to both caches, and says by how much their outputs differ at most.
 func (r *turnedDecoder) run(t *testing.T, rng *rand.Rand, appends [2][]la.Append) (off float64) {
 	t.Helper()
-	for i, s := range r.steps {
-		if err := s.Set(appends[i]); err != nil {
-			t.Fatal(err)
-		}
+	err := r.steps[0].Run(appends[0], func() error {
+		return r.steps[1].Run(appends[1], func() error {
+			off = r.compute(t, rng)
+			return nil
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	return off
+}
+
+// compute runs the graph on random inputs, and returns the largest difference of its outputs.
+func (r *turnedDecoder) compute(t *testing.T, rng *rand.Rand) (off float64) {
+	t.Helper()
 	for _, n := range r.x {
 		x := make([]float64, n.Shape().TotalSize())
 		for i := range x {
@@ -111,11 +121,6 @@ func (r *turnedDecoder) run(t *testing.T, rng *rand.Rand, appends [2][]la.Append
 			if a[i] != b[i] {
 				off = max(off, math.Abs(a[i]-b[i]))
 			}
-		}
-	}
-	for _, s := range r.steps {
-		if err := s.Commit(); err != nil {
-			t.Fatal(err)
 		}
 	}
 	return off
@@ -258,6 +263,7 @@ func TestGPURecordedPositions(t *testing.T) {
 	defer vm.Close()
 	run := func() error { defer vm.Reset(); return la.Cause(vm.RunAll()) }
 	var recording *device.Recording
+	defer func() { must(recording.Close()) }()
 	for turn := range 6 {
 		var given [2][]int
 		for j, n := range []int{3, 1} {
@@ -268,47 +274,47 @@ func TestGPURecordedPositions(t *testing.T) {
 		if turn == 3 {
 			given[0] = nil // where they stand
 		}
-		for i, s := range steps {
-			must(s.Set([]la.Append{{Seq: seqs[i][0], Tokens: 3, Positions: given[0]}, {Seq: seqs[i][1], Tokens: 1, Positions: given[1]}}))
+		appends := func(i int) []la.Append {
+			return []la.Append{{Seq: seqs[i][0], Tokens: 3, Positions: given[0]}, {Seq: seqs[i][1], Tokens: 1, Positions: given[1]}}
 		}
-		for _, x := range there {
-			f := make([]float32, x.Size())
-			for i := range f {
-				f[i] = float32(rng.NormFloat64())
+		compute := func() error {
+			for _, x := range there {
+				f := make([]float32, x.Size())
+				for i := range f {
+					f[i] = float32(rng.NormFloat64())
+				}
+				must(x.CopyFrom(tensor.New(tensor.WithShape(x.Shape()...), tensor.WithBacking(f))))
 			}
-			must(x.CopyFrom(tensor.New(tensor.WithShape(x.Shape()...), tensor.WithBacking(f))))
-		}
-		now := make([]int32, rows)
-		for i, p := range steps[1].Positions() {
-			now[i] = int32(p)
-		}
-		if turn != 3 && (int(now[1]) != given[0][1] || int(now[3]) != given[1][0]) || turn == 3 && now[1] != 3*3+1 {
-			t.Fatalf("turn %d: positions %v, given %v", turn, now, given)
-		}
-		must(positions.CopyFrom(tensor.New(tensor.WithShape(rows), tensor.WithBacking(now))))
-		switch turn {
-		case 0:
-			must(run())
-		case 1:
-			var err error
-			recording, err = gpu.Record(run)
-			must(err)
-			defer recording.Close()
-			fallthrough
-		default:
-			must(recording.Replay())
-		}
-		var got [2][]float64
-		for i, n := range outs {
-			got[i] = graphtest.Floats(t, graphtest.Download(t, n.Value()))
-		}
-		for i, v := range got[0] {
-			if !(math.Abs(v-got[1][i]) <= 1e-5*(1+math.Abs(v))) {
-				t.Fatalf("turn %d: element %d is %v, behind nodes %v", turn, i, v, got[1][i])
+			now := make([]int32, rows)
+			for i, p := range steps[1].Positions() {
+				now[i] = int32(p)
 			}
+			if turn != 3 && (int(now[1]) != given[0][1] || int(now[3]) != given[1][0]) || turn == 3 && now[1] != 3*3+1 {
+				t.Fatalf("turn %d: positions %v, given %v", turn, now, given)
+			}
+			must(positions.CopyFrom(tensor.New(tensor.WithShape(rows), tensor.WithBacking(now))))
+			switch turn {
+			case 0:
+				must(run())
+			case 1:
+				var err error
+				recording, err = gpu.Record(run)
+				must(err)
+				fallthrough
+			default:
+				must(recording.Replay())
+			}
+			var got [2][]float64
+			for i, n := range outs {
+				got[i] = graphtest.Floats(t, graphtest.Download(t, n.Value()))
+			}
+			for i, v := range got[0] {
+				if !(math.Abs(v-got[1][i]) <= 1e-5*(1+math.Abs(v))) {
+					t.Fatalf("turn %d: element %d is %v, behind nodes %v", turn, i, v, got[1][i])
+				}
+			}
+			return nil
 		}
-		for _, s := range steps {
-			must(s.Commit())
-		}
+		must(steps[0].Run(appends(0), func() error { return steps[1].Run(appends(1), compute) }))
 	}
 }

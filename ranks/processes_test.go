@@ -187,28 +187,29 @@ func decoder(r *rank) (text string) {
 	seq, err := cache.NewSequence()
 	r.must(err)
 	var recording *device.Recording
+	defer func() { _ = recording.Close() }()
 	for i := range tokens {
-		r.must(step.Set([]la.Append{{Seq: seq, Tokens: 1}}))
-		switch i {
-		case 0:
-			r.driver.Forget()
-			r.must(la.Cause(vm.RunAll()))
-			queued := strings.Count(r.driver.Log(), "fake_queue") // collectives, of all GPUs
-			if want := (2*layers + 1) * len(r.gpu.Members()); r.world.Size > 1 && queued != want {
-				r.Errorf("%d collectives, want %d", queued, want)
+		r.must(step.Run([]la.Append{{Seq: seq, Tokens: 1}}, func() error {
+			switch i {
+			case 0:
+				defer vm.Reset()
+				r.driver.Forget()
+				if err := la.Cause(vm.RunAll()); err != nil {
+					return err
+				}
+				queued := strings.Count(r.driver.Log(), "fake_queue") // collectives, of all GPUs
+				if want := (2*layers + 1) * len(r.gpu.Members()); r.world.Size > 1 && queued != want {
+					r.Errorf("%d collectives, want %d", queued, want)
+				}
+				return nil
+			case 1:
+				defer vm.Reset()
+				if recording, err = r.gpu.Record(vm.RunAll); err != nil {
+					return err
+				}
 			}
-		case 1:
-			recording, err = r.gpu.Record(vm.RunAll)
-			r.must(err)
-			defer recording.Close()
-			fallthrough
-		default:
-			r.must(recording.Replay())
-		}
-		if i < 2 {
-			vm.Reset()
-		}
-		r.must(step.Commit())
+			return recording.Replay()
+		}))
 		next := chosen.Value().(*device.Tensor)
 		t, err := next.Download()
 		r.must(err)

@@ -11,31 +11,29 @@ import (
 
 // run does one step: ids are the tokens of the appends, one behind the other. It
 // returns the next token of each append.
-func (d *decoder) run(appends []la.Append, ids []int, choice nn.Choice, random *rand.Rand) ([]int32, error) {
-	if err := d.step.Set(appends); err != nil {
-		return nil, err
-	}
-	defer d.step.Rollback() // does nothing after Commit
+func (d *decoder) run(appends []la.Append, ids []int, choice nn.Choice, random *rand.Rand) (next []int32, err error) {
+	err = d.step.Run(appends, func() error {
+		copy(d.tokens, ids)
+		for row, position := range d.step.Positions() {
+			d.positions[row] = position + hf.PositionOffset
+		}
+		copy(d.last, d.step.Last())
 
-	copy(d.tokens, ids)
-	for row, position := range d.step.Positions() {
-		d.positions[row] = position + hf.PositionOffset
-	}
-	copy(d.last, d.step.Last())
+		choices, randoms := make([]nn.Choice, len(d.last)), make([]float64, len(d.last))
+		for i := range choices {
+			choices[i], randoms[i] = choice, random.Float64()
+		}
+		copy(d.choices.Data().([]int32), nn.Choices(choices).Data().([]int32))
+		copy(d.randoms.Data().([]int32), nn.Randoms(randoms).Data().([]int32))
 
-	choices, randoms := make([]nn.Choice, len(d.last)), make([]float64, len(d.last))
-	for i := range choices {
-		choices[i], randoms[i] = choice, random.Float64()
-	}
-	copy(d.choices.Data().([]int32), nn.Choices(choices).Data().([]int32))
-	copy(d.randoms.Data().([]int32), nn.Randoms(randoms).Data().([]int32))
-
-	defer d.machine.Reset()
-	if err := la.Cause(d.machine.RunAll()); err != nil {
-		return nil, err
-	}
-	next := d.next.Value().Data().([]int32)[:len(appends)]
-	return append([]int32(nil), next...), d.step.Commit()
+		defer d.machine.Reset()
+		if err := la.Cause(d.machine.RunAll()); err != nil {
+			return err
+		}
+		next = append(next, d.next.Value().Data().([]int32)[:len(appends)]...)
+		return nil
+	})
+	return next, err
 }
 
 // text is a prompt and how it goes on.

@@ -90,12 +90,12 @@ func Example_cache() {
 	seq, err := cache.NewSequence()
 	check(err)
 	run := func(tokens int, rows *tensor.Dense) {
-		check(step.Set([]la.Append{{Seq: seq, Tokens: tokens}}))
-		check(G.Let(h, rows))
-		check(la.Cause(machine.RunAll()))
+		check(step.Run([]la.Append{{Seq: seq, Tokens: tokens}}, func() error {
+			check(G.Let(h, rows))
+			defer machine.Reset()
+			return la.Cause(machine.RunAll())
+		}))
 		fmt.Printf("positions %v, last row %v: %.2f\n", step.Positions(), step.Last(), out.Value().Data())
-		machine.Reset()
-		check(step.Commit())
 	}
 	run(3, matrix(2, 0, 0, 0, 2, 0, 4)) // a prompt of three tokens
 	run(1, matrix(2, 0, 0, 9, 9, 9, 9)) // one more token; two rows are unassigned

@@ -321,14 +321,17 @@ type StepCase struct {
 // Set begins a step, and binds inputs to the graph.
 func (d *Decoder) Set(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...Appended) *StepCase {
 	t.Helper()
-	var appends []la.Append
-	for _, p := range parts {
-		appends = append(appends, la.Append{Seq: p.To.Seq, Tokens: p.Tokens, Tree: p.Tree})
-	}
-	if err := d.Step.Set(appends); err != nil {
+	if err := d.Step.Set(appendsOf(parts)); err != nil {
 		t.Fatal(err)
 	}
 	return d.Draw(t, rng, in, parts...)
+}
+
+func appendsOf(parts []Appended) (all []la.Append) {
+	for _, p := range parts {
+		all = append(all, la.Append{Seq: p.To.Seq, Tokens: p.Tokens, Tree: p.Tree})
+	}
+	return all
 }
 
 // Draw binds inputs to the graph: new keys and values in the query's type, and
@@ -460,6 +463,11 @@ func (d *Decoder) Commit(t testing.TB, u *StepCase) {
 	if err := d.Step.Commit(); err != nil {
 		t.Fatal(err)
 	}
+	d.note(u)
+}
+
+// note notes what the cache holds after a step.
+func (d *Decoder) note(u *StepCase) {
 	cfg := d.Cache.Config()
 	for l, c := range u.Cases {
 		at := 0
@@ -476,9 +484,16 @@ func (d *Decoder) Commit(t testing.TB, u *StepCase) {
 // Do is a whole step.
 func (d *Decoder) Do(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...Appended) {
 	t.Helper()
-	u := d.Set(t, rng, in, parts...)
-	d.Run(t, u)
-	d.Commit(t, u)
+	var u *StepCase
+	err := d.Step.Run(appendsOf(parts), func() error {
+		u = d.Draw(t, rng, in, parts...)
+		d.Run(t, u)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.note(u)
 }
 
 // Bits is the bits of all outputs.

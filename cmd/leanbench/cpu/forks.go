@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -200,17 +201,17 @@ func forksStep(s forksShape, cache *la.Cache, rows int, opts ...la.Option) (run 
 				}
 			}
 		}
-		if err := step.Set(appends); err != nil {
-			return err
+		compute := func() error {
+			defer machine.Reset()
+			return la.Cause(machine.RunAll())
 		}
-		if err := la.Cause(machine.RunAll()); err != nil {
-			return err
-		}
-		machine.Reset()
 		if commit {
-			return step.Commit()
+			return step.Run(appends, compute)
 		}
-		return step.Rollback()
+		if err := step.Set(appends); err != nil { // so that each step is the same
+			return err
+		}
+		return errors.Join(compute(), step.Rollback())
 	}
 	return run, func() []float32 { return result.Data().([]float32) }, nil
 }

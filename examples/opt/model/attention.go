@@ -29,12 +29,10 @@ type attention interface {
 	// of those that are left. Some are taken unless none are left.
 	take(left, counts []int)
 
-	// begin prepares a run: the next counts[i] tokens of sequence i are the
-	// rows from first[i] on. It sets first.
-	begin(counts, first []int) error
-
-	// end keeps the keys and values of the run, or forgets it.
-	end(keep bool) error
+	// step calls compute, which runs the graph: the next counts[i] tokens of sequence i are the
+	// rows from first[i] on. It sets first before. After an error of compute the keys and values of
+	// the run are forgotten.
+	step(counts, first []int, compute func() error) error
 
 	// spent is the time in the attention of all runs.
 	spent() time.Duration

@@ -483,14 +483,13 @@ func (d *Decoder) run(p *pass, tokens [][]int) error {
 // are kept if it succeeds.
 func (d *Decoder) turn(p *pass, compute func() error) error {
 	began, attentionBefore := time.Now(), p.attention.spent()
-	if err := p.attention.begin(p.counts, p.first); err != nil {
-		return err
-	}
-	err := compute()
-	if p.graph.gpu == nil { // there it was done, if the machine has run at all
-		p.graph.vm.Reset()
-	}
-	if err = errors.Join(err, p.attention.end(err == nil)); err != nil {
+	err := p.attention.step(p.counts, p.first, func() error {
+		if p.graph.gpu == nil { // there it was done, if the machine has run at all
+			defer p.graph.vm.Reset()
+		}
+		return compute()
+	})
+	if err != nil {
 		return err
 	}
 	p.phase.Bytes += d.runBytes(p)

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -98,6 +99,14 @@ func (b *builder) fused(logits *G.Node) (*G.ExprGraph, *G.Node, error) {
 func (a *fusedAttention) usedRows(_ *builder, x *G.Node) *G.Node { return x }
 
 func (a *fusedAttention) take(left, counts []int) { shareRows(a.tokens, left, counts) }
+
+func (a *fusedAttention) step(counts, first []int, compute func() error) error {
+	if err := a.begin(counts, first); err != nil {
+		return err
+	}
+	err := compute()
+	return errors.Join(err, a.end(err == nil))
+}
 
 func (a *fusedAttention) begin(counts, first []int) error {
 	c := a.cache

@@ -79,7 +79,7 @@ func (l *leanCache) newAttention(rows int) (attention, int, error) {
 	if l.mixed {
 		options = append(options, la.WithMixedPrecision())
 	}
-	return &leanAttention{step: step, sequences: l.sequences, options: options}, rows, nil
+	return &leanAttention{rows: step, sequences: l.sequences, options: options}, rows, nil
 }
 
 func (l *leanCache) truncate(sequence, tokens int) error {
@@ -89,7 +89,7 @@ func (l *leanCache) truncate(sequence, tokens int) error {
 // leanAttention is leanattention.CachedAttention: the rows of a step belong to
 // the sequences one behind the other, as many to each as there are to do.
 type leanAttention struct {
-	step      *la.Step
+	rows      *la.Step
 	sequences []*la.Sequence
 	options   []la.Option
 	appends   []la.Append
@@ -97,17 +97,17 @@ type leanAttention struct {
 
 func (a *leanAttention) node(b *builder, layer int, q, k, v *G.Node) *G.Node {
 	return b.do(func() (*G.Node, error) {
-		return la.CachedAttention(q, k, v, a.step.Layer(layer), a.options...)
+		return la.CachedAttention(q, k, v, a.rows.Layer(layer), a.options...)
 	})
 }
 
 func (a *leanAttention) usedRows(b *builder, x *G.Node) *G.Node {
-	return b.do(func() (*G.Node, error) { return a.step.Rows(x) })
+	return b.do(func() (*G.Node, error) { return a.rows.Rows(x) })
 }
 
-func (a *leanAttention) take(left, counts []int) { shareRows(a.step.Tokens(), left, counts) }
+func (a *leanAttention) take(left, counts []int) { shareRows(a.rows.Tokens(), left, counts) }
 
-func (a *leanAttention) begin(counts, first []int) error {
+func (a *leanAttention) step(counts, first []int, compute func() error) error {
 	a.appends = a.appends[:0]
 	row := 0
 	for i, n := range counts {
@@ -116,14 +116,7 @@ func (a *leanAttention) begin(counts, first []int) error {
 			row += n
 		}
 	}
-	return a.step.Set(a.appends)
+	return a.rows.Run(a.appends, compute)
 }
 
-func (a *leanAttention) end(keep bool) error {
-	if keep {
-		return a.step.Commit()
-	}
-	return a.step.Rollback()
-}
-
-func (a *leanAttention) spent() time.Duration { return a.step.AttentionTime() }
+func (a *leanAttention) spent() time.Duration { return a.rows.AttentionTime() }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -177,6 +178,14 @@ func (a *stockAttention) take(left, counts []int) {
 	for i, n := range left {
 		counts[i] = min(n, a.rows)
 	}
+}
+
+func (a *stockAttention) step(counts, first []int, compute func() error) error {
+	if err := a.begin(counts, first); err != nil {
+		return err
+	}
+	err := compute()
+	return errors.Join(err, a.end(err == nil))
 }
 
 func (a *stockAttention) begin(counts, first []int) error {
