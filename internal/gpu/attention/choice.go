@@ -8,43 +8,42 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// Which kernels attend to which sequences of a step: those for few rows, those for many, or both,
-// one beside the other. Then those for few rows keep the memory busy, and those for many the
-// tensor cores, each on some of the multiprocessors.
+// This file chooses the kernels of each sequence of a step: decode kernels, prefill kernels, or both beside each other.
+// Beside each other, decode kernels keep the memory busy and prefill kernels the tensor cores, each on some of the
+// multiprocessors.
 //
-// Costs are rows times keys of the decode kernels, whose output tiles of 16 rows read each key
-// once: on an H100 a multiprocessor has some 0.7 of them in a nanosecond with heads of 128.
+// Costs are rows times keys of the decode kernels. Their output tiles of 16 rows read each key once. On an H100 with
+// heads of 128, a multiprocessor does about 0.7 rows times keys a nanosecond.
 
 const (
-	// besideSteps is what a second launch takes: so many steps of keys of operands of one part.
+	// besideSteps is the cost of a second launch, in steps of cutKeys keys with operands of one part.
 	besideSteps = 2
 
-	// A chunk takes a quarter longer beside sequences of few rows, which keep the memory busy
-	// (BenchmarkGPUMixed).
+	// A chunk takes a quarter longer beside decode sequences, which keep the memory busy (BenchmarkGPUMixed).
 	besideMore, besideOf = 5, 4
 )
 
-// stepCost is the cost of a step of cutKeys keys by k, which is one for many rows: a multiprocessor does
-// k.tile.speed times as many rows and keys in the same time (BenchmarkGPUPrefill), and half as many with
-// twice the products.
+// stepCost returns the cost of a step of cutKeys keys by k, a prefill kernel. In the same time a multiprocessor does
+// k.tile.speed times as many rows times keys as by a decode kernel (BenchmarkGPUPrefill). Operands of two parts have
+// twice the products and take twice as long.
 func (k *kernel) stepCost() int64 {
 	return cutKeys * int64(k.tile.rows) * int64(k.parts) / int64(k.tile.speed)
 }
 
-// stepTime is how long a thread block takes for it, which shares a multiprocessor with others.
+// stepTime returns the time of a step in a thread block that shares its multiprocessor with tile.blocks-1 others.
 func (k *kernel) stepTime() int64 { return int64(k.tile.blocks) * k.stepCost() }
 
-// runsBeside says whether a launch of k, which is one for many rows, may run beside one of the kernel for
-// few: those of 9.0 can, which wait for the launch ahead at their end, and of which a
-// multiprocessor has one thread block. Elsewhere one kernel has all sequences.
+// runsBeside reports whether a launch of k, a prefill kernel, may run beside a decode launch. Kernels of 9.0 may: they
+// wait for the previous launch at their end, and have one thread block on a multiprocessor. Elsewhere one kernel
+// attends to all sequences.
 func (k *kernel) runsBeside() bool { return k.tile.warps == 0 }
 
-// fewCost is the cost of a sequence by the decode kernels.
+// fewCost returns the cost of a sequence by the decode kernels.
 func fewCost(g *attn.Problem, c cuts, s *sequence) int64 {
 	return fewTiles(g, c, s, g.Group(), tileTokens(g)) * int64(g.KVHeads) * int64(tileTokens(g)) * BlockRows
 }
 
-// fewTiles is how many LeanTiles of so many tokens they have in a head.
+// fewTiles returns the number of LeanTiles, of `tile` tokens each, of a sequence in one head.
 func fewTiles(g *attn.Problem, c cuts, s *sequence, group, tile int) (tiles int64) {
 	rows := int(s.queries) * group
 	for first := 0; first < rows; first += BlockRows {
@@ -53,8 +52,8 @@ func fewTiles(g *attn.Problem, c cuts, s *sequence, group, tile int) (tiles int6
 	return tiles
 }
 
-// manyCost is the cost of a sequence by k, which is one for many rows: its products, or, where
-// these are few, the reading of its keys.
+// manyCost returns the cost of a sequence by k, a prefill kernel: its products or the reading of its keys, whichever is
+// more.
 func (e *Engine) manyCost(g *attn.Problem, c cuts, s *sequence, k *kernel) int64 {
 	rows, steps := int(s.queries)*g.Group(), int64(0)
 	for first := 0; first < rows; first += k.tile.rows {
@@ -63,16 +62,16 @@ func (e *Engine) manyCost(g *attn.Problem, c cuts, s *sequence, k *kernel) int64
 	return int64(g.KVHeads) * max(steps*k.stepCost(), int64(keysOf(g, c, s, 0, rows, 1).Len())*BlockRows)
 }
 
-// fewTime is when so many of some blocks are done that have the sequences of few rows, with their
-// cost. The memory is not much slower for some blocks than for all: on an H100 they take a third of
-// what a share of its speed would make longer, 1.10 times as long for 104 of 132 blocks, and 1.14 for 88.
+// fewTime returns the time in which `have` of `blocks` thread blocks attend to decode sequences of cost few. Bandwidth
+// falls more slowly than the number of blocks: the slowdown is a third of a proportional one. On an H100 104 of 132
+// blocks take 1.10 times as long, and 88 blocks 1.14 times.
 func fewTime(few int64, have, blocks int) int64 {
 	h, b := int64(have), int64(blocks)
 	return few * (2*h + b) / (3 * h * b)
 }
 
-// shares is how many of some blocks are to have the sequences of many rows, with their cost, so that
-// they are done early, and the others, too.
+// shares returns how many of `blocks` thread blocks attend to the prefill sequences, of cost many, so that decode and
+// prefill sequences end earliest.
 func shares(few, many int64, blocks int) (forMany int) {
 	least := int64(math.MaxInt64)
 	for m := 1; m < blocks; m++ {
@@ -83,18 +82,17 @@ func shares(few, many int64, blocks int) (forMany int) {
 	return forMany
 }
 
-// division is who attends to what of a step.
+// division says which kernels and thread blocks attend to the sequences of a step.
 type division struct {
-	prefillKernels       // for sequences of many rows; nil: those for few have all
-	few            int   // sequences that the decode kernel has beside them: the first of Plan.ordered
-	queries        int   // of one of these, at most
-	blocks         int   // that attend to the others
-	workers        int   // of these, that have equal parts of output tiles; 0: whole ones are dealt out
-	time           int64 // until all is done
+	prefillKernels       // of the prefill sequences; nil: the decode kernel attends to all
+	few            int   // decode sequences beside them: the first of Plan.ordered
+	queries        int   // largest number of queries of a decode sequence
+	blocks         int   // thread blocks of the prefill sequences
+	workers        int   // blocks among which output tiles are cut evenly; 0: each block has whole output tiles
+	time           int64 // of the longest block
 }
 
-// divide chooses. of are the prefill kernels that there are. It writes nothing but
-// scratch.
+// divide chooses the division of a step; `of` are the available prefill kernels. divide writes only scratch.
 func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) division {
 	k, e := of.taken(g), p.engine
 	if k == nil {
@@ -127,7 +125,7 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 	}
 	worth, always := best.time-best.time/32-besideSteps*k.stepTime()/int64(k.parts), e.choice == takeBoth || e.Eager
 	if both.blocks == 0 || both.time > worth && !always {
-		return best // what was dealt out is all of it, if prefill kernels have it
+		return best // the output tiles listed last are those of best, if prefill kernels attend to any
 	}
 	time := both.time
 	both.prefillKernels = of
@@ -141,8 +139,7 @@ func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) 
 	return best
 }
 
-// dealOut lists the output tiles of k, and says for how many of its blocks they are cut, and
-// when these are done.
+// dealOut lists the output tiles of k and assigns them to thread blocks. It sets d.workers and d.time.
 func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
 	p.sortSequences(p.ordered, d.queries)
 	p.prefillOutputs(g, p.ordered, d.few, d.blocks, k.tile.rows)
@@ -153,9 +150,9 @@ func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
 	d.workers, d.time, p.dealt = workers, steps*k.stepTime(), p.engine.prefillBlocks(k)
 }
 
-// weigh is the cost of all sequences by the decode kernels and by k, which is one for
-// many, and the best of the divisions that have something for both, with the time of those for
-// few. Its blocks are 0 where there is none.
+// weigh returns the cost of all sequences by the decode kernels and by k, a prefill kernel, and the fastest division
+// with sequences for both. The division's time is that of its decode sequences. Without such a division its blocks are
+// 0.
 func (p *Plan) weigh(g *attn.Problem, k *kernel) (few, many int64, both division) {
 	e, cut := p.engine, p.prefixes.cuts
 	slices.SortFunc(p.ordered, func(a, b sequence) int { return cmp.Compare(a.queries, b.queries) })
@@ -168,14 +165,14 @@ func (p *Plan) weigh(g *attn.Problem, k *kernel) (few, many int64, both division
 	for i := range p.ordered {
 		s := &p.ordered[i]
 		few, rest = few+fewCost(g, cut, s), rest-p.costs[i]
-		behind := i+1 < len(p.ordered) && s.queries < p.ordered[i+1].queries // others have more
+		behind := i+1 < len(p.ordered) && s.queries < p.ordered[i+1].queries // later sequences have more queries
 		if !behind || p.fused || !k.runsBeside() || e.choice == takeMany || e.choice == takeFastest && int(s.queries)*g.Group() > k.tile.rows {
 			continue
 		}
 		beside := rest * besideMore / besideOf
 		m := shares(few, beside, e.blocks)
 		if m == 0 {
-			continue // one block
+			continue // there is one block
 		}
 		reads := fewTime(few, e.blocks-m, e.blocks)
 		if t := max(reads, beside/int64(m)); t < least {
@@ -185,12 +182,11 @@ func (p *Plan) weigh(g *attn.Problem, k *kernel) (few, many int64, both division
 	return few, many, both
 }
 
-// choice is what plans take where several kernels could do something: tests have other than the
-// fastest.
+// choice is the preference of plans among the kernels that can do a step. Only tests have another than the fastest.
 type choice uint8
 
 const (
 	takeFastest choice = iota
-	takeMany           // prefill kernels
-	takeBoth           // both, where there is something for each, else those for many
+	takeMany           // prefill kernels alone
+	takeBoth           // decode and prefill kernels if there are sequences for each, else prefill kernels
 )

@@ -9,29 +9,28 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Engine is the kernels for attention on one device. It may be used by several
-// goroutines at once.
+// Engine has the attention kernels of one device. An Engine may be used by several goroutines at once.
 type Engine struct {
 	dev                           *cuda.Device
-	uploads                       *cuda.Device // whose streams bring plans there
+	uploads                       *cuda.Device // its streams copy plans
 	info                          cuda.Info
-	blocks                        int        // of every launch of attention: one for each SM
-	kernels                       []kernel   // the lines of the table that are for this GPU
-	loading                       sync.Mutex // of their functions
+	blocks                        int        // of each attention launch: one for each SM
+	kernels                       []kernel   // lines of the table for this GPU
+	loading                       sync.Mutex // held while functions of kernels are loaded
 	append                        *cuda.Function
-	gatherPrefixes, mergePrefixes *cuda.Function // nil as long as no sequences shared prefixes
-	rotary                        *cuda.Function // nil before it is first needed
+	gatherPrefixes, mergePrefixes *cuda.Function // nil before first use
+	rotary                        *cuda.Function // nil before first use
 	closed                        atomic.Bool
 
-	Eager  bool // all thread blocks are worth having: tests, whose problems are small
+	Eager  bool // tests: use all thread blocks, although problems are small
 	choice choice
-	anyRow bool // kernels for long launches of one row take short ones, too: tests
+	anyRow bool // tests: kernels for long launches of one row take short launches, too
 
 	maps gpu.TensorMaps[mapKey]
 }
 
-// New loads the kernels that every plan needs; others are loaded by the first plan that needs
-// them. Errors: [kernels.ErrNoImage] where there are none for this GPU, and the driver's.
+// New loads the kernels that every plan needs. The first plan that needs another kernel loads it. Errors:
+// [kernels.ErrNoImage] if the GPU has none, and the driver's.
 func New(dev *cuda.Device) (*Engine, error) {
 	e := &Engine{dev: dev, uploads: dev, info: dev.Info()}
 	e.blocks = max(e.info.Multiprocessors, 1)
@@ -53,11 +52,11 @@ func New(dev *cuda.Device) (*Engine, error) {
 	return e, nil
 }
 
-// UploadOn has a plan's Upload take streams of another device, which reaches the engine's:
-// the first of a group brings the plans of all. Call it before NewPlan.
+// UploadOn makes the Upload of plans take streams of another device, which can reach the engine's memory. The first
+// device of a group uploads the plans of all. Call UploadOn before NewPlan.
 func (e *Engine) UploadOn(dev *cuda.Device) { e.uploads = dev }
 
-// load has the functions of a kernel, which is one of the engine's.
+// load loads the functions of k, a kernel of the engine.
 func (e *Engine) load(k *kernel) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
@@ -83,8 +82,7 @@ func (e *Engine) load(k *kernel) error {
 	return nil
 }
 
-// find is the first of the engine's kernels that does what is wanted, and that there is shared
-// memory for; nil: none does.
+// find returns the first of the engine's kernels that takes w and fits into shared memory, or nil.
 func (e *Engine) find(w *want) *kernel {
 	for i := range e.kernels {
 		if k := &e.kernels[i]; k.takes(w) && k.family.fits(e, k, w.problem.Dim, w.rows) {
@@ -94,8 +92,8 @@ func (e *Engine) find(w *want) *kernel {
 	return nil
 }
 
-// Close ends the use of the engine and its plans. Their memory goes with
-// [Plan.Close] or with the device, the kernels with the device.
+// Close ends the use of the engine and its plans. [Plan.Close] or closing the device frees the plans' memory. Closing
+// the device unloads the kernels.
 func (e *Engine) Close() error {
 	if e.closed.Swap(true) {
 		return gpu.Errorf("close", cuda.ErrClosed, "the engine")
@@ -103,18 +101,16 @@ func (e *Engine) Close() error {
 	return nil
 }
 
-// Device is what the engine was made for.
+// Device returns the engine's device.
 func (e *Engine) Device() *cuda.Device { return e.dev }
 
-// hasCopyEngine says whether the GPU has a copy engine that tensor maps are for, and
-// launches that overlap.
+// hasCopyEngine reports whether the GPU has tensor maps, with a copy engine that reads them, and overlapping launches.
 func (e *Engine) hasCopyEngine() bool { return e.info.Capability >= 90 }
 
-// hasEpilogue says whether there are epilogue warps, which merge and store output tiles.
+// hasEpilogue reports whether kernels have epilogue warps, which merge and store output tiles.
 func (e *Engine) hasEpilogue() bool { return e.info.Capability == 90 }
 
-// Supports says whether there is a kernel for a problem. Errors wrap attn.ErrShape,
-// attn.ErrDType and attn.ErrUnsupported.
+// Supports returns nil if a kernel takes g. Errors wrap attn.ErrShape, attn.ErrDType and attn.ErrUnsupported.
 func (e *Engine) Supports(g *attn.Problem) error {
 	const op = "supports"
 	if err := supports(op, g, e.kernels); err != nil {
@@ -124,11 +120,10 @@ func (e *Engine) Supports(g *attn.Problem) error {
 	return err
 }
 
-// HasKernel is Supports where no GPU is known: one of them may have too little
-// shared memory still.
+// HasKernel is Supports without a GPU. A GPU may still have too little shared memory.
 func HasKernel(g *attn.Problem) error { return supports("supports", g, table) }
 
-// kernel is what find finds, or the reason why there is none.
+// kernel returns the kernel that find returns, or an error that names the unsupported part of w.
 func (e *Engine) kernel(op string, w *want) (*kernel, error) {
 	if k := e.find(w); k != nil {
 		return k, nil
@@ -141,7 +136,7 @@ func (e *Engine) kernel(op string, w *want) (*kernel, error) {
 	return nil, refusal(op, w, e.kernels)
 }
 
-// mapKey is all that a tensor map is made of.
+// mapKey identifies a tensor map.
 type mapKey struct {
 	address  uint64
 	rows     int
@@ -150,7 +145,7 @@ type mapKey struct {
 	element  attn.DType
 }
 
-// tensorMap is the map of rows of keys (or values), for boxes of so many rows.
+// tensorMap returns the tensor map of keys (or values) in m, for boxes of `box` rows.
 func (e *Engine) tensorMap(m *gpu.Memory, s *shape, box int) (cuda.TensorMap, error) {
 	key := mapKey{m.Address(), max(m.Len/s.dim, 1), s.dim, box, box == s.keys, s.element}
 	return e.maps.Get(key, func() (cuda.TensorMap, error) {

@@ -8,67 +8,65 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// What a launch has to know that does a plan's work itself: one that makes new keys and
-// values and stores them, or one that attends besides.
+// This file describes a plan's work to launches that do that work themselves: a launch that makes new keys and values
+// and stores them, or also attends.
 
-// Appending is the storing of a step's new keys and values, as [Plan.Append] queues it.
+// Appending is the storing of a step's new keys and values, as queued by [Plan.Append].
 type Appending struct {
-	Problem   *attn.Problem // of the plan, not to be written
+	Problem   *attn.Problem // of the plan; read-only
 	Rows      int           // token rows
-	PageBytes int           // of a page's keys, or values; 0 where what lies between two pages is not just that
+	PageBytes int           // of a page's keys, or values; 0: see pageBytes
 
-	// Addresses of int32: of each token row, the row of keys of head 0 that it becomes, or
-	// -1; and of the pages that are worth having in the L2 cache before attention runs, how
-	// many they are and which.
+	// Slots and Ahead are addresses of int32 lists. Slots has, for each token row, its row of keys in head 0, or -1.
+	// Ahead has the number of pages to bring into the L2 cache before attention runs, and the pages.
 	Slots, Ahead uint64
-	Positions    uint64       // address of int64: where each token row stands in its sequence; there with a rotary embedding
-	Table        *cuda.Buffer // that these are in
+	Positions    uint64       // address of int64: the position of each token row in its sequence; with a rotary embedding only
+	Table        *cuda.Buffer // the buffer of these lists
 }
 
-// Attending is attention of one layer, as [Plan.Run] queues it, with queries and new keys that are to be turned if the problem
-// has a rotary embedding, but of chunks of keys half as
-// large: the way to the end of a part is what counts in a launch that does more.
+// Attending is attention of one layer, as queued by [Plan.Run]. If the problem has a rotary embedding, the launch
+// rotates queries and new keys. Chunks of keys are half as large as in Run: in a launch with other work, the latency at
+// the end of a part counts.
 type Attending struct {
 	Appending
 	TileRows         int // of an output tile, at most
-	QueryLen, OutLen int // elements that queries and outputs reach over
+	QueryLen, OutLen int // extents of queries and outputs, in elements
 	Params           Params
 	Maps             [2]cuda.TensorMap // of keys and of values
 	Chunk            Chunk
-	Workspace        [2]*cuda.Buffer // that Params has addresses of, besides the table
+	Workspace        [2]*cuda.Buffer // buffers, besides the table, whose addresses Params has
 }
 
-// Chunk is what a chunk of keys and values takes of shared memory.
+// Chunk is the shared memory of a chunk of keys and values.
 type Chunk struct {
 	Slot         int // bytes of a chunk
-	query, width int // as those of a shape
+	query, width int // as in shape
 }
 
-// SharedBytes is the shared memory that attention has with so many slots in its ring, as
-// [Engine.configure] has it with two buffers of states, but for the barriers.
+// SharedBytes returns the shared memory of attention with `slots` slots in its ring: that of [Engine.configure] with
+// two buffers of states, without the barriers.
 func (c *Chunk) SharedBytes(rows, slots int) int {
 	return c.query + 2*(ConsumerWarps*rows*c.width*4+2*BlockRows*16) + slots*c.Slot
 }
 
-// fusedShape is the shape of attention in a launch that does more.
+// fusedShape returns the shape of attention in a launch with other work.
 func (e *Engine) fusedShape(element attn.DType, dim int) shape {
 	s := e.shape(element, dim)
 	s.keys, s.slot = s.keys/2, s.slot/2
 	return s
 }
 
-// FusedChunk is what [Attending] has for keys of a type and a head dim.
+// FusedChunk returns the chunk of [Attending] for a type of keys and a head dim.
 func (e *Engine) FusedChunk(element attn.DType, dim int) Chunk {
 	s := e.fusedShape(element, dim)
 	return Chunk{Slot: s.slot, query: s.query, width: s.width}
 }
 
-// Device is what the plan's memory is on.
+// Device returns the device of the plan's memory.
 func (p *Plan) Device() *cuda.Device { return p.engine.dev }
 
-// FuseAppend offers the storing of one layer's new keys and values to another
-// launch. take says whether it does that; then it counts as queued. Nothing is offered where
-// Append would be an error.
+// FuseAppend offers the storing of one layer's new keys and values to another launch, through take. If take returns
+// true, the storing counts as queued. FuseAppend offers nothing where Append would return an error.
 func (p *Plan) FuseAppend(to Pages, take func(*Appending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,17 +81,17 @@ func (p *Plan) FuseAppend(to Pages, take func(*Appending) bool) bool {
 	return true
 }
 
-// FuseAttention offers the storing of new keys and values, and the attention behind it, to
-// another launch. take says whether it does that, in this step and in all that come: from the
-// next Build on the schedule is one for a launch that has all thread blocks anyway. Nothing is
-// offered where Append or Run would be an error.
+// FuseAttention offers the storing of new keys and values, and the attention after it, to another launch, through take.
+// If take returns true, that launch does both in this step and in all later steps: from the next Build on, the schedule
+// is for a launch that has all thread blocks anyway. FuseAttention offers nothing where Append or Run would return an
+// error.
 func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.canAppend("attention") || p.form.both || p.form.sharing.on() { // that schedule is not one of all sequences and keys
+	if !p.canAppend("attention") || p.form.both || p.form.sharing.on() { // the schedule does not cover all sequences and keys
 		return false
 	}
-	if p.form.geometry.Invariant { // such launches have orders of sums of their own
+	if p.form.geometry.Invariant { // fused launches have their own order of sums
 		return false
 	}
 	if p.checkLaid("attention", o) != nil {
@@ -116,7 +114,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 		for i, m := range [...]*gpu.Memory{&o.Pages[0].Data, &o.Pages[1].Data} {
 			var err error
 			if a.Maps[i], err = p.engine.tensorMap(m, &shape, box); err != nil {
-				return false // Run will say why
+				return false // Run returns the error
 			}
 		}
 	}
@@ -127,7 +125,7 @@ func (p *Plan) FuseAttention(o *Operands, take func(*Attending) bool) bool {
 	return true
 }
 
-// appending is what launches have to know that append.
+// appending returns the parameters of launches that append.
 func (p *Plan) appending() Appending {
 	g := &p.form.geometry
 	return Appending{
@@ -136,7 +134,7 @@ func (p *Plan) appending() Appending {
 	}
 }
 
-// canAppend says whether there are new keys and values to store.
+// canAppend reports whether the step has new keys and values to store.
 func (p *Plan) canAppend(op string) bool {
 	return p.ready(op) == nil && !p.form.idle && p.appends
 }

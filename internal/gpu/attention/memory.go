@@ -11,37 +11,36 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// memory is what a plan has on the GPU, and pinned memory on the way there. It
-// grows and never shrinks.
+// memory is a plan's memory on the GPU, and the pinned memory of its uploads. It grows and never shrinks.
 type memory struct {
 	generation uint64            // of the buffers
-	table      *cuda.Buffer      // sections one behind the other
-	staging    [stagings]staging // of one table each: while some are copied another one is written
-	next       int               // the staging that is written next
+	table      *cuda.Buffer      // the sections in order
+	staging    [stagings]staging // each holds one table: the plan writes one while others are copied
+	next       int               // index of the staging to write next
 
 	partials *cuda.Buffer // two for each thread block
-	counters *cuda.Buffer // one for each thread block: zero, but while a launch runs
-	tagged   *cuda.Buffer // partials as tagged words, where blocks merge together; nil: none do on this GPU
+	counters *cuda.Buffer // one for each thread block; zero between launches
+	tagged   *cuda.Buffer // partials of LL protocol words, where blocks merge together; nil on GPUs without such kernels
 	runs     *cuda.Buffer // three numbers for each thread block: see Reduce::begin; nil as tagged
-	scores   *cuda.Buffer // of unfused attention; nil as long as there was none
-	parts    *cuda.Buffer // of output tiles of the prefill kernels, behind counters, zero; nil as long as there were none
-	states   *cuda.Buffer // where sequences share prefixes: see statesOf; or of LeanTiles, with batch invariance; nil as long as there were none
+	scores   *cuda.Buffer // of unfused attention; nil before first use
+	parts    *cuda.Buffer // partials of output tiles of the prefill kernels, after their counters, which are zero between launches; nil before first use
+	states   *cuda.Buffer // of shared prefixes, see sharing.states; or of LeanTiles, with batch invariance; nil before first use
 }
 
-// buffers are all that there may be, in one order.
+// buffers returns all buffers in a fixed order.
 func (m *memory) buffers() [8]**cuda.Buffer {
 	return [...]**cuda.Buffer{&m.table, &m.partials, &m.counters, &m.tagged, &m.runs, &m.scores, &m.parts, &m.states}
 }
 
-// stagings: a recording's copies count as made when its replay has ended, so that there
-// is one for the replay that runs, one for the next, and one to write.
+// stagings is 3, since a recording's copies count as made when its replay has ended: one staging for the running
+// replay, one for the next replay, and one to write.
 const stagings = 3
 
-// staging is pinned memory.
+// staging is the pinned memory of one copy.
 type staging struct {
 	host *cuda.Host
-	done *cuda.Event // behind the copy
-	busy bool        // a copy may be on its way
+	done *cuda.Event // recorded after the copy
+	busy bool        // a copy may be in progress
 }
 
 // wait waits until no copy uses s.
@@ -56,19 +55,19 @@ func (s *staging) wait() error {
 	return nil
 }
 
-// A section is a part of a plan's table. The part of the plan that a section belongs to declares it as a list, fills the list,
-// and says how long it gets.
+// A section is one list's range in the plan's table. A part of the plan declares a list, fills it, and sets its
+// lengths.
 type section struct {
-	need, least int   // entries of this step, and of steps that were announced
-	extra       int   // entries behind those
-	room        int   // entries that the table has room for, without extra
-	at          int64 // where the section begins in the table, in bytes
+	need, least int   // entries of this step, and of the largest reserved step
+	extra       int   // further entries at the end
+	room        int   // capacity in entries, without extra
+	at          int64 // offset in the table, in bytes
 }
 
-// want says for how many entries there must be room: of this step, of steps that were announced, and behind either.
+// want sets the number of entries: of this step, of the largest reserved step, and extra entries after either.
 func (s *section) want(need, least, extra int) { s.need, s.least, s.extra = need, least, extra }
 
-// fits says whether there is room already.
+// fits reports whether the section has the capacity already.
 func (s *section) fits() bool { return max(s.need, s.least) <= s.room }
 
 // A list is a section's entries.
@@ -81,17 +80,17 @@ func (l *list[T]) of() *section  { return &l.section }
 func (l *list[T]) bytes() []byte { return gpu.BytesOf(l.data) }
 func (l *list[T]) entry() int64  { var x T; return int64(unsafe.Sizeof(x)) }
 
-// address is where kernels read the list.
+// address returns the list's address on the GPU.
 func (l *list[T]) address(m *memory) uint64 { return m.table.Address() + uint64(l.at) }
 
-// entries are a list of any type.
+// entries is a list of any type.
 type entries interface {
 	of() *section
 	bytes() []byte
-	entry() int64 // bytes of one
+	entry() int64 // bytes of an entry
 }
 
-// layOut places lists of so much room, one behind the other. It writes nothing.
+// layOut returns the sections of lists, one after the other, with the capacity that they want. It writes nothing.
 func layOut(lists []entries) (placed []section, end int64) {
 	const align = 64
 	placed = make([]section, len(lists))
@@ -104,7 +103,7 @@ func layOut(lists []entries) (placed []section, end int64) {
 	return placed, end
 }
 
-// growth is room for more than what is needed, so that it will do for a while.
+// growth returns a capacity of at least need and least. A larger capacity is a power of two, so that it rarely grows.
 func growth(have, need, least int) int {
 	if need <= have && least <= have {
 		return have
@@ -112,11 +111,11 @@ func growth(have, need, least int) int {
 	return max(least, 1<<bits.Len(uint(max(need, 64)-1)))
 }
 
-// workspace is the bytes of what thread blocks of the decode kernels hand each other parts of output
-// tiles through.
+// workspace has the sizes, in bytes, of the buffers through which thread blocks of the decode kernels merge output
+// tiles.
 type workspace struct{ partials, counters, tagged, runs int64 }
 
-// workspaceOf is that of output tiles of so many rows at most.
+// workspaceOf returns the workspace for output tiles of at most tileRows rows.
 func (e *Engine) workspaceOf(tileRows, dim int) (w workspace) {
 	w.partials = 2 * int64(e.blocks) * int64(tileRows) * int64(dim+2) * 4
 	w.counters = int64(e.blocks) * 4
@@ -126,18 +125,18 @@ func (e *Engine) workspaceOf(tileRows, dim int) (w workspace) {
 	return w
 }
 
-// mostStates is how many bytes of states are reserved for what may come: with more a plan has new memory.
+// mostStates bounds the bytes of states that are reserved in advance. A step with more states takes new memory.
 const mostStates = 64 << 20
 
-// statesBytes is the size of the workspace with batch invariance, for so many LeanTiles of which an output tile has so
-// many at most: those of output tiles that several blocks have, and what blocks go on with. It is a power of two: contexts
-// grow, and not each step is to have new memory.
+// statesBytes returns the size of the workspace with batch invariance, for `tiles` LeanTiles, of which an output tile
+// has at most `longest`. The workspace holds the states of output tiles that several blocks share, and each block's
+// running state. The size is a power of two: contexts grow, and most steps should not need new memory.
 func (e *Engine) statesBytes(g *attn.Problem, tiles, longest int64, tileRows int) int64 {
 	shared := min(tiles, int64(e.blocks-1)*longest)
 	return 1 << bits.Len64(uint64(int64(tileRows)*4*(int64(e.blocks)*int64(2*g.Dim)+shared*int64(g.Dim+4))-1))
 }
 
-// reserveStates is statesBytes of a step of capacity c.
+// reserveStates returns statesBytes of a step of capacity c, at most mostStates.
 func (e *Engine) reserveStates(g *attn.Problem, c *Capacity, tileRows int) int64 {
 	blocks := attn.Ceil(attn.Product(c.queries(), g.Group()), BlockRows)
 	longest := attn.Ceil(attn.Product(c.Pages, g.PageTokens), tileTokens(g)) + 1
@@ -145,16 +144,16 @@ func (e *Engine) reserveStates(g *attn.Problem, c *Capacity, tileRows int) int64
 	return min(e.statesBytes(g, int64(tiles), int64(longest), tileRows), mostStates)
 }
 
-// workspaceSize is what a step takes besides its table.
+// workspaceSize is a step's need of memory besides the table.
 type workspaceSize struct {
-	tileRows, dim int   // of output tiles of the decode kernels
+	tileRows, dim int   // of the decode kernels' output tiles
 	scores        int64 // numbers
 	parts, states int64 // bytes
 }
 
-// reserve takes memory for a step, and for the lists of a table. On error nothing has changed.
+// reserve takes memory for a step and for the lists of a table. On error nothing has changed.
 func (m *memory) reserve(e *Engine, lists []entries, r workspaceSize) (err error) {
-	var fresh []interface{ Close() error } // what this call made, should a later part of it fail
+	var fresh []interface{ Close() error } // made by this call, to be closed if a later allocation fails
 	defer func() {
 		if err != nil {
 			for _, x := range fresh {
@@ -172,14 +171,14 @@ func (m *memory) reserve(e *Engine, lists []entries, r workspaceSize) (err error
 	}
 	switch {
 	case r.scores == 0:
-		next.scores = nil // they may be much
+		next.scores = nil // scores may be large
 	case m.scores == nil || m.scores.Len() < r.scores*4:
 		if next.scores, err = e.dev.NewBuffer(r.scores * 4); err != nil {
 			return err
 		}
 		fresh = append(fresh, next.scores)
 	}
-	zeros := func(b **cuda.Buffer, bytes int64) error { // no less than it was
+	zeros := func(b **cuda.Buffer, bytes int64) error { // never shrinks
 		if *b != nil && (*b).Len() >= bytes {
 			return nil
 		}
@@ -214,7 +213,7 @@ func (m *memory) reserve(e *Engine, lists []entries, r workspaceSize) (err error
 	}
 	var placed []section
 	if m.table == nil || slices.ContainsFunc(lists, func(l entries) bool { return !l.of().fits() }) {
-		// Pinned memory goes only when copies of it are done.
+		// Pinned memory is closed after its copies.
 		for i := range m.staging {
 			if err = m.staging[i].wait(); err != nil {
 				return err
@@ -257,13 +256,13 @@ func (m *memory) reserve(e *Engine, lists []entries, r workspaceSize) (err error
 			*b = nil
 		}
 	}
-	// The driver waits for queued work before it takes memory back. Should it
-	// report the failure of something, so will the next call.
+	// The driver waits for queued work before it frees memory. If closing reports a failure of earlier work, the next
+	// call reports it, too.
 	_ = old.close()
 	return nil
 }
 
-// upload copies a plan's parts, by way of pinned memory that no copy reads.
+// upload queues the copy of a plan's lists, through a staging that no copy reads.
 func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 	to := &m.staging[m.next]
 	if err := to.wait(); err != nil {
@@ -289,7 +288,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 	to.busy = true
 	m.next = (m.next + 1) % stagings
 	if err := s.Record(to.done); err != nil {
-		// The event tells nothing about the copy.
+		// Without the event the end of the copy is unknown.
 		if s.Synchronize() == nil {
 			to.busy = false
 		}
@@ -298,7 +297,7 @@ func (m *memory) upload(s *cuda.Stream, p *Plan) error {
 	return nil
 }
 
-// close gives all of it back. What went with the device is gone already.
+// close frees all memory. Memory that was freed with the device is no error.
 func (m *memory) close() error {
 	var first error
 	note := func(err error) {

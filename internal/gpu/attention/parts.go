@@ -6,15 +6,15 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Where the keys of sequences are dealt out to several GPUs, each leaves the states of its part in the memory of the first
-// one, which merges them. What merges prefixes does that too (kernels/attn_prefix.cuh): the last part is for it what
-// a row has of its own.
+// If the keys of sequences are sharded over several GPUs (by context), each GPU writes the states of its part to the
+// memory of the first GPU, which merges them. The kernel that merges prefixes does so (kernels/attn_prefix.cuh): it
+// takes the last part as a row's own state.
 
-// Parts are the states of so many parts of the keys of the same rows, each of a row and head: an output and a log-sum-exp,
-// in float32. They lie in one memory, behind a table that says where they are.
+// Parts describes the states of Count parts of the keys of the same rows: for each part, row and head an output and a
+// log-sum-exp in float32. All are in one memory, after a table of their places.
 type Parts struct{ Count, Rows, Heads, Dim int }
 
-// at are where in the memory, in bytes, the slots of rows, the outputs, and the log-sum-exps begin, and the end.
+// at returns the offsets, in bytes, of the slots of rows, the outputs, the log-sum-exps, and the end.
 func (p *Parts) at() (slots, out, lse, end int64) {
 	const align = 256
 	next := func(at int64, numbers ...int) int64 {
@@ -26,14 +26,14 @@ func (p *Parts) at() (slots, out, lse, end int64) {
 	return slots, out, lse, next(lse, p.Count, p.Rows, p.Heads)
 }
 
-// Bytes is the size of the memory.
+// Bytes returns the size of the memory.
 func (p *Parts) Bytes() int64 {
 	_, _, _, end := p.at()
 	return end
 }
 
-// Table is what the memory begins with: of each row where its slots begin, and the last one's end; then these, the rows of
-// its states.
+// Table returns the beginning of the memory: for each row the index of its first slot, then the end of the last row's
+// slots, then the slots, which are the rows of the states.
 func (p *Parts) Table() []byte {
 	others := p.Count - 1
 	slots, _, _, _ := p.at()
@@ -48,7 +48,7 @@ func (p *Parts) Table() []byte {
 	return gpu.BytesOf(table)
 }
 
-// State is where the states of part i lie, with what follows.
+// State returns the memory of the states of part i and of all later parts.
 func (p *Parts) State(b *cuda.Buffer, i int) (out, lse gpu.Memory) {
 	_, outs, lses, _ := p.at()
 	n := p.Rows * p.Heads
@@ -57,18 +57,18 @@ func (p *Parts) State(b *cuda.Buffer, i int) (out, lse gpu.Memory) {
 	return out, lse
 }
 
-// Merged is where results go: the first rows of those that there are states of. LSE has no buffer where it is not wanted.
+// Merged is the memory of results: the first Rows rows. LSE without a buffer is not written.
 type Merged struct {
 	Rows         int
 	Out, LSE     gpu.Memory
 	OutAt, LSEAt attn.Strides
 }
 
-// Merge queues the merging of all parts of each row, in their order (O_i and LSE_i are the states):
+// Merge queues the merging of all parts of each row, in the order of the parts. O_i and LSE_i are the state of part i:
 //
 //	LSE = ln sum e^LSE_i,   O = sum e^(LSE_i - LSE) O_i
 //
-// A part of no key has LSE_i = -Inf and no weight. Everything is checked first. Errors wrap attn.ErrShape and
+// A part without keys has LSE_i = -Inf and no weight. Everything is checked first. Errors wrap attn.ErrShape and
 // attn.ErrDType, or are the driver's.
 func (e *Engine) Merge(s *cuda.Stream, p *Parts, b *cuda.Buffer, to *Merged) error {
 	const op = "merge"

@@ -14,15 +14,14 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Plan is the schedule of one step, and serves all its layers: on the host after
-// Build, on the GPU after Upload. It may be built again and again. Calls on one
-// plan wait for each other.
+// Plan is the schedule of one step, for all its layers: on the host after Build, on the GPU after Upload. A plan may be
+// built any number of times. Calls on one plan wait for each other.
 type Plan struct {
 	engine *Engine
 
 	mu         sync.Mutex
 	state      state
-	least      Capacity // what Reserve asked for
+	least      Capacity // the argument of Reserve
 	generation uint64
 	form       form
 	listed     []entries // see lists
@@ -30,44 +29,44 @@ type Plan struct {
 	tiles      []int64    // scratch of Build
 	covered    []bool     // scratch of Build
 	ordered    []sequence // scratch of Build
-	places     []uint64   // scratch of Build: the numbers of sequences as sortSequences had them last, behind what they are sorted by
+	places     []uint64   // scratch of Build: sort keys and numbers of sequences in the last order of sortSequences
 	unsorted   []sequence // scratch of Build
-	into       []int      // where new tokens go, within BuildPart; nil: they are the last keys
+	into       []int      // slots of new tokens, during BuildPart; nil: new tokens are the last keys
 
-	// What the GPU reads of every plan.
+	// Lists of every plan.
 	works      list[work]
 	seqs       sequences
-	prefetches list[prefetch] // of each work, for the kernels for pages; empty where none may run
-	masked     list[int32]    // rows that see no key: how many, and which
-	slots      list[int32]    // of each token row, the row of keys of head 0 that it becomes; -1: none
+	prefetches list[prefetch] // of each work, for the kernels for pages; empty if none may run
+	masked     list[int32]    // rows that attend to no key: their number, and the rows
+	slots      list[int32]    // of each token row, its row of keys in head 0; -1: none
 	pages      list[int32]    // the block table, if the plan is paged
-	ahead      list[int32]    // pages that are worth having in the L2 cache before attention runs: how many, and which
+	ahead      list[int32]    // pages to bring into the L2 cache before attention runs: their number, and the pages
 
-	// Parts of a plan that some have, each with its lists: see lists.
+	// Parts of some plans, each with its lists: see lists.
 	prefilled
 	scored
 	rotated
 	prefixes      prefixes
 	unfusedParams unfusedParams
 
-	reach     int  // rows of queries and outputs that the sequences reach over
-	lastPage  int  // the highest page
-	mostSlots int  // the most slots used of a page
-	liveKeys  int  // of all sequences, that some query sees
-	appends   bool // every sequence has its new tokens among its keys
+	reach     int  // extent of the sequences' rows of queries and outputs
+	lastPage  int  // the highest page number
+	mostSlots int  // largest number of used slots of a page
+	liveKeys  int  // of all sequences: keys that some query attends to
+	appends   bool // the keys of every sequence include its new tokens
 
-	fused     bool // attention is a part of launches that do more
+	fused     bool // attention is a part of launches with other work
 	memory    memory
 	args      cuda.Args
 	params    params
-	recorded  bool // see Recorded
+	recorded  bool // set by Recorded
 	newRows   appendParams
-	appended  Pages // of the last Append's keys and values since Build
+	appended  Pages // pages of the last Append since Build
 	anyAppend bool
 }
 
-// lists are the sections of the plan's table, in its order. Only what lies between the first and the last list with entries is
-// copied, so lists that few plans have are at the ends.
+// lists returns the lists of the plan's table in order. Upload copies from the first to the last list that has entries,
+// so lists that few plans have are at the ends.
 func (p *Plan) lists() []entries {
 	if p.listed == nil {
 		own := []entries{&p.prefetches, &p.works, &p.seqs, &p.masked, &p.slots, &p.ahead, &p.pages}
@@ -76,7 +75,7 @@ func (p *Plan) lists() []entries {
 	return p.listed
 }
 
-// sequences are those of a plan, behind which lies one without queries.
+// sequences are the sequences of a plan. On the GPU one sequence without queries follows the last.
 type sequences struct{ list[sequence] }
 
 func (l *sequences) bytes() []byte {
@@ -84,7 +83,7 @@ func (l *sequences) bytes() []byte {
 	return gpu.BytesOf(l.data[:len(l.data)+1])
 }
 
-// size says how long the lists of every plan get.
+// size sets the lengths of the lists of every plan.
 func (p *Plan) size(need, least *Capacity) {
 	blocks := p.engine.blocks
 	p.prefetches.want(0, 0, blocks)
@@ -96,7 +95,7 @@ func (p *Plan) size(need, least *Capacity) {
 	p.pages.want(need.Pages, least.Pages, tableSlack)
 }
 
-// state is how far a plan is.
+// state is the progress of a plan.
 type state uint8
 
 const (
@@ -106,32 +105,31 @@ const (
 	closedPlan
 )
 
-// look is all that a captured launch of a plan has of it. While it is the same,
-// the graph may be launched again.
+// form is everything that a captured launch depends on. While the form is the same, the graph may be launched again.
 type form struct {
 	geometry attn.Problem
-	idle     bool           // there are no rows: no launches
+	idle     bool           // there are no rows, so no launches
 	rows     int            // token rows
-	tileRows int            // at most so many rows in an output tile
+	tileRows int            // largest number of rows of an output tile
 	paged    bool           // there is a block table
-	kernel   *kernel        // that runs
-	walks    bool           // it walks pages
-	prefill  prefillKernels // that run instead
-	both     bool           // or beside it, each for some of the sequences
-	beside   bool           // another plan's launch, see Plan.beside
+	kernel   *kernel        // decode or unfused kernel
+	walks    bool           // it reads the first pages of its range from Plan.prefetches
+	prefill  prefillKernels // prefill kernels that run in place of kernel
+	both     bool           // prefill kernels run beside kernel, each for some sequences
+	beside   bool           // beside another plan's launch, see Plan.beside
 	sharing  sharing        // of prefixes
 	memory   uint64
 }
 
 // Capacity is the size of a step.
 type Capacity struct {
-	Sequences int // that have queries
-	Rows      int // of queries and outputs
+	Sequences int // sequences with queries
+	Rows      int // rows of queries and outputs
 	Queries   int // of one sequence; 0: any
 	Pages     int // live pages of all sequences
 }
 
-// queries is how many one sequence may have.
+// queries returns the largest number of queries of a sequence.
 func (c *Capacity) queries() int {
 	if c.Queries > 0 {
 		return min(c.Queries, c.Rows)
@@ -139,21 +137,20 @@ func (c *Capacity) queries() int {
 	return c.Rows
 }
 
-// NewPlan makes a plan of nothing. It takes memory of the GPU when it is built.
+// NewPlan returns an empty plan. Build takes its GPU memory.
 func (e *Engine) NewPlan() *Plan { return &Plan{engine: e} }
 
-// Generation changes when graphs that were captured before must not be launched
-// any more: when Build or Reserve took new memory, or the launches look
-// different because of another geometry, another number of token rows, more
-// queries a sequence, or a block table that was not needed before.
+// Generation returns a number that changes when graphs that were captured before must not be launched any more: when
+// Build or Reserve took new memory, or when the launches changed with the geometry, the number of token rows, the
+// queries of a sequence, or the first block table.
 func (p *Plan) Generation() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.generation
 }
 
-// Reserve makes Builds up to this size look alike, see [Plan.Generation], and
-// has them take no memory. Call it before Build.
+// Reserve allocates for steps up to c, so that later Builds take no memory and keep the [Plan.Generation]. Call it
+// before Build.
 func (p *Plan) Reserve(c Capacity) error {
 	const op = "reserve"
 	if c.Sequences < 0 || c.Rows < 0 || c.Queries < 0 || c.Pages < 0 || max(c.Sequences, c.Rows, c.Queries, c.Pages) > math.MaxInt32 {
@@ -168,8 +165,8 @@ func (p *Plan) Reserve(c Capacity) error {
 	return nil
 }
 
-// Recorded has the following Builds look like the last one where sequences share prefixes or do not, until
-// Reserve: launches of the plan are in a recording. Whether they share them makes no difference to results.
+// Recorded fixes, until Reserve, whether Builds share prefixes: later Builds share them if the last Build did. Call it
+// when launches of the plan are in a recording. Sharing does not change results.
 func (p *Plan) Recorded() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -183,23 +180,21 @@ func (p *Plan) usable(op string) error {
 	return nil
 }
 
-// Build makes p the plan of one step: which thread block attends to which
-// LeanTiles, which rows see no key, and where new tokens go. Rows of queries and
-// outputs are [0, rows); those of no sequence get zeros, and a log-sum-exp of
-// -Inf. With rows 0 there are those of the sequences only, and no Append.
+// Build makes p the plan of one step: the LeanTiles of each thread block, the rows that attend to no key, and the slots
+// of new tokens. Rows of queries and outputs are [0, rows). Rows without a sequence get zeros, and a log-sum-exp of
+// -Inf. With rows 0 there are only the rows of sequences, and there is no Append.
 //
-// It copies what it needs. Everything is checked first; on error p is unchanged, but where there is
-// no memory for prefixes it may have to be uploaded again.
-// Errors wrap attn.ErrShape, attn.ErrPage, or are the driver's where there is no
-// memory. That rows of different sequences do not overlap is left to the caller,
-// as are the sizes of buffers, which Run checks.
+// Build copies what it needs from its arguments. Everything is checked first. On error p is unchanged, except that
+// after a failed allocation for prefixes p may have to be uploaded again. Errors wrap attn.ErrShape and attn.ErrPage,
+// or are the driver's if memory is exhausted. Rows of different sequences must not overlap, which is not checked. Run
+// checks the sizes of buffers.
 func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence, rows int) error {
 	return p.BuildPart(g, seqs, rows, nil)
 }
 
-// BuildPart is Build where sequences have a part of their keys alone, among which new tokens need not be: slots has a
-// number for each row, page*PageTokens + slot, where Append puts its new token; -1 for nowhere. No page is both
-// written and in front of a sequence's last Queries keys. nil: new tokens are the last keys.
+// BuildPart is Build for sequences with a part of their keys, which need not include the new tokens. slots has one
+// number for each row: page*PageTokens + slot, the place where Append stores the new token, or -1 for none. No page may
+// be written and also hold keys before a sequence's last Queries keys. If slots is nil, new tokens are the last keys.
 func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots []int) error {
 	const op = "plan"
 	p.mu.Lock()
@@ -281,7 +276,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	return nil
 }
 
-// moved notes that p is as it was, but in other memory.
+// moved notes that p is unchanged, but in other memory.
 func (p *Plan) moved() {
 	if p.form.memory == p.memory.generation {
 		return
@@ -289,8 +284,8 @@ func (p *Plan) moved() {
 	p.form.memory, p.generation, p.state = p.memory.generation, p.generation+1, min(p.state, built)
 }
 
-// choose checks a step, and says how large it is, which kernels it takes and which of them attend
-// to what. It asks nothing of the GPU, and writes nothing but scratch.
+// choose checks a step and returns its form, its size, and the division of sequences among kernels. It asks nothing of
+// the GPU and writes only scratch.
 func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (form form, need measured, who division, err error) {
 	if err = supports(op, g, p.engine.kernels); err != nil {
 		return form, need, who, err
@@ -302,7 +297,7 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	group := g.Group()
 	most := max(need.Queries, 1) * group
 	if p.steady || p.beside > 0 {
-		most = max(most, prefillRows) // its kernels may be wanted without sequences for them
+		most = max(most, prefillRows) // the plan's launches may need a prefill kernel without sequences for it
 	}
 	who = p.divide(g, seqs, p.engine.findPrefill(g, most))
 	form.prefill, form.both = who.prefillKernels, who.few > 0
@@ -312,7 +307,7 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	form.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	shape := p.engine.shape(g.Pages.Planes[0].DType, g.Dim)
 	w := want{problem: g, features: g.Features(), rows: form.tileRows, pages: shape.pages(form.paged, g.PageTokens)}
-	// With one row there are as many scores as keys.
+	// With one row, the number of scores is the number of keys.
 	w.long = p.engine.anyRow || 2*need.scores*int64(g.Dim*g.Pages.Planes[0].DType.Size()) >= longReads*int64(p.engine.blocks)
 	if form.kernel, err = p.engine.kernel(op, &w); err != nil {
 		return form, need, who, err
@@ -321,8 +316,8 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	return form, need, who, nil
 }
 
-// assign hands out what choose has chosen: LeanTiles and output tiles to thread blocks. It says how many
-// sequences the decode kernel has where both kinds run, and else how many there are.
+// assign gives thread blocks the LeanTiles and output tiles of a step that choose returned. It returns the number of
+// sequences that the decode kernel attends to if both kinds of kernels run, and else of all sequences.
 func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *form, who division) (few int) {
 	p.pack(g, seqs, rows, form.paged, who.queries)
 	few, workers := len(p.seqs.data), p.engine.blocks // of the decode kernel
@@ -331,14 +326,14 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *for
 	}
 	workers -= p.prefixes.blocks
 	if p.uncut && form.prefill.precise != nil && !form.both {
-		few = 0 // prefill kernels take all operands
+		few = 0 // prefill kernels take operands of any type
 	}
 	p.schedule(g, p.seqs.data[:few], workers, form.paged)
 	p.listPrefill(who)
 	return few
 }
 
-// tileRows is how many rows output tiles of the decode kernels have at most.
+// tileRows returns the largest number of rows of the decode kernels' output tiles.
 func tileRows(group, queries int) int {
 	return min(BlockRows, min(max(queries, 1), BlockRows)*group)
 }
@@ -348,13 +343,13 @@ type measured struct {
 	Capacity
 	trees    int   // tokens of trees
 	splits   bool  // some sequence has more than one page
-	lastPage int   // the highest one, or -1
+	lastPage int   // the highest page number, or -1
 	scores   int64 // of all heads
-	tiles    int64 // LeanTiles of output tiles of BlockRows rows, and more
-	longest  int64 // those of one
+	tiles    int64 // upper bound of the LeanTiles of all output tiles of BlockRows rows
+	longest  int64 // of one output tile
 }
 
-// measure checks the sequences.
+// measure checks the sequences and returns the step's size.
 func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m measured, err error) {
 	if rows < 0 || rows > math.MaxInt32 {
 		return m, gpu.Errorf(op, attn.ErrShape, "%d rows", rows)
@@ -380,7 +375,7 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 		if len(q.Pages) < live {
 			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d has %d pages of %d tokens for %d keys", i, len(q.Pages), g.PageTokens, q.Keys)
 		}
-		last := attn.Highest(q.Pages[:live]) // a negative page is more than any other
+		last := attn.Highest(q.Pages[:live]) // a negative page is greater than all others as uint32
 		if last > math.MaxInt32 {
 			j := slices.IndexFunc(q.Pages[:live], func(page int32) bool { return page < 0 })
 			return m, gpu.Errorf(op, attn.ErrPage, "sequence %d names page %d at %d", i, q.Pages[j], j)
@@ -414,8 +409,8 @@ func measure(op string, g *attn.Problem, seqs []attn.Sequence, rows int) (m meas
 	return m, nil
 }
 
-// pack writes the sequences, those of so many queries at most first, the block table and the slots of
-// new tokens.
+// pack writes the sequences, the block table and the slots of new tokens. Sequences of at most `queries` queries come
+// first.
 func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool, queries int) {
 	p.seqs.data, p.pages.data, p.slots.data, p.numbers = p.seqs.data[:0], p.pages.data[:0], p.slots.data[:0], p.numbers[:0]
 	p.reach, p.mostSlots, p.liveKeys, p.appends = rows, 0, 0, rows > 0 && p.into == nil
@@ -426,7 +421,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 	for i := range seqs {
 		q := &seqs[i]
 		if q.Queries == 0 {
-			continue // kernels take it that every sequence has rows
+			continue // kernels require that every sequence has rows
 		}
 		s := sequence{row: int32(q.Row), queries: int32(q.Queries), keys: int32(q.Keys)}
 		live := q.Pages[:attn.Ceil(q.Keys, g.PageTokens)]
@@ -447,13 +442,13 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 		if !p.appends {
 			continue
 		}
-		at, slot := len(live)-1, q.Keys-(len(live)-1)*g.PageTokens // behind the last token
+		at, slot := len(live)-1, q.Keys-(len(live)-1)*g.PageTokens // after the last token
 		for t := q.Queries - 1; t >= 0; t-- {
 			if slot == 0 {
 				at, slot = at-1, g.PageTokens
 			}
 			slot--
-			// Where the row is no 32-bit number, neither are the buffer's: Append refuses it.
+			// If the row exceeds 32 bits, so do the buffer's rows, and Append refuses the buffer.
 			p.slots.data[q.Row+t] = int32(int64(live[at])*pageRows + int64(slot))
 		}
 	}
@@ -462,7 +457,7 @@ func (p *Plan) pack(g *attn.Problem, seqs []attn.Sequence, rows int, paged bool,
 	p.packSlots(g, pageRows)
 }
 
-// packSlots writes the slots of new tokens that BuildPart was told, in pages of so many rows of keys.
+// packSlots writes the slots of new tokens that BuildPart got, in pages of pageRows rows of keys.
 func (p *Plan) packSlots(g *attn.Problem, pageRows int64) {
 	if p.into == nil {
 		return
@@ -477,8 +472,8 @@ func (p *Plan) packSlots(g *attn.Problem, pageRows int64) {
 	}
 }
 
-// sortSequences has those of so many queries at most first, and of them and of the others the short
-// ones last: there whole output tiles are looked for.
+// sortSequences puts sequences of at most `queries` queries before the others, and in each group short ones last: whole
+// output tiles come from there.
 func (p *Plan) sortSequences(seqs []sequence, queries int) {
 	if len(p.places) != len(seqs) {
 		p.places = p.places[:0]
@@ -486,7 +481,7 @@ func (p *Plan) sortSequences(seqs []sequence, queries int) {
 			p.places = append(p.places, uint64(i))
 		}
 	}
-	// In the order that was found last: a token later it mostly is the same, and nothing is to be sorted.
+	// In the last order: for the next token it mostly still holds, and there is nothing to sort.
 	sorted, last := true, uint64(0)
 	for at, x := range p.places {
 		i := uint32(x)
@@ -497,13 +492,13 @@ func (p *Plan) sortSequences(seqs []sequence, queries int) {
 		slices.Sort(p.places)
 	}
 	p.unsorted = append(p.unsorted[:0], seqs...)
-	rising := true // their rows, as they were given
+	rising := true // the given rows ascend
 	for at, x := range p.places {
 		rising = rising && (at == 0 || p.unsorted[at-1].row < p.unsorted[at].row)
 		seqs[at] = p.unsorted[uint32(x)]
 	}
 	if rising {
-		return // those of one place are in order of their rows
+		return // sequences of equal place are in order of their rows
 	}
 	for at := 0; at < len(seqs); {
 		end := at + 1
@@ -517,12 +512,13 @@ func (p *Plan) sortSequences(seqs []sequence, queries int) {
 	}
 }
 
-// inOrder compares two sequences as sortSequences has them, whatever their order was: no two have the same rows.
+// inOrder compares two sequences in sortSequences' order. The order is total, since no two sequences have the same
+// rows.
 func inOrder(a, b sequence, queries int) int {
 	return cmp.Or(cmp.Compare(a.place(queries), b.place(queries)), cmp.Compare(a.row, b.row), cmp.Compare(a.queries, b.queries))
 }
 
-// place is what comes first in inOrder.
+// place returns the first sort key of inOrder.
 func (s *sequence) place(queries int) uint32 {
 	at := math.MaxInt32 - uint32(s.keys)
 	if int(s.queries) > queries {
@@ -531,8 +527,8 @@ func (s *sequence) place(queries int) uint32 {
 	return at
 }
 
-// maskedRows lists the rows that see no key, of so many of the sequences and of none: thread blocks need
-// not come there.
+// maskedRows lists the rows that attend to no key: those of the first `sequences` sequences, and those without a
+// sequence. No thread block visits these rows.
 func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 	p.masked.data = append(p.masked.data[:0], 0)
 	covers := 0 // rows
@@ -540,12 +536,12 @@ func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 		s := &p.seqs.data[n]
 		covers += int(s.queries)
 		if n >= sequences || g.Window == 0 && s.keys > 0 && s.keys >= s.queries {
-			continue // prefill kernels come to all of their rows; each sees its own key at least
+			continue // prefill kernels visit all rows; each row attends to its own key at least
 		}
 		mask := p.prefixes.cuts.mask(g, s)
 		for i := range s.queries {
 			if first, end := mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
-				break // and so do the following ones
+				break // later rows attend to more keys
 			}
 			p.masked.data = append(p.masked.data, s.row+i)
 		}
@@ -567,7 +563,7 @@ func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 	p.masked.data[0] = int32(len(p.masked.data) - 1)
 }
 
-// prefetchPages lists the pages that each work begins with, if its kernel walks pages.
+// prefetchPages lists the first pages of each work, if its kernel reads that list.
 func (p *Plan) prefetchPages(g *attn.Problem, walks bool) {
 	p.prefetches.data = p.prefetches.data[:0]
 	if walks {
@@ -576,11 +572,11 @@ func (p *Plan) prefetchPages(g *attn.Problem, walks bool) {
 	}
 }
 
-// mostAhead is how many pages are brought into the L2 cache ahead of attention at most.
+// mostAhead is the largest number of pages that are brought into the L2 cache before attention.
 const mostAhead = 255
 
-// pageBytes is the size of a page's keys, or values; 0 where what lies between two
-// pages is not just that, or is large.
+// pageBytes returns the size of a page's keys, or values. It returns 0 if the distance of two pages differs from that
+// size, or the size is large.
 func pageBytes(g *attn.Problem) int {
 	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Pages.Planes[0].At.Page && n < 1<<26 {
 		return n * g.Pages.Planes[0].DType.Size()
@@ -588,18 +584,17 @@ func pageBytes(g *attn.Problem) int {
 	return 0
 }
 
-// aheadBytes is how much is worth having in the L2 cache: a third of it at most, since
-// more pushes out what others need; and a third of the weights that make such queries,
-// keys and values of rows as wide as the queries. The launch that reads these brings
-// it, and has to wait for it.
+// aheadBytes returns the number of bytes to bring into the L2 cache before attention: at most a third of the cache,
+// since more would evict other data, and at most a third of the weights that make queries, keys and values of such
+// width. The launch that reads those weights brings the pages, and has to wait for them.
 func (e *Engine) aheadBytes(g *attn.Problem) int {
 	width := g.Heads * g.Dim
 	weights := 2 * width * (width + 2*g.KVHeads*g.Dim)
 	return min(e.info.L2Bytes, weights) / 3
 }
 
-// aheadPages picks full pages, evenly over all sequences, so that each thread block will
-// find as much in the cache: a quarter of them at most.
+// aheadPages picks full pages evenly over all sequences, so that each thread block finds equally much in the cache. It
+// picks at most a quarter of them.
 func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
 	p.ahead.data = append(p.ahead.data[:0], 0)
 	full, tokens := 0, int32(min(g.PageTokens, math.MaxInt32)) // no sequence has more keys
@@ -607,11 +602,11 @@ func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
 		full += int(p.seqs.data[i].keys / tokens)
 	}
 	size := 2 * pageBytes(g)
-	if !paged || size == 0 || full == 0 || g.Window != 0 { // of a window few pages are read
+	if !paged || size == 0 || full == 0 || g.Window != 0 { // with a window few pages are read
 		return
 	}
 	n := min(full/4, p.engine.aheadBytes(g)/size, mostAhead)
-	before, next := 0, 0 // full pages of the sequences before, and how many are picked
+	before, next := 0, 0 // full pages of earlier sequences, and the number of picked pages
 	for i := range p.seqs.data {
 		if next == n {
 			break
@@ -630,8 +625,7 @@ func (p *Plan) aheadPages(g *attn.Problem, paged bool) {
 	p.ahead.data[0] = int32(next)
 }
 
-// Upload queues the copy of a built plan. What is queued before may still use
-// the plan that it replaces.
+// Upload queues the copy of a built plan. Work that was queued before may still use the plan's previous content.
 func (p *Plan) Upload(s *cuda.Stream) error {
 	const op = "upload"
 	p.mu.Lock()
@@ -655,7 +649,7 @@ func (p *Plan) Upload(s *cuda.Stream) error {
 	return nil
 }
 
-// Close gives the plan's memory back, after the work that was queued with it.
+// Close frees the plan's memory, after the queued work that uses it.
 func (p *Plan) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

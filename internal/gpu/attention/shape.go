@@ -8,59 +8,59 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// What follows mirrors the kernels' struct Shape and the layout of shared memory
-// in Lean::run (kernels/attn_ring.cuh, kernels/attn_lean.cuh).
+// This file mirrors the kernels' struct Shape and the layout of shared memory in Lean::run (kernels/attn_ring.cuh,
+// kernels/attn_lean.cuh).
 
 // Constants of the kernels.
 const (
 	BlockRows     = 16 // rows of an output tile: those of a tensor core product
-	ConsumerWarps = 4  // they multiply, at most
-	producerWarps = 4  // they copy keys and values, from 9.0 on: two of them fill every second slot
-	epilogueWarps = 4  // they merge and store output tiles, on 9.0 alone
+	ConsumerWarps = 4  // warps that multiply, at most
+	producerWarps = 4  // warps that copy keys and values, from 9.0 on: two of them fill every second slot
+	epilogueWarps = 4  // warps that merge and store output tiles, on 9.0 alone
 )
 
 const (
 	defaultTile   = 64        // keys
-	invariantTile = 1024      // with batch invariance, where a LeanTile is a state
-	mostChunk     = 64        // keys: a LeanTile is whole chunks, whatever the type
-	RingBytes     = 128 << 10 // where there is room for them; kernels have 64 to 128 KB on their way at a time
-	wideRingBytes = 192 << 10 // where rows are longer than a column block, from 9.0 on
+	invariantTile = 1024      // with batch invariance: each LeanTile has a state
+	mostChunk     = 64        // keys: a LeanTile is whole chunks of any type
+	RingBytes     = 128 << 10 // largest ring; kernels keep 64 to 128 KB of loads in flight
+	wideRingBytes = 192 << 10 // for rows longer than a column block, from 9.0 on
 	mostStages    = 6         // of a warp's part of the ring, before 9.0
 	appendThreads = 256
 
-	mostKeyRows    = 1<<31 - 1<<16 // rows are numbers of 32 bits
-	mostPackedRows = 1 << 22       // of a sequence: rows are divided by the group in float32
+	mostKeyRows    = 1<<31 - 1<<16 // row numbers have 32 bits
+	mostPackedRows = 1 << 22       // of a sequence: kernels divide rows by the group in float32
 
-	// Entries of the block table behind the last one that kernels may load, and
-	// don't use.
+	// tableSlack is the number of entries after the block table's last entry that kernels may load and do not use.
 	tableSlack = 64
 )
 
-// Of the kernels for output tiles of one row.
+// Constants of the kernels for output tiles of one row.
 const (
-	// What they have in shared memory beside the ring: a query as eight columns, the weights of rowChunks chunks,
-	// twice, and what four states are multiplied by, twice.
+	// rowOperands is the shared memory besides the ring, in bytes: a query as eight columns, the weights of rowChunks
+	// chunks, twice, and the factors of four states, twice.
 	rowChunks   = 4
 	rowOperands = 8*64*2 + 2*rowChunks*mostChunk*8*2 + 2*ConsumerWarps*4
 
-	// How much a thread block reads at least, of keys and values, for them. On an H100 launches with 3.6 MB took 0.7% longer
-	// than by the others, with 7.1 MB 0.5%, and with 14 MB as long.
+	// longReads is the least number of bytes of keys and values that a thread block reads with these kernels. Compared
+	// with the other kernels on an H100, launches with 3.6 MB took 0.7% longer, with 7.1 MB 0.5% longer, and with 14 MB
+	// as long.
 	longReads = 4 << 20
 )
 
-// shape is what follows from an element type and a head dim.
+// shape has the sizes that follow from an element type and a head dim.
 type shape struct {
 	element attn.DType
 	dim     int
 	keys    int // of a chunk
 	blocks  int // column blocks of 128 bytes in a row
 	slot    int // bytes of a chunk's keys and values
-	ring    int // bytes of the ring, where there is room for them
+	ring    int // bytes of the ring, if shared memory suffices
 	query   int // bytes of queries in shared memory
 	width   int // floats between rows of a state in shared memory
 }
 
-// shape is that of the kernels for the engine's GPU: from 9.0 on chunks are larger.
+// shape returns the shape for the engine's GPU. From 9.0 on chunks are larger.
 func (e *Engine) shape(element attn.DType, dim int) shape {
 	s := shape{element: element, dim: dim, keys: gpu.Depth(element), ring: RingBytes, width: dim + 8}
 	row, more := dim*element.Size(), 1
@@ -88,7 +88,7 @@ func (e *Engine) shape(element attn.DType, dim int) shape {
 	return s
 }
 
-// shapeOf is that of a kernel of the table.
+// shapeOf returns the shape for a kernel of the table.
 func (e *Engine) shapeOf(k *kernel, dim int) shape {
 	s := e.shape(k.kv, dim)
 	if k.row {
@@ -97,8 +97,8 @@ func (e *Engine) shapeOf(k *kernel, dim int) shape {
 	return s
 }
 
-// tiles describes rows of keys to the copy engine. Where rows are whole column
-// blocks, a box can hold all blocks of a chunk.
+// tiles describes rows of keys to the copy engine. If rows are whole column blocks, a box can hold all blocks of a
+// chunk.
 func (s *shape) tiles(rows, box int) cuda.Tiles {
 	size := s.element.Size()
 	row, column := uint64(s.dim*size), 128/size
@@ -116,8 +116,7 @@ func (s *shape) tiles(rows, box int) cuda.Tiles {
 	return t
 }
 
-// boxOf is how many keys of a chunk are copied at once: a power of two that divides
-// the chunk and a page.
+// boxOf returns the number of keys of a copy: a power of two that divides the chunk and the page.
 func boxOf(chunk int, paged bool, pageTokens int) int {
 	if !paged {
 		return chunk
@@ -125,8 +124,8 @@ func boxOf(chunk int, paged bool, pageTokens int) int {
 	return min(chunk, pageTokens&-pageTokens)
 }
 
-// pages is how many a chunk lies in: 1 where a page is some chunks, 0 where keys have none, or
-// these are of no power of two of tokens.
+// pages returns the number of pages of a chunk. It returns 1 if a page is one chunk or more, and 0 if keys are not
+// paged or pages do not have a power of two of tokens.
 func (s *shape) pages(paged bool, pageTokens int) int {
 	if !paged || pageTokens&(pageTokens-1) != 0 {
 		return 0
@@ -134,9 +133,9 @@ func (s *shape) pages(paged bool, pageTokens int) int {
 	return max(s.keys/pageTokens, 1)
 }
 
-// config is how a kernel is launched.
+// config is the configuration of a kernel's launch.
 type config struct {
-	warps   int // consumers
+	warps   int // consumer warps
 	slots   int // of the ring, a multiple of warps
 	buffers int // of the warps' states in shared memory
 	parts   int // log2 of the warps that share a row's partials
@@ -144,9 +143,8 @@ type config struct {
 	shared  int // bytes
 }
 
-// configure chooses for output tiles of at most so many rows: as many warps as
-// fit with a ring of two stages each, if they do with two buffers of states, and then a ring
-// of s.ring bytes, or of what is left.
+// configure returns the configuration for output tiles of at most `rows` rows: as many warps as fit with a ring of two
+// stages each, two buffers of states if they fit, and a ring of at most s.ring bytes in the rest.
 func (e *Engine) configure(s shape, rows int) (config, bool) {
 	for warps := ConsumerWarps; warps > 0; warps-- {
 		for buffers := 2; buffers > 0; buffers-- {
@@ -155,7 +153,7 @@ func (e *Engine) configure(s shape, rows int) (config, bool) {
 			stages := min(s.ring/s.slot, room) / warps
 			if e.hasCopyEngine() {
 				if warps%2 != 0 {
-					stages &^= 1 // the slots have to be even
+					stages &^= 1 // the number of slots must be even
 				}
 			} else {
 				stages = min(stages, mostStages)

@@ -6,34 +6,34 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Who attends to what of a step, for people: figures and tests.
+// This file lists a step's schedule, for figures and tests.
 
-// Share is what a thread block attends to of one output tile.
+// Share is the part of one output tile that a thread block attends to.
 type Share struct {
-	Sequence, Head, Block int   // the output tile: number of the sequence, as Build was given it, KV head, block of rows
+	Sequence, Head, Block int   // the output tile: index of the sequence in Build's argument, KV head, block of rows
 	Begin, End            int64 // LeanTiles [Begin, End) of it
-	Tiles                 int64 // LeanTiles of all of it
+	Tiles                 int64 // LeanTiles of the output tile
 }
 
-// Launch is a launch of attention.
+// Launch is one launch of attention.
 type Launch struct {
 	Entry  string    // the kernel
 	Rows   int       // of an output tile, at most
-	Tokens int       // of a LeanTile; of the prefill kernels, of a step of keys
-	Blocks [][]Share // of each thread block, in the order in which it has them
-	Apart  bool      // some thread blocks have whole output tiles behind their range: Policy.Hybrid
+	Tokens int       // of a LeanTile; with prefill kernels of a step of keys
+	Blocks [][]Share // of each thread block, in the order of execution
+	Apart  bool      // some thread blocks have whole output tiles after their range: Policy.Hybrid
 }
 
-// Schedule is the launches of attention of a step, which run beside each other, and the bytes that a plan reserves for
-// what their thread blocks hand each other.
+// Schedule has the attention launches of a step, which run beside each other, and the bytes of a plan's workspace for
+// partials.
 type Schedule struct {
 	Launches  []Launch
 	Workspace int64
 }
 
-// ScheduleOf is what an engine on such a GPU launches for a step, without the GPU: capability, multiprocessors and
-// shared memory have to be known, and its memory's speed is an H200's if it is not. Errors are those of
-// [Plan.Build], without the driver's.
+// ScheduleOf returns the schedule of a step on a GPU described by info, without the GPU. info must have the capability,
+// multiprocessors and shared memory. Without a memory clock and bus width, ScheduleOf takes those of an H200. Errors
+// are those of [Plan.Build], without the driver's.
 func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule, error) {
 	e := &Engine{info: info, blocks: max(info.Multiprocessors, 1), kernels: kernelsOf(info.Capability)}
 	p := e.NewPlan()
@@ -59,10 +59,10 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 	return s, nil
 }
 
-// launches lists what was assigned.
+// launches lists the launches of the assigned step.
 func (p *Plan) launches(seqs []attn.Sequence, form *form, who division) (all []Launch) {
 	g := &form.geometry
-	number := make(map[int32]int, len(seqs)) // by the first row: no two sequences have the same
+	number := make(map[int32]int, len(seqs)) // by first row, which no two sequences share
 	for i := range seqs {
 		if seqs[i].Queries > 0 {
 			number[int32(seqs[i].Row)] = i
