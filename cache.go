@@ -190,7 +190,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 	} else if c.store, err = placePages(op, c, &l); err != nil {
 		return nil, err
 	}
-	c.pool = pages.NewDealt(config.Pages, config.PageSize, c.store.Places())
+	c.pool = pages.NewSharded(config.Pages, config.PageSize, c.store.Shards())
 	return c, nil
 }
 

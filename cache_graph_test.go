@@ -292,9 +292,9 @@ func (s *stepGraph) upload(gpu *device.GPU, layer, operand int, x tensor.Tensor)
 	switch n := len(gpu.Internal().Members); {
 	case n == 1 || !s.apart && layer%2 == 0:
 		return gpu.Upload(x)
-	case c.store.Places() > 1 && (!s.columns || x.Shape()[1]%n > 0 || operand == 1):
+	case c.store.Shards() > 1 && (!s.columns || x.Shape()[1]%n > 0 || operand == 1):
 		return gpu.UploadReplicated(x)
-	case c.store.Places() > 1 || c.config.KVHeads%n == 0: // each member has its heads' rows, or columns that all gather
+	case c.store.Shards() > 1 || c.config.KVHeads%n == 0: // each member has its heads' rows, or columns that all gather
 		return gpu.UploadSharded(x, 1)
 	}
 	return gpu.Upload(x)

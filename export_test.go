@@ -194,7 +194,7 @@ func (v *testView) copy(s *kvstore.DevicePages, layer, plane int, slab cpu.Buffe
 	page, copied := len(bytes)/v.config.Pages, 0
 	for i, p := range s.Parts {
 		b := p.Layers[layer][plane].Data
-		places := s.Places()
+		places := s.Shards()
 		groups := len(s.Parts) / places
 		first, end := i/places*v.config.KVHeads/groups, (i/places+1)*v.config.KVHeads/groups
 		mine, own := (end-first)*page/v.config.KVHeads, 0

@@ -15,10 +15,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// queueByContext is queue of a cache that is sharded by context. Each member appends the new tokens of its pages, attends to what it
-// has of each sequence, and leaves states in the memory of the first one, which merges them in the order of
-// the places. Where sequences have one new token each, that is all. Else members attend to the keys before the new
-// tokens, and the first one to these among themselves, by copies of their keys and values: one part more.
+// queueByContext is queue for a cache that is sharded by context:
+//
+//  1. Each member appends the new tokens of its pages, and attends to its part of each sequence.
+//  2. Each member writes its states to the memory of the first member.
+//  3. The first member merges the states in the order of the shards.
+//
+// If a sequence has several new tokens, members attend only to the keys before the new tokens. The first member then copies the new keys and
+// values, and attends to the new tokens among themselves, which gives one more state.
 func (p *DevicePlan) queueByContext(sub *queue.Submission, layer int, n newRows, o *ongpu.AttentionOperands) error {
 	c := p.now.context
 	b, err := sub.Use(c.memory, c.generation)
@@ -31,12 +35,12 @@ func (p *DevicePlan) queueByContext(sub *queue.Submission, layer int, n newRows,
 		return all
 	}
 	err = sub.Each(func(i int, sub *queue.Submission) error {
-		all := to(p.pages.Parts[i].place.Index)
+		all := to(p.pages.Parts[i].shard.Index)
 		return sub.Do(func(stream *cuda.Stream) error {
 			if err := p.attendPart(stream, i, layer, n, &all); err != nil || i > 0 || c.fresh == nil {
 				return err
 			}
-			fresh := to(p.pages.dealt)
+			fresh := to(p.pages.shards)
 			return c.attendFresh(stream, b, n, &fresh)
 		})
 	})
@@ -47,8 +51,8 @@ func (p *DevicePlan) queueByContext(sub *queue.Submission, layer int, n newRows,
 	return sub.Do(func(stream *cuda.Stream) error { return p.pages.GPU.MergeParts(stream, &c.parts, b, merged) })
 }
 
-// attendPart queues what a member of a cache that is sharded by context does of a layer: it appends the new tokens of its pages, and
-// leaves the states of what it has in the rows of all heads.
+// attendPart queues the work of one member: it appends the new tokens of its pages, attends to its keys, and writes the states to
+// rows of all heads.
 func (p *DevicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRows, all *ongpu.AttentionOperands) error {
 	plan, heads, states := p.now.parts[member].plan, p.pages.Parts[member].heads, p.geometry
 	states.Out, states.LSE = attn.PackedRows(states.Heads, states.ValueDim), attn.PackedRows(states.Heads, 1)
@@ -61,7 +65,7 @@ func (p *DevicePlan) attendPart(stream *cuda.Stream, member, layer int, n newRow
 	return plan.Run(stream, &mine)
 }
 
-// attendFresh queues attention of new tokens among themselves, by copies of their keys and values in b, which is the memory.
+// attendFresh queues attention of new tokens among themselves. It copies their keys and values to b, the memory of c.
 func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRows, o *ongpu.AttentionOperands) error {
 	o.Pages = c.pages
 	for i := range c.fresh.geometry.Pages.Planes {
@@ -75,7 +79,7 @@ func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRo
 	return c.fresh.plan.Run(stream, o)
 }
 
-// Exchanging is what attention apart by context needs of a [decoder.Exchange].
+// Exchanging is the part of a [decoder.Exchange] through which all members merge states.
 type Exchanging interface {
 	AllGathers(s *cuda.Stream, lists []*decoder.AllGather, member int) error
 	MergeParts(s *cuda.Stream, o *decoder.PartStates, member int) error
@@ -83,7 +87,7 @@ type Exchanging interface {
 	Failed() error
 }
 
-// OpenExchange is a variable for tests. The GPU is entered.
+// OpenExchange opens the exchange of g. It is a variable for tests. The caller has entered the GPU.
 var OpenExchange = func(g *ongpu.GPU, op string) (Exchanging, error) {
 	var engines []*decoder.Engine
 	for _, m := range g.Members {
@@ -94,15 +98,14 @@ var OpenExchange = func(g *ongpu.GPU, op string) (Exchanging, error) {
 		engines = append(engines, e)
 	}
 	x, err := g.Exchange(op, engines)
-	if err != nil { // not a nil in an interface
+	if err != nil { // a nil pointer would be a non-nil interface
 		return nil, err
 	}
 	return x, nil
 }
 
-// exchange is what the members of a cache that is sharded by context merge through, where all of them have the queries, keys and
-// values, or parts of them that they can gather; nil: the first one has them, and merges. What the members need for that is planned. Errors are
-// as users are told.
+// exchange returns the exchange through which all members merge states, and plans the merge. It returns nil if only the first member has
+// the queries, keys and values, or some member has parts that it can't gather: then the first member merges. Errors are those for users.
 func (p *DevicePlan) exchange(op string, c *Call, qkv *ongpu.QKV) (Exchanging, error) {
 	g := p.pages.GPU
 	if p.now.context == nil || c.Out != nil || p.rows < 1 || c.Sinks != nil && ongpu.Must(c.Sinks).Replicas == nil {
@@ -114,12 +117,12 @@ func (p *DevicePlan) exchange(op string, c *Call, qkv *ongpu.QKV) (Exchanging, e
 			return nil, nil
 		}
 	}
-	if p.now.others == nil && g.Group.Recording() { // what the others need is not there
+	if p.now.others == nil && g.Group.Recording() { // a recording allocates nothing for the other members
 		return nil, nil
 	}
 	x, err := OpenExchange(g, op)
 	switch {
-	case errors.Is(err, errs.ErrUnsupported): // as where there are more members than can exchange
+	case errors.Is(err, errs.ErrUnsupported): // there are more members than an exchange has
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -134,27 +137,27 @@ func (p *DevicePlan) exchange(op string, c *Call, qkv *ongpu.QKV) (Exchanging, e
 		return nil, err
 	}
 	if err := p.upload(op, p.now); err != nil {
-		p.now.others = nil // the next run plans and brings them again
+		p.now.others = nil // the next run plans and uploads again
 		return nil, err
 	}
 	return x, nil
 }
 
-// attendMerging is attend of a cache that is sharded by context where all members have the queries, keys and values: each attends to
-// what it has of each sequence, and, where sequences have several new tokens, to these among themselves; then all merge the
-// states of all.
+// attendMerging is Attend for a cache that is sharded by context, if all members have the queries, keys and values. Each member attends to
+// its part of each sequence and, if a sequence has several new tokens, to the new tokens among themselves. Then every member merges the states
+// of all members.
 func (p *DevicePlan) attendMerging(c *Call, qkv *ongpu.QKV, x Exchanging) (out, lse G.Value, err error) {
 	lead := p.pages.GPU
 	n, g := len(lead.Members), &p.geometry
-	works, fresh, states := make([]apartLayer, n), make([]ongpu.AttentionOperands, n), make([]*cuda.Buffer, n)
-	merge := &decoder.PartStates{Rows: p.rows, Heads: g.Heads, Dim: g.ValueDim, Places: p.pages.dealt}
+	works, fresh, states := make([]memberLayer, n), make([]ongpu.AttentionOperands, n), make([]*cuda.Buffer, n)
+	merge := &decoder.PartStates{Rows: p.rows, Heads: g.Heads, Dim: g.ValueDim, Places: p.pages.shards}
 	gather := gathering{qkv: *qkv}
 	ready := func(i int, sub *queue.Submission) error {
 		mine, err := gather.ready(sub, lead, c, i)
 		if err != nil {
 			return err
 		}
-		w, err := p.readyApart(sub, c, i, mine, 0, c.Rows.outShape(g.ValueDim), c.Rows.LSEShape())
+		w, err := p.readyMember(sub, c, i, mine, 0, c.Rows.outShape(g.ValueDim), c.Rows.LSEShape())
 		if err != nil {
 			return err
 		}
@@ -187,7 +190,7 @@ func (p *DevicePlan) attendMerging(c *Call, qkv *ongpu.QKV, x Exchanging) (out, 
 	}
 	err = lead.Queue.Submit(func(sub *queue.Submission) error {
 		defer gather.free.All()
-		// What waits for other members is queued when all of them have what is before it.
+		// Work that waits for other members is queued after all members have the work that comes before.
 		if err := sub.Apart(ready, nothing); err != nil {
 			return err
 		}
@@ -233,7 +236,7 @@ func (p *DevicePlan) attendMerging(c *Call, qkv *ongpu.QKV, x Exchanging) (out, 
 	return o.Value(), nil, nil
 }
 
-// realigned is why members could not all be given what they do together: some wait for others, who do not come.
+// realigned returns the error of a failure that left some members waiting for others. It ends the wait first.
 func realigned(sub *queue.Submission, x Exchanging, err error) error {
 	if sub.Recording() {
 		return err
@@ -244,18 +247,18 @@ func realigned(sub *queue.Submission, x Exchanging, err error) error {
 	return err
 }
 
-// nothing is what is to be ready for work that has all it needs.
+// nothing is the preparation of work that needs none.
 func nothing(int, *queue.Submission) error { return nil }
 
-// gathering is how all members get queries, keys and values of which they have parts.
+// gathering gives all members whole queries, keys and values, of which each member has a part.
 type gathering struct {
 	qkv   ongpu.QKV
 	lists []*decoder.AllGather
-	reads [][]*ongpu.Tensor // of each member: its parts
-	free  ongpu.Freeing     // what members' own queues hand out
+	reads [][]*ongpu.Tensor // the parts of each member
+	free  ongpu.Freeing     // memory that the members' queues have lent
 }
 
-// ready is what a member has, or will have: its parts' wholes are new.
+// ready returns the operands of a member. A whole of which the member has a part is new memory.
 func (g *gathering) ready(sub *queue.Submission, lead *ongpu.GPU, c *Call, member int) (mine ongpu.QKV, err error) {
 	m, n, list := lead.Members[member], len(lead.Members), 0
 	if g.reads == nil {
@@ -297,7 +300,7 @@ func (g *gathering) ready(sub *queue.Submission, lead *ongpu.GPU, c *Call, membe
 	return mine, nil
 }
 
-// queue has members gather, behind ready.
+// queue queues the gathers, after ready was called for all members.
 func (g *gathering) queue(sub *queue.Submission, x Exchanging) error {
 	if len(g.lists) == 0 {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"gorgonia.org/leanattention/internal/queue"
 )
 
-// queue queues the work of a layer. Its operands are on the first member; the others read
-// and write what is for their heads there.
+// queue queues the work of a layer. The operands are on the first member. The other members read and write the parts of their heads
+// there.
 func (p *DevicePlan) queue(sub *queue.Submission, layer int, n newRows, o *ongpu.AttentionOperands) error {
 	if len(p.now.parts) == 1 {
 		o.Pages = p.layerPages(0, layer)
@@ -36,7 +36,7 @@ func (p *DevicePlan) queue(sub *queue.Submission, layer int, n newRows, o *ongpu
 	})
 }
 
-// layerPages are the pages of a layer that a member has.
+// layerPages returns the pages of a layer on a member.
 func (p *DevicePlan) layerPages(member, layer int) (pages attention.Pages) {
 	part := p.pages.Parts[member]
 	for s := range p.pages.config.Format.Slabs {

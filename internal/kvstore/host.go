@@ -13,10 +13,10 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// HostPages are pages in Go's memory.
+// HostPages is a Store in host memory.
 type HostPages struct {
 	config *Config
-	Layers []attn.Memory[cpu.Buffer] // of each layer its slabs
+	Layers []attn.Memory[cpu.Buffer] // the slabs of each layer
 }
 
 func NewHost(c *Config) *HostPages {
@@ -31,7 +31,7 @@ func NewHost(c *Config) *HostPages {
 
 func (h *HostPages) Where() string { return errs.Host }
 
-func (h *HostPages) Places() int { return 1 }
+func (h *HostPages) Shards() int { return 1 }
 
 func (h *HostPages) Supports(op string, g *attn.Problem) error {
 	if g.Unfused {
@@ -44,7 +44,7 @@ func (h *HostPages) NewPlan(_ int, g attn.Problem) Plan {
 	return &hostPlan{pages: h, geometry: g, plan: cpuattention.Plan{PrefixBytes: PrefixBytes}}
 }
 
-// PrefixBytes is that of new plans. Tests set it.
+// PrefixBytes is the PrefixBytes of new plans. Tests set this variable.
 var PrefixBytes int
 
 func (h *HostPages) Close() error { h.Layers = nil; return nil }
@@ -138,13 +138,13 @@ func (p *hostPlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 	return out, lse, nil
 }
 
-// clearOthers clears the rows of an output that no sequence has.
+// clearOthers clears the rows of an output that belong to no sequence.
 func clearOthers[F lean.Float](p *hostPlan, out []F) {
 	n, end := 0, 0
 	for i := range p.seqs {
 		n, end = n+p.seqs[i].Queries, max(end, p.seqs[i].Row+p.seqs[i].Queries)
 	}
-	if n < end { // not one behind the other
+	if n < end { // there are gaps between the sequences
 		end = 0
 	}
 	clear(out[end*p.geometry.Heads*p.geometry.ValueDim:])
@@ -161,7 +161,7 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 	if c.LSE {
 		l := dense.New(c.Rows.Query, c.Rows.LSEShape()...)
 		operands.LSE, lse = dense.Backing[F](l), l
-		for i := range operands.LSE { // rows that belong to nobody see no key
+		for i := range operands.LSE { // unassigned rows see no key
 			operands.LSE[i] = operands.Sink(i % g.Heads)
 		}
 	}

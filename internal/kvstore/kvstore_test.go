@@ -23,7 +23,7 @@ func TestShares(t *testing.T) {
 					const pages = 23
 					c := Config{Device: g, KVHeads: heads, Pages: pages, Shard: shard, Window: window}
 					name := fmt.Sprintf("%d heads, %d members, %v, window %d", heads, members, shard, window)
-					all, places, err := c.shares("test")
+					all, shards, err := c.divide("test")
 					byHeads := shard == shardHeads || shard == shardAuto && window > 0
 					if members > 1 && (byHeads && heads < members || shard == shardContext && window > 0) {
 						if !errors.Is(err, errs.ErrUnsupported) {
@@ -43,30 +43,30 @@ func TestShares(t *testing.T) {
 						want = members / heads
 						fallthrough
 					case shard == shardContext:
-						if places != want {
-							t.Errorf("%s: %d places", name, places)
+						if shards != want {
+							t.Errorf("%s: %d places", name, shards)
 						}
 					}
 					var of [pages][20]int
 					for _, s := range all {
-						if s.heads.N < 1 || s.heads.N > (heads*places+members-1)/members || s.place.Of != places {
+						if s.heads.N < 1 || s.heads.N > (heads*shards+members-1)/members || s.shard.Of != shards {
 							t.Errorf("%s: %+v", name, s)
 						}
 						own := 0
 						for page := range int32(pages) {
-							if !s.place.Has(page) {
+							if !s.shard.Has(page) {
 								continue
 							}
-							if int(s.place.Own(page)) != own {
-								t.Errorf("%s: page %d is %d there, want %d", name, page, s.place.Own(page), own)
+							if int(s.shard.Own(page)) != own {
+								t.Errorf("%s: page %d is %d there, want %d", name, page, s.shard.Own(page), own)
 							}
 							own++
 							for h := range s.heads.N {
 								of[page][s.heads.First+h]++
 							}
 						}
-						if own != s.place.Count(pages) || own < pages/places || own > pages/places+1 {
-							t.Errorf("%s: %d pages of %d", name, own, s.place.Count(pages))
+						if own != s.shard.Count(pages) || own < pages/shards || own > pages/shards+1 {
+							t.Errorf("%s: %d pages of %d", name, own, s.shard.Count(pages))
 						}
 					}
 					for page := range pages {

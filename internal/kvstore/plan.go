@@ -19,7 +19,7 @@ var (
 	errOneToken     = fmt.Errorf("%w: a sequence has several new tokens or a tree, and the cache is sharded by context: each had one then, and no tree", ongpu.ErrNotReady)
 )
 
-// more is why a schedule does not do what a step has.
+// more returns why a schedule of kind k can't run a step that has more.
 func (k stepKind) more() error {
 	if k == ofOne {
 		return errOneToken
@@ -27,18 +27,18 @@ func (k stepKind) more() error {
 	return errWithoutTrees
 }
 
-// capacity is that of a step of a cache.
+// capacity returns the capacity of a plan for a step of rows rows.
 func capacity(rows, pages int) attention.Capacity {
 	return attention.Capacity{Sequences: rows, Rows: rows, Pages: pages}
 }
 
-// Keep has the launches of later steps look as now, as far as sharing prefixes goes: they are in a recording.
+// Keep makes s a Schedule.
 func (s *deviceSchedule) Keep() {
 	s.recorded = true
 	_ = s.each(func(p *planPart) error { p.plan.Recorded(); return nil })
 }
 
-// Unfit is why the schedule was not planned for the step.
+// Unfit makes s a Schedule.
 func (s *deviceSchedule) Unfit() error {
 	if s.planned {
 		return nil
@@ -46,7 +46,7 @@ func (s *deviceSchedule) Unfit() error {
 	return s.does.more()
 }
 
-// Generation changes when that of a plan does: none ever falls.
+// Generation is the sum of the generations of all plans. No generation ever falls.
 func (s *deviceSchedule) Generation() (sum uint64) {
 	_ = s.each(func(p *planPart) error { sum += p.plan.Generation(); return nil })
 	return sum
@@ -55,43 +55,44 @@ func (s *deviceSchedule) Generation() (sum uint64) {
 func (d *DevicePages) NewPlan(rows int, g attn.Problem) Plan {
 	p := &DevicePlan{pages: d, most: rows, geometry: g}
 	for does := ofOne; does <= ofTrees; does++ {
-		if does == ofOne && d.dealt == 1 {
-			continue // as ofChunks
+		if does == ofOne && d.shards == 1 {
+			continue // ofChunks serves one token, too
 		}
 		s := &deviceSchedule{does: does}
 		g.Tree = does == ofTrees
 		for _, part := range d.Parts {
 			s.parts = append(s.parts, planPart{geometry: part.problem(&g)})
 		}
-		if d.dealt > 1 {
-			s.context = s.newStates(d.dealt, rows, &g)
+		if d.shards > 1 {
+			s.context = s.newStates(d.shards, rows, &g)
 		}
 		p.schedules = append(p.schedules, s)
 	}
 	return p
 }
 
-// DevicePlan is a Plan for a GPU's engine, or those of several.
+// DevicePlan is a Plan for one GPU or several.
 //
-// What the launches of a step are depends on what it has, so there are several schedules: a recording has that of
-// one of them, and what was recorded without trees is as it was behind a step that has some.
+// The launches of a step depend on whether the step has one token for each sequence, several tokens, or trees. So a plan has a
+// schedule for each kind. A recording holds one of the schedules, and a step with trees leaves a recorded schedule without trees
+// unchanged.
 type DevicePlan struct {
 	pages     *DevicePages
 	most      int // rows of a step
 	geometry  attn.Problem
-	schedules []*deviceSchedule // each does what those before it do
-	now       *deviceSchedule   // that layers run by
+	schedules []*deviceSchedule // each can run the steps of those before it
+	now       *deviceSchedule   // the schedule that layers run
 	rows      int               // of the last build
-	apart     bool              // each member has the rows of its heads alone
-	merging   bool              // each member merges: schedules by context have what that needs, from the next build on
+	perMember bool              // each member has only the rows of its heads
+	merging   bool              // each member merges states: Build prepares schedules by context for that
 }
 
-// stepKind is what a step has.
+// stepKind is the kind of a step.
 type stepKind uint8
 
 const (
-	ofOne    stepKind = iota // one new token of each sequence
-	ofChunks                 // several
+	ofOne    stepKind = iota // each sequence has one new token
+	ofChunks                 // sequences have several new tokens
 	ofTrees                  // sequences have trees
 )
 
@@ -105,24 +106,24 @@ func kindOf(seqs []attn.Sequence) stepKind {
 	return ofOne
 }
 
-// deviceSchedule is a schedule of each member.
+// deviceSchedule is a schedule for all members.
 type deviceSchedule struct {
 	does     stepKind
 	parts    []planPart
-	context  *contextStates   // of the first member; nil: nothing is sharded by context
-	others   []*contextStates // of the others, where each member merges; nil: they were not needed yet
-	planned  bool             // in the step's last turn
-	recorded bool             // from now on it is to be
+	context  *contextStates   // of the first member; nil: the cache is not sharded by context
+	others   []*contextStates // of the other members, if each member merges; nil: not needed so far
+	planned  bool             // whether the last Build planned the schedule
+	recorded bool             // whether every Build has to plan the schedule
 }
 
-// planPart is what a member has of a schedule.
+// planPart is the part of a schedule that one member runs.
 type planPart struct {
 	geometry attn.Problem
 	plan     ongpu.AttentionPlan // nil before the first build
 
-	seqs  []attn.Sequence // scratch of build: with the keys that are there
+	seqs  []attn.Sequence // scratch of Build: the sequences with the member's keys
 	pages []int32         // of seqs
-	slots []int           // where rows' new tokens go
+	slots []int           // of the new tokens of rows
 }
 
 func (p *DevicePlan) Build(op string, seqs []attn.Sequence, rows int) error {
@@ -131,7 +132,7 @@ func (p *DevicePlan) Build(op string, seqs []attn.Sequence, rows int) error {
 		return err
 	}
 	defer lead.Group.Leave()
-	if lead.Group.Recording() { // replays would bring the plan of this step
+	if lead.Group.Recording() { // replays would upload the plan of this step
 		return ongpu.WithinRecord(op, lead)
 	}
 	has := kindOf(seqs)
@@ -152,15 +153,15 @@ func (p *DevicePlan) Build(op string, seqs []attn.Sequence, rows int) error {
 	return nil
 }
 
-// plan builds one of the schedules.
+// plan builds schedule s.
 func (p *DevicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, rows int) error {
 	lead := p.pages.GPU
 	for i := range s.parts {
 		part, of, mine := &s.parts[i], p.pages.Parts[i], seqs
 		if s.context != nil {
-			mine = part.of(of.place, p.geometry.PageTokens, seqs, rows, s.context.fresh == nil)
+			mine = part.of(of.shard, p.geometry.PageTokens, seqs, rows, s.context.fresh == nil)
 		}
-		// Steps of any lengths look alike then, to a recording.
+		// With this capacity the form of the launches does not depend on lengths, so a recording stays valid.
 		if err := p.planPart(op, lead.Members[i], part, mine, rows, capacity(rows, of.pages)); err != nil {
 			return err
 		}
@@ -178,7 +179,7 @@ func (p *DevicePlan) plan(op string, s *deviceSchedule, seqs []attn.Sequence, ro
 	return p.upload(op, s)
 }
 
-// upload brings the plans to the members.
+// upload copies the plans to the members.
 func (p *DevicePlan) upload(op string, s *deviceSchedule) error {
 	lead := p.pages.GPU
 	err := lead.Queue.Submit(func(sub *queue.Submission) error {
@@ -195,7 +196,7 @@ func (p *DevicePlan) upload(op string, s *deviceSchedule) error {
 func (p *DevicePlan) planPart(op string, gpu *ongpu.GPU, part *planPart, seqs []attn.Sequence, rows int, c attention.Capacity) error {
 	if part.plan == nil {
 		part.plan = gpu.TakePlan()
-		// A step has no Close: its plans come back when it is garbage.
+		// A step has no Close: a cleanup returns the plans.
 		runtime.AddCleanup(p, gpu.GivePlan, part.plan)
 		if err := part.plan.Reserve(c); err != nil {
 			return ongpu.EngineError(op, "plan", err)
@@ -204,7 +205,7 @@ func (p *DevicePlan) planPart(op string, gpu *ongpu.GPU, part *planPart, seqs []
 	return gpu.BuildPlan(op, part.plan, part.geometry, seqs, rows, part.slots)
 }
 
-// each visits all plans, the members' first.
+// each visits all plans: those of the members, then those for new tokens.
 func (s *deviceSchedule) each(visit func(*planPart) error) error {
 	for i := range s.parts {
 		if err := visit(&s.parts[i]); err != nil {
@@ -222,7 +223,7 @@ func (s *deviceSchedule) each(visit func(*planPart) error) error {
 	return nil
 }
 
-// states are a member's.
+// states returns the states of a member.
 func (s *deviceSchedule) states(member int) *contextStates {
 	if member == 0 {
 		return s.context
@@ -230,18 +231,18 @@ func (s *deviceSchedule) states(member int) *contextStates {
 	return s.others[member-1]
 }
 
-// contextStates is what members hand each other: on the first one what all of them leave there, if it merges for all; where each merges,
-// what each has of its own.
+// contextStates is memory for partial states of attention, of a cache that is sharded by context. If the first member merges, its memory
+// receives the states of all members. If each member merges, each has memory for its own states.
 type contextStates struct {
 	parts      attention.Parts
-	fresh      *planPart       // new tokens among themselves; nil: each member has them among its keys
-	memory     *queue.Memory   // of parts, and the keys and values of new tokens; nil before the first build
+	fresh      *planPart       // attention of new tokens among themselves; nil: the new tokens are among the members' keys
+	memory     *queue.Memory   // of the states, and of the keys and values of new tokens; nil before the first Build
 	pages      attention.Pages // of new tokens, without the buffer
 	generation uint64          // of memory
 	size       int64           // of memory
 }
 
-// newStates are those of so many parts, for steps of so many rows.
+// newStates returns memory for the states of parts parts, in steps of rows rows.
 func (s *deviceSchedule) newStates(parts, rows int, g *attn.Problem) *contextStates {
 	c := &contextStates{parts: attention.Parts{Count: parts, Rows: rows, Heads: g.Heads, Dim: g.ValueDim}}
 	if s.does == ofOne {
@@ -251,7 +252,7 @@ func (s *deviceSchedule) newStates(parts, rows int, g *attn.Problem) *contextSta
 	c.parts.Count++
 	c.size = c.parts.Bytes()
 	c.fresh = &planPart{geometry: g.OfNew(rows)}
-	// A row is where a sequence may begin, and as far from the end as another one is long.
+	// A sequence may begin at any row, and reach over as many rows.
 	n := attn.Product(g.KVHeads+1, rows)
 	for s := range g.Pages.Slabs {
 		const align = 256
@@ -261,25 +262,25 @@ func (s *deviceSchedule) newStates(parts, rows int, g *attn.Problem) *contextSta
 	return c
 }
 
-// of is the sequences of a step with the keys that are in a place: all, or those before the new tokens. It also says where
-// new tokens go there.
-func (p *planPart) of(place attn.Place, pageTokens int, seqs []attn.Sequence, rows int, all bool) []attn.Sequence {
+// of returns the sequences of a step with the keys that a shard has: all keys, or the keys before the new tokens. It sets p.slots to
+// the slots of new tokens in the shard.
+func (p *planPart) of(shard attn.ContextShard, pageTokens int, seqs []attn.Sequence, rows int, all bool) []attn.Sequence {
 	p.seqs, p.pages = p.seqs[:0], p.pages[:0]
-	p.slots = place.AppendSlots(p.slots[:0], seqs, rows, pageTokens)
+	p.slots = shard.AppendSlots(p.slots[:0], seqs, rows, pageTokens)
 	for _, q := range seqs {
 		keys := q.Keys
 		if !all {
 			keys -= q.Queries
 		}
 		first := len(p.pages)
-		p.pages, q.Keys = place.AppendKeys(p.pages, q.Pages, keys, pageTokens)
+		p.pages, q.Keys = shard.AppendKeys(p.pages, q.Pages, keys, pageTokens)
 		q.Pages, q.Tree = p.pages[first:], nil
 		p.seqs = append(p.seqs, q)
 	}
 	return p.seqs
 }
 
-// planContext plans what the first member does for all.
+// planContext plans the work of the first member: new tokens among themselves.
 func (p *DevicePlan) planContext(op string, c *contextStates, seqs []attn.Sequence, rows int) error {
 	lead := p.pages.GPU
 	if err := takeStates(lead, op, c); err != nil {
@@ -298,7 +299,7 @@ func (p *DevicePlan) planContext(op string, c *contextStates, seqs []attn.Sequen
 	return p.planPart(op, lead, part, part.seqs, rows, capacity(rows, rows))
 }
 
-// planOthers plans what the others do where each member merges, behind planContext of the same rows.
+// planOthers is planContext for the other members, after planContext of the same rows. Each member merges.
 func (p *DevicePlan) planOthers(op string, s *deviceSchedule) error {
 	others := s.others
 	if others == nil {
@@ -324,7 +325,7 @@ func (p *DevicePlan) planOthers(op string, s *deviceSchedule) error {
 	return nil
 }
 
-// takeStates takes the memory, if it is not there, and brings the table that it begins with. The GPU is entered.
+// takeStates allocates the memory, unless there is some, and uploads the table at its beginning. The caller has entered the GPU.
 func takeStates(g *ongpu.GPU, op string, c *contextStates) error {
 	if c.memory != nil {
 		return nil
@@ -364,7 +365,7 @@ func newStates(g *ongpu.GPU, c *contextStates) error {
 	})
 }
 
-// Plans are the plans of the schedule that layers run by, the members' first.
+// Plans returns the plans of the schedule that layers run: those of the members, then those for new tokens.
 func (p *DevicePlan) Plans() (all []ongpu.AttentionPlan) {
 	_ = p.now.each(func(part *planPart) error {
 		all = append(all, part.plan)
@@ -373,5 +374,5 @@ func (p *DevicePlan) Plans() (all []ongpu.AttentionPlan) {
 	return all
 }
 
-// Of says whether the plan is for layers of these pages.
+// Of reports whether the plan is for layers of d.
 func (p *DevicePlan) Of(d *DevicePages) bool { return p.pages == d }

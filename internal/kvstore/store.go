@@ -1,5 +1,5 @@
-// Package kvstore has the pages of a cache: their memory, in the host or on GPUs, and the runs of layers on them. Which sequence holds
-// which page is the affair of package pages.
+// Package kvstore stores the pages of a cache, in host memory or on GPUs, and runs layers on the pages. Package pages knows which
+// sequence holds which page.
 package kvstore
 
 import (
@@ -14,52 +14,51 @@ import (
 	"gorgonia.org/leanattention/internal/queue"
 )
 
-// Store is where the pages of a cache live: memory of the host, or of a GPU.
-// Layers compute where their pages are. What pages mean, and who holds them, is
-// the cache's affair.
+// Store is the memory of a cache's pages, on the host or on GPUs. Layers compute where their pages are. The cache assigns pages to
+// sequences.
 type Store interface {
 	Where() string
-	// Places is how many places pages are dealt out to: page i is in place i mod places.
-	Places() int
-	// Supports refuses a geometry that layers can't have here.
+	// Shards returns the number of context shards. Page i is in shard i mod Shards.
+	Shards() int
+	// Supports returns an error for a geometry that no layer can have here.
 	Supports(op string, g *attn.Problem) error
-	// Operands describes q, k and v of a run, and the sinks if there are any, if layers can use them where they are.
+	// Operands describes q, k, v and, if present, the sinks of a run. It returns an error if a layer can't read an operand where the
+	// operand is.
 	Operands(op string, in []G.Value) ([4]operand.Operand, error)
-	// CopyPages copies pages of all layers, before what is computed next.
+	// CopyPages copies pages in all layers, before the next computation.
 	CopyPages(op string, copies []Copy) error
-	// MoveSlots copies tokens of all layers within their pages, one after the other, before what is
-	// computed next.
+	// MoveSlots copies tokens between slots in all layers, in order, before the next computation.
 	MoveSlots(op string, moves []Move) error
-	// Transfer copies between pages of one layer and memory of the caller: to the
-	// pages if in is set. It is behind what was computed before, and done when it
-	// returns.
+	// Transfer copies between pages of one layer and memory of the caller: to the pages if in is true. The copy comes after all
+	// computation before the call, and is complete when Transfer returns.
 	Transfer(op string, t *Transfer, in bool) error
-	// NewPlan is a plan for layers of g in steps of up to so many rows.
+	// NewPlan returns a plan for layers of geometry g in steps of at most rows rows.
 	NewPlan(rows int, g attn.Problem) Plan
-	// Close gives up the memory. No call runs, and none will.
+	// Close frees the memory. The caller has ended all other calls.
 	Close() error
 }
 
 // Copy copies page from to page to.
 type Copy struct{ To, From int32 }
 
-// Move copies all that pages have of a token to the place of another one.
+// Move copies all that pages have of a token from one slot to another.
 type Move struct{ To, From Slot }
 
-// Slot is where a token lies.
+// Slot is the page of a token, and the token's index in the page.
 type Slot struct {
 	Page int32
 	Slot int
 }
 
-// bytes are where the slots of a move lie in a slab, for one of the heads of its pages of size tokens.
+// bytes returns the offsets of the two slots in a slab, and the bytes of a token there, for one head. Pages have size tokens of heads
+// heads.
 func (m Move) bytes(s attn.Slab, head, heads, size int) (to, from, n int) {
 	n = s.Row * s.DType.Size()
 	at := func(p Slot) int { return ((int(p.Page)*heads+head)*size + p.Slot) * n }
 	return at(m.To), at(m.From), n
 }
 
-// Transfer is a part of a slab of a layer, and memory for it, in the order of the spans.
+// Transfer is a part of a slab of a layer, and memory for the part. Memory has the bytes of all spans in order.
 type Transfer struct {
 	Layer  int
 	Slab   attn.Slab
@@ -67,32 +66,31 @@ type Transfer struct {
 	Memory []byte
 }
 
-// Span is N bytes of a slab.
+// Span is N bytes of a slab, from At on.
 type Span struct{ At, N int }
 
-// Plan is the schedule for the layers of one geometry, step after step.
+// Plan schedules the layers of one geometry, step after step.
 type Plan interface {
-	// Build plans the sequences of a step of so many rows. It keeps seqs.
+	// Build plans a step of rows rows. The plan keeps seqs.
 	Build(op string, seqs []attn.Sequence, rows int) error
-	// Attend appends k and v to a layer, and attends to it. lse is nil unless the call
-	// wants it.
+	// Attend appends k and v to a layer, and attends to the layer's keys and values. lse is nil unless c.LSE is true.
 	Attend(op string, c *Call) (out, lse G.Value, err error)
 }
 
 // Node is the node that runs a layer.
 type Node interface {
 	fmt.Stringer
-	// Record notes the node's work in the recording that is being made, if any.
+	// Record adds the node's work to the recording in progress, if there is one.
 	Record(sub *queue.Submission, s Schedule)
 }
 
-// Schedule is the work of a layer as a recording has it.
+// Schedule is the work of a layer, as a recording holds the work.
 type Schedule interface {
-	// Keep has the launches of later steps look as now, as far as sharing prefixes goes: they are in a recording.
+	// Keep fixes whether later steps share prefixes, because the launches are in a recording.
 	Keep()
-	// Generation changes when launches look different: a recording of them is not right any more.
+	// Generation changes when the form of the launches changes, which makes a recording of the launches stale.
 	Generation() uint64
-	// Unfit is why the schedule does not do what the step has; nil: it does.
+	// Unfit returns why the schedule can't run the step; nil if the schedule can.
 	Unfit() error
 }
 
@@ -101,18 +99,18 @@ type Call struct {
 	Node  Node
 	Layer int
 	Rows  Rows
-	QKV   []G.Value // query, key and value, as operands has seen them
+	QKV   []G.Value // query, key and value, which Operands has checked
 
-	Sinks  G.Value       // with them; nil: there are none
-	LSE    bool          // the log-sum-exp is wanted
-	Out    *ongpu.Tensor // takes the output, on the GPU of qkv; nil: a new value does
+	Sinks  G.Value       // nil: none
+	LSE    bool          // whether to return the log-sum-exp
+	Out    *ongpu.Tensor // receives the output, on the GPU of QKV; nil: Attend makes a new value
 	Memory *ongpu.Node   // of new outputs and log-sum-exps on a GPU
 }
 
 // LayerNames are the names of a layer's inputs.
 var LayerNames = [...]string{"q", "k", "v", "sinks"}
 
-// Config is what a store of pages needs to know of a cache.
+// Config is the part of a cache's configuration that a store reads.
 type Config struct {
 	Layers, KVHeads, PageSize, Pages int
 	Format                           attn.Format // of a page of all heads
@@ -121,16 +119,16 @@ type Config struct {
 	Shard                            Sharding
 }
 
-// Sharding is how the pages of a cache are shared out to several GPUs.
+// Sharding says how several GPUs share the pages of a cache.
 type Sharding uint8
 
 const (
-	shardAuto Sharding = iota // by KV heads as far as they go, by context for the rest
+	shardAuto Sharding = iota // by KV head as far as their number divides, by context for the rest
 	shardHeads
 	shardContext
 )
 
-// Check refuses pages that no cache can have. Errors wrap errs.ErrUnsupported.
+// Check returns an error, which wraps errs.ErrUnsupported, for a format that no cache can have.
 func (c *Config) Check(op string) error {
 	for _, p := range c.Format.Planes {
 		switch p.Scales {
@@ -142,7 +140,7 @@ func (c *Config) Check(op string) error {
 	return nil
 }
 
-// Bytes is the memory of all pages, and that of the largest slab of a layer; math.MaxInt where that is no int.
+// Bytes returns the bytes of all pages, and of the largest slab of a layer. A number that is no int is math.MaxInt.
 func (c *Config) Bytes() (all, largest int) {
 	sum := 0
 	for s := range c.Format.Slabs {

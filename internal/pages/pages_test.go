@@ -36,7 +36,7 @@ type sequence struct {
 
 func newWorld(t *rapid.T) *world {
 	count, size := rapid.IntRange(1, 12).Draw(t, "pages"), rapid.IntRange(1, 5).Draw(t, "tokens of a page")
-	return &world{pool: NewDealt(count, size, rapid.IntRange(1, 3).Draw(t, "places")), memory: make([]int, count*size)}
+	return &world{pool: NewSharded(count, size, rapid.IntRange(1, 3).Draw(t, "places")), memory: make([]int, count*size)}
 }
 
 // slot is where a token is whose pages, and those of its gap, are these.
@@ -220,9 +220,9 @@ func (w *world) Reserve(t *rapid.T) {
 
 // checkPlaces checks that fresh pages go round the places, where those have some free: these were.
 func (w *world) checkPlaces(t *rapid.T, s *sequence, free []int32) {
-	in := func(place int) (n int) {
+	in := func(shard int) (n int) {
 		for _, page := range free {
-			if int(page)%len(w.pool.free) == place {
+			if int(page)%len(w.pool.free) == shard {
 				n++
 			}
 		}
@@ -230,7 +230,7 @@ func (w *world) checkPlaces(t *rapid.T, s *sequence, free []int32) {
 	}
 	_, from, copied := s.append.Copy()
 	for i, page := range s.append.Fresh() {
-		place, want := int(page)%len(w.pool.free), 0
+		shard, want := int(page)%len(w.pool.free), 0
 		switch at := len(s.append.Pages) - len(s.append.Fresh()) + i; {
 		case i == 0 && copied:
 			want = int(from)
@@ -238,15 +238,15 @@ func (w *world) checkPlaces(t *rapid.T, s *sequence, free []int32) {
 			want = int(s.append.Pages[at-1]) + 1
 		default: // a new sequence begins where most are free
 			for other := range w.pool.free {
-				if in(other) > in(place) || in(other) == in(place) && other < place {
+				if in(other) > in(shard) || in(other) == in(shard) && other < shard {
 					t.Fatalf("page %d of %v is first, free are %v", page, s.append.Pages, free)
 				}
 			}
-			want = place
+			want = shard
 		}
 		for want %= len(w.pool.free); in(want) == 0; want = (want + 1) % len(w.pool.free) {
 		}
-		if place != want {
+		if shard != want {
 			t.Fatalf("page %d of %v, of %d places, free are %v", page, s.append.Pages, len(w.pool.free), free)
 		}
 		free = slices.DeleteFunc(slices.Clone(free), func(x int32) bool { return x == page })
@@ -417,14 +417,14 @@ func (w *world) Check(t *rapid.T) {
 		if n > 1 {
 			shared++
 		}
-		places := 0
+		shards := 0
 		for _, f := range free {
 			if f == int32(page) {
-				places++
+				shards++
 			}
 		}
-		if n == 0 && places != 1 || n > 0 && places != 0 {
-			t.Fatalf("page %d has %d holders and %d places in the free list %v", page, n, places, free)
+		if n == 0 && shards != 1 || n > 0 && shards != 0 {
+			t.Fatalf("page %d has %d holders and %d places in the free list %v", page, n, shards, free)
 		}
 	}
 	if p.Free() != len(free) || p.Shared() != shared {
@@ -554,7 +554,7 @@ func TestCheck(t *testing.T) {
 		open       []*Reservation
 	}
 	build := func() *state {
-		w := &state{p: NewDealt(16, 4, 2)}
+		w := &state{p: NewSharded(16, 4, 2)}
 		w.tables, w.open = []*Table{&w.a, &w.b, &w.c, &w.d}, []*Reservation{&w.r, &w.s}
 		add := func(t *Table, n int) {
 			var r Reservation
@@ -579,7 +579,7 @@ func TestCheck(t *testing.T) {
 		"a holder more":                  {func(w *state) { w.p.holders[w.a.Pages[0]]++ }, "has 2 holders, and 3 are counted"},
 		"a holder less":                  {func(w *state) { w.p.holders[w.d.Pages[0]]-- }, "has 1 holders, and 0 are counted"},
 		"a table nobody knows":           {func(w *state) { w.tables = w.tables[1:] }, "are counted"},
-		"a free page in use":             {func(w *state) { p := w.p.place(w.d.Pages[0]); w.p.free[p] = append(w.p.free[p], w.d.Pages[0]) }, "is in the free list"},
+		"a free page in use":             {func(w *state) { p := w.p.shard(w.d.Pages[0]); w.p.free[p] = append(w.p.free[p], w.d.Pages[0]) }, "is in the free list"},
 		"a page that is lost":            {func(w *state) { w.p.free[0] = w.p.free[0][1:] }, "is 0 times in the free list"},
 		"a page twice free":              {func(w *state) { w.p.free[0] = append(w.p.free[0], w.p.free[0][0]) }, "is 2 times in the free list"},
 		"a free page in another place":   {func(w *state) { w.p.free[0][0], w.p.free[1][0] = w.p.free[1][0], w.p.free[0][0] }, "free list of place"},

@@ -30,44 +30,44 @@ type Pool struct {
 
 // New is a pool of free pages, each with room for size tokens. Both numbers are 1 or
 // more. The lowest page is taken first.
-func New(count, size int) *Pool { return NewDealt(count, size, 1) }
+func New(count, size int) *Pool { return NewSharded(count, size, 1) }
 
 // NewDealt is New of pages that lie in several places, as GPUs are, 1 or more: page i is in place i mod places. The
 // pages of a sequence go round the places: each is taken from the place behind that of the page before it, the first one
 // from the place with the most free pages, and a copy from the place of what it is a copy of. A place that has no
 // free page is passed over, so any page serves any sequence.
-func NewDealt(count, size, places int) *Pool {
-	p := &Pool{size: size, free: make([][]int32, places), left: count, holders: make([]int32, count)}
+func NewSharded(count, size, shards int) *Pool {
+	p := &Pool{size: size, free: make([][]int32, shards), left: count, holders: make([]int32, count)}
 	for i := range count {
 		page := int32(count - 1 - i)
-		p.free[p.place(page)] = append(p.free[p.place(page)], page)
+		p.free[p.shard(page)] = append(p.free[p.shard(page)], page)
 	}
 	return p
 }
 
 // place is where a page lies.
-func (p *Pool) place(page int32) int { return int(page) % len(p.free) }
+func (p *Pool) shard(page int32) int { return int(page) % len(p.free) }
 
 // next is the place that the page behind the last one of a list is to come from.
-func (p *Pool) next(list []int32) (place int) {
+func (p *Pool) next(list []int32) (shard int) {
 	if last := len(list) - 1; last >= 0 && list[last] >= 0 {
-		return (p.place(list[last]) + 1) % len(p.free)
+		return (p.shard(list[last]) + 1) % len(p.free)
 	}
 	for i, free := range p.free {
-		if len(free) > len(p.free[place]) {
-			place = i
+		if len(free) > len(p.free[shard]) {
+			shard = i
 		}
 	}
-	return place
+	return shard
 }
 
 // take takes a free page, of which there is one, from a place or the next one that has some.
-func (p *Pool) take(place int) (page int32) {
-	for len(p.free[place]) == 0 {
-		place = (place + 1) % len(p.free)
+func (p *Pool) take(shard int) (page int32) {
+	for len(p.free[shard]) == 0 {
+		shard = (shard + 1) % len(p.free)
 	}
-	last := len(p.free[place]) - 1
-	page, p.free[place] = p.free[place][last], p.free[place][:last]
+	last := len(p.free[shard]) - 1
+	page, p.free[shard] = p.free[shard][last], p.free[shard][:last]
 	p.left--
 	p.holders[page] = 1
 	return page
@@ -145,7 +145,7 @@ func (p *Pool) Release(list []int32) error {
 		page := list[i]
 		if err := p.held(page); err != nil {
 			for _, page := range list[i+1:] { // the other way round
-				if free := &p.free[p.place(page)]; p.holders[page] == 0 {
+				if free := &p.free[p.shard(page)]; p.holders[page] == 0 {
 					*free = (*free)[:len(*free)-1]
 					p.left--
 				}
@@ -154,7 +154,7 @@ func (p *Pool) Release(list []int32) error {
 			return err
 		}
 		if p.holders[page]--; p.holders[page] == 0 {
-			free := &p.free[p.place(page)]
+			free := &p.free[p.shard(page)]
 			*free = append(*free, page)
 			p.left++
 		}

@@ -91,7 +91,7 @@ func (p *Pool) Own(t *Table, from, to int) ([]Owned, error) {
 	}
 	for i := range owned {
 		o := &owned[i]
-		o.Page = p.take(p.place(o.Was))
+		o.Page = p.take(p.shard(o.Was))
 		p.holders[o.Was]--
 		t.Pages[o.at] = o.Page
 	}
@@ -254,7 +254,7 @@ func (p *Pool) Reserve(r *Reservation, t *Table, tokens int) error {
 	}
 	list := append(r.Pages[:0], t.Pages[:kept]...)
 	if replaced >= 0 {
-		list, need = append(list, p.take(p.place(replaced))), need-1
+		list, need = append(list, p.take(p.shard(replaced))), need-1
 	}
 	list, err := p.Take(list, need)
 	if err != nil {
@@ -396,10 +396,10 @@ func (p *Pool) checkReservation(r *Reservation) error {
 func (p *Pool) checkFree(held []int32) error {
 	listed := make([]int, len(held))
 	left := 0
-	for place, list := range p.free {
+	for shard, list := range p.free {
 		for _, page := range list {
-			if page < 0 || int(page) >= len(held) || p.place(page) != place {
-				return fmt.Errorf("page %d of %d is in the free list of place %d of %d", page, len(held), place, len(p.free))
+			if page < 0 || int(page) >= len(held) || p.shard(page) != shard {
+				return fmt.Errorf("page %d of %d is in the free list of place %d of %d", page, len(held), shard, len(p.free))
 			}
 			listed[page]++
 		}

@@ -1,0 +1,375 @@
+package kvstore
+
+import (
+	"runtime"
+
+	"gorgonia.org/leanattention/internal/ongpu"
+	"gorgonia.org/leanattention/internal/operand"
+
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/gpu/attention"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/queue"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+func (p *DevicePlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
+	if err := p.pages.GPU.Enter(op); err != nil {
+		return nil, nil, err
+	}
+	defer p.pages.GPU.Group.Leave()
+	if _, ok := ongpu.Of(c.QKV[0]); ok {
+		qkv := ongpu.QKVOf(c.QKV)
+		x, failed := p.exchange(op, c, &qkv)
+		if failed != nil {
+			return nil, nil, failed
+		}
+		out, lse, err = p.attendThere(c, &qkv, x)
+	} else {
+		out, lse, err = p.attendFromHost(c)
+	}
+	if err != nil {
+		return nil, nil, ongpu.EngineError(op, c.Node.String(), err)
+	}
+	return out, lse, nil
+}
+
+// newRows is a layer's new keys and values, and memory for the rotated queries of a plan with a rotary embedding.
+type newRows struct{ k, v, turned ongpu.Mem }
+
+// appendTo queues the append of n to o's pages, and the rotation of o's queries. A row of n has heads KV heads; 0: as many as the plan.
+func (n newRows) appendTo(plan ongpu.AttentionPlan, s *cuda.Stream, o *ongpu.AttentionOperands, heads int) error {
+	if n.turned.Buffer == nil {
+		return plan.AppendRows(s, o.Pages, n.k, n.v, heads)
+	}
+	if err := plan.AppendTurned(s, o.Pages, n.k, n.v, o.Q, n.turned, heads); err != nil {
+		return err
+	}
+	o.Q = n.turned
+	return nil
+}
+
+// turns reports whether the plan has a rotary embedding.
+func (p *DevicePlan) turns() bool { return p.geometry.Rotary != attn.Rotary{} }
+
+// queueAlone is queue for a member that has all of its operands.
+func (p *planPart) queueAlone(sub *queue.Submission, n newRows, o *ongpu.AttentionOperands) error {
+	// In a recording, the megakernel that computes q, k and v may attend, too, or the launch that computes them may store k and v.
+	of := p.plan
+	stored := false
+	if plan, ok := of.(*attention.Plan); ok {
+		switch late := sub.Deferred().(type) {
+		case *decoder.Megakernel:
+			if late.Attend(plan, o, n.k, n.v, n.turned) {
+				return nil
+			}
+		case *decoder.Projection:
+			stored = late.Append(plan, o.Pages, n.k, n.v)
+		}
+	}
+	return sub.Do(func(s *cuda.Stream) error {
+		if !stored {
+			if err := n.appendTo(of, s, o, 0); err != nil {
+				return err
+			}
+		}
+		return of.Run(s, o)
+	})
+}
+
+// attendThere is Attend for operands on the GPU. It does not wait. If x is not nil, all members merge states through x.
+func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, lse G.Value, err error) {
+	defer runtime.KeepAlive(c)
+	switch {
+	case x != nil:
+		return p.attendMerging(c, qkv, x)
+	case p.isPerMember(c, qkv):
+		return p.attendPerMember(c, qkv)
+	}
+	var o, l *ongpu.Tensor
+	err = p.pages.GPU.Queue.Submit(func(sub *queue.Submission) error {
+		var frees ongpu.Freeing
+		defer frees.All()
+		for i, d := range qkv {
+			var err error
+			if qkv[i], err = p.pages.GPU.Gathered(sub, "CachedAttention", c.Memory, i, d, &frees); err != nil {
+				return ongpu.InOperand(LayerNames[i], err)
+			}
+		}
+		q, k, v, err := qkv.Use(sub)
+		if err != nil {
+			return err
+		}
+		operands := ongpu.AttentionOperands{Q: q}
+		reads := qkv[:]
+		if c.Sinks != nil {
+			sinks := ongpu.Must(c.Sinks)
+			if operands.Sinks, err = sinks.UseAs(sub, "sinks"); err != nil {
+				return err
+			}
+			reads = append(reads, sinks)
+		}
+		if o, operands.Out, err = qkv.ResultIn(sub, c.Out, c.Memory, c.Rows.Query, c.Rows.outShape(p.geometry.ValueDim)); err != nil {
+			return err
+		}
+		if c.LSE {
+			if l, operands.LSE, err = qkv.LogSumExp(sub, c.Memory, c.Rows.LSEType(), c.Rows.LSEShape()); err != nil {
+				return err
+			}
+		}
+		rows := newRows{k: k, v: v}
+		if p.turns() {
+			lead := p.pages.GPU
+			turned, free, err := lead.Scratch(sub, c.Memory, &c.Memory.On(lead.Group, 0).Turned, c.Rows.Query, qkv[0].Shape)
+			if err != nil {
+				return err
+			}
+			defer free()
+			if rows.turned, err = turned.UseAs(sub, "q"); err != nil {
+				return err
+			}
+		}
+		if err := p.queue(sub, c.Layer, rows, &operands); err != nil {
+			return err
+		}
+		c.Node.Record(sub, p.now)
+		return ongpu.HaveRead(sub, reads...)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if l == nil {
+		return o.Value(), nil, nil
+	}
+	return o.Value(), l.Value(), nil
+}
+
+// isPerMember reports whether each member has the queries, keys and values of its heads.
+func (p *DevicePlan) isPerMember(c *Call, qkv *ongpu.QKV) bool {
+	g := p.pages.GPU
+	if n := len(g.Members); n == 1 || p.now.context != nil || p.geometry.KVHeads%n != 0 || c.Out != nil {
+		return false
+	}
+	for _, d := range qkv {
+		if d.Shards == nil || d.Joined || d.Axis != 1 {
+			return false
+		}
+	}
+	return c.Sinks == nil || ongpu.Must(c.Sinks).Replicas != nil
+}
+
+// memberLayer is the work of one member on a layer, with operands that the member has.
+type memberLayer struct {
+	rows     newRows
+	o        ongpu.AttentionOperands
+	reads    []*ongpu.Tensor
+	free     ongpu.Freeing
+	out, lse *ongpu.Tensor
+}
+
+// readyMember prepares the work of a member for results of these shapes. The member reads qkv, and the sinks from number sink on.
+func (p *DevicePlan) readyMember(sub *queue.Submission, c *Call, member int, qkv ongpu.QKV, sink int, outShape, lseShape tensor.Shape) (w memberLayer, err error) {
+	m, memory := p.pages.GPU.Members[member], c.Memory.On(p.pages.GPU.Group, member)
+	q, k, v, err := qkv.Use(sub)
+	if err != nil {
+		return w, err
+	}
+	w = memberLayer{rows: newRows{k: k, v: v}, o: ongpu.AttentionOperands{Q: q}, reads: qkv[:]}
+	w.o.Pages = p.layerPages(member, c.Layer)
+	if c.Sinks != nil {
+		sinks := ongpu.Must(c.Sinks).On(member)
+		all, err := sinks.UseAs(sub, "sinks")
+		if err != nil {
+			return w, err
+		}
+		w.o.Sinks, w.reads = ongpu.From(all, sink), append(w.reads, sinks)
+	}
+	if w.out, w.o.Out, err = ongpu.InUse(sub)(m.NodeValue(sub, c.Memory, c.Rows.Query, outShape, qkv[:]...)); err != nil {
+		return w, err
+	}
+	if c.LSE {
+		if w.lse, w.o.LSE, err = ongpu.InUse(sub)(m.NextValue(sub, &memory.Rest, c.Rows.LSEType(), lseShape, qkv[:]...)); err != nil {
+			return w, err
+		}
+	}
+	if !p.turns() {
+		return w, nil
+	}
+	turned, free, err := m.Scratch(sub, c.Memory, &memory.Turned, c.Rows.Query, qkv[0].Shape)
+	if err != nil {
+		return w, err
+	}
+	w.free = append(w.free, free)
+	w.rows.turned, err = turned.UseAs(sub, "q")
+	return w, err
+}
+
+// attendPerMember is Attend if each member has the queries, keys and values of its heads. Each member computes the outputs of its heads.
+func (p *DevicePlan) attendPerMember(c *Call, qkv *ongpu.QKV) (out, lse G.Value, err error) {
+	lead := p.pages.GPU
+	p.lay(true)
+	n := len(lead.Members)
+	share := func(shape tensor.Shape) tensor.Shape { return tensor.Shape{shape[0], shape[1] / n} }
+	outShape, lseShape := c.Rows.outShape(p.geometry.ValueDim), c.Rows.LSEShape()
+	works := make([]memberLayer, n)
+	ready := func(i int, sub *queue.Submission) (err error) {
+		mine := ongpu.QKV{qkv[0].Shards[i], qkv[1].Shards[i], qkv[2].Shards[i]}
+		works[i], err = p.readyMember(sub, c, i, mine, p.pages.Parts[i].heads.First*p.geometry.Group(), share(outShape), share(lseShape))
+		return err
+	}
+	err = lead.Queue.Submit(func(sub *queue.Submission) error {
+		if err := sub.Apart(ready, func(i int, sub *queue.Submission) error {
+			w := &works[i]
+			defer w.free.All()
+			if err := p.now.parts[i].queueAlone(sub, w.rows, &w.o); err != nil {
+				return err
+			}
+			return ongpu.HaveRead(sub, w.reads...)
+		}); err != nil {
+			return err
+		}
+		c.Node.Record(sub, p.now)
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	byMember := func(t tensor.Dtype, shape tensor.Shape, made func(*memberLayer) *ongpu.Tensor) G.Value {
+		d := lead.TensorOf(ongpu.Content{Shape: shape, DType: t, Axis: 1, Made: true})
+		for i := range works {
+			d.Shards = append(d.Shards, made(&works[i]))
+		}
+		return d.Value()
+	}
+	out = byMember(c.Rows.Query, outShape, func(w *memberLayer) *ongpu.Tensor { return w.out })
+	if c.LSE {
+		lse = byMember(c.Rows.LSEType(), lseShape, func(w *memberLayer) *ongpu.Tensor { return w.lse })
+	}
+	return out, lse, nil
+}
+
+// lay sets the strides of queries and results: perMember means that a row has only the member's heads.
+func (p *DevicePlan) lay(perMember bool) {
+	if p.perMember == perMember {
+		return
+	}
+	p.perMember = perMember
+	for _, s := range p.schedules {
+		for i := range s.parts {
+			part := &s.parts[i]
+			g := &part.geometry
+			g.Query, g.Out, g.LSE = p.geometry.Query, p.geometry.Out, p.geometry.LSE
+			if perMember {
+				g.Query, g.Out, g.LSE = attn.PackedRows(g.Heads, g.Dim), attn.PackedRows(g.Heads, g.ValueDim), attn.PackedRows(g.Heads, 1)
+			}
+			if part.plan != nil {
+				part.plan.Lay(g.Query, g.Out, g.LSE)
+			}
+		}
+	}
+}
+
+// attendFromHost is Attend for operands in host memory: one copy to the GPU, one copy back, and one wait.
+func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
+	q := p.pages.GPU.Queue
+	var s stage
+	var in [len(LayerNames)]part
+	for i, v := range c.QKV {
+		in[i] = s.add(operand.RowMajorBytes(v.(*tensor.Dense)), c.Rows.Query)
+	}
+	if c.Sinks != nil {
+		in[3] = s.add(operand.RowMajorBytes(c.Sinks.(*tensor.Dense)), tensor.Float32)
+	}
+	up := s.bytes
+	o := dense.New(c.Rows.Query, c.Rows.outShape(p.geometry.ValueDim)...)
+	var results [2]part // the output and the log-sum-exp
+	results[0] = s.add(operand.RowMajorBytes(o), c.Rows.Query)
+	if c.LSE {
+		l := dense.New(tensor.Float32, c.Rows.LSEShape()...)
+		results[1], lse = s.add(operand.RowMajorBytes(l), tensor.Float32), l
+	}
+	down := s.bytes - up
+	var turned part
+	if p.turns() {
+		turned = s.add(in[0].host, c.Rows.Query) // as long as q; it stays on the GPU
+	}
+	defer runtime.KeepAlive(c)
+
+	pinned, err := q.TakePinned(max(up, down))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer q.GivePinned(pinned)
+	for _, x := range in {
+		copy(pinned.Bytes[x.at:], x.host)
+	}
+	err = q.Submit(func(sub *queue.Submission) error {
+		m, err := sub.Alloc(int64(s.bytes))
+		if err != nil {
+			return err
+		}
+		defer sub.Free(m) // the next user of the memory is queued behind this work
+		b, err := sub.Use(m, sub.Generation(m))
+		if err != nil {
+			return err
+		}
+		if err := sub.Upload(b, 0, pinned, 0, up); err != nil {
+			return err
+		}
+		operands := &ongpu.AttentionOperands{Q: in[0].in(b), Out: results[0].in(b)}
+		if c.Sinks != nil {
+			operands.Sinks = in[3].in(b)
+		}
+		if c.LSE {
+			operands.LSE = results[1].in(b)
+		}
+		rows := newRows{k: in[1].in(b), v: in[2].in(b)}
+		if p.turns() {
+			rows.turned = turned.in(b)
+		}
+		if err := p.queue(sub, c.Layer, rows, operands); err != nil {
+			return err
+		}
+		if err := sub.Download(pinned, 0, b, int64(up), down); err != nil {
+			return err
+		}
+		return sub.Mark(pinned)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := q.Wait(pinned); err != nil {
+		return nil, nil, err
+	}
+	for _, x := range results {
+		copy(x.host, pinned.Bytes[max(x.at-up, 0):])
+	}
+	return o, lse, nil
+}
+
+// stage is the layout of operands in one block of memory on the GPU.
+type stage struct{ bytes int }
+
+// part is an operand of a stage.
+type part struct {
+	host []byte
+	at   int
+	t    attn.DType
+}
+
+// add appends an operand at an aligned offset.
+func (s *stage) add(host []byte, t tensor.Dtype) part {
+	const align = 256
+	p := part{host: host, at: s.bytes}
+	p.t, _ = operand.StorageType(t)
+	s.bytes += (len(host) + align - 1) / align * align
+	return p
+}
+
+func (p *part) in(b *cuda.Buffer) ongpu.Mem {
+	return ongpu.Mem{Buffer: b, Offset: int64(p.at), DType: p.t, Len: len(p.host) / p.t.Size()}
+}
