@@ -544,7 +544,7 @@ type State struct{ Out, LSE G.Value }
 //
 // All tensors have the shapes and the element type of dst's, which is row-major and shares no memory with the
 // others. Where all are a [device.Tensor] of one GPU, of float32, it computes there, and returns when the work is
-// queued. [gorgonia.org/leanattention/nn.MergeStates] and MergeLSE are Merge as nodes, with gradients.
+// queued. [gorgonia.org/leanattention/nn.MergeStates] is Merge as a node, with gradients.
 //
 // Errors: [ErrShape], [ErrDType], [ErrUnsupported]; on a GPU also [ErrState] and [ErrClosed] for its tensors, and
 // what goes wrong there.

@@ -414,9 +414,9 @@ func decodeSteps(gpu *device.GPU, replays int, each func(tokens int, logits *dev
 		return err
 	}
 	if members == 1 {
-		h, err = nn.Linear(a, wo, bias, nn.WithReLU(), nn.WithResidual(h))
+		h, err = nn.Linear(a, wo, bias, nn.WithActivation(nn.ReLU), nn.WithResidual(h))
 	} else if h, err = nn.Linear(a, wo, bias, nn.WithResidual(h)); err == nil {
-		h, err = nn.Linear(h, wh, nil, nn.WithReLU())
+		h, err = nn.Linear(h, wh, nil, nn.WithActivation(nn.ReLU))
 	}
 	if err != nil {
 		return err

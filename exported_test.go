@@ -548,7 +548,7 @@ func operandCases(t *testing.T) map[string]operandCase {
 	typed := func(of tensor.Dtype, like *G.Node, name string, shape ...int) *G.Node {
 		return G.NewTensor(like.Graph(), of, len(shape), G.WithShape(shape...), G.WithName(name))
 	}
-	linear := func(of func(in in) nn.LinearOption) operandCase {
+	linear := func(of func(in in) nn.Option) operandCase {
 		return operandCase{build: func(in in) error { return second(nn.Linear(in(4, 4), in(4, 4), nil, of(in))) }}
 	}
 	two := func(f func(a, b *G.Node) (*G.Node, error)) operandCase {
@@ -583,9 +583,8 @@ func operandCases(t *testing.T) map[string]operandCase {
 		}, apart: true},
 
 		"nn.Add": two(nn.Add), "nn.Mul": two(nn.Mul),
-		"nn.GLU":      two(func(a, b *G.Node) (*G.Node, error) { return nn.GLU(a, b, nn.SwiGLU) }),
+		"nn.GLU":      two(func(a, b *G.Node) (*G.Node, error) { return nn.GLU(a, b, nn.SiLU) }),
 		"nn.Concat":   two(func(a, b *G.Node) (*G.Node, error) { return nn.Concat(0, a, b) }),
-		"nn.MergeLSE": two(func(a, b *G.Node) (*G.Node, error) { return nn.MergeLSE(a, b) }),
 		"nn.Linear":   {build: func(in in) error { return second(nn.Linear(in(4, 4), in(4, 4), in(4))) }},
 		"nn.Embedding": {build: func(in in) error {
 			return second(nn.Embedding(in(2, 4), typed(tensor.Int, in(2, 4), "ids", 2), in(2, 4)))
@@ -594,13 +593,14 @@ func operandCases(t *testing.T) map[string]operandCase {
 			return seconds(nn.Linears(in(3, 4), []*G.Node{in(5, 4), in(5, 4)}, []*G.Node{in(5), in(5)}))
 		}},
 		"nn.GatedLinear": {build: func(in in) error {
-			return second(nn.GatedLinear(in(3, 4), []*G.Node{in(5, 4), in(5, 4)}, nil, nn.SwiGLU))
+			return second(nn.GatedLinear(in(3, 4), []*G.Node{in(5, 4), in(5, 4)}, nil, nn.SiLU))
 		}},
 		"nn.LayerNorm": {build: func(in in) error { return second(nn.LayerNorm(in(3, 4), in(4), in(4), 1)) }},
 		"nn.RMSNorm":   {build: func(in in) error { return second(nn.RMSNorm(in(3, 4), in(4), in(3, 4), 1)) }},
 		"nn.QKNorm":    {build: func(in in) error { return second(nn.QKNorm(in(4), in(4), 1)) }},
 		"nn.MergeStates": {build: func(in in) error {
-			return second(nn.MergeStates([]*G.Node{in(3, 4), in(3, 4)}, []*G.Node{in(3), in(3)}))
+			_, _, err := nn.MergeStates([]*G.Node{in(3, 4), in(3, 4)}, []*G.Node{in(3), in(3)})
+			return err
 		}},
 		"nn.Rotary": {build: func(in in) error {
 			x := in(2, 4)
@@ -611,7 +611,7 @@ func operandCases(t *testing.T) map[string]operandCase {
 			choices, randoms := nn.Choices(make([]nn.Choice, 2)).Shape(), nn.Randoms(make([]float64, 2)).Shape()
 			return second(nn.Sample(x, typed(tensor.Int32, x, "", choices...), typed(tensor.Int32, x, "", randoms...)))
 		}, apart: true},
-		"nn.WithResidual": linear(func(in in) nn.LinearOption { return nn.WithResidual(in(4, 4)) }),
+		"nn.WithResidual": linear(func(in in) nn.Option { return nn.WithResidual(in(4, 4)) }),
 		"nn.WithNorm": {build: func(in in) error {
 			return second(nn.Linear(in(3, 4), in(5, 4), nil, nn.WithNorm(in(4), in(4), 1)))
 		}},
@@ -743,8 +743,7 @@ func TestOptionsTwice(t *testing.T) {
 		"WithBatchInvariance": la.WithBatchInvariance(), "WithQueriesAtEnd": la.WithQueriesAtEnd(),
 		"WithQueryLengths": la.WithQueryLengths(in(tensor.Int, "query lengths", 1)),
 
-		"nn.WithReLU": nn.WithReLU(), "nn.WithGELU": nn.WithGELU(), "nn.WithGELUTanh": nn.WithGELUTanh(), "nn.WithSiLU": nn.WithSiLU(),
-		"nn.WithResidual": nn.WithResidual(in(tensor.Float32, "residual", 3, 4)), "nn.WithNorm": nn.WithNorm(nil, nil, 1),
+		"nn.WithActivation": nn.WithActivation(nn.ReLU), "nn.WithResidual": nn.WithResidual(in(tensor.Float32, "residual", 3, 4)), "nn.WithNorm": nn.WithNorm(nil, nil, 1),
 		"nn.WithRMSNorm": nn.WithRMSNorm(vector, 1), "nn.WithMixedPrecision": nn.WithMixedPrecision(),
 		"nn.WithUnitOffset": nn.WithUnitOffset(),
 	}
@@ -761,7 +760,7 @@ func TestOptionsTwice(t *testing.T) {
 			t.Errorf("%s twice: %v", name, err)
 		}
 	}
-	linear := func(opts ...nn.LinearOption) error { return second(nn.Linear(x, w, nil, opts...)) }
+	linear := func(opts ...nn.Option) error { return second(nn.Linear(x, w, nil, opts...)) }
 	for name, f := range exportedFunctions(t) {
 		of := types.ExprString(f.Type.Results.List[0].Type)
 		if !strings.HasSuffix(of, "Option") {
@@ -774,16 +773,23 @@ func TestOptionsTwice(t *testing.T) {
 			} else {
 				refused(name, name, second(la.Attention(q, k, v, o, la.WithScale(1), o)))
 			}
-		case nn.LinearOption:
-			refused(name, name[3:], linear(o, o))
-		case nn.NormOption:
-			refused(name, name[3:], second(nn.RMSNorm(x, vector, nil, 1, o, o)))
-			refused(name, name[3:], linear(nn.WithRMSNorm(vector, 1, o, o)))
+		case nn.Option:
+			ofNorm := second(nn.RMSNorm(x, vector, nil, 1, o))
+			if name == "nn.WithUnitOffset" {
+				refused(name, name[3:], second(nn.RMSNorm(x, vector, nil, 1, o, o)))
+				refused(name, name[3:], linear(nn.WithRMSNorm(vector, 1, o, o)))
+				ofNorm = linear(o)
+			} else {
+				refused(name, name[3:], linear(o, o))
+			}
+			if !errors.Is(ofNorm, la.ErrUnsupported) || !strings.Contains(ofNorm.Error(), name[3:]) {
+				t.Errorf("%s, of what does not take it: %v", name, ofNorm)
+			}
 		default:
 			t.Errorf("%s is an option and not in this test", name)
 		}
 	}
-	refused("two activations", "the activation is given twice, by WithReLU and WithSiLU", linear(nn.WithReLU(), nn.WithSiLU()))
+	refused("two activations", "WithActivation is given twice, with ReLU and SiLU", linear(nn.WithActivation(nn.ReLU), nn.WithActivation(nn.SiLU)))
 	refused("two norms", "the norm is given twice, by WithNorm and WithRMSNorm", linear(nn.WithNorm(nil, nil, 1), nn.WithRMSNorm(vector, 1)))
 }
 

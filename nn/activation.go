@@ -15,61 +15,76 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// GELU is the Gaussian error linear unit, exactly: each element times the probability
-// that a standard normal variable is below it,
-//
-//	y = x/2 (1 + erf(x/sqrt(2)))
-//
-// Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv:1606.08415. It is
-// not the approximation by tanh, which differs by up to 5e-4 and is [GELUTanh]. Behind a
-// [Linear], [WithGELU] is the same and takes no node.
-//
-// x is of rank 1 or more, float32 or float64; y has its shape and type. In float32 y is
-// off by no more than 2^-22 of x. NaN stays NaN, and -Inf becomes it, as the formula
-// has it.
-//
-// It computes on a GPU where x is a [device.Tensor] of float32.
-//
-// The gradient is available on both of Gorgonia's machines, in host memory; it can not be
-// differentiated once more.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil x).
-func GELU(x *G.Node) (y *G.Node, err error) { return newActivation("GELU", x, attn.GELU) }
+// An Activation is a function of each element.
+type Activation uint8
 
-// GELUTanh is the approximation of [GELU] by tanh, which some checkpoints were trained with
-// (gelu_new, gelu_pytorch_tanh):
-//
-//	y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-//
-// Section 2 of arXiv:1606.08415. All else is as of GELU. Behind a [Linear] it is [WithGELUTanh].
-func GELUTanh(x *G.Node) (y *G.Node, err error) { return newActivation("GELUTanh", x, attn.GELUTanh) }
+const (
+	// ReLU is max(x, 0). NaN stays NaN.
+	ReLU Activation = iota + 1
 
-// SiLU is the sigmoid linear unit, also called swish:
-//
-//	y = x / (1 + exp(-x))
-//
-// Section 4.1 of arXiv:1606.08415 and Elfwing, Uchibe and Doya, arXiv:1702.03118. All else is as
-// of [GELU]. Behind a [Linear] it is [WithSiLU], and with a product behind it a [GLU] or, with the layers of both, a [GatedLinear].
-func SiLU(x *G.Node) (y *G.Node, err error) { return newActivation("SiLU", x, attn.SiLU) }
+	// GELU is the Gaussian error linear unit, x/2 (1 + erf(x/sqrt(2))): Hendrycks and Gimpel, arXiv:1606.08415.
+	GELU
 
-func newActivation(name string, x *G.Node, f attn.Activation) (y *G.Node, err error) {
+	// GELUTanh approximates GELU by x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), to 5e-4: section 2 of arXiv:1606.08415.
+	// Checkpoints call it gelu_new or gelu_pytorch_tanh.
+	GELUTanh
+
+	// SiLU is x / (1 + exp(-x)), also called swish: Elfwing, Uchibe and Doya, arXiv:1702.03118.
+	SiLU
+
+	activations // one more than the last
+)
+
+// String returns the name of f.
+func (f Activation) String() string {
+	if f.check("") != nil {
+		return fmt.Sprintf("Activation(%d)", uint8(f))
+	}
+	return [...]string{ReLU: "ReLU", GELU: "GELU", GELUTanh: "GELUTanh", SiLU: "SiLU"}[f]
+}
+
+func (f Activation) function() attn.Activation {
+	return [...]attn.Activation{attn.NoActivation, ReLU: attn.ReLU, GELU: attn.GELU, GELUTanh: attn.GELUTanh, SiLU: attn.SiLU}[f]
+}
+
+func (f Activation) check(name string) error {
+	if f < ReLU || f >= activations {
+		return errorf(name, errs.ErrOption, "the activation is Activation(%d), want ReLU, GELU, GELUTanh or SiLU", uint8(f))
+	}
+	return nil
+}
+
+// Activate is y = f(x), element by element. Behind a [Linear], [WithActivation] is the same without a node. A product with a second
+// layer is a [GLU].
+//
+//   - x: rank 1 or more, float32 or float64. y has the shape and type of x.
+//   - In float32, y is off by at most 2^-22 of x.
+//   - On a GPU: float32.
+//   - Gradient: of x, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrOption (f), ErrGraph (nil x).
+func Activate(x *G.Node, f Activation) (y *G.Node, err error) {
+	const name = "Activate"
 	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
 	}
-	return newNode(activation{name: name, rank: len(x.Shape()), dtype: x.Dtype(), f: f}, x)
+	if err := f.check(name); err != nil {
+		return nil, err
+	}
+	return newNode(activation{rank: len(x.Shape()), dtype: x.Dtype(), f: f.function()}, x)
 }
 
 // activation is the rule of a function of each element.
 type activation struct {
-	name  string
 	rank  int
 	dtype tensor.Dtype
 	f     attn.Activation
 }
 
-func (r activation) title() string         { return r.name }
-func (r activation) String() string        { return fmt.Sprintf("%s{%v, rank %d}", r.name, r.dtype, r.rank) }
+func (r activation) title() string { return "Activate" }
+func (r activation) String() string {
+	return fmt.Sprintf("Activate{%v, %v, rank %d}", r.f, r.dtype, r.rank)
+}
 func (r activation) arguments() []argument { return alike(r.rank, r.dtype, "x", "y") }
 
 func (r activation) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
@@ -82,7 +97,7 @@ func (r activation) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 }
 
 func activated[F float](r activation, in []G.Value, shape tensor.Shape) (G.Value, error) {
-	x, err := elements[F](r.name, "x", in[0], shape)
+	x, err := elements[F](r.title(), "x", in[0], shape)
 	if err != nil {
 		return nil, err
 	}
@@ -102,11 +117,11 @@ func (r activation) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
 }
 
 func activationGrad[F float](r activation, in, grad G.Value) (G.Value, error) {
-	x, err := elements[F](r.name, "x", in, in.Shape())
+	x, err := elements[F](r.title(), "x", in, in.Shape())
 	if err != nil {
 		return nil, err
 	}
-	dy, err := elements[F](r.name, "the output's gradient", grad, in.Shape())
+	dy, err := elements[F](r.title(), "the output's gradient", grad, in.Shape())
 	if err != nil {
 		return nil, err
 	}

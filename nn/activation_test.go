@@ -21,7 +21,7 @@ func geluGraph[F float](t *testing.T, x []F, shape ...int) (g *G.ExprGraph, in, 
 	g = G.NewGraph()
 	v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(x))
 	in = G.NewTensor(g, v.Dtype(), len(shape), G.WithShape(shape...), G.WithName("x"), G.WithValue(v))
-	y, err := GELU(in)
+	y, err := Activate(in, GELU)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,11 +146,11 @@ func TestGELUWrongUse(t *testing.T) {
 		"type":   {G.NewVector(g, G.Int, G.WithShape(3), G.WithName("i")), la.ErrDType},
 		"half":   {G.NewVector(g, la.Float16, G.WithShape(3), G.WithName("h")), la.ErrDType},
 	} {
-		if y, err := GELU(c.x); !errors.Is(err, c.want) || y != nil {
+		if y, err := Activate(c.x, GELU); !errors.Is(err, c.want) || y != nil {
 			t.Errorf("%s: %v, error %v, want %v", name, y, err, c.want)
 		}
 	}
-	op := node{operator: operator{rule: activation{name: "GELU", rank: 1, dtype: tensor.Float32, f: attn.GELU}}}
+	op := node{operator: operator{rule: activation{rank: 1, dtype: tensor.Float32, f: attn.GELU}}}
 	for name, in := range map[string][]G.Value{
 		"none": nil,
 		"rank": {tensor.New(tensor.WithShape(2, 2), tensor.Of(tensor.Float32))},
@@ -174,7 +174,7 @@ func ExampleGELU() {
 	g := G.NewGraph()
 	x := G.NewVector(g, G.Float32, G.WithName("x"), G.WithShape(4),
 		G.WithValue(tensor.New(tensor.WithShape(4), tensor.WithBacking([]float32{-3, -1, 0, 2}))))
-	y, err := GELU(x)
+	y, err := Activate(x, GELU)
 	if err != nil {
 		panic(err)
 	}

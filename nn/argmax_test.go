@@ -55,13 +55,13 @@ func TestLinears(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ys, err := Linears(x, ws, bs, WithNorm(gamma, beta, 1e-5), WithReLU())
+	ys, err := Linears(x, ws, bs, WithNorm(gamma, beta, 1e-5), WithActivation(ReLU))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var want []*G.Node
 	for i := range ws {
-		y, err := Linear(norm, ws[i], bs[i], WithReLU())
+		y, err := Linear(norm, ws[i], bs[i], WithActivation(ReLU))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,7 @@ func TestLinears(t *testing.T) {
 	other := G.NewVector(G.NewGraph(), tensor.Float32, G.WithShape(8), G.WithName("elsewhere"))
 	for name, c := range map[string]struct {
 		ws, bs []*G.Node
-		opts   []LinearOption
+		opts   []Option
 		want   error
 	}{
 		"none":             {nil, nil, nil, la.ErrGraph},
@@ -89,10 +89,10 @@ func TestLinears(t *testing.T) {
 		"a bias too few":   {ws, bs[:2], nil, la.ErrShape},
 		"a nil bias":       {ws, []*G.Node{bs[0], nil, bs[2]}, nil, la.ErrGraph},
 		"a wrong bias":     {ws[:2], []*G.Node{bs[0], bs[0]}, nil, la.ErrShape},
-		"a residual":       {ws, bs, []LinearOption{WithResidual(want[0])}, la.ErrUnsupported},
-		"eps":              {ws, bs, []LinearOption{WithNorm(nil, nil, math.NaN())}, la.ErrOption},
-		"gamma's size":     {ws, bs, []LinearOption{WithNorm(bs[0], nil, 0)}, la.ErrShape},
-		"another graph's":  {ws, bs, []LinearOption{WithNorm(nil, other, 0)}, la.ErrGraph},
+		"a residual":       {ws, bs, []Option{WithResidual(want[0])}, la.ErrUnsupported},
+		"eps":              {ws, bs, []Option{WithNorm(nil, nil, math.NaN())}, la.ErrOption},
+		"gamma's size":     {ws, bs, []Option{WithNorm(bs[0], nil, 0)}, la.ErrShape},
+		"another graph's":  {ws, bs, []Option{WithNorm(nil, other, 0)}, la.ErrGraph},
 		"w of other width": {[]*G.Node{ws[0], in("w of 9", 5, 9)}, nil, nil, la.ErrShape},
 	} {
 		if _, err := Linears(x, c.ws, c.bs, c.opts...); err == nil {

@@ -81,7 +81,7 @@ func ExampleLinear() {
 	b := input(g, "b", 0, 10, 20, 0)
 	y, err := nn.Linear(x, w, b)
 	check(err)
-	up, err := nn.Linear(x, w, nil, nn.WithReLU()) // -3 becomes 0
+	up, err := nn.Linear(x, w, nil, nn.WithActivation(nn.ReLU)) // -3 becomes 0
 	check(err)
 
 	run(g)
@@ -97,7 +97,7 @@ func ExampleLinear_residual() {
 	up := input(g, "up", 2, 1, 0, 0, 1, 2, 2)
 	down := input(g, "down", 3, 1, 1, 1, 0, 2, 0)
 
-	h, err := nn.Linear(x, up, nil, nn.WithNorm(gamma, beta, 1e-5), nn.WithReLU())
+	h, err := nn.Linear(x, up, nil, nn.WithNorm(gamma, beta, 1e-5), nn.WithActivation(nn.ReLU))
 	check(err)
 	y, err := nn.Linear(h, down, nil, nn.WithResidual(x))
 	check(err)
@@ -228,7 +228,7 @@ func ExampleGLU() {
 	gate, up := input(g, "gate", 2, 1, 0, 0, -1), input(g, "up", 2, 0, 1, 1, 1)
 	both, err := nn.Linears(x, []*G.Node{gate, up}, nil)
 	check(err)
-	y, err := nn.GLU(both[0], both[1], nn.SwiGLU)
+	y, err := nn.GLU(both[0], both[1], nn.SiLU)
 	check(err)
 
 	run(g)
@@ -244,7 +244,7 @@ func ExampleGatedLinear() {
 	g := G.NewGraph()
 	x := input(g, "x", 2, 1, 2)
 	gate, up := input(g, "gate", 2, 1, 0, 0, -1), input(g, "up", 2, 0, 1, 1, 1)
-	y, err := nn.GatedLinear(x, []*G.Node{gate, up}, nil, nn.SwiGLU)
+	y, err := nn.GatedLinear(x, []*G.Node{gate, up}, nil, nn.SiLU)
 	check(err)
 
 	run(g)

@@ -29,22 +29,16 @@ import (
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x or weights, other graphs), ErrOption (kind),
 // ErrUnsupported (an activation, other numbers of weights).
-func GatedLinear(x *G.Node, ws, bs []*G.Node, kind Gate, opts ...LinearOption) (y *G.Node, err error) {
+func GatedLinear(x *G.Node, ws, bs []*G.Node, f Activation, opts ...Option) (y *G.Node, err error) {
 	const name = "GatedLinear"
 	defer errs.RecoverTo(prefix+name, &err)
-	if err := kind.check(name); err != nil {
+	if err := f.check(name); err != nil {
 		return nil, err
 	}
 	if len(ws) > 2 {
 		return nil, errorf(name, errs.ErrUnsupported, "%d weights, want the gate's and the other, or one with both", len(ws))
 	}
-	for _, o := range opts {
-		if o.activation != attn.NoActivation {
-			return nil, errorf(name, errs.ErrUnsupported, "%v besides the gate %v", o.activation, kind)
-		}
-	}
-	opts = append(opts[:len(opts):len(opts)], LinearOption{activation: kind.function(), gate: true})
-	op, children, err := newLinear(name, x, ws, bs, opts)
+	op, children, err := newLinear(name, x, ws, bs, f, opts)
 	if err != nil {
 		return nil, err
 	}

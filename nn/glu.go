@@ -14,36 +14,6 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A Gate is the function of a gated linear unit ([GLU]).
-type Gate uint8
-
-const (
-	SwiGLU    Gate = iota // f is SiLU: Llama, Mistral, Qwen
-	GeGLU                 // f is GELU
-	GeGLUTanh             // f is GELUTanh: Gemma
-	ReGLU                 // f is max(x, 0)
-	gates     = iota
-)
-
-// String returns the name of g.
-func (g Gate) String() string {
-	if g >= gates {
-		return fmt.Sprintf("Gate(%d)", uint8(g))
-	}
-	return [...]string{"SwiGLU", "GeGLU", "GeGLUTanh", "ReGLU"}[g]
-}
-
-func (g Gate) function() attn.Activation {
-	return [...]attn.Activation{attn.SiLU, attn.GELU, attn.GELUTanh, attn.ReLU}[g]
-}
-
-func (g Gate) check(name string) error {
-	if g >= gates {
-		return errorf(name, errs.ErrOption, "the gate is %v", g)
-	}
-	return nil
-}
-
 // GLU is a gated linear unit, of what two linear layers of one input have made:
 //
 //	y = f(gate) * up
@@ -60,26 +30,26 @@ func (g Gate) check(name string) error {
 // once more.
 //
 // Errors: ErrShape, ErrDType, ErrOption (kind), ErrGraph (nil nodes, other graphs).
-func GLU(gate, up *G.Node, kind Gate) (y *G.Node, err error) {
+func GLU(gate, up *G.Node, f Activation) (y *G.Node, err error) {
 	const name = "GLU"
 	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "gate", gate); err != nil {
 		return nil, err
 	}
-	if err := kind.check(name); err != nil {
+	if err := f.check(name); err != nil {
 		return nil, err
 	}
-	return newNode(glu{rank: len(gate.Shape()), dtype: gate.Dtype(), kind: kind}, gate, up)
+	return newNode(glu{rank: len(gate.Shape()), dtype: gate.Dtype(), f: f}, gate, up)
 }
 
 type glu struct {
 	rank  int
 	dtype tensor.Dtype
-	kind  Gate
+	f     Activation
 }
 
 func (r glu) title() string         { return "GLU" }
-func (r glu) String() string        { return fmt.Sprintf("GLU{%v, %v, rank %d}", r.kind, r.dtype, r.rank) }
+func (r glu) String() string        { return fmt.Sprintf("GLU{%v, %v, rank %d}", r.f, r.dtype, r.rank) }
 func (r glu) arguments() []argument { return alike(r.rank, r.dtype, "gate", "up", "y") }
 
 func (r glu) shape(in []tensor.Shape) (tensor.Shape, error) {
@@ -99,7 +69,7 @@ func gluForward[F float](r glu, in []G.Value, shape tensor.Shape) (G.Value, erro
 		return nil, err
 	}
 	t, y := output[F](shape)
-	gated(y, gate, up, r.kind.function())
+	gated(y, gate, up, r.f.function())
 	return t, nil
 }
 
@@ -141,7 +111,7 @@ func gluBackward[F float](r glu, of int, in []G.Value, grad G.Value) (G.Value, e
 		return nil, err
 	}
 	t, d := output[F](grad.Shape())
-	f := r.kind.function()
+	f := r.f.function()
 	if of == 1 {
 		gated(d, gate, dy, f)
 		return t, nil
@@ -155,5 +125,5 @@ func gluBackward[F float](r glu, of int, in []G.Value, grad G.Value) (G.Value, e
 }
 
 func (r glu) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
-	return w.Elements(&decoder.Elements{N: shape.TotalSize(), Activation: r.kind.function(), X: w.In[0].Memory, Times: w.In[1].Memory, Y: w.Out})
+	return w.Elements(&decoder.Elements{N: shape.TotalSize(), Activation: r.f.function(), X: w.In[0].Memory, Times: w.In[1].Memory, Y: w.Out})
 }

@@ -179,12 +179,12 @@ func TestGPUNodes(t *testing.T) {
 					biases = append(biases, bs[k][j])
 				}
 			}
-			opts := []nn.LinearOption{nn.WithNorm(g, b, 1e-5)}
+			opts := []nn.Option{nn.WithNorm(g, b, 1e-5)}
 			switch activation {
 			case 1:
-				opts = append(opts, nn.WithReLU())
+				opts = append(opts, nn.WithActivation(nn.ReLU))
 			case 2:
-				opts = append(opts, nn.WithGELU())
+				opts = append(opts, nn.WithActivation(nn.GELU))
 			}
 			ys, err := nn.Linears(h, layers, biases, opts...)
 			if err != nil {

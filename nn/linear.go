@@ -17,69 +17,47 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A LinearOption changes one thing of a [Linear]. An option that is given twice is ErrOption, and
-// so are two activations and two norms.
-type LinearOption struct {
-	activation attn.Activation
-	gate       bool // the activation is of a gate
+// An Option changes a linear layer or a norm. Each function lists the options that it takes: another one is ErrUnsupported, and an
+// option that is given twice is ErrOption.
+type Option struct {
+	name       string // "": it changes nothing
+	activation Activation
 	residual   *G.Node
 	norm       *normOption
-	mixed      bool
 }
+
+const (
+	optionActivation = "WithActivation"
+	optionResidual   = "WithResidual"
+	optionNorm       = "WithNorm"
+	optionRMSNorm    = "WithRMSNorm"
+	optionMixed      = "WithMixedPrecision"
+	optionUnitOffset = "WithUnitOffset"
+)
 
 type normOption struct {
 	gamma, beta *G.Node
 	eps         float64
-	rms, offset bool
-	twice       bool // WithUnitOffset is given twice
+	rms         bool
+	opts        []Option
 }
 
-// WithReLU makes negative outputs 0, behind the bias and before the residual. NaN stays NaN.
-// A layer takes at most one of WithReLU, [WithGELU], [WithGELUTanh] and [WithSiLU].
-func WithReLU() LinearOption { return LinearOption{activation: attn.ReLU} }
-
-// WithGELU makes outputs v into v/2 (1 + erf(v/sqrt(2))), behind the bias and before the
-// residual, as [GELU] does.
-func WithGELU() LinearOption { return LinearOption{activation: attn.GELU} }
-
-// WithGELUTanh is WithGELU with the approximation by tanh, as [GELUTanh] has it.
-func WithGELUTanh() LinearOption { return LinearOption{activation: attn.GELUTanh} }
-
-// WithSiLU makes outputs v into v / (1 + exp(-v)), behind the bias and before the residual, as
-// [SiLU] does.
-func WithSiLU() LinearOption { return LinearOption{activation: attn.SiLU} }
+// WithActivation applies f to the output, behind the bias and before the residual, as [Activate] does.
+func WithActivation(f Activation) Option { return Option{name: optionActivation, activation: f} }
 
 // WithResidual adds r, of the output's shape and type, to the output.
-func WithResidual(r *G.Node) LinearOption { return LinearOption{residual: r} }
+func WithResidual(r *G.Node) Option { return Option{name: optionResidual, residual: r} }
 
 // WithNorm has the layer read [LayerNorm](x, gamma, beta, eps) instead of x. On a
 // GPU that is one launch less where rows are few.
-func WithNorm(gamma, beta *G.Node, eps float64) LinearOption {
-	return LinearOption{norm: &normOption{gamma: gamma, beta: beta, eps: eps}}
+func WithNorm(gamma, beta *G.Node, eps float64) Option {
+	return Option{name: optionNorm, norm: &normOption{gamma: gamma, beta: beta, eps: eps}}
 }
 
 // WithRMSNorm has the layer read [RMSNorm](x, gamma, nil, eps, opts...) instead of x. A layer takes at most
 // one of WithRMSNorm and [WithNorm]. On a GPU the norm is part of the same launches.
-func WithRMSNorm(gamma *G.Node, eps float64, opts ...NormOption) LinearOption {
-	n := &normOption{gamma: gamma, eps: eps, rms: true}
-	for _, o := range opts {
-		n.twice = n.twice || n.offset && o.unitOffset
-		n.offset = n.offset || o.unitOffset
-	}
-	return LinearOption{norm: n}
-}
-
-// option is the name of the option that makes n.
-func (n *normOption) option() string {
-	if n.rms {
-		return "WithRMSNorm"
-	}
-	return "WithNorm"
-}
-
-// activationOption is the name of the option of an activation.
-func activationOption(a attn.Activation) string {
-	return [...]string{attn.ReLU: "WithReLU", attn.GELU: "WithGELU", attn.GELUTanh: "WithGELUTanh", attn.SiLU: "WithSiLU"}[a]
+func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
+	return Option{name: optionRMSNorm, norm: &normOption{gamma: gamma, eps: eps, rms: true, opts: opts}}
 }
 
 // WithMixedPrecision lets the layer round x (its norm, under [WithNorm]) to the type of w
@@ -91,7 +69,7 @@ func activationOption(a attn.Activation) string {
 // rows on: prompts and steps of as many sequences have half the products and operands; fewer
 // rows wait for the weights alone, and keep float32's accuracy. A CPU with AMX computes a third of the products of many rows with leanattention.BFloat16, three
 // of five with Float16; other CPUs, and few rows, compute as without.
-func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
+func WithMixedPrecision() Option { return Option{name: optionMixed} }
 
 // Linear is a fully connected layer:
 //
@@ -138,14 +116,14 @@ func WithMixedPrecision() LinearOption { return LinearOption{mixed: true} }
 // one is ErrUnsupported.
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption.
-func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
+func Linear(x, w, b *G.Node, opts ...Option) (y *G.Node, err error) {
 	const name = "Linear"
 	defer errs.RecoverTo(prefix+name, &err)
 	var bs []*G.Node
 	if b != nil {
 		bs = []*G.Node{b}
 	}
-	op, children, err := newLinear(name, x, []*G.Node{w}, bs, opts)
+	op, children, err := newLinear(name, x, []*G.Node{w}, bs, 0, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -157,10 +135,10 @@ func Linear(x, w, b *G.Node, opts ...LinearOption) (y *G.Node, err error) {
 // launch, and x is normalised once. ws are the weights and bs the biases, as many
 // of them, or none at all. It takes the options of [Linear] but [WithResidual].
 // Errors are Linear's, and ErrUnsupported for more than three.
-func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, err error) {
+func Linears(x *G.Node, ws, bs []*G.Node, opts ...Option) (ys []*G.Node, err error) {
 	const name = "Linears"
 	defer errs.RecoverTo(prefix+name, &err)
-	op, children, err := newLinear(name, x, ws, bs, opts)
+	op, children, err := newLinear(name, x, ws, bs, 0, opts)
 	switch {
 	case err != nil:
 		return nil, err
@@ -192,7 +170,7 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...LinearOption) (ys []*G.Node, e
 const mostLayers = 3
 
 // newLinear is the rule of layers, and the nodes that are its inputs.
-func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (op linear, children G.Nodes, err error) {
+func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts []Option) (op linear, children G.Nodes, err error) {
 	if x == nil || len(ws) == 0 || slices.Contains(ws, nil) {
 		return op, nil, errorf(name, errs.ErrGraph, "x or w is nil")
 	}
@@ -212,50 +190,58 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, opts []LinearOption) (o
 		}
 		return op, nil, errorf(name, errs.ErrDType, "%s is of %v, and x of %v: want w of %s", called("w", ws[0]), ws[0].Dtype(), x.Dtype(), weight.Names(fits))
 	}
-	op = linear{x: x.Dtype(), w: of, parts: len(ws), bias: len(bs) > 0}
+	op = linear{x: x.Dtype(), w: of, parts: len(ws), bias: len(bs) > 0, gate: gate != 0, activation: gate.function()}
 	in := layerOperands[*G.Node]{x: x, w: ws, b: bs}
 	var norm *normOption
+	var activation Activation
+	given := map[string]bool{}
 	for _, o := range opts {
-		if o.activation != attn.NoActivation {
-			if op.activation != attn.NoActivation {
-				return op, nil, errorf(name, errs.ErrOption, "the activation is given twice, by %s and %s", activationOption(op.activation), activationOption(o.activation))
-			}
-			op.activation = o.activation
+		if given[o.name] && o.name != optionActivation {
+			return op, nil, errorf(name, errs.ErrOption, "option %s is given twice", o.name)
 		}
-		if o.residual != nil {
-			if op.residual {
-				return op, nil, errorf(name, errs.ErrOption, "option WithResidual is given twice")
+		switch o.name {
+		case "":
+			continue
+		case optionActivation:
+			if err := o.activation.check(name); err != nil {
+				return op, nil, err
 			}
-			op.residual, in.residual = true, &o.residual
-		}
-		if o.norm != nil {
+			if op.gate {
+				return op, nil, errorf(name, errs.ErrUnsupported, "%s(%v) besides the gate", o.name, o.activation)
+			}
+			if given[o.name] {
+				return op, nil, errorf(name, errs.ErrOption, "option %s is given twice, with %v and %v", o.name, activation, o.activation)
+			}
+			activation, op.activation = o.activation, o.activation.function()
+		case optionResidual:
+			if o.residual != nil {
+				op.residual, in.residual = true, &o.residual
+			}
+		case optionNorm, optionRMSNorm:
 			if norm != nil {
-				return op, nil, errorf(name, errs.ErrOption, "the norm is given twice, by %s and %s", norm.option(), o.norm.option())
-			}
-			if o.norm.twice {
-				return op, nil, errorf(name, errs.ErrOption, "option WithUnitOffset is given twice")
+				return op, nil, errorf(name, errs.ErrOption, "the norm is given twice, by %s and %s", optionNorm, optionRMSNorm)
 			}
 			norm = o.norm
+		case optionMixed:
+			op.mixed = true
+		default:
+			return op, nil, errorf(name, errs.ErrUnsupported, "option %s, which a linear layer takes within %s", o.name, optionRMSNorm)
 		}
-		if op.mixed && o.mixed {
-			return op, nil, errorf(name, errs.ErrOption, "option WithMixedPrecision is given twice")
-		}
-		op.mixed = op.mixed || o.mixed
-		op.gate = op.gate || o.gate
+		given[o.name] = true
 	}
 	if norm != nil {
 		if err := checkEps(name, norm.eps); err != nil {
 			return op, nil, err
 		}
-		op.norm, op.eps, op.rms, op.offset = true, norm.eps, norm.rms, norm.offset
+		op.norm, op.eps, op.rms = true, norm.eps, norm.rms
 		if norm.gamma != nil {
 			op.gamma, in.gamma = true, &norm.gamma
 		}
 		if norm.beta != nil {
 			op.beta, in.beta = true, &norm.beta
 		}
-		if op.offset && !op.gamma {
-			return op, nil, errorf(name, errs.ErrUnsupported, "WithUnitOffset without a gamma")
+		if op.offset, err = unitOffset(name, norm.opts, op.gamma); err != nil {
+			return op, nil, err
 		}
 	}
 	return op, in.list(), nil

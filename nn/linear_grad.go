@@ -94,7 +94,7 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 		if err != nil {
 			return nil, err
 		}
-		var f derivable = activation{name: op.activation.String(), rank: inner.rank(), dtype: op.x, f: op.activation}
+		var f derivable = activation{rank: inner.rank(), dtype: op.x, f: op.activation}
 		if op.gate {
 			f = gateOfBoth{joined: inner.joined, dtype: op.x, f: op.activation, width: widthOf(in.w[0], op.parts)}
 		}

@@ -44,7 +44,7 @@ func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, 
 		v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
 		return G.NewTensor(l.g, G.Float32, len(shape), G.WithShape(shape...), G.WithName(name), G.WithValue(v)), data
 	}
-	var opts []LinearOption
+	var opts []Option
 	l.nodes[0], l.x = input("x", rows, in)
 	l.w = make([]float32, out*in)
 	fill(rng, l.w, 0, 1)
@@ -58,9 +58,9 @@ func newLayer(t testing.TB, rng *rand.Rand, rows, in, out int, dt tensor.Dtype, 
 	}
 	switch activation {
 	case attn.ReLU:
-		opts = append(opts, WithReLU())
+		opts = append(opts, WithActivation(ReLU))
 	case attn.GELU:
-		opts = append(opts, WithGELU())
+		opts = append(opts, WithActivation(GELU))
 	}
 	var err error
 	if l.y, err = Linear(l.nodes[0], l.nodes[1], l.nodes[2], opts...); err != nil {
@@ -295,9 +295,9 @@ func TestLinearHash(t *testing.T) {
 	// In one graph, with equal inputs, the activation alone tells layers apart.
 	l := newLayer(t, seeded(t), 2, 9, 11, tensor.Float32, true, false, attn.NoActivation)
 	var rectified G.Value
-	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithReLU())), &rectified)
+	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithActivation(ReLU))), &rectified)
 	var smooth G.Value
-	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithGELU())), &smooth)
+	G.Read(G.Must(Linear(l.nodes[0], l.nodes[1], l.nodes[2], WithActivation(GELU))), &smooth)
 	vm := G.NewTapeMachine(l.g)
 	defer vm.Close()
 	if err := vm.RunAll(); err != nil {
@@ -324,7 +324,7 @@ func TestLinearWrongArguments(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		x, w, b *G.Node
-		opts    []LinearOption
+		opts    []Option
 		want    error
 	}{
 		{"nil x", nil, w, b, nil, la.ErrGraph},
@@ -334,9 +334,9 @@ func TestLinearWrongArguments(t *testing.T) {
 		{"w of another width", x, input(g, f32, 5, 4), b, nil, la.ErrShape},
 		{"short b", x, w, input(g, f32, 4), nil, la.ErrShape},
 		{"b of rank 2", x, w, input(g, f32, 1, 5), nil, la.ErrShape},
-		{"residual", x, w, b, []LinearOption{WithResidual(input(g, f32, 5, 2))}, la.ErrShape},
-		{"residual of float64", x, w, b, []LinearOption{WithResidual(input(g, tensor.Float64, 2, 5))}, la.ErrDType},
-		{"residual of another graph", x, w, b, []LinearOption{WithResidual(input(other, f32, 2, 5))}, la.ErrGraph},
+		{"residual", x, w, b, []Option{WithResidual(input(g, f32, 5, 2))}, la.ErrShape},
+		{"residual of float64", x, w, b, []Option{WithResidual(input(g, tensor.Float64, 2, 5))}, la.ErrDType},
+		{"residual of another graph", x, w, b, []Option{WithResidual(input(other, f32, 2, 5))}, la.ErrGraph},
 		{"x of float16", input(g, la.Float16, 2, 3), w, b, nil, la.ErrDType},
 		{"x of float64", input(g, tensor.Float64, 2, 3), w, b, nil, la.ErrDType},
 		{"w of float64", x, input(g, tensor.Float64, 5, 3), b, nil, la.ErrDType},
@@ -531,7 +531,7 @@ func TestWeightValues(t *testing.T) {
 				return n
 			}
 			nx, w, i := input("x", x, false), input("w", table, true), input("ids", ids, false)
-			ys := []*G.Node{G.Must(Linear(nx, w, nil)), G.Must(GatedLinear(nx, []*G.Node{w}, nil, SwiGLU)), G.Must(GatedLinear(nx, []*G.Node{w, w}, nil, GeGLU)), G.Must(Embedding(w, i, nil))}
+			ys := []*G.Node{G.Must(Linear(nx, w, nil)), G.Must(GatedLinear(nx, []*G.Node{w}, nil, SiLU)), G.Must(GatedLinear(nx, []*G.Node{w, w}, nil, GELU)), G.Must(Embedding(w, i, nil))}
 			several, err := Linears(nx, []*G.Node{w, w}, nil)
 			if err != nil {
 				t.Fatal(err)

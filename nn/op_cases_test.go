@@ -89,7 +89,7 @@ func rmsNormCases(rng *rand.Rand) (cases []opCase) {
 		const eps = 1e-3
 		c.build = func(in []*G.Node) (*G.Node, error) {
 			var g, r *G.Node
-			var opts []NormOption
+			var opts []Option
 			if gamma {
 				g = in[1]
 			}
@@ -132,12 +132,12 @@ func rmsNormCases(rng *rand.Rand) (cases []opCase) {
 }
 
 func activationCases(rng *rand.Rand) (cases []opCase) {
-	nodes := map[attn.Activation]func(*G.Node) (*G.Node, error){attn.GELU: GELU, attn.GELUTanh: GELUTanh, attn.SiLU: SiLU}
-	for f, build := range nodes {
+	for kind := ReLU; kind < activations; kind++ {
+		f := kind.function()
 		shape := randomShape(rng, 1, 2, 3, 4)
 		cases = append(cases, opCase{
-			name: f.String(), shape: shape, inputs: []opInput{randomInput(rng, "x", shape...)},
-			build: func(in []*G.Node) (*G.Node, error) { return build(in[0]) },
+			name: kind.String(), shape: shape, corners: kind == ReLU, inputs: []opInput{randomInput(rng, "x", shape...)},
+			build: func(in []*G.Node) (*G.Node, error) { return Activate(in[0], kind) },
 			want: func(in [][]float64) []float64 {
 				y := slices.Clone(in[0])
 				for i, v := range y {
@@ -147,14 +147,14 @@ func activationCases(rng *rand.Rand) (cases []opCase) {
 			},
 		})
 	}
-	for kind := range Gate(gates) {
-		f := map[Gate]attn.Activation{SwiGLU: attn.SiLU, GeGLU: attn.GELU, GeGLUTanh: attn.GELUTanh, ReGLU: attn.ReLU}[kind]
+	for kind := ReLU; kind < activations; kind++ {
+		f := kind.function()
 		shape := randomShape(rng, 1, 2, 3)
-		if kind == SwiGLU {
+		if kind == SiLU {
 			shape = []int{3, 1400}
 		}
 		cases = append(cases, opCase{
-			name: kind.String(), shape: shape, corners: kind == ReGLU, inputs: []opInput{randomInput(rng, "gate", shape...), randomInput(rng, "up", shape...)},
+			name: "GLU, " + kind.String(), shape: shape, corners: kind == ReLU, inputs: []opInput{randomInput(rng, "gate", shape...), randomInput(rng, "up", shape...)},
 			build: func(in []*G.Node) (*G.Node, error) { return GLU(in[0], in[1], kind) },
 			want: func(in [][]float64) []float64 {
 				y := slices.Clone(in[0])
@@ -230,7 +230,7 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 			parts, out = 1+i%2, 1+rng.IntN(17)
 		}
 		bias, residual, norm := rng.IntN(2) == 0, (gate || parts == 1) && rng.IntN(2) == 0, i%4 // 1: LayerNorm, 2: RMSNorm, 3: with 1+gamma
-		f, kind := attn.Activation(rng.IntN(attn.Activations)), Gate(rng.IntN(gates))
+		f, kind := attn.Activation(rng.IntN(attn.Activations)), ReLU+Activation(rng.IntN(int(activations-ReLU)))
 		each, both := out, [2]int{0, 1} // rows of a weight; the weights of a gate and of what it is for
 		if gate {
 			if f = kind.function(); parts == 1 {
@@ -267,17 +267,9 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 		}
 		const eps = 1e-2
 		c.build = func(in []*G.Node) (*G.Node, error) {
-			var opts []LinearOption
-			switch {
-			case gate:
-			case f == attn.ReLU:
-				opts = append(opts, WithReLU())
-			case f == attn.GELU:
-				opts = append(opts, WithGELU())
-			case f == attn.GELUTanh:
-				opts = append(opts, WithGELUTanh())
-			case f == attn.SiLU:
-				opts = append(opts, WithSiLU())
+			var opts []Option
+			if !gate && f != attn.NoActivation {
+				opts = append(opts, WithActivation(Activation(f)))
 			}
 			switch norm {
 			case 1:
@@ -308,7 +300,7 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 			if err != nil {
 				return nil, err
 			}
-			y, err := GLU(ys[0], ys[1], SwiGLU)
+			y, err := GLU(ys[0], ys[1], SiLU)
 			if parts == 3 && err == nil {
 				y, err = RMSNorm(y, nil, ys[2], eps)
 			}

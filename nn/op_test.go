@@ -343,33 +343,37 @@ func TestOpsWrongUse(t *testing.T) {
 		"Linear, offset of none": {func() (*G.Node, error) {
 			return Linear(x, in(g, f32, 3, 8), nil, WithRMSNorm(nil, 0, WithUnitOffset()))
 		}, la.ErrUnsupported, "WithUnitOffset"},
-		"SiLU of nil":              {func() (*G.Node, error) { return SiLU(nil) }, la.ErrGraph, "SiLU"},
-		"GELUTanh of ids":          {func() (*G.Node, error) { return GELUTanh(in(g, ids, 2)) }, la.ErrDType, "GELUTanh"},
-		"GLU without gate":         {func() (*G.Node, error) { return GLU(nil, x, SwiGLU) }, la.ErrGraph, "gate is nil"},
-		"GLU of ids":               {func() (*G.Node, error) { return GLU(in(g, ids, 2, 8), in(g, ids, 2, 8), SwiGLU) }, la.ErrDType, "want float32"},
-		"GLU without up":           {func() (*G.Node, error) { return GLU(x, nil, SwiGLU) }, la.ErrGraph, "up"},
-		"GLU, shapes":              {func() (*G.Node, error) { return GLU(x, in(g, f32, 2, 4), SwiGLU) }, la.ErrShape, "up"},
-		"GLU, graphs":              {func() (*G.Node, error) { return GLU(x, other, SwiGLU) }, la.ErrGraph, "up"},
-		"GLU of another kind":      {func() (*G.Node, error) { return GLU(x, x, Gate(gates)) }, la.ErrOption, "Gate(4)"},
-		"GatedLinear of nil":       {func() (*G.Node, error) { return GatedLinear(nil, nodes(in(g, f32, 6, 8)), nil, SwiGLU) }, la.ErrGraph, "GatedLinear"},
-		"GatedLinear, no weight":   {func() (*G.Node, error) { return GatedLinear(x, nil, nil, SwiGLU) }, la.ErrGraph, "GatedLinear"},
-		"GatedLinear, one of nil":  {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8), nil), nil, SwiGLU) }, la.ErrGraph, "GatedLinear"},
-		"GatedLinear, an odd half": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 5, 8)), nil, SwiGLU) }, la.ErrShape, "(5, 8)"},
-		"GatedLinear, two widths":  {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 5, 8), in(g, f32, 6, 8)), nil, SwiGLU) }, la.ErrShape, "(6, 8)"},
-		"GatedLinear, columns":     {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 7)), nil, SwiGLU) }, la.ErrShape, "(6, 7)"},
+		"SiLU of nil":              {func() (*G.Node, error) { return Activate(nil, SiLU) }, la.ErrGraph, "x is nil"},
+		"GELUTanh of ids":          {func() (*G.Node, error) { return Activate(in(g, ids, 2), GELUTanh) }, la.ErrDType, "Activate"},
+		"GLU without gate":         {func() (*G.Node, error) { return GLU(nil, x, SiLU) }, la.ErrGraph, "gate is nil"},
+		"GLU of ids":               {func() (*G.Node, error) { return GLU(in(g, ids, 2, 8), in(g, ids, 2, 8), SiLU) }, la.ErrDType, "want float32"},
+		"GLU without up":           {func() (*G.Node, error) { return GLU(x, nil, SiLU) }, la.ErrGraph, "up"},
+		"GLU, shapes":              {func() (*G.Node, error) { return GLU(x, in(g, f32, 2, 4), SiLU) }, la.ErrShape, "up"},
+		"GLU, graphs":              {func() (*G.Node, error) { return GLU(x, other, SiLU) }, la.ErrGraph, "up"},
+		"Activate of no function":  {func() (*G.Node, error) { return Activate(x, 0) }, la.ErrOption, "Activation(0)"},
+		"Linear of no function":    {func() (*G.Node, error) { return Linear(x, in(g, f32, 3, 8), nil, WithActivation(0)) }, la.ErrOption, "Activation(0)"},
+		"GLU of another kind":      {func() (*G.Node, error) { return GLU(x, x, activations) }, la.ErrOption, "Activation(5)"},
+		"GatedLinear of nil":       {func() (*G.Node, error) { return GatedLinear(nil, nodes(in(g, f32, 6, 8)), nil, SiLU) }, la.ErrGraph, "GatedLinear"},
+		"GatedLinear, no weight":   {func() (*G.Node, error) { return GatedLinear(x, nil, nil, SiLU) }, la.ErrGraph, "GatedLinear"},
+		"GatedLinear, one of nil":  {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8), nil), nil, SiLU) }, la.ErrGraph, "GatedLinear"},
+		"GatedLinear, an odd half": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 5, 8)), nil, SiLU) }, la.ErrShape, "(5, 8)"},
+		"GatedLinear, two widths":  {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 5, 8), in(g, f32, 6, 8)), nil, SiLU) }, la.ErrShape, "(6, 8)"},
+		"GatedLinear, columns":     {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 7)), nil, SiLU) }, la.ErrShape, "(6, 7)"},
 		"GatedLinear, types": {func() (*G.Node, error) {
-			return GatedLinear(x, nodes(in(g, f32, 6, 8), in(g, la.Float16, 6, 8)), nil, SwiGLU)
+			return GatedLinear(x, nodes(in(g, f32, 6, 8), in(g, la.Float16, 6, 8)), nil, SiLU)
 		}, la.ErrDType, "w[1]"},
-		"GatedLinear, graphs": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(h, f32, 6, 8)), nil, SwiGLU) }, la.ErrGraph, "w"},
-		"GatedLinear, three":  {func() (*G.Node, error) { w := in(g, f32, 6, 8); return GatedLinear(x, nodes(w, w, w), nil, SwiGLU) }, la.ErrUnsupported, "3 weights"},
+		"GatedLinear, graphs": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(h, f32, 6, 8)), nil, SiLU) }, la.ErrGraph, "w"},
+		"GatedLinear, three":  {func() (*G.Node, error) { w := in(g, f32, 6, 8); return GatedLinear(x, nodes(w, w, w), nil, SiLU) }, la.ErrUnsupported, "3 weights"},
 		"GatedLinear, biases": {func() (*G.Node, error) {
-			return GatedLinear(x, nodes(in(g, f32, 6, 8)), nodes(in(g, f32, 3), in(g, f32, 3)), SwiGLU)
+			return GatedLinear(x, nodes(in(g, f32, 6, 8)), nodes(in(g, f32, 3), in(g, f32, 3)), SiLU)
 		}, la.ErrShape, "2 biases"},
-		"GatedLinear, half a bias": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8)), nodes(in(g, f32, 3)), SwiGLU) }, la.ErrShape, "b"},
-		"GatedLinear, kind":        {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, Gate(gates)) }, la.ErrOption, "Gate(4)"},
-		"GatedLinear, activation":  {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, SwiGLU, WithReLU()) }, la.ErrUnsupported, "SwiGLU"},
+		"GatedLinear, half a bias": {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8)), nodes(in(g, f32, 3)), SiLU) }, la.ErrShape, "b"},
+		"GatedLinear, kind":        {func() (*G.Node, error) { return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, activations) }, la.ErrOption, "Activation(5)"},
+		"GatedLinear, activation": {func() (*G.Node, error) {
+			return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, SiLU, WithActivation(ReLU))
+		}, la.ErrUnsupported, "WithActivation(ReLU)"},
 		"GatedLinear, residual": {func() (*G.Node, error) {
-			return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, SwiGLU, WithResidual(in(g, f32, 2, 6)))
+			return GatedLinear(x, nodes(in(g, f32, 6, 8)), nil, SiLU, WithResidual(in(g, f32, 2, 6)))
 		}, la.ErrShape, "residual"},
 		"Rotary without positions":  {func() (*G.Node, error) { return Rotary(x, nil, rotary) }, la.ErrGraph, "positions"},
 		"Rotary, positions' length": {func() (*G.Node, error) { return Rotary(x, in(g, ids, 3), rotary) }, la.ErrShape, "positions"},
@@ -419,16 +423,16 @@ func TestOpsHashes(t *testing.T) {
 		func() (*G.Node, error) { return RMSNorm(x, gamma, nil, 1e-6) },
 		func() (*G.Node, error) { return RMSNorm(x, gamma, nil, 1e-5, WithUnitOffset()) },
 		func() (*G.Node, error) { return QKNorm(x, gamma, 1e-5) },
-		func() (*G.Node, error) { return SiLU(x) },
-		func() (*G.Node, error) { return GELU(x) },
-		func() (*G.Node, error) { return GELUTanh(x) },
-		func() (*G.Node, error) { return GLU(x, x, SwiGLU) },
-		func() (*G.Node, error) { return GLU(x, x, GeGLU) },
+		func() (*G.Node, error) { return Activate(x, SiLU) },
+		func() (*G.Node, error) { return Activate(x, GELU) },
+		func() (*G.Node, error) { return Activate(x, GELUTanh) },
+		func() (*G.Node, error) { return GLU(x, x, SiLU) },
+		func() (*G.Node, error) { return GLU(x, x, GELU) },
 		func() (*G.Node, error) { return Linear(x, w, nil) },
-		func() (*G.Node, error) { return Linear(x, w, nil, WithSiLU()) },
-		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w}, nil, SwiGLU) },
-		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w}, nil, GeGLU) },
-		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w, w}, nil, GeGLU) },
+		func() (*G.Node, error) { return Linear(x, w, nil, WithActivation(SiLU)) },
+		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w}, nil, SiLU) },
+		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w}, nil, GELU) },
+		func() (*G.Node, error) { return GatedLinear(x, []*G.Node{w, w}, nil, GELU) },
 		func() (*G.Node, error) { return Rotary(x, at, rope.Config{HeadDim: 8}) },
 		func() (*G.Node, error) { return Rotary(x, at, rope.Config{HeadDim: 4}) },
 		func() (*G.Node, error) { return Rotary(x, at, rope.Config{HeadDim: 8, Dim: 4}) },
@@ -455,8 +459,8 @@ func TestOpsHashes(t *testing.T) {
 		func() (*G.Node, error) { return Reshape(x, 8, 4) },
 		func() (*G.Node, error) { return Reshape(x, 32) },
 		func() (*G.Node, error) { return Linear(x, x, nil) },
-		func() (*G.Node, error) { return Linear(x, x, nil, WithSiLU()) },
-		func() (*G.Node, error) { return Linear(x, x, nil, WithGELUTanh()) },
+		func() (*G.Node, error) { return Linear(x, x, nil, WithActivation(SiLU)) },
+		func() (*G.Node, error) { return Linear(x, x, nil, WithActivation(GELUTanh)) },
 		func() (*G.Node, error) { return Linear(x, x, nil, WithNorm(gamma, nil, 1e-5)) },
 		func() (*G.Node, error) { return Linear(x, x, nil, WithRMSNorm(gamma, 1e-5)) },
 		func() (*G.Node, error) { return Linear(x, x, nil, WithRMSNorm(gamma, 1e-5, WithUnitOffset())) },
@@ -479,7 +483,7 @@ var rowLayers = []struct {
 	build func(x *G.Node, input func(name string, shape ...int) *G.Node, ids *G.Node) (*G.Node, error)
 }{
 	{"Linear", func(x *G.Node, input func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) {
-		return Linear(x, input("w", 64, 64), input("b", 64), WithGELU())
+		return Linear(x, input("w", 64, 64), input("b", 64), WithActivation(GELU))
 	}},
 	{"RMSNorm", func(x *G.Node, input func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) {
 		return RMSNorm(x, input("gamma", 64), nil, 1e-5)
@@ -487,7 +491,7 @@ var rowLayers = []struct {
 	{"LayerNorm", func(x *G.Node, input func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) {
 		return LayerNorm(x, input("gamma", 64), input("beta", 64), 1e-5)
 	}},
-	{"SiLU", func(x *G.Node, _ func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) { return SiLU(x) }},
+	{"SiLU", func(x *G.Node, _ func(string, ...int) *G.Node, _ *G.Node) (*G.Node, error) { return Activate(x, SiLU) }},
 	{"Rotary", func(x *G.Node, _ func(string, ...int) *G.Node, ids *G.Node) (*G.Node, error) {
 		return Rotary(x, ids, rope.Config{HeadDim: 32, Base: 10000})
 	}},
@@ -592,7 +596,7 @@ func testScratch[F float](t *testing.T) {
 	}
 	const rows, in, out = 5, 33, 21
 	x, gate, up := node("x", of(rows, in)), node("gate", of(out, in)), node("up", of(out, in))
-	y, err := GatedLinear(x, []*G.Node{gate, up}, nil, SwiGLU, WithNorm(node("gamma", of(in)), node("beta", of(in)), 1e-5))
+	y, err := GatedLinear(x, []*G.Node{gate, up}, nil, SiLU, WithNorm(node("gamma", of(in)), node("beta", of(in)), 1e-5))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,12 +16,27 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A NormOption changes one thing of an [RMSNorm], a [QKNorm] or [WithRMSNorm]. An option that is given twice is
-// ErrOption.
-type NormOption struct{ unitOffset bool }
+// WithUnitOffset has an [RMSNorm], a [QKNorm] or [WithRMSNorm] multiply by 1+gamma instead of gamma, as Gemma's weights want.
+func WithUnitOffset() Option { return Option{name: optionUnitOffset} }
 
-// WithUnitOffset has a norm multiply by 1+gamma instead of gamma, as Gemma's weights want.
-func WithUnitOffset() NormOption { return NormOption{unitOffset: true} }
+// unitOffset reports whether the options of a norm have WithUnitOffset, which is all that they may have.
+func unitOffset(name string, opts []Option, gamma bool) (offset bool, err error) {
+	for _, o := range opts {
+		switch {
+		case o.name == "":
+		case o.name != optionUnitOffset:
+			return false, errorf(name, errs.ErrUnsupported, "option %s of a norm", o.name)
+		case offset:
+			return false, errorf(name, errs.ErrOption, "option %s is given twice", o.name)
+		default:
+			offset = true
+		}
+	}
+	if offset && !gamma {
+		return false, errorf(name, errs.ErrUnsupported, "%s without a gamma", optionUnitOffset)
+	}
+	return offset, nil
+}
 
 // RMSNorm divides each row of x by its root mean square, where a row is the last axis:
 //
@@ -46,7 +61,7 @@ func WithUnitOffset() NormOption { return NormOption{unitOffset: true} }
 //
 // Errors: ErrShape, ErrDType, ErrOption (eps, an option given twice), ErrGraph (nil x, other
 // graphs), and ErrUnsupported for an offset without a gamma.
-func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...NormOption) (y *G.Node, err error) {
+func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...Option) (y *G.Node, err error) {
 	return newRMSNorm("RMSNorm", x, gamma, residual, eps, false, opts)
 }
 
@@ -55,14 +70,14 @@ func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...NormOption) (y *G.
 // that is a multiple of gamma's n elements. Each n of them are a row of RMSNorm.
 //
 // Errors are RMSNorm's; gamma can't be nil.
-func QKNorm(x, gamma *G.Node, eps float64, opts ...NormOption) (y *G.Node, err error) {
+func QKNorm(x, gamma *G.Node, eps float64, opts ...Option) (y *G.Node, err error) {
 	if gamma == nil {
 		return nil, errorf("QKNorm", errs.ErrGraph, "gamma is nil")
 	}
 	return newRMSNorm("QKNorm", x, gamma, nil, eps, true, opts)
 }
 
-func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool, opts []NormOption) (y *G.Node, err error) {
+func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool, opts []Option) (y *G.Node, err error) {
 	defer errs.RecoverTo(prefix+name, &err)
 	if err := checkFloats(name, "x", x); err != nil {
 		return nil, err
@@ -71,14 +86,8 @@ func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool
 		return nil, err
 	}
 	op := rmsNorm{rank: len(x.Shape()), dtype: x.Dtype(), eps: eps, gamma: gamma != nil, residual: residual != nil, heads: heads}
-	for _, o := range opts {
-		if op.offset && o.unitOffset {
-			return nil, errorf(name, errs.ErrOption, "option WithUnitOffset is given twice")
-		}
-		op.offset = op.offset || o.unitOffset
-	}
-	if op.offset && !op.gamma {
-		return nil, errorf(name, errs.ErrUnsupported, "WithUnitOffset without a gamma")
+	if op.offset, err = unitOffset(name, opts, op.gamma); err != nil {
+		return nil, err
 	}
 	children := G.Nodes{x}
 	for _, n := range []*G.Node{gamma, residual} {

@@ -112,7 +112,7 @@ func testShardedLinear(t *testing.T, members int) {
 		up, beside := p.letSharded(p.random(w, 1/math.Sqrt(float64(width)), outs[0], width)), p.let(p.random(tensor.Float32, 1, outs[0]))
 		var nodes [][2]*G.Node
 		for j := range p.g {
-			var opts []nn.LinearOption
+			var opts []nn.Option
 			var g, b *G.Node
 			if affine {
 				g, b = gamma[j], beta[j]
@@ -124,7 +124,7 @@ func testShardedLinear(t *testing.T, members int) {
 				opts = append(opts, nn.WithRMSNorm(g, 1e-5))
 			}
 			gated := append(slices.Clone(opts), nn.WithResidual(residual[j]))
-			opts = append(opts, []nn.LinearOption{{}, nn.WithReLU(), nn.WithGELU(), nn.WithSiLU(), nn.WithGELUTanh()}[activation])
+			opts = append(opts, []nn.Option{{}, nn.WithActivation(nn.ReLU), nn.WithActivation(nn.GELU), nn.WithActivation(nn.SiLU), nn.WithActivation(nn.GELUTanh)}[activation])
 			ys, err := nn.Linears(x[j], ws[j], bs[j], opts...)
 			if err != nil {
 				t.Fatal(err)
@@ -141,7 +141,7 @@ func testShardedLinear(t *testing.T, members int) {
 			if bias {
 				biases = []*G.Node{bs[j][0], beside[j]}
 			}
-			unit, err := nn.GatedLinear(x[j], []*G.Node{ws[j][0], up[j]}, biases, nn.SwiGLU, gated...)
+			unit, err := nn.GatedLinear(x[j], []*G.Node{ws[j][0], up[j]}, biases, nn.SiLU, gated...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -276,7 +276,7 @@ func testApart(t *testing.T, members int) {
 			all = append(all, qk...)
 			h := qk[1]
 			if elementwise { // of parts that each GPU has
-				h = keep(nn.SiLU(h))
+				h = keep(nn.Activate(h, nn.SiLU))
 			}
 			x = keep(nn.Linear(h, o[j], nil, nn.WithResidual(x)))
 			x = keep(nn.Linear(x, square[j], b2[j], nn.WithResidual(qk[0]))) // of columns of what all have
@@ -284,7 +284,7 @@ func testApart(t *testing.T, members int) {
 			if !biases {
 				bs = nil
 			}
-			h = keep(nn.GatedLinear(x, []*G.Node{gate[j], up[j]}, bs, nn.SwiGLU, nn.WithNorm(gamma[j], beta[j], 1e-5)))
+			h = keep(nn.GatedLinear(x, []*G.Node{gate[j], up[j]}, bs, nn.SiLU, nn.WithNorm(gamma[j], beta[j], 1e-5)))
 			if rng.IntN(2) == 0 && j == 1 { // a view
 				h = keep(nn.Reshape(keep(nn.Reshape(h, rows, members, inner/members)), rows, inner))
 			} else {
@@ -366,9 +366,9 @@ func testSingleLaunch(t *testing.T, members int) {
 			for j := range p.g {
 				var err error
 				if llama {
-					y[j], err = nn.GatedLinear(h[j], []*G.Node{gate[j], up[j]}, nil, nn.SwiGLU, nn.WithRMSNorm(gamma[j], 1e-5))
+					y[j], err = nn.GatedLinear(h[j], []*G.Node{gate[j], up[j]}, nil, nn.SiLU, nn.WithRMSNorm(gamma[j], 1e-5))
 				} else {
-					y[j], err = nn.Linear(h[j], up[j], b0[j], nn.WithReLU(), nn.WithNorm(gamma[j], beta[j], 1e-5))
+					y[j], err = nn.Linear(h[j], up[j], b0[j], nn.WithActivation(nn.ReLU), nn.WithNorm(gamma[j], beta[j], 1e-5))
 				}
 				if err == nil {
 					y[j], err = nn.Linear(y[j], down[j], b1[j], nn.WithResidual(h[j]))
@@ -591,7 +591,7 @@ func TestGPUsFaults(t *testing.T) {
 		}
 		return n
 	}
-	h := must(nn.Linear(x, weight(byRows, inner, d), nil, nn.WithReLU()))
+	h := must(nn.Linear(x, weight(byRows, inner, d), nil, nn.WithActivation(nn.ReLU)))
 	y := must(nn.Linear(h, weight(byColumns, d, inner), nil, nn.WithResidual(x)))
 	logits := must(nn.Linear(y, weight(byRows, vocab, d), nil))
 	chosen := must(nn.ArgMax(logits))
@@ -702,10 +702,10 @@ func TestGPUsRefuse(t *testing.T) {
 	// By input features there is one layer, and nothing behind the sum but its bias and residual.
 	for _, c := range []struct {
 		w    *device.Tensor
-		opts []nn.LinearOption
+		opts []nn.Option
 		text string
 	}{
-		{upload(1, 8, 16), []nn.LinearOption{nn.WithReLU()}, "relu would be of partial sums"},
+		{upload(1, 8, 16), []nn.Option{nn.WithActivation(nn.ReLU)}, "relu would be of partial sums"},
 		{upload(1, 8, 12), nil, "w of shape (8, 12) is sharded on axis 1 over 2 GPUs, want a multiple of 16 bytes of a row for each"},
 	} {
 		g := G.NewGraph()
@@ -728,7 +728,7 @@ func TestGPUsRefuse(t *testing.T) {
 	in := func(name string, d *device.Tensor) *G.Node {
 		return G.NewMatrix(g, tensor.Float32, G.WithShape(d.Shape()...), G.WithName(name), G.WithValue(d))
 	}
-	if _, err := nn.GatedLinear(in("x", x), []*G.Node{in("w", w)}, nil, nn.SwiGLU); err != nil {
+	if _, err := nn.GatedLinear(in("x", x), []*G.Node{in("w", w)}, nil, nn.SiLU); err != nil {
 		t.Fatal(err)
 	}
 	both := G.NewTapeMachine(g)

@@ -46,7 +46,7 @@ func newRandomShared(t *testing.T, rng *rand.Rand, rows, width int) *randomShare
 		case 1:
 			n, err = Mul(a, b)
 		case 2:
-			n, err = GELU(a)
+			n, err = Activate(a, GELU)
 		case 3:
 			n, err = Linear(a, w, nil, WithResidual(b))
 		case 4:
@@ -153,9 +153,9 @@ func TestSharedEnds(t *testing.T) {
 	build := func() (x, a, part, b, sum *G.Node) {
 		g := G.NewGraph()
 		x = G.NewMatrix(g, tensor.Float32, G.WithShape(3, 4), G.WithName("x"), G.WithValue(graphtest.TensorOf(tensor.Float32, make([]float64, 12), 3, 4)))
-		a = made(GELU(x))
+		a = made(Activate(x, GELU))
 		part = made(Reshape(a, 4, 3))
-		b = made(GELU(part))
+		b = made(Activate(part, GELU))
 		sum = made(G.Sum(b))
 		if err := rewrite.ShareMemory(g); err != nil {
 			t.Fatal(err)
@@ -163,9 +163,9 @@ func TestSharedEnds(t *testing.T) {
 		return x, a, part, b, sum
 	}
 	x, a, part, b, sum := build()
-	made(SiLU(b)) // whose value stays, as one of Gorgonia's own nodes reads it
-	_, first := SiLU(a)
-	_, second := SiLU(part)
+	made(Activate(b, SiLU)) // whose value stays, as one of Gorgonia's own nodes reads it
+	_, first := Activate(a, SiLU)
+	_, second := Activate(part, SiLU)
 	for what, err := range map[string]error{"a node": first, "a node of a part": second} {
 		if !errors.Is(err, la.ErrGraph) {
 			t.Errorf("%s: %v", what, err)

@@ -17,141 +17,65 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// MergeStates is the output of attention to the keys of several states, which have none in common, and [MergeLSE] the
-// log-sum-exp. They are leanattention.Merge in a graph:
+// MergeStates merges states of attention over disjoint keys, as leanattention.Merge does:
 //
-//	lse = ln sum_i exp(lses[i])
-//	out = sum_i exp(lses[i]-lse) outs[i]
+//		lse = ln sum_i exp(lses[i])
+//		out = sum_i exp(lses[i]-lse) outs[i]
 //
-// outs[i] is what leanattention.Attention returns for a part of the keys, of shape (..., dv), and lses[i], of shape (...), is
-// the node that leanattention.WithLSE gives there. All are float32, or all float64. A state of no key, whose log-sum-exp is
-// -Inf, is not read, and has no gradient.
-//
-// It computes on a GPU where all are a [device.Tensor] of float32. Gradients for all of them are available on both of
-// Gorgonia's machines, in host memory; they can not be differentiated once more.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil nodes, none, other graphs).
-func MergeStates(outs, lses []*G.Node) (out *G.Node, err error) {
+//	  - outs[i] is an output of leanattention.Attention, (..., dv), and lses[i] its log-sum-exp, (...). out and lse are as they are.
+//	  - All are float32, or all are float64. On a GPU: float32. out and lse are one launch.
+//	  - A state without keys has a log-sum-exp of -Inf. Its output is not read and has no gradient.
+//	  - Gradients: of all inputs, in host memory, on both of Gorgonia's machines. No second derivative.
+//	  - Errors: ErrShape, ErrDType, ErrGraph (no states, nil nodes, other graphs).
+func MergeStates(outs, lses []*G.Node) (out, lse *G.Node, err error) {
 	const name = "MergeStates"
 	defer errs.RecoverTo(prefix+name, &err)
 	if len(outs) == 0 || len(outs) != len(lses) {
-		return nil, errorf(name, errs.ErrGraph, "%d outputs and %d log-sum-exps", len(outs), len(lses))
+		return nil, nil, errorf(name, errs.ErrGraph, "%d outputs and %d log-sum-exps", len(outs), len(lses))
 	}
 	if err := checkFloats(name, "outs[0]", outs[0]); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	s := states{kind{len(outs[0].Shape()), outs[0].Dtype()}, len(outs)}
-	if s.rank < 2 {
-		return nil, errorf(name, errs.ErrShape, "outs[0] has shape %v, want (..., dv)", outs[0].Shape())
+	shape := outs[0].Shape()
+	if len(shape) < 2 {
+		return nil, nil, errorf(name, errs.ErrShape, "outs[0] has shape %v, want (..., dv)", shape)
 	}
-	return newNode(mergedOut{s}, append(slices.Clone(outs), lses...)...)
+	k := kind{len(shape), outs[0].Dtype()}
+	both, err := newNode(mergedStates{k, len(outs)}, append(slices.Clone(outs), lses...)...)
+	if err != nil {
+		return nil, nil, err
+	}
+	part := mergedPart{kind: k, rest: slices.Clone(shape[1:])}
+	if out, err = newView(part, both); err != nil {
+		return nil, nil, err
+	}
+	part.lse = true
+	lse, err = newView(part, both)
+	return out, lse, err
 }
 
-// MergeLSE is the log-sum-exp of attention to the keys of several states; see [MergeStates].
-func MergeLSE(lses ...*G.Node) (lse *G.Node, err error) {
-	const name = "MergeLSE"
-	defer errs.RecoverTo(prefix+name, &err)
-	if len(lses) == 0 {
-		return nil, errorf(name, errs.ErrGraph, "no log-sum-exps")
-	}
-	if err := checkFloats(name, "lses[0]", lses[0]); err != nil {
-		return nil, err
-	}
-	return newNode(mergedLSE{states{kind{len(lses[0].Shape()) + 1, lses[0].Dtype()}, len(lses)}}, lses...)
-}
-
-// states are some of them: their outputs have the rank.
-type states struct {
-	kind
+// mergedStates is the rule of states: outputs, and behind them their log-sum-exps. The result is one vector, which has the output, and
+// the log-sum-exp from lseAt on.
+type mergedStates struct {
+	kind  // of an output
 	count int
 }
 
-func (s states) lses() []argument {
-	return alike(s.rank-1, s.dtype, namesOf(s.count, func(i int) string { return fmt.Sprintf("lses[%d]", i) })...)
-}
+// lseAt is where the log-sum-exp begins, behind so many elements of the output: kernels write at multiples of 16 bytes.
+func lseAt(out int) int { return (out + 3) / 4 * 4 }
 
-// mergedLSE is the rule of the log-sum-exp, whose inputs are those of the states.
-type mergedLSE struct{ states }
-
-func (r mergedLSE) title() string { return "MergeLSE" }
-func (r mergedLSE) String() string {
-	return fmt.Sprintf("MergeLSE{%v, rank %d, %d}", r.dtype, r.rank, r.count)
-}
-
-func (r mergedLSE) arguments() []argument {
-	return append(r.lses(), alike(r.rank-1, r.dtype, "lse")...)
-}
-
-func (r mergedLSE) shape(in []tensor.Shape) (tensor.Shape, error) {
-	return in[0].Clone(), sameShape(r.title(), r.lses(), in)
-}
-
-func (r mergedLSE) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
-	if r.dtype == tensor.Float64 {
-		return mergeLSE[float64](r, in, shape)
-	}
-	return mergeLSE[float32](r, in, shape)
-}
-
-func mergeLSE[F float](r mergedLSE, in []G.Value, shape tensor.Shape) (G.Value, error) {
-	lses, err := allElements[F](r.title(), in)
-	if err != nil {
-		return nil, err
-	}
-	t, y := output[F](shape)
-	states := make([]lean.Normalized[F], r.count)
-	for i := range y {
-		y[i] = lean.MergeNormalized(nil, rowOf(states, lses, i))
-	}
-	return t, nil
-}
-
-func (r mergedLSE) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
-	return w.MergeStates(&decoder.States{Rows: shape.TotalSize(), Dim: 1, LSEs: memoryOf(w.In), LSE: w.Out, Scratch: w.Scratch})
-}
-
-// scratch is what the states that a launch does not merge need besides.
-func (r mergedLSE) scratch(shape tensor.Shape) int {
-	return (&decoder.States{Rows: shape.TotalSize(), LSEs: make([]gpu.Memory, r.count)}).Needs()
-}
-
-// gradient is the state's share.
-func (r mergedLSE) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
-	if r.dtype == tensor.Float64 {
-		return mergedLSEGradient[float64](r, i, in, dy)
-	}
-	return mergedLSEGradient[float32](r, i, in, dy)
-}
-
-func mergedLSEGradient[F float](r mergedLSE, i int, in []G.Value, dy G.Value) (G.Value, error) {
-	lses, err := allElements[F](r.title(), append(slices.Clone(in), dy))
-	if err != nil {
-		return nil, err
-	}
-	grad := lses[r.count]
-	lses = lses[:r.count]
-	t, dx := output[F](dy.Shape())
-	states := make([]lean.Normalized[F], r.count)
-	for row := range dx {
-		dx[row] = lean.Share(rowOf(states, lses, row), i) * grad[row]
-	}
-	return t, nil
-}
-
-// mergedOut is the rule of the output. Its inputs are the outputs of the states, and behind them their log-sum-exps.
-type mergedOut struct{ states }
-
-func (r mergedOut) title() string { return "MergeStates" }
-func (r mergedOut) String() string {
+func (r mergedStates) title() string { return "MergeStates" }
+func (r mergedStates) String() string {
 	return fmt.Sprintf("MergeStates{%v, rank %d, %d}", r.dtype, r.rank, r.count)
 }
 
-func (r mergedOut) arguments() []argument {
+func (r mergedStates) arguments() []argument {
 	outs := alike(r.rank, r.dtype, namesOf(r.count, func(i int) string { return fmt.Sprintf("outs[%d]", i) })...)
-	return append(append(outs, r.lses()...), alike(r.rank, r.dtype, "out")...)
+	lses := alike(r.rank-1, r.dtype, namesOf(r.count, func(i int) string { return fmt.Sprintf("lses[%d]", i) })...)
+	return append(append(outs, lses...), argument{name: "out and lse", rank: 1, dtype: r.dtype})
 }
 
-func (r mergedOut) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (r mergedStates) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if err := sameShape(r.title(), r.arguments()[:r.count], in[:r.count]); err != nil {
 		return nil, err
 	}
@@ -160,17 +84,20 @@ func (r mergedOut) shape(in []tensor.Shape) (tensor.Shape, error) {
 			return nil, errorf(r.title(), errs.ErrShape, "outs[%d] has shape %v and lses[%d] %v, want (..., dv) and (...)", i, in[i], i, s)
 		}
 	}
-	return in[0].Clone(), nil
+	size := in[0].TotalSize()
+	return tensor.Shape{lseAt(size) + size/r.dim(in[0])}, nil
 }
 
-func (r mergedOut) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+func (r mergedStates) dim(out tensor.Shape) int { return out[r.rank-1] }
+
+func (r mergedStates) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
-		return mergeOut[float64](r, in, shape)
+		return mergeStates[float64](r, in, shape)
 	}
-	return mergeOut[float32](r, in, shape)
+	return mergeStates[float32](r, in, shape)
 }
 
-func mergeOut[F float](r mergedOut, in []G.Value, shape tensor.Shape) (G.Value, error) {
+func mergeStates[F float](r mergedStates, in []G.Value, shape tensor.Shape) (G.Value, error) {
 	all, err := allElements[F](r.title(), in)
 	if err != nil {
 		return nil, err
@@ -180,18 +107,25 @@ func mergeOut[F float](r mergedOut, in []G.Value, shape tensor.Shape) (G.Value, 
 	for i := range parts {
 		parts[i] = attention.States[F]{Out: all[i], LSE: all[r.count+i]}
 	}
-	lse := make([]F, len(parts[0].LSE))
-	err = attention.MergeStates(cpu.Default(), attention.States[F]{Out: y, LSE: lse}, shape[r.rank-1], parts...)
+	size := len(all[0])
+	clear(y[size:lseAt(size)])
+	err = attention.MergeStates(cpu.Default(), attention.States[F]{Out: y[:size], LSE: y[lseAt(size):]}, r.dim(in[0].Shape()), parts...)
 	return t, engineError(r.title(), err)
 }
 
-func (r mergedOut) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
-	all, dim := memoryOf(w.In), shape[r.rank-1]
-	return w.MergeStates(&decoder.States{Rows: shape.TotalSize() / dim, Dim: dim, Outs: all[:r.count], LSEs: all[r.count:], Out: w.Out, Scratch: w.Scratch})
+func (r mergedStates) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
+	all, dim, size := memoryOf(w.In), r.dim(in[0]), in[0].TotalSize()
+	out, lse := w.Out, w.Out
+	out.Len = size
+	lse.Offset += int64(lseAt(size)) * 4
+	lse.Len = size / dim
+	return w.MergeStates(&decoder.States{Rows: size / dim, Dim: dim, Outs: all[:r.count], LSEs: all[r.count:], Out: out, LSE: lse, Scratch: w.Scratch})
 }
 
-func (r mergedOut) scratch(shape tensor.Shape) int {
-	return mergedLSE(r).scratch(shape[:r.rank-1])
+// place says how much memory the states that a launch does not merge need besides.
+func (r mergedStates) place(c *ongpu.Call, in []tensor.Shape, _ tensor.Shape) {
+	n := (&decoder.States{Rows: in[0].TotalSize() / r.dim(in[0]), LSEs: make([]gpu.Memory, r.count)}).Needs()
+	c.Scratch = func(*decoder.Engine) (int, error) { return n, nil }
 }
 
 func memoryOf(in []ongpu.Operand) []gpu.Memory {
@@ -202,22 +136,23 @@ func memoryOf(in []ongpu.Operand) []gpu.Memory {
 	return all
 }
 
-// gradient of an output is the state's share of dout; that of a log-sum-exp the share of dout.(outs[i]-out).
-func (r mergedOut) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
+// gradient of an output is the state's share of dout; that of a log-sum-exp the share of dlse + dout.(outs[i]-out).
+func (r mergedStates) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
-		return mergedOutGradient[float64](r, i, in, dy)
+		return mergedGradient[float64](r, i, in, dy)
 	}
-	return mergedOutGradient[float32](r, i, in, dy)
+	return mergedGradient[float32](r, i, in, dy)
 }
 
-func mergedOutGradient[F float](r mergedOut, i int, in []G.Value, dy G.Value) (G.Value, error) {
+func mergedGradient[F float](r mergedStates, i int, in []G.Value, dy G.Value) (G.Value, error) {
 	all, err := allElements[F](r.title(), append(slices.Clone(in), dy))
 	if err != nil {
 		return nil, err
 	}
 	outs, lses, grad := all[:r.count], all[r.count:2*r.count], all[2*r.count]
+	dlse := grad[lseAt(len(outs[0])):]
 	t, dx := output[F](in[i].Shape())
-	dim := dy.Shape()[r.rank-1]
+	dim := r.dim(in[0].Shape())
 	of := func(x []F, row int) []F { return x[row*dim : (row+1)*dim] }
 	states := make([]lean.Normalized[F], r.count)
 	for row := range lses[0] {
@@ -231,8 +166,8 @@ func mergedOutGradient[F float](r mergedOut, i int, in []G.Value, dy G.Value) (G
 			continue
 		}
 		// outs[i]-out is a sum, too: of the differences to the others.
-		var sum float64
 		w := lean.Share(states, i-r.count)
+		sum := float64(dlse[row])
 		for k := range r.count {
 			if s := lean.Share(states, k); s != 0 && w != 0 && k != i-r.count {
 				x, y := of(outs[i-r.count], row), of(outs[k], row)
@@ -244,6 +179,76 @@ func mergedOutGradient[F float](r mergedOut, i int, in []G.Value, dy G.Value) (G
 		dx[row] = F(float64(w) * sum)
 	}
 	return t, nil
+}
+
+// mergedPart is the rule of one of the results of [mergedStates]: elements of the vector, without a copy.
+type mergedPart struct {
+	kind              // of the output
+	rest tensor.Shape // axes of the output behind the first
+	lse  bool         // the log-sum-exp
+}
+
+func (r mergedPart) title() string { return "MergeStates" }
+func (r mergedPart) String() string {
+	return fmt.Sprintf("MergeStatesPart{lse %v, %v, (n, %v)}", r.lse, r.dtype, r.rest)
+}
+
+func (r mergedPart) arguments() []argument {
+	y := argument{name: "out", rank: r.rank, dtype: r.dtype}
+	if r.lse {
+		y.name, y.rank = "lse", r.rank-1
+	}
+	return []argument{{name: "out and lse", rank: 1, dtype: r.dtype}, y}
+}
+
+// first is the first axis of the output that a vector of n elements has.
+func (r mergedPart) first(n int) (first int, ok bool) {
+	each := r.rest.TotalSize()
+	rows := each / r.rest[len(r.rest)-1]
+	for first = n / (each + rows); first > 0; first-- { // at most three elements lie between output and log-sum-exp
+		if size := lseAt(first*each) + first*rows; size <= n {
+			return first, size == n
+		}
+	}
+	return 0, false
+}
+
+// shape follows the vector's: a run may have fewer rows than the graph was built for.
+func (r mergedPart) shape(in []tensor.Shape) (tensor.Shape, error) {
+	first, ok := r.first(in[0][0])
+	if !ok {
+		return nil, errorf(r.title(), errs.ErrShape, "out and lse have %d elements, which are no outputs of (n, %v)", in[0][0], r.rest)
+	}
+	y := append(tensor.Shape{first}, r.rest...)
+	if r.lse {
+		y = y[:len(y)-1]
+	}
+	return y, nil
+}
+
+func (r mergedPart) from(in tensor.Shape) int {
+	if !r.lse {
+		return 0
+	}
+	first, _ := r.first(in[0])
+	return lseAt(first * r.rest.TotalSize())
+}
+
+func (r mergedPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	from := r.from(in[0].Shape())
+	if r.dtype == tensor.Float64 {
+		return partOf[float64](in[0], from, shape)
+	}
+	return partOf[float32](in[0], from, shape)
+}
+
+// gradient is zeros, but for the part.
+func (r mergedPart) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
+	from := r.from(in[0].Shape())
+	if r.dtype == tensor.Float64 {
+		return amongZeros[float64](r.title(), in[0].Shape(), from, dy)
+	}
+	return amongZeros[float32](r.title(), in[0].Shape(), from, dy)
 }
 
 // allElements are those of tensors of any shapes.

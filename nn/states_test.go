@@ -44,32 +44,36 @@ func stateCases(rng *rand.Rand) (cases []opCase) {
 			}
 			return w, math.Log(sum)
 		}
-		cases = append(cases,
-			opCase{
-				name: fmt.Sprintf("output of %d states of %v", n, shape), inputs: inputs, shape: shape, size: 8,
-				build: func(in []*G.Node) (*G.Node, error) { return MergeStates(in[:n], in[n:]) },
-				want: func(in [][]float64) []float64 {
-					y := make([]float64, len(in[0]))
-					for i := range y {
-						w, _ := shares(in[n:], i/dim)
-						for k, w := range w {
-							y[i] += w * in[k][i]
-						}
-					}
-					return y
-				},
+		size, count := tensor.Shape(shape).TotalSize(), tensor.Shape(rows).TotalSize()
+		cases = append(cases, opCase{ // both results are used: the lisp machine refuses a root that is no scalar
+			name: fmt.Sprintf("%d states of %v", n, shape), inputs: inputs, shape: []int{size + count}, size: 8,
+			build: func(in []*G.Node) (*G.Node, error) {
+				out, lse, err := MergeStates(in[:n], in[n:])
+				if err != nil {
+					return nil, err
+				}
+				if out, err = Reshape(out, size); err != nil {
+					return nil, err
+				}
+				if lse, err = Reshape(lse, count); err != nil {
+					return nil, err
+				}
+				return Concat(0, out, lse)
 			},
-			opCase{
-				name: fmt.Sprintf("log-sum-exp of %d states of %v", n, shape), inputs: inputs[n:], shape: rows, size: 8,
-				build: func(in []*G.Node) (*G.Node, error) { return MergeLSE(in...) },
-				want: func(in [][]float64) []float64 {
-					y := make([]float64, len(in[0]))
-					for i := range y {
-						_, y[i] = shares(in, i)
+			want: func(in [][]float64) []float64 {
+				y := make([]float64, size+count)
+				for i := range size {
+					w, _ := shares(in[n:], i/dim)
+					for k, w := range w {
+						y[i] += w * in[k][i]
 					}
-					return y
-				},
-			})
+				}
+				for i := range count {
+					_, y[size+i] = shares(in[n:], i)
+				}
+				return y
+			},
+		})
 	}
 	return cases
 }
@@ -118,10 +122,7 @@ func TestMergeStatesOfAttention(t *testing.T) {
 			none := G.NewVector(g, tensor.Int, G.WithShape(batch), G.WithName("none"), G.WithValue(tensor.New(tensor.WithShape(batch), tensor.WithBacking([]int{0, 0}))))
 			o3, l3 := attend(nodes[1], nodes[2], la.WithLengths(none))
 			var err error
-			if out, err = MergeStates([]*G.Node{o1, o2, o3}, []*G.Node{l1, l2, l3}); err != nil {
-				t.Fatal(err)
-			}
-			if lse, err = MergeLSE(l1, l2, l3); err != nil {
+			if out, lse, err = MergeStates([]*G.Node{o1, o2, o3}, []*G.Node{l1, l2, l3}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -261,12 +262,38 @@ func TestMergeNodeErrors(t *testing.T) {
 		"a vector":          {[]*G.Node{node(2)}, []*G.Node{node(2)}, la.ErrShape},
 		"rows do not match": {[]*G.Node{node(2, 3)}, []*G.Node{node(3)}, la.ErrShape},
 	} {
-		if _, err := MergeStates(c.outs, c.lses); !errors.Is(err, c.want) {
+		if _, _, err := MergeStates(c.outs, c.lses); !errors.Is(err, c.want) {
 			t.Errorf("nodes, %s: %v, want %v", name, err, c.want)
 		}
 	}
-	if _, err := MergeLSE(); !errors.Is(err, la.ErrGraph) {
-		t.Errorf("no log-sum-exps: %v", err)
+}
+
+// first is the first of two nodes.
+func first(x, _ *G.Node, err error) (*G.Node, error) { return x, err }
+
+// The vector of a merge says how many rows it has, whatever the shape: a run may have fewer than the graph.
+func TestMergedParts(t *testing.T) {
+	for each := range 5 {
+		for dim := 1; dim < 7; dim++ {
+			r := mergedPart{kind: kind{3, tensor.Float32}, rest: tensor.Shape{each + 1, dim}}
+			seen := map[int]bool{}
+			for n := 1; n < 12; n++ {
+				rows := n * (each + 1)
+				size := lseAt(rows*dim) + rows
+				seen[size] = true
+				if got, ok := r.first(size); !ok || got != n {
+					t.Fatalf("%v: a vector of %d elements has %d, %v, want %d", r.rest, size, got, ok, n)
+				}
+				if at := r.from(tensor.Shape{size}); at != 0 {
+					t.Fatalf("%v: the output is at %d", r.rest, at)
+				}
+			}
+			for n := range 12 {
+				if _, ok := r.first(n); ok && !seen[n] {
+					t.Fatalf("%v: a vector of %d elements is one", r.rest, n)
+				}
+			}
+		}
 	}
 }
 
@@ -285,7 +312,7 @@ func TestMergeStatesGradientsOfEmptyStates(t *testing.T) {
 			outs = append(outs, G.NewMatrix(g, tensor.Float64, G.WithShape(2, 2), G.WithName(fmt.Sprint("out", i)), G.WithValue(tensor.New(tensor.WithShape(2, 2), tensor.WithBacking(out)))))
 			lses = append(lses, G.NewVector(g, tensor.Float64, G.WithShape(2), G.WithName(fmt.Sprint("lse", i)), G.WithValue(tensor.New(tensor.WithShape(2), tensor.WithBacking(lse)))))
 		}
-		y := G.Must(MergeStates(outs, lses))
+		y := G.Must(first(MergeStates(outs, lses)))
 		inputs := append(outs, lses...)
 		grads, err := G.Grad(G.Must(G.Sum(G.Must(G.Square(y)))), inputs...)
 		if err != nil {

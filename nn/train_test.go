@@ -82,9 +82,9 @@ func TestTrainDecoder(t *testing.T) {
 		h = must(nn.Linear(a, weight(name+"o", hidden, heads*dim), nil, nn.WithResidual(h)))
 		x := must(nn.RMSNorm(h, weight(name+"second norm", hidden), nil, 1e-5))
 		gateUp := must(nn.Linear(x, weight(name+"gate and up", 2*inner, hidden), nil))
-		x = must(nn.GLU(must(nn.Slice(gateUp, 1, 0, inner)), must(nn.Slice(gateUp, 1, inner, 2*inner)), nn.SwiGLU))
-		x = must(nn.Add(x, must(nn.GatedLinear(h, []*G.Node{weight(name+"another gate", inner, hidden), weight(name+"what it is for", inner, hidden)}, nil, nn.GeGLUTanh))))
-		x = must(nn.Linear(x, weight(name+"down", hidden, inner), nil, nn.WithSiLU()))
+		x = must(nn.GLU(must(nn.Slice(gateUp, 1, 0, inner)), must(nn.Slice(gateUp, 1, inner, 2*inner)), nn.SiLU))
+		x = must(nn.Add(x, must(nn.GatedLinear(h, []*G.Node{weight(name+"another gate", inner, hidden), weight(name+"what it is for", inner, hidden)}, nil, nn.GELUTanh))))
+		x = must(nn.Linear(x, weight(name+"down", hidden, inner), nil, nn.WithActivation(nn.SiLU)))
 		h = must(nn.Add(h, must(nn.Scale(x, 0.5))))
 	}
 	logits := must(nn.Linear(h, weight("head", vocab, hidden), nil, nn.WithRMSNorm(weight("norm", hidden), 1e-5)))

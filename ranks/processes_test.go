@@ -157,7 +157,7 @@ func decoder(r *rank) (text string) {
 		// Partial sums: bias and residual are rank 0's.
 		sum := func(x *G.Node, w *tensor.Dense, bias *tensor.Dense, residual *G.Node) *G.Node {
 			var b *G.Node
-			var opts []nn.LinearOption
+			var opts []nn.Option
 			if r.world.Rank == 0 {
 				b = there(bias, all)
 				opts = append(opts, nn.WithResidual(residual))
@@ -176,7 +176,7 @@ func decoder(r *rank) (text string) {
 		}
 		att := node(la.CachedAttention(qkv[0], qkv[1], qkv[2], step.Layer(i), la.WithCausal()))
 		h = sum(att, matrix(width, heads*headDim), vector(width), h)
-		x := node(nn.Linear(h, there(part(r.world, matrix(inner, width), 0), rows), nil, nn.WithNorm(nil, nil, 1e-5), nn.WithGELU()))
+		x := node(nn.Linear(h, there(part(r.world, matrix(inner, width), 0), rows), nil, nn.WithNorm(nil, nil, 1e-5), nn.WithActivation(nn.GELU)))
 		h = sum(x, matrix(width, inner), vector(width), h)
 	}
 	logits := node(nn.Linear(h, there(embeddings, rows), nil, nn.WithNorm(nil, nil, 1e-5)))

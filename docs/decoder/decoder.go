@@ -97,7 +97,7 @@ func (w *weights) layer(h *G.Node, i int, c hf.Config, step *la.Step) *G.Node {
 	h = G.Must(nn.Linear(x, out, bias, nn.WithResidual(h)))
 
 	up, bias := w.linear(name+"fc1", f, d)
-	x = G.Must(nn.Linear(h, up, bias, w.norm(name+"final_layer_norm", d), nn.WithReLU()))
+	x = G.Must(nn.Linear(h, up, bias, w.norm(name+"final_layer_norm", d), nn.WithActivation(nn.ReLU)))
 	down, bias := w.linear(name+"fc2", d, f)
 	return G.Must(nn.Linear(x, down, bias, nn.WithResidual(h)))
 }

@@ -53,6 +53,6 @@ func (w *weights) linear(name string, out, in int) (matrix, bias *G.Node) {
 }
 
 // norm has a linear layer read its input normalised.
-func (w *weights) norm(name string, n int) nn.LinearOption {
+func (w *weights) norm(name string, n int) nn.Option {
 	return nn.WithNorm(w.vector(name+".weight", n), w.vector(name+".bias", n), eps)
 }

@@ -28,11 +28,11 @@ var benchModels = []struct {
 	config Config
 }{
 	{"Llama-3.2-1B", Config{
-		Vocab: 128256, Hidden: 2048, Inner: 8192, Layers: 16, Heads: 32, KVHeads: 8, Eps: 1e-5, Tied: true, Gate: nn.SwiGLU,
+		Vocab: 128256, Hidden: 2048, Inner: 8192, Layers: 16, Heads: 32, KVHeads: 8, Eps: 1e-5, Tied: true, Gate: nn.SiLU,
 		Rotary: rope.Config{HeadDim: 64, Base: 5e5, Scaling: rope.Llama3{Factor: 32, LowFrequency: 1, HighFrequency: 4, Context: 8192}},
 	}},
 	{"Llama-3-8B", Config{
-		Vocab: 128256, Hidden: 4096, Inner: 14336, Layers: 32, Heads: 32, KVHeads: 8, Eps: 1e-5, Gate: nn.SwiGLU,
+		Vocab: 128256, Hidden: 4096, Inner: 14336, Layers: 32, Heads: 32, KVHeads: 8, Eps: 1e-5, Gate: nn.SiLU,
 		Rotary: rope.Config{HeadDim: 128, Base: 5e5},
 	}},
 }

@@ -24,7 +24,7 @@ type Config struct {
 
 	Eps    float64     // rms_norm_eps
 	Rotary rope.Config // head_dim (or Hidden/Heads), rope_theta and rope_scaling, or rope_parameters
-	Gate   nn.Gate     // hidden_act, or hidden_activation
+	Gate   nn.Activation     // hidden_act, or hidden_activation
 	Tied   bool        // tie_word_embeddings
 
 	Windows     []int   // how many keys a layer sees: sliding_window, or 0 for all, by layer_types; nil: all layers all
@@ -63,9 +63,9 @@ var architectures = map[string]architecture{
 }
 
 // gates are the functions of gates by their names in config.json.
-var gates = map[string]nn.Gate{
-	"silu": nn.SwiGLU, "swish": nn.SwiGLU, "gelu": nn.GeGLU, "relu": nn.ReGLU,
-	"gelu_pytorch_tanh": nn.GeGLUTanh, "gelu_new": nn.GeGLUTanh,
+var gates = map[string]nn.Activation{
+	"silu": nn.SiLU, "swish": nn.SiLU, "gelu": nn.GELU, "relu": nn.ReLU,
+	"gelu_pytorch_tanh": nn.GELUTanh, "gelu_new": nn.GELUTanh,
 }
 
 // without are fields that say nothing of logits: of training, of how a text is generated and how weights are stored.

@@ -70,7 +70,7 @@ func (b *builder) add(h, x *G.Node, projection string, in int, norm string) *G.N
 }
 
 // attention is that of the norm of h to what the cache has of the layer.
-func (b *builder) attention(i int, name string, norm nn.LinearOption, h *G.Node) *G.Node {
+func (b *builder) attention(i int, name string, norm nn.Option, h *G.Node) *G.Node {
 	d := b.c.Rotary.HeadDim
 	qkv := b.linears(h, b.c.Bias, norm,
 		layer{name + "q_proj", b.c.Heads * d}, layer{name + "k_proj", b.c.KVHeads * d}, layer{name + "v_proj", b.c.KVHeads * d})
@@ -136,26 +136,26 @@ func input(g *G.ExprGraph, name string, v interface {
 }
 
 // norm has a layer read the norm of its input.
-func (b *builder) norm(name string) nn.LinearOption {
+func (b *builder) norm(name string) nn.Option {
 	return nn.WithRMSNorm(b.weight(name+".weight", b.c.Hidden), b.c.Eps, b.normOptions()...)
 }
 
-func (b *builder) normOptions() []nn.NormOption {
+func (b *builder) normOptions() []nn.Option {
 	if b.c.UnitOffset {
-		return []nn.NormOption{nn.WithUnitOffset()}
+		return []nn.Option{nn.WithUnitOffset()}
 	}
 	return nil
 }
 
 // options are those of a linear layer.
-func (b *builder) options(opts ...nn.LinearOption) []nn.LinearOption {
+func (b *builder) options(opts ...nn.Option) []nn.Option {
 	if b.mixed {
 		opts = append(opts, nn.WithMixedPrecision())
 	}
 	return opts
 }
 
-func (b *builder) linear(x *G.Node, name string, out, in int, opts ...nn.LinearOption) *G.Node {
+func (b *builder) linear(x *G.Node, name string, out, in int, opts ...nn.Option) *G.Node {
 	w := b.weight(name+".weight", out, in)
 	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, nil, b.options(opts...)...) })
 }
@@ -166,13 +166,13 @@ type layer struct {
 }
 
 // gated is a gate of h and what it is for, multiplied.
-func (b *builder) gated(h *G.Node, norm nn.LinearOption, gate, up layer) *G.Node {
+func (b *builder) gated(h *G.Node, norm nn.Option, gate, up layer) *G.Node {
 	ws := []*G.Node{b.weight(gate.name+".weight", gate.out, b.c.Hidden), b.weight(up.name+".weight", up.out, b.c.Hidden)}
 	return b.do(func() (*G.Node, error) { return nn.GatedLinear(h, ws, nil, b.c.Gate, b.options(norm)...) })
 }
 
 // linears is layers of h, as one node and a node for each output: on a GPU they are one launch.
-func (b *builder) linears(h *G.Node, bias bool, norm nn.LinearOption, layers ...layer) []*G.Node {
+func (b *builder) linears(h *G.Node, bias bool, norm nn.Option, layers ...layer) []*G.Node {
 	ys := make([]*G.Node, len(layers))
 	var ws, bs []*G.Node
 	for _, l := range layers {

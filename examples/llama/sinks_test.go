@@ -75,7 +75,7 @@ func TestGoldenSinks(t *testing.T) {
 			b := &builder{c: c, g: g, step: step, weights: func(name string, shape ...int) (G.Value, error) {
 				return l.parameter(name, shape...), nil
 			}}
-			out := b.attention(0, "", nn.LinearOption{}, input(g, "hidden_states", hidden))
+			out := b.attention(0, "", nn.Option{}, input(g, "hidden_states", hidden))
 			w, bias := b.weight("o_proj.weight", l.Hidden, l.Heads*l.Dim), b.weight("o_proj.bias", l.Hidden)
 			out = b.do(func() (*G.Node, error) { return nn.Linear(out, w, bias) })
 			if b.err != nil {

@@ -23,7 +23,7 @@ import (
 // stepConfig is as small as a model may be whose steps are one launch on a GPU.
 func stepConfig(headDim int) Config {
 	return Config{
-		Vocab: 50, Hidden: 128, Inner: 384, Layers: 2, Heads: 256 / headDim, KVHeads: 128 / headDim, Eps: 1e-5, Gate: nn.SwiGLU,
+		Vocab: 50, Hidden: 128, Inner: 384, Layers: 2, Heads: 256 / headDim, KVHeads: 128 / headDim, Eps: 1e-5, Gate: nn.SiLU,
 		Rotary: rope.Config{HeadDim: headDim, Base: 1e4},
 	}
 }

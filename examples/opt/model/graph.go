@@ -273,14 +273,14 @@ func (b *builder) linear(x *G.Node, norm, name string, activated bool, residual 
 // activation is the function inside the feed-forward network: as a part of the
 // linear layer before it, and as a node.
 type activation struct {
-	fused nn.LinearOption
+	fused nn.Option
 	node  func(*G.Node) (*G.Node, error)
 }
 
 // activations are those that this package has, by their names in config.json.
 var activations = map[string]activation{
-	"relu": {nn.WithReLU(), G.Rectify},
-	"gelu": {nn.WithGELU(), nn.GELU},
+	"relu": {nn.WithActivation(nn.ReLU), G.Rectify},
+	"gelu": {nn.WithActivation(nn.GELU), func(x *G.Node) (*G.Node, error) { return nn.Activate(x, nn.GELU) }},
 }
 
 func (b *builder) activation() activation { return activations[b.w.config.Activation] }
@@ -320,7 +320,7 @@ func (b *builder) norm(x *G.Node, name string) *G.Node {
 }
 
 // normed is the options of a layer that reads the norm of its input, or its input.
-func (b *builder) normed(name string) (opts []nn.LinearOption) {
+func (b *builder) normed(name string) (opts []nn.Option) {
 	if b.mixed {
 		opts = append(opts, nn.WithMixedPrecision())
 	}
