@@ -17,19 +17,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// ArgMax is the index of the largest element of each row, the first of equals:
-// the most likely token by a row of logits.
+// ArgMax returns the index of the largest element of each row, and of equal elements the first: the most likely token.
 //
-// x is float32 of shape (rows, n), and the result int32 of shape (rows). A row
-// has none, and its index is -1, where an element is NaN or +Inf or all are -Inf.
-//
-// It computes on a GPU where x is a [device.Tensor], of rows of at most 2^19
-// elements: of a decoder's logits only a few bytes have to come down then. Of several GPUs each looks
-// at its columns, if x is sharded on axis 1, and all of them get the same.
-//
-// It has no gradients: asking for one is ErrUnsupported.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil x).
+//   - x: (rows, n), float32. The result: (rows), int32.
+//   - A row with NaN or +Inf, or with -Inf alone, has index -1.
+//   - On a GPU: rows of at most 2^19 elements. On several GPUs with x sharded on axis 1, each GPU reads its columns, and all have
+//     the result.
+//   - Gradients: ErrUnsupported.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func ArgMax(x *G.Node) (y *G.Node, err error) {
 	const name = "ArgMax"
 	defer errs.RecoverTo(prefix+name, &err)

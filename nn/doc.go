@@ -1,28 +1,21 @@
-// Package nn holds the nodes that a transformer decoder needs and that
-// Gorgonia lacks or computes wrongly, as operators with the same care as the
-// attention operators of package leanattention: arguments are checked before a
-// node is made, hashes cover every parameter, and no panic leaves the package.
+// Package nn has the nodes of a transformer decoder that Gorgonia lacks, or computes slowly or wrongly. Attention itself is in
+// package leanattention.
 //
-// These are
+//   - [Linear], [Linears], [GatedLinear]: linear layers with norm, activation, gate and residual in one node
+//   - [LayerNorm], [RMSNorm], [QKNorm]
+//   - [Rotary]: rotary embedding
+//   - [Activate], [GLU]: activations and gated linear units without their layers
+//   - [Embedding]: rows of a table or of another matrix
+//   - [ArgMax], [Sample]: choice of tokens
+//   - [Add], [Mul], [Scale], [Slice], [Concat], [Reshape], [SplitHeads], [MergeHeads]: the rest of a model
+//   - [MergeStates]: merging of attention over disjoint keys
+//   - [AllReduce], [Broadcast]: collectives of several processes
 //
-//   - [Linear], with [Linears], several of one input: with a norm before, an activation behind
-//     and a residual, all in one node
-//   - [LayerNorm] and [RMSNorm], and [QKNorm] of each head
-//   - [Rotary], which turns heads by their positions
-//   - [GELU], [GELUTanh], [SiLU], and gated linear units: [GatedLinear], with the layers, and [GLU]
-//   - [Embedding], the rows of a table, or of any matrix, that indices name
-//   - [ArgMax] and [Sample], which choose tokens
-//   - [Add], [Mul], [Scale], [Slice], [Concat], [Reshape], [SplitHeads] and [MergeHeads], for what a
-//     model has besides
+// Common to all nodes:
 //
-// Each computes where its inputs are, on the CPU or on a GPU, see [device.Tensor]. All
-// but ArgMax and Sample have gradients, in host memory.
-//
-// Gorgonia v0.9.18 has no LayerNorm and no GELU; its GroupNorm with one group is wrong for wide rows,
-// and a composition of stock nodes takes about sixteen nodes and two hundred
-// allocations a call. Its products of matrices and its gathering of rows take no
-// 16-bit weights, and its products read weights at a fraction of the memory's
-// speed, which is what decoding waits for. None of its nodes takes a device tensor.
-//
-// Errors wrap the sentinels of package leanattention (ErrShape, ErrDType, ...).
+//   - A node computes on the GPU if all inputs are a [device.Tensor], and on the CPU if all are in host memory. A mix is an error.
+//   - Arguments are checked when the node is made, and values before each run. No panic leaves the package.
+//   - Errors wrap the sentinels of package leanattention (ErrShape, ErrDType, ...).
+//   - Nodes of equal parameters and inputs are one node in Gorgonia: hashes have each parameter.
+//   - Gradients are computed in host memory. ArgMax, Sample and collectives have none.
 package nn

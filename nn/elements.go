@@ -14,21 +14,17 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Add is a + b. b has a's shape, or is a vector of as many elements as a's last axis, which is
-// added to each row.
+// Add is a + b, element by element. b has the shape of a, or is a vector of the length of a's last axis, which is added to each row.
 //
-// Both are float32 or float64. It computes on a GPU where both are a [device.Tensor] of float32, which
-// Gorgonia's own Add does not take. Both gradients are available on both of Gorgonia's machines, in
-// host memory; they can not be differentiated once more.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs).
+//   - Types: float32 or float64. On a GPU: float32.
+//   - Gradients: of both, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs).
 func Add(a, b *G.Node) (y *G.Node, err error) { return newPair("Add", a, b) }
 
-// Mul is the product of each element of a with one of b. All else is as of [Add].
+// Mul is a * b, element by element. All else is as [Add].
 func Mul(a, b *G.Node) (y *G.Node, err error) { return newPair("Mul", a, b) }
 
-// Scale is x times a number, as Gemma's embeddings want. x is of rank 1 or more, float32 or
-// float64. All else is as of [Add].
+// Scale is x times factor. x has rank 1 or more. Types, GPUs and the gradient are as [Add].
 //
 // Errors: ErrShape, ErrDType, ErrOption (factor is 0, infinite or NaN), ErrGraph (nil x).
 func Scale(x *G.Node, factor float64) (y *G.Node, err error) {

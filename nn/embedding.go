@@ -14,37 +14,23 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Embedding gathers rows of a table, such as those of a sequence's tokens or of
-// their positions, or of any matrix, such as the last row of each text, which alone needs logits:
+// Embedding gathers rows of a table or of any other matrix:
 //
 //	y[i] = table[ids[i]] + residual[i]
 //
-// with table of shape (vocabulary, width), ids a vector of n int or int32, and y and
-// residual (n, width); residual may be nil for none, and serves to add the
-// embedding of a token to that of its position without a node of its own.
+// Without a residual, the rows are those of the table.
 //
-// Types:
-//
-//   - table float32, leanattention.Float16 or leanattention.BFloat16: residual and y are float32, which holds every
-//     number of the 16-bit types
-//   - table float64: residual and y are float64, on the CPU alone
-//
-// Gathering is exact. The same table may be the w of a tied [Linear]. A table whose values are not in
-// row-major order is copied at each run.
-//
-// Each id is in [0, vocabulary). Gorgonia has no types for that, so a wrong one
-// is found when the graph runs, before anything is computed: ErrLength. A table that is computed may have fewer rows in a
-// run than the graph was built for, see leanattention.Step.Rows: rows that were not computed belong to nobody, and are 0.
-//
-// It computes on a GPU where each of its inputs is a [device.Tensor]; ids are int32
-// there, and one outside of the table makes a row of NaN, since the host does not
-// see them. On a GPU a table of float64 is ErrUnsupported.
-//
-// Gradients of table and residual are available on both of Gorgonia's machines, in host memory;
-// they can not be differentiated once more. The table's has its shape, and is zero but for the rows
-// that ids name. With a table of 16 bits, asking for a gradient is ErrUnsupported.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
+//   - Shapes: table (vocabulary, width), ids (n), y and residual (n, width). residual may be nil.
+//   - Types: table float32, leanattention.Float16 or leanattention.BFloat16 with residual and y float32; or all float64, on the CPU
+//     alone. ids int or int32; int32 on a GPU. Gathering is exact.
+//   - ids are in [0, vocabulary). On the CPU, another id is ErrLength when the graph runs, before anything is written. On a GPU,
+//     another id makes a row of NaN, since the host does not read ids there.
+//   - A computed table may have fewer rows in a run than in the graph (leanattention.Step.Rows). Rows that were not computed are 0.
+//   - One table may also be the w of a [Linear]. Each run copies a table that is not in row-major order.
+//   - On a GPU: all inputs are a [device.Tensor].
+//   - Gradients: of table and residual, in host memory, on both of Gorgonia's machines. The table's has the table's shape. With a
+//     table of 16 bits, a gradient is ErrUnsupported. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil table or ids, other graphs).
 func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	const name = "Embedding"
 	defer errs.RecoverTo(prefix+name, &err)

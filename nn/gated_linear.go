@@ -13,22 +13,20 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// GatedLinear is two linear layers of one x and the gate between them, as one node: with it the
-// feed-forward part of most decoders begins.
+// GatedLinear is two linear layers of one x, and a gate, in one node. Most decoders' feed-forward networks begin with it:
 //
 //	y = f(x w0^T + b0) * (x w1^T + b1) + residual
 //
-// ws are w0, the gate's weight, and w1, both (inner, in), as gate_proj and up_proj are. Or they are one
-// weight, (2 inner, in), whose first half is the gate's: a gate_up_proj. bs are as many biases, of the
-// rows of their weights, or none at all. f is kind's, as [GLU] has it. y and residual are (rows, inner).
+// Without [WithResidual], residual is 0.
 //
-// It takes the options of [Linear] but activations, and is as a Linear in all else: types, speed, where it
-// computes, gradients. On a GPU it is one launch, or those of a Linear, and gate and up never lie in
-// memory. On the CPU up is multiplied by the gate where it is made. On several GPUs two weights may be sharded by
-// output features, one of both may not.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil x or weights, other graphs), ErrOption (kind),
-// ErrUnsupported (an activation, other numbers of weights).
+//   - ws: w0, the gate's weight (gate_proj), and w1 (up_proj), both (inner, in); or one weight, (2 inner, in), whose first half is
+//     the gate's (gate_up_proj). bs: as many biases, or none. y and residual: (rows, inner).
+//   - Options: those of [Linear] but [WithActivation].
+//   - Types, gradients, CPUs and GPUs: as Linear. On several GPUs, two weights may be sharded by output features; one weight with
+//     both halves is ErrUnsupported.
+//   - Cost: on a GPU the launches of one Linear. The outputs of the two layers are never in memory.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil x or weights, other graphs), ErrOption (f), ErrUnsupported (an activation, other
+//     numbers of weights).
 func GatedLinear(x *G.Node, ws, bs []*G.Node, f Activation, opts ...Option) (y *G.Node, err error) {
 	const name = "GatedLinear"
 	defer errs.RecoverTo(prefix+name, &err)

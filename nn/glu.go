@@ -14,22 +14,16 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// GLU is a gated linear unit, of what two linear layers of one input have made:
+// GLU is a gated linear unit, after the two linear layers:
 //
 //	y = f(gate) * up
 //
-// with the f of kind: equations 5 and 6 of Shazeer, "GLU Variants Improve Transformer",
-// arXiv:2002.05202. gate and up come from a [Linears] of two layers, most often: [GatedLinear] is
-// these with them, as one node.
+// Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, equations 5 and 6: with [SiLU] SwiGLU, with [GELU] GEGLU, with
+// [ReLU] ReGLU. [GatedLinear] is a GLU with its layers in one node.
 //
-// gate and up are of one shape, of rank 1 or more, and of one type, float32 or float64; y is
-// as they are.
-//
-// It computes on a GPU where both are a [device.Tensor] of float32. Both gradients are
-// available on both of Gorgonia's machines, in host memory; they can not be differentiated
-// once more.
-//
-// Errors: ErrShape, ErrDType, ErrOption (kind), ErrGraph (nil nodes, other graphs).
+//   - gate and up: one shape, of rank 1 or more; float32 or float64. y is as they are. On a GPU: float32.
+//   - Gradients: of both, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrOption (f), ErrGraph (nil nodes, other graphs).
 func GLU(gate, up *G.Node, f Activation) (y *G.Node, err error) {
 	const name = "GLU"
 	defer errs.RecoverTo(prefix+name, &err)

@@ -20,29 +20,20 @@ import (
 
 type float interface{ float32 | float64 }
 
-// LayerNorm normalises each row of x, where a row is the last axis:
+// LayerNorm normalises each row of x. A row is the last axis:
 //
 //	y[i] = (x[i] - mean) / sqrt(variance + eps) * gamma[i] + beta[i]
 //
-// with the mean and the (biased) variance of that row: equations 3 and 4 of Ba,
-// Kiros and Hinton, "Layer Normalization", arXiv:1607.06450.
+// mean and variance (biased) are the row's: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, equations 3 and 4.
 //
-// x is of rank 1 or more, float32 or float64, with rows of n >= 1 elements; y
-// has its shape and type. gamma and beta are vectors of n elements of x's type;
-// nil stands for all ones and all zeros, each on its own. Means and variances
-// are accumulated in float64, the variance from the differences to the mean, so
-// that a large offset common to a row costs no digits. A row with a NaN or an
-// infinity gives NaN.
-//
-// eps is finite and not negative; with 0 a row of equal elements is 0/0, NaN.
-//
-// It computes on a GPU where each of its inputs is a [device.Tensor] of float32, with
-// means and variances in float32.
-//
-// Gradients for x, gamma and beta are available on both of Gorgonia's machines;
-// they can not be differentiated once more.
-//
-// Errors: ErrShape, ErrDType, ErrOption (eps), ErrGraph (nil x, other graphs).
+//   - x: rank 1 or more, rows of n >= 1 elements, float32 or float64. y has the shape and type of x.
+//   - gamma and beta: n elements of the type of x. nil means ones for gamma, and zeros for beta.
+//   - eps: finite and not negative. With eps 0, a row of equal elements gives NaN.
+//   - A row with a NaN or an infinity gives NaN.
+//   - On the CPU, moments are float64, and the variance is that of differences to the mean: a large common offset costs no digits.
+//     On a GPU, x is float32 and moments are float32.
+//   - Gradients: of x, gamma and beta, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrOption (eps), ErrGraph (nil x, other graphs).
 func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 	const name = "LayerNorm"
 	defer errs.RecoverTo(prefix+name, &err)

@@ -17,8 +17,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// An Option changes a linear layer or a norm. Each function lists the options that it takes: another one is ErrUnsupported, and an
-// option that is given twice is ErrOption.
+// An Option changes a linear layer or a norm. An option that a function does not take is ErrUnsupported, and an option that is
+// given twice is ErrOption.
 type Option struct {
 	name       string // "": it changes nothing
 	activation Activation
@@ -42,80 +42,71 @@ type normOption struct {
 	opts        []Option
 }
 
-// WithActivation applies f to the output, behind the bias and before the residual, as [Activate] does.
+// WithActivation has a linear layer apply f to its output, after the bias and before the residual, as [Activate] does.
 func WithActivation(f Activation) Option { return Option{name: optionActivation, activation: f} }
 
-// WithResidual adds r, of the output's shape and type, to the output.
+// WithResidual has a linear layer add r, of the output's shape and type.
 func WithResidual(r *G.Node) Option { return Option{name: optionResidual, residual: r} }
 
-// WithNorm has the layer read [LayerNorm](x, gamma, beta, eps) instead of x. On a
-// GPU that is one launch less where rows are few.
+// WithNorm has a linear layer read [LayerNorm](x, gamma, beta, eps) in place of x. A layer takes at most one of WithNorm and
+// [WithRMSNorm]. On a GPU, the norm of few rows is part of the layer's launch.
 func WithNorm(gamma, beta *G.Node, eps float64) Option {
 	return Option{name: optionNorm, norm: &normOption{gamma: gamma, beta: beta, eps: eps}}
 }
 
-// WithRMSNorm has the layer read [RMSNorm](x, gamma, nil, eps, opts...) instead of x. A layer takes at most
-// one of WithRMSNorm and [WithNorm]. On a GPU the norm is part of the same launches.
+// WithRMSNorm has a linear layer read [RMSNorm](x, gamma, nil, eps, opts...) in place of x. A layer takes at most one of
+// [WithNorm] and WithRMSNorm. On a GPU, the norm is part of the layer's launches.
 func WithRMSNorm(gamma *G.Node, eps float64, opts ...Option) Option {
 	return Option{name: optionRMSNorm, norm: &normOption{gamma: gamma, eps: eps, rms: true, opts: opts}}
 }
 
-// WithMixedPrecision lets the layer round x (its norm, under [WithNorm]) to the type of w
-// where that is faster: products are of 16-bit numbers, and sums in float32. That is what
-// most software does with 16-bit weights. The error grows from 2^-18 of a product to 2^-11
-// with leanattention.Float16, and from 2^-15 to 2^-8 with leanattention.BFloat16, whatever the number of rows:
-// an element of x w^T is off by no more than that part of the sum of |x| |w|. Rows of any magnitude are
-// scaled by a power of two first with Float16. On a GPU of compute capability 9.0 and newer it is so from 17
-// rows on: prompts and steps of as many sequences have half the products and operands; fewer
-// rows wait for the weights alone, and keep float32's accuracy. A CPU with AMX computes a third of the products of many rows with leanattention.BFloat16, three
-// of five with Float16; other CPUs, and few rows, compute as without.
+// WithMixedPrecision lets a linear layer round x, or its norm, to the type of w where products of 16-bit numbers are faster. Sums
+// stay float32.
+//
+//   - Error of an element of x w^T, relative to the sum of |x| |w|: 2^-11 with leanattention.Float16 (2^-18 without the option),
+//     2^-8 with leanattention.BFloat16 (2^-15 without). The number of rows changes neither.
+//   - With Float16, each row of x is first scaled by a power of two, so no magnitude overflows.
+//   - GPUs of compute capability 9.0 and newer round from 17 rows on. Fewer rows keep float32's accuracy at the same speed.
+//   - CPUs with AMX round where rows are many: a third of the products with BFloat16, three of five with Float16. Other CPUs and
+//     few rows compute as without the option.
 func WithMixedPrecision() Option { return Option{name: optionMixed} }
 
 // Linear is a fully connected layer:
 //
 //	y = f(x w^T + b) + residual
 //
-// with x of shape (rows, in), w (out, in), as checkpoints store it, b (out), and
-// y and residual (rows, out). b may be nil for none; f is the activation of [WithReLU],
-// [WithGELU], [WithGELUTanh] or [WithSiLU], and f(v) = v without; residual is 0 without
-// [WithResidual]; under [WithNorm] or [WithRMSNorm] x is normalised first.
+// Without options, f is the identity and residual is 0.
 //
-// x, b, residual and y are float32, and w is float32, leanattention.Float16 or
-// leanattention.BFloat16: sums are in float32 whatever w is stored in. Or all of them are
-// float64, which is the slow way.
+//   - Shapes: x (rows, in), w (out, in) as in checkpoints, b (out) or nil, y and residual (rows, out).
+//   - Options: [WithActivation] for f, [WithResidual], [WithNorm] or [WithRMSNorm] for a norm of x, [WithMixedPrecision].
+//   - Types: x, b, residual and y float32 with w float32, leanattention.Float16 or leanattention.BFloat16, and sums in float32;
+//     or all float64, which is slow and on the CPU alone.
+//   - Gradients: of all inputs, in host memory, on both of Gorgonia's machines, if w has the type of x. With w of 16 bits, a
+//     gradient is ErrUnsupported. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption, ErrUnsupported.
 //
-// Weights are read from memory once for a block of up to 512 rows, at the
-// memory's speed if rows are few, as they are in decoding. A row's result has
-// the same bits whatever the other rows are. Many rows add products in another
-// order than few: from 40 (bfloat16), 64 (float32) or 96 (float16) on with AVX2,
-// from 96 with AVX-512 and from 32 to 96 with AMX. AMX splits operands into numbers of 16 bits,
-// which loses less than 2^-21 of a product, and takes for 0 what is not normal.
-// w is best an input with its values in row-major order: of any other, such as
-// the transpose of a node, a copy is made at each run.
+// On the CPU:
 //
-// It computes on a GPU where each of its inputs is a [device.Tensor], of float32 with
-// weights of any of the three types; a row of w must then have a multiple of 16
-// bytes. There 16 rows read the weights once; operands are split in two parts
-// for the tensor cores, so that no more than 2^-18 of a product is lost (2^-15
-// with bfloat16; see [WithMixedPrecision]), infinities become NaN, and the order of sums depends on the
-// number of rows and the GPU. Where many rows are a GEMM the tensor core cuts off what it adds, too: up to 2^-27 of the
-// largest sum on its way, for each column and part.
+//   - A block of up to 512 rows reads the weights once. Few rows, as in decoding, take the time of that reading.
+//   - A row's bits do not depend on the other rows. Many rows sum in another order than few: from 40 rows (bfloat16), 64 (float32)
+//     or 96 (float16) with AVX2, from 96 with AVX-512, from 32 to 96 with AMX.
+//   - AMX splits operands into 16-bit numbers: less than 2^-21 of a product is lost, and subnormal numbers count as 0.
+//   - w in row-major order is read in place. Each run copies any other w, such as a transposed one.
 //
-// Of several GPUs ([device.Open]) each computes some columns of y where w comes from
-// [device.GPU.UploadSharded] on axis 0, the output features; b may be sharded so as well. If the other inputs are on
-// all GPUs ([device.GPU.UploadReplicated]; a residual sharded by columns), y is sharded by columns; else y is whole, on the first GPU.
-// Where w is sharded on axis 1, the input features, x may be sharded so, too, and y, on all GPUs, is
+// On a GPU, all inputs are a [device.Tensor]:
 //
-//	y = x_0 w_0^T + x_1 w_1^T + ... + b + residual
+//   - x is float32, and a row of w has a multiple of 16 bytes.
+//   - Tensor cores multiply operands in two parts: at most 2^-18 of a product is lost, 2^-15 with bfloat16, and infinities become
+//     NaN. In a GEMM of many rows, tensor cores also truncate sums: up to 2^-27 of the largest partial sum for each column and part.
+//   - The order of sums depends on the number of rows and on the GPU.
 //
-// with the columns x_i and w_i of GPU i, added in this order (b and residual to the first product), in float32. A norm, an
-// activation, and other sharded inputs, are ErrUnsupported.
+// On several GPUs ([device.Open]):
 //
-// Gradients of all inputs are available on both of Gorgonia's machines, in host memory; they can
-// not be differentiated once more. They need w of x's type: with one of 16 bits, asking for
-// one is ErrUnsupported.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil x or w, other graphs), ErrOption.
+//   - w from [device.GPU.UploadSharded] on axis 0, output features: each GPU computes columns of y. b may be sharded so too. If the
+//     other inputs are replicated ([device.GPU.UploadReplicated]) and a residual is sharded by columns, y is sharded by columns.
+//     Otherwise y is whole, on GPU 0.
+//   - w sharded on axis 1, input features: y = x_0 w_0^T + x_1 w_1^T + ... + b + residual, in this order, in float32, replicated. x may
+//     be sharded on axis 1. A norm, an activation and other sharded inputs are ErrUnsupported.
 func Linear(x, w, b *G.Node, opts ...Option) (y *G.Node, err error) {
 	const name = "Linear"
 	defer errs.RecoverTo(prefix+name, &err)
@@ -130,11 +121,14 @@ func Linear(x, w, b *G.Node, opts ...Option) (y *G.Node, err error) {
 	return newNode(op, children...)
 }
 
-// Linears is up to three layers of one x, such as a decoder's queries, keys and
-// values, as one node and a node for each layer's output: on a GPU that is one
-// launch, and x is normalised once. ws are the weights and bs the biases, as many
-// of them, or none at all. It takes the options of [Linear] but [WithResidual].
-// Errors are Linear's, and ErrUnsupported for more than three.
+// Linears is up to three [Linear] layers of one x, such as queries, keys and values, with a node for each output. x is normalised
+// once, and on a GPU the layers are one launch.
+//
+//   - ws are the weights, and bs as many biases, or none.
+//   - Options: those of Linear but [WithResidual], which all layers have.
+//   - Errors: those of Linear; ErrUnsupported for more than three layers or a residual.
+//
+// Gorgonia's lisp machine refuses a graph in which no node uses one of the outputs.
 func Linears(x *G.Node, ws, bs []*G.Node, opts ...Option) (ys []*G.Node, err error) {
 	const name = "Linears"
 	defer errs.RecoverTo(prefix+name, &err)

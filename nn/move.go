@@ -14,21 +14,16 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Slice is elements [from, to) of an axis of x, which counts from 0:
+// Slice returns elements [from, to) of an axis of x, counted from 0:
 //
 //	y[..., i, ...] = x[..., from+i, ...]
 //
-// so Slice(x, 0, 3, 5) is two rows of x, and an axis of 1 takes columns, such as the queries of
-// one projection that makes queries, keys and values. (Rows in any order are an [Embedding] of
-// x as a table.)
+// The elements are copied.
 //
-// x is of rank 1 or more, float32 or float64; y has its rank and type. It computes on a GPU where
-// x is a [device.Tensor] of float32. The gradient is available on both of Gorgonia's machines, in
-// host memory; it can not be differentiated once more. Gorgonia's own slices don't take device tensors, and of
-// two that are 256 apart make one.
-//
-// Errors: ErrShape (axis, from, to), ErrDType, ErrGraph (nil x). A run may have fewer rows than
-// the graph was built for, if those of the slice are there.
+//   - x: rank 1 or more, float32 or float64. On a GPU: float32. y has the rank and type of x.
+//   - A run may have fewer rows than the graph, if the rows of the slice are there. Rows in any order are an [Embedding] of x.
+//   - Gradient: in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape (axis, from, to), ErrDType, ErrGraph (nil x).
 func Slice(x *G.Node, axis, from, to int) (y *G.Node, err error) {
 	const name = "Slice"
 	defer errs.RecoverTo(prefix+name, &err)
@@ -38,10 +33,10 @@ func Slice(x *G.Node, axis, from, to int) (y *G.Node, err error) {
 	return newNode(moving{slice{kind{len(x.Shape()), x.Dtype()}, axis, from, to}}, x)
 }
 
-// Concat puts tensors one behind the other along an axis, which counts from 0. They have one
-// rank and type, float32 or float64, and one shape but for that axis. All else is as of [Slice].
+// Concat joins tensors along an axis, counted from 0. The tensors have one rank and type, and one shape except for the axis. Types,
+// GPUs and gradients are as [Slice].
 //
-// Errors: ErrShape, ErrDType, ErrGraph (nil tensors, none, other graphs).
+// Errors: ErrShape, ErrDType, ErrGraph (nil tensors, no tensors, other graphs).
 func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 	const name = "Concat"
 	defer errs.RecoverTo(prefix+name, &err)
@@ -54,9 +49,8 @@ func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 	return newNode(moving{concat{kind{len(xs[0].Shape()), xs[0].Dtype()}, axis, len(xs)}}, xs...)
 }
 
-// SplitHeads is x of shape (batch, n, heads*d) in the layout that leanattention.Attention takes, (batch,
-// heads, n, d). [MergeHeads] is the way back. (leanattention.CachedAttention needs neither.) All else is
-// as of [Slice].
+// SplitHeads turns x of shape (batch, n, heads*d) into (batch, heads, n, d), the layout of leanattention.Attention.
+// leanattention.CachedAttention does not need it. Types, GPUs and the gradient are as [Slice].
 //
 // Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func SplitHeads(x *G.Node, heads int) (y *G.Node, err error) {
@@ -68,8 +62,7 @@ func SplitHeads(x *G.Node, heads int) (y *G.Node, err error) {
 	return newNode(moving{split{kind{3, x.Dtype()}, heads}}, x)
 }
 
-// MergeHeads is x of shape (batch, heads, n, d) as (batch, n, heads*d). All else is as of
-// [SplitHeads].
+// MergeHeads turns x of shape (batch, heads, n, d) into (batch, n, heads*d). All else is as [SplitHeads].
 func MergeHeads(x *G.Node) (y *G.Node, err error) {
 	const name = "MergeHeads"
 	defer errs.RecoverTo(prefix+name, &err)
@@ -79,14 +72,12 @@ func MergeHeads(x *G.Node) (y *G.Node, err error) {
 	return newNode(moving{merge{kind{4, x.Dtype()}}}, x)
 }
 
-// Reshape is the elements of x in another shape of as many. Where both have the same number of
-// rows, a run may have fewer of them than the graph was built for.
+// Reshape returns the elements of x in another shape of the same size. If both shapes have the same number of rows, a run may have
+// fewer rows than the graph.
 //
-// x is of rank 1 or more, float32 or float64. It computes on a GPU where x is a [device.Tensor], in
-// the memory of x. The gradient is available on both of Gorgonia's machines, in host memory; it can not be
-// differentiated once more.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil x).
+//   - x: rank 1 or more, float32 or float64. On a GPU: float32, without a copy.
+//   - Gradient: in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 	const name = "Reshape"
 	defer errs.RecoverTo(prefix+name, &err)

@@ -12,23 +12,21 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// AllReduce is the sum of all ranks' x, element by element, on every rank, with the same bits:
+// AllReduce is the sum of all ranks' x, element by element, with the same bits on every rank:
 //
 //	y = x of rank 0 + x of rank 1 + ...
 //
-// x is float32 and has one shape on all ranks. So a layer whose weight (out, in) is cut by
-// input features, each rank with its columns of w and of x, is AllReduce of the ranks' linear
-// layers; bias and residual are for one of them. In a world of one it is x itself.
+// A layer whose weight (out, in) is split by input features is AllReduce of the ranks' linear layers. One rank adds bias and
+// residual.
 //
-// It computes on the rank's GPU alone: a value in host memory, or on another GPU, is an error. Where
-// the rank has several GPUs, and all of them have x ([device.GPU.UploadReplicated], or a linear layer that is sharded by input
-// features), each sums with the same GPUs of the other ranks, and y is on all of them. Else it is on the first one; x
-// is to be on one, or on all, for all ranks alike. With three ranks and more, replicas may differ by rounding. All
-// ranks have to run the same sums in the same order: the graph's, where they depend on each
-// other. It has no gradient.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil x), ErrState (nil comm); in a run ErrUnsupported in host
-// memory, and ErrRank when a rank has failed.
+//   - x: float32, of one shape on all ranks, on the rank's GPUs. In a world of one, y is x.
+//   - If a rank has several GPUs and x is replicated on them, each sums with the same GPUs of the other ranks, and y is replicated.
+//     Otherwise y is on the first GPU. All ranks have x on one GPU, or all have replicas. With three or more ranks, replicas may
+//     differ by rounding.
+//   - All ranks run the same collectives in the same order. The order is the graph's if each depends on the one before.
+//   - Gradients: ErrUnsupported.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil x), ErrState (nil comm). In a run: ErrUnsupported (x in host memory or on another
+//     GPU), ErrRank (a rank has failed).
 func AllReduce(x *G.Node, comm *ranks.Comm) (y *G.Node, err error) {
 	const name = "AllReduce"
 	defer errs.RecoverTo(prefix+name, &err)
@@ -38,10 +36,10 @@ func AllReduce(x *G.Node, comm *ranks.Comm) (y *G.Node, err error) {
 	return newTogether(together{kind: kind{len(x.Shape()), x.Dtype()}, comm: comm, what: ongpu.Sum}, x)
 }
 
-// Broadcast is the x of one rank, on every rank: what one has chosen all go on with. x is
-// float32 or int32. All else is as of [AllReduce].
+// Broadcast is the x of one rank, on every rank, such as the token that one rank has chosen. x is float32 or int32. All else is as
+// [AllReduce].
 //
-// Errors: ErrOption for a rank that there is not; those of AllReduce.
+// Errors: those of AllReduce; ErrOption if there is no rank from.
 func Broadcast(x *G.Node, comm *ranks.Comm, from int) (y *G.Node, err error) {
 	const name = "Broadcast"
 	defer errs.RecoverTo(prefix+name, &err)

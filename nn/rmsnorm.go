@@ -16,7 +16,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// WithUnitOffset has an [RMSNorm], a [QKNorm] or [WithRMSNorm] multiply by 1+gamma instead of gamma, as Gemma's weights want.
+// WithUnitOffset has [RMSNorm], [QKNorm] or [WithRMSNorm] multiply by 1+gamma in place of gamma, as Gemma's weights need.
 func WithUnitOffset() Option { return Option{name: optionUnitOffset} }
 
 // unitOffset reports whether the options of a norm have WithUnitOffset, which is all that they may have.
@@ -38,38 +38,31 @@ func unitOffset(name string, opts []Option, gamma bool) (offset bool, err error)
 	return offset, nil
 }
 
-// RMSNorm divides each row of x by its root mean square, where a row is the last axis:
+// RMSNorm divides each row of x by its root mean square. A row is the last axis:
 //
 //	y[i] = x[i] / sqrt(mean(x^2) + eps) * gamma[i] + residual[i]
 //
-// Equation 4 of Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
-// [WithUnitOffset] has 1+gamma in place of gamma.
+// Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467, equation 4.
 //
-// x is of rank 1 or more, float32 or float64, with rows of n >= 1 elements; residual and y
-// have its shape and type, and gamma is a vector of n elements of its type. gamma may be nil
-// for all ones, and residual for zeros. A residual serves models that normalise what a branch
-// makes before they add it, as Gemma 2 does; before a norm, [Linear] adds it ([WithResidual]).
-// Means are accumulated in float64. A row with a NaN or an infinity gives NaN.
-//
-// eps is finite and not negative; with 0 a row of zeros is 0/0, NaN.
-//
-// It computes on a GPU where each of its inputs is a [device.Tensor] of float32, with means
-// in float32.
-//
-// Gradients for x, gamma and residual are available on both of Gorgonia's machines, in host
-// memory; they can not be differentiated once more.
-//
-// Errors: ErrShape, ErrDType, ErrOption (eps, an option given twice), ErrGraph (nil x, other
-// graphs), and ErrUnsupported for an offset without a gamma.
+//   - x: rank 1 or more, rows of n >= 1 elements, float32 or float64. y and residual have the shape and type of x.
+//   - gamma: n elements of the type of x. nil means ones.
+//   - residual: nil means zeros. It is for models that normalise a branch before the sum, as Gemma 2. A residual before a norm is
+//     [WithResidual] of the [Linear] in front.
+//   - Options: [WithUnitOffset].
+//   - eps: finite and not negative. With eps 0, a row of zeros gives NaN.
+//   - A row with a NaN or an infinity gives NaN. Means are float64 on the CPU, float32 on a GPU, where x is float32.
+//   - Gradients: of x, gamma and residual, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrOption (eps, an option given twice), ErrGraph (nil x, other graphs), ErrUnsupported (another
+//     option, an offset without a gamma).
 func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...Option) (y *G.Node, err error) {
 	return newRMSNorm("RMSNorm", x, gamma, residual, eps, false, opts)
 }
 
-// QKNorm is an [RMSNorm] of each head of queries or keys, as Qwen 3 has one before the rotary
-// embedding: x is (rows, heads*n), or (rows, heads, n), or of any other rank, with a last axis
-// that is a multiple of gamma's n elements. Each n of them are a row of RMSNorm.
+// QKNorm is an [RMSNorm] of each head of queries or keys, as in Qwen 3 before the rotary embedding.
 //
-// Errors are RMSNorm's; gamma can't be nil.
+//   - x: rank 1 or more. The last axis is a multiple of gamma's n elements, as (rows, heads*n), or n, as (rows, heads, n). Each n
+//     elements are a row.
+//   - gamma: not nil. All else, errors too, is as RMSNorm.
 func QKNorm(x, gamma *G.Node, eps float64, opts ...Option) (y *G.Node, err error) {
 	if gamma == nil {
 		return nil, errorf("QKNorm", errs.ErrGraph, "gamma is nil")

@@ -18,24 +18,16 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Rotary turns the heads of queries or keys by the positions of their tokens: the rotary
-// embedding that config describes, with its formula.
+// Rotary is the rotary embedding that config describes: it rotates the heads of queries or keys by the positions of their tokens.
 //
-// x is (rows, heads*HeadDim), as leanattention.CachedAttention takes queries and keys, or (rows, heads,
-// HeadDim), float32 or float64; y has its shape and type. positions is a vector of int or int32,
-// one for each row. It is data: in a decoder, what leanattention.Step.Positions says before each run. There leanattention.WithRotary has
-// attention do the same without the node, and without an input for positions.
-//
-// Frequencies are of float64, and whole turns are left out before anything else is rounded: an
-// angle is off by no more than 2^-51 of the position, in radians, and 2^-22 in float32.
-//
-// It computes on a GPU where both inputs are a [device.Tensor], x of float32 and positions of
-// int32. A GPU turns up to 256 elements of a head.
-//
-// The gradient of x is available on both of Gorgonia's machines, in host memory; it can not be
-// differentiated once more.
-//
-// Errors: ErrShape, ErrDType, ErrOption (config), ErrGraph (nil nodes, other graphs).
+//   - x: (rows, heads*HeadDim), as for leanattention.CachedAttention, or (rows, heads, HeadDim); float32 or float64. y has the shape
+//     and type of x.
+//   - positions: one int or int32 for each row. It is data: leanattention.Step.Positions sets it before each run of a decoder.
+//     leanattention.WithRotary does the same within attention, without a node or positions.
+//   - Angles are reduced in float64: their error is at most 2^-51 of the position, in radians, and 2^-22 in float32.
+//   - On a GPU: x float32, positions int32, at most 256 rotated elements of a head.
+//   - Gradient: of x, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrOption (config), ErrGraph (nil nodes, other graphs).
 func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 	const name = "Rotary"
 	defer errs.RecoverTo(prefix+name, &err)

@@ -24,11 +24,10 @@ import (
 //
 //	p[i] = exp(x[i]/Temperature) / sum over j in K of exp(x[j]/Temperature)
 //
-// for the tokens i in K, and p[i] = 0 for the others. K is everything, then the
-// TopK most likely of it, then the smallest set of most likely tokens whose
-// probabilities (among those that TopK left) add up to TopP or more. Of equally
-// likely tokens the lower id comes first. The token is the first whose sum of
-// probabilities, in the order of ids, is greater than a random number u in [0, 1).
+// for each token i in K, and p[i] = 0 for the other tokens. K has all tokens; then the TopK most likely of them; then the smallest
+// set of the most likely ones whose probabilities, among those that TopK left, sum to TopP or more. Of equally likely tokens, the
+// lower id is first. The result is the first token for which the sum of probabilities, in the order of ids, exceeds a random
+// number u in [0, 1).
 type Choice struct {
 	// Temperature 0 is greedy: the most likely token, and of equals the lowest
 	// id. A negative one, or NaN, is for an unassigned row: its token is -1. With +Inf
@@ -38,8 +37,8 @@ type Choice struct {
 	TopP        float64 // 0 or less, 1 or more, and NaN: all tokens
 }
 
-// Choose is the token for a row of logits and a random number u in [0, 1); -1
-// where a logit is NaN or +Inf, or all are -Inf.
+// Choose returns the token for a row of logits and a random number u in [0, 1). The token is -1 if a logit is NaN or +Inf, or if all
+// logits are -Inf.
 func (c Choice) Choose(logits []float32, u float64) int {
 	m := chooseMemory.Get().(*choose.Memory)
 	defer chooseMemory.Put(m)
@@ -48,20 +47,15 @@ func (c Choice) Choose(logits []float32, u float64) int {
 
 var chooseMemory = sync.Pool{New: func() any { return new(choose.Memory) }}
 
-// Sample is the token chosen from each row of logits, as [Choice.Choose] does.
+// Sample returns the token chosen from each row of logits, as [Choice.Choose] does.
 //
-// logits is float32 of shape (rows, n), choices the value of [Choices] and
-// randoms that of [Randoms] for as many rows; they are data, and may change from
-// run to run. The result is int32 of shape (rows); -1 where there is none.
-//
-// It computes on a GPU where each of its inputs is a [device.Tensor], of rows of at most
-// 2^19 elements; there a probability is right to 1e-9 of itself. What a choice has
-// outside of its range is no error, since the host does not see it. Several GPUs choose the same
-// where logits are sharded on axis 1, and choices and randoms are on all of them.
-//
-// It has no gradients: asking for one is ErrUnsupported.
-//
-// Errors: ErrShape, ErrDType, ErrGraph (nil inputs, other graphs).
+//   - logits: (rows, n), float32. choices: a value from [Choices]. randoms: a value from [Randoms]. Both have as many rows, are data,
+//     and may change from run to run. The result: (rows), int32; -1 where no token can be chosen.
+//   - On a GPU: rows of at most 2^19 elements; probabilities are right to 1e-9 of themselves. Settings out of range are no error
+//     there, since the host does not read them.
+//   - Several GPUs choose the same tokens if logits are sharded on axis 1, and choices and randoms are replicated.
+//   - Gradients: ErrUnsupported.
+//   - Errors: ErrShape, ErrDType, ErrGraph (nil inputs, other graphs).
 func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
 	const name = "Sample"
 	defer errs.RecoverTo(prefix+name, &err)
@@ -89,8 +83,7 @@ const (
 	randomWords = 2
 )
 
-// Choices is choices of rows as a value for [Sample]: int32 of shape (rows, 6),
-// whose numbers mean nothing by themselves.
+// Choices returns choices of rows as a value for [Sample]: int32 of shape (rows, 6). The numbers have no meaning by themselves.
 func Choices(c []Choice) *tensor.Dense {
 	settings := make([]decoder.Setting, len(c))
 	for i, x := range c {
@@ -104,8 +97,8 @@ func Choices(c []Choice) *tensor.Dense {
 	return words(settings, len(c), choiceWords)
 }
 
-// Randoms is a number in [0, 1) for each row as a value for [Sample]: int32 of
-// shape (rows, 2), whose numbers mean nothing by themselves.
+// Randoms returns random numbers in [0, 1), one for each row, as a value for [Sample]: int32 of shape (rows, 2). The numbers have no
+// meaning by themselves.
 func Randoms(u []float64) *tensor.Dense { return words(u, len(u), randomWords) }
 
 // words is the memory of x as int32.

@@ -19,14 +19,18 @@ import (
 
 // MergeStates merges states of attention over disjoint keys, as leanattention.Merge does:
 //
-//		lse = ln sum_i exp(lses[i])
-//		out = sum_i exp(lses[i]-lse) outs[i]
+//	lse = ln sum_i exp(lses[i])
+//	out = sum_i exp(lses[i]-lse) outs[i]
 //
-//	  - outs[i] is an output of leanattention.Attention, (..., dv), and lses[i] its log-sum-exp, (...). out and lse are as they are.
-//	  - All are float32, or all are float64. On a GPU: float32. out and lse are one launch.
-//	  - A state without keys has a log-sum-exp of -Inf. Its output is not read and has no gradient.
-//	  - Gradients: of all inputs, in host memory, on both of Gorgonia's machines. No second derivative.
-//	  - Errors: ErrShape, ErrDType, ErrGraph (no states, nil nodes, other graphs).
+// The result is attention to all keys.
+//
+//   - outs[i] is an output of leanattention.Attention, (..., dv), and lses[i] its log-sum-exp, (...). out and lse have the same shapes.
+//   - All are float32, or all are float64. On a GPU: float32. out and lse are one launch.
+//   - A state without keys has a log-sum-exp of -Inf. Its output is not read and has no gradient.
+//   - Gradients: of all inputs, in host memory, on both of Gorgonia's machines. No second derivative.
+//   - Errors: ErrShape, ErrDType, ErrGraph (no states, nil nodes, other graphs).
+//
+// Gorgonia's lisp machine refuses a graph in which no node uses one of the results.
 func MergeStates(outs, lses []*G.Node) (out, lse *G.Node, err error) {
 	const name = "MergeStates"
 	defer errs.RecoverTo(prefix+name, &err)
