@@ -10,13 +10,14 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Attention of many query rows, as prompts have them, by kernels of their own
-// (kernels/attn_prefill.cuh and attn_prefill_mma.cuh): output tiles of 64 rows and more, each the
-// work of one thread block.
+// Attention of many query rows, as in prompts, by kernels of their own (kernels/attn_prefill.cuh and
+// attn_prefill_mma.cuh). Output tiles have 64 rows or more. Each is the work of one thread block, or is cut into parts
+// (prefill_cut.go).
 
 const prefillSection = 12 << 20
 
-// prefillThreads has all warps; where these are warp groups a producer, and a consumer for each 64 rows.
+// prefillThreads returns the number of threads of a block. With warp groups these are a producer and a consumer for
+// each 64 rows.
 func prefillThreads(k *kernel) int {
 	if k.tile.warps > 0 {
 		return k.tile.warps * 32
@@ -24,9 +25,9 @@ func prefillThreads(k *kernel) int {
 	return (k.tile.rows/64 + 1) * 128
 }
 
-// prefillShared is the bytes of shared memory: a place for queries, and for the factors of their rows where they have two
-// parts, and a ring of keys and values. Warp groups have two places, or one for large queries, a ring of
-// keys and one of values, and barriers.
+// prefillShared returns the bytes of shared memory: a buffer of queries, with the factors of their rows if queries have
+// two parts, and one ring of keys and values. With warp groups there are two buffers of queries (one for large heads),
+// a ring of keys, a ring of values, and barriers.
 func prefillShared(k *kernel) int {
 	row, stages, parts := (k.dims[0]*2+127)/128*128, k.tile.stages, k.parts
 	queries, stage := k.tile.rows*(parts*row+(parts-1)*4), k.tile.keys*row
@@ -39,7 +40,7 @@ func prefillShared(k *kernel) int {
 	return queries + 2*stages*stage + 2*2*8 + 4*stages*8
 }
 
-// prefillBlocks are the thread blocks of a launch.
+// prefillBlocks returns the number of thread blocks of a launch.
 func (e *Engine) prefillBlocks(k *kernel) int { return e.blocks * k.tile.blocks }
 
 func prefillFits(e *Engine, k *kernel, _, _ int) bool {
@@ -67,11 +68,11 @@ type scoredPrefillParams struct {
 	_     [(mapAlign - unsafe.Sizeof(scoreParams{})%mapAlign) % mapAlign]byte
 }
 
-// prefillKernels are those for prompts: for operands of one type, and for others. What a plan knows of
-// these is a guess. nil: none is worth it.
+// prefillKernels are a plan's kernels for prefill sequences: for operands of the keys' type, and for other operands.
+// Run chooses by its operands' types, which Build does not know. nil: there is none, or it does not pay.
 type prefillKernels struct{ same, precise *kernel }
 
-// first is one of them, nil if there is none.
+// first returns one of the kernels, or nil.
 func (k prefillKernels) first() *kernel {
 	if k.same != nil {
 		return k.same
@@ -79,7 +80,7 @@ func (k prefillKernels) first() *kernel {
 	return k.precise
 }
 
-// taken is the one for the operands of a problem.
+// taken returns the kernel for the operands' types that g names.
 func (k prefillKernels) taken(g *attn.Problem) *kernel {
 	if k.precise != nil && g.QueryType != g.Pages.Planes[0].DType && !g.Mixed {
 		return k.precise
@@ -87,7 +88,7 @@ func (k prefillKernels) taken(g *attn.Problem) *kernel {
 	return k.first()
 }
 
-// findPrefill has the kernels for sequences of at most so many rows.
+// findPrefill returns the kernels for sequences of at most `rows` rows.
 func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels) {
 	if rows < prefillRows {
 		return k
@@ -104,7 +105,7 @@ func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels) {
 	return k
 }
 
-// loadPrefill has their functions.
+// loadPrefill loads the kernels' functions.
 func (e *Engine) loadPrefill(of prefillKernels) error {
 	for _, k := range [...]*kernel{of.same, of.precise} {
 		if k == nil {
@@ -117,8 +118,8 @@ func (e *Engine) loadPrefill(of prefillKernels) error {
 	return nil
 }
 
-// reservePrefill is how many output tiles, and parts of them, a step of capacity c can have, and how many
-// bytes blocks write of parts.
+// reservePrefill returns the largest number of output tiles, parts included, of a step of capacity c, and the bytes of
+// their partials.
 func (e *Engine) reservePrefill(g *attn.Problem, c *Capacity) (tiles int, parts int64) {
 	k := e.findPrefill(g, attn.Product(c.queries(), g.Group())).first()
 	if k == nil {
@@ -128,22 +129,22 @@ func (e *Engine) reservePrefill(g *attn.Problem, c *Capacity) (tiles int, parts 
 	return min(attn.Product(tiles, g.KVHeads), math.MaxInt32) + e.prefillBlocks(k), e.partBytes(k)
 }
 
-// prefilled is what a plan has for prefill kernels.
+// prefilled is the part of a plan for prefill kernels.
 type prefilled struct {
-	prefilling    list[prefillTile] // their output tiles, by blocks; empty where none may run
-	prefillStarts list[int32]       // where those of each block begin, and the last one's end
+	prefilling    list[prefillTile] // output tiles, by blocks; empty if no prefill kernel may run
+	prefillStarts list[int32]       // index of each block's first output tile, and the end of the last block's
 
 	outputs         []prefillTile // scratch of Build
 	prefillBounds   []int64       // scratch of Build
 	costs           []int64       // scratch of Build
-	dealt           int           // thread blocks of the launch that output tiles are for
-	owners          []int32       // of output tiles: the block of each
-	prefillSections []int32       // of output tiles: where they begin
+	dealt           int           // thread blocks of the launch
+	owners          []int32       // the block of each output tile
+	prefillSections []int32       // index of each section's first output tile
 
-	steady bool   // of prefixes, and in a recording: Build changes no launch
-	uncut  bool   // of prefixes: output tiles are not cut into parts, since the prefixes are
-	rows   uint64 // of prefixes: address of a list of the rows of queries; 0: they are in the rows' order
-	beside int    // of prefixes: thread blocks that the launch ahead leaves to this one; 0: it has all
+	steady bool   // a plan of prefixes in a recording: Build must not change its launches
+	uncut  bool   // a plan of prefixes: prefixes are cut into pieces, so output tiles are not cut
+	rows   uint64 // a plan of prefixes: address of the list of rows of queries; 0: queries are in the order of rows
+	beside int    // a plan of prefixes: thread blocks that the previous launch leaves to this launch; 0: all
 
 	prefillParams       prefillParams
 	scoredPrefillParams scoredPrefillParams
@@ -151,7 +152,7 @@ type prefilled struct {
 
 func (f *prefilled) lists() []entries { return []entries{&f.prefillStarts, &f.prefilling} }
 
-// sizePrefill says how long the lists get that divide has chosen. It returns the bytes of parts of output tiles.
+// sizePrefill sets the lengths of the lists that divide has chosen. It returns the bytes of partials of output tiles.
 func (p *Plan) sizePrefill(g *attn.Problem, of division, least *Capacity) (parts int64) {
 	tiles, parts := p.engine.reservePrefill(g, least)
 	need := 0
@@ -166,7 +167,7 @@ func (p *Plan) sizePrefill(g *attn.Problem, of division, least *Capacity) (parts
 	return parts
 }
 
-// listPrefill deals out what divide has chosen.
+// listPrefill lists the output tiles that divide has chosen.
 func (p *Plan) listPrefill(of division) {
 	switch {
 	case of.first() == nil:
@@ -178,7 +179,7 @@ func (p *Plan) listPrefill(of division) {
 	}
 }
 
-// runPrefill queues attention by blocks that take output tiles.
+// runPrefill queues attention by blocks that have output tiles.
 func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	e, g, m, a := p.engine, &p.form.geometry, &p.memory, &p.prefillParams
 	*a = prefillParams{}
@@ -227,11 +228,11 @@ func (p *Plan) runPrefill(s *cuda.Stream, o *Operands, k *kernel) error {
 	return k.functions[0].Launch(s, grid, &p.args)
 }
 
-// prefillMaps are what the copy engine brings keys and values by.
+// prefillMaps sets the tensor maps of keys and values.
 func (p *Plan) prefillMaps(o *Operands, k *kernel) (err error) {
 	e, g, a := p.engine, &p.form.geometry, &p.prefillParams
 	shape := e.shape(k.kv, g.Dim)
-	shape.keys = 0 // no box is more than one column block
+	shape.keys = 0 // a box is at most one column block
 	a.box = int32(boxOf(k.tile.keys, p.form.paged, g.PageTokens))
 	if a.keyMap, err = e.tensorMap(&o.Pages[0].Data, &shape, int(a.box)); err != nil {
 		return err

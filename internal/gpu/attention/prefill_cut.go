@@ -6,29 +6,29 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// Which thread block has which output tiles of the prefill kernels: whole ones, or,
-// where these are too few for all blocks, parts of them.
+// This file assigns output tiles of the prefill kernels to thread blocks: whole output tiles, or, if there are too few
+// for all blocks, parts of output tiles.
 
 // prefillTile is struct PrefillTile.
 type prefillTile struct{ seq, head, block, first, end, host, part, parts int32 }
 
 const (
-	cutKeys  = 128 // a step of keys, of whatever kernel: a part is whole steps
-	leastCut = 4   // of these, of a part
-	snapped  = 2   // so many at an end of an output tile are not worth a part
+	cutKeys  = 128 // keys of a step, for any kernel; a part is whole steps
+	leastCut = 4   // least number of steps of a part
+	snapped  = 2   // so few steps at an end of an output tile are no part of their own
 
-	// tileSteps is what an output tile takes beside its steps: its queries, the first keys, the
-	// pipeline's fill and the output. Many short ones take longer than a few long ones.
+	// tileSteps is the cost of an output tile besides its steps: loading queries and the first keys, filling the
+	// pipeline, and storing the output. It makes many short output tiles cost more than a few long ones.
 	tileSteps = 2
 
-	partCounters = 16 // of a block: one for each 16 rows, and some more
-	mostTogether = 3  // thread blocks of a multiprocessor
+	partCounters = 16 // of a block: one for each 16 rows, and spare ones
+	mostTogether = 3  // thread blocks on a multiprocessor, at most
 )
 
 func (t *prefillTile) keys() int64  { return int64(t.end - t.first) }
 func (t *prefillTile) steps() int64 { return (t.keys() + cutKeys - 1) / cutKeys }
 
-// fixedSteps is tileSteps. Tests cut what is not worth it.
+// fixedSteps returns tileSteps, or 0 for tests, which cut small output tiles.
 func (e *Engine) fixedSteps() int64 {
 	if e.Eager {
 		return 0
@@ -36,8 +36,8 @@ func (e *Engine) fixedSteps() int64 {
 	return tileSteps
 }
 
-// partCost is the cost of an output tile that may be cut. One without keys is with a
-// neighbour.
+// partCost returns the cost of an output tile that may be cut. An output tile without keys is part of its neighbour's
+// cost.
 func (e *Engine) partCost(steps int64) int64 {
 	if steps == 0 {
 		return 0
@@ -45,13 +45,12 @@ func (e *Engine) partCost(steps int64) int64 {
 	return steps + e.fixedSteps()
 }
 
-// deal gives each output tile to the one of so many blocks that has the least so far, in their order: blocks
-// that work at the same time have neighbours. It says how many steps the block with the most
-// of them has.
+// deal assigns each output tile, in order, to the block with the fewest steps so far. Blocks then work on neighbouring
+// output tiles at the same time. deal returns the largest number of steps of a block.
 func (p *Plan) deal(blocks int) (most int64) {
 	const shift = 16 // a block's number, below its steps
 	fixed := p.engine.fixedSteps()
-	heap := p.prefillBounds[:0] // the block with the least comes first
+	heap := p.prefillBounds[:0] // the block with the fewest steps comes first
 	for b := range blocks {
 		heap = append(heap, int64(b))
 	}
@@ -66,7 +65,7 @@ func (p *Plan) deal(blocks int) (most int64) {
 	return most
 }
 
-// sink puts x in the place of the first of a heap.
+// sink replaces the first element of a heap by x.
 func sink(heap []int64, x int64) {
 	at := 0
 	for {
@@ -82,7 +81,7 @@ func sink(heap []int64, x int64) {
 	heap[at] = x
 }
 
-// dealPrefill lists what deal has dealt out.
+// dealPrefill lists the output tiles by the blocks that deal has assigned.
 func (p *Plan) dealPrefill() {
 	starts := append(p.prefillStarts.data[:0], make([]int32, p.dealt+2)...)
 	for _, b := range p.owners {
@@ -92,16 +91,15 @@ func (p *Plan) dealPrefill() {
 		starts[b+2] += starts[b+1]
 	}
 	p.prefilling.data = append(p.prefilling.data[:0], p.outputs...)
-	for i, b := range p.owners { // block b has from starts[b+1] on, which so becomes its end
+	for i, b := range p.owners { // starts[b+1] begins as the start of block b and ends as its end
 		p.prefilling.data[starts[b+1]] = p.outputs[i]
 		starts[b+1]++
 	}
 	p.prefillStarts.data = starts[:p.dealt+1]
 }
 
-// cutPrefill is how many of some blocks are to have equal parts of all output tiles, and how many
-// steps each could have done until all are merged. 0: whole output tiles, where a block has up to
-// `most` steps, are done as soon.
+// cutPrefill returns the number of blocks that take equal parts of all output tiles, and the number of steps until all
+// parts are merged. It returns 0 and `most` if whole output tiles, with up to `most` steps a block, are as fast.
 func (p *Plan) cutPrefill(blocks int, most int64) (workers int, steps int64) {
 	least, fixed := int64(leastCut), p.engine.fixedSteps()
 	if p.engine.Eager {
@@ -115,12 +113,12 @@ func (p *Plan) cutPrefill(blocks int, most int64) (workers int, steps int64) {
 	if workers = int(min(all/least, int64(blocks))); workers < 2 || len(p.outputs) >= 4*blocks {
 		return 0, most
 	}
-	// Writing a part, and reading that of another block, takes about half of a step. Who comes last
-	// waits for the memory some times: two steps.
+	// Writing a part, and reading another block's part, takes about half a step. The last block to arrive waits for
+	// memory a few times: two steps.
 	even := (cost + int64(workers) - 1) / int64(workers)
 	parts := min((longest+fixed+even-1)/even+1, int64(workers))
 	steps = even + (4+parts)/2
-	gain := max(steps/32, 1) // or it is not worth it
+	gain := max(steps/32, 1) // a smaller gain does not pay
 	if p.engine.Eager {
 		steps, gain = even, 0
 	}
@@ -130,8 +128,7 @@ func (p *Plan) cutPrefill(blocks int, most int64) (workers int, steps int64) {
 	return workers, steps
 }
 
-// partPrefill gives each of so many blocks an equal part of all output tiles, one behind the
-// other.
+// partPrefill gives each of `workers` blocks an equal part of all output tiles in order.
 func (p *Plan) partPrefill(workers int) {
 	snap, fixed := int64(snapped), p.engine.fixedSteps()
 	if p.engine.Eager {
@@ -142,10 +139,11 @@ func (p *Plan) partPrefill(workers int) {
 		n := p.outputs[i].steps()
 		all, steps = all+p.engine.partCost(n), steps+n
 	}
-	workers = int(max(min(int64(workers), steps), 1)) // nobody between two parts has nothing
+	workers = int(max(min(int64(workers), steps), 1)) // no block between two others is without a part
 	bounds := append(p.prefillBounds[:0], make([]int64, workers+1)...)
 	p.prefillBounds = bounds
-	// Where blocks begin, in steps. They have equal parts of these and of what output tiles take beside them.
+	// bounds are the first steps of blocks. Blocks have equal shares of the steps and of the fixed costs of output
+	// tiles.
 	bounds[workers] = steps
 	for b, i, begin, cost := 1, 0, int64(0), int64(0); b < workers; b++ {
 		want := int64(b) * all / int64(workers)
@@ -184,7 +182,7 @@ func (p *Plan) partPrefill(workers int) {
 			part.host, part.part = int32(host), int32(b-host)
 			p.prefilling.data = append(p.prefilling.data, part)
 			if at = to; at == begin {
-				break // it has no keys
+				break // the output tile has no keys
 			}
 		}
 		for j := first; j < len(p.prefilling.data); j++ {
@@ -197,22 +195,23 @@ func (p *Plan) partPrefill(workers int) {
 	}
 }
 
-// endBlock: what comes now is for the next block.
+// endBlock ends the list of a block's output tiles.
 func (p *Plan) endBlock() {
 	p.prefillStarts.data = append(p.prefillStarts.data, int32(len(p.prefilling.data)))
 }
 
-// counterBytes is the size of the counters of parts: the same for all kernels, since they are zero between launches.
+// counterBytes returns the size of the counters of parts. It is the same for all kernels, since counters are zero
+// between launches.
 func (e *Engine) counterBytes() int64 { return mostTogether * int64(e.blocks) * partCounters * 4 }
 
-// partBytes is that and, behind it, the size of what blocks write of parts.
+// partBytes returns the size of the counters and of the partials after them.
 func (e *Engine) partBytes(k *kernel) int64 {
 	return e.counterBytes() + 2*int64(e.prefillBlocks(k))*int64(k.dims[0]/8+1)*int64(k.tile.rows*2)*16
 }
 
-// prefillOutputs lists the output tiles of sequences from number `from` on. Keys and values of as many heads as stay in the L2 cache
-// make a section. Within one the long output tiles come first. The last section has enough of
-// them that the short ones at its end make blocks even.
+// prefillOutputs lists the output tiles of sequences from number `from` on. A section has as many heads as the L2 cache
+// has capacity for their keys and values. In a section long output tiles come first. The last section has enough output
+// tiles that the short ones at its end balance the blocks.
 func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, from, blocks, rows int) {
 	p.outputs, p.prefillSections = p.outputs[:0], append(p.prefillSections[:0], 0)
 	group, bytes := g.Group(), 0
@@ -225,12 +224,12 @@ func (p *Plan) prefillOutputs(g *attn.Problem, seqs []sequence, from, blocks, ro
 				bytes = int(s.keys) * tokenBytes(g)
 			}
 			for first := 0; first < all; first += rows {
-				keys := keysOf(g, p.prefixes.cuts, s, first, min(first+rows, all), cutKeys).Len() // as if there was nothing between sink tokens and a window
+				keys := keysOf(g, p.prefixes.cuts, s, first, min(first+rows, all), cutKeys).Len() // keys between the sink tokens and the window do not count
 				p.outputs = append(p.outputs, prefillTile{seq: int32(n), head: int32(head), block: int32(first / rows), end: int32(keys), parts: 1})
 			}
 		}
 	}
-	const enough = 4 // for each block
+	const enough = 4 // of output tiles for each block
 	end := len(p.outputs)
 	for i, begin := range slices.Backward(p.prefillSections) {
 		if end == len(p.outputs) && i > 0 && end-int(begin) < enough*blocks {

@@ -9,9 +9,9 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Keys that several sequences share are attended to once, by the rows of all of them. A plan of their
-// own attends to these prefixes, whose queries are gathered before it; the plan itself attends to what
-// sequences have of their own. Both leave states, which merge behind them (kernels/attn_prefix.cuh).
+// Keys that several sequences share (prefixes) are attended to once, by the query rows of all these sequences. A second
+// plan attends to the prefixes with gathered queries. The plan itself attends to each sequence's own keys. Both write
+// states, and a last launch merges the states (kernels/attn_prefix.cuh).
 
 const (
 	prefixUnit    = "prefix"
@@ -21,17 +21,17 @@ const (
 	prefixBlocks  = 8 // on a multiprocessor
 )
 
-// sharing is how the launches of a plan look that has prefixes. The zero sharing is of one without.
+// sharing is the form of a plan's launches for prefixes. The zero sharing is a plan without prefixes.
 type sharing struct {
-	out, lse   attn.Strides // of results; the geometry's are those of states
-	rows       int          // of queries
-	gathered   int          // rows that there is memory for
+	out, lse   attn.Strides // strides of results; those of the geometry are those of states
+	rows       int          // rows of queries
+	gathered   int          // capacity for gathered rows
 	generation uint64       // of the plan of prefixes
 }
 
 func (s *sharing) on() bool { return s.generation > 0 }
 
-// states are where the parts of the memory begin that launches hand each other states through.
+// states has the offsets of the buffers of states that the launches exchange, in bytes.
 type states struct{ out, lse, query, prefixOut, prefixLse, end int64 }
 
 func (s *sharing) states(g *attn.Problem) (at states) {
@@ -46,29 +46,29 @@ func (s *sharing) states(g *attn.Problem) (at states) {
 	return at
 }
 
-// prefixes are what a plan has for them.
+// prefixes is the part of a plan for prefixes.
 type prefixes struct {
-	plan    *Plan           // that attends to them; nil as long as there were none
+	plan    *Plan           // plan of prefixes; nil before first use
 	found   attn.Prefixes   // scratch of Build
-	saved   int             // keys less that are read, as the last Build has found
-	own     []attn.Sequence // scratch of Build: sequences without what is in prefixes
-	seqs    []attn.Sequence // scratch of Build: prefixes or pieces of them, whose rows are those of all members
-	of      []int32         // scratch of Build: of each of these the prefix, in found
-	cuts    cuts            // scratch of Build, of own
+	saved   int             // keys that the last Build saved from being read
+	own     []attn.Sequence // scratch of Build: sequences without their prefixes
+	seqs    []attn.Sequence // scratch of Build: prefixes or their pieces, as sequences with the rows of all members
+	of      []int32         // scratch of Build: the prefix of each of seqs, an index of found
+	cuts    cuts            // scratch of Build: of own
 	alike   []alike         // scratch of Build
-	work    int64           // scratch of Build: the cost of all of these
-	all     int             // scratch of Build: their units in all heads and output tiles
-	longest int             // scratch of Build: the units of one
-	built   []sequence      // what the plan of prefixes was built of last
-	isBuilt bool            // it was
-	blocks  int             // that are left to the plan of prefixes
-	direct  bool            // its kernels read queries where they are: they are not gathered before
+	work    int64           // scratch of Build: the cost of all of alike
+	all     int             // scratch of Build: units of all of alike, in all heads and output tiles
+	longest int             // scratch of Build: units of the longest prefix
+	built   []sequence      // the sequences of plan's last Build
+	isBuilt bool            // built is valid
+	blocks  int             // thread blocks left to plan
+	direct  bool            // kernels of plan read queries in place, without the gather launch
 
-	// What the GPU reads, and when it was listed: found's turn and of.
+	// Lists for the GPU, and the found.Turn and `of` of their last writing.
 	turn     int
 	listed   []int32
-	gathered list[int32] // rows of queries that attend to prefixes: how many, and which
-	starts   list[int32] // of each row of queries: where its gathered rows begin in slots, and the last one's end
+	gathered list[int32] // rows of queries that attend to prefixes: their number, and the rows
+	starts   list[int32] // of each row of queries: the index of its first gathered row in slots; and the end of the last row's
 	slots    list[int32]
 	shifts   list[int32] // with slopes, of each gathered row: see attn.Prefixes.AppendShifts
 
@@ -78,7 +78,7 @@ type prefixes struct {
 
 func (x *prefixes) lists() []entries { return []entries{&x.gathered, &x.starts, &x.slots, &x.shifts} }
 
-// size is of steps that share nothing; layPrefixes says how long the lists get of others.
+// size sets the lengths of the lists for a step without prefixes. layPrefixes sets them otherwise.
 func (x *prefixes) size() {
 	for _, l := range x.lists() {
 		l.of().want(0, 0, 0)
@@ -100,7 +100,7 @@ type prefixMergeParams struct {
 	slopes, shifts                                          uint64 // addresses
 }
 
-// hasTables says whether page tables are as long as keys need. Of others measure reports what is wrong.
+// hasTables reports whether page tables are long enough for the keys. measure reports the error if they are not.
 func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
 	for i := range seqs {
 		if q := &seqs[i]; q.Queries < 0 || q.Keys < 0 || q.Queries > 0 && len(q.Pages) < attn.Ceil(q.Keys, g.PageTokens) {
@@ -110,8 +110,8 @@ func hasTables(g *attn.Problem, seqs []attn.Sequence) bool {
 	return true
 }
 
-// findPrefixes says whether sequences share prefixes that are worth it, or a recording has their launches. Then it
-// lists them, and what sequences have of their own. It writes nothing but scratch.
+// findPrefixes reports whether sequences share prefixes and sharing pays, or a recording has the launches of sharing.
+// It then lists the prefixes and the sequences' own keys. It writes only scratch.
 func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) bool {
 	x := &p.prefixes
 	x.blocks, x.saved, x.cuts = 0, 0, x.cuts[:0]
@@ -142,23 +142,23 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence, rows int) boo
 	return true
 }
 
-// cuts are how much narrower the windows of sequences are, [attn.Sequence.Cut], each at the sequence's first row of queries. Of none all
-// are 0.
+// cuts has, at each sequence's first row of queries, the number of keys by which prefixes shorten its window
+// ([attn.Sequence.Cut]). An empty list means 0 for all.
 type cuts []int32
 
-// list lists those of sequences of so many rows, in the memory of c.
+// list returns the cuts of seqs in a step of `rows` rows. It uses the memory of c.
 func (c cuts) list(seqs []attn.Sequence, rows int) cuts {
 	c = slices.Grow(c[:0], rows)[:rows]
 	clear(c)
 	for i := range seqs {
-		if q := &seqs[i]; q.Cut > 0 && q.Row >= 0 && q.Row < rows { // else measure reports it
+		if q := &seqs[i]; q.Cut > 0 && q.Row >= 0 && q.Row < rows { // measure reports the others
 			c[q.Row] = int32(q.Cut)
 		}
 	}
 	return c
 }
 
-// mask is that of a problem as it is for s.
+// mask returns the mask of g for s.
 func (c cuts) mask(g *attn.Problem, s *sequence) attn.Mask {
 	m := g.Mask
 	if len(c) > 0 {
@@ -167,14 +167,14 @@ func (c cuts) mask(g *attn.Problem, s *sequence) attn.Mask {
 	return m
 }
 
-// ownProblem is the part of a problem that is for what sequences have of their own.
+// ownProblem returns the problem of sequences' own keys.
 func ownProblem(g *attn.Problem) attn.Problem {
 	of := *g
 	of.Out, of.LSE = attn.PackedRows(g.Heads, g.ValueDim), attn.PackedRows(g.Heads, 1)
 	return of
 }
 
-// prefixProblem is that for prefixes. direct: queries are where they are, else gathered.
+// prefixProblem returns the problem of prefixes. If direct is true, queries are read in place, else they are gathered.
 func prefixProblem(g *attn.Problem, direct bool) attn.Problem {
 	of := g.OfPrefixes()
 	if direct {
@@ -183,7 +183,7 @@ func prefixProblem(g *attn.Problem, direct bool) attn.Problem {
 	return of
 }
 
-// manyOfPrefixes is the prefill kernel that may attend to prefixes; nil: there is none.
+// manyOfPrefixes returns the prefill kernel that may attend to prefixes, or nil.
 func (p *Plan) manyOfPrefixes(of *attn.Problem) *kernel {
 	most := 0
 	for i := range p.prefixes.seqs {
@@ -192,8 +192,9 @@ func (p *Plan) manyOfPrefixes(of *attn.Problem) *kernel {
 	return p.engine.findPrefill(of, attn.Product(most, of.Group())).taken(of)
 }
 
-// layPrefixes says who attends to prefixes, and how large the launches around attention are, of a step of so many rows. few
-// is the kernel for what sequences have of their own, results is the problem, g that of these.
+// layPrefixes assigns prefixes to kernels and thread blocks, and sets the sizes of the launches around attention, for a
+// step of `rows` rows. few is the kernel of the sequences' own keys. results is the problem of the step, g that of the
+// own keys.
 func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who division, need *measured, least *Capacity) sharing {
 	x := &p.prefixes
 	s := sharing{out: results.Out, lse: results.LSE, rows: rows, gathered: p.engine.mostGathered(g, max(least.Rows, rows))}
@@ -204,7 +205,7 @@ func (p *Plan) layPrefixes(results, g *attn.Problem, rows int, few *kernel, who 
 	many := p.manyOfPrefixes(&of)
 	switch {
 	case p.recorded && x.plan.form.beside && many == nil:
-		x.blocks = 1 // that have nothing
+		x.blocks = 1 // a block without work
 	case many != nil && (!p.recorded || x.plan.form.prefill.first() != nil):
 		x.blocks = p.besidePrefixes(g, few, many, who, need, s.gathered)
 	}
@@ -232,7 +233,7 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 	if x.plan == nil {
 		x.plan = p.engine.NewPlan()
 	}
-	// Output tiles of as many rows as there are whatever the step, for recordings.
+	// The capacity does not depend on the step, so that output tiles keep their number of rows, for recordings.
 	least := Capacity{Sequences: s.gathered, Rows: s.gathered, Queries: s.gathered, Pages: max(p.least.Pages, s.gathered+1)}
 	if p.recorded {
 		least = x.plan.least
@@ -251,10 +252,10 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 	if err := x.plan.Build(prefixProblem(g, x.direct), x.seqs, 0); err != nil {
 		return err
 	}
-	if direct := x.plan.form.prefill.first() != nil && !x.plan.form.both; direct != x.direct { // other than in the last step
+	if direct := x.plan.form.prefill.first() != nil && !x.plan.form.both; direct != x.direct { // differs from the last step
 		x.direct = direct
 		if err := x.plan.Build(prefixProblem(g, direct), x.seqs, 0); err != nil {
-			p.state = fresh // that of prefixes is another one now
+			p.state = fresh // the plan of prefixes has changed
 			return err
 		}
 	}
@@ -267,14 +268,14 @@ func (p *Plan) buildPrefixes(g *attn.Problem, s *sharing) error {
 	return nil
 }
 
-// stillBuilt says whether the plan of prefixes is what it would be if it was built again: a token later it mostly is.
+// stillBuilt reports whether the plan of prefixes is what a new Build would make. For the next token this mostly holds.
 func (x *prefixes) stillBuilt(g *attn.Problem, recorded bool, least Capacity) bool {
 	of := x.plan
 	if !x.isBuilt || of.state < built || len(x.built) != len(x.seqs) || of.steady != recorded || of.beside != x.blocks || of.least != least ||
 		!of.form.paged || of.form.geometry != prefixProblem(g, x.direct) {
 		return false
 	}
-	pages := of.pages.data // in the order of the sequences
+	pages := of.pages.data // in the order of seqs
 	for i := range x.seqs {
 		q, was := &x.seqs[i], &x.built[i]
 		live := attn.Ceil(q.Keys, g.PageTokens)
@@ -286,11 +287,11 @@ func (x *prefixes) stillBuilt(g *attn.Problem, recorded bool, least Capacity) bo
 	return true
 }
 
-// listPrefixes writes what the launches around attention read.
+// listPrefixes writes the lists for the launches around attention.
 func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 	x := &p.prefixes
 	if s.on() && x.turn == x.found.Turn && slices.Equal(x.of, x.listed) && len(x.starts.data) == s.rows+1 && len(p.slopes.data)+len(x.shifts.data) == 0 {
-		return // as they were
+		return // the lists have not changed
 	}
 	x.gathered.data, x.starts.data, x.slots.data, x.shifts.data, x.listed = x.gathered.data[:0], x.starts.data[:0], x.slots.data[:0], x.shifts.data[:0], x.listed[:0]
 	if !s.on() {
@@ -301,7 +302,7 @@ func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 	clear(x.starts.data)
 	first := 0
 	for k, i := range x.of {
-		piece := x.found.Found[i] // those of one lie side by side
+		piece := x.found.Found[i] // pieces of one prefix are next to each other
 		if k > 0 && x.of[k-1] == i {
 			piece.First = first
 		}
@@ -324,14 +325,14 @@ func (p *Plan) listPrefixes(seqs []attn.Sequence, s *sharing) {
 		starts[i] = sum
 	}
 	x.slots.data = slices.Grow(x.slots.data, n)[:n]
-	for slot, row := range x.gathered.data[1:] { // row has from starts[row] on, which so becomes its end
+	for slot, row := range x.gathered.data[1:] { // starts[row] begins as the start of the row's slots and ends as their end
 		at := starts[row]
 		x.slots.data[at], starts[row] = int32(slot), at+1
 	}
 	x.starts.data = x.starts.data[:s.rows+1]
 }
 
-// loadPrefixes has the functions of the launches around attention.
+// loadPrefixes loads the functions of the launches around attention.
 func (e *Engine) loadPrefixes() error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
@@ -354,7 +355,7 @@ func (e *Engine) loadPrefixes() error {
 	return nil
 }
 
-// runSharing queues attention where sequences share prefixes. k is the kernel for what they have of their own.
+// runSharing queues attention of sequences that share prefixes. k is the kernel of their own keys.
 func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
 	x, g := &p.prefixes, &p.form.geometry
 	share := &p.form.sharing
@@ -400,7 +401,7 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
 	return launchAround(p, s, o, p.engine.mergePrefixes, min(attn.Ceil(warps, prefixThreads/32), most), &x.merge)
 }
 
-// launchAround queues a launch before or behind attention.
+// launchAround queues a launch before or after attention.
 func launchAround[T any](p *Plan, s *cuda.Stream, o *Operands, f *cuda.Function, blocks int, params *T) error {
 	p.args.Reset()
 	cuda.Struct(&p.args, params)

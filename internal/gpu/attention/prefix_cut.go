@@ -7,25 +7,25 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// Whether sequences share prefixes, and which thread block attends to what of these.
+// This file decides whether sequences share prefixes, and which thread block attends to which piece of a prefix.
 
 const (
-	// What sequences share is in the L2 cache for most of them when they are attended to one by one, which then takes
-	// 2.5 times less for a byte than from memory. And launches around attention, and their states, take as long as some
-	// bytes (BenchmarkGPUPrefixes). Of a prefix by itself at least so many are saved.
+	// Without sharing, most sequences read their prefix from the L2 cache, which takes 1/2.5 of the time from memory.
+	// The launches around attention and their states cost as much as reading prefixBytes (BenchmarkGPUPrefixes).
+	// Sharing a single prefix must save at least leastPrefix bytes.
 	cachedMore, cachedOf = 5, 2
 	prefixBytes          = 100 << 20
 	leastPrefix          = 4 << 20
 
-	// By themselves prefill kernels read at two thirds of the memory's speed.
+	// Prefill kernels that run alone read at two thirds of the memory's speed.
 	aloneMore, aloneOf = 3, 2
 
 	mostPrefixesOfRow = 3 // on average
-	mostPieces        = 3 // of prefixes, of a thread block
-	prefixSteps       = 3 // what a launch for prefixes takes besides, and the launch that merges
+	mostPieces        = 3 // of a thread block
+	prefixSteps       = 3 // cost of the launch for prefixes and of the launch that merges, in steps
 )
 
-// sharingPays says whether it does where so many keys less are read, of so many bytes each with their values.
+// sharingPays reports whether sharing pays, if it saves reading `saved` keys of `key` bytes with their values.
 func sharingPays(g *attn.Problem, seqs []attn.Sequence, saved, key int) bool {
 	all := 0
 	for i := range seqs {
@@ -37,12 +37,15 @@ func sharingPays(g *attn.Problem, seqs []attn.Sequence, saved, key int) bool {
 	return all*cachedOf-(all-saved)*cachedMore >= cachedOf*attn.Ceil(prefixBytes, key)
 }
 
-// besidePrefixes has prefixes attended to by k, which is one for many rows. They are cut into pieces, of which a thread
-// block has a whole one: their states merge where those of all prefixes do, by all blocks. Members of all pieces have so many rows
-// at most. Where own keys are for the decode kernel, some blocks may attend to prefixes beside those: these keep the
-// memory busy, and those the tensor cores. It returns how many; 0: one comes behind the other.
+// besidePrefixes assigns prefixes to k, a prefill kernel, and cuts them into pieces. A thread block attends to whole
+// pieces. The launch that merges prefixes also merges the states of pieces. The members of all pieces have at most
+// `gathered` rows.
+//
+// If the decode kernel attends to the own keys, some thread blocks may attend to prefixes beside it: decode blocks keep
+// the memory busy, the others the tensor cores. besidePrefixes returns the number of these blocks; 0: one launch
+// follows the other.
 func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, need *measured, gathered int) (blocks int) {
-	const step = 8 // blocks, of which numbers are tried
+	const step = 8 // step of the numbers of blocks that are tried
 	e := p.engine
 	n := int64(e.blocks)
 	own, shared := p.reading(g, need)
@@ -53,14 +56,14 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, nee
 	if p.recorded {
 		can = p.prefixes.plan.form.beside
 	}
-	// Where one is done long before the other, blocks are idle.
+	// If one launch ends long before the other, its blocks are idle.
 	until := func(reads, multiplies int64) int64 {
 		return max(reads, multiplies, (own+shared)/n) + (reads+multiplies)/16
 	}
 	for m := step; can && m < e.blocks; m += step {
 		reads, always := fewTime(own, e.blocks-m, e.blocks), blocks == 0 && (p.recorded || e.Eager)
 		if until(reads, 0) >= least && !always {
-			break // and with fewer blocks for own keys it takes longer
+			break // fewer blocks for own keys take even longer
 		}
 		c := p.piecesOf(g, k, m, gathered)
 		if t := until(reads, c.time*besideMore/besideOf); t < least || always {
@@ -71,10 +74,10 @@ func (p *Plan) besidePrefixes(g *attn.Problem, few, k *kernel, who division, nee
 	return blocks
 }
 
-// reading is the cost of reading own keys, of which need says how many there are, and prefixes, in what decode kernels cost.
+// reading returns the costs of reading own keys, of the size in need, and prefixes, in the unit of the decode kernels.
 func (p *Plan) reading(g *attn.Problem, need *measured) (own, shared int64) {
 	x, group, tile := &p.prefixes, g.Group(), tileTokens(g)
-	if own = need.tiles; need.Queries > 1 || g.Window != 0 { // then not all rows see as many
+	if own = need.tiles; need.Queries > 1 || g.Window != 0 { // rows attend to different numbers of keys
 		own = 0
 		for i := range x.own {
 			if q := &x.own[i]; q.Queries > 0 {
@@ -90,19 +93,20 @@ func (p *Plan) reading(g *attn.Problem, need *measured) (own, shared int64) {
 	return own, shared
 }
 
-// pieces are prefixes in pieces of so many units, and how long thread blocks take.
+// pieces is a size of pieces, in units, and the time of the thread blocks.
 type pieces struct {
 	size int
 	time int64
 }
 
-// pieceUnit is what pieces are made of: whole pages, and steps of a prefill kernel.
+// pieceUnit returns the number of keys of a unit: whole pages, and whole steps of a prefill kernel.
 func pieceUnit(g *attn.Problem) int { return g.PageTokens * attn.Ceil(cutKeys, g.PageTokens) }
 
-// alike are prefixes of as many units and rows: how many, their output tiles in all heads and the queries of each.
+// alike describes `count` prefixes with the same units and rows: the output tiles of each in all heads, and its
+// queries.
 type alike struct{ count, units, tiles, queries int }
 
-// alikePrefixes lists what piecesOf looks at.
+// alikePrefixes lists the prefixes for piecesOf.
 func (p *Plan) alikePrefixes(g *attn.Problem, k *kernel) {
 	x, unit := &p.prefixes, pieceUnit(g)
 	x.alike, x.work, x.longest, x.all = x.alike[:0], 0, 0, 0
@@ -119,19 +123,19 @@ func (p *Plan) alikePrefixes(g *attn.Problem, k *kernel) {
 	step, steps := k.stepCost(), int64(unit/cutKeys)
 	for _, a := range x.alike {
 		x.all, x.longest = x.all+a.count*a.tiles*a.units, max(x.longest, a.units)
-		// Consumers that have no rows do nothing: an eighth of a step is all of theirs.
+		// Consumers without rows are idle. An eighth of a step is the work of all consumers.
 		rows := int64(attn.Ceil(a.queries*g.Group(), 64)*64*g.KVHeads) * 7 / 8
 		x.work += int64(a.count) * ((rows + int64(a.tiles*k.tile.rows)/8) * int64(a.units) * steps * step / int64(k.tile.rows))
 	}
 }
 
-// piecesOf is the best way to cut the prefixes that alikePrefixes has listed for so many thread blocks.
+// piecesOf returns the fastest size of pieces for the prefixes of alikePrefixes on `blocks` thread blocks.
 func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, gathered int) pieces {
 	smallest, longest, step := 1, p.prefixes.longest, k.stepCost()
 	if !p.engine.Eager {
 		smallest = attn.Ceil(leastCut*cutKeys, pieceUnit(g))
 	}
-	// How many tiles and rows there are in pieces of so many units.
+	// cut returns the numbers of output tiles and rows of pieces of `size` units.
 	cut := func(size int) (count, rows int) {
 		for _, a := range p.prefixes.alike {
 			of := a.count * attn.Ceil(a.units, size)
@@ -140,14 +144,14 @@ func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, gathered int) pieces
 		return count, rows
 	}
 	best := pieces{size: longest, time: math.MaxInt64}
-	for n := 1; n <= mostPieces; n++ { // of a block
+	for n := 1; n <= mostPieces; n++ { // n is the number of output tiles of a block
 		size := max(attn.Ceil(p.prefixes.all, n*blocks), smallest)
 		size += sort.Search(max(longest-size, 0), func(more int) bool {
 			count, rows := cut(size + more)
 			return count <= n*blocks && rows <= gathered
 		})
 		count, _ := cut(size)
-		most := int64(attn.Ceil(count, blocks)) // tiles of a block
+		most := int64(attn.Ceil(count, blocks)) // output tiles of a block
 		if t := p.prefixes.work*most/int64(count) + (most*tileSteps+prefixSteps)*step; t < best.time {
 			best = pieces{size, t}
 		}
@@ -155,7 +159,7 @@ func (p *Plan) piecesOf(g *attn.Problem, k *kernel, blocks, gathered int) pieces
 	return best
 }
 
-// cutPrefixes cuts them into pieces of so many units at most.
+// cutPrefixes cuts the prefixes into pieces of at most `size` units.
 func (p *Plan) cutPrefixes(g *attn.Problem, size int) {
 	x, unit := &p.prefixes, pieceUnit(g)
 	whole := len(x.seqs)
@@ -174,7 +178,7 @@ func (p *Plan) cutPrefixes(g *attn.Problem, size int) {
 	x.seqs, x.of = x.seqs[:n], x.of[:n]
 }
 
-// mostGathered is how many rows the members of all prefixes, and of their pieces, have at most, of a step of so many.
+// mostGathered returns the largest number of rows of the members of all prefixes and pieces, in a step of `rows` rows.
 func (e *Engine) mostGathered(g *attn.Problem, rows int) int {
 	const tile = 192 // rows of the largest output tile
 	return min(attn.Product(mostPrefixesOfRow, rows)+mostPieces*attn.Ceil(e.blocks*tile, g.Heads), 1<<30)

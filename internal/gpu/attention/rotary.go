@@ -6,10 +6,10 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// Rotary embeddings: one launch turns a layer's queries, and its new keys on their way to the others.
+// Rotary embeddings: one launch rotates a layer's queries, and rotates its new keys and stores them in their pages.
 
 const (
-	rotaryPairs = 128 // ROTARY_PAIRS: half of what the widest heads have
+	rotaryPairs = 128 // ROTARY_PAIRS: half the largest head dim
 )
 
 // rotaryParams is struct RotaryAppendParams.
@@ -20,20 +20,20 @@ type rotaryParams struct {
 	queryHeads, queryType    int32
 	pairs, interleaved       int32
 	factor                   float32
-	each                     int32 // thread blocks that share a row
+	each                     int32 // thread blocks of a row
 	turns                    [rotaryPairs]attn.Turning
 }
 
-// rotated is what a plan has for them.
+// rotated is the part of a plan for rotary embeddings.
 type rotated struct {
 	positions list[int64] // of each token row
 	rotary    rotaryParams
-	turned    gpu.Memory // the queries that the last AppendTurned since Build has made
+	turned    gpu.Memory // rotated queries of the last AppendTurned since Build
 }
 
 func (r *rotated) lists() []entries { return []entries{&r.positions} }
 
-// size says how long the list gets, of so many rows, and of as many as were announced.
+// size sets the length of the list, for a step of `rows` rows and for the largest reserved step.
 func (r *rotated) size(g *attn.Problem, rows, least int) {
 	if !rotates(g) {
 		rows, least = 0, 0
@@ -41,10 +41,10 @@ func (r *rotated) size(g *attn.Problem, rows, least int) {
 	r.positions.want(rows, least, 0)
 }
 
-// rotates says whether a problem has a rotary embedding.
+// rotates reports whether g has a rotary embedding.
 func rotates(g *attn.Problem) bool { return g.Rotary != attn.Rotary{} }
 
-// loadRotary loads the kernel, once a problem needs it.
+// loadRotary loads the kernel if g needs it.
 func (e *Engine) loadRotary(g *attn.Problem) error {
 	e.loading.Lock()
 	defer e.loading.Unlock()
@@ -59,7 +59,7 @@ func (e *Engine) loadRotary(g *attn.Problem) error {
 	return err
 }
 
-// listPositions writes where the token of each row stands in its sequence.
+// listPositions writes the position of each row's token in its sequence.
 func (p *Plan) listPositions(g *attn.Problem, seqs []attn.Sequence, rows int) {
 	p.positions.data = p.positions.data[:0]
 	if !rotates(g) {
@@ -74,9 +74,9 @@ func (p *Plan) listPositions(g *attn.Problem, seqs []attn.Sequence, rows int) {
 	}
 }
 
-// AppendTurned is AppendRows of a plan whose problem has a rotary embedding: it turns the new keys, and the queries, which
-// lie as the problem says. These go to turned, of which the same is true: Run attends with it as its Q. The two have one type,
-// and no memory in common.
+// AppendTurned is AppendRows for a plan whose problem has a rotary embedding. It rotates the new keys, and the queries
+// q into turned. Run then attends with turned as its Q. Both q and turned have the problem's strides and one type, and
+// share no memory.
 func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.Memory, heads int) error {
 	const op = "append"
 	p.mu.Lock()
@@ -135,7 +135,7 @@ func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.
 	return nil
 }
 
-// blocksOfRow is how many thread blocks share a row: so many that all multiprocessors have one, if there is work for them.
+// blocksOfRow returns the number of thread blocks of a row: enough for all multiprocessors, if there is work for them.
 func (e *Engine) blocksOfRow(g *attn.Problem, rows int) int {
 	all := attn.Ceil((g.Heads+2*g.KVHeads)*g.Dim/4, appendThreads)
 	return min(all, attn.Ceil(e.blocks, rows))

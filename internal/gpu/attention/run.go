@@ -11,11 +11,13 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Operands are the memory of one attention. Q and Out lie as the geometry's
-// strides say, from element 0 on; LSE too, which has float32 and no buffer where
-// it is not wanted. Pages are all pages, as the geometry's say. Bias has the numbers that the geometry's Bias
-// places, and no buffer without one; Sinks a float32 for each query head where the geometry has Sinks, at an address
-// of four bytes.
+// Operands is the memory of one attention. Its layout is:
+//
+//   - Q and Out: the geometry's strides, from element 0 on.
+//   - LSE: float32, in the geometry's strides. Without a buffer it is not written.
+//   - Pages: all pages, in the geometry's strides.
+//   - Bias: the numbers that the geometry's Bias places. No buffer without a bias.
+//   - Sinks: a float32 for each query head, aligned to 4 bytes, if the geometry has Sinks.
 type Operands struct {
 	Q, Out, LSE, Bias, Sinks gpu.Memory
 	Pages                    Pages
@@ -24,8 +26,8 @@ type Operands struct {
 // Pages is the memory of a layer's keys and values.
 type Pages = attn.Memory[gpu.Memory]
 
-// Lay has queries, outputs and log-sum-exps of what is queued from now on lie otherwise than the problem says that the plan was
-// built for. A later Build of a problem with these strides finds nothing else in it.
+// Lay changes the strides of queries, outputs and log-sum-exps of the work that is queued from now on. The plan is then
+// the same as after a Build with these strides.
 func (p *Plan) Lay(query, out, lse attn.Strides) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -35,13 +37,13 @@ func (p *Plan) Lay(query, out, lse attn.Strides) {
 		g.Out, g.LSE = out, lse
 		return
 	}
-	share.out, share.lse = out, lse // its own results are merged
+	share.out, share.lse = out, lse // the merge writes the results
 	if p.prefixes.direct {
 		p.prefixes.plan.form.geometry.Query = query
 	}
 }
 
-// ready reports why nothing can be queued with p.
+// ready returns an error if p is not uploaded.
 func (p *Plan) ready(op string) error {
 	if err := p.usable(op); err != nil {
 		return err
@@ -52,7 +54,7 @@ func (p *Plan) ready(op string) error {
 	return nil
 }
 
-// checkPages reports whether some memory holds the plan's pages.
+// checkPages returns an error if the memory does not hold the plan's pages.
 func (p *Plan) checkPages(op string, pages *Pages) error {
 	g := &p.form.geometry
 	k, v := &pages[0].Data, &pages[1].Data
@@ -101,7 +103,7 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	return p.launch(s, o, k)
 }
 
-// launch queues k, behind the decode kernel where there are both. Operands were checked.
+// launch queues k, after the decode kernel if both run. Operands have been checked.
 func (p *Plan) launch(s *cuda.Stream, o *Operands, k *kernel) error {
 	if few := p.form.kernel; p.form.both {
 		if err := few.family.run(p, s, o, few); err != nil {
@@ -111,7 +113,7 @@ func (p *Plan) launch(s *cuda.Stream, o *Operands, k *kernel) error {
 	return k.family.run(p, s, o, k)
 }
 
-// kernelOf is the kernel that attends to operands, beside form.kernel where there are both.
+// kernelOf returns the kernel for operands, which runs beside form.kernel if both run.
 func (p *Plan) kernelOf(o *Operands) *kernel {
 	if k := p.form.prefill.same; k != nil && (p.form.geometry.Mixed || o.Q.DType == o.Pages[0].Data.DType && o.Out.DType == o.Pages[0].Data.DType) {
 		return k
@@ -122,8 +124,7 @@ func (p *Plan) kernelOf(o *Operands) *kernel {
 	return p.form.kernel
 }
 
-// Kernels are the entry points of attention that Run launches, where queries and outputs
-// have the types that the problem says.
+// Kernels returns the entry points of attention that Run launches, if operands have the types of the problem.
 func (p *Plan) Kernels() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +135,7 @@ func (p *Plan) Kernels() []string {
 	return slices.Concat([]string{gatherEntry}, p.entries(g), p.prefixes.plan.entries(g), []string{mergeEntry})
 }
 
-// entries are those of launch.
+// entries returns the entry points that launch queues.
 func (p *Plan) entries(g *attn.Problem) []string {
 	few, many := p.form.kernel, p.form.prefill.taken(g)
 	switch {
@@ -166,7 +167,7 @@ func (p *Plan) runDecode(s *cuda.Stream, o *Operands, k *kernel) error {
 	return k.functions[0].Launch(s, grid, &p.args)
 }
 
-// checkOperands reports operands that the plan is not for.
+// checkOperands returns an error if the plan is not for the operands.
 func (p *Plan) checkOperands(op string, o *Operands) error {
 	if err := p.checkLaid(op, o); err != nil {
 		return err
@@ -177,7 +178,7 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	return nil
 }
 
-// checkLaid is checkOperands, whatever the queries are.
+// checkLaid is checkOperands without the check that queries are rotated.
 func (p *Plan) checkLaid(op string, o *Operands) error {
 	g := &p.form.geometry
 	out, lse := g.Out, g.LSE
@@ -218,11 +219,11 @@ func (p *Plan) checkLaid(op string, o *Operands) error {
 	return o.LSE.CheckLoose(op, "lse", lse.Extent(p.reach, g.Heads, 1))
 }
 
-// arguments fills the arguments of runDecode's launch, of operands that were checked.
+// arguments fills the arguments of runDecode's launch from checked operands.
 func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	e, g := p.engine, &p.form.geometry
 	shape := e.shapeOf(p.form.kernel, g.Dim)
-	c, _ := e.configure(shape, p.form.kernel.configured(p.form.tileRows)) // Build has asked whether there is one
+	c, _ := e.configure(shape, p.form.kernel.configured(p.form.tileRows)) // choose has found the configuration
 	a := &p.params
 	box := boxOf(shape.keys, p.form.paged, g.PageTokens)
 	if e.hasCopyEngine() {
@@ -240,7 +241,7 @@ func (p *Plan) arguments(o *Operands) (grid cuda.Grid, err error) {
 	return cuda.Grid{Blocks: [3]int{e.blocks}, Threads: [3]int{c.threads}, Shared: c.shared, Overlap: e.hasCopyEngine()}, nil
 }
 
-// hold keeps what a launch of attention uses.
+// hold keeps the buffers of an attention launch alive.
 func (p *Plan) hold(o *Operands) {
 	for _, b := range [...]*cuda.Buffer{o.Pages[0].Data.Buffer, o.Pages[1].Data.Buffer, o.Q.Buffer, o.Out.Buffer, o.LSE.Buffer, o.Bias.Buffer, o.Sinks.Buffer, p.memory.table, p.memory.partials, p.memory.counters, p.memory.tagged, p.memory.runs, p.memory.scores, p.memory.parts, p.memory.states} {
 		if b != nil {
@@ -249,7 +250,7 @@ func (p *Plan) hold(o *Operands) {
 	}
 }
 
-// fill writes what kernels are told, but for the tensor maps.
+// fill writes the kernels' parameters, except the tensor maps.
 func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a, g, m := &p.params, &p.form.geometry, &p.memory
 	a.keys, a.values, a.query, a.out, a.lse = o.Pages[0].Data.Address(), o.Pages[1].Data.Address(), o.Q.Address(), o.Out.Address(), 0
@@ -291,9 +292,9 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a.scale, a.perGroup = float32(g.Scale*lean.Log4E), 1/float32(group)
 }
 
-// Append queues the storing of one layer's new keys and values, which are rows
-// of all KV heads, token by token, in the slots of their sequences' last keys:
-// converted to the type of the pages.
+// Append queues the storing of one layer's new keys and values into the slots of their sequences' last keys, or of
+// BuildPart. The new keys and values are rows of all KV heads, one for each token, and are converted to the type of the
+// pages.
 //
 // Everything is checked first. Errors wrap attn.ErrShape, attn.ErrDType, ErrState,
 // or are the driver's.
@@ -301,8 +302,8 @@ func (p *Plan) Append(s *cuda.Stream, to Pages, newK, newV gpu.Memory) error {
 	return p.AppendRows(s, to, newK, newV, 0)
 }
 
-// AppendRows is Append of parts of longer rows: of each, which has so many KV heads, those
-// that the plan has lie from the beginning of the new keys and values on. 0: it has no more.
+// AppendRows is Append from longer rows. Each row of the new keys and values has `heads` KV heads, and the plan's are
+// the first of them. 0 means the plan's number.
 func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads int) error {
 	const op = "append"
 	p.mu.Lock()
@@ -332,7 +333,7 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 	return nil
 }
 
-// packAppend checks the arguments of AppendRows and writes what its kernel is told.
+// packAppend checks the arguments of AppendRows and writes its kernel's parameters.
 func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int) error {
 	if !p.appends {
 		return gpu.Errorf(op, attn.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.form.rows)
@@ -368,8 +369,8 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 	return nil
 }
 
-// stores notes that the step's new keys and values go to some pages: attention to these may
-// read the older ones before the launch ahead has ended.
+// stores notes that the step's new keys and values go to some pages. Attention to these pages may read older keys
+// before the previous launch has ended.
 func (p *Plan) stores(to *Pages) {
 	p.appended, p.anyAppend = *to, true
 	if p.form.sharing.on() {

@@ -7,10 +7,10 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Which thread block attends to which LeanTiles.
+// This file assigns LeanTiles to thread blocks.
 
-// tileTokens is the size of a LeanTile: what the geometry asks for, rounded up to
-// a power of two that is whole chunks.
+// tileTokens returns the number of tokens of a LeanTile: g.TileTokens, or a default, rounded up to a power of two that
+// is whole chunks.
 func tileTokens(g *attn.Problem) int {
 	if g.TileTokens == 0 {
 		if g.Invariant {
@@ -21,18 +21,18 @@ func tileTokens(g *attn.Problem) int {
 	return 1 << bits.Len(uint(min(max(g.TileTokens, mostChunk), 1<<30)-1))
 }
 
-// tokenBytes is the size of a key and its value in one head.
+// tokenBytes returns the size of a key and its value in one head.
 func tokenBytes(g *attn.Problem) int { return g.Pages.TokenBytes() }
 
-// slack is how many percent more than an even share a thread block may have, to
-// have whole output tiles or one part: nothing or less has to be merged, and the end
-// of a part takes as long as reading some 72 KB of float16. 5% are worth it where
-// they are less than a few 100 KB. Of a longer read they are more than merging takes,
-// which was 7 us for one row and 11 for eight where consumer warps merge: a few
-// blocks less get less from the memory, since multiprocessors share ways to it in groups
-// of four or six, which are not equal. Where others merge, blocks do so while they are at
-// whole output tiles, or together, and 5% are worth it only up to some 100 KB; but in a
-// launch that does more a block's second part is in everybody's way.
+// slack returns the percentage by which a thread block's share may exceed an even share, so that the block has whole
+// output tiles or one part. Less is to be merged then, and the end of a part takes as long as reading about 72 KB of
+// float16.
+//
+//   - If consumer warps merge, 5% pay up to a few 100 KB. Merging took 7 us for one row and 11 us for eight rows. For
+//     longer reads 5% take more time than merging: with a few blocks less the bandwidth falls, since multiprocessors
+//     share paths to memory in groups of four or six, which are not equal.
+//   - If other warps merge, or blocks merge together, blocks hide most of the merging, and 5% pay only up to about 100 KB.
+//   - In a launch with other work, the second part of a block delays all blocks, so the first limit applies.
 func (p *Plan) slack(g *attn.Problem, workers int) int {
 	const least, part = 5, 72 << 10
 	most, row := 192<<10, 24<<10
@@ -45,14 +45,18 @@ func (p *Plan) slack(g *attn.Problem, workers int) int {
 	return int(max(bounded, (100*int64(part/tile)+even-1)/even))
 }
 
-// whole is the most LeanTiles that a thread block may have so that all have whole output
-// tiles, where those would be behind parts else: warps of their own merge the parts while
-// whole ones come, so that nothing is left for the end of the launch, and all blocks read.
-// Fewer blocks are worth it if each reads no more than some 64 KB more than all would on
-// average: else a long read by 128 blocks instead of 132 takes up to 2% longer. It is no
-// percentage, since one LeanTile is 1% of 3 MB already. 0: slack says it, where merging ends
-// the launch or is done by the consumer warps, in a launch that does more, where an output tile, of
-// `longest` LeanTiles, is for several blocks, and where a block reads less than was measured.
+// whole returns the largest number of LeanTiles of a thread block, so that all blocks have whole output tiles, where
+// whole output tiles would otherwise follow parts. Epilogue warps merge the parts while whole output tiles are read, so
+// nothing is left to merge at the end of the launch, and all blocks read. Fewer blocks pay if each reads at most about
+// 64 KB more than the average over all blocks: a long read by 128 blocks in place of 132 takes up to 2% longer. The
+// limit is not a percentage, since one LeanTile is already 1% of 3 MB.
+//
+// whole returns 0, which leaves the limit to slack:
+//
+//   - if merging ends the launch, or consumer warps merge;
+//   - in a launch with other work;
+//   - if an output tile, of `longest` LeanTiles, needs several blocks;
+//   - if a block reads less than was measured.
 func (p *Plan) whole(g *attn.Problem, workers, longest int) int64 {
 	const most, least = 64 << 10, 768 << 10
 	n, tile := int64(workers), int64(tileTokens(g)*tokenBytes(g))
@@ -63,11 +67,10 @@ func (p *Plan) whole(g *attn.Problem, workers, longest int) int64 {
 	return (p.sched.Tiles() + n*most/tile) / n
 }
 
-// worth is how many of so many thread blocks are worth having; `longest` is the number of
-// LeanTiles of the longest output tile, and a block copies `box` keys at a time. Blocks that
-// have whole output tiles have nothing to merge, but each reads at its own pace then, and
-// few of them leave the memory idle. Else a further block should have some 40 KB to read, or
-// its partial is not worth merging.
+// worth returns how many of `workers` thread blocks to use. `longest` is the number of LeanTiles of the longest output
+// tile. A block copies `box` keys at a time. Blocks with whole output tiles have nothing to merge, but each reads at
+// its own speed, and a few of them do not saturate the memory. Otherwise a further block should read at least about 40
+// KB, or its partial costs more than it saves.
 func (p *Plan) worth(g *attn.Problem, workers, longest, box int) int {
 	const least = 40 << 10
 	if p.sched.Outputs() > int64(workers) {
@@ -80,15 +83,17 @@ func (p *Plan) worth(g *attn.Problem, workers, longest, box int) int {
 	return max(outputs, int(min(p.sched.Tiles()*int64(tile)/least, int64(workers))))
 }
 
-// blockEach says whether a block for each of so many output tiles, of so many bytes, is
-// better than parts of them for more blocks. It saves merging, in whose time a block reads
-// some 60 KB, and leaves multiprocessors to the next launch; so it is where output tiles are
-// small, or the blocks nearly keep the memory busy, each at its own pace. Two multiprocessors
-// side by side have one pace together, of which the memory has for some 55. And asking for the
-// keys and values of a page takes a block 57 ns: where copies are less than some 4 KB that is
-// longer than they take to come, so more blocks keep the memory busy, and merging costs
-// fewer bytes. How many was measured on an H200 and an H100; another memory counts by what it
-// is of the H200's, and as that if the driver does not tell.
+// blockEach reports whether one block for each of `outputs` output tiles of `bytes` bytes is faster than parts for more
+// blocks. One block for each saves merging, which takes as long as a block's reading of about 60 KB, and leaves
+// multiprocessors to the next launch. So it pays for small output tiles, and where the blocks nearly saturate the
+// memory.
+//
+//   - Two neighbouring multiprocessors share one bandwidth, of which the memory serves about 55.
+//   - A block takes 57 ns to request the keys and values of a page. With copies below about 4 KB, requests take longer
+//     than transfers: then more blocks are needed to saturate the memory, and merging costs fewer bytes.
+//
+// The figures were measured on an H200 and an H100. Another memory counts by its bandwidth relative to the H200's, and
+// as the H200's if the driver does not report a bandwidth.
 func (e *Engine) blockEach(outputs, workers, bytes, copied int) bool {
 	const pairs, merging, small, large = 55, 60 << 10, 132 << 10, 264 << 10
 	const h200, asked = 3201e3 * 6144, 184 << 10
@@ -99,12 +104,12 @@ func (e *Engine) blockEach(outputs, workers, bytes, copied int) bool {
 	if bits := float64(e.info.MemoryClockKHz) * float64(e.info.MemoryBusBits); bits > 0 {
 		memory = bits / h200
 	}
-	paces, merged := asked*memory/float64(copied), copied*51/2 // at the pace of small copies
+	paces, merged := asked*memory/float64(copied), copied*51/2 // at the speed of small copies
 	return 2*bytes <= 3*merged || float64(bytes)*(paces-float64(outputs)) <= float64(merged)*paces
 }
 
-// mergeTogether has the thread blocks that share output tiles merge them together, if that
-// is the end of the launch: where some go on with whole output tiles, nobody should wait.
+// mergeTogether makes thread blocks that share output tiles merge them together, if merging ends the launch. If some
+// blocks go on with whole output tiles, no block should wait.
 func (p *Plan) mergeTogether() {
 	shared := false
 	for i := range p.works.data {
@@ -118,13 +123,13 @@ func (p *Plan) mergeTogether() {
 	}
 }
 
-// schedule cuts the LeanTiles of the first sequences, which are all or those of few rows, for so many thread blocks.
+// schedule cuts the LeanTiles of the decode sequences, seqs, for `workers` thread blocks.
 func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool) {
 	group, tile, chunk := g.Group(), tileTokens(g), p.engine.shape(g.Pages.Planes[0].DType, g.Dim).keys
 	if g.Invariant {
-		chunk = tile // where LeanTiles begin
+		chunk = tile // alignment of LeanTiles
 	}
-	longest := 0 // LeanTiles of an output tile
+	longest := 0 // LeanTiles of the longest output tile
 	p.sched.Reset(g.KVHeads)
 	for _, s := range seqs {
 		p.tiles = p.tiles[:0]
@@ -138,7 +143,7 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 	if g.Workers > 0 {
 		workers = min(workers, g.Workers)
 	}
-	// A launch that does more has all thread blocks anyway, and merging costs it less.
+	// A launch with other work has all thread blocks anyway, and merging costs it less.
 	if g.Policy.Kind == lean.StreamK && p.engine.hasEpilogue() && !p.engine.Eager && !p.fused {
 		workers = p.worth(g, workers, longest, boxOf(mostChunk, paged, g.PageTokens))
 	}
@@ -157,14 +162,14 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 	}
 }
 
-// placeStates says where in the workspace the states of LeanTiles are that thread blocks hand each other with batch
-// invariance: those of each output tile that several blocks have lie one behind the other. It returns how many there are.
+// placeStates sets the places, in the workspace, of the states of LeanTiles that thread blocks exchange with batch
+// invariance. The states of an output tile that several blocks share are consecutive. It returns the number of states.
 func placeStates(p *lean.Plan, works []work) (states int) {
 	if p.Workers() == 0 {
 		return 0
 	}
 	it := p.Work(0)
-	host := int32(-1) // of the last output tile that was placed
+	host := int32(-1) // of the last placed output tile
 	for b := range p.Workers() {
 		it.GoTo(b)
 		k, ok := it.Next()
@@ -182,21 +187,21 @@ func placeStates(p *lean.Plan, works []work) (states int) {
 	return states
 }
 
-// keysOf is the keys that the query positions of some packed rows see, [first, end) of a
-// sequence's: what is cut into their LeanTiles. They are whole chunks of so many keys, but for the last one.
+// keysOf returns the keys that the query positions of packed rows [first, end) attend to: the keys that are cut into
+// LeanTiles. They are whole chunks of `chunk` keys, except the last chunk.
 func keysOf(g *attn.Problem, c cuts, s *sequence, first, end, chunk int) lean.Keys {
 	keys, _ := keysBehind(g, c, s, first, end, chunk)
 	return keys
 }
 
-// keysBehind is keysOf, and how many keys there are in chunks that have sink tokens. These stand right before the others, as if
-// there was nothing between them: keys.First is how many are left out.
+// keysBehind is keysOf, and also returns the number of keys in the chunks of sink tokens. These chunks count as if they
+// directly preceded the window. keys.First is the number of skipped keys.
 func keysBehind(g *attn.Problem, c cuts, s *sequence, first, end, chunk int) (keys lean.Keys, front int) {
-	if g.Window == 0 && s.queries == 1 { // as of most sequences there are
+	if g.Window == 0 && s.queries == 1 { // as most sequences
 		return lean.Keys{End: int(s.keys)}, 0
 	}
 	group := g.Group()
-	if g.Window == 0 { // nothing is left out in front
+	if g.Window == 0 { // no key is skipped
 		_, to := g.Mask.Keys(int(s.queries), int(s.keys), (end-1)/group)
 		return lean.Keys{End: to}, 0
 	}

@@ -11,15 +11,15 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Masks other than causal, and score modifications (kernels/attn_variant.cuh). Scores there are of
-// base 4: what is added to them is multiplied by log4(e) before.
+// Masks other than causal, and score modifications (kernels/attn_variant.cuh). Scores are of base 4: numbers that are
+// added to scores are multiplied by log4(e) first.
 
-// scoredFeatures are what kernels with scores have beside plain ones. A new score change is one of changeFeatures, a number in
-// scoreParams that scoresOf fills, and a step of modifyScores in that header.
+// scoredFeatures are the features of kernels with scores beyond plain kernels. A new score change is one of
+// changeFeatures, a number in scoreParams that scoresOf fills, and a step of modifyScores in attn_variant.cuh.
 const (
 	scoredFeatures = maskFeatures | changeFeatures
 	maskFeatures   = attn.Window | attn.SinkTokens | attn.Trees | attn.Sinks
-	changeFeatures = attn.Cap | attn.SlopesOfHeads | attn.AddedBias // of scores
+	changeFeatures = attn.Cap | attn.SlopesOfHeads | attn.AddedBias // score changes
 )
 
 // scoredParams is struct ScoredLaunchParams.
@@ -28,7 +28,7 @@ type scoredParams struct {
 	Params
 	score      scoreParams
 	meet       meetParams
-	prefetched uint64 // an address; 0: the kernel does not walk pages
+	prefetched uint64 // an address; 0: the kernel does not read prefetched entries
 	_          [(mapAlign - (unsafe.Sizeof(Params{})+unsafe.Sizeof(scoreParams{})+unsafe.Sizeof(meetParams{})+8)%mapAlign) % mapAlign]byte
 }
 
@@ -44,21 +44,21 @@ type scoreParams struct {
 // seqDetail is struct SeqDetail.
 type seqDetail struct{ number, tree int32 }
 
-// scored is what a plan has for them.
+// scored is the part of a plan for masks and score changes.
 type scored struct {
-	slopes  list[float32]   // of ALiBi, of each query head, to base 4; empty: none
-	details list[seqDetail] // of seqs, where there is a bias, or may be a tree
-	trees   list[uint64]    // masks of those that have a tree
-	cuts    list[int32]     // where prefixes and a window are, of each token row: see cuts
+	slopes  list[float32]   // ALiBi slopes of the query heads, to base 4; empty: none
+	details list[seqDetail] // of each of seqs, with a bias or possible trees
+	trees   list[uint64]    // masks of the trees
+	cuts    list[int32]     // with prefixes and a window, of each token row: see cuts
 
-	numbers []numbered // scratch of Build: seqs, which sequences these are
+	numbers []numbered // scratch of Build: the sequences with their numbers
 
 	scoredParams scoredParams
 }
 
 func (c *scored) lists() []entries { return []entries{&c.slopes, &c.details, &c.trees, &c.cuts} }
 
-// size says how long the lists get.
+// size sets the lengths of the lists.
 func (c *scored) size(g *attn.Problem, need *measured, least *Capacity) {
 	c.slopes.want(g.Slopes.Len(), 0, 0)
 	c.details.want(0, 0, 0)
@@ -69,7 +69,7 @@ func (c *scored) size(g *attn.Problem, need *measured, least *Capacity) {
 	if g.Tree {
 		c.trees.want(need.trees, least.Rows, 0)
 	}
-	c.cuts.want(0, 0, 0) // layPrefixes says
+	c.cuts.want(0, 0, 0) // layPrefixes sets the length
 }
 
 // listSlopes writes the slopes of the query heads.
@@ -80,17 +80,17 @@ func (p *Plan) listSlopes(g *attn.Problem) {
 	}
 }
 
-// hasDetails says whether kernels have to know which sequence is which.
+// hasDetails reports whether kernels need the numbers of sequences.
 func hasDetails(g *attn.Problem) bool { return g.Bias != (attn.Bias{}) || g.Tree }
 
-// numbered is a sequence, and its number among those that Build was given.
+// numbered is a sequence with its index in the argument of Build.
 type numbered struct {
 	sequence
 	number int32
 }
 
-// listDetails writes which sequences seqs are, in the order in which sortSequences has them, and the
-// trees of those that have one. all are those that Build was given.
+// listDetails writes the numbers and the trees of sequences, in the order of sortSequences. all is the argument of
+// Build.
 func (p *Plan) listDetails(g *attn.Problem, all []attn.Sequence, queries int) {
 	p.details.data, p.trees.data = p.details.data[:0], p.trees.data[:0]
 	if !hasDetails(g) {
@@ -106,7 +106,7 @@ func (p *Plan) listDetails(g *attn.Problem, all []attn.Sequence, queries int) {
 	}
 }
 
-// biasStrides are how far apart the numbers of a bias are, 0 where they are shared.
+// biasStrides returns the strides of a bias; 0 for a shared dimension.
 func biasStrides(b *attn.Bias) (sequence, head, row int64) {
 	stride := func(size, of int) int64 {
 		if size == 1 {
@@ -117,7 +117,7 @@ func biasStrides(b *attn.Bias) (sequence, head, row int64) {
 	return stride(b.Sequences, b.Heads*b.Queries*b.Keys), stride(b.Heads, b.Queries*b.Keys), stride(b.Queries, b.Keys)
 }
 
-// scoresOf is what kernels for masks and score modifications are told of these.
+// scoresOf returns the parameters of kernels for masks and score changes.
 func (p *Plan) scoresOf(g *attn.Problem, o *Operands, k *kernel) (score scoreParams) {
 	if k.changes {
 		score.changes = 1
@@ -139,7 +139,7 @@ func (p *Plan) scoresOf(g *attn.Problem, o *Operands, k *kernel) (score scorePar
 		score.bias, score.biasType, score.biasFactor = o.Bias.Address(), gpu.Code(o.Bias.DType), float32(g.Bias.Factor()*lean.Log4E)
 		score.biasSequence, score.biasHead, score.biasRow = biasStrides(&g.Bias)
 	}
-	if g.Tree { // whether a sequence has one or not: a recording is of steps with other trees, too
+	if g.Tree { // even if no sequence has a tree now: a recording may be replayed with trees
 		score.trees = p.trees.address(&p.memory)
 	}
 	if hasDetails(g) {

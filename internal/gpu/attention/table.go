@@ -10,64 +10,64 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 )
 
-// kernel is what a kernel takes, and where it is: a line of the table. A new kernel is a new
-// line. One that stands above others is preferred to them.
+// kernel is a line of the table: the problems that a kernel takes, and its module and entries. A new kernel is a new
+// line. Earlier lines are preferred.
 type kernel struct {
 	family     *kernelFamily
 	unit       string   // the module of package kernels
-	entries    []string // of launches one behind the other
+	entries    []string // of consecutive launches
 	kv         attn.DType
 	dims       []int
-	rows       int  // a sequence has at least so many: query positions times the heads of a group
-	paged      bool // a chunk of keys lies in pages, of a power of two of tokens, and in no more than prefetchedEntries
-	pages      bool // it may lie so
+	rows       int  // least number of rows of a sequence: query positions times the heads of a group
+	paged      bool // a chunk of keys must be in pages of a power of two of tokens, at most prefetchedEntries of them
+	pages      bool // it may be
 	row        bool // output tiles have one row, and launches are long: see longReads
 	capability versions
 	tile       tile
-	parts      int // of a query, in prefill kernels; 0: a decode kernel
+	parts      int // parts of an element of a query, in prefill kernels; 0: a decode kernel
 
-	features attn.Feature // that it has
-	needs    attn.Feature // that a problem has to have
-	positive bool         // scales keep the order of scores
+	features attn.Feature // supported features
+	needs    attn.Feature // features that a problem must have
+	positive bool         // scales must be positive, which keeps the order of scores
 	scored   bool         // it has the Variant with scores (kernels/attn_variant.cuh)
 	changes  bool         // score changes, too
 
-	functions []*cuda.Function // of an engine, once they are needed
+	functions []*cuda.Function // of an engine; loaded at first use
 }
 
-// versions are compute capabilities, 10*major + minor.
-type versions struct{ least, most, but int } // but: not this one
+// versions is a range of compute capabilities, 10*major + minor.
+type versions struct{ least, most, but int } // but: excluded
 
 func (v versions) have(capability int) bool {
 	return v.least <= capability && capability <= v.most && capability != v.but
 }
 
-// tile is an output tile, and what a thread block has on its way for it.
+// tile is the shape of an output tile, and the loads that a thread block keeps in flight for it.
 type tile struct {
-	rows   int // at most
-	keys   int // of a step; 0: what a LeanTile is made of
-	stages int // of keys and of values, or, where warps multiply, of both; 0: what shared memory has room for
-	warps  int // that multiply, each for itself; 0: warp groups
-	blocks int // thread blocks that a multiprocessor is to have; 0: one
+	rows   int // of a step; 0: of a LeanTile's chunk
+	keys   int // of keys and of values, or of both where warps multiply; 0: as many as shared memory holds
+	stages int // warps that multiply, each by itself; 0: warp groups
+	warps  int // thread blocks on a multiprocessor; 0: one
+	blocks int // of prefill kernels: speed of a multiprocessor relative to the decode kernel, see stepCost
 	speed  int // of prefill kernels: how many times as fast as the decode kernel a multiprocessor is, see stepCost
 }
 
-// kernelFamily is how kernels are launched that work alike.
+// kernelFamily is the launch code of similar kernels.
 type kernelFamily struct {
 	shared bool                                           // thread blocks have dynamic shared memory
-	fits   func(e *Engine, k *kernel, dim, rows int) bool // into shared memory
+	fits   func(e *Engine, k *kernel, dim, rows int) bool // reports whether shared memory suffices
 	run    func(p *Plan, s *cuda.Stream, o *Operands, k *kernel) error
 }
 
 var (
-	// Thread blocks have ranges of LeanTiles, whose output tiles have 16 rows.
+	// decodeFamily: thread blocks have ranges of LeanTiles. Output tiles have 16 rows.
 	decodeFamily = kernelFamily{shared: true, fits: decodeFits, run: (*Plan).runDecode}
 
-	// Thread blocks take output tiles of 64 rows and more.
+	// prefillFamily: thread blocks have output tiles of 64 rows or more.
 	prefillFamily = kernelFamily{shared: true, fits: prefillFits, run: (*Plan).runPrefill}
 
-	// Scores, their softmax and the sum of values are three launches, for comparison. There are no LeanTiles: it makes no
-	// difference who would have them. The plan is one of LeanTiles all the same.
+	// unfusedFamily: scores, their softmax and the sum of values are three launches, for comparison. The launches do
+	// not use LeanTiles. Their plan is cut into LeanTiles all the same.
 	unfusedFamily = kernelFamily{fits: decodeFits, run: (*Plan).runUnfused}
 )
 
@@ -76,21 +76,21 @@ func decodeFits(e *Engine, k *kernel, dim, rows int) bool {
 	return ok
 }
 
-// What kernels have.
+// Sets of features.
 const (
 	plainFeatures    = attn.Causal | attn.Rotates
-	scheduleFeatures = attn.OtherPolicy | attn.SetTiles | attn.SetWorkers // of decode kernels alone
+	scheduleFeatures = attn.OtherPolicy | attn.SetTiles | attn.SetWorkers // decode kernels alone
 	decodeFeatures   = plainFeatures | scheduleFeatures
 
-	// With one row in an output tile. A schedule that was asked for has the other kernels: there a sequence's bits do not
-	// depend on how much others have to read.
+	// rowFeatures are the features of kernels with one row in an output tile. A requested schedule takes the other
+	// kernels: a sequence's bits must not depend on the keys of other sequences, and longReads counts these.
 	rowFeatures = decodeFeatures &^ attn.OtherPolicy
 )
 
-// same says whether queries and outputs have the type of keys, or are rounded to it.
+// same reports whether queries and outputs have the type of keys, or are rounded to it.
 func (k *kernel) same() bool { return k.parts == 1 }
 
-// multiple is what strides of queries and outputs are multiples of, a power of two.
+// multiple returns a power of two that divides the strides of queries and outputs.
 func (k *kernel) multiple() int {
 	if k.same() {
 		return 8
@@ -98,8 +98,8 @@ func (k *kernel) multiple() int {
 	return 4
 }
 
-// configured is for how many rows of an output tile a launch is configured. With batch invariance it is for all: warps
-// share a LeanTile's keys, so their number must not depend on the rows.
+// configured returns the number of rows that a launch's configuration is for. With batch invariance it is always
+// BlockRows: warps share the keys of a LeanTile, and their number must not depend on the rows.
 func (k *kernel) configured(rows int) int {
 	if k.needs&attn.BatchInvariance != 0 {
 		return BlockRows
@@ -108,48 +108,48 @@ func (k *kernel) configured(rows int) int {
 }
 
 const (
-	decodeUnit         = "lean" // the module that every plan needs
+	decodeUnit         = "lean" // every plan needs this module
 	decodeVariantUnit  = "lean_variant"
 	prefillUnit        = "prefill"
 	prefillVariantUnit = "prefill_variant"
-	variantEnd         = "_variant" // of the names of kernels with scores
+	variantEnd         = "_variant" // suffix of the names of kernels with scores
 )
 
-// Kernels in decodeUnit that store new keys and values, of all types: appendEntry, and rotaryEntry with a rotary embedding.
+// Kernels in decodeUnit that store new keys and values of all types. rotaryEntry also applies a rotary embedding.
 const (
 	appendEntry = "lean_append"
 	rotaryEntry = "lean_append_turned"
 )
 
 var (
-	ampere      = versions{80, math.MaxInt, 0}  // and all after it
-	hopper      = versions{90, 90, 0}           // with products of warp groups
-	largeShared = versions{80, 80, 0}           // without; two thread blocks have 81 KB of shared memory each
-	smallShared = versions{81, math.MaxInt, 90} // without; 49 KB
+	ampere      = versions{80, math.MaxInt, 0}  // 8.0 and newer
+	hopper      = versions{90, 90, 0}           // 9.0: products of warp groups
+	largeShared = versions{80, 80, 0}           // 8.0: two thread blocks have 81 KB of shared memory each
+	smallShared = versions{81, math.MaxInt, 90} // 8.1 and newer, without 9.0: two thread blocks have 49 KB each
 )
 
-// prefillRows are more than an output tile of decode kernels has.
+// prefillRows is the least number of rows of a prefill sequence: more than an output tile of the decode kernels has.
 const prefillRows = BlockRows + 1
 
-// headDims are the head dims that there are kernels for.
+// headDims are the head dims that kernels have.
 var headDims = []int{64, 80, 96, 128, 256}
 
-// table is every kernel.
+// table has a line for each kernel.
 var table = slices.Concat(prefillLines(), decodeLines(), unfusedLines())
 
-// prefillTiles are the output tiles that prefill kernels have of a head dim.
+// prefillTiles are the output tiles of prefill kernels of one head dim.
 type prefillTiles struct {
 	dim           int
-	same, precise tile // of queries of the keys' type or rounded to it, and of those in two parts
+	same, precise tile // for queries of the keys' type or rounded to it, and for queries in two parts
 }
 
-// prefillLines are the lines of the prefill kernels: those with fewer features before those with more. Those
-// that a GPU has of one head dim have output tiles of as many rows, and as many thread blocks: a plan has one list of output
-// tiles. Speeds were measured on 9.0 (BenchmarkGPUPrefill, BenchmarkGPUPrefillScores), and are estimated for others
+// prefillLines returns the lines of the prefill kernels, those with fewer features first. A GPU's prefill kernels of
+// one head dim have output tiles of equal rows and equal numbers of thread blocks, since a plan has one list of output
+// tiles. Speeds were measured on 9.0 (BenchmarkGPUPrefill, BenchmarkGPUPrefillScores) and are estimated for other GPUs
 // (docs/lab/prompts.md).
 func prefillLines() (lines []kernel) {
-	// With masks alone what makes scores of products can be left to the softmax. With two parts of queries, score changes cost
-	// little beside twice the products.
+	// With masks alone, the softmax scales the products. With queries in two parts, score changes cost little beside
+	// twice the products, so there is no line for masks alone.
 	for _, of := range []kernel{
 		{features: plainFeatures, positive: true, tile: tile{speed: 10}},
 		{features: plainFeatures | maskFeatures, positive: true, scored: true, tile: tile{speed: 9}},
@@ -178,7 +178,7 @@ func prefillLines() (lines []kernel) {
 		groups := func(rows, keys, stages int) tile {
 			return tile{rows: rows, keys: keys, stages: stages, blocks: 1, speed: of.tile.speed}
 		}
-		large := 192 // rows with heads of 64: masks and what is added to scores take the registers of a third warp group
+		large := 192 // rows with heads of 64; masks and score changes take the registers of a third warp group
 		if of.scored {
 			large = 128
 		}
@@ -189,11 +189,11 @@ func prefillLines() (lines []kernel) {
 			prefillTiles{128, groups(128, 128, 2), groups(128, 64, 3)},
 			prefillTiles{256, groups(128, 64, 2), groups(128, 32, 3)})
 		if masks {
-			continue // on others the lines with score changes have masks, too
+			continue // on other GPUs the lines with score changes also have masks
 		}
 		for _, gpus := range []struct {
 			versions
-			keys, stages  int // where queries of two thread blocks take 64 KB
+			keys, stages  int // if the queries of two thread blocks take 64 KB
 			speed, scored int
 			blocks64      int // thread blocks of a multiprocessor, with heads of 64
 		}{{largeShared, 64, 3, 5, 4, 3}, {smallShared, 32, 2, 3, 2, 2}} {
@@ -215,7 +215,7 @@ func prefillLines() (lines []kernel) {
 	return lines
 }
 
-// decodeLines are the lines of the decode kernels.
+// decodeLines returns the lines of the decode kernels.
 func decodeLines() (lines []kernel) {
 	add := func(of kernel, end string, kvs []attn.DType, dims ...int) {
 		of.family = &decodeFamily
@@ -227,15 +227,15 @@ func decodeLines() (lines []kernel) {
 		}
 	}
 	plain, row := tile{rows: BlockRows}, tile{rows: 1}
-	// Output tiles of more rows than consumer warps merge in their registers (HELPED in the kernels' reduce header).
+	// Output tiles with more rows than consumer warps merge in registers (HELPED in kernels/attn_reduce.cuh).
 	add(kernel{unit: decodeUnit, features: decodeFeatures, rows: 9, capability: hopper, tile: plain}, "_many", gpu.Halves, 128)
-	// Long launches of one row, by kernels that draw less.
+	// Long launches of one row, by kernels with lower power.
 	add(kernel{unit: decodeUnit, features: rowFeatures, paged: true, row: true, capability: hopper, tile: row}, "_row_paged", gpu.Halves, 64)
 	add(kernel{unit: decodeUnit, features: rowFeatures, row: true, capability: hopper, tile: row}, "_row", gpu.Halves, 64)
 	add(kernel{unit: decodeUnit, features: decodeFeatures, paged: true, capability: hopper, tile: plain}, "_paged", gpu.Halves, 64, 128)
 	add(kernel{unit: decodeUnit, features: decodeFeatures, capability: ampere, tile: plain}, "", gpu.Types, headDims...)
 
-	// With batch invariance what fixes a row's bits is slower, and has no sink tokens.
+	// With batch invariance kernels are slower, and have no sink tokens.
 	of := kernel{unit: decodeVariantUnit, scored: true, changes: true, capability: ampere, tile: plain}
 	for _, invariance := range []attn.Feature{0, attn.BatchInvariance} {
 		of.features, of.needs = decodeFeatures|scoredFeatures|invariance, invariance
@@ -252,7 +252,7 @@ func decodeLines() (lines []kernel) {
 	return lines
 }
 
-// unfusedLines are the lines of unfused attention.
+// unfusedLines returns the lines of unfused attention.
 func unfusedLines() (lines []kernel) {
 	for _, kv := range gpu.Types {
 		name := gpu.Name(kv)
@@ -264,7 +264,7 @@ func unfusedLines() (lines []kernel) {
 	return lines
 }
 
-// kernelsOf are the lines of the table that are for a GPU.
+// kernelsOf returns the lines of the table for a GPU.
 func kernelsOf(capability int) (all []kernel) {
 	for _, k := range table {
 		if k.capability.have(capability) {
@@ -274,17 +274,17 @@ func kernelsOf(capability int) (all []kernel) {
 	return all
 }
 
-// want is what a kernel is looked for to do.
+// want describes the kernel to find.
 type want struct {
 	problem  *attn.Problem
 	features attn.Feature // of the problem
-	rows     int          // of the sequence with the most of them
-	pages    int          // that a chunk of keys lies in, see shape.pages; 0: no kernel for pages will do
-	long     bool         // a thread block reads much, see longReads
-	same     bool         // queries and outputs are of the type of keys
+	rows     int          // of the sequence with most rows
+	pages    int          // pages of a chunk of keys, see shape.pages; 0: not a kernel for pages
+	long     bool         // each thread block reads at least longReads
+	same     bool         // queries and outputs have the type of keys
 }
 
-// takes says whether k does what is wanted, if there is shared memory for it.
+// takes reports whether k can do w, if shared memory suffices.
 func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
@@ -294,10 +294,10 @@ func (k *kernel) takes(w *want) bool {
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)
 }
 
-// walks says whether the pages that a chunk lies in are those that some kernels walk.
+// walks reports whether the chunk's number of pages suits the kernels for pages.
 func (w *want) walks() bool { return 1 <= w.pages && w.pages <= prefetchedEntries }
 
-// find is the first of some kernels that does what is wanted; nil: none does.
+// find returns the first of kernels that takes w, or nil.
 func find(kernels []kernel, w *want) *kernel {
 	for i := range kernels {
 		if kernels[i].takes(w) {
@@ -307,9 +307,8 @@ func find(kernels []kernel, w *want) *kernel {
 	return nil
 }
 
-// supports reports a problem that none of some kernels computes, whatever the lengths of its
-// sequences and the types of its operands. Errors wrap attn.ErrShape, attn.ErrDType and
-// attn.ErrUnsupported.
+// supports returns an error if none of kernels computes g with any lengths of sequences and types of operands. Errors
+// wrap attn.ErrShape, attn.ErrDType and attn.ErrUnsupported.
 func supports(op string, g *attn.Problem, kernels []kernel) error {
 	if err := g.Check(op); err != nil {
 		return err
@@ -321,7 +320,7 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 	return supportsKeys(op, g)
 }
 
-// supportsKeys reports keys and values that lie as no kernel reads them.
+// supportsKeys returns an error if no kernel reads keys and values of these strides.
 func supportsKeys(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	switch {
@@ -337,7 +336,7 @@ func supportsKeys(op string, g *attn.Problem) error {
 	return nil
 }
 
-// refusal says why there is no kernel for what is wanted: the first thing that none can do.
+// refusal returns an error with the first part of w that none of kernels supports.
 func refusal(op string, w *want, kernels []kernel) error {
 	g, can := w.problem, attn.Can{Name: "attention on GPUs"}
 	var dims []int

@@ -17,15 +17,13 @@ type unfusedParams struct {
 
 const (
 	unfusedThreads = 256
-	unfusedBlocks  = 4 // on a multiprocessor
+	unfusedBlocks  = 4 // of a multiprocessor
 )
 
-// mostScores bounds the memory of scores: whoever wants more has forgotten what
-// they are quadratic in.
+// mostScores bounds the number of scores in memory, which is quadratic in the lengths.
 const mostScores = 1 << 36
 
-// scores is how many there has to be room for: those of this step, and of any that
-// was announced.
+// scores returns the number of scores that memory must hold: those of this step, or of the largest reserved step.
 func (p *Plan) scores(op string, g *attn.Problem, need int64) (int64, error) {
 	if most := int64(mostScores); need > most {
 		return 0, gpu.Errorf(op, attn.ErrShape, "%d scores in memory; unfused attention takes %d", need, most)
@@ -48,7 +46,7 @@ func (p *Plan) runUnfused(s *cuda.Stream, o *Operands, k *kernel) error {
 		return err
 	}
 	p.unfusedParams = unfusedParams{Params: p.params.Params, dim: int32(p.form.geometry.Dim), kind: gpu.Code(o.Pages[0].Data.DType)}
-	if p.memory.scores != nil { // no key, no score
+	if p.memory.scores != nil { // without keys there are no scores
 		p.unfusedParams.scores = p.memory.scores.Address()
 	}
 	grid := cuda.Grid{Blocks: [3]int{unfusedBlocks * e.blocks}, Threads: [3]int{unfusedThreads}, Overlap: e.hasCopyEngine()}

@@ -9,29 +9,28 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// The structs that kernels read (kernels/attn_work.cuh, kernels/attn_append.cuh), field by
-// field.
+// The structs that kernels read, field by field (kernels/attn_work.cuh, kernels/attn_append.cuh).
 
 // sequence is struct Seq.
 type sequence struct {
 	row, queries, keys int32
-	pages              int32 // its first entry of the block table; the page itself where pages hold whole sequences
+	pages              int32 // its first entry of the block table; the page itself if pages hold whole sequences
 }
 
-// work is struct Work: a thread block's LeanTiles.
+// work is struct Work: the LeanTiles of a thread block.
 type work struct {
-	seq, head, block, tile int32 // the first: its output tile, and its place there
+	seq, head, block, tile int32 // of the first LeanTile: its output tile, and its index there
 	tiles                  int32
 	host, sharers          int32 // of the first output tile
-	guests                 int32 // how many have a part of the range's last output tile, if this block hosts it
+	guests                 int32 // number of blocks that share the range's last output tile, if this block hosts it
 	first                  sequence
 
-	wholeSeq, wholeHead, wholeBlock, wholeTiles int32 // a range of whole output tiles, behind the other; see placeStates
+	wholeSeq, wholeHead, wholeBlock, wholeTiles int32 // a range of whole output tiles after the other range; see placeStates
 	firstWhole                                  sequence
 }
 
-// together is in wholeSeq of all thread blocks where none has whole output tiles: those
-// that share an output tile merge it together, instead of the last one to arrive.
+// together is the wholeSeq of all thread blocks if no block has whole output tiles after its range. Blocks that share
+// an output tile then merge it together. Otherwise the last block to arrive merges it.
 const together = -1
 
 // params is struct LaunchParams.
@@ -43,7 +42,7 @@ type params struct {
 	_          [8]byte // up to a multiple of mapAlign
 }
 
-// mapAlign is the alignment of tensor maps, of which structs with maps are multiples.
+// mapAlign is the alignment of tensor maps in bytes. Structs with maps have a multiple of it as size.
 const mapAlign = 64
 
 // meetParams is struct MeetParams.
@@ -66,18 +65,18 @@ type Params struct {
 	_                                                          [4]byte
 }
 
-// prefetchedEntries is PREFETCHED_ENTRIES: of each thread block, the block table's entries of so many pages
-// that its range begins with are in a list of their own. Kernels for pages load them beside the
-// work that tells which pages these are, instead of behind it.
+// prefetchedEntries is PREFETCHED_ENTRIES: the number of block table entries, from the beginning of a thread block's
+// range, in a list of their own. Kernels for pages load that list beside the block's work. Otherwise they would have to
+// wait for the work, which says where the entries are.
 const prefetchedEntries = 16
 
-// prefetch is those of one thread block; -1 where a sequence has no more.
+// prefetch has the entries of one thread block; -1 after the end of the sequence.
 type prefetch [prefetchedEntries]int32
 
 var noPrefetch = prefetch(slices.Repeat([]int32{-1}, prefetchedEntries))
 
-// packPrefetches lists the prefetched entries of works, whose chunks have so many keys, where pages are of a power of two
-// of tokens.
+// packPrefetches writes the prefetched entries of works with chunks of `chunk` keys. Pages have a power of two of
+// tokens.
 func packPrefetches(works []work, g *attn.Problem, c cuts, chunk int, pages []int32, openings []prefetch) {
 	tile, page, group := bits.TrailingZeros(uint(tileTokens(g))), bits.TrailingZeros(uint(g.PageTokens)), g.Group()
 	begin := chunk
@@ -94,7 +93,7 @@ func packPrefetches(works []work, g *attn.Problem, c cuts, chunk int, pages []in
 			if key >= front {
 				key += keys.First
 			}
-			if g.Invariant { // what no row sees of a LeanTile is left out
+			if g.Invariant { // the keys of a LeanTile that no row attends to are skipped
 				seen, _ := g.Mask.Keys(int(w.first.queries), int(w.first.keys), int(w.block)*BlockRows/group)
 				key = max(key, seen-seen%chunk)
 			}
@@ -111,20 +110,19 @@ type appendParams struct {
 	row                                     int32
 }
 
-// packWorks writes the LeanTiles of a plan that was cut, one work for each thread
-// block; seqs are its sequences.
+// packWorks writes the LeanTiles of a cut plan, one work for each thread block. seqs are the plan's sequences.
 func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 	clear(works)
 	if p.Workers() == 0 {
 		return
 	}
 	it, wholes := p.Work(0), p.Work(0)
-	shared, host, sharers := int64(-1), 0, 0 // the last output tile that was looked up, and whose it is
+	shared, host, sharers := int64(-1), 0, 0 // the last output tile of Sharers, its host and its sharers
 	for b := range p.Workers() {
 		it.GoToRange(b)
 		k, ok := it.Next()
 		if !ok {
-			continue // nor has it whole output tiles: see Policy.Hybrid
+			continue // it has no whole output tiles either: see Policy.Hybrid
 		}
 		w := &works[b]
 		begin, end := p.Range(b)
@@ -136,7 +134,7 @@ func packWorks(p *lean.Plan, seqs []sequence, works []work) {
 		}
 		w.seq, w.head, w.block, w.tile = int32(k.Seq), int32(k.Head), int32(k.Block), int32(k.Begin)
 		w.tiles, w.host, w.sharers, w.first = int32(end-begin), int32(host), int32(sharers), seqs[k.Seq]
-		if !k.Host() { // then it is the last output tile of its host
+		if !k.Host() { // it is the last output tile of its host
 			works[host].guests = int32(sharers)
 		}
 		whole, last := p.Wholes(b)
