@@ -626,12 +626,17 @@ func TestGPUsFaults(t *testing.T) {
 		every = 7
 	}
 	for call := 1 + rng.Int64N(every); call <= calls; call += every {
-		lib.State().FailAt, lib.State().FailWith = lib.State().Calls+call, 2
+		at := lib.State().Calls + call
+		lib.State().FailAt, lib.State().FailWith = at, 2
 		_, err := run()
 		lib.State().FailAt = 0
+		if err == nil && lib.State().Calls < at {
+			break // a run polls more or less often, and frees garbage or not
+		}
 		what := lib.State().Failed()
 		failed[what] = true
-		if err != nil && (!errors.Is(err, la.ErrOutOfMemory) || errors.Is(err, la.ErrNoAnswer) || !strings.Contains(err.Error(), "GPU ")) || err == nil && what != "cuCtxPopCurrent_v2" {
+		harmless := what == "cuCtxPopCurrent_v2" || strings.HasPrefix(what, "cuMemFree") // of garbage, on a goroutine of its own
+		if err != nil && (!errors.Is(err, la.ErrOutOfMemory) || errors.Is(err, la.ErrNoAnswer) || !strings.Contains(err.Error(), "GPU ")) || err == nil && !harmless {
 			t.Errorf("call %d of %d, %s, failed: %v", call, calls, what, err)
 		}
 		if got, err := run(); err != nil || got != want {
