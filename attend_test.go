@@ -155,11 +155,11 @@ func TestBadAttendTrees(t *testing.T) {
 
 // TestAttendSegments: attention with segments is that to the keys of all segments of a sequence, and its own behind them.
 func TestAttendSegments(t *testing.T) {
-	for i := range reftest.Cases(t, 40, 200) {
+	for i := range reftest.Cases(t, 16, 200) {
 		testAttendSegments(t, nil, []tensor.Dtype{tensor.Float32, tensor.Float64}[i%2], cacheTypes, 1+i%100, 1+i%64)
 	}
 	la.SharePrefixes(t) // where they are read once, however little that saves
-	for i := range reftest.Cases(t, 40, 200) {
+	for i := range reftest.Cases(t, 16, 200) {
 		testAttendSegments(t, nil, []tensor.Dtype{tensor.Float32, tensor.Float64}[i%2], cacheTypes, 1+i%100, 1+i%64)
 	}
 }
@@ -167,7 +167,7 @@ func TestAttendSegments(t *testing.T) {
 // TestGPUAttendSegments is that of a GPU.
 func TestGPUAttendSegments(t *testing.T) {
 	gpu := devicetest.Open(t)
-	for i := range reftest.Cases(t, 6, 60) {
+	for i := range reftest.Cases(t, 3, 60) {
 		testAttendSegments(t, gpu, []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}[i%3], []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}, 150, 64)
 	}
 }

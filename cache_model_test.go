@@ -1071,7 +1071,7 @@ func testDeviceCacheMemoryFlat(t *testing.T, at modelPlace, steps int) {
 // A cache on a GPU does what one in host memory does.
 func TestDeviceCacheAgainstModel(t *testing.T) {
 	gpu, _ := FakeGPU(t)
-	testCacheAgainstModel(t, modelPlace{gpu: gpu}, reftest.Cases(t, 1, 3), reftest.Cases(t, 1000, 3000))
+	testCacheAgainstModel(t, modelPlace{gpu: gpu}, reftest.Cases(t, 1, 3), reftest.Cases(t, 500, 3000))
 }
 
 func TestDevicesCacheAgainstModel(t *testing.T) {

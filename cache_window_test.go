@@ -139,7 +139,7 @@ func poisonFree(c *Cache) {
 
 // A chat runs on for ever: 100,000 tokens go through six pages, and nothing grows.
 func TestWindowForever(t *testing.T) {
-	tokens := reftest.Cases(t, 10_000, 100_000)
+	tokens := reftest.Cases(t, 5_000, 100_000)
 	if testing.Short() || reftest.RaceEnabled {
 		tokens = 10_000
 	}

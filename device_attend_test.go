@@ -427,7 +427,7 @@ func testDeviceHugeScores(t *testing.T, at graphtest.Place) {
 }
 
 func TestDeviceAttend(t *testing.T) {
-	random := reftest.Cases(t, 25, 60)
+	random := reftest.Cases(t, 12, 60)
 	if reftest.RaceEnabled {
 		random = 10
 	}

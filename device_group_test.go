@@ -428,7 +428,7 @@ func testContexts(t *testing.T, at modelPlace, rounds int) {
 func TestDevicesContexts(t *testing.T) {
 	for n := 2; n <= 4; n++ {
 		gpu, _ := FakeGPUs(t, n)
-		testContexts(t, modelPlace{gpu: gpu}, reftest.Cases(t, 6, 60))
+		testContexts(t, modelPlace{gpu: gpu}, reftest.Cases(t, 3, 60))
 		noError(t, gpu.Close())
 	}
 }

@@ -112,7 +112,7 @@ func TestDeviceLayerCalls(t *testing.T) {
 
 // On one GPU, and by context on three.
 func TestDeviceCacheMemoryFlat(t *testing.T) {
-	for n, steps := range map[int]int{1: reftest.Cases(t, 200, 500), 3: reftest.Cases(t, 50, 100)} {
+	for n, steps := range map[int]int{1: reftest.Cases(t, 80, 500), 3: reftest.Cases(t, 25, 100)} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			gpu, _ := FakeGPUs(t, n)
 			testDeviceCacheMemoryFlat(t, modelPlace{gpu: gpu}, steps)

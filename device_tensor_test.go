@@ -550,7 +550,7 @@ func testDeviceConcurrent(t *testing.T, gpu *device.GPU) {
 }
 
 func TestDeviceOnFakeDriver(t *testing.T) {
-	runs := reftest.Cases(t, 5000, 20_000)
+	runs := reftest.Cases(t, 2000, 20_000)
 	if reftest.RaceEnabled {
 		runs = 500
 	}

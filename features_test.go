@@ -218,7 +218,7 @@ func testFeatures(t *testing.T, entries []entry, pairs, sets int) {
 
 // TestFeatures is that of the CPU.
 func TestFeatures(t *testing.T) {
-	pairs, sets := reftest.Cases(t, 20, 100), reftest.Cases(t, 1000, 5000)
+	pairs, sets := reftest.Cases(t, 10, 100), reftest.Cases(t, 400, 5000)
 	if reftest.RaceEnabled {
 		pairs, sets = 5, 20
 	}
@@ -235,7 +235,7 @@ func TestGPUFeatures(t *testing.T) {
 		recordedEntry("a recording of one row: a chain", gpu, 1),
 		recordedEntry("a recording of two rows: a chain", gpu, 2),
 		recordedEntry("a recording of five rows: launches that append", gpu, 5),
-	), 0, reftest.Cases(t, 120, 5000))
+	), 0, reftest.Cases(t, 50, 5000))
 }
 
 // TestGPUsFeatures is that of several GPUs.
@@ -250,7 +250,7 @@ func TestGPUsFeatures(t *testing.T) {
 		recordedEntry("a recording of five rows", gpu, 5),
 		byContext(cachedEntry("CachedAttention", at)),
 		byContext(recordedEntry("a recording of five rows", gpu, 5)),
-	), 0, reftest.Cases(t, 120, 5000))
+	), 0, reftest.Cases(t, 50, 5000))
 }
 
 // TestDevicesFeatures is that of caches that are sharded by context, on GPUs that tests make.
@@ -260,7 +260,7 @@ func TestDevicesFeatures(t *testing.T) {
 	testFeatures(t, []entry{
 		byContext(cachedEntry("CachedAttention", there)),
 		byContext(cachedEntry("CachedAttention of operands on the host", host)),
-	}, 30, reftest.Cases(t, 100, 1000))
+	}, 30, reftest.Cases(t, 50, 1000))
 }
 
 // byContext is an entry on a cache that is sharded by context.

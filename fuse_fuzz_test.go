@@ -418,7 +418,7 @@ func fuseAndCompare(t testing.TB, choices []byte) (matches, misses int) {
 // TestFuseRandomGraphs: near misses never change results.
 func TestFuseRandomGraphs(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := reftest.Cases(t, 400, 1000)
+	n := reftest.Cases(t, 200, 1000)
 	if reftest.RaceEnabled {
 		n = 100
 	}

@@ -256,7 +256,7 @@ func TestGradScoreMods(t *testing.T) { testGradRandom(t, randomScoreModProblem) 
 
 func testGradRandom(t *testing.T, problem func(*rand.Rand) *graphtest.Problem) {
 	rng := reftest.Rand(t)
-	n := reftest.Cases(t, 40, 120)
+	n := reftest.Cases(t, 20, 120)
 	if reftest.RaceEnabled {
 		n = 12
 	}

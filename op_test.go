@@ -148,7 +148,7 @@ func TestAttention(t *testing.T) {
 	turn := 0
 	for _, c := range acceptanceCases() {
 		inputs := reftest.AllInputs
-		large, most := reftest.Cases(t, 500_000, 2_000_000), reftest.Cases(t, 5_000_000, 20_000_000)
+		large, most := reftest.Cases(t, 250_000, 2_000_000), reftest.Cases(t, 5_000_000, 20_000_000)
 		if reftest.RaceEnabled {
 			large, most = 100_000, 1_000_000
 		}

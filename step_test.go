@@ -590,7 +590,7 @@ func testTexts(t *testing.T, gpu *device.GPU, n int, ways []textRun) {
 }
 
 func TestBatchInvariance(t *testing.T) {
-	n := reftest.Cases(t, 300, 1100)
+	n := reftest.Cases(t, 150, 1100)
 	testTexts(t, nil, n, []textRun{
 		{pages: 16, chunks: []int{n}},
 		{pages: 16, chunks: []int{1}},
@@ -603,7 +603,7 @@ func TestBatchInvariance(t *testing.T) {
 // Where recordings differ in nothing but lengths they are replayed.
 func TestGPUBatchInvariance(t *testing.T) {
 	gpu := devicetest.Open(t)
-	n := reftest.Cases(t, 24, 200)
+	n := reftest.Cases(t, 16, 200)
 	testTexts(t, gpu, n, []textRun{
 		{pages: 16, chunks: []int{n}},
 		{pages: 16, chunks: []int{1}, record: true},

@@ -44,7 +44,7 @@ func TestLookup(t *testing.T) {
 // drawn, of one text and of several.
 func TestDraft(t *testing.T) {
 	dir := writeModel(t, func(c map[string]any) { c["max_position_embeddings"] = 200 })
-	testDraft(t, reftest.Cases(t, 40, 80), "-model", dir)
+	testDraft(t, reftest.Cases(t, 20, 80), "-model", dir)
 	accepted := 0
 	for _, flags := range [][]string{{"-attn", "default"}, {"-linear", "stock"}, {"-logprobs", "2"}, {"-stop", "q"}, {"-n", "500"}, {"-n", "1"}, {"-n", "2"}, {"-chunk", "3"}} {
 		accepted += testDraft(t, reftest.Cases(t, 10, 20), slices.Concat([]string{"-model", dir}, flags)...)

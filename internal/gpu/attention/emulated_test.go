@@ -31,19 +31,19 @@ func emulatedCrowd(t testing.TB, sms, free int) *machine {
 }
 
 func TestEmulatedRandom(t *testing.T) {
-	testRandom(t, emulatedGPU(t, 5), reftest.Cases(t, 25, 60), options{work: 1e5, longest: 300})
+	testRandom(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 60), options{work: 1e5, longest: 300})
 }
 
 // The prefill kernels that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	testPrefill(t, m, takeMany, reftest.Cases(t, 4, 24), 300, false)
+	testPrefill(t, m, takeMany, reftest.Cases(t, 3, 24), 300, false)
 	testPrefillPrecision(t, m, 700)
 }
 
 // The same with masks and score modifications.
 func TestEmulatedPrefillScores(t *testing.T) {
-	testPrefill(t, emulatedGPU(t, 5), takeMany, reftest.Cases(t, 3, 40), 300, true)
+	testPrefill(t, emulatedGPU(t, 5), takeMany, reftest.Cases(t, 2, 40), 300, true)
 }
 
 func TestEmulatedMixed(t *testing.T) {
@@ -62,13 +62,13 @@ func TestEmulatedPrefillInstead(t *testing.T) {
 }
 
 func TestEmulatedSchedules(t *testing.T) {
-	testSchedules(t, emulatedGPU(t, 7), reftest.Cases(t, 60, 300))
+	testSchedules(t, emulatedGPU(t, 7), reftest.Cases(t, 25, 300))
 }
 
 func TestEmulatedPages(t *testing.T) { testPages(t, emulatedGPU(t, 5), 900) }
 
 func TestEmulatedScores(t *testing.T) {
-	testScores(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 30), options{work: 3e6, longest: 500})
+	testScores(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 30), options{work: 3e6, longest: 500})
 }
 
 func TestEmulatedInvariant(t *testing.T) {
@@ -84,11 +84,11 @@ func TestEmulatedInvariantGraph(t *testing.T) {
 }
 
 func TestEmulatedTrees(t *testing.T) {
-	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 8, 30), options{work: 20000, longest: 200})
+	testTrees(t, emulatedGPU(t, 5), reftest.Cases(t, 4, 30), options{work: 20000, longest: 200})
 }
 
 func TestEmulatedPrefixes(t *testing.T) {
-	testPrefixes(t, emulatedGPU(t, 13), reftest.Cases(t, 8, 60), 200, true)
+	testPrefixes(t, emulatedGPU(t, 13), reftest.Cases(t, 5, 60), 200, true)
 }
 
 func TestEmulatedCutPrefixes(t *testing.T) {
@@ -120,7 +120,7 @@ func TestEmulatedRow(t *testing.T) {
 	if !m.engine.hasEpilogue() {
 		t.Skip("the PTX of another GPU")
 	}
-	testRow(t, m, reftest.Cases(t, 6, 100), 3000)
+	testRow(t, m, reftest.Cases(t, 4, 100), 3000)
 }
 
 func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }

@@ -26,7 +26,7 @@ func testScheduleOf(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
 	m.engine.Eager = false
 	kinds := map[string]int{}
-	for i := range reftest.AtLeast(reftest.Cases(t, 30, 100), func() bool {
+	for i := range reftest.AtLeast(reftest.Cases(t, 15, 100), func() bool {
 		return kinds["cut"] > 0 && kinds["whole"] > 0 && kinds["many rows"] > 0 && (!m.runsBeside() || kinds["both"] > 0)
 	}) {
 		group := enginetest.Pick(rng, 1, 4, 16, 40)

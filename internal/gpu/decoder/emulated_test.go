@@ -41,7 +41,7 @@ func TestEmulatedSampleSets(t *testing.T) {
 }
 
 func TestEmulatedSampleRepeats(t *testing.T) {
-	testSampleRepeats(t, emulatedGPU(t, 16), 2, reftest.Cases(t, 8, 32), 100)
+	testSampleRepeats(t, emulatedGPU(t, 16), 2, reftest.Cases(t, 4, 32), 100)
 }
 
 func TestEmulatedSampleChain(t *testing.T) { testSampleChain(t, emulatedGPU(t, 16), 2, 5, 100) }
@@ -50,15 +50,15 @@ func TestEmulatedSampleGraph(t *testing.T) { testSampleGraph(t, emulatedGPU(t, 1
 
 func TestEmulatedLinear(t *testing.T) {
 	m, d := emulatedDecoder(t, 16)
-	testLinear(t, m, d, reftest.Cases(t, 15, 60), 264, 200, someRows...)
+	testLinear(t, m, d, reftest.Cases(t, 8, 60), 264, 200, someRows...)
 	testLinear(t, m, d, reftest.Cases(t, 2, 12), 3072, 40, someRows...) // slices of x that are wide ones, and ones that registers cannot hold
-	testLinear(t, m, d, reftest.Cases(t, 6, 24), 520, 200, 17, 32, 33, 64, 65, 128)
+	testLinear(t, m, d, reftest.Cases(t, 4, 24), 520, 200, 17, 32, 33, 64, 65, 128)
 }
 
 // Clusters have several tiles each, and rings go round.
 func TestEmulatedLinearRounded(t *testing.T) {
 	m, d := emulatedDecoder(t, 8)
-	testRounded(t, m, d, reftest.Cases(t, 12, 48), 1544, 130)
+	testRounded(t, m, d, reftest.Cases(t, 6, 48), 1544, 130)
 }
 
 // Blocks have several tiles each, and rings go round.
@@ -119,7 +119,7 @@ func TestEmulatedMegakernelLlama(t *testing.T) {
 		t.Skip("a case takes seconds: all of them with LEANATTENTION_TESTS=all, some with LEANATTENTION_PTX")
 	}
 	m, d := emulatedDecoder(t, 4)
-	testMegakernel(t, m, d, reftest.Cases(t, 2, 3), 130, 640, false, true)
+	testMegakernel(t, m, d, reftest.Cases(t, 1, 3), 130, 640, false, true)
 }
 
 func TestEmulatedProjection(t *testing.T) {
