@@ -221,3 +221,30 @@ func TestPrefillChoice(t *testing.T) {
 		}
 	}
 }
+
+// The shared memory of prefill kernels is what their units lay out: queries, factors of two parts, rings, barriers.
+func TestPrefillShared(t *testing.T) {
+	for _, c := range []struct {
+		dim             int
+		tile            tile
+		parts           int
+		threads, shared int
+	}{
+		{64, tile{rows: 192, keys: 128, stages: 4}, 1, 512, 180384},
+		{64, tile{rows: 192, keys: 64, stages: 6}, 2, 512, 198368},
+		{80, tile{rows: 128, keys: 128, stages: 2}, 1, 384, 196704},
+		{128, tile{rows: 128, keys: 64, stages: 3}, 2, 384, 230528},
+		{256, tile{rows: 128, keys: 64, stages: 2}, 1, 384, 196704},
+		{256, tile{rows: 128, keys: 32, stages: 3}, 2, 384, 230016},
+		{64, tile{rows: 128, keys: 64, stages: 4, warps: 4}, 1, 128, 49152},
+		{80, tile{rows: 128, keys: 32, stages: 4, warps: 8}, 2, 256, 98816},
+		{128, tile{rows: 128, keys: 64, stages: 3, warps: 4}, 1, 128, 81920},
+		{256, tile{rows: 64, keys: 32, stages: 2, warps: 4}, 2, 128, 98560},
+		{64, tile{rows: 128, keys: 64, stages: 6}, 2, 384, 165088},
+	} {
+		k := &kernel{dims: []int{c.dim}, tile: c.tile, parts: c.parts}
+		if threads, shared := prefillThreads(k), prefillShared(k); threads != c.threads || shared != c.shared {
+			t.Errorf("%+v: %d threads and %d bytes", c, threads, shared)
+		}
+	}
+}

@@ -118,3 +118,30 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 		noError(t, plan.Close())
 	}
 }
+
+// A step reserves output tiles for all rows, one more for each sequence that has rows, and a place for each thread block.
+func TestReservePrefill(t *testing.T) {
+	m, _, _ := fakeGPU(t, 90, 13, 232448)
+	for _, c := range []struct {
+		capacity Capacity
+		tiles    int // of a head
+	}{
+		{Capacity{Sequences: 3, Rows: 1000, Pages: 100}, 1000*4/192 + 1 + 3},
+		{Capacity{Sequences: 30, Rows: 20, Pages: 100}, 20*4/192 + 1 + 20},
+		{Capacity{Sequences: 1, Rows: 192, Pages: 100}, 192*4/192 + 1 + 1},
+	} {
+		g := paged(8, 2, 64)
+		g.Pages, g.QueryType, g.Causal = g.Pages.As(attn.Float16), attn.Float16, true
+		k := m.engine.findPrefill(&g, c.capacity.queries()*4).first()
+		if k == nil || k.tile.rows != 192 {
+			t.Fatalf("%+v: kernel %+v", c, k)
+		}
+		if tiles, parts := m.engine.reservePrefill(&g, &c.capacity); tiles != c.tiles*2+m.engine.prefillBlocks(k) || parts != m.engine.partBytes(k) {
+			t.Errorf("%+v: %d output tiles and %d bytes of parts, want %d and %d", c, tiles, parts, c.tiles*2+m.engine.prefillBlocks(k), m.engine.partBytes(k))
+		}
+	}
+	g := paged(8, 2, 64)
+	if tiles, parts := m.engine.reservePrefill(&g, &Capacity{Sequences: 3, Rows: 1, Pages: 10}); tiles != 0 || parts != 0 {
+		t.Errorf("%d output tiles and %d bytes without a kernel", tiles, parts)
+	}
+}

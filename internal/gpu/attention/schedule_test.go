@@ -226,3 +226,67 @@ func TestWorth(t *testing.T) {
 		}
 	}
 }
+
+// LeanTiles have a power of two of keys, and at least a chunk; without a size the default, which batch invariance changes.
+func TestTileTokens(t *testing.T) {
+	for _, c := range []struct {
+		tokens    int
+		invariant bool
+		want      int
+	}{{0, false, 64}, {0, true, 1024}, {1, false, 64}, {64, true, 64}, {65, false, 128}, {100, true, 128}, {128, false, 128}, {1<<30 + 1, false, 1 << 30}} {
+		if got := tileTokens(&attn.Problem{TileTokens: c.tokens, Invariant: c.invariant}); got != c.want {
+			t.Errorf("%+v: %d keys", c, got)
+		}
+	}
+}
+
+// The states of an output tile that several blocks share are contiguous, and each such block knows where they begin.
+func TestPlaceStates(t *testing.T) {
+	rng := reftest.Rand(t)
+	var p lean.Plan
+	several := 0 // plans with more than one shared output tile
+	for range 2000 {
+		p.Reset(1 + rng.IntN(3))
+		seqs := make([]sequence, 1+rng.IntN(6))
+		for i := range seqs {
+			seqs[i].row = int32(i)
+			tiles := make([]int64, 1+rng.IntN(4))
+			for j := range tiles {
+				tiles[j] = int64(max(rng.IntN(9)-2, 0))
+			}
+			p.Add(tiles)
+		}
+		works := make([]work, 1+rng.IntN(40))
+		p.Cut(lean.Policy{Kind: lean.Kind(rng.IntN(3)), Splits: 1 + rng.IntN(5)}, 1+rng.IntN(len(works)))
+		packWorks(&p, seqs, works)
+		got := placeStates(&p, works)
+		states, shared, last := 0, 0, -1
+		for b := range p.Workers() {
+			it := p.Work(b)
+			k, ok := it.Next()
+			if !ok || k.Host() {
+				continue // the block begins its first output tile
+			}
+			host, _, _ := p.Sharers(k)
+			if host != last {
+				if last = host; works[host].wholeBlock != int32(states) {
+					t.Fatalf("the host, block %d, has states from %d on, want %d", host, works[host].wholeBlock, states)
+				}
+				states += int(k.Tiles)
+				shared++
+			}
+			if want := int32(states) - int32(k.Tiles); works[b].wholeHead != want {
+				t.Fatalf("block %d of host %d has states from %d on, want %d", b, host, works[b].wholeHead, want)
+			}
+		}
+		if got != states {
+			t.Fatalf("%d states, want %d", got, states)
+		}
+		if shared > 1 {
+			several++
+		}
+	}
+	if several < 100 {
+		t.Errorf("only %d plans share more than one output tile", several)
+	}
+}
