@@ -1,10 +1,10 @@
 package lean
 
-// Keys are the keys [First, End) that an output tile's rows see, any of them. Of LeanTiles of a size the first one
-// begins with the first key, and the last one may be shorter.
+// Keys is the range of keys [First, End) that at least one row of an output tile attends to. The first LeanTile begins
+// with the first key. The last LeanTile may be shorter than the others.
 type Keys struct{ First, End int }
 
-// Len returns how many keys there are; none if End is not behind First.
+// Len returns the number of keys, 0 if End <= First.
 func (k Keys) Len() int { return max(k.End-k.First, 0) }
 
 // Tiles returns the number of LeanTiles.
@@ -15,11 +15,11 @@ func (k Keys) Tiles(size int) int64 {
 	return int64((k.Len()-1)/size) + 1
 }
 
-// Part returns the keys of LeanTiles [begin, end): a [Work]'s, say.
+// Part returns the keys of LeanTiles [begin, end).
 func (k Keys) Part(begin, end int64, size int) Keys {
 	n := k.Len()
 	at := func(tile int64) int {
-		if tile >= k.Tiles(size) { // the product may be no int
+		if tile >= k.Tiles(size) { // the product may overflow an int
 			return n
 		}
 		return int(tile) * size

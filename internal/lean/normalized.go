@@ -2,20 +2,20 @@ package lean
 
 import "math"
 
-// Normalized is a state that is normalised: the attention output, and the log-sum-exp. Where that is -Inf, the state of no
-// key, O is not read.
+// Normalized is a normalised state: the attention output and the log-sum-exp. O is not read if LSE is -Inf, the state
+// of no keys.
 type Normalized[F Float] struct {
 	O   []F
 	LSE F
 }
 
-// MergeNormalized makes dst the output of the union of the keys of some states, and returns its log-sum-exp:
+// MergeNormalized writes to dst the output of the union of the states' keys, and returns its log-sum-exp:
 //
 //	lse = ln sum_i e^(LSE_i)
 //	dst = sum_i e^(LSE_i-lse) O_i
 //
-// with sums in the order of the states. It is what [State.Merge] is for states that are not normalised; where all are
-// empty, so is what it makes. A single state is copied. NaN and +Inf make all NaN. dst may be the first state's O.
+// It is [State.Merge] for normalised states. Sums are in the order of the states. If all states are empty, so is the
+// result. A single state is copied. NaN and +Inf make all results NaN. dst may be the first state's O.
 func MergeNormalized[F Float](dst []F, states []Normalized[F]) F {
 	top, sum := weigh(states)
 	if math.IsInf(top, -1) {
@@ -43,7 +43,7 @@ func MergeNormalized[F Float](dst []F, states []Normalized[F]) F {
 	return F(top + math.Log(sum))
 }
 
-// Share is what state i is of all: e^(LSE_i-lse), 0 for one of no key.
+// Share returns the weight of state i in the union, e^(LSE_i-lse), or 0 for a state of no keys.
 func Share[F Float](states []Normalized[F], i int) F {
 	if math.IsInf(float64(states[i].LSE), -1) {
 		return 0
@@ -52,11 +52,12 @@ func Share[F Float](states []Normalized[F], i int) F {
 	return F(math.Exp(float64(states[i].LSE)-top) / sum)
 }
 
-// weigh returns the largest log-sum-exp, -Inf if all are, and the sum of all weights beside it.
+// weigh returns the largest log-sum-exp, and the sum of all weights relative to it, e^(LSE_i-top). It returns -Inf and
+// 0 if all states are empty.
 func weigh[F Float](states []Normalized[F]) (top, sum float64) {
 	top = math.Inf(-1)
 	for i := range states {
-		top = math.Max(top, float64(states[i].LSE)) // NaN if one is
+		top = math.Max(top, float64(states[i].LSE)) // NaN if one is NaN
 	}
 	if math.IsInf(top, -1) {
 		return top, 0

@@ -7,22 +7,21 @@ import (
 	"sort"
 )
 
-// Kind names a way to cut the LeanTiles of a plan into workers' ranges.
+// Kind is a rule for cutting the LeanTiles of a plan into workers' ranges.
 type Kind uint8
 
 const (
-	// StreamK gives every worker the same number of LeanTiles, to within one,
-	// across the borders of output tiles, heads and sequences: LeanAttention.
+	// StreamK gives every worker the same number of LeanTiles, to within one, across the borders of output tiles, heads
+	// and sequences: LeanAttention.
 	StreamK Kind = iota
-	// FixedSplit splits every output tile's context into Policy.Splits parts of
-	// equal size and deals the parts out evenly: FlashDecoding.
+	// FixedSplit splits the context of every output tile into Policy.Splits parts of equal size and distributes the
+	// parts evenly: FlashDecoding.
 	FixedSplit
-	// PerHead never splits an output tile and deals whole output tiles out
-	// evenly: FlashAttention-2.
+	// PerHead distributes whole output tiles evenly and never splits one: FlashAttention-2.
 	PerHead
 )
 
-// String returns the name of k as options and reports spell it.
+// String returns the name of k in options and reports.
 func (k Kind) String() string {
 	switch k {
 	case StreamK:
@@ -35,17 +34,15 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Policy says how a plan is cut. The zero value is StreamK.
+// Policy is the rule of a plan's cuts. The zero value is StreamK.
 type Policy struct {
 	Kind   Kind
-	Splits int // parts of an output tile under FixedSplit; less than 1 counts as 1. The other kinds do not use it.
+	Splits int // parts of an output tile under FixedSplit; less than 1 counts as 1. The other kinds ignore Splits.
 
-	// Slack lets StreamK give a worker more LeanTiles than the largest even
-	// share, one or so many percent of it, if then every worker has either
-	// whole output tiles or a part of one: the end of a part costs time too,
-	// and a partial more. Where that can't be, cuts move to ends of output
-	// tiles that are near, if nobody's share becomes larger than that, and if
-	// it saves who has most to do a part. 0 keeps the shares even.
+	// Slack lets StreamK give a worker up to Slack percent more LeanTiles than the largest even share, and at least one
+	// more, if every worker then has either whole output tiles or a part of one. The end of a part costs time, and a
+	// partial costs more. If that is impossible, cuts move to nearby ends of output tiles, as long as no share exceeds
+	// that limit, and if this saves the busiest worker a part. 0 keeps the shares even.
 	Slack int
 
 	// Whole is the most LeanTiles that a worker may have, instead of what Slack
@@ -53,48 +50,39 @@ type Policy struct {
 	// The largest even share is always allowed. 0: Slack says it.
 	Whole int64
 
-	// Hybrid has StreamK cut only the first output tiles evenly, and give the
-	// others to workers as a whole, each so many that every worker has an even
-	// share of both together. A worker has its part of the cut ones first: what
-	// has to be merged is merged while it is at the others. It is done where there
-	// is no such cut, and where enough output tiles are smaller than an even
-	// share; it helps if those are the last ones.
+	// Hybrid lets StreamK cut only the first output tiles evenly, and assign the last ones as a whole, so that every
+	// worker has an even share of both together. A worker has its part of the cut output tiles first, so that their
+	// partials can be merged while workers are at whole output tiles. Hybrid applies if Slack finds no cut into whole
+	// output tiles, and if enough output tiles at the end of the plan are smaller than an even share.
 	//
-	// This is the hybrid of stream-K and data-parallel tiles of Osama et al.,
-	// "Stream-K" (arXiv:2301.03598).
+	// Source: the hybrid of stream-K and data-parallel tiles of Osama et al., "Stream-K" (arXiv:2301.03598).
 	Hybrid bool
 }
 
-// Plan is a schedule: which worker attends to which LeanTiles.
+// Plan is a schedule: it assigns LeanTiles to workers.
 //
-// The LeanTiles of all output tiles lie in one linear order,
+// The LeanTiles of all output tiles have one linear order,
 //
 //	sequence -> KV head -> query block -> context
 //
-// of which only the live ones are counted (ragged lengths are not padded).
-// Worker w of G owns the LeanTiles [cut(w), cut(w+1)) of that order, and the
-// three policies differ in nothing but the cuts. With T LeanTiles and O output
-// tiles:
+// which counts live LeanTiles only (ragged lengths are not padded). Worker w of G owns the LeanTiles [cut(w), cut(w+1))
+// of that order. The three policies differ only in the cuts. With T LeanTiles and O output tiles:
 //
-//	StreamK    cut(w) = floor(w*T/G); see Policy.Slack and Policy.Hybrid for two other ways to even shares
+//	StreamK    cut(w) = floor(w*T/G); Policy.Slack and Policy.Hybrid change these cuts
 //	PerHead    cut(w) = first LeanTile of output tile floor(w*O/G)
 //	FixedSplit cut(w) = first LeanTile of unit floor(w*U/G), where the U = O*s
 //	           units are the s splits of each output tile in order, and split k
 //	           of an output tile of n LeanTiles starts at min(k*ceil(n/s), n)
 //
-// Partial slots, sharers and merge order follow from the cuts (Algorithm 2).
-// Under Policy.Hybrid the cuts go up to some output tile; each of the others is
-// one worker's.
+// Partial slots, sharers and merge order follow from the cuts (Algorithm 2). Under Policy.Hybrid the cuts end at some
+// output tile, and each later output tile belongs to one worker.
 //
-// An output tile of no LeanTiles (nothing of the context is visible to it) is
-// counted in Outputs, but no worker has Work for it: whoever runs the plan has
-// to write its rows (zeros, and a log-sum-exp of -Inf) on its own account.
+// An output tile without LeanTiles (no key is visible to it) counts in Outputs, but no worker has Work for it. The
+// caller writes its rows: zeros, and a log-sum-exp of -Inf.
 //
-// The zero Plan is empty and ready for use. Reset, Add... and Cut build a plan;
-// once its memory has grown to what a batch needs, building and reading it
-// allocates nothing. Memory is O(sequences + query blocks + workers), whatever
-// the length of the contexts. The number of LeanTiles in all must be less than
-// 2^63. After Cut, a Plan may be read from any number of goroutines.
+// The zero Plan is empty and ready for use. Reset, Add and Cut build a plan. Once its memory has grown, building and
+// reading it allocates nothing. Memory is O(sequences + query blocks + workers), for contexts of any length. The total
+// number of LeanTiles must be less than 2^63. After Cut, a Plan may be read from any number of goroutines.
 type Plan struct {
 	heads   int64
 	tiles   int64
@@ -102,22 +90,22 @@ type Plan struct {
 	seqs    []sequence
 	runs    []run
 	starts  []int64 // for each sequence, blocks+1 prefix sums of its blocks' LeanTiles in one head
-	cuts    []int64 // G+1 of them, or none before Cut
-	wholes  []int64 // of the output tiles behind the last cut, the first LeanTile of each worker, and the end; empty if there are none
+	cuts    []int64 // G+1 cuts, or none before Cut
+	wholes  []int64 // of the output tiles after the last cut, the first LeanTile of each worker, and the end; empty if there are none
 	ends    []mark  // see align
 }
 
-// run is sequences one behind the other that are alike: of one query block each, with as many LeanTiles. Cuts depend on output
-// tiles, and steps have many of few lengths. A sequence of several blocks, or none, is a run by itself.
+// run is consecutive sequences of one query block each with equal numbers of LeanTiles. A sequence of several blocks,
+// or none, is a run by itself. Cuts depend on output tiles, and steps have many output tiles of few lengths.
 type run struct{ from, to int }
 
-// mark is a cut that has moved: where worker w begins.
+// mark is a moved cut: the beginning of worker w.
 type mark struct {
 	w  int
 	at int64
 }
 
-// sequence is one sequence's place in the linear orders.
+// sequence is the position of a sequence in the linear orders.
 type sequence struct {
 	tile   int64 // its first LeanTile
 	output int64 // its first output tile
@@ -125,8 +113,8 @@ type sequence struct {
 	blocks int   // its query blocks
 }
 
-// Reset empties the plan and sets the number of KV heads of the sequences to
-// come. It keeps the memory. With heads < 1 there are no output tiles.
+// Reset empties the plan and sets the number of KV heads of the sequences to add. It keeps the memory. With heads < 1
+// there are no output tiles.
 func (p *Plan) Reset(heads int) {
 	p.heads = int64(max(heads, 0))
 	p.tiles, p.outputs = 0, 0
@@ -135,10 +123,9 @@ func (p *Plan) Reset(heads int) {
 	p.cuts, p.wholes = p.cuts[:0], p.wholes[:0]
 }
 
-// Add appends a sequence to the plan. blockTiles holds, for each of its query
-// blocks, the number of LeanTiles that are visible to the block (the same in
-// every head). A count below 1 is a block that sees nothing; no blocks at all
-// is a sequence without queries. blockTiles is copied. Cut has to follow.
+// Add appends a sequence to the plan. blockTiles has, for each query block, the number of LeanTiles that are visible to
+// the block, the same in every head. A number below 1 is a block without visible keys. An empty blockTiles is a
+// sequence without queries. blockTiles is copied. Cut must follow.
 func (p *Plan) Add(blockTiles []int64) {
 	p.seqs = append(p.seqs, sequence{
 		tile:   p.tiles,
@@ -162,9 +149,8 @@ func (p *Plan) Add(blockTiles []int64) {
 	p.cuts, p.wholes = p.cuts[:0], p.wholes[:0]
 }
 
-// Cut fixes the ranges of at most the given number of workers; less than 1
-// counts as 1. It may be called again, with another policy or another number.
-// See Plan for the cuts.
+// Cut sets the ranges of at most `workers` workers; less than 1 counts as 1. It may be called again with another policy
+// or number. See Plan for the cuts.
 func (p *Plan) Cut(policy Policy, workers int) {
 	g := p.fit(policy, max(workers, 1))
 	p.cuts, p.wholes = p.cuts[:0], p.wholes[:0]
@@ -187,7 +173,7 @@ func (p *Plan) Cut(policy Policy, workers int) {
 	}
 }
 
-// splits is how many units each output tile is; 0: the units are LeanTiles.
+// splits returns the number of units of each output tile; 0: the units are LeanTiles.
 func (p Policy) splits() int {
 	switch p.Kind {
 	case FixedSplit:
@@ -198,7 +184,7 @@ func (p Policy) splits() int {
 	return 0
 }
 
-// most is the largest share of g workers under slack.
+// most returns the largest share of g workers under slack.
 func (p *Plan) most(g, slack int) int64 {
 	even := (p.tiles-1)/int64(g) + 1
 	if slack <= 0 {
@@ -207,7 +193,7 @@ func (p *Plan) most(g, slack int) int64 {
 	return even + max(1, even/100*int64(slack)+even%100*int64(slack)/100)
 }
 
-// cutEven gives all of g workers as much, whole output tiles behind the ranges counted.
+// cutEven gives g workers equal shares, including the whole output tiles after the ranges.
 func (p *Plan) cutEven(g int) {
 	p.cuts = slices.Grow(p.cuts[:0], g+1)[:g+1]
 	last := p.tiles
@@ -218,10 +204,9 @@ func (p *Plan) cutEven(g int) {
 	p.shareOut(mark{}, mark{g, last}, math.MaxInt64, true)
 }
 
-// align moves even cuts to ends of output tiles: to each the one that is nearest, if
-// the workers between it and the last one that has moved can share out what lies there,
-// and nobody has more than slack allows. It takes all back if who has most to do has no
-// less then, what slack allows counted as a part's price.
+// align moves even cuts to ends of output tiles. The cut that is nearest to an end moves there, if the workers since
+// the last moved cut can share the LeanTiles between, with no more than slack allows for each. align undoes all moves
+// if the busiest worker gains nothing. A part of an output tile counts as the LeanTiles that slack adds.
 func (p *Plan) align(g, slack int) {
 	if slack <= 0 || p.outputs > mostPacked {
 		return
@@ -242,7 +227,7 @@ func (p *Plan) align(g, slack int) {
 		if near == g {
 			return
 		}
-		// From the last one, or in its place: it may have moved where nothing fits behind it.
+		// From the last moved cut, or instead of it: no later move may fit after it.
 		for n := len(p.ends); n > max(0, len(p.ends)-2); n-- {
 			if from := p.ends[n-1]; near > from.w && p.shareOut(from, mark{near, at}, most, false) {
 				p.ends = append(p.ends[:n], mark{near, at})
@@ -250,7 +235,7 @@ func (p *Plan) align(g, slack int) {
 			}
 		}
 	})
-	// The last ones share what is left. If all cuts are where they were, that fits.
+	// The last workers share the rest. This fits if no cut has moved.
 	end := mark{g, last}
 	for len(p.ends) > 1 && !p.shareOut(p.ends[len(p.ends)-1], end, most, false) {
 		p.ends = p.ends[:len(p.ends)-1]
@@ -285,8 +270,7 @@ func (p *Plan) shareOut(from, to mark, most int64, record bool) bool {
 	return true
 }
 
-// worst is the most LeanTiles that one of g workers has, with so many more for each
-// part that its range has.
+// worst returns the largest cost of g workers: LeanTiles, and price for each part in the worker's range.
 func (p *Plan) worst(g int, price int64) (worst int64) {
 	w, parts := 0, int64(1)
 	next := func() {
@@ -308,8 +292,8 @@ func (p *Plan) worst(g int, price int64) (worst int64) {
 	return worst
 }
 
-// each calls f with output tiles that have LeanTiles, in order, until it returns false:
-// with the first LeanTile of `count` output tiles one behind the other, of n each.
+// each calls f for the output tiles with LeanTiles, in order, until f returns false. The arguments are the first
+// LeanTile of `count` consecutive output tiles, and their number n of LeanTiles each.
 func (p *Plan) each(f func(at, n, count int64) bool) {
 	for _, r := range p.runs {
 		q := &p.seqs[r.from]
@@ -331,7 +315,7 @@ func (p *Plan) each(f func(at, n, count int64) bool) {
 	}
 }
 
-// eachEnd calls f with the ends of output tiles, in order, that lie before `last`.
+// eachEnd calls f with the ends of output tiles before `last`, in order.
 func (p *Plan) eachEnd(last int64, f func(at int64)) {
 	p.each(func(at, n, count int64) bool {
 		for range count {
@@ -344,9 +328,8 @@ func (p *Plan) eachEnd(last int64, f func(at int64)) {
 	})
 }
 
-// cutWhole cuts so that every worker has whole output tiles or a part of one, of
-// at most m LeanTiles in all: the smallest m that policy allows and for which there
-// are workers enough. It returns false if there is none.
+// cutWhole cuts so that every worker has whole output tiles or a part of one, of at most m LeanTiles in all. m is the
+// smallest limit that policy allows and for which there are enough workers. cutWhole returns false if there is none.
 func (p *Plan) cutWhole(g, workers int, policy Policy) bool {
 	if policy.Slack <= 0 || p.outputs > mostPacked {
 		return false
@@ -364,15 +347,14 @@ func (p *Plan) cutWhole(g, workers int, policy Policy) bool {
 	return true
 }
 
-// mostPacked bounds the output tiles that cuts depend on, which are gone over some ten
-// times each: it may take a few ten microseconds, once for each plan.
+// mostPacked bounds the number of output tiles for which cuts are searched. The search visits each about ten times,
+// which takes a few ten microseconds, once for each plan.
 const mostPacked = 1 << 12
 
-// pack gives workers output tiles, in order, as long as m LeanTiles hold them; one
-// that is larger is cut every m. It returns false if the workers are too few, and
-// if record is true it stores the cuts.
+// pack assigns output tiles to workers, in order, at most m LeanTiles to each. A larger output tile is cut every m
+// LeanTiles. pack returns false if there are too few workers. If record is true, it stores the cuts.
 func (p *Plan) pack(m int64, workers int, record bool) bool {
-	var room int64 // of the last worker
+	var room int64 // LeanTiles that the last worker can still take
 	used, enough := 0, true
 	p.each(func(at, n, count int64) bool {
 		for end := at + n*count; at < end; at += n {
@@ -392,7 +374,7 @@ func (p *Plan) pack(m int64, workers int, record bool) bool {
 					p.cuts = append(p.cuts, at+t)
 				}
 			}
-			room = max(m-n, 0) // a worker with a part has nothing else
+			room = max(m-n, 0) // a worker with a part gets nothing else
 		}
 		return true
 	})
@@ -402,16 +384,15 @@ func (p *Plan) pack(m int64, workers int, record bool) bool {
 	return enough
 }
 
-// setWholesApart gives g workers whole output tiles, from the last one on as long as
-// they are smaller than an even share; nobody has any if no output tile is as small as
-// that.
+// setWholesApart assigns whole output tiles to g workers, from the last output tile on, as long as they are smaller
+// than an even share. It assigns none if the last output tile is not smaller.
 func (p *Plan) setWholesApart(g int) {
-	most := p.tiles/int64(g) - 1 // of whole ones: who shares output tiles are neighbours, so each worker has a part
+	most := p.tiles/int64(g) - 1 // at least one LeanTile of each worker's share is in cut output tiles, since neighbours share these
 	if most < 1 || p.outputs > mostPacked {
 		return
 	}
-	// The least m for which workers have all that are small enough: then those who
-	// have none are few. It is little more than if output tiles could be cut.
+	// The least m for which workers have all small output tiles leaves few workers without any. It is little more than
+	// if output tiles could be cut.
 	if p.packLast(g, most, most) {
 		small := p.tiles - p.wholes[0]
 		least, enough := max((small-1)/int64(g)+1, 1), most
@@ -429,9 +410,8 @@ func (p *Plan) setWholesApart(g int) {
 	}
 }
 
-// packLast gives g workers output tiles of at most `most` LeanTiles, from the last
-// one on, as long as m LeanTiles hold them, the last worker first. It returns false if
-// there are more of them.
+// packLast assigns whole output tiles of at most `most` LeanTiles to g workers, at most m LeanTiles to each, from the
+// last output tile and the last worker on. It returns false if some of these output tiles are left.
 func (p *Plan) packLast(g int, m, most int64) (all bool) {
 	p.wholes = slices.Grow(p.wholes[:0], g+1)[:g+1]
 	p.wholes[g] = p.tiles
@@ -441,7 +421,7 @@ pack:
 	for _, r := range slices.Backward(p.runs) {
 		q := &p.seqs[r.from]
 		starts := p.starts[q.start : q.start+q.blocks+1]
-		heads, alike := p.heads, int64(1) // so many times so many output tiles that are alike
+		heads, alike := p.heads, int64(1) // number of iterations, and equal output tiles in each
 		if q.blocks == 1 {
 			heads, alike = 1, p.heads*int64(r.to-r.from)
 		}
@@ -472,8 +452,7 @@ pack:
 	return all
 }
 
-// fit returns the number of workers to use: no more than there are units to
-// hand out, and none where there is nothing to attend to.
+// fit returns the number of workers to use: at most the number of units, and 0 without LeanTiles.
 func (p *Plan) fit(policy Policy, workers int) int {
 	if p.tiles == 0 {
 		return 0
@@ -489,9 +468,8 @@ func (p *Plan) fit(policy Policy, workers int) int {
 	return int(units)
 }
 
-// cutUnit returns the first LeanTile of unit floor(w*O*s/g), counting s units
-// to each of the O output tiles. With w*O = o*g + r that unit is split
-// floor(r*s/g) of output tile o, and no product leaves 128 bits.
+// cutUnit returns the first LeanTile of unit floor(w*O*s/g), with s units in each of the O output tiles. With w*O = o*g
+// + r that unit is split floor(r*s/g) of output tile o. No product exceeds 128 bits.
 func (p *Plan) cutUnit(w, g, s int) int64 {
 	o, r := mulDiv(w, p.outputs, g)
 	k, _ := mulDiv(int(r), int64(s), g)
@@ -509,35 +487,32 @@ func (p *Plan) cutUnit(w, g, s int) int64 {
 	return q.tile + head*p.headTiles(q) + at + min(k*size, n)
 }
 
-// mulDiv returns the quotient and the remainder of a*b/c in 128 bits, for
-// 0 <= a <= c, 0 < c and 0 <= b.
+// mulDiv returns the quotient and the remainder of a*b/c in 128 bits, for 0 <= a <= c, 0 < c and 0 <= b.
 func mulDiv(a int, b int64, c int) (quo, rem int64) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	q, r := bits.Div64(hi, lo, uint64(c))
 	return int64(q), int64(r)
 }
 
-// headTiles returns the LeanTiles of one KV head of a sequence.
+// headTiles returns the number of LeanTiles of one KV head of a sequence.
 func (p *Plan) headTiles(q *sequence) int64 { return p.starts[q.start+q.blocks] }
 
-// Workers returns the number of workers that the plan was cut for. It is at
-// most the number given to Cut, never more than there are units (LeanTiles,
-// splits or output tiles, as the policy has it), and 0 without LeanTiles.
-// Under FixedSplit and PerHead a worker may own an empty range.
+// Workers returns the number of workers that the plan was cut for. It is at most the argument of Cut, at most the
+// number of units (LeanTiles, splits or output tiles, by policy), and 0 without LeanTiles. Under FixedSplit and PerHead
+// a worker's range may be empty.
 func (p *Plan) Workers() int { return max(len(p.cuts)-1, 0) }
 
 // Tiles returns the number of LeanTiles.
 func (p *Plan) Tiles() int64 { return p.tiles }
 
-// Outputs returns the number of output tiles, those without LeanTiles included.
+// Outputs returns the number of output tiles, including those without LeanTiles.
 func (p *Plan) Outputs() int64 { return p.outputs }
 
-// Range returns the LeanTiles [begin, end) that worker w owns, in the plan's
-// linear order, but for what Wholes returns.
+// Range returns the LeanTiles [begin, end) of worker w in the plan's linear order, without its Wholes.
 func (p *Plan) Range(w int) (begin, end int64) { return p.cuts[w], p.cuts[w+1] }
 
-// Wholes returns the LeanTiles [begin, end) of the output tiles that worker w has as
-// a whole behind its Range, under Policy.Hybrid.
+// Wholes returns the LeanTiles [begin, end) of the whole output tiles that worker w has after its Range, under
+// Policy.Hybrid.
 func (p *Plan) Wholes(w int) (begin, end int64) {
 	if len(p.wholes) == 0 {
 		return 0, 0

@@ -10,35 +10,34 @@ type Work struct {
 	Tiles            int64 // LeanTiles of the whole output tile, at least 1
 }
 
-// Host reports whether k holds its output tile's first LeanTile.
+// Host reports whether k has its output tile's first LeanTile.
 func (k *Work) Host() bool { return k.Begin == 0 }
 
-// Finishing reports whether k holds its output tile's last LeanTile.
+// Finishing reports whether k has its output tile's last LeanTile.
 func (k *Work) Finishing() bool { return k.End == k.Tiles }
 
-// Whole reports whether k is all of its output tile: there is nothing to merge.
+// Whole reports whether k is all of its output tile, with nothing to merge.
 func (k *Work) Whole() bool { return k.Begin == 0 && k.End == k.Tiles }
 
-// Iterator walks the Work of one worker in the plan's linear order, its Range before
-// its Wholes. It is a value; a copy goes on from where the original stood.
+// Iterator iterates over the Work of one worker in the plan's linear order, its Range before its Wholes. A copy
+// continues independently.
 type Iterator struct {
 	plan             *Plan
-	pos, end         int64 // LeanTiles still to hand out
-	then, last       int64 // and behind those
-	seq, head, block int   // the output tile of pos, unless that was used up
+	pos, end         int64 // remaining LeanTiles of the current range
+	then, last       int64 // the range after it
+	seq, head, block int   // the output tile of pos, unless it is used up
 	at               int64 // first LeanTile of that output tile
 }
 
-// Work returns an iterator over the work of worker w. There is at least one
-// Work unless the worker's range is empty.
+// Work returns an iterator over the work of worker w. There is at least one Work unless the worker's range is empty.
 func (p *Plan) Work(w int) Iterator {
 	it := Iterator{plan: p}
 	it.GoTo(w)
 	return it
 }
 
-// GoTo makes it an iterator over the work of worker w, as Work does. Of workers in order it
-// looks for output tiles where it is, and is the faster for that.
+// GoTo makes it an iterator over the work of worker w. It searches near the current output tile, so it is fast for
+// workers in order.
 func (it *Iterator) GoTo(w int) {
 	it.pos, it.end = it.plan.Range(w)
 	it.then, it.last = it.plan.Wholes(w)
@@ -70,7 +69,7 @@ func (it *Iterator) seek() {
 	p := it.plan
 	q := &p.seqs[it.seq]
 	if it.block < q.blocks && it.at <= it.pos && it.pos-it.at < p.starts[q.start+it.block+1]-p.starts[q.start+it.block] {
-		return // the same as before
+		return // the current output tile
 	}
 	n := p.headTiles(q)
 	if it.pos < q.tile || it.pos-q.tile >= p.heads*n {
@@ -87,9 +86,10 @@ func (it *Iterator) seek() {
 	}
 }
 
-// sequenceOf returns the last sequence that begins at or before a LeanTile. It looks near a given one first, and ever further away.
+// sequenceOf returns the last sequence that begins at or before a LeanTile. It searches from the sequence near, in
+// growing steps.
 func (p *Plan) sequenceOf(tile int64, near int) int {
-	from, to := 0, len(p.seqs) // it is one of these
+	from, to := 0, len(p.seqs) // the sequence is in [from, to)
 	if p.seqs[near].tile <= tile {
 		from = near
 		for step := 1; from+step < to; step *= 2 {
@@ -110,7 +110,7 @@ func (p *Plan) sequenceOf(tile int64, near int) int {
 	return from
 }
 
-// Next returns the worker's next Work, and false after the last.
+// Next returns the worker's next Work, or false after the last Work.
 func (it *Iterator) Next() (k Work, ok bool) {
 	if it.pos == it.end {
 		return k, false
@@ -118,7 +118,7 @@ func (it *Iterator) Next() (k Work, ok bool) {
 	p := it.plan
 	q := &p.seqs[it.seq]
 	n := p.starts[q.start+it.block+1] - p.starts[q.start+it.block]
-	for it.pos >= it.at+n { // used up: on to the next output tile that has LeanTiles
+	for it.pos >= it.at+n { // used up: go to the next output tile with LeanTiles
 		it.at += n
 		if it.block++; it.block >= q.blocks {
 			it.block = 0
@@ -134,7 +134,7 @@ func (it *Iterator) Next() (k Work, ok bool) {
 			n = p.starts[q.start+it.block+1] - p.starts[q.start+it.block]
 		}
 	}
-	// One by one: a literal is made elsewhere and copied, which takes twice as long.
+	// Field by field: a composite literal is built elsewhere and copied, which takes twice as long.
 	k.Seq, k.Head, k.Block = it.seq, it.head, it.block
 	k.Output = q.output + int64(it.head)*int64(q.blocks) + int64(it.block)
 	k.Begin, k.End, k.Tiles = it.pos-it.at, min(it.end-it.at, n), n
@@ -144,15 +144,11 @@ func (it *Iterator) Next() (k Work, ok bool) {
 	return k, true
 }
 
-// Sharers returns the workers that hold a part of k's output tile: the first,
-// which is the host block, the last, which is the finishing block, and how many
-// there are. They are neighbours: every worker from first to last is one of
-// them, because within an output tile no two cuts fall together (Cut never
-// makes more ranges than units). Partials are merged in the order of the
-// workers.
+// Sharers returns the workers with a part of k's output tile: the first, which is the host block, the last, which is
+// the finishing block, and their number. Every worker from first to last is one of them, since no two cuts within an
+// output tile are equal (Cut never makes more ranges than units). Partials are merged in the order of the workers.
 //
-// A worker is the host block of at most one output tile that it shares, so
-// first may number whatever an output tile's sharers have to agree on.
+// A worker hosts at most one output tile that it shares, so first identifies the output tile among the shared ones.
 func (p *Plan) Sharers(k Work) (first, last, count int) {
 	q := &p.seqs[k.Seq]
 	at := q.tile + int64(k.Head)*p.headTiles(q) + p.starts[q.start+k.Block]
@@ -161,8 +157,8 @@ func (p *Plan) Sharers(k Work) (first, last, count int) {
 	return first, last, last - first + 1
 }
 
-// owner returns the worker that owns LeanTile t: the last whose range begins at
-// or before it. Workers of empty ranges before it begin where it begins.
+// owner returns the worker that owns LeanTile t: the last worker whose range begins at or before t. Workers of empty
+// ranges before it begin where its range begins.
 func (p *Plan) owner(t int64) int {
 	cuts := p.cuts
 	if t >= cuts[len(cuts)-1] {
@@ -171,11 +167,9 @@ func (p *Plan) owner(t int64) int {
 	return sort.Search(len(cuts), func(w int) bool { return cuts[w] > t }) - 1
 }
 
-// Slot returns where worker w keeps its partial of k, in [0, 2*Workers()): 2w+1
-// for the part of an output tile that it hosts, 2w for any other. As a Range is
-// contiguous and Wholes are no parts, at most the first Work of a Range can be a
-// part that its worker does not host and at most the last can be a part that it
-// does, so two slots are enough, whatever the size of the problem.
+// Slot returns the index of worker w's partial of k, in [0, 2*Workers()): 2w+1 for a part of an output tile that w
+// hosts, 2w for any other part. Two slots are enough for any problem: a Range is contiguous and Wholes are no parts, so
+// only the first Work of a Range can be a part that w does not host, and only the last can be a part that w hosts.
 func (p *Plan) Slot(w int, k Work) int {
 	if k.Host() {
 		return 2*w + 1
