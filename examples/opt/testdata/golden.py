@@ -32,6 +32,7 @@ from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TINY = os.path.join(HERE, "..", "tiny")
+CHECKPOINTS = os.path.join(HERE, "checkpoints")  # a Go module of its own, so that go get leaves it out
 BOOK = (
     "Mira lives in the old mill by the river. The key of Mira is in the green box. Tom works as a baker. The dog "
     "of Tom is called Rex. Lena owns seven goats.\nOne morning Tom and Lena went to the market. There were so many "
@@ -175,7 +176,7 @@ def random_model(seed, dtype, **config):
 
 
 def fresh(name):
-    folder = os.path.join(HERE, name)
+    folder = os.path.join(CHECKPOINTS, name)
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     return folder
@@ -231,7 +232,7 @@ def random_checkpoints(golden, only=None):
         model = random_model(7, torch.float16, hidden_size=128, num_attention_heads=2, ffn_dim=256, num_hidden_layers=2,
                              activation_function="gelu", enable_bias=False, layer_norm_elementwise_affine=False)
         model.save_pretrained(fresh(name))
-        model = OPTForCausalLM.from_pretrained(os.path.join(HERE, name), dtype=torch.float32).eval()
+        model = OPTForCausalLM.from_pretrained(os.path.join(CHECKPOINTS, name), dtype=torch.float32).eval()
         assert not any("bias" in x or "layer_norm" in x for x, _ in model.named_parameters())
         golden_case(name, model, 7)
         golden["tokens"] += continued(name, model, 7)
@@ -241,17 +242,17 @@ def random_checkpoints(golden, only=None):
     name = "opt350"  # post-norm, and the embedding narrower than the decoder
     model = random_model(1, torch.float16, do_layer_norm_before=False, word_embed_proj_dim=16)
     model.save_pretrained(fresh(name))
-    golden_case(name, OPTForCausalLM.from_pretrained(os.path.join(HERE, name), dtype=torch.float32), 1)
+    golden_case(name, OPTForCausalLM.from_pretrained(os.path.join(CHECKPOINTS, name), dtype=torch.float32), 1)
 
     name = "sharded-bf16"
     model = random_model(2, torch.bfloat16, hidden_size=48, num_attention_heads=3)
     model.save_pretrained(fresh(name), max_shard_size="24KB")
-    golden_case(name, OPTForCausalLM.from_pretrained(os.path.join(HERE, name), dtype=torch.float32), 2)
+    golden_case(name, OPTForCausalLM.from_pretrained(os.path.join(CHECKPOINTS, name), dtype=torch.float32), 2)
 
     name = "dim80"
     model = random_model(3, torch.float16, hidden_size=160, num_attention_heads=2, ffn_dim=64, num_hidden_layers=2)
     model.save_pretrained(fresh(name))
-    golden_case(name, OPTForCausalLM.from_pretrained(os.path.join(HERE, name), dtype=torch.float32), 3)
+    golden_case(name, OPTForCausalLM.from_pretrained(os.path.join(CHECKPOINTS, name), dtype=torch.float32), 3)
 
     name = "bin-f16"  # as facebook/opt-* have it: no "model." before the names, no head
     model = random_model(4, torch.float16)
