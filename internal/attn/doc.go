@@ -1,6 +1,5 @@
-// Package attn is the vocabulary of attention that all engines share: what a problem is (heads, element
-// types, masks, changes of scores), which keys a query sees, how its rows lie in memory, and the errors
-// that say what is wrong with one.
+// Package attn has the types that describe attention to all engines: a problem (heads, masks, changes of scores), the format of pages, the keys
+// that a query sees, the strides of rows, and errors.
 //
 // It computes nothing. An engine takes a [Problem], asks [Problem.Check] whether it makes sense, and
 // [Can.Do] whether the entry that was called can do all of it.

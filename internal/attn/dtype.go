@@ -2,7 +2,7 @@ package attn
 
 import "fmt"
 
-// DType is the element type of a tensor. It is what keys and values are stored as, whatever an engine computes in.
+// DType is the element type of a tensor in memory. An engine may compute in another type.
 type DType uint8
 
 const (
@@ -10,10 +10,10 @@ const (
 	Float64
 	Float16
 	BFloat16
-	DTypes = iota // how many there are
+	DTypes = iota // the number of types
 )
 
-// dtypes has what is known of each.
+// dtypes describes each type.
 var dtypes = [DTypes]struct {
 	name string
 	size int

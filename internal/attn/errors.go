@@ -13,7 +13,7 @@ var (
 	ErrDType = errors.New("unsupported dtype")
 	// ErrPage: a page table is too short or names a page outside the buffer.
 	ErrPage = errors.New("page out of range")
-	// ErrUnsupported: the problem makes sense, but this engine, or this way into it, can't do it.
+	// ErrUnsupported: the problem makes sense, but this engine, or this entry of it, does not support the problem.
 	ErrUnsupported = errors.New("not supported")
 )
 

@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Feature is something that a problem asks for and that an engine may not be able to do. Features are bits.
+// Feature is a property of a problem that an engine may not support. Features are bits.
 type Feature uint32
 
 const (
@@ -15,23 +15,23 @@ const (
 	Window
 	SinkTokens
 	Trees         // of the new tokens of sequences
-	Rotates       // queries and new keys are turned by a rotary embedding
+	Rotates       // a rotary embedding of queries and new keys
 	OtherValueDim // values are of another width than keys
 	SeveralPlanes // a key is the rows of several planes
 	ValuesInKeys  // values are parts of keys
 	SeveralTypes  // planes are of different types
 	Scaled        // elements of pages have scales
-	OtherPolicy   // LeanTiles are not cut by stream-K
-	SetTiles      // the caller says how large LeanTiles are
-	SetWorkers    // the caller says how many workers there are
+	OtherPolicy   // a schedule other than stream-K
+	SetTiles      // the caller sets the size of LeanTiles
+	SetWorkers    // the caller sets the number of workers
 	Unfused
 	BatchInvariance
-	unknown // a field of Mask or Score that Features knows nothing of
+	unknown // a field of Mask or Score that Features does not know
 
 	firstOfScore // of the features of a Score
 )
 
-// Features returns what p asks for.
+// Features returns the features of p.
 func (p *Problem) Features() (f Feature) {
 	rest := *p
 	note := func(there bool, feature Feature) {
@@ -56,7 +56,7 @@ func (p *Problem) Features() (f Feature) {
 	return f
 }
 
-// taken makes *x the zero value, and reports whether it was another.
+// taken sets *x to the zero value, and reports whether *x was another value.
 func taken[T comparable](x *T) bool {
 	var zero T
 	was := *x
@@ -64,7 +64,7 @@ func taken[T comparable](x *T) bool {
 	return was != zero
 }
 
-// text tells the first of some features that p asks for.
+// text describes the first of the features f of p.
 func (f Feature) text(p *Problem) string {
 	switch f & -f {
 	case Causal:
@@ -109,19 +109,19 @@ func (f Feature) text(p *Problem) string {
 	return "a mask or a change of scores that it knows nothing of"
 }
 
-// Can is what one way into an engine can do. It lists what is there: what nobody has listed is refused.
+// Can lists the features and types that one entry of an engine supports. Any other feature or type is an error.
 type Can struct {
-	Name     string // of the way, for errors
+	Name     string // of the entry, for errors
 	Features Feature
 	KV       []DType
 }
 
-// Does says whether c can do all of p.
+// Does reports whether c supports p.
 func (c *Can) Does(p *Problem) bool {
 	return p.Features()&^c.Features == 0 && c.otherType(p) < 0
 }
 
-// Do reports the first thing of p that c can't do. Errors wrap ErrUnsupported, or ErrDType for the type of keys and
+// Do returns an error that names the first part of p that c does not support. Errors wrap ErrUnsupported, or ErrDType for the type of keys and
 // values.
 func (c *Can) Do(op string, p *Problem) error {
 	if more := p.Features() &^ c.Features; more != 0 {
@@ -133,7 +133,7 @@ func (c *Can) Do(op string, p *Problem) error {
 	return nil
 }
 
-// otherType returns the first plane whose type c does not list, -1 where there is none.
+// otherType returns the first plane whose type c does not list; -1 if there is none.
 func (c *Can) otherType(p *Problem) int {
 	return slices.IndexFunc(p.Pages.planes(), func(plane Plane) bool { return !slices.Contains(c.KV, plane.DType) })
 }

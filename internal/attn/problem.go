@@ -9,55 +9,55 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Strides places the rows of queries, outputs or log-sum-exps, in elements:
+// Strides gives the offsets of rows of queries, outputs or log-sum-exps, in elements:
 //
 //	offset(row, head) = row*Row + head*Head
 type Strides struct{ Row, Head int }
 
-// PackedRows are the strides of rows that lie one behind the other, head by head.
+// PackedRows returns the strides of contiguous rows, whose heads are contiguous.
 func PackedRows(heads, dim int) Strides { return Strides{Row: heads * dim, Head: dim} }
 
-// PageStrides places the rows of keys or values, in elements:
+// PageStrides gives the offsets of rows of keys or values, in elements:
 //
 //	offset(page, head, slot) = page*Page + head*Head + slot*Row
 type PageStrides struct{ Page, Head, Row int }
 
-// Problem is what is the same for every sequence and every layer.
+// Problem describes attention: all that is the same for every sequence and layer.
 //
-// A dense tensor is the case of one page a sequence, with PageTokens the capacity.
+// In a dense tensor each sequence is one page, and PageTokens is the capacity.
 type Problem struct {
 	Heads, KVHeads int     // query heads, a multiple of the KV heads; head h reads KV head h/(Heads/KVHeads)
 	Dim, ValueDim  int     // elements of a query or key row, and of a value or output row
-	Pages          Format  // what keys and values are stored as, and where
-	Scale          float64 // on q.k, natural
+	Pages          Format  // how keys and values are stored
+	Scale          float64 // on q.k, before natural exponentials
 	Mask                   // which keys a query sees
 	Score                  // what happens to scores before the softmax
-	Rotary         Rotary  // turns queries and new keys, if not zero
+	Rotary         Rotary  // rotates queries and new keys; zero: none
 
 	Query, Out, LSE Strides
 	PageTokens      int
 
 	TileTokens int         // tokens of a LeanTile; 0: the engine's choice
 	Policy     lean.Policy // how LeanTiles are handed to workers
-	Unfused    bool        // scores, their softmax and the sum of values one behind the other
+	Unfused    bool        // compute scores, softmax and weighted sum in separate steps
 	Workers    int         // logical workers; 0: the engine's choice
 
-	// Invariant: the bits of a row follow from its query, and the keys and values that it sees, alone: not from other
-	// sequences, nor from other rows of its own, nor from who has which LeanTiles.
+	// Invariant means that the bits of a row depend only on its query, and on the keys and values that the query sees. They do not
+	// depend on other sequences, on other rows, or on the schedule.
 	Invariant bool
 
-	// Mixed: queries and weights may be rounded to the type of keys. It is no Feature: who does not is right.
+	// Mixed allows an engine to round queries and weights to the type of keys. It is no Feature, since an engine need not round.
 	Mixed bool
 
-	// QueryType is the type of queries and outputs, as far as it is known: which kernels attend may depend on
-	// it. It is no Feature either: others are right, too.
+	// QueryType is the expected type of queries and outputs. An engine may choose kernels by QueryType, and computes other types correctly,
+	// so QueryType is no Feature.
 	QueryType DType
 }
 
 // Group returns how many query heads read a KV head.
 func (p *Problem) Group() int { return p.Heads / p.KVHeads }
 
-// Check reports what is wrong with p itself, whoever computes it. Errors wrap ErrShape or ErrDType.
+// Check returns an error for a problem that no engine can compute. Errors wrap ErrShape, ErrDType or ErrUnsupported.
 func (p *Problem) Check(op string) error {
 	switch {
 	case p.KVHeads < 1 || p.Heads < 1 || p.Heads%p.KVHeads != 0:
@@ -111,10 +111,10 @@ func (p *Problem) Check(op string) error {
 	return nil
 }
 
-// TreeFits reports what of p does not go with a tree.
+// TreeFits returns an error if p has features that exclude trees.
 func (p *Problem) TreeFits() error {
-	// A token of a tree stands at its depth behind the sequence, and not where its key lies: what depends on the
-	// distance of a key would mean something else here.
+	// The position of a token of a tree follows from its depth, and not from the index of its key. Features that read the distance
+	// between a query and a key would use the index.
 	switch {
 	case !p.Causal:
 		return errors.New("a tree without a causal mask")
@@ -126,15 +126,15 @@ func (p *Problem) TreeFits() error {
 	return nil
 }
 
-// MaxInvariantTile is how many tokens a LeanTile has at most with batch invariance, where it is one sum.
+// MaxInvariantTile is the most tokens of a LeanTile with batch invariance. Such a LeanTile is one sum.
 const MaxInvariantTile = 4096
 
-// InvariantFits reports what of p does not go with batch invariance.
+// InvariantFits returns an error if p has features that exclude batch invariance.
 func (p *Problem) InvariantFits() error {
 	switch {
 	case !p.Invariant:
 		return nil
-	case p.Dropout != 0: // which weights are dropped follows from a sequence's number and a query's
+	case p.Dropout != 0: // the dropped weights depend on the number of a sequence and of a query
 		return fmt.Errorf("batch invariance and a dropout of %v", p.Dropout)
 	case p.Unfused:
 		return errors.New("batch invariance and unfused attention")
@@ -144,7 +144,7 @@ func (p *Problem) InvariantFits() error {
 	return nil
 }
 
-// Check reports strides that are negative.
+// Check returns an error for negative strides.
 func (s PageStrides) Check(op, name string) error {
 	if s.Page < 0 || s.Head < 0 || s.Row < 0 {
 		return Errorf(op, ErrShape, "%s strides %+v", name, s)
@@ -152,11 +152,11 @@ func (s PageStrides) Check(op, name string) error {
 	return nil
 }
 
-// Offset returns where a row lies.
+// Offset returns the offset of a row.
 func (s PageStrides) Offset(page, head, slot int) int { return page*s.Page + head*s.Head + slot*s.Row }
 
-// Extent returns the number of elements that rows [0, rows) of the given heads and width reach over,
-// and MaxInt if that is no int.
+// Extent returns the number of elements from the first to the last of rows [0, rows), with heads heads of dim elements; MaxInt if the number is
+// no int.
 func (s Strides) Extent(rows, heads, dim int) int {
 	if rows == 0 {
 		return 0
@@ -164,8 +164,8 @@ func (s Strides) Extent(rows, heads, dim int) int {
 	return sumProducts(dim, rows-1, s.Row, heads-1, s.Head, 0, 0)
 }
 
-// Extent returns the number of elements that pages [0, pages) of the given heads, slots and width
-// reach over, and MaxInt if that is no int.
+// Extent returns the number of elements from the first to the last of pages [0, pages), with heads heads and slots slots of dim elements; MaxInt
+// if the number is no int.
 func (s PageStrides) Extent(pages, heads, slots, dim int) int {
 	if pages == 0 {
 		return 0

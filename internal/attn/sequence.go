@@ -6,21 +6,21 @@ import (
 )
 
 // Sequence is one sequence's part of a step: query position i is row Row+i of the queries and outputs,
-// and key j lies in page Pages[j/PageTokens], slot j%PageTokens. Entries of Pages beyond the last key
-// are not looked at. Rows of different sequences do not overlap.
+// and key j is in page Pages[j/PageTokens], slot j%PageTokens. Engines do not read entries of Pages beyond the last key. Rows of different
+// sequences do not overlap.
 //
-// A sequence with a Tree has its queries' keys among its keys, as the last ones.
+// The last keys of a sequence with a Tree are those of its queries.
 type Sequence struct {
 	Row, Queries, Keys int
 	Pages              []int32
-	Cut                int   // keys that were cut out before the queries' own, and behind those that a window hides: it is so much narrower here
+	Cut                int   // keys that were removed within the window: the window is narrower by this number
 	Tree               Tree  // of the queries; nil: none
-	Before             int   // tokens that stand before the keys, or between them, in pages that are there no more
-	Positions          []int // of the queries' tokens, for who turns or looks up by them; nil: where they stand
+	Before             int   // tokens of the sequence whose pages were released
+	Positions          []int // of the queries, for rotary embeddings and position tables; nil: the positions in the sequence
 }
 
-// Position returns the position of the token of query position i: the one that it was given, or else where it stands in its
-// sequence, counted from 0: where its key lies, or at its depth in the tree.
+// Position returns the position of query i for rotary embeddings: Positions[i] if given, else the index of the token in its sequence, counted
+// from 0. The index of a token of a tree follows from its depth.
 func (q *Sequence) Position(i int) int {
 	if q.Positions != nil {
 		return q.Positions[i]
@@ -32,13 +32,13 @@ func (q *Sequence) Position(i int) int {
 	return q.Before + Position(q.Queries, q.Keys, depth)
 }
 
-// Narrowed is a mask as it is for the sequence.
+// Narrowed returns m with the window of the sequence.
 func (q *Sequence) Narrowed(m Mask) Mask {
 	m.Window -= q.Cut
 	return m
 }
 
-// HasTrees says whether some of the sequences have a tree.
+// HasTrees reports whether a sequence has a tree.
 func HasTrees(seqs []Sequence) bool {
 	for i := range seqs {
 		if seqs[i].Tree != nil {
@@ -48,7 +48,7 @@ func HasTrees(seqs []Sequence) bool {
 	return false
 }
 
-// CheckTree reports what is wrong with the tree of sequence i, if it has one.
+// CheckTree returns an error if the tree of sequence i does not fit.
 func (q *Sequence) CheckTree(op string, i int, m Mask) error {
 	switch {
 	case q.Tree == nil:
@@ -64,7 +64,7 @@ func (q *Sequence) CheckTree(op string, i int, m Mask) error {
 	return nil
 }
 
-// Check reports what is wrong with sequence i.
+// Check returns an error if sequence i is malformed.
 func (q *Sequence) Check(op string, i, pageTokens int) error {
 	if err := q.CheckSize(op, i, pageTokens); err != nil || q.Queries == 0 {
 		return err
@@ -76,10 +76,10 @@ func (q *Sequence) Check(op string, i, pageTokens int) error {
 	return nil
 }
 
-// Live are the pages that hold keys.
+// Live returns the pages with keys.
 func (q *Sequence) Live(pageTokens int) []int32 { return q.Pages[:Ceil(q.Keys, pageTokens)] }
 
-// CheckSize is Check of all but which pages there are.
+// CheckSize is Check without the range of page numbers.
 func (q *Sequence) CheckSize(op string, i, pageTokens int) error {
 	if q.Row < 0 || q.Queries < 0 || q.Keys < 0 || q.Row > math.MaxInt-q.Queries {
 		return Errorf(op, ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)
@@ -94,7 +94,8 @@ func (q *Sequence) CheckSize(op string, i, pageTokens int) error {
 	return nil
 }
 
-// Highest is the highest page, and 0 if there is none; a negative one is more than any other. It has four chains of comparisons: in one each waits for the one before.
+// Highest returns the highest page; 0 for no pages. A negative page counts as higher than all others. Four independent chains of comparisons
+// hide the latency of each comparison.
 func Highest(pages []int32) uint32 {
 	var a, b, c, d uint32
 	for len(pages) >= 8 {
@@ -109,7 +110,7 @@ func Highest(pages []int32) uint32 {
 	return max(a, b, c, d)
 }
 
-// Ceil returns ceil(n/size) for n >= 0: the pages (or LeanTiles) that n tokens fill.
+// Ceil returns ceil(n/size) for n >= 0: the number of pages or LeanTiles of n tokens.
 func Ceil(n, size int) int {
 	if n == 0 {
 		return 0
@@ -117,8 +118,8 @@ func Ceil(n, size int) int {
 	return (n-1)/size + 1
 }
 
-// CheckAppend reports whether the positions that sequence i appends to exist; fits says whether the
-// first slots of a page lie in the destination.
+// CheckAppend returns an error if sequence i appends to slots that do not exist. fits reports whether the first slots slots of a page are in the
+// destination.
 func (q *Sequence) CheckAppend(op string, i, pageTokens int, fits func(page, slots int) bool) error {
 	if q.Row < 0 || q.Queries < 0 || q.Keys < q.Queries || q.Row > math.MaxInt-q.Queries {
 		return Errorf(op, ErrShape, "sequence %d has row %d, %d queries, %d keys", i, q.Row, q.Queries, q.Keys)

@@ -1,18 +1,18 @@
-// Package pages counts who holds the pages of a cache. It has integers only: no
+// Package pages keeps the page tables of a cache's sequences, and counts the holders of each page. It has integers only: no
 // memory, no locks, no devices.
 //
 // A page is a number in [0, Count). A sequence has a page table: token j is in page
 // Pages[j/Size], as in PagedAttention (Kwon et al., arXiv:2309.06180). Each page has a
-// number of holders. A page that nobody holds is free. Sequences share pages, and a
-// shared page is never written: who appends to one gets a copy of it (copy on write).
+// number of holders, and a page without holders is free. Sequences share pages, and a shared page is never written: an append to a
+// shared page writes a copy (copy on write).
 //
-// Pages may lie in several places, as the memories of GPUs. Then those of a sequence go round the places.
+// Pages can be in several shards, such as the memories of GPUs. The pages of a sequence are then in the shards in turn.
 //
-// Tokens that nobody will read again can be dropped, from some token on: a table has a gap then, and the pages that
-// lie in it are released. So a sequence whose readers look back no further than a window has a constant number of pages.
+// A table can drop tokens that no query will read. It then has a gap, and the pages in the gap are released. So a sequence with a
+// window has a bounded number of pages.
 //
-// An append is a transaction. Reserve takes the pages of the new tokens, and the table
-// stays as it is. Then Commit puts them into the table, or Rollback gives them back.
+// An append is a transaction. Reserve takes the pages of the new tokens, and leaves the table unchanged. Commit puts the pages into the
+// table. Rollback frees the pages.
 //
-// A call that is refused changes nothing.
+// A call that returns an error changes nothing.
 package pages

@@ -7,35 +7,37 @@ import (
 )
 
 var (
-	// ErrFull is a pool with too few free pages.
+	// ErrFull: the pool has too few free pages.
 	ErrFull = errors.New("too few free pages")
 
-	// ErrPage is a page that the pool does not have, or that nobody holds.
+	// ErrPage: the pool does not have a page, or the page has no holder.
 	ErrPage = errors.New("no such page is held")
 
-	// ErrTokens is a number of tokens outside of its range.
+	// ErrTokens: a number of tokens is out of range.
 	ErrTokens = errors.New("number of tokens out of range")
 
-	// ErrReservation is an append that is open and must not be, or the other way round.
+	// ErrReservation: an append is open and must not be, or is not open and must be.
 	ErrReservation = errors.New("append out of order")
 )
 
-// Pool is the pages of a cache. Its methods must not be called at the same time.
+// Pool is the pages of a cache. Its methods are not safe for concurrent use.
 type Pool struct {
 	size    int       // tokens of a page
-	free    [][]int32 // of each place, pages that nobody holds; the last one is taken first
-	left    int       // how many these are, of all places
-	holders []int32   // of each page
+	free    [][]int32 // the free pages of each shard; the last page is taken first
+	left    int       // the number of all free pages
+	holders []int32   // the number of holders of each page
 }
 
-// New is a pool of free pages, each with room for size tokens. Both numbers are 1 or
-// more. The lowest page is taken first.
+// New returns a pool of count free pages of size tokens. Both numbers are at least 1. The lowest page is taken first.
 func New(count, size int) *Pool { return NewSharded(count, size, 1) }
 
-// NewDealt is New of pages that lie in several places, as GPUs are, 1 or more: page i is in place i mod places. The
-// pages of a sequence go round the places: each is taken from the place behind that of the page before it, the first one
-// from the place with the most free pages, and a copy from the place of what it is a copy of. A place that has no
-// free page is passed over, so any page serves any sequence.
+// NewSharded is New for pages in several shards, at least 1. Page i is in shard i mod shards. A pool takes
+//
+//   - the first page of a sequence from the shard with the most free pages
+//   - each further page from the shard after that of the page before
+//   - a copy from the shard of the original
+//
+// If that shard has no free page, the pool takes the page from the next shard that has one.
 func NewSharded(count, size, shards int) *Pool {
 	p := &Pool{size: size, free: make([][]int32, shards), left: count, holders: make([]int32, count)}
 	for i := range count {
@@ -45,10 +47,10 @@ func NewSharded(count, size, shards int) *Pool {
 	return p
 }
 
-// place is where a page lies.
+// shard returns the shard of a page.
 func (p *Pool) shard(page int32) int { return int(page) % len(p.free) }
 
-// next is the place that the page behind the last one of a list is to come from.
+// next returns the shard for the page that follows list.
 func (p *Pool) next(list []int32) (shard int) {
 	if last := len(list) - 1; last >= 0 && list[last] >= 0 {
 		return (p.shard(list[last]) + 1) % len(p.free)
@@ -61,7 +63,7 @@ func (p *Pool) next(list []int32) (shard int) {
 	return shard
 }
 
-// take takes a free page, of which there is one, from a place or the next one that has some.
+// take takes a free page from a shard, or from the next shard that has one. The pool has a free page.
 func (p *Pool) take(shard int) (page int32) {
 	for len(p.free[shard]) == 0 {
 		shard = (shard + 1) % len(p.free)
@@ -73,13 +75,13 @@ func (p *Pool) take(shard int) (page int32) {
 	return page
 }
 
-// Count is the number of all pages.
+// Count returns the number of all pages.
 func (p *Pool) Count() int { return len(p.holders) }
 
-// Free is the number of pages that nobody holds.
+// Free returns the number of free pages.
 func (p *Pool) Free() int { return p.left }
 
-// Shared is the number of pages with more than one holder.
+// Shared returns the number of pages with several holders.
 func (p *Pool) Shared() int {
 	n := 0
 	for _, h := range p.holders {
@@ -90,7 +92,7 @@ func (p *Pool) Shared() int {
 	return n
 }
 
-// For is the number of pages that so many tokens take.
+// For returns the number of pages that tokens tokens take.
 func (p *Pool) For(tokens int) int {
 	n := tokens / p.size
 	if tokens%p.size != 0 {
@@ -99,12 +101,12 @@ func (p *Pool) For(tokens int) int {
 	return n
 }
 
-// Lists are copies of the free list, place by place, and of the number of holders of each page.
+// Lists returns copies of the free lists, shard by shard, and of the number of holders of each page.
 func (p *Pool) Lists() (free, holders []int32) {
 	return slices.Concat(p.free...), slices.Clone(p.holders)
 }
 
-// Take appends n free pages to list. Each has one holder then. Errors: [ErrFull].
+// Take appends n free pages to list, and makes each page held once. Errors: [ErrFull].
 func (p *Pool) Take(list []int32, n int) ([]int32, error) {
 	if err := p.has(n); err != nil {
 		return list, err
@@ -115,7 +117,7 @@ func (p *Pool) Take(list []int32, n int) ([]int32, error) {
 	return list, nil
 }
 
-// has checks that so many pages are free.
+// has returns an error if fewer than n pages are free.
 func (p *Pool) has(n int) error {
 	if n > p.left {
 		return fmt.Errorf("%d pages needed, %d of %d free: %w", n, p.left, len(p.holders), ErrFull)
@@ -123,8 +125,7 @@ func (p *Pool) has(n int) error {
 	return nil
 }
 
-// Hold adds a holder to each page of the list. Errors: [ErrPage] for one that nobody
-// holds.
+// Hold adds a holder to each page of list. Errors: [ErrPage] for a page without holders.
 func (p *Pool) Hold(list []int32) error {
 	for _, page := range list {
 		if err := p.held(page); err != nil {
@@ -137,14 +138,13 @@ func (p *Pool) Hold(list []int32) error {
 	return nil
 }
 
-// Release takes a holder from each page of the list, the last page first: so it undoes
-// Take to the order of the free list. A page that has no holder left is free. Errors:
-// [ErrPage] for a page that has fewer holders than it has places in the list.
+// Release removes a holder from each page of list. A page without holders is free. Release begins with the last page, so that it
+// restores the order of the free list before Take. Errors: [ErrPage] for a page that is in list more often than it has holders.
 func (p *Pool) Release(list []int32) error {
 	for i := len(list) - 1; i >= 0; i-- {
 		page := list[i]
 		if err := p.held(page); err != nil {
-			for _, page := range list[i+1:] { // the other way round
+			for _, page := range list[i+1:] { // restore
 				if free := &p.free[p.shard(page)]; p.holders[page] == 0 {
 					*free = (*free)[:len(*free)-1]
 					p.left--
@@ -162,7 +162,7 @@ func (p *Pool) Release(list []int32) error {
 	return nil
 }
 
-// held checks that somebody holds a page.
+// held returns an error if a page has no holder.
 func (p *Pool) held(page int32) error {
 	if page < 0 || int(page) >= len(p.holders) {
 		return fmt.Errorf("page %d of %d: %w", page, len(p.holders), ErrPage)

@@ -5,34 +5,32 @@ import (
 	"slices"
 )
 
-// Table is the page table of a sequence, which holds each of its pages once. The zero
-// value is that of an empty sequence.
+// Table is the page table of a sequence. It holds each of its pages once. The zero Table is that of an empty sequence.
 type Table struct {
-	Pages  []int32 // as many as [Pool.For] gives for Tokens, less those that lie in the gap
-	Tokens int     // of the sequence, those in the gap included
+	Pages  []int32 // [Pool.For] of Tokens, less the pages in the gap
+	Tokens int     // of the sequence, including those in the gap
 	Gap    Gap
 
-	open bool // an append to it is reserved
+	open bool // an append is reserved
 }
 
-// Gap is the tokens [First, End) of a sequence that were dropped: nobody will read them again. Pages with nothing but
-// such tokens are not in the table.
+// Gap is the dropped tokens [First, End) of a sequence. Pages with only dropped tokens are not in the table.
 type Gap struct{ First, End int }
 
-// in returns the pages that lie in a gap, by their place among all pages of the sequence: so many, from the given one on.
+// in returns the pages in a gap: n pages from number first of the sequence on.
 func (p *Pool) in(g Gap) (at, n int) {
 	at = p.For(g.First)
 	return at, max(g.End/p.size-at, 0)
 }
 
-// Shift is how many tokens the pages hold that a table has no more: token j behind the gap is in page
-// Pages[(j-Shift)/Size], as if it was token j-Shift. It is a multiple of Size.
+// Shift returns the number of tokens of the pages that the gap has released, a multiple of Size. Token j after the gap is in page
+// Pages[(j-Shift)/Size].
 func (p *Pool) Shift(t *Table) int {
 	_, n := p.in(t.Gap)
 	return n * p.size
 }
 
-// settled checks that no append to t is open.
+// settled returns an error if an append to t is open.
 func (t *Table) settled() error {
 	if t.open {
 		return fmt.Errorf("an append to the table is open: %w", ErrReservation)
@@ -40,8 +38,8 @@ func (t *Table) settled() error {
 	return nil
 }
 
-// Clone is a table of the same pages and tokens. It becomes one more holder of each
-// page. Errors: [ErrReservation] while an append to t is open.
+// Clone returns a table of the same pages and tokens, which is a further holder of each page. Errors: [ErrReservation] while an append to
+// t is open.
 func (p *Pool) Clone(t *Table) (Table, error) {
 	if err := t.settled(); err != nil {
 		return Table{}, err
@@ -52,7 +50,7 @@ func (p *Pool) Clone(t *Table) (Table, error) {
 	return Table{Pages: slices.Clone(t.Pages), Tokens: t.Tokens, Gap: t.Gap}, nil
 }
 
-// Place is where a token of a table lies: its page, and its place there. It is not in the gap.
+// Place returns the page and the slot of a token outside the gap.
 func (p *Pool) Place(t *Table, token int) (page int32, slot int) {
 	if token >= t.Gap.First {
 		token -= p.Shift(t)
@@ -60,15 +58,14 @@ func (p *Pool) Place(t *Table, token int) (page int32, slot int) {
 	return t.Pages[token/p.size], token % p.size
 }
 
-// Owned is a page of a table that it had shared, and that has another in its place now.
+// Owned is a shared page of a table that [Pool.Own] has replaced.
 type Owned struct {
 	Page, Was int32
 	at        int // in the table
 }
 
-// Own gives a table pages of its own for the tokens [from, to), of which none is in the gap: a free page for each
-// that has other holders, with nothing in it yet. Errors: [ErrFull], [ErrTokens] for tokens that it does not
-// have, [ErrReservation] while an append to t is open.
+// Own replaces each shared page of the tokens [from, to) by a free page, which the caller has to fill. No token of the range is in the
+// gap. Errors: [ErrFull]; [ErrTokens] for tokens that the table does not have; [ErrReservation] while an append to t is open.
 func (p *Pool) Own(t *Table, from, to int) ([]Owned, error) {
 	if err := t.settled(); err != nil {
 		return nil, err
@@ -112,9 +109,10 @@ func (p *Pool) Disown(t *Table, owned []Owned) error {
 	return nil
 }
 
-// Drop makes tokens the gap of a table, and releases the pages that hold no others. A gap begins where it began before,
-// and may end further behind. Errors: [ErrTokens] for another beginning or a lower end than it had, or more tokens than
-// there are, [ErrReservation] while an append to t is open.
+// Drop sets the gap of a table, and releases the pages with only dropped tokens. A gap can grow at its end only. Errors:
+//
+//   - [ErrTokens] for another beginning, a lower end, or an end behind the last token
+//   - [ErrReservation] while an append to t is open
 func (p *Pool) Drop(t *Table, g Gap) error {
 	if err := t.settled(); err != nil {
 		return err
@@ -134,9 +132,11 @@ func (p *Pool) Drop(t *Table, g Gap) error {
 	return nil
 }
 
-// Truncate keeps the first tokens of a table, and releases the pages behind them. With no tokens behind its beginning
-// there is no gap any more. Errors: [ErrTokens] for more tokens than there are, or an end within the gap,
-// [ErrReservation] while an append to t is open.
+// Truncate keeps the first tokens of a table, and releases the pages after them. A table without tokens after the beginning of its gap
+// has no gap. Errors:
+//
+//   - [ErrTokens] for more tokens than the table has, or an end in the gap
+//   - [ErrReservation] while an append to t is open
 func (p *Pool) Truncate(t *Table, tokens int) error {
 	if err := t.settled(); err != nil {
 		return err
@@ -160,20 +160,20 @@ func (p *Pool) Truncate(t *Table, tokens int) error {
 	return nil
 }
 
-// Reservation is an append that is open: reserved, and neither committed nor rolled
-// back. The zero value is not open. Reserve uses the memory of one that is not.
+// Reservation is an append between Reserve and Commit or Rollback. The zero Reservation is not open. Reserve reuses the memory of a
+// Reservation that is not open.
 type Reservation struct {
-	// Pages is the table as it will be. It stays until Reserve is called again.
+	// Pages is the table after Commit. It is valid until the next Reserve.
 	Pages []int32
 
 	table    *Table // nil: not open
-	tokens   int    // that are appended
-	kept     int    // pages in front that are the table's own
-	replaced int32  // page of the table that Pages[kept] is a copy of; -1: none
+	tokens   int    // new
+	kept     int    // leading pages that stay those of the table
+	replaced int32  // the page of the table that Pages[kept] is a copy of; -1: none
 }
 
-// Fresh are the pages that the reservation holds, and nobody else: none if it is not
-// open. New tokens go there, and to what room the last page of the table has.
+// Fresh returns the pages that only the reservation holds; none if the reservation is not open. New tokens go to these pages, and to the
+// free slots of the table's last page.
 func (r *Reservation) Fresh() []int32 {
 	if r.table == nil {
 		return nil
@@ -181,12 +181,12 @@ func (r *Reservation) Fresh() []int32 {
 	return r.Pages[r.kept:]
 }
 
-// Of says whether the reservation is open, for so many tokens of t.
+// Of reports whether the reservation is open for tokens tokens of t.
 func (r *Reservation) Of(t *Table, tokens int) bool {
 	return t != nil && r.table == t && r.tokens == tokens
 }
 
-// Copy says whether a page is copied before the new tokens are written, and which.
+// Copy returns the page to copy before the new tokens are written, and whether there is one.
 func (r *Reservation) Copy() (to, from int32, ok bool) {
 	if r.table == nil || r.replaced < 0 {
 		return 0, 0, false
@@ -194,8 +194,8 @@ func (r *Reservation) Copy() (to, from int32, ok bool) {
 	return r.Pages[r.kept], r.replaced, true
 }
 
-// Need is the number of free pages that an append of so many tokens takes. If the last
-// page of the table has room and other holders, one of them is for a copy of it.
+// Need returns the number of free pages that an append of tokens tokens takes. It includes a page for a copy, if the last page of the table
+// is shared and not full.
 func (p *Pool) Need(t *Table, tokens int) int {
 	_, gone := p.in(t.Gap)
 	n := p.For(t.Tokens+tokens) - gone - len(t.Pages)
@@ -205,9 +205,8 @@ func (p *Pool) Need(t *Table, tokens int) int {
 	return n
 }
 
-// Least is the number of pages of the pool that are held when so many tokens are reserved for each table, if there is no other
-// table: what the reservations take, and what the tables hold. If it is more than [Pool.Count], no release of other
-// tables makes room.
+// Least returns the number of pages that the tables and their reservations hold, if no other table holds pages. If the number is above
+// [Pool.Count], no release of other tables makes the reservations possible.
 func (p *Pool) Least(tables []*Table, tokens []int) int {
 	holders := map[int32]int{}
 	for _, t := range tables {
@@ -219,20 +218,22 @@ func (p *Pool) Least(tables []*Table, tokens []int) int {
 	for i, t := range tables {
 		n += p.Need(t, tokens[i])
 		if tail := len(t.Pages) - 1; tokens[i] > 0 && p.sharedTail(t) && holders[t.Pages[tail]] == 1 {
-			n-- // the others are released: there is no copy
+			n-- // without other holders there is no copy
 		}
 	}
 	return n
 }
 
-// sharedTail reports whether the next token goes to a page with other holders.
+// sharedTail reports whether the next token goes to a shared page.
 func (p *Pool) sharedTail(t *Table) bool {
 	return t.Tokens%p.size != 0 && p.holders[t.Pages[len(t.Pages)-1]] > 1
 }
 
-// Reserve opens a reservation for an append of so many tokens to t. Errors: [ErrFull]
-// if fewer pages than Need are free, [ErrTokens] for less than one token,
-// [ErrReservation] if r is open, or another append to t.
+// Reserve opens a reservation for an append of tokens tokens to t. Errors:
+//
+//   - [ErrFull] if fewer pages than Need are free
+//   - [ErrTokens] for less than one token
+//   - [ErrReservation] if r, or another append to t, is open
 func (p *Pool) Reserve(r *Reservation, t *Table, tokens int) error {
 	if r.table != nil {
 		return fmt.Errorf("the reservation is open: %w", ErrReservation)
@@ -265,14 +266,14 @@ func (p *Pool) Reserve(r *Reservation, t *Table, tokens int) error {
 	return nil
 }
 
-// Commit puts the reserved pages and tokens into the table. A page that was copied is
-// released. Errors: [ErrReservation] if r is not open.
+// Commit puts the reserved pages and tokens into the table, and releases the page that was copied. Errors: [ErrReservation] if r is not
+// open.
 func (p *Pool) Commit(r *Reservation) error {
 	if err := r.opened(); err != nil {
 		return err
 	}
 	t := r.table
-	if err := p.Release(t.Pages[r.kept:]); err != nil { // the page that was copied
+	if err := p.Release(t.Pages[r.kept:]); err != nil { // the original of a copy
 		return err
 	}
 	t.Pages = append(t.Pages[:r.kept], r.Fresh()...)
@@ -281,10 +282,8 @@ func (p *Pool) Commit(r *Reservation) error {
 	return nil
 }
 
-// Rollback releases the reserved pages. If nothing was taken or released since Reserve,
-// the pool is as it was before, to the order of the free list: so of several
-// reservations the last one is rolled back first. Errors: [ErrReservation] if r is not
-// open.
+// Rollback releases the reserved pages. If the pool has not changed since Reserve, Rollback also restores the order of the free list. So
+// several reservations are rolled back in reverse order. Errors: [ErrReservation] if r is not open.
 func (p *Pool) Rollback(r *Reservation) error {
 	if err := r.opened(); err != nil {
 		return err
@@ -296,8 +295,7 @@ func (p *Pool) Rollback(r *Reservation) error {
 	return nil
 }
 
-// Check looks for inconsistencies of the pool, where tables and open reservations are all that hold pages. An error names
-// the first one.
+// Check returns an error that names the first inconsistency of the pool. tables and open are all holders of pages.
 func (p *Pool) Check(tables []*Table, open []*Reservation) error {
 	held, of := make([]int32, len(p.holders)), map[*Table]*Reservation{}
 	hold := func(list []int32) error {
@@ -342,7 +340,7 @@ func (p *Pool) Check(tables []*Table, open []*Reservation) error {
 	if err := p.checkFree(held); err != nil {
 		return err
 	}
-	for _, r := range open { // a page that is written has one holder
+	for _, r := range open { // a page to write has one holder
 		if last := r.kept - 1; r.replaced < 0 && r.table.Tokens%p.size != 0 && held[r.Pages[last]] != 1 {
 			return fmt.Errorf("reservation of %v: new tokens are written to page %d, which has %d holders", r.Pages, r.Pages[last], held[r.Pages[last]])
 		}
@@ -392,7 +390,7 @@ func (p *Pool) checkReservation(r *Reservation) error {
 	return nil
 }
 
-// checkFree checks the free lists and the numbers of holders, where each page has so many.
+// checkFree checks the free lists against the number of holders of each page.
 func (p *Pool) checkFree(held []int32) error {
 	listed := make([]int, len(held))
 	left := 0
@@ -421,7 +419,7 @@ func (p *Pool) checkFree(held []int32) error {
 	return nil
 }
 
-// opened checks that r is open.
+// opened returns an error if r is not open.
 func (r *Reservation) opened() error {
 	if r.table == nil {
 		return fmt.Errorf("the reservation is not open: %w", ErrReservation)
