@@ -34,7 +34,7 @@ type Args struct {
 	// Out is (batch, heads, Nq, dv), of Q's element type. It is overwritten.
 	Out G.Value
 	// LSE, if not nil, is (batch, heads, Nq), of Q's element type, and receives
-	// the log-sum-exp of each query as [WithLSE] defines it.
+	// the log-sum-exp of each query as [LogSumExp] defines it.
 	LSE G.Value
 	// Lengths, if not nil, are the live keys of each sequence, as [WithLengths]
 	// defines them.
@@ -86,7 +86,7 @@ type Segment struct {
 // results, and no allocation in steady state as long as the operands are
 // row-major *tensor.Dense (others are copied first; Out and LSE must be) and there are no segments.
 //
-// It takes every option but [WithLengths], [WithQueryLengths], [WithLSE], [WithBias], [WithSinks] and [WithDropout],
+// It takes every option but [WithLengths], [WithQueryLengths], [WithBias], [WithSinks] and [WithDropout],
 // which Args has fields for. (One that is made once and used again allocates nothing either.)
 // Concurrent calls are right as long as their outputs differ.
 //
@@ -516,7 +516,7 @@ func (p *problem) geometry(c *config) attn.Problem {
 
 // State is what attention of some queries to a part of the keys leaves: the output over these keys, and the
 // natural logarithm of the sum of the exponentials of their scores. [Attend] writes one into [Args.Out] and
-// [Args.LSE]; [Attention] and [CachedAttention] make one with [WithLSE].
+// [Args.LSE]; [Attention] and [CachedAttention] make one with [LogSumExp].
 //
 //	Out  (..., dv)   float32 or float64
 //	LSE  (...)       as Out

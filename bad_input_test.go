@@ -240,7 +240,6 @@ func TestBadInputBuilders(t *testing.T) {
 		return func(g *G.ExprGraph) la.Option { return la.WithLengths(input3{of, shape}.node(g, "lengths")) }
 	}
 	attention("nil lengths", la.ErrOption, "WithLengths(nil)", func(*G.ExprGraph) la.Option { return la.WithLengths(nil) })
-	attention("nil lse", la.ErrOption, "WithLSE(nil)", func(*G.ExprGraph) la.Option { return la.WithLSE(nil) })
 	attention("float lengths", la.ErrDType, "lengths is float32", lengths(tensor.Float32, 2))
 	attention("uint8 lengths", la.ErrDType, "lengths is uint8", lengths(tensor.Uint8, 2))
 	attention("too few lengths", la.ErrShape, "lengths has shape (1)", lengths(tensor.Int, 1))
@@ -275,12 +274,10 @@ func TestBadInputBuilders(t *testing.T) {
 			checkBuilder(t, "Default", g, func() (*G.Node, error) { return la.Default(nodes[0], nodes[1], nodes[2], opt) }, want, text)
 		})
 	}
-	var lse *G.Node
 	g := G.NewGraph()
 	def("lengths", la.ErrUnsupported, "WithLengths", goodQ, goodK, goodV, lengths(tensor.Int, 2)(g))
 	def("query lengths", la.ErrUnsupported, "WithQueryLengths", goodQ, goodK, goodV, queries(tensor.Int, 2)(g))
 	def("queries at the end", la.ErrUnsupported, "WithQueriesAtEnd", goodQ, goodK, goodV, la.WithQueriesAtEnd())
-	def("lse", la.ErrUnsupported, "WithLSE", goodQ, goodK, goodV, la.WithLSE(&lse))
 	def("schedule", la.ErrUnsupported, "WithSchedule", goodQ, goodK, goodV, la.WithSchedule(la.StreamK))
 	def("tile", la.ErrUnsupported, "WithTileTokens", goodQ, goodK, goodV, la.WithTileTokens(0))
 	def("workers", la.ErrUnsupported, "WithWorkers", goodQ, goodK, goodV, la.WithWorkers(1))
@@ -289,9 +286,6 @@ func TestBadInputBuilders(t *testing.T) {
 	def("float16 keys", la.ErrDType, "k is Float16 and q is float32", goodQ, half(goodK), half(goodV), la.WithScale(1))
 	double := func(x input3) input3 { return input3{tensor.Float64, x.shape} }
 	def("float64 keys", la.ErrDType, "k is float64 and q is float32", goodQ, double(goodK), double(goodV), la.WithScale(1))
-	if lse != nil {
-		t.Error("a failed Default set the log-sum-exp")
-	}
 }
 
 // TestBadInputValues: what only shows when the graph runs, or when an op is
@@ -312,9 +306,10 @@ func TestBadInputValues(t *testing.T) {
 			g := p.Graph()
 			g.Lengths = graphtest.Input(g.G, "lengths", graphtest.LengthsOf(of, c.lengths))
 			var err error
-			if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithLengths(g.Lengths), la.WithLSE(&g.LSE)); err != nil {
+			if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithLengths(g.Lengths)); err != nil {
 				t.Fatal(err)
 			}
+			g.LSE = graphtest.LogSumExp(t, g.Out)
 			g.Read(t)
 			vm := G.NewTapeMachine(g.G)
 			wantError(t, la.Cause(vm.RunAll()), la.ErrLength, "Attention", c.text)
@@ -450,7 +445,7 @@ func TestBadInputPositions(t *testing.T) {
 		check("Attend", err, ways("Args.Lengths", "Args.QueryLengths"), !graphtest.AllNaN(t, a.Out) || !graphtest.AllNaN(t, a.LSE))
 
 		g := p.Graph()
-		opts := append([]la.Option{la.WithLSE(&g.LSE)}, c.opts...)
+		opts := slices.Clone(c.opts)
 		if c.lengths != nil {
 			opts = append(opts, la.WithLengths(graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int64, c.lengths))))
 		}
@@ -460,6 +455,7 @@ func TestBadInputPositions(t *testing.T) {
 		if g.Out, err = la.Attention(g.Q, g.K, g.V, opts...); err != nil {
 			t.Fatal(err)
 		}
+		g.LSE = graphtest.LogSumExp(t, g.Out)
 		g.Read(t)
 		vm := G.NewTapeMachine(g.G)
 		check("Attention", la.Cause(vm.RunAll()), ways("WithLengths", "WithQueryLengths"), g.OutValue != nil || g.LSEValue != nil)
@@ -490,8 +486,6 @@ func TestBadInputAttend(t *testing.T) {
 	for _, o := range badOptions {
 		bad(o.name, o.want, o.text, func(*la.Args) {}, o.opt)
 	}
-	var lse *G.Node
-	bad("WithLSE", la.ErrUnsupported, "WithLSE", func(*la.Args) {}, la.WithLSE(&lse))
 	bad("WithLengths", la.ErrUnsupported, "WithLengths", func(*la.Args) {}, la.WithLengths(nil))
 	bad("WithQueryLengths", la.ErrUnsupported, "WithQueryLengths", func(*la.Args) {}, la.WithQueryLengths(nil))
 	bad("one query length", la.ErrShape, "1 query length for a batch of 2", func(a *la.Args) { a.QueryLengths = []int{1} })
@@ -708,7 +702,6 @@ func TestBadInputCachedAttention(t *testing.T) {
 	with("sinks of another graph", la.ErrGraph, "sinks is in another graph than q", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option {
 		return []la.Option{la.WithSinks(f32(6).node(G.NewGraph(), "sinks"))}
 	})
-	with("nil lse", la.ErrOption, "WithLSE(nil)", step.Layer(0), func(*G.ExprGraph, *[3]*G.Node) []la.Option { return []la.Option{la.WithLSE(nil)} })
 }
 
 // TestBadInputCachedValues: values that are not the nodes' change neither the

@@ -164,8 +164,9 @@ func newStepGraph(t interface {
 			q, err = G.ApplyOp(&faultOp{fault: s.fault, layer: l}, q, s.nodes[l-1])
 			noError(t, err)
 		}
-		var lse *G.Node
-		out, err := CachedAttention(q, in[1], in[2], step.Layer(l), append([]Option{WithLSE(&lse)}, opts...)...)
+		out, err := CachedAttention(q, in[1], in[2], step.Layer(l), opts...)
+		noError(t, err)
+		lse, err := LogSumExp(out)
 		noError(t, err)
 		G.Read(out, &s.out[l])
 		G.Read(lse, &s.lse[l])

@@ -163,11 +163,11 @@ func (op *machineCached) CUDADo(ext G.External, dev G.Device, prealloc G.Value, 
 	if err != nil {
 		return nil, err
 	}
-	op.lse.put(prealloc, lse)
+	op.keepLSE(prealloc, lse)
 	return prealloc, nil
 }
 
-// machineLSE is the node behind [WithLSE] where the attention is on the machine.
+// machineLSE is the node of [LogSumExp] where the attention is on the machine.
 type machineLSE struct{ *lseOp }
 
 // placeLSE puts the op where the attention is.

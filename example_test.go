@@ -336,7 +336,7 @@ func ExampleWithSoftCap() {
 
 // Attention to two halves of the keys, merged by their log-sum-exps, is attention to
 // all of them.
-func ExampleWithLSE() {
+func ExampleLogSumExp() {
 	g := G.NewGraph()
 	in := func(name string, x ...float64) *G.Node {
 		v := tensor.New(tensor.WithShape(1, len(x), 1), tensor.WithBacking(x))
@@ -344,7 +344,9 @@ func ExampleWithLSE() {
 	}
 	q := in("q", 2)
 	attend := func(k, v *G.Node) (out, lse *G.Node) {
-		out, err := leanattention.Attention(q, k, v, leanattention.WithLSE(&lse))
+		out, err := leanattention.Attention(q, k, v)
+		check(err)
+		lse, err = leanattention.LogSumExp(out)
 		check(err)
 		return out, lse
 	}

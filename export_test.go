@@ -36,7 +36,7 @@ import (
 
 // PendingLSE is the number of log-sum-exps that an attention node's op keeps.
 func PendingLSE(n *G.Node) int {
-	s := n.Op().(*attentionOp).lse
+	s := &n.Op().(*attentionOp).lse
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.of)

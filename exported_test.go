@@ -726,7 +726,6 @@ func TestNodesAreMadeInOnePlace(t *testing.T) {
 
 // Every option of this package and of nn is refused where it is given twice, and so are two of one kind.
 func TestOptionsTwice(t *testing.T) {
-	var lse *G.Node
 	g := G.NewGraph()
 	in := func(of tensor.Dtype, name string, shape ...int) *G.Node {
 		return G.NewTensor(g, of, len(shape), G.WithShape(shape...), G.WithName(name))
@@ -737,8 +736,8 @@ func TestOptionsTwice(t *testing.T) {
 		"WithWindow": la.WithWindow(2), "WithSinkTokens": la.WithSinkTokens(0), "WithSoftCap": la.WithSoftCap(1),
 		"WithALiBi": la.WithALiBi([]float64{1}), "WithBias": la.WithBias(in(tensor.Float32, "bias", 1, 3, 3)),
 		"WithDropout": la.WithDropout(0, in(tensor.Int, "seed")), "WithSinks": la.WithSinks(in(tensor.Float32, "sinks", 1)),
-		"WithRotary":  la.WithRotary(rope.Config{HeadDim: 4}),
-		"WithLengths": la.WithLengths(in(tensor.Int, "lengths", 1)), "WithLSE": la.WithLSE(&lse),
+		"WithRotary":   la.WithRotary(rope.Config{HeadDim: 4}),
+		"WithLengths":  la.WithLengths(in(tensor.Int, "lengths", 1)),
 		"WithSchedule": la.WithSchedule(la.StreamK), "WithTileTokens": la.WithTileTokens(0), "WithWorkers": la.WithWorkers(0),
 		"WithBatchInvariance": la.WithBatchInvariance(), "WithQueriesAtEnd": la.WithQueriesAtEnd(),
 		"WithQueryLengths": la.WithQueryLengths(in(tensor.Int, "query lengths", 1)),
@@ -835,7 +834,9 @@ func TestMessages(t *testing.T) {
 	}
 	q := in(tensor.Float32, "q", 1, 3, 4)
 	wantError(t, second(la.Attention(q, q, q, la.WithRotary(rope.Config{}))), la.ErrUnsupported, "Attention", "option WithRotary: ", "Rotary of package nn")
-	wantError(t, second(la.Default(q, q, q, la.WithLSE(&x))), la.ErrUnsupported, "Default", "option WithLSE: it is for Attention")
+	wantError(t, second(la.LogSumExp(nil)), la.ErrGraph, "LogSumExp", "out is nil")
+	wantError(t, second(la.LogSumExp(q)), la.ErrGraph, "LogSumExp", `out is node `, `(input "q"): it must be the node of Attention or CachedAttention`)
+	wantError(t, second(la.Default(q, q, q, la.WithLengths(x))), la.ErrUnsupported, "Default", "option WithLengths: it is for Attention")
 	for text, of := range map[string]tensor.Dtype{"[]float32": {Type: reflect.TypeFor[[]float32]()}, "int8": tensor.Int8} {
 		_, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1, DType: of})
 		wantError(t, err, la.ErrDType, "NewCache", "DType is "+text)

@@ -387,7 +387,8 @@ func denseEntries(at graphtest.Place) []entry {
 				}
 				opts = append(opts, la.WithSinks(s))
 			}
-			out := refused(la.Attention(in[0], in[1], in[2], append(opts, la.WithLSE(&g.LSE))...))
+			out := refused(la.Attention(in[0], in[1], in[2], opts...))
+			g.LSE = graphtest.LogSumExp(t, out)
 			if g.Out = out; at.GPU != nil {
 				g.Out, g.LSE = refused(device.ToHost(out)), refused(device.ToHost(g.LSE))
 			}
@@ -509,8 +510,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 			}
 		}
 	}
-	var lse *G.Node
-	opts := append(append(d.Options(0), r.opts...), la.WithLSE(&lse))
+	opts := append(d.Options(0), r.opts...)
 	d.Rotary = r.rotary // its option is one of r.opts
 	if r.Sinks != nil {
 		sinks := graphtest.Input(g, "sinks", graphtest.SinksOf(r.query, r.Sinks))
@@ -525,6 +525,7 @@ func decoderOf(at graphtest.Place, c *la.Cache, tokens int, r request) (*graphte
 	if err != nil {
 		return nil, err
 	}
+	lse := refused(la.LogSumExp(out))
 	if at.There {
 		out, lse = refused(device.ToHost(out)), refused(device.ToHost(lse))
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"hash"
 	"slices"
-	"sync/atomic"
 
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
@@ -36,21 +35,6 @@ import (
 // The log-sum-exp has gradients of its own in all of these but v, beside those of the
 // output. The lisp machine asks ops for sums instead of nodes (DoDiff).
 
-// savedLSE is where runs leave the log-sum-exp for the gradient, if it is not
-// asked for by [WithLSE] anyway. Nothing is saved before somebody differentiates.
-type savedLSE struct {
-	lseStore
-	wanted atomic.Bool
-}
-
-// logs is where a run leaves the log-sum-exp; nil: nobody wants it.
-func (op *attentionOp) logs() *lseStore {
-	if op.lse == nil && op.saved.wanted.Load() {
-		return &op.saved.lseStore
-	}
-	return op.lse
-}
-
 // DiffWRT says that q, k, v, the bias and the sinks have a gradient.
 func (op *attentionOp) DiffWRT(n int) []bool {
 	wrt := firstThree(n)
@@ -74,10 +58,8 @@ func (op *attentionOp) SymDiff(in G.Nodes, out, grad *G.Node) (grads G.Nodes, er
 	if err := op.differentiable(name, len(in)); err != nil {
 		return nil, err
 	}
-	op.saved.wanted.Store(true)
-	lse, err := ongpu.Apply(name, placeLSE(&lseOp{
-		of: "Attention", inRank: op.rank, dtype: op.query, shape: op.lseShape(), from: op.logs(), attention: op,
-	}, out), lseChildren(out, in)...)
+	op.graded.Store(true)
+	lse, err := op.lseNode(out, in)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"weak"
 
 	"gorgonia.org/leanattention/internal/operand"
@@ -46,7 +47,7 @@ import (
 // It runs on the tape machine, as often as one likes, and on the lisp machine
 // once (whose Reset does not make a second run possible, for any op).
 //
-// On both it has gradients in q, k, v, the bias and the sinks, also through the node of [WithLSE],
+// On both it has gradients in q, k, v, the bias and the sinks, also through the node of [LogSumExp],
 // if k and v have q's element type; differentiating through others, or on a
 // GPU, is [ErrUnsupported], as are second derivatives. The backward pass
 // computes the weights again from the log-sum-exp (FlashAttention, Dao et al.,
@@ -64,7 +65,7 @@ import (
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer errs.RecoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optQueryLengths|optQueriesAtEnd|optLSE|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
+	c, err := newConfig(op, ofScores|optBias|optSinks|optDropout|optLengths|optQueryLengths|optQueriesAtEnd|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -123,20 +124,9 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 			return nil, err
 		}
 	}
-	if c.lse != nil {
-		a.lse = new(lseStore)
-	}
 	// The op is shared by clones of the graph: it must not hold nodes.
-	a.config.lengths, a.config.queryLengths, a.config.seed, a.config.biasNode, a.config.sinksNode, a.config.lse = nil, nil, nil, nil, nil, nil
-	if out, err = ongpu.Apply(op, placeAttention(a, q, k, v), children...); err != nil {
-		return nil, err
-	}
-	if c.lse != nil {
-		if *c.lse, err = lseNode(op, out, p.query, p.lseShape(), children...); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
+	a.config.lengths, a.config.queryLengths, a.config.seed, a.config.biasNode, a.config.sinksNode = nil, nil, nil, nil, nil
+	return ongpu.Apply(op, placeAttention(a, q, k, v), children...)
 }
 
 func nodesProblem(op string, q, k, v *G.Node) (p problem, err error) {
@@ -152,9 +142,9 @@ type attentionOp struct {
 	graph.Plain
 	problem
 	config
-	constant [roles]bool  // inputs that are constants: they have no gradient
-	lse      *lseStore    // nil unless asked for
-	saved    savedLSE     // for the gradient
+	constant [roles]bool // inputs that are constants: they have no gradient
+	lse      lseStore
+	graded   atomic.Bool  // there are nodes of gradients
 	stale    func() error // of a graph that Fuse made: see fuse.Match.Stale; else nil
 	memory   ongpu.Node
 }
@@ -357,7 +347,7 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
 
 // doOnGPU is Do where q, k and v are on a GPU; the lengths are on the host.
 func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value) (G.Value, error) {
-	if op.saved.wanted.Load() {
+	if op.graded.Load() {
 		return nil, errs.Errorf(name, ErrUnsupported, "gradient of attention on a GPU")
 	}
 	var o [3]operand.Operand
@@ -391,7 +381,7 @@ func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.
 	if err != nil {
 		return nil, err
 	}
-	op.lse.put(there.Value(), lse.Value())
+	op.logs().put(there.Value(), lse.Value())
 	return there.Value(), nil
 }
 
@@ -429,13 +419,25 @@ func (c *config) hash() string {
 		uint32(c.given), math.Float64bits(c.scale), c.schedule, c.tileTokens, c.workers, c.mask, fmt.Sprintf("%+v", c.score), fmt.Sprintf("%+v", c.rotary))
 }
 
+// logs is where a run leaves the log-sum-exp; nil: no node asks for it.
+func (op *attentionOp) logs() *lseStore { return op.lse.asked() }
+
 // lseStore hands the log-sum-exp from an attention op to the op of its node:
 // an op of Gorgonia has one output. Clones of a graph share their ops and may
 // run at the same time, so a log-sum-exp is kept under the output that it
 // belongs to, for as long as somebody holds that.
 type lseStore struct {
-	mu sync.Mutex
-	of map[weak.Pointer[tensor.Dense]]G.Value
+	wanted atomic.Bool // a node asks for it
+	mu     sync.Mutex
+	of     map[weak.Pointer[tensor.Dense]]G.Value
+}
+
+// asked is the store where a node asks for the log-sum-exp, else nil.
+func (s *lseStore) asked() *lseStore {
+	if s.wanted.Load() {
+		return s
+	}
+	return nil
 }
 
 func (s *lseStore) put(result, logs G.Value) {
@@ -483,27 +485,57 @@ func (s *lseStore) take(out G.Value) G.Value {
 	return lse
 }
 
-// lseNode is the node of the log-sum-exp of the attention node out, whose
-// inputs are given if it is an [Attention]: its gradients are in them.
-func lseNode(name string, out *G.Node, t tensor.Dtype, shape tensor.Shape, inputs ...*G.Node) (*G.Node, error) {
-	// Of equal attention nodes Gorgonia keeps the first: ask the node that is
-	// in the graph, not the op that was offered.
-	s, ok := out.Op().(interface{ store() *lseStore })
-	if !ok {
-		return nil, errs.Errorf(name, ErrGraph, "%v is not an attention node", out)
+// LogSumExp adds the second result of an attention to the graph: for each query the natural logarithm of the sum of the
+// exponentials of its scores,
+//
+//	lse[b,h,i] = log sum_j exp(s_j),  s_j = scale * q[b,h,i].k[b,h',j]
+//
+// over the keys that the query sees. out is the node that [Attention] or [CachedAttention] has returned.
+//
+//   - The scores are those that the softmax is of, with [WithSoftCap], [WithALiBi] and [WithBias].
+//   - [WithSinks] adds its exponential to the sum.
+//   - A query that sees no key has -Inf, or with WithSinks the sink of its head.
+//   - The shape is (B, H, Nq), or that without B, and (T, H) for CachedAttention.
+//   - The element type is q's; on a GPU it is float32.
+//   - For Attention the node has gradients in q, k, the bias and the sinks.
+//   - A second call for the same node returns the same node.
+//
+// Errors: [ErrGraph] for any other node.
+func LogSumExp(out *G.Node) (lse *G.Node, err error) {
+	const op = "LogSumExp"
+	defer errs.RecoverTo(op, &err)
+	if out == nil || out.Graph() == nil {
+		return nil, errs.Errorf(op, ErrGraph, "out is nil or in no graph")
 	}
-	op := &lseOp{of: name, inRank: out.Dims(), dtype: t, shape: shape, from: s.store()}
-	if a, ok := out.Op().(interface{ attention() *attentionOp }); ok {
-		op.attention = a.attention()
-		return ongpu.Apply(name, placeLSE(op, out), lseChildren(out, inputs)...)
+	switch of := out.Op().(type) {
+	case interface{ attention() *attentionOp }:
+		return of.attention().lseNode(out, stock.ChildrenOf(out))
+	case interface{ cached() *cachedOp }:
+		c := of.cached()
+		l := &lseOp{of: "CachedAttention", inRank: out.Dims(), dtype: c.rows.LSEType(), shape: c.rows.LSEShape(), from: &c.lse}
+		return newLSE(l, out, out)
 	}
-	return ongpu.Apply(name, placeLSE(op, out), out)
+	return nil, errs.Errorf(op, ErrGraph, "out is %s: it must be the node of Attention or CachedAttention", stock.Describe(out))
 }
 
-func (op *attentionOp) store() *lseStore        { return op.lse }
+// lseNode is the node of the log-sum-exp of the attention node out, whose inputs are given: its gradients are in them.
+func (op *attentionOp) lseNode(out *G.Node, inputs G.Nodes) (*G.Node, error) {
+	l := &lseOp{of: "Attention", inRank: op.rank, dtype: op.query, shape: op.lseShape(), from: &op.lse, attention: op}
+	return newLSE(l, out, lseChildren(out, inputs)...)
+}
+
+// newLSE adds a node of a log-sum-exp to the graph.
+func newLSE(op *lseOp, out *G.Node, children ...*G.Node) (*G.Node, error) {
+	n, err := ongpu.Apply(op.of, placeLSE(op, out), children...)
+	if err == nil {
+		op.from.wanted.Store(true)
+	}
+	return n, err
+}
+
 func (op *attentionOp) attention() *attentionOp { return op }
 
-// lseOp is the node behind [WithLSE]. Its first input is the attention's output,
+// lseOp is the node of [LogSumExp]. Its first input is the attention's output,
 // which orders the two; its value comes through the store. The others are what
 // the log-sum-exp follows from, for the gradient.
 type lseOp struct {

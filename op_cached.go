@@ -63,7 +63,7 @@ import (
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
 	defer errs.RecoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optSinks|optRotary|optLSE|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
+	c, err := newConfig(op, ofScores|optSinks|optRotary|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -110,20 +110,8 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 		return nil, err
 	}
 	a := &cachedOp{step: s, node: stepNode{layer: layer.index, plan: s.planFor(g)}, rows: rows, config: c, call: s.nextCall()}
-	if c.lse != nil {
-		a.lse = new(lseStore)
-	}
-	a.config.sinksNode, a.config.lse = nil, nil // the op is shared by clones of the graph: it must not hold nodes
-	if out, err = ongpu.Apply(op, placeCached(a), children...); err != nil {
-		return nil, err
-	}
-	if c.lse != nil {
-		if *c.lse, err = lseNode(op, out, rows.LSEType(), rows.LSEShape()); err != nil {
-			q.Graph().RemoveNode(out) // so that the layer can be built again
-			return nil, err
-		}
-	}
-	return out, nil
+	a.config.sinksNode = nil // the op is shared by clones of the graph: it must not hold nodes
+	return ongpu.Apply(op, placeCached(a), children...)
 }
 
 // keepsFor checks that the cache keeps all tokens that a node sees.
@@ -178,8 +166,8 @@ type cachedOp struct {
 	node stepNode
 	rows kvstore.Rows
 	config
-	call int       // two nodes with the same arguments stay two
-	lse  *lseStore // nil unless asked for
+	call int // two nodes with the same arguments stay two
+	lse  lseStore
 
 	memory ongpu.Node // of the output and the log-sum-exp on a GPU
 }
@@ -251,13 +239,13 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	if err != nil {
 		return nil, err
 	}
-	op.lse.put(out, lse)
+	op.keepLSE(out, lse)
 	return out, nil
 }
 
 // layerCall is a run of the node. The output goes to a new value if none is given.
 func (op *cachedOp) layerCall(rows kvstore.Rows, in []G.Value, out *ongpu.Tensor) *kvstore.Call {
-	return &kvstore.Call{Node: nodeOf{op.step, &op.node}, Layer: op.node.layer, Rows: rows, QKV: in[:3], Sinks: op.input(roleSinks, in), LSE: op.lse != nil, Out: out, Memory: &op.memory}
+	return &kvstore.Call{Node: nodeOf{op.step, &op.node}, Layer: op.node.layer, Rows: rows, QKV: in[:3], Sinks: op.input(roleSinks, in), LSE: op.lse.asked() != nil, Out: out, Memory: &op.memory}
 }
 
 func (op *cachedOp) WriteHash(h hash.Hash) {
@@ -268,7 +256,14 @@ func (op *cachedOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *cachedOp) String() string {
 	return fmt.Sprintf("LeanCachedAttention{%v, H %d/%d%s}", &op.node, op.rows.Heads, op.step.cache.config.KVHeads, op.more())
 }
-func (op *cachedOp) store() *lseStore  { return op.lse }
+
+// keepLSE keeps the log-sum-exp of a run for its node, if there is one.
+func (op *cachedOp) keepLSE(out, lse G.Value) {
+	if lse != nil {
+		op.lse.put(out, lse)
+	}
+}
+
 func (op *cachedOp) cached() *cachedOp { return op }
 
 // DiffWRT: everything, since false would drop its part of a sum's gradient without a word.

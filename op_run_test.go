@@ -41,9 +41,10 @@ func TestAttentionRerun(t *testing.T) {
 			g := draw().Graph()
 			g.Lengths = graphtest.Input(g.G, "lengths", graphtest.LengthsOf(lengthType, graphtest.Repeated(batch, 0)))
 			var err error
-			if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithCausal(), la.WithLengths(g.Lengths), la.WithQueriesAtEnd(), la.WithLSE(&g.LSE), la.WithTileTokens(16)); err != nil {
+			if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithCausal(), la.WithLengths(g.Lengths), la.WithQueriesAtEnd(), la.WithTileTokens(16)); err != nil {
 				t.Fatal(err)
 			}
+			g.LSE = graphtest.LogSumExp(t, g.Out)
 			g.Read(t)
 			vm := G.NewTapeMachine(g.G)
 			defer vm.Close()
@@ -227,10 +228,11 @@ func TestAttentionNonContiguous(t *testing.T) {
 			g := &graphtest.Graph{G: G.NewGraph()}
 			g.Q, g.K, g.V, g.Lengths = graphtest.Input(g.G, "q", q), graphtest.Input(g.G, "k", k), graphtest.Input(g.G, "v", v), graphtest.Input(g.G, "lengths", lengths)
 			var err error
-			g.Out, err = la.Attention(g.Q, g.K, g.V, append(p.Options(), la.WithLSE(&g.LSE), la.WithLengths(g.Lengths))...)
+			g.Out, err = la.Attention(g.Q, g.K, g.V, append(p.Options(), la.WithLengths(g.Lengths))...)
 			if err != nil {
 				t.Fatal(err)
 			}
+			g.LSE = graphtest.LogSumExp(t, g.Out)
 			g.Read(t)
 			vm := G.NewTapeMachine(g.G)
 			defer vm.Close()
@@ -265,9 +267,10 @@ func TestAttentionNonContiguous(t *testing.T) {
 		n := G.Must(G.Slice(x, nil, nil, G.S(from, from+3), nil))
 		return G.Must(G.Transpose(n, 0, 2, 1, 3))
 	}
-	if g.Out, err = la.Attention(part(0), part(3), part(6), append(p.Options(), la.WithLSE(&g.LSE))...); err != nil {
+	if g.Out, err = la.Attention(part(0), part(3), part(6), p.Options()...); err != nil {
 		t.Fatal(err)
 	}
+	g.LSE = graphtest.LogSumExp(t, g.Out)
 	g.Read(t)
 	g.Run(t)
 	p.Check(t, p.Reference(p.Precision(0)), g.OutValue, g.LSEValue)
@@ -334,7 +337,6 @@ func TestAttentionNodes(t *testing.T) {
 	g := p.Graph()
 	other := graphtest.Input(g.G, "k2", p.InK)
 	lengths, lengths2 := graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, []int{20})), graphtest.Input(g.G, "lengths2", graphtest.LengthsOf(tensor.Int, []int{30}))
-	var lse *G.Node
 	attend := func(k *G.Node, opts ...la.Option) *G.Node {
 		t.Helper()
 		n, err := la.Attention(g.Q, k, g.V, opts...)
@@ -351,7 +353,7 @@ func TestAttentionNodes(t *testing.T) {
 		"causal": {la.WithCausal()}, "per head": {la.WithSchedule(la.PerHead)}, "split 1": {la.WithSchedule(la.FixedSplit(1))},
 		"split 2": {la.WithSchedule(la.FixedSplit(2))}, "tile 1": {la.WithTileTokens(1)}, "tile 2": {la.WithTileTokens(2)},
 		"workers 1": {la.WithWorkers(1)}, "workers 2": {la.WithWorkers(2)}, "lengths": {la.WithLengths(lengths)},
-		"other lengths": {la.WithLengths(lengths2)}, "lse": {la.WithLSE(&lse)}, "queries at the end": {la.WithQueriesAtEnd()},
+		"other lengths": {la.WithLengths(lengths2)}, "queries at the end": {la.WithQueriesAtEnd()},
 		"query lengths": {la.WithQueryLengths(queries)}, "both lengths": {la.WithLengths(queries), la.WithQueryLengths(queries)}, "lengths of queries": {la.WithLengths(queries)},
 		"window 1": {la.WithWindow(1)}, "window 2": {la.WithWindow(2)}, "window 2, sink tokens": {la.WithWindow(2), la.WithSinkTokens(1)}, "cap 1": {la.WithSoftCap(1)}, "cap 1+": {la.WithSoftCap(math.Nextafter(1, 2))},
 		"bias":      {la.WithBias(graphtest.Input(g.G, "bias", graphtest.TensorOf(p.QueryType, noise(rng, 2*p.Capacity), 1, 2, 1, p.Capacity)))},
@@ -377,11 +379,12 @@ func TestAttentionNodes(t *testing.T) {
 	}
 
 	// Equal ones merge, and so do their log-sum-exps; both results are there.
-	var lse2 *G.Node
-	if n := attend(g.K, la.WithLSE(&lse2)); n != nodes["lse"] || lse2 != lse {
-		t.Errorf("equal attentions are nodes %v and %v, their log-sum-exps %v and %v", n, nodes["lse"], lse, lse2)
+	lse, again := graphtest.LogSumExp(t, nodes["none"]), attend(g.K)
+	lse2 := graphtest.LogSumExp(t, again)
+	if again != nodes["none"] || lse2 != lse {
+		t.Errorf("equal attentions are nodes %v and %v, their log-sum-exps %v and %v", again, nodes["none"], lse, lse2)
 	}
-	twice := G.Must(G.Add(nodes["lse"], attend(g.K, la.WithLSE(&lse2))))
+	twice := G.Must(G.Add(nodes["none"], again))
 	var sum, lseV G.Value
 	G.Read(twice, &sum)
 	G.Read(lse2, &lseV)
@@ -481,9 +484,10 @@ func TestAttentionInPlaceConsumers(t *testing.T) {
 	g := p.Graph()
 	g.Lengths = graphtest.Input(g.G, "lengths", graphtest.LengthsOf(tensor.Int, p.Keys))
 	var err error
-	if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithLengths(g.Lengths), la.WithLSE(&g.LSE)); err != nil {
+	if g.Out, err = la.Attention(g.Q, g.K, g.V, la.WithLengths(g.Lengths)); err != nil {
 		t.Fatal(err)
 	}
+	g.LSE = graphtest.LogSumExp(t, g.Out)
 	x := make([]float64, 2*4*2*8)
 	for i := range x {
 		x[i] = 1000

@@ -24,7 +24,6 @@ type Option struct {
 	n        int
 	schedule Schedule
 	node     *G.Node
-	out      **G.Node
 	slopes   attn.Slopes
 	rotary   rope.Config
 }
@@ -36,7 +35,6 @@ const (
 	optScale optionKind = 1 << iota
 	optCausal
 	optLengths
-	optLSE
 	optSchedule
 	optTileTokens
 	optWorkers
@@ -65,8 +63,6 @@ func (k optionKind) String() string {
 		return "WithCausal"
 	case optLengths:
 		return "WithLengths"
-	case optLSE:
-		return "WithLSE"
 	case optSchedule:
 		return "WithSchedule"
 	case optTileTokens:
@@ -110,8 +106,6 @@ func (k optionKind) takers() string {
 		return "it is for Attention; Attend has Args.QueryLengths, a step knows the queries of each sequence, and Default has none"
 	case optQueriesAtEnd:
 		return "it is for Attention and Attend; the queries of a step are the last tokens anyway, and Default has no lengths"
-	case optLSE:
-		return "it is for Attention and CachedAttention; Attend has Args.LSE, and Default has none"
 	case optBias:
 		return "it is for Attention and Default; Attend has Args.Bias, and a cache has none"
 	case optDropout:
@@ -327,17 +321,6 @@ func WithQueryLengths(lengths *G.Node) Option {
 // that look like those of a padded batch are [ErrLength].
 func WithQueriesAtEnd() Option { return Option{kind: optQueriesAtEnd} }
 
-// WithLSE makes a second node, stored in *lse, with the log-sum-exp of the
-// scores of each query, a natural logarithm:
-//
-//	lse[b,h,i] = log sum_j exp(s_j),  s_j = scale * q[b,h,i].k[b,h',j]
-//
-// over the keys that the query sees, -Inf if it sees none; scores are those that
-// the softmax is of, with [WithSoftCap], [WithALiBi] and [WithBias] if they are given.
-// [WithSinks] adds one more, so that it is that where a query sees no key.
-// Its shape is the output's without the last axis; for [CachedAttention] it is (T, H).
-func WithLSE(lse **G.Node) Option { return Option{kind: optLSE, out: lse} }
-
 // WithSchedule chooses how LeanTiles are handed to workers; without it, it is
 // [StreamK]. The result is the same within rounding.
 //
@@ -442,7 +425,6 @@ type config struct {
 	scale        float64
 	lengths      *G.Node
 	queryLengths *G.Node
-	lse          **G.Node
 	schedule     Schedule
 	tileTokens   int
 	workers      int
@@ -520,11 +502,6 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 				return c, errs.Errorf(op, ErrOption, "WithSinks(nil)")
 			}
 			c.sinksNode, c.score.Sinks = o.node, true
-		case optLSE:
-			if o.out == nil {
-				return c, errs.Errorf(op, ErrOption, "WithLSE(nil)")
-			}
-			c.lse = o.out
 		case optSchedule:
 			if o.schedule < Unfused {
 				return c, errs.Errorf(op, ErrOption, "WithSchedule(%v)", o.schedule)

@@ -24,7 +24,7 @@ import (
 //
 // The result is attention to all keys.
 //
-//   - outs[i] is an output of leanattention.Attention, (..., dv), and lses[i] its log-sum-exp, (...). out and lse have the same shapes.
+//   - outs[i] is an output of leanattention.Attention, (..., dv), and lses[i] its leanattention.LogSumExp, (...). out and lse have the same shapes.
 //   - All are float32, or all are float64. On a GPU: float32. out and lse are one launch.
 //   - A state without keys has a log-sum-exp of -Inf. Its output is not read and has no gradient.
 //   - Gradients: of all inputs, in host memory, on both of Gorgonia's machines. No second derivative.

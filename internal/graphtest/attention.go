@@ -429,12 +429,23 @@ func (p *Problem) Attention(t testing.TB, opts ...la.Option) *Graph {
 func (p *Problem) Build(t testing.TB, opts ...la.Option) *Graph {
 	t.Helper()
 	g := p.Graph()
-	all := append(append(g.Options(p), la.WithLSE(&g.LSE)), g.LengthOptions(p)...)
+	all := append(g.Options(p), g.LengthOptions(p)...)
 	var err error
 	if g.Out, err = la.Attention(g.Q, g.K, g.V, append(all, opts...)...); err != nil {
 		t.Fatal(err)
 	}
+	g.LSE = LogSumExp(t, g.Out)
 	return g
+}
+
+// LogSumExp is the node of the log-sum-exp of an attention.
+func LogSumExp(t testing.TB, out *G.Node) *G.Node {
+	t.Helper()
+	lse, err := la.LogSumExp(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lse
 }
 
 // Read makes the graph keep its results.
