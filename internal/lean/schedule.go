@@ -45,9 +45,8 @@ type Policy struct {
 	// that limit, and if this saves the busiest worker a part. 0 keeps the shares even.
 	Slack int
 
-	// Whole is the most LeanTiles that a worker may have, instead of what Slack
-	// allows, if then every worker has either whole output tiles or a part of one.
-	// The largest even share is always allowed. 0: Slack says it.
+	// Whole replaces Slack's limit for cuts that give every worker either whole output tiles or a part of one: it is
+	// the largest number of LeanTiles of a worker. The largest even share is always allowed. 0: Slack sets the limit.
 	Whole int64
 
 	// Hybrid lets StreamK cut only the first output tiles evenly, and assign the last ones as a whole, so that every
@@ -249,9 +248,9 @@ func (p *Plan) align(g, slack int) {
 	}
 }
 
-// shareOut has the workers between two marks share out evenly what lies there, and the
-// whole output tiles that they have. It returns false if somebody would have none of
-// what lies there, or more than `most` in all; and stores the cuts if record is true.
+// shareOut gives the workers between two marks even shares of the LeanTiles between the marks and of the workers' whole
+// output tiles. It returns false if a worker would get no LeanTile between the marks, or more than `most` in all. If
+// record is true, it stores the cuts.
 func (p *Plan) shareOut(from, to mark, most int64, record bool) bool {
 	firstWhole, _ := p.Wholes(from.w)
 	_, lastWhole := p.Wholes(to.w - 1)

@@ -75,8 +75,8 @@ func (s *State[F]) Merge(t State[F]) {
 	s.L = a*s.L + b*t.L
 }
 
-// Sink adds a score without a value, an attention sink of base 4, to s. It equals a Merge with the state M = score, L =
-// 1, O = 0. A score of -Inf is no sink.
+// Sink adds a score without a value, an attention sink of base 4, to s. It equals a Merge with the state
+// M = score, L = 1, O = 0. A score of -Inf is no sink.
 func (s *State[F]) Sink(score F) {
 	if score == F(math.Inf(-1)) {
 		return

@@ -9,13 +9,13 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Append stores the rows of a step's keys (or values), rounded to the dtype of dst:
+// Append stores the rows of a step's keys (or values) in dst, rounded to dst's type:
 //
 //	dst[page][head][slot] = src[seqs[s].Row+i][head]
 //
-// for token i of seqs[s], whose key position Keys-Queries+i lies in page and slot. at places dst and
-// from places src, both with rows of dim elements. Of g, KVHeads and PageTokens are used. Everything
-// is checked before anything is written; the error wraps ErrShape, ErrDType or ErrPage.
+// for token i of seqs[s], whose key has position Keys-Queries+i, in page and slot. dst has strides at, src has strides
+// from. Both have rows of dim elements. Append uses KVHeads and PageTokens of g. Everything is checked before anything
+// is written. Errors wrap ErrShape, ErrDType or ErrPage.
 func Append[F lean.Float](e *cpu.Engine, g *attn.Problem, seqs []attn.Sequence, dst cpu.Buffer, at attn.PageStrides, dim int, src []F, from attn.Strides) error {
 	r := appendRun[F]{pages: g, seqs: seqs}
 	plane := attn.Plane{DType: dst.DType, Dim: dim, At: at}
@@ -24,15 +24,15 @@ func Append[F lean.Float](e *cpu.Engine, g *attn.Problem, seqs []attn.Sequence, 
 	return r.run(e, r.parts[:1])
 }
 
-// NewRows are the rows of a step's keys, or of its values: what Append calls src and from.
+// NewRows has the rows of a step's keys, or of its values: src and from of Append.
 type NewRows[F lean.Float] struct {
 	Rows []F
 	From attn.Strides
 }
 
-// AppendLayer is Append of a layer's keys and of its values, to the planes that the plan's problem has for them. The plan's rotary
-// embedding, if it has one, turns keys on their way. Values that are parts of their keys are not given: Rows is nil. seqs are
-// those that the plan was built of.
+// AppendLayer is Append of a layer's keys and values to the planes of the plan's problem. If the plan has a rotary
+// embedding, AppendLayer rotates the keys. If values are parts of their keys, values.Rows must be nil. seqs are the
+// sequences of the plan's Build.
 func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, to *attn.Memory[cpu.Buffer], keys, values NewRows[F]) error {
 	g := &p.g
 	f := &g.Pages
@@ -61,25 +61,25 @@ func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, to 
 	return r.run(e, parts)
 }
 
-// appendRun is a call: all new tokens, in the order of the sequences, of which each worker has as many.
+// appendRun is one call: all new tokens, in the order of the sequences, divided evenly among the workers.
 type appendRun[F lean.Float] struct {
 	pages         *attn.Problem
 	seqs          []attn.Sequence
 	parts         [2]appendPart[F] // of keys, of values, or of both
 	rows, workers int
-	turned        []F // of each thread a row
+	turned        []F // a row for each thread
 }
 
-// appendPart is the keys of a call, or the values.
+// appendPart has the keys of a call, or the values.
 type appendPart[F lean.Float] struct {
 	NewRows[F]
 	dim    int
-	planes [attn.MostPlanes]appendPlane // that a row is cut into
+	planes [attn.MostPlanes]appendPlane // the planes of a row
 	count  int
-	turns  *rotation // nil: rows are stored as they are
+	turns  *rotation // nil: rows are stored without rotation
 }
 
-// appendPlane is a plane, and its memory.
+// appendPlane is a plane and its memory.
 type appendPlane struct {
 	attn.Plane
 	data, scales cpu.Buffer
@@ -116,7 +116,7 @@ func (r *appendRun[F]) run(e *cpu.Engine, parts []appendPart[F]) error {
 		r.store(0, r.rows, 0)
 		return nil
 	}
-	shared := *r // r stays where it is: one thread allocates nothing
+	shared := *r // a copy, so that r does not escape: with one thread nothing is allocated
 	shared.workers = min(threads*cpu.SharesFor(work, threads, cpu.RowShareNanos), r.rows)
 	e.Must(&shared, shared.workers, threads)
 	return nil
@@ -126,7 +126,7 @@ func (r *appendRun[F]) Work(w, thread int) {
 	r.store(w*r.rows/r.workers, (w+1)*r.rows/r.workers, thread)
 }
 
-// store stores rows [first, end) of all new ones.
+// store stores rows [first, end) of all new rows.
 func (r *appendRun[F]) store(first, end, thread int) {
 	for i := range r.seqs {
 		q := &r.seqs[i]
@@ -174,13 +174,13 @@ func (p *appendPart[F]) store(r *appendRun[F], q *attn.Sequence, t, end, thread 
 	}
 }
 
-// slots returns where the key of new token t lies.
+// slots returns the place of new token t's key.
 func slots(g *attn.Problem, q *attn.Sequence, t int) (page, slot int) {
 	key := q.Keys - q.Queries + t
 	return int(q.Pages[key/g.PageTokens]), key % g.PageTokens
 }
 
-// check reports what is wrong with a part.
+// check returns an error if the part does not fit the problem or the sequences.
 func (p *appendPart[F]) check(op string, g *attn.Problem, seqs []attn.Sequence) error {
 	switch {
 	case g.KVHeads < 1 || g.PageTokens < 1 || p.dim < 1:
@@ -203,7 +203,7 @@ func (p *appendPart[F]) check(op string, g *attn.Problem, seqs []attn.Sequence) 
 	return nil
 }
 
-// check reports what is wrong with a plane.
+// check returns an error if the plane does not fit the problem or the sequences.
 func (x *appendPlane) check(op string, g *attn.Problem, seqs []attn.Sequence) error {
 	if err := x.At.Check(op, "destination"); err != nil {
 		return err
@@ -214,7 +214,7 @@ func (x *appendPlane) check(op string, g *attn.Problem, seqs []attn.Sequence) er
 	if x.data.DType != x.DType {
 		return attn.Errorf(op, attn.ErrDType, "the destination is %v, the plan is for %v", x.data.DType, x.DType)
 	}
-	if x.Scales == attn.ScalesByPage { // a new token may have larger numbers than those of its page
+	if x.Scales == attn.ScalesByPage { // a new token may need a larger scale than its page has
 		return attn.Errorf(op, attn.ErrUnsupported, "an append to planes with %v", x.Scales)
 	}
 	if x.Scales != attn.NoScales {
@@ -232,7 +232,7 @@ func (x *appendPlane) check(op string, g *attn.Problem, seqs []attn.Sequence) er
 	return nil
 }
 
-// storeRows stores n neighbouring rows of each head, in runs as long as both sides have them.
+// storeRows stores n consecutive rows of each head, in runs that are contiguous on both sides.
 func storeRows[F lean.Float](dst *cpu.Buffer, to int, at attn.PageStrides, src []F, of int, from attn.Strides, n, heads, dim int) {
 	switch {
 	case at.Row == dim && from.Row == dim: // the rows of a head

@@ -2,7 +2,7 @@ package attention
 
 import "gorgonia.org/leanattention/internal/attn"
 
-// canAttend is what attention can do on a CPU. A feature of a problem that is not listed is refused.
+// canAttend has the features of attention on a CPU. Other features of a problem are refused.
 var canAttend = attn.Can{
 	Name: "attention on the CPU",
 	Features: attn.Causal | attn.Window | attn.SinkTokens | attn.Trees | canModify | attn.Sinks | attn.Dropout | attn.Rotates |

@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// The kernels by tier and by dtype of the keys and values, for queries of float32 and of float64.
+// The kernels by tier and by type of keys and values, for float32 and for float64 queries.
 var (
 	kernels32 = attendTiers32([attn.DTypes]kernel{
 		attn.Float32:  attendF32F32,
@@ -31,7 +31,7 @@ func allTiers(kernels [attn.DTypes]kernel) (t [cpu.Tiers][attn.DTypes]kernel) {
 	return t
 }
 
-// kernelFor returns the kernel in use for queries of type F on keys and values of type d.
+// kernelFor returns the kernel for queries of type F on keys and values of type d, in the current tier.
 func kernelFor[F cpu.Real](d attn.DType) kernel {
 	if unsafe.Sizeof(F(0)) == 4 {
 		return kernels32[cpu.InUse()][d]

@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/leanattention/internal/dropout"
 )
 
-// drop is what drops weights of a tile, once they are summed. Row r of the tile is query position position+(first+r)/group of
-// query head head+(first+r)%group, and its key 0 is the given key of the sequence.
+// drop has the dropout of a tile's weights, which applies after the weights are summed. Row r of the tile is query
+// position position+(first+r)/group of query head head+(first+r)%group. Key 0 of the tile is key `key` of the sequence.
 type drop struct {
 	rule                  dropout.Rule
 	sequence, head, group int
@@ -19,14 +19,14 @@ type drop struct {
 // drops reports whether d may drop anything.
 func (d *drop) drops() bool { return !d.rule.None() }
 
-// row returns where the weights of a row of the tile are.
+// row returns the coordinates of row r's weights.
 func (d *drop) row(r int) dropout.Row {
 	r += d.first
 	return dropout.RowOf(d.sequence, d.head+r%d.group, d.position+r/d.group)
 }
 
-// dropWeights makes 0 of the weights that a tile drops, stride a row: of each row those of the keys that it sees. What
-// others are divided by is left to the end.
+// dropWeights clears the dropped weights of a tile. weights has stride elements a row, and only visible keys count. The
+// division by the share of kept weights is left to finish.
 func dropWeights[F cpu.Real](t *tile, weights []F, stride int) {
 	if !t.drops() {
 		return
@@ -40,14 +40,14 @@ func dropWeights[F cpu.Real](t *tile, weights []F, stride int) {
 	}
 }
 
-// dropRow makes 0 of what a rule drops of a row's weights from the given key on.
+// dropRow clears the weights of a row, from key `key` on, that a rule drops.
 func dropRow[F cpu.Real](weights []F, rule dropout.Rule, row dropout.Row, key int) {
 	for at := -(key % 4); at < len(weights); at += dropout.BlockKeys {
 		ZeroMarked(weights, at, droppedOf(rule, row, key+at))
 	}
 }
 
-// ZeroMarked makes 0 of x[at+i] for each bit i of marks, as far as there is such an element.
+// ZeroMarked clears x[at+i] for each set bit i of marks, within x.
 func ZeroMarked[F cpu.Real](x []F, at int, marks uint64) {
 	if at < 0 {
 		marks, at = marks>>-at, 0
@@ -60,7 +60,7 @@ func ZeroMarked[F cpu.Real](x []F, at int, marks uint64) {
 	}
 }
 
-// droppedOf returns what a rule drops of dropout.BlockKeys keys of a row, from a multiple of 4 on.
+// droppedOf returns the drop bits of dropout.BlockKeys keys of a row, from key on, a multiple of 4.
 func droppedOf(r dropout.Rule, row dropout.Row, key int) uint64 {
 	return dropTiers[cpu.InUse()](uint32(key/4), row.Query, row.Head, row.Sequence, uint32(r.Seed), uint32(r.Seed>>32), r.Below)
 }
@@ -75,8 +75,8 @@ func DroppedFrom(r dropout.Rule, row dropout.Row, key int) uint64 {
 	return marks
 }
 
-// droppedGo returns, as bit i for i < 64, whether the random number of key 4*quad+i of a row is less than below: number i%4 of
-// Philox4x32-10 of the counter (quad + i/4, query, head, sequence).
+// droppedGo returns 64 bits: bit i is set if the random number of key 4*quad+i of a row is less than below. The number
+// is number i%4 of Philox4x32-10 with the counter (quad + i/4, query, head, sequence).
 func droppedGo(quad, query, head, sequence, seed, seedHigh, below uint32) (dropped uint64) {
 	r := dropout.Rule{Seed: uint64(seedHigh)<<32 | uint64(seed), Below: below}
 	return r.Block(dropout.Row{Sequence: sequence, Head: head, Query: query}, quad)

@@ -10,20 +10,19 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Kernels read keys and values where they lie, if these are of one type and without scales. Keys and values of any other format
-// are decoded to the type of the queries, some at a time, and the kernels read what was decoded: the rows of an output tile share
-// the decoding.
+// Kernels read keys and values in place if both have one type and no scales. Keys and values of any other format are
+// decoded to the type of the queries, decodedKeys at a time. All rows of an output tile use one decoding.
 
-// decodedKeys is how many keys are decoded at a time.
+// decodedKeys is the number of keys that are decoded at a time.
 const decodedKeys = invariantKeys
 
-// readInPlace says whether kernels read keys and values of a format where they lie.
+// readInPlace reports whether kernels read keys and values of a format in place.
 func readInPlace(f *attn.Format) bool {
 	k, v := f.Key(), f.ValuePlane()
 	return f.KeyPlanes == 1 && k.Scales == attn.NoScales && v.Scales == attn.NoScales && k.DType == v.DType && kernelFor[float32](k.DType) != nil
 }
 
-// storedType is the type of the keys and values that kernels read.
+// storedType returns the type of the keys and values that kernels read.
 func storedType[F cpu.Real](f *attn.Format) attn.DType {
 	switch {
 	case readInPlace(f):
@@ -34,11 +33,11 @@ func storedType[F cpu.Real](f *attn.Format) attn.DType {
 	return attn.Float64
 }
 
-// rowDecoder decodes rows of keys and values into memory of its own.
+// rowDecoder decodes rows of keys and values into its own memory.
 type rowDecoder interface {
 	// decode decodes the key and the value of a slot into row i.
 	decode(i, page, slot int)
-	// row returns where row i of keys and of values is.
+	// row returns the decoded row i of keys and of values.
 	row(i int) (k, v unsafe.Pointer)
 }
 
@@ -71,7 +70,7 @@ func (d *decoder[F]) decode(i, page, slot int) {
 	}
 }
 
-// plane decodes the row of a plane.
+// plane decodes a row of one plane into dst.
 func (d *decoder[F]) plane(dst []F, plane, page, slot int) {
 	g, m := &d.plan.g, &d.pages[plane]
 	p := &g.Pages.Planes[plane]
@@ -93,10 +92,11 @@ func (d *decoder[F]) plane(dst []F, plane, page, slot int) {
 	}
 }
 
-// largest is the largest number of each type that scales bring a row to. Types of as many numbers as float32 are left as they are.
+// largest has, by type, the magnitude to which scales bring a row's largest element; 0: scales are 1, since the type
+// has float32's range.
 var largest = [attn.DTypes]float64{attn.Float16: 65504}
 
-// storeScaled stores elements of a row in a plane, from the given ones and the given scale on.
+// storeScaled stores a row in a plane, from element at and scale scaleAt on.
 func storeScaled[F lean.Float](x *appendPlane, at, scaleAt int, row []F) {
 	group := len(row)
 	if x.Scales == attn.ScalesByGroup {
@@ -118,7 +118,8 @@ func storeScaled[F lean.Float](x *appendPlane, at, scaleAt int, row []F) {
 	}
 }
 
-// scaleOf returns what brings the largest element of a row to a number; 1 for rows of zeros, and rows that are not finite.
+// scaleOf returns the scale that brings the largest element of a row to most. It returns 1 for rows of zeros and rows
+// that are not finite.
 func scaleOf[F lean.Float](row []F, most float64) float32 {
 	largest := F(0)
 	for _, x := range row {
@@ -134,7 +135,7 @@ func scaleOf[F lean.Float](row []F, most float64) float32 {
 	return scale
 }
 
-// divideInto stores elements divided by a scale.
+// divideInto stores the elements of row divided by scale.
 func divideInto[F lean.Float](dst *cpu.Buffer, at int, row []F, scale float32) {
 	var some [64]F
 	for len(row) > 0 {
@@ -147,7 +148,7 @@ func divideInto[F lean.Float](dst *cpu.Buffer, at int, row []F, scale float32) {
 	}
 }
 
-// checkScales reports scales that are not what they must be.
+// checkScales returns an error if scales are not float32 or their buffer is bad.
 func checkScales(op string, scales *cpu.Buffer) error {
 	if scales.DType != attn.Float32 {
 		return attn.Errorf(op, attn.ErrDType, "scales are %v; they must be %v", scales.DType, attn.Float32)

@@ -9,31 +9,30 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Batch invariance: the bits of a row follow from its query, and the keys and values that it sees, alone. So all that
-// sums are made of is fixed by the places of keys in their sequence:
+// Batch invariance: the bits of a row depend only on its query and on the keys and values that are visible to the row.
+// So the positions of keys in their sequence fix the order of all sums:
 //
-//   - LeanTiles begin at multiples of their size, whatever the rows of an output tile see. A LeanTile of a row is a state
-//     of its own, and a row's states are merged in order, by whoever has them all.
-//   - Calls of kernels begin at multiples of invariantKeys within a LeanTile. What a row sees of these keys is all of
-//     them, which then are summed in quarters, or else a part, which is summed in order. Rows that differ in that are
-//     not in one call.
+//   - LeanTiles begin at multiples of their size, for all rows of an output tile. Each LeanTile of a row has a state of
+//     its own. One worker merges all states of a row in order.
+//   - Kernel calls begin at multiples of invariantKeys within a LeanTile. If all keys of a call are visible to a row, the
+//     row sums them in quarters; if only some are, it sums them in order. Rows of both kinds are never in one call.
 //   - Kernels compute each row as if it were alone (tile.Alone).
 
 const (
-	// invariantKeys is how many keys a kernel call has at most, a multiple of 16.
+	// invariantKeys is the largest number of keys of a kernel call, a multiple of 16.
 	invariantKeys = 1024
 
-	// invariantTileTokens is the number of tokens of a LeanTile unless a problem says otherwise.
+	// invariantTileTokens is the default number of tokens of a LeanTile.
 	invariantTileTokens = 1024
 )
 
-// leanTiles are LeanTiles that an output tile has, by their numbers among those of its sequence: [0, front), where
-// sink tokens are, and [first, end).
+// leanTiles has the LeanTiles of an output tile, by their numbers in the sequence: [0, front) with the sink tokens, and
+// [first, end).
 type leanTiles struct{ front, first, end int64 }
 
 func (l leanTiles) len() int64 { return l.front + l.end - l.first }
 
-// at is the number of LeanTile i of the output tile.
+// at returns the number, in the sequence, of LeanTile i of the output tile.
 func (l leanTiles) at(i int64) int64 {
 	if i < l.front {
 		return i
@@ -41,7 +40,7 @@ func (l leanTiles) at(i int64) int64 {
 	return l.first + i - l.front
 }
 
-// leanTiles returns the LeanTiles that the query positions [from, to) see, in which batch invariance is.
+// leanTiles returns the LeanTiles visible to query positions [from, to), for batch invariance.
 func (s *span) leanTiles(g *attn.Problem, from, to int) (l leanTiles) {
 	first, end := g.Mask.Range(s.queries, s.keys, from, to)
 	if first >= end {
@@ -53,16 +52,16 @@ func (s *span) leanTiles(g *attn.Problem, from, to int) (l leanTiles) {
 	return l
 }
 
-// part is some keys [first, end) of a sequence, one behind the other as a row sees them.
+// part is a range of keys [first, end) of a sequence, in the order of a row's visible keys.
 type part struct{ first, end int }
 
-// view is what a row sees of the keys of a call.
+// view has the visible keys of a row in a call.
 type view struct {
 	sinks, rest part // both may be empty
 }
 
-// view returns what query position i sees of keys [first, end). Of a tree's own keys it counts those that it sees: the
-// last one of them is its own.
+// view returns the keys of [first, end) that are visible to query position i. With a tree, new keys count in the order
+// in which the position attends to them: the last one is its own.
 func (s *span) view(g *attn.Problem, i, first, end int) (v view) {
 	from, to := s.sees(g, i)
 	if s.tree != nil {
@@ -75,7 +74,7 @@ func (s *span) view(g *attn.Problem, i, first, end int) (v view) {
 
 func (p part) empty() bool { return p.first >= p.end }
 
-// whole says whether v is all of the keys [first, end), and begins whether it begins with the first of them.
+// whole reports whether v is all of the keys [first, end). begins reports whether v begins with key first.
 func (v view) whole(first, end int) bool {
 	return v.sinks.empty() && v.rest == part{first, end} || v.rest.empty() && v.sinks == part{first, end}
 }
@@ -83,8 +82,8 @@ func (v view) begins(first int) bool {
 	return v.sinks.empty() && !v.rest.empty() && v.rest.first == first
 }
 
-// attendAlone is attend, of worker i with a thread's scratch, where there is batch invariance. What another worker hosts stays in states of LeanTiles, which mergeApart
-// merges.
+// attendAlone is attend with batch invariance, for worker i with the scratch of a thread. Parts of an output tile that
+// another worker hosts stay in states of LeanTiles. mergeApart merges them.
 func (ws *workspace[F]) attendAlone(i int, w *worker[F], b block, k lean.Work, state *partial[F]) {
 	a := ws.alone(w, b)
 	for n := k.Begin; n < k.End; n++ {
@@ -100,7 +99,8 @@ func (ws *workspace[F]) attendAlone(i int, w *worker[F], b block, k lean.Work, s
 	}
 }
 
-// mergeApart merges the states of k's output tile in the order of its LeanTiles: what the host has of it, and each of the others.
+// mergeApart merges the states of k's output tile in the order of its LeanTiles: the host's part, then each other
+// LeanTile.
 func (ws *workspace[F]) mergeApart(b block, k lean.Work, first, last int) *partial[F] {
 	sched := &ws.plan.sched
 	k.Begin = 0 // the host block's part
@@ -113,8 +113,8 @@ func (ws *workspace[F]) mergeApart(b block, k lean.Work, first, last int) *parti
 	return sum
 }
 
-// prepareApart makes room for the states of LeanTiles that are merged by another worker than theirs: those of each
-// worker's first output tile, if another worker is its host.
+// prepareApart allocates the states of LeanTiles that another worker merges: those of each worker's first output tile,
+// if another worker hosts it.
 func (ws *workspace[F]) prepareApart(p *Plan) {
 	ws.apart, ws.apartOf = ws.apart[:0], ws.apartOf[:0]
 	if !p.g.Invariant {
@@ -160,11 +160,11 @@ type alone[F cpu.Real] struct {
 	rows addresses
 	l    leanTiles
 
-	state *partial[F] // that keys are merged into
-	seer  int         // the query position whose tree says which keys are meant; -1: none
+	state *partial[F] // the state that keys are merged into
+	seer  int         // the query position whose tree selects the keys; -1: none
 }
 
-// alone readies w for a block.
+// alone prepares w for a block.
 func (ws *workspace[F]) alone(w *worker[F], b block) alone[F] {
 	p := ws.plan
 	g := &p.g
@@ -179,7 +179,7 @@ func (ws *workspace[F]) alone(w *worker[F], b block) alone[F] {
 	return a
 }
 
-// leanTile makes state that of LeanTile n of the output tile.
+// leanTile computes the state of LeanTile n of the output tile.
 func (a *alone[F]) leanTile(n int64, state *partial[F]) {
 	g := &a.ws.plan.g
 	state.reset(a.b.rows, g.ValueDim)
@@ -191,11 +191,11 @@ func (a *alone[F]) leanTile(n int64, state *partial[F]) {
 	}
 }
 
-// keys merges keys [first, end), as far as there are such keys, into the state. Query positions that see the same of
-// them, or as many as are there, are in one call.
+// keys merges the existing keys of [first, end) into the state. Consecutive query positions share a call if all of the
+// keys are visible to each, or if the visible keys of each begin with the first.
 func (a *alone[F]) keys(first, end int) {
 	g, s := &a.ws.plan.g, a.b.seq
-	trees := s.tree != nil && end > s.fresh() // which key is which depends on the row
+	trees := s.tree != nil && end > s.fresh() // the keys depend on the row
 	for i := a.b.from; i < a.b.to; {
 		v, to := s.view(g, i, first, end), i+1
 		whole := v.whole(first, end)
@@ -221,8 +221,8 @@ func (a *alone[F]) keys(first, end int) {
 	}
 }
 
-// call merges some keys into the states of the query positions [from, to): all of them, or, not whole, those that each
-// position sees of them, from the first on.
+// call merges keys into the states of query positions [from, to): all of the keys, or, if whole is false, each
+// position's visible keys from the first on.
 func (a *alone[F]) call(from, to int, keys part, whole bool) {
 	if keys.empty() {
 		return
@@ -245,7 +245,7 @@ func (a *alone[F]) call(from, to int, keys part, whole bool) {
 	switch n := keys.end - keys.first; {
 	case whole && n%4 == 0:
 		a.inQuarters(keys.first, n)
-		if next := keys.end; a.seer < 0 && a.rows.decoder == nil && next+n <= b.seq.keys { // the next call's, as a rule
+		if next := keys.end; a.seer < 0 && a.rows.decoder == nil && next+n <= b.seq.keys { // the expected keys of the next call
 			for i := range w.runs.next {
 				w.runs.next[i], _ = a.rows.row(next + i*(n/4))
 			}
@@ -264,7 +264,7 @@ func (a *alone[F]) call(from, to int, keys part, whole bool) {
 	ws.kernel(t)
 }
 
-// biasOfTree gathers the bias of keys as the rows of a position of a tree see them. Slopes refuse trees.
+// biasOfTree gathers the bias of keys in the order of a tree position. Slopes are not supported with trees.
 func (a *alone[F]) biasOfTree(position int, keys part) {
 	t, s, n := &a.w.tile, a.b.seq, keys.end-keys.first
 	for r := range t.Bias {
@@ -277,7 +277,7 @@ func (a *alone[F]) biasOfTree(position int, keys part) {
 	}
 }
 
-// inOrder sets the tile to n keys from the given one on, one behind the other.
+// inOrder sets the tile to n keys from key on, in order.
 func (a *alone[F]) inOrder(key, n int) {
 	page, run := a.ws.plan.g.PageTokens, 4
 	switch {
@@ -290,7 +290,7 @@ func (a *alone[F]) inOrder(key, n int) {
 	a.lay(key, n, run, 1, 4)
 }
 
-// inQuarters sets the tile to n keys, a multiple of 4, from the given one on: each four are one of each quarter.
+// inQuarters sets the tile to n keys from key on, a multiple of 4: each four are one key of each quarter.
 func (a *alone[F]) inQuarters(key, n int) {
 	page, quarter, run := a.ws.plan.g.PageTokens, n/4, 4
 	inPage := true
@@ -307,8 +307,8 @@ func (a *alone[F]) inQuarters(key, n int) {
 	a.lay(key, n, run, quarter, 1)
 }
 
-// lay sets the tile to n keys from the given one on, in runs of so many. The streams of a run begin so many keys apart; the next
-// key of each is step keys further. Which key is which does not depend on the runs, nor on pages.
+// lay sets the tile to n keys from key on, in runs of `run` keys. The four streams of a run begin apart keys from each
+// other. The next key of a stream is step keys further. The order of keys depends neither on runs nor on pages.
 func (a *alone[F]) lay(key, n, run, apart, step int) {
 	t := &a.w.tile
 	t.order = order{streams: step == 1}
@@ -331,19 +331,19 @@ func (a *alone[F]) lay(key, n, run, apart, step int) {
 			at := r * run
 			if at+i < n {
 				t.K[r][i], t.V[r][i] = a.row(key + at*step/4 + i*apart)
-			} else { // any pointer will do that points to something
+			} else { // unused, but the pointer must be valid
 				t.K[r][i], t.V[r][i] = t.K[r][0], t.V[r][0]
 			}
 		}
 	}
 }
 
-// row returns where a key and its value lie.
+// row returns the addresses of a key and its value.
 func (a *alone[F]) row(key int) (k, v unsafe.Pointer) {
 	return a.rows.row(a.key(key))
 }
 
-// key returns which of its sequence's keys is meant.
+// key returns the index in the sequence of a key of the call.
 func (a *alone[F]) key(key int) int {
 	if a.seer >= 0 {
 		key = a.b.seq.place(a.seer, key)
@@ -351,7 +351,7 @@ func (a *alone[F]) key(key int) int {
 	return key
 }
 
-// place returns which of its sequence's keys query position i of a tree sees as number key.
+// place returns the index in the sequence of the key that query position i of a tree attends to as number key.
 func (s *span) place(i, key int) int {
 	if n := key - s.fresh(); n >= 0 {
 		return s.fresh() + s.tree.Seen(i, n)

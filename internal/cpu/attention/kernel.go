@@ -11,8 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// The Go kernels: one algorithm, with the rows of keys and values widened to F where they are stored
-// as something else.
+// The Go kernels have one algorithm. Rows of keys and values of another type are widened to F.
 
 func attendF32F32(t *tile)  { attend[float32](t, nil) }
 func attendF32F64(t *tile)  { attend(t, widenF32F64) }
@@ -23,10 +22,10 @@ func attendF64F64(t *tile)  { attend[float64](t, nil) }
 func attendF64F16(t *tile)  { attend(t, widenF64F16) }
 func attendF64BF16(t *tile) { attend(t, widenF64BF16) }
 
-// widen stores the len(dst) elements at src in dst.
+// widen widens the len(dst) elements at src into dst.
 type widen[F cpu.Real] func(dst []F, src unsafe.Pointer)
 
-// Widenings by the type that is stored.
+// Widenings by the stored type.
 var (
 	widen32 = [attn.DTypes]widen[float32]{attn.Float32: widenF32F32, attn.Float64: widenF32F64, attn.Float16: widenF32F16, attn.BFloat16: widenF32BF16}
 	widen64 = [attn.DTypes]widen[float64]{attn.Float32: widenF64F32, attn.Float64: widenF64F64, attn.Float16: widenF64F16, attn.BFloat16: widenF64BF16}
@@ -80,11 +79,11 @@ func widenF64BF16(dst []float64, src unsafe.Pointer) {
 	}
 }
 
-// attend is the kernel; its type says what it does. First come the scores of all rows, four keys at a
-// time, then the weights row by row, then the weighted sums of values, again four at a time: every key
-// and value is loaded, and widened, once. With widen nil they are of type F already.
+// attend implements kernel. It computes the scores of all rows, four keys at a time; then the weights, row by row; then
+// the weighted sums of values, four keys at a time. So every key and value is loaded, and widened, once. If w is nil,
+// keys and values have type F.
 func attend[F cpu.Real](t *tile, w widen[F]) {
-	stride := (t.Count + 3) / 4 * 4 // less than there is, but neighbours stay close
+	stride := (t.Count + 3) / 4 * 4 // less than the scratch allows, so that rows stay close in memory
 	a := attention[F]{
 		tile: t, widen: w,
 		q:      unsafe.Slice((*F)(t.Q), t.Rows*t.Dim),
@@ -107,19 +106,19 @@ func attend[F cpu.Real](t *tile, w widen[F]) {
 	a.sum()
 }
 
-// attention is a tile as slices.
+// attention has the memory of a tile as slices.
 type attention[F cpu.Real] struct {
 	*tile
 	widen      widen[F]
 	q, o, m, l []F
-	scores     []F // stride a row; p_c takes the place of s_c
+	scores     []F // stride a row; weights replace scores
 	stride     int
 	visible    []int32
 	wide       []F
 }
 
-// load returns rows of dim elements: those of keys c, c+1, c+2 and c+3, as many as there are; the others
-// are the first again.
+// load returns rows of dim elements: those of keys c, c+1, c+2 and c+3. If there are fewer keys, the first row fills
+// the rest.
 func (a *attention[F]) load(runs []Streams, c, step, dim int) (x [4][]F) {
 	n := a.Count - c
 	streams, offset := &runs[c/a.Run], c%a.Run/4*step
@@ -148,7 +147,7 @@ func (a *attention[F]) score() {
 	}
 }
 
-// sees returns how many keys row r sees.
+// sees returns the number of keys visible to row r.
 func (a *attention[F]) sees(r int) int {
 	if a.visible == nil {
 		return a.Count
@@ -156,7 +155,7 @@ func (a *attention[F]) sees(r int) int {
 	return int(a.visible[r])
 }
 
-// weigh turns the scores of each row into weights, and brings its state to the new maximum.
+// weigh replaces the scores of each row by weights, and rescales the row's state to the new maximum.
 func (a *attention[F]) weigh() {
 	empty := F(math.Inf(-1))
 	for r, old := range a.m {
@@ -178,7 +177,7 @@ func (a *attention[F]) weigh() {
 	}
 }
 
-// sum adds the weighted values.
+// sum adds the weighted values to the states.
 func (a *attention[F]) sum() {
 	d := a.ValueDim
 	for c := 0; c < a.Count; c += 4 {

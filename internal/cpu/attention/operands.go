@@ -9,15 +9,20 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// spares is what an engine keeps of runs that are over.
+// spares has the memory of finished runs, which an engine reuses.
 type spares[F cpu.Real] struct {
 	runs     cpu.Spare[workspace[F]]
 	prefixes cpu.Spare[prefixRun[F]]
 }
 
-// Operands are the buffers of one layer, placed as the plan's Problem says. Q, Out and LSE hold
-// queries, outputs and log-sum-exps; LSE may be nil. Pages are those of the keys and values. Bias is what the Problem's
-// says, nil without one; Sinks has those of the query heads, if the Problem has Sinks. Out and LSE overlap none of the others.
+// Operands has the buffers of one layer, in the layout of the plan's Problem:
+//
+//   - Q, Out and LSE are queries, outputs and log-sum-exps. LSE may be nil.
+//   - Pages are the pages of keys and values.
+//   - Bias is the Problem's bias, nil without one.
+//   - Sinks has a sink for each query head, if the Problem has Sinks.
+//
+// Out and LSE must not overlap the other buffers.
 type Operands[F lean.Float] struct {
 	Q, Out, LSE []F
 	Pages       attn.Memory[cpu.Buffer]
@@ -26,7 +31,7 @@ type Operands[F lean.Float] struct {
 	Sinks       []F
 }
 
-// Sink returns the attention sink of a query head, -Inf where there is none: the log-sum-exp of a row that sees no key.
+// Sink returns the attention sink of a query head, or -Inf. It is the log-sum-exp of a row without visible keys.
 func (o *Operands[F]) Sink(head int) F {
 	if o.Sinks == nil {
 		return F(math.Inf(-1))
@@ -34,12 +39,12 @@ func (o *Operands[F]) Sink(head int) F {
 	return o.Sinks[head]
 }
 
-// Run carries out p on o: it writes every output row of every sequence of the plan, and nothing else.
-// Nothing is read of keys and values but live rows. Everything is checked before anything is written;
-// the error wraps ErrShape, ErrDType, ErrPage, ErrTier, or ErrPanic, with which the outputs are undefined. It
-// does not allocate once e has run plans of this size.
+// Run computes attention of p on o. It writes every output row of every sequence of the plan, and nothing else. Of keys
+// and values it reads live rows only. Everything is checked before anything is written. Errors wrap ErrShape, ErrDType,
+// ErrPage, ErrTier, or ErrPanic, after which the outputs are undefined. Run does not allocate once e has run plans of
+// this size.
 func Run[F lean.Float](e *cpu.Engine, p *Plan, o *Operands[F]) error {
-	// F may be a named type: what runs is the kernel of its size.
+	// F may be a named type, so Run chooses by size.
 	if unsafe.Sizeof(F(0)) == 4 {
 		return run(e, p, (*Operands[float32])(unsafe.Pointer(o)))
 	}
@@ -59,7 +64,7 @@ func run[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	return runOwn(e, p, o)
 }
 
-// runOwn is run of a plan whose sequences are each by themselves, on operands that are checked.
+// runOwn is run without prefixes, on checked operands.
 func runOwn[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	writeMasked(p, o)
 	n := p.sched.Workers()
@@ -70,14 +75,14 @@ func runOwn[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	ws := free.Get()
 	ws.prepare(p, o)
 	if err := e.RunOn(ws, n, p.threads); err != nil {
-		return err // the workspace's counters may be off: it is not used again
+		return err // the workspace's counters may be wrong, so it is not reused
 	}
 	ws.plan, ws.ops = nil, nil
 	free.Put(ws)
 	return nil
 }
 
-// check reports whether o is large enough for p.
+// check returns an error if o is too small for p or has other types.
 func check[F cpu.Real](p *Plan, o *Operands[F]) error {
 	const op = "run"
 	g := &p.g

@@ -8,20 +8,20 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// blockRows is the number of packed rows that a block of query positions is filled up to: so many rows
-// share one pass over the keys and values. One position is the least a block holds, whatever its heads. Blocks whose keys
-// and values are packed have more.
+// blockRows is the largest number of packed rows of a block of query positions, which share one pass over the keys and
+// values. A block has at least one position, for any number of heads. blockRowsPacked is the number for blocks whose
+// keys and values are packed.
 const (
 	blockRows       = 64
 	blockRowsPacked = 128
 )
 
-// defaultTileTokens is the number of tokens of a LeanTile unless a problem says otherwise: tiles of 128 to
-// 512 tokens measured alike, less costs re-scaling, more makes loads uneven. It does not depend on the
-// shape, so that a plan, and with it every rounding, follows from the problem alone.
+// defaultTileTokens is the default number of tokens of a LeanTile. Tiles of 128 to 512 tokens measured alike. Smaller
+// tiles cost re-scaling, larger tiles make loads uneven. The default does not depend on the shape, so that a plan and
+// all rounding follow from the problem alone.
 const defaultTileTokens = 256
 
-// withDefaults returns g with its zero values replaced by what they stand for.
+// withDefaults returns g with defaults in place of zero values.
 func withDefaults(g attn.Problem) attn.Problem {
 	if g.TileTokens == 0 {
 		if g.TileTokens = defaultTileTokens; g.Invariant {
@@ -31,9 +31,9 @@ func withDefaults(g attn.Problem) attn.Problem {
 	return g
 }
 
-// Plan is the schedule of one step, and serves all its layers. The zero Plan is that of no sequences.
-// It may be built again and again; once its memory has grown, that allocates nothing. Between builds it
-// may be run from any number of goroutines.
+// Plan is the schedule of one step, for all its layers. The zero Plan has no sequences. A plan may be built any number
+// of times. Once its memory has grown, Build allocates nothing. Between builds a plan may be run from any number of
+// goroutines.
 type Plan struct {
 	g        attn.Problem
 	sched    lean.Plan
@@ -41,29 +41,29 @@ type Plan struct {
 	pages    []int32 // the live pages of all sequences
 	trees    []uint64
 	tiles    []int64 // scratch of Build
-	rows     int     // rows of Q, Out and LSE that the sequences reach over
-	lastPage int     // the highest page
-	slots    int     // the most slots used of a page
-	packed   int     // the most packed rows of a block
-	threads  int     // that a run is worth
+	rows     int     // extent of the sequences' rows of Q, Out and LSE
+	lastPage int     // the highest page number
+	slots    int     // largest number of used slots of a page
+	packed   int     // largest number of packed rows of a block
+	threads  int     // threads that a run can use
 	rotation rotation
 
-	// PrefixBytes is how many bytes must be read less for keys that sequences have in common to be attended to
-	// apart; 0: the engine's choice.
+	// PrefixBytes is the least number of bytes that sharing must save for keys of several sequences to be attended to
+	// once. 0: the engine's choice.
 	PrefixBytes int
-	prefix      *prefixPlan // nil before there were two sequences
-	shares      bool        // prefix has keys of the last build
+	prefix      *prefixPlan // nil before the first Build with two sequences
+	shares      bool        // prefix is in use since the last Build
 }
 
-// span is a Sequence as the plan keeps it.
+// span is a Sequence in the plan's form.
 type span struct {
 	row, queries, keys int
 	positions          int // query positions of a block; the last block may have fewer
-	masked             int // positions in the leading blocks that see no key: nobody has work there
+	masked             int // positions in the leading blocks without visible keys, for which no worker has work
 	page               int // its first page in Plan.pages
 	cut                int // see attn.Sequence
 
-	tree attn.Tree // of the query positions; nil: none, or one that is a chain
+	tree attn.Tree // of the query positions; nil: none, or a chain
 }
 
 // block returns the query positions [from, to) of block b.
@@ -71,26 +71,26 @@ func (s *span) block(b int) (from, to int) {
 	return b * s.positions, min((b+1)*s.positions, s.queries)
 }
 
-// position returns the place of query position i among the keys.
+// position returns the position of query position i among the keys.
 func (s *span) position(i int) int { return attn.Position(s.queries, s.keys, i) }
 
-// mask returns g's as it is for the sequence.
+// mask returns the mask of g for the sequence.
 func (s *span) mask(g *attn.Problem) attn.Mask {
 	m := g.Mask
 	m.Window -= s.cut
 	return m
 }
 
-// sees returns the keys [first, end) that query position i sees, besides sink tokens.
+// sees returns the keys [first, end) that are visible to query position i, besides sink tokens.
 func (s *span) sees(g *attn.Problem, i int) (first, end int) {
 	return s.mask(g).Keys(s.queries, s.keys, i)
 }
 
-// fresh returns the number of its first new key.
+// fresh returns the index of the first new key.
 func (s *span) fresh() int { return s.keys - s.queries }
 
-// common returns the keys [low, end) that all query positions [from, to) see: in front of them some see more, and
-// behind them others, or all those that their tree says.
+// common returns the keys [low, end) that are visible to all query positions [from, to). Keys before low, and keys from
+// end on, are visible to some of the positions only, or depend on the tree.
 func (s *span) common(g *attn.Problem, from, to int) (low, end int) {
 	low, _ = s.sees(g, to-1)
 	if _, end = s.sees(g, from); s.tree != nil {
@@ -99,8 +99,8 @@ func (s *span) common(g *attn.Problem, from, to int) (low, end int) {
 	return low, end
 }
 
-// context returns the keys that the query positions [from, to) see: what is cut into their LeanTiles. Sink tokens, of which
-// there are front, stand right before the others, as if there was nothing between them.
+// context returns the keys that are visible to at least one of the query positions [from, to), which are cut into
+// LeanTiles. The front sink tokens count as if they directly preceded the window.
 func (s *span) context(g *attn.Problem, from, to int) (keys lean.Keys, front int) {
 	first, end := s.mask(g).Range(s.queries, s.keys, from, to)
 	front = g.SinkKeys(first)
@@ -117,13 +117,13 @@ func (s *span) countTiles(g *attn.Problem, from, to int) int64 {
 	return keys.Tiles(g.TileTokens)
 }
 
-// Build makes p the plan of one step: for each sequence and KV head, blocks of query positions, whose
-// rows (position by position, within it the heads of the group) are the rows of an output tile, and for
-// each block the LeanTiles that its positions see, from the first one's first key to the last one's last.
+// Build makes p the plan of one step. Each sequence and KV head has blocks of query positions. The rows of a block
+// (position by position, and within a position the heads of the group) are the rows of an output tile. Each block has
+// the LeanTiles from the first visible key of its first position to the last visible key of its last position.
 //
-// It copies what it needs of g and seqs. Everything is checked first; on error p is unchanged. The
-// error wraps ErrShape or ErrPage. That rows of different sequences do not overlap is left to the
-// caller, as are the sizes of buffers, which Run checks.
+// Build copies what it needs from g and seqs. Everything is checked first. On error p is unchanged. Errors wrap
+// ErrShape or ErrPage. Rows of different sequences must not overlap, which is not checked. Run checks the sizes of
+// buffers.
 func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 	const op = "plan"
 	if err := g.Check(op); err != nil {
@@ -148,7 +148,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 
 	own, shares := p.findPrefixes(&g, seqs)
 	last, lastShared := highest(&g, own), 0
-	if shares { // pages that sequences share are looked at once
+	if shares { // shared pages are checked once
 		lastShared = highest(&g, p.prefix.seqs)
 	}
 	if max(last, lastShared) > math.MaxInt32 {
@@ -166,7 +166,7 @@ func (p *Plan) Build(g attn.Problem, seqs []attn.Sequence) error {
 	return nil
 }
 
-// highest is the highest page of some sequences, -1 if they have none, and more than an int32 if there is a negative one.
+// highest returns the highest page of seqs: -1 without pages, and more than MaxInt32 if a page is negative.
 func highest(g *attn.Problem, seqs []attn.Sequence) int {
 	last := -1
 	for i := range seqs {
@@ -177,7 +177,7 @@ func highest(g *attn.Problem, seqs []attn.Sequence) int {
 	return last
 }
 
-// lay is Build of what has been checked, each sequence by itself.
+// lay is Build for checked sequences without prefixes.
 func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 	p.g = g
 	p.sched.Reset(g.KVHeads)
@@ -188,20 +188,20 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 		most = blockRowsPacked
 	}
 	most = max(most/group, 1)
-	keys, pairs := 0.0, 0.0 // that are read, and of rows and keys, in each KV head
+	keys, pairs := 0.0, 0.0 // keys that are read, and pairs of rows and keys, in each KV head
 	for i := range seqs {
 		q := &seqs[i]
 		p.seqs = append(p.seqs, span{})
-		s := &p.seqs[len(p.seqs)-1] // it is written where it stays
+		s := &p.seqs[len(p.seqs)-1] // written in place, without a copy
 		s.row, s.queries, s.keys, s.page, s.cut = q.Row, q.Queries, q.Keys, len(p.pages), q.Cut
-		if q.Tree != nil && !q.Tree.Chain() { // a chain is what causal is
+		if q.Tree != nil && !q.Tree.Chain() { // a chain is a causal mask
 			at := len(p.trees)
 			p.trees = append(p.trees, q.Tree...)
 			s.tree = p.trees[at:]
 		}
 		p.tiles = p.tiles[:0]
 		if s.queries > 0 {
-			// As few blocks as hold the rows, of as nearly equal size as can be.
+			// The fewest blocks for the rows, of nearly equal sizes.
 			blocks := (s.queries-1)/most + 1
 			s.positions = (s.queries-1)/blocks + 1
 			p.rows = max(p.rows, s.row+s.queries)
@@ -228,14 +228,14 @@ func (p *Plan) lay(g attn.Problem, seqs []attn.Sequence, lastPage int) {
 	p.threads = cpu.ThreadsFor(work)
 	workers := g.Workers
 	if workers == 0 {
-		if workers = p.threads; p.packed < promptRows { // of many rows each worker has much scratch, and many output tiles
+		if workers = p.threads; p.packed < promptRows { // with many rows a worker has much scratch, and there are many output tiles
 			workers *= cpu.SharesFor(work, p.threads, cpu.ShareNanos)
 		}
 	}
 	p.sched.Cut(g.Policy, workers)
 }
 
-// Workers returns the number of logical workers that the plan has work for.
+// Workers returns the number of logical workers that have work.
 func (p *Plan) Workers() int {
 	if p.shares {
 		return max(p.sched.Workers(), p.prefix.plan.sched.Workers())
@@ -243,7 +243,7 @@ func (p *Plan) Workers() int {
 	return p.sched.Workers()
 }
 
-// Tiles returns the number of LeanTiles of the plan, over all KV heads.
+// Tiles returns the number of LeanTiles over all KV heads.
 func (p *Plan) Tiles() int64 {
 	if p.shares {
 		return p.sched.Tiles() + p.prefix.plan.sched.Tiles()

@@ -9,31 +9,31 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Keys that several sequences have in common are attended to once, by the rows of all of them: they are read once, however
-// many forks there are. What sequences have of their own is a plan as any other; the states of both are merged
-// row by row, own keys last.
+// Keys that several sequences share (prefixes) are attended to once, by the rows of all these sequences: they are read
+// once for any number of forks. The sequences' own keys have an ordinary plan. The states of both are merged row by
+// row.
 
-// prefixBytes is how many bytes of keys and values must be read less for a prefix to be worth it. What caches hold is read
-// again for nothing, and then the two runs more cost up to a quarter: on two cores with 4 MB. From 6 MB on
-// all shapes gain.
+// prefixBytes is the least number of bytes of keys and values that a prefix must save. Cached keys are read again at no
+// cost, and the two further runs then cost up to a quarter: measured on two cores with 4 MB. From 6 MB on all shapes
+// gain.
 const prefixBytes = 8 << 20
 
-// prefixPlan is what a plan has besides where sequences have prefixes in common.
+// prefixPlan is the part of a plan for prefixes.
 type prefixPlan struct {
 	plan  Plan
 	found attn.Prefixes
-	own   []attn.Sequence // sequences without what is in prefixes
-	seqs  []attn.Sequence // of the prefixes: their rows are those of all members
-	rows  []int32         // of each of these rows the row of the queries
+	own   []attn.Sequence // sequences without their prefixes
+	seqs  []attn.Sequence // prefixes as sequences: their rows are those of all members
+	rows  []int32         // of each of these rows, the row of its queries
 	shift []int32         // with slopes, of each of these rows: see attn.Prefixes.AppendShifts
 }
 
-// canShare are the features with which keys are attended to together. Batch invariance is none of them: where a prefix ends, and
-// whether it is worth it, depends on the others.
+// canShare has the features that allow prefixes. Batch invariance does not: where a prefix ends, and whether sharing
+// pays, depends on other sequences.
 const canShare = attn.InParts | attn.Shareable
 
-// findPrefixes looks for prefixes that are worth it. It says whether there are some, lists them, and returns what sequences have of
-// their own. It writes nothing but scratch. All has been checked but which pages there are.
+// findPrefixes reports whether there are prefixes that pay. It then lists the prefixes, and returns the sequences' own
+// keys. It writes only scratch. seqs have been checked, except their page numbers.
 func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) (own []attn.Sequence, shares bool) {
 	if len(seqs) < 2 || g.Features()&^canShare != 0 {
 		return seqs, false
@@ -60,7 +60,7 @@ func (p *Plan) findPrefixes(g *attn.Problem, seqs []attn.Sequence) (own []attn.S
 	return x.own, true
 }
 
-// layPrefixes has p.prefix attend to what findPrefixes has found.
+// layPrefixes builds the plan of the prefixes that findPrefixes has listed.
 func (p *Plan) layPrefixes(g *attn.Problem, seqs []attn.Sequence, lastPage int) {
 	x := p.prefix
 	x.rows, x.shift = x.rows[:0], x.shift[:0]
@@ -73,17 +73,17 @@ func (p *Plan) layPrefixes(g *attn.Problem, seqs []attn.Sequence, lastPage int) 
 	x.plan.lay(g.OfPrefixes(), x.seqs, lastPage)
 }
 
-// prefixRun is a run of a plan that has prefixes.
+// prefixRun is a run of a plan with prefixes.
 type prefixRun[F cpu.Real] struct {
 	plan    *Plan
 	ops     *Operands[F]
 	of      Operands[F] // of the prefixes
 	own     Operands[F]
-	lse     []F // of the own keys, where nobody wants them
+	lse     []F // of the own keys, if the caller has no LSE
 	workers int
 }
 
-// runPrefixes is run of such a plan.
+// runPrefixes is run for a plan with prefixes.
 func runPrefixes[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	runs := &cpu.Own[spares[F]](e).prefixes
 	x, g := p.prefix, &p.g
@@ -133,8 +133,8 @@ func runPrefixes[F cpu.Real](e *cpu.Engine, p *Plan, o *Operands[F]) error {
 	return nil
 }
 
-// Work merges the states of a worker's share of the heads, prefix by prefix: a row is in several of them, and what it has
-// of its own is where the result goes.
+// Work merges the states of a worker's share of the heads, prefix by prefix. A row may be in several prefixes. The
+// result replaces the state of its own keys.
 func (r *prefixRun[F]) Work(worker, _ int) {
 	g, rows, shift := &r.plan.g, r.plan.prefix.rows, r.plan.prefix.shift
 	for h := g.Heads * worker / r.workers; h < g.Heads*(worker+1)/r.workers; h++ {
