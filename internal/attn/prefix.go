@@ -5,60 +5,60 @@ import (
 	"sort"
 )
 
-// Prefixes are ranges of keys that several sequences of a step have in common, since their page tables name the same
-// pages, as those of forks do. Attention to such a range can be computed for the rows of all of them at once, and the
-// states merged with those of the sequences' own keys. The zero Prefixes can be used; once its memory has grown,
-// Find does not allocate.
+// Prefixes are ranges of keys that several sequences of a step share: their page tables name the same pages, as the tables of forks do.
+// An engine can attend to a shared range once, for the rows of all of these sequences, and merge the states with those of the
+// sequences' own keys. The zero Prefixes is ready for use. Find does not allocate after its memory has grown.
 type Prefixes struct {
 	Found []Prefix
-	Own   []int // of each sequence, how many of its keys are in prefixes
-	Saved int   // how many keys less are read
-	Turn  int   // changes with all of this, and where the queries of sequences in prefixes lie
+	Own   []int // for each sequence, the number of its keys in prefixes
+	Saved int   // the number of keys that need not be read again
+	Turn  int   // changes with the prefixes, and with the rows of their members
 
 	page  int
 	limit limits
-	first []int32 // of each sequence, the first page of which all of its queries see all keys
-	full  []int32 // of each sequence, how many pages are full of keys that all of its queries see; 0: it is no member
-	order []int32 // sequences that may be members, by their full pages, page by page: those of a prefix are side by side
-	alike []int32 // of each place in order, how many full pages its sequence and the next one have in common
-	rows  []rows  // of each place in order
-	hides bool    // a window hides keys of some of them
+	first []int32 // for each sequence, the first page of which all of its queries see all keys
+	full  []int32 // for each sequence, the number of full pages whose keys all of its queries see; 0: no member
+	order []int32 // possible members, sorted by their full pages, so that the members of a prefix are neighbours
+	alike []int32 // for each index of order, the number of full pages that its sequence shares with the next
+	rows  []rows  // for each index of order
+	hides bool    // a window hides keys of some sequence
 
 	members []int32 // of all prefixes
-	chosen  []int32 // those that members are where windows hide keys: not all of a node's sequences
+	chosen  []int32 // the members if windows hide keys: a part of a node's sequences
 	holes   []hole
-	hidden  []int32 // of each sequence, how many pages are left out since no query sees a key of them
-	last    []int32 // of each sequence, the number of its last hole behind 0: none
-	pages   []int32 // of sequences without what is in prefixes
-	nodes   []node  // of the tree of forks, those with the last sequences first
+	hidden  []int32 // for each sequence, the number of pages that are left out because no query sees their keys
+	last    []int32 // for each sequence, 1 + the index of its last hole; 0: none
+	pages   []int32 // of sequences, without those in prefixes
+	nodes   []node  // of the tree of forks, from the last sequences to the first
 	above   []node  // scratch
 	keys    []uint64
 	moved   []int32
 }
 
-// limits are what Find was told, besides sequences.
+// limits are the arguments of Find besides the sequences.
 type limits struct{ page, sequences, least, queries, sinks int }
 
-// rows are those of a sequence's queries, and the first page of which these see all keys.
+// rows are the rows of a sequence's queries, and the first page of which all queries see all keys.
 type rows struct{ first, n, page int }
 
-// hole is the pages [first, end) of a sequence that are in a prefix, or that a window hides. before is the number of the hole before it, behind 0: none.
+// hole is pages [first, end) of a sequence that are in a prefix or hidden by a window. before is 1 + the index of the hole before; 0: none.
 type hole struct{ before, first, end int32 }
 
-// node is sequences order[from:to], which have so many pages in common, and no others.
+// node is the sequences order[from:to], which are all that share their first pages pages.
 type node struct{ from, to, pages int32 }
 
-// Prefix is the keys [First, End) of some sequences, which begin and end with pages. All of their queries see all of them.
+// Prefix is the keys [First, End) of its members, from the beginning of a page to the end of one. All queries of the members see all of these
+// keys.
 type Prefix struct {
 	First, End int
 	from, to   int // in Prefixes.members
 }
 
-// Members are the sequences that have p, by their numbers.
+// Members returns the numbers of the sequences that share p.
 func (f *Prefixes) Members(p *Prefix) []int32 { return f.members[p.from:p.to] }
 
-// AppendOwn appends the sequences that Find was given to own, without what of them is in prefixes. Of those that are in some it leaves out
-// pages that a window hides, too.
+// AppendOwn appends the sequences of Find to own, without their keys in prefixes. If a member has a window, AppendOwn also removes the pages
+// that the window hides.
 func (f *Prefixes) AppendOwn(own, seqs []Sequence) []Sequence {
 	at := len(own)
 	own = append(own, seqs...)
@@ -72,8 +72,8 @@ func (f *Prefixes) AppendOwn(own, seqs []Sequence) []Sequence {
 			q.Pages = q.Pages[n/f.page:]
 			continue
 		}
-		q.Keys -= int(f.hidden[i]) * f.page // all that is seen is as far from the queries as it was
-		// From the last one on: what is between two holes is brought behind what comes first.
+		q.Keys -= int(f.hidden[i]) * f.page // distances from the queries to visible keys stay the same
+		// The pages between holes are appended from the first to the last.
 		begin := len(f.pages)
 		f.pages = f.appendWithout(f.pages, f.last[i], q.Pages)
 		q.Pages = f.pages[begin:len(f.pages):len(f.pages)]
@@ -84,7 +84,7 @@ func (f *Prefixes) AppendOwn(own, seqs []Sequence) []Sequence {
 	return own
 }
 
-// appendWithout appends a sequence's pages without what is in a hole and in those before it.
+// appendWithout appends the pages of a sequence without those in hole at and in the holes before it.
 func (f *Prefixes) appendWithout(to []int32, at int32, pages []int32) []int32 {
 	if at == 0 {
 		return append(to, pages...)
@@ -93,7 +93,7 @@ func (f *Prefixes) appendWithout(to []int32, at int32, pages []int32) []int32 {
 	return append(f.appendWithout(to, h.before, pages[:h.first]), pages[h.end:]...)
 }
 
-// Sequence is a prefix of sequences as one whose queries are those of all members, which lie somewhere else: Row is 0.
+// Sequence returns a sequence with the keys of p and the queries of all members. Its Row is 0: AppendRows lists the rows.
 func (f *Prefixes) Sequence(p *Prefix, seqs []Sequence) Sequence {
 	members := f.Members(p)
 	s := Sequence{Keys: p.End - p.First, Pages: seqs[members[0]].Pages[p.First/f.page:]}
@@ -103,7 +103,7 @@ func (f *Prefixes) Sequence(p *Prefix, seqs []Sequence) Sequence {
 	return s
 }
 
-// AppendRows appends the rows of these queries.
+// AppendRows appends the rows of the queries of [Prefixes.Sequence].
 func (f *Prefixes) AppendRows(rows []int32, p *Prefix, seqs []Sequence) []int32 {
 	for _, m := range f.Members(p) {
 		q := &seqs[m]
@@ -115,12 +115,10 @@ func (f *Prefixes) AppendRows(rows []int32, p *Prefix, seqs []Sequence) []int32 
 	return rows
 }
 
-// AppendShifts appends, for each of these rows, how many keys it is nearer to the prefix in [Prefixes.Sequence] than it is in its
-// own sequence, as a number that is mostly negative. With ALiBi the scores of a row would be slope times this more: its log-sum-exp,
+// AppendShifts appends, for each row of AppendRows, the shift p'-p. p is the position of the query in its own sequence, and p' its position in
+// [Prefixes.Sequence]. With ALiBi the outputs are the same, and the log-sum-exps differ by slope times the shift:
 //
 //	LSE = ln sum_j e^(s_j + slope (j-p)) = slope (p'-p) + ln sum_j e^(s_j + slope (j-p'))
-//
-// is that of the position p' which Sequence gives it and, more, slope times its shift. Its output is the same.
 func (f *Prefixes) AppendShifts(shifts []int32, p *Prefix, seqs []Sequence) []int32 {
 	rows := 0
 	for _, m := range f.Members(p) {
@@ -137,17 +135,17 @@ func (f *Prefixes) AppendShifts(shifts []int32, p *Prefix, seqs []Sequence) []in
 	return shifts
 }
 
-// Shareable are the features with which queries of a step can attend to prefixes together: they see the same in keys before them, or
-// what differs is a number that is added to all scores of a row (slopes, see [Prefixes.AppendShifts]). A window may hide keys:
-// then prefixes are cut, or sequences are members of none, see [Prefixes.Find]. A way into an engine adds what it makes no difference to, as schedules.
+// Shareable are the features with which the queries of several sequences can attend to a prefix together. The scores of a query and a key of the
+// prefix are then the same for all members, up to a number for each row (see [Prefixes.AppendShifts]). A window may hide keys of a prefix: see
+// [Prefixes.Find]. Each engine adds the features that make no difference to it, such as schedules.
 const Shareable = Causal | Window | SinkTokens | Trees | Cap | SlopesOfHeads | Sinks | Rotates
 
-// InParts are the features with which a way into an engine can attend to a sequence's keys in parts whose states merge, since no
-// mask and no change of scores depends on where a key lies among those before the new tokens.
-const InParts = Causal | Trees | Cap | Sinks | OtherValueDim | OtherPolicy | SetTiles | SetWorkers
+// InParts are the features with which an engine can attend to parts of a sequence's keys and merge their states: no mask and no change of scores
+// depends on the index of a key before the new tokens.
+const InParts = Causal | Trees | Cap | Sinks | OtherValueDim | SeveralPlanes | ValuesInKeys | SeveralTypes | Scaled | OtherPolicy | SetTiles | SetWorkers
 
-// OfPrefixes is the problem of attention to prefixes, which leaves states: all rows see all of their keys, queries have been
-// turned, and rows lie one behind the other. Of slopes log-sum-exps are to be shifted: [Prefixes.AppendShifts].
+// OfPrefixes returns the problem of attention to prefixes, which leaves states. All rows see all keys, queries are rotated already, and rows
+// are packed. With slopes the caller has to shift the log-sum-exps: [Prefixes.AppendShifts].
 func (p *Problem) OfPrefixes() Problem {
 	of := *p
 	of.Mask, of.Score, of.Rotary = Mask{}, Score{Cap: p.Cap, Slopes: p.Slopes}, Rotary{}
@@ -155,18 +153,18 @@ func (p *Problem) OfPrefixes() Problem {
 	return of
 }
 
-// Find looks for prefixes of the sequences of a problem, by which at least so many keys are read less: those
-// of a prefix for each member but one. With a causal mask they lie before all queries. Sequences of which a window hides
-// keys are members of prefixes of which all of their queries see all keys: what is their own is in front of these and behind, see [Sequence.Cut].
-// With slopes they are members of none. The members of all prefixes have so many queries at most, each counted as often as
-// it is a member. A sequence may be a member of several prefixes, one behind the other:
-// where what forks have in common has been forked itself.
+// Find finds prefixes of the sequences of a problem.
 //
-// That two sequences have a page at the same place says that they have all pages before it: pages come to be shared by
-// forks alone.
+//   - A prefix saves its keys for each member but one. Find takes prefixes that save at least least keys.
+//   - With a causal mask a prefix is before all queries of its members.
+//   - If a window hides keys of a sequence, the sequence is a member only of prefixes of which all of its queries see all keys. Its own keys
+//     are then before and after the prefix: see [Sequence.Cut]. With slopes, such a sequence is no member.
+//   - The members of all prefixes have at most queries queries. A query counts once for each prefix.
+//   - A sequence can be a member of several consecutive prefixes, if a fork was forked again.
 //
-// What it finds does not depend on what it found before. But sequences that were in order then mostly are again, a token
-// later, and to see that is most of what Find does.
+// Two sequences with the same page at one index share all pages before that index, because only forks share pages.
+//
+// The result does not depend on earlier calls. But most steps keep the order of the sequences, so Find checks the last order before it sorts.
 func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
 	now := limits{g.PageTokens, len(seqs), max(least, 1), queries, g.SinkTokens}
 	f.hides = false
@@ -201,7 +199,7 @@ func (f *Prefixes) Find(g *Problem, seqs []Sequence, least, queries int) {
 	}
 }
 
-// count says how many sequences may be members, and lists how many full pages each has.
+// count returns the number of possible members, and sets f.full and f.first.
 func (f *Prefixes) count(g *Problem, seqs []Sequence) (members int) {
 	f.full, f.first = zeros(f.full, len(seqs)), zeros(f.first, len(seqs))
 	for i := range seqs {
@@ -215,7 +213,7 @@ func (f *Prefixes) count(g *Problem, seqs []Sequence) (members int) {
 		}
 		if g.Window != 0 {
 			if first, _ := g.Mask.Keys(q.Queries, q.Keys, q.Queries-1); first > 0 {
-				// New keys are its own: a window that is narrower then is one still.
+				// New keys are the sequence's own, so that the window stays one when it is narrowed.
 				seen = min(seen, q.Keys-q.Queries)
 				if first = Ceil(first, f.page); g.Slopes != "" || first >= seen/f.page {
 					continue
@@ -229,7 +227,7 @@ func (f *Prefixes) count(g *Problem, seqs []Sequence) (members int) {
 	return members
 }
 
-// zeros is so many of them, in the memory of s if that is enough.
+// zeros returns n zeros, in the memory of s if it is large enough.
 func zeros[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n, 2*n)
@@ -239,7 +237,7 @@ func zeros[T any](s []T, n int) []T {
 	return s
 }
 
-// next is the page of sequence i behind so many that are full, and -1 if there is none.
+// next returns full page number pages of sequence i; -1 if there is none.
 func (f *Prefixes) next(seqs []Sequence, i int32, pages int) int32 {
 	if int(f.full[i]) <= pages {
 		return -1
@@ -247,8 +245,8 @@ func (f *Prefixes) next(seqs []Sequence, i int32, pages int) int32 {
 	return seqs[i].Pages[pages]
 }
 
-// stillInOrder says whether order is that of these sequences, as it was that of others. Then alike is, too: only what has
-// changed is looked for. same: they have in common what those had, and queries in the same rows.
+// stillInOrder reports whether f.order, from an earlier call, is the order of these sequences. If so, it updates f.alike. same reports that nothing
+// changed: neither the shared pages nor the rows of the queries.
 func (f *Prefixes) stillInOrder(seqs []Sequence, members int) (ordered, same bool) {
 	if len(f.order) != members {
 		return false, false
@@ -280,10 +278,10 @@ func (f *Prefixes) stillInOrder(seqs []Sequence, members int) (ordered, same boo
 	return true, same
 }
 
-// sort puts order[from:to] in order, which is that of their numbers and has so many pages in common.
+// sort sorts order[from:to], which share their first pages pages and are in the order of their numbers.
 func (f *Prefixes) sort(seqs []Sequence, from, to, pages int) {
 	all := f.order[from:to]
-	// What all have in common, and whether some end there.
+	// end is the number of pages that all share.
 	first := seqs[all[0]].Pages
 	end := int(f.full[all[0]])
 	for _, i := range all[1:] {
@@ -302,7 +300,7 @@ func (f *Prefixes) sort(seqs []Sequence, from, to, pages int) {
 			all[n] = f.moved[uint32(key)]
 		}
 	}
-	for len(all) > 0 { // f.keys are other ones when sort has been called
+	for len(all) > 0 { // a recursive sort overwrites f.keys
 		n, page := 1, f.next(seqs, all[0], end)
 		for n < len(all) && f.next(seqs, all[n], end) == page {
 			n++
@@ -314,15 +312,15 @@ func (f *Prefixes) sort(seqs []Sequence, from, to, pages int) {
 		} else if n > 1 {
 			f.sort(seqs, from, from+n, end+1)
 		}
-		f.alike[from+n-1] = int32(end) // the last one and the next are alike in what all are
+		f.alike[from+n-1] = int32(end) // the last sequence and the next share what all share
 		from, all = from+n, all[n:]
 	}
 }
 
-// list lists the tree's nodes.
+// list lists the nodes of the tree.
 func (f *Prefixes) list() {
-	// From the last place on: a node ends where sequences before it have less in common. Nodes that begin at one place end
-	// one behind the other, the largest last.
+	// From the last index down. A node begins where a sequence shares fewer pages with the one before. Of nodes that begin at one index
+	// the largest comes last.
 	f.nodes, f.above = f.nodes[:0], f.above[:0]
 	for at := len(f.order) - 2; at >= -1; at-- {
 		n, to := int32(0), int32(at+2)
@@ -340,10 +338,10 @@ func (f *Prefixes) list() {
 	}
 }
 
-// take makes prefixes of the tree's nodes, from its root on, those that are worth it.
+// take makes prefixes of the nodes that save enough, from the root on.
 func (f *Prefixes) take(least, queries int) {
 	f.members = f.order
-	// above are the nodes around one that are prefixes.
+	// above are the nodes that contain the current node and are prefixes.
 	for _, n := range slices.Backward(f.nodes) {
 		begin, members := int32(0), int(n.to-n.from)
 		for last := len(f.above) - 1; last >= 0; last-- {
@@ -374,13 +372,13 @@ func (f *Prefixes) take(least, queries int) {
 	f.above = f.above[:0]
 }
 
-// takeSeen is take where windows hide keys. Of a node those sequences are members that see enough: what they see later than the
-// others is their own, or what others see earlier. It takes what saves most.
+// takeSeen is take if windows hide keys. The members of a node are the sequences that see enough of its pages. takeSeen chooses the members that
+// save most.
 func (f *Prefixes) takeSeen(least, queries int) {
 	f.chosen, f.holes, f.last, f.hidden = f.chosen[:0], f.holes[:0], zeros(f.last, len(f.Own)), zeros(f.hidden, len(f.Own))
 	sinks := Ceil(f.limit.sinks, f.page)
 	for _, n := range slices.Backward(f.nodes) {
-		// The sequences by where they may begin.
+		// The sequences, sorted by the first page that they see.
 		f.keys = f.keys[:0]
 		for at := n.from; at < n.to; at++ {
 			i := f.order[at]
@@ -408,8 +406,8 @@ func (f *Prefixes) takeSeen(least, queries int) {
 		for _, key := range f.keys[:members] {
 			at := uint32(key)
 			i := f.order[at]
-			// The last query's first key is in the page before first[i] or begins that one. The first query's is n-1 keys earlier at most. Of
-			// pages in front nobody sees a key.
+			// The first key of the last query is in the page before first[i], or begins page first[i]. The first key of the first query is at most
+			// n-1 keys earlier. No query sees a key of the pages before.
 			if gone := int(f.first[i]) - 1 - Ceil(f.rows[at].n-1, f.page); f.last[i] == 0 && gone > sinks {
 				f.hidden[i] = int32(gone - sinks)
 				f.holes = append(f.holes, hole{0, int32(sinks), int32(gone)})
