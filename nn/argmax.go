@@ -1,16 +1,13 @@
 package nn
 
 import (
-	"hash"
 	"slices"
 
 	"gorgonia.org/leanattention/internal/errs"
 
-	"github.com/chewxy/hm"
 	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
-	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -26,72 +23,24 @@ import (
 //   - Gradients: ErrUnsupported.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil x).
 func ArgMax(x *G.Node) (y *G.Node, err error) {
-	const name = "ArgMax"
-	defer errs.RecoverTo(prefix+name, &err)
-	if x == nil {
-		return nil, errorf(name, errs.ErrGraph, "x is nil")
-	}
-	if x.Dtype() != tensor.Float32 {
-		return nil, errorf(name, errs.ErrDType, "x is of %v, want float32", x.Dtype())
-	}
-	op := argMax{inference: "ArgMax", gpu: new(ongpu.Node)}
-	if _, err := op.shape(x.Shape()); err != nil {
-		return nil, err
-	}
-	return ongpu.Apply(prefix+name, op, x)
+	defer errs.RecoverTo(prefix+"ArgMax", &err)
+	return newNode(argMax{}, x)
 }
 
-type argMax struct {
-	graph.Plain
-	inference
-	gpu *ongpu.Node
+// argMax is the rule.
+type argMax struct{}
+
+func (argMax) title() string  { return "ArgMax" }
+func (argMax) String() string { return "ArgMax" }
+
+func (argMax) arguments() []argument {
+	return []argument{{name: "x", rank: 2, dtype: tensor.Float32}, data(argument{name: "ids", rank: 1, dtype: tensor.Int32})}
 }
 
-func (op argMax) shape(x tensor.Shape) (tensor.Shape, error) {
-	if len(x) != 2 || x[0] < 1 || x[1] < 1 {
-		return nil, errorf("ArgMax", errs.ErrShape, "x has shape %v, want rank 2 and no empty axis", x)
-	}
-	return tensor.Shape{x[0]}, nil
-}
+func (argMax) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0][:1].Clone(), nil }
 
-// OnGPU makes it an [ongpu.Op].
-func (op argMax) OnGPU() *ongpu.Node { return op.gpu }
-
-func (op argMax) Arity() int { return 1 }
-func (op argMax) Type() hm.Type {
-	return hm.NewFnType(tensorOf(2, tensor.Float32), tensorOf(1, tensor.Int32))
-}
-
-func (op argMax) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
-	shapes, err := G.DimSizersToShapes(in)
-	if err != nil {
-		return nil, err
-	}
-	if len(shapes) != 1 {
-		return nil, errorf("ArgMax", errs.ErrShape, "%d inputs, want 1", len(shapes))
-	}
-	return op.shape(shapes[0])
-}
-
-func (op argMax) String() string        { return "ArgMax" }
-func (op argMax) WriteHash(h hash.Hash) { h.Write([]byte("leanattention.nn.ArgMax")) }
-func (op argMax) Hashcode() uint32      { return graph.Hashcode(op) }
-
-func (op argMax) Do(in ...G.Value) (y G.Value, err error) {
-	const name = "ArgMax"
-	defer errs.RecoverTo(prefix+name, &err)
-	defer op.gpu.Done(in, &y, &err)
-	if len(in) != 1 {
-		return nil, errorf(name, errs.ErrGraph, "%d inputs, want 1", len(in))
-	}
-	shape, err := op.shape(in[0].Shape())
-	if err != nil {
-		return nil, err
-	}
-	if anyOnGPU(in) {
-		return op.doGPU(in, shape)
-	}
-	x, err := elements[float32](name, "x", in[0], in[0].Shape())
+func (r argMax) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	x, err := elements[float32](r.title(), "x", in[0], in[0].Shape())
 	if err != nil {
 		return nil, err
 	}
@@ -103,34 +52,27 @@ func (op argMax) Do(in ...G.Value) (y G.Value, err error) {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(ids)), nil
 }
 
-func (op argMax) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
-	const name = "ArgMax"
-	what := func(int) string { return "x" }
-	if err := checkDTypes(name, what, in, func(int) tensor.Dtype { return tensor.Float32 }); err != nil {
-		return nil, err
-	}
-	n := in[0].Shape()[1]
-	return ongpu.Compute(&ongpu.Call{
-		Op: "nn." + name, Node: op.gpu, Names: []string{"x"}, In: in, DType: tensor.Int32, Shape: shape,
-		Queue: func(w *ongpu.Work) error {
-			o := &decoder.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpuBytes(w.Out)}
-			return w.Sample(o)
-		},
-		Apart: func(in []ongpu.Layout) (*ongpu.Apart, error) {
-			columns, ok := byColumns(in[0], n)
-			if !ok || shape[0] > decoder.ArgMaxRows {
-				return nil, nil
+func (argMax) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
+	n := in[0][1]
+	return w.Sample(&decoder.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpuBytes(w.Out)})
+}
+
+// place has each GPU read its columns of x.
+func (argMax) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
+	c.Apart = func(layouts []ongpu.Layout) (*ongpu.Apart, error) {
+		columns, ok := byColumns(layouts[0], in[0][1])
+		if !ok || shape[0] > decoder.ArgMaxRows {
+			return nil, nil
+		}
+		return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: shape, Meet: func(x *decoder.Exchange, member int, all []*ongpu.Work) error {
+			o := &decoder.AllArgMax{Rows: shape[0], Columns: columns}
+			for _, w := range all {
+				o.X, o.IDs = append(o.X, w.In[0].Memory), append(o.IDs, gpuBytes(w.Out))
 			}
-			return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: shape, Meet: func(x *decoder.Exchange, member int, all []*ongpu.Work) error {
-				o := &decoder.AllArgMax{Rows: shape[0], Columns: columns}
-				for _, w := range all {
-					o.X, o.IDs = append(o.X, w.In[0].Memory), append(o.IDs, gpuBytes(w.Out))
-				}
-				w := all[member]
-				return w.Do(func(s *cuda.Stream) error { return w.AllArgMax(s, x, o, member) })
-			}}, nil
-		},
-	})
+			w := all[member]
+			return w.Do(func(s *cuda.Stream) error { return w.AllArgMax(s, x, o, member) })
+		}}, nil
+	}
 }
 
 // byColumns is how many columns each member of a group has of rows of logits, if that is how they are dealt out and they can choose
@@ -141,6 +83,7 @@ func byColumns(l ongpu.Layout, n int) (columns []int, ok bool) {
 }
 
 var (
-	_ G.SDOp = argMax{}
-	_ G.ADOp = argMax{}
+	_ rule     = argMax{}
+	_ launched = argMax{}
+	_ placed   = argMax{}
 )

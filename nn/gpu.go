@@ -6,7 +6,6 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/operand"
 
-	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
@@ -25,16 +24,6 @@ func anyOnGPU(in []G.Value) bool {
 		_, ok := ongpu.Of(v)
 		return ok
 	})
-}
-
-// checkDTypes checks what a run gives a node on a GPU.
-func checkDTypes(name string, what func(i int) string, in []G.Value, want func(i int) tensor.Dtype) error {
-	for i, v := range in {
-		if d := v.Dtype(); d != want(i) {
-			return errorf(name, errs.ErrDType, "%s is of %v when run, want %v", what(i), d, want(i))
-		}
-	}
-	return nil
 }
 
 func namesOf(n int, name func(i int) string) []string {
@@ -113,15 +102,9 @@ func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gp
 		o.Parts = gateAndUp(o.Parts, width)
 		o.Parts[0].Y = out
 	}
-	memory := func(x *ongpu.Operand) gpu.Memory {
-		if x == nil {
-			return gpu.Memory{}
-		}
-		return x.Memory
-	}
-	o.Residual = memory(in.residual)
+	o.Residual = memoryOrNone(in.residual)
 	if op.norm {
-		o.Norm = &decoder.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset, Gamma: memory(in.gamma), Beta: memory(in.beta)}
+		o.Norm = &decoder.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset, Gamma: memoryOrNone(in.gamma), Beta: memoryOrNone(in.beta)}
 		for _, x := range []*ongpu.Operand{in.gamma, in.beta} {
 			o.Early = o.Early && (x == nil || x.Fixed)
 		}
@@ -181,61 +164,6 @@ func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][
 		shards = append(shards, mine)
 	}
 	return shards, nil
-}
-
-// doGPU is Do where the inputs are on a GPU.
-func (op layerNorm) doGPU(in []G.Value) (G.Value, error) {
-	const name = "LayerNorm"
-	shapes := shapesOf(in)
-	if _, err := op.checkShapes(shapes); err != nil {
-		return nil, err
-	}
-	if err := checkDTypes(name, op.OperandName, in, func(int) tensor.Dtype { return tensor.Float32 }); err != nil {
-		return nil, err
-	}
-	n := shapes[0][op.rank-1]
-	return ongpu.Compute(&ongpu.Call{
-		Op: "nn." + name, Node: op.gpu, Names: namesOf(len(in), op.OperandName), In: in, DType: tensor.Float32, Shape: shapes[0],
-		Queue: func(w *ongpu.Work) error {
-			norm := &decoder.Norm{Eps: op.eps}
-			rest := w.In[1:]
-			if op.gamma {
-				norm.Gamma, rest = rest[0].Memory, rest[1:]
-			}
-			if op.beta {
-				norm.Beta = rest[0].Memory
-			}
-			return w.Do(func(s *cuda.Stream) error {
-				return w.Norm(s, shapes[0].TotalSize()/n, n, w.In[0].Memory, w.Out, norm)
-			})
-		},
-	})
-}
-
-// OperandName makes it a [graph.Named].
-func (op layerNorm) OperandName(i int) string {
-	switch {
-	case i == 0:
-		return "x"
-	case i == 1 && op.gamma:
-		return "gamma"
-	}
-	return "beta"
-}
-
-// checkShapes checks what a run gives the node; n is the length of a row.
-func (op layerNorm) checkShapes(in []tensor.Shape) (n int, err error) {
-	const name = "LayerNorm"
-	if len(in[0]) != op.rank {
-		return 0, errorf(name, errs.ErrShape, "x has shape %v when run, want rank %d", in[0], op.rank)
-	}
-	n = in[0][op.rank-1]
-	for i, s := range in[1:] {
-		if !slices.Equal(s, tensor.Shape{n}) {
-			return 0, errorf(name, errs.ErrShape, "%s has shape %v when run, want (%d)", op.OperandName(i+1), s, n)
-		}
-	}
-	return n, nil
 }
 
 // launch queues the gathering. An id outside of the table makes a row of NaN: the host does not see the ids.

@@ -2,17 +2,14 @@ package nn
 
 import (
 	"fmt"
-	"hash"
-	"math"
-
-	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/norm"
-	"gorgonia.org/leanattention/internal/graph"
+	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/gpu/decoder"
 	"gorgonia.org/leanattention/internal/ongpu"
-
-	"github.com/chewxy/hm"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -37,64 +34,59 @@ type float interface{ float32 | float64 }
 func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 	const name = "LayerNorm"
 	defer errs.RecoverTo(prefix+name, &err)
-	if x == nil {
-		return nil, errorf(name, errs.ErrGraph, "x is nil")
+	if err := checkFloats(name, "x", x); err != nil {
+		return nil, err
 	}
-	if math.IsNaN(eps) || math.IsInf(eps, 0) || eps < 0 {
-		return nil, errorf(name, errs.ErrOption, "eps is %v, want a finite number >= 0", eps)
+	if err := checkEps(name, eps); err != nil {
+		return nil, err
 	}
-	shape := x.Shape()
-	if len(shape) == 0 {
-		return nil, errorf(name, errs.ErrShape, "x is a scalar, want rank 1 or more")
+	in := normOperands[*G.Node]{x: x}
+	if gamma != nil {
+		in.gamma = &gamma
 	}
-	for _, d := range shape {
-		if d < 1 {
-			return nil, errorf(name, errs.ErrShape, "x has shape %v, want no empty axis", shape)
-		}
+	if beta != nil {
+		in.plus = &beta
 	}
-	dt := x.Dtype()
-	if dt != tensor.Float32 && dt != tensor.Float64 {
-		return nil, errorf(name, errs.ErrDType, "x is of %v, want float32 or float64", dt)
-	}
-	n := shape[len(shape)-1]
-	op := layerNorm{rank: len(shape), eps: eps, gamma: gamma != nil, beta: beta != nil, gpu: new(ongpu.Node)}
-	children := G.Nodes{x}
-	for _, p := range []struct {
-		name string
-		node *G.Node
-	}{{"gamma", gamma}, {"beta", beta}} {
-		if p.node == nil {
-			continue
-		}
-		if s := p.node.Shape(); len(s) != 1 || s[0] != n {
-			return nil, errorf(name, errs.ErrShape, "%s has shape %v, want (%d) for x of shape %v", p.name, s, n, shape)
-		}
-		if d := p.node.Dtype(); d != dt {
-			return nil, errorf(name, errs.ErrDType, "%s is of %v, x of %v%s", called(p.name, p.node), d, dt, toConvert(d, dt))
-		}
-		if p.node.Graph() != x.Graph() {
-			return nil, errorf(name, errs.ErrGraph, "%s and x are in different graphs", p.name)
-		}
-		children = append(children, p.node)
-	}
-	return ongpu.Apply(prefix+name, op, children...)
+	return newNode(layerNorm{rank: len(x.Shape()), dtype: x.Dtype(), eps: eps, gamma: gamma != nil, beta: beta != nil}, in.list()...)
 }
 
-// layerNorm is the operator: children x, then gamma and beta where present. It
-// holds nothing but the memory of its value on GPUs, so one may serve any number
-// of runs.
+// normOperands is the operands of a norm by name. T is what stands for an operand.
+type normOperands[T any] struct {
+	x     T
+	gamma *T // nil: there is none
+	plus  *T // the beta of a LayerNorm, the residual of an RMSNorm; nil: there is none
+}
+
+// list is the operands in the order of the op's inputs.
+func (o *normOperands[T]) list() []T {
+	list := []T{o.x}
+	for _, p := range [...]*T{o.gamma, o.plus} {
+		if p != nil {
+			list = append(list, *p)
+		}
+	}
+	return list
+}
+
+// normOf is the operands that a list of a norm's inputs has.
+func normOf[T any](gamma, plus bool, list []T) normOperands[T] {
+	o := normOperands[T]{x: list[0]}
+	if gamma {
+		o.gamma = &list[1]
+	}
+	if plus {
+		o.plus = &list[1+count(gamma)]
+	}
+	return o
+}
+
+// layerNorm is the rule. Its inputs are normOperands.
 type layerNorm struct {
-	graph.Plain
 	rank        int // of x
+	dtype       tensor.Dtype
 	eps         float64
 	gamma, beta bool
-	gpu         *ongpu.Node
 }
-
-// OnGPU makes it an [ongpu.Op].
-func (op layerNorm) OnGPU() *ongpu.Node { return op.gpu }
-
-func (op layerNorm) Arity() int { return 1 + count(op.gamma) + count(op.beta) }
 
 func count(b bool) int {
 	if b {
@@ -103,98 +95,164 @@ func count(b bool) int {
 	return 0
 }
 
-// Type makes a new type at each call: Gorgonia takes the one it is given apart.
-func (op layerNorm) Type() hm.Type {
-	a := hm.TypeVariable('a')
-	ts := []hm.Type{tensorOf(op.rank, a)}
-	for i := 1; i < op.Arity(); i++ {
-		ts = append(ts, tensorOf(1, a))
-	}
-	return hm.NewFnType(append(ts, tensorOf(op.rank, a))...)
+func (r layerNorm) title() string { return "LayerNorm" }
+func (r layerNorm) String() string {
+	return fmt.Sprintf("LayerNorm{%v, rank %d, eps %v, gamma %v, beta %v}", r.dtype, r.rank, r.eps, r.gamma, r.beta)
 }
 
-func tensorOf(rank int, of hm.Type) hm.Type { return G.TensorType{Dims: rank, Of: of} }
-
-func (op layerNorm) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
-	shapes, err := G.DimSizersToShapes(in)
-	if err != nil {
-		return nil, err
+func (r layerNorm) arguments() []argument {
+	args := alike(r.rank, r.dtype, "x")
+	if r.gamma {
+		args = append(args, alike(1, r.dtype, "gamma")...)
 	}
-	if len(shapes) != op.Arity() || len(shapes[0]) != op.rank {
-		return nil, errorf("LayerNorm", errs.ErrShape, "inputs have shapes %v", shapes)
+	if r.beta {
+		args = append(args, alike(1, r.dtype, "beta")...)
 	}
-	return shapes[0].Clone(), nil
+	return append(args, alike(r.rank, r.dtype, "y")...)
 }
 
-func (op layerNorm) String() string {
-	return fmt.Sprintf("LayerNorm{rank %d, eps %v, gamma %v, beta %v}", op.rank, op.eps, op.gamma, op.beta)
-}
-func (op layerNorm) WriteHash(h hash.Hash) { fmt.Fprint(h, op.String()) }
-func (op layerNorm) Hashcode() uint32      { return graph.Hashcode(op) }
-
-// Do returns a new tensor at each call: what Gorgonia's in-place nodes do to it
-// afterwards can harm nobody.
-func (op layerNorm) Do(in ...G.Value) (y G.Value, err error) {
-	const name = "LayerNorm"
-	defer errs.RecoverTo(prefix+name, &err)
-	defer op.gpu.Done(in, &y, &err)
-	if len(in) != op.Arity() {
-		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
-	}
-	if anyOnGPU(in) {
-		return op.doGPU(in)
-	}
-	switch dt := in[0].Dtype(); dt {
-	case tensor.Float32:
-		return forward[float32](op, in)
-	case tensor.Float64:
-		return forward[float64](op, in)
-	default:
-		return nil, errorf(name, errs.ErrDType, "x is of %v when run, want float32 or float64", dt)
-	}
-}
-
-// rows is the inputs of a LayerNorm as slices, nil for an absent parameter.
-type rows[F float] struct {
-	shape          tensor.Shape // of x
-	n              int          // elements of a row
-	x, gamma, beta []F
-}
-
-func readRows[F float](op layerNorm, in []G.Value) (r rows[F], err error) {
-	const name = "LayerNorm"
-	r.shape = in[0].Shape()
-	if len(r.shape) != op.rank {
-		return r, errorf(name, errs.ErrShape, "x has shape %v when run, want rank %d", r.shape, op.rank)
-	}
-	r.n = r.shape[op.rank-1]
-	if r.x, err = elements[F](name, "x", in[0], r.shape); err != nil {
-		return r, err
-	}
-	in = in[1:]
-	if op.gamma {
-		if r.gamma, err = elements[F](name, "gamma", in[0], tensor.Shape{r.n}); err != nil {
-			return r, err
+func (r layerNorm) shape(in []tensor.Shape) (tensor.Shape, error) {
+	x := in[0]
+	for i, s := range in[1:] {
+		if s[0] != x[r.rank-1] {
+			return nil, errorf(r.title(), errs.ErrShape, "%s has shape %v, want (%d) for x of shape %v", r.arguments()[i+1].name, s, x[r.rank-1], x)
 		}
-		in = in[1:]
 	}
-	if op.beta {
-		r.beta, err = elements[F](name, "beta", in[0], tensor.Shape{r.n})
+	return x.Clone(), nil
+}
+
+func (r layerNorm) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return layerNormForward[float64](r, in, shape)
 	}
+	return layerNormForward[float32](r, in, shape)
+}
+
+// rows is the inputs of a norm as slices, nil for absent ones.
+type rows[F float] struct {
+	n              int // elements of a row
+	x, gamma, plus []F
+}
+
+// readRows is the inputs of a norm, whose last one an error calls by its name.
+func readRows[F float](title, plus string, in normOperands[G.Value]) (r rows[F], err error) {
+	shape := in.x.Shape()
+	r.n = shape[len(shape)-1]
+	read := func(to *[]F, what string, v *G.Value) {
+		if v != nil && err == nil {
+			*to, err = elements[F](title, what, *v, (*v).Shape())
+		}
+	}
+	read(&r.x, "x", &in.x)
+	read(&r.gamma, "gamma", in.gamma)
+	read(&r.plus, plus, in.plus)
 	return r, err
 }
 
-func forward[F float](op layerNorm, in []G.Value) (G.Value, error) {
-	r, err := readRows[F](op, in)
+func layerNormForward[F float](r layerNorm, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	o, err := readRows[F](r.title(), "beta", normOf(r.gamma, r.beta, in))
 	if err != nil {
 		return nil, err
 	}
-	t, y := output[F](r.shape)
-	o := norm.Norm[F]{N: r.n, Gamma: r.gamma, Beta: r.beta, Eps: op.eps}
-	o.Rows(cpu.Default(), y, r.x)
+	t, y := output[F](shape)
+	norm := norm.Norm[F]{N: o.n, Gamma: o.gamma, Beta: o.plus, Eps: r.eps}
+	norm.Rows(cpu.Default(), y, o.x)
 	return t, nil
 }
 
-// eachRow calls f for every row of n elements, on as many threads as that is worth. A
-// panic of f comes out here, where the operator's Do recovers it.
+func (r layerNorm) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
+	in, n := normOf(r.gamma, r.beta, w.In), shape[r.rank-1]
+	o := &decoder.Norm{Eps: r.eps, Gamma: memoryOrNone(in.gamma), Beta: memoryOrNone(in.plus)}
+	return w.Do(func(s *cuda.Stream) error { return w.Norm(s, shape.TotalSize()/n, n, in.x.Memory, w.Out, o) })
+}
+
+// memoryOrNone is the memory of an operand; none if there is no operand.
+func memoryOrNone(x *ongpu.Operand) gpu.Memory {
+	if x == nil {
+		return gpu.Memory{}
+	}
+	return x.Memory
+}
+
+// gradient is, with xh = (x - mean) rstd and g = dy gamma,
+//
+//	dx     = rstd (g - mean(g) - xh mean(g xh))
+//	dgamma = sum over rows of dy xh
+//	dbeta  = sum over rows of dy
+//
+// Moments are computed again: that is cheaper than to keep them.
+func (r layerNorm) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
+	if r.dtype == tensor.Float64 {
+		return layerNormBackward[float64](r, i, in, dy)
+	}
+	return layerNormBackward[float32](r, i, in, dy)
+}
+
+func layerNormBackward[F float](r layerNorm, of int, in []G.Value, grad G.Value) (G.Value, error) {
+	o, err := readRows[F](r.title(), "beta", normOf(r.gamma, r.beta, in))
+	if err != nil {
+		return nil, err
+	}
+	dy, err := elements[F](r.title(), "the output's gradient", grad, grad.Shape())
+	if err != nil {
+		return nil, err
+	}
+	n := o.n
+	t, d := output[F](in[of].Shape())
+	if of == 0 {
+		eachRow(len(d)/n, n, func(row int) {
+			at := row * n
+			gradX(d[at:at+n], o.x[at:at+n], o.gamma, dy[at:at+n], r.eps)
+		})
+		return t, nil
+	}
+	// One goroutine: the sum over rows has one order, so it has the same bits on every machine.
+	sum := make([]float64, n)
+	for at := 0; at < len(dy); at += n {
+		if !r.gamma || of == 2 { // beta
+			for i, g := range dy[at : at+n] {
+				sum[i] += float64(g)
+			}
+			continue
+		}
+		mean, rstd := norm.Moments(o.x[at:at+n], r.eps)
+		for i, g := range dy[at : at+n] {
+			sum[i] += float64(g) * (float64(o.x[at+i]) - mean) * rstd
+		}
+	}
+	for i, s := range sum {
+		d[i] = F(s)
+	}
+	return t, nil
+}
+
+// gradX writes dx of one row; gamma may be nil.
+func gradX[F float](dx, x, gamma, dy []F, eps float64) {
+	mean, rstd := norm.Moments(x, eps)
+	scaled := func(i int) float64 {
+		if gamma == nil {
+			return float64(dy[i])
+		}
+		return float64(dy[i]) * float64(gamma[i])
+	}
+	var g, gx float64
+	for i, v := range x {
+		s := scaled(i)
+		g += s
+		gx += s * (float64(v) - mean) * rstd
+	}
+	n := float64(len(x))
+	g, gx = g/n, gx/n
+	for i, v := range x {
+		dx[i] = F(rstd * (scaled(i) - g - (float64(v)-mean)*rstd*gx))
+	}
+}
+
+// eachRow calls f for every row of n elements, on as many threads as the work is worth. A panic of f is a panic of eachRow.
 func eachRow(rows, n int, f func(row int)) { cpu.Each(cpu.Default(), rows, n, f) }
+
+var (
+	_ rule      = layerNorm{}
+	_ launched  = layerNorm{}
+	_ derivable = layerNorm{}
+)

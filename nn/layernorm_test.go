@@ -311,7 +311,7 @@ func TestLayerNormViews(t *testing.T) {
 					x = append(x, c.at(i, j))
 				}
 			}
-			op := layerNorm{rank: c.x.Dims(), eps: 1e-5}
+			op := opOf(layerNorm{rank: c.x.Dims(), dtype: tensor.Float64, eps: 1e-5})
 			v, err := op.Do(c.x)
 			if err != nil {
 				t.Fatal(err)
@@ -387,10 +387,10 @@ func TestLayerNormHash(t *testing.T) {
 	for _, rank := range []int{1, 2} {
 		for _, eps := range []float64{0, 1e-5, math.Nextafter(1e-5, 1)} {
 			for affine := range 4 {
-				norm := layerNorm{rank: rank, eps: eps, gamma: affine&1 != 0, beta: affine&2 != 0}
+				norm := opOf(layerNorm{rank: rank, dtype: tensor.Float32, eps: eps, gamma: affine&1 != 0, beta: affine&2 != 0})
 				ops = append(ops, norm)
-				for _, of := range norm.inputs() {
-					ops = append(ops, layerNormGrad{norm: norm, of: of})
+				for of := range norm.Arity() {
+					ops = append(ops, gradient{d: norm.rule.(derivable), of: of})
 				}
 			}
 		}
@@ -473,7 +473,7 @@ func TestLayerNormWrongArguments(t *testing.T) {
 func TestLayerNormWrongValues(t *testing.T) {
 	f32 := func(s ...int) *tensor.Dense { return tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(s...)) }
 	f64 := func(s ...int) *tensor.Dense { return tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(s...)) }
-	op := layerNorm{rank: 2, eps: 1e-5, gamma: true, beta: true}
+	op := opOf(layerNorm{rank: 2, dtype: tensor.Float32, eps: 1e-5, gamma: true, beta: true})
 	for _, c := range []struct {
 		name string
 		in   []G.Value
@@ -496,15 +496,15 @@ func TestLayerNormWrongValues(t *testing.T) {
 		if c.name == "too many" {
 			continue
 		}
-		for _, of := range op.inputs() {
+		for of := range op.Arity() {
 			in := append(append([]G.Value{}, c.in...), f32(2, 3))
-			if y, err := (layerNormGrad{norm: op, of: of}).Do(in...); y != nil || !errors.Is(err, c.want) {
+			if y, err := (gradient{d: op.rule.(derivable), of: of}).Do(in...); y != nil || !errors.Is(err, c.want) {
 				t.Errorf("gradient of %v, %s: %v and error %v, want %v", of, c.name, y, err, c.want)
 			}
 		}
 	}
 	in := []G.Value{f32(2, 3), f32(3), f32(3), f32(3, 2)}
-	if _, err := (layerNormGrad{norm: op, of: inputX}).Do(in...); !errors.Is(err, la.ErrShape) {
+	if _, err := (gradient{d: op.rule.(derivable)}).Do(in...); !errors.Is(err, la.ErrShape) {
 		t.Errorf("gradient of another shape: error %v", err)
 	}
 }
@@ -548,7 +548,7 @@ func BenchmarkLayerNorm(b *testing.B) {
 			x := tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Float32))
 			fill(rand.New(rand.NewPCG(1, 1)), x.Float32s(), 0, 1)
 			v := tensor.New(tensor.WithShape(shape[1]), tensor.Of(tensor.Float32))
-			op := layerNorm{rank: 2, eps: 1e-5, gamma: true, beta: true}
+			op := opOf(layerNorm{rank: 2, dtype: tensor.Float32, eps: 1e-5, gamma: true, beta: true})
 			b.SetBytes(int64(8 * shape.TotalSize()))
 			b.ReportAllocs()
 			for b.Loop() {
@@ -562,7 +562,8 @@ func BenchmarkLayerNorm(b *testing.B) {
 
 // TestLayerNormNames: errors and other messages call each input what the caller calls it.
 func TestLayerNormNames(t *testing.T) {
-	for want, op := range map[string]layerNorm{"x": {}, "x gamma": {gamma: true}, "x beta": {beta: true}, "x gamma beta": {gamma: true, beta: true}} {
+	for want, r := range map[string]layerNorm{"x": {}, "x gamma": {gamma: true}, "x beta": {beta: true}, "x gamma beta": {gamma: true, beta: true}} {
+		op := opOf(r)
 		var names []string
 		for i := range op.Arity() {
 			names = append(names, op.OperandName(i))

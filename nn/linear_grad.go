@@ -40,9 +40,9 @@ func (op linear) inner() linear {
 // normBefore does the norm before the layers, of x and its weights.
 func normBefore[T any](do step[T], op linear, in []T) (T, error) {
 	if op.rms {
-		return do(node{operator{rule: op.rmsNorm()}, new(ongpu.Node)}, in...)
+		return do(node{newOperator(op.rmsNorm()), new(ongpu.Node)}, in...)
 	}
-	return do(op.layerNorm(), in...)
+	return do(node{newOperator(op.layerNorm()), new(ongpu.Node)}, in...)
 }
 
 // normGradients are those of the norm before the layers.
@@ -50,7 +50,7 @@ func normGradients[T any](do step[T], op linear, in []T, dy T) ([]T, error) {
 	if op.rms {
 		return gradients(do, op.rmsNorm(), in, dy)
 	}
-	return layerNormGradients(do, op.layerNorm(), in, dy)
+	return gradients(do, op.layerNorm(), in, dy)
 }
 
 func (op linear) rmsNorm() rmsNorm {
@@ -58,7 +58,7 @@ func (op linear) rmsNorm() rmsNorm {
 }
 
 func (op linear) layerNorm() layerNorm {
-	return layerNorm{rank: 2, eps: op.eps, gamma: op.gamma, beta: op.beta, gpu: new(ongpu.Node)}
+	return layerNorm{rank: 2, dtype: op.x, eps: op.eps, gamma: op.gamma, beta: op.beta}
 }
 
 // linearGradients are those of y = f(norm(x) W^T + b) + residual: the residual's is dy, and with
@@ -90,7 +90,7 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 		grads.residual = &residual
 	}
 	if op.activation != attn.NoActivation {
-		before, err := do(node{operator{rule: inner}, new(ongpu.Node)}, own.list()...)
+		before, err := do(node{newOperator(inner), new(ongpu.Node)}, own.list()...)
 		if err != nil {
 			return nil, err
 		}

@@ -112,7 +112,7 @@ func (op operator) Type() hm.Type { return typeOf(op.arguments()...) }
 func typeOf(args ...argument) hm.Type {
 	ts := make([]hm.Type, len(args))
 	for i, a := range args {
-		ts[i] = tensorOf(a.rank, a.dtype)
+		ts[i] = G.TensorType{Dims: a.rank, Of: a.dtype}
 	}
 	return hm.NewFnType(ts...)
 }

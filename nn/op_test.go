@@ -653,7 +653,7 @@ func BenchmarkNorms(b *testing.B) {
 					b.ReportMetric(b.Elapsed().Seconds()/float64(b.N*shape.TotalSize())*1e9, "ns/element")
 				})
 			}
-			layer := layerNorm{rank: 2, eps: 1e-5, gamma: true, beta: true}
+			layer := opOf(layerNorm{rank: 2, dtype: dtype, eps: 1e-5, gamma: true, beta: true})
 			run("LayerNorm", func() (G.Value, error) { return layer.Do(x, v, v) })
 			rms := rmsNorm{rank: 2, dtype: dtype, eps: 1e-5, gamma: true}
 			run("RMSNorm", func() (G.Value, error) { return rms.compute([]G.Value{x, v}, shape) })

@@ -82,13 +82,14 @@ func newRMSNorm(name string, x, gamma, residual *G.Node, eps float64, heads bool
 	if op.offset, err = unitOffset(name, opts, op.gamma); err != nil {
 		return nil, err
 	}
-	children := G.Nodes{x}
-	for _, n := range []*G.Node{gamma, residual} {
-		if n != nil {
-			children = append(children, n)
-		}
+	in := normOperands[*G.Node]{x: x}
+	if gamma != nil {
+		in.gamma = &gamma
 	}
-	return newNode(op, children...)
+	if residual != nil {
+		in.plus = &residual
+	}
+	return newNode(op, in.list()...)
 }
 
 func checkEps(name string, eps float64) error {
@@ -98,7 +99,7 @@ func checkEps(name string, eps float64) error {
 	return nil
 }
 
-// rmsNorm is the rule: inputs x, then gamma and residual where present.
+// rmsNorm is the rule. Its inputs are normOperands.
 type rmsNorm struct {
 	rank            int
 	dtype           tensor.Dtype
@@ -130,30 +131,31 @@ func (r rmsNorm) arguments() []argument {
 	return append(args, alike(r.rank, r.dtype, "y")...)
 }
 
-func (r rmsNorm) shape(in []tensor.Shape) (tensor.Shape, error) {
-	x := in[0]
-	width := x[r.rank-1]
+func (r rmsNorm) shape(list []tensor.Shape) (tensor.Shape, error) {
+	in := normOf(r.gamma, r.residual, list)
+	width := in.x[r.rank-1]
 	if r.gamma {
-		n := in[1][0]
-		if r.heads && width%n != 0 {
-			return nil, errorf(r.title(), errs.ErrShape, "gamma has shape %v, x %v: its rows are no multiple of that", in[1], x)
+		gamma := *in.gamma
+		if r.heads && width%gamma[0] != 0 {
+			return nil, errorf(r.title(), errs.ErrShape, "gamma has shape %v, and x %v: want rows of a multiple of %d elements", gamma, in.x, gamma[0])
 		}
-		if !r.heads && n != width {
-			return nil, errorf(r.title(), errs.ErrShape, "gamma has shape %v, want (%d) for x of shape %v", in[1], width, x)
+		if !r.heads && gamma[0] != width {
+			return nil, errorf(r.title(), errs.ErrShape, "gamma has shape %v, want (%d) for x of shape %v", gamma, width, in.x)
 		}
 	}
-	if s := in[len(in)-1]; r.residual && !slices.Equal(s, x) {
-		return nil, errorf(r.title(), errs.ErrShape, "residual has shape %v, x %v", s, x)
+	if r.residual && !slices.Equal(*in.plus, in.x) {
+		return nil, errorf(r.title(), errs.ErrShape, "residual has shape %v, want %v, the shape of x", *in.plus, in.x)
 	}
-	return x.Clone(), nil
+	return in.x.Clone(), nil
 }
 
 // group is how many elements are normalised together.
-func (r rmsNorm) group(in []tensor.Shape) int {
+func (r rmsNorm) group(list []tensor.Shape) int {
+	in := normOf(r.gamma, r.residual, list)
 	if r.heads {
-		return in[1][0]
+		return (*in.gamma)[0]
 	}
-	return in[0][r.rank-1]
+	return in.x[r.rank-1]
 }
 
 func (r rmsNorm) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
@@ -163,30 +165,15 @@ func (r rmsNorm) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return rmsForward[float32](r, in, shape)
 }
 
-// rmsOperands is the inputs as slices, nil for those that are absent.
-type rmsOperands[F float] struct {
-	n                  int
-	x, gamma, residual []F
-}
-
-func readRMS[F float](r rmsNorm, in []G.Value) (o rmsOperands[F], err error) {
-	o.n = r.group(shapesOf(in))
-	if o.x, err = elements[F](r.title(), "x", in[0], in[0].Shape()); err != nil {
+func readRMS[F float](r rmsNorm, in []G.Value) (o rows[F], err error) {
+	if o, err = readRows[F](r.title(), "residual", normOf(r.gamma, r.residual, in)); err != nil {
 		return o, err
 	}
-	if r.gamma {
-		if o.gamma, err = elements[F](r.title(), "gamma", in[1], in[1].Shape()); err != nil {
-			return o, err
-		}
-		if r.offset {
-			o.gamma = onePlus(o.gamma)
-		}
+	o.n = r.group(shapesOf(in))
+	if r.offset {
+		o.gamma = onePlus(o.gamma)
 	}
-	if r.residual {
-		last := in[len(in)-1]
-		o.residual, err = elements[F](r.title(), "residual", last, last.Shape())
-	}
-	return o, err
+	return o, nil
 }
 
 // onePlus is 1+x.
@@ -204,7 +191,7 @@ func rmsForward[F float](r rmsNorm, in []G.Value, shape tensor.Shape) (G.Value, 
 		return nil, err
 	}
 	t, y := output[F](shape)
-	norm := norm.Norm[F]{N: o.n, Gamma: o.gamma, Beta: o.residual, Eps: r.eps, RMS: true}
+	norm := norm.Norm[F]{N: o.n, Gamma: o.gamma, Beta: o.plus, Eps: r.eps, RMS: true}
 	norm.Rows(cpu.Default(), y, o.x)
 	return t, nil
 }
@@ -276,14 +263,9 @@ func rmsGradX[F float](dx, x, gamma, dy []F, eps float64) {
 }
 
 func (r rmsNorm) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
-	n := r.group(in)
-	o := decoder.RMSNorm{Rows: shape.TotalSize() / n, N: n, Eps: r.eps, UnitOffset: r.offset, X: w.In[0].Memory, Y: w.Out}
-	rest := w.In[1:]
-	if r.gamma {
-		o.Gamma, rest = rest[0].Memory, rest[1:]
-	}
-	if r.residual {
-		o.Residual = rest[0].Memory
-	}
-	return w.RMSNorm(&o)
+	n, own := r.group(in), normOf(r.gamma, r.residual, w.In)
+	return w.RMSNorm(&decoder.RMSNorm{
+		Rows: shape.TotalSize() / n, N: n, Eps: r.eps, UnitOffset: r.offset,
+		X: own.x.Memory, Gamma: memoryOrNone(own.gamma), Residual: memoryOrNone(own.plus), Y: w.Out,
+	})
 }

@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"hash"
 	"math"
 	"slices"
 	"sync"
@@ -9,11 +8,10 @@ import (
 
 	"gorgonia.org/leanattention/internal/errs"
 
-	"github.com/chewxy/hm"
 	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cuda"
+	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/decoder"
-	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -57,25 +55,8 @@ var chooseMemory = sync.Pool{New: func() any { return new(choose.Memory) }}
 //   - Gradients: ErrUnsupported.
 //   - Errors: ErrShape, ErrDType, ErrGraph (nil inputs, other graphs).
 func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
-	const name = "Sample"
-	defer errs.RecoverTo(prefix+name, &err)
-	op := sample{inference: "Sample", gpu: new(ongpu.Node)}
-	shapes := make([]tensor.Shape, len(sampleInputs))
-	for i, n := range []*G.Node{logits, choices, randoms} {
-		switch {
-		case n == nil:
-			return nil, errorf(name, errs.ErrGraph, "%s is nil", sampleInputs[i])
-		case n.Graph() != logits.Graph():
-			return nil, errorf(name, errs.ErrGraph, "%s and logits are in different graphs", sampleInputs[i])
-		case n.Dtype() != sampleType(i):
-			return nil, errorf(name, errs.ErrDType, "%s is of %v, want %v", sampleInputs[i], n.Dtype(), sampleType(i))
-		}
-		shapes[i] = n.Shape()
-	}
-	if _, err := op.shape(shapes); err != nil {
-		return nil, err
-	}
-	return ongpu.Apply(prefix+name, op, logits, choices, randoms)
+	defer errs.RecoverTo(prefix+"Sample", &err)
+	return newNode(sample{}, logits, choices, randoms)
 }
 
 const (
@@ -113,89 +94,43 @@ func floatOf(w []int32) float64 {
 	return math.Float64frombits(uint64(uint32(w[0])) | uint64(uint32(w[1]))<<32)
 }
 
-var sampleInputs = [...]string{"logits", "choices", "randoms"}
+// sample is the rule.
+type sample struct{}
 
-func sampleType(i int) tensor.Dtype {
-	if i == 0 {
-		return tensor.Float32
+func (sample) title() string  { return "Sample" }
+func (sample) String() string { return "Sample" }
+
+func (sample) arguments() []argument {
+	return []argument{
+		{name: "logits", rank: 2, dtype: tensor.Float32}, data(argument{name: "choices", rank: 2, dtype: tensor.Int32}),
+		data(argument{name: "randoms", rank: 2, dtype: tensor.Int32}), data(argument{name: "ids", rank: 1, dtype: tensor.Int32}),
 	}
-	return tensor.Int32
 }
 
-type sample struct {
-	graph.Plain
-	inference
-	gpu *ongpu.Node
-}
-
-func (op sample) shape(in []tensor.Shape) (tensor.Shape, error) {
-	const name = "Sample"
-	if len(in) != op.Arity() {
-		return nil, errorf(name, errs.ErrShape, "%d inputs, want %d", len(in), op.Arity())
-	}
-	if len(in[0]) != 2 || in[0][0] < 1 || in[0][1] < 1 {
-		return nil, errorf(name, errs.ErrShape, "logits has shape %v, want rank 2 and no empty axis", in[0])
-	}
+func (r sample) shape(in []tensor.Shape) (tensor.Shape, error) {
+	logits := in[0]
 	for i, columns := range []int{choiceWords, randomWords} {
-		if want := (tensor.Shape{in[0][0], columns}); !slices.Equal(in[i+1], want) {
-			return nil, errorf(name, errs.ErrShape, "%s has shape %v, want %v for logits of shape %v", sampleInputs[i+1], in[i+1], want, in[0])
+		if want := (tensor.Shape{logits[0], columns}); !slices.Equal(in[i+1], want) {
+			return nil, errorf(r.title(), errs.ErrShape, "%s has shape %v, want %v for logits of shape %v", r.arguments()[i+1].name, in[i+1], want, logits)
 		}
 	}
-	return tensor.Shape{in[0][0]}, nil
+	return logits[:1].Clone(), nil
 }
 
-// OnGPU makes it an [ongpu.Op].
-func (op sample) OnGPU() *ongpu.Node { return op.gpu }
-
-func (op sample) Arity() int { return len(sampleInputs) }
-
-// OperandName makes it a [graph.Named].
-func (op sample) OperandName(i int) string { return sampleInputs[i] }
-
-func (op sample) Type() hm.Type {
-	return hm.NewFnType(tensorOf(2, tensor.Float32), tensorOf(2, tensor.Int32), tensorOf(2, tensor.Int32), tensorOf(1, tensor.Int32))
-}
-
-func (op sample) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
-	shapes, err := G.DimSizersToShapes(in)
+func (r sample) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	logits, err := elements[float32](r.title(), "logits", in[0], in[0].Shape())
 	if err != nil {
 		return nil, err
 	}
-	return op.shape(shapes)
-}
-
-func (op sample) String() string        { return "Sample" }
-func (op sample) WriteHash(h hash.Hash) { h.Write([]byte("leanattention.nn.Sample")) }
-func (op sample) Hashcode() uint32      { return graph.Hashcode(op) }
-
-func (op sample) Do(in ...G.Value) (y G.Value, err error) {
-	const name = "Sample"
-	defer errs.RecoverTo(prefix+name, &err)
-	defer op.gpu.Done(in, &y, &err)
-	if len(in) != op.Arity() {
-		return nil, errorf(name, errs.ErrGraph, "%d inputs, want %d", len(in), op.Arity())
-	}
-	shapes := shapesOf(in)
-	shape, err := op.shape(shapes)
+	choices, err := elements[int32](r.title(), "choices", in[1], in[1].Shape())
 	if err != nil {
 		return nil, err
 	}
-	if anyOnGPU(in) {
-		return op.doGPU(in, shape)
-	}
-	logits, err := elements[float32](name, sampleInputs[0], in[0], shapes[0])
+	randoms, err := elements[int32](r.title(), "randoms", in[2], in[2].Shape())
 	if err != nil {
 		return nil, err
 	}
-	choices, err := elements[int32](name, sampleInputs[1], in[1], shapes[1])
-	if err != nil {
-		return nil, err
-	}
-	randoms, err := elements[int32](name, sampleInputs[2], in[2], shapes[2])
-	if err != nil {
-		return nil, err
-	}
-	n, ids := shapes[0][1], make([]int32, shape[0])
+	n, ids := in[0].Shape()[1], make([]int32, shape[0])
 	for row := range ids {
 		w := choices[row*choiceWords:]
 		c := Choice{Temperature: floatOf(w), TopP: floatOf(w[2:]), TopK: int(w[4])}
@@ -204,53 +139,48 @@ func (op sample) Do(in ...G.Value) (y G.Value, err error) {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(ids)), nil
 }
 
-func (op sample) doGPU(in []G.Value, shape tensor.Shape) (G.Value, error) {
-	const name = "Sample"
-	what := func(i int) string { return sampleInputs[i] }
-	if err := checkDTypes(name, what, in, sampleType); err != nil {
-		return nil, err
-	}
-	n := in[0].Shape()[1]
-	return ongpu.Compute(&ongpu.Call{
-		Op: "nn." + name, Node: op.gpu, Names: sampleInputs[:], In: in, DType: tensor.Int32, Shape: shape,
-		Queue: func(w *ongpu.Work) error {
-			o := &decoder.Samples{
-				Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n,
-				Settings: gpuBytes(w.In[1].Memory), Random: gpuBytes(w.In[2].Memory), IDs: gpuBytes(w.Out),
-			}
-			return w.Sample(o)
-		},
-		Apart: func(in []ongpu.Layout) (*ongpu.Apart, error) {
-			columns, ok := byColumns(in[0], n)
-			if !ok || !in[1].Replicated || !in[2].Replicated {
-				return nil, nil
-			}
-			// What is drawn depends on all weights: all GPUs get all logits, and choose the same.
-			return &ongpu.Apart{
-				Layout: ongpu.Layout{Replicated: true}, Shape: shape,
-				Scratch: func(int, *decoder.Engine) (int, error) { return shape[0] * n, nil },
-				Meet: func(x *decoder.Exchange, member int, all []*ongpu.Work) error {
-					o := &decoder.AllGather{Rows: shape[0], Columns: columns}
-					for _, w := range all {
-						y := w.Scratch
-						y.Len = shape[0] * n
-						o.X, o.Y = append(o.X, w.In[0].Memory), append(o.Y, y)
-					}
-					w := all[member]
-					if err := w.Do(func(s *cuda.Stream) error { return w.AllGather(s, x, o, member) }); err != nil {
-						return err
-					}
-					return w.Sample(&decoder.Samples{
-						Logits: o.Y[member], Rows: shape[0], Vocab: n, Stride: n,
-						Settings: gpuBytes(w.In[1].Memory), Random: gpuBytes(w.In[2].Memory), IDs: gpuBytes(w.Out),
-					})
-				},
-			}, nil
-		},
+func (sample) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
+	return queueSample(w, w.In[0].Memory, in[0][1], shape)
+}
+
+// queueSample queues the choice from logits, which all lie in one place.
+func queueSample(w *ongpu.Work, logits gpu.Memory, n int, shape tensor.Shape) error {
+	return w.Sample(&decoder.Samples{
+		Logits: logits, Rows: shape[0], Vocab: n, Stride: n,
+		Settings: gpuBytes(w.In[1].Memory), Random: gpuBytes(w.In[2].Memory), IDs: gpuBytes(w.Out),
 	})
 }
 
+// place has all GPUs gather all logits, since a choice depends on each of them, and choose the same.
+func (sample) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
+	n := in[0][1]
+	c.Apart = func(layouts []ongpu.Layout) (*ongpu.Apart, error) {
+		columns, ok := byColumns(layouts[0], n)
+		if !ok || !layouts[1].Replicated || !layouts[2].Replicated {
+			return nil, nil
+		}
+		return &ongpu.Apart{
+			Layout: ongpu.Layout{Replicated: true}, Shape: shape,
+			Scratch: func(int, *decoder.Engine) (int, error) { return shape[0] * n, nil },
+			Meet: func(x *decoder.Exchange, member int, all []*ongpu.Work) error {
+				o := &decoder.AllGather{Rows: shape[0], Columns: columns}
+				for _, w := range all {
+					y := w.Scratch
+					y.Len = shape[0] * n
+					o.X, o.Y = append(o.X, w.In[0].Memory), append(o.Y, y)
+				}
+				w := all[member]
+				if err := w.Do(func(s *cuda.Stream) error { return w.AllGather(s, x, o, member) }); err != nil {
+					return err
+				}
+				return queueSample(w, o.Y[member], n, shape)
+			},
+		}, nil
+	}
+}
+
 var (
-	_ G.SDOp = sample{}
-	_ G.ADOp = sample{}
+	_ rule     = sample{}
+	_ launched = sample{}
+	_ placed   = sample{}
 )
