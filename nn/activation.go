@@ -54,8 +54,8 @@ func (f Activation) check(name string) error {
 	return nil
 }
 
-// Activate is y = f(x), element by element. Behind a [Linear], [WithActivation] is the same without a node. A product with a second
-// layer is a [GLU].
+// Activate returns f(x), element by element. [WithActivation] is the same as a part of a [Linear], and [GLU] multiplies by a second
+// layer.
 //
 //   - x: rank 1 or more, float32 or float64. y has the shape and type of x.
 //   - In float32, y is off by at most 2^-22 of x.
@@ -74,7 +74,7 @@ func Activate(x *G.Node, f Activation) (y *G.Node, err error) {
 	return newNode(activation{rank: len(x.Shape()), dtype: x.Dtype(), f: f.function()}, x)
 }
 
-// activation is the rule of a function of each element.
+// activation is the rule of Activate.
 type activation struct {
 	rank  int
 	dtype tensor.Dtype
@@ -134,7 +134,7 @@ func activationGrad[F float](r activation, in, grad G.Value) (G.Value, error) {
 	return t, nil
 }
 
-// slope is the derivative of f at v. Where v is infinite it is the limit.
+// slope returns the derivative of f at v, at an infinite v the limit.
 func slope(f attn.Activation, v float64) float64 {
 	switch f {
 	case attn.ReLU:
@@ -144,7 +144,7 @@ func slope(f attn.Activation, v float64) float64 {
 		return v * 0 // NaN of NaN
 	case attn.GELU: // P(v) + v p(v), with the normal distribution P and its density p
 		s := math.Erfc(-v/math.Sqrt2) / 2
-		if p := math.Exp(-v * v / 2); p > 0 { // v may be infinite where it is not
+		if p := math.Exp(-v * v / 2); p > 0 { // else v may be infinite
 			s += v * p / math.Sqrt(2*math.Pi)
 		}
 		return s
@@ -157,14 +157,14 @@ func slope(f attn.Activation, v float64) float64 {
 	return 1
 }
 
-// sigmoidSlope is the derivative of v s(u), where u has the derivative du and s is the sigmoid.
+// sigmoidSlope returns the derivative of v s(u), where s is the sigmoid and du the derivative of u.
 func sigmoidSlope(v, u, du float64) float64 {
 	e := math.Exp(-math.Abs(u))
 	s := 1 / (1 + e)
 	if u < 0 {
 		s = e / (1 + e)
 	}
-	if e > 0 { // v may be infinite where it is not
+	if e > 0 { // else v may be infinite
 		s += v * du * e / ((1 + e) * (1 + e))
 	}
 	return s
@@ -174,10 +174,10 @@ func (r activation) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape)
 	return w.Elements(&decoder.Elements{N: shape.TotalSize(), Activation: r.f, X: w.In[0].Memory, Y: w.Out})
 }
 
-// piece is so many elements that a goroutine takes at a time.
+// piece is the number of elements of a work item.
 const piece = 1 << 12
 
-// eachPiece calls f for pieces of n elements, on several cores where that is worth it.
+// eachPiece calls f for pieces of n elements, on as many threads as the work is worth.
 func eachPiece(n int, f func(from, to int)) {
 	eachRow((n+piece-1)/piece, piece, func(i int) { f(i*piece, min((i+1)*piece, n)) })
 }

@@ -150,7 +150,7 @@ func TestGELUWrongUse(t *testing.T) {
 			t.Errorf("%s: %v, error %v, want %v", name, y, err, c.want)
 		}
 	}
-	op := node{operator: operator{rule: activation{rank: 1, dtype: tensor.Float32, f: attn.GELU}}}
+	op := opOf(activation{rank: 1, dtype: tensor.Float32, f: attn.GELU})
 	for name, in := range map[string][]G.Value{
 		"none": nil,
 		"rank": {tensor.New(tensor.WithShape(2, 2), tensor.Of(tensor.Float32))},

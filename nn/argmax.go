@@ -27,7 +27,7 @@ func ArgMax(x *G.Node) (y *G.Node, err error) {
 	return newNode(argMax{}, x)
 }
 
-// argMax is the rule.
+// argMax is the rule of ArgMax.
 type argMax struct{}
 
 func (argMax) title() string  { return "ArgMax" }
@@ -75,8 +75,8 @@ func (argMax) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
 	}
 }
 
-// byColumns is how many columns each member of a group has of rows of logits, if that is how they are dealt out and they can choose
-// tokens together.
+// byColumns returns how many columns of logits each GPU has. ok is false if logits are not sharded evenly by columns, or if the GPUs
+// cannot choose tokens together.
 func byColumns(l ongpu.Layout, n int) (columns []int, ok bool) {
 	each, even := l.Evenly(n)
 	return slices.Repeat([]int{each}, l.Members), l.Sharded && l.Axis == 1 && even && l.Members <= ongpu.MostMembers && n <= decoder.MostVocab

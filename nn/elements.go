@@ -56,7 +56,7 @@ func newPair(name string, a, b *G.Node) (y *G.Node, err error) {
 type pair struct {
 	kind
 	times bool
-	row   bool // b is a row
+	row   bool // b is a vector, which each row of a takes
 }
 
 func (r pair) title() string {
@@ -81,7 +81,7 @@ func (r pair) arguments() []argument {
 func (r pair) shape(in []tensor.Shape) (tensor.Shape, error) {
 	a, b := in[0], in[1]
 	if r.row && b[0] != a[r.rank-1] || !r.row && !slices.Equal(a, b) {
-		return nil, errorf(r.title(), errs.ErrShape, "a has shape %v, b %v; it must have a's, or that of a row", a, b)
+		return nil, errorf(r.title(), errs.ErrShape, "a has shape %v and b %v, want b of shape %v, or (%d) for each row", a, b, a, a[r.rank-1])
 	}
 	return a.Clone(), nil
 }
@@ -119,7 +119,7 @@ func (r pair) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	return pairGrad[float32](r, i, in, dy)
 }
 
-// pairGrad is dy, times the other one for a product, and for a row the sum over rows.
+// pairGrad is dy for a sum, and dy times the other operand for a product. The gradient of a vector is summed over rows.
 func pairGrad[F float](r pair, of int, in []G.Value, grad G.Value) (G.Value, error) {
 	a, b, err := two[F](r.title(), r.arguments(), in)
 	if err != nil {

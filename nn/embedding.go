@@ -54,13 +54,13 @@ func Embedding(table, ids, residual *G.Node) (y *G.Node, err error) {
 	return newNode(op, in.list()...)
 }
 
-// gathered is the operands of an [Embedding] by name, as [layerOperands] is those of layers.
+// gathered has the operands of an [Embedding] by name. T is what stands for an operand.
 type gathered[T any] struct {
 	table, ids T
-	residual   *T // nil: there is none
+	residual   *T // nil: no residual
 }
 
-// list is the operands in the order of the op's inputs.
+// list returns the operands in the order of the op's inputs.
 func (o *gathered[T]) list() []T {
 	list := []T{o.table, o.ids}
 	if o.residual != nil {
@@ -69,7 +69,7 @@ func (o *gathered[T]) list() []T {
 	return list
 }
 
-// operandsOf is the operands that a list of an op's inputs has.
+// operandsOf names the operands in a list of the op's inputs.
 func operandsOf[T any](op embedding, list []T) gathered[T] {
 	o := gathered[T]{table: list[0], ids: list[1]}
 	if op.residual {
@@ -78,17 +78,17 @@ func operandsOf[T any](op embedding, list []T) gathered[T] {
 	return o
 }
 
-// embedding is the rule. Its inputs are those of gathered.
+// embedding is the rule of Embedding. Its inputs are the operands of gathered.
 type embedding struct {
 	table    weight.Format
 	ids      tensor.Dtype
 	residual bool
-	rows     int // of the table that the graph was built for
+	rows     int // rows of the table in the graph
 }
 
 func (op embedding) title() string { return "Embedding" }
 
-// sum is the type of the residual and the output.
+// sum returns the type of residual and output.
 func (op embedding) sum() tensor.Dtype { return operand.SumType(op.table) }
 
 func (op embedding) arguments() []argument {
@@ -102,7 +102,6 @@ func (op embedding) arguments() []argument {
 	return append(in.list(), argument{name: "y", rank: 2, dtype: op.sum()})
 }
 
-// shape checks the shapes of the inputs, whose ranks are right, and returns the output's.
 func (op embedding) shape(list []tensor.Shape) (tensor.Shape, error) {
 	in := operandsOf(op, list)
 	out := tensor.Shape{in.ids[0], in.table[1]}
@@ -132,7 +131,7 @@ func (op embedding) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	})
 }
 
-// readIDs is the ids as ints, all of which are below n or name a row that was not computed.
+// readIDs returns the ids as ints. Each is below n, the rows of the table in this run, or below the rows of the table in the graph.
 func (op embedding) readIDs(v G.Value, n int) ([]int, error) {
 	ids, err := integers(op.title(), "ids", op.ids, v)
 	n = max(n, op.rows)
@@ -144,7 +143,7 @@ func (op embedding) readIDs(v G.Value, n int) ([]int, error) {
 	return ids, err
 }
 
-// gather is the output: rows ids of the table, widened, plus the residual. A row that the table does not have is 0.
+// gather computes the output. widen converts elements of the table, from an element on. A row that the table lacks in this run is 0.
 func gather[F float](op embedding, list []G.Value, shape tensor.Shape, widen func(dst []F, table *weight.Matrix, from int)) (G.Value, error) {
 	in := operandsOf(op, list)
 	rows, n := in.table.Shape()[0], shape[1]
@@ -189,12 +188,12 @@ func (op embedding) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) 
 
 func embeddingGradients[T any](do step[T], op embedding, in []T, dy T) ([]T, error) {
 	if operand.WeightType(op.table) != op.sum() {
-		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with a table of %v; it must be of float32 or float64", op.table)
+		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with a table of %v, want float32 or float64", op.table)
 	}
 	return gradients(do, op, in, dy)
 }
 
-// gradient adds the rows of dy to those of the table that they were made of; the residual's is dy.
+// gradient of the table adds each row of dy to the table's row that it came from. The gradient of the residual is dy.
 func (op embedding) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	if op.table == weight.Float64 {
 		return embeddingGrad[float64](op, i, in, dy)
@@ -207,7 +206,7 @@ func embeddingGrad[F float](op embedding, i int, list []G.Value, grad G.Value) (
 	if err != nil {
 		return nil, err
 	}
-	if i > 0 { // ids have none
+	if i > 0 { // the residual: ids have no gradient
 		t, d := output[F](list[i].Shape())
 		copy(d, dy)
 		return t, nil

@@ -34,7 +34,7 @@ func GatedLinear(x *G.Node, ws, bs []*G.Node, f Activation, opts ...Option) (y *
 		return nil, err
 	}
 	if len(ws) > 2 {
-		return nil, errorf(name, errs.ErrUnsupported, "%d weights, want the gate's and the other, or one with both", len(ws))
+		return nil, errorf(name, errs.ErrUnsupported, "%d weights, want two, or one with both halves", len(ws))
 	}
 	op, children, err := newLinear(name, x, ws, bs, f, opts)
 	if err != nil {
@@ -43,7 +43,7 @@ func GatedLinear(x *G.Node, ws, bs []*G.Node, f Activation, opts ...Option) (y *
 	return newNode(op, children...)
 }
 
-// halves is the layers of a weight that has both, in host memory.
+// halves returns the two layers of one weight in host memory.
 func halves[F float](both cpulinear.Operands[F]) []cpulinear.Operands[F] {
 	gate, up := both, both
 	n := both.Out / 2
@@ -55,7 +55,7 @@ func halves[F float](both cpulinear.Operands[F]) []cpulinear.Operands[F] {
 	return []cpulinear.Operands[F]{gate, up}
 }
 
-// gateAndUp is the same on a GPU, and two layers as they are.
+// gateAndUp returns the two layers on a GPU, of one weight or of two.
 func gateAndUp(parts []decoder.LinearPart, in int) []decoder.LinearPart {
 	if len(parts) == 2 {
 		return parts
@@ -70,7 +70,7 @@ func gateAndUp(parts []decoder.LinearPart, in int) []decoder.LinearPart {
 	return []decoder.LinearPart{gate, up}
 }
 
-// runGated computes a gate, and then what it is for, which it multiplies where it is made.
+// runGated computes the gate, and then the other layer, whose kernel multiplies by the gate.
 func runGated[F float](o *operands[F], x, y []F) error {
 	gate, up := &o.parts[0], &o.parts[1]
 	made := scratch[F](len(y))
@@ -82,8 +82,8 @@ func runGated[F float](o *operands[F], x, y []F) error {
 	return runLinears(o.parts)
 }
 
-// gateOfBoth is the gate of a GatedLinear, of what its inner layers have made: one behind the other if
-// they are joined, or else a row of both. It is there for its gradient.
+// gateOfBoth is the gate of a GatedLinear as a function of the outputs of its layers. The outputs are one after the other if the
+// layers are joined, and otherwise side by side in each row. gateOfBoth exists for its gradient.
 type gateOfBoth struct {
 	joined bool
 	dtype  tensor.Dtype
@@ -91,7 +91,7 @@ type gateOfBoth struct {
 	width  int // of y
 }
 
-// widthOf is the columns of a gate whose weight is w, a node or a value.
+// widthOf returns the columns of a gate with weight w, a node or a value.
 func widthOf(w any, weights int) int {
 	n := w.(interface{ Shape() tensor.Shape }).Shape()[0]
 	if weights == 1 {
@@ -121,7 +121,7 @@ func (r gateOfBoth) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return tensor.Shape{n / (2 * r.width), r.width}, nil
 }
 
-// gradient is that of both, which lies as they do.
+// gradient is that of both outputs, in their layout.
 func (r gateOfBoth) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
 		return gateBackward[float64](r, in[0], dy)

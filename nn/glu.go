@@ -79,7 +79,7 @@ func gated[F float](y, gate, up []F, f attn.Activation) {
 	})
 }
 
-// two is the elements of two inputs.
+// two returns the elements of two inputs.
 func two[F float](title string, args []argument, in []G.Value) (a, b []F, err error) {
 	if a, err = elements[F](title, args[0].name, in[0], in[0].Shape()); err == nil {
 		b, err = elements[F](title, args[1].name, in[1], in[1].Shape())

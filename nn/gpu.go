@@ -14,8 +14,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// anyOnGPU says whether a node's inputs are on a GPU; whether they all are, who
-// queues the work finds out.
+// anyOnGPU reports whether an input of a node is on a GPU. Package ongpu refuses inputs in several places.
 func anyOnGPU(in []G.Value) bool {
 	return slices.ContainsFunc(in, func(v G.Value) bool {
 		if w, ok := v.(*operand.Weight); ok {
@@ -42,10 +41,10 @@ func shapesOf(in []G.Value) []tensor.Shape {
 	return s
 }
 
-// gpuBytes is memory whose type does not matter.
+// gpuBytes returns memory without its type.
 func gpuBytes(m gpu.Memory) gpu.Bytes { return gpu.Bytes{Buffer: m.Buffer, Offset: m.Offset} }
 
-// tensorsOf is the inputs as tensors on GPUs. Weights are their elements: formats with kernels have no scales.
+// tensorsOf returns the inputs as tensors on GPUs. A weight is its elements: no format with kernels has scales.
 func tensorsOf(in []G.Value) []G.Value {
 	for i, v := range in {
 		if w, ok := v.(*operand.Weight); ok {
@@ -56,12 +55,10 @@ func tensorsOf(in []G.Value) []G.Value {
 	return in
 }
 
-// launch queues the layers.
 func (op linear) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error {
 	return w.Linear(op.on(w.In, in, w.Out, w.Scratch))
 }
 
-// place says how several GPUs compute the layers.
 func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape) {
 	c.Scratch = func(d *decoder.Engine) (int, error) { return op.scratchOn(d, shapes) }
 	c.Spread = func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
@@ -79,7 +76,7 @@ func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape)
 	}
 }
 
-// on is the layers on a GPU, of operands as far as they are known: memory comes with the work.
+// on returns the layers for the GPU's engine. Operands have no memory before the work is queued.
 func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.Memory) *decoder.Linear {
 	in, of := named(op, list), named(op, shapes)
 	rows, width := of.x[0], of.x[1]
@@ -88,7 +85,7 @@ func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gp
 	at := 0
 	for i := range in.w {
 		p := decoder.LinearPart{Out: of.w[i][0], W: in.w[i].Memory, Y: out}
-		p.W.DType = stored // also of shards
+		p.W.DType = stored // the type is needed where only shards have memory
 		p.Y.Offset += int64(at) * 4
 		p.Y.Len = rows * p.Out
 		at += p.Y.Len
@@ -112,27 +109,27 @@ func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gp
 	return o
 }
 
-// scratchOn is how many float32 the layers need besides on a GPU.
+// scratchOn returns the scratch memory of the layers on a GPU, in float32 elements.
 func (op linear) scratchOn(d *decoder.Engine, shapes []tensor.Shape) (int, error) {
 	return d.Scratch(op.on(make([]ongpu.Operand, len(shapes)), shapes, gpu.Memory{}, gpu.Memory{}))
 }
 
-// shards are what each GPU has of the weights and the biases. Other inputs are whole, and weights and biases are sharded by
-// output features, on axis 0: all else is an error.
+// shards returns each GPU's shards of the weights and biases. Weights are sharded on axis 0, output features. Biases are sharded so
+// too, or whole. All other inputs are whole. Anything else is an error.
 func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][]decoder.Shard, err error) {
 	name, in, of, names := op.title(), named(op, list), named(op, shapes), op.names()
 	if op.gate && op.parts == 1 {
-		return nil, errorf(name, errs.ErrUnsupported, "%s has the weights of the gate and of the other layer, and is sharded over several GPUs: want two of them", names.w[0])
+		return nil, errorf(name, errs.ErrUnsupported, "%s has the weights of both layers and is sharded over several GPUs: pass two weights", names.w[0])
 	}
 	byRows := func(what string, x *ongpu.Operand, shape tensor.Shape) error {
 		if x.Shards != nil && x.Axis != 0 {
-			return errorf(name, errs.ErrUnsupported, "%s is sharded on axis %d of shape %v, want it on axis 0", what, x.Axis, shape)
+			return errorf(name, errs.ErrUnsupported, "%s of shape %v is sharded on axis %d, want axis 0", what, shape, x.Axis)
 		}
 		return nil
 	}
 	for i := range in.w {
 		if in.w[i].Shards == nil {
-			return nil, errorf(name, errs.ErrUnsupported, "%s is whole, and others are sharded over several GPUs", names.w[i])
+			return nil, errorf(name, errs.ErrUnsupported, "%s is whole, and another weight is sharded over several GPUs: shard all weights or none", names.w[i])
 		}
 		if err := byRows(names.w[i], &in.w[i], of.w[i]); err != nil {
 			return nil, err
@@ -147,7 +144,7 @@ func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][
 	called := layerOperands[string]{x: names.x, residual: names.residual, gamma: names.gamma, beta: names.beta}
 	for i, x := range whole.list() {
 		if x.Shards != nil {
-			return nil, errorf(name, errs.ErrUnsupported, "%s is sharded over several GPUs, want it whole", called.list()[i])
+			return nil, errorf(name, errs.ErrUnsupported, "%s is sharded over several GPUs, want a whole tensor", called.list()[i])
 		}
 	}
 	for member := range in.w[0].Shards {
@@ -166,7 +163,7 @@ func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][
 	return shards, nil
 }
 
-// launch queues the gathering. An id outside of the table makes a row of NaN: the host does not see the ids.
+// launch queues the gathering. An id outside of the table makes a row of NaN, since the host does not read ids.
 func (op embedding) launch(w *ongpu.Work, shapes []tensor.Shape, shape tensor.Shape) error {
 	in := operandsOf(op, w.In)
 	o := &decoder.Gather{Rows: shape[0], N: shape[1], TableRows: operandsOf(op, shapes).table[0], Table: in.table.Memory, IDs: in.ids.Memory, Y: w.Out}

@@ -15,8 +15,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A step does an op: in a graph, where it makes a node, or at once. So the two machines have
-// their gradients by the same formulas: SymDiff's are nodes, and DoDiff's are values.
+// A step applies an op: inGraph makes a node, for SymDiff and the tape machine, and atOnce computes a value, for DoDiff and the lisp
+// machine. So both machines have the same formulas.
 type step[T any] func(op G.Op, in ...T) (T, error)
 
 func inGraph(op G.Op, in ...*G.Node) (*G.Node, error) {
@@ -25,7 +25,7 @@ func inGraph(op G.Op, in ...*G.Node) (*G.Node, error) {
 
 func atOnce(op G.Op, in ...G.Value) (G.Value, error) { return op.Do(in...) }
 
-// gradients is those of an op's inputs, nil for data.
+// gradients returns the gradients of an op's inputs, nil for data.
 func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
 	d, ok := s.(derivable)
 	if !ok {
@@ -49,7 +49,7 @@ func gradients[T any](do step[T], s signature, in []T, dy T) ([]T, error) {
 	return grads, nil
 }
 
-// addGradients is DoDiff: it adds to the gradients of the inputs what `of` makes of their values.
+// addGradients implements DoDiff: it computes gradients from the values of the inputs, and adds them to those of the nodes.
 func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy G.Value) ([]G.Value, error)) error {
 	if err := ongpu.Stay(append(slices.Clone(in), y)...); err != nil {
 		return errorf(title, errs.ErrGraph, "%v", err)
@@ -81,8 +81,8 @@ func addGradients(title string, in G.Nodes, y *G.Node, of func(in []G.Value, dy 
 	return nil
 }
 
-// gradient is the op of the gradient of one input: an op of Gorgonia has one result. Its
-// children are the op's inputs and the gradient of its result. It computes in host memory.
+// gradient is the op of the gradient of one input, since an op of Gorgonia has one result. Its inputs are those of the op, and the
+// gradient of the op's result. A gradient computes in host memory.
 type gradient struct {
 	graph.Plain
 	d  derivable
@@ -147,7 +147,7 @@ func (op gradient) Do(in ...G.Value) (dx G.Value, err error) {
 		}
 	}
 	if anyOnGPU(in) {
-		return nil, errorf(title, errs.ErrUnsupported, "on a GPU")
+		return nil, errorf(title, errs.ErrUnsupported, "an input is on a GPU, want host memory")
 	}
 	if _, err := op.shape(shapesOf(in)); err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (op gradient) Do(in ...G.Value) (dx G.Value, err error) {
 	return op.d.gradient(op.of, in[:last], in[last])
 }
 
-// amongZeros is a tensor of zeros, but for the elements of a value from one on.
+// amongZeros returns a tensor of zeros, with the elements of a value from one element on.
 func amongZeros[F float](title string, shape tensor.Shape, from int, v G.Value) (G.Value, error) {
 	x, err := elements[F](title, "the output's gradient", v, v.Shape())
 	if err != nil {
@@ -167,8 +167,7 @@ func amongZeros[F float](title string, shape tensor.Shape, from int, v G.Value) 
 	return t, nil
 }
 
-// DiffWRT, SymDiff and DoDiff say that there is no second derivative. Gorgonia panics at an op
-// that lacks them, or takes its gradient for zero.
+// DiffWRT, SymDiff and DoDiff refuse second derivatives. Without these methods, Gorgonia panics or takes the derivative for zero.
 func (op gradient) DiffWRT(inputs int) []bool { return slices.Repeat([]bool{true}, inputs) }
 
 func (op gradient) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {

@@ -50,14 +50,14 @@ func LayerNorm(x, gamma, beta *G.Node, eps float64) (y *G.Node, err error) {
 	return newNode(layerNorm{rank: len(x.Shape()), dtype: x.Dtype(), eps: eps, gamma: gamma != nil, beta: beta != nil}, in.list()...)
 }
 
-// normOperands is the operands of a norm by name. T is what stands for an operand.
+// normOperands has the operands of a norm by name. T is what stands for an operand.
 type normOperands[T any] struct {
 	x     T
-	gamma *T // nil: there is none
-	plus  *T // the beta of a LayerNorm, the residual of an RMSNorm; nil: there is none
+	gamma *T // nil: none
+	plus  *T // beta of a LayerNorm, residual of an RMSNorm; nil: none
 }
 
-// list is the operands in the order of the op's inputs.
+// list returns the operands in the order of the op's inputs.
 func (o *normOperands[T]) list() []T {
 	list := []T{o.x}
 	for _, p := range [...]*T{o.gamma, o.plus} {
@@ -68,7 +68,7 @@ func (o *normOperands[T]) list() []T {
 	return list
 }
 
-// normOf is the operands that a list of a norm's inputs has.
+// normOf names the operands in a list of a norm's inputs.
 func normOf[T any](gamma, plus bool, list []T) normOperands[T] {
 	o := normOperands[T]{x: list[0]}
 	if gamma {
@@ -80,7 +80,7 @@ func normOf[T any](gamma, plus bool, list []T) normOperands[T] {
 	return o
 }
 
-// layerNorm is the rule. Its inputs are normOperands.
+// layerNorm is the rule of LayerNorm. Its inputs are normOperands.
 type layerNorm struct {
 	rank        int // of x
 	dtype       tensor.Dtype
@@ -128,13 +128,13 @@ func (r layerNorm) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return layerNormForward[float32](r, in, shape)
 }
 
-// rows is the inputs of a norm as slices, nil for absent ones.
+// rows has the inputs of a norm as slices; an absent input is nil.
 type rows[F float] struct {
 	n              int // elements of a row
 	x, gamma, plus []F
 }
 
-// readRows is the inputs of a norm, whose last one an error calls by its name.
+// readRows reads the inputs of a norm. plus is the name of the last input in errors.
 func readRows[F float](title, plus string, in normOperands[G.Value]) (r rows[F], err error) {
 	shape := in.x.Shape()
 	r.n = shape[len(shape)-1]
@@ -166,7 +166,7 @@ func (r layerNorm) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) e
 	return w.Do(func(s *cuda.Stream) error { return w.Norm(s, shape.TotalSize()/n, n, in.x.Memory, w.Out, o) })
 }
 
-// memoryOrNone is the memory of an operand; none if there is no operand.
+// memoryOrNone returns the memory of an operand that may be absent.
 func memoryOrNone(x *ongpu.Operand) gpu.Memory {
 	if x == nil {
 		return gpu.Memory{}
@@ -180,7 +180,7 @@ func memoryOrNone(x *ongpu.Operand) gpu.Memory {
 //	dgamma = sum over rows of dy xh
 //	dbeta  = sum over rows of dy
 //
-// Moments are computed again: that is cheaper than to keep them.
+// Moments are computed again, which is cheaper than keeping them.
 func (r layerNorm) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
 		return layerNormBackward[float64](r, i, in, dy)

@@ -20,7 +20,7 @@ import (
 // An Option changes a linear layer or a norm. An option that a function does not take is ErrUnsupported, and an option that is
 // given twice is ErrOption.
 type Option struct {
-	name       string // "": it changes nothing
+	name       string // "": no option
 	activation Activation
 	residual   *G.Node
 	norm       *normOption
@@ -137,7 +137,7 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...Option) (ys []*G.Node, err err
 	case err != nil:
 		return nil, err
 	case op.residual:
-		return nil, errorf(name, errs.ErrUnsupported, "a residual of %d layers", len(ws))
+		return nil, errorf(name, errs.ErrUnsupported, "option %s of %d layers: add the residual to one output", optionResidual, len(ws))
 	}
 	op.joined = true
 	all, err := newNode(op, children...)
@@ -160,19 +160,19 @@ func Linears(x *G.Node, ws, bs []*G.Node, opts ...Option) (ys []*G.Node, err err
 	return ys, nil
 }
 
-// mostLayers is how many layers [Linears] takes.
+// mostLayers is the most layers of [Linears].
 const mostLayers = 3
 
-// newLinear is the rule of layers, and the nodes that are its inputs.
+// newLinear returns the rule of linear layers, and its inputs. gate is 0, or the activation of a gate.
 func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts []Option) (op linear, children G.Nodes, err error) {
 	if x == nil || len(ws) == 0 || slices.Contains(ws, nil) {
 		return op, nil, errorf(name, errs.ErrGraph, "x or w is nil")
 	}
 	switch {
 	case len(ws) > mostLayers:
-		return op, nil, errorf(name, errs.ErrUnsupported, "%d layers, more than %d", len(ws), mostLayers)
+		return op, nil, errorf(name, errs.ErrUnsupported, "%d layers, want at most %d", len(ws), mostLayers)
 	case len(bs) > 0 && len(bs) != len(ws):
-		return op, nil, errorf(name, errs.ErrShape, "%d biases of %d layers", len(bs), len(ws))
+		return op, nil, errorf(name, errs.ErrShape, "%d biases, want %d, one for each layer, or none", len(bs), len(ws))
 	case slices.Contains(bs, nil):
 		return op, nil, errorf(name, errs.ErrGraph, "a bias is nil")
 	}
@@ -182,7 +182,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 		if weight.Names(fits) == "" {
 			return op, nil, errorf(name, errs.ErrDType, "%s is of %v, want float32 or float64%s", called("x", x), x.Dtype(), toConvert(x.Dtype(), tensor.Float32))
 		}
-		return op, nil, errorf(name, errs.ErrDType, "%s is of %v, and x of %v: want w of %s", called("w", ws[0]), ws[0].Dtype(), x.Dtype(), weight.Names(fits))
+		return op, nil, errorf(name, errs.ErrDType, "%s is of %v and x of %v, want w of %s", called("w", ws[0]), ws[0].Dtype(), x.Dtype(), weight.Names(fits))
 	}
 	op = linear{x: x.Dtype(), w: of, parts: len(ws), bias: len(bs) > 0, gate: gate != 0, activation: gate.function()}
 	in := layerOperands[*G.Node]{x: x, w: ws, b: bs}
@@ -201,7 +201,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 				return op, nil, err
 			}
 			if op.gate {
-				return op, nil, errorf(name, errs.ErrUnsupported, "%s(%v) besides the gate", o.name, o.activation)
+				return op, nil, errorf(name, errs.ErrUnsupported, "option %s(%v), and the activation is the gate's: leave the option out", o.name, o.activation)
 			}
 			if given[o.name] {
 				return op, nil, errorf(name, errs.ErrOption, "option %s is given twice, with %v and %v", o.name, activation, o.activation)
@@ -219,7 +219,7 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 		case optionMixed:
 			op.mixed = true
 		default:
-			return op, nil, errorf(name, errs.ErrUnsupported, "option %s, which a linear layer takes within %s", o.name, optionRMSNorm)
+			return op, nil, errorf(name, errs.ErrUnsupported, "option %s of a linear layer: pass it to %s", o.name, optionRMSNorm)
 		}
 		given[o.name] = true
 	}
@@ -241,29 +241,30 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 	return op, in.list(), nil
 }
 
-// linear is the rule of layers of one x. Its inputs are [layerOperands].
+// linear is the rule of linear layers of one x. Its inputs are [layerOperands].
 type linear struct {
-	x                 tensor.Dtype // of all inputs but weights
+	x                 tensor.Dtype // of all inputs except weights
 	w                 weight.Format
-	parts             int  // layers, but for a gate of one weight, which is both of its layers
-	joined            bool // the outputs are one vector, one part behind the other
+	parts             int  // weights: one for each layer, or one for both layers of a gate
+	joined            bool // the output is one vector, layer after layer
 	bias, residual    bool
 	activation        attn.Activation
-	gate              bool // f(first layer) times second layer; of one weight, its halves
+	gate              bool // y = f(first layer) * second layer; one weight has both layers as halves
 	norm, gamma, beta bool
-	rms, offset       bool // the norm is an RMSNorm, and its weights are 1+gamma
+	rms, offset       bool // the norm is an RMSNorm; with 1+gamma
 	eps               float64
 	mixed             bool
 }
 
-// layerOperands is the operands of linear layers by name. T is what stands for an operand: a node, a value, a shape, its memory.
+// layerOperands has the operands of linear layers by name. T is what stands for an operand: a node, a value, a shape or memory. The
+// order of an op's inputs is in list and named alone.
 type layerOperands[T any] struct {
 	x                     T
-	w, b                  []T // of each layer; no b: there are no biases
-	residual, gamma, beta *T  // nil: there is none
+	w, b                  []T // of each layer; b may be empty
+	residual, gamma, beta *T  // nil: none
 }
 
-// list is the operands in the order of the op's inputs.
+// list returns the operands in the order of the op's inputs.
 func (o *layerOperands[T]) list() []T {
 	list := append(append([]T{o.x}, o.w...), o.b...)
 	for _, p := range [...]*T{o.residual, o.gamma, o.beta} {
@@ -274,7 +275,7 @@ func (o *layerOperands[T]) list() []T {
 	return list
 }
 
-// named is the operands that a list of an op's inputs has. They are in the list's memory.
+// named returns the operands in a list of the op's inputs. Slices and pointers refer to the list.
 func named[T any](op linear, list []T) (o layerOperands[T]) {
 	take := func(n int) []T {
 		taken := list[:n:n]
@@ -295,7 +296,7 @@ func named[T any](op linear, list []T) (o layerOperands[T]) {
 	return o
 }
 
-// What errors call the operands, of one layer and of several.
+// Names of operands in errors, for one layer and for several.
 var (
 	oneLayer   = layerOperands[string]{x: "x", w: []string{"w"}, b: []string{"b"}}
 	manyLayers = layerOperands[string]{x: "x", w: []string{"w[0]", "w[1]", "w[2]"}, b: []string{"b[0]", "b[1]", "b[2]"}}
@@ -303,7 +304,7 @@ var (
 	residualName, gammaName, betaName = "residual", "gamma", "beta"
 )
 
-// names is what errors call the operands.
+// names returns the names of the operands in errors.
 func (op linear) names() layerOperands[string] {
 	o := manyLayers
 	if op.parts == 1 {
@@ -320,7 +321,6 @@ func (op linear) names() layerOperands[string] {
 	return o
 }
 
-// arguments are the inputs, and the result.
 func (op linear) arguments() []argument {
 	names := op.names()
 	args := append(alike(2, op.x, names.list()...), argument{name: "y", rank: op.rank(), dtype: op.x})
@@ -339,7 +339,7 @@ func (op linear) arguments() []argument {
 	return args
 }
 
-// rank is that of the output.
+// rank returns the rank of the output.
 func (op linear) rank() int {
 	if op.joined {
 		return 1
@@ -347,7 +347,6 @@ func (op linear) rank() int {
 	return 2
 }
 
-// shape checks the inputs' shapes, whose ranks are right, and returns the output's.
 func (op linear) shape(list []tensor.Shape) (tensor.Shape, error) {
 	name, in := op.title(), named(op, list)
 	total := 0
@@ -361,11 +360,11 @@ func (op linear) shape(list []tensor.Shape) (tensor.Shape, error) {
 	switch {
 	case !op.gate:
 	case op.parts == 1 && out[1]%2 != 0:
-		return nil, errorf(name, errs.ErrShape, "w has shape %v, want an even number of rows: half of them are the gate's", in.w[0])
+		return nil, errorf(name, errs.ErrShape, "w has shape %v, want an even number of rows, half of them for the gate", in.w[0])
 	case op.parts == 1:
 		out[1] /= 2
 	case in.w[1][0] != out[1]:
-		return nil, errorf(name, errs.ErrShape, "w[0], the gate's, has shape %v and w[1] %v, want the same", in.w[0], in.w[1])
+		return nil, errorf(name, errs.ErrShape, "w[0], of the gate, has shape %v and w[1] %v, want the same shape", in.w[0], in.w[1])
 	}
 	wrong := func(what string, s, want tensor.Shape) error {
 		return errorf(name, errs.ErrShape, "%s has shape %v, want %v for x of shape %v and w of %v", what, s, want, in.x, in.w[0])
@@ -415,13 +414,13 @@ func (op linear) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return linearForward[float32](op, in, shape)
 }
 
-// operands is the inputs of a linear in host memory.
+// operands has the inputs of linear layers in host memory.
 type operands[F float] struct {
 	x, gamma, beta []F
 	parts          []cpulinear.Operands[F]
 }
 
-// readLinear is the inputs as the engine takes them, without an output.
+// readLinear reads the inputs for the CPU engine. Outputs are not set.
 func readLinear[F float](op linear, list []G.Value) (o operands[F], err error) {
 	title, in, names := op.title(), named(op, list), op.names()
 	read := func(to *[]F, v *G.Value, name *string) {
@@ -451,7 +450,7 @@ func readLinear[F float](op linear, list []G.Value) (o operands[F], err error) {
 	return o, err
 }
 
-// weights is a weight in host memory.
+// weights reads a weight in host memory.
 func weights(title, name string, v G.Value) (weight.Matrix, error) {
 	w, err := operand.WeightOf(prefix+title, name, v)
 	if err != nil {
@@ -497,15 +496,15 @@ func runLinear[F float](o *cpulinear.Operands[F]) error {
 	return engineError("Linear", cpulinear.Run(cpu.Default(), o))
 }
 
-// runLinears computes several layers of the same x.
+// runLinears computes several layers.
 func runLinears[F float](all []cpulinear.Operands[F]) error {
 	return engineError("Linear", cpulinear.RunAll(cpu.Default(), all))
 }
 
-// linearPart is the rule of the output of one of the layers of [Linears]: elements of their
-// one vector, which nobody else sees, without a copy.
+// linearPart is the rule of the output of one layer of [Linears]: a part of the joined vector, without a copy. No other node reads
+// the vector.
 type linearPart struct {
-	before, width, all int // columns of the layers ahead, of this one, and of all
+	before, width, all int // columns: of the layers before, of this layer, and of all layers
 	dtype              tensor.Dtype
 }
 
@@ -518,7 +517,7 @@ func (r linearPart) arguments() []argument {
 	return []argument{{name: "the layers' output", rank: 1, dtype: r.dtype}, {name: "y", rank: 2, dtype: r.dtype}}
 }
 
-// shape follows the vector's: a run may have fewer rows than the graph was built for.
+// shape follows the vector: a run may have fewer rows than the graph.
 func (r linearPart) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if in[0][0]%r.all != 0 {
 		return nil, errorf("Linears", errs.ErrShape, "the layers' output has shape %v, want rows of %d elements", in[0], r.all)
@@ -536,7 +535,7 @@ func (r linearPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return partOf[float32](in[0], from, shape)
 }
 
-// gradient is zeros, but for the part.
+// gradient is dy in the part, and 0 elsewhere.
 func (r linearPart) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
 	from := r.from(in[0].Shape())
 	if r.dtype == tensor.Float64 {

@@ -13,12 +13,12 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Linear layers on several GPUs that each do their part without waiting for each other (Megatron-LM, arXiv:1909.08053, section 3):
-// by output features each makes columns of y of all of x, and by input features each makes partial sums of y of its columns of x,
-// which are added.
+// Linear layers on several GPUs that do not wait for each other (Megatron-LM, arXiv:1909.08053, section 3). By output features, each
+// GPU computes columns of y from all of x. By input features, each GPU computes partial sums of y from columns of x, and the sums
+// are added.
 
-// byOutputs is layers whose weights are sharded by output features, of inputs that all GPUs have; nil where they are
-// anything else.
+// byOutputs returns the work of layers whose weights are sharded by output features, with the other inputs on all GPUs; nil for
+// another layout.
 func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor.Shape) *ongpu.Apart {
 	if op.gate && op.parts == 1 {
 		return nil
@@ -44,7 +44,7 @@ func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tenso
 			}
 			continue
 		}
-		n, even := l.Evenly(of.b[i][0]) // they are taken in place
+		n, even := l.Evenly(of.b[i][0]) // each GPU reads its part in place
 		if !even || n%4 != 0 {
 			return nil
 		}
@@ -75,8 +75,8 @@ func (op linear) byOutputs(list []ongpu.Layout, shapes []tensor.Shape, out tenso
 	return a
 }
 
-// byInputs is a layer whose weights are sharded by input features; nil for others. x may be sharded so, too; else each
-// GPU takes its columns of it. What else there is the first one adds.
+// byInputs returns the work of a layer whose weights are sharded by input features; nil for another layout. x may be sharded by
+// columns too; otherwise each GPU reads its columns of x. GPU 0 adds bias and residual.
 func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor.Shape) (*ongpu.Apart, error) {
 	in, of, names := named(op, list), named(op, shapes), op.names()
 	w := in.w[0]
@@ -86,18 +86,18 @@ func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor
 	name, what := op.title(), names.w[0]
 	switch {
 	case op.parts > 1:
-		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and there are %d layers: want one", what, op.parts)
+		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, want one layer, not %d", what, op.parts)
 	case op.norm:
-		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and x is to be normalised: no GPU has all of it", what)
+		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and no GPU has all of x for a norm: normalise x before", what)
 	case op.activation != attn.NoActivation:
-		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and %v would be of partial sums", what, op.activation)
+		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded on axis 1, by input features, and %v would be of partial sums: apply the activation after the layer", what, op.activation)
 	}
 	width, even := w.Evenly(of.w[0][1])
 	if !even || width*op.w.Bytes()%16 != 0 {
 		return nil, errorf(name, errs.ErrUnsupported, "%s of shape %v is sharded on axis 1 over %d GPUs, want a multiple of 16 bytes of a row for each", what, of.w[0], w.Members)
 	}
 	if op.bias && in.b[0].Sharded {
-		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded, and %s by input features, want it whole", names.b[0], what)
+		return nil, errorf(name, errs.ErrUnsupported, "%s is sharded, and %s is sharded by input features, want %s whole", names.b[0], what, names.b[0])
 	}
 	mine := slices.Clone(shapes)
 	mineOf := named(op, mine)
@@ -122,7 +122,7 @@ func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor
 	a.Queue = func(member int, w *ongpu.Work) error {
 		own := named(op, w.In)
 		switch {
-		case sliced && rows == 1: // its columns lie together
+		case sliced && rows == 1: // the columns of one row are contiguous
 			own.x.Offset += int64(member*width) * 4
 			own.x.Len = width
 		case sliced:
@@ -138,7 +138,7 @@ func (op linear) byInputs(list []ongpu.Layout, shapes []tensor.Shape, out tensor
 			own.x = ongpu.Operand{Memory: x}
 		}
 		o := op.on(own.list(), mine, w.Out, w.Scratch)
-		if member > 0 { // the first one's part of the sum has them
+		if member > 0 { // GPU 0 adds both
 			o.Residual, o.Parts[0].B = gpu.Memory{}, gpu.Memory{}
 		}
 		return w.Linear(o)

@@ -32,12 +32,12 @@ func (op linear) title() string {
 	return "Linear"
 }
 
-// inner is the layers without norm, activation, gate and residual.
+// inner returns the layers without norm, activation, gate and residual.
 func (op linear) inner() linear {
 	return linear{x: op.x, w: op.w, parts: op.parts, joined: op.joined || op.gate && op.parts == 2, bias: op.bias}
 }
 
-// normBefore does the norm before the layers, of x and its weights.
+// normBefore applies the norm in front of the layers. in has x and the norm's weights.
 func normBefore[T any](do step[T], op linear, in []T) (T, error) {
 	if op.rms {
 		return do(node{newOperator(op.rmsNorm()), new(ongpu.Node)}, in...)
@@ -45,7 +45,7 @@ func normBefore[T any](do step[T], op linear, in []T) (T, error) {
 	return do(node{newOperator(op.layerNorm()), new(ongpu.Node)}, in...)
 }
 
-// normGradients are those of the norm before the layers.
+// normGradients returns the gradients of the norm in front of the layers.
 func normGradients[T any](do step[T], op linear, in []T, dy T) ([]T, error) {
 	if op.rms {
 		return gradients(do, op.rmsNorm(), in, dy)
@@ -61,17 +61,17 @@ func (op linear) layerNorm() layerNorm {
 	return layerNorm{rank: 2, dtype: op.x, eps: op.eps, gamma: op.gamma, beta: op.beta}
 }
 
-// linearGradients are those of y = f(norm(x) W^T + b) + residual: the residual's is dy, and with
+// linearGradients returns the gradients of y = f(norm(x) W^T + b) + residual: the residual's is dy, and with
 // g = dy f'(norm(x) W^T + b) the layers' are
 //
 //	dnorm(x) = g W,   dW = g^T norm(x),   db = sum over rows of g
 //
-// What f and the norm make of them is the gradient of their own ops.
+// The gradients of f and the norm are those of their own ops.
 func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) {
 	args := op.arguments()
 	switch {
 	case operand.WeightType(op.w) != op.x:
-		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with w of %v and x of %v: both must have one type, float32 or float64", op.w, op.x)
+		return nil, errorf(op.title(), errs.ErrUnsupported, "gradient with w of %v and x of %v, want one type for both, float32 or float64", op.w, op.x)
 	case len(list) != len(args)-1:
 		return nil, errorf(op.title(), errs.ErrGraph, "%d inputs, want %d", len(list), len(args)-1)
 	}
@@ -123,7 +123,7 @@ func linearGradients[T any](do step[T], op linear, list []T, dy T) ([]T, error) 
 	return grads.list(), nil
 }
 
-// gradient is that of an inner layer.
+// gradient is for inner layers: without norm, activation, gate and residual.
 func (op linear) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	if op.x == tensor.Float64 {
 		return linearBackward[float64](op, i, in, dy)
@@ -167,9 +167,9 @@ func linearBackward[F float](op linear, of int, in []G.Value, grad G.Value) (G.V
 	return t, nil
 }
 
-// linearGradX is the sum of g W of the layers.
+// linearGradX computes d, the sum of g W of the layers.
 func linearGradX[F float](d []F, parts []cpulinear.Operands[F], g [][]F) error {
-	var before []F // of the layers ahead
+	var before []F // the sum of the layers before
 	for i, p := range parts {
 		to := d
 		if i < len(parts)-1 {
@@ -184,7 +184,7 @@ func linearGradX[F float](d []F, parts []cpulinear.Operands[F], g [][]F) error {
 	return nil
 }
 
-// multiply is y = a b^T + plus, with y of rows x columns and sums of n products.
+// multiply computes y = a b^T + plus, with y of rows x columns and sums of n products.
 func multiply[F float](y, a, b, plus []F, rows, columns, n int) error {
 	f := weight.Float32
 	if unsafe.Sizeof(F(0)) == 8 {
@@ -194,9 +194,9 @@ func multiply[F float](y, a, b, plus []F, rows, columns, n int) error {
 	return runLinear(&cpulinear.Operands[F]{Rows: rows, In: n, Out: columns, X: a, W: w, Residual: plus, Y: y})
 }
 
-// transposed is the columns of a matrix, one behind the other.
+// transposed returns the transpose of a matrix.
 func transposed[F float](x []F, rows, columns int) []F {
-	const block = 32 // rows and columns that stay in the cache meanwhile
+	const block = 32 // rows and columns of a block, which stays in the cache
 	y := dense.Make[F](len(x))
 	eachRow((rows+block-1)/block, block*columns, func(b int) {
 		from, to := b*block, min((b+1)*block, rows)

@@ -41,7 +41,7 @@ func Concat(axis int, xs ...*G.Node) (y *G.Node, err error) {
 	const name = "Concat"
 	defer errs.RecoverTo(prefix+name, &err)
 	if len(xs) == 0 {
-		return nil, errorf(name, errs.ErrGraph, "nothing to put together")
+		return nil, errorf(name, errs.ErrGraph, "no tensors")
 	}
 	if err := checkFloats(name, "x[0]", xs[0]); err != nil {
 		return nil, err
@@ -85,16 +85,16 @@ func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 		return nil, err
 	}
 	if len(shape) == 0 {
-		return nil, errorf(name, errs.ErrShape, "the shape of a scalar")
+		return nil, errorf(name, errs.ErrShape, "the shape of a scalar, want one axis or more")
 	}
 	for _, d := range shape {
 		if d < 1 {
-			return nil, errorf(name, errs.ErrShape, "to shape %v, which has an empty axis", shape)
+			return nil, errorf(name, errs.ErrShape, "shape %v, want no empty axis", shape)
 		}
 	}
 	old := x.Shape()
 	if attn.Product(shape...) != old.TotalSize() {
-		return nil, errorf(name, errs.ErrShape, "x has shape %v, and %v has not as many elements", old, shape)
+		return nil, errorf(name, errs.ErrShape, "x has shape %v of %d elements, want as many in shape %v", old, old.TotalSize(), shape)
 	}
 	r := reshape{kind: kind{len(old), x.Dtype()}, to: slices.Clone(shape), size: old.TotalSize()}
 	if old[0] == shape[0] {
@@ -103,13 +103,13 @@ func Reshape(x *G.Node, shape ...int) (y *G.Node, err error) {
 	return newView(r, x)
 }
 
-// kind is what inputs and result of a rule have in common.
+// kind is the rank of a rule's inputs, and the type of inputs and result.
 type kind struct {
-	rank  int // of the inputs
+	rank  int
 	dtype tensor.Dtype
 }
 
-// A path is how elements get from inputs to a result.
+// A path moves elements from inputs to a result.
 type path interface {
 	fmt.Stringer
 	title() string
@@ -165,7 +165,7 @@ func (r moving) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) err
 	return nil
 }
 
-// along is the product of a shape's axes before one, and of those behind it.
+// along returns the product of a shape's axes before an axis, and the product of those after.
 func along(s tensor.Shape, axis int) (before, behind int) {
 	return attn.Product(s[:axis]...), attn.Product(s[axis+1:]...)
 }
@@ -184,10 +184,10 @@ func (r slice) arguments() []argument { return alike(r.rank, r.dtype, "x", "y") 
 func (r slice) shape(in []tensor.Shape) (tensor.Shape, error) {
 	x := in[0]
 	if r.axis < 0 || r.axis >= len(x) {
-		return nil, errorf("Slice", errs.ErrShape, "axis %d of x of shape %v", r.axis, x)
+		return nil, errorf("Slice", errs.ErrShape, "axis %d, want an axis of x of shape %v", r.axis, x)
 	}
 	if r.first < 0 || r.end <= r.first || r.end > x[r.axis] {
-		return nil, errorf("Slice", errs.ErrShape, "[%d, %d) of axis %d of x of shape %v", r.first, r.end, r.axis, x)
+		return nil, errorf("Slice", errs.ErrShape, "elements [%d, %d), want some within axis %d of x of shape %v", r.first, r.end, r.axis, x)
 	}
 	y := x.Clone()
 	y[r.axis] = r.end - r.first
@@ -220,11 +220,11 @@ func (r concat) arguments() []argument {
 func (r concat) shape(in []tensor.Shape) (tensor.Shape, error) {
 	y := in[0].Clone()
 	if r.axis < 0 || r.axis >= len(y) {
-		return nil, errorf("Concat", errs.ErrShape, "axis %d of x[0] of shape %v", r.axis, y)
+		return nil, errorf("Concat", errs.ErrShape, "axis %d, want an axis of x[0] of shape %v", r.axis, y)
 	}
 	for i, s := range in[1:] {
 		if !slices.Equal(s[:r.axis], y[:r.axis]) || !slices.Equal(s[r.axis+1:], y[r.axis+1:]) {
-			return nil, errorf("Concat", errs.ErrShape, "x[%d] has shape %v, x[0] %v; they may differ along axis %d", i+1, s, in[0], r.axis)
+			return nil, errorf("Concat", errs.ErrShape, "x[%d] has shape %v, want that of x[0], %v, except for axis %d", i+1, s, in[0], r.axis)
 		}
 		y[r.axis] += s[r.axis]
 	}
@@ -261,7 +261,7 @@ func (r split) arguments() []argument {
 func (r split) shape(in []tensor.Shape) (tensor.Shape, error) {
 	x := in[0]
 	if r.heads < 1 || x[2]%r.heads != 0 {
-		return nil, errorf("SplitHeads", errs.ErrShape, "%d heads of x of shape %v", r.heads, x)
+		return nil, errorf("SplitHeads", errs.ErrShape, "%d heads, want a divisor of the last axis of x of shape %v", r.heads, x)
 	}
 	return tensor.Shape{x[0], r.heads, x[1], x[2] / r.heads}, nil
 }
@@ -297,12 +297,12 @@ func (r merge) moves(in []tensor.Shape, _ tensor.Shape) []attn.Move {
 	return []attn.Move{merged(in[0])}
 }
 
-// reshape is the rule of a view of all elements.
+// reshape is the rule of Reshape.
 type reshape struct {
 	kind
 	to   []int
 	size int // elements
-	rows int // elements of a row, of which a run may have fewer; 0: it may not
+	rows int // elements of a row, if a run may have fewer rows; 0: a run has all rows
 }
 
 func (r reshape) title() string { return "Reshape" }
@@ -320,14 +320,14 @@ func (r reshape) shape(in []tensor.Shape) (tensor.Shape, error) {
 		return append(tensor.Shape{in[0][0]}, r.to[1:]...), nil
 	}
 	if size != r.size {
-		return nil, errorf("Reshape", errs.ErrShape, "x has shape %v, and %v has not as many elements", in[0], r.to)
+		return nil, errorf("Reshape", errs.ErrShape, "x has shape %v of %d elements, want as many in shape %v", in[0], size, r.to)
 	}
 	return slices.Clone(r.to), nil
 }
 
 func (r reshape) from(tensor.Shape) int { return 0 }
 
-// compute copies: ops behind a view of host memory could write into x.
+// compute copies: in-place ops after a view of host memory could write into x.
 func (r reshape) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
 		return amongZeros[float64]("Reshape", shape, 0, in[0])

@@ -18,32 +18,31 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A rule is what an op of this package is made of: what it takes, and what it makes of it.
-// A [node] or a [view] is the op, and says to Gorgonia what all of them say.
+// A rule says what an op takes and computes. A [node] or a [view] is the op of a rule, with Gorgonia's methods.
 type rule interface {
 	signature
 
-	// compute is the result in host memory.
+	// compute returns the result in host memory.
 	compute(in []G.Value, shape tensor.Shape) (G.Value, error)
 }
 
-// A signature is what a rule takes and makes.
+// A signature says what a rule takes and returns.
 type signature interface {
-	fmt.Stringer   // with every parameter: its text is the op's hash
-	title() string // in errors
+	fmt.Stringer   // with each parameter, since the hash of the op is that of its text
+	title() string // the op's name in errors
 
-	// arguments are the inputs, and behind them the result.
+	// arguments returns the inputs, and after them the result.
 	arguments() []argument
 
-	// shape checks the shapes of the inputs, whose ranks are right, and is the result's.
+	// shape checks the shapes of the inputs, and returns that of the result. The ranks are those of arguments.
 	shape(in []tensor.Shape) (tensor.Shape, error)
 }
 
-// A derivable op has gradients of the inputs that are not `data`.
+// A derivable op has gradients of all inputs except data.
 type derivable interface {
 	signature
 
-	// gradient is that of input i: its product with the gradient dy of the result.
+	// gradient returns the gradient of input i, given the gradient dy of the result.
 	gradient(i int, in []G.Value, dy G.Value) (G.Value, error)
 }
 
@@ -52,18 +51,18 @@ type argument struct {
 	name    string
 	rank    int
 	dtype   tensor.Dtype
-	data    bool // it has no gradient, as indices have none
-	weights bool // its type stands for a format of weights, and its value may be an [operand.Weight]
+	data    bool // without a gradient, as indices
+	weights bool // dtype stands for a format of weights, and a value may be an [operand.Weight]
 }
 
-// checkGPU is an error if a kernel cannot read or write such an argument.
+// checkGPU returns an error if kernels cannot read or write the argument.
 func (a *argument) checkGPU(title string) error {
 	if a.weights {
 		has := func(f weight.Format) bool { return f.Kernels() != "" }
 		if f, ok := operand.WeightFormat(a.dtype); ok && has(f) {
 			return nil
 		}
-		return errorf(title, errs.ErrUnsupported, "%s of %v on a GPU, want %s: convert %s, or run the node in host memory", a.name, a.dtype, weight.Names(has), a.name)
+		return errorf(title, errs.ErrUnsupported, "%s of %v on a GPU, want %s: convert %s, or keep all inputs in host memory", a.name, a.dtype, weight.Names(has), a.name)
 	}
 	want := tensor.Float32
 	if a.data {
@@ -75,38 +74,33 @@ func (a *argument) checkGPU(title string) error {
 	return nil
 }
 
-// A composed op has gradients that are made by other ops: a rule in a graph, and at once.
+// A composed op has gradients that are made by other ops.
 type composed interface {
 	graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error)
 	valueGradients(in []G.Value, dy G.Value) ([]G.Value, error)
 }
 
-// operator is what a node and a view have in common.
+// operator has the methods of nodes and views.
 type operator struct {
 	graph.Plain
 	rule
-	args *[]argument // of the rule; nil: not known yet
+	args *[]argument // of the rule
 }
 
-// newOperator keeps the rule's arguments: a run should not make them again.
+// newOperator keeps the rule's arguments, so that runs do not allocate them.
 func newOperator(r rule) operator {
 	args := r.arguments()
 	return operator{rule: r, args: &args}
 }
 
-func (op operator) arguments() []argument {
-	if op.args == nil {
-		return op.rule.arguments()
-	}
-	return *op.args
-}
+func (op operator) arguments() []argument { return *op.args }
 
 func (op operator) Arity() int { return len(op.arguments()) - 1 }
 
-// OperandName makes it a [graph.Named].
+// OperandName implements [graph.Named].
 func (op operator) OperandName(i int) string { return op.arguments()[i].name }
 
-// Type makes a new type at each call: Gorgonia takes the one it is given apart.
+// Type returns a new type at each call, since Gorgonia modifies it.
 func (op operator) Type() hm.Type { return typeOf(op.arguments()...) }
 
 func typeOf(args ...argument) hm.Type {
@@ -128,7 +122,7 @@ func (op operator) InferShape(in ...G.DimSizer) (tensor.Shape, error) {
 func (op operator) WriteHash(h hash.Hash) { fmt.Fprint(h, "leanattention.nn.", op.String()) }
 func (op operator) Hashcode() uint32      { return graph.Hashcode(op) }
 
-// checkShapes is shape of inputs of any number and rank.
+// checkShapes checks the number and the ranks of inputs, and returns the shape of the result.
 func checkShapes(r signature, in []tensor.Shape) (tensor.Shape, error) {
 	args := r.arguments()
 	if len(in) != len(args)-1 {
@@ -148,7 +142,7 @@ func checkShapes(r signature, in []tensor.Shape) (tensor.Shape, error) {
 	return r.shape(in)
 }
 
-// checkValues checks what a run gives an op, and is the result's shape.
+// checkValues checks the values of a run, and returns the shape of the result.
 func checkValues(r signature, in []G.Value) (tensor.Shape, error) {
 	args := r.arguments()
 	if len(in) != len(args)-1 {
@@ -162,8 +156,7 @@ func checkValues(r signature, in []G.Value) (tensor.Shape, error) {
 	return checkShapes(r, shapesOf(in))
 }
 
-// Do returns a new value at each call: what Gorgonia's in-place nodes do to it afterwards can
-// harm nobody.
+// Do returns a new value at each call, which Gorgonia's in-place nodes may overwrite.
 func (op operator) Do(in ...G.Value) (y G.Value, err error) {
 	defer errs.RecoverTo(prefix+op.title(), &err)
 	shape, err := checkValues(op, in)
@@ -171,12 +164,12 @@ func (op operator) Do(in ...G.Value) (y G.Value, err error) {
 		return nil, err
 	}
 	if anyOnGPU(in) {
-		return nil, errorf(op.title(), errs.ErrUnsupported, "%s on a GPU", op.arguments()[0].name)
+		return nil, errorf(op.title(), errs.ErrUnsupported, "an input is on a GPU, want host memory")
 	}
 	return op.compute(in, shape)
 }
 
-// DiffWRT says which inputs have gradients.
+// DiffWRT reports which inputs have gradients.
 func (op operator) DiffWRT(int) []bool { return diffWRT(op.arguments()) }
 
 func diffWRT(args []argument) []bool {
@@ -187,7 +180,7 @@ func diffWRT(args []argument) []bool {
 	return wrt
 }
 
-// SymDiff adds the nodes of the gradients (tape machine).
+// SymDiff adds the nodes of the gradients, for the tape machine.
 func (op operator) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
 	defer errs.RecoverTo(prefix+op.title(), &err)
 	if c, ok := op.rule.(composed); ok {
@@ -196,7 +189,7 @@ func (op operator) SymDiff(in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error)
 	return gradients(inGraph, op.rule, in, dy)
 }
 
-// DoDiff adds the gradients to those of the inputs (lisp machine).
+// DoDiff adds the gradients to those of the inputs, for the lisp machine.
 func (op operator) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err error) {
 	defer errs.RecoverTo(prefix+op.title(), &err)
 	return addGradients(op.title(), in, y, func(in []G.Value, dy G.Value) ([]G.Value, error) {
@@ -207,7 +200,7 @@ func (op operator) DoDiff(_ G.ExecutionContext, in G.Nodes, y *G.Node) (err erro
 	})
 }
 
-// node is an op that computes where its inputs are.
+// node is an op that computes where its inputs are, on the CPU or on a GPU.
 type node struct {
 	operator
 	gpu *ongpu.Node
@@ -215,21 +208,21 @@ type node struct {
 
 // A launched rule can compute on a GPU.
 type launched interface {
-	// launch queues it. Inputs and result are of float32, int32 where they are data, and weights of formats that have kernels.
+	// launch queues the work. Inputs and result are float32, data int32, and weights in a format that has kernels.
 	launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error
 }
 
-// A placed rule says besides how several GPUs compute, or how much memory the work needs.
+// A placed rule adds to the call how several GPUs compute, or the scratch memory.
 type placed interface {
 	place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape)
 }
 
-// A scratching rule needs memory on a GPU besides: so many elements of float32.
+// A scratching rule needs scratch memory on a GPU, in float32 elements.
 type scratching interface {
 	scratch(shape tensor.Shape) int
 }
 
-// OnGPU makes it an [ongpu.Op].
+// OnGPU implements [ongpu.Op].
 func (op node) OnGPU() *ongpu.Node { return op.gpu }
 
 func (op node) Do(in ...G.Value) (y G.Value, err error) {
@@ -264,17 +257,16 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 	return ongpu.Compute(&call)
 }
 
-// view is an op whose value is some of the elements of its input, one behind the other: on a GPU in
-// the same memory.
+// view is an op whose value is contiguous elements of its input. On a GPU, the value is in the input's memory.
 type view struct{ operator }
 
 // A window is the rule of a view.
 type window interface {
 	rule
-	from(in tensor.Shape) int // the first of the elements
+	from(in tensor.Shape) int // the first element
 }
 
-// IsPart makes it an [ongpu.PartOp].
+// IsPart implements [ongpu.PartOp].
 func (op view) IsPart() {}
 
 func (op view) Do(in ...G.Value) (y G.Value, err error) {
@@ -297,8 +289,7 @@ func newView(r window, x *G.Node) (*G.Node, error) {
 	return ongpu.Apply(prefix+r.title(), view{newOperator(r)}, x)
 }
 
-// newNode makes the node of a rule, whose arguments are as the first child is; the children
-// are checked.
+// newNode makes the node of a rule, and checks the children.
 func newNode(r rule, children ...*G.Node) (*G.Node, error) {
 	op := node{newOperator(r), new(ongpu.Node)}
 	if err := checkChildren(r, children); err != nil {
@@ -325,7 +316,7 @@ func checkChildren(r rule, children []*G.Node) error {
 	return err
 }
 
-// checkFloats checks what most ops want of their first input.
+// checkFloats checks that a node is a float32 or float64 tensor.
 func checkFloats(name, what string, x *G.Node) error {
 	switch {
 	case x == nil:
@@ -338,10 +329,10 @@ func checkFloats(name, what string, x *G.Node) error {
 	return nil
 }
 
-// data says that an argument has no gradient.
+// data marks an argument as data.
 func data(a argument) argument { a.data = true; return a }
 
-// alike are arguments of one rank and type.
+// alike returns arguments of one rank and type.
 func alike(rank int, dtype tensor.Dtype, names ...string) []argument {
 	args := make([]argument, len(names))
 	for i, n := range names {
@@ -353,7 +344,7 @@ func alike(rank int, dtype tensor.Dtype, names ...string) []argument {
 func sameShape(title string, args []argument, in []tensor.Shape) error {
 	for i, s := range in[1:] {
 		if !slices.Equal(s, in[0]) {
-			return errorf(title, errs.ErrShape, "%s has shape %v, %s %v", args[i+1].name, s, args[0].name, in[0])
+			return errorf(title, errs.ErrShape, "%s has shape %v, want that of %s, %v", args[i+1].name, s, args[0].name, in[0])
 		}
 	}
 	return nil

@@ -52,14 +52,14 @@ func Broadcast(x *G.Node, comm *ranks.Comm, from int) (y *G.Node, err error) {
 		return nil, errorf(name, errs.ErrShape, "x is a scalar, want rank 1 or more")
 	}
 	if comm != nil && (from < 0 || from >= comm.World().Size) {
-		return nil, errorf(name, errs.ErrOption, "from is rank %d of %d", from, comm.World().Size)
+		return nil, errorf(name, errs.ErrOption, "from is rank %d, outside [0, %d)", from, comm.World().Size)
 	}
 	return newTogether(together{kind: kind{len(x.Shape()), x.Dtype()}, comm: comm, what: ongpu.Broadcast, from: from}, x)
 }
 
 func newTogether(r together, x *G.Node) (*G.Node, error) {
 	if r.comm.World().Size < 1 {
-		return nil, errorf(r.title(), errs.ErrState, "comm is none of ranks.Join")
+		return nil, errorf(r.title(), errs.ErrState, "comm is not from ranks.Join")
 	}
 	if r.comm.World().Size == 1 {
 		return x, nil
@@ -67,7 +67,7 @@ func newTogether(r together, x *G.Node) (*G.Node, error) {
 	return newNode(r, x)
 }
 
-// together is the rule of what all ranks do together.
+// together is the rule of a collective.
 type together struct {
 	kind
 	comm *ranks.Comm
@@ -97,7 +97,7 @@ func (r together) arguments() []argument {
 func (r together) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
 func (r together) compute([]G.Value, tensor.Shape) (G.Value, error) {
-	return nil, errorf(r.title(), errs.ErrUnsupported, "x is in host memory, and ranks meet on their GPUs")
+	return nil, errorf(r.title(), errs.ErrUnsupported, "x is in host memory, want a tensor on the rank's GPU")
 }
 
 func (r together) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {

@@ -19,13 +19,13 @@ import (
 // WithUnitOffset has [RMSNorm], [QKNorm] or [WithRMSNorm] multiply by 1+gamma in place of gamma, as Gemma's weights need.
 func WithUnitOffset() Option { return Option{name: optionUnitOffset} }
 
-// unitOffset reports whether the options of a norm have WithUnitOffset, which is all that they may have.
+// unitOffset reports whether the options have WithUnitOffset, and refuses other options.
 func unitOffset(name string, opts []Option, gamma bool) (offset bool, err error) {
 	for _, o := range opts {
 		switch {
 		case o.name == "":
 		case o.name != optionUnitOffset:
-			return false, errorf(name, errs.ErrUnsupported, "option %s of a norm", o.name)
+			return false, errorf(name, errs.ErrUnsupported, "option %s, want %s or none", o.name, optionUnitOffset)
 		case offset:
 			return false, errorf(name, errs.ErrOption, "option %s is given twice", o.name)
 		default:
@@ -33,7 +33,7 @@ func unitOffset(name string, opts []Option, gamma bool) (offset bool, err error)
 		}
 	}
 	if offset && !gamma {
-		return false, errorf(name, errs.ErrUnsupported, "%s without a gamma", optionUnitOffset)
+		return false, errorf(name, errs.ErrUnsupported, "option %s without gamma: pass gamma", optionUnitOffset)
 	}
 	return offset, nil
 }
@@ -99,14 +99,14 @@ func checkEps(name string, eps float64) error {
 	return nil
 }
 
-// rmsNorm is the rule. Its inputs are normOperands.
+// rmsNorm is the rule of RMSNorm and QKNorm. Its inputs are normOperands.
 type rmsNorm struct {
 	rank            int
 	dtype           tensor.Dtype
 	eps             float64
 	gamma, residual bool
 	offset          bool // 1+gamma
-	heads           bool // of each part of a row that has gamma's length
+	heads           bool // a QKNorm: each part of a row with the length of gamma is normalised
 }
 
 func (r rmsNorm) title() string {
@@ -149,7 +149,7 @@ func (r rmsNorm) shape(list []tensor.Shape) (tensor.Shape, error) {
 	return in.x.Clone(), nil
 }
 
-// group is how many elements are normalised together.
+// group returns how many elements are normalised together.
 func (r rmsNorm) group(list []tensor.Shape) int {
 	in := normOf(r.gamma, r.residual, list)
 	if r.heads {
@@ -176,7 +176,7 @@ func readRMS[F float](r rmsNorm, in []G.Value) (o rows[F], err error) {
 	return o, nil
 }
 
-// onePlus is 1+x.
+// onePlus returns 1+x.
 func onePlus[F float](x []F) []F {
 	x = slices.Clone(x)
 	for i := range x {

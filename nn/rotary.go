@@ -52,7 +52,7 @@ func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 	return newNode(r, x, positions)
 }
 
-// rotary is the rule.
+// rotary is the rule of Rotary.
 type rotary struct {
 	rank             int
 	dtype, positions tensor.Dtype
@@ -87,12 +87,12 @@ func (r rotary) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return r.turn(in[0], in[1], shape, 1)
 }
 
-// gradient turns back.
+// gradient rotates back.
 func (r rotary) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
 	return r.turn(dy, in[1], dy.Shape(), -1)
 }
 
-// turn turns x forwards (1) or backwards (-1).
+// turn rotates x forwards (sign 1) or backwards (sign -1).
 func (r rotary) turn(x, positions G.Value, shape tensor.Shape, sign float64) (G.Value, error) {
 	at, err := integers("Rotary", "positions", r.positions, positions)
 	if err != nil {
@@ -124,7 +124,7 @@ func turned[F float](r *attn.Rotary, v G.Value, positions []int, shape tensor.Sh
 	return t, nil
 }
 
-// integers is the elements of an int or an int32 tensor.
+// integers returns the elements of an int or an int32 tensor.
 func integers(name, what string, dtype tensor.Dtype, v G.Value) ([]int, error) {
 	if dtype == tensor.Int {
 		return elements[int](name, what, v, v.Shape())

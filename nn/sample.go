@@ -27,9 +27,9 @@ import (
 // lower id is first. The result is the first token for which the sum of probabilities, in the order of ids, exceeds a random
 // number u in [0, 1).
 type Choice struct {
-	// Temperature 0 is greedy: the most likely token, and of equals the lowest
-	// id. A negative one, or NaN, is for an unassigned row: its token is -1. With +Inf
-	// all tokens of K have the same probability, but for those with a logit of -Inf.
+	// Temperature 0 is greedy: the most likely token, and of equally likely ones that with the lowest id. A negative temperature
+	// or NaN is for an unassigned row, whose token is -1. With +Inf, all tokens of K have the same probability, except those with
+	// a logit of -Inf.
 	Temperature float64
 	TopK        int     // 0 or less: all tokens
 	TopP        float64 // 0 or less, 1 or more, and NaN: all tokens
@@ -60,7 +60,7 @@ func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
 }
 
 const (
-	choiceWords = int(unsafe.Sizeof(decoder.Setting{}) / 4) // int32 that a row's choice has
+	choiceWords = int(unsafe.Sizeof(decoder.Setting{}) / 4) // int32 of a row's choice
 	randomWords = 2
 )
 
@@ -68,9 +68,9 @@ const (
 func Choices(c []Choice) *tensor.Dense {
 	settings := make([]decoder.Setting, len(c))
 	for i, x := range c {
-		// The kernels divide by the temperature, and know no infinite one.
+		// Kernels divide by the temperature, which must be finite.
 		s := decoder.Setting{Temperature: min(x.Temperature, math.MaxFloat64), TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
-		if !(x.TopP > 0) { // the kernels would take it for the smallest number there is
+		if !(x.TopP > 0) { // kernels would take 0 for the smallest TopP
 			s.TopP = 1
 		}
 		settings[i] = s
@@ -82,19 +82,19 @@ func Choices(c []Choice) *tensor.Dense {
 // meaning by themselves.
 func Randoms(u []float64) *tensor.Dense { return words(u, len(u), randomWords) }
 
-// words is the memory of x as int32.
+// words returns the memory of x as int32.
 func words[T any](x []T, rows, columns int) *tensor.Dense {
 	data := make([]int32, rows*columns)
 	copy(data, unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(x))), len(data)))
 	return tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(data))
 }
 
-// floatOf is the float64 in two words.
+// floatOf returns the float64 in two words.
 func floatOf(w []int32) float64 {
 	return math.Float64frombits(uint64(uint32(w[0])) | uint64(uint32(w[1]))<<32)
 }
 
-// sample is the rule.
+// sample is the rule of Sample.
 type sample struct{}
 
 func (sample) title() string  { return "Sample" }
@@ -143,7 +143,7 @@ func (sample) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error
 	return queueSample(w, w.In[0].Memory, in[0][1], shape)
 }
 
-// queueSample queues the choice from logits, which all lie in one place.
+// queueSample queues the choice from logits on one GPU.
 func queueSample(w *ongpu.Work, logits gpu.Memory, n int, shape tensor.Shape) error {
 	return w.Sample(&decoder.Samples{
 		Logits: logits, Rows: shape[0], Vocab: n, Stride: n,
@@ -151,7 +151,7 @@ func queueSample(w *ongpu.Work, logits gpu.Memory, n int, shape tensor.Shape) er
 	})
 }
 
-// place has all GPUs gather all logits, since a choice depends on each of them, and choose the same.
+// place has each GPU gather all logits, since a choice depends on all of them. All GPUs choose the same.
 func (sample) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
 	n := in[0][1]
 	c.Apart = func(layouts []ongpu.Layout) (*ongpu.Apart, error) {

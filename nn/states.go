@@ -35,7 +35,7 @@ func MergeStates(outs, lses []*G.Node) (out, lse *G.Node, err error) {
 	const name = "MergeStates"
 	defer errs.RecoverTo(prefix+name, &err)
 	if len(outs) == 0 || len(outs) != len(lses) {
-		return nil, nil, errorf(name, errs.ErrGraph, "%d outputs and %d log-sum-exps", len(outs), len(lses))
+		return nil, nil, errorf(name, errs.ErrGraph, "%d outputs and %d log-sum-exps, want as many, one or more", len(outs), len(lses))
 	}
 	if err := checkFloats(name, "outs[0]", outs[0]); err != nil {
 		return nil, nil, err
@@ -58,14 +58,14 @@ func MergeStates(outs, lses []*G.Node) (out, lse *G.Node, err error) {
 	return out, lse, err
 }
 
-// mergedStates is the rule of states: outputs, and behind them their log-sum-exps. The result is one vector, which has the output, and
-// the log-sum-exp from lseAt on.
+// mergedStates is the rule of MergeStates. The inputs are outputs, and after them log-sum-exps. The result is one vector: the output,
+// and from lseAt on the log-sum-exp.
 type mergedStates struct {
-	kind  // of an output
+	kind  // rank and type of an output
 	count int
 }
 
-// lseAt is where the log-sum-exp begins, behind so many elements of the output: kernels write at multiples of 16 bytes.
+// lseAt returns where the log-sum-exp begins, after an output of so many elements: kernels write at multiples of 16 bytes.
 func lseAt(out int) int { return (out + 3) / 4 * 4 }
 
 func (r mergedStates) title() string { return "MergeStates" }
@@ -126,7 +126,7 @@ func (r mergedStates) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) e
 	return w.MergeStates(&decoder.States{Rows: size / dim, Dim: dim, Outs: all[:r.count], LSEs: all[r.count:], Out: out, LSE: lse, Scratch: w.Scratch})
 }
 
-// place says how much memory the states that a launch does not merge need besides.
+// place adds the scratch memory for states beyond the limit of a launch.
 func (r mergedStates) place(c *ongpu.Call, in []tensor.Shape, _ tensor.Shape) {
 	n := (&decoder.States{Rows: in[0].TotalSize() / r.dim(in[0]), LSEs: make([]gpu.Memory, r.count)}).Needs()
 	c.Scratch = func(*decoder.Engine) (int, error) { return n, nil }
@@ -140,7 +140,7 @@ func memoryOf(in []ongpu.Operand) []gpu.Memory {
 	return all
 }
 
-// gradient of an output is the state's share of dout; that of a log-sum-exp the share of dlse + dout.(outs[i]-out).
+// gradient of an output is the state's share times dout. Gradient of a log-sum-exp is the share times (dlse + dout.(outs[i]-out)).
 func (r mergedStates) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 	if r.dtype == tensor.Float64 {
 		return mergedGradient[float64](r, i, in, dy)
@@ -169,7 +169,7 @@ func mergedGradient[F float](r mergedStates, i int, in []G.Value, dy G.Value) (G
 			}
 			continue
 		}
-		// outs[i]-out is a sum, too: of the differences to the others.
+		// outs[i]-out is the weighted sum of the differences to the other outputs.
 		w := lean.Share(states, i-r.count)
 		sum := float64(dlse[row])
 		for k := range r.count {
@@ -185,11 +185,11 @@ func mergedGradient[F float](r mergedStates, i int, in []G.Value, dy G.Value) (G
 	return t, nil
 }
 
-// mergedPart is the rule of one of the results of [mergedStates]: elements of the vector, without a copy.
+// mergedPart is the rule of one result of MergeStates: a part of the vector, without a copy.
 type mergedPart struct {
-	kind              // of the output
-	rest tensor.Shape // axes of the output behind the first
-	lse  bool         // the log-sum-exp
+	kind              // rank and type of the output
+	rest tensor.Shape // axes of the output after the first
+	lse  bool         // the part is the log-sum-exp
 }
 
 func (r mergedPart) title() string { return "MergeStates" }
@@ -205,11 +205,11 @@ func (r mergedPart) arguments() []argument {
 	return []argument{{name: "out and lse", rank: 1, dtype: r.dtype}, y}
 }
 
-// first is the first axis of the output that a vector of n elements has.
+// first returns the first axis of the output in a vector of n elements.
 func (r mergedPart) first(n int) (first int, ok bool) {
 	each := r.rest.TotalSize()
 	rows := each / r.rest[len(r.rest)-1]
-	for first = n / (each + rows); first > 0; first-- { // at most three elements lie between output and log-sum-exp
+	for first = n / (each + rows); first > 0; first-- { // at most three elements are between output and log-sum-exp
 		if size := lseAt(first*each) + first*rows; size <= n {
 			return first, size == n
 		}
@@ -217,11 +217,11 @@ func (r mergedPart) first(n int) (first int, ok bool) {
 	return 0, false
 }
 
-// shape follows the vector's: a run may have fewer rows than the graph was built for.
+// shape follows the vector: a run may have fewer rows than the graph.
 func (r mergedPart) shape(in []tensor.Shape) (tensor.Shape, error) {
 	first, ok := r.first(in[0][0])
 	if !ok {
-		return nil, errorf(r.title(), errs.ErrShape, "out and lse have %d elements, which are no outputs of (n, %v)", in[0][0], r.rest)
+		return nil, errorf(r.title(), errs.ErrShape, "out and lse have %d elements, want those of outputs (n, %v)", in[0][0], r.rest)
 	}
 	y := append(tensor.Shape{first}, r.rest...)
 	if r.lse {
@@ -246,7 +246,7 @@ func (r mergedPart) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 	return partOf[float32](in[0], from, shape)
 }
 
-// gradient is zeros, but for the part.
+// gradient is dy in the part, and 0 elsewhere.
 func (r mergedPart) gradient(_ int, in []G.Value, dy G.Value) (G.Value, error) {
 	from := r.from(in[0].Shape())
 	if r.dtype == tensor.Float64 {

@@ -22,10 +22,10 @@ func errorf(op string, sentinel error, format string, args ...any) error {
 	return errs.Errorf(prefix+op, sentinel, format, args...)
 }
 
-// prefix is in front of what errors call an op.
+// prefix begins the name of an op in errors.
 const prefix = "nn."
 
-// called is an argument in an error: its name, and that of its node, if the node has one.
+// called returns the name of an argument for errors, with the name of its node, if the node has one.
 func called(argument string, n *G.Node) string {
 	if name := stock.NameOf(n); name != "" && name != argument {
 		return fmt.Sprintf("%s, node %q,", argument, name)
@@ -33,7 +33,7 @@ func called(argument string, n *G.Node) string {
 	return argument
 }
 
-// toConvert is how a 16-bit input becomes one that is taken, for errors; else nothing.
+// toConvert returns the way out for errors about a 16-bit input, "" for other inputs.
 func toConvert(of, want tensor.Dtype) string {
 	if (of == operand.Float16 || of == operand.BFloat16) && of != want {
 		return fmt.Sprintf("; convert its values to %v when they are loaded", want)
@@ -41,7 +41,7 @@ func toConvert(of, want tensor.Dtype) string {
 	return ""
 }
 
-// engineError is an error of the engine, whose operands have been checked before.
+// engineError returns the error of an engine whose operands have been checked.
 func engineError(op string, err error) error {
 	if err == nil {
 		return nil
@@ -49,10 +49,8 @@ func engineError(op string, err error) error {
 	return errs.Engine(prefix+op, "the CPU engine", err)
 }
 
-// elements is the elements of v, which has to be a tensor of the wanted shape,
-// in row-major order. They are v's own memory where they lie in that order and
-// a copy where they do not (a transposed, sliced or column-major tensor), so
-// they must not be written.
+// elements returns the elements of v, a tensor of the wanted shape, in row-major order. The elements are v's own memory, or a copy if
+// v is transposed, sliced or column-major, so they must not be written.
 func elements[F any](name, what string, v G.Value, want tensor.Shape) ([]F, error) {
 	t, ok := v.(*tensor.Dense)
 	if !ok || !t.IsNativelyAccessible() {
@@ -68,19 +66,19 @@ func elements[F any](name, what string, v G.Value, want tensor.Shape) ([]F, erro
 	return dense.Elements[F](t), nil
 }
 
-// output is a new tensor, and its elements, all of which are to be written.
+// output returns a new tensor, and its elements. The caller writes all elements.
 func output[F float](shape tensor.Shape) (*tensor.Dense, []F) {
 	return dense.Unwritten[F](dtypeOf[F](), shape)
 }
 
-// zeros is a new tensor of zeros, and its elements.
+// zeros returns a new tensor of zeros, and its elements.
 func zeros[F float](shape tensor.Shape) (*tensor.Dense, []F) {
 	t := dense.New(dtypeOf[F](), shape...)
 	return t, dense.Backing[F](t)
 }
 
-// scratch is memory for what a node makes and nobody sees, with whatever values, of nodes before: a system takes as long to
-// hand out new memory as a norm takes to fill it, or longer. Whoever is done with it gives it back.
+// scratch returns memory for intermediate results, with any values: new memory of the system takes as long as a norm or longer. The
+// caller gives the memory back.
 func scratch[F float](n int) *[]F {
 	s, _ := scratches[unsafe.Sizeof(F(0))/4-1].Get().(*[]F)
 	if s == nil {
