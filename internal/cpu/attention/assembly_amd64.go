@@ -9,13 +9,13 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// assembly is the attention kernel for queries of type F on keys and values of one type, with its steps in assembly.
-// What the functions do is said at their declarations, which are generated.
+// assembly is the attention kernel for queries of type F on keys and values of one type, with steps in assembly. The
+// functions are documented at their generated declarations.
 type assembly[F cpu.Real] struct {
-	dims  int    // Dim and ValueDim must be multiples of it: other tiles are left to plain
+	dims  int    // divisor of Dim and ValueDim; other tiles use plain
 	plain kernel // the Go kernel
 	size  int    // bytes of an element of keys and values
-	keys  int    // of a panel
+	keys  int    // keys of a panel
 	few   int    // rows: few64, few32 or few16
 
 	score, weighted, weightedBlock func(so, qp *F, kv **byte, at, rows, count, dim, stride, step int,
@@ -24,7 +24,7 @@ type assembly[F cpu.Real] struct {
 	panel      func(panel *F, k **byte, at, dim, step int)
 	scorePanel func(s, q, panel *F, rows, dim, stride int)
 
-	// nil for float64, of which too few elements are in a register.
+	// nil for float64: a register has too few elements.
 	scoreLanes func(so, qp *float32, kv **byte, at, rows, count, dim, stride, step int,
 		ahead **byte, aheadAt, aheadStep int, wide *float32)
 
@@ -32,19 +32,19 @@ type assembly[F cpu.Real] struct {
 }
 
 const (
-	// Tiles of panelRows rows and more are matrix work, not streaming: keys are transposed for the scores.
-	// With fewer rows, these lie in the lanes of registers, in blocks of rowBlock.
+	// With panelRows rows or more, a tile is a matrix product, not streaming: keys are transposed for the scores. With
+	// fewer rows, rows are in the lanes of registers, in blocks of rowBlock.
 	panelRows = 17
 	rowBlock  = 8
 
-	// So few rows leave arithmetic the time that memory takes, of 64, of 32 and of 16 bits an element: then keys and
-	// values go by row by row, as memory delivers them best.
+	// Up to these numbers of rows, with keys and values of 64, 32 and 16 bits an element, memory is slower than
+	// arithmetic: keys and values are processed row by row, which is the fastest order for memory.
 	few64 = panelRows - 1
 	few32 = 12
 	few16 = 5
 
-	// aheadBytes is how far ahead in each stream memory is asked for: a few rows. With that, and streams
-	// that go on from call to call, 4 streams of keys or values come as fast as memory delivers.
+	// aheadBytes is the prefetch distance in each stream, a few rows. With it, and streams that continue from call to
+	// call, four streams of keys or values saturate memory.
 	aheadBytes = 2048
 )
 
@@ -133,7 +133,7 @@ func attendTiers64(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 	return t
 }
 
-// attend is the kernel.
+// attend implements kernel.
 func (a *assembly[F]) attend(t *tile) {
 	if t.Dim%a.dims != 0 || t.ValueDim%a.dims != 0 {
 		a.plain(t)
@@ -147,7 +147,7 @@ func (a *assembly[F]) attend(t *tile) {
 	if t.Visible == nil {
 		tiled, further := a.tiledValues(t), 0
 		if tiled > 0 {
-			further = t.Count // tiles are quick enough to gain by what comes meanwhile; other kernels lose a little
+			further = t.Count // tiles are fast enough to gain by prefetching; other kernels lose a little
 		}
 		empty := a.weigh(at[F](t.Scores, 0), at[F](t.O, 0), at[F](t.M, 0), at[F](t.L, 0), t.Rows, t.Count, stride, t.ValueDim,
 			array(&t.V[0]), 0, further)
@@ -171,7 +171,7 @@ func (a *assembly[F]) attend(t *tile) {
 
 // scores computes the scores of all rows with all keys.
 func (a *assembly[F]) scores(t *tile, stride int) {
-	if t.Alone { // what else there is for more rows adds up in other orders
+	if t.Alone { // the other methods sum in other orders
 		a.scoresByRow(t, stride, 0)
 		return
 	}
@@ -191,14 +191,14 @@ func (a *assembly[F]) scores(t *tile, stride int) {
 	a.scoresByRow(t, stride, key)
 }
 
-// scoresByRow is scores from key on, a multiple of 4, as few rows have them: a sum across a register for each row and key, in the
-// same order whatever else is in the tile.
+// scoresByRow computes scores for few rows, from key on, a multiple of 4: one sum across a register for each row and
+// key, in an order that does not depend on the rest of the tile.
 func (a *assembly[F]) scoresByRow(t *tile, stride, key int) {
 	run, last := t.Run/4, (t.Count+3)/4 // in quads
 	lead := a.lead(t.Dim, run)
 	for x := key / 4; x < last; {
 		n := min(run-x%run, last-x)
-		ahead, aheadAt, aheadStep := &t.V[0], (x+lead-last)*t.VStep, t.VStep // behind the keys come the values
+		ahead, aheadAt, aheadStep := &t.V[0], (x+lead-last)*t.VStep, t.VStep // values follow the keys
 		if y := x + lead; y < last {
 			n = min(n, run-y%run, last-y)
 			ahead, aheadAt, aheadStep = &t.K[y/run], y%run*t.KStep, t.KStep
@@ -209,8 +209,8 @@ func (a *assembly[F]) scoresByRow(t *tile, stride, key int) {
 	}
 }
 
-// scoresInLanes is scores for some rows, from key on, a multiple of 16. Calls are of whole groups of keys, of which a kernel takes several
-// quads together.
+// scoresInLanes computes scores for more rows, from key on, a multiple of 16. Calls have whole groups of keys, of which
+// a kernel takes several quads together.
 func (a *assembly[F]) scoresInLanes(t *tile, stride, key int) {
 	lanes := a.keys / 2
 	each, together := lanes/4, lanes/8
@@ -221,7 +221,7 @@ func (a *assembly[F]) scoresInLanes(t *tile, stride, key int) {
 	lead := (a.lead(t.Dim, run) + together - 1) / together * together
 	for x := key / 4; x < last; {
 		n := min(run-x%run, last-x)
-		ahead, aheadAt, aheadStep := &t.V[0], (x+lead-last)*t.VStep, t.VStep // behind the keys come the values
+		ahead, aheadAt, aheadStep := &t.V[0], (x+lead-last)*t.VStep, t.VStep // values follow the keys
 		if y := x + lead; y < last {
 			n = min(n, run-y%run, last-y)
 			ahead, aheadAt, aheadStep = &t.K[y/run], y%run*t.KStep, t.KStep
@@ -232,8 +232,8 @@ func (a *assembly[F]) scoresInLanes(t *tile, stride, key int) {
 	}
 }
 
-// interleave arranges the tile's queries for scoreLanes: blocks of rowBlock rows, so many neighbouring
-// elements of each row after those of the row before. Rows that there are not, and elements beyond Dim, are 0.
+// interleave arranges the tile's queries for scoreLanes: blocks of rowBlock rows, in which `each` consecutive elements
+// of a row follow those of the previous row. Missing rows, and elements beyond Dim, are 0.
 func (a *assembly[F]) interleave(t *tile, dst []float32, each int) {
 	if t.Rows%rowBlock != 0 || len(dst) > t.Rows*t.Dim {
 		clear(dst)
@@ -259,11 +259,11 @@ func (a *assembly[F]) interleave(t *tile, dst []float32, each int) {
 	}
 }
 
-// lead returns how many quads ahead memory is asked for.
+// lead returns the prefetch distance in quads.
 func (a *assembly[F]) lead(dim, run int) int { return max(min(aheadBytes/(dim*a.size), run), 1) }
 
-// values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows). Where rows are Alone, each four
-// keys are added together, and those of a last part of four one by one.
+// values adds the weighted values of keys [from, to), from a multiple of 4, to rows [row, row+rows). If rows are Alone,
+// each four keys are added together, and the rest one by one.
 func (a *assembly[F]) values(t *tile, stride, row, rows, from, to int) {
 	run, last := t.Run/4, (to+3)/4 // in quads
 	lead := a.lead(t.ValueDim, run)
@@ -277,14 +277,14 @@ func (a *assembly[F]) values(t *tile, stride, row, rows, from, to int) {
 		} else if t.Next != nil {
 			ahead, aheadAt, aheadStep = array(t.Next), (y-last)*t.KStep, t.KStep
 		}
-		blocks := 0 // rows that make blocks
+		blocks := 0 // rows in blocks
 		if !t.Alone && (rows > a.few || rows >= rowBlock && t.Rows >= panelRows) && 4*x+4 <= to {
 			if blocks = rows &^ 3; rows == 6 || rows == 7 {
 				blocks = 6
 			}
 			n = min(n, (to-4*x)/4)
 			if t.Rows < panelRows {
-				n = min(n, lead) // panels of no more than what has been asked for
+				n = min(n, lead) // panels are not larger than the prefetch distance
 			}
 			a.weightedBlock(at[F](t.O, row*t.ValueDim), at[F](t.Scores, row*stride+4*x), v, offset,
 				blocks, 4*n, t.ValueDim, stride, t.VStep, ahead, aheadAt, aheadStep)

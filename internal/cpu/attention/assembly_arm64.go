@@ -9,22 +9,22 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// What assembly there is for arm64 is for keys and values of the type of the queries. It was tested on an emulator only:
-// the numbers here are what caches suggest, not what measurements do.
+// Assembly for arm64 takes keys and values of the type of the queries. It was tested on an emulator only: the constants
+// follow from cache sizes, not from measurements.
 
 const (
-	// neonRows is how many rows score and weighted take together.
+	// neonRows is the number of rows that score and weighted process together.
 	neonRows = 4
 
-	// neonValues is how many bytes of values at most are added to all rows before the next ones: they stay in
-	// the first-level cache while rows go by.
+	// neonValues is the number of bytes of values that are added to all rows before the next values: they stay in the
+	// first-level cache while the rows pass.
 	neonValues = 16 << 10
 )
 
 // neon is the attention kernel for queries, keys and values of type F, with its steps in assembly.
 type neon[F cpu.Real] struct {
 	Steps[F]
-	plain kernel // the Go kernel, for tiles whose Dim or ValueDim is no multiple of Dims
+	plain kernel // the Go kernel, for a Dim or ValueDim that is no multiple of Dims
 }
 
 var (
@@ -46,7 +46,7 @@ func attendTiers64(plain [attn.DTypes]kernel) [cpu.Tiers][attn.DTypes]kernel {
 	return t
 }
 
-// attend is the kernel.
+// attend implements kernel.
 func (a *neon[F]) attend(t *tile) {
 	if t.Dim%a.Dims != 0 || t.ValueDim%a.Dims != 0 {
 		a.plain(t)
@@ -57,7 +57,7 @@ func (a *neon[F]) attend(t *tile) {
 	for i := range t.K {
 		c := i * t.Run
 		together := t.Rows
-		if t.Alone { // the order of sums is another one for neonRows rows
+		if t.Alone { // neonRows rows have another order of sums
 			together = 1
 		}
 		for r := 0; r < t.Rows; r += together {

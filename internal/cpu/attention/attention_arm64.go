@@ -6,8 +6,8 @@ package attention
 //
 //	s[r*stride+c] = sum_i q[r*dim+i] k_c[i]   (i < dim)
 //
-// where k_c lies at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4. rows and count are at
-// least 1, dim is a multiple of 8.
+// where k_c is at k[c%4] + at + c/4*step. s is written up to c = ceil(count/4)*4. rows and count are at least 1, dim is
+// a multiple of 8.
 //
 //go:noescape
 func scoreNEON(s, q *float32, k *Streams, at, rows, count, dim, stride, step int)
@@ -19,8 +19,8 @@ func scoreNEON(s, q *float32, k *Streams, at, rows, count, dim, stride, step int
 //	l[r] = 4^(m[r]-top) l[r] + sum_c s[r*stride+c]
 //	m[r] = top
 //
-// A row whose top is -Inf is left as it is; how many these are is returned. rows and n are at least 1, dim is
-// a multiple of 8.
+// A row whose top is -Inf is left unchanged. weigh returns the number of such rows. rows and n are at least 1, dim is a
+// multiple of 8.
 //
 //go:noescape
 func weighNEON(s, o, m, l *float32, rows, n, stride, dim int) (empty int)
@@ -29,8 +29,7 @@ func weighNEON(s, o, m, l *float32, rows, n, stride, dim int) (empty int)
 //
 //	o[r*dim+i] += sum_c p[r*stride+c] v_c[i]   (c < count)
 //
-// where v_c lies at v[c%4] + at + c/4*step. Keys are added in order. rows is at least 1, dim is a multiple
-// of 8.
+// where v_c is at v[c%4] + at + c/4*step. Keys are added in order. rows is at least 1, dim is a multiple of 8.
 //
 //go:noescape
 func weightedNEON(o, p *float32, v *Streams, at, rows, count, dim, stride, step int)

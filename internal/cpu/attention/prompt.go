@@ -10,29 +10,30 @@ import (
 	"gorgonia.org/leanattention/internal/weight"
 )
 
-// Of many rows, scores and weighted sums are products of matrices, as linear layers of many rows are: queries and
-// weights are what a layer calls x, keys and values its weights. They are computed in tiles by the same kernels, from
-// parts of bfloat16. What has no such kernels, or too few rows, goes the way of kernel.
+// With many rows, scores and weighted sums are matrix products, as in linear layers of many rows: queries and weights
+// take the place of a layer's x, keys and values the place of its weights. The kernels of linear layers compute them in
+// tiles, from parts of bfloat16. Problems without such kernels, and blocks of few rows, use kernel.
 
 const (
-	// promptRows is the least rows of a block that are many: with less, packing keys and values takes longer than it
-	// saves.
+	// promptRows is the least number of rows of a block for tiles: with fewer rows, packing keys and values takes
+	// longer than it saves.
 	promptRows = 24
 
-	// promptKeys is how many keys are packed at a time: a multiple of StepDepth.
+	// promptKeys is the number of keys that are packed at a time, a multiple of StepDepth.
 	promptKeys = 256
 
-	// promptBlock is how many rows have their scores at a time, as many as stay in cache with these.
+	// promptBlock is the number of rows whose scores are computed at a time, so that scores and packed keys stay in
+	// cache.
 	promptBlock = 64
 
-	// promptTile is the rows, and the columns, of a tile.
+	// promptTile is the number of rows, and of columns, of a tile.
 	promptTile = 2 * matmul.StepRows
 )
 
-// promptKernels multiply keys and values of one type by rows of float32. What the functions do is said at their
+// promptKernels multiply keys and values of one type by rows of float32. The functions are documented at their
 // declarations.
 type promptKernels struct {
-	xParts, wParts        int // of queries and weights, and of keys and values
+	xParts, wParts        int // parts of queries and weights, and of keys and values
 	split, pairs, columns func(a *matmul.PackArgs)
 	mul                   func(a *matmul.Args)
 	large                 func(p *float32, n int) int
@@ -40,14 +41,15 @@ type promptKernels struct {
 	weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)
 }
 
-// promptWays are those of a tier by type of keys and values, and those where queries and weights may be rounded to that
-// type. nil: there are none.
+// promptWays has the kernels of a tier by type of keys and values, and the kernels for queries and weights that may be
+// rounded to that type. nil: there are none.
 type promptWays struct {
 	exact, rounded [attn.DTypes]*promptKernels
 }
 
-// promptsOf returns how prompts are multiplied by a set of kernels: keys and values of the types that these pack columns of, which
-// leaves out float32, whose six products of parts are no faster than AVX-512. weigh is of attention's kernels.
+// promptsOf returns the prompt kernels of a set of matrix kernels. It takes the types whose columns the set packs.
+// float32 is not among these: its six products of parts are no faster than AVX-512. weigh is a step of the attention
+// kernels.
 func promptsOf(t *matmul.Set, weigh func(s, o, m, l *float32, rows, n, stride, dim int, ahead **byte, aheadAt, aheadStep int) (empty int)) *promptWays {
 	of := func(w *matmul.Way) *promptKernels {
 		if w == nil || w.Columns == nil {
@@ -65,7 +67,7 @@ func promptsOf(t *matmul.Set, weigh func(s, o, m, l *float32, rows, n, stride, d
 	return &p
 }
 
-// waysFor returns how prompts of a problem are computed in tiles; nil: as all else is.
+// waysFor returns the prompt kernels of a problem, or nil.
 func waysFor(g *attn.Problem) *promptKernels {
 	ways := promptTiers[cpu.InUse()]
 	if ways == nil || !readInPlace(&g.Pages) || g.QueryType != attn.Float32 || g.Invariant || g.ValueDim%promptTile != 0 || g.Dim < matmul.StepDepth {
@@ -77,23 +79,23 @@ func waysFor(g *attn.Problem) *promptKernels {
 	return ways.exact[g.Pages.Key().DType]
 }
 
-// promptScratch is what a worker packs into.
+// promptScratch is the scratch of a worker for packing.
 type promptScratch struct {
 	memory                       cpu.Aligned
-	queries, keys, values, parts unsafe.Pointer // parts are of weights
-	edge                         cpu.Aligned    // rows of keys or values that do not lie in one page
+	queries, keys, values, parts unsafe.Pointer // parts has the weights
+	edge                         cpu.Aligned    // rows of keys or values that cross pages
 
 	mul  matmul.Args
 	pack matmul.PackArgs
 }
 
-// tilesOf returns how many tiles n rows or columns take.
+// tilesOf returns the number of tiles of n rows or columns.
 func tilesOf(n int) int { return (n + promptTile - 1) / promptTile }
 
-// stepsOf returns how many steps n elements take.
+// stepsOf returns the number of steps of n elements.
 func stepsOf(n int) int { return (n + matmul.StepDepth - 1) / matmul.StepDepth }
 
-// grow makes room for blocks of some rows.
+// grow allocates scratch for blocks of at most `rows` rows.
 func (s *promptScratch) grow(k *promptKernels, rows, dim, valueDim, size int) {
 	sizes := [4]int{
 		2 * tilesOf(rows) * stepsOf(dim) * k.xParts * matmul.StepBytes,
@@ -114,7 +116,7 @@ func (s *promptScratch) grow(k *promptKernels, rows, dim, valueDim, size int) {
 	s.edge.Grow(matmul.StepDepth * max(dim, valueDim) * size)
 }
 
-// split splits rows of float32 that lie stride elements apart, n elements of each.
+// split splits n elements of each of rows rows of float32, which are stride elements apart.
 func (s *promptScratch) split(k *promptKernels, dst, src unsafe.Pointer, rows, n, stride int) {
 	a := &s.pack
 	steps := stepsOf(n)
@@ -126,8 +128,8 @@ func (s *promptScratch) split(k *promptKernels, dst, src unsafe.Pointer, rows, n
 	}
 }
 
-// multiply multiplies rows that were split by what was packed for some columns, a multiple of promptTile. Rows of y are
-// written up to the end of the last tile.
+// multiply multiplies split rows by packed columns, a multiple of promptTile. It writes rows of y up to the end of the
+// last tile.
 func (s *promptScratch) multiply(k *promptKernels, x, w unsafe.Pointer, steps int, y unsafe.Pointer, rows, columns, yRow, more int) {
 	a := &s.mul
 	a.N, a.More, a.X, a.W, a.Y = steps, more, x, w, y
@@ -137,7 +139,7 @@ func (s *promptScratch) multiply(k *promptKernels, x, w unsafe.Pointer, steps in
 	k.mul(a)
 }
 
-// begin splits the queries of a block. It returns false if some are large, or not finite: then kernel has them.
+// begin splits the queries of a block. It returns false if some are large or not finite, which kernel must handle.
 func (s *promptScratch) begin(k *promptKernels, t *tile) bool {
 	if k.large(at32(t.Q, 0), t.Rows*t.Dim) != 0 {
 		return false
@@ -146,18 +148,17 @@ func (s *promptScratch) begin(k *promptKernels, t *tile) bool {
 	return true
 }
 
-// inTiles merges n keys from the given one on into the rows of a block; with masked set some do not see all of them. It
-// returns false, and has changed nothing, if keys or values are large, or not finite: their parts, and sums of these, would
-// not be what they are.
+// inTiles merges n keys from key on into the rows of a block. masked says that some rows do not attend to all of them.
+// inTiles returns false, without changes, if keys or values are large or not finite: their parts would not be exact.
 func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n int, masked bool) bool {
 	t, k, s := &w.tile, ws.prompt, &w.prompt
 	if !ws.packKeys(s, rows, key, n) || !ws.packValues(s, rows, key, n) {
 		return false
 	}
 	width, dim := tilesOf(n)*promptTile, t.Dim
-	sinks := int32(max(0, ws.plan.g.SinkTokens-key)) // of these keys: rows see them whose window begins behind them
+	sinks := int32(max(0, ws.plan.g.SinkTokens-key)) // of these keys; also visible to rows whose window begins later
 	for row := 0; row < b.rows; row += promptBlock {
-		p := &w.some // of the tile's rows
+		p := &w.some // some rows of the tile
 		*p = *t
 		p.Rows, p.Count, p.first, p.order = min(promptBlock, b.rows-row), n, row, order{}
 		p.scoreMod = t.scoreMod.rows(row, p.Rows)
@@ -178,7 +179,7 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 		m := unsafe.Slice(at32(t.M, row), p.Rows)
 		w.here = Streams{p.Scores, p.Scores, p.Scores, p.Scores}
 		empty := k.weigh(&scores[0], at32(t.O, row*t.ValueDim), &m[0], at32(t.L, row), p.Rows, n, width, t.ValueDim, array(&w.here), 0, 0)
-		if empty > 0 { // these have no weights yet
+		if empty > 0 { // rows without weights so far
 			for r := range m {
 				if m[r] == float32(math.Inf(-1)) {
 					clear(scores[r*width : r*width+n])
@@ -192,8 +193,8 @@ func (ws *workspace[F]) inTiles(w *worker[F], rows *addresses, b block, key, n i
 	return true
 }
 
-// see says which of p.Count keys from the given one on rows see, from a row of the block on, and returns how many one of them
-// sees at most.
+// see sets the visible keys, among p.Count keys from key on, of the block's rows from row on. It returns the largest
+// number of keys that are visible to one row.
 func (ws *workspace[F]) see(w *worker[F], b block, row int, p *tile, key int) (most int32) {
 	g := &ws.plan.g
 	for r := range p.Rows {
@@ -206,7 +207,7 @@ func (ws *workspace[F]) see(w *worker[F], b block, row int, p *tile, key int) (m
 	return most
 }
 
-// packKeys packs keys, and returns whether none is large or not finite.
+// packKeys packs keys. It returns false if a key is large or not finite.
 func (ws *workspace[F]) packKeys(s *promptScratch, rows *addresses, key, n int) bool {
 	k, a := ws.prompt, &s.pack
 	dim := ws.plan.g.Dim
@@ -221,14 +222,14 @@ func (ws *workspace[F]) packKeys(s *promptScratch, rows *addresses, key, n int) 
 	return a.Odd == 0
 }
 
-// packValues packs the values of keys, and returns whether none is large or not finite.
+// packValues packs the values of keys. It returns false if a value is large or not finite.
 func (ws *workspace[F]) packValues(s *promptScratch, rows *addresses, key, n int) bool {
 	k, a := ws.prompt, &s.pack
 	size, dim := rows.size, ws.plan.g.ValueDim
 	steps := stepsOf(n)
 	a.DstStep, a.DstPart, a.Odd = 2*k.wParts*matmul.StepBytes, 2*matmul.StepBytes, 0
 	for c := 0; c < n; c += a.N {
-		// As many as lie in one page, or a step of those that do not.
+		// The keys of one page, or a step of keys that cross pages.
 		a.N = min(n-c, rows.inPage(key+c))
 		if a.N%2 != 0 && c+a.N < n {
 			a.N = min(n-c, matmul.StepDepth-c%matmul.StepDepth)
@@ -244,7 +245,7 @@ func (ws *workspace[F]) packValues(s *promptScratch, rows *addresses, key, n int
 		for o := 0; o < dim; o += matmul.StepRows {
 			at := unsafe.Add(s.values, (o/promptTile*steps+c/matmul.StepDepth)*a.DstStep+o/matmul.StepRows%2*matmul.StepBytes)
 			a.Src = unsafe.Add(src, o*size)
-			all, first := a.N, min(a.N, matmul.StepDepth-c%matmul.StepDepth) // what fills the step that was begun
+			all, first := a.N, min(a.N, matmul.StepDepth-c%matmul.StepDepth) // the keys that complete the current step
 			a.N = first
 			a.Dst = unsafe.Add(at, c%matmul.StepDepth/2*64)
 			k.columns(a)
@@ -259,7 +260,7 @@ func (ws *workspace[F]) packValues(s *promptScratch, rows *addresses, key, n int
 	return a.Odd == 0
 }
 
-// clearBehind makes the elements of a step of values 0 from the given one on, of all parts and of both halves of a tile.
+// clearBehind clears the elements of a step of values from element from on, in all parts and both halves of a tile.
 func (s *promptScratch) clearBehind(k *promptKernels, at unsafe.Pointer, from int) {
 	for block := range 2 * k.wParts {
 		lines := unsafe.Slice((*[64]byte)(unsafe.Add(at, block*matmul.StepBytes)), matmul.StepRows)
@@ -267,21 +268,21 @@ func (s *promptScratch) clearBehind(k *promptKernels, at unsafe.Pointer, from in
 	}
 }
 
-// hide makes scores those of keys that a row does not see.
+// hide sets the scores of invisible keys to -Inf.
 func hide(scores []float32) {
 	for i := range scores {
 		scores[i] = float32(math.Inf(-1))
 	}
 }
 
-// inPage returns how many keys from the given one on lie in its page.
+// inPage returns the number of keys from key on in its page.
 func (a *addresses) inPage(key int) int {
 	tokens := a.plan.g.PageTokens
 	return tokens - key%tokens
 }
 
-// together returns where n rows lie, of keys or else of values, a stride of bytes apart: in their page, or if they are in
-// several, copied into scratch, of no more than StepDepth then.
+// together returns the address and the stride, in bytes, of n rows of keys or, if keys is false, of values. Rows in one
+// page stay in place. Others, at most StepDepth, are copied to scratch.
 func (a *addresses) together(scratch *cpu.Aligned, key, n int, keys bool) (at unsafe.Pointer, stride int) {
 	g := &a.plan.g
 	of, dim, step := func(key int) unsafe.Pointer { _, v := a.row(key); return v }, g.ValueDim, g.Pages.ValuePlane().At.Row

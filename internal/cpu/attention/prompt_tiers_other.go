@@ -4,5 +4,5 @@ package attention
 
 import "gorgonia.org/leanattention/internal/cpu"
 
-// There are no tile registers.
+// promptTiers is empty without tile registers.
 var promptTiers [cpu.Tiers]*promptWays

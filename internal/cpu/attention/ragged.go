@@ -9,9 +9,9 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// ragged adds the weighted values where rows of a tile, of queries of type F, differ in the keys that they have weights for: row r
-// has those of sees(r) keys, or, if its state is still empty, none. values adds those of keys [from, to), from
-// a multiple of 4, to rows [row, row+rows); it takes block rows together best.
+// ragged adds the weighted values to the rows of a tile, with queries of type F, if rows have different numbers of
+// weights. Row r has weights for sees(r) keys, or for none if its state is still empty. values adds the values of keys
+// [from, to), from a multiple of 4, to rows [row, row+rows). It is fastest for block rows together.
 func ragged[F cpu.Real](t *tile, block int, sees func(r int) int, values func(row, rows, from, to int)) {
 	m := unsafe.Slice((*F)(t.M), t.Rows)
 	keys := func(r int) int {

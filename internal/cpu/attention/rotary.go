@@ -8,13 +8,13 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Turn turns a head as a rotary embedding does, by the cosines and sines of its pairs; elements behind these stay. to may be
-// from.
+// Turn writes to `to` the head `from`, rotated by the cosines and sines of its pairs. Elements after the pairs are
+// copied. to may be from.
 func Turn[F, G lean.Float](to, from []F, cos, sin []G, interleaved bool) {
 	pairs := len(cos)
 	copy(to[2*pairs:], from[2*pairs:])
 	sin = sin[:pairs]
-	// Products are rounded, so that no architecture has bits of its own.
+	// Each product is rounded explicitly: without fused multiply-add all architectures have the same bits.
 	if interleaved {
 		from, to = from[:2*pairs], to[:2*pairs]
 		for i, c := range cos {
@@ -31,14 +31,14 @@ func Turn[F, G lean.Float](to, from []F, cos, sin []G, interleaved bool) {
 	}
 }
 
-// rotation is by what a plan's rows are turned: queries, and new keys. It is the same in all layers.
+// rotation has the rotations of a plan's rows, for queries and new keys. It is the same in all layers.
 type rotation struct {
 	of    attn.Rotary
 	pairs int
-	table []float64 // of each row the cosines of its pairs, and the sines
+	table []float64 // the cosines of each row's pairs, then the sines
 }
 
-// lay is for the rows of checked sequences.
+// lay computes the table for the rows of checked sequences.
 func (r *rotation) lay(of attn.Rotary, seqs []attn.Sequence) {
 	r.of, r.pairs, r.table = of, of.Turns.Len(), r.table[:0]
 	if r.pairs == 0 {
@@ -72,7 +72,7 @@ func (r *rotation) lay(of attn.Rotary, seqs []attn.Sequence) {
 	}
 }
 
-// turns says whether there is anything to turn.
+// turns reports whether the plan rotates.
 func (r *rotation) turns() bool { return r.pairs > 0 }
 
 // row returns the cosines and sines of a row.
@@ -81,7 +81,7 @@ func (r *rotation) row(i int) (cos, sin []float64) {
 	return all[:r.pairs:r.pairs], all[r.pairs:]
 }
 
-// rows is how many rows there are.
+// rows returns the number of rows.
 func (r *rotation) rows() int {
 	if r.pairs == 0 {
 		return 0
@@ -89,7 +89,7 @@ func (r *rotation) rows() int {
 	return len(r.table) / (2 * r.pairs)
 }
 
-// turnRow turns a head of a row.
+// turnRow rotates a head of a row.
 func turnRow[F lean.Float](r *rotation, row int, to, from []F) {
 	cos, sin := r.row(row)
 	Turn(to, from, cos, sin, r.of.Interleaved)

@@ -13,63 +13,63 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Limits of one kernel call: so many scores, and so many keys. Scores stay in the first-level cache, and a
-// long call has few ends, at which memory waits for arithmetic.
+// Limits of one kernel call, in scores and keys. Scores stay in the first-level cache. A long call has few ends, at
+// which memory waits for arithmetic.
 const (
 	callScores  = 16384
 	callKeys    = 4096
-	callKeysMin = 16 // however many rows there are
+	callKeysMin = 16 // for any number of rows
 )
 
-// stateKeys is how many keys, or a call more, are summed straight into one state. Sums over longer
-// contexts are sums of such states: errors of rounding grow with the length of a chain of additions.
+// stateKeys is the number of keys, rounded up to a call, that are summed into one state. Longer contexts are sums of
+// such states, since rounding errors grow with the length of a chain of additions.
 const stateKeys = 4096
 
-// workspace is what one run needs beside its operands. Its size follows from the workers, the rows of
-// a block and the dims; the length of the contexts does not enter.
+// workspace is the memory of one run besides its operands. Its size depends on the number of workers, the rows of a
+// block and the dims. It does not depend on the length of the contexts.
 type workspace[F cpu.Real] struct {
 	plan   *Plan
 	ops    *Operands[F]
 	kernel kernel
-	prompt *promptKernels // of blocks of many rows; nil: they have the kernel, too
-	scale  float64        // of a query, log4(e) included
+	prompt *promptKernels // of blocks of many rows; nil: these use kernel, too
+	scale  float64        // of queries, including log4(e)
 	drop   dropout.Rule
 
 	threads  []worker[F]
 	partials []partial[F] // by lean.Plan.Slot
-	arrived  []counter    // by host worker: the workers that have left their partials. 0 between runs.
-	values   []F          // what partials are cut from
+	arrived  []counter    // by host worker: number of workers that have stored their partials. 0 between runs.
+	values   []F          // memory of partials
 
-	// With batch invariance: the states of LeanTiles that are merged by another worker than theirs, where each worker's
-	// begin, and the last one's end, and what they are cut from.
+	// With batch invariance: the states of LeanTiles that another worker merges; the index of each worker's first
+	// state, and the end of the last worker's; the states' memory.
 	apart       []partial[F]
 	apartOf     []int
 	apartValues []F
 }
 
-// worker is the scratch of a thread, for one logical worker after the other.
+// worker is the scratch of a thread, for one logical worker after another.
 type worker[F cpu.Real] struct {
 	tile    tile
-	state   partial[F] // of the output tile at hand, if the worker has all of it
+	state   partial[F] // of the current output tile, if the worker has all of it
 	q       []F
 	visible []int32
-	hidden  []int32 // of rows in tiles: the first of the keys that a row does not see
-	// What modifies the scores of a block's rows.
+	hidden  []int32 // by row: number of leading keys that are not visible to the row, in tiles
+	// Score modification of a block's rows.
 	slopes, distances []float64
 	bias              []unsafe.Pointer
-	treeBias          []F // of a position of a tree, with batch invariance
+	treeBias          []F // of a tree position, with batch invariance
 
 	runs   runs
 	part   partial[F] // of stateKeys keys
-	values []F        // what the slices of F are cut from
+	values []F        // memory of the slices of F
 	scores []F
 	wide   []F
 
-	decoded decoder[F] // where kernels do not read keys and values where they lie
+	decoded decoder[F] // used if kernels do not read keys and values in place
 
 	prompt promptScratch
-	some   tile    // part of its rows
-	here   Streams // for who asks for memory ahead where there is nothing to ask for
+	some   tile    // some rows of tile
+	here   Streams // prefetch target if there is nothing to prefetch
 	_      [cpu.CacheLine]byte
 }
 
@@ -82,7 +82,7 @@ func (p *partial[F]) row(r, dim int) lean.State[F] {
 	return lean.State[F]{O: p.o[r*dim : (r+1)*dim : (r+1)*dim], M: p.m[r], L: p.l[r]}
 }
 
-// reset makes p the state of no keys for the given number of rows.
+// reset makes p the state of no keys, for `rows` rows.
 func (p *partial[F]) reset(rows, dim int) {
 	clear(p.o[:rows*dim])
 	clear(p.l[:rows])
@@ -100,24 +100,24 @@ func (p *partial[F]) merge(q *partial[F], rows, dim int) {
 	}
 }
 
-// receive makes p's rows from the given one on the states that t's keys are merged into.
+// receive makes t merge its keys into p's rows from row on.
 func (p *partial[F]) receive(t *tile, row int) {
 	t.O, t.M, t.L = unsafe.Pointer(&p.o[row*t.ValueDim]), unsafe.Pointer(&p.m[row]), unsafe.Pointer(&p.l[row])
 }
 
-// counter is an atomic that shares its cache line with nothing.
+// counter is an atomic integer on its own cache line.
 type counter struct {
 	atomic.Int32
 	_ [cpu.CacheLine - 4]byte
 }
 
-// keysOfCall returns how many keys a kernel call may have for so many rows: a multiple of 16.
+// keysOfCall returns the largest number of keys of a kernel call with `rows` rows, a multiple of 16.
 func keysOfCall(rows int) int { return min(max(callScores/rows/16*16, callKeysMin), callKeys) }
 
-// wideOf returns how many values the scratch Wide of a tile has.
+// wideOf returns the length of a tile's scratch Wide.
 func wideOf(dim, valueDim int) int { return max(32*((dim+15)/16*16)+1024, 16*valueDim+3584) }
 
-// prepare readies ws for a run of p on o, growing it as needed.
+// prepare prepares ws for a run of p on o, and grows it as needed.
 func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	g := &p.g
 	ws.plan, ws.ops = p, o
@@ -130,7 +130,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 
 	n, rows := p.sched.Workers(), p.packed
 	q, out, stats := cpu.Padded(rows*g.Dim), cpu.Padded(rows*g.ValueDim), cpu.Padded(rows)
-	// For every number of rows up to this one, rows*keysOfCall(rows) stays below:
+	// An upper bound of r*keysOfCall(r) for all r <= rows:
 	scores := cpu.Padded(max(callScores, rows*callKeysMin))
 	wide := cpu.Padded(wideOf(g.Dim, g.ValueDim))
 	runs := max(callKeys/4/g.PageTokens, 1)
@@ -138,7 +138,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		scores = max(scores, cpu.Padded(rows*invariantKeys))
 		runs = invariantKeys / 4
 	}
-	if ws.prompt != nil { // rows to the end of the last tile
+	if ws.prompt != nil { // rows up to the end of the last tile
 		tall := tilesOf(rows) * promptTile
 		out, scores = cpu.Padded(tall*g.ValueDim), max(scores, cpu.Padded(promptBlock*promptKeys))
 	}
@@ -197,8 +197,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 	}
 }
 
-// Work is logical worker i of the plan: it attends to the LeanTiles of its range, output tile by output
-// tile.
+// Work runs logical worker i of the plan: it attends to the LeanTiles of its range, one output tile at a time.
 func (ws *workspace[F]) Work(i, thread int) {
 	p, w := ws.plan, &ws.threads[thread]
 	for it := p.sched.Work(i); ; {
@@ -226,7 +225,7 @@ func (ws *workspace[F]) Work(i, thread int) {
 			ws.finish(b, state)
 			continue
 		}
-		// The last to arrive merges: then all partials are there, and nobody has waited for one.
+		// The last worker to arrive merges: all partials are stored then, and no worker waits.
 		first, last, count := p.sched.Sharers(k)
 		if ws.arrived[first].Add(1) == int32(count) {
 			ws.arrived[first].Store(0)
@@ -262,7 +261,7 @@ func (p *Plan) block(k lean.Work) block {
 	}
 }
 
-// pack gathers the block's query rows into w.q, turned if they are to be, with the scale folded in.
+// pack gathers the block's query rows into w.q, rotated if the plan rotates, with the scale folded in.
 func (ws *workspace[F]) pack(w *worker[F], b block) {
 	g := &ws.plan.g
 	dst := w.q
@@ -294,8 +293,8 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	t.drop = drop{rule: ws.drop, sequence: b.index, head: b.head0, group: b.group}
 	byKey := t.byKey() || t.drops()
 	state.receive(t, 0)
-	sum, keys := state, 0 // where t's sums go, and how many keys have gone there
-	row := 0              // of the block that the tile begins with
+	sum, keys := state, 0 // the destination of t's sums, and the number of keys in it
+	row := 0              // first row of the tile, in the block
 	ready := func(key int) {
 		if keys >= stateKeys && t.Rows == b.rows {
 			if sum != state {
@@ -316,9 +315,9 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	}
 	rows := ws.addresses(w, b)
 	limit := keysOfCall(b.rows)
-	seen := func(key, stop int) { // all rows of the tile see keys [key, stop)
+	seen := func(key, stop int) { // all keys [key, stop) are visible to all rows of the tile
 		for key < stop {
-			if t.drops() { // which key is which is not looked up for each weight
+			if t.drops() { // consecutive keys: the position of each weight follows from the first
 				n := rows.neighbours(t, key, min(key+limit, stop))
 				call(key)
 				key += n
@@ -333,7 +332,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		}
 		t.Next = nil
 	}
-	each := func(see func(i int)) { // the tile has each position's rows in turn, and then all again
+	each := func(see func(i int)) { // the tile has each position's rows in turn, and all rows afterwards
 		t.Rows = b.group
 		for i := b.from; i < b.to; i++ {
 			row = (i - b.from) * b.group
@@ -347,13 +346,13 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 		t.scoreMod = mod
 	}
 	low, all := b.seq.common(g, b.from, b.to)
-	some := func(key, end int) { // keys [key, end), each for the rows that see it
+	some := func(key, end int) { // keys [key, end), each for the rows that attend to it
 		if stop := min(end, low); key < stop {
-			// Kernels know of no first key of a row: each position gets a call with those that it sees.
+			// Kernels have no first visible key of a row: each position gets a call with its visible keys.
 			was := keys
 			each(func(i int) {
 				first, most := b.seq.sees(g, i)
-				seen(key, min(stop, g.SinkKeys(first))) // if the first rows see all that comes behind these, too
+				seen(key, min(stop, g.SinkKeys(first))) // sink tokens before the position's window
 				seen(max(key, first), min(stop, most))
 			})
 			keys = was + stop - key
@@ -364,7 +363,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			key = stop
 		}
 		if fresh := b.seq.fresh(); b.seq.tree != nil && key < end {
-			// Nor do they know of keys between others that a row does not see. There are no more than attn.MaxTree.
+			// Kernels have no gaps between visible keys. There are at most attn.MaxTree such keys.
 			each(func(i int) {
 				for from, to := range b.seq.tree.Runs(i, key-fresh, end-fresh) {
 					seen(fresh+from, fresh+to)
@@ -372,7 +371,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 			})
 			key = end
 		}
-		for key < end { // what not every row sees
+		for key < end { // keys that are not visible to every row
 			begin := key
 			key += rows.neighbours(t, key, min(key+limit, end))
 			for r := range b.rows {
@@ -387,7 +386,7 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	context, front := b.seq.context(g, b.from, b.to)
 	part := context.Part(k.Begin, k.End, g.TileTokens)
 	key, end := part.First, part.End
-	if stop := min(end, context.First+front); key < stop { // sink tokens, which all rows see
+	if stop := min(end, context.First+front); key < stop { // sink tokens are visible to all rows
 		seen(key-context.First, stop-context.First)
 		key = stop
 	}
@@ -408,13 +407,13 @@ func (ws *workspace[F]) attend(w *worker[F], b block, k lean.Work, state *partia
 	}
 }
 
-// merge merges the partials of k's output tile in worker order and returns their sum.
+// merge merges the partials of k's output tile in worker order and returns the sum.
 func (ws *workspace[F]) merge(b block, k lean.Work, first, last int) *partial[F] {
 	sched := &ws.plan.sched
 	dim := ws.plan.g.ValueDim
 	k.Begin = 0 // the host block's part
 	sum := &ws.partials[sched.Slot(first, k)]
-	k.Begin = 1 // a part of anybody else
+	k.Begin = 1 // the part of any other worker
 	for i := first + 1; i <= last; i++ {
 		if begin, end := sched.Range(i); begin == end {
 			continue
@@ -424,8 +423,8 @@ func (ws *workspace[F]) merge(b block, k lean.Work, first, last int) *partial[F]
 	return sum
 }
 
-// finish writes the block's outputs from its state over all its keys. That is where sinks come in, once for each row:
-// kernels know nothing of them.
+// finish writes the block's outputs from its state over all its keys. It adds the sinks, once for each row; kernels
+// have no sinks.
 func (ws *workspace[F]) finish(b block, state *partial[F]) {
 	g, o, keep := &ws.plan.g, ws.ops, ws.drop.Keep()
 	for r := range b.rows {
@@ -448,7 +447,7 @@ func (ws *workspace[F]) finish(b block, state *partial[F]) {
 	}
 }
 
-// writeMasked writes the outputs that no worker has work for: query positions that see no key.
+// writeMasked writes the outputs of query positions without visible keys, for which no worker has work.
 func writeMasked[F cpu.Real](p *Plan, o *Operands[F]) {
 	g := &p.g
 	for i := range p.seqs {
@@ -465,18 +464,18 @@ func writeMasked[F cpu.Real](p *Plan, o *Operands[F]) {
 	}
 }
 
-// addresses finds the rows of one KV head of a sequence.
+// addresses returns the addresses of keys and values of one KV head of a sequence.
 type addresses struct {
 	plan         *Plan
 	seq          *span
 	k, v         unsafe.Pointer // page 0, slot 0 of the head
 	keyAt, valAt attn.PageStrides
 	size         int        // bytes of an element
-	runs         *runs      // that the tile's K and V are cut from
-	decoder      rowDecoder // nil: rows are read where they lie
+	runs         *runs      // memory of the tile's K and V
+	decoder      rowDecoder // nil: rows are read in place
 }
 
-// addresses are those of a block.
+// addresses returns the addresses for a block.
 func (ws *workspace[F]) addresses(w *worker[F], b block) addresses {
 	f := &ws.plan.g.Pages
 	a := addresses{plan: ws.plan, seq: b.seq, size: storedType[F](f).Size(), runs: &w.runs}
@@ -497,14 +496,14 @@ func (a *addresses) slot(key int) (page, slot int) {
 	return int(a.plan.pages[a.seq.page+key/tokens]), key % tokens
 }
 
-// row returns where key and its value lie.
+// row returns the addresses of a key and its value.
 func (a *addresses) row(key int) (k, v unsafe.Pointer) {
 	page, slot := a.slot(key)
 	return unsafe.Add(a.k, a.keyAt.Offset(page, 0, slot)*a.size), unsafe.Add(a.v, a.valAt.Offset(page, 0, slot)*a.size)
 }
 
-// streams sets t to keys from the given one on, before end, in four streams as far apart as can be, and
-// returns how many keys these are. If that is more than limit, they are one run.
+// streams sets t to keys from key on, before end, in four streams that are as far apart as possible. It returns the
+// number of keys. If the number exceeds limit, they are one run.
 func (a *addresses) streams(t *tile, key, end, limit int) int {
 	if a.decoder != nil {
 		return a.neighbours(t, key, min(end, key+limit))
@@ -515,7 +514,7 @@ func (a *addresses) streams(t *tile, key, end, limit int) int {
 	if four := 4 * g.PageTokens; slot == 0 && end-key >= four { // runs of four whole pages
 		runs := min((end-key)/four, max(limit/four, 1))
 		a.open(t, runs, four)
-		t.order = order{streams: g.PageTokens > 1, skip: 3 * g.PageTokens} // four pages of a key each are in order
+		t.order = order{streams: g.PageTokens > 1, skip: 3 * g.PageTokens} // four pages of one key each are in order
 		for i := range t.order.first {
 			t.order.first[i] = i * g.PageTokens
 		}
@@ -526,7 +525,7 @@ func (a *addresses) streams(t *tile, key, end, limit int) int {
 		}
 		return runs * four
 	}
-	// The quarters of what is left of a page; the first ones are longer by a row if need be.
+	// Quarters of the rest of a page. The first quarters may be longer by a row.
 	n := min(end-key, g.PageTokens-slot)
 	a.open(t, 1, (n+3)/4*4)
 	k, v := a.row(key)
@@ -534,7 +533,7 @@ func (a *addresses) streams(t *tile, key, end, limit int) int {
 	t.order = order{streams: true}
 	for i := range t.K[0] {
 		if i >= n {
-			first = 0 // no key: any pointer will do that points to something
+			first = 0 // no key: unused, but the pointer must be valid
 		}
 		t.order.first[i] = first
 		t.K[0][i], t.V[0][i] = unsafe.Add(k, first*t.KStep), unsafe.Add(v, first*t.VStep)
@@ -543,13 +542,13 @@ func (a *addresses) streams(t *tile, key, end, limit int) int {
 	return n
 }
 
-// open gives t so many runs of n keys.
+// open gives t `runs` runs of n keys.
 func (a *addresses) open(t *tile, runs, n int) {
 	t.K, t.V, t.Run = a.runs.k[:runs], a.runs.v[:runs], n
 }
 
-// walk sets t to limit of the n keys that streams opened, or to what is left of them, from the given one
-// on. It is called for 0, limit, 2*limit ... in turn.
+// walk sets t to at most limit of the n keys of streams, from key number from on. It is called for 0, limit, 2*limit
+// and so on in order.
 func (a *addresses) walk(t *tile, from, n, limit int) {
 	t.Count, t.Next = min(n-from, limit), nil
 	if n <= limit {
@@ -571,8 +570,8 @@ func (a *addresses) walk(t *tile, from, n, limit int) {
 	}
 }
 
-// along returns where stream i goes on after so many bytes, with so many keys left in all: some other
-// stream if there is none in i, since that may end where its memory does.
+// along returns the position of stream i after `bytes` bytes, with left keys in all. If stream i has no keys left, it
+// returns that of stream 0, since the memory of stream i may have ended.
 func (s *Streams) along(i, left, bytes int) unsafe.Pointer {
 	if i >= left {
 		i = 0
@@ -580,22 +579,21 @@ func (s *Streams) along(i, left, bytes int) unsafe.Pointer {
 	return unsafe.Add(s[i], bytes)
 }
 
-// runs holds the runs of a worker's calls.
+// runs has the runs of a worker's calls.
 type runs struct {
 	k, v           []Streams
-	firstK, firstV Streams // where walk began
+	firstK, firstV Streams // at the beginning of walk
 	next           Streams
 }
 
-// forget drops what points into operands.
+// forget clears pointers into operands.
 func (r *runs) forget() {
 	clear(r.k)
 	clear(r.v)
 	r.firstK, r.firstV, r.next = Streams{}, Streams{}, Streams{}
 }
 
-// neighbours sets t to keys from the given one on, before end, in order, and returns how many keys
-// these are.
+// neighbours sets t to keys from key on, before end, in order. It returns the number of keys.
 func (a *addresses) neighbours(t *tile, key, end int) int {
 	t.order = order{}
 	if a.decoder != nil {
@@ -614,14 +612,14 @@ func (a *addresses) neighbours(t *tile, key, end int) int {
 	return t.Count
 }
 
-// openDecoded sets t to the first n rows that were decoded, in order.
+// openDecoded sets t to the first n decoded rows, in order.
 func (a *addresses) openDecoded(t *tile, n int) {
 	t.Count = n
 	k, v := a.decoder.row(0)
 	a.openRows(t, k, v)
 }
 
-// openRows sets t to Count rows that lie one behind the other.
+// openRows sets t to Count consecutive rows.
 func (a *addresses) openRows(t *tile, k, v unsafe.Pointer) {
 	a.open(t, 1, (t.Count+3)/4*4)
 	kRow, vRow := a.keyAt.Row*a.size, a.valAt.Row*a.size

@@ -9,21 +9,22 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// canModify are the changes of scores that attention on a CPU can make. A new one is a field of attn.Score, which
-// [workspace.scoreMod] reads, and a step of modifyScores.
+// canModify has the score changes of attention on a CPU. A new one is a field of attn.Score that [workspace.scoreMod]
+// reads, and a step of modifyScores.
 const canModify = attn.Cap | attn.SlopesOfHeads | attn.AddedBias
 
-// scoreMod is what changes the scores of a tile before they become weights. Rows are the tile's.
+// scoreMod has the changes of a tile's scores. Its slices are by row of the tile.
 type scoreMod struct {
 	Cap float64
 
-	// One for each row: the slope, how far key number 0 is from the row's position, and where its bias lies, a *F.
+	// For each row: the slope; the distance of key number 0 from the row's position; the address of the row's bias, a
+	// *F.
 	Slopes, Distances []float64
 	Bias              []unsafe.Pointer
-	BiasScale         float64 // on all of these, log4(e) included
+	BiasScale         float64 // factor of the bias, including log4(e)
 }
 
-// scoreMod returns the score modification of the block's rows, but for what [workspace.modAt] fills in.
+// scoreMod returns the score modification of the block's rows. [workspace.modAt] sets the parts that depend on keys.
 func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
 	g := &ws.plan.g
 	s := scoreMod{Cap: g.Cap * lean.Log4E}
@@ -39,8 +40,8 @@ func (ws *workspace[F]) scoreMod(w *worker[F], b block) scoreMod {
 	return s
 }
 
-// modAt turns the modification of a tile, which begins with the given row of the block, and what is dropped of it, to a
-// call's first key: the one that its order counts from.
+// modAt sets the positions in t's score modification and dropout for a call. row is the tile's first row in the block,
+// key the key from which the tile's order counts.
 func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
 	t.position, t.key = b.from+row/b.group, key
 	for r := range t.Distances {
@@ -52,13 +53,13 @@ func (ws *workspace[F]) modAt(t *tile, b block, row, key int) {
 	}
 }
 
-// none reports whether b changes nothing.
+// none reports whether b changes no score.
 func (b *scoreMod) none() bool { return b.Cap == 0 && !b.byKey() }
 
-// byKey reports whether it matters to b which key is which.
+// byKey reports whether b depends on the positions of keys.
 func (b *scoreMod) byKey() bool { return b.Slopes != nil || b.Bias != nil }
 
-// rows returns what b is for n of its rows.
+// rows returns b for rows [row, row+n).
 func (b *scoreMod) rows(row, n int) scoreMod {
 	part := scoreMod{Cap: b.Cap}
 	if b.Slopes != nil {
@@ -70,7 +71,7 @@ func (b *scoreMod) rows(row, n int) scoreMod {
 	return part
 }
 
-// modifyScores modifies the scores of a tile, stride a row: of each row those of the keys that it sees.
+// modifyScores modifies the scores of a tile, with stride elements a row: of each row those of its visible keys.
 func modifyScores[F cpu.Real](t *tile, scores []F, stride int) {
 	if t.none() {
 		return
@@ -93,14 +94,14 @@ func modifyScores[F cpu.Real](t *tile, scores []F, stride int) {
 	}
 }
 
-// modifyByKey is what modifyScores does that depends on which key is which, for the scores of a row.
+// modifyByKey applies the changes that depend on the positions of keys to the scores of a row.
 func modifyByKey[F cpu.Real](t *tile, row int, s []F) {
 	o, n, further := &t.order, len(s), 0
 	var first *[4]int
 	if o.streams {
 		first = &o.first
 	}
-	if o.streams && o.skip != 0 { // a run at a time: within it streams go on evenly
+	if o.streams && o.skip != 0 { // one run at a time, in which streams advance evenly
 		n, further = t.Run, t.Run/4+o.skip
 	}
 	for number := 0; len(s) > 0; number += further {

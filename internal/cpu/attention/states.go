@@ -8,23 +8,25 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// States are what attention of some rows to a part of the keys has left: the outputs, row by row, and
-// their log-sum-exps.
+// States has the states of rows that attended to a part of the keys: the outputs, row by row, and their log-sum-exps.
 type States[F lean.Float] struct{ Out, LSE []F }
 
-// MergeStates makes dst the states of the union of the keys of all parts, which have none in common. For each row
+// MergeStates writes to dst the states of the union of the keys of all parts, which must be disjoint. For each row:
 //
 //	m   = max_i LSE_i
 //	L   = sum_i exp(LSE_i-m)
 //	Out = sum_i exp(LSE_i-m)/L Out_i
 //	LSE = m + ln L
 //
-// It is f(x, y) of section IV-A of LeanAttention, for states that are normalised already. A log-sum-exp of -Inf is
-// that of no key: Out_i is not read there, and where all of them are, Out is 0 and LSE -Inf. Sums have the order of the
-// parts, so the bits are the same on every run. A single part is copied. NaN and +Inf make the row NaN.
+// This is f(x, y) of section IV-A of LeanAttention for normalised states.
 //
-// Out has rows of dim elements. dst may be the first of the parts, and overlaps no other. Errors wrap ErrShape, before anything is
-// written, or ErrPanic.
+//   - A log-sum-exp of -Inf is a state of no keys, whose Out_i is not read. If all are, Out is 0 and LSE is -Inf.
+//   - Sums are in the order of the parts, so the bits are the same on every run.
+//   - A single part is copied.
+//   - NaN and +Inf make the row NaN.
+//
+// Out has rows of dim elements. dst may be the first part, and must not overlap any other. Errors wrap ErrShape, before
+// anything is written, or ErrPanic.
 func MergeStates[F lean.Float](e *cpu.Engine, dst States[F], dim int, parts ...States[F]) error {
 	const op = "merge"
 	if dim < 1 || len(parts) == 0 {

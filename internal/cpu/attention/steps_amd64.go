@@ -4,8 +4,8 @@ package attention
 
 import "gorgonia.org/leanattention/internal/cpu"
 
-// Steps are the steps of a tier's kernels that gradients begin with, too: scores, and weights. What the functions do is said at their
-// declarations. A call of Panel makes half of a panel.
+// Steps has the steps of a tier's kernels that gradients share: scores and weights. The functions are documented at
+// their declarations. A call of Panel makes half of a panel.
 type Steps[F cpu.Real] struct {
 	Panel      func(panel *F, k **byte, at, dim, step int)
 	ScorePanel func(s, q, panel *F, rows, dim, stride int)

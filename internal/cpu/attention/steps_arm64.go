@@ -4,10 +4,10 @@ package attention
 
 import "gorgonia.org/leanattention/internal/cpu"
 
-// Steps are the steps of the kernels for keys and values of type F, which gradients are made of, too. What the functions do is said at
-// their declarations.
+// Steps has the steps of the kernels for keys and values of type F, which gradients share. The functions are documented
+// at their declarations.
 type Steps[F cpu.Real] struct {
-	Dims int // what lengths of rows must be multiples of
+	Dims int // divisor of row lengths
 
 	Score    func(s, q *F, k *Streams, at, rows, count, dim, stride, step int)
 	Weigh    func(s, o, m, l *F, rows, n, stride, dim int) (empty int)

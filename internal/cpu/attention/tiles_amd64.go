@@ -2,8 +2,8 @@
 
 package attention
 
-// tiles are the steps of the attention kernel in tile registers. What the functions do is said at their
-// declarations, which are generated.
+// tiles has the steps of the attention kernel in tile registers (AMX). The functions are documented at their generated
+// declarations.
 type tiles struct {
 	queries func(tiles, q *float32, rows, dim int)
 
@@ -13,22 +13,24 @@ type tiles struct {
 
 const (
 	tileRows  = 16   // at most
-	tileKeys  = 64   // of a call a multiple
-	tileDims  = 32   // dims are multiples
+	tileKeys  = 64   // divisor of a call's keys
+	tileDims  = 32   // divisor of dims
 	tileStage = 1024 // elements of scratch before the queries
 
-	// Sums of tilePanel columns go through all keys as memory delivers them. More columns go through so many keys
-	// at a time that what has been asked for is still in cache when its turn comes. That pays for many rows only.
+	// Sums of tilePanel columns pass over all keys in the order of memory. More columns pass over tilePanelKeys keys at
+	// a time, so that prefetched rows are still in cache when they are used. That pays only with tileManyRows rows or
+	// more.
 	tilePanel     = 64
 	tilePanelKeys = 128
 	tileManyRows  = 9
 
-	// With so many rows tiles are quicker than rows in registers, for keys and values of up to tilePanel elements.
+	// From tileFewRows rows on tiles are faster than rows in registers, for keys and values of up to tilePanel
+	// elements.
 	tileFewRows = 3
 )
 
-// tiled returns how many of t's keys, or values, of dim elements are for tile registers: as many as fill tiles,
-// if there are rows for which that is quicker.
+// tiled returns the number of t's keys, or values, of dim elements for tile registers: those that fill whole tiles, or
+// 0 if tiles are slower for t's rows.
 func (a *assembly[F]) tiled(t *tile, dim int) int {
 	few := a.few + 1
 	if dim <= tilePanel {
@@ -48,8 +50,8 @@ func (a *assembly[F]) tiledValues(t *tile) int {
 	return a.tiled(t, t.ValueDim)
 }
 
-// scoresInTiles computes the scores of all rows with the first keys and returns how many keys these are. Where
-// there is an infinity, it leaves all to kernels that keep it one.
+// scoresInTiles computes the scores of all rows with the first keys and returns the number of these keys. It returns 0
+// if there is an infinity, which only the other kernels preserve.
 func (a *assembly[F]) scoresInTiles(t *tile, stride int) int {
 	keys := a.tiled(t, t.Dim)
 	if keys == 0 {
@@ -61,7 +63,7 @@ func (a *assembly[F]) scoresInTiles(t *tile, stride int) int {
 	const lead = tileKeys / 4
 	for x := 0; x < last; {
 		n := min(run-x%run, last-x)
-		// Behind the last keys come those of the next call, as a rule: values are asked for by weigh.
+		// After the last keys prefetch the presumed keys of the next call. weigh prefetches the values.
 		ahead, aheadAt := &t.K[x/run], (x%run+lead)*t.KStep
 		if y := x + lead; len(t.K) > 1 && y < last {
 			n = min(n, run-y%run)
@@ -76,8 +78,8 @@ func (a *assembly[F]) scoresInTiles(t *tile, stride int) int {
 	return keys
 }
 
-// valuesInTiles adds the weighted values of the first keys to all rows, as many as tiledValues says, and returns
-// how many keys these were: it stops where there is an infinity.
+// valuesInTiles adds the weighted values of the first `keys` keys to all rows. It returns the number of keys that it
+// has added, since it stops at an infinity.
 func (a *assembly[F]) valuesInTiles(t *tile, stride, keys int) int {
 	most, lead := keys/4, tileKeys/4 // in quads
 	if t.ValueDim > tilePanel {
