@@ -16,13 +16,12 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// trial is an attention problem that may be too large for host memory, and for a
-// reference of all its rows.
+// trial is an attention problem that may be too large for host memory, or for a reference of all its rows.
 type trial struct {
 	reftest.Shape
 	kv           attn.DType // of all operands
 	page         int        // tokens; 0: a sequence is one page
-	spare        int        // pages of nobody
+	spare        int        // pages without a sequence
 	policy       lean.Policy
 	workers      int
 	append       bool    // the last keys of a sequence are appended
@@ -43,11 +42,11 @@ func (r trial) String() string {
 	return fmt.Sprintf("%v_h%d/%d_d%d_%s_p%d_%v%d%s", r.kv, r.Heads, r.KVHeads, r.Dim, lengths, r.page, r.policy.Kind, r.policy.Splits, causal)
 }
 
-// window is how many numbers rows are taken from: a row of keys, of values or of
-// queries is a stretch of them that begins where its number says.
+// window is the length of the numbers that all rows come from. A row of keys, of values or of queries is a stretch of
+// them. The row's number gives the beginning of its stretch.
 const window = 1 << 16
 
-// numbers are what rows are stretches of, as they are stored and as they count.
+// numbers has the numbers of rows, as stored and as float64.
 type numbers struct {
 	stored []byte
 	real   []float64
@@ -62,20 +61,20 @@ func draw(rng *rand.Rand, d attn.DType, size float64) numbers {
 	return n
 }
 
-// stretch is where row number r of a kind begins.
+// stretch returns the beginning of row number r of a kind.
 func (r *setup) stretch(row, kind int) int {
 	x := (uint64(row)*4 + uint64(kind) + r.seed) * 0x9e3779b97f4a7c15
 	x = (x ^ x>>29) * 0xbf58476d1ce4e5b9
 	return int((x ^ x>>32) % uint64(window-r.Dim))
 }
 
-// setup is a trial in the memory of a machine.
+// setup is a trial in a machine's memory.
 type setup struct {
 	trial
 	m          *machine
 	seed       uint64
 	kvNumbers  numbers
-	qNumbers   [2]numbers // of even heads, and of odd ones, which are peaked
+	qNumbers   [2]numbers // of even heads, and of odd heads, which are peaked
 	geometry   attn.Problem
 	seqs       []attn.Sequence
 	owner      [][2]int // of each page: its sequence, or -1, and its first token
@@ -86,7 +85,7 @@ type setup struct {
 	plan       *Plan
 }
 
-// cost is about the work of a trial: products of queries and keys.
+// cost returns about the work of a trial: products of queries and keys.
 func (r *trial) cost() (n int) {
 	for i, q := range r.Queries {
 		n += (q + 1) * r.Keys[i] * r.Heads * r.Dim
@@ -94,7 +93,7 @@ func (r *trial) cost() (n int) {
 	return n
 }
 
-// pages lays a trial's pages anywhere.
+// pages lays out a trial's pages in random order.
 func (r *setup) pages(rng *rand.Rand) {
 	tokens := r.page
 	if tokens == 0 {
@@ -108,7 +107,7 @@ func (r *setup) pages(rng *rand.Rand) {
 		need += attn.Ceil(n, tokens)
 	}
 	if need == 2 && r.page == 0 {
-		need = 1 // one long sequence: half of the memory would be nobody's
+		need = 1 // one long sequence: half of the memory would be unassigned
 	}
 	free := rng.Perm(need)
 	r.owner = make([][2]int, need)
@@ -116,7 +115,7 @@ func (r *setup) pages(rng *rand.Rand) {
 		r.owner[i][0] = -1
 	}
 	for i, n := range r.Keys {
-		r.rows++ // of no sequence
+		r.rows++ // a row without a sequence
 		s := attn.Sequence{Row: r.rows, Queries: r.Queries[i], Keys: n}
 		r.rows += s.Queries
 		for j := range attn.Ceil(n, tokens) {
@@ -135,7 +134,7 @@ func (r *setup) pages(rng *rand.Rand) {
 	r.geometry = g
 }
 
-// setUp makes a trial, with NaN wherever nobody may read.
+// setUp makes a trial, with NaN in memory that must not be read.
 func (m *machine) setUp(t testing.TB, rng *rand.Rand, r trial) *setup {
 	t.Helper()
 	s := &setup{trial: r, m: m, seed: rng.Uint64(), plan: m.engine.NewPlan()}
@@ -192,14 +191,14 @@ func (r *setup) poisonResults(t testing.TB) {
 	r.m.Poison(t, &r.lse)
 }
 
-// keyRow is the row of memory that holds a key.
+// keyRow returns the row of memory that holds a key.
 func (r *setup) keyRow(s *attn.Sequence, token, head int) int {
 	g := &r.geometry
 	return (int(s.Pages[token/g.PageTokens])*r.KVHeads+head)*g.PageTokens + token%g.PageTokens
 }
 
-// image writes rows [from, to) of keys (kind 0) or values (kind 1) as they are
-// in memory, with a byte in those of nobody; before an append in the new ones too.
+// image writes rows [from, to) of keys (kind 0) or values (kind 1) as they are in memory. Unassigned rows, and before
+// an append the new rows, have bytes dead.
 func (r *setup) image(b []byte, from, to, kind int, dead byte, appended bool) {
 	bytes, tokens := r.Dim*r.kv.Size(), r.geometry.PageTokens
 	for row := from; row < to; row++ {
@@ -220,7 +219,7 @@ func (r *setup) image(b []byte, from, to, kind int, dead byte, appended bool) {
 	}
 }
 
-// pieces calls f with stretches of the memory's rows and their image.
+// pieces calls f with stretches of the memory's rows and their images.
 func (r *setup) pieces(kind int, dead byte, appended bool, f func(offset int64, image []byte)) {
 	rows, bytes := r.k.Len/r.Dim, r.Dim*r.kv.Size()
 	piece := max(min(rows, 64<<20/bytes), 1)
@@ -248,7 +247,7 @@ func (r *setup) fill(t testing.TB, dead byte) {
 	}
 }
 
-// checkCache: an append copied the new rows, and wrote nothing else.
+// checkCache checks that an append copied the new rows, and wrote nothing else.
 func (r *setup) checkCache(t testing.TB) {
 	t.Helper()
 	for kind, x := range []*gpu.Memory{&r.k, &r.v} {
@@ -262,7 +261,7 @@ func (r *setup) checkCache(t testing.TB) {
 	}
 }
 
-// run runs some first sequences.
+// run runs the sequences seqs, the first of the trial.
 func (r *setup) run(t testing.TB, seqs []attn.Sequence) (out, lse []byte) {
 	t.Helper()
 	r.poisonResults(t)
@@ -277,10 +276,10 @@ func (r *setup) run(t testing.TB, seqs []attn.Sequence) (out, lse []byte) {
 	return enginetest.Read(t, &r.o), enginetest.Read(t, &r.lse)
 }
 
-// sampled is a row in a head that is checked.
+// sampled is a checked row in a head.
 type sampled struct{ seq, pos, head int }
 
-// samples are all rows, or as many of them as there is time for.
+// samples returns all rows, or as many as time allows.
 func (r *setup) samples(rng *rand.Rand) (all []sampled) {
 	const most, elements = 600, 3 << 20
 	for i, n := range r.Queries {
@@ -304,7 +303,7 @@ func (r *setup) samples(rng *rand.Rand) (all []sampled) {
 	return all
 }
 
-// reference computes sampled rows: a case of as many sequences of one row and head.
+// reference computes sampled rows, as a case with a sequence of one row and head for each.
 func (r *setup) reference(samples []sampled) *reftest.Result {
 	c := &reftest.Case{Shape: reftest.Shape{Heads: 1, KVHeads: 1, Dim: r.Dim, ValueDim: r.Dim, Scale: r.geometry.Scale}}
 	for _, x := range samples {
@@ -347,8 +346,7 @@ func (r *setup) reference(samples []sampled) *reftest.Result {
 	return ref
 }
 
-// check compares sampled rows with the reference; of the others it asks that they
-// are finite, or zero where they see nothing.
+// check compares sampled rows with the reference. Other rows must be finite, or zero if no key is visible.
 func (r *setup) check(t testing.TB, rng *rand.Rand, out, lse []byte) {
 	t.Helper()
 	samples := r.samples(rng)

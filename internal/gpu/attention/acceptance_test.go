@@ -15,18 +15,24 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// Shapes that the test-suites of other attention kernels have, with the tolerance
-// that they accept or the derived bound, whichever is tighter.
+// TestGPUAcceptance runs shapes of other attention kernels' test suites, with the tolerance of those suites or the
+// derived bound, whichever is tighter.
 //
-// Not expressible here: sliding windows, soft caps, ALiBi, sinks and masks; keys and
-// values of 8 bits; latent attention, and values of another dim than keys; rotary
-// embedding in the append; head dims but 64, 80, 96, 128 and 256; keys whose rows
-// do not follow each other, but for pages of one token; shared-prefix cascades;
-// merging partials that the caller has, with a mask or without. Absurd entries of
+// The trials do not cover:
+//
+//   - sliding windows, soft caps, ALiBi, sinks and masks
+//   - keys and values of 8 bits; latent attention, and values of another dim than keys
+//   - rotary embedding in the append
+//   - head dims other than 64, 80, 96, 128 and 256
+//   - keys whose rows do not follow each other, except pages of one token
+//   - shared-prefix cascades
+//   - merging partials of the caller, with or without a mask
+//
+// Invalid entries of a block table after the live entries never reach the GPU: Build does not copy them.
 // a block table behind the live ones never reach the GPU: Build copies none.
 func TestGPUAcceptance(t *testing.T) { testAcceptance(t, realGPU(t), math.MaxInt) }
 
-// family is some trials of one kind.
+// family is trials of one kind.
 type family struct {
 	name   string
 	trials []trial
@@ -34,12 +40,12 @@ type family struct {
 
 func repeat(n, of int) []int { return slices.Repeat([]int{of}, n) }
 
-// batch is a trial of equal sequences.
+// batch returns a trial of equal sequences.
 func batch(kv attn.DType, n, heads, kvHeads, dim, queries, keys, page int) trial {
 	return trial{kv: kv, page: page, Shape: reftest.Shape{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Queries: repeat(n, queries), Keys: repeat(n, keys)}}
 }
 
-// ragged is a trial of given lengths.
+// ragged returns a trial of given lengths.
 func ragged(kv attn.DType, heads, kvHeads, dim, page int, queries, keys []int) trial {
 	r := batch(kv, 0, heads, kvHeads, dim, 0, 0, page)
 	r.Queries, r.Keys = queries, keys
@@ -58,7 +64,7 @@ func (r trial) sized(x float64) trial { r.size = x; return r }
 
 func (r trial) appending() trial { r.append = true; return r }
 
-// decodeFamilies have one query a sequence.
+// decodeFamilies returns families with one query a sequence.
 func decodeFamilies() []family {
 	const f16, bf16, f32 = attn.Float16, attn.BFloat16, attn.Float32
 	short, few := family{name: "short"}, family{name: "fewer tiles than blocks"}
@@ -118,7 +124,7 @@ func decodeFamilies() []family {
 	return []family{short, few, long, huge, paged, single, groups, throughput, empty}
 }
 
-// chunkFamilies have chunks of queries.
+// chunkFamilies returns families with chunks of queries.
 func chunkFamilies() []family {
 	const f16, bf16, f32 = attn.Float16, attn.BFloat16, attn.Float32
 	corners := family{name: "corners of caches"}
@@ -173,7 +179,7 @@ func chunkFamilies() []family {
 		{2, 4, 4096, 126, 2, 128}, {64, 2, 140, 128, 1, 64}, {1, 4, 4096, 128, 8, 256}, {128, 2, 4096, 16, 1, 128},
 	} {
 		r := batch([]attn.DType{bf16, f16}[i%2], x.n, x.heads, x.kvHeads, x.dim, x.queries, x.keys, 64).sized(.1).within(8e-4, 2.01/128)
-		if x.n > 1 { // about half the contexts have another length, and some of them none
+		if x.n > 1 { // about half the contexts have another length, and some of them 0
 			for j := range r.Keys {
 				r.Keys[j] = max(0, r.Keys[j]*((j*37)%21-4)/10)
 			}
@@ -192,7 +198,7 @@ func chunkFamilies() []family {
 	return []family{corners, mixed, varied, pages, serving}
 }
 
-// testAcceptance runs what costs at most so much.
+// testAcceptance runs trials of at most cost most.
 func testAcceptance(t *testing.T, m *machine, most int) {
 	rng := reftest.Rand(t)
 	for _, f := range append(decodeFamilies(), chunkFamilies()...) {
@@ -221,7 +227,7 @@ func testTrial(t *testing.T, m *machine, rng *rand.Rand, r trial) {
 	}
 }
 
-// testDegenerate: as many LeanTiles as thread blocks, one more, one less, and none.
+// testDegenerate: as many LeanTiles as thread blocks, one more, one fewer, and none.
 func testDegenerate(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	for _, workers := range []int{1, 2, m.engine.blocks} {
 		for _, tiles := range []int{0, 1, 2, workers - 1, workers, workers + 1} {
@@ -243,7 +249,7 @@ func testDegenerate(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	}
 }
 
-// testPoison: NaN in what nobody may read changes no bit.
+// testPoison: NaN in memory that must not be read changes no bit.
 func testPoison(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	for i, dim := range headDims {
 		for _, r := range []trial{
@@ -267,8 +273,7 @@ func testPoison(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	}
 }
 
-// testInvariance: an output tile that a thread block has alone, and begins with,
-// has the same bits whatever else is in the batch.
+// testInvariance: an output tile that is the first and only work of a thread block has the same bits in any batch.
 func testInvariance(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	compared := 0
 	for i, keys := range []int{40, 4096, 5000, 8192} {
@@ -308,8 +313,7 @@ func testInvariance(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	}
 }
 
-// alone are the sequences and KV heads whose output tile is the first that a
-// thread block has, and is all its own.
+// alone returns the sequences and KV heads whose output tile is the first of a thread block and whole in it.
 func (r *setup) alone() map[[2]int]bool {
 	all := map[[2]int]bool{}
 	for b := range r.plan.sched.Workers() {
@@ -321,8 +325,7 @@ func (r *setup) alone() map[[2]int]bool {
 	return all
 }
 
-// testPacked: queries, keys and values side by side in the rows of one buffer,
-// which are pages of one token.
+// testPacked: queries, keys and values share the rows of one buffer, which are pages of one token.
 func testPacked(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	all := [][2]int{{4, 1}, {4, 4}, {8, 1}, {8, 4}, {8, 8}}
 	for i, n := range []int{1, 19, 99} {

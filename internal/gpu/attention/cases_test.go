@@ -12,8 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// testRandom runs random problems: types, head dims, groups, pages, ragged
-// lengths, tokens to append, schedules.
+// testRandom runs random problems: types, head dims, groups, pages, ragged lengths, new tokens, schedules.
 func testRandom(t *testing.T, m *machine, n int, o options) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -45,7 +44,7 @@ func (p *problem) randomSchedule() {
 	g.Unfused = p.rng.IntN(6) == 0
 }
 
-// testSchedules: every schedule of one problem gives the right numbers.
+// testSchedules: every schedule of one problem is correct.
 func testSchedules(t *testing.T, m *machine, longest int) {
 	rng := reftest.Rand(t)
 	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 0, 3, 1, 9}, Keys: []int{longest, 30, 129, 0, longest / 2}, Mask: attn.Mask{Causal: true}}
@@ -66,14 +65,14 @@ func testSchedules(t *testing.T, m *machine, longest int) {
 	noError(t, plan.Close())
 }
 
-// testPages has pages of all sizes that chunks are made of, of some chunks, and of neither.
-// Those of powers of two of tokens have kernels of their own.
+// testPages runs all sizes of pages that divide chunks, that are multiples of chunks, and others. Powers of two of
+// tokens have kernels of their own.
 func testPages(t *testing.T, m *machine, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for i, page := range []int{1, 2, 3, 4, 8, 16, 16, 16, 16, 32, 48, 64, 64, 64, 64, 128, 512} {
 		dim, heads := enginetest.Pick(rng, 64, 128), enginetest.Pick(rng, 4, 8, 12)
-		if page == 16 || page == 64 { // the kernels for pages, each once
+		if page == 16 || page == 64 { // once with the kernels for pages
 			dim, heads = []int{64, 128}[i/2%2], enginetest.Pick(rng, 4, 8)
 		}
 		shape := reftest.Shape{Heads: heads, KVHeads: 2, Dim: dim, ValueDim: dim, Queries: []int{1, 1, 2}, Keys: []int{longest + rng.IntN(100), 60 + rng.IntN(9), longest/2 + rng.IntN(100)}, Mask: attn.Mask{Causal: true}}
@@ -93,8 +92,8 @@ func testPages(t *testing.T, m *machine, longest int) {
 	noError(t, plan.Close())
 }
 
-// testScores runs random problems with masks other than causal and score modifications, and
-// windows in pages of all sizes.
+// testScores runs random problems with masks other than causal and score modifications, and windows in pages of all
+// sizes.
 func testScores(t *testing.T, m *machine, n int, o options) {
 	o.scored = true
 	testRandom(t, m, n, o)
@@ -122,8 +121,8 @@ func testScores(t *testing.T, m *machine, n int, o options) {
 	noError(t, plan.Close())
 }
 
-// testTrees runs random trees, with score modifications and without, beside sequences that have none;
-// and chains, which are what is there without them.
+// testTrees runs random trees, with and without score modifications, beside sequences without trees. It also runs
+// chains, which equal no tree.
 func testTrees(t *testing.T, m *machine, n int, o options) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -155,8 +154,8 @@ func testTrees(t *testing.T, m *machine, n int, o options) {
 			t.Fatalf("case %d: %v, schedule %+v", i, p, p.geometry)
 		}
 
-		// The launches are the same whether there are trees or not, once there is memory for all, and a chain is what there is
-		// without.
+		// Once memory suffices for all trees, launches are the same with and without trees. A chain gives the result
+		// without a tree.
 		var generation uint64
 		var bits [2][]byte
 		for j := 1; j >= 0; j-- {
@@ -191,7 +190,7 @@ func chain(n int) attn.Tree {
 	return t
 }
 
-// testRepeats: the same bits at every run, by another plan too.
+// testRepeats: every run has the same bits, also with another plan.
 func testRepeats(t *testing.T, m *machine, n, work, longest int) {
 	rng := reftest.Rand(t)
 	for _, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
@@ -218,8 +217,8 @@ func testRepeats(t *testing.T, m *machine, n, work, longest int) {
 	}
 }
 
-// testAppend: new rows, which may have more KV heads behind the plan's, are rounded to the
-// cache's type, and nothing else is written.
+// testAppend: new rows are rounded to the cache's type, and nothing else is written. New rows may have more KV heads
+// than the plan.
 func testAppend(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
@@ -230,7 +229,7 @@ func testAppend(t *testing.T, m *machine) {
 		shape.ValueDim = shape.Dim
 		p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: kv})
 		g := &p.geometry
-		// Numbers of more bits than any 16-bit type has.
+		// Numbers have more bits than any 16-bit type.
 		heads := g.KVHeads + i%4
 		width := heads * g.Dim
 		var new [2][]byte
@@ -247,7 +246,7 @@ func testAppend(t *testing.T, m *machine) {
 		noError(t, p.v.Buffer.Upload(p.v.Offset, p.pool[1]))
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plan.Upload(m.Stream))
-		// Behind the last row nobody has anything.
+		// There is no memory after the last row.
 		newK.Len, newV.Len = newK.Len-(heads-g.KVHeads)*g.Dim, newV.Len-(heads-g.KVHeads)*g.Dim
 		if heads == g.KVHeads {
 			noError(t, plan.Append(m.Stream, attn.InPlanes(p.k, p.v), newK, newV))
@@ -280,12 +279,12 @@ func testAppend(t *testing.T, m *machine) {
 	noError(t, plan.Close())
 }
 
-// testManyTiles: more LeanTiles than Ring::MANY, from which on a thread block has
-// more chunks on their way, as many more as pages and the head dim make them.
+// testManyTiles runs more than Ring::MANY LeanTiles. From that number on a thread block has more chunks in flight, as
+// many as pages and the head dim allow.
 func testManyTiles(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	for i, dim := range []int{64, 128} { // which have kernels for pages
+	for i, dim := range []int{64, 128} { // dims with kernels for pages
 		for j, o := range []options{{dense: true}, {page: 16}, {page: 48}, {page: 64}} {
 			heads := []int{1, 6}[(i+j)%2]
 			o.shape = &reftest.Shape{Heads: heads, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{1}, Keys: []int{161*defaultTile + rng.IntN(100)}}
@@ -303,10 +302,9 @@ func testManyTiles(t *testing.T, m *machine) {
 	noError(t, plan.Close())
 }
 
-var manyRows = []int{16, 8, 12, 20, 9, 5} // query heads of a group; of 20, every second output tile has 4 rows
+var manyRows = []int{16, 8, 12, 20, 9, 5} // query heads of a group; with 20, every second output tile has 4 rows
 
-// testManyRows: output tiles of up to 16 rows that several thread blocks share, each with
-// one part of them, or with several.
+// testManyRows: several thread blocks share output tiles of up to 16 rows, with one or several parts each.
 func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -342,8 +340,8 @@ func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
 	noError(t, plan.Close())
 }
 
-// testRow: output tiles of one row by the kernels for long launches, whatever the lengths, with one
-// part of an output tile or several.
+// testRow: output tiles of one row by the kernels for long launches, with any lengths and with one or several parts of
+// an output tile.
 func testRow(t *testing.T, m *machine, cases, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -357,7 +355,7 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 			shape.Keys = append(shape.Keys, enginetest.Pick(rng, 0, 1, 63, 64, 65, 255, 256, 257, 319, 513, 1025, rng.IntN(longest)))
 		}
 		shape.Queries[0] = 1
-		long := rng.IntN(4) == 0 // one of many, whose output tiles are less than an even share and stay whole
+		long := rng.IntN(4) == 0 // one of many sequences: its output tiles are smaller than an even share and stay whole
 		if long {
 			short := func() int { return 1 + rng.IntN(64) }
 			shape.Heads, shape.KVHeads, shape.Queries, shape.Keys = 4, 4, []int{1, 1, 1, 1}, []int{500 + rng.IntN(1000), short(), short(), short()}
@@ -399,7 +397,7 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 			t.Errorf("none of %d cases and more is %s", cases, what)
 		}
 	}
-	// Fewer bytes, more rows, and a schedule that was asked for have the others.
+	// Shorter launches, more rows, and requested schedules use the other kernels.
 	m.engine.anyRow = false
 	shape := reftest.Shape{Heads: 2, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1}, Keys: []int{300}}
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16})
@@ -415,8 +413,7 @@ func testRow(t *testing.T, m *machine, cases, longest int) {
 	noError(t, plan.Close())
 }
 
-// testLargeQueries: float32 queries that 16-bit keys have no exponents for, with
-// a scale that makes common scores of them.
+// testLargeQueries: float32 queries exceed the exponents of 16-bit keys, and the scale gives them common scores.
 func testLargeQueries(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -445,8 +442,7 @@ func testLargeQueries(t *testing.T, m *machine) {
 	noError(t, plan.Close())
 }
 
-// testNeighbours: by the schedule with one thread block a head, a sequence's bits
-// do not depend on the others of its batch.
+// testNeighbours: with one thread block a head, a sequence's bits do not depend on the rest of its batch.
 func testNeighbours(t *testing.T, m *machine) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// mixedShape draws a step of chunks and single tokens, or of one kind of them alone.
+// mixedShape draws a step of chunks and single tokens, or of one kind only.
 func mixedShape(rng *rand.Rand, longest int) reftest.Shape {
 	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
 	s.ValueDim = s.Dim
@@ -39,8 +39,7 @@ func mixedShape(rng *rand.Rand, longest int) reftest.Shape {
 	return s
 }
 
-// testMixed: sequences of few rows and of many in one step, each by the kernels for it, and the same bits
-// every time.
+// testMixed: a step of decode and prefill sequences uses decode and prefill kernels, with the same bits every time.
 func testMixed(t *testing.T, m *machine, n, longest int) {
 	m.engine.choice = takeBoth
 	rng := reftest.Rand(t)
@@ -82,7 +81,7 @@ func testMixed(t *testing.T, m *machine, n, longest int) {
 	testGraph(t, m, reftest.Cases(t, 2, 3), 70, longest, reftest.Cases(t, 2, 4))
 }
 
-// Both kinds of kernels are done early where each has blocks by its cost; nobody is without.
+// shares balances both kinds of kernels by cost, and gives each at least one block.
 func TestShares(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		blocks := rapid.IntRange(2, 150).Draw(t, "blocks")
@@ -106,13 +105,13 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// Which steps have both kinds of kernels.
+// TestMixedChoice: which steps use both kinds of kernels.
 func TestMixedChoice(t *testing.T) {
-	// Those that are fastest on an H100, by BenchmarkGPUMixed, for float16 and float32: within 2%.
+	// The fastest choices on an H100, to within 2%, by BenchmarkGPUMixed, for float16 and float32.
 	for _, c := range []struct {
 		heads, kv, dim int
-		half, whole    [2]int // blocks for many rows, with queries of 16 bits and of 32
-		or             bool   // with queries of 16 bits the prefill kernel may have all: it takes 0.5% and 0.8% longer
+		half, whole    [2]int // blocks of prefill kernels, with queries of 16 and of 32 bits
+		or             bool   // with queries of 16 bits the prefill kernel may have all sequences: it takes 0.5% and 0.8% longer
 	}{
 		{32, 8, 128, [2]int{28, 40}, [2]int{44, 60}, true},
 		{32, 32, 128, [2]int{6, 12}, [2]int{12, 20}, true},
@@ -143,9 +142,9 @@ func TestMixedChoice(t *testing.T) {
 		both           bool
 	}{
 		{32, 8, 128, []group{{4, 512, 512}, {60, 1, 2048}}, true},
-		{32, 8, 128, []group{{64, 1, 4096}}, false},              // none of many rows
-		{32, 8, 128, []group{{1, 512, 4096}}, false},             // none of few
-		{32, 8, 128, []group{{1, 512, 4096}, {1, 1, 16}}, false}, // hardly any
+		{32, 8, 128, []group{{64, 1, 4096}}, false},              // no prefill sequence
+		{32, 8, 128, []group{{1, 512, 4096}}, false},             // no decode sequence
+		{32, 8, 128, []group{{1, 512, 4096}, {1, 1, 16}}, false}, // hardly any decode work
 		{32, 8, 128, []group{{1, 8, 16}, {63, 1, 4096}}, false},
 		{32, 32, 64, []group{{1, 64, 64}, {3, 1, 64}}, false}, // two launches take longer
 		{32, 8, 128, []group{{4, 8192, 8192}, {2, 1, 100}}, false},
@@ -194,7 +193,7 @@ func TestMixedChoice(t *testing.T) {
 	}
 }
 
-// prefillOfTable are the prefill kernels over keys of float16, of some GPUs.
+// prefillOfTable returns the prefill kernels over keys of float16 for some GPUs.
 func prefillOfTable(dim int, gpus versions) (of prefillKernels) {
 	for i := range table {
 		switch k := &table[i]; {

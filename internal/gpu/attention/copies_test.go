@@ -13,8 +13,7 @@ func TestGPUCopiesBefore(t *testing.T) {
 	testCopiesBefore(t, realGPU(t), enginetest.OrShort(300, 30), options{work: 1e6, longest: 3000})
 }
 
-// testCopiesBefore: a plan that comes up together with something else is there when
-// launches that overlap begin.
+// testCopiesBefore: a plan that is uploaded together with other data is complete when overlapping launches begin.
 func testCopiesBefore(t *testing.T, m *machine, n int, o options) {
 	rng := reftest.Rand(t)
 	noError(t, gpu.PutOffCopies(m.Stream))

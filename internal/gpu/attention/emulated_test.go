@@ -15,7 +15,7 @@ import (
 
 func emulatedGPU(t testing.TB, sms int) *machine { return emulatedCrowd(t, sms, sms) }
 
-// emulatedDriver is emulatedGPU and its driver, whose calls can fail.
+// emulatedDriver returns emulatedGPU and its driver, whose calls can fail.
 func emulatedDriver(t testing.TB, sms int) (*machine, *fakedriver.Library) {
 	all, lib := enginetest.EmulatedGroup(t, 1, sms, sms)
 	m := machineOf(t, all[0])
@@ -23,7 +23,7 @@ func emulatedDriver(t testing.TB, sms int) (*machine, *fakedriver.Library) {
 	return m, lib
 }
 
-// emulatedCrowd is one where somebody else has some multiprocessors.
+// emulatedCrowd returns a GPU on which other work occupies some multiprocessors.
 func emulatedCrowd(t testing.TB, sms, free int) *machine {
 	m := machineOf(t, enginetest.Emulated(t, sms, free))
 	m.engine.Eager = true
@@ -34,14 +34,14 @@ func TestEmulatedRandom(t *testing.T) {
 	testRandom(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 60), options{work: 1e5, longest: 300})
 }
 
-// The prefill kernels that the GPU has.
+// Prefill kernels that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
 	testPrefill(t, m, takeMany, reftest.Cases(t, 3, 24), 300, false)
 	testPrefillPrecision(t, m, 700)
 }
 
-// The same with masks and score modifications.
+// Prefill kernels with masks and score modifications.
 func TestEmulatedPrefillScores(t *testing.T) {
 	testPrefill(t, emulatedGPU(t, 5), takeMany, reftest.Cases(t, 2, 40), 300, true)
 }
@@ -54,8 +54,7 @@ func TestEmulatedMixed(t *testing.T) {
 	testMixed(t, m, 16, 200)
 }
 
-// What the decode kernels are tested with goes for those for many rows, too, where it has
-// that many.
+// The tests of decode kernels run prefill kernels, too, if there are enough rows.
 func TestEmulatedPrefillInstead(t *testing.T) {
 	m := emulatedGPU(t, 5)
 	testPrefillInstead(t, m, takeMany, reftest.Cases(t, 1, 1000), 300)

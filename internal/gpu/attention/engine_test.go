@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// In the long run nothing is allocated.
+// After a warm-up nothing is allocated.
 func TestAllocations(t *testing.T) {
 	if reftest.RaceEnabled {
 		t.Skip("the race detector's instrumentation allocates")
@@ -81,7 +81,7 @@ func TestStreamed(t *testing.T) {
 	}
 }
 
-// Tensor maps are made once, one for all that is the same.
+// A tensor map is made once for all equal keys.
 func TestTensorMaps(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	b, err := m.Dev.NewBuffer(16 * 300)
@@ -109,7 +109,7 @@ func TestTensorMaps(t *testing.T) {
 	}
 }
 
-// Plans of several goroutines.
+// Plans in several goroutines.
 func TestConcurrent(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	p := decodeStep(t, m)

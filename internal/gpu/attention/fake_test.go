@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// How many pages a chunk lies in decides which kernel reads them.
+// The number of pages of a chunk selects the kernel.
 func TestFakeChunkPages(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
 	for _, c := range []struct {
@@ -32,12 +32,12 @@ func TestFakeChunkPages(t *testing.T) {
 	}
 }
 
-// Output tiles of more than eight rows have a kernel of their own, where there is one, and so
-// have keys in pages of which a chunk is a power of two, or a part of one.
+// Output tiles of more than eight rows have a kernel of their own, if the GPU has one. So have keys in pages that are a
+// power-of-two part or multiple of a chunk.
 func TestFakeManyRows(t *testing.T) {
 	for _, f := range enginetest.Fakes {
 		if reftest.RaceEnabled && f.Capability != 90 {
-			continue // one goroutine, as on the GPU that has all of the kernels
+			continue // one goroutine, as on the GPU that has all kernels
 		}
 		t.Run(f.Name, func(t *testing.T) {
 			m, _, _ := fakeGPU(t, f.Capability, f.SMs, f.Shared)

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// What another launch is offered is what Append and Run would queue, and only what is taken counts.
+// FuseAppend and FuseAttention offer exactly the work that Append and Run would queue. Only accepted work counts.
 func TestFuse(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	p := decodeStep(t, m)
@@ -66,7 +66,7 @@ func TestFuse(t *testing.T) {
 	lib.Forget()
 }
 
-// A step's pages that are brought into the L2 cache ahead go up with its plan.
+// Upload copies the list of pages to bring into the L2 cache.
 func TestAheadUploaded(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 132, 232448)
 	m.engine.info.L2Bytes = 1 << 20

@@ -147,7 +147,7 @@ func TestGPULong(t *testing.T) {
 	noError(t, plan.Close())
 }
 
-// The CPU engine and the GPU engine agree where both compute in float32.
+// The CPU engine and the GPU engine agree if both compute in float32.
 func TestGPUAgainstCPU(t *testing.T) {
 	m := realGPU(t)
 	rng := reftest.Rand(t)
@@ -177,7 +177,7 @@ func TestGPUAgainstCPU(t *testing.T) {
 		noError(t, cpuattention.Run(cpu.Default(), &c, &o))
 		ref := p.Reference(p.precision())
 		g := &p.geometry
-		// Twice the bound: each may be off by it.
+		// Twice the bound: each engine may reach it.
 		for i := range ref.OBound {
 			ref.OBound[i] *= 2
 		}
@@ -201,7 +201,7 @@ func TestGPUAgainstCPU(t *testing.T) {
 	noError(t, plan.Close())
 }
 
-// BenchmarkGPUAttend is attention of one decode step, in GB/s of keys and values.
+// BenchmarkGPUAttend measures attention of one decode step, in GB/s of keys and values.
 func BenchmarkGPUAttend(b *testing.B) {
 	m := realGPU(b)
 	for _, c := range []struct {
@@ -256,10 +256,10 @@ func BenchmarkGPUAttend(b *testing.B) {
 	}
 }
 
-// BenchmarkGPUQueue is the host's time for a launch.
+// BenchmarkGPUQueue measures the host's time for a launch.
 func BenchmarkGPUQueue(b *testing.B) { benchmarkQueue(b, realGPU(b)) }
 
-// BenchmarkGPUBuild is that for a step's plan.
+// BenchmarkGPUBuild measures the host's time for a step's plan.
 func BenchmarkGPUBuild(b *testing.B) { benchmarkBuild(b, realGPU(b)) }
 
 func TestGPUCutPrefixes(t *testing.T) {

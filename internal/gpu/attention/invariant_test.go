@@ -11,10 +11,10 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// chunk is the query positions [from, to) of a sequence.
+// chunk is query positions [from, to) of a sequence.
 type chunk struct{ seq, from, to int }
 
-// chunked are the sequences of a step that has nothing but these: keys behind the last position of each are not there.
+// chunked returns the sequences of a step with these chunks only. Keys after a chunk's last position are missing.
 func (p *problem) chunked(chunks []chunk) (seqs []attn.Sequence) {
 	for _, c := range chunks {
 		s := p.seqs[c.seq]
@@ -26,7 +26,7 @@ func (p *problem) chunked(chunks []chunk) (seqs []attn.Sequence) {
 	return seqs
 }
 
-// randomChunks cuts some of the sequences' queries, and deals the chunks out to some steps.
+// randomChunks cuts some of the sequences' queries into chunks and distributes the chunks over steps.
 func (p *problem) randomChunks() (steps [][]chunk) {
 	size := enginetest.Pick(p.rng, 1, 2, 3, 4, 7, 64)
 	steps = make([][]chunk, 1+p.rng.IntN(3))
@@ -39,14 +39,14 @@ func (p *problem) randomChunks() (steps [][]chunk) {
 	return steps
 }
 
-// results are what the last run wrote.
+// results has the output of the last run.
 type results struct{ out, lse []byte }
 
 func (p *problem) results(t testing.TB) results {
 	return results{enginetest.Read(t, &p.o), enginetest.Read(t, &p.lse)}
 }
 
-// row has the bits of a row in all heads.
+// row returns the bits of a row in all heads.
 func (r *results) row(p *problem, seq, pos int) (bits []byte) {
 	g, size, row := &p.geometry, p.out.Size(), p.seqs[seq].Row+pos
 	for h := range p.Heads {
@@ -58,7 +58,7 @@ func (r *results) row(p *problem, seq, pos int) (bits []byte) {
 	return bits
 }
 
-// again lays the numbers of p out in another way.
+// again returns p with the same numbers in another layout.
 func (p *problem) again(m *machine, t testing.TB, dense bool, page int) *problem {
 	q := *p
 	q.seqs, q.pool, q.dense, q.rows, q.append = nil, [2][]byte{}, dense, 0, false
@@ -75,8 +75,8 @@ func (p *problem) again(m *machine, t testing.TB, dense bool, page int) *problem
 	return &q
 }
 
-// testInvariant: the bits of a row are the same in any step, with whatever else is in it, in chunks of any size, by any
-// schedule, in whatever pages. So they are not without batch invariance.
+// testInvariant: the bits of a row are the same in any step and batch, in chunks of any size, with any schedule and
+// pages. Without batch invariance some differ.
 func testInvariant(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
@@ -111,7 +111,7 @@ func testInvariant(t *testing.T, m *machine, n, longest int) {
 			}
 			plan.spoil(t)
 			noError(t, plan.Upload(m.Stream))
-			if p.append { // of the first run; then they are there
+			if p.append { // in the first run; later the new tokens are in their pages
 				noError(t, plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV))
 				p.append = false
 			}
@@ -128,7 +128,7 @@ func testInvariant(t *testing.T, m *machine, n, longest int) {
 			}
 			for n, chunks := range append(append(p.randomChunks(), other.randomChunks()...), all) {
 				q := []*problem{p, other}[n%2]
-				if n < 2 && other.append { // all keys have to be there
+				if n < 2 && other.append { // all keys must be present
 					run(other, all, invariant)
 				}
 				r := run(q, chunks, invariant)
@@ -157,7 +157,7 @@ func testInvariant(t *testing.T, m *machine, n, longest int) {
 	noError(t, plan.Close())
 }
 
-// testInvariantGraph: a captured launch gives each step's rows the bits that they have alone, whatever the lengths.
+// testInvariantGraph: a captured launch gives each step's rows the bits that they have alone, for any lengths.
 func testInvariantGraph(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
 	const sequences = 4
@@ -189,8 +189,8 @@ func testInvariantGraph(t *testing.T, m *machine, n, longest int) {
 	noError(t, alone.Close())
 }
 
-// testInvariantBatches: all rows of the first four sequences of a batch have the bits that they have in a batch of four, as
-// another library's test has it, with LeanTiles of 2048 tokens; `most` bounds the work of a trial.
+// testInvariantBatches: all rows of the first four sequences of a batch have the bits that they have in a batch of
+// four, with LeanTiles of 2048 tokens, as in another library's test. `most` bounds the work of a trial.
 func testInvariantBatches(t *testing.T, m *machine, lengths []int, most int) {
 	rng := reftest.Rand(t)
 	compared, differ := 0, 0
@@ -226,7 +226,7 @@ func testInvariantBatches(t *testing.T, m *machine, lengths []int, most int) {
 			}
 		}
 	}
-	if compared == 0 || most == math.MaxInt && differ == 0 { // small ones may have whole output tiles, whatever the batch
+	if compared == 0 || most == math.MaxInt && differ == 0 { // small trials may have whole output tiles in any batch
 		t.Errorf("%d batches were compared, %d rows differ without batch invariance", compared, differ)
 	}
 }

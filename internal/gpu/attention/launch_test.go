@@ -17,14 +17,14 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// launches holds what a driver stub was asked to launch against what the kernels take for granted: threads, shared memory,
-// tensor maps, output tiles. The launches do nothing. What they compute is tested where PTX or a GPU executes them.
+// launches checks the launches that a driver stub got against the kernels' assumptions: threads, shared memory, tensor
+// maps, output tiles. The launches do nothing. Tests with PTX or a GPU check the results.
 type launches struct {
 	t testing.TB
 	e *Engine
 }
 
-// fakeGPU is a machine without a GPU.
+// fakeGPU returns a machine without a GPU.
 func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.Library, *launches) {
 	t.Helper()
 	k := &launches{t: t}
@@ -73,7 +73,7 @@ func (k *launches) check(l enginetest.Launch) {
 	}
 }
 
-// decode checks a launch of few rows.
+// decode checks a launch of a decode kernel.
 func (k *launches) decode(l *enginetest.Launch) {
 	a := decodeLaunch{k.t, (*params)(unsafe.Pointer(&l.Arg[0])), 0, 0, 0}
 	name := strings.Split(l.Kernel, "_")
@@ -109,7 +109,7 @@ type decodeLaunch struct {
 	chunk int
 }
 
-// checkPrefetch holds a block's first pages against the block table.
+// checkPrefetch compares a block's prefetched pages with the block table.
 func (a *decodeLaunch) checkPrefetch(block int) {
 	w, tokens := enginetest.At[work](a.Work, block), int(a.pageTokens)
 	if tokens&(tokens-1) != 0 || tokens < a.chunk/prefetchedEntries {
@@ -130,14 +130,14 @@ func (a *decodeLaunch) checkPrefetch(block int) {
 	}
 }
 
-// checkDecode holds a launch against what the kernels take for granted.
+// checkDecode checks a launch against the kernels' assumptions.
 func (k *launches) checkDecode(l *enginetest.Launch, a *decodeLaunch) {
 	t, hopper := k.t, k.e.info.Capability >= 90
 	size := a.kv.Size()
 	threads := int(a.warps) * 32
 	switch {
 	case k.e.info.Capability == 90:
-		threads = 3 * 4 * 32 // consumers, producers and the epilogue, four warps each
+		threads = 3 * 4 * 32 // consumers, producers and epilogue, four warps each
 	case hopper:
 		threads += 4 * 32
 	}
@@ -196,7 +196,7 @@ func (k *launches) checkDecode(l *enginetest.Launch, a *decodeLaunch) {
 	}
 }
 
-// prefill checks a launch of many rows, and that its blocks have the parts of each output tile in order.
+// prefill checks a launch of a prefill kernel: its blocks have the parts of each output tile in order.
 func (k *launches) prefill(l *enginetest.Launch) {
 	p := (*prefillParams)(unsafe.Pointer(&l.Arg[0]))
 	name := strings.Split(l.Kernel, "_")
@@ -223,7 +223,7 @@ func (k *launches) prefill(l *enginetest.Launch) {
 	} else if p.keyMap[8] != uint64(p.box) || p.keyMap[9] != 1 || p.keyMap[0]%16 != 0 || kernel.tile.keys%int(p.box) != 0 || p.pages != 0 && p.pageTokens%p.box != 0 {
 		k.t.Errorf("map %v, boxes of %d, pages of %d", p.keyMap, p.box, p.pageTokens)
 	}
-	outputs := map[[3]int32]prefillTile{} // by sequence, head and block: what there was of each
+	outputs := map[[3]int32]prefillTile{} // by sequence, head and block: the parts so far
 	for b := range l.Blocks {
 		begin, end := int(*enginetest.At[int32](p.starts, b)), int(*enginetest.At[int32](p.starts, b+1))
 		for i := begin; i < end; i++ {
@@ -249,7 +249,7 @@ func (k *launches) prefill(l *enginetest.Launch) {
 	}
 }
 
-// Launches of random steps fit each kind of GPU that kernels tell apart, also those that no PTX is executed for.
+// Launches of random steps suit each kind of GPU for which kernels differ, including those without an emulator.
 func TestLaunches(t *testing.T) {
 	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestLaunches(t *testing.T) {
 			rng := reftest.Rand(t)
 			plan := m.engine.NewPlan()
 			types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
-			var parts, both, shared, beside bool // what some steps must have, where the GPU's kernels can
+			var parts, both, shared, beside bool // required of some steps, if the GPU's kernels can
 			all := func() bool {
 				return shared && (parts || m.engine.blocks < 3) && (both && beside || !m.runsBeside())
 			}

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
-// What shape.go mirrors is still what the kernels do.
+// shape.go mirrors the current kernels.
 func TestShapeIsTheKernels(t *testing.T) {
 	for file, lines := range map[string][]string{
 		"attn_work.cuh": {
@@ -76,10 +76,10 @@ func TestShapeIsTheKernels(t *testing.T) {
 	}
 }
 
-// prefillSource is the prefill kernels of a unit, as its source lists them: of each Format all head dims.
+// prefillSource returns the prefill kernels that a unit's source lists: all head dims of each Format.
 func prefillSource(unit string) (lines []string) {
 	step := func(k *kernel) string { return fmt.Sprintf("%d, %d", k.tile.keys, k.tile.stages) }
-	steps := map[string]string{} // of entries on the GPUs that come first
+	steps := map[string]string{} // by entry, on the GPUs listed first
 	for _, k := range prefillLines() {
 		if k.unit != unit {
 			continue
@@ -110,7 +110,7 @@ func prefillSource(unit string) (lines []string) {
 	return lines
 }
 
-// The Go structs are those of the kernels, field by field.
+// The Go structs equal the kernels' structs, field by field.
 func TestStructs(t *testing.T) {
 	for _, c := range []struct {
 		file, name string
@@ -132,7 +132,7 @@ func TestStructs(t *testing.T) {
 		{"kernels/attn_prefill_rows.cuh", "PrefillTile", prefillTile{}},
 		{"kernels/attn_prefill_rows.cuh", "PrefillParams", prefillParams{}},
 		{"kernels/attn_prefill_rows.cuh", "ScoredPrefillParams", scoredPrefillParams{}},
-		{"internal/cuda/fakedriver/testdata/machine.c", "work", work{}}, // a driver that computes: the tag cuda
+		{"internal/cuda/fakedriver/testdata/machine.c", "work", work{}}, // a driver stub that computes: tag cuda
 	} {
 		enginetest.SameStruct(t, c.file, c.name, c.here)
 	}

@@ -13,8 +13,8 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// BenchmarkGPUMixed is a step of a chunk and single tokens by each way to do it, and each of them alone,
-// in turn: which is faster is what divide is to know. It measures once whatever -benchtime says.
+// BenchmarkGPUMixed measures a step of a chunk and single tokens by each method, and each kind of sequence alone,
+// alternating. The fastest method is what divide should choose. It measures once for any -benchtime.
 func BenchmarkGPUMixed(b *testing.B) {
 	m := realGPU(b)
 	if !m.runsBeside() {
@@ -32,7 +32,7 @@ func BenchmarkGPUMixed(b *testing.B) {
 	}
 }
 
-// mixedStep is a chunk, and single tokens.
+// mixedStep is a chunk and single tokens.
 type mixedStep struct{ queries, keys, singles, behind, heads, kv, dim int }
 
 func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
@@ -90,7 +90,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		}
 		noError(b, plan.Upload(m.Stream))
 		if name == "chosen" {
-			works := 0 // blocks for few rows
+			works := 0 // decode blocks
 			for i := range plan.works.data {
 				if plan.works.data[i].tiles > 0 {
 					works++
@@ -114,7 +114,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		all = append(all, &contender{name: name, graph: graph})
 	}
 	blocks := m.engine.blocks
-	// So many blocks are for many rows, and so many for few.
+	// `many` blocks for the prefill kernel, `others` for the decode kernel.
 	share := func(many, others int) func(*Plan) {
 		return func(p *Plan) {
 			k, few := p.form.prefill.taken(&g), c.singles
@@ -126,12 +126,12 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 			p.listPrefill(d)
 		}
 	}
-	// By another stream.
+	// On another stream.
 	forked := func(p *Plan) error {
 		k := p.kernelOf(o)
 		noError(b, m.Stream.Record(forks[0]))
 		noError(b, other.Wait(forks[0]))
-		p.form.both = false // it waits for what is before
+		p.form.both = false // it waits for earlier launches
 		defer func() { p.form.both = true }()
 		if err := k.family.run(p, other, o, k); err != nil {
 			return err
@@ -142,7 +142,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		noError(b, other.Record(forks[1]))
 		return m.Stream.Wait(forks[1])
 	}
-	behind := func(p *Plan) error { // one behind the other, on all multiprocessors
+	behind := func(p *Plan) error { // one after the other, each on all multiprocessors
 		p.form.both = false
 		defer func() { p.form.both = true }()
 		if err := p.form.kernel.family.run(p, m.Stream, o, p.form.kernel); err != nil {
@@ -191,7 +191,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	}
 	for b.Loop() {
 	}
-	for round := range rounds + 1 { // the first one warms up
+	for round := range rounds + 1 { // the first round is a warm-up
 		for _, x := range all {
 			noError(b, m.Stream.Record(marks[0]))
 			noError(b, m.Stream.Launch(x.graph))

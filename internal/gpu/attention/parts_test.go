@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// testParts merges random states, of any number of parts, of which some have no key. What lies beside results stays.
+// testParts merges random states of any number of parts, some without keys. Memory around the results is unchanged.
 func testParts(t *testing.T, m *machine, n int) {
 	rng := reftest.Rand(t)
 	for range n {

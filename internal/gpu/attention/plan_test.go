@@ -20,7 +20,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// paged is a geometry of a cache with pages of 16 tokens.
+// paged returns a geometry of a cache with pages of 16 tokens.
 func paged(heads, kvHeads, dim int) attn.Problem {
 	g := attn.Problem{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Pages: attn.Separate(attn.Float16, dim, dim, attn.PageStrides{Page: kvHeads * 16 * dim, Head: 16 * dim, Row: dim}, attn.PageStrides{}), PageTokens: 16, Scale: 0.125,
 		Query: attn.Strides{Row: heads * dim, Head: dim}, Out: attn.Strides{Row: heads * dim, Head: dim}, LSE: attn.Strides{Row: heads, Head: 1},
@@ -29,7 +29,7 @@ func paged(heads, kvHeads, dim int) attn.Problem {
 	return g
 }
 
-// sequenceOf has pages in order from first on.
+// sequenceOf returns a sequence with consecutive pages from first on.
 func sequenceOf(row, queries, keys, first int) attn.Sequence {
 	s := attn.Sequence{Row: row, Queries: queries, Keys: keys}
 	for i := range attn.Ceil(keys, 16) {
@@ -38,7 +38,7 @@ func sequenceOf(row, queries, keys, first int) attn.Sequence {
 	return s
 }
 
-// Every launch that there can be fits, and is what the kernels take.
+// Every configuration fits into shared memory and satisfies the kernels.
 func TestConfigure(t *testing.T) {
 	for _, f := range enginetest.Fakes {
 		e := &Engine{info: cuda.Info{Capability: f.Capability, SharedPerBlockMost: f.Shared}}
@@ -54,7 +54,7 @@ func TestConfigure(t *testing.T) {
 			}
 		}
 	}
-	// The sizes that were measured on an H200.
+	// Sizes measured on an H200.
 	e := &Engine{info: cuda.Info{Capability: 90, SharedPerBlockMost: 232448}}
 	for _, c := range []struct {
 		element    attn.DType
@@ -95,7 +95,7 @@ func TestSupports(t *testing.T) {
 	wantError(t, "few rows fit", m.engine.NewPlan().Build(g, []attn.Sequence{sequenceOf(0, 16, 20, 0)}, 16), attn.ErrShape, "16 rows of head dim 256")
 }
 
-// setDims makes keys and values of other sizes.
+// setDims changes the dims of keys and values.
 func setDims(g *attn.Problem, dim, valueDim int) {
 	g.Dim, g.ValueDim = dim, valueDim
 	g.Pages.Planes[0].Dim, g.Pages.Planes[1].Dim, g.Pages.Value.Dim = dim, valueDim, valueDim
@@ -137,7 +137,7 @@ var badGeometries = []struct {
 	{func(g *attn.Problem) { g.Out.Head = -64 }, attn.ErrShape, "output strides"},
 }
 
-// What is refused leaves the plan as it was.
+// A refused Build leaves the plan unchanged.
 func TestBuildRefuses(t *testing.T) {
 	m := emulatedGPU(t, 5)
 	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1}, Keys: []int{33, 20}}
@@ -166,7 +166,7 @@ func TestBuildRefuses(t *testing.T) {
 	} {
 		wantError(t, fmt.Sprintf("%+v", c.s), plan.Build(paged(8, 2, 64), []attn.Sequence{good, c.s}, c.rows), c.err, c.text)
 	}
-	// Sequences without queries are not looked at.
+	// Sequences without queries are not checked.
 	noError(t, m.engine.NewPlan().Build(paged(8, 2, 64), []attn.Sequence{{Keys: 99, Pages: []int32{-1}}}, 0))
 	m.queue(t, plan, p)
 	m.Settle(t)
@@ -226,14 +226,14 @@ func TestRunRefuses(t *testing.T) {
 	if strings.Contains(lib.Log(), "kernel") {
 		t.Error("a kernel was launched")
 	}
-	// No token rows, or fewer keys than queries.
+	// Without token rows, or with fewer keys than queries, there is no append.
 	noError(t, plan.Build(p.geometry, p.seqs, 0))
 	noError(t, plan.Upload(m.Stream))
 	wantError(t, "no rows", plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV), attn.ErrShape, "0 token rows")
 	noError(t, plan.Build(p.geometry, []attn.Sequence{sequenceOf(0, 3, 2, 0)}, p.rows))
 	noError(t, plan.Upload(m.Stream))
 	wantError(t, "more queries than keys", plan.Append(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV), attn.ErrShape, "fewer keys than queries")
-	// Nothing to do is no error, and no launch.
+	// An empty step is no error, and launches nothing.
 	noError(t, plan.Build(p.geometry, nil, 0))
 	noError(t, plan.Upload(m.Stream))
 	noError(t, plan.Run(m.Stream, &Operands{}))
@@ -275,13 +275,13 @@ func TestClosed(t *testing.T) {
 	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 	noError(t, m.Dev.Close())
 	wantError(t, "device closed", plan.Upload(m.Stream), cuda.ErrClosed, "")
-	noError(t, plan.Close()) // its memory went with the device
+	noError(t, plan.Close()) // the device has freed its memory
 	if _, err := New(m.Dev); !errors.Is(err, cuda.ErrClosed) {
 		t.Errorf("an engine of a closed device: %v", err)
 	}
 }
 
-// Generation says when launches look different, and only then.
+// Generation changes exactly when launches change.
 func TestGeneration(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
 	plan := m.engine.NewPlan()
@@ -314,14 +314,14 @@ func TestGeneration(t *testing.T) {
 	noError(t, plan.Reserve(Capacity{Sequences: 100, Rows: 100, Queries: 3, Pages: 1000}))
 	build(true, "the first", g, 100, sequenceOf(0, 1, 5, 0))
 	build(false, "pages", g, 100, sequenceOf(0, 1, 900*16, 0))
-	build(false, "queries", g, 100, sequenceOf(7, 3, 999*16, 0), sequenceOf(0, 2, 16, 999)) // which share no page
+	build(false, "queries", g, 100, sequenceOf(7, 3, 999*16, 0), sequenceOf(0, 2, 16, 999)) // these share no page
 	build(true, "more queries", g, 100, sequenceOf(0, 4, 5, 0))
 	for _, c := range []Capacity{{Sequences: -1}, {Rows: -1}, {Queries: -1}, {Pages: -1}, {Rows: 1 << 31}} {
 		wantError(t, "reserve", plan.Reserve(c), attn.ErrShape, "")
 	}
 }
 
-// A copy that may still be on its way is not written to.
+// Staging memory of an unfinished copy is not written.
 func TestUploadWaits(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	plan := m.engine.NewPlan()
@@ -355,8 +355,7 @@ func TestUploadWaits(t *testing.T) {
 	waits("close")
 }
 
-// Every driver call of a life fails once: the failure comes out, nothing is
-// lost, and the plan works when it is tried again.
+// Each driver call of a plan's life fails once: the error is returned, nothing leaks, and a second try works.
 func TestEveryCallFailsOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		unfused       bool
@@ -365,7 +364,7 @@ func TestEveryCallFailsOnce(t *testing.T) {
 	}{
 		"few rows":          {false, takeMany, 2, 9},
 		"unfused":           {true, takeMany, 2, 9},
-		"many rows":         {false, takeMany, 20, 27}, // in parts
+		"many rows":         {false, takeMany, 20, 27}, // cut into parts
 		"few and many rows": {false, takeBoth, 20, 150},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -375,7 +374,7 @@ func TestEveryCallFailsOnce(t *testing.T) {
 	}
 }
 
-// The numbers are right, too, behind some of the failures.
+// Results are also correct after some of the failures.
 func TestEmulatedEveryCallFailsOnce(t *testing.T) {
 	for _, queries := range []int{2, 20} {
 		t.Run(fmt.Sprint(queries), func(t *testing.T) {
@@ -431,7 +430,7 @@ func testEveryCallFailsOnce(t *testing.T, m *machine, lib *fakedriver.Library, u
 		}
 		s.FailAt = 0
 	}
-	first := m.engine.NewPlan() // loads what the others find
+	first := m.engine.NewPlan() // loads the kernels that later plans find
 	noError(t, live(t, m, p, first))
 	if parts := first.memory.parts != nil; parts != (queries > 8) {
 		t.Errorf("%d queries: parts of output tiles: %v", queries, parts)
@@ -455,7 +454,7 @@ func testEveryCallFailsOnce(t *testing.T, m *machine, lib *fakedriver.Library, u
 	gives := regexp.MustCompile("Free|Destroy")
 	for i := range calls {
 		if i+1 < calls && strings.HasPrefix(log[i], "cuCtxPush") && gives.MatchString(log[i+1]) {
-			continue // a driver that can't even be told where memory is keeps it
+			continue // without a context nothing can be freed
 		}
 		if rng.IntN(each) > 0 {
 			continue
@@ -485,7 +484,7 @@ func testEveryCallFailsOnce(t *testing.T, m *machine, lib *fakedriver.Library, u
 	}
 }
 
-// Scores take memory as they are announced, and no more than there may be.
+// Reserve takes memory for the scores of unfused attention, up to a limit.
 func TestScores(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 5, 232448)
 	g := paged(8, 2, 64)
@@ -522,10 +521,10 @@ func TestScores(t *testing.T) {
 	noError(t, plan.Close())
 }
 
-// Prompts that were announced take no memory, whichever kernels attend to them.
+// Steps within Reserve's prompts take no memory, with any kernels.
 func TestReservePrompts(t *testing.T) {
-	for _, queries := range []int{0, 300} { // 0: any
-		t.Run(fmt.Sprint(queries), func(t *testing.T) { testReservePrompts(t, queries) }) // each has a driver of its own
+	for _, queries := range []int{0, 300} { // 0: any number
+		t.Run(fmt.Sprint(queries), func(t *testing.T) { testReservePrompts(t, queries) }) // each has its own driver
 	}
 }
 
@@ -559,11 +558,10 @@ func testReservePrompts(t *testing.T, queries int) {
 	noError(t, plan.Close())
 }
 
-// Steps that were announced take no memory, however many there are: the sequences of a
-// decoder, each a token longer than before.
+// Steps within Reserve take no memory, for any number of steps: the sequences of a decoder, a token longer each step.
 func TestPlanMemoryIsFlat(t *testing.T) {
 	for name, unfused := range map[string]bool{"lean": false, "unfused": true} {
-		t.Run(name, func(t *testing.T) { // each has a driver of its own
+		t.Run(name, func(t *testing.T) { // each has its own driver
 			m, lib, _ := fakeGPU(t, 90, 132, 232448)
 			g := paged(8, 2, 64)
 			g.Unfused = unfused
@@ -598,8 +596,7 @@ func TestPlanMemoryIsFlat(t *testing.T) {
 	}
 }
 
-// An engine that can't be made leaves nothing behind that the device does not
-// close, and can be made when the driver works again.
+// A failed New leaves nothing that the device does not close, and New works when the driver works again.
 func TestNewFails(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 5, 232448)
 	s := lib.State()
@@ -635,8 +632,8 @@ func reopen(t *testing.T, path string) *cuda.Device {
 	return dev
 }
 
-// The pages that are brought into the L2 cache ahead are full ones of the step, apart
-// from each other, and no more than a third of it or of the weights of a projection.
+// Pages to bring into the L2 cache are full pages of the step, spread evenly, and at most a third of the cache or of
+// the weights of a projection.
 func TestAheadPages(t *testing.T) {
 	rng := reftest.Rand(t)
 	some := 0
@@ -646,9 +643,9 @@ func TestAheadPages(t *testing.T) {
 		g.Heads = g.KVHeads * enginetest.Pick(rng, 1, 2, 8)
 		g.Pages.Planes[0].At.Page = g.PageTokens * g.KVHeads * g.Dim
 		if i%50 == 0 {
-			g.Pages.Planes[0].At.Page += g.Dim // something else lies there
+			g.Pages.Planes[0].At.Page += g.Dim // pages have other data between them
 		}
-		place := map[int32]int{} // of full pages among all of them
+		place := map[int32]int{} // index of full pages among all full pages
 		for range rng.IntN(9) {
 			s := sequence{queries: 1, keys: int32(rng.IntN(40 * g.PageTokens)), pages: int32(len(p.pages.data))}
 			for j := range attn.Ceil(int(s.keys), g.PageTokens) {
@@ -685,8 +682,7 @@ func TestAheadPages(t *testing.T) {
 	}
 }
 
-// A plan that grows gives back what it had: nothing of its buffers is left in the driver, whichever
-// of them is larger now.
+// A growing plan frees its old buffers, for any combination of growing buffers.
 func TestPlanGrows(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 8, 232448)
 	objects := lib.Live()

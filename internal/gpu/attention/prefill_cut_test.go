@@ -9,8 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What output tiles of some lengths are dealt out as, whole or in parts: every key once, in
-// the order that the kernels take for granted, and in shares that are nearly even.
+// Output tiles of random lengths are assigned whole or in parts: every key once, in the order that the kernels need,
+// and in nearly even shares.
 func TestPrefillParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		blocks := rapid.IntRange(1, 140).Draw(t, "blocks")
@@ -32,7 +32,7 @@ func TestPrefillParts(t *testing.T) {
 			workers = rapid.IntRange(1, blocks).Draw(t, "workers")
 		}
 		p.partPrefill(workers)
-		// A block may begin behind what its first output tile takes beside its steps, and end within it.
+		// A block may begin within the fixed cost of its first output tile, and end within a step.
 		even := (all + int64(workers) - 1) / int64(workers)
 		checkPrefill(t, p, even+2*snapped+2*fixed, p.engine.partCost)
 		for b := workers; b < blocks; b++ {
@@ -43,7 +43,7 @@ func TestPrefillParts(t *testing.T) {
 	})
 }
 
-// checkPrefill: no block has more than so many steps.
+// checkPrefill: no block has more than `most` steps.
 func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64) {
 	if len(p.prefillStarts.data) != p.dealt+1 || int(p.prefillStarts.data[p.dealt]) != len(p.prefilling.data) || len(p.prefilling.data) > len(p.outputs)+p.dealt {
 		t.Fatalf("%d blocks: %v, of %d", p.dealt, p.prefillStarts.data, len(p.prefilling.data))
@@ -75,8 +75,8 @@ func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64)
 	}
 }
 
-// An output tile has the steps whose keys some row sees, and one more at most, where a window begins behind sink tokens. So has
-// the kernel, which finds out by itself which keys they are (KeySteps in kernels/attn_prefill_variant.cuh).
+// An output tile has the steps with visible keys, and one more at most if a window begins after sink tokens. The kernel
+// computes the same steps (KeySteps in kernels/attn_prefill_variant.cuh).
 func TestPrefillSteps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(least, most int, what string) int { return rapid.IntRange(least, most).Draw(t, what) }
@@ -102,7 +102,7 @@ func TestPrefillSteps(t *testing.T) {
 				}
 			}
 			place := int(s.keys-s.queries) + first
-			hidden := 0 // as firstInWindow has it
+			hidden := 0 // as in firstInWindow
 			if g.Window > 0 && g.Window <= place {
 				if hidden = place - g.Window + 1; hidden <= g.SinkTokens {
 					hidden = 0
@@ -127,15 +127,15 @@ func TestPrefillSteps(t *testing.T) {
 	})
 }
 
-// Few output tiles are cut, and many are not.
+// Few output tiles are cut, many are not.
 func TestPrefillCuts(t *testing.T) {
 	for _, c := range []struct{ outputs, keys, workers int }{
 		{32, 8192, 132}, // a chunk of 128 tokens, 32 heads
 		{1, 1 << 20, 132},
 		{8, 1024, 16},     // four steps each
 		{128, 33280, 0},   // 97% of all blocks
-		{256, 8320, 0},    // and twice
-		{140, 16384, 132}, // else eight blocks have twice as much as the others
+		{256, 8320, 0},    // twice all blocks
+		{140, 16384, 132}, // uncut, eight blocks have twice as much as the others
 		{1, 128, 0}, {4, 256, 0}, {0, 0, 0}, {1000, 4096, 0},
 	} {
 		p := &Plan{engine: &Engine{}, prefilled: prefilled{dealt: 132}}
@@ -148,8 +148,7 @@ func TestPrefillCuts(t *testing.T) {
 	}
 }
 
-// Prompts of some sequences, causal: what their blocks have is nearly even, and no output tile
-// is cut.
+// Causal prompts of some sequences: shares of blocks are nearly even, and no output tile is cut.
 func TestPrefillPrompts(t *testing.T) {
 	for _, c := range []struct{ sequences, heads, dim, tokens int }{
 		{1, 32, 128, 2048}, {1, 32, 128, 16384}, {16, 32, 128, 1024}, {1, 8, 128, 16384}, {4, 32, 128, 4096},
@@ -177,12 +176,12 @@ func TestPrefillPrompts(t *testing.T) {
 	}
 }
 
-// What is chosen is nearly the fastest, by the time in us that BenchmarkGPUPrefill measured on an H100.
+// The choice is nearly the fastest, by the times in us that BenchmarkGPUPrefill measured on an H100.
 func TestPrefillChoice(t *testing.T) {
 	ways := [...]string{"few", "whole", "parts"}
 	for _, c := range []struct {
 		batch, queries, behind, heads, kv, dim int
-		us                                     [2][3]float64 // of operands of float16 and of float32, by ways
+		us                                     [2][3]float64 // with operands of float16 and of float32, by method
 	}{
 		{1, 512, 32768, 32, 8, 128, [2][3]float64{{3206, 609.1, 599.8}, {3226, 974.4, 965}}},
 		{8, 128, 8192, 32, 8, 128, [2][3]float64{{2614, 317.2, 331.9}, {2738, 494.6, 488.2}}},

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// prefillOf is the kernel for a prompt, nil where there is none of its own.
+// prefillOf returns the prefill kernel for a prompt, or nil.
 func prefillOf(e *Engine, g *attn.Problem, same bool) *kernel {
 	k := e.find(&want{problem: g, features: g.Features(), rows: 300, same: same})
 	if k != nil && (k.parts == 0 || k.same() != same) {
@@ -19,7 +19,7 @@ func prefillOf(e *Engine, g *attn.Problem, same bool) *kernel {
 	return k
 }
 
-// Which plans have output tiles for the prefill kernels.
+// TestFakePrefillSupport: which plans have output tiles for the prefill kernels.
 func TestFakePrefillSupport(t *testing.T) {
 	base := attn.Problem{Heads: 4, KVHeads: 2, Dim: 64, ValueDim: 64, Pages: attn.Separate(attn.Float16, 64, 64, attn.PageStrides{Page: 2048, Head: 1024, Row: 64}, attn.PageStrides{Page: 2048, Head: 1024, Row: 64}), Scale: 1, Mask: attn.Mask{Causal: true}, PageTokens: 16,
 		Query: attn.Strides{Row: 256, Head: 64}, Out: attn.Strides{Row: 256, Head: 64}, LSE: attn.Strides{Row: 4, Head: 1},
@@ -84,7 +84,7 @@ func testPrefillSupport(t *testing.T, m *machine, base attn.Problem) {
 		"a soft cap": func(g *attn.Problem) { g.Cap = 30 },
 		"slopes":     func(g *attn.Problem) { g.Slopes = "slopes" },
 		"a bias":     func(g *attn.Problem) { g.Bias.Keys = 1 },
-		// Their products are scaled before the largest is looked for.
+		// Kernels scale the products before they search the maximum.
 		"no scale":    func(g *attn.Problem) { g.Scale = 0 },
 		"scale below": func(g *attn.Problem) { g.Scale = -1 },
 	} {

@@ -12,8 +12,8 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
-// otherGPU is a GPU of compute capability 9.0 with the prefill kernels of those without
-// products of warp groups, from PTX, which its driver compiles: that of [emulated.Images].
+// otherGPU returns a GPU of compute capability 9.0 with the prefill kernels of GPUs without products of warp groups.
+// Its driver compiles them from PTX, see [emulated.Images].
 func otherGPU(t testing.TB) *machine {
 	m := realGPU(t)
 	if m.engine.info.Capability != 90 {
@@ -22,7 +22,7 @@ func otherGPU(t testing.TB) *machine {
 	capability, image := emulated.Images(t)
 	real := gpu.Image
 	gpu.Image = func(unit string, of int) ([]byte, error) {
-		if strings.HasPrefix(unit, prefillUnit) { // and those with scores
+		if strings.HasPrefix(unit, prefillUnit) { // and the units with scores
 			of = capability
 			return image(unit, of)
 		}

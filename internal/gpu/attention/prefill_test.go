@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// prefillShape draws one with many rows, around the edges of output tiles and steps.
+// prefillShape draws a shape with many rows, around the borders of output tiles and steps.
 func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
 	s := reftest.Shape{KVHeads: 1 + rng.IntN(2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(3) > 0}}
 	s.ValueDim = s.Dim
@@ -26,7 +26,7 @@ func prefillShape(rng *rand.Rand, longest int) reftest.Shape {
 	return s
 }
 
-// prefillScores gives a shape masks other than causal, and score modifications: at least one of them.
+// prefillScores adds to a shape at least one mask other than causal or score modification.
 func prefillScores(rng *rand.Rand, s reftest.Shape) reftest.Shape {
 	switch rng.IntN(4) {
 	case 0:
@@ -47,8 +47,8 @@ func prefillScores(rng *rand.Rand, s reftest.Shape) reftest.Shape {
 	return s
 }
 
-// testPrefill: the prefill kernels, on what they can do; by themselves, or beside those for few. scored: those
-// for masks and score modifications.
+// testPrefill runs the prefill kernels on supported problems, alone or beside decode kernels. scored: the kernels for
+// masks and score modifications.
 func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored bool) {
 	m.engine.choice = take
 	rng := reftest.Rand(t)
@@ -56,7 +56,7 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 	taken, parts, both := 0, 0, 0
 	inParts, beside := m.engine.blocks > 2, take == takeBoth && m.runsBeside()
 	for i := range reftest.AtLeast(n, func() bool { return taken > 0 && (parts > 0 || !inParts) && (both > 0 || !beside) }) {
-		m.engine.Eager = i%4 > 0 // parts of output tiles are worth it, however short
+		m.engine.Eager = i%4 > 0 // short output tiles are cut, too
 		shape := prefillShape(rng, longest)
 		if scored {
 			shape = prefillScores(rng, shape)
@@ -91,13 +91,13 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 	noError(t, plan.Close())
 }
 
-// runsBeside says whether steps have both kinds of kernels.
+// runsBeside reports whether steps use both kinds of kernels.
 func (m *machine) runsBeside() bool {
 	return slices.ContainsFunc(m.engine.kernels, func(k kernel) bool { return k.parts > 0 && k.runsBeside() })
 }
 
-// testPrefillInstead: so many of the tests of the decode kernels that have more than one
-// row, with the prefill kernels wherever these can do it, or with both kinds.
+// testPrefillInstead runs n of the decode kernels' tests with more than one row, by prefill kernels where possible, or
+// by both kinds.
 func testPrefillInstead(t *testing.T, m *machine, take choice, n, longest int) {
 	m.engine.choice = take
 	tests := map[string]func(t *testing.T){
@@ -122,16 +122,15 @@ func testPrefillInstead(t *testing.T, m *machine, take choice, n, longest int) {
 	}
 }
 
-// testPrefillPrecision: float32 queries and outputs over keys of float16 have no more than
-// twice the error of sums in float32, and over keys of bfloat16, whose two parts have 16 bits,
-// no more than some 2^-15 of the values.
+// testPrefillPrecision: with float32 queries and outputs, the error over keys of float16 is at most twice the error of
+// sums in float32. Over keys of bfloat16, whose two parts have 16 bits, it is at most about 2^-15 of the values.
 func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 	m.engine.choice = takeMany
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for _, dim := range headDims {
 		for _, kv := range []attn.DType{attn.Float16, attn.BFloat16} {
-			for _, off := range []float64{0, 1} { // values around it
+			for _, off := range []float64{0, 1} { // offset of the values
 				shape := reftest.Shape{Heads: 1, KVHeads: 1, Dim: dim, ValueDim: dim, Queries: []int{32}, Keys: []int{keys}, Mask: attn.Mask{Causal: true}}
 				c := reftest.New(rng, shape, reftest.Normal, reftest.Float32, enginetest.Format(kv))
 				for i := range c.V {
@@ -163,7 +162,7 @@ func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 				n := float64(shape.Queries[0] * dim)
 				ours, plain = math.Sqrt(ours/n), math.Sqrt(plain/n)
 				t.Logf("%v of %d, %d keys, values around %g: error %.3g (most %.3g), of float32 %.3g: %.2f times", kv, dim, keys, off, ours, most, plain, ours/plain)
-				// Sums of heads of 256 have no registers for steps of their own.
+				// With heads of 256 there are no registers for separate sums of steps.
 				if limit := 2 * plain; kv == attn.Float16 && dim <= 128 && ours > limit || ours > 0x1p-15 {
 					t.Errorf("more than %g", limit)
 				}
@@ -174,8 +173,7 @@ func testPrefillPrecision(t *testing.T, m *machine, keys int) {
 	noError(t, plan.Close())
 }
 
-// float32Attention is a row of a case with one head by sums of float32, those over the keys in
-// blocks of 128.
+// float32Attention returns a row of a case with one head, by sums of float32 over blocks of 128 keys.
 func float32Attention(c *reftest.Case, row int) []float32 {
 	q, n := c.Query(0, row, 0), c.Visible(0, row)
 	scores, top := make([]float32, n), float32(math.Inf(-1))
@@ -207,8 +205,8 @@ func float32Attention(c *reftest.Case, row int) []float32 {
 	return out
 }
 
-// BenchmarkGPUPrefill is attention of chunks behind earlier tokens by each way to do it, in us
-// and TFLOP/s: which is faster is what divide and cutPrefill are to know.
+// BenchmarkGPUPrefill measures attention of chunks after earlier tokens by each method, in us and TFLOP/s. The fastest
+// method is what divide and cutPrefill should choose.
 func BenchmarkGPUPrefill(b *testing.B) { benchmarkPrefills(b, realGPU(b)) }
 
 func benchmarkPrefills(b *testing.B, m *machine) {

@@ -13,11 +13,11 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// forkTree is sequences that share prefixes: levels of a tree, of which each node has so many children that have so many
-// keys each beside what they share. The last level is the sequences.
+// forkTree describes sequences that share prefixes: the levels of a tree. Each node of the level above has `children`
+// children, with `keys` own keys each. The last level is the sequences.
 type forkTree []struct{ children, keys int }
 
-// sequences lists them, with a token more each, and says how many pages there are.
+// sequences returns the sequences, with one more token each, and the number of pages.
 func (f forkTree) sequences(page int) (seqs []attn.Sequence, pages int) {
 	var walk func(level int, before []int32)
 	walk = func(level int, before []int32) {
@@ -38,16 +38,16 @@ func (f forkTree) sequences(page int) (seqs []attn.Sequence, pages int) {
 	return seqs, pages
 }
 
-// BenchmarkGPUPrefixes is a step of sequences that share prefixes, beside the same without sharing, in turn: us, and the speed at
-// which distinct keys and values come. With parts it has its launches apart, and other numbers of thread blocks.
-// It measures once whatever -benchtime says.
+// BenchmarkGPUPrefixes measures a step of sequences that share prefixes, with and without sharing, alternating: us, and
+// the bandwidth of distinct keys and values. With parts it also measures each launch alone, and other numbers of thread
+// blocks. It measures once for any -benchtime.
 func BenchmarkGPUPrefixes(b *testing.B) {
 	m := realGPU(b)
 	for _, c := range []struct {
 		name  string
 		of    forkTree
 		query attn.DType
-		mods  func(*attn.Problem) // then without numbers of thread blocks
+		mods  func(*attn.Problem) // if set, no other numbers of thread blocks
 	}{
 		{"16x(32768+1024)", forkTree{{1, 32768}, {16, 1024}}, attn.Float16, nil},
 		{"64x(8192+512)", forkTree{{1, 8192}, {64, 512}}, attn.Float16, nil},
@@ -95,7 +95,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 	}
 	n := rows * heads * dim
 	o := &Operands{Q: memory(n, query), Out: memory(n, query), Pages: attn.InPlanes(memory(pages*g.Pages.Planes[0].At.Page, attn.Float16), memory(pages*g.Pages.Planes[0].At.Page, attn.Float16))}
-	seen := map[int32]bool{} // pages that some query sees a key of
+	seen := map[int32]bool{} // pages with a visible key
 	for i := range seqs {
 		first, end := g.Mask.Keys(1, seqs[i].Keys, 0)
 		for _, page := range seqs[i].Pages[first/g.PageTokens : attn.Ceil(end, g.PageTokens)] {
@@ -143,7 +143,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 		all = append(all, &contender{name: name, graph: graph})
 	}
 	alone := g
-	alone.TileTokens = defaultTile // who says so is not asked whether to share
+	alone.TileTokens = defaultTile // a requested tile size prevents sharing
 	add("alone", alone, nil, nil)
 	add("shared", g, nil, nil)
 	m.engine.Eager = true
@@ -180,7 +180,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 	parts := func(which int) func(*Plan) error {
 		return func(p *Plan) error {
 			x := &p.prefixes
-			if err := p.Run(m.Stream, o); err != nil { // sets what launches are told
+			if err := p.Run(m.Stream, o); err != nil { // sets the parameters of launches
 				return err
 			}
 			return [...]func() error{
@@ -211,7 +211,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 	}
 	for b.Loop() { // once
 	}
-	for round := range rounds + 1 { // the first one warms up
+	for round := range rounds + 1 { // the first round is a warm-up
 		for _, x := range all {
 			noError(b, m.Stream.Record(marks[0]))
 			noError(b, m.Stream.Launch(x.graph))

@@ -18,8 +18,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// What is too little, what a window hides most keys of, and what is asked for by its schedule is for each sequence by
-// itself.
+// Prefixes are not shared if they are too short, if a window hides most of their keys, or if a schedule is requested.
 func TestFakePrefixesNotTaken(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 4, 227<<10)
 	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 1}, Keys: []int{100, 100}, Mask: attn.Mask{Causal: true}}
@@ -62,8 +61,8 @@ func TestFakePrefixesNotTaken(t *testing.T) {
 	}
 	long := []attn.Sequence{{Row: 0, Queries: 1}, {Row: 1, Queries: 1}, {Row: 2, Queries: 1}}
 	key := p.geometry.KVHeads * tokenBytes(&p.geometry)
-	// Of three sequences with 16n keys in common and one of their own a third is read, in cachedMore/cachedOf times the
-	// time for each.
+	// Three sequences share 16n keys and have one key each of their own: sharing reads a third, at cachedMore/cachedOf
+	// times the time for each key.
 	enough := attn.Ceil(2*prefixBytes/key+9, 16)
 	for n, takes := range map[int]bool{enough: true, enough - 1: false} {
 		pages := make([]int32, n+1)
@@ -82,7 +81,7 @@ func TestFakePrefixesNotTaken(t *testing.T) {
 	p.close(t)
 }
 
-// Where there is no memory for prefixes, the plan is as it was.
+// If memory for prefixes runs out, the plan is unchanged.
 func TestEmulatedPrefixesMemory(t *testing.T) {
 	m, lib := emulatedDriver(t, 4)
 	rng := reftest.Rand(t)
@@ -92,7 +91,7 @@ func TestEmulatedPrefixesMemory(t *testing.T) {
 	forked.Pages = append(append([]int32(nil), p.seqs[1].Pages[:4]...), p.seqs[2].Pages[4:]...)
 	forks := []attn.Sequence{p.seqs[0], p.seqs[1], forked}
 	s := lib.State()
-	for _, first := range []bool{true, false} { // the plan's own memory is what there is none of; that of its prefixes
+	for _, first := range []bool{true, false} { // true: the plan's own memory runs out; false: the memory of its plan of prefixes
 		plan := m.engine.NewPlan()
 		if !first {
 			noError(t, plan.Build(p.geometry, forks, p.rows))
@@ -121,14 +120,14 @@ func TestEmulatedPrefixesMemory(t *testing.T) {
 	p.close(t)
 }
 
-// A step of a tree is planned again without an allocation, whatever its sequences share then.
+// A new plan for a step of a tree allocates nothing, for any shared prefixes.
 func TestFakePrefixPlanAllocations(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 132, 227<<10)
 	p := m.newProblem(t, reftest.Rand(t), reftest.Normal, options{shape: &reftest.Shape{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, Queries: []int{1}, Keys: []int{1}, Mask: attn.Mask{Causal: true}}, kv: attn.Float16, page: 16})
 	for name, change := range map[string]func(g *attn.Problem){
 		"plain":    func(*attn.Problem) {},
 		"slopes":   func(g *attn.Problem) { g.Slopes = attn.NewSlopes(make([]float64, 32)) },
-		"a window": func(g *attn.Problem) { g.Window = 4000 }, // hides keys of all
+		"a window": func(g *attn.Problem) { g.Window = 4000 }, // hides keys from all
 	} {
 		g := p.geometry
 		change(&g)
@@ -153,7 +152,7 @@ func TestFakePrefixPlanAllocations(t *testing.T) {
 	p.close(t)
 }
 
-// What is planned of a step is what a plan has of it that was never built before, whatever this one was built for.
+// A plan for a step is the same whether the Plan was built before or not.
 func TestFakePlanAgain(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 32, 227<<10)
 	rng := reftest.Rand(t)
@@ -182,17 +181,17 @@ func TestFakePlanAgain(t *testing.T) {
 		for i := range 6 {
 			seqs := slices.Clone(s.next(i))
 			switch rng.IntN(14) {
-			case 0: // one goes
+			case 0: // one sequence is removed
 				seqs = slices.Delete(seqs, len(seqs)/2, len(seqs)/2+1)
-			case 1: // one has more new tokens
+			case 1: // one sequence has more new tokens
 				seqs[rng.IntN(len(seqs))].Queries = 3
-			case 2: // they have little of their own
+			case 2: // sequences have few own keys
 				for n, own := range plan.prefixes.found.Own {
 					if n < len(seqs) && own > 0 {
 						seqs[n].Keys = min(seqs[n].Keys, own+1+rng.IntN(15))
 					}
 				}
-			case 3: // they come in another order
+			case 3: // another order
 				rng.Shuffle(len(seqs), func(i, j int) { seqs[i], seqs[j] = seqs[j], seqs[i] })
 			}
 			rows, backwards := 0, rng.IntN(10) == 0
@@ -205,7 +204,7 @@ func TestFakePlanAgain(t *testing.T) {
 			}
 			fresh := m.engine.NewPlan()
 			noError(t, fresh.Reserve(capacity))
-			rows += rng.IntN(2) // one may be nobody's
+			rows += rng.IntN(2) // a row may be without a sequence
 			turn := plan.prefixes.turn
 			noError(t, plan.Build(g, seqs, rows))
 			noError(t, fresh.Build(g, seqs, rows))
@@ -233,7 +232,7 @@ func TestFakePlanAgain(t *testing.T) {
 	}
 }
 
-// told is all that launches are told of a plan, but addresses.
+// told returns all parameters of a plan's launches, without addresses.
 func (p *Plan) told() string {
 	x := &p.prefixes
 	own := fmt.Sprint(p.works.data, p.seqs.data, p.prefetches.data, p.masked.data, p.prefilling.data, p.prefillStarts.data, p.slopes.data, p.details.data, p.trees.data, p.cuts.data, p.positions.data, p.slots.data, p.pages.data, p.ahead.data,
@@ -244,7 +243,7 @@ func (p *Plan) told() string {
 	return fmt.Sprintln(own) + fmt.Sprintln(x.gathered.data, x.starts.data, x.slots.data, x.shifts.data, x.blocks, x.direct, x.plan.state >= built) + x.plan.told()
 }
 
-// planSteps are the sequences of steps that follow each other: each appends a token to each sequence.
+// planSteps has the sequences of consecutive steps. Each step appends a token to each sequence.
 type planSteps struct {
 	seqs  []attn.Sequence
 	first []int // keys of the first step
@@ -252,7 +251,8 @@ type planSteps struct {
 	steps int
 }
 
-// stepsOfTree has sequences of a tree of forks, of different lengths, whose tables have room for so many more tokens.
+// stepsOfTree returns steps of a tree of forks with different lengths. Their page tables have capacity for `steps` more
+// tokens.
 func stepsOfTree(of forkTree, steps, apart int) *planSteps {
 	seqs, pages := of.sequences(16)
 	s := &planSteps{steps: steps}
@@ -268,7 +268,7 @@ func stepsOfTree(of forkTree, steps, apart int) *planSteps {
 	return s
 }
 
-// stepsOfForks has so many sequences, each but the first one forked from one that was there before, up to depth 4.
+// stepsOfForks returns n sequences. Each, except the first, is forked from an earlier one, up to depth 4.
 func stepsOfForks(rng *rand.Rand, n, steps int) *planSteps {
 	s, depth := &planSteps{steps: steps}, make([]int, n)
 	own := func(table []int32, tokens int) []int32 {
@@ -293,13 +293,13 @@ func stepsOfForks(rng *rand.Rand, n, steps int) *planSteps {
 		q := attn.Sequence{Row: i, Queries: 1, Keys: len(table)*16 - rng.IntN(16), Pages: table}
 		s.first, s.seqs = append(s.first, q.Keys), append(s.seqs, q)
 	}
-	for i := range s.seqs { // behind what others were forked from
+	for i := range s.seqs { // pages for later tokens, which no fork shares
 		s.seqs[i].Pages = own(s.seqs[i].Pages, steps+16)
 	}
 	return s
 }
 
-// next is step i, as a cache has it: in tables that were just made.
+// next returns step i in freshly allocated page tables, as a cache does.
 func (s *planSteps) next(i int) []attn.Sequence {
 	for n := range s.seqs {
 		s.seqs[n].Keys = s.first[n] + i%s.steps
@@ -307,8 +307,8 @@ func (s *planSteps) next(i int) []attn.Sequence {
 	return s.seqs
 }
 
-// BenchmarkFakePrefixPlan plans steps that follow each other, of 256 sequences of 32/8 heads of 128 in pages of 16. min-us/op is the fastest of
-// them 16 by 16: pages end every 16 tokens.
+// BenchmarkFakePrefixPlan plans consecutive steps of 256 sequences of 32/8 heads of 128, in pages of 16. min-us/op is
+// the fastest group of 16 steps, since pages end every 16 tokens.
 func BenchmarkFakePrefixPlan(b *testing.B) {
 	m, _, _ := fakeGPU(b, 90, 132, 227<<10)
 	m.engine.Eager = false
@@ -331,7 +331,7 @@ func BenchmarkFakePrefixPlan(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			g, s := p.geometry, c.steps
 			if g.Window = c.window; c.alone {
-				g.TileTokens = defaultTile // who says so is not asked whether to share
+				g.TileTokens = defaultTile // a requested tile size prevents sharing
 			}
 			plan := m.engine.NewPlan()
 			n := len(s.seqs)
@@ -356,7 +356,7 @@ func BenchmarkFakePrefixPlan(b *testing.B) {
 	p.close(b)
 }
 
-// What does not fit is refused, and nothing is queued.
+// Invalid parts are refused, and nothing is queued.
 func TestFakePartsRefused(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 4, 227<<10)
 	p := Parts{Count: 2, Rows: 3, Heads: 2, Dim: 64}
@@ -392,7 +392,7 @@ func TestFakePartsRefused(t *testing.T) {
 	}
 	noError(t, m.engine.Merge(m.Stream, &p, b, &fine))
 
-	// New tokens go where BuildPart is told, which has to be there.
+	// BuildPart requires valid slots of new tokens.
 	shape := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{2, 1}, Keys: []int{0, 20}}
 	c := m.newProblem(t, reftest.Rand(t), reftest.Normal, options{shape: &shape, kv: attn.Float16, page: 16})
 	plan := m.engine.NewPlan()

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// forkShape draws sequences that may have been forked; scored: with all that prefixes go with.
+// forkShape draws sequences that may be forks. scored: with all features that prefixes allow.
 func forkShape(rng *rand.Rand, longest int, scored bool) reftest.Shape {
 	s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0}}
 	s.Heads, s.ValueDim = s.KVHeads*enginetest.Pick(rng, 1, 2, 4, 5, 8, 17), s.Dim
@@ -34,8 +34,8 @@ func forkShape(rng *rand.Rand, longest int, scored bool) reftest.Shape {
 	return s
 }
 
-// testPrefixes: sequences that have pages in common attend to them once, and get what each gets by itself; pages that no
-// table names are NaN. scored: with trees, soft caps and sinks, too.
+// testPrefixes: sequences with common pages attend to them once, with the results of separate attention. Pages in no
+// table are NaN. scored: also with trees, soft caps and sinks.
 func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -49,7 +49,7 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		kv := enginetest.Pick(rng, attn.Float16, attn.BFloat16, attn.Float32)
 		p := m.newProblem(t, rng, in, options{shape: &shape, kv: kv, forks: true, page: enginetest.Pick(rng, 1, 3, 16, 16, 33), mixed: rng.IntN(4) == 0})
 		if p.geometry.Tree = attn.HasTrees(p.seqs); rng.IntN(3) == 0 {
-			p.geometry.QueryType = p.query // as it is in graphs
+			p.geometry.QueryType = p.query // as in graphs
 		}
 		m.run(t, plan, p)
 		if plan.form.sharing.on() {
@@ -72,7 +72,7 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		if t.Failed() {
 			t.Fatalf("case %d, %v inputs: %v, forks %v", i, in, p, p.forks)
 		}
-		if plan.form.sharing.on() && i%3 == 0 { // the same again: what is for prefixes stays as it is
+		if plan.form.sharing.on() && i%3 == 0 { // a second Build: the lists for prefixes are kept
 			noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 			if plan.prefixes.plan.state != uploaded {
 				t.Errorf("%v: the plan of prefixes was built again", p)
@@ -90,8 +90,7 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 	noError(t, plan.Close())
 }
 
-// testCutPrefixes: the pieces that a prefix is cut into for prefill kernels are each as far from a row as they are, which
-// slopes show.
+// testCutPrefixes: with slopes, the pieces of a prefix for prefill kernels keep their distances from rows.
 func testCutPrefixes(t *testing.T, m *machine, n int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -121,12 +120,12 @@ func testCutPrefixes(t *testing.T, m *machine, n int) {
 	noError(t, plan.Close())
 }
 
-// testPrefixWindows: forks of any depth of which a window hides keys attend together to what all of them see of a prefix; keys that are
-// hidden from all are NaN. Of several problems some are for prefill kernels.
+// testPrefixWindows: forks of any depth, with a window that hides keys, attend together to the prefix keys that are
+// visible to all. Keys that are visible to no sequence are NaN. Some problems use prefill kernels.
 func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
-	few, many, sinks := 0, 0, 0 // problems with sequences that were cut
+	few, many, sinks := 0, 0, 0 // problems with cut sequences
 	enough := func() bool { return few >= n && many >= n-1 && sinks >= n/2 }
 	for i := range reftest.AtLeast(n, enough) {
 		queries := []int{1, 1, 3}
@@ -173,8 +172,8 @@ func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 	noError(t, plan.Close())
 }
 
-// testPrefixesRecorded: launches that were captured once are those of every later step, whatever sequences share then. scored:
-// some with slopes or a window, too, which hides keys of later steps.
+// testPrefixesRecorded: launches that were captured once serve every later step, with any shared prefixes. scored: some
+// steps also have slopes or a window, which hides keys of later steps.
 func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool) {
 	rng := reftest.Rand(t)
 	for i, kv := range []attn.DType{attn.Float16, attn.BFloat16, attn.Float32} {
@@ -211,9 +210,9 @@ func testPrefixesRecorded(t *testing.T, m *machine, n, longest int, scored bool)
 	}
 }
 
-// forkSteps are steps of a decoding graph whose sequences are forks: those of the first step, if it is to share, of the
-// longest prefixes, and the last one's have none. mods has slopes of as many heads as there may be, and a window: then that of steps that
-// share hides keys of a prefix in all but the first and the last.
+// forkSteps returns steps of a decoding graph whose sequences are forks. If shares is true, the first step has the
+// longest prefixes. The last step has none. mods has slopes for as many heads as there may be, and a window. In steps
+// that share, the window hides keys of a prefix in all but the first and the last step.
 func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest int, kv attn.DType, shares bool, page int, mods reftest.Shape) *steps {
 	same := &decode{pageTokens: page, rows: 3*sequences + 2, pages: sequences*attn.Ceil(longest+1, page) + 3}
 	heads, dim := enginetest.Pick(rng, 2, 8), enginetest.Pick(rng, 64, 128)
@@ -243,7 +242,7 @@ func (m *machine) forkSteps(t testing.TB, rng *rand.Rand, n, sequences, longest 
 			if !o.forks || !hides && (i > 0 || !shares) || slices.ContainsFunc(p.forks, func(f reftest.Fork) bool { return f.Pages >= least }) {
 				return p
 			}
-			p.close(t) // no sequence happens to be a fork
+			p.close(t) // no sequence is a fork by chance
 		}
 	})
 }

@@ -19,49 +19,49 @@ var (
 	isError   = enginetest.IsError
 )
 
-// machine is where a test's attention runs.
+// machine is the GPU or emulator of a test.
 type machine struct {
 	*enginetest.Device
 	engine *Engine
 }
 
-// problem is a case in the memory of a machine.
+// problem is a case in a machine's memory.
 type problem struct {
 	*reftest.Case
 	rng            *rand.Rand
 	kv, query, out attn.DType
-	forks          []reftest.Fork // of the sequences; nil: none has pages of another
-	sharesAll      bool           // new tokens, too, which none appends then
-	dense          bool           // operands are (batch, heads, tokens, dim), else rows are tokens and keys lie in pages
+	forks          []reftest.Fork // of the sequences; nil: no shared pages
+	sharesAll      bool           // new tokens are shared, too, and are not appended
+	dense          bool           // operands are (batch, heads, tokens, dim); otherwise rows are tokens and keys are in pages
 	pageTokens     int
 	geometry       attn.Problem
 	seqs           []attn.Sequence
-	rows           int // of Build
+	rows           int // argument of Build
 	append         bool
 
 	q, k, v, newK, newV, o, lse gpu.Memory
 	bias, sinks                 gpu.Memory // no buffer: none
-	pool                        [2][]byte  // k and v, as they are before the append
+	pool                        [2][]byte  // k and v before the append
 }
 
-// options are what a problem draws, or has fixed.
+// options constrain the random choices of a problem.
 type options struct {
-	work    int // query rows x keys x dim, at most about
+	work    int // approximate limit of query rows x keys x dim
 	longest int // keys
 	shape   *reftest.Shape
 	kv      attn.DType
 	dense   bool
 	page    int  // tokens of a page; 0: any
-	forks   bool // sequences share pages, of so many tokens
+	forks   bool // sequences share pages of `page` tokens
 	decode  *decode
 	scored  bool // masks other than causal, and score modifications
-	mixed   bool // mixed precision: queries are numbers of the keys' type, and of whatever type they are stored in
+	mixed   bool // mixed precision: queries have values of the keys' type, and any stored type
 }
 
-// decode is what is the same at every step of a decoding graph.
+// decode has the sizes that are the same at every step of a decoding graph.
 type decode struct{ pageTokens, rows, pages int }
 
-// randomShape draws sizes that kernels have.
+// randomShape draws sizes that kernels support.
 func randomShape(rng *rand.Rand, o options) reftest.Shape {
 	for {
 		s := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 1, 2, 3), Mask: attn.Mask{Causal: rng.IntN(2) == 0}}
@@ -91,9 +91,8 @@ func randomShape(rng *rand.Rand, o options) reftest.Shape {
 	}
 }
 
-// newProblem draws numbers and layout, and brings them to the machine: every
-// element that must not be read is NaN, every entry of a block table that must
-// not be looked at is absurd.
+// newProblem draws numbers and a layout, and copies them to the machine. Elements that must not be read are NaN. Block
+// table entries that must not be used are invalid.
 func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o options) *problem {
 	t.Helper()
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
@@ -133,7 +132,7 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 	return p
 }
 
-// putBias brings the bias to the machine, with NaN for keys that nobody sees.
+// putBias copies the bias to the machine, with NaN for invisible keys.
 func (p *problem) putBias(m *machine, t testing.TB) {
 	if p.Bias.X == nil {
 		return
@@ -147,7 +146,7 @@ func (p *problem) putBias(m *machine, t testing.TB) {
 	p.bias = m.Put(t, x, attn.Float32)
 }
 
-// putSinks brings the sinks to the machine, with NaN before and behind them.
+// putSinks copies the sinks to the machine, with NaN before and after them.
 func (p *problem) putSinks(m *machine, t testing.TB) {
 	if p.Sinks == nil {
 		return
@@ -161,7 +160,7 @@ func (p *problem) putSinks(m *machine, t testing.TB) {
 	p.sinks.Offset, p.sinks.Len = p.sinks.Offset+4, p.Heads
 }
 
-// poisonHidden makes NaN of keys and values that no query's window reaches, and that are no sink tokens.
+// poisonHidden sets keys and values to NaN that are in no query's window and are no sink tokens.
 func (p *problem) poisonHidden() {
 	for i := range p.Queries {
 		for j := p.SinkKeys(i, 0); j < p.First(i, 0); j++ {
@@ -180,7 +179,7 @@ func (p *problem) String() string {
 	return fmt.Sprintf("%v kv %v q %v out %v mixed %v pages of %d dense %v append %v", p.Shape, p.kv, p.query, p.out, p.geometry.Mixed, p.pageTokens, p.dense, p.append)
 }
 
-// layDense is what Attend has: capacities larger than the lengths, one page a sequence.
+// layDense lays out the operands as Attend does: capacities larger than the lengths, one page a sequence.
 func (p *problem) layDense(m *machine, t testing.TB) {
 	queries, keys := 1, 1
 	for i := range p.Queries {
@@ -215,8 +214,8 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 	p.o.Len, p.lse.Len = n*p.Heads*queries*d, n*p.Heads*queries
 }
 
-// layPaged is what a cache has: pages anywhere, rows of no sequence between those
-// of sequences, and new tokens that are still to be appended.
+// layPaged lays out the operands as a cache does: pages in random places, rows without a sequence between sequences,
+// and new tokens to append.
 func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	rng, d := p.rng, p.Dim
 	p.pageTokens = enginetest.Pick(rng, 1, 2, 3, 5, 8, 16, 16, 24, 32, 48, 64, 128)
@@ -271,7 +270,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 		for h := range p.KVHeads {
 			for j := range s.Keys {
 				if p.forks != nil && j < p.forks[i].Pages*p.pageTokens && j >= p.SinkKeys(i, 0) && j < p.First(i, 0) {
-					continue // hidden from this one, which makes them NaN, and not from the one before
+					continue // hidden from this sequence, for which it is NaN, and visible to the previous one
 				}
 				for which, row := range [][]float64{p.Key(i, j, h), p.Value(i, j, h)} {
 					to, at, kind := p.pool[which], int(s.Pages[j/p.pageTokens])*g.Pages.Planes[0].At.Page+h*g.Pages.Planes[0].At.Head+j%p.pageTokens*d, p.kv
@@ -308,7 +307,7 @@ func (p *problem) operands() *Operands {
 	return &Operands{Q: p.q, Out: p.o, LSE: p.lse, Pages: attn.InPlanes(p.k, p.v), Bias: p.bias, Sinks: p.sinks}
 }
 
-// queue queues a built plan's work.
+// queue queues the work of a built plan.
 func (m *machine) queue(t testing.TB, plan *Plan, p *problem) {
 	t.Helper()
 	if p.append {
@@ -317,7 +316,7 @@ func (m *machine) queue(t testing.TB, plan *Plan, p *problem) {
 	noError(t, plan.Run(m.Stream, p.operands()))
 }
 
-// run does all of a problem.
+// run builds, uploads and runs a problem.
 func (m *machine) run(t testing.TB, plan *Plan, p *problem) {
 	t.Helper()
 	noError(t, plan.Build(p.geometry, p.seqs, p.rows))
@@ -331,21 +330,21 @@ func (m *machine) run(t testing.TB, plan *Plan, p *problem) {
 func (p *Plan) spoil(t testing.TB) {
 	t.Helper()
 	noError(t, p.memory.partials.Set(0, 0xff, p.memory.partials.Len()))
-	if parts := p.memory.parts; parts != nil { // but for counters
+	if parts := p.memory.parts; parts != nil { // without the counters
 		counters := p.engine.counterBytes()
 		noError(t, parts.Set(counters, 0xff, parts.Len()-counters))
 	}
 	if states := p.memory.states; states != nil {
 		noError(t, states.Set(0, 0xff, states.Len()))
 	}
-	if tagged := p.memory.tagged; tagged != nil { // of no launch
+	if tagged := p.memory.tagged; tagged != nil { // launch number 0 is no launch's
 		noError(t, tagged.Set(0, 0xfe, tagged.Len()))
 	}
 }
 
-// precision is the kernels'. Where the queries or outputs are not of the keys'
-// type, queries and weights are the sum of two parts, and float32 has two parts
-// always: only bfloat16's have fewer bits than float32 sums lose.
+// precision returns the precision of the kernels. If queries or outputs have another type than keys, queries and
+// weights are sums of two parts. float32 always has two parts. Only the parts of bfloat16 have fewer bits than float32
+// sums keep.
 func (p *problem) precision() reftest.Precision {
 	r := reftest.Precision{Acc: reftest.Float32}
 	precise := (p.query != p.kv || p.out != p.kv) && !p.geometry.Mixed
@@ -363,7 +362,7 @@ func (p *problem) precision() reftest.Precision {
 	return r
 }
 
-// check compares what a run wrote.
+// check compares the output of a run with the reference.
 func (p *problem) check(t testing.TB) {
 	t.Helper()
 	ref := p.Reference(p.precision())
@@ -382,8 +381,8 @@ func (p *problem) check(t testing.TB) {
 	p.checkOtherRows(t, out, lse)
 }
 
-// checkOtherRows: those of no sequence are what those are that see no key where Build was told of
-// them, and else as they were.
+// checkOtherRows checks rows without a sequence. They equal rows without visible keys if Build's rows include them, and
+// are unchanged otherwise.
 func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 	t.Helper()
 	g := &p.geometry
@@ -400,7 +399,7 @@ func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 			continue
 		}
 		for c := range p.Dim {
-			x := enginetest.Get(out, i*p.Dim+c, p.out) // both lie in the same order
+			x := enginetest.Get(out, i*p.Dim+c, p.out) // both have the same layout
 			if p.rows > 0 && x != 0 || p.rows == 0 && !math.IsNaN(x) {
 				t.Fatalf("%v: row %d of no sequence is %v", p, i, x)
 			}
@@ -411,7 +410,7 @@ func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 	}
 }
 
-// close gives back what newProblem took.
+// close frees the memory of newProblem.
 func (p *problem) close(t testing.TB) {
 	t.Helper()
 	for _, m := range []*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse, &p.bias, &p.sinks} {
@@ -421,7 +420,7 @@ func (p *problem) close(t testing.TB) {
 	}
 }
 
-// forkedPages are those that sequence i has in common with the one before it that it was forked from.
+// forkedPages returns the pages that sequence i shares with the sequence that it was forked from.
 func (p *problem) forkedPages(i int) []int32 {
 	f := p.forks[i]
 	if f.Pages == 0 {

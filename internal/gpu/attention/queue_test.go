@@ -14,10 +14,9 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// Tests of what is queued together.
+// Tests of launches that are queued together.
 
-// testManyLaunches: launches of several layers overlap, and each sees what the
-// ones before have written.
+// testManyLaunches: launches of several layers overlap, and each reads the results of earlier launches.
 func testManyLaunches(t *testing.T, m *machine, n int) {
 	rng := reftest.Rand(t)
 	shape := reftest.Shape{Heads: 8, KVHeads: 2, Dim: 64, ValueDim: 64, Queries: []int{1, 1, 3}, Keys: []int{500, 77, 1300}, Mask: attn.Mask{Causal: true}}
@@ -25,7 +24,7 @@ func testManyLaunches(t *testing.T, m *machine, n int) {
 	plan := m.engine.NewPlan()
 	m.run(t, plan, p)
 	first := enginetest.Read(t, &p.o)
-	// The output of one is the query of the next: with q = out of the first.
+	// The output of a launch is the query of the next, with q = out of the first.
 	a := *p.operands()
 	a.Q, a.Out = p.o, m.Put(t, enginetest.Poisoned(p.o.Len, p.out), p.out)
 	noError(t, plan.Run(m.Stream, &a))
@@ -46,8 +45,8 @@ func testManyLaunches(t *testing.T, m *machine, n int) {
 	noError(t, plan.Close())
 }
 
-// steps are the problems of a decoding graph: other lengths and pages at every
-// step, some sequences not there, all in the same memory. One may have a chunk of a prompt.
+// steps are the problems of a decoding graph, in the same memory: lengths and pages change at every step, some
+// sequences are missing, and one may have a chunk of a prompt.
 type steps struct {
 	all   []*problem
 	bytes [][7][]byte
@@ -67,7 +66,7 @@ func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, chunk, longe
 			case j == 0:
 				queries = chunk
 			case j == 1:
-				queries = 1 // there is always one
+				queries = 1 // there is always one sequence
 			}
 			shape.Queries = append(shape.Queries, queries)
 			shape.Keys = append(shape.Keys, queries+rng.IntN(longest))
@@ -76,7 +75,7 @@ func (m *machine) steps(t testing.TB, rng *rand.Rand, n, sequences, chunk, longe
 	})
 }
 
-// stepsOf has n problems of one size in the memory of the first.
+// stepsOf returns n problems of one size in the memory of the first.
 func (m *machine) stepsOf(t testing.TB, n int, problemOf func(i int) *problem) *steps {
 	t.Helper()
 	s := &steps{}
@@ -97,7 +96,7 @@ func (m *machine) stepsOf(t testing.TB, n int, problemOf func(i int) *problem) *
 	return s
 }
 
-// load brings step i's numbers to the memory.
+// load copies step i's numbers to the memory.
 func (s *steps) load(t testing.TB, i int) {
 	t.Helper()
 	for j, x := range s.all[i].memories() {
@@ -109,8 +108,8 @@ func (p *problem) memories() [7]*gpu.Memory {
 	return [7]*gpu.Memory{&p.q, &p.k, &p.v, &p.newK, &p.newV, &p.o, &p.lse}
 }
 
-// replay captures the launches of a plan, which is that of the first step and has run it, and has all steps by them. Each
-// is checked, and then seen by each, which may be nil.
+// replay captures the launches of a plan that has run the first step, and replays them for all steps. It checks each
+// step and then calls each, which may be nil.
 func (m *machine) replay(t *testing.T, plan *Plan, s *steps, each func(i int, p *problem)) {
 	t.Helper()
 	first, generation := s.all[0], plan.Generation()
@@ -139,7 +138,7 @@ func (m *machine) replay(t *testing.T, plan *Plan, s *steps, each func(i int, p 
 	}
 }
 
-// testGraph: launches that were captured once are those of every later step.
+// testGraph: launches that were captured once serve every later step.
 func testGraph(t *testing.T, m *machine, n, chunk, longest, kinds int) {
 	rng := reftest.Rand(t)
 	all := []struct {
@@ -167,15 +166,15 @@ func testGraph(t *testing.T, m *machine, n, chunk, longest, kinds int) {
 	}
 }
 
-// testRuns: launches whose blocks merge together are known by a number, which comes again
-// some day. Words that are as old as that are not taken for new ones.
+// testRuns: launches whose blocks merge together have a number, which wraps around. Words of that age are not taken for
+// new words.
 func testRuns(t *testing.T, m *machine, keys int) {
 	rng := reftest.Rand(t)
 	shape := reftest.Shape{Heads: 6, KVHeads: 1, Dim: 64, ValueDim: 64, Queries: []int{1, 1}, Keys: []int{keys, keys / 3}, Mask: attn.Mask{Causal: true}}
 	p := m.newProblem(t, rng, reftest.Normal, options{shape: &shape, kv: attn.Float16})
 	plan := m.engine.NewPlan()
-	// By three thread blocks, of which one shares nothing, and by four: these have words
-	// that those never write.
+	// With three thread blocks, one of which shares nothing, and with four: the fourth block has words that the three
+	// never write.
 	workers := []int{3, 4}
 	p.geometry.Policy = lean.Policy{Kind: lean.FixedSplit, Splits: 2}
 	var want [2][]byte
@@ -193,9 +192,9 @@ func testRuns(t *testing.T, m *machine, keys int) {
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plan.Upload(m.Stream))
 		if i == 0 && m.engine.hasEpilogue() {
-			const last = 1<<32 - 1 // two before it are left out
+			const last = 1<<32 - 1 // two numbers before it are not used
 			blocks := m.engine.blocks
-			runs := make([]uint32, 3*blocks) // in each block's turn; nobody has begun
+			runs := make([]uint32, 3*blocks) // each block's copy; no block has begun
 			for i := range blocks {
 				runs[i] = last - 5
 			}
@@ -219,8 +218,8 @@ func testRuns(t *testing.T, m *machine, keys int) {
 	noError(t, plan.Close())
 }
 
-// testStreams: several plans at the same time. Where thread blocks merge together, those
-// of one launch have multiprocessors that another one's blocks are waited for to get.
+// testStreams runs several plans at the same time. If thread blocks merge together, blocks of one launch hold
+// multiprocessors that waiting blocks of another launch need.
 func testStreams(t *testing.T, m *machine, streams, launches int, o options) {
 	rng := reftest.Rand(t)
 	type user struct {
@@ -230,7 +229,7 @@ func testStreams(t *testing.T, m *machine, streams, launches int, o options) {
 	}
 	var all []user
 	for i := range streams {
-		own := *m.Device // its stream is
+		own := *m.Device // with its own stream
 		u := user{machine: machine{&own, m.engine}, plan: m.engine.NewPlan()}
 		if i > 0 {
 			stream, err := m.Dev.NewStream()
@@ -260,8 +259,7 @@ func testStreams(t *testing.T, m *machine, streams, launches int, o options) {
 	}
 }
 
-// testManyUploads: plans are built while those before them are still to be
-// uploaded and run. Only a real GPU has a queue.
+// testManyUploads builds plans while earlier plans are still to be uploaded and run. Only a real GPU has a queue.
 func testManyUploads(t *testing.T, m *machine, n int) {
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
@@ -283,7 +281,7 @@ func testManyUploads(t *testing.T, m *machine, n int) {
 	noError(t, plan.Close())
 }
 
-// decodeStep is a step of 64 sequences for benchmarks.
+// decodeStep returns a step of 64 sequences for benchmarks.
 func decodeStep(t testing.TB, m *machine) *problem {
 	t.Helper()
 	rng := reftest.Rand(t)
@@ -314,7 +312,7 @@ func benchmarkQueue(b *testing.B, m *machine) {
 		n := 0
 		for b.Loop() {
 			noError(b, plan.Run(m.Stream, o))
-			if n++; n%500 == 0 { // the queue has an end
+			if n++; n%500 == 0 { // the queue is finite
 				b.StopTimer()
 				noError(b, m.Stream.Synchronize())
 				b.StartTimer()
@@ -326,7 +324,7 @@ func benchmarkQueue(b *testing.B, m *machine) {
 	p.close(b)
 }
 
-// benchmarkBuild is the plan of a decode step: once a step, for all its layers.
+// benchmarkBuild measures the plan of a decode step, which is built once a step for all layers.
 func benchmarkBuild(b *testing.B, m *machine) {
 	const heads, dim, pageTokens = 8, 128, 64
 	rows := attn.PageStrides{Page: heads * pageTokens * dim, Head: pageTokens * dim, Row: dim}

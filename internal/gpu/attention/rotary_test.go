@@ -18,7 +18,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// turnedHead turns a head.
+// turnedHead rotates a head.
 func turnedHead(x, cos, sin []float64, interleaved bool) {
 	for i := range cos {
 		a, b := i, i+len(cos)
@@ -29,7 +29,7 @@ func turnedHead(x, cos, sin []float64, interleaved bool) {
 	}
 }
 
-// randomRotary is that of heads of so many elements.
+// randomRotary draws the rotary embedding of heads of dim elements.
 func randomRotary(rng *rand.Rand, dim int) attn.Rotary {
 	pairs := enginetest.Pick(rng, dim/2, dim/2, dim/4, 1, 1+rng.IntN(dim/2))
 	w := make([]float64, pairs)
@@ -39,8 +39,8 @@ func randomRotary(rng *rand.Rand, dim int) attn.Rotary {
 	return attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: enginetest.Pick(rng, 1, 1.1386), Turns: attn.TurningsOf(w)}
 }
 
-// testRotary: queries and new keys are turned by the positions of their tokens, values are not, nothing else is written, and
-// what attends is the same as without.
+// testRotary: queries and new keys are rotated by the positions of their tokens. Values are not. Nothing else is
+// written. Attention is the same as without the embedding.
 func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 	rng := reftest.Rand(t)
 	types := []attn.DType{attn.Float16, attn.BFloat16, attn.Float32}
@@ -52,7 +52,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 			shape = reftest.RandomTrees(rng, shape)
 		}
 		o := options{shape: &shape, kv: types[i%3]}
-		if i%4 == 1 { // forks, whose keys in common others attend to
+		if i%4 == 1 { // forks, whose common keys are attended to together
 			o.forks, o.page = true, enginetest.Pick(rng, 1, 3)
 		}
 		p := m.newProblem(t, rng, reftest.Normal, o)
@@ -62,7 +62,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 			p.seqs[j].Before = enginetest.Pick(rng, 0, rng.IntN(100), rng.IntN(1<<20), rng.IntN(1<<40))
 		}
 		newType, kv := enginetest.Pick(rng, types...), p.kv
-		heads := g.KVHeads + rng.IntN(2) // which a row of new keys has
+		heads := g.KVHeads + rng.IntN(2) // KV heads of a row of new keys
 		width := heads * g.Dim
 		var fresh [2][]byte
 		for j := range fresh {
@@ -85,7 +85,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		noError(t, plan.AppendTurned(m.Stream, attn.InPlanes(p.k, p.v), newK, newV, p.q, turned, heads))
 		m.Settle(t)
 
-		// What it should be.
+		// The expected results.
 		wantK, wantV, wantQ := bytes.Clone(p.pool[0]), bytes.Clone(p.pool[1]), enginetest.Poisoned(p.q.Len, p.query)
 		gotK, gotQ := enginetest.Read(t, &p.k), enginetest.Read(t, &turned)
 		pairs, x := g.Rotary.Turns.Len(), make([]float64, g.Dim)
@@ -132,7 +132,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 			t.Errorf("something is written that should not be, or values are not what rounding gives")
 		}
 
-		// Attention to it is that of a problem without the embedding.
+		// Attention equals that of a problem without the embedding.
 		in := p.operands()
 		in.Q = turned
 		noError(t, plan.Run(m.Stream, in))
@@ -170,7 +170,7 @@ func TestEmulatedRotary(t *testing.T) { testRotary(t, emulatedGPU(t, 3), 20, tru
 
 func TestGPURotary(t *testing.T) { testRotary(t, realGPU(t), enginetest.OrShort(60, 12), true) }
 
-// What AppendTurned can't do is refused, and nothing is launched; nor is a step offered to launches that do not turn.
+// AppendTurned refuses bad arguments without a launch. The plan is not offered to launches that do not rotate.
 func TestAppendTurnedRefuses(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	p := decodeStep(t, m)
@@ -204,7 +204,7 @@ func TestAppendTurnedRefuses(t *testing.T) {
 	if plan.FuseAppend(attn.InPlanes(p.k, p.v), func(*Appending) bool { return true }) {
 		t.Error("a launch was offered to do what it does not know of")
 	}
-	plan.FuseAttention(p.operands(), func(a *Attending) bool { // which may be of those that turn
+	plan.FuseAttention(p.operands(), func(a *Attending) bool { // this launch may rotate
 		if !rotates(a.Problem) || a.Positions == 0 {
 			t.Error("a launch is not told to turn")
 		}
@@ -230,8 +230,8 @@ func TestAppendTurnedRefuses(t *testing.T) {
 	p.close(t)
 }
 
-// BenchmarkGPUAppend is what storing new tokens takes among attention of 1024 keys, and storing and turning them: of the
-// shapes of Llama 3.2 1B and Llama 3 8B, microseconds for the two launches.
+// BenchmarkGPUAppend measures storing new tokens, and rotating and storing them, between attention of 1024 keys: us of
+// the two launches, in the shapes of Llama 3.2 1B and Llama 3 8B.
 func BenchmarkGPUAppend(b *testing.B) {
 	m := realGPU(b)
 	for _, c := range []struct {

@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// The packed records are what package lean says, over random batches.
+// The packed records of random batches equal package lean's work.
 func TestPackWorks(t *testing.T) {
 	rng := reftest.Rand(t)
 	var p lean.Plan
@@ -83,17 +83,16 @@ func TestPackWorks(t *testing.T) {
 	}
 }
 
-// How many of an H200's thread blocks have work: fewer than all of them where whole
-// output tiles cost little, as was measured. Where output tiles are more than blocks, what
-// counts is how much more a block reads then.
+// TestSlack: how many of an H200's thread blocks have work. By measurement they are fewer than all, if whole output
+// tiles then cost little. With more output tiles than blocks, the bytes above an even share decide.
 func TestSlack(t *testing.T) {
 	for _, c := range []struct{ batch, heads, group, keys, dim, blocks int }{
-		{16, 12, 1, 1024, 64, 132}, // behind parts
+		{16, 12, 1, 1024, 64, 132}, // after parts
 		{64, 32, 1, 1024, 64, 132},
 		{16, 32, 1, 1024, 128, 128},
 		{64, 8, 6, 1024, 64, 128},
 		{16, 8, 4, 1024, 128, 128},
-		{6, 40, 1, 1024, 128, 132}, // two each are 93 KB more than an even share
+		{6, 40, 1, 1024, 128, 132}, // two each are 93 KB above an even share
 		{6, 40, 1, 1024, 64, 120},  // 48 KB
 		{12, 16, 1, 256, 128, 96},  // too short for that
 		{6, 64, 1, 1024, 128, 128}, // 46 KB
@@ -117,7 +116,7 @@ func TestSlack(t *testing.T) {
 		{16, 8, 1, 4096, 128, 128},
 		{16, 8, 4, 8192, 128, 128}, // 537 MB
 		{16, 8, 1, 16384, 64, 132}, // 537 MB, and one row to merge
-		{16, 8, 8, 16384, 64, 128}, // eight
+		{16, 8, 8, 16384, 64, 128}, // eight rows to merge
 		{16, 8, 5, 16384, 128, 132},
 		{1, 64, 1, 16384, 128, 132},
 		{16, 8, 1, 16384, 128, 132},
@@ -136,7 +135,7 @@ func TestSlack(t *testing.T) {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
 	}
-	// In a launch that does more fewer blocks with one part each are better for longer.
+	// In a launch with other work, fewer blocks with one part each are faster up to longer reads.
 	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, fused: true}
 	p.seqs.data = []sequence{{queries: 1, keys: 32768}}
 	for _, want := range []int{128, 132} {
@@ -148,8 +147,8 @@ func TestSlack(t *testing.T) {
 	}
 }
 
-// How many thread blocks are worth having where output tiles are few or small, and
-// whether those that share some merge them together.
+// TestWorth: how many thread blocks are used if output tiles are few or small, and whether blocks that share output
+// tiles merge together.
 func TestWorth(t *testing.T) {
 	h200, h100 := cuda.Info{MemoryClockKHz: 3201000, MemoryBusBits: 6144}, cuda.Info{MemoryClockKHz: 2619000, MemoryBusBits: 5120}
 	for _, c := range []struct {
@@ -159,7 +158,7 @@ func TestWorth(t *testing.T) {
 	}{
 		{1, 32, 512, 64, 0, 32, false, h200}, // 131 KB each: nothing to merge
 		{1, 1, 512, 64, 0, 1, false, h200},
-		{1, 1, 1024, 64, 0, 6, true, h200}, // 44 KB and a bit for each block
+		{1, 1, 1024, 64, 0, 6, true, h200}, // a little over 44 KB for each block
 		{1, 8, 1024, 128, 0, 64, true, h200},
 		{1, 8, 4096, 64, 0, 128, true, h200},
 		{1, 32, 1024, 64, 0, 128, true, h200},
@@ -167,23 +166,23 @@ func TestWorth(t *testing.T) {
 		{1, 48, 1024, 64, 0, 48, false, h100},
 		{1, 40, 1024, 64, 0, 120, true, h200},
 		{1, 40, 768, 64, 0, 40, false, h200},
-		{1, 64, 1024, 64, 16, 128, true, h200}, // blocks are slower to ask for small pages
+		{1, 64, 1024, 64, 16, 128, true, h200}, // blocks request small pages more slowly
 		{1, 64, 1024, 64, 16, 128, true, cuda.Info{}},
-		{1, 64, 1024, 64, 48, 128, true, h200}, // copied as three of 16
+		{1, 64, 1024, 64, 48, 128, true, h200}, // copied as three copies of 16
 		{1, 56, 1024, 64, 32, 56, false, h200},
 		{1, 56, 512, 128, 16, 56, false, h200},
 		{1, 64, 512, 128, 8, 128, true, h200},
 		{1, 48, 1024, 64, 16, 96, true, h100},
-		{1, 52, 1024, 64, 16, 52, false, h100}, // a memory that fewer blocks keep busy
+		{1, 52, 1024, 64, 16, 52, false, h100}, // a memory that fewer blocks saturate
 		{1, 64, 1024, 64, 8, 128, true, h100},
 		{1, 32, 512, 64, 16, 96, true, h200},
 		{1, 32, 256, 64, 16, 32, false, h200},
 		{1, 48, 2048, 64, 0, 96, true, h200},
 		{1, 48, 4096, 64, 0, 132, true, h200},
 		{1, 40, 2048, 64, 0, 120, true, h200},
-		{1, 80, 1024, 64, 0, 132, true, h200}, // more than there are pairs of multiprocessors
+		{1, 80, 1024, 64, 0, 132, true, h200}, // more output tiles than pairs of multiprocessors
 		{1, 32, 65536, 128, 0, 132, true, h200},
-		{16, 12, 1024, 64, 0, 132, false, h200}, // whole output tiles behind parts
+		{16, 12, 1024, 64, 0, 132, false, h200}, // whole output tiles after parts
 		{0, 1, 0, 64, 0, 0, false, h200},
 		{-1, 32, 1024, 128, 0, 132, false, h200}, // after a long one: not all blocks have whole output tiles
 	} {
@@ -201,7 +200,7 @@ func TestWorth(t *testing.T) {
 					p.seqs.data = append(p.seqs.data, sequence{row: int32(len(p.seqs.data)), queries: 1, keys: int32(c.keys)})
 				}
 				g := attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}), PageTokens: max(c.page, 1), Policy: policy}
-				// Fused, as if all blocks were worth having.
+				// As if fused, with all blocks in use.
 				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, Eager: true}}
 				all.seqs = p.seqs
 				all.schedule(&g, all.seqs.data, all.engine.blocks, c.page > 0)

@@ -12,20 +12,20 @@ import (
 	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
-// benchStep is a step of sequences of so many keys, whose pages are one for each sequence if page is 0.
+// benchStep is a step of equal sequences. If page is 0, a sequence is one page.
 type benchStep struct{ batch, queries, heads, kv, keys, dim, page int }
 
-// benchVariant is such a step with something else asked for.
+// benchVariant is a benchStep with other features.
 type benchVariant struct {
 	name  string
 	keys  int
 	spoil func(g *attn.Problem)
-	few   bool // by the decode kernel, which would have it alone
-	wide  bool // queries and outputs of float32
+	few   bool // by the decode kernel alone
+	wide  bool // float32 queries and outputs
 }
 
-// BenchmarkGPUScores is decode with masks and score modifications beside the same without, in
-// turn: the median of 15 graphs of 8 launches each. of-plain is the speed, in shares of plain's.
+// BenchmarkGPUScores compares decode with masks and score modifications to plain decode, alternating: the median of 15
+// graphs of 8 launches each. of-plain is the speed relative to plain decode.
 func BenchmarkGPUScores(b *testing.B) {
 	m := realGPU(b)
 	for _, c := range []benchStep{
@@ -48,7 +48,8 @@ func BenchmarkGPUScores(b *testing.B) {
 	}
 }
 
-// BenchmarkGPUPrefillScores is the same of prompts and chunks of them, by the kernel that is chosen and by that for few rows.
+// BenchmarkGPUPrefillScores is BenchmarkGPUScores for prompts and chunks, by the chosen kernel and by the decode
+// kernel.
 func BenchmarkGPUPrefillScores(b *testing.B) {
 	m := realGPU(b)
 	for _, c := range []benchStep{
@@ -80,7 +81,7 @@ func BenchmarkGPUPrefillScores(b *testing.B) {
 	}
 }
 
-// BenchmarkGPUInvariant is steps with batch invariance beside the same without, in turn, with LeanTiles of several sizes.
+// BenchmarkGPUInvariant compares steps with and without batch invariance, alternating, with several sizes of LeanTiles.
 func BenchmarkGPUInvariant(b *testing.B) {
 	m := realGPU(b)
 	invariant := func(tile int) func(g *attn.Problem) {
@@ -102,7 +103,7 @@ func BenchmarkGPUInvariant(b *testing.B) {
 	}
 }
 
-// benchmarkVariants has variants of a step in turn, of which the first is what the others are compared with.
+// benchmarkVariants runs variants of a step, alternating, and compares them with the first.
 func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchVariant) {
 	b.Run(fmt.Sprintf("b%d_q%d_h%d_%d_n%d_d%d_p%d", c.batch, c.queries, c.heads, c.kv, c.keys, c.dim, c.page), func(b *testing.B) {
 		page := c.page
@@ -114,7 +115,7 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * d, Head: d},
 		}
 		g.Pages.Planes[1].At = g.Pages.Planes[0].At
-		tree := make(attn.Tree, min(c.queries, attn.MaxTree)) // of branches of two
+		tree := make(attn.Tree, min(c.queries, attn.MaxTree)) // with branches of two
 		for i := range tree {
 			if tree[i] = 1 << i; i > 0 {
 				tree[i] |= tree[(i-1)/2]

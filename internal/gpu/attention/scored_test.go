@@ -12,8 +12,8 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// Every sequence has its own number among those of the bias, and its own tree, whatever the order of their
-// rows, and however many have as many keys.
+// Every sequence has its own bias number and its own tree, in any order of rows, and with any number of sequences of
+// equal length.
 func TestPlanDetails(t *testing.T) {
 	rng := reftest.Rand(t)
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
@@ -54,7 +54,7 @@ func TestPlanDetails(t *testing.T) {
 	noError(t, plan.Close())
 }
 
-// Sinks that are not there, of another type, or for fewer heads, are refused.
+// Run refuses missing sinks, sinks of another type, and sinks for fewer heads.
 func TestRunRefusesSinks(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	p := decodeStep(t, m)

@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// What ScheduleOf says is what the plan of a GPU has built and reserved, and has every LeanTile once.
+// ScheduleOf returns what a GPU's plan builds and reserves, and has every LeanTile once.
 func TestScheduleOf(t *testing.T) {
 	for _, f := range enginetest.Fakes {
 		t.Run(f.Name, func(t *testing.T) {
@@ -99,11 +99,11 @@ func testScheduleOf(t *testing.T, m *machine) {
 	}
 }
 
-// checkShares: every LeanTile of every output tile once.
+// checkShares checks that s has every LeanTile of every output tile once.
 func checkShares(t *testing.T, g *attn.Problem, seqs []attn.Sequence, s Schedule) {
 	t.Helper()
 	type output struct{ sequence, head, block int }
-	first := make([]int, len(seqs)) // the rows of each sequence that have come, times heads
+	first := make([]int, len(seqs)) // rows of each sequence so far, times heads
 	for _, l := range s.Launches {
 		seen := map[output][]bool{}
 		for _, shares := range l.Blocks {
@@ -138,7 +138,7 @@ func checkShares(t *testing.T, g *attn.Problem, seqs []attn.Sequence, s Schedule
 	}
 }
 
-// What has no schedule, or no kernel, is refused as Build refuses it.
+// ScheduleOf refuses unfused attention, and problems without a kernel as Build does.
 func TestScheduleOfRefuses(t *testing.T) {
 	m, _, _ := fakeGPU(t, 90, 13, 232448)
 	for _, c := range badGeometries {

@@ -20,16 +20,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-// capabilities are those of GPUs that there are, and of one that is to come.
+// capabilities has those of present GPUs, and one of a future GPU.
 var capabilities = []int{80, 86, 89, 90, 100, 120, 130}
 
-// hasEntry says whether an image has a kernel: a cubin has a section of its code, PTX its entry.
+// hasEntry reports whether an image has a kernel: a cubin has its code section, PTX has its entry.
 func hasEntry(image []byte, name string) bool {
 	return bytes.Contains(image, []byte("\x00.text."+name+"\x00")) || bytes.Contains(image, []byte("\n.visible .entry "+name+"("))
 }
 
-// Every kernel of the table is in the committed modules, for each GPU that its line names, and
-// no kernel of attention that the modules have is missing from it.
+// Every kernel of the table is in the committed modules, for each GPU of its line. The table has every attention kernel
+// of the modules.
 func TestTableIsTheModules(t *testing.T) {
 	if reftest.RaceEnabled {
 		t.Skip("images are unpacked in one goroutine, and take many times as long")
@@ -74,7 +74,7 @@ func TestTableIsTheModules(t *testing.T) {
 	}
 }
 
-// The modules of attention stay few and small: what kernels have in common is a choice at run time, not a copy.
+// Attention modules are few and small: kernels choose at run time and are not copied.
 func TestModulesStaySmall(t *testing.T) {
 	if reftest.RaceEnabled {
 		t.Skip("images are unpacked in one goroutine, and take many times as long")
@@ -96,7 +96,7 @@ func TestModulesStaySmall(t *testing.T) {
 	}
 }
 
-// No line is behind one that does all that it does.
+// No line follows a line that does all that it does.
 func TestTableHasNoDeadLine(t *testing.T) {
 	for _, f := range enginetest.Fakes {
 		all := kernelsOf(f.Capability)
@@ -126,7 +126,7 @@ func TestTableHasNoDeadLine(t *testing.T) {
 	}
 }
 
-// randomProblem draws one that may have anything that a Problem can have.
+// randomProblem draws a problem with any features.
 func randomProblem(t *rapid.T) (g attn.Problem) {
 	kvHeads := rapid.IntRange(1, 3).Draw(t, "KV heads")
 	dim := rapid.SampledFrom([]int{64, 80, 96, 128, 256, 72, 4}).Draw(t, "dim")
@@ -156,8 +156,7 @@ func randomProblem(t *rapid.T) (g attn.Problem) {
 	return g
 }
 
-// What Supports admits has a kernel, whatever the lengths are; what it refuses has none; and
-// Build says the same.
+// Problems that Supports accepts have a kernel for any lengths. Problems that it refuses have none. Build agrees.
 func TestSupportsIsTheTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g := randomProblem(t)
@@ -187,14 +186,14 @@ func TestSupportsIsTheTable(t *testing.T) {
 			g.Unfused != (k.family == &unfusedFamily) || k.same() && !w.same || !k.capability.have(capability) {
 			t.Fatalf("%v can't do %+v, %+v", k.entries, g, w)
 		}
-		// Only how keys lie, and shared memory, are in no line.
+		// Only the layout of keys, and shared memory, are not in the table.
 		if err != nil && supportsKeys("test", &g) == nil && e.find(&want{problem: &g, features: w.features, rows: group}) != nil {
 			t.Fatalf("%+v has a kernel, %v, and is refused: %v", g, k.entries, err)
 		}
 	})
 }
 
-// A problem of which each part has a kernel, and the whole has none, is refused.
+// A problem is refused if each of its features has a kernel and no kernel has all.
 func TestRefusalOfTheWhole(t *testing.T) {
 	lines := []kernel{{features: attn.Causal, kv: attn.Float16, dims: []int{64}}, {features: attn.Window, kv: attn.Float16, dims: []int{64}}}
 	g := paged(4, 2, 64)
