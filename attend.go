@@ -461,7 +461,7 @@ func (r *denseRun) layOut(op string, p *problem, c *config) error {
 
 // attend runs a checked problem whose lengths and whose seed are in r. There may be no bias, no sinks and no log-sum-exp.
 func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
-	if c.schedule == Unfused {
+	if c.schedule.kind == unfused {
 		return errs.Unfused(op)
 	}
 	if err := r.layOut(op, p, c); err != nil {

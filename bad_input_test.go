@@ -57,7 +57,7 @@ var badOptions = []struct {
 	{"huge tile", la.WithTileTokens(1<<16 + 1), la.ErrOption, "WithTileTokens(65537)"},
 	{"negative workers", la.WithWorkers(-1), la.ErrOption, "WithWorkers(-1)"},
 	{"many workers", la.WithWorkers(1<<12 + 1), la.ErrOption, "WithWorkers(4097)"},
-	{"no splits", la.WithSchedule(la.FixedSplit(0)), la.ErrOption, "WithSchedule(FixedSplit of less than 1)"},
+	{"no splits", la.WithSchedule(la.FixedSplit(0)), la.ErrOption, "WithSchedule(FixedSplit(0)): at least one split"},
 	{"negative splits", la.WithSchedule(la.FixedSplit(-3)), la.ErrOption, "WithSchedule("},
 	{"no window", la.WithWindow(0), la.ErrOption, "WithWindow(0)"},
 	{"negative window", la.WithWindow(-5), la.ErrOption, "WithWindow(-5)"},
@@ -71,7 +71,6 @@ var badOptions = []struct {
 	{"infinite slope", la.WithALiBi([]float64{math.Inf(-1)}), la.ErrOption, "WithALiBi: the slope of head 0 is -Inf"},
 	{"too many slopes", la.WithALiBi(make([]float64, 50)), la.ErrShape, "WithALiBi has 50 slopes for "},
 	{"no slopes", la.WithALiBi(nil), la.ErrShape, "WithALiBi has 0 slopes for "},
-	{"unknown schedule", la.WithSchedule(la.Schedule(-3)), la.ErrOption, "WithSchedule("},
 }
 
 // builder is Attention or Default.

@@ -350,7 +350,7 @@ func TestAttentionNodes(t *testing.T) {
 	seed := G.NewScalar(g.G, tensor.Int, G.WithName("seed"), G.WithValue(1))
 	for name, opts := range map[string][]la.Option{
 		"none": nil, "scale 1": {la.WithScale(1)}, "scale 1+": {la.WithScale(math.Nextafter(1, 2))}, "scale -0": {la.WithScale(math.Copysign(0, -1))},
-		"causal": {la.WithCausal()}, "per head": {la.WithSchedule(la.PerHead)}, "split 1": {la.WithSchedule(la.FixedSplit(1))},
+		"causal": {la.WithCausal()}, "per head": {la.WithSchedule(la.PerHead)},
 		"split 2": {la.WithSchedule(la.FixedSplit(2))}, "tile 1": {la.WithTileTokens(1)}, "tile 2": {la.WithTileTokens(2)},
 		"workers 1": {la.WithWorkers(1)}, "workers 2": {la.WithWorkers(2)}, "lengths": {la.WithLengths(lengths)},
 		"other lengths": {la.WithLengths(lengths2)}, "queries at the end": {la.WithQueriesAtEnd()},

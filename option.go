@@ -366,57 +366,62 @@ func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 // its sums follows from their number.
 func WithBatchInvariance() Option { return Option{kind: optInvariant} }
 
-// A Schedule says where the list of LeanTiles is cut into the workers' shares.
-type Schedule int
+// A Schedule says where the list of LeanTiles is cut into the workers' shares. The zero value is [StreamK]. Schedules are
+// compared by ==.
+type Schedule struct {
+	kind   scheduleKind
+	splits int // of fixedSplit
+}
+
+type scheduleKind uint8
 
 const (
+	streamK scheduleKind = iota
+	fixedSplit
+	unfused
+)
+
+var (
 	// StreamK gives every worker the same number of LeanTiles, one more or
 	// less, across heads and sequences: LeanAttention.
-	StreamK Schedule = 0
-	// PerHead gives whole output tiles to workers: FlashAttention-2.
-	PerHead Schedule = -1
-	// Unfused is no schedule of LeanTiles: all scores, then their softmax, then the
-	// values that it weighs, one behind the other and with the scores in memory, as
-	// Gorgonia's own nodes do it. It is there to be compared with, and on a GPU
-	// alone: elsewhere it is [ErrUnsupported], since there are the nodes. The memory
-	// is 4 bytes for each query, query head and key.
-	Unfused Schedule = -2
+	StreamK = Schedule{}
+
+	// PerHead gives whole output tiles to workers: FlashAttention-2. It is FixedSplit(1).
+	PerHead = FixedSplit(1)
+
+	// Unfused computes all scores, then their softmax, then the weighted sum of the values, one after the other, as
+	// Gorgonia's own nodes do. It is a baseline for measurements.
+	//
+	//   - The scores are in memory: 4 bytes for each query, query head and key.
+	//   - It is for GPUs. Elsewhere it is [ErrUnsupported]: [Default] has such nodes.
+	Unfused = Schedule{kind: unfused}
 )
 
 // FixedSplit cuts the keys of every output tile into the same number of
-// splits: FlashDecoding. FixedSplit(1) is [PerHead].
-func FixedSplit(splits int) Schedule {
-	if splits < 1 {
-		return badSchedule // refused where the option is read
-	}
-	return Schedule(splits)
-}
+// splits: FlashDecoding. Fewer than 1 are [ErrOption] in the call that takes the option.
+func FixedSplit(splits int) Schedule { return Schedule{kind: fixedSplit, splits: splits} }
 
-const badSchedule Schedule = math.MinInt
-
-// String is the name that the schedule has here, such as "FixedSplit(8)".
+// String returns the name that the schedule has here, such as "FixedSplit(8)".
 func (s Schedule) String() string {
 	switch {
-	case s == StreamK:
+	case s.kind == streamK:
 		return "StreamK"
-	case s == PerHead:
-		return "PerHead"
-	case s == Unfused:
+	case s.kind == unfused:
 		return "Unfused"
-	case s > 0:
-		return fmt.Sprintf("FixedSplit(%d)", int(s))
+	case s.splits == 1:
+		return "PerHead"
 	}
-	return "FixedSplit of less than 1"
+	return fmt.Sprintf("FixedSplit(%d)", s.splits)
 }
 
 func (s Schedule) policy() lean.Policy {
 	switch {
-	case s == PerHead:
+	case s.kind != fixedSplit:
+		return lean.Policy{}
+	case s.splits == 1:
 		return lean.Policy{Kind: lean.PerHead}
-	case s > 0:
-		return lean.Policy{Kind: lean.FixedSplit, Splits: int(s)}
 	}
-	return lean.Policy{}
+	return lean.Policy{Kind: lean.FixedSplit, Splits: s.splits}
 }
 
 // config is what a list of options says.
@@ -503,8 +508,8 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 			}
 			c.sinksNode, c.score.Sinks = o.node, true
 		case optSchedule:
-			if o.schedule < Unfused {
-				return c, errs.Errorf(op, ErrOption, "WithSchedule(%v)", o.schedule)
+			if s := o.schedule; s.kind == fixedSplit && s.splits < 1 {
+				return c, errs.Errorf(op, ErrOption, "WithSchedule(%v): at least one split is needed", s)
 			}
 			c.schedule = o.schedule
 		case optTileTokens:
@@ -609,7 +614,7 @@ func (c *config) setRotary(op string, d int) error {
 func (c *config) attention(d int) attn.Problem {
 	return attn.Problem{
 		Scale: c.scaleFor(d), Mask: c.mask, Score: c.score, Rotary: c.rotary,
-		TileTokens: c.tileTokens, Policy: c.schedule.policy(), Unfused: c.schedule == Unfused, Workers: c.workers,
+		TileTokens: c.tileTokens, Policy: c.schedule.policy(), Unfused: c.schedule.kind == unfused, Workers: c.workers,
 		Invariant: c.invariant, Mixed: c.mixed,
 	}
 }

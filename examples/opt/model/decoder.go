@@ -44,7 +44,7 @@ func AttentionNamed(name string) (a Attention, s la.Schedule, known bool) {
 	case "fused":
 		return Fused, la.StreamK, true
 	}
-	return 0, 0, false
+	return 0, la.StreamK, false
 }
 
 // Linear names an implementation of the linear layers.
