@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/nn"
 )
 
-// Config is the shape of a model, as its config.json has it. What is zero is as in Llama 2.
+// Config is the shape of a model, from its config.json. Zero values are those of Llama 2.
 type Config struct {
 	Vocab   int // vocab_size
 	Hidden  int // hidden_size
@@ -22,32 +22,31 @@ type Config struct {
 	Heads   int // num_attention_heads
 	KVHeads int // num_key_value_heads
 
-	Eps    float64     // rms_norm_eps
-	Rotary rope.Config // head_dim (or Hidden/Heads), rope_theta and rope_scaling, or rope_parameters
-	Gate   nn.Activation     // hidden_act, or hidden_activation
-	Tied   bool        // tie_word_embeddings
+	Eps    float64       // rms_norm_eps
+	Rotary rope.Config   // head_dim (or Hidden/Heads), rope_theta and rope_scaling, or rope_parameters
+	Gate   nn.Activation // hidden_act, or hidden_activation
+	Tied   bool          // tie_word_embeddings
 
-	Windows     []int   // how many keys a layer sees: sliding_window, or 0 for all, by layer_types; nil: all layers all
+	Windows     []int   // how many keys a layer sees: sliding_window, or 0 for all, by layer_types; nil: all layers see all
 	QueryScalar float64 // query_pre_attn_scalar: scores are divided by its root; 0: head_dim
 	ScoreCap    float64 // attn_logit_softcapping; 0: none
 	LogitCap    float64 // final_logit_softcapping; 0: none
 
-	// What follows from the architecture alone.
+	// Properties of the architecture.
 
 	Bias           bool // queries, keys and values have biases, as in Qwen 2
 	Sinks          bool // query heads have attention sinks, as in gpt-oss
 	QKNorm         bool // heads of queries and keys are normalised, as in Qwen 3
 	UnitOffset     bool // norms multiply by 1+weight, as in Gemma
 	ScaleEmbedding bool // embeddings are multiplied by the root of Hidden, as in Gemma
-	PostNorms      bool // what attention and the gated layers make is normalised before it is added, as in Gemma 2
+	PostNorms      bool // the results of attention and of the gated layers are normalised before they are added, as in Gemma 2
 }
 
-// architecture is what is special about one: what config.json does not say, and fields that others
-// don't have.
+// architecture is what config.json does not say, and fields that only one architecture has.
 type architecture struct {
 	config     Config
 	activation string // the field that names the gate's function
-	headDim    bool   // head_dim has to be there: without, it would not be Hidden/Heads
+	headDim    bool   // head_dim is required: the default would not be Hidden/Heads
 	fields     func(f *fields, c *Config)
 }
 
@@ -62,28 +61,27 @@ var architectures = map[string]architecture{
 	},
 }
 
-// gates are the functions of gates by their names in config.json.
+// gates are the gates' functions by their names in config.json.
 var gates = map[string]nn.Activation{
 	"silu": nn.SiLU, "swish": nn.SiLU, "gelu": nn.GELU, "relu": nn.ReLU,
 	"gelu_pytorch_tanh": nn.GELUTanh, "gelu_new": nn.GELUTanh,
 }
 
-// without are fields that say nothing of logits: of training, of how a text is generated and how weights are stored.
+// without has fields that do not affect logits: of training, of generation, and of how weights are stored.
 var without = []string{
 	"_attn_implementation", "_name_or_path", "attention_dropout", "attn_implementation", "bos_token_id", "cache_implementation",
 	"dtype", "eos_token_id", "initializer_range", "model_type", "pad_token_id", "pretraining_tp",
 	"torch_dtype", "transformers_version", "use_cache",
 }
 
-// maxLayers bounds what a file can have allocated.
+// maxLayers bounds the allocations that a file can cause.
 const maxLayers = 1 << 12
 
-// ReadConfig reads a config.json of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
-// Qwen3ForCausalLM or Gemma2ForCausalLM. A field that it does not know is an error, unless it is null
-// or false, since the logits may depend on it.
+// ReadConfig reads a config.json of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or
+// Gemma2ForCausalLM. An unknown field is an error, unless it is null or false, since the logits may depend on it.
 //
-// Errors name field and value, and wrap la.ErrUnsupported for what this package does not know, and
-// la.ErrOption for what is missing or can't be.
+// Errors name field and value. They wrap la.ErrUnsupported for unknown features, and la.ErrOption for missing or
+// invalid fields.
 func ReadConfig(data []byte) (c Config, err error) {
 	f := parse("", data)
 	var names []string
@@ -139,8 +137,8 @@ func mistralFields(f *fields, c *Config) {
 	}
 }
 
-// qwenFields reads those of Qwen 2 and 3, whose use_sliding_window is false, as in all that were published: the
-// window is not used then.
+// qwenFields reads the fields of Qwen 2 and 3, whose use_sliding_window is false, as in all published models: then
+// the window is not used.
 func qwenFields(f *fields, c *Config) {
 	delete(f.left, "max_window_layers")
 	delete(f.left, "sliding_window")
@@ -152,7 +150,7 @@ func gemma2Fields(f *fields, c *Config) {
 	f.layerTypes(c, window, "sliding_attention", "full_attention")
 	c.QueryScalar = f.positive("query_pre_attn_scalar")
 	c.ScoreCap, c.LogitCap = f.orNone("attn_logit_softcapping"), f.orNone("final_logit_softcapping")
-	// Some files have two things twice. transformers does not look at these fields.
+	// Some files have a value twice. transformers ignores these fields.
 	var size int
 	if f.read("sliding_window_size", &size) && size != window {
 		f.fail(la.ErrOption, "sliding_window_size is %d, and sliding_window %d", size, window)
@@ -165,7 +163,7 @@ func gemma2Fields(f *fields, c *Config) {
 	}
 }
 
-// window is sliding_window; 0: none.
+// window returns sliding_window; 0: none.
 func (f *fields) window() int {
 	if f.none("sliding_window") {
 		return 0
@@ -173,7 +171,7 @@ func (f *fields) window() int {
 	return f.size("sliding_window")
 }
 
-// orNone is a number above 0; 0: none.
+// orNone returns a number above 0; 0: none.
 func (f *fields) orNone(name string) float64 {
 	if f.none(name) {
 		return 0
@@ -181,7 +179,7 @@ func (f *fields) orNone(name string) float64 {
 	return f.positive(name)
 }
 
-// layerTypes has the layers of layer_types that slide see a window. Where it says nothing, otherwise is
+// layerTypes sets the windows of the layers that layer_types lists as sliding. Without layer_types, otherwise is
 // repeated.
 func (f *fields) layerTypes(c *Config, window int, otherwise ...string) {
 	var types []string
@@ -207,7 +205,7 @@ func (f *fields) layerTypes(c *Config, window int, otherwise ...string) {
 	}
 }
 
-// rotary reads rope_parameters, or rope_theta and rope_scaling, as files had them until 2025.
+// rotary reads rope_parameters, or rope_theta and rope_scaling, the fields until 2025.
 func (f *fields) rotary() (c rope.Config) {
 	context := 0
 	if f.has("max_position_embeddings") {
@@ -231,14 +229,14 @@ func (f *fields) rotary() (c rope.Config) {
 	return c
 }
 
-// rope reads a rotary embedding. context is how many tokens the model was trained with, unless it says
-// another number.
+// rope reads a rotary embedding. context is the number of tokens of the training, unless the object has another
+// number.
 func (f *fields) rope(c *rope.Config, context int) {
 	if f.has("rope_theta") {
 		c.Base = f.positive("rope_theta")
 	}
 	kind := "default"
-	f.read("type", &kind) // until 2024
+	f.read("type", &kind) // the name until 2024
 	f.read("rope_type", &kind)
 	original := func() int {
 		if context == 0 || f.has("original_max_position_embeddings") {
@@ -246,7 +244,7 @@ func (f *fields) rope(c *rope.Config, context int) {
 		}
 		return context
 	}
-	optional := func(name string) (x float64) { // 0: what rope.Config has
+	optional := func(name string) (x float64) { // 0: the default of rope.Config
 		f.read(name, &x)
 		return x
 	}
@@ -273,9 +271,9 @@ func (f *fields) rope(c *rope.Config, context int) {
 	f.end()
 }
 
-// fields are those of an object of a config.json, read one by one. err is the first error.
+// fields are the fields of an object of a config.json, read one by one. err is the first error.
 type fields struct {
-	object string // that has them, with a dot, for errors
+	object string // name of the object with a dot, for errors
 	left   map[string]json.RawMessage
 	err    error
 }
@@ -300,7 +298,7 @@ func (f *fields) refuse(name string, value any, known []string) {
 	f.fail(la.ErrUnsupported, "%s is %s, none of %q", name, short(fmt.Appendf(nil, "%+q", value)), known)
 }
 
-// read reads a field into x, and reports whether it was there. null is as none.
+// read reads a field into x, and reports whether the field is present. null counts as absent.
 func (f *fields) read(name string, x any) bool {
 	raw, ok := f.left[name]
 	delete(f.left, name)
@@ -313,26 +311,26 @@ func (f *fields) read(name string, x any) bool {
 	return true
 }
 
-// need reads a field that has to be there.
+// need reads a required field.
 func (f *fields) need(name string, x any) {
 	if !f.read(name, x) {
 		f.fail(la.ErrOption, "%s is missing", name)
 	}
 }
 
-// has reports whether a field is there that is not null.
+// has reports whether a field is present and not null.
 func (f *fields) has(name string) bool {
 	raw, ok := f.left[name]
 	return ok && string(raw) != "null"
 }
 
-// none reports whether a field is null. It has to be there: without it, transformers has a number of its own.
+// none reports whether a field is null. The field is required: without it, transformers has a default.
 func (f *fields) none(name string) bool {
 	_, ok := f.left[name]
 	return ok && !f.has(name)
 }
 
-// size is a number of something, of which a product of two fits an int.
+// size returns a number of things; a product of two such numbers fits an int.
 func (f *fields) size(name string) (n int) {
 	if f.need(name, &n); n < 1 || n > math.MaxInt32 {
 		f.fail(la.ErrOption, "%s is %d, not in [1, %d]", name, n, math.MaxInt32)
@@ -340,7 +338,7 @@ func (f *fields) size(name string) (n int) {
 	return n
 }
 
-// positive is a number above 0.
+// positive returns a number above 0.
 func (f *fields) positive(name string) (x float64) {
 	if f.need(name, &x); !(x > 0) {
 		f.fail(la.ErrOption, "%s is %v, not above 0", name, x)
@@ -348,7 +346,7 @@ func (f *fields) positive(name string) (x float64) {
 	return x
 }
 
-// end refuses what nobody has read.
+// end refuses fields that were not read.
 func (f *fields) end() {
 	for _, name := range slices.Sorted(maps.Keys(f.left)) {
 		if raw := string(f.left[name]); raw != "null" && raw != "false" {
@@ -357,7 +355,7 @@ func (f *fields) end() {
 	}
 }
 
-// short is a value for errors.
+// short returns a value for errors.
 func short(raw json.RawMessage) string {
 	if len(raw) > 80 {
 		return string(raw[:80]) + "..."

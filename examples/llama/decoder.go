@@ -21,35 +21,35 @@ import (
 type Decoder struct {
 	cache  *la.Cache
 	vocab  int
-	cap    float64 // of logits; 0: none
+	cap    float64 // soft cap of logits; 0: none
 	gpu    *device.GPU
 	greedy bool
-	graphs []*graph // smallest first
+	graphs []*graph // the smallest first
 }
 
-// Options is where a decoder computes, and how much it holds.
+// Options says where a decoder computes, and how much it holds.
 type Options struct {
-	// Rows is the rows of each graph, of which there is one at least; a step takes the smallest that has enough. A graph of
-	// few rows is for tokens one after the other, one of many for prompts.
+	// Rows is the numbers of rows of the graphs, at least one; a step takes the smallest graph with enough rows. A
+	// graph of few rows is for decode, one of many rows for prompts.
 	Rows []int
-	// Tokens is how many tokens all texts have together, at most. Where all layers have a window, as in Mistral, those that
-	// it has left behind do not count, and a text goes on for ever.
+	// Tokens is the largest number of tokens of all texts together. If all layers have a window, as in Mistral,
+	// tokens before the window do not count, and a text has no limit.
 	Tokens int
-	// KV is the type of keys and values in the cache: tensor.Float32, which is that of the zero value, Float16 or BFloat16.
+	// KV is the type of keys and values in the cache: tensor.Float32, which is also the default, Float16 or BFloat16.
 	KV tensor.Dtype
 	// Device is a GPU; nil: the CPU.
 	Device *device.GPU
-	// Mixed lets what is multiplied with 16-bit weights and keys be rounded to their type, where that is faster:
-	// see WithMixedPrecision of both packages.
+	// Mixed allows rounding operands to the type of 16-bit weights and keys if that is faster: see WithMixedPrecision
+	// of both packages.
 	Mixed bool
-	// Schedule shares attention out; the zero value is stream-K.
+	// Schedule is the schedule of attention; the zero value is stream-K.
 	Schedule la.Schedule
-	// Greedy has a step choose the most likely tokens where it computes logits: Next and Continue take Step's place. On
-	// a GPU a few bytes come down then, and the host waits for no token.
+	// Greedy makes a step choose the most likely tokens where it computes logits: Next and Continue replace Step. On
+	// a GPU only a few bytes are downloaded then, and the host waits for no token.
 	Greedy bool
 }
 
-// Text is tokens of a sequence that a step reads.
+// Text is tokens that a step reads for a sequence.
 type Text struct {
 	Seq *la.Sequence
 	IDs []int
@@ -57,7 +57,7 @@ type Text struct {
 
 const pageSize = 16
 
-// check refuses, by its field, what no decoder can be made of.
+// check returns the error of invalid options, with the field.
 func (o *Options) check(c *Config, weights Weights) error {
 	type number struct {
 		name string
@@ -101,7 +101,7 @@ func (o *Options) check(c *Config, weights Weights) error {
 	return nil
 }
 
-// New makes a decoder. What no decoder can be made of is an error that names its field.
+// New makes a decoder. An invalid argument is an error that names its field.
 func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 	if err := o.check(&c, weights); err != nil {
 		return nil, err
@@ -116,7 +116,7 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 	d.cache, err = la.NewCache(la.CacheConfig{
 		Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: c.Rotary.HeadDim, DType: o.KV, Device: o.Device,
 		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Window: c.window(),
-		Shard: la.ShardHeads, // of several GPUs: layers have WithRotary, which is not for a cache by context
+		Shard: la.ShardHeads, // of several GPUs: layers have WithRotary, which a cache by context lacks
 	})
 	if err != nil {
 		return d, err
@@ -131,7 +131,7 @@ func New(c Config, weights Weights, o Options) (d *Decoder, err error) {
 	return d, nil
 }
 
-// window is what no layer looks back further than; 0: some see all.
+// window returns the largest window of all layers; 0: some layer sees all keys.
 func (c *Config) window() int {
 	if len(c.Windows) == 0 || slices.Min(c.Windows) == 0 {
 		return 0
@@ -139,7 +139,7 @@ func (c *Config) window() int {
 	return slices.Max(c.Windows)
 }
 
-// Close gives everything back.
+// Close frees all resources.
 func (d *Decoder) Close() (err error) {
 	for _, g := range d.graphs {
 		err = errors.Join(err, g.recording.Close(), g.machine.Close())
@@ -150,11 +150,10 @@ func (d *Decoder) Close() (err error) {
 	return err
 }
 
-// NewSequence is a text of no tokens yet.
+// NewSequence returns an empty text.
 func (d *Decoder) NewSequence() (*la.Sequence, error) { return d.cache.NewSequence() }
 
-// Step reads tokens of texts, and returns the logits behind each of them: text after text, of each
-// of its tokens Vocab numbers.
+// Step reads tokens of texts, and returns the logits after each token: for each text and token, Vocab numbers.
 func (d *Decoder) Step(texts ...Text) (logits [][][]float32, err error) {
 	if d.greedy {
 		return nil, fmt.Errorf("llama: a step of a greedy decoder has no logits: %w", la.ErrOption)
@@ -175,7 +174,7 @@ func (d *Decoder) Step(texts ...Text) (logits [][][]float32, err error) {
 	return logits, nil
 }
 
-// run is a step: what the graph makes of the rows of all texts, one behind the other.
+// run runs a step, and returns the graph's result for the rows of all texts in order.
 func (d *Decoder) run(texts []Text) (rows any, err error) {
 	var appends []la.Append
 	var ids []int
@@ -190,7 +189,7 @@ func (d *Decoder) run(texts []Text) (rows any, err error) {
 	return g.run(appends, ids)
 }
 
-// graph is the smallest that has so many rows.
+// graph returns the smallest graph with enough rows.
 func (d *Decoder) graph(rows int) (*graph, error) {
 	for _, g := range d.graphs {
 		if rows <= g.step.Tokens() {
@@ -201,8 +200,8 @@ func (d *Decoder) graph(rows int) (*graph, error) {
 	return nil, fmt.Errorf("llama: a step of %d tokens, and the largest graph of Options.Rows has %d rows: %w", rows, most, la.ErrShape)
 }
 
-// softCap keeps logits within bounds: x becomes cap tanh(x/cap). It is here and not in the graph, since no
-// node is a tanh on a GPU. A greedy graph needs none: the order of logits stays.
+// softCap bounds logits: x becomes cap tanh(x/cap). It runs on the host, since there is no tanh node on a GPU. A
+// greedy graph needs no cap, which keeps the order of logits.
 func (d *Decoder) softCap(logits []float32) {
 	if d.cap == 0 {
 		return
@@ -212,24 +211,24 @@ func (d *Decoder) softCap(logits []float32) {
 	}
 }
 
-// graph is the decoder of a number of rows.
+// graph is the decoder for a number of rows.
 type graph struct {
 	step    *la.Step
 	machine interface {
 		G.VM
 		Close() error
 	}
-	ids       []int // tokens: in host memory the input is this
+	ids       []int // tokens: the memory of the input on the host
 	there     *device.Tensor
-	out       *G.Node // logits, or of a greedy decoder tokens
+	out       *G.Node // logits, or tokens of a greedy decoder
 	gpu       *device.GPU
 	often     bool           // it is recorded
 	result    *device.Tensor // of the last run on the GPU
 	recording *device.Recording
 }
 
-// newGraph builds a graph of a number of rows. One that runs often is recorded on a GPU; the values of
-// others share memory there, since many rows take much.
+// newGraph builds a graph for a number of rows. A graph that runs often is recorded on a GPU. Other graphs share
+// memory there, since many rows take much.
 func newGraph(c Config, weights Weights, cache *la.Cache, rows int, often bool, o Options) (gr *graph, err error) {
 	gpu := o.Device
 	gr = &graph{gpu: gpu, often: often}
@@ -270,7 +269,7 @@ func newGraph(c Config, weights Weights, cache *la.Cache, rows int, often bool, 
 	return gr, nil
 }
 
-// run is a step: what is computed of its rows.
+// run runs a step and returns the result for its rows.
 func (gr *graph) run(appends []la.Append, ids []int) (rows any, err error) {
 	err = gr.step.Run(appends, func() (err error) {
 		rows, err = gr.compute(ids)
@@ -280,7 +279,7 @@ func (gr *graph) run(appends []la.Append, ids []int) (rows any, err error) {
 }
 
 func (gr *graph) compute(ids []int) (rows any, err error) {
-	clear(gr.ids) // rows of nobody have token 0
+	clear(gr.ids) // unassigned rows have token 0
 	copy(gr.ids, ids)
 	if gr.gpu == nil {
 		defer gr.machine.Reset()
@@ -295,7 +294,7 @@ func (gr *graph) compute(ids []int) (rows any, err error) {
 	if err := gr.queue(); err != nil {
 		return nil, err
 	}
-	t, err := gr.result.Download() // it waits for the run
+	t, err := gr.result.Download() // waits for the run
 	if err != nil {
 		return nil, err
 	}
@@ -311,8 +310,8 @@ func (gr *graph) put(ids []int) error {
 	return gr.there.CopyFrom(tensor.New(tensor.WithShape(len(short)), tensor.WithBacking(short)))
 }
 
-// queue queues a run on the GPU. Of a graph that runs often the first is node by node, which gives nodes
-// their memory; the second is recorded, and from then on the recording is replayed.
+// queue queues a run on the GPU. The first run of a graph that runs often is node by node and allocates the nodes'
+// memory. The second run is recorded, and later runs replay the recording.
 func (gr *graph) queue() (err error) {
 	run := func() error {
 		defer gr.machine.Reset()
@@ -331,7 +330,7 @@ func (gr *graph) queue() (err error) {
 		}
 	}
 	err = gr.recording.Replay()
-	if errors.Is(err, la.ErrState) { // the schedule looks different
+	if errors.Is(err, la.ErrState) { // the schedule has another shape
 		err = errors.Join(gr.recording.Close(), run())
 		gr.recording = nil
 	}

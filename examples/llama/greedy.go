@@ -11,8 +11,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Next is a step of a greedy decoder: of each text the most likely token behind each of its tokens. Where logits are NaN
-// or infinite there is none, which is an error.
+// Next is a step of a greedy decoder. It returns the most likely token after each token of each text. NaN or infinite
+// logits are an error.
 func (d *Decoder) Next(texts ...Text) (tokens [][]int, err error) {
 	if !d.greedy {
 		return nil, notGreedy()
@@ -36,7 +36,7 @@ func notGreedy() error {
 	return fmt.Errorf("llama: only a greedy decoder chooses tokens: %w", la.ErrOption)
 }
 
-// chosen are tokens that an ArgMax has chosen of a step, whose rows of nobody are left out.
+// chosen returns the tokens that an ArgMax has chosen in a step, without unassigned rows.
 func chosen(rows []int32) ([]int, error) {
 	own := make([]int, len(rows))
 	for i, id := range rows {
@@ -47,9 +47,10 @@ func chosen(rows []int32) ([]int, error) {
 	return own, nil
 }
 
-// Continue is so many steps of a greedy decoder. The first appends tokens, one to each sequence, and every other what
-// the one before has chosen; what each of them chose is returned. On a GPU the host waits for the last one only. After an
-// error some steps may have been done: the lengths of the sequences tell.
+// Continue runs steps of a greedy decoder. The first step appends tokens, one to each sequence; each further step
+// appends the tokens that the step before has chosen. Continue returns the tokens that each step chose. On a GPU the
+// host waits for the last step only. After an error some steps may have been done: the lengths of the sequences show
+// which.
 func (d *Decoder) Continue(seqs []*la.Sequence, tokens []int, steps int) (all [][]int, err error) {
 	switch {
 	case !d.greedy:
@@ -80,8 +81,8 @@ func (d *Decoder) Continue(seqs []*la.Sequence, tokens []int, steps int) (all []
 	return all, nil
 }
 
-// continueGPU queues the steps one behind the other. What a step chose is the input of the next one, and is kept in a
-// tensor that comes down at the end.
+// continueGPU queues the steps. The tokens that a step chose are the input of the next one, and are kept in a tensor
+// that is downloaded at the end.
 func (d *Decoder) continueGPU(seqs []*la.Sequence, tokens []int, steps int) (all [][]int, err error) {
 	n := len(seqs)
 	g, err := d.graph(n)
@@ -97,7 +98,7 @@ func (d *Decoder) continueGPU(seqs []*la.Sequence, tokens []int, steps int) (all
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, history.Free()) }()
-	clear(g.ids) // rows of nobody have token 0
+	clear(g.ids) // unassigned rows have token 0
 	copy(g.ids, tokens)
 	err = g.put(g.ids)
 	for i := 0; i < steps && err == nil; i++ {
@@ -106,7 +107,7 @@ func (d *Decoder) continueGPU(seqs []*la.Sequence, tokens []int, steps int) (all
 	if err != nil {
 		return nil, err
 	}
-	t, err := history.Download() // it waits
+	t, err := history.Download() // waits for all steps
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +121,8 @@ func (d *Decoder) continueGPU(seqs []*la.Sequence, tokens []int, steps int) (all
 	return all, nil
 }
 
-// follow queues a step that reads what the last one has chosen, or else what is there already, and puts what it
-// chooses into rows of history from at on.
+// follow queues a step that reads the tokens that the last step has chosen, or the present inputs, and copies its
+// chosen tokens into rows of history from at on.
 func (gr *graph) follow(appends []la.Append, last bool, history *device.Tensor, at int) error {
 	return gr.step.Run(appends, func() error {
 		n := len(appends)
@@ -137,7 +138,7 @@ func (gr *graph) follow(appends []la.Append, last bool, history *device.Tensor, 
 	})
 }
 
-// copyRows copies the first n rows of a tensor to those from at on of another.
+// copyRows copies the first n rows of a tensor to the rows from at on of another.
 func copyRows(to *device.Tensor, at int, from *device.Tensor, n int) error {
 	dst, err := to.Rows(at, at+n)
 	if err != nil {

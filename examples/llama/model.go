@@ -11,12 +11,12 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Weights is the value of a parameter, by its name in a checkpoint of transformers: a
-// *tensor.Dense of float32, Float16 or BFloat16 for a decoder on the CPU, and a [device.Tensor]
-// for one on a GPU. Norms and biases are of float32.
+// Weights returns the value of a parameter by its name in a checkpoint of transformers: a *tensor.Dense of float32,
+// Float16 or BFloat16 for a decoder on the CPU, and a [device.Tensor] for one on a GPU. Norms and biases are of
+// float32.
 type Weights func(name string, shape ...int) (G.Value, error)
 
-// builder makes the nodes of a graph, one on the other, until the first error.
+// builder adds the nodes of a graph until the first error.
 type builder struct {
 	c        Config
 	weights  Weights
@@ -27,8 +27,7 @@ type builder struct {
 	err      error
 }
 
-// logits builds the decoder: tokens is a vector, and the result is (rows, Vocab), without
-// a soft cap.
+// logits builds the decoder: tokens is a vector, and the result is (rows, Vocab), without a soft cap.
 func (b *builder) logits(tokens *G.Node) (*G.Node, error) {
 	embedding := b.weight("model.embed_tokens.weight", b.c.Vocab, b.c.Hidden)
 	h := b.do(func() (*G.Node, error) { return nn.Embedding(embedding, tokens, nil) })
@@ -59,7 +58,7 @@ func (b *builder) layer(i int, h *G.Node) *G.Node {
 	return b.add(h, x, name+"mlp.down_proj", b.c.Inner, name+after)
 }
 
-// add is h and a projection of x, which is normalised first in models that have such norms.
+// add returns h plus a projection of x. Models with such norms normalise the projection first.
 func (b *builder) add(h, x *G.Node, projection string, in int, norm string) *G.Node {
 	if !b.c.PostNorms {
 		return b.linear(x, projection, b.c.Hidden, in, nn.WithResidual(h))
@@ -69,7 +68,7 @@ func (b *builder) add(h, x *G.Node, projection string, in int, norm string) *G.N
 	return b.do(func() (*G.Node, error) { return nn.RMSNorm(y, gamma, h, b.c.Eps, b.normOptions()...) })
 }
 
-// attention is that of the norm of h to what the cache has of the layer.
+// attention returns the attention of the norm of h to the layer's keys and values in the cache.
 func (b *builder) attention(i int, name string, norm nn.Option, h *G.Node) *G.Node {
 	d := b.c.Rotary.HeadDim
 	qkv := b.linears(h, b.c.Bias, norm,
@@ -86,7 +85,7 @@ func (b *builder) attention(i int, name string, norm nn.Option, h *G.Node) *G.No
 	})
 }
 
-// attentionOptions are what a layer's keys and scores are. Whatever else changes scores goes here, too.
+// attentionOptions returns the options of a layer's keys and scores. Further score modifications belong here, too.
 func (b *builder) attentionOptions(i int, name string) []la.Option {
 	opts := []la.Option{la.WithCausal(), la.WithRotary(b.c.Rotary), la.WithSchedule(b.schedule)}
 	if b.c.Windows != nil && b.c.Windows[i] > 0 {
@@ -127,7 +126,7 @@ func (b *builder) weight(name string, shape ...int) *G.Node {
 	})
 }
 
-// input makes an input node of a name of its own that holds v.
+// input makes an input node with its own name and the value v.
 func input(g *G.ExprGraph, name string, v interface {
 	G.Value
 	Dtype() tensor.Dtype
@@ -135,7 +134,7 @@ func input(g *G.ExprGraph, name string, v interface {
 	return G.NewTensor(g, v.Dtype(), len(v.Shape()), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(v))
 }
 
-// norm has a layer read the norm of its input.
+// norm returns the option of a layer that reads the norm of its input.
 func (b *builder) norm(name string) nn.Option {
 	return nn.WithRMSNorm(b.weight(name+".weight", b.c.Hidden), b.c.Eps, b.normOptions()...)
 }
@@ -147,7 +146,7 @@ func (b *builder) normOptions() []nn.Option {
 	return nil
 }
 
-// options are those of a linear layer.
+// options returns the options of a linear layer.
 func (b *builder) options(opts ...nn.Option) []nn.Option {
 	if b.mixed {
 		opts = append(opts, nn.WithMixedPrecision())
@@ -165,13 +164,13 @@ type layer struct {
 	out  int
 }
 
-// gated is a gate of h and what it is for, multiplied.
+// gated returns a gated unit of h.
 func (b *builder) gated(h *G.Node, norm nn.Option, gate, up layer) *G.Node {
 	ws := []*G.Node{b.weight(gate.name+".weight", gate.out, b.c.Hidden), b.weight(up.name+".weight", up.out, b.c.Hidden)}
 	return b.do(func() (*G.Node, error) { return nn.GatedLinear(h, ws, nil, b.c.Gate, b.options(norm)...) })
 }
 
-// linears is layers of h, as one node and a node for each output: on a GPU they are one launch.
+// linears returns layers of h, as one node and a node for each output: on a GPU they are one launch.
 func (b *builder) linears(h *G.Node, bias bool, norm nn.Option, layers ...layer) []*G.Node {
 	ys := make([]*G.Node, len(layers))
 	var ws, bs []*G.Node

@@ -12,8 +12,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// stepBytes is what a run reads of the weights: all but the tables of which it
-// takes rows.
+// stepBytes returns the bytes of weights that a run reads: all but the tables of which it takes rows.
 func (w *Weights) stepBytes() int64 {
 	n := w.Bytes()
 	for _, table := range w.tables() {
@@ -22,8 +21,8 @@ func (w *Weights) stepBytes() int64 {
 	return n
 }
 
-// tables are the weights of which a run reads some rows only. The table of tokens
-// is read whole where the head uses it too.
+// tables returns the weights of which a run reads only some rows. The table of tokens is read whole if the head uses
+// it too.
 func (w *Weights) tables() []string {
 	names := []string{"decoder.embed_positions.weight"}
 	if !w.config.TieWordEmbeddings {
@@ -32,7 +31,7 @@ func (w *Weights) tables() []string {
 	return names
 }
 
-// tokenBytes is what attention reads for each token that it sees.
+// tokenBytes returns the bytes that attention reads for each visible token.
 func tokenBytes(c hf.Config, storage tensor.Dtype) int64 {
 	if storage == (tensor.Dtype{}) {
 		storage = tensor.Float32
@@ -40,9 +39,8 @@ func tokenBytes(c hf.Config, storage tensor.Dtype) int64 {
 	return 2 * int64(c.Layers) * int64(c.HiddenSize) * int64(storage.Size())
 }
 
-// runBytes is what the coming run of a pass has to read: the weights, and the keys
-// and values of the tokens that are seen, its own included. 0 for [Fused], which
-// keeps none.
+// runBytes returns the bytes that the next run of a pass reads: the weights, and the keys and values of the visible
+// tokens, new ones included. It is 0 for [Fused], which stores none.
 func (d *Decoder) runBytes(p *pass) int64 {
 	if d.options.Attention == Fused {
 		return 0
@@ -57,8 +55,7 @@ func (d *Decoder) runBytes(p *pass) int64 {
 	return n
 }
 
-// readWhole returns the memory of the weights that a run reads whole, each from where
-// 64-bit words begin.
+// readWhole returns the memory of the weights that a run reads whole, each from the first 64-bit word on.
 func (w *Weights) readWhole() (all [][]byte) {
 	tables := w.tables()
 	for name, t := range w.tensors {
@@ -70,10 +67,9 @@ func (w *Weights) readWhole() (all [][]byte) {
 	return all
 }
 
-// ReadCeiling is how many bytes a second the memory of the weights gives: on the
-// CPU measured, by adding up those that a run reads on all cores, which takes a few runs' time; of a
-// GPU the clock and the width of its memory make it, of several the sum, 0 where the driver does not
-// tell them.
+// ReadCeiling returns the bandwidth of the weights' memory. On the CPU it is measured by adding up the bytes of a run
+// on all cores, which takes the time of a few runs. On a GPU it follows from the clock and the width of the memory;
+// for several GPUs it is the sum, and 0 if the driver does not return them.
 func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
 	if d.options.Device != nil {
 		for _, m := range d.options.Device.Members() {
@@ -84,7 +80,7 @@ func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
 		}
 		return bytesPerSecond, nil
 	}
-	// As many bytes as a run of decode reads: of more of them less would be in caches, of fewer more.
+	// As many bytes as a run of decode: of more bytes a smaller share would be in caches, of fewer a larger one.
 	all, bytes := d.weights.readWhole(), int64(0)
 	for _, b := range all {
 		bytes += int64(len(b))
@@ -94,7 +90,7 @@ func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
 			all, bytes = append(all, touched(int(seen))), bytes+seen
 		}
 	}
-	// The first turns may find threads asleep, and others something else that goes on: the best of many counts.
+	// Threads may sleep in the first turns, and other programs may disturb others: the best of many counts.
 	for turn, began := 0, time.Now(); turn < 5 || time.Since(began) < ceilingTime || turn < 20 && time.Since(began) < 5*ceilingTime; turn++ {
 		turnBegan := time.Now()
 		if _, err := cpu.ReadSum(cpu.Default(), all...); err != nil {
@@ -106,15 +102,15 @@ func (d *Decoder) ReadCeiling() (bytesPerSecond float64, err error) {
 }
 
 const (
-	// ceilingTime is how long the memory is read at least.
+	// ceilingTime is the least time of the measurement.
 	ceilingTime = 200 * time.Millisecond
 
-	// ceilingKeys is the most bytes that are read for keys and values, which lie where they can't be added up: more than that is
-	// in no cache anyway.
+	// ceilingKeys is the largest number of bytes that are read in place of keys and values, whose memory can't be
+	// added up: more is in no cache anyway.
 	ceilingKeys = 256 << 20
 )
 
-// touched returns memory that has been written: what has not been is one page of zeros, which caches hold.
+// touched returns memory that has been written: unwritten memory is one page of zeros, which caches hold.
 func touched(bytes int) []byte {
 	b := make([]byte, (bytes+7)/8*8)
 	for i := 0; i < len(b); i += 4096 {

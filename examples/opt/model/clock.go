@@ -12,16 +12,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// clock measures the time between nodes of a graph, which runs one after the
-// other: a node that starts it passes a value on when all that comes before has
-// been computed, and a node that stops it passes the result on.
+// clock measures the time between nodes of a graph, which runs one node after the other. A node that starts the clock
+// passes a value on after all earlier nodes have been computed, and a node that stops the clock passes the result on.
 type clock struct {
 	began time.Time
 	total time.Duration
 }
 
-// start passes q, k and v on, none of them before all three are there. What
-// uses them comes after the start of the clock.
+// start passes q, k and v on after all three are computed. Their users come after the start of the clock.
 func (c *clock) start(b *builder, layer int, q, k, v *G.Node) (q2, k2, v2 *G.Node) {
 	k2 = b.pass(fmt.Sprintf("clock %d start", layer), func() { c.began = time.Now() }, k, q, v)
 	q2 = b.pass(fmt.Sprintf("clock %d q", layer), nil, q, k2)
@@ -41,18 +39,17 @@ func (b *builder) pass(name string, then func(), x *G.Node, after ...*G.Node) *G
 	})
 }
 
-// passOp's value is that of its first child. No other node may write that or
-// read it later, because Gorgonia does not know that they share memory. name is
-// unique in the graph.
+// passOp's value is the value of its first child. No other node may write or later read that value, because Gorgonia
+// does not know that the nodes share memory. name is unique in the graph.
 type passOp struct {
 	name     string
-	then     func() // called when the node is reached; nil: nothing
+	then     func() // called when the node runs; nil: nothing
 	children int
 }
 
 func (op *passOp) Arity() int { return op.children }
 
-// Type is of matrices only, all of one element type.
+// Type takes matrices only, all of one element type.
 func (op *passOp) Type() hm.Type {
 	var ts []hm.Type
 	for range op.children + 1 {

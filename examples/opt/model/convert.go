@@ -14,16 +14,15 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// convert gives every weight the type that kind has for it. Those that it has to
-// make lie in one piece, so that nearly all of them are in large pages where the
-// system has such: decoding reads every weight for every token, a tenth faster
-// so, since small pages keep memory waiting for addresses.
+// convert converts every weight to the type that kind returns. Converted weights are in one allocation, so that
+// nearly all of them are in large pages if the system has such: decode reads every weight for every token, and is a
+// tenth faster, since small pages delay address translation.
 func (w *Weights) convert(kind func(*tensor.Dense) tensor.Dtype) (err error) {
 	defer shortage(&err)
 	size := 0
 	for p := range w.config.Weights() {
 		t := w.tensors[p.Name]
-		if t == nil { // another rank's
+		if t == nil { // another rank's weight
 			continue
 		}
 		from, to := t.Dtype(), kind(t)
@@ -53,13 +52,13 @@ func isWeight(t tensor.Dtype) bool {
 	return t == tensor.Float32 || t == la.Float16 || t == la.BFloat16
 }
 
-// lines is so many bytes up to the end of a cache line.
+// lines rounds bytes up to the end of a cache line.
 func lines(bytes int) int { return (bytes + 63) &^ 63 }
 
-// arena is memory that has not been handed out.
+// arena is unused memory.
 type arena []byte
 
-// take is n elements of a number type. There has to be room for them.
+// take returns n elements of a number type. They must fit.
 func take[T any](a *arena, n int) []T {
 	size := lines(n * int(unsafe.Sizeof(*new(T))))
 	s := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData((*a)[:size]))), n)
@@ -67,8 +66,7 @@ func take[T any](a *arena, n int) []T {
 	return s
 }
 
-// convert is t in another type of weights, or t itself where that is the type
-// that it has.
+// convert returns t in another type of weights, or t itself if it has that type.
 func (a *arena) convert(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) {
 	if t.Dtype() == to {
 		return t, nil
@@ -86,16 +84,16 @@ func (a *arena) convert(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error)
 	return into, convertAll(buffer(into), buffer(t))
 }
 
-// buffer is the elements of a tensor of weights.
+// buffer returns the elements of a tensor of weights.
 func buffer(t *tensor.Dense) cpu.Buffer {
 	kinds := map[tensor.Dtype]attn.DType{tensor.Float32: attn.Float32, la.Float16: attn.Float16, la.BFloat16: attn.BFloat16}
 	return cpu.Buffer{DType: kinds[t.Dtype()], Ptr: unsafe.Pointer(unsafe.SliceData(dense.Backing[byte](t))), Len: t.Shape().TotalSize()}
 }
 
-// piece is how many elements a thread converts at a time.
+// piece is the number of elements that a thread converts at a time.
 const piece = 1 << 16
 
-// convertAll converts elements on all threads. One that float16 can't hold is an error: the first.
+// convertAll converts elements on all threads. The first element that float16 can't represent is an error.
 func convertAll(into, from cpu.Buffer) error {
 	pieces := (from.Len + piece - 1) / piece
 	failed := make([]error, pieces)
@@ -105,7 +103,7 @@ func convertAll(into, from cpu.Buffer) error {
 			return
 		}
 		for j, v := range unsafe.Slice((*la.F16)(dst.Ptr), dst.Len) {
-			if v&0x7fff != 0x7c00 { // is no infinity
+			if v&0x7fff != 0x7c00 { // not an infinity
 				continue
 			}
 			var was [1]float32
@@ -127,10 +125,10 @@ func convertAll(into, from cpu.Buffer) error {
 	return nil
 }
 
-// part is piece i of a buffer.
+// part returns piece i of a buffer.
 func part(b cpu.Buffer, i int) cpu.Buffer { return at(b, i*piece, min(piece, b.Len-i*piece)) }
 
-// at is n elements of a buffer.
+// at returns n elements of a buffer from i on.
 func at(b cpu.Buffer, i, n int) cpu.Buffer {
 	b.Ptr, b.Len = unsafe.Add(b.Ptr, i*b.DType.Size()), n
 	return b

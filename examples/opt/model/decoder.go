@@ -24,13 +24,12 @@ type Attention int
 
 const (
 	Lean    Attention = iota // leanattention.CachedAttention on a paged cache
-	Default                  // Gorgonia's own nodes over a fixed capacity; on a GPU, which they know nothing of, leanattention.Unfused
-	Fused                    // Gorgonia's own nodes over the whole text, without a cache, rewritten by leanattention.Fuse
+	Default                  // Gorgonia's own nodes over a fixed capacity; on a GPU, where they don't run, leanattention.Unfused
+	Fused                    // Gorgonia's own nodes over the whole text, without a cache, rewritten by rewrite.Fuse
 )
 
-// AttentionNamed is what a name stands for, as users choose it: lean; fixed and
-// head, which are Lean by FlashDecoding's schedule, every head's keys in 8 splits, or
-// FlashAttention-2's; default, or fused.
+// AttentionNamed returns the attention of a flag's value: lean; fixed and head, which are Lean with FlashDecoding's
+// schedule (8 splits of every head's keys) or FlashAttention-2's; default, or fused.
 func AttentionNamed(name string) (a Attention, s la.Schedule, known bool) {
 	switch name {
 	case "lean":
@@ -55,115 +54,108 @@ const (
 	StockLinear               // Gorgonia's own nodes
 )
 
-// Options is what a [Decoder] is made for.
+// Options is the configuration of a [Decoder].
 type Options struct {
-	// Capacity is, of each sequence, the most tokens that it may come to, in
-	// [1, Config.MaxPositions].
+	// Capacity is the largest number of tokens of each sequence, in [1, Config.MaxPositions].
 	Capacity []int
 
-	// ForkTokens is the tokens that [Decoder.Fork] may come to need pages for, in
-	// all, besides those of Capacity.
+	// ForkTokens is the number of tokens for which [Decoder.Fork] may need pages in total, besides those of Capacity.
 	ForkTokens int
 
-	// Shared is, of each sequence, what it begins with that another one has read: see
-	// [Decoder.Share]. Keys and values of these tokens take no memory again. nil: nothing is shared.
+	// Shared is the beginning of each sequence that another sequence has read: see [Decoder.Share]. Keys and values
+	// of these tokens take no memory again. nil: nothing is shared.
 	Shared []Shared
 
-	// Chunk is the rows of the prompts' graph: what one pass over the weights
-	// is shared by. Longer prompts take several passes, shorter ones compute the rows that
-	// they have. 0: as many as the Capacity asks for, but at most DefaultChunk, or
-	// CoreChunk a core, or GPUChunk on a GPU; LogitsChunk with AllLogits. [Options.ChunkBytes] is what they take there.
+	// Chunk is the number of rows of the prompts' graph, which share one pass over the weights. Longer prompts take
+	// several passes; shorter prompts compute only their rows. 0: as many as the Capacity needs, but at most
+	// DefaultChunk, or CoreChunk a core, or GPUChunk on a GPU; LogitsChunk with AllLogits. [Options.ChunkBytes]
+	// returns their memory.
 	Chunk int
 
 	Attention Attention
 	Schedule  la.Schedule // of Lean
 	Linear    Linear
 	Cache     tensor.Dtype // element type of Lean's cache; zero value: float32
-	Shard     la.Shard     // how several GPUs have it
+	Shard     la.Shard     // how several GPUs shard the cache
 	Workers   int          // of Lean's attention; 0: GOMAXPROCS
 
-	// Mixed lets linear layers round their inputs to the weights' type, and attention its
-	// queries to the cache's, where that is faster: see WithMixedPrecision of both packages.
+	// Mixed allows linear layers to round their inputs to the weights' type, and attention its queries to the
+	// cache's, if that is faster: see WithMixedPrecision of both packages.
 	Mixed bool
 
-	// Device is the GPU that has the weights, the cache and every value between
-	// them, and computes; nil: host memory and the CPU. The weights are copied
-	// there for the first decoder that needs them, and stay until the GPU is closed.
-	// Of several GPUs each has some heads of the cache and some output features of each
-	// linear layer; the first has the rest.
+	// Device is the GPU that computes and has the weights, the cache and all values between them; nil: host memory
+	// and the CPU. The weights are copied for the first decoder that needs them, and stay until the GPU is closed.
+	// Each of several GPUs has some heads of the cache and some output features of each linear layer; the first has
+	// the rest.
 	Device *device.GPU
 
-	// Ranks are the processes that have a model together, each with a GPU, or as many as the others, Device, and the
-	// weights that [LoadPart] gives it; nil: this one has all of it. All ranks have to be made, and
-	// called, alike. What rank 0 chooses, or its logits, all of them go on with.
+	// Ranks are the processes that compute a model together, each with as many GPUs, Device, and the weights of
+	// [LoadPart]; nil: this process has the whole model. All ranks must make the same decoder and the same calls. All
+	// ranks continue with the tokens, or the logits, of rank 0.
 	Ranks *ranks.Comm
 
-	// Greedy chooses the most likely token where the logits are, for
-	// [Decoder.Chosen]: on a GPU only tokens come down then, and there are no
-	// [Decoder.Logits].
+	// Greedy chooses the most likely token where the logits are, for [Decoder.Chosen]: on a GPU only tokens are
+	// downloaded then, and there are no [Decoder.Logits].
 	Greedy bool
 
-	// Choices chooses tokens likewise, of each sequence as its choice says, with
-	// random numbers that Seed and the sequence's number choose.
+	// Choices chooses tokens where the logits are, for each sequence by its choice, with random numbers from Seed and
+	// the sequence's number.
 	Choices []nn.Choice
 	Seed    uint64
 
-	// Draft is the most tokens of a draft that [Decoder.Verify] takes behind each
-	// sequence, in [0, MostDraft]; 0: there is none. A graph of 1+Draft rows a sequence is made for it, which is
-	// recorded on a GPU.
+	// Draft is the largest number of tokens of a draft that [Decoder.Verify] takes after each sequence, in [0,
+	// MostDraft]; 0: none. Drafts need a graph of 1+Draft rows a sequence, which is recorded on a GPU.
 	Draft int
 
-	// AllLogits makes the prompts' graph compute the logits of every position,
-	// for [Decoder.PromptLogits]. It costs a row of the vocabulary each.
+	// AllLogits makes the prompts' graph compute the logits of every position, for [Decoder.PromptLogits], at the
+	// cost of a row of the vocabulary each.
 	AllLogits bool
 
 	asWritten bool // for tests: Fused is not rewritten
 }
 
 const (
-	// DefaultChunk is enough rows for the products with the weights to be bound by
-	// arithmetic on a few cores, and for weights to be packed rarely. More cores read the weights no faster: from seven on each
-	// adds CoreChunk, up to ManyCoresChunk.
+	// DefaultChunk is enough rows for the products with the weights to be bound by arithmetic on a few cores, and for
+	// weights to be packed rarely. More cores read the weights no faster: each core from the seventh on adds
+	// CoreChunk, up to ManyCoresChunk.
 	DefaultChunk   = 384
 	CoreChunk      = 64
 	ManyCoresChunk = 1024
-	// LogitsChunk is for rows that have logits each: of a large vocabulary they take more memory than all else.
+	// LogitsChunk is for rows with logits each: with a large vocabulary logits take more memory than all else.
 	LogitsChunk = 128
-	// GPUChunk is enough for output tiles on all multiprocessors of a GPU, and for
-	// the host to be ahead of it.
+	// GPUChunk is enough for output tiles on all multiprocessors of a GPU, and for the host to stay ahead.
 	GPUChunk = 2048
 )
 
-// Stats is what a decoder has done.
+// Stats has the work that a decoder has done.
 type Stats struct {
-	Prefill, Decode Phase // those of drafts that were not accepted are no tokens of Decode
+	Prefill, Decode Phase // tokens of rejected drafts do not count as tokens of Decode
 	Draft           DraftStats
-	Device          string // the GPU that took part; "" if none did
+	Device          string // the GPU that computed; "" if none did
 }
 
 // Phase is the work of one of the two graphs.
 type Phase struct {
 	Passes    int           // runs of the graph
-	First     time.Duration // in the first of them, which loads kernels and takes memory on a GPU
-	Tokens    int           // tokens in them
-	Time      time.Duration // in them
-	Attention time.Duration // of it in the attention nodes and their cache
-	Bytes     int64         // that the runs had to read: weights, keys and values; 0 with [Fused]
+	First     time.Duration // time of the first run, which loads kernels and allocates memory on a GPU
+	Tokens    int           // tokens of the runs
+	Time      time.Duration // time of the runs
+	Attention time.Duration // the part of Time in the attention nodes and their cache
+	Bytes     int64         // bytes that the runs had to read: weights, keys and values; 0 with [Fused]
 }
 
-// Decoder continues a batch of sequences. It is not safe for use by several
-// goroutines at once.
+// Decoder continues a batch of sequences. A Decoder is not safe for use by several goroutines at once.
 type Decoder struct {
 	config   hf.Config
 	options  Options
 	prompt   *pass // many rows
 	next     *pass // a row a sequence
-	verify   *pass // a row a sequence, and one for each token of a draft; nil: there are no drafts
+	verify   *pass // a row a sequence, and one for each token of a draft; nil: no drafts
 	lengths  []int // tokens in the cache
 	logits   [][]float32
 	chosen   []int // with Greedy or Choices; -1: none
 	random   []*rand.Rand
-	u        []float64 // of each sequence, what its next token is chosen with
+	u        []float64 // random number of each sequence's next token
 	all      [][]float32
 	verified []verified
 	stats    Stats
@@ -171,7 +163,7 @@ type Decoder struct {
 	closed   bool
 
 	weights   *Weights // as the graphs have them
-	stepBytes int64    // that a run reads of them
+	stepBytes int64    // bytes of weights that a run reads
 }
 
 // pass is one graph with its attention.
@@ -184,7 +176,7 @@ type pass struct {
 	first     []int // their first rows
 }
 
-// NewDecoder builds the two graphs and the cache. Close it after use.
+// NewDecoder builds the two graphs and the cache. Close the decoder after use.
 func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
 	if err := errors.Join(o.check(w.config), o.checkWeights(w)); err != nil {
 		return nil, err
@@ -207,7 +199,7 @@ func (w *Weights) NewDecoder(o Options) (*Decoder, error) {
 	return d, nil
 }
 
-// check refuses options that don't go with the model or with each other.
+// check refuses options that don't fit the model or each other.
 func (o *Options) check(c hf.Config) error {
 	for i, n := range o.Capacity {
 		if n < 1 || n > c.MaxPositions {
@@ -262,17 +254,17 @@ func (o *Options) check(c hf.Config) error {
 	return nil
 }
 
-// wrongChoice says whether a choice is no choice for a sequence.
+// wrongChoice reports whether a choice is invalid for a sequence.
 func wrongChoice(c nn.Choice) bool {
 	return !(c.Temperature >= 0) || math.IsInf(c.Temperature, 1) || math.IsNaN(c.TopP)
 }
 
-// paged says whether keys and values are in a leanattention.Cache.
+// paged reports whether keys and values are in a leanattention.Cache.
 func (o *Options) paged() bool {
 	return o.Attention == Lean || o.Attention == Default && o.Device != nil
 }
 
-// chooses says whether tokens are chosen where the logits are.
+// chooses reports whether tokens are chosen where the logits are.
 func (o *Options) chooses() bool { return o.Greedy || len(o.Choices) > 0 }
 
 func (d *Decoder) build(w *Weights) (err error) {
@@ -313,7 +305,7 @@ func (d *Decoder) newPass(w *Weights, rows int, all, often bool, phase *Phase) (
 	}
 	selected := len(d.lengths)
 	if all || rows <= selected {
-		selected = 0 // all that there are
+		selected = 0 // all rows
 	}
 	var there *gpuWeights
 	if d.options.Device != nil {
@@ -329,10 +321,9 @@ func (d *Decoder) newPass(w *Weights, rows int, all, often bool, phase *Phase) (
 	return &pass{graph: g, attention: a, phase: phase, all: all, counts: make([]int, batch), first: make([]int, batch)}, nil
 }
 
-// Prefill appends prompts[i] to sequence i, in as many passes as that takes; an
-// empty prompt leaves a sequence alone. Afterwards [Decoder.Logits] has what
-// follows. progress, if not nil, is called after each pass with the tokens done
-// so far. When ctx is done Prefill returns its error after the present pass.
+// Prefill appends prompts[i] to sequence i, in as many passes as needed; an empty prompt leaves a sequence unchanged.
+// Afterwards [Decoder.Logits] returns the logits after the prompts. progress, if not nil, is called after each pass
+// with the number of tokens done. When ctx is done, Prefill returns its error after the present pass.
 func (d *Decoder) Prefill(ctx context.Context, prompts [][]int, progress func(done int)) error {
 	if err := d.check(prompts); err != nil {
 		return err
@@ -363,7 +354,7 @@ func (d *Decoder) Prefill(ctx context.Context, prompts [][]int, progress func(do
 	return ctx.Err()
 }
 
-// share gives the rows of the prompts' graph to tokens that are to be appended.
+// share divides the rows of the prompts' graph among the tokens.
 func (d *Decoder) share(tokens [][]int) {
 	left := make([]int, len(tokens))
 	for i := range tokens {
@@ -372,11 +363,10 @@ func (d *Decoder) share(tokens [][]int) {
 	d.prompt.attention.take(left, d.prompt.counts)
 }
 
-// Mix is one pass of the prompts' graph for sequences at different stages: it
-// appends tokens[i] to sequence i as [Decoder.Step] does, and of prompts[i] as much
-// as there are rows left for, so that whoever decodes does not wait for a long
-// prompt of somebody else. It returns how many tokens each sequence got. -1 and an
-// empty prompt leave a sequence alone; none may have both.
+// Mix is one pass of the prompts' graph for sequences at different stages. It appends tokens[i] to sequence i, as
+// [Decoder.Step] does, and as much of prompts[i] as rows remain, so that decode does not wait for another sequence's
+// long prompt. Mix returns how many tokens each sequence got. -1 and an empty prompt leave a sequence unchanged; no
+// sequence may have both.
 func (d *Decoder) Mix(tokens []int, prompts [][]int) (taken []int, err error) {
 	if len(tokens) != len(prompts) {
 		return nil, fmt.Errorf("%w: %d tokens and %d prompts", ErrConfig, len(tokens), len(prompts))
@@ -409,7 +399,7 @@ func (d *Decoder) Mix(tokens []int, prompts [][]int) (taken []int, err error) {
 	return slices.Clone(d.prompt.counts), nil
 }
 
-// Step appends one token to each sequence; -1 leaves a sequence alone.
+// Step appends one token to each sequence; -1 leaves a sequence unchanged.
 func (d *Decoder) Step(tokens []int) error {
 	next, resting := make([][]int, len(tokens)), 0
 	for i := range tokens {
@@ -430,8 +420,7 @@ func (d *Decoder) Step(tokens []int) error {
 	return d.run(d.next, next)
 }
 
-// draw takes a new random number for a sequence that is continued by a token: that
-// has used the one before.
+// draw draws a new random number for a sequence that is continued by a token, which has used the last one.
 func (d *Decoder) draw(i int) {
 	if v := &d.verified[i]; len(v.spare) > 0 {
 		d.u[i], v.spare = v.spare[0], v.spare[1:]
@@ -440,8 +429,7 @@ func (d *Decoder) draw(i int) {
 	d.u[i] = d.random[i].Float64()
 }
 
-// check looks at everything that a run needs, since an id outside a table would
-// be found out only in the middle of it.
+// check checks all inputs of a run, since an id outside a table would fail only in the middle of the run.
 func (d *Decoder) check(tokens [][]int) error {
 	if d.closed {
 		return fmt.Errorf("%w: the decoder is closed", ErrConfig)
@@ -462,8 +450,8 @@ func (d *Decoder) check(tokens [][]int) error {
 	return nil
 }
 
-// run computes the first p.counts[i] of tokens[i] and keeps their keys, values
-// and logits. After an error every sequence is as long as before.
+// run computes the first p.counts[i] of tokens[i] and keeps their keys, values and logits. After an error every
+// sequence has its earlier length.
 func (d *Decoder) run(p *pass, tokens [][]int) error {
 	return d.turn(p, func() error {
 		d.fill(p, tokens)
@@ -479,12 +467,11 @@ func (d *Decoder) run(p *pass, tokens [][]int) error {
 	})
 }
 
-// turn is a run of a graph, which compute does: p.counts[i] tokens of sequence i
-// are kept if it succeeds.
+// turn is a run of a graph by compute: p.counts[i] tokens of sequence i are kept if it succeeds.
 func (d *Decoder) turn(p *pass, compute func() error) error {
 	began, attentionBefore := time.Now(), p.attention.spent()
 	err := p.attention.step(p.counts, p.first, func() error {
-		if p.graph.gpu == nil { // there it was done, if the machine has run at all
+		if p.graph.gpu == nil { // on a GPU the work is queued only
 			defer p.graph.vm.Reset()
 		}
 		return compute()
@@ -508,11 +495,10 @@ func (d *Decoder) turn(p *pass, compute func() error) error {
 	return nil
 }
 
-// Continue is so many Steps, of which the first appends tokens and every other
-// what the one before has chosen; it returns what each of them chose, as
-// [Decoder.Chosen] would. It needs [Options].Greedy or Choices, and takes all
-// sequences. On a GPU the host does not wait for a token before it queues the next
-// step. After an error some steps may have been done: [Decoder.Len] tells.
+// Continue is a number of Steps, of which the first appends tokens and each further one the tokens that the step
+// before has chosen. Continue returns the tokens that each step chose, as [Decoder.Chosen] would. It needs
+// [Options].Greedy or Choices, and takes all sequences. On a GPU the host queues the next step without waiting for a
+// token. After an error some steps may have been done: [Decoder.Len] shows which.
 func (d *Decoder) Continue(tokens []int, steps int) (chosen [][]int, err error) {
 	switch {
 	case !d.options.chooses():
@@ -550,8 +536,7 @@ func (d *Decoder) Continue(tokens []int, steps int) (chosen [][]int, err error) 
 	return chosen, nil
 }
 
-// fill writes the inputs of a run. Rows that belong to nobody compute token 0
-// at position 0, and nobody looks at them.
+// fill writes the inputs of a run. Unassigned rows compute token 0 at position 0, and are ignored.
 func (d *Decoder) fill(p *pass, tokens [][]int) {
 	g := p.graph
 	clear(g.tokens)
@@ -575,11 +560,11 @@ func (d *Decoder) fill(p *pass, tokens [][]int) {
 	}
 }
 
-// fillChoices tells a graph how the tokens of its rows are chosen.
+// fillChoices writes how a graph chooses the tokens of its rows.
 func (d *Decoder) fillChoices(p *pass) {
 	g := p.graph.gpu
 	for row := range g.choices {
-		g.choices[row], g.randoms[row] = nn.Choice{Temperature: -1}, 0 // nobody's
+		g.choices[row], g.randoms[row] = nn.Choice{Temperature: -1}, 0 // unassigned
 	}
 	if p == d.verify {
 		d.fillVerified(p)
@@ -596,8 +581,7 @@ func (d *Decoder) fillChoices(p *pass) {
 	}
 }
 
-// keepLogits takes what is asked for of a run's logits, which are nobody else's,
-// or of the tokens that were chosen by them.
+// keepLogits stores the requested part of a run's logits, which no one else holds, or of the tokens chosen from them.
 func (d *Decoder) keepLogits(p *pass, logits []float32, chosen []int) {
 	width := d.config.VocabSize
 	for i, n := range p.counts {
@@ -625,7 +609,7 @@ func (d *Decoder) keepLogits(p *pass, logits []float32, chosen []int) {
 	}
 }
 
-// choice says how sequence i goes on.
+// choice returns the choice of sequence i.
 func (d *Decoder) choice(i int) nn.Choice {
 	if d.options.Greedy {
 		return nn.Choice{TopP: 1}
@@ -633,28 +617,26 @@ func (d *Decoder) choice(i int) nn.Choice {
 	return d.options.Choices[i]
 }
 
-// Chosen is the token after sequence i, with [Options].Greedy or Choices; -1 for a
-// sequence that is empty or was cut, or whose logits have no most likely token.
+// Chosen returns the token after sequence i, with [Options].Greedy or Choices; -1 for a sequence that is empty or was
+// truncated, or whose logits have no most likely token.
 func (d *Decoder) Chosen(i int) int { return d.chosen[i] }
 
-// Logits is the model's logits for the token after sequence i, valid until the
-// next call of a method that changes it; nil for a sequence that is empty or was
-// cut.
+// Logits returns the model's logits for the token after sequence i, valid until the next call of a method that
+// changes the sequence; nil for a sequence that is empty or was truncated.
 func (d *Decoder) Logits(i int) []float32 { return d.logits[i] }
 
-// PromptLogits is the logits of all positions that the last Prefill gave to
-// sequence i, one row of the vocabulary after the other, with
-// [Options].AllLogits.
+// PromptLogits returns the logits of all positions that the last Prefill appended to sequence i, one row of the
+// vocabulary after the other, with [Options].AllLogits.
 func (d *Decoder) PromptLogits(i int) []float32 { return d.all[i] }
 
-// Chunk is how many tokens of prompts a pass takes, see [Options].
+// Chunk returns how many tokens of prompts a pass takes, see [Options].
 func (d *Decoder) Chunk() int { return d.options.Chunk }
 
-// Len is the number of tokens in sequence i.
+// Len returns the number of tokens of sequence i.
 func (d *Decoder) Len(i int) int { return d.lengths[i] }
 
-// Truncate drops all but the first tokens of sequence i, so that several texts
-// can follow one. Its logits are gone until it is continued.
+// Truncate drops all but the first tokens of sequence i, so that several texts can follow one. The sequence has no
+// logits until it is continued.
 func (d *Decoder) Truncate(i, tokens int) error {
 	switch {
 	case d.closed:
@@ -671,15 +653,15 @@ func (d *Decoder) Truncate(i, tokens int) error {
 	return nil
 }
 
-// forget says that sequence i has so many tokens now, and that nothing is known of what follows.
+// forget records the length of sequence i, and that its next token is unknown.
 func (d *Decoder) forget(i, tokens int) {
 	d.lengths[i], d.logits[i], d.chosen[i], d.verified[i].rows = tokens, nil, -1, 0
 }
 
-// Stats tells what was done so far.
+// Stats returns the work done so far.
 func (d *Decoder) Stats() Stats { return d.stats }
 
-// Close gives the cache back. Closing twice is harmless.
+// Close frees the cache. A second Close does nothing.
 func (d *Decoder) Close() error {
 	if d.closed {
 		return nil

@@ -2,32 +2,30 @@ package model
 
 import "fmt"
 
-// MostDraft is the most tokens that a draft may have.
+// MostDraft is the largest number of tokens of a draft.
 const MostDraft = 64
 
-// DraftStats is what [Decoder.Verify] and [Decoder.Accept] have done.
+// DraftStats has the work of [Decoder.Verify] and [Decoder.Accept].
 type DraftStats struct {
-	Passes   int // runs of their graph
+	Passes   int // runs of the drafts' graph
 	Tokens   int // of drafts
-	Accepted int // of these, kept
+	Accepted int // accepted tokens of drafts
 }
 
-// verified is what the last Verify has computed behind each of the tokens that it
-// appended to a sequence.
+// verified is the result of the last Verify after each token that it appended to a sequence.
 type verified struct {
-	rows   int       // those tokens; 0: there was none, or the sequence has changed since
-	logits []float32 // (rows, vocabulary); nil: they have not come down
+	rows   int       // the number of these tokens; 0: none, or the sequence has changed since
+	logits []float32 // (rows, vocabulary); nil: not downloaded
 	chosen []int     // with Greedy or Choices
-	u      []float64 // what these were chosen with
-	spare  []float64 // random numbers that nothing was chosen with: the next ones
+	u      []float64 // the random numbers of chosen
+	spare  []float64 // unused random numbers: the next ones
 }
 
-// Verify is one pass for drafts (speculative decoding: Leviathan et al., arXiv:2211.17192,
-// section 2): it appends tokens[i] to sequence i, a token that is certain and up to
-// [Options].Draft guesses of what follows it. Nothing is kept of logits and choices but
-// for [Decoder.LogitsAfter] and [Decoder.ChosenAfter], which tell for each of the tokens
-// what the model makes of it; then [Decoder.Accept] takes the wrong guesses away. No tokens leave a
-// sequence alone. After an error every sequence is as it was.
+// Verify is one pass for drafts (speculative decoding: Leviathan et al., arXiv:2211.17192, section 2). It appends
+// tokens[i] to sequence i: a certain token, and up to [Options].Draft guesses of the next ones. [Decoder.LogitsAfter]
+// and [Decoder.ChosenAfter] return the model's result after each of the tokens; no other logits or choices are kept.
+// [Decoder.Accept] then removes the wrong guesses. No tokens leave a sequence unchanged. After an error every
+// sequence is unchanged.
 func (d *Decoder) Verify(tokens [][]int) error {
 	for i, ts := range tokens {
 		if n := len(ts) - 1; n > d.options.Draft {
@@ -64,8 +62,8 @@ func (d *Decoder) Verify(tokens [][]int) error {
 	return nil
 }
 
-// LogitsAfter is the logits behind token j of those that the last Verify has appended to
-// sequence i; nil where there are none, or if the sequence has changed since.
+// LogitsAfter returns the logits after token j of those that the last Verify appended to sequence i; nil if there are
+// none, or if the sequence has changed since.
 func (d *Decoder) LogitsAfter(i, j int) []float32 {
 	v, width := &d.verified[i], d.config.VocabSize
 	if j < 0 || j >= v.rows || v.logits == nil {
@@ -74,7 +72,7 @@ func (d *Decoder) LogitsAfter(i, j int) []float32 {
 	return v.logits[j*width : (j+1)*width : (j+1)*width]
 }
 
-// ChosenAfter is the token that [Options].Greedy or Choices choose there; -1: none.
+// ChosenAfter returns the token that [Options].Greedy or Choices choose after that token; -1: none.
 func (d *Decoder) ChosenAfter(i, j int) int {
 	v := &d.verified[i]
 	if j < 0 || j >= v.rows || !d.options.chooses() {
@@ -83,9 +81,9 @@ func (d *Decoder) ChosenAfter(i, j int) int {
 	return v.chosen[j]
 }
 
-// Accept keeps the first tokens, one at least, of those that the last Verify has appended to
-// sequence i, and drops the others. [Decoder.Logits] and [Decoder.Chosen] are what follows them,
-// and random numbers are as if the others had never been there.
+// Accept keeps the first tokens, at least one, of those that the last Verify appended to sequence i, and drops the
+// others. [Decoder.Logits] and [Decoder.Chosen] then follow the kept tokens, and random numbers are as if the others
+// had never been appended.
 func (d *Decoder) Accept(i, tokens int) error {
 	if i < 0 || i >= len(d.lengths) {
 		return fmt.Errorf("%w: sequence %d of %d", ErrConfig, i, len(d.lengths))
@@ -103,13 +101,13 @@ func (d *Decoder) Accept(i, tokens int) error {
 	v.rows = 0
 	d.logits[i], d.chosen[i], d.u[i] = logits, chosen, v.u[tokens-1]
 	v.spare = append(v.u[tokens:], v.spare...)
-	v.u = nil // the spare ones have its memory
+	v.u = nil // spare has its memory
 	d.stats.Draft.Accepted += tokens - 1
 	d.stats.Decode.Tokens -= wrong
 	return nil
 }
 
-// keepVerified takes what Verify wants of a run.
+// keepVerified stores the part of a run that Verify needs.
 func (d *Decoder) keepVerified(p *pass, logits []float32, chosen []int) {
 	width := d.config.VocabSize
 	for i, n := range p.counts {
@@ -130,7 +128,7 @@ func (d *Decoder) keepVerified(p *pass, logits []float32, chosen []int) {
 	}
 }
 
-// fillVerified tells the graph of drafts how the tokens behind its rows are chosen.
+// fillVerified writes how the drafts' graph chooses the tokens after its rows.
 func (d *Decoder) fillVerified(p *pass) {
 	g := p.graph.gpu
 	for i, n := range p.counts {

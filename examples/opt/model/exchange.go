@@ -13,17 +13,18 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Exchange is what GPUs, or ranks, that have a model together sum in a run of decode.
+// Exchange describes the sums of a run of decode over the GPUs, or ranks, of a model.
 type Exchange struct {
-	Sums  int           // of all layers; 0: nothing is summed
-	Bytes int           // of each
-	Time  time.Duration // that all of them take by themselves
+	Sums  int           // sums of all layers; 0: none
+	Bytes int           // bytes of each sum
+	Time  time.Duration // time of all sums by themselves
 }
 
-// MeasureExchange measures it: sums of that size, one behind the other, recorded and replayed some times. So nothing
-// is measured in the steps themselves. There a sum may take less, since in a step of few rows it is a part of the launch that makes what is summed, or
-// more, where one waits for another that is late. What attention by context gathers and merges is not in it. All ranks have to call it; of one GPU, and of several among which heads and
-// features can't be dealt out evenly, there is nothing to measure.
+// MeasureExchange measures sums of that size, one after the other, recorded and replayed some times, so that no step
+// is disturbed. Within a step a sum may take less, as a part of the launch that makes its operands in a step of few
+// rows, or more, if a GPU or rank is late. Gathers and merges of attention by context are not included. All ranks
+// have to call MeasureExchange. There is nothing to measure with one GPU, or if heads and features do not divide
+// evenly.
 func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 	o, rows, width := &d.options, len(d.lengths), d.config.HiddenSize
 	if o.Device == nil {
@@ -49,7 +50,7 @@ func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 	var calls []*ongpu.Call
 	if within { // a rank's GPUs, before the ranks
 		c := call()
-		c.Apart = func([]ongpu.Layout) (*ongpu.Apart, error) { // the sum of whatever is in the memory
+		c.Apart = func([]ongpu.Layout) (*ongpu.Apart, error) { // the sum of arbitrary memory
 			return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: c.Shape, Sum: true}, nil
 		}
 		calls = append(calls, c)
@@ -69,10 +70,10 @@ func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 		}
 		return nil
 	}
-	if err := sums(1); err != nil { // it loads kernels
+	if err := sums(1); err != nil { // loads kernels
 		return x, err
 	}
-	// A replay and waiting for it take time themselves, as long for few sums as for many.
+	// A replay and waiting for it take as long for few sums as for many.
 	const few, many, rounds = 8, 24, 9
 	var took [2]time.Duration
 	for i, n := range [...]int{few, many} {
@@ -84,7 +85,7 @@ func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 	return x, nil
 }
 
-// replayed is the median time of some replays of what run queues.
+// replayed returns the median time of some replays of the work that run queues.
 func replayed(gpu *device.GPU, rounds int, run func() error) (took time.Duration, err error) {
 	recording, err := gpu.Record(run)
 	if err != nil {
@@ -99,7 +100,7 @@ func replayed(gpu *device.GPU, rounds int, run func() error) (took time.Duration
 		}
 		times = append(times, time.Since(began))
 	}
-	times = times[1:] // the first replay brings the graph to the GPU
+	times = times[1:] // the first replay uploads the graph
 	slices.Sort(times)
 	return times[rounds/2], nil
 }

@@ -7,17 +7,16 @@ import (
 	la "gorgonia.org/leanattention"
 )
 
-// Fork is a sequence as it was when it was forked. Its keys and values are kept in
-// pages that it shares with whatever went on from there.
+// Fork is a sequence as it was when it was forked. Its keys and values stay in pages that it shares with its
+// continuations.
 type Fork struct {
 	decoder  *Decoder
-	sequence *la.Sequence // nil: not any more
+	sequence *la.Sequence // nil: released
 	tokens   int
 }
 
-// Fork keeps sequence i as it is now, for [Decoder.Return]. What it comes to need of
-// pages is what is written in those that it shares: room for that is
-// [Options].ForkTokens. Gorgonia's own nodes have no cache that could be forked.
+// Fork keeps sequence i as it is now, for [Decoder.Return]. A fork needs pages for writes to shared pages:
+// [Options].ForkTokens counts them. Gorgonia's own nodes have no cache that could be forked.
 func (d *Decoder) Fork(i int) (*Fork, error) {
 	c, err := d.pages(i)
 	if err != nil {
@@ -30,9 +29,8 @@ func (d *Decoder) Fork(i int) (*Fork, error) {
 	return &Fork{decoder: d, sequence: s, tokens: d.lengths[i]}, nil
 }
 
-// Return makes sequence i what was forked, and gives up what it was. A fork is
-// returned to once: fork again to return again. The logits are gone until the
-// sequence is continued.
+// Return makes sequence i the forked sequence, and drops its present content. A fork can be returned to once: fork
+// again to return again. The sequence has no logits until it is continued.
 func (d *Decoder) Return(i int, f *Fork) error {
 	c, err := d.pages(i)
 	switch {
@@ -48,7 +46,7 @@ func (d *Decoder) Return(i int, f *Fork) error {
 	return d.replace(c, i, f.take(), f.tokens)
 }
 
-// Release gives a fork up.
+// Release drops a fork.
 func (f *Fork) Release() error {
 	if f == nil || f.sequence == nil {
 		return fmt.Errorf("%w: the fork was returned to or released", ErrConfig)
@@ -56,13 +54,13 @@ func (f *Fork) Release() error {
 	return f.take().Release()
 }
 
-// Shared is what a sequence begins with: the first tokens of another one that comes before it.
+// Shared is the beginning of a sequence: the first tokens of an earlier sequence.
 type Shared struct {
 	From   int // the other sequence
-	Tokens int // so many of its tokens; 0: none
+	Tokens int // number of its tokens; 0: none
 }
 
-// checkShared refuses what can't be shared.
+// checkShared refuses invalid sharing.
 func (o *Options) checkShared() error {
 	if o.Shared == nil {
 		return nil
@@ -82,9 +80,8 @@ func (o *Options) checkShared() error {
 	return nil
 }
 
-// Share makes an empty sequence begin with the tokens that it shares, as [Options].Shared has it. The other
-// sequence must have them by then, and may have more. Their keys and values are not computed again, and lie in pages that both
-// hold.
+// Share makes an empty sequence begin with the tokens of [Options].Shared. The other sequence must have them already,
+// and may have more. Their keys and values are not computed again, and both sequences share their pages.
 func (d *Decoder) Share(i int) error {
 	c, err := d.pages(i)
 	if err != nil {
@@ -107,14 +104,14 @@ func (d *Decoder) Share(i int) error {
 	return d.replace(c, i, f, s.Tokens)
 }
 
-// take is the fork's sequence, which is the fork's no more.
+// take takes the sequence out of the fork.
 func (f *Fork) take() *la.Sequence {
 	s := f.sequence
 	f.sequence = nil
 	return s
 }
 
-// replace makes s, of so many tokens, sequence i.
+// replace makes s, with the given number of tokens, sequence i.
 func (d *Decoder) replace(c *leanCache, i int, s *la.Sequence, tokens int) error {
 	old := c.sequences[i]
 	c.sequences[i] = s
@@ -122,7 +119,7 @@ func (d *Decoder) replace(c *leanCache, i int, s *la.Sequence, tokens int) error
 	return old.Release()
 }
 
-// pages is the cache of pages that sequence i is in.
+// pages returns the cache of pages of sequence i.
 func (d *Decoder) pages(i int) (*leanCache, error) {
 	c, ok := d.cache.(*leanCache)
 	switch {

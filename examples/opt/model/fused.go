@@ -15,10 +15,9 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// textCache keeps no keys and values but the texts: every run computes all
-// tokens of all sequences anew.
+// textCache keeps the texts, and no keys and values: every run computes all tokens of all sequences again.
 type textCache struct {
-	stockCache // sizes only
+	stockCache // for its sizes
 	texts      [][]int
 	asWritten  bool
 }
@@ -30,8 +29,7 @@ func newTextCache(c hf.Config, batch, capacity int, asWritten bool) *textCache {
 	}
 }
 
-// newAttention takes a row for each token that a sequence may come to, of which
-// so many are new in a run.
+// newAttention takes a row for each token of a sequence's capacity, of which the given number are new in a run.
 func (c *textCache) newAttention(tokens int) (attention, int, error) {
 	mask := dense.New(tensor.Float32, 1, c.capacity, c.capacity)
 	for i := range c.capacity {
@@ -52,15 +50,15 @@ func (c *textCache) truncate(sequence, tokens int) error {
 //
 //	out = softmax(q kᵀ / sqrt(d) + causal) v
 //
-// over the whole text at every run, in a graph that leanattention.Fuse then
-// rewrites. The rows behind a text's end compute what nobody looks at.
+// over the whole text at every run, in a graph that rewrite.Fuse then rewrites. The results of rows after a text's
+// end are ignored.
 type fusedAttention struct {
 	cache  *textCache
 	stock  stockAttention // splits and joins heads
 	mask   *tensor.Dense  // (1, capacity, capacity)
-	tokens int            // the most of a run
+	tokens int            // most tokens of a run
 	first  []int
-	run    []int // of each sequence, the tokens of the run
+	run    []int // the tokens of the run, of each sequence
 	clock  clock
 }
 
@@ -83,8 +81,7 @@ func (a *fusedAttention) node(b *builder, layer int, q, k, v *G.Node) *G.Node {
 	return a.clock.stop(b, layer, a.stock.join(b, out))
 }
 
-// fused is the graph that Fuse makes of the builder's, with an attention for
-// each layer, and its logits.
+// fused returns Fuse's graph of the builder's graph, with an attention for each layer, and its logits.
 func (b *builder) fused(logits *G.Node) (*G.ExprGraph, *G.Node, error) {
 	f, err := rewrite.Fuse(logits)
 	if err != nil {
@@ -120,7 +117,7 @@ func (a *fusedAttention) begin(counts, first []int) error {
 	return nil
 }
 
-// fill puts the texts in front of a run's tokens, which are in g already.
+// fill puts the texts before a run's tokens, which are in g already.
 func (a *fusedAttention) fill(g *graph) {
 	for i, text := range a.cache.texts {
 		at := i * a.cache.capacity

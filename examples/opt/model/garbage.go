@@ -6,15 +6,15 @@ import (
 	"runtime/debug"
 )
 
-// garbageBytes is some layers of a prompt's values.
+// garbageBytes is the size of some layers of a prompt's values.
 const garbageBytes = 256 << 20
 
-// LimitGarbage has Go's collector begin when there are 256 MB of garbage, if it would wait for more: it waits for as much
-// as is in use, which is the weights, where these are not mapped from a file. Values of a prompt then lie in memory that
-// others had before. New memory takes longer to come by than many a node to compute.
+// LimitGarbage makes Go's collector begin at 256 MB of garbage, if it would wait for more: by default it waits for as
+// much garbage as memory in use, weights included if these are not mapped from a file. Values of a prompt then reuse
+// memory. Fresh memory takes longer to get than many a node to compute.
 //
-// It is a setting of the process, so it is for programs, behind loading. One that GOGC sets stays. The function that it
-// returns puts back what was there.
+// LimitGarbage changes a setting of the process, so it is for programs, after loading. A setting of GOGC stays.
+// restore resets the setting.
 func LimitGarbage() (restore func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}
@@ -27,7 +27,7 @@ func LimitGarbage() (restore func()) {
 	return func() { debug.SetGCPercent(before) }
 }
 
-// garbagePercent is how much garbage there may be of so many bytes in use, in percent; negative: any.
+// garbagePercent returns the limit of garbage for the bytes in use, in percent; negative: none.
 func garbagePercent(inUse int64, percent int) int {
 	return int(min(max(100*garbageBytes/max(inUse, 1), 1), int64(percent)))
 }
