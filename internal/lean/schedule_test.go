@@ -14,8 +14,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// batch is the input of a plan, kept so that tests can work out by hand what the
-// plan works out in closed form.
+// batch is the input of a plan. Tests compute from it step by step what the plan computes in closed form.
 type batch struct {
 	heads   int
 	seqs    [][]int64
@@ -32,7 +31,7 @@ func (b batch) plan(p *Plan) *Plan {
 	return p
 }
 
-// outputs lists every output tile of the batch in linear order as whole Work.
+// outputs returns every output tile of the batch in linear order as a whole Work.
 func (b batch) outputs() []Work {
 	var all []Work
 	for s, blocks := range b.seqs {
@@ -58,7 +57,7 @@ func policies() *rapid.Generator[Policy] {
 }
 
 func batches() *rapid.Generator[batch] {
-	tiles := rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 9)) // empties next to each other, too
+	tiles := rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 9)) // consecutive empty output tiles, too
 	return rapid.Custom(func(t *rapid.T) batch {
 		return batch{
 			heads:   rapid.IntRange(0, 4).Draw(t, "heads"),
@@ -69,7 +68,7 @@ func batches() *rapid.Generator[batch] {
 	})
 }
 
-// works collects the work of every worker.
+// works returns the work of every worker.
 func works(p *Plan) [][]Work {
 	all := make([][]Work, p.Workers())
 	for w := range all {
@@ -84,8 +83,7 @@ func works(p *Plan) [][]Work {
 	return all
 }
 
-// checkGoTo proves that an iterator that goes to any workers in turn, wherever it stands,
-// has the work of each.
+// checkGoTo checks that an iterator that goes to workers in any order returns the work of each.
 func checkGoTo(t errorer, p *Plan, all [][]Work) {
 	if len(all) == 0 {
 		return
@@ -105,7 +103,7 @@ func checkGoTo(t errorer, p *Plan, all [][]Work) {
 	}
 }
 
-// parts counts the parts of output tiles that workers have.
+// parts returns the number of parts of output tiles.
 func parts(p *Plan) (n int) {
 	for _, list := range works(p) {
 		n += len(list)
@@ -113,11 +111,10 @@ func parts(p *Plan) (n int) {
 	return n
 }
 
-// errorer is what check needs of *testing.T and *rapid.T.
+// errorer is implemented by *testing.T and *rapid.T.
 type errorer interface{ Fatalf(string, ...any) }
 
-// check proves everything that Plan promises about its ranges, its work and its
-// bookkeeping against the plain list of output tiles.
+// check checks all documented properties of Plan's ranges, work and slots against the plain list of output tiles.
 func check(t errorer, b batch, p *Plan) {
 	outputs := b.outputs()
 	var tiles int64
@@ -131,8 +128,7 @@ func check(t errorer, b batch, p *Plan) {
 		t.Fatalf("%d workers of %d for %d LeanTiles", g, b.workers, tiles)
 	}
 
-	// Ranges are contiguous and cover all LeanTiles, those of parts before those of
-	// whole output tiles.
+	// Ranges are contiguous and cover all LeanTiles. Those of parts come before those of whole output tiles.
 	var at, least, most int64
 	loads := make([]int64, p.Workers())
 	for w := range p.Workers() {
@@ -167,7 +163,7 @@ func check(t errorer, b batch, p *Plan) {
 		if b.policy.Slack <= 0 || most > max(even+max(1, even*int64(b.policy.Slack)/100), b.policy.Whole) {
 			t.Fatalf("stream-K loads from %d to %d LeanTiles, where an even share is %d", least, most, even)
 		}
-		// What the slack is for: fewer parts.
+		// Slack reduces the number of parts.
 		strict := b
 		strict.policy.Slack = 0
 		if n, limit := parts(p), parts(strict.plan(new(Plan))); n > limit {
@@ -175,7 +171,7 @@ func check(t errorer, b batch, p *Plan) {
 		}
 	}
 
-	// Work is the outputs' LeanTiles in order, each once, cut at ranges' borders.
+	// Work is the outputs' LeanTiles in order, each once, cut at the borders of ranges.
 	type holder struct {
 		w int
 		k Work
@@ -244,7 +240,7 @@ func check(t errorer, b batch, p *Plan) {
 		if next != o.Tiles {
 			t.Fatalf("output tile %d: %d LeanTiles of %d are covered", o.Output, next, o.Tiles)
 		}
-		// Nobody between the first and the last sharer works on anything else.
+		// Workers between the first and the last sharer have no other work.
 		for i := 1; i < len(parts); i++ {
 			for w := parts[i-1].w + 1; w < parts[i].w; w++ {
 				if len(all[w]) != 0 {
@@ -256,19 +252,19 @@ func check(t errorer, b batch, p *Plan) {
 }
 
 func TestPlanProperties(t *testing.T) {
-	var p Plan // one plan for all, so that nothing of an earlier batch may linger
+	var p Plan // one plan for all batches, which must not keep data of an earlier batch
 	rapid.Check(t, func(t *rapid.T) {
 		b := batches().Draw(t, "batch")
 		check(t, b, b.plan(&p))
 	})
 }
 
-// TestScript: what schedules are, of which the file says why.
+// TestScript compares schedules with a script file, which explains each:
 //
 //	plan [heads N] tiles T/T,T/... workers N [KIND N] [slack N] [whole N] [hybrid]
 //
-// plans as many LeanTiles as the blocks of each sequence have, for 1 head or more, and prints the sum of it; works
-// prints it all. KIND is that of the policy, and its N, where there is one, are splits.
+// plans these LeanTiles for the blocks of each sequence, in N heads (1 by default), and prints a summary; works prints
+// all work. KIND is the policy's kind. The N after fixed-split is the number of splits.
 func TestScript(t *testing.T) {
 	kinds := map[string]Kind{StreamK.String(): StreamK, FixedSplit.String(): FixedSplit, PerHead.String(): PerHead}
 	var p *Plan
@@ -330,7 +326,7 @@ func TestScript(t *testing.T) {
 			i++
 		}
 		p = b.plan(new(Plan))
-		for _, blocks := range b.seqs { // a sequence sees nothing in fewer than none
+		for _, blocks := range b.seqs { // a negative number of LeanTiles counts as none
 			for i := range blocks {
 				blocks[i] = max(blocks[i], 0)
 			}
@@ -352,8 +348,7 @@ func TestScript(t *testing.T) {
 	})
 }
 
-// TestCuts compares the cuts with the formulas of Plan's comment, worked out
-// over an explicit list of all units.
+// TestCuts compares the cuts with the formulas in Plan's comment, evaluated on a list of all units.
 func TestCuts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := batches().Draw(t, "batch")
@@ -392,8 +387,8 @@ func TestCuts(t *testing.T) {
 	})
 }
 
-// TestDegenerate goes through the corners at which planners of other projects
-// have failed: no workers, no LeanTiles, one more or one fewer than workers.
+// TestDegenerate covers cases in which planners of other projects have failed: no workers, no LeanTiles, one more or
+// one fewer than workers.
 func TestDegenerate(t *testing.T) {
 	var p Plan
 	p.Cut(Policy{}, 4)
@@ -427,8 +422,7 @@ func TestDegenerate(t *testing.T) {
 	}
 }
 
-// TestHuge: 2^40 LeanTiles in one context and 2^54 in all, on up to 2^20
-// workers, where w*T needs 74 bits.
+// TestHuge: 2^40 LeanTiles in one context and 2^54 in all, on up to 2^20 workers. w*T needs 74 bits.
 func TestHuge(t *testing.T) {
 	const long = 1 << 40
 	for _, c := range []struct {
@@ -452,11 +446,10 @@ func TestHuge(t *testing.T) {
 	}
 }
 
-// checkHuge follows the linear order once with a cursor: neither the LeanTiles
-// nor the output tiles are few enough to list.
+// checkHuge follows the linear order once with a cursor: there are too many LeanTiles and output tiles to list.
 func checkHuge(t *testing.T, b batch, p *Plan) {
-	cur := Work{}                     // the output tile that must come next
-	left := int64(-1)                 // LeanTiles of it that are still to come; -1 before the first
+	cur := Work{}                     // the expected output tile
+	left := int64(-1)                 // its remaining LeanTiles; -1 before the first
 	var first, last, count, parts int // its sharers
 	next := func() (Work, bool) {
 		for ; cur.Seq < len(b.seqs); cur.Seq++ {
@@ -522,8 +515,7 @@ func checkHuge(t *testing.T, b batch, p *Plan) {
 	}
 }
 
-// TestSteadyState: building and walking a plan allocates nothing once it has
-// grown.
+// TestSteadyState: a plan that has grown is built and read without allocations.
 func TestSteadyState(t *testing.T) {
 	var p Plan
 	blocks := []int64{3, 0, 17, 5}
@@ -564,7 +556,7 @@ func TestKindString(t *testing.T) {
 	}
 }
 
-// Whole output tiles are given out by the least number of LeanTiles for which workers have all that are small enough.
+// Whole output tiles are assigned with the least limit of LeanTiles for which workers have all small output tiles.
 func TestWholesLeast(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	apart, all := 0, 0

@@ -9,14 +9,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// keys is a set of scores and values: what a State is the summary of.
+// keys is a set of scores and values, which a State summarises.
 type keys struct {
 	s []float64   // base-4 scores
 	v [][]float64 // one row a key
 }
 
-// attend returns the state of the keys [from, to), computed in F from the
-// definition.
+// attend returns the state of the keys [from, to), computed in F by the definition.
 func attend[F Float](k keys, from, to, dim int) State[F] {
 	st := State[F]{O: make([]F, dim)}
 	st.Reset()
@@ -33,7 +32,7 @@ func attend[F Float](k keys, from, to, dim int) State[F] {
 	return st
 }
 
-// clone copies a state: Merge writes to its receiver.
+// clone copies a state, since Merge writes to its receiver.
 func clone[F Float](s State[F]) State[F] {
 	s.O = append([]F(nil), s.O...)
 	return s
@@ -45,7 +44,7 @@ func merged[F Float](a, b State[F]) State[F] {
 	return a
 }
 
-// eps is the relative rounding error of one operation in F.
+// eps returns the relative rounding error of one operation in F.
 func eps[F Float]() float64 {
 	if F(1)+F(math.Ldexp(1, -30)) == 1 {
 		return math.Ldexp(1, -24)
@@ -53,12 +52,10 @@ func eps[F Float]() float64 {
 	return math.Ldexp(1, -53)
 }
 
-// same compares two states of the same keys. Both O and L are sums of positive
-// multiples of v and of 1, whose terms were rounded once for each operation on
-// the way, so the difference is at most ops*eps times the sum of their absolute
-// values: L for L, and L*max|v| for O. The weights add to that: a weight 4^x is
-// off by eps*ln4*|x| where x, a difference of scores, was rounded (4^x*|x| is
-// less than 1), which is another two operations' worth.
+// same compares two states of the same keys. O and L are sums of positive multiples of v and of 1. Each term was
+// rounded once for each operation, so the difference is at most ops*eps times the sum of the terms' absolute values: L
+// for L, and L*max|v| for O. A weight 4^x adds an error of eps*ln4*|x| if x, a difference of scores, was rounded.
+// 4^x*|x| is less than 1, so this equals two further operations.
 func same[F Float](t errorer, what string, got, want State[F], vmax float64, ops int) {
 	if got.M != want.M {
 		t.Fatalf("%s: M = %v, want %v", what, got.M, want.M)
@@ -74,7 +71,7 @@ func same[F Float](t errorer, what string, got, want State[F], vmax float64, ops
 	}
 }
 
-// keySets draws keys with scores from mild to extreme, and many equal ones.
+// keySets draws keys with scores from moderate to extreme, many of them equal.
 func keySets(n, dim int) *rapid.Generator[keys] {
 	return rapid.Custom(func(t *rapid.T) keys {
 		span := rapid.SampledFrom([]float64{0, 1, 30, 3000, 1e30}).Draw(t, "span")
@@ -101,12 +98,11 @@ func mergeLaws[F Float](t *rapid.T) {
 	k := keySets(n, dim).Draw(t, "keys")
 	i := rapid.IntRange(0, n).Draw(t, "i")
 	j := rapid.IntRange(i, n).Draw(t, "j")
-	// i = 0, j = i and j = n make empty states of one, two or all three.
+	// i = 0, j = i and j = n make one, two or all three states empty.
 	x, y, z := attend[F](k, 0, i, dim), attend[F](k, i, j, dim), attend[F](k, j, n, dim)
 	whole := attend[F](k, 0, n, dim)
 
-	// Each of two merges scales and adds (3 operations), each state of at most n
-	// keys was itself made with two operations a key.
+	// Each of two merges scales and adds (3 operations). Each state of at most n keys took two operations a key.
 	const ops = 2*n + 2*3
 	same(t, "(x y) z", merged(merged(x, y), z), whole, 1, ops)
 	same(t, "x (y z)", merged(x, merged(y, z)), whole, 1, ops)
@@ -152,8 +148,7 @@ func TestEmptyState(t *testing.T) {
 	}
 }
 
-// TestEmptyIsNotRead: what lies in the O and L of an empty state does not get
-// into anything else.
+// TestEmptyIsNotRead: the O and L of an empty state have no effect on other states.
 func TestEmptyIsNotRead(t *testing.T) {
 	nan := float32(math.NaN())
 	empty := func() State[float32] {
@@ -180,8 +175,7 @@ func TestNormalize(t *testing.T) {
 	}
 }
 
-// TestExtremeScores: the largest finite scores of either sign neither overflow
-// nor make a NaN.
+// TestExtremeScores: the largest finite scores of either sign neither overflow nor make a NaN.
 func TestExtremeScores(t *testing.T) {
 	const big = math.MaxFloat32
 	a := State[float32]{O: []float32{2}, M: big, L: 1}
@@ -191,7 +185,7 @@ func TestExtremeScores(t *testing.T) {
 	identical(t, "big and big", merged(a, a), State[float32]{O: []float32{4}, M: big, L: 2})
 }
 
-// TestExtremeLSE: the log-sum-exp of finite scores is finite, whatever they are.
+// TestExtremeLSE: the log-sum-exp of any finite scores is finite.
 func TestExtremeLSE(t *testing.T) {
 	t.Run("float32", func(t *testing.T) { extremeLSE[float32](t, math.MaxFloat32) })
 	t.Run("float64", func(t *testing.T) { extremeLSE[float64](t, math.MaxFloat64) })
@@ -208,7 +202,7 @@ func extremeLSE[F Float](t *testing.T, largest float64) {
 			}
 		}
 	}
-	// An infinite score is no large one.
+	// An infinite score is not a large score.
 	s := State[F]{M: inf, L: F(math.NaN())}
 	if got := s.LSE(); got == got {
 		t.Errorf("an infinite score: %v", got)
@@ -219,8 +213,7 @@ func extremeLSE[F Float](t *testing.T, largest float64) {
 	}
 }
 
-// TestNaNIsKept: a NaN among the scores must reach the output and not be taken
-// for an absent key.
+// TestNaNIsKept: a NaN among the scores reaches the output and does not count as a missing key.
 func TestNaNIsKept(t *testing.T) {
 	nan := float32(math.NaN())
 	a := State[float32]{O: []float32{nan}, M: nan, L: nan}
@@ -237,14 +230,12 @@ func TestNaNIsKept(t *testing.T) {
 	}
 }
 
-// TestSchedulesAgree runs plans over states: each worker attends to its
-// LeanTiles one after the other, keeps partials in its slots, and whoever comes
-// last to an output tile (here: after all workers, which run in any order)
-// merges the slots in worker order. All policies and all numbers of workers give
-// the attention of the whole context.
+// TestSchedulesAgree runs plans on states. Each worker attends to its LeanTiles in order and keeps partials in its
+// slots. After all workers, which run in any order, the slots are merged in worker order. All policies and numbers of
+// workers give the attention of the whole context.
 func TestSchedulesAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		const dim, tile = 3, 2 // keys in a LeanTile
+		const dim, tile = 3, 2 // tile is the number of keys of a LeanTile
 		b := batches().Draw(t, "batch")
 		outputs := b.outputs()
 		sets := make([]keys, len(outputs))
@@ -285,7 +276,7 @@ func TestSchedulesAgree(t *testing.T) {
 				if begin, end := p.Range(w); begin < end {
 					k := o
 					if w > first {
-						k.Begin = 1 // any part but the host's
+						k.Begin = 1 // any part except the host's
 					}
 					s.Merge(partials[p.Slot(w, k)])
 				}
@@ -345,7 +336,7 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// A sink is a state that has no value, merged.
+// A sink equals a merged state without a value.
 func TestStateSink(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		number := func(name string) float64 {

@@ -21,7 +21,7 @@ func TestAppend(t *testing.T) {
 		testAppend[float32](t, 20, 30)
 		testAppend[float64](t, 20, 30)
 	}
-	// So many elements that four threads are worth it.
+	// Enough elements for four threads.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 	for range 4 {
 		testAppend[float32](t, 64, 300)
@@ -29,7 +29,7 @@ func TestAppend(t *testing.T) {
 	}
 }
 
-// testAppend stores rows of up to so many elements, and so many of one sequence.
+// testAppend stores rows of up to longest elements, and `many` rows of one sequence.
 func testAppend[F cpu.Real](t *testing.T, longest, many int) {
 	var e cpu.Engine
 	defer e.Close()
@@ -38,7 +38,7 @@ func testAppend[F cpu.Real](t *testing.T, longest, many int) {
 	heads, dim := 1+rng.IntN(4), longest-rng.IntN(20)
 	g := attn.Problem{KVHeads: heads, PageTokens: l.page}
 	at := pageStrides(l, heads, dim, rng.IntN(2))
-	from := attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim} // tokens outside: the usual case
+	from := attn.Strides{Row: heads*dim + rng.IntN(3), Head: dim} // token-major rows: the usual case
 	rows := many + 30
 	if rng.IntN(3) == 0 {
 		from = attn.Strides{Row: dim, Head: rows*dim + rng.IntN(3)}
@@ -66,7 +66,7 @@ func testAppend[F cpu.Real](t *testing.T, longest, many int) {
 		src[i] = F(rng.NormFloat64() * math.Exp2(float64(rng.IntN(40)-20)))
 	}
 	src[rng.IntN(len(src))] = F(math.Inf(-1))
-	// Rounded to float32 first, these are half-way cases of float16 and of bfloat16.
+	// Values that would be half-way cases of float16 and bfloat16 if they were rounded to float32 first.
 	src[seqs[3].Row*from.Row] = F(1 + 0x1p-11 + 0x1p-40)
 	src[(seqs[3].Row+1)*from.Row] = F(1 + 0x1p-8 + 0x1p-40)
 	var keep problem[F]
@@ -156,7 +156,7 @@ func TestAppendErrors(t *testing.T) {
 				at:  attn.PageStrides{Page: page * heads * dim, Head: dim * page, Row: dim}, dim: dim,
 				src: make([]float32, 4*heads*dim), from: attn.Strides{Row: heads * dim, Head: dim},
 			}
-			// The last row of the last page is the last of the buffer only if all 8 slots are used.
+			// The last row of the last page is the buffer's last row only if all 8 slots are used.
 			a.seqs[1].Keys = 16
 			c.change(&a)
 			err := Append(cpu.Default(), &a.g, a.seqs, a.dst, a.at, a.dim, a.src, a.from)
@@ -170,7 +170,7 @@ func TestAppendErrors(t *testing.T) {
 	}
 }
 
-// BenchmarkAppend stores the keys of a chunk of a prompt.
+// BenchmarkAppend measures storing the keys of a prompt's chunk.
 func BenchmarkAppend(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, procs := range []int{1, runtime.GOMAXPROCS(0)} {

@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// weighOf returns a tier's function that turns scores into weights, for one row of n with outputs of 8 elements.
+// weighOf returns a tier's weigh function for one row of n scores with outputs of 8 elements.
 func weighOf[F cpu.Real](t cpu.Tier) func(s, o, m, l *F, n int) (empty int) {
 	if t == cpu.TierGo {
 		return nil

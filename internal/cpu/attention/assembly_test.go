@@ -17,10 +17,9 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// The tests here are of what only assembly can get wrong. That it computes what the contract says is
-// tested with the Go kernels, for every tier.
+// These tests cover errors that only assembly can have. The tests of the Go kernels check every tier's results.
 
-// fence is memory between two pages that fault.
+// fence is memory between two inaccessible pages.
 type fence struct{ mem []byte }
 
 func newFence(t *testing.T, size int) *fence {
@@ -44,8 +43,7 @@ func newFence(t *testing.T, size int) *fence {
 	return &fence{mem[page : page+size]}
 }
 
-// take returns n bytes at the beginning of the memory or at its end; what is left is 0xff, which is NaN
-// in every type.
+// take returns n bytes at the beginning or the end of the memory. The rest is 0xff, which is NaN in every type.
 func (f *fence) take(n int, end bool) unsafe.Pointer {
 	f.mem[0] = 0xff
 	for n := 1; n < len(f.mem); n *= 2 {
@@ -57,7 +55,7 @@ func (f *fence) take(n int, end bool) unsafe.Pointer {
 	return unsafe.Pointer(&f.mem[0])
 }
 
-// fenced is a tile of which every array, and every stream, is fenced in.
+// fenced is a tile whose arrays and streams are all fenced.
 type fenced[F cpu.Real] struct {
 	t       tile
 	dtype   attn.DType
@@ -117,7 +115,7 @@ func (f *fenced[F]) draw(rng *rand.Rand, d attn.DType, rows, count, dim, valueDi
 	}
 }
 
-// rows returns n rows; with n 0, a pointer to what must not be read.
+// rows returns n rows; with n 0, a pointer that must not be read.
 func (f *fenced[F]) rows(rng *rand.Rand, i, n, dim int, end bool) unsafe.Pointer {
 	x := make([]F, n*dim)
 	for i := range x {
@@ -132,10 +130,10 @@ func (f *fenced[F]) rows(rng *rand.Rand, i, n, dim int, end bool) unsafe.Pointer
 	return b.Ptr
 }
 
-// result is what a kernel makes of a tile.
+// result is the states after a kernel.
 type result[F cpu.Real] struct{ o, m, l []F }
 
-// run runs a kernel on f and puts the states back.
+// run runs a kernel on f and restores the states.
 func (f *fenced[F]) run(t *testing.T, k kernel) result[F] {
 	t.Helper()
 	before := result[F]{clone(f.o), clone(f.m), clone(f.l)}
@@ -171,7 +169,7 @@ func (a result[F]) near(t *testing.T, b result[F], bound float64) bool {
 	return true
 }
 
-// assembled returns the types of keys and values that there is assembly for, with queries of type F.
+// assembled returns the types of keys and values with assembly for queries of type F.
 func assembled[F cpu.Real]() []attn.DType {
 	if unsafe.Sizeof(F(0)) == 8 {
 		return []attn.DType{attn.Float64, attn.Float32, attn.Float16, attn.BFloat16}
@@ -185,7 +183,7 @@ func kernelOf[F cpu.Real](t cpu.Tier, d attn.DType) kernel {
 	return kernelFor[F](d)
 }
 
-// Kernels touch no byte outside their arrays, and agree with the Go kernels.
+// Kernels access no byte outside their arrays, and agree with the Go kernels.
 func TestAssemblyFenced(t *testing.T) {
 	t.Run("float32", testAssemblyFenced[float32])
 	t.Run("float64", testAssemblyFenced[float64])
@@ -200,8 +198,8 @@ func testAssemblyFenced[F cpu.Real](t *testing.T) {
 		for _, d := range assembled[F]() {
 			f.draw(rng, d, rows, count, dim, valueDim, rng.IntN(3) == 0, rng.IntN(2) == 0)
 			want := f.run(t, kernelOf[F](cpu.TierGo, d))
-			// Scores are sums of dim products of about 1/4, rounded in another order; a weight is off
-			// by as much, relatively, and sums by the weights' errors and their own.
+			// A score is a sum of dim products of about 1/4, rounded in another order. A weight has its score's error
+			// as a relative error. A sum has the weights' errors and its own.
 			bound := cputest.AccOf[F]().Unit() * (4*float64(dim) + float64(count) + 64)
 			if !f.run(t, kernelFor[F](d)).near(t, want, bound) {
 				t.Errorf("%v, %d rows, %d keys, dims %d and %d", d, rows, count, dim, valueDim)
@@ -231,7 +229,7 @@ func testAssemblyFenced[F cpu.Real](t *testing.T) {
 	}
 }
 
-// Weights of which one key has nearly all, in whatever part of the tile it is.
+// One key has nearly all weight, in any part of the tile.
 func TestAssemblyPeaked(t *testing.T) {
 	t.Run("float32", testAssemblyPeaked[float32])
 	t.Run("float64", testAssemblyPeaked[float64])
@@ -250,7 +248,7 @@ func testAssemblyPeaked[F cpu.Real](t *testing.T) {
 	}
 }
 
-// Keys and values that lie at odd elements.
+// Keys and values at odd elements.
 func TestAssemblyUnaligned(t *testing.T) {
 	t.Run("float32", testAssemblyUnaligned[float32])
 	t.Run("float64", testAssemblyUnaligned[float64])
@@ -278,7 +276,7 @@ func testAssemblyUnaligned[F cpu.Real](t *testing.T) {
 	}
 }
 
-// What is not a number, or not finite, comes out where it does of the Go kernel.
+// NaN and infinities reach the same outputs as in the Go kernel.
 func TestAssemblyNotFinite(t *testing.T) {
 	t.Run("float32", testAssemblyNotFinite[float32])
 	t.Run("float64", testAssemblyNotFinite[float64])
@@ -293,7 +291,7 @@ func testAssemblyNotFinite[F cpu.Real](t *testing.T) {
 		d := assembled[F]()[rng.IntN(len(assembled[F]()))]
 		rows, count := 1+rng.IntN(20), 1+rng.IntN(80)
 		dim, valueDim := 8*(1+rng.IntN(12)), 8*(1+rng.IntN(12))
-		if rng.IntN(2) == 0 { // what fills tiles
+		if rng.IntN(2) == 0 { // sizes that fill tiles
 			count, dim, valueDim = 64+rng.IntN(150), 32*(1+rng.IntN(4)), 32*(1+rng.IntN(4))
 		}
 		f.draw(rng, d, rows, count, dim, valueDim, rng.IntN(2) == 0, true)
@@ -321,7 +319,7 @@ func testAssemblyNotFinite[F cpu.Real](t *testing.T) {
 			b := cpu.Buffer{DType: d, Ptr: f.t.V[0][0], Len: 1 << 20}
 			cputest.Store(b.Ptr, b.DType, rng.IntN(valueDim), []F{F(bad)})
 		case 4:
-			f.t.Visible = nil // a row that sees nothing would be left as it is
+			f.t.Visible = nil // a row without visible keys would be left unchanged
 			f.m[rng.IntN(rows)] = F(bad)
 		}
 		want := f.run(t, kernelOf[F](cpu.TierGo, d))
@@ -331,13 +329,14 @@ func testAssemblyNotFinite[F cpu.Real](t *testing.T) {
 	}
 }
 
-// Weights are powers of four within 2 units in the last place, with exp4's rules at the ends; in float64 within one and a half.
+// Weights are powers of four to within 2 units in the last place, with exp4's rules at the ends; in float64 to within
+// 1.5.
 func TestAssemblyExp4(t *testing.T) {
 	t.Run("float32", func(t *testing.T) { testAssemblyExp4[float32](t, -63, 2) })
 	t.Run("float64", func(t *testing.T) { testAssemblyExp4[float64](t, -511, 1.5) })
 }
 
-// skipGo skips what compares the tier in use with the tier go.
+// skipGo skips tests that compare the current tier with the tier go.
 func skipGo(t *testing.T) {
 	t.Helper()
 	if cpu.InUse() == cpu.TierGo {
@@ -363,7 +362,7 @@ func testAssemblyExp4[F cpu.Real](t *testing.T, least, bound float64) {
 				x[i] = F(-math.Float64frombits(rng.Uint64N(math.Float64bits(2 - least))))
 			case 2:
 				x[i] = -F(rng.IntN(int(-4*least)+5)) / 4
-			case 3: // beside the middle between two halves, or a half
+			case 3: // next to the middle between two halves, or a half
 				x[i] = min(-F(rng.IntN(int(-4*least)+2))/4*F(1+u*float64(2*rng.IntN(5)-4)), 0)
 			}
 		}
@@ -396,7 +395,7 @@ func testAssemblyExp4[F cpu.Real](t *testing.T, least, bound float64) {
 
 var ln2, _, _ = big.ParseFloat("0.69314718055994530941723212145817656807550013436025525", 10, 160, big.ToNearestEven)
 
-// unitsOff returns how many units in the last place of a float64 y is off 4^x.
+// unitsOff returns the difference of y and 4^x in units in the last place of a float64.
 func unitsOff(y, x float64) float64 {
 	n := math.Round(2 * x)
 	f := new(big.Float).SetPrec(160).SetFloat64(2*x - n)

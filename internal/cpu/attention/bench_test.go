@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
-// benchmark is a step over dense caches: every sequence has the same number of queries and keys.
+// benchmark is a step over dense caches: all sequences have the same number of queries and keys.
 type benchmark struct {
 	dtype                             attn.DType
 	seqs, heads, kvHeads              int
@@ -23,8 +23,8 @@ type benchmark struct {
 	mixed                             bool
 }
 
-// run measures Run with queries of float32, or of float64 on keys and values of float64. MB/s is bytes of keys and
-// values read (once for a whole group).
+// run measures Run with queries of float32, or of float64 on keys and values of float64. MB/s counts the bytes of keys
+// and values once for a whole group.
 func (c benchmark) run(b *testing.B) {
 	if c.dtype == attn.Float64 {
 		runBenchmark[float64](b, c)
@@ -50,7 +50,7 @@ func runBenchmark[F cpu.Real](b *testing.B, c benchmark) {
 	}
 }
 
-// setUp makes the operands of a step.
+// setUp returns the operands of a step.
 func setUp[F cpu.Real](c benchmark) (attn.Problem, []attn.Sequence, *Operands[F]) {
 	if c.page == 0 {
 		c.page = c.keys
@@ -109,8 +109,8 @@ func BenchmarkRunShapes(b *testing.B) {
 	}
 }
 
-// Prefill reads little and computes much: the figure to look at is the products a second, 4*Dim
-// operations for each query and key that it sees.
+// Prefill reads little and computes much: the metric is products a second, 4*Dim operations for each query and visible
+// key.
 func BenchmarkPrefill(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.Float64} {
 		for _, dim := range []int{64, 128} {
@@ -124,8 +124,8 @@ func BenchmarkPrefill(b *testing.B) {
 	}
 }
 
-// BenchmarkInvariant has steps with batch invariance and without in turn, and says how many times as long one takes as the other:
-// the median of the turns, and the best ones, which is what counts where others use the machine.
+// BenchmarkInvariant runs steps with and without batch invariance, alternating. It reports the ratio of their times:
+// the median, and that of the minima, which counts on a shared machine.
 func BenchmarkInvariant(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, heads := range [][3]int{{8, 8, 128}, {32, 8, 128}, {64, 8, 128}, {12, 12, 64}} {
@@ -171,7 +171,7 @@ func (c benchmark) compareInvariant(b *testing.B) {
 	b.ReportMetric(1e6*best[0], "us")
 }
 
-// BenchmarkDropout is a prompt, and a decode step, with dropout and without.
+// BenchmarkDropout measures a prompt, and a decode step, with and without dropout.
 func BenchmarkDropout(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float64, attn.BFloat16} {
 		for _, queries := range []int{1, 1024} {
@@ -183,7 +183,7 @@ func BenchmarkDropout(b *testing.B) {
 	}
 }
 
-// BenchmarkKernel is a kernel alone on a tile in cache.
+// BenchmarkKernel measures a kernel on a tile in cache.
 func BenchmarkKernel(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, rows := range []int{1, 2, 4, 8, 16, 64} {
@@ -215,7 +215,7 @@ func BenchmarkKernel(b *testing.B) {
 	}
 }
 
-// BenchmarkPrompt is attention of causal prompts; GF/s is of the products that the mask leaves.
+// BenchmarkPrompt measures attention of causal prompts. GF/s counts the products of visible keys.
 func BenchmarkPrompt(b *testing.B) {
 	for _, d := range []attn.DType{attn.Float32, attn.Float16, attn.BFloat16} {
 		for _, c := range []benchmark{

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
-// with returns run with the kernels of a tier.
+// with returns run with a tier's kernels.
 func with(t cpu.Tier, run func() error) func() {
 	return func() {
 		defer cpu.ForceTier(t.String())()
@@ -24,8 +24,8 @@ func with(t cpu.Tier, run func() error) func() {
 	}
 }
 
-// decode returns a step of one query over all that fits into mem, keys first, by so many workers, each on a thread; 0: as many
-// as it is worth.
+// decode returns a step of one query over as many keys as fit into mem, with keys before values. workers is the number
+// of workers and threads; 0: the engine's choice.
 func decode(e *cpu.Engine, mem []byte, d attn.DType, heads, kvHeads, dim, workers int) func() error {
 	keys := len(mem) / (2 * kvHeads * dim * d.Size())
 	n := kvHeads * keys * dim
@@ -52,7 +52,7 @@ func decode(e *cpu.Engine, mem []byte, d attn.DType, heads, kvHeads, dim, worker
 	return func() error { return Run(e, p, o) }
 }
 
-// BenchmarkCeiling compares decoding with reading the same bytes and only summing them:
+// BenchmarkCeiling compares decoding with reading and summing the same bytes:
 //
 //	go test -run '^$' -bench Ceiling -benchtime 20x ./internal/cpu/attention
 func BenchmarkCeiling(b *testing.B) {
@@ -83,7 +83,7 @@ func BenchmarkCeiling(b *testing.B) {
 						})
 						for t := range cpu.BestTier() + 1 {
 							if t == cpu.TierGo && c.heads > 12 || workers > 2 && t < cpu.BestTier() {
-								continue // slow, and known to be
+								continue // known to be slow
 							}
 							list = append(list, &cputest.Contender{
 								Name: fmt.Sprintf("%d/%d heads of %d, %v", c.heads, c.kvHeads, c.dim, t),
@@ -98,8 +98,8 @@ func BenchmarkCeiling(b *testing.B) {
 	}
 }
 
-// BenchmarkWorkers is a small step in cache by the number of workers, each on a thread: where more of them make it
-// slower, and what is chosen.
+// BenchmarkWorkers measures a small step in cache by the number of workers and threads, to show where more workers are
+// slower, and the engine's choice.
 //
 //	go test -run '^$' -bench 'BenchmarkWorkers' -benchtime 100x ./internal/cpu/attention
 func BenchmarkWorkers(b *testing.B) {
@@ -122,7 +122,7 @@ func BenchmarkWorkers(b *testing.B) {
 					name = fmt.Sprintf("chosen: %d threads", cpu.ThreadsFor(cpu.WorkOf(4*n, n)))
 				}
 				list = append(list, &cputest.Contender{Name: name, Work: float64(size), Run: func() {
-					for range 20 { // so that helpers are awake
+					for range 20 { // to wake the pool's threads
 						if err := step(); err != nil {
 							panic(err)
 						}
@@ -135,8 +135,7 @@ func BenchmarkWorkers(b *testing.B) {
 	}
 }
 
-// BenchmarkMatrix compares causal prefill, softmax included, with the product of the same matrices by
-// gonum, which computes nothing else.
+// BenchmarkMatrix compares causal prefill, including softmax, with gonum's product of the same matrices.
 func BenchmarkMatrix(b *testing.B) {
 	const n, heads = 1024, 12
 	for _, dim := range []int{64, 128} {

@@ -16,7 +16,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// Every tier draws the numbers that package dropout defines.
+// Every tier draws the random numbers of package dropout.
 func TestDropped(t *testing.T) {
 	rng := reftest.Rand(t)
 	for i := range 2000 {
@@ -48,7 +48,7 @@ func TestRunDropout(t *testing.T) {
 	for i := range n {
 		s := reftest.RandomDropout(rng, reftest.RandomShape(rng))
 		switch i % 4 {
-		case 0: // several blocks, whose edges overlap or not
+		case 0: // several blocks; edges overlap or not
 			s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
 		case 1:
 			s.Keys[0] = 4000 + rng.IntN(3000) // several states
@@ -67,7 +67,7 @@ func TestRunSchedulesDropout(t *testing.T) {
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape { return reftest.RandomDropout(reftest.Rand(t), s) })
 }
 
-// Without a seed, or with a probability of 0, the bits are those of attention without dropout, whatever the schedule.
+// Without a seed, or with a probability of 0, the bits are those of attention without dropout, for any schedule.
 func TestRunDropoutOff(t *testing.T) {
 	rng := reftest.Rand(t)
 	for range 20 {
@@ -87,7 +87,7 @@ func TestRunDropoutOff(t *testing.T) {
 	}
 }
 
-// revealing is a case whose outputs are its masks: all scores are 0, and value j has 1 at j alone.
+// revealing returns a case whose outputs are its masks: all scores are 0, and value j is 1 at j and 0 elsewhere.
 func revealing(rng *rand.Rand, s reftest.Shape) *reftest.Case {
 	c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
 	clear(c.Q)
@@ -104,7 +104,7 @@ func revealing(rng *rand.Rand, s reftest.Shape) *reftest.Case {
 	return c
 }
 
-// The very masks, and neither tiles, schedules, workers nor the other sequences have a part in them.
+// The masks are exact, and do not depend on tiles, schedules, workers or other sequences.
 func TestRunDropoutMasks(t *testing.T) {
 	t.Run("float32", testDropoutMasks[float32])
 	t.Run("float64", testDropoutMasks[float64])

@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// good is a small plan's input, and operands that fit it exactly.
+// good returns a small plan's input, and operands that fit exactly.
 func good() (attn.Problem, []attn.Sequence, Operands[float32]) {
 	g := attn.Problem{
 		Heads: 4, KVHeads: 2, Dim: 3, ValueDim: 2,
@@ -161,7 +161,7 @@ func TestRunNothing(t *testing.T) {
 	if err := Run(cpu.Default(), &p, &Operands[float32]{}); err != nil {
 		t.Error(err)
 	}
-	// Rows that see nothing need no keys.
+	// Rows without visible keys need no keys.
 	if err := p.Build(g, []attn.Sequence{{Queries: 1}}); err != nil {
 		t.Fatal(err)
 	}

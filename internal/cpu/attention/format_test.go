@@ -12,7 +12,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// TestFormats attends to pages of every kind of format, whatever masks, changes of scores and trees there are.
+// TestFormats attends to pages of every kind of format, with all masks, score changes and trees.
 func TestFormats(t *testing.T) {
 	rng := reftest.Rand(t)
 	for i := range cputest.Cases(t, 80, 160) {
@@ -22,7 +22,7 @@ func TestFormats(t *testing.T) {
 		}
 		l := randomLayout(rng)
 		if l.kind = 1 + formatKind(i)%(formatKinds-1); l.dtype == attn.Float16 && l.kind >= scaledHeads {
-			l.dtype = attn.BFloat16 // divided by a power of two, it is what it was
+			l.dtype = attn.BFloat16 // exact after a division by a power of two
 		}
 		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
 		check := verify[float32]
@@ -55,7 +55,7 @@ func TestFormatsInvariant(t *testing.T) {
 	}
 }
 
-// TestAppendFormats stores new tokens in pages of every kind of format, and reads them back: what no new token has is not written.
+// TestAppendFormats stores new tokens in pages of every kind of format, and reads them back. Nothing else is written.
 func TestAppendFormats(t *testing.T) {
 	rng := reftest.Rand(t)
 	for i := range cputest.Cases(t, 60, 120) {

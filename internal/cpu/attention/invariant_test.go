@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// rowBits are the bits of a row's outputs and log-sum-exps in all heads.
+// rowBits returns the bits of a row's outputs and log-sum-exps in all heads.
 func (p *problem[F]) rowBits(seq, pos int) (bits []uint64) {
 	row := p.seqs[seq].Row + pos
 	for h := range p.g.Heads {
@@ -28,10 +28,10 @@ func (p *problem[F]) rowBits(seq, pos int) (bits []uint64) {
 	return bits
 }
 
-// chunk is the query positions [from, to) of a sequence.
+// chunk is query positions [from, to) of a sequence.
 type chunk struct{ seq, from, to int }
 
-// runChunks runs a step of some chunks: others are not there, nor are keys behind the last position of each.
+// runChunks runs a step with these chunks only. Keys after a chunk's last position are missing.
 func (p *problem[F]) runChunks(g attn.Problem, chunks []chunk) error {
 	var seqs []attn.Sequence
 	for _, x := range chunks {
@@ -59,7 +59,7 @@ func invariantShape(rng *rand.Rand) reftest.Shape {
 	for range 1 + rng.IntN(4) {
 		q := []int{1, 2, 4, 9, 40, 100}[rng.IntN(6)]
 		keys := q + []int{rng.IntN(40), rng.IntN(400), rng.IntN(2000)}[rng.IntN(3)]
-		if rng.IntN(8) == 0 { // the first queries see nothing
+		if rng.IntN(8) == 0 { // the first queries have no visible key
 			keys = max(q-rng.IntN(5), 1)
 		}
 		s.Queries, s.Keys = append(s.Queries, q), append(s.Keys, keys)
@@ -87,7 +87,7 @@ func invariantShape(rng *rand.Rand) reftest.Shape {
 	return s
 }
 
-// keyBias draws a bias of heads and keys: it is the same for a key in whatever step a query sees it.
+// keyBias draws a bias of heads and keys, which is the same for a key in any step.
 func keyBias(rng *rand.Rand, s reftest.Shape) reftest.Bias {
 	b := reftest.Bias{Sequences: 1, Heads: s.Heads, Queries: 1, Keys: slices.Max(s.Keys) + 1}
 	for range b.Heads * b.Keys {
@@ -100,11 +100,10 @@ func keyBias(rng *rand.Rand, s reftest.Shape) reftest.Bias {
 	return b
 }
 
-// The bits of a row are the same in any step: with whatever else is in it, in chunks of any size, by any schedule and
-// workers, in whatever pages.
+// The bits of a row are the same in any step and batch, in chunks of any size, with any schedule, workers and pages.
 func TestInvariant(t *testing.T) {
 	rng := reftest.Rand(t)
-	differ := 0 // without it
+	differ := 0 // rows that differ without batch invariance
 	for range reftest.AtLeast(cputest.Cases(t, 12, 30), func() bool { return differ > 3 }) {
 		s, l := invariantShape(rng), randomLayout(rng)
 		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
@@ -122,7 +121,7 @@ func TestInvariant(t *testing.T) {
 	}
 }
 
-// randomChunks cuts some of the sequences into chunks, each of which is in one of some steps.
+// randomChunks cuts some of the sequences into chunks and distributes the chunks over steps.
 func randomChunks(rng *rand.Rand, s reftest.Shape) (steps [][]chunk) {
 	size := []int{1, 2, 3, 4, 7, 13, 64}[rng.IntN(7)]
 	steps = make([][]chunk, 1+rng.IntN(4))
@@ -192,7 +191,7 @@ func testInvariant[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Input
 	return true, nil
 }
 
-// Tokens of a tree have the bits of those that they see as a sequence.
+// Tokens of a tree have the bits of a sequence of their visible tokens.
 func TestInvariantTrees(t *testing.T) {
 	rng := reftest.Rand(t)
 	for range 20 {
@@ -251,7 +250,7 @@ func TestInvariantTrees(t *testing.T) {
 	}
 }
 
-// What can't be invariant is refused, as are LeanTiles that are too large for it.
+// Features that cannot be invariant, and LeanTiles that are too large, are refused.
 func TestInvariantRefusals(t *testing.T) {
 	g := attn.Problem{Heads: 1, KVHeads: 1, Dim: 8, ValueDim: 8, Pages: attn.Separate(attn.Float32, 8, 8, attn.PageStrides{}, attn.PageStrides{}), PageTokens: 16, Scale: 1, Invariant: true}
 	for _, change := range []func(g *attn.Problem){
@@ -268,7 +267,7 @@ func TestInvariantRefusals(t *testing.T) {
 	}
 }
 
-// Forks are each by themselves.
+// With batch invariance forks do not share prefixes.
 func TestInvariantForks(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{1, 2, 1, 3, 1}, Keys: []int{700, 650, 600, 690, 710}, Mask: attn.Mask{Causal: true}}

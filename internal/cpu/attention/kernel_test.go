@@ -13,18 +13,18 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// call is one kernel call, with everything in memory of its own and NaN around it.
+// call is one kernel call, with all operands in separate memory between NaN.
 type call[F cpu.Real] struct {
 	t       tile
 	q, o    []F
 	m, l    []F
 	visible []int32
-	k, v    [][]F // as the kernel should see them, in order of c
+	k, v    [][]F // keys and values as the kernel should read them, in order of c
 	mem     [8]any
 	guards  []guard[F]
 }
 
-// guard is memory that a kernel must leave alone.
+// guard is memory that a kernel must not change.
 type guard[F cpu.Real] struct {
 	name string
 	mem  []F
@@ -32,15 +32,15 @@ type guard[F cpu.Real] struct {
 
 const guardLen = 16
 
-// guarded returns n values with guards of NaN on both sides.
+// guarded returns n values between guards of NaN.
 func (c *call[F]) guarded(name string, n int) []F {
 	mem := cputest.Filled[F](n + 2*guardLen)
 	c.guards = append(c.guards, guard[F]{name, mem[:guardLen]}, guard[F]{name, mem[guardLen+n:]})
 	return mem[guardLen : guardLen+n : guardLen+n]
 }
 
-// newCall draws a call for the given sizes. Keys lie in four streams, or in order if rows see
-// different numbers of them; between rows there is NaN.
+// newCall draws a call for the given sizes. Keys are in four streams, or in order if rows have different visible keys.
+// Between rows there is NaN.
 func newCall[F cpu.Real](rng *rand.Rand, d attn.DType, rows, count, dim, valueDim int, masked bool) *call[F] {
 	c := new(call[F])
 	c.q = c.guarded("q", rows*dim)
@@ -53,7 +53,7 @@ func newCall[F cpu.Real](rng *rand.Rand, d attn.DType, rows, count, dim, valueDi
 	for r := range rows {
 		state := lean.State[F]{O: c.o[r*valueDim : (r+1)*valueDim]}
 		state.Reset()
-		if rng.IntN(2) == 0 { // has seen keys before
+		if rng.IntN(2) == 0 { // earlier keys are in the state
 			state.M, state.L = F(4*rng.NormFloat64()), F(1+rng.Float64())
 			for i := range state.O {
 				state.O[i] = F(rng.NormFloat64())
@@ -120,7 +120,7 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool
 	return rows
 }
 
-// TestKernels holds every kernel to its contract, computed in float64.
+// TestKernels compares every kernel with its contract, computed in float64.
 func TestKernels(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := cputest.Cases(t, 60, 100)
@@ -131,10 +131,10 @@ func TestKernels(t *testing.T) {
 		for range n {
 			rows, count := 1+rng.IntN(9), 1+rng.IntN(40)
 			dim, valueDim := 1+rng.IntN(70), 1+rng.IntN(70)
-			if rng.IntN(3) == 0 { // many, of the dims that have kernels of their own
+			if rng.IntN(3) == 0 { // many rows, of dims with kernels of their own
 				rows, count = 1+rng.IntN(70), 1+rng.IntN(150)
 				dim, valueDim = 8*(1+rng.IntN(17)), 8*(1+rng.IntN(17))
-			} else if rng.IntN(3) == 0 { // what fills tiles
+			} else if rng.IntN(3) == 0 { // sizes that fill tiles
 				rows, count = 4+rng.IntN(15), 60+rng.IntN(500)
 				dim, valueDim = 32*(1+rng.IntN(6)), 32*(1+rng.IntN(6))
 			}
@@ -145,16 +145,18 @@ func TestKernels(t *testing.T) {
 	}
 }
 
-// expected is what a kernel should make of one row, and how far it may be off.
+// expected has the expected state of one row, and its error bounds.
 type expected struct {
 	o, oBound []float64
 	m, mBound float64
 	l, lBound float64
 }
 
-// expect computes row r of the kernel contract. Rounding: a score is off by (Dim+4) u sum |q_i k_i|; a
-// weight, relatively, by its score's and the maximum's errors, by u times the distance between the two,
-// and by the 2 units of 4^x; sums by u for each term.
+// expect computes row r by the kernel contract. Rounding errors:
+//
+//   - a score: (Dim+4) u sum |q_i k_i|
+//   - a weight, relative: the errors of its score and of the maximum, u times the difference of the two, and 2 units of 4^x
+//   - a sum: u for each term
 func (c *call[F]) expect(r int) expected {
 	u := cputest.AccOf[F]().Unit()
 	dim, valueDim := c.t.Dim, c.t.ValueDim
@@ -237,7 +239,7 @@ func testKernel[F cpu.Real](t *testing.T, d attn.DType, c *call[F]) {
 	}
 }
 
-// A Visible that hides nothing changes nothing: not a bit.
+// A Visible that hides nothing changes no bit.
 func TestKernelAllVisible(t *testing.T) {
 	rng := reftest.Rand(t)
 	for range 50 {
@@ -245,7 +247,7 @@ func TestKernelAllVisible(t *testing.T) {
 		count := 1 + rng.IntN(30)
 		c := newCall[float32](rng, attn.Float32, 3, count, dim, dim, true)
 		for i := range c.visible {
-			c.visible[i] = int32(count) // everybody sees everything
+			c.visible[i] = int32(count) // all keys are visible to all rows
 		}
 		var got [2][]float32
 		for i := range got {

@@ -14,17 +14,17 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// problem is a reftest.Case in memory, laid out as hostile as can be: sequences' rows and pages in
-// random places, NaN wherever nothing may be read, and page tables that go on with nonsense.
+// problem is a reftest.Case in a hostile memory layout: rows and pages of sequences in random places, NaN in memory
+// that must not be read, and invalid page table entries after the live ones.
 type problem[F cpu.Real] struct {
 	c    *reftest.Case
 	g    attn.Problem
 	seqs []attn.Sequence
 	ops  Operands[F]
-	keep [2 * attn.MostPlanes][]uint64 // the memory of planes, and of their scales
+	keep [2 * attn.MostPlanes][]uint64 // memory of the planes and of their scales
 }
 
-// layout says how a problem lies in memory.
+// layout describes a problem's memory layout.
 type layout struct {
 	dtype     attn.DType
 	page      int  // tokens
@@ -43,14 +43,15 @@ const (
 	scaledPages
 	scaledTokens
 	scaledGroups
-	latent // two planes, scales of groups of columns in the first, of which values are a part
+	latent // two planes: the first has scales of column groups, and values are a part of it
 	formatKinds
 )
 
-// pages is the format of c's keys and values. Where values are to be parts of keys they are made so.
+// pages returns the format of c's keys and values. If values are to be parts of keys, it changes the values
+// accordingly.
 func (l layout) pages(rng *rand.Rand, c *reftest.Case, pad int) attn.Format {
 	f := attn.Separate(l.dtype, c.Dim, c.ValueDim, attn.PageStrides{}, attn.PageStrides{})
-	wide := attn.Float32 // holds what the case's numbers are
+	wide := attn.Float32 // holds the case's numbers exactly
 	if l.dtype == attn.Float64 {
 		wide = attn.Float64
 	}
@@ -101,7 +102,7 @@ func randomLayout(rng *rand.Rand) layout {
 	}
 }
 
-// place lays c out.
+// place lays out c in memory.
 func place[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	p := &problem[F]{c: c}
 	h, d, dv := c.Heads, c.Dim, c.ValueDim
@@ -145,7 +146,7 @@ func place[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 		}
 	}
 
-	// Pages: a random subset of a pool, the rest of which is NaN.
+	// Pages: a random subset of a pool. The rest of the pool is NaN.
 	pool := 2
 	for _, n := range c.Keys {
 		pool += attn.Ceil(n, l.page) + 1
@@ -169,8 +170,8 @@ func place[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) *problem[F] {
 	return p
 }
 
-// storeKeys writes the first n keys and values of a sequence. What no query of it sees is left as it is: NaN, unless
-// another sequence has it.
+// storeKeys writes the first n keys and values of a sequence. Keys that are not visible to its queries stay NaN, unless
+// another sequence has written them.
 func (p *problem[F]) storeKeys(s, n int) {
 	c, q := p.c, &p.seqs[s]
 	for j := range n {
@@ -192,7 +193,7 @@ func (p *problem[F]) storeKeys(s, n int) {
 	}
 }
 
-// storeRow stores a row of a plane, with scales that are powers of two, so that nothing is rounded but small numbers of float16.
+// storeRow stores a row of a plane. Scales are powers of two, so only small numbers of float16 are rounded.
 func (p *problem[F]) storeRow(plane, page, head, slot int, row []float64) {
 	x, m := &p.g.Pages.Planes[plane], &p.ops.Pages[plane]
 	at, group := x.At.Offset(page, head, slot), len(row)
@@ -222,7 +223,7 @@ func pageStrides(l layout, heads, dim, pad int) attn.PageStrides {
 	return attn.PageStrides{Page: l.page*heads*row + pad, Head: l.page * row, Row: row}
 }
 
-// buffer returns storage for n elements of NaN.
+// buffer returns memory for n elements of NaN.
 func (p *problem[F]) buffer(i int, d attn.DType, n int) cpu.Buffer {
 	p.keep[i] = make([]uint64, n*d.Size()/8+1)
 	for j := range p.keep[i] {
@@ -243,13 +244,13 @@ func (p *problem[F]) run(e *cpu.Engine, policy lean.Policy, workers, tileTokens 
 	return Run(e, &plan, &p.ops)
 }
 
-// forget makes the outputs untouched again.
+// forget resets the outputs to untouched.
 func (p *problem[F]) forget() {
 	copy(p.ops.Out, cputest.Filled[F](len(p.ops.Out)))
 	copy(p.ops.LSE, cputest.Filled[F](len(p.ops.LSE)))
 }
 
-// check compares the outputs with the reference, and what lies between them with what was there before.
+// check compares the outputs with the reference, and checks that the memory between them is unchanged.
 func (p *problem[F]) check(want *reftest.Result) error {
 	owned, lses := make([]bool, len(p.ops.Out)), make([]bool, len(p.ops.LSE))
 	out := func(seq, pos, head, i int) float64 {

@@ -17,8 +17,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// placeForks lays c out as a tree of forks: sequences have pages in common. It returns how many pages
-// are shared.
+// placeForks lays out c as a tree of forks: sequences have common pages. It returns the number of shared pages.
 func placeForks[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) (p *problem[F], shared int) {
 	forks := c.RandomForks(rng, l.page, !c.Causal)
 	p = place[F](rng, c, l)
@@ -33,7 +32,7 @@ func placeForks[F cpu.Real](rng *rand.Rand, c *reftest.Case, l layout) (p *probl
 			}
 			p.seqs[i].Pages[k] = p.seqs[f.Of].Pages[k]
 		}
-		p.storeKeys(i, f.Pages*l.page) // a window may hide them from the other one
+		p.storeKeys(i, f.Pages*l.page) // a window of the other sequence may hide them
 		shared += f.Pages
 	}
 	return p, shared
@@ -62,15 +61,14 @@ func forkShape(rng *rand.Rand) reftest.Shape {
 	return s
 }
 
-// Sequences that have keys in common attend to them once, and get what each gets by itself; pages that no table names
-// any more are NaN.
+// Sequences with common keys attend to them once, with the results of separate attention. Pages in no table are NaN.
 func TestRunPrefixes(t *testing.T) {
 	rng := reftest.Rand(t)
 	shares, cuts := 0, 0
 	for range reftest.AtLeast(cputest.Cases(t, 50, 120), func() bool { return shares > 15 && cuts > 3 }) {
 		s, l := forkShape(rng), randomLayout(rng)
 		l.page = []int{1, 2, 7, 16, 33}[rng.IntN(5)]
-		if l.dtype != attn.Float16 { // whose small numbers scales may round
+		if l.dtype != attn.Float16 { // scales may round small numbers of float16
 			l.kind = formatKind(rng.IntN(int(formatKinds)))
 		}
 		if rng.IntN(3) == 0 && s.Trees == nil && s.Slopes == nil {
@@ -124,7 +122,8 @@ func testPrefixes[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs
 	return plan.shares, cut, nil
 }
 
-// What depends on the key, or on the sequence, is for each sequence by itself; so is what a window hides of one of them, and what is too little.
+// Prefixes are not shared if features depend on the key or the sequence, if a window hides their keys, or if they are
+// short.
 func TestPrefixesNotTaken(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 8, ValueDim: 8, Queries: []int{1, 1}, Keys: []int{100, 90}, Mask: attn.Mask{Causal: true}}
@@ -139,7 +138,7 @@ func TestPrefixesNotTaken(t *testing.T) {
 		"plain":           {func(*attn.Problem) {}, 1, true},
 		"a soft cap":      {func(g *attn.Problem) { g.Cap = 2 }, 1, true},
 		"a window":        {func(g *attn.Problem) { g.Window = 100 }, 1, true},
-		"a narrow window": {func(g *attn.Problem) { g.Window = 99 }, 1, true}, // of one sequence it hides a key
+		"a narrow window": {func(g *attn.Problem) { g.Window = 99 }, 1, true}, // it hides a key of one sequence
 		"a short window":  {func(g *attn.Problem) { g.Window = 30 }, 1, false},
 		"both":            {func(g *attn.Problem) { g.Window, g.Slopes = 99, attn.NewSlopes([]float64{1, 2}) }, 1, false},
 		"most of it":      {func(g *attn.Problem) { g.Window = 99 }, 48 * 64, true},
@@ -161,7 +160,7 @@ func TestPrefixesNotTaken(t *testing.T) {
 			t.Errorf("%s: keys are shared: %v", name, plan.shares)
 		}
 	}
-	bad := []attn.Sequence{p.seqs[0], p.seqs[1]} // an error of a page that both have leaves the plan as it is
+	bad := []attn.Sequence{p.seqs[0], p.seqs[1]} // an invalid common page leaves the plan unchanged
 	for i := range bad {
 		bad[i].Pages = slices.Clone(bad[i].Pages)
 		bad[i].Pages[1] = -7
@@ -177,7 +176,7 @@ func TestPrefixesNotTaken(t *testing.T) {
 		t.Error(err)
 	}
 	alone := Plan{PrefixBytes: 1}
-	for range 2 { // a plan that has shared keys, and is built again
+	for range 2 { // a plan with shared keys is built again
 		if err := alone.Build(p.g, p.seqs); err != nil || !alone.shares {
 			t.Fatalf("%v, %v", alone.shares, err)
 		}
@@ -187,7 +186,7 @@ func TestPrefixesNotTaken(t *testing.T) {
 	}
 }
 
-// forkProblem is n sequences of one token behind a prefix and keys of their own.
+// forkProblem returns n sequences of one token after a common prefix and own keys.
 func forkProblem(rng *rand.Rand, n, prefix, own, heads, kvHeads, dim int, dtype attn.DType) *problem[float32] {
 	s := reftest.Shape{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Mask: attn.Mask{Causal: true}}
 	for range n {
@@ -227,7 +226,7 @@ func TestPrefixAllocations(t *testing.T) {
 	}
 }
 
-// Forks with their prefix read once, and each by itself.
+// BenchmarkPrefixes measures forks whose prefix is read once, and each fork alone.
 func BenchmarkPrefixes(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, c := range []struct{ n, prefix, own, heads, kvHeads, dim int }{
@@ -253,8 +252,8 @@ func BenchmarkPrefixes(b *testing.B) {
 	}
 }
 
-// BenchmarkPrefixPlan plans a step of 256 sequences of a new token each: forks of one, a tree of two levels, and such that have
-// nothing in common.
+// BenchmarkPrefixPlan plans a step of 256 sequences with a new token each: forks of one sequence, a tree of two levels,
+// and sequences with nothing in common.
 func BenchmarkPrefixPlan(b *testing.B) {
 	g := attn.Problem{Heads: 32, KVHeads: 8, Dim: 128, ValueDim: 128, Pages: attn.Separate(attn.Float16, 128, 128, attn.PageStrides{}, attn.PageStrides{}), PageTokens: 16, Scale: 0.1, Mask: attn.Mask{Causal: true}}
 	g.Query, g.Out, g.LSE = attn.PackedRows(32, 128), attn.PackedRows(32, 128), attn.PackedRows(32, 1)

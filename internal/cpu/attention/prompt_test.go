@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// eachPrompt tests prompts in tiles with what is in use, if there is any, and once with the Go kernels.
+// eachPrompt tests prompts in tiles with the current tier's kernels, if it has any, and with the Go kernels.
 func eachPrompt(t *testing.T, test func(t *testing.T, seen func() int)) {
 	counted := func(t *testing.T, ways *promptWays) {
 		var calls int
@@ -46,7 +46,7 @@ func eachPrompt(t *testing.T, test func(t *testing.T, seen func() int)) {
 	}
 }
 
-// weighGo is what the assembly's weigh does.
+// weighGo computes what the assembly's weigh computes.
 func weighGo(s, o, m, l *float32, rows, n, stride, dim int, _ **byte, _, _ int) (empty int) {
 	a := attention[float32]{
 		tile: &tile{Rows: rows, Count: n, ValueDim: dim}, stride: stride,
@@ -61,7 +61,7 @@ func weighGo(s, o, m, l *float32, rows, n, stride, dim int, _ **byte, _, _ int) 
 	return empty
 }
 
-// promptShape is a shape whose blocks have many rows.
+// promptShape draws a shape whose blocks have many rows.
 func promptShape(rng *rand.Rand) reftest.Shape {
 	s := reftest.RandomShape(rng)
 	s.KVHeads = 1 + rng.IntN(2)
@@ -75,8 +75,8 @@ func promptShape(rng *rand.Rand) reftest.Shape {
 	return s
 }
 
-// Prompts in tiles are as exact as others: with peaked logits, masks and what modifies scores, NaN in what no query sees,
-// pages of all sizes.
+// Prompts in tiles have the usual precision: with peaked logits, masks and score modifications, NaN in invisible keys,
+// and pages of all sizes.
 func TestPromptTiles(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachPrompt(t, func(t *testing.T, seen func() int) {
@@ -98,7 +98,8 @@ func TestPromptTiles(t *testing.T) {
 	})
 }
 
-// TestPromptTilesMixed: with mixed precision queries and weights are off by what rounding to the keys' type may lose.
+// TestPromptTilesMixed: with mixed precision the error is within that of rounding queries and weights to the keys'
+// type.
 func TestPromptTilesMixed(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachPrompt(t, func(t *testing.T, seen func() int) {
@@ -126,8 +127,8 @@ func TestPromptTilesMixed(t *testing.T) {
 	})
 }
 
-// TestPromptTilesOdd: infinities, NaN and what is large in queries, keys and values reach those that see them, and nobody
-// else, as without tiles.
+// TestPromptTilesOdd: infinities, NaN and large numbers in queries, keys and values reach exactly the rows to which
+// they are visible, as without tiles.
 func TestPromptTilesOdd(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachPrompt(t, func(t *testing.T, seen func() int) {

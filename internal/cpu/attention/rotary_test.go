@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Turned back, a head is what it was; what is behind the pairs stays, and a head may be turned where it is.
+// A head that is rotated back is unchanged. Elements after the pairs stay. A head may be rotated in place.
 func TestTurn(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pairs, rest := rapid.IntRange(1, 20).Draw(t, "pairs"), rapid.IntRange(0, 9).Draw(t, "rest")
@@ -51,7 +51,7 @@ func TestTurn(t *testing.T) {
 	})
 }
 
-// New keys are stored as they are turned at their positions, and values as they are, and nothing else is written.
+// New keys are stored rotated by their positions, values unchanged, and nothing else is written.
 func TestAppendLayer(t *testing.T) {
 	for range 20 {
 		testAppendLayer[float32](t, 20, 30)

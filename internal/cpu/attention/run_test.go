@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(cputest.EveryTier(m, cpu.BestTier(), cpu.ForceTier))
 }
 
-// attention of F against the reference, on one schedule.
+// verify compares attention in F with the reference, for one schedule.
 func verify[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs, l layout, policy lean.Policy, workers, tileTokens int) error {
 	c := reftest.New(rng, s, in, cputest.AccOf[F](), cputest.FormatOf[F](l.dtype))
 	p := place[F](rng, c, l)
@@ -48,7 +48,7 @@ func TestRunRandom(t *testing.T) {
 	}
 }
 
-// verifySomehow runs a shape with random numbers, layouts and schedules, and LeanTiles of one of the given sizes.
+// verifySomehow verifies a shape with random numbers, layouts and schedules, and LeanTiles of one of the given sizes.
 func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) {
 	t.Helper()
 	in, l := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))], randomLayout(rng)
@@ -62,8 +62,7 @@ func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) 
 	}
 }
 
-// Windows, sink tokens, soft caps, slopes and biases. What a window keeps from all queries is NaN, as is a bias that no
-// query needs.
+// Windows, sink tokens, soft caps, slopes and biases. Keys hidden from all queries, and unused biases, are NaN.
 func TestRunScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
 	n := cputest.Cases(t, 50, 100)
@@ -72,7 +71,7 @@ func TestRunScoreMods(t *testing.T) {
 	}
 	for i := range n {
 		s := reftest.RandomScoreMods(rng, reftest.RandomShape(rng))
-		if i%4 == 0 { // several blocks, whose edges overlap or not
+		if i%4 == 0 { // several blocks; edges overlap or not
 			s.Queries, s.Keys = []int{1 + rng.IntN(200)}, []int{rng.IntN(300)}
 		}
 		if rng.IntN(3) == 0 {
@@ -86,7 +85,7 @@ func TestRunScoreMods(t *testing.T) {
 	}
 }
 
-// A window costs what the keys in it cost, and one that is larger than the context changes no bit.
+// A window costs only its keys. A window larger than the context changes no bit.
 func TestRunWindowTiles(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 4, ValueDim: 4, Queries: []int{1, 130}, Keys: []int{9000, 400}, Mask: attn.Mask{Causal: true}}
@@ -106,7 +105,7 @@ func TestRunWindowTiles(t *testing.T) {
 	if got := tiles(1, 0); got != 1+5 {
 		t.Errorf("%d LeanTiles of single keys", got)
 	}
-	// What lies between sink tokens and a window is in no LeanTile, and what is left shares them.
+	// Keys between sink tokens and a window are in no LeanTile. The remaining keys share LeanTiles.
 	if got := tiles(1, 4); got != 1+5 {
 		t.Errorf("%d LeanTiles of single keys and sink tokens", got)
 	}
@@ -128,7 +127,7 @@ func TestRunWindowTiles(t *testing.T) {
 	}
 }
 
-// A sink of -Inf is none, to the last bit, and one for keys that are all hidden, or not there, takes all the weight.
+// A sink of -Inf changes no bit. For a row without visible keys the sink has all weight.
 func TestRunSinks(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{
@@ -153,7 +152,7 @@ func TestRunSinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for h, z := range sinks {
-		for seq, rows := range map[int]int{1: 10, 2: 2} { // that see no key
+		for seq, rows := range map[int]int{1: 10, 2: 2} { // rows without visible keys
 			for i := range rows {
 				row := p.seqs[seq].Row + i
 				if got := p.ops.LSE[row*p.g.LSE.Row+h]; got != float32(z) {
@@ -228,7 +227,7 @@ func TestRunPrefill(t *testing.T) {
 	for _, causal := range []bool{true, false} {
 		for _, n := range []struct{ queries, keys int }{
 			{64, 64}, {65, 65}, {129, 200}, {70, 71},
-			{200, 60}, // 140 positions see nothing: some blocks of them altogether, one in part
+			{200, 60}, // 140 positions have no visible key: whole blocks, and a part of one
 			{100, 0},
 		} {
 			for group := 1; group <= 3; group++ {
@@ -263,8 +262,8 @@ func TestRunEmptySequences(t *testing.T) {
 	}
 }
 
-// All schedules give the reference's result within its bound, and each gives the same bits whenever and
-// on however many threads it runs.
+// All schedules agree with the reference within its bound. Each schedule has the same bits on every run and for any
+// number of threads.
 func TestRunSchedules(t *testing.T) {
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape { return s })
 }
@@ -280,7 +279,7 @@ func TestRunSchedulesScoreMods(t *testing.T) {
 		return s
 	})
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
-		s.Sinks = []float64{1, 60, math.Inf(-1), -3, 0.5, 20} // some weigh more than the largest score
+		s.Sinks = []float64{1, 60, math.Inf(-1), -3, 0.5, 20} // some exceed the largest score
 		return s
 	})
 }
@@ -317,7 +316,7 @@ func testRunSchedules(t *testing.T, change func(reftest.Shape) reftest.Shape) {
 	}
 }
 
-// So many keys that the sums over them are themselves a source of error.
+// Contexts so long that the sums over them are a source of error.
 func TestRunLongContext(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 3, ValueDim: 3, Queries: []int{1}, Keys: []int{100_001}}
@@ -330,8 +329,8 @@ func TestRunLongContext(t *testing.T) {
 	}
 }
 
-// Slopes and biases find the right key where keys come in four streams: quarters of a long page, which are longer than a
-// call, quarters of short ones, and four pages together.
+// Slopes and biases apply to the right key if keys come in four streams: quarters of a long page, which exceed a call,
+// quarters of short pages, and four pages together.
 func TestRunLongScoreMods(t *testing.T) {
 	t.Run("float32", testRunLongScoreMods[float32])
 	t.Run("float64", testRunLongScoreMods[float64])
@@ -358,13 +357,13 @@ func testRunLongScoreMods[F cpu.Real](t *testing.T) {
 	}
 }
 
-// What a query sees and is not a number reaches its output; what only later positions see does not.
+// NaN and infinities in visible keys and values reach a query's output. Those of later positions do not.
 func TestRunNaNInLiveKeys(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 2, KVHeads: 1, Dim: 5, ValueDim: 5, Queries: []int{20}, Keys: []int{90}, Mask: attn.Mask{Causal: true}}
 	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 		for _, where := range []string{"key", "value"} {
-			const at = 80 // seen by positions 10 and on
+			const at = 80 // visible from position 10 on
 			c := reftest.New(rng, s, reftest.Normal, reftest.Float32, reftest.Float32)
 			if where == "key" {
 				c.Key(0, at, 0)[2] = bad
@@ -395,7 +394,7 @@ func TestRunNaNInLiveKeys(t *testing.T) {
 	}
 }
 
-// Keys with a score of -Inf weigh nothing, like keys that are not seen, whatever comes before or after.
+// Keys with a score of -Inf have no weight, like invisible keys, in any order.
 func TestRunScoresOfMinusInf(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.Shape{Heads: 1, KVHeads: 1, Dim: 2, ValueDim: 2, Queries: []int{1}, Keys: []int{40}}
@@ -440,7 +439,7 @@ func TestRunWithoutLSE(t *testing.T) {
 	}
 }
 
-// celsius is a float type with a name of its own.
+// celsius is a named float type.
 type celsius float32
 
 func TestRunNamedFloat(t *testing.T) {
@@ -473,7 +472,7 @@ func TestRunNamedFloat(t *testing.T) {
 	}
 }
 
-// One plan and one engine serve any number of callers at once.
+// One plan and one engine serve concurrent callers.
 func TestRunConcurrently(t *testing.T) {
 	rng := reftest.Rand(t)
 	cputest.SetProcs(t, 4)
@@ -535,7 +534,7 @@ func TestRunAfterClose(t *testing.T) {
 	}
 }
 
-// A kernel that panics makes an error, and neither the pool nor a workspace keeps a trace of it.
+// A kernel that panics causes an error, without an effect on the pool or a workspace.
 func TestRunSurvivesPanic(t *testing.T) {
 	rng := reftest.Rand(t)
 	cputest.SetProcs(t, 3)
@@ -617,7 +616,7 @@ func TestWorkspaceDoesNotGrowWithLength(t *testing.T) {
 		if err := plan.Build(g, []attn.Sequence{{Queries: 1, Keys: keys, Pages: []int32{0}}}); err != nil {
 			t.Fatal(err)
 		}
-		plan.threads = 2 // short contexts are worth one
+		plan.threads = 2 // short contexts would use one
 		kv := cpu.Buffer{DType: attn.Float32, Ptr: unsafe.Pointer(&mem[0]), Len: len(mem)}
 		var e cpu.Engine
 		defer e.Close()

@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// merged is MergeStates in float64, by the definition.
+// merged returns MergeStates in float64, by the definition.
 func merged[F lean.Float](dim int, parts []States[F]) States[float64] {
 	rows := len(parts[0].LSE)
 	s := States[float64]{Out: make([]float64, rows*dim), LSE: make([]float64, rows)}
@@ -82,7 +82,7 @@ func testMergeStates[F cpu.Real](t *testing.T, unit float64) {
 			t.Fatal(err)
 		}
 		for i, x := range want.Out {
-			if d := math.Abs(float64(got.Out[i]) - x); !(d <= float64(2*n+4)*unit) { // values are within 1
+			if d := math.Abs(float64(got.Out[i]) - x); !(d <= float64(2*n+4)*unit) { // values are at most 1
 				t.Fatalf("element %d: %v, want %v", i, got.Out[i], x)
 			}
 		}
@@ -91,7 +91,7 @@ func testMergeStates[F cpu.Real](t *testing.T, unit float64) {
 				t.Fatalf("row %d: log-sum-exp %v, want %v", r, y, x)
 			}
 		}
-		// The bits are those of any number of workers, and one part alone is copied.
+		// Any number of workers has the same bits, and a single part is copied.
 		alone := poisonedStates[F](rows, dim)
 		m := merging[F]{dst: alone, dim: dim, parts: parts, workers: 1}
 		m.Work(0, 0)

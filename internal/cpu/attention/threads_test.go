@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu/cputest"
 )
 
-// Plans, layers and rows take as many threads as they are worth, and a given number of workers is kept.
+// Plans, layers and rows use as many threads as pay, and a requested number of workers is kept.
 func TestWorthIsAsked(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	cputest.SetProcs(t, 32)
@@ -68,7 +68,7 @@ func TestWorthIsAsked(t *testing.T) {
 	}
 }
 
-// How many threads carry out a plan changes no bit, and scratch is theirs, however many workers there are.
+// The number of threads that run a plan changes no bit. Scratch is per thread, for any number of workers.
 func TestThreadsChangeNoBits(t *testing.T) {
 	c := benchmark{dtype: attn.Float32, seqs: 3, heads: 4, kvHeads: 2, queries: 1, keys: 700, dim: 32, page: 16, workers: 13}
 	g, seqs, o := setUp[float32](c)

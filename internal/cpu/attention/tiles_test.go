@@ -19,7 +19,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// tileTest is a kernel call that is for tile registers, with peaked scores if asked.
+// tileTest draws a kernel call for tile registers, with peaked scores if peaked.
 func tileTest(rng *rand.Rand, peaked bool) *call[float32] {
 	dims := []int{32, 64, 96, 128}
 	c := newCall[float32](rng, attn.BFloat16, 3+rng.IntN(14), 64+rng.IntN(400), dims[rng.IntN(4)], dims[rng.IntN(4)], false)
@@ -31,7 +31,7 @@ func tileTest(rng *rand.Rand, peaked bool) *call[float32] {
 	return c
 }
 
-// Weights of which one key has nearly all.
+// One key has nearly all weight.
 func TestTilesPeaked(t *testing.T) {
 	needTiles(t)
 	rng := reftest.Rand(t)
@@ -47,7 +47,7 @@ func needTiles(t *testing.T) {
 	}
 }
 
-// Queries are split into three numbers that they are exactly the sum of.
+// Queries are split into three numbers whose sum is exact.
 func TestQueryTiles(t *testing.T) {
 	needTiles(t)
 	rng := reftest.Rand(t)
@@ -72,8 +72,7 @@ func TestQueryTiles(t *testing.T) {
 	}
 }
 
-// Signals, and threads that take turns on a core, find the tiles of others in use and leave them alone: the same
-// bits every time.
+// Signals, and threads that share a core, preserve each other's tile registers: the bits are the same every time.
 func TestTilesInterrupted(t *testing.T) {
 	needTiles(t)
 	rng := reftest.Rand(t)
@@ -85,7 +84,7 @@ func TestTilesInterrupted(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				// What the runtime itself preempts with; others of the kind are to be expected of it.
+				// The runtime's own preemption signal; the runtime tolerates further ones.
 				if err := syscall.Kill(os.Getpid(), syscall.SIGURG); err != nil {
 					t.Error(err)
 				}

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// treeShape draws a shape whose sequences have trees, beside some that have none.
+// treeShape draws a shape in which some sequences have trees.
 func treeShape(rng *rand.Rand) reftest.Shape {
 	s := reftest.RandomShape(rng)
 	for i := range s.Queries {
@@ -43,7 +43,7 @@ func TestRunTrees(t *testing.T) {
 	}
 }
 
-// Rows of a tree that get keys one after the other, when the sums of all rows are about to go on in another state.
+// Rows of a tree get keys one after another, just before the sums of all rows continue in another state.
 func TestRunTreesNearStateKeys(t *testing.T) {
 	rng := reftest.Rand(t)
 	for _, fresh := range []int{stateKeys - 40, stateKeys - 1, stateKeys} {
@@ -56,7 +56,7 @@ func TestRunTreesNearStateKeys(t *testing.T) {
 	}
 }
 
-// Every schedule gives what the reference gives, and the same bits again.
+// Every schedule agrees with the reference, and has the same bits on every run.
 func TestRunTreeSchedules(t *testing.T) {
 	testRunSchedules(t, func(s reftest.Shape) reftest.Shape {
 		s.Keys = []int{200, 3, 35, 1, 130}
@@ -66,7 +66,7 @@ func TestRunTreeSchedules(t *testing.T) {
 	})
 }
 
-// A tree that is a chain is no tree: all bits are those of a causal mask.
+// A tree that is a chain has the bits of a causal mask.
 func TestRunChain(t *testing.T) {
 	rng := reftest.Rand(t)
 	for range 20 {
@@ -105,7 +105,7 @@ func chain(n int) attn.Tree {
 	return t
 }
 
-// What is not a number in a new token reaches those that see it, and changes no bit of the others.
+// NaN and infinities in a new token reach exactly the rows to which it is visible, and change no other bit.
 func TestRunNaNInTrees(t *testing.T) {
 	rng := reftest.Rand(t)
 	hidden := 0
@@ -188,7 +188,7 @@ func TestBadTrees(t *testing.T) {
 	}
 }
 
-// A plan of trees allocates nothing once its memory has grown, nor does its run.
+// A plan of trees and its run allocate nothing once their memory has grown.
 func TestTreeAllocations(t *testing.T) {
 	rng := reftest.Rand(t)
 	s := reftest.RandomTrees(rng, reftest.Shape{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{20, 7}, Keys: []int{300, 90}})

@@ -29,7 +29,6 @@ import (
 //   - merging partials of the caller, with or without a mask
 //
 // Invalid entries of a block table after the live entries never reach the GPU: Build does not copy them.
-// a block table behind the live ones never reach the GPU: Build copies none.
 func TestGPUAcceptance(t *testing.T) { testAcceptance(t, realGPU(t), math.MaxInt) }
 
 // family is trials of one kind.

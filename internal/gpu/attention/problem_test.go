@@ -337,7 +337,7 @@ func (p *Plan) spoil(t testing.TB) {
 	if states := p.memory.states; states != nil {
 		noError(t, states.Set(0, 0xff, states.Len()))
 	}
-	if tagged := p.memory.tagged; tagged != nil { // launch number 0 is no launch's
+	if tagged := p.memory.tagged; tagged != nil { // a launch number that no launch has
 		noError(t, tagged.Set(0, 0xfe, tagged.Len()))
 	}
 }
