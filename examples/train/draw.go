@@ -73,7 +73,7 @@ func draw(results []result) []byte {
 	for i, r := range results {
 		class := "line " + r.name
 		if i == 0 && len(results) > 1 {
-			class += " wide" // under the other, which hides it where they are equal
+			class += " wide" // under the other line, which hides it where they are equal
 		}
 		var x, y []float64
 		for j, l := range r.losses {
@@ -94,7 +94,7 @@ func draw(results []result) []byte {
 	return b.Bytes()
 }
 
-// ceiling is the first of 1, 2, 5, 10, 20 ... that is at least x.
+// ceiling returns the first of 1, 2, 5, 10, 20 ... that is at least x.
 func ceiling(x float64) float64 {
 	for p := 1.0; ; p *= 10 {
 		for _, f := range []float64{1, 2, 5} {
@@ -108,11 +108,11 @@ func ceiling(x float64) float64 {
 // panel is one of the two diagrams; both axes begin at 0.
 type panel struct {
 	*bytes.Buffer
-	left       float64 // on the page
+	left       float64 // position on the page
 	right, top float64 // the axes' ends
 }
 
-// px and py place a point on the page.
+// px and py return the coordinates of a point on the page.
 func (p panel) px(x float64) float64 { return p.left + x/p.right*panelW }
 func (p panel) py(y float64) float64 { return topY + panelH - y/p.top*panelH }
 

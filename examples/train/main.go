@@ -1,15 +1,12 @@
-// Command train trains a model of one decoder layer on a small text, once with
-// leanattention's node and once with attention made of Gorgonia's own ops, from
-// the same seed: the losses are the same, the memory is not.
+// Command train trains a model of one decoder layer on a small text, once with leanattention's node and once with
+// attention made of Gorgonia's own ops, from the same seed: the losses are equal, the memory is not.
 //
 //	go run gorgonia.org/leanattention/examples/train -steps 300 -svg train.svg
 //
-// It prints the loss of both, and then what a step allocates with either at
-// growing contexts, as the runtime counts it; -svg draws both. -attn lean or
-// default trains with one of them only.
+// The command prints the loss of both, and then the bytes that a step of each allocates at growing contexts, as the
+// runtime counts them; -svg draws both. -attn lean or default trains with one of them only.
 //
-// Exit status: 0; 1 if something could not be computed or written; 2 for wrong
-// flags.
+// Exit status: 0; 1 after a failed computation or write; 2 for wrong flags.
 package main
 
 import (
@@ -36,7 +33,7 @@ type options struct {
 	seed  uint64
 }
 
-// attention is what a layer attends with.
+// attention is the attention of a layer.
 type attention struct {
 	name  string
 	apply func(q, k, v *G.Node, opts ...la.Option) (*G.Node, error)
@@ -44,7 +41,7 @@ type attention struct {
 
 var attentions = []attention{{"default", la.Default}, {"lean", la.Attention}}
 
-// chosen is the attentions that -attn names.
+// chosen returns the attentions that -attn names.
 func (o *options) chosen() []attention {
 	for i, a := range attentions {
 		if o.attn == a.name {
@@ -54,7 +51,7 @@ func (o *options) chosen() []attention {
 	return attentions
 }
 
-// errUsage is a wrong flag that flag.Parse has told of.
+// errUsage is a wrong flag that flag.Parse has reported.
 var errUsage = errors.New("wrong flags")
 
 func parse(args []string, stderr io.Writer) (*options, error) {
@@ -86,7 +83,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	return nil, errUsage
 }
 
-// run is the command; it returns the exit status.
+// run runs the command and returns the exit status.
 func run(args []string, stdout, stderr io.Writer) int {
 	o, err := parse(args, stderr)
 	switch {
@@ -102,7 +99,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// result is what is known of one attention in the end.
+// result is the result of one attention.
 type result struct {
 	attention
 	losses []float64     // of each step
@@ -110,7 +107,7 @@ type result struct {
 	memory []float64     // bytes that a step allocates, for each of contexts
 }
 
-// train does what the command does.
+// train does the work of the command.
 func train(o *options, stdout io.Writer) error {
 	results := make([]result, len(o.chosen()))
 	for i, a := range o.chosen() {

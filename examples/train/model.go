@@ -20,7 +20,7 @@ import (
 //go:embed text.txt
 var text string
 
-// vocabulary is the characters of the text, and tokens the text as numbers of them.
+// vocabulary is the characters of the text. tokens is the text as indices of vocabulary.
 var vocabulary, tokens = func() (v []rune, t []int) {
 	for _, c := range text {
 		if !slices.Contains(v, c) {
@@ -34,18 +34,17 @@ var vocabulary, tokens = func() (v []rune, t []int) {
 	return v, t
 }()
 
-// size is that of a model and of its batches.
+// size is the size of a model and of its batches.
 type size struct{ batch, context, heads, dim, hidden int }
 
-// trained is what is trained, and contexts are those whose memory is measured,
-// with the same model and one sequence.
+// trained is the size of the trained model. contexts are the contexts whose memory is measured, with the same model
+// and one sequence.
 var (
 	trained  = size{batch: 8, context: 64, heads: 4, dim: 64, hidden: 128}
 	contexts = []int{128, 256, 512, 1024}
 )
 
-// model is one decoder layer that guesses each next character, in a graph that
-// computes the loss and its gradients:
+// model is one decoder layer that predicts each next character, in a graph that computes the loss and its gradients:
 //
 //	x = characters + positions
 //	x = x + attention(norm(x))
@@ -127,7 +126,7 @@ func (m *model) weight(g *G.ExprGraph, name string, scale float64, shape ...int)
 	return n
 }
 
-// vector adds a weight for each element of a row, all of one value.
+// vector adds a weight for each element of a row, all with one value.
 func (m *model) vector(g *G.ExprGraph, name string, value float32) *G.Node {
 	n := m.weight(g, name, 0, m.dim)
 	for i := range n.Value().Data().([]float32) {
@@ -136,8 +135,7 @@ func (m *model) vector(g *G.ExprGraph, name string, value float32) *G.Node {
 	return n
 }
 
-// step trains the model on a batch of pieces of the text, and returns the loss
-// that it had before.
+// step trains the model on a batch of pieces of the text, and returns the loss before.
 func (m *model) step() (float64, error) {
 	m.draw()
 	if err := la.Cause(m.vm.RunAll()); err != nil {
@@ -169,7 +167,7 @@ func (m *model) draw() {
 
 func (m *model) close() { m.vm.Close() }
 
-// measure finds what a step allocates at each of contexts.
+// measure measures the bytes that a step allocates at each of contexts.
 func (r *result) measure(seed uint64) error {
 	for _, n := range contexts {
 		s := trained
@@ -188,7 +186,7 @@ func (r *result) measure(seed uint64) error {
 	return nil
 }
 
-// allocates is the bytes that a step allocates, when there has been one before.
+// allocates returns the bytes that a step allocates, after a first step.
 func (m *model) allocates() (float64, error) {
 	var before, after runtime.MemStats
 	for i := range 2 {

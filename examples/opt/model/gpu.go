@@ -16,15 +16,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// gpuWeights are a model's weights in the memory of a GPU, or of several. All decoders there
-// share them.
+// gpuWeights are a model's weights in the memory of a GPU, or of several. All decoders there share them.
 type gpuWeights struct {
 	once    sync.Once
 	err     error
 	tensors map[string]*device.Tensor
 }
 
-// onGPU is the weights on a GPU, copied there when they are first needed.
+// onGPU returns the weights on a GPU, copied at first use.
 func (w *Weights) onGPU(gpu *device.GPU) (*gpuWeights, error) {
 	w.gpus.Lock()
 	if w.gpus.of == nil {
@@ -47,7 +46,7 @@ func (w *Weights) onGPU(gpu *device.GPU) (*gpuWeights, error) {
 	return g, g.err
 }
 
-// upload copies all weights, or none where they don't fit.
+// upload copies all weights, or none if they don't fit.
 func (w *Weights) upload(gpu *device.GPU) (tensors map[string]*device.Tensor, err error) {
 	gpus := len(gpu.Members())
 	if err := checkFree(gpu, func(i int) (int64, string) {
@@ -58,7 +57,7 @@ func (w *Weights) upload(gpu *device.GPU) (tensors map[string]*device.Tensor, er
 	}
 	tensors = make(map[string]*device.Tensor)
 	for p := range placing(w.config, w.world, gpus) {
-		if w.tensors[p.from] == nil { // another rank's
+		if w.tensors[p.from] == nil { // another rank's weight
 			continue
 		}
 		t, err := w.place(gpu, &p)
@@ -86,14 +85,14 @@ func deviceInput(g *G.ExprGraph, name string, t *device.Tensor) *G.Node {
 	return G.NewTensor(g, t.Dtype(), len(t.Shape()), G.WithShape(t.Shape()...), G.WithName(name), G.WithValue(t))
 }
 
-// gpuGraph is what a graph has besides where its values are on a GPU.
+// gpuGraph is the state of a graph whose values are on a GPU.
 type gpuGraph struct {
 	gpu    *device.GPU
 	inputs []gpuInput
-	often  bool    // it runs often: it is recorded
-	chosen *G.Node // of each row of the logits, a token; nil: not asked for
+	often  bool    // the graph runs often and is recorded
+	chosen *G.Node // a token for each row of the logits; nil: not wanted
 
-	// How they are chosen, if not as the most likely ones.
+	// How tokens are chosen, if not as the most likely ones.
 	choices  []nn.Choice
 	randoms  []float64
 	settings [2]gpuSetting // the same on the GPU
@@ -106,11 +105,11 @@ type gpuGraph struct {
 // gpuInput is indices in host memory and on the GPU.
 type gpuInput struct {
 	data  []int
-	short *tensor.Dense // the same as int32
+	short *tensor.Dense // the same indices as int32
 	there *device.Tensor
 }
 
-// indices adds an input whose values are data's at the time of a run.
+// indices adds an input with the values of data at the time of a run.
 func (g *gpuGraph) indices(b *builder, name string, data []int) *G.Node {
 	return b.do(func() (*G.Node, error) {
 		short := tensor.New(tensor.Of(tensor.Int32), tensor.WithShape(len(data)))
@@ -123,7 +122,7 @@ func (g *gpuGraph) indices(b *builder, name string, data []int) *G.Node {
 	})
 }
 
-// gpuSetting is a tensor that is copied to the GPU when it has changed.
+// gpuSetting is a tensor that is copied to the GPU after a change.
 type gpuSetting struct {
 	last  []int32
 	there *device.Tensor
@@ -141,8 +140,7 @@ func (s *gpuSetting) put(t *tensor.Dense) error {
 	return nil
 }
 
-// choose adds the choice of a token for each row of logits: the most likely one,
-// or with random numbers.
+// choose adds the choice of a token for each row of logits: the most likely token, or a random one.
 func (g *gpuGraph) choose(b *builder, logits *G.Node, random bool) {
 	g.chosen = b.do(func() (*G.Node, error) {
 		if !random {
@@ -152,7 +150,7 @@ func (g *gpuGraph) choose(b *builder, logits *G.Node, random bool) {
 		g.choices, g.randoms = make([]nn.Choice, rows), make([]float64, rows)
 		var in [2]*G.Node
 		for i, t := range []*tensor.Dense{nn.Choices(g.choices), nn.Randoms(g.randoms)} {
-			there, err := g.gpu.UploadReplicated(t) // each GPU chooses the same
+			there, err := g.gpu.UploadReplicated(t) // every GPU chooses the same
 			if err != nil {
 				return nil, err
 			}
@@ -163,15 +161,14 @@ func (g *gpuGraph) choose(b *builder, logits *G.Node, random bool) {
 	})
 }
 
-// runGPU is run on a GPU. The first run is node by node, and gives the nodes their
-// memory; of a graph that runs often the second one is recorded, and from then on the
-// recording is replayed.
+// runGPU is run on a GPU. The first run is node by node and allocates the nodes' memory. The second run of a graph
+// that runs often is recorded, and later runs replay the recording.
 func (gr *graph) runGPU(chooses bool) (logits []float32, chosen []int, err error) {
 	g := gr.gpu
 	if err := g.compute(gr, false); err != nil {
 		return nil, nil, err
 	}
-	// It waits for the run.
+	// Waits for the run.
 	t, err := g.result.Download()
 	if err != nil {
 		return nil, nil, err
@@ -185,12 +182,11 @@ func (gr *graph) runGPU(chooses bool) (logits []float32, chosen []int, err error
 	return nil, chosen, nil
 }
 
-// compute queues a run. With follow its tokens are those that the last run chose,
-// which nobody waits for.
+// compute queues a run. With follow its tokens are those that the last run chose, which the host does not wait for.
 func (g *gpuGraph) compute(gr *graph, follow bool) error {
 	for i := range g.inputs {
 		in := &g.inputs[i]
-		if i == 0 && follow { // the tokens come first
+		if i == 0 && follow { // the tokens are the first input
 			if err := in.there.CopyFrom(g.result); err != nil {
 				return err
 			}
@@ -233,7 +229,7 @@ func (g *gpuGraph) compute(gr *graph, follow bool) error {
 	return recording.Replay()
 }
 
-// keep takes the value that the graph's user wants, after a run.
+// keep stores the wanted value after a run.
 func (g *gpuGraph) keep(gr *graph, err error) error {
 	if err != nil {
 		return err
@@ -249,8 +245,8 @@ func (g *gpuGraph) keep(gr *graph, err error) error {
 	return nil
 }
 
-// continueGPU is Continue on a GPU: the steps are queued one behind the other,
-// and what they chose comes down at the end.
+// continueGPU is Continue on a GPU: the steps are queued one after the other, and the chosen tokens are downloaded at
+// the end.
 func (d *Decoder) continueGPU(tokens [][]int, steps int) (chosen [][]int, err error) {
 	p, batch := d.next, len(d.lengths)
 	g := p.graph.gpu

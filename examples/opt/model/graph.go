@@ -15,51 +15,47 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// layerNormEps is the same in all published sizes; config.json does not have it.
+// layerNormEps is the same in all published sizes; config.json lacks it.
 const layerNormEps = 1e-5
 
-// graph is the decoder over a fixed number of token rows. Before a run its
-// inputs are filled in place.
+// graph is the decoder for a fixed number of token rows. Its inputs are filled in place before a run.
 type graph struct {
-	tokens    []int // of each row, the token's id
-	positions []int // of each row, the row of the position table
-	selected  []int // the rows whose logits are computed; nil: all rows
+	tokens    []int // token id of each row
+	positions []int // row of the position table, for each row
+	selected  []int // rows with logits; nil: all rows
 
 	vm     G.VM
 	logits *G.Node   // (selected or all rows, vocabulary)
 	gpu    *gpuGraph // nil: in host memory
 }
 
-// builder makes the nodes of a graph, one on the other, until the first error.
+// builder adds the nodes of a graph until the first error.
 type builder struct {
 	w     *Weights
 	g     *G.ExprGraph
 	mixed bool        // linear layers may round their inputs
 	stock bool        // linear layers are Gorgonia's own nodes
-	fuse  bool        // the graph is to be rewritten
+	fuse  bool        // the graph will be rewritten
 	gpu   *gpuGraph   // values are in a GPU's memory; nil: in host memory
-	there *gpuWeights // of that GPU
-	ranks *ranks.Comm // that have the model together; nil: this one alone
+	there *gpuWeights // weights on that GPU
+	ranks *ranks.Comm // processes of the model; nil: this process alone
 	err   error
 }
 
-// attend makes a layer's attention node: q, k, v and the result are (rows, D),
-// and q is not scaled yet. After an error the nodes are nil.
+// attend makes a layer's attention node: q, k, v and the result are (rows, D), and q is not scaled yet. After an
+// error the nodes are nil.
 type attend func(b *builder, layer int, q, k, v *G.Node) *G.Node
 
-// usedRows makes the rows of x, of the graph's rows, that a run computes.
+// usedRows returns the rows of x, of the graph's rows, that a run computes.
 type usedRows func(b *builder, x *G.Node) *G.Node
 
-// newGraph builds the decoder for a number of rows, with logits for a number of
-// selected rows (0: for all). One that runs often is recorded on a GPU; the values of
-// others share memory there. Weights keep their names in every graph, and
-// inputs are named, since Gorgonia merges nameless ones of equal shape. Sums
-// with the residual are part of the node before them where there is one: every
-// node costs some microseconds and an output of its own.
+// newGraph builds the decoder for a number of rows, with logits for a number of selected rows (0: for all). A graph
+// that runs often is recorded on a GPU; the values of other graphs share memory there. Weights keep their names in
+// every graph, and inputs are named, since Gorgonia merges unnamed inputs of equal shape. Sums with the residual are
+// a part of the node before them if possible: every node costs some microseconds and an output of its own.
 //
-// Gorgonia tells nodes apart by hashes of 32 bits, so once in some thousand
-// graphs of this size two of them are taken for one. That is found out here,
-// and another name for the first input gives all nodes other hashes.
+// Gorgonia distinguishes nodes by hashes of 32 bits, so in one of some thousand graphs of this size two nodes are
+// merged. newGraph detects the merge, and another name for the first input gives all nodes other hashes.
 func (w *Weights) newGraph(rows, selected int, often bool, o *Options, there *gpuWeights, attention attend, usedRows usedRows) (gr *graph, err error) {
 	for _, tokens := range []string{"tokens", "tokens'", "tokens\""} {
 		gr, err = w.buildGraph(tokens, rows, selected, often, o, there, attention, usedRows)
@@ -81,8 +77,8 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 	var tokens, positions *G.Node
 	tokens, gr.tokens = b.indices(name, rows)
 	positions, gr.positions = b.indices("positions", rows)
-	// Rows of nobody are not computed, but where the number of rows is fixed: in recordings,
-	// in Gorgonia's own nodes, and where each row has a choice.
+	// Unassigned rows are not computed, unless the number of rows is fixed: in recordings, in Gorgonia's own nodes,
+	// and if each row has a choice.
 	if !b.stock && (gr.gpu == nil || !often && (selected > 0 || !o.chooses())) {
 		tokens, positions = usedRows(b, tokens), usedRows(b, positions)
 	}
@@ -141,7 +137,7 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 	if b.gpu != nil {
 		b.gpu.often = often
 	}
-	if b.gpu == nil || !often { // a recording's values stay where they are
+	if b.gpu == nil || !often { // a recording's values keep their memory
 		if err := rewrite.ShareMemory(g); err != nil {
 			return nil, err
 		}
@@ -150,11 +146,11 @@ func (w *Weights) buildGraph(name string, rows, selected int, often bool, o *Opt
 	return gr, nil
 }
 
-// machine runs the graph's machine. Its error is that of the op, without what the machine tells of itself.
+// machine runs the graph's machine, and returns the op's error without the machine's text.
 func (gr *graph) machine() error { return la.Cause(gr.vm.RunAll()) }
 
-// run computes the logits, or on a GPU the tokens that are chosen by them, if that
-// is asked for: only they come down then. What it returns is nobody else's.
+// run computes the logits or, on a GPU if chooses is set, the tokens chosen from them: only they are downloaded then.
+// No one else holds the results.
 func (gr *graph) run(chooses bool) (logits []float32, chosen []int, err error) {
 	if gr.gpu != nil {
 		return gr.runGPU(chooses)
@@ -162,8 +158,7 @@ func (gr *graph) run(chooses bool) (logits []float32, chosen []int, err error) {
 	if err := gr.machine(); err != nil {
 		return nil, nil, err
 	}
-	// Nothing is computed of the logits, so nothing has overwritten them, and
-	// what G.Read would do is a copy.
+	// No node reads the logits, so none has overwritten them, and G.Read would only copy them.
 	v := gr.logits.Value()
 	logits, ok := v.Data().([]float32)
 	if !ok {
@@ -174,7 +169,7 @@ func (gr *graph) run(chooses bool) (logits []float32, chosen []int, err error) {
 
 func (b *builder) layer(h *G.Node, i int, attention attend) *G.Node {
 	name := fmt.Sprintf("decoder.layers.%d.", i)
-	// The norm of h is the first thing in a branch, or the norm of its sum with h the last.
+	// The norm of h is first in a branch, or the norm of its sum with h is last.
 	first, last := name+"self_attn_layer_norm", ""
 	if !b.w.config.DoLayerNormBefore {
 		first, last = last, first
@@ -190,8 +185,8 @@ func (b *builder) layer(h *G.Node, i int, attention attend) *G.Node {
 	return b.norm(b.partial(x, name+"fc2", h), last)
 }
 
-// do adds nodes unless there was an error. Gorgonia's builders panic for some
-// mistakes, so panics become errors too.
+// do adds nodes unless there was an error. Gorgonia's builders panic on some mistakes, so do turns panics into
+// errors.
 func (b *builder) do(f func() (*G.Node, error)) (n *G.Node) {
 	if b.err != nil {
 		return nil
@@ -208,7 +203,7 @@ func (b *builder) do(f func() (*G.Node, error)) (n *G.Node) {
 	return n
 }
 
-// input makes an input node that holds t.
+// input makes an input node with the value t.
 func (b *builder) input(name string, t *tensor.Dense) *G.Node {
 	return b.do(func() (*G.Node, error) {
 		s := t.Shape()
@@ -216,7 +211,7 @@ func (b *builder) input(name string, t *tensor.Dense) *G.Node {
 	})
 }
 
-// indices makes an input of n ints and returns the memory behind it.
+// indices makes an input of n ints and returns its memory.
 func (b *builder) indices(name string, n int) (*G.Node, []int) {
 	data := make([]int, n)
 	if b.gpu != nil {
@@ -247,9 +242,8 @@ func (b *builder) add(x, y *G.Node) *G.Node {
 	return b.do(func() (*G.Node, error) { return G.Add(x, y) })
 }
 
-// linear is a linear layer of the norm of x (of x itself, if norm is ""), with
-// its bias if the model has one. The activation follows, if that is what comes
-// behind it; then residual is added, if it is not nil.
+// linear is a linear layer of the norm of x (of x itself if norm is ""), with its bias if the model has one, then the
+// activation if activated is set, then the residual if it is not nil.
 func (b *builder) linear(x *G.Node, norm, name string, activated bool, residual *G.Node) *G.Node {
 	w := b.weight(name + ".weight")
 	t, biased := b.w.tensors[name+".bias"]
@@ -270,14 +264,13 @@ func (b *builder) linear(x *G.Node, norm, name string, activated bool, residual 
 	return b.do(func() (*G.Node, error) { return nn.Linear(x, w, bias, options...) })
 }
 
-// activation is the function inside the feed-forward network: as a part of the
-// linear layer before it, and as a node.
+// activation is the function in the feed-forward network: as a part of the linear layer before it, and as a node.
 type activation struct {
 	fused nn.Option
 	node  func(*G.Node) (*G.Node, error)
 }
 
-// activations are those that this package has, by their names in config.json.
+// activations are the supported functions by their names in config.json.
 var activations = map[string]activation{
 	"relu": {nn.WithActivation(nn.ReLU), G.Rectify},
 	"gelu": {nn.WithActivation(nn.GELU), func(x *G.Node) (*G.Node, error) { return nn.Activate(x, nn.GELU) }},
@@ -285,7 +278,7 @@ var activations = map[string]activation{
 
 func (b *builder) activation() activation { return activations[b.w.config.Activation] }
 
-// linears is three linear layers of the norm of x.
+// linears returns three linear layers of the norm of x.
 func (b *builder) linears(x *G.Node, norm string, names ...string) (ys [3]*G.Node) {
 	if b.stock {
 		x = b.norm(x, norm)
@@ -310,7 +303,7 @@ func (b *builder) linears(x *G.Node, norm string, names ...string) (ys [3]*G.Nod
 	return ys
 }
 
-// norm is the layer norm of x, or x if the name is "".
+// norm returns the layer norm of x, or x if the name is "".
 func (b *builder) norm(x *G.Node, name string) *G.Node {
 	if name == "" {
 		return x
@@ -319,7 +312,7 @@ func (b *builder) norm(x *G.Node, name string) *G.Node {
 	return b.do(func() (*G.Node, error) { return nn.LayerNorm(x, gamma, beta, layerNormEps) })
 }
 
-// normed is the options of a layer that reads the norm of its input, or its input.
+// normed returns the options of a layer that reads the norm of its input, or its input.
 func (b *builder) normed(name string) (opts []nn.Option) {
 	if b.mixed {
 		opts = append(opts, nn.WithMixedPrecision())

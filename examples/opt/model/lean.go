@@ -10,8 +10,7 @@ import (
 	G "gorgonia.org/gorgonia"
 )
 
-// leanCache is a leanattention.Cache with the pages that the sequences can come
-// to need.
+// leanCache is a leanattention.Cache with the pages that the sequences may need.
 type leanCache struct {
 	*la.Cache
 	sequences []*la.Sequence
@@ -20,17 +19,17 @@ type leanCache struct {
 	mixed     bool
 }
 
-// pageSize is the tokens of a page.
+// pageSize is the number of tokens of a page.
 const pageSize = 64
 
-// pages is what the sequences and their forks may come to.
+// pages returns the pages that the sequences and their forks may need.
 func (o *Options) pages() int {
 	pages := (o.ForkTokens + pageSize - 1) / pageSize
 	for _, n := range o.Capacity {
 		pages += (n + pageSize - 1) / pageSize
 	}
-	// A page that begins with shared tokens and ends with others is copied by all that go on from there,
-	// and may be held until all of them have.
+	// A page that begins with shared tokens and ends with others is copied by all continuations, and may be held
+	// until all have copied it.
 	parted := map[Shared]bool{}
 	for _, s := range o.Shared {
 		pages -= s.Tokens / pageSize
@@ -41,12 +40,12 @@ func (o *Options) pages() int {
 	return pages + len(parted)
 }
 
-// cacheConfig is the cache of a decoder that has one in pages.
+// cacheConfig returns the configuration of a decoder's paged cache.
 func (o *Options) cacheConfig(c hf.Config) la.CacheConfig {
 	from, to := o.world().Part(c.Heads)
 	pages := o.pages()
 	if o.Device != nil {
-		pages = max(pages, len(o.Device.Members())) // where heads are too few, each GPU has some of the pages
+		pages = max(pages, len(o.Device.Members())) // with too few heads each GPU has some of the pages
 	}
 	return la.CacheConfig{Layers: c.Layers, KVHeads: to - from, HeadDim: c.HeadDim(), DType: o.Cache, PageSize: pageSize, Pages: pages, Device: o.Device, Shard: o.Shard}
 }
@@ -86,8 +85,7 @@ func (l *leanCache) truncate(sequence, tokens int) error {
 	return l.sequences[sequence].Truncate(tokens)
 }
 
-// leanAttention is leanattention.CachedAttention: the rows of a step belong to
-// the sequences one behind the other, as many to each as there are to do.
+// leanAttention is leanattention.CachedAttention: the rows of a step are the tokens of the sequences in order.
 type leanAttention struct {
 	rows      *la.Step
 	sequences []*la.Sequence

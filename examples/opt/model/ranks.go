@@ -13,34 +13,33 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// What is where among several processes (Megatron's way): each rank has some heads, and some
-// features inside of the feed-forward network. So q, k, v and the first feed-forward layer are
-// cut by output features, and the output projection and the second one by input features: these
-// make partial sums, which nn.AllReduce adds up. Bias and residual are added once, by rank 0.
-// Tables, norms and the head are whole on every rank. Where ranks have several GPUs each, a rank's part is dealt out to these as a
-// whole model is (shards.go): they sum first, and each then with the same GPUs of the other ranks.
+// The parts of a model in several processes, as in Megatron: each rank has some heads, and some inner features of the
+// feed-forward network. So q, k, v and the first feed-forward layer are cut by output features. The output projection
+// and the second feed-forward layer are cut by input features: they make partial sums, which nn.AllReduce adds. Rank
+// 0 adds bias and residual once. Tables, norms and the head are whole on every rank. If ranks have several GPUs each,
+// a rank's part is sharded over its GPUs as a whole model is (shards.go): the GPUs of a rank sum first, and then each
+// sums with the same GPU of the other ranks.
 
 // cut is a rank's part of a weight: indices of an axis.
 type cut struct {
 	axis, from, to int
-	none           bool // another rank has it
+	none           bool // another rank has the weight
 }
 
-// Checksums returns those of a folder's weights that ranks compare: of all elements of a weight that all ranks have wholly, and of a
-// part of each that is dealt out. See [hf.Folder.Checksums].
+// Checksums returns the checksums of a folder's weights that ranks compare: of all elements of a replicated weight,
+// and of a part of each sharded weight. See [hf.Folder.Checksums].
 func Checksums(from *hf.Folder, world ranks.World) ([]string, error) {
-	world.Rank = 0 // alike on all ranks
+	world.Rank = 0 // equal on all ranks
 	return from.Checksums(func(w hf.Weight) bool {
 		c := cutOf(from.Config(), world, w.Name, w.Shape)
 		return !c.none && c.from == 0 && c.to == w.Shape[c.axis]
 	})
 }
 
-// featureBlock is what parts of the feed-forward network are multiples of: columns of a weight
-// begin where rows of 16 bytes can.
+// featureBlock divides parts of the feed-forward network: columns of a weight begin at aligned rows of 16 bytes.
 const featureBlock = 16
 
-// cutOf is the part of a weight that a rank has.
+// cutOf returns a rank's part of a weight.
 func cutOf(c hf.Config, w ranks.World, name string, shape []int) cut {
 	whole := cut{0, 0, shape[0], false}
 	if w.Size <= 1 {
@@ -70,7 +69,7 @@ func cutOf(c hf.Config, w ranks.World, name string, shape []int) cut {
 	return whole
 }
 
-// features are a rank's, inside of the feed-forward network.
+// features returns a rank's inner features of the feed-forward network.
 func features(c hf.Config, w ranks.World) (from, to int) {
 	blocks := (c.FFNDim + featureBlock - 1) / featureBlock
 	from, to = w.Part(blocks)
@@ -85,7 +84,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// checkWorld says whether a model has parts for so many ranks.
+// checkWorld returns an error if a model has no parts for so many ranks.
 func checkWorld(c hf.Config, w ranks.World) error {
 	if blocks := c.FFNDim / featureBlock; w.Size > c.Heads || w.Size > max(blocks, 1) {
 		return fmt.Errorf("%w: %d ranks for %d heads and %d blocks of %d features: each needs one", ErrConfig, w.Size, c.Heads, blocks, featureBlock)
@@ -93,7 +92,7 @@ func checkWorld(c hf.Config, w ranks.World) error {
 	return nil
 }
 
-// of is the part of a tensor. What is not whole rows is copied.
+// of returns the part of a tensor. A part that is not whole rows is a copy.
 func (c cut) of(t *tensor.Dense) *tensor.Dense {
 	shape := t.Shape().Clone()
 	if c.from == 0 && c.to == shape[c.axis] {
@@ -117,7 +116,7 @@ func (c cut) of(t *tensor.Dense) *tensor.Dense {
 	return part
 }
 
-// world is the one that a decoder's options have.
+// world returns the world of a decoder's options.
 func (o *Options) world() ranks.World {
 	if o.Ranks == nil {
 		return ranks.World{Size: 1}
@@ -125,7 +124,7 @@ func (o *Options) world() ranks.World {
 	return o.Ranks.World()
 }
 
-// checkRanks refuses what ranks can't do.
+// checkRanks refuses options that ranks don't support.
 func (o *Options) checkRanks(c hf.Config) error {
 	w := o.world()
 	switch {
@@ -137,7 +136,7 @@ func (o *Options) checkRanks(c hf.Config) error {
 	return checkWorld(c, w)
 }
 
-// checkWeights says whether weights are those of the options' rank.
+// checkWeights returns an error if the weights are not those of the options' rank.
 func (o *Options) checkWeights(w *Weights) error {
 	if a, b := w.world, o.world(); max(a.Size, 1) != b.Size || a.Rank != b.Rank {
 		return fmt.Errorf("%w: weights of rank %d of %d for a decoder of rank %d of %d", ErrConfig, a.Rank, max(a.Size, 1), b.Rank, b.Size)
@@ -145,7 +144,7 @@ func (o *Options) checkWeights(w *Weights) error {
 	return nil
 }
 
-// partial is a linear layer that is cut by input features: the sum of the ranks' parts.
+// partial is a linear layer that is cut by input features: the sum of the ranks' partial sums.
 func (b *builder) partial(x *G.Node, name string, residual *G.Node) *G.Node {
 	if b.ranks == nil || b.ranks.World().Size == 1 {
 		return b.linear(x, "", name, false, residual)
@@ -157,7 +156,7 @@ func (b *builder) partial(x *G.Node, name string, residual *G.Node) *G.Node {
 	return b.do(func() (*G.Node, error) { return nn.AllReduce(y, b.ranks) })
 }
 
-// fromFirst is what rank 0 has made of what is the same on all ranks: where GPUs differ, bits may.
+// fromFirst returns rank 0's value of a node that is equal on all ranks: different GPUs may have different bits.
 func (b *builder) fromFirst(x *G.Node) *G.Node {
 	if b.ranks == nil || b.ranks.World().Size == 1 {
 		return x

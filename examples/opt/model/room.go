@@ -12,10 +12,10 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// CheckRoom says, before anything is loaded, whether the host or the GPU, or each of several, has room for
-// its part of the weights of a source in a type (see [LoadAs]), for the cache of a decoder and, about, for the rows of its graphs:
-// if not, leanattention.ErrOutOfMemory with the numbers. On the host weights that keep their type stay where the file is mapped, and the
-// system reads them again when it has to: they are not counted.
+// CheckRoom checks, before loading, that the host or each GPU has memory for its part of a source's weights in a type
+// (see [LoadAs]), for the cache of a decoder and, approximately, for the rows of its graphs; otherwise the error is
+// leanattention.ErrOutOfMemory with the numbers. Weights on the host that keep their type are not counted: they stay
+// in the mapped file, and the system reads them again when necessary.
 func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	c := from.Config()
 	if err := o.check(c); err != nil {
@@ -57,7 +57,7 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	}
 	chunk, draft := o.ChunkBytes(c), o.draftBytes(c)
 	return checkFree(o.Device, func(i int) (int64, string) {
-		mine := cache / int64(gpus) // evenly, but for a page
+		mine := cache / int64(gpus) // evenly, except for a page
 		if o.Shard == la.ShardHeads {
 			from, to := o.world().Part(c.Heads)
 			heads := to - from
@@ -71,8 +71,8 @@ func CheckRoom(from Source, matrices tensor.Dtype, o Options) error {
 	})
 }
 
-// ChunkBytes is what the rows of the prompts' graph take on a GPU, about: the values of a
-// layer, which the others share.
+// ChunkBytes returns the approximate memory of the prompts' graph's rows on a GPU: the values of a layer, which the
+// other layers share.
 func (o *Options) ChunkBytes(c hf.Config) int64 {
 	const spare = 5 // quarters: buffers come in sizes of four between powers of two
 	row := 2*int64(c.HiddenSize) + 2*int64(c.FFNDim)
@@ -82,19 +82,19 @@ func (o *Options) ChunkBytes(c hf.Config) int64 {
 	return int64(o.chunk()) * row * 4 * spare / 4
 }
 
-// hostBytes is what the rows of the graphs take in host memory, about: their layers share the values of one, but those of
-// Gorgonia's own nodes do not, which compute the scores of each head besides.
+// hostBytes returns the approximate host memory of the graphs' rows: their layers share the values of one layer,
+// except Gorgonia's own nodes, which also compute the scores of each head.
 func (o *Options) hostBytes(c hf.Config) int64 {
 	batch, most := int64(len(o.Capacity)), int64(slices.Max(o.Capacity))
 	rows, layers, scores := int64(o.chunk())+batch*int64(2+o.Draft), int64(1), int64(0)
-	values := int64(4) // of a row's width, in a layer
+	values := int64(4) // values of a row's width in a layer
 	switch {
 	case o.Attention == Fused:
 		rows, scores, layers = 2*batch*most, most*most, int64(c.Layers)
 	case !o.paged():
 		each := (int64(o.chunk())+batch-1)/batch + int64(2+o.Draft)
 		rows, scores, layers = each*batch, each*(most+each)*batch*int64(c.Heads)*4, int64(c.Layers)
-		values = 10 // as measured: Gorgonia's machine keeps most of what its nodes compute
+		values = 10 // as measured: Gorgonia's machine keeps most values of its nodes
 	case o.Linear == StockLinear:
 		layers = int64(c.Layers)
 	}
@@ -105,7 +105,7 @@ func (o *Options) hostBytes(c hf.Config) int64 {
 	return 4 * (rows*layers*(values*int64(c.HiddenSize)+2*int64(c.FFNDim)) + scores + logits*int64(c.VocabSize))
 }
 
-// shortage turns the panic of a value that the host has no memory for into an error.
+// shortage turns the panic of a value that does not fit the host's memory into an error.
 func shortage(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -116,8 +116,8 @@ func shortage(err *error) {
 	}
 }
 
-// draftBytes is what the rows of the graph for drafts take on a GPU, about: it is recorded, so that
-// each layer has memory of its own.
+// draftBytes returns the approximate memory of the drafts' graph's rows on a GPU: the graph is recorded, so each
+// layer has memory of its own.
 func (o *Options) draftBytes(c hf.Config) int64 {
 	if o.Draft == 0 {
 		return 0
@@ -126,7 +126,7 @@ func (o *Options) draftBytes(c hf.Config) int64 {
 	return int64(len(o.Capacity)) * int64(1+o.Draft) * row * 4
 }
 
-// chunk is the rows of the prompts' graph.
+// chunk returns the number of rows of the prompts' graph.
 func (o *Options) chunk() int {
 	total := 0
 	for _, n := range o.Capacity {
@@ -135,9 +135,9 @@ func (o *Options) chunk() int {
 	switch {
 	case o.Chunk > 0:
 		return o.Chunk
-	case o.Attention == Fused: // a pass computes all tokens, however few are new
+	case o.Attention == Fused: // a pass computes all tokens, also if few are new
 		return total
-	case o.AllLogits: // each row of logits takes memory here, and on a GPU there
+	case o.AllLogits: // each row of logits takes memory, also on a GPU
 		return min(total, LogitsChunk)
 	case o.Device != nil:
 		return min(total, GPUChunk)
@@ -145,12 +145,12 @@ func (o *Options) chunk() int {
 	return min(total, max(DefaultChunk, min(CoreChunk*runtime.GOMAXPROCS(0), ManyCoresChunk)))
 }
 
-// cacheBytes is the memory of the keys and values of all sequences at their capacity.
+// cacheBytes returns the memory of the keys and values of all sequences at their capacity.
 func (o *Options) cacheBytes(c hf.Config) (int64, error) {
 	switch {
 	case o.paged():
 		return o.cacheConfig(c).Bytes()
-	case o.Attention == Fused: // it has none
+	case o.Attention == Fused: // no cache
 		return 0, nil
 	}
 	return int64(len(o.Capacity)) * int64(slices.Max(o.Capacity)) * tokenBytes(c, tensor.Float32), nil

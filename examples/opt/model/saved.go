@@ -10,9 +10,8 @@ import (
 	la "gorgonia.org/leanattention"
 )
 
-// WriteSequence saves the keys and values of sequence i, as
-// leanattention.Sequence.WriteTo does. Of which tokens and which model they are is
-// for the caller to note: see [Weights.Fingerprint].
+// WriteSequence saves the keys and values of sequence i, as leanattention.Sequence.WriteTo does. The caller records
+// the tokens and the model: see [Weights.Fingerprint].
 func (d *Decoder) WriteSequence(i int, w io.Writer) error {
 	c, err := d.pages(i)
 	if err != nil {
@@ -22,10 +21,9 @@ func (d *Decoder) WriteSequence(i int, w io.Writer) error {
 	return err
 }
 
-// ReadSequence makes sequence i what WriteSequence has saved, of a model of the same
-// shape and with the same type of cache, on whatever device. tokens is how many were
-// saved: another number is ErrConfig. After an error the sequence is as it was. While
-// it reads, there must be pages for these tokens beside those of the present sequence.
+// ReadSequence loads into sequence i what WriteSequence has saved, for a model of the same shape and with the same
+// type of cache, on any device. tokens is the number of saved tokens: another number is ErrConfig. After an error the
+// sequence is unchanged. During the call there must be pages for these tokens beside those of the present sequence.
 func (d *Decoder) ReadSequence(i int, r io.Reader, tokens int) error {
 	c, err := d.pages(i)
 	if err != nil {
@@ -44,9 +42,8 @@ func (d *Decoder) ReadSequence(i int, r io.Reader, tokens int) error {
 	return d.replace(c, i, s, tokens)
 }
 
-// Fingerprint tells models apart whose keys and values differ: it is made of the
-// config, of all weights' types and shapes, and of up to 4096 elements of each
-// weight, spread over it evenly. (A model of some GB is read in 0.1 s so.)
+// Fingerprint distinguishes models with different keys and values. It is made from the config, from all weights'
+// types and shapes, and from up to 4096 evenly spaced elements of each weight. (A model of some GB takes 0.1 s.)
 func (w *Weights) Fingerprint() (sum [sha256.Size]byte) {
 	h := sha256.New()
 	fmt.Fprintf(h, "%+v\n", w.config)
@@ -62,7 +59,7 @@ func (w *Weights) Fingerprint() (sum [sha256.Size]byte) {
 		case []la.BF16:
 			elements = spread(data)
 		}
-		// A hash takes what is written, and the types are the three that Load lets in.
+		// A hash returns no error, and Load admits only these three types.
 		if err := binary.Write(h, binary.LittleEndian, elements); err != nil {
 			panic(fmt.Sprintf("model: weight %s of type %v: %v", p.Name, t.Dtype(), err))
 		}
@@ -71,7 +68,7 @@ func (w *Weights) Fingerprint() (sum [sha256.Size]byte) {
 	return sum
 }
 
-// spread is up to 4096 elements of a weight, evenly spread.
+// spread returns up to 4096 evenly spaced elements of a weight.
 func spread[T any](data []T) []T {
 	const most = 4096
 	if len(data) <= most {

@@ -14,37 +14,38 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// What is where on several GPUs. Where features can be dealt out evenly, each GPU has some rows of queries', keys' and values'
-// weights, and columns of the layer behind attention; of the feed-forward part
-// its rows of the first layer, and columns of the second; and all of the tables, norms and biases. So all GPUs compute
-// all of the step, and meet twice a layer. These rows are those of a GPU's heads, or, where it has keys and values of all heads
-// but some of the context, GPUs gather them before attention and merge behind it. Else those of one linear layer have a part of its output features each, and the
-// first one has the rest of the model.
+// The parts of a model on several GPUs. If features divide evenly, each GPU has some rows of the queries', keys' and
+// values' weights, and columns of the layer after attention; of the feed-forward network its rows of the first layer
+// and columns of the second; and all tables, norms and biases. So all GPUs compute all of the step, with two sums a
+// layer. The rows are those of a GPU's heads. If instead each GPU has keys and values of all heads for a part of the
+// context, the GPUs gather the rows before attention and merge after it. If features do not divide evenly, each GPU
+// has a part of the output features of each linear layer, and the first GPU has the rest of the model.
 
 const (
 	tokenTable = "decoder.embed_tokens.weight"
 	headWeight = "lm_head.weight"
 )
 
-// placement is where several GPUs have a weight.
+// placement says which GPUs have a weight.
 type placement int
 
 const (
 	onFirst   placement = iota
-	onAll               // each has all of it
-	byRows              // each has some rows
-	byColumns           // each has some columns
+	onAll               // each GPU has all of it
+	byRows              // each GPU has some rows
+	byColumns           // each GPU has some columns
 )
 
 // placed is a weight in the memory of GPUs.
 type placed struct {
 	name  string
-	from  string // the weight in the source that it is
+	from  string // name of the weight in the source
 	shape []int
 	at    placement
 }
 
-// placing is where each weight goes on so many GPUs. The head is dealt out where it is the table of tokens, too.
+// placing returns the placement of each weight on the given number of GPUs. The head is sharded even if it is also
+// the table of tokens.
 func placing(c hf.Config, world ranks.World, gpus int) iter.Seq[placed] {
 	return func(yield func(placed) bool) {
 		var table placed
@@ -63,10 +64,10 @@ func placing(c hf.Config, world ranks.World, gpus int) iter.Seq[placed] {
 	}
 }
 
-// evenly says whether each of some GPUs, of each rank, can have as many features, outer and inner, in rows that GPUs can read.
-// Ranks have to do alike.
+// evenly reports whether each GPU of each rank can have equally many outer and inner features, in rows that GPUs can
+// read. All ranks must agree.
 func evenly(c *hf.Config, world ranks.World, gpus int) bool {
-	const most = 8 // that sum what they have made
+	const most = 8 // largest number of GPUs that sum
 	if gpus > most {
 		return false
 	}
@@ -105,7 +106,7 @@ func placementOf(c *hf.Config, world ranks.World, name string, gpus int) placeme
 	return onAll
 }
 
-// bytesOn is what one of some GPUs has of a weight with elements of a size.
+// bytesOn returns the bytes of a weight on one of some GPUs, for an element size.
 func (p *placed) bytesOn(gpu, gpus int, size uintptr) int64 {
 	n := int64(size)
 	for axis, s := range p.shape {
@@ -120,7 +121,7 @@ func (p *placed) bytesOn(gpu, gpus int, size uintptr) int64 {
 	return n
 }
 
-// checkFree says whether each GPU has room for what it needs, what being the parts of that.
+// checkFree checks that each GPU has memory for its needs; what names the parts of the need.
 func checkFree(gpu *device.GPU, need func(member int) (bytes int64, what string)) error {
 	for i := range gpu.Members() {
 		m, err := gpu.Memory(i)
@@ -141,10 +142,10 @@ func checkFree(gpu *device.GPU, need func(member int) (bytes int64, what string)
 	return nil
 }
 
-// bytesOn is what one of some GPUs has of the weights.
+// bytesOn returns the bytes of the weights on one of some GPUs.
 func (w *Weights) bytesOn(gpu, gpus int) (n int64) {
 	for p := range placing(w.config, w.world, gpus) {
-		if t := w.tensors[p.from]; t != nil { // else another rank's
+		if t := w.tensors[p.from]; t != nil { // nil: another rank's weight
 			p.shape = t.Shape()
 			n += p.bytesOn(gpu, gpus, t.Dtype().Size())
 		}

@@ -13,17 +13,16 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// masked is added to the score of a slot that must not be seen. It is finite,
-// because Inf - Inf is NaN, and so large that it swallows any score.
+// masked is added to the score of a hidden slot. It is finite, because Inf - Inf is NaN, and large enough to absorb
+// any score.
 const masked = -1e30
 
-// stockCache is the keys and values of all sequences in tensors of a fixed
-// capacity, as a graph of stock nodes needs them: for each layer a tensor
-// (B*H, capacity, d), an input of the graphs. Slots are written between runs.
+// stockCache has the keys and values of all sequences in tensors of a fixed capacity, as a graph of stock nodes needs
+// them: for each layer a tensor (B*H, capacity, d), an input of the graphs. Slots are written between runs.
 type stockCache struct {
 	batch, heads, dim, capacity int
-	keys, values                []*tensor.Dense // of each layer
-	lengths                     []int           // of each sequence
+	keys, values                []*tensor.Dense // by layer
+	lengths                     []int           // by sequence
 }
 
 func newStockCache(c hf.Config, batch, capacity int) *stockCache {
@@ -43,7 +42,7 @@ func (c *stockCache) newAttention(rows int) (attention, int, error) {
 	return newStockAttention(c, each), each * c.batch, nil
 }
 
-// truncate leaves the keys and values where they are: the graphs' masks hide them.
+// truncate leaves the keys and values in place: the graphs' masks hide them.
 func (c *stockCache) truncate(sequence, tokens int) error {
 	c.lengths[sequence] = tokens
 	return nil
@@ -51,9 +50,9 @@ func (c *stockCache) truncate(sequence, tokens int) error {
 
 func (c *stockCache) Close() error { return nil }
 
-// stockAttention is what a user of Gorgonia writes without leanattention. A run
-// takes the same number T of rows of each sequence. The scores of the rows
-// against the cached keys and against the run's own keys are two matrices,
+// stockAttention is attention as a user of Gorgonia writes it without leanattention. A run takes the same number T of
+// rows of each sequence. The scores of the rows against the cached keys and against the run's own keys are two
+// matrices,
 //
 //	old = q Kᵀ + mask     (B*H, T, capacity)
 //	now = q kᵀ + causal   (B*H, T, T)
@@ -62,19 +61,18 @@ func (c *stockCache) Close() error { return nil }
 //
 //	out = (exp(old-m) V + exp(now-m) v) / (sum exp(old-m) + sum exp(now-m))
 //
-// It is put together here because Gorgonia's SoftMax takes the maximum of the
-// wrong elements and is NaN for masked rows of different lengths. Every run
-// reads the whole capacity, however short the sequences are.
+// The softmax is written out because Gorgonia's SoftMax takes the maximum of the wrong elements and is NaN for masked
+// rows of different lengths. Every run reads the whole capacity for sequences of any length.
 type stockAttention struct {
 	cache *stockCache
 	rows  int // T
 
 	mask   *tensor.Dense // (B*H, T, capacity): 0 for the slots in use
 	causal *tensor.Dense // (1, T, T)
-	seen   []int         // of each sequence, the slots that mask shows
+	seen   []int         // by sequence, the slots that mask shows
 
 	counts       []int     // of the run
-	keys, values []G.Value // of the run, for each layer
+	keys, values []G.Value // of the run, by layer
 	clock        clock
 }
 
@@ -121,7 +119,7 @@ func (a *stockAttention) node(b *builder, layer int, q, k, v *G.Node) *G.Node {
 		now = b.do(func() (*G.Node, error) { return G.BroadcastAdd(now, causal, nil, []byte{0}) })
 	}
 
-	// column reduces the keys' axis but keeps it, with one element.
+	// column reduces the keys' axis to one element.
 	column := func(reduce func(*G.Node, ...int) (*G.Node, error), x *G.Node) *G.Node {
 		x = b.do(func() (*G.Node, error) { return reduce(x, 2) })
 		return b.reshape(x, bh, rows, 1)
@@ -162,8 +160,8 @@ func (b *builder) reshape(x *G.Node, shape ...int) *G.Node {
 	return b.do(func() (*G.Node, error) { return G.Reshape(x, shape) })
 }
 
-// maximum is the larger of x and y, element by element, which Gorgonia has no
-// node for: x where x >= y, and y elsewhere.
+// maximum returns the larger of x and y, element by element, for which Gorgonia has no node: x where x >= y, and y
+// elsewhere.
 func (b *builder) maximum(x, y *G.Node) *G.Node {
 	fromX := b.do(func() (*G.Node, error) { return G.Gte(x, y, true) })
 	fromY := b.do(func() (*G.Node, error) { return G.Lt(x, y, true) })
@@ -213,8 +211,7 @@ func (a *stockAttention) begin(counts, first []int) error {
 	return nil
 }
 
-// end copies the run's keys and values, which the graph gave out, into their
-// slots.
+// end copies the run's keys and values, which are results of the graph, into their slots.
 func (a *stockAttention) end(keep bool) error {
 	if !keep {
 		return nil
@@ -240,7 +237,7 @@ func (a *stockAttention) end(keep bool) error {
 	return nil
 }
 
-// write copies counts[i] rows of each sequence i, of rows rows, behind its length.
+// write copies counts[i] rows of each sequence i, which has `rows` rows in from, after its length.
 func (c *stockCache) write(to, from []float32, counts []int, rows int) {
 	for i, n := range counts {
 		for t := range n {

@@ -5,15 +5,13 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// multiply is x wᵀ for w of shape (out, in), as checkpoints store it, of
-// Gorgonia's own nodes. With BatchedMatMul w is read in place, where Mul by a
-// transposed w copies it.
+// multiply returns x wᵀ for w of shape (out, in), as in checkpoints, with Gorgonia's own nodes. BatchedMatMul reads w
+// in place; Mul by a transposed w copies w.
 func (b *builder) multiply(x, w *G.Node) *G.Node {
 	return b.do(func() (*G.Node, error) { return G.BatchedMatMul(x, w, false, true) })
 }
 
-// stockLinear is linear of Gorgonia's own nodes. bias may be nil. (Gorgonia has no
-// error function: a GELU is nn's.)
+// stockLinear is linear with Gorgonia's own nodes. bias may be nil. (Gorgonia has no error function: a GELU is nn's.)
 func (b *builder) stockLinear(x, w *G.Node, biasName string, bias *tensor.Dense, activated bool, residual *G.Node) *G.Node {
 	y := b.multiply(x, w)
 	if bias != nil && b.err == nil {

@@ -14,25 +14,23 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// ErrConfig is a value of [Options], or a use of a [Decoder], outside what the
-// model and the options allow.
+// ErrConfig is returned for an option, or a use of a [Decoder], outside what the model and the options allow.
 var ErrConfig = errors.New("model: out of range")
 
-// Source is where weights come from: an *hf.Folder.
+// Source is a source of weights: an *hf.Folder.
 type Source interface {
 	Config() hf.Config
 
-	// Tensor is a weight in the type that it is stored in: float32,
-	// leanattention.Float16 or leanattention.BFloat16. It is not written.
+	// Tensor returns a weight in its stored type: float32, leanattention.Float16 or leanattention.BFloat16. The
+	// weight is not written.
 	Tensor(name string, shape ...int) (*tensor.Dense, error)
 }
 
-// Weights is a model's parameters. Graphs take them in as inputs, without a
-// copy, so the source has to outlive the decoders made of them. They are never
-// written.
+// Weights is a model's parameters. Graphs take them as inputs without a copy, so the source must outlive the
+// decoders. Weights are never written.
 type Weights struct {
 	config  hf.Config
-	world   ranks.World // whose rank's part they are; a Size of 0: all of them
+	world   ranks.World // the rank whose part the weights are; a Size of 0: the whole model
 	tensors map[string]*tensor.Dense
 
 	widening sync.Mutex
@@ -44,23 +42,19 @@ type Weights struct {
 	}
 }
 
-// Load takes all weights of a model from a source. Matrices stay in the type
-// that they are stored in. Vectors (biases, and what layer norms have) are
-// float32: they are a thousandth of the model, and what they are added to is
-// float32.
+// Load loads all weights of a model from a source. Matrices keep their stored type. Vectors (biases, and weights of
+// layer norms) become float32: they are a thousandth of the model, and are added to float32.
 func Load(from Source) (*Weights, error) { return LoadAs(from, tensor.Dtype{}) }
 
-// LoadAs is Load with all matrices in one type, float32, leanattention.Float16
-// or leanattention.BFloat16, whatever they are stored in; the zero Dtype is as
-// stored. A shorter type halves what decoding reads of memory, and rounds to
-// nearest. A number that float16 has no room for, and an activation that is
-// neither "relu" nor "gelu", are ErrConfig.
+// LoadAs is Load with all matrices in one type, float32, leanattention.Float16 or leanattention.BFloat16; the zero
+// Dtype keeps the stored type. A shorter type halves the bytes that decode reads, and rounds to nearest. A number
+// that float16 can't represent, and an activation that is neither "relu" nor "gelu", are ErrConfig.
 func LoadAs(from Source, matrices tensor.Dtype) (*Weights, error) {
 	return LoadPart(from, matrices, ranks.World{})
 }
 
-// LoadPart is LoadAs of one rank's part, for decoders with [Options].Ranks. Of the others'
-// parts nothing is read. More ranks than heads are ErrConfig.
+// LoadPart is LoadAs for one rank's part, for decoders with [Options].Ranks. The other ranks' parts are not read.
+// More ranks than heads are ErrConfig.
 func LoadPart(from Source, matrices tensor.Dtype, world ranks.World) (*Weights, error) {
 	w := &Weights{config: from.Config(), world: world, tensors: map[string]*tensor.Dense{}}
 	if err := checkWorld(w.config, world); err != nil {
@@ -84,7 +78,7 @@ func LoadPart(from Source, matrices tensor.Dtype, world ranks.World) (*Weights, 
 	return w, nil
 }
 
-// loadedAs is the type that LoadAs gives a tensor: vectors are float32.
+// loadedAs returns the type that LoadAs gives a tensor: vectors are float32.
 func loadedAs(t *tensor.Dense, matrices tensor.Dtype) tensor.Dtype {
 	switch {
 	case t.Dims() == 1:
@@ -95,8 +89,7 @@ func loadedAs(t *tensor.Dense, matrices tensor.Dtype) tensor.Dtype {
 	return matrices
 }
 
-// widened is the same weights in float32, which Gorgonia's own nodes need. They
-// are kept for the next one who asks.
+// widened returns the same weights in float32, which Gorgonia's own nodes need, and keeps them for later calls.
 func (w *Weights) widened() (*Weights, error) {
 	w.widening.Lock()
 	defer w.widening.Unlock()
@@ -110,10 +103,10 @@ func (w *Weights) widened() (*Weights, error) {
 	return w.wide, nil
 }
 
-// Config is the model's configuration.
+// Config returns the model's configuration.
 func (w *Weights) Config() hf.Config { return w.config }
 
-// Bytes is the size of the weights in memory.
+// Bytes returns the size of the weights in memory.
 func (w *Weights) Bytes() (n int64) {
 	for _, t := range w.tensors {
 		n += int64(t.MemSize())
