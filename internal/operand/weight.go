@@ -20,10 +20,10 @@ var weightTypes = [weight.Formats]tensor.Dtype{
 	weight.BFloat16: BFloat16,
 }
 
-// WeightType is the element type of a node whose value has a format.
+// WeightType returns the element type of a node whose value has a format.
 func WeightType(f weight.Format) tensor.Dtype { return weightTypes[f] }
 
-// WeightFormat is the format that an element type stands for.
+// WeightFormat returns the format that an element type stands for.
 func WeightFormat(t tensor.Dtype) (f weight.Format, ok bool) {
 	for f, of := range weightTypes {
 		if of == t {
@@ -33,21 +33,22 @@ func WeightFormat(t tensor.Dtype) (f weight.Format, ok bool) {
 	return 0, false
 }
 
-// SumType is the element type of what weights of a format are multiplied with.
+// SumType returns the element type of the numbers that weights of a format are multiplied with, and of the sums.
 func SumType(f weight.Format) tensor.Dtype { return weightTypes[weight.Dense(f.Sums())] }
 
-// Weight is a matrix of weights as the value of an input: the planes that its format stores. Each plane is a tensor in host
-// memory or on GPUs, whose axis 0 is rows; a sharded weight has sharded planes.
+// Weight is a matrix of weights as a gorgonia.Value, so that a graph has one input for the weight.
 //
-// A Weight is a gorgonia.Value of the element type that stands for its format, so a graph has one input for it. Weights of a
-// format without scales may also be their elements alone, a tensor: see [WeightOf].
+//   - The planes are what the format stores: elements and, with some formats, scales. Each plane is a tensor in host memory or on
+//     GPUs, with rows on axis 0. A sharded weight has sharded planes.
+//   - The element type of the value stands for the format.
+//   - A weight of a format without scales may also be a plain tensor, its elements: see [WeightOf].
 type Weight struct {
 	Of       weight.Format
 	Elements G.Value // (rows, columns)
-	Scales   G.Value // (rows), of float32; nil: the format has none
+	Scales   G.Value // (rows), float32; nil: the format has no scales
 }
 
-// WeightOf is the weight that a value is: a *Weight, or a tensor of a type that stands for a format without scales.
+// WeightOf returns the weight of a value: a *Weight, or a tensor whose type stands for a format without scales.
 func WeightOf(op, name string, v G.Value) (w Weight, err error) {
 	if given, ok := v.(*Weight); ok {
 		w = *given
@@ -58,13 +59,16 @@ func WeightOf(op, name string, v G.Value) (w Weight, err error) {
 		}
 		w = Weight{Of: f, Elements: v}
 	}
-	if has := w.Scales != nil; has != w.Of.HasScales() {
-		return w, errs.Errorf(op, errs.ErrUnsupported, "%s is of %v, scales: %v, want %v", name, w.Of, has, w.Of.HasScales())
+	switch has := w.Scales != nil; {
+	case has && !w.Of.HasScales():
+		return w, errs.Errorf(op, errs.ErrUnsupported, "%s is of %v with scales, and the format has none", name, w.Of)
+	case !has && w.Of.HasScales():
+		return w, errs.Errorf(op, errs.ErrUnsupported, "%s is of %v without scales: pass a weight, not its elements", name, w.Of)
 	}
 	return w, nil
 }
 
-// Host is the weight in host memory, in row-major order.
+// Host returns the weight in host memory, in row-major order.
 func (w *Weight) Host(op, name string) (m weight.Matrix, err error) {
 	t, ok := w.Elements.(*tensor.Dense)
 	if !ok || !t.IsNativelyAccessible() {
@@ -94,22 +98,22 @@ func (w *Weight) Host(op, name string) (m weight.Matrix, err error) {
 
 func pointer[T any](s []T) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(s)) }
 
-// Shape is (rows, columns).
+// Shape returns (rows, columns).
 func (w *Weight) Shape() tensor.Shape { return w.Elements.Shape() }
 
-// Dtype stands for the format.
+// Dtype returns the element type that stands for the format.
 func (w *Weight) Dtype() tensor.Dtype { return WeightType(w.Of) }
 
-// Type is the weight's type in Gorgonia's type system.
+// Type returns the weight's type in Gorgonia's type system.
 func (w *Weight) Type() hm.Type { return G.TensorType{Dims: len(w.Shape()), Of: w.Dtype()} }
 
-// Size is the number of weights.
+// Size returns the number of elements.
 func (w *Weight) Size() int { return w.Shape().TotalSize() }
 
-// Data is nil: no code but this module's knows how a format stores weights.
+// Data returns nil, since Gorgonia does not know the formats.
 func (w *Weight) Data() any { return nil }
 
-// Uintptr and MemSize are 0, as Data is nil.
+// Uintptr and MemSize return 0, as Data returns nil.
 func (w *Weight) Uintptr() uintptr { return 0 }
 func (w *Weight) MemSize() uintptr { return 0 }
 

@@ -22,15 +22,15 @@ const (
 	Formats = iota // how many there are
 )
 
-// formats has what is known of each.
+// formats has a line for each format.
 var formats = [Formats]struct {
 	name    string
 	bytes   int        // of an element
 	sums    attn.DType // of x and y, and of what elements are multiplied in
-	dense   bool       // an element is one number of type element, and that is all
+	dense   bool       // elements are numbers of type element, without scales
 	element attn.DType
-	scales  bool   // each row has a factor, of float32
-	kernels string // in the names of kernels of GPUs; "": no GPU has any
+	scales  bool   // each row has a float32 factor
+	kernels string // name of the format in GPU kernels; "": there are none
 }{
 	Float32:  {name: "float32", bytes: 4, sums: attn.Float32, dense: true, element: attn.Float32, kernels: "f32"},
 	Float64:  {name: "float64", bytes: 8, sums: attn.Float64, dense: true, element: attn.Float64},
@@ -77,7 +77,7 @@ func (f Format) Sums() attn.DType { return formats[f].sums }
 // HasScales reports whether each row has a scale.
 func (f Format) HasScales() bool { return formats[f].scales }
 
-// Kernels returns what the names of kernels of GPUs call f, "" if no GPU has kernels for f.
+// Kernels returns the name of f in the names of GPU kernels, "" if there are no kernels for f.
 func (f Format) Kernels() string {
 	if !f.Known() {
 		return ""
@@ -135,7 +135,7 @@ func (m *Matrix) Check(op, name string) error {
 	return nil
 }
 
-// Names lists the formats that a function picks, for errors: "float32, float16 or bfloat16".
+// Names returns the formats for which pick is true, as errors list them: "float32, float16 or bfloat16".
 func Names(pick func(Format) bool) string {
 	var text string
 	var last string

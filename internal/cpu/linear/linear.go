@@ -153,8 +153,8 @@ func (o *Operands[F]) check() error {
 	if size != o.W.Format.Sums().Size() {
 		return attn.Errorf(op, attn.ErrDType, "the weights are of %v, the rest has %d bytes an element", o.W.Format, size)
 	}
-	if linearTiers[cpu.InUse()].dot[o.W.Format][1] == nil {
-		return attn.Errorf(op, attn.ErrUnsupported, "there are no kernels for weights of %v", o.W.Format)
+	if has := func(f weight.Format) bool { return linearTiers[cpu.InUse()].dot[f][1] != nil }; !has(o.W.Format) {
+		return attn.Errorf(op, attn.ErrUnsupported, "the weights are of %v, and the CPU has kernels for %s: convert the weights", o.W.Format, weight.Names(has))
 	}
 	if o.W.Scales != nil && len(o.W.Scales) < o.Out {
 		return attn.Errorf(op, attn.ErrShape, "the weights have %d scales, want %d", len(o.W.Scales), o.Out)

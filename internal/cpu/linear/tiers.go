@@ -7,13 +7,23 @@ import (
 
 // linearKernels are the kernels of one tier, each with the contract of its Go kernel in dot.go.
 type linearKernels struct {
-	// dot[d][r] takes weights of type d and r rows of x, 1 <= r <= rows.
+	// dot[f][r] takes weights of format f and r rows of x, 1 <= r <= rows. A format without kernels in a tier has those in Go.
 	dot  [weight.Formats][dotMaxRows + 1]func(a *dotArgs)
 	rows int
 
 	row rowKernels // for one row
 
 	tiles *matmul.Set // for many rows; nil: the dot kernels compute them
+}
+
+func init() {
+	for _, k := range linearTiers {
+		for f := range linearGo.dot {
+			if k != nil && k.dot[f][1] == nil {
+				k.dot[f] = linearGo.dot[f]
+			}
+		}
+	}
 }
 
 // rowKernels compute layers of one row, with the bits of the dot kernels of the same instruction set.

@@ -15,7 +15,6 @@ var linearTiers = [cpu.Tiers]*linearKernels{&linearGo, &linearAVX2, &linearAVX51
 var linearAVX2 = linearKernels{
 	dot: [weight.Formats][dotMaxRows + 1]func(*dotArgs){
 		weight.Float32:  {nil, dotF32x1AVX2, dotF32x2AVX2, dotF32x3AVX2},
-		weight.Float64:  linearGo.dot[weight.Float64],
 		weight.Float16:  {nil, dotF16x1AVX2, dotF16x2AVX2, dotF16x3AVX2},
 		weight.BFloat16: {nil, dotBF16x1AVX2, dotBF16x2AVX2, dotBF16x3AVX2},
 	},
@@ -30,7 +29,6 @@ var linearAVX2 = linearKernels{
 var linearAVX512 = linearKernels{
 	dot: [weight.Formats][dotMaxRows + 1]func(*dotArgs){
 		weight.Float32:  {nil, dotF32x1AVX512, dotF32x2AVX512, dotF32x3AVX512, dotF32x4AVX512},
-		weight.Float64:  linearGo.dot[weight.Float64],
 		weight.Float16:  {nil, dotF16x1AVX512, dotF16x2AVX512, dotF16x3AVX512, dotF16x4AVX512},
 		weight.BFloat16: {nil, dotBF16x1AVX512, dotBF16x2AVX512, dotBF16x3AVX512, dotBF16x4AVX512},
 	},
