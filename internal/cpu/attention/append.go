@@ -48,13 +48,13 @@ func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, to 
 		r.parts[1].add(&f.Planes[v], to[v].Data, to[v].Scales)
 		parts = r.parts[:]
 	case values.Rows != nil:
-		return attn.Errorf("append", attn.ErrShape, "values are given, and they are parts of their keys")
+		return attn.Errorf("append", attn.ErrShape, "values are parts of their keys in these pages: pass no values")
 	}
 	if p.rotation.turns() {
 		r.parts[0].turns = &p.rotation
 		for i := range seqs {
 			if q, rows := &seqs[i], p.rotation.rows(); q.Queries > 0 && q.Row+q.Queries > rows {
-				return attn.Errorf("append", attn.ErrShape, "sequence %d has rows [%d,%d), and the plan turns %d", i, q.Row, q.Row+q.Queries, rows)
+				return attn.Errorf("append", attn.ErrShape, "sequence %d has rows [%d,%d), and the plan rotates %d rows", i, q.Row, q.Row+q.Queries, rows)
 			}
 		}
 	}
@@ -187,7 +187,7 @@ func (p *appendPart[F]) check(op string, g *attn.Problem, seqs []attn.Sequence) 
 		return attn.Errorf(op, attn.ErrShape, "%d KV heads, pages of %d tokens, rows of %d elements",
 			g.KVHeads, g.PageTokens, p.dim)
 	case p.From.Row < 0 || p.From.Head < 0:
-		return attn.Errorf(op, attn.ErrShape, "source strides %+v", p.From)
+		return attn.Errorf(op, attn.ErrShape, "source strides %+v: they must not be negative", p.From)
 	}
 	for i := range seqs {
 		if q := &seqs[i]; q.Queries > 0 && p.From.Extent(q.Row+q.Queries, g.KVHeads, p.dim) > len(p.Rows) {
@@ -215,7 +215,7 @@ func (x *appendPlane) check(op string, g *attn.Problem, seqs []attn.Sequence) er
 		return attn.Errorf(op, attn.ErrDType, "the destination is %v, the plan is for %v", x.data.DType, x.DType)
 	}
 	if x.Scales == attn.ScalesByPage { // a new token may need a larger scale than its page has
-		return attn.Errorf(op, attn.ErrUnsupported, "an append to planes with %v", x.Scales)
+		return attn.Errorf(op, attn.ErrUnsupported, "planes with %v do not support appends", x.Scales)
 	}
 	if x.Scales != attn.NoScales {
 		if err := checkScales(op, &x.scales); err != nil {

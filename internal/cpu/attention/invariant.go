@@ -307,7 +307,7 @@ func (a *alone[F]) inQuarters(key, n int) {
 	a.lay(key, n, run, quarter, 1)
 }
 
-// lay sets the tile to n keys from key on, in runs of `run` keys. The four streams of a run begin apart keys from each
+// lay sets the tile to n keys from key on, in runs of `run` keys. The four streams of a run begin `apart` keys from each
 // other. The next key of a stream is step keys further. The order of keys depends neither on runs nor on pages.
 func (a *alone[F]) lay(key, n, run, apart, step int) {
 	t := &a.w.tile

@@ -116,7 +116,7 @@ func (s *promptScratch) grow(k *promptKernels, rows, dim, valueDim, size int) {
 	s.edge.Grow(matmul.StepDepth * max(dim, valueDim) * size)
 }
 
-// split splits n elements of each of rows rows of float32, which are stride elements apart.
+// split splits n elements of each of `rows` rows of float32, which are stride elements apart.
 func (s *promptScratch) split(k *promptKernels, dst, src unsafe.Pointer, rows, n, stride int) {
 	a := &s.pack
 	steps := stepsOf(n)

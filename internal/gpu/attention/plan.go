@@ -154,7 +154,7 @@ func (p *Plan) Generation() uint64 {
 func (p *Plan) Reserve(c Capacity) error {
 	const op = "reserve"
 	if c.Sequences < 0 || c.Rows < 0 || c.Queries < 0 || c.Pages < 0 || max(c.Sequences, c.Rows, c.Queries, c.Pages) > math.MaxInt32 {
-		return gpu.Errorf(op, attn.ErrShape, "%+v", c)
+		return gpu.Errorf(op, attn.ErrShape, "capacity %+v: its numbers must be in [0, %d]", c, math.MaxInt32)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

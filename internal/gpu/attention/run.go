@@ -63,7 +63,7 @@ func (p *Plan) checkPages(op string, pages *Pages) error {
 		need = g.Pages.Planes[0].At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Dim)
 	}
 	if rows := max(k.Len, v.Len) / g.Dim; rows > mostKeyRows {
-		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; there are kernels for %d", rows, mostKeyRows)
+		return gpu.Errorf(op, attn.ErrShape, "%d rows of keys; kernels support %d", rows, mostKeyRows)
 	}
 	if err := k.Check(op, "k", need); err != nil {
 		return err
@@ -315,7 +315,7 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 		return nil
 	}
 	if rotates(&p.form.geometry) {
-		return gpu.Errorf(op, attn.ErrShape, "the problem has a rotary embedding: AppendTurned is for that")
+		return gpu.Errorf(op, attn.ErrShape, "the problem has a rotary embedding: call AppendTurned")
 	}
 	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err
@@ -336,7 +336,7 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 // packAppend checks the arguments of AppendRows and writes its kernel's parameters.
 func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int) error {
 	if !p.appends {
-		return gpu.Errorf(op, attn.ErrShape, "the plan is of %d token rows, or has sequences with fewer keys than queries", p.form.rows)
+		return gpu.Errorf(op, attn.ErrShape, "the plan has %d token rows, or sequences with fewer keys than queries", p.form.rows)
 	}
 	g := &p.form.geometry
 	if err := p.checkPages(op, to); err != nil {
@@ -347,7 +347,7 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 		heads = g.KVHeads
 	}
 	if heads < g.KVHeads || heads > math.MaxInt32/g.Dim {
-		return gpu.Errorf(op, attn.ErrShape, "%d KV heads in a row of new keys, and the plan is of %d", heads, g.KVHeads)
+		return gpu.Errorf(op, attn.ErrShape, "%d KV heads in a row of new keys, the plan has %d", heads, g.KVHeads)
 	}
 	row := heads * g.Dim
 	need := (p.form.rows-1)*row + g.KVHeads*g.Dim

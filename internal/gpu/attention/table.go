@@ -327,11 +327,11 @@ func supportsKeys(op string, g *attn.Problem) error {
 	case g.Pages.Planes[0].At != g.Pages.Planes[1].At:
 		return bad("key strides %+v, value strides %+v: they must be equal", g.Pages.Planes[0].At, g.Pages.Planes[1].At)
 	case g.Pages.Planes[0].At.Row != g.Dim:
-		return bad("keys are %d elements apart; they must follow each other", g.Pages.Planes[0].At.Row)
+		return bad("keys are %d elements apart; they must be contiguous", g.Pages.Planes[0].At.Row)
 	case g.Pages.Planes[0].At.Page%g.Dim != 0 || g.Pages.Planes[0].At.Head%g.Dim != 0:
 		return bad("key strides %+v are no multiples of the head dim %d", g.Pages.Planes[0].At, g.Dim)
 	case g.Pages.Planes[0].At.Page/g.Dim >= mostKeyRows || g.Pages.Planes[0].At.Head/g.Dim >= mostKeyRows || g.PageTokens >= mostKeyRows:
-		return bad("key strides %+v, pages of %d tokens: there are kernels for less than %d rows of keys", g.Pages.Planes[0].At, g.PageTokens, mostKeyRows)
+		return bad("key strides %+v, pages of %d tokens: kernels support fewer than %d rows of keys", g.Pages.Planes[0].At, g.PageTokens, mostKeyRows)
 	}
 	return nil
 }
@@ -364,7 +364,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 	}
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	if !slices.Contains(dims, g.Dim) {
-		return bad("head dim %d; there are kernels for %v", g.Dim, dims)
+		return bad("head dim %d is not supported: kernels have head dims %v", g.Dim, dims)
 	}
 	for _, s := range [...]struct {
 		name string
@@ -374,5 +374,5 @@ func refusal(op string, w *want, kernels []kernel) error {
 			return bad("%s strides %+v: they must be multiples of %d", s.name, s.Strides, multiple)
 		}
 	}
-	return bad("%+v: there are kernels for each part of it, and none for all", *g)
+	return bad("%+v: kernels exist for each feature, and none for all", *g)
 }

@@ -26,13 +26,13 @@ const mostScores = 1 << 36
 // scores returns the number of scores that memory must hold: those of this step, or of the largest reserved step.
 func (p *Plan) scores(op string, g *attn.Problem, need int64) (int64, error) {
 	if most := int64(mostScores); need > most {
-		return 0, gpu.Errorf(op, attn.ErrShape, "%d scores in memory; unfused attention takes %d", need, most)
+		return 0, gpu.Errorf(op, attn.ErrShape, "%d scores in memory; unfused attention supports %d", need, most)
 	}
 	least := uint64(max(p.least.Queries, 1))
 	for _, n := range [...]int{p.least.Pages, g.PageTokens, g.Heads} {
 		hi, lo := bits.Mul64(least, uint64(n))
 		if least = lo; hi != 0 || lo > mostScores {
-			return 0, gpu.Errorf(op, attn.ErrShape, "scores of %d queries, %d pages of %d tokens and %d heads in memory; unfused attention takes %d",
+			return 0, gpu.Errorf(op, attn.ErrShape, "scores of %d queries, %d pages of %d tokens and %d heads in memory; unfused attention supports %d",
 				p.least.Queries, p.least.Pages, g.PageTokens, g.Heads, int64(mostScores))
 		}
 	}
