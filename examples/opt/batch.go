@@ -15,14 +15,13 @@ import (
 	"gorgonia.org/leanattention/nn"
 )
 
-// output is where the texts of a batch go: the pieces of each text in their order,
-// the texts at the same time.
+// output receives the texts of a batch: the pieces of each text in order, for all texts at the same time.
 type output interface {
 	add(i int, piece string) error
 	end(i int) error
 }
 
-// silent is no output: texts that are wanted as a whole.
+// silent drops its pieces: the texts are used as a whole.
 type silent struct{}
 
 func (silent) add(int, string) error { return nil }
@@ -32,13 +31,13 @@ func (silent) end(int) error         { return nil }
 type batch struct {
 	decoder   *model.Decoder
 	tokenizer *bpe.Tokenizer
-	chosen    bool   // the decoder chooses
-	ahead     bool   // and may be some tokens ahead
-	ends      []int  // the tokens that end a text
-	hint      string // what may be the reason for logits that are no numbers
-	limit     int    // most tokens to add to each
-	draft     int    // most tokens of a draft; 0: there are none
-	logprobs  int    // the most likely tokens to keep with each; 0: not even its own probability
+	chosen    bool   // the decoder chooses tokens
+	ahead     bool   // the decoder may be some tokens ahead
+	ends      []int  // tokens that end a text
+	hint      string // possible reason for logits that are NaN or infinite
+	limit     int    // most tokens to add to each sequence
+	draft     int    // most tokens of a draft; 0: no drafts
+	logprobs  int    // number of most likely tokens to keep with each token; 0: no probabilities
 	sequences []sequence
 	line      progress
 	begin     func() output
@@ -46,12 +45,12 @@ type batch struct {
 }
 
 type sequence struct {
-	prompt  []int        // that was not read yet
-	shared  model.Shared // what comes before it, until the sequence has it
-	waiting int          // a token that was chosen and that no pass has read yet; -1: none
+	prompt  []int        // tokens of the prompt that are still to be read
+	shared  model.Shared // shared beginning, until the sequence has it
+	waiting int          // a chosen token that no pass has read yet; -1: none
 	left    int          // tokens that can still be appended
 	lookup  lookup
-	draft   []int // guesses that were appended behind the last token, of which some may be wrong
+	draft   []int // guesses that were appended after the last token, of which some may be wrong
 	guesses int   // most tokens of the next draft
 	sampler *sample.Sampler
 	decoder *bpe.Decoder
@@ -59,13 +58,13 @@ type sequence struct {
 	result  continuation
 }
 
-// continuation is what was added to a prompt.
+// continuation is the text that was added to a prompt.
 type continuation struct {
-	tokens   []int // without the one that ends a text
+	tokens   []int // without the token that ends a text
 	text     strings.Builder
 	logprobs []choiceJSON
-	reason   string // why it ended; empty: it has not
-	before   int    // if a stop text ended it: the tokens that are wholly before that
+	reason   string // why the text ended; empty: it has not
+	before   int    // if a stop text ended it: the number of tokens that are wholly before the stop text
 }
 
 // Why a text ended.
@@ -77,8 +76,8 @@ const (
 	endInterrupt = "interrupt" // Ctrl-C
 )
 
-// choose is how the options of a decoder say that tokens are chosen. On a GPU
-// they are chosen where the logits are, unless these are wanted too.
+// choose sets the decoder's options for choosing tokens. On a GPU tokens are chosen where the logits are, unless the
+// logits are wanted too.
 func (o *options) choose(mo *model.Options) {
 	greedy := o.sample.Temperature == 0
 	mo.Seed = o.sample.Seed
@@ -92,7 +91,7 @@ func (o *options) choose(mo *model.Options) {
 	}
 }
 
-// newBatch is a batch without sequences.
+// newBatch returns a batch without sequences.
 func (l *loaded) newBatch(mo *model.Options) *batch {
 	b := &batch{tokenizer: l.tokenizer, ends: l.folder.EOS(), hint: l.hint(), limit: l.options.tokens, logprobs: l.options.logprobs}
 	b.chosen = mo.Greedy || mo.Choices != nil
@@ -101,15 +100,15 @@ func (l *loaded) newBatch(mo *model.Options) *batch {
 	return b
 }
 
-// fewestShared is how many tokens are worth that a sequence waits until another one has read them: fewer are
-// as soon read beside each other.
+// fewestShared is the least number of tokens for which a sequence waits until another one has read them: fewer tokens
+// are read as fast side by side.
 const fewestShared = 16
 
-// shared is, of each prompt, what it begins with that one before it has, too: of several the one that has
-// most of it. A token is always left to read: its logits are wanted.
+// shared returns, for each prompt, the longest beginning that an earlier prompt also has. One token is always left to
+// read: its logits are wanted.
 func shared(prompts [][]int) []model.Shared {
 	all := make([]model.Shared, len(prompts))
-	begin := map[[fewestShared]int][]int{} // prompts with the same first tokens
+	begin := map[[fewestShared]int][]int{} // prompts by their first tokens
 	for i, p := range prompts {
 		if len(p) < fewestShared {
 			continue
@@ -131,11 +130,12 @@ func shared(prompts [][]int) []model.Shared {
 	return all
 }
 
-// mostCompared bounds how many prompts with the same beginning a prompt is compared with: there may be very many prompts.
+// mostCompared bounds the number of prompts with the same beginning that a prompt is compared with: there may be very
+// many prompts.
 const mostCompared = 64
 
-// newSequence is sequence i of a batch, which continues a text, and to which so many
-// tokens can still be appended. The decoder has the first tokens of the text already, so many of them.
+// newSequence returns sequence i of a batch, which continues a text by at most left tokens. The decoder already has
+// the first `has` tokens of the text.
 func (l *loaded) newSequence(i int, text []int, has, left int) (sequence, error) {
 	c := l.options.sample
 	c.Stream = uint64(i)
@@ -143,9 +143,9 @@ func (l *loaded) newSequence(i int, text []int, has, left int) (sequence, error)
 	return sequence{prompt: text[has:], guesses: l.options.guesses, lookup: lookup{text: slices.Clip(text)}, waiting: -1, left: left, sampler: sampler, decoder: l.tokenizer.NewDecoder(), stop: newStopper(l.options.stops)}, err
 }
 
-// run reads the prompts, and adds tokens until every sequence has come to an end:
-// a token that ends texts, a stop text, its number of tokens or the model's last position. One that has rests. As long
-// as prompts are read, sequences that are done with theirs go on beside them.
+// run reads the prompts, and adds tokens until every sequence has ended: by a token that ends texts, a stop text, its
+// number of tokens or the model's last position. Ended sequences rest. While prompts are read, sequences with
+// finished prompts continue beside them.
 func (b *batch) run(ctx context.Context) error {
 	next, prompts := make([]int, len(b.sequences)), make([][]int, len(b.sequences))
 	var ahead [][]int // tokens that have been chosen and appended already
@@ -161,7 +161,7 @@ func (b *batch) run(ctx context.Context) error {
 			switch {
 			case s.result.reason != "":
 				continue
-			case s.shared.Tokens > b.decoder.Len(s.shared.From): // it waits for the other sequence
+			case s.shared.Tokens > b.decoder.Len(s.shared.From): // waits for the other sequence
 				prompts[i] = nil
 				reading++
 				continue
@@ -219,7 +219,7 @@ func (b *batch) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if reading == 0 { // none was left out
+		if reading == 0 { // every sequence takes part
 			for i := range b.sequences {
 				b.sequences[i].waiting = -1
 			}
@@ -250,12 +250,12 @@ func (b *batch) mix(next []int, prompts [][]int) error {
 	return nil
 }
 
-// mostAhead is how many tokens are computed before one is looked at, where that
-// is faster: not so many that a reader would see it.
+// mostAhead is the number of tokens that are computed before one is read, if that is faster: too few for a reader to
+// notice.
 const mostAhead = 8
 
-// extend adds to a text what the model chooses: as many tokens of a draft as it chooses itself, and
-// the one behind them, which it returns. The decoder has all others.
+// extend adds the model's choices to a text: the tokens of a draft that the model also chooses, and the token after
+// them, which extend returns. The decoder has all others.
 func (b *batch) extend(i int, chosen []int) (id int, err error) {
 	s := &b.sequences[i]
 	draft := s.draft
@@ -284,13 +284,13 @@ func (b *batch) extend(i int, chosen []int) (id int, err error) {
 		if len(draft) == 0 {
 			return id, nil
 		}
-		// A wrong guess costs time: next time there are few more than were right this time.
+		// A wrong guess costs time: the next draft is slightly longer than the accepted part of this one.
 		s.draft, s.guesses = nil, min(2*j+1, b.draft)
 		return id, b.decoder.Accept(i, j+1)
 	}
 }
 
-// choose is a token by its logits, or the one that the decoder has chosen.
+// choose returns a token by its logits, or the token that the decoder has chosen.
 func (b *batch) choose(i int, logits []float32, id int) (int, error) {
 	if !b.chosen {
 		return b.sequences[i].sampler.Next(logits)
@@ -301,7 +301,7 @@ func (b *batch) choose(i int, logits []float32, id int) (int, error) {
 	return id, nil
 }
 
-// take adds a token that has these logits to a text, which may end it.
+// take adds a token with the given logits to a text, which may end.
 func (b *batch) take(i, id int, logits []float32) error {
 	s := &b.sequences[i]
 	special, _ := b.tokenizer.Special(id)
@@ -313,7 +313,7 @@ func (b *batch) take(i, id int, logits []float32) error {
 		} else if stopped {
 			return b.close(i, endStop)
 		}
-		// The token that ends a text may be the last one of a stop text.
+		// The token that ends a text may complete a stop text.
 		stopped, err = b.write(i, "", cmp.Or(special, b.tokenizer.Decode([]int{id})))
 		if err == nil && (!stopped || s.stop.at >= len(s.result.tokens)) {
 			return b.end(i, endEOS)
@@ -338,8 +338,7 @@ func (b *batch) take(i, id int, logits []float32) error {
 	return nil
 }
 
-// write continues a text up to a stop text, by what a token has of it and the name of a
-// special token.
+// write continues a text up to a stop text, by a token's text and the name of a special token.
 func (b *batch) write(i int, piece, special string) (stopped bool, err error) {
 	r := &b.sequences[i].result
 	piece, stopped = b.sequences[i].stop.add(piece, special)
@@ -347,7 +346,7 @@ func (b *batch) write(i int, piece, special string) (stopped bool, err error) {
 	return stopped, b.out.add(i, piece)
 }
 
-// end ends a text, of which something may be held back.
+// end ends a text, and writes text that was held back.
 func (b *batch) end(i int, reason string) error {
 	s := &b.sequences[i]
 	stopped, err := b.write(i, s.decoder.Flush(), "")
@@ -371,7 +370,7 @@ func (b *batch) close(i int, reason string) error {
 	return b.out.end(i)
 }
 
-// tellFull tells of texts that ended before -n at the last of the model's positions.
+// tellFull reports texts that ended before -n at the last of the model's positions.
 func (b *batch) tellFull(w io.Writer, positions int) {
 	full := 0
 	for i := range b.sequences {
@@ -388,12 +387,12 @@ func (b *batch) tellFull(w io.Writer, positions int) {
 	}
 }
 
-// interrupt ends all texts that are going on.
+// interrupt ends all unfinished texts.
 func (b *batch) interrupt() error {
 	for i := range b.sequences {
 		switch r := &b.sequences[i].result; {
 		case r.reason != "":
-		case b.out == nil: // none has begun
+		case b.out == nil: // no text has begun
 			r.reason = endInterrupt
 		default:
 			if err := b.end(i, endInterrupt); err != nil {

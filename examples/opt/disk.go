@@ -12,12 +12,12 @@ import (
 	"syscall"
 )
 
-// disk is the operations on files that a prompt cache takes.
+// disk is the file operations of a prompt cache.
 type disk interface {
 	Stat(name string) (fs.FileInfo, error)
 	Lstat(name string) (fs.FileInfo, error)
 	Readlink(name string) (string, error)
-	Open(name string) (file, error) // to read a file, or to sync a folder
+	Open(name string) (file, error) // opens a file for reading, or a folder for Sync
 	CreateTemp(folder, pattern string) (file, error)
 	Rename(from, to string) error
 	Remove(name string) error
@@ -29,7 +29,7 @@ type file interface {
 	Sync() error
 }
 
-// drive is the system's files; tests have each operation fail.
+// drive is the system's files; tests make each operation fail.
 var drive disk = osDisk{}
 
 type osDisk struct{}
@@ -42,8 +42,8 @@ func (osDisk) CreateTemp(folder, pattern string) (file, error) { return os.Creat
 func (osDisk) Rename(from, to string) error                    { return os.Rename(from, to) }
 func (osDisk) Remove(name string) error                        { return os.Remove(name) }
 
-// folderOf is the folder of a file. It leaves .. in paths alone, which behind a link to a folder is not the folder
-// before it.
+// folderOf returns the folder of a file. It does not clean paths with "..", which after a link to a folder is not the
+// parent in the path.
 func folderOf(name string) string {
 	if folder, _ := filepath.Split(name); folder != "" {
 		return folder
@@ -51,10 +51,9 @@ func folderOf(name string) string {
 	return "."
 }
 
-// linked is the name of the file that a link leads to, which need not be there; of what is no link it is the name
-// itself.
+// linked returns the name of the file that a link leads to, which need not exist; the name itself if it is no link.
 func linked(name string) (string, error) {
-	const mostLinks = 40 // as Linux has it
+	const mostLinks = 40 // as in Linux
 	for range mostLinks {
 		info, err := drive.Lstat(name)
 		if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode()&fs.ModeSymlink == 0 {
@@ -76,9 +75,9 @@ func linked(name string) (string, error) {
 	return "", fmt.Errorf("more than %d links, the last of them to %q", mostLinks, name)
 }
 
-// writeAtomically makes a file, or replaces one: name is no link. What is written goes to a file beside it, which then
-// takes its place. An error before that leaves what was there. An error after that is one of syncing the folder: the
-// file is the new one, and a crash of the system may bring the old one back.
+// writeAtomically makes or replaces a file; name is no link. write writes a file beside it, which is then renamed. An
+// error before that leaves the earlier file. An error after that is one of syncing the folder: the file is the new
+// one, and a crash of the system may restore the earlier one.
 func writeAtomically(name string, write func(io.Writer) error) (err error) {
 	folder := folderOf(name)
 	sync, err := folderSync(folder)
@@ -106,9 +105,9 @@ func writeAtomically(name string, write func(io.Writer) error) (err error) {
 	return sync(true)
 }
 
-// folderSync opens a folder, and returns a function that closes it and, if the argument is set, before that writes to the
-// disk which files it has: without, a file that was renamed may have its old name after a crash. Windows and some file
-// systems have no such call, and a folder need not be readable: then nothing is done.
+// folderSync opens a folder, and returns a function that closes it. If the argument is set, the function first syncs
+// the folder: otherwise a renamed file may have its earlier name after a crash. Windows and some file systems have no
+// such call, and a folder need not be readable: then the function does nothing.
 func folderSync(folder string) (func(bool) error, error) {
 	none := func(bool) error { return nil }
 	if !folderSyncs {

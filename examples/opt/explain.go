@@ -16,7 +16,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/files"
 )
 
-// explain adds to the error of opening what -model names what that is, and what to do instead.
+// explain adds to the error of opening the value of -model what the value is, and what to do instead.
 func explain(name string, err error) error {
 	if name == "" {
 		return err
@@ -36,10 +36,10 @@ func explain(name string, err error) error {
 	return err
 }
 
-// hubName is what names of models look like at huggingface.co.
+// hubName matches names of models at huggingface.co.
 var hubName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
-// fileKind says what a file is that was taken for a folder.
+// fileKind returns the kind of a file that was given in place of a folder.
 func fileKind(name string, info fs.FileInfo) string {
 	if !info.Mode().IsRegular() {
 		return "it is neither a folder nor a regular file"
@@ -61,7 +61,7 @@ func fileKind(name string, info fs.FileInfo) string {
 	return "it is a file"
 }
 
-// folderOfModel names the folder of a file, if that is the folder of a model.
+// folderOfModel returns the folder of a file, if it is the folder of a model.
 func folderOfModel(name string) string {
 	folder := filepath.Dir(name)
 	if info, err := os.Stat(filepath.Join(folder, "config.json")); err == nil && info.Mode().IsRegular() {
@@ -70,7 +70,7 @@ func folderOfModel(name string) string {
 	return ""
 }
 
-// otherModel says what is in a folder that is not that of an OPT model.
+// otherModel describes a folder that is not one of an OPT model.
 func otherModel(folder string) string {
 	data, err := files.Read(filepath.Join(folder, "config.json"), 16<<20)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -88,7 +88,7 @@ func otherModel(folder string) string {
 	return "opt decodes OPT models, such as those of https://huggingface.co/facebook/opt-125m"
 }
 
-// otherFolder says what is in a folder without config.json.
+// otherFolder describes a folder without config.json.
 func otherFolder(folder string) string {
 	if snapshots, _ := filepath.Glob(filepath.Join(globbed(folder), "snapshots", "*", "config.json")); len(snapshots) > 0 {
 		return fmt.Sprintf("it is a folder of the hub's cache, whose model is at -model %s", filepath.Dir(snapshots[len(snapshots)-1]))
@@ -102,9 +102,9 @@ func otherFolder(folder string) string {
 	return ""
 }
 
-// globbed is a path as part of a pattern.
+// globbed returns a path as a part of a pattern.
 func globbed(path string) string {
-	if filepath.Separator == '\\' { // there is no way to write one that has these
+	if filepath.Separator == '\\' { // a pattern can't escape these characters there
 		return path
 	}
 	return regexp.MustCompile(`[*?\[\\]`).ReplaceAllString(path, `\$0`)

@@ -20,16 +20,16 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// options is what the flags say.
+// options is the values of the flags.
 type options struct {
-	model       string // empty: the one that is part of the program
+	model       string // empty: the shipped model
 	sources     []source
-	prompts     []string // what the sources have, after readPrompts
+	prompts     []string // contents of the sources, after readPrompts
 	promptCache string   // file; empty: none
 	perplexity  string   // file; empty: texts are continued
 	stride      int      // 0: a window
 	interactive bool
-	special     bool // special tokens in texts are tokens
+	special     bool // names of special tokens in texts are the tokens
 	tokens      int
 	samples     int // texts of each prompt
 	stops       []string
@@ -37,29 +37,29 @@ type options struct {
 	attention   model.Attention
 	schedule    la.Schedule // of lean
 	linear      model.Linear
-	weights     tensor.Dtype // zero: as stored
+	weights     tensor.Dtype // zero: the stored type
 	weightsName string
 	cache       tensor.Dtype
-	shard       la.Shard // of the cache, over several GPUs
-	draft       bool     // tokens are guessed, and the guesses verified
+	shard       la.Shard // of the cache over several GPUs
+	draft       bool     // tokens are guessed, and the guesses are verified
 	guesses     int      // most tokens of a draft
 	workers     int
-	chunk       int // 0: as the decoder has it
+	chunk       int // 0: the decoder's default
 	mixed       bool
 	gpus        []int       // none: the CPU
-	anyGPU      bool        // no number is given
-	world       ranks.World // of several processes, if there are
+	anyGPU      bool        // no ordinal is given
+	world       ranks.World // the processes of the model, if there are several
 	stats       bool
 	json        bool
 	logprobs    int
 
-	flags []string // those that ranks must have alike, and their values
-	text  string   // what the file of perplexity has
+	flags []string // flags that ranks must have alike, and their values
+	text  string   // contents of the file of -perplexity
 
-	ahead bool // for tests: tokens are computed before others are looked at, on the CPU too
+	ahead bool // for tests: the CPU also computes tokens before others are read
 }
 
-// seed is what makes sampled texts again; nil: nothing is drawn.
+// seed returns the seed that makes sampled texts again; nil: nothing is random.
 func (o *options) seed() *uint64 {
 	if o.sample.Temperature == 0 || o.perplexity != "" {
 		return nil
@@ -67,7 +67,7 @@ func (o *options) seed() *uint64 {
 	return &o.sample.Seed
 }
 
-// texts is a flag that may be given several times.
+// texts is a flag that may be repeated.
 type texts []string
 
 func (t *texts) String() string { return fmt.Sprintf("%q", []string(*t)) }
@@ -111,13 +111,13 @@ var (
 	elementTypes = choices[tensor.Dtype]{[]string{"f32", "f16", "bf16"}, []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}}
 )
 
-// named is the flags whose value is a name, before it is looked up.
+// named is the flags whose value is a name, before the lookup.
 type named struct{ attention, linear, weights, cache, shard, draft, device string }
 
-// newFlags is the flags, which write to o and n.
+// newFlags returns the flags, which write to o and n.
 func newFlags(o *options, n *named) *flag.FlagSet {
 	f := flag.NewFlagSet("opt", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // run says what is wrong, in one line
+	f.SetOutput(io.Discard) // run reports errors in one line
 	f.StringVar(&o.model, "model", "", "`folder` of a Hugging Face OPT model")
 	f.Func("prompt", "`text` to continue; given several times, the texts are continued together; - is standard input, without the end of its last line", func(s string) error {
 		o.sources = append(o.sources, source{text: s})
@@ -156,7 +156,7 @@ func newFlags(o *options, n *named) *flag.FlagSet {
 	return f
 }
 
-// What flags there are for a use of the command besides those for all of them.
+// The flags of each use of the command, besides those of all uses.
 var (
 	forAll        = []string{"model", "attn", "linear", "weights", "cache", "shard", "workers", "chunk", "mixed", "device", "stats", "special"}
 	forTexts      = []string{"prompt", "prompts", "n", "n-samples", "stop", "temperature", "top-k", "top-p", "seed", "json", "logprobs", "prompt-cache", "draft", "draft-tokens"}
@@ -164,7 +164,7 @@ var (
 	forSession    = []string{"i", "prompt", "n", "stop", "temperature", "top-k", "top-p", "seed", "draft", "draft-tokens"}
 )
 
-// parse reads the flags; -h writes what there is to help. It reads no file.
+// parse parses the flags; -h writes the help to help. parse reads no file.
 func parse(args []string, help io.Writer) (options, error) {
 	var o options
 	var n named
@@ -196,7 +196,7 @@ func parse(args []string, help io.Writer) (options, error) {
 	return o, nil
 }
 
-// checkUse looks at which flags are given together.
+// checkUse checks the combination of given flags.
 func (o *options) checkUse(given map[string]bool) error {
 	use, flags := "texts to continue", forTexts
 	switch {
@@ -284,7 +284,7 @@ func (o *options) look(n named) (err error) {
 	return nil
 }
 
-// checkCompute looks at what computes.
+// checkCompute checks the flags of the computation.
 func (o *options) checkCompute(n named) error {
 	switch {
 	case o.onGPU() && (o.attention == model.Fused || o.linear != model.LeanLinear):
@@ -313,7 +313,7 @@ func (o *options) checkCompute(n named) error {
 	return nil
 }
 
-// checkRanks looks at whether this is one of several processes, and at what those can't do.
+// checkRanks reads whether this is one of several processes, and checks for unsupported flags.
 func (o *options) checkRanks(given map[string]bool, n named) (err error) {
 	if o.world, err = ranks.Environment(); err != nil {
 		return usagef("%v", err)
@@ -336,7 +336,7 @@ func (o *options) checkRanks(given map[string]bool, n named) (err error) {
 	return nil
 }
 
-// checkDraft looks at what is guessed.
+// checkDraft checks the flags of drafts.
 func (o *options) checkDraft(given map[string]bool) error {
 	switch {
 	case o.guesses < 1 || o.guesses > model.MostDraft:
@@ -349,7 +349,7 @@ func (o *options) checkDraft(given map[string]bool) error {
 	return nil
 }
 
-// draftTokens is the most tokens of a draft; 0: there are none.
+// draftTokens returns the most tokens of a draft; 0: no drafts.
 func (o *options) draftTokens() int {
 	if !o.draft {
 		return 0
@@ -357,15 +357,15 @@ func (o *options) draftTokens() int {
 	return o.guesses
 }
 
-// paged says whether keys and values are in a cache of pages.
+// paged reports whether keys and values are in a paged cache.
 func (o *options) paged() bool {
 	return o.attention == model.Lean || o.attention == model.Default && o.onGPU()
 }
 
-// onGPU says whether a GPU computes.
+// onGPU reports whether a GPU computes.
 func (o *options) onGPU() bool { return len(o.gpus) > 0 }
 
-// checkSampling looks at how tokens are chosen, and fills in what is not given.
+// checkSampling checks how tokens are chosen, and sets defaults.
 func (o *options) checkSampling(given map[string]bool) error {
 	c := &o.sample
 	if err := c.Validate(); err != nil {
@@ -389,17 +389,17 @@ func (o *options) checkSampling(given map[string]bool) error {
 		return usagef("-n-samples %d with -temperature 0: the most likely tokens make one text", o.samples)
 	}
 	if !given["seed"] && c.Temperature > 0 {
-		c.Seed = uint64(rand.Uint32()) // short, so that it can be typed again
+		c.Seed = uint64(rand.Uint32()) // short enough to type again
 	}
 	return nil
 }
 
 const (
-	maxWorkers   = 1 << 12 // what leanattention takes
+	maxWorkers   = 1 << 12 // the limit of leanattention
 	maxChunk     = 1 << 20
 	maxSamples   = 1 << 12
 	mostLogprobs = 1000
 
-	// Of 2 to 32, what was the fastest on two cores, on texts that repeat much and on such that repeat little.
+	// The fastest of 2 to 32 on two cores, on texts with much and with little repetition.
 	defaultGuesses = 8
 )

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/plural"
 )
 
-// generate loads the model, reads the prompts and writes what follows.
+// generate loads the model, reads the prompts and writes their continuations.
 func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
 	l, err := load(o, stderr)
 	if err != nil {
@@ -21,9 +21,9 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	}
 	defer func() { err = l.end(err) }()
 
-	var texts []string // the prompt of each text
+	var texts []string // prompt of each text
 	var prompts [][]int
-	var left []int // tokens that can be appended
+	var left []int // tokens that can be appended to each text
 	mo := model.Options{Draft: o.draftTokens()}
 	for i, prompt := range o.prompts {
 		ids, err := l.encode(prompt, true, l.config.MaxPositions)
@@ -35,7 +35,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 		case len(ids) == 0:
 			return fmt.Errorf("prompt %d has no tokens: nothing comes before what is to follow", i+1)
 		}
-		// The last token that is chosen is not read any more.
+		// The last chosen token is not read.
 		capacity := min(len(ids)+min(o.tokens, l.config.MaxPositions)-1, l.config.MaxPositions)
 		for range o.samples {
 			texts, prompts, left = append(texts, prompt), append(prompts, ids), append(left, capacity-len(ids))
@@ -90,7 +90,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	b.line.end()
 	l.first.prompt = b.line.first
 	b.tellFull(stderr, l.config.MaxPositions)
-	if e := b.interrupt(); err == nil { // also after an error: what there is of texts is written
+	if e := b.interrupt(); err == nil { // also after an error: the texts so far are written
 		err = e
 	}
 	if cached != nil && (err == nil || errors.Is(err, context.Canceled)) {

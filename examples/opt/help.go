@@ -17,7 +17,7 @@ processes that have the model together, each with a GPU or several: docs/devices
 
 `
 
-// defaults is what flags have as a default that no value of them says.
+// defaults are the defaults of flags that no value shows.
 var defaults = map[string]string{
 	"model":        "a small model that is part of the program",
 	"prompt":       "none",

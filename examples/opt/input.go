@@ -9,8 +9,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/files"
 )
 
-// Prompts, and a text of -perplexity, are read up to a bound. A model reads some KB
-// of each prompt.
+// Limits of prompts, and of the text of -perplexity. A model reads some KB of each prompt.
 const (
 	maxPrompts = 64 << 20
 	maxText    = 128 << 20
@@ -32,13 +31,13 @@ func readBounded(name string, stdin io.Reader, most int64) (string, error) {
 	return string(data), nil
 }
 
-// source is where prompts come from, as flags have it.
+// source is a source of prompts as in the flags.
 type source struct {
 	text  string // the prompt, or the name of a file
 	lines bool   // each line of the file is a prompt
 }
 
-// readPrompts reads what -prompt and -prompts name.
+// readPrompts reads the sources of -prompt and -prompts.
 func (o *options) readPrompts(stdin io.Reader) error {
 	for _, s := range o.sources {
 		switch {
@@ -71,13 +70,13 @@ func (o *options) readPrompts(stdin io.Reader) error {
 	return nil
 }
 
-// trimNewline takes one end of line off.
+// trimNewline removes one line ending.
 func trimNewline(s string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r")
 }
 
-// interruptible is a reader that gives up when a context is done. What it reads from
-// may then still be waited for, by a goroutine that ends when something comes.
+// interruptible is a reader that gives up when a context is done. A goroutine may then still wait for the source,
+// until the source has input.
 type interruptible struct {
 	ctx  context.Context
 	from io.Reader

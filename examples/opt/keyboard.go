@@ -6,27 +6,27 @@ import (
 	"sync"
 )
 
-// keyboard reads a terminal that hands on every key at once, also while a text is
-// being written: then Ctrl-C ends the text, and what else is typed waits for the next
-// line. While a line is typed Ctrl-C empties it. Ctrl-Z stops the process, where a shell can let it go on.
+// keyboard reads a terminal that delivers every key at once, also while a text is written. Then Ctrl-C ends the text,
+// and other keys wait for the next line. While a line is typed, Ctrl-C empties the line. Ctrl-Z stops the process, if
+// a shell can continue it.
 //
-// The goroutine that reads ends with what it reads from, or with the process.
+// The reading goroutine ends with its input, or with the process.
 type keyboard struct {
 	ctx context.Context
 
 	mu        sync.Mutex
 	changed   sync.Cond
-	keys      []byte // typed, and not read yet
-	err       error  // that reading ended with
+	keys      []byte // typed and not read yet
+	err       error  // the error that ended reading
 	interrupt func() // called by Ctrl-C; nil: a line is being typed
-	suspend   func() // called by Ctrl-Z; nil: nothing is
+	suspend   func() // called by Ctrl-Z; nil: no function
 }
 
 const (
 	ctrlC     = 3
 	ctrlZ     = 26
-	emptyLine = "\x05\x15" // Ctrl-E goes to the end of a line, Ctrl-U deletes all before it
-	mostKeys  = 1 << 20    // that wait; what is typed beyond is lost
+	emptyLine = "\x05\x15" // Ctrl-E moves to the end of a line, Ctrl-U deletes all before it
+	mostKeys  = 1 << 20    // most keys that wait; later keys are lost
 )
 
 // newKeyboard reads from a terminal until ctx is done.
@@ -34,7 +34,7 @@ func newKeyboard(ctx context.Context, from io.Reader) *keyboard {
 	k := &keyboard{ctx: ctx}
 	k.changed.L = &k.mu
 	context.AfterFunc(ctx, func() {
-		k.mu.Lock() // so that nobody is between looking and waiting
+		k.mu.Lock() // so that no reader is between the check and the wait
 		defer k.mu.Unlock()
 		k.changed.Broadcast()
 	})
@@ -91,14 +91,14 @@ func (k *keyboard) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// onSuspend has Ctrl-Z call a function.
+// onSuspend sets the function of Ctrl-Z.
 func (k *keyboard) onSuspend(suspend func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.suspend = suspend
 }
 
-// until has Ctrl-C call a function, until the one that it returns is called.
+// until sets the function of Ctrl-C, until stop is called.
 func (k *keyboard) until(interrupt func()) (stop func()) {
 	set := func(f func()) {
 		k.mu.Lock()

@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// logSumExp is log of the sum of exp(x) over a row of logits. Added to -x[i] it is
-// minus the logarithm of the probability of token i.
+// logSumExp returns log of the sum of exp(x) over a row of logits. x[i] minus this is the log-probability of token i.
 func logSumExp(logits []float32) float64 {
 	largest := math.Inf(-1)
 	for _, x := range logits {
@@ -19,8 +18,8 @@ func logSumExp(logits []float32) float64 {
 	return largest + math.Log(sum)
 }
 
-// likelihood is a token with its log-probability and those of the most likely ones;
-// of equals the lower id comes first, and tokens of probability 0 are left out.
+// likelihood returns a token with its log-probability and those of the most likely tokens. Among equals the lower id
+// comes first; tokens of probability 0 are left out.
 func likelihood(logits []float32, id, most int) choiceJSON {
 	var top []int
 	for i, x := range logits {

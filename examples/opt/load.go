@@ -18,23 +18,23 @@ import (
 	"gorgonia.org/leanattention/ranks"
 )
 
-// loaded is a model: what its folder says at first, and then what computes.
+// loaded is a model: first its folder's contents, and later its decoder.
 type loaded struct {
 	options   options
 	config    hf.Config
 	folder    *hf.Folder
 	tokenizer *bpe.Tokenizer
 	gpu       *device.GPU    // nil: the CPU
-	comm      *ranks.Comm    // of several processes; nil: this one is alone
-	exchange  model.Exchange // that was measured
+	comm      *ranks.Comm    // the ranks; nil: one process
+	exchange  model.Exchange // the measured exchange
 
 	weights *model.Weights
 	decoder *model.Decoder
-	garbage func() // puts back when the collector begins
+	garbage func() // restores the collector's setting
 	first   firstToken
 }
 
-// load opens a model's folder and the GPU. Close it after use.
+// load opens a model's folder and the GPU. Close the result after use.
 func load(o options, stderr io.Writer) (_ *loaded, err error) {
 	fmt.Fprintf(stderr, "loading %s\n", name(o.model))
 	began := time.Now()
@@ -57,8 +57,7 @@ func load(o options, stderr io.Writer) (_ *loaded, err error) {
 	return l, nil
 }
 
-// build loads the weights and makes a decoder. What flags say about how it
-// computes is added to the options.
+// build loads the weights and makes a decoder. The flags of the computation are added to the options.
 func (l *loaded) build(mo model.Options, stderr io.Writer) (err error) {
 	began := time.Now()
 	o, c := &l.options, l.config
@@ -90,8 +89,8 @@ func (l *loaded) build(mo model.Options, stderr io.Writer) (err error) {
 	return nil
 }
 
-// encode turns a text into so many tokens at the most. The first one of a context
-// has what begins every text before it.
+// encode returns at most the given number of tokens of a text. The first text of a context gets the token that begins
+// every text.
 func (l *loaded) encode(text string, first bool, most int) ([]int, error) {
 	if first {
 		return l.tokenizer.EncodeAtMost(text, most, l.options.special)
@@ -99,7 +98,7 @@ func (l *loaded) encode(text string, first bool, most int) ([]int, error) {
 	return l.tokenizer.EncodeTextAtMost(text, most, l.options.special)
 }
 
-// count tells how many tokens a text has that is too long; it does not count far.
+// count returns the number of tokens of a text that is too long, up to a limit.
 func (l *loaded) count(text string, first bool) string {
 	most := 16 * l.config.MaxPositions
 	ids, err := l.encode(text, first, most)
@@ -109,7 +108,7 @@ func (l *loaded) count(text string, first bool) string {
 	return plural.Mend(fmt.Sprintf("%d tokens", len(ids)))
 }
 
-// hint says what may be the reason for logits that are no numbers.
+// hint returns a possible reason for logits that are NaN or infinite.
 func (l *loaded) hint() string {
 	if l.options.cache != la.Float16 {
 		return ""
@@ -117,7 +116,7 @@ func (l *loaded) hint() string {
 	return "; the cache is float16, which has no numbers beyond 65504: -cache bf16 and -cache f32 have"
 }
 
-// device is what computes.
+// device returns the name of the device that computes.
 func (l *loaded) device() string {
 	if l.gpu == nil {
 		return "cpu"
@@ -125,7 +124,8 @@ func (l *loaded) device() string {
 	return l.gpu.String()
 }
 
-// openGPU opens the GPU, or several, and joins the other ranks with them. Which -device gpu is among ranks their environment says.
+// openGPU opens the GPU, or several, and joins the other ranks. Among ranks the environment says which GPU -device
+// gpu is.
 func (l *loaded) openGPU(stderr io.Writer) (err error) {
 	o := &l.options
 	if o.world.Size > 1 && o.anyGPU {
@@ -148,7 +148,7 @@ func (l *loaded) openGPU(stderr io.Writer) (err error) {
 	return nil
 }
 
-// end is Close behind an error, or none, which the other ranks are told.
+// end is Close after err, which may be nil and which the other ranks are told.
 func (l *loaded) end(err error) error {
 	if l.comm != nil && err != nil {
 		l.comm.Fail(err)
@@ -156,7 +156,7 @@ func (l *loaded) end(err error) error {
 	return errors.Join(err, l.Close())
 }
 
-// Close gives everything back. Ranks wait for each other there.
+// Close frees all resources. Ranks wait for each other in Close.
 func (l *loaded) Close() (err error) {
 	if l.garbage != nil {
 		l.garbage()
@@ -177,7 +177,7 @@ func (l *loaded) Close() (err error) {
 	return err
 }
 
-// open opens the folder of a model, or without one the program's own.
+// open opens the folder of a model, or the shipped model if dir is empty.
 func open(dir string) (folder *hf.Folder, tokenizer *bpe.Tokenizer, err error) {
 	if dir != "" {
 		folder, err = hf.Open(dir)

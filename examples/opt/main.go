@@ -111,7 +111,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the command; it returns the exit status.
+// run runs the command and returns the exit status.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	err := do(ctx, args, stdin, stdout, stderr)
 	var wrong usageError
@@ -128,8 +128,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitError
 }
 
-// printable has what a terminal would obey in a message, or not show, as in Go's strings: an error may tell what
-// a file or another process said.
+// printable escapes characters that control or are invisible on a terminal, as in Go's strings: an error may contain
+// text of a file or of another process.
 func printable(message string) string {
 	var b strings.Builder
 	for len(message) > 0 {
@@ -154,7 +154,7 @@ func do(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.W
 		return err
 	}
 	defer limitMemory()()
-	if o.world.Rank > 0 { // rank 0 tells, and all of them tell errors
+	if o.world.Rank > 0 { // rank 0 writes progress; all ranks write errors
 		stdout, stderr = io.Discard, io.Discard
 	}
 	in := interruptible{ctx, stdin}

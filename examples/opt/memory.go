@@ -8,10 +8,8 @@ import (
 	"gorgonia.org/leanattention/internal/memory"
 )
 
-// limitMemory keeps the heap within what the machine has, so that a large cache does
-// not let as much garbage gather beside it, which is what Go's collector does
-// without a limit. One that GOMEMLIMIT sets stays. The function that it returns puts
-// back what was there.
+// limitMemory limits the heap to the machine's memory, so that less garbage gathers beside a large cache than Go's
+// collector would allow without a limit. A limit of GOMEMLIMIT stays. restore resets the limit.
 func limitMemory() (restore func()) {
 	before := debug.SetMemoryLimit(-1)
 	free, known := memory.Now()

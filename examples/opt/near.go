@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// otherNames are flags as other programs call them.
+// otherNames are the flags' names in other programs.
 var otherNames = map[string]string{
 	"f": "prompts", "file": "prompts", "input": "prompts", "interactive": "i", "chat": "i",
 	"max-tokens": "n", "max-new-tokens": "n", "n-predict": "n", "num-predict": "n", "dtype": "weights", "threads": "workers",
 }
 
-// near names the flags that an unknown one may have meant; of any other error of the flags it is empty.
+// near returns the flags that an unknown flag may have meant; "" for any other error.
 func near(f *flag.FlagSet, err error) string {
 	unknown, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
 	if !ok {
@@ -21,7 +21,7 @@ func near(f *flag.FlagSet, err error) string {
 	}
 	unknown = strings.ToLower(strings.ReplaceAll(strings.TrimLeft(unknown, "-"), "_", "-"))
 	var names []string
-	best := max(1, len(unknown)/3) // changes that make another name of it
+	best := max(1, len(unknown)/3) // more changes make another name
 	f.VisitAll(func(f *flag.Flag) {
 		switch d := distance(unknown, f.Name); {
 		case strings.HasPrefix(f.Name, unknown) || len(f.Name) > 1 && strings.HasPrefix(unknown, f.Name), otherNames[unknown] == f.Name:
@@ -45,7 +45,7 @@ func near(f *flag.FlagSet, err error) string {
 	}
 }
 
-// distance is how many letters have to be put in, taken out or changed to make b of a.
+// distance returns the number of insertions, deletions and changes of letters that make b of a.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

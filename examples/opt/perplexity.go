@@ -12,20 +12,17 @@ import (
 	"gorgonia.org/leanattention/internal/plural"
 )
 
-// A text is cut into windows of the model's positions, from one of which to the
-// next it is a stride; the last one ends with the text. In each window the model
-// reads all tokens, and is asked for those that were in no window before, but for
-// the first of the text, before which there is nothing. The perplexity is
+// A text is cut into windows of the model's positions, a stride apart; the last window ends with the text. In each
+// window the model reads all tokens, and predicts those that no earlier window has, except the first token of the
+// text. The perplexity is
 //
 //	exp(-1/n * sum over these tokens of log p(token | those before it in its window))
 //
-// With a stride of a whole window, windows are side by side, and the first token of
-// each is not asked for. This is what transformers' page on the perplexity of models
-// of a fixed length computes; its sliding windows weigh their means by one token
-// less than these are over, and here each token weighs the same.
+// With a stride of a whole window, windows are adjacent, and the first token of each is not predicted. transformers'
+// page on the perplexity of models of a fixed length computes the same; its sliding windows weigh their means by one
+// token too few, and here each token has the same weight.
 
-// window is tokens begin to end of a text, of which those from first on are asked
-// for.
+// window is tokens begin to end of a text, of which those from first on are predicted.
 type window struct{ begin, first, end int }
 
 // windows cuts a text.
@@ -96,7 +93,7 @@ func tellPerplexity(ctx context.Context, o options, stdout, stderr io.Writer) (e
 	return err
 }
 
-// perplexity is a text that is being read.
+// perplexity is the state of reading a text.
 type perplexity struct {
 	text         []int
 	size, stride int
@@ -107,9 +104,8 @@ type perplexity struct {
 	sum           float64 // of -log p
 }
 
-// run reads all windows. It reads no more tokens at once than the decoder's chunks
-// have, so that the logits of a whole window need not be in memory; without a cache
-// that would be a whole window for each chunk.
+// run reads all windows, in chunks of the decoder, so that memory need not hold the logits of a whole window. Without
+// a cache each chunk would read the whole window again.
 func (p *perplexity) run(ctx context.Context, l *loaded) error {
 	d, chunk, width := l.decoder, l.decoder.Chunk(), l.config.VocabSize
 	if l.options.attention == model.Fused {
@@ -143,7 +139,7 @@ func (p *perplexity) run(ctx context.Context, l *loaded) error {
 	return nil
 }
 
-// result is the perplexity of what was read.
+// result returns the perplexity of the tokens read.
 func (p *perplexity) result() perplexityJSON {
 	all := 0
 	for _, w := range p.windows {

@@ -7,9 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// printer writes the texts of a batch, which grow together, one after the other:
-// the first unfinished one as it comes, the others when it is their turn. Each
-// of several has a line with its prompt above it.
+// printer writes the texts of a batch, which grow together, one after the other: the first unfinished text as it
+// grows, the others in turn. With several texts each has a line with its prompt above it.
 type printer struct {
 	w     io.Writer
 	texts []text
@@ -34,7 +33,7 @@ func newPrinter(w io.Writer, prompts []string) *printer {
 	return p
 }
 
-// shorten makes one short line of a prompt.
+// shorten returns a short line of a prompt.
 func shorten(prompt string) string {
 	const most = 60
 	line := strings.Join(strings.Fields(prompt), " ")
@@ -60,8 +59,7 @@ func (p *printer) add(i int, s string) error {
 	return p.err
 }
 
-// end ends text i. If it was being written, the texts behind it are, up to one
-// that still grows.
+// end ends text i. If it was being written, the texts after it are written, up to one that still grows.
 func (p *printer) end(i int) error {
 	p.texts[i].done = true
 	for p.turn < len(p.texts) && p.texts[p.turn].done {

@@ -9,19 +9,19 @@ import (
 	"gorgonia.org/leanattention/internal/plural"
 )
 
-// progress tells on one line how far the prompts are.
+// progress shows on one line how many tokens of the prompts were read.
 type progress struct {
 	w           io.Writer
-	what        string // is read
+	what        string // what is read
 	total, done int
-	live        bool // w shows a line that is written over
+	live        bool // w shows a line that will be overwritten
 	ended       bool
 	resting     bool // a text is being written, perhaps on the same terminal
 	began       time.Time
-	first, took time.Duration // until a first prompt was read, and until the last one
+	first, took time.Duration // time until a first prompt was read, and until the last one
 }
 
-// show tells that some more tokens were read, the last of a prompt if ready.
+// show reports further tokens, the last of a prompt if ready is set.
 func (p *progress) show(tokens int, ready bool) {
 	if p.done += tokens; tokens > 0 {
 		p.took = time.Since(p.began)
@@ -38,7 +38,7 @@ func (p *progress) show(tokens int, ready bool) {
 	}
 }
 
-// rest makes room for texts: what is not written yet waits for end.
+// rest pauses the output for texts: the rest is written by end.
 func (p *progress) rest() {
 	if p.live && !p.ended {
 		fmt.Fprintln(p.w)
@@ -46,7 +46,7 @@ func (p *progress) rest() {
 	p.resting = true
 }
 
-// end writes how far it came, once.
+// end writes the final state, once.
 func (p *progress) end() {
 	if p.ended {
 		return

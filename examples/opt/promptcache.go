@@ -16,14 +16,13 @@ import (
 //	"OPTCACHE"       8 bytes
 //	version          4: 1
 //	fingerprint      32, of the model (model.Weights.Fingerprint)
-//	model            4 for its length, and the text: what errors call the model
+//	model            4 for its length, and the text: the model's name in errors
 //	tokens           4 for their number, and 4 for each
 //	CRC-32C          4, of all before
-//	sequence         as leanattention.Sequence.WriteTo has it
+//	sequence         as leanattention.Sequence.WriteTo writes it
 //
-// Numbers are little endian. A run takes the tokens that its prompt begins with, too,
-// from the file. It computes the others, of which there is always one, and if the
-// prompt goes beyond what was in the file, it then writes the prompt to it.
+// Numbers are little endian. A run takes the tokens that begin its prompt from the file, and computes the others, at
+// least one. If the prompt is longer than the file's, the run writes the prompt to the file.
 const (
 	promptCacheMagic   = "OPTCACHE"
 	promptCacheVersion = 1
@@ -39,8 +38,7 @@ type promptCache struct {
 	tokens      []int
 }
 
-// readHead reads what is before the sequence. most and vocab are the model's
-// positions and tokens.
+// readHead reads the part before the sequence. most and vocab are the model's positions and tokens.
 func (c *promptCache) readHead(r io.Reader, most, vocab int) error {
 	sum := crc32.New(castagnoli)
 	var err error
@@ -112,18 +110,17 @@ func (c *promptCache) writeHead(w io.Writer) error {
 
 // cachedPrompt is a prompt with its cache.
 type cachedPrompt struct {
-	name   string // as -prompt-cache has it
-	target string // the file: name, or what the link of that name leads to
+	name   string // value of -prompt-cache
+	target string // the file: name, or the target of the link
 	l      *loaded
 	prompt []int
-	file   file // nil: there is none yet
+	file   file // nil: the file does not exist yet
 	from   *bufio.Reader
 	head   promptCache
 	common int // tokens that come from the file
 }
 
-// openPromptCache looks at a file, if it is there, before the model is loaded. Close
-// it after use.
+// openPromptCache reads the head of a file, if it exists, before the model is loaded. Close the result after use.
 func (l *loaded) openPromptCache(prompt []int) (_ *cachedPrompt, err error) {
 	p := &cachedPrompt{name: l.options.promptCache, l: l, prompt: prompt}
 	defer func() {
@@ -134,7 +131,7 @@ func (l *loaded) openPromptCache(prompt []int) (_ *cachedPrompt, err error) {
 	if p.target, err = linked(p.name); err != nil {
 		return nil, err
 	}
-	info, err := drive.Stat(p.target) // to open a pipe would block
+	info, err := drive.Stat(p.target) // opening a pipe would block
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		folder, err := drive.Stat(folderOf(p.target))
@@ -172,11 +169,10 @@ func (p *cachedPrompt) Close() error {
 	return f.Close()
 }
 
-// capacity is what the decoder must have room for while the file is read.
+// capacity returns the number of tokens that the decoder must be able to hold while the file is read.
 func (p *cachedPrompt) capacity() int { return len(p.head.tokens) }
 
-// load gives the decoder what the file has of the prompt, and returns the tokens that
-// are left to read.
+// load reads the file's part of the prompt into the decoder, and returns the tokens that are left to read.
 func (p *cachedPrompt) load() ([]int, error) {
 	l := p.l
 	fingerprint, model := l.weights.Fingerprint(), l.modelName()
@@ -191,8 +187,7 @@ func (p *cachedPrompt) load() ([]int, error) {
 	for p.common < min(len(p.prompt)-1, len(p.head.tokens)) && p.prompt[p.common] == p.head.tokens[p.common] {
 		p.common++
 	}
-	// The sequence is read even if nothing of it is of use: a file that does not fit is
-	// not written over.
+	// The sequence is read even if none of it is used: a file that does not fit is not overwritten.
 	if err := p.readSequence(); err != nil {
 		return nil, p.fail(errors.Join(err, p.l.decoder.Truncate(0, 0)))
 	}
@@ -202,7 +197,7 @@ func (p *cachedPrompt) load() ([]int, error) {
 	return p.prompt[p.common:], p.Close()
 }
 
-// readSequence reads what comes behind the head, up to the end of the file.
+// readSequence reads the part after the head, up to the end of the file.
 func (p *cachedPrompt) readSequence() error {
 	if err := p.l.decoder.ReadSequence(0, p.from, len(p.head.tokens)); err != nil {
 		return err
@@ -216,8 +211,8 @@ func (p *cachedPrompt) readSequence() error {
 	return nil
 }
 
-// save writes the prompt to the file, if it was read and the file has not all of it.
-// The decoder has no more than the prompt afterwards.
+// save writes the prompt to the file, if the prompt was read and the file lacks a part of it. Afterwards the decoder
+// has only the prompt.
 func (p *cachedPrompt) save() error {
 	d, n := p.l.decoder, len(p.prompt)
 	has := 0
@@ -245,7 +240,7 @@ func (p *cachedPrompt) save() error {
 	return nil
 }
 
-// modelName is what tells a user which model a file is of.
+// modelName returns the model's name in a file, for users.
 func (l *loaded) modelName() string {
 	text := fmt.Sprintf("%s (%d layers of width %d, %d heads, %v weights)", name(l.options.model), l.config.Layers, l.config.HiddenSize, l.config.Heads, l.options.weightsName)
 	return text[:min(len(text), mostModelName)]

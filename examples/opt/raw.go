@@ -6,15 +6,15 @@ import (
 	"golang.org/x/term"
 )
 
-// rawTerminal is a terminal that hands on every key at once, or is as it was before.
+// rawTerminal is a terminal that delivers every key at once, or is in its earlier mode.
 type rawTerminal struct {
 	fd int
 
 	mu     sync.Mutex
-	before *term.State // to return to; nil: the terminal is as it was
+	before *term.State // the earlier mode; nil: the terminal is in it
 }
 
-// enter makes the terminal hand on every key.
+// enter makes the terminal deliver every key.
 func (r *rawTerminal) enter() (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -22,7 +22,7 @@ func (r *rawTerminal) enter() (err error) {
 	return err
 }
 
-// leave puts back what there was.
+// leave restores the earlier mode.
 func (r *rawTerminal) leave() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -34,7 +34,7 @@ func (r *rawTerminal) leave() error {
 	return err
 }
 
-// again is enter behind a time in which others had the terminal; it stays as it is if it was left.
+// again is enter after other programs had the terminal; after leave it does nothing.
 func (r *rawTerminal) again() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -2,5 +2,5 @@
 
 package main
 
-// stops does nothing: no shell here stops processes.
+// stops does nothing: shells do not stop processes here.
 func (r *rawTerminal) stops(*keyboard, func()) (end func()) { return func() {} }

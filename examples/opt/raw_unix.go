@@ -11,19 +11,19 @@ import (
 	"golang.org/x/term"
 )
 
-// stops has Ctrl-Z stop the process group, as shells expect, with the terminal as it was. When the process goes on, after
-// that or after any other stop, the terminal hands on every key again, and redraw is called. The function that it returns
+// stops makes Ctrl-Z stop the process group, as shells expect, with the terminal in its earlier mode. When the
+// process continues, after this or any other stop, the terminal delivers every key again, and redraw is called. end
 // ends that.
 //
-// SIGTSTP itself is not caught: package os/signal can't give a signal its default action back, which is what stops a
-// process where a shell can let it go on and no other one.
+// SIGTSTP itself is not caught: package os/signal can't restore a signal's default action, which stops a process only
+// if a shell can continue it.
 func (r *rawTerminal) stops(keys *keyboard, redraw func()) (end func()) {
 	stop, again := make(chan struct{}, 1), make(chan os.Signal, 1)
 	signal.Notify(again, syscall.SIGCONT)
 	keys.onSuspend(func() {
 		select {
 		case stop <- struct{}{}:
-		default: // it is about to
+		default: // a signal is already waiting
 		}
 	})
 	done, ended := make(chan struct{}), make(chan struct{})
@@ -50,7 +50,7 @@ func (r *rawTerminal) stops(keys *keyboard, redraw func()) (end func()) {
 	}
 }
 
-// suspend stops the process group, with the terminal as it was before, until a SIGCONT.
+// suspend stops the process group, with the terminal in its earlier mode, until a SIGCONT.
 func (r *rawTerminal) suspend(again chan os.Signal) {
 	r.mu.Lock() // the session does not end meanwhile
 	defer r.mu.Unlock()
@@ -58,12 +58,12 @@ func (r *rawTerminal) suspend(again chan os.Signal) {
 		return
 	}
 	select {
-	case <-again: // an old one
+	case <-again: // drop an earlier signal
 	default:
 	}
-	syscall.Kill(0, syscall.SIGTSTP) // the others of a pipeline stop, too
-	// The signal may come to another thread a little later. Where no shell could let the process go on the system
-	// ignores it, and no SIGCONT comes.
+	syscall.Kill(0, syscall.SIGTSTP) // the other processes of a pipeline stop, too
+	// The signal may reach another thread a little later. If no shell could continue the process, the system ignores
+	// the signal, and no SIGCONT comes.
 	select {
 	case <-again:
 	case <-time.After(100 * time.Millisecond):

@@ -7,40 +7,37 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
-// reportJSON is the document that -json writes to standard output, once, at the
-// end, also after an interrupt. Texts that are no UTF-8 have U+FFFD where they are
-// not.
+// reportJSON is the document that -json writes to standard output, once, at the end, also after an interrupt. Invalid
+// UTF-8 in texts becomes U+FFFD.
 type reportJSON struct {
-	Model      string          `json:"model"`                // the folder, as -model has it, or "the shipped model"
+	Model      string          `json:"model"`                // value of -model, or "the shipped model"
 	Device     string          `json:"device"`               // "cpu", or the GPU
-	Texts      []textJSON      `json:"texts,omitempty"`      // of each prompt, in their order
+	Texts      []textJSON      `json:"texts,omitempty"`      // one for each prompt, in order
 	Perplexity *perplexityJSON `json:"perplexity,omitempty"` // with -perplexity
 	Stats      statsJSON       `json:"stats"`
 }
 
-// textJSON is a prompt and what the model added to it.
+// textJSON is a prompt and its continuation.
 type textJSON struct {
 	Prompt       string       `json:"prompt"`
 	PromptTokens []int        `json:"prompt_tokens"`
-	Cached       int          `json:"cached_tokens"`      // of PromptTokens, those that -prompt-cache had
-	Shared       int          `json:"shared_tokens"`      // of PromptTokens, those that a text before has read
+	Cached       int          `json:"cached_tokens"`      // tokens of PromptTokens from -prompt-cache
+	Shared       int          `json:"shared_tokens"`      // tokens of PromptTokens that an earlier text has read
 	Text         string       `json:"text"`               // without the stop text that ended it
-	Tokens       []int        `json:"tokens"`             // as they were chosen, those of the stop text included, the end of text not
+	Tokens       []int        `json:"tokens"`             // as chosen, with the stop text's tokens and without the end of text
 	Reason       string       `json:"reason"`             // why it ended: "eos", "stop", "length" (-n), "context" or "interrupt"
 	Context      int          `json:"context,omitempty"`  // with Reason "context": the model's positions, of which none is left
-	Logprobs     []choiceJSON `json:"logprobs,omitempty"` // with -logprobs, of each of Tokens
+	Logprobs     []choiceJSON `json:"logprobs,omitempty"` // with -logprobs, one for each of Tokens
 }
 
-// choiceJSON is a token that was chosen, and the most likely ones in its place, from
-// the most likely one on.
+// choiceJSON is a chosen token, and the most likely tokens in its place, the most likely first.
 type choiceJSON struct {
 	tokenJSON
 	Top []tokenJSON `json:"top"`
 }
 
-// tokenJSON is a token and the natural logarithm of its probability. The
-// probability is the model's: softmax of the logits, whatever -temperature, -top-k
-// and -top-p make of it.
+// tokenJSON is a token and the natural logarithm of its probability: the model's softmax of the logits, without
+// -temperature, -top-k and -top-p.
 type tokenJSON struct {
 	Token   int     `json:"token"`
 	Text    string  `json:"text"` // of the token alone: U+FFFD for a part of a character
@@ -51,49 +48,49 @@ type tokenJSON struct {
 // one before them in their window.
 type perplexityJSON struct {
 	Value    float64 `json:"value"`
-	Tokens   int     `json:"tokens"`   // that the mean is over
+	Tokens   int     `json:"tokens"`   // tokens of the mean
 	Of       int     `json:"of"`       // tokens of the text
-	Windows  int     `json:"windows"`  // begun
+	Windows  int     `json:"windows"`  // windows begun
 	Window   int     `json:"window"`   // most tokens of a window
-	Stride   int     `json:"stride"`   // from the beginning of a window to that of the next one
-	Complete bool    `json:"complete"` // false: interrupted, and the value is that of what was read
+	Stride   int     `json:"stride"`   // tokens between the beginnings of two windows
+	Complete bool    `json:"complete"` // false: interrupted, and the value is that of the tokens read
 }
 
-// statsJSON is what -stats tells. Times are in seconds.
+// statsJSON is the output of -stats. Times are in seconds.
 type statsJSON struct {
-	Seed    *uint64    `json:"seed,omitempty"`  // -seed that makes the same texts again; none where the most likely tokens were taken
-	Load    float64    `json:"load"`            // until the weights were there
+	Seed    *uint64    `json:"seed,omitempty"`  // -seed that makes the same texts again; none for greedy texts
+	Load    float64    `json:"load"`            // until the weights are loaded
 	Build   float64    `json:"build"`           // graphs, and copies of weights
-	First   float64    `json:"first"`           // until a first prompt was read, from then on
+	First   float64    `json:"first"`           // until a first prompt is read, after Build
 	Prefill phaseJSON  `json:"prefill"`         // prompts
-	Decode  phaseJSON  `json:"decode"`          // tokens that were chosen
+	Decode  phaseJSON  `json:"decode"`          // chosen tokens
 	Draft   *draftJSON `json:"draft,omitempty"` // with -draft
 
-	Exchange *exchangeJSON `json:"exchange,omitempty"` // of several GPUs or ranks that sum
+	Exchange *exchangeJSON `json:"exchange,omitempty"` // with several GPUs or ranks that sum
 }
 
-// exchangeJSON is what GPUs or ranks sum in a run of decode.
+// exchangeJSON describes the sums of GPUs or ranks in a run of decode.
 type exchangeJSON struct {
 	Sums    int     `json:"sums"`
-	Bytes   int     `json:"bytes"`   // of each
-	Seconds float64 `json:"seconds"` // that all of them take by themselves
+	Bytes   int     `json:"bytes"`   // of each sum
+	Seconds float64 `json:"seconds"` // time of all sums by themselves
 }
 
-// draftJSON is what drafts were good for.
+// draftJSON has the results of drafts.
 type draftJSON struct {
-	Tokens   int `json:"tokens"`   // guessed
-	Accepted int `json:"accepted"` // of these; they are tokens of decode, too
-	Runs     int `json:"runs"`     // of decode's, those with guesses
+	Tokens   int `json:"tokens"`   // guessed tokens
+	Accepted int `json:"accepted"` // accepted guesses, which also are tokens of decode
+	Runs     int `json:"runs"`     // runs of decode with guesses
 }
 
-// phaseJSON is what one of the two graphs did.
+// phaseJSON is the work of one of the two graphs.
 type phaseJSON struct {
 	Tokens          int     `json:"tokens"`
 	Runs            int     `json:"runs"` // of the graph
 	Seconds         float64 `json:"seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"` // 0 without tokens
-	Attention       float64 `json:"attention"`         // seconds in it
-	Bytes           int64   `json:"bytes"`             // that had to be read; 0: not known
+	Attention       float64 `json:"attention"`         // seconds of attention
+	Bytes           int64   `json:"bytes"`             // bytes that had to be read; 0: not known
 }
 
 func (l *loaded) newReport() *reportJSON {
@@ -133,7 +130,7 @@ func (l *loaded) newText(prompt string, ids []int, c *continuation) textJSON {
 	}
 	tokens := c.tokens
 	if tokens == nil {
-		tokens = []int{} // a list in JSON, too
+		tokens = []int{} // an empty list in JSON, not null
 	}
 	context := 0
 	if c.reason == endContext {

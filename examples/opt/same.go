@@ -10,12 +10,12 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
-// mayDiffer is the flags that ranks need not have alike: their contents are compared ([loaded.same]), or they change no text. All
-// others have to be alike.
+// mayDiffer is the flags that ranks need not have alike: their contents are compared ([loaded.same]), or they change
+// no text. All other flags must be alike.
 var mayDiffer = []string{
 	"model", "prompt", "prompts", "perplexity", // contents
-	"prompt-cache", "device", // a path, and which GPUs; ranks.Join compares how many
-	"stats", "json", // what is written besides the text
+	"prompt-cache", "device", // a path, and which GPUs; ranks.Join compares their number
+	"stats", "json", // output besides the text
 }
 
 // sameFlags lists the flags that all ranks must have alike, with their values.
@@ -50,7 +50,7 @@ func (l *loaded) same() ([]string, error) {
 	return list, err
 }
 
-// brief is a text, or the beginning of a long one with its length and checksum.
+// brief returns a text, or the beginning of a long text with its length and checksum.
 func brief(text string) string {
 	const most, shown = 60, 30
 	if len(text) <= most {

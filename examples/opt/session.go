@@ -21,8 +21,8 @@ import (
 	"golang.org/x/term"
 )
 
-// session is a context that lines are put behind, and continued. The decoder has the
-// keys and values of its tokens, but for some at the end that are not read yet.
+// session is a context to which lines are appended, and which is continued. The decoder has the keys and values of
+// its tokens, except some at the end that are not read yet.
 type session struct {
 	l       *loaded
 	mo      model.Options
@@ -30,11 +30,11 @@ type session struct {
 	sampler *sample.Sampler // of all turns
 
 	context []int
-	turns   []int // what the context had before each turn
+	turns   []int // length of the context before each turn
 	forks   []fork
 }
 
-// fork is what /back returns to.
+// fork is the state that /back returns to.
 type fork struct {
 	of      *model.Fork
 	context []int
@@ -51,7 +51,7 @@ Ctrl-C ends a text, Ctrl-D the session.
   /help  writes this
 `
 
-// converse is the session on a terminal.
+// converse runs the session on a terminal.
 func converse(ctx context.Context, o options, stdin io.Reader, stdout, stderr io.Writer) (err error) {
 	in, err := terminalFile("standard input", stdin)
 	if err != nil {
@@ -70,7 +70,7 @@ func converse(ctx context.Context, o options, stdin io.Reader, stdout, stderr io
 		return err
 	}
 
-	// From here on the terminal must be put back, whatever ends the process.
+	// From here on the terminal must be restored, whatever ends the process.
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	raw := rawTerminal{fd: int(in.Fd())}
@@ -84,10 +84,10 @@ func converse(ctx context.Context, o options, stdin io.Reader, stdout, stderr io
 		io.Writer
 	}{keys, stdout}, "> ")
 	s.out = t
-	defer raw.stops(keys, func() { t.Write(nil) })() // which writes the line again that was being typed
+	defer raw.stops(keys, func() { t.Write(nil) })() // writes the typed line again
 	err = s.run(ctx, func() (string, error) {
 		if width, height, err := term.GetSize(raw.fd); err == nil && width > 0 {
-			t.SetSize(width, height) // it may have changed
+			t.SetSize(width, height) // the size may have changed
 		}
 		return t.ReadLine()
 	}, keys.until)
@@ -100,7 +100,7 @@ func converse(ctx context.Context, o options, stdin io.Reader, stdout, stderr io
 	return err
 }
 
-// terminalFile is what is read or written, if it is a terminal.
+// terminalFile returns the file of rw, if it is a terminal.
 func terminalFile(what string, rw any) (*os.File, error) {
 	f, ok := rw.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -109,13 +109,12 @@ func terminalFile(what string, rw any) (*os.File, error) {
 	return f, nil
 }
 
-// newSession builds a decoder for one context of all the model's positions, and for
-// as much again in forks.
+// newSession builds a decoder for one context of all the model's positions, and for as much again in forks.
 func newSession(l *loaded, stderr io.Writer) (*session, error) {
 	most := l.config.MaxPositions
 	s := &session{l: l, mo: model.Options{Capacity: []int{most}, ForkTokens: most, Draft: l.options.draftTokens()}}
 	if l.options.linear == model.StockLinear {
-		s.mo.Chunk = 16 // a line has few tokens, and these compute all rows, whoever they belong to
+		s.mo.Chunk = 16 // a line has few tokens, and recorded graphs compute all rows
 	}
 	l.options.choose(&s.mo)
 	var err error
@@ -125,8 +124,7 @@ func newSession(l *loaded, stderr io.Writer) (*session, error) {
 	return s, l.build(s.mo, stderr)
 }
 
-// run reads lines until the session ends. Ctrl-C calls the function that until is
-// given, until the one that it returns is called.
+// run reads lines until the session ends. until sets the function that Ctrl-C calls, until stop is called.
 func (s *session) run(ctx context.Context, line func() (string, error), until func(func()) func()) error {
 	turn := func(text string) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -170,10 +168,10 @@ func (s *session) run(ctx context.Context, line func() (string, error), until fu
 	}
 }
 
-// mostLine is what golang.org/x/term takes: it drops what is typed beyond.
+// mostLine is the limit of golang.org/x/term: it drops what is typed beyond.
 const mostLine = 4096
 
-// unescape is the text that a line stands for.
+// unescape returns the text of a line.
 func unescape(line string) string {
 	if strings.HasPrefix(line, "//") {
 		line = line[1:]
@@ -181,13 +179,13 @@ func unescape(line string) string {
 	return strings.NewReplacer(`\\`, `\`, `\n`, "\n").Replace(line)
 }
 
-// say writes a line that is not the model's.
+// say writes a line of the session's own.
 func (s *session) say(format string, args ...any) error {
 	_, err := io.WriteString(s.out, "opt: "+printable(plural.Mend(fmt.Sprintf(format, args...)))+"\n")
 	return err
 }
 
-// command does what a line with a slash says.
+// command runs a line that begins with a slash.
 func (s *session) command(line string) (quit bool, err error) {
 	switch line {
 	case "/quit":
@@ -244,7 +242,7 @@ func (s *session) back() error {
 	return s.say("%d tokens, as at fork %d", len(s.context), last+1)
 }
 
-// cut makes the context one that the decoder has the beginning of, and nothing else.
+// cut makes the context one of which the decoder has the beginning, and nothing else.
 func (s *session) cut(context []int) error {
 	s.context = context
 	if s.l.decoder.Len(0) <= len(context) {
@@ -253,8 +251,7 @@ func (s *session) cut(context []int) error {
 	return s.l.decoder.Truncate(0, len(context))
 }
 
-// turn puts a text behind the context, continues it, and says what is wrong with
-// it. An error is one of the output.
+// turn appends a text to the context, continues it, and reports its errors. The returned error is one of the output.
 func (s *session) turn(ctx context.Context, text string) error {
 	before, read := s.context, s.l.decoder.Stats().Prefill.Tokens
 	out := &sessionOutput{w: s.out}
@@ -263,7 +260,7 @@ func (s *session) turn(ctx context.Context, text string) error {
 		return out.err
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
-		if !out.begun { // the line that was given has one of its own
+		if !out.begun { // the given line has a line of its own
 			return errors.Join(s.say("%v", err), s.cut(before))
 		}
 		return errors.Join(s.say("the text ended with an error: %v", err), s.cut(before))
@@ -280,14 +277,13 @@ func (s *session) turn(ctx context.Context, text string) error {
 	if err != nil {
 		return err
 	}
-	if most := s.mo.Capacity[0]; s.l.options.stats { // of a token at the very end nothing is read
+	if most := s.mo.Capacity[0]; s.l.options.stats { // a token at the very end is not read
 		return s.say("read %d tokens, added %d; %d of %d", s.l.decoder.Stats().Prefill.Tokens-read, len(result.tokens), min(len(s.context), most), most)
 	}
 	return nil
 }
 
-// extend is a turn. After an error the context is as it was, but the decoder may have
-// more.
+// extend is a turn. After an error the context is unchanged, but the decoder may have more tokens.
 func (s *session) extend(ctx context.Context, text string, out output) (*continuation, error) {
 	d, most := s.l.decoder, s.mo.Capacity[0]
 	var added []int
@@ -311,7 +307,7 @@ func (s *session) extend(ctx context.Context, text string, out output) (*continu
 	case len(all) == 0:
 		return nil, errors.New("there are no tokens yet that could be continued")
 	}
-	if d.Len(0) == len(all) { // something must be read for the logits behind it
+	if d.Len(0) == len(all) { // a token must be read for the logits after it
 		if err := d.Truncate(0, len(all)-1); err != nil {
 			return nil, err
 		}
@@ -336,8 +332,7 @@ func (s *session) extend(ctx context.Context, text string, out output) (*continu
 	return r, errors.Join(err, s.keep(all, r))
 }
 
-// keep makes the context what is on the screen: the tokens that were read and those
-// that were chosen, up to a stop text.
+// keep makes the context equal to the screen: the tokens that were read and the chosen ones, up to a stop text.
 func (s *session) keep(read []int, r *continuation) error {
 	chosen, tokens := r.tokens, s.l.tokenizer
 	if r.reason == endStop {
@@ -356,7 +351,7 @@ func (s *session) keep(read []int, r *continuation) error {
 	return s.cut(slices.Concat(read, chosen))
 }
 
-// sessionOutput writes a text to the terminal as it comes.
+// sessionOutput writes a text to the terminal as it grows.
 type sessionOutput struct {
 	w     io.Writer
 	begun bool

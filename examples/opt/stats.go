@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
-// firstToken is what the first token of a cold start waits for.
+// firstToken is the parts of the time until the first token of a cold start.
 type firstToken struct{ load, build, prompt time.Duration }
 
 func (t *firstToken) write(w io.Writer) {
@@ -16,7 +16,7 @@ func (t *firstToken) write(w io.Writer) {
 		(t.load + t.build + t.prompt).Seconds(), t.load.Seconds(), t.build.Seconds(), t.prompt.Seconds())
 }
 
-// writeStats tells what was done.
+// writeStats writes the work done.
 func (l *loaded) writeStats(w io.Writer) error {
 	l.first.write(w)
 	if seed := l.options.seed(); seed != nil {
@@ -32,7 +32,7 @@ func (l *loaded) writeStats(w io.Writer) error {
 	return err
 }
 
-// writeExchange tells how long GPUs, or ranks, take for what they sum.
+// writeExchange writes how long GPUs, or ranks, take for their sums.
 func (l *loaded) writeExchange(w io.Writer) {
 	x := l.exchange
 	if x.Sums == 0 {
@@ -45,16 +45,16 @@ func (l *loaded) writeExchange(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// measureExchange is called on all ranks when all of them have done the same, and without an interrupt.
+// measureExchange is called on all ranks after the same work, and not after an interrupt.
 func (l *loaded) measureExchange() (err error) {
-	// Ranks always do: -stats and -json may be those of one of them.
+	// Ranks always measure: one rank alone may have -stats or -json.
 	if l.options.stats || l.options.json || l.comm != nil {
 		l.exchange, err = l.decoder.MeasureExchange()
 	}
 	return err
 }
 
-// writeMemory tells what is used of each GPU's memory.
+// writeMemory writes the used memory of each GPU.
 func (l *loaded) writeMemory(w io.Writer) {
 	all := l.gpu.Members()
 	for i, g := range all {
@@ -93,13 +93,13 @@ func writeStats(w io.Writer, s model.Stats) {
 	}
 }
 
-// writeDrafts tells what drafts were good for.
+// writeDrafts writes the results of drafts.
 func writeDrafts(w io.Writer, s model.Stats) {
 	fmt.Fprintf(w, "drafts   %d of %d guessed tokens accepted, in %d of %d runs; %.2f tokens a run\n",
 		s.Draft.Accepted, s.Draft.Tokens, s.Draft.Passes, s.Decode.Passes, float64(s.Decode.Tokens)/float64(max(s.Decode.Passes, 1)))
 }
 
-// writeReads tells how much of the memory's speed decoding got.
+// writeReads writes decode's share of the memory's bandwidth.
 func writeReads(w io.Writer, d *model.Decoder) error {
 	p := d.Stats().Decode
 	if p.Bytes == 0 {

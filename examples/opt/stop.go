@@ -5,34 +5,33 @@ import (
 	"strings"
 )
 
-// stopper ends a text before a stop text. The text comes in pieces, one for each token:
-// what may be the beginning of a stop text is held back until it is known.
+// stopper ends a text before a stop text. The text comes in pieces, one for each token; the possible beginning of a
+// stop text is held back until it is certain.
 //
-// The text ends before the stop text that is complete first, however the pieces
-// are cut; of several that are complete with the same byte it is the one that begins
-// first.
+// The text ends before the stop text that is complete first, for any division into pieces; among several that are
+// complete with the same byte, before the one that begins first.
 //
-// A special token has no text. A stop text that has the token's name in it is found
-// where the token comes, too; in all other stop texts the token is nothing.
+// A special token has no text. A stop text that contains the token's name matches the token too; for all other stop
+// texts the token is nothing.
 type stopper struct {
 	stops []stopText
-	held  []byte // the longest beginning of a stop text that what came so far ends with
-	total int    // bytes of text that came so far
+	held  []byte // the longest beginning of a stop text at the end of the text so far
+	total int    // bytes of text so far
 	ends  []int  // total after each token
-	at    int    // when the text has ended: how many tokens are wholly before the stop text
+	at    int    // after the text has ended: how many tokens are wholly before the stop text
 }
 
 // stopText finds a text in another one, byte by byte (Knuth, Morris and Pratt).
 type stopText struct {
 	text  string
-	back  []int // of each beginning of text, by its length: the longest shorter one that it ends with
-	seen  int   // the longest beginning of text that what came so far ends with
-	come  int   // bytes that came so far
-	named bool  // the names of special tokens are among them, if text has them
+	back  []int // for each beginning of text, by its length: the longest shorter beginning at its end
+	seen  int   // the longest beginning of text at the end of the bytes so far
+	come  int   // bytes so far
+	named bool  // the bytes include the names of special tokens, if text contains them
 	names []stopName
 }
 
-// stopName is the name of a special token among the bytes that came.
+// stopName is the name of a special token among the bytes.
 type stopName struct{ token, begin, end int }
 
 func newStopper(stops []string) *stopper {
@@ -53,7 +52,7 @@ func newStopper(stops []string) *stopper {
 	return s
 }
 
-// next takes a byte, and says whether the stop text is complete.
+// next takes a byte, and reports whether the stop text is complete.
 func (t *stopText) next(b byte) bool {
 	t.come++
 	for t.seen > 0 && (t.seen == len(t.text) || t.text[t.seen] != b) {
@@ -65,8 +64,7 @@ func (t *stopText) next(b byte) bool {
 	return t.seen == len(t.text)
 }
 
-// name takes the name of a special token, and says whether the stop text is complete
-// behind it.
+// name takes the name of a special token, and reports whether the stop text is complete after it.
 func (t *stopText) name(name string, token int) (complete bool) {
 	if !t.named || !strings.Contains(t.text, name) {
 		return false
@@ -79,7 +77,7 @@ func (t *stopText) name(name string, token int) (complete bool) {
 	return complete
 }
 
-// visible is how many of the last n bytes are text, and no names.
+// visible returns how many of the last n bytes are text, not names.
 func (t *stopText) visible(n int) int {
 	begin := t.come - n
 	for _, m := range t.names {
@@ -88,15 +86,14 @@ func (t *stopText) visible(n int) int {
 	return n
 }
 
-// within reports whether the complete stop text begins inside a name, which the text
-// does not have but as a whole.
+// within reports whether the complete stop text begins inside a name, which the text contains only as a whole.
 func (t *stopText) within() bool {
 	begin := t.come - len(t.text)
 	return slices.ContainsFunc(t.names, func(n stopName) bool { return n.begin < begin && begin < n.end })
 }
 
-// add continues the text by what a token has of it, and by the name of a special token.
-// It returns what is certain of the text, and whether it has ended.
+// add continues the text by a token's text, and by the name of a special token. It returns the certain part of the
+// text, and whether the text has ended.
 func (s *stopper) add(piece, special string) (text string, ended bool) {
 	if len(s.stops) == 0 {
 		return piece, false
@@ -121,7 +118,7 @@ func (s *stopper) add(piece, special string) (text string, ended bool) {
 	return s.take(len(s.held) - hold), false
 }
 
-// end ends the text if it completes a stop text for which complete says so.
+// end ends the text if it completes a stop text for which complete returns true.
 func (s *stopper) end(complete func(*stopText) bool) (text string, ended bool) {
 	longest := -1
 	for i := range s.stops {
@@ -148,12 +145,12 @@ func (s *stopper) end(complete func(*stopText) bool) (text string, ended bool) {
 	return text, true
 }
 
-// take returns so many bytes of what is held, which is held no more.
+// take returns and removes n bytes of the held text.
 func (s *stopper) take(n int) string {
 	text := string(s.held[:n])
 	s.held = s.held[n:]
 	return text
 }
 
-// flush is what was held back of a text that has ended otherwise.
+// flush returns the held text of a text that has ended otherwise.
 func (s *stopper) flush() string { return s.take(len(s.held)) }
