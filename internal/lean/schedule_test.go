@@ -503,12 +503,12 @@ func checkHuge(t *testing.T, b batch, p *Plan) {
 		}
 	}
 	if left > 0 {
-		t.Fatalf("%d LeanTiles of %+v are nobody's", left, cur)
+		t.Fatalf("%d LeanTiles of %+v have no worker", left, cur)
 	}
 	cur.Block++
 	cur.Output++
 	if k, ok := next(); ok {
-		t.Fatalf("%+v is nobody's", k)
+		t.Fatalf("%+v has no worker", k)
 	}
 	if b.policy.Kind == StreamK && most-least > 1 {
 		t.Fatalf("stream-K loads from %d to %d", least, most)
@@ -595,6 +595,6 @@ func TestWholesLeast(t *testing.T) {
 		}
 	}
 	if apart == 0 || all == 0 {
-		t.Error("nobody has whole output tiles")
+		t.Error("no worker has whole output tiles")
 	}
 }

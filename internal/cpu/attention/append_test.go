@@ -94,7 +94,7 @@ func testAppend[F cpu.Real](t *testing.T, longest, many int) {
 	}
 	for i, mine := range owned {
 		if !mine && !math.IsNaN(cputest.Load(dst.Ptr, dst.DType, i)) {
-			t.Fatalf("%v: element %d, which is nobody's, was written", l, i)
+			t.Fatalf("%v: element %d, which is unassigned, was written", l, i)
 		}
 	}
 }

@@ -115,7 +115,7 @@ func TestRunErrors(t *testing.T) {
 		"sinks":                    {func(g *geometry, o *Operands[float32]) { g.Sinks, o.Sinks = true, make([]float32, 4) }, nil},
 		"no sinks":                 {func(g *geometry, o *Operands[float32]) { g.Sinks = true }, attn.ErrShape},
 		"too few sinks":            {func(g *geometry, o *Operands[float32]) { g.Sinks, o.Sinks = true, make([]float32, 3) }, attn.ErrShape},
-		"sinks of nobody":          {func(g *geometry, o *Operands[float32]) { o.Sinks = make([]float32, 4) }, attn.ErrShape},
+		"unexpected sinks":         {func(g *geometry, o *Operands[float32]) { o.Sinks = make([]float32, 4) }, attn.ErrShape},
 		"unknown dtype":            {func(g *geometry, o *Operands[float32]) { o.Pages[1].Data.DType = 7 }, attn.ErrDType},
 		"keys and values differ":   {func(g *geometry, o *Operands[float32]) { o.Pages[1].Data.DType = attn.Float16 }, attn.ErrDType},
 		"unaligned values":         {func(g *geometry, o *Operands[float32]) { o.Pages[1].Data.Ptr = unsafe.Add(o.Pages[1].Data.Ptr, 1) }, attn.ErrShape},

@@ -273,12 +273,12 @@ func (p *problem[F]) check(want *reftest.Result) error {
 	}
 	for i, x := range p.ops.Out {
 		if !owned[i] && !cputest.IsUntouched(x) {
-			return fmt.Errorf("out[%d], which is nobody's, was written: %v", i, x)
+			return fmt.Errorf("out[%d], which is unassigned, was written: %v", i, x)
 		}
 	}
 	for i, x := range p.ops.LSE {
 		if !lses[i] && !cputest.IsUntouched(x) {
-			return fmt.Errorf("lse[%d], which is nobody's, was written: %v", i, x)
+			return fmt.Errorf("lse[%d], which is unassigned, was written: %v", i, x)
 		}
 	}
 	return nil

@@ -102,7 +102,7 @@ func testPrefixes[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inputs
 		return false, false, err
 	}
 	if plan.shares && pages == 0 {
-		return false, false, fmt.Errorf("keys are shared, and nobody has any in common")
+		return false, false, fmt.Errorf("keys are shared, and no sequences have common keys")
 	}
 	if rng.IntN(3) == 0 {
 		p.ops.LSE = nil

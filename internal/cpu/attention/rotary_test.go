@@ -153,7 +153,7 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 		}
 		for i, mine := range owned {
 			if !mine && !math.IsNaN(cputest.Load(to.Ptr, to.DType, i)) {
-				t.Fatalf("%v: %s, element %d of nobody was written", l, name, i)
+				t.Fatalf("%v: %s, unassigned element %d was written", l, name, i)
 			}
 		}
 	}

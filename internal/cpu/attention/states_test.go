@@ -82,7 +82,7 @@ func testMergeStates[F cpu.Real](t *testing.T, unit float64) {
 			t.Fatal(err)
 		}
 		for i, x := range want.Out {
-			if d := math.Abs(float64(got.Out[i]) - x); !(d <= float64(2*n+4)*unit) { // values are at most 1
+			if d := math.Abs(float64(got.Out[i]) - x); !(d <= float64(2*n+4)*unit) { // values are in [-1, 1]
 				t.Fatalf("element %d: %v, want %v", i, got.Out[i], x)
 			}
 		}

@@ -332,7 +332,7 @@ func testManyRows(t *testing.T, m *machine, keys int, groups ...int) {
 				}
 			}
 			if m.engine.hasEpilogue() && !merged {
-				t.Errorf("%v: nobody merges together", p)
+				t.Errorf("%v: no blocks merge together", p)
 			}
 			p.close(t)
 		}

@@ -93,7 +93,7 @@ func TestShares(t *testing.T) {
 		time := func(m int) int64 { return max((many+int64(m)-1)/int64(m), fewTime(few, blocks-m, blocks)) }
 		for other := 1; other < blocks; other++ {
 			if time(other) < time(m) {
-				t.Fatalf("%d and %d: %d of %d blocks for many rows, and %d would be done at %d instead of %d", few, many, m, blocks, other, time(other), time(m))
+				t.Fatalf("%d and %d: %d of %d blocks for prefill, and %d would be done at %d instead of %d", few, many, m, blocks, other, time(other), time(m))
 			}
 		}
 		if n := int64(blocks); time(m) < many/n || time(m) < few/n {
@@ -131,7 +131,7 @@ func TestMixedChoice(t *testing.T) {
 				continue
 			}
 			if who.few != 63 || who.blocks < of[0] || who.blocks > of[1] {
-				t.Errorf("%+v, queries of %v: %d sequences of few rows, %d blocks for the others", c, q, who.few, who.blocks)
+				t.Errorf("%+v, queries of %v: %d decode sequences, %d prefill blocks", c, q, who.few, who.blocks)
 			}
 		}
 	}
@@ -172,7 +172,7 @@ func TestMixedChoice(t *testing.T) {
 			if both := who.few > 0; both != c.both || both && (who.few != fewRows || who.queries != 1 || who.blocks < 1 || who.blocks > 131 || who.first() == nil) {
 				t.Errorf("%+v, queries of %v: %d sequences of %d queries, and %d blocks for the others", c, rows, who.few, who.queries, who.blocks)
 			}
-			t.Logf("%+v, queries of %v: %d blocks of 132 for many rows, done at %d", c.groups, rows, who.blocks, who.time)
+			t.Logf("%+v, queries of %v: %d of 132 blocks for prefill, done at %d", c.groups, rows, who.blocks, who.time)
 			p.fused = true
 			if who = p.divide(g, seqs, of); who.few > 0 {
 				t.Errorf("%+v: both kinds of kernels, and attention is a part of a launch that does more", c)

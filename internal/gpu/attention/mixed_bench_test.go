@@ -96,7 +96,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 					works++
 				}
 			}
-			name = fmt.Sprintf("chosen: %v, %d for few rows", plan.Kernels(), works)
+			name = fmt.Sprintf("chosen: %v, %d decode blocks", plan.Kernels(), works)
 		}
 		if run == nil {
 			run = func(p *Plan) error { return p.Run(m.Stream, o) }

@@ -541,7 +541,7 @@ func (p *Plan) maskedRows(g *attn.Problem, sequences, rows int) {
 		mask := p.prefixes.cuts.mask(g, s)
 		for i := range s.queries {
 			if first, end := mask.Keys(int(s.queries), int(s.keys), int(i)); first < end {
-				break // later rows attend to more keys
+				break // later rows attend to a key, too
 			}
 			p.masked.data = append(p.masked.data, s.row+i)
 		}

@@ -470,7 +470,7 @@ func testEveryCallFailsOnce(t *testing.T, m *machine, lib *fakedriver.Library, u
 		var failed *cuda.Error
 		switch {
 		case err == nil && !gives.MatchString(log[i]) && !strings.HasPrefix(log[i], "cuCtxPop"):
-			t.Errorf("call %d, %s: nobody heard of it", i, s.Failed())
+			t.Errorf("call %d, %s: the failure was not reported", i, s.Failed())
 		case err != nil && !errors.As(err, &failed):
 			t.Errorf("call %d, %s: %v", i, s.Failed(), err)
 		}

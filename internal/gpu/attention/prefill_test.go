@@ -86,7 +86,7 @@ func testPrefill(t *testing.T, m *machine, take choice, n, longest int, scored b
 		p.close(t)
 	}
 	if taken == 0 || inParts && parts == 0 || beside != (both > 0) {
-		t.Errorf("%d problems were computed by a prefill kernel, %d in parts, %d beside one for few", taken, parts, both)
+		t.Errorf("%d problems were computed by a prefill kernel, %d in parts, %d beside a decode kernel", taken, parts, both)
 	}
 	noError(t, plan.Close())
 }

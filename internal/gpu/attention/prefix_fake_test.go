@@ -113,7 +113,7 @@ func TestEmulatedPrefixesMemory(t *testing.T) {
 		p.check(t)
 		noError(t, plan.Build(p.geometry, forks, p.rows))
 		if !plan.form.sharing.on() {
-			t.Error("nobody shares prefixes")
+			t.Error("no sequences share prefixes")
 		}
 		noError(t, plan.Close())
 	}

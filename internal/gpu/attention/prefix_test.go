@@ -85,7 +85,7 @@ func testPrefixes(t *testing.T, m *machine, n, longest int, scored bool) {
 		p.close(t)
 	}
 	if !all() {
-		t.Errorf("%d problems with prefixes, %d by prefill kernels, %d of these beside those for few, %d with slopes, %d with windows", shared, many, beside, sloped, windowed)
+		t.Errorf("%d problems with prefixes, %d by prefill kernels, %d of these beside decode kernels, %d with slopes, %d with windows", shared, many, beside, sloped, windowed)
 	}
 	noError(t, plan.Close())
 }

@@ -184,7 +184,7 @@ func testRuns(t *testing.T, m *machine, keys int) {
 		p.check(t)
 		want[i] = enginetest.Read(t, &p.o)
 		if m.engine.hasEpilogue() && !slices.ContainsFunc(plan.works.data, func(w work) bool { return w.wholeSeq == together }) {
-			t.Fatalf("nobody merges together: %+v", plan.works.data)
+			t.Fatalf("no blocks merge together: %+v", plan.works.data)
 		}
 	}
 	for i, launches := range []int{3, 5} { // the last three numbers, and then from 2 on
@@ -194,7 +194,7 @@ func testRuns(t *testing.T, m *machine, keys int) {
 		if i == 0 && m.engine.hasEpilogue() {
 			const last = 1<<32 - 1 // two numbers before it are not used
 			blocks := m.engine.blocks
-			runs := make([]uint32, 3*blocks) // each block's copy; no block has begun
+			runs := make([]uint32, 3*blocks) // each block's launch number; then the counts of begun blocks: 0
 			for i := range blocks {
 				runs[i] = last - 5
 			}

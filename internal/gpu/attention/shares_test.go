@@ -125,7 +125,7 @@ func checkShares(t *testing.T, g *attn.Problem, seqs []attn.Sequence, s Schedule
 		}
 		for o, tiles := range seen {
 			if slices.Contains(tiles, false) {
-				t.Fatalf("%+v: LeanTiles that are nobody's: %v", o, tiles)
+				t.Fatalf("%+v: LeanTiles without a block: %v", o, tiles)
 			}
 			rows := seqs[o.sequence].Queries * g.Group()
 			first[o.sequence] += min(rows-o.block*l.Rows, l.Rows)

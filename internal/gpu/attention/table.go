@@ -20,7 +20,7 @@ type kernel struct {
 	dims       []int
 	rows       int  // least number of rows of a sequence: query positions times the heads of a group
 	paged      bool // a chunk of keys must be in pages of a power of two of tokens, at most prefetchedEntries of them
-	pages      bool // it may be
+	pages      bool // a chunk of keys may be in such pages
 	row        bool // output tiles have one row, and launches are long: see longReads
 	capability versions
 	tile       tile
@@ -44,12 +44,12 @@ func (v versions) have(capability int) bool {
 
 // tile is the shape of an output tile, and the loads that a thread block keeps in flight for it.
 type tile struct {
-	rows   int // of a step; 0: of a LeanTile's chunk
-	keys   int // of keys and of values, or of both where warps multiply; 0: as many as shared memory holds
-	stages int // warps that multiply, each by itself; 0: warp groups
-	warps  int // thread blocks on a multiprocessor; 0: one
-	blocks int // of prefill kernels: speed of a multiprocessor relative to the decode kernel, see stepCost
-	speed  int // of prefill kernels: how many times as fast as the decode kernel a multiprocessor is, see stepCost
+	rows   int // at most
+	keys   int // of a step; 0: set by the LeanTile
+	stages int // of keys and of values, or of both where warps multiply; 0: as many as shared memory holds
+	warps  int // warps that multiply, each by itself; 0: warp groups
+	blocks int // thread blocks on a multiprocessor; 0: one
+	speed  int // of prefill kernels: speed of a multiprocessor relative to the decode kernel, see stepCost
 }
 
 // kernelFamily is the launch code of similar kernels.
