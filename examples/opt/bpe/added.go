@@ -7,27 +7,25 @@ import (
 	"unicode/utf8"
 )
 
-// addedToken is one that stands beside the vocabulary's: it is looked for in the
-// text before that is cut into words.
+// addedToken is a token beside the vocabulary: the text is searched for added tokens before it is cut into words.
 type addedToken struct {
 	ID         int    `json:"id"`
 	Content    string `json:"content"`
 	SingleWord bool   `json:"single_word"` // not beside a letter, digit or _
-	LStrip     bool   `json:"lstrip"`      // takes the white space before it
-	RStrip     bool   `json:"rstrip"`      // and behind it
-	Normalized bool   `json:"normalized"`  // looked for where no other one was found
+	LStrip     bool   `json:"lstrip"`      // takes the white space before the token
+	RStrip     bool   `json:"rstrip"`      // takes the white space after the token
+	Normalized bool   `json:"normalized"`  // searched where no other added token was found
 	Special    bool   `json:"special"`
 }
 
-// maxContent is the longest added token that is taken. What there are have some
-// ten bytes, and the search takes as many steps at each byte of a text.
+// maxContent is the longest accepted added token. Published tokens have some ten bytes, and the search takes as many
+// steps at each byte of a text.
 const maxContent = 1024
 
-// matcher finds added tokens in a text: the leftmost, and of those at one place
-// the longest.
+// matcher finds added tokens in a text: the leftmost, and the longest of those at one position.
 type matcher struct {
 	tokens []addedToken // sorted by content
-	first  [257]int     // where the tokens with each first byte begin
+	first  [257]int     // index of the first token with each first byte
 }
 
 func newMatcher(tokens []addedToken) *matcher {
@@ -42,13 +40,12 @@ func newMatcher(tokens []addedToken) *matcher {
 	return m
 }
 
-// next returns the first token at or after from, and where it begins.
+// next returns the first token at or after from, and its position.
 func (m *matcher) next(text string, from int) (start int, found *addedToken) {
 	for start = from; start < len(text); start++ {
 		lo, hi := m.first[text[start]], m.first[int(text[start])+1]
 		for n := 1; lo < hi; n++ {
-			// All tokens in [lo, hi) begin with the n bytes at start, and one of n
-			// bytes is the first of them.
+			// All tokens in [lo, hi) begin with the n bytes at start, and a token of n bytes is the first of them.
 			if len(m.tokens[lo].Content) == n {
 				found = &m.tokens[lo]
 				lo++
@@ -69,14 +66,12 @@ func (m *matcher) next(text string, from int) (start int, found *addedToken) {
 	return start, nil
 }
 
-// split cuts a text at its added tokens and yields each (with its text empty) and
-// what lies between them (with a nil token), until yield returns false. With spell
-// special tokens are text. It does what AddedVocabulary of Hugging Face's
-// tokenizers does, down to a token that begins in the white space that the one
-// before it has taken.
+// split cuts a text at its added tokens. It yields each token (with an empty text) and the text between tokens (with
+// a nil token), until yield returns false. With spell special tokens are text. split equals AddedVocabulary of
+// Hugging Face's tokenizers, also for a token that begins in the white space that the token before it has taken.
 func (m *matcher) split(text string, spell bool, yield func(*addedToken, string) bool) bool {
 	done := 0
-	space := 0 // where the white space ends that a token has taken behind it
+	space := 0 // end of the white space that a token has taken after it
 	for at := 0; len(m.tokens) > 0; {
 		start, token := m.next(text, at)
 		if token == nil {

@@ -62,9 +62,8 @@ import (
 	"strconv"
 )
 
-// ErrFormat is wrapped by the errors of files that contradict themselves, each
-// other or their format, and ErrUnsupported by those of sound files that hold a
-// tokenizer of another kind.
+// ErrFormat is wrapped by errors of files that contradict themselves, each other or their format. ErrUnsupported is
+// wrapped by errors of sound files with a tokenizer of another kind.
 var (
 	ErrFormat      = errors.New("malformed file")
 	ErrUnsupported = errors.New("unsupported")
@@ -76,15 +75,15 @@ const endOfText = "</s>"
 // Tokenizer turns texts into ids and back. It may be used by several goroutines.
 type Tokenizer struct {
 	vocabulary
-	added         [2]*matcher // those that are looked for first, and after them
+	added         [2]*matcher // tokens that are searched first, and tokens that are searched after them
 	words         splitter
-	before, after []int // what the template puts around a text
+	before, after []int // tokens of the template before and after a text
 	splitSpecial  bool
-	special       map[int]bool   // without text in decoding
-	texts         map[int]string // of tokens that are not the vocabulary's
+	special       map[int]bool   // tokens without text in decoding
+	texts         map[int]string // of tokens outside the vocabulary
 	eos           int            // -1: none
 	size          int
-	widest        int // most bytes of a text that are one token; 0: any number
+	widest        int // most bytes of a text in one token; 0: no limit
 	checksum      uint32
 }
 
@@ -96,7 +95,7 @@ func refuse(file, format string, args ...any) error {
 	return fmt.Errorf("bpe: %s: %s: %w", file, fmt.Sprintf(format, args...), ErrUnsupported)
 }
 
-// quote is %q for strings out of a file, cut so that a sentence stays one.
+// quote is %q for strings from a file, cut to keep an error one sentence.
 func quote(s string) string {
 	const most = 120
 	if len(s) <= most {
@@ -105,31 +104,30 @@ func quote(s string) string {
 	return fmt.Sprintf("%q... (%d bytes)", s[:most], len(s))
 }
 
-// Checksum returns the CRC-32C of the files that [Load] has read, with their names; 0 of a tokenizer of [New].
+// Checksum returns the CRC-32C of the files that [Load] has read, with their names; 0 for a tokenizer of [New].
 func (t *Tokenizer) Checksum() uint32 { return t.checksum }
 
 // VocabSize returns one more than the highest id.
 func (t *Tokenizer) VocabSize() int { return t.size }
 
-// ID returns the id of a token: as vocab.json spells it, or an added one.
+// ID returns the id of a token: as spelled in vocab.json, or an added one.
 func (t *Tokenizer) ID(token string) (id int, ok bool) {
 	id, ok = t.ids[token]
 	return id, ok
 }
 
-// Token returns the token of an id: as vocab.json spells it, or an added one.
+// Token returns the token of an id: as spelled in vocab.json, or an added one.
 func (t *Tokenizer) Token(id int) (token string, ok bool) {
 	token, ok = t.tokens[id]
 	return token, ok
 }
 
-// Special returns a special token, which has no text when it is decoded: as vocab.json
-// spells it, or as it was added. ok is false for any other token.
+// Special returns a special token, which has no text in decoding: as spelled in vocab.json, or as it was added. ok is
+// false for any other token.
 //
-// A token is special if one of the folder's files says so: special in tokenizer.json or
-// added_tokens_decoder, or a key for special tokens ("eos_token") in
-// tokenizer_config.json or special_tokens_map.json. If no file says anything, </s> and
-// <pad> are special, as in OPT's.
+// A token is special if one of the folder's files says so: special in tokenizer.json or added_tokens_decoder, or a
+// key for special tokens ("eos_token") in tokenizer_config.json or special_tokens_map.json. Without such files </s>
+// and <pad> are special, as in OPT.
 func (t *Tokenizer) Special(id int) (token string, ok bool) {
 	if !t.special[id] {
 		return "", false
@@ -137,7 +135,6 @@ func (t *Tokenizer) Special(id int) (token string, ok bool) {
 	return t.tokens[id], true
 }
 
-// EOS returns the id of the token that ends a text, </s> where the folder names
-// none; -1 if there is no such token. What ends the texts that a model makes is
-// said by its folder's other files (package hf).
+// EOS returns the id of the token that ends a text, </s> if the folder names none; -1 if there is no such token.
+// Other files of the folder say which tokens end a generated text (package hf).
 func (t *Tokenizer) EOS() int { return t.eos }

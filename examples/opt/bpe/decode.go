@@ -5,11 +5,10 @@ import (
 	"unicode/utf8"
 )
 
-// Decode returns the text of ids. Special tokens have none ([Tokenizer.Special]). An
-// added token is its own text. An id that is not in the vocabulary, and bytes that are
-// no UTF-8, give U+FFFD: one for each longest beginning of a character, as in Python
-// and Rust. Decode(Encode(s)) is s for every s in UTF-8, if every byte has a
-// token and no added token takes white space or is in s and special.
+// Decode returns the text of ids. Special tokens have none ([Tokenizer.Special]). An added token is its own text. Ids
+// outside the vocabulary and invalid UTF-8 give U+FFFD: one for each longest beginning of a character, as in Python
+// and Rust. Decode(Encode(s)) is s for every s in UTF-8, if every byte has a token, no added token takes white space,
+// and no special added token is in s.
 func (t *Tokenizer) Decode(ids []int) string {
 	d := t.NewDecoder()
 	var text strings.Builder
@@ -20,9 +19,8 @@ func (t *Tokenizer) Decode(ids []int) string {
 	return text.String()
 }
 
-// Decoder turns ids into text one by one. A character may be spread over
-// several tokens: its bytes are held back until it is complete. What Add and
-// Flush return, one after the other, is what Decode returns.
+// Decoder turns ids into text one by one. A character may span several tokens: its bytes are held back until it is
+// complete. The results of Add and Flush, joined, are the result of Decode.
 type Decoder struct {
 	t    *Tokenizer
 	held []byte // less than one character
@@ -48,12 +46,10 @@ func (d *Decoder) Add(id int) string {
 	return d.take(false)
 }
 
-// Flush ends the text and returns what was held back: U+FFFD for a character
-// that was not completed.
+// Flush ends the text and returns the held bytes: U+FFFD for an incomplete character.
 func (d *Decoder) Flush() string { return d.take(true) }
 
-// take returns the held text up to a last, incomplete character, or with all
-// everything.
+// take returns the held text up to a last, incomplete character, or all of it.
 func (d *Decoder) take(all bool) string {
 	p := d.held
 	if utf8.Valid(p) {
@@ -75,9 +71,8 @@ func (d *Decoder) take(all bool) string {
 	return text.String()
 }
 
-// appendToken appends the bytes that a token stands for. A token with a
-// character that stands for no byte, which merges never make, stands for
-// itself.
+// appendToken appends the bytes of a token. A token with a character that stands for no byte, which merges never
+// make, stands for itself.
 func appendToken(dst []byte, token string) []byte {
 	begin := len(dst)
 	for _, r := range token {
@@ -90,10 +85,9 @@ func appendToken(dst []byte, token string) []byte {
 	return dst
 }
 
-// charOf has the character that stands for each byte in vocab.json and
-// merges.txt, and byteOf the reverse. GPT-2 lets the printable characters of
-// Latin-1 stand for themselves, and the characters from U+0100 on for the other
-// bytes in their order, so that no token has a space in it.
+// charOf has the character for each byte in vocab.json and merges.txt, and byteOf the reverse. In GPT-2 the printable
+// characters of Latin-1 stand for themselves, and the characters from U+0100 on for the other bytes in order, so that
+// no token has a space.
 var charOf, byteOf = func() (chars [256]rune, bytes map[rune]byte) {
 	next := rune(0x100)
 	bytes = map[rune]byte{}

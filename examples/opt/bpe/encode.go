@@ -10,19 +10,18 @@ import (
 
 // Errors of EncodeAtMost wrap one of these.
 var (
-	// ErrTooLong: a text has more tokens than were asked for.
+	// ErrTooLong is returned for a text with more tokens than the limit.
 	ErrTooLong = errors.New("text too long")
-	// ErrNoToken: a byte has no token, and the tokenizer names no unknown token.
+	// ErrNoToken is returned if a byte has no token, and the tokenizer names no unknown token.
 	ErrNoToken = errors.New("no token")
 )
 
-// Encode returns the ids of a text with those that begin and end every text, as
-// the tokenizer's template has them: OPT's begins with </s>. Special tokens in
-// the text are spelled out; added tokens that are not special are tokens. That is
-// transformers' tokenizer(text, split_special_tokens=True).
+// Encode returns the ids of a text, with the tokenizer's template around it: OPT's begins with </s>. Special tokens
+// in the text are spelled out; other added tokens are tokens. Encode equals transformers' tokenizer(text,
+// split_special_tokens=True).
 //
-// A byte without a token becomes the tokenizer's unknown token; if it names none,
-// the byte is left out (see [Tokenizer.EncodeAtMost]).
+// A byte without a token becomes the tokenizer's unknown token; without an unknown token the byte is left out (see
+// [Tokenizer.EncodeAtMost]).
 func (t *Tokenizer) Encode(text string) []int {
 	return t.encode(text, false).ids
 }
@@ -33,30 +32,28 @@ func (t *Tokenizer) EncodeSpecial(text string) []int {
 	return t.encode(text, true).ids
 }
 
-// EncodeText returns the ids of the text alone, for one that continues another.
+// EncodeText returns the ids of the text alone, for a text that continues another.
 func (t *Tokenizer) EncodeText(text string) []int {
 	e := t.encoder(math.MaxInt)
 	e.text(text, true)
 	return e.ids
 }
 
-// EncodeAtMost is Encode, or with special EncodeSpecial, of a text that may have
-// most tokens. It is ErrTooLong for a longer one, as soon as more tokens are certain:
-// what is merged, and the memory for it, is bounded by most and not by the text. It
-// is ErrNoToken if a byte of the text would be left out.
+// EncodeAtMost is Encode, or with special EncodeSpecial, for a text of at most `most` tokens. A longer text is
+// ErrTooLong as soon as more tokens are certain: work and memory are bounded by most, not by the text. A byte that
+// would be left out is ErrNoToken.
 func (t *Tokenizer) EncodeAtMost(text string, most int, special bool) ([]int, error) {
 	e := t.encoder(most)
 	return e.atMost(text, func() { e.whole(text, special) })
 }
 
-// EncodeTextAtMost is EncodeAtMost of a text that continues another: without what
-// begins and ends every text.
+// EncodeTextAtMost is EncodeAtMost for a text that continues another: without the template.
 func (t *Tokenizer) EncodeTextAtMost(text string, most int, special bool) ([]int, error) {
 	e := t.encoder(most)
 	return e.atMost(text, func() { e.text(text, !special || t.splitSpecial) })
 }
 
-// atMost encodes a text, unless its length alone says that it has too many tokens.
+// atMost encodes a text, unless its length alone shows that it has too many tokens.
 func (e *encoder) atMost(text string, encode func()) ([]int, error) {
 	if e.over = e.t.widest > 0 && len(text)/e.t.widest > e.most; !e.over {
 		encode()
@@ -80,15 +77,15 @@ func (t *Tokenizer) encoder(most int) *encoder {
 	return &encoder{t: t, most: most, ids: []int{}, lost: -1, words: map[string][]int{}}
 }
 
-// whole encodes a text with what its template puts before and behind it.
+// whole encodes a text with its template.
 func (e *encoder) whole(text string, special bool) {
 	e.add(e.t.before...)
 	e.text(text, !special || e.t.splitSpecial)
 	e.add(e.t.after...)
 }
 
-// text finds first the added tokens that are looked for in the text as it is, then
-// the others in what is left, and cuts the rest into words.
+// text searches the text for the added tokens of the first kind, then the rest for the others, and cuts the remaining
+// text into words.
 func (e *encoder) text(text string, spell bool) {
 	e.t.added[0].split(text, spell, func(a *addedToken, part string) bool {
 		if a != nil {
@@ -103,7 +100,7 @@ func (e *encoder) text(text string, spell bool) {
 	})
 }
 
-// add reports whether there is room for more.
+// add reports whether more ids fit.
 func (e *encoder) add(ids ...int) bool {
 	e.ids = append(e.ids, ids...)
 	e.over = e.over || len(e.ids) > e.most

@@ -6,19 +6,18 @@ import (
 	"slices"
 )
 
-// bos is the token that add_bos_token puts before a text.
+// bos returns the token that add_bos_token puts before a text.
 func (s *settings) bos() string {
 	if t, ok := s.named["bos_token"]; ok {
 		return t.Content
 	}
-	return "<|endoftext|>" // transformers' GPT2Tokenizer has it so
+	return "<|endoftext|>" // as in transformers' GPT2Tokenizer
 }
 
-// finish adds the added tokens to a vocabulary that is read: those of
-// tokenizer.json, or without one those that the settings have, and then the special
-// tokens that are not among them.
+// finish adds the added tokens to a vocabulary: those of tokenizer.json, or otherwise those of the settings, and then
+// the special tokens that are not among them.
 func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
-	opt := added == nil && s.file == "" && len(s.named)+len(s.extra) == 0 // taken for OPT's
+	opt := added == nil && s.file == "" && len(s.named)+len(s.extra) == 0 // taken as OPT's
 	if added == nil {
 		file, added = s.addedFile, s.added
 	} else if err := s.agree(file, added); err != nil {
@@ -95,7 +94,7 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 		}
 	}
 	if opt {
-		for _, token := range []string{endOfText, "<pad>"} { // that OPT's tokenizer_config.json names
+		for _, token := range []string{endOfText, "<pad>"} { // named by OPT's tokenizer_config.json
 			if id, ok := t.ids[token]; ok {
 				t.special[id] = true
 			}
@@ -115,8 +114,8 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 	return nil
 }
 
-// measure finds the most bytes that are one token. There is no such number where
-// tokens take white space, cuts remove text, or bytes are left out or fused.
+// measure finds the largest number of bytes of one token. There is no such number if tokens take white space, cuts
+// remove text, or bytes are left out or fused.
 func (t *Tokenizer) measure() {
 	widest := t.longest
 	for _, m := range t.added {
@@ -132,9 +131,8 @@ func (t *Tokenizer) measure() {
 	}
 }
 
-// agree checks that the added tokens of tokenizer.json are those of
-// added_tokens_decoder, if that is there: versions of transformers take the one or the
-// other.
+// agree checks that the added tokens of tokenizer.json are those of added_tokens_decoder, if present: versions of
+// transformers read one or the other.
 func (s *settings) agree(file string, added []addedToken) error {
 	if !s.addedFromDecoder {
 		return nil

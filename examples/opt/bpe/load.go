@@ -10,15 +10,15 @@ import (
 	"gorgonia.org/leanattention/examples/opt/files"
 )
 
-// What a file may have, in bytes: several times what the largest vocabularies that
-// are published need. What is made of one is some ten times its size at worst.
+// The largest sizes of files in bytes: several times those of the largest published vocabularies. Parsed data takes
+// at most some ten times the size of its file.
 const (
 	maxVocab  = 32 << 20
 	maxConfig = 4 << 20
 )
 
-// What the JSON of these files may have: several times what published ones have, and
-// little enough that no list, nesting or product of two lists takes much memory or time.
+// Limits of the JSON of these files: several times those of published files, and so small that no list, nesting or
+// product of two lists takes much memory or time.
 var (
 	tokenizerLimits = files.Limits{Values: 4 << 20, Depth: 32, Nulls: true}
 	vocabLimits     = files.Limits{Values: 4 << 20, Depth: 2} // vocabularies and merges
@@ -29,18 +29,16 @@ var (
 )
 
 const (
-	maxCuts     = 32   // parts of a pre-tokenizer: each reads what the one before it has left
-	maxTemplate = 1024 // tokens that a template puts around a text
+	maxCuts     = 32   // parts of a pre-tokenizer: each reads the result of the part before it
+	maxTemplate = 1024 // tokens of a template around a text
 )
 
-// Load opens the tokenizer of a folder in either form: tokenizer.json, or
-// vocab.json and merges.txt. Where both are there it is tokenizer.json, as in
-// transformers. Settings are read from tokenizer_config.json,
-// special_tokens_map.json and added_tokens.json, if they are there.
+// Load opens the tokenizer of a folder in either form: tokenizer.json, or vocab.json and merges.txt. tokenizer.json
+// comes first, as in transformers. Settings are read from tokenizer_config.json, special_tokens_map.json and
+// added_tokens.json, if present.
 func Load(dir string) (*Tokenizer, error) { return load(files.Dir(dir)) }
 
-// LoadFS is Load for the root of a file system, say one that is embedded in the
-// program. name stands for the folder in errors.
+// LoadFS is Load for the root of a file system, such as an embedded one. name stands for the folder in errors.
 func LoadFS(name string, fsys fs.FS) (*Tokenizer, error) { return load(files.FS(name, fsys)) }
 
 func load(dir files.Folder) (*Tokenizer, error) {
@@ -57,7 +55,7 @@ func load(dir files.Folder) (*Tokenizer, error) {
 	return t, nil
 }
 
-// loadForm reads the form that is there.
+// loadForm reads the form that is present.
 func loadForm(dir files.Folder) (*Tokenizer, error) {
 	s, err := readSettings(dir)
 	if err != nil {
@@ -84,7 +82,7 @@ func loadForm(dir files.Folder) (*Tokenizer, error) {
 	return parsePair(dir.Path("vocab.json"), vocab, dir.Path("merges.txt"), merges, s)
 }
 
-// readFile makes errors of this package of those that reading gives.
+// readFile turns errors of reading into errors of this package.
 func readFile(dir files.Folder, name string, most int64) ([]byte, error) {
 	data, err := dir.Read(name, most)
 	var p *fs.PathError
@@ -92,14 +90,13 @@ func readFile(dir files.Folder, name string, most int64) ([]byte, error) {
 	case err == nil:
 		return data, nil
 	case errors.As(err, &p):
-		return nil, fmt.Errorf("bpe: %s: %w", dir.Path(name), p.Err) // the sentence has the path already
+		return nil, fmt.Errorf("bpe: %s: %w", dir.Path(name), p.Err) // the sentence already has the path
 	}
 	return nil, fmt.Errorf("bpe: %s: %w", dir.Path(name), err)
 }
 
-// New reads a vocabulary, a JSON object of tokens and ids, and merges, a line
-// for each with two tokens and a space between them. It is the tokenizer that OPT
-// is published with: every text begins with </s>.
+// New reads a vocabulary, a JSON object of tokens and ids, and merges, a line for each with two tokens and a space
+// between them. The result is the published tokenizer of OPT: every text begins with </s>.
 func New(vocab, merges io.Reader) (*Tokenizer, error) {
 	v, err := files.AtMost(vocab, maxVocab)
 	if err != nil {

@@ -2,17 +2,17 @@ package bpe
 
 import "math"
 
-// encoder holds what one call of Encode reuses from word to word.
+// encoder is the memory that a call of Encode reuses from word to word.
 type encoder struct {
 	t     *Tokenizer
 	ids   []int
-	most  int              // ids that are wanted
-	over  bool             // there are more
-	lost  int              // a byte that has no token; -1: none
+	most  int              // limit of ids
+	over  bool             // there are more ids
+	lost  int              // a byte without a token; -1: none
 	words map[string][]int // ids of the short words so far
 
-	// The word being merged: a list of symbols by their position. A symbol that
-	// was merged into its left neighbour has no token any more.
+	// The word that is merged: a list of symbols by their position. A symbol that was merged into its left neighbour
+	// has no token.
 	symbols []symbol
 	queue   []candidate
 }
@@ -22,18 +22,18 @@ type symbol struct {
 	prev, next int // positions; -1 and the number of symbols at the ends
 }
 
-// candidate is a pair of neighbours that can be merged: the symbol at left and
-// the one after it. It may be out of date when its turn comes.
+// candidate is a pair of neighbours that can be merged: the symbol at left and the next one. A candidate may be stale
+// when it is taken from the queue.
 type candidate struct{ rank, left int }
 
 func (a candidate) before(b candidate) bool {
 	return a.rank < b.rank || a.rank == b.rank && a.left < b.left
 }
 
-// maxCached is the length of the longest word that is remembered.
+// maxCached is the length of the longest cached word.
 const maxCached = 64
 
-// word appends the ids of a word and reports whether there is room for more.
+// word appends the ids of a word and reports whether more ids fit.
 func (e *encoder) word(word string) bool {
 	if ids, ok := e.words[word]; ok {
 		return e.add(ids...)
@@ -56,8 +56,8 @@ func (e *encoder) word(word string) bool {
 	return e.add()
 }
 
-// begin makes symbols of a word's bytes, and reports whether it may have few
-// enough tokens: none is of more than longest symbols.
+// begin makes symbols of a word's bytes, and reports whether the word can have few enough tokens: a token has at most
+// longest symbols.
 func (e *encoder) begin(word string) bool {
 	t := e.t
 	e.symbols = e.symbols[:0]
@@ -92,9 +92,8 @@ func (e *encoder) begin(word string) bool {
 	return true
 }
 
-// merge appends the ids of the symbols: of all pairs of neighbours the one of the
-// lowest rank, and the leftmost of these, becomes one symbol, until no pair has a
-// rank. The queue makes that O(n log n) for n symbols.
+// merge appends the ids of the symbols: the pair of neighbours with the lowest rank, and the leftmost of these,
+// becomes one symbol, until no pair has a rank. The queue makes that O(n log n) for n symbols.
 func (e *encoder) merge() {
 	s := e.symbols
 	e.queue = e.queue[:0]

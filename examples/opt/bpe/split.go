@@ -7,16 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// splitter cuts what lies between added tokens into words, as a pre-tokenizer of
-// tokenizer.json says.
+// splitter cuts the text between added tokens into words, by a pre-tokenizer of tokenizer.json.
 type splitter struct {
-	cuts        []cut // in their order, each of what the one before it has left
+	cuts        []cut // in order, each for the result of the cut before it
 	prefixSpace bool  // a piece begins with a space
-	whole       bool  // and is one word; else by GPT-2's pattern
+	whole       bool  // a piece is one word; otherwise GPT-2's pattern cuts it
 	removes     bool  // some text is in no piece
 }
 
-// cut yields the pieces of a text that is not empty, until yield returns false.
+// cut yields the pieces of a nonempty text, until yield returns false.
 type cut func(text string, yield func(string) bool) bool
 
 // split yields the words of a text and reports whether yield returned true for all.
@@ -44,20 +43,19 @@ func (s *splitter) cut(cuts []cut, text string, yield func(string) bool) bool {
 	return true
 }
 
-// behaviour is what becomes of what a cut looks for.
+// behaviour says what becomes of the matches of a cut.
 type behaviour int
 
 const (
-	isolated   behaviour = iota // each one is a piece
-	contiguous                  // neighbours are one piece
-	removed                     // none is in a piece
+	isolated   behaviour = iota // each match is a piece
+	contiguous                  // neighbouring matches are one piece
+	removed                     // no match is in a piece
 )
 
-// cutAt makes a cut of what matches yields: the bytes [start, end) of each match
-// in a text, in their order.
+// cutAt makes a cut from matches, which yields the bytes [start, end) of each match in a text, in order.
 func cutAt(b behaviour, matches func(text string) iter.Seq2[int, int]) cut {
 	return func(text string, yield func(string) bool) bool {
-		done, begun := 0, -1 // begun: where contiguous matches begin, -1: none
+		done, begun := 0, -1 // begun: beginning of contiguous matches; -1: none
 		for start, end := range matches(text) {
 			if begun >= 0 && start > done {
 				if !yield(text[begun:done]) {
@@ -83,7 +81,7 @@ func cutAt(b behaviour, matches func(text string) iter.Seq2[int, int]) cut {
 	}
 }
 
-// runes yields the characters of a text for which is says so.
+// runes yields the characters of a text for which is returns true.
 func runes(is func(rune) bool) func(text string) iter.Seq2[int, int] {
 	return func(text string) iter.Seq2[int, int] {
 		return func(yield func(int, int) bool) {
@@ -96,7 +94,7 @@ func runes(is func(rune) bool) func(text string) iter.Seq2[int, int] {
 	}
 }
 
-// occurrences yields where a text has pattern, which is not empty.
+// occurrences yields the positions of pattern, which is not empty, in a text.
 func occurrences(pattern string) func(text string) iter.Seq2[int, int] {
 	return func(text string) iter.Seq2[int, int] {
 		return func(yield func(int, int) bool) {

@@ -1,9 +1,8 @@
-// Package files reads whole files that come from strangers: ordinary ones only,
-// and none that is longer than its reader can use.
+// Package files reads whole files from untrusted sources: ordinary files only, and none that is longer than its
+// reader can use.
 //
-// A pipe that nobody writes to would block, a device or a link to one may have
-// no end, and a sparse file may claim any size. All of them are an error before
-// anything is read.
+// A pipe without a writer would block, a device or a link to one may have no end, and a sparse file may claim any
+// size. All of these are errors before anything is read.
 package files
 
 import (
@@ -17,18 +16,17 @@ import (
 	"path/filepath"
 )
 
-// Errors of this package wrap one of these, or that of the system.
+// Errors of this package wrap one of these errors, or the system's.
 var (
-	// ErrIrregular: not an ordinary file but a folder, pipe, socket or device.
+	// ErrIrregular is returned for a folder, pipe, socket or device in place of an ordinary file.
 	ErrIrregular = errors.New("not a regular file")
-	// ErrTooLong: more bytes than the reader takes.
+	// ErrTooLong is returned for more bytes than the reader accepts.
 	ErrTooLong = errors.New("file too long")
-	// ErrPointer: a Git LFS pointer lies where the file itself should.
+	// ErrPointer is returned for a Git LFS pointer in place of a file.
 	ErrPointer = errors.New("a Git LFS pointer and not the file itself, which git lfs pull gets")
 )
 
-// IsPointer reports whether data is a Git LFS pointer: what a clone without Git LFS
-// has in place of large files.
+// IsPointer reports whether data is a Git LFS pointer, which a clone without Git LFS has in place of large files.
 func IsPointer(data []byte) bool {
 	return len(data) < 1024 && bytes.HasPrefix(data, []byte("version https://git-lfs.github.com/spec/"))
 }
@@ -36,24 +34,23 @@ func IsPointer(data []byte) bool {
 // Folder is a folder of the operating system, or the root of a file system.
 type Folder struct {
 	name string
-	fsys fs.FS                          // nil: the system's
-	told func(name string, data []byte) // of each file that Read has read; nil: nobody is
+	fsys fs.FS                          // nil: the operating system's
+	told func(name string, data []byte) // called for each file that Read has read; nil: none
 }
 
-// Dir is a folder of the operating system.
+// Dir returns a folder of the operating system.
 func Dir(name string) Folder { return Folder{name: name} }
 
-// FS is the root of a file system, say one that is part of the program. name
-// stands for it in errors.
+// FS returns the root of a file system, such as an embedded one. name stands for the folder in errors.
 func FS(name string, fsys fs.FS) Folder { return Folder{name: name, fsys: fsys} }
 
-// Telling is the folder with a function that Read calls for each file that it has read.
+// Telling returns the folder with a function that Read calls for each file that it has read.
 func (d Folder) Telling(f func(name string, data []byte)) Folder {
 	d.told = f
 	return d
 }
 
-// Path is the path of one of the folder's files, for errors.
+// Path returns the path of one of the folder's files, for errors.
 func (d Folder) Path(name string) string {
 	if d.fsys != nil {
 		return path.Join(d.name, name)
@@ -61,8 +58,7 @@ func (d Folder) Path(name string) string {
 	return filepath.Join(d.name, name)
 }
 
-// Exists reports whether something of that name is there, be it a link that
-// leads nowhere.
+// Exists reports whether the name exists, also as a dangling link.
 func (d Folder) Exists(name string) bool {
 	var err error
 	if d.fsys != nil {
@@ -73,7 +69,7 @@ func (d Folder) Exists(name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// Names returns the names of what is in the folder, but for folders in it.
+// Names returns the names in the folder, without folders.
 func (d Folder) Names() ([]string, error) {
 	var all []fs.DirEntry
 	var err error
@@ -104,7 +100,7 @@ func (d Folder) read(name string, most int64) ([]byte, error) {
 	if d.fsys == nil {
 		return Read(d.Path(name), most)
 	}
-	if _, err := d.Size(name); err != nil { // the file system may be the system's
+	if _, err := d.Size(name); err != nil { // the file system may be the operating system's
 		return nil, err
 	}
 	f, err := d.fsys.Open(name)
@@ -114,7 +110,7 @@ func (d Folder) read(name string, most int64) ([]byte, error) {
 	return read(f, most)
 }
 
-// Size returns the bytes of one of the folder's files, which must be an ordinary one.
+// Size returns the size of one of the folder's files, which must be an ordinary file.
 func (d Folder) Size(name string) (int64, error) {
 	if d.fsys == nil {
 		return Size(d.Path(name))
@@ -126,9 +122,9 @@ func (d Folder) Size(name string) (int64, error) {
 	return regular(info)
 }
 
-// Read returns a file, which may have up to most bytes. Links are followed.
+// Read returns a file of up to most bytes. Links are followed.
 func Read(name string, most int64) ([]byte, error) {
-	if _, err := Size(name); err != nil { // to open a pipe would block
+	if _, err := Size(name); err != nil { // opening a pipe would block
 		return nil, err
 	}
 	f, err := os.Open(name)
@@ -138,7 +134,7 @@ func Read(name string, most int64) ([]byte, error) {
 	return read(f, most)
 }
 
-// Size returns the bytes of an ordinary file.
+// Size returns the size of an ordinary file.
 func Size(name string) (int64, error) {
 	info, err := os.Stat(name)
 	if err != nil {
@@ -168,15 +164,14 @@ func read(f fs.File, most int64) ([]byte, error) {
 	if size > most {
 		return nil, fmt.Errorf("%d bytes, more than the %d that such a file can need: %w", size, most, ErrTooLong)
 	}
-	data, err := AtMost(f, most) // it may have grown
+	data, err := AtMost(f, most) // the file may have grown
 	if err == nil && IsPointer(data) {
 		return nil, ErrPointer
 	}
 	return data, err
 }
 
-// Stream returns what a file, pipe or device has up to its end, which must come
-// within most bytes.
+// Stream returns the contents of a file, pipe or device up to its end, at most `most` bytes.
 func Stream(name string, most int64) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -189,7 +184,7 @@ func Stream(name string, most int64) ([]byte, error) {
 	return AtMost(f, most)
 }
 
-// AtMost reads to the end, which must come within most bytes.
+// AtMost reads to the end, at most `most` bytes.
 func AtMost(r io.Reader, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, most+1))
 	if err != nil {

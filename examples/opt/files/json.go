@@ -2,16 +2,15 @@ package files
 
 import "fmt"
 
-// Limits are what a JSON text may have. A parser takes memory for each value, which may
-// be two bytes of the text, and a null is as good as no value to package encoding/json.
+// Limits are the limits of a JSON text. A parser takes memory for each value, which may be two bytes of the text, and
+// package encoding/json treats a null like a missing value.
 type Limits struct {
 	Values int  // in arrays and objects
 	Depth  int  // of nested arrays and objects
 	Nulls  bool // null may be among the values
 }
 
-// Check returns an error if a JSON text is beyond the limits. Of a text that is no JSON
-// it says nothing.
+// Check returns an error if a JSON text exceeds the limits. Check does not detect invalid JSON.
 func (l Limits) Check(data []byte) error {
 	values, depth := 0, 0
 	for i := 0; i < len(data); i++ {
@@ -31,7 +30,7 @@ func (l Limits) Check(data []byte) error {
 			depth--
 		case ',':
 			values++
-		case 'n': // no other literal has one
+		case 'n': // no other literal begins so
 			if !l.Nulls {
 				return fmt.Errorf("byte %d: null has no place here", i)
 			}

@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// allOf is up to how many bytes of weights a checksum is of all of them.
+	// allOf is the largest number of bytes of weights that a checksum covers whole.
 	allOf = 64 << 20
-	// A larger model's weight that is not wanted wholly is read in so many pages.
+	// Of a larger model's weight that is not wanted whole, pagesOf pages of pageSize bytes are read.
 	pagesOf, pageSize = 8, 4096
-	// block is what a thread sums at a time.
+	// block is the number of bytes that a thread sums at a time.
 	block = 1 << 20
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Checksums returns a line for each of [Config.Weights]: its name, shape and type, and a CRC-32C. Two folders whose
-// lines are equal have the same weights, as far as the checksums go:
+// Checksums returns a line for each of [Config.Weights]: its name, shape and type, and a CRC-32C. Two folders with
+// equal lines have the same weights, as far as the checksums go:
 //
-//   - They are of all elements in a model of up to 64 MB, and else of the weights that whole names.
-//   - Of any other weight they are of its first and its last 4 KB, and of six pieces of 4 KB between these. So a weight
-//     of another training is told, and a single element may not be.
+//   - They cover all elements in a model of up to 64 MB, and otherwise of the weights for which whole returns true.
+//   - For any other weight they cover its first and its last 4 KB, and six pieces of 4 KB between these. So a weight
+//     of another training differs; a single wrong element may be missed.
 //
 // All threads read. Errors are ErrClosed, ErrMissing and ErrShape.
 func (f *Folder) Checksums(whole func(Weight) bool) ([]string, error) {
@@ -49,11 +49,11 @@ func (f *Folder) checksums(whole func(Weight) bool, allOf int64) (lines []string
 		}
 		total += int64(len(entries[i].data))
 	}
-	// Pieces of one weight are one behind the other, so the sums of a weight are, too.
+	// Pieces of one weight are consecutive, and so are the sums of a weight.
 	type piece struct {
 		entry    int
 		from, to int
-		read     bool // by the file, not by the mapping
+		read     bool // read from the file, not through the mapping
 	}
 	var pieces []piece
 	for i, e := range entries {
@@ -75,7 +75,7 @@ func (f *Folder) checksums(whole func(Weight) bool, allOf int64) (lines []string
 	sums, errs := make([]uint32, len(pieces)), make([]error, len(pieces))
 	var next atomic.Int64
 	var work sync.WaitGroup
-	for range max(runtime.GOMAXPROCS(0), 4) { // disks serve several at once
+	for range max(runtime.GOMAXPROCS(0), 4) { // disks serve several reads at once
 		work.Go(func() {
 			for {
 				i := int(next.Add(1)) - 1
@@ -112,7 +112,8 @@ func (f *Folder) checksums(whole func(Weight) bool, allOf int64) (lines []string
 	return lines, nil
 }
 
-// reread is a few bytes of a weight, read from its file. Through a mapping the system would read 2 MB around them.
+// reread returns a few bytes of a weight, read from its file. Through a mapping the system would read 2 MB around
+// them.
 func (f *Folder) reread(e *entry, data []byte) ([]byte, error) {
 	first := uintptr(unsafe.Pointer(unsafe.SliceData(data)))
 	for _, file := range f.files {
@@ -126,5 +127,5 @@ func (f *Folder) reread(e *entry, data []byte) ([]byte, error) {
 		}
 		return read, nil
 	}
-	return data, nil // it is no part of a file
+	return data, nil // not a part of a file
 }

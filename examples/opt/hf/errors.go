@@ -8,28 +8,27 @@ import (
 	"gorgonia.org/leanattention/internal/plural"
 )
 
-// Every error of this package is one sentence with the file and the values in
-// it, and wraps one of these.
+// Every error of this package is one sentence with the file and the values, and wraps one of these errors.
 var (
-	// ErrFormat: a file's bytes contradict themselves or its format.
+	// ErrFormat is returned for a file whose bytes contradict themselves or its format.
 	ErrFormat = errors.New("malformed file")
-	// ErrUnsupported: a sound file holds something that this package, or an
-	// OPT decoder, has no use for.
+	// ErrUnsupported is returned for a sound file with content that this package, or an OPT decoder, does not
+	// support.
 	ErrUnsupported = errors.New("unsupported")
-	// ErrMissing: a file or a weight is not there.
+	// ErrMissing is returned for a missing file or weight.
 	ErrMissing = errors.New("missing")
-	// ErrShape: a weight has another shape than the one asked for.
+	// ErrShape is returned for a weight with another shape than the requested one.
 	ErrShape = errors.New("shape mismatch")
-	// ErrClosed: the folder was used after Close.
+	// ErrClosed is returned for a use of a folder after Close.
 	ErrClosed = errors.New("folder is closed")
 )
 
-// fail makes this package's errors: "hf: file: what is wrong: kind".
+// fail returns an error of this package: "hf: file: what is wrong: kind".
 func fail(kind error, file, format string, args ...any) error {
 	return fmt.Errorf("hf: %s: %s: %w", file, plural.Mend(fmt.Sprintf(format, args...)), kind)
 }
 
-// quote is %q for strings out of a file, cut so that a sentence stays one.
+// quote is %q for strings from a file, cut to keep an error one sentence.
 func quote(s string) string {
 	const most = 120
 	if len(s) <= most {
@@ -38,7 +37,7 @@ func quote(s string) string {
 	return fmt.Sprintf("%q... (%d bytes)", s[:most], len(s))
 }
 
-// dims prints a shape out of a file, cut like quote.
+// dims prints a shape from a file, cut like quote.
 func dims(shape []uint64) string {
 	const most = 16
 	if len(shape) <= most {

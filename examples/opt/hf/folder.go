@@ -25,14 +25,14 @@ const (
 // Folder is an open Hugging Face folder of an OPT model. Its methods may be
 // called from several goroutines.
 type Folder struct {
-	dir     string // for errors
+	dir     string // name in errors
 	in      store
 	config  Config
 	eos     []int
 	weights map[string]entry // by canonical name
 	copies  []entry          // tensors that the index places in another file
 	files   []*file
-	size    int64 // bytes of them
+	size    int64 // total bytes of the tensors
 
 	mu     sync.RWMutex // held for reading while a weight is read
 	closed bool
@@ -51,9 +51,8 @@ func Open(dir string) (*Folder, error) {
 	return openStore(dir, osStore{textStore{files.Dir(dir)}})
 }
 
-// OpenFS is Open for the root folder of a file system, say one that is embedded
-// in the program. It reads the files whole, once. name stands for the folder in
-// errors.
+// OpenFS is Open for the root folder of a file system, such as an embedded one. It reads the files whole, once. name
+// stands for the folder in errors.
 func OpenFS(name string, fsys fs.FS) (*Folder, error) {
 	return openStore(name, fsStore{textStore{files.FS(name, fsys)}, fsys})
 }
@@ -93,8 +92,7 @@ func (f *Folder) open() error {
 	return f.check()
 }
 
-// openWeights finds the weight files and lists what is in them. names are those of
-// all files of the folder.
+// openWeights finds the weight files and lists their tensors. names are those of all files of the folder.
 func (f *Folder) openWeights(names []string) error {
 	for _, source := range []struct {
 		name  string
@@ -118,7 +116,7 @@ func (f *Folder) openWeights(names []string) error {
 		if err != nil {
 			return err
 		}
-		placed := map[string]int{} // weights of each shard
+		placed := map[string]int{} // number of weights of each shard
 		for _, shard := range shardOf {
 			placed[shard]++
 		}
@@ -136,10 +134,9 @@ func (f *Folder) openWeights(names []string) error {
 	return fail(ErrMissing, f.dir, "no model.safetensors, pytorch_model.bin or index of their shards")
 }
 
-// add opens one weight file. With an index (weight name to file name) all weights
-// that the index places in this file, so many, must be there, and those that it places in
-// another one are copies. Tensors that it does not list are taken, as transformers
-// takes them.
+// add opens one weight file. With an index (weight name to file name) all weights that the index places in this file
+// must be present, and weights that it places in another file are copies. Tensors outside the index are accepted, as
+// in transformers.
 func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), index map[string]string, placed int) error {
 	file, err := f.in.open(name)
 	if err != nil {
@@ -158,7 +155,7 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	if len(entries) > maxTensors {
 		return fail(ErrFormat, path, "%d tensors, more than %d", len(entries), maxTensors)
 	}
-	here := 0 // weights that the index places here
+	here := 0 // number of weights that the index places in this file
 	for _, e := range entries {
 		switch shard, ok := index[e.name]; {
 		case ok && shard != name:
@@ -188,7 +185,7 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	return nil
 }
 
-// tie settles what the head is; see Open.
+// tie determines the head; see Open.
 func (f *Folder) tie() error {
 	if !f.config.TieWordEmbeddings {
 		return nil
@@ -206,13 +203,13 @@ func (f *Folder) tie() error {
 	return nil
 }
 
-// maxViews is how many times the bytes of the files the weights may come to. Where
-// none is a view of another one it is 1, and 2 if the head is the token embedding.
+// maxViews is the largest factor of the weights' bytes over the files' bytes. It is 1 if no tensor is a view of
+// another, and 2 if the head is the token embedding.
 const maxViews = 8
 
-// check compares the folder's weights with those that its config.json describes:
-// all of them must be there, and nothing else. Weights may be views of the same bytes. Whoever reads them copies those that are
-// not in row-major order or of another type, so a small file could come to any size.
+// check compares the folder's weights with those that its config.json describes: all of them must be present, and no
+// other. Weights may be views of the same bytes. Reading copies weights that are not in row-major order or have
+// another type, so a small file could grow to any size.
 func (f *Folder) check() error {
 	var total int64
 	var missing []Weight
@@ -238,7 +235,7 @@ func (f *Folder) check() error {
 	}
 	rest, where := f.unused(used)
 	switch {
-	case missing != nil && rest != "": // it may be there by another name
+	case missing != nil && rest != "": // the weight may have another name
 		return fail(ErrMissing, f.dir, "weight %s with shape %v is not in the folder, which has %s", quote(missing[0].Name), missing[0].Shape, rest)
 	case missing != nil:
 		_, err := f.find(missing[0].Name, missing[0].Shape)
@@ -263,28 +260,23 @@ func (f *Folder) find(name string, shape []int) (entry, error) {
 // Config returns the model's configuration.
 func (f *Folder) Config() Config { return f.config }
 
-// EOS returns the ids of the tokens that end a text: eos_token_id of
-// generation_config.json, and where that has none, or is not there, of config.json.
-// It may be empty.
+// EOS returns the ids of the tokens that end a text: eos_token_id of generation_config.json, or otherwise of
+// config.json. The list may be empty.
 func (f *Folder) EOS() []int { return slices.Clone(f.eos) }
 
 // Names returns the canonical names of all tensors of the folder, sorted.
 func (f *Folder) Names() []string { return slices.Sorted(maps.Keys(f.weights)) }
 
-// Has reports whether the folder has a tensor of that canonical name. A tied
-// head is there.
+// Has reports whether the folder has a tensor with that canonical name. A tied head counts.
 func (f *Folder) Has(name string) bool {
 	_, ok := f.weights[name]
 	return ok
 }
 
-// Tensor returns the tensor of that canonical name, which must have that shape,
-// in the type that it is stored in: F32 as float32, F16 as leanattention.F16 and
-// BF16 as leanattention.BF16. No shape is a scalar. The data is used in place
-// where the file is mapped and the data is aligned in it: such a tensor must not
-// be written (that ends the process) and ends with Close. Errors are ErrMissing,
-// ErrShape, ErrClosed, and ErrUnsupported for other types and for tensors
-// without elements, which Gorgonia cannot hold.
+// Tensor returns the tensor with that canonical name and shape in its stored type: F32 as float32, F16 as
+// leanattention.F16 and BF16 as leanattention.BF16. No shape is a scalar. Mapped and aligned data is used in place:
+// such a tensor must not be written (that ends the process) and is valid until Close. Errors: ErrMissing, ErrShape,
+// ErrClosed, and ErrUnsupported for other types and for tensors without elements, which Gorgonia cannot hold.
 func (f *Folder) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	return f.tensor(name, shape, (*entry).stored)
 }
@@ -313,8 +305,8 @@ func (f *Folder) tensor(name string, shape []int, read func(*entry) any) (*tenso
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(read(&e))), nil
 }
 
-// Close unmaps the files. Tensors of the folder must not be used
-// afterwards: some of them lie in the mapping. Closing twice is harmless.
+// Close unmaps the files. Tensors of the folder must not be used afterwards: some are in the mapping. A second Close
+// does nothing.
 func (f *Folder) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -7,10 +7,9 @@ import (
 	"strings"
 )
 
-// steers are the keys of generation_config.json, and of config.json as older
-// versions wrote it, by which transformers' generate makes another text than
-// choosing one token after the other by its logits would, with the values that
-// steer nothing. There are no such generators here, so other values are refused.
+// steers are the keys of generation_config.json, and of config.json as older versions wrote it, that make
+// transformers' generate choose otherwise than by the logits token by token, with the values that have no effect.
+// This package does not implement such generators, so other values are refused.
 var steers = map[string][]string{
 	"assistant_early_exit":             {},
 	"bad_words_ids":                    {"[]"},
@@ -43,9 +42,8 @@ var steers = map[string][]string{
 	"watermarking_config":              {},
 }
 
-// chosen are the keys of generation_config.json that are the caller's here, or that
-// change no text: how tokens are chosen and how many, what else is given back, and
-// how it is computed.
+// chosen are the keys of generation_config.json that the caller decides here, or that change no text: how tokens are
+// chosen and how many, further outputs, and how they are computed.
 var chosen = strings.Fields(`
 	do_sample temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff renormalize_logits seed
 	max_length max_new_tokens num_return_sequences
@@ -57,8 +55,7 @@ var chosen = strings.Fields(`
 	num_assistant_tokens_schedule prompt_lookup_num_tokens target_lookbehind use_mtp mtp_num_tokens
 	generation_kwargs _commit_hash _from_model_config transformers_version trust_remote_code chat_format`)
 
-// otherwise are the keys of config.json that make transformers' OPT another model,
-// with the values that do not.
+// otherwise are the keys of config.json that make transformers' OPT another model, with the values that do not.
 var otherwise = map[string][]string{
 	"quantization_config": {},
 	"compression_config":  {},
@@ -67,8 +64,8 @@ var otherwise = map[string][]string{
 	"add_cross_attention": {"false"},
 }
 
-// generation reads what ends a text, from generation_config.json and config.json,
-// and refuses what would make another text.
+// generation reads the tokens that end a text, from generation_config.json and config.json, and refuses settings that
+// would change the text.
 func (f *Folder) generation(config []byte) error {
 	p, err := newParser(f.in.path("config.json"), config)
 	if err != nil {
@@ -102,8 +99,7 @@ func (f *Folder) generation(config []byte) error {
 	return g.err
 }
 
-// refuse keeps an error for the first key that has another value than null and
-// those that are given.
+// refuse keeps an error for the first key with a value other than null and the given values.
 func (p *configParser) refuse(keys map[string][]string, why string) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		if p.null(key) || p.err != nil {

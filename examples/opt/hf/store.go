@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/examples/opt/files"
 )
 
-// store is where the files of a folder are. Names have no slash in them.
+// store is the location of a folder's files. Their names have no slash.
 type store interface {
 	path(name string) string // for errors
 	exists(name string) bool
@@ -17,7 +17,7 @@ type store interface {
 	open(name string) (*file, error)
 }
 
-// textStore is what the two kinds of store have in common.
+// textStore is the common part of the two stores.
 type textStore struct{ files.Folder }
 
 func (s textStore) path(name string) string { return s.Path(name) }
@@ -40,7 +40,7 @@ func (s textStore) text(name string, most int64) ([]byte, error) {
 	return data, nil
 }
 
-// unread makes an error of this package of one of package files.
+// unread turns an error of package files into an error of this package.
 func unread(path string, err error) error {
 	switch {
 	case errors.Is(err, files.ErrPointer):

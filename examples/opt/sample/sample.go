@@ -14,31 +14,28 @@ import (
 //
 //	p[i] = exp(x[i]/Temperature) / sum over j in K of exp(x[j]/Temperature)
 //
-// for the tokens i in K, and p[i] = 0 for the others. K is everything, then the
-// TopK most likely of it, then the smallest set of most likely tokens whose
-// probabilities (among those that TopK left) add up to TopP or more. Of equally
-// likely tokens the lower id comes first.
+// for the tokens i in K, and p[i] = 0 for other tokens. K is all tokens, then the TopK most likely, then the smallest
+// set of most likely tokens whose probabilities, after TopK, sum to TopP or more. Among equally likely tokens the
+// lower id comes first.
 type Config struct {
-	// Temperature 0 is greedy: the most likely token, and of equals the lowest
-	// id. It leaves nothing to TopK, TopP and Seed.
+	// Temperature 0 is greedy: the most likely token, and among equals the lowest id. TopK, TopP and Seed then have
+	// no effect.
 	Temperature float64
 	TopK        int     // 0: all tokens
 	TopP        float64 // in [0, 1]; 0 and 1: all tokens
 
-	// Seed and Stream choose the random numbers. The samplers of a batch have
-	// one Seed and each a Stream of its own, so that the text of one sequence
-	// does not depend on the others.
+	// Seed and Stream choose the random numbers. The samplers of a batch share a Seed and have different Streams, so
+	// that the text of one sequence does not depend on the others.
 	Seed, Stream uint64
 }
 
-// ErrConfig is a value of a [Config] outside its range.
+// ErrConfig is returned for a value of a [Config] outside its range.
 var ErrConfig = errors.New("sample: value out of range")
 
-// ErrLogits is a row of logits that has no most likely token: an empty one, or
-// one with a NaN or +Inf in it.
+// ErrLogits is returned for logits without a most likely token: an empty row, or one with a NaN or +Inf.
 var ErrLogits = errors.New("sample: logits without a most likely token")
 
-// Validate tells the first value of c that is out of its range.
+// Validate returns an error for the first value of c that is out of its range.
 func (c Config) Validate() error {
 	switch {
 	case !(c.Temperature >= 0) || math.IsInf(c.Temperature, 1):
@@ -66,8 +63,8 @@ func New(c Config) (*Sampler, error) {
 	return &Sampler{config: c, random: rand.New(rand.NewPCG(c.Seed, c.Stream))}, nil
 }
 
-// Next chooses a token. A logit of -Inf is a token that is never chosen. It
-// draws one random number a call, none where it is greedy.
+// Next chooses a token. A token with a logit of -Inf is never chosen. Next draws one random number a call, and none
+// if greedy.
 func (s *Sampler) Next(logits []float32) (int, error) {
 	best := choose.Largest(logits)
 	if best < 0 {
@@ -79,7 +76,7 @@ func (s *Sampler) Next(logits []float32) (int, error) {
 	return s.memory.Token(logits, s.config.Temperature, s.config.TopK, s.config.TopP, s.random.Float64()), nil
 }
 
-// wrong tells why no token is the most likely one.
+// wrong returns why no token is the most likely one.
 func wrong(logits []float32) error {
 	if len(logits) == 0 {
 		return fmt.Errorf("%w: none given", ErrLogits)

@@ -1,5 +1,4 @@
-// Package tiny holds the small OPT model that is part of this repository, as a
-// Hugging Face folder. Beside it lies what it was made by.
+// Package tiny has the small OPT model of this repository, as a Hugging Face folder, and the scripts that made it.
 package tiny
 
 import "embed"
