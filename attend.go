@@ -51,10 +51,8 @@ type Args struct {
 	// most the sequence's keys where there is a tree. Trees need WithCausal, and go with neither
 	// [WithWindow] nor [WithALiBi]: those are [ErrUnsupported] then.
 	Trees [][]uint64
-	// Dropout is the probability that a weight is dropped, and Seed says which ones
-	// are, as [WithDropout] defines both. A Seed of 0 drops none.
-	Dropout float64
-	Seed    int64
+	// Seed says which weights [WithDropout] drops. A Seed of 0 drops none. Without WithDropout it is not used.
+	Seed int64
 	// Sinks, if not nil, is a vector with the attention sink of each query head, as [WithSinks] says:
 	// of Q's element type, float32 where that is [Float16] or [BFloat16].
 	Sinks G.Value
@@ -86,8 +84,8 @@ type Segment struct {
 // results, and no allocation in steady state as long as the operands are
 // row-major *tensor.Dense (others are copied first; Out and LSE must be) and there are no segments.
 //
-// It takes every option but [WithLengths], [WithQueryLengths], [WithBias], [WithSinks] and [WithDropout],
-// which Args has fields for. (One that is made once and used again allocates nothing either.)
+// It takes every option but [WithLengths], [WithQueryLengths], [WithBias] and [WithSinks],
+// which Args has fields for, and [WithRotary]. WithDropout has no seed node here: Args has the seed. (One that is made once and used again allocates nothing either.)
 // Concurrent calls are right as long as their outputs differ.
 //
 // Where all operands are a [device.Tensor] of one GPU it computes there, and returns
@@ -103,16 +101,12 @@ type Segment struct {
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
 	defer errs.RecoverTo(op, &err)
-	c, err := newConfig(op, ofScores|optQueriesAtEnd|optSchedule|optTileTokens|optWorkers|optInvariant, opts)
+	c, err := newConfig(op, ofScores|optQueriesAtEnd|optSchedule|optTileTokens|optWorkers|optInvariant|optDropout, opts)
 	if err != nil {
 		return err
 	}
-	if !isDropout(a.Dropout) {
-		return errs.Errorf(op, ErrOption, "Dropout is %v, outside [0, 1)", a.Dropout)
-	}
-	c.score.Dropout = a.Dropout
-	if err := c.invariantFits(op); err != nil {
-		return err
+	if c.seed != nil {
+		return errs.Errorf(op, ErrOption, "WithDropout(%v) has a node as the seed: give nil, and Args.Seed", c.score.Dropout)
 	}
 	names := []string{"q", "k", "v", "out", "lse"}
 	values := []G.Value{a.Q, a.K, a.V, a.Out, a.LSE}

@@ -386,7 +386,7 @@ func TestBadAttendSegments(t *testing.T) {
 		"a window":       {func(*la.Args) {}, []la.Option{la.WithCausal(), la.WithWindow(3)}, la.ErrUnsupported, "segments: a window of 3 keys"},
 		"slopes":         {func(*la.Args) {}, []la.Option{la.WithALiBi([]float64{1, 1, 1, 1})}, la.ErrUnsupported, "segments: slopes"},
 		"a bias":         {func(a *la.Args) { a.Bias = of(1, 1, 1, 5) }, nil, la.ErrUnsupported, "segments: a bias"},
-		"dropout":        {func(a *la.Args) { a.Dropout = 0.5 }, nil, la.ErrUnsupported, "segments: a dropout"},
+		"dropout":        {func(*la.Args) {}, []la.Option{la.WithDropout(0.5, nil)}, la.ErrUnsupported, "segments: a dropout"},
 		"invariance":     {func(*la.Args) {}, []la.Option{la.WithBatchInvariance()}, la.ErrUnsupported, "segments: batch invariance"},
 		"unfused":        {func(*la.Args) {}, []la.Option{la.WithSchedule(la.Unfused)}, la.ErrUnsupported, "nfused"},
 		"float64 values": {func(a *la.Args) { a.Segments[0].V = tensor.New(tensor.Of(tensor.Float64), tensor.WithShape(2, 7, 8)) }, nil, la.ErrDType, "segment 0"},
@@ -407,7 +407,7 @@ func TestAttendNonContiguous(t *testing.T) {
 		p := graphtest.NewProblem(rng, dense(4, 2, 12, 8, 5, 20, 33), graphtest.Spec{QueryType: types[0], KVType: types[1], Capacity: 33})
 		a := p.Args()
 		a.Q, a.K, a.V = transposed(t, p.InQ), sliced(t, p.InK, 2), transposed(t, sliced(t, p.InV, 1).Materialize().(*tensor.Dense))
-		if err := la.Attend(a, p.Options()...); err != nil {
+		if err := la.Attend(a, p.AttendOptions()...); err != nil {
 			t.Fatal(err)
 		}
 		p.Check(t, p.Reference(p.Precision(0)), a.Out, a.LSE)
@@ -432,7 +432,7 @@ func TestAttendAllocations(t *testing.T) {
 		p := graphtest.NewProblem(rng, s, graphtest.Spec{QueryType: types[0], KVType: types[1]})
 		for _, schedule := range graphtest.Schedules {
 			a := p.Args()
-			opts := append(p.Options(), la.WithSchedule(schedule), la.WithWorkers(3), la.WithTileTokens(64))
+			opts := append(p.AttendOptions(), la.WithSchedule(schedule), la.WithWorkers(3), la.WithTileTokens(64))
 			var err error
 			if n := testing.AllocsPerRun(100, func() {
 				if e := la.Attend(a, opts...); e != nil {
@@ -457,7 +457,7 @@ func TestAttendConcurrent(t *testing.T) {
 	for i, types := range elementTypes {
 		p := graphtest.NewProblem(rng, causal(dense(6, 2, 24, 24, 2, 150, 0, 400)), graphtest.Spec{QueryType: types[0], KVType: types[1]})
 		a := p.Args()
-		if err := la.Attend(a, append(p.Options(), la.WithWorkers(i))...); err != nil {
+		if err := la.Attend(a, append(p.AttendOptions(), la.WithWorkers(i))...); err != nil {
 			t.Fatal(err)
 		}
 		p.Check(t, p.Reference(p.Precision(0)), a.Out, a.LSE)
@@ -470,7 +470,7 @@ func TestAttendConcurrent(t *testing.T) {
 			a := p.Args()
 			wg.Go(func() {
 				for range 20 {
-					if err := la.Attend(a, append(p.Options(), la.WithWorkers(i))...); err != nil {
+					if err := la.Attend(a, append(p.AttendOptions(), la.WithWorkers(i))...); err != nil {
 						t.Error(err)
 						return
 					}
@@ -612,7 +612,7 @@ func TestDefaultSoftMax(t *testing.T) {
 func TestUnfusedOnHost(t *testing.T) {
 	p := graphtest.NewProblem(reftest.Rand(t), dense(4, 2, 64, 64, 1, 300), graphtest.Spec{QueryType: tensor.Float32, KVType: tensor.Float32})
 	a := p.Args()
-	if err := la.Attend(a, append(p.Options(), la.WithSchedule(la.Unfused))...); !errors.Is(err, la.ErrUnsupported) {
+	if err := la.Attend(a, append(p.AttendOptions(), la.WithSchedule(la.Unfused))...); !errors.Is(err, la.ErrUnsupported) {
 		t.Errorf("Attend: %v", err)
 	}
 	for _, x := range a.Out.(*tensor.Dense).Float32s() {

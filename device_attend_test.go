@@ -107,7 +107,7 @@ func testDeviceAttendRepeats(t *testing.T, at graphtest.Place, repeats int) {
 		first, firstLSE := p.AttendThere(t, at.GPU, opts...)
 		a := p.ArgsThere(t, at.GPU)
 		for range repeats {
-			if err := la.Attend(a, append(p.Options(), opts...)...); err != nil {
+			if err := la.Attend(a, append(p.AttendOptions(), opts...)...); err != nil {
 				t.Fatal(err)
 			}
 		}

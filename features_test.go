@@ -294,7 +294,7 @@ func shardedEntry(at graphtest.Place) entry {
 		a.LSE = graphtest.Upload(t, at.GPU, tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(p.Dims(p.Heads, p.Rows)...)))
 		var first []byte
 		for range 2 {
-			if err := la.Attend(a, append(p.Options(), r.opts...)...); err != nil {
+			if err := la.Attend(a, append(p.AttendOptions(), r.opts...)...); err != nil {
 				return err
 			}
 			out, lse := graphtest.Download(t, a.Out), graphtest.Download(t, a.LSE)
@@ -348,7 +348,7 @@ func denseEntries(at graphtest.Place) []entry {
 					a.Sinks = there(t, p.InSinks)
 				}
 			}
-			if err := la.Attend(a, append(p.Options(), r.opts...)...); err != nil {
+			if err := la.Attend(a, append(p.AttendOptions(), r.opts...)...); err != nil {
 				return err
 			}
 			if at.GPU != nil {

@@ -352,7 +352,7 @@ func TestGradDifferences(t *testing.T) {
 			if p.InSinks != nil {
 				a.Sinks = p.InSinks
 			}
-			if err := la.Attend(a, p.Options()...); err != nil {
+			if err := la.Attend(a, p.AttendOptions()...); err != nil {
 				t.Fatal(err)
 			}
 			for _, x := range []struct {

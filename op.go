@@ -94,7 +94,10 @@ func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 		}
 		children = append(children, x.n)
 	}
-	if c.seed != nil {
+	if c.hasSeed() {
+		if c.seed == nil {
+			return nil, errs.Errorf(op, ErrOption, "WithDropout(%v, nil): it needs a node as the seed", c.score.Dropout)
+		}
 		s, err := operand.OfNode(op, "seed", c.seed)
 		if err != nil {
 			return nil, err

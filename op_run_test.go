@@ -618,7 +618,7 @@ func TestAttentionHugeIndex(t *testing.T) {
 	p.Check(t, want, g.OutValue, g.LSEValue)
 
 	a := p.Args()
-	if err := la.Attend(a, p.Options()...); err != nil {
+	if err := la.Attend(a, p.AttendOptions()...); err != nil {
 		t.Fatal(err)
 	}
 	p.Check(t, want, a.Out, a.LSE)

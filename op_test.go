@@ -235,7 +235,7 @@ func TestAttentionScoreMods(t *testing.T) {
 		}
 		p, g, workers, opts := attendSomehow(t, rng, s, rng.IntN(2) == 0)
 		a := p.Args()
-		if err := la.Attend(a, append(p.Options(), opts...)...); err != nil {
+		if err := la.Attend(a, append(p.AttendOptions(), opts...)...); err != nil {
 			t.Fatal(err)
 		}
 		if workers > 0 && !(slices.Equal(graphtest.Bits(t, a.Out), graphtest.Bits(t, g.OutValue)) && slices.Equal(graphtest.Bits(t, a.LSE), graphtest.Bits(t, g.LSEValue))) {
@@ -300,7 +300,7 @@ func TestAttentionBiasViews(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Bias = turned
-	if err := la.Attend(a, p.Options()...); err != nil {
+	if err := la.Attend(a, p.AttendOptions()...); err != nil {
 		t.Fatal(err)
 	}
 	p.Check(t, p.Reference(p.Precision(0)), a.Out, a.LSE)
@@ -315,7 +315,7 @@ func TestAttentionBiasNaN(t *testing.T) {
 		s.Bias.X[2*90+17] = bad
 		p := graphtest.NewProblem(rng, s, graphtest.Spec{})
 		a := p.Args()
-		if err := la.Attend(a, p.Options()...); err != nil {
+		if err := la.Attend(a, p.AttendOptions()...); err != nil {
 			t.Fatal(err)
 		}
 		for i, x := range graphtest.Floats(t, a.Out) {

@@ -109,7 +109,7 @@ func (k optionKind) takers() string {
 	case optBias:
 		return "it is for Attention and Default; Attend has Args.Bias, and a cache has none"
 	case optDropout:
-		return "it is for Attention; Attend has Args.Dropout and Args.Seed, Default and a cache have none"
+		return "it is for Attention and Attend; Default and a cache have no dropout"
 	case optSinks:
 		return "it is for Attention and CachedAttention; Attend has Args.Sinks, and Default has none"
 	case optRotary:
@@ -246,7 +246,7 @@ func WithBias(bias *G.Node, scale ...float64) Option {
 // workers; and the backward pass makes the numbers again, and keeps none (FlashAttention, Dao et al.,
 // arXiv:2205.14135, appendix B.3). A dropped value is multiplied by 0: NaN stays NaN.
 //
-// It is for [Attention] and, as fields of [Args], for [Attend], in host memory.
+// It is for [Attention] and [Attend], in host memory. For Attend seed is nil, and [Args] has the seed.
 func WithDropout(p float64, seed *G.Node) Option {
 	return Option{kind: optDropout, scale: p, node: seed}
 }
@@ -497,9 +497,6 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 		case optDropout:
 			if !isDropout(o.scale) {
 				return c, errs.Errorf(op, ErrOption, "WithDropout(%v) is outside [0, 1)", o.scale)
-			}
-			if o.node == nil {
-				return c, errs.Errorf(op, ErrOption, "WithDropout(%v, nil)", o.scale)
 			}
 			c.score.Dropout, c.seed = o.scale, o.node
 		case optSinks:

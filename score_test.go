@@ -161,7 +161,7 @@ func TestSinksNone(t *testing.T) {
 			if sinks != nil {
 				a.Sinks = graphtest.SinksOf(query, sinks)
 			}
-			if err := la.Attend(a, append(p.Options(), la.WithWorkers(3))...); err != nil {
+			if err := la.Attend(a, append(p.AttendOptions(), la.WithWorkers(3))...); err != nil {
 				t.Fatal(err)
 			}
 			return graphtest.Bits(t, a.Out), graphtest.Bits(t, a.LSE)
@@ -302,7 +302,7 @@ func TestDropoutSeeds(t *testing.T) {
 	s.Dropout, s.Seed = 0.4, 12345
 	p := graphtest.NewProblem(rng, s, graphtest.Spec{})
 	a := p.Args()
-	if err := la.Attend(a, append(p.Options(), la.WithSchedule(la.PerHead))...); err != nil {
+	if err := la.Attend(a, append(p.AttendOptions(), la.WithSchedule(la.PerHead))...); err != nil {
 		t.Fatal(err)
 	}
 	want := graphtest.Bits(t, a.Out)
@@ -331,7 +331,7 @@ func TestDropoutSeeds(t *testing.T) {
 	seen := map[string]bool{}
 	for _, seed := range []int64{0, 1, 2, -1, 1 << 32, math.MinInt64, math.MaxInt64} {
 		a.Seed = seed
-		if err := la.Attend(a, p.Options()...); err != nil {
+		if err := la.Attend(a, p.AttendOptions()...); err != nil {
 			t.Fatal(err)
 		}
 		seen[fmt.Sprint(graphtest.Bits(t, a.Out))] = true
@@ -351,7 +351,7 @@ func TestDropoutMean(t *testing.T) {
 	const n = 1000
 	run := func(seed int) []float64 {
 		a.Seed = int64(seed)
-		if err := la.Attend(a, p.Options()...); err != nil {
+		if err := la.Attend(a, p.AttendOptions()...); err != nil {
 			t.Fatal(err)
 		}
 		return graphtest.Floats(t, a.Out)
@@ -419,8 +419,7 @@ func TestDropoutBadInput(t *testing.T) {
 		q, k, v, seed := goodQ.node(g, "q"), goodK.node(g, "k"), goodV.node(g, "v"), G.NewScalar(g, tensor.Int, G.WithName("seed"))
 		checkBuilder(t, "Attention", g, func() (*G.Node, error) { return la.Attention(q, k, v, la.WithDropout(x, seed)) }, la.ErrOption, fmt.Sprintf("WithDropout(%v) is outside [0, 1)", x))
 		a := p.Args()
-		a.Dropout = x
-		wantError(t, la.Attend(a), la.ErrOption, "Attend", fmt.Sprintf("Dropout is %v, outside [0, 1)", x))
+		wantError(t, la.Attend(a, la.WithDropout(x, nil)), la.ErrOption, "Attend", fmt.Sprintf("WithDropout(%v) is outside [0, 1)", x))
 		if !graphtest.AllNaN(t, a.Out) {
 			t.Errorf("a dropout of %v: something was written", x)
 		}
@@ -446,7 +445,7 @@ func TestDropoutBadInput(t *testing.T) {
 	g := G.NewGraph()
 	q, k, v, seed := goodQ.node(g, "q"), goodK.node(g, "k"), goodV.node(g, "v"), G.NewScalar(g, tensor.Int, G.WithName("seed"))
 	checkBuilder(t, "Default", g, func() (*G.Node, error) { return la.Default(q, k, v, la.WithDropout(0.5, seed)) }, la.ErrUnsupported, "WithDropout")
-	wantError(t, la.Attend(p.Args(), la.WithDropout(0.5, seed)), la.ErrUnsupported, "Attend", "WithDropout")
+	wantError(t, la.Attend(p.Args(), la.WithDropout(0.5, seed)), la.ErrOption, "Attend", "WithDropout(0.5) has a node as the seed: give nil, and Args.Seed")
 
 	n, err := la.Attention(q, k, v, la.WithDropout(0.5, seed))
 	if err != nil {

@@ -618,9 +618,7 @@ func TestBatchInvarianceRefused(t *testing.T) {
 	attend := func(opts ...la.Option) error { return la.Attend(p.Args(), append(opts, la.WithBatchInvariance())...) }
 	wantError(t, attend(la.WithSchedule(la.Unfused)), la.ErrUnsupported, "Attend", "batch invariance and unfused attention")
 	wantError(t, attend(la.WithTileTokens(5000)), la.ErrUnsupported, "Attend", "batch invariance and LeanTiles of 5000 tokens: 4096 are the most")
-	a := p.Args()
-	a.Dropout, a.Seed = 0.5, 1
-	wantError(t, la.Attend(a, la.WithBatchInvariance()), la.ErrUnsupported, "Attend", "batch invariance and a dropout of 0.5")
+	wantError(t, attend(la.WithDropout(0.5, nil)), la.ErrUnsupported, "Attend", "batch invariance and a dropout of 0.5")
 
 	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 8, Pages: 4, Window: 20})
 	step, err := cache.NewStep(1)

@@ -280,6 +280,15 @@ func (p *Problem) Options() []la.Option {
 	return append(o, scoreMods(p.Shape)...)
 }
 
+// AttendOptions are the options that p needs for Attend.
+func (p *Problem) AttendOptions() []la.Option {
+	o := p.Options()
+	if p.Dropout != 0 {
+		o = append(o, la.WithDropout(p.Dropout, nil))
+	}
+	return o
+}
+
 // scoreMods are the options that a shape of [reftest.RandomScoreMods] needs, but for the sinks.
 func scoreMods(s reftest.Shape) (o []la.Option) {
 	if s.Window != 0 {
@@ -531,7 +540,7 @@ func (p *Problem) Results() (out, lse *tensor.Dense) {
 
 // Args are the operands of p for Attend.
 func (p *Problem) Args() la.Args {
-	a := la.Args{Q: p.InQ, K: p.InK, V: p.InV, Lengths: p.Keys, Dropout: p.Dropout, Seed: p.Shape.Seed}
+	a := la.Args{Q: p.InQ, K: p.InK, V: p.InV, Lengths: p.Keys, Seed: p.Shape.Seed}
 	if p.InBias != nil {
 		a.Bias = p.InBias
 	}
@@ -604,7 +613,7 @@ func (p *Problem) CheckClose(t testing.TB, want *reftest.Result, a, b G.Value) {
 func (p *Problem) AttendThere(t testing.TB, gpu *device.GPU, opts ...la.Option) (out, lse *tensor.Dense) {
 	t.Helper()
 	a := p.ArgsThere(t, gpu)
-	if err := la.Attend(a, append(p.Options(), opts...)...); err != nil {
+	if err := la.Attend(a, append(p.AttendOptions(), opts...)...); err != nil {
 		t.Fatalf("%v: %v", p.Shape, err)
 	}
 	return Download(t, a.Out), Download(t, a.LSE)
