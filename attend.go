@@ -45,12 +45,11 @@ type Args struct {
 	// Bias, if not nil, is (batch, heads, Nq, Nk) with 1 in place of any size but
 	// the last, of Q's element type, and is added to the scores as [WithBias] says.
 	Bias G.Value
-	// Trees, if not nil, are of each sequence the masks that say which of its queries' own
-	// keys, the last n of its keys for n queries, each query sees; [Append.Tree] has their form. nil for a
-	// sequence is none: then it is as [WithCausal] says. n is Nq, or what QueryLengths has; it is at most 64 and at
-	// most the sequence's keys where there is a tree. Trees need WithCausal, and go with neither
-	// [WithWindow] nor [WithALiBi]: those are [ErrUnsupported] then.
-	Trees [][]uint64
+	// Parents, if not nil, has the tree of each sequence, in the form of [Append.Parents], or nil for a sequence without one.
+	// The tokens of a tree are the sequence's n queries and the last n of its keys, in the same order. n is Nq, or what
+	// QueryLengths has; it is at most 64 and at most the number of the sequence's keys. Trees need [WithCausal].
+	// [WithWindow] and [WithALiBi] are [ErrUnsupported] then.
+	Parents [][]int
 	// Seed says which weights [WithDropout] drops. A Seed of 0 drops none. Without WithDropout it is not used.
 	Seed int64
 	// Sinks, if not nil, is a vector with the attention sink of each query head, as [WithSinks] says:
@@ -59,7 +58,7 @@ type Args struct {
 	// Segments, if there are any, are keys and values that sequences have in common, and that lie before their own
 	// keys: all queries of these sequences see all of them. A segment is read once for all of its sequences where
 	// that saves more than it costs. It is attended to by itself, and the states are merged as [Merge] says, own keys
-	// first. Segments go with [WithCausal], Trees, Sinks, [WithSoftCap] and every schedule but [Unfused];
+	// first. Segments go with [WithCausal], Parents, Sinks, [WithSoftCap] and every schedule but [Unfused];
 	// all else is [ErrUnsupported] then.
 	Segments []Segment
 }
@@ -168,7 +167,7 @@ func Attend(a Args, opts ...Option) (err error) {
 	if err := r.setLengths(op, &p, &c, &a); err != nil {
 		return err
 	}
-	if err := r.setTrees(op, &p, &c, a.Trees); err != nil {
+	if err := r.setTrees(op, &p, &c, a.Parents); err != nil {
 		return err
 	}
 	defer r.forgetTrees()
@@ -303,7 +302,8 @@ func checkResult(op string, of role, all *tensors, p *problem, last int) error {
 type denseRun struct {
 	lengths   []int      // live keys of each sequence
 	queries   []int      // of each sequence, in front of rows of padding
-	trees     [][]uint64 // nil: none
+	bits      []uint64   // of the trees
+	trees     [][]uint64 // of each sequence; empty: there is none
 	seed      int64      // of dropout, if there is any
 	pages     []int32
 	sequences []attn.Sequence
@@ -372,24 +372,30 @@ func (r *denseRun) checkAligned(op string, p *problem, c *config) error {
 }
 
 // setTrees takes the trees of [Args], which c knows of then. forgetTrees is to be called behind it.
-func (r *denseRun) setTrees(op string, p *problem, c *config, trees [][]uint64) error {
-	if trees == nil {
+func (r *denseRun) setTrees(op string, p *problem, c *config, parents [][]int) error {
+	if parents == nil {
 		return nil
 	}
-	if len(trees) != p.batch {
-		return errs.Errorf(op, ErrShape, "%d trees for a batch of %d", len(trees), p.batch)
+	if len(parents) != p.batch {
+		return errs.Errorf(op, ErrShape, "%d trees for a batch of %d", len(parents), p.batch)
 	}
-	for b, tree := range trees {
-		if tree == nil {
+	trees := r.trees[:0]
+	r.bits = r.bits[:0]
+	for b, list := range parents {
+		if list == nil {
+			trees = append(trees, nil)
 			continue
 		}
 		c.mask.Tree = true
-		if err := attn.Tree(tree).Check(r.queries[b]); err != nil {
+		if err := attn.CheckParents(list, r.queries[b]); err != nil {
 			return errs.Errorf(op, ErrShape, "sequence %d: %v", b, err)
 		}
 		if n := r.lengths[b]; n < r.queries[b] {
 			return errs.Errorf(op, ErrLength, "sequence %d has %d keys and a tree of %d", b, n, r.queries[b])
 		}
+		at := len(r.bits)
+		r.bits = attn.AppendTree(r.bits, list)
+		trees = append(trees, r.bits[at:])
 	}
 	if g := c.attention(p.dim); g.Tree {
 		if err := g.TreeFits(); err != nil {
@@ -400,9 +406,9 @@ func (r *denseRun) setTrees(op string, p *problem, c *config, trees [][]uint64) 
 	return nil
 }
 
-// forgetTrees keeps nobody's memory alive.
+// forgetTrees makes the sequences of later calls have no trees.
 func (r *denseRun) forgetTrees() {
-	r.trees = nil
+	r.trees = r.trees[:0]
 	for i := range r.sequences {
 		r.sequences[i].Tree = nil
 	}
@@ -440,7 +446,7 @@ func (r *denseRun) layOut(op string, p *problem, c *config) error {
 	}
 	for b, n := range r.lengths {
 		seq := attn.Sequence{Row: b * p.heads * p.queries, Queries: r.queries[b], Keys: n, Pages: r.pages[b : b+1]}
-		if r.trees != nil {
+		if len(r.trees) > 0 {
 			seq.Tree = r.trees[b]
 		}
 		r.sequences = append(r.sequences, seq)

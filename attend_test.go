@@ -102,11 +102,11 @@ func TestAttendTrees(t *testing.T) {
 			continue // it is NaN for what a tree hides
 		}
 		b, c := p.Args(), p.Args()
-		b.Trees = nil
-		for i := range c.Trees {
-			c.Trees[i] = nil
+		b.Parents = nil
+		for i := range c.Parents {
+			c.Parents[i] = nil
 			for j := range s.Queries[i] {
-				c.Trees[i] = append(c.Trees[i], math.MaxUint64>>(63-j))
+				c.Parents[i] = append(c.Parents[i], j-1)
 			}
 		}
 		if err := errors.Join(la.Attend(b, opts...), la.Attend(c, opts...)); err != nil {
@@ -122,22 +122,22 @@ func TestAttendTrees(t *testing.T) {
 func TestBadAttendTrees(t *testing.T) {
 	p := graphtest.NewProblem(reftest.Rand(t), causal(dense(2, 1, 4, 4, 3, 9, 5)), graphtest.Spec{})
 	for name, c := range map[string]struct {
-		trees [][]uint64
+		trees [][]int
 		opts  []la.Option
 		want  error
 		text  string
 	}{
-		"one tree":     {[][]uint64{{1, 3, 5}}, nil, la.ErrShape, "1 trees for a batch of 2"},
-		"too short":    {[][]uint64{nil, {1, 3}}, nil, la.ErrShape, "sequence 1: a tree of 2 tokens for 3"},
-		"not itself":   {[][]uint64{{1, 3, 1}, nil}, nil, la.ErrShape, "sequence 0: token 2 of a tree does not see itself"},
-		"later tokens": {[][]uint64{{3, 3, 5}, nil}, nil, la.ErrShape, "sequence 0: token 0 of a tree sees token 1"},
-		"few keys":     {[][]uint64{nil, {1, 3, 5}}, nil, la.ErrLength, "sequence 1 has 2 keys and a tree of 3"},
-		"not causal":   {[][]uint64{{1, 3, 5}, nil}, []la.Option{}, la.ErrUnsupported, "a tree without a causal mask"},
-		"a window":     {[][]uint64{{1, 3, 5}, nil}, []la.Option{la.WithCausal(), la.WithWindow(4)}, la.ErrUnsupported, "a tree and a window of 4 keys"},
-		"slopes":       {[][]uint64{{1, 3, 5}, nil}, []la.Option{la.WithCausal(), la.WithALiBi([]float64{1, 2})}, la.ErrUnsupported, "a tree and slopes"},
+		"one tree":    {[][]int{{-1, 0, 0}}, nil, la.ErrShape, "1 trees for a batch of 2"},
+		"too short":   {[][]int{nil, {-1, 0}}, nil, la.ErrShape, "sequence 1: 2 parents of 3 tokens"},
+		"itself":      {[][]int{{-1, 0, 2}, nil}, nil, la.ErrShape, "sequence 0: the parent of token 2 is 2, outside [-1, 2)"},
+		"later token": {[][]int{{1, 0, 0}, nil}, nil, la.ErrShape, "sequence 0: the parent of token 0 is 1, outside [-1, 0)"},
+		"few keys":    {[][]int{nil, {-1, 0, 0}}, nil, la.ErrLength, "sequence 1 has 2 keys and a tree of 3"},
+		"not causal":  {[][]int{{-1, 0, 0}, nil}, []la.Option{}, la.ErrUnsupported, "a tree without a causal mask"},
+		"a window":    {[][]int{{-1, 0, 0}, nil}, []la.Option{la.WithCausal(), la.WithWindow(4)}, la.ErrUnsupported, "a tree and a window of 4 keys"},
+		"slopes":      {[][]int{{-1, 0, 0}, nil}, []la.Option{la.WithCausal(), la.WithALiBi([]float64{1, 2})}, la.ErrUnsupported, "a tree and slopes"},
 	} {
 		a := p.Args()
-		a.Trees, a.Lengths = c.trees, []int{9, 2}
+		a.Parents, a.Lengths = c.trees, []int{9, 2}
 		if c.opts == nil {
 			c.opts = []la.Option{la.WithCausal()}
 		}
@@ -147,7 +147,7 @@ func TestBadAttendTrees(t *testing.T) {
 		}
 	}
 	a := p.Args()
-	a.Trees = make([][]uint64, 2) // none
+	a.Parents = make([][]int, 2) // none
 	if err := la.Attend(a, la.WithWindow(4)); err != nil {
 		t.Error(err)
 	}

@@ -490,8 +490,8 @@ func TestBadInputAttend(t *testing.T) {
 	bad("one query length", la.ErrShape, "1 query length for a batch of 2", func(a *la.Args) { a.QueryLengths = []int{1} })
 	bad("many queries", la.ErrLength, "query lengths[1] is 3, outside [0, 2]", func(a *la.Args) { a.QueryLengths = []int{1, 3} })
 	bad("negative queries", la.ErrLength, "query lengths[0] is -1, outside [0, 2]", func(a *la.Args) { a.QueryLengths = []int{-1, 2} })
-	bad("tree of all rows", la.ErrShape, "sequence 0: a tree of 2 tokens for 1", func(a *la.Args) {
-		a.QueryLengths, a.Trees = []int{1, 2}, [][]uint64{{1, 3}, nil}
+	bad("tree of all rows", la.ErrShape, "sequence 0: 2 parents of 1 token", func(a *la.Args) {
+		a.QueryLengths, a.Parents = []int{1, 2}, [][]int{{-1, 0}, nil}
 	}, la.WithCausal())
 	bad("WithBias", la.ErrUnsupported, "WithBias", func(*la.Args) {}, la.WithBias(nil))
 	bad("WithRotary", la.ErrUnsupported, "WithRotary", func(*la.Args) {}, la.WithRotary(rope.Config{HeadDim: 8}))

@@ -530,12 +530,12 @@ func (s *Sequence) reaches(op string, n int) error {
 // their order, and no others. Their keys and values are moved to where they lie as tokens from,
 // from+1 and so on, and the sequence has from+len(path) tokens then.
 //
-// It is for a step with a tree of guesses ([Append].Tree), of which one branch was right. from is what
+// It is for a step with a tree of guesses ([Append.Parents]), of which one branch was right. from is what
 // Len was before the step, and path the branch, each token an ancestor of the next one by the tree: what the
 // sequence has then is what it would have if the branch had been appended as a chain.
 //
 //	from := seq.Len()
-//	err = step.Set([]leanattention.Append{{Seq: seq, Tokens: len(tree), Tree: tree}})
+//	err = step.Set([]leanattention.Append{{Seq: seq, Tokens: len(parents), Parents: parents}})
 //	...
 //	err = step.Commit()
 //	err = seq.Keep(from, []int{0, 2, 5})

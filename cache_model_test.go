@@ -403,7 +403,7 @@ func drawTree(t *rapid.T, tokens int) attn.Tree {
 	for i := range parents {
 		parents[i] = rapid.IntRange(-1, i-1).Draw(t, "parent")
 	}
-	tree, err := TreeOfParents(parents)
+	tree, err := attn.TreeOf(parents)
 	noError(t, err)
 	return tree
 }
@@ -509,7 +509,7 @@ func (m *cacheModel) opened(s *modelStep, parts []modelPart) {
 // plan says which pages parts will have, and what Set says.
 func (m *cacheModel) plan(t *rapid.T, parts []modelPart, wrong []error) (appends []Append, _ []error) {
 	for _, p := range parts {
-		a := Append{Tokens: len(p.fresh), Tree: p.tree}
+		a := Append{Tokens: len(p.fresh), Parents: reftest.Parents(p.tree)}
 		if p.modelSequence != nil {
 			a.Seq = p.real
 		}

@@ -567,7 +567,7 @@ func TestWindowRefusals(t *testing.T) {
 	}
 	before := c.Stats()
 	wrong(t, "too short", a.seq.Truncate(9), ErrLength, "Truncate: 9 tokens of a sequence of 10: a window of 6 keys would see tokens of [0, 5)", "Rewind is 0")
-	wrong(t, "a tree", s.step.Set([]Append{{Seq: a.seq, Tokens: 1, Tree: []uint64{1}}}), ErrUnsupported, "window of 6 keys")
+	wrong(t, "a tree", s.step.Set([]Append{{Seq: a.seq, Tokens: 1, Parents: []int{-1}}}), ErrUnsupported, "window of 6 keys")
 	if after := c.Stats(); after != before {
 		t.Errorf("%v, want %v", after, before)
 	}

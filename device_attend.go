@@ -70,7 +70,7 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 	if err := r.setLengths(op, &p, c, a); err != nil {
 		return err
 	}
-	if err := r.setTrees(op, &p, c, a.Trees); err != nil {
+	if err := r.setTrees(op, &p, c, a.Parents); err != nil {
 		return err
 	}
 	defer r.forgetTrees()

@@ -1108,16 +1108,16 @@ func TestGroupRecordedContext(t *testing.T) {
 	noError(t, err)
 	run := attentionOfRows(t, step, 3, 64, WithCausal())
 	a, b := newTestSequence(t, c), newTestSequence(t, c)
-	set := func(tokens int, tree []uint64) {
+	set := func(tokens int, tree []int) {
 		t.Helper()
-		noError(t, step.Set([]Append{{Seq: a, Tokens: tokens, Tree: tree}, {Seq: b, Tokens: 1}}))
+		noError(t, step.Set([]Append{{Seq: a, Tokens: tokens, Parents: tree}, {Seq: b, Tokens: 1}}))
 	}
-	turn := func(tokens int, tree []uint64, run func() error) {
+	turn := func(tokens int, tree []int, run func() error) {
 		t.Helper()
 		set(tokens, tree)
 		noError(t, run(), step.Commit())
 	}
-	record := func(tokens int, tree []uint64) *device.Recording {
+	record := func(tokens int, tree []int) *device.Recording {
 		t.Helper()
 		turn(tokens, tree, run)
 		set(tokens, tree)
@@ -1125,7 +1125,7 @@ func TestGroupRecordedContext(t *testing.T) {
 		noError(t, err, rec.Replay(), step.Commit())
 		return rec
 	}
-	forest := []uint64{1, 2}
+	forest := []int{-1, -1}
 	one, two, trees := record(1, nil), record(2, nil), record(2, forest)
 	for range 3 {
 		lib.Forget()

@@ -336,7 +336,7 @@ func TestDeviceTreeRefused(t *testing.T) {
 	defer s.close()
 	seq, engine := newTestSequence(t, c), fakeOf(gpu.Internal())
 	engine.trees = errors.New("no kernel for trees")
-	tree := []Append{{Seq: seq, Tokens: 3, Tree: []uint64{1, 3, 5}}}
+	tree := []Append{{Seq: seq, Tokens: 3, Parents: []int{-1, 0, 0}}}
 	wrong(t, "a tree", s.step.Set(tree), ErrUnsupported, "Set", "GPU 0 (Fake 0)", "no kernel for trees")
 	wrong(t, "no step", s.step.Commit(), ErrState)
 	noError(t, s.step.Set([]Append{{Seq: seq, Tokens: 3}}), s.step.Rollback())

@@ -50,7 +50,7 @@
 //
 // # Speculative decoding
 //
-// Several guesses of how a sequence goes on are one step: [Append.Tree] says which new
+// Several guesses of how a sequence goes on are one step: [Append.Parents] says which new
 // token follows which, and [Step.Positions] where each stands. All graphs take it up.
 //
 // # Caveats

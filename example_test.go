@@ -485,10 +485,9 @@ func ExampleSequence_Keep() {
 	check(step.Run([]leanattention.Append{{Seq: seq, Tokens: 5}}, run)) // the prompt
 
 	// 0 is certain; 1 and 2 may follow it, 3 and 4 may follow 2.
-	tree, err := leanattention.TreeOfParents([]int{-1, 0, 0, 2, 2})
-	check(err)
+	parents := []int{-1, 0, 0, 2, 2}
 	before := seq.Len()
-	check(step.Run([]leanattention.Append{{Seq: seq, Tokens: len(tree), Tree: tree}}, run))
+	check(step.Run([]leanattention.Append{{Seq: seq, Tokens: len(parents), Parents: parents}}, run))
 	fmt.Println(step.Positions()[:5], seq.Len(), "tokens")
 	check(seq.Keep(before, []int{0, 2, 4})) // of what the model has chosen behind each
 	fmt.Println(seq.Len(), "tokens,", cache.Stats().FreePages, "free pages")

@@ -432,7 +432,7 @@ func cachedEntry(name string, at graphtest.Place) entry {
 			a := graphtest.Appended{To: seq, Tokens: tokens}
 			if r.Tree && tokens == r.Queries[0] {
 				a.Tree = r.Trees[0]
-				if err := d.Step.Set([]la.Append{{Seq: seq.Seq, Tokens: tokens, Tree: a.Tree}}); err != nil {
+				if err := d.Step.Set([]la.Append{{Seq: seq.Seq, Tokens: tokens, Parents: reftest.Parents(a.Tree)}}); err != nil {
 					return errors.Join(err, d.VM.Close())
 				}
 				if err := d.Step.Rollback(); err != nil {
@@ -587,7 +587,7 @@ func recordedEntry(name string, gpu *device.GPU, rows int) entry {
 		for range rows {
 			a := la.Append{Seq: refused(c.NewSequence()), Tokens: 1}
 			if r.Tree {
-				a.Tree = []uint64{1}
+				a.Parents = []int{-1}
 			}
 			appends = append(appends, a)
 		}

@@ -275,7 +275,7 @@ func WithSinks(sinks *G.Node) Option { return Option{kind: optSinks, node: sinks
 //	q = Rotary(q, positions),  k = Rotary(k, positions)
 //
 // with its formula, which [rope.Config] has, at [Step.Positions]: a new token is turned by where it stands in its sequence, or,
-// with an [Append.Tree], by its depth, or by its [Append.Positions]. v is not turned. On the CPU queries are turned where they are read and keys
+// with [Append.Parents], by its depth, or by its [Append.Positions]. v is not turned. On the CPU queries are turned where they are read and keys
 // where they are stored, in the precision of q, by cosines and sines that all layers of a step share; on a GPU one launch turns and
 // stores them. Turned keys are rounded to the cache's type as others are. What is in the cache is turned already.
 //
@@ -355,7 +355,7 @@ func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 // than without, and prefixes that sequences share are read by each of them; docs/lab/cpu.md and
 // docs/lab/attention.md have what it costs.
 //
-// Of a tree ([Append.Tree]) the tokens that a row sees count as if they were the sequence: on a CPU the bits are those of
+// Of a tree ([Append.Parents]) the tokens that a row sees count as if they were the sequence: on a CPU the bits are those of
 // the path alone.
 //
 // [ErrUnsupported]: with [WithDropout], whose numbers follow from a sequence's place in the batch; with LeanTiles of more than

@@ -341,11 +341,9 @@ func BenchmarkScoreMods(b *testing.B) {
 				}
 				biased, sinks, tree := plain, plain, plain
 				biased.Bias, sinks.Sinks = random(dt, 1, heads, n[0], n[1]), random(dt, heads)
-				tree.Trees = [][]uint64{make([]uint64, n[0])}
-				for i := range min(n[0], 64) { // a binary tree
-					for at := i + 1; at > 0; at /= 2 {
-						tree.Trees[0][i] |= 1 << (at - 1)
-					}
+				tree.Parents = [][]int{make([]int, n[0])}
+				for i := range n[0] { // a binary tree
+					tree.Parents[0][i] = (i+1)/2 - 1
 				}
 				type change struct {
 					name string

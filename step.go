@@ -67,20 +67,17 @@ type Append struct {
 	Seq    *Sequence
 	Tokens int // at least 1
 
-	// Tree, if not nil, says which of the new tokens each of them sees, besides all of the
-	// sequence: token i sees token j where bit j of Tree[i] is set. It is for guesses of which
-	// some follow each other and others stand beside each other (speculative decoding with
-	// trees: Miao et al., arXiv:2305.09781); [TreeOfParents] makes it. There is a mask for each
-	// token, and at most 64; a token sees itself, and none that comes after it. nil is a chain: each
-	// token sees all before it.
+	// Parents, if not nil, make the new tokens a tree: Parents[i] is the new token that token i follows, and -1 is the last
+	// token of the sequence. A token sees the sequence, its ancestors and itself. nil is a chain: each token sees all before
+	// it. A tree has guesses of which some follow each other and others stand beside each other (speculative decoding
+	// with trees: Miao et al., arXiv:2305.09781).
 	//
-	// Layers take [WithCausal] then, and neither [WithWindow] nor [WithALiBi], which a tree's places
-	// would mean something else to: else Set is [ErrUnsupported]. Keys and values lie in the
-	// order of the rows, whatever the tree, and Commit keeps all of them; [Sequence.Keep] then
-	// keeps a branch. On a GPU attention of
-	// all rows of such a step is by the kernels for masks, and NaN in the value of a new token may reach
-	// those that do not see it, as with WithCausal.
-	Tree []uint64
+	//   - Each parent comes before its token. A tree has a parent for each token, and at most 64 tokens.
+	//   - Layers take [WithCausal], and neither [WithWindow] nor [WithALiBi]: else Set is [ErrUnsupported].
+	//   - Keys and values lie in the order of the rows. Commit keeps all of them; [Sequence.Keep] then keeps a branch.
+	//   - On a GPU kernels for masks attend to all rows of such a step. NaN in the value of a new token may reach tokens that
+	//     do not see it, as with WithCausal.
+	Parents []int
 
 	// Positions, if not nil, are the positions of the new tokens, in [0, 2^31): what [WithRotary] turns
 	// them by and [Step.Positions] has, in place of where they stand in the sequence. It is for
@@ -89,17 +86,6 @@ type Append struct {
 	// lie in the cache as they were turned, and the next tokens without Positions are counted by the
 	// sequence's length again. Masks, windows and ALiBi go by where keys stand, not by these.
 	Positions []int
-}
-
-// TreeOfParents is the [Append.Tree] in which each new token follows a token before it, its
-// parent, and sees what that sees and itself. -1 is the last token of the sequence. Errors:
-// [ErrShape] for a parent that does not come before its token, or more than 64 tokens.
-func TreeOfParents(parents []int) ([]uint64, error) {
-	tree, err := attn.TreeOf(parents)
-	if err != nil {
-		return nil, errs.Errorf("TreeOfParents", ErrShape, "%v", err)
-	}
-	return tree, nil
 }
 
 // reservation is what an open step holds for a sequence.
@@ -290,9 +276,9 @@ func (s *Step) begin(op string, appends []Append) (err error) {
 		// keys a query sees depends on their distance alone.
 		gone := c.pool.Shift(&a.Seq.table)
 		seq := attn.Sequence{Row: row, Queries: a.Tokens, Keys: a.Seq.table.Tokens - gone + a.Tokens, Pages: r.Pages, Before: gone}
-		if a.Tree != nil {
+		if a.Parents != nil {
 			at := len(s.trees)
-			s.trees = append(s.trees, a.Tree...) // the caller may change it
+			s.trees = attn.AppendTree(s.trees, a.Parents)
 			seq.Tree = s.trees[at:]
 		}
 		if a.Positions != nil {
@@ -337,10 +323,10 @@ func (s *Step) check(op string, appends []Append) error {
 		if err := checkPositions(op, i, &a); err != nil {
 			return err
 		}
-		if a.Tree == nil {
+		if a.Parents == nil {
 			continue
 		}
-		if err := attn.Tree(a.Tree).Check(a.Tokens); err != nil {
+		if err := attn.CheckParents(a.Parents, a.Tokens); err != nil {
 			return errs.Errorf(op, ErrShape, "append %d: %v", i, err)
 		}
 		for _, p := range s.plans {
@@ -668,7 +654,7 @@ func nextChunk(rows int, appends []Append, done []int) (chunk []Append, of []int
 		if n == 0 {
 			continue
 		}
-		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n, Tree: appends[i].Tree, Positions: positionsOf(&appends[i], done[i], n)})
+		chunk = append(chunk, Append{Seq: appends[i].Seq, Tokens: n, Parents: appends[i].Parents, Positions: positionsOf(&appends[i], done[i], n)})
 		of = append(of, i)
 		done[i] += n
 	}
@@ -692,14 +678,14 @@ func shareRows(rows int, appends []Append, done []int) []int {
 	all := rows
 	for i, a := range appends {
 		left := a.Tokens - done[i]
-		uncut := all < 1 || left < 0 || a.Tree != nil && left > all || !a.positioned() // Set refuses it
-		if uncut || left == 1 && rows > 0 || a.Tree != nil && left <= rows {
+		uncut := all < 1 || left < 0 || a.Parents != nil && left > all || !a.positioned() // Set refuses it
+		if uncut || left == 1 && rows > 0 || a.Parents != nil && left <= rows {
 			taken[i] = left
 			rows -= max(left, 0)
 		}
 	}
 	for i, a := range appends {
-		if left := a.Tokens - done[i]; left > 1 && a.Tree == nil && all > 0 && a.positioned() {
+		if left := a.Tokens - done[i]; left > 1 && a.Parents == nil && all > 0 && a.positioned() {
 			taken[i] = min(left, max(rows, 0))
 			rows -= taken[i]
 		}

@@ -666,7 +666,7 @@ func TestStepPositions(t *testing.T) {
 		}
 	}
 	given := []int{7, math.MaxInt32, 0}
-	appends := []la.Append{{Seq: a.Seq, Tokens: 2}, {Seq: b.Seq, Tokens: 3, Positions: given, Tree: []uint64{1, 3, 5}}}
+	appends := []la.Append{{Seq: a.Seq, Tokens: 2}, {Seq: b.Seq, Tokens: 3, Positions: given, Parents: []int{-1, 0, 0}}}
 	if err := step.Set(appends); err != nil {
 		t.Fatal(err)
 	}

@@ -148,11 +148,7 @@ func TestTreeBranches(t *testing.T) {
 			parents[i] = rapid.IntRange(-1, i-1).Draw(rt, "parent")
 			tokens[i] = rapid.IntRange(1, 1000).Draw(rt, "token")
 		}
-		tree, err := la.TreeOfParents(parents)
-		if err != nil {
-			rt.Fatal(err)
-		}
-		got := r.run(t, []la.Append{{Seq: seqs[1], Tokens: n, Tree: tree}}, tokens)
+		got := r.run(t, []la.Append{{Seq: seqs[1], Tokens: n, Parents: parents}}, tokens)
 		if rapid.Bool().Draw(rt, "roll back") {
 			if err := r.Step.Rollback(); err != nil {
 				rt.Fatal(err)
@@ -220,8 +216,8 @@ func TestKeep(t *testing.T) {
 		defer cache.Close()
 		r := treeGraph{graphtest.NewDecoder(t, cache, 80, kv*rapid.IntRange(1, 3).Draw(rt, "group"), tensor.Float32, true, la.WithWorkers(2)), rapid.Uint64().Draw(rt, "seed")}
 		defer r.VM.Close()
-		run := func(s *la.Sequence, tree []uint64, tokens ...int) [][][]float64 {
-			out := r.run(t, []la.Append{{Seq: s, Tokens: len(tokens), Tree: tree}}, tokens)
+		run := func(s *la.Sequence, parents []int, tokens ...int) [][][]float64 {
+			out := r.run(t, []la.Append{{Seq: s, Tokens: len(tokens), Parents: parents}}, tokens)
 			ok(r.Step.Commit())
 			return out
 		}
@@ -247,10 +243,8 @@ func TestKeep(t *testing.T) {
 				parents[i] = rapid.IntRange(-1, i-1).Draw(rt, "parent")
 				tokens[i] = rapid.IntRange(1, 1000).Draw(rt, "token")
 			}
-			tree, err := la.TreeOfParents(parents)
-			ok(err)
 			from := seq.Len()
-			run(seq, tree, tokens...)
+			run(seq, parents, tokens...)
 			var fork *la.Sequence
 			var before []byte
 			if rapid.Bool().Draw(rt, "forked") {
@@ -311,21 +305,21 @@ func TestBadStepTrees(t *testing.T) {
 	rng := reftest.Rand(t)
 	config := la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, PageSize: 4, Pages: 40}
 	for name, c := range map[string]struct {
-		tree   []uint64
+		tree   []int
 		tokens int
 		opts   []la.Option
 		want   error
 		text   string
 	}{
-		"too short":    {[]uint64{1, 3}, 3, nil, la.ErrShape, "append 1: a tree of 2 tokens for 3"},
-		"empty":        {[]uint64{}, 3, nil, la.ErrShape, "append 1: a tree of 0 tokens for 3"},
-		"not itself":   {[]uint64{1, 1, 5}, 3, nil, la.ErrShape, "append 1: token 1 of a tree does not see itself: mask 0x1"},
-		"later tokens": {[]uint64{1, 6, 5}, 3, nil, la.ErrShape, "append 1: token 1 of a tree sees token 2, which comes after it: mask 0x6"},
-		"no token":     {[]uint64{1, 3, 1<<50 | 4}, 3, nil, la.ErrShape, "token 50"},
-		"too many":     {make([]uint64, 65), 65, nil, la.ErrShape, "64 are the most"},
-		"not causal":   {[]uint64{1, 3, 5}, 3, []la.Option{}, la.ErrUnsupported, "a tree without a causal mask"},
-		"a window":     {[]uint64{1, 3, 5}, 3, []la.Option{la.WithCausal(), la.WithWindow(7)}, la.ErrUnsupported, "a tree and a window of 7 keys"},
-		"slopes":       {[]uint64{1, 3, 5}, 3, []la.Option{la.WithCausal(), la.WithALiBi([]float64{1})}, la.ErrUnsupported, "a tree and slopes of scores (ALiBi)"},
+		"too short":   {[]int{-1, 0}, 3, nil, la.ErrShape, "append 1: 2 parents of 3 tokens"},
+		"empty":       {[]int{}, 3, nil, la.ErrShape, "append 1: 0 parents of 3 tokens"},
+		"itself":      {[]int{-1, 1, 0}, 3, nil, la.ErrShape, "append 1: the parent of token 1 is 1, outside [-1, 1)"},
+		"later token": {[]int{-1, 2, 0}, 3, nil, la.ErrShape, "append 1: the parent of token 1 is 2, outside [-1, 1)"},
+		"below -1":    {[]int{-1, 0, -2}, 3, nil, la.ErrShape, "append 1: the parent of token 2 is -2, outside [-1, 2)"},
+		"too many":    {make([]int, 65), 65, nil, la.ErrShape, "64 are the most"},
+		"not causal":  {[]int{-1, 0, 0}, 3, []la.Option{}, la.ErrUnsupported, "a tree without a causal mask"},
+		"a window":    {[]int{-1, 0, 0}, 3, []la.Option{la.WithCausal(), la.WithWindow(7)}, la.ErrUnsupported, "a tree and a window of 7 keys"},
+		"slopes":      {[]int{-1, 0, 0}, 3, []la.Option{la.WithCausal(), la.WithALiBi([]float64{1})}, la.ErrUnsupported, "a tree and slopes of scores (ALiBi)"},
 	} {
 		cache := graphtest.NewCache(t, config)
 		d := graphtest.NewDecoder(t, cache, 100, 1, tensor.Float32, c.opts == nil, c.opts...)
@@ -334,7 +328,7 @@ func TestBadStepTrees(t *testing.T) {
 			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: a, Tokens: 6}, graphtest.Appended{To: b, Tokens: 3})
 		}
 		before := cache.Stats()
-		wantError(t, d.Step.Set([]la.Append{{Seq: a.Seq, Tokens: 2}, {Seq: b.Seq, Tokens: c.tokens, Tree: c.tree}}), c.want, "Set", c.text)
+		wantError(t, d.Step.Set([]la.Append{{Seq: a.Seq, Tokens: 2}, {Seq: b.Seq, Tokens: c.tokens, Parents: c.tree}}), c.want, "Set", c.text)
 		if after := cache.Stats(); after != before || d.Step.Positions() != nil {
 			t.Errorf("%s: %v, before %v; positions %v", name, after, before, d.Step.Positions())
 		}
@@ -348,7 +342,7 @@ func TestBadStepTrees(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := step.Set([]la.Append{{Seq: b.Seq, Tokens: 3, Tree: c.tree}}); err != nil {
+		if err := step.Set([]la.Append{{Seq: b.Seq, Tokens: 3, Parents: c.tree}}); err != nil {
 			t.Fatal(err)
 		}
 		g := G.NewGraph()
@@ -368,13 +362,6 @@ func TestBadStepTrees(t *testing.T) {
 			t.Errorf("%s: %v behind the run, before %v", name, after, before)
 		}
 	}
-	if tree, err := la.TreeOfParents([]int{-1, 0, 0, -1}); err != nil || !slices.Equal(tree, []uint64{1, 3, 5, 8}) {
-		t.Errorf("%v, %v", tree, err)
-	}
-	_, err := la.TreeOfParents([]int{-1, 1})
-	wantError(t, err, la.ErrShape, "TreeOfParents", "the parent of token 1 is 1")
-	_, err = la.TreeOfParents(make([]int, 65))
-	wantError(t, err, la.ErrShape, "TreeOfParents", "65 tokens")
 }
 
 // The step keeps a tree as it was given.
@@ -385,11 +372,11 @@ func TestStepKeepsTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, b := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
-	tree := []uint64{1, 3, 5}
-	if err := step.Set([]la.Append{{Seq: a.Seq, Tokens: 3, Tree: tree}, {Seq: b.Seq, Tokens: 2, Tree: []uint64{1, 2}}}); err != nil {
+	parents := []int{-1, 0, 0}
+	if err := step.Set([]la.Append{{Seq: a.Seq, Tokens: 3, Parents: parents}, {Seq: b.Seq, Tokens: 2, Parents: []int{-1, -1}}}); err != nil {
 		t.Fatal(err)
 	}
-	tree[2] = 7
+	parents[2] = 1
 	if got := step.Positions(); !slices.Equal(got, []int{0, 1, 1, 0, 0}) {
 		t.Errorf("positions %v", got)
 	}
@@ -397,14 +384,14 @@ func TestStepKeepsTree(t *testing.T) {
 
 // Chunks never cuts a tree: it waits for a step that takes all of it.
 func TestChunksTrees(t *testing.T) {
-	tree := func(n int) []uint64 { return reftest.RandomTree(reftest.Rand(t), n) }
-	todo := []la.Append{{Tokens: 10}, {Tokens: 4, Tree: tree(4)}, {Tokens: 1}, {Tokens: 5, Tree: tree(5)}}
+	tree := func(n int) []int { return reftest.Parents(reftest.RandomTree(reftest.Rand(t), n)) }
+	todo := []la.Append{{Tokens: 10}, {Tokens: 4, Parents: tree(4)}, {Tokens: 1}, {Tokens: 5, Parents: tree(5)}}
 	var lists, tokens [][]int
 	for appends, of := range la.Chunks(6, todo) {
 		lists, tokens = append(lists, of), append(tokens, tokensOf(appends))
 		for i, a := range appends {
-			if len(a.Tree) != len(todo[of[i]].Tree) {
-				t.Errorf("append %d has the tree %v", of[i], a.Tree)
+			if len(a.Parents) != len(todo[of[i]].Parents) {
+				t.Errorf("append %d has the parents %v", of[i], a.Parents)
 			}
 		}
 	}
@@ -415,7 +402,7 @@ func TestChunksTrees(t *testing.T) {
 		t.Errorf("%v tokens, want %v", tokens, want)
 	}
 	n := 0
-	for appends := range la.Chunks(3, []la.Append{{Tokens: 4, Tree: tree(4)}}) { // for Set to refuse
+	for appends := range la.Chunks(3, []la.Append{{Tokens: 4, Parents: tree(4)}}) { // for Set to refuse
 		if n++; len(appends) != 1 || appends[0].Tokens != 4 {
 			t.Errorf("%v", appends)
 		}
@@ -481,7 +468,7 @@ func testRecordedTrees(t *testing.T, gpu *device.GPU, kvHeads int, computes bool
 	// One step: the first sequence gets 5 tokens, with a tree or not, and the second one 2.
 	turn := func(tree attn.Tree, do func(compute func(run func() error))) {
 		t.Helper()
-		if err := step.Set([]la.Append{{Seq: seqs[0], Tokens: 5, Tree: tree}, {Seq: seqs[1], Tokens: 2}}); err != nil {
+		if err := step.Set([]la.Append{{Seq: seqs[0], Tokens: 5, Parents: reftest.Parents(tree)}, {Seq: seqs[1], Tokens: 2}}); err != nil {
 			t.Fatal(err)
 		}
 		s := reftest.Shape{Heads: heads, KVHeads: kvHeads, Dim: dim, ValueDim: dim, Queries: []int{5, 2}, Mask: attn.Mask{Causal: true, Tree: tree != nil}, Trees: []attn.Tree{tree}}

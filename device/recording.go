@@ -49,7 +49,7 @@ type Recording struct {
 //   - Decode layers that make each other's inputs may become one launch, from compute capability 9.0 on: Linear and Linears of
 //     package nn, and CachedAttention without WithRotary. The launch may begin with Embeddings and end with an ArgMax. It
 //     adds in another order, so results differ from the machine's by rounding. All replays have the same bits.
-//   - A recording of a step with a tree (Append.Tree) serves steps with trees and steps without. A recording of a step
+//   - A recording of a step with a tree (Append.Parents) serves steps with trees and steps without. A recording of a step
 //     without a tree serves steps without trees alone: Replay is ErrState for others. A decoder that runs both kinds of steps
 //     may keep a recording of each.
 //   - On a cache that is sharded by context, a recording of a step with one new token a sequence serves such steps alone.

@@ -170,15 +170,10 @@ func testTurnedAttention(t *testing.T, at graphtest.Place, cases int) {
 			if turn%6 == 0 {
 				r, tokens = prompt, [2]int{1 + rng.IntN(30), 1 + rng.IntN(9)}
 			}
-			parents := make([]int, tokens[1])
-			for p := range parents {
-				parents[p] = rng.IntN(p+1) - 1
-			}
-			var tree []uint64
+			var parents []int
 			if config.Window == 0 {
-				var err error
-				if tree, err = la.TreeOfParents(parents); err != nil {
-					t.Fatal(err)
+				for p := range tokens[1] {
+					parents = append(parents, rng.IntN(p+1)-1)
 				}
 			}
 			var positions [2][]int // in no order
@@ -193,7 +188,7 @@ func testTurnedAttention(t *testing.T, at graphtest.Place, cases int) {
 			}
 			var appends [2][]la.Append
 			for j := range appends {
-				appends[j] = []la.Append{{Seq: seqs[j][0], Tokens: tokens[0], Positions: positions[0]}, {Seq: seqs[j][1], Tokens: tokens[1], Tree: tree, Positions: positions[1]}}
+				appends[j] = []la.Append{{Seq: seqs[j][0], Tokens: tokens[0], Positions: positions[0]}, {Seq: seqs[j][1], Tokens: tokens[1], Parents: parents, Positions: positions[1]}}
 			}
 			if off := r.run(t, rng, appends); !(off <= bound) {
 				t.Fatalf("case %d, turn %d, %+v, rotary %+v: off by %v", i, turn, config, *rotary, off)

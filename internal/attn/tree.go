@@ -73,20 +73,39 @@ func (t Tree) Runs(i, first, end int) iter.Seq2[int, int] {
 	}
 }
 
-// TreeOf returns the tree in which parents[i] is the token that token i follows, -1 for the sequence itself.
-func TreeOf(parents []int) (Tree, error) {
-	if len(parents) > MaxTree {
-		return nil, fmt.Errorf("a tree of %d tokens: %d are the most", len(parents), MaxTree)
+// CheckParents reports what is wrong with the parents of so many new tokens.
+func CheckParents(parents []int, tokens int) error {
+	if len(parents) != tokens {
+		return fmt.Errorf("%d parents of %d tokens", len(parents), tokens)
 	}
-	t := make(Tree, len(parents))
+	if tokens > MaxTree {
+		return fmt.Errorf("a tree of %d tokens: %d are the most", tokens, MaxTree)
+	}
 	for i, parent := range parents {
 		if parent < -1 || parent >= i {
-			return nil, fmt.Errorf("the parent of token %d is %d, outside [-1, %d)", i, parent, i)
+			return fmt.Errorf("the parent of token %d is %d, outside [-1, %d)", i, parent, i)
 		}
-		if parent >= 0 {
-			t[i] = t[parent]
-		}
-		t[i] |= 1 << i
 	}
-	return t, nil
+	return nil
+}
+
+// AppendTree appends the tree of checked parents to dst: parents[i] is the token that token i follows, -1 for the sequence itself.
+func AppendTree(dst []uint64, parents []int) []uint64 {
+	at := len(dst)
+	for i, parent := range parents {
+		seen := uint64(1) << i
+		if parent >= 0 {
+			seen |= dst[at+parent]
+		}
+		dst = append(dst, seen)
+	}
+	return dst
+}
+
+// TreeOf returns the tree of parents.
+func TreeOf(parents []int) (Tree, error) {
+	if err := CheckParents(parents, len(parents)); err != nil {
+		return nil, err
+	}
+	return AppendTree(nil, parents), nil
 }

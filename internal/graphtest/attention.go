@@ -548,7 +548,7 @@ func (p *Problem) Args() la.Args {
 		a.Sinks = p.InSinks
 	}
 	out, lse := p.Results()
-	a.Out, a.LSE, a.Trees, a.QueryLengths = out, lse, p.treeMasks(), p.queryLengths()
+	a.Out, a.LSE, a.Parents, a.QueryLengths = out, lse, p.parents(), p.queryLengths()
 	return a
 }
 
@@ -560,15 +560,15 @@ func (p *Problem) queryLengths() []int {
 	return p.Queries
 }
 
-// treeMasks are the trees of p for Attend; nil without any.
-func (p *Problem) treeMasks() (masks [][]uint64) {
+// parents are the trees of p for Attend; nil without any.
+func (p *Problem) parents() (all [][]int) {
 	if !p.Tree {
 		return nil
 	}
 	for i := range p.Keys {
-		masks = append(masks, p.TreeOf(i))
+		all = append(all, reftest.Parents(p.TreeOf(i)))
 	}
-	return masks
+	return all
 }
 
 // Both makes a graph with the default attention, and ours on the same inputs.
@@ -629,9 +629,9 @@ func (p *Problem) ArgsThere(t testing.TB, gpu *device.GPU) la.Args {
 	}
 	a := la.Args{
 		Q: Upload(t, gpu, p.InQ), K: Upload(t, gpu, p.InK), V: Upload(t, gpu, p.InV), Lengths: p.Keys,
-		Out:   nan(p.QueryType, p.Dims(p.Heads, p.Rows, p.ValueDim)),
-		LSE:   nan(tensor.Float32, p.Dims(p.Heads, p.Rows)),
-		Trees: p.treeMasks(), QueryLengths: p.queryLengths(),
+		Out:     nan(p.QueryType, p.Dims(p.Heads, p.Rows, p.ValueDim)),
+		LSE:     nan(tensor.Float32, p.Dims(p.Heads, p.Rows)),
+		Parents: p.parents(), QueryLengths: p.queryLengths(),
 	}
 	if p.InSinks != nil {
 		a.Sinks = Upload(t, gpu, p.InSinks)

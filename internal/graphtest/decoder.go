@@ -329,7 +329,7 @@ func (d *Decoder) Set(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...
 
 func appendsOf(parts []Appended) (all []la.Append) {
 	for _, p := range parts {
-		all = append(all, la.Append{Seq: p.To.Seq, Tokens: p.Tokens, Tree: p.Tree})
+		all = append(all, la.Append{Seq: p.To.Seq, Tokens: p.Tokens, Parents: reftest.Parents(p.Tree)})
 	}
 	return all
 }

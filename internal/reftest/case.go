@@ -3,6 +3,7 @@ package reftest
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 
@@ -426,6 +427,14 @@ func RandomTree(rng *rand.Rand, tokens int) attn.Tree {
 		panic(err)
 	}
 	return t
+}
+
+// Parents are those of a tree's tokens, nil for no tree.
+func Parents(t attn.Tree) (parents []int) {
+	for i, seen := range t {
+		parents = append(parents, bits.Len64(seen&^(1<<i))-1)
+	}
+	return parents
 }
 
 // RandomTrees gives most sequences of s a tree, if it has one for them: a shape that is causal, and has as many
