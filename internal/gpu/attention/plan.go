@@ -137,7 +137,7 @@ func (c *Capacity) queries() int {
 	return c.Rows
 }
 
-// NewPlan returns an empty plan. Build takes its GPU memory.
+// NewPlan returns an empty plan. Build allocates its GPU memory.
 func (e *Engine) NewPlan() *Plan { return &Plan{engine: e} }
 
 // Generation returns a number that changes when graphs that were captured before must not be launched any more: when

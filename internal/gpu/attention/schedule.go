@@ -67,7 +67,7 @@ func (p *Plan) whole(g *attn.Problem, workers, longest int) int64 {
 	return (p.sched.Tiles() + n*most/tile) / n
 }
 
-// worth returns how many of `workers` thread blocks to use. `longest` is the number of LeanTiles of the longest output
+// worth returns the number of thread blocks to use, at most workers. `longest` is the number of LeanTiles of the longest output
 // tile. A block copies `box` keys at a time. Blocks with whole output tiles have nothing to merge, but each reads at
 // its own speed, and a few of them do not saturate the memory. Otherwise a further block should read at least about 40
 // KB, or its partial costs more than it saves.
