@@ -679,11 +679,11 @@ func TestGPUsRefuse(t *testing.T) {
 		w, x, b, gamma, residual *device.Tensor
 		text                     string
 	}{
-		{upload(1, 8, 16), x, b, gamma, residual, "w is sharded on axis 1, by input features, and x is to be normalised"},
+		{upload(1, 8, 16), x, b, gamma, residual, "w is sharded on axis 1, by input features, and no GPU has all of x for a norm"},
 		{w, upload(0, 2, 16), b, gamma, residual, "x is sharded"},
 		{w, x, b, upload(0, 16), residual, "gamma is sharded"},
 		{w, x, b, gamma, upload(0, 2, 8), "residual is sharded"},
-		{upload(whole, 8, 16), x, upload(0, 8), gamma, residual, "w is whole, and others are sharded"},
+		{upload(whole, 8, 16), x, upload(0, 8), gamma, residual, "w is whole, and another weight is sharded"},
 		{elsewhere, x, b, gamma, residual, "they must be in one place"},
 		{w, x, b, gamma, residual, ""},
 	} {
@@ -738,7 +738,7 @@ func TestGPUsRefuse(t *testing.T) {
 	}
 	both := G.NewTapeMachine(g)
 	defer both.Close()
-	if err := la.Cause(both.RunAll()); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "the weights of the gate and of the other layer") {
+	if err := la.Cause(both.RunAll()); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "the weights of both layers") {
 		t.Errorf("one weight: %v", err)
 	}
 	// Nothing else takes sharded weights.

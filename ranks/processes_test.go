@@ -251,7 +251,7 @@ func refusals(r *rank) {
 	_, err = nn.AllReduce(ids, r.comm)
 	is("int32", err, la.ErrDType, `x, node "ids", is of int32`)
 	_, err = nn.Broadcast(ids, r.comm, r.world.Size)
-	is("a rank", err, la.ErrOption, fmt.Sprintf("rank %d of %d", r.world.Size, r.world.Size))
+	is("a rank", err, la.ErrOption, fmt.Sprintf("rank %d, outside [0, %d)", r.world.Size, r.world.Size))
 	if r.world.Size == 1 {
 		if y != x {
 			r.Error("AllReduce of a world of one is another node")
