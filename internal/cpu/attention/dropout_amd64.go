@@ -4,8 +4,8 @@
 
 package attention
 
-// droppedAVX2 returns, as bit i for i < 64, whether the random number of key 4*quad+i of a row is less than below: number i%4 of
-// Philox4x32-10 of the counter (quad + i/4, query, head, sequence).
+// droppedAVX2 returns 64 bits: bit i is set if the random number of key 4*quad+i of a row is less than below. The number
+// is number i%4 of Philox4x32-10 with the counter (quad + i/4, query, head, sequence).
 //
 //go:noescape
 func droppedAVX2(quad uint32, query uint32, head uint32, sequence uint32, seed uint32, seedHigh uint32, below uint32) (dropped uint64)
