@@ -176,6 +176,7 @@ func TestFaultAtEveryMessage(t *testing.T) {
 func TestCutAtEveryByte(t *testing.T) {
 	t.Parallel()
 	c := quick(2)
+	c.Timeout, c.Silence = 6*time.Second, 3*time.Second // a cut is noticed at once: no rank is silent but by a busy machine
 	const head = 3
 	up := head + len(c.hello()) + head + sha256.Size
 	down := head + nonceSize + head + sha256.Size + head + len("made")
