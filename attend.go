@@ -63,9 +63,8 @@ type Args struct {
 	Segments []Segment
 }
 
-// Segment is keys and values that several sequences of a batch attend to: a system prompt, a document. An attention
-// of several segments is FlashInfer's composable format, and that of several levels its cascade (Ye et al.,
-// arXiv:2501.01005, section 3.1.2).
+// Segment is keys and values that several sequences of a batch share, such as a system prompt. Several segments correspond to
+// FlashInfer's composable format, and several levels to its cascade (Ye et al., arXiv:2501.01005, section 3.1.2).
 type Segment struct {
 	// K is (kvHeads, Nk, d) and V (kvHeads, Nk, dv), or each with a batch of 1 before that, of one element type. kvHeads,
 	// d and dv are those of [Args].
@@ -78,25 +77,21 @@ type Segment struct {
 //
 //	out[b,h,i] = sum_j p_j v[b,h',j],  p = softmax_j(scale * q[b,h,i].k[b,h',j])
 //
-// over the keys j that the query sees, h' being the KV head of h; 0 where it
-// sees none. It is [Attention] without a graph: the same engine, the same
-// results, and no allocation in steady state as long as the operands are
-// row-major *tensor.Dense (others are copied first; Out and LSE must be) and there are no segments.
+// over the keys j that the query sees, where h' is the KV head of h; 0 if the query sees none. It is [Attention] without a graph,
+// with the same engine and results. The algorithm is LeanAttention (Sanovar et al., arXiv:2405.10480, algorithm 2).
 //
-// It takes every option but [WithLengths], [WithQueryLengths], [WithBias] and [WithSinks],
-// which Args has fields for, and [WithRotary]. WithDropout has no seed node here: Args has the seed. (One that is made once and used again allocates nothing either.)
-// Concurrent calls are right as long as their outputs differ.
+//   - Options: all but [WithLengths], [WithQueryLengths], [WithBias] and [WithSinks], which are fields of Args, and
+//     [WithRotary]. [WithDropout] has a nil seed: Args has the seed.
+//   - Allocations: none in steady state, for row-major *tensor.Dense without segments. Other inputs are copied. Out and LSE must be
+//     row-major.
+//   - Concurrent calls are safe if their outputs differ.
+//   - GPUs: if all operands are a [device.Tensor] of one GPU, Attend queues the work there and returns;
+//     [device.Tensor.Download] waits. Q and Out are float32, [Float16] or [BFloat16], and LSE is float32. Out and LSE share no
+//     tensor with another operand. Several GPUs compute if K and V are sharded by heads; otherwise the first GPU computes. Prompts
+//     are fastest if Q, K, V and Out have one 16-bit type.
 //
-// Where all operands are a [device.Tensor] of one GPU it computes there, and returns
-// when the work is queued: [device.Tensor.Download] waits for it. Q and Out are float32,
-// [Float16] or [BFloat16], LSE is float32; Out and LSE are no other operand's tensor.
-// Of several GPUs all compute where K and V are sharded by heads ([GPU.UploadSharded]), else the
-// first one. Prompts are fastest where Q, K, V and Out are of one 16-bit type.
-//
-// Errors: [ErrShape], [ErrDType], [ErrLength], [ErrOption], [ErrUnsupported]; on a GPU
-// also [ErrState] and [ErrClosed] for its tensors, and what goes wrong there.
-//
-// The algorithm is LeanAttention (Sanovar et al., arXiv:2405.10480, algorithm 2).
+// Errors: [ErrShape], [ErrDType], [ErrLength], [ErrOption], [ErrUnsupported]; on a GPU also [ErrState] and [ErrClosed] for
+// its tensors, and errors of the GPU.
 func Attend(a Args, opts ...Option) (err error) {
 	const op = "Attend"
 	defer errs.RecoverTo(op, &err)
@@ -514,40 +509,36 @@ func (p *problem) geometry(c *config) attn.Problem {
 	return g
 }
 
-// State is what attention of some queries to a part of the keys leaves: the output over these keys, and the
-// natural logarithm of the sum of the exponentials of their scores. [Attend] writes one into [Args.Out] and
-// [Args.LSE]; [Attention] and [CachedAttention] make one with [LogSumExp].
+// State is the result of attention to a part of the keys: the output over these keys, and the natural logarithm of the sum of the
+// exponentials of their scores. [Attend] writes a State to [Args.Out] and [Args.LSE]; [Attention] and [CachedAttention] make one
+// with [LogSumExp].
 //
 //	Out  (..., dv)   float32 or float64
 //	LSE  (...)       as Out
 //
-// Libraries that compute in base 2, as FlashInfer does, have LSE/ln(2) in its place: multiply theirs by
-// math.Ln2.
-//
-// Where a query sees no key Out is 0 and LSE -Inf.
+// For a query that sees no key, Out is 0 and LSE is -Inf. Libraries with logarithms of base 2, such as FlashInfer, have LSE/ln(2):
+// multiply theirs by math.Ln2.
 type State struct{ Out, LSE G.Value }
 
-// Merge makes dst the state of the union of the keys of all states, which must have none in common: for each query
+// Merge sets dst to the state of the union of the keys of all states, which must be disjoint. For each query
 //
 //	L       = sum_i exp(LSE_i)
 //	dst.Out = sum_i exp(LSE_i)/L Out_i
 //	dst.LSE = ln L
 //
-// with the largest LSE_i taken out of all exponentials. It is the softmax re-scaling f(x, y) of section
-// IV-A of LeanAttention (Sanovar et al., arXiv:2405.10480) for states that are normalised. It is associative and
-// commutative but for rounding. So attention to keys that are in different places (parts of a long context, a
-// prefix that sequences share, other machines) is computed where they are, and merged.
+// with the largest LSE_i taken out of the exponentials. It is the softmax re-scaling operator of LeanAttention (Sanovar et al.,
+// arXiv:2405.10480, section IV-A) for normalised states, associative and commutative up to rounding. So attention to keys in
+// different places can be computed there, and merged.
 //
-// A state of no key, whose LSE is -Inf, changes nothing, and its Out is not read; where all are of none, Out is 0 and
-// LSE -Inf. Sums have the order of the states: the bits are the same on every run. One state alone is copied. An
-// LSE that is NaN or +Inf makes the query's output and LSE NaN.
+//   - A state with an LSE of -Inf changes nothing, and its Out is not read. If all are such, Out is 0 and LSE is -Inf.
+//   - An LSE of NaN or +Inf makes the query's output and LSE NaN.
+//   - Sums have the order of the states, so the bits are the same on every run. A single state is copied.
+//   - All tensors have the shapes and type of dst's tensors. dst's are row-major, and share no memory with others.
+//   - GPUs: if all are a float32 [device.Tensor] of one GPU, Merge queues the work there and returns.
+//   - [gorgonia.org/leanattention/nn.MergeStates] is Merge as a node, with gradients.
 //
-// All tensors have the shapes and the element type of dst's, which is row-major and shares no memory with the
-// others. Where all are a [device.Tensor] of one GPU, of float32, it computes there, and returns when the work is
-// queued. [gorgonia.org/leanattention/nn.MergeStates] is Merge as a node, with gradients.
-//
-// Errors: [ErrShape], [ErrDType], [ErrUnsupported]; on a GPU also [ErrState] and [ErrClosed] for its tensors, and
-// what goes wrong there.
+// Errors: [ErrShape], [ErrDType], [ErrUnsupported]; on a GPU also [ErrState] and [ErrClosed] for its tensors, and errors of the
+// GPU.
 func Merge(dst State, states ...State) (err error) {
 	const op = "Merge"
 	defer errs.RecoverTo(op, &err)

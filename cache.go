@@ -37,69 +37,68 @@ type CacheConfig struct {
 	PageSize int // tokens of a page; 0: 64
 	Pages    int // pages that all sequences share
 
-	// Window, if it is not 0, says that no layer looks back further: each node on the
-	// cache has [WithWindow] of at most so many keys. Commit then gives back the pages of
-	// a sequence that hold only tokens which no later query sees, so a sequence of
-	// any length has at most
+	// Window, if not 0, is the most keys that a layer sees: each node on the cache has [WithWindow] of at most Window.
+	// [Step.Commit] then frees the pages whose tokens no later query sees. Between two steps a sequence of any length has at
+	// most
 	//
 	//	(Window + Rewind) / PageSize + 2
 	//
-	// pages between two steps, those of SinkTokens besides, and within a step as many more as its new
-	// tokens fill. What is gone is gone: see [Sequence.Truncate].
+	// pages, and the pages of SinkTokens. During a step it also has the pages of its new tokens. [Sequence.Truncate] says what
+	// remains possible after pages were freed.
 	Window int
 
-	// SinkTokens is how many of a sequence's first tokens stay, beside those of the Window: each node on
-	// the cache has [WithSinkTokens] of that number then, and not [WithALiBi].
+	// SinkTokens is the number of first tokens of a sequence that stay in the cache beside those of the Window. Each node on
+	// the cache then has [WithSinkTokens] of the same number, and not [WithALiBi].
 	SinkTokens int
 
-	// Rewind is how many of a sequence's last tokens [Sequence.Truncate] can take away after a Commit
-	// where there is a Window: so many tokens more are kept. Speculative decoding, which
-	// commits guesses and takes the wrong ones away, needs as many as it guesses. [Sequence.Rewind] is the number of a sequence.
+	// Rewind is the number of last tokens that [Sequence.Truncate] can remove after a Commit, on a cache with a Window. The cache
+	// keeps that many more tokens. Speculative decoding needs a Rewind of the number of its guesses. [Sequence.Rewind] is the number
+	// for one sequence.
 	Rewind int
 
-	// Device is the GPU whose memory the keys and values are in, and on which
-	// layers compute; nil: host memory, and the CPU. Of several ([device.Open]) each has
-	// a part: see Shard. On a GPU HeadDim is 64, 80,
-	// 96, 128 or 256, and ValueDim is the same. Under the build tag cuda it may
-	// also be MachineGPU().
+	// Device is the GPU that stores the keys and values, and on which layers compute; nil: host memory, and the CPU. Several
+	// GPUs ([device.Open]) share the keys and values: see Shard. On a GPU, HeadDim is 64, 80, 96, 128 or 256, and ValueDim is
+	// equal. Under the build tag cuda, Device may also be MachineGPU().
 	Device *device.GPU
 
-	// Shard says what several GPUs have of the keys and values. With one GPU, or none, there is nothing to choose.
+	// Shard says how several GPUs share the keys and values. It has no effect with one GPU or none.
 	Shard Shard
 }
 
-// Shard is a way to deal the keys and values of a cache out to several GPUs ([device.Open]).
+// Shard says how several GPUs ([device.Open]) share the keys and values of a cache.
 //
-// By heads (tensor parallelism), a GPU has some KV heads of all tokens, and attends with their query heads.
+// By heads (tensor parallelism), each GPU has some KV heads of all tokens, and attends with their query heads.
 //
-// By context (sequence parallelism), it has some pages of each sequence, with all KV heads: page i of N GPUs is
-// on GPU i mod N, and the pages of a sequence go round the GPUs. Each attends to its own, and leaves the state of each row and head, the
-// output O_i and the log-sum-exp LSE_i, with the first GPU, which merges them in the order of the GPUs:
+// By context (sequence parallelism), each GPU has some pages of each sequence, with all KV heads. Page i of N GPUs is on GPU
+// i mod N, and the pages of a sequence are on the GPUs in turn. Each GPU attends to its pages, and sends the state of each row
+// and head, the output O_i and the log-sum-exp LSE_i, to the first GPU. The first GPU merges the states in the order of the
+// GPUs:
 //
 //	LSE = ln sum e^LSE_i,   O = sum e^(LSE_i - LSE) O_i
 //
-// So one sequence may be larger than the memory of one GPU, and few KV heads keep all GPUs busy. What crosses is
-// rows * H * (dv+1) * 4 bytes a GPU and layer, whatever the contexts' lengths. Where a sequence has several new tokens, as in prompts, the first GPU attends to
-// these among themselves, which is one state more.
+// Facts about sharding by context:
 //
-// Layers take [WithCausal], [WithScale], [WithSoftCap], [WithSinks], trees, and what is said of schedules and precision, on a cache that is sharded by
-// context. Other masks and changes of scores, [WithRotary], [WithBatchInvariance] and a Window of the cache are [ErrUnsupported] there.
+//   - One sequence may be larger than the memory of one GPU. A single KV head keeps all GPUs busy.
+//   - Traffic: rows * H * (dv+1) * 4 bytes for each GPU and layer, whatever the lengths.
+//   - If a sequence has several new tokens, the first GPU attends to the new tokens among themselves. That is one more state.
+//   - Layers take [WithCausal], [WithScale], [WithSoftCap], [WithSinks], trees, schedules and [WithMixedPrecision]. Other
+//     masks and changes of scores, [WithRotary], [WithBatchInvariance] and a Window of the cache are [ErrUnsupported].
 type Shard uint8
 
 const (
-	// ShardAuto deals KV heads out as far as they go evenly, and context for the rest: of N GPUs there are gcd(KVHeads, N)
-	// groups, each with as many KV heads, and the pages of these are dealt out to the GPUs of the group. So it is ShardHeads where
-	// KVHeads is a multiple of N, and ShardContext of one KV head. With a Window it is ShardHeads.
+	// ShardAuto shards by heads as far as the number of KV heads divides, and by context for the rest. N GPUs are
+	// gcd(KVHeads, N) groups with the same number of KV heads, and the GPUs of a group share the pages. So ShardAuto is
+	// ShardHeads if KVHeads is a multiple of N, and ShardContext for one KV head. With a Window it is ShardHeads.
 	ShardAuto Shard = iota
 
-	// ShardHeads deals KV heads out, in order and as evenly as it goes. Fewer than GPUs are [ErrUnsupported].
+	// ShardHeads shards by heads, in order and as evenly as possible. Fewer KV heads than GPUs are [ErrUnsupported].
 	ShardHeads
 
-	// ShardContext deals pages out, one to each GPU at least: fewer are [ErrUnsupported].
+	// ShardContext shards by context. Fewer pages than GPUs are [ErrUnsupported].
 	ShardContext
 )
 
-// String is the name of the constant.
+// String returns the name of the constant.
 func (s Shard) String() string {
 	if names := [...]string{"ShardAuto", "ShardHeads", "ShardContext"}; int(s) < len(names) {
 		return names[s]
@@ -109,21 +108,19 @@ func (s Shard) String() string {
 
 const defaultPageSize = 64
 
-// Cache keeps the keys and values of all layers of a model for many sequences.
-// It is not a tensor and no node's value: graphs refer to it through a [Step].
+// Cache stores the keys and values of all layers of a model, for many sequences. It is not a tensor, and no node's value: a
+// graph refers to a cache through a [Step].
 //
-// Memory is cut into pages of PageSize tokens. A page number stands for the
-// same slots in every layer; within a layer a page is
+// The memory is divided into pages of PageSize tokens. A page number means the same slots in every layer. In a layer, a page is
 //
 //	keys   (KVHeads, PageSize, HeadDim)
 //	values (KVHeads, PageSize, ValueDim)
 //
-// so that the keys of one head lie together. All of it is allocated at once:
+// so the keys of one head are contiguous. NewCache allocates all memory:
 // Layers*Pages*KVHeads*PageSize*(HeadDim+ValueDim) elements.
 //
-// All methods of Cache, [Sequence] and [Step] may be called from any goroutine.
-//
-// A Cache is used by its pointer. A copy of a Cache is [ErrState] wherever it is used.
+// The methods of Cache, [Sequence] and [Step] are safe for concurrent use. A Cache must not be copied: a copy is [ErrState]
+// wherever it is used.
 type Cache struct {
 	mark   nocopy.Mark
 	config CacheConfig
@@ -148,19 +145,23 @@ type Cache struct {
 // ids makes caches and steps distinguishable in the hashes of ops.
 var ids atomic.Uint64
 
-// NewCache allocates a cache. Its memory comes back when Close was called, or
-// when nothing refers to the cache any more; that of a GPU when Close was
-// called, or when the GPU is closed.
+// NewCache allocates a cache. [Cache.Close] frees the memory. Host memory is also freed when nothing refers to the cache, and
+// memory of a GPU when the GPU is closed.
 //
-// A cache that would not fit is [ErrOutOfMemory], on the host as on a GPU. The host's
-// pages are taken from the system when they are first written, so what counts is
-// the memory of a full cache, beside what is free when NewCache is called: the
-// machine's available memory, or less where a limit leaves less (Linux: of cgroups, ulimit -v, ulimit -d, and
-// vm.overcommit_memory of 2; macOS: all of the machine's memory; Windows: what can be committed;
-// other systems do not tell). What other caches have not written yet counts as free.
+// A cache that does not fit is [ErrOutOfMemory], on the host and on a GPU. The system provides the host's pages when they are
+// first written, so NewCache compares the memory of a full cache with the memory that is free at the call:
 //
-// Errors: [ErrShape], [ErrDType], [ErrOption] for a Shard that there is not, [ErrOutOfMemory]; on a GPU [ErrUnsupported] for
-// what it has no kernels for, or several of them can't share, [ErrState] and [ErrClosed].
+//   - Linux: available memory, and the limits of cgroups, ulimit -v, ulimit -d and vm.overcommit_memory=2
+//   - macOS: all memory of the machine
+//   - Windows: memory that can be committed
+//   - other systems: no check
+//
+// Memory that other caches have not written yet counts as free.
+//
+// Errors:
+//
+//   - [ErrShape], [ErrDType], [ErrOutOfMemory]; [ErrOption] for an unknown Shard
+//   - on a GPU: [ErrUnsupported] without a kernel, or if several GPUs can't share the cache; [ErrState], [ErrClosed]
 func NewCache(config CacheConfig) (cache *Cache, err error) {
 	const op = "NewCache"
 	l, err := config.layout(op)
@@ -194,12 +195,11 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 	return c, nil
 }
 
-// Bytes is the memory of the keys and values of a cache of this configuration,
+// Bytes returns the memory of the keys and values of a cache with this configuration:
 //
 //	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of an element
 //
-// It allocates nothing, and asks neither for memory nor
-// for what a GPU supports. Errors: [ErrShape], [ErrDType], [ErrOption].
+// It allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
 	l, err := c.layout("CacheConfig.Bytes")
 	return l.bytes, err
@@ -311,7 +311,7 @@ func (c *Cache) made(op string) error {
 	return errs.Original(op, &c.mark, what, by)
 }
 
-// Config is the configuration, with its defaults filled in.
+// Config returns the configuration, with its defaults filled in.
 func (c *Cache) Config() CacheConfig {
 	if c.made("") != nil {
 		return CacheConfig{}
@@ -319,7 +319,7 @@ func (c *Cache) Config() CacheConfig {
 	return c.config
 }
 
-// CacheStats is what [Cache.Stats] counts. [Cache.Config] has the number of all pages, their bytes and their place.
+// CacheStats is the result of [Cache.Stats]. [Cache.Config] has the number of all pages and the device.
 type CacheStats struct {
 	FreePages int // no sequence has them
 	Shared    int // pages of more than one sequence
@@ -327,9 +327,8 @@ type CacheStats struct {
 	Tokens    int // committed, of all sequences; a shared token counts for each, and a token that a window released counts, too
 }
 
-// Stats counts pages, sequences and tokens. Pages that an open step has
-// reserved are not free, nor are those that [Cache.ReadSequence] fills. While
-// [Sequence.WriteTo] runs it counts as one more that holds the sequence's pages.
+// Stats counts pages, sequences and tokens. The pages of an open step, and those that [Cache.ReadSequence] fills, are not
+// free. A running [Sequence.WriteTo] counts as a further holder of the sequence's pages.
 func (c *Cache) Stats() CacheStats {
 	if c.made("") != nil {
 		return CacheStats{}
@@ -339,9 +338,8 @@ func (c *Cache) Stats() CacheStats {
 	return CacheStats{FreePages: c.pool.Free(), Shared: c.pool.Shared(), Sequences: c.sequences, Tokens: c.tokens}
 }
 
-// Close waits for a layer that is computing and gives up the memory. Every
-// later use of the cache, its sequences and its steps is [ErrClosed]. While [GPU.Record] of the cache's GPU runs, Close is
-// [ErrState] and does nothing.
+// Close waits for running layers, and frees the memory. Every later use of the cache, of its sequences and of its steps is
+// [ErrClosed]. During [GPU.Record] of the cache's GPU, Close is [ErrState] and does nothing.
 func (c *Cache) Close() error {
 	if err := c.made("Close"); err != nil {
 		return err
@@ -363,10 +361,8 @@ func (c *Cache) Close() error {
 	return nil
 }
 
-// Sequence is one context: the tokens whose keys and values the cache keeps,
-// in order. It holds no token of a step until the step is committed.
-//
-// A Sequence is used by its pointer. A copy of a Sequence is [ErrState] wherever it is used.
+// Sequence is the tokens of one context, in order, whose keys and values are in a cache. Tokens of a step become part of a
+// Sequence with [Step.Commit]. A Sequence must not be copied: a copy is [ErrState] wherever it is used.
 type Sequence struct {
 	mark     nocopy.Mark
 	cache    *Cache
@@ -379,8 +375,7 @@ type Sequence struct {
 	seenAt int
 }
 
-// NewSequence makes an empty sequence. It keeps its pages until it is released:
-// dropping it gives back nothing. Errors: [ErrClosed].
+// NewSequence returns an empty sequence. [Sequence.Release] frees its pages; garbage collection does not. Errors: [ErrClosed].
 func (c *Cache) NewSequence() (*Sequence, error) {
 	if err := c.made("NewSequence"); err != nil {
 		return nil, err
@@ -410,8 +405,8 @@ func (c *Cache) count(s *Sequence) {
 	c.tokens += s.table.Tokens
 }
 
-// Len is the number of committed tokens, with those whose pages were given back
-// ([CacheConfig].Window); 0 for a released sequence.
+// Len returns the number of committed tokens, including those whose pages were freed ([CacheConfig].Window). It is 0 for a
+// released sequence.
 func (s *Sequence) Len() int {
 	if s.made("") != nil {
 		return 0
@@ -444,9 +439,9 @@ func (s *Sequence) usable(op string) error {
 	return nil
 }
 
-// Fork makes a sequence with the same tokens. The pages are shared; whoever
-// writes first to a page that others hold gets a copy of it. Errors: [ErrState]
-// while the sequence is part of an open step, [ErrClosed].
+// Fork returns a sequence of the same tokens. The two sequences share pages. An append to a shared page first copies the page.
+//
+// Errors: [ErrState] while the sequence is in an open step; [ErrClosed].
 func (s *Sequence) Fork() (*Sequence, error) {
 	if err := s.made("Fork"); err != nil {
 		return nil, err
@@ -466,14 +461,14 @@ func (s *Sequence) Fork() (*Sequence, error) {
 	return fork, nil
 }
 
-// Rewind is how many of the sequence's last tokens [Sequence.Truncate] can take away one by one: all of them, unless the cache
-// has a [CacheConfig].Window and tokens were given back. Then it is
+// Rewind returns how many of the last tokens [Sequence.Truncate] can remove. Without freed pages that is all of them. After the
+// cache freed pages of the sequence ([CacheConfig].Window) it is
 //
-//   - CacheConfig.Rewind or more after each [Step.Commit]
-//   - as many less as Truncate and [Sequence.Keep] have taken away since
-//   - any number from 0 on for what [Cache.ReadSequence] has read, if the cache that saved it had a lower Rewind
+//   - at least CacheConfig.Rewind after each [Step.Commit]
+//   - less the tokens that Truncate and [Sequence.Keep] have removed since
+//   - any number from 0 on after [Cache.ReadSequence], if the saving cache had a lower Rewind
 //
-// and each committed token adds one until it is CacheConfig.Rewind. It is 0 for a released sequence.
+// Each committed token adds 1, up to CacheConfig.Rewind. Rewind of a released sequence is 0.
 func (s *Sequence) Rewind() int {
 	if s.made("") != nil {
 		return 0
@@ -491,12 +486,11 @@ func (s *Sequence) least() int {
 	return 0
 }
 
-// Truncate keeps the first n tokens, n in [0, Len], and gives back the pages
-// behind them. Where the cache has a window, the next token may need some that are
-// gone: that is [ErrLength]. [Sequence.Rewind] is how many of the last tokens can be taken away; all of them always can,
-// and all but the [CacheConfig].SinkTokens.
+// Truncate keeps the first n tokens, 0 <= n <= Len, and frees the pages of the others. On a cache with a window, Truncate can
+// remove the last [Sequence.Rewind] tokens, or all tokens, or all but the [CacheConfig].SinkTokens. Any other n is [ErrLength],
+// because the next token would see keys that were freed.
 //
-// Errors: [ErrLength], [ErrState] while the sequence is part of an open step, [ErrClosed].
+// Errors: [ErrLength]; [ErrState] while the sequence is in an open step; [ErrClosed].
 func (s *Sequence) Truncate(n int) error {
 	if err := s.made("Truncate"); err != nil {
 		return err
@@ -526,13 +520,12 @@ func (s *Sequence) reaches(op string, n int) error {
 	return nil
 }
 
-// Keep keeps some of the tokens behind the first from: those of path, counted from there, in
-// their order, and no others. Their keys and values are moved to where they lie as tokens from,
-// from+1 and so on, and the sequence has from+len(path) tokens then.
+// Keep keeps the first from tokens, and of the later tokens only those of path. The elements of path count from token from.
+// Keep moves the keys and values of the path, so that they become tokens from, from+1 and so on. The sequence then has
+// from+len(path) tokens.
 //
-// It is for a step with a tree of guesses ([Append.Parents]), of which one branch was right. from is what
-// Len was before the step, and path the branch, each token an ancestor of the next one by the tree: what the
-// sequence has then is what it would have if the branch had been appended as a chain.
+// Keep serves a step with a tree of guesses ([Append.Parents]) of which one branch was right. from is Len before the step, and path is
+// the branch: each of its tokens is an ancestor of the next. The sequence is then the same as after an append of the branch alone.
 //
 //	from := seq.Len()
 //	err = step.Set([]leanattention.Append{{Seq: seq, Tokens: len(parents), Parents: parents}})
@@ -540,12 +533,14 @@ func (s *Sequence) reaches(op string, n int) error {
 //	err = step.Commit()
 //	err = seq.Keep(from, []int{0, 2, 5})
 //
-// Pages that others hold are not written: the sequence gets copies of those where tokens move to, and
-// [ErrCacheFull] if there are too few free pages. What is said at [Sequence.Truncate] of caches with a window is true here, and
-// tokens that were given back can't be moved.
+// Shared pages are not written: the sequence gets copies of the pages to which tokens move. On a cache with a window the
+// limits of [Sequence.Truncate] apply, and tokens that were freed can't move.
 //
-// Errors, before anything is written: [ErrLength], [ErrShape] for a path that does not increase, [ErrCacheFull],
-// [ErrState] while the sequence is part of an open step, [ErrClosed].
+// Errors, before any change:
+//
+//   - [ErrLength]; [ErrShape] for a path that does not increase
+//   - [ErrCacheFull] for too few free pages for copies
+//   - [ErrState] while the sequence is in an open step; [ErrClosed]
 func (s *Sequence) Keep(from int, path []int) error {
 	const op = "Keep"
 	if err := s.made(op); err != nil {
@@ -625,7 +620,7 @@ func (c *Cache) move(op string, s *Sequence, from int, path []int, still int) er
 	return err
 }
 
-// Release gives back all pages. The sequence can't be used any more.
+// Release frees all pages. Every later use of the sequence is an error.
 func (s *Sequence) Release() error {
 	if err := s.made("Release"); err != nil {
 		return err

@@ -16,16 +16,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Default is attention made of Gorgonia's own ops, BatchedMatMul, SoftMax and
-// BatchedMatMul, as a graph has it without this package: the baseline that
-// [Attention] is measured against, with the same arguments. k and v have q's
-// element type.
+// Default adds attention made of Gorgonia's own ops, BatchedMatMul, SoftMax and BatchedMatMul, with the arguments of [Attention]. It
+// is the baseline of the measurements. k and v have q's element type.
 //
-// It takes [WithScale], [WithSoftCap], [WithALiBi], [WithBias], [WithWindow], [WithSinkTokens]
-// and [WithCausal] (which needs Nq <= Nk: SoftMax cannot give an all-masked row). It
-// always reads all Nk keys. Gorgonia's SoftMax takes the maximum of the whole
-// tensor's first element and a row's others, and is NaN where a row lies far below
-// that; [Attention] has no such limit.
+//   - Options: [WithScale], [WithSoftCap], [WithALiBi], [WithBias], [WithWindow], [WithSinkTokens], and [WithCausal] for
+//     Nq <= Nk, because SoftMax has no result for a row without keys.
+//   - Default reads all Nk keys.
+//   - Gorgonia's SoftMax subtracts the maximum of the tensor's first element and the row's other elements. It is NaN for a row far
+//     below that. Attention has no such limit.
 func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Default"
 	defer errs.RecoverTo(op, &err)

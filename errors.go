@@ -88,9 +88,9 @@ var (
 	ErrInternal = errs.ErrInternal
 )
 
-// Cause is what an op returned, where err is or wraps the error that a machine of
-// Gorgonia made of it: errors.Is and errors.As see nothing inside of that. The text is the op's
-// own, without the instructions that the machine puts around it. Any other error, nil too, is returned as it is.
+// Cause returns the error of an op from an error that a machine of Gorgonia returned. The machine's error does not unwrap, so
+// errors.Is and errors.As do not see the op's error inside. The text is the op's, without the machine's instructions. Cause returns
+// any other error, and nil, unchanged.
 func Cause(err error) error {
 	// The whole of what a machine's error has: others have an Err of their own,
 	// some of them one that returns the very same error.
@@ -155,7 +155,7 @@ func (c *CacheConfig) text() string {
 		c.Layers, c.Pages, size, c.KVHeads, c.HeadDim, values, t, where, window))
 }
 
-// String is the cache's configuration, its [CacheStats] and its bytes, in a line.
+// String returns the cache's configuration, its [CacheStats] and its bytes, in a line.
 func (c *Cache) String() string {
 	if c.made("") != nil {
 		return "cache that was not made by NewCache"
@@ -171,7 +171,7 @@ func (c *Cache) String() string {
 		c.config.text(), s.Tokens, s.Sequences, s.FreePages, c.config.Pages, s.Shared, errs.ByteCount(c.bytes)))
 }
 
-// String is the sequence's length, in a line.
+// String returns the sequence's length, in a line.
 func (s *Sequence) String() string {
 	if s.made("") != nil {
 		return "sequence that was not made by NewSequence or Fork"
@@ -196,7 +196,7 @@ func (s *Sequence) String() string {
 	return errs.Singular(fmt.Sprintf("sequence of %d tokens%s in %d pages%s", s.table.Tokens, gone, len(s.table.Pages), open))
 }
 
-// String says who has the step's rows, in a line.
+// String describes the assignment of the step's rows, in a line.
 func (s *Step) String() string {
 	if s.made("") != nil {
 		return "step that was not made by NewStep"
@@ -213,8 +213,8 @@ func (s *Step) String() string {
 	return errs.Singular(fmt.Sprintf("step of %d rows, set: %d rows of %d sequences", s.tokens, rows, len(s.sequences)))
 }
 
-// String says which layer it is, in a line.
+// String returns the layer's index and its step, in a line.
 func (l Layer) String() string { return fmt.Sprintf("layer %d of a %v", l.index, l.step) }
 
-// String is the name of the function that made the option.
+// String returns the name of the function that made the option.
 func (o Option) String() string { return o.kind.String() }

@@ -28,40 +28,31 @@ import (
 //
 //	out[b,h,i] = sum_j p_j v[b,h',j],  p = softmax_j(scale * q[b,h,i].k[b,h',j])
 //
-// over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of
-// head h; 0 where it sees none. [WithSoftCap], [WithALiBi] and [WithBias], in this
-// order, change the scores; [WithCausal], [WithWindow] and [WithLengths] say which keys a
-// query sees, and [WithQueryLengths] which rows of q are queries. [WithSinks] adds to the sum of a softmax, and [WithDropout] changes the p_j.
+// over the keys j that query i sees, where h' = h/(H/Hkv) is the KV head of head h; 0 if the query sees none.
 //
 //	q    (B, H, Nq, d)      float32 or float64
 //	k    (B, Hkv, Nk, d)    float32, float64, Float16 or BFloat16
 //	v    (B, Hkv, Nk, dv)   as k
 //	out  (B, H, Nq, dv)     as q
 //
-// or all of them without the axis B. H is a multiple of Hkv. It stands where a
-// graph would have BatchedMatMul, SoftMax and BatchedMatMul ([Default]), and
-// takes every option. Arithmetic is in q's element type. Where q, k and v are
-// each a [device.Tensor] of one GPU in a run, and q is float32, it computes there, and
-// so is the output there; the lengths are on the host.
+// or all of them without the axis B. H is a multiple of Hkv. Attention replaces BatchedMatMul, SoftMax and BatchedMatMul
+// ([Default]). Arithmetic is in q's element type.
 //
-// It runs on the tape machine, as often as one likes, and on the lisp machine
-// once (whose Reset does not make a second run possible, for any op).
+//   - Options: all but [WithRotary]. [WithSoftCap], [WithALiBi] and [WithBias], in this order, change scores. [WithCausal],
+//     [WithWindow] and [WithLengths] hide keys. [WithQueryLengths] says which rows are queries.
+//   - GPUs: if q, k and v of a run are each a [device.Tensor] of one GPU, and q is float32, the node computes there, and the
+//     output is there. Lengths are in host memory.
+//   - Machines: the tape machine, any number of runs; the lisp machine, one run.
+//   - Gradients, on both machines, in host memory: of q, k, v, the bias and the sinks, also through [LogSumExp], if k and v have q's
+//     element type. Others, and second derivatives, are [ErrUnsupported]. The backward pass computes the weights again from the
+//     log-sum-exp (FlashAttention, Dao et al., arXiv:2205.14135, algorithm 4), so no memory grows with Nq*Nk. Gradients of keys
+//     and values that no query sees are 0. The bits of gradients do not depend on schedule, workers or tiles.
 //
-// On both it has gradients in q, k, v, the bias and the sinks, also through the node of [LogSumExp],
-// if k and v have q's element type; differentiating through others, or on a
-// GPU, is [ErrUnsupported], as are second derivatives. The backward pass
-// computes the weights again from the log-sum-exp (FlashAttention, Dao et al.,
-// arXiv:2205.14135, algorithm 4), so it needs no memory that grows with Nq*Nk
-// either. Gradients of keys and values at or beyond a length, or in no query's
-// window, are 0, and a query that sees no key leaves none but for its sink. For one output and
-// log-sum-exp the gradients have the same bits whatever the schedule, the workers
-// and the tiles.
+// Errors:
 //
-// Errors: [ErrShape], [ErrDType], [ErrOption], and [ErrGraph] for nodes that are nil or
-// of other graphs; in a run [ErrLength] for a length outside [0, Nk], or lengths that do not say
-// where queries are ([WithLengths]), [ErrUnsupported]
-// for operands in different places or for what a GPU has no kernels for, and ErrShape
-// and ErrDType for values that are unlike their nodes.
+//   - [ErrShape], [ErrDType], [ErrOption]; [ErrGraph] for nodes that are nil or of several graphs
+//   - in a run: [ErrLength] for a length out of [0, Nk], and as [WithLengths] says; [ErrUnsupported] for operands in different
+//     places, or without a kernel; ErrShape and ErrDType for values that differ from their nodes
 func Attention(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	const op = "Attention"
 	defer errs.RecoverTo(op, &err)

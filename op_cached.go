@@ -23,43 +23,34 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// CachedAttention appends the keys and values of a step to a layer of a cache,
-// and attends to all that the layer then holds. Rows are tokens, in the order
-// of [Step.Set]:
+// CachedAttention appends the keys and values of a step to a layer of a cache, and attends to all keys of that layer. Rows are
+// tokens, in the order of [Step.Set]:
 //
 //	q    (T, H*d)       float32 or float64; on a GPU float32, Float16 or BFloat16
 //	k    (T, Hkv*d)     as q
 //	v    (T, Hkv*dv)    as q
 //	out  (T, H*dv)      as q
 //
-// where T is the step's number of rows, d, dv and Hkv are the cache's, and H
-// follows from q's width; it is a multiple of Hkv. Row i of a sequence that
-// had L tokens and gets n attends to all L+n of them, or with [WithCausal] to
-// the first L+i+1, as a decoder wants. Rows that Set gave to nobody are 0.
+// T is the number of rows of the step. d, dv and Hkv are those of the cache. H is a multiple of Hkv. Row i of a sequence that had L
+// tokens and gets n attends to all L+n tokens, or with [WithCausal] to the first L+i+1. The output of an unassigned row is 0.
 //
-// On a cache with a GPU the layer computes there. q, k and v may be in host
-// memory: they are copied there, and the output back, and the run waits for it.
-// Or each is a [device.Tensor] of that GPU, and so is the output then: the run
-// queues the work and goes on. The log-sum-exp is float32 there, whatever q is.
+//   - GPUs: a cache on a GPU computes there. Either q, k and v are in host memory: the run copies them to the GPU and the output
+//     back, and waits. Or each is a [device.Tensor] of that GPU, and so is the output: the run queues the work. The log-sum-exp is
+//     float32.
+//   - Graphs: a graph has at most one node for each layer of a step; a second one is [ErrGraph]. The graph is built once, and runs
+//     for every step. A run writes only the reserved slots, so it can be repeated before [Step.Commit].
+//   - Short steps: q, k and v of a run may have fewer rows than the graph, down to the rows that Set assigned.
+//   - Options: all but [WithLengths], [WithQueryLengths], [WithQueriesAtEnd], [WithBias] and [WithDropout]. [WithRotary] rotates q
+//     and k. With [WithSinks], the log-sum-exp of an unassigned row is its head's sink; the sinks are in host memory if q, k and v
+//     are. [Shard] lists the options on a cache that is sharded by context.
+//   - Windows: a cache without a Window keeps all tokens. On a cache with a [CacheConfig].Window each node has [WithWindow] of at
+//     most that number, and [WithSinkTokens] of the cache's number; anything else is [ErrOption].
+//   - Gradients: none.
 //
-// A graph has one node for each layer of a step: a second one is [ErrGraph].
+// Errors:
 //
-// The graph is built once, and run for every step. A run writes only the slots
-// that Set reserved, so it may be repeated before [Step.Commit]. q, k and v of a run may
-// have fewer rows than the graph was built for, if they have those that Set gave to
-// sequences: a short prompt costs what it is long. The node takes
-// every option but [WithLengths], since the cache knows the lengths, [WithBias] and [WithDropout];
-// [WithRotary] has it turn q and k;
-// with [WithSinks] the log-sum-exp of rows that Set gave to nobody is their head's sink. The sinks are
-// in host memory where q, k and v are, and are copied along.
-// Tokens that a window has left behind stay in the cache, unless that has a
-// [CacheConfig].Window: then each node has [WithWindow] of no more keys, and
-// [WithSinkTokens] if the cache has them, else it is [ErrOption]. On a cache that several GPUs share by context it takes less:
-// see [Shard]. It has no gradient: a cache is for inference.
-//
-// Errors: [ErrShape], [ErrDType], [ErrOption], [ErrUnsupported], [ErrGraph], and
-// [ErrState] for a layer of no step; in a run [ErrState] for a step that is not set,
-// [ErrClosed] and what goes wrong on a GPU.
+//   - [ErrShape], [ErrDType], [ErrOption], [ErrUnsupported], [ErrGraph]; [ErrState] for a layer of no step
+//   - in a run: [ErrState] for a step that is not set, [ErrClosed], errors of a GPU
 func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "CachedAttention"
 	defer errs.RecoverTo(op, &err)

@@ -14,10 +14,10 @@ import (
 	G "gorgonia.org/gorgonia"
 )
 
-// An Option changes one thing of an attention. Each entry point lists the options that it takes.
+// An Option sets one parameter of attention. Each entry point lists the options that it takes.
 //
-// Errors: [ErrUnsupported] for an option that the entry point does not take or cannot honour;
-// [ErrOption] for a value outside its range, and for an option that is given twice.
+// Errors: [ErrUnsupported] for an option that the entry point does not take or support; [ErrOption] for a value out of range,
+// and for an option that is given twice.
 type Option struct {
 	kind     optionKind
 	scale    float64
@@ -120,97 +120,80 @@ func (k optionKind) takers() string {
 	return "it is for all attention"
 }
 
-// WithScale sets the factor on the scores q.k; without it, it is 1/sqrt(d).
-// Any finite number is right, negative ones and 0 included.
+// WithScale sets the factor of the scores q.k. The default is 1/sqrt(d). Any finite number is valid, including 0 and negative
+// numbers.
 //
-// A score may be any finite number of the type that is computed in, float32, or
-// float64 for q of float64: scale*q, its products with k and their sums must be
-// finite, and the weights, the log-sum-exp and the gradients are those of the
-// formula. Scores that differ by less than their rounding may be taken for the
-// same. On a GPU the products and their sums must be finite before the scale, too,
-// and with k of [BFloat16] elements of a float32 q are below 3.39e38.
+// Scores must be finite in the type of the arithmetic: float32, or float64 for q of float64. That holds for scale*q, its products
+// with k, and their sums. Scores whose difference is below their rounding may count as equal. On a GPU the products and sums must be
+// finite before the scale, too, and with k of [BFloat16] the elements of a float32 q must be below 3.39e38.
 func WithScale(scale float64) Option { return Option{kind: optScale, scale: scale} }
 
-// WithCausal lets a query see no key after its own position. Positions are
-// aligned to the end of the keys: query i of Nq, over N live keys, sees keys j
-// with j <= N - Nq + i. A query that comes before the first key (Nq > N) sees
-// none: its output is 0 and its log-sum-exp -Inf. With [WithLengths], see
-// [WithQueryLengths] for a batch that is padded at its right.
+// WithCausal hides the keys after a query's position. Positions are aligned to the end of the keys: query i of Nq, over N live
+// keys, sees keys j with j <= N - Nq + i. A query before the first key (Nq > N) sees none: its output is 0, and its
+// log-sum-exp -Inf. For a batch that is padded at its right, see [WithQueryLengths].
 func WithCausal() Option { return Option{kind: optCausal} }
 
-// WithMixedPrecision lets q, and the weights of the softmax, be rounded to the type of the
-// keys where that is faster: products are of 16-bit numbers, sums and the softmax in float32.
-// That is what most software computes. Without it they are in two parts, and float32's
-// accuracy stays. On a GPU elements of q beyond the range of the keys' type become infinite, and
-// attention of many query rows has half the products. On a CPU with tile registers (AMX) prompts have
-// a third of them with bfloat16, and three of five with float16, which keeps more of q. All else computes as without.
+// WithMixedPrecision allows rounding q, and the weights of the softmax, to the type of the keys, if that is faster. Products are
+// then of 16-bit numbers; sums and the softmax stay float32. Most software computes like that. Without the option q and the weights are
+// split in two parts, which keeps the accuracy of float32.
+//
+//   - GPU: elements of q beyond the range of the keys' type become infinite. Attention of many query rows has half the products.
+//   - CPU with tile registers (AMX): prompts have a third of the products with bfloat16, and three fifths with float16.
+//   - Elsewhere the option has no effect.
 func WithMixedPrecision() Option { return Option{kind: optMixed} }
 
-// WithWindow lets a query see no more than the last left keys up to its own
-// position, which is one of them: with positions as [WithCausal] has them, query i
-// of Nq, over N live keys, sees keys j with j > N - Nq + i - left. It says
-// nothing of the keys after the position; a decoder takes WithCausal too. left is at
-// least 1, and may be more than there are. LeanTiles that are in nobody's window
-// are not in the schedule, and their keys and values are not read: a window
-// costs what its keys cost.
+// WithWindow limits a query to the last left keys up to its own position, which counts: query i of Nq, over N live keys, sees
+// keys j with j > N - Nq + i - left (positions as in [WithCausal]). It does not hide keys after the position: a decoder also takes
+// WithCausal. left is at least 1, and may exceed the number of keys. The schedule has no LeanTiles outside all windows, so the
+// cost is that of the keys in the window.
 //
-// Under the build tag cuda nodes of [Attention] with a window, a soft cap, slopes, a bias, sinks or
-// batch invariance stay on the CPU.
+// Under the build tag cuda, nodes of [Attention] with a window, a soft cap, slopes, a bias, sinks or batch invariance stay on the
+// CPU.
 func WithWindow(left int) Option { return Option{kind: optWindow, n: left} }
 
-// WithSinkTokens lets a query see the first n keys besides those of its window, which [WithWindow]
-// gives. Many models give the first tokens of a text much of their attention, whatever they are, and fail when a
-// window leaves them behind: StreamingLLM (Xiao et al., Efficient Streaming Language Models with
-// Attention Sinks, arXiv:2309.17453), which keeps 4. 0 is none; more than 0 without a window is [ErrOption].
-// Keys between the first ones and the window are in no LeanTile and are not read.
+// WithSinkTokens makes the first n keys visible beside those of the window ([WithWindow]). Many models attend strongly to the first
+// tokens of a text, and fail when a window hides them: StreamingLLM (Xiao et al., Efficient Streaming Language Models with
+// Attention Sinks, arXiv:2309.17453) keeps 4.
 //
-// It has no gradient: that is [ErrUnsupported]. On a cache with a
-// [CacheConfig].Window it says the number that the cache has, as SinkTokens.
-//
-// Positions are those of the sequence: scores of sink tokens are what q and k, with whatever position they have been
-// turned by ([WithRotary]), give. StreamingLLM numbers the tokens that are kept anew, so that no distance is larger than
-// a model has learnt: who wants that turns keys and queries accordingly.
+//   - n is 0 for none; n > 0 without a window is [ErrOption].
+//   - Keys between the first n and the window are in no LeanTile, and are not read.
+//   - Gradients are [ErrUnsupported].
+//   - On a cache with a [CacheConfig].Window, n is the cache's SinkTokens.
+//   - Positions are those in the sequence. StreamingLLM instead renumbers the kept tokens; a model that needs that rotates q and k
+//     accordingly, without [WithRotary].
 func WithSinkTokens(n int) Option { return Option{kind: optSinkTokens, n: n} }
 
-// WithSoftCap keeps scores within bounds: a score s becomes
+// WithSoftCap bounds scores: a score s becomes
 //
 //	limit * tanh(s / limit),  s = scale * q[b,h,i].k[b,h',j]
 //
-// for a finite limit > 0. On the CPU the tanh is of float64, one score after the other: a decode
-// step takes a quarter longer, a prompt two to three times as long. On a GPU it is of
-// float32.
+// for a finite limit > 0. The CPU computes the tanh in float64, one score at a time: a decode step takes a quarter longer, and a
+// prompt two to three times as long. A GPU computes the tanh in float32.
 func WithSoftCap(limit float64) Option { return Option{kind: optSoftCap, scale: limit} }
 
-// WithALiBi adds to the scores of query head h a term that is linear in the
-// distance of key j from the query's position,
+// WithALiBi adds to the scores of query head h a term that is linear in the distance of key j from the query's position:
 //
 //	slopes[h] * (j - (N - Nq + i))
 //
-// for query i of Nq over N live keys; after the soft cap, if there is one. There is
-// one slope for each query head, any finite number, positive ones for keys that
-// count the less the further back they are (Press et al., arXiv:2108.12409). The
-// option keeps a copy of slopes. They are constants: they have no gradient.
+// for query i of Nq over N live keys, after a soft cap. slopes has a finite number for each query head. Positive slopes reduce the
+// weight of distant keys (Press et al., arXiv:2108.12409). The option copies slopes. They are constants, without a gradient.
 func WithALiBi(slopes []float64) Option {
 	return Option{kind: optALiBi, slopes: attn.NewSlopes(slopes)}
 }
 
-// WithBias adds numbers to the scores, after all else that changes them:
+// WithBias adds numbers to the scores, after all other changes:
 //
-//	s_j = scale * q[b,h,i].k[b,h',j] + bias[b,h,i,j]
+//	s_j = scale * q[b,h,i].k[b,h',j] + factor * bias[b,h,i,j]
 //
-// bias is (B, H, Nq, Nk), or without B if q is, of q's element type; each size but
-// the last may be 1, for numbers that all share. A number of -Inf hides a key: its
-// weight is 0, and a query all of whose keys are hidden has the output 0 and the
-// log-sum-exp -Inf. Hidden keys are read nevertheless, and NaN in their values
-// shows; [WithLengths], [WithWindow] and [WithCausal] are for keys that need not be
-// read. A bias of +Inf or NaN makes NaN of the outputs that it is for. Numbers for
-// keys that a query does not see are not read.
+// The operands and limits:
 //
-// The bias has a gradient, the sum over all that share a number, unless it is a
-// constant of Gorgonia's. It takes a pass over the scores of its own. On a GPU the bias is a
-// [device.Tensor] as q is.
-//
-// scale is one number, or none for 1. It multiplies the bias, and is finite and not 0.
+//   - bias is (B, H, Nq, Nk), or without B if q is, of q's element type. Each size but the last may be 1 for shared numbers. On a
+//     GPU it is a [device.Tensor].
+//   - factor is the optional scale, finite and not 0; without it, 1.
+//   - A bias of -Inf hides a key: its weight is 0. A query without visible keys has the output 0 and the log-sum-exp -Inf. Hidden
+//     keys are read, so NaN in them shows; [WithLengths], [WithWindow] and [WithCausal] hide keys without reading them.
+//   - +Inf and NaN make the outputs NaN. Numbers for keys that a mask hides are not read.
+//   - The gradient is the sum over all scores that share a number, and takes a pass of its own. A constant of Gorgonia's has none.
 func WithBias(bias *G.Node, scale ...float64) Option {
 	o := Option{kind: optBias, node: bias, scale: 1}
 	switch len(scale) {
@@ -223,147 +206,127 @@ func WithBias(bias *G.Node, scale ...float64) Option {
 	return o
 }
 
-// WithDropout drops weights behind the softmax, and makes up for it by the others:
+// WithDropout drops weights after the softmax, and scales the others:
 //
 //	out[b,h,i] = sum_j z_j p_j v[b,h',j],  z_j = 0 with probability p, else 1/(1-p)
 //
-// for 0 <= p < 1, which is rounded to a multiple of 2^-32. The log-sum-exp is that of the
-// scores, without dropout. Gradients are those of what was dropped in the same run.
+// for 0 <= p < 1, rounded to a multiple of 2^-32. The log-sum-exp is that without dropout. Gradients use the z of the same run. It
+// is for [Attention] and [Attend], in host memory. For Attend seed is nil, and [Args] has the seed.
 //
-// seed is a scalar of int, int64 or int32, which gorgonia.Let takes from a plain number:
+// seed is a scalar of int, int64 or int32, which gorgonia.Let sets from a number:
 //
 //	seed := gorgonia.NewScalar(g, tensor.Int, gorgonia.WithName("seed"))
 //	gorgonia.Let(seed, step)
 //
-// Give it another value for each step, and a node of its own to each layer, or different values:
-// equal seeds drop the same. A seed of 0 drops nothing, and computes as without the option, so one
-// graph serves training and, with 0, inference. The seed has no gradient.
+// Seeds and weights:
 //
-// z of key j for query i of head h of sequence b follows from the seed and b, h, i and j alone: it is
-// number j mod 4 of Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3,
-// 2011) of the counter (j/4, i, h, b), with the seed as the key, and the weight is dropped where that number is less than
-// p 2^32. So the same weights are dropped on every run, by every CPU and schedule, and by any number of
-// workers; and the backward pass makes the numbers again, and keeps none (FlashAttention, Dao et al.,
-// arXiv:2205.14135, appendix B.3). A dropped value is multiplied by 0: NaN stays NaN.
-//
-// It is for [Attention] and [Attend], in host memory. For Attend seed is nil, and [Args] has the seed.
+//   - Equal seeds drop the same weights, so each step and each layer needs another seed.
+//   - A seed of 0 drops nothing: one graph serves training and inference. The seed has no gradient.
+//   - z follows from the seed and from b, h, i and j alone: from number j mod 4 of Philox4x32-10 (Salmon et al., Parallel random
+//     numbers: as easy as 1, 2, 3, 2011) with the counter (j/4, i, h, b) and the seed as key. A weight is dropped if the number is
+//     below p 2^32. So every run, CPU, schedule and number of workers drops the same weights, and the backward pass computes z
+//     again (FlashAttention, Dao et al., arXiv:2205.14135, appendix B.3).
+//   - A dropped value is multiplied by 0, so NaN stays NaN.
 func WithDropout(p float64, seed *G.Node) Option {
 	return Option{kind: optDropout, scale: p, node: seed}
 }
 
-// WithSinks gives each query head an attention sink: a learned score more in the softmax of all
-// its queries, which has no value. With z = sinks[h] the weights of head h are
+// WithSinks gives each query head an attention sink: a learned score in the softmax of all queries of the head, without a value.
+// With z = sinks[h], the weights of head h are
 //
 //	p_j = exp(s_j) / (exp(z) + sum_i exp(s_i))
 //
-// and the log-sum-exp is log(exp(z) + sum_i exp(s_i)): the weights of the keys sum to less than 1, and
-// a query that sees no key has the output 0 and the log-sum-exp z (gpt-oss, arXiv:2508.10925; a sink
-// of 0 is the "off by one" softmax). A sink is a natural logarithm as scores are behind all that
-// changes them: neither [WithScale] nor [WithSoftCap], [WithALiBi] or [WithBias] changes it. -Inf is no
-// sink. +Inf or NaN makes NaN of the head's outputs.
+// and the log-sum-exp is log(exp(z) + sum_i exp(s_i)). So the weights of the keys sum to less than 1. A query that sees no key has
+// the output 0 and the log-sum-exp z (gpt-oss, arXiv:2508.10925; a sink of 0 is the "off by one" softmax).
 //
-// On a GPU a key whose weight is below 2^-39 of the sink's may have none, where keys are [Float16].
-//
-// sinks is a vector of H numbers of the type of the log-sum-exp: float32, or float64 where q is. It is
-// where q is: in host memory, or a [device.Tensor]. In [Attention] it has a gradient, the sum over
-// all queries of its head, unless it is a constant of Gorgonia's.
+//   - sinks is a vector of H numbers: float32, or float64 if q is float64. It is where q is: in host memory or on the GPU.
+//   - [WithScale], [WithSoftCap], [WithALiBi] and [WithBias] do not change a sink.
+//   - -Inf is no sink. +Inf and NaN make the head's outputs NaN.
+//   - On a GPU, with keys of [Float16], a weight below 2^-39 of the sink's may be 0.
+//   - In [Attention] the gradient is the sum over all queries of the head. A constant of Gorgonia's has none.
 func WithSinks(sinks *G.Node) Option { return Option{kind: optSinks, node: sinks} }
 
-// WithRotary has the node turn q, and k on its way into the cache, by a rotary embedding (RoPE): q and k come as projections
-// made them, and the result is that of [CachedAttention] behind a Rotary of package nn for each of the two,
+// WithRotary applies a rotary embedding (RoPE) to q and k in [CachedAttention]. The result is that of nn.Rotary before the node:
 //
 //	q = Rotary(q, positions),  k = Rotary(k, positions)
 //
-// with its formula, which [rope.Config] has, at [Step.Positions]: a new token is turned by where it stands in its sequence, or,
-// with [Append.Parents], by its depth, or by its [Append.Positions]. v is not turned. On the CPU queries are turned where they are read and keys
-// where they are stored, in the precision of q, by cosines and sines that all layers of a step share; on a GPU one launch turns and
-// stores them. Turned keys are rounded to the cache's type as others are. What is in the cache is turned already.
+// with the formula of [rope.Config], at [Step.Positions]. v is unchanged. The cache stores rotated keys, rounded to its type.
 //
-// HeadDim is the cache's, or 0. Layers may have different
-// embeddings. On a GPU a layer with it is no part of a recording's single launch.
-//
-// It is for [CachedAttention]. The cache of a machine of Gorgonia's (tag cuda) has no kernel for it: [ErrUnsupported].
+//   - config.HeadDim is the cache's, or 0. Layers may have different embeddings.
+//   - The CPU rotates queries on reading and keys on storing, in the precision of q. All layers of a step share cosines and sines.
+//   - A GPU rotates in the launch that stores the keys. A layer with WithRotary is not part of a recording's single launch.
+//   - The cache of Gorgonia's CUDA machine (tag cuda) has no kernel for it: [ErrUnsupported].
 func WithRotary(config rope.Config) Option { return Option{kind: optRotary, rotary: config} }
 
-// WithLengths gives the live keys of each sequence: a vector of B int, int32 or
-// int64, each in [0, Nk]. The graph is built for the capacity Nk, and the lengths are
-// data, so a decode graph is built once and run at every step. Keys and values
-// at or beyond a sequence's length are never read.
+// WithLengths sets the number of live keys of each sequence: a vector of B int, int32 or int64, each in [0, Nk]. The graph is built
+// for the capacity Nk and the lengths are data, so one decode graph serves every step. Keys and values at or after a length are
+// never read.
 //
-// Masks and [WithALiBi] count positions from the end of the live keys. In a batch that is padded at its right the
-// queries are padded, too: [WithQueryLengths] gives their lengths. [ErrLength] in a run reports lengths that
-// differ, one of which is above 0 and below Nq, where a query's position matters ([WithCausal], [WithWindow],
-// [WithALiBi]) and neither WithQueryLengths nor [WithQueriesAtEnd] is given.
+// Masks and [WithALiBi] count positions from the end of the live keys. A batch that is padded at its right has padded queries, too:
+// [WithQueryLengths] sets their number. A run is [ErrLength] if
+//
+//   - lengths differ, and one is above 0 and below Nq, and
+//   - a query's position matters ([WithCausal], [WithWindow], [WithALiBi]), and
+//   - neither WithQueryLengths nor [WithQueriesAtEnd] is given.
 func WithLengths(lengths *G.Node) Option { return Option{kind: optLengths, node: lengths} }
 
-// WithQueryLengths gives the number of queries of each sequence: a vector of B int, int32 or int64, each in [0, Nq].
-// The first rows of q are a sequence's queries, and the rows behind them are padding:
+// WithQueryLengths sets the number of queries of each sequence: a vector of B int, int32 or int64, each in [0, Nq]. The first rows
+// of q are a sequence's queries, and the other rows are padding:
 //
 //   - Query i of a sequence with n queries and N live keys has the position N - n + i.
-//   - The output of a row of padding is 0, and its log-sum-exp is -Inf, or the sink of its head with [WithSinks].
-//   - No gradient comes from a row of padding, and its own gradient is 0.
-//
-// With [WithCausal], a sequence that has more queries than keys has queries that see no key, as WithCausal says.
+//   - The output of a row of padding is 0, and its log-sum-exp is -Inf, or with [WithSinks] the sink of its head.
+//   - The gradient of a row of padding is 0, and the row adds to no other gradient.
 //
 // For self-attention on a batch that is padded at its right, one node gives both lengths:
 //
 //	out, err := Attention(q, k, v, WithCausal(), WithLengths(n), WithQueryLengths(n))
 //
-// Where a query's position matters, queries that end before Nq need [WithLengths], too: [ErrLength] in a run.
-//
-// Under the build tag cuda a node with WithQueryLengths stays on the CPU.
+// If a query's position matters, lengths of queries below Nq need [WithLengths], too: [ErrLength] in a run. Under the build tag cuda
+// a node with WithQueryLengths stays on the CPU.
 func WithQueryLengths(lengths *G.Node) Option {
 	return Option{kind: optQueryLengths, node: lengths}
 }
 
-// WithQueriesAtEnd says that the Nq queries of every sequence are the last of its live keys, whatever their number, as in
-// a decode step: query i has the position N - Nq + i, with N from [WithLengths]. It changes no result. Without it, lengths
-// that look like those of a padded batch are [ErrLength].
+// WithQueriesAtEnd states that the Nq queries of every sequence are its last keys, as in a decode step: query i has the position
+// N - Nq + i, with N from [WithLengths]. The option changes no result. It prevents the [ErrLength] of WithLengths for lengths that
+// look like those of a padded batch.
 func WithQueriesAtEnd() Option { return Option{kind: optQueriesAtEnd} }
 
-// WithSchedule chooses how LeanTiles are handed to workers; without it, it is
-// [StreamK]. The result is the same within rounding.
+// WithSchedule sets how LeanTiles are distributed to workers. The default is [StreamK]. Results are equal up to rounding.
 //
-// An output tile that one worker attends to alone has the same bits whatever
-// else is in the batch, and however many workers there are. With [PerHead], or
-// one worker, that holds for all of them; the cuts of StreamK and [FixedSplit]
-// move with the rest of the batch. [WithBatchInvariance] has the same bits with all.
+// The bits of an output tile that one worker computes do not depend on the batch. With [PerHead], or one worker, that holds for
+// all output tiles. The cuts of StreamK and [FixedSplit] depend on the batch; [WithBatchInvariance] gives the same bits with any
+// schedule.
 func WithSchedule(s Schedule) Option { return Option{kind: optSchedule, schedule: s} }
 
-// WithTileTokens sets the keys of a LeanTile; 0, as without the option, leaves
-// the choice to the engine. The result is the same within rounding.
+// WithTileTokens sets the number of keys of a LeanTile. 0, the default, lets the engine choose. Results are equal up to rounding.
 func WithTileTokens(n int) Option { return Option{kind: optTileTokens, n: n} }
 
-// WithWorkers sets how many workers share the LeanTiles; 0, as without the
-// option, is what the work is worth on a CPU: one for each thread, of which a small step takes fewer than
-// runtime.GOMAXPROCS, or up to four of them, so that a thread that is held up leaves some to others. A given number of
-// workers gives the same bits on every run, whatever the machine; fewer threads may carry them out.
+// WithWorkers sets the number of workers that share the LeanTiles. 0, the default, lets the engine choose: on a CPU fewer than
+// runtime.GOMAXPROCS for a small step, and up to four for each thread otherwise. A given number gives the same bits on every run and
+// machine, whatever the number of threads.
 func WithWorkers(n int) Option { return Option{kind: optWorkers, n: n} }
 
-// WithBatchInvariance makes the bits of a row, its output and its log-sum-exp, follow from its query and
-// the keys and values that it sees, with their places in the sequence, alone. They depend neither on other
-// sequences nor on how many there are, nor on how many queries come together: a prompt in
-// chunks of any size has the bits of the whole, and so has a draft of some tokens that is verified in one step. Nor do
-// they depend on the schedule, the workers or the capacity, on pages or their size, on prefixes that sequences share, or
-// on recordings. (What they do depend on: the options, the element types, [WithTileTokens], the group
-// of query heads, and the machine: a CPU's instruction set, a GPU's compute capability.)
+// WithBatchInvariance makes the bits of a row, output and log-sum-exp, depend only on its query and on the keys and values that it
+// sees, with their positions. The bits do not depend on
 //
-// It fixes the cuts in tokens: LeanTiles begin at multiples of their size in the sequence,
-// 1024 tokens unless WithTileTokens says otherwise, a LeanTile is a state of its own, and the states of a row
-// are merged in the order of the sequence, whoever computes them. Schedules hand out whole LeanTiles, so
-// steps are as even as those are small. All numbers of rows have one order of sums: prompts are slower
-// than without, and prefixes that sequences share are read by each of them; docs/lab/cpu.md and
-// docs/lab/attention.md have what it costs.
+//   - other sequences, and the number of queries of a call: a prompt in chunks has the bits of the whole, and so has a draft that
+//     is verified in one step
+//   - the schedule, workers, capacity, pages, shared prefixes and recordings
 //
-// Of a tree ([Append.Parents]) the tokens that a row sees count as if they were the sequence: on a CPU the bits are those of
-// the path alone.
+// They do depend on the options, element types, [WithTileTokens], the number of query heads of a KV head, and the machine
+// (instruction set, compute capability).
 //
-// [ErrUnsupported]: with [WithDropout], whose numbers follow from a sequence's place in the batch; with LeanTiles of more than
-// 4096 tokens; with the schedule [Unfused]; with [WithSinkTokens] on a GPU; in gradients; on a cache with a [CacheConfig].Window, where places change when pages are given back.
+// LeanTiles then begin at multiples of their size in the sequence, 1024 tokens by default. Each LeanTile is one state, and states
+// merge in the order of the sequence. The cost: schedules distribute whole LeanTiles, prompts are slower, and shared prefixes are
+// read for each sequence (docs/lab/cpu.md, docs/lab/attention.md). On a CPU, a token of a tree ([Append.Parents]) has the bits of its
+// path alone.
 //
-// It is about attention. Of package nn norms, activations, gates, embeddings and rotary embeddings have a row's bits from the row alone, and
-// so has nn.Linear on a CPU up to the number of rows that its documentation says; with more, and on a GPU, the order of
-// its sums follows from their number.
+// [ErrUnsupported]: with [WithDropout]; with LeanTiles of more than 4096 tokens; with [Unfused]; with [WithSinkTokens] on a GPU; in
+// gradients; on a cache with a [CacheConfig].Window.
+//
+// The option concerns attention alone. In package nn, norms, activations, gates, embeddings and rotary embeddings have this property
+// always, and nn.Linear on a CPU up to the number of rows that its documentation states.
 func WithBatchInvariance() Option { return Option{kind: optInvariant} }
 
 // A Schedule says where the list of LeanTiles is cut into the workers' shares. The zero value is [StreamK]. Schedules are

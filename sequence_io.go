@@ -47,26 +47,24 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// WriteTo saves the sequence's keys and values, for [Cache.ReadSequence] to load. It
-// is io.WriterTo: n is the number of bytes written, also where there is an error.
+// WriteTo saves the sequence's keys and values, for [Cache.ReadSequence]. It implements io.WriterTo: n is the number of bytes
+// written, also after an error.
 //
-// It writes 48 bytes and Len*Layers*KVHeads*(HeadDim+ValueDim) elements, bit for bit
-// as the cache holds them. Of a sequence that has given tokens back ([CacheConfig].Window) it writes 64
-// bytes and those of the tokens that it keeps, the SinkTokens and the last Window+Rewind-1 ones. It writes in pieces of 1 MB at most (or one token's keys in a layer,
-// where these are more). The bytes are the same
-// whatever the page size, and on the host and a GPU alike. What model made them, and
-// of which tokens, is for the caller to note.
+//   - Size: 48 bytes and Len*Layers*KVHeads*(HeadDim+ValueDim) elements, bit for bit. After pages were freed
+//     ([CacheConfig].Window): 64 bytes and the kept tokens, which are the SinkTokens and the last Window+Rewind-1.
+//   - The bytes do not depend on the page size, nor on the device. They do not say which model and which tokens they are of.
+//   - Pieces have at most 1 MB, or one token's keys of a layer if these are larger.
+//   - WriteTo saves the sequence as it is at the call, and holds no lock while w writes: other steps go on, and the sequence may be
+//     appended to, truncated and released. WriteTo holds the pages until it returns, as a [Sequence.Fork] would, so an append
+//     meanwhile may need one more page.
 //
-// It writes the sequence as it is when the call begins, and locks nothing while w
-// writes: other sequences and steps go on, and this sequence may be appended to,
-// truncated and released meanwhile. Its pages are held until WriteTo returns, as a
-// [Sequence.Fork] would hold them. So an append that comes before that may need one
-// page more.
+// Errors:
 //
-// Errors: [ErrState] while the sequence is part of an open step, [ErrClosed], and what
-// w returns; on a GPU also what went wrong there, [ErrUnsupported] within [GPU.Record],
-// and under the build tag cuda [ErrClosed] when the machine with the tokens is closed.
-// When there is an error before the first write, n is 0.
+//   - [ErrState] while the sequence is in an open step; [ErrClosed]; errors of w
+//   - on a GPU: errors of the GPU; [ErrUnsupported] during [GPU.Record]; under the build tag cuda [ErrClosed] after the machine with
+//     the tokens was closed
+//
+// n is 0 after an error before the first write.
 func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 	const op = "WriteTo"
 	if err := s.made(op); err != nil {
@@ -132,28 +130,22 @@ func (c *Cache) giveUp(op string, s *Sequence) error {
 	return nil
 }
 
-// ReadSequence makes a sequence of what [Sequence.WriteTo] has written, from a cache
-// of the same Layers, KVHeads, HeadDim, ValueDim and DType. Its page size, the number of
-// its pages and where they are do not matter. A cache with a window keeps the tokens that
-// windows have not left behind, whatever was written. A sequence that has given tokens back is for a cache
-// whose Window and SinkTokens need none of them. Such a sequence may have been saved by a cache with a lower Rewind:
-// [Sequence.Rewind] says how many of its last tokens can be taken away.
+// ReadSequence reads a sequence that [Sequence.WriteTo] has saved. The caches have the same Layers, KVHeads, HeadDim, ValueDim and
+// DType; page sizes, numbers of pages and devices may differ.
 //
-// It reads up to the end of the saved sequence and no further, so several can follow
-// each other, with other data between them. It holds pages for all tokens from the
-// beginning, but locks nothing while r reads.
+//   - A cache with a window keeps the tokens that its window reaches. A sequence whose pages were freed fits a cache whose
+//     Window and SinkTokens need none of the freed tokens. [Sequence.Rewind] says how many last tokens can be removed.
+//   - ReadSequence reads to the end of the saved sequence and no further. It holds pages for all tokens from the beginning, and no
+//     lock while r reads. The cache bounds the memory, whatever r returns.
+//   - A checksum finds damage. It is no signature: crafted data in the right form load, and can only change the results of attention.
 //
-// A sum of the bytes is checked: damage is found. It is no signature: what somebody
-// made up on purpose is loaded if its form is right, and can do no more than give the
-// attention to it other numbers. Memory is bounded by the cache, whatever r gives.
+// Errors, after which the cache is as before:
 //
-// Errors: [ErrFormat] for what is no saved sequence, is damaged or ends too early
-// (the error is also io.EOF where r has nothing at all, and else io.ErrUnexpectedEOF),
-// [ErrUnsupported] for another version, [ErrShape] and [ErrDType] for a cache of
-// another shape or type, or one that needs tokens that were given back, [ErrCacheFull] where too few pages are free,
-// [ErrLength] where the sequence has more tokens than all pages, [ErrClosed], and what r returns; on a GPU also
-// what went wrong there, [ErrUnsupported] within [GPU.Record], and under the build tag
-// cuda while no layer has run. Then the cache is as it was.
+//   - [ErrFormat]: not a saved sequence, damaged, or cut short. The error is also io.EOF if r is empty, else io.ErrUnexpectedEOF.
+//   - [ErrUnsupported]: another version of the format
+//   - [ErrShape], [ErrDType]: another cache, or one that needs freed tokens
+//   - [ErrCacheFull]: too few free pages; [ErrLength]: more tokens than all pages hold; [ErrClosed]; errors of r
+//   - on a GPU: errors of the GPU; [ErrUnsupported] during [GPU.Record], and under the build tag cuda before the first run of a layer
 func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	const op = "ReadSequence"
 	if err := c.made(op); err != nil {

@@ -17,9 +17,8 @@ import (
 	"gorgonia.org/leanattention/internal/pages"
 )
 
-// Step is what a graph knows of a cache: a fixed number of token rows, which
-// each step gives to some sequences. One graph has one Step, and all of its
-// [CachedAttention] nodes, one a layer, share it:
+// Step connects a graph with a cache. It has a fixed number of token rows, which each step assigns to sequences. A graph has
+// one Step for all of its [CachedAttention] nodes, one node a layer:
 //
 //	step, err := cache.NewStep(rows) // once, before the graph is built
 //	for {
@@ -29,12 +28,12 @@ import (
 //		})
 //	}
 //
-// [Step.Run] sets the step, runs the graph and commits, or rolls back what failed. A caller
-// that does more between these calls makes them itself: [Step.Set], [Step.Commit] and [Step.Rollback].
+// [Step.Run] sets the step, runs the graph, and commits, or rolls back after an error. A caller that needs more control calls
+// [Step.Set], [Step.Commit] and [Step.Rollback].
 //
-// No other call sees the tokens of a step before Commit, and Rollback leaves the cache as it was before Set.
+// The tokens of a step are visible to other calls after Commit. After Rollback the cache is as before Set.
 //
-// A Step is used by its pointer. A copy of a Step is [ErrState] wherever it is used.
+// A Step must not be copied: a copy is [ErrState] wherever it is used.
 type Step struct {
 	mark   nocopy.Mark
 	cache  *Cache
@@ -62,7 +61,7 @@ type Step struct {
 	time         time.Duration // in them
 }
 
-// Append gives the next Tokens rows of a step to a sequence, as its next tokens.
+// Append assigns the next Tokens rows of a step to a sequence, as its next tokens.
 type Append struct {
 	Seq    *Sequence
 	Tokens int // at least 1
@@ -95,15 +94,13 @@ type reservation struct {
 	tokens int
 }
 
-// Need is the number of free pages that a step of these appends takes, whatever the step's number of rows. Nothing
-// changes. Set of them is [ErrCacheFull] exactly if Need is more than [CacheStats].FreePages at that time. So a server can
-// tell which sequences the next step has room for, before it sets the step.
+// Need returns the number of free pages that a step of these appends takes, whatever the step's number of rows. It changes
+// nothing. Set of the same appends is [ErrCacheFull] exactly if Need is above [CacheStats].FreePages. So a server can choose the
+// sequences of a step before Set.
 //
-// Appends that the cache has no room for, even if all other sequences are released, are [ErrLength], here and in Set:
-// waiting does not help. Where the cache has a [CacheConfig].Window, the appends may have room in several steps
-// ([Chunks]), since each Commit gives pages back.
-//
-// Other errors are those of Set: [ErrState], [ErrLength], [ErrClosed].
+// Errors: [ErrLength] for appends that do not fit even if all other sequences are released. On a cache with a
+// [CacheConfig].Window, such appends may fit in several steps ([Chunks]), because each Commit frees pages. Otherwise the errors of
+// Set: [ErrState], [ErrLength], [ErrClosed].
 func (c *Cache) Need(appends []Append) (pages int, err error) {
 	const op = "Need"
 	if err := c.made(op); err != nil {
@@ -123,8 +120,7 @@ func (c *Cache) Need(appends []Append) (pages int, err error) {
 	return pages, nil
 }
 
-// NewStep makes a step of the given number of token rows, in [1, 2^24]. Errors:
-// [ErrLength], [ErrClosed].
+// NewStep returns a step of tokens token rows, 1 <= tokens <= 2^24. Errors: [ErrLength], [ErrClosed].
 func (c *Cache) NewStep(tokens int) (*Step, error) {
 	if err := c.made("NewStep"); err != nil {
 		return nil, err
@@ -151,7 +147,7 @@ func (s *Step) made(op string) error {
 	return errs.Original(op, &s.mark, what, by)
 }
 
-// Tokens is the number of token rows.
+// Tokens returns the number of token rows.
 func (s *Step) Tokens() int {
 	if s.made("") != nil {
 		return 0
@@ -159,14 +155,15 @@ func (s *Step) Tokens() int {
 	return s.tokens
 }
 
-// Positions is the position of each of the step's rows in its sequence, counted
-// from 0: row j of a sequence that had L tokens is at L+j, or, with a tree, at L + how
-// many other new tokens it sees: tokens with one parent have one position. [Append.Positions] takes the
-// place of these. A model with a table of positions looks them up there. Rows that belong to nobody have 0, which every
-// table has.
+// Positions returns the position of each row in its sequence, counted from 0, for rotary embeddings and tables of positions:
 //
-// It is for the last [Step.Set], and stays after Commit. It is nil before the first
-// Set, after Rollback, and where the last Set failed and began no step.
+//   - row j of a sequence that had L tokens: L+j
+//   - with a tree: L plus the number of other new tokens that the row sees, so tokens with one parent have one position
+//   - with [Append.Positions]: that position
+//   - an unassigned row: 0
+//
+// The positions are those of the last [Step.Set], also after Commit. Positions returns nil before the first Set, after Rollback,
+// and after a Set that failed.
 func (s *Step) Positions() []int {
 	if s.made("") != nil {
 		return nil
@@ -185,9 +182,8 @@ func (s *Step) Positions() []int {
 	return positions
 }
 
-// Last is the last row of each append of the last [Step.Set], in their order: the
-// row that has the logits of the sequence's next token, if there is no tree. It is there as
-// long as [Step.Positions] is.
+// Last returns the last row of each append of the last [Step.Set], in order. Without a tree, that row has the logits of the
+// sequence's next token. The result is valid as long as that of [Step.Positions].
 func (s *Step) Last() []int {
 	if s.made("") != nil {
 		return nil
@@ -204,8 +200,8 @@ func (s *Step) Last() []int {
 	return last
 }
 
-// AttentionTime is the time that runs of the step's [CachedAttention] nodes have taken since the step was made, appending
-// included. For tensors of a GPU it is the time to queue the work.
+// AttentionTime returns the time that runs of the step's [CachedAttention] nodes have taken since NewStep, including appends. For
+// tensors on a GPU, that is the time to queue the work.
 func (s *Step) AttentionTime() time.Duration {
 	if s.made("") != nil {
 		return 0
@@ -215,16 +211,18 @@ func (s *Step) AttentionTime() time.Duration {
 	return s.time
 }
 
-// Set begins a step: the first Tokens rows of the graph belong to the first
-// sequence, the next to the second, and so on; rows left over belong to nobody,
-// and their output is 0. Any mix is right: the chunks of prompts and the single
-// tokens of sequences that decode, of any lengths, together.
+// Set begins a step. The first Tokens rows of the graph belong to the first sequence, the next rows to the second, and so on.
+// Chunks of prompts and single tokens of sequences that decode can be in one step. The outputs of unassigned rows are 0.
 //
-// It reserves the slots of the new tokens and plans the schedule for all
-// layers. Too few free pages is [ErrCacheFull], too many tokens for the step's rows or for all pages of the cache [ErrLength], a
-// sequence twice or in another open step, or a step that is open, [ErrState], a
-// tree that is none or other positions than tokens [ErrShape], a position that is out of range [ErrLength], and one that a layer can't do [ErrUnsupported];
-// then nothing has changed.
+// Set reserves the slots of the new tokens, and plans the schedule for all layers.
+//
+// Errors, after which nothing has changed:
+//
+//   - [ErrCacheFull]: too few free pages
+//   - [ErrLength]: more tokens than the step has rows, or than all pages of the cache hold; a position out of range
+//   - [ErrState]: a sequence is in the step twice, or in another open step; this step is open
+//   - [ErrShape]: a malformed tree, or a number of positions other than Tokens
+//   - [ErrUnsupported]: a tree that a layer does not support
 func (s *Step) Set(appends []Append) error {
 	const op = "Set"
 	if err := s.made(op); err != nil {
@@ -430,12 +428,11 @@ func (s *Step) nextReservation(a Append) *reservation {
 	return r
 }
 
-// Commit makes the step's tokens part of their sequences, and gives back the pages that
-// windows have left behind ([CacheConfig].Window). The last run since Set
-// must have completed every layer of the cache, else it is [ErrState] and the
-// step stays open: a run that failed half-way may have been a repetition, and
-// then the layers hold the tokens of different runs. Where no layer has run since
-// Set though they did in earlier steps, a call of the machine's Reset is missing.
+// Commit makes the step's tokens part of their sequences, and frees the pages that no window reaches ([CacheConfig].Window).
+//
+// Every layer of the cache must have run since Set, and the last run must have completed. Otherwise Commit is [ErrState], and
+// the step stays open: after a partial run, layers may hold the tokens of different runs. If no layer has run since Set, the
+// program may lack a call of the machine's Reset.
 func (s *Step) Commit() error {
 	const op = "Commit"
 	if err := s.made(op); err != nil {
@@ -479,8 +476,8 @@ func (s *Step) commit(op string, managed bool) error {
 	return nil
 }
 
-// Rollback gives up what Set reserved: every sequence is as before it. On a
-// step that is not open it does nothing, so it can be deferred.
+// Rollback frees the reservations of Set, so that every sequence is as before. It does nothing on a step that is not open,
+// so that it can be deferred.
 func (s *Step) Rollback() error {
 	const op = "Rollback"
 	if err := s.made(op); err != nil {
