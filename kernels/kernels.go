@@ -17,10 +17,9 @@ import (
 // of this compute capability.
 var ErrNoImage = errors.New("no GPU module")
 
-// Image is the code of a unit that a GPU of this compute capability loads
-// (10*major + minor, 90 for 9.0): the cubin for it; else the newest cubin of the
-// same major version that is no newer than the GPU; else PTX, which its driver
-// compiles. Unpacked once; callers must not change it.
+// Image returns the code of a unit for a GPU of this compute capability (10*major + minor: 90 is 9.0). It is the first of
+// these that exists: the cubin for the capability; the newest cubin of the same major version that is not newer than the GPU;
+// PTX, which the driver compiles. An image is unpacked once, and callers must not change it. Errors: [ErrNoImage].
 func Image(unit string, capability int) ([]byte, error) { return built.image(unit, capability) }
 
 // built is what the build wrote.

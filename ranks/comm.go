@@ -42,10 +42,10 @@ func rankError(err error) error {
 	return err
 }
 
-// Comm is this process among those that compute together. It may be used by several
-// goroutines at once, as far as all ranks do what concerns all in the same order.
+// Comm is the connection of this process to the other ranks. Several goroutines may use a Comm at once if all ranks call
+// barriers and collectives in the same order.
 //
-// A Comm is used by its pointer. A copy of a Comm is ErrState wherever it is used.
+// A Comm is used by its pointer. The use of a copy is ErrState.
 type Comm struct {
 	mark    nocopy.Mark
 	world   World
@@ -337,7 +337,7 @@ func (c *Comm) Err() error {
 	return rankError(err)
 }
 
-// Barrier waits until all ranks have called it. It does not wait for GPUs.
+// Barrier waits until all ranks have called Barrier. It does not wait for the work of GPUs. Errors: those of [Comm.Err].
 func (c *Comm) Barrier() error {
 	if err := c.made("Comm.Barrier"); err != nil {
 		return err
@@ -348,8 +348,8 @@ func (c *Comm) Barrier() error {
 	return rankError(c.session.Barrier())
 }
 
-// Fail tells all ranks that this one can't go on: their work ends with this error. It is for
-// whoever gives up for a reason of his own; what concerns the Comm the others know.
+// Fail ends the work of all ranks with this error. A rank calls Fail if it stops for a reason that the Comm does not see,
+// such as a file that it cannot read.
 func (c *Comm) Fail(err error) {
 	if c.made("") == nil && c.session != nil && err != nil {
 		c.session.Fail(err)
@@ -418,11 +418,10 @@ func (c *Comm) trouble() error {
 	return nil
 }
 
-// Close leaves the others. All ranks have to, and wait for each other here, so that nobody's
-// work is cut off. Recordings with its sums have to be closed before it, and the GPU after it.
+// Close waits until all ranks have called Close, and disconnects. So no rank interrupts the work of another. Close recordings
+// with collectives of the Comm before the Comm, and the GPU after the Comm.
 //
-// Errors: ErrState, and nothing is done, as long as there are such recordings;
-// ErrClosed for a second Close.
+// Errors: ErrState, with no effect, while there are such recordings; ErrClosed for a second Close.
 func (c *Comm) Close() error {
 	const op = "Comm.Close"
 	if err := c.made(op); err != nil {

@@ -1,5 +1,5 @@
-// Package ranks has several processes, on one host or on many, compute one graph together:
-// each has its part of the weights on a GPU, or on several, and nn.AllReduce sums what they make.
+// Package ranks lets several processes, on one host or on many, compute one graph together. Each process has a part of the
+// weights on its GPUs, and nn.AllReduce sums the partial results.
 //
 //	world, err := ranks.Environment()        // RANK, WORLD_SIZE, ... as torchrun sets them
 //	gpu, err := world.OpenGPU()
@@ -9,9 +9,8 @@
 //	...
 //	defer comm.Close()                       // before the GPU
 //
-// The sums are made by NVIDIA's NCCL, which has to be installed (2.23 or newer); nothing else
-// of this module needs it. All ranks have to run the same sums in the same order.
+// NVIDIA's NCCL makes the sums: version 2.23 or newer must be installed. The rest of this module does not need NCCL. All ranks
+// must run the same sums in the same order.
 //
-// What goes wrong on one rank ends all of them within seconds, with an error that says whose
-// it is: see [Comm.Err].
+// A failure of one rank ends all ranks within seconds, with an error that names the rank: see [Comm.Err].
 package ranks

@@ -18,19 +18,18 @@ import (
 	"gorgonia.org/leanattention/internal/rendezvous"
 )
 
-// World is which of several processes this one is.
+// World says which of the processes of a job this process is.
 type World struct {
-	Rank      int    // among all processes, from 0
-	Size      int    // how many there are
-	LocalRank int    // among those of this host, from 0: the ordinal of its GPU, if it has one
+	Rank      int    // number of this process among all, from 0
+	Size      int    // number of processes
+	LocalRank int    // number of this process on its host, from 0: the ordinal of its GPU
 	Address   string // host:port at which rank 0 listens
 
-	// Job names the job that this process is a part of, in up to 128 bytes. Rank 0 turns processes away whose Job is
-	// another one, and goes on waiting. Without names, a rank of another job that comes to this Address ends both jobs.
+	// Job is the name of the job, in up to 128 bytes. Rank 0 refuses a process with another Job, and goes on waiting.
+	// Without a Job, a rank of another job that connects to Address ends both jobs.
 	Job string
 
-	// Timeout is how long the others are waited for: until they have come, at a barrier, and
-	// for a collective. 0: five minutes.
+	// Timeout limits each wait for the other ranks: in Join, at a barrier and in a collective. 0 is five minutes.
 	Timeout time.Duration
 }
 
@@ -57,15 +56,15 @@ const (
 	mostSecret     = 1 << 12 // bytes
 )
 
-// Environment is the world as the environment has it, from RANK, WORLD_SIZE, LOCAL_RANK,
-// MASTER_ADDR and MASTER_PORT, which torchrun and Kubernetes' training operators set. Under
-// Slurm srun's SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID have the first three. Without
-// RANK and WORLD_SIZE this process is alone: rank 0 of 1.
+// Environment reads the World from environment variables. torchrun and the training operators of Kubernetes set them; under
+// Slurm the job script sets the first three from SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
 //
-// LOCAL_RANK is 0 if it is not set. Under torchrun, whose agent listens at MASTER_PORT itself
-// (TORCHELASTIC_USE_AGENT_STORE is True), the port is the next one. LEANATTENTION_MASTER_PORT
-// says another; LEANATTENTION_RANKS_TIMEOUT is World.Timeout, as "90s". LEANATTENTION_JOB is World.Job, and if it is not
-// set, torchrun's TORCHELASTIC_RUN_ID is.
+//   - RANK, WORLD_SIZE: Rank and Size. Without both, this process is rank 0 of 1.
+//   - LOCAL_RANK: LocalRank, 0 by default.
+//   - MASTER_ADDR, MASTER_PORT: Address. Under torchrun (TORCHELASTIC_USE_AGENT_STORE is True) the agent listens at
+//     MASTER_PORT, and the port is MASTER_PORT+1. LEANATTENTION_MASTER_PORT sets the port in every case.
+//   - LEANATTENTION_RANKS_TIMEOUT: Timeout, such as "90s".
+//   - LEANATTENTION_JOB, or else TORCHELASTIC_RUN_ID: Job.
 //
 // Errors: ErrOption, which names the variable and its value.
 func Environment() (World, error) { return environment(os.LookupEnv) }
@@ -211,8 +210,10 @@ func version() string {
 	return "of an unknown version"
 }
 
-// device.Open opens this rank's GPU: that of the ordinal LocalRank, or the only one that the
-// process sees (launchers may show each its own). Several are opened by [device.Open]. Errors are those of [device.Open].
+// OpenGPU opens the GPU of this rank: the GPU with the ordinal LocalRank, or the only GPU that the process sees, since
+// launchers may show each process its own. A rank with several GPUs calls [device.Open].
+//
+// Errors: ErrOption for an invalid World, and those of [device.Open].
 func (w World) OpenGPU() (*device.GPU, error) {
 	if err := w.check("OpenGPU"); err != nil {
 		return nil, err
@@ -228,5 +229,5 @@ func (w World) OpenGPU() (*device.GPU, error) {
 	return device.Open(ordinal)
 }
 
-// Part is which of n things rank r has: those from `from` up to `to`. Each has as many, but for one.
+// Part returns the share of this rank in n items: items [from, to). Shares differ by at most one item.
 func (w World) Part(n int) (from, to int) { return w.Rank * n / w.Size, (w.Rank + 1) * n / w.Size }

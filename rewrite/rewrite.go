@@ -32,21 +32,24 @@ func Check(g *G.ExprGraph) (err error) {
 	return graph.Check(op, g)
 }
 
-// ShareMemory has the nodes of a graph share memory: a value that others read is
-// overwritten once all of them have run, and so is what a node needs on the way. A run
-// takes the memory of the values that are needed at the same time, not of all: of a decoder
-// with many rows, that of a layer instead of all layers. On a CPU it is memory that a run need
-// not ask the system for, which takes longer to hand it out than many a node takes to compute.
+// ShareMemory lets the nodes of a graph share memory. The value of a node is overwritten when all nodes that read it have run.
+// So a run needs the memory of the values that exist at the same time: for a decoder, of one layer in place of all layers.
 //
-// Values that nobody reads stay until the next run, and so do those of keep, of inputs, of
-// nodes that other ops than this module's read, and those with a log-sum-exp. Reading another
-// one after the run is ErrState on a GPU; in host memory it has whatever was written since.
+// These values stay until the next run:
 //
-// Call it once, when the graph is complete, and before it runs; a graph that was fused is
-// another one. No node of this module can read a shared value that is added later, and there are no
-// gradients behind it: ErrGraph. Such a graph can't be recorded: Record of a GPU is ErrUnsupported.
+//   - values that no node reads, and values of the nodes in keep
+//   - values of inputs
+//   - values that ops of other modules read
+//   - values of attention with a log-sum-exp
 //
-// Errors: ErrGraph for no graph, or a node of another one.
+// To read any other value after the run is ErrState on a GPU, and gives arbitrary numbers in host memory.
+//
+// Call ShareMemory once, when the graph is complete and before it runs; again for a graph that [Fuse] makes. Afterwards:
+//
+//   - A new node of this module that reads a shared value is ErrGraph. So are gradients.
+//   - Record of a GPU is ErrUnsupported.
+//
+// Errors: ErrGraph for a nil graph, or a node of another graph.
 func ShareMemory(g *G.ExprGraph, keep ...*G.Node) (err error) {
 	const op = "rewrite.ShareMemory"
 	defer errs.RecoverTo(op, &err)

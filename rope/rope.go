@@ -8,32 +8,32 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 )
 
-// Config is a rotary position embedding (RoPE): how the heads of queries and keys are
-// turned by the position of their token. Pair i of a head's elements (a, b) at position p becomes
+// Config is a rotary position embedding (RoPE). It rotates pairs of elements of the heads of queries and keys by the position
+// of their token. Pair i, the elements (a, b) of a head, becomes at position p
 //
 //	m (a cos(p w[i]) - b sin(p w[i]))
 //	m (b cos(p w[i]) + a sin(p w[i])),   w[i] = Base^(-2i/Dim)
 //
 // Equation 34 of Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding",
-// arXiv:2104.09864. m is 1, and w as it stands, without a Scaling.
+// arXiv:2104.09864. A Scaling changes w and m. Without a Scaling m is 1.
 type Config struct {
 	HeadDim int // elements of a head
 
-	// Dim is how many elements of each head are turned, the first ones; the others stay as they
-	// are. It is even. 0: all of them. (A checkpoint's partial_rotary_factor is Dim/HeadDim.)
+	// Dim is the number of rotated elements: the first Dim elements of each head. It is even. 0 is HeadDim. The
+	// partial_rotary_factor of a checkpoint is Dim/HeadDim.
 	Dim int
 
 	Base float64 // a checkpoint's rope_theta; 0: 10000
 
-	// Interleaved: pair i is elements 2i and 2i+1, as in RoFormer and GPT-J. Without, it is elements
-	// i and i+Dim/2, as in GPT-NeoX, Llama and all that transformers calls rotate_half.
+	// Interleaved says that pair i is elements 2i and 2i+1, as in RoFormer and GPT-J. Otherwise pair i is elements
+	// i and i+Dim/2, as in GPT-NeoX and Llama (rotate_half in transformers).
 	Interleaved bool
 
 	Scaling Scaling // for contexts longer than those of the training; nil: none
 }
 
-// Scaling changes the frequencies w of a rotary embedding: a [Linear], [Llama3]
-// or [YaRN].
+// Scaling changes the frequencies w and the factor m of a rotary embedding, for contexts longer than those of the training.
+// A Scaling is a [Linear], a [Llama3] or a [YaRN].
 type Scaling interface {
 	// check is what is wrong with it, "" for nothing.
 	check() string
@@ -41,15 +41,16 @@ type Scaling interface {
 	apply(w []float64, c *Config) (m float64)
 }
 
-// Linear divides positions by Factor (position interpolation): Chen et al.,
-// arXiv:2306.15595. It is rope_type "linear" of checkpoints.
+// Linear divides positions by Factor (position interpolation, Chen et al., arXiv:2306.15595). Checkpoints have the rope_type
+// "linear".
 type Linear struct{ Factor float64 }
 
-// Llama3 is that of Llama 3.1 and later, rope_type "llama3" of checkpoints: frequencies
-// whose wavelength 2 pi/w is shorter than Context/HighFrequency stay, those of more than
-// Context/LowFrequency are divided by Factor, and between the two
+// Llama3 is the scaling of Llama 3.1 and later. Checkpoints have the rope_type "llama3". A frequency w with the wavelength
+// 2 pi/w
 //
-//	w' = (1-s) w/Factor + s w,   s = (Context w/(2 pi) - LowFrequency) / (HighFrequency - LowFrequency)
+//   - shorter than Context/HighFrequency stays
+//   - longer than Context/LowFrequency is divided by Factor
+//   - between the two becomes (1-s) w/Factor + s w, where s = (Context w/(2 pi) - LowFrequency) / (HighFrequency - LowFrequency)
 type Llama3 struct {
 	Factor        float64
 	LowFrequency  float64 // low_freq_factor
@@ -57,11 +58,14 @@ type Llama3 struct {
 	Context       int     // original_max_position_embeddings
 }
 
-// YaRN is that of Peng et al., "YaRN: Efficient Context Window Extension of Large Language
-// Models", arXiv:2309.00071, rope_type "yarn" of checkpoints: frequencies that turn more than
-// BetaFast times in Context stay, those of less than BetaSlow turns are divided by Factor, and
-// between the two, counted in pairs, there is a ramp. Cosines and sines are multiplied by m,
-// section 3.4 of the paper:
+// YaRN is the scaling of Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", arXiv:2309.00071.
+// Checkpoints have the rope_type "yarn". A frequency with
+//
+//   - more than BetaFast rotations in Context stays
+//   - fewer than BetaSlow rotations is divided by Factor
+//   - a number between the two is on a linear ramp over the pairs
+//
+// Cosines and sines are multiplied by m (section 3.4 of the paper):
 //
 //	m = 0.1 ln(Factor) + 1
 type YaRN struct {
@@ -70,12 +74,12 @@ type YaRN struct {
 	BetaFast float64 // 0: 32
 	BetaSlow float64 // 0: 1
 
-	// Attention is m, a checkpoint's attention_factor; 0: as above, or with both of the next ones,
-	// as DeepSeek has them, (0.1 MScale ln(Factor) + 1) / (0.1 MScaleAllDim ln(Factor) + 1).
+	// Attention is m, the attention_factor of a checkpoint. If it is 0, m is the formula above. If also MScale and
+	// MScaleAllDim are above 0, as in DeepSeek, m is (0.1 MScale ln(Factor) + 1) / (0.1 MScaleAllDim ln(Factor) + 1).
 	Attention, MScale, MScaleAllDim float64
 
-	// NoTruncate leaves the ends of the ramp as they are; without, they are rounded to whole
-	// pairs, outwards. gpt-oss has a checkpoint's truncate off.
+	// NoTruncate keeps the exact ends of the ramp. Otherwise the ends are rounded outwards to whole pairs. gpt-oss has
+	// "truncate": false.
 	NoTruncate bool
 }
 
