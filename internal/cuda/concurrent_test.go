@@ -12,9 +12,8 @@ import (
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 )
 
-// onlyClosed has 8 goroutines use a device and its objects while some of them close
-// these, and the device. Nothing but ErrClosed may come of what they pass to `only`, and
-// nothing is left.
+// onlyClosed uses a device and its objects from 8 goroutines while some of them close the objects and the device.
+// Errors passed to `only` must be ErrClosed, and nothing may be left.
 func onlyClosed(t *testing.T, lib *fakedriver.Library, dev *cuda.Device, use func(w int, only func(error))) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -35,8 +34,7 @@ func onlyClosed(t *testing.T, lib *fakedriver.Library, dev *cuda.Device, use fun
 	}
 }
 
-// Goroutines use one device and its objects while others close them. Nothing
-// but ErrClosed may come of it.
+// TestConcurrentUse: goroutines use one device and its objects while others close them. All errors are ErrClosed.
 func TestConcurrentUse(t *testing.T) {
 	lib, dev := openFake(t)
 	shared := newUse(t, dev)
@@ -69,8 +67,8 @@ func TestConcurrentUse(t *testing.T) {
 	})
 }
 
-// Goroutines copy on streams that put copies off while others close what these need.
-// Nothing but ErrClosed may come of it, and the driver is shown nothing that is gone.
+// TestPutOffConcurrentUse: goroutines copy on streams that defer copies while others close the objects of the copies.
+// All errors are ErrClosed, and the driver sees no closed object.
 func TestPutOffConcurrentUse(t *testing.T) {
 	lib, dev := openFake(t)
 	lib.State().Total = 1 << 30

@@ -27,7 +27,7 @@ func openFake(t testing.TB) (*fakedriver.Library, *cuda.Device) {
 	return lib, dev
 }
 
-// nothingLeft closes the device and looks at what the driver still has.
+// nothingLeft closes the device and checks that the driver has no object left.
 func nothingLeft(t *testing.T, lib *fakedriver.Library, dev *cuda.Device) {
 	t.Helper()
 	if err := dev.Close(); err != nil {
@@ -228,7 +228,7 @@ func TestUseAfterClose(t *testing.T) {
 	}
 }
 
-// use is one of everything.
+// use is one object of each kind.
 type use struct {
 	s     *cuda.Stream
 	event *cuda.Event
@@ -291,8 +291,8 @@ func tryUse(dev *cuda.Device) (u *use, err error) {
 	return u, err
 }
 
-// Every call of a long run is made to fail once. The failure must come out as
-// the driver's, nothing may be lost, and the device must work afterwards.
+// TestEveryCallFailsOnce makes every call of a long run fail once. The failure is returned as the driver's, nothing
+// leaks, and the device works afterwards.
 func TestEveryCallFailsOnce(t *testing.T) {
 	lib, dev := openFake(t)
 	newUse(t, dev)
@@ -527,8 +527,7 @@ func TestQueriesAndElapsedTime(t *testing.T) {
 	}
 }
 
-// BenchmarkLaunchFake is what a launch costs in Go, next to nothing of it in
-// the driver.
+// BenchmarkLaunchFake measures a launch in Go: the driver's part is negligible.
 func BenchmarkLaunchFake(b *testing.B) {
 	lib, dev := openFake(b)
 	defer dev.Close()
@@ -550,9 +549,8 @@ func BenchmarkLaunchFake(b *testing.B) {
 	_ = lib
 }
 
-// A device in a context of someone else has streams that wait for the owner's,
-// gives back what it made and not the context, and when that is gone asks the
-// driver for nothing.
+// TestAdopt: the streams of a device in an adopted context wait for the owner's. Close destroys the device's objects,
+// not the context. After the context is gone there is no driver call.
 func TestAdopt(t *testing.T) {
 	lib, owner := openFake(t)
 	drv, err := cuda.LoadFrom(lib.Path)

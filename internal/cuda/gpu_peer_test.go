@@ -10,8 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// realPeers is the machine's first GPUs, each of which reaches all others, or the end of
-// the test.
+// realPeers returns the machine's first GPUs, each of which reaches all others, or skips the test.
 func realPeers(t testing.TB, n int) []*cuda.Device {
 	t.Helper()
 	drv, err := cuda.Load()
@@ -54,8 +53,8 @@ func realPeers(t testing.TB, n int) []*cuda.Device {
 	return devs
 }
 
-// TestGPUPeers has two GPUs hand memory to and fro, in the order of events: queued, and as a
-// graph of both. Copies are large, so that what is not ordered would be seen.
+// TestGPUPeers: two GPUs exchange memory in the order of events, queued and as a graph of both. Copies are large, so
+// that a missing order would show.
 func TestGPUPeers(t *testing.T) {
 	devs := realPeers(t, 2)
 	a, b := devs[0], devs[1]
@@ -94,9 +93,9 @@ func TestGPUPeers(t *testing.T) {
 	}
 }
 
-// BenchmarkGPUPeerFork is what it takes for work to go to another GPU and back, in
-// microseconds, in a graph and queued: a kernel there reads memory of the first GPU and
-// writes its own, as one here does meanwhile. With 1 GPU there is that one alone.
+// BenchmarkGPUPeerFork measures how long work takes to another GPU and back, in microseconds, in a graph and queued:
+// a kernel there reads memory of the first GPU and writes its own memory, as a kernel here does meanwhile. With 1 GPU
+// that GPU works alone.
 func BenchmarkGPUPeerFork(b *testing.B) {
 	const turns = 64
 	for n := 1; n <= 4; n *= 2 {

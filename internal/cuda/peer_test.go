@@ -13,8 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// peers opens the fake driver's two GPUs, each of which reaches the other. What streams do
-// is done as late as it may.
+// peers opens the fake driver's two GPUs, which reach each other. Streams run as late as possible.
 func peers(t *testing.T) (lib *fakedriver.Library, a, b *cuda.Device) {
 	t.Helper()
 	lib = fakedriver.New(t)
@@ -39,7 +38,7 @@ func peers(t *testing.T) (lib *fakedriver.Library, a, b *cuda.Device) {
 	return lib, a, b
 }
 
-// filled is a buffer of bytes of one value.
+// filled returns a buffer of bytes of one value.
 func filled(t *testing.T, d *cuda.Device, n int64, value byte) *cuda.Buffer {
 	t.Helper()
 	b := must[*cuda.Buffer](t)(d.NewBuffer(n))
@@ -60,7 +59,7 @@ func holds(t *testing.T, b *cuda.Buffer, value byte) {
 	}
 }
 
-// What reaches no other GPU may not name its memory, nor wait for its events.
+// TestNoPeers: a device that reaches no other GPU can't use its memory, or wait for its events.
 func TestNoPeers(t *testing.T) {
 	lib := fakedriver.New(t)
 	drv := must[*cuda.Driver](t)(cuda.LoadFrom(lib.Path))
@@ -104,8 +103,7 @@ func TestNoPeers(t *testing.T) {
 	nothingLeft(t, lib, a)
 }
 
-// Copies, the setting of memory and waiting go from each GPU to the other, in the order of
-// events.
+// TestPeerOrder: copies, fills and waits between the GPUs run in the order of events.
 func TestPeerOrder(t *testing.T) {
 	_, a, b := peers(t)
 	sa, sb := must[*cuda.Stream](t)(a.NewStream()), must[*cuda.Stream](t)(b.NewStream())
@@ -137,7 +135,7 @@ func TestPeerOrder(t *testing.T) {
 	}
 }
 
-// A capture spreads over streams of both GPUs and comes back, and its graph does all of it.
+// TestPeerCapture: a capture spreads over streams of both GPUs and joins, and its graph has all of the work.
 func TestPeerCapture(t *testing.T) {
 	lib, a, b := peers(t)
 	sa, sb := must[*cuda.Stream](t)(a.NewStream()), must[*cuda.Stream](t)(b.NewStream())
@@ -162,7 +160,7 @@ func TestPeerCapture(t *testing.T) {
 		holds(t, y, i)
 	}
 
-	// The fake driver finds what is ordered by nothing: that is what it is late for.
+	// The fake driver detects missing order: therefore it runs late.
 	wrong := must[*cuda.Graph](t)(sa.Capture(work))
 	seen := map[byte]bool{}
 	for range 100 {
@@ -179,7 +177,7 @@ func TestPeerCapture(t *testing.T) {
 		t.Errorf("an unordered pair gave %v", seen)
 	}
 
-	// What does not come back is an error, and so is what was not in the capture.
+	// A stream that does not join is an error, and so is one outside the capture.
 	if _, err := sa.Capture(func() error { return errors.Join(sa.Record(fork), sb.Wait(fork), sb.Set(y, 0, 0, 16)) }); err == nil || !strings.Contains(err.Error(), "904") {
 		t.Errorf("unjoined: %v", err)
 	}
@@ -204,7 +202,7 @@ func TestPeerCapture(t *testing.T) {
 	}
 }
 
-// Close waits for what others do with the memory, and they no longer reach it.
+// TestPeerClose: Close waits for the others' uses of the memory, which they no longer reach afterwards.
 func TestPeerClose(t *testing.T) {
 	_, a, b := peers(t)
 	sa := must[*cuda.Stream](t)(a.NewStream())
@@ -218,7 +216,7 @@ func TestPeerClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	x, y, z := filled(t, a, 64, 1), filled(t, b, 64, 2), filled(t, b, 64, 3)
-	// Copies that are put off reach their peer before it goes.
+	// Deferred copies reach the peer before its memory is freed.
 	if err := errors.Join(sa.Copy(x, 0, y, 0, 64), sa.Copy(z, 0, y, 0, 32)); err != nil {
 		t.Fatal(err)
 	}
@@ -244,8 +242,8 @@ func TestPeerClose(t *testing.T) {
 	}
 }
 
-// A graph that may have work on a GPU is closed with that: a driver waits for such work for
-// ever once the context is gone.
+// TestPeerGraphCloses: a graph that may have work on a GPU is closed with the GPU: after the context is gone a driver
+// would wait for such work forever.
 func TestPeerGraphCloses(t *testing.T) {
 	lib, a, b := peers(t)
 	sa, sb := must[*cuda.Stream](t)(a.NewStream()), must[*cuda.Stream](t)(b.NewStream())

@@ -11,8 +11,8 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 )
 
-// The copies between two graphs: the second one's first node makes them, and the marks are
-// behind it.
+// TestPutOffStep: the second graph's first node makes the copies between two graphs, and the events are after the
+// graph.
 func TestPutOffStep(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
@@ -66,7 +66,7 @@ func TestPutOffStep(t *testing.T) {
 		t.Errorf("copies were made again: %x", got)
 	}
 
-	// An event that tells the time is not recorded behind the graph.
+	// A timed event is not recorded after the graph.
 	timed, err := dev.NewEvent(true)
 	noErrors(t, err)
 	lib.Forget()
@@ -74,7 +74,7 @@ func TestPutOffStep(t *testing.T) {
 	queued(t, lib, "with a timed event", "kernel copy_pieces, cuEventRecord, cuGraphLaunch")
 }
 
-// A graph has no node for copies if its stream puts none off.
+// TestPutOffAndOtherGraphs: a graph of a stream without deferral has no node for copies.
 func TestPutOffAndOtherGraphs(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
@@ -90,8 +90,8 @@ func TestPutOffAndOtherGraphs(t *testing.T) {
 	queued(t, lib, "another graph", "kernel copy_pieces, cuEventRecord, cuGraphLaunch")
 }
 
-// What fails when the copies are a graph's: they stay, the graph was not launched, and
-// is with the next call.
+// TestPutOffInGraphFails: if a graph's copies fail, the copies stay deferred and the graph is not launched; the next
+// call does both.
 func TestPutOffInGraphFails(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
@@ -108,7 +108,7 @@ func TestPutOffInGraphFails(t *testing.T) {
 		}
 		lib.State().FailIn("", 0)
 		if call == "cuEventRecord" {
-			// The copies are made; of the event the next call tells.
+			// The copies are made; the next call returns the event's error.
 			if err := l.s.Copy(l.b, 0, l.b, 2, 1); !errors.Is(err, cuda.ErrOutOfMemory) {
 				t.Errorf("behind a graph whose event failed: %v", err)
 			}

@@ -16,7 +16,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// copyKernel is the kernel that makes copies: the fake driver knows it by its name.
+// copyKernel returns the kernel that makes copies: the fake driver knows its name.
 func copyKernel(dev *cuda.Device) (*cuda.Function, error) {
 	m, err := dev.Module("copies", image)
 	if err != nil {
@@ -25,7 +25,7 @@ func copyKernel(dev *cuda.Device) (*cuda.Function, error) {
 	return m.Function("copy_pieces")
 }
 
-// late is a stream that puts copies off, and what they may need.
+// late is a stream that defers copies, and the objects of copies.
 type late struct {
 	s      *cuda.Stream
 	a, b   *cuda.Buffer // of 64 and 80 KB
@@ -87,7 +87,7 @@ func (l *late) patient() error {
 	return l.kernel.Launch(l.s, cuda.Grid{Overlap: true, Waits: true}, args())
 }
 
-// calls is what of a log tells of work on the GPU.
+// calls returns the lines of a log about work on the GPU.
 func calls(log string) string {
 	var list []string
 	for line := range strings.Lines(log) {
@@ -100,7 +100,7 @@ func calls(log string) string {
 	return strings.Join(list, ", ")
 }
 
-// queued compares the calls since the last one with what they should be.
+// queued compares the calls since the last check.
 func queued(t testing.TB, lib *fakedriver.Library, what, want string) {
 	t.Helper()
 	if got := calls(lib.Log()); got != want {
@@ -116,7 +116,7 @@ func noErrors(t testing.TB, errs ...error) {
 	}
 }
 
-// content is what a buffer holds at the moment, whatever is put off.
+// content returns the present content of a buffer without the deferred copies.
 func content(t testing.TB, b *cuda.Buffer, at, n int64) []byte {
 	t.Helper()
 	x := make([]byte, n)
@@ -124,7 +124,7 @@ func content(t testing.TB, b *cuda.Buffer, at, n int64) []byte {
 	return x
 }
 
-// Whatever could tell that copies are not made yet has them made.
+// TestPutOffIsNotSeen: every call that could see missing copies queues them first.
 func TestPutOffIsNotSeen(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
@@ -205,7 +205,7 @@ func TestPutOffIsNotSeen(t *testing.T) {
 			if !c.made {
 				want = make([]byte, len(want))
 			}
-			// 60 bytes are what none of the other copies writes to.
+			// no other copy writes these 60 bytes
 			if got := content(t, l.a, 0, 76); !bytes.Equal(got[:60], want[:60]) || !bytes.Equal(got[68:], want[68:]) {
 				t.Errorf("the memory is %x, want %x", got, want)
 			}
@@ -218,7 +218,7 @@ func TestPutOffIsNotSeen(t *testing.T) {
 	}
 }
 
-// What is not to be put off is not.
+// TestNotPutOff: copies that can't be deferred are made at once.
 func TestNotPutOff(t *testing.T) {
 	lib, dev := openFake(t)
 	l := newLate(t, dev)
@@ -273,8 +273,8 @@ func TestNotPutOff(t *testing.T) {
 	}
 }
 
-// The launch behind the kernel does not overlap it, since kernels rely on copies
-// before they ask for the launch before them. Later ones, and those of a graph, overlap.
+// TestPutOffBeforeOverlap: the launch after the kernel does not overlap it, since kernels assume finished copies
+// before they wait for the launch before. Later launches, and those of a graph, overlap.
 func TestPutOffBeforeOverlap(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
@@ -311,8 +311,8 @@ func TestPutOffBeforeOverlap(t *testing.T) {
 	queued(t, lib, "behind one copy", "cuMemcpyDtoDAsync_v2, kernel k_8, overlap 1")
 }
 
-// Copies that can't be queued stay, with their events, and the call that has them
-// queued says why.
+// TestPutOffFails: copies that can't be queued stay deferred, with their events, and the call that queues them
+// returns the error.
 func TestPutOffFails(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
@@ -365,9 +365,8 @@ func TestPutOffFails(t *testing.T) {
 	}
 }
 
-// Memory that is closed while the copies that need it can't be queued is in none of
-// them any more. That a copy from it was not made is told twice: by Close, whose
-// errors may be passed over, and by the next call.
+// TestPutOffLost: closing memory whose deferred copies can't be queued drops these copies. The error is returned
+// twice: by Close, whose error callers may ignore, and by the next call.
 func TestPutOffLost(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
@@ -400,12 +399,12 @@ func TestPutOffLost(t *testing.T) {
 	if got := content(t, l.a, 8, 4); !bytes.Equal(got, l.h.Bytes()[4:8]) {
 		t.Errorf("the other copy: %x", got)
 	}
-	// What is put off when the device closes is tried once.
+	// Deferred copies are tried once when the device closes.
 	noErrors(t, l.s.Copy(l.a, 0, l.b, 0, 8), l.s.Copy(l.a, 8, l.b, 0, 8))
 }
 
-// The device's Close makes what is put off, or says why not, before it unloads the
-// kernel: what is newer goes first.
+// TestPutOffAndCloseDevice: the device's Close makes the deferred copies, or returns the error, before it unloads the
+// kernel: newer objects are closed first.
 func TestPutOffAndCloseDevice(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		lib, dev := openFake(t)
@@ -432,8 +431,7 @@ func TestPutOffAndCloseDevice(t *testing.T) {
 	}
 }
 
-// scenario is copies of all kinds; an error is followed by another try. It returns what
-// memory holds in the end.
+// scenario makes copies of all kinds and repeats a call after an error. It returns the final content of memory.
 func scenario(l *late) (memory []byte, errs []error) {
 	try := func(f func() error) {
 		if err := f(); err != nil {
@@ -463,8 +461,8 @@ func scenario(l *late) (memory []byte, errs []error) {
 	return memory, errs
 }
 
-// Each call of the driver is made to fail once: somebody is told, and with another try
-// all copies are made, in their order.
+// TestPutOffEveryCallFails makes each driver call fail once: some call returns the error, and after a retry all
+// copies are made in order.
 func TestPutOffEveryCallFails(t *testing.T) {
 	lib, dev := openFake(t)
 	l := newLate(t, dev)
@@ -491,7 +489,7 @@ func TestPutOffEveryCallFails(t *testing.T) {
 	}
 }
 
-// Any calls on streams that put copies off give what they give without it.
+// TestPutOffRandom: random calls on streams with deferral give the same results as without.
 func TestPutOffRandom(t *testing.T) {
 	lib, dev := openFake(t)
 	defer nothingLeft(t, lib, dev)
@@ -580,7 +578,7 @@ func randomCopies(t *testing.T, lib *fakedriver.Library, dev *cuda.Device, rng *
 				t.Fatal("another download")
 			}
 		case what == 28:
-			// What it takes to close it is done, for the others.
+			// closes it on behalf of the other streams
 			noErrors(t, buffers[i].Close())
 			fresh(i)
 		default:
@@ -599,7 +597,7 @@ func randomCopies(t *testing.T, lib *fakedriver.Library, dev *cuda.Device, rng *
 	lib.Forget()
 }
 
-// A step's copies cost the host no allocation.
+// TestPutOffAllocates: a step's copies allocate nothing on the host.
 func TestPutOffAllocates(t *testing.T) {
 	if reftest.RaceEnabled {
 		t.Skip("the race detector's instrumentation allocates")

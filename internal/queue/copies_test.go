@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/queue"
 )
 
-// openLate is open of a queue that puts small copies off.
+// openLate is open for a queue that defers small copies.
 func openLate(t *testing.T) (*queue.Queue, *fakedriver.Library) {
 	t.Helper()
 	q, lib := open(t)
@@ -39,7 +39,7 @@ func submit(t *testing.T, q *queue.Queue, f func(*queue.Submission) error) {
 	}
 }
 
-// alloc is memory, and its buffer.
+// alloc returns memory and its buffer.
 func alloc(t *testing.T, q *queue.Queue, n int64) (m *queue.Memory, b *cuda.Buffer) {
 	t.Helper()
 	submit(t, q, func(sub *queue.Submission) (err error) {
@@ -51,8 +51,8 @@ func alloc(t *testing.T, q *queue.Queue, n int64) (m *queue.Memory, b *cuda.Buff
 	return m, b
 }
 
-// A block whose copies are put off is not handed out, and to look for another one does
-// not queue them. When there are no more, the oldest one's are queued and waited for.
+// TestPinnedPutOff: a block with deferred copies is not handed out, and the search for another block does not queue
+// the copies. At the limit of blocks the oldest block's copies are queued and waited for.
 func TestPinnedPutOff(t *testing.T) {
 	q, lib := openLate(t)
 	var blocks []*queue.Pinned
@@ -81,8 +81,8 @@ func TestPinnedPutOff(t *testing.T) {
 	}
 }
 
-// A block that comes back unmarked has its mark put off with its copies; where they
-// can't be queued it stays out of use until they are.
+// TestPinnedPutOffCutShort: the event of a block that returns without one is deferred with its copies; if they can't
+// be queued, the block stays out of use until they are.
 func TestPinnedPutOffCutShort(t *testing.T) {
 	q, lib := openLate(t)
 	p := must[*queue.Pinned](t)(q.TakePinned(10))
@@ -111,8 +111,8 @@ func TestPinnedPutOffCutShort(t *testing.T) {
 	q.GivePinned(other)
 }
 
-// Memory that was given back is written by the copies that were asked for before, and
-// then by those of whoever has it now; the driver gets it back behind them.
+// TestMemoryPutOff: earlier copies write freed memory before the new owner's copies; the driver gets the memory after
+// both.
 func TestMemoryPutOff(t *testing.T) {
 	q, lib := openLate(t)
 	p := must[*queue.Pinned](t)(q.TakePinned(256))
@@ -170,8 +170,8 @@ func TestMemoryPutOff(t *testing.T) {
 	runtime.KeepAlive(kept)
 }
 
-// A recording has the copies queued that were asked for before it, and its own are in
-// it; a replay makes what was asked for before first.
+// TestRecordingAndPutOff: a recording queues earlier deferred copies and contains its own; a replay first queues
+// deferred copies.
 func TestRecordingAndPutOff(t *testing.T) {
 	q, lib := openLate(t)
 	m, b := alloc(t, q, 1024)

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/leanattention/internal/queue"
 )
 
-// open opens a queue on the fake driver, of which nothing may be left in the end.
+// open opens a queue on the fake driver, and checks for leaks at the end.
 func open(t *testing.T) (*queue.Queue, *fakedriver.Library) {
 	t.Helper()
 	lib := fakedriver.New(t)
@@ -55,10 +55,10 @@ func open(t *testing.T) (*queue.Queue, *fakedriver.Library) {
 	return q, lib
 }
 
-// groups has the group of each queue that open has made.
+// groups has the group of each queue of open.
 var groups sync.Map
 
-// record makes a recording of the group of one.
+// record makes a recording of a group of one.
 func record(q *queue.Queue, f func() error) (*queue.Recording, error) {
 	g, _ := groups.Load(q)
 	return g.(*queue.Group).Record(f)
@@ -78,7 +78,7 @@ func count(lib *fakedriver.Library, call string) int {
 	return strings.Count("\n"+lib.Log(), "\n"+call+"\n")
 }
 
-// send queues a copy of p, marked or not.
+// send queues a copy of p, with or without its event.
 func send(t *testing.T, q *queue.Queue, p *queue.Pinned, mark bool) {
 	t.Helper()
 	if err := q.Submit(func(sub *queue.Submission) error {
@@ -99,7 +99,7 @@ func send(t *testing.T, q *queue.Queue, p *queue.Pinned, mark bool) {
 	}
 }
 
-// Of failures that are told of what was waited for, a rank's comes first.
+// TestCheck: among several failures after a wait, a rank's failure comes first.
 func TestCheck(t *testing.T) {
 	q, _ := open(t)
 	other, rank := errors.New("another"), fmt.Errorf("rank 1: %w", queue.ErrRank)
@@ -126,13 +126,13 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Pinned memory on its way is not handed out; when there are as many blocks as
-// there may be, the one that has been on its way for longest is waited for.
+// TestPinned: pinned memory in use is not handed out; at the limit of blocks the block with the oldest copies is
+// waited for.
 func TestPinned(t *testing.T) {
 	q, lib := open(t)
 	take := func(n int) *queue.Pinned { t.Helper(); return must[*queue.Pinned](t)(q.TakePinned(n)) }
 	p := take(100)
-	q.GivePinned(p) // no copy uses it
+	q.GivePinned(p) // no copy uses p
 	if again := take(100); again != p {
 		t.Error("a block that is not in use is not used again")
 	}
@@ -141,7 +141,7 @@ func TestPinned(t *testing.T) {
 	if again := take(100); again != p {
 		t.Error("a block whose copies are done is not used again")
 	}
-	lib.State().Busy = 1 // the GPU does not get on
+	lib.State().Busy = 1 // the GPU makes no progress
 	send(t, q, p, true)
 	q.GivePinned(p)
 	blocks := []*queue.Pinned{p}
@@ -172,7 +172,7 @@ func TestPinned(t *testing.T) {
 	if n := count(lib, "cuEventSynchronize"); n != 3 {
 		t.Errorf("%d waits for three blocks", n)
 	}
-	// A larger one takes the place of the oldest.
+	// A larger block replaces the oldest one.
 	big := take(1 << 20)
 	if n := count(lib, "cuMemFreeHost"); n != 1 || len(big.Bytes) < 1<<20 {
 		t.Errorf("%d blocks given up for one of %d bytes", n, len(big.Bytes))
@@ -183,8 +183,8 @@ func TestPinned(t *testing.T) {
 	q.GivePinned(big)
 }
 
-// A block whose copies were cut short, so that no event tells of them, is waited
-// for as well; where the driver says nothing, it is not handed out again.
+// TestPinnedCutShort: a block whose copies failed, so that no event covers them, is waited for as well; if the driver
+// returns an error, the block is not handed out again.
 func TestPinnedCutShort(t *testing.T) {
 	q, lib := open(t)
 	p := must[*queue.Pinned](t)(q.TakePinned(10))
@@ -216,7 +216,7 @@ func TestPinnedCutShort(t *testing.T) {
 	}
 }
 
-// Memory is used again without the driver, the sizes of a class for each other.
+// TestMemory: memory is reused without the driver, within a size class.
 func TestMemory(t *testing.T) {
 	q, lib := open(t)
 	for _, n := range []int64{1, 255, 256, 257, 1024, 1025, 1280, 1281, 5000, 1 << 20, 1<<20 + 1, 12345678} {
@@ -256,7 +256,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// A slot gives the same memory at every run, but what is an input of the node.
+// TestSlot: a slot returns the same memory at every run, except memory of the node's inputs.
 func TestSlot(t *testing.T) {
 	q, _ := open(t)
 	var s queue.Slot
@@ -297,7 +297,7 @@ func TestSlot(t *testing.T) {
 	}
 }
 
-// Memory of one queue is not another's.
+// TestOtherQueue: memory of one queue is refused by another.
 func TestOtherQueue(t *testing.T) {
 	q, lib := open(t)
 	drv, err := cuda.LoadFrom(lib.Path)
@@ -330,7 +330,7 @@ func TestOtherQueue(t *testing.T) {
 	}
 }
 
-// late is work that is put off, and what happens to it.
+// late is deferred work, and a record of its calls.
 type late struct {
 	name    string
 	to      *[]string
@@ -344,8 +344,8 @@ func (l *late) Queue(*cuda.Stream) error { l.note("queued"); return l.queue }
 func (l *late) Upload() error            { l.note("uploaded"); return l.uploads }
 func (l *late) Close() error             { l.note("closed"); return nil }
 
-// Work that a recording puts off is queued before what comes behind it, uploaded
-// when the capture has ended, and closed with the recording, or with its failure.
+// TestRecordingPutsOff: work that a recording defers is queued before later work, uploaded after the capture, and
+// closed with the recording or its failure.
 func TestRecordingPutsOff(t *testing.T) {
 	failure := errors.New("a failure")
 	for _, c := range []struct {
@@ -399,7 +399,7 @@ func TestRecordingPutsOff(t *testing.T) {
 			if s := strings.Join(got, ", "); s != c.want {
 				t.Errorf("%s; want %s", s, c.want)
 			}
-			// Without a recording nothing is put off.
+			// Without a recording nothing is deferred.
 			if err := q.Submit(func(sub *queue.Submission) error {
 				if sub.Deferred() != nil {
 					t.Error("something is put off without a recording")
@@ -412,7 +412,7 @@ func TestRecordingPutsOff(t *testing.T) {
 	}
 }
 
-// What is put off may be replaced by work that does it too.
+// TestRecordingReplaces: deferred work may be replaced by work that contains it.
 func TestRecordingReplaces(t *testing.T) {
 	q, _ := open(t)
 	var got []string

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// pair opens a group of two devices, of which nothing may be left in the end.
+// pair opens a group of two devices, and checks for leaks at the end.
 func pair(t *testing.T) (*queue.Group, *fakedriver.Library, []*cuda.Device) {
 	t.Helper()
 	lib := fakedriver.New(t)
@@ -41,8 +41,8 @@ func pair(t *testing.T) (*queue.Group, *fakedriver.Library, []*cuda.Device) {
 	return g, lib, devs
 }
 
-// What is queued on a member begins behind what is queued on the first one, and what is
-// queued there later behind it, whatever fails.
+// TestGroupOrder: work of a member begins after the work queued on the first member, and later work of the first
+// member after the member's, whatever fails.
 func TestGroupOrder(t *testing.T) {
 	g, lib, _ := pair(t)
 	if err := g.Enter(); err != nil {
@@ -113,8 +113,8 @@ func TestGroupOrder(t *testing.T) {
 	}
 }
 
-// What members do apart is in the order of each, behind what was queued on the first one, and before what is queued there
-// later, whatever fails; between two such parts nobody waits for anybody.
+// TestGroupApart: per-GPU work is in the order of each member, after earlier work of the first member and before its
+// later work, whatever fails; no member waits between two such parts.
 func TestGroupApart(t *testing.T) {
 	g, lib, _ := pair(t)
 	if err := g.Enter(); err != nil {
@@ -137,10 +137,10 @@ func TestGroupApart(t *testing.T) {
 		return g.Member(0).Submit(func(t *queue.Submission) error {
 			return errors.Join(
 				t.Do(set(from, 0, x)),
-				t.Apart(none, func(i int, t *queue.Submission) error { // all read what the first one has made
+				t.Apart(none, func(i int, t *queue.Submission) error { // all read the first member's results
 					return t.Do(func(s *cuda.Stream) error { return s.Copy(own[i], 0, from, 0, n/4) })
 				}),
-				t.Apart(none, func(i int, t *queue.Submission) error { // in the order of each
+				t.Apart(none, func(i int, t *queue.Submission) error { // in the order of each member
 					return errors.Join(
 						t.Do(func(s *cuda.Stream) error { return s.Copy(own[i], n/4, own[i], 0, n/4) }),
 						t.Do(set(own[i], 0, x+1)),
@@ -186,7 +186,7 @@ func TestGroupApart(t *testing.T) {
 		}
 	}
 
-	// One fork and one join for any number of parts, and nothing where one can't get ready.
+	// One fork and one join for any number of parts, and nothing if one can't get ready.
 	failure := errors.New("a failure")
 	lib.Forget()
 	if err := g.Member(0).Submit(func(sub *queue.Submission) error {
@@ -211,7 +211,7 @@ func TestGroupApart(t *testing.T) {
 		t.Errorf("calls: %s", log)
 	}
 
-	// A recording begins and ends together, also one that fails.
+	// A recording begins and ends on all members, also a failing one.
 	record := func(failure error) (*queue.Recording, error) {
 		return g.Record(func() error {
 			return errors.Join(g.Member(0).Submit(func(sub *queue.Submission) error {
@@ -238,8 +238,8 @@ func TestGroupApart(t *testing.T) {
 	}
 }
 
-// A recording has what was queued on each member, a replay queues all of it or, where a
-// member can't, nothing.
+// TestGroupRecording: a recording has the work of each member; a replay queues all of it or, if a member can't,
+// nothing.
 func TestGroupRecording(t *testing.T) {
 	g, lib, _ := pair(t)
 	if err := g.Enter(); err != nil {
@@ -255,7 +255,7 @@ func TestGroupRecording(t *testing.T) {
 	copies := func() error {
 		return g.Member(0).Submit(func(sub *queue.Submission) error {
 			return sub.Each(func(i int, sub *queue.Submission) error {
-				if _, err := sub.Use(memory[i], sub.Generation(memory[i])); err != nil { // the recording keeps it
+				if _, err := sub.Use(memory[i], sub.Generation(memory[i])); err != nil { // the recording keeps the memory
 					return err
 				}
 				if !sub.Recording() {
@@ -315,7 +315,7 @@ func TestGroupRecording(t *testing.T) {
 		t.Errorf("a recording within another: %v", err)
 	}
 
-	// What the second member has lost stops the first one as well.
+	// Freed memory of the second member stops the first one as well.
 	if err := g.Member(1).Submit(func(sub *queue.Submission) error { return sub.Free(memory[1]) }); err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +326,7 @@ func TestGroupRecording(t *testing.T) {
 	launched(0)
 }
 
-// A group of which a member is closed lets nobody in, and closes what is left.
+// TestGroupClose: a group with a closed member refuses calls, and closes the rest.
 func TestGroupClose(t *testing.T) {
 	g, _, _ := pair(t)
 	if g.Len() != 2 || g.Closed() {
@@ -339,14 +339,14 @@ func TestGroupClose(t *testing.T) {
 		t.Errorf("Enter: %v", err)
 	}
 	if err := g.Close(); err != nil || !g.Member(0).Closed() {
-		t.Errorf("Close: %v", err) // which waits for nobody: Enter has let go of the first
+		t.Errorf("Close: %v", err) // waits for no one: Enter has released the first member
 	}
 	if err := g.Close(); !errors.Is(err, cuda.ErrClosed) {
 		t.Errorf("second Close: %v", err)
 	}
 }
 
-// What can't be opened leaves nothing.
+// TestGroupOpen: a failed open leaves nothing.
 func TestGroupOpen(t *testing.T) {
 	_, lib, devs := pair(t)
 	for _, call := range []string{"cuStreamCreate", "cuEventCreate"} {

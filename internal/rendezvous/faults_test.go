@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-// outcome is what a rank has of a job: the end of Join, a barrier and Close.
+// outcome is a rank's result of a job: of Join, a barrier and Close.
 type outcome struct {
 	err error
 	met bool // Join has succeeded
 }
 
-// job has ranks join, come to a barrier and leave. Rank 1 goes through a proxy.
+// job makes ranks join, come to a barrier and leave. Rank 1 is behind a proxy.
 func job(t *testing.T, c Config, each func(conn int) (up, down pump)) []outcome {
 	t.Helper()
 	for {
@@ -97,13 +97,13 @@ func sound(t *testing.T, what string, c Config, all []outcome, took time.Duratio
 	if met < c.Size && failed < c.Size {
 		t.Errorf("%s: %d of %d ranks have met, and %d have an error: %v", what, met, c.Size, failed, all)
 	}
-	// A rank waits for the joining, once more for rank 0's word, for the barrier, and for a message on its way.
+	// A rank waits for Join, once more for rank 0's message, for the barrier, and for a message in transit.
 	if most := 2*c.Timeout + 4*c.Silence + linger + 10*time.Second; took > most {
 		t.Errorf("%s: it took %v, more than %v", what, took, most)
 	}
 }
 
-// quick are limits that a fault of a test reaches, and a busy machine does not.
+// quick returns limits that a fault of a test exceeds, and a busy machine does not.
 func quick(size int) Config {
 	c := config("", size)
 	c.Timeout, c.Silence, c.Beat = 3*time.Second, time.Second, 50*time.Millisecond
@@ -172,7 +172,7 @@ func TestFaultAtEveryMessage(t *testing.T) {
 	})
 }
 
-// Cuts behind every byte of the greeting and of the welcome, in both directions.
+// TestCutAtEveryByte cuts connections after every byte of the greeting and of the welcome, in both directions.
 func TestCutAtEveryByte(t *testing.T) {
 	t.Parallel()
 	c := quick(2)
@@ -198,8 +198,8 @@ func TestCutAtEveryByte(t *testing.T) {
 	})
 }
 
-// A message that comes byte by byte, each in time, ends with the limit of the whole message. Nothing is kept for bytes that
-// a head only claims.
+// TestDrip: a message that arrives byte by byte, each in time, ends at the limit of the whole message. Bytes that a
+// head only claims take no memory.
 func TestDrip(t *testing.T) {
 	cfg := config("", 2)
 	cfg.Silence = 300 * time.Millisecond

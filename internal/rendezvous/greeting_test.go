@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// named checks that an error is one of a rank, which says these texts.
+// named checks that an error names a rank, and has these texts.
 func named(t *testing.T, what string, err error, rank int, texts ...string) {
 	t.Helper()
 	var e *Error
@@ -30,7 +30,7 @@ func named(t *testing.T, what string, err error, rank int, texts ...string) {
 	}
 }
 
-// Ranks that differ in what all must have alike end at once, and all of them say who differs and in what.
+// TestSame: ranks that differ in Config.Same end at once, and all report the rank and the difference.
 func TestSame(t *testing.T) {
 	list := []string{"-n 4", "-seed 7", "-weights f16", "prompt \x1b[31m"}
 	many := slices.Clone(list)
@@ -92,7 +92,7 @@ func TestSame(t *testing.T) {
 	})
 }
 
-// What a rank can't be ends the job, and both sides name the rank.
+// TestSizeAndRank: an impossible rank ends the job, and both sides name the rank.
 func TestSizeAndRank(t *testing.T) {
 	cases := []struct{ size, rank int }{{4, 1}, {2, 1}, {3, 0}, {3, 3}, {3, -1}, {-3, 1}}
 	together(len(cases), func(i int) {
@@ -121,7 +121,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// Processes of another job, and those with another secret, are told so. The job goes on.
+// TestTurnedAway: processes of another job, or with another secret, are told so. The job continues.
 func TestTurnedAway(t *testing.T) {
 	for _, c := range []struct {
 		name                             string
@@ -163,7 +163,7 @@ func TestTurnedAway(t *testing.T) {
 			}
 		})
 	}
-	// Rank 0 says at its time limit who was there.
+	// Rank 0 reports at its time limit which processes it has refused.
 	cfg := config(free(t), 2)
 	cfg.Timeout = 500 * time.Millisecond
 	all := join(t, cfg, func(cfg *Config) { cfg.Job = fmt.Sprint("job ", cfg.Rank) })
@@ -171,7 +171,7 @@ func TestTurnedAway(t *testing.T) {
 	named(t, "rank 1", all[1].err, 1, "turned it away")
 }
 
-// What listens in place of rank 0 has to know the secret, too.
+// TestImpostor: a process that listens in place of rank 0 must know the secret, too.
 func TestImpostor(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -249,7 +249,7 @@ func TestSecretIsNotSent(t *testing.T) {
 	if len(text) < 200 || strings.Contains(text, string(cfg.Secret)) {
 		t.Errorf("%q", text)
 	}
-	// Who says the same again is none of the ranks: the challenge is another one.
+	// A replayed hello fails: the challenge is another one.
 	again := config(free(t), 2)
 	again.Secret, again.Timeout = cfg.Secret, time.Second
 	result := make(chan error)
@@ -266,7 +266,7 @@ func TestSecretIsNotSent(t *testing.T) {
 	named(t, "said again", <-result, 1, "has not come", "another secret")
 }
 
-// spying is a proxy that keeps what goes through it.
+// spying is a proxy that records the messages.
 type spying struct {
 	address string
 	mu      sync.Mutex
@@ -274,7 +274,7 @@ type spying struct {
 	down    strings.Builder
 }
 
-// said is what rank 0 was told, and text that and what it answered.
+// said returns the bytes to rank 0, and text these and the answers.
 func (s *spying) said() string { s.mu.Lock(); defer s.mu.Unlock(); return s.up.String() }
 func (s *spying) text() string {
 	s.mu.Lock()
@@ -298,7 +298,7 @@ func spy(t *testing.T, to string) *spying {
 	return s
 }
 
-// pipe is two ends of a connection.
+// pipe returns two ends of a connection.
 func pipe(t *testing.T) (a, b net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -320,7 +320,7 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// pump passes on what comes from one end of a connection to the other one, until its end or its cut.
+// pump copies from one end of a connection to the other, until its end or its cut.
 type pump func(w io.Writer, r io.Reader) (cut bool)
 
 func copyAll(w io.Writer, r io.Reader) bool {
@@ -328,7 +328,7 @@ func copyAll(w io.Writer, r io.Reader) bool {
 	return false
 }
 
-// proxy passes connections on to an address, each direction by a pump. When one of both is cut, the connection is.
+// proxy forwards connections to an address, each direction by a pump. A cut in one direction closes the connection.
 func proxy(t *testing.T, to string, each func(conn int) (up, down pump)) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -375,8 +375,8 @@ func proxy(t *testing.T, to string, each func(conn int) (up, down pump)) (addres
 	return l.Addr().String()
 }
 
-// strangers keeps so many connections to an address, each of which says something, until the test ends. It returns when
-// all of them have connected.
+// strangers opens n connections to an address, which write their texts and stay open until the test ends. It returns
+// when all are connected.
 func strangers(t *testing.T, address string, n int, say func(i int) string) {
 	t.Helper()
 	var all, ready sync.WaitGroup
@@ -399,7 +399,8 @@ func strangers(t *testing.T, address string, n int, say func(i int) string) {
 	ready.Wait()
 }
 
-// Neither silence nor noise of any number of strangers, nor what a rank of another version says, keeps a job from meeting.
+// TestStrangers: neither silence nor noise of any number of strangers, nor ranks of another version, keep a job from
+// meeting.
 func TestStrangers(t *testing.T) {
 	const many = 1000
 	cfg := config(free(t), 2)
@@ -449,7 +450,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// More ranks than there are spare slots meet, and so do ranks that are closed because others come.
+// TestMoreRanksThanSlots: more ranks than spare slots meet, also ranks whose connections are closed for others.
 func TestMoreRanksThanSlots(t *testing.T) {
 	cfg := config(free(t), spareSlots+100)
 	cfg.Timeout, cfg.Silence, cfg.Beat = 2*time.Minute, time.Minute, time.Second
@@ -460,7 +461,7 @@ func TestMoreRanksThanSlots(t *testing.T) {
 	}
 }
 
-// Only so many connections are kept, and the oldest one goes first.
+// TestSlots: a limited number of connections is kept, and the oldest is closed first.
 func TestSlots(t *testing.T) {
 	cfg := config("127.0.0.1:0", 2)
 	cfg.Silence = time.Minute
@@ -519,7 +520,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// failingListener gives errors before connections.
+// failingListener returns errors before connections.
 type failingListener struct {
 	net.Listener
 	errs atomic.Int32
@@ -532,7 +533,7 @@ func (l *failingListener) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// An error of Accept that passes is none of the job.
+// TestAcceptFails: a passing error of Accept does not fail the job.
 func TestAcceptFails(t *testing.T) {
 	cfg := config("127.0.0.1:0", 2)
 	inner, err := net.Listen("tcp", cfg.Address)
@@ -559,7 +560,7 @@ func TestAcceptFails(t *testing.T) {
 	}
 }
 
-// Who is greeted when all is over is closed at once.
+// TestGreetTooLate: a connection after the end of the joining is closed at once.
 func TestGreetTooLate(t *testing.T) {
 	cfg := config("", 2)
 	cfg.Silence = time.Minute
@@ -576,7 +577,8 @@ func TestGreetTooLate(t *testing.T) {
 	}
 }
 
-// A name that may be another one of the host's is listened at on all of the host's addresses, and a loopback there alone.
+// TestListenAt: for a name that may be another of the host's, rank 0 listens on all of the host's addresses, and for
+// a loopback address on that alone.
 func TestListenAt(t *testing.T) {
 	for _, c := range []struct{ address, want string }{
 		{"127.0.0.1:80", "127.0.0.1:80"},
@@ -595,7 +597,7 @@ func TestListenAt(t *testing.T) {
 	}
 }
 
-// What listens at the address and says nothing, or closes all connections, is an error within the limit of silence.
+// TestNotRankZero: a listener that is silent, or closes all connections, is an error within the limit of silence.
 func TestNotRankZero(t *testing.T) {
 	for name, do := range map[string]func(net.Conn){
 		"closes": func(conn net.Conn) { conn.Close() },

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// free is an address that nobody listens at.
+// free returns an address without a listener.
 func free(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,7 +38,7 @@ type joined struct {
 	err  error
 }
 
-// join has ranks join, each as change wants it; the sessions are closed when the test ends.
+// join makes ranks join, each changed by change; the sessions are closed when the test ends.
 func join(t *testing.T, c Config, change func(*Config)) []joined {
 	t.Helper()
 	all := make([]joined, c.Size)
@@ -74,7 +74,7 @@ func joinAll(t *testing.T, size int) []joined {
 	return all
 }
 
-// failedWith waits until a session has failed, because of a rank.
+// failedWith waits until a session has failed because of a rank.
 func failedWith(t *testing.T, j joined, rank int, text string) {
 	t.Helper()
 	select {
@@ -113,7 +113,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// Nobody is past a barrier before all have come to it.
+// TestBarrierWaits: no rank passes a barrier before all have come to it.
 func TestBarrierWaits(t *testing.T) {
 	all := joinAll(t, 3)
 	passed := make(chan error, 3)
@@ -133,7 +133,7 @@ func TestBarrierWaits(t *testing.T) {
 	}
 }
 
-// kill is what a process that is killed does: it says nothing.
+// kill ends a session like a killed process: without a message.
 func (s *Session) kill() {
 	s.mu.Lock()
 	s.err = errors.New("killed")
@@ -144,7 +144,7 @@ func (s *Session) kill() {
 	}
 }
 
-// Who closes his session behind a barrier harms nobody who is still in it.
+// TestCloseBehindBarrier: a session that closes after a barrier does not disturb ranks that are still in it.
 func TestCloseBehindBarrier(t *testing.T) {
 	for range 30 {
 		var wait sync.WaitGroup
@@ -159,7 +159,7 @@ func TestCloseBehindBarrier(t *testing.T) {
 	}
 }
 
-// Whichever rank is lost, all others know soon, and which it was.
+// TestLost: when any rank is lost, all others soon know which one.
 func TestLost(t *testing.T) {
 	for lost := range 3 {
 		t.Run(fmt.Sprint(lost), func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestFail(t *testing.T) {
 	}
 }
 
-// Who leaves in order is no failure, until somebody waits for it.
+// TestLeave: leaving is no failure until another rank waits for the rank.
 func TestLeave(t *testing.T) {
 	for leaver := range 3 {
 		all := joinAll(t, 3)
@@ -249,7 +249,7 @@ func TestNeverComes(t *testing.T) {
 	}
 }
 
-// What can't be is an error of all ranks that names one.
+// TestWrong: an impossible configuration is an error of all ranks that names one.
 func TestWrong(t *testing.T) {
 	t.Run("barrier", func(t *testing.T) {
 		c := config(free(t), 2)

@@ -1,6 +1,5 @@
-// Package fakedriver builds a CUDA driver that needs no GPU, for tests: it
-// records calls, can be told to fail the n-th, and counts what is not given
-// back. It works on Linux on amd64 and arm64; elsewhere New and System skip the test.
+// Package fakedriver builds a CUDA driver that needs no GPU, for tests: it records calls, fails the n-th call on
+// demand, and counts leaks. It works on Linux on amd64 and arm64; elsewhere New and System skip the test.
 package fakedriver
 
 import (
@@ -19,7 +18,7 @@ import (
 //go:embed testdata/driver.c
 var source []byte
 
-// State is what tests may set; the layout is that of struct fake.
+// State is the settings of tests; the layout is that of struct fake.
 type State struct {
 	Version, Init, Devices, Major, Minor int32
 	_                                    int32
@@ -37,15 +36,16 @@ type State struct {
 	}
 	execute uintptr
 	failOn  int32    // the calls that FailIn makes fail are those for GPU failOn-1; 0: for any
-	Apart   int32    // 1: no GPU has access to the memory of another
+	Apart   int32    // 1: no GPU reaches the memory of another
 	Totals  [8]int64 // bytes of each GPU; 0: Total
-	Late    uint64   // not 0: work is done at any time that its order allows, by numbers drawn from this
+	Late    uint64   // not 0: work runs at any time that its order allows, by random numbers from this seed
 
-	// Where an Executor is one of [Turns]: not 0, and kernels of GPUs that reach each other run at the same time, in
-	// turns by numbers drawn from this, and work is queued until something waits for it. A kernel has its GPU for itself.
+	// Turns, with an Executor that is one of [Turns]: if not 0, kernels of GPUs that reach each other run at the same
+	// time, in turns by random numbers from this seed, and work stays queued until a call waits for it. A kernel has
+	// its GPU alone.
 	Turns   uint64
-	Clock   int64 // the time, in nanoseconds, which goes on fast where all kernels wait
-	Buffers int64 // how often memory was taken and given back
+	Clock   int64 // the time in nanoseconds, which advances fast if all kernels wait
+	Buffers int64 // number of allocations and frees
 }
 
 // Call is a kernel's launch.
@@ -54,25 +54,25 @@ type Call struct {
 	Grid, Block, Cluster, Shared int
 	Overlap                      bool    // it may start before the launch before it has ended
 	GPU                          int     // that it runs on
-	Queue                        uintptr // that it is in, a stream or a branch of a graph, as the library names it
-	Launch                       uintptr // the same of a launch that has turns
-	Over                         bool    // its last one: it waits for what never comes
+	Queue                        uintptr // the stream, or branch of a graph, by the library's name
+	Launch                       uintptr // the same for a launch with turns
+	Over                         bool    // the last turn: the launch waits for what never comes
 	argument                     unsafe.Pointer
 }
 
-// Argument is the kernel's only one, of so many bytes.
+// Argument returns the kernel's only argument, of n bytes.
 func (c *Call) Argument(n int) []byte { return unsafe.Slice((*byte)(c.argument), n) }
 
-// Executor runs kernels instead of the GPU that there is none of.
+// Executor runs kernels in place of a GPU.
 type Executor interface {
-	// ArgumentBytes is the size of a kernel's only argument; negative if there is no such kernel.
+	// ArgumentBytes returns the size of a kernel's only argument; negative if there is no such kernel.
 	ArgumentBytes(image, kernel string) int
 	// Execute runs a kernel to its end.
 	Execute(c *Call) error
 }
 
-// Turns is an Executor whose kernels can run beside others. Turn begins a launch that has none yet, and says whether it
-// has ended, and whether it has done something but wait.
+// Turns is an Executor whose kernels can run beside others. Turn begins a new launch or continues one, and returns
+// whether the launch has ended, and whether it did anything but wait.
 type Turns interface {
 	Executor
 	Turn(c *Call) (ended, progress bool, err error)
@@ -80,10 +80,10 @@ type Turns interface {
 
 var (
 	executor Executor
-	images   map[uintptr]string // by where the library has them
+	images   map[uintptr]string // by their addresses in the library
 )
 
-// callback is one for all tests: they are never given back.
+// callback is one for all tests: callbacks are never freed.
 var callback = sync.OnceValue(func() uintptr {
 	return newCallback(func(image, kernel uintptr, grid, block, cluster, shared, overlap int, argument uintptr, gpu int, queue, launch uintptr, over int) int {
 		if images[image] == "" {
@@ -112,21 +112,20 @@ var callback = sync.OnceValue(func() uintptr {
 	})
 })
 
-// Execute lets kernels run where they are launched, until New is called again.
-// Images must be PTX then.
+// Execute makes kernels run where they are launched, until New is called again. Images must then be PTX.
 func (l *Library) Execute(e Executor) {
 	executor, images = e, map[uintptr]string{}
 	l.State().execute = callback()
 }
 
-// Buffer is memory that is in use and kernels can reach.
+// Buffer is memory in use that kernels can reach.
 type Buffer struct {
 	Address uint64
 	Bytes   int64
-	GPU     int64 // whose it is; negative: it is pinned memory of the host
+	GPU     int64 // its GPU; negative: pinned memory of the host
 }
 
-// Buffers are all that there are. To be called by an Executor.
+// Buffers returns all buffers, for an Executor.
 func (l *Library) Buffers() []Buffer {
 	for n := 64; ; {
 		list := make([]Buffer, n)
@@ -145,14 +144,14 @@ func (s *State) FailIn(function string, code int32) {
 	s.failOn = 0
 }
 
-// FailOn is FailIn of calls for one of the GPUs alone.
+// FailOn is FailIn for calls of one GPU.
 func (s *State) FailOn(gpu int, function string, code int32) {
 	s.FailIn(function, code)
 	s.failOn = int32(gpu) + 1
 }
 
-// Argument says that kernels whose names begin with a prefix take one argument,
-// of so many bytes. Of twelve such prefixes the first that fits counts.
+// Argument sets the size of the only argument of kernels whose names begin with a prefix. The first fitting one of
+// twelve prefixes counts.
 func (s *State) Argument(prefix string, bytes int) {
 	for i := range s.arguments {
 		if a := &s.arguments[i]; a.bytes == 0 {
@@ -164,7 +163,7 @@ func (s *State) Argument(prefix string, bytes int) {
 	panic("more than twelve kinds of kernels")
 }
 
-// Failed is the call that was made to fail, "" if none was.
+// Failed returns the call that failed on demand, "" if none did.
 func (s *State) Failed() string {
 	name, _, _ := strings.Cut(string(s.failed[:]), "\x00")
 	return name
@@ -176,8 +175,8 @@ type Library struct {
 	lib  uintptr
 }
 
-// built is one library for the whole test binary: the C compiler runs once. So is
-// system, which the loader takes for the machine's driver.
+// built is one library for the whole test binary: the C compiler runs once. system is the library that the loader
+// takes for the machine's driver.
 var (
 	built  = sync.OnceValues(func() (*Library, error) { return build("libfakecuda.so") })
 	system = sync.OnceValues(func() (*Library, error) { return build(systemName) })
@@ -190,7 +189,7 @@ func build(name string) (*Library, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir) // an open library needs its file no more
+	defer os.RemoveAll(dir) // an open library needs no file
 	path := os.Getenv(builtVariable)
 	if path == "" || name != systemName {
 		if path, err = compile(dir, name); err != nil {
@@ -208,8 +207,7 @@ func build(name string) (*Library, error) {
 // builtVariable names a file that [BuildSystem] has made.
 const builtVariable = "LEANATTENTION_TEST_DRIVER"
 
-// BuildSystem makes the library of [System] in a folder, for processes that find it in their
-// environment: what it returns is to be added to that.
+// BuildSystem makes the library of [System] in a folder for other processes: env is to be added to their environment.
 func BuildSystem(t testing.TB, dir string) (env string) {
 	t.Helper()
 	path, err := compile(dir, systemName)
@@ -238,17 +236,15 @@ func compiler() string {
 	return "cc"
 }
 
-// New is the library in its first state: CUDA 12.4, two GPUs of capability 9.0
-// with 1 MiB each. Skips the test where there is no C compiler. Tests that use
-// it must not run at once.
+// New returns the library in its first state: CUDA 12.4, two GPUs of capability 9.0 with 1 MiB each. New skips the
+// test without a C compiler. Tests with the library must not run at the same time.
 func New(t testing.TB) *Library { return open(t, built) }
 
-// System is New for all of the process: who opens the machine's driver from now on
-// gets this one.
+// System is New for the whole process: the next open of the machine's driver gets this library.
 func System(t testing.TB) *Library { return open(t, system) }
 
-// OwnProcess runs a test of so many subtests, which takes [System], in a process of its own, and says whether this is that one.
-// In the other process all is done when it returns.
+// OwnProcess runs a test with the given number of subtests, which uses [System], in a process of its own, and returns
+// true in that process. In the first process the test is done when OwnProcess returns.
 func OwnProcess(t *testing.T, subtests int) bool {
 	t.Helper()
 	const child = "LEANATTENTION_OWN_PROCESS"
@@ -268,7 +264,7 @@ func OwnProcess(t *testing.T, subtests int) bool {
 	return false
 }
 
-// Kernels are the names of those that a log has, in the order in which they were launched or captured.
+// Kernels returns the names of a log's kernels, in the order of launch or capture.
 func Kernels(log string) (names []string) {
 	for _, m := range regexp.MustCompile(`kernel (\w+)`).FindAllStringSubmatch(log, -1) {
 		names = append(names, m[1])
@@ -302,13 +298,13 @@ func (l *Library) call(name string, args ...uintptr) uintptr {
 	return r
 }
 
-// State is the driver's own; read and write it while no call runs.
+// State returns the driver's state; read and write it while no call runs.
 func (l *Library) State() *State { return (*State)(pointer(l.call("fake_state"))) }
 
-// Log is what was called since New or Forget, a line each.
+// Log returns the calls since New or Forget, a line each.
 func (l *Library) Log() string { return text(l.call("fake_log")) }
 
-// Function is the address of one of the library's.
+// Function returns the address of one of the library's functions.
 func (l *Library) Function(name string) uintptr { return symbol(l.lib, name) }
 
 // text is a C string's, copied.
@@ -323,12 +319,11 @@ func text(addr uintptr) string {
 // Forget empties the log, which holds 1 MiB.
 func (l *Library) Forget() { l.call("fake_forget") }
 
-// Live is the number of objects and contexts that were not given back.
+// Live returns the number of objects and contexts that were not freed.
 func (l *Library) Live() int { return int(int32(l.call("fake_live"))) }
 
-// Defects is the number of calls that could have crashed a real driver: on a
-// dead handle, or without a context.
+// Defects returns the number of calls that could have crashed a real driver: on a dead handle, or without a context.
 func (l *Library) Defects() int { return int(int32(l.call("fake_defects"))) }
 
-// pointer takes an address of the C library, which no Go pointer is.
+// pointer converts an address of the C library, which is no Go pointer.
 func pointer(addr uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
