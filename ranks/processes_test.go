@@ -417,7 +417,7 @@ func TestDoesNotTakePart(t *testing.T) {
 		r.leave()
 		return
 	}
-	failing(t, rankstest.Run(t, 2, []string{"LEANATTENTION_RANKS_TIMEOUT=6s"}), 0, 40*time.Second, "waited for the others for 6s")
+	failing(t, rankstest.Run(t, 2, []string{"LEANATTENTION_RANKS_TIMEOUT=10s"}), 0, 40*time.Second, "waited for the others for 10s")
 }
 
 // An asynchronous error of NCCL ends all ranks.
