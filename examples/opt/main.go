@@ -6,13 +6,13 @@
 //	opt -i
 //	opt -perplexity book.txt
 //
-// The text goes to standard output as it comes, everything else to standard
+// The text goes to standard output as it grows, everything else to standard
 // error. Several prompts are one batch and are continued together; their texts
-// come one after the other. Without -model it is a small model that is part of
-// the program; -model takes a folder of Hugging Face's with any OPT.
+// are written one after the other. Without -model the command decodes a small
+// model that is part of the program; -model opens a Hugging Face folder of any OPT.
 //
 // A text ends at the model's end of text, before a -stop text, after -n tokens,
-// at the model's last position, or at Ctrl-C. What may be the beginning of a stop
+// at the model's last position, or at Ctrl-C. The possible beginning of a stop
 // text is held back until it is certain.
 //
 // With -json standard output is one JSON document instead, written at the end:
@@ -57,30 +57,30 @@
 // transformers' page on the perplexity of models of a fixed length computes.
 //
 // -prompt-cache keeps the keys and values of a prompt in a file. A later run takes
-// what its prompt begins with from there, and computes the rest. The file knows of
-// which model, weights and type of cache it is; one that does not fit is an error,
-// and stays as it is. Where the name is a link, the file that it leads to is written.
+// the beginning of its prompt from the file, and computes the rest. The file names
+// its model, weights and type of cache; a file that does not fit is an error, and
+// stays as it is. If the name is a link, the target of the link is written.
 //
-// What several prompts begin with is read once, and its keys and values are shared, where these are 16
-// tokens or more. -n-samples makes several texts of each prompt so: text j of prompt i is drawn
-// with the seed's stream of random numbers (i-1)*n+j-1, as the texts of prompts given one by one are, i and j from 1.
+// A common beginning of several prompts, of 16 tokens or more, is read once, and its keys and
+// values are shared. -n-samples makes several texts of each prompt: text j of prompt i is drawn
+// with the seed's stream of random numbers (i-1)*n+j-1, as for prompts given one by one, i and j from 1.
 //
 // -draft ngram is speculative decoding with drafts from the text itself (prompt lookup
-// decoding): the last tokens are looked up in the prompt and in what was added to it, what
-// followed there is read at once, and kept as far as the model chooses the same. The tokens are those of
-// decoding without drafts, also where they are drawn: each is drawn from the model's own
-// distribution, with the same random number. While prompts are read nothing is guessed.
+// decoding): the last tokens are looked up in the text so far, the tokens after them there
+// are read at once, and kept as far as the model chooses the same. The tokens are those of
+// decoding without drafts, also of sampled texts: each is drawn from the model's own
+// distribution, with the same random number. While prompts are read there are no drafts.
 //
-// -i is a session on a terminal. A line is put behind the text and continued; keys
-// and values of what was read before stay in the cache. /undo takes a line back,
+// -i is a session on a terminal. A line is appended to the text and continued; keys
+// and values of earlier tokens stay in the cache. /undo takes a line back,
 // /fork and /back keep a text and return to it, Ctrl-C ends a text and Ctrl-D the
 // session.
 //
-// Where RANK and WORLD_SIZE are set, as torchrun sets them, this is one of several processes that
-// have the model together, each with a part of the weights and of the cache on its GPU
+// If RANK and WORLD_SIZE are set, as torchrun sets them, the process is one of several that
+// compute a model together, each with a part of the weights and of the cache on its GPU
 // (-device gpu), or on several (-device gpu:0,1): see docs/devices.md. All ranks get the same model, texts and flags; only -device,
-// -stats, -json and the paths of files may differ. What differs otherwise is an error of all ranks, which shows it. Rank 0 writes,
-// and the others write errors alone.
+// -stats, -json and the paths of files may differ. Any other difference is an error of all ranks, with the difference. Rank 0
+// writes the texts; the others write only errors.
 //
 // Exit status: 0; 1 if something could not be read, computed or written; 2 for
 // wrong flags; 130 after an interrupt, when what was decoded has been written.

@@ -23,8 +23,8 @@ func (f *function) call(args ...uintptr) result { return result(library.Call(f.a
 // frames are argument lists for call4 and call11. The compiler puts the lists of call on the heap, at each call.
 var frames = sync.Pool{New: func() any { return new([11]uintptr) }}
 
-// call4 is call for what runs every step: it allocates nothing. Functions with
-// fewer parameters don't look at the rest.
+// call4 is call for calls of every step: it allocates nothing. Functions with fewer
+// parameters ignore the other arguments.
 //
 //go:uintptrescapes
 func (f *function) call4(a, b, c, d uintptr) result {

@@ -63,6 +63,6 @@
 //
 // # Caveats
 //
-// A mapped file that somebody truncates while it is in use ends the process, as
-// with every mapping. The tokenizer's files are read by package bpe.
+// Truncating a mapped file while it is in use ends the process, as with every
+// mapping. The tokenizer's files are read by package bpe.
 package hf
