@@ -505,7 +505,7 @@ type machinePages struct {
 	there *kvstore.DevicePages // nil before a layer has run
 }
 
-func (p *machinePages) Places() int   { return 1 }
+func (p *machinePages) Shards() int   { return 1 }
 func (p *machinePages) Where() string { return "the GPU of Gorgonia's machine" }
 
 // supports sees what no GPU has kernels for; the rest shows in a run.
