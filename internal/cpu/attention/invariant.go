@@ -323,7 +323,7 @@ func (a *alone[F]) lay(key, n, run, apart, step int) {
 		a.rows.openDecoded(t, n)
 		return
 	}
-	t.Count, t.KStep, t.VStep = n, step*a.rows.keyAt.Row*a.rows.size, step*a.rows.valAt.Row*a.rows.size
+	t.Count, t.KStep, t.VStep = n, step*a.rows.keyAt.Row, step*a.rows.valAt.Row
 	runs := (n-1)/run + 1
 	a.rows.open(t, runs, run)
 	for r := range runs {

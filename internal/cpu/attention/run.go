@@ -468,25 +468,29 @@ func writeMasked[F cpu.Real](p *Plan, o *Operands[F]) {
 type addresses struct {
 	plan         *Plan
 	seq          *span
-	k, v         unsafe.Pointer // page 0, slot 0 of the head
-	keyAt, valAt attn.PageStrides
-	size         int        // bytes of an element
-	runs         *runs      // memory of the tile's K and V
-	decoder      rowDecoder // nil: rows are read in place
+	k, v         unsafe.Pointer   // page 0, slot 0 of the head
+	keyAt, valAt attn.PageStrides // in bytes
+	size         int              // bytes of an element
+	runs         *runs            // memory of the tile's K and V
+	decoder      rowDecoder       // nil: rows are read in place
 }
 
 // addresses returns the addresses for a block.
 func (ws *workspace[F]) addresses(w *worker[F], b block) addresses {
 	f := &ws.plan.g.Pages
 	a := addresses{plan: ws.plan, seq: b.seq, size: storedType[F](f).Size(), runs: &w.runs}
+	inBytes := func(s attn.PageStrides) attn.PageStrides {
+		return attn.PageStrides{Page: s.Page * a.size, Head: s.Head * a.size, Row: s.Row * a.size}
+	}
 	if !readInPlace(f) {
 		d := &w.decoded
 		d.plan, d.pages, d.head, a.decoder = ws.plan, &ws.ops.Pages, b.head, d
-		a.keyAt, a.valAt = attn.PageStrides{Row: ws.plan.g.Dim}, attn.PageStrides{Row: ws.plan.g.ValueDim}
+		a.keyAt, a.valAt = inBytes(attn.PageStrides{Row: ws.plan.g.Dim}), inBytes(attn.PageStrides{Row: ws.plan.g.ValueDim})
 		return a
 	}
-	a.keyAt, a.valAt = f.Key().At, f.ValuePlane().At
-	a.k, a.v = ws.ops.Pages[0].Data.At(b.head*a.keyAt.Head), ws.ops.Pages[f.Value.Plane].Data.At(b.head*a.valAt.Head)
+	a.keyAt, a.valAt = inBytes(f.Key().At), inBytes(f.ValuePlane().At)
+	a.k = unsafe.Add(ws.ops.Pages[0].Data.Ptr, b.head*a.keyAt.Head)
+	a.v = unsafe.Add(ws.ops.Pages[f.Value.Plane].Data.Ptr, b.head*a.valAt.Head)
 	return a
 }
 
@@ -499,7 +503,7 @@ func (a *addresses) slot(key int) (page, slot int) {
 // row returns the addresses of a key and its value.
 func (a *addresses) row(key int) (k, v unsafe.Pointer) {
 	page, slot := a.slot(key)
-	return unsafe.Add(a.k, a.keyAt.Offset(page, 0, slot)*a.size), unsafe.Add(a.v, a.valAt.Offset(page, 0, slot)*a.size)
+	return unsafe.Add(a.k, page*a.keyAt.Page+slot*a.keyAt.Row), unsafe.Add(a.v, page*a.valAt.Page+slot*a.valAt.Row)
 }
 
 // streams sets t to keys from key on, before end, in four streams that are as far apart as possible. It returns the
@@ -509,7 +513,7 @@ func (a *addresses) streams(t *tile, key, end, limit int) int {
 		return a.neighbours(t, key, min(end, key+limit))
 	}
 	g := &a.plan.g
-	t.KStep, t.VStep = a.keyAt.Row*a.size, a.valAt.Row*a.size
+	t.KStep, t.VStep = a.keyAt.Row, a.valAt.Row
 	slot := key % g.PageTokens
 	if four := 4 * g.PageTokens; slot == 0 && end-key >= four { // runs of four whole pages
 		runs := min((end-key)/four, max(limit/four, 1))
@@ -622,7 +626,7 @@ func (a *addresses) openDecoded(t *tile, n int) {
 // openRows sets t to Count consecutive rows.
 func (a *addresses) openRows(t *tile, k, v unsafe.Pointer) {
 	a.open(t, 1, (t.Count+3)/4*4)
-	kRow, vRow := a.keyAt.Row*a.size, a.valAt.Row*a.size
+	kRow, vRow := a.keyAt.Row, a.valAt.Row
 	t.KStep, t.VStep = 4*kRow, 4*vRow
 	for i := range t.K[0] {
 		row := min(i, t.Count-1)
