@@ -24,26 +24,22 @@ import (
 
 // Args are the operands of [Attend].
 type Args struct {
-	// Q is (batch, heads, Nq, d) or (heads, Nq, d), float32 or float64. All of
-	// them are *tensor.Dense, or all are *device.Tensor.
+	// Q is (batch, heads, Nq, d) or (heads, Nq, d), float32 or float64. All operands are *tensor.Dense, or all are
+	// *device.Tensor.
 	Q G.Value
-	// K is (batch, kvHeads, Nk, d) and V (batch, kvHeads, Nk, dv), of one
-	// element type: float32, float64, [Float16] or [BFloat16]. heads is a
-	// multiple of kvHeads: head h reads KV head h/(heads/kvHeads).
+	// K is (batch, kvHeads, Nk, d), and V (batch, kvHeads, Nk, dv), of one element type: float32, float64, [Float16] or
+	// [BFloat16]. heads is a multiple of kvHeads: head h reads KV head h/(heads/kvHeads).
 	K, V G.Value
-	// Out is (batch, heads, Nq, dv), of Q's element type. It is overwritten.
+	// Out is (batch, heads, Nq, dv), of Q's element type. Attend overwrites it.
 	Out G.Value
-	// LSE, if not nil, is (batch, heads, Nq), of Q's element type, and receives
-	// the log-sum-exp of each query as [LogSumExp] defines it.
+	// LSE, if not nil, is (batch, heads, Nq), of Q's element type. It receives the log-sum-exp of each query ([LogSumExp]).
 	LSE G.Value
-	// Lengths, if not nil, are the live keys of each sequence, as [WithLengths]
-	// defines them.
+	// Lengths, if not nil, has the number of live keys of each sequence ([WithLengths]).
 	Lengths []int
-	// QueryLengths, if not nil, are the numbers of queries of each sequence, as [WithQueryLengths]
-	// defines them.
+	// QueryLengths, if not nil, has the number of queries of each sequence ([WithQueryLengths]).
 	QueryLengths []int
-	// Bias, if not nil, is (batch, heads, Nq, Nk) with 1 in place of any size but
-	// the last, of Q's element type, and is added to the scores as [WithBias] says.
+	// Bias, if not nil, is (batch, heads, Nq, Nk), of Q's element type; each size but the last may be 1. Attend adds it to the
+	// scores ([WithBias]).
 	Bias G.Value
 	// Parents, if not nil, has the tree of each sequence, in the form of [Append.Parents], or nil for a sequence without one.
 	// The tokens of a tree are the sequence's n queries and the last n of its keys, in the same order. n is Nq, or what
@@ -52,24 +48,26 @@ type Args struct {
 	Parents [][]int
 	// Seed says which weights [WithDropout] drops. A Seed of 0 drops none. Without WithDropout it is not used.
 	Seed int64
-	// Sinks, if not nil, is a vector with the attention sink of each query head, as [WithSinks] says:
-	// of Q's element type, float32 where that is [Float16] or [BFloat16].
+	// Sinks, if not nil, is a vector with the attention sink of each query head ([WithSinks]), of Q's element type, or float32
+	// for Q of [Float16] or [BFloat16].
 	Sinks G.Value
-	// Segments, if there are any, are keys and values that sequences have in common, and that lie before their own
-	// keys: all queries of these sequences see all of them. A segment is read once for all of its sequences where
-	// that saves more than it costs. It is attended to by itself, and the states are merged as [Merge] says, own keys
-	// first. Segments go with [WithCausal], Parents, Sinks, [WithSoftCap] and every schedule but [Unfused];
-	// all else is [ErrUnsupported] then.
+	// Segments are keys and values that sequences share. They come before the sequences' own keys, so all queries of these
+	// sequences see all of a segment.
+	//
+	//   - A segment is read once for all of its sequences, if that pays.
+	//   - Attend attends to each segment by itself, and merges the states as [Merge] does, own keys first.
+	//   - Segments go with [WithCausal], Parents, Sinks, [WithSoftCap] and every schedule but [Unfused]; anything else is
+	//     [ErrUnsupported].
 	Segments []Segment
 }
 
 // Segment is keys and values that several sequences of a batch share, such as a system prompt. Several segments correspond to
 // FlashInfer's composable format, and several levels to its cascade (Ye et al., arXiv:2501.01005, section 3.1.2).
 type Segment struct {
-	// K is (kvHeads, Nk, d) and V (kvHeads, Nk, dv), or each with a batch of 1 before that, of one element type. kvHeads,
-	// d and dv are those of [Args].
+	// K is (kvHeads, Nk, d), and V (kvHeads, Nk, dv), of one element type. Both may have a first axis of size 1. kvHeads, d and
+	// dv are those of [Args].
 	K, V G.Value
-	// Sequences are the numbers in the batch of those that attend to it, each once. nil: all.
+	// Sequences lists the sequences of the batch that attend to the segment, each once. nil: all.
 	Sequences []int
 }
 

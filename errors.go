@@ -14,55 +14,49 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Every error of this package wraps one of these, so that errors.Is tells
-// what kind of mistake it was; the text names the operation, the argument and
-// the values. All arguments are checked before anything is written.
+// Every error of this package wraps one of these errors, for errors.Is. The text names the operation, the argument and the values. All
+// arguments are checked before anything is written.
 //
-// Gorgonia's tape machine returns what went wrong in a run inside an error of its
-// own, which does not unwrap. [Cause] takes it out:
+// Gorgonia's tape machine wraps the error of a run in an error that does not unwrap. [Cause] returns the error inside:
 //
 //	err := leanattention.Cause(machine.RunAll())
 //	if errors.Is(err, leanattention.ErrLength) { ... }
 var (
-	// ErrShape is an argument of a wrong rank, size or head count.
+	// ErrShape: an argument has a wrong rank, size or head count.
 	ErrShape = errs.ErrShape
 
-	// ErrDType is an argument of an element type that the operation does not take.
+	// ErrDType: an argument has an element type that the operation does not take.
 	ErrDType = errs.ErrDType
 
-	// ErrLength is a context length or token count outside its range, or lengths of a batch that do not
-	// say where its queries are.
+	// ErrLength: a length or a number of tokens is out of range, or the lengths of a batch do not determine the positions of its
+	// queries.
 	ErrLength = errs.ErrLength
 
-	// ErrOption is an option with a value outside its range.
+	// ErrOption: an option has a value out of range, or is given twice.
 	ErrOption = errs.ErrOption
 
-	// ErrUnsupported is something that this path cannot do: an option that it
-	// cannot honour is refused, never ignored.
+	// ErrUnsupported: this path does not support an option, a combination or an operand. No option is ignored.
 	ErrUnsupported = errs.ErrUnsupported
 
-	// ErrCacheFull is a cache that has too few free pages now. Nothing changed:
-	// release or truncate sequences and try again. [Cache.Need] says how many pages a step takes. What
-	// the cache has no room for even if all other sequences are released is ErrLength.
+	// ErrCacheFull: the cache has too few free pages now, and nothing changed. Release or truncate sequences, and try again.
+	// [Cache.Need] returns the number of pages of a step. A step that can never fit is ErrLength.
 	ErrCacheFull = errs.ErrCacheFull
 
-	// ErrFormat is data that is no saved sequence, is damaged or ends too early.
+	// ErrFormat: data is not a saved sequence, is damaged, or ends too early.
 	ErrFormat = errs.ErrFormat
 
-	// ErrState is a call out of order: a step that was not set, a sequence
-	// that is part of an open step, a commit of layers that never ran, a value
-	// on a GPU whose node has run again since. Under the build tag cuda it is also a machine
-	// of Gorgonia that can't compute: the machine is closed, its set-up failed, or an earlier call failed.
+	// ErrState: a call out of order, such as a step that is not set, a sequence in an open step, a commit before all layers have
+	// run, or a GPU value whose node has run again. Under the build tag cuda, also a machine of Gorgonia that is closed, whose
+	// set-up failed, or whose earlier call failed.
 	ErrState = errs.ErrState
 
-	// ErrClosed is the use of a closed cache, step or GPU, of a released sequence
-	// or a freed tensor.
+	// ErrClosed: use of a closed cache or GPU, of a released sequence, or of a freed tensor.
 	ErrClosed = errs.ErrClosed
 
-	// ErrGraph is a node that Gorgonia would compute wrongly or refuse.
+	// ErrGraph: a node that Gorgonia would compute wrongly, or would refuse.
 	ErrGraph = errs.ErrGraph
 
-	// ErrNoDevice is a GPU that can't be opened. The text has the reason, which is one of these:
+	// ErrNoDevice: a GPU can't be opened. The text has the reason:
 	//
 	//   - no NVIDIA driver: there are drivers for Linux and Windows, on amd64 and arm64
 	//   - a driver older than release 525 (CUDA 12.0)
@@ -70,21 +64,19 @@ var (
 	//   - a GPU below compute capability 8.0
 	ErrNoDevice = cuda.ErrNoDevice
 
-	// ErrRank is a failure of one of several processes that compute together (package
-	// ranks), which ends all of them: the text says whose, and why.
+	// ErrRank: one of several processes that compute together (package ranks) has failed, which ends the work of all. The text has
+	// the rank and the reason.
 	ErrRank = queue.ErrRank
 
-	// ErrNoAnswer is a GPU of several that others have waited for in vain; the text says which. What was computed since
-	// is worth nothing, and every later call says so: the GPUs that were opened together can only be closed.
+	// ErrNoAnswer: a GPU did not answer the GPUs that were opened with it. The text names the GPU. Results since then are
+	// undefined, and every later call returns the error: the GPUs can only be closed.
 	ErrNoAnswer = decoder.ErrNoAnswer
 
-	// ErrOutOfMemory is memory that the host or a GPU does not have; the text says
-	// which, how much was asked for and how much is free. Nothing changed: close what
-	// is not needed and try again.
+	// ErrOutOfMemory: the host or a GPU has too little memory, and nothing changed. The text has the device, the bytes that were
+	// needed, and the bytes that are free.
 	ErrOutOfMemory = cuda.ErrOutOfMemory
 
-	// ErrInternal is a defect of this package: a panic that was caught before
-	// it could end the process. Please report it with the text.
+	// ErrInternal: a defect of this package, such as a recovered panic. Please report it with the text.
 	ErrInternal = errs.ErrInternal
 )
 

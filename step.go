@@ -68,8 +68,7 @@ type Append struct {
 
 	// Parents, if not nil, make the new tokens a tree: Parents[i] is the new token that token i follows, and -1 is the last
 	// token of the sequence. A token sees the sequence, its ancestors and itself. nil is a chain: each token sees all before
-	// it. A tree has guesses of which some follow each other and others stand beside each other (speculative decoding
-	// with trees: Miao et al., arXiv:2305.09781).
+	// it. Trees serve speculative decoding (Miao et al., arXiv:2305.09781).
 	//
 	//   - Each parent comes before its token. A tree has a parent for each token, and at most 64 tokens.
 	//   - Layers take [WithCausal], and neither [WithWindow] nor [WithALiBi]: else Set is [ErrUnsupported].
@@ -78,12 +77,13 @@ type Append struct {
 	//     do not see it, as with WithCausal.
 	Parents []int
 
-	// Positions, if not nil, are the positions of the new tokens, in [0, 2^31): what [WithRotary] turns
-	// them by and [Step.Positions] has, in place of where they stand in the sequence. It is for
-	// models that number tokens otherwise: padding that does not count, parts of a prompt that all begin at
-	// 0, texts whose beginning was dropped. They need no order. No sequence remembers them: keys
-	// lie in the cache as they were turned, and the next tokens without Positions are counted by the
-	// sequence's length again. Masks, windows and ALiBi go by where keys stand, not by these.
+	// Positions, if not nil, has the position of each new token, in [0, 2^31), for [WithRotary] and [Step.Positions]. The default
+	// is the index in the sequence. Positions serve models that number tokens otherwise: padding without a position, parts
+	// of a prompt that each begin at 0, texts without their beginning.
+	//
+	//   - Positions need no order.
+	//   - A sequence does not store Positions: its keys are rotated already, and later tokens without Positions get their index.
+	//   - Masks, windows and ALiBi use the index, not Positions.
 	Positions []int
 }
 
