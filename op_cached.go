@@ -271,14 +271,14 @@ var (
 	_ G.ADOp = (*cachedOp)(nil)
 )
 
-// Rows is the rows of x that a run needs, the first ones. x is an input, a vector or a matrix, in host memory or a
-// [device.Tensor]:
+// Rows adds a node with the first rows of x to the graph: those that a run needs. x is an input, a vector or a matrix, in host memory or
+// a [device.Tensor]:
 //
-//   - with a row for each of the step's rows, as token ids and positions have: those that [Step.Set] gives to sequences
-//   - with another number of rows: one for each append of Set, as [Step.Last] has
+//   - x with a row for each row of the step, such as token ids and positions: the rows that [Step.Set] assigns
+//   - x with another number of rows: one row for each append of Set, such as [Step.Last]
 //
-// Nodes behind it compute no other rows, so a graph for long prompts and many sequences costs a short prompt, or
-// one sequence, no more than that is long:
+// Nodes that read the result compute no other rows. So in a graph for long prompts and many sequences, a short prompt costs what its
+// length costs:
 //
 //	ids, err = step.Rows(ids)
 //	last, err = step.Rows(last)
@@ -286,11 +286,12 @@ var (
 //	...
 //	h, err = nn.Embedding(h, last, nil)
 //
-// The nodes of this module take values of fewer rows than the graph was built for;
-// Gorgonia's own do not, and gorgonia.Read copies into the value of the run before: set
-// its variable to nil, or ask the node for its Value. Where Set gave no rows, it is one. The value is in the memory of x.
-// A [Recording] has the rows that it was made with: fewer than all are [ErrUnsupported] there, so a graph
-// that is recorded has no Rows.
+// Limits:
+//
+//   - Nodes of this module take values with fewer rows than the graph. Gorgonia's own nodes do not. gorgonia.Read copies to the value
+//     of the last run: set its variable to nil, or use the node's Value.
+//   - The value shares the memory of x. If Set assigned no rows, it has one row.
+//   - A recording has a fixed number of rows: fewer than all are [ErrUnsupported], so a graph to record has no Rows.
 //
 // Errors: [ErrGraph], [ErrShape]; in a run [ErrState] for a step that is not set, [ErrShape] for more appends than x has rows.
 func (s *Step) Rows(x *G.Node) (y *G.Node, err error) {
@@ -404,10 +405,10 @@ func (op *rowsOp) WriteHash(h hash.Hash) {
 func (op *rowsOp) Hashcode() uint32 { return graph.Hashcode(op) }
 func (op *rowsOp) String() string   { return "LeanRows" }
 
-// Layer is layer i of the cache as the step's graph sees it.
+// Layer returns layer i of the cache, for the step's graph.
 func (s *Step) Layer(i int) Layer { return Layer{step: s, index: i} }
 
-// Layer names one layer of a cache for [CachedAttention].
+// Layer is a layer of a cache, for [CachedAttention].
 type Layer struct {
 	step  *Step
 	index int

@@ -37,16 +37,15 @@ func readSeed(op string, v G.Value) (int64, error) {
 	return 0, errs.Errorf(op, ErrDType, "seed is a %T; it must be a scalar of int, int32 or int64", v)
 }
 
-// F16 is an IEEE 754 binary16 number and BF16 a bfloat16 number, each kept as its 16 bits. They are types of storage: keys,
-// values and weights may have them. Arithmetic is done in float32, or in float64 if the query is float64.
+// F16 is an IEEE 754 binary16 number, and BF16 a bfloat16 number. Both are types for storage, of keys, values and weights: arithmetic
+// is in float32, or in float64 if the query is float64.
 type (
 	F16  = half.Float16
 	BF16 = half.BFloat16
 )
 
-// Float16 and BFloat16 are the element types of tensors of [F16] and [BF16], for [CacheConfig], for key and value nodes, and
-// for weights. Gorgonia carries such tensors (as inputs, through reshape, transpose, slice and concat) but computes nothing on
-// them.
+// Float16 and BFloat16 are the element types of tensors of [F16] and [BF16], for [CacheConfig], for nodes of keys and values, and for
+// weights. Gorgonia accepts such tensors as inputs, and in reshape, transpose, slice and concat, but computes nothing on them.
 var (
 	Float16  = operand.Float16
 	BFloat16 = operand.BFloat16
