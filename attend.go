@@ -173,14 +173,14 @@ func Attend(a Args, opts ...Option) (err error) {
 
 func segmentName(i int, what string) string { return fmt.Sprintf("segment %d's %s", i, what) }
 
-// canSegment is what attention with segments can do: all queries of a sequence see the same in keys before its own.
+// canSegment lists the features of attention with segments. All queries of a sequence see the same keys before the sequence's own.
 var canSegment = attn.Can{
 	Name:     "attention with segments",
 	Features: attn.InParts,
 	KV:       []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16},
 }
 
-// segment is the problem of a segment, and what is asked for of it: no mask is, and no sinks.
+// segment returns the problem of segment i and its options: without masks and sinks.
 func (p *problem) segment(op string, i int, s *Segment, k, v operand.Operand, c *config) (of problem, asked config, err error) {
 	g := p.geometry(c)
 	if err := canSegment.Do("attend", &g); err != nil {
@@ -210,7 +210,7 @@ func (p *problem) segment(op string, i int, s *Segment, k, v operand.Operand, c 
 	return of, asked, nil
 }
 
-// setSegment takes who attends to a segment.
+// setSegment sets the sequences that attend to a segment.
 func (r *denseRun) setSegment(p *problem, s *Segment) {
 	r.forgetTrees()
 	if s.Sequences == nil {
@@ -223,7 +223,7 @@ func (r *denseRun) setSegment(p *problem, s *Segment) {
 	}
 }
 
-// attendSegments is attend where there are segments, too: each leaves a state.
+// attendSegments is attend with segments: it merges the states of the own keys and of each segment.
 func (r *denseRun) attendSegments(op string, p *problem, c *config, t *tensors, segments []Segment) (err error) {
 	problems, asked, all := make([]problem, len(segments)), make([]config, len(segments)), make([]tensors, len(segments))
 	for i := range segments {
@@ -267,11 +267,10 @@ func (r *denseRun) attendSegments(op string, p *problem, c *config, t *tensors, 
 	return mergeTensors[float64](op, own[roleOut], own[roleLSE], states)
 }
 
-// attendRoles are the roles of what [Args] always has, and of the log-sum-exp.
+// attendRoles are the roles of the operands that [Args] always has, and of the log-sum-exp.
 var attendRoles = [...]role{roleQ, roleK, roleV, roleOut, roleLSE}
 
-// checkResult checks one of some tensors that is to be overwritten: shape
-// (batch, heads, queries, last), the last axis absent when last is 0.
+// checkResult checks a result tensor: its shape is (batch, heads, queries, last), without the last axis if last is 0.
 func checkResult(op string, of role, all *tensors, p *problem, last int) error {
 	name, t := of.String(), all[of]
 	if t.Dtype() != p.query {
@@ -291,7 +290,7 @@ func checkResult(op string, of role, all *tensors, p *problem, last int) error {
 	return nil
 }
 
-// denseRun is the memory of one call on dense tensors, used again by later ones.
+// denseRun is the memory of a call on dense tensors. Later calls reuse it.
 type denseRun struct {
 	lengths   []int      // live keys of each sequence
 	queries   []int      // of each sequence, in front of rows of padding
@@ -307,7 +306,7 @@ type denseRun struct {
 
 var denseRuns = sync.Pool{New: func() any { return new(denseRun) }}
 
-// setLengths takes the lengths of [Args], which c knows of then.
+// setLengths copies the lengths of [Args] to r, and notes in c that there are some.
 func (r *denseRun) setLengths(op string, p *problem, c *config, a *Args) (err error) {
 	r.whole(p)
 	for _, x := range [...]struct {
@@ -331,8 +330,8 @@ func (r *denseRun) setLengths(op string, p *problem, c *config, a *Args) (err er
 	return nil
 }
 
-// checkAligned reports lengths that look like those of a batch that is padded at its right, where a query's position
-// matters and nothing says which queries there are: they would be shifted to the end of the live keys.
+// checkAligned returns an error for lengths that look like those of a batch that is padded at its right, if positions of queries matter
+// and neither option says where the queries are. Such queries would be shifted to the end of the live keys.
 func (r *denseRun) checkAligned(op string, p *problem, c *config) error {
 	by := c.needsPositions()
 	if by == "" || c.given&optQueriesAtEnd != 0 || c.hasLengths() == c.hasQueryLengths() {
@@ -364,7 +363,7 @@ func (r *denseRun) checkAligned(op string, p *problem, c *config) error {
 		short, r.lengths[short], p.queries, by, queries)
 }
 
-// setTrees takes the trees of [Args], which c knows of then. forgetTrees is to be called behind it.
+// setTrees copies the trees of [Args] to r, and notes in c that there are some. The caller calls forgetTrees afterwards.
 func (r *denseRun) setTrees(op string, p *problem, c *config, parents [][]int) error {
 	if parents == nil {
 		return nil
@@ -424,8 +423,8 @@ func (r *denseRun) allLive(p *problem) {
 	}
 }
 
-// layOut makes the sequences of a problem whose lengths are in r. Rows of padding are sequences without keys behind those of
-// the batch, whose numbers say which bias and which dropout are theirs.
+// layOut sets the sequences of a problem from the lengths in r. Padding rows become sequences without keys. They come after the sequences of
+// the batch, whose numbers select bias and dropout.
 func (r *denseRun) layOut(op string, p *problem, c *config) error {
 	if err := r.checkAligned(op, p, c); err != nil {
 		return err
@@ -452,7 +451,7 @@ func (r *denseRun) layOut(op string, p *problem, c *config) error {
 	return nil
 }
 
-// attend runs a checked problem whose lengths and whose seed are in r. There may be no bias, no sinks and no log-sum-exp.
+// attend runs a checked problem with the lengths and the seed in r. Bias, sinks and log-sum-exp are optional.
 func (r *denseRun) attend(op string, p *problem, c *config, t *tensors) error {
 	if c.schedule.kind == unfused {
 		return errs.Unfused(op)
@@ -583,7 +582,7 @@ func Merge(dst State, states ...State) (err error) {
 	return mergeTensors[float64](op, out, lse, parts)
 }
 
-// tensors are those of s, whose shapes fit each other.
+// tensors returns the tensors of s, after a check of their shapes.
 func (s State) tensors(op, outName, lseName string) (out, lse *tensor.Dense, err error) {
 	if out, err = ongpu.Dense(op, outName, s.Out); err != nil {
 		return nil, nil, err
@@ -603,7 +602,7 @@ func (s State) tensors(op, outName, lseName string) (out, lse *tensor.Dense, err
 	return out, lse, nil
 }
 
-// overlap says whether two tensors share memory.
+// overlap reports whether two tensors share memory.
 func overlap(a, b *tensor.Dense) bool {
 	return a.Uintptr() < b.Uintptr()+b.MemSize() && b.Uintptr() < a.Uintptr()+a.MemSize()
 }

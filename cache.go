@@ -205,7 +205,7 @@ func (c CacheConfig) Bytes() (int64, error) {
 	return l.bytes, err
 }
 
-// cacheLayout is what a configuration comes to.
+// cacheLayout is what NewCache derives from a configuration.
 type cacheLayout struct {
 	config  CacheConfig    // with its defaults filled in
 	store   kvstore.Config // what a store of pages needs to know
@@ -213,16 +213,16 @@ type cacheLayout struct {
 	largest int64 // bytes of the largest value in host memory
 }
 
-// least is attention on the cache with as few query heads as there can be: how many there are is not known yet.
+// least returns the problem of attention on the cache with the fewest query heads. The real number is not known yet.
 func (l *cacheLayout) least() attn.Problem {
 	c := &l.config
 	return geometryOf(&kvstore.Rows{Heads: c.KVHeads}, c, &config{mask: attn.Mask{Window: c.Window, SinkTokens: c.SinkTokens}})
 }
 
-// bookkeeping is the bytes that say who has which page.
+// bookkeeping returns the bytes of page tables.
 func (l *cacheLayout) bookkeeping() int64 { return 8*int64(l.config.Pages) + 64*int64(l.config.Layers) }
 
-// layout checks a configuration.
+// layout checks a configuration, and fills in its defaults.
 func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	if c.ValueDim == 0 {
 		c.ValueDim = c.HeadDim
@@ -269,15 +269,15 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 	return l, nil
 }
 
-// format is what a page of the cache holds. It is false for a DType that no cache has.
+// format returns the format of a page. It returns false for a DType that no cache has.
 func (c *CacheConfig) format() (attn.Format, bool) {
 	return kvstore.FormatOf(c.DType, c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize)
 }
 
-// maxWindow bounds what sequences keep: sums of three are an int.
+// maxWindow is the most tokens of each setting of a window, so that the sum of three is an int.
 const maxWindow = 1 << 29
 
-// checkWindow checks what says which tokens sequences keep.
+// checkWindow checks the settings of a window.
 func (c *CacheConfig) checkWindow(op string) error {
 	for _, f := range [...]struct {
 		name string
@@ -293,8 +293,8 @@ func (c *CacheConfig) checkWindow(op string) error {
 	return nil
 }
 
-// behind is the tokens that windows leave behind where a sequence has so many: no query of a later token sees them,
-// also if the last ones of up to Rewind are taken away.
+// behind returns the tokens that the cache may drop from a sequence of tokens tokens: no later query sees them, even after Truncate
+// removed Rewind tokens.
 func (c *CacheConfig) behind(tokens int) (g pages.Gap) {
 	if c.Window > 0 {
 		g = pages.Gap{First: c.SinkTokens, End: max(tokens-c.Rewind-c.Window+1, 0)}
@@ -302,7 +302,7 @@ func (c *CacheConfig) behind(tokens int) (g pages.Gap) {
 	return g
 }
 
-// made says whether c comes from NewCache, and is no copy.
+// made returns an error unless c is from NewCache, and not a copy.
 func (c *Cache) made(op string) error {
 	const what, by = "cache", "NewCache"
 	if c == nil {
@@ -390,7 +390,7 @@ func (c *Cache) NewSequence() (*Sequence, error) {
 	return s, nil
 }
 
-// newSequence is a sequence with a page table that is its own, and that is not counted. The mu is held.
+// newSequence returns a sequence with its own page table, which no statistic counts yet. The caller holds mu.
 func (c *Cache) newSequence(table pages.Table) *Sequence {
 	s := &Sequence{cache: c, table: table}
 	s.mark.Set()
@@ -398,7 +398,7 @@ func (c *Cache) newSequence(table pages.Table) *Sequence {
 	return s
 }
 
-// count makes s a sequence that the user has. The mu is held.
+// count adds s to the statistics. The caller holds mu.
 func (c *Cache) count(s *Sequence) {
 	c.holders[s] = true
 	c.sequences++
@@ -418,7 +418,7 @@ func (s *Sequence) Len() int {
 
 const makesSequences = "NewSequence, Fork or ReadSequence"
 
-// made says whether s comes from NewSequence, Fork or ReadSequence, and is no copy.
+// made returns an error unless s is from NewSequence, Fork or ReadSequence, and not a copy.
 func (s *Sequence) made(op string) error {
 	if s == nil {
 		return errs.Unmade(op, "sequence", makesSequences)
@@ -426,7 +426,7 @@ func (s *Sequence) made(op string) error {
 	return errs.Original(op, &s.mark, "sequence", makesSequences)
 }
 
-// usable says why s can't be changed now, if so. The cache's mu is held.
+// usable returns an error if s must not change now. The caller holds the mu of the cache.
 func (s *Sequence) usable(op string) error {
 	switch {
 	case s.cache.closed:
@@ -478,7 +478,7 @@ func (s *Sequence) Rewind() int {
 	return s.table.Tokens - s.least()
 }
 
-// least is the number of tokens that the sequence must keep, or have no more than before its gap. The mu is held.
+// least returns the fewest tokens, from the end of the gap on, that Truncate can keep. The caller holds mu.
 func (s *Sequence) least() int {
 	if gap := s.table.Gap; gap.End > 0 {
 		return gap.End + s.cache.config.Window - 1
@@ -510,7 +510,7 @@ func (s *Sequence) Truncate(n int) error {
 	return c.cut("Truncate", s, n)
 }
 
-// reaches checks that what comes behind the first n tokens sees none that were given back. The mu is held.
+// reaches returns an error if tokens after the first n would see dropped tokens. The caller holds mu.
 func (s *Sequence) reaches(op string, n int) error {
 	config := &s.cache.config
 	if gap := s.table.Gap; n > gap.First && n < s.least() {
@@ -580,7 +580,7 @@ func (s *Sequence) Keep(from int, path []int) error {
 	return c.cut(op, s, n)
 }
 
-// move does what Keep does for the tokens of a path that move: all but the first ones. The mu is held.
+// move moves the tokens of a path, from number still on; the tokens before stay. The caller holds mu.
 func (c *Cache) move(op string, s *Sequence, from int, path []int, still int) error {
 	gap := s.table.Gap
 	for i, at := range path[still:] {
@@ -640,7 +640,7 @@ func (s *Sequence) Release() error {
 	return nil
 }
 
-// cut shortens s to n tokens. The mu is held.
+// cut shortens s to n tokens. The caller holds mu.
 func (c *Cache) cut(op string, s *Sequence, n int) error {
 	was := s.table.Tokens
 	if err := c.pool.Truncate(&s.table, n); err != nil {
@@ -650,7 +650,7 @@ func (c *Cache) cut(op string, s *Sequence, n int) error {
 	return nil
 }
 
-// commit puts what is reserved into the sequence's table, and gives back what windows leave behind. The mu is held.
+// commit moves a reservation to the table of its sequence, and drops tokens that no window reaches. The caller holds mu.
 func (c *Cache) commit(op string, r *reservation) error {
 	t := &r.seq.table
 	err := c.pool.Commit(&r.Reservation)

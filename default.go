@@ -99,7 +99,7 @@ func Default(q, k, v *G.Node, opts ...Option) (out *G.Node, err error) {
 	return out, nil
 }
 
-// nodeChain builds nodes one on the other until the first error.
+// nodeChain builds a chain of nodes, until the first error.
 type nodeChain struct {
 	op  string
 	err error
@@ -146,9 +146,8 @@ func (c *nodeChain) addBias(s, bias *G.Node, p *problem) *G.Node {
 	return c.reshape(s, laid...)
 }
 
-// scaleNode is an input, not a constant: Gorgonia takes constants that print
-// alike for equal, float32(1) and float64(1) for instance. Its name makes the
-// scales of many layers one node.
+// scaleNode returns an input for a scale. It is no constant, because Gorgonia takes constants with equal text for one, such as float32(1) and
+// float64(1). Its name makes the scales of many layers one node.
 func scaleNode(g *G.ExprGraph, t tensor.Dtype, scale float64) *G.Node {
 	var v any = scale
 	if t == tensor.Float32 {
@@ -157,8 +156,7 @@ func scaleNode(g *G.ExprGraph, t tensor.Dtype, scale float64) *G.Node {
 	return G.NewScalar(g, t, G.WithName(fmt.Sprintf(fuse.ScaleName+"%v,%v)", v, t)), G.WithValue(v))
 }
 
-// maskedScore is added to the score of a key that is not seen: exp of it is 0
-// in either type, and unlike -Inf it makes no NaN in SoftMax.
+// maskedScore is added to the scores of hidden keys. Its exponential is 0 in both types. Unlike -Inf, it gives no NaN in SoftMax.
 const maskedScore = -1e9
 
 // maskNode is the additive mask (1, rows, keys) of a problem whose rows are (heads
@@ -178,7 +176,7 @@ func maskNode(g *G.ExprGraph, p *problem, c *config, rows int) *G.Node {
 	})
 }
 
-// slopesNode is what [WithALiBi] adds to the scores (batch*kvHeads, rows, keys).
+// slopesNode returns an input with the terms of [WithALiBi], for scores (batch*kvHeads, rows, keys).
 func slopesNode(g *G.ExprGraph, p *problem, slopes attn.Slopes) *G.Node {
 	rows := p.heads / p.kvHeads * p.queries
 	name := fmt.Sprintf("leanattention.slopes(%d,%d,%d,%d,%v,%x)", p.batch, p.kvHeads, p.queries, p.keys, p.query, string(slopes))
@@ -188,7 +186,7 @@ func slopesNode(g *G.ExprGraph, p *problem, slopes attn.Slopes) *G.Node {
 	})
 }
 
-// biasNode is an input with what is added to the scores, of each row and key.
+// biasNode returns an input with the term of each row and key.
 func biasNode(g *G.ExprGraph, p *problem, name string, shape tensor.Shape, bias func(row, key int) float64) *G.Node {
 	m := dense.New(p.query, shape...)
 	if p.query == tensor.Float32 {

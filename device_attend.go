@@ -117,14 +117,14 @@ func attendDevice(op string, gpu *ongpu.GPU, v []G.Value, a *Args, c *config) er
 	})
 }
 
-// segmentThere is a segment on a GPU, and what is asked for of it.
+// segmentThere is a segment on a GPU, with its problem and options.
 type segmentThere struct {
 	problem problem
 	asked   config
 	k, v    *ongpu.Tensor
 }
 
-// segmentsThere checks segments, and that results are none of their tensors.
+// segmentsThere checks segments, and that they share no tensor with results.
 func (p *problem) segmentsThere(op string, segments []Segment, c *config, results ...*ongpu.Tensor) ([]segmentThere, error) {
 	all := make([]segmentThere, len(segments))
 	for i := range segments {
@@ -151,7 +151,7 @@ func (p *problem) segmentsThere(op string, segments []Segment, c *config, result
 	return all, nil
 }
 
-// attendSegments makes the states of own keys and of all segments, and merges them into out and, if it is not nil, lse.
+// attendSegments computes the states of the own keys and of all segments, and merges them into out and, if not nil, lse.
 func attendSegments(g *ongpu.GPU, op string, p *problem, segments []segmentThere, out, lse *ongpu.Tensor, own func(to State) error, segment func(i int, to State) error) (err error) {
 	fresh := func(shape tensor.Shape) (*ongpu.Tensor, error) {
 		if err := g.Enter(op); err != nil {
@@ -185,11 +185,10 @@ func attendSegments(g *ongpu.GPU, op string, p *problem, segments []segmentThere
 	return mergeOn(g, op, out, lse, states)
 }
 
-// furtherThere are operands of an attention on a GPU beside q, k and v; nil: there is none.
+// furtherThere is the optional operands of attention on a GPU; nil: none.
 type furtherThere struct{ bias, sinks *ongpu.Tensor }
 
-// furtherThere checks the bias and the sinks of an attention on a GPU, each of which may be nil, and says in c
-// what there is of them.
+// furtherThere checks the bias and the sinks, each of which may be nil, and notes them in c.
 func (p *problem) furtherThere(op string, gpu *ongpu.GPU, bias, sinks G.Value, c *config) (f furtherThere, err error) {
 	for _, x := range [...]struct {
 		name string
@@ -217,7 +216,7 @@ func (p *problem) furtherThere(op string, gpu *ongpu.GPU, bias, sinks G.Value, c
 	return f, err
 }
 
-// use is the memory of each, see [device.Tensor.use].
+// use adds the memory of bias and sinks to o.
 func (f *furtherThere) use(sub *queue.Submission, o *ongpu.AttentionOperands) (err error) {
 	if f.bias != nil {
 		if o.Bias, err = f.bias.UseAs(sub, "bias"); err != nil {
@@ -321,8 +320,7 @@ func uploadAll(s *cuda.Stream, plans []ongpu.AttentionPlan) error {
 	return nil
 }
 
-// sharding is which KV heads each GPU has: all are the first one's, unless keys and values
-// are sharded by them.
+// sharding returns the KV heads of each GPU. The first GPU has all, unless keys and values are sharded by heads.
 func (p *problem) sharding(op string, kv [2]*ongpu.Tensor) ([]ongpu.Heads, error) {
 	k, v := kv[0], kv[1]
 	if k.Shards == nil && v.Shards == nil {

@@ -109,11 +109,10 @@ func Cause(err error) error {
 	return err
 }
 
-// pagesError is an error of the pool of pages. Calls are checked before, so it is a
-// defect: better than a page that two sequences write.
+// pagesError returns the error of a call of the pool. Calls are checked before, so it is a defect.
 func pagesError(op string, err error) error { return errs.Errorf(op, ErrInternal, "pages: %v", err) }
 
-// text is the shape of a cache in a line.
+// text returns the shape of a cache, in a line.
 func (c *CacheConfig) text() string {
 	values := ""
 	if c.ValueDim != 0 && c.ValueDim != c.HeadDim {

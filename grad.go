@@ -46,7 +46,7 @@ func (op *attentionOp) DiffWRT(n int) []bool {
 	return wrt
 }
 
-// hasGradient says whether there is a gradient in an input behind q, k and v.
+// hasGradient reports whether an optional input has a gradient.
 func (op *attentionOp) hasGradient(of role) bool {
 	return (of == roleBias && op.hasBias() || of == roleSinks && op.score.Sinks) && !op.constant[of]
 }
@@ -169,13 +169,12 @@ type gradOp struct {
 	gradRank int  // of the gradient that comes in: 0 where Gorgonia made a scalar of it
 }
 
-// gradient is the op of op's gradients, of its output or of its log-sum-exp.
+// gradient returns the op of the gradients of op's output, or of its log-sum-exp.
 func (op *attentionOp) gradient(ofLSE bool, gradRank int) *gradOp {
 	return &gradOp{problem: op.problem, config: op.config, ofLSE: ofLSE, ofBias: op.hasGradient(roleBias), ofSinks: op.hasGradient(roleSinks), gradRank: gradRank}
 }
 
-// gradPart is one of the gradients: what it is for, which input of the differentiated
-// op that is, and its shape.
+// gradPart is one gradient: its role, the input of the differentiated op, and its shape.
 type gradPart struct {
 	of    role
 	input int
@@ -208,8 +207,7 @@ func (op *gradOp) total() int {
 	return n
 }
 
-// gradInput is a child of a gradOp, with the shape and the element type that it must
-// have.
+// gradInput is an input of a gradOp, with its required shape and element type.
 type gradInput struct {
 	of role
 	operand.Operand
@@ -353,8 +351,8 @@ func (op *gradOp) Do(in ...G.Value) (packed G.Value, err error) {
 	return to, nil
 }
 
-// partOp is one of the packed gradients. It is the very memory, which nobody
-// else reads or writes: ops behind it may overwrite it.
+// partOp is one of the packed gradients. Its value is that part of the packed memory, which no other node reads or writes, so later ops may
+// overwrite it.
 type partOp struct {
 	graph.Plain
 	of          role // it is the gradient of
@@ -453,8 +451,7 @@ func (op *gradOp) backward(name string, t *tensors, seed int64, packed *tensor.D
 	return nil
 }
 
-// backwardDense computes those gradients that parts has: of the output if there is one,
-// else of the log-sum-exp.
+// backwardDense computes the gradients of parts: of the output if given, else of the log-sum-exp.
 func backwardDense[F lean.Float](s *gradient.Shape, t *tensors, seed int64, parts []gradPart, packed *tensor.Dense) error {
 	elements := func(of role) []F {
 		if t[of] == nil {
@@ -526,7 +523,7 @@ func valuesOf(in G.Nodes) []G.Value {
 	return values
 }
 
-// gradOf is the gradient that has come to a node.
+// gradOf returns the gradient of a node's value.
 func gradOf(name string, n *G.Node) (G.Value, error) {
 	grad, err := n.Grad()
 	if err != nil {
@@ -535,9 +532,8 @@ func gradOf(name string, n *G.Node) (G.Value, error) {
 	return grad, nil
 }
 
-// logSumExp computes the log-sum-exp again: the lisp machine has nodes of the
-// graph only, and the one of the log-sum-exp may be missing. It is used for one
-// run, so this is once.
+// logSumExp computes the log-sum-exp again. The lisp machine has only the nodes of the graph, which may lack one for the log-sum-exp. It runs a
+// graph once, so this happens once.
 func (op *attentionOp) logSumExp(name string, in []G.Value) (lse *tensor.Dense, err error) {
 	r := denseRuns.Get().(*denseRun)
 	defer denseRuns.Put(r)

@@ -148,10 +148,10 @@ func (c *config) hasQueryLengths() bool { return c.given&optQueryLengths != 0 }
 func (c *config) hasSeed() bool         { return c.given&optDropout != 0 }
 func (c *config) hasBias() bool         { return c.score.Bias != attn.Bias{} }
 
-// furtherRoles are the inputs that an attention may have behind q, k and v, in their order.
+// furtherRoles are the optional inputs of attention after q, k and v, in order.
 var furtherRoles = [...]role{roleLengths, roleQueryLengths, roleSeed, roleBias, roleSinks}
 
-// inputRoles are the inputs of an attention with some of furtherRoles: a bit for each.
+// inputRoles are the inputs of attention for each subset of furtherRoles, which is a bit mask.
 var inputRoles = func() (all [1 << len(furtherRoles)][]role) {
 	for i := range all {
 		all[i] = []role{roleQ, roleK, roleV}
@@ -164,7 +164,7 @@ var inputRoles = func() (all [1 << len(furtherRoles)][]role) {
 	return all
 }()
 
-// inputs are the op's inputs.
+// inputs returns the roles of the op's inputs.
 func (c *config) inputs() []role {
 	i := 0
 	for bit, has := range [...]bool{c.hasLengths(), c.hasQueryLengths(), c.hasSeed(), c.hasBias(), c.score.Sinks} {
@@ -178,7 +178,7 @@ func (c *config) inputs() []role {
 // OperandName makes it a [graph.Named].
 func (c *config) OperandName(i int) string { return c.inputs()[i].String() }
 
-// input is that of the values of the inputs which has a role, nil if none has.
+// input returns the input with a role; nil if there is none.
 func (c *config) input(of role, in []G.Value) G.Value {
 	if i := slices.Index(c.inputs(), of); i >= 0 {
 		return in[i]
@@ -266,7 +266,7 @@ func (op *attentionOp) Do(in ...G.Value) (out G.Value, err error) {
 	return t[roleOut], nil
 }
 
-// fresh checks that the inputs of a graph that [Fuse] made have the last values that were bound.
+// fresh returns an error if inputs of a graph from Fuse lack values that were bound to the old graph.
 func (op *attentionOp) fresh(name string) error {
 	if op.stale == nil {
 		return nil
@@ -277,8 +277,7 @@ func (op *attentionOp) fresh(name string) error {
 	return nil
 }
 
-// read checks the inputs of a run: Gorgonia checks no value against the node's shape.
-// The lengths and the seed go to r.
+// read checks the inputs of a run, because Gorgonia does not compare values with the shapes of nodes. It stores lengths and seed in r.
 func (op *attentionOp) read(name string, r *denseRun, in []G.Value) (t tensors, err error) {
 	var bias attn.Bias
 	r.whole(&op.problem)
@@ -339,7 +338,7 @@ func (op *attentionOp) sameProblem(name string, q, k, v operand.Operand) error {
 	return nil
 }
 
-// doOnGPU is Do where q, k and v are on a GPU; the lengths are on the host.
+// doOnGPU is Do for q, k and v on a GPU. Lengths are in host memory.
 func (op *attentionOp) doOnGPU(name string, r *denseRun, gpu *ongpu.GPU, in []G.Value) (G.Value, error) {
 	if op.graded.Load() {
 		return nil, errs.Errorf(name, ErrUnsupported, "gradient of attention on a GPU")
@@ -387,7 +386,7 @@ func (op *attentionOp) String() string {
 	return fmt.Sprintf("LeanAttention{H %d/%d, d %d/%d%s}", op.heads, op.kvHeads, op.dim, op.valueDim, op.more())
 }
 
-// more is what an op's name says of sinks and of a rotary embedding.
+// more returns the part of an op's name for sinks and a rotary embedding.
 func (c *config) more() (s string) {
 	if c.rotary != (attn.Rotary{}) {
 		s = ", rotary"
@@ -398,7 +397,7 @@ func (c *config) more() (s string) {
 	return s
 }
 
-// firstThree says that the first three inputs could have a gradient, and nothing else.
+// firstThree reports that only the first three of n inputs can have a gradient.
 func firstThree(n int) []bool {
 	wrt := make([]bool, n)
 	for i := range min(n, 3) {
@@ -407,26 +406,24 @@ func firstThree(n int) []bool {
 	return wrt
 }
 
-// hash is every parameter of a config, for WriteHash.
+// hash returns all parameters of a config as text, for WriteHash.
 func (c *config) hash() string {
 	return fmt.Sprintf("given %x scale %x %v tile %d workers %d mask %+v score %+q rotary %+q",
 		uint32(c.given), math.Float64bits(c.scale), c.schedule, c.tileTokens, c.workers, c.mask, fmt.Sprintf("%+v", c.score), fmt.Sprintf("%+v", c.rotary))
 }
 
-// logs is where a run leaves the log-sum-exp; nil: no node asks for it.
+// logs returns the store for the log-sum-exp of a run; nil if no node reads it.
 func (op *attentionOp) logs() *lseStore { return op.lse.asked() }
 
-// lseStore hands the log-sum-exp from an attention op to the op of its node:
-// an op of Gorgonia has one output. Clones of a graph share their ops and may
-// run at the same time, so a log-sum-exp is kept under the output that it
-// belongs to, for as long as somebody holds that.
+// lseStore passes the log-sum-exp from an attention op to the op of its node, because an op of Gorgonia has one output. Clones of a graph
+// share their ops and may run at the same time. So the store keeps each log-sum-exp with its output, while something refers to the output.
 type lseStore struct {
 	wanted atomic.Bool // a node asks for it
 	mu     sync.Mutex
 	of     map[weak.Pointer[tensor.Dense]]G.Value
 }
 
-// asked is the store where a node asks for the log-sum-exp, else nil.
+// asked returns s if a node reads the log-sum-exp, else nil.
 func (s *lseStore) asked() *lseStore {
 	if s.wanted.Load() {
 		return s
@@ -456,8 +453,7 @@ func (s *lseStore) put(result, logs G.Value) {
 	s.of[weak.Make(out)] = logs
 }
 
-// take empties the store of out's, so that a value is never seen twice: the
-// node behind may have overwritten it.
+// take removes and returns the log-sum-exp of out. A value is returned once, since the node that gets it may overwrite it.
 func (s *lseStore) take(out G.Value) G.Value {
 	if d, ok := ongpu.Of(out); ok && d.LSE != nil {
 		lse := d.LSE
@@ -529,9 +525,8 @@ func newLSE(op *lseOp, out *G.Node, children ...*G.Node) (*G.Node, error) {
 
 func (op *attentionOp) attention() *attentionOp { return op }
 
-// lseOp is the node of [LogSumExp]. Its first input is the attention's output,
-// which orders the two; its value comes through the store. The others are what
-// the log-sum-exp follows from, for the gradient.
+// lseOp is the node of [LogSumExp]. Its first input is the output of the attention, so that it runs after the attention. Its value comes through
+// the store. Its other inputs are those of the attention, for the gradient.
 type lseOp struct {
 	graph.Plain
 	of     string

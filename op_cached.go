@@ -105,7 +105,7 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	return ongpu.Apply(op, placeCached(a), children...)
 }
 
-// keepsFor checks that the cache keeps all tokens that a node sees.
+// keepsFor returns an error if a node sees tokens that the cache drops.
 func (c *CacheConfig) keepsFor(op string, node *config) error {
 	switch window := node.mask.Window; {
 	case c.Window == 0:
@@ -124,9 +124,8 @@ func (c *CacheConfig) keepsFor(op string, node *config) error {
 	return nil
 }
 
-// unused checks that no node of graph g is on the layer. The second one would write
-// its keys and values where the first has put its own, in the same run. Other graphs
-// may have a node each: clones, what [Fuse] makes of g, or graphs of other machines.
+// unused returns an error if graph g has a node on the layer. A second node would overwrite the keys and values of the first in the same run.
+// Other graphs may have a node each: clones, results of Fuse, graphs of other machines.
 func (l Layer) unused(op string, g *G.ExprGraph) error {
 	for _, n := range g.AllNodes() {
 		if o, ok := n.Op().(interface{ cached() *cachedOp }); ok && o.cached().step == l.step && o.cached().node.layer == l.index {
@@ -234,7 +233,7 @@ func (op *cachedOp) Do(in ...G.Value) (out G.Value, err error) {
 	return out, nil
 }
 
-// layerCall is a run of the node. The output goes to a new value if none is given.
+// layerCall returns the call of the node in a run. If out is nil, the output is a new value.
 func (op *cachedOp) layerCall(rows kvstore.Rows, in []G.Value, out *ongpu.Tensor) *kvstore.Call {
 	return &kvstore.Call{Node: nodeOf{op.step, &op.node}, Layer: op.node.layer, Rows: rows, QKV: in[:3], Sinks: op.input(roleSinks, in), LSE: op.lse.asked() != nil, Out: out, Memory: &op.memory}
 }
@@ -382,8 +381,8 @@ func (op *rowsOp) Do(in ...G.Value) (y G.Value, err error) {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(elements)), nil
 }
 
-// setRows is how many rows of an input a run needs, and one at least: those that Set gave to sequences, or, of an input with
-// another number of rows than the step, one for each append.
+// setRows returns the number of rows of an input that a run needs, at least one: the assigned rows, or one for each append if the input does not
+// have a row for each row of the step.
 func (s *Step) setRows(op string, have int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -423,7 +422,7 @@ type stepPlan struct {
 	used     bool   // the last run had the rows of sequences, and no others
 }
 
-// stepNode is a [CachedAttention] node as its step knows it.
+// stepNode is the part of a [CachedAttention] node that its step uses.
 type stepNode struct {
 	layer int
 	plan  *stepPlan
@@ -432,7 +431,7 @@ type stepNode struct {
 
 func (n *stepNode) String() string { return fmt.Sprintf("layer %d", n.layer) }
 
-// planFor is the plan of the layers of geometry g: those of one model have one.
+// planFor returns the plan for layers of geometry g. Layers of one geometry share a plan.
 func (s *Step) planFor(g attn.Problem) *stepPlan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -454,8 +453,7 @@ func (s *Step) nextCall() int {
 	return s.calls
 }
 
-// attend does what a node does in a run: it appends k and v to its layer and
-// attends to it. Only the reserved slots are written, so it can be repeated.
+// attend appends k and v to the node's layer, and attends to the layer. It writes only reserved slots, so it can be repeated.
 func (s *Step) attend(op string, n *stepNode, c *kvstore.Call) (out, lse G.Value, err error) {
 	s.cache.running.RLock()
 	defer s.cache.running.RUnlock()

@@ -28,7 +28,7 @@ type Option struct {
 	rotary   rope.Config
 }
 
-// optionKind is one bit for each option, so that a set of them is a mask.
+// optionKind is a bit for each option, so that a set of options is a mask.
 type optionKind uint32
 
 const (
@@ -52,7 +52,7 @@ const (
 	optQueriesAtEnd
 )
 
-// ofScores are the options that say which scores the softmax is of, whatever has them.
+// ofScores are the options that change scores or masks without an operand.
 const ofScores = optScale | optCausal | optWindow | optSinkTokens | optSoftCap | optALiBi | optMixed
 
 func (k optionKind) String() string {
@@ -97,7 +97,7 @@ func (k optionKind) String() string {
 	return "the zero Option"
 }
 
-// takers says which functions take an option, and what others have in its place.
+// takers names the functions that take an option, and the alternatives of other functions.
 func (k optionKind) takers() string {
 	switch k {
 	case optLengths:
@@ -387,7 +387,7 @@ func (s Schedule) policy() lean.Policy {
 	return lean.Policy{Kind: lean.FixedSplit, Splits: s.splits}
 }
 
-// config is what a list of options says.
+// config is the parameters of a list of options.
 type config struct {
 	given        optionKind
 	scale        float64
@@ -408,10 +408,10 @@ type config struct {
 	invariant    bool
 }
 
-// maxTileTokens bounds a LeanTile, and with it the scratch that a worker needs.
+// maxTileTokens is the most tokens of a LeanTile, which bounds the scratch memory of a worker.
 const maxTileTokens = 1 << 16
 
-// maxWorkers bounds the workers, and with them the partials that are kept.
+// maxWorkers is the most workers, which bounds the number of partials.
 const maxWorkers = 1 << 12
 
 func newConfig(op string, allowed optionKind, opts []Option) (c config, err error) {
@@ -517,7 +517,7 @@ func newConfig(op string, allowed optionKind, opts []Option) (c config, err erro
 	return c, nil
 }
 
-// invariantFits checks what does not go with batch invariance.
+// invariantFits returns an error for options that exclude batch invariance.
 func (c *config) invariantFits(op string) error {
 	if p := c.attention(1); p.InvariantFits() != nil {
 		return errs.Errorf(op, ErrUnsupported, "%v", p.InvariantFits())
@@ -525,7 +525,7 @@ func (c *config) invariantFits(op string) error {
 	return nil
 }
 
-// needsPositions is the first thing of c to which a query's position matters, "" where there is none.
+// needsPositions names the first option for which positions of queries matter; "" for none.
 func (c *config) needsPositions() string {
 	switch {
 	case c.mask.Causal:
@@ -538,10 +538,10 @@ func (c *config) needsPositions() string {
 	return ""
 }
 
-// isDropout says whether weights may be dropped with probability p.
+// isDropout reports whether p is a valid probability of dropout.
 func isDropout(p float64) bool { return p >= 0 && p < 1 }
 
-// checkHeads checks what depends on the number of query heads.
+// checkHeads checks the options that depend on the number of query heads.
 func (c *config) checkHeads(op string, heads int) error {
 	if n := c.score.Slopes.Len(); c.given&optALiBi != 0 && n != heads {
 		return errs.Errorf(op, ErrShape, "WithALiBi has %d slopes for %d query heads", n, heads)
@@ -549,7 +549,7 @@ func (c *config) checkHeads(op string, heads int) error {
 	return nil
 }
 
-// setRotary makes of the rotary embedding what turns heads of d elements.
+// setRotary computes the rotation of heads of d elements.
 func (c *config) setRotary(op string, d int) error {
 	if c.rotaryOf == nil {
 		return nil
@@ -570,7 +570,7 @@ func (c *config) setRotary(op string, d int) error {
 	return nil
 }
 
-// attention is what the options say of a problem with heads of d elements.
+// attention returns a problem with the options, for heads of d elements.
 func (c *config) attention(d int) attn.Problem {
 	return attn.Problem{
 		Scale: c.scaleFor(d), Mask: c.mask, Score: c.score, Rotary: c.rotary,
@@ -579,7 +579,7 @@ func (c *config) attention(d int) attn.Problem {
 	}
 }
 
-// scaleFor is the factor on the scores at head dimension d.
+// scaleFor returns the factor of scores for head dim d.
 func (c *config) scaleFor(d int) float64 {
 	if c.given&optScale != 0 {
 		return c.scale

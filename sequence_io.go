@@ -103,8 +103,7 @@ func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 	return out.n, err
 }
 
-// hold is a sequence of the tokens of s that nobody else has, and that no count but
-// those of pages knows of.
+// hold returns a sequence of the tokens of s, for this call alone. Only the counts of pages include it.
 func (s *Sequence) hold(op string) (*Sequence, error) {
 	c := s.cache
 	c.mu.Lock()
@@ -119,7 +118,7 @@ func (s *Sequence) hold(op string) (*Sequence, error) {
 	return c.newSequence(table), nil
 }
 
-// giveUp gives back the pages of a sequence that is not counted.
+// giveUp frees the pages of a sequence that is not counted.
 func (c *Cache) giveUp(op string, s *Sequence) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,8 +192,7 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	return read, nil
 }
 
-// takeFor is a sequence with pages for so many tokens, but for those of a gap and those that a window leaves behind. It
-// is not yet counted.
+// takeFor returns a sequence with pages for tokens tokens, without those of the gap and those that no window reaches. It is not counted yet.
 func (c *Cache) takeFor(op string, tokens uint64, gap pages.Gap) (*Sequence, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,7 +227,7 @@ func (c *Cache) takeFor(op string, tokens uint64, gap pages.Gap) (*Sequence, err
 	return c.newSequence(table), nil
 }
 
-// savedHeader begins a saved sequence of c, with its sum.
+// savedHeader returns the header of a saved sequence of c, with its checksum.
 func (c *Cache) savedHeader(tokens int, gap pages.Gap) []byte {
 	version := uint32(savedVersion)
 	if gap != (pages.Gap{}) {
@@ -249,7 +247,7 @@ func (c *Cache) savedHeader(tokens int, gap pages.Gap) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// readHeader is the number of tokens of a saved sequence that fits c, and which of them were given back.
+// readHeader returns the number of tokens and the dropped tokens of a saved sequence that fits c.
 func (c *Cache) readHeader(in *sumReader) (tokens uint64, gone pages.Gap, err error) {
 	b := make([]byte, headerBytes-sumBytes, headerBytes-sumBytes+gapBytes)
 	begin := len(savedMagic) + 4 // what every version has
@@ -286,7 +284,7 @@ func (c *Cache) readHeader(in *sumReader) (tokens uint64, gone pages.Gap, err er
 	return tokens, gone, c.config.doesWithout(in.op, gone, tokens)
 }
 
-// doesWithout refuses a sequence of so many tokens, some of which are gone, that layers on the cache would need.
+// doesWithout returns an error if layers on the cache need tokens that a saved sequence has dropped.
 func (c *CacheConfig) doesWithout(op string, gone pages.Gap, tokens uint64) error {
 	if gone == (pages.Gap{}) {
 		return nil
@@ -320,8 +318,7 @@ func (c *Cache) fits(op string, header []byte) error {
 	return nil
 }
 
-// transfer copies between the pages and the memory of a part. Nothing but this keeps
-// Close waiting.
+// transfer copies between the pages and the memory of a part. Close waits for this copy only.
 func (c *Cache) transfer(op string, part *sequencePart, in bool) error {
 	c.running.RLock()
 	defer c.running.RUnlock()
@@ -331,7 +328,7 @@ func (c *Cache) transfer(op string, part *sequencePart, in bool) error {
 	return c.store.Transfer(op, &part.Transfer, in)
 }
 
-// sumWriter writes, counts and sums up.
+// sumWriter writes, counts the bytes, and computes their checksum.
 type sumWriter struct {
 	w   io.Writer
 	op  string
@@ -353,7 +350,7 @@ func (w *sumWriter) write(b []byte) error {
 	return nil
 }
 
-// sumReader reads, counts and sums up.
+// sumReader reads, counts the bytes, and computes their checksum.
 type sumReader struct {
 	r   io.Reader
 	op  string
@@ -376,7 +373,7 @@ func (r *sumReader) read(b []byte) error {
 	return fmt.Errorf("leanattention: %s: it ends after %d bytes: %w: %w", r.op, r.n, ErrFormat, err)
 }
 
-// check reads a sum of all before.
+// check reads a checksum, and compares it with that of all bytes before.
 func (r *sumReader) check(of string) error {
 	want := r.sum
 	var b [sumBytes]byte
@@ -389,12 +386,10 @@ func (r *sumReader) check(of string) error {
 	return nil
 }
 
-// chunkBytes is how much of a layer's keys or values a part has, unless one token has
-// more. It is a variable for tests.
+// chunkBytes is the most bytes of a part, unless one token has more. It is a variable for tests.
 var chunkBytes = 1 << 20
 
-// sequencePart is what a slab has of some tokens of a sequence in one layer, as
-// pages have them and as a saved sequence has them.
+// sequencePart is some tokens of a sequence in one slab of a layer, in the order of pages and in that of a saved sequence.
 type sequencePart struct {
 	kvstore.Transfer // memory is (KVHeads, tokens, dim) for each of runs
 
@@ -405,8 +400,8 @@ type sequencePart struct {
 	row    int // bytes of a head of a token
 }
 
-// eachPart visits all that a saved sequence has of which the tokens of a gap are gone, in its order. The part is good
-// until visit returns. It is nowhere in pages if its tokens are in the gap of s.
+// eachPart visits all parts of a saved sequence that dropped the tokens gone, in order. A part is valid until visit returns. It has no spans if
+// its tokens are in the gap of s.
 func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) error {
 	c := &s.cache.config
 	format, _ := c.format()
@@ -443,7 +438,7 @@ func (s *Sequence) eachPart(gone pages.Gap, visit func(*sequencePart) error) err
 	return nil
 }
 
-// tokensOf is how many tokens a part has: whole pages, if that is possible.
+// tokensOf returns the number of tokens of a part: whole pages if possible.
 func (p *sequencePart) tokensOf(pageSize int) int {
 	n := max(chunkBytes/(p.heads*p.row), 1)
 	if n > pageSize {
@@ -452,7 +447,7 @@ func (p *sequencePart) tokensOf(pageSize int) int {
 	return n
 }
 
-// grown is n bytes, those of b if it has as many.
+// grown returns n bytes, in the memory of b if it is large enough.
 func grown(b []byte, n int) []byte {
 	if cap(b) < n {
 		return make([]byte, n)
@@ -460,8 +455,7 @@ func grown(b []byte, n int) []byte {
 	return b[:n]
 }
 
-// place finds the tokens [from, to) in the pages of s. What lies together there is one
-// span, however many heads and pages it has.
+// place sets the spans of the tokens [from, to) in the pages of s. Contiguous bytes are one span, across heads and pages.
 func (p *sequencePart) place(s *Sequence, from, to int) {
 	size, gap := s.cache.config.PageSize, s.table.Gap
 	p.Spans, p.runs = p.Spans[:0], p.runs[:0]
@@ -488,7 +482,7 @@ func (p *sequencePart) place(s *Sequence, from, to int) {
 	}
 }
 
-// copyTokens copies between tokens and memory, to the latter if in is set.
+// copyTokens copies between tokens and Memory: to Memory if in is true.
 func (p *sequencePart) copyTokens(in bool) {
 	if in && !littleEndian {
 		reverseElements(p.tokens, p.size)
@@ -514,7 +508,7 @@ func (p *sequencePart) copyTokens(in bool) {
 	}
 }
 
-// littleEndian says whether memory here is as a saved sequence.
+// littleEndian reports whether this machine has the byte order of saved sequences.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 func reverseElements(b []byte, size int) {

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// role is what a tensor is to an attention, or to the gradient of one.
+// role is the role of a tensor in attention, or in its gradient.
 type role int
 
 const (
@@ -35,7 +35,7 @@ var roleNames = [roles]string{"q", "k", "v", "lengths", "query lengths", "seed",
 
 func (r role) String() string { return roleNames[r] }
 
-// tensors are those of a run by their roles; nil where it has none.
+// tensors are the tensors of a run by role; nil: none.
 type tensors [roles]*tensor.Dense
 
 // nodeOperands describes q, k and v, which are nodes of one graph.
@@ -131,8 +131,7 @@ func problemOf(op string, q, k, v operand.Operand, query func(tensor.Dtype) bool
 	return p, nil
 }
 
-// dims is (batch, heads, queries, last), or what of it the rank and a zero
-// last leave.
+// dims returns (batch, heads, queries, last), without batch for rank 3 and without last if it is 0.
 func (p *problem) dims(last int) tensor.Shape {
 	s := make(tensor.Shape, 0, 4)
 	if p.rank == 4 {
@@ -157,8 +156,7 @@ func (p *problem) keyShape(last int) tensor.Shape {
 	return s
 }
 
-// biasOf checks what is added to the scores of p, and says which number is for
-// which score.
+// biasOf checks a bias for p, and returns its strides.
 func (p *problem) biasOf(op string, o operand.Operand) (b attn.Bias, err error) {
 	sizes := [...]int{p.batch, p.heads, p.queries, p.keys}
 	all := sizes[4-p.rank:]
@@ -199,8 +197,7 @@ func (p *problem) biasShape(b attn.Bias) tensor.Shape {
 	return s
 }
 
-// checkSinks checks the node or tensor of the attention sinks of so many query heads, whose queries are
-// of type query.
+// checkSinks checks the sinks of heads query heads, for queries of type query.
 func checkSinks(op string, o operand.Operand, heads int, query tensor.Dtype) error {
 	if want := operand.LSEType(query); o.DType != want {
 		return errs.Errorf(op, ErrDType, "sinks is %v; for a q of %v it must be %v", o.DType, query, want)

@@ -87,7 +87,7 @@ type Append struct {
 	Positions []int
 }
 
-// reservation is what an open step holds for a sequence.
+// reservation is the pages that an open step holds for a sequence.
 type reservation struct {
 	pages.Reservation
 	seq    *Sequence
@@ -138,7 +138,7 @@ func (c *Cache) NewStep(tokens int) (*Step, error) {
 	return s, nil
 }
 
-// made says whether s comes from NewStep, and is no copy.
+// made returns an error unless s is from NewStep, and not a copy.
 func (s *Step) made(op string) error {
 	const what, by = "step", "NewStep"
 	if s == nil {
@@ -250,7 +250,7 @@ func (s *Step) set(op string, appends []Append, managed bool) (err error) {
 	return nil
 }
 
-// begin does what Set does, for appends that are checked. Both mu are held.
+// begin is Set for checked appends. The caller holds both mu.
 func (s *Step) begin(op string, appends []Append) (err error) {
 	defer errs.RecoverTo(op, &err) // so that Set rolls back
 	c := s.cache
@@ -302,7 +302,7 @@ func (s *Step) begin(op string, appends []Append) (err error) {
 	return nil
 }
 
-// check looks at everything that Set needs. Both mu are held.
+// check returns the error of Set for invalid appends. The caller holds both mu.
 func (s *Step) check(op string, appends []Append) error {
 	c := s.cache
 	switch {
@@ -343,7 +343,7 @@ func (s *Step) check(op string, appends []Append) error {
 	return errs.Errorf(op, ErrCacheFull, "%d pages of %d tokens needed, %d of %d free", need, c.config.PageSize, free, c.config.Pages)
 }
 
-// need is the number of free pages that appends take, of so many rows at most. The mu is held.
+// need returns the number of free pages that appends of at most rows rows take. The caller holds mu.
 func (c *Cache) need(op string, appends []Append, rows int) (need int, err error) {
 	c.checks++
 	all := rows
@@ -379,7 +379,7 @@ func (c *Cache) need(op string, appends []Append, rows int) (need int, err error
 	return need, nil
 }
 
-// never says why the cache has no room for appends, whatever is released, if so. The mu is held.
+// never returns an error if appends do not fit even in an otherwise empty cache. The caller holds mu.
 func (c *Cache) never(op string, appends []Append) error {
 	tables, tokens := make([]*pages.Table, len(appends)), make([]int, len(appends))
 	for i, a := range appends {
@@ -392,7 +392,7 @@ func (c *Cache) never(op string, appends []Append) error {
 	return nil
 }
 
-// checkPositions checks the positions of append i, if it has some.
+// checkPositions checks the positions of append i.
 func checkPositions(op string, i int, a *Append) error {
 	if !a.positioned() {
 		return errs.Errorf(op, ErrShape, "append %d has %d positions for %d tokens", i, len(a.Positions), a.Tokens)
@@ -405,7 +405,7 @@ func checkPositions(op string, i int, a *Append) error {
 	return nil
 }
 
-// treeFits refuses a plan whose layers can do nothing with a tree.
+// treeFits returns an error if the layers of a plan do not support trees.
 func (s *Step) treeFits(op string, p *stepPlan) error {
 	g := p.geometry
 	if err := g.TreeFits(); err != nil {
@@ -415,8 +415,7 @@ func (s *Step) treeFits(op string, p *stepPlan) error {
 	return s.cache.store.Supports(op, &g)
 }
 
-// nextReservation is the reservation of the next append. Its memory may have been used
-// before.
+// nextReservation returns a reservation for the next append. It reuses memory of earlier steps.
 func (s *Step) nextReservation(a Append) *reservation {
 	if n := len(s.reservations); n < cap(s.reservations) {
 		s.reservations = s.reservations[:n+1]
@@ -547,7 +546,7 @@ func (s *Step) Run(appends []Append, f func() error) (err error) {
 	return err
 }
 
-// abandon is the rollback of Run. A closed cache has nothing to roll back.
+// abandon is the rollback of Run. A closed cache needs no rollback.
 func (s *Step) abandon(op string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -559,8 +558,7 @@ func (s *Step) abandon(op string) error {
 	return s.rollback(op)
 }
 
-// rollback is Rollback with both mu held. The last reservation goes first, so that the
-// free list is as it was.
+// rollback is Rollback. The caller holds both mu. Reservations roll back in reverse order, which restores the order of the free list.
 func (s *Step) rollback(op string) (err error) {
 	for i := range slices.Backward(s.reservations) {
 		r := &s.reservations[i]
@@ -577,7 +575,7 @@ func (s *Step) rollback(op string) (err error) {
 	return err
 }
 
-// plan makes p the schedule of the present turn, for a run of so many rows.
+// plan builds p for the open step, with rows rows.
 func (s *Step) plan(op string, p *stepPlan, rows int) error {
 	p.turn = 0
 	if attn.HasTrees(s.sequences) {
@@ -592,7 +590,7 @@ func (s *Step) plan(op string, p *stepPlan, rows int) error {
 	return nil
 }
 
-// used is how many rows Set gave to sequences.
+// used returns the number of rows that Set assigned.
 func (s *Step) used() int {
 	if len(s.sequences) == 0 {
 		return 0
@@ -644,7 +642,7 @@ func Chunks(rows int, appends []Append) iter.Seq2[[]Append, []int] {
 	}
 }
 
-// nextChunk is one step of Chunks. It adds to done what the step takes of each append.
+// nextChunk returns one step of Chunks, and adds the tokens of each append to done.
 func nextChunk(rows int, appends []Append, done []int) (chunk []Append, of []int) {
 	taken := shareRows(rows, appends, done)
 	for i, n := range taken {
@@ -658,10 +656,10 @@ func nextChunk(rows int, appends []Append, done []int) (chunk []Append, of []int
 	return chunk, of
 }
 
-// positioned says whether an append has as many positions as tokens, or none.
+// positioned reports whether Positions is nil or has a position for each token.
 func (a *Append) positioned() bool { return a.Positions == nil || len(a.Positions) == a.Tokens }
 
-// positionsOf is the positions of n tokens of an append from one on; what Set refuses has all.
+// positionsOf returns the positions of n tokens of an append, from token from on; all positions of an append that Set refuses.
 func positionsOf(a *Append, from, n int) []int {
 	if a.Positions == nil || n < 0 || !a.positioned() {
 		return a.Positions
@@ -669,7 +667,7 @@ func positionsOf(a *Append, from, n int) []int {
 	return a.Positions[from : from+n]
 }
 
-// shareRows says how many tokens of each append are in the next step.
+// shareRows returns the number of tokens of each append in the next step.
 func shareRows(rows int, appends []Append, done []int) []int {
 	taken := make([]int, len(appends))
 	all := rows
