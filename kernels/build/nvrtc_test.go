@@ -159,7 +159,7 @@ template <class S> struct ChunkOperands<S, false> {
 func TestStores(t *testing.T) {
 	needCompiler(t)
 	const (
-		attention = "extern \"C\" __global__ void k(const __grid_constant__ LaunchParams p) { extern __shared__ __align__(1024) char memory[]; Lean<Float8AsF16, 64>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); }\n"
+		attention = "extern \"C\" __global__ void k(const __grid_constant__ LaunchParams p) { extern __shared__ __align__(1024) char memory[]; Lean<Float8AsF16, Plain, 64>::run(p.p, p.meet, p.prefetched, &p.keyMap, memory); }\n"
 		weights   = "extern \"C\" __global__ void k(const __grid_constant__ LinearParams p) { Gemv<Float8AsF16>::run(p); }\n"
 		batches   = "extern \"C\" __global__ void k(const __grid_constant__ SkinnyParams p) { SkinnyGemm<%s>::run(p); }\n"
 	)
@@ -171,7 +171,7 @@ func TestStores(t *testing.T) {
 		"attention, copied by TMA":      {"90", "#include \"attn_lean.cuh\"\n" + float8 + attention, "elements of this Store are not unpacked to operands of this Math yet"},
 		"attention that unpacks, TMA":   {"90", "#include \"attn_lean.cuh\"\n" + float8 + unpacked + attention, ""},
 		"attention with scales":         {"80", "#include \"attn_lean.cuh\"\n" + strings.Replace(float8, "scaled = false", "scaled = true", 1) + unpacked + attention, "nothing applies scales yet"},
-		"prompts":                       {"90", "#include \"attn_prefill.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ PrefillParams p) { Prefill<Float8AsF16, 64, 3, 128, 4>::run(p); }\n", "what is in shared memory is multiplied as it is"},
+		"prompts":                       {"90", "#include \"attn_prefill.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ PrefillParams p) { Prefill<Float8AsF16, Plain, 64, 3, 128, 4>::run(p); }\n", "what is in shared memory is multiplied as it is"},
 		"weights of few rows":           {"80", "#include \"gemm_gemv.cuh\"\n" + float8 + weights, "elements of this Store are not unpacked to operands of this Math yet"},
 		"weights of a batch":            {"90", "#include \"gemm_skinny.cuh\"\n" + float8 + fmt.Sprintf(batches, "Float8AsF16, Float16, 8, 8"), "warp groups multiply what is in shared memory as it is"},
 		"weights of many rows":          {"90", "#include \"gemm_tiled.cuh\"\n" + float8 + "extern \"C\" __global__ void k(const __grid_constant__ GemmParams p) { TiledGemm<Float8AsF16, 32>::run(p); }\n", "a step's columns are one column block of operands"},
