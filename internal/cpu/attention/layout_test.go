@@ -57,7 +57,11 @@ func (l layout) pages(rng *rand.Rand, c *reftest.Case, pad int) attn.Format {
 	}
 	split := 0
 	if k := l.kind; (k == sideBySide || k == latent) && c.Dim > 1 {
-		split = 1 + rng.IntN(c.Dim-1)
+		least := 1
+		if k == latent && c.ValueDim < c.Dim {
+			least = c.ValueDim // each layout of one case has its values in the first plane
+		}
+		split = least + rng.IntN(c.Dim-least)
 		f.Planes[2], f.KeyPlanes, f.Value.Plane = f.Planes[1], 2, 2
 		f.Planes[0].Dim, f.Planes[1] = split, attn.Plane{DType: wide, Dim: c.Dim - split}
 	}
