@@ -1,9 +1,9 @@
-// Leanbench measures LeanAttention and draws what its documentation shows.
+// Leanbench measures LeanAttention and draws the figures of its documentation.
 //
 //	leanbench COMMAND [flags]
 //
-// leanbench without a command lists them, and leanbench COMMAND -h the flags of
-// one. Errors go to stderr: exit status 1, and 2 for wrong commands and flags.
+// Without a command, leanbench lists its commands. "leanbench COMMAND -h" lists the flags of a command.
+// Errors go to stderr. The exit status is 2 for a wrong command or flag and 1 for any other error.
 package main
 
 import (

@@ -20,7 +20,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Format is the reference's name for an element type.
+// Format returns the reference's format for an element type.
 func Format(t tensor.Dtype) reftest.Format {
 	switch t {
 	case tensor.Float32:
@@ -33,7 +33,7 @@ func Format(t tensor.Dtype) reftest.Format {
 	return reftest.Float64
 }
 
-// TensorOf is x as a tensor of element type t.
+// TensorOf returns x as a tensor of element type t.
 func TensorOf(t tensor.Dtype, x []float64, shape ...int) *tensor.Dense {
 	var backing any
 	switch t {
@@ -57,7 +57,7 @@ func TensorOf(t tensor.Dtype, x []float64, shape ...int) *tensor.Dense {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 }
 
-// LengthsOf is a vector of lengths of element type t.
+// LengthsOf returns a vector of lengths of element type t.
 func LengthsOf(t tensor.Dtype, n []int) *tensor.Dense {
 	var backing any = slices.Clone(n)
 	switch t {
@@ -66,7 +66,7 @@ func LengthsOf(t tensor.Dtype, n []int) *tensor.Dense {
 	case tensor.Int64:
 		backing = convertInts[int64](n)
 	}
-	return tensor.New(tensor.WithShape(len(n)), tensor.WithBacking(backing)) // without a shape one element is a scalar
+	return tensor.New(tensor.WithShape(len(n)), tensor.WithBacking(backing)) // without a shape, one element would become a scalar
 }
 
 func convertInts[T int32 | int64](n []int) []T {
@@ -77,7 +77,7 @@ func convertInts[T int32 | int64](n []int) []T {
 	return y
 }
 
-// Floats is a value of floats as []float64.
+// Floats returns the floats of a value as []float64.
 func Floats(t testing.TB, v G.Value) []float64 {
 	t.Helper()
 	switch x := v.Data().(type) {
@@ -97,7 +97,7 @@ func Floats(t testing.TB, v G.Value) []float64 {
 			y[i] = float64(f.Float32())
 		}
 		return y
-	case float32: // Gorgonia's ops make scalars of tensors of one element
+	case float32: // Gorgonia's ops return scalars for tensors of one element
 		return []float64{float64(x)}
 	case float64:
 		return []float64{x}
@@ -114,7 +114,7 @@ func widen(x []float32) []float64 {
 	return y
 }
 
-// Bits is the bits of a value's elements, to tell whether two are the same.
+// Bits returns the bits of a value's elements, for exact comparisons.
 func Bits(t testing.TB, v G.Value) []uint64 {
 	t.Helper()
 	var y []uint64
@@ -135,25 +135,25 @@ func Bits(t testing.TB, v G.Value) []uint64 {
 	return y
 }
 
-// Problem is an attention on tensors: a case of the reference, and its operands
-// with NaN wherever nothing may be read.
+// Problem is an attention problem on tensors: a case of the reference, and its operands with NaN wherever
+// attention must not read.
 type Problem struct {
 	*reftest.Case
 	Spec
 	InQ, InK, InV   *tensor.Dense
-	InBias, InSinks *tensor.Dense // nil where there are none
+	InBias, InSinks *tensor.Dense // nil without a bias or sinks
 }
 
-// Spec says what of an attention on tensors the reference does not know.
+// Spec holds the properties of a Problem that a reftest.Shape does not have.
 type Spec struct {
 	Inputs            reftest.Inputs
-	QueryType, KVType tensor.Dtype // zero: Float32, and as query
+	QueryType, KVType tensor.Dtype // zero: Float32, and the type of the queries
 	Rank              int          // zero: 4
-	Capacity          int          // Nk; zero: the most keys of a sequence
-	Rows              int          // Nq; zero: the most queries of a sequence
+	Capacity          int          // Nk; zero: the largest number of keys of a sequence
+	Rows              int          // Nq; zero: the largest number of queries of a sequence
 }
 
-// NewProblem draws a problem of a shape. What x leaves at zero has its default.
+// NewProblem draws a problem of a shape. Zero fields of x have their defaults.
 func NewProblem(rng *rand.Rand, s reftest.Shape, x Spec) *Problem {
 	if x.QueryType == (tensor.Dtype{}) {
 		x.QueryType = tensor.Float32
@@ -171,7 +171,7 @@ func NewProblem(rng *rand.Rand, s reftest.Shape, x Spec) *Problem {
 		x.Rows = slices.Max(s.Queries)
 	}
 	p := &Problem{Case: reftest.New(rng, s, x.Inputs, Format(x.QueryType), Format(x.KVType)), Spec: x}
-	if p.Bias.X = slices.Clone(p.Bias.X); p.Bias.X != nil { // it has the queries' type, too
+	if p.Bias.X = slices.Clone(p.Bias.X); p.Bias.X != nil { // the bias also has the queries' type
 		for i, b := range p.Bias.X {
 			p.Bias.X[i] = Format(x.QueryType).Round(b)
 		}
@@ -189,7 +189,7 @@ func NewProblem(rng *rand.Rand, s reftest.Shape, x Spec) *Problem {
 	return p
 }
 
-// SinksOf is attention sinks as a tensor, for queries of an element type.
+// SinksOf returns attention sinks as a tensor, for queries of an element type.
 func SinksOf(query tensor.Dtype, sinks []float64) *tensor.Dense {
 	if query != tensor.Float64 {
 		query = tensor.Float32
@@ -197,13 +197,13 @@ func SinksOf(query tensor.Dtype, sinks []float64) *tensor.Dense {
 	return TensorOf(query, sinks, len(sinks))
 }
 
-// WithScoreMods is s with a window, a soft cap and slopes; 0 and none for without.
+// WithScoreMods returns s with a window, a soft cap and slopes. 0 and no slopes turn each off.
 func WithScoreMods(s reftest.Shape, window int, softCap float64, slopes ...float64) reftest.Shape {
 	s.Window, s.SoftCap, s.Slopes = window, softCap, slopes
 	return s
 }
 
-// Biased is s with a bias of moderate numbers, which hides no key.
+// Biased returns s with a bias of moderate numbers. The bias hides no key.
 func Biased(rng *rand.Rand, s reftest.Shape, sequences, heads, queries int) reftest.Shape {
 	s.Bias = reftest.Bias{Sequences: sequences, Heads: heads, Queries: queries, Keys: slices.Max(s.Keys)}
 	for range sequences * heads * queries * s.Bias.Keys {
@@ -212,8 +212,8 @@ func Biased(rng *rand.Rand, s reftest.Shape, sequences, heads, queries int) reft
 	return s
 }
 
-// Show gives keys and values that no query sees numbers in place of NaN, and what is
-// added to their scores: stock nodes multiply them by 0.
+// Show replaces NaN by numbers in keys and values that no query sees, and in their bias. Gorgonia's own nodes
+// multiply them by 0.
 func (p *Problem) Show() {
 	for _, x := range []*tensor.Dense{p.InK, p.InV, p.InBias} {
 		if x == nil {
@@ -236,7 +236,8 @@ func unpoison[F float32 | float64](x []F) {
 	}
 }
 
-// Dims is the shape of rows of all sequences: with rank 3 there is one.
+// Dims returns a shape with the axis of the sequences first. With rank 3 there is one sequence and no such
+// axis.
 func (p *Problem) Dims(shape ...int) []int {
 	if p.Rank == 4 {
 		return append([]int{len(p.Keys)}, shape...)
@@ -247,20 +248,21 @@ func (p *Problem) Dims(shape ...int) []int {
 	return shape
 }
 
-// Ragged reports whether the keys must be given by WithLengths.
+// Ragged reports whether the problem needs WithLengths.
 func (p *Problem) Ragged() bool {
 	return p.Padded() || slices.ContainsFunc(p.Keys, func(n int) bool { return n != p.Capacity })
 }
 
-// Padded reports whether the queries must be given by WithQueryLengths.
+// Padded reports whether the problem needs WithQueryLengths.
 func (p *Problem) Padded() bool {
 	return slices.ContainsFunc(p.Queries, func(n int) bool { return n != p.Rows })
 }
 
-// PadQueries gives some sequences of a problem to be drawn fewer queries: x has as many rows as there were.
+// PadQueries gives some sequences of s fewer queries. x.Rows becomes the largest number of queries before the
+// change.
 func PadQueries(rng *rand.Rand, s *reftest.Shape, x *Spec) {
 	s.Queries, x.Rows = slices.Clone(s.Queries), max(x.Rows, slices.Max(s.Queries))
-	full := rng.IntN(len(s.Queries)) // a bias has as many rows as the longest
+	full := rng.IntN(len(s.Queries)) // a bias has as many rows as the longest sequence
 	for i := range s.Queries {
 		if i != full && rng.IntN(4) > 0 {
 			s.Queries[i] = rng.IntN(x.Rows + 1)
@@ -268,7 +270,7 @@ func PadQueries(rng *rand.Rand, s *reftest.Shape, x *Spec) {
 	}
 }
 
-// Options are those that the case itself needs, but for the lengths, the bias, the sinks and the seed.
+// Options returns the options of the case, without lengths, bias, sinks and seed.
 func (p *Problem) Options() []la.Option {
 	o := []la.Option{la.WithScale(p.Scale)}
 	if p.Ragged() && !p.Padded() {
@@ -280,7 +282,7 @@ func (p *Problem) Options() []la.Option {
 	return append(o, scoreMods(p.Shape)...)
 }
 
-// AttendOptions are the options that p needs for Attend.
+// AttendOptions returns the options that Attend needs.
 func (p *Problem) AttendOptions() []la.Option {
 	o := p.Options()
 	if p.Dropout != 0 {
@@ -289,7 +291,7 @@ func (p *Problem) AttendOptions() []la.Option {
 	return o
 }
 
-// scoreMods are the options that a shape of [reftest.RandomScoreMods] needs, but for the sinks.
+// scoreMods returns the options of a shape of [reftest.RandomScoreMods], without sinks.
 func scoreMods(s reftest.Shape) (o []la.Option) {
 	if s.Window != 0 {
 		o = append(o, la.WithWindow(s.Window))
@@ -306,13 +308,13 @@ func scoreMods(s reftest.Shape) (o []la.Option) {
 	return o
 }
 
-// Precision is that of an engine that computes in the query's type. A chain of
-// 0 leaves the longest sum to the reference's rule.
+// Precision returns the precision of an engine that computes in the query's type. A chain of 0 selects the
+// reference's default for the longest sum.
 func (p *Problem) Precision(chain int) reftest.Precision {
 	return reftest.Precision{Acc: Format(p.QueryType), Out: Format(p.QueryType), Chain: chain}
 }
 
-// Check compares an output, and the log-sum-exp unless nil, with the reference.
+// Check compares an output with the reference, and the log-sum-exp too unless lse is nil.
 func (p *Problem) Check(t testing.TB, want *reftest.Result, out, lse G.Value) {
 	t.Helper()
 	if err := p.Compare(t, want, out, lse); err != nil {
@@ -320,7 +322,7 @@ func (p *Problem) Check(t testing.TB, want *reftest.Result, out, lse G.Value) {
 	}
 }
 
-// Compare is Check with an error.
+// Compare is Check with a returned error.
 func (p *Problem) Compare(t testing.TB, want *reftest.Result, out, lse G.Value) error {
 	t.Helper()
 	nq := p.Rows
@@ -365,13 +367,13 @@ func (p *Problem) Compare(t testing.TB, want *reftest.Result, out, lse G.Value) 
 	return nil
 }
 
-// Graph is an attention node, its inputs, and the values that a run leaves.
+// Graph is a graph with an attention node, its inputs, and the results of a run.
 type Graph struct {
 	G                  *G.ExprGraph
 	Q, K, V, Lengths   *G.Node
-	QueryLengths       *G.Node // nil without one
-	BiasNode, Seed     *G.Node // nil without one
-	SinksNode          *G.Node // and this
+	QueryLengths       *G.Node // nil if the problem is not padded
+	BiasNode, Seed     *G.Node // nil without a bias or dropout
+	SinksNode          *G.Node // nil without sinks
 	Out, LSE           *G.Node
 	OutValue, LSEValue G.Value
 }
@@ -381,7 +383,7 @@ func Input(g *G.ExprGraph, name string, v *tensor.Dense) *G.Node {
 	return G.NewTensor(g, v.Dtype(), v.Dims(), G.WithName(name), G.WithShape(v.Shape()...), G.WithValue(v))
 }
 
-// Graph makes the graph of p without an attention.
+// Graph makes the inputs of p without an attention node.
 func (p *Problem) Graph() *Graph {
 	g := &Graph{G: G.NewGraph()}
 	g.Q, g.K, g.V = Input(g.G, "q", p.InQ), Input(g.G, "k", p.InK), Input(g.G, "v", p.InV)
@@ -397,7 +399,7 @@ func (p *Problem) Graph() *Graph {
 	return g
 }
 
-// Options are those that the case itself needs in the graph g, but for the lengths.
+// Options returns the options of p in the graph g, without lengths.
 func (g *Graph) Options(p *Problem) []la.Option {
 	o := p.Options()
 	if g.BiasNode != nil {
@@ -412,7 +414,7 @@ func (g *Graph) Options(p *Problem) []la.Option {
 	return o
 }
 
-// LengthOptions makes inputs of the lengths of p, if it needs them, and returns their options.
+// LengthOptions makes the length inputs that p needs and returns their options.
 func (g *Graph) LengthOptions(p *Problem) (o []la.Option) {
 	if p.Ragged() {
 		g.Lengths = Input(g.G, "lengths", LengthsOf(tensor.Int, p.Keys))
@@ -425,7 +427,7 @@ func (g *Graph) LengthOptions(p *Problem) (o []la.Option) {
 	return o
 }
 
-// Attention makes the graph of p and keeps its results.
+// Attention makes the graph of p and reads its results.
 func (p *Problem) Attention(t testing.TB, opts ...la.Option) *Graph {
 	t.Helper()
 	g := p.Build(t, opts...)
@@ -433,8 +435,7 @@ func (p *Problem) Attention(t testing.TB, opts ...la.Option) *Graph {
 	return g
 }
 
-// Build makes the graph of p: with lengths if p is ragged, and always with the
-// log-sum-exp.
+// Build makes the graph of p with the log-sum-exp, and with lengths if p is ragged.
 func (p *Problem) Build(t testing.TB, opts ...la.Option) *Graph {
 	t.Helper()
 	g := p.Graph()
@@ -447,7 +448,7 @@ func (p *Problem) Build(t testing.TB, opts ...la.Option) *Graph {
 	return g
 }
 
-// LogSumExp is the node of the log-sum-exp of an attention.
+// LogSumExp returns the log-sum-exp node of an attention node.
 func LogSumExp(t testing.TB, out *G.Node) *G.Node {
 	t.Helper()
 	lse, err := la.LogSumExp(out)
@@ -457,7 +458,7 @@ func LogSumExp(t testing.TB, out *G.Node) *G.Node {
 	return lse
 }
 
-// Read makes the graph keep its results.
+// Read adds read nodes for the results.
 func (g *Graph) Read(t testing.TB) {
 	t.Helper()
 	G.Read(g.Out, &g.OutValue)
@@ -469,7 +470,7 @@ func (g *Graph) Read(t testing.TB) {
 	}
 }
 
-// Run runs the graph once on a tape machine of its own.
+// Run runs the graph once on a new tape machine.
 func (g *Graph) Run(t testing.TB, opts ...G.VMOpt) {
 	t.Helper()
 	vm := G.NewTapeMachine(g.G, opts...)
@@ -479,8 +480,8 @@ func (g *Graph) Run(t testing.TB, opts ...G.VMOpt) {
 	}
 }
 
-// TapeMachine is Gorgonia's, for graphs that the tag cuda has run on a GPU: a
-// goroutine that makes or closes one must stay on its thread, see docs/cuda.md.
+// TapeMachine is Gorgonia's tape machine for graphs that run on a GPU under the build tag cuda. The goroutine
+// that makes or closes a machine must stay on its thread, see docs/cuda.md.
 type TapeMachine struct{ G.VM }
 
 func NewTapeMachine(g *G.ExprGraph) TapeMachine {
@@ -495,7 +496,7 @@ func (m TapeMachine) Close() error {
 	return m.VM.Close()
 }
 
-// Again runs a graph that has a machine.
+// Again runs a graph on its machine.
 func Again(t testing.TB, vm G.VM) {
 	t.Helper()
 	if err := vm.RunAll(); err != nil {
@@ -512,7 +513,7 @@ func Let(t testing.TB, n *G.Node, v G.Value) {
 	}
 }
 
-// Repeated is n times the same.
+// Repeated returns x n times.
 func Repeated(n, x int) []int {
 	return slices.Repeat([]int{x}, n)
 }
@@ -538,7 +539,7 @@ func (p *Problem) Results() (out, lse *tensor.Dense) {
 	return out, lse
 }
 
-// Args are the operands of p for Attend.
+// Args returns the operands of p for Attend.
 func (p *Problem) Args() la.Args {
 	a := la.Args{Q: p.InQ, K: p.InK, V: p.InV, Lengths: p.Keys, Seed: p.Shape.Seed}
 	if p.InBias != nil {
@@ -552,7 +553,7 @@ func (p *Problem) Args() la.Args {
 	return a
 }
 
-// queryLengths are those of p for Attend; nil without padding.
+// queryLengths returns the query lengths of p for Attend, or nil if p is not padded.
 func (p *Problem) queryLengths() []int {
 	if !p.Padded() {
 		return nil
@@ -560,7 +561,7 @@ func (p *Problem) queryLengths() []int {
 	return p.Queries
 }
 
-// parents are the trees of p for Attend; nil without any.
+// parents returns the trees of p for Attend, or nil without trees.
 func (p *Problem) parents() (all [][]int) {
 	if !p.Tree {
 		return nil
@@ -571,7 +572,7 @@ func (p *Problem) parents() (all [][]int) {
 	return all
 }
 
-// Both makes a graph with the default attention, and ours on the same inputs.
+// Both makes a graph with the default attention as Out, and returns leanattention's node on the same inputs.
 func (p *Problem) Both(t testing.TB) (g *Graph, ours *G.Node) {
 	t.Helper()
 	g = p.Graph()
@@ -586,7 +587,7 @@ func (p *Problem) Both(t testing.TB) (g *Graph, ours *G.Node) {
 	return g, ours
 }
 
-// CheckClose checks that two outputs differ by no more than their two bounds.
+// CheckClose checks that two outputs differ by at most the sum of their error bounds.
 func (p *Problem) CheckClose(t testing.TB, want *reftest.Result, a, b G.Value) {
 	t.Helper()
 	nq := p.Rows
@@ -609,7 +610,7 @@ func (p *Problem) CheckClose(t testing.TB, want *reftest.Result, a, b G.Value) {
 	}
 }
 
-// AttendThere is p on tensors of a GPU; what it returns has been downloaded.
+// AttendThere runs Attend for p on tensors of a GPU and downloads the results.
 func (p *Problem) AttendThere(t testing.TB, gpu *device.GPU, opts ...la.Option) (out, lse *tensor.Dense) {
 	t.Helper()
 	a := p.ArgsThere(t, gpu)
@@ -619,7 +620,7 @@ func (p *Problem) AttendThere(t testing.TB, gpu *device.GPU, opts ...la.Option) 
 	return Download(t, a.Out), Download(t, a.LSE)
 }
 
-// ArgsThere are the operands of p for Attend on a GPU.
+// ArgsThere returns the operands of p for Attend on a GPU.
 func (p *Problem) ArgsThere(t testing.TB, gpu *device.GPU) la.Args {
 	t.Helper()
 	nan := func(dt tensor.Dtype, shape []int) *device.Tensor {
@@ -639,13 +640,13 @@ func (p *Problem) ArgsThere(t testing.TB, gpu *device.GPU) la.Args {
 	return a
 }
 
-// ReferenceThere is the reference for p on a GPU.
+// ReferenceThere returns the reference for p on a GPU.
 func (p *Problem) ReferenceThere(at Place) *reftest.Result {
 	return p.Reference(at.Precision(p.QueryType, p.KVType))
 }
 
-// Another draws a problem of p's shapes, with other numbers, other lengths and another seed. It may have no padding
-// where p has some, but lengths of queries like p.
+// Another draws a problem with p's tensor shapes and with other numbers, lengths and seed. Query lengths are
+// redrawn only if p is padded. The result may have no padding.
 func (p *Problem) Another(rng *rand.Rand) *Problem {
 	s := p.Shape
 	if p.Ragged() {
@@ -664,10 +665,10 @@ func (p *Problem) Another(rng *rand.Rand) *Problem {
 	return NewProblem(rng, s, x)
 }
 
-// work is the number of elements of the output.
+// work returns the number of elements of the output.
 func (p *Problem) work() int { return p.QueryRows() * p.Heads * p.ValueDim }
 
-// Upload is x on a GPU.
+// Upload returns x on a GPU.
 func Upload(t testing.TB, gpu *device.GPU, x tensor.Tensor) *device.Tensor {
 	t.Helper()
 	d, err := gpu.Upload(x)
@@ -677,7 +678,7 @@ func Upload(t testing.TB, gpu *device.GPU, x tensor.Tensor) *device.Tensor {
 	return d
 }
 
-// Download is a value of a GPU in host memory.
+// Download returns a GPU value in host memory.
 func Download(t testing.TB, v G.Value) *tensor.Dense {
 	t.Helper()
 	x, err := v.(*device.Tensor).Download()

@@ -21,17 +21,17 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Place is where a test's caches are: the zero value is the host.
+// Place is the location of a test's caches and operands. The zero value is the host.
 type Place struct {
 	GPU   *device.GPU
-	Real  bool // it has kernels for some head dims only, and tensor cores round its numbers
-	There bool // q, k and v are on the GPU as well, and so is what comes out
-	Used  bool // runs have the rows that the step gives to sequences, and no others
+	Real  bool // a real GPU: kernels for some head dims only, and tensor cores that round their operands
+	There bool // q, k, v and the outputs are on the GPU, too
+	Used  bool // a run has the rows that the step assigns to sequences, and no other rows
 
-	ScoreMods reftest.Shape   // the window, soft cap, slopes and sinks of decoders there
-	Layers    []reftest.Shape // and, where layers differ, of each of them; Causal and Scale too
+	ScoreMods reftest.Shape   // window, soft cap, slopes and sinks of decoders
+	Layers    []reftest.Shape // per layer, if layers differ; also Causal and Scale
 
-	Rotary *rope.Config // that turns q and k of decoders there; nil: none
+	Rotary *rope.Config // rotary embedding of q and k of decoders; nil: none
 }
 
 func (p Place) String() string {
@@ -41,7 +41,7 @@ func (p Place) String() string {
 	return fmt.Sprintf("%v, operands there %v", p.GPU, p.There)
 }
 
-// Queries are the element types of q.
+// Queries returns the element types of q.
 func (p Place) Queries() []tensor.Dtype {
 	if p.GPU == nil {
 		return []tensor.Dtype{tensor.Float32, tensor.Float64}
@@ -49,8 +49,8 @@ func (p Place) Queries() []tensor.Dtype {
 	return []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
 }
 
-// Precision is that of attention with queries and outputs of one type and keys of
-// another.
+// Precision returns the precision of attention with queries and outputs of type query, and keys and values of
+// type kv.
 func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
 	if query == tensor.Float64 {
 		return reftest.Precision{Acc: reftest.Float64}
@@ -58,21 +58,20 @@ func (p Place) Precision(query, kv tensor.Dtype) reftest.Precision {
 	r := reftest.Precision{Acc: reftest.Float32, Out: Format(query)}
 	switch {
 	case !p.Real || kv == tensor.Float32:
-	case query == kv: // tensor cores are given weights of the keys' type
+	case query == kv: // tensor cores take weights in the keys' type
 		r.P = Format(kv)
-	case kv == la.BFloat16: // the sum of two queries, and of two weights
+	case kv == la.BFloat16: // queries and weights are each a sum of two numbers
 		r.P, r.Query = reftest.Float16, 0x1p-16
-	case kv == la.Float16: // two parts that have float16's exponents
+	case kv == la.Float16: // two parts with float16's exponents
 		r.Least = 0x1p-39
 	}
-	if p.Real && p.Rotary != nil { // what a turned key or query is rounded to may be the neighbour of what is expected
+	if p.Real && p.Rotary != nil { // a rotated key or query may round to a neighbour of the expected number
 		r.Query = max(r.Query, 2*Format(kv).Unit(), 2*Format(query).Unit(), 0x1p-20)
 	}
 	return r
 }
 
-// Decoder is a graph with one CachedAttention node for each layer of a cache,
-// whose inputs a test sets freely.
+// Decoder is a graph with one CachedAttention node per layer of a cache. Tests set its inputs freely.
 type Decoder struct {
 	Place
 	Cache                *la.Cache
@@ -81,7 +80,7 @@ type Decoder struct {
 	Query                tensor.Dtype
 	causal               bool
 	VM                   G.VM
-	Q, K, V              []*G.Node // one for each layer
+	Q, K, V              []*G.Node // one per layer
 	OutValues, LSEValues []G.Value
 }
 
@@ -101,7 +100,7 @@ func NewDecoder(t testing.TB, c *la.Cache, tokens, heads int, query tensor.Dtype
 	return NewDecoderAt(t, Place{}, c, tokens, heads, query, causal, opts...)
 }
 
-// NewDecoderAt is NewDecoder for a cache that is in a place.
+// NewDecoderAt is NewDecoder for a cache in any Place.
 func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query tensor.Dtype, causal bool, opts ...la.Option) *Decoder {
 	t.Helper()
 	step, err := c.NewStep(tokens)
@@ -157,7 +156,7 @@ func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query 
 	return d
 }
 
-// shape is what layer l makes of scores.
+// shape returns the score options of layer l.
 func (d *Decoder) shape(l int) reftest.Shape {
 	if d.Layers != nil {
 		return d.Layers[l]
@@ -167,7 +166,7 @@ func (d *Decoder) shape(l int) reftest.Shape {
 	return s
 }
 
-// Options are those of layer l, but for the sinks.
+// Options returns the options of layer l, without sinks.
 func (d *Decoder) Options(l int) []la.Option {
 	s := d.shape(l)
 	o := scoreMods(s)
@@ -183,7 +182,7 @@ func (d *Decoder) Options(l int) []la.Option {
 	return o
 }
 
-// turn turns heads as the step's rows are to be: those of new tokens, in the arithmetic of the CPU.
+// turn rotates the heads of the step's new tokens in the arithmetic of the CPU.
 func (d *Decoder) turn(t testing.TB, x []float64, heads int, parts []Appended) {
 	t.Helper()
 	if d.Rotary == nil {
@@ -201,7 +200,7 @@ func (d *Decoder) turn(t testing.TB, x []float64, heads int, parts []Appended) {
 	}
 }
 
-// RandomRotary is a rotary embedding of heads of so many elements, at least 2.
+// RandomRotary returns a rotary embedding for heads of dim elements. dim is at least 2.
 func RandomRotary(rng *rand.Rand, dim int) *rope.Config {
 	c := &rope.Config{Interleaved: rng.IntN(2) == 0, Base: []float64{0, 5e5, 1.5}[rng.IntN(3)]}
 	if dim%2 != 0 || rng.IntN(2) == 0 {
@@ -216,7 +215,7 @@ func RandomRotary(rng *rand.Rand, dim int) *rope.Config {
 	return c
 }
 
-// Turn turns a head at a position, in the arithmetic of float64, or of float32 if numbers are of any other format.
+// Turn rotates a head at a position, in the arithmetic of float64 if of is Float64, and of float32 otherwise.
 func Turn(t testing.TB, head []float64, c rope.Config, position int, of reftest.Format) {
 	t.Helper()
 	round := func(x float64) float64 { return float64(float32(x)) }
@@ -239,7 +238,7 @@ func Turn(t testing.TB, head []float64, c rope.Config, position int, of reftest.
 	}
 }
 
-// Move is a node behind a copy to or from a GPU.
+// Move returns the node of a copy to or from a GPU.
 func Move(t testing.TB, n *G.Node, to func(*G.Node) (*G.Node, error)) *G.Node {
 	t.Helper()
 	m, err := to(n)
@@ -249,14 +248,14 @@ func Move(t testing.TB, n *G.Node, to func(*G.Node) (*G.Node, error)) *G.Node {
 	return m
 }
 
-// Stored is a sequence, and what the cache must hold of it: for each layer
-// (tokens, KVHeads, dim) as it was rounded.
+// Stored is a sequence and its expected content of the cache: per layer (tokens, KVHeads, dim), rounded as in
+// the cache.
 type Stored struct {
 	Seq  *la.Sequence
 	K, V [][]float64
 }
 
-// NewStored is an empty sequence.
+// NewStored returns an empty sequence.
 func NewStored(t testing.TB, c *la.Cache) *Stored {
 	t.Helper()
 	seq, err := c.NewSequence()
@@ -267,7 +266,7 @@ func NewStored(t testing.TB, c *la.Cache) *Stored {
 	return &Stored{seq, make([][]float64, n), make([][]float64, n)}
 }
 
-// Fork is a fork of the sequence, with its tokens.
+// Fork returns a fork of the sequence with a copy of the expected content.
 func (s *Stored) Fork(t testing.TB) *Stored {
 	t.Helper()
 	seq, err := s.Seq.Fork()
@@ -281,7 +280,7 @@ func (s *Stored) Fork(t testing.TB) *Stored {
 	return f
 }
 
-// Truncate is that of the sequence.
+// Truncate truncates the sequence and its expected content.
 func (s *Stored) Truncate(t testing.TB, n int) {
 	t.Helper()
 	before := s.Seq.Len()
@@ -295,14 +294,14 @@ func (s *Stored) Truncate(t testing.TB, n int) {
 	}
 }
 
-// Appended is some tokens of a sequence in a step.
+// Appended is a number of new tokens of a sequence in a step.
 type Appended struct {
 	To     *Stored
 	Tokens int
 	Tree   attn.Tree // nil: a chain
 }
 
-// position is that of a token in its sequence.
+// position returns the position of token i in its sequence.
 func (p *Appended) position(i int) int {
 	if p.Tree != nil {
 		i = p.Tree.Depth(i)
@@ -310,15 +309,14 @@ func (p *Appended) position(i int) int {
 	return p.To.Seq.Len() + i
 }
 
-// StepCase is one step: the cases of its layers, for the reference, and the new
-// tokens' keys and values.
+// StepCase is one step: the reference's cases of all layers, and the new tokens of the sequences.
 type StepCase struct {
 	Cases []*reftest.Case
 	rows  int
 	parts []Appended
 }
 
-// Set begins a step, and binds inputs to the graph.
+// Set starts a step and binds inputs to the graph.
 func (d *Decoder) Set(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...Appended) *StepCase {
 	t.Helper()
 	if err := d.Step.Set(appendsOf(parts)); err != nil {
@@ -334,8 +332,7 @@ func appendsOf(parts []Appended) (all []la.Append) {
 	return all
 }
 
-// Draw binds inputs to the graph: new keys and values in the query's type, and
-// NaN in the rows that belong to nobody.
+// Draw binds inputs to the graph: new keys and values in the query's type, and NaN in unassigned rows.
 func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...Appended) *StepCase {
 	t.Helper()
 	cfg := d.Cache.Config()
@@ -364,8 +361,8 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 	return u
 }
 
-// history puts into all the rows of earlier tokens what the cache holds, turns and rounds
-// those of new tokens as the cache does, and returns the new ones as they were.
+// history writes the cache's content into the rows of earlier tokens, and rotates and rounds the rows of new
+// tokens as the cache does. It returns the new rows as they were before.
 func (d *Decoder) history(all []float64, width int, parts []Appended, old func(*Stored) []float64, turn func([]float64, Appended)) (fresh []float64) {
 	f := Format(d.Cache.Config().DType)
 	for _, p := range parts {
@@ -381,7 +378,7 @@ func (d *Decoder) history(all []float64, width int, parts []Appended, old func(*
 	return fresh
 }
 
-// rows is x as rows of the step, with NaN in those that x has not.
+// rows returns x as rows of the step. Missing rows are NaN.
 func (d *Decoder) rows(x []float64, width int) *tensor.Dense {
 	for len(x) < d.Step.Tokens()*width {
 		x = append(x, math.NaN())
@@ -389,7 +386,7 @@ func (d *Decoder) rows(x []float64, width int) *tensor.Dense {
 	return TensorOf(d.Query, x, d.Step.Tokens(), width)
 }
 
-// Run runs the graph, and compares every layer with the reference.
+// Run runs the graph and compares every layer with the reference.
 func (d *Decoder) Run(t testing.TB, u *StepCase) {
 	t.Helper()
 	if d.Used { // Read would copy into values of other shapes
@@ -406,7 +403,7 @@ func (d *Decoder) Run(t testing.TB, u *StepCase) {
 	}
 }
 
-// checkRows checks what the step says of its rows.
+// checkRows checks the positions and last rows that the step reports.
 func (d *Decoder) checkRows(t testing.TB, u *StepCase) {
 	t.Helper()
 	var positions, last []int
@@ -457,7 +454,7 @@ func (d *Decoder) Compare(t testing.TB, layer int, u *StepCase, want *reftest.Re
 	return nil
 }
 
-// Commit commits the step, and notes what the cache holds now.
+// Commit commits the step and updates the expected content of the cache.
 func (d *Decoder) Commit(t testing.TB, u *StepCase) {
 	t.Helper()
 	if err := d.Step.Commit(); err != nil {
@@ -466,7 +463,7 @@ func (d *Decoder) Commit(t testing.TB, u *StepCase) {
 	d.note(u)
 }
 
-// note notes what the cache holds after a step.
+// note adds a step's tokens to the expected content of the cache.
 func (d *Decoder) note(u *StepCase) {
 	cfg := d.Cache.Config()
 	for l, c := range u.Cases {
@@ -481,7 +478,7 @@ func (d *Decoder) note(u *StepCase) {
 	}
 }
 
-// Do is a whole step.
+// Do runs and commits a whole step.
 func (d *Decoder) Do(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...Appended) {
 	t.Helper()
 	var u *StepCase
@@ -496,7 +493,7 @@ func (d *Decoder) Do(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ...A
 	d.note(u)
 }
 
-// Bits is the bits of all outputs.
+// Bits returns the bits of all outputs.
 func (d *Decoder) Bits(t testing.TB) []uint64 {
 	t.Helper()
 	var all []uint64
@@ -506,7 +503,7 @@ func (d *Decoder) Bits(t testing.TB) []uint64 {
 	return all
 }
 
-// Schedule is one that there is in a place.
+// Schedule returns a schedule that the Place supports. turn selects the schedule.
 func (at Place) Schedule(turn int) la.Schedule {
 	if at.Real && turn%4 == 3 {
 		return la.Unfused
@@ -514,10 +511,10 @@ func (at Place) Schedule(turn int) la.Schedule {
 	return Schedules[turn%4%3]
 }
 
-// HasKernel says whether a GPU can do a shape.
+// HasKernel reports whether a GPU supports a shape.
 func (p Place) HasKernel(s reftest.Shape) bool {
 	return !p.Real || s.Dim == s.ValueDim && slices.Contains([]int{64, 80, 96, 128, 256}, s.Dim)
 }
 
-// Schedules are one of each kind.
+// Schedules holds one schedule of each kind.
 var Schedules = []la.Schedule{la.StreamK, la.FixedSplit(3), la.PerHead}

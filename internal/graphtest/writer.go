@@ -15,22 +15,22 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Writer writes graphs as users do, with a fatal error for each mistake.
+// Writer writes graphs as users write them. Every error ends the test.
 type Writer struct {
 	t     testing.TB
 	G     *G.ExprGraph
 	Rng   *rand.Rand
 	DType tensor.Dtype
 	N     int
-	Make  map[string]func() *tensor.Dense // of inputs whose values are not random, by their names
+	Make  map[string]func() *tensor.Dense // makes inputs with non-random values, keyed by name
 }
 
-// NewWriter begins a graph of numbers of one type.
+// NewWriter starts a graph of one element type.
 func NewWriter(t testing.TB, rng *rand.Rand, dtype tensor.Dtype) *Writer {
 	return &Writer{t: t, G: G.NewGraph(), Rng: rng, DType: dtype}
 }
 
-// Must is a node that was made without an error.
+// Must returns n, and ends the test if err is not nil.
 func (w *Writer) Must(n *G.Node, err error) *G.Node {
 	w.t.Helper()
 	if err != nil {
@@ -39,7 +39,7 @@ func (w *Writer) Must(n *G.Node, err error) *G.Node {
 	return n
 }
 
-// Random is numbers of a spread that keeps scores moderate.
+// Random returns a tensor of N(0,1), which keeps scores moderate.
 func (w *Writer) Random(shape ...int) *tensor.Dense {
 	x := make([]float64, tensor.Shape(shape).TotalSize())
 	for i := range x {
@@ -48,21 +48,20 @@ func (w *Writer) Random(shape ...int) *tensor.Dense {
 	return TensorOf(w.DType, x, shape...)
 }
 
-// Input is a named input with random numbers.
+// Input makes a named input with random numbers.
 func (w *Writer) Input(name string, shape ...int) *G.Node {
 	return Input(w.G, name, w.Random(shape...))
 }
 
-// Weight is an input with a name of its own.
+// Weight makes an input with a unique name.
 func (w *Writer) Weight(in, out int) *G.Node {
 	w.N++
 	return Input(w.G, fmt.Sprintf("weight %d", w.N), w.small(in, out))
 }
 
-// small is numbers that make half of what they multiply: layers that add to
-// their input keep scores moderate. Large ones can't be compared: tensor's
-// SoftMax is imprecise, or NaN, where a row lies far below its first number
-// (docs/externalop has the test).
+// small returns a tensor whose product halves the size of its input. Residual layers then keep scores
+// moderate. Large scores cannot be compared, because tensor's SoftMax is imprecise, or NaN, if a row's
+// elements are far below its first element (docs/externalop has the test).
 func (w *Writer) small(shape ...int) *tensor.Dense {
 	x := make([]float64, tensor.Shape(shape).TotalSize())
 	for i := range x {
@@ -71,7 +70,7 @@ func (w *Writer) small(shape ...int) *tensor.Dense {
 	return TensorOf(w.DType, x, shape...)
 }
 
-// Number is a constant.
+// Number returns a constant.
 func (w *Writer) Number(x float64) *G.Node {
 	if w.DType == tensor.Float32 {
 		return w.G.AddNode(G.NewConstant(float32(x)))
@@ -79,8 +78,8 @@ func (w *Writer) Number(x float64) *G.Node {
 	return w.G.AddNode(G.NewConstant(x))
 }
 
-// Constant is a constant tensor. Gorgonia takes those for equal that print
-// alike, but for their names.
+// Constant returns a constant tensor. The name is necessary: Gorgonia considers constants equal if they print
+// the same, except for their names.
 func (w *Writer) Constant(name string, x []float64, shape ...int) *G.Node {
 	return w.G.AddNode(G.NewConstant(TensorOf(w.DType, x, shape...), G.WithName(name)))
 }
@@ -106,7 +105,8 @@ func (w *Writer) Softmax(a *G.Node, axis ...int) *G.Node {
 	return w.Must(G.SoftMax(a, axis...))
 }
 
-// CausalMask is heads times the causal mask of nq queries over n keys.
+// CausalMask returns the causal mask of nq queries over n keys, repeated for each head. hide is the number at
+// hidden keys.
 func CausalMask(heads, nq, n int, hide float64) []float64 {
 	m := make([]float64, heads*nq*n)
 	for at := range m {
@@ -117,7 +117,7 @@ func CausalMask(heads, nq, n int, hide float64) []float64 {
 	return m
 }
 
-// picture is all that a graph is: what must not change.
+// picture returns a description of the whole graph, to detect changes.
 func picture(g *G.ExprGraph) string {
 	var b strings.Builder
 	for _, n := range g.AllNodes() {
@@ -137,7 +137,7 @@ func picture(g *G.ExprGraph) string {
 	return b.String()
 }
 
-// linkFirst checks that a graph that Fuse made hands values on before a machine loads them.
+// linkFirst checks that a graph from Fuse transfers values before a machine loads them.
 func linkFirst(t testing.TB, g *G.ExprGraph) {
 	t.Helper()
 	sorted, err := G.Sort(g)
@@ -152,7 +152,7 @@ func linkFirst(t testing.TB, g *G.ExprGraph) {
 	}
 }
 
-// Outputs runs a graph and copies what reads were told to read.
+// Outputs runs a graph and returns copies of the values in reads.
 func Outputs(t testing.TB, g *G.ExprGraph, reads []*G.Value) [][]float64 {
 	t.Helper()
 	linkFirst(t, g)
@@ -169,9 +169,13 @@ func Outputs(t testing.TB, g *G.ExprGraph, reads []*G.Value) [][]float64 {
 	return out
 }
 
-// Fuse rewrites the graph of roots and checks all that holds for every graph:
-// the old one is as it was, results are the same, for several inputs, and
-// inputs are the same values. reads are what the graph reads its results into.
+// Fuse rewrites the graph of roots and checks the properties that hold for every graph:
+//
+//   - the old graph does not change
+//   - the results are the same, for several inputs
+//   - the inputs have the same values
+//
+// reads holds the values that the graph reads its results into.
 func (w *Writer) Fuse(roots []*G.Node, reads []*G.Value) *rewrite.Fused {
 	t := w.t
 	t.Helper()
@@ -194,7 +198,7 @@ func (w *Writer) Fuse(roots []*G.Node, reads []*G.Value) *rewrite.Fused {
 			t.Errorf("root %d is %v of %v and was %v of %v", i, r.Shape(), r.Dtype(), roots[i].Shape(), roots[i].Dtype())
 		}
 	}
-	const letOld = 2 // the round in which values are bound to the nodes that were given alone
+	const letOld = 2 // round in which values are bound to the old graph's nodes only
 	for round := range 3 {
 		for _, n := range w.G.AllNodes() {
 			x := f.Node(n)
@@ -227,7 +231,7 @@ func (w *Writer) Fuse(roots []*G.Node, reads []*G.Value) *rewrite.Fused {
 	return f
 }
 
-// another is a new value for an input, nil for one that is fixed.
+// another returns a new value for an input, or nil for a fixed input.
 func (w *Writer) another(n *G.Node) G.Value {
 	switch name := n.Name(); {
 	case strings.HasPrefix(name, "leanattention."):
@@ -242,7 +246,7 @@ func (w *Writer) another(n *G.Node) G.Value {
 	return w.Random(n.Shape()...)
 }
 
-// Near compares results of two orders of the same sums.
+// Near compares results of the same sums in two orders.
 func Near(got, want []float64, t tensor.Dtype) error {
 	unit := 2e-5
 	if t == tensor.Float64 {
@@ -251,8 +255,8 @@ func Near(got, want []float64, t tensor.Dtype) error {
 	return Within(got, want, unit)
 }
 
-// Within compares numbers, of which the largest may be off by unit times itself, and
-// others by as much.
+// Within checks that all numbers differ by at most unit times the largest absolute value, which counts as at
+// least 1.
 func Within(got, want []float64, unit float64) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d numbers, want %d", len(got), len(want))
@@ -274,7 +278,7 @@ func Within(got, want []float64, unit float64) error {
 	return nil
 }
 
-// Read makes the graph keep values of nodes.
+// Read makes the graph keep the values of nodes.
 func Read(nodes ...*G.Node) (reads []*G.Value) {
 	for _, n := range nodes {
 		v := new(G.Value)
@@ -284,7 +288,7 @@ func Read(nodes ...*G.Node) (reads []*G.Value) {
 	return reads
 }
 
-// Count is the nodes of a graph whose op is called so.
+// Count returns the number of nodes whose op contains a name.
 func Count(g *G.ExprGraph, op string) (n int) {
 	for _, x := range g.AllNodes() {
 		if x.Op() != nil && strings.Contains(x.Op().String(), op) {
@@ -300,54 +304,54 @@ func (w *Writer) Heads(x *G.Node, heads int) *G.Node {
 	return w.Swap(w.Shape(x, s[0], heads, s[1]/heads), 1, 0, 2)
 }
 
-// Tokens is the reverse of Heads.
+// Tokens is the inverse of Heads.
 func (w *Writer) Tokens(x *G.Node) *G.Node {
 	s := x.Shape()
 	return w.Shape(w.Swap(x, 1, 0, 2), s[1], s[0]*s[2])
 }
 
-// FeedForward is the other half of a layer.
+// FeedForward returns the feed-forward half of a layer.
 func (w *Writer) FeedForward(x *G.Node) *G.Node {
 	width := x.Shape()[1]
 	h := w.Must(G.Rectify(w.Mul(x, w.Weight(width, 2*width))))
 	return w.Add(x, w.Mul(h, w.Weight(2*width, width)))
 }
 
-// Dense is a fully connected layer with a bias, as layer libraries write it.
+// Dense returns a fully connected layer with a bias, as layer libraries write it.
 func (w *Writer) Dense(x *G.Node, out int) *G.Node {
 	y := w.Mul(x, w.Weight(x.Shape()[1], out))
 	return w.Must(G.BroadcastAdd(y, w.Weight(1, out), nil, []byte{0}))
 }
 
-// QKV is operands of attention with 3 queries and 5 keys.
+// QKV returns operands of attention with 3 queries and 5 keys.
 func (w *Writer) QKV() (q, k, v *G.Node) {
 	return w.Input("q", 2, 3, 4), w.Input("k", 2, 5, 4), w.Input("v", 2, 5, 6)
 }
 
-// Attend is attention whose scores go through f.
+// Attend returns attention with f applied to the scores.
 func (w *Writer) Attend(f func(scores *G.Node) *G.Node) *G.Node {
 	q, k, v := w.QKV()
 	return w.BMM(w.Softmax(f(w.BMM(q, k, false, true)), 2), v)
 }
 
-// Behind is attention whose weights go through f.
+// Behind returns attention with f applied to the weights.
 func (w *Writer) Behind(f func(weights *G.Node) *G.Node) *G.Node {
 	q, k, v := w.QKV()
 	return w.BMM(f(w.Softmax(w.BMM(q, k, false, true), 2)), v)
 }
 
-// Added is attention with a mask.
+// Added returns attention with a mask added to the scores.
 func (w *Writer) Added(mask *G.Node) []*G.Node {
 	return []*G.Node{w.Attend(func(s *G.Node) *G.Node { return w.Add(s, mask) })}
 }
 
-// Colliding is two names of inputs like x whose nodes have the same hash.
+// Colliding returns two names for inputs like x whose nodes have the same hash.
 func (w *Writer) Colliding(x *G.Node) (a, b string) {
 	seen := make(map[uint32]string)
 	for {
 		name := fmt.Sprintf("%x", w.Rng.Uint64())
 		h := fnv.New32a()
-		fmt.Fprintf(h, "%v%v%s\x00", x.Type(), x.Shape(), name) // of no children
+		fmt.Fprintf(h, "%v%v%s\x00", x.Type(), x.Shape(), name) // a node without children
 		if other, ok := seen[h.Sum32()]; ok {
 			return other, name
 		}
@@ -355,12 +359,12 @@ func (w *Writer) Colliding(x *G.Node) (a, b string) {
 	}
 }
 
-// Scalar is an input of one number, as NewScalar makes it.
+// Scalar returns an input of one number, made by NewScalar.
 func (w *Writer) Scalar(name string, x float64) *G.Node {
 	return G.NewScalar(w.G, w.DType, G.WithName(name), G.WithValue(w.Number(x).Value()))
 }
 
-// AnyScalar is one as NodeFromAny makes it.
+// AnyScalar returns an input of one number, made by NodeFromAny.
 func (w *Writer) AnyScalar(name string, x float64) *G.Node {
 	if w.DType == tensor.Float32 {
 		return G.NodeFromAny(w.G, float32(x), G.WithName(name))
@@ -368,7 +372,7 @@ func (w *Writer) AnyScalar(name string, x float64) *G.Node {
 	return G.NodeFromAny(w.G, x, G.WithName(name))
 }
 
-// fresh is an input whose values are made by f, at every run anew.
+// fresh returns an input whose value f makes again for every run.
 func (w *Writer) fresh(name string, f func() []float64, shape ...int) *G.Node {
 	if w.Make == nil {
 		w.Make = make(map[string]func() *tensor.Dense)
@@ -377,7 +381,7 @@ func (w *Writer) fresh(name string, f func() []float64, shape ...int) *G.Node {
 	return Input(w.G, name, w.Make[name]())
 }
 
-// Shown is an input of 0 and 1, with 1 for the first key of all.
+// Shown returns an input of 0 and 1, with 1 for the first key of each row.
 func (w *Writer) Shown(name string, shape ...int) *G.Node {
 	return w.fresh(name, func() []float64 {
 		x := make([]float64, tensor.Shape(shape).TotalSize())
@@ -390,7 +394,7 @@ func (w *Writer) Shown(name string, shape ...int) *G.Node {
 	}, shape...)
 }
 
-// Hidden is an input of 0 and some number, with 0 for the first key of all.
+// Hidden returns an input of 0 and hide, with 0 for the first key of each row.
 func (w *Writer) Hidden(name string, hide float64, shape ...int) *G.Node {
 	return w.fresh(name, func() []float64 {
 		x := make([]float64, tensor.Shape(shape).TotalSize())
@@ -403,8 +407,7 @@ func (w *Writer) Hidden(name string, hide float64, shape ...int) *G.Node {
 	}, shape...)
 }
 
-// ByHand is a softmax of Exp, Sum and a division, with the maximum taken off first
-// or without.
+// ByHand returns a softmax of Exp, Sum and a division. If maximum is set, the maximum is subtracted first.
 func (w *Writer) ByHand(s *G.Node, axis int, maximum bool) *G.Node {
 	w.t.Helper()
 	along := []byte{byte(axis)}
@@ -415,14 +418,14 @@ func (w *Writer) ByHand(s *G.Node, axis int, maximum bool) *G.Node {
 	return w.Must(G.BroadcastHadamardDiv(e, w.Column(w.Must(G.Sum(e, axis)), s, axis), nil, along))
 }
 
-// Column is x with the axis that a reduction of s took away, of size 1.
+// Column returns x with the reduced axis of s restored, with size 1.
 func (w *Writer) Column(x, s *G.Node, axis int) *G.Node {
 	shape := s.Shape().Clone()
 	shape[axis] = 1
 	return w.Shape(x, shape...)
 }
 
-// PerHead is attention heads that a loop makes, each with weights of its own.
+// PerHead returns attention heads that a loop makes, each with its own weights.
 func (w *Writer) PerHead(x *G.Node, heads, dim int, attend func(q, k, v *G.Node) *G.Node) (all []*G.Node) {
 	width := x.Shape()[1]
 	for range heads {
@@ -432,7 +435,7 @@ func (w *Writer) PerHead(x *G.Node, heads, dim int, attend func(q, k, v *G.Node)
 	return all
 }
 
-// Loop is heads that are cut from q, k and v, one by one, and concatenated.
+// Loop slices heads from q, k and v one by one, and concatenates the results of attend.
 func (w *Writer) Loop(heads int, q, k, v *G.Node, attend func(q, k, v *G.Node) *G.Node) *G.Node {
 	cut := func(x *G.Node, i int) *G.Node {
 		last, dim := x.Dims()-1, LastOf(x)/heads
@@ -445,8 +448,8 @@ func (w *Writer) Loop(heads int, q, k, v *G.Node, attend func(q, k, v *G.Node) *
 	return w.Must(G.Concat(all[0].Dims()-1, all...))
 }
 
-// Stack is layers of attention of 12 heads of 64 on their own keys and values,
-// written with Gorgonia's ops.
+// Stack returns layers of attention with 12 heads of 64 on their own keys and values, written with Gorgonia's
+// ops.
 func (w *Writer) Stack(layers, queries, keys int, causal bool) *G.Node {
 	const heads, dim = 12, 64
 	x := w.Input("q", heads, queries, dim)
@@ -462,5 +465,5 @@ func (w *Writer) Stack(layers, queries, keys int, causal bool) *G.Node {
 	return x
 }
 
-// LastOf is the size of the last axis.
+// LastOf returns the size of the last axis.
 func LastOf(n *G.Node) int { return n.Shape()[n.Dims()-1] }

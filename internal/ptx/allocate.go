@@ -6,19 +6,18 @@ import (
 	"slices"
 )
 
-// PTX has a register for every value: tens of thousands of a large kernel, megabytes of
-// a warp. Those that are not needed at the same time get one place, as the hardware's
-// assembler does it: a warp's registers then fit into the caches.
+// PTX has a register for every value: tens of thousands in a large kernel, which is megabytes per warp.
+// Registers whose lifetimes do not overlap share a slot, as in the hardware's assembler. A warp's registers
+// then fit into the CPU's caches.
 
-// usage is the registers of an instruction, numbered as in [compiler.spans]: those
-// that it reads, or may leave as they are; those that it sets in all threads that
-// execute it; and those that it may read again later.
+// usage lists the registers of an instruction, numbered as in [compiler.spans]. reads are read, or may keep
+// their value. sets are set in all threads that execute the instruction. keeps may be read again later.
 type usage struct{ reads, sets, keeps []int }
 
-// setters are the instructions whose first operand is what they set, besides those that compute.
+// setters are the non-arithmetic instructions whose first operand is the result.
 var setters = map[string]bool{"ld": true, "atom": true, "ldmatrix": true, "movmatrix": true, "mma": true, "shfl": true, "vote": true, "redux": true, "elect": true, "createpolicy": true}
 
-// use notes the registers of the statement that is being compiled.
+// use returns the registers of the statement that is being compiled.
 func (c *compiler) use() (u usage) {
 	s := c.s
 	if s == nil {
@@ -29,7 +28,7 @@ func (c *compiler) use() (u usage) {
 		switch {
 		case i == 0 && s.guard == "" && !s.args[0].memory && (setters[s.op[0]] || operands[s.op[0]] > 0):
 			to = &u.sets
-		case i == 1 && s.op[0] == "wgmma" && len(s.args[1].list) > 0: // is compared when the product has been waited for
+		case i == 1 && s.op[0] == "wgmma" && len(s.args[1].list) > 0: // compared when the product is waited for
 			to = &u.keeps
 		}
 		c.named(&s.args[i], to)
@@ -51,12 +50,12 @@ func (c *compiler) named(o *operand, to *[]int) {
 	}
 }
 
-// span is the instructions from the first to the last at which a register is needed.
+// span is the range of instructions in which a register is live.
 type span struct{ first, last int }
 
 func (s *span) cover(i int) { s.first, s.last = min(s.first, i), max(s.last, i) }
 
-// places gives each register of 32 and of 64 bits its place, and says how many there are.
+// places assigns each 32-bit and 64-bit register its slot, and returns the number of slots of each kind.
 func (c *compiler) places() (of [2][]register, n [2]int) {
 	spans := c.spans()
 	for kind, count := range []int{c.n32, c.n64} {
@@ -68,14 +67,14 @@ func (c *compiler) places() (of [2][]register, n [2]int) {
 		at := func(i int) *span { return &spans[2*i+kind] }
 		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(at(a).first, at(b).first) })
 		var free []register
-		ends := map[int][]register{} // places by the last instruction that needs them
-		done := 0                    // instructions before this one have given theirs back
+		ends := map[int][]register{} // slots by the last instruction that needs the slot
+		done := 0                    // slots of earlier instructions are free again
 		for _, i := range order {
 			s := at(i)
 			if s.first > s.last {
-				continue // is not used
+				continue // unused
 			}
-			for ; done < s.first; done++ { // not that of the instruction itself: it may set before it has read all
+			for ; done < s.first; done++ { // excludes the instruction itself, which may set a register before it has read all of its operands
 				free = append(free, ends[done]...)
 			}
 			if len(free) == 0 {
@@ -92,14 +91,15 @@ func (c *compiler) places() (of [2][]register, n [2]int) {
 	return of, n
 }
 
-// stretch is instructions without a jump in or out.
+// stretch is a basic block: instructions without a jump into or out of the middle.
 type stretch struct {
 	first, end int
-	next       []int    // stretches
-	in, sets   []uint64 // registers whose value at the begin is needed; that get one here
+	next       []int    // successors
+	in, sets   []uint64 // in: registers that are live at the start; sets: registers that the block sets
 }
 
-// spans are where registers are needed: 2 i is that of 32 bits with number i, 2 i + 1 of 64.
+// spans returns the live range of each register: index 2i for 32-bit register i, index 2i+1 for 64-bit
+// register i.
 func (c *compiler) spans() []span {
 	total := 2 * max(c.n32, c.n64)
 	spans := make([]span, total)
@@ -114,9 +114,9 @@ func (c *compiler) spans() []span {
 		}
 	}
 	stretches, of := c.stretches()
-	// Those of one stretch alone, which sets them first, are needed nowhere else.
+	// A register that is used in one block only, and set there first, is live nowhere else.
 	number := make([]int, total)
-	var across []int // their registers
+	var across []int // registers that are live across blocks
 	set := make([]bool, total)
 	for _, u := range c.usage {
 		for _, r := range append(slices.Clone(u.reads), u.keeps...) {
@@ -174,7 +174,7 @@ func (c *compiler) spans() []span {
 	return spans
 }
 
-// after sets what is needed at the begin of one of the next stretches.
+// after sets out to the registers that are live at the start of a successor.
 func (s *stretch) after(stretches []stretch, out []uint64) {
 	clear(out)
 	for _, n := range s.next {
@@ -192,10 +192,10 @@ func each(set []uint64, f func(n int)) {
 	}
 }
 
-// stretches are the code's, in order, and which one an instruction is in.
+// stretches returns the basic blocks in order, and the block of each instruction.
 func (c *compiler) stretches() (all []stretch, of []int) {
 	begins := make([]bool, len(c.code)+1)
-	back := map[int][]int{} // where threads go on behind a call, by the function's first instruction
+	back := map[int][]int{} // return points of calls, keyed by the first instruction of the function
 	for i := range c.code {
 		switch in := &c.code[i]; in.kind {
 		case branch, call:
@@ -236,7 +236,7 @@ func (c *compiler) stretches() (all []stretch, of []int) {
 	return all, of
 }
 
-// ownerAt is the function that an instruction is of.
+// ownerAt returns the function that contains an instruction.
 func (c *compiler) ownerAt(i int) *compiled {
 	owner := c.order[0]
 	for _, f := range c.order {

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// integers and floats of two and three operands, 32 bits each.
+// Operations on 32-bit integers and floats with two and three operands.
 var binary32 = map[string]func(a, b uint32) uint32{
 	"and":        func(a, b uint32) uint32 { return a & b },
 	"or":         func(a, b uint32) uint32 { return a | b },
@@ -94,7 +94,7 @@ func doubles(f func(a, b float64) float64) func(a, b uint64) uint64 {
 	}
 }
 
-// smaller is the other one where one is no number; -0 is smaller than 0.
+// smaller returns the smaller of a and b. If one is NaN, it returns the other. -0 is smaller than 0.
 func smaller[F float32 | float64](a, b F) F {
 	if a != a {
 		return b
@@ -105,8 +105,8 @@ func smaller[F float32 | float64](a, b F) F {
 	return b
 }
 
-// fma32 rounds once: where the sum of 53 bits lies between two of 24, what it has
-// been rounded by decides.
+// fma32 returns x*y+z with one rounding. If the float64 sum lies halfway between two float32 numbers, the
+// rounding error of the sum decides.
 func fma32(x, y, z float32) float32 {
 	p, c := float64(x)*float64(y), float64(z) // the product is exact
 	s := p + c
@@ -123,7 +123,7 @@ func fma32(x, y, z float32) float32 {
 	return float32(s)
 }
 
-// flushed is 0, of the same sign, instead of a number that is too small for its exponent.
+// flushed replaces a subnormal number by a zero of the same sign.
 func flushed(a uint32) uint32 {
 	if a&0x7f800000 == 0 {
 		return a & (1 << 31)
@@ -145,7 +145,7 @@ func remainder[I int64 | uint64](a, b I) I {
 	return a % b
 }
 
-// without leaves parts of a name out.
+// without returns the parts of a name except the given parts.
 func without(op []string, parts ...string) string {
 	var kept []string
 next:
@@ -160,17 +160,17 @@ next:
 	return strings.Join(kept, ".")
 }
 
-// operands is how many there are of an instruction that computes.
+// operands is the number of operands of each arithmetic instruction.
 var operands = map[string]int{
 	"abs": 2, "add": 3, "and": 3, "bfi": 5, "brev": 2, "clz": 2, "cvt": 2, "cvta": 2, "div": 3, "ex2": 2, "fma": 4,
 	"lg2": 2, "mad": 4, "mapa": 3, "max": 3, "min": 3, "mov": 2, "mul": 3, "neg": 2, "not": 2, "or": 3, "popc": 2,
 	"rcp": 2, "rem": 3, "rsqrt": 2, "selp": 4, "setp": 3, "shl": 3, "shr": 3, "sqrt": 2, "sub": 3, "xor": 3,
 }
 
-// word is a register's bits.
+// word is the type of a register's bits.
 type word interface{ uint32 | uint64 }
 
-// of is a register of all threads.
+// of returns a register of all threads.
 func of[T word](w *warp, r register) *[lanes]T {
 	var x T
 	if unsafe.Sizeof(x) == 4 {
@@ -209,7 +209,7 @@ func map3[D, A, B, E word](d, a, b, e register, f func(a A, b B, e E) D) func(w 
 	}
 }
 
-// warps32 is what most instructions are, for all threads of a warp at once.
+// warps32 holds the most common operations, on all threads of a warp at once.
 var warps32 = map[string]func(d, a, b *[lanes]uint32){
 	"add.s32":    add32,
 	"add.u32":    add32,
@@ -280,7 +280,7 @@ func shr32(d, a, b *[lanes]uint32) {
 	}
 }
 
-// whole32 computes for a whole warp, and keeps what is some threads'.
+// whole32 returns an operation that computes for the whole warp and keeps the results of the active threads.
 func whole32(d, a, b register, f func(d, a, b *[lanes]uint32)) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
 		if m == all {
@@ -292,7 +292,7 @@ func whole32(d, a, b register, f func(d, a, b *[lanes]uint32)) func(w *warp, m u
 	}
 }
 
-// whole64 is whole32 of 64 bits.
+// whole64 is whole32 for 64 bits.
 func whole64(d, a, b register, f func(d, a, b *[lanes]uint64)) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
 		if m == all {
@@ -304,7 +304,7 @@ func whole64(d, a, b register, f func(d, a, b *[lanes]uint64)) func(w *warp, m u
 	}
 }
 
-// keep sets what is some threads'.
+// keep copies the elements of the active threads.
 func keep[T word](d, a *[lanes]T, m uint32) {
 	for ; m != 0; m &= m - 1 {
 		l := bits.TrailingZeros32(m) & (lanes - 1)
@@ -312,7 +312,7 @@ func keep[T word](d, a *[lanes]T, m uint32) {
 	}
 }
 
-// moved is a.
+// moved returns an operation that copies a to d.
 func moved[T word](d, a register) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
 		d, a := of[T](w, d), of[T](w, a)
@@ -324,7 +324,7 @@ func moved[T word](d, a register) func(w *warp, m uint32) {
 	}
 }
 
-// selected is a where a predicate holds, else b.
+// selected returns an operation that selects a where the predicate holds, and otherwise b.
 func selected[T word](d, a, b, p register) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
 		p := w.p[p]
@@ -333,7 +333,7 @@ func selected[T word](d, a, b, p register) func(w *warp, m uint32) {
 	}
 }
 
-// insertField is b with n bits of a in it, from a position on.
+// insertField returns an operation that inserts the low n bits of a into b at a bit position.
 func insertField[T word](d, a, b, position, n register) func(w *warp, m uint32) {
 	return func(w *warp, m uint32) {
 		d, a, b, position, n := of[T](w, d), of[T](w, a), of[T](w, b), w.d(position), w.d(n)
@@ -346,7 +346,8 @@ func insertField[T word](d, a, b, position, n register) func(w *warp, m uint32) 
 	}
 }
 
-// arithmetic is what computes registers of registers; nil if it is something else.
+// arithmetic compiles an instruction that computes registers from registers. It returns nil for other
+// instructions.
 func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 	n := operands[s.op[0]]
 	if s.op[0] == "cvt" && (s.has("f16x2") || s.has("bf16x2")) {
@@ -444,7 +445,7 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 		return func(w *warp, m uint32) { w.p[d] = w.p[d]&^m | (w.p[a]^flip)&m }
 	}
 	switch s.op[0] {
-	case "cvta": // global addresses are what they are
+	case "cvta": // global addresses do not change
 		d, a := c.dst(&args[0], 64), c.src64(&args[1])
 		window := map[string]uint64{"shared": sharedIn, "param": paramsIn, "global": 0}
 		of := s.part(1)
@@ -459,7 +460,7 @@ func (c *compiler) arithmetic(s *statement) func(w *warp, m uint32) {
 			return map1(d, a, func(a uint64) uint64 { return a &^ add })
 		}
 		return map1(d, a, func(a uint64) uint64 { return a | add })
-	case "mapa": // the address of this place in another block
+	case "mapa": // address of the same offset in another block's shared memory
 		if name != "mapa.shared::cluster.u32" {
 			return nil
 		}
@@ -565,7 +566,7 @@ func (c *compiler) move(s *statement) func(w *warp, m uint32) {
 		c.fail("%d parts", n)
 	}
 	switch part := 8 * sizes[s.kind()] / max(n, 1); {
-	case len(to.list) > 0: // the parts of a register, the lowest first
+	case len(to.list) > 0: // the parts of a register, the lowest part first
 		var d []register
 		for i := range to.list {
 			d = append(d, c.dst(&to.list[i], 32))
@@ -628,7 +629,7 @@ func (c *compiler) move(s *statement) func(w *warp, m uint32) {
 	return moved[uint32](c.dst(to, 32), c.src32(from))
 }
 
-// special are the registers that the machine has.
+// special holds the special registers.
 var special = map[string]func(w *warp, l int) uint32{
 	"%tid.x":             func(w *warp, l int) uint32 { return uint32(w.id*lanes + l) },
 	"%ntid.x":            func(w *warp, l int) uint32 { return uint32(w.threads) },

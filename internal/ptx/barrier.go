@@ -8,8 +8,8 @@ import (
 // mbarrier is a barrier in shared memory.
 type mbarrier struct {
 	at             uint64
-	arrivals, left int // of a phase, and still to come
-	bytes          int // still to come
+	arrivals, left int // arrivals per phase, and pending arrivals of this phase
+	bytes          int // pending bytes of this phase
 	phase          uint32
 }
 
@@ -32,14 +32,14 @@ func (b *block) mbarrier(at uint64) *mbarrier {
 	return o
 }
 
-// complete says that bytes have come.
+// complete records that n bytes have arrived.
 func (b *block) complete(at uint64, n int) {
 	o := b.mbarrier(at)
 	o.bytes -= n
 	o.settle()
 }
 
-// mbarriers compiles mbarrier.*.
+// mbarriers compiles the mbarrier instructions.
 func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 	each := func(w *warp, m uint32, a *address, f func(l int, o *mbarrier)) {
 		for l := range lanes {
@@ -120,13 +120,13 @@ func (c *compiler) mbarriers(s *statement) func(w *warp, m uint32) {
 	return nil
 }
 
-// blockBarrier is one of a block's barriers.
+// blockBarrier is one of a block's numbered barriers.
 type blockBarrier struct {
 	arrived, phase int
-	all            bool // who has arrived waits for all threads that there are
+	all            bool // threads that have arrived wait for all threads of the block
 }
 
-// release ends phases for which only threads were missing that have ended now.
+// release ends phases that waited only for threads which have exited.
 func (b *block) release() {
 	for i := range b.barriers {
 		if bar := &b.barriers[i]; bar.all && bar.arrived > 0 && bar.arrived == b.threads-b.exited {
@@ -136,7 +136,7 @@ func (b *block) release() {
 	}
 }
 
-// barriers compiles those of blocks and of clusters.
+// barriers compiles the barriers of blocks and of clusters.
 func (c *compiler) barriers(s *statement) (in instruction, ok bool) {
 	in.kind = barrier
 	if s.op[0] == "barrier" && s.part(1) == "cluster" {
@@ -216,7 +216,7 @@ func (c *compiler) barriers(s *statement) (in instruction, ok bool) {
 	return in, true
 }
 
-// settle ends a phase of the cluster's barrier when all have arrived.
+// settle ends a phase of the cluster's barrier when all live threads have arrived.
 func (c *cluster) settle() {
 	if c.arrived > 0 && c.arrived+c.exited == c.threads {
 		c.arrived = 0

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// fault is what is wrong with a program or what it does.
+// fault is an error of a program or of its execution.
 type fault struct{ text string }
 
 func (f fault) Error() string { return f.text }
@@ -19,63 +19,63 @@ func (f fault) Error() string { return f.text }
 type Kernel struct {
 	name         string
 	code         []instruction
-	n32, n64, np int // registers of a thread
+	n32, n64, np int // registers per thread
 	c32          [][lanes]uint32
 	c64          [][lanes]uint64
-	static       int       // bytes of shared memory, besides the launch's
-	dynamic      int       // where the launch's begins
+	static       int       // bytes of static shared memory
+	dynamic      int       // offset of the launch's dynamic shared memory
 	params       int       // bytes of the kernel's parameters
 	frame        int       // bytes of the parameters of functions
-	spare        sync.Pool // warps
+	spare        sync.Pool // unused warps
 }
 
-// A register is its number; those from constant on are the same in all threads.
+// A register is its number. Registers from constant on have the same value in all threads.
 type register int32
 
 const constant register = 1 << 28
 
-// kind says what the machine does with an instruction besides calling do.
+// kind is the control flow of an instruction.
 type kind uint8
 
 const (
 	plain    kind = iota
-	together      // needs all threads of its mask at once
+	together      // needs all threads of its mask at the same time
 	branch
 	call
 	ret
-	barrier // threads may have to wait behind it
+	barrier // threads may wait after it
 )
 
-// instruction is a statement for a warp.
+// instruction is a compiled statement for a warp.
 type instruction struct {
 	kind    kind
 	negated bool
 	writes  bool     // memory
-	guard   register // of predicates; -1: none
+	guard   register // predicate register; -1: no guard
 	do      func(w *warp, m uint32)
-	mask    register                            // of together; -1: all threads
-	wait    func(w *warp, m uint32) func() bool // of barrier: nil, or says when these may go on
+	mask    register                            // register with the mask, for kind together; -1: all threads
+	wait    func(w *warp, m uint32) func() bool // for kind barrier; returns nil, or a function that reports whether the threads may continue
 	target  int
 	line    int
 	text    string
 }
 
-// symbol is what a name means in a scope.
+// symbol is the meaning of a name in a scope.
 type symbol struct {
-	width int // of a register: 1, 32, 64
+	width int // register width: 1, 32 or 64; 0: no register
 	reg   register
-	v     *variable // or memory
-	at    int       // where it lies in its space
+	v     *variable // variable
+	at    int       // address of the variable in its space
 	space space
-	label int // or a place in the code: its number in labels, from 1
+	label int // index in labels, counted from 1; 0: no label
 }
 
-// compiler makes a kernel.
+// compiler compiles a kernel.
 type compiler struct {
 	*Kernel
 	m         *Module
 	scopes    []map[string]*symbol
-	labels    []int // places
+	labels    []int // code position of each label
 	functions map[string]*compiled
 	order     []*compiled
 	f         *compiled
@@ -83,22 +83,22 @@ type compiler struct {
 	k32       map[uint32]register
 	k64       map[uint64]register
 	sharedAt  map[*variable]int
-	placed    [2][]register // the places of the registers of 32 and 64 bits; nil: each has its own
-	usage     []usage       // of the registers, by instruction
+	placed    [2][]register // slots of the 32-bit and 64-bit registers; nil: each register has its own slot
+	usage     []usage       // register usage of each instruction
 }
 
-// compiled is a function's place in the code, and its parameters' in the frame.
+// compiled is a function with its label and with the frame offsets of its parameters.
 type compiled struct {
 	*function
 	label           int
 	results, params []*symbol
 	calls           []*compiled
-	state           int // of the search for a function that calls itself
+	state           int // state of the recursion check
 }
 
 func align(n, to int) int { return (n + to - 1) / to * to }
 
-// catch makes an error of a fault.
+// catch converts a fault into an error.
 func catch(what string, err *error) {
 	if r := recover(); r != nil {
 		f, ok := r.(fault)
@@ -109,14 +109,14 @@ func catch(what string, err *error) {
 	}
 }
 
-// Parse reads a module.
+// Parse parses a module.
 func Parse(text string) (m *Module, err error) {
 	defer catch("module", &err)
 	return parse(strings.TrimRight(text, "\x00")), nil
 }
 
-// Kernel prepares an entry. It compiles it twice: the places of the registers follow
-// from where all are used.
+// Kernel compiles an entry. It compiles twice, because the slots of the registers depend on all of their
+// uses.
 func (m *Module) Kernel(entry string) (k *Kernel, err error) {
 	defer catch(entry, &err)
 	f := m.functions[entry]
@@ -135,8 +135,8 @@ func (m *Module) Kernel(entry string) (k *Kernel, err error) {
 	return c.Kernel, nil
 }
 
-// compile makes the code of an entry, whose branches and calls name their labels: with
-// a place of its own for each register, or with given ones.
+// compile generates the code of an entry, whose branches and calls still name labels. Each register has its
+// own slot if placed is nil, or else its slot in placed.
 func (m *Module) compile(f *function, placed [2][]register) *compiler {
 	c := &compiler{Kernel: &Kernel{name: f.name}, m: m, functions: map[string]*compiled{}, k32: map[uint32]register{}, k64: map[uint64]register{}, sharedAt: map[*variable]int{}, placed: placed}
 	c.layOut()
@@ -147,7 +147,7 @@ func (m *Module) compile(f *function, placed [2][]register) *compiler {
 	if c.frame > mostBytes || c.Kernel.params > mostBytes || c.dynamic > 1<<rankShift {
 		c.fail("%d bytes of shared memory, %d and %d of parameters", c.static, c.Kernel.params, c.frame)
 	}
-	if c.order[0].recursive() { // parameters and registers have one place each
+	if c.order[0].recursive() { // parameters and registers have one slot each, so recursion is impossible
 		c.fail("a function calls itself")
 	}
 	for i := range c.code {
@@ -166,7 +166,7 @@ func (c *compiler) fail(format string, args ...any) {
 	panic(fault{text})
 }
 
-// layOut gives shared variables their places: what the launch gives comes behind the others.
+// layOut assigns addresses to shared variables. The launch's dynamic memory follows the static variables.
 func (c *compiler) layOut() {
 	place := func(v *variable) {
 		if !v.dynamic {
@@ -179,7 +179,7 @@ func (c *compiler) layOut() {
 		place(v)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.m.functions)) {
-		if f := c.m.functions[name]; f.name == c.name || !f.entry { // functions that are not called take none in these sources
+		if f := c.m.functions[name]; f.name == c.name || !f.entry { // functions that are never called have no shared variables in these sources
 			for _, v := range f.shared {
 				place(v)
 			}
@@ -193,7 +193,7 @@ func (c *compiler) layOut() {
 	}
 }
 
-// recursive says whether a function calls itself, or one does that it calls.
+// recursive reports whether a function calls itself, directly or indirectly.
 func (f *compiled) recursive() bool {
 	const under, done = 1, 2
 	switch f.state {
@@ -215,7 +215,7 @@ func (c *compiler) newLabel() int {
 	return len(c.labels) - 1
 }
 
-// function is the place of a function that is called, or of the entry.
+// function returns the compiled function, and assigns its label and offsets on first use.
 func (c *compiler) function(f *function) *compiled {
 	if g := c.functions[f.name]; g != nil {
 		return g
@@ -286,7 +286,7 @@ func (c *compiler) body(f *compiled) {
 		c.define(v.name, f.results[i])
 	}
 	c.labels[f.label] = len(c.code)
-	// Labels may be used before they come.
+	// Labels may be used before their declaration.
 	declare := func(from int) {
 		depth := 0
 		for i := from; i < len(f.body) && depth >= 0; i++ {
@@ -340,7 +340,7 @@ func (c *compiler) body(f *compiled) {
 			c.instruction(s)
 		}
 	}
-	c.emit(instruction{kind: ret, guard: -1}) // there may be a label here
+	c.emit(instruction{kind: ret, guard: -1}) // a label may be at the end
 	c.s = nil
 }
 
@@ -362,7 +362,7 @@ func (c *compiler) symbol(o *operand) *symbol {
 	return s
 }
 
-// dst is the register that an operand names.
+// dst returns the register that an operand names.
 func (c *compiler) dst(o *operand, width int) register {
 	s := c.symbol(o)
 	if s.width != width {
@@ -373,7 +373,7 @@ func (c *compiler) dst(o *operand, width int) register {
 
 func (c *compiler) predicate(o *operand) register { return c.dst(o, 1) }
 
-// number is an immediate operand's bits; a decimal fraction has as many as its width.
+// number returns the bits of an immediate operand. A decimal fraction is converted to the given width.
 func (c *compiler) number(word string, width int) (bits uint64, ok bool) {
 	sign := ""
 	if strings.HasPrefix(word, "-") {
@@ -426,7 +426,7 @@ func (c *compiler) number(word string, width int) (bits uint64, ok bool) {
 func (c *compiler) constant32(x uint32) register { return constantOf(&c.c32, c.k32, x) }
 func (c *compiler) constant64(x uint64) register { return constantOf(&c.c64, c.k64, x) }
 
-// constantOf is the register of a number: one for all of the same.
+// constantOf returns the register of a constant. Equal constants share a register.
 func constantOf[T word](numbers *[][lanes]T, known map[T]register, x T) register {
 	r, ok := known[x]
 	if !ok {
@@ -441,7 +441,7 @@ func constantOf[T word](numbers *[][lanes]T, known map[T]register, x T) register
 	return r
 }
 
-// src32 and src64 are the registers of operands that are read.
+// src32 and src64 return the registers of source operands.
 func (c *compiler) src32(o *operand) register {
 	if n, ok := c.number(o.word, 32); ok {
 		return c.constant32(uint32(n))
@@ -470,8 +470,7 @@ func (c *compiler) src64(o *operand) register {
 	return c.dst(o, 64)
 }
 
-// address is where an operand in brackets is: a register and what is added to it,
-// as 64 bits.
+// address is the address of an operand in brackets: a register plus an offset, in 64 bits.
 type address struct {
 	wide   bool
 	reg    register
@@ -506,7 +505,7 @@ func (c *compiler) address(o *operand, where space) address {
 	return a
 }
 
-// at is a lane's address.
+// at returns a lane's address.
 func (a *address) at(w *warp, lane int) uint64 {
 	switch {
 	case a.reg < 0:
@@ -517,7 +516,7 @@ func (a *address) at(w *warp, lane int) uint64 {
 	return uint64(w.d(a.reg)[lane]) + a.offset
 }
 
-// has says whether the instruction's name has a part.
+// has reports whether the instruction's name has a part.
 func (s *statement) has(part string) bool {
 	for _, p := range s.op {
 		if p == part {
@@ -541,7 +540,7 @@ func (c *compiler) least(n int) {
 	}
 }
 
-// part is one of an instruction's name: "" if it has fewer.
+// part returns part i of the instruction's name, or "" if the name has fewer parts.
 func (s *statement) part(i int) string {
 	if i < 0 || i >= len(s.op) {
 		return ""
@@ -549,7 +548,7 @@ func (s *statement) part(i int) string {
 	return s.op[i]
 }
 
-// constantArgument is an operand that must be a number.
+// constantArgument returns the value of an operand that must be a number.
 func (c *compiler) constantArgument(i int) int {
 	c.least(i + 1)
 	n, ok := c.number(c.s.args[i].word, 64)
@@ -562,7 +561,7 @@ func (c *compiler) constantArgument(i int) int {
 	return int(int64(n))
 }
 
-// ParamBytes is the size of an entry's parameters.
+// ParamBytes returns the size of an entry's parameters.
 func (m *Module) ParamBytes(entry string) (n int, err error) {
 	f := m.functions[entry]
 	if f == nil || !f.entry {
@@ -574,7 +573,7 @@ func (m *Module) ParamBytes(entry string) (n int, err error) {
 	return n, nil
 }
 
-// Entries are the names of what can be launched, in order.
+// Entries returns the names of all entries in ascending order.
 func (m *Module) Entries() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(m.functions)) {
 		if m.functions[name].entry {
@@ -584,5 +583,5 @@ func (m *Module) Entries() (names []string) {
 	return names
 }
 
-// ParamBytes is the size of the kernel's parameters.
+// ParamBytes returns the size of the kernel's parameters.
 func (k *Kernel) ParamBytes() int { return k.params }

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/half"
 )
 
-// value is a register's bits as a type has them: for a comparison or conversion.
+// value holds a register's bits in a type, for a comparison or a conversion.
 type value struct {
 	f float64
 	i int64
@@ -24,7 +24,7 @@ func (c *compiler) reader(o *operand, kind string) func(w *warp, l int) value {
 		}
 		return func(w *warp, l int) value { x := w.q(r)[l]; return value{i: int64(x), u: x} }
 	}
-	if v := c.find(o.word); v != nil && v.width == 64 && kind[0] != 'f' && sizes[kind] > 0 { // more bits than the type
+	if v := c.find(o.word); v != nil && v.width == 64 && kind[0] != 'f' && sizes[kind] > 0 { // the register is wider than the type
 		r := c.src64(o)
 		size := 8 * sizes[kind]
 		if kind[0] == 's' {
@@ -73,7 +73,7 @@ func (c *compiler) compare(s *statement) func(w *warp, m uint32) {
 	if !comparable(op, kind) {
 		c.fail("a comparison %s of %s", op, kind)
 	}
-	if kind == "s32" || kind == "u32" || kind == "b32" { // most are
+	if kind == "s32" || kind == "u32" || kind == "b32" { // the most common types
 		return compareWords(d, c.src32(&s.args[1]), c.src32(&s.args[2]), op, signed)
 	}
 	if kind == "f32" {
@@ -99,7 +99,7 @@ func (c *compiler) compare(s *statement) func(w *warp, m uint32) {
 				is = none
 			case op == "num":
 				is = !none
-			case float && len(op) == 3: // ltu: true where there is no order, too
+			case float && len(op) == 3: // ltu, for example: also true for unordered operands
 				is = none || holds(op[:2], order)
 			default:
 				is = !none && holds(op, order)
@@ -112,7 +112,7 @@ func (c *compiler) compare(s *statement) func(w *warp, m uint32) {
 	}
 }
 
-// compareWords compares integers of 32 bits.
+// compareWords compiles a comparison of 32-bit integers.
 func compareWords(d, a, b register, op string, signed bool) func(w *warp, m uint32) {
 	equal, flip, sign := op == "eq" || op == "ne", uint32(0), uint32(0)
 	switch op {
@@ -143,16 +143,16 @@ func compareWords(d, a, b register, op string, signed bool) func(w *warp, m uint
 	}
 }
 
-// compareFloats compares numbers of 32 bits, which may have no order.
+// compareFloats compiles a comparison of 32-bit floats, which may be unordered.
 func compareFloats(d, a, b register, op string) func(w *warp, m uint32) {
-	var less, same, more, none bool // what a comparison holds for
+	var less, same, more, none bool // the orders for which the comparison is true
 	switch op {
 	case "num":
 		less, same, more = true, true, true
 	case "nan":
 		none = true
 	default:
-		none = len(op) == 3 // ltu: true where there is no order, too
+		none = len(op) == 3 // ltu, for example: also true for unordered operands
 		less, same, more = holds(op[:2], -1), holds(op[:2], 0), holds(op[:2], 1)
 	}
 	pick := func(is bool, p uint32) uint32 {
@@ -179,7 +179,7 @@ func compareFloats(d, a, b register, op string) func(w *warp, m uint32) {
 	}
 }
 
-// comparable says whether a type has a comparison.
+// comparable reports whether a type has a comparison.
 func comparable(op, kind string) bool {
 	switch {
 	case op == "eq" || op == "ne":
@@ -212,7 +212,7 @@ func holds(op string, order int) bool {
 	return false
 }
 
-// roundings are those that a conversion may name: "" is none.
+// roundings returns the rounding modes that a conversion may name. "" means no mode.
 func roundings(to, from string) (names []string, ok bool) {
 	const types = " u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64 "
 	if !strings.Contains(types, " "+to+" ") || !strings.Contains(types, " "+from+" ") {
@@ -221,7 +221,7 @@ func roundings(to, from string) (names []string, ok bool) {
 	switch {
 	case to[0] != 'f' && from[0] != 'f':
 		return []string{""}, true
-	case to[0] != 'f': // of no fewer bits than an int
+	case to[0] != 'f': // integer rounding exists for types of at least 32 bits
 		return []string{"rni", "rzi", "rmi", "rpi"}, sizes[to] >= 4
 	case from[0] != 'f' || sizes[from] > sizes[to]:
 		return []string{"rn"}, true
@@ -263,7 +263,7 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 	}
 	read := c.reader(&s.args[1], from)
 	float := from[0] == 'f'
-	integer := func(x value) uint64 { return uint64(x.i) } // a type that is no wider has the low bits
+	integer := func(x value) uint64 { return uint64(x.i) } // a narrower type takes the low bits
 	if float && to[0] != 'f' {
 		var round func(float64) float64
 		switch rounding {
@@ -277,7 +277,7 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 			round = math.Ceil
 		}
 		low, high := map[string]float64{"s32": math.MinInt32, "u32": 0, "s64": -0x1p63, "u64": 0}[to], map[string]float64{"s32": math.MaxInt32, "u32": math.MaxUint32, "s64": 0x1p63, "u64": 0x1p64}[to]
-		none := uint64(0) // what becomes of NaN
+		none := uint64(0) // result for NaN
 		switch {
 		case widths[to] == 64:
 			none = 1 << 63
@@ -323,7 +323,7 @@ func (c *compiler) convert(s *statement) func(w *warp, m uint32) {
 		bits = func(x value) uint64 { return math.Float64bits(number(x)) }
 	case "f32":
 		bits = func(x value) uint64 {
-			if !float && from[0] == 's' { // once rounded, not twice
+			if !float && from[0] == 's' { // avoids double rounding
 				return uint64(math.Float32bits(float32(x.i)))
 			} else if !float {
 				return uint64(math.Float32bits(float32(x.u)))

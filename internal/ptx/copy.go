@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// asyncCopies are a thread's cp.async: those of no group yet, and groups.
+// asyncCopies holds a thread's cp.async copies. open has no group yet.
 type asyncCopies struct {
 	open   []asyncCopy
 	groups [][]asyncCopy
@@ -15,14 +15,14 @@ type asyncCopies struct {
 
 type asyncCopy struct {
 	to, from uint64
-	n, live  int // n is 0 when it is done
+	n, live  int // n is 0 after the copy is done
 }
 
 func (a *asyncCopies) any() bool {
 	return len(a.open) > 0 || slices.ContainsFunc(a.groups, func(g []asyncCopy) bool { return len(g) > 0 })
 }
 
-// wait does all but the last n groups.
+// wait completes all groups except the last n.
 func (a *asyncCopies) wait(w *warp, lane, n int) {
 	for len(a.groups) > n {
 		for _, c := range a.groups[0] {
@@ -42,7 +42,7 @@ func (c *asyncCopy) do(w *warp, lane int) {
 	}
 }
 
-// async compiles cp.async of threads.
+// async compiles a thread's cp.async.
 func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 	each := func(m uint32, f func(l int)) {
 		for ; m != 0; m &= m - 1 {
@@ -94,7 +94,7 @@ func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 					w.m.find(p.from, p.live)
 					w.touch(p.from, p.live, false)
 				}
-				if w.m.rng.IntN(2) == 0 { // at once; or when it is waited for
+				if w.m.rng.IntN(2) == 0 { // immediately, or at the wait
 					p.do(w, l)
 					p.n = 0
 				}
@@ -106,8 +106,8 @@ func (c *compiler) async(s *statement) func(w *warp, m uint32) {
 	return nil
 }
 
-// destination is where a copy goes that ends at a barrier: a block's memory, and the
-// barrier there.
+// destination returns the block and the offset that a copy writes to, and the offset of the barrier that the
+// copy completes. Both must be in the same block.
 func (w *warp) destination(to, bar uint64) (b *block, place, barrier uint64) {
 	b, place = w.of(to)
 	of, barrier := w.of(bar)
@@ -117,7 +117,7 @@ func (w *warp) destination(to, bar uint64) (b *block, place, barrier uint64) {
 	return b, place, barrier
 }
 
-// blocksOf are blocks of the cluster, a bit of a mask for each.
+// blocksOf returns the blocks of the cluster whose bits are set in a mask.
 func (w *warp) blocksOf(ranks uint32) (all []*block) {
 	if ranks == 0 || bits.Len32(ranks) > len(w.cluster.blocks) {
 		w.fail("a copy to blocks %#b of a cluster of %d", ranks, len(w.cluster.blocks))
@@ -128,7 +128,7 @@ func (w *warp) blocksOf(ranks uint32) (all []*block) {
 	return all
 }
 
-// bulk compiles the copies of the copy engine, which end at a barrier.
+// bulk compiles the bulk copies, which complete at a barrier.
 func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 	if s.part(3) == "prefetch" {
 		return c.prefetchBulk(s)
@@ -228,7 +228,7 @@ func (c *compiler) bulk(s *statement) func(w *warp, m uint32) {
 	}
 }
 
-// prefetchBulk compiles what brings memory into the L2 cache: it has to be there.
+// prefetchBulk compiles a prefetch into the L2 cache. It only checks that the memory exists.
 func (c *compiler) prefetchBulk(s *statement) func(w *warp, m uint32) {
 	c.least(2)
 	from, n := c.address(&s.args[0], globalSpace), c.src32(&s.args[1])
@@ -282,16 +282,16 @@ func (c *compiler) storeAsync(s *statement) func(w *warp, m uint32) {
 	}
 }
 
-// tensor is what the fake driver's tensor map says.
+// tensor is the content of the fake driver's tensor map.
 type tensor struct {
 	address   uint64
-	element   int // bytes
+	element   int // in bytes
 	dims, box [3]int
 	strides   [2]int
 	swizzle   bool
 }
 
-// elementBytes is the size of a tensor map's types.
+// elementBytes is the element size of each type of a tensor map.
 var elementBytes = [...]int{1, 2, 4, 4, 8, 8, 2, 4, 8, 2}
 
 func readTensor(w *warp, address uint64, lane int) (t tensor) {
@@ -321,8 +321,8 @@ func readTensor(w *warp, address uint64, lane int) (t tensor) {
 
 func (t *tensor) bytes() int { return t.element * t.box[0] * t.box[1] * t.box[2] }
 
-// line is where a line of a box is in memory: n bytes, that many from its begin. n is 0
-// outside of the array.
+// line returns the part of a box's line that is inside the array: its address, its offset in the line, and
+// its length n in bytes. n is 0 if the line is outside the array.
 func (t *tensor) line(at [3]int, y, z int) (address uint64, skip, n int) {
 	x0, x1 := max(at[0], 0), min(at[0]+t.box[0], t.dims[0])
 	if y, z := at[1]+y, at[2]+z; y >= 0 && y < t.dims[1] && z >= 0 && z < t.dims[2] && x0 < x1 {
@@ -331,7 +331,7 @@ func (t *tensor) line(at [3]int, y, z int) (address uint64, skip, n int) {
 	return 0, 0, 0
 }
 
-// touch is that of all that a box is read of.
+// touch checks the accesses to all memory that a box is read from.
 func (t *tensor) touch(b *block, at [3]int) {
 	for z := range t.box[2] {
 		for y := range t.box[1] {
@@ -342,7 +342,7 @@ func (t *tensor) touch(b *block, at [3]int) {
 	}
 }
 
-// copy brings a box to shared memory at an address; what lies outside of the array is 0.
+// copy copies a box to shared memory. Elements outside the array become 0.
 func (t *tensor) copy(m *machine, to []byte, address uint64, at [3]int) {
 	row := t.box[0] * t.element
 	for z := range t.box[2] {
@@ -353,7 +353,7 @@ func (t *tensor) copy(m *machine, to []byte, address uint64, at [3]int) {
 			if n > 0 {
 				from = unsafe.Slice((*byte)(m.find(from0, n)), n)
 			}
-			for i := 0; i < row; i += 16 { // the swizzle's unit
+			for i := 0; i < row; i += 16 { // unit of the swizzle
 				place := line + i
 				if t.swizzle {
 					place = int(swizzled(address+uint64(place)) - address)
@@ -374,5 +374,5 @@ func (t *tensor) copy(m *machine, to []byte, address uint64, at [3]int) {
 	}
 }
 
-// swizzled is where 16 bytes lie that would be at an address.
+// swizzled returns the swizzled address of a 16-byte unit.
 func swizzled(address uint64) uint64 { return address ^ address>>7&7<<4 }

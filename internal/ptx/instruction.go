@@ -24,7 +24,7 @@ func (c *compiler) instruction(s *statement) {
 		c.need(0)
 		in.kind = ret
 		if s.op[0] == "exit" {
-			in.do = func(w *warp, m uint32) { // calls do not matter any more
+			in.do = func(w *warp, m uint32) { // pending calls are dropped
 				for l := range lanes {
 					if m>>l&1 != 0 {
 						w.depth[l] = 0
@@ -99,7 +99,8 @@ func (c *compiler) instruction(s *statement) {
 	c.emit(in)
 }
 
-// call compiles a call: arguments move between the callers' and the function's places.
+// call compiles a call. Arguments and results are copied between the frames of the caller and of the
+// function.
 func (c *compiler) call(s *statement, in *instruction) {
 	c.least(1)
 	args := s.args
@@ -136,7 +137,7 @@ func (c *compiler) call(s *statement, in *instruction) {
 	if len(results) == 0 {
 		return
 	}
-	// What comes back moves when the threads are here again.
+	// The results are copied when the threads return to this instruction.
 	c.emit(*in)
 	var back []frameMove
 	for i := range results {
@@ -146,7 +147,7 @@ func (c *compiler) call(s *statement, in *instruction) {
 	*in = instruction{guard: -1, mask: -1, do: moveInFrames(back)}
 }
 
-// frameMove is bytes that go from a place of a thread's frame to another.
+// frameMove is a copy of n bytes within a thread's frame.
 type frameMove struct{ to, from, n int }
 
 func moveInFrames(moves []frameMove) func(w *warp, m uint32) {
@@ -162,7 +163,7 @@ func moveInFrames(moves []frameMove) func(w *warp, m uint32) {
 	}
 }
 
-// exchange compiles what threads of a warp tell each other.
+// exchange compiles the exchange of values between threads of a warp.
 func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask register) {
 	args := s.args
 	n := map[string]int{"shfl": 5, "vote": 3, "redux": 3, "elect": 2}[s.op[0]]
@@ -259,8 +260,9 @@ func (c *compiler) exchange(s *statement) (do func(w *warp, m uint32), mask regi
 		}
 		return func(w *warp, m uint32) {
 			w.members(mask, m)
-			// Which one is not said: always the same one, for a mask. The last one, since
-			// a GPU takes the first.
+			// PTX does not say which thread is elected, only that the choice is the same for equal masks. A
+			// GPU elects the first thread. The last thread is elected here, to reveal dependence on the
+			// choice.
 			leader := lanes - 1 - bits.LeadingZeros32(m)
 			w.p[p] = w.p[p]&^m | 1<<leader
 			for l := range lanes {

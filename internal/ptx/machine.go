@@ -13,7 +13,7 @@ const (
 	all   = ^uint32(0)
 )
 
-// space is a kind of memory.
+// space is a memory space.
 type space uint8
 
 const (
@@ -21,46 +21,45 @@ const (
 	globalSpace
 	sharedSpace  // of this block
 	clusterSpace // of any block of the cluster
-	paramSpace   // the kernel's parameters
-	frameSpace   // parameters of functions, of each thread
+	paramSpace   // parameters of the kernel
+	frameSpace   // parameters of functions, per thread
 )
 
 const (
-	sharedStart = 1024    // address of a block's shared memory: 0 is none
-	sharedIn    = 1 << 56 // generic addresses of shared memory, and of parameters
+	sharedStart = 1024    // address of a block's shared memory; 0 is no address
+	sharedIn    = 1 << 56 // bits of generic addresses of shared memory and of parameters
 	paramsIn    = 1 << 57 //
-	rankShift   = 24      // of a shared address in a cluster: rank + 1
+	rankShift   = 24      // position of rank + 1 in a shared address of a cluster
 	windowMask  = 1<<56 - 1
 )
 
-// Memory is the global memory that a launch may use: ranges in ascending order,
-// which do not overlap.
+// Memory is the global memory that a launch may access: ranges in ascending order that do not overlap.
 type Memory []Range
 
-// Range is memory of the host at an address.
+// Range is host memory at an address.
 type Range struct {
 	Address uint64
 	Bytes   int64
-	Peer    bool // it is another GPU's: stores there arrive late, see [Kernel.Run]
+	Peer    bool // memory of another GPU; stores to it arrive late, see [Kernel.Run]
 }
 
 func (m Memory) peers() bool { return slices.ContainsFunc(m, func(r Range) bool { return r.Peer }) }
 
-// Launch is what a kernel is started with.
+// Launch holds the parameters of a launch.
 type Launch struct {
-	Grid, Block int // of one dimension
-	Cluster     int // blocks of one; 0: 1
-	Shared      int // bytes that the launch gives
+	Grid, Block int // number of blocks and of threads per block, in one dimension
+	Cluster     int // blocks per cluster; 0: 1
+	Shared      int // bytes of dynamic shared memory
 	Params      []byte
-	Resident    int // blocks that run at once, about; 0: all
+	Resident    int // approximate number of blocks that run at the same time; 0: all
 	Seed        uint64
-	Ahead       int    // instructions that threads of a warp may go ahead of the others that are as far, now and then
-	Most        int64  // instructions of warps; 0: 1<<30
-	Clock       *int64 // what %globaltimer reads, in nanoseconds; nil: one of its own
+	Ahead       int    // instructions by which threads of a warp may sometimes run ahead of the other threads
+	Most        int64  // limit of warp instructions; 0: 1<<30
+	Clock       *int64 // value of %globaltimer, in nanoseconds; nil: the launch has its own clock
 
-	// Before is the trace of the launch before, where this one may start before its
-	// end, as programmatic dependent launches do: what that one writes may be read, and
-	// what it reads or writes be written, only behind griddepcontrol.wait. Trace is filled.
+	// Before is the trace of the previous launch, if this launch may start before the end of that launch
+	// (programmatic dependent launch). Before griddepcontrol.wait, this launch may neither read memory that
+	// the previous launch writes, nor write memory that it reads or writes. Run fills Trace.
 	Before, Trace *Trace
 }
 
@@ -69,26 +68,26 @@ type machine struct {
 	*Kernel
 	Launch
 	memory  Memory
-	last    [2]Range // that were used, the last one first
+	last    [2]Range // the last two ranges used, the latest first
 	rng     *rand.Rand
 	pending []pending
 	warps   []*warp
 	steps   int64
-	events  int64 // what others may wait for
+	events  int64 // events that threads may wait for
 	exited  int   // blocks
-	waited  bool  // some block, for the launch before
+	waited  bool  // some block has waited for the previous launch
 
-	behindWait bool // some block has let the next launch start, or has ended, when it had waited
+	behindWait bool // some block allowed the next launch to start, or ended, after it had waited
 
-	order    []int // clusters that have not begun
-	resident int   // blocks that run
-	turns    []int // of warps
-	peers    bool  // some of the memory is another GPU's
+	order    []int // clusters that have not started
+	resident int   // running blocks
+	turns    []int // order of the warps
+	peers    bool  // some memory belongs to another GPU
 	flights  []flight
-	flying   map[uint64]int // how many of them are for 4 bytes, by the address of these / 4
+	flying   map[uint64]int // flights per aligned 4-byte word, keyed by address / 4
 }
 
-// pending is what may happen at any time, and what began it.
+// pending is an operation that may happen at any time, and the instruction that started it.
 type pending struct {
 	block *block
 	warp  int
@@ -96,11 +95,11 @@ type pending struct {
 	do    func()
 }
 
-// cluster is blocks that see each other's shared memory.
+// cluster is a set of blocks that share access to their shared memory.
 type cluster struct {
 	blocks          []*block
 	threads         int
-	arrived, exited int // threads, at the cluster's barrier
+	arrived, exited int // threads at the cluster's barrier
 	phase           int
 }
 
@@ -115,40 +114,40 @@ type block struct {
 	exited   int
 	barriers [16]blockBarrier
 	objects  map[uint32]*mbarrier
-	recent   [64]*mbarrier // of objects, by their address
-	waited   bool          // for the launch before
-	lets     bool          // the next one start
+	recent   [64]*mbarrier // cache of objects, by address
+	waited   bool          // for the previous launch
+	lets     bool          // has allowed the next launch to start
 }
 
-// group is threads of a warp that are at the same instruction.
+// group is the threads of a warp that are at the same instruction.
 type group struct {
 	mask uint32
 	pc   int
-	wait func() bool // may go on; nil: at once
-	gone bool        // it has had others go first: they do, if they can run
+	wait func() bool // reports whether the threads may continue; nil: they may
+	gone bool        // has yielded: other groups that can run go first
 }
 
 // warp is 32 threads.
 type warp struct {
 	*block
-	id     int // in the block
+	id     int // number in the block
 	live   uint32
 	groups []group
-	yield  bool // the others go first
-	ran    int  // instructions since it waited or had the others go first
+	yield  bool // the other warps go first
+	ran    int  // instructions since the warp last waited or yielded
 	r32    [][lanes]uint32
 	r64    [][lanes]uint64
 	p      []uint32
-	some32 [lanes]uint32 // results of which some are kept
+	some32 [lanes]uint32 // scratch for results of which only some are kept
 	some64 [lanes]uint64
-	frame  []byte // of all lanes, one after the other
+	frame  []byte // frames of all lanes, one after the other
 	depth  [lanes]int
-	back   [lanes][4]int // where calls return to
-	phases [lanes]int    // of the cluster's barrier, at the last arrival
-	here   uint32        // lanes that have arrived in its present phase
+	back   [lanes][4]int // return addresses of calls
+	phases [lanes]int    // phase of the cluster's barrier at the last arrival
+	here   uint32        // lanes that have arrived in the barrier's current phase
 	copies [lanes]asyncCopies
 	groupProducts
-	in *instruction // that runs
+	in *instruction // current instruction
 }
 
 func (w *warp) d(r register) *[lanes]uint32 {
@@ -169,7 +168,7 @@ func (w *warp) fail(format string, args ...any) {
 	panic(fault{fmt.Sprintf(format, args...)})
 }
 
-// machine checks a launch, and makes what runs it.
+// machine checks a launch and returns a machine that runs it.
 func (s *Start) machine() (*machine, error) {
 	k, l := s.Kernel, s.Launch
 	if l.Cluster == 0 {
@@ -199,8 +198,8 @@ func (s *Start) machine() (*machine, error) {
 	return m, nil
 }
 
-// round gives every warp a turn. It says whether something has happened that others may
-// wait for, or may still.
+// round runs every warp once. It reports whether there was progress: an event that threads may wait for has
+// happened, or may still happen.
 func (m *machine) round() (progress bool, err error) {
 	var running *warp
 	defer func() {
@@ -256,7 +255,7 @@ func (m *machine) round() (progress bool, err error) {
 	if busy || m.events > events {
 		return true, nil
 	}
-	if n := len(m.pending); n > 0 { // others may wait for this
+	if n := len(m.pending); n > 0 { // threads may wait for a pending operation
 		if m.rng.IntN(2) == 0 {
 			m.happen(m.rng.IntN(n))
 		}
@@ -265,10 +264,10 @@ func (m *machine) round() (progress bool, err error) {
 	return len(m.flights) > 0, nil
 }
 
-// end checks what a launch leaves.
+// end checks the state at the end of a launch.
 func (m *machine) end() error {
 	m.arriveAll(nil)
-	if len(m.pending) > 0 { // the memory may be gone
+	if len(m.pending) > 0 { // the memory may no longer exist
 		return fmt.Errorf("ptx: %s: %d copies that nobody has waited for", m.name, len(m.pending))
 	}
 	if m.overlapping() != nil && !m.waited {
@@ -278,7 +277,7 @@ func (m *machine) end() error {
 	return nil
 }
 
-// shuffled is the first numbers in some order.
+// shuffled returns the first n integers in random order.
 func (m *machine) shuffled(to []int, n int) []int {
 	if len(to) != n {
 		to = to[:0]
@@ -290,7 +289,7 @@ func (m *machine) shuffled(to []int, n int) []int {
 	return to
 }
 
-// where says where threads are.
+// where describes the positions of all threads.
 func (m *machine) where() string {
 	text, n := "", 0
 	for _, w := range m.warps {
@@ -304,7 +303,7 @@ func (m *machine) where() string {
 	return text
 }
 
-// where says where a warp is.
+// where describes the position of a warp.
 func (w *warp) where() string {
 	return w.block.where(w.id, w.in)
 }
@@ -313,15 +312,15 @@ func (b *block) where(warp int, in *instruction) string {
 	return fmt.Sprintf("block %d of %d, warp %d, line %d: %s", b.index, b.m.Grid, warp, in.line, in.text)
 }
 
-// later does something at any time from now on.
+// later schedules an operation that happens at any time from now on.
 func (w *warp) later(do func()) {
 	w.m.pending = append(w.m.pending, pending{w.block, w.id, w.in, do})
 }
 
-// happen does what is pending.
+// happen performs pending operation i.
 func (m *machine) happen(i int) {
 	p := m.pending[i]
-	last := len(m.pending) - 1 // they have no order
+	last := len(m.pending) - 1 // the operations have no order
 	m.pending[i], m.pending[last] = m.pending[last], pending{}
 	m.pending = m.pending[:last]
 	defer func() {
@@ -362,10 +361,10 @@ func (m *machine) start(index int) {
 	}
 }
 
-// spareShared is shared memory of blocks that have ended.
+// spareShared holds the shared memory of blocks that have ended.
 var spareShared sync.Pool
 
-// sharedMemory is so many bytes, which make NaNs.
+// sharedMemory returns n bytes that read as NaN.
 func sharedMemory(n int) []byte {
 	var b []byte
 	if p, _ := spareShared.Get().(*[]byte); p != nil && cap(*p) >= n {
@@ -382,8 +381,9 @@ func sharedMemory(n int) []byte {
 	return b
 }
 
-// choose takes a group that can run: the one that is furthest behind, or now and then
-// any, which may go ahead by some instructions. Those that wait in a loop take turns with others.
+// choose returns a group that can run, and the number of instructions that it may run ahead. It prefers the
+// group that is furthest behind, and sometimes chooses any group. Groups that poll in a loop alternate with
+// the other groups.
 func (w *warp) choose() (best, ahead int) {
 	best, n := -1, 0
 	draw := len(w.groups) > 1 && w.m.rng.IntN(8) == 0
@@ -412,7 +412,7 @@ func (w *warp) choose() (best, ahead int) {
 			best = i
 		}
 	}
-	if best >= 0 && w.groups[best].gone { // all have
+	if best >= 0 && w.groups[best].gone { // all groups have yielded
 		for i := range w.groups {
 			w.groups[i].gone = false
 		}
@@ -423,8 +423,8 @@ func (w *warp) choose() (best, ahead int) {
 	return best, ahead
 }
 
-// ready are those of some threads who can execute an instruction together: all that
-// name the same threads, which are there.
+// ready returns the threads of mask that can execute an instruction together: threads with the same member
+// mask, whose members are all present.
 func (w *warp) ready(in *instruction, mask uint32) uint32 {
 	if in.mask < 0 {
 		if w.live&^mask != 0 {
@@ -440,7 +440,7 @@ func (w *warp) ready(in *instruction, mask uint32) uint32 {
 				same |= 1 << l
 			}
 		}
-		if need&w.live&^mask == 0 || same&^need != 0 { // the latter is an error
+		if need&w.live&^mask == 0 || same&^need != 0 { // the second condition is an error, which the instruction reports
 			return same
 		}
 		rest &^= same
@@ -448,7 +448,7 @@ func (w *warp) ready(in *instruction, mask uint32) uint32 {
 	return 0
 }
 
-// members checks that threads name themselves, and each other, where they do something together.
+// members checks that the executing threads are exactly the live threads that their member mask names.
 func (w *warp) members(mask register, m uint32) {
 	named := w.d(mask)[bits.TrailingZeros32(m)]
 	if m&^named != 0 {
@@ -459,7 +459,7 @@ func (w *warp) members(mask register, m uint32) {
 	}
 }
 
-// meet joins groups that are at the same instruction.
+// meet merges groups that are at the same instruction.
 func (w *warp) meet() {
 	for i := 0; i < len(w.groups); i++ {
 		for j := len(w.groups) - 1; j > i; j-- {
@@ -472,8 +472,8 @@ func (w *warp) meet() {
 	}
 }
 
-// slice runs the warp for some instructions, until it has to wait, or others should
-// go first. It says whether neither has happened for long: then it computes.
+// slice runs the warp for at most the given number of instructions, until it waits or yields. It reports
+// whether the warp has run long without waiting or yielding, and so is computing.
 func (w *warp) slice(most int) (busy bool) {
 	budget := most
 	code := w.m.code
@@ -516,7 +516,7 @@ func (w *warp) slice(most int) (busy bool) {
 				if m = w.ready(in, mask); m == 0 {
 					break run
 				}
-				if m != mask { // the others name others
+				if m != mask { // the other threads name another mask
 					w.groups = append(w.groups, group{mask: mask &^ m, pc: pc})
 					g = &w.groups[at]
 					mask, alone = m, false
@@ -577,7 +577,7 @@ func (w *warp) slice(most int) (busy bool) {
 			}
 			if !alone {
 				if ahead == 0 {
-					break // another group may be behind, or here
+					break // another group may be behind, or at the same instruction
 				}
 				ahead--
 			}
@@ -593,7 +593,7 @@ func (w *warp) slice(most int) (busy bool) {
 	return w.ran > 2000
 }
 
-// ret ends calls, or threads.
+// ret returns from calls, or ends threads.
 func (w *warp) ret(m uint32) {
 	for l := range lanes {
 		if m>>l&1 == 0 {

@@ -11,7 +11,7 @@ func (r *Range) has(address uint64, n int) bool {
 	return address >= r.Address && int64(n) <= r.Bytes && address-r.Address <= uint64(r.Bytes-int64(n))
 }
 
-// find is memory at a global address.
+// find returns the host memory of a global address.
 func (m *machine) find(address uint64, n int) unsafe.Pointer {
 	if !m.last[0].has(address, n) {
 		if m.last[0], m.last[1] = m.last[1], m.last[0]; !m.last[0].has(address, n) {
@@ -29,7 +29,7 @@ func (m *machine) rangeOf(address uint64, n int) Range {
 	return m.memory[i]
 }
 
-// inShared is memory of a block at an address of its shared memory.
+// inShared returns memory of a block's shared memory.
 func (b *block) inShared(address uint64, n int) unsafe.Pointer {
 	at := address - sharedStart
 	if address < sharedStart || n > len(b.shared) || at > uint64(len(b.shared)-n) {
@@ -41,7 +41,7 @@ func (b *block) inShared(address uint64, n int) unsafe.Pointer {
 	return unsafe.Pointer(&b.shared[at])
 }
 
-// of is the block of a cluster address, and the address there.
+// of returns the block that a cluster address belongs to, and the address in the block.
 func (b *block) of(address uint64) (*block, uint64) {
 	rank := int(address>>rankShift) - 1
 	if rank < 0 {
@@ -53,7 +53,7 @@ func (b *block) of(address uint64) (*block, uint64) {
 	return b.cluster.blocks[rank], address & (1<<rankShift - 1)
 }
 
-// at is memory at an address: n bytes that lie together, a power of two.
+// at returns n consecutive bytes of memory at an address. n is a power of two.
 func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
 	if address&uint64(n-1) != 0 {
 		panic(fault{fmt.Sprintf("%d bytes at %#x", n, address)})
@@ -90,7 +90,7 @@ func (w *warp) at(where space, address uint64, lane, n int) unsafe.Pointer {
 	return unsafe.Pointer(&w.frame[lane*w.m.frame+int(address)])
 }
 
-// spaceOf is the space that a name says: .global, .shared, .shared::cluster.
+// spaceOf returns the memory space in the instruction's name: .global, .shared or .shared::cluster.
 func (s *statement) spaceOf() space {
 	for _, p := range s.op {
 		switch p {
@@ -107,7 +107,7 @@ func (s *statement) spaceOf() space {
 	return genericSpace
 }
 
-// load and store move an element.
+// load and store move one element of n bytes.
 func load(p unsafe.Pointer, n int) uint64 {
 	switch n {
 	case 1:
@@ -133,7 +133,7 @@ func store(p unsafe.Pointer, n int, x uint64) {
 	}
 }
 
-// parts are the operand's registers: {a, b} or a.
+// parts returns the registers of an operand, {a, b} or a.
 func parts(o *operand) []operand {
 	if len(o.list) > 0 {
 		return o.list
@@ -141,7 +141,7 @@ func parts(o *operand) []operand {
 	return []operand{*o}
 }
 
-// elements is how many a name says.
+// elements returns the number of elements in the instruction's name.
 func (s *statement) elements() int {
 	switch {
 	case s.has("v2"):
@@ -175,8 +175,8 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 	}
 	signed := s.kind()[0] == 's'
 	order := s.strength()
-	again := s.has("relaxed") || s.has("volatile") || s.has("acquire") // somebody may be waiting for this
-	// A register may have more bits than the element.
+	again := s.has("relaxed") || s.has("volatile") || s.has("acquire") // the thread may be polling
+	// A register may be wider than the element.
 	wide := size == 8
 	if o := &all[0]; o.word != "_" && !wide {
 		v := c.find(o.word)
@@ -202,7 +202,7 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 		extend = func(x uint64) uint64 { return uint64(int64(x<<(64-8*size)) >> (64 - 8*size)) }
 	}
 	if loads {
-		word := size == 4 && !wide // most are
+		word := size == 4 && !wide // the most common case
 		return func(w *warp, m uint32) {
 			for rest := m; rest != 0; rest &= rest - 1 {
 				l := bits.TrailingZeros32(rest)
@@ -267,7 +267,7 @@ func (c *compiler) loadStore(s *statement) func(w *warp, m uint32) {
 	}
 }
 
-// atomic compiles atom and red: those of 32 bits, and of 64 what kernels need.
+// atomic compiles atom and red: for 32 bits, and for 64 bits the operations that the kernels use.
 func (c *compiler) atomic(s *statement) func(w *warp, m uint32) {
 	switch s.kind() {
 	case "u32", "s32", "b32":
@@ -278,7 +278,7 @@ func (c *compiler) atomic(s *statement) func(w *warp, m uint32) {
 	return nil
 }
 
-// atomicOf is atomic of words of so many bits, which registers of the warp have.
+// atomicOf compiles an atomic operation on words of the given width. in returns a register of the warp.
 func atomicOf[T uint32 | uint64](c *compiler, s *statement, width int, source func(*operand) register, in func(*warp, register) *[lanes]T) func(w *warp, m uint32) {
 	args := s.args
 	d := register(-1)

@@ -2,22 +2,22 @@ package ptx
 
 import "fmt"
 
-// Trace is what a launch has done that matters to one that overlaps with it: what it
-// has read and written, and whether it has let the next one start before its end.
+// Trace records the effects of a launch that matter to an overlapping launch: the memory that it has read and
+// written, and whether it has allowed the next launch to start before its end.
 type Trace struct {
 	reads, writes words
 	lets          bool
-	behind        *Trace // of the launch before it, if all blocks let the next one start before they had waited for that
+	behind        *Trace // trace of the previous launch, if all blocks allowed the next launch to start before they had waited for the previous launch
 }
 
-// words are some words of 4 bytes of memory.
+// words is a set of 4-byte words of memory.
 type words struct {
-	sets   map[uint64]*wordSet // by address
-	last   *wordSet            // of these, and its address
+	sets   map[uint64]*wordSet // keyed by address
+	last   *wordSet            // the set used last, and its address
 	lastAt uint64
 }
 
-// wordSet has a bit for each of so many words.
+// wordSet has one bit per word.
 type wordSet [setWords / 64]uint64
 
 const setWords = 4096
@@ -42,13 +42,14 @@ func (w *words) add(address uint64, n int) {
 			}
 			w.last, w.lastAt = w.sets[at], at
 		}
-		some := min(end-word, 64-word%64) // in one number
+		some := min(end-word, 64-word%64) // bits in one uint64
 		w.last[word%setWords/64] |= ^uint64(0) >> (64 - some) << (word % 64)
 		word += some
 	}
 }
 
-// overlapping is the trace of the launch before this one, if that may still be running.
+// overlapping returns the trace of the previous launch if that launch may still be running, and otherwise
+// nil.
 func (l *Launch) overlapping() *Trace {
 	if l.Before != nil && l.Before.lets {
 		return l.Before
@@ -56,7 +57,7 @@ func (l *Launch) overlapping() *Trace {
 	return nil
 }
 
-// touch checks an access to global memory, and keeps it.
+// touch checks an access to global memory and records it.
 func (b *block) touch(address uint64, n int, writes bool) {
 	if before := b.m.overlapping(); before != nil && !b.waited {
 		for ; before != nil; before = before.behind {
@@ -77,8 +78,8 @@ func (b *block) touch(address uint64, n int, writes bool) {
 	}
 }
 
-// let has the launch let the next one start, as far as the block is concerned: none starts before
-// all blocks have, or have ended.
+// let records that the block allows the next launch to start. The next launch starts when all blocks have
+// allowed it or have ended.
 func (b *block) let() {
 	if b.lets {
 		return
@@ -89,7 +90,8 @@ func (b *block) let() {
 
 // ends completes the trace.
 func (m *machine) ends() {
-	// If all blocks let the next one start before, more than two launches may run at once.
+	// If all blocks allow the next launch to start before they wait, more than two launches may run at the
+	// same time.
 	if t := m.Trace; t != nil && !m.behindWait {
 		t.behind = m.overlapping()
 	}

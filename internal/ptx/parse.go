@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Module is a parsed text.
+// Module is a parsed PTX text.
 type Module struct {
 	functions map[string]*function
-	shared    []*variable // of all functions
+	shared    []*variable // at module scope
 }
 
-// function is an entry or a function.
+// function is an entry or a device function.
 type function struct {
 	name    string
 	entry   bool
@@ -24,16 +24,16 @@ type function struct {
 	body    []statement
 }
 
-// variable is memory that has a name.
+// variable is a named range of memory.
 type variable struct {
 	name         string
 	space        string // shared, param, ...
 	align, bytes int
-	dynamic      bool // as much as the launch gives
+	dynamic      bool // the launch decides the size
 }
 
-// statement is an instruction, a declaration of registers or of parameters, a
-// label, or the begin or end of a scope.
+// statement is an instruction, a declaration of registers or parameters, a label, or the start or end of a
+// scope.
 type statement struct {
 	line int
 	text string
@@ -43,30 +43,30 @@ type statement struct {
 	registers *registers
 	variable  *variable
 
-	guard   string // "" or a predicate
+	guard   string // predicate, or ""
 	negated bool
-	op      []string // of the name, split at its dots
+	op      []string // parts of the name, split at the dots
 	args    []operand
 }
 
-// registers are of a kind: names, of which those with a count are name0 to name<n-1>.
+// registers is a declaration of registers of one type. A name with a count n stands for name0 to name<n-1>.
 type registers struct {
 	kind   string
 	names  []string
-	counts []int // 0: none
+	counts []int // 0: no count
 }
 
-// operand is a word (a register, a number, a name), {a, b}, or [base+offset] with
-// more within the brackets where it is a place of the copy engine.
+// operand is a word (register, number or name), a list {a, b}, or an address [base+offset]. The address of a
+// bulk tensor copy has further parts in the brackets.
 type operand struct {
 	word   string
 	list   []operand
 	memory bool
 	offset int64
-	pipe   string // a second destination
+	pipe   string // second destination
 }
 
-// token is a word or a sign.
+// token is a word or a punctuation character.
 type token struct {
 	text string
 	line int
@@ -112,11 +112,11 @@ func scan(text string) (tokens []token) {
 	return tokens
 }
 
-// parser reads tokens; it panics with a fault.
+// parser reads tokens. It panics with a fault.
 type parser struct {
 	tokens []token
 	at     int
-	depth  int // of lists within lists
+	depth  int // nesting depth of lists
 	m      *Module
 }
 
@@ -171,7 +171,7 @@ func (p *parser) number() int64 {
 	return sign * n
 }
 
-// count is a number of things that there may be.
+// count parses a number between 0 and most.
 func (p *parser) count(most int) int {
 	n := p.number()
 	if n < 0 || n > int64(most) {
@@ -192,7 +192,7 @@ func parse(text string) *Module {
 			}
 		case ".visible", ".weak", ".extern":
 		case ".global", ".const":
-			for !p.accept(";") { // constants of the sources: what uses them has their values
+			for !p.accept(";") { // constants of the source; their uses already contain the values
 				p.next()
 			}
 		case ".shared":
@@ -208,7 +208,7 @@ func parse(text string) *Module {
 	return p.m
 }
 
-// More than a kernel has, but not more than the host has.
+// Limits, larger than any kernel's needs and small enough for the host.
 const (
 	mostBytes     = 1 << 20
 	mostRegisters = 1 << 18
@@ -216,7 +216,7 @@ const (
 
 var sizes = map[string]int{"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
 
-// variable reads what follows the space: .align 16 .b8 name[48].
+// variable parses a declaration after its space, such as .align 16 .b8 name[48].
 func (p *parser) variable(space string) *variable {
 	v := &variable{space: space, align: 1}
 	for {
@@ -274,7 +274,7 @@ func (p *parser) function(entry bool) {
 		}
 	}
 	if p.accept(";") {
-		return // it comes later
+		return // a declaration without a body
 	}
 	p.expect("{")
 	for depth := 1; depth > 0; {

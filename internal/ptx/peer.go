@@ -1,17 +1,17 @@
 package ptx
 
-// Memory of another GPU. A store there arrives at any time from when it is made, and
-// stores to different addresses in any order, until
+// Memory of another GPU. A store arrives at any time after it is issued. Stores to different addresses arrive
+// in any order, until the block executes one of:
 //
-//	fence.sc.sys, fence.acq_rel.sys or membar.sys of a thread of the block, or a store or an
-//	atomic of it that releases in the system scope
+//   - fence.sc.sys, fence.acq_rel.sys or membar.sys
+//   - a store or an atomic with release semantics in the system scope
 //
-// or the launch's end. (That holds all that the block has stored: what other threads of it
-// have, they have handed over by a barrier, which is checked elsewhere.) Its own GPU sees a
-// store as soon as one of its threads loads from the address. An atomic is done at once:
-// nothing orders it behind stores before it but a fence.
+// The end of the launch also completes all stores. (A release by one thread completes all stores of the
+// block. Threads of a block order their stores by barriers, which other checks cover.) The GPU that issued a
+// store sees it as soon as one of the GPU's threads loads from the address. An atomic happens at once. Only a
+// fence orders it after earlier stores.
 //
-// What has an order (relaxed, acquire, release) has to have the system scope there.
+// An access with an order (relaxed, acquire, release) must have the system scope.
 
 // flight is an element on its way to another GPU.
 type flight struct {
@@ -21,7 +21,7 @@ type flight struct {
 	value   uint64
 }
 
-// strength is what an instruction says of its order.
+// strength is the memory ordering of an instruction.
 type strength struct{ strong, sys, releases bool }
 
 func (s *statement) strength() strength {
@@ -33,7 +33,7 @@ func (s *statement) strength() strength {
 	}
 }
 
-// peer says whether an address that was found just now is of another GPU.
+// peer reports whether an address belongs to another GPU. It must follow find of the same address.
 func (m *machine) peer(where space, address uint64) bool {
 	return m.peers && (where == globalSpace || where == genericSpace && address>>56 == 0) && m.last[0].Peer
 }
@@ -45,21 +45,21 @@ func (w *warp) ordered(s strength) {
 	}
 }
 
-// publish has what the block has stored arrive, where an instruction releases it.
+// publish completes the block's stores if the instruction releases them in the system scope.
 func (w *warp) publish(s strength) {
 	if s.releases && s.sys {
 		w.m.arriveAll(w.block)
 	}
 }
 
-// send has an element arrive at any time.
+// send stores an element at any time from now on.
 func (w *warp) send(address uint64, n int, value uint64) {
-	w.m.arriveAt(address, n) // stores to one address stay in order
+	w.m.arriveAt(address, n) // stores to the same address stay in order
 	w.m.flights = append(w.m.flights, flight{w.block, address, n, value})
 	w.m.count(address, n, 1)
 }
 
-// count is more or fewer flights to an address.
+// count changes the number of flights to an address by more.
 func (m *machine) count(address uint64, n, more int) {
 	if m.flying == nil {
 		m.flying = make(map[uint64]int)
@@ -71,7 +71,7 @@ func (m *machine) count(address uint64, n, more int) {
 	}
 }
 
-// awaits says whether some may be on their way to an address.
+// awaits reports whether a flight to an address may be pending.
 func (m *machine) awaits(address uint64, n int) bool {
 	for at := address / 4; at <= (address+uint64(n)-1)/4; at++ {
 		if m.flying[at] > 0 {
@@ -81,7 +81,7 @@ func (m *machine) awaits(address uint64, n int) bool {
 	return false
 }
 
-// arrive has one arrive.
+// arrive completes flight i.
 func (m *machine) arrive(i int) {
 	f := &m.flights[i]
 	store(m.find(f.address, f.n), f.n, f.value)
@@ -92,7 +92,7 @@ func (m *machine) arrive(i int) {
 	m.flights = m.flights[:last]
 }
 
-// arriveAt has those to an address arrive.
+// arriveAt completes the flights to an address.
 func (m *machine) arriveAt(address uint64, n int) {
 	if !m.awaits(address, n) {
 		return
@@ -104,7 +104,7 @@ func (m *machine) arriveAt(address uint64, n int) {
 	}
 }
 
-// arriveAll has those of a block arrive, or all.
+// arriveAll completes the flights of a block, or all flights if of is nil.
 func (m *machine) arriveAll(of *block) {
 	for i := len(m.flights) - 1; i >= 0; i-- {
 		if of == nil || m.flights[i].block == of {
@@ -113,7 +113,7 @@ func (m *machine) arriveAll(of *block) {
 	}
 }
 
-// arriveSome has a few arrive, now and then.
+// arriveSome sometimes completes a few flights.
 func (m *machine) arriveSome() {
 	if len(m.flights) == 0 || m.rng.IntN(3) > 0 {
 		return
@@ -125,7 +125,7 @@ func (m *machine) arriveSome() {
 	}
 }
 
-// fence compiles fence and membar: of memory here every write is seen at once.
+// fence compiles fence and membar. Within a GPU they do nothing, because every write is visible at once.
 func (c *compiler) fence(s *statement) func(w *warp, m uint32) {
 	if !s.has("sys") {
 		return func(*warp, uint32) {}

@@ -9,8 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/half"
 )
 
-// groupProducts are a warp's part of its warp group's products: those of no group
-// yet, and groups.
+// groupProducts holds a warp's part of its warp group's products. open has no group yet.
 type groupProducts struct {
 	open   []func()
 	closed [][]func()
@@ -31,7 +30,7 @@ func (g *groupProducts) settle(n int) {
 
 func f32(x uint32) float64 { return float64(math.Float32frombits(x)) }
 
-// wide is an element of a 16-bit type as float32.
+// wide converts an element of a 16-bit type to float32.
 func wide(x uint16, bfloat16 bool) float32 {
 	if bfloat16 {
 		return half.BFloat16(x).Float32()
@@ -39,7 +38,7 @@ func wide(x uint16, bfloat16 bool) float32 {
 	return half.Float16(x).Float32()
 }
 
-// product compiles products of the tensor cores, and what belongs to them.
+// product compiles the tensor core products and their companion instructions.
 func (c *compiler) product(s *statement) func(w *warp, m uint32) {
 	name := strings.Join(s.op, ".")
 	switch {
@@ -67,7 +66,7 @@ func (c *compiler) product(s *statement) func(w *warp, m uint32) {
 	return nil
 }
 
-// registers are those of a list.
+// registers returns the n registers of a list.
 func (c *compiler) registers(o *operand, n int) []register {
 	if len(o.list) != n {
 		c.fail("%d registers, want %d", len(o.list), n)
@@ -79,12 +78,13 @@ func (c *compiler) registers(o *operand, n int) []register {
 	return all
 }
 
-// loadMatrix: four matrices of 8 rows of 16 bytes, whose addresses eight threads each have.
+// loadMatrix compiles ldmatrix: four matrices of 8 rows of 16 bytes. Eight threads hold the row addresses of
+// each matrix.
 func (c *compiler) loadMatrix(s *statement, transposed bool) func(w *warp, m uint32) {
 	c.need(2)
 	d, a := c.registers(&s.args[0], 4), c.address(&s.args[1], sharedSpace)
 	return func(w *warp, m uint32) {
-		var x [4][lanes]uint32 // matrices, of rows of four words
+		var x [4][lanes]uint32 // matrices, with rows of four words
 		for l := range lanes {
 			*(*[4]uint32)(x[l/8][l%8*4:]) = *(*[4]uint32)(w.at(sharedSpace, a.at(w, l), l, 16))
 		}
@@ -103,7 +103,7 @@ func (c *compiler) loadMatrix(s *statement, transposed bool) func(w *warp, m uin
 	}
 }
 
-// moveMatrix transposes a matrix of 8 rows of 8 elements, two of them a thread's.
+// moveMatrix compiles the transposition of an 8x8 matrix. Each thread holds two elements.
 func (c *compiler) moveMatrix(s *statement) func(w *warp, m uint32) {
 	c.need(2)
 	d, a := c.dst(&s.args[0], 32), c.src32(&s.args[1])
@@ -119,7 +119,7 @@ func (c *compiler) moveMatrix(s *statement) func(w *warp, m uint32) {
 	}
 }
 
-// elements are the type of a product's operands.
+// elements is the type of a product's operands.
 type elements uint8
 
 const (
@@ -128,7 +128,7 @@ const (
 	tf32
 )
 
-// unpack makes numbers of a register: of 16 bits two of each thread, of 32 one.
+// unpack converts a register to numbers: two per thread for 16-bit types, and one for 32-bit types.
 func (e elements) unpack(r *[lanes]uint32, x *[2 * lanes]float64) {
 	switch e {
 	case float16:
@@ -146,11 +146,12 @@ func (e elements) unpack(r *[lanes]uint32, x *[2 * lanes]float64) {
 	}
 }
 
-// mma: 16 rows by 8 columns, `depth` elements deep. Four threads have a row, or a column.
+// mma compiles a product of 16 rows by 8 columns with the given inner dimension. Four threads hold a row, or
+// a column.
 func (c *compiler) mma(s *statement, kind elements, depth int) func(w *warp, m uint32) {
 	c.need(4)
 	d, a, b, e := c.registers(&s.args[0], 4), c.registers(&s.args[1], 4), c.registers(&s.args[2], 2), c.registers(&s.args[3], 4)
-	n := depth / 2 // elements of a row in a register
+	n := depth / 2 // elements of a row per register
 	return func(w *warp, m uint32) {
 		var x [16][16]float64 // rows
 		var y [16][8]float64  // columns, side by side
@@ -186,7 +187,7 @@ func (c *compiler) mma(s *statement, kind elements, depth int) func(w *warp, m u
 	}
 }
 
-// rowTimes multiplies a row by eight columns, which lie side by side.
+// rowTimes multiplies a row by eight columns, which are stored side by side.
 func rowTimes(x []float64, y *[16][8]float64) (sum [8]float64) {
 	var s0, s1, s2, s3, s4, s5, s6, s7 float64
 	for k, v := range x[:min(len(x), len(y))] {
@@ -203,11 +204,11 @@ func rowTimes(x []float64, y *[16][8]float64) (sum [8]float64) {
 	return [8]float64{s0, s1, s2, s3, s4, s5, s6, s7}
 }
 
-// groupProduct: a warp's 16 rows of the 64 that a warp group has, by n columns, 16
-// elements deep. The left operand is in shared memory or in registers, the right one in shared
-// memory. Rows there are the rows or columns of the product or, transposed, what is summed over. It happens at once, since the compiler
-// moves the sums about before they are there, which the hardware's assembler undoes;
-// what would have happened had it come later is compared.
+// groupProduct compiles a warp's 16 rows of a warp group's 64 rows, by n columns, with the inner dimension
+// 16. The left operand is in shared memory or in registers, and the right operand in shared memory. Rows in
+// shared memory are the rows or columns of the product or, if transposed, run along the inner dimension. The
+// product is computed at once, because the compiler moves the sums before they are complete, which the
+// hardware's assembler undoes. At the wait, the operands are compared with their values at the start.
 func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(s.op[4], "m64n"), "k16"))
 	if err != nil || n%8 != 0 || n < 8 || n > 256 || len(s.args) != 8 && len(s.args) != 7 {
@@ -288,7 +289,7 @@ func (c *compiler) groupProduct(s *statement) func(w *warp, m uint32) {
 	}
 }
 
-// uniform64 is a register that has the same in all threads.
+// uniform64 returns the value of a register that must be equal in all threads.
 func uniform64(w *warp, r register) uint64 {
 	for l := range lanes {
 		if w.q(r)[l] != w.q(r)[0] {
@@ -298,7 +299,7 @@ func uniform64(w *warp, r register) uint64 {
 	return w.q(r)[0]
 }
 
-// registerOperand is a warp's 16 rows of 16 elements, of which each thread has some.
+// registerOperand returns a warp's 16 rows of 16 elements from the threads' registers.
 func registerOperand(w *warp, a []register, bfloat16 bool) [][16]float32 {
 	x := make([][16]float32, 16)
 	for i, r := range a {
@@ -311,12 +312,13 @@ func registerOperand(w *warp, a []register, bfloat16 bool) [][16]float32 {
 	return x
 }
 
-// readTransposed reads n columns of an operand of 16 rows, from column number `first` on. They lie in blocks of 64
-// columns, swizzled, or, if there are eight, in rows of 16 bytes.
+// readTransposed reads n columns, from column first on, of an operand with 16 rows. The columns are stored in
+// swizzled blocks of 64 columns or, if n is 8, in rows of 16 bytes.
 func readTransposed(w *warp, descriptor uint64, first, n int, bfloat16 bool) [][16]float32 {
 	start, block, stride := descriptor&0x3fff<<4, descriptor>>16&0x3fff<<4, descriptor>>32&0x3fff<<4
 	plain := descriptor>>62 == 0
-	// Without a swizzle nothing but the GPU says which of the two is from eight rows to the next ones.
+	// Without a swizzle, only the hardware defines which of the two strides leads to the next eight rows, so
+	// both must be equal.
 	if descriptor>>62 > 1 || descriptor>>49&7 != 0 || plain && (n != 8 || block != stride) {
 		w.fail("an operand of another kind: %#x", descriptor)
 	}
@@ -336,7 +338,7 @@ func readTransposed(w *warp, descriptor uint64, first, n int, bfloat16 bool) [][
 	return x
 }
 
-// same compares bits: there may be NaNs.
+// same compares bits, because the operands may contain NaN.
 func same(x, y [][16]float32) bool {
 	return slices.EqualFunc(x, y, func(a, b [16]float32) bool {
 		for i := range a {
@@ -368,5 +370,5 @@ func readOperand(w *warp, descriptor uint64, first, rows int, bfloat16 bool) [][
 	return x
 }
 
-// bitsOf rounds a sum.
+// bitsOf returns the bits of a sum rounded to float32.
 func bitsOf(x float64) uint32 { return math.Float32bits(float32(x)) }

@@ -10,14 +10,14 @@ func (k *Kernel) Run(l Launch, memory Memory) error {
 	return RunTogether(Start{k, l, memory})
 }
 
-// Start is a launch that others run beside, each on a GPU of its own.
+// Start is a launch on one GPU, which may run at the same time as launches on other GPUs.
 type Start struct {
 	*Kernel
 	Launch
 	Memory Memory
 }
 
-// RunTogether executes launches on several GPUs at once: their warps take turns.
+// RunTogether executes launches on several GPUs at the same time. Their warps alternate.
 func RunTogether(starts ...Start) error {
 	var live []*Running
 	clock := new(int64)
@@ -64,14 +64,14 @@ func RunTogether(starts ...Start) error {
 	return nil
 }
 
-// IdleTime is what the clock goes on by, in nanoseconds, at a turn in which nobody did anything but wait, where
-// that has been so for some turns: what waits for a time does not wait for long.
+// IdleTime is the advance of the clock in nanoseconds per turn, after several turns in which all threads only
+// waited. It shortens waits for a time.
 const IdleTime = 50_000_000
 
-// Running is a launch that has begun.
+// Running is a launch in progress.
 type Running struct{ m *machine }
 
-// Begin begins a launch, which [Running.Turn] brings on.
+// Begin starts a launch. [Running.Turn] continues it.
 func (s *Start) Begin() (*Running, error) {
 	m, err := s.machine()
 	if err != nil {
@@ -80,8 +80,8 @@ func (s *Start) Begin() (*Running, error) {
 	return &Running{m}, nil
 }
 
-// Turn lets the launch run for a while. It says whether it has ended, and whether it has done something: it may
-// wait for what others do. After an error it is over.
+// Turn runs the launch for a while. It reports whether the launch has ended, and whether there was progress.
+// A launch without progress may wait for another launch. After an error the launch is over.
 func (r *Running) Turn() (ended, progress bool, err error) {
 	m := r.m
 	for n := m.rng.IntN(3); ; n-- {
@@ -97,11 +97,11 @@ func (r *Running) Turn() (ended, progress bool, err error) {
 	}
 }
 
-// Reaches sets the memory that the launch may use from now on.
+// Reaches sets the memory that the launch may access from now on.
 func (r *Running) Reaches(memory Memory) {
 	r.m.memory, r.m.last = memory, [2]Range{}
 	r.m.peers = memory.peers()
 }
 
-// Where says where the launch's threads are.
+// Where describes the positions of the launch's threads.
 func (r *Running) Where() string { return r.m.name + ": " + r.m.where() }

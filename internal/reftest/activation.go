@@ -6,7 +6,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// Activated is f of v.
+// Activated returns f(v).
 func Activated(f attn.Activation, v float64) float64 {
 	switch f {
 	case attn.ReLU:
@@ -26,10 +26,10 @@ const (
 	tanhCube = 0.044715
 )
 
-// MostSlope is more than the slope of any activation anywhere.
+// MostSlope is an upper bound of the slope of every activation.
 const MostSlope = 1.13
 
-// Slope is the derivative of f at v.
+// Slope returns the derivative of f at v.
 func Slope(f attn.Activation, v float64) float64 {
 	switch f {
 	case attn.ReLU:
@@ -49,10 +49,11 @@ func Slope(f attn.Activation, v float64) float64 {
 	return 1
 }
 
-// GELU is v times the probability that a normal variable is below v. Its slope is never above 1.13.
+// GELU returns v times the probability that a standard normal variable is below v. The slope of GELU is at
+// most 1.13.
 func GELU(v float64) float64 { return v / 2 * math.Erfc(-v/math.Sqrt2) }
 
-// GELUSlope is the derivative of GELU.
+// GELUSlope returns the derivative of GELU at v.
 func GELUSlope(v float64) float64 {
 	return math.Erfc(-v/math.Sqrt2)/2 + v*math.Exp(-v*v/2)/math.Sqrt(2*math.Pi)
 }

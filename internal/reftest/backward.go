@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Gradients are those of a cost in the operands of a Case, and by how much an
-// implementation of a Precision may differ from them, in the case's layouts.
+// Gradients holds the gradients of a cost with respect to the operands of a Case, and the error bounds for an
+// implementation of a Precision. The layouts are those of the case.
 type Gradients struct {
 	Shape
 	DQ, DK, DV                []float64
@@ -16,29 +16,31 @@ type Gradients struct {
 	DSinks, DSinksBound       []float64 // as the shape's Sinks
 }
 
-// Backward computes the gradients of a cost whose gradients in the output and in
-// the log-sum-exp are dO (QueryRows, Heads, ValueDim) and dLSE (QueryRows,
-// Heads); either may be nil, for 0. With p_j = e^(s_j-lse), and D = dO.o - dLSE:
+// Backward computes the gradients of a cost. dO (QueryRows, Heads, ValueDim) is the cost's gradient with
+// respect to the output, and dLSE (QueryRows, Heads) the gradient with respect to the log-sum-exp. Either may
+// be nil, which means 0. With p_j = e^(s_j-lse) and D = dO.o - dLSE:
 //
 //	dp_j = dO.v_j     ds_j = p_j (dp_j - D)     (times the derivative of a soft cap)
 //	dq = scale sum_j ds_j k_j    dk_j = scale sum ds_j q    dv_j = sum p_j dO
 //
-// With dropout dO.v_j and p_j dO have the factor z_j, which is 0 or 1/(1-Dropout), and there dO is rounded once more.
+// With dropout, dO.v_j and p_j dO have the factor z_j, which is 0 or 1/(1-Dropout), and dO is rounded once
+// more.
 //
-// and for the bias the sum of ds_j over all that share a number, without the
-// derivative of a soft cap; for a sink the sum of -p D over all query rows of its
-// head, with the sink's weight p = e^(sink-lse). The sums of dk and dv run over all query rows of a KV head. forward is
-// the case's Reference for the same p, whose bounds enter: an implementation has
-// its own o and lse. It computes p from its own scores and its own lse,
+// The gradient of a bias number is the sum of ds_j, without the derivative of a soft cap, over all scores
+// that the number is added to. The gradient of a sink is the sum of -p D over all query rows of its head,
+// with the sink's weight p = e^(sink-lse). The sums of dk and dv run over all query rows of a KV head.
+//
+// forward is the case's Reference for the same p. Its bounds enter, because an implementation uses its own o
+// and lse. The implementation computes p_j from its own scores and its own lse, with the error
 //
 //	|dp_j| <= min(p_j (e^eps_j - 1) + tiny, 1)
 //	eps_j = u (d+4) scale sum_i |q_i k_ij| + LSEBound + u (2 |lse| + |s_j-lse| + 6)
 //
-// (weights are between 0 and 1), dp_j with u (dv+2) sum_i |dO_i v_ij|, and D
-// with sum_i |dO_i| OBound_i + u (dv+4) (sum_i |dO_i o_i| + |dLSE|). The error of
-// ds_j follows by the product rule. A sum of n terms is off by the sum of its
-// terms' errors, and by u (n+12) times the sum of their absolute values: that
-// covers any order, straight or in blocks, and some more factors.
+// (weights are between 0 and 1). The error of dO.v_j is at most u (dv+2) sum_i |dO_i v_ij|, and the error of
+// D at most sum_i |dO_i| OBound_i + u (dv+4) (sum_i |dO_i o_i| + |dLSE|). The error of ds_j follows by the
+// product rule. The error of a sum of n terms is at most the sum of the terms' errors plus u (n+12) times the
+// sum of the terms' absolute values. This bound covers any order of summation, straight or in blocks, and
+// some more factors.
 func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradients {
 	g := &Gradients{
 		Shape: c.Shape,
@@ -71,7 +73,7 @@ func (c *Case) Backward(p Precision, forward *Result, dO, dLSE []float64) *Gradi
 	return g
 }
 
-// sharedSums is the gradient of a bias, or of sinks, while it is summed, by all heads at once.
+// sharedSums accumulates the gradient of a bias or of sinks. All heads add to it concurrently.
 type sharedSums struct {
 	sync.Mutex
 	sums, bounds, abs []float64 // abs: sums of absolute values
@@ -89,7 +91,7 @@ func (b *sharedSums) add(at int, ds, dsErr float64) {
 	b.terms[at]++
 }
 
-// result is the sums times a factor, and by how much they may be off.
+// result returns the sums times scale, and their error bounds.
 func (b *sharedSums) result(scale, u, tiny float64) (sums, bounds []float64) {
 	for i, n := range b.terms {
 		b.sums[i] *= scale
@@ -98,7 +100,7 @@ func (b *sharedSums) result(scale, u, tiny float64) (sums, bounds []float64) {
 	return b.sums, b.bounds
 }
 
-// backward computes what a KV head of a sequence has to do with.
+// backward computes the contributions of one KV head of a sequence.
 type backward struct {
 	c        *Case
 	p        Precision
@@ -109,7 +111,7 @@ type backward struct {
 	dO, dLSE []float64
 	seq, kv  int
 
-	// Sums of absolute values of the terms of dk and dv, which their bounds need.
+	// Sums of the absolute values of the terms of dk and dv, for the error bounds.
 	dkAbs, dvAbs []float64
 }
 
@@ -137,12 +139,12 @@ func (b *backward) run() {
 
 func (b *backward) unit() float64 { return b.p.Acc.Unit() + Float64.Unit() }
 
-// key is row j of the sequence in an array that is laid out as the keys are.
+// key returns row j of the sequence from an array in the layout of the keys.
 func (b *backward) key(x []float64, j, dim int) []float64 {
 	return row(x, sum(b.c.Keys[:b.seq])+j, b.c.KVHeads, b.kv, dim)
 }
 
-// row adds what one query row in one head has to do with.
+// row adds the contributions of one query row in one head.
 //
 //go:norace
 func (b *backward) row(pos, head int) {
@@ -171,8 +173,9 @@ func (b *backward) row(pos, head int) {
 	for j := start; j < end; j++ {
 		k := b.key(c.K, j, c.Dim)
 		s, sAbs := dot(q, k)
-		// The conversion keeps the product from being fused with the difference, as on arm64: the forward pass
-		// rounded it, which of large scores is more than all there is between weights of 0 and 1.
+		// The conversion prevents a fused multiply-subtract, as on arm64. The forward pass rounded the
+		// product, and for large scores this rounding exceeds the difference between a weight of 0 and a
+		// weight of 1.
 		s, sOff, slope, slopeErr := c.Score(b.seq, pos, head, j, float64(s*c.Scale), u*float64(c.Dim+4)*sAbs*math.Abs(c.Scale), u)
 		w := math.Exp(s - lse)
 		eps := sOff + lseErr + u*(2*math.Abs(lse)+math.Abs(s-lse)+6)
@@ -220,7 +223,8 @@ func (b *backward) row(pos, head int) {
 	}
 }
 
-// sink adds what output row at leaves for the sink of its head, as for a score whose value is 0.
+// sink adds the contribution of output row at to the sink of its head. The sink acts as a score with the
+// value 0.
 func (b *backward) sink(at, head int, sink, lse, lseErr float64) {
 	u := b.unit()
 	_, d, dErr := b.outGradient(at)
@@ -233,7 +237,7 @@ func (b *backward) sink(at, head int, sink, lse, lseErr float64) {
 	b.sinks.add(head, -w*d, wErr*(math.Abs(d)+e)+w*e+2*u*w*math.Abs(d))
 }
 
-// outGradient returns dO of output row at, D, and by how much D may be off.
+// outGradient returns dO of output row at, D, and the error bound of D.
 func (b *backward) outGradient(at int) (dO []float64, d, dErr float64) {
 	dv, u := b.c.ValueDim, b.unit()
 	if b.dO != nil {

@@ -11,24 +11,24 @@ import (
 	"gorgonia.org/leanattention/internal/dropout"
 )
 
-// Shape is what an attention problem looks like, without its numbers. Sequence
-// s has Queries[s] query positions and Keys[s] keys; either may be 0. Query
-// heads h*group to (h+1)*group-1, with group = Heads/KVHeads, share KV head h.
+// Shape describes an attention problem without its numbers. Sequence s has Queries[s] query positions and
+// Keys[s] keys; either may be 0. Query heads h*group to (h+1)*group-1, with group = Heads/KVHeads, share KV
+// head h.
 type Shape struct {
 	Heads, KVHeads int
 	Dim, ValueDim  int
 	Queries, Keys  []int
-	Scale          float64     // on q.k; New puts 1/sqrt(Dim) for 0
-	attn.Mask                  // which keys a position sees
-	Trees          []attn.Tree // with Mask.Tree, of each sequence; nil: none. They may be less than the sequences
+	Scale          float64     // factor of q.k; New replaces 0 by 1/sqrt(Dim)
+	attn.Mask                  // visible keys of a position
+	Trees          []attn.Tree // per sequence, with Mask.Tree; nil: no tree. Trees may be shorter than the list of sequences
 
-	SoftCap float64   // if not 0, a score s is SoftCap*tanh(s/SoftCap)
+	SoftCap float64   // if not 0, a score s becomes SoftCap*tanh(s/SoftCap)
 	Slopes  []float64 // if not nil, Slopes[head]*(j - (Keys-Queries+i)) is added to the score of key j
-	Bias    Bias      // is added to the scores, after all else
-	Sinks   []float64 // if not nil, Sinks[head] is one score more, which has no value; -Inf: none
+	Bias    Bias      // added to the scores after all other terms
+	Sinks   []float64 // if not nil, Sinks[head] is an additional score without a value; -Inf: none
 
-	Dropout float64 // the probability that a weight is 0; others are divided by 1-Dropout
-	Seed    int64   // of which weights these are; 0: none
+	Dropout float64 // probability that a weight is set to 0; the other weights are divided by 1-Dropout
+	Seed    int64   // selects the dropped weights; 0: no dropout
 }
 
 // Sink returns the attention sink of a query head, -Inf where there is none.
@@ -39,13 +39,13 @@ func (s Shape) Sink(head int) float64 {
 	return s.Sinks[head]
 }
 
-// Bias is numbers that are added to scores, X of shape (sequences, heads, queries,
-// keys), row-major, where each of the first three sizes may be 1, for numbers that
-// all share. -Inf hides a key. The zero Bias is none.
+// Bias holds numbers that are added to scores. X has the shape (sequences, heads, queries, keys), row-major.
+// Each of the first three sizes may be 1, which shares the numbers along the axis. -Inf hides a key. The zero
+// Bias adds nothing.
 type Bias struct {
 	Sequences, Heads, Queries, Keys int
 	X                               []float64
-	Scale                           float64 // on all of them; 0: 1
+	Scale                           float64 // factor of all numbers; 0: 1
 }
 
 func (b *Bias) scale() float64 {
@@ -55,7 +55,7 @@ func (b *Bias) scale() float64 {
 	return b.Scale
 }
 
-// Row returns where in X the numbers for a query position begin.
+// Row returns the index in X of the first number for a query position.
 func (b *Bias) Row(seq, head, pos int) int {
 	at := 0
 	for _, axis := range [...][2]int{{b.Sequences, seq}, {b.Heads, head}, {b.Queries, pos}} {
@@ -100,14 +100,14 @@ func (s Shape) String() string {
 	return fmt.Sprintf("h%d/%d d%d/%d q%v k%v%s", s.Heads, s.KVHeads, s.Dim, s.ValueDim, s.Queries, s.Keys, causal)
 }
 
-// First returns the first key that position pos of sequence seq sees, if it sees
-// any, but for sink tokens: it sees the keys [First, Visible), and those before [Shape.SinkKeys].
+// First returns the first key of the window of position pos of sequence seq. The position sees the keys
+// [First, Visible), and the sink tokens before [Shape.SinkKeys].
 func (s Shape) First(seq, pos int) int {
 	first, _ := s.Mask.Keys(s.Queries[seq], s.Keys[seq], pos)
 	return first
 }
 
-// SinkKeys returns the end of the sink tokens that position pos of sequence seq sees apart from others.
+// SinkKeys returns the end of the sink tokens that position pos of sequence seq sees outside its window.
 func (s Shape) SinkKeys(seq, pos int) int { return min(s.SinkTokens, s.First(seq, pos)) }
 
 // Visible returns the end of the keys that position pos of sequence seq sees.
@@ -116,7 +116,7 @@ func (s Shape) Visible(seq, pos int) int {
 	return end
 }
 
-// Sees says whether position pos of sequence seq sees key j.
+// Sees reports whether position pos of sequence seq sees key j.
 func (s Shape) Sees(seq, pos, j int) bool {
 	first, end := s.Mask.Keys(s.Queries[seq], s.Keys[seq], pos)
 	if j < s.SinkTokens && j < first {
@@ -129,7 +129,7 @@ func (s Shape) Sees(seq, pos, j int) bool {
 	return fresh < 0 || s.TreeOf(seq) == nil || s.Trees[seq].Sees(pos, fresh)
 }
 
-// TreeOf is the tree of a sequence, if it has one.
+// TreeOf returns the tree of a sequence, or nil if there is none.
 func (s Shape) TreeOf(seq int) attn.Tree {
 	if !s.Tree || seq >= len(s.Trees) {
 		return nil
@@ -137,8 +137,7 @@ func (s Shape) TreeOf(seq int) attn.Tree {
 	return s.Trees[seq]
 }
 
-// QueryRows and KeyRows return the number of query positions and keys of all
-// sequences together.
+// QueryRows and KeyRows return the total number of query positions and keys of all sequences.
 func (s Shape) QueryRows() int { return sum(s.Queries) }
 func (s Shape) KeyRows() int   { return sum(s.Keys) }
 
@@ -150,28 +149,27 @@ func sum(n []int) int {
 	return t
 }
 
-// Case is an attention problem with its numbers. Rows are tokens, those of one
-// sequence after those of the one before:
+// Case is an attention problem with its numbers. Rows are tokens, sequence by sequence:
 //
 //	Q (QueryRows, Heads, Dim)   K (KeyRows, KVHeads, Dim)   V (KeyRows, KVHeads, ValueDim)
 type Case struct {
 	Shape
 	Q, K, V []float64
 
-	last *last // what Reference has computed; nil in a Case that New has not made
+	last *last // the result of the last Reference; nil in a Case that was not made by New
 }
 
-// Query, Key and Value return one row of a sequence in one head.
+// Query returns the query at position pos of a sequence in one head.
 func (c *Case) Query(seq, pos, head int) []float64 {
 	return row(c.Q, sum(c.Queries[:seq])+pos, c.Heads, head, c.Dim)
 }
 
-// Key returns key number pos of a sequence in one KV head.
+// Key returns key pos of a sequence in one KV head.
 func (c *Case) Key(seq, pos, head int) []float64 {
 	return row(c.K, sum(c.Keys[:seq])+pos, c.KVHeads, head, c.Dim)
 }
 
-// Value returns the value that belongs to key number pos of a sequence.
+// Value returns value pos of a sequence in one KV head.
 func (c *Case) Value(seq, pos, head int) []float64 {
 	return row(c.V, sum(c.Keys[:seq])+pos, c.KVHeads, head, c.ValueDim)
 }
@@ -181,37 +179,36 @@ func row(x []float64, r, heads, head, dim int) []float64 {
 	return x[at : at+dim : at+dim]
 }
 
-// Inputs names a kind of numbers to test with.
+// Inputs is a distribution of test inputs.
 type Inputs uint8
 
 const (
-	// Normal draws everything from N(0,1): many keys with similar weights.
+	// Normal draws all numbers from N(0,1). Many keys have similar weights.
 	Normal Inputs = iota
-	// Peaked scales the queries by 4 to 8, so that few keys matter, and plants in
-	// each KV head one key (the first, the last or any) that is about as strong for
-	// one of the queries as the strongest of the others.
+	// Peaked scales the queries by 4 to 8, so that few keys matter. In each KV head it plants one key (the
+	// first, the last or any) whose score for one query is about as large as the largest other score.
 	Peaked
-	// Extreme scales the queries until the scores are as large as the queries'
-	// format and float32 accumulation allow: one key takes all.
+	// Extreme scales the queries until the scores are as large as the queries' format and float32
+	// accumulation allow. One key gets all of the weight.
 	Extreme
-	// Constant makes all queries of a head equal, and all keys, and all values:
-	// equal weights, and an output that is the value.
+	// Constant makes all queries of a head equal, and all keys, and all values. The weights are equal, and
+	// the output is the value.
 	Constant
-	// Huge makes scores up to the largest finite number, of either sign or of one, some
-	// of them equal, and some ordinary ones among them. Their sums are finite with the
-	// scale and without. It chooses the scale, unless the shape has one.
+	// Huge makes scores up to the largest finite number, of one sign or of both, with some equal scores and
+	// some ordinary scores. The sums are finite with and without the scale. Huge chooses the scale, unless
+	// the shape has one.
 	Huge
 )
 
-// AllInputs lists every kind.
+// AllInputs lists every distribution.
 var AllInputs = []Inputs{Normal, Peaked, Extreme, Constant, Huge}
 
-// String returns the kind's name.
+// String returns the distribution's name.
 func (in Inputs) String() string {
 	return [...]string{"normal", "peaked", "extreme", "constant", "huge"}[in]
 }
 
-// New draws a case. Queries are rounded to q, keys and values to kv.
+// New draws a case. Queries are rounded to q, and keys and values to kv.
 func New(rng *rand.Rand, s Shape, in Inputs, q, kv Format) *Case {
 	given := s.Scale != 0
 	if !given {
@@ -235,7 +232,7 @@ func New(rng *rand.Rand, s Shape, in Inputs, q, kv Format) *Case {
 		scale(c.Q, 4+4*rng.Float64())
 	case Extreme:
 		magnitudes := []float64{1e4, 1e12, 1e30}
-		if q == Float16 { // the largest number is 65504
+		if q == Float16 { // the largest float16 is 65504
 			magnitudes = []float64{1e2, 1e3, 8e3}
 		}
 		scale(c.Q, magnitudes[rng.IntN(len(magnitudes))])
@@ -252,9 +249,9 @@ func New(rng *rand.Rand, s Shape, in Inputs, q, kv Format) *Case {
 	return c
 }
 
-// plant puts into every KV head of every sequence a key along one of its
-// queries. n keys of N(0,1) have scores of N(0, |q|*scale), the largest of which
-// is about sqrt(2 ln n)*|q|*scale; so that is what the planted key gets.
+// plant puts a key parallel to one of the queries into every KV head of every sequence. n keys of N(0,1) have
+// scores of N(0, |q|*scale), and the largest score is about sqrt(2 ln n)*|q|*scale. The planted key gets this
+// score.
 func (c *Case) plant(rng *rand.Rand) {
 	for s, queries := range c.Queries {
 		for h := range c.KVHeads {
@@ -296,7 +293,7 @@ func (c *Case) huge(rng *rand.Rand, scaled bool, q, kv Format) {
 	k := min(math.Sqrt(most), 0.9*kv.Largest())
 	x := min(most/k, 0.9*q.Largest())
 	if !scaled {
-		c.Scale = most / k / x // 1, unless the formats have no such numbers
+		c.Scale = most / k / x // 1, unless that exceeds the range of the formats
 	}
 	draw := func(row []float64, size float64) {
 		for i := range row {
@@ -325,7 +322,7 @@ func scale(x []float64, f float64) {
 	}
 }
 
-// repeat copies the first n elements of x over all that follow.
+// repeat copies the first n elements of x over all following elements.
 func repeat(x []float64, n int) {
 	for i := n; i < len(x); i++ {
 		x[i] = x[i-n]
@@ -338,7 +335,7 @@ func round(x []float64, f Format) {
 	}
 }
 
-// RandomScoreMods gives s a window, a soft cap, slopes and sinks, at least one of them.
+// RandomScoreMods gives s at least one of a window, a soft cap, slopes and sinks.
 func RandomScoreMods(rng *rand.Rand, s Shape) Shape {
 	which := 1 + rng.IntN(3)
 	if which&1 != 0 {
@@ -350,8 +347,8 @@ func RandomScoreMods(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
-// RandomSinks gives s sinks, some of which may be none, or so large that keys have next to no weight. All are float32
-// numbers.
+// RandomSinks gives s sinks. Some may be missing, and some may be so large that the keys have almost no
+// weight. All sinks are float32 numbers.
 func RandomSinks(rng *rand.Rand, s Shape) Shape {
 	s.Sinks = make([]float64, s.Heads)
 	spread := []float64{1, 1, 4, 30, 1e4}[rng.IntN(5)]
@@ -364,7 +361,7 @@ func RandomSinks(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
-// RandomWindowCapSlopes gives s a window, a soft cap and slopes, at least one of them.
+// RandomWindowCapSlopes gives s at least one of a window, a soft cap and slopes.
 func RandomWindowCapSlopes(rng *rand.Rand, s Shape) Shape {
 	which := 1 + rng.IntN(7)
 	if which&1 != 0 {
@@ -403,7 +400,7 @@ func RandomPrefixMods(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
-// RandomSinkTokens gives s sink tokens, and a window if it has none.
+// RandomSinkTokens gives s sink tokens, and a window if s has none.
 func RandomSinkTokens(rng *rand.Rand, s Shape) Shape {
 	if s.Window == 0 {
 		s.Window = []int{1, 2, 5, 16, 1 + rng.IntN(100)}[rng.IntN(5)]
@@ -412,10 +409,10 @@ func RandomSinkTokens(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
-// RandomTree draws the tree of so many tokens: a chain, a bush, or something between.
+// RandomTree draws a tree of the given number of tokens: a chain, a bush, or a form between the two.
 func RandomTree(rng *rand.Rand, tokens int) attn.Tree {
 	parents := make([]int, tokens)
-	reach := []int{1, 2, 4, tokens}[rng.IntN(4)] // how far back a parent is
+	reach := []int{1, 2, 4, tokens}[rng.IntN(4)] // maximum distance of a parent
 	for i := range parents {
 		parents[i] = max(i-1-rng.IntN(max(reach, 1)), -1)
 		if rng.IntN(10) == 0 {
@@ -429,7 +426,7 @@ func RandomTree(rng *rand.Rand, tokens int) attn.Tree {
 	return t
 }
 
-// Parents are those of a tree's tokens, nil for no tree.
+// Parents returns the parents of a tree's tokens, or nil for no tree.
 func Parents(t attn.Tree) (parents []int) {
 	for i, seen := range t {
 		parents = append(parents, bits.Len64(seen&^(1<<i))-1)
@@ -437,8 +434,8 @@ func Parents(t attn.Tree) (parents []int) {
 	return parents
 }
 
-// RandomTrees gives most sequences of s a tree, if it has one for them: a shape that is causal, and has as many
-// keys as queries.
+// RandomTrees makes s a causal shape with trees, and gives most sequences a tree that fits. A sequence with a
+// tree needs as many keys as queries.
 func RandomTrees(rng *rand.Rand, s Shape) Shape {
 	s.Causal, s.Window, s.Slopes = true, 0, nil
 	s.Tree, s.Trees = true, make([]attn.Tree, len(s.Queries))
@@ -453,14 +450,15 @@ func RandomTrees(rng *rand.Rand, s Shape) Shape {
 	return s
 }
 
-// RandomDropout gives s a dropout.
+// RandomDropout gives s dropout.
 func RandomDropout(rng *rand.Rand, s Shape) Shape {
 	s.Dropout = []float64{0.1, 0.5, 0.9, rng.Float64()}[rng.IntN(4)]
 	s.Seed = int64(rng.Uint64()) | 1
 	return s
 }
 
-// Kept is what the weight of key j is multiplied by: 0, or the inverse of the probability that it is kept.
+// Kept returns the factor of the weight of key j: 0 if the weight is dropped, or else the inverse of the
+// probability to keep it.
 func (s Shape) Kept(seq, pos, head, j int) float64 {
 	r := dropout.Of(s.Dropout, s.Seed)
 	if r.Drops(dropout.RowOf(seq, head, pos), j) {
@@ -472,8 +470,7 @@ func (s Shape) Kept(seq, pos, head, j int) float64 {
 // drops reports whether s drops any weights.
 func (s Shape) drops() bool { return !dropout.Of(s.Dropout, s.Seed).None() }
 
-// DenseBias is the numbers of the bias, with NaN where no query sees a key that
-// they are for.
+// DenseBias returns the numbers of the bias, with NaN for keys that no query sees.
 func (s Shape) DenseBias() []float64 {
 	if s.Bias.X == nil {
 		return nil
@@ -497,8 +494,8 @@ func (s Shape) DenseBias() []float64 {
 	return x
 }
 
-// RandomBias gives s a bias for up to so many keys: of moderate or large numbers,
-// which may hide keys, or all keys of a query. All are float32 numbers.
+// RandomBias gives s a bias for up to capacity keys. The numbers are moderate or large. They may hide keys,
+// or all keys of a query. All are float32 numbers.
 func RandomBias(rng *rand.Rand, s Shape, capacity int) Shape {
 	size := func(n int) int {
 		if rng.IntN(2) == 0 {
@@ -520,7 +517,7 @@ func RandomBias(rng *rand.Rand, s Shape, capacity int) Shape {
 			b.X[i] = math.Inf(-1)
 		}
 	}
-	if rng.IntN(3) == 0 { // one query, or all, sees nothing
+	if rng.IntN(3) == 0 { // one query, or all queries, see no key
 		at := rng.IntN(len(b.X)/capacity) * capacity
 		for i := range capacity {
 			b.X[at+i] = math.Inf(-1)
@@ -530,11 +527,10 @@ func RandomBias(rng *rand.Rand, s Shape, capacity int) Shape {
 	return s
 }
 
-// Score returns the score of key j for a position, of the product s = Scale*q.k,
-// and the derivative of the one in the other. Given by how much the product may
-// be off, it says by how much they may: with t = tanh(s/SoftCap), a score is off
-// by what the product moves it and by the rounding of each of its terms, and the
-// derivative 1-t*t by 2 |t| times as much as t.
+// Score returns the score of key j for a position, given the product s = Scale*q.k, and the score's
+// derivative with respect to the product. off is the error bound of the product. scoreOff and derivativeOff
+// are the resulting error bounds. With t = tanh(s/SoftCap), the score's error comes from the product's error
+// and from the rounding of each term. The error of the derivative 1-t*t is 2 |t| times the error of t.
 func (s Shape) Score(seq, pos, head, j int, product, off, u float64) (score, scoreOff, derivative, derivativeOff float64) {
 	score, scoreOff, derivative = product, off, 1
 	if s.SoftCap != 0 {
@@ -559,9 +555,8 @@ func (s Shape) Score(seq, pos, head, j int, product, off, u float64) (score, sco
 	return score, scoreOff, derivative, derivativeOff
 }
 
-// RandomShape draws a small shape with the sizes that kernels get wrong: odd
-// dimensions, groups that nobody builds, sequences without queries or keys, more
-// queries than keys, lengths next to powers of two.
+// RandomShape draws a small shape with sizes that often reveal kernel bugs: odd dimensions, unusual group
+// sizes, sequences without queries or keys, more queries than keys, and lengths next to powers of two.
 func RandomShape(rng *rand.Rand) Shape {
 	pick := func(n ...int) int { return n[rng.IntN(len(n))] }
 	s := Shape{

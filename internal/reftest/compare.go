@@ -5,10 +5,9 @@ import (
 	"math"
 )
 
-// Compare checks got against want: |got - want| <= bound for every element. A
-// NaN never passes; an infinity passes where want is the same one. The error
-// says how many elements are wrong and shows the one that exceeds its bound by
-// the largest factor, with its indexes in a row-major array of the given shape.
+// Compare checks that |got - want| <= bound for every element. A NaN always fails. An infinity passes if want
+// is the same infinity. The error reports the number of wrong elements, and the element that exceeds its
+// bound by the largest factor, with its indexes in a row-major array of the given shape.
 func Compare[T ~float32 | ~float64](got []T, want, bound []float64, shape ...int) error {
 	if len(got) != len(want) || len(want) != len(bound) {
 		return fmt.Errorf("%d elements, want %d with %d bounds", len(got), len(want), len(bound))
@@ -20,9 +19,8 @@ func Compare[T ~float32 | ~float64](got []T, want, bound []float64, shape ...int
 	return c.err(shape)
 }
 
-// CompareO checks an output in a layout of the test's own: got returns element i
-// of the output row of a sequence's query position in a head. Indexes in the
-// error are (query row, head, i).
+// CompareO checks an output in any layout. got returns element i of the output for a query position of a
+// sequence in a head. Indexes in the error are (query row, head, i).
 func (r *Result) CompareO(got func(seq, pos, head, i int) float64) error {
 	var c comparison
 	at := 0
@@ -54,7 +52,7 @@ func (r *Result) CompareLSE(got func(seq, pos, head int) float64) error {
 	return c.err([]int{r.QueryRows(), r.Heads})
 }
 
-// comparison collects what is wrong.
+// comparison accumulates the errors.
 type comparison struct {
 	n, bad           int
 	at               int
@@ -65,7 +63,7 @@ type comparison struct {
 func (c *comparison) see(got, want, bound float64, at int) {
 	c.n++
 	d := math.Abs(got - want)
-	if got == want || d <= bound { // equal infinities have no difference
+	if got == want || d <= bound { // the difference of equal infinities is NaN
 		return
 	}
 	factor := d / bound

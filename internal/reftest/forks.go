@@ -2,12 +2,12 @@ package reftest
 
 import "math/rand/v2"
 
-// Fork says how a sequence begins: with so many pages of one before it.
+// Fork describes the start of a sequence: the first Pages pages of sequence Of.
 type Fork struct{ Of, Pages int }
 
-// RandomForks draws a tree of forks among the sequences of c, in pages of so many tokens: keys and values of a
-// sequence's first pages become those of the one that it was forked from. What is shared is full of keys before
-// all queries, or with all of any keys.
+// RandomForks draws a tree of forks among the sequences of c, with pages of page tokens. It copies keys and
+// values of the parent's first pages to the fork. Shared pages are full. They hold keys before all queries
+// or, if all is set, any keys.
 func (c *Case) RandomForks(rng *rand.Rand, page int, all bool) []Fork {
 	forks := make([]Fork, len(c.Keys))
 	whole := func(i int) int {
@@ -26,7 +26,7 @@ func (c *Case) RandomForks(rng *rand.Rand, page int, all bool) []Fork {
 	return forks
 }
 
-// fork makes sequence i begin with so many keys of sequence j.
+// fork copies the first keys of sequence j to sequence i.
 func (c *Case) fork(i, j, keys int) {
 	for key := range keys {
 		for h := range c.KVHeads {

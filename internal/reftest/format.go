@@ -6,11 +6,10 @@ import (
 	"gorgonia.org/leanattention/internal/half"
 )
 
-// Format is a floating-point format that something is rounded to.
+// Format is a floating-point format.
 type Format uint8
 
-// Float64 is the zero value: in a Precision it stands for "no rounding beyond
-// that of the arithmetic".
+// Float64 is the zero value. In a Precision it means "no rounding beyond that of the arithmetic".
 const (
 	Float64 Format = iota
 	Float32
@@ -23,14 +22,14 @@ func (f Format) String() string {
 	return [...]string{"float64", "float32", "float16", "bfloat16"}[f]
 }
 
-// Unit returns the unit roundoff u: rounding x to nearest is off by at most
-// u*|x| where x is in the format's normal range.
+// Unit returns the unit roundoff u: rounding x to nearest has an error of at most u*|x|, if x is in the
+// format's normal range.
 func (f Format) Unit() float64 {
 	return math.Ldexp(1, -[...]int{53, 24, 11, 8}[f])
 }
 
-// Tiny returns the smallest normal number of the format. Below it, rounding to
-// nearest is off by at most Unit*Tiny, and arithmetic that flushes to zero by Tiny.
+// Tiny returns the smallest normal number of the format. Below it, rounding to nearest has an error of at
+// most Unit*Tiny, and arithmetic that flushes to zero an error of at most Tiny.
 func (f Format) Tiny() float64 {
 	return math.Ldexp(1, -[...]int{1022, 126, 14, 126}[f])
 }
@@ -40,7 +39,7 @@ func (f Format) Largest() float64 {
 	return [...]float64{math.MaxFloat64, math.MaxFloat32, 65504, 0x1.fep127}[f]
 }
 
-// Round returns the number of the format that is nearest to x, ties to even.
+// Round returns the number of the format that is nearest to x, with ties to even.
 func (f Format) Round(x float64) float64 {
 	switch f {
 	case Float32:

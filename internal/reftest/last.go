@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// last is the result that a [Case] has computed last. Its key is made of all numbers, since tests change these.
+// last caches the last result of a [Case]. The key covers all numbers, because tests change the numbers.
 type last struct {
 	mu     sync.Mutex
 	key    uint64
@@ -17,7 +17,7 @@ type last struct {
 
 var seed = maphash.MakeSeed()
 
-// of returns a result that is the caller's: tests change bounds.
+// of returns a copy of the result. The copy belongs to the caller, because tests change the bounds.
 func (l *last) of(c *Case, p Precision) *Result {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -32,7 +32,7 @@ func (l *last) of(c *Case, p Precision) *Result {
 	return &r
 }
 
-// key is of everything that a result depends on.
+// key returns a hash of all inputs of a result.
 func (c *Case) key(p Precision) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Rand returns a generator with a fresh seed, which it logs. A run is repeated
-// by giving the seed in the environment variable REFTEST_SEED.
+// Rand returns a generator with a fresh seed and logs the seed. The environment variable REFTEST_SEED sets
+// the seed, to repeat a run.
 func Rand(t testing.TB) *rand.Rand {
 	t.Helper()
 	seed := rand.Uint64()
@@ -24,8 +24,9 @@ func Rand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// AtLeast yields the numbers of n random cases, and of further ones until all that a test must have seen has
-// come: 10*n+100 at most. A count that random cases reach almost always fails now and then.
+// AtLeast yields the indexes of n random cases. If seen is then still false, it yields further indexes until
+// seen is true, up to 10*n+100 cases in all. A fixed number of random cases would sometimes miss a condition
+// that a test must see.
 func AtLeast(n int, seen func() bool) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := 0; i < n || i < 10*n+100 && !seen(); i++ {
@@ -36,7 +37,7 @@ func AtLeast(n int, seen func() bool) iter.Seq[int] {
 	}
 }
 
-// Cases is how many cases a slow test has: a few, or every one, as [Every] says.
+// Cases returns the number of cases of a slow test: every if [Every] is true, and few otherwise.
 func Cases(t testing.TB, few, every int) int {
 	t.Helper()
 	if Every(t) {
@@ -45,7 +46,7 @@ func Cases(t testing.TB, few, every int) int {
 	return few
 }
 
-// Every reports whether slow tests have all of their cases: if the environment variable
+// Every reports whether slow tests run all of their cases. They do if the environment variable
 // LEANATTENTION_TESTS is all, as in CI.
 func Every(t testing.TB) bool {
 	t.Helper()
@@ -56,7 +57,7 @@ func Every(t testing.TB) bool {
 	return s == "all"
 }
 
-// Poison fills x with NaN: memory that must not be read, or must be written.
+// Poison fills x with NaN. It marks memory that must not be read, or that must be written.
 func Poison[T ~float32 | ~float64](x []T) {
 	nan := T(math.NaN())
 	for i := range x {
@@ -71,8 +72,8 @@ func Poison16[T ~uint16](x []T) {
 	}
 }
 
-// Convert returns x in another type. A case's numbers convert to the type that
-// they were rounded for without rounding again.
+// Convert returns x in another type. The conversion is exact for a case's numbers and the type that they were
+// rounded to.
 func Convert[T ~float32 | ~float64](x []float64) []T {
 	y := make([]T, len(x))
 	for i, v := range x {
@@ -81,25 +82,25 @@ func Convert[T ~float32 | ~float64](x []float64) []T {
 	return y
 }
 
-// DenseQ returns the queries as (sequences, Heads, capacity, Dim), with NaN in
-// the rows past a sequence's queries.
+// DenseQ returns the queries as (sequences, Heads, capacity, Dim), with NaN in the rows after a sequence's
+// queries.
 func (c *Case) DenseQ(capacity int) []float64 {
 	return dense(c.Q, c.Queries, c.Heads, c.Dim, capacity)
 }
 
-// DenseK returns the keys as (sequences, KVHeads, capacity, Dim), with NaN in
-// the rows past a sequence's keys.
+// DenseK returns the keys as (sequences, KVHeads, capacity, Dim), with NaN in the rows after a sequence's
+// keys and in keys that no query sees.
 func (c *Case) DenseK(capacity int) []float64 {
 	return c.hide(dense(c.K, c.Keys, c.KVHeads, c.Dim, capacity), capacity*c.Dim, c.Dim)
 }
 
-// DenseV returns the values as (sequences, KVHeads, capacity, ValueDim), with
-// NaN in the rows past a sequence's keys.
+// DenseV returns the values as (sequences, KVHeads, capacity, ValueDim), with NaN in the rows after a
+// sequence's keys and in values that no query sees.
 func (c *Case) DenseV(capacity int) []float64 {
 	return c.hide(dense(c.V, c.Keys, c.KVHeads, c.ValueDim, capacity), capacity*c.ValueDim, c.ValueDim)
 }
 
-// hide puts NaN into the keys or values that a window keeps from all queries.
+// hide puts NaN into the keys or values that a window hides from all queries.
 func (c *Case) hide(x []float64, headSize, dim int) []float64 {
 	for s := range c.Keys {
 		if c.Queries[s] == 0 {

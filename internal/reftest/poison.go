@@ -8,14 +8,15 @@ import (
 	tensors "gorgonia.org/leanattention/internal/dense"
 )
 
-// PoisonOutputs is for a TestMain: memory that has whatever values has NaN from then on, of small tensors too, and so has memory that
-// others take over. It says nothing of the time that anything takes, so not where benchmarks run.
+// PoisonOutputs, called from a TestMain, fills memory with undefined content with NaN: new tensors, including
+// small ones, and memory that is reused. It does nothing if benchmarks run, because it would distort their
+// times.
 func PoisonOutputs() {
 	flag.Parse()
 	tensors.Poison = flag.Lookup("test.bench").Value.String() == ""
 }
 
-// Main is a TestMain that does no more than that.
+// Main is a TestMain that only calls PoisonOutputs.
 func Main(m *testing.M) {
 	PoisonOutputs()
 	os.Exit(m.Run())

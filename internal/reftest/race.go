@@ -2,6 +2,6 @@
 
 package reftest
 
-// RaceEnabled tells tests that the race detector makes them about ten times slower, and
-// that it allocates where the code does not.
+// RaceEnabled reports whether the race detector is on. It makes tests about ten times slower, and it
+// allocates where the code does not.
 const RaceEnabled = true

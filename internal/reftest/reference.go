@@ -7,72 +7,73 @@ import (
 	"sync"
 )
 
-// Precision says how the implementation under test rounds. With u the unit
-// roundoff of Acc (plus that of float64, for the reference's own rounding), d
-// the head dimension, n the number of visible keys, s_j = scale*q.k_j,
-// m = max s_j, p_j = e^(s_j-m), l = sum p_j and o = sum p_j v_j / l:
+// Precision describes the rounding of the implementation under test. Let u be the unit roundoff of Acc (plus
+// that of float64, for the reference's own rounding), d the head dimension, n the number of visible keys, s_j
+// = scale*q.k_j, m = max s_j, p_j = e^(s_j-m), l = sum p_j and o = sum p_j v_j / l.
 //
-// A score s_j is a dot product of d terms, times a factor that holds scale and
-// log4(e) and may have been multiplied into q before:
+// A score s_j is a dot product of d terms, times a factor that holds scale and log4(e) and that may have been
+// multiplied into q:
 //
 //	|ds_j| <= (u (d+4) + u_Q) scale sum_i |q_i k_ij|
 //
-// where u_Q is what is lost of a query. What a soft cap, slopes and a bias make of that is at [Shape.Score].
+// where u_Q is the relative loss of a query. [Shape.Score] propagates this error through a soft cap, slopes
+// and a bias.
 //
-// An error of a score is a relative error of its weight, and more come from the
-// difference s_j - m (which the re-scaling of running maxima divides into several
-// without changing the sum) and from the exponential, which may be off by two
-// units in the last place, and may be 0 below tiny, Acc's smallest normal number:
+// An error of a score is a relative error of its weight. Further errors come from the difference s_j - m and
+// from the exponential. The rescaling of running maxima splits the difference into several, without changing
+// the sum. The exponential may be off by two units in the last place, and may be 0 below tiny, Acc's smallest
+// normal number:
 //
 //	|dp_j| <= p_j (e^eps_j - 1) + tiny,   eps_j = |ds_j| + u (m-s_j) + 6u
 //
-// What all weights have in common cancels in o, which leaves
+// A common factor of all weights cancels in o, which leaves
 //
 //	sum_j |dp_j| |v_j - o| / sum_j p_j e^-eps_j
 //
-// and never more than max |v_j - o|, as any weights give an o between the
-// values. Where scores are so large that the largest weight's eps is not small,
-// weights are taken relative to that one, and its eps is added to the others'.
+// and never more than max |v_j - o|, because o lies between the values for any weights. If scores are so
+// large that the largest weight's eps is not small, weights are taken relative to the largest weight, and its
+// eps is added to the other weights' eps.
 //
-// A term of a sum over the keys goes through at most a chain of g additions, and
-// through some re-scalings, whose number is that of rises of a running maximum
-// and so about log n. This is a relative error of
+// A term of a sum over the keys passes through a chain of at most g additions, and through some rescalings.
+// The number of rescalings is the number of rises of a running maximum, about log n. Together they cause a
+// relative error of
 //
 //	r = u (g + 6 log2 n + 12)
 //
-// of l, and of the sum of absolute values in o. In all
+// of l, and of the sum of absolute values in o. In total
 //
 //	|do| <= weights' part + (r + u_P) sum p_j |v_j| / l + Least sum |v_j| / l + (r + 3u) |o| + rounding to Out
 //
-// and for the log-sum-exp, of which the scores' errors are a weighted mean,
+// For the log-sum-exp, the scores' errors enter as a weighted mean:
 //
 //	|dLSE| <= min(sum_j |dp_j| / l, max eps_j) + r + 4u (|m| + |ln l| + 1)
 //
-// With dropout o = sum p_j z_j v_j / l, where z_j is what weight j is multiplied by, exactly. So all of this holds for
-// the values z_j v_j, and the factor, which may be multiplied into any of l, p_j and o, adds 4u |o|.
+// With dropout o = sum p_j z_j v_j / l, where z_j is the exact factor of weight j. The bounds then hold for
+// the values z_j v_j. The factor may be multiplied into any of l, p_j and o, which adds 4u |o|.
 //
-// An attention sink z is one score more, whose value is 0: what is said of keys goes for it, but that its product is
-// exact, and its rounding that of the factor log4(e) alone:
+// An attention sink z is an additional score with the value 0. The bounds for keys hold for the sink, except
+// that its product is exact and its only rounding is that of the factor log4(e):
 //
 //	|dz| <= 2u |z|
 //
-// A row that sees no key is exactly 0 with an LSE of exactly -Inf, or of its sink, off by 4u (|z| + 1).
+// The output of a row that sees no key is exactly 0. Its LSE is exactly -Inf, or, with a sink, the sink's
+// score with an error of at most 4u (|z| + 1).
 type Precision struct {
-	Acc Format // of scores, exponentials, sums and the LSE
-	P   Format // of the weights where they are multiplied by V, if coarser than Acc (tensor cores)
-	Out Format // of the stored output, if coarser than Acc
+	Acc Format // format of scores, exponentials, sums and the LSE
+	P   Format // format of the weights in the product with V, if coarser than Acc (tensor cores)
+	Out Format // format of the stored output, if coarser than Acc
 
-	// Query is u_Q, the part of a query's element that is lost where it is multiplied
-	// by keys: 0 where the product takes all of its bits.
+	// Query is u_Q, the relative loss of a query element in the product with keys. It is 0 if the product
+	// uses all bits of the element.
 	Query float64
 
-	// Least is by how much a weight may be off beside the largest, of 1, whatever it is: where weights have few
-	// exponents as they are multiplied by V. A sink can have the largest one, and has no value whose error covers that.
+	// Least is the absolute error of a weight relative to a largest weight of 1. It is not 0 if the weights'
+	// format has few exponents. The error of the largest weight's value does not always cover it: a sink may
+	// have the largest weight, and a sink has no value.
 	Least float64
 
-	// Chain is g, the longest chain of additions in a sum over n keys. 0 stands
-	// for min(n, 8 sqrt(n)), which covers any tile of between sqrt(n)/7 and
-	// 7 sqrt(n) keys. A sum that goes straight through all keys needs n.
+	// Chain is g, the longest chain of additions in a sum over n keys. 0 means min(n, 8 sqrt(n)), which
+	// covers any tile of between sqrt(n)/7 and 7 sqrt(n) keys. A straight sum over all keys needs n.
 	Chain int
 }
 
@@ -83,8 +84,8 @@ func (p Precision) chain(n int) float64 {
 	return math.Min(float64(n), 8*math.Sqrt(float64(n)))
 }
 
-// Result is the attention of a Case, and by how much an implementation of a
-// Precision may differ from it. Rows are in the order of the case's queries:
+// Result is the attention of a Case with the error bounds for an implementation of a Precision. Rows are in
+// the order of the case's queries:
 //
 //	O, OBound (QueryRows, Heads, ValueDim)   LSE, LSEBound (QueryRows, Heads)
 type Result struct {
@@ -93,9 +94,9 @@ type Result struct {
 	OBound, LSEBound []float64
 }
 
-// Reference computes o = softmax(s) V and LSE = ln sum e^(s_j), where s is scale *
-// q K^T with the shape's soft cap, slopes, bias, sinks and masks, for every query row and head in float64, with the bounds for p.
-// Tests compute one case by many schedules: what has been asked for last is not computed again.
+// Reference computes o = softmax(s) V and LSE = ln sum e^(s_j) for every query row and head in float64, with
+// the error bounds for p. s is scale * q K^T with the shape's soft cap, slopes, bias, sinks and masks.
+// Reference caches its last result, because tests compute one case with many schedules.
 func (c *Case) Reference(p Precision) *Result {
 	if c.last == nil {
 		return c.reference(p)
@@ -141,26 +142,26 @@ func (c *Case) reference(p Precision) *Result {
 type worker struct {
 	c      *Case
 	p      Precision
-	seen   []int     // the keys that a row sees
-	s, off []float64 // scores, and by how much they may be off
-	w, dw  []float64 // weights and the bounds of their errors
+	seen   []int     // keys that a row sees
+	s, off []float64 // scores and their error bounds
+	w, dw  []float64 // weights and their error bounds
 	part   []float64 // a block's sum of weighted values
-	kept   []float64 // values of kept weights, with the factor on these
-	none   []float64 // the value of a sink
+	kept   []float64 // values of kept weights, times the dropout factor
+	none   []float64 // value of a sink
 
-	// What the bounds of the output's elements are made of, each by element.
+	// Parts of the output's bounds, per element.
 	spread, hull, abs, absP []float64
 }
 
-// zeros is n of them, in x if it has room.
+// zeros returns n zeros, in x if its capacity suffices.
 func zeros(x []float64, n int) []float64 {
 	x = slices.Grow(x[:0], n)[:n]
 	clear(x)
 	return x
 }
 
-// The race detector need not look at the sums of a reference, which share nothing with what they
-// judge, and took most of its time there.
+// row is excluded from race detection. The sums share no memory with the code under test, and race detection
+// took most of their time.
 //
 //go:norace
 func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound float64) {
@@ -177,7 +178,7 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	n := len(w.seen)
 	u := w.p.Acc.Unit() + Float64.Unit()
 	sink := c.Sink(head)
-	if n == 0 { // o and bound are 0
+	if n == 0 { // o and bound stay 0
 		if math.IsInf(sink, -1) {
 			return sink, 0
 		}
@@ -218,8 +219,8 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 		return m, 0 // a bias hides all keys
 	}
 
-	// Sums run in blocks of about sqrt(n), so that the reference's own rounding
-	// stays below that of what it judges.
+	// Sums run in blocks of about sqrt(n), which keeps the reference's own rounding error below that of the
+	// code under test.
 	var l float64
 	w.w = w.w[:0]
 	block := max(int(math.Sqrt(float64(n))), 1)
@@ -263,7 +264,7 @@ func (w *worker) row(seq, pos, head int, o, bound []float64) (lse, lseBound floa
 	return lse, dLSE + r + 4*u*(math.Abs(m)+math.Abs(math.Log(l))+1)
 }
 
-// keep returns the values of the keys that the row sees as they are weighed where weights are dropped.
+// keep returns the values of the visible keys, times the dropout factors of their weights.
 //
 //go:norace
 func (w *worker) keep(seq, pos, head int, value func(j int) []float64) func(j int) []float64 {
@@ -278,8 +279,8 @@ func (w *worker) keep(seq, pos, head int, value func(j int) []float64) func(j in
 	return func(j int) []float64 { return w.kept[j*d : (j+1)*d] }
 }
 
-// sums adds up, for each element of o, what its bound is made of: dw |v - o|, of
-// which it keeps the largest |v - o|, w |v| and tiny |v|.
+// sums accumulates the parts of the bound of each element of o: the sum of dw |v - o|, the largest |v - o|,
+// the sum of w |v| and the sum of tiny |v|.
 //
 //go:norace
 func (w *worker) sums(o []float64, value func(j int) []float64, tiny float64) {
@@ -288,7 +289,7 @@ func (w *worker) sums(o []float64, value func(j int) []float64, tiny float64) {
 	spread, hull, abs, absP := w.spread[:n], w.hull[:n], w.abs[:n], w.absP[:n]
 	for j, p := range w.w {
 		dw, v := w.dw[j], value(j)[:n]
-		if dw > math.MaxFloat64 { // 0 times an infinite dw is 0 here
+		if dw > math.MaxFloat64 { // here, 0 times an infinite dw is 0
 			for i, o := range o {
 				if v[i] != o {
 					spread[i] = dw
@@ -314,22 +315,21 @@ func (w *worker) sums(o []float64, value func(j int) []float64, tiny float64) {
 	}
 }
 
-// scores computes the scaled products for the keys that are seen, counted from key row first on, and in off
-// the sums of absolute values that bound their rounding.
+// scores computes the scaled products for the visible keys, whose rows start at key row first. off gets the
+// sums of absolute values that bound their rounding.
 //
 //go:norace
 func (w *worker) scores(q []float64, first, kv int) {
 	w.s, w.off = w.s[:0], w.off[:0]
 	for _, j := range w.seen {
-		s, abs := dot(q, row(w.c.K, first+j, w.c.KVHeads, kv, w.c.Dim)) // which gradients compute again, and to the same bits
+		s, abs := dot(q, row(w.c.K, first+j, w.c.KVHeads, kv, w.c.Dim)) // dot, so that Backward gets the same bits
 		w.s = append(w.s, s*w.c.Scale)
 		w.off = append(w.off, abs*math.Abs(w.c.Scale))
 	}
 }
 
-// weightErrors fills dw with the bounds on the weights' errors. It returns the
-// lower bound of the computed sum of weights, and by how much the scores' errors
-// move the LSE.
+// weightErrors fills dw with the error bounds of the weights. It returns the lower bound of the computed sum
+// of weights, and the error of the LSE that the scores' errors cause.
 //
 //go:norace
 func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
@@ -338,7 +338,7 @@ func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
 		return w.off[j] + u*(min(m-w.s[j], math.MaxFloat64)+6)
 	}
 	ref := eps(peak)
-	relative := ref > 0.1 // weights are taken relative to the peak's
+	relative := ref > 0.1 // weights are taken relative to the peak's weight
 	w.dw = w.dw[:0]
 	for j, s := range w.s {
 		if math.IsInf(s, -1) { // hidden by a bias
@@ -357,7 +357,7 @@ func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
 		if e < 0.1 {
 			d = w.w[j] * math.Expm1(e)
 		} else {
-			d = math.Exp(s - m + e) // the weight itself may be 0 and the sum of exponents not
+			d = math.Exp(s - m + e) // the weight may underflow to 0 where this exponential does not
 		}
 		d += w.p.Acc.Tiny()
 		w.dw = append(w.dw, d)

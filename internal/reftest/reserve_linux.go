@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Reserve is address space that takes memory only where it is written. It is given back
-// when the test ends. Where there is none the test is skipped.
+// Reserve returns address space that uses memory only where it is written. It is released when the test ends.
+// If the space is not available, the test is skipped.
 func Reserve(t testing.TB, bytes int) []byte {
 	t.Helper()
 	m, err := syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)

@@ -1,4 +1,4 @@
-// Package command is what leanbench's commands are, and how one is run.
+// Package command defines and runs leanbench's commands.
 package command
 
 import (
@@ -8,16 +8,16 @@ import (
 	"io"
 )
 
-// Command is one thing that leanbench does.
+// Command is a command of leanbench.
 type Command struct {
 	Name, Summary string
-	Args          bool // there may be some behind the flags
-	// Setup adds the command's flags and returns what runs once they are parsed.
+	Args          bool // arguments may follow the flags
+	// Setup adds the command's flags and returns the function that runs after the flags are parsed.
 	Setup func(flags *flag.FlagSet) func(stdout, stderr io.Writer) error
 }
 
-// Run is main with everything from outside passed in: the command that the first
-// argument names gets the others. It returns the exit status.
+// Run runs the command that args[0] names with the remaining arguments and returns the exit status. All input
+// and output of main is passed in.
 func Run(commands []Command, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		usage(commands, stderr)

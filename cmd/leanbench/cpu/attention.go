@@ -15,14 +15,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// decodeShape is one decode step of one sequence: a query for each head over
-// keys of kvHeads heads.
+// decodeShape is the shape of a decode step of one sequence: one query per query head, and keys of kvHeads KV
+// heads.
 type decodeShape struct {
 	heads, kvHeads, keys, dim int
 	storage                   measure.Storage
 }
 
-// bytes is the size of keys and values, which a step reads once.
+// bytes returns the size of keys and values. A step reads each byte once.
 func (s decodeShape) bytes() int { return 2 * s.kvHeads * s.keys * s.dim * s.storage.Size }
 
 func (s decodeShape) String() string {
@@ -33,15 +33,13 @@ func (s decodeShape) String() string {
 	return fmt.Sprintf("%s, %s heads x %d x %d", s.storage.Name, heads, s.keys, s.dim)
 }
 
-// operands are the keys and values of one step, and the memory that both
-// together are.
+// operands are the keys and values of one step. bytes is the memory behind both.
 type operands struct {
 	k, v  *tensor.Dense // (kvHeads, keys, dim)
 	bytes []byte
 }
 
-// carve cuts operands of a shape out of the arena, as many as there is room for
-// but at most most.
+// carve cuts operands of a shape out of the arena: as many as fit, and at most most.
 func carve(a *measure.Arena, s decodeShape, most int) []operands {
 	memory := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(a.Words))), 8*len(a.Words))
 	var sets []operands
@@ -68,7 +66,7 @@ func backing(a *measure.Arena, b []byte) tensor.ConsOpt {
 	}
 }
 
-// newQuery is a query for each head, such that the scores differ by some units.
+// newQuery returns one query per head. The scale 3 makes the scores differ by several units.
 func newQuery(s decodeShape, rng *rand.Rand) *tensor.Dense {
 	data := make([]float32, s.heads*s.dim)
 	for i := range data {
@@ -77,14 +75,13 @@ func newQuery(s decodeShape, rng *rand.Rand) *tensor.Dense {
 	return tensor.New(tensor.WithShape(s.heads, 1, s.dim), tensor.WithBacking(data))
 }
 
-// attender is a contender that computes attention. Its steps take the sets of
-// operands in turn.
+// attender is a contender that computes attention. Consecutive steps cycle through the sets of operands.
 type attender struct {
 	measure.Contender
-	out func() []float32 // of the last step, valid until the next
+	out func() []float32 // output of the last step, valid until the next step
 }
 
-// attend is leanattention.Attend.
+// attend returns a contender that calls leanattention.Attend.
 func attend(s decodeShape, q *tensor.Dense, sets []operands) attender {
 	out := make([]float32, s.heads*s.dim)
 	a := la.Args{Q: q, Out: tensor.New(tensor.WithShape(s.heads, 1, s.dim), tensor.WithBacking(out))}
@@ -97,7 +94,7 @@ func attend(s decodeShape, q *tensor.Dense, sets []operands) attender {
 	return attender{measure.Contender{Name: "lean, Attend", Run: measure.Timed(step)}, func() []float32 { return out }}
 }
 
-// node is an attention node in a graph of its own.
+// node returns a contender that runs a graph with one attention node.
 func node(name string, make func(q, k, v *G.Node) (*G.Node, error), s decodeShape, q *tensor.Dense, sets []operands) (attender, error) {
 	g := G.NewGraph()
 	input := func(name string, t *tensor.Dense) *G.Node {
@@ -139,7 +136,7 @@ func stockNode(s decodeShape, q *tensor.Dense, sets []operands) (attender, error
 	return node("default node", func(q, k, v *G.Node) (*G.Node, error) { return la.Default(q, k, v) }, s, q, sets)
 }
 
-// ceiling reads the same memory as the others do and only sums it.
+// ceiling returns a contender that only sums the bytes that attention reads.
 func ceiling(sets []operands) measure.Contender {
 	next, sum := 0, uint64(0)
 	step := func() error {
@@ -151,8 +148,8 @@ func ceiling(sets []operands) measure.Contender {
 	return measure.Contender{Name: measure.ReadCeiling, Run: measure.Timed(step)}
 }
 
-// agree lets each do one step on the same operands and compares what comes out:
-// a speed is worth something only if the work was done.
+// agree runs one step of each attender on the same operands and compares the outputs. A speed counts only if
+// the result is right.
 func agree(attenders []attender) error {
 	var want []float32
 	for i, a := range attenders {
@@ -165,7 +162,7 @@ func agree(attenders []attender) error {
 			continue
 		}
 		for j := range want {
-			// Written so that a NaN does not agree with anything.
+			// This form of the condition also rejects NaN.
 			if d := math.Abs(float64(got[j]) - float64(want[j])); !(d <= 1e-4) {
 				return fmt.Errorf("element %d of the output is %v from %q and %v from %q", j, got[j], a.Name, want[j], attenders[0].Name)
 			}

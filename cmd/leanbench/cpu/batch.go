@@ -16,21 +16,21 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// What other commands measure batches with.
+// The types and functions below are exported for other commands, which measure batches with them.
 
-// Batch is a decode step: one query of each head of each sequence.
+// Batch is the shape of a decode step: one query per head and sequence.
 type Batch struct {
 	Heads, KVHeads, Dim int
 	Lengths             []int // keys of each sequence
 	Storage             measure.Storage
 }
 
-// capacity is the keys that each sequence has memory for.
+// capacity returns the keys that each sequence has memory for.
 func (s Batch) capacity() int { return slices.Max(s.Lengths) }
 
 func (s Batch) even() bool { return slices.Min(s.Lengths) == s.capacity() }
 
-// Bytes is the size of keys and values, which a step reads once.
+// Bytes returns the size of keys and values. A step reads each byte once.
 func (s Batch) Bytes() (n int) {
 	for _, l := range s.Lengths {
 		n += l
@@ -38,18 +38,19 @@ func (s Batch) Bytes() (n int) {
 	return 2 * n * s.KVHeads * s.Dim * s.Storage.Size
 }
 
-// Region is the memory for them, where all sequences have memory for as many as the longest has.
+// Region returns the size of the memory for keys and values. Every sequence has memory for the longest
+// length.
 func (s Batch) Region() int {
 	return 2 * len(s.Lengths) * s.capacity() * s.KVHeads * s.Dim * s.Storage.Size
 }
 
-// Schedule is one of our schedules under a name.
+// Schedule is a schedule of leanattention and its name in reports.
 type Schedule struct {
 	Name string
 	la.Schedule
 }
 
-// What reports call who computes a batch.
+// Names of contenders in reports.
 const (
 	NameAttend = "lean, Attend"
 	NameStock  = "default node"
@@ -57,14 +58,14 @@ const (
 	NamePacked = "PyTorch, groups packed by hand"
 )
 
-// Batches measures batches, one after the other.
+// Batches measures one batch at a time.
 type Batches struct {
 	*attentionBench
-	torch *measure.Worker // nil: no PyTorch
+	torch *measure.Worker // nil: PyTorch is left out
 }
 
-// NewBatches measures on this machine with an option's threads. Without a Python, or
-// with one that has no PyTorch, there is a note, and no error.
+// NewBatches returns Batches that measure on this machine with o.Workers threads. If python is empty or has
+// no PyTorch, the report gets a note, and NewBatches returns no error.
 func NewBatches(command string, o *measure.Options, pace measure.Pace, python string, stdout, stderr io.Writer) (*Batches, error) {
 	b, err := newBench(command, o, stdout, stderr)
 	if err != nil {
@@ -89,12 +90,12 @@ func NewBatches(command string, o *measure.Options, pace measure.Pace, python st
 	return all, nil
 }
 
-// startTorch is a variable for tests, which have another worker.
+// startTorch starts the PyTorch worker. Tests replace it.
 var startTorch = func(python string, args ...string) (*measure.Worker, error) {
 	return measure.StartWorker(python, attentionWorker, args...)
 }
 
-// Close ends PyTorch.
+// Close ends the PyTorch worker.
 func (b *Batches) Close() error {
 	if b.torch == nil {
 		return nil
@@ -102,24 +103,26 @@ func (b *Batches) Close() error {
 	return b.torch.Close()
 }
 
-// Report is what has been measured.
+// Report returns the report with all figures measured so far.
 func (b *Batches) Report() *measure.Report { return b.report }
 
-// batchSet are the operands of a step.
+// batchSet holds the operands of a step.
 type batchSet struct {
 	k, v *tensor.Dense // (batch, kvHeads, capacity, dim)
-	live []byte        // as many bytes as a step reads
+	live []byte        // Bytes() bytes of the same memory, for the ceiling
 }
 
-// mostRegions is what operands may take that lie in memory for the longest context each.
+// mostRegions is the most bytes that the operands of all sets may take. The limit matters for ragged batches,
+// where every sequence has memory for the longest length.
 const mostRegions = 1 << 30
 
-// sets are as many operands as steps read 256 MB of, if there is memory; at least one.
+// sets returns the operands of consecutive steps: as many as together read 256 MB within mostRegions, and at
+// least one.
 func (b *Batches) sets(s Batch) (sets []batchSet) {
 	region := s.Region()
 	n := max(1, min(memorySize/s.Bytes(), mostRegions/region))
 	if size := n * region; b.arena == nil || b.arena.Storage != s.Storage || 8*len(b.arena.Words) < size {
-		b.arena = nil // its memory may be needed
+		b.arena = nil // frees the old arena before the new one is allocated
 		b.arena = measure.NewArena(s.Storage, size, b.rng)
 	}
 	memory := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(b.arena.Words))), 8*len(b.arena.Words))
@@ -132,8 +135,9 @@ func (b *Batches) sets(s Batch) (sets []batchSet) {
 	return sets
 }
 
-// Measure has our schedules, the default node where it can be and PyTorch take turns, beside
-// who only reads. It returns their names, the reader's first, and times.
+// Measure measures a step of s with each schedule, with the default node (float32 only), with PyTorch and
+// with the read ceiling. The contenders alternate. Measure returns their names and times, those of the
+// ceiling first.
 func (b *Batches) Measure(s Batch, schedules []Schedule) (names []string, all []measure.Samples, err error) {
 	sets, q := b.sets(s), newQuery(decodeShape{heads: len(s.Lengths) * s.Heads, dim: s.Dim}, b.rng)
 	if err := q.Reshape(len(s.Lengths), s.Heads, 1, s.Dim); err != nil {
@@ -173,7 +177,7 @@ func (b *Batches) Measure(s Batch, schedules []Schedule) (names []string, all []
 	return names, all, err
 }
 
-// attend is leanattention.Attend by a schedule.
+// attend returns a contender that calls leanattention.Attend with schedule x.
 func (s Batch) attend(x Schedule, q *tensor.Dense, sets []batchSet) attender {
 	out := make([]float32, len(s.Lengths)*s.Heads*s.Dim)
 	a := la.Args{Q: q, Out: tensor.New(tensor.WithShape(q.Shape().Clone()...), tensor.WithBacking(out))}
@@ -189,11 +193,11 @@ func (s Batch) attend(x Schedule, q *tensor.Dense, sets []batchSet) attender {
 	return attender{measure.Contender{Name: x.Name, Run: measure.Timed(step)}, func() []float32 { return out }}
 }
 
-// stock is three nodes of Gorgonia's own for all sequences, or if their lengths differ three of
-// each sequence, as the nodes always read all keys.
+// stock returns a contender that runs Gorgonia's own three attention nodes. Sequences of equal length share
+// one graph. Otherwise each sequence has its own graph, because the nodes always read all keys.
 func (s Batch) stock(q *tensor.Dense, sets []batchSet) (attender, error) {
 	var graphs []attender
-	each := len(s.Lengths) // sequences of a graph
+	each := len(s.Lengths) // sequences per graph
 	if !s.even() {
 		each = 1
 	}
@@ -224,7 +228,7 @@ func (s Batch) stock(q *tensor.Dense, sets []batchSet) (attender, error) {
 	return attender{measure.Contender{Name: NameStock, Run: run}, out}, nil
 }
 
-// stockOf is the nodes of some sequences of one length.
+// stockOf returns the graph for sequences [first, first+n), which have equal lengths.
 func (s Batch) stockOf(first, n int, q *tensor.Dense, sets []batchSet) (attender, error) {
 	keys := s.Lengths[first]
 	var own []operands
@@ -234,7 +238,7 @@ func (s Batch) stockOf(first, n int, q *tensor.Dense, sets []batchSet) (attender
 			if n == len(s.Lengths) {
 				return tensor.New(tensor.WithShape(n*s.KVHeads, keys, s.Dim), tensor.WithBacking(data))
 			}
-			// The nodes take no strides: the keys of a sequence's heads lie behind each other.
+			// The nodes accept no strides, so the keys of a sequence's heads are copied to be contiguous.
 			part := make([]float32, 0, s.KVHeads*keys*s.Dim)
 			for h := range s.KVHeads {
 				at := (first*s.KVHeads + h) * head
@@ -250,12 +254,12 @@ func (s Batch) stockOf(first, n int, q *tensor.Dense, sets []batchSet) (attender
 	return node(NameStock, func(q, k, v *G.Node) (*G.Node, error) { return la.Default(q, k, v) }, decodeShape{}, query, own)
 }
 
-// peersOf are PyTorch's ways.
+// peersOf returns PyTorch's contenders.
 func (b *Batches) peersOf(s Batch, sets int) ([]measure.Contender, error) {
 	if b.torch == nil {
 		return nil, nil
 	}
-	if b.torch.Gone { // it has ended in an earlier shape
+	if b.torch.Gone { // the worker ended while it measured an earlier shape
 		again, err := b.torch.Again()
 		if err != nil {
 			return nil, err
@@ -277,7 +281,7 @@ func (b *Batches) peersOf(s Batch, sets int) ([]measure.Contender, error) {
 	return all, nil
 }
 
-// UseTorch has tests' PyTorch be another worker, until what it returns is called.
+// UseTorch makes start start the PyTorch worker until restore is called. It is for tests.
 func UseTorch(start func(python string, args ...string) (*measure.Worker, error)) (restore func()) {
 	old := startTorch
 	startTorch = start

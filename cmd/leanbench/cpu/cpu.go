@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// Commands are those of this package.
+// Commands lists the commands of this package.
 var Commands = []command.Command{
 	{Name: "cpu", Summary: "attention on this machine's cores: share of the memory's speed, and against Gorgonia's nodes", Setup: measureCPU},
 	{Name: "peers", Summary: "attention against PyTorch on the same cores", Setup: measurePeers},
@@ -22,8 +22,8 @@ var Commands = []command.Command{
 	{Name: "gradients", Summary: "prompts and gradients, in float64 and float32, against PyTorch on the same cores", Setup: measureGradients},
 }
 
-// measureCPU measures attention on this machine's cores: how much of the memory's
-// speed it reaches, and how many times as fast as Gorgonia's own nodes it is.
+// measureCPU measures attention on this machine's cores: its share of the read ceiling, and its speedup over
+// Gorgonia's own nodes.
 func measureCPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	o := measure.Flags(flags)
 	only := flags.String("only", "", "measure only the shapes in whose names this `pattern` is found, as \"f16, 32/4\"")
@@ -49,21 +49,21 @@ func measureCPU(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	}
 }
 
-// memorySize is what keys and values come to where the speed of memory is
-// meant, in one step or in all of a rotation: many times any cache.
+// memorySize is the size of the keys and values, in bytes, where a measurement is bound by memory: those of
+// one step, or of all sets that steps cycle through. It is many times the size of any cache.
 const memorySize = 256 << 20
 
-// attentionBench measures decode shapes one after the other.
+// attentionBench measures one decode shape at a time.
 type attentionBench struct {
 	report         *measure.Report
-	json           string // the file that it goes to, after each case
+	json           string // file for the report, saved after each case
 	pace           measure.Pace
 	stdout, stderr io.Writer
 	rng            *rand.Rand
-	arena          *measure.Arena // of the last element type
+	arena          *measure.Arena // arena of the element type measured last
 }
 
-// newBench is what a command measures with, on this machine.
+// newBench returns a bench for a command on this machine.
 func newBench(command string, o *measure.Options, stdout, stderr io.Writer) (*attentionBench, error) {
 	m, err := measure.ThisMachine(o.Workers)
 	if err != nil {
@@ -80,10 +80,10 @@ func newBench(command string, o *measure.Options, stdout, stderr io.Writer) (*at
 type one struct {
 	table   string
 	shape   decodeShape
-	inCache bool         // the same operands in every step; else they rotate
-	stock   bool         // with the default node
+	inCache bool         // every step reads the same operands; otherwise steps cycle through sets of operands
+	stock   bool         // measures the default node, too
 	share   *measure.Bar // of Attend and of the node
-	faster  *measure.Bar // than the default node, of both
+	faster  *measure.Bar // speedup of both over the default node
 	allocs  *measure.Bar // of Attend
 }
 
@@ -128,7 +128,7 @@ func (b *attentionBench) cpu(only *regexp.Regexp) error {
 	return nil
 }
 
-// memoryCases are steps that read 256 MB each.
+// memoryCases returns steps that each read memorySize bytes.
 func memoryCases() (cases []one) {
 	for _, s := range measure.Storages {
 		for _, heads := range [][2]int{{32, 32}, {32, 8}, {32, 4}} {
@@ -149,7 +149,7 @@ func memoryCases() (cases []one) {
 	return cases
 }
 
-// cacheCases are the size that a Gorgonia user is likely to have.
+// cacheCases returns the size that a Gorgonia user is likely to have.
 func cacheCases() (cases []one) {
 	for _, s := range measure.Storages {
 		c := one{shape: decodeShape{12, 12, 1024, 64, s}, inCache: true, allocs: measure.AtMost(0)}
@@ -161,7 +161,7 @@ func cacheCases() (cases []one) {
 	return cases
 }
 
-// contextCases are a ladder of contexts.
+// contextCases returns contexts from 128 to 65536 keys.
 func contextCases() (cases []one) {
 	for _, s := range measure.Storages {
 		for keys := 128; keys <= 65536; keys *= 2 {
@@ -171,15 +171,15 @@ func contextCases() (cases []one) {
 	return cases
 }
 
-// operands are those of a case. Arenas of several element types at once would
-// need memory that not every machine has.
+// operands returns the operands of a case. The bench keeps one arena, because arenas of several element types
+// may exceed the machine's memory.
 func (b *attentionBench) operands(c one) []operands {
 	size, most := max(memorySize, c.shape.bytes()), math.MaxInt
 	if c.inCache {
 		size, most = c.shape.bytes(), 1
 	}
 	if b.arena == nil || b.arena.Storage != c.shape.storage || 8*len(b.arena.Words) < size {
-		b.arena = nil // its memory may be needed
+		b.arena = nil // frees the old arena before the new one is allocated
 		b.arena = measure.NewArena(c.shape.storage, size, b.rng)
 	}
 	return carve(b.arena, c.shape, most)
@@ -223,7 +223,7 @@ func (b *attentionBench) measure(c one) error {
 		if lean && c.stock {
 			r.Add(measure.OverStock, s.Faster(all[3]), c.faster)
 		}
-		// Few steps do where one takes long: what a step allocates does not vary.
+		// A slow step needs only a few runs: the number of allocations is the same in every step.
 		steps := min(max(int(b.pace.Turn.Seconds()/s.Median()), 2), 100)
 		n, err := measure.Allocations(contenders[i], steps)
 		if err != nil {

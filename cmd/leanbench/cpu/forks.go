@@ -19,10 +19,10 @@ import (
 
 const tableForks = "A token of each of several forks"
 
-// forksShape is a decode step of sequences that have a prefix in common.
+// forksShape is the shape of a decode step of sequences that share a prefix.
 type forksShape struct {
 	heads, kvHeads, dim     int
-	sequences, prefix, keys int // keys of each that are its own
+	sequences, prefix, keys int // keys: those of each sequence after the prefix
 	storage                 measure.Storage
 }
 
@@ -34,7 +34,7 @@ func (s forksShape) String() string {
 	return fmt.Sprintf("%s, %d forks of %d and %d each, %s heads x %d", s.storage.Name, s.sequences, s.prefix, s.keys, heads, s.dim)
 }
 
-// bytes is the size of all keys and values, each once.
+// bytes returns the size of all keys and values, with the prefix counted once.
 func (s forksShape) bytes() int {
 	return 2 * (s.prefix + s.sequences*s.keys) * s.kvHeads * s.dim * s.storage.Size
 }
@@ -50,7 +50,7 @@ func forksCases() (cases []forksShape) {
 	return cases
 }
 
-// measureForks measures what it saves that forks attend to what they have in common once.
+// measureForks measures the gain of reading a shared prefix once for all forks.
 func measureForks(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	o := measure.Flags(flags)
 	return func(stdout, stderr io.Writer) error {
@@ -77,7 +77,7 @@ func measureForks(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 func (b *attentionBench) forks(s forksShape) error {
 	var attenders []attender
 	for _, forked := range []bool{true, false} {
-		// The same numbers for both: what comes out is compared.
+		// Both contenders use the same random numbers, because agree compares their outputs.
 		a, closes, err := newForks(s, forked, rand.New(rand.NewPCG(1, 2)))
 		if err != nil {
 			return err
@@ -107,7 +107,8 @@ func (b *attentionBench) forks(s forksShape) error {
 	return nil
 }
 
-// newForks is a cache with sequences that are forks, or copies of their own, and a step of a token each. closes frees it.
+// newForks returns a decode step of one token per sequence, over forks of one sequence or over independent
+// copies. closes frees the cache.
 func newForks(s forksShape, forked bool, rng *rand.Rand) (a attender, closes func(), err error) {
 	const page, chunk = 16, 256
 	name, tokens := "forks", s.prefix+page
@@ -119,7 +120,7 @@ func newForks(s forksShape, forked bool, rng *rand.Rand) (a attender, closes fun
 	if err != nil {
 		return a, nil, err
 	}
-	run, _, err := forksStep(s, cache, chunk, la.WithWindow(1)) // what keys are put there with need not see any
+	run, _, err := forksStep(s, cache, chunk, la.WithWindow(1)) // The outputs of these steps are discarded, so the smallest window saves their attention.
 	if err != nil {
 		return a, nil, err
 	}
@@ -166,13 +167,14 @@ func newForks(s forksShape, forked bool, rng *rand.Rand) (a attender, closes fun
 	numbers := rand.New(rand.NewPCG(seed, math.MaxUint64))
 	step := func() error {
 		err := decode(appends, numbers, false)
-		numbers = nil // q, k and v stay as they are
+		numbers = nil // later steps reuse q, k and v
 		return err
 	}
 	return attender{measure.Contender{Name: name, Run: measure.Timed(step)}, out}, func() { cache.Close() }, nil
 }
 
-// forksStep is a step of so many rows: run fills q, k and v with random numbers, if it has any, and commits or rolls back.
+// forksStep returns a step of the given number of rows. run fills q, k and v from rng, unless rng is nil, and
+// then commits the step or rolls it back.
 func forksStep(s forksShape, cache *la.Cache, rows int, opts ...la.Option) (run func(appends []la.Append, rng *rand.Rand, commit bool) error, out func() []float32, err error) {
 	step, err := cache.NewStep(rows)
 	if err != nil {
@@ -208,7 +210,7 @@ func forksStep(s forksShape, cache *la.Cache, rows int, opts ...la.Option) (run 
 		if commit {
 			return step.Run(appends, compute)
 		}
-		if err := step.Set(appends); err != nil { // so that each step is the same
+		if err := step.Set(appends); err != nil { // rollback keeps the lengths, so every step is the same
 			return err
 		}
 		return errors.Join(compute(), step.Rollback())

@@ -18,18 +18,18 @@ import (
 //go:embed gradients.py
 var gradientsWorker string
 
-// measureGradients measures prompts and their gradients against PyTorch's.
+// measureGradients measures prompts and their gradients against PyTorch.
 var measureGradients = againstTorch("gradients", gradientsWorker, (*attentionBench).gradients)
 
 const tableGradients = "Prompts and gradients, against scaled_dot_product_attention"
 
-// stepShape is a step of one sequence: as many queries as keys, or one.
+// stepShape is the shape of a step of one sequence. queries is keys or 1.
 type stepShape struct {
-	store                string // f32 or f64, of all operands
+	store                string // element type of all operands: f32 or f64; prompts also use 16 bits for keys and values
 	heads, queries, keys int
 	dim                  int
 	causal, backward     bool
-	faster               *measure.Bar // than PyTorch
+	faster               *measure.Bar // bar of the speedup over PyTorch
 }
 
 func (s stepShape) String() string {
@@ -46,7 +46,7 @@ func (s stepShape) String() string {
 	return name + ", forward"
 }
 
-// products is what a step multiplies and adds, in billions of operations.
+// products returns the arithmetic of a step in Gop. A multiplication and an addition count as two operations.
 func (s stepShape) products() float64 {
 	pairs := float64(s.queries) * float64(s.keys)
 	if s.causal && s.queries > 1 {
@@ -59,13 +59,13 @@ func (s stepShape) products() float64 {
 	return 2 * matrices * float64(s.heads) * pairs * float64(s.dim) / 1e9
 }
 
-// torch has a worker make its operands, and is its contender.
+// torch makes a worker create its operands and returns the worker's contender.
 func (s stepShape) torch(w *measure.Worker) (measure.Contender, error) {
 	_, err := w.Ask("shape %d %d %d %d %s %t %t", s.heads, s.queries, s.keys, s.dim, s.store, s.causal, s.backward)
 	return measure.Contender{Name: NameTorch, Run: w.Steps("run"), Settle: measure.TorchSettle}, err
 }
 
-// gradientCases are what training takes, and float64 elsewhere.
+// gradientCases returns training shapes and a decode step, in float64 and float32.
 func gradientCases() (cases []stepShape) {
 	for _, store := range []string{"f64", "f32"} {
 		for _, n := range []int{1024, 2048} {
@@ -127,8 +127,8 @@ func (b *attentionBench) measureGradients(w *measure.Worker, s stepShape) error 
 	return nil
 }
 
-// newStep returns a step of a shape: [la.Attend], and behind it the gradients of the sum of its output times some
-// numbers, as attention nodes compute them.
+// newStep returns a step of shape s: [la.Attend], followed, if s.backward is set, by the gradients for a
+// random gradient of the output.
 func newStep[F float32 | float64](s stepShape, rng *rand.Rand) func() error {
 	of := func(rows int) []F {
 		x := make([]F, s.heads*rows*s.dim)

@@ -14,10 +14,10 @@ import (
 //go:embed attention.py
 var attentionWorker string
 
-// measurePeers measures attention against PyTorch's.
+// measurePeers measures attention against PyTorch.
 var measurePeers = againstTorch("peers", attentionWorker, (*attentionBench).peers)
 
-// againstTorch is a command that measures something beside a worker that has PyTorch.
+// againstTorch returns the setup of a command that measures against a PyTorch worker.
 func againstTorch(command, script string, run func(*attentionBench, *measure.Worker) error) func(*flag.FlagSet) func(stdout, stderr io.Writer) error {
 	return func(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		o := measure.Flags(flags)
@@ -43,8 +43,8 @@ func againstTorch(command, script string, run func(*attentionBench, *measure.Wor
 
 const tableTorch = "One query a head, against scaled_dot_product_attention"
 
-// peerCases are contexts of 1k to 64k, of 12 to 32 heads. faster is the bar of
-// our speed over PyTorch's.
+// peerCases returns contexts of 1k to 64k keys with 12 to 32 heads. faster is the bar of the speedup over
+// PyTorch.
 func peerCases() (cases []one) {
 	for _, s := range measure.Storages {
 		for _, c := range []struct {
@@ -69,8 +69,7 @@ func peerCases() (cases []one) {
 	return cases
 }
 
-// torchBar is how many times as fast as PyTorch we should be. Grouped queries
-// have a bar in float32 alone.
+// torchBar returns the bar of the speedup over PyTorch. Grouped queries have a bar in float32 only.
 func torchBar(s decodeShape, inCache bool) *measure.Bar {
 	grouped := s.heads != s.kvHeads
 	switch {

@@ -16,8 +16,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// promptCases are causal prompts of one sequence, with a bar against PyTorch, which rounds queries and weights to
-// the keys' type, too.
+// promptCases returns causal prompts of one sequence with bars against PyTorch. PyTorch also rounds queries
+// and attention weights to the type of the keys.
 func promptCases(quick bool) (cases []stepShape) {
 	for _, s := range measure.Storages {
 		for _, heads := range []int{12, 32} {
@@ -28,7 +28,7 @@ func promptCases(quick bool) (cases []stepShape) {
 					}
 					bar := measure.AtLeast(1)
 					if s == measure.StoreF16 {
-						bar = nil // PyTorch has no fast kernel of it
+						bar = nil // PyTorch has no fast float16 kernel
 					}
 					cases = append(cases, stepShape{store: s.Name, heads: heads, queries: tokens, keys: tokens, dim: dim, causal: true, faster: bar})
 				}
@@ -42,7 +42,7 @@ func tablePrompts(threads int) string {
 	return fmt.Sprintf("Attention of causal prompts, against scaled_dot_product_attention, %d threads", threads)
 }
 
-// measurePrompts measures attention of prompts with some numbers of threads, beside PyTorch if there is a Python.
+// measurePrompts measures attention of prompts with each number of threads, and PyTorch if python is set.
 func measurePrompts(o *measure.Options, threads, python, only string, stdout, stderr io.Writer) (err error) {
 	counts, err := measure.Counts("threads", threads)
 	if err != nil {
@@ -107,7 +107,8 @@ const (
 	nameMixed = "lean, mixed precision"
 )
 
-// measurePrompt has ours, in mixed precision, too, where keys are of 16 bits, and PyTorch take turns.
+// measurePrompt measures shape s. The contenders alternate: exact, mixed precision for 16-bit keys, and
+// PyTorch.
 func (b *attentionBench) measurePrompt(w *measure.Worker, threads int, s stepShape) error {
 	exact, mixed, err := b.promptSteps(s)
 	if err != nil {
@@ -142,7 +143,8 @@ func (b *attentionBench) measurePrompt(w *measure.Worker, threads int, s stepSha
 	return nil
 }
 
-// promptSteps are steps of a shape by [la.Attend]: exact, and in mixed precision where keys are of 16 bits, else nil.
+// promptSteps returns the steps of a shape by [la.Attend]. mixed is the step in mixed precision, and nil for
+// float32.
 func (b *attentionBench) promptSteps(s stepShape) (exact, mixed func() error, err error) {
 	i := slices.IndexFunc(measure.Storages, func(x measure.Storage) bool { return x.Name == s.store })
 	if i < 0 {

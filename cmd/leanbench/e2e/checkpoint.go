@@ -45,7 +45,7 @@ func optShape(layers, hidden, heads int) hf.Config {
 	}
 }
 
-// makeCheckpoint writes a folder as Hugging Face has it, with random weights.
+// makeCheckpoint writes a checkpoint in Hugging Face's format with random weights.
 func makeCheckpoint(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	names := slices.Sorted(maps.Keys(optShapes))
 	shape := flags.String("shape", "125m", "`size` of OPT: "+strings.Join(names, ", "))
@@ -68,7 +68,7 @@ func makeCheckpoint(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	}
 }
 
-// writeCheckpoint writes config.json last: a folder that has one is complete.
+// writeCheckpoint writes a checkpoint. config.json comes last, so a folder with a config.json is complete.
 func writeCheckpoint(dir string, c hf.Config, s measure.Storage, seed uint64) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
@@ -101,7 +101,7 @@ func writeCheckpoint(dir string, c hf.Config, s measure.Storage, seed uint64) er
 	return nil
 }
 
-// configJSON is config.json in transformers' words.
+// configJSON returns the fields of config.json as transformers names them.
 func configJSON(c hf.Config, s measure.Storage) map[string]any {
 	return map[string]any{
 		"model_type": c.ModelType, "architectures": []string{"OPTForCausalLM"}, "activation_function": c.Activation,
@@ -116,11 +116,11 @@ func configJSON(c hf.Config, s measure.Storage) map[string]any {
 	}
 }
 
-// vocabulary has the special tokens, one token for each byte, spelled as GPT-2
-// does, and for all other ids tokens that no text is cut into.
+// vocabulary returns a vocabulary of the given size: the special tokens, a token per byte in GPT-2's
+// spelling, and for all other IDs tokens that never occur in a tokenized text.
 func vocabulary(size int) map[string]int {
 	v := map[string]int{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
-	other := rune(0x100) // stands for the next byte that is not printable
+	other := rune(0x100) // stands for the next unprintable byte
 	for b := range rune(256) {
 		c := b
 		if b < '!' || b > '~' && b < '¡' || b == 0xad {
@@ -134,11 +134,10 @@ func vocabulary(size int) map[string]int {
 	return v
 }
 
-// weightScale is the standard deviation of weights and biases, which is what
-// OPT is initialised with.
+// weightScale is the standard deviation of weights and biases. OPT's initialization uses the same value.
 const weightScale = 0.02
 
-// writeWeights writes a safetensors file, tensor by tensor.
+// writeWeights writes a safetensors file tensor by tensor.
 func writeWeights(name string, c hf.Config, s measure.Storage, seed uint64) (err error) {
 	type place struct {
 		DType   string `json:"dtype"`
@@ -157,7 +156,7 @@ func writeWeights(name string, c hf.Config, s measure.Storage, seed uint64) (err
 		return err
 	}
 	for len(head)%8 != 0 {
-		head = append(head, ' ') // so that the data is aligned
+		head = append(head, ' ') // aligns the data
 	}
 
 	f, err := os.Create(name)
@@ -165,8 +164,8 @@ func writeWeights(name string, c hf.Config, s measure.Storage, seed uint64) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	// Linux keeps a file in memory in the pieces that it is written in: in whole
-	// large pages it is read faster while it stays there.
+	// Linux caches a file in pieces of the size of the writes. Large pieces make later reads from the cache
+	// faster.
 	out := bufio.NewWriterSize(f, 4<<20)
 	out.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(head)))) // Flush returns the first error
 	out.Write(head)

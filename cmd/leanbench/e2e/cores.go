@@ -20,7 +20,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// coresOptions are those of the e2e command on cores with -threads: models with random weights, no checkpoints.
+// coresOptions are the options of the e2e command on cores with -threads. It measures models with random
+// weights and no checkpoints.
 type coresOptions struct {
 	*measure.Options
 	python, shape             string
@@ -33,10 +34,11 @@ const (
 	quickPrompts = "1x401"
 )
 
-// coreSteps are the batches, and the tokens that each sequence has before the steps: one alone, and several.
+// coreSteps lists the measured steps as {batch, tokens per sequence before the steps}.
 var coreSteps = [][2]int{{1, 401}, {8, 1024}}
 
-// coreWay is a way of ours: what weights and the cache are stored in, and whether products may round.
+// coreWay is a configuration of leanattention: the element type of weights and cache, and whether products
+// may be in mixed precision.
 type coreWay struct {
 	name  string
 	store measure.Storage
@@ -51,7 +53,7 @@ var coreWays = []coreWay{
 	{"lean bf16, mixed precision", measure.StoreBF16, true},
 }
 
-// corePeers are transformers by the type that they compute in.
+// corePeers lists transformers per compute type.
 var corePeers = []struct {
 	name, dtype string
 	over        measure.Metric
@@ -60,27 +62,27 @@ var corePeers = []struct {
 	{"transformers bf16", "bfloat16", measure.OverHF16},
 }
 
-// onCores measures models with some numbers of threads.
+// onCores measures models with several numbers of threads.
 type onCores struct {
 	report         *measure.Report
-	json           string // the file that it goes to, after each case
+	json           string // file for the report, saved after each case
 	rounds, steps  int
-	batches        [][2]int // as coreSteps
+	batches        [][2]int // in the form of coreSteps
 	stdout, stderr io.Writer
-	weights        map[string]*model.Weights // by the name of what they are stored in
-	workers        []*measure.Worker         // those of corePeers; nil: there are no peers
-	memory         []byte                    // what the ceiling reads
+	weights        map[string]*model.Weights // keyed by the name of the element type
+	workers        []*measure.Worker         // one per entry of corePeers; nil: no peers
+	memory         []byte                    // memory that the ceiling reads
 }
 
-// ceilingBytes is what the ceiling reads, many times what caches have.
+// ceilingBytes is the size of the memory that the ceiling reads, many times the size of any cache.
 var ceilingBytes = 1 << 30
 
-// startCoresWorker is a variable for tests, which have another worker.
+// startCoresWorker starts the transformers worker. Tests replace it.
 var startCoresWorker = func(python string) (*measure.Worker, error) {
 	return measure.StartWorker(python, decoderWorker, "cpu")
 }
 
-// measureCores is measureDecoders with -threads. Flags that it knows nothing of are refused.
+// measureCores is measureDecoders with -threads. It rejects flags that do not apply.
 func measureCores(flags *flag.FlagSet, o *measure.Options, python, device, threads string, stdout, stderr io.Writer) (err error) {
 	c := &coresOptions{Options: o, python: python, shape: coresShape, threads: threads, prompts: coresPrompts}
 	if o.Quick {
@@ -126,7 +128,7 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	}
 	shape := optModel{"OPT-" + o.shape, optShapes[o.shape]}
 	if len(prompts) > 0 {
-		shape = prompts[0].shape // with positions for the longest
+		shape = prompts[0].shape // the shape with positions for the longest prompt
 	}
 	steps := coreSteps
 	if o.Quick {
@@ -157,18 +159,18 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 		return errors.Join(err, b.close())
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	defer model.LimitGarbage()() // three sets of weights are on the heap, which a program maps
+	defer model.LimitGarbage()() // three sets of weights are on the heap; a program would map its weights
 	b.report.WriteHead(b.stdout)
 	return b.measure(shape, threads, prompts)
 }
 
-// open makes weights of all types, and peers.
+// open creates the weights in each element type, and starts the peers.
 func (b *onCores) open(shape optModel, python string) error {
 	random := newRandomModel(shape.config)
 	for _, s := range measure.Storages {
 		fmt.Fprintf(b.stderr, "making weights in %s\n", s.Name)
 		var from model.Source = random
-		if s == measure.StoreF16 { // else they are converted, which takes memory
+		if s == measure.StoreF16 { // other types are converted into memory of their own
 			from = ownWeights{random}
 		}
 		w, err := model.LoadAs(from, s.Dtype)
@@ -241,12 +243,12 @@ func (b *onCores) measure(shape optModel, threads []int, prompts []promptCase) e
 	return nil
 }
 
-// options are those of a way.
+// options returns the decoder options of the configuration.
 func (w coreWay) options() model.Options {
 	return greedy(model.Options{Cache: w.store.Dtype, Mixed: w.mixed})
 }
 
-// peer is a contender that asks a worker.
+// peer returns a contender that asks worker i.
 func (b *onCores) peer(i int, question string, args ...any) measure.Contender {
 	steps := b.workers[i].Steps(question, args...)
 	return measure.Contender{Name: corePeers[i].name, Settle: measure.TorchSettle, Run: func(n int) (time.Duration, error) {
@@ -292,7 +294,8 @@ func (b *onCores) prompt(table string, c promptCase) (err error) {
 	return nil
 }
 
-// over adds how many times as fast as the peers a contender of ours is. Peers come last.
+// over adds the speedups of contender name over the peers, if name is one of leanattention's. The peers are
+// the last entries of all.
 func (b *onCores) over(r measure.Row, name string, t measure.Samples, all []measure.Samples, bars map[string]map[measure.Metric]*measure.Bar) {
 	if !strings.HasPrefix(name, "lean") {
 		return
@@ -316,7 +319,7 @@ func (b *onCores) step(table string, c stepCase) (err error) {
 	}}}
 	for _, way := range coreWays {
 		if way.mixed {
-			continue // few rows are not rounded
+			continue // the rows of a decode step are not rounded, so mixed precision changes nothing
 		}
 		e := &leanEngine{weights: b.weights[way.store.Name], options: way.options(), done: func() error { return nil }}
 		defer func() { err = errors.Join(err, e.close()) }()
@@ -350,7 +353,7 @@ func (b *onCores) step(table string, c stepCase) (err error) {
 		r := b.report.Row(table, c.String(), name)
 		if j := slices.IndexFunc(coreWays, func(w coreWay) bool { return w.name == name }); j >= 0 {
 			r.Add(measure.Tokens, float64(c.batch)/t.Median(), nil)
-			// The ceiling's time is that of as many bytes as its memory has.
+			// Scales the ceiling's time to the bytes of the step.
 			bytes := c.bytesIn(coreWays[j].store)
 			r.Add(measure.Share, t.Faster(all[0])*bytes/float64(len(b.memory)), measure.Only(c.batch == 1, measure.OfCeiling(0.85)))
 			b.over(r, name, t, all, bars)
@@ -363,7 +366,8 @@ func (b *onCores) step(table string, c stepCase) (err error) {
 	return nil
 }
 
-// ownWeights are a random model's, each in memory of its own: on a CPU what lies in a cache is faster.
+// ownWeights is a random model in which each weight has its own memory. Shared memory would stay in the CPU's
+// cache and make steps too fast.
 type ownWeights struct{ *randomModel }
 
 func (m ownWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {

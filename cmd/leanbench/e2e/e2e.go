@@ -1,4 +1,4 @@
-// Package e2e measures whole decoders, OPT on cores, OPT and Llama on a GPU, against other programs.
+// Package e2e measures whole decoders against other programs: OPT on cores, and OPT and Llama on a GPU.
 package e2e
 
 import (
@@ -20,7 +20,7 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// Commands are those of this package.
+// Commands lists the commands of this package.
 var Commands = []command.Command{
 	{Name: "e2e", Summary: "decoding with an OPT model, against transformers and CTranslate2; on a GPU, of Llama's shapes, too, against transformers", Setup: measureDecoders},
 	{Name: "scale", Summary: "attention, linear layers and a whole model on several GPUs, against one", Setup: gpu.Scale(scaleModels)},
@@ -31,17 +31,15 @@ var Commands = []command.Command{
 //go:embed opt.py
 var optWorker string
 
-// openMPSettle is longer than the 200 ms for which the threads of CTranslate2's
-// OpenMP spin when they have no work.
+// openMPSettle is longer than the 200 ms for which CTranslate2's idle OpenMP threads spin.
 const openMPSettle = 300 * time.Millisecond
 
 // engine is a program that decodes with a model.
 type engine interface {
-	// decode reads batch prompts of context tokens each, unless it has done so
-	// in the call before, and then adds a token to each sequence, the most likely
-	// one, steps times. prompt is the time until the first token, when it did
-	// read them, and steady that of the steps; ids are the first sequence's
-	// tokens, one before the steps and one of each.
+	// decode reads batch prompts of context tokens each, unless the previous call read the same prompts. It
+	// then decodes steps tokens per sequence greedily. prompt is the time to the first token when the prompts
+	// were last read, and steady is the time of the steps. ids are the tokens of the first sequence: the
+	// first token, and one token per step.
 	decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error)
 	close() error
 }
@@ -50,11 +48,11 @@ type engine interface {
 type entrant struct {
 	name  string
 	open  func() (engine, error)
-	other bool // in a process of its own
-	exact bool // computes what all other exact ones do, within rounding
+	other bool // runs in another process
+	exact bool // computes the same as all other exact entrants, within rounding
 }
 
-// e2eBench measures a whole decoder against other ones.
+// measureDecoders measures a whole decoder against other programs.
 func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	o := measure.Flags(flags)
 	python := flags.String("python", "", "`path` of a python that has transformers and CTranslate2; peers/setup.sh makes one and prints it")
@@ -97,13 +95,13 @@ func measureDecoders(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 
 type e2e struct {
 	report         *measure.Report
-	json           string // the file that it goes to, after each table
+	json           string // file for the report, saved after each table
 	quick          bool
 	python, dir    string
 	stdout, stderr io.Writer
 }
 
-// checkpoints makes those that are missing.
+// checkpoints writes the missing checkpoints.
 func (b *e2e) checkpoints() error {
 	for _, s := range measure.Storages {
 		dir := b.checkpoint(s)
@@ -157,12 +155,12 @@ func (b *e2e) entrants() []entrant {
 	}
 }
 
-// decoding is a table: a batch of sequences that all have the same context.
+// decoding is a table: a batch of sequences with equal contexts.
 type decoding struct {
 	table                         string
 	batch, context, steps, rounds int
 	warm                          bool                                       // follows another table
-	bars                          map[string]map[measure.Metric]*measure.Bar // by contender
+	bars                          map[string]map[measure.Metric]*measure.Bar // keyed by contender
 }
 
 func (b *e2e) decodings() []decoding {
@@ -259,10 +257,9 @@ func (b *e2e) measure(d decoding, entrants []entrant, engines []engine) error {
 	return nil
 }
 
-// sameText compares the tokens of the entrants that compute the same: a speed
-// is worth something only if the work was done. Two tokens can be so nearly
-// equally likely that rounding decides, and everything behind them may differ,
-// so a fair part of the text has to be the same, not all of it.
+// sameText compares the tokens of the exact entrants, because a speed counts only if the result is right.
+// Rounding may decide between two almost equally likely tokens, and all later tokens then differ. So at least
+// the first quarter of the tokens must be equal.
 func sameText(entrants []entrant, ids [][]string) error {
 	first := slices.IndexFunc(entrants, func(e entrant) bool { return e.exact })
 	for i, e := range entrants {

@@ -50,7 +50,7 @@ func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
 	return o
 }
 
-// run measures a whole decoder on a GPU, in turns with transformers on the same.
+// run measures decoders on a GPU. Turns alternate with transformers on the same GPU.
 func (o *e2eGPUOptions) run(stdout, stderr io.Writer) error {
 	var cases []stepCase
 	prompts, err := o.promptCases()
@@ -79,7 +79,7 @@ func (o *e2eGPUOptions) run(stdout, stderr io.Writer) error {
 	return errors.Join(err, b.save())
 }
 
-// save writes what was measured until now: a run that fails or is cut off keeps it.
+// save saves the report of the figures so far, so that a failed or interrupted run keeps its figures.
 func (b *e2eGPU) save() error {
 	if len(b.Report.Figures) == 0 {
 		return nil
@@ -87,7 +87,7 @@ func (b *e2eGPU) save() error {
 	return b.Report.Save(b.json)
 }
 
-// clocked says ahead of each line when it was written.
+// clocked prefixes each line with the time since began.
 type clocked struct {
 	w     io.Writer
 	began time.Time
@@ -100,19 +100,19 @@ func (c *clocked) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// stepCase is steps of a batch of sequences that all have the same context.
+// stepCase is a decode step of a batch of sequences with equal contexts.
 type stepCase struct {
 	shape                 shape
 	batch, context, steps int
 	peers                 bool
-	others                []string     // ways to attend besides
-	compiled              *measure.Bar // times as fast as transformers' compiled step
-	share                 *measure.Bar // of the ceiling
+	others                []string     // further attention variants, by name
+	compiled              *measure.Bar // speedup over the compiled step of transformers
+	share                 *measure.Bar // share of the ceiling
 }
 
 const longShape = "6.7b"
 
-// cases come shape by shape.
+// cases returns the cases in order of shape.
 func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 	batches, err := measure.Counts("batches", o.batches)
 	if err != nil {
@@ -171,8 +171,7 @@ func (o *e2eGPUOptions) cases() (all []stepCase, err error) {
 	return all, nil
 }
 
-// compiledBar is how many times as fast as transformers' compiled step we should
-// be.
+// compiledBar returns the bar of the speedup over the compiled step of transformers.
 func compiledBar(shape string, batch, context int) *measure.Bar {
 	least := map[string]map[int]float64{
 		"125m": {1: 2.5, 16: 2},
@@ -182,7 +181,7 @@ func compiledBar(shape string, batch, context int) *measure.Bar {
 	return measure.Only(least > 0 && context == 1024, measure.AtLeast(least))
 }
 
-// shareBar is which share of the ceiling our step should reach.
+// shareBar returns the bar of the share of the ceiling.
 func shareBar(shape string, batch int) *measure.Bar {
 	least := map[string]map[int]float64{
 		longShape:      {1: 0.88},
@@ -195,8 +194,8 @@ func shareBar(shape string, batch int) *measure.Bar {
 	return measure.Only(least > 0, measure.OfCeiling(least))
 }
 
-// fewSequences is the largest batch whose linear layers are GEMVs.
-// Larger ones have tables of their own, and no eager peer.
+// fewSequences is the largest batch whose linear layers run as GEMVs. Larger batches have separate tables and
+// no eager peer.
 const fewSequences = 16
 
 func (c stepCase) String() string { return fmt.Sprintf("b%d, behind %d tokens", c.batch, c.context) }
@@ -208,39 +207,39 @@ func (c stepCase) table() string {
 	return fmt.Sprintf("A decode step of %v in float16", c.shape)
 }
 
-// bytes is what a step has to read: the weights, and the keys and values, of which there are more in every step.
+// bytes returns the bytes that an average step of c reads: weights, and keys and values in float16.
 func (c stepCase) bytes() float64 { return c.bytesIn(measure.StoreF16) }
 
-// bytesIn is bytes where weights, keys and values are stored in a type.
+// bytesIn returns the same as bytes for weights, keys and values of another element type.
 func (c stepCase) bytesIn(s measure.Storage) float64 {
 	weights, token := c.shape.bytes(s)
 	keys := float64(c.context) + float64(c.steps+1)/2
 	return float64(weights) + float64(c.batch)*keys*float64(token)
 }
 
-// e2eGPU measures cases on a GPU one after the other.
+// e2eGPU measures one case on a GPU at a time.
 type e2eGPU struct {
 	*gpu.Bench
 	rounds, chunk int
-	mixed         bool            // our steps are in mixed precision
-	ceiling       gpu.Shape       // what the ceiling's kernel reads in a launch
-	worker        *measure.Worker // nil: no peers, or they are gone
+	mixed         bool            // steps of leanattention are in mixed precision
+	ceiling       gpu.Shape       // bytes that one launch of the ceiling reads
+	worker        *measure.Worker // nil: there are no peers, or the worker is gone
 	json          string
-	patience      time.Duration // with the worker; 0: measure's
+	patience      time.Duration // limit for a worker's answer; 0: the default of package measure
 }
 
-// ceilingShape is 2 GiB: of what a launch reads next to nothing is still in the
-// L2 cache from the one before.
+// ceilingShape has 2 GiB of keys and values, so that almost none of them are in the L2 cache from the
+// previous launch.
 var ceilingShape = gpu.EvenShape(1, 32, 32, 1<<17, 128)
 
 const nameCompiled, nameEager = "transformers, compiled", "transformers, eager"
 
 type peerWay struct{ way, name string }
 
-// peerWays are the worker's ways and their names, in the order of their turns.
+// peerWays lists the worker's execution modes and their names, in the order of their turns.
 var peerWays = []peerWay{{"compiled", nameCompiled}, {"eager", nameEager}}
 
-// Variables for tests, which have another worker and other decoders.
+// Tests replace the worker and the decoders.
 var (
 	startDecoderWorker = func(python string) (*measure.Worker, error) {
 		return measure.StartWorker(python, decoderWorker, "cuda:0")
@@ -249,29 +248,30 @@ var (
 	openLlama = openLlamaGPU
 )
 
-// decoder is our engine, of which more is asked than of others.
+// decoder is leanattention's engine, with operations that peers do not have.
 type decoder interface {
 	engine
 	check() error
-	queued() float64 // share of its steps' time in which attention was queued; 0: not known
-	// mix has it compute steps in mixed precision from then on.
+	queued() float64 // queued returns the share of the steps' time in which the host queued attention, or 0 if the share is unknown.
+	// mix switches later steps to mixed precision.
 	mix()
-	// giveBack gives the driver what it keeps from one turn to the next, but for weights.
+	// giveBack returns all memory except the weights to the driver.
 	giveBack() error
 }
 
-// optDecoder is that of an OPT.
+// optDecoder is a decoder of an OPT model.
 type optDecoder interface {
 	decoder
-	// attending is the same decoder with another of otherWays. It has the same
-	// weights, and has to be closed first.
+	// attending returns a decoder with another attention variant from otherWays. It shares the weights and
+	// must be closed before them.
 	attending(way string) engine
-	// reading is a decoder with the same weights, which may compute linear layers in mixed precision.
+	// reading returns a prompt reader that shares the weights. mixed allows mixed precision in its linear
+	// layers.
 	reading(mixed bool) promptReader
 }
 
-// otherWays are attentions besides lean, by model.AttentionNamed's names, and the
-// figure that compares with each.
+// otherWays maps names of attention variants, as in model.AttentionNamed, to the metric of the speedup over
+// the variant.
 var otherWays = map[string]measure.Metric{"fixed": measure.OverFixed, "default": measure.OverDefault}
 
 func (b *e2eGPU) run(cases []stepCase, prompts []promptCase) (err error) {
@@ -304,7 +304,7 @@ func (b *e2eGPU) run(cases []stepCase, prompts []promptCase) (err error) {
 	b.Report.WriteHead(b.Stdout)
 	said := len(b.Report.Notes)
 	var failed []error
-	// A shape that fails does not take the others with it.
+	// After a failed shape the run continues with the next shape.
 	fails := func(s fmt.Stringer, err error) {
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%v: %w", s, err))
@@ -334,7 +334,7 @@ func (b *e2eGPU) run(cases []stepCase, prompts []promptCase) (err error) {
 		cases = cases[n:]
 	}
 	b.Clock("after")
-	if notes := b.Report.Notes[said:]; len(notes) > 0 { // what came up on the way
+	if notes := b.Report.Notes[said:]; len(notes) > 0 { // notes added during the run
 		fmt.Fprintf(b.Stdout, "\n- %s\n", strings.Join(notes, "\n- "))
 	}
 	b.Report.WriteVerdict(b.Stdout)
@@ -361,7 +361,8 @@ func (b *e2eGPU) startWorker() (err error) {
 	return nil
 }
 
-// theirs makes transformers' model of a shape, after ours. A worker that is gone is started again, once for each shape.
+// theirs makes transformers create their model of a shape, after leanattention's. It restarts a worker that
+// is gone, at most once per shape.
 func (b *e2eGPU) theirs(s shape) error {
 	if b.worker == nil && b.Options.Peers {
 		if err := b.startWorker(); err != nil {
@@ -375,16 +376,16 @@ func (b *e2eGPU) theirs(s shape) error {
 	return b.kept(makeTheirs(b.worker, s, "float16"))
 }
 
-// kept gives a worker up that is gone, and returns the error of its answer.
+// kept closes and drops the worker if the worker is gone. It returns err.
 func (b *e2eGPU) kept(err error) error {
 	if err != nil && b.worker.Gone {
-		b.worker.Close() // the error says enough
+		b.worker.Close() // err already describes the failure
 		b.worker = nil
 	}
 	return err
 }
 
-// measureShape measures cases that have a model in common.
+// measureShape measures cases of one model.
 func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err error) {
 	s := cases[0].shape
 	fmt.Fprintf(b.Stderr, "%v: making weights\n", s)
@@ -407,7 +408,7 @@ func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err 
 	}
 	var failed []error
 	for _, c := range cases {
-		// Nor does a case that fails take the others with it: one may lack memory.
+		// After a failed case, for example for lack of memory, the shape continues with the next case.
 		if err := b.measureCase(c, ours, ceilings); err != nil {
 			failed = append(failed, fmt.Errorf("%v: %w", c, err))
 			fmt.Fprintf(b.Stderr, "%v, %v\n", s, failed[len(failed)-1])
@@ -419,11 +420,11 @@ func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err 
 	return errors.Join(failed...)
 }
 
-// measureCase measures ours first, and then all in turn: peers may take minutes to get ready, and a run that is cut off
-// meanwhile keeps what is there.
+// measureCase measures leanattention first, and then leanattention and the peers in alternation. Peers may
+// need minutes to get ready. The first measurement is saved before that, so an interrupted run keeps it.
 func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender) (err error) {
 	defer func() {
-		if b.worker != nil { // what comes next may need the memory
+		if b.worker != nil { // the next case may need the memory
 			_, gone := b.worker.Ask("forget")
 			err = errors.Join(err, b.kept(gone))
 		}
@@ -495,8 +496,8 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 	}
 	all = append(all, more...)
 	b.tell(c, contenders, all)
-	// They have the same weights, so their first tokens differ only if two are all
-	// but equally likely. Rounding decides soon enough between the later ones.
+	// Both peers have the same weights, so their first two tokens differ only if two tokens are almost
+	// equally likely. Later tokens may differ because of rounding.
 	if x, y := texts[nameCompiled], texts[nameEager]; x != nil && y != nil && !slices.Equal(x[:min(2, len(x))], y[:min(2, len(y))]) {
 		b.Note("%v, %v: the texts of transformers, compiled and eager, differ from the start", c.shape, c)
 	}
@@ -507,7 +508,7 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 
 const nameLean16 = "lean"
 
-// name is what our steps are called.
+// name returns the name of leanattention's steps.
 func (b *e2eGPU) name() string {
 	if b.mixed {
 		return nameMixed
@@ -515,7 +516,7 @@ func (b *e2eGPU) name() string {
 	return nameLean16
 }
 
-// tell says what was measured, for who waits.
+// tell prints the times so far to stderr.
 func (b *e2eGPU) tell(c stepCase, contenders []measure.Contender, all []measure.Samples) {
 	var times []string
 	for i, t := range all {
@@ -524,16 +525,17 @@ func (b *e2eGPU) tell(c stepCase, contenders []measure.Contender, all []measure.
 	fmt.Fprintf(b.Stderr, "%v, %v: %s\n", c.shape, c, strings.Join(times, ", "))
 }
 
-// without notes why peers are left out.
+// without adds a note with the reason why a peer is left out.
 func (b *e2eGPU) without(c stepCase, name string, err error) {
-	reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's end may follow
-	reason, _, _ = strings.Cut(reason, ". ")       // PyTorch's says a lot about its memory
+	reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's last lines may follow
+	reason, _, _ = strings.Cut(reason, ". ")       // PyTorch adds details about its memory
 	b.Note("%v, %v: without %s: %s", c.shape, c, name, strings.TrimSuffix(reason, ":"))
 }
 
-// prepare lets the peers read their prompts and compile. What they can't do is
-// noted, and does not keep us from being measured. Where they lack memory beside us, alone is true: what we keep of the
-// case was given back, and they can run, but not in turn.
+// prepare makes the peers read their prompts and compile. A failure of a peer becomes a note, and the case
+// continues without the peer. If a peer lacks memory beside leanattention's decoder, prepare frees the
+// decoder's memory of the case. If the peer then has enough memory, alone is true, and the peers run after
+// leanattention instead of in alternation.
 func (b *e2eGPU) prepare(c stepCase, ours decoder) (ready []peerWay, alone bool, err error) {
 	if b.worker == nil || !c.peers {
 		return nil, false, nil
@@ -562,7 +564,7 @@ func (b *e2eGPU) prepare(c stepCase, ours decoder) (ready []peerWay, alone bool,
 		if err != nil {
 			b.without(c, p.name, err)
 			if b.worker == nil {
-				return nil, false, nil // with what was ready
+				return nil, false, nil // the modes that were ready are gone with the worker
 			}
 			continue
 		}
@@ -574,14 +576,14 @@ func (b *e2eGPU) prepare(c stepCase, ours decoder) (ready []peerWay, alone bool,
 	return ready, alone, nil
 }
 
-// judgeSteps takes the figures of a case down. The ceilings come first, and what
-// they take is the time to read what a step does.
+// judgeSteps adds the figures of a case. The first contenders are the ceilings, whose time is the time to
+// read the bytes of a step.
 func (b *e2eGPU) judgeSteps(c stepCase, contenders []measure.Contender, all []measure.Samples, ceilings int, queued float64) {
 	times := make(map[string]measure.Samples)
 	var ceiling measure.Samples
 	for i, t := range all {
 		if times[contenders[i].Name] = t; i < ceilings && (ceiling == nil || t.Median() < ceiling.Median()) {
-			ceiling = t // the other one is not what the memory gives
+			ceiling = t // the faster ceiling
 		}
 	}
 	if ceiling != nil {

@@ -18,8 +18,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// openLeanGPU makes a decoder with random weights whose values are all on the
-// first GPU.
+// openLeanGPU returns a decoder with random weights whose values are all on the first GPU.
 func openLeanGPU(c hf.Config, chunk int) (optDecoder, error) {
 	gpu, err := device.Open(0)
 	if err != nil {
@@ -33,7 +32,7 @@ func openLeanGPU(c hf.Config, chunk int) (optDecoder, error) {
 	return e, nil
 }
 
-// newLeanGPU computes on the CPU without a GPU.
+// newLeanGPU returns a decoder on gpu, or on the CPU if gpu is nil.
 func newLeanGPU(c hf.Config, gpu *device.GPU, chunk int) (leanGPU, error) {
 	weights, err := model.Load(newRandomModel(c))
 	if err != nil {
@@ -61,14 +60,14 @@ func (e leanGPU) giveBack() error {
 	return errors.Join(e.forget(), emptyPool(e.options.Device))
 }
 
-// emptyPool has a GPU give the driver the memory that it keeps for what is asked for next. It does so when it is asked
-// for more than there is.
+// emptyPool makes a GPU return unused pooled memory to the driver. The pool does so when an allocation
+// exceeds the available memory.
 func emptyPool(g *device.GPU) error {
 	if g == nil {
 		return nil
 	}
-	const more = 1 << 45 // bytes
-	for range 2 {        // values that nobody refers to are found by the first one
+	const more = 1 << 45 // in bytes
+	for range 2 {        // the first failed allocation finds the unreferenced values
 		t, err := g.NewTensor(tensor.Float32, more/4)
 		if err == nil {
 			return errors.Join(fmt.Errorf("%v gives 32 TB", g), t.Free())
@@ -90,8 +89,8 @@ func (e leanGPU) queued() float64 {
 	return s.Attention.Seconds() / max(s.Time.Seconds(), 1e-9)
 }
 
-// check lets a decoder that gives its logits go the way of the one that is
-// measured: a speed is worth something only if the work was done.
+// check compares the measured decoder's tokens with the logits of a decoder that returns logits, because a
+// speed counts only if the result is right.
 func (e leanGPU) check() (err error) {
 	const batch, length, steps = 2, 8, 4
 	o := e.options
@@ -134,8 +133,7 @@ func (e leanGPU) check() (err error) {
 	return nil
 }
 
-// isLargest says what is wrong with a token that should be the most likely one.
-// Others may be as likely.
+// isLargest returns an error unless the token has the largest logit. Other tokens may have the same logit.
 func isLargest(logits []float32, id int) error {
 	least, most := float32(math.Inf(1)), float32(math.Inf(-1))
 	for i, v := range logits {

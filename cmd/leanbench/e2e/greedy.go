@@ -4,16 +4,16 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
-// greedy has a decoder choose the most likely tokens where it computes them: on a
-// GPU a step then copies a number a sequence to the host, and not all logits.
+// greedy returns o with token choice on the decoder's device. On a GPU, a step then copies one number per
+// sequence to the host instead of all logits.
 func greedy(o model.Options) model.Options {
 	o.Greedy = true
 	return o
 }
 
-// mostLikely takes the token that follows each sequence of a decoder, made with o:
-// the one that it has chosen, where it does that, and else that of the largest
-// logit.
+// mostLikely sets next to the most likely next token of each sequence. d was made with options o. If o.Greedy
+// is set, the decoder has already chosen the tokens. Otherwise mostLikely takes the tokens with the largest
+// logits.
 func mostLikely(d *model.Decoder, o model.Options, next []int) error {
 	if !o.Greedy {
 		return largest(d, next)

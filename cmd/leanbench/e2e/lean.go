@@ -19,16 +19,16 @@ import (
 type leanEngine struct {
 	weights *model.Weights
 	options model.Options
-	done    func() error // gives back what weights and options refer to
+	done    func() error // releases the resources behind weights and options
 
-	// The prompts that were read last, which the next turn can begin behind.
+	// State after the last prompts. The next turn continues from this state.
 	decoder       *model.Decoder
 	batch, length int
-	first         []int // the tokens that follow them
+	first         []int // the tokens that follow the prompts
 	prompt        time.Duration
 }
 
-// openLean loads a checkpoint whose weights are stored in s, and stay so.
+// openLean loads a checkpoint and keeps the weights in the checkpoint's element type s.
 func openLean(dir string, s measure.Storage, linear model.Linear) (engine, error) {
 	folder, err := hf.Open(dir)
 	if err != nil {
@@ -44,8 +44,7 @@ func openLean(dir string, s measure.Storage, linear model.Linear) (engine, error
 	return &leanEngine{weights: weights, options: model.Options{Linear: linear}, done: folder.Close}, nil
 }
 
-// weightBytes is the size of a decoder's weights whose matrices are stored in s.
-// Vectors are widened.
+// weightBytes returns the size of a decoder's weights. Matrices are stored in s, and vectors in float32.
 func weightBytes(c hf.Config, s measure.Storage) (n int64) {
 	for w := range c.Weights() {
 		size := s.Size
@@ -57,7 +56,7 @@ func weightBytes(c hf.Config, s measure.Storage) (n int64) {
 	return n
 }
 
-// decode reads the prompts only if they are others than in the turn before.
+// decode reads the prompts only if they differ from the prompts of the previous turn.
 func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Duration, ids []string, err error) {
 	if err := e.read(batch, length, steps); err != nil {
 		return 0, 0, nil, err
@@ -65,7 +64,7 @@ func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Durat
 	d, next := e.decoder, slices.Clone(e.first)
 	ids = append(ids, strconv.Itoa(next[0]))
 	began := time.Now()
-	if e.options.Greedy { // nothing waits for a token between two steps
+	if e.options.Greedy { // no host work between two steps
 		chosen, err := d.Continue(next, steps)
 		if err != nil {
 			return 0, 0, nil, err
@@ -91,7 +90,7 @@ func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Durat
 	return e.prompt, time.Since(began), ids, nil
 }
 
-// read makes a decoder with the prompts in it and room for steps.
+// read makes a decoder that holds the prompts and has capacity for steps more tokens per sequence.
 func (e *leanEngine) read(batch, length, steps int) error {
 	if e.decoder != nil && batch == e.batch && length == e.length && e.options.Capacity[0] == length+steps {
 		for i := range batch {
@@ -126,7 +125,7 @@ func (e *leanEngine) read(batch, length, steps int) error {
 	return nil
 }
 
-// again reads the prompts once more, so many times.
+// again reads the prompts another times times and returns the total time.
 func (e *leanEngine) again(times int) (time.Duration, error) {
 	prompts := make([][]int, e.batch)
 	for i := range prompts {
@@ -143,7 +142,7 @@ func (e *leanEngine) again(times int) (time.Duration, error) {
 		if err := e.decoder.Prefill(context.Background(), prompts, nil); err != nil {
 			return 0, err
 		}
-		if err := e.choose(e.first); err != nil { // it waits
+		if err := e.choose(e.first); err != nil { // waits for the prompts to finish
 			return 0, err
 		}
 		sum += time.Since(began)
@@ -151,7 +150,7 @@ func (e *leanEngine) again(times int) (time.Duration, error) {
 	return sum, nil
 }
 
-// choose takes the most likely token of each sequence.
+// choose sets next to the most likely token of each sequence.
 func (e *leanEngine) choose(next []int) error {
 	if err := mostLikely(e.decoder, e.options, next); err != nil {
 		return err
@@ -164,7 +163,7 @@ func (e *leanEngine) choose(next []int) error {
 	return nil
 }
 
-// largest takes the most likely tokens of the logits, as the opt command does.
+// largest sets next to the tokens with the largest logits, as the opt command does.
 func largest(d *model.Decoder, next []int) error {
 	greedy, err := sample.New(sample.Config{TopP: 1})
 	if err != nil {
@@ -187,7 +186,7 @@ func (e *leanEngine) forget() error {
 	return d.Close()
 }
 
-// promptTokens is the same as in opt.py.
+// promptTokens returns the same tokens as the function in opt.py.
 func promptTokens(sequence, length, vocab int) []int {
 	ids := make([]int, length)
 	for i := range ids {

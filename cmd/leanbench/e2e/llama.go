@@ -22,23 +22,23 @@ type leanLlama struct {
 	mixed    bool
 	schedule la.Schedule
 	random   randomWeights
-	weights  map[string]G.Value // by name: all decoders have the same
-	borrowed bool               // another one gives them back
-	size     int64              // of weights, in bytes
-	done     func() error       // gives back what the weights are in
+	weights  map[string]G.Value // keyed by name, shared by all decoders
+	borrowed bool               // weights belong to another leanLlama, which frees them
+	size     int64              // size of the weights, in bytes
+	done     func() error       // releases what holds the weights
 
-	// The prompts that were read last, which the next turn can begin behind.
+	// State after the last prompts. The next turn continues from this state.
 	decoder             *llama.Decoder
 	sequences           []*la.Sequence
 	batch, length, room int
-	first               []int // the tokens that follow them
+	first               []int // the tokens that follow the prompts
 	prompt              time.Duration
 }
 
-// llamaChunk is how many rows the graph for prompts has, if nobody says.
+// llamaChunk is the default number of rows of the graph for prompts.
 const llamaChunk = 512
 
-// openLlamaGPU makes a decoder whose values are all on the first GPU.
+// openLlamaGPU returns a decoder whose values are all on the first GPU.
 func openLlamaGPU(c llama.Config, chunk int) (decoder, error) {
 	gpu, err := device.Open(0)
 	if err != nil {
@@ -49,7 +49,7 @@ func openLlamaGPU(c llama.Config, chunk int) (decoder, error) {
 	return e, nil
 }
 
-// newLeanLlama computes on the CPU without a GPU.
+// newLeanLlama returns a decoder on gpu, or on the CPU if gpu is nil.
 func newLeanLlama(c llama.Config, gpu *device.GPU, chunk int) *leanLlama {
 	if chunk == 0 {
 		chunk = llamaChunk
@@ -61,7 +61,7 @@ func newLeanLlama(c llama.Config, gpu *device.GPU, chunk int) *leanLlama {
 	}
 }
 
-// weight makes a weight when it is first asked for.
+// weight returns a weight and makes it on first use.
 func (e *leanLlama) weight(name string, shape ...int) (G.Value, error) {
 	if w := e.weights[name]; w != nil {
 		return w, nil
@@ -81,9 +81,9 @@ func (e *leanLlama) weight(name string, shape ...int) (G.Value, error) {
 	return w, nil
 }
 
-// make makes a decoder for some sequences of so many tokens.
+// make makes a decoder for batch sequences of the given number of tokens each.
 func (e *leanLlama) make(batch, tokens, chunk int, greedy bool) (*llama.Decoder, error) {
-	const page = 16 // of each sequence a last one may not be full, and another one may be begun
+	const page = 16 // of each sequence, the last page may be partly filled, and another page may be allocated
 	rows := []int{batch}
 	if chunk > batch {
 		rows = append(rows, chunk)
@@ -93,7 +93,7 @@ func (e *leanLlama) make(batch, tokens, chunk int, greedy bool) (*llama.Decoder,
 	})
 }
 
-// decode reads the prompts only if they are others than in the turn before.
+// decode reads the prompts only if they differ from the prompts of the previous turn.
 func (e *leanLlama) decode(batch, length, steps int) (prompt, steady time.Duration, ids []string, err error) {
 	if err := e.read(batch, length, steps); err != nil {
 		return 0, 0, nil, err
@@ -111,7 +111,7 @@ func (e *leanLlama) decode(batch, length, steps int) (prompt, steady time.Durati
 	return e.prompt, steady, ids, nil
 }
 
-// read makes a decoder with the prompts in it and room for steps.
+// read makes a decoder that holds the prompts and has capacity for steps more tokens per sequence.
 func (e *leanLlama) read(batch, length, steps int) error {
 	if e.has(batch, length, steps) {
 		return e.truncate(length)
@@ -122,7 +122,7 @@ func (e *leanLlama) read(batch, length, steps int) error {
 	return e.fill()
 }
 
-// has says whether the decoder has room for such prompts and steps.
+// has reports whether the decoder was made for such prompts and at least steps steps.
 func (e *leanLlama) has(batch, length, steps int) bool {
 	return e.decoder != nil && batch == e.batch && length == e.length && steps <= e.room
 }
@@ -156,7 +156,7 @@ func (e *leanLlama) begin(batch, length, steps int) error {
 	return nil
 }
 
-// fill gives the empty sequences their prompts.
+// fill reads the prompts into the empty sequences.
 func (e *leanLlama) fill() error {
 	e.first = nil
 	began := time.Now()
@@ -191,7 +191,7 @@ func (e *leanLlama) giveBack() error {
 
 func (e *leanLlama) mix() { e.mixed = true }
 
-// borrow is another decoder with the same weights, which has to be closed first.
+// borrow returns another decoder that shares the weights. It must be closed before e.
 func (e *leanLlama) borrow() *leanLlama {
 	return &leanLlama{
 		config: e.config, gpu: e.gpu, chunk: e.chunk, mixed: e.mixed, schedule: e.schedule, random: e.random, weights: e.weights, borrowed: true,
@@ -211,7 +211,7 @@ func (e *leanLlama) reading(mixed bool) promptReader {
 	return llamaPrompts{other}
 }
 
-// llamaPrompts reads prompts, again and again.
+// llamaPrompts reads prompts repeatedly.
 type llamaPrompts struct{ e *leanLlama }
 
 func (p llamaPrompts) read(batch, width int) (time.Duration, error) {
@@ -244,7 +244,8 @@ func (e *leanLlama) close() error {
 	return errors.Join(err, e.done())
 }
 
-// check lets a decoder that gives its logits go the way of the one that is measured, and counts the weights.
+// check verifies the size of the weights, and compares the measured decoder's tokens with the logits of a
+// decoder that returns logits.
 func (e *leanLlama) check() (err error) {
 	const batch, length, steps = 2, 8, 4
 	measured, err := e.make(batch, length+steps, length, true)
@@ -260,7 +261,7 @@ func (e *leanLlama) check() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, telling.Close()) }()
-	var texts [2][]llama.Text // of both
+	var texts [2][]llama.Text // of measured and of telling
 	var sequences []*la.Sequence
 	next := make([]int, batch)
 	for i := range batch {
@@ -307,14 +308,15 @@ func (e *leanLlama) check() (err error) {
 	return nil
 }
 
-// llamaBytes are those of the weights whose matrices have elements of so many bytes: of all of them, or of those that a
-// step reads, which is some rows of the table of tokens unless it is the head, too.
+// llamaBytes returns the size of the weights. Each element of a matrix has element bytes. If all is false,
+// llamaBytes counts only the bytes that a step reads. A step reads a negligible part of the token embedding,
+// unless the embedding is also the output matrix.
 func llamaBytes(c *llama.Config, element int, all bool) int64 {
 	heads := (c.Heads + c.KVHeads) * c.Rotary.HeadDim
 	matrices := c.Layers*c.Hidden*(2*heads+3*c.Inner) + c.Vocab*c.Hidden
 	if all && !c.Tied {
 		matrices += c.Vocab * c.Hidden
 	}
-	norms := (2*c.Layers + 1) * c.Hidden // of float32
+	norms := (2*c.Layers + 1) * c.Hidden // in float32
 	return int64(matrices*element + norms*4)
 }

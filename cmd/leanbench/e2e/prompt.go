@@ -13,11 +13,11 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
-// promptCase is prompts that are read, each of as many tokens.
+// promptCase is a batch of prompts of equal length.
 type promptCase struct {
 	shape        optModel
 	batch, width int
-	bar          *measure.Bar // times as fast as transformers, with mixed precision
+	bar          *measure.Bar // speedup over transformers, in mixed precision
 }
 
 func (c promptCase) String() string { return fmt.Sprintf("%d x %d tokens", c.batch, c.width) }
@@ -30,7 +30,7 @@ const (
 	promptShape      = longShape
 )
 
-// promptCases are those of -prompts: BATCHxTOKENS, with commas between.
+// promptCases parses -prompts, a comma-separated list of BATCHxTOKENS.
 func (o *e2eGPUOptions) promptCases() (all []promptCase, err error) {
 	texts := measure.Fields(o.prompts)
 	if len(texts) == 0 {
@@ -62,9 +62,9 @@ func (o *e2eGPUOptions) promptCases() (all []promptCase, err error) {
 	return all, nil
 }
 
-// promptReader reads prompts, again and again.
+// promptReader reads prompts repeatedly.
 type promptReader interface {
-	// read is the time until the tokens behind them are there.
+	// read returns the time to the tokens that follow the prompts.
 	read(batch, width int) (time.Duration, error)
 	close() error
 }
@@ -122,7 +122,7 @@ func (p *leanPrompts) close() error {
 	return d.Close()
 }
 
-// measurePrompts measures cases that have a model in common.
+// measurePrompts measures cases of one model.
 func (b *e2eGPU) measurePrompts(cases []promptCase) (err error) {
 	s := cases[0].shape
 	fmt.Fprintf(b.Stderr, "%v: making weights\n", s)
@@ -193,7 +193,7 @@ func (b *e2eGPU) measurePrompt(c promptCase, ours optDecoder) (err error) {
 	return nil
 }
 
-// judgePrompts takes the figures of a case down. Peers come last.
+// judgePrompts adds the figures of a case. The peer is the last contender.
 func (b *e2eGPU) judgePrompts(c promptCase, contenders []measure.Contender, all []measure.Samples) {
 	var peer measure.Samples
 	if last := len(all) - 1; contenders[last].Name == nameTransformers {

@@ -15,20 +15,19 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// randomWeights are weights in float16, scaled as OPT's are
-// before training. All matrices are parts of one block of numbers that is little
-// larger than the largest of them, so that 13 GB of weights are there in about a
-// second. They begin anywhere in it: hardly two have the same rows.
+// randomWeights are float16 weights, scaled like OPT's initial weights. All matrices are slices of one block
+// that is little larger than the largest matrix, so that 13 GB of weights are made in about a second.
+// Matrices start at different offsets of the block, so hardly any two have the same rows.
 type randomWeights struct{ block []la.F16 }
 
-// randomModel is a model.Source of them.
+// randomModel is a model.Source of random weights.
 type randomModel struct {
 	randomWeights
 	config hf.Config
 }
 
-// randomSlack is how many numbers longer the block is than the largest matrix,
-// and so where a matrix may begin.
+// randomSlack is the number of elements by which the block exceeds the largest matrix. It limits the offset
+// of a matrix.
 const randomSlack = 1 << 22
 
 func newRandomModel(c hf.Config) *randomModel {
@@ -39,12 +38,12 @@ func newRandomModel(c hf.Config) *randomModel {
 	return &randomModel{newRandomWeights(most), c}
 }
 
-// newRandomWeights has so many elements in the largest matrix.
+// newRandomWeights returns weights whose largest matrix has most elements.
 func newRandomWeights(most int) randomWeights { return randomWeights{randomBlock(most + randomSlack)} }
 
-// randomBlock is n normally distributed numbers, made on all cores.
+// randomBlock returns n normally distributed numbers, generated on all cores.
 func randomBlock(n int) []la.F16 {
-	// A generator takes ten times as long for a normal number as for picking one.
+	// Generating a normal number takes ten times as long as picking one from a table.
 	var table [1 << 16]la.F16
 	rng := rand.New(rand.NewPCG(0, 0))
 	for i := range table {
@@ -72,7 +71,7 @@ func (m *randomModel) Config() hf.Config { return m.config }
 
 func (m randomWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	n := elements(shape)
-	// The name decides, so that weights do not depend on who asks for them when.
+	// The offset depends on the name only, so weights do not depend on the order of calls.
 	h := fnv.New64a()
 	io.WriteString(h, name)
 	at := int(h.Sum64() % (randomSlack / 8) * 8) // aligned as in a file

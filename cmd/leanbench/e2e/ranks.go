@@ -30,9 +30,10 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Steps of a model that several processes have together. Each process is leanbench itself, which is asked over a pipe.
+// Steps of a model that is split over several processes. Each process runs leanbench rank and answers
+// questions over a pipe.
 
-// startRank starts a process; a variable for tests.
+// startRank returns the command of a rank. Tests replace it.
 var startRank = func(args ...string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -41,23 +42,23 @@ var startRank = func(args ...string) (*exec.Cmd, error) {
 	return exec.Command(self, append([]string{"rank"}, args...)...), nil
 }
 
-// leftOut is why there is nothing to measure.
+// leftOut is the reason why a measurement is left out.
 type leftOut string
 
 func (e leftOut) Error() string { return string(e) }
 
-// rankSet is ranks that have a model of random weights together. They are started when they are first needed, and again after one
-// of them could not go on.
+// rankSet is a set of ranks that share a model with random weights. The ranks are started on first use, and
+// again after a failure of a rank.
 type rankSet struct {
 	gpu.Ranks
 	config  hf.Config
 	have    int // GPUs of this machine
 	stderr  io.Writer
-	nccl    string // the version that they have told
+	nccl    string // NCCL version that the ranks reported
 	workers []*measure.Worker
 }
 
-// start has the processes meet, and load the model.
+// start starts the ranks, which connect to each other and load the model.
 func (s *rankSet) start() error {
 	if s.workers != nil {
 		return nil
@@ -87,7 +88,7 @@ func (s *rankSet) start() error {
 			c.Env = os.Environ()
 		}
 		c.Env = append(c.Env, "RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(s.Size),
-			"MASTER_ADDR=127.0.0.1", "LEANATTENTION_MASTER_PORT="+port, "LEANATTENTION_RANKS_TIMEOUT=2m") // one that can't come says so to nobody else
+			"MASTER_ADDR=127.0.0.1", "LEANATTENTION_MASTER_PORT="+port, "LEANATTENTION_RANKS_TIMEOUT=2m") // the timeout ends the wait for a rank that failed before it connected
 		if s.workers[rank], err = measure.Start(c); err != nil {
 			return nil, err
 		}
@@ -102,7 +103,7 @@ func (s *rankSet) start() error {
 	return err
 }
 
-// freePort is one that nobody listens at now.
+// freePort returns a port without a listener at the time of the call.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -113,7 +114,7 @@ func freePort() (string, error) {
 	return port, err
 }
 
-// each does something with all processes at once. After an error there are none any more.
+// each calls f for all ranks in parallel. After an error all ranks are closed.
 func (s *rankSet) each(f func(rank int) ([]string, error)) ([][]string, error) {
 	answers, errs := make([][]string, s.Size), make([]error, s.Size)
 	var wait sync.WaitGroup
@@ -133,13 +134,13 @@ func (s *rankSet) each(f func(rank int) ([]string, error)) ([][]string, error) {
 	if why == nil {
 		return answers, nil
 	}
-	if err := s.close(); err != nil && !errors.As(why, new(leftOut)) { // who gives up ends all
+	if err := s.close(); err != nil && !errors.As(why, new(leftOut)) { // a rank that gives up also ends the other ranks
 		why = errors.Join(why, err)
 	}
 	return nil, why
 }
 
-// ask asks all processes the same.
+// ask asks all ranks the same question.
 func (s *rankSet) ask(format string, args ...any) ([][]string, error) {
 	if err := s.start(); err != nil {
 		return nil, err
@@ -147,7 +148,8 @@ func (s *rankSet) ask(format string, args ...any) ([][]string, error) {
 	return s.each(func(rank int) ([]string, error) { return s.workers[rank].Ask(format, args...) })
 }
 
-// took is the time of the rank that took longest, the first word of the answers. The others are rank 0's.
+// took parses the answers to a timed question. It returns the time of the slowest rank, which is the first
+// word, and the remaining words of rank 0.
 func took(answers [][]string, err error) (time.Duration, []string, error) {
 	var most float64
 	for _, words := range answers {
@@ -184,7 +186,7 @@ func (s *rankSet) again(times int) (time.Duration, error) {
 	return all, err
 }
 
-// rest has the processes give back what the prompts that they have read take.
+// rest makes the ranks release the memory of their prompts.
 func (s *rankSet) rest() error {
 	if s.workers == nil {
 		return nil
@@ -193,7 +195,7 @@ func (s *rankSet) rest() error {
 	return err
 }
 
-// close ends the processes.
+// close ends the ranks.
 func (s *rankSet) close() error {
 	errs := make([]error, len(s.workers))
 	var wait sync.WaitGroup
@@ -207,7 +209,7 @@ func (s *rankSet) close() error {
 	return errors.Join(errs...)
 }
 
-// rankCommand is one of the processes.
+// rankCommand runs a rank.
 func rankCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	gpus := flags.String("gpus", "0", "`numbers` of this rank's GPUs, with commas between")
 	return func(stdout, _ io.Writer) error {
@@ -223,7 +225,7 @@ func rankCommand(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	}
 }
 
-// serveRank joins the ranks that the environment tells of, and answers questions until there are no more.
+// serveRank joins the ranks that the environment describes and answers questions until in ends.
 func serveRank(ordinals []int, in io.Reader, out io.Writer) (err error) {
 	r := &rankServer{}
 	defer func() {
@@ -259,7 +261,7 @@ func serveRank(ordinals []int, in io.Reader, out io.Writer) (err error) {
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// rankServer is what a process has.
+// rankServer is the state of a rank.
 type rankServer struct {
 	gpu    *device.GPU
 	comm   *ranks.Comm
@@ -277,7 +279,7 @@ func (r *rankServer) join(ordinals []int) (hello string, err error) {
 	if r.comm, err = ranks.Join(context.Background(), r.gpu, world); err != nil {
 		return "", err
 	}
-	if world.Size == 1 { // which needs no NCCL
+	if world.Size == 1 { // a single rank needs no NCCL
 		return "", nil
 	}
 	lib, err := nccl.Load()
@@ -309,7 +311,7 @@ func (r *rankServer) do(question, rest string) (string, error) {
 	case question == "read" && len(n) == 3:
 		return "", r.engine.read(n[0], n[1], n[2])
 	case question == "steps" && len(n) == 3:
-		if err := r.comm.Barrier(); err != nil { // the processes were not asked at the same time
+		if err := r.comm.Barrier(); err != nil { // the ranks received the question at different times
 			return "", err
 		}
 		_, steady, ids, err := r.engine.decode(n[0], n[1], n[2])
@@ -351,7 +353,7 @@ func (r *rankServer) close() (err error) {
 	return err
 }
 
-// rankSets are those that the scale command is asked for.
+// rankSets returns the sets of ranks that the scale command's flags ask for.
 func rankSets(x *gpu.Scaled, c hf.Config) (all []*rankSet, err error) {
 	if len(x.Ranks) == 0 {
 		return nil, nil

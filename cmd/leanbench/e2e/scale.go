@@ -18,36 +18,36 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
-// Decode steps of whole models on several GPUs, and by several processes: a part of the scale command.
+// Decode steps of whole models on several GPUs and in several processes, which are part of the scale command.
 
-// modelCase is steps of a batch, or prompts, and how many times as fast two GPUs should be, of one process or of two ranks; 0:
-// nobody says.
+// modelCase is a batch of decode steps or of prompts. two is the bar of the speedup of two GPUs in one
+// process, and ranks the bar of two ranks. 0 means no bar.
 type modelCase struct {
 	batch, context int
 	two, ranks     float64
-	prompt         bool // the prompts are measured, and not the steps behind them
+	prompt         bool // measures the prompts instead of the steps after them
 }
 
 // modelScaling is a model with random weights and its cases.
 type modelScaling struct {
 	shape  string
 	config hf.Config
-	steps  int // of a turn
+	steps  int // steps per turn
 	cases  []modelCase
 	long   bool            // too long for -quick
-	bytes  map[int]float64 // by GPUs, how many times as fast a step should be as one GPU reads what it has to
+	bytes  map[int]float64 // bar by number of GPUs: speedup of a step over the time in which one GPU reads the bytes of a step
 }
 
-// readSpeed is a variable for tests.
+// readSpeed measures a GPU's read speed. Tests replace it.
 var readSpeed = gpu.ReadSpeed
 
-// scaledModels are one that fits on a GPU, and one of 60 GB that fits on some alone, and whose cache may take another 60.
+// scaledModels are a model that fits on one GPU, and a model of 60 GB whose cache may need another 60 GB.
 var scaledModels = []modelScaling{
 	{longShape, optShapes[longShape], 20, []modelCase{{batch: 1, context: 1024, two: 1.8}, {batch: 16, context: 1024, two: 1.7, ranks: 1.4}, {batch: 1, context: 2048, two: 1.6, prompt: true}, {batch: 1, context: 32768, two: 1.85}}, false, nil},
 	{"30b", optShape(48, 7168, 56), 20, []modelCase{{batch: 1, context: 1024}, {batch: 16, context: 1024}, {batch: 8, context: 5400}}, true, map[int]float64{4: 3.2, 8: 5.5}},
 }
 
-// scaleModels is the part of the scale command.
+// scaleModels is the part of the scale command that measures models.
 func scaleModels(x *gpu.Scaled) error {
 	for _, m := range scaledModels {
 		if m.long && x.Quick {
@@ -75,7 +75,8 @@ func (m *modelScaling) name(c modelCase) string {
 	return fmt.Sprintf("OPT-%s, b%d, behind %d tokens", m.shape, c.batch, c.context)
 }
 
-// measure has all numbers of GPUs take turns. One that has too little memory for the model is left out.
+// measure measures the cases on each number of GPUs, in alternation. A number of GPUs with too little memory
+// for the model is left out.
 func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 	config := m.config
 	asked := false
@@ -100,7 +101,7 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 		sets []*rankSet
 	}
 	turns := []turn{{x.GPUs, sets}}
-	if m.long { // what one number of GPUs has leaves no memory for others: one behind the other
+	if m.long { // a large model fits in memory only once, so the numbers of GPUs run one after the other
 		turns = nil
 		for i := range x.GPUs {
 			turns = append(turns, turn{gpus: x.GPUs[i : i+1]})
@@ -139,12 +140,13 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 	return nil
 }
 
-// compare has the figures of those that did not take turns, by their names and numbers of GPUs: to one GPU, where it had the
-// memory, and to the time that it takes to read what a step does, at bytes a second; 0: nobody knows.
+// compare adds the figures that relate contenders which did not alternate. names maps each contender to its
+// number of GPUs. The figures compare with one GPU, if the model fits on one, and with the time to read a
+// step's bytes at speed, in bytes per second. If speed is 0, the second comparison is left out.
 func (m *modelScaling) compare(x *gpu.Scaled, names map[string]int, speed float64) {
 	for _, c := range m.cases {
 		step := stepCase{shape: optModel{m.shape, m.config}, batch: c.batch, context: c.context, steps: m.steps}
-		one := 0.0 // it lacks the memory
+		one := 0.0 // 0: one GPU has too little memory
 		if f := x.Report.Find(m.name(c), "one GPU", measure.StepMillis); f != nil {
 			one = f.Value
 		}
@@ -165,9 +167,9 @@ func (m *modelScaling) compare(x *gpu.Scaled, names map[string]int, speed float6
 	}
 }
 
-// measureOn has numbers of GPUs, and ranks, take turns.
+// measureOn measures the cases on the given GPUs and ranks, in alternation.
 func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*device.GPU, sets []*rankSet, weights *model.Weights) (err error) {
-	// GPUs of its own give the weights' memory back when they are closed.
+	// Closing these GPUs, which only this function uses, frees the memory of the weights.
 	mine := *x
 	mine.GPUs = nil
 	defer func() {
@@ -203,22 +205,22 @@ func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*device.GPU, sets []*rank
 	return nil
 }
 
-// stepper is who has a model on one GPU, or several, or is ranks.
+// stepper is a model on one GPU, on several GPUs, or on ranks.
 type stepper interface {
 	read(batch, context, steps int) error
 	decode(batch, context, steps int) (prompt, steady time.Duration, ids []string, err error)
 	again(times int) (time.Duration, error)
-	rest() error // gives back what a case has taken
+	rest() error // releases the memory of a case
 }
 
 func (e *leanEngine) rest() error { return e.close() }
 
-// scaled is one of those that take turns.
+// scaled is a contender of a case.
 type scaled struct {
 	stepper
 	name  string
 	gpus  int
-	least float64 // how many times as fast as one GPU it should be; 0: nobody says
+	least float64 // bar of the speedup over one GPU; 0: none
 }
 
 func (m *modelScaling) measureCase(x *gpu.Scaled, sets []*rankSet, weights *model.Weights, c modelCase) (err error) {
@@ -286,7 +288,8 @@ func (m *modelScaling) measureCase(x *gpu.Scaled, sets []*rankSet, weights *mode
 		}
 		row.Add(measure.OverOneGPU, y.Faster(samples[0]), measure.Only(s.least > 0, measure.AtLeast(s.least)))
 		if texts[s.name] != texts[of[0].name] {
-			// Random weights leave small margins, and several GPUs add in another order.
+			// Several GPUs sum in another order than one GPU, and with random weights the best tokens are
+			// almost equally likely. Different tokens are therefore no error.
 			fmt.Fprintf(x.Stderr, "%s: %s goes on with other tokens than one GPU\n", m.name(c), s.name)
 		}
 	}

@@ -16,20 +16,22 @@ import (
 
 // shape is the shape of a model that is measured with random weights.
 type shape interface {
-	fmt.Stringer // what tables call it
-	// json is its config.json in transformers' words, of which they make theirs.
+	fmt.Stringer // the name in tables
+	// json returns the config.json of the model in transformers' format.
 	json() map[string]any
-	// open makes ours, whose graph for prompts has so many rows (0: the decoder's default).
+	// open returns leanattention's decoder. chunk is the number of rows of the graph for prompts. 0 selects
+	// the decoder's default.
 	open(chunk int) (decoder, error)
-	// bytes are those of the weights that a step reads, where matrices are stored in a type, and those of a token's
-	// keys and values.
+	// bytes returns the size of the weights that a step reads, with matrices in element type s, and the size
+	// of a token's keys and values.
 	bytes(s measure.Storage) (weights, token int64)
 }
 
-// shapeNamed is a shape by its name in -shapes, with positions for so many tokens.
+// shapeNamed returns the shape with a name from -shapes. The model has positions for the given number of
+// tokens.
 func shapeNamed(name string, positions int) (shape, error) {
 	if s, ok := llamaShapes[name]; ok {
-		return s, nil // positions are no weights
+		return s, nil // positions have no weights
 	}
 	c, ok := optShapes[name]
 	if !ok {
@@ -43,7 +45,7 @@ func shapeNames() []string {
 	return slices.Concat(slices.Sorted(maps.Keys(optShapes)), slices.Sorted(maps.Keys(llamaShapes)))
 }
 
-// makeTheirs has a worker make a model of a shape with random weights of a type of PyTorch.
+// makeTheirs makes a worker create a model of a shape with random weights. dtype is a type of PyTorch.
 func makeTheirs(w *measure.Worker, s shape, dtype string) error {
 	config, err := json.Marshal(s.json())
 	if err != nil {
@@ -53,7 +55,7 @@ func makeTheirs(w *measure.Worker, s shape, dtype string) error {
 	return err
 }
 
-// optModel is an OPT.
+// optModel is an OPT model.
 type optModel struct {
 	name   string
 	config hf.Config
@@ -65,19 +67,19 @@ func (m optModel) open(chunk int) (decoder, error) { return openOPT(m.config, ch
 
 func (m optModel) bytes(s measure.Storage) (weights, token int64) {
 	rest := m.config
-	rest.MaxPositions = -hf.PositionOffset // of the position table next to nothing is read
+	rest.MaxPositions = -hf.PositionOffset // a step reads a negligible part of the position table
 	return weightBytes(rest, s), int64(2 * m.config.Layers * m.config.HiddenSize * s.Size)
 }
 
-// llamaModel is a model of Llama's shape.
+// llamaModel is a model of Llama's architecture.
 type llamaModel struct {
 	name   string
 	fields map[string]any
 	config llama.Config
 }
 
-// llamaShapes are checkpoints of Meta's, and Microsoft's Phi-3-medium: its graph is Llama's, and its matrices that are one
-// of several are told apart.
+// llamaShapes are models of Meta and Microsoft's Phi-3-medium. Phi-3-medium has Llama's graph. Its fused
+// matrices are measured as Llama's separate matrices.
 var llamaShapes = map[string]llamaModel{
 	"llama-3.2-1b": newLlama("Llama-3.2-1B", llamaSizes{layers: 16, hidden: 2048, inner: 8192, headDim: 64, tied: true}, map[string]any{
 		"rope_type": "llama3", "rope_theta": 5e5, "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192,
@@ -88,7 +90,7 @@ var llamaShapes = map[string]llamaModel{
 
 const phiShape = "phi-3-medium"
 
-// llamaSizes are those of a model; what is 0 is as in all of Llama 3's.
+// llamaSizes are the sizes of a model. 0 selects the value that all Llama 3 models share.
 type llamaSizes struct {
 	layers, hidden, inner, headDim int
 	heads, kvHeads, vocab          int
@@ -109,7 +111,7 @@ func newLlama(name string, s llamaSizes, rope map[string]any) llamaModel {
 		m.config, err = llama.ReadConfig(data)
 	}
 	if err != nil {
-		panic(err) // a test has all of them
+		panic(err) // a test covers all shapes
 	}
 	return m
 }

@@ -12,24 +12,26 @@ import (
 	"gorgonia.org/leanattention/examples/opt/model"
 )
 
-// What other commands measure whole decoders with.
+// The functions and types below are exported for other commands, which measure whole decoders with them.
 
-// wholeShapes are the names in -shapes of decoders.
+// wholeShapes maps the names of decoders to names in -shapes.
 var wholeShapes = map[string]string{WholeOPT: longShape, WholePhi: phiShape}
 
-// fixedSplits is how many splits FlashDecoding's schedule has, as in the opt command.
+// fixedSplits is the number of splits in FlashDecoding's schedule, as in the opt command.
 const fixedSplits = 8
 
-// wholeEngine is a decoder of ours that is measured from a prompt to its last token.
+// wholeEngine is a decoder that is measured from a prompt to its last token.
 type wholeEngine interface {
 	decoder
-	// fixedSplit is the same decoder with FlashDecoding's schedule. It has the same weights, and has to be closed first.
+	// fixedSplit returns a decoder with FlashDecoding's schedule. It shares the weights and must be closed
+	// before them.
 	fixedSplit() engine
-	// reading is a decoder with the same weights, which may compute linear layers in mixed precision.
+	// reading returns a prompt reader that shares the weights. mixed allows mixed precision in its linear
+	// layers.
 	reading(mixed bool) promptReader
 }
 
-// Whole is a decoder with random weights on the first GPU, and in transformers.
+// Whole is a decoder with random weights on the first GPU, and the same model in transformers.
 type Whole struct {
 	name   string
 	shape  shape
@@ -38,39 +40,40 @@ type Whole struct {
 	rounds int
 	stderr io.Writer
 
-	without []string // why transformers are left out
-	hello   string   // what they say of themselves
+	without []string // reasons why transformers are left out
+	hello   string   // versions that transformers report
 }
 
-// Said is what transformers say of themselves, and why they were left out of what was measured since the last call.
+// Said returns the versions that transformers report, and the reasons why transformers were left out since
+// the last call.
 func (w *Whole) Said() (hello string, without []string) {
 	without, w.without = w.without, nil
 	return w.hello, without
 }
 
-// WholeTime is what one program takes for a prompt and for a step behind it, in seconds.
+// WholeTime is the time of one program for a prompt and for a step after the prompt, in seconds.
 type WholeTime struct {
 	Name         string
 	Prompt, Step measure.Samples
 }
 
-// Names of who decodes.
+// Names of programs.
 const (
 	WholeLean  = nameLean16
 	WholeFixed = "lean, fixed split"
 	WholeTorch = nameCompiled
 )
 
-// Shapes of decoders.
+// Names of decoders.
 const (
 	WholeOPT = "OPT-6.7b"
 	WholePhi = "Phi-3-medium"
 )
 
-// WholePeers is the longest prompt that transformers read: they compile for each length.
+// WholePeers is the longest prompt that transformers read. They compile for each length.
 const WholePeers = 8192
 
-// OpenWhole makes a decoder of a shape for contexts of so many tokens.
+// OpenWhole makes a decoder of a shape for contexts of up to longest tokens.
 func OpenWhole(shape string, longest int, python string, peers bool, rounds int, stderr io.Writer) (w *Whole, err error) {
 	name, ok := wholeShapes[shape]
 	if !ok {
@@ -84,7 +87,7 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 	fmt.Fprintf(stderr, "%s: making weights\n", shape)
 	chunk := 0
 	if _, ok := s.(llamaModel); ok {
-		chunk = model.GPUChunk // as OPT's decoder has by itself
+		chunk = model.GPUChunk // the default of OPT's decoder
 	}
 	ours, err := s.open(chunk)
 	if err != nil {
@@ -113,13 +116,14 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 	return w, nil
 }
 
-// leave takes down why transformers are left out.
+// leave records why transformers are left out.
 func (w *Whole) leave(err error) {
-	reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's end may follow
+	reason, _, _ := strings.Cut(err.Error(), "\n") // stderr's last lines may follow
 	w.without = append(w.without, strings.TrimSuffix(reason, ":"))
 }
 
-// theirs is who reads and decodes a prompt besides us; nil: nobody does. Transformers that have ended are started again.
+// theirs returns the worker that measures the prompt, or nil if there is none. It restarts a worker that has
+// ended.
 func (w *Whole) theirs(prompt int) *measure.Worker {
 	if w.worker == nil || prompt > WholePeers {
 		return nil
@@ -140,12 +144,12 @@ func (w *Whole) theirs(prompt int) *measure.Worker {
 	return nil
 }
 
-// theirError is one of transformers: we are measured without them.
+// theirError is an error of transformers. The measurement continues without transformers.
 type theirError struct{ error }
 
 func (e theirError) Unwrap() error { return e.error }
 
-// Close gives everything back.
+// Close closes the decoder and the worker.
 func (w *Whole) Close() error {
 	err := w.ours.close()
 	if w.worker != nil {
@@ -154,12 +158,12 @@ func (w *Whole) Close() error {
 	return err
 }
 
-// stepsOf is how many steps a turn has, of so many tokens.
+// stepsOf returns the number of steps per turn for the given number of tokens.
 func stepsOf(tokens int) int { return min(tokens, 32) }
 
-// Measure measures a prompt, and steps in the middle of the tokens behind it: a step's time
-// grows evenly with the context, so that their mean is that of all. What can't be measured of transformers is
-// left out.
+// Measure measures a prompt, and decode steps at the middle of the following tokens. The time of a step grows
+// linearly with the context, so the time at the middle is the mean of all steps. If transformers fail,
+// Measure measures without transformers.
 func (w *Whole) Measure(prompt, tokens int) ([]WholeTime, error) {
 	all, err := w.measure(prompt, tokens, w.theirs(prompt))
 	if why := new(theirError); errors.As(err, why) {
@@ -169,7 +173,7 @@ func (w *Whole) Measure(prompt, tokens int) ([]WholeTime, error) {
 	return all, err
 }
 
-// measure is Measure beside a worker; nil: alone.
+// measure is Measure with the given worker, or without transformers if worker is nil.
 func (w *Whole) measure(prompt, tokens int, worker *measure.Worker) ([]WholeTime, error) {
 	prompts, err := w.prompts(prompt, worker)
 	if err != nil {
@@ -182,14 +186,14 @@ func (w *Whole) measure(prompt, tokens int, worker *measure.Worker) ([]WholeTime
 	for i := range all {
 		name := all[i].Name
 		if name == WholeFixed {
-			name = WholeLean // it reads prompts in the same way
+			name = WholeLean // both schedules read prompts in the same way
 		}
 		all[i].Prompt = prompts[name]
 	}
 	return all, nil
 }
 
-// prompts has ours and transformers read a prompt in turn, after a first time that does not count.
+// prompts measures the prompt with leanattention and transformers in alternation, after a warm-up.
 func (w *Whole) prompts(prompt int, worker *measure.Worker) (_ map[string]measure.Samples, err error) {
 	r := w.ours.reading(true)
 	defer func() { err = errors.Join(err, r.close()) }()
@@ -208,7 +212,7 @@ func (w *Whole) prompts(prompt int, worker *measure.Worker) (_ map[string]measur
 	return times, nil
 }
 
-// seconds is the time that transformers take for a question.
+// seconds returns the time that transformers report for a question.
 func seconds(worker *measure.Worker, question string, args ...any) (time.Duration, error) {
 	t, _, err := worker.Seconds(1, question, args...)
 	if err != nil {
@@ -230,7 +234,8 @@ func (w *Whole) reader(name string, read func() (time.Duration, error)) measure.
 	}}
 }
 
-// steps has ours, ours with FlashDecoding's schedule and transformers decode in turn.
+// steps measures decode steps in alternation: leanattention, leanattention with FlashDecoding's schedule, and
+// transformers.
 func (w *Whole) steps(prompt, tokens int, worker *measure.Worker) (_ []WholeTime, err error) {
 	context, steps := prompt+tokens/2, stepsOf(tokens)
 	fixed := w.ours.fixedSplit()

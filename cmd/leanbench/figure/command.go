@@ -13,11 +13,11 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 )
 
-// Bounds of what is drawn, far beyond what anybody can read.
+// Limits of a drawing, far beyond what is legible.
 const (
 	mostWorkers = 1 << 12
 	mostOutputs = 1 << 16
-	mostTokens  = 1 << 30 // of a context
+	mostTokens  = 1 << 30 // per context
 )
 
 // options are the flags of the schedule command.
@@ -26,7 +26,7 @@ type options struct {
 	lengths, policies, dtype, svg, json            string
 }
 
-// drawSchedules draws who computes what of a decode step.
+// drawSchedules draws the work of each worker in a decode step.
 func drawSchedules(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	var o options
 	flags.IntVar(&o.heads, "heads", 2, "query `heads`")
@@ -83,10 +83,10 @@ func drawSchedules(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	}
 }
 
-// record is a schedule as JSON.
+// record is the JSON form of a schedule.
 type record struct {
 	*schedule
-	Longest   int64   `json:"longest"` // LeanTiles of the worker with the most
+	Longest   int64   `json:"longest"` // LeanTiles of the busiest worker
 	Occupancy float64 `json:"occupancy"`
 	Waves     int     `json:"waves"`
 	Partials  int     `json:"partials"`
@@ -99,7 +99,7 @@ func records(all []*schedule) (list []record) {
 	return list
 }
 
-// problem is what flags say; set are those that were given.
+// problem returns the problem that the flags describe. set holds the names of the flags that were given.
 func (o *options) problem(set map[string]bool) (*problem, error) {
 	if !set["kv-heads"] {
 		o.kvHeads = o.heads
@@ -132,7 +132,7 @@ func (o *options) problem(set map[string]bool) (*problem, error) {
 	return p, nil
 }
 
-// setLengths reads -lengths, or -ctx and -batch.
+// setLengths sets p.lengths from -lengths, or from -ctx and -batch.
 func (o *options) setLengths(p *problem, set map[string]bool) error {
 	if !set["lengths"] {
 		p.lengths = slices.Repeat([]int{o.ctx}, o.batch)
@@ -157,7 +157,7 @@ func (o *options) setLengths(p *problem, set map[string]bool) error {
 	return nil
 }
 
-// parsePolicies reads -policy. Without one there are all.
+// parsePolicies parses -policy. An empty list means all policies.
 func parsePolicies(list string) (all []policy, err error) {
 	if list == "" {
 		list = strings.Join(policyNames, ",")
@@ -179,7 +179,8 @@ func parsePolicies(list string) (all []policy, err error) {
 	return all, nil
 }
 
-// isTerminal says whether w shows colours, which NO_COLOR (no-color.org) turns off.
+// isTerminal reports whether w is a terminal and colours are allowed. NO_COLOR (no-color.org) turns colours
+// off.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok || os.Getenv("NO_COLOR") != "" {

@@ -9,23 +9,23 @@ import (
 	"strconv"
 )
 
-// What drawings of schedules are made of.
+// Parts of the drawings of schedules.
 
-// Sizes in the SVG's units, which are pixels at its natural width.
+// Sizes in SVG units, which are pixels at the drawing's natural width.
 const (
 	width     = 800
 	tileW     = 20  // width of a LeanTile
 	tileH     = 26  // height of a bar
-	rowH      = 34  // distance of two workers
+	rowH      = 34  // distance between two workers
 	labelsX   = 22  // left edge of the labels
 	panelX    = 92  // left edge of the first panel
 	mergeGap  = 12  // from the end of the bars to the first merge line
 	mergeStep = 14  // between merge lines
-	mergesW   = 110 // what all merge lines may take
+	mergesW   = 110 // maximum width of all merge lines
 )
 
-// style holds one rule a class. The figure has its own background, so that it
-// can be read wherever it is shown, and follows the reader's colour scheme.
+// style holds one rule per class. The drawing has its own background, so it is readable on any page, and it
+// follows the reader's colour scheme.
 const style = `
 .card{fill:#fff;stroke:#d0d7de}
 text{font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#1f2328}
@@ -65,7 +65,7 @@ text{fill:#f0f6fc}
 }
 `
 
-// more is style with further colours, and what small bars look like.
+// more is style with more colours and with a rule for small bars.
 const more = style + `
 .D{fill:#8a4fb0;stroke:#8a4fb0}
 .E{fill:#b03a5b;stroke:#b03a5b}
@@ -80,7 +80,7 @@ const more = style + `
 
 const palette = 6 // classes A to F
 
-// canvas collects SVG elements. No text in it has a character that XML has to escape.
+// canvas collects SVG elements. No text may contain a character that XML escapes.
 type canvas struct{ bytes.Buffer }
 
 func (c *canvas) add(format string, args ...any) { fmt.Fprintf(c, format+"\n", args...) }
@@ -97,10 +97,10 @@ func (c *canvas) rect(class string, x float64, y int, w float64, h int) {
 	c.add(`<rect class="%s" x="%s" y="%d" width="%s" height="%d" rx="%d"/>`, class, num(x), y, num(w), h, rx)
 }
 
-// num is x with two digits behind the point at most.
+// num formats x with at most two decimals.
 func num(x float64) string { return strconv.FormatFloat(math.Round(x*100)/100, 'f', -1, 64) }
 
-// begin is the head of the file, and the background.
+// begin writes the head of the file and the background.
 func (c *canvas) begin(height int, title, style string) {
 	c.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img">`, width, height, width, height)
 	c.add(`<title>%s</title>`, title)
@@ -109,7 +109,7 @@ func (c *canvas) begin(height int, title, style string) {
 	c.add(`<rect class="card" x=".5" y=".5" width="%d" height="%d" rx="8"/>`, width-1, height-1)
 }
 
-// frame is where the bars of a panel are: LeanTile t of worker w is at (x + t*tileW, y + w*rowH).
+// frame is the position and scale of a panel's bars: LeanTile t of worker w is at (x + t*tileW, y + w*rowH).
 type frame struct {
 	x, y        int
 	tileW       float64
@@ -119,19 +119,19 @@ type frame struct {
 // standard is the frame of docs/schedule.svg.
 var standard = frame{tileW: tileW, rowH: rowH, tileH: tileH}
 
-// at is where a LeanTile begins.
+// at returns the left edge of a LeanTile.
 func (f *frame) at(tile int64) float64 { return float64(f.x) + float64(tile)*f.tileW }
 
-// row is the top of a worker's bar.
+// row returns the top edge of a worker's bar.
 func (f *frame) row(worker int) int { return f.y + worker*f.rowH }
 
-// gap is what lies between two bars, half of it.
+// gap returns half the distance between two bars.
 func (f *frame) gap() float64 { return min(1, f.tileW/8) }
 
-// class is the colour of an output tile.
+// class returns the colour class of an output tile.
 func class(output int) string { return string(rune('A' + output%palette)) }
 
-// bar draws the LeanTiles of a piece that begins behind others of its worker.
+// bar draws the LeanTiles of piece k. from is the number of LeanTiles that the worker computes before k.
 func (c *canvas) bar(f frame, worker int, from int64, k piece) {
 	kind, cut, label := "", "cut", "in"
 	if !k.host() {
@@ -150,19 +150,19 @@ func (c *canvas) bar(f frame, worker int, from int64, k piece) {
 		return
 	}
 	middle := x + wide/2
-	if f.tileW >= 12 { // between two lines, so that none crosses the letter
+	if f.tileW >= 12 { // centred in a LeanTile, so that no line crosses the letter
 		middle = x + float64((n-1)/2)*f.tileW + f.tileW/2
 	}
 	c.add(`<text class="%s" x="%s" y="%d">%c</text>`, label, num(middle), y+f.tileH/2+5, 'A'+k.Output%26)
 }
 
-// panel draws what each worker does over time, what is merged, and an axis.
+// panel draws the bars of all workers, the merges and a time axis.
 func (c *canvas) panel(f frame, s *schedule) {
 	span, merges := s.span(), s.merges()
 	step := mergeStep
 	if n := lanes(merges); n*step > mergesW {
 		if step = mergesW / n; step < 2 {
-			merges = nil // nobody could tell one from another
+			merges = nil // too many lines to distinguish
 		}
 	}
 	for w, pieces := range s.Workers {
@@ -182,13 +182,13 @@ func (c *canvas) panel(f frame, s *schedule) {
 	c.add(`<path class="axis" d="M%d %dv8M%d %dv8M%d %dH%d"/>`, f.x+1, y-4, end-1, y-4, f.x+1, y, end-1)
 }
 
-// merge is an output tile whose partials come together, along a line of its own in a lane.
+// merge is an output tile whose partials are merged. A merge is drawn as a vertical line in a lane.
 type merge struct {
 	output, host, lane int
-	workers            []int // that have a part, in order
+	workers            []int // sharers of the output tile, in ascending order
 }
 
-// merges are those of all output tiles that several pieces have. Lanes are such that no two lines overlap.
+// merges returns the merge of each output tile with several pieces. No two lines of a lane overlap.
 func (s *schedule) merges() map[int]*merge {
 	all := make(map[int]*merge)
 	var list []*merge
@@ -211,7 +211,7 @@ func (s *schedule) merges() map[int]*merge {
 		}
 	}
 	slices.SortStableFunc(list, func(a, b *merge) int { return cmp.Compare(a.workers[0], b.workers[0]) })
-	var free []int // the first row that each lane leaves free
+	var free []int // first free row of each lane
 	for _, m := range list {
 		for m.lane < len(free) && free[m.lane] > m.workers[0] {
 			m.lane++
@@ -224,7 +224,7 @@ func (s *schedule) merges() map[int]*merge {
 	return all
 }
 
-// lanes is how many there are.
+// lanes returns the number of lanes.
 func lanes(merges map[int]*merge) (n int) {
 	for _, m := range merges {
 		n = max(n, m.lane+1)
@@ -232,7 +232,8 @@ func lanes(merges map[int]*merge) (n int) {
 	return n
 }
 
-// merge draws the line of m: a full circle at the host block and an open one at each other sharer.
+// merge draws the line of m, with a filled circle at the host block and an open circle at each other worker
+// of m.
 func (c *canvas) merge(f frame, m *merge, x int) {
 	y := func(w int) int { return f.row(w) + f.tileH/2 }
 	name, r := class(m.output), 4
@@ -248,7 +249,7 @@ func (c *canvas) merge(f frame, m *merge, x int) {
 	}
 }
 
-// legend explains bars and circles with the first colour.
+// legend draws the legend, with the first colour as the example.
 func (c *canvas) legend(y int) {
 	f := standard
 	f.x, f.y = labelsX, y
@@ -267,15 +268,15 @@ func (c *canvas) legend(y int) {
 	c.text("note", x+38, y+18, "partials merged into one output, in worker order")
 }
 
-// drawing is schedules one below the other, at one scale, as SVG.
+// drawing returns an SVG of the schedules, one below the other, at the same scale.
 func drawing(p *problem, all []*schedule) []byte {
-	const top, head, foot = 54, 42, 56 // above all panels, and above and below the bars of each
+	const top, head, foot = 54, 42, 56 // heights above all panels, above the bars of a panel, and below the bars of a panel
 	f := frame{x: panelX, rowH: rowH}
 	if p.workers > 12 {
 		f.rowH = max(6, 12*rowH/p.workers)
 	}
 	f.tileH = f.rowH - max(2, f.rowH*(rowH-tileH)/rowH)
-	var longest, largest float64 // tokens
+	var longest, largest float64 // in tokens
 	for _, s := range all {
 		longest, largest = max(longest, float64(s.span())*float64(s.Tile)), max(largest, float64(s.Tile))
 	}
@@ -285,7 +286,7 @@ func drawing(p *problem, all []*schedule) []byte {
 	c := new(canvas)
 	c.begin(end+tileH+18, p.String(), more)
 	c.text("title", labelsX, 32, p.String())
-	every := max(1, (13+f.rowH)/f.rowH) // rows that have a label
+	every := max(1, (13+f.rowH)/f.rowH) // distance between two labels, in rows
 	for i, s := range all {
 		y := top + i*panel
 		c.text("title", f.x, y+14, s.title)

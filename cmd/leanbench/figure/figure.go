@@ -1,5 +1,5 @@
-// Package figure draws how schedules hand LeanTiles to workers: docs/schedule.svg, and any decode step
-// in the terminal, as SVG and as JSON.
+// Package figure draws how schedules distribute LeanTiles over workers. It draws docs/schedule.svg, and any
+// decode step as text, SVG or JSON.
 package figure
 
 import (
@@ -13,14 +13,13 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/command"
 )
 
-// Commands are those of this package.
+// Commands lists the commands of this package.
 var Commands = []command.Command{
 	{Name: "schedule", Summary: "draw who computes what under each schedule, in the terminal and as SVG", Setup: drawSchedules},
 	{Name: "figure", Summary: "draw the schedules of docs/schedule.svg", Setup: drawFigure},
 }
 
-// drawFigure draws how the three policies hand the LeanTiles of a ragged batch to
-// workers.
+// drawFigure draws how the three policies distribute the LeanTiles of a ragged batch over workers.
 func drawFigure(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	name := flags.String("o", "", "`file` to write the SVG to (default: standard output)")
 	return func(stdout, _ io.Writer) error {
@@ -33,8 +32,7 @@ func drawFigure(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	}
 }
 
-// The example: three sequences of one head, whose contexts differ as those of a
-// batch of chats do, on five workers.
+// The example has five workers and three sequences of one head. The contexts differ as in a batch of chats.
 var (
 	contexts = []int64{10, 4, 1}
 	panels   = []struct {
@@ -51,7 +49,7 @@ const workers = 5
 
 const (
 	height  = legendY + tileH + 18
-	panelW  = 236 // distance of two panels
+	panelW  = 236 // distance between two panels
 	stripY  = 52  // top of the strip with all LeanTiles
 	titleY  = 144 // baseline of the panels' titles
 	rowsY   = 178 // top of the first worker's bar
@@ -59,7 +57,7 @@ const (
 	legendY = timeY + 52
 )
 
-// Schedules returns the figure as SVG.
+// Schedules returns docs/schedule.svg.
 func Schedules() []byte {
 	c := new(canvas)
 	c.begin(height, "LeanTile schedules of FlashAttention-2, FlashDecoding and LeanAttention for one ragged batch", style)
@@ -93,7 +91,7 @@ func plan(policy lean.Policy) *lean.Plan {
 	return p
 }
 
-// strip draws all LeanTiles in their linear order, and where stream-K cuts them.
+// strip draws all LeanTiles in linear order, and the cuts of stream-K.
 func (c *canvas) strip() {
 	c.text("note", labelsX, stripY-14, "The contexts of three sequences as LeanTiles, in linear order")
 	x, f := panelX, standard

@@ -6,21 +6,21 @@ import (
 	"slices"
 )
 
-// chunk is a part of the keys of a query tile, and who attends to it.
+// chunk is a range of the keys of a query tile, assigned to a worker.
 type chunk struct {
 	tile       int   // number of the query tile
-	begin, end int64 // its keys, in whatever lengths are counted in
+	begin, end int64 // range of keys, in the unit of balance's lengths
 	worker     int
 }
 
-// balance is FlashInfer's balanced scheduling (Ye et al., "FlashInfer", algorithm 1) for query tiles
-// with so many keys each: no chunk has more than
+// balance computes FlashInfer's balanced schedule (Ye et al., "FlashInfer", algorithm 1) for query tiles with
+// the given numbers of keys. No chunk has more than
 //
 //	most = ceil(sum of all lengths / workers)
 //
-// keys, and the chunks, from the longest to the shortest, each go to the worker with the least cost so far. It
-// returns them in this order. cost is that of a chunk, alpha*T_q + beta*l in the paper. Of chunks of one length the first
-// comes first, and of workers of one cost: so the result depends on the lengths alone.
+// keys. The chunks are assigned from the longest to the shortest, each to the worker with the least cost so
+// far, and returned in this order. cost returns the cost of a chunk, alpha*T_q + beta*l in the paper. Ties go
+// to the first chunk and to the first worker, so the result depends on the lengths only.
 func balance(lengths []int64, workers int, cost func(keys int64) int64) (most int64, chunks []chunk) {
 	var all int64
 	for _, n := range lengths {
@@ -36,7 +36,7 @@ func balance(lengths []int64, workers int, cost func(keys int64) int64) (most in
 		}
 	}
 	slices.SortStableFunc(chunks, func(a, b chunk) int { return cmp.Compare(b.end-b.begin, a.end-a.begin) })
-	queue := make(queue, workers) // in order: a heap
+	queue := make(queue, workers) // ascending worker numbers and equal costs form a heap
 	for w := range queue {
 		queue[w].worker = w
 	}
@@ -49,7 +49,7 @@ func balance(lengths []int64, workers int, cost func(keys int64) int64) (most in
 	return most, chunks
 }
 
-// queue is a heap of workers: the one with the least cost comes first.
+// queue is a heap of workers, ordered by cost and then by number.
 type queue []struct {
 	cost   int64
 	worker int
@@ -61,6 +61,6 @@ func (q queue) Less(i, j int) bool {
 	return cmp.Or(cmp.Compare(q[i].cost, q[j].cost), cmp.Compare(q[i].worker, q[j].worker)) < 0
 }
 
-// Push and Pop are not called: the workers stay the same.
+// Push and Pop are never called, because the set of workers is fixed.
 func (q queue) Push(any) { panic("unreachable") }
 func (q queue) Pop() any { panic("unreachable") }

@@ -9,30 +9,30 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// piece is what a worker attends to of one output tile.
+// piece is the part of an output tile that one worker computes.
 type piece struct {
-	Output int   `json:"output"` // number of the output tile: sequence, KV head, block of rows
-	Begin  int64 `json:"begin"`  // LeanTiles [Begin, End) of it
+	Output int   `json:"output"` // number of the output tile, counted by sequence, KV head and block of rows
+	Begin  int64 `json:"begin"`  // LeanTiles [Begin, End) of the output tile
 	End    int64 `json:"end"`
-	Tiles  int64 `json:"tiles"` // of all of it
+	Tiles  int64 `json:"tiles"` // LeanTiles of the whole output tile
 }
 
 func (k piece) host() bool  { return k.Begin == 0 }
 func (k piece) whole() bool { return k.Begin == 0 && k.End == k.Tiles }
 func (k piece) len() int64  { return k.End - k.Begin }
 
-// schedule is who computes what, one worker a row.
+// schedule assigns pieces to workers.
 type schedule struct {
 	Name      string    `json:"schedule"`
-	title     string    // with the paper's name for it
-	note      string    // what there is to say of it
-	Tile      int       `json:"tile"`      // tokens of a LeanTile
-	Blocks    int       `json:"blocks"`    // thread blocks that are launched
-	Workspace int64     `json:"workspace"` // bytes to set aside
+	title     string    // Name and the paper's name
+	note      string    // remark in the drawing
+	Tile      int       `json:"tile"`      // tokens per LeanTile
+	Blocks    int       `json:"blocks"`    // thread blocks launched
+	Workspace int64     `json:"workspace"` // in bytes
 	Workers   [][]piece `json:"workers"`
 }
 
-// span is the LeanTiles of the worker with the most: how long the schedule takes.
+// span returns the LeanTiles of the busiest worker, which is the duration of the schedule.
 func (s *schedule) span() (most int64) {
 	for _, pieces := range s.Workers {
 		var n int64
@@ -44,7 +44,7 @@ func (s *schedule) span() (most int64) {
 	return most
 }
 
-// busy is the LeanTiles of all workers.
+// busy returns the LeanTiles of all workers.
 func (s *schedule) busy() (n int64) {
 	for _, pieces := range s.Workers {
 		for _, k := range pieces {
@@ -54,15 +54,15 @@ func (s *schedule) busy() (n int64) {
 	return n
 }
 
-// occupancy is the share of all workers' time in which they have LeanTiles.
+// occupancy returns the share of the workers' time that is filled with LeanTiles.
 func (s *schedule) occupancy() float64 {
 	return float64(s.busy()) / (float64(len(s.Workers)) * float64(s.span()))
 }
 
-// waves is how often workers take a thread block, if each takes one at a time.
+// waves returns the number of waves if each worker runs one thread block at a time.
 func (s *schedule) waves() int { return attn.Ceil(s.Blocks, len(s.Workers)) }
 
-// partials is how many pieces have to be merged.
+// partials returns the number of pieces that have to be merged.
 func (s *schedule) partials() (n int) {
 	for _, pieces := range s.Workers {
 		for _, k := range pieces {
@@ -74,16 +74,16 @@ func (s *schedule) partials() (n int) {
 	return n
 }
 
-// problem is a step of one new token of each sequence.
+// problem is a decode step with one new token per sequence.
 type problem struct {
 	heads, kvHeads, dim int
-	lengths             []int // of contexts, in tokens
+	lengths             []int // context lengths, in tokens
 	workers             int
-	tile                int // tokens; 0: defaultTile, and of a GPU what its engine takes
+	tile                int // tokens per LeanTile; 0: defaultTile, or the GPU engine's own choice
 	dtype               attn.DType
 }
 
-// defaultTile is the LeanTile of the paper for heads of 64 (section IV-B).
+// defaultTile is the paper's LeanTile, in tokens, for heads of dimension 64 (section IV-B).
 const defaultTile = 256
 
 func (p *problem) group() int { return p.heads / p.kvHeads }
@@ -95,7 +95,8 @@ func (p *problem) tokens() int {
 	return p.tile
 }
 
-// partialBytes is the size of a partial with so many numbers beside the output in each row.
+// partialBytes returns the size of a partial. Each row has p.dim output elements and the given count of other
+// numbers.
 func (p *problem) partialBytes(numbers int) int64 {
 	size := int64(4)
 	if p.dtype == attn.Float64 {
@@ -104,10 +105,10 @@ func (p *problem) partialBytes(numbers int) int64 {
 	return int64(p.group()) * int64(p.dim+numbers) * size
 }
 
-// policy is a way to schedule, as -policy names it.
+// policy is a schedule as -policy names it.
 type policy struct {
 	name   string
-	splits int // of fixedSplit; 0: as many as there are workers for at once
+	splits int // splits of fixedSplit; 0: as many as the workers can run at the same time
 }
 
 const (
@@ -120,7 +121,7 @@ const (
 
 var policyNames = []string{perHead, fixedSplit, flashInfer, streamK, gpuEngine}
 
-// schedule is that of p.
+// schedule returns the schedule of p under y.
 func (y policy) schedule(p *problem) (*schedule, error) {
 	switch y.name {
 	case flashInfer:
@@ -131,7 +132,7 @@ func (y policy) schedule(p *problem) (*schedule, error) {
 	return p.lean(y), nil
 }
 
-// lean cuts with package lean.
+// lean returns the schedule of a policy of package lean.
 func (p *problem) lean(y policy) *schedule {
 	var plan lean.Plan
 	plan.Reset(p.kvHeads)
@@ -143,7 +144,7 @@ func (p *problem) lean(y policy) *schedule {
 	case streamK:
 		plan.Cut(lean.Policy{Kind: lean.StreamK}, p.workers)
 		s.title, s.note, s.Blocks = "LeanAttention", "stream-K, equal shares", plan.Workers()
-		// Two a worker are enough, whatever the shapes: an output, a maximum and a sum.
+		// Two partials per worker are enough for all shapes. A partial is an output, a maximum and a sum.
 		s.Workspace = 2 * int64(plan.Workers()) * p.partialBytes(2)
 	case perHead:
 		plan.Cut(lean.Policy{Kind: lean.PerHead}, p.workers)
@@ -157,7 +158,7 @@ func (p *problem) lean(y policy) *schedule {
 		s.title, s.note, s.Blocks = "FlashDecoding", fmt.Sprintf("every context in %d splits", splits), int(plan.Outputs())*splits
 		if splits == 1 {
 			s.note = "every context in one split"
-		} else { // an output and a log-sum-exp of each split
+		} else { // a partial per split: an output and a log-sum-exp
 			s.Workspace = int64(s.Blocks) * p.partialBytes(1)
 		}
 	}
@@ -165,7 +166,7 @@ func (p *problem) lean(y policy) *schedule {
 	return s
 }
 
-// planPieces is what workers have of a plan, so many of them.
+// planPieces returns the pieces of each worker in a plan.
 func planPieces(plan *lean.Plan, workers int) [][]piece {
 	all := make([][]piece, workers)
 	for w := range plan.Workers() {
@@ -177,11 +178,12 @@ func planPieces(plan *lean.Plan, workers int) [][]piece {
 	return all
 }
 
-// flashInfer plans with FlashInfer's algorithm: a query tile is the rows of a KV head of a sequence.
+// flashInfer returns the schedule of FlashInfer's algorithm. A query tile is the rows of one KV head of one
+// sequence.
 func (p *problem) flashInfer() *schedule {
 	s := &schedule{
 		Name: flashInfer, title: "FlashInfer", Tile: p.tokens(), Blocks: p.workers,
-		// Section D.3: two a worker at most, an output and a log-sum-exp.
+		// Section D.3: at most two partials per worker, each an output and a log-sum-exp.
 		Workspace: 2 * int64(p.workers) * p.partialBytes(1),
 	}
 	var lengths []int64
@@ -202,12 +204,13 @@ func (p *problem) flashInfer() *schedule {
 	return s
 }
 
-// hopper is an H100 and an H200, which the engine's choices were measured on, with so many multiprocessors.
+// hopper describes an H100 or H200 with the given number of multiprocessors. The engine's choices were
+// measured on both.
 func hopper(multiprocessors int) cuda.Info {
 	return cuda.Info{Capability: 90, Multiprocessors: multiprocessors, SharedPerBlockMost: 232448}
 }
 
-// gpu is what the GPU engine launches, for contiguous keys and values.
+// gpu returns the schedule of the GPU engine for contiguous keys and values.
 func (p *problem) gpu() (*schedule, error) {
 	longest := 1
 	for _, n := range p.lengths {
@@ -230,18 +233,18 @@ func (p *problem) gpu() (*schedule, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Sequences of one token each have kernels of one kind.
+	// All sequences have one token, so the step needs only one kind of kernel.
 	l := launched.Launches[0]
 	s := &schedule{
 		Name: gpuEngine, title: "GPU engine", Tile: l.Tokens, Blocks: len(l.Blocks), Workspace: launched.Workspace,
 		Workers: make([][]piece, len(l.Blocks)),
 	}
-	blocks := attn.Ceil(p.group(), l.Rows) // of a KV head
+	blocks := attn.Ceil(p.group(), l.Rows) // blocks of rows per KV head
 	working := 0
 	for b, shares := range l.Blocks {
 		for _, x := range shares {
 			if x.Begin == x.End {
-				continue // it only writes zeros
+				continue // the block only writes zeros
 			}
 			output := (x.Sequence*p.kvHeads+x.Head)*blocks + x.Block
 			s.Workers[b] = append(s.Workers[b], piece{output, x.Begin, x.End, x.Tiles})

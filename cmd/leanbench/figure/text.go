@@ -10,11 +10,11 @@ import (
 	"gorgonia.org/leanattention/internal/plural"
 )
 
-// columns is how wide the text is at most.
+// columns is the maximum width of the text.
 const columns = 80
 
-// writeText draws schedules with letters, at one scale, and what they come to. A letter is an output tile: large in
-// the piece that has its first LeanTile, small in others.
+// writeText draws the schedules as text at the same scale, with a summary of each. A letter stands for an
+// output tile: upper case in the piece with the first LeanTile, lower case in the other pieces.
 func writeText(w io.Writer, p *problem, all []*schedule, colours bool) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s\n", p)
@@ -41,7 +41,7 @@ func writeText(w io.Writer, p *problem, all []*schedule, colours bool) error {
 	return err
 }
 
-// String says what is computed.
+// String describes the problem.
 func (p *problem) String() string {
 	var b strings.Builder
 	if p.heads != p.kvHeads {
@@ -65,7 +65,8 @@ func (p *problem) String() string {
 
 func (s *schedule) heading() string { return s.title + ": " + s.note }
 
-// scale is how many tokens a column has so that the longest schedule fits: the smallest LeanTile, or some of them.
+// scale returns the tokens per column, a multiple of the smallest LeanTile, such that the longest schedule
+// fits.
 func scale(all []*schedule, columns int) int64 {
 	least, longest := int64(all[0].Tile), int64(0)
 	for _, s := range all {
@@ -75,11 +76,12 @@ func scale(all []*schedule, columns int) int64 {
 	return least * max(1, (longest+width*least-1)/(width*least))
 }
 
-// row draws a worker's pieces in columns of so many tokens up to the end: the letter of the piece that has most of the
-// column, or a dot where more than half of it is idle. Who works at all has a letter.
+// row draws the pieces of a worker in columns of the given number of tokens, up to end. A column shows the
+// letter of the piece that fills most of it, or a dot if more than half of it is idle. The first column of a
+// worker with any work is always a letter.
 func row(s *schedule, pieces []piece, tokens, end int64) string {
 	line := make([]byte, 0, columns)
-	next, from, to := 0, int64(0), int64(0) // the piece behind the one at hand, and where that begins and ends
+	next, from, to := 0, int64(0), int64(0) // next piece, and the range of the current piece
 	for at := int64(0); at < end; at += tokens {
 		letter, most, busy := byte('.'), int64(0), int64(0)
 		for {
@@ -102,7 +104,7 @@ func row(s *schedule, pieces []piece, tokens, end int64) string {
 	return string(line)
 }
 
-// letter is that of the output tile.
+// letter returns the letter of k's output tile.
 func (k piece) letter() byte {
 	if k.host() {
 		return 'A' + byte(k.Output%26)
@@ -110,7 +112,7 @@ func (k piece) letter() byte {
 	return 'a' + byte(k.Output%26)
 }
 
-// paint colours letters, those of an output tile alike.
+// paint colours the letters of a line. Each output tile has one colour.
 func paint(line string, colours bool) string {
 	if !colours {
 		return line
@@ -121,7 +123,7 @@ func paint(line string, colours bool) string {
 		if c := line[i]; c != last {
 			if last = c; c == '.' {
 				b.WriteString("\x1b[0m")
-			} else { // six colours of every terminal; the bright ones where the first part is
+			} else { // six standard colours; the bright variants mark the piece with the first LeanTile
 				bright := 30
 				if c < 'a' {
 					bright = 90
@@ -137,7 +139,7 @@ func paint(line string, colours bool) string {
 	return b.String()
 }
 
-// bytesOf is a size with three digits or so.
+// bytesOf formats a size with about three digits.
 func bytesOf(n int64) string {
 	switch {
 	case n < 10<<10:

@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// apart has a process be the first of a group of its own. A terminal's interrupt, and what timeout sends, is for all of our group.
+// apart puts the process into a process group of its own. An interrupt of the terminal, or a signal of
+// timeout(1), reaches leanbench's group only.
 func apart(c *exec.Cmd) {
 	if c.SysProcAttr == nil {
 		c.SysProcAttr = new(syscall.SysProcAttr)

@@ -5,7 +5,8 @@ import (
 	"syscall"
 )
 
-// apart has a process be the first of a group of its own. A console's Ctrl+C is for all of our group.
+// apart puts the process into a process group of its own. Ctrl+C in the console reaches leanbench's group
+// only.
 func apart(c *exec.Cmd) {
 	if c.SysProcAttr == nil {
 		c.SysProcAttr = new(syscall.SysProcAttr)

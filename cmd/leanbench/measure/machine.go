@@ -9,17 +9,17 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 )
 
-// Machine is what figures were measured on.
+// Machine describes the machine that figures were measured on.
 type Machine struct {
 	CPU     string `json:"cpu"`
 	Cores   int    `json:"cores"`
-	Workers int    `json:"workers"` // threads that computed
-	Kernels string `json:"kernels"` // of leanattention: their instruction set
+	Workers int    `json:"workers"` // compute threads
+	Kernels string `json:"kernels"` // instruction set of leanattention's kernels
 	Go      string `json:"go"`
 	GPU     string `json:"gpu,omitempty"`
 
-	// Load is the machine's load average before the measurement, of others that
-	// used it: with much of it no figure is worth anything. -1: not known.
+	// Load is the machine's load average before the measurement, caused by other programs. A high load
+	// invalidates the figures. -1 means unknown.
 	Load float64 `json:"load"`
 }
 
@@ -39,8 +39,7 @@ func (m Machine) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// ThisMachine lets the process use a number of threads from now on and
-// describes it.
+// ThisMachine limits the process to the given number of threads from now on and describes the machine.
 func ThisMachine(workers int) (Machine, error) {
 	if n := runtime.NumCPU(); workers < 1 || workers > n {
 		return Machine{}, fmt.Errorf("%d workers on %d cores", workers, n)
@@ -54,17 +53,17 @@ func ThisMachine(workers int) (Machine, error) {
 	}, nil
 }
 
-// loadAverage is that of the last minute, where the system tells it.
+// loadAverage returns the load average of the last minute, or -1 where the system does not report it.
 func loadAverage() float64 {
 	data, _ := os.ReadFile("/proc/loadavg") // Linux only
 	load := -1.0
-	fmt.Sscan(string(data), &load) // without a number it stays what it is
+	fmt.Sscan(string(data), &load) // keeps -1 if there is no number
 	return load
 }
 
-// cpuName is the processor's name, where the system tells it.
+// cpuName returns the processor's name, or the architecture where the system does not report the name.
 func cpuName() string {
-	data, _ := os.ReadFile("/proc/cpuinfo") // Linux only; without it the architecture has to do
+	data, _ := os.ReadFile("/proc/cpuinfo") // Linux only
 	for line := range strings.Lines(string(data)) {
 		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
 			return strings.TrimSpace(value)

@@ -12,7 +12,7 @@ import (
 
 // Storage is an element type of keys and values.
 type Storage struct {
-	Name  string // as PyTorch's workers and the tables have it
+	Name  string // name in tables and in questions to the PyTorch workers
 	Dtype tensor.Dtype
 	Size  int
 }
@@ -24,8 +24,8 @@ var (
 	Storages  = []Storage{StoreF32, StoreF16, StoreBF16}
 )
 
-// Arena is memory with random numbers of one element type in it: in (-1, 1),
-// none of them the zeros that some libraries skip and some machines do not store.
+// Arena is memory filled with random numbers of one element type in (-1, 1). No number is zero: some
+// libraries skip zeros, and some machines do not store zeros.
 type Arena struct {
 	Storage Storage
 	Words   []uint64

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Options are the flags of every command that measures.
+// Options are the flags that every measuring command has.
 type Options struct {
 	JSON    string
 	Quick   bool
@@ -23,7 +23,7 @@ func Flags(flags *flag.FlagSet) *Options {
 	return o
 }
 
-// Pace is that of steps which take micro- or milliseconds.
+// Pace returns the pace for steps that take microseconds or milliseconds.
 func (o *Options) Pace() Pace {
 	if o.Quick {
 		return Pace{Rounds: 3, Turn: 20 * time.Millisecond}
@@ -31,12 +31,12 @@ func (o *Options) Pace() Pace {
 	return Pace{Rounds: 11, Turn: 120 * time.Millisecond}
 }
 
-// Fields are what is between commas; an empty text has none.
+// Fields splits text at commas. An empty text has no fields.
 func Fields(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 }
 
-// Counts reads the positive numbers of a flag, with commas between; an empty text has none.
+// Counts parses the comma-separated positive numbers of a flag. An empty text has none.
 func Counts(name, text string) (all []int, err error) {
 	for _, s := range Fields(text) {
 		n, err := strconv.Atoi(s)
@@ -48,7 +48,7 @@ func Counts(name, text string) (all []int, err error) {
 	return all, nil
 }
 
-// Only is b in some cases, and no bar in all others.
+// Only returns b if when is true, and otherwise nil, which is no bar.
 func Only(when bool, b *Bar) *Bar {
 	if !when {
 		return nil

@@ -1,4 +1,4 @@
-// Package measure has turns, figures, bars and reports: what all measurements share.
+// Package measure holds the parts that all measurements share: alternating runs, figures, bars and reports.
 package measure
 
 import (
@@ -16,75 +16,76 @@ import (
 // Figure is one number of a report.
 type Figure struct {
 	Table     string  `json:"table"`
-	Case      string  `json:"case"`      // the row's shape
-	Contender string  `json:"contender"` // and who computed it
+	Case      string  `json:"case"`      // shape
+	Contender string  `json:"contender"` // program that computed the case
 	Metric    Metric  `json:"metric"`
 	Value     float64 `json:"value"`
 	Bar       *Bar    `json:"bar,omitempty"`
 }
 
-// ReadCeiling is who reads what ours does and no more; on a GPU the name goes on with how.
+// ReadCeiling names the contender that only reads the bytes that attention reads. On a GPU the kind of read
+// follows the name.
 const ReadCeiling = "read ceiling"
 
-// Metric is the name and unit of a number, and the head of its column.
+// Metric is the name and unit of a number, and the head of its table column.
 type Metric string
 
 const (
-	Speed         Metric = "GB/s"                // bytes of keys and values, over the median of the rounds
+	Speed         Metric = "GB/s"                // bytes of keys and values over the median time of the rounds
 	BestSpeed     Metric = "best GB/s"           // over the best round
-	Share         Metric = "of the ceiling"      // median of the ratios of neighbouring turns
-	OverStock     Metric = "x default"           // the same, of the default node's time to ours
-	OverTorch     Metric = "x PyTorch"           // of PyTorch's time to ours
-	Allocs        Metric = "allocs"              // heap allocations of a step
+	Share         Metric = "of the ceiling"      // speed over the ceiling's: median of the ratios of neighbouring turns
+	OverStock     Metric = "x default"           // speedup over the default node: the same median
+	OverTorch     Metric = "x PyTorch"           // speedup over PyTorch
+	Allocs        Metric = "allocs"              // heap allocations per step
 	Tokens        Metric = "tokens/s"            // of all sequences together, median
-	BestTokens    Metric = "best tokens/s"       // in the best round
-	Prompt        Metric = "prompt tokens/s"     // before the first token, median
-	PromptMillis  Metric = "ms"                  // until the tokens behind the prompts are there, median
-	FirstPrompt   Metric = "ms, the first time"  // with kernels to load and memory to take
-	OverHF        Metric = "x transformers"      // of transformers' time to ours; on a CPU of float32
+	BestTokens    Metric = "best tokens/s"       // of all sequences together, best round
+	Prompt        Metric = "prompt tokens/s"     // tokens of the prompts over the time to the first token, median
+	PromptMillis  Metric = "ms"                  // time to the first token after the prompts, median
+	FirstPrompt   Metric = "ms, the first time"  // includes loading of kernels and allocation of memory
+	OverHF        Metric = "x transformers"      // speedup over transformers; on a CPU, over transformers in float32
 	OverHF16      Metric = "x transformers bf16" // on a CPU
-	OverCT2       Metric = "x CT2"               // of CTranslate2's float32 time to ours
-	OverInt8      Metric = "x CT2 int8"          // of CTranslate2's int8 time to ours
-	Micros        Metric = "us"                  // of a launch, median of all replays
-	Micros10      Metric = "p10 us"              // that a tenth of them are below
-	Micros90      Metric = "p90 us"              // and nine tenths
-	GPUShare      Metric = "of the read ceiling" // share, on a GPU
-	OfDense       Metric = "of contiguous"       // of the speed with contiguous keys
-	OfAllowed     Metric = "of the time"         // that is allowed: 1.05 times the ceiling's, and 5 us
-	TimeOfMHA     Metric = "time of MHA"         // over that of one query head a KV head
-	TFLOPs        Metric = "TFLOP/s"             // of products, over the median of the rounds
-	Products      Metric = "Gop/s"               // of products, over the best round
-	OverCUDNN     Metric = "x CUDNN"             // of PyTorch's CUDNN_ATTENTION's time to ours
-	OverCuBLAS    Metric = "x cuBLAS"            // of cuBLAS's time to ours
-	OfSum         Metric = "of the allowed time" // of a mixed step: 1.05 times the longer of its two parts, and 20% of the other
-	OverFlash     Metric = "x FLASH"             // of PyTorch's FLASH_ATTENTION's time to ours
-	OverBest      Metric = "x best peer"         // of the best peer's
-	OverBatch     Metric = "x BatchAttention"    // of FlashInfer's BatchAttention's
+	OverCT2       Metric = "x CT2"               // speedup over CTranslate2 in float32
+	OverInt8      Metric = "x CT2 int8"          // speedup over CTranslate2 in int8
+	Micros        Metric = "us"                  // per launch, median of all replays
+	Micros10      Metric = "p10 us"              // 10th percentile
+	Micros90      Metric = "p90 us"              // 90th percentile
+	GPUShare      Metric = "of the read ceiling" // Share, on a GPU
+	OfDense       Metric = "of contiguous"       // speed over the speed with contiguous keys
+	OfAllowed     Metric = "of the time"         // time over the allowed time, 1.05 times the ceiling's time plus 5 us
+	TimeOfMHA     Metric = "time of MHA"         // time over the time with one query head per KV head
+	TFLOPs        Metric = "TFLOP/s"             // of matrix products, over the median of the rounds
+	Products      Metric = "Gop/s"               // of matrix products, over the best round
+	OverCUDNN     Metric = "x CUDNN"             // speedup over PyTorch's CUDNN_ATTENTION
+	OverCuBLAS    Metric = "x cuBLAS"            // speedup over cuBLAS
+	OfSum         Metric = "of the allowed time" // of a mixed step, with the allowed time 1.05 times the longer of its two parts plus 20% of the other part
+	OverFlash     Metric = "x FLASH"             // speedup over PyTorch's FLASH_ATTENTION
+	OverBest      Metric = "x best peer"         // speedup over the best peer
+	OverBatch     Metric = "x BatchAttention"    // speedup over FlashInfer's BatchAttention
 	StepMillis    Metric = "ms a step"           // of all sequences together, median
-	StepBytes     Metric = "GB a step"           // of weights, keys and values
-	OverCompiled  Metric = "x compiled"          // of the time of transformers' compiled step to ours
-	OverEager     Metric = "x eager"             // and of its eager one
-	OverFixed     Metric = "x fixed"             // speed over that of our own with the schedule of FlashDecoding
-	OverPerHead   Metric = "x per head"          // and with that of FlashAttention-2
-	OverInfer     Metric = "x FlashInfer"        // of the better of FlashInfer's decode kernels
-	OverVarlen    Metric = "x FLASH, varlen"     // of FLASH_ATTENTION's for sequences of several lengths
-	BusyShare     Metric = "busy SMs"            // share of multiprocessors' time in which they have LeanTiles, by the schedule
-	BusyCounted   Metric = "busy SMs, counted"   // in which they have a warp, by the GPU's counters
-	Watts         Metric = "W"                   // of the whole GPU
-	TokenJoules   Metric = "mJ a token"          // of each sequence, in a layer
+	StepBytes     Metric = "GB a step"           // weights, keys and values
+	OverCompiled  Metric = "x compiled"          // speedup over the compiled step of transformers
+	OverEager     Metric = "x eager"             // speedup over the eager step of transformers
+	OverFixed     Metric = "x fixed"             // speedup over leanattention with FlashDecoding's schedule
+	OverPerHead   Metric = "x per head"          // speedup over leanattention with FlashAttention-2's schedule
+	OverInfer     Metric = "x FlashInfer"        // speedup over the better of FlashInfer's decode kernels
+	OverVarlen    Metric = "x FLASH, varlen"     // speedup over FLASH_ATTENTION for sequences of different lengths
+	BusyShare     Metric = "busy SMs"            // share of the multiprocessors' time that the schedule fills with LeanTiles
+	BusyCounted   Metric = "busy SMs, counted"   // share of the multiprocessors' time with a resident warp, from the GPU's counters
+	Watts         Metric = "W"                   // whole GPU
+	TokenJoules   Metric = "mJ a token"          // per sequence and layer
 	ByteJoules    Metric = "mJ/GB"               // of keys and values
 	OfFlashJoules Metric = "of FLASH's energy"
-	OfReadJoules  Metric = "x the ceiling's energy" // of a kernel that only reads the same bytes
-	TotalSeconds  Metric = "s in all"               // a prompt and its tokens
-	OverDefault   Metric = "x default"              // and with attention in three launches
-	Queueing      Metric = "queueing attention"     // share of the time, on the host
+	OfReadJoules  Metric = "x the ceiling's energy" // over the energy of a kernel that only reads the same bytes
+	TotalSeconds  Metric = "s in all"               // a prompt and the tokens after the prompt
+	OverDefault   Metric = "x default"              // speedup over attention in three launches
+	Queueing      Metric = "queueing attention"     // share of the step's time that the host spends on queueing attention
 	LayerMicros   Metric = "us a layer"
-	BeyondKernels Metric = "beyond its kernels"      // us a layer
-	BeyondFloor   Metric = "beyond the driver alone" // us a layer
-	OverOneGPU    Metric = "x one GPU"               // of one GPU's time to that of several
-	OverBytes     Metric = "x one GPU by its bytes"  // of the time in which one GPU reads what a step does
-	BeyondShare   Metric = "us beyond an even share" // of one GPU's time: what a layer takes more than that
-	OverCopies    Metric = "x copies"                // of the time of sequences that have nothing in common to that of forks
+	BeyondKernels Metric = "beyond its kernels"      // us per layer
+	BeyondFloor   Metric = "beyond the driver alone" // us per layer
+	OverOneGPU    Metric = "x one GPU"               // speedup of several GPUs over one GPU
+	OverBytes     Metric = "x one GPU by its bytes"  // speedup over the time in which one GPU reads the bytes of a step
+	BeyondShare   Metric = "us beyond an even share" // per layer: time minus one GPU's time divided by the number of GPUs
+	OverCopies    Metric = "x copies"                // speedup of forks over sequences that share nothing
 	OfReader      Metric = "of a reader of the same pages"
 )
 
@@ -106,7 +107,7 @@ func (m Metric) Format(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// Bar is what a figure should be.
+// Bar is the target of a figure.
 type Bar struct {
 	Least *float64 `json:"least,omitempty"`
 	Most  *float64 `json:"most,omitempty"`
@@ -116,19 +117,19 @@ type Bar struct {
 func AtLeast(v float64) *Bar { return &Bar{Least: &v} }
 func AtMost(v float64) *Bar  { return &Bar{Most: &v} }
 
-// OfCeiling is a bar for a share. What is far above the ceiling shows that the
-// ceiling was not reached by its own kernel: such a run has measured nothing.
+// OfCeiling returns the bar for a share of the ceiling. The upper limit of 1.15 rejects a run whose ceiling
+// kernel was itself too slow.
 func OfCeiling(least float64) *Bar {
 	most := 1.15
 	return &Bar{Least: &least, Most: &most}
 }
 
-// Judge returns b with its verdict on v.
+// Judge returns a copy of b with its verdict on v.
 func (b *Bar) Judge(v float64) *Bar {
 	if b == nil {
 		return nil
 	}
-	// Written so that a NaN meets nothing.
+	// This form of the condition also rejects NaN.
 	met := (b.Least == nil || v >= *b.Least) && (b.Most == nil || v <= *b.Most)
 	return &Bar{b.Least, b.Most, met}
 }
@@ -152,33 +153,33 @@ func Verdict(met bool) string {
 	return "**missed**"
 }
 
-// Report collects what a command measures.
+// Report collects the figures of a command.
 type Report struct {
-	Command string `json:"command"` // of leanbench, or a whole command line of another program
+	Command string `json:"command"` // arguments of leanbench, or the whole command line of another program
 	Date    string `json:"date,omitempty"`
 	Commit  string `json:"commit,omitempty"` // of this repository
 
-	// Transcribed says where figures were copied from that no JSON was kept of.
+	// Transcribed names the source of figures that were copied because no JSON was kept.
 	Transcribed string `json:"transcribed,omitempty"`
 
 	Machine Machine  `json:"machine"`
-	Notes   []string `json:"notes,omitempty"` // what else the figures depend on
+	Notes   []string `json:"notes,omitempty"` // other conditions of the measurement
 
-	// Versions are those of the programs that were measured, and of the driver, by name.
+	// Versions maps the names of the measured programs and of the driver to their versions.
 	Versions map[string]string `json:"versions,omitempty"`
 	Clocks   []Clock           `json:"clocks,omitempty"`
 
 	Figures []Figure `json:"figures"`
 }
 
-// Clock is a GPU's clocks while it reads memory, in MHz.
+// Clock is the state of a GPU's clocks during memory reads, in MHz.
 type Clock struct {
 	When   string `json:"when"`
 	SM     int    `json:"sm"`
 	Memory int    `json:"memory"`
 }
 
-// Row is the figures of one contender in one case.
+// Row adds figures of one contender in one case.
 type Row struct {
 	report          *Report
 	table, is, name string
@@ -186,17 +187,17 @@ type Row struct {
 
 func (r *Report) Row(table, is, contender string) Row { return Row{r, table, is, contender} }
 
-// Add takes a figure down; b may be nil.
+// Add appends a figure. b may be nil.
 func (r Row) Add(m Metric, v float64, b *Bar) {
 	r.report.Figures = append(r.report.Figures, Figure{r.table, r.is, r.name, m, v, b.Judge(v)})
 }
 
-// Drop drops the figures of a case, which is measured again.
+// Drop removes the figures of a case before the case is measured again.
 func (r *Report) Drop(table, is string) {
 	r.Figures = slices.DeleteFunc(r.Figures, func(f Figure) bool { return f.Table == table && f.Case == is })
 }
 
-// Find returns a figure; nil if there is none.
+// Find returns a figure, or nil if there is none.
 func (r *Report) Find(is, contender string, m Metric) *Figure {
 	for i := range r.Figures {
 		if f := &r.Figures[i]; f.Case == is && f.Contender == contender && f.Metric == m {
@@ -206,8 +207,8 @@ func (r *Report) Find(is, contender string, m Metric) *Figure {
 	return nil
 }
 
-// WriteTable writes the figures of a table in Markdown: a row for each case and
-// contender and a column for each metric, in the order in which they came.
+// WriteTable writes the figures of a table in Markdown: a row per case and contender, a column per metric, in
+// the order in which the figures were added.
 func (r *Report) WriteTable(w io.Writer, table string) {
 	type key struct{ is, contender string }
 	var rows []key
@@ -240,7 +241,7 @@ func (r *Report) WriteTable(w io.Writer, table string) {
 	for _, k := range rows {
 		is := k.is
 		if is == last {
-			is = "" // once for its contenders
+			is = "" // printed once per case
 		}
 		last = k.is
 		fmt.Fprintf(w, "| %s | %s |", is, k.contender)
@@ -251,12 +252,12 @@ func (r *Report) WriteTable(w io.Writer, table string) {
 	}
 }
 
-// WriteHead writes what the figures were measured on.
+// WriteHead writes the command, the machine and the notes.
 func (r *Report) WriteHead(w io.Writer) {
 	fmt.Fprintf(w, "%s\n", strings.Join(append([]string{"`leanbench " + r.Command + "`", r.Machine.String()}, r.Notes...), "; "))
 }
 
-// WriteVerdict counts the bars and lists those that are missed.
+// WriteVerdict writes how many bars are met and lists each missed bar.
 func (r *Report) WriteVerdict(w io.Writer) {
 	bars, missed := 0, []Figure(nil)
 	for _, f := range r.Figures {
@@ -283,7 +284,7 @@ func (r *Report) WriteVerdict(w io.Writer) {
 	}
 }
 
-// Save writes the report as JSON, if a name is given.
+// Save writes the report as JSON. It does nothing if name is empty.
 func (r *Report) Save(name string) error {
 	if name == "" {
 		return nil
@@ -323,7 +324,7 @@ func Load(name string) (*Report, error) {
 	return r, nil
 }
 
-// HasCase says whether there are figures of a case.
+// HasCase reports whether the table has figures of a case.
 func (r *Report) HasCase(table, is string) bool {
 	return slices.ContainsFunc(r.Figures, func(f Figure) bool { return f.Table == table && f.Case == is })
 }

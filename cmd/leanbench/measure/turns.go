@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// Contender is one of several programs for the same work.
+// Contender is one of the programs that a measurement compares.
 type Contender struct {
 	Name string
-	// Run does n steps and returns how long they took together.
+	// Run runs n steps and returns their total time.
 	Run func(n int) (time.Duration, error)
-	// Settle is how long its threads may go on spinning after a turn: the next
-	// one has to wait for them.
+	// Settle is the pause after each run. It is longer than the contender's idle threads spin, so that they
+	// do not slow the next contender.
 	Settle time.Duration
 }
 
-// Timed makes the run of a contender that lives in this process out of a step.
+// Timed returns the Run of a contender that executes step in this process.
 func Timed(step func() error) func(int) (time.Duration, error) {
 	return func(n int) (time.Duration, error) {
 		began := time.Now()
@@ -31,18 +31,18 @@ func Timed(step func() error) func(int) (time.Duration, error) {
 	}
 }
 
-// turn returns the seconds of a step.
+// turn runs the given number of steps and returns the seconds per step.
 func (c *Contender) turn(steps int) (float64, error) {
 	d, err := c.Run(steps)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", c.Name, err)
 	}
 	time.Sleep(c.Settle)
-	// A clock that stood still would make a speed of infinity.
+	// The lower bound avoids an infinite speed if the clock did not advance.
 	return max(d.Seconds(), 1e-9) / float64(steps), nil
 }
 
-// fill returns how many steps fill a turn.
+// fill returns the number of steps that last about as long as turn.
 func (c *Contender) fill(turn time.Duration) (int, error) {
 	const most = 1 << 24
 	for n := 1; ; {
@@ -54,26 +54,26 @@ func (c *Contender) fill(turn time.Duration) (int, error) {
 		if s*float64(n) >= turn.Seconds()/8 || n == most {
 			return int(min(max(math.Round(steps), 1), most)), nil
 		}
-		// First steps take longer, so that there are more than it seems now.
+		// The first steps are slow, so steps is an underestimate. The next try runs a quarter of steps, and
+		// at least twice n.
 		n = int(min(max(steps/4, float64(2*n)), most))
 	}
 }
 
-// Pace is how often contenders take turns, and how long a turn is: steps, or if
-// that is 0 as many steps as fill the time.
+// Pace is the number of rounds and the length of a turn. A turn has Steps steps or, if Steps is 0, as many
+// steps as last Turn.
 type Pace struct {
 	Rounds int
 	Turn   time.Duration
 	Steps  int
-	Warm   bool // with steps: the contenders need no turn that is not counted
+	Warm   bool // with Steps: the contenders need no warm-up
 }
 
-// Samples are a contender's seconds a step, one number for each round.
+// Samples are the seconds per step of a contender, one value per round.
 type Samples []float64
 
-// Alternate lets contenders take turns, A B C A B C ..., so that whatever
-// changes the machine's speed meets all of them. Turns that are not counted come
-// first.
+// Alternate runs the contenders in the order A B C A B C ..., so that changes of the machine's speed affect
+// all of them. Warm-up runs that do not count come first.
 func Alternate(p Pace, contenders []Contender) ([]Samples, error) {
 	steps := make([]int, len(contenders))
 	for i := range contenders {
@@ -105,15 +105,14 @@ func (s Samples) Best() float64 { return slices.Min(s) }
 
 func (s Samples) Median() float64 { return Median(slices.Clone(s)) }
 
-// Median sorts x, which is not empty.
+// Median returns the median of x and sorts x. x must not be empty.
 func Median(x []float64) float64 {
 	slices.Sort(x)
 	n := len(x)
 	return (x[(n-1)/2] + x[n/2]) / 2
 }
 
-// Faster is how many times as fast as other s is: the median over the rounds of
-// the ratio of the two turns in it, which are neighbours.
+// Faster returns the speedup of s over other: the median of the ratios of the two turns of each round.
 func (s Samples) Faster(other Samples) float64 {
 	ratios := make([]float64, len(s))
 	for i := range s {
@@ -122,8 +121,8 @@ func (s Samples) Faster(other Samples) float64 {
 	return Median(ratios)
 }
 
-// Allocations is the number of heap allocations of a step, rounded down as
-// testing.AllocsPerRun does, after a step that may allocate what is kept.
+// Allocations returns the heap allocations per step, rounded down as testing.AllocsPerRun does. A first step
+// does not count, because it may allocate buffers that later steps reuse.
 func Allocations(c Contender, steps int) (float64, error) {
 	if _, err := c.Run(1); err != nil {
 		return 0, fmt.Errorf("%s: %w", c.Name, err)

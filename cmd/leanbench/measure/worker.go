@@ -14,44 +14,46 @@ import (
 	"time"
 )
 
-// answerTime is the longest that a worker may take for an answer: some load
-// models, and some work through thousands of tokens.
+// answerTime is the default limit for an answer. Some workers load models, and some process thousands of
+// tokens.
 const answerTime = 15 * time.Minute
 
-// Worker is another process that computes when it is asked to, so that programs
-// of other languages can take turns with ours. A question is a line of words on
-// its standard input, and its answer a line on its standard output:
+// Worker is another process that runs measurements on request, so that programs in other languages can
+// alternate with this process. A question is a line of words on the worker's standard input. The answer is a
+// line on its standard output:
 //
 //	ok WORD ...
 //	error TEXT
 //
-// It says ok once by itself when it is ready, and ends when its input does.
+// The worker prints ok once when it is ready, and exits when its input ends.
 type Worker struct {
 	command *exec.Cmd
 	in      io.WriteCloser
-	lines   chan string // closed when there are no more
+	lines   chan string // closed when the worker's output ends
 	Stderr  tail
-	Hello   []string // the words of its first ok
-	// Patience is the longest that it may take for an answer; 0: a quarter of an hour.
+	Hello   []string // words of the first ok
+	// Patience is the longest wait for an answer. 0 means answerTime.
 	Patience time.Duration
-	// Gone says that it gives no more answers: it has ended, or was silent for too long and is ended.
+	// Gone reports that the worker gives no more answers: it has exited, or was killed because an answer took
+	// longer than Patience.
 	Gone    bool
 	closing sync.Once
 	end     error
 }
 
-// StartWorker starts python on a program with arguments.
+// StartWorker starts python with the program and its arguments.
 func StartWorker(python, program string, args ...string) (*Worker, error) {
 	return Start(exec.Command(python, append([]string{"-u", "-c", program}, args...)...))
 }
 
-// Start starts a command. An interrupt from the terminal does not reach it, nor what it starts: a measurement that is interrupted
-// finishes the shape at hand, with all who take part. The worker ends when we do, since its input does.
+// Start starts a command as a worker. An interrupt of the terminal does not reach the worker and its
+// children, so an interrupted measurement can finish the current shape. The worker exits when this process
+// does, because its input then ends.
 func Start(c *exec.Cmd) (*Worker, error) {
 	w := &Worker{command: c, lines: make(chan string)}
 	apart(c)
 	c.Stderr = &w.Stderr
-	// What a worker started in turn may hold the pipes: they are not waited for long.
+	// Children of the worker may keep the pipes open. WaitDelay limits the wait for them.
 	c.WaitDelay = time.Second
 	in, err := c.StdinPipe()
 	if err != nil {
@@ -77,9 +79,9 @@ func Start(c *exec.Cmd) (*Worker, error) {
 	return w, nil
 }
 
-// Again starts the program of a worker that is gone once more. It knows nothing of what the one before was told.
+// Again starts the program of a worker that is gone once more. The new process has no state of the old one.
 func (w *Worker) Again() (*Worker, error) {
-	w.Close() // why it is gone was said
+	w.Close() // the error was reported when the worker went
 	old := w.command
 	c := exec.Command(old.Path)
 	c.Args, c.Env, c.Dir = old.Args, old.Env, old.Dir
@@ -91,11 +93,11 @@ func (w *Worker) Again() (*Worker, error) {
 	return next, nil
 }
 
-// TorchSettle is longer than PyTorch's threads spin when they have no work.
+// TorchSettle is longer than PyTorch's idle threads spin.
 const TorchSettle = 30 * time.Millisecond
 
-// Steps is the Run of a contender in the worker: a question whose last word is the number of steps, and whose answer begins
-// with the time of all.
+// Steps returns the Run of a contender in the worker. The number of steps is the last word of the question,
+// and the total time is the first word of the answer.
 func (w *Worker) Steps(format string, args ...any) func(n int) (time.Duration, error) {
 	return func(n int) (time.Duration, error) {
 		t, _, err := w.Seconds(1, format+" %d", append(slices.Clone(args), n)...)
@@ -106,7 +108,7 @@ func (w *Worker) Steps(format string, args ...any) func(n int) (time.Duration, e
 	}
 }
 
-// Ask sends a question and returns the words of its answer.
+// Ask sends a question and returns the words of the answer after ok.
 func (w *Worker) Ask(format string, args ...any) ([]string, error) {
 	question := fmt.Sprintf(format, args...)
 	if w.Gone {
@@ -136,14 +138,14 @@ func (w *Worker) answer() ([]string, error) {
 		switch {
 		case !more:
 			w.Gone = true
-			w.Close() // then all that it had to say is there
+			w.Close() // waits until all of stderr is read
 			return nil, fmt.Errorf("the worker has ended%s", w.Stderr.Text())
 		case len(words) == 0 || words[0] != "ok":
 			return nil, fmt.Errorf("the worker says %q%s", line, w.Stderr.Text())
 		}
 		return words[1:], nil
 	case <-timer.C:
-		// It may still answer, when nobody knows any more what.
+		// A late answer would be taken for the answer to a later question, so the worker is killed.
 		w.Gone = true
 		w.command.Process.Kill()
 		w.Close()
@@ -151,8 +153,7 @@ func (w *Worker) answer() ([]string, error) {
 	}
 }
 
-// Seconds asks a question whose answer is that many numbers of seconds, and
-// perhaps more words.
+// Seconds asks a question whose answer begins with count times in seconds. rest holds the remaining words.
 func (w *Worker) Seconds(count int, format string, args ...any) (times []time.Duration, rest []string, err error) {
 	words, err := w.Ask(format, args...)
 	if err != nil {
@@ -171,15 +172,15 @@ func (w *Worker) Seconds(count int, format string, args ...any) (times []time.Du
 	return times, words[count:], nil
 }
 
-// Close ends the worker: by itself, or after some seconds by force. Closing
-// again gives the same error.
+// Close closes the worker's input and waits for the worker to exit, and kills it after five seconds. Further
+// calls return the same error.
 func (w *Worker) Close() error {
 	w.closing.Do(func() {
 		w.in.Close()
 		force := time.AfterFunc(5*time.Second, func() { w.command.Process.Kill() })
 		defer force.Stop()
 		for range w.lines {
-			// Nobody waits for these answers any more; its last ones must not block it.
+			// Unread lines would block the worker.
 		}
 		if err := w.command.Wait(); err != nil {
 			w.end = fmt.Errorf("worker: %w", err)
@@ -188,7 +189,7 @@ func (w *Worker) Close() error {
 	return w.end
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the last 4000 bytes written to it.
 type tail struct {
 	mu   sync.Mutex
 	data []byte
@@ -204,7 +205,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Text is the end of an error message, with what was written.
+// Text returns the kept bytes as the end of an error message, or an empty string.
 func (t *tail) Text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

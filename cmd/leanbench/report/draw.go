@@ -19,14 +19,14 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// palette is told apart by people who see few colours, too (Okabe and Ito).
+// palette holds colours that colour-blind readers can distinguish (Okabe and Ito).
 var palette = []color.Color{
 	color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{0, 158, 115, 255},
 	color.RGBA{204, 121, 167, 255}, color.RGBA{86, 180, 233, 255}, color.RGBA{120, 120, 120, 255},
 	color.RGBA{213, 94, 0, 255},
 }
 
-// colour is a series' own, or that of its place.
+// colour returns the colour that tint names, or else the colour of the series' position.
 func (c column) colour(place int) color.Color {
 	if c.tint > 0 {
 		place = c.tint - 1
@@ -36,11 +36,11 @@ func (c column) colour(place int) color.Color {
 
 func init() { plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"} }
 
-// dark has a picture follow the reader's colour scheme: what is black on white becomes light on dark.
+// dark makes a picture follow the reader's colour scheme: black becomes light, and white becomes dark.
 const dark = `<style>@media (prefers-color-scheme:dark){text,path[style*="fill:#000000"]{fill:#c9d1d9!important}path[style*="fill:#FFFFFF"]{fill:#0d1117!important}path[style*="stroke:#000000"]{stroke:#c9d1d9!important}}</style>
 `
 
-// draw is a question's picture as SVG.
+// draw returns the picture of a question as SVG.
 func (t *tables) draw(q question) ([]byte, error) {
 	p := plot.New()
 	p.Title.Text = q.title
@@ -70,19 +70,19 @@ func (t *tables) draw(q question) ([]byte, error) {
 	c := vgsvg.New(pictureWidth, height)
 	all := draw.New(c)
 	all.FillPolygon(p.BackgroundColor, []vg.Point{all.Min, {X: all.Max.X, Y: all.Min.Y}, all.Max, {X: all.Min.X, Y: all.Max.Y}})
-	p.Draw(draw.Crop(all, vg.Points(3), -vg.Points(12), vg.Points(3), -vg.Points(3))) // titles, and half of the last number, are not at the edge
+	p.Draw(draw.Crop(all, vg.Points(3), -vg.Points(12), vg.Points(3), -vg.Points(3))) // margins for the titles and for half of the last number
 	var out bytes.Buffer
 	if _, err := c.WriteTo(&out); err != nil {
 		return nil, err
 	}
 	svg := bytes.Replace(out.Bytes(), []byte("<g transform"), []byte(dark+"<g transform"), 1)
-	// Where the font is not there its neighbours of the same widths are to be taken.
+	// The other fonts have the same character widths as Liberation Sans.
 	return bytes.ReplaceAll(svg, []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
 }
 
 const pictureWidth = 22 * vg.Centimeter
 
-// steps are marks of an axis from 0 on, each with its number: some six of them, 1, 2 or 5 of a power of ten apart.
+// steps marks an axis from 0 with about six labelled ticks. The distance is 1, 2 or 5 times a power of ten.
 type steps struct{}
 
 func (steps) Ticks(least, most float64) (marks []plot.Tick) {
@@ -98,7 +98,7 @@ func (steps) Ticks(least, most float64) (marks []plot.Tick) {
 	return marks
 }
 
-// value is what a picture shows of a figure.
+// value returns the value that the picture shows of a figure.
 func (p picture) value(f *measure.Figure) float64 {
 	if p.percent {
 		return 100 * f.Value
@@ -106,7 +106,7 @@ func (p picture) value(f *measure.Figure) float64 {
 	return f.Value
 }
 
-// limit is the bar in the picture's unit.
+// limit returns the bar in the picture's unit.
 func (p picture) limit() float64 {
 	if p.percent {
 		return 100 * p.bar
@@ -114,8 +114,8 @@ func (p picture) limit() float64 {
 	return p.bar
 }
 
-// drawn is the question as its picture has it: series of contenders are groups of bars for each case, whatever lines the
-// table has.
+// drawn returns the question as its picture shows it. If the picture's series are contenders, each case is
+// one group of bars, even if the table has a line per contender.
 func (q question) drawn() question {
 	for _, s := range q.picture.series {
 		q.contenders = q.contenders && s.who == ""
@@ -123,14 +123,14 @@ func (q question) drawn() question {
 	return q
 }
 
-// drawBars has a group of bars, or of dots, for each line of the table, from the top to the bottom.
+// drawBars draws a group of bars, or of dots, for each line of the table, from top to bottom.
 func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 	rows := t.rows(q.drawn(), q.tables...)
 	thick := vg.Points(5)
 	groups := 0
 	var labels []string
 	values := make([]plotter.Values, len(q.picture.series))
-	for i := len(rows) - 1; i >= 0; i-- { // the first is the topmost
+	for i := len(rows) - 1; i >= 0; i-- { // the first line is the topmost
 		found := false
 		line := make([]float64, len(values))
 		for j, s := range q.picture.series {
@@ -191,7 +191,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 	}
 	p.Legend.Top = false
 	p.X.Tick.Marker = steps{}
-	if len(values) > 1 { // room for the legend
+	if len(values) > 1 { // space for the legend
 		most := func(texts []string) (width vg.Length) {
 			for _, text := range texts {
 				width = max(width, p.Legend.TextStyle.Width(text))
@@ -210,7 +210,7 @@ func (t *tables) drawBars(p *plot.Plot, q question) (vg.Length, error) {
 	return max(6*vg.Centimeter, vg.Length(groups)*each+2*vg.Centimeter), nil
 }
 
-// drawLines has a line for each series, over the number that a line's label is.
+// drawLines draws a line for each series. The x value is the number in a table line's label.
 func (t *tables) drawLines(p *plot.Plot, q question) error {
 	rows := t.rows(q.drawn(), q.tables...)
 	var ticks plot.ConstantTicks
@@ -243,7 +243,7 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 	p.Legend.Left = true
 	if q.picture.ticks {
 		p.X.Tick.Marker = ticks
-		p.X.Max *= math.Pow(p.X.Max/p.X.Min, 0.03) // room for half a number
+		p.X.Max *= math.Pow(p.X.Max/p.X.Min, 0.03) // space for half a number
 	}
 	if q.picture.bar > 0 {
 		line, err := plotter.NewLine(plotter.XYs{{X: p.X.Min, Y: q.picture.limit()}, {X: p.X.Max, Y: q.picture.limit()}})
@@ -254,15 +254,15 @@ func (t *tables) drawLines(p *plot.Plot, q question) error {
 		p.Add(line)
 	}
 	if !q.picture.logY {
-		p.Y.Min, p.Y.Max = 0, 1.4*p.Y.Max // room for the legend
+		p.Y.Min, p.Y.Max = 0, 1.4*p.Y.Max // space for the legend
 	}
 	return nil
 }
 
-// drawPoints has a point for each case, over the time of its launch.
+// drawPoints draws a point for each case. The x value is the time of the launch.
 func (t *tables) drawPoints(p *plot.Plot, q question) error {
 	s := q.picture.series[0]
-	var sets [2]plotter.XYs // heads of 64 and of 128
+	var sets [2]plotter.XYs // head dimensions 64 and 128
 	for _, r := range t.rows(question{}, q.points) {
 		x, y := r.cells[cellKey("", s.who, us)], r.cells[cellKey("", s.who, s.metric)]
 		if x == nil || y == nil {

@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// convertBench makes a report of what go test -bench printed.
+// convertBench converts the output of go test -bench into a report.
 func convertBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	from := flags.String("from", "", "`file` that go test -bench wrote")
 	to := flags.String("json", "", "`file` to write the report to")
@@ -34,7 +34,7 @@ func convertBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", *from, err)
 		}
-		// The benchmarks ran here, with the same variables in the environment.
+		// The benchmarks are assumed to have run on this machine, with the same environment variables.
 		here, err := measure.ThisMachine(runtime.NumCPU())
 		if err != nil {
 			return err
@@ -50,8 +50,8 @@ func convertBench(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 
 var threads = regexp.MustCompile(`-(\d+)$`)
 
-// parseBench reads the lines of benchmarks: a table for each function, a contender by
-// the place of its name, and the other parts are the case.
+// parseBench parses benchmark lines. The function is the table, part who of the name is the contender, and
+// the other parts are the case.
 func parseBench(in io.Reader, who int) (*measure.Report, error) {
 	r := &measure.Report{Machine: measure.Machine{Load: -1}, Figures: []measure.Figure{}}
 	lines := bufio.NewScanner(in)

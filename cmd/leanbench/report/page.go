@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// pageLimit is how large the page may be, in bytes.
+// pageLimit is the maximum size of the page, in bytes.
 const pageLimit = 30 << 10
 
 const head = `# Benchmarks
@@ -21,14 +21,14 @@ Programs take turns in one run, and their outputs are compared first. A ratio is
 
 `
 
-// page is the whole page; base is the folder of the pictures.
+// page returns the page. base is the folder of the pictures.
 func (t *tables) page(base string) ([]byte, error) {
 	var w bytes.Buffer
 	w.WriteString(head)
 	t.writeMissed(&w)
 	for _, q := range questions {
 		picture := fmt.Sprintf("%s/%s.svg", base, q.id)
-		var runs []string // all but the first have a link alone
+		var runs []string // links to the JSON; the first link shows the picture
 		for _, table := range q.tables {
 			run := t.names[t.reports[table]]
 			link := fmt.Sprintf("[![%s](%s)](%s/%s.json)", run, picture, base, run)
@@ -49,7 +49,7 @@ func (t *tables) page(base string) ([]byte, error) {
 	return w.Bytes(), nil
 }
 
-// writeRuns lists where all figures come from.
+// writeRuns lists the source of all figures.
 func (t *tables) writeRuns(w *bytes.Buffer) {
 	w.WriteString("\n## Runs\n\n")
 	transcribed := ""
@@ -64,7 +64,7 @@ func (t *tables) writeRuns(w *bytes.Buffer) {
 	}
 }
 
-// source says where figures come from.
+// source describes the source of a report's figures.
 func source(r *measure.Report) string {
 	command := r.Command
 	if !strings.HasPrefix(command, "go ") && !strings.HasPrefix(command, "leanbench ") {
@@ -90,7 +90,7 @@ func source(r *measure.Report) string {
 		on = append(on, m)
 	}
 	for _, note := range r.Notes {
-		if strings.Contains(note, "PyTorch") || strings.Contains(note, "CTranslate2") { // the JSON has clocks and other notes
+		if strings.Contains(note, "PyTorch") || strings.Contains(note, "CTranslate2") { // the clocks and other notes are in the JSON only
 			note, _, _ = strings.Cut(note, "; ")
 			on = append(on, note)
 		}
@@ -98,7 +98,8 @@ func source(r *measure.Report) string {
 	return s + ": " + strings.Join(on, "; ") + "."
 }
 
-// writeMissed lists how many bars each question misses, with the figure that is the furthest from its bar.
+// writeMissed lists the number of missed bars of each question, with the figure that misses its bar by the
+// largest factor.
 func (t *tables) writeMissed(w *bytes.Buffer) {
 	bars, missed := 0, 0
 	var lines strings.Builder
@@ -124,7 +125,7 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 				}
 				if q.split != nil {
 					if row := q.split.FindStringSubmatch(is); row != nil && row[q.split.SubexpIndex("series")] == "" {
-						is = row[q.split.SubexpIndex("row")] // all cases have the rest
+						is = row[q.split.SubexpIndex("row")] // the rest is the same for all cases
 					}
 				}
 				furthest, by = fmt.Sprintf("%s, %s%s, for %s", is, who, format(q.form(f.Metric), f), limit), far
@@ -140,7 +141,7 @@ func (t *tables) writeMissed(w *bytes.Buffer) {
 	fmt.Fprintf(w, "**Missed: %d of %d bars** (bold in the tables).\n\n%s", missed, bars, lines.String())
 }
 
-// limit is a missed figure's bar in words, and by how many times it is missed.
+// limit returns the bar of a missed figure in words, and the factor by which the figure misses the bar.
 func (q question) limit(f measure.Figure) (text string, by float64) {
 	say, v := "at least", f.Bar.Least
 	if v != nil {
@@ -153,7 +154,7 @@ func (q question) limit(f measure.Figure) (text string, by float64) {
 	return fmt.Sprintf("%s %s %s", say, format(q.form(f.Metric), measure.Figure{Metric: f.Metric, Value: *v}), f.Metric), by
 }
 
-// anchor is what a page's heading is linked by.
+// anchor returns the link anchor of a page's heading.
 func anchor(title string) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(title) {
@@ -170,14 +171,14 @@ func anchor(title string) string {
 // row is a line of a question's table.
 type row struct {
 	label string
-	cells map[string]*measure.Figure // by series, contender and metric
+	cells map[string]*measure.Figure // keyed by series, contender and metric
 }
 
 func cellKey(series, who string, m measure.Metric) string {
 	return series + "\x00" + who + "\x00" + string(m)
 }
 
-// rows are the lines of a question's tables, in the order of the figures.
+// rows returns the lines of a question's tables, in the order of the figures.
 func (t *tables) rows(q question, names ...string) (rows []row) {
 	index := make(map[string]int)
 	for _, table := range names {
@@ -251,7 +252,7 @@ func (t *tables) writeTable(w *bytes.Buffer, q question) {
 	}
 }
 
-// text is a figure as a table has it; bold if it misses its bar.
+// text formats a figure for the table. A figure that misses its bar is bold.
 func (c column) text(f measure.Figure) string {
 	s := format(c.form, f)
 	if f.Bar != nil && !f.Bar.Met {
@@ -260,7 +261,7 @@ func (c column) text(f measure.Figure) string {
 	return s
 }
 
-// form is how a question's table shows a metric.
+// form returns the format of a metric in a question's table.
 func (q question) form(m measure.Metric) string {
 	for _, c := range q.columns {
 		if c.metric == m {
@@ -270,14 +271,18 @@ func (q question) form(m measure.Metric) string {
 	return ""
 }
 
-// format writes a value: % is a share, 3 is three digits, us is
-// ns as microseconds, and f and a number are so
-// many behind the point. Without any it is what measurements print.
+// format formats a value. form is one of:
+//
+//   - %: a percentage
+//   - 3: three digits
+//   - us: nanoseconds as microseconds
+//   - f and a number: that number of decimals
+//   - empty: the metric's own format
 func format(form string, f measure.Figure) string {
 	switch {
 	case form == "%":
 		return fmt.Sprintf("%.1f%%", 100*f.Value)
-	case form == "us": // of ns
+	case form == "us": // from ns
 		return digits(f.Value / 1000)
 	case form == "3":
 		return digits(f.Value)
@@ -287,7 +292,7 @@ func format(form string, f measure.Figure) string {
 	return f.Metric.Format(f.Value)
 }
 
-// digits is a number to three of them, or as a whole.
+// digits formats a number with three significant digits, or as an integer from 100.
 func digits(v float64) string {
 	if v == 0 {
 		return "0"

@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// paperLimit is how large docs/paper.md may be, in bytes.
+// paperLimit is the maximum size of docs/paper.md, in bytes.
 const paperLimit = 30 << 10
 
 const paperHead = `# The LeanAttention paper's evaluation
@@ -28,12 +28,13 @@ This page repeats the figures of section VI of [Sanovar et al., arXiv:2405.10480
 
 `
 
-// ofPaper says whether a report is one of the paper's figures, what the paper itself says, or its figure 9 by the scale command.
+// ofPaper reports whether r belongs to docs/paper.md: a figure of the paper, the paper's own numbers, or the
+// scale command's measurement of figure 9.
 func ofPaper(r *measure.Report) bool {
 	return strings.HasPrefix(r.Command+" ", "paper ") || r.Command == "scale"
 }
 
-// PaperPage makes a page of one report, and its pictures by name, which lie beside it.
+// PaperPage returns the page of one report and the pictures beside it, keyed by file name.
 func PaperPage(name string, r *measure.Report) (map[string][]byte, error) {
 	t := newTables()
 	base := strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
@@ -44,7 +45,7 @@ func PaperPage(name string, r *measure.Report) (map[string][]byte, error) {
 	return files, paperFiles(name, filepath.Dir(name), []*tables{t}, files)
 }
 
-// paperFiles adds the page and the pictures, which are in a folder.
+// paperFiles adds the page and its pictures to files. The pictures are in folder.
 func paperFiles(page, folder string, all []*tables, files map[string][]byte) error {
 	w, err := newPaper(all)
 	if err != nil {
@@ -73,14 +74,14 @@ func paperFiles(page, folder string, all []*tables, files map[string][]byte) err
 	return nil
 }
 
-// paperSource says where figures come from, with the programs that they are against.
+// paperSource describes the source of a report's figures, with the programs that the figures compare with.
 func paperSource(r *measure.Report) string {
 	short := *r
 	short.Notes = nil
 	missing, hosts := false, ""
 	for i, n := range r.Notes {
 		programs := strings.HasPrefix(n, "PyTorch ") || strings.HasPrefix(n, "transformers ")
-		// Of several runs one may have had fewer programs than another.
+		// Several runs may repeat a note, and one run may name fewer programs than another.
 		said := slices.Contains(r.Notes[:i], n) || slices.ContainsFunc(r.Notes, func(o string) bool { return strings.HasPrefix(o, n) && o != n })
 		if programs && !said {
 			short.Notes = append(short.Notes, n)
@@ -97,12 +98,12 @@ func paperSource(r *measure.Report) string {
 	return text
 }
 
-// paper is the page as it is written.
+// paper is the page under construction.
 type paper struct {
 	bytes.Buffer
-	folder    string // of JSON and pictures, as the page links to it
+	folder    string // folder of JSON and pictures, relative to the page
 	runs      []*tables
-	published *tables // nil: the paper's figures are not there
+	published *tables // nil: the paper's own figures are missing
 }
 
 func newPaper(all []*tables) (*paper, error) {
@@ -119,11 +120,11 @@ func newPaper(all []*tables) (*paper, error) {
 		}
 		w.runs = append(w.runs, t)
 	}
-	slices.SortStableFunc(w.runs, func(a, b *tables) int { return strings.Compare(a.ours(), b.ours()) }) // GPUs come first
+	slices.SortStableFunc(w.runs, func(a, b *tables) int { return strings.Compare(a.ours(), b.ours()) }) // GPUs first
 	return w, nil
 }
 
-// questionOf is the one that shows a figure; nil: none does.
+// questionOf returns the question that shows a figure, or nil if there is none.
 func questionOf(f measure.Figure) *question {
 	i := slices.IndexFunc(paperQuestions, func(q question) bool { return q.shows(f) })
 	if i < 0 {
@@ -132,12 +133,12 @@ func questionOf(f measure.Figure) *question {
 	return &paperQuestions[i]
 }
 
-// shows says whether a figure is one of a question's.
+// shows reports whether the question shows the figure.
 func (q question) shows(f measure.Figure) bool {
 	return slices.Contains(q.tables, f.Table) && (q.only == nil || q.only.MatchString(f.Case))
 }
 
-// short is what a question is called where its figures are named: as the paper calls them, or its title.
+// short returns the paper's name of the figure, or else the question's title.
 func (q question) short() string {
 	if figure := "Figure " + q.id; strings.HasPrefix(q.title, figure+":") {
 		return figure
@@ -147,11 +148,11 @@ func (q question) short() string {
 
 func (w *paper) link(name string) string { return filepath.ToSlash(filepath.Join(w.folder, name)) }
 
-// name is that of the only report.
+// name returns the name of the only report.
 func (t *tables) name() string { return t.names[t.order[0]] }
 
-// device is what a run was measured on, in one or two words: "H100" of "NVIDIA H100 80GB HBM3", or "CPU". The JSON has the
-// whole name.
+// device returns a short name of the measured device: "H100" for "NVIDIA H100 80GB HBM3", or "CPU". The JSON
+// has the full name.
 func (t *tables) device() string {
 	m := t.order[0].Machine
 	if m.GPU == "" {
@@ -161,7 +162,7 @@ func (t *tables) device() string {
 	return name
 }
 
-// ours is who of a run is ours.
+// ours returns leanattention's contender in a run.
 func (t *tables) ours() string {
 	if t.order[0].Machine.GPU != "" {
 		return lean
@@ -169,7 +170,8 @@ func (t *tables) ours() string {
 	return attend
 }
 
-// most is who is ours of a case: of several numbers of GPUs the largest, which comes last.
+// most returns leanattention's contender in a case. With several numbers of GPUs, most returns the contender
+// with the most GPUs, which is the last one.
 func (t *tables) most(table, is string) string {
 	who := lean
 	for _, f := range t.figures[table] {
@@ -180,7 +182,7 @@ func (t *tables) most(table, is string) string {
 	return who
 }
 
-// busy is the load of each core from which on a machine's figures are rough.
+// busy is the load per core above which a machine's figures are imprecise.
 const busy = 0.75
 
 // writeBusy warns of runs during which other programs used the machine.
@@ -192,15 +194,15 @@ func (w *paper) writeBusy() {
 	}
 }
 
-// writeClaims has what the paper says beside what was measured here.
+// writeClaims writes the paper's numbers beside the numbers measured here.
 func (w *paper) writeClaims() {
 	if w.published == nil || len(w.runs) == 0 {
 		return
 	}
 	w.WriteString("## What the paper says\n\n| of | against | paper | on |")
-	var devices []string // a GPU may have been measured alone and with others
+	var devices []string // one entry per device: a GPU may have several runs
 	for _, t := range w.runs {
-		if t.ours() == lean && !slices.Contains(devices, t.device()) { // the paper has no CPU
+		if t.ours() == lean && !slices.Contains(devices, t.device()) { // the paper measures no CPU
 			devices = append(devices, t.device())
 			fmt.Fprintf(w, " here, %s | by the schedule alone |", t.device())
 		}
@@ -208,11 +210,11 @@ func (w *paper) writeClaims() {
 	fmt.Fprintf(w, "\n|---|---|---|---|%s\n", strings.Repeat("---|---|", len(devices)))
 	for _, f := range w.published.order[0].Figures {
 		of, against, alone := f.Table+", "+f.Case, string(f.Metric), measure.OverFixed
-		if q := questionOf(f); q != nil && f.Table != "Figure "+q.id { // a table with a long name
+		if q := questionOf(f); q != nil && f.Table != "Figure "+q.id { // the table's name is long
 			of = q.title + ", " + f.Case
 		}
 		if f.Metric == measure.OverPerHead {
-			alone = f.Metric // the schedule that the paper is compared with
+			alone = f.Metric // the paper compares with this schedule
 		}
 		if table, model, ok := strings.Cut(f.Table, ", "); ok && strings.HasPrefix(f.Case, model+", ") {
 			of = table + ", " + f.Case
@@ -248,15 +250,15 @@ func (w *paper) writeClaims() {
 	fmt.Fprintf(w, "\nThe paper's figures are from %s: [JSON](%s).\n\n", w.published.order[0].Transcribed, w.link(w.published.name()+".json"))
 }
 
-// losing are the ratios to others that count as lost below 1.
+// losing lists the ratios that count as a loss below 1.
 var losing = []measure.Metric{measure.OverFlash, measure.OverVarlen, measure.OverInfer, measure.OverCUDNN, measure.OverStock, measure.OverTorch, measure.OverFixed, measure.OverPerHead}
 
-// writeLosses says where ours is slower than somebody, and which bars are missed.
+// writeLosses lists the comparisons in which leanattention is slower, and the missed bars.
 func (w *paper) writeLosses() {
 	w.WriteString("## Where ours is slower\n\n")
 	said := false
 	for _, t := range w.runs {
-		names, lost := "", "" // against whom, and the rest of the line
+		names, lost := "", "" // the peers, and the rest of the line
 		flush := func() {
 			if names != "" {
 				fmt.Fprintf(w, "- %s, against %s: %s.\n", t.device(), names, lost)
@@ -304,7 +306,8 @@ func (w *paper) writeLosses() {
 	}
 }
 
-// writeMissedBars says how many bars of a figure a run misses, and which one by the most.
+// writeMissedBars writes how many bars of a figure a run misses, and the figure that misses its bar by the
+// largest factor.
 func (w *paper) writeMissedBars(t *tables, q question) (said bool) {
 	bars, missed, by := 0, 0, 0.0
 	var furthest measure.Figure
@@ -336,8 +339,8 @@ func (w *paper) writeMissedBars(t *tables, q question) (said bool) {
 	return true
 }
 
-// writeOwnLosses says where ours is slower in a figure that what all figures come to leaves out: one that shows contenders, or
-// of a run in which nothing says what all come to.
+// writeOwnLosses lists the losses in figures that the table PaperAll does not cover: figures with a line per
+// contender, and all figures of a run without that table.
 func (w *paper) writeOwnLosses(t *tables, q question) (said bool) {
 	var metrics []measure.Metric
 	for _, c := range q.columns {
@@ -369,10 +372,10 @@ func (w *paper) writeOwnLosses(t *tables, q question) (said bool) {
 	return w.writePromptLosses(t, q) || said
 }
 
-// writePromptLosses says which prompts alone take longer than transformers'.
+// writePromptLosses writes how many prompts take longer than in transformers.
 func (w *paper) writePromptLosses(t *tables, q question) bool {
 	all, slower, least := 0, 0, 1.0
-	var ours, theirs *measure.Figure // that are the furthest from each other
+	var ours, theirs *measure.Figure // the pair with the smallest ratio
 	for _, table := range q.tables {
 		for _, f := range t.figures[table] {
 			if f.Metric != measure.PromptMillis || f.Contender != compiled {
@@ -399,7 +402,7 @@ func (w *paper) writePromptLosses(t *tables, q question) bool {
 	return true
 }
 
-// against is whom a ratio is to, as the page calls them.
+// against returns the page's name of the peer in a ratio.
 func against(m measure.Metric) string {
 	for _, c := range paperColumns {
 		if c.metric == m {
@@ -409,7 +412,7 @@ func against(m measure.Metric) string {
 	return string(m)
 }
 
-// writeFigure has a figure's pictures, and a table with a line for each run.
+// writeFigure writes a figure's pictures and a table with a line for each run.
 func (w *paper) writeFigure(q question, folder string, files map[string][]byte) error {
 	var runs []*tables
 	for _, t := range w.runs {
@@ -434,10 +437,10 @@ func (w *paper) writeFigure(q question, folder string, files map[string][]byte) 
 	return nil
 }
 
-// writeRanges writes a table with a line for each run: the least and the largest value of each column.
+// writeRanges writes a table with a line for each run and the range of each column.
 func writeRanges(w *bytes.Buffer, q question, runs []*tables) {
 	var heads []string
-	cells := make([]map[string]string, len(runs)) // of each run, by head
+	cells := make([]map[string]string, len(runs)) // per run, keyed by column head
 	for i, t := range runs {
 		cells[i] = make(map[string]string)
 		rows := t.rows(q.byWho(), q.tables...)
@@ -463,13 +466,14 @@ func writeRanges(w *bytes.Buffer, q question, runs []*tables) {
 	}
 }
 
-// byWho is the question with one row for each case, whose columns name the contender.
+// byWho returns the question with one row per case. The columns name the contenders.
 func (q question) byWho() question {
 	q.contenders = false
 	return q
 }
 
-// between is the least and the largest value of a column in some rows, bold if one misses its bar; "" if there is none.
+// between formats the smallest and the largest value of a column in rows. The text is bold if a figure misses
+// its bar, and empty if there are no figures.
 func (c column) between(rows []row) string {
 	var all []measure.Figure
 	for _, r := range rows {
@@ -488,7 +492,7 @@ func (c column) between(rows []row) string {
 	return least + "–" + most
 }
 
-// only leaves out the series of which a run has nothing.
+// only returns the question without the series that the run has no figures of.
 func (t *tables) only(q question) question {
 	none := func(rows []row) func(c column) bool {
 		return func(c column) bool {

@@ -7,23 +7,23 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// What docs/paper.md has of each figure of the paper.
+// The sections of docs/paper.md: one per figure of the paper.
 
 const (
-	// publishedBy is before the paper's GPUs in the report of what the paper says, whose tables, cases and
-	// metrics are those of what is measured here.
+	// publishedBy precedes the names of the paper's GPUs in the report with the paper's numbers. That report
+	// uses the tables, cases and metrics of the measurements here.
 	publishedBy = "LeanAttention, "
 
-	// SameSpeed is the least ratio that is 1.00 in two digits.
+	// SameSpeed is the smallest ratio that rounds to 1.00.
 	SameSpeed = 0.995
 
 	// tableScale is the scale command's table of attention.
 	tableScale = "Attention of a decode step with its heads or contexts on several GPUs, all in float16, pages of 64, recorded"
 
-	// PaperAll is the table of what all figures of a machine come to.
+	// PaperAll is the table that summarizes all figures of a machine.
 	PaperAll = "All figures of one device"
 
-	lean, attend         = "lean", "lean, Attend" // ours, on a GPU and on cores
+	lean, attend         = "lean", "lean, Attend" // leanattention on a GPU and on cores
 	fixedSplit, perHead  = "lean, fixed split", "lean, per head"
 	flashDecoding, cuDNN = "PyTorch, FLASH_ATTENTION", "PyTorch, CUDNN_ATTENTION"
 	flashVarlen          = flashDecoding + ", varlen"
@@ -35,7 +35,7 @@ const (
 	headFixed, headHeads = "x fixed split", "x per head"
 )
 
-// paperColumns are the ratios and shares of a shape: on a GPU, and on cores.
+// paperColumns are the ratios and shares of a shape: first on a GPU, then on cores.
 var paperColumns = []column{
 	{head: "of the ceiling", who: lean, metric: ofCeiling},
 	{head: "x FlashDecoding", who: lean, metric: measure.OverFlash, form: "f2"}, {head: "x FLASH, varlen", who: lean, metric: measure.OverVarlen, form: "f2"},
@@ -55,14 +55,14 @@ var paperSeries = []column{
 	{head: "fixed split" + onOurKernel, who: attend, metric: measure.OverFixed, tint: 4}, {head: "per head" + onOurKernel, who: attend, metric: measure.OverPerHead, tint: 6},
 }
 
-// Where in a case its numbers are.
+// Patterns that find the varying number in a case.
 var (
 	byContext   = regexp.MustCompile(`^(?P<series>)b\d+, [\d/]+ heads x (?P<row>\d+) x \d+$`)
 	byHeads     = regexp.MustCompile(`^(?P<series>)b\d+, (?P<row>\d+) heads x \d+ x \d+$`)
 	bySequences = regexp.MustCompile(`^(?P<series>)b(?P<row>\d+), \d+ heads x \d+ x \d+$`)
 )
 
-// along is a panel whose shapes differ by one number.
+// along returns a question whose shapes differ in one number.
 func along(id, title, text, x string, split *regexp.Regexp) question {
 	return question{
 		id: id, title: title, text: text, tables: []string{"Figure " + id}, head: x, split: split, columns: paperColumns,
@@ -70,7 +70,7 @@ func along(id, title, text, x string, split *regexp.Regexp) question {
 	}
 }
 
-// listed is a panel whose shapes have names.
+// listed returns a question whose shapes have names.
 func listed(id, title, text, table string) question {
 	return question{
 		id: id, title: title, text: text, tables: []string{table}, head: "shape", columns: paperColumns,
@@ -78,7 +78,8 @@ func listed(id, title, text, table string) question {
 	}
 }
 
-// scaled is a question about what the scale command measured of some shapes, by heads or by context.
+// scaled returns a question about the scale command's measurements of shapes that are split by heads or by
+// context.
 func scaled(id, title, text string, bar float64, cases string) question {
 	return question{
 		id: id, title: title, text: text, tables: []string{tableScale}, head: "shape", only: regexp.MustCompile(cases),
@@ -89,7 +90,7 @@ func scaled(id, title, text string, bar float64, cases string) question {
 	}
 }
 
-// severalGPUs are the columns of a number of GPUs, of one series of the cases.
+// severalGPUs returns the columns of a number of GPUs for one series of cases.
 func severalGPUs(who, series string) []column {
 	head := who
 	if series != "" {

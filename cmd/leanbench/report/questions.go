@@ -10,42 +10,42 @@ import (
 // question is a section of the page: a table and a picture.
 type question struct {
 	id, title, text string
-	tables          []string // whose figures the table shows
-	head            string   // of the first column
-	contenders      bool     // a line for each contender, not for each case
+	tables          []string // source of the table's figures
+	head            string   // head of the first column
+	contenders      bool     // one line per contender instead of per case
 	split           *regexp.Regexp
-	only            *regexp.Regexp // of the cases
-	some            *regexp.Regexp // of the lines, which the table shows; the picture shows all
-	name            *regexp.Regexp // of a table, whose first group is put before its cases
+	only            *regexp.Regexp // filters cases
+	some            *regexp.Regexp // filters the table's lines; the picture shows all lines
+	name            *regexp.Regexp // matches a table's name; the first group precedes the table's cases
 	columns         []column
 	points          string // a table that only the picture shows
 	picture         picture
 }
 
-// column is what a table shows of a case, or a series of a picture.
+// column is a column of a table, or a series of a picture.
 type column struct {
 	head   string
-	series string // what split found in the case
+	series string // the part of the case that split captures
 	who    string
 	metric measure.Metric
 	form   string
-	tint   int // of a series: the number of its colour; 0: that of its place
+	tint   int // number of the series' colour; 0: by position
 	dashed bool
 }
 
 // picture is how the figures of a question are drawn.
 type picture struct {
 	kind       string // bars from zero, dots, lines, or points over the time of a launch
-	x, y       string // what the axes are, with units
+	x, y       string // axis titles, with units
 	logX, logY bool
-	ticks      bool // of lines: marks of x are where there are figures
+	ticks      bool // of lines: x ticks are at the figures
 	percent    bool
-	bar        float64 // a line at what the bar asks for
+	bar        float64 // position of a line that marks the bar
 	rows       *regexp.Regexp
 	series     []column
 }
 
-// shared metrics, by what columns call them.
+// Short names of metrics that several columns share.
 const (
 	ofCeiling = measure.GPUShare
 	us        = measure.Micros
@@ -61,7 +61,7 @@ func shares(list ...string) (all []column) {
 
 var contextSplit = regexp.MustCompile(`^(?P<series>\w+), 12 heads x (?P<row>\d+) x 64$`)
 
-// everyThird are contexts of a sweep.
+// everyThird matches every third context of a sweep.
 var everyThird = regexp.MustCompile(`^(128|1024|8192|65536)$`)
 
 var questions = []question{
@@ -344,7 +344,7 @@ func rowsOf(names ...string) (all []column) {
 	return all
 }
 
-// forks are the times of a type's step, and their ratio to copies.
+// forks returns the columns of an element type: the times of a step, and the speedup over copies.
 func forks(store string) []column {
 	return []column{
 		{head: store + ": ceiling, ms", series: store, who: measure.ReadCeiling, metric: measure.StepMillis}, {head: "forks, ms", series: store, who: "forks", metric: measure.StepMillis},
@@ -352,7 +352,7 @@ func forks(store string) []column {
 	}
 }
 
-// torch are the speeds of a type, in GB/s, and their ratio.
+// torch returns the columns of an element type: the speed in GB/s, and the speedup over PyTorch.
 func torch(store string, more ...column) []column {
 	all := []column{
 		{head: store + ": lean, GB/s", series: store, who: "lean, Attend", metric: measure.Speed}, {head: "x PyTorch", series: store, who: "lean, Attend", metric: measure.OverTorch},
@@ -360,7 +360,7 @@ func torch(store string, more ...column) []column {
 	return append(all, more...)
 }
 
-// groups are a metric of launches with so many query heads a KV head.
+// groups returns the columns of a metric for launches with the given numbers of query heads per KV head.
 func groups(m measure.Metric, what string, sizes ...string) (all []column) {
 	for _, n := range sizes {
 		all = append(all, column{head: n + what, who: "lean, groups of " + n, metric: m})

@@ -13,12 +13,11 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// claim is a line of the README's table: figures of one metric, from the least to the
-// most, or one for each table.
+// claim is a line of the README's table. It shows the range of one metric's figures, or one figure per table.
 type claim struct {
-	what, against string // %d is how many shapes it is of; nothing is what the line above has
+	what, against string // %d in what is the number of shapes; an empty against repeats the line above
 	tables        []string
-	only          string // a pattern of the cases
+	only          string // pattern of the cases
 	who           string
 	metric        measure.Metric
 	form          string
@@ -49,8 +48,8 @@ var claims = []claim{
 
 const begin, end = "<!-- speed: written by leanbench report -->\n", "<!-- end of speed -->\n"
 
-// readme puts the table of claims into the README beside the folder of docs. Without
-// a README there is nothing to do.
+// readme returns the README beside the folder docs with a new table of claims. Without a README it returns an
+// empty name.
 func (t *tables) readme(folder string) (name string, text []byte, err error) {
 	name = filepath.Join(folder, "..", "..", "README.md")
 	old, err := os.ReadFile(name)
@@ -97,7 +96,7 @@ func (t *tables) writeClaims(w *bytes.Buffer) error {
 		where := t.where(c.tables[0])
 		shown := where
 		if where == last && c.against == "" {
-			shown = "" // as above
+			shown = "" // same as in the line above
 		}
 		last = where
 		fmt.Fprintf(w, "| %s | %s | %s | %s |\n", what, against, ratio, shown)
@@ -105,7 +104,8 @@ func (t *tables) writeClaims(w *bytes.Buffer) error {
 	return nil
 }
 
-// ratio is the least and the most of a claim's figures; of several tables, one each.
+// ratio formats the smallest and the largest of a claim's figures, or one value per table if there are
+// several tables.
 func (t *tables) ratio(c claim) (string, error) {
 	only := regexp.MustCompile(c.only)
 	var parts []string
@@ -133,7 +133,7 @@ func (t *tables) ratio(c claim) (string, error) {
 	return strings.Join(parts, ", "), nil
 }
 
-// where is a report's machine in few words.
+// where describes the machine of a table's report in a few words.
 func (t *tables) where(table string) string { return t.whereOf(t.reports[table]) }
 
 func (t *tables) whereOf(r *measure.Report) string {

@@ -1,5 +1,5 @@
-// Package report writes docs/benchmarks.md, its pictures and the table of speed of the README
-// from what measurements left as JSON.
+// Package report writes docs/benchmarks.md, its pictures and the README's table of speed from measurements in
+// JSON.
 package report
 
 import (
@@ -18,14 +18,14 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// Commands are those of this package.
+// Commands lists the commands of this package.
 var Commands = []command.Command{
 	{Name: "report", Summary: "write docs/benchmarks.md of docs/benchmarks/*.json", Setup: writeReport, Args: true},
 	{Name: "threads", Summary: "draw what e2e -threads and cpu -prompts -threads measured: the speed over the number of threads", Setup: drawThreads},
 	{Name: "gobench", Summary: "turn what go test -bench printed into JSON", Setup: convertBench},
 }
 
-// writeReport writes the page and its pictures, or compares them with what is there.
+// writeReport writes the page and its pictures, or compares them with the existing files.
 func writeReport(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	check := flags.Bool("check", false, "write nothing: fail if a file is not what the JSON gives")
 	return func(stdout, stderr io.Writer) error {
@@ -55,8 +55,8 @@ func writeReport(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	}
 }
 
-// Files are all that reports give, by name: FOLDER.md for reports in FOLDER, and a
-// picture in FOLDER for each question; and the README two folders up, if there is one.
+// Files returns all files that the reports produce, keyed by name: FOLDER.md for reports in FOLDER, a picture
+// in FOLDER for each question, and the README two folders up, if it exists.
 func Files(names []string) (map[string][]byte, error) {
 	t, err := load(names)
 	if err != nil {
@@ -88,21 +88,21 @@ func Files(names []string) (map[string][]byte, error) {
 	return files, err
 }
 
-// tables are the figures of all reports but those of the paper's figures, each of which is
-// apart: several machines have the same tables.
+// tables holds the figures of all reports. Each report on the paper's figures has its own tables in papers,
+// because several machines have tables of the same names.
 type tables struct {
-	papers  []*tables                   // of one report each
-	figures map[string][]measure.Figure // by the name of their table
-	reports map[string]*measure.Report  // that they are of
+	papers  []*tables                   // one report each
+	figures map[string][]measure.Figure // keyed by table name
+	reports map[string]*measure.Report  // report of each table, keyed by table name
 	order   []*measure.Report
-	names   map[*measure.Report]string // of their files, without .json
+	names   map[*measure.Report]string // file names without .json
 }
 
 func newTables() *tables {
 	return &tables{figures: make(map[string][]measure.Figure), reports: make(map[string]*measure.Report), names: make(map[*measure.Report]string)}
 }
 
-// add takes a report in.
+// add adds the figures of a report.
 func (t *tables) add(name string, r *measure.Report) error {
 	t.order = append(t.order, r)
 	t.names[r] = strings.TrimSuffix(filepath.Base(name), ".json")
@@ -162,8 +162,8 @@ func load(names []string) (*tables, error) {
 	return t, nil
 }
 
-// consistent says whether a figure's verdict is what its value and its limits say.
-// A transcribed value is rounded: it may be as far off as its last digit.
+// consistent reports whether a figure's verdict agrees with its value and its limits. A transcribed value is
+// rounded, so a value within 0.6% of a limit is always consistent.
 func consistent(f measure.Figure) bool {
 	met := f.Bar.Judge(f.Value).Met
 	near := false
@@ -173,7 +173,7 @@ func consistent(f measure.Figure) bool {
 	return met == f.Bar.Met || near
 }
 
-// find is a figure; nil if there is none.
+// find returns a figure, or nil if there is none.
 func (t *tables) find(table, is, who string, m measure.Metric) *measure.Figure {
 	for i, f := range t.figures[table] {
 		if f.Case == is && f.Contender == who && f.Metric == m {

@@ -15,7 +15,8 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// drawThreads draws what commands measured with several numbers of threads: the speed over that number.
+// drawThreads draws the speed over the number of threads from reports that measured several numbers of
+// threads.
 func drawThreads(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	from := flags.String("from", "", "`file` that e2e -threads or cpu -prompts -threads wrote with -json")
 	to := flags.String("to", "", "`folder` to write a picture to of each case, as SVG")
@@ -47,7 +48,7 @@ func drawThreads(flags *flag.FlagSet) func(stdout, stderr io.Writer) error {
 	}
 }
 
-// threadPicture is a case of a table over the number of threads.
+// threadPicture is the picture of one case over the number of threads.
 type threadPicture struct {
 	name string
 	svg  []byte
@@ -55,11 +56,12 @@ type threadPicture struct {
 
 var (
 	ofThreads = regexp.MustCompile(`^(.*), (\d+) threads$`)
-	unfit     = regexp.MustCompile(`[^a-z0-9.]+`) // for the name of a file
+	unfit     = regexp.MustCompile(`[^a-z0-9.]+`) // characters that a file name may not have
 )
 
-// threadPictures draws the speed of all contenders in each case of tables that differ in the number of threads. Dashed are
-// contenders that are not ours, and what the first one would have if each thread were as fast as with the fewest.
+// threadPictures draws the speed of all contenders in each case, from tables whose names differ in the number
+// of threads. Two kinds of lines are dashed: peers, and linear scaling of the first contender from its fewest
+// threads.
 func threadPictures(r *measure.Report, only *regexp.Regexp) (pictures []threadPicture, err error) {
 	t := newTables()
 	var questions []question
@@ -103,7 +105,7 @@ func threadPictures(r *measure.Report, only *regexp.Regexp) (pictures []threadPi
 	return pictures, nil
 }
 
-// addEven adds the series of a question's first contender with as many times the speed as there are threads.
+// addEven adds the linear scaling of a question's first contender as a series.
 func (t *tables) addEven(q *question) error {
 	const even = "as many times that of the first"
 	first, per := q.picture.series[0], 0.0
