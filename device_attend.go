@@ -12,7 +12,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/queue"
 
@@ -412,13 +412,13 @@ func mergeOn(g *ongpu.GPU, op string, out, lse *ongpu.Tensor, states []State) er
 	defer g.Group.Leave()
 	defer runtime.KeepAlive(states)
 	defer runtime.KeepAlive([]*ongpu.Tensor{out, lse})
-	layers, err := g.Layers(op)
+	kernels, err := g.Layers(op)
 	if err != nil {
 		return err
 	}
 	dim := out.Shape[len(out.Shape)-1]
 	err = g.Queue.Submit(func(sub *queue.Submission) (failed error) {
-		o := decoder.States{Rows: out.Size() / dim, Dim: dim}
+		o := layers.States{Rows: out.Size() / dim, Dim: dim}
 		if o.Out, err = out.UseAs(sub, "dst.Out"); err != nil {
 			return err
 		}
@@ -452,7 +452,7 @@ func mergeOn(g *ongpu.GPU, op string, out, lse *ongpu.Tensor, states []State) er
 				return err
 			}
 		}
-		return sub.Do(func(s *cuda.Stream) error { return layers.MergeStates(s, &o) })
+		return sub.Do(func(s *cuda.Stream) error { return kernels.MergeStates(s, &o) })
 	})
 	if err != nil {
 		return ongpu.EngineError(op, "merge", err)

@@ -20,7 +20,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/internal/reftest"
@@ -70,7 +70,7 @@ func TestOpenGPUs(t *testing.T) {
 			t.Errorf("%v: %v", c.ordinals, err)
 		}
 	}
-	lib.State().Apart = 1
+	lib.State().NoPeers = 1
 	if _, err := device.Open(0, 1); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "GPU 0 (Fake 0) has no access to the memory of GPU 1 (Fake 1)") {
 		t.Errorf("no way: %v", err)
 	}
@@ -204,7 +204,7 @@ func TestContextLayerCalls(t *testing.T) {
 
 // Where all members have what layers need, each appends, runs and merges in a layer, and where they have parts of it, it gathers
 // before. They fork and join once a step. Where the first one alone has a sink, all is as above.
-func TestContextApartCalls(t *testing.T) {
+func TestContextPerGPUCalls(t *testing.T) {
 	gpu, lib := FakeGPUs(t, 3)
 	c := newTestCache(t, groupConfig(gpu, 2))
 	step, err := c.NewStep(4)
@@ -494,7 +494,7 @@ func onMember(t *testing.T, v G.Value, member int) []float32 {
 // Layers one behind the other, of a cache sharded by context, whose queries, keys and values all members have, or have parts of that
 // they gather: the results are those of a cache in host memory, of the same bits on all members, in every run, and again in
 // recordings. Members fork and join once a step.
-func testContextsApart(t *testing.T, at modelPlace, rounds int, waits func() int) { // waits: since it was called last; nil: they are not counted
+func testContextsPerGPU(t *testing.T, at modelPlace, rounds int, waits func() int) { // waits: since it was called last; nil: they are not counted
 	rng, n := reftest.Rand(t), at.members()
 	seen := map[string]bool{}
 	for range reftest.AtLeast(rounds, func() bool { return len(seen) == 2 }) {
@@ -608,18 +608,18 @@ func testContextsApart(t *testing.T, at modelPlace, rounds int, waits func() int
 	}
 }
 
-func TestDevicesContextsApart(t *testing.T) {
+func TestDevicesContextsPerGPU(t *testing.T) {
 	for n := 2; n <= 4; n++ {
 		gpu, lib := FakeGPUs(t, n)
-		testContextsApart(t, modelPlace{gpu: gpu}, 3, func() int { defer lib.Forget(); return count(lib.Log(), "cuStreamWaitEvent") })
+		testContextsPerGPU(t, modelPlace{gpu: gpu}, 3, func() int { defer lib.Forget(); return count(lib.Log(), "cuStreamWaitEvent") })
 		noError(t, gpu.Close())
 	}
 }
 
-func TestGPUsContextsApart(t *testing.T) {
+func TestGPUsContextsPerGPU(t *testing.T) {
 	for n := 2; n <= 4; n++ {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			testContextsApart(t, gpusPlace(t, indexes(n)...), reftest.Cases(t, 1, 4), nil)
+			testContextsPerGPU(t, gpusPlace(t, indexes(n)...), reftest.Cases(t, 1, 4), nil)
 		})
 	}
 }
@@ -631,7 +631,7 @@ type losingExchange struct {
 	silent bool
 }
 
-func (x *losingExchange) MergeParts(s *cuda.Stream, o *decoder.PartStates, member int) error {
+func (x *losingExchange) MergeParts(s *cuda.Stream, o *layers.PartStates, member int) error {
 	switch {
 	case member != x.lost:
 		return x.Exchanging.MergeParts(s, o, member)
@@ -648,13 +648,13 @@ func TestGPUsContextLost(t *testing.T) {
 	real := kvstore.OpenExchange
 	defer func() { kvstore.OpenExchange = real }()
 	noError(t, gpu.Internal().Enter("test"))
-	var engines []*decoder.Engine
+	var engines []*layers.Engine
 	for _, m := range gpu.Internal().Members {
 		e, err := m.Layers("test")
 		noError(t, err)
 		engines = append(engines, e)
 	}
-	x, err := decoder.NewExchange(engines, 200*time.Millisecond)
+	x, err := layers.NewExchange(engines, 200*time.Millisecond)
 	noError(t, err)
 	gpu.Internal().Queue.Check(x.Failed)
 	gpu.Internal().UseExchange(x)
@@ -871,8 +871,8 @@ func TestGroupSumFails(t *testing.T) {
 	sum := func() error {
 		_, err := ongpu.Compute(&ongpu.Call{
 			Op: "test", Node: node, Names: []string{"x"}, In: []G.Value{x}, DType: tensor.Float32, Shape: tensor.Shape{4, 4},
-			Apart: func([]ongpu.Layout) (*ongpu.Apart, error) {
-				return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: tensor.Shape{4, 4}, Sum: true}, nil
+			PerGPU: func([]ongpu.Layout) (*ongpu.PerGPU, error) {
+				return &ongpu.PerGPU{Layout: ongpu.Layout{Replicated: true}, Shape: tensor.Shape{4, 4}, Sum: true}, nil
 			},
 		})
 		return err
@@ -936,7 +936,7 @@ func TestGroupNoAnswer(t *testing.T) {
 	noError(t, set(s, testAppend{a, 2}))
 	in := s.draw(rng, 0, newTestTokens(2, 1))
 
-	var engines []*decoder.Engine
+	var engines []*layers.Engine
 	for _, m := range gpu.Internal().Members {
 		e, err := m.Layers("test")
 		noError(t, err)
@@ -1271,10 +1271,10 @@ type spreadCalls struct {
 	calls   []string
 }
 
-func (s *spreadCalls) Needs(member int, _ *decoder.Engine) (int, error) { return s.sizes[member], nil }
-func (s *spreadCalls) Take(scratch []ongpu.Mem)                         { s.scratch = scratch }
-func (s *spreadCalls) Before(*ongpu.Work) error                         { return s.call("before") }
-func (s *spreadCalls) After(*ongpu.Work) error                          { return s.call("after") }
+func (s *spreadCalls) Needs(member int, _ *layers.Engine) (int, error) { return s.sizes[member], nil }
+func (s *spreadCalls) Take(scratch []ongpu.Mem)                        { s.scratch = scratch }
+func (s *spreadCalls) Before(*ongpu.Work) error                        { return s.call("before") }
+func (s *spreadCalls) After(*ongpu.Work) error                         { return s.call("after") }
 
 func (s *spreadCalls) On(member int, w *ongpu.Work) error {
 	s.call(fmt.Sprint("on ", member))
@@ -1389,7 +1389,7 @@ func (s *spreadCalls) call(name string) error { s.calls = append(s.calls, name);
 // leaves nothing behind where a call of the driver fails.
 func TestGroupSpread(t *testing.T) {
 	real := ongpu.NewDecoder
-	ongpu.NewDecoder = func(*cuda.Device) (*decoder.Engine, error) { return new(decoder.Engine), nil }
+	ongpu.NewDecoder = func(*cuda.Device) (*layers.Engine, error) { return new(layers.Engine), nil }
 	defer func() { ongpu.NewDecoder = real }()
 	x := tensor.New(tensor.WithShape(5, 64), tensor.Of(tensor.Float32))
 	compute := func(gpu *device.GPU, reads int) (*spreadCalls, error) {

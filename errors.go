@@ -9,7 +9,7 @@ import (
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/tensor"
 )
@@ -70,7 +70,7 @@ var (
 
 	// ErrNoAnswer: a GPU did not answer the GPUs that were opened with it. The text names the GPU. Results since then are
 	// undefined, and every later call returns the error: the GPUs can only be closed.
-	ErrNoAnswer = decoder.ErrNoAnswer
+	ErrNoAnswer = layers.ErrNoAnswer
 
 	// ErrOutOfMemory: the host or a GPU has too little memory, and nothing changed. The text has the device, the bytes that were
 	// needed, and the bytes that are free.

@@ -24,7 +24,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/cuda/fakedriver"
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/pages"
@@ -315,7 +315,7 @@ func (x *fakeExchange) note(s *cuda.Stream, member int, what string) error {
 	return err
 }
 
-func (x *fakeExchange) AllGathers(s *cuda.Stream, lists []*decoder.AllGather, member int) error {
+func (x *fakeExchange) AllGathers(s *cuda.Stream, lists []*layers.AllGather, member int) error {
 	if err := x.note(s, member, "gather"); err != nil || member > 0 {
 		return err
 	}
@@ -343,7 +343,7 @@ func (x *fakeExchange) AllGathers(s *cuda.Stream, lists []*decoder.AllGather, me
 	return nil
 }
 
-func (x *fakeExchange) MergeParts(s *cuda.Stream, o *decoder.PartStates, member int) error {
+func (x *fakeExchange) MergeParts(s *cuda.Stream, o *layers.PartStates, member int) error {
 	if err := x.note(s, member, "merge"); err != nil || member > 0 {
 		return err
 	}
@@ -496,7 +496,7 @@ func (p *fakePlan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slo
 		s.Pages = slices.Clone(s.Pages)
 		p.seqs = append(p.seqs, s)
 	}
-	g.Rotary = attn.Rotary{} // what attends gets turned queries
+	g.Rotary = attn.Rotary{} // what attends gets rotated queries
 	return p.plan.Build(g, p.seqs)
 }
 
@@ -532,14 +532,14 @@ func (p *fakePlan) Lay(query, out, lse attn.Strides) {
 	}
 }
 
-// AppendTurned turns queries and keys one by one, and appends.
-func (p *fakePlan) AppendTurned(s *cuda.Stream, pages attention.Pages, newK, newV, q, turned ongpu.Mem, heads int) error {
+// AppendRotated turns queries and keys one by one, and appends.
+func (p *fakePlan) AppendRotated(s *cuda.Stream, pages attention.Pages, newK, newV, q, rotated ongpu.Mem, heads int) error {
 	p.engine.mu.Lock()
 	defer p.engine.mu.Unlock()
 	if err := p.launch(s); err != nil {
 		return err
 	}
-	if q.Buffer == turned.Buffer && q.Offset < turned.Offset+turned.Size() && turned.Offset < q.Offset+q.Size() {
+	if q.Buffer == rotated.Buffer && q.Offset < rotated.Offset+rotated.Size() && rotated.Offset < q.Offset+q.Size() {
 		return errors.New("queries are overwritten")
 	}
 	if heads == 0 {
@@ -551,7 +551,7 @@ func (p *fakePlan) AppendTurned(s *cuda.Stream, pages attention.Pages, newK, new
 		at       attn.Strides
 		heads    int
 	}{
-		{q, turned, p.g.Query, p.g.Heads}, {newK, newK, attn.Strides{Row: heads * dim, Head: dim}, p.g.KVHeads},
+		{q, rotated, p.g.Query, p.g.Heads}, {newK, newK, attn.Strides{Row: heads * dim, Head: dim}, p.g.KVHeads},
 	} {
 		from, err := fakeFloats(x.from)
 		if err != nil {
@@ -575,8 +575,8 @@ func (p *fakePlan) AppendTurned(s *cuda.Stream, pages attention.Pages, newK, new
 				}
 			}
 		}
-		if x.to == turned {
-			if err := fakeStore(turned, to); err != nil {
+		if x.to == rotated {
+			if err := fakeStore(rotated, to); err != nil {
 				return err
 			}
 			continue

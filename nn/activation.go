@@ -8,7 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/vector"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -171,7 +171,7 @@ func sigmoidSlope(v, u, du float64) float64 {
 }
 
 func (r activation) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
-	return w.Elements(&decoder.Elements{N: shape.TotalSize(), Activation: r.f, X: w.In[0].Memory, Y: w.Out})
+	return w.Elements(&layers.Elements{N: shape.TotalSize(), Activation: r.f, X: w.In[0].Memory, Y: w.Out})
 }
 
 // piece is the number of elements of a work item.

@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -54,18 +54,18 @@ func (r argMax) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
 
 func (argMax) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
 	n := in[0][1]
-	return w.Sample(&decoder.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpuBytes(w.Out)})
+	return w.Sample(&layers.Samples{Logits: w.In[0].Memory, Rows: shape[0], Vocab: n, Stride: n, IDs: gpuBytes(w.Out)})
 }
 
 // place has each GPU read its columns of x.
 func (argMax) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
-	c.Apart = func(layouts []ongpu.Layout) (*ongpu.Apart, error) {
+	c.PerGPU = func(layouts []ongpu.Layout) (*ongpu.PerGPU, error) {
 		columns, ok := byColumns(layouts[0], in[0][1])
-		if !ok || shape[0] > decoder.ArgMaxRows {
+		if !ok || shape[0] > layers.ArgMaxRows {
 			return nil, nil
 		}
-		return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: shape, Meet: func(x *decoder.Exchange, member int, all []*ongpu.Work) error {
-			o := &decoder.AllArgMax{Rows: shape[0], Columns: columns}
+		return &ongpu.PerGPU{Layout: ongpu.Layout{Replicated: true}, Shape: shape, Meet: func(x *layers.Exchange, member int, all []*ongpu.Work) error {
+			o := &layers.AllArgMax{Rows: shape[0], Columns: columns}
 			for _, w := range all {
 				o.X, o.IDs = append(o.X, w.In[0].Memory), append(o.IDs, gpuBytes(w.Out))
 			}
@@ -79,7 +79,7 @@ func (argMax) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
 // cannot choose tokens together.
 func byColumns(l ongpu.Layout, n int) (columns []int, ok bool) {
 	each, even := l.Evenly(n)
-	return slices.Repeat([]int{each}, l.Members), l.Sharded && l.Axis == 1 && even && l.Members <= ongpu.MostMembers && n <= decoder.MostVocab
+	return slices.Repeat([]int{each}, l.Members), l.Sharded && l.Axis == 1 && even && l.Members <= ongpu.MostMembers && n <= layers.MostVocab
 }
 
 var (

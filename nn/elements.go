@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/errs"
 
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -145,7 +145,7 @@ func pairGrad[F float](r pair, of int, in []G.Value, grad G.Value) (G.Value, err
 }
 
 func (r pair) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
-	o := decoder.Elements{N: shape.TotalSize(), X: w.In[0].Memory, Y: w.Out}
+	o := layers.Elements{N: shape.TotalSize(), X: w.In[0].Memory, Y: w.Out}
 	period := 0
 	if r.row {
 		period = in[1][0]
@@ -195,5 +195,5 @@ func (r scale) gradient(_ int, _ []G.Value, dy G.Value) (G.Value, error) {
 }
 
 func (r scale) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
-	return w.Elements(&decoder.Elements{N: shape.TotalSize(), Scale: r.by, X: w.In[0].Memory, Y: w.Out})
+	return w.Elements(&layers.Elements{N: shape.TotalSize(), Scale: r.by, X: w.In[0].Memory, Y: w.Out})
 }

@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -56,7 +56,7 @@ func halves[F float](both cpulinear.Operands[F]) []cpulinear.Operands[F] {
 }
 
 // gateAndUp returns the two layers on a GPU, of one weight or of two.
-func gateAndUp(parts []decoder.LinearPart, in int) []decoder.LinearPart {
+func gateAndUp(parts []layers.LinearPart, in int) []layers.LinearPart {
 	if len(parts) == 2 {
 		return parts
 	}
@@ -67,7 +67,7 @@ func gateAndUp(parts []decoder.LinearPart, in int) []decoder.LinearPart {
 	up := gate
 	up.W.Offset += int64(gate.W.Len * gate.W.DType.Size())
 	up.B.Offset += int64(gate.Out * 4)
-	return []decoder.LinearPart{gate, up}
+	return []layers.LinearPart{gate, up}
 }
 
 // runGated computes the gate, and then the other layer, whose kernel multiplies by the gate.

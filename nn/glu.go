@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/vector"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -119,5 +119,5 @@ func gluBackward[F float](r glu, of int, in []G.Value, grad G.Value) (G.Value, e
 }
 
 func (r glu) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
-	return w.Elements(&decoder.Elements{N: shape.TotalSize(), Activation: r.f.function(), X: w.In[0].Memory, Times: w.In[1].Memory, Y: w.Out})
+	return w.Elements(&layers.Elements{N: shape.TotalSize(), Activation: r.f.function(), X: w.In[0].Memory, Times: w.In[1].Memory, Y: w.Out})
 }

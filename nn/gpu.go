@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/operand"
 
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -60,15 +60,15 @@ func (op linear) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) error 
 }
 
 func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape) {
-	c.Scratch = func(d *decoder.Engine) (int, error) { return op.scratchOn(d, shapes) }
+	c.Scratch = func(d *layers.Engine) (int, error) { return op.scratchOn(d, shapes) }
 	c.Spread = func(in []ongpu.Operand, out gpu.Memory) (ongpu.Spread, error) {
 		shards, err := op.shards(in, shapes)
 		if err != nil {
 			return nil, err
 		}
-		return ongpu.LinearShards{Sharded: &decoder.Sharded{Linear: *op.on(in, shapes, out, gpu.Memory{}), Shards: shards}}, nil
+		return ongpu.LinearShards{Sharded: &layers.Sharded{Linear: *op.on(in, shapes, out, gpu.Memory{}), Shards: shards}}, nil
 	}
-	c.Apart = func(in []ongpu.Layout) (*ongpu.Apart, error) {
+	c.PerGPU = func(in []ongpu.Layout) (*ongpu.PerGPU, error) {
 		if a := op.byOutputs(in, shapes, shape); a != nil {
 			return a, nil
 		}
@@ -77,14 +77,14 @@ func (op linear) place(c *ongpu.Call, shapes []tensor.Shape, shape tensor.Shape)
 }
 
 // on returns the layers for the GPU's engine. Operands have no memory before the work is queued.
-func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.Memory) *decoder.Linear {
+func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gpu.Memory) *layers.Linear {
 	in, of := named(op, list), named(op, shapes)
 	rows, width := of.x[0], of.x[1]
-	o := &decoder.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in.x.Memory, Scratch: scratch}
+	o := &layers.Linear{Rows: rows, In: width, Activation: op.activation, Gate: op.gate, Early: true, RoundX: op.mixed, X: in.x.Memory, Scratch: scratch}
 	stored, _ := operand.StorageType(operand.WeightType(op.w))
 	at := 0
 	for i := range in.w {
-		p := decoder.LinearPart{Out: of.w[i][0], W: in.w[i].Memory, Y: out}
+		p := layers.LinearPart{Out: of.w[i][0], W: in.w[i].Memory, Y: out}
 		p.W.DType = stored // the type is needed where only shards have memory
 		p.Y.Offset += int64(at) * 4
 		p.Y.Len = rows * p.Out
@@ -101,7 +101,7 @@ func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gp
 	}
 	o.Residual = memoryOrNone(in.residual)
 	if op.norm {
-		o.Norm = &decoder.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset, Gamma: memoryOrNone(in.gamma), Beta: memoryOrNone(in.beta)}
+		o.Norm = &layers.Norm{Eps: op.eps, RMS: op.rms, UnitOffset: op.offset, Gamma: memoryOrNone(in.gamma), Beta: memoryOrNone(in.beta)}
 		for _, x := range []*ongpu.Operand{in.gamma, in.beta} {
 			o.Early = o.Early && (x == nil || x.Fixed)
 		}
@@ -110,13 +110,13 @@ func (op linear) on(list []ongpu.Operand, shapes []tensor.Shape, out, scratch gp
 }
 
 // scratchOn returns the scratch memory of the layers on a GPU, in float32 elements.
-func (op linear) scratchOn(d *decoder.Engine, shapes []tensor.Shape) (int, error) {
+func (op linear) scratchOn(d *layers.Engine, shapes []tensor.Shape) (int, error) {
 	return d.Scratch(op.on(make([]ongpu.Operand, len(shapes)), shapes, gpu.Memory{}, gpu.Memory{}))
 }
 
 // shards returns each GPU's shards of the weights and biases. Weights are sharded on axis 0, output features. Biases are sharded so
 // too, or whole. All other inputs are whole. Anything else is an error.
-func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][]decoder.Shard, err error) {
+func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][]layers.Shard, err error) {
 	name, in, of, names := op.title(), named(op, list), named(op, shapes), op.names()
 	if op.gate && op.parts == 1 {
 		return nil, errorf(name, errs.ErrUnsupported, "%s has the weights of both layers and is sharded over several GPUs: pass two weights", names.w[0])
@@ -148,10 +148,10 @@ func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][
 		}
 	}
 	for member := range in.w[0].Shards {
-		mine := make([]decoder.Shard, op.parts)
+		mine := make([]layers.Shard, op.parts)
 		for i := range mine {
 			w := &in.w[i].Shards[member]
-			mine[i] = decoder.Shard{First: w.First, Out: w.N, W: w.Memory}
+			mine[i] = layers.Shard{First: w.First, Out: w.N, W: w.Memory}
 			if op.bias {
 				if b := in.b[i].Shards; b != nil {
 					mine[i].B = b[member].Memory
@@ -166,7 +166,7 @@ func (op linear) shards(list []ongpu.Operand, shapes []tensor.Shape) (shards [][
 // launch queues the gathering. An id outside of the table makes a row of NaN, since the host does not read ids.
 func (op embedding) launch(w *ongpu.Work, shapes []tensor.Shape, shape tensor.Shape) error {
 	in := operandsOf(op, w.In)
-	o := &decoder.Gather{Rows: shape[0], N: shape[1], TableRows: operandsOf(op, shapes).table[0], Table: in.table.Memory, IDs: in.ids.Memory, Y: w.Out}
+	o := &layers.Gather{Rows: shape[0], N: shape[1], TableRows: operandsOf(op, shapes).table[0], Table: in.table.Memory, IDs: in.ids.Memory, Y: w.Out}
 	if in.residual != nil {
 		o.Residual = in.residual.Memory
 	}

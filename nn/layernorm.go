@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/errs"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -162,7 +162,7 @@ func layerNormForward[F float](r layerNorm, in []G.Value, shape tensor.Shape) (G
 
 func (r layerNorm) launch(w *ongpu.Work, _ []tensor.Shape, shape tensor.Shape) error {
 	in, n := normOf(r.gamma, r.beta, w.In), shape[r.rank-1]
-	o := &decoder.Norm{Eps: r.eps, Gamma: memoryOrNone(in.gamma), Beta: memoryOrNone(in.plus)}
+	o := &layers.Norm{Eps: r.eps, Gamma: memoryOrNone(in.gamma), Beta: memoryOrNone(in.plus)}
 	return w.Do(func(s *cuda.Stream) error { return w.Norm(s, shape.TotalSize()/n, n, in.x.Memory, w.Out, o) })
 }
 

@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -158,7 +158,7 @@ func (r moving) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
 
 func (r moving) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
 	for i, m := range r.moves(in, shape) {
-		if err := w.Move(&decoder.Move{Move: m, X: w.In[i].Memory, Y: w.Out}); err != nil {
+		if err := w.Move(&layers.Move{Move: m, X: w.In[i].Memory, Y: w.Out}); err != nil {
 			return err
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/leanattention/internal/errs"
 
 	"github.com/chewxy/hm"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/graph"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/operand"
@@ -249,7 +249,7 @@ func (op node) Do(in ...G.Value) (y G.Value, err error) {
 		Queue: func(w *ongpu.Work) error { return r.launch(w, shapes, shape) },
 	}
 	if s, ok := op.rule.(scratching); ok {
-		call.Scratch = func(*decoder.Engine) (int, error) { return s.scratch(shape), nil }
+		call.Scratch = func(*layers.Engine) (int, error) { return s.scratch(shape), nil }
 	}
 	if p, ok := op.rule.(placed); ok {
 		p.place(&call, shapes, shape)

@@ -9,7 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/norm"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -264,7 +264,7 @@ func rmsGradX[F float](dx, x, gamma, dy []F, eps float64) {
 
 func (r rmsNorm) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
 	n, own := r.group(in), normOf(r.gamma, r.residual, w.In)
-	return w.RMSNorm(&decoder.RMSNorm{
+	return w.RMSNorm(&layers.RMSNorm{
 		Rows: shape.TotalSize() / n, N: n, Eps: r.eps, UnitOffset: r.offset,
 		X: own.x.Memory, Gamma: memoryOrNone(own.gamma), Residual: memoryOrNone(own.plus), Y: w.Out,
 	})

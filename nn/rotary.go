@@ -11,7 +11,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -139,7 +139,7 @@ func integers(name, what string, dtype tensor.Dtype, v G.Value) ([]int, error) {
 
 func (r rotary) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error {
 	rows := shape[0]
-	return w.Rotary(&decoder.Rotary{
+	return w.Rotary(&layers.Rotary{
 		Rotary: r.how, Rows: rows, Heads: shape.TotalSize() / (rows * r.how.HeadDim),
 		X: w.In[0].Memory, Positions: gpuBytes(w.In[1].Memory), Y: w.Out,
 	})

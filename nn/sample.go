@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/internal/choose"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 
 	G "gorgonia.org/gorgonia"
@@ -60,16 +60,16 @@ func Sample(logits, choices, randoms *G.Node) (y *G.Node, err error) {
 }
 
 const (
-	choiceWords = int(unsafe.Sizeof(decoder.Setting{}) / 4) // int32 of a row's choice
+	choiceWords = int(unsafe.Sizeof(layers.Setting{}) / 4) // int32 of a row's choice
 	randomWords = 2
 )
 
 // Choices returns choices of rows as a value for [Sample]: int32 of shape (rows, 6). The numbers have no meaning by themselves.
 func Choices(c []Choice) *tensor.Dense {
-	settings := make([]decoder.Setting, len(c))
+	settings := make([]layers.Setting, len(c))
 	for i, x := range c {
 		// Kernels divide by the temperature, which must be finite.
-		s := decoder.Setting{Temperature: min(x.Temperature, math.MaxFloat64), TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
+		s := layers.Setting{Temperature: min(x.Temperature, math.MaxFloat64), TopP: x.TopP, TopK: int32(min(max(x.TopK, 0), math.MaxInt32))}
 		if !(x.TopP > 0) { // kernels would take 0 for the smallest TopP
 			s.TopP = 1
 		}
@@ -145,7 +145,7 @@ func (sample) launch(w *ongpu.Work, in []tensor.Shape, shape tensor.Shape) error
 
 // queueSample queues the choice from logits on one GPU.
 func queueSample(w *ongpu.Work, logits gpu.Memory, n int, shape tensor.Shape) error {
-	return w.Sample(&decoder.Samples{
+	return w.Sample(&layers.Samples{
 		Logits: logits, Rows: shape[0], Vocab: n, Stride: n,
 		Settings: gpuBytes(w.In[1].Memory), Random: gpuBytes(w.In[2].Memory), IDs: gpuBytes(w.Out),
 	})
@@ -154,16 +154,16 @@ func queueSample(w *ongpu.Work, logits gpu.Memory, n int, shape tensor.Shape) er
 // place has each GPU gather all logits, since a choice depends on all of them. All GPUs choose the same.
 func (sample) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
 	n := in[0][1]
-	c.Apart = func(layouts []ongpu.Layout) (*ongpu.Apart, error) {
+	c.PerGPU = func(layouts []ongpu.Layout) (*ongpu.PerGPU, error) {
 		columns, ok := byColumns(layouts[0], n)
 		if !ok || !layouts[1].Replicated || !layouts[2].Replicated {
 			return nil, nil
 		}
-		return &ongpu.Apart{
+		return &ongpu.PerGPU{
 			Layout: ongpu.Layout{Replicated: true}, Shape: shape,
-			Scratch: func(int, *decoder.Engine) (int, error) { return shape[0] * n, nil },
-			Meet: func(x *decoder.Exchange, member int, all []*ongpu.Work) error {
-				o := &decoder.AllGather{Rows: shape[0], Columns: columns}
+			Scratch: func(int, *layers.Engine) (int, error) { return shape[0] * n, nil },
+			Meet: func(x *layers.Exchange, member int, all []*ongpu.Work) error {
+				o := &layers.AllGather{Rows: shape[0], Columns: columns}
 				for _, w := range all {
 					y := w.Scratch
 					y.Len = shape[0] * n

@@ -204,14 +204,14 @@ func (p *places) letAs(x *tensor.Dense, at placement) (in [2]*G.Node) {
 }
 
 // A feed-forward part, and what leads to it and from it, in every placement of its inputs: all on all GPUs, so that
-// they compute apart, or some on the first alone.
-func TestGPUsApart(t *testing.T) {
+// they compute in per-GPU mode, or some on the first alone.
+func TestGPUsPerGPU(t *testing.T) {
 	for _, members := range []int{2, 3, 4} {
-		t.Run(fmt.Sprint(members), func(t *testing.T) { testApart(t, members) })
+		t.Run(fmt.Sprint(members), func(t *testing.T) { testPerGPU(t, members) })
 	}
 }
 
-func testApart(t *testing.T, members int) {
+func testPerGPU(t *testing.T, members int) {
 	gpu, rng := devicetest.OpenSome(t, members), reftest.Rand(t)
 	types := []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16}
 	cases := []int{1, 1, 2, 5, 33}

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/attention"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/lean"
 	"gorgonia.org/leanattention/internal/ongpu"
 
@@ -123,13 +123,13 @@ func (r mergedStates) launch(w *ongpu.Work, in []tensor.Shape, _ tensor.Shape) e
 	out.Len = size
 	lse.Offset += int64(lseAt(size)) * 4
 	lse.Len = size / dim
-	return w.MergeStates(&decoder.States{Rows: size / dim, Dim: dim, Outs: all[:r.count], LSEs: all[r.count:], Out: out, LSE: lse, Scratch: w.Scratch})
+	return w.MergeStates(&layers.States{Rows: size / dim, Dim: dim, Outs: all[:r.count], LSEs: all[r.count:], Out: out, LSE: lse, Scratch: w.Scratch})
 }
 
 // place adds the scratch memory for states beyond the limit of a launch.
 func (r mergedStates) place(c *ongpu.Call, in []tensor.Shape, _ tensor.Shape) {
-	n := (&decoder.States{Rows: in[0].TotalSize() / r.dim(in[0]), LSEs: make([]gpu.Memory, r.count)}).Needs()
-	c.Scratch = func(*decoder.Engine) (int, error) { return n, nil }
+	n := (&layers.States{Rows: in[0].TotalSize() / r.dim(in[0]), LSEs: make([]gpu.Memory, r.count)}).Needs()
+	c.Scratch = func(*layers.Engine) (int, error) { return n, nil }
 }
 
 func memoryOf(in []ongpu.Operand) []gpu.Memory {

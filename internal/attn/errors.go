@@ -15,6 +15,8 @@ var (
 	ErrPage = errors.New("page out of range")
 	// ErrUnsupported: the problem makes sense, but this engine, or this entry of it, does not support the problem.
 	ErrUnsupported = errors.New("not supported")
+	// ErrTier: the user asked for CPU kernels that are missing.
+	ErrTier = errors.New("no such kernels")
 )
 
 // Errorf makes the engines' errors: "leanattention: Op: argument and values: sentinel".

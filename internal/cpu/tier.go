@@ -1,10 +1,11 @@
 package cpu
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
+
+	"gorgonia.org/leanattention/internal/attn"
 )
 
 // A Tier is an instruction set with kernels. Each family of kernels has a table with an entry for each tier, and uses
@@ -15,17 +16,13 @@ type Tier uint8
 const TierGo Tier = 0
 
 // String returns the name of t in TierVariable.
-
 func (t Tier) String() string { return tierNames[t] }
 
 // TierVariable is the environment variable that chooses the kernels: "go", and "avx2", "avx512" or "amx" on amd64,
 // "neon" on arm64. If it is unset or empty, the best tier of the machine is used. The program reads the variable at
 // its start. An unknown value, or a tier without kernels on this machine or in this build, is an error that wraps
-// ErrTier, which every call that would use a kernel returns.
+// [attn.ErrTier], which every call that would use a kernel returns.
 const TierVariable = "LEANATTENTION_CPU"
-
-// ErrTier is returned if TierVariable asks for missing kernels.
-var ErrTier = errors.New("no such kernels")
 
 // inUse is the tier in use. errInUse is why there is none. Tests change inUse between runs.
 var inUse, errInUse = chooseTier(os.Getenv(TierVariable), BestTier())
@@ -41,13 +38,13 @@ func chooseTier(name string, best Tier) (Tier, error) {
 		}
 	}
 	return best, fmt.Errorf("leanattention: %s=%s: this machine and build have %s: %w",
-		TierVariable, name, strings.Join(tierNames[:best+1], ", "), ErrTier)
+		TierVariable, name, strings.Join(tierNames[:best+1], ", "), attn.ErrTier)
 }
 
 // InUse returns the tier in use.
 func InUse() Tier { return inUse }
 
-// CheckTier returns the error of a bad TierVariable, which wraps ErrTier.
+// CheckTier returns the error of a bad TierVariable, which wraps [attn.ErrTier].
 func CheckTier() error { return errInUse }
 
 // ForceTier makes the tier of the given value of TierVariable the tier in use, until restore is called, for tests.

@@ -76,12 +76,12 @@ func TestNoPeers(t *testing.T) {
 		}
 	}
 	try("two GPUs")
-	lib.State().Apart = 1
+	lib.State().NoPeers = 1
 	if err := a.Reach(b); !errors.Is(err, cuda.ErrNoPeerAccess) || !strings.Contains(err.Error(), "GPU 0 (Fake 0)") || !strings.Contains(err.Error(), "GPU 1 (Fake 1)") {
 		t.Errorf("no way: %v", err)
 	}
 	try("no way")
-	lib.State().Apart = 0
+	lib.State().NoPeers = 0
 	for _, call := range []string{"cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess"} {
 		lib.State().FailIn(call, 2)
 		if err := a.Reach(b); !errors.Is(err, cuda.ErrOutOfMemory) {

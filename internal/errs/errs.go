@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"gorgonia.org/leanattention/internal/cpu"
+	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 
 	"gorgonia.org/leanattention/internal/dense"
@@ -89,7 +89,7 @@ const prefix = "leanattention: "
 func Engine(op, what string, err error) error {
 	var short *memory.Shortage
 	switch {
-	case errors.Is(err, cpu.ErrTier):
+	case errors.Is(err, attn.ErrTier):
 		return Errorf(op, ErrOption, "%v", err)
 	case errors.As(err, &short):
 		return ShortageError(op, short)

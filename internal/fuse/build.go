@@ -249,7 +249,7 @@ func (b *builder) operand(o operand) (n *G.Node, err error) {
 	last, memory := step{shape: o.shape}, b.old.memory(o.source.node)
 	changed := len(o.source.steps) > 0 || !last.idle(n) || o.source.dropped > 0 && memory != o.source.node
 	if !own && changed && b.old.kind(memory) != stock.Input && b.old.kind(memory) != stock.Constant {
-		return last.applyApart(n)
+		return last.applyCopied(n)
 	}
 	return last.apply(n)
 }
@@ -272,7 +272,7 @@ func (m *Match) asOutput(n *G.Node) (*G.Node, error) {
 		return step{pattern: swapOf(len(shape))}.apply(n)
 	}
 	if s := (step{shape: shape}); !s.idle(n) {
-		return s.applyApart(n)
+		return s.applyCopied(n)
 	}
 	return n, nil
 }

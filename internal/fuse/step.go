@@ -34,13 +34,13 @@ func (s step) apply(n *G.Node) (*G.Node, error) {
 	return applyStep(newStepOp(op), n)
 }
 
-// applyApart makes a Reshape of n in memory of its own.
-func (s step) applyApart(n *G.Node) (*G.Node, error) {
+// applyCopied makes a Reshape of n in memory of its own.
+func (s step) applyCopied(n *G.Node) (*G.Node, error) {
 	op, err := s.op(n)
 	if err != nil {
 		return nil, err
 	}
-	return applyStep(&apartOp{newStepOp(op)}, n)
+	return applyStep(&copyOp{newStepOp(op)}, n)
 }
 
 // op returns the op that makes the step from a node like n.
@@ -93,10 +93,10 @@ func (op *stepOp) WriteHash(h hash.Hash) {
 }
 func (op *stepOp) Hashcode() uint32 { return graph.Hashcode(op) }
 
-// apartOp is a step whose result, and whose gradient, is in memory of its own.
-type apartOp struct{ *stepOp }
+// copyOp is a step whose result, and whose gradient, is in memory of its own.
+type copyOp struct{ *stepOp }
 
-func (op *apartOp) Do(in ...G.Value) (G.Value, error) {
+func (op *copyOp) Do(in ...G.Value) (G.Value, error) {
 	out, err := op.stockStep.Do(in...)
 	if err != nil {
 		return nil, err
@@ -104,8 +104,8 @@ func (op *apartOp) Do(in ...G.Value) (G.Value, error) {
 	return G.CloneValue(out)
 }
 
-func (op *apartOp) SymDiff(in G.Nodes, out, grad *G.Node) (G.Nodes, error) {
-	n, err := step{shape: in[0].Shape()}.applyApart(grad)
+func (op *copyOp) SymDiff(in G.Nodes, out, grad *G.Node) (G.Nodes, error) {
+	n, err := step{shape: in[0].Shape()}.applyCopied(grad)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/ongpu"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/tensor"
@@ -79,17 +79,17 @@ func (c *contextStates) attendFresh(stream *cuda.Stream, b *cuda.Buffer, n newRo
 	return c.fresh.plan.Run(stream, o)
 }
 
-// Exchanging is the part of a [decoder.Exchange] through which all members merge states.
+// Exchanging is the part of a [layers.Exchange] through which all members merge states.
 type Exchanging interface {
-	AllGathers(s *cuda.Stream, lists []*decoder.AllGather, member int) error
-	MergeParts(s *cuda.Stream, o *decoder.PartStates, member int) error
+	AllGathers(s *cuda.Stream, lists []*layers.AllGather, member int) error
+	MergeParts(s *cuda.Stream, o *layers.PartStates, member int) error
 	Realign(finish func() error) error
 	Failed() error
 }
 
 // OpenExchange opens the exchange of g. It is a variable for tests. The caller has entered the GPU.
 var OpenExchange = func(g *ongpu.GPU, op string) (Exchanging, error) {
-	var engines []*decoder.Engine
+	var engines []*layers.Engine
 	for _, m := range g.Members {
 		e, err := m.Layers(op)
 		if err != nil {
@@ -150,7 +150,7 @@ func (p *DevicePlan) attendMerging(c *Call, qkv *ongpu.QKV, x Exchanging) (out, 
 	lead := p.pages.GPU
 	n, g := len(lead.Members), &p.geometry
 	works, fresh, states := make([]memberLayer, n), make([]ongpu.AttentionOperands, n), make([]*cuda.Buffer, n)
-	merge := &decoder.PartStates{Rows: p.rows, Heads: g.Heads, Dim: g.ValueDim, Places: p.pages.shards}
+	merge := &layers.PartStates{Rows: p.rows, Heads: g.Heads, Dim: g.ValueDim, Places: p.pages.shards}
 	gather := gathering{qkv: *qkv}
 	ready := func(i int, sub *queue.Submission) error {
 		mine, err := gather.ready(sub, lead, c, i)
@@ -191,13 +191,13 @@ func (p *DevicePlan) attendMerging(c *Call, qkv *ongpu.QKV, x Exchanging) (out, 
 	err = lead.Queue.Submit(func(sub *queue.Submission) error {
 		defer gather.free.All()
 		// Work that waits for other members is queued after all members have the work that comes before.
-		if err := sub.Apart(ready, nothing); err != nil {
+		if err := sub.PerGPU(ready, nothing); err != nil {
 			return err
 		}
 		if err := gather.queue(sub, x); err != nil {
 			return realigned(sub, x, err)
 		}
-		if err := sub.Apart(nothing, func(i int, sub *queue.Submission) error {
+		if err := sub.PerGPU(nothing, func(i int, sub *queue.Submission) error {
 			w, have := &works[i], p.now.states(i)
 			defer w.free.All()
 			if err := sub.Do(func(s *cuda.Stream) error {
@@ -212,7 +212,7 @@ func (p *DevicePlan) attendMerging(c *Call, qkv *ongpu.QKV, x Exchanging) (out, 
 		}); err != nil {
 			return err
 		}
-		if err := sub.Apart(nothing, func(i int, sub *queue.Submission) error {
+		if err := sub.PerGPU(nothing, func(i int, sub *queue.Submission) error {
 			return sub.Do(func(s *cuda.Stream) error { return x.MergeParts(s, merge, i) })
 		}); err != nil {
 			return realigned(sub, x, err)
@@ -253,7 +253,7 @@ func nothing(int, *queue.Submission) error { return nil }
 // gathering gives all members whole queries, keys and values, of which each member has a part.
 type gathering struct {
 	qkv   ongpu.QKV
-	lists []*decoder.AllGather
+	lists []*layers.AllGather
 	reads [][]*ongpu.Tensor // the parts of each member
 	free  ongpu.Freeing     // memory that the members' queues have lent
 }
@@ -281,7 +281,7 @@ func (g *gathering) ready(sub *queue.Submission, lead *ongpu.GPU, c *Call, membe
 			_ = m.Queue.Submit(func(*queue.Submission) error { free(); return nil })
 		})
 		if len(g.lists) <= list {
-			o := &decoder.AllGather{Rows: d.Shape[0], X: make([]ongpu.Mem, n), Y: make([]ongpu.Mem, n)}
+			o := &layers.AllGather{Rows: d.Shape[0], X: make([]ongpu.Mem, n), Y: make([]ongpu.Mem, n)}
 			for _, s := range d.Shards {
 				o.Columns = append(o.Columns, s.Shape[1])
 			}
@@ -305,7 +305,7 @@ func (g *gathering) queue(sub *queue.Submission, x Exchanging) error {
 	if len(g.lists) == 0 {
 		return nil
 	}
-	return sub.Apart(nothing, func(i int, sub *queue.Submission) error {
+	return sub.PerGPU(nothing, func(i int, sub *queue.Submission) error {
 		if err := sub.Do(func(s *cuda.Stream) error { return x.AllGathers(s, g.lists, i) }); err != nil {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/dense"
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/queue"
 
 	G "gorgonia.org/gorgonia"
@@ -39,17 +39,17 @@ func (p *DevicePlan) Attend(op string, c *Call) (out, lse G.Value, err error) {
 }
 
 // newRows is a layer's new keys and values, and memory for the rotated queries of a plan with a rotary embedding.
-type newRows struct{ k, v, turned ongpu.Mem }
+type newRows struct{ k, v, rotated ongpu.Mem }
 
 // appendTo queues the append of n to o's pages, and the rotation of o's queries. A row of n has heads KV heads; 0: as many as the plan.
 func (n newRows) appendTo(plan ongpu.AttentionPlan, s *cuda.Stream, o *ongpu.AttentionOperands, heads int) error {
-	if n.turned.Buffer == nil {
+	if n.rotated.Buffer == nil {
 		return plan.AppendRows(s, o.Pages, n.k, n.v, heads)
 	}
-	if err := plan.AppendTurned(s, o.Pages, n.k, n.v, o.Q, n.turned, heads); err != nil {
+	if err := plan.AppendRotated(s, o.Pages, n.k, n.v, o.Q, n.rotated, heads); err != nil {
 		return err
 	}
-	o.Q = n.turned
+	o.Q = n.rotated
 	return nil
 }
 
@@ -63,11 +63,11 @@ func (p *planPart) queueAlone(sub *queue.Submission, n newRows, o *ongpu.Attenti
 	stored := false
 	if plan, ok := of.(*attention.Plan); ok {
 		switch late := sub.Deferred().(type) {
-		case *decoder.Megakernel:
-			if late.Attend(plan, o, n.k, n.v, n.turned) {
+		case *layers.Megakernel:
+			if late.Attend(plan, o, n.k, n.v, n.rotated) {
 				return nil
 			}
-		case *decoder.Projection:
+		case *layers.Projection:
 			stored = late.Append(plan, o.Pages, n.k, n.v)
 		}
 	}
@@ -124,12 +124,12 @@ func (p *DevicePlan) attendThere(c *Call, qkv *ongpu.QKV, x Exchanging) (out, ls
 		rows := newRows{k: k, v: v}
 		if p.turns() {
 			lead := p.pages.GPU
-			turned, free, err := lead.Scratch(sub, c.Memory, &c.Memory.On(lead.Group, 0).Turned, c.Rows.Query, qkv[0].Shape)
+			rotated, free, err := lead.Scratch(sub, c.Memory, &c.Memory.On(lead.Group, 0).Rotated, c.Rows.Query, qkv[0].Shape)
 			if err != nil {
 				return err
 			}
 			defer free()
-			if rows.turned, err = turned.UseAs(sub, "q"); err != nil {
+			if rows.rotated, err = rotated.UseAs(sub, "q"); err != nil {
 				return err
 			}
 		}
@@ -199,12 +199,12 @@ func (p *DevicePlan) readyMember(sub *queue.Submission, c *Call, member int, qkv
 	if !p.turns() {
 		return w, nil
 	}
-	turned, free, err := m.Scratch(sub, c.Memory, &memory.Turned, c.Rows.Query, qkv[0].Shape)
+	rotated, free, err := m.Scratch(sub, c.Memory, &memory.Rotated, c.Rows.Query, qkv[0].Shape)
 	if err != nil {
 		return w, err
 	}
 	w.free = append(w.free, free)
-	w.rows.turned, err = turned.UseAs(sub, "q")
+	w.rows.rotated, err = rotated.UseAs(sub, "q")
 	return w, err
 }
 
@@ -222,7 +222,7 @@ func (p *DevicePlan) attendPerMember(c *Call, qkv *ongpu.QKV) (out, lse G.Value,
 		return err
 	}
 	err = lead.Queue.Submit(func(sub *queue.Submission) error {
-		if err := sub.Apart(ready, func(i int, sub *queue.Submission) error {
+		if err := sub.PerGPU(ready, func(i int, sub *queue.Submission) error {
 			w := &works[i]
 			defer w.free.All()
 			if err := p.now.parts[i].queueAlone(sub, w.rows, &w.o); err != nil {
@@ -293,9 +293,9 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 		results[1], lse = s.add(operand.RowMajorBytes(l), tensor.Float32), l
 	}
 	down := s.bytes - up
-	var turned part
+	var rotated part
 	if p.turns() {
-		turned = s.add(in[0].host, c.Rows.Query) // as long as q; it stays on the GPU
+		rotated = s.add(in[0].host, c.Rows.Query) // as long as q; it stays on the GPU
 	}
 	defer runtime.KeepAlive(c)
 
@@ -329,7 +329,7 @@ func (p *DevicePlan) attendFromHost(c *Call) (out, lse G.Value, err error) {
 		}
 		rows := newRows{k: in[1].in(b), v: in[2].in(b)}
 		if p.turns() {
-			rows.turned = turned.in(b)
+			rows.rotated = rotated.in(b)
 		}
 		if err := p.queue(sub, c.Layer, rows, operands); err != nil {
 			return err

@@ -165,7 +165,7 @@ func (p *Plan) Cut(policy Policy, workers int) {
 	}
 	if !p.cutWhole(g, max(workers, 1), policy) {
 		if policy.Hybrid {
-			p.setWholesApart(g)
+			p.setWholeTiles(g)
 		}
 		p.cutEven(g)
 		p.align(g, policy.Slack)
@@ -383,9 +383,9 @@ func (p *Plan) pack(m int64, workers int, record bool) bool {
 	return enough
 }
 
-// setWholesApart assigns whole output tiles to g workers, from the last output tile on, as long as they are smaller
+// setWholeTiles assigns whole output tiles to g workers, from the last output tile on, as long as they are smaller
 // than an even share. It assigns none if the last output tile is not smaller.
-func (p *Plan) setWholesApart(g int) {
+func (p *Plan) setWholeTiles(g int) {
 	most := p.tiles/int64(g) - 1 // at least one LeanTile of each worker's share is in cut output tiles, since neighbours share these
 	if most < 1 || p.outputs > mostPacked {
 		return

@@ -577,7 +577,7 @@ func TestWholesLeast(t *testing.T) {
 			q.Add(blocks)
 		}
 		most := p.Tiles()/int64(workers) - 1
-		if p.setWholesApart(workers); most < 1 {
+		if p.setWholeTiles(workers); most < 1 {
 			continue
 		}
 		m := int64(1)

@@ -9,7 +9,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/kernels"
 
@@ -29,10 +29,10 @@ func (g *GPU) Devices(op string) (devs []*cuda.Device, group *queue.Group, leave
 }
 
 // NewDecoder is a variable for tests.
-var NewDecoder = decoder.New
+var NewDecoder = layers.New
 
 // Layers returns the GPU's kernels for a decoder's other layers, loaded at first use. The GPU is entered.
-func (g *GPU) Layers(op string) (*decoder.Engine, error) {
+func (g *GPU) Layers(op string) (*layers.Engine, error) {
 	g.decoder.Lock()
 	defer g.decoder.Unlock()
 	if g.decoder.kernels == nil {
@@ -62,12 +62,12 @@ func Compute(c *Call) (out G.Value, err error) {
 	}
 	defer g.Group.Leave()
 	defer runtime.KeepAlive(c.In)
-	a, err := g.apart(c)
+	a, err := g.perGPU(c)
 	if err != nil {
 		return nil, err
 	}
 	if a != nil {
-		return g.computeApart(c, a)
+		return g.computePerGPU(c, a)
 	}
 	if slices.ContainsFunc(c.In, isMade) {
 		whole := *c
@@ -175,7 +175,7 @@ func Part(op string, whole G.Value, from int, shape tensor.Shape) (G.Value, erro
 		return nil, errs.Errorf(op, errs.ErrShape, "elements [%d, %d) of %d", from, from+size, d.Size())
 	}
 	if d.Made {
-		part, err := d.partApart(from, shape)
+		part, err := d.partPerGPU(from, shape)
 		if err != nil {
 			return nil, TensorError(op, "x", err)
 		}

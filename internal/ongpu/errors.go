@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/errs"
@@ -32,7 +32,7 @@ func EngineError(op, what string, err error) error {
 		return TensorError(op, operand.name, operand.err)
 	case errors.Is(err, queue.ErrShared):
 		return errs.Errorf(op, errs.ErrUnsupported, "%s: %v", what, err)
-	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory), errors.Is(err, queue.ErrRank), errors.Is(err, decoder.ErrNoAnswer):
+	case errors.As(err, &driver), errors.Is(err, cuda.ErrClosed), errors.Is(err, cuda.ErrOutOfMemory), errors.Is(err, queue.ErrRank), errors.Is(err, layers.ErrNoAnswer):
 		return Error(op, err)
 	}
 	return errs.Errorf(op, errs.ErrInternal, "%s: %v", what, err)

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
 	"gorgonia.org/leanattention/internal/gpu/attention"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/nocopy"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/kernels"
@@ -38,8 +38,8 @@ type GPU struct {
 
 	decoder struct {
 		sync.Mutex
-		kernels  *decoder.Engine                  // nil before first use
-		exchange atomic.Pointer[decoder.Exchange] // on the first of several GPUs: the memory for sums; nil before first use
+		kernels  *layers.Engine                  // nil before first use
+		exchange atomic.Pointer[layers.Exchange] // on the first of several GPUs: the memory for sums; nil before first use
 	}
 }
 
@@ -268,7 +268,7 @@ type AttentionPlan interface {
 	Upload(*cuda.Stream) error
 	Lay(query, out, lse attn.Strides)
 	AppendRows(s *cuda.Stream, to attention.Pages, newK, newV Mem, heads int) error
-	AppendTurned(s *cuda.Stream, to attention.Pages, newK, newV, q, turned Mem, heads int) error
+	AppendRotated(s *cuda.Stream, to attention.Pages, newK, newV, q, rotated Mem, heads int) error
 	Run(s *cuda.Stream, o *AttentionOperands) error
 	Close() error
 }

@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/queue"
 
 	G "gorgonia.org/gorgonia"
@@ -31,10 +31,10 @@ type Node struct {
 
 // NodeMemory is a node's memory on a GPU.
 type NodeMemory struct {
-	Value  queue.Slot
-	Rest   queue.Slot // memory of steps before the value, or of a second value: the log-sum-exp
-	Turned queue.Slot // queries after the rotary embedding
-	inputs []*queue.Slot
+	Value   queue.Slot
+	Rest    queue.Slot // memory of steps before the value, or of a second value: the log-sum-exp
+	Rotated queue.Slot // queries after the rotary embedding
+	inputs  []*queue.Slot
 }
 
 // Input returns the slot for a copy of input i, or for its parts gathered.
@@ -83,7 +83,7 @@ type Call struct {
 	Shape tensor.Shape
 
 	// Scratch returns how many float32 the work needs besides; nil: none.
-	Scratch func(*decoder.Engine) (int, error)
+	Scratch func(*layers.Engine) (int, error)
 
 	// Queue queues the work.
 	Queue func(*Work) error
@@ -92,9 +92,9 @@ type Call struct {
 	// inputs alone. The memory of inputs and output exists. Refusals are errors of the op.
 	Spread func(in []Operand, out gpu.Memory) (Spread, error)
 
-	// Apart returns how the members of a group each do a part of the work in per-GPU mode, with their parts of the
+	// PerGPU returns how the members of a group each do a part of the work in per-GPU mode, with their parts of the
 	// inputs; nil: they can't. Without the function, each member does all of the work if all inputs are replicated.
-	Apart func(in []Layout) (*Apart, error)
+	PerGPU func(in []Layout) (*PerGPU, error)
 }
 
 // Layout says which members of a group have an input.
@@ -111,8 +111,8 @@ func (l Layout) Evenly(n int) (each int, ok bool) { return n / l.Members, n%l.Me
 // Whole reports whether the first member alone has the input.
 func (l Layout) Whole() bool { return !l.Replicated && !l.Sharded }
 
-// Apart is work in per-GPU mode: each member of a group works on its own parts.
-type Apart struct {
+// PerGPU is work in per-GPU mode: each member of a group works on its own parts.
+type PerGPU struct {
 	// Replicate marks the inputs that are to be replicated first.
 	Replicate []bool
 
@@ -123,7 +123,7 @@ type Apart struct {
 	Shape  tensor.Shape
 
 	// Scratch returns how many float32 a member needs besides; nil: none.
-	Scratch func(member int, d *decoder.Engine) (int, error)
+	Scratch func(member int, d *layers.Engine) (int, error)
 
 	// Queue queues a member's work.
 	Queue func(member int, w *Work) error
@@ -133,17 +133,17 @@ type Apart struct {
 
 	// Meet queues the members' common work after Queue, which may be nil. All members do the same at the same time,
 	// through x. nil: no common work.
-	Meet func(x *decoder.Exchange, member int, all []*Work) error
+	Meet func(x *layers.Exchange, member int, all []*Work) error
 }
 
 // MostMembers is the largest number of members with common work.
-const MostMembers = decoder.MostMembers
+const MostMembers = layers.MostMembers
 
 // Each returns the work of members that have all inputs replicated.
-func (c *Call) Each() *Apart {
-	a := &Apart{Layout: Layout{Replicated: true}, Shape: c.Shape, Queue: func(_ int, w *Work) error { return c.Queue(w) }}
+func (c *Call) Each() *PerGPU {
+	a := &PerGPU{Layout: Layout{Replicated: true}, Shape: c.Shape, Queue: func(_ int, w *Work) error { return c.Queue(w) }}
 	if c.Scratch != nil {
-		a.Scratch = func(_ int, d *decoder.Engine) (int, error) { return c.Scratch(d) }
+		a.Scratch = func(_ int, d *layers.Engine) (int, error) { return c.Scratch(d) }
 	}
 	return a
 }
@@ -151,7 +151,7 @@ func (c *Call) Each() *Apart {
 // Spread is work of all members of a group: first of the first member, then of all at once, then of the first member.
 type Spread interface {
 	// Needs returns how many float32 a member needs besides.
-	Needs(member int, d *decoder.Engine) (int, error)
+	Needs(member int, d *layers.Engine) (int, error)
 	// Take gives each member its scratch memory.
 	Take(scratch []gpu.Memory)
 	Before(*Work) error
@@ -160,9 +160,9 @@ type Spread interface {
 }
 
 // LinearShards is linear layers with sharded weights.
-type LinearShards struct{ *decoder.Sharded }
+type LinearShards struct{ *layers.Sharded }
 
-func (l LinearShards) Needs(member int, d *decoder.Engine) (int, error) {
+func (l LinearShards) Needs(member int, d *layers.Engine) (int, error) {
 	return d.ShardScratch(l.Sharded, member)
 }
 
@@ -182,30 +182,30 @@ func (l LinearShards) After(w *Work) error {
 
 // Work has the queue and the operands of a call's work.
 type Work struct {
-	*decoder.Engine
+	*layers.Engine
 	*queue.Submission
 	In           []Operand
 	Out, Scratch gpu.Memory
 }
 
 // Linear queues linear layers. In a recording they become a part of the single-launch decoder, if possible.
-func (w *Work) Linear(o *decoder.Linear) error {
+func (w *Work) Linear(o *layers.Linear) error {
 	if taken, err := w.chained(o); taken || err != nil {
 		return err
 	}
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Linear(s, o) })
 }
 
-func (w *Work) chained(o *decoder.Linear) (bool, error) {
+func (w *Work) chained(o *layers.Linear) (bool, error) {
 	if !w.Recording() {
 		return false, nil
 	}
-	if c, ok := w.Deferred().(*decoder.Megakernel); ok && c.Linear(o) {
+	if c, ok := w.Deferred().(*layers.Megakernel); ok && c.Linear(o) {
 		return true, nil
 	}
 	// A layer that can't follow the deferred single-launch decoder may begin another one, which may do the deferred
 	// work before it, or make new keys and values.
-	if g, ok := w.Deferred().(*decoder.Gathers); ok {
+	if g, ok := w.Deferred().(*layers.Gathers); ok {
 		if c := w.NewMegakernel(); c != nil && c.Gather(g) && c.Linear(o) {
 			w.Replace(c)
 			return true, nil
@@ -221,9 +221,9 @@ func (w *Work) chained(o *decoder.Linear) (bool, error) {
 }
 
 // Gather queues rows of a table, in a recording together with the rows that are added to them.
-func (w *Work) Gather(o *decoder.Gather) error {
+func (w *Work) Gather(o *layers.Gather) error {
 	if w.Recording() {
-		if g, ok := w.Deferred().(*decoder.Gathers); ok && g.Then(o) {
+		if g, ok := w.Deferred().(*layers.Gathers); ok && g.Then(o) {
 			return nil
 		}
 		if g := w.NewGathers(o); g != nil {
@@ -234,34 +234,34 @@ func (w *Work) Gather(o *decoder.Gather) error {
 }
 
 // RMSNorm queues norms by the root mean square.
-func (w *Work) RMSNorm(o *decoder.RMSNorm) error {
+func (w *Work) RMSNorm(o *layers.RMSNorm) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.RMSNorm(s, o) })
 }
 
 // Rotary queues a rotary embedding.
-func (w *Work) Rotary(o *decoder.Rotary) error {
+func (w *Work) Rotary(o *layers.Rotary) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Rotary(s, o) })
 }
 
 // Elements queues functions, products and sums of elements.
-func (w *Work) Elements(o *decoder.Elements) error {
+func (w *Work) Elements(o *layers.Elements) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Elements(s, o) })
 }
 
 // MergeStates queues the merging of states of attention.
-func (w *Work) MergeStates(o *decoder.States) error {
+func (w *Work) MergeStates(o *layers.States) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.MergeStates(s, o) })
 }
 
 // Move queues copies of elements.
-func (w *Work) Move(o *decoder.Move) error {
+func (w *Work) Move(o *layers.Move) error {
 	return w.Do(func(s *cuda.Stream) error { return w.Engine.Move(s, o) })
 }
 
 // Sample queues the choice of a token for each row of logits. In a recording the choice ends the single-launch
 // decoder that makes the logits, if possible.
-func (w *Work) Sample(o *decoder.Samples) error {
-	if c, ok := w.Deferred().(*decoder.Megakernel); ok && c.Choose(o) {
+func (w *Work) Sample(o *layers.Samples) error {
+	if c, ok := w.Deferred().(*layers.Megakernel); ok && c.Choose(o) {
 		return nil
 	}
 	return w.Do(func(s *cuda.Stream) error { return w.Sampler.Run(s, o) })

@@ -11,7 +11,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/queue"
 	"gorgonia.org/leanattention/kernels"
 
@@ -262,7 +262,7 @@ func (d *Tensor) spreadOperand(sub *queue.Submission, name string) (o Operand, e
 
 // computeSharded is [Compute] for inputs of which some are sharded. The GPU is entered.
 func (g *GPU) computeSharded(c *Call) (out G.Value, err error) {
-	engines := make([]*decoder.Engine, len(g.Members))
+	engines := make([]*layers.Engine, len(g.Members))
 	for i, m := range g.Members {
 		if engines[i], err = m.Layers(c.Op); err != nil {
 			return nil, err
@@ -306,7 +306,7 @@ func (g *GPU) computeSharded(c *Call) (out G.Value, err error) {
 
 // takeScratch gives work the memory that it needs on each member. free is called after the work is queued, and after
 // an error.
-func (g *GPU) takeScratch(sub *queue.Submission, n *Node, work Spread, engines []*decoder.Engine) (free func(), err error) {
+func (g *GPU) takeScratch(sub *queue.Submission, n *Node, work Spread, engines []*layers.Engine) (free func(), err error) {
 	all := make([]Mem, len(g.Members))
 	var frees []func()
 	free = func() {
@@ -350,8 +350,8 @@ func (g *GPU) takeScratch(sub *queue.Submission, n *Node, work Spread, engines [
 	return free, nil
 }
 
-// apart returns how the members of a group each do a part of a call's work; nil: the first member leads.
-func (g *GPU) apart(c *Call) (*Apart, error) {
+// perGPU returns how the members of a group each do a part of a call's work; nil: the first member leads.
+func (g *GPU) perGPU(c *Call) (*PerGPU, error) {
 	if len(g.Members) == 1 {
 		return nil, nil
 	}
@@ -361,8 +361,8 @@ func (g *GPU) apart(c *Call) (*Apart, error) {
 		layouts[i] = Must(v).layout()
 		replicated = replicated && layouts[i].Replicated
 	}
-	if c.Apart != nil {
-		if a, err := c.Apart(layouts); a != nil || err != nil {
+	if c.PerGPU != nil {
+		if a, err := c.PerGPU(layouts); a != nil || err != nil {
 			return a, err
 		}
 	}
@@ -372,9 +372,9 @@ func (g *GPU) apart(c *Call) (*Apart, error) {
 	return c.Each(), nil
 }
 
-// computeApart is [Compute] for work in per-GPU mode. The GPU is entered.
-func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
-	var engines []*decoder.Engine
+// computePerGPU is [Compute] for work in per-GPU mode. The GPU is entered.
+func (g *GPU) computePerGPU(c *Call, a *PerGPU) (G.Value, error) {
+	var engines []*layers.Engine
 	for _, m := range g.Members {
 		e, err := m.Layers(c.Op)
 		if err != nil {
@@ -382,7 +382,7 @@ func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 		}
 		engines = append(engines, e)
 	}
-	var exchange *decoder.Exchange
+	var exchange *layers.Exchange
 	if a.Sum || a.Meet != nil {
 		var err error
 		if exchange, err = g.Exchange(c.Op, engines); err != nil {
@@ -397,11 +397,11 @@ func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 		if err != nil {
 			return err
 		}
-		works := make([]apartWork, len(g.Members))
-		sum := decoder.AllReduce{Rows: 1, N: a.Shape.TotalSize(), X: make([]Mem, len(works)), Y: make([]Mem, len(works))}
+		works := make([]memberWork, len(g.Members))
+		sum := layers.AllReduce{Rows: 1, N: a.Shape.TotalSize(), X: make([]Mem, len(works)), Y: make([]Mem, len(works))}
 		ready := func(i int, sub *queue.Submission) (err error) {
 			w := &works[i]
-			if *w, err = g.Members[i].readyApart(sub, c, a, in, engines[i], i); err == nil && a.Sum {
+			if *w, err = g.Members[i].readyPerGPU(sub, c, a, in, engines[i], i); err == nil && a.Sum {
 				sum.X[i] = w.Out
 				sum.Y[i], err = w.value.Use(sub)
 			}
@@ -417,14 +417,14 @@ func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 			}
 			return HaveRead(sub, w.reads...)
 		}
-		if err := sub.Apart(ready, queue); err != nil {
+		if err := sub.PerGPU(ready, queue); err != nil {
 			return err
 		}
 		if a.Sum {
-			err = sumApart(sub, exchange, &sum, works)
+			err = sumPerGPU(sub, exchange, &sum, works)
 		}
 		if err == nil && a.Meet != nil {
-			err = meetApart(sub, exchange, a.Meet, works)
+			err = meetPerGPU(sub, exchange, a.Meet, works)
 		}
 		if err != nil {
 			if exchange != nil && !sub.Recording() { // a member would wait for members that do not come
@@ -442,11 +442,11 @@ func (g *GPU) computeApart(c *Call, a *Apart) (G.Value, error) {
 	if err := g.computeError(c.Op, err); err != nil {
 		return nil, err
 	}
-	return g.apartValue(c.DType, c.Shape, values, a).Value(), nil
+	return g.perGPUValue(c.DType, c.Shape, values, a).Value(), nil
 }
 
-// apartValue returns the value that the members have made.
-func (g *GPU) apartValue(t tensor.Dtype, shape tensor.Shape, values []*Tensor, a *Apart) *Tensor {
+// perGPUValue returns the value that the members have made.
+func (g *GPU) perGPUValue(t tensor.Dtype, shape tensor.Shape, values []*Tensor, a *PerGPU) *Tensor {
 	if a.Layout.Replicated {
 		values[0].Replicas = values[1:]
 		return values[0]
@@ -454,17 +454,17 @@ func (g *GPU) apartValue(t tensor.Dtype, shape tensor.Shape, values []*Tensor, a
 	return g.TensorOf(Content{Shape: shape.Clone(), DType: t, Axis: a.Layout.Axis, Shards: values, Made: true, Joined: a.Joined})
 }
 
-// apartWork is a member's part of a call's work.
-type apartWork struct {
+// memberWork is a member's part of a call's work.
+type memberWork struct {
 	Work
 	value *Tensor
 	reads []*Tensor
 	free  func()
 }
 
-// readyApart allocates the memory that a member needs for its part.
-func (g *GPU) readyApart(sub *queue.Submission, c *Call, a *Apart, in []*Tensor, e *decoder.Engine, member int) (w apartWork, err error) {
-	w = apartWork{Work: Work{Engine: e, Submission: sub}, free: func() {}}
+// readyPerGPU allocates the memory that a member needs for its part.
+func (g *GPU) readyPerGPU(sub *queue.Submission, c *Call, a *PerGPU, in []*Tensor, e *layers.Engine, member int) (w memberWork, err error) {
+	w = memberWork{Work: Work{Engine: e, Submission: sub}, free: func() {}}
 	for i, d := range in {
 		of := d.On(member)
 		o, err := of.wholeOperand(sub, c.Names[i])
@@ -541,7 +541,7 @@ func (g *GPU) Gathered(sub *queue.Submission, op string, n *Node, input int, d *
 	if d.Joined {
 		return nil, fmt.Errorf("parts one behind the other, each sharded over %v: %w", g, attn.ErrUnsupported)
 	}
-	layers, err := g.Layers(op)
+	kernels, err := g.Layers(op)
 	if err != nil {
 		return nil, err
 	}
@@ -569,9 +569,9 @@ func (g *GPU) Gathered(sub *queue.Submission, op string, n *Node, input int, d *
 			return nil, err
 		}
 		x := Mem{Buffer: b, Offset: s.offset, DType: to.DType, Len: s.Size()}
-		move := decoder.Move{Move: attn.Move{Dims: [3]int{1, 1, outer}, N: part,
+		move := layers.Move{Move: attn.Move{Dims: [3]int{1, 1, outer}, N: part,
 			From: attn.Lattice{Steps: [3]int{0, 0, part}}, To: attn.Lattice{At: i * part, Steps: [3]int{0, 0, inner}}}, X: x, Y: to}
-		if err := sub.Do(func(s *cuda.Stream) error { return layers.Move(s, &move) }); err != nil {
+		if err := sub.Do(func(s *cuda.Stream) error { return kernels.Move(s, &move) }); err != nil {
 			return nil, err
 		}
 		if err := g.Members[i].read(sub, s); err != nil {
@@ -645,12 +645,12 @@ func (g *GPU) replicated(sub *queue.Submission, n *Node, input int, d *Tensor, f
 	})
 }
 
-// sumApart queues the sum of the members' partial sums: in a recording within the launches that make the partial
+// sumPerGPU queues the sum of the members' partial sums: in a recording within the launches that make the partial
 // sums, if all can.
-func sumApart(sub *queue.Submission, x *decoder.Exchange, o *decoder.AllReduce, works []apartWork) error {
-	sum, fit := decoder.NewSum(x, o), 0
-	return sub.Apart(func(i int, sub *queue.Submission) error {
-		if c, ok := sub.Deferred().(*decoder.Megakernel); ok && sum.Fits(c, i) {
+func sumPerGPU(sub *queue.Submission, x *layers.Exchange, o *layers.AllReduce, works []memberWork) error {
+	sum, fit := layers.NewSum(x, o), 0
+	return sub.PerGPU(func(i int, sub *queue.Submission) error {
+		if c, ok := sub.Deferred().(*layers.Megakernel); ok && sum.Fits(c, i) {
 			fit++
 		}
 		return nil
@@ -663,18 +663,18 @@ func sumApart(sub *queue.Submission, x *decoder.Exchange, o *decoder.AllReduce, 
 	})
 }
 
-// meetApart queues the members' common work.
-func meetApart(sub *queue.Submission, x *decoder.Exchange, meet func(*decoder.Exchange, int, []*Work) error, works []apartWork) error {
+// meetPerGPU queues the members' common work.
+func meetPerGPU(sub *queue.Submission, x *layers.Exchange, meet func(*layers.Exchange, int, []*Work) error, works []memberWork) error {
 	all := make([]*Work, len(works))
 	for i := range works {
 		all[i] = &works[i].Work
 	}
 	nothing := func(int, *queue.Submission) error { return nil }
-	return sub.Apart(nothing, func(i int, _ *queue.Submission) error { return meet(x, i, all) })
+	return sub.PerGPU(nothing, func(i int, _ *queue.Submission) error { return meet(x, i, all) })
 }
 
 // Exchange returns the memory and kernels for the members' sums, made at first use. The GPU is entered.
-func (g *GPU) Exchange(op string, engines []*decoder.Engine) (*decoder.Exchange, error) {
+func (g *GPU) Exchange(op string, engines []*layers.Engine) (*layers.Exchange, error) {
 	g.decoder.Lock()
 	defer g.decoder.Unlock()
 	if x := g.decoder.exchange.Load(); x != nil {
@@ -683,7 +683,7 @@ func (g *GPU) Exchange(op string, engines []*decoder.Engine) (*decoder.Exchange,
 	if g.Group.Recording() {
 		return nil, errs.Errorf(op, errs.ErrUnsupported, "on %v: a recording of a graph that has not run", g)
 	}
-	x, err := decoder.NewExchange(engines, decoder.ExchangeLimit)
+	x, err := layers.NewExchange(engines, layers.ExchangeLimit)
 	switch {
 	case errors.Is(err, kernels.ErrNoImage), errors.Is(err, attn.ErrUnsupported):
 		return nil, errs.Errorf(op, errs.ErrUnsupported, "on %v: %v", g, err)
@@ -703,4 +703,4 @@ func From(m Mem, element int) Mem {
 }
 
 // UseExchange sets the memory for the members' sums, which is closed with the GPU.
-func (g *GPU) UseExchange(x *decoder.Exchange) { g.decoder.exchange.Store(x) }
+func (g *GPU) UseExchange(x *layers.Exchange) { g.decoder.exchange.Store(x) }

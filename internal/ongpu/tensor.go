@@ -421,8 +421,8 @@ func (d *Tensor) part(from int, shape tensor.Shape) *Tensor {
 	return part
 }
 
-// partApart returns a view of each member's shard of a tensor that nodes sharded.
-func (d *Tensor) partApart(from int, shape tensor.Shape) (*Tensor, error) {
+// partPerGPU returns a view of each member's shard of a tensor that nodes sharded.
+func (d *Tensor) partPerGPU(from int, shape tensor.Shape) (*Tensor, error) {
 	n, size := len(d.Shards), shape.TotalSize()
 	axis := -1
 	if d.Joined {

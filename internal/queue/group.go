@@ -12,14 +12,14 @@ import (
 //
 // The first member leads. Work of the others begins after the work queued on the first member, and later work of the
 // first member begins after theirs ([Submission.Each]). So all work of a group is in the order of its first queue,
-// like the work of one device. Only work in per-GPU mode ([Submission.Apart]) is in the order of each member, until
+// like the work of one device. Only work in per-GPU mode ([Submission.PerGPU]) is in the order of each member, until
 // the first member does something else.
 type Group struct {
 	members []*Queue
 	fork    *cuda.Event // where others begin; nil in a group of one
 
 	// The first member's mu guards the fields below.
-	apart  bool // members may have work for which the first member does not wait yet
+	perGPU bool // members may have work for which the first member does not wait yet
 	within bool // the first member's part of per-GPU work is being queued
 }
 
@@ -79,7 +79,7 @@ func (t *Submission) On(member int, f func(t *Submission) error) error {
 	return t.spread(t.group.members[member:member+1], func() error { return nil }, only)
 }
 
-// Apart queues work in per-GPU mode: f is called for each member, for the first member last. The work needs nothing
+// PerGPU queues work in per-GPU mode: f is called for each member, for the first member last. The work needs nothing
 // of another member except what the work itself exchanges, and no other work reads or writes its memory.
 //
 //   - A member's work runs after the member's earlier per-GPU work.
@@ -90,7 +90,7 @@ func (t *Submission) On(member int, f func(t *Submission) error) error {
 // ready is called for each member before f, to allocate memory and load kernels: a member that waits for another
 // member can do neither, and work of some members alone would wait forever. ready queues nothing. After an error of
 // ready nothing is queued.
-func (t *Submission) Apart(ready, f func(member int, t *Submission) error) error {
+func (t *Submission) PerGPU(ready, f func(member int, t *Submission) error) error {
 	g := t.group
 	others := g.members[1:]
 	for _, q := range others {
@@ -108,7 +108,7 @@ func (t *Submission) Apart(ready, f func(member int, t *Submission) error) error
 	if len(others) == 0 {
 		return f(0, t)
 	}
-	if !g.apart {
+	if !g.perGPU {
 		if err := t.fork(others); err != nil {
 			return err
 		}
@@ -137,7 +137,7 @@ func (t *Submission) fork(others []*Queue) error {
 	if err := t.stream.Record(g.fork); err != nil {
 		return err
 	}
-	g.apart = true // also if some can't wait: the first member must wait for what the others queue
+	g.perGPU = true // also if some can't wait: the first member must wait for what the others queue
 	for _, q := range others {
 		if err := q.stream.Wait(g.fork); err != nil {
 			if t.recording == nil {
@@ -163,7 +163,7 @@ func (t *Submission) Finish() (first error) {
 // wait.
 func (t *Submission) mustMeet() bool {
 	g := t.group
-	return g.apart && !g.within && g.members[0] == (*Queue)(t)
+	return g.perGPU && !g.within && g.members[0] == (*Queue)(t)
 }
 
 // together makes later work of the first member begin after the members' per-GPU work.
@@ -176,7 +176,7 @@ func (t *Submission) together() (err error) {
 			err = e
 		}
 	}
-	t.group.apart = false
+	t.group.perGPU = false
 	note(t.settle()) // the first member's part may still be deferred
 	for _, q := range t.group.members[1:] {
 		q.mu.Lock()
@@ -192,7 +192,7 @@ func (t *Submission) abandon() error {
 	if !t.mustMeet() {
 		return nil
 	}
-	t.group.apart = false
+	t.group.perGPU = false
 	for _, q := range t.group.members[1:] {
 		q.mu.Lock()
 		_ = t.await(q) // the capture has ended

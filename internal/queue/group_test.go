@@ -113,9 +113,9 @@ func TestGroupOrder(t *testing.T) {
 	}
 }
 
-// TestGroupApart: per-GPU work is in the order of each member, after earlier work of the first member and before its
+// TestGroupPerGPU: per-GPU work is in the order of each member, after earlier work of the first member and before its
 // later work, whatever fails; no member waits between two such parts.
-func TestGroupApart(t *testing.T) {
+func TestGroupPerGPU(t *testing.T) {
 	g, lib, _ := pair(t)
 	if err := g.Enter(); err != nil {
 		t.Fatal(err)
@@ -137,10 +137,10 @@ func TestGroupApart(t *testing.T) {
 		return g.Member(0).Submit(func(t *queue.Submission) error {
 			return errors.Join(
 				t.Do(set(from, 0, x)),
-				t.Apart(none, func(i int, t *queue.Submission) error { // all read the first member's results
+				t.PerGPU(none, func(i int, t *queue.Submission) error { // all read the first member's results
 					return t.Do(func(s *cuda.Stream) error { return s.Copy(own[i], 0, from, 0, n/4) })
 				}),
-				t.Apart(none, func(i int, t *queue.Submission) error { // in the order of each member
+				t.PerGPU(none, func(i int, t *queue.Submission) error { // in the order of each member
 					return errors.Join(
 						t.Do(func(s *cuda.Stream) error { return s.Copy(own[i], n/4, own[i], 0, n/4) }),
 						t.Do(set(own[i], 0, x+1)),
@@ -190,16 +190,16 @@ func TestGroupApart(t *testing.T) {
 	failure := errors.New("a failure")
 	lib.Forget()
 	if err := g.Member(0).Submit(func(sub *queue.Submission) error {
-		if err := sub.Apart(func(i int, _ *queue.Submission) error {
+		if err := sub.PerGPU(func(i int, _ *queue.Submission) error {
 			if i == 0 {
 				return failure
 			}
 			return nil
 		}, func(int, *queue.Submission) error { t.Error("queued"); return nil }); !errors.Is(err, failure) {
-			t.Errorf("Apart: %v", err)
+			t.Errorf("PerGPU: %v", err)
 		}
 		for range 5 {
-			if err := sub.Apart(none, func(i int, sub *queue.Submission) error { return sub.Do(set(own[i], 0, 1)) }); err != nil {
+			if err := sub.PerGPU(none, func(i int, sub *queue.Submission) error { return sub.Do(set(own[i], 0, 1)) }); err != nil {
 				return err
 			}
 		}
@@ -215,7 +215,7 @@ func TestGroupApart(t *testing.T) {
 	record := func(failure error) (*queue.Recording, error) {
 		return g.Record(func() error {
 			return errors.Join(g.Member(0).Submit(func(sub *queue.Submission) error {
-				return sub.Apart(none, func(i int, sub *queue.Submission) error { return sub.Do(set(own[i], 0, byte(40+i))) })
+				return sub.PerGPU(none, func(i int, sub *queue.Submission) error { return sub.Do(set(own[i], 0, byte(40+i))) })
 			}), failure)
 		})
 	}

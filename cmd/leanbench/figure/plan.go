@@ -255,7 +255,7 @@ func (p *problem) gpu() (*schedule, error) {
 	}
 	s.note = fmt.Sprintf("%s, %d of %d blocks work", l.Entry, working, len(l.Blocks))
 	switch {
-	case l.Apart:
+	case l.Hybrid:
 		s.note += ", hybrid"
 	case s.partials() == 0:
 		s.note += ", nothing is cut"

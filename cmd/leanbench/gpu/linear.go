@@ -10,7 +10,7 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/decoder"
+	"gorgonia.org/leanattention/internal/gpu/layers"
 	"gorgonia.org/leanattention/internal/half"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
@@ -51,7 +51,7 @@ const linearLayers = 8
 
 // linearOperands is the operands of a case.
 type linearOperands struct {
-	engine          *decoder.Engine
+	engine          *layers.Engine
 	x, w, b, y      gpu.Memory
 	hostX, hostW    []float64
 	hostB           []float64
@@ -67,7 +67,7 @@ func (r *linearOperands) close() (err error) {
 	return err
 }
 
-func (d *gpuDevice) newLinearOperands(engine *decoder.Engine, c *linearCase) (r *linearOperands, err error) {
+func (d *gpuDevice) newLinearOperands(engine *layers.Engine, c *linearCase) (r *linearOperands, err error) {
 	r = &linearOperands{engine: engine, weightsOfALayer: 2 * int64(c.in) * int64(c.out)}
 	defer func() {
 		if err != nil {
@@ -108,10 +108,10 @@ func (d *gpuDevice) newLinearOperands(engine *decoder.Engine, c *linearCase) (r 
 }
 
 // layer is the operands of layer i.
-func (r *linearOperands) layer(c *linearCase, i int, round bool) *decoder.Linear {
+func (r *linearOperands) layer(c *linearCase, i int, round bool) *layers.Linear {
 	w := r.w
 	w.Offset, w.Len = int64(i)*r.weightsOfALayer, c.in*c.out
-	return &decoder.Linear{Rows: c.rows, In: c.in, X: r.x, Parts: []decoder.LinearPart{{W: w, B: r.b, Y: r.y, Out: c.out}}, Scratch: r.scratch, RoundX: round, Early: true}
+	return &layers.Linear{Rows: c.rows, In: c.in, X: r.x, Parts: []layers.LinearPart{{W: w, B: r.b, Y: r.y, Out: c.out}}, Scratch: r.scratch, RoundX: round, Early: true}
 }
 
 // linear is ours of a case. Its output is compared before anything is timed.
@@ -194,7 +194,7 @@ func (b *Bench) layersOfRows() (err error) {
 	if len(cases) == 0 {
 		return errors.New("there is no such shape (-match)")
 	}
-	engine, err := decoder.New(b.Device.dev)
+	engine, err := layers.New(b.Device.dev)
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (b *Bench) layersOfRows() (err error) {
 	return errors.Join(failed...)
 }
 
-func (b *Bench) measureLinear(engine *decoder.Engine, c *linearCase) (err error) {
+func (b *Bench) measureLinear(engine *layers.Engine, c *linearCase) (err error) {
 	r, err := b.Device.newLinearOperands(engine, c)
 	if err != nil {
 		return err

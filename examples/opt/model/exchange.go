@@ -50,8 +50,8 @@ func (d *Decoder) MeasureExchange() (x Exchange, err error) {
 	var calls []*ongpu.Call
 	if within { // a rank's GPUs, before the ranks
 		c := call()
-		c.Apart = func([]ongpu.Layout) (*ongpu.Apart, error) { // the sum of arbitrary memory
-			return &ongpu.Apart{Layout: ongpu.Layout{Replicated: true}, Shape: c.Shape, Sum: true}, nil
+		c.PerGPU = func([]ongpu.Layout) (*ongpu.PerGPU, error) { // the sum of arbitrary memory
+			return &ongpu.PerGPU{Layout: ongpu.Layout{Replicated: true}, Shape: c.Shape, Sum: true}, nil
 		}
 		calls = append(calls, c)
 	}

@@ -83,13 +83,13 @@ func (v view) begins(first int) bool {
 }
 
 // attendAlone is attend with batch invariance, for worker i with the scratch of a thread. Parts of an output tile that
-// another worker hosts stay in states of LeanTiles. mergeApart merges them.
+// another worker hosts stay in states of LeanTiles. mergeTiles merges them.
 func (ws *workspace[F]) attendAlone(i int, w *worker[F], b block, k lean.Work, state *partial[F]) {
 	a := ws.alone(w, b)
 	for n := k.Begin; n < k.End; n++ {
 		switch {
 		case !k.Host():
-			a.leanTile(n, &ws.apart[ws.apartOf[i]+int(n-k.Begin)])
+			a.leanTile(n, &ws.tiles[ws.tilesOf[i]+int(n-k.Begin)])
 		case n == 0:
 			a.leanTile(n, state)
 		default:
@@ -99,24 +99,24 @@ func (ws *workspace[F]) attendAlone(i int, w *worker[F], b block, k lean.Work, s
 	}
 }
 
-// mergeApart merges the states of k's output tile in the order of its LeanTiles: the host's part, then each other
+// mergeTiles merges the states of k's output tile in the order of its LeanTiles: the host's part, then each other
 // LeanTile.
-func (ws *workspace[F]) mergeApart(b block, k lean.Work, first, last int) *partial[F] {
+func (ws *workspace[F]) mergeTiles(b block, k lean.Work, first, last int) *partial[F] {
 	sched := &ws.plan.sched
 	k.Begin = 0 // the host block's part
 	sum := &ws.partials[sched.Slot(first, k)]
 	for i := first + 1; i <= last; i++ {
-		for n := ws.apartOf[i]; n < ws.apartOf[i+1]; n++ {
-			sum.merge(&ws.apart[n], b.rows, ws.plan.g.ValueDim)
+		for n := ws.tilesOf[i]; n < ws.tilesOf[i+1]; n++ {
+			sum.merge(&ws.tiles[n], b.rows, ws.plan.g.ValueDim)
 		}
 	}
 	return sum
 }
 
-// prepareApart allocates the states of LeanTiles that another worker merges: those of each worker's first output tile,
+// prepareTiles allocates the states of LeanTiles that another worker merges: those of each worker's first output tile,
 // if another worker hosts it.
-func (ws *workspace[F]) prepareApart(p *Plan) {
-	ws.apart, ws.apartOf = ws.apart[:0], ws.apartOf[:0]
+func (ws *workspace[F]) prepareTiles(p *Plan) {
+	ws.tiles, ws.tilesOf = ws.tiles[:0], ws.tilesOf[:0]
 	if !p.g.Invariant {
 		return
 	}
@@ -136,19 +136,19 @@ func (ws *workspace[F]) prepareApart(p *Plan) {
 		tiles, rows := foreign(&it, i)
 		need += tiles * (cpu.Padded(rows*dim) + 2*cpu.Padded(rows))
 	}
-	if len(ws.apartValues) < need {
-		ws.apartValues = dense.Make[F](need)
+	if len(ws.tileValues) < need {
+		ws.tileValues = dense.Make[F](need)
 	}
-	v := ws.apartValues
+	v := ws.tileValues
 	it = p.sched.Work(0)
 	for i := range workers {
-		ws.apartOf = append(ws.apartOf, len(ws.apart))
+		ws.tilesOf = append(ws.tilesOf, len(ws.tiles))
 		tiles, rows := foreign(&it, i)
 		for range tiles {
-			ws.apart = append(ws.apart, partial[F]{cpu.Cut(&v, cpu.Padded(rows*dim)), cpu.Cut(&v, cpu.Padded(rows)), cpu.Cut(&v, cpu.Padded(rows))})
+			ws.tiles = append(ws.tiles, partial[F]{cpu.Cut(&v, cpu.Padded(rows*dim)), cpu.Cut(&v, cpu.Padded(rows)), cpu.Cut(&v, cpu.Padded(rows))})
 		}
 	}
-	ws.apartOf = append(ws.apartOf, len(ws.apart))
+	ws.tilesOf = append(ws.tilesOf, len(ws.tiles))
 }
 
 // alone attends with the rows of a block, each as if it were alone.

@@ -42,9 +42,9 @@ type workspace[F cpu.Real] struct {
 
 	// With batch invariance: the states of LeanTiles that another worker merges; the index of each worker's first
 	// state, and the end of the last worker's; the states' memory.
-	apart       []partial[F]
-	apartOf     []int
-	apartValues []F
+	tiles      []partial[F]
+	tilesOf    []int
+	tileValues []F
 }
 
 // worker is the scratch of a thread, for one logical worker after another.
@@ -186,7 +186,7 @@ func (ws *workspace[F]) prepare(p *Plan, o *Operands[F]) {
 		}
 	}
 
-	ws.prepareApart(p)
+	ws.prepareTiles(p)
 	if need := 2*n*(out+2*stats) + cpu.CacheLine; len(ws.values) < need {
 		ws.values = dense.Make[F](need)
 	}
@@ -230,7 +230,7 @@ func (ws *workspace[F]) Work(i, thread int) {
 		if ws.arrived[first].Add(1) == int32(count) {
 			ws.arrived[first].Store(0)
 			if p.g.Invariant {
-				state = ws.mergeApart(b, k, first, last)
+				state = ws.mergeTiles(b, k, first, last)
 			} else {
 				state = ws.merge(b, k, first, last)
 			}

@@ -435,7 +435,7 @@ func TestBackwardGradErrors(t *testing.T) {
 	}
 	defer cpu.ForceTier("sse")()
 	b := newBackward[float32](rng, s, reftest.Normal, ofBoth, 0)
-	if err := Run(cpu.Default(), &b.shape, &b.ops); !errors.Is(err, cpu.ErrTier) {
+	if err := Run(cpu.Default(), &b.shape, &b.ops); !errors.Is(err, attn.ErrTier) {
 		t.Errorf("without kernels: %v", err)
 	}
 }

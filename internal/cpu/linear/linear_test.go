@@ -329,10 +329,10 @@ func TestLinearErrors(t *testing.T) {
 		t.Errorf("scales of float64 weights: error %v", err)
 	}
 	defer cpu.ForceTier("sse")()
-	if err := Run(cpu.Default(), &good); !errors.Is(err, cpu.ErrTier) {
+	if err := Run(cpu.Default(), &good); !errors.Is(err, attn.ErrTier) {
 		t.Errorf("kernels of an unknown tier: error %v", err)
 	}
-	if _, err := cpu.ReadSum(cpu.Default(), nil); !errors.Is(err, cpu.ErrTier) {
+	if _, err := cpu.ReadSum(cpu.Default(), nil); !errors.Is(err, attn.ErrTier) {
 		t.Errorf("kernels of an unknown tier: error %v", err)
 	}
 }

@@ -36,7 +36,7 @@ type State struct {
 	}
 	execute uintptr
 	failOn  int32    // the calls that FailIn makes fail are those for GPU failOn-1; 0: for any
-	Apart   int32    // 1: no GPU reaches the memory of another
+	NoPeers int32    // 1: no GPU reaches the memory of another
 	Totals  [8]int64 // bytes of each GPU; 0: Total
 	Late    uint64   // not 0: work runs at any time that its order allows, by random numbers from this seed
 

@@ -147,7 +147,7 @@ func (p *Plan) dealOut(g *attn.Problem, k *kernel, d *division) {
 	if !p.uncut {
 		workers, steps = p.cutPrefill(d.blocks, steps)
 	}
-	d.workers, d.time, p.dealt = workers, steps*k.stepTime(), p.engine.prefillBlocks(k)
+	d.workers, d.time, p.prefillGrid = workers, steps*k.stepTime(), p.engine.prefillBlocks(k)
 }
 
 // weigh returns the cost of all sequences by the decode kernels and by k, a prefill kernel, and the fastest division
@@ -166,7 +166,7 @@ func (p *Plan) weigh(g *attn.Problem, k *kernel) (few, many int64, both division
 		s := &p.ordered[i]
 		few, rest = few+fewCost(g, cut, s), rest-p.costs[i]
 		behind := i+1 < len(p.ordered) && s.queries < p.ordered[i+1].queries // later sequences have more queries
-		if !behind || p.fused || !k.runsBeside() || e.choice == takeMany || e.choice == takeFastest && int(s.queries)*g.Group() > k.tile.rows {
+		if !behind || p.fused || !k.runsBeside() || e.choice == takePrefill || e.choice == takeFastest && int(s.queries)*g.Group() > k.tile.rows {
 			continue
 		}
 		beside := rest * besideMore / besideOf
@@ -187,6 +187,6 @@ type choice uint8
 
 const (
 	takeFastest choice = iota
-	takeMany           // prefill kernels alone
+	takePrefill        // prefill kernels alone
 	takeBoth           // decode and prefill kernels if there are sequences for each, else prefill kernels
 )

@@ -178,14 +178,14 @@ func TestMixedChoice(t *testing.T) {
 				t.Errorf("%+v: both kinds of kernels, and attention is a part of a launch that does more", c)
 			}
 			for _, gpus := range []versions{largeShared, smallShared} {
-				for _, take := range []choice{takeFastest, takeMany, takeBoth} {
+				for _, take := range []choice{takeFastest, takePrefill, takeBoth} {
 					p := &Plan{engine: &Engine{blocks: 132, choice: take}}
 					of := prefillOfTable(c.dim, gpus)
 					switch who = p.divide(g, seqs, of); {
 					case who.few > 0:
 						t.Errorf("%+v, kernels of %v: both kinds, and they don't run beside each other", c, gpus)
-					case take != takeFastest && (who.first() == nil || who.blocks != 132*who.first().tile.blocks || p.dealt != who.blocks):
-						t.Errorf("%+v, kernels of %v: %d of %d blocks", c, gpus, who.blocks, p.dealt)
+					case take != takeFastest && (who.first() == nil || who.blocks != 132*who.first().tile.blocks || p.prefillGrid != who.blocks):
+						t.Errorf("%+v, kernels of %v: %d of %d blocks", c, gpus, who.blocks, p.prefillGrid)
 					}
 				}
 			}

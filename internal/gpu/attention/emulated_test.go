@@ -37,13 +37,13 @@ func TestEmulatedRandom(t *testing.T) {
 // Prefill kernels that the GPU has.
 func TestEmulatedPrefill(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	testPrefill(t, m, takeMany, reftest.Cases(t, 3, 24), 300, false)
+	testPrefill(t, m, takePrefill, reftest.Cases(t, 3, 24), 300, false)
 	testPrefillPrecision(t, m, 700)
 }
 
 // Prefill kernels with masks and score modifications.
 func TestEmulatedPrefillScores(t *testing.T) {
-	testPrefill(t, emulatedGPU(t, 5), takeMany, reftest.Cases(t, 2, 40), 300, true)
+	testPrefill(t, emulatedGPU(t, 5), takePrefill, reftest.Cases(t, 2, 40), 300, true)
 }
 
 func TestEmulatedMixed(t *testing.T) {
@@ -57,7 +57,7 @@ func TestEmulatedMixed(t *testing.T) {
 // The tests of decode kernels run prefill kernels, too, if there are enough rows.
 func TestEmulatedPrefillInstead(t *testing.T) {
 	m := emulatedGPU(t, 5)
-	testPrefillInstead(t, m, takeMany, reftest.Cases(t, 1, 1000), 300)
+	testPrefillInstead(t, m, takePrefill, reftest.Cases(t, 1, 1000), 300)
 }
 
 func TestEmulatedSchedules(t *testing.T) {

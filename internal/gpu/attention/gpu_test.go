@@ -60,12 +60,12 @@ func TestGPUShort(t *testing.T) {
 
 func TestGPUPrefill(t *testing.T) {
 	m := realGPU(t)
-	testPrefill(t, m, takeMany, enginetest.OrShort(300, 20), enginetest.OrShort(3000, 500), false)
+	testPrefill(t, m, takePrefill, enginetest.OrShort(300, 20), enginetest.OrShort(3000, 500), false)
 	testPrefillPrecision(t, m, enginetest.OrShort(16384, 2000))
 }
 
 func TestGPUPrefillScores(t *testing.T) {
-	testPrefill(t, realGPU(t), takeMany, enginetest.OrShort(400, 40), enginetest.OrShort(3000, 500), true)
+	testPrefill(t, realGPU(t), takePrefill, enginetest.OrShort(400, 40), enginetest.OrShort(3000, 500), true)
 }
 
 func TestGPUMixed(t *testing.T) {
@@ -82,7 +82,7 @@ func TestGPUMixed(t *testing.T) {
 
 func TestGPUPrefillInstead(t *testing.T) {
 	m := realGPU(t)
-	testPrefillInstead(t, m, takeMany, 1000, enginetest.OrShort(3000, 500))
+	testPrefillInstead(t, m, takePrefill, 1000, enginetest.OrShort(3000, 500))
 }
 
 func TestGPUSchedules(t *testing.T) { testSchedules(t, realGPU(t), 3000) }

@@ -270,7 +270,7 @@ func TestLaunches(t *testing.T) {
 				case 0:
 					shape = randomShape(rng, o)
 				case 1:
-					m.engine.choice, shape = enginetest.Pick(rng, takeMany, takeBoth), prefillShape(rng, 300)
+					m.engine.choice, shape = enginetest.Pick(rng, takePrefill, takeBoth), prefillShape(rng, 300)
 				case 2:
 					m.engine.choice, shape = takeBoth, mixedShape(rng, 300)
 				case 3:

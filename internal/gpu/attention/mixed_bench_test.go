@@ -161,7 +161,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		noError(b, m.engine.load(p.form.kernel))
 		p.schedule(&g, p.seqs.data, blocks, false)
 	}, nil)
-	add("many", takeMany, seqs, nil, nil)
+	add("many", takePrefill, seqs, nil, nil)
 	add("behind", takeBoth, seqs, share(blocks, blocks), behind)
 	for _, n := range []int{8, 12, 16, 20, 22, 24, 26, 28, 32, 36, 44, 56} {
 		add(fmt.Sprintf("both %d", n), takeBoth, seqs, share(n, blocks-n), nil)
@@ -173,7 +173,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		add(fmt.Sprintf("singles by %d", n), takeFastest, seqs[1:], func(p *Plan) { p.schedule(&g, p.seqs.data, n, false) }, nil)
 	}
 	for _, n := range []int{56, 26} {
-		add(fmt.Sprintf("chunk by %d", n), takeMany, seqs[:1], func(p *Plan) {
+		add(fmt.Sprintf("chunk by %d", n), takePrefill, seqs[:1], func(p *Plan) {
 			k := p.form.prefill.taken(&g)
 			bytes := m.engine.partBytes(k)
 			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))

@@ -260,7 +260,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 		}
 	}
 
-	p.state, p.anyAppend, p.turned, p.lastPage = built, false, gpu.Memory{}, need.lastPage
+	p.state, p.anyAppend, p.rotatedQ, p.lastPage = built, false, gpu.Memory{}, need.lastPage
 	few := p.assign(&g, seqs, rows, &form, who)
 	p.listSlopes(&g)
 	p.cuts.data = append(p.cuts.data[:0], p.prefixes.cuts...)

@@ -362,9 +362,9 @@ func TestEveryCallFailsOnce(t *testing.T) {
 		take          choice
 		queries, keys int
 	}{
-		"few rows":          {false, takeMany, 2, 9},
-		"unfused":           {true, takeMany, 2, 9},
-		"many rows":         {false, takeMany, 20, 27}, // cut into parts
+		"few rows":          {false, takePrefill, 2, 9},
+		"unfused":           {true, takePrefill, 2, 9},
+		"many rows":         {false, takePrefill, 20, 27}, // cut into parts
 		"few and many rows": {false, takeBoth, 20, 150},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -379,7 +379,7 @@ func TestEmulatedEveryCallFailsOnce(t *testing.T) {
 	for _, queries := range []int{2, 20} {
 		t.Run(fmt.Sprint(queries), func(t *testing.T) {
 			m, lib := emulatedDriver(t, 5)
-			testEveryCallFailsOnce(t, m, lib, false, takeMany, queries, queries+7, 10, func(p *problem) {
+			testEveryCallFailsOnce(t, m, lib, false, takePrefill, queries, queries+7, 10, func(p *problem) {
 				m.Settle(t)
 				p.check(t)
 			})
@@ -537,7 +537,7 @@ func testReservePrompts(t *testing.T, queries int) {
 	noError(t, plan.Build(g, []attn.Sequence{sequenceOf(0, 1, 5, 0)}, 400))
 	memory := plan.memory.generation
 	parts, both := false, false
-	for _, take := range []choice{takeFastest, takeMany, takeBoth} {
+	for _, take := range []choice{takeFastest, takePrefill, takeBoth} {
 		m.engine.choice = take
 		for _, chunk := range []int{20, 100, 300} {
 			seqs := []attn.Sequence{sequenceOf(0, chunk, 2000, 0)}

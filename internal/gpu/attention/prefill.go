@@ -137,7 +137,7 @@ type prefilled struct {
 	outputs         []prefillTile // scratch of Build
 	prefillBounds   []int64       // scratch of Build
 	costs           []int64       // scratch of Build
-	dealt           int           // thread blocks of the launch
+	prefillGrid     int           // thread blocks of the launch
 	owners          []int32       // the block of each output tile
 	prefillSections []int32       // index of each section's first output tile
 
@@ -157,7 +157,7 @@ func (p *Plan) sizePrefill(g *attn.Problem, of division, least *Capacity) (parts
 	tiles, parts := p.engine.reservePrefill(g, least)
 	need := 0
 	if k := of.first(); k != nil {
-		need = len(p.outputs) + p.dealt
+		need = len(p.outputs) + p.prefillGrid
 		if of.workers > 0 {
 			parts = p.engine.partBytes(k)
 		}

@@ -83,11 +83,11 @@ func sink(heap []int64, x int64) {
 
 // dealPrefill lists the output tiles by the blocks that deal has assigned.
 func (p *Plan) dealPrefill() {
-	starts := append(p.prefillStarts.data[:0], make([]int32, p.dealt+2)...)
+	starts := append(p.prefillStarts.data[:0], make([]int32, p.prefillGrid+2)...)
 	for _, b := range p.owners {
 		starts[b+2]++
 	}
-	for b := range p.dealt {
+	for b := range p.prefillGrid {
 		starts[b+2] += starts[b+1]
 	}
 	p.prefilling.data = append(p.prefilling.data[:0], p.outputs...)
@@ -95,7 +95,7 @@ func (p *Plan) dealPrefill() {
 		p.prefilling.data[starts[b+1]] = p.outputs[i]
 		starts[b+1]++
 	}
-	p.prefillStarts.data = starts[:p.dealt+1]
+	p.prefillStarts.data = starts[:p.prefillGrid+1]
 }
 
 // cutPrefill returns the number of blocks that take equal parts of all output tiles, and the number of steps until all
@@ -190,7 +190,7 @@ func (p *Plan) partPrefill(workers int) {
 		}
 		begin = end
 	}
-	for len(p.prefillStarts.data) <= p.dealt {
+	for len(p.prefillStarts.data) <= p.prefillGrid {
 		p.endBlock()
 	}
 }

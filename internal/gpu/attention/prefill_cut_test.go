@@ -14,7 +14,7 @@ import (
 func TestPrefillParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		blocks := rapid.IntRange(1, 140).Draw(t, "blocks")
-		p := &Plan{engine: &Engine{Eager: rapid.Bool().Draw(t, "eager")}, prefilled: prefilled{dealt: blocks}}
+		p := &Plan{engine: &Engine{Eager: rapid.Bool().Draw(t, "eager")}, prefilled: prefilled{prefillGrid: blocks}}
 		var all int64
 		fixed := p.engine.fixedSteps()
 		for i, n := range rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 127, 128, 129, 300, 1000, 5000, 40000}), 1, 300).Draw(t, "keys") {
@@ -45,11 +45,11 @@ func TestPrefillParts(t *testing.T) {
 
 // checkPrefill: no block has more than `most` steps.
 func checkPrefill(t *rapid.T, p *Plan, most int64, cost func(steps int64) int64) {
-	if len(p.prefillStarts.data) != p.dealt+1 || int(p.prefillStarts.data[p.dealt]) != len(p.prefilling.data) || len(p.prefilling.data) > len(p.outputs)+p.dealt {
-		t.Fatalf("%d blocks: %v, of %d", p.dealt, p.prefillStarts.data, len(p.prefilling.data))
+	if len(p.prefillStarts.data) != p.prefillGrid+1 || int(p.prefillStarts.data[p.prefillGrid]) != len(p.prefilling.data) || len(p.prefilling.data) > len(p.outputs)+p.prefillGrid {
+		t.Fatalf("%d blocks: %v, of %d", p.prefillGrid, p.prefillStarts.data, len(p.prefilling.data))
 	}
 	seen := make([]prefillTile, len(p.outputs))
-	for b := range p.dealt {
+	for b := range p.prefillGrid {
 		begin, end := p.prefillStarts.data[b], p.prefillStarts.data[b+1]
 		steps := int64(0)
 		for i := begin; i < end; i++ {
@@ -138,7 +138,7 @@ func TestPrefillCuts(t *testing.T) {
 		{140, 16384, 132}, // uncut, eight blocks have twice as much as the others
 		{1, 128, 0}, {4, 256, 0}, {0, 0, 0}, {1000, 4096, 0},
 	} {
-		p := &Plan{engine: &Engine{}, prefilled: prefilled{dealt: 132}}
+		p := &Plan{engine: &Engine{}, prefilled: prefilled{prefillGrid: 132}}
 		for range c.outputs {
 			p.outputs = append(p.outputs, prefillTile{end: int32(c.keys), parts: 1})
 		}
@@ -155,7 +155,7 @@ func TestPrefillPrompts(t *testing.T) {
 		{1, 32, 64, 4096}, {1, 32, 64, 16384}, {16, 32, 64, 1024}, {16, 32, 128, 512},
 	} {
 		rows := map[int]int{64: 192, 128: 128}[c.dim]
-		p := &Plan{engine: &Engine{}, prefilled: prefilled{dealt: 132}}
+		p := &Plan{engine: &Engine{}, prefilled: prefilled{prefillGrid: 132}}
 		g := &attn.Problem{Heads: c.heads, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{}), Mask: attn.Mask{Causal: true}}
 		var seqs []sequence
 		for range c.sequences {

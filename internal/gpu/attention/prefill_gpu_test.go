@@ -38,13 +38,13 @@ func otherGPU(t testing.TB) *machine {
 func TestGPUPrefillMma(t *testing.T) {
 	m := otherGPU(t)
 	for _, scored := range []bool{false, true} {
-		testPrefill(t, m, takeMany, enginetest.OrShort(300, 20), enginetest.OrShort(3000, 500), scored)
+		testPrefill(t, m, takePrefill, enginetest.OrShort(300, 20), enginetest.OrShort(3000, 500), scored)
 	}
 	testPrefillPrecision(t, m, enginetest.OrShort(16384, 2000))
 }
 
 func TestGPUPrefillMmaInstead(t *testing.T) {
-	testPrefillInstead(t, otherGPU(t), takeMany, 1000, enginetest.OrShort(3000, 500))
+	testPrefillInstead(t, otherGPU(t), takePrefill, 1000, enginetest.OrShort(3000, 500))
 }
 
 func BenchmarkGPUPrefillMma(b *testing.B) { benchmarkPrefills(b, otherGPU(b)) }

@@ -125,7 +125,7 @@ func testPrefillInstead(t *testing.T, m *machine, take choice, n, longest int) {
 // testPrefillPrecision: with float32 queries and outputs, the error over keys of float16 is at most twice the error of
 // sums in float32. Over keys of bfloat16, whose two parts have 16 bits, it is at most about 2^-15 of the values.
 func testPrefillPrecision(t *testing.T, m *machine, keys int) {
-	m.engine.choice = takeMany
+	m.engine.choice = takePrefill
 	rng := reftest.Rand(t)
 	plan := m.engine.NewPlan()
 	for _, dim := range headDims {
@@ -249,7 +249,7 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 	rows := batch * queries * heads * dim
 	o := &Operands{Q: memory(rows, query), Out: memory(rows, query), Pages: attn.InPlanes(memory(batch*g.Pages.Planes[0].At.Page, attn.Float16), memory(batch*g.Pages.Planes[0].At.Page, attn.Float16))}
 	if way == "whole" || way == "parts" {
-		m.engine.choice = takeMany
+		m.engine.choice = takePrefill
 	}
 	defer func() { m.engine.choice = takeFastest }()
 	plan := m.engine.NewPlan()
@@ -261,7 +261,7 @@ func (m *machine) benchmarkPrefill(b *testing.B, batch, queries, behind, heads, 
 		plan.dealPrefill()
 	case "parts":
 		noError(b, plan.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: dim, parts: m.engine.partBytes(plan.form.prefill.first())}))
-		plan.partPrefill(plan.dealt)
+		plan.partPrefill(plan.prefillGrid)
 	}
 	noError(b, plan.Upload(m.Stream))
 	graph, err := m.Stream.Capture(func() error {

@@ -130,7 +130,7 @@ func testPrefixWindows(t *testing.T, m *machine, n, longest int) {
 	for i := range reftest.AtLeast(n, enough) {
 		queries := []int{1, 1, 3}
 		if n > 1 {
-			queries, m.engine.choice = append(queries, 20), enginetest.Pick(rng, takeFastest, takeMany, takeBoth)
+			queries, m.engine.choice = append(queries, 20), enginetest.Pick(rng, takeFastest, takePrefill, takeBoth)
 		}
 		shape := reftest.Shape{KVHeads: enginetest.Pick(rng, 1, 2), Dim: enginetest.Pick(rng, headDims...), Mask: attn.Mask{Causal: rng.IntN(4) > 0, Window: longest/4 + rng.IntN(longest*3/4)}}
 		shape.Heads, shape.ValueDim = shape.KVHeads*enginetest.Pick(rng, 1, 4, 8), shape.Dim

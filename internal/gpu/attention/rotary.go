@@ -14,21 +14,21 @@ const (
 
 // rotaryParams is struct RotaryAppendParams.
 type rotaryParams struct {
-	Append                   appendParams
+	Append                    appendParams
 	query, turned, positions uint64 // addresses
-	queryRow, queryHead      int64
-	queryHeads, queryType    int32
-	pairs, interleaved       int32
-	factor                   float32
-	each                     int32 // thread blocks of a row
-	turns                    [rotaryPairs]attn.Turning
+	queryRow, queryHead       int64
+	queryHeads, queryType     int32
+	pairs, interleaved        int32
+	factor                    float32
+	each                      int32 // thread blocks of a row
+	turns                     [rotaryPairs]attn.Turning
 }
 
 // rotated is the part of a plan for rotary embeddings.
 type rotated struct {
 	positions list[int64] // of each token row
 	rotary    rotaryParams
-	turned    gpu.Memory // rotated queries of the last AppendTurned since Build
+	rotatedQ  gpu.Memory // rotated queries of the last AppendRotated since Build
 }
 
 func (r *rotated) lists() []entries { return []entries{&r.positions} }
@@ -74,10 +74,10 @@ func (p *Plan) listPositions(g *attn.Problem, seqs []attn.Sequence, rows int) {
 	}
 }
 
-// AppendTurned is AppendRows for a plan whose problem has a rotary embedding. It rotates the new keys, and the queries
-// q into turned. Run then attends with turned as its Q. Both q and turned have the problem's strides and one type, and
+// AppendRotated is AppendRows for a plan whose problem has a rotary embedding. It rotates the new keys, and the queries
+// q into rotated. Run then attends with rotated as its Q. Both q and rotated have the problem's strides and one type, and
 // share no memory.
-func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.Memory, heads int) error {
+func (p *Plan) AppendRotated(s *cuda.Stream, to Pages, newK, newV, q, rotated gpu.Memory, heads int) error {
 	const op = "append"
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,18 +98,18 @@ func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.
 	if err := q.Check(op, "q", extent); err != nil {
 		return err
 	}
-	if err := turned.Check(op, "the turned q", extent); err != nil {
+	if err := rotated.Check(op, "the rotated q", extent); err != nil {
 		return err
 	}
-	if q.DType != turned.DType {
-		return gpu.Errorf(op, attn.ErrDType, "q is %v, the turned q %v", q.DType, turned.DType)
+	if q.DType != rotated.DType {
+		return gpu.Errorf(op, attn.ErrDType, "q is %v, the rotated q %v", q.DType, rotated.DType)
 	}
-	if from, to, n := q.Address(), turned.Address(), uint64(extent*q.DType.Size()); from < to+n && to < from+n {
-		return gpu.Errorf(op, attn.ErrShape, "q and the turned q have memory in common")
+	if from, to, n := q.Address(), rotated.Address(), uint64(extent*q.DType.Size()); from < to+n && to < from+n {
+		return gpu.Errorf(op, attn.ErrShape, "q and the rotated q have memory in common")
 	}
 	r := &p.rotary
 	*r = rotaryParams{
-		Append: p.newRows, query: q.Address(), turned: turned.Address(), positions: p.positions.address(&p.memory),
+		Append: p.newRows, query: q.Address(), turned: rotated.Address(), positions: p.positions.address(&p.memory),
 		queryRow: int64(g.Query.Row), queryHead: int64(g.Query.Head), queryHeads: int32(g.Heads), queryType: gpu.Code(q.DType),
 		pairs: int32(g.Rotary.Turns.Len()), factor: float32(g.Rotary.Factor),
 	}
@@ -123,7 +123,7 @@ func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.
 	r.each = int32(each)
 	p.args.Reset()
 	cuda.Struct(&p.args, r)
-	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[1].Data.Buffer, newK.Buffer, newV.Buffer, q.Buffer, turned.Buffer, p.memory.table} {
+	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[1].Data.Buffer, newK.Buffer, newV.Buffer, q.Buffer, rotated.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
 	grid := cuda.Grid{Blocks: [3]int{p.form.rows * each}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}
@@ -131,7 +131,7 @@ func (p *Plan) AppendTurned(s *cuda.Stream, to Pages, newK, newV, q, turned gpu.
 		return err
 	}
 	p.stores(&to)
-	p.turned = turned
+	p.rotatedQ = rotated
 	return nil
 }
 

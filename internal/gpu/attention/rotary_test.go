@@ -18,8 +18,8 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// turnedHead rotates a head.
-func turnedHead(x, cos, sin []float64, interleaved bool) {
+// rotatedHead rotates a head.
+func rotatedHead(x, cos, sin []float64, interleaved bool) {
 	for i := range cos {
 		a, b := i, i+len(cos)
 		if interleaved {
@@ -75,19 +75,19 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		}
 		newK, newV := m.Put(t, fresh[0], newType), m.Put(t, fresh[1], newType)
 		query := enginetest.Read(t, &p.q)
-		turned := m.Put(t, enginetest.Poisoned(p.q.Len, p.query), p.query)
+		rotated := m.Put(t, enginetest.Poisoned(p.q.Len, p.query), p.query)
 		noError(t, p.k.Buffer.Upload(p.k.Offset, p.pool[0]))
 		noError(t, p.v.Buffer.Upload(p.v.Offset, p.pool[1]))
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plan.Upload(m.Stream))
-		wantError(t, "append", plan.AppendRows(m.Stream, attn.InPlanes(p.k, p.v), newK, newV, heads), attn.ErrShape, "AppendTurned")
-		wantError(t, "run", plan.Run(m.Stream, p.operands()), gpu.ErrState, "q is not what AppendTurned has made")
-		noError(t, plan.AppendTurned(m.Stream, attn.InPlanes(p.k, p.v), newK, newV, p.q, turned, heads))
+		wantError(t, "append", plan.AppendRows(m.Stream, attn.InPlanes(p.k, p.v), newK, newV, heads), attn.ErrShape, "AppendRotated")
+		wantError(t, "run", plan.Run(m.Stream, p.operands()), gpu.ErrState, "q is not what AppendRotated has made")
+		noError(t, plan.AppendRotated(m.Stream, attn.InPlanes(p.k, p.v), newK, newV, p.q, rotated, heads))
 		m.Settle(t)
 
 		// The expected results.
 		wantK, wantV, wantQ := bytes.Clone(p.pool[0]), bytes.Clone(p.pool[1]), enginetest.Poisoned(p.q.Len, p.query)
-		gotK, gotQ := enginetest.Read(t, &p.k), enginetest.Read(t, &turned)
+		gotK, gotQ := enginetest.Read(t, &p.k), enginetest.Read(t, &rotated)
 		pairs, x := g.Rotary.Turns.Len(), make([]float64, g.Dim)
 		cos, sin := make([]float64, pairs), make([]float64, pairs)
 		off := 0.0
@@ -97,7 +97,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 				x[c] = enginetest.Get(from, of+c, fromType)
 				length = max(length, math.Abs(x[c]))
 			}
-			turnedHead(x, cos, sin, g.Rotary.Interleaved)
+			rotatedHead(x, cos, sin, g.Rotary.Interleaved)
 			for c, f := range x {
 				bound := enginetest.Format(dtype).Unit()*math.Abs(f) + 0x1p-20*length
 				if y := enginetest.Get(got, at+c, dtype); !(math.Abs(y-f) <= bound) {
@@ -134,7 +134,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 
 		// Attention equals that of a problem without the embedding.
 		in := p.operands()
-		in.Q = turned
+		in.Q = rotated
 		noError(t, plan.Run(m.Stream, in))
 		if plan.form.sharing.on() {
 			shared++
@@ -154,7 +154,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 		if t.Failed() {
 			t.Fatalf("%v to %v, %d of %d elements, %v: %v", newType, kv, 2*pairs, p.Dim, off, p)
 		}
-		for _, x := range []gpu.Memory{newK, newV, turned} {
+		for _, x := range []gpu.Memory{newK, newV, rotated} {
 			noError(t, x.Buffer.Close())
 		}
 		p.close(t)
@@ -170,31 +170,31 @@ func TestEmulatedRotary(t *testing.T) { testRotary(t, emulatedGPU(t, 3), 20, tru
 
 func TestGPURotary(t *testing.T) { testRotary(t, realGPU(t), enginetest.OrShort(60, 12), true) }
 
-// AppendTurned refuses bad arguments without a launch. The plan is not offered to launches that do not rotate.
-func TestAppendTurnedRefuses(t *testing.T) {
+// AppendRotated refuses bad arguments without a launch. The plan is not offered to launches that do not rotate.
+func TestAppendRotatedRefuses(t *testing.T) {
 	m, lib, _ := fakeGPU(t, 90, 13, 232448)
 	p := decodeStep(t, m)
 	plan := m.engine.NewPlan()
-	turned := m.Put(t, enginetest.Poisoned(p.q.Len, p.query), p.query)
+	rotated := m.Put(t, enginetest.Poisoned(p.q.Len, p.query), p.query)
 	build := func() {
 		noError(t, plan.Build(p.geometry, p.seqs, p.rows))
 		noError(t, plan.Upload(m.Stream))
 	}
 	call := func(q, to gpu.Memory) error {
-		return plan.AppendTurned(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV, q, to, 0)
+		return plan.AppendRotated(m.Stream, attn.InPlanes(p.k, p.v), p.newK, p.newV, q, to, 0)
 	}
 	build()
-	wantError(t, "no embedding", call(p.q, turned), attn.ErrShape, "no rotary embedding")
+	wantError(t, "no embedding", call(p.q, rotated), attn.ErrShape, "no rotary embedding")
 	p.geometry.Rotary = randomRotary(p.rng, p.Dim)
 	build()
 	wrong := func(spoil func(m *gpu.Memory)) gpu.Memory {
-		x := turned
+		x := rotated
 		spoil(&x)
 		return x
 	}
-	wantError(t, "itself", call(turned, turned), attn.ErrShape, "memory in common")
-	wantError(t, "none", call(gpu.Memory{}, turned), attn.ErrShape, "q has no buffer")
-	wantError(t, "short", call(p.q, wrong(func(m *gpu.Memory) { m.Len-- })), attn.ErrShape, "the turned q has")
+	wantError(t, "itself", call(rotated, rotated), attn.ErrShape, "memory in common")
+	wantError(t, "none", call(gpu.Memory{}, rotated), attn.ErrShape, "q has no buffer")
+	wantError(t, "short", call(p.q, wrong(func(m *gpu.Memory) { m.Len-- })), attn.ErrShape, "the rotated q has")
 	other := attn.Float32
 	if p.query == other {
 		other = attn.BFloat16
@@ -224,7 +224,7 @@ func TestAppendTurnedRefuses(t *testing.T) {
 	if strings.Contains(lib.Log(), "kernel") {
 		t.Error("a kernel was launched")
 	}
-	noError(t, turned.Buffer.Close())
+	noError(t, rotated.Buffer.Close())
 	noError(t, x.Buffer.Close())
 	noError(t, plan.Close())
 	p.close(t)
@@ -267,7 +267,7 @@ func BenchmarkGPUAppend(b *testing.B) {
 				}
 				all := sequences * keys * kv * d
 				o := Operands{Q: memory(rows*heads*d, attn.Float32), Out: memory(rows*heads*d, attn.Float32), Pages: attn.InPlanes(memory(all, attn.Float16), memory(all, attn.Float16))}
-				turned, newK, newV := memory(rows*heads*d, attn.Float32), memory(rows*kv*d, attn.Float32), memory(rows*kv*d, attn.Float32)
+				rotated, newK, newV := memory(rows*heads*d, attn.Float32), memory(rows*kv*d, attn.Float32), memory(rows*kv*d, attn.Float32)
 				var took [2][]float64
 				var runs []func() float64
 				for i := range took {
@@ -284,8 +284,8 @@ func BenchmarkGPUAppend(b *testing.B) {
 							if of := o; i == 0 {
 								err = errors.Join(plan.Append(m.Stream, o.Pages, newK, newV), plan.Run(m.Stream, &of))
 							} else {
-								of.Q = turned
-								err = errors.Join(plan.AppendTurned(m.Stream, o.Pages, newK, newV, o.Q, turned, 0), plan.Run(m.Stream, &of))
+								of.Q = rotated
+								err = errors.Join(plan.AppendRotated(m.Stream, o.Pages, newK, newV, o.Q, rotated, 0), plan.Run(m.Stream, &of))
 							}
 							if err != nil {
 								return err
@@ -319,7 +319,7 @@ func BenchmarkGPUAppend(b *testing.B) {
 					slices.Sort(took[i])
 				}
 				plain, with := took[0][7], took[1][7]
-				fmt.Printf("%s: %.2f us, turned %.2f, %.2f more\n", b.Name(), plain, with, with-plain)
+				fmt.Printf("%s: %.2f us, rotated %.2f, %.2f more\n", b.Name(), plain, with, with-plain)
 				b.ReportMetric(0, "ns/op")
 			})
 		}

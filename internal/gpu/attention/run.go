@@ -172,8 +172,8 @@ func (p *Plan) checkOperands(op string, o *Operands) error {
 	if err := p.checkLaid(op, o); err != nil {
 		return err
 	}
-	if rotates(&p.form.geometry) && o.Q != p.turned {
-		return gpu.Errorf(op, gpu.ErrState, "q is not what AppendTurned has made")
+	if rotates(&p.form.geometry) && o.Q != p.rotatedQ {
+		return gpu.Errorf(op, gpu.ErrState, "q is not what AppendRotated has made")
 	}
 	return nil
 }
@@ -315,7 +315,7 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 		return nil
 	}
 	if rotates(&p.form.geometry) {
-		return gpu.Errorf(op, attn.ErrShape, "the problem has a rotary embedding: call AppendTurned")
+		return gpu.Errorf(op, attn.ErrShape, "the problem has a rotary embedding: call AppendRotated")
 	}
 	if err := p.packAppend(op, &to, newK, newV, heads); err != nil {
 		return err

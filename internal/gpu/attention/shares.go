@@ -21,7 +21,7 @@ type Launch struct {
 	Rows   int       // of an output tile, at most
 	Tokens int       // of a LeanTile; with prefill kernels of a step of keys
 	Blocks [][]Share // of each thread block, in the order of execution
-	Apart  bool      // some thread blocks have whole output tiles after their range: Policy.Hybrid
+	Hybrid bool      // some thread blocks have whole output tiles after their range: Policy.Hybrid
 }
 
 // Schedule has the attention launches of a step, which run beside each other, and the bytes of a plan's workspace for
@@ -69,7 +69,7 @@ func (p *Plan) launches(seqs []attn.Sequence, form *form, who division) (all []L
 		}
 	}
 	if k := who.taken(g); k != nil {
-		l := Launch{Entry: k.entries[0], Rows: k.tile.rows, Tokens: cutKeys, Blocks: make([][]Share, p.dealt)}
+		l := Launch{Entry: k.entries[0], Rows: k.tile.rows, Tokens: cutKeys, Blocks: make([][]Share, p.prefillGrid)}
 		for b := range l.Blocks {
 			for _, t := range p.prefilling.data[p.prefillStarts.data[b]:p.prefillStarts.data[b+1]] {
 				n := p.seqs.data[t.seq]
@@ -86,7 +86,7 @@ func (p *Plan) launches(seqs []attn.Sequence, form *form, who division) (all []L
 	}
 	l := Launch{Entry: form.kernel.entries[0], Rows: form.tileRows, Tokens: tileTokens(g), Blocks: make([][]Share, p.engine.blocks)}
 	for b := range p.sched.Workers() {
-		l.Apart = l.Apart || p.works.data[b].wholeTiles > 0
+		l.Hybrid = l.Hybrid || p.works.data[b].wholeTiles > 0
 		for it := p.sched.Work(b); ; {
 			k, ok := it.Next()
 			if !ok {

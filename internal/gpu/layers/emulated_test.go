@@ -1,0 +1,128 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package layers
+
+import (
+	"os"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
+	"gorgonia.org/leanattention/internal/reftest"
+)
+
+func emulatedGPU(t testing.TB, sms int) *machine {
+	m := machineOf(t, enginetest.Emulated(t, sms, sms))
+	m.engine.Eager = true
+	return m
+}
+
+func emulatedDecoder(t testing.TB, sms int) (*machine, *Engine) {
+	return decoderOf(t, emulatedGPU(t, sms))
+}
+
+func TestEmulatedSample(t *testing.T) {
+	m := emulatedGPU(t, 16)
+	testSample(t, m, reftest.Cases(t, 1, 6), 1000)
+	testSampleGreedy(t, m, reftest.Cases(t, 2, 6), 1, 2, 3, 5, 500)
+}
+
+// Rows so long that each of 128 warps goes through a whole round of loads, and begins a second one.
+func TestEmulatedSampleLong(t *testing.T) {
+	m, rng := emulatedGPU(t, 16), reftest.Rand(t)
+	const vocab = 70_001
+	logits := [][]float32{sampleLogits(rng, vocab), sampleLogits(rng, vocab)}
+	m.sampleRows(t, logits, nil, nil, rng.IntN(8))
+	settings := []Setting{sampleSetting(rng, vocab), sampleSetting(rng, vocab)}
+	m.sampleRows(t, logits, settings, []float64{rng.Float64(), rng.Float64()}, rng.IntN(8))
+}
+
+func TestEmulatedSampleSets(t *testing.T) {
+	testSampleSets(t, emulatedGPU(t, 16), reftest.Cases(t, 1, 3), 100)
+}
+
+func TestEmulatedSampleRepeats(t *testing.T) {
+	testSampleRepeats(t, emulatedGPU(t, 16), 2, reftest.Cases(t, 4, 32), 100)
+}
+
+func TestEmulatedSampleChain(t *testing.T) { testSampleChain(t, emulatedGPU(t, 16), 2, 5, 100) }
+
+func TestEmulatedSampleGraph(t *testing.T) { testSampleGraph(t, emulatedGPU(t, 16), 3, 700) }
+
+func TestEmulatedLinear(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testLinear(t, m, d, reftest.Cases(t, 8, 60), 264, 200, someRows...)
+	testLinear(t, m, d, reftest.Cases(t, 2, 12), 3072, 40, someRows...) // slices of x that are wide ones, and ones that registers cannot hold
+	testLinear(t, m, d, reftest.Cases(t, 4, 24), 520, 200, 17, 32, 33, 64, 65, 128)
+}
+
+// Clusters have several tiles each, and rings go round.
+func TestEmulatedLinearRounded(t *testing.T) {
+	m, d := emulatedDecoder(t, 8)
+	testRounded(t, m, d, reftest.Cases(t, 6, 48), 1544, 130)
+}
+
+// Blocks have several tiles each, and rings go round.
+func TestEmulatedLinearManyRows(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	if d.info.Capability != groupCapability {
+		t.Skip("there are no kernels for hundreds of rows")
+	}
+	testLinear(t, m, d, 12, 400, 300, manyRows...)
+}
+
+// Gated units on every way that there is: few rows, batches, tiles.
+func TestEmulatedGates(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testLayers(t, m, d, layersOf{gates: true}, 20, 264, 200, someRows...)
+	testLayers(t, m, d, layersOf{gates: true}, 4, 3072, 40, someRows...)
+}
+
+func TestEmulatedGatesManyRows(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	if d.info.Capability != groupCapability {
+		t.Skip("there are no kernels for hundreds of rows")
+	}
+	testLayers(t, m, d, layersOf{gates: true}, 6, 264, 300, manyRows...)
+}
+
+func TestEmulatedNorm(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testNorm(t, m, d, 20)
+}
+
+func TestEmulatedNodes(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testRMSNorm(t, m, d, 20)
+	testRotary(t, m, d, 16)
+	testElements(t, m, d, 20)
+	testMergeStates(t, m, d, 20)
+	testNodesRefuse(t, m, d)
+}
+
+func TestEmulatedGather(t *testing.T) {
+	m, d := emulatedDecoder(t, 3)
+	testGather(t, m, d, 20)
+}
+
+func TestEmulatedMegakernel(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testMegakernel(t, m, d, reftest.Cases(t, 1, 2), 130, 640, false, false)
+}
+
+func TestEmulatedMegakernelLinear(t *testing.T) {
+	m, d := emulatedDecoder(t, 4)
+	testMegakernel(t, m, d, reftest.Cases(t, 1, 2), 130, 640, true, false)
+}
+
+func TestEmulatedMegakernelLlama(t *testing.T) {
+	if os.Getenv("LEANATTENTION_PTX") == "" && !reftest.Every(t) {
+		t.Skip("a case takes seconds: all of them with LEANATTENTION_TESTS=all, some with LEANATTENTION_PTX")
+	}
+	m, d := emulatedDecoder(t, 4)
+	testMegakernel(t, m, d, reftest.Cases(t, 1, 3), 130, 640, false, true)
+}
+
+func TestEmulatedProjection(t *testing.T) {
+	m, d := emulatedDecoder(t, 16)
+	testProjection(t, m, d, 4, 130, 520)
+}

@@ -1,0 +1,171 @@
+package layers
+
+import (
+	"testing"
+
+	"gorgonia.org/leanattention/internal/gpu/enginetest"
+)
+
+// What is said here of launches and shared memory is still what the kernels do.
+func TestLaunchesAreTheKernels(t *testing.T) {
+	for file, lines := range map[string][]string{
+		"decode_attention.cuh": {
+			"((2 * block + part) * CONSUMER_WARPS + warp) * p.rows * (D + 2)",
+			"sh.o = (float*)(memory + slots * S::SLOT); sh.m = (float4*)(sh.o + 2 * CONSUMER_WARPS * p.rows * S::WIDTH); sh.l = sh.m + 2 * ROWS;",
+		},
+		"exchange_group.cuh": {
+			"constexpr int EXCHANGE_MEMBERS = 8;",
+			"constexpr int EXCHANGE_THREADS = 256;",
+			"constexpr int EXCHANGE_BLOCKS = 256;",
+			"constexpr int EXCHANGE_FLAGS = 256;",
+			"constexpr int EXCHANGE_INBOX = EXCHANGE_FLAGS + 2 * EXCHANGE_MEMBERS * EXCHANGE_BLOCKS * 4;",
+		},
+		"exchange.cuh": {"constexpr int EXCHANGE_LISTS = 3;"},
+		"decode_layers.cuh": {
+			"constexpr int DECODE_WARPS = 8, DECODE_ROWS = 4;",
+			"constexpr int DECODE_TILE = 16;",
+			"constexpr int DECODE_BOX = 4096;",
+			"constexpr int DECODE_GROUP = 8;",
+			"constexpr int DECODE_COLUMNS = 128;",
+			"constexpr int DECODE_FIXED = 14336;",
+			"constexpr int DECODE_FIXED_PAIRS = 21504;",
+			"constexpr int DECODE_STRIDE = 144;",
+			"constexpr int DECODE_BODY = 368;",
+			"DECODE_LINEAR = 0, DECODE_ATTENTION = 1",
+		},
+		"decode_step.cuh": {
+			"rings = memory + FIXED; area = rings + DECODE_WARPS * p.stages * DECODE_BOX; feeds = (DecodeFeed*)(area + p.area); bars = (u64*)(feeds + p.feedCount); slots = bars + DECODE_WARPS * p.stages;",
+			"constexpr int COLUMNS = ROWS + (NORM && !LLAMA ? 2 : 0);", "constexpr int GROUP = SPLIT == 1 || (NORM && !LLAMA) ? DECODE_GROUP / COLUMNS : NORM ? 2 : 1;",
+			"turned = (float2*)(slots + 2 * p.slots);",
+			"return SPLIT == 1 ? all : (all + 1 - rank) / 2;",
+			"return unit < 0 ? unit + units() : unit;",
+			"workers = o.workers >> half * 8 & 255",
+			"float* const x = (float*)(layout.area + o.place) + warp * most * (COLUMNS * DECODE_STRIDE + (NORM ? DECODE_COLUMNS : 0));",
+		},
+		"nodes.cuh": {
+			"constexpr int NODE_THREADS = 256; constexpr int NODE_NARROW = 1024;",
+			"constexpr int NODE_EACH = 4;",
+			"constexpr int NODE_STATES = 32;",
+			"const int row = narrow ? blockIdx.x * (NODE_THREADS / 32) + threadIdx.x / 32 : blockIdx.x;",
+		},
+		"gemm_activation.cuh": {
+			"enum : int { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };",
+			"enum : int { GATED = 64 };",
+		},
+		"gated_gemm.cu": {
+			"GEMM(gated_gemm_f16_128, AsF16, 2, 128) GEMM(gated_gemm_f16_256, AsF16, 2, 256) GEMM(gated_gemm_f16_128_rounded, AsF16, 1, 128) GEMM(gated_gemm_f16_256_rounded, AsF16, 1, 256)",
+			"GEMM(gated_gemm_bf16_128, AsBF16, 2, 128) GEMM(gated_gemm_bf16_256, AsBF16, 2, 256) GEMM(gated_gemm_bf16_128_rounded, AsBF16, 1, 128) GEMM(gated_gemm_bf16_256_rounded, AsBF16, 1, 256)",
+		},
+		"gated.cu": {
+			"BATCH(gated_batch_f16_8, AsF16, Float16, 8, 8, 2) BATCH(gated_batch_f16_8_wide, AsF16, Float16, 8, 16, 1) BATCH(gated_batch_f16_16, AsF16, Float16, 16, 8, 2) BATCH(gated_batch_f16_16_wide, AsF16, Float16, 16, 16, 1)",
+			"BATCH(gated_batch_f16_32, AsF16, Float16, 32, 4, 2) BATCH(gated_batch_f16_32_wide, AsF16, Float16, 32, 8, 1) BATCH(gated_batch_f16_64, AsF16, Float16, 64, 4, 1) BATCH(gated_batch_f16_64_wide, AsF16, Float16, 64, 1, 1)",
+			"BATCH(gated_batch_bf16_8, AsBF16, BFloat16, 8, 8, 2) BATCH(gated_batch_bf16_8_wide, AsBF16, BFloat16, 8, 16, 1) BATCH(gated_batch_bf16_16, AsBF16, BFloat16, 16, 8, 2) BATCH(gated_batch_bf16_16_wide, AsBF16, BFloat16, 16, 16, 1)",
+			"BATCH(gated_batch_bf16_32, AsBF16, BFloat16, 32, 4, 2) BATCH(gated_batch_bf16_32_wide, AsBF16, BFloat16, 32, 8, 1) BATCH(gated_batch_bf16_64, AsBF16, BFloat16, 64, 4, 1) BATCH(gated_batch_bf16_64_wide, AsBF16, BFloat16, 64, 1, 1)",
+		},
+		"rotary.cuh": {"constexpr int ROTARY_PAIRS = 128;"},
+		"gemm_tiled.cuh": {
+			"constexpr int GEMM_WARPS = 8; constexpr int GEMM_THREADS = (GEMM_WARPS + 1) * 32;",
+			"constexpr int GEMM_TILE = 128;",
+			"constexpr int GEMM_STEP = 64;",
+			"constexpr int GEMM_WIDTH = GEMM_TILE + 4;",
+			"constexpr int PART = ROWS * 128; static constexpr int STAGE = GEMM_TILE * 128 + PARTS * PART;",
+			"u64* bars = (u64*)(memory + p.stages * STAGE);",
+		},
+		"gemm_persistent.cuh": {
+			"constexpr int PERSISTENT_THREADS = (GEMM_WARPS + 4) * 32;",
+			"constexpr int PERSISTENT_ROWS = 128;",
+			"constexpr int PERSISTENT_RING = 192 << 10;",
+			"constexpr int PERSISTENT_CHUNK = 64;",
+			"constexpr int PERSISTENT_STAGING = 16 * PERSISTENT_CHUNK * 4;",
+			"constexpr int PERSISTENT_BARS = PERSISTENT_RING + GEMM_WARPS * PERSISTENT_STAGING;",
+			"constexpr int X = PERSISTENT_ROWS * 128; static constexpr int STAGE = PARTS * X + COLUMNS * 128; static constexpr int STAGES = PERSISTENT_RING / STAGE;",
+			"constexpr int HALF = COLUMNS / 2;",
+		},
+		"gemm.cu": {
+			"GEMM(gemm_f16_128, AsF16, 2, 128) GEMM(gemm_f16_256, AsF16, 2, 256) GEMM(gemm_f16_128_rounded, AsF16, 1, 128) GEMM(gemm_f16_256_rounded, AsF16, 1, 256)",
+			"GEMM(gemm_bf16_128, AsBF16, 2, 128) GEMM(gemm_bf16_256, AsBF16, 2, 256) GEMM(gemm_bf16_128_rounded, AsBF16, 1, 128) GEMM(gemm_bf16_256_rounded, AsBF16, 1, 256)",
+		},
+		"gemm_skinny.cuh": {
+			"constexpr int SKINNY_TILE = 64; constexpr int SKINNY_STAGE = 2 * SKINNY_TILE * 128; constexpr int SKINNY_STAGES = 10; constexpr int SKINNY_PACE = 4; constexpr int SKINNY_FIXED = 1024; constexpr int SKINNY_WARPS = 8;",
+			"return rows > 16 ? rows / 16 : 1;", "return (SKINNY_WARPS + 1 + 2 * skinnyEpilogues(rows)) * 32;",
+			"constexpr int BLOCK = 64; static constexpr int X = PARTS * ROWS * 128; static constexpr int FLOATS = 2 * ROWS * 128; static constexpr bool ROUNDED = PARTS == 1; static constexpr int UNIT = 8 * ROWS; static constexpr int UNITS = SKINNY_TILE / 8; static constexpr int PARTIALS = UNITS * UNIT;",
+			"constexpr int MOST = 16; static constexpr int MOMENTS = MOST * 2 * ROWS;",
+			"constexpr int LANES = ROWS < 16 ? SKINNY_WARPS * 32 / ROWS : 16;",
+			"constexpr bool MANY_ROWS = ROWS > 16;",
+			"b.first = cluster / below, b.step = clusters / below, b.tiles = b.gated ? tiles / 2 : tiles; b.row = MANY_ROWS ? cluster % below * ROWS : 0,",
+			"return most * (BLOCK / 4) <= FEW * LANES;", "return few() ? 0 : (most * (FLOATS - X) + SKINNY_STAGE - 1) / SKINNY_STAGE;",
+			"b.ring = b.full + SKINNY_FIXED; b.x = memory + SKINNY_FIXED + p.stages * SKINNY_STAGE; b.partials = (float*)(b.x + b.most * X); b.mine = b.partials + 2 * PARTIALS; b.moments = b.mine; b.affine = b.moments + MOMENTS;",
+		},
+		"matrix.cu": {
+			"BATCH(batch_f16_8, AsF16, Float16, 8, 8, 2) BATCH(batch_f16_8_wide, AsF16, Float16, 8, 16, 1) BATCH(batch_f16_16, AsF16, Float16, 16, 8, 2) BATCH(batch_f16_16_wide, AsF16, Float16, 16, 16, 1)",
+			"BATCH(batch_f16_32, AsF16, Float16, 32, 4, 2) BATCH(batch_f16_32_wide, AsF16, Float16, 32, 8, 1) BATCH(batch_f16_64, AsF16, Float16, 64, 4, 1) BATCH(batch_f16_64_wide, AsF16, Float16, 64, 1, 1)",
+			"BATCH(batch_bf16_8, AsBF16, BFloat16, 8, 8, 2) BATCH(batch_bf16_8_wide, AsBF16, BFloat16, 8, 16, 1) BATCH(batch_bf16_16, AsBF16, BFloat16, 16, 8, 2) BATCH(batch_bf16_16_wide, AsBF16, BFloat16, 16, 16, 1)",
+			"BATCH(batch_bf16_32, AsBF16, BFloat16, 32, 4, 2) BATCH(batch_bf16_32_wide, AsBF16, BFloat16, 32, 8, 1) BATCH(batch_bf16_64, AsBF16, BFloat16, 64, 4, 1) BATCH(batch_bf16_64_wide, AsBF16, BFloat16, 64, 1, 1)",
+		},
+		"mixed.cu": {
+			"SkinnyGemm<T, KEYS, ROWS, FEW, false, 1>::run(p);", "TiledGemm<T, ROWS, false, 1>::run(p);",
+			"MATRIX(matrix_f16_32_rounded, AsF16, 32) MATRIX(matrix_f16_64_rounded, AsF16, 64) MATRIX(matrix_f16_128_rounded, AsF16, 128) MATRIX(matrix_bf16_32_rounded, AsBF16, 32) MATRIX(matrix_bf16_64_rounded, AsBF16, 64) MATRIX(matrix_bf16_128_rounded, AsBF16, 128)",
+			"BATCH(batch_f16_32_rounded, AsF16, Float16, 32, 4, 2) BATCH(batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1) BATCH(batch_f16_64_rounded, AsF16, Float16, 64, 4, 1) BATCH(batch_f16_64_wide_rounded, AsF16, Float16, 64, 1, 1)",
+			"BATCH(batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) BATCH(batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1) BATCH(batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)",
+		},
+		"gated_mixed.cu": {
+			"SkinnyGemm<T, KEYS, ROWS, FEW, true, 1>::run(p);", "TiledGemm<T, ROWS, true, 1>::run(p);",
+			"MATRIX(gated_f16_32_rounded, AsF16, 32) MATRIX(gated_f16_64_rounded, AsF16, 64) MATRIX(gated_f16_128_rounded, AsF16, 128) MATRIX(gated_bf16_32_rounded, AsBF16, 32) MATRIX(gated_bf16_64_rounded, AsBF16, 64) MATRIX(gated_bf16_128_rounded, AsBF16, 128)",
+			"BATCH(gated_batch_f16_32_rounded, AsF16, Float16, 32, 4, 2) BATCH(gated_batch_f16_32_wide_rounded, AsF16, Float16, 32, 8, 1) BATCH(gated_batch_f16_64_rounded, AsF16, Float16, 64, 4, 1) BATCH(gated_batch_f16_64_wide_rounded, AsF16, Float16, 64, 1, 1)",
+			"BATCH(gated_batch_bf16_32_rounded, AsBF16, BFloat16, 32, 4, 2) BATCH(gated_batch_bf16_32_wide_rounded, AsBF16, BFloat16, 32, 8, 1) BATCH(gated_batch_bf16_64_rounded, AsBF16, BFloat16, 64, 4, 1) BATCH(gated_batch_bf16_64_wide_rounded, AsBF16, BFloat16, 64, 1, 1)",
+		},
+		"gemm_gemv.cuh": {
+			"enum : int { NO_NORM = 0, LAYER_NORM = 1, RMS_NORM = 2 };",
+			"constexpr int GEMV_ROWS = 16, GEMV_WARPS = 8, LINEAR_PARTS = 3;",
+			"constexpr int GEMV_TILE = 32;",
+			"constexpr int WIDTH = GEMV_TILE + 4;",
+			"constexpr int PAD = 16;",
+			"const int stride = (all + split - 1) / split * BLOCK + PAD;",
+			"float* sums = x + p.rows * stride; float* parts = sums + GEMV_WARPS * p.rows * WIDTH; float* moments = parts + 2 * p.rows * GEMV_TILE; u32* tops = (u32*)(moments + 2 * GEMV_WARPS * GEMV_ROWS); float* affine = (float*)(tops + GEMV_ROWS);",
+		},
+	} {
+		enginetest.Says(t, file, lines...)
+	}
+}
+
+// The Go structs are those of the kernels, field by field.
+func TestStructs(t *testing.T) {
+	for _, c := range []struct {
+		file, name string
+		here       any
+	}{
+		{"kernels/decode_attention.cuh", "Links", links{}},
+		{"kernels/decode_layers.cuh", "DecodeLinear", decodeLinear{}},
+		{"kernels/decode_layers.cuh", "DecodeAttention", decodeAttention{}},
+		{"kernels/decode_layers.cuh", "DecodeLayer", decodeLayer{}},
+		{"kernels/decode_layers.cuh", "DecodeFeed", decodeFeed{}},
+		{"kernels/decode_layers.cuh", "DecodeAffine", decodeAffine{}},
+		{"kernels/decode_layers.cuh", "DecodeParams", decodeParams{}},
+		{"kernels/decode_layers.cuh", "DecodeEnds", decodeEnds{}},
+		{"kernels/decode_layers.cuh", "DecodeTurns", decodeTurns{}},
+		{"kernels/decode_layers.cuh", "DecodeLaunch", decodeLaunch{}},
+		{"kernels/decode_layers.cuh", "DecodeExchange", decodeExchange{}},
+		{"kernels/exchange_group.cuh", "ExchangeGroup", exchangeGroup{}},
+		{"kernels/exchange.cuh", "AllReduceParams", allReduceParams{}},
+		{"kernels/exchange.cuh", "GatherList", gatherList{}},
+		{"kernels/exchange.cuh", "AllGatherParams", allGatherParams{}},
+		{"kernels/exchange.cuh", "MergeStatesParams", mergeStatesParams{}},
+		{"kernels/exchange_argmax.cuh", "AllArgMaxParams", allArgMaxParams{}},
+		{"kernels/gemm_gemv.cuh", "LinearParams", linearParams{}},
+		{"kernels/gemm_skinny.cuh", "SkinnyParams", skinnyParams{}},
+		{"kernels/gemm_tiled.cuh", "FusedAppend", fusedAppend{}},
+		{"kernels/gemm_tiled.cuh", "OperandParams", operandParams{}},
+		{"kernels/gemm_tiled.cuh", "GemmParams", gemmParams{}},
+		{"kernels/decode_rows.cuh", "NormParams", normParams{}},
+		{"kernels/decode_rows.cuh", "GatherParams", gatherParams{}},
+		{"kernels/nodes.cuh", "RMSNormParams", rmsNormParams{}},
+		{"kernels/nodes.cuh", "RotaryParams", rotaryParams{}},
+		{"kernels/nodes.cuh", "ElementsParams", elementsParams{}},
+		{"kernels/nodes.cuh", "MoveParams", moveParams{}},
+		{"kernels/nodes.cuh", "MergeParams", mergeParams{}},
+		{"kernels/sample_tokens.cuh", "SampleParams", sampleParams{}},
+		{"kernels/sample_tokens.cuh", "SampleSetting", Setting{}},
+	} {
+		enginetest.SameStruct(t, c.file, c.name, c.here)
+	}
+}
