@@ -40,7 +40,7 @@ var targets = []target{
 	{"cache.go", cacheTests}, {"step.go", cacheTests}, {"sequence_io.go", cacheTests}, {"pages.go", cacheTests},
 	{"internal/pages/*.go", "."},
 	{"nn/*.go", "."},
-	{"examples/opt/bpe/*.go", "."},
+	{"decoder/tokenizer/*.go", "."},
 	{"examples/opt/hf/*.go", "."},
 	{"internal/rendezvous/*.go", "."},
 }

@@ -9,7 +9,7 @@ import (
 	"log"
 	"os"
 
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/tiny"
 	"gorgonia.org/leanattention/nn"
@@ -61,7 +61,7 @@ func write(prompts []string, n int, choice nn.Choice, seed uint64) ([]string, er
 	return texts, nil
 }
 
-func newTokenizer() (*bpe.Tokenizer, error) {
+func newTokenizer() (*tokenizer.Tokenizer, error) {
 	vocab, err := tiny.Files.Open("vocab.json")
 	if err != nil {
 		return nil, err
@@ -72,5 +72,5 @@ func newTokenizer() (*bpe.Tokenizer, error) {
 		return nil, err
 	}
 	defer merges.Close()
-	return bpe.New(vocab, merges)
+	return tokenizer.New(vocab, merges)
 }

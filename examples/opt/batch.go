@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/sample"
 	"gorgonia.org/leanattention/internal/plural"
@@ -30,7 +30,7 @@ func (silent) end(int) error         { return nil }
 // batch is the sequences that are continued together.
 type batch struct {
 	decoder   *model.Decoder
-	tokenizer *bpe.Tokenizer
+	tokenizer *tokenizer.Tokenizer
 	chosen    bool   // the decoder chooses tokens
 	ahead     bool   // the decoder may be some tokens ahead
 	ends      []int  // tokens that end a text
@@ -53,7 +53,7 @@ type sequence struct {
 	draft   []int // guesses that were appended after the last token, of which some may be wrong
 	guesses int   // most tokens of the next draft
 	sampler *sample.Sampler
-	decoder *bpe.Decoder
+	decoder *tokenizer.Decoder
 	stop    *stopper
 	result  continuation
 }

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"testing"
 
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/internal/rankstest"
@@ -180,7 +180,7 @@ func plainLoop(t *testing.T, dir, prompt string, n int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tokenizer, err := bpe.Load(dir)
+	tokenizer, err := tokenizer.Load(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"unicode"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/tiny"
 	"gorgonia.org/leanattention/internal/memory"
@@ -339,7 +339,7 @@ func (f faultyFSFile) Close() error {
 func TestLoadFaults(t *testing.T) {
 	for what, load := range map[string]func(fs.FS) (io.Closer, error){
 		"the folder":    func(in fs.FS) (io.Closer, error) { return hf.OpenFS("x", in) },
-		"the tokenizer": func(in fs.FS) (io.Closer, error) { _, err := bpe.LoadFS("x", in); return io.NopCloser(nil), err },
+		"the tokenizer": func(in fs.FS) (io.Closer, error) { _, err := tokenizer.LoadFS("x", in); return io.NopCloser(nil), err },
 	} {
 		for at := 0; ; at++ {
 			d := &faulty{at: at, ever: true}

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/files"
 	"gorgonia.org/leanattention/examples/opt/tiny"
 )
@@ -151,7 +151,7 @@ func TestCacheOverflow(t *testing.T) {
 // TestShippedSettings: the program's own folder has the files that say how texts
 // begin, and its tokenizer goes by them.
 func TestShippedSettings(t *testing.T) {
-	tokenizer, err := bpe.LoadFS("x", tiny.Files)
+	tokenizer, err := tokenizer.LoadFS("x", tiny.Files)
 	if err != nil {
 		t.Fatal(err)
 	}

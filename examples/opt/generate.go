@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/internal/plural"
 )
@@ -28,7 +28,7 @@ func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err err
 	for i, prompt := range o.prompts {
 		ids, err := l.encode(prompt, true, l.config.MaxPositions)
 		switch {
-		case errors.Is(err, bpe.ErrTooLong):
+		case errors.Is(err, tokenizer.ErrTooLong):
 			return fmt.Errorf("prompt %d has %s, and the model has %d positions: shorten it", i+1, l.count(prompt, true), l.config.MaxPositions)
 		case err != nil:
 			return fmt.Errorf("prompt %d: %w", i+1, err)

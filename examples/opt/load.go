@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/leanattention/device"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/tiny"
@@ -23,7 +23,7 @@ type loaded struct {
 	options   options
 	config    hf.Config
 	folder    *hf.Folder
-	tokenizer *bpe.Tokenizer
+	tokenizer *tokenizer.Tokenizer
 	gpu       *device.GPU    // nil: the CPU
 	comm      *ranks.Comm    // the ranks; nil: one process
 	exchange  model.Exchange // the measured exchange
@@ -178,7 +178,7 @@ func (l *loaded) Close() (err error) {
 }
 
 // open opens the folder of a model, or the shipped model if dir is empty.
-func open(dir string) (folder *hf.Folder, tokenizer *bpe.Tokenizer, err error) {
+func open(dir string) (folder *hf.Folder, tokens *tokenizer.Tokenizer, err error) {
 	if dir != "" {
 		folder, err = hf.Open(dir)
 	} else {
@@ -188,14 +188,14 @@ func open(dir string) (folder *hf.Folder, tokenizer *bpe.Tokenizer, err error) {
 		return nil, nil, err
 	}
 	if dir != "" {
-		tokenizer, err = bpe.Load(dir)
+		tokens, err = tokenizer.Load(dir)
 	} else {
-		tokenizer, err = bpe.LoadFS(name(dir), tiny.Files)
+		tokens, err = tokenizer.LoadFS(name(dir), tiny.Files)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, folder.Close())
 	}
-	return folder, tokenizer, nil
+	return folder, tokens, nil
 }
 
 func name(dir string) string {

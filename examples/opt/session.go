@@ -13,7 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/model"
 	"gorgonia.org/leanattention/examples/opt/sample"
 	"gorgonia.org/leanattention/internal/plural"
@@ -290,7 +290,7 @@ func (s *session) extend(ctx context.Context, text string, out output) (*continu
 	if text != "" || len(s.context) == 0 {
 		var err error
 		added, err = s.l.encode(text, len(s.context) == 0, max(0, most-len(s.context)))
-		if errors.Is(err, bpe.ErrTooLong) {
+		if errors.Is(err, tokenizer.ErrTooLong) {
 			way := "/undo makes room"
 			if len(s.context) == 0 {
 				way = "shorten it"

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/tiny"
 
 	"pgregory.net/rapid"
@@ -231,7 +231,7 @@ func TestStopSpecial(t *testing.T) {
 	if len(all.Tokens) != 16 || !slices.Equal(all.Tokens[:11], ids) || strings.Contains(all.Text, "im_end") {
 		t.Fatalf("without -stop: %+v", all)
 	}
-	tokenizer, err := bpe.Load(dir)
+	tokenizer, err := tokenizer.Load(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

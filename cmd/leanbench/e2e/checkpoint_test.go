@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/examples/opt/model"
 
@@ -54,7 +54,7 @@ func TestCheckpoint(t *testing.T) {
 					}
 				}
 			}
-			tokenizer, err := bpe.Load(dir)
+			tokenizer, err := tokenizer.Load(dir)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -64,5 +64,5 @@
 // # Caveats
 //
 // Truncating a mapped file while it is in use ends the process, as with every
-// mapping. The tokenizer's files are read by package bpe.
+// mapping. The tokenizer's files are read by package decoder/tokenizer.
 package hf

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -90,9 +90,9 @@ func openModel(t *testing.T, folder string, weights tensor.Dtype) *Weights {
 	return w
 }
 
-func shipped(t *testing.T) (*Weights, *bpe.Tokenizer) {
+func shipped(t *testing.T) (*Weights, *tokenizer.Tokenizer) {
 	t.Helper()
-	tokenizer, err := bpe.Load("../tiny")
+	tokenizer, err := tokenizer.Load("../tiny")
 	if err != nil {
 		t.Fatal(err)
 	}

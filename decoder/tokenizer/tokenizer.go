@@ -1,4 +1,4 @@
-// Package bpe is the byte-level byte-pair encoding of GPT-2 and OPT, read from
+// Package tokenizer is the byte-level byte-pair encoding of GPT-2 and OPT, read from
 // Hugging Face folders in either form: tokenizer.json, or vocab.json and
 // merges.txt.
 //
@@ -54,7 +54,7 @@
 // No library was taken instead: of gomlx/go-huggingface 0.4.0 (tokenizers/hftokenizer)
 // 40% of 4680 such texts had transformers' ids, a word of 16,000 letters took a
 // minute, and its module needs 47 others.
-package bpe
+package tokenizer
 
 import (
 	"errors"
@@ -88,11 +88,11 @@ type Tokenizer struct {
 }
 
 func fail(file, format string, args ...any) error {
-	return fmt.Errorf("bpe: %s: %s: %w", file, fmt.Sprintf(format, args...), ErrFormat)
+	return fmt.Errorf("tokenizer: %s: %s: %w", file, fmt.Sprintf(format, args...), ErrFormat)
 }
 
 func refuse(file, format string, args ...any) error {
-	return fmt.Errorf("bpe: %s: %s: %w", file, fmt.Sprintf(format, args...), ErrUnsupported)
+	return fmt.Errorf("tokenizer: %s: %s: %w", file, fmt.Sprintf(format, args...), ErrUnsupported)
 }
 
 // quote is %q for strings from a file, cut to keep an error one sentence.

@@ -1,4 +1,4 @@
-package bpe_test
+package tokenizer_test
 
 import (
 	"encoding/json"
@@ -6,17 +6,17 @@ import (
 	"slices"
 	"testing"
 
-	"gorgonia.org/leanattention/examples/opt/bpe"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
 // TestShippedVocabulary: the checkpoint that lies beside the example splits
 // texts as transformers' tokenizer does with the same files.
 func TestShippedVocabulary(t *testing.T) {
-	tokenizer, err := bpe.Load("../tiny")
+	tokenizer, err := tokenizer.Load("../../examples/opt/tiny")
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile("../testdata/tokenizer.json")
+	data, err := os.ReadFile("../../examples/opt/testdata/tokenizer.json")
 	if err != nil {
 		t.Fatal(err)
 	}

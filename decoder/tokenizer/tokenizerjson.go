@@ -1,4 +1,4 @@
-package bpe
+package tokenizer
 
 import (
 	"bytes"
@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"gorgonia.org/leanattention/examples/opt/files"
+	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
 // tokenizerJSON is tokenizer.json of Hugging Face's tokenizers. Keys that are not

@@ -1,11 +1,9 @@
-package bpe
+package tokenizer
 
 import (
 	"errors"
 	"fmt"
 	"math"
-
-	"gorgonia.org/leanattention/internal/plural"
 )
 
 // Errors of EncodeAtMost wrap one of these.
@@ -60,9 +58,9 @@ func (e *encoder) atMost(text string, encode func()) ([]int, error) {
 	}
 	switch {
 	case e.over:
-		return nil, fmt.Errorf("bpe: %s: %w", plural.Mend(fmt.Sprintf("more than %d tokens", e.most)), ErrTooLong)
+		return nil, fmt.Errorf("tokenizer: more than %s: %w", tokens(e.most), ErrTooLong)
 	case e.lost >= 0:
-		return nil, fmt.Errorf("bpe: byte 0x%02x is not in the vocabulary, and no unknown token is named: %w", e.lost, ErrNoToken)
+		return nil, fmt.Errorf("tokenizer: byte 0x%02x is not in the vocabulary, and no unknown token is named: %w", e.lost, ErrNoToken)
 	}
 	return e.ids, nil
 }
@@ -105,4 +103,12 @@ func (e *encoder) add(ids ...int) bool {
 	e.ids = append(e.ids, ids...)
 	e.over = e.over || len(e.ids) > e.most
 	return !e.over
+}
+
+// tokens is a number of tokens in words.
+func tokens(n int) string {
+	if n == 1 {
+		return "1 token"
+	}
+	return fmt.Sprintf("%d tokens", n)
 }

@@ -1,4 +1,4 @@
-package bpe
+package tokenizer
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strconv"
 
-	"gorgonia.org/leanattention/examples/opt/files"
+	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
 // settings is what tokenizer_config.json, special_tokens_map.json and

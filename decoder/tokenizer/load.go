@@ -1,4 +1,4 @@
-package bpe
+package tokenizer
 
 import (
 	"errors"
@@ -7,7 +7,7 @@ import (
 	"io"
 	"io/fs"
 
-	"gorgonia.org/leanattention/examples/opt/files"
+	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
 // The largest sizes of files in bytes: several times those of the largest published vocabularies. Parsed data takes
@@ -71,7 +71,7 @@ func loadForm(dir files.Folder) (*Tokenizer, error) {
 	vocab, err := readFile(dir, "vocab.json", maxVocab)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("bpe: %s: neither tokenizer.json nor vocab.json is there: %w", dir.Path(""), fs.ErrNotExist)
+			err = fmt.Errorf("tokenizer: %s: neither tokenizer.json nor vocab.json is there: %w", dir.Path(""), fs.ErrNotExist)
 		}
 		return nil, err
 	}
@@ -90,9 +90,9 @@ func readFile(dir files.Folder, name string, most int64) ([]byte, error) {
 	case err == nil:
 		return data, nil
 	case errors.As(err, &p):
-		return nil, fmt.Errorf("bpe: %s: %w", dir.Path(name), p.Err) // the sentence already has the path
+		return nil, fmt.Errorf("tokenizer: %s: %w", dir.Path(name), p.Err) // the sentence already has the path
 	}
-	return nil, fmt.Errorf("bpe: %s: %w", dir.Path(name), err)
+	return nil, fmt.Errorf("tokenizer: %s: %w", dir.Path(name), err)
 }
 
 // New reads a vocabulary, a JSON object of tokens and ids, and merges, a line for each with two tokens and a space
@@ -100,11 +100,11 @@ func readFile(dir files.Folder, name string, most int64) ([]byte, error) {
 func New(vocab, merges io.Reader) (*Tokenizer, error) {
 	v, err := files.AtMost(vocab, maxVocab)
 	if err != nil {
-		return nil, fmt.Errorf("bpe: vocabulary: %w", err)
+		return nil, fmt.Errorf("tokenizer: vocabulary: %w", err)
 	}
 	m, err := files.AtMost(merges, maxVocab)
 	if err != nil {
-		return nil, fmt.Errorf("bpe: merges: %w", err)
+		return nil, fmt.Errorf("tokenizer: merges: %w", err)
 	}
 	t, err := parsePair("vocabulary", v, "merges", m, settings{})
 	if err != nil {

@@ -1,4 +1,4 @@
-package bpe
+package tokenizer
 
 import (
 	"encoding/json"
@@ -15,7 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"gorgonia.org/leanattention/examples/opt/files"
+	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
 // edited is a golden folder with one value of one file changed. The path's parts
