@@ -1,0 +1,197 @@
+package gguf
+
+import (
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Tensor is a tensor of a file: rows of equal length, which are its last dimension.
+type Tensor struct {
+	file    string // the file's path, for errors
+	name    string
+	typ     Type
+	layout  layout
+	shape   []int
+	rows    int
+	columns int
+	offset  uint64 // in the data, while the file is opened
+	size    uint64 // in bytes, while the file is opened
+	data    []byte
+	use     *use
+}
+
+// Name returns the name in the file.
+func (t *Tensor) Name() string { return t.name }
+
+// Type returns the type of the elements.
+func (t *Tensor) Type() Type { return t.typ }
+
+// Shape returns the dimensions in row-major order: the last is that of rows. The file has the reverse order.
+func (t *Tensor) Shape() []int { return slices.Clone(t.shape) }
+
+// Rows returns the number of rows: the product of all dimensions but the last.
+func (t *Tensor) Rows() int { return t.rows }
+
+// Columns returns the number of elements of a row.
+func (t *Tensor) Columns() int { return t.columns }
+
+// Bytes returns the size in the file.
+func (t *Tensor) Bytes() int { return len(t.data) }
+
+func (t *Tensor) rowBytes() int { return t.columns / t.layout.elements * t.layout.bytes }
+
+// Float32 decodes rows from to to, without to, into dst. Widening is exact where the type is F16 or BF16, and has
+// ggml's bits elsewhere. Several goroutines share the work.
+func (t *Tensor) Float32(dst []float32, from, to int) error {
+	return widen(t, dst, from, to, nil)
+}
+
+// Float16 is Float32, rounded to IEEE 754 binary16 numbers, to nearest, ties to even. A finite number whose rounding is
+// infinite is ErrRange; dst then has undefined contents.
+func (t *Tensor) Float16(dst []uint16, from, to int) error {
+	if t.typ == F16 {
+		return copy16(t, dst, from, to)
+	}
+	return widen(t, dst, from, to, toFloat16)
+}
+
+// BFloat16 is Float16 for bfloat16 numbers, the upper halves of float32 numbers.
+func (t *Tensor) BFloat16(dst []uint16, from, to int) error {
+	if t.typ == BF16 {
+		return copy16(t, dst, from, to)
+	}
+	return widen(t, dst, from, to, toBFloat16)
+}
+
+// Float32Alias returns all elements of an F32 tensor without a copy, if the machine can read them where they lie. The
+// memory must not be written, nor used after Close.
+func (t *Tensor) Float32Alias() ([]float32, bool) { return alias[float32](t, t.typ == F32) }
+
+// Alias16 is Float32Alias for the bits of an F16 or BF16 tensor.
+func (t *Tensor) Alias16() ([]uint16, bool) { return alias[uint16](t, t.typ == F16 || t.typ == BF16) }
+
+func alias[T any](t *Tensor, right bool) (s []T, ok bool) {
+	err := t.use.do(t.file, func() error {
+		p := unsafe.Pointer(unsafe.SliceData(t.data))
+		if right && littleEndian && uintptr(p)%unsafe.Alignof(*new(T)) == 0 {
+			s, ok = unsafe.Slice((*T)(p), t.rows*t.columns), true
+		}
+		return nil
+	})
+	return s, ok && err == nil
+}
+
+const (
+	// piece is the number of elements that are decoded before they are rounded, a multiple of all blocks.
+	piece = 2048
+	// share is the fewest elements that are worth a goroutine.
+	share = 1 << 16
+)
+
+// check compares rows with the tensor and with dst.
+func (t *Tensor) check(from, to, dst int) error {
+	if from < 0 || to < from || to > t.rows {
+		return fail(ErrShape, t.file, "tensor %s has %d rows; rows %d to %d are wanted", quote(t.name), t.rows, from, to)
+	}
+	if n := (to - from) * t.columns; dst != n {
+		return fail(ErrShape, t.file, "tensor %s: rows %d to %d have %d elements, and their destination has %d", quote(t.name), from, to, n, dst)
+	}
+	return nil
+}
+
+// widen decodes rows into dst, through round if there is one: dst is []float32, or []uint16 with round.
+func widen[T float32 | uint16](t *Tensor, dst []T, from, to int, round func(dst []uint16, src []float32) int) error {
+	return t.parallel(len(dst), from, to, func(from, to, at int) error {
+		part := dst[at : at+(to-from)*t.columns]
+		size := t.rowBytes()
+		src := t.data[from*size : to*size]
+		if out, ok := any(part).([]float32); ok {
+			t.layout.decode(out, src)
+			return nil
+		}
+		out := any(part).([]uint16)
+		var buffer [piece]float32
+		for done := 0; done < len(out); done += piece {
+			n := min(piece, len(out)-done)
+			first := done / t.layout.elements * t.layout.bytes
+			t.layout.decode(buffer[:n], src[first:first+n/t.layout.elements*t.layout.bytes])
+			if bad := round(out[done:done+n], buffer[:n]); bad >= 0 {
+				at := done + bad
+				return fail(ErrRange, t.file, "tensor %s has %g at row %d, column %d, more than 16 bits of the requested type can be: use another type",
+					quote(t.name), buffer[bad], from+at/t.columns, at%t.columns)
+			}
+		}
+		return nil
+	})
+}
+
+// copy16 copies rows of a type of 16 bits.
+func copy16(t *Tensor, dst []uint16, from, to int) error {
+	return t.parallel(len(dst), from, to, func(from, to, at int) error {
+		src := t.data[2*from*t.columns : 2*to*t.columns]
+		out := dst[at : at+(to-from)*t.columns]
+		if littleEndian && len(out) > 0 {
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 2*len(out)), src)
+			return nil
+		}
+		for i := range out {
+			out[i] = uint16(src[2*i]) | uint16(src[2*i+1])<<8
+		}
+		return nil
+	})
+}
+
+// parallel calls f for parts of the rows, with the place of the part's first element in dst. It returns an error of f,
+// the one of the first part that has failed.
+func (t *Tensor) parallel(dst, from, to int, f func(from, to, at int) error) error {
+	if err := t.check(from, to, dst); err != nil {
+		return err
+	}
+	rows := max(1, share/t.columns)
+	parts := (to - from + rows - 1) / rows
+	run := func(i int) error {
+		first := from + i*rows
+		last := min(first+rows, to)
+		return t.use.do(t.file, func() error { return f(first, last, (first-from)*t.columns) })
+	}
+	workers := min(runtime.GOMAXPROCS(0), parts)
+	if workers <= 1 {
+		for i := range parts {
+			if err := run(i); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var (
+		next  atomic.Int64
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		first = parts
+		err   error
+	)
+	for range workers {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= parts {
+					return
+				}
+				if e := run(i); e != nil {
+					next.Store(int64(parts))
+					mu.Lock()
+					if i < first {
+						first, err = i, e
+					}
+					mu.Unlock()
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return err
+}

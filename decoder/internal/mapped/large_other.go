@@ -1,0 +1,5 @@
+//go:build !linux
+
+package mapped
+
+func largePages([]byte) {}
