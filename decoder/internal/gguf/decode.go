@@ -3,27 +3,49 @@ package gguf
 import (
 	"encoding/binary"
 	"math"
+	"unsafe"
 )
 
 // decoder decodes whole blocks: src has the bytes of len(dst) elements. Products and sums are rounded to float32 each,
 // in ggml's order, so that results have ggml's bits. The conversions keep compilers from fusing them.
 type decoder func(dst []float32, src []byte)
 
+// whole and signed have the numbers that a byte stands for. A load is faster than a conversion.
+var whole, signed = func() (w, s [256]float32) {
+	for i := range w {
+		w[i], s[i] = float32(i), float32(int8(i))
+	}
+	return w, s
+}()
+
 func load16(b []byte) float32 { return from16(binary.LittleEndian.Uint16(b)) }
 
 func decodeF32(dst []float32, src []byte) {
+	if littleEndian && len(dst) > 0 {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), 4*len(dst)), src)
+		return
+	}
 	for i := range dst {
 		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
 	}
 }
 
 func decodeF16(dst []float32, src []byte) {
+	for ; len(dst) >= 4 && len(src) >= 8; dst, src = dst[4:], src[8:] {
+		y, x := (*[4]float32)(dst), binary.LittleEndian.Uint64(src)
+		y[0], y[1], y[2], y[3] = from16(uint16(x)), from16(uint16(x>>16)), from16(uint16(x>>32)), from16(uint16(x>>48))
+	}
 	for i := range dst {
 		dst[i] = load16(src[2*i:])
 	}
 }
 
 func decodeBF16(dst []float32, src []byte) {
+	for ; len(dst) >= 4 && len(src) >= 8; dst, src = dst[4:], src[8:] {
+		y, x := (*[4]float32)(dst), binary.LittleEndian.Uint64(src)
+		y[0], y[1] = math.Float32frombits(uint32(x)<<16), math.Float32frombits(uint32(x)&^0xffff)
+		y[2], y[3] = math.Float32frombits(uint32(x>>32)<<16), math.Float32frombits(uint32(x>>32)&^0xffff)
+	}
 	for i := range dst {
 		dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*i:])) << 16)
 	}
@@ -34,8 +56,9 @@ func decodeQ8_0(dst []float32, src []byte) {
 	for ; len(dst) >= 32; dst, src = dst[32:], src[34:] {
 		y, b := (*[32]float32)(dst), (*[34]byte)(src)
 		d := load16(b[:])
-		for i := range y {
-			y[i] = d * float32(int8(b[2+i]))
+		for i := 0; i < 32; i += 4 {
+			z, q := (*[4]float32)(y[i:]), (*[4]byte)(b[2+i:])
+			z[0], z[1], z[2], z[3] = d*signed[q[0]], d*signed[q[1]], d*signed[q[2]], d*signed[q[3]]
 		}
 	}
 }
@@ -46,12 +69,8 @@ func decodeQ4_0(dst []float32, src []byte) {
 	for ; len(dst) >= 32; dst, src = dst[32:], src[18:] {
 		y, b := (*[32]float32)(dst), (*[18]byte)(src)
 		d := load16(b[:])
-		var of [16]float32
-		for q := range of {
-			of[q] = d * float32(q-8)
-		}
 		for i, x := range b[2:] {
-			y[i], y[16+i] = of[x&15], of[x>>4]
+			y[i], y[16+i] = d*signed[x&15-8], d*signed[x>>4-8]
 		}
 	}
 }
@@ -61,12 +80,8 @@ func decodeQ4_1(dst []float32, src []byte) {
 	for ; len(dst) >= 32; dst, src = dst[32:], src[20:] {
 		y, b := (*[32]float32)(dst), (*[20]byte)(src)
 		d, m := load16(b[:]), load16(b[2:])
-		var of [16]float32
-		for q := range of {
-			of[q] = float32(d*float32(q)) + m
-		}
 		for i, x := range b[4:] {
-			y[i], y[16+i] = of[x&15], of[x>>4]
+			y[i], y[16+i] = float32(d*whole[x&15])+m, float32(d*whole[x>>4])+m
 		}
 	}
 }
@@ -77,9 +92,8 @@ func decodeQ5_0(dst []float32, src []byte) {
 		y, b := (*[32]float32)(dst), (*[22]byte)(src)
 		d, high := load16(b[:]), binary.LittleEndian.Uint32(b[2:])
 		for i, x := range b[6:] {
-			low := int32(x&15) | int32(high>>i<<4&16)
-			upper := int32(x>>4) | int32(high>>(i+12)&16)
-			y[i], y[16+i] = d*float32(low-16), d*float32(upper-16)
+			y[i], y[16+i] = d*signed[x&15|byte(high<<4)&16-16], d*signed[x>>4|byte(high>>12)&16-16]
+			high >>= 1
 		}
 	}
 }
@@ -90,9 +104,8 @@ func decodeQ5_1(dst []float32, src []byte) {
 		y, b := (*[32]float32)(dst), (*[24]byte)(src)
 		d, m, high := load16(b[:]), load16(b[2:]), binary.LittleEndian.Uint32(b[4:])
 		for i, x := range b[8:] {
-			low := int32(x&15) | int32(high>>i<<4&16)
-			upper := int32(x>>4) | int32(high>>(i+12)&16)
-			y[i], y[16+i] = float32(d*float32(low))+m, float32(d*float32(upper))+m
+			y[i], y[16+i] = float32(d*whole[x&15|byte(high<<4)&16])+m, float32(d*whole[x>>4|byte(high>>12)&16])+m
+			high >>= 1
 		}
 	}
 }
@@ -100,12 +113,12 @@ func decodeQ5_1(dst []float32, src []byte) {
 // scalesK has the scales and minima of the 8 sub-blocks of Q4_K and Q5_K, of 6 bits each. Bytes 0 to 3 have the lower 6
 // bits of scales 0 to 3, bytes 4 to 7 of minima 0 to 3. Of sub-block 4+i, byte 8+i has the lower 4 bits of both, the
 // scale's below, and the upper bits of bytes i and 4+i have the rest.
-func scalesK(b *[12]byte, i int) (scale, minimum uint8) {
+func scalesK(b *[12]byte, i int) (scale, minimum float32) {
 	if i < 4 {
-		return b[i] & 63, b[4+i] & 63
+		return whole[b[i]&63], whole[b[4+i]&63]
 	}
 	i -= 4
-	return b[8+i]&15 | b[i]>>6<<4, b[8+i]>>4 | b[4+i]>>6<<4
+	return whole[b[8+i]&15|b[i]>>6<<4], whole[b[8+i]>>4|b[4+i]>>6<<4]
 }
 
 // Q4_K: 256 elements in 8 sub-blocks: a scale d, a scale m of minima, 12 bytes of scales and minima, and 128 bytes.
@@ -114,26 +127,16 @@ func scalesK(b *[12]byte, i int) (scale, minimum uint8) {
 func decodeQ4_K(dst []float32, src []byte) {
 	for ; len(dst) >= 256; dst, src = dst[256:], src[144:] {
 		b := (*[144]byte)(src)
-		d, m := load16(b[:]), load16(b[2:])
-		scales := (*[12]byte)(b[4:])
+		d, m, scales := load16(b[:]), load16(b[2:]), (*[12]byte)(b[4:])
 		for j := range 4 {
 			y, qs := (*[64]float32)(dst[64*j:]), (*[32]byte)(b[16+32*j:])
-			var low, upper [16]float32
-			tableK(&low, d, m, scales, 2*j)
-			tableK(&upper, d, m, scales, 2*j+1)
+			d1, m1 := scalesK(scales, 2*j)
+			d2, m2 := scalesK(scales, 2*j+1)
+			d1, m1, d2, m2 = d*d1, m*m1, d*d2, m*m2
 			for i, x := range qs {
-				y[i], y[32+i] = low[x&15], upper[x>>4]
+				y[i], y[32+i] = float32(d1*whole[x&15])-m1, float32(d2*whole[x>>4])-m2
 			}
 		}
-	}
-}
-
-// tableK fills of with the elements of sub-block i for each q.
-func tableK(of *[16]float32, d, m float32, scales *[12]byte, i int) {
-	scale, minimum := scalesK(scales, i)
-	d, m = d*float32(scale), m*float32(minimum)
-	for q := range of {
-		of[q] = float32(d*float32(q)) - m
 	}
 }
 
@@ -145,14 +148,12 @@ func decodeQ5_K(dst []float32, src []byte) {
 		scales, high := (*[12]byte)(b[4:]), (*[32]byte)(b[16:])
 		for j := range 4 {
 			y, qs := (*[64]float32)(dst[64*j:]), (*[32]byte)(b[48+32*j:])
-			s1, m1 := scalesK(scales, 2*j)
-			s2, m2 := scalesK(scales, 2*j+1)
-			dLow, mLow := d*float32(s1), m*float32(m1)
-			dUpper, mUpper := d*float32(s2), m*float32(m2)
+			d1, m1 := scalesK(scales, 2*j)
+			d2, m2 := scalesK(scales, 2*j+1)
+			d1, m1, d2, m2 = d*d1, m*m1, d*d2, m*m2
 			for i, x := range qs {
-				h := uint32(high[i]) >> (2 * j)
-				low, upper := int32(x&15)|int32(h<<4&16), int32(x>>4)|int32(h<<3&16)
-				y[i], y[32+i] = float32(dLow*float32(low))-mLow, float32(dUpper*float32(upper))-mUpper
+				h := high[i] >> (2 * j & 7)
+				y[i], y[32+i] = float32(d1*whole[x&15|h<<4&16])-m1, float32(d2*whole[x>>4|h<<3&16])-m2
 			}
 		}
 	}
@@ -166,22 +167,16 @@ func decodeQ6_K(dst []float32, src []byte) {
 	for ; len(dst) >= 256; dst, src = dst[256:], src[210:] {
 		b := (*[210]byte)(src)
 		d := load16(b[208:])
-		for half := range 2 {
-			y, ql, qh := (*[128]float32)(dst[128*half:]), (*[64]byte)(b[64*half:]), (*[32]byte)(b[128+32*half:])
-			var scales [8]float32
-			for i := range scales {
-				scales[i] = d * float32(int8(b[192+8*half+i]))
-			}
-			for part := range 2 {
-				d0, d1, d2, d3 := scales[part], scales[part+2], scales[part+4], scales[part+6]
-				for k := range 16 {
-					i := 16*part + k
-					a, c, h := int32(ql[i]), int32(ql[32+i]), int32(qh[i])
-					y[i] = d0 * float32(a&15|h<<4&48-32)
-					y[32+i] = d1 * float32(c&15|h<<2&48-32)
-					y[64+i] = d2 * float32(a>>4|h&48-32)
-					y[96+i] = d3 * float32(c>>4|h>>2&48-32)
-				}
+		for part := range 4 { // 16 elements of each run of a half
+			half, at := part/2, part%2*16
+			y := (*[112]float32)(dst[128*half+at:])
+			ql, qh := (*[48]byte)(b[64*half+at:]), (*[16]byte)(b[128+32*half+at:])
+			scales := (*[7]byte)(b[192+8*half+part%2:])
+			d0, d1, d2, d3 := d*signed[scales[0]], d*signed[scales[2]], d*signed[scales[4]], d*signed[scales[6]]
+			for i, h := range qh {
+				l, m := ql[i], ql[32+i]
+				y[i], y[32+i] = d0*signed[l&15|h<<4&48-32], d1*signed[m&15|h<<2&48-32]
+				y[64+i], y[96+i] = d2*signed[l>>4|h&48-32], d3*signed[m>>4|h>>2&48-32]
 			}
 		}
 	}

@@ -28,14 +28,13 @@ func toFloat16(dst []uint16, src []float32) int {
 		sign := uint16(b >> 16 & 0x8000)
 		b &= 0x7fffffff
 		switch {
-		case b-normal < overflow-normal:
-			// A carry out of the fraction raises the exponent, as it should.
-			b += 0xfff + b>>13&1
-			dst[i] = sign | uint16((b-(127-15)<<23)>>13)
 		case b < normal:
 			// 0.5 has a unit in the last place of 2^-24, that of subnormal binary16 numbers, so that the sum rounds.
 			sum := 0.5 + math.Float32frombits(b)
 			dst[i] = sign | uint16(math.Float32bits(sum)-0x3f000000)
+		case b < overflow:
+			// A carry out of the fraction raises the exponent, as it should.
+			dst[i] = sign | uint16((b-((127-15)<<23-0xfff)+b>>13&1)>>13)
 		case b < infinity:
 			return i
 		case b == infinity:
@@ -49,19 +48,30 @@ func toFloat16(dst []uint16, src []float32) int {
 
 // toBFloat16 rounds src to bfloat16 numbers, as toFloat16 does.
 func toBFloat16(dst []uint16, src []float32) int {
+	const (
+		overflow = 0x7f7f8000 // half-way from the largest number to the next power of two
+		infinity = 0x7f800000
+	)
 	dst = dst[:len(src)]
+	largest := uint32(0)
 	for i, x := range src {
 		b := math.Float32bits(x)
-		r := (b + 0x7fff + b>>16&1) >> 16
-		if b&0x7f800000 == 0x7f800000 { // an infinity stays, and a NaN becomes quiet
-			r = b >> 16
-			if b&0x7fffff != 0 {
-				r |= 0x40
-			}
-		} else if r&0x7f80 == 0x7f80 {
+		largest = max(largest, b&0x7fffffff)
+		dst[i] = uint16((b + 0x7fff + b>>16&1) >> 16)
+	}
+	if largest < overflow {
+		return -1
+	}
+	for i, x := range src {
+		switch b := math.Float32bits(x) & 0x7fffffff; {
+		case b < overflow:
+		case b < infinity:
 			return i
+		case b == infinity:
+			dst[i] = uint16(math.Float32bits(x) >> 16)
+		default:
+			dst[i] = uint16(math.Float32bits(x)>>16) | 0x40 // quiet: the upper bits of its payload may be zero
 		}
-		dst[i] = uint16(r)
 	}
 	return -1
 }

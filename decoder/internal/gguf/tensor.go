@@ -46,7 +46,7 @@ func (t *Tensor) rowBytes() int { return t.columns / t.layout.elements * t.layou
 // Float32 decodes rows from to to, without to, into dst. Widening is exact where the type is F16 or BF16, and has
 // ggml's bits elsewhere. Several goroutines share the work.
 func (t *Tensor) Float32(dst []float32, from, to int) error {
-	return widen(t, dst, from, to, nil)
+	return widen(t, dst, from, to, binary16)
 }
 
 // Float16 is Float32, rounded to IEEE 754 binary16 numbers, to nearest, ties to even. A finite number whose rounding is
@@ -55,7 +55,7 @@ func (t *Tensor) Float16(dst []uint16, from, to int) error {
 	if t.typ == F16 {
 		return copy16(t, dst, from, to)
 	}
-	return widen(t, dst, from, to, toFloat16)
+	return widen(t, dst, from, to, binary16)
 }
 
 // BFloat16 is Float16 for bfloat16 numbers, the upper halves of float32 numbers.
@@ -63,7 +63,7 @@ func (t *Tensor) BFloat16(dst []uint16, from, to int) error {
 	if t.typ == BF16 {
 		return copy16(t, dst, from, to)
 	}
-	return widen(t, dst, from, to, toBFloat16)
+	return widen(t, dst, from, to, bfloat16)
 }
 
 // Float32Alias returns all elements of an F32 tensor without a copy, if the machine can read them where they lie. The
@@ -102,8 +102,8 @@ func (t *Tensor) check(from, to, dst int) error {
 	return nil
 }
 
-// widen decodes rows into dst, through round if there is one: dst is []float32, or []uint16 with round.
-func widen[T float32 | uint16](t *Tensor, dst []T, from, to int, round func(dst []uint16, src []float32) int) error {
+// widen decodes rows into dst, []float32, or []uint16 in format f.
+func widen[T float32 | uint16](t *Tensor, dst []T, from, to int, f format) error {
 	return t.parallel(len(dst), from, to, func(from, to, at int) error {
 		part := dst[at : at+(to-from)*t.columns]
 		size := t.rowBytes()
@@ -116,9 +116,13 @@ func widen[T float32 | uint16](t *Tensor, dst []T, from, to int, round func(dst 
 		var buffer [piece]float32
 		for done := 0; done < len(out); done += piece {
 			n := min(piece, len(out)-done)
-			first := done / t.layout.elements * t.layout.bytes
-			t.layout.decode(buffer[:n], src[first:first+n/t.layout.elements*t.layout.bytes])
-			if bad := round(out[done:done+n], buffer[:n]); bad >= 0 {
+			block := src[:n/t.layout.elements*t.layout.bytes]
+			src = src[len(block):]
+			if decode := t.layout.decode16; decode != nil && decode(out[done:done+n], block, f) {
+				continue
+			}
+			t.layout.decode(buffer[:n], block)
+			if bad := f.round(out[done:done+n], buffer[:n]); bad >= 0 {
 				at := done + bad
 				return fail(ErrRange, t.file, "tensor %s has %g at row %d, column %d, more than 16 bits of the requested type can be: use another type",
 					quote(t.name), buffer[bad], from+at/t.columns, at%t.columns)
