@@ -1,0 +1,40 @@
+// Package decoder runs language models: it reads a model's folder, and continues texts.
+//
+//	model, err := decoder.Open("SmolLM2-135M-Instruct")
+//	...
+//	defer model.Close()
+//	engine, err := model.Engine(decoder.Options{})
+//	...
+//	defer engine.Close()
+//	text, err := engine.Start(ctx, decoder.Request{Prompt: model.Tokenizer().Encode("Once upon a time"), Tokens: 100})
+//	...
+//	for token, err := range text.Tokens() {
+//		...
+//		fmt.Print(token.Text)
+//	}
+//
+// # Engine
+//
+// An [Engine] has the weights of a model, a cache for keys and values, and graphs for steps of several sizes. Its scheduler
+// continues any number of texts at a time:
+//
+//   - Texts join and leave at any step. Prompts are read in chunks, beside the single tokens of other texts.
+//   - A text that begins as another one did shares the keys and values of that beginning. So n texts of one prompt read it once.
+//   - A full cache makes the youngest text wait. Its tokens are computed again later.
+//   - A text ends by a token of the model, by a text of [Request].Stop, at a number of tokens, or with its context.
+//   - With [Request].Draft, a text guesses its next tokens from its own repetitions, and a step checks several guesses.
+//
+// # Families
+//
+// config.json names the family. A configuration that is not known is [ErrUnsupported], with the field and its value. [Register]
+// adds a family: a [Network] adds the nodes of its graph with package nn and a [Builder].
+//
+//	gemma, gemma2, gemma3_text   Gemma 1, 2 and 3
+//	granite                      Granite 3
+//	llama                        Llama 1 to 3, SmolLM and others of this shape
+//	mistral                      Mistral 7B
+//	olmo2                        OLMo 2
+//	opt                          OPT
+//	phi3                         Phi 3
+//	qwen2, qwen3                 Qwen 2, 2.5 and 3
+package decoder

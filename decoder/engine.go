@@ -1,0 +1,391 @@
+package decoder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/decoder/tokenizer"
+	"gorgonia.org/leanattention/device"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Options is the configuration of an [Engine]. The zero value is valid.
+type Options struct {
+	// Context is the most tokens of a text, prompt and continuation. 0: as many as the network takes, but at most 4096.
+	Context int
+
+	// Tokens is the number of tokens for which the cache has room, of all texts together; at least Context. 0: Context. Texts that
+	// begin alike share tokens. When the cache is full, the youngest text waits, and its tokens are computed again later.
+	Tokens int
+
+	Batch int // most texts of a step; 0: 16
+	Chunk int // most rows of a step; 0: 384, and on a GPU 2048. Longer prompts take several steps
+	Draft int // most guesses of a step: see [Request].Draft; 0: none
+
+	Weights tensor.Dtype // element type of matrices: float32, leanattention.Float16 or leanattention.BFloat16; zero value: as stored
+	Cache   tensor.Dtype // element type of keys and values; zero value: float32
+
+	// Exact computes products of float32 with weights of 16 bits in float32. Otherwise linear layers may round their inputs to
+	// the weights' type, and attention its queries to the cache's, where that is faster.
+	Exact bool
+
+	// BatchInvariant gives the attention of a token the same bits whatever else a step computes.
+	BatchInvariant bool
+
+	Schedule la.Schedule // of attention
+	Workers  int         // of attention; 0: GOMAXPROCS
+
+	// Device is the GPU that computes, and that has the weights and the cache; nil: the CPU. It must stay open until the engine
+	// is closed.
+	Device *device.GPU
+
+	// Progress, if not nil, is called with the number of weights that have been loaded, and the number of all.
+	Progress func(done, all int)
+}
+
+const (
+	defaultContext = 4096
+	defaultBatch   = 16
+	defaultChunk   = 384
+	gpuChunk       = 2048
+	pageSize       = 64
+	mostRows       = 1 << 20
+)
+
+// Stats counts the work of an [Engine].
+type Stats struct {
+	Steps        int // runs of a graph
+	Rows         int // tokens that the steps computed
+	MostTexts    int // most texts of a step
+	SharedTokens int // tokens of prompts that were not computed, since another text had the same beginning
+	Preempted    int // times that a text had to wait again, since the cache was full
+	Guessed      int // guesses that were computed
+	Accepted     int // guesses that were right
+}
+
+// Engine continues texts with a network. Texts join and leave at any step. An Engine's methods may be called by several
+// goroutines.
+type Engine struct {
+	network   Network
+	options   Options
+	tokenizer *tokenizer.Tokenizer // nil: none
+	ends      []int
+	weights   map[string]G.Value
+	free      func() error // the weights on a GPU
+	cache     *la.Cache
+	graphs    []*graph // by rows
+	verify    *graph   // logits of all rows; nil: no drafts
+
+	mu        sync.Mutex // held while a step computes
+	scheduler scheduler
+	stats     Stats
+
+	queue struct { // what other goroutines may change while a step computes
+		sync.Mutex
+		joined  []*Text
+		running bool
+		closed  bool
+		err     error // of a failed engine
+	}
+	work sync.WaitGroup
+}
+
+// NewEngine makes an engine of a network and its weights. Close the engine after use. The weights must stay valid until then.
+func NewEngine(n Network, from Weights, o Options) (*Engine, error) {
+	return newEngine(n, from, nil, nil, o)
+}
+
+func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Options) (e *Engine, err error) {
+	e = &Engine{network: n, options: o, tokenizer: t, ends: ends}
+	sizes := n.Sizes()
+	if err := sizes.check(); err != nil {
+		return nil, err
+	}
+	if err := e.options.fill(&sizes); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.close())
+		}
+	}()
+	o = e.options
+	all := 0
+	for range n.Weights() {
+		all++
+	}
+	var progress func(done int)
+	if o.Progress != nil {
+		progress = func(done int) { o.Progress(done, all) }
+	}
+	if e.weights, e.free, err = load(n, from, o.Weights, o.Device, progress); err != nil {
+		return nil, err
+	}
+	if e.cache, err = la.NewCache(la.CacheConfig{
+		Layers: sizes.Layers, KVHeads: sizes.KVHeads, HeadDim: sizes.HeadDim, DType: o.Cache,
+		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Device: o.Device, Shard: la.ShardHeads,
+	}); err != nil {
+		return nil, err
+	}
+	for _, rows := range o.rows() {
+		g, err := e.newGraph(graphConfig{rows: rows, appends: min(rows, o.Batch), all: rows <= o.Batch, recorded: o.Device != nil && rows <= o.Batch})
+		if err != nil {
+			return nil, err
+		}
+		e.graphs = append(e.graphs, g)
+	}
+	if o.Draft > 0 {
+		if e.verify, err = e.newGraph(graphConfig{rows: o.Batch + o.Draft, appends: o.Batch, all: true}); err != nil {
+			return nil, err
+		}
+	}
+	e.scheduler = scheduler{runner: e, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, stats: &e.stats}
+	return e, nil
+}
+
+// fill checks the options, and fills their defaults in.
+func (o *Options) fill(s *Sizes) error {
+	most := s.Context
+	if most == 0 {
+		most = mostRows
+	}
+	if o.Context == 0 {
+		o.Context = min(most, defaultContext)
+	}
+	if o.Tokens == 0 {
+		o.Tokens = o.Context
+	}
+	if o.Batch == 0 {
+		o.Batch = defaultBatch
+	}
+	if o.Chunk == 0 {
+		if o.Chunk = defaultChunk; o.Device != nil {
+			o.Chunk = gpuChunk
+		}
+		o.Chunk = max(min(o.Chunk, o.Tokens), o.Batch)
+	}
+	for _, x := range []struct {
+		name          string
+		n, least, top int
+	}{
+		{"Context", o.Context, 1, most}, {"Tokens", o.Tokens, o.Context, 1 << 30}, {"Batch", o.Batch, 1, mostRows},
+		{"Chunk", o.Chunk, o.Batch, mostRows}, {"Draft", o.Draft, 0, 1 << 10}, {"Workers", o.Workers, 0, 1 << 20},
+	} {
+		if x.n < x.least || x.n > x.top {
+			return fmt.Errorf("decoder: Options.%s is %d, not in [%d, %d]: %w", x.name, x.n, x.least, x.top, ErrConfig)
+		}
+	}
+	for name, t := range map[string]tensor.Dtype{"Weights": o.Weights, "Cache": o.Cache} {
+		if t != (tensor.Dtype{}) && t != tensor.Float32 && t != la.Float16 && t != la.BFloat16 {
+			return fmt.Errorf("decoder: Options.%s is %v; known are float32, leanattention.Float16 and leanattention.BFloat16: %w", name, t, ErrConfig)
+		}
+	}
+	if o.Device != nil && len(o.Device.Members()) > 1 {
+		return fmt.Errorf("decoder: Options.Device is %v; an engine has one GPU: %w", o.Device, ErrUnsupported)
+	}
+	return nil
+}
+
+// rows returns the rows of the graphs, in order. In host memory a graph computes the rows of a step alone. On a GPU a
+// recording computes all its rows.
+func (o *Options) rows() (all []int) {
+	if o.Device != nil {
+		for n := 1; n < o.Batch; n *= 2 {
+			all = append(all, n)
+		}
+	}
+	all = append(all, o.Batch)
+	if o.Chunk > o.Batch {
+		all = append(all, o.Chunk)
+	}
+	return all
+}
+
+// The engine is the scheduler's runner.
+
+func (e *Engine) rows(all bool) int {
+	if !all {
+		return e.options.Chunk
+	}
+	if e.verify == nil {
+		return 0
+	}
+	return e.verify.step.Tokens()
+}
+
+func (e *Engine) run(appends []la.Append, tokens []int, all bool) (logits []float32, err error) {
+	g := e.verify
+	if !all {
+		i := slices.IndexFunc(e.graphs, func(g *graph) bool {
+			return len(tokens) <= g.step.Tokens() && (!g.all || len(tokens) == len(appends))
+		})
+		g = e.graphs[i]
+	}
+	if logits, err = g.run(appends, tokens); err != nil {
+		return nil, err
+	}
+	if limit := e.network.Sizes().LogitCap; limit > 0 {
+		capLogits(logits, limit)
+	}
+	return logits, nil
+}
+
+func (e *Engine) newSequence() (*la.Sequence, error) { return e.cache.NewSequence() }
+
+func (e *Engine) need(appends []la.Append) (int, error) { return e.cache.Need(appends) }
+
+func (e *Engine) freePages() int { return e.cache.Stats().FreePages }
+
+// Start begins to continue a text. The text ends early when ctx is done. Close of the engine ends all texts.
+func (e *Engine) Start(ctx context.Context, r Request) (*Text, error) {
+	t, err := e.newText(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	q := &e.queue
+	q.Lock()
+	defer q.Unlock()
+	switch {
+	case q.closed:
+		return nil, fmt.Errorf("decoder: Start: engine: %w", ErrClosed)
+	case q.err != nil:
+		return nil, q.err
+	}
+	q.joined = append(q.joined, t)
+	if !q.running {
+		q.running = true
+		e.work.Add(1)
+		go e.loop()
+	}
+	return t, nil
+}
+
+// newText checks a request.
+func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
+	o, vocab := &e.options, e.network.Sizes().Vocab
+	fail := func(kind error, format string, args ...any) error {
+		return fmt.Errorf("decoder: Request: %s: %w", fmt.Sprintf(format, args...), kind)
+	}
+	switch {
+	case len(r.Prompt) == 0:
+		return nil, fail(ErrConfig, "the prompt has no tokens: nothing comes before what is to follow")
+	case len(r.Prompt) > o.Context:
+		return nil, fail(ErrTooLong, "the prompt has %d tokens, and Options.Context is %d", len(r.Prompt), o.Context)
+	case r.Tokens < 0:
+		return nil, fail(ErrConfig, "Tokens is %d", r.Tokens)
+	case r.Draft < 0 || r.Draft > o.Draft:
+		return nil, fail(ErrConfig, "Draft is %d, not in [0, %d] of Options.Draft", r.Draft, o.Draft)
+	case r.LogProbs < 0 || r.LogProbs > vocab:
+		return nil, fail(ErrConfig, "LogProbs is %d, not in [0, %d]", r.LogProbs, vocab)
+	case len(r.Stop) > 0 && e.tokenizer == nil:
+		return nil, fail(ErrConfig, "Stop has texts, and the engine has no tokenizer")
+	case slices.Contains(r.Stop, ""):
+		return nil, fail(ErrConfig, "Stop has an empty text")
+	}
+	for i, ids := range [][]int{r.Prompt, r.Ends} {
+		for j, id := range ids {
+			if id < 0 || id >= vocab {
+				return nil, fail(ErrConfig, "%s[%d] is %d, not in [0, %d)", []string{"Prompt", "Ends"}[i], j, id, vocab)
+			}
+		}
+	}
+	// The last token of a text is not read.
+	t := &Text{ctx: ctx, tokens: slices.Clone(r.Prompt), prompt: len(r.Prompt), limit: o.Context + 1, full: true, ends: e.ends, decoder: silent{}, stop: newStopper(r.Stop)}
+	t.more = sync.NewCond(&t.mu)
+	if r.Tokens > 0 && len(r.Prompt)+r.Tokens <= t.limit {
+		t.limit, t.full = len(r.Prompt)+r.Tokens, false
+	}
+	if r.Ends != nil {
+		t.ends = slices.Clone(r.Ends)
+	}
+	if e.tokenizer != nil {
+		t.tokenizer, t.decoder = e.tokenizer, e.tokenizer.NewDecoder()
+	}
+	t.mostGuesses, t.nextGuesses = r.Draft, r.Draft
+	var err error
+	if t.sampler, err = newSampler(r.Sampling, r.LogProbs); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// loop computes steps until no text needs one.
+func (e *Engine) loop() {
+	defer e.work.Done()
+	for e.step() {
+	}
+}
+
+// step computes one step, and reports whether more are needed.
+func (e *Engine) step() (more bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	q := &e.queue
+	q.Lock()
+	for _, t := range q.joined {
+		e.scheduler.add(t)
+	}
+	q.joined = nil
+	closed := q.closed
+	q.Unlock()
+	if closed {
+		e.scheduler.fail(fmt.Errorf("decoder: engine: %w", ErrClosed))
+	} else {
+		e.scheduler.step()
+	}
+	q.Lock()
+	defer q.Unlock()
+	if e.scheduler.idle() && len(q.joined) == 0 {
+		q.running = false
+		return false
+	}
+	return true
+}
+
+// Stats returns the work done so far.
+func (e *Engine) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.stats
+}
+
+// Options returns the options, with their defaults filled in.
+func (e *Engine) Options() Options { return e.options }
+
+// Close ends all texts with [ErrClosed], and frees all memory. A second Close does nothing.
+func (e *Engine) Close() error {
+	e.queue.Lock()
+	closed := e.queue.closed
+	e.queue.closed = true
+	e.queue.Unlock()
+	if closed {
+		return nil
+	}
+	e.work.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.scheduler.close(fmt.Errorf("decoder: engine: %w", ErrClosed))
+	return e.close()
+}
+
+func (e *Engine) close() error {
+	var errs []error
+	for _, g := range append(e.graphs, e.verify) {
+		if g != nil {
+			errs = append(errs, g.close())
+		}
+	}
+	if e.cache != nil {
+		errs = append(errs, e.cache.Close())
+	}
+	if e.free != nil {
+		errs = append(errs, e.free())
+	}
+	return errors.Join(errs...)
+}

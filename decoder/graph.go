@@ -1,0 +1,275 @@
+package decoder
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/rewrite"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// graph is the network for a number of rows, with its inputs and its machine. A graph in host memory computes the rows of a
+// step alone. A recorded graph on a GPU computes all rows.
+type graph struct {
+	step   *la.Step
+	all    bool // logits of all rows; else of the last row of each append
+	tokens indices
+	last   *indices
+	at     []position
+	logits *G.Node
+	vm     interface {
+		G.VM
+		Close() error
+	}
+
+	gpu       *device.GPU
+	recorded  bool
+	runs      int
+	recording *device.Recording
+	result    *device.Tensor // of the last run on the GPU
+}
+
+// indices is an input of row numbers.
+type indices struct {
+	data  []int
+	short *tensor.Dense  // the same numbers as int32, for a GPU
+	there *device.Tensor // nil: host memory
+}
+
+// position is an input of positions.
+type position struct {
+	indices
+	offset int
+}
+
+// graphConfig is what distinguishes the graphs of an engine.
+type graphConfig struct {
+	rows     int
+	appends  int  // most appends of a step
+	all      bool // logits of all rows
+	recorded bool
+}
+
+// newGraph builds a graph. Gorgonia distinguishes nodes by hashes of 32 bits, so in one of some thousand graphs of this size
+// two nodes are merged. newGraph detects the merge, and another name for the tokens gives all nodes other hashes.
+func (e *Engine) newGraph(c graphConfig) (g *graph, err error) {
+	for _, tokens := range []string{"tokens", "tokens'", "tokens\""} {
+		if g, err = e.buildGraph(tokens, c); err == nil || !errors.Is(err, la.ErrGraph) {
+			return g, err
+		}
+	}
+	return nil, err
+}
+
+func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
+	o := &e.options
+	g = &graph{all: c.all, gpu: o.Device, recorded: c.recorded}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.close())
+		}
+	}()
+	if g.step, err = e.cache.NewStep(c.rows); err != nil {
+		return g, err
+	}
+	sizes := e.network.Sizes()
+	expressions := G.NewGraph()
+	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows}
+	b.attention = []la.Option{la.WithCausal(), la.WithSchedule(o.Schedule), la.WithWorkers(o.Workers)}
+	if o.BatchInvariant {
+		b.attention = append(b.attention, la.WithBatchInvariance())
+	}
+	if !o.Exact {
+		b.attention = append(b.attention, la.WithMixedPrecision())
+		b.linear = append(b.linear, nn.WithMixedPrecision())
+	}
+	// used returns the rows that a run computes.
+	used := func(n *G.Node) *G.Node {
+		if c.recorded {
+			return n
+		}
+		return b.Node(func() (*G.Node, error) { return g.step.Rows(n) })
+	}
+	b.positions = func(offset int) (*G.Node, error) {
+		g.at = append(g.at, position{offset: offset})
+		n, err := g.at[len(g.at)-1].input(expressions, fmt.Sprint("positions", offset), c.rows, g.gpu)
+		if err != nil || c.recorded {
+			return n, err
+		}
+		return g.step.Rows(n)
+	}
+	tokens := b.Node(func() (*G.Node, error) { return g.tokens.input(expressions, name, c.rows, g.gpu) })
+	h := e.network.Hidden(b, used(tokens))
+	if !c.all {
+		g.last = new(indices)
+		last := used(b.Node(func() (*G.Node, error) { return g.last.input(expressions, "last", c.appends, g.gpu) }))
+		h = b.Node(func() (*G.Node, error) { return nn.Embedding(h, last, nil) })
+	}
+	g.logits = e.network.Logits(b, h)
+	if b.err != nil {
+		return g, b.err
+	}
+	if err := rewrite.Check(expressions); err != nil {
+		return g, err
+	}
+	if !c.recorded { // a recording's values keep their memory
+		if err := rewrite.ShareMemory(expressions); err != nil {
+			return g, err
+		}
+	}
+	g.vm = G.NewTapeMachine(expressions)
+	return g, nil
+}
+
+// input makes an input of n indices.
+func (in *indices) input(g *G.ExprGraph, name string, n int, gpu *device.GPU) (*G.Node, error) {
+	in.data = make([]int, n)
+	if gpu == nil {
+		return input(g, name, tensor.New(tensor.WithShape(n), tensor.WithBacking(in.data))), nil
+	}
+	in.short = tensor.New(tensor.Of(tensor.Int32), tensor.WithShape(n))
+	var err error
+	if in.there, err = gpu.UploadReplicated(in.short); err != nil {
+		return nil, err
+	}
+	return input(g, name, in.there), nil
+}
+
+// put copies the indices to the GPU.
+func (in *indices) put() error {
+	if in.there == nil {
+		return nil
+	}
+	short := in.short.Data().([]int32)
+	for i, x := range in.data {
+		short[i] = int32(x)
+	}
+	return in.there.CopyFrom(in.short)
+}
+
+// run appends tokens to sequences in one step: as many as each append says, in order. It returns the logits of all rows, or
+// of the last row of each append. They are valid until the next run. After an error the sequences are unchanged.
+func (g *graph) run(appends []la.Append, tokens []int) (logits []float32, err error) {
+	err = g.step.Run(appends, func() error {
+		clear(g.tokens.data) // unassigned rows have token 0
+		copy(g.tokens.data, tokens)
+		var at []int
+		if g.at != nil {
+			at = g.step.Positions()
+		}
+		for i := range g.at {
+			for j, x := range at {
+				g.at[i].data[j] = x + g.at[i].offset
+			}
+		}
+		if g.last != nil {
+			clear(g.last.data)
+			copy(g.last.data, g.step.Last())
+		}
+		logits, err = g.compute()
+		return err
+	})
+	return logits, err
+}
+
+func (g *graph) compute() ([]float32, error) {
+	if g.gpu == nil {
+		defer g.vm.Reset()
+		if err := la.Cause(g.vm.RunAll()); err != nil {
+			return nil, err
+		}
+		return elements(g.logits.Value())
+	}
+	inputs := []*indices{&g.tokens}
+	if g.last != nil {
+		inputs = append(inputs, g.last)
+	}
+	for i := range g.at {
+		inputs = append(inputs, &g.at[i].indices)
+	}
+	for _, in := range inputs {
+		if err := in.put(); err != nil {
+			return nil, err
+		}
+	}
+	if err := g.queue(); err != nil {
+		return nil, err
+	}
+	t, err := g.result.Download() // waits for the run
+	if err != nil {
+		return nil, err
+	}
+	return elements(t)
+}
+
+// elements returns the numbers of a value.
+func elements(v G.Value) ([]float32, error) {
+	x, ok := v.Data().([]float32)
+	if !ok {
+		return nil, fmt.Errorf("decoder: logits are %T, not []float32: %w", v.Data(), ErrUnsupported)
+	}
+	return x, nil
+}
+
+// queue queues a run on the GPU. The first run of a recorded graph is node by node and allocates the nodes' memory. The
+// second run is recorded, and later runs replay the recording.
+func (g *graph) queue() error {
+	run := func() error {
+		defer g.vm.Reset()
+		if err := la.Cause(g.vm.RunAll()); err != nil {
+			return err
+		}
+		var ok bool
+		if g.result, ok = g.logits.Value().(*device.Tensor); !ok {
+			return fmt.Errorf("decoder: logits are a %T: %w", g.logits.Value(), ErrUnsupported)
+		}
+		return nil
+	}
+	if g.recording != nil {
+		err := g.recording.Replay()
+		if !errors.Is(err, la.ErrState) {
+			return err
+		}
+		if err := g.recording.Close(); err != nil { // the cache has other memory now
+			return err
+		}
+		g.recording, g.runs = nil, 0
+	}
+	if g.runs++; !g.recorded || g.runs == 1 {
+		return run()
+	}
+	var err error
+	if g.recording, err = g.gpu.Record(run); err != nil {
+		return err
+	}
+	return g.recording.Replay()
+}
+
+// close frees the machine and the inputs.
+func (g *graph) close() error {
+	errs := []error{g.recording.Close()}
+	if g.vm != nil {
+		errs = append(errs, g.vm.Close())
+	}
+	for _, in := range slices.Concat([]*indices{&g.tokens, g.last}, positionsOf(g.at)) {
+		if in != nil && in.there != nil {
+			if err := in.there.Free(); err != nil && !errors.Is(err, la.ErrClosed) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func positionsOf(at []position) (all []*indices) {
+	for i := range at {
+		all = append(all, &at[i].indices)
+	}
+	return all
+}

@@ -1,0 +1,44 @@
+package hf
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// Every error of this package is one sentence with the file and the values, and wraps one of these errors.
+var (
+	// ErrFormat is returned for a file whose bytes contradict themselves or its format.
+	ErrFormat = errors.New("malformed file")
+	// ErrUnsupported is returned for a sound file with content that this package does not support.
+	ErrUnsupported = errors.New("unsupported")
+	// ErrMissing is returned for a missing file or weight.
+	ErrMissing = errors.New("missing")
+	// ErrShape is returned for a weight with another shape than the requested one.
+	ErrShape = errors.New("shape mismatch")
+	// ErrClosed is returned for a use of a folder after Close.
+	ErrClosed = errors.New("folder is closed")
+)
+
+// fail returns an error of this package: "decoder: file: what is wrong: kind".
+func fail(kind error, file, format string, args ...any) error {
+	return fmt.Errorf("decoder: %s: %s: %w", file, fmt.Sprintf(format, args...), kind)
+}
+
+// quote is %q for strings from a file, cut to keep an error one sentence.
+func quote(s string) string {
+	const most = 120
+	if len(s) <= most {
+		return strconv.Quote(s)
+	}
+	return fmt.Sprintf("%q... (%d bytes)", s[:most], len(s))
+}
+
+// dims prints a shape from a file, cut like quote.
+func dims(shape []uint64) string {
+	const most = 16
+	if len(shape) <= most {
+		return fmt.Sprint(shape)
+	}
+	return fmt.Sprintf("%v... (%d dimensions)", shape[:most], len(shape))
+}

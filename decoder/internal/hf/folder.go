@@ -1,0 +1,305 @@
+package hf
+
+import (
+	"errors"
+	"io/fs"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"gorgonia.org/leanattention/decoder/internal/files"
+
+	"gorgonia.org/tensor"
+)
+
+const (
+	maxConfig = 16 << 20
+	maxIndex  = 32 << 20
+
+	maxTensors = 1 << 16 // of a file: forty times the tensors of the largest OPT
+)
+
+// Folder is an open Hugging Face folder. Its methods may be called from several goroutines.
+type Folder struct {
+	dir     string // name in errors
+	in      store
+	weights map[string]entry // by canonical name
+	copies  []entry          // tensors that the index places in another file
+	files   []*file
+	size    int64 // total bytes of the tensors
+
+	mu     sync.RWMutex // held for reading while a weight is read
+	closed bool
+}
+
+// Open reads the tables of contents of the weight files. It maps the files, and reads no weight.
+func Open(dir string) (*Folder, error) {
+	return openStore(dir, osStore{textStore{files.Dir(dir)}})
+}
+
+// OpenFS is Open for the root folder of a file system, such as an embedded one. It reads the files whole, once. name
+// stands for the folder in errors.
+func OpenFS(name string, fsys fs.FS) (*Folder, error) {
+	return openStore(name, fsStore{textStore{files.FS(name, fsys)}, fsys})
+}
+
+func openStore(dir string, in store) (*Folder, error) {
+	f := &Folder{dir: dir, in: in, weights: map[string]entry{}}
+	names, err := f.in.names()
+	if err == nil {
+		err = f.openWeights(names)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Path returns the name of a file of the folder, for errors.
+func (f *Folder) Path(name string) string { return f.in.path(name) }
+
+// Text returns a text file of the folder, of at most 16 MB. A missing file is nil.
+func (f *Folder) Text(name string) ([]byte, error) {
+	if !f.in.exists(name) {
+		return nil, nil
+	}
+	return f.in.text(name, maxConfig)
+}
+
+// Files returns the names of all files of the folder.
+func (f *Folder) Files() ([]string, error) { return f.in.names() }
+
+// openWeights finds the weight files and lists their tensors. names are those of all files of the folder.
+func (f *Folder) openWeights(names []string) error {
+	for _, source := range []struct {
+		name  string
+		parse func(string, []byte) ([]entry, error)
+	}{
+		{"model.safetensors", parseSafetensors},
+		{"pytorch_model.bin", parseTorch},
+	} {
+		if f.in.exists(source.name) {
+			return f.add(source.name, source.parse, nil, 0)
+		}
+		index := source.name + ".index.json"
+		if !f.in.exists(index) {
+			continue
+		}
+		data, err := f.in.text(index, maxIndex)
+		if err != nil {
+			return err
+		}
+		shardOf, err := parseIndex(f.in.path(index), data)
+		if err != nil {
+			return err
+		}
+		placed := map[string]int{} // number of weights of each shard
+		for _, shard := range shardOf {
+			placed[shard]++
+		}
+		shards := slices.Sorted(maps.Keys(placed))
+		if err := f.allShards(index, source.name, names, shards); err != nil {
+			return err
+		}
+		for _, shard := range shards {
+			if err := f.add(shard, source.parse, shardOf, placed[shard]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return fail(ErrMissing, f.dir, "no model.safetensors, pytorch_model.bin or index of their shards")
+}
+
+// add opens one weight file. With an index (weight name to file name) all weights that the index places in this file
+// must be present, and weights that it places in another file are copies. Tensors outside the index are accepted, as
+// in transformers.
+func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), index map[string]string, placed int) error {
+	file, err := f.in.open(name)
+	if err != nil {
+		return err
+	}
+	f.size += int64(len(file.data))
+	path := file.path
+	f.files = append(f.files, file)
+	if files.IsPointer(file.data) {
+		return unread(path, files.ErrPointer)
+	}
+	entries, err := parse(path, file.data)
+	if err != nil {
+		return err
+	}
+	if len(entries) > maxTensors {
+		return fail(ErrFormat, path, "%d tensors, more than %d", len(entries), maxTensors)
+	}
+	here := 0 // number of weights that the index places in this file
+	for _, e := range entries {
+		switch shard, ok := index[e.name]; {
+		case ok && shard != name:
+			f.copies = append(f.copies, e)
+			continue
+		case ok:
+			here++
+		}
+		weight := canonical(e.name)
+		if other, ok := f.weights[weight]; ok {
+			return fail(ErrFormat, path, "weights %s and %s (%s) are both %s", quote(e.name), quote(other.name), other.file, quote(weight))
+		}
+		f.weights[weight] = e
+	}
+	if here == placed {
+		return nil
+	}
+	there := map[string]bool{}
+	for _, e := range entries {
+		there[e.name] = true
+	}
+	for weight, shard := range index {
+		if shard == name && !there[weight] {
+			return fail(ErrMissing, path, "weight %s, which the index places here, is not in this file", quote(weight))
+		}
+	}
+	return nil
+}
+
+// Weight is the name and shape of a weight that a model has.
+type Weight struct {
+	Name  string
+	Shape []int
+}
+
+// Tie makes a and b one weight. If the folder has both, two that differ are an error. If it has one of them, that one
+// serves both names.
+func (f *Folder) Tie(a, b string) error {
+	e, hasA := f.entry(a)
+	h, hasB := f.entry(b)
+	switch {
+	case hasA && !hasB:
+		f.weights[b] = e
+	case hasB && !hasA:
+		f.weights[a] = h
+	case hasA && hasB && !e.same(&h):
+		return fail(ErrFormat, h.file, "weight %s differs from %s, and tie_word_embeddings of config.json says that they are one: it has to be false for a model that uses both", quote(h.name), quote(e.name))
+	}
+	return nil
+}
+
+// entry returns a tensor by its canonical name. Published folders of OPT also leave the prefix "decoder." out.
+func (f *Folder) entry(name string) (entry, bool) {
+	e, ok := f.weights[name]
+	if !ok {
+		e, ok = f.weights[strings.TrimPrefix(name, "decoder.")]
+	}
+	return e, ok
+}
+
+// maxViews is the largest factor of the weights' bytes over the files' bytes. It is 1 if no tensor is a view of
+// another, and 2 if the head is the token embedding.
+const maxViews = 8
+
+// Check compares the folder's tensors with the weights of a model: all of them must be present, and no other. Weights may
+// be views of the same bytes. Reading copies weights that are not in row-major order or have another type, so a small file
+// could grow to any size.
+func (f *Folder) Check(weights iter.Seq[Weight], tied ...string) error {
+	var total int64
+	var missing []Weight
+	used := map[string]bool{}
+	for _, name := range tied {
+		used[name] = true
+	}
+	for w := range weights {
+		e, err := f.find(w.Name, w.Shape)
+		if errors.Is(err, ErrMissing) {
+			if missing = append(missing, w); len(missing) > len(f.weights) { // config.json may claim any number of layers
+				break
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		used[w.Name], used[canonical(e.name)] = true, true
+		if !e.dtype.widens() {
+			return fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
+		}
+		if total += e.bytes(); total > maxViews*f.size {
+			return fail(ErrUnsupported, e.file, "weights up to %s are views of one another: they come to more than %d times the %d bytes of the files", quote(e.name), maxViews, f.size)
+		}
+	}
+	rest, where := f.unused(used)
+	switch {
+	case missing != nil && rest != "": // the weight may have another name
+		return fail(ErrMissing, f.dir, "weight %s with shape %v is not in the folder, which has %s", quote(missing[0].Name), missing[0].Shape, rest)
+	case missing != nil:
+		_, err := f.find(missing[0].Name, missing[0].Shape)
+		return err
+	case rest != "":
+		return fail(ErrUnsupported, where, "%s; they would be left out", rest)
+	}
+	return nil
+}
+
+func (f *Folder) find(name string, shape []int) (entry, error) {
+	e, ok := f.entry(name)
+	if !ok {
+		return e, fail(ErrMissing, f.dir, "weight %s with shape %v is not in the folder", quote(name), shape)
+	}
+	if !slices.Equal(e.shape, shape) {
+		return e, fail(ErrShape, e.file, "weight %s has shape %v, not %v", quote(e.name), e.shape, shape)
+	}
+	return e, nil
+}
+
+// Names returns the canonical names of all tensors of the folder, sorted.
+func (f *Folder) Names() []string { return slices.Sorted(maps.Keys(f.weights)) }
+
+// Has reports whether the folder has a tensor with that canonical name. A tied head counts.
+func (f *Folder) Has(name string) bool {
+	_, ok := f.entry(name)
+	return ok
+}
+
+// Tensor returns the tensor with that canonical name and shape in its stored type: F32 as float32, F16 as
+// leanattention.F16 and BF16 as leanattention.BF16. No shape is a scalar. Mapped and aligned data is used in place:
+// such a tensor must not be written (that ends the process) and is valid until Close. Errors: ErrMissing, ErrShape,
+// ErrClosed, and ErrUnsupported for other types and for tensors without elements, which Gorgonia cannot hold.
+func (f *Folder) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	return f.tensor(name, shape, (*entry).stored)
+}
+
+func (f *Folder) tensor(name string, shape []int, read func(*entry) any) (*tensor.Dense, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if f.closed {
+		return nil, fail(ErrClosed, f.dir, "weight %s was asked for", quote(name))
+	}
+	e, err := f.find(name, shape)
+	if err != nil {
+		return nil, err
+	}
+	if !e.dtype.widens() {
+		return nil, fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
+	}
+	if slices.Contains(shape, 0) {
+		return nil, fail(ErrUnsupported, e.file, "weight %s has no elements (shape %v)", quote(e.name), shape)
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(read(&e))), nil
+}
+
+// Close unmaps the files. Tensors of the folder must not be used afterwards: some are in the mapping. A second Close
+// does nothing.
+func (f *Folder) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	var err error
+	for _, file := range f.files {
+		if e := file.unmap(); e != nil {
+			err = errors.Join(err, fail(ErrFormat, file.path, "%v", e))
+		}
+	}
+	f.files = nil
+	return err
+}

@@ -1,0 +1,75 @@
+package hf
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+
+	"gorgonia.org/leanattention/decoder/internal/files"
+)
+
+// store is the location of a folder's files. Their names have no slash.
+type store interface {
+	path(name string) string // for errors
+	exists(name string) bool
+	names() ([]string, error)                     // of all files
+	text(name string, most int64) ([]byte, error) // a whole file of at most most bytes
+	open(name string) (*file, error)
+}
+
+// textStore is the common part of the two stores.
+type textStore struct{ files.Folder }
+
+func (s textStore) path(name string) string { return s.Path(name) }
+
+func (s textStore) exists(name string) bool { return s.Exists(name) }
+
+func (s textStore) names() ([]string, error) {
+	names, err := s.Names()
+	if err != nil {
+		return nil, unread(s.Path(""), err)
+	}
+	return names, nil
+}
+
+func (s textStore) text(name string, most int64) ([]byte, error) {
+	data, err := s.Read(name, most)
+	if err != nil {
+		return nil, unread(s.Path(name), err)
+	}
+	return data, nil
+}
+
+// unread turns an error of package files into an error of this package.
+func unread(path string, err error) error {
+	switch {
+	case errors.Is(err, files.ErrPointer):
+		return fail(ErrMissing, path, "%v", err)
+	case errors.Is(err, files.ErrIrregular), errors.Is(err, files.ErrTooLong):
+		return fail(ErrFormat, path, "%v", err)
+	}
+	return fail(ErrMissing, path, "%v", cause(err))
+}
+
+// osStore is a folder of the operating system.
+type osStore struct{ textStore }
+
+func (s osStore) open(name string) (*file, error) { return openFile(s.path(name)) }
+
+// fsStore is the root of a file system.
+type fsStore struct {
+	textStore
+	fsys fs.FS
+}
+
+func (s fsStore) open(name string) (*file, error) {
+	_, err := s.Size(name)
+	var data []byte
+	if err == nil {
+		data, err = fs.ReadFile(s.fsys, name)
+	}
+	if err != nil {
+		return nil, unread(s.path(name), err)
+	}
+	return &file{path: s.path(name), data: data, at: bytes.NewReader(data), unmap: func() error { return nil }}, nil
+}

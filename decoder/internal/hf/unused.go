@@ -1,0 +1,87 @@
+package hf
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// buffers are the last parts of the names of tensors that models have and that are no
+// parameters: tables and masks that follow from the configuration, and the version of
+// the program that wrote a checkpoint.
+var buffers = []string{".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "decoder.version"}
+
+func isBuffer(name string) bool {
+	return slices.ContainsFunc(buffers, func(b string) bool { return strings.HasSuffix("."+name, "."+strings.TrimPrefix(b, ".")) })
+}
+
+// unused lists the tensors that are no weights of the model, and says where they are.
+// used has the canonical names of the weights.
+func (f *Folder) unused(used map[string]bool) (list, where string) {
+	var rest []entry
+	for name, e := range f.weights {
+		if !used[name] && !isBuffer(e.name) {
+			rest = append(rest, e)
+		}
+	}
+	for _, e := range f.copies {
+		weight := canonical(e.name)
+		if w := f.weights[weight]; !(used[weight] && w.same(&e)) && !isBuffer(e.name) {
+			rest = append(rest, e)
+		}
+	}
+	if len(rest) == 0 {
+		return "", ""
+	}
+	const most = 8
+	slices.SortFunc(rest, func(a, b entry) int { return strings.Compare(a.name, b.name) })
+	where = rest[0].file
+	if slices.ContainsFunc(rest, func(e entry) bool { return e.file != where }) {
+		where = f.dir
+	}
+	var names []string
+	for _, e := range rest[:min(len(rest), most)] {
+		names = append(names, quote(e.name))
+	}
+	list = fmt.Sprintf("%d tensors that the model of config.json does not use: %s", len(rest), strings.Join(names, ", "))
+	if len(rest) > most {
+		list += fmt.Sprintf(" and %d more", len(rest)-most)
+	}
+	if slices.ContainsFunc(rest, func(e entry) bool { return strings.Contains(e.name, "lora_") }) {
+		list += " (an adapter has to be merged into the weights first)"
+	}
+	return list, where
+}
+
+// same reports whether two tensors have the same type, shape and bits.
+func (e *entry) same(o *entry) bool {
+	switch {
+	case e.dtype != o.dtype || !slices.Equal(e.shape, o.shape):
+		return false
+	case e.stride == nil && o.stride == nil:
+		return bytes.Equal(e.data, o.data)
+	}
+	return e.dtype.widens() && slices.EqualFunc(e.float32s(), o.float32s(), func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) })
+}
+
+// shardName is how transformers names the shards of a checkpoint.
+var shardName = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.`)
+
+// allShards refuses a file that has the name of a shard of the checkpoint and is not
+// in its index, whose shards are sorted.
+func (f *Folder) allShards(index, whole string, names, shards []string) error {
+	stem, extension, _ := strings.Cut(whole, ".")
+	for _, name := range names {
+		middle, ok := strings.CutPrefix(name, stem)
+		if _, listed := slices.BinarySearch(shards, name); !ok || listed {
+			continue
+		}
+		if at := shardName.FindStringIndex(middle); at != nil && at[0] == 0 && middle[at[1]:] == extension {
+			return fail(ErrUnsupported, f.in.path(name), "a shard that %s does not list, which would be left out: it belongs into the index, or into another folder", quote(index))
+		}
+	}
+	return nil
+}

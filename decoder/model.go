@@ -1,0 +1,181 @@
+package decoder
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"slices"
+	"strings"
+
+	"gorgonia.org/leanattention/decoder/internal/hf"
+	"gorgonia.org/leanattention/decoder/tokenizer"
+)
+
+// Model is an open folder of a model: its network, its tokenizer and its weights, which stay in the files until an engine
+// needs them.
+type Model struct {
+	network   Network
+	folder    *hf.Folder
+	tokenizer *tokenizer.Tokenizer
+	ends      []int
+	tied      [2]string
+}
+
+// Open opens the Hugging Face folder of a model: config.json, generation_config.json, the weights in safetensors or PyTorch's
+// files, and the tokenizer. Open checks that the files have every weight of the network, and no other. Close the model after
+// use.
+func Open(path string) (*Model, error) {
+	folder, err := hf.Open(path)
+	if err != nil {
+		return nil, fileError(err)
+	}
+	return open(folder, func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(path) })
+}
+
+// OpenFS is [Open] for the root folder of a file system, such as an embedded one. name stands for the folder in errors.
+func OpenFS(name string, fsys fs.FS) (*Model, error) {
+	folder, err := hf.OpenFS(name, fsys)
+	if err != nil {
+		return nil, fileError(err)
+	}
+	return open(folder, func() (*tokenizer.Tokenizer, error) { return tokenizer.LoadFS(name, fsys) })
+}
+
+func open(folder *hf.Folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, err error) {
+	m = &Model{folder: folder}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fileError(err), m.Close())
+			m = nil
+		}
+	}()
+	names, err := folder.Files()
+	if err != nil {
+		return m, err
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, "adapter_") {
+			return m, fmt.Errorf("decoder: %s: an adapter, which would be left out: merge it into the weights first, or move it to another folder: %w", folder.Path(name), ErrUnsupported)
+		}
+	}
+	const file = "config.json"
+	data, err := folder.Text(file)
+	if err == nil && data == nil {
+		err = fmt.Errorf("decoder: %s: %w", folder.Path(file), ErrMissing)
+	}
+	if err != nil {
+		return m, err
+	}
+	var c *Config
+	if m.network, c, err = readNetwork(folder.Path(file), data); err != nil {
+		return m, err
+	}
+	if m.ends, err = m.readEnds(c); err != nil {
+		return m, err
+	}
+	if t, ok := m.network.(*transformer); ok && t.tied {
+		m.tied = [2]string{t.names.embedding + ".weight", t.names.head + ".weight"}
+		if err := folder.Tie(m.tied[0], m.tied[1]); err != nil {
+			return m, err
+		}
+	}
+	if err := folder.Check(files(m.network), m.tied[:]...); err != nil {
+		return m, err
+	}
+	m.tokenizer, err = load()
+	return m, err
+}
+
+// files yields the tensors of files that have the weights of a network.
+func files(n Network) iter.Seq[hf.Weight] {
+	return func(yield func(hf.Weight) bool) {
+		for w := range n.Weights() {
+			if w.From.Row > 0 { // another weight has the first rows
+				continue
+			}
+			name, shape := w.tensor()
+			if !yield(hf.Weight{Name: name, Shape: shape}) {
+				return
+			}
+		}
+	}
+}
+
+// fileError turns an error of package hf into one of this package.
+func fileError(err error) error {
+	for _, x := range []struct{ from, to error }{
+		{hf.ErrFormat, ErrFormat}, {hf.ErrShape, ErrFormat}, {hf.ErrUnsupported, ErrUnsupported}, {hf.ErrMissing, ErrMissing}, {hf.ErrClosed, ErrClosed},
+	} {
+		if errors.Is(err, x.from) {
+			return &translated{err, x.to}
+		}
+	}
+	return err
+}
+
+// translated is an error of another package with a kind of this one.
+type translated struct {
+	error
+	kind error
+}
+
+func (t *translated) Unwrap() []error { return []error{t.error, t.kind} }
+
+// readEnds returns the tokens that end a text: eos_token_id of generation_config.json, or of config.json.
+func (m *Model) readEnds(c *Config) (ends []int, err error) {
+	ends = c.ids("eos_token_id", m.network.Sizes().Vocab)
+	if c.err != nil {
+		return nil, c.err
+	}
+	const file = "generation_config.json"
+	data, err := m.folder.Text(file)
+	if err != nil || data == nil {
+		return ends, err
+	}
+	g := parseConfig(m.folder.Path(file), "", data)
+	if ids := g.ids("eos_token_id", m.network.Sizes().Vocab); ids != nil {
+		ends = ids
+	}
+	return ends, g.err
+}
+
+// ids reads a token, or a list of tokens; nil: the field is absent or null.
+func (c *Config) ids(name string, vocab int) (ids []int) {
+	raw, ok := c.raw(name)
+	if !ok || string(raw) == "null" {
+		return nil
+	}
+	if json.Unmarshal(raw, &ids) != nil {
+		ids = make([]int, 1)
+		if err := json.Unmarshal(raw, &ids[0]); err != nil {
+			c.fail(ErrFormat, "%s is %q, neither a token nor a list of tokens", name, short(raw))
+			return nil
+		}
+	}
+	for _, id := range ids {
+		if id < 0 || id >= vocab {
+			c.fail(ErrFormat, "%s has %d, not in [0, %d) of the vocabulary", name, id, vocab)
+			return nil
+		}
+	}
+	return ids
+}
+
+// Network returns the model's network.
+func (m *Model) Network() Network { return m.network }
+
+// Tokenizer returns the model's tokenizer.
+func (m *Model) Tokenizer() *tokenizer.Tokenizer { return m.tokenizer }
+
+// Ends returns the tokens that end a text.
+func (m *Model) Ends() []int { return slices.Clone(m.ends) }
+
+// Engine makes an engine of the model. Close the engine before the model.
+func (m *Model) Engine(o Options) (*Engine, error) {
+	return newEngine(m.network, m.folder, m.tokenizer, m.ends, o)
+}
+
+// Close closes the files.
+func (m *Model) Close() error { return m.folder.Close() }

@@ -1,0 +1,194 @@
+package decoder
+
+import (
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/nn"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Network is the graph of a decoder, as an [Engine] runs it. A Network has no state: one Network serves any number of
+// graphs and engines.
+type Network interface {
+	// Sizes returns the sizes that an engine needs.
+	Sizes() Sizes
+
+	// Weights yields every weight of the network once.
+	Weights() iter.Seq[Weight]
+
+	// Hidden adds the nodes from token ids, a vector with an id for each row, to the hidden states of the rows, a matrix.
+	Hidden(b *Builder, tokens *G.Node) *G.Node
+
+	// Logits adds the nodes from hidden states to the logits of the same rows, a matrix with [Sizes].Vocab columns.
+	Logits(b *Builder, hidden *G.Node) *G.Node
+}
+
+// Sizes are the sizes of a [Network].
+type Sizes struct {
+	Vocab   int // tokens of the vocabulary
+	Context int // most tokens of a text; 0: any number
+	Layers  int // attention layers
+	KVHeads int // key and value heads of each layer
+	HeadDim int // elements of a key, and of a value
+
+	// Windows has the number of keys that each layer sees; 0: all keys. nil: all layers see all keys.
+	Windows []int
+
+	// LogitCap bounds the logits: x becomes LogitCap * tanh(x / LogitCap). 0: no bound. The engine applies LogitCap.
+	LogitCap float64
+}
+
+// window returns the largest window of all layers; 0: some layer sees all keys.
+func (s *Sizes) window() int {
+	if len(s.Windows) == 0 || slices.Min(s.Windows) == 0 {
+		return 0
+	}
+	return slices.Max(s.Windows)
+}
+
+// maxLayers bounds the memory that a file's number of layers can cause.
+const maxLayers = 1 << 12
+
+// check returns the error of invalid sizes.
+func (s *Sizes) check() error {
+	for _, x := range []struct {
+		name        string
+		n, min, max int
+	}{
+		{"Vocab", s.Vocab, 1, math.MaxInt32}, {"Context", s.Context, 0, math.MaxInt32}, {"Layers", s.Layers, 1, maxLayers},
+		{"KVHeads", s.KVHeads, 1, math.MaxInt32}, {"HeadDim", s.HeadDim, 1, math.MaxInt32},
+	} {
+		if x.n < x.min || x.n > x.max {
+			return fmt.Errorf("decoder: Sizes.%s is %d, not in [%d, %d]: %w", x.name, x.n, x.min, x.max, ErrConfig)
+		}
+	}
+	if s.Windows != nil && len(s.Windows) != s.Layers {
+		return fmt.Errorf("decoder: Sizes.Windows has %d of %d layers: %w", len(s.Windows), s.Layers, ErrConfig)
+	}
+	for i, n := range s.Windows {
+		if n < 0 {
+			return fmt.Errorf("decoder: Sizes.Windows[%d] is %d: %w", i, n, ErrConfig)
+		}
+	}
+	if !(s.LogitCap >= 0) || math.IsInf(s.LogitCap, 1) {
+		return fmt.Errorf("decoder: Sizes.LogitCap is %v, neither 0 nor a finite number above 0: %w", s.LogitCap, ErrConfig)
+	}
+	return nil
+}
+
+// Weight is a weight of a [Network].
+type Weight struct {
+	Name  string // the name in [Builder.Weight]
+	Shape []int  // a matrix of a linear layer is (out, in)
+
+	// From is the tensor of the file that has the weight: rows Row to Row+Shape[0] of a tensor with From.Rows rows. The zero
+	// value is the whole tensor with the same Name.
+	From Rows
+}
+
+// Rows are consecutive rows of a tensor.
+type Rows struct {
+	Name string // of the tensor
+	Row  int    // the first row
+	Rows int    // rows of the whole tensor
+}
+
+// tensor returns the name and shape of the file's tensor that has the weight.
+func (w *Weight) tensor() (name string, shape []int) {
+	if w.From.Name == "" {
+		return w.Name, w.Shape
+	}
+	shape = slices.Clone(w.Shape)
+	shape[0] = w.From.Rows
+	return w.From.Name, shape
+}
+
+// Builder adds the nodes of a [Network] to a graph. The first error ends the building: all later calls return nil, so
+// that a Network need not check errors.
+type Builder struct {
+	graph     *G.ExprGraph
+	step      *la.Step
+	weights   map[string]G.Value
+	inputs    map[string]*G.Node
+	positions func(offset int) (*G.Node, error)
+	linear    []nn.Option // of every linear layer
+	attention []la.Option // of every attention
+	windows   []int
+	err       error
+}
+
+// Err returns the first error.
+func (b *Builder) Err() error { return b.err }
+
+// Node adds what f adds, unless there was an error. Gorgonia's functions panic on some mistakes. Node returns such a panic
+// as the error.
+func (b *Builder) Node(f func() (*G.Node, error)) (n *G.Node) {
+	if b.err != nil {
+		return nil
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			n, b.err = nil, fmt.Errorf("decoder: building the graph: %v", r)
+		}
+	}()
+	n, b.err = f()
+	return n
+}
+
+// Nodes is [Builder.Node] for n nodes.
+func (b *Builder) Nodes(n int, f func() ([]*G.Node, error)) []*G.Node {
+	nodes := make([]*G.Node, n)
+	b.Node(func() (*G.Node, error) {
+		all, err := f()
+		copy(nodes, all)
+		return nil, err
+	})
+	return nodes
+}
+
+// Weight returns the input with a weight's value. An unknown name is an error.
+func (b *Builder) Weight(name string) *G.Node {
+	return b.Node(func() (*G.Node, error) {
+		if n := b.inputs[name]; n != nil {
+			return n, nil
+		}
+		v, ok := b.weights[name]
+		if !ok {
+			return nil, fmt.Errorf("decoder: the network has no weight %q: %w", name, ErrConfig)
+		}
+		b.inputs[name] = input(b.graph, name, v)
+		return b.inputs[name], nil
+	})
+}
+
+// Positions returns the position of each row in its text, counted from offset, for tables of positions.
+func (b *Builder) Positions(offset int) *G.Node {
+	return b.Node(func() (*G.Node, error) { return b.positions(offset) })
+}
+
+// Linear returns the options of a linear layer: the given options, and those that [Options] asks for.
+func (b *Builder) Linear(opts ...nn.Option) []nn.Option { return slices.Concat(opts, b.linear) }
+
+// Attend returns the attention of the queries of a layer, after the keys and values of the rows were appended to the
+// layer's cache. The options are those of leanattention.CachedAttention. Attend adds the causal mask, the window of
+// [Sizes].Windows, and the options that [Options] asks for.
+func (b *Builder) Attend(layer int, q, k, v *G.Node, opts ...la.Option) *G.Node {
+	return b.Node(func() (*G.Node, error) {
+		opts := slices.Concat(opts, b.attention)
+		if b.windows != nil && b.windows[layer] > 0 {
+			opts = append(opts, la.WithWindow(b.windows[layer]))
+		}
+		return la.CachedAttention(q, k, v, b.step.Layer(layer), opts...)
+	})
+}
+
+// input makes an input node with a value. The name distinguishes inputs of one shape.
+func input(g *G.ExprGraph, name string, v G.Value) *G.Node {
+	return G.NewTensor(g, v.(interface{ Dtype() tensor.Dtype }).Dtype(), len(v.Shape()), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(v))
+}

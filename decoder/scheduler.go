@@ -1,0 +1,369 @@
+package decoder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	la "gorgonia.org/leanattention"
+)
+
+// scheduler decides which tokens of which texts a step computes. It is not safe for use by several goroutines at once.
+//
+// A text waits until the batch and the cache have room for its prompt. Then it is live: each step computes the token that a
+// text has chosen last, and as much of the prompts as rows are left. A text begins with a fork of the sequence that has the
+// longest common beginning with its tokens, of a live text or of one that ended. When the cache is full, sequences of ended
+// texts are released first. Then the youngest live text waits again: its sequence is released, and its tokens are computed
+// again later.
+type scheduler struct {
+	runner   runner
+	vocab    int
+	batch    int     // most live texts
+	page     int     // tokens of a page
+	waiting  []*Text // the next one first
+	live     []*Text // the oldest first
+	retained []prefix
+	stats    *Stats
+}
+
+// runner computes steps.
+type runner interface {
+	rows(all bool) int // most rows of a step
+	run(appends []la.Append, tokens []int, all bool) (logits []float32, err error)
+	newSequence() (*la.Sequence, error)
+	need(appends []la.Append) (pages int, err error)
+	freePages() int
+}
+
+// prefix is a sequence of an ended text.
+type prefix struct {
+	tokens []int
+	seq    *la.Sequence
+}
+
+const (
+	// fewestShared is the least number of tokens for which a text is forked, or waits until another text has read them: fewer
+	// tokens are read as fast side by side.
+	fewestShared = 16
+	// mostRetained bounds the sequences that stay after the end of their texts.
+	mostRetained = 64
+)
+
+// add adds a text that waits.
+func (s *scheduler) add(t *Text) { s.waiting = append(s.waiting, t) }
+
+// idle reports whether no text needs a step.
+func (s *scheduler) idle() bool { return len(s.live)+len(s.waiting) == 0 }
+
+// step ends texts that were cancelled, admits waiting ones, and computes one step. An error of the computation ends all texts.
+func (s *scheduler) step() {
+	if err := s.try(); err != nil {
+		s.fail(err)
+	}
+}
+
+// fail ends all texts with an error.
+func (s *scheduler) fail(err error) {
+	for _, t := range slices.Concat(s.live, s.waiting) {
+		t.end("", err)
+	}
+	s.sweep()
+}
+
+func (s *scheduler) try() error {
+	s.cancel()
+	if err := s.admit(); err != nil {
+		return err
+	}
+	todo, err := s.fit()
+	if err != nil || len(todo) == 0 {
+		return err
+	}
+	guesses := s.draft()
+	defer s.sweep()
+	if guesses > 0 {
+		return s.verify()
+	}
+	return s.compute(todo)
+}
+
+// cancel ends the texts whose context is done.
+func (s *scheduler) cancel() {
+	for _, t := range slices.Concat(s.live, s.waiting) {
+		if err := context.Cause(t.ctx); err != nil {
+			t.end(Cancelled, nil)
+		}
+	}
+	s.sweep()
+}
+
+// sweep removes the texts that have ended. Their sequences are kept for later texts with the same beginning.
+func (s *scheduler) sweep() {
+	s.waiting = slices.DeleteFunc(s.waiting, func(t *Text) bool { return t.ended })
+	s.live = slices.DeleteFunc(s.live, func(t *Text) bool {
+		if !t.ended {
+			return false
+		}
+		s.retain(prefix{t.tokens[:t.seq.Len()], t.seq})
+		t.seq = nil
+		return true
+	})
+}
+
+// retain keeps a sequence, unless another one that is kept begins with it.
+func (s *scheduler) retain(p prefix) {
+	if len(p.tokens) < fewestShared {
+		_ = p.seq.Release()
+		return
+	}
+	for i, old := range s.retained {
+		if n := common(old.tokens, p.tokens); n == len(p.tokens) || n == len(old.tokens) {
+			if n == len(p.tokens) {
+				old, p = p, old
+			}
+			_ = old.seq.Release()
+			s.retained = append(slices.Delete(s.retained, i, i+1), p)
+			return
+		}
+	}
+	if s.retained = append(s.retained, p); len(s.retained) > mostRetained {
+		s.evict()
+	}
+}
+
+// evict releases the sequence that was retained first.
+func (s *scheduler) evict() {
+	_ = s.retained[0].seq.Release()
+	s.retained = slices.Delete(s.retained, 0, 1)
+}
+
+// common returns the number of equal tokens at the beginning of two texts.
+func common(a, b []int) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// admit makes waiting texts live, in order.
+func (s *scheduler) admit() error {
+	for len(s.waiting) > 0 && len(s.live) < s.batch {
+		t := s.waiting[0]
+		from, shared, soon := s.beginning(t)
+		if soon {
+			return nil // a live text reads the same tokens now
+		}
+		// One page more than the tokens have, so that a text which had to wait does not have to wait again at once. Sequences
+		// of ended texts count as free.
+		if len(s.live) > 0 {
+			pages := (len(t.tokens)-shared)/s.page + 2
+			for pages > s.runner.freePages() && len(s.retained) > 0 && (from == nil || len(s.retained) > 1 || s.retained[0].seq != from) {
+				if s.retained[0].seq == from { // not the beginning of this text
+					s.retained = append(s.retained[1:], s.retained[0])
+				}
+				s.evict()
+			}
+			if pages > s.runner.freePages() {
+				return nil
+			}
+		}
+		var err error
+		if from == nil {
+			t.seq, err = s.runner.newSequence()
+		} else if t.seq, err = from.Fork(); err == nil {
+			err = t.seq.Truncate(shared)
+			t.shared = max(t.shared, shared)
+			s.stats.SharedTokens += shared
+		}
+		if err != nil {
+			return err
+		}
+		s.waiting = s.waiting[1:]
+		s.live = append(s.live, t)
+	}
+	return nil
+}
+
+// beginning returns the sequence that has the longest common beginning with a text, and the number of its tokens. One token
+// is always left to read: its logits are wanted. soon reports that a live text is about to read more of the same tokens.
+func (s *scheduler) beginning(t *Text) (from *la.Sequence, shared int, soon bool) {
+	shared = fewestShared - 1
+	most := len(t.tokens) - 1
+	later := 0
+	for _, other := range s.live {
+		n := min(common(t.tokens, other.tokens), most)
+		later = max(later, n)
+		if n = min(n, other.seq.Len()); n > shared {
+			from, shared = other.seq, n
+		}
+	}
+	for i, p := range s.retained {
+		if n := min(common(t.tokens, p.tokens), most); n > shared {
+			from, shared = p.seq, n
+			s.retained = append(slices.Delete(s.retained, i, i+1), p) // used last
+		}
+	}
+	if from == nil {
+		shared = 0
+	}
+	return from, shared, later >= fewestShared && later > shared
+}
+
+// work is the tokens of a live text that a step computes.
+type work struct {
+	text   *Text
+	tokens int
+}
+
+// fit returns the work of the next step, for which the cache has room.
+func (s *scheduler) fit() ([]work, error) {
+	for len(s.live) > 0 {
+		var all []la.Append
+		for _, t := range s.live {
+			all = append(all, la.Append{Seq: t.seq, Tokens: len(t.tokens) - t.seq.Len()})
+		}
+		for chunk, of := range la.Chunks(s.runner.rows(false), all) {
+			need, err := s.runner.need(chunk)
+			if err != nil && (len(s.live) == 1 || !errors.Is(err, la.ErrLength)) {
+				return nil, err
+			}
+			if err != nil || need > s.runner.freePages() {
+				break
+			}
+			var todo []work
+			for i, a := range chunk {
+				todo = append(todo, work{s.live[of[i]], a.Tokens})
+			}
+			return todo, nil
+		}
+		switch last := len(s.live) - 1; {
+		case len(s.retained) > 0:
+			s.evict()
+		case last == 0:
+			return nil, fmt.Errorf("decoder: %d tokens of one text: %w", len(s.live[0].tokens), la.ErrCacheFull)
+		default:
+			t := s.live[last]
+			if err := t.seq.Release(); err != nil {
+				return nil, err
+			}
+			t.seq = nil
+			s.live = s.live[:last]
+			s.waiting = slices.Insert(s.waiting, 0, t)
+			s.stats.Preempted++
+		}
+	}
+	return nil, nil
+}
+
+// compute computes a step, and continues each text whose tokens have all been read.
+func (s *scheduler) compute(todo []work) error {
+	var appends []la.Append
+	var tokens []int
+	for _, w := range todo {
+		at := w.text.seq.Len()
+		appends = append(appends, la.Append{Seq: w.text.seq, Tokens: w.tokens})
+		tokens = append(tokens, w.text.tokens[at:at+w.tokens]...)
+	}
+	logits, err := s.runner.run(appends, tokens, false)
+	if err != nil {
+		return err
+	}
+	s.count(len(tokens), todo)
+	for i, w := range todo {
+		if t := w.text; t.seq.Len() == len(t.tokens) {
+			t.extend(logits[i*s.vocab : (i+1)*s.vocab])
+		}
+	}
+	return nil
+}
+
+func (s *scheduler) count(rows int, todo []work) {
+	s.stats.Steps++
+	s.stats.Rows += rows
+	s.stats.MostTexts = max(s.stats.MostTexts, len(todo))
+}
+
+// draft has each live text guess its next tokens, and returns the number of all guesses. While a text reads its prompt, or
+// where the cache has too little room, there are none.
+func (s *scheduler) draft() (guesses int) {
+	var appends []la.Append
+	rows := s.runner.rows(true)
+	for _, t := range s.live {
+		t.guesses = nil
+		if len(t.tokens)-t.seq.Len() != 1 {
+			rows = 0
+		}
+	}
+	if rows -= len(s.live); rows <= 0 {
+		return 0
+	}
+	for _, t := range s.live {
+		// One more token than the guesses is chosen.
+		if most := min(t.nextGuesses, t.limit-len(t.tokens)-1, rows); most > 0 {
+			t.guesses = t.lookup(most)
+			guesses += len(t.guesses)
+			rows -= len(t.guesses)
+		}
+		appends = append(appends, la.Append{Seq: t.seq, Tokens: 1 + len(t.guesses)})
+	}
+	if guesses == 0 {
+		return 0
+	}
+	if need, err := s.runner.need(appends); err != nil || need > s.runner.freePages() {
+		for _, t := range s.live {
+			t.guesses = nil
+		}
+		return 0
+	}
+	return guesses
+}
+
+// verify computes a step with the guesses of all live texts, and keeps those that the texts choose, too.
+func (s *scheduler) verify() (err error) {
+	var appends []la.Append
+	var tokens []int
+	var todo []work
+	for _, t := range s.live {
+		appends = append(appends, la.Append{Seq: t.seq, Tokens: 1 + len(t.guesses)})
+		tokens = append(append(tokens, t.tokens[len(t.tokens)-1]), t.guesses...)
+		todo = append(todo, work{t, 1 + len(t.guesses)})
+	}
+	logits, err := s.runner.run(appends, tokens, true)
+	if err != nil {
+		return err
+	}
+	s.count(len(tokens), todo)
+	for _, t := range s.live {
+		had, guesses := len(t.tokens), t.guesses
+		accepted := 0
+		for j := 0; j <= len(guesses); j++ {
+			t.extend(logits[j*s.vocab : (j+1)*s.vocab])
+			if t.ended || j == len(guesses) || t.tokens[had+j] != guesses[j] {
+				break
+			}
+			accepted++
+		}
+		logits = logits[(1+len(guesses))*s.vocab:]
+		s.stats.Guessed += len(guesses)
+		s.stats.Accepted += accepted
+		if len(guesses) > 0 { // a wrong guess costs time: the next ones are a few more than were right
+			t.nextGuesses = min(2*accepted+1, t.mostGuesses)
+		}
+		// Of the guesses the sequence keeps those that are tokens of the text.
+		if keep := had + accepted; keep < t.seq.Len() {
+			err = errors.Join(err, t.seq.Truncate(keep))
+		}
+		t.guesses = nil
+	}
+	return err
+}
+
+// close releases all sequences.
+func (s *scheduler) close(err error) {
+	s.fail(err)
+	for len(s.retained) > 0 {
+		s.evict()
+	}
+}

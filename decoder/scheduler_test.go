@@ -1,0 +1,259 @@
+package decoder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"gorgonia.org/leanattention/examples/opt/tiny"
+	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/rope"
+
+	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
+)
+
+// smallNetwork is a network whose steps take some microseconds.
+func smallNetwork() *transformer {
+	t := &transformer{
+		sizes: Sizes{Vocab: 13, Context: 4096, Layers: 1, KVHeads: 1, HeadDim: 8}, names: llamaNames,
+		width: 8, embedding: 8, inner: 8, heads: 1, eps: 1e-5, preNorms: true, gated: true, activation: nn.SiLU, tied: true,
+	}
+	t.rotate(rope.Config{HeadDim: 8})
+	return t
+}
+
+// namedWeights has random numbers that depend on the name.
+type namedWeights struct{}
+
+func (namedWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(goldenValues(name, tensor.Shape(shape).TotalSize()))), nil
+}
+
+func smallEngine(t testing.TB, o Options) *Engine {
+	t.Helper()
+	e, err := NewEngine(smallNetwork(), namedWeights{}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// ids returns the tokens of a text when it has ended.
+func ids(t *Text) (all []int, err error) {
+	for token, err := range t.Tokens() {
+		if err != nil {
+			return all, err
+		}
+		if token.ID >= 0 {
+			all = append(all, token.ID)
+		}
+	}
+	return all, nil
+}
+
+// alone returns the continuation of a prompt without other texts.
+func alone(t testing.TB, e *Engine, r Request) []int {
+	t.Helper()
+	text, err := e.Start(context.Background(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := ids(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// pagesLost returns the pages that are neither free nor of a retained sequence, once the engine is idle.
+func pagesLost(e *Engine) error {
+	e.work.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.scheduler.idle() {
+		return errors.New("texts are left")
+	}
+	for len(e.scheduler.retained) > 0 {
+		e.scheduler.evict()
+	}
+	if st := e.cache.Stats(); st.FreePages != e.cache.Config().Pages || st.Sequences != 0 {
+		return fmt.Errorf("%+v of %d pages", st, e.cache.Config().Pages)
+	}
+	return nil
+}
+
+// TestConversations: 16 conversations with the shipped model, in a cache for a quarter of their tokens, have the texts that
+// they have alone.
+func TestConversations(t *testing.T) {
+	m, err := OpenFS("the shipped model", tiny.Files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	const conversations, context_, turns = 16, 320, 3
+	run := func(o Options, together bool) [][]int {
+		o.Context, o.Exact = context_, true
+		e, err := m.Engine(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		all := make([][]int, conversations)
+		talk := func(i int) {
+			text := m.Tokenizer().Encode(fmt.Sprintf("Once upon a time there was a king with %d daughters.", i%5+2))
+			for turn := range turns {
+				text = append(text, m.Tokenizer().EncodeText([]string{" Then", " But", " At last"}[(i+turn)%3])...)
+				said, err := e.Start(context.Background(), Request{Prompt: text, Tokens: 60, Ends: []int{}, Draft: i % 3 * min(o.Draft, 2)})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				more, err := ids(said)
+				if err != nil {
+					t.Error(err)
+				}
+				text = append(text, more...)
+			}
+			all[i] = text
+		}
+		var wait sync.WaitGroup
+		for i := range conversations {
+			if !together {
+				talk(i)
+				continue
+			}
+			wait.Add(1)
+			go func() { defer wait.Done(); talk(i) }()
+		}
+		wait.Wait()
+		if err := pagesLost(e); err != nil {
+			t.Error(err)
+		}
+		if st := e.stats; together && (st.Preempted == 0 || st.SharedTokens == 0 || st.MostTexts < 4) {
+			t.Errorf("%+v", st)
+		}
+		return all
+	}
+	want := run(Options{Batch: 1, Tokens: context_}, false)
+	got := run(Options{Batch: conversations, Tokens: conversations * context_ / 4, Chunk: 40, Draft: 4}, true)
+	for i := range want {
+		if !slices.Equal(got[i], want[i]) {
+			t.Errorf("conversation %d: %q, want %q", i, m.Tokenizer().Decode(got[i]), m.Tokenizer().Decode(want[i]))
+		}
+	}
+}
+
+// faultyRunner fails now and then.
+type faultyRunner struct {
+	runner
+	rng *rand.Rand
+}
+
+var errFault = errors.New("a fault")
+
+func (f faultyRunner) run(appends []la.Append, tokens []int, all bool) ([]float32, error) {
+	if f.rng.IntN(400) == 0 {
+		return nil, errFault
+	}
+	return f.runner.run(appends, tokens, all)
+}
+
+// TestJoinsAndLeaves: texts of random lengths join and leave, are cancelled, share beginnings and fail. No page is lost, and
+// texts that end have the tokens that they have alone.
+func TestJoinsAndLeaves(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	texts := 4000
+	if testing.Short() {
+		texts = 600
+	}
+	reference := smallEngine(t, Options{Context: 400, Exact: true})
+	e := smallEngine(t, Options{Context: 400, Tokens: 400, Batch: 6, Chunk: 30, Draft: 6, Exact: true})
+	e.scheduler.runner = faultyRunner{e, rand.New(rand.NewPCG(rng.Uint64(), 2))}
+
+	var beginnings [][]int
+	random := func(n int) (ids []int) {
+		for range n {
+			ids = append(ids, rng.IntN(13))
+		}
+		return ids
+	}
+	for range 5 {
+		beginnings = append(beginnings, random(rng.IntN(150)))
+	}
+	type running struct {
+		text   *Text
+		r      Request
+		cancel context.CancelCauseFunc
+	}
+	var all []running
+	faults, cancelled, compared := 0, 0, 0
+	check := func(x running) {
+		got, err := ids(x.text)
+		x.cancel(nil)
+		switch {
+		case errors.Is(err, errFault):
+			faults++
+			return
+		case err != nil:
+			t.Fatal(err)
+		case x.text.Reason() == Cancelled:
+			cancelled++
+		}
+		if rng.IntN(10) > 0 {
+			return
+		}
+		compared++
+		r := x.r
+		r.Draft = 0
+		want := alone(t, reference, r)
+		if x.text.Reason() == Cancelled {
+			want = want[:min(len(got), len(want))]
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("a prompt of %d tokens, %+v: continued with %v, want %v", len(x.r.Prompt), x.r, got, want)
+		}
+	}
+	for range texts {
+		r := Request{Prompt: append(slices.Clone(beginnings[rng.IntN(5)]), random(1+rng.IntN(20))...), Tokens: rng.IntN(60), Draft: rng.IntN(7), Ends: []int{}}
+		if rng.IntN(20) > 0 {
+			r.Tokens++ // not 0: the whole context
+		}
+		ctx, cancel := context.WithCancelCause(context.Background())
+		text, err := e.Start(ctx, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, running{text, r, cancel})
+		if rng.IntN(8) == 0 {
+			all[rng.IntN(len(all))].cancel(errFault)
+		}
+		for len(all) > 20 {
+			i := rng.IntN(len(all))
+			check(all[i])
+			all = slices.Delete(all, i, i+1)
+		}
+	}
+	for _, x := range all {
+		check(x)
+	}
+	if err := pagesLost(e); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%d texts failed, %d were cancelled, %d were compared; %+v", faults, cancelled, compared, e.Stats())
+	if st := e.Stats(); faults == 0 || cancelled == 0 || compared == 0 || st.Preempted == 0 || st.SharedTokens == 0 || st.Accepted == 0 {
+		t.Error("a kind is missing")
+	}
+}

@@ -1,0 +1,265 @@
+package decoder
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"sync"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/decoder/tokenizer"
+)
+
+// Request is a text to continue.
+type Request struct {
+	Prompt []int // tokens; at least one
+	Tokens int   // most tokens to add; 0: as many as the context takes
+
+	Sampling Sampling
+	Stop     []string // texts that end the continuation; they are not a part of it
+	Ends     []int    // tokens that end the continuation; nil: those of the model
+	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities
+	Draft    int      // most tokens to guess after each token from what the text has repeated; 0: none
+}
+
+// Reason is why a text ended.
+type Reason string
+
+const (
+	End       Reason = "end"       // a token that ends texts
+	Stopped   Reason = "stop"      // a text of [Request].Stop
+	Length    Reason = "length"    // [Request].Tokens
+	Full      Reason = "context"   // [Options].Context
+	Cancelled Reason = "cancelled" // the context was cancelled
+)
+
+// Token is a token that a model has chosen.
+type Token struct {
+	ID   int    // -1: no token; Text is what was held back when the text was cancelled
+	Text string // what the text goes on with; "" while a character is not complete, or a text of Stop may begin
+
+	LogProb float64  // natural logarithm of the token's probability, with [Request].LogProbs
+	Likely  []Likely // the most likely tokens, the first one first, with [Request].LogProbs
+}
+
+// Likely is a token that a model might have chosen.
+type Likely struct {
+	ID      int
+	LogProb float64
+}
+
+// pieces turns tokens into text.
+type pieces interface {
+	Add(id int) string
+	Flush() string
+}
+
+// silent has no text.
+type silent struct{}
+
+func (silent) Add(int) string { return "" }
+func (silent) Flush() string  { return "" }
+
+// Text is a continuation that an [Engine] computes. Its methods may be called by several goroutines.
+type Text struct {
+	ctx         context.Context
+	tokens      []int // the prompt's and all others
+	prompt      int   // tokens of the prompt
+	limit       int   // most tokens
+	full        bool  // the limit is that of the context
+	ends        []int
+	seq         *la.Sequence // nil: the text waits
+	shared      int          // tokens of the prompt that were forked
+	guesses     []int
+	nextGuesses int
+	mostGuesses int
+	sampler     sampler
+	tokenizer   *tokenizer.Tokenizer // nil: texts have no text
+	decoder     pieces
+	stop        *stopper
+	ended       bool
+
+	mu     sync.Mutex
+	more   *sync.Cond
+	out    []Token
+	reason Reason
+	err    error
+	done   bool
+}
+
+// Tokens yields the tokens of the continuation as they are chosen. Each token is yielded once. The error is that of
+// [Text.Err], and the last thing that is yielded.
+func (t *Text) Tokens() iter.Seq2[Token, error] {
+	return func(yield func(Token, error) bool) {
+		for {
+			t.mu.Lock()
+			for len(t.out) == 0 && !t.done {
+				t.more.Wait()
+			}
+			out, err := t.out, t.err
+			t.out = nil
+			t.mu.Unlock()
+			for i, token := range out {
+				if !yield(token, nil) {
+					t.mu.Lock()
+					t.out = append(slices.Clone(out[i+1:]), t.out...)
+					t.mu.Unlock()
+					return
+				}
+			}
+			if len(out) == 0 {
+				if err != nil {
+					yield(Token{}, err)
+				}
+				return
+			}
+		}
+	}
+}
+
+// Wait waits for the end of the text, and returns what the prompt was continued with.
+func (t *Text) Wait() (string, error) {
+	var b strings.Builder
+	for token, err := range t.Tokens() {
+		if err != nil {
+			return b.String(), err
+		}
+		b.WriteString(token.Text)
+	}
+	return b.String(), nil
+}
+
+// Reason returns why the text ended; "": it has not, or it ended with an error.
+func (t *Text) Reason() Reason {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.reason
+}
+
+// Err returns the error that ended the text.
+func (t *Text) Err() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.err
+}
+
+// Shared returns how many tokens of the prompt were not computed, since another text had the same beginning.
+func (t *Text) Shared() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.shared
+}
+
+// extend chooses the next token by its logits.
+func (t *Text) extend(logits []float32) {
+	token, err := t.sampler.next(logits)
+	if err != nil {
+		t.end("", fmt.Errorf("decoder: after token %d: %w", len(t.tokens), err))
+		return
+	}
+	special := ""
+	if t.tokenizer != nil {
+		special, _ = t.tokenizer.Special(token.ID)
+	}
+	var stopped bool
+	if slices.Contains(t.ends, token.ID) {
+		if token.Text, stopped = t.stop.add(t.decoder.Flush(), ""); !stopped { // the token may complete a stop text
+			var more string
+			more, stopped = t.stop.add("", special)
+			token.Text += more
+		}
+		t.last(token, End, stopped)
+		return
+	}
+	t.tokens = append(t.tokens, token.ID)
+	token.Text, stopped = t.stop.add(t.decoder.Add(token.ID), special)
+	switch {
+	case stopped:
+		t.last(token, Stopped, true)
+	case len(t.tokens) < t.limit:
+		t.emit(token)
+	default:
+		var more string
+		more, stopped = t.stop.add(t.decoder.Flush(), "")
+		token.Text += more
+		reason := Length
+		if t.full {
+			reason = Full
+		}
+		t.last(token, reason, stopped)
+	}
+}
+
+// last passes the last token on. Unless a stop text ended the text, what was held back belongs to it.
+func (t *Text) last(token Token, reason Reason, stopped bool) {
+	if stopped {
+		reason = Stopped
+	} else {
+		token.Text += t.stop.flush()
+	}
+	t.emit(token)
+	t.finish(reason, nil)
+}
+
+// emit passes a token on.
+func (t *Text) emit(token Token) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.out = append(t.out, token)
+	t.more.Broadcast()
+}
+
+// end ends the text for another reason than its tokens. What was held back belongs to the text.
+func (t *Text) end(reason Reason, err error) {
+	if t.ended {
+		return
+	}
+	piece, stopped := t.stop.add(t.decoder.Flush(), "")
+	if !stopped {
+		piece += t.stop.flush()
+	}
+	if piece != "" {
+		t.emit(Token{ID: -1, Text: piece})
+	}
+	t.finish(reason, err)
+}
+
+func (t *Text) finish(reason Reason, err error) {
+	t.ended = true
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.reason, t.err, t.done = reason, err, true
+	t.more.Broadcast()
+}
+
+// How many of the last tokens are looked up: most at first, and then fewer. A single token predicts too little.
+const (
+	mostLookedUp   = 3
+	fewestLookedUp = 2
+)
+
+// lookup guesses the next tokens from the text itself, as prompt lookup decoding does (Saxena, 2023,
+// https://github.com/apoorvumang/prompt-lookup-decoding): if the last tokens occur earlier, the tokens after them there are
+// guesses. If the earlier occurrence reaches the end of the text, the guesses go on with themselves: repeated text repeats
+// again.
+func (t *Text) lookup(most int) (guesses []int) {
+	for n := min(mostLookedUp, len(t.tokens)-1); n >= fewestLookedUp; n-- {
+		last := t.tokens[len(t.tokens)-n:]
+		for at := len(t.tokens) - n - 1; at >= 0; at-- { // the latest occurrence is the most likely
+			if !slices.Equal(t.tokens[at:at+n], last) {
+				continue
+			}
+			for from := at + n; len(guesses) < most; from++ {
+				if from < len(t.tokens) {
+					guesses = append(guesses, t.tokens[from])
+				} else {
+					guesses = append(guesses, guesses[from-len(t.tokens)])
+				}
+			}
+			return guesses
+		}
+	}
+	return nil
+}
