@@ -2,43 +2,29 @@ package hf
 
 import (
 	"errors"
-	"io"
 	"io/fs"
-	"math"
-	"os"
 
-	"gorgonia.org/leanattention/decoder/internal/files"
+	"gorgonia.org/leanattention/decoder/internal/mapped"
 )
 
 // file is the bytes of one file of weights, mapped where the system can.
 type file struct {
 	path  string
 	data  []byte
-	at    io.ReaderAt // the same bytes, read without the mapping, which would read more around them; nil: there are none
 	unmap func() error
 }
 
 func openFile(path string) (*file, error) {
-	size, err := files.Size(path)
-	if err != nil {
-		return nil, unread(path, err)
+	f, err := mapped.Open(path)
+	switch {
+	case errors.Is(err, mapped.ErrIrregular):
+		return nil, fail(ErrFormat, path, "%v", err)
+	case errors.Is(err, mapped.ErrTooLong):
+		return nil, fail(ErrUnsupported, path, "%v", err)
+	case err != nil:
+		return nil, fail(ErrMissing, path, "%v", err)
 	}
-	if size > math.MaxInt {
-		return nil, fail(ErrUnsupported, path, "%d bytes do not fit this machine's addresses", size)
-	}
-	if size == 0 {
-		return &file{path: path, unmap: func() error { return nil }}, nil // an empty mapping is an error
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fail(ErrMissing, path, "%v", cause(err))
-	}
-	data, unmap, err := mapping(f, int(size))
-	if err != nil {
-		_ = f.Close()
-		return nil, fail(ErrMissing, path, "cannot map %d bytes: %v", size, err)
-	}
-	return &file{path, data, f, func() error { return errors.Join(unmap(), f.Close()) }}, nil
+	return &file{path, f.Bytes(), f.Close}, nil
 }
 
 // cause drops the path from an error of package os: the sentence has it already.

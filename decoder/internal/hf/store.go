@@ -1,7 +1,6 @@
 package hf
 
 import (
-	"bytes"
 	"errors"
 	"io/fs"
 
@@ -71,5 +70,5 @@ func (s fsStore) open(name string) (*file, error) {
 	if err != nil {
 		return nil, unread(s.path(name), err)
 	}
-	return &file{path: s.path(name), data: data, at: bytes.NewReader(data), unmap: func() error { return nil }}, nil
+	return &file{path: s.path(name), data: data, unmap: func() error { return nil }}, nil
 }

@@ -65,7 +65,11 @@ func TestNames(t *testing.T) {
 		}
 		t.Errorf("%s is gone, and CHANGELOG.md does not say where", old)
 	}
+	const newPackage = "decoder." // CHANGELOG.md names it as a whole
 	for _, name := range slices.Sorted(maps.Keys(now)) {
+		if strings.HasPrefix(name, newPackage) {
+			continue
+		}
 		if whole, member, _ := cutMember(name); !before[name] && !added[name] && !added[whole] && member != "Internal" {
 			t.Errorf("%s is new, and not in CHANGELOG.md", name)
 		}
