@@ -81,6 +81,7 @@ type Engine struct {
 	cache     *la.Cache
 	graphs    []*graph // by rows
 	verify    *graph   // logits of all rows; nil: no drafts
+	scores    *graph   // of LogProbs; nil: not needed yet
 
 	mu        sync.Mutex // held while a step computes
 	scheduler scheduler
@@ -227,6 +228,10 @@ func (e *Engine) run(appends []la.Append, tokens []int, all bool) (logits []floa
 		})
 		g = e.graphs[i]
 	}
+	return e.runGraph(g, appends, tokens)
+}
+
+func (e *Engine) runGraph(g *graph, appends []la.Append, tokens []int) (logits []float32, err error) {
 	if logits, err = g.run(appends, tokens); err != nil {
 		return nil, err
 	}
@@ -376,7 +381,7 @@ func (e *Engine) Close() error {
 
 func (e *Engine) close() error {
 	var errs []error
-	for _, g := range append(e.graphs, e.verify) {
+	for _, g := range append(e.graphs, e.verify, e.scores) {
 		if g != nil {
 			errs = append(errs, g.close())
 		}
@@ -388,4 +393,67 @@ func (e *Engine) close() error {
 		errs = append(errs, e.free())
 	}
 	return errors.Join(errs...)
+}
+
+// mostScored is the rows of the graph of [Engine.LogProbs]: with a large vocabulary logits take more memory than all else.
+const mostScored = 128
+
+// LogProbs returns the natural logarithm of the probability of each token but the first, after the tokens before it. Texts that
+// were started wait until LogProbs returns. If the cache has too little room beside them, the error is ErrCacheFull of package
+// leanattention.
+func (e *Engine) LogProbs(ctx context.Context, tokens []int) (p []float64, err error) {
+	vocab := e.network.Sizes().Vocab
+	if len(tokens) > e.options.Context {
+		return nil, fmt.Errorf("decoder: LogProbs: %d tokens, and Options.Context is %d: %w", len(tokens), e.options.Context, ErrTooLong)
+	}
+	for i, id := range tokens {
+		if id < 0 || id >= vocab {
+			return nil, fmt.Errorf("decoder: LogProbs: tokens[%d] is %d, not in [0, %d): %w", i, id, vocab, ErrConfig)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.queue.Lock()
+	closed := e.queue.closed
+	e.queue.Unlock()
+	if closed {
+		return nil, fmt.Errorf("decoder: LogProbs: engine: %w", ErrClosed)
+	}
+	if e.scores == nil {
+		if e.scores, err = e.newGraph(graphConfig{rows: min(mostScored, e.options.Context), appends: 1, all: true}); err != nil {
+			return nil, err
+		}
+	}
+	s, err := e.cache.NewSequence()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Release()) }()
+	for from := 0; from < len(tokens)-1; {
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		n := min(e.scores.step.Tokens(), len(tokens)-1-from)
+		appends := []la.Append{{Seq: s, Tokens: n}}
+		for {
+			need, err := e.cache.Need(appends)
+			if err != nil {
+				return nil, err
+			}
+			if need <= e.freePages() || len(e.scheduler.retained) == 0 {
+				break
+			}
+			e.scheduler.evict()
+		}
+		logits, err := e.runGraph(e.scores, appends, tokens[from:from+n])
+		if err != nil {
+			return nil, err
+		}
+		for i := range n {
+			x, _ := likelihood(logits[i*vocab:(i+1)*vocab], tokens[from+i+1], 0)
+			p = append(p, x)
+		}
+		from += n
+	}
+	return p, nil
 }

@@ -46,9 +46,14 @@ func (g *greedy) next(logits []float32) (t Token, err error) {
 func likelihood(logits []float32, id, n int) (of float64, likely []Likely) {
 	top := float64(slices.Max(logits))
 	sum := 0.0
-	order := make([]int, len(logits))
-	for i, x := range logits {
+	for _, x := range logits {
 		sum += math.Exp(float64(x) - top)
+	}
+	var order []int
+	if n > 0 {
+		order = make([]int, len(logits))
+	}
+	for i := range order {
 		order[i] = i
 	}
 	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(logits[b], logits[a]), a-b) })

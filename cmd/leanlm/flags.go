@@ -1,0 +1,221 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/decoder"
+	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/examples/opt/tiny"
+
+	"gorgonia.org/tensor"
+)
+
+// flags are the flags of a command. A flag has one help text and any number of names.
+type flags struct {
+	*flag.FlagSet
+	about   string
+	aliases map[string][]string // by the first name
+}
+
+func newFlags(command, about string) *flags {
+	f := &flags{flag.NewFlagSet("leanlm "+command, flag.ContinueOnError), about, map[string][]string{}}
+	f.SetOutput(io.Discard) // parse reports errors
+	return f
+}
+
+// add adds a flag by its names, the first of which is in the help.
+func (f *flags) add(names, usage string, define func(name, usage string)) {
+	all := strings.Split(names, ",")
+	for _, name := range all {
+		define(name, usage)
+	}
+	f.aliases[all[0]] = all[1:]
+}
+
+func (f *flags) text(to *string, names, otherwise, usage string) {
+	f.add(names, usage, func(name, usage string) { f.StringVar(to, name, otherwise, usage) })
+}
+
+func (f *flags) integer(to *int, names string, otherwise int, usage string) {
+	f.add(names, usage, func(name, usage string) { f.IntVar(to, name, otherwise, usage) })
+}
+
+func (f *flags) number(to *float64, names string, otherwise float64, usage string) {
+	f.add(names, usage, func(name, usage string) { f.Float64Var(to, name, otherwise, usage) })
+}
+
+func (f *flags) is(to *bool, names, usage string) {
+	f.add(names, usage, func(name, usage string) { f.BoolVar(to, name, false, usage) })
+}
+
+func (f *flags) each(names, usage string, set func(string) error) {
+	f.add(names, usage, func(name, usage string) { f.Func(name, usage, set) })
+}
+
+// parse parses the arguments. -h writes the help.
+func (f *flags) parse(args []string, std streams) error {
+	err := f.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprintf(std.out, "Usage: %s [flags]\n\n%s\n\n", f.Name(), f.about)
+		f.help(std.out)
+		return err
+	case err != nil:
+		return usagef("%v%s", err, near(f.FlagSet, err))
+	case f.NArg() > 0:
+		return usagef("%q is no flag; a text is given with -p", f.Arg(0))
+	}
+	return nil
+}
+
+func (f *flags) help(w io.Writer) {
+	f.VisitAll(func(x *flag.Flag) {
+		others, first := f.aliases[x.Name]
+		if !first {
+			return
+		}
+		value, usage := flag.UnquoteUsage(x)
+		line := "  -" + strings.Join(append([]string{x.Name}, others...), ", -")
+		if value != "" {
+			line += " " + value
+		}
+		if d := x.DefValue; d != "" && d != "0" && d != "false" {
+			usage += " (default " + d + ")"
+		}
+		fmt.Fprintf(w, "%s\n        %s\n", line, usage)
+	})
+}
+
+// choice is a flag with some values.
+func choice[T any](f *flags, to *T, names, usage string, known map[string]T) {
+	words := make([]string, 0, len(known))
+	for word := range known {
+		words = append(words, word)
+	}
+	slices.Sort(words)
+	f.each(names, usage+": "+strings.Join(words, ", "), func(s string) error {
+		value, ok := known[s]
+		if !ok {
+			return fmt.Errorf("none of %s", strings.Join(words, ", "))
+		}
+		*to = value
+		return nil
+	})
+}
+
+// modelFlags say which model a command opens, and how an engine computes.
+type modelFlags struct {
+	path    string
+	context int
+	device  string
+	options decoder.Options
+}
+
+func (m *modelFlags) add(f *flags) {
+	types := map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}
+	f.text(&m.path, "m,model", "", "`folder` of the model; without it, a small model that is part of the program")
+	f.integer(&m.options.Context, "c,ctx-size,context", 0, "most `tokens` of a text; 0: the model's, but at most 4096")
+	f.integer(&m.options.Tokens, "cache-tokens", 0, "`tokens` for which the cache has room, of all texts together; 0: those of -c for each text")
+	f.integer(&m.options.Batch, "np,parallel,batch", 0, "most `texts` that are computed at a time; 0: 16")
+	f.integer(&m.options.Chunk, "ub,ubatch-size,b,batch-size,chunk", 0, "most `tokens` of a step; 0: 384, and 2048 on a GPU")
+	f.integer(&m.options.Workers, "t,threads,workers", 0, "`threads` of attention; 0: as many as the processors")
+	f.is(&m.options.Exact, "exact", "compute products with weights of 16 bits in float32; otherwise activations are rounded to 16 bits, which is faster, as in most programs")
+	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given", types)
+	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given", types)
+	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, or gpu:1 for the GPU with that number")
+}
+
+// open opens the model and the device. Its errors say the flag.
+func (m *modelFlags) open(std streams) (model *decoder.Model, gpu *device.GPU, err error) {
+	if m.device != "cpu" {
+		ordinal := 0
+		if rest, ok := strings.CutPrefix(m.device, "gpu"); !ok {
+			return nil, nil, usagef("-device %q is neither cpu nor gpu nor gpu:NUMBER", m.device)
+		} else if rest != "" {
+			number, ok := strings.CutPrefix(rest, ":")
+			if ordinal, err = strconv.Atoi(number); !ok || err != nil || ordinal < 0 {
+				return nil, nil, usagef("-device %q is neither cpu nor gpu nor gpu:NUMBER", m.device)
+			}
+		}
+		if gpu, err = device.Open(ordinal); err != nil {
+			return nil, nil, err
+		}
+		m.options.Device = gpu
+	}
+	if m.path == "" {
+		model, err = decoder.OpenFS("the shipped model", tiny.Files)
+	} else {
+		model, err = decoder.Open(m.path)
+	}
+	if err != nil && gpu != nil {
+		err = errors.Join(err, gpu.Close())
+	}
+	return model, gpu, err
+}
+
+// engine makes an engine of a model, and reports how the loading goes on.
+func (m *modelFlags) engine(model *decoder.Model, std streams) (*decoder.Engine, error) {
+	began := time.Now()
+	name := m.path
+	if name == "" {
+		name = "the shipped model"
+	}
+	live := isTerminal(std.err)
+	o := m.options
+	o.Progress = func(done, all int) {
+		if live && done%10 == 0 {
+			fmt.Fprintf(std.err, "\rloading %s: %d of %d weights", printable(name), done, all)
+		}
+	}
+	engine, err := model.Engine(o)
+	if err != nil {
+		if live {
+			fmt.Fprintln(std.err)
+		}
+		return nil, err
+	}
+	if live {
+		fmt.Fprint(std.err, "\r\x1b[K")
+	}
+	fmt.Fprintf(std.err, "loaded %s in %.2f s: texts of at most %d tokens\n", printable(name), time.Since(began).Seconds(), engine.Options().Context)
+	return engine, nil
+}
+
+// isTerminal reports whether w is a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// maxText bounds the texts that a command reads.
+const maxText = 64 << 20
+
+// readText reads the file of a flag; "-" is standard input.
+func readText(name string, in io.Reader) (string, error) {
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, maxText+1))
+	if err == nil && len(data) > maxText {
+		err = fmt.Errorf("%s has more than %d bytes", name, maxText)
+	}
+	return string(data), err
+}

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"gorgonia.org/leanattention/decoder"
+)
+
+// generation is the flags of leanlm generate.
+type generation struct {
+	model    modelFlags
+	prompts  []string
+	files    []string
+	tokens   int
+	samples  int
+	stops    []string
+	special  bool
+	draft    int
+	logprobs int
+	json     bool
+	stats    bool
+}
+
+func (g *generation) flags() *flags {
+	f := newFlags("generate", "generate continues texts, and writes the continuations. Several prompts are computed together.")
+	g.model.add(f)
+	f.each("p,prompt", "`text` to continue; may be given several times", func(s string) error {
+		g.prompts = append(g.prompts, s)
+		return nil
+	})
+	f.each("f,file", "`file` with a text to continue; - is standard input; may be given several times", func(s string) error {
+		g.files = append(g.files, s)
+		return nil
+	})
+	f.integer(&g.tokens, "n,predict,n-predict,max-new-tokens", 128, "most `tokens` to add to a text")
+	f.integer(&g.samples, "n-samples", 1, "`texts` of each prompt, which is read once")
+	f.each("r,reverse-prompt,stop", "`text` that ends a continuation, and is not a part of it; may be given several times", func(s string) error {
+		if s == "" {
+			return errors.New("it is empty")
+		}
+		g.stops = append(g.stops, s)
+		return nil
+	})
+	f.is(&g.special, "sp,special", "names of special tokens in prompts, such as </s>, are these tokens")
+	f.integer(&g.draft, "draft,draft-n", 0, "most `tokens` to guess from what a text repeats, and to check in one step; 0: none")
+	f.integer(&g.logprobs, "logprobs", 0, "with -json, the `number` of most likely tokens to tell with each token; 0: none")
+	f.is(&g.json, "json", "write one JSON document at the end")
+	f.is(&g.stats, "stats", "write what was computed to standard error")
+	return f
+}
+
+func generate(ctx context.Context, args []string, std streams) (err error) {
+	var g generation
+	if err := g.flags().parse(args, std); err != nil {
+		return err
+	}
+	switch {
+	case g.tokens < 1:
+		return usagef("-n is %d, less than 1", g.tokens)
+	case g.samples < 1:
+		return usagef("-n-samples is %d, less than 1", g.samples)
+	case g.logprobs > 0 && !g.json:
+		return usagef("-logprobs is for -json")
+	}
+	for _, name := range g.files {
+		text, err := readText(name, std.in)
+		if err != nil {
+			return fmt.Errorf("-f: %w", err)
+		}
+		g.prompts = append(g.prompts, text)
+	}
+	if len(g.prompts) == 0 {
+		return usagef("no prompt: give a text with -p, or a file with -f")
+	}
+	model, gpu, err := g.model.open(std)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err = errors.Join(err, model.Close()); gpu != nil {
+			err = errors.Join(err, gpu.Close())
+		}
+	}()
+	requests, err := g.requests(model)
+	if err != nil {
+		return err
+	}
+	g.fit(requests)
+	engine, err := g.model.engine(model, std)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, engine.Close()) }()
+	return g.run(ctx, engine, model, requests, std)
+}
+
+// requests returns the requests of all texts.
+func (g *generation) requests(model *decoder.Model) (all []decoder.Request, err error) {
+	t := model.Tokenizer()
+	for i, prompt := range g.prompts {
+		ids := t.Encode(prompt)
+		if g.special {
+			ids = t.EncodeSpecial(prompt)
+		}
+		if len(ids) == 0 {
+			return nil, fmt.Errorf("prompt %d has no tokens: nothing comes before what is to follow", i+1)
+		}
+		for range g.samples {
+			all = append(all, decoder.Request{Prompt: ids, Tokens: g.tokens, Stop: g.stops, Draft: g.draft, LogProbs: g.logprobs})
+		}
+	}
+	return all, nil
+}
+
+// fit chooses a context, a batch and a cache for all texts, unless flags say them.
+func (g *generation) fit(requests []decoder.Request) {
+	o := &g.model.options
+	longest, sum := 0, 0
+	for _, r := range requests {
+		longest = max(longest, len(r.Prompt)+r.Tokens)
+		sum += len(r.Prompt) + r.Tokens + 64 // a page may be partly filled
+	}
+	if o.Batch == 0 {
+		o.Batch = min(len(requests), 16)
+	}
+	if o.Tokens == 0 && o.Context == 0 {
+		o.Tokens = max(sum, 4096)
+	}
+	o.Draft = g.draft * o.Batch
+}
+
+func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *decoder.Model, requests []decoder.Request, std streams) error {
+	began := time.Now()
+	var first time.Duration
+	texts := make([]*decoder.Text, len(requests))
+	for i, r := range requests {
+		var err error
+		if texts[i], err = engine.Start(ctx, r); err != nil {
+			return fmt.Errorf("prompt %d: %w", i/g.samples+1, err)
+		}
+	}
+	document := document{Model: g.model.path}
+	for i, text := range texts {
+		if !g.json && len(texts) > 1 {
+			if err := write(std, separator(i), fmt.Sprintf("%s", g.prompts[i/g.samples])); err != nil {
+				return err
+			}
+		}
+		result := textJSON{Prompt: g.prompts[i/g.samples], PromptTokens: requests[i].Prompt, Tokens: []int{}}
+		var all strings.Builder
+		for token, err := range text.Tokens() {
+			if err != nil {
+				return err
+			}
+			if first == 0 {
+				first = time.Since(began)
+			}
+			if all.WriteString(token.Text); !g.json {
+				if err := write(std, token.Text); err != nil {
+					return err
+				}
+			}
+			if token.ID >= 0 {
+				result.Tokens = append(result.Tokens, token.ID)
+				if g.logprobs > 0 {
+					result.LogProbs = append(result.LogProbs, newLikely(model, token))
+				}
+			}
+		}
+		if !g.json {
+			if err := write(std, "\n"); err != nil {
+				return err
+			}
+		}
+		result.Text, result.Reason, result.Shared = all.String(), string(text.Reason()), text.Shared()
+		document.Texts = append(document.Texts, result)
+	}
+	if g.stats {
+		tellStats(std, engine.Stats(), requests, first, time.Since(began))
+	}
+	if g.json {
+		data, err := json.MarshalIndent(document, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := write(std, string(data), "\n"); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// separator is before the i-th text of several.
+func separator(i int) string {
+	if i == 0 {
+		return ""
+	}
+	return "\n"
+}
+
+// write writes to standard output.
+func write(std streams, pieces ...string) error {
+	for _, piece := range pieces {
+		if _, err := fmt.Fprint(std.out, piece); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// document is what -json writes.
+type document struct {
+	Model string     `json:"model"` // -m; "" is the shipped model
+	Texts []textJSON `json:"texts"`
+}
+
+type textJSON struct {
+	Prompt       string       `json:"prompt"`
+	PromptTokens []int        `json:"prompt_tokens"`
+	Shared       int          `json:"shared_tokens"` // tokens of the prompt that were read for another text
+	Text         string       `json:"text"`
+	Tokens       []int        `json:"tokens"` // with the token that ended the text
+	Reason       string       `json:"reason"` // end, stop, length, context or cancelled
+	LogProbs     []likelyJSON `json:"logprobs,omitempty"`
+}
+
+type likelyJSON struct {
+	Token   int          `json:"token"`
+	Text    string       `json:"text"`
+	LogProb float64      `json:"logprob"`
+	Top     []likelyJSON `json:"top,omitempty"`
+}
+
+func newLikely(model *decoder.Model, t decoder.Token) likelyJSON {
+	one := func(id int, p float64) likelyJSON {
+		return likelyJSON{Token: id, Text: model.Tokenizer().Decode([]int{id}), LogProb: p}
+	}
+	l := one(t.ID, t.LogProb)
+	for _, x := range t.Likely {
+		l.Top = append(l.Top, one(x.ID, x.LogProb))
+	}
+	return l
+}
+
+func tellStats(std streams, s decoder.Stats, requests []decoder.Request, first, all time.Duration) {
+	prompts := 0
+	for _, r := range requests {
+		prompts += len(r.Prompt)
+	}
+	fmt.Fprintf(std.err, "prompts: %d tokens, of which %d were shared; first token after %.3f s\n", prompts, s.SharedTokens, first.Seconds())
+	fmt.Fprintf(std.err, "%d steps of %d tokens in all, at most %d texts at a time, in %.3f s\n", s.Steps, s.Rows, s.MostTexts, all.Seconds())
+	if s.Guessed > 0 {
+		fmt.Fprintf(std.err, "guesses: %d of %d were right\n", s.Accepted, s.Guessed)
+	}
+	if s.Preempted > 0 {
+		fmt.Fprintf(std.err, "full cache: texts had to wait %d times; -cache-tokens makes the cache larger\n", s.Preempted)
+	}
+}

@@ -1,0 +1,134 @@
+// Command leanlm runs language models from their files.
+//
+//	leanlm generate -m SmolLM2-135M-Instruct -p "Once upon a time"
+//	leanlm perplexity -m SmolLM2-135M-Instruct -f book.txt
+//	leanlm tokenize -m SmolLM2-135M-Instruct -p "Once upon a time"
+//
+// -m is a Hugging Face folder. Without -m the command runs a small model that is part of the program. Each command lists its
+// flags with -h.
+//
+// Results go to standard output, and everything else goes to standard error.
+//
+// Products with weights of 16 bits are computed in mixed precision, unless -exact is given.
+//
+// Exit status: 0; 1 if something could not be read, computed or written; 2 for wrong flags; 130 after an interrupt, when what was
+// computed has been written.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+const (
+	exitError       = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+// command is a command of leanlm.
+type command struct {
+	name, what string
+	run        func(ctx context.Context, args []string, std streams) error
+}
+
+// streams are the standard streams.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+var commands = []command{
+	{"generate", "continue texts", generate},
+	{"perplexity", "tell how well a model predicts a text", perplexity},
+	{"tokenize", "list the tokens of a text", tokenize},
+}
+
+// usageError is a wrong flag, or a wrong value of a flag.
+type usageError struct{ text string }
+
+func (e usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Sprintf(format, args...)} }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	// The first interrupt ends the texts, a second one the process.
+	context.AfterFunc(ctx, stop)
+	os.Exit(run(ctx, os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr}))
+}
+
+// run runs the command and returns the exit status.
+func run(ctx context.Context, args []string, std streams) int {
+	err := do(ctx, args, std)
+	var wrong usageError
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.As(err, &wrong):
+		fmt.Fprintf(std.err, "leanlm: %s\n", printable(err.Error()))
+		return exitUsage
+	case errors.Is(err, context.Canceled):
+		return exitInterrupted
+	}
+	fmt.Fprintf(std.err, "leanlm: %s\n", printable(err.Error()))
+	return exitError
+}
+
+func do(ctx context.Context, args []string, std streams) error {
+	var names []string
+	for _, c := range commands {
+		if len(args) > 0 && args[0] == c.name {
+			return c.run(ctx, args[1:], std)
+		}
+		names = append(names, c.name)
+	}
+	if len(args) > 0 && (args[0] == "help" || strings.TrimLeft(args[0], "-") == "h" || strings.TrimLeft(args[0], "-") == "help") {
+		fmt.Fprint(std.out, "Usage: leanlm COMMAND [flags]\n\n")
+		for _, c := range commands {
+			fmt.Fprintf(std.out, "  %-12s %s\n", c.name, c.what)
+		}
+		fmt.Fprint(std.out, "\nleanlm COMMAND -h lists the flags of a command.\n")
+		return flag.ErrHelp
+	}
+	if len(args) == 0 {
+		return usagef("no command: leanlm needs one of %s", strings.Join(names, ", "))
+	}
+	best := ""
+	for _, name := range names {
+		if distance(args[0], name) <= max(1, len(name)/3) || strings.HasPrefix(name, args[0]) {
+			best = ": did you mean " + name + "?"
+		}
+	}
+	if best == "" {
+		best = "; the commands are " + strings.Join(names, ", ")
+	}
+	return usagef("no command %q%s", args[0], best)
+}
+
+// printable escapes characters that control a terminal, or are invisible on it: an error may contain text of a file.
+func printable(message string) string {
+	var b strings.Builder
+	for len(message) > 0 {
+		r, size := utf8.DecodeRuneInString(message)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, message[0])
+		case r == '\n' || r == '\t' || strconv.IsGraphic(r):
+			b.WriteString(message[:size])
+		default:
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		}
+		message = message[size:]
+	}
+	return b.String()
+}

@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/examples/opt/tiny"
+)
+
+// leanlm runs the command.
+func leanlm(t testing.TB, in string, args ...string) (status int, out, err string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	status = run(t.Context(), args, streams{strings.NewReader(in), &stdout, &stderr})
+	return status, stdout.String(), stderr.String()
+}
+
+// TestGenerate: several prompts, samples, files and guesses have the texts that each prompt has alone.
+func TestGenerate(t *testing.T) {
+	one := func(args ...string) string {
+		t.Helper()
+		status, out, err := leanlm(t, "The king", append([]string{"generate", "-n", "30", "-exact"}, args...)...)
+		if status != 0 {
+			t.Fatalf("%v: %d: %s", args, status, err)
+		}
+		return out
+	}
+	once, king := one("-p", "Once upon a time"), one("-prompt", "The king")
+	if len(once) < 60 || once == king {
+		t.Fatalf("%q and %q", once, king)
+	}
+	if got := one("-f", "-"); got != king {
+		t.Errorf("from standard input: %q, want %q", got, king)
+	}
+	if got := one("--prompt", "Once upon a time", "--draft", "4"); got != once {
+		t.Errorf("with guesses: %q, want %q", got, once)
+	}
+	want := "Once upon a time" + once + "\nThe king" + king
+	if got := one("-p", "Once upon a time", "-p", "The king"); got != want {
+		t.Errorf("together: %q, want %q", got, want)
+	}
+	if got := one("-p", "Once upon a time", "-n-samples", "2", "-cache-tokens", "100", "-c", "100"); got != "Once upon a time"+once+"\nOnce upon a time"+once {
+		t.Errorf("two samples: %q", got)
+	}
+	if got := one("-p", "Once upon a time", "-stop", "girl"); got != once[:strings.Index(once, "girl")]+"\n" {
+		t.Errorf("with a stop text: %q", got)
+	}
+	if got := one("-m", writeShipped(t), "-p", "The king"); got != king {
+		t.Errorf("of a folder: %q, want %q", got, king)
+	}
+}
+
+// writeShipped writes the shipped model to a folder.
+func writeShipped(t testing.TB) string {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, tiny.Files); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestJSON: the document has the texts, and log-probabilities with the chosen token as the most likely one.
+func TestJSON(t *testing.T) {
+	status, out, errs := leanlm(t, "", "generate", "-p", "Once upon a time", "-n", "5", "-json", "-logprobs", "3", "-stats")
+	var d document
+	if err := json.Unmarshal([]byte(out), &d); status != 0 || err != nil || len(d.Texts) != 1 {
+		t.Fatalf("%d: %s%s: %v", status, out, errs, err)
+	}
+	x := d.Texts[0]
+	if len(x.Tokens) != 5 || len(x.LogProbs) != 5 || x.Reason != "length" || !strings.Contains(errs, "5 steps") {
+		t.Errorf("%+v, %s", x, errs)
+	}
+	for i, p := range x.LogProbs {
+		if p.Token != x.Tokens[i] || len(p.Top) != 3 || p.Top[0].Token != p.Token || p.Top[0].LogProb != p.LogProb || !(p.LogProb < 0 && p.LogProb > p.Top[1].LogProb) {
+			t.Errorf("%+v", p)
+		}
+	}
+}
+
+// TestWrongFlags: errors name the flag, and the nearest right one.
+func TestWrongFlags(t *testing.T) {
+	for want, args := range map[string][]string{
+		"no command: leanlm needs one of generate": {},
+		"did you mean tokenize?":                   {"tokenise"},
+		"the commands are generate":                {"serve-everything"},
+		"did you mean -prompt?":                    {"generate", "-promt", "x"},
+		"no prompt: give a text with -p":           {"generate"},
+		"\"x\" is no flag":                         {"generate", "x"},
+		"-n is 0, less than 1":                     {"generate", "-p", "x", "-n", "0"},
+		"-n-samples is 0":                          {"generate", "-p", "x", "-n-samples", "0"},
+		"-logprobs is for -json":                   {"generate", "-p", "x", "-logprobs", "1"},
+		"none of bf16, f16, f32":                   {"generate", "-p", "x", "-weights", "f8"},
+		"-device \"tpu\" is neither":               {"generate", "-p", "x", "-device", "tpu"},
+		"-device \"gpu:x\" is neither":             {"generate", "-p", "x", "-device", "gpu:x"},
+		"give a text with -p, or a file":           {"tokenize"},
+		"no text: give a file with -f":             {"perplexity"},
+	} {
+		if status, _, err := leanlm(t, "", args...); status != exitUsage || !strings.Contains(err, want) {
+			t.Errorf("%q: %d, %s, want %s", args, status, err, want)
+		}
+	}
+	for want, args := range map[string][]string{
+		"no such file":                    {"generate", "-f", filepath.Join(t.TempDir(), "none")},
+		"missing":                         {"generate", "-p", "x", "-m", t.TempDir()},
+		"prompt 1 has no tokens":          {"generate", "-p", "", "-m", noBOS(t)},
+		"Options.Context is 5":            {"generate", "-p", "Once upon a time there was a king", "-c", "5"},
+		"the text has 1 tokens":           {"perplexity", "-f", emptyFile(t)},
+		"Options.Context is -1":           {"generate", "-p", "x", "-c", "-1"},
+		"Options.Chunk is 1, not in [16,": {"generate", "-p", "x", "-chunk", "1", "-np", "16"},
+	} {
+		if status, _, err := leanlm(t, "", args...); status != exitError || !strings.Contains(err, want) {
+			t.Errorf("%q: %d, %s, want %s", args, status, err, want)
+		}
+	}
+}
+
+func emptyFile(t *testing.T) string {
+	name := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(name, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// noBOS writes the shipped model without a token before every text.
+func noBOS(t *testing.T) string {
+	dir := writeShipped(t)
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), []byte(`{"add_bos_token":false}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestHelp: every command lists its flags, and a flag of many names once.
+func TestHelp(t *testing.T) {
+	status, out, _ := leanlm(t, "", "-h")
+	if status != 0 {
+		t.Fatal(status)
+	}
+	for _, c := range commands {
+		if !strings.Contains(out, c.name) {
+			t.Errorf("no %s in %s", c.name, out)
+		}
+		status, help, _ := leanlm(t, "", c.name, "--help")
+		if status != 0 || strings.Count(help, "-model") != 1 || !strings.Contains(help, "Usage: leanlm "+c.name) {
+			t.Errorf("%s: %d, %s", c.name, status, help)
+		}
+	}
+}
+
+// TestInterrupt: after an interrupt the text so far has been written.
+func TestInterrupt(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	out := &cancelling{cancel: cancel}
+	var stderr bytes.Buffer
+	status := run(ctx, []string{"generate", "-p", "Once upon a time", "-n", "1000", "-exact"}, streams{nil, out, &stderr})
+	if status != exitInterrupted || out.Len() < 5 || out.Len() > 3000 {
+		t.Errorf("%d, %q, %s", status, out.String(), stderr.String())
+	}
+	if status := run(t.Context(), []string{"generate", "-p", "x"}, streams{nil, full{}, &stderr}); status != exitError || !strings.Contains(stderr.String(), "disk full") {
+		t.Errorf("%d, %s", status, stderr.String())
+	}
+}
+
+// cancelling cancels at the fifth write.
+type cancelling struct {
+	bytes.Buffer
+	cancel func()
+	writes int
+}
+
+func (c *cancelling) Write(p []byte) (int, error) {
+	if c.writes++; c.writes == 5 {
+		c.cancel()
+	}
+	return c.Buffer.Write(p)
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("disk full") }
+
+// TestTokenize: tokens are listed, and -special makes names tokens.
+func TestTokenize(t *testing.T) {
+	_, plain, _ := leanlm(t, "", "tokenize", "-p", "Once</s>", "-ids")
+	_, special, _ := leanlm(t, "", "tokenize", "-p", "Once</s>", "-ids", "-special")
+	if plain != "[2 1355 31 18 86 33]\n" || special != "[2 1355 2]\n" {
+		t.Errorf("%q, %q", plain, special)
+	}
+	_, lines, _ := leanlm(t, "Once\n", "tokenize", "-f", "-")
+	if got := strings.Split(lines, "\n"); !slices.Contains(got, "   1355 \"Once\"") || len(got) != 4 {
+		t.Errorf("%q", lines)
+	}
+}
+
+// TestPerplexity: a text that the model wrote is more likely than its words in reverse, in one window and in many.
+func TestPerplexity(t *testing.T) {
+	_, text, _ := leanlm(t, "", "generate", "-p", "Once upon a time", "-n", "60")
+	words := strings.Fields("Once upon a time" + text)
+	value := func(text string, args ...string) (p float64) {
+		t.Helper()
+		status, out, errs := leanlm(t, text, append([]string{"perplexity", "-f", "-"}, args...)...)
+		if _, rest, ok := strings.Cut(out, "perplexity "); status != 0 || !ok || json.NewDecoder(strings.NewReader(rest)).Decode(&p) != nil {
+			t.Fatalf("%d, %s, %s", status, out, errs)
+		}
+		return p
+	}
+	right := value(strings.Join(words, " "))
+	short := value(strings.Join(words, " "), "-c", "20")
+	slices.Reverse(words)
+	if wrong := value(strings.Join(words, " ")); !(right < short && short < wrong && right < 5 && wrong > 100) {
+		t.Errorf("%v, in short windows %v, in reverse %v", right, short, wrong)
+	}
+}
