@@ -58,6 +58,14 @@ func readAll(t testing.TB, f *File, size int) error {
 		x.Float32Alias()
 		x.Alias16()
 	}
+	_, _ = f.Config()
+	weights, _ := f.Weights()
+	for _, w := range weights {
+		row := make([]float32, w.Columns())
+		if err := w.Float32(row, w.Rows()-1, w.Rows()); err != nil {
+			return err
+		}
+	}
 	if bytes > size {
 		t.Fatalf("tensors have %d bytes, and the file has %d", bytes, size)
 	}
@@ -146,7 +154,11 @@ func TestDamagedFiles(t *testing.T) {
 	}()
 	r := rand.New(rand.NewPCG(seed, 0))
 	dir := t.TempDir()
-	good, bad := [][]byte{golden, sound(3, 0).encode(), sound(2, 8).encode()}, 0
+	family, err := os.ReadFile("testdata/families/llama-biases.gguf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, bad := [][]byte{golden, sound(3, 0).encode(), sound(2, 8).encode(), family}, 0
 	for i := range 1000 {
 		data := damage(r, good[i%len(good)])
 		if readBounded(t, data) != nil {
@@ -239,6 +251,13 @@ func FuzzOpen(f *testing.F) {
 			size = 256 / l.elements * l.bytes
 		}
 		f.Add(contents{version: 3, tensors: []written{{name: "w", shape: []uint64{256}, typ: typ, data: make([]byte, size)}}}.encode())
+	}
+	for architecture := range families {
+		c := model(architecture).with(
+			written{name: "blk.0.attn_q.weight", shape: []uint64{16, 16}, typ: F32, data: make([]byte, 1024)},
+			written{name: "blk.0.attn_q.bias", shape: []uint64{16}, typ: F32, data: make([]byte, 64)},
+			written{name: "rope_freqs.weight", shape: []uint64{2}, typ: F32, data: floats(1, 1)})
+		f.Add(c.encode())
 	}
 	r := rand.New(rand.NewPCG(7, 8))
 	for range 30 {

@@ -21,6 +21,10 @@ type Tensor struct {
 	size    uint64 // in bytes, while the file is opened
 	data    []byte
 	use     *use
+
+	// Of a tensor of File.Weights.
+	source func(row int) int // the row of data that is a row of the tensor; nil: the same
+	add    float32           // is added to each element
 }
 
 // Name returns the name in the file.
@@ -52,7 +56,7 @@ func (t *Tensor) Float32(dst []float32, from, to int) error {
 // Float16 is Float32, rounded to IEEE 754 binary16 numbers, to nearest, ties to even. A finite number whose rounding is
 // infinite is ErrRange; dst then has undefined contents.
 func (t *Tensor) Float16(dst []uint16, from, to int) error {
-	if t.typ == F16 {
+	if t.typ == F16 && t.add == 0 {
 		return copy16(t, dst, from, to)
 	}
 	return widen(t, dst, from, to, binary16)
@@ -60,14 +64,15 @@ func (t *Tensor) Float16(dst []uint16, from, to int) error {
 
 // BFloat16 is Float16 for bfloat16 numbers, the upper halves of float32 numbers.
 func (t *Tensor) BFloat16(dst []uint16, from, to int) error {
-	if t.typ == BF16 {
+	if t.typ == BF16 && t.add == 0 {
 		return copy16(t, dst, from, to)
 	}
 	return widen(t, dst, from, to, bfloat16)
 }
 
 // Float32Alias returns all elements of an F32 tensor without a copy, if the machine can read them where they lie. The
-// memory must not be written, nor used after Close.
+// memory must not be written, nor used after Close. A tensor of File.Weights whose rows or values are not those of the
+// file has none.
 func (t *Tensor) Float32Alias() ([]float32, bool) { return alias[float32](t, t.typ == F32) }
 
 // Alias16 is Float32Alias for the bits of an F16 or BF16 tensor.
@@ -76,7 +81,7 @@ func (t *Tensor) Alias16() ([]uint16, bool) { return alias[uint16](t, t.typ == F
 func alias[T any](t *Tensor, right bool) (s []T, ok bool) {
 	err := t.use.do(t.file, func() error {
 		p := unsafe.Pointer(unsafe.SliceData(t.data))
-		if right && littleEndian && uintptr(p)%unsafe.Alignof(*new(T)) == 0 {
+		if right && littleEndian && t.source == nil && t.add == 0 && uintptr(p)%unsafe.Alignof(*new(T)) == 0 {
 			s, ok = unsafe.Slice((*T)(p), t.rows*t.columns), true
 		}
 		return nil
@@ -104,41 +109,55 @@ func (t *Tensor) check(from, to, dst int) error {
 
 // widen decodes rows into dst, []float32, or []uint16 in format f.
 func widen[T float32 | uint16](t *Tensor, dst []T, from, to int, f format) error {
-	return t.parallel(len(dst), from, to, func(from, to, at int) error {
-		part := dst[at : at+(to-from)*t.columns]
-		size := t.rowBytes()
-		src := t.data[from*size : to*size]
-		if out, ok := any(part).([]float32); ok {
-			t.layout.decode(out, src)
-			return nil
-		}
-		out := any(part).([]uint16)
-		var buffer [piece]float32
-		for done := 0; done < len(out); done += piece {
-			n := min(piece, len(out)-done)
-			block := src[:n/t.layout.elements*t.layout.bytes]
-			src = src[len(block):]
-			if decode := t.layout.decode16; decode != nil && decode(out[done:done+n], block, f) {
-				continue
-			}
-			t.layout.decode(buffer[:n], block)
-			if bad := f.round(out[done:done+n], buffer[:n]); bad >= 0 {
-				at := done + bad
+	return t.parallel(len(dst), from, to, func(src []byte, row, at, n int) error {
+		switch out := any(dst[at : at+n]).(type) {
+		case []float32:
+			t.decode(out, src)
+		case []uint16:
+			if bad, x := t.round(out, src, f); bad >= 0 {
 				return fail(ErrRange, t.file, "tensor %s has %g at row %d, column %d, more than 16 bits of the requested type can be: use another type",
-					quote(t.name), buffer[bad], from+at/t.columns, at%t.columns)
+					quote(t.name), x, row+bad/t.columns, bad%t.columns)
 			}
 		}
 		return nil
 	})
 }
 
+// decode decodes whole blocks.
+func (t *Tensor) decode(dst []float32, src []byte) {
+	t.layout.decode(dst, src)
+	if t.add != 0 {
+		for i := range dst {
+			dst[i] += t.add
+		}
+	}
+}
+
+// round decodes whole blocks and rounds them. It returns the first element that is finite and whose rounding is not, and
+// its value, or -1.
+func (t *Tensor) round(dst []uint16, src []byte, f format) (int, float32) {
+	var buffer [piece]float32
+	for done := 0; done < len(dst); done += piece {
+		n := min(piece, len(dst)-done)
+		blocks := src[:n/t.layout.elements*t.layout.bytes]
+		src = src[len(blocks):]
+		if decode := t.layout.decode16; decode != nil && t.add == 0 && decode(dst[done:done+n], blocks, f) {
+			continue
+		}
+		t.decode(buffer[:n], blocks)
+		if bad := f.round(dst[done:done+n], buffer[:n]); bad >= 0 {
+			return done + bad, buffer[bad]
+		}
+	}
+	return -1, 0
+}
+
 // copy16 copies rows of a type of 16 bits.
 func copy16(t *Tensor, dst []uint16, from, to int) error {
-	return t.parallel(len(dst), from, to, func(from, to, at int) error {
-		src := t.data[2*from*t.columns : 2*to*t.columns]
-		out := dst[at : at+(to-from)*t.columns]
-		if littleEndian && len(out) > 0 {
-			copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 2*len(out)), src)
+	return t.parallel(len(dst), from, to, func(src []byte, _, at, n int) error {
+		out := dst[at : at+n]
+		if littleEndian && n > 0 {
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 2*n), src)
 			return nil
 		}
 		for i := range out {
@@ -148,9 +167,9 @@ func copy16(t *Tensor, dst []uint16, from, to int) error {
 	})
 }
 
-// parallel calls f for parts of the rows, with the place of the part's first element in dst. It returns an error of f,
-// the one of the first part that has failed.
-func (t *Tensor) parallel(dst, from, to int, f func(from, to, at int) error) error {
+// parallel calls f for runs of rows: with their bytes, the first row, and the place and number of their elements in dst.
+// It returns an error of f, that of the first part of the rows that has one.
+func (t *Tensor) parallel(dst, from, to int, f func(src []byte, row, at, n int) error) error {
 	if err := t.check(from, to, dst); err != nil {
 		return err
 	}
@@ -159,7 +178,7 @@ func (t *Tensor) parallel(dst, from, to int, f func(from, to, at int) error) err
 	run := func(i int) error {
 		first := from + i*rows
 		last := min(first+rows, to)
-		return t.use.do(t.file, func() error { return f(first, last, (first-from)*t.columns) })
+		return t.use.do(t.file, func() error { return t.runs(first, last, (first-from)*t.columns, f) })
 	}
 	workers := min(runtime.GOMAXPROCS(0), parts)
 	if workers <= 1 {
@@ -198,4 +217,20 @@ func (t *Tensor) parallel(dst, from, to int, f func(from, to, at int) error) err
 	}
 	wg.Wait()
 	return err
+}
+
+// runs calls f for rows that follow each other in the file.
+func (t *Tensor) runs(from, to, at int, f func(src []byte, row, at, n int) error) error {
+	size := t.rowBytes()
+	if t.source == nil {
+		return f(t.data[from*size:to*size], from, at, (to-from)*t.columns)
+	}
+	for row := from; row < to; row++ {
+		i := t.source(row) * size
+		if err := f(t.data[i:i+size], row, at, t.columns); err != nil {
+			return err
+		}
+		at += t.columns
+	}
+	return nil
 }

@@ -1,0 +1,206 @@
+package gguf
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// llama.cpp's converters rename the weights of Hugging Face's models, and change some. The tables here are the way back.
+//
+// Sources: https://github.com/ggml-org/llama.cpp, gguf-py/gguf/tensor_mapping.py and constants.py (names), conversion/*.py
+// (changes), src/models/*.cpp (what a missing key or tensor means).
+
+// undo is the change of a weight that is to be undone.
+type undo int
+
+const (
+	asIs undo = iota
+	// pairs: rows of each query head were permuted, from halves, whose elements i and i+d/2 are rotated together, to pairs,
+	// whose elements 2*i and 2*i+1 are.
+	pairs
+	// pairsKV is pairs for heads of keys.
+	pairsKV
+	// plusOne: 1 was added to the weight of a norm.
+	plusOne
+)
+
+// renamed is a weight in Hugging Face's words.
+type renamed struct {
+	name string // without ".weight" or ".bias", and without the layer
+	undo undo
+}
+
+// family is what the converters do to the models of one architecture.
+type family struct {
+	modelType string // model_type in config.json
+	class     string // of architectures in config.json, without ForCausalLM
+	layer     map[string]renamed
+	config    func(*words)
+}
+
+// globals are the weights outside of layers.
+var globals = map[string]renamed{
+	"token_embd":  {"model.embed_tokens", asIs},
+	"output_norm": {"model.norm", asIs},
+	"output":      {"lm_head", asIs},
+}
+
+// factors are tensors that are fields of config.json in Hugging Face's models.
+var factors = map[string]bool{"rope_freqs.weight": true, "rope_factors_long.weight": true, "rope_factors_short.weight": true}
+
+// inLayer returns the weights of a layer of Llama, and those of other families on top.
+func inLayer(other map[string]renamed) map[string]renamed {
+	m := map[string]renamed{
+		"attn_norm": {"input_layernorm", asIs}, "ffn_norm": {"post_attention_layernorm", asIs},
+		"attn_q": {"self_attn.q_proj", asIs}, "attn_k": {"self_attn.k_proj", asIs},
+		"attn_v": {"self_attn.v_proj", asIs}, "attn_output": {"self_attn.o_proj", asIs},
+		"ffn_gate": {"mlp.gate_proj", asIs}, "ffn_up": {"mlp.up_proj", asIs}, "ffn_down": {"mlp.down_proj", asIs},
+	}
+	for name, w := range other {
+		if m[name] = w; w.name == "" {
+			delete(m, name)
+		}
+	}
+	return m
+}
+
+var (
+	headNorms = map[string]renamed{"attn_q_norm": {"self_attn.q_norm", asIs}, "attn_k_norm": {"self_attn.k_norm", asIs}}
+	permuted  = inLayer(map[string]renamed{"attn_q": {"self_attn.q_proj", pairs}, "attn_k": {"self_attn.k_proj", pairsKV}})
+	postNorms = map[string]renamed{
+		"post_attention_norm": {"post_attention_layernorm", asIs}, "post_ffw_norm": {"post_feedforward_layernorm", asIs},
+		"ffn_norm": {"pre_feedforward_layernorm", asIs},
+	}
+)
+
+// with joins two tables.
+func with(a, b map[string]renamed) map[string]renamed {
+	m := map[string]renamed{}
+	for _, t := range []map[string]renamed{a, b} {
+		for name, w := range t {
+			m[name] = w
+		}
+	}
+	return m
+}
+
+// normsPlusOne is a layer whose norms have 1 added.
+func normsPlusOne(layer map[string]renamed) map[string]renamed {
+	m := with(layer, nil)
+	for name, w := range m {
+		if strings.HasSuffix(name, "_norm") {
+			m[name] = renamed{w.name, plusOne}
+		}
+	}
+	return m
+}
+
+// families has the architectures of the package decoder by general.architecture. Mistral's models have the architecture
+// llama, and OPT's have none.
+var families = map[string]family{
+	"llama":   {"llama", "Llama", permuted, (*words).llama},
+	"qwen2":   {"qwen2", "Qwen2", inLayer(nil), (*words).qwen2},
+	"qwen3":   {"qwen3", "Qwen3", inLayer(headNorms), (*words).qwen3},
+	"gemma":   {"gemma", "Gemma", normsPlusOne(inLayer(nil)), (*words).gemma},
+	"gemma2":  {"gemma2", "Gemma2", normsPlusOne(inLayer(postNorms)), (*words).gemma2},
+	"gemma3":  {"gemma3_text", "Gemma3", normsPlusOne(inLayer(with(headNorms, postNorms))), (*words).gemma3},
+	"phi3":    {"phi3", "Phi3", inLayer(phi3), (*words).phi3},
+	"olmo2":   {"olmo2", "Olmo2", inLayer(with(with(headNorms, postNorms), map[string]renamed{"attn_norm": {}, "ffn_norm": {}})), (*words).olmo2},
+	"granite": {"granite", "Granite", permuted, (*words).granite},
+}
+
+// phi3 has queries, keys and values in one matrix, and gates before the other inner features in another. Hugging Face's
+// models have the same two.
+var phi3 = map[string]renamed{
+	"attn_qkv": {"self_attn.qkv_proj", asIs}, "attn_q": {}, "attn_k": {}, "attn_v": {},
+	"ffn_up": {"mlp.gate_up_proj", asIs}, "ffn_gate": {},
+}
+
+// rename returns the name of a tensor in Hugging Face's models, and what to undo. false: the family has no such tensor.
+func (f *family) rename(tensor string) (string, undo, bool) {
+	table, prefix, name := globals, "", tensor
+	if rest, ok := strings.CutPrefix(tensor, "blk."); ok {
+		number, rest, ok := strings.Cut(rest, ".")
+		layer, err := strconv.Atoi(number)
+		if !ok || err != nil || layer < 0 || strconv.Itoa(layer) != number {
+			return "", asIs, false
+		}
+		table, prefix, name = f.layer, fmt.Sprintf("model.layers.%d.", layer), rest
+	}
+	base, kind, ok := strings.Cut(name, ".")
+	w := table[base]
+	if !ok || w.name == "" || kind != "weight" && (kind != "bias" || prefix == "" || strings.HasSuffix(base, "_norm")) {
+		return "", asIs, false
+	}
+	// The norm at the end is changed as those of the layers are.
+	if base == "output_norm" && f.layer["attn_norm"].undo == plusOne {
+		w.undo = plusOne
+	}
+	return prefix + w.name + "." + kind, w.undo, true
+}
+
+// Weights returns the tensors of a language model by their names in Hugging Face's models, with their rows and values as
+// they are there. Tensors that are fields of config.json there are left to Config. A tensor that the architecture does not
+// have is ErrUnsupported.
+func (f *File) Weights() (map[string]*Tensor, error) {
+	w, err := f.words()
+	if err != nil {
+		return nil, err
+	}
+	heads, kvHeads := w.heads()
+	if w.err != nil {
+		return nil, w.err
+	}
+	weights := make(map[string]*Tensor, len(f.tensors))
+	for _, t := range f.tensors {
+		if factors[t.name] {
+			continue
+		}
+		name, undo, ok := w.family.rename(t.name)
+		if !ok {
+			return nil, fail(ErrUnsupported, t.file, "tensor %s is none of architecture %q", quote(t.name), w.architecture)
+		}
+		switch undo {
+		case pairs:
+			t, err = t.halves(heads)
+		case pairsKV:
+			t, err = t.halves(kvHeads)
+		case plusOne:
+			t, err = t.plus(-1)
+		}
+		if err != nil {
+			return nil, err
+		}
+		weights[name] = t
+	}
+	return weights, nil
+}
+
+// halves returns t with the rows of each head in halves: row i of a head's first half is row 2*i of the head in t, and row
+// i of its second half row 2*i+1. The elements of a vector are rows.
+func (t *Tensor) halves(heads int) (*Tensor, error) {
+	v := *t
+	if len(t.shape) == 1 {
+		if t.layout.elements != 1 {
+			return nil, fail(ErrUnsupported, t.file, "tensor %s is a vector of type %v, whose elements are permuted", quote(t.name), t.typ)
+		}
+		v.rows, v.columns = t.columns, 1
+	}
+	if heads > v.rows/2 || v.rows%(2*heads) != 0 {
+		return nil, fail(ErrFormat, t.file, "tensor %s has %d rows, which are not %d heads of an even number", quote(t.name), v.rows, heads)
+	}
+	size := v.rows / heads
+	v.source = func(row int) int {
+		head, i := row/size, row%size
+		return head*size + i%(size/2)*2 + i/(size/2)
+	}
+	return &v, nil
+}
+
+// plus returns t with a number added to each element.
+func (t *Tensor) plus(x float32) (*Tensor, error) {
+	v := *t
+	v.add = x
+	return &v, nil
+}
