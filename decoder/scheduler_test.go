@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/examples/opt/tiny"
+	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/rope"
 
@@ -101,7 +102,7 @@ func TestConversations(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	const conversations, context_, turns = 16, 320, 3
+	const conversations, context_, turns = 16, 256, 3
 	run := func(o Options, together bool) [][]int {
 		o.Context, o.Exact = context_, true
 		e, err := m.Engine(o)
@@ -114,7 +115,7 @@ func TestConversations(t *testing.T) {
 			text := m.Tokenizer().Encode(fmt.Sprintf("Once upon a time there was a king with %d daughters.", i%5+2))
 			for turn := range turns {
 				text = append(text, m.Tokenizer().EncodeText([]string{" Then", " But", " At last"}[(i+turn)%3])...)
-				said, err := e.Start(context.Background(), Request{Prompt: text, Tokens: 60, Ends: []int{}, Draft: i % 3 * min(o.Draft, 2)})
+				said, err := e.Start(context.Background(), Request{Prompt: text, Tokens: 45, Ends: []int{}, Draft: i % 3 * min(o.Draft, 2)})
 				if err != nil {
 					t.Error(err)
 					return
@@ -172,13 +173,8 @@ func (f faultyRunner) run(appends []la.Append, tokens []int, all bool) ([]float3
 // TestJoinsAndLeaves: texts of random lengths join and leave, are cancelled, share beginnings and fail. No page is lost, and
 // texts that end have the tokens that they have alone.
 func TestJoinsAndLeaves(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 1))
-	texts := 4000
-	if testing.Short() {
-		texts = 600
-	}
+	rng := reftest.Rand(t)
+	texts := reftest.Cases(t, 800, 25000)
 	reference := smallEngine(t, Options{Context: 400, Exact: true})
 	e := smallEngine(t, Options{Context: 400, Tokens: 400, Batch: 6, Chunk: 30, Draft: 6, Exact: true})
 	e.scheduler.runner = faultyRunner{e, rand.New(rand.NewPCG(rng.Uint64(), 2))}
