@@ -274,9 +274,7 @@ func (e *Engine) Start(ctx context.Context, r Request) (*Text, error) {
 // newText checks a request.
 func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 	o, vocab := &e.options, e.network.Sizes().Vocab
-	fail := func(kind error, format string, args ...any) error {
-		return fmt.Errorf("decoder: Request: %s: %w", fmt.Sprintf(format, args...), kind)
-	}
+	fail := requestError
 	switch {
 	case len(r.Prompt) == 0:
 		return nil, fail(ErrConfig, "the prompt has no tokens: nothing comes before what is to follow")
@@ -314,10 +312,15 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 	}
 	t.mostGuesses, t.nextGuesses = r.Draft, r.Draft
 	var err error
-	if t.sampler, err = newSampler(r.Sampling, r.LogProbs); err != nil {
+	if t.sampler, err = newSampler(&r.Sampling, vocab, r.LogProbs, r.Prompt); err != nil {
 		return nil, err
 	}
 	return t, nil
+}
+
+// requestError is the error of a field of a [Request].
+func requestError(kind error, format string, args ...any) error {
+	return fmt.Errorf("decoder: Request: %s: %w", fmt.Sprintf(format, args...), kind)
 }
 
 // loop computes steps until no text needs one.
@@ -450,7 +453,10 @@ func (e *Engine) LogProbs(ctx context.Context, tokens []int) (p []float64, err e
 			return nil, err
 		}
 		for i := range n {
-			x, _ := likelihood(logits[i*vocab:(i+1)*vocab], tokens[from+i+1], 0)
+			x, _, err := likelihood(logits[i*vocab:(i+1)*vocab], tokens[from+i+1], 0)
+			if err != nil {
+				return nil, fmt.Errorf("decoder: LogProbs: after token %d: %w", from+i+1, err)
+			}
 			p = append(p, x)
 		}
 		from += n

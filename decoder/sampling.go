@@ -1,67 +1,99 @@
 package decoder
 
 import (
-	"cmp"
-	"errors"
+	"maps"
 	"math"
 	"slices"
+
+	"gorgonia.org/leanattention/decoder/internal/sample"
 )
 
-// ErrLogits is returned for logits without a most likely token: a NaN or an infinity.
-var ErrLogits = errors.New("logits have a NaN or an infinity")
+// ErrLogits is returned for logits without a most likely token: a NaN, +Inf, or all tokens at -Inf or forbidden.
+var ErrLogits = sample.ErrLogits
 
-// Sampling says how tokens are chosen. The zero value chooses the most likely token.
-type Sampling struct{}
+// Sampling says how the tokens of a text are chosen from the model's logits. The zero value chooses the most likely token.
+//
+// The fields are applied in this order: LogitBias, the penalties, Forbidden, Temperature, TopK, TopP, MinP, TypicalP. Each one
+// looks at what the fields before it have left. llama.cpp and transformers have the same order, with two exceptions: llama.cpp
+// applies Temperature last, and TypicalP before TopP. Among equally likely tokens the lower id comes first.
+type Sampling struct {
+	// Temperature divides logits. 0 chooses the most likely token: TopK, TopP, MinP, TypicalP and Seed then have no effect.
+	Temperature float64
 
-// sampler chooses the tokens of one text.
-type sampler interface {
-	next(logits []float32) (Token, error)
+	TopK     int     // as many of the most likely tokens can be chosen; 0: all
+	TopP     float64 // the fewest most likely tokens with at least this probability together can be chosen; 0 and 1: all
+	MinP     float64 // tokens with at least this share of the most likely token's probability can be chosen; 0: all
+	TypicalP float64 // as TopP, with those tokens first whose probability is nearest to the expected one; 0 and 1: all
+
+	// RepetitionPenalty makes tokens of the text less likely: positive logits are divided by it, and others are multiplied. 0 and
+	// 1: no change. The tokens of the prompt count, as in llama.cpp and transformers.
+	RepetitionPenalty float64
+	PresencePenalty   float64 // is subtracted from the logits of tokens of the text, the prompt's included
+	FrequencyPenalty  float64 // is subtracted as often as the text has the token, in the prompt, too
+	LastTokens        int     // the penalties look at this many tokens at the end of the text; 0: at all
+
+	LogitBias map[int]float64 // is added to the logits of these tokens
+	Forbidden []int           // tokens that are never chosen
+
+	// Seed chooses the random numbers. A text depends on its seed, and not on other texts of the engine. Texts with one prompt
+	// and one seed are equal: texts that shall differ need different seeds.
+	Seed uint64
 }
 
-// newSampler returns the sampler of a request.
-func newSampler(_ Sampling, logprobs int) (sampler, error) { return &greedy{logprobs}, nil }
+// sampler chooses the tokens of one text.
+type sampler struct {
+	*sample.Sampler
+	logprobs int
+}
 
-// greedy chooses the most likely token.
-type greedy struct{ logprobs int }
+// newSampler returns the sampler of a text, which begins with a prompt.
+func newSampler(c *Sampling, vocab, logprobs int, prompt []int) (*sampler, error) {
+	fail := func(err error) error { return requestError(ErrConfig, "Sampling.%v", err) }
+	config := sample.Config{
+		Temperature: c.Temperature, TopK: c.TopK, TopP: c.TopP, MinP: c.MinP, TypicalP: c.TypicalP,
+		RepetitionPenalty: c.RepetitionPenalty, PresencePenalty: c.PresencePenalty, FrequencyPenalty: c.FrequencyPenalty,
+		LastTokens: c.LastTokens, LogitBias: c.LogitBias, Forbidden: c.Forbidden, Seed: c.Seed,
+	}
+	if err := config.Validate(); err != nil {
+		return nil, fail(err)
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.LogitBias)) {
+		if id >= vocab {
+			return nil, requestError(ErrConfig, "Sampling.LogitBias has token %d, not in [0, %d)", id, vocab)
+		}
+	}
+	for i, id := range c.Forbidden {
+		if id >= vocab {
+			return nil, requestError(ErrConfig, "Sampling.Forbidden[%d] is %d, not in [0, %d)", i, id, vocab)
+		}
+	}
+	s, err := sample.New(config)
+	if err != nil {
+		return nil, fail(err)
+	}
+	s.Accept(prompt...)
+	return &sampler{s, logprobs}, nil
+}
 
-func (g *greedy) next(logits []float32) (t Token, err error) {
-	for i, x := range logits {
-		if x > logits[t.ID] {
-			t.ID = i
-		}
-		if math.IsNaN(float64(x)) || math.IsInf(float64(x), 1) {
-			return t, ErrLogits
-		}
+// next chooses the next token of the text.
+func (s *sampler) next(logits []float32) (t Token, err error) {
+	if t.ID, err = s.Next(logits); err != nil {
+		return t, err
 	}
-	if math.IsInf(float64(logits[t.ID]), -1) {
-		return t, ErrLogits
+	s.Accept(t.ID)
+	if s.logprobs > 0 {
+		t.LogProb, t.Likely, err = likelihood(logits, t.ID, s.logprobs)
 	}
-	if g.logprobs > 0 {
-		t.LogProb, t.Likely = likelihood(logits, t.ID, g.logprobs)
-	}
-	return t, nil
+	return t, err
 }
 
 // likelihood returns the logarithm of a token's probability, and the n most likely tokens.
-func likelihood(logits []float32, id, n int) (of float64, likely []Likely) {
-	top := float64(slices.Max(logits))
-	sum := 0.0
-	for _, x := range logits {
-		sum += math.Exp(float64(x) - top)
+func likelihood(logits []float32, id, n int) (of float64, likely []Likely, err error) {
+	of, all, err := sample.LogProbs(logits, id, n)
+	for _, x := range all {
+		likely = append(likely, Likely(x))
 	}
-	var order []int
-	if n > 0 {
-		order = make([]int, len(logits))
-	}
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(logits[b], logits[a]), a-b) })
-	log := func(i int) float64 { return float64(logits[i]) - top - math.Log(sum) }
-	for _, i := range order[:min(n, len(order))] {
-		likely = append(likely, Likely{i, log(i)})
-	}
-	return log(id), likely
+	return of, likely, err
 }
 
 // capLogits bounds logits: x becomes limit * tanh(x / limit).

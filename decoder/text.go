@@ -20,7 +20,7 @@ type Request struct {
 	Sampling Sampling
 	Stop     []string // texts that end the continuation; they are not a part of it
 	Ends     []int    // tokens that end the continuation; nil: those of the model
-	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities
+	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities. They are the model's, before Sampling
 	Draft    int      // most tokens to guess after each token from what the text has repeated; 0: none
 }
 
@@ -75,7 +75,7 @@ type Text struct {
 	guesses     []int
 	nextGuesses int
 	mostGuesses int
-	sampler     sampler
+	sampler     *sampler
 	tokenizer   *tokenizer.Tokenizer // nil: texts have no text
 	decoder     pieces
 	stop        *stopper
