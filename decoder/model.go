@@ -19,7 +19,7 @@ type Model struct {
 	network   Network
 	folder    *hf.Folder
 	tokenizer *tokenizer.Tokenizer
-	ends      []int
+	texts     generation
 	tied      [2]string
 }
 
@@ -72,7 +72,10 @@ func open(folder *hf.Folder, load func() (*tokenizer.Tokenizer, error)) (m *Mode
 	if m.network, c, err = readNetwork(folder.Path(file), data); err != nil {
 		return m, err
 	}
-	if m.ends, err = m.readEnds(c); err != nil {
+	if data, err = folder.Text(generationFile); err != nil {
+		return m, err
+	}
+	if m.texts, err = readGeneration(c, folder.Path(generationFile), data, m.network.Sizes().Vocab); err != nil {
 		return m, err
 	}
 	if t, ok := m.network.(*transformer); ok && t.tied {
@@ -123,24 +126,6 @@ type translated struct {
 
 func (t *translated) Unwrap() []error { return []error{t.error, t.kind} }
 
-// readEnds returns the tokens that end a text: eos_token_id of generation_config.json, or of config.json.
-func (m *Model) readEnds(c *Config) (ends []int, err error) {
-	ends = c.ids("eos_token_id", m.network.Sizes().Vocab)
-	if c.err != nil {
-		return nil, c.err
-	}
-	const file = "generation_config.json"
-	data, err := m.folder.Text(file)
-	if err != nil || data == nil {
-		return ends, err
-	}
-	g := parseConfig(m.folder.Path(file), "", data)
-	if ids := g.ids("eos_token_id", m.network.Sizes().Vocab); ids != nil {
-		ends = ids
-	}
-	return ends, g.err
-}
-
 // ids reads a token, or a list of tokens; nil: the field is absent or null.
 func (c *Config) ids(name string, vocab int) (ids []int) {
 	raw, ok := c.raw(name)
@@ -170,11 +155,22 @@ func (m *Model) Network() Network { return m.network }
 func (m *Model) Tokenizer() *tokenizer.Tokenizer { return m.tokenizer }
 
 // Ends returns the tokens that end a text.
-func (m *Model) Ends() []int { return slices.Clone(m.ends) }
+func (m *Model) Ends() []int { return slices.Clone(m.texts.ends) }
+
+// Sampling returns how the model's authors choose tokens: what generation_config.json says, or config.json if there is no such
+// file. A request does so if its Sampling is this value. Without do_sample, Temperature is 0. With it, fields that the file does
+// not have are those of transformers: TopK is 50.
+//
+// A file that chooses tokens in another way than [Sampling] can say, such as num_beams of 4, is an error of [Open].
+func (m *Model) Sampling() Sampling {
+	s := m.texts.sampling
+	s.Forbidden = slices.Clone(s.Forbidden)
+	return s
+}
 
 // Engine makes an engine of the model. Close the engine before the model.
 func (m *Model) Engine(o Options) (*Engine, error) {
-	return newEngine(m.network, m.folder, m.tokenizer, m.ends, o)
+	return newEngine(m.network, m.folder, m.tokenizer, m.texts.ends, o)
 }
 
 // Close closes the files.
