@@ -126,7 +126,7 @@ func TestFamilies(t *testing.T) {
 			}
 			for name, w := range weights {
 				for i, got := range all(t, w) {
-					if want := float32((int(crc32.ChecksumIEEE([]byte(name)))+40503*i)%2048)/2048 - 0.5; got != want {
+					if want := float32((int64(crc32.ChecksumIEEE([]byte(name)))+40503*int64(i))%2048)/2048 - 0.5; got != want {
 						t.Errorf("%s: element %d is %g, want %g", name, i, got, want)
 						break
 					}
