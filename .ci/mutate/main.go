@@ -37,10 +37,10 @@ const cacheTests = `^(Test|Example)\w*(Cache|Script|Step|Sequence|Fork|Truncate|
 
 var targets = []target{
 	{"attend.go", `^(Test|Example)\w*(Attend|Merge|State|Digest|Feature|BadInput|Panic|Score|Sink|Unnamed)`},
-	{"cache.go", cacheTests}, {"step.go", cacheTests}, {"sequence_io.go", cacheTests}, {"pages.go", cacheTests},
+	{"cache.go", cacheTests}, {"step.go", cacheTests}, {"sequence_io.go", cacheTests},
 	{"internal/pages/*.go", "."},
 	{"nn/*.go", "."},
-	{"decoder/tokenizer/*.go", "."},
+	{"decoder/tokenizer/*.go", "."}, {"decoder/internal/gguf/*.go", "."}, {"decoder/internal/mapped/*.go", "."},
 	{"examples/opt/hf/*.go", "."},
 	{"internal/rendezvous/*.go", "."},
 }

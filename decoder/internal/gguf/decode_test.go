@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -212,6 +213,12 @@ func exact16(h uint16) float64 {
 	return x
 }
 
+func TestByteOrder(t *testing.T) {
+	if runtime.GOARCH == "amd64" && !littleEndian {
+		t.Error("amd64 is little endian")
+	}
+}
+
 func TestFrom16(t *testing.T) {
 	for i := range 1 << 16 {
 		if got, want := from16(uint16(i)), float32(exact16(uint16(i))); !same(got, want) {
@@ -294,6 +301,17 @@ func TestRounding(t *testing.T) {
 			check(float32(x))
 		}
 		check(math.Float32frombits(0x7f800001))
+	}
+	// A NaN is made quiet, and keeps the upper bits of its payload.
+	nan := []float32{math.Float32frombits(0xff802001)}
+	for _, c := range []struct {
+		f    format
+		want uint16
+	}{{binary16, 0xfe01}, {bfloat16, 0xffc0}} {
+		var got [1]uint16
+		if bad := c.f.round(got[:], nan); bad != -1 || got[0] != c.want {
+			t.Errorf("a NaN is %x, %d, want %x", got[0], bad, c.want)
+		}
 	}
 }
 

@@ -133,6 +133,10 @@ func TestUnread(t *testing.T) {
 	if got := m.Unread(); !slices.Equal(got, []string{"b", "d"}) {
 		t.Errorf("unread keys %v", got)
 	}
+	m = mustParse(t, contents{version: 3, alignment: 64, keys: []pair{{"b", int8(1)}}}.encode()).Metadata()
+	if got := m.Unread(); !slices.Equal(got, []string{"b"}) {
+		t.Errorf("unread keys %v", got)
+	}
 }
 
 func f32Tensor(name string, at int64) written {
@@ -195,6 +199,8 @@ func TestErrors(t *testing.T) {
 		"name not UTF-8":     {one(f32Tensor("a\xff", 0)).encode(), ErrFormat, `tensor 0 has the name "a\xff", which is empty or not UTF-8`},
 		"long name":          {one(f32Tensor(strings.Repeat("a", 65), 0)).encode(), ErrFormat, "has 65 bytes, more than 64"},
 		"5 dimensions":       {one(written{name: "a", shape: []uint64{1, 1, 1, 1, 1}}).encode(), ErrFormat, `tensor "a" has 5 dimensions`},
+		"2^31 dimensions":    {bytesOf(one(written{name: "abc", shape: []uint64{2}, data: make([]byte, 8)}), "abc\x01\x00\x00\x00", "abc\x00\x00\x00\x80"), ErrFormat, `tensor "abc" has 2147483648 dimensions`},
+		"number of a part":   {contents{version: 3, keys: []pair{{keyPart, "0"}}}.encode(), ErrType, `"split.no" is string`},
 		"no elements":        {one(written{name: "a", shape: []uint64{2, 0}}).encode(), ErrFormat, "dimension 0 of 2 is 0"},
 		"product":            {one(written{name: "a", shape: []uint64{1 << 63, 2}}).encode(), ErrFormat, "too many"},
 		"product over 2^60":  {one(written{name: "a", shape: []uint64{1 << 31, 1 << 30}}).encode(), ErrFormat, "too many"},
@@ -277,8 +283,9 @@ func TestSplit(t *testing.T) {
 		t.Errorf("unread keys %v", got)
 	}
 	// A file that was merged from parts says 0 parts.
-	if _, err := Parse("m.gguf", contents{version: 3, keys: []pair{{keyPart, uint16(0)}, {keyParts, uint16(0)}, {keyTensors, int32(5)}}}.encode()); err != nil {
-		t.Error(err)
+	merged := mustParse(t, contents{version: 3, keys: []pair{{keyPart, uint16(0)}, {keyParts, uint16(0)}, {keyTensors, int32(5)}}}.encode())
+	if left := merged.Metadata().Unread(); len(left) != 0 {
+		t.Errorf("unread keys %v", left)
 	}
 }
 
