@@ -221,8 +221,13 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Every type that is not decoded is refused by name.
+// Every type that is not decoded, and every earlier format, is refused by name.
 func TestTypes(t *testing.T) {
+	for _, magic := range []string{"tjgg", "fmgg", "lmgg", "algg"} { // ggjt, ggmf, ggml and ggla as numbers
+		if _, err := Parse("test.gguf", []byte(magic)); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "older than GGUF") {
+			t.Errorf("%s: %v", magic, err)
+		}
+	}
 	for typ := range Type(64) {
 		_, err := Parse("test.gguf", contents{version: 3, tensors: []written{{name: "blk.0", shape: []uint64{256}, typ: typ, data: make([]byte, 2048)}}}.encode())
 		if _, ok := layouts[typ]; ok {
