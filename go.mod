@@ -3,6 +3,7 @@ module gorgonia.org/leanattention
 go 1.26.0
 
 require (
+	github.com/ardanlabs/jinja v1.8.0
 	github.com/chewxy/hm v1.0.0
 	github.com/creack/pty v1.1.24
 	github.com/ebitengine/purego v0.10.0
