@@ -24,18 +24,18 @@ func (a candidate) before(b candidate) bool {
 	return a.key > b.key || a.key == b.key && a.id < b.id
 }
 
-// draw chooses a token by a random number u in [0, 1): the first one, in the order of ids, at which the sum of probabilities
-// exceeds u. Candidates stay in the order of ids, so that rounding of logits changes few choices. most is the largest logit.
-func (m *memory) draw(c *Config, logits []float32, most float32, u float64) int {
+// restrict makes candidates of the tokens that can be chosen, with their weights, and returns the sum of the weights. most is the
+// largest logit. The candidates are in the order of ids.
+func (m *memory) restrict(c *Config, logits []float32, most float32) (total float64) {
 	topP := c.TopP > 0 && c.TopP < 1
 	least := leastWeight
-	if !topP { // otherwise the sum over all tokens is needed first
+	if !topP { // otherwise TopP needs the sum over all tokens first
 		least = max(least, c.MinP)
 	}
 	// The weight of x is exp((x-most)/Temperature). The bound is a little low: weigh looks closer.
 	floor := float64(most) + (1+1e-9)*math.Log(least)*c.Temperature - 1e-6*math.Abs(float64(most)) - 1e-30
 	m.collect(logits, math.Nextafter32(float32(floor), float32(math.Inf(-1))), c.TopK)
-	total := m.weigh(float64(most), c.Temperature, least)
+	total = m.weigh(float64(most), c.Temperature, least)
 	if topP {
 		_, total = m.keep(math.MaxInt, c.TopP*total)
 		if c.MinP > 0 {
@@ -46,13 +46,19 @@ func (m *memory) draw(c *Config, logits []float32, most float32, u float64) int 
 		m.typical(total)
 		_, total = m.keep(math.MaxInt, c.TypicalP*total)
 	}
+	return total
+}
+
+// pick returns the first candidate, in the order of ids, at which the sum of weights exceeds x. By that order, a small change of
+// logits seldom changes the choice.
+func (m *memory) pick(x float64) int {
 	sum := 0.0
-	for _, x := range m.candidates {
-		if sum += x.weight; sum > u*total {
-			return int(x.id)
+	for _, c := range m.candidates {
+		if sum += c.weight; sum > x {
+			return int(c.id)
 		}
 	}
-	return int(m.candidates[len(m.candidates)-1].id) // rounding left a part of u
+	return int(m.candidates[len(m.candidates)-1].id) // rounding left a part of x
 }
 
 // collect makes candidates of the tokens with a logit above floor, with the logits as keys. With k > 0, the k first of them are

@@ -213,7 +213,8 @@ func (s *Sampler) Next(logits []float32) (int, error) {
 			return best, nil
 		}
 	}
-	return m.draw(&s.config, logits, logits[best], s.random.Float64()), nil
+	total := m.restrict(&s.config, logits, logits[best])
+	return m.pick(total * s.random.Float64()), nil
 }
 
 // change returns the logits with bias and penalties, and with -Inf for forbidden tokens.
@@ -230,7 +231,7 @@ func (s *Sampler) change(m *memory, logits []float32) []float32 {
 		} else {
 			x *= s.config.RepetitionPenalty
 		}
-		m.logits[id] = finite(old, x-s.config.PresencePenalty-float64(n)*s.config.FrequencyPenalty)
+		m.logits[id] = finite(old, x-(s.config.PresencePenalty+float64(n)*s.config.FrequencyPenalty))
 	}
 	for _, id := range s.forbidden {
 		m.logits[id] = float32(math.Inf(-1))

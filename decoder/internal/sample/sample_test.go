@@ -59,37 +59,108 @@ func TestGreedy(t *testing.T) {
 }
 
 // expected is the distribution that Config describes, computed by sorting.
-func expected(c Config, logits []float32) []float64 {
-	order := make([]int, len(logits))
+func expected(c Config, text []int, logits []float32) []float64 {
+	x := changed(c, text, logits)
+	order := make([]int, len(x))
 	most := math.Inf(-1)
-	for i, x := range logits {
+	for i, v := range x {
 		order[i] = i
-		most = max(most, float64(x))
+		most = max(most, float64(v))
 	}
-	sort.SliceStable(order, func(a, b int) bool { return logits[order[a]] > logits[order[b]] })
+	sort.SliceStable(order, func(a, b int) bool { return x[order[a]] > x[order[b]] })
 	if c.TopK > 0 && c.TopK < len(order) {
 		order = order[:c.TopK]
 	}
-	p, total := make([]float64, len(logits)), 0.0
-	for _, i := range order {
-		p[i] = math.Exp((float64(logits[i]) - most) / c.Temperature)
-		total += p[i]
+	p := make([]float64, len(x))
+	norm := func() (total float64) {
+		kept := make([]float64, len(x))
+		for _, i := range order {
+			total += p[i]
+		}
+		for _, i := range order {
+			kept[i] = p[i] / total
+		}
+		p = kept
+		return total
 	}
-	kept, sum := make([]float64, len(logits)), 0.0
 	for _, i := range order {
-		kept[i] = p[i]
-		if sum += p[i]; c.TopP > 0 && c.TopP < 1 && sum >= c.TopP*total {
-			break
+		if p[i] = math.Exp((float64(x[i]) - most) / c.Temperature); p[i] < leastWeight {
+			p[i] = 0
 		}
 	}
-	sum = 0
-	for _, v := range kept {
-		sum += v
+	norm()
+	until := func(enough float64) {
+		sum := 0.0
+		for n, i := range order {
+			if sum += p[i]; sum >= enough {
+				order = order[:n+1]
+				break
+			}
+		}
+		norm()
 	}
-	for i := range kept {
-		kept[i] /= sum
+	if c.TopP > 0 && c.TopP < 1 {
+		until(c.TopP)
 	}
-	return kept
+	if c.MinP > 0 {
+		top := slices.Max(p)
+		order = slices.DeleteFunc(order, func(i int) bool { return p[i] < c.MinP*top })
+		norm()
+	}
+	if c.TypicalP > 0 && c.TypicalP < 1 {
+		order = slices.DeleteFunc(order, func(i int) bool { return p[i] == 0 })
+		entropy := 0.0
+		for _, i := range order {
+			entropy -= p[i] * math.Log(p[i])
+		}
+		slices.Sort(order)
+		sort.SliceStable(order, func(a, b int) bool {
+			return math.Abs(-math.Log(p[order[a]])-entropy) < math.Abs(-math.Log(p[order[b]])-entropy)
+		})
+		until(c.TypicalP)
+	}
+	return p
+}
+
+// changed returns the logits with bias, penalties and forbidden tokens.
+func changed(c Config, text []int, logits []float32) []float32 {
+	x := slices.Clone(logits)
+	if c.RepetitionPenalty == 0 {
+		c.RepetitionPenalty = 1
+	}
+	clamp := func(v float64) float32 { return float32(min(max(v, -math.MaxFloat32), math.MaxFloat32)) }
+	for i, b := range c.LogitBias {
+		if x[i] >= -math.MaxFloat32 {
+			x[i] = clamp(float64(x[i]) + b)
+		}
+	}
+	if c.LastTokens > 0 {
+		text = text[max(0, len(text)-c.LastTokens):]
+	}
+	if c.RepetitionPenalty != 1 || c.PresencePenalty != 0 || c.FrequencyPenalty != 0 {
+		for i := range x {
+			count := 0
+			for _, id := range text {
+				if id == i {
+					count++
+				}
+			}
+			if count == 0 || x[i] < -math.MaxFloat32 {
+				continue
+			}
+			v := float64(x[i])
+			if v > 0 {
+				v /= c.RepetitionPenalty
+			} else {
+				v *= c.RepetitionPenalty
+			}
+			x[i] = clamp(v - (c.PresencePenalty + float64(count)*c.FrequencyPenalty))
+		}
+	}
+	for _, i := range c.Forbidden {
+		x[i] = float32(math.Inf(-1))
+	}
+	return x
 }
 
 // TestDistribution draws often and compares frequencies, by Pearson's test.
@@ -105,6 +176,17 @@ func TestDistribution(t *testing.T) {
 		{Temperature: 2, TopK: 5},
 		{Temperature: 1, TopP: 0.7},
 		{Temperature: 2, TopP: 0.8, TopK: 6},
+		{Temperature: 1.5, MinP: 0.2},
+		{Temperature: 2, TopP: 0.9, MinP: 0.3},
+		{Temperature: 1, TypicalP: 0.6},
+		{Temperature: 2, TopK: 9, TopP: 0.95, MinP: 0.05, TypicalP: 0.8},
+		{Temperature: 1, RepetitionPenalty: 1.8},
+		{Temperature: 1, RepetitionPenalty: 0.4, LastTokens: 3},
+		{Temperature: 1, PresencePenalty: 1.2},
+		{Temperature: 1, FrequencyPenalty: -0.7, LastTokens: 5},
+		{Temperature: 1, LogitBias: map[int]float64{2: 1.5, 5: -2}, Forbidden: []int{3, 7}},
+		{Temperature: 0.8, TopK: 8, TopP: 0.97, MinP: 0.02, TypicalP: 0.9, RepetitionPenalty: 1.3, PresencePenalty: 0.2, FrequencyPenalty: 0.3, LastTokens: 6,
+			LogitBias: map[int]float64{2: 1, 4: 2}, Forbidden: []int{9}},
 	} {
 		c.Seed = seed
 		logits := make([]float32, 12)
@@ -112,8 +194,14 @@ func TestDistribution(t *testing.T) {
 			logits[i] = float32(rng.NormFloat64())
 		}
 		logits[rng.IntN(12)] = float32(math.Inf(-1))
-		want := expected(c, logits)
+		text := make([]int, 10)
+		for i := range text {
+			text[i] = rng.IntN(len(logits))
+		}
+		want := expected(c, text, logits)
 		s, counts := mustNew(t, c), make([]int, len(logits))
+		s.Accept(text[:4]...)
+		s.Accept(text[4:]...)
 		const draws = 40000
 		for range draws {
 			counts[next(t, s, logits)]++
@@ -172,7 +260,7 @@ func TestLaws(t *testing.T) {
 			if c.TopP > 0 {
 				wide.TopP = min(1, c.TopP*(1+1e-9)+1e-12)
 			}
-			if p := expected(wide, logits); p[i] == 0 {
+			if p := expected(wide, nil, logits); p[i] == 0 {
 				t.Fatalf("chose %d of %v", i, p)
 			}
 		}
@@ -261,6 +349,9 @@ func TestErrors(t *testing.T) {
 	for _, c := range []Config{
 		{Temperature: -1, TopP: 1}, {Temperature: nan, TopP: 1}, {Temperature: inf, TopP: 1},
 		{TopK: -1, TopP: 1}, {TopP: 1.5}, {TopP: nan}, {TopP: -0.5},
+		{MinP: -1}, {MinP: 1.1}, {MinP: nan}, {TypicalP: -1}, {TypicalP: 1.1}, {TypicalP: nan},
+		{RepetitionPenalty: -1}, {RepetitionPenalty: inf}, {RepetitionPenalty: nan}, {PresencePenalty: inf}, {FrequencyPenalty: nan},
+		{LastTokens: -1}, {LogitBias: map[int]float64{-1: 0}}, {LogitBias: map[int]float64{1: nan}}, {LogitBias: map[int]float64{1: -inf}}, {Forbidden: []int{-1}},
 	} {
 		if s, err := New(c); s != nil || !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: error %v", c, err)
@@ -285,30 +376,5 @@ func TestErrors(t *testing.T) {
 				t.Errorf("logits %v: %v, want %s", logits, err, want)
 			}
 		}
-	}
-}
-
-func BenchmarkNext(b *testing.B) {
-	logits := make([]float32, 50272) // OPT's vocabulary
-	rng := rand.New(rand.NewPCG(1, 1))
-	for i := range logits {
-		logits[i] = float32(3 * rng.NormFloat64())
-	}
-	for _, c := range []struct {
-		name   string
-		config Config
-	}{
-		{"greedy", Config{TopP: 1}},
-		{"temperature", Config{Temperature: 1, TopP: 1}},
-		{"top-k50", Config{Temperature: 1, TopK: 50, TopP: 1}},
-		{"top-p0.9", Config{Temperature: 1, TopP: 0.9}},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			s := mustNew(b, c.config)
-			b.ReportAllocs()
-			for b.Loop() {
-				next(b, s, logits)
-			}
-		})
 	}
 }
