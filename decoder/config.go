@@ -16,6 +16,8 @@ type Config struct {
 	left   map[string]json.RawMessage
 	read   map[string]json.RawMessage
 	err    error
+
+	context int // tokens of the longest text of the engine; 0: not known yet
 }
 
 // parseConfig begins to read an object.
@@ -31,6 +33,10 @@ func parseConfig(file, object string, data []byte) *Config {
 
 // Err returns the first error.
 func (c *Config) Err() error { return c.err }
+
+// Context returns the number of tokens of the longest text that the network is for. Scalings of rotary embeddings may depend on
+// it. 0: no engine was made yet.
+func (c *Config) Context() int { return c.context }
 
 // Errorf makes an error of the file the first error, unless there is one.
 func (c *Config) Errorf(format string, args ...any) { c.fail(ErrFormat, format, args...) }

@@ -1,6 +1,8 @@
 package decoder
 
 import (
+	"math"
+
 	"gorgonia.org/leanattention/rope"
 )
 
@@ -51,6 +53,10 @@ func (c *Config) partial(r *rope.Config) {
 	}
 	factor := c.Positive("partial_rotary_factor")
 	r.Dim = int(float64(r.HeadDim) * factor)
+	if factor == 1 {
+		r.Dim = 0 // all
+		return
+	}
 	if factor > 1 || r.Dim < 2 || r.Dim%2 != 0 {
 		c.Errorf("partial_rotary_factor is %v: %d of %d elements of a head; the number must be even, and in [2, %d]", factor, r.Dim, r.HeadDim, r.HeadDim)
 		r.Dim = 0
@@ -103,7 +109,40 @@ func (c *Config) rope(r *rope.Config, o *Config) {
 			Attention: optional("attention_factor"), MScale: optional("mscale"), MScaleAllDim: optional("mscale_all_dim"),
 			NoTruncate: !truncate,
 		}
+	case "dynamic":
+		// The base depends on the context that the engine is opened for.
+		factor, trained := o.Positive("factor"), c.Size("max_position_embeddings")
+		o.ignore("original_max_position_embeddings")
+		if n := float64(c.context) / float64(trained); n > 1 {
+			dim := float64(r.HeadDim)
+			if r.Dim > 0 {
+				dim = float64(r.Dim)
+			}
+			r.Base *= math.Pow(factor*n-(factor-1), dim/(dim-2))
+		}
+	case "longrope":
+		r.Scaling = c.longRoPE(o, original(), optional("attention_factor"))
 	default:
-		o.refuse("rope_type", kind, []string{"default", "linear", "llama3", "yarn"})
+		o.refuse("rope_type", kind, []string{"default", "dynamic", "linear", "llama3", "longrope", "yarn"})
 	}
+}
+
+// longRoPE reads two lists of factors, and returns the one for the context that the engine is opened for.
+func (c *Config) longRoPE(o *Config, original int, attention float64) rope.LongRoPE {
+	var short, long []float64
+	o.Need("short_factor", &short)
+	o.Need("long_factor", &long)
+	factor := 0.0
+	if o.Read("factor", &factor); factor == 0 && c.Has("max_position_embeddings") {
+		factor = float64(c.Size("max_position_embeddings")) / float64(original)
+	}
+	if attention == 0 {
+		if attention = 1; factor > 1 {
+			attention = math.Sqrt(1 + math.Log(factor)/math.Log(float64(original)))
+		}
+	}
+	if c.context > original {
+		short = long
+	}
+	return rope.LongRoPE{Factors: short, Attention: attention}
 }

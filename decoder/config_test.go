@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -15,7 +16,7 @@ import (
 // TestRefused: what a config.json says and no family knows is an error that names the field.
 func TestRefused(t *testing.T) {
 	const llama = `"model_type":"llama","vocab_size":64,"hidden_size":64,"intermediate_size":96,"num_hidden_layers":2,"num_attention_heads":2`
-	if _, _, err := readNetwork("config.json", []byte("{"+llama+"}")); err != nil {
+	if _, _, err := readNetwork("config.json", []byte("{"+llama+"}"), 0); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -51,7 +52,7 @@ func TestRefused(t *testing.T) {
 		{strings.Replace("{"+llama+`,"layer_types":["full_attention","linear_attention"]}`, "llama", "qwen2", 1), ErrUnsupported, `layer_types[1] is "linear_attention"`},
 		{strings.Replace("{"+llama+`,"use_bidirectional_attention":true}`, "llama", "gemma", 1), ErrUnsupported, "use_bidirectional_attention"},
 	} {
-		_, _, err := readNetwork("config.json", []byte(c.config))
+		_, _, err := readNetwork("config.json", []byte(c.config), 0)
 		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), "config.json") {
 			t.Errorf("%s: %v, want %v with %q", c.config, err, c.kind, c.text)
 		}
@@ -82,18 +83,20 @@ func TestGoldenFrequencies(t *testing.T) {
 	}
 	var golden struct {
 		Frequencies []struct {
-			Dim  int
-			Rope json.RawMessage
-			W    []float64
-			M    float64
+			Dim          int
+			Context, Max int
+			Rope         json.RawMessage
+			W            []float64
+			M            float64
 		}
 	}
-	if err := json.Unmarshal(data, &golden); err != nil || len(golden.Frequencies) < 9 {
+	if err := json.Unmarshal(data, &golden); err != nil || len(golden.Frequencies) < 13 {
 		t.Fatal(len(golden.Frequencies), err)
 	}
 	for _, c := range golden.Frequencies {
 		config := rope.Config{HeadDim: c.Dim}
-		f := parseConfig("config.json", "", []byte(`{"rope_parameters":`+string(c.Rope)+`}`))
+		f := parseConfig("config.json", "", []byte(fmt.Sprintf(`{"max_position_embeddings":%d,"rope_parameters":%s}`, max(c.Max, 1), c.Rope)))
+		f.context = c.Context
 		if config = f.rotary(c.Dim); f.err != nil {
 			t.Fatal(f.err)
 		}
@@ -116,7 +119,7 @@ func FuzzConfig(f *testing.F) {
 	}
 	names := slices.Sorted(maps.Keys(registry.families))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		n, _, err := readNetwork("config.json", data)
+		n, _, err := readNetwork("config.json", data, 0)
 		if err != nil {
 			return
 		}

@@ -36,9 +36,10 @@ func init() {
 	}
 }
 
-// readNetwork returns the network of a config.json.
-func readNetwork(file string, data []byte) (Network, *Config, error) {
+// readNetwork returns the network of a config.json, for texts of at most context tokens. 0: not known yet.
+func readNetwork(file string, data []byte, context int) (Network, *Config, error) {
 	c := parseConfig(file, "", data)
+	c.context = context
 	var name string
 	c.Need("model_type", &name)
 	if c.err != nil {

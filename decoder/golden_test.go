@@ -45,7 +45,7 @@ func readGolden(t testing.TB) (models []goldenModel) {
 
 func (m *goldenModel) network(t testing.TB) Network {
 	t.Helper()
-	n, _, err := readNetwork("config.json", m.Config)
+	n, _, err := readNetwork("config.json", m.Config, 200)
 	if err != nil {
 		t.Fatalf("%s: %v", m.Name, err)
 	}

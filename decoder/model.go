@@ -6,27 +6,45 @@ import (
 	"fmt"
 	"io/fs"
 	"iter"
+	"os"
 	"slices"
 	"strings"
 
+	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/decoder/internal/hf"
 	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
-// Model is an open folder of a model: its network, its tokenizer and its weights, which stay in the files until an engine
-// needs them.
+// Model is an open model: its network, its tokenizer and its weights, which stay in the files until an engine needs them.
 type Model struct {
 	network   Network
-	folder    *hf.Folder
+	file      string // name of config.json, for errors
+	config    []byte // its content
+	files     source
 	tokenizer *tokenizer.Tokenizer
 	texts     generation
-	tied      [2]string
 }
 
-// Open opens the Hugging Face folder of a model: config.json, generation_config.json, the weights in safetensors or PyTorch's
-// files, and the tokenizer. Open checks that the files have every weight of the network, and no other. Close the model after
-// use.
+// source is the files of a model.
+type source interface {
+	Weights
+	// Check compares the tensors of the files with the weights of a model: all of them must be present, and no other. A tied
+	// weight may be missing.
+	Check(weights iter.Seq[hf.Weight], tied ...string) error
+	Close() error
+}
+
+// Open opens a model: a GGUF file, or a Hugging Face folder with config.json, generation_config.json, the weights in safetensors
+// or PyTorch's files, and the tokenizer. Open checks that the files have every weight of the network, and no other. Close the
+// model after use.
 func Open(path string) (*Model, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("decoder: %w: %w", err, ErrMissing)
+	}
+	if !info.IsDir() {
+		return newGGUF(path)
+	}
 	folder, err := hf.Open(path)
 	if err != nil {
 		return nil, fileError(err)
@@ -43,8 +61,48 @@ func OpenFS(name string, fsys fs.FS) (*Model, error) {
 	return open(folder, func() (*tokenizer.Tokenizer, error) { return tokenizer.LoadFS(name, fsys) })
 }
 
+func newGGUF(path string) (m *Model, err error) {
+	f, config, err := openGGUF(path)
+	if err != nil {
+		return nil, fileError(err)
+	}
+	m = &Model{files: f}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fileError(err), m.Close())
+			m = nil
+		}
+	}()
+	c, err := m.read(path, config)
+	if err != nil {
+		return m, err
+	}
+	if m.texts, err = readGeneration(c, path, nil, m.network.Sizes().Vocab); err != nil {
+		return m, err
+	}
+	return m, nil
+}
+
+// read reads the network of a config.json, and compares its weights with the files.
+func (m *Model) read(file string, data []byte) (c *Config, err error) {
+	m.file, m.config = file, data
+	if m.network, c, err = readNetwork(file, data, 0); err != nil {
+		return nil, err
+	}
+	var tied []string
+	if t, ok := m.network.(*transformer); ok && t.tied {
+		tied = []string{t.names.embedding + ".weight", t.names.head + ".weight"}
+		if folder, ok := m.files.(*hf.Folder); ok {
+			if err := folder.Tie(tied[0], tied[1]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return c, m.files.Check(files(m.network), tied...)
+}
+
 func open(folder *hf.Folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, err error) {
-	m = &Model{folder: folder}
+	m = &Model{files: folder}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fileError(err), m.Close())
@@ -68,23 +126,14 @@ func open(folder *hf.Folder, load func() (*tokenizer.Tokenizer, error)) (m *Mode
 	if err != nil {
 		return m, err
 	}
-	var c *Config
-	if m.network, c, err = readNetwork(folder.Path(file), data); err != nil {
+	c, err := m.read(folder.Path(file), data)
+	if err != nil {
 		return m, err
 	}
 	if data, err = folder.Text(generationFile); err != nil {
 		return m, err
 	}
 	if m.texts, err = readGeneration(c, folder.Path(generationFile), data, m.network.Sizes().Vocab); err != nil {
-		return m, err
-	}
-	if t, ok := m.network.(*transformer); ok && t.tied {
-		m.tied = [2]string{t.names.embedding + ".weight", t.names.head + ".weight"}
-		if err := folder.Tie(m.tied[0], m.tied[1]); err != nil {
-			return m, err
-		}
-	}
-	if err := folder.Check(files(m.network), m.tied[:]...); err != nil {
 		return m, err
 	}
 	m.tokenizer, err = load()
@@ -106,10 +155,11 @@ func files(n Network) iter.Seq[hf.Weight] {
 	}
 }
 
-// fileError turns an error of package hf into one of this package.
+// fileError turns an error of packages hf and gguf into one of this package.
 func fileError(err error) error {
 	for _, x := range []struct{ from, to error }{
 		{hf.ErrFormat, ErrFormat}, {hf.ErrShape, ErrFormat}, {hf.ErrUnsupported, ErrUnsupported}, {hf.ErrMissing, ErrMissing}, {hf.ErrClosed, ErrClosed},
+		{gguf.ErrFormat, ErrFormat}, {gguf.ErrType, ErrFormat}, {gguf.ErrRange, ErrFormat}, {gguf.ErrUnsupported, ErrUnsupported}, {gguf.ErrMissing, ErrMissing}, {gguf.ErrClosed, ErrClosed},
 	} {
 		if errors.Is(err, x.from) {
 			return &translated{err, x.to}
@@ -151,7 +201,7 @@ func (c *Config) ids(name string, vocab int) (ids []int) {
 // Network returns the model's network.
 func (m *Model) Network() Network { return m.network }
 
-// Tokenizer returns the model's tokenizer.
+// Tokenizer returns the model's tokenizer; nil: none.
 func (m *Model) Tokenizer() *tokenizer.Tokenizer { return m.tokenizer }
 
 // Ends returns the tokens that end a text.
@@ -170,8 +220,16 @@ func (m *Model) Sampling() Sampling {
 
 // Engine makes an engine of the model. Close the engine before the model.
 func (m *Model) Engine(o Options) (*Engine, error) {
-	return newEngine(m.network, m.folder, m.tokenizer, m.texts.ends, o)
+	sizes := m.network.Sizes()
+	if err := o.fill(&sizes); err != nil {
+		return nil, err
+	}
+	n, _, err := readNetwork(m.file, m.config, o.Context)
+	if err != nil {
+		return nil, err
+	}
+	return newEngine(n, m.files, m.tokenizer, m.texts.ends, o)
 }
 
 // Close closes the files.
-func (m *Model) Close() error { return m.folder.Close() }
+func (m *Model) Close() error { return m.files.Close() }

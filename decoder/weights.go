@@ -41,15 +41,15 @@ func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress fu
 		}
 	}()
 	for w := range n.Weights() {
-		t, err := part(from, &w)
+		to := as
+		if len(w.Shape) == 1 {
+			to = tensor.Float32
+		}
+		t, err := part(from, &w, to)
 		if err != nil {
 			return nil, nil, err
 		}
-		to := as
-		switch {
-		case len(w.Shape) == 1:
-			to = tensor.Float32
-		case to == tensor.Dtype{}:
+		if to == (tensor.Dtype{}) {
 			to = t.Dtype()
 		}
 		if t, err = converted(t, to); err != nil {
@@ -71,10 +71,19 @@ func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress fu
 	return weights, free, nil
 }
 
-// part returns the tensor of a weight, which may be some rows of a tensor.
-func part(from Weights, w *Weight) (*tensor.Dense, error) {
+// widener is a source of weights that returns them in any type.
+type widener interface {
+	TensorAs(name string, as tensor.Dtype, shape ...int) (*tensor.Dense, error)
+}
+
+// part returns the tensor of a weight, which may be some rows of a tensor. A source that decodes returns the type as.
+func part(from Weights, w *Weight, as tensor.Dtype) (t *tensor.Dense, err error) {
 	name, shape := w.tensor()
-	t, err := from.Tensor(name, shape...)
+	if f, ok := from.(widener); ok {
+		t, err = f.TensorAs(name, as, shape...)
+	} else {
+		t, err = from.Tensor(name, shape...)
+	}
 	if err != nil || w.From.Name == "" {
 		return t, err
 	}

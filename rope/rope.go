@@ -2,6 +2,7 @@
 package rope
 
 import (
+	"fmt"
 	"math"
 	"reflect"
 
@@ -33,7 +34,7 @@ type Config struct {
 }
 
 // Scaling changes the frequencies w and the factor m of a rotary embedding, for contexts longer than those of the training.
-// A Scaling is a [Linear], a [Llama3] or a [YaRN].
+// A Scaling is a [Linear], a [Llama3], a [YaRN] or a [LongRoPE].
 type Scaling interface {
 	// check is what is wrong with it, "" for nothing.
 	check() string
@@ -83,6 +84,17 @@ type YaRN struct {
 	NoTruncate bool
 }
 
+// LongRoPE divides each frequency by a factor of its own (Ding et al., arXiv:2402.13753). Checkpoints have the rope_type
+// "longrope", and two lists of factors: short_factor for contexts of at most original_max_position_embeddings, and long_factor
+// for longer ones.
+type LongRoPE struct {
+	Factors []float64 // of each pair; above 0
+
+	// Attention is m. 0 is 1. A checkpoint without attention_factor has
+	// sqrt(1 + ln(max_position_embeddings / original) / ln(original)), or 1 if max_position_embeddings is not above original.
+	Attention float64
+}
+
 // Frequencies returns w, in radians a position, one for each pair, and m. The number of rotated elements of a head is
 // 2*len(w).
 //
@@ -110,6 +122,9 @@ func (c Config) Frequencies() (w []float64, m float64, err error) {
 	}
 	if wrong := c.Scaling.check(); wrong != "" {
 		return nil, 0, errs.Errorf(op, errs.ErrOption, "%T: %s", c.Scaling, wrong)
+	}
+	if l, ok := c.Scaling.(LongRoPE); ok && len(l.Factors) != len(w) {
+		return nil, 0, errs.Errorf(op, errs.ErrShape, "LongRoPE has %d factors for %d pairs", len(l.Factors), len(w))
 	}
 	return w, c.Scaling.apply(w, &c), nil
 }
@@ -143,6 +158,28 @@ func (s Linear) apply(w []float64, _ *Config) float64 {
 		w[i] /= s.Factor
 	}
 	return 1
+}
+
+func (s LongRoPE) check() string {
+	for i, f := range s.Factors {
+		if !(f > 0) || math.IsInf(f, 0) {
+			return fmt.Sprintf("Factors[%d] is %v; it must be a number above 0", i, f)
+		}
+	}
+	if !(s.Attention >= 0) || math.IsInf(s.Attention, 0) {
+		return "Attention must be a number from 0 on"
+	}
+	return ""
+}
+
+func (s LongRoPE) apply(w []float64, _ *Config) float64 {
+	for i := range w {
+		w[i] /= s.Factors[i]
+	}
+	if s.Attention == 0 {
+		return 1
+	}
+	return s.Attention
 }
 
 func (s Llama3) check() string {

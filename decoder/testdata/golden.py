@@ -152,7 +152,13 @@ def frequencies():
         rope = {"rope_type": "default", **rope}
         c = t.LlamaConfig(hidden_size=2 * dim, num_attention_heads=2, head_dim=dim, max_position_embeddings=131072, rope_parameters=dict(rope))
         e = LlamaRotaryEmbedding(c)
-        out.append({"dim": dim, "rope": rope, "w": [float(w) for w in e.inv_freq], "m": float(e.attention_scaling)})
+        out.append({"dim": dim, "context": 0, "rope": rope, "w": [float(w) for w in e.inv_freq], "m": float(e.attention_scaling)})
+    for kind, more in [("dynamic", {"factor": 4.0}), ("longrope", {"long_factor": [1 + i / 8 for i in range(32)], "short_factor": [1 + i / 99 for i in range(32)], "original_max_position_embeddings": 4096})]:
+        rope = {"rope_type": kind, "rope_theta": 10000.0, **more}
+        for context in [1000, 20000]:
+            c = t.LlamaConfig(hidden_size=128, num_attention_heads=2, head_dim=64, max_position_embeddings=8192, rope_parameters=dict(rope))
+            w, m = t.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](c, "cpu", seq_len=context)
+            out.append({"dim": 64, "context": context, "max": 8192, "rope": rope, "w": [float(x) for x in w], "m": float(m)})
     return out
 
 
@@ -178,6 +184,9 @@ def main():
             model("phi3", t.Phi3ForCausalLM, t.Phi3Config, {"partial_rotary_factor": 0.5}, SCALES, 0.002,
                   [{"sliding_window": 9}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}],
                   hidden_size=HEADS * DIM, sliding_window=10),
+            model("phi3_long", t.Phi3ForCausalLM, t.Phi3Config,
+                  {"rope_type": "longrope", "partial_rotary_factor": 0.5, "attention_factor": 1.25, "original_max_position_embeddings": 1,
+                   "long_factor": [1 + i / 8 for i in range(DIM // 4)], "short_factor": [1.0] * (DIM // 4)}, hidden_size=HEADS * DIM, sliding_window=None),
             model("olmo2", t.Olmo2ForCausalLM, t.Olmo2Config, {}),
             model("granite", t.GraniteForCausalLM, t.GraniteConfig, {}, SCALES, 0.002,
                   [{"embedding_multiplier": 1.0}, {"residual_multiplier": 1.0}, {"attention_multiplier": 0.125}, {"logits_scaling": 1.0}],

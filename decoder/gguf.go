@@ -1,0 +1,141 @@
+package decoder
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"gorgonia.org/leanattention/decoder/internal/gguf"
+	"gorgonia.org/leanattention/decoder/internal/hf"
+
+	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
+)
+
+// ggufFile is the weights of a GGUF file.
+type ggufFile struct {
+	file    *gguf.File
+	path    string
+	weights map[string]*gguf.Tensor // by canonical name
+}
+
+// openGGUF opens a GGUF file, and returns its config.json.
+func openGGUF(path string) (f *ggufFile, config []byte, err error) {
+	file, err := gguf.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	f = &ggufFile{file: file, path: path, weights: map[string]*gguf.Tensor{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, file.Close())
+		}
+	}()
+	fields, err := file.Config()
+	if err != nil {
+		return nil, nil, err
+	}
+	if config, err = json.Marshal(fields); err != nil {
+		return nil, nil, fmt.Errorf("decoder: %s: %w", path, err)
+	}
+	weights, err := file.Weights()
+	if err != nil {
+		return nil, nil, err
+	}
+	for name, t := range weights {
+		f.weights[strings.TrimPrefix(name, "model.")] = t
+	}
+	return f, config, nil
+}
+
+// Check compares the file's tensors with the weights of a model: all of them must be present, and no other.
+func (f *ggufFile) Check(weights iter.Seq[hf.Weight], tied ...string) error {
+	left := maps.Clone(f.weights)
+	for w := range weights {
+		t := f.weights[w.Name]
+		switch {
+		case t == nil && slices.Contains(tied, w.Name):
+		case t == nil:
+			return fmt.Errorf("decoder: %s: weight %.200q with shape %v: %w", f.path, w.Name, w.Shape, ErrMissing)
+		case !slices.Equal(t.Shape(), w.Shape):
+			return fmt.Errorf("decoder: %s: tensor %.200q has shape %v, not %v: %w", f.path, t.Name(), t.Shape(), w.Shape, ErrFormat)
+		}
+		delete(left, w.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(left)) {
+		return fmt.Errorf("decoder: %s: %d tensors that the model does not use, such as %.200q: %w", f.path, len(left), left[name].Name(), ErrUnsupported)
+	}
+	return nil
+}
+
+// Tensor returns a weight in its stored type. A type with fewer than 16 bits a number is widened to float16, and to float32
+// where a number does not fit float16.
+func (f *ggufFile) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	return f.TensorAs(name, tensor.Dtype{}, shape...)
+}
+
+// TensorAs is Tensor in another type.
+func (f *ggufFile) TensorAs(name string, as tensor.Dtype, shape ...int) (*tensor.Dense, error) {
+	t := f.weights[name]
+	if t == nil || !slices.Equal(t.Shape(), shape) {
+		return nil, fmt.Errorf("decoder: %s: weight %.200q with shape %v: %w", f.path, name, shape, ErrMissing)
+	}
+	if as == (tensor.Dtype{}) {
+		switch t.Type() {
+		case gguf.F32:
+			as = tensor.Float32
+		case gguf.BF16:
+			as = la.BFloat16
+		default:
+			as = la.Float16
+		}
+	}
+	data, err := widened(t, as)
+	if errors.Is(err, gguf.ErrRange) && t.Type() != gguf.F16 && as == la.Float16 {
+		data, err = widened(t, tensor.Float32)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)), nil
+}
+
+// widened returns the numbers of a tensor as a slice of a type.
+func widened(t *gguf.Tensor, as tensor.Dtype) (data any, err error) {
+	n := t.Rows() * t.Columns()
+	switch as {
+	case tensor.Float32:
+		if in, ok := t.Float32Alias(); ok {
+			return in, nil
+		}
+		dst := make([]float32, n)
+		return dst, t.Float32(dst, 0, t.Rows())
+	case la.Float16:
+		if in, ok := t.Alias16(); ok && t.Type() == gguf.F16 {
+			return as16[la.F16](in), nil
+		}
+		dst := make([]la.F16, n)
+		return dst, t.Float16(as16[uint16](dst), 0, t.Rows())
+	case la.BFloat16:
+		if in, ok := t.Alias16(); ok && t.Type() == gguf.BF16 {
+			return as16[la.BF16](in), nil
+		}
+		dst := make([]la.BF16, n)
+		return dst, t.BFloat16(as16[uint16](dst), 0, t.Rows())
+	}
+	return nil, fmt.Errorf("elements as %v: %w", as, ErrUnsupported)
+}
+
+// as16 returns the same numbers of 16 bits as another type.
+func as16[T, F ~uint16](s []F) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(s))), len(s))
+}
+
+// Close closes the file.
+func (f *ggufFile) Close() error { return f.file.Close() }
