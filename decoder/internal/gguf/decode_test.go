@@ -315,6 +315,50 @@ func TestRounding(t *testing.T) {
 	}
 }
 
+// Pairs are rounded as their two numbers are, whatever they are and wherever they lie. TestRounding has the numbers.
+func TestPairs(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	var src struct {
+		_ [0]uint64
+		x [67]float32
+	}
+	number := func() float32 {
+		switch r.IntN(8) {
+		case 0:
+			return math.Float32frombits(r.Uint32())
+		case 1:
+			return float32(math.Copysign(0, float64(r.IntN(2))-0.5))
+		case 2: // about the smallest and largest numbers
+			return math.Float32frombits([]uint32{normal16, overflow16, infinity, overflowB}[r.IntN(4)] + uint32(r.IntN(5)) - 2 | uint32(r.IntN(2))<<31)
+		}
+		return float32(r.NormFloat64())
+	}
+	paired := 0
+	for i := range 20000 {
+		for j := range src.x {
+			if src.x[j] = number(); i%2 == 0 { // no overflow: all numbers are rounded
+				src.x[j] = float32(r.NormFloat64() * math.Exp(r.NormFloat64()*8-12))
+			}
+		}
+		from := r.IntN(4)
+		x := src.x[from : from+r.IntN(len(src.x)-from)]
+		for _, f := range []struct{ all, one func([]uint16, []float32) int }{{toFloat16, toFloat16One}, {toBFloat16, toBFloat16One}} {
+			at := r.IntN(2)
+			got, want := make([]uint16, 70)[at:], make([]uint16, 70)
+			if _, s := twos(got, x); s != nil {
+				paired++
+			}
+			bad := f.one(want, x)
+			if b := f.all(got, x); b != bad || bad < 0 && !slices.Equal(got[:len(x)], want[:len(x)]) {
+				t.Fatalf("%v from %d: %d, want %d\n%x\n%x", x, from, b, bad, got, want)
+			}
+		}
+	}
+	if paired < 1000 {
+		t.Errorf("%d of 40000 slices have pairs", paired)
+	}
+}
+
 // rowsOf returns a tensor of random rows.
 func rowsOf(t testing.TB, r *rand.Rand, typ Type, rows, columns int) *Tensor {
 	l := layouts[typ]

@@ -1,6 +1,9 @@
 package gguf
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // from16 returns a binary16 number as a float32, exactly.
 //
@@ -14,27 +17,84 @@ func from16(h uint16) float32 {
 	return math.Float32frombits(uint32(h&0x8000)<<16 | math.Float32bits(math.Float32frombits(bits)*0x1p112))
 }
 
+// format is a type of 16 bits.
+type format bool
+
+const (
+	binary16 format = false
+	bfloat16 format = true
+)
+
+// round rounds src to nearest, ties to even. It returns the first element that is finite and whose rounding is not, or -1.
+func (f format) round(dst []uint16, src []float32) int {
+	if f == bfloat16 {
+		return toBFloat16(dst, src)
+	}
+	return toFloat16(dst, src)
+}
+
+// Roundings work on two numbers at once, as halves of 64 bits: both has the lowest bit of each half.
+const (
+	both      = 1<<32 | 1
+	magnitude = (1<<31 - 1) * both
+	signs     = 1 << 31 * both
+)
+
+// twos returns the most of dst and src that can be read as pairs, all but one element as a rule. The order of bytes does
+// not matter: both are read in the machine's.
+func twos(dst []uint16, src []float32) ([]uint32, []uint64) {
+	d, s := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src))
+	n := min(len(dst), len(src)) / 2
+	if n == 0 || uintptr(d)%unsafe.Alignof(uint32(0)) != 0 || uintptr(s)%unsafe.Alignof(uint64(0)) != 0 {
+		return nil, nil
+	}
+	return unsafe.Slice((*uint32)(d), n), unsafe.Slice((*uint64)(s), n)
+}
+
+const (
+	normal16   = 0x38800000 // 2^-14, the smallest normal binary16 number
+	overflow16 = 0x477ff000 // 65520, half-way from the largest, 65504, to the next power of two
+	infinity   = 0x7f800000
+	// rebias is the difference of the exponents' biases, less what rounds to nearest.
+	rebias = (127-15)<<23 - 0xfff
+)
+
 // toFloat16 rounds src to binary16 numbers, to nearest, ties to even. It returns the first element that is finite and
 // whose rounding is not, or -1.
 func toFloat16(dst []uint16, src []float32) int {
-	const (
-		normal   = 0x38800000 // 2^-14, the smallest normal number
-		overflow = 0x477ff000 // 65520, half-way from the largest number, 65504, to the next power of two
-		infinity = 0x7f800000
-	)
-	dst = dst[:len(src)]
+	d, s := twos(dst, src)
+	for i, x := range s {
+		a := x & magnitude
+		if (a|signs-normal16*both)&signs != signs || (a+(1<<31-overflow16)*both)&signs != 0 { // one is small or large
+			if bad := toFloat16One(dst[2*i:2*i+2], src[2*i:2*i+2]); bad >= 0 {
+				return 2*i + bad
+			}
+			continue
+		}
+		// A carry out of the fraction raises the exponent, as it should.
+		a = (a-rebias*both+a>>13&both)>>13&(0x7fff*both) | x>>16&(0x8000*both)
+		d[i] = uint32(a | a>>16)
+	}
+	n := 2 * len(s)
+	if bad := toFloat16One(dst[n:len(src)], src[n:]); bad >= 0 {
+		return n + bad
+	}
+	return -1
+}
+
+// toFloat16One is toFloat16, a number at a time.
+func toFloat16One(dst []uint16, src []float32) int {
 	for i, x := range src {
 		b := math.Float32bits(x)
 		sign := uint16(b >> 16 & 0x8000)
 		b &= 0x7fffffff
 		switch {
-		case b < normal:
+		case b < normal16:
 			// 0.5 has a unit in the last place of 2^-24, that of subnormal binary16 numbers, so that the sum rounds.
 			sum := 0.5 + math.Float32frombits(b)
 			dst[i] = sign | uint16(math.Float32bits(sum)-0x3f000000)
-		case b < overflow:
-			// A carry out of the fraction raises the exponent, as it should.
-			dst[i] = sign | uint16((b-((127-15)<<23-0xfff)+b>>13&1)>>13)
+		case b < overflow16:
+			dst[i] = sign | uint16((b-rebias+b>>13&1)>>13)
 		case b < infinity:
 			return i
 		case b == infinity:
@@ -46,31 +106,41 @@ func toFloat16(dst []uint16, src []float32) int {
 	return -1
 }
 
-// toBFloat16 rounds src to bfloat16 numbers, as toFloat16 does.
+// overflowB is half-way from the largest bfloat16 number to the next power of two.
+const overflowB = 0x7f7f8000
+
+// toBFloat16 is toFloat16 for bfloat16 numbers.
 func toBFloat16(dst []uint16, src []float32) int {
-	const (
-		overflow = 0x7f7f8000 // half-way from the largest number to the next power of two
-		infinity = 0x7f800000
-	)
-	dst = dst[:len(src)]
-	largest := uint32(0)
+	d, s := twos(dst, src)
+	over := uint64(0)
+	for i, x := range s {
+		over |= x&magnitude + (1<<31-overflowB)*both
+		x += x>>16&both + 0x7fff*both
+		d[i] = uint32(x>>16&0xffff | x>>32&^0xffff)
+	}
+	n := 2 * len(s)
+	if over&signs != 0 {
+		n = 0 // a number is large, infinite or NaN
+	}
+	if bad := toBFloat16One(dst[n:len(src)], src[n:]); bad >= 0 {
+		return n + bad
+	}
+	return -1
+}
+
+// toBFloat16One is toBFloat16, a number at a time.
+func toBFloat16One(dst []uint16, src []float32) int {
 	for i, x := range src {
 		b := math.Float32bits(x)
-		largest = max(largest, b&0x7fffffff)
-		dst[i] = uint16((b + 0x7fff + b>>16&1) >> 16)
-	}
-	if largest < overflow {
-		return -1
-	}
-	for i, x := range src {
-		switch b := math.Float32bits(x) & 0x7fffffff; {
-		case b < overflow:
-		case b < infinity:
+		switch a := b & 0x7fffffff; {
+		case a < overflowB:
+			dst[i] = uint16((b + 0x7fff + b>>16&1) >> 16)
+		case a < infinity:
 			return i
-		case b == infinity:
-			dst[i] = uint16(math.Float32bits(x) >> 16)
+		case a == infinity:
+			dst[i] = uint16(b >> 16)
 		default:
-			dst[i] = uint16(math.Float32bits(x)>>16) | 0x40 // quiet: the upper bits of its payload may be zero
+			dst[i] = uint16(b>>16) | 0x40 // quiet: the upper bits of its payload may be zero
 		}
 	}
 	return -1

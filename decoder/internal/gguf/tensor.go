@@ -136,14 +136,15 @@ func (t *Tensor) decode(dst []float32, src []byte) {
 // round decodes whole blocks and rounds them. It returns the first element that is finite and whose rounding is not, and
 // its value, or -1.
 func (t *Tensor) round(dst []uint16, src []byte, f format) (int, float32) {
-	var buffer [piece]float32
+	var aligned struct {
+		_ [0]uint64 // for pairs
+		x [piece]float32
+	}
+	buffer := aligned.x[:]
 	for done := 0; done < len(dst); done += piece {
 		n := min(piece, len(dst)-done)
 		blocks := src[:n/t.layout.elements*t.layout.bytes]
 		src = src[len(blocks):]
-		if decode := t.layout.decode16; decode != nil && t.add == 0 && decode(dst[done:done+n], blocks, f) {
-			continue
-		}
 		t.decode(buffer[:n], blocks)
 		if bad := f.round(dst[done:done+n], buffer[:n]); bad >= 0 {
 			return done + bad, buffer[bad]

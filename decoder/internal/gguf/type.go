@@ -22,17 +22,17 @@ const (
 
 // layouts has the types that this package decodes: a row is blocks of elements, of the given size in bytes.
 var layouts = map[Type]layout{
-	F32:  {"F32", 1, 4, decodeF32, nil},
-	F16:  {"F16", 1, 2, decodeF16, nil},
-	BF16: {"BF16", 1, 2, decodeBF16, nil},
-	Q8_0: {"Q8_0", 32, 2 + 32, decodeQ8_0, nil},
-	Q4_0: {"Q4_0", 32, 2 + 16, decodeQ4_0, decode16Q4_0},
-	Q4_1: {"Q4_1", 32, 2 + 2 + 16, decodeQ4_1, decode16Q4_1},
-	Q5_0: {"Q5_0", 32, 2 + 4 + 16, decodeQ5_0, nil},
-	Q5_1: {"Q5_1", 32, 2 + 2 + 4 + 16, decodeQ5_1, nil},
-	Q4_K: {"Q4_K", 256, 2 + 2 + 12 + 128, decodeQ4_K, decode16Q4_K},
-	Q5_K: {"Q5_K", 256, 2 + 2 + 12 + 32 + 128, decodeQ5_K, nil},
-	Q6_K: {"Q6_K", 256, 128 + 64 + 16 + 2, decodeQ6_K, nil},
+	F32:  {"F32", 1, 4, decodeF32},
+	F16:  {"F16", 1, 2, decodeF16},
+	BF16: {"BF16", 1, 2, decodeBF16},
+	Q8_0: {"Q8_0", 32, 2 + 32, decodeQ8_0},
+	Q4_0: {"Q4_0", 32, 2 + 16, decodeQ4_0},
+	Q4_1: {"Q4_1", 32, 2 + 2 + 16, decodeQ4_1},
+	Q5_0: {"Q5_0", 32, 2 + 4 + 16, decodeQ5_0},
+	Q5_1: {"Q5_1", 32, 2 + 2 + 4 + 16, decodeQ5_1},
+	Q4_K: {"Q4_K", 256, 2 + 2 + 12 + 128, decodeQ4_K},
+	Q5_K: {"Q5_K", 256, 2 + 2 + 12 + 32 + 128, decodeQ5_K},
+	Q6_K: {"Q6_K", 256, 128 + 64 + 16 + 2, decodeQ6_K},
 }
 
 type layout struct {
@@ -40,7 +40,6 @@ type layout struct {
 	elements int // of a block
 	bytes    int // of a block
 	decode   decoder
-	decode16 decoder16 // nil: decode, and then round
 }
 
 // others names the types that this package refuses, so that an error can.
