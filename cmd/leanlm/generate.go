@@ -14,6 +14,7 @@ import (
 // generation is the flags of leanlm generate.
 type generation struct {
 	model    modelFlags
+	sampling samplingFlags
 	prompts  []string
 	files    []string
 	tokens   int
@@ -29,6 +30,7 @@ type generation struct {
 func (g *generation) flags() *flags {
 	f := newFlags("generate", "generate continues texts, and writes the continuations. Several prompts are computed together.")
 	g.model.add(f)
+	g.sampling.add(f)
 	f.each("p,prompt", "`text` to continue; may be given several times", func(s string) error {
 		g.prompts = append(g.prompts, s)
 		return nil
@@ -86,7 +88,7 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 			err = errors.Join(err, gpu.Close())
 		}
 	}()
-	requests, err := g.requests(model)
+	requests, err := g.requests(model, std)
 	if err != nil {
 		return err
 	}
@@ -100,8 +102,13 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 }
 
 // requests returns the requests of all texts.
-func (g *generation) requests(model *decoder.Model) (all []decoder.Request, err error) {
+func (g *generation) requests(model *decoder.Model, std streams) (all []decoder.Request, err error) {
 	t := model.Tokenizer()
+	if t == nil {
+		return nil, fmt.Errorf("%s has no tokenizer", g.model.path)
+	}
+	how := g.sampling.of(model, std)
+	seed := how.Seed
 	for i, prompt := range g.prompts {
 		ids := t.Encode(prompt)
 		if g.special {
@@ -111,7 +118,8 @@ func (g *generation) requests(model *decoder.Model) (all []decoder.Request, err 
 			return nil, fmt.Errorf("prompt %d has no tokens: nothing comes before what is to follow", i+1)
 		}
 		for range g.samples {
-			all = append(all, decoder.Request{Prompt: ids, Tokens: g.tokens, Stop: g.stops, Draft: g.draft, LogProbs: g.logprobs})
+			how.Seed = seed + uint64(len(all)) // texts of one prompt and one seed are equal
+			all = append(all, decoder.Request{Prompt: ids, Sampling: how, Tokens: g.tokens, Stop: g.stops, Draft: g.draft, LogProbs: g.logprobs})
 		}
 	}
 	return all, nil

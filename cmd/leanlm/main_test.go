@@ -57,6 +57,39 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
+// TestSampling: a seed gives its texts again, samples differ, and flags change how tokens are chosen.
+func TestSampling(t *testing.T) {
+	one := func(args ...string) string {
+		t.Helper()
+		status, out, err := leanlm(t, "", append([]string{"generate", "-p", "Once upon a time", "-n", "20", "-exact"}, args...)...)
+		if status != 0 {
+			t.Fatalf("%v: %d: %s", args, status, err)
+		}
+		return out
+	}
+	greedy, drawn := one(), one("-temp", "1.5", "-seed", "7")
+	if again := one("-temp", "1.5", "-seed", "7", "-draft", "3"); drawn != again || drawn == greedy || drawn == one("-temp", "1.5", "-seed", "8") {
+		t.Errorf("%q and %q, without chance %q", drawn, again, greedy)
+	}
+	if got := one("-temp", "1.5", "-top-k", "1"); got != greedy {
+		t.Errorf("of one token: %q, want %q", got, greedy)
+	}
+	two := strings.Split(one("-temp", "1.5", "-seed", "7", "-n-samples", "2"), "\nOnce")
+	if len(two) != 2 || two[0] != "Once upon a time"+drawn || strings.HasSuffix(two[0], two[1]) {
+		t.Errorf("two samples: %q, the first alone %q", two, drawn)
+	}
+	if got := one("-logit-bias", "440=-inf"); strings.HasPrefix(got, " there") || got == greedy {
+		t.Errorf("without a token: %q", got)
+	}
+	if got := one("-repeat-penalty", "1.5"); got == greedy {
+		t.Errorf("with a penalty: %q", got)
+	}
+	_, _, err := leanlm(t, "", "generate", "-p", "x", "-n", "1", "-temp", "1")
+	if !strings.Contains(err, "seed ") {
+		t.Errorf("no seed in %s", err)
+	}
+}
+
 // writeShipped writes the shipped model to a folder.
 func writeShipped(t testing.TB) string {
 	dir := t.TempDir()
@@ -100,6 +133,9 @@ func TestWrongFlags(t *testing.T) {
 		"-device \"tpu\" is neither":               {"generate", "-p", "x", "-device", "tpu"},
 		"-device \"gpu:x\" is neither":             {"generate", "-p", "x", "-device", "gpu:x"},
 		"give a text with -p, or a file":           {"tokenize"},
+		"not a number":                             {"generate", "-p", "x", "-temp", "warm"},
+		"not a whole number":                       {"generate", "-p", "x", "-top-k", "1.5"},
+		"not ID=NUMBER":                            {"generate", "-p", "x", "-logit-bias", "x"},
 		"no text: give a file with -f":             {"perplexity"},
 	} {
 		if status, _, err := leanlm(t, "", args...); status != exitUsage || !strings.Contains(err, want) {
@@ -112,6 +148,7 @@ func TestWrongFlags(t *testing.T) {
 		"prompt 1 has no tokens":          {"generate", "-p", "", "-m", noBOS(t)},
 		"Options.Context is 5":            {"generate", "-p", "Once upon a time there was a king", "-c", "5"},
 		"the text has 1 tokens":           {"perplexity", "-f", emptyFile(t)},
+		"Sampling.Temperature":            {"generate", "-p", "x", "-temp", "-1"},
 		"Options.Context is -1":           {"generate", "-p", "x", "-c", "-1"},
 		"Options.Chunk is 1, not in [16,": {"generate", "-p", "x", "-chunk", "1", "-np", "16"},
 	} {
