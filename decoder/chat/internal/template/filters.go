@@ -400,7 +400,7 @@ func (r *run) batch(v Value, a []Value) (Value, error) {
 	for chunk := range slices.Chunk(items, int(n)) {
 		chunk = slices.Clone(chunk)
 		if !a[1].IsUndefined() && !a[1].IsNone() {
-			if err := r.make(int(min(n, int64(r.limits.Output)+1))); err != nil {
+			if err := r.make(int(min(n*itemBytes, int64(r.limits.Output)+1))); err != nil {
 				return Value{}, err
 			}
 			for len(chunk) < int(n) {
@@ -417,11 +417,11 @@ func (r *run) batch(v Value, a []Value) (Value, error) {
 }
 
 // lowered is a value for comparison without regard to case.
-func lowered(v Value, sensitive bool) Value {
-	if v.IsString() && !sensitive {
-		return jinja.NewString(strings.ToLower(v.AsString()))
+func (r *run) lowered(v Value, sensitive bool) (Value, error) {
+	if v = r.plain(v); v.IsString() && !sensitive {
+		return r.text(strings.ToLower(v.AsString()))
 	}
-	return v
+	return v, nil
 }
 
 func (r *run) dictsort(v Value, a []Value) (Value, error) {
@@ -441,7 +441,7 @@ func (r *run) dictsort(v Value, a []Value) (Value, error) {
 		return Value{}, err
 	}
 	items := list.AsList().Items
-	return r.sorted(items, truth(a[2]), func(v Value) (Value, error) { return lowered(v.AsList().Get(by), truth(a[0])), nil })
+	return r.sorted(items, truth(a[2]), func(v Value) (Value, error) { return r.lowered(v.AsList().Get(by), truth(a[0])) })
 }
 
 // sorted sorts by a key, and keeps the order of equal ones.
@@ -483,11 +483,14 @@ func (r *run) sort(v Value, a []Value) (Value, error) {
 	}
 	return r.sorted(items, truth(a[0]), func(v Value) (Value, error) {
 		if a[2].IsUndefined() || a[2].IsNone() {
-			return lowered(v, truth(a[1])), nil
+			return r.lowered(v, truth(a[1]))
 		}
 		if !a[2].IsString() {
 			v, err := r.field(v, a[2])
-			return lowered(v, truth(a[1])), err
+			if err != nil {
+				return Value{}, err
+			}
+			return r.lowered(v, truth(a[1]))
 		}
 		var keys []Value
 		for path := range strings.SplitSeq(a[2].AsString(), ",") {
@@ -495,7 +498,10 @@ func (r *run) sort(v Value, a []Value) (Value, error) {
 			if err != nil {
 				return Value{}, err
 			}
-			keys = append(keys, lowered(k, truth(a[1])))
+			if k, err = r.lowered(k, truth(a[1])); err != nil {
+				return Value{}, err
+			}
+			keys = append(keys, k)
 		}
 		return jinja.NewList(keys), nil
 	})
@@ -515,7 +521,9 @@ next:
 				return Value{}, err
 			}
 		}
-		key = lowered(key, truth(a[0]))
+		if key, err = r.lowered(key, truth(a[0])); err != nil {
+			return Value{}, err
+		}
 		for _, s := range seen {
 			same, err := r.equal(s, key, 0)
 			if err != nil {
@@ -545,7 +553,9 @@ func extreme(sign int) func(r *run, v Value, a []Value) (Value, error) {
 					return Value{}, err
 				}
 			}
-			key = lowered(key, truth(a[0]))
+			if key, err = r.lowered(key, truth(a[0])); err != nil {
+				return Value{}, err
+			}
 			if i == 0 {
 				bestKey = key
 				continue
@@ -633,6 +643,9 @@ func (r *run) toInt(v Value, a []Value) (Value, error) {
 		s := strings.TrimFunc(v.AsString(), isSpace)
 		for _, prefix := range map[int64][]string{2: {"0b", "0B"}, 8: {"0o", "0O"}, 16: {"0x", "0X"}}[base] {
 			s = strings.TrimPrefix(s, prefix)
+		}
+		if len(s) > 10000 {
+			return Value{}, errOverflow
 		}
 		if n, ok := new(big.Int).SetString(strings.ReplaceAll(s, "_", ""), int(base)); ok {
 			if !n.IsInt64() {

@@ -3,9 +3,11 @@ package template
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/ardanlabs/jinja"
 )
@@ -163,7 +165,11 @@ func stripping(left, right bool) stringMethod {
 			if !args[0].IsString() {
 				return Value{}, fmt.Errorf("the characters are %s", kindOf(args[0]))
 			}
-			drop = func(c rune) bool { return strings.ContainsRune(args[0].AsString(), c) }
+			chars := map[rune]bool{}
+			for _, c := range args[0].AsString() {
+				chars[c] = true
+			}
+			drop = func(c rune) bool { return chars[c] }
 		}
 		if left {
 			s = strings.TrimLeftFunc(s, drop)
@@ -295,6 +301,9 @@ var stringMethods = map[string]stringMethod{
 	"rsplit": {params: []string{"sep", "maxsplit"}, do: func(r *run, s string, a []Value) (Value, error) { return r.split(s, a, true) }},
 	"splitlines": {params: []string{"keepends"}, do: func(r *run, s string, a []Value) (Value, error) {
 		var lines []Value
+		if err := r.make(strings.Count(s, "\n") * itemBytes); err != nil {
+			return Value{}, err
+		}
 		for _, l := range splitLines(s, truth(a[0])) {
 			lines = append(lines, jinja.NewString(l))
 		}
@@ -362,6 +371,19 @@ func (r *run) split(s string, args []Value, right bool) (Value, error) {
 		}
 	}
 	var parts []string
+	separators := 0
+	if args[0].IsString() {
+		separators = strings.Count(s, args[0].AsString())
+	} else {
+		for _, c := range s {
+			if isSpace(c) {
+				separators++
+			}
+		}
+	}
+	if err := r.make((separators + 1) * itemBytes); err != nil {
+		return Value{}, err
+	}
 	switch {
 	case args[0].IsUndefined() || args[0].IsNone():
 		if n < 0 {
@@ -375,12 +397,14 @@ func (r *run) split(s string, args []Value, right bool) (Value, error) {
 				if i < 0 {
 					break
 				}
-				parts = append([]string{s[i+len(string([]rune(s[i:])[0])):]}, parts...)
+				_, n := utf8.DecodeRuneInString(s[i:])
+				parts = append(parts, s[i+n:])
 				s = strings.TrimRightFunc(s[:i], isSpace)
 			}
 			if s != "" {
-				parts = append([]string{s}, parts...)
+				parts = append(parts, s)
 			}
+			slices.Reverse(parts)
 			break
 		}
 		for ; n > 0 && s != ""; n-- {

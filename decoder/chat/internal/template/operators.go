@@ -139,14 +139,11 @@ func integers(op string, x, y int64) (Value, error) {
 		if y < 0 {
 			return floats(op, float64(x), float64(y))
 		}
-		n = 1
+		if n = 1; x >= -1 && x <= 1 {
+			y = min(y, 2-y%2) // the same power, in few steps
+		}
 		for ; y > 0 && !over; y-- {
-			if n, over = multiply(n, x); n == 0 || x == 1 || x == -1 && y%2 == 1 {
-				break
-			}
-			if x == -1 {
-				y = 1 + y%2
-			}
+			n, over = multiply(n, x)
 		}
 	}
 	if over {
@@ -204,6 +201,9 @@ func (r *run) repeat(v, times Value) (Value, error) {
 	items := v.AsList().Items
 	if n > 0 && int64(len(items)*itemBytes) > int64(r.limits.Output)/n {
 		return Value{}, r.make(r.limits.Output + 1)
+	}
+	if len(items) == 0 {
+		n = 0
 	}
 	var all []Value
 	for range n {

@@ -172,7 +172,7 @@ func (p *parser) body(ends ...string) token {
 		switch t.kind {
 		case text:
 			p.texts = append(p.texts, t.text)
-			p.emit("{{l_text(", strconv.Itoa(len(p.texts)-1), ")}}")
+			p.emit("{{l_text(", p.mark(t.at), ",", strconv.Itoa(len(p.texts)-1), ")}}")
 		case varBegin:
 			e := p.tuple(true, false)
 			p.expect(varEnd, "")

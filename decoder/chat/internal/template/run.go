@@ -287,7 +287,7 @@ func (r *run) functions() map[string]Value {
 	return map[string]Value{
 		"l_enter": leave(1),
 		"l_leave": leave(-1),
-		"l_text": jinja.NewCallable("function", func(args []Value, _ map[string]Value) (Value, error) {
+		"l_text": r.at(func(args []Value) (Value, error) {
 			s := r.t.texts[args[0].AsInt()]
 			return jinja.NewString(s), r.write(len(s))
 		}),

@@ -381,7 +381,7 @@ func (r *run) compare(a, b Value, depth int) (int, error) {
 		}
 		return 0, errors.New("a number that is none can't be compared")
 	case a.IsString() && b.IsString():
-		return strings.Compare(a.AsString(), b.AsString()), nil
+		return strings.Compare(a.AsString(), b.AsString()), r.step(min(len(a.AsString()), len(b.AsString())) >> 10)
 	case a.IsList() && b.IsList() && r.tuples[a.AsList()] == r.tuples[b.AsList()]:
 		x, y := a.AsList().Items, b.AsList().Items
 		for i := range min(len(x), len(y)) {
