@@ -24,6 +24,12 @@
 //   - A text ends by a token of the model, by a text of [Request].Stop, at a number of tokens, or with its context.
 //   - With [Request].Draft, a text guesses its next tokens from its own repetitions, and a step checks several guesses.
 //
+// # Choice of tokens
+//
+// [Sampling] says how tokens are chosen: the most likely one, or a random one by temperature, top-k, top-p, min-p and typical-p.
+// Penalties, a bias and forbidden tokens change the logits first. [Model.Sampling] returns what the model's
+// generation_config.json says. A text depends on its [Request] alone: not on texts beside it, and not on guesses.
+//
 // # Families
 //
 // config.json names the family. A configuration that is not known is [ErrUnsupported], with the field and its value. [Register]

@@ -24,26 +24,101 @@ func (a candidate) before(b candidate) bool {
 	return a.key > b.key || a.key == b.key && a.id < b.id
 }
 
-// restrict makes candidates of the tokens that can be chosen, with their weights, and returns the sum of the weights. most is the
-// largest logit. The candidates are in the order of ids.
-func (m *memory) restrict(c *Config, logits []float32, most float32) (total float64) {
-	topP := c.TopP > 0 && c.TopP < 1
-	least := leastWeight
-	if !topP { // otherwise TopP needs the sum over all tokens first
-		least = max(least, c.MinP)
+// weights gives tokens their probabilities relative to the most likely token's. That one has weight 1, so that sums neither
+// overflow nor underflow at any temperature.
+type weights struct {
+	most, scale float64
+}
+
+func newWeights(most float32, temperature float64) weights {
+	return weights{float64(most), min(math.Log2E/temperature, math.MaxFloat64)}
+}
+
+// powers has the bits of 2^(i/64).
+var powers = func() (bits [64]uint64) {
+	for i := range bits {
+		bits[i] = math.Float64bits(math.Exp2(float64(i) / 64))
 	}
-	// The weight of x is exp((x-most)/Temperature). The bound is a little low: weigh looks closer.
-	floor := float64(most) + (1+1e-9)*math.Log(least)*c.Temperature - 1e-6*math.Abs(float64(most)) - 1e-30
-	m.collect(logits, math.Nextafter32(float32(floor), float32(math.Inf(-1))), c.TopK)
-	total = m.weigh(float64(most), c.Temperature, least)
+	return bits
+}()
+
+// of returns exp((x-most)/temperature) with a relative error below 1e-12, or 0 below 2^-1000. It takes less time than
+// math.Exp: the power of 2 is n/64 + r/ln 2, of which powers has the first part, and a series the second.
+func (w weights) of(x float32) float64 {
+	y := (float64(x) - w.most) * w.scale
+	if !(y >= -1000) {
+		return 0
+	}
+	n := int(y*64 - 0.5)
+	r := (y - float64(n)/64) * math.Ln2
+	series := 1 + r*(1+r*(1.0/2+r*(1.0/6+r*(1.0/24+r*(1.0/120)))))
+	return math.Float64frombits(powers[n&63]+uint64(int64(n>>6)<<52)) * series
+}
+
+// sum returns the sum of the weights that are at least leastWeight, in the order of ids.
+func (w weights) sum(logits []float32) (total float64) {
+	for _, x := range logits {
+		if y := w.of(x); y >= leastWeight {
+			total += y
+		}
+	}
+	return total
+}
+
+// pick returns the first token, in the order of ids, at which the sum of weights exceeds x.
+func (w weights) pick(logits []float32, x float64) (id int) {
+	sum := 0.0
+	for i, logit := range logits {
+		if y := w.of(logit); y >= leastWeight {
+			id = i // rounding may leave a part of x
+			if sum += y; sum > x {
+				break
+			}
+		}
+	}
+	return id
+}
+
+// floor returns a logit below all those with at least a weight.
+func (w weights) floor(weight float64) float32 {
+	x := w.most + math.Log2(weight)/w.scale
+	return math.Nextafter32(float32(x-1e-6*math.Abs(w.most)-1e-6*math.Abs(x)-1e-30), float32(math.Inf(-1)))
+}
+
+// restricted reports whether fewer than n tokens may be chosen for another reason than leastWeight.
+func (c *Config) restricted(n int) bool {
+	return c.TopK > 0 && c.TopK < n || c.TopP > 0 && c.TopP < 1 || c.MinP > 0 || c.TypicalP > 0 && c.TypicalP < 1
+}
+
+// restrict makes candidates of the tokens that can be chosen, with their weights, and returns the sum of the weights. The
+// candidates are in the order of ids.
+func (m *memory) restrict(c *Config, logits []float32, w weights) (total float64) {
+	topK, topP := c.TopK > 0 && c.TopK < len(logits), c.TopP > 0 && c.TopP < 1
+	least := leastWeight
+	switch {
+	case !topP:
+		least = max(least, c.MinP)
+	case !topK:
+		// Together, tokens below this weight have at most half of the probability that TopP leaves out. So TopP leaves them
+		// out, and they need not be collected.
+		total = w.sum(logits)
+		least = max(least, (1-c.TopP)*total/float64(2*len(logits)))
+	}
+	m.collect(logits, w.floor(least), c.TopK)
+	collected := m.weigh(w, least)
 	if topP {
+		if topK {
+			total = collected
+		}
 		_, total = m.keep(math.MaxInt, c.TopP*total)
 		if c.MinP > 0 {
 			total = m.atLeast(c.MinP)
 		}
+	} else {
+		total = collected
 	}
 	if c.TypicalP > 0 && c.TypicalP < 1 {
-		m.typical(total)
+		m.typical(w, total)
 		_, total = m.keep(math.MaxInt, c.TypicalP*total)
 	}
 	return total
@@ -103,12 +178,11 @@ func (m *memory) keep(k int, enough float64) (last candidate, total float64) {
 	return last, total
 }
 
-// weigh computes the weights of the candidates, whose keys are logits, and drops those below least. The most likely token has
-// weight 1, so that the sum, which weigh returns, neither overflows nor underflows at any temperature.
-func (m *memory) weigh(most, temperature, least float64) (total float64) {
+// weigh computes the weights of the candidates, whose keys are logits, and drops those below least. weigh returns the sum.
+func (m *memory) weigh(w weights, least float64) (total float64) {
 	kept := m.candidates[:0]
 	for _, c := range m.candidates {
-		if c.weight = math.Exp((float64(c.key) - most) / temperature); c.weight >= least {
+		if c.weight = w.of(c.key); c.weight >= least {
 			kept = append(kept, c)
 			total += c.weight
 		}
@@ -130,14 +204,17 @@ func (m *memory) atLeast(least float64) (total float64) {
 	return total
 }
 
-// typical gives candidates keys by which the most typical one comes first. total is the sum of their weights.
-func (m *memory) typical(total float64) {
-	mean := 0.0 // of the logarithm of the weight
+// typical gives candidates, whose keys are logits, keys by which the most typical one comes first. total is the sum of their
+// weights.
+//
+// -log p[i] - entropy is the mean of log p, by p, minus log p[i]. A constant in all log p cancels, so those of weights do.
+func (m *memory) typical(w weights, total float64) {
+	mean := 0.0
 	for _, c := range m.candidates {
-		mean += c.weight / total * math.Log(c.weight)
+		mean += c.weight / total * (float64(c.key) - w.most) * w.scale
 	}
 	for i, c := range m.candidates {
-		m.candidates[i].key = float32(-math.Abs(math.Log(c.weight) - mean))
+		m.candidates[i].key = float32(-math.Abs((float64(c.key)-w.most)*w.scale - mean))
 	}
 }
 

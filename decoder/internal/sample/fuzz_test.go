@@ -73,6 +73,9 @@ func FuzzNext(f *testing.F) {
 				if c.TopP > 0 && c.TopP < 1 {
 					wide.TopP, narrow.TopP = min(1, c.TopP*(1+1e-9)+1e-12), max(1e-300, c.TopP*(1-1e-9)-1e-12)
 				}
+				if wide.MinP *= 1 - 1e-9; c.MinP < 1 {
+					narrow.MinP = min(1, c.MinP*(1+1e-9))
+				}
 				upper, lower := expected(wide, text, logits), expected(narrow, text, logits)
 				if upper[id] == 0 {
 					t.Fatalf("%+v: token %d of %v", c, id, x)
@@ -103,6 +106,32 @@ func FuzzNext(f *testing.F) {
 			text = append(text, more...)
 		}
 	})
+}
+
+// TestWeights: weights are exponentials, whatever the logits and the temperature are.
+func TestWeights(t *testing.T) {
+	rng := rand.New(rand.NewPCG(rand.Uint64(), 4))
+	for range 200000 {
+		most := float32(math.Exp(20*rng.NormFloat64())) * float32(rng.IntN(3)-1)
+		temperature := math.Exp(10 * rng.NormFloat64())
+		w := newWeights(most, temperature)
+		x := float32(float64(most) - temperature*800*math.Pow(rng.Float64(), 4))
+		want := math.Exp((float64(x) - float64(most)) / temperature)
+		if got := w.of(x); math.Abs(got-want) > 1e-12*want && want > 1e-300 {
+			t.Fatalf("exp((%v - %v) / %v) = %v, want %v", x, most, temperature, got, want)
+		}
+		if x <= most && want > 1e-300 && !(x > w.floor(want*(1-1e-9))) {
+			t.Fatalf("%v has weight %v, and is not above the floor %v; most %v, temperature %v", x, want, w.floor(want), most, temperature)
+		}
+	}
+	inf := float32(math.Inf(-1))
+	for _, temperature := range []float64{5e-324, 1e-300, 1, 1e300, math.MaxFloat64} {
+		for _, most := range []float32{0, 1, -math.MaxFloat32, math.MaxFloat32, math.SmallestNonzeroFloat32} {
+			if w := newWeights(most, temperature); w.of(most) != 1 || w.of(inf) != 0 || w.of(most-1) > 1 || !(most > w.floor(1)) {
+				t.Errorf("most %v, temperature %v: %v, %v, %v, floor %v", most, temperature, w.of(most), w.of(inf), w.of(most-1), w.floor(1))
+			}
+		}
+	}
 }
 
 // TestLast: the end of the first candidates is that of the sorted ones.

@@ -77,8 +77,17 @@ func distribution(t testing.TB, s *Sampler, logits []float32) map[int]float64 {
 	if best < 0 {
 		t.Fatalf("no token of %v is left", logits)
 	}
-	total := m.restrict(&s.config, x, x[best])
-	p := map[int]float64{}
+	w, p := newWeights(x[best], s.config.Temperature), map[int]float64{}
+	if !s.config.restricted(len(x)) {
+		total := w.sum(x)
+		for i, v := range x {
+			if y := w.of(v); y >= leastWeight {
+				p[i] = y / total
+			}
+		}
+		return p
+	}
+	total := m.restrict(&s.config, x, w)
 	for i, c := range m.candidates {
 		if i > 0 && c.id <= m.candidates[i-1].id {
 			t.Fatal("candidates are not in the order of ids")

@@ -213,7 +213,11 @@ func (s *Sampler) Next(logits []float32) (int, error) {
 			return best, nil
 		}
 	}
-	total := m.restrict(&s.config, logits, logits[best])
+	w := newWeights(logits[best], s.config.Temperature)
+	if !s.config.restricted(len(logits)) {
+		return w.pick(logits, w.sum(logits)*s.random.Float64()), nil
+	}
+	total := m.restrict(&s.config, logits, w)
 	return m.pick(total * s.random.Float64()), nil
 }
 
@@ -264,11 +268,11 @@ func LogProbs(logits []float32, id, k int) (of float64, likely []Likely, err err
 	case id < 0 || id >= len(logits):
 		return 0, nil, fmt.Errorf("sample: %w: token %d, and there are %d logits", ErrConfig, id, len(logits))
 	}
-	top, sum := float64(logits[best]), 0.0
+	w, sum := newWeights(logits[best], 1), 0.0
 	for _, x := range logits {
-		sum += math.Exp(float64(x) - top)
+		sum += w.of(x)
 	}
-	log := math.Log(sum)
+	top, log := w.most, math.Log(sum)
 	of = float64(logits[id]) - top - log
 	if k <= 0 {
 		return of, nil, nil
