@@ -17,6 +17,8 @@ import (
 	la "gorgonia.org/leanattention"
 
 	"gorgonia.org/tensor"
+
+	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
 // smallNetwork is a network whose steps take some microseconds.
@@ -112,9 +114,9 @@ func TestConversations(t *testing.T) {
 		defer e.Close()
 		all := make([][]int, conversations)
 		talk := func(i int) {
-			text := m.Tokenizer().Encode(fmt.Sprintf("Once upon a time there was a king with %d daughters.", i%5+2))
+			text := encode(t, m, fmt.Sprintf("Once upon a time there was a king with %d daughters.", i%5+2), false)
 			for turn := range turns {
-				text = append(text, m.Tokenizer().EncodeText([]string{" Then", " But", " At last"}[(i+turn)%3])...)
+				text = append(text, encode(t, m, []string{" Then", " But", " At last"}[(i+turn)%3], true)...)
 				said, err := e.Start(context.Background(), Request{Prompt: text, Tokens: 45, Ends: []int{}, Draft: i % 3 * min(o.Draft, 2)})
 				if err != nil {
 					t.Error(err)
@@ -252,4 +254,13 @@ func TestJoinsAndLeaves(t *testing.T) {
 	if st := e.Stats(); faults == 0 || cancelled == 0 || compared == 0 || st.Preempted == 0 || st.SharedTokens == 0 || st.Accepted == 0 {
 		t.Error("a kind is missing")
 	}
+}
+
+// encode returns the ids of a text, with the tokens around it unless it is bare.
+func encode(t testing.TB, m *Model, text string, bare bool) []int {
+	ids, err := m.Tokenizer().Encode(text, tokenizer.Options{Bare: bare})
+	if err != nil {
+		t.Error(err)
+	}
+	return ids
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/decoder"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
 // generation is the flags of leanlm generate.
@@ -110,9 +111,9 @@ func (g *generation) requests(model *decoder.Model, std streams) (all []decoder.
 	how := g.sampling.of(model, std)
 	seed := how.Seed
 	for i, prompt := range g.prompts {
-		ids := t.Encode(prompt)
-		if g.special {
-			ids = t.EncodeSpecial(prompt)
+		ids, err := t.Encode(prompt, tokenizer.Options{Special: g.special})
+		if err != nil {
+			return nil, fmt.Errorf("prompt %d: %w", i+1, err)
 		}
 		if len(ids) == 0 {
 			return nil, fmt.Errorf("prompt %d has no tokens: nothing comes before what is to follow", i+1)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
 // perplexity tells exp of the mean of -log p over the tokens of a text, in windows of -c tokens side by side. The first token of a
@@ -34,7 +36,10 @@ func perplexity(ctx context.Context, args []string, std streams) (err error) {
 			err = errors.Join(err, gpu.Close())
 		}
 	}()
-	ids := model.Tokenizer().Encode(text)
+	ids, err := model.Tokenizer().Encode(text, tokenizer.Options{})
+	if err != nil {
+		return fmt.Errorf("-f: %w", err)
+	}
 	if len(ids) < 2 {
 		return fmt.Errorf("-f: the text has %d tokens; a perplexity needs 2", len(ids))
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
 // tokenize lists the tokens of a text, one a line.
@@ -35,9 +37,9 @@ func tokenize(_ context.Context, args []string, std streams) (err error) {
 	}
 	defer func() { err = errors.Join(err, model.Close()) }()
 	t := model.Tokenizer()
-	ids := t.Encode(text)
-	if special {
-		ids = t.EncodeSpecial(text)
+	ids, err := t.Encode(text, tokenizer.Options{Special: special})
+	if err != nil {
+		return err
 	}
 	if idsOnly {
 		_, err = fmt.Fprintln(std.out, ids)

@@ -113,7 +113,7 @@ func (h *hostile) bounded(t testing.TB, prompt string) (bytes uint64, took time.
 			t.Errorf("%s: no error, want %q", h.what, h.word)
 		default:
 			for _, special := range []bool{false, true} {
-				if _, err := tok.EncodeAtMost(prompt, 2048, special); err != nil && !errors.Is(err, ErrTooLong) {
+				if _, err := tok.Encode(prompt, Options{AtMost: 2048, Special: special}); err != nil && !errors.Is(err, ErrTooLong) {
 					t.Errorf("%s: %v", h.what, err)
 				}
 			}

@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"maps"
-	"math"
 	"slices"
 )
 
@@ -42,7 +41,7 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 			return fail(file, "added token %s is there twice", quote(a.Content))
 		case !anyID && a.ID != id:
 			return fail(file, "added token %s has id %d, and transformers gives it %d", quote(a.Content), a.ID, id)
-		case id >= math.MaxInt32:
+		case id >= phantom:
 			return fail(file, "added token %s has id %d", quote(a.Content), id)
 		}
 		seen[a.Content] = true
@@ -86,6 +85,21 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 			return fail(s.file, "special token %s is %+v under one key and %+v under another", quote(a.Content), other, a)
 		}
 	}
+	if t.normal != nil {
+		for i := range byPlace[1] {
+			text, _, err := t.normal(byPlace[1][i].Content)
+			if err != nil {
+				return refuse(file, "added token %s: %v", quote(byPlace[1][i].Content), err)
+			}
+			byPlace[1][i].Content = text
+		}
+		known := map[string]bool{"": true}
+		byPlace[1] = slices.DeleteFunc(byPlace[1], func(a addedToken) bool {
+			again := known[a.Content]
+			known[a.Content] = true
+			return again
+		})
+	}
 	t.added = [2]*matcher{newMatcher(byPlace[0]), newMatcher(byPlace[1])}
 
 	if unk, ok := s.named["unk_token"]; ok && t.unk < 0 {
@@ -100,7 +114,12 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 			}
 		}
 	}
-	t.eos = -1
+	t.bos, t.eos = -1, -1
+	if a, ok := s.named["bos_token"]; ok {
+		if id, ok := t.ids[a.Content]; ok {
+			t.bos = id
+		}
+	}
 	eos := endOfText
 	if a, ok := s.named["eos_token"]; ok {
 		eos = a.Content
@@ -126,7 +145,7 @@ func (t *Tokenizer) measure() {
 			widest = max(widest, len(a.Content))
 		}
 	}
-	if t.complete && !t.words.removes {
+	if _, bytes := t.model.(byteBPE); bytes && t.complete && !t.words.removes && t.normal == nil {
 		t.widest = widest
 	}
 }

@@ -100,18 +100,25 @@ func TestFolders(t *testing.T) {
 				}
 			}
 			texts++
-			if got := tok.EncodeSpecial(text); !slices.Equal(got, want) {
+			if got := encode(tok, text, Options{Special: true}); !slices.Equal(got, want) {
 				t.Errorf("%s: %q: ids %v, want %v", folder.Name, text, got, want)
 			}
-			if got := tok.Encode(text); !slices.Equal(got, spelled) {
+			if got := encode(tok, text, Options{}); !slices.Equal(got, spelled) {
 				t.Errorf("%s: %q spelled out: ids %v, want %v", folder.Name, text, got, spelled)
 			}
 			inner := spelled[len(tok.before) : len(spelled)-len(tok.after)]
-			if got := tok.EncodeText(text); !slices.Equal(got, inner) {
+			if got := encode(tok, text, Options{Bare: true}); !slices.Equal(got, inner) {
 				t.Errorf("%s: %q alone: ids %v, want %v", folder.Name, text, got, inner)
 			}
 			for _, most := range []int{len(want) - 1, len(want)} {
-				got, err := tok.EncodeAtMost(text, most, true)
+				if most < 0 {
+					continue
+				}
+				o := Options{AtMost: most, Special: true}
+				if most == 0 {
+					o.AtMost = -1
+				}
+				got, err := tok.Encode(text, o)
 				if ok := most == len(want); ok != (err == nil) || ok && !slices.Equal(got, want) {
 					t.Errorf("%s: %q in %d tokens: %v, %v", folder.Name, text, most, got, err)
 				}
@@ -129,7 +136,7 @@ func TestAddedTokensText(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, text := range []string{"<new>", "x<new> foo bar aab", "é <t> ² <new><new>"} {
-		if got := tok.Decode(tok.Encode(text)); got != text {
+		if got := tok.Decode(encode(tok, text, Options{})); got != text {
 			t.Errorf("%q came back as %q", text, got)
 		}
 	}
@@ -137,7 +144,7 @@ func TestAddedTokensText(t *testing.T) {
 	if name, known := tok.Token(new1); !ok || !known || name != "<new>" || new1 != len(g.Vocab) || tok.VocabSize() != new1+5 {
 		t.Errorf("<new> has id %d (%v), that is %q, of %d", new1, ok, name, tok.VocabSize())
 	}
-	if got := tok.Decode(tok.EncodeSpecial("a<t1>b</s>")); got != "ab" {
+	if got := tok.Decode(encode(tok, "a<t1>b</s>", Options{Special: true})); got != "ab" {
 		t.Errorf("special tokens have the text %q", got)
 	}
 }

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -67,15 +68,15 @@ func drawMerges(t *rapid.T) []string {
 func encodeNaively(tok *Tokenizer, word string) []int {
 	var ids []int
 	for i := range len(word) {
-		ids = append(ids, tok.bytes[word[i]])
+		ids = append(ids, int(tok.bytes[word[i]]))
 	}
 	for {
-		best, found := merged{}, pair{}
+		best, found := merged{}, uint64(0)
 		ok := false
 		for i := 0; i+1 < len(ids); i++ {
-			p := pair{ids[i], ids[i+1]}
-			if m, is := tok.merges[p]; is && (!ok || m.rank < best.rank) {
-				best, found, ok = m, p, true
+			l, r := int32(ids[i]), int32(ids[i+1])
+			if m, is := tok.merges.get(l, r); is && (!ok || m.rank < best.rank) {
+				best, found, ok = m, pairKey(l, r), true
 			}
 		}
 		if !ok {
@@ -83,8 +84,8 @@ func encodeNaively(tok *Tokenizer, word string) []int {
 		}
 		var next []int
 		for i := 0; i < len(ids); i++ {
-			if i+1 < len(ids) && (pair{ids[i], ids[i+1]}) == found {
-				next = append(next, best.id)
+			if i+1 < len(ids) && pairKey(int32(ids[i]), int32(ids[i+1])) == found {
+				next = append(next, int(best.id))
 				i++
 			} else {
 				next = append(next, ids[i])
@@ -104,4 +105,13 @@ func words(text string) []string {
 		w, text = append(w, text[:n]), text[n:]
 	}
 	return w
+}
+
+// encode is Encode without an error for a byte that has no token.
+func encode(tok *Tokenizer, text string, o Options) []int {
+	ids, err := tok.Encode(text, o)
+	if err != nil && !errors.Is(err, ErrNoToken) {
+		panic(err)
+	}
+	return ids
 }

@@ -1,11 +1,14 @@
 package tokenizer
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"slices"
+	"strings"
 
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
@@ -13,7 +16,7 @@ import (
 // The largest sizes of files in bytes: several times those of the largest published vocabularies. Parsed data takes
 // at most some ten times the size of its file.
 const (
-	maxVocab  = 32 << 20
+	maxVocab  = 64 << 20
 	maxConfig = 4 << 20
 )
 
@@ -22,6 +25,7 @@ const (
 var (
 	tokenizerLimits = files.Limits{Values: 4 << 20, Depth: 32, Nulls: true}
 	vocabLimits     = files.Limits{Values: 4 << 20, Depth: 2} // vocabularies and merges
+	unigramLimits   = files.Limits{Values: 4 << 20, Depth: 3}
 	addedLimits     = files.Limits{Values: 1 << 20, Depth: 2}
 	partLimits      = files.Limits{Values: 1 << 12, Depth: 8} // any other part of tokenizer.json
 	configLimits    = files.Limits{Values: 1 << 18, Depth: 32, Nulls: true}
@@ -33,9 +37,12 @@ const (
 	maxTemplate = 1024 // tokens of a template around a text
 )
 
-// Load opens the tokenizer of a folder in either form: tokenizer.json, or vocab.json and merges.txt. tokenizer.json
-// comes first, as in transformers. Settings are read from tokenizer_config.json, special_tokens_map.json and
-// added_tokens.json, if present.
+// Load opens the tokenizer of a folder: tokenizer.json, vocab.json with merges.txt, tekken.json, or tokenizer.model. The
+// first that is there counts. Settings are read from tokenizer_config.json, special_tokens_map.json and added_tokens.json,
+// and the ends of texts from generation_config.json, if present.
+//
+// Mistral's file names have endings: tekken_240911.json, tokenizer.model.v3. Where a folder has several such files, the
+// last name counts.
 func Load(dir string) (*Tokenizer, error) { return load(files.Dir(dir)) }
 
 // LoadFS is Load for the root of a file system, such as an embedded one. name stands for the folder in errors.
@@ -43,11 +50,15 @@ func LoadFS(name string, fsys fs.FS) (*Tokenizer, error) { return load(files.FS(
 
 func load(dir files.Folder) (*Tokenizer, error) {
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
-	t, err := loadForm(dir.Telling(func(name string, data []byte) {
+	dir = dir.Telling(func(name string, data []byte) {
 		fmt.Fprintf(sum, "%q %d\n", name, len(data))
 		sum.Write(data)
-	}))
+	})
+	t, err := loadForm(dir)
 	if err != nil {
+		return nil, err
+	}
+	if err := t.generationConfig(dir); err != nil {
 		return nil, err
 	}
 	t.measure()
@@ -68,18 +79,85 @@ func loadForm(dir files.Folder) (*Tokenizer, error) {
 		}
 		return parseJSON(dir.Path("tokenizer.json"), data, s)
 	}
-	vocab, err := readFile(dir, "vocab.json", maxVocab)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("tokenizer: %s: neither tokenizer.json nor vocab.json is there: %w", dir.Path(""), fs.ErrNotExist)
+	if dir.Exists("vocab.json") {
+		vocab, err := readFile(dir, "vocab.json", maxVocab)
+		if err != nil {
+			return nil, err
 		}
-		return nil, err
+		merges, err := readFile(dir, "merges.txt", maxVocab)
+		if err != nil {
+			return nil, err
+		}
+		return parsePair(dir.Path("vocab.json"), vocab, dir.Path("merges.txt"), merges, s)
 	}
-	merges, err := readFile(dir, "merges.txt", maxVocab)
+	for _, form := range []struct {
+		begin, end string
+		parse      func(file string, data []byte, s settings) (*Tokenizer, error)
+	}{{"tekken", ".json", parseTekken}, {"tokenizer.model", "", parseModel}} {
+		name, err := last(dir, form.begin, form.end)
+		if err != nil {
+			return nil, err
+		}
+		if name != "" {
+			data, err := readFile(dir, name, maxVocab)
+			if err != nil {
+				return nil, err
+			}
+			return form.parse(dir.Path(name), data, s)
+		}
+	}
+	return nil, fmt.Errorf("tokenizer: %s: neither tokenizer.json nor vocab.json, tekken.json or tokenizer.model is there: %w", dir.Path(""), fs.ErrNotExist)
+}
+
+// last returns the last name that begins and ends so, or is that without anything between; empty: there is none.
+func last(dir files.Folder, begin, end string) (string, error) {
+	names, err := dir.Names()
 	if err != nil {
-		return nil, err
+		return "", fmt.Errorf("tokenizer: %s: %w", dir.Path(""), err)
 	}
-	return parsePair(dir.Path("vocab.json"), vocab, dir.Path("merges.txt"), merges, s)
+	found := ""
+	for _, name := range names {
+		if strings.HasPrefix(name, begin) && strings.HasSuffix(name, end) && len(name) >= len(begin)+len(end) {
+			found = max(found, name)
+		}
+	}
+	return found, nil
+}
+
+// generationConfig reads the tokens that end a generated text.
+func (t *Tokenizer) generationConfig(dir files.Folder) error {
+	if t.eos >= 0 {
+		t.ends = append(t.ends, t.eos)
+	}
+	const name = "generation_config.json"
+	if !dir.Exists(name) {
+		return nil
+	}
+	fields, err := readObject(dir, name)
+	if err != nil {
+		return err
+	}
+	raw := fields["eos_token_id"]
+	if null(raw) {
+		return nil
+	}
+	var all []int
+	if json.Unmarshal(raw, &all) != nil {
+		var one int
+		if err := json.Unmarshal(raw, &one); err != nil {
+			return fail(dir.Path(name), "eos_token_id is %s, neither an id nor a list of ids", quote(string(raw)))
+		}
+		all = []int{one}
+	}
+	for _, id := range all {
+		if id < 0 || id >= phantom {
+			return fail(dir.Path(name), "eos_token_id has %d", id)
+		}
+		if !slices.Contains(t.ends, id) {
+			t.ends = append(t.ends, id)
+		}
+	}
+	return nil
 }
 
 // readFile turns errors of reading into errors of this package.
@@ -109,6 +187,9 @@ func New(vocab, merges io.Reader) (*Tokenizer, error) {
 	t, err := parsePair("vocabulary", v, "merges", m, settings{})
 	if err != nil {
 		return nil, err
+	}
+	if t.eos >= 0 {
+		t.ends = []int{t.eos}
 	}
 	t.measure()
 	return t, nil

@@ -59,7 +59,7 @@ func TestRefused(t *testing.T) {
 	}{
 		{js, "normalizer", object("type", "NFC"), ErrUnsupported, "NFC"},
 		{js, "normalizer", object("type", "Lowercase"), ErrUnsupported, "Lowercase"},
-		{js, "model type", "Unigram", ErrUnsupported, "Unigram"},
+		{js, "model type", "Unigram", ErrFormat, "unknown field"},
 		{js, "model type", "WordPiece", ErrUnsupported, "WordPiece"},
 		{js, "model dropout", 0.1, ErrUnsupported, "dropout 0.1"},
 		{js, "model continuing_subword_prefix", "##", ErrUnsupported, "continuing_subword_prefix"},
@@ -72,26 +72,28 @@ func TestRefused(t *testing.T) {
 		{js, "model merges", []any{[]any{"zz", "z"}}, ErrFormat, "does not merge"},
 		{js, "model", fs.ErrNotExist, ErrUnsupported, "no model"},
 		{js, "pre_tokenizer", nil, ErrUnsupported, "pre_tokenizer"},
-		{js, "pre_tokenizer", object("type", "Metaspace", "replacement", "_"), ErrUnsupported, "Metaspace"},
+		{js, "pre_tokenizer", object("type", "Metaspace", "replacement", "_"), ErrUnsupported, "tokenizer_class"},
+		{js, "pre_tokenizer", object("type", "Metaspace", "replacement", "__"), ErrFormat, "Metaspace"},
+		{js, "pre_tokenizer", object("type", "Metaspace", "replacement", "_", "prepend_scheme", "last"), ErrUnsupported, "last"},
 		{js, "pre_tokenizer", object("type", "Whitespace"), ErrUnsupported, "Whitespace"},
-		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{}), ErrUnsupported, "empty"},
-		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Digits", "individual_digits", true)}), ErrUnsupported, "Digits"},
-		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Split", "pattern", object("Regex", "a+"), "behavior", "Isolated", "invert", false), object("type", "ByteLevel")}), ErrUnsupported, "Split"},
-		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Split", "pattern", object("String", "a"), "behavior", "MergedWithNext", "invert", false), object("type", "ByteLevel")}), ErrUnsupported, "MergedWithNext"},
+		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{}), ErrUnsupported, "tokenizer_class"},
+		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Digits", "individual_digits", true)}), ErrUnsupported, "tokenizer_class"},
+		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Split", "pattern", object("Regex", "(?<=a)b"), "behavior", "Isolated", "invert", false), object("type", "ByteLevel")}), ErrUnsupported, "Split"},
+		{js, "pre_tokenizer", object("type", "Sequence", "pretokenizers", []any{object("type", "Split", "pattern", object("String", "a"), "behavior", "MergedWithNobody", "invert", false), object("type", "ByteLevel")}), ErrUnsupported, "MergedWithNobody"},
 		{js, "pre_tokenizer add_suffix_space", true, ErrFormat, "add_suffix_space"},
 		{js, "post_processor", object("type", "RobertaProcessing"), ErrUnsupported, "RobertaProcessing"},
 		{js, "post_processor single", []any{}, ErrFormat, "0 texts"},
 		{js, "post_processor special_tokens", object(), ErrFormat, "</s>"},
 		{js, "decoder", nil, ErrUnsupported, "decoder"},
-		{js, "decoder type", "Metaspace", ErrUnsupported, "Metaspace"},
+		{js, "decoder type", "WordPiece", ErrUnsupported, "WordPiece"},
+		{js, "decoder", object("type", "Sequence", "decoders", []any{object("type", "Fuse"), object("type", "ByteFallback")}), ErrUnsupported, "order"},
 		{js, "wonders", true, ErrFormat, "wonders"},
 		{js, "added_tokens", added(7, "<x>"), ErrFormat, "has id 7"},
 		{js, "added_tokens", added(7, strings.Repeat("x", 2000)), ErrFormat, "2000 bytes"},
-		{config, "tokenizer_class", "LlamaTokenizer", ErrUnsupported, "LlamaTokenizer"},
 		{config, "add_prefix_space", "yes", ErrFormat, "add_prefix_space"},
 		{config, "do_lower_case", true, ErrUnsupported, "do_lower_case"},
 		{config, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", true, ErrUnsupported, "corrupt"},
-		{config, "image_token", "<image>", ErrUnsupported, "image_token"},
+		{config, "image_token", 3, ErrFormat, "image_token"},
 		{config, "errors", "ignore", ErrUnsupported, "errors"},
 		{config, "bos_token", 3, ErrFormat, "bos_token"},
 		{config, "added_tokens_decoder", object("1", object("content", "<pad>", "special", true)), ErrFormat, "</s>"},
@@ -109,9 +111,10 @@ func TestRefused(t *testing.T) {
 		word               string
 	}{
 		{"no bos", config, "add_eos_token", true, ErrUnsupported, "add_eos_token"},
+		{"no bos", config, "tokenizer_class", "LlamaTokenizer", ErrUnsupported, "LlamaTokenizer"},
 		{"no bos", config, "added_tokens_decoder", object("400", object("content", "<x>")), ErrFormat, "has id 400"},
 		{"added_tokens.json", "added_tokens.json", "<x>", 400, ErrFormat, "has id 400"},
-		{"special_tokens_map.json", "special_tokens_map.json", "shoe_token", "x", ErrUnsupported, "shoe_token"},
+		{"special_tokens_map.json", "special_tokens_map.json", "shoe_token", 3, ErrFormat, "shoe_token"},
 		{"special_tokens_map.json", "special_tokens_map.json", "bos_token", object("content", "</s>", "lstrip", true), ErrFormat, "another"},
 		{"json 0", config, "add_prefix_space", true, ErrUnsupported, "add_prefix_space"},
 	} {
@@ -263,10 +266,10 @@ func TestIgnoreMerges(t *testing.T) {
 		t.Fatal(err)
 	}
 	id, _ := tok.ID(long)
-	if ids := tok.EncodeText(long); tok.longest != len(long) || !slices.Equal(ids, []int{id}) {
+	if ids := encode(tok, long, Options{Bare: true}); tok.longest != len(long) || !slices.Equal(ids, []int{id}) {
 		t.Errorf("%v, want %d; the longest token has %d characters", ids, id, tok.longest)
 	}
-	if ids := tok.EncodeText(long + "z"); len(ids) != len(long)+1 {
+	if ids := encode(tok, long+"z", Options{Bare: true}); len(ids) != len(long)+1 {
 		t.Errorf("of a longer word %v", ids)
 	}
 }
@@ -290,7 +293,7 @@ func TestAddedTokensFile(t *testing.T) {
 				continue
 			}
 			for _, text := range []string{"ab </s> <other><pad> <x>", "aa[X]]Ⓐx"} {
-				if a, b := want.EncodeSpecial(text), got.EncodeSpecial(text); !slices.Equal(a, b) || want.VocabSize() != got.VocabSize() {
+				if a, b := encode(want, text, Options{Special: true}), encode(got, text, Options{Special: true}); !slices.Equal(a, b) || want.VocabSize() != got.VocabSize() {
 					t.Errorf("%s with %s: %q is %v of %d, want %v of %d", folder, added, text, b, got.VocabSize(), a, want.VocabSize())
 				}
 			}
@@ -354,21 +357,21 @@ func TestMissingBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ids, err := tok.EncodeAtMost("ab", 9, false); err != nil || len(ids) != 2 {
+	if ids, err := tok.Encode("ab", Options{AtMost: 9}); err != nil || len(ids) != 2 {
 		t.Errorf("a text that needs no such byte: %v, %v", ids, err)
 	}
-	if ids, err := tok.EncodeAtMost("abxab", 9, false); ids != nil || !errors.Is(err, ErrNoToken) || !strings.Contains(err.Error(), "0x78") {
+	if ids, err := tok.Encode("abxab", Options{AtMost: 9}); len(ids) != 3 || !errors.Is(err, ErrNoToken) || !strings.Contains(err.Error(), `"x"`) {
 		t.Errorf("a text that needs one: %v, %v", ids, err)
 	}
 	ab, _ := tok.ID("ab")
-	if ids := tok.EncodeText("axbxab"); len(ids) != 2 || ids[0] != ab || ids[1] != ab { // as in transformers
+	if ids := encode(tok, "axbxab", Options{Bare: true}); len(ids) != 2 || ids[0] != ab || ids[1] != ab { // as in transformers
 		t.Errorf("without an unknown token: %v", ids)
 	}
 	write("tokenizer_config.json", `{"unk_token": "<unk>", "bos_token": "</s>", "eos_token": "</s>"}`)
 	if tok, err = Load(dir); err != nil {
 		t.Fatal(err)
 	}
-	if ids, err := tok.EncodeAtMost("abxxab", 4, false); err != nil || len(ids) != 4 || ids[1] != 3 || ids[2] != 3 {
+	if ids, err := tok.Encode("abxxab", Options{AtMost: 4}); err != nil || len(ids) != 4 || ids[1] != 3 || ids[2] != 3 {
 		t.Errorf("with an unknown token: %v, %v", ids, err)
 	}
 }
@@ -390,7 +393,7 @@ func TestTooLong(t *testing.T) {
 	for name, tok := range map[string]*Tokenizer{"plain": tok, "with a token that takes white space": strips, "with fused bytes": lacks} {
 		for _, text := range []string{strings.Repeat("a", long), strings.Repeat("a ", long/2), strings.Repeat("<", long)} {
 			if bytes := allocated(func() {
-				if ids, err := tok.EncodeAtMost(text, 2048, true); ids != nil || !errors.Is(err, ErrTooLong) {
+				if ids, err := tok.Encode(text, Options{AtMost: 2048, Special: true}); ids != nil || !errors.Is(err, ErrTooLong) {
 					t.Errorf("%s: %.9q...: %d ids, %v", name, text, len(ids), err)
 				}
 			}); bytes > 4<<20 {
@@ -400,7 +403,7 @@ func TestTooLong(t *testing.T) {
 	}
 	// White space that a token takes is not counted, and neither are bytes that
 	// become one unknown token.
-	if ids, err := strips.EncodeAtMost(strings.Repeat(" ", long)+"<mask>"+strings.Repeat("\n", long), 1, true); err != nil || len(ids) != 1 {
+	if ids, err := strips.Encode(strings.Repeat(" ", long)+"<mask>"+strings.Repeat("\n", long), Options{AtMost: 1, Special: true}); err != nil || len(ids) != 1 {
 		t.Errorf("a token in white space: %d ids, %v", len(ids), err)
 	}
 	missing := ""
@@ -409,14 +412,14 @@ func TestTooLong(t *testing.T) {
 			missing = string(rune(b))
 		}
 	}
-	if ids, err := lacks.EncodeAtMost(strings.Repeat(missing, long), 2, true); err != nil || len(ids) != 2 || missing == "" {
+	if ids, err := lacks.Encode(strings.Repeat(missing, long), Options{AtMost: 2, Special: true}); err != nil || len(ids) != 2 || missing == "" {
 		t.Errorf("unknown bytes %q: %d ids, %v", missing, len(ids), err)
 	}
 	// Just fits.
-	if ids, err := tok.EncodeTextAtMost(strings.Repeat("a", 8*2048), 2048, true); err != nil || len(ids) != 2048 {
+	if ids, err := tok.Encode(strings.Repeat("a", 8*2048), Options{AtMost: 2048, Bare: true, Special: true}); err != nil || len(ids) != 2048 {
 		t.Errorf("%d ids, %v", len(ids), err)
 	}
-	if ids, err := tok.EncodeAtMost(strings.Repeat("a", 8*2047), 2048, true); err != nil || len(ids) != 2048 {
+	if ids, err := tok.Encode(strings.Repeat("a", 8*2047), Options{AtMost: 2048, Special: true}); err != nil || len(ids) != 2048 {
 		t.Errorf("%d ids, %v", len(ids), err)
 	}
 }
@@ -518,8 +521,8 @@ func usable(t *testing.T, dir fs.FS, text string) {
 		}
 		return
 	}
-	all := tok.EncodeSpecial(text)
-	for _, ids := range [][]int{all, tok.Encode(text), tok.EncodeText(text)} {
+	all := encode(tok, text, Options{Special: true})
+	for _, ids := range [][]int{all, encode(tok, text, Options{}), encode(tok, text, Options{Bare: true})} {
 		for _, id := range ids {
 			if id < 0 || id >= tok.VocabSize() {
 				t.Fatalf("id %d is not below %d", id, tok.VocabSize())
@@ -529,10 +532,10 @@ func usable(t *testing.T, dir fs.FS, text string) {
 			t.Fatal("a text that is no UTF-8")
 		}
 	}
-	if ids, err := tok.EncodeAtMost(text, len(all), true); !errors.Is(err, ErrNoToken) && !slices.Equal(ids, all) {
+	if ids, err := tok.Encode(text, Options{AtMost: len(all), Special: true}); !errors.Is(err, ErrNoToken) && !slices.Equal(ids, all) {
 		t.Fatalf("%v, %v, want %v", ids, err, all)
 	}
-	if _, err := tok.EncodeAtMost(text, len(all)-1, true); !errors.Is(err, ErrTooLong) && len(all) > 0 {
+	if _, err := tok.Encode(text, Options{AtMost: len(all) - 1, Special: true}); !errors.Is(err, ErrTooLong) && len(all) > 0 {
 		t.Fatalf("one token too many: %v", err)
 	}
 }

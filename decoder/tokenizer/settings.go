@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
@@ -15,9 +16,11 @@ import (
 // added_tokens.json say.
 type settings struct {
 	file             string // tokenizer_config.json; empty: there is none
+	class            string // tokenizer_class
 	own              bool   // the class is one that makes its own pre-tokenizer
 	addBOS           bool
 	addEOS           bool
+	saysBOS, saysEOS bool // add_bos_token and add_eos_token are there
 	prefixSpace      *bool
 	splitSpecial     bool
 	named            map[string]addedToken // special tokens by their key, say "eos_token"
@@ -35,18 +38,24 @@ var names = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_to
 // tokenizer_config.json names none.
 var byGPT2 = map[string]bool{"bos_token": true, "eos_token": true, "unk_token": true}
 
-// classes are the tokenizer classes that are this package's business: true for
-// those that make a pre-tokenizer of their own, by add_prefix_space.
-var classes = map[string]bool{
-	"": true, "GPT2Tokenizer": true, "GPT2TokenizerFast": true, "PreTrainedTokenizerFast": false, "PreTrainedTokenizer": false, "TokenizersBackend": false,
-}
+// ownClasses are the tokenizer classes that make a pre-tokenizer of their own, by add_prefix_space. The other classes
+// take tokenizer.json as it is. Exceptions, such as transformers 5's LlamaTokenizer, are not followed: the models were
+// trained with what tokenizer.json says.
+var ownClasses = []string{"", "GPT2Tokenizer", "GPT2TokenizerFast"}
+
+// makesOwn reports whether the class is named and makes a pre-tokenizer of its own.
+func (s *settings) makesOwn() bool { return s.own && s.class != "" }
+
+// pairClasses are the tokenizer classes of vocab.json and merges.txt without tokenizer.json.
+var pairClasses = append([]string{"PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend"}, ownClasses...)
 
 // irrelevant are the keys of tokenizer_config.json that change no text: they are
 // about where files are, about batches, chats and other tasks.
 var irrelevant = []string{
 	"__type", "auto_map_class", "backend", "chat_template", "clean_up_tokenization_spaces", "device_map", "from_slow", "full_tokenizer_file",
 	"fix_mistral_regex", "is_fast", "is_local", "legacy", "local_files_only", "max_len", "max_length", "merges_file", "model_input_names",
-	"model_max_length", "name_or_path", "pad_to_multiple_of", "pad_token_type_id", "padding", "padding_side", "processor_class",
+	"model_max_length", "name_or_path", "sp_model_kwargs", "spaces_between_special_tokens", "use_default_system_prompt", "model_specific_special_tokens",
+	"chat_template_format", "response_schema", "response_template", "tool_parser_type", "processor_config", "image_seq_len", "max_pixels", "min_pixels", "pad_to_multiple_of", "pad_token_type_id", "padding", "padding_side", "processor_class",
 	"return_attention_mask", "return_tensors", "return_token_type_ids", "special_tokens_map_file", "stride", "subfolder", "tokenizer_file",
 	"transformers_version", "trim_offsets", "truncation", "truncation_side", "truncation_strategy", "use_fast", "verbose", "vocab_file",
 }
@@ -121,16 +130,14 @@ func (s *settings) config(fields map[string]json.RawMessage) error {
 		var err error
 		switch key {
 		case "tokenizer_class":
-			var class string
-			if err = s.decode(key, raw, &class); err == nil {
-				var known bool
-				if s.own, known = classes[class]; !known {
-					return refuse(s.file, "tokenizer_class %s is not that of a byte-level BPE", quote(class))
-				}
+			if err = s.decode(key, raw, &s.class); err == nil {
+				s.own = slices.Contains(ownClasses, s.class)
 			}
 		case "add_bos_token":
+			s.saysBOS = true
 			err = s.decode(key, raw, &s.addBOS)
 		case "add_eos_token":
+			s.saysEOS = true
 			err = s.decode(key, raw, &s.addEOS)
 		case "add_prefix_space":
 			err = s.decode(key, raw, &s.prefixSpace)
@@ -202,6 +209,12 @@ func (s *settings) special(file, key string, raw json.RawMessage) (known bool, e
 			s.extra = append(s.extra, t)
 		}
 		return true, nil
+	case strings.HasSuffix(key, "_token") && !strings.HasPrefix(key, "add_"): // of one model, such as "image_token"
+		t, err := parseSpecial(file, key, raw)
+		if err == nil {
+			s.extra = append(s.extra, t)
+		}
+		return true, err
 	}
 	return false, nil
 }

@@ -7,30 +7,41 @@ import (
 	"unicode/utf8"
 )
 
+// piece is a part of a text on its way to the model.
+type piece struct {
+	text  string
+	first bool // nothing is before the piece
+}
+
 // splitter cuts the text between added tokens into words, by a pre-tokenizer of tokenizer.json.
 type splitter struct {
 	cuts        []cut // in order, each for the result of the cut before it
 	prefixSpace bool  // a piece begins with a space
-	whole       bool  // a piece is one word; otherwise GPT-2's pattern cuts it
-	removes     bool  // some text is in no piece
+	gpt2        bool  // GPT-2's pattern cuts the pieces (nextWord); otherwise a piece is one word
+	removes     bool  // some text is in no piece, or not as it was
 }
 
-// cut yields the pieces of a nonempty text, until yield returns false.
-type cut func(text string, yield func(string) bool) bool
+// cut yields the pieces of a piece that is not empty, until yield returns false. A cut that cannot go on leaves the
+// error with the encoder and returns false.
+type cut func(e *encoder, p piece, yield func(piece) bool) bool
 
 // split yields the words of a text and reports whether yield returned true for all.
-func (s *splitter) split(text string, yield func(string) bool) bool {
-	return s.cut(s.cuts, text, yield)
+func (s *splitter) split(e *encoder, p piece, yield func(string) bool) bool {
+	return s.cut(s.cuts, e, p, yield)
 }
 
-func (s *splitter) cut(cuts []cut, text string, yield func(string) bool) bool {
-	if len(cuts) > 0 {
-		return cuts[0](text, func(piece string) bool { return s.cut(cuts[1:], piece, yield) })
+func (s *splitter) cut(cuts []cut, e *encoder, p piece, yield func(string) bool) bool {
+	if p.text == "" {
+		return true
 	}
+	if len(cuts) > 0 {
+		return cuts[0](e, p, func(p piece) bool { return s.cut(cuts[1:], e, p, yield) })
+	}
+	text := p.text
 	if s.prefixSpace && text[0] != ' ' {
 		text = " " + text
 	}
-	if s.whole {
+	if !s.gpt2 {
 		return yield(text)
 	}
 	for text != "" {
@@ -47,37 +58,107 @@ func (s *splitter) cut(cuts []cut, text string, yield func(string) bool) bool {
 type behaviour int
 
 const (
-	isolated   behaviour = iota // each match is a piece
-	contiguous                  // neighbouring matches are one piece
-	removed                     // no match is in a piece
+	isolated     behaviour = iota // each match is a piece
+	contiguous                    // neighbouring matches are one piece
+	removed                       // no match is in a piece
+	withPrevious                  // a match ends the piece before it
+	withNext                      // a match begins the piece after it
 )
 
-// cutAt makes a cut from matches, which yields the bytes [start, end) of each match in a text, in order.
-func cutAt(b behaviour, matches func(text string) iter.Seq2[int, int]) cut {
-	return func(text string, yield func(string) bool) bool {
-		done, begun := 0, -1 // begun: beginning of contiguous matches; -1: none
-		for start, end := range matches(text) {
-			if begun >= 0 && start > done {
-				if !yield(text[begun:done]) {
-					return false
-				}
-				begun = -1
-			}
-			if done < start && !yield(text[done:start]) {
-				return false
-			}
-			switch {
-			case b == isolated && !yield(text[start:end]):
-				return false
-			case b == contiguous && begun < 0:
-				begun = start
-			}
+var behaviours = map[string]behaviour{
+	"Isolated": isolated, "Contiguous": contiguous, "Removed": removed, "MergedWithPrevious": withPrevious, "MergedWithNext": withNext,
+}
+
+// finder calls yield with the bytes [start, end) of each match in a text, in order, until yield returns false.
+type finder func(text string, yield func(start, end int) bool) error
+
+// cutAt makes a cut. With inverted the text between matches counts as a match, and matches do not.
+func cutAt(b behaviour, inverted bool, matches finder) cut {
+	return func(e *encoder, p piece, yield func(piece) bool) bool {
+		j := joiner{behaviour: b, piece: p, yield: yield}
+		done := 0
+		err := matches(p.text, func(start, end int) bool {
+			ok := done == start || j.next(done, start, inverted)
 			done = end
-		}
-		if begun >= 0 && !yield(text[begun:done]) {
+			return ok && j.next(start, end, !inverted)
+		})
+		if err != nil {
+			e.fail(err)
 			return false
 		}
-		return done == len(text) || yield(text[done:])
+		return !j.stopped && (done == len(p.text) || j.next(done, len(p.text), inverted)) && j.flush()
+	}
+}
+
+// joiner makes pieces of matches and the text between them.
+type joiner struct {
+	behaviour
+	piece
+	yield   func(piece) bool
+	stopped bool // yield returned false
+
+	start, end int // a part that waits for the next one
+	match      bool
+	waits      bool
+	was        bool // the part before was a match
+	any        bool // there was a part
+}
+
+// next takes the next part, which is not empty.
+func (j *joiner) next(start, end int, match bool) bool {
+	was, any := j.was, j.any
+	j.was, j.any = match, true
+	switch j.behaviour {
+	case isolated:
+		return j.put(start, end)
+	case removed:
+		return match || j.put(start, end)
+	case contiguous:
+		if any && was == match && j.waits {
+			j.end = end
+			return true
+		}
+	case withPrevious:
+		if match && !was && j.waits {
+			j.end = end
+			return true
+		}
+	case withNext:
+		if j.waits && j.match && !match {
+			j.waits = false
+			return j.put(j.start, end)
+		}
+	}
+	if !j.flush() {
+		return false
+	}
+	j.start, j.end, j.match, j.waits = start, end, match, true
+	return true
+}
+
+// flush yields the part that waits.
+func (j *joiner) flush() bool {
+	if !j.waits {
+		return true
+	}
+	j.waits = false
+	return j.put(j.start, j.end)
+}
+
+func (j *joiner) put(start, end int) bool {
+	j.stopped = !j.yield(piece{j.text[start:end], j.first && start == 0})
+	return !j.stopped
+}
+
+// find makes a finder of matches.
+func find(matches func(text string) iter.Seq2[int, int]) finder {
+	return func(text string, yield func(int, int) bool) error {
+		for start, end := range matches(text) {
+			if !yield(start, end) {
+				break
+			}
+		}
+		return nil
 	}
 }
 
@@ -107,6 +188,27 @@ func occurrences(pattern string) func(text string) iter.Seq2[int, int] {
 			}
 		}
 	}
+}
+
+// underline is SentencePiece's character for a space.
+const underline = "▁"
+
+// metaspace is the pre-tokenizer of that name: spaces become its character, which begins a piece.
+type metaspace struct {
+	replacement   string
+	always, first bool // the character is put before every piece, or before a text
+	split         bool // pieces begin at the character
+}
+
+func (m *metaspace) cut(e *encoder, p piece, yield func(piece) bool) bool {
+	text := strings.ReplaceAll(p.text, " ", m.replacement)
+	if (m.always || m.first && p.first) && !strings.HasPrefix(text, m.replacement) {
+		text = m.replacement + text
+	}
+	if !m.split {
+		return yield(piece{text, p.first})
+	}
+	return cutAt(withNext, false, find(occurrences(m.replacement)))(e, piece{text, p.first}, yield)
 }
 
 // nextWord returns the length of the first word of a text that is not empty.

@@ -2,12 +2,10 @@ package tokenizer
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
@@ -26,53 +24,6 @@ type tokenizerJSON struct {
 	Model         json.RawMessage `json:"model"`
 }
 
-type modelJSON struct {
-	Type         string          `json:"type"`
-	Dropout      *float64        `json:"dropout"`
-	Unk          *string         `json:"unk_token"`
-	Prefix       *string         `json:"continuing_subword_prefix"`
-	Suffix       *string         `json:"end_of_word_suffix"`
-	FuseUnk      bool            `json:"fuse_unk"`
-	ByteFallback bool            `json:"byte_fallback"`
-	IgnoreMerges bool            `json:"ignore_merges"`
-	Vocab        json.RawMessage `json:"vocab"`
-	Merges       json.RawMessage `json:"merges"`
-}
-
-// byteLevelJSON is ByteLevel as a pre-tokenizer, post-processor or decoder.
-type byteLevelJSON struct {
-	Type        string `json:"type"`
-	PrefixSpace *bool  `json:"add_prefix_space"`
-	TrimOffsets bool   `json:"trim_offsets"` // moves no token
-	UseRegex    bool   `json:"use_regex"`
-}
-
-// mergeJSON is a merge: "a b", or ["a", "b"] as it is written today.
-type mergeJSON struct{ left, right string }
-
-func (m *mergeJSON) UnmarshalJSON(data []byte) error {
-	if data[0] == '[' {
-		var two []string
-		if err := json.Unmarshal(data, &two); err != nil {
-			return err
-		}
-		if len(two) != 2 {
-			return constError("a merge of " + string(data[:min(len(data), 80)]))
-		}
-		m.left, m.right = two[0], two[1]
-		return nil
-	}
-	var text string
-	if err := json.Unmarshal(data, &text); err != nil {
-		return err
-	}
-	var ok bool
-	if m.left, m.right, ok = strings.Cut(text, " "); !ok || strings.Contains(m.right, " ") {
-		return constError("a merge of " + quote(text))
-	}
-	return nil
-}
-
 // part is any of the parts of tokenizer.json that have a type.
 type part struct {
 	Type string `json:"type"`
@@ -81,15 +32,19 @@ type part struct {
 
 func parseJSON(file string, data []byte, s settings) (*Tokenizer, error) {
 	var j tokenizerJSON
+	var err error
 	if err := strict(data, tokenizerLimits, &j); err != nil {
 		return nil, fail(file, "not a tokenizer: %v", err)
 	}
 	t := &Tokenizer{}
-	if err := t.model(file, j.Model); err != nil {
+	if err := t.readModel(file, j.Model); err != nil {
 		return nil, err
 	}
-	if !null(j.Normalizer) {
-		return nil, refuse(file, "a normalizer, %s", quote(string(j.Normalizer)))
+	if t.normal, err = parseNormalizer(file, j.Normalizer); err != nil {
+		return nil, err
+	}
+	if t.normal != nil && s.makesOwn() {
+		return nil, refuse(file, "a normalizer, %s, which is not that of the tokenizer_class of %s", quote(string(j.Normalizer)), s.file)
 	}
 	added, err := parseAdded(file, j.AddedTokens)
 	if err != nil {
@@ -104,15 +59,8 @@ func parseJSON(file string, data []byte, s settings) (*Tokenizer, error) {
 	if err := t.postProcessor(file, j.PostProcessor); err != nil {
 		return nil, err
 	}
-	decoder, err := parsePart(file, "decoder", j.Decoder)
-	if err != nil {
+	if err := t.decoder(file, j.Decoder); err != nil {
 		return nil, err
-	}
-	if decoder.Type != "ByteLevel" {
-		return nil, refuse(file, "a decoder %s, not ByteLevel", quote(decoder.Type))
-	}
-	if err := strict(decoder.raw, partLimits, &byteLevelJSON{}); err != nil {
-		return nil, fail(file, "decoder: ByteLevel: %v", err)
 	}
 	return t, nil
 }
@@ -205,63 +153,6 @@ func strict(data []byte, l files.Limits, dst any) error {
 	return nil
 }
 
-// model reads the vocabulary and the merges.
-func (t *Tokenizer) model(file string, raw json.RawMessage) error {
-	p, err := parsePart(file, "model", raw)
-	if err != nil {
-		return err
-	}
-	if p.Type != "" && p.Type != "BPE" { // files of old versions have no type
-		return refuse(file, "a model %s, not BPE", quote(p.Type))
-	}
-	var m modelJSON
-	if err := strict(raw, tokenizerLimits, &m); err != nil {
-		return fail(file, "model: %v", err)
-	}
-	switch {
-	case m.Dropout != nil && *m.Dropout != 0:
-		return refuse(file, "model: dropout %v, which makes tokens random", *m.Dropout)
-	case m.Prefix != nil && *m.Prefix != "":
-		return refuse(file, "model: continuing_subword_prefix %s", quote(*m.Prefix))
-	case m.Suffix != nil && *m.Suffix != "":
-		return refuse(file, "model: end_of_word_suffix %s", quote(*m.Suffix))
-	case null(m.Vocab):
-		return fail(file, "model: no vocab")
-	case null(m.Merges):
-		return fail(file, "model: no merges")
-	}
-	var vocab map[string]int
-	if err := cmp.Or(vocabLimits.Check(m.Vocab), json.Unmarshal(m.Vocab, &vocab)); err != nil {
-		return fail(file, "model: vocab: %v", err)
-	}
-	var merges []mergeJSON
-	if err := cmp.Or(vocabLimits.Check(m.Merges), json.Unmarshal(m.Merges, &merges)); err != nil {
-		return fail(file, "model: merges: %v", err)
-	}
-	if err := t.addTokens(file, vocab); err != nil {
-		return err
-	}
-	if m.ByteFallback && !t.complete {
-		return refuse(file, "model: byte_fallback with a vocabulary that lacks bytes")
-	}
-	for i, merge := range merges {
-		if wrong := t.addMerge(merge.left, merge.right); wrong != "" {
-			return fail(file, "merge %d, of %.60q and %.60q, %s", i, merge.left, merge.right, wrong)
-		}
-	}
-	t.fuseUnk, t.ignoreMerges = m.FuseUnk, m.IgnoreMerges
-	if m.Unk != nil {
-		id, ok := t.ids[*m.Unk]
-		if !ok && !t.complete {
-			return fail(file, "model: unk_token %s is not in the vocabulary", quote(*m.Unk))
-		}
-		if ok {
-			t.unk = id
-		}
-	}
-	return nil
-}
-
 func parsePart(file, what string, raw json.RawMessage) (part, error) {
 	p := part{raw: raw}
 	if null(raw) {
@@ -298,125 +189,6 @@ func parts(file, what, key string, raw json.RawMessage) ([]part, error) {
 		}
 	}
 	return all, nil
-}
-
-// preTokenizer reads what cuts texts into words: ByteLevel, and before it what it
-// may be behind.
-func (t *Tokenizer) preTokenizer(file string, raw json.RawMessage, s settings) error {
-	all, err := parts(file, "pre_tokenizer", "pretokenizers", raw)
-	if err != nil {
-		return err
-	}
-	if len(all) > maxCuts {
-		return refuse(file, "pre_tokenizer: a Sequence of %d, more than %d", len(all), maxCuts)
-	}
-	for i, p := range all {
-		if last := i == len(all)-1; last != (p.Type == "ByteLevel") {
-			return refuse(file, "pre_tokenizer: %s, which is number %d of %d; ByteLevel must be the last and only the last", quote(p.Type), i+1, len(all))
-		}
-		var c cut
-		switch p.Type {
-		case "ByteLevel":
-			err = t.byteLevel(file, p.raw, s, len(all) == 1)
-		case "Split":
-			c, err = t.splitCut(file, p.raw)
-		case "Digits":
-			c, err = digitsCut(file, p.raw)
-		case "Punctuation":
-			c, err = t.punctuationCut(file, p.raw)
-		default:
-			err = refuse(file, "pre_tokenizer: %s", quote(p.Type))
-		}
-		if err != nil {
-			return err
-		}
-		if c != nil {
-			t.words.cuts = append(t.words.cuts, c)
-		}
-	}
-	if len(all) == 0 {
-		return refuse(file, "pre_tokenizer: an empty Sequence")
-	}
-	return nil
-}
-
-func (t *Tokenizer) byteLevel(file string, raw json.RawMessage, s settings, alone bool) error {
-	b := byteLevelJSON{UseRegex: true}
-	if err := strict(raw, partLimits, &b); err != nil {
-		return fail(file, "pre_tokenizer: ByteLevel: %v", err)
-	}
-	if b.PrefixSpace == nil {
-		return fail(file, "pre_tokenizer: ByteLevel without add_prefix_space")
-	}
-	t.words.prefixSpace, t.words.whole = *b.PrefixSpace, !b.UseRegex
-	switch {
-	case s.file == "":
-	case s.own:
-		if !alone || !b.UseRegex || t.ignoreMerges {
-			return refuse(file, "the pre_tokenizer or ignore_merges is not that of the tokenizer_class of %s", s.file)
-		}
-		t.words.prefixSpace = s.prefixSpace != nil && *s.prefixSpace
-	case s.prefixSpace != nil && *s.prefixSpace != *b.PrefixSpace:
-		return refuse(s.file, "add_prefix_space is %v, and %v in %s", *s.prefixSpace, *b.PrefixSpace, file)
-	}
-	return nil
-}
-
-func (t *Tokenizer) behaviour(file, what, name string, inverted bool) (behaviour, error) {
-	b, ok := map[string]behaviour{"Isolated": isolated, "Contiguous": contiguous, "Removed": removed}[name]
-	if !ok || inverted {
-		return 0, refuse(file, "pre_tokenizer: %s with behavior %s and invert %v", what, quote(name), inverted)
-	}
-	t.words.removes = t.words.removes || b == removed
-	return b, nil
-}
-
-func (t *Tokenizer) splitCut(file string, raw json.RawMessage) (cut, error) {
-	var p struct {
-		Type     string            `json:"type"`
-		Pattern  map[string]string `json:"pattern"`
-		Behavior string            `json:"behavior"`
-		Invert   bool              `json:"invert"`
-	}
-	if err := strict(raw, partLimits, &p); err != nil {
-		return nil, fail(file, "pre_tokenizer: Split: %v", err)
-	}
-	text, ok := p.Pattern["String"]
-	if !ok || len(p.Pattern) != 1 || text == "" {
-		return nil, refuse(file, "pre_tokenizer: Split at %.120q, not at a string", p.Pattern)
-	}
-	b, err := t.behaviour(file, "Split", p.Behavior, p.Invert)
-	return cutAt(b, occurrences(text)), err
-}
-
-func digitsCut(file string, raw json.RawMessage) (cut, error) {
-	var p struct {
-		Type       string `json:"type"`
-		Individual *bool  `json:"individual_digits"`
-	}
-	if err := strict(raw, partLimits, &p); err != nil {
-		return nil, fail(file, "pre_tokenizer: Digits: %v", err)
-	}
-	if p.Individual == nil {
-		return nil, fail(file, "pre_tokenizer: Digits without individual_digits")
-	}
-	b := contiguous
-	if *p.Individual {
-		b = isolated
-	}
-	return cutAt(b, runes(isNumeric)), nil
-}
-
-func (t *Tokenizer) punctuationCut(file string, raw json.RawMessage) (cut, error) {
-	p := struct {
-		Type     string `json:"type"`
-		Behavior string `json:"behavior"`
-	}{Behavior: "Isolated"}
-	if err := strict(raw, partLimits, &p); err != nil {
-		return nil, fail(file, "pre_tokenizer: Punctuation: %v", err)
-	}
-	b, err := t.behaviour(file, "Punctuation", p.Behavior, false)
-	return cutAt(b, runes(isPunctuation)), err
 }
 
 // postProcessor reads the template: what stands before and behind a text.
@@ -494,6 +266,9 @@ func (t *Tokenizer) template(file string, raw json.RawMessage) error {
 		} else {
 			t.after = append(t.after, special.IDs...)
 		}
+	}
+	if t.bos < 0 && len(t.before) > 0 {
+		t.bos = t.before[0]
 	}
 	if texts != 1 {
 		return fail(file, "post_processor: a template with %d texts, not one", texts)

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -15,29 +16,34 @@ type vocabulary struct {
 	tokens       map[int]string
 	bytes        [256]int // the token of each byte; -1: none
 	complete     bool     // all have one
-	merges       map[pair]merged
+	merges       idPairs
 	longest      int // characters of the longest token
-	unk          int // stands for bytes without a token; -1: none
+	unk          int // stands for what has no token; -1: none
 	fuseUnk      bool
-	ignoreMerges bool // a word that is a token is that token
+	ignoreMerges bool           // a word that is a token is that token
+	texts        map[int]string // of added tokens that are not the model's
+
+	// Merges of GGUF files can have parts and results that are no tokens. They have ids of their own, from phantom on.
+	parts     map[int32][]int32 // tokens that stand for such a result; -1: there is none
+	phantoms  map[int32]string
+	phantomID map[string]int32
 }
 
-type pair struct{ left, right int }
-
-type merged struct{ rank, id int }
+// phantom is more than any id of a token.
+const phantom = math.MaxInt32 / 2
 
 // addTokens takes over the tokens of a vocabulary.
 func (v *vocabulary) addTokens(file string, ids map[string]int) error {
-	*v = vocabulary{ids: ids, tokens: make(map[int]string, len(ids)), merges: map[pair]merged{}, unk: -1, complete: true, longest: 1}
+	*v = vocabulary{ids: ids, tokens: make(map[int]string, len(ids)), unk: -1, complete: true, longest: 1}
 	if len(ids) == 0 {
 		return fail(file, "no tokens")
 	}
 	for token, id := range ids {
-		if id < 0 || id >= math.MaxInt32 {
-			return fail(file, "token %.60q has id %d", token, id)
+		if id < 0 || id >= phantom {
+			return fail(file, "token %s has id %d", quote(token), id)
 		}
 		if other, ok := v.tokens[id]; ok {
-			return fail(file, "tokens %.60q and %.60q both have id %d", min(token, other), max(token, other), id)
+			return fail(file, "tokens %s and %s both have id %d", quote(min(token, other)), quote(max(token, other)), id)
 		}
 		v.tokens[id] = token
 		v.longest = max(v.longest, utf8.RuneCountInString(token))
@@ -52,6 +58,12 @@ func (v *vocabulary) addTokens(file string, ids map[string]int) error {
 	return nil
 }
 
+// beyond reports whether a token is an added one that is not the model's.
+func (v *vocabulary) beyond(id int) bool {
+	_, ok := v.texts[id]
+	return ok
+}
+
 // addMerge adds the next merge, and says what is wrong with it.
 func (v *vocabulary) addMerge(left, right string) string {
 	l, ok1 := v.ids[left]
@@ -60,12 +72,35 @@ func (v *vocabulary) addMerge(left, right string) string {
 	if !ok1 || !ok2 || !ok3 {
 		return "does not merge two tokens of the vocabulary into a third"
 	}
-	if _, ok := v.merges[pair{l, r}]; ok {
+	return v.putMerge(int32(l), int32(r), int32(m))
+}
+
+func (v *vocabulary) putMerge(l, r, m int32) string {
+	if !v.merges.add(l, r, merged{int32(v.merges.n), m}, max(v.merges.n, 1<<10)) {
 		return "is there a second time"
 	}
-	v.merges[pair{l, r}] = merged{len(v.merges), m}
 	return ""
 }
+
+// byteTokens returns the tokens <0x00> to <0xFF>, and how many there are.
+func (v *vocabulary) byteTokens() (all *[256]int32, n int) {
+	all = new([256]int32)
+	for b := range all {
+		id, ok := v.ids[byteName(b)]
+		if !ok {
+			id = -1
+		} else {
+			n++
+		}
+		all[b] = int32(id)
+	}
+	return all, n
+}
+
+const hexDigits = "0123456789ABCDEF"
+
+// byteName is the token of a byte in SentencePiece.
+func byteName(b int) string { return "<0x" + hexDigits[b>>4:b>>4+1] + hexDigits[b&15:b&15+1] + ">" }
 
 // whole returns the token that is a whole word.
 func (v *vocabulary) whole(word string) (id int, ok bool) {
@@ -77,12 +112,16 @@ func (v *vocabulary) whole(word string) (id int, ok bool) {
 		token.WriteRune(charOf[word[i]])
 	}
 	id, ok = v.ids[token.String()]
-	return id, ok
+	return id, ok && !v.beyond(id)
 }
 
 // parsePair reads vocab.json and merges.txt.
 func parsePair(vocabName string, vocab []byte, mergesName string, merges []byte, s settings) (*Tokenizer, error) {
+	if !slices.Contains(pairClasses, s.class) {
+		return nil, refuse(s.file, "tokenizer_class %s without tokenizer.json", quote(s.class))
+	}
 	t := &Tokenizer{}
+	t.model = byteBPE{&t.vocabulary}
 	var ids map[string]int
 	if err := cmp.Or(vocabLimits.Check(vocab), json.Unmarshal(vocab, &ids)); err != nil {
 		return nil, fail(vocabName, "not a JSON object of tokens and ids: %v", err)
@@ -105,6 +144,7 @@ func parsePair(vocabName string, vocab []byte, mergesName string, merges []byte,
 	if err := t.finish(vocabName, nil, s); err != nil {
 		return nil, err
 	}
+	t.words.gpt2 = true
 	if s.prefixSpace != nil {
 		t.words.prefixSpace = *s.prefixSpace
 	}
@@ -121,6 +161,9 @@ func parsePair(vocabName string, vocab []byte, mergesName string, merges []byte,
 			return nil, fail(vocabName, "no token %q, which begins every text", first)
 		}
 		t.before = []int{id}
+		if t.bos < 0 {
+			t.bos = id
+		}
 	}
 	return t, nil
 }

@@ -36,7 +36,7 @@ func write(prompts []string, n int, choice nn.Choice, seed uint64) ([]string, er
 		return nil, err
 	}
 	defer folder.Close()
-	tokenizer, err := newTokenizer()
+	tokens, err := newTokenizer()
 	if err != nil {
 		return nil, err
 	}
@@ -48,15 +48,17 @@ func write(prompts []string, n int, choice nn.Choice, seed uint64) ([]string, er
 
 	ids := make([][]int, len(prompts))
 	for i, p := range prompts {
-		ids[i] = tokenizer.Encode(p)
+		if ids[i], err = tokens.Encode(p, tokenizer.Options{}); err != nil {
+			return nil, err
+		}
 	}
-	next, err := d.generate(ids, n, tokenizer.EOS(), choice, seed)
+	next, err := d.generate(ids, n, tokens.EOS(), choice, seed)
 	if err != nil {
 		return nil, err
 	}
 	texts := make([]string, len(next))
 	for i, ids := range next {
-		texts[i] = tokenizer.Decode(ids)
+		texts[i] = tokens.Decode(ids)
 	}
 	return texts, nil
 }

@@ -184,7 +184,7 @@ func plainLoop(t *testing.T, dir, prompt string, n int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ids := tokenizer.Encode(prompt)
+	ids := idsOf(t, tokenizer, prompt, false)
 	begin := len(ids)
 	for range n {
 		d, err := weights.NewDecoder(model.Options{Capacity: []int{len(ids)}})
@@ -528,4 +528,14 @@ func TestShipped(t *testing.T) {
 	if status, both, log := command(t, "-prompt", prompts[0], "-prompt", prompts[1], "-n", "200"); status != 0 || both != want {
 		t.Errorf("status %d, batch %q, want %q; %s", status, both, want, log)
 	}
+}
+
+// idsOf returns the ids of a text, with the tokens around it unless it is bare.
+func idsOf(t testing.TB, tokens *tokenizer.Tokenizer, text string, bare bool) []int {
+	t.Helper()
+	ids, err := tokens.Encode(text, tokenizer.Options{Bare: bare})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
 }

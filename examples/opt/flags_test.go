@@ -224,7 +224,7 @@ func TestJSON(t *testing.T) {
 				t.Fatal(err)
 			}
 			folder.Close()
-			if x.Prompt != prompts[i] || !slices.Equal(x.PromptTokens, tokenizer.Encode(prompts[i])) || x.Reason != "length" || len(x.Tokens) != 9 || tokenizer.Decode(x.Tokens) != x.Text || x.Logprobs != nil {
+			if x.Prompt != prompts[i] || !slices.Equal(x.PromptTokens, idsOf(t, tokenizer, prompts[i], false)) || x.Reason != "length" || len(x.Tokens) != 9 || tokenizer.Decode(x.Tokens) != x.Text || x.Logprobs != nil {
 				t.Errorf("%v: %+v", flags, x)
 			}
 		}
@@ -423,7 +423,7 @@ func TestSpecial(t *testing.T) {
 		}
 		return id
 	}
-	for special, want := range map[bool][]int{false: tokenizer.Encode(prompt), true: {2, id("a"), 2, id("b")}} {
+	for special, want := range map[bool][]int{false: idsOf(t, tokenizer, prompt, false), true: {2, id("a"), 2, id("b")}} {
 		flag := fmt.Sprintf("-special=%v", special)
 		if x := jsonOf(t, "-prompt", prompt, "-n", "2", flag).Texts[0]; !slices.Equal(x.PromptTokens, want) || x.Prompt != prompt {
 			t.Errorf("%s: %v, want %v", flag, x.PromptTokens, want)
@@ -436,7 +436,7 @@ func TestSpecial(t *testing.T) {
 			t.Errorf("-perplexity %s: %d tokens, want %d", flag, p.Of, len(want))
 		}
 	}
-	if n := len(tokenizer.Encode(prompt)); n <= 4 {
+	if n := len(idsOf(t, tokenizer, prompt, false)); n <= 4 {
 		t.Errorf("spelled out it has %d tokens", n)
 	}
 }

@@ -151,11 +151,11 @@ func TestCacheOverflow(t *testing.T) {
 // TestShippedSettings: the program's own folder has the files that say how texts
 // begin, and its tokenizer goes by them.
 func TestShippedSettings(t *testing.T) {
-	tokenizer, err := tokenizer.LoadFS("x", tiny.Files)
+	tokens, err := tokenizer.LoadFS("x", tiny.Files)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ids := tokenizer.EncodeSpecial("a</s>"); len(ids) != 3 || ids[0] != 2 || ids[2] != 2 {
+	if ids, err := tokens.Encode("a</s>", tokenizer.Options{Special: true}); err != nil || len(ids) != 3 || ids[0] != 2 || ids[2] != 2 {
 		t.Errorf("ids %v", ids)
 	}
 }

@@ -92,10 +92,10 @@ func (l *loaded) build(mo model.Options, stderr io.Writer) (err error) {
 // encode returns at most the given number of tokens of a text. The first text of a context gets the token that begins
 // every text.
 func (l *loaded) encode(text string, first bool, most int) ([]int, error) {
-	if first {
-		return l.tokenizer.EncodeAtMost(text, most, l.options.special)
+	if most == 0 {
+		most = -1 // no room, and not no limit
 	}
-	return l.tokenizer.EncodeTextAtMost(text, most, l.options.special)
+	return l.tokenizer.Encode(text, tokenizer.Options{Special: l.options.special, Bare: !first, AtMost: most})
 }
 
 // count returns the number of tokens of a text that is too long, up to a limit.

@@ -345,8 +345,9 @@ func (s *session) keep(read []int, r *continuation) error {
 			return err
 		}
 		rest := strings.TrimPrefix(text, tokens.Decode(chosen[:n]))
-		s.context = append(s.context, tokens.EncodeText(rest)...)
-		return nil
+		more, err := tokens.Encode(rest, tokenizer.Options{Bare: true})
+		s.context = append(s.context, more...)
+		return err
 	}
 	return s.cut(slices.Concat(read, chosen))
 }

@@ -269,12 +269,12 @@ func TestStopSpecial(t *testing.T) {
 		if got := s.text("Once upon a time"); got != c.text {
 			t.Errorf("-i -stop %q wrote %q, want %q", c.stop, got, c.text)
 		}
-		prompt := tokenizer.Encode("Once upon a time")
+		prompt := idsOf(t, tokenizer, "Once upon a time", false)
 		want := slices.Concat(prompt, all.Tokens)
 		if c.tokens < 16 {
 			want = slices.Concat(prompt, ids[:10])
 			if c.text != text {
-				want = append(prompt, tokenizer.EncodeText(c.text)...)
+				want = append(prompt, idsOf(t, tokenizer, c.text, true)...)
 			}
 		}
 		if got := tokenizer.Decode(s.context); got != "Once upon a time"+c.text || slices.Contains(s.context, 17) != (c.tokens == 16) || c.text == text && !slices.Equal(s.context, want) {

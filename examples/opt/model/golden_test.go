@@ -218,7 +218,7 @@ func TestGoldenGreedy(t *testing.T) {
 	var batches [][]int // indexes of cases
 	var all []int
 	for i, c := range cases {
-		if ids := tokenizer.Encode(c.Prompt); !slices.Equal(ids, c.IDs) {
+		if ids := idsOf(t, tokenizer, c.Prompt, false); !slices.Equal(ids, c.IDs) {
 			t.Errorf("prompt %q is %v, want %v", c.Prompt, ids, c.IDs)
 		}
 		if text := tokenizer.Decode(c.Next); text != c.Text {
@@ -328,7 +328,7 @@ func TestRecall(t *testing.T) {
 	right, count := 0, 0
 	d := newDecoder(t, w, Options{Capacity: []int{w.Config().MaxPositions}})
 	for _, doc := range documents {
-		text := tokenizer.Encode(doc.Text)
+		text := idsOf(t, tokenizer, doc.Text, false)
 		if len(text) != doc.Tokens {
 			t.Fatalf("%d tokens, want %d", len(text), doc.Tokens)
 		}
@@ -342,11 +342,11 @@ func TestRecall(t *testing.T) {
 			if c.Distance < 1500 {
 				t.Errorf("a distance of %d tokens", c.Distance)
 			}
-			ids := tokenizer.Encode(doc.Text + c.Question)
+			ids := idsOf(t, tokenizer, doc.Text+c.Question, false)
 			if !slices.Equal(ids[:len(text)], text) {
 				t.Fatalf("%q merges with the text before it", c.Question)
 			}
-			got := greedy(t, d, [][]int{ids[len(text):]}, len(tokenizer.EncodeText(c.Answer)))
+			got := greedy(t, d, [][]int{ids[len(text):]}, len(idsOf(t, tokenizer, c.Answer, true)))
 			if answer := tokenizer.Decode(got[0]); answer == c.Answer {
 				right++
 			} else {
@@ -362,4 +362,14 @@ func TestRecall(t *testing.T) {
 	if right*100 < 95*count {
 		t.Errorf("%d of %d answers are right", right, count)
 	}
+}
+
+// idsOf returns the ids of a text, with the tokens around it unless it is bare.
+func idsOf(t testing.TB, tokens *tokenizer.Tokenizer, text string, bare bool) []int {
+	t.Helper()
+	ids, err := tokens.Encode(text, tokenizer.Options{Bare: bare})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
 }

@@ -1,0 +1,255 @@
+package tokenizer
+
+import (
+	"cmp"
+	"encoding/json"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// The models of tokenizer.json.
+
+type bpeJSON struct {
+	Type         string          `json:"type"`
+	Dropout      *float64        `json:"dropout"`
+	Unk          *string         `json:"unk_token"`
+	Prefix       *string         `json:"continuing_subword_prefix"`
+	Suffix       *string         `json:"end_of_word_suffix"`
+	FuseUnk      bool            `json:"fuse_unk"`
+	ByteFallback bool            `json:"byte_fallback"`
+	IgnoreMerges bool            `json:"ignore_merges"`
+	Vocab        json.RawMessage `json:"vocab"`
+	Merges       json.RawMessage `json:"merges"`
+}
+
+// mergeJSON is a merge: "a b", or ["a", "b"] as it is written today.
+type mergeJSON struct{ left, right string }
+
+func (m *mergeJSON) UnmarshalJSON(data []byte) error {
+	if data[0] == '[' {
+		var two []string
+		if err := json.Unmarshal(data, &two); err != nil {
+			return err
+		}
+		if len(two) != 2 {
+			return constError("a merge of " + string(data[:min(len(data), 80)]))
+		}
+		m.left, m.right = two[0], two[1]
+		return nil
+	}
+	var text string
+	if err := json.Unmarshal(data, &text); err != nil {
+		return err
+	}
+	var ok bool
+	if m.left, m.right, ok = strings.Cut(text, " "); !ok || strings.Contains(m.right, " ") {
+		return constError("a merge of " + quote(text))
+	}
+	return nil
+}
+
+// readModel reads the vocabulary and the merges or scores.
+func (t *Tokenizer) readModel(file string, raw json.RawMessage) error {
+	p, err := parsePart(file, "model", raw)
+	if err != nil {
+		return err
+	}
+	switch p.Type {
+	case "", "BPE": // files of old versions have no type
+		return t.readBPE(file, raw)
+	case "Unigram":
+		return t.readUnigram(file, raw)
+	}
+	return refuse(file, "a model %s, neither BPE nor Unigram", quote(p.Type))
+}
+
+func (t *Tokenizer) readBPE(file string, raw json.RawMessage) error {
+	var m bpeJSON
+	if err := strict(raw, tokenizerLimits, &m); err != nil {
+		return fail(file, "model: %v", err)
+	}
+	switch {
+	case m.Dropout != nil && *m.Dropout != 0:
+		return refuse(file, "model: dropout %v, which makes tokens random", *m.Dropout)
+	case m.Prefix != nil && *m.Prefix != "":
+		return refuse(file, "model: continuing_subword_prefix %s", quote(*m.Prefix))
+	case m.Suffix != nil && *m.Suffix != "":
+		return refuse(file, "model: end_of_word_suffix %s", quote(*m.Suffix))
+	case null(m.Vocab):
+		return fail(file, "model: no vocab")
+	case null(m.Merges):
+		return fail(file, "model: no merges")
+	}
+	var vocab map[string]int
+	if err := cmp.Or(vocabLimits.Check(m.Vocab), json.Unmarshal(m.Vocab, &vocab)); err != nil {
+		return fail(file, "model: vocab: %v", err)
+	}
+	var merges []mergeJSON
+	if err := cmp.Or(vocabLimits.Check(m.Merges), json.Unmarshal(m.Merges, &merges)); err != nil {
+		return fail(file, "model: merges: %v", err)
+	}
+	if err := t.addTokens(file, vocab); err != nil {
+		return err
+	}
+	for i, merge := range merges {
+		if wrong := t.addMerge(merge.left, merge.right); wrong != "" {
+			return fail(file, "merge %d, of %.60q and %.60q, %s", i, merge.left, merge.right, wrong)
+		}
+	}
+	t.fuseUnk, t.ignoreMerges = m.FuseUnk, m.IgnoreMerges
+	if m.Unk != nil {
+		if id, ok := t.ids[*m.Unk]; ok {
+			t.unk = id
+		}
+	}
+	// preTokenizer makes it a byteBPE if the words are bytes.
+	chars := charBPE{vocabulary: &t.vocabulary}
+	if m.ByteFallback {
+		chars.byteTokens, _ = t.byteTokens()
+	}
+	t.model = chars
+	if m.Unk != nil && t.unk < 0 && !t.complete {
+		return fail(file, "model: unk_token %s is not in the vocabulary", quote(*m.Unk))
+	}
+	return nil
+}
+
+// toBytes makes the model of a tokenizer.json one whose words are bytes.
+func (t *Tokenizer) toBytes(file string) error {
+	chars, ok := t.model.(charBPE)
+	if !ok {
+		return refuse(file, "pre_tokenizer: ByteLevel with a model that is no BPE")
+	}
+	if chars.byteTokens != nil && !t.complete {
+		return refuse(file, "model: byte_fallback with a vocabulary that lacks bytes")
+	}
+	t.model = byteBPE{&t.vocabulary}
+	return nil
+}
+
+// pieceJSON is a token and its score.
+type pieceJSON struct {
+	text  string
+	score float64
+}
+
+func (p *pieceJSON) UnmarshalJSON(data []byte) error {
+	var two []json.RawMessage
+	if err := json.Unmarshal(data, &two); err != nil {
+		return err
+	}
+	if len(two) != 2 {
+		return constError("a token of " + quote(string(data)))
+	}
+	var number json.Number
+	if err := cmp.Or(json.Unmarshal(two[0], &p.text), json.Unmarshal(two[1], &number)); err != nil {
+		return err
+	}
+	var err error
+	p.score, err = rustFloat(string(number))
+	return err
+}
+
+// rustFloat reads a number of JSON as Rust's serde_json does, which tokenizers reads scores with: the digits as an integer,
+// as far as they fit, and then one multiplication or division. The last bit can differ from the nearest float64, and that
+// decides between tokens whose scores have the same sum.
+func rustFloat(text string) (float64, error) {
+	if _, err := strconv.ParseFloat(text, 64); err != nil {
+		return 0, err
+	}
+	rest, negative := strings.CutPrefix(text, "-")
+	mantissa, exponentText, _ := strings.Cut(strings.ToLower(rest), "e")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	significand, exponent, full := uint64(0), 0, false
+	for i, c := range []byte(whole + fraction) {
+		digit := uint64(c - '0')
+		full = full || significand > (math.MaxUint64-digit)/10
+		switch {
+		case !full:
+			significand = significand*10 + digit
+			if i >= len(whole) {
+				exponent--
+			}
+		case i < len(whole):
+			exponent++
+		}
+	}
+	if exponentText != "" {
+		e, err := strconv.Atoi(exponentText)
+		if err != nil {
+			return 0, err
+		}
+		exponent += e
+	}
+	f := float64(significand)
+	for f != 0 && exponent < -308 {
+		f /= 1e308
+		exponent += 308
+	}
+	switch {
+	case f == 0:
+	case exponent < 0:
+		f /= math.Pow10(-exponent)
+	default:
+		f *= math.Pow10(exponent)
+	}
+	if negative {
+		f = -f
+	}
+	return f, nil
+}
+
+func (t *Tokenizer) readUnigram(file string, raw json.RawMessage) error {
+	var m struct {
+		Type         string          `json:"type"`
+		Unk          *int            `json:"unk_id"`
+		Vocab        json.RawMessage `json:"vocab"`
+		ByteFallback bool            `json:"byte_fallback"`
+	}
+	if err := strict(raw, tokenizerLimits, &m); err != nil {
+		return fail(file, "model: %v", err)
+	}
+	if null(m.Vocab) {
+		return fail(file, "model: no vocab")
+	}
+	var vocab []pieceJSON
+	if err := cmp.Or(unigramLimits.Check(m.Vocab), json.Unmarshal(m.Vocab, &vocab)); err != nil {
+		return fail(file, "model: vocab: %v", err)
+	}
+	ids := make(map[string]int, len(vocab))
+	u := &unigram{scores: make([]float64, len(vocab)), unk: -1}
+	keys := make([]trieKey, 0, len(vocab))
+	for id, p := range vocab {
+		if other, ok := ids[p.text]; ok {
+			return fail(file, "model: token %s has ids %d and %d", quote(p.text), other, id)
+		}
+		if p.text == "" || math.IsInf(p.score, 0) {
+			return fail(file, "model: token %d is %s with score %v", id, quote(p.text), p.score)
+		}
+		ids[p.text], u.scores[id] = id, p.score
+		keys = append(keys, trieKey{p.text, int32(id)})
+	}
+	if err := t.addTokens(file, ids); err != nil {
+		return err
+	}
+	if m.Unk != nil {
+		if *m.Unk < 0 || *m.Unk >= len(vocab) {
+			return fail(file, "model: unk_id is %d, and there are %d tokens", *m.Unk, len(vocab))
+		}
+		u.unk = *m.Unk
+		t.unk = u.unk
+	}
+	u.tokens, u.unkScore = newTrie(keys), lowest(u.scores)
+	if m.ByteFallback {
+		all, n := t.byteTokens()
+		switch {
+		case n == 256:
+			u.byteTokens = all
+		case n > 0:
+			return refuse(file, "model: byte_fallback with a vocabulary that lacks %d bytes", 256-n)
+		}
+	}
+	t.model = u
+	return nil
+}

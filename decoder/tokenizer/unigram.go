@@ -1,0 +1,117 @@
+package tokenizer
+
+import (
+	"math"
+	"unicode/utf8"
+)
+
+// unigram is the model of that name: of all ways to write a word with tokens it takes the one with the largest sum of
+// scores.
+type unigram struct {
+	tokens     *trie
+	scores     []float64 // by id
+	unk        int       // -1: none
+	unkScore   float64
+	byteTokens *[256]int32 // an unknown character is the tokens of its bytes; nil: it is the unknown token
+	single     bool        // sums are in float32, as in SentencePiece
+}
+
+// step is the best way so far to write the first bytes of a word.
+type step struct {
+	score float64
+	id    int32 // of the last token; the unknown token may be -1, and -2 is that there is no way
+	begin int32 // of the last token
+}
+
+const noWay = -2
+
+// mostSum is the largest sum in float32, as in SentencePiece since 0.2.2.
+const mostSum = 100000
+
+// unkPenalty is how much the score of an unknown character is below the lowest score.
+const unkPenalty = 10
+
+func (u *unigram) encode(e *encoder, word string) bool {
+	if cap(e.best) <= len(word) {
+		e.best = make([]step, 2*len(word)+1)
+	}
+	best := e.best[:len(word)+1]
+	for i := range best {
+		best[i] = step{id: noWay}
+	}
+	best[0].id = 0
+	farthest := 0 // where a token ends
+	offer := func(end int, s step) {
+		if u.single {
+			s.score = float64(float32(s.score))
+		}
+		if best[end].id == noWay || s.score > best[end].score {
+			best[end] = s
+		}
+		farthest = max(farthest, end)
+	}
+	for at := 0; at < len(word); {
+		_, size := utf8.DecodeRuneInString(word[at:])
+		if u.single && math.Abs(best[at].score) > mostSum {
+			// The sums that count begin at 0 again.
+			for i, here := at, best[at].score; i <= farthest; i++ {
+				if best[i].id != noWay {
+					best[i].score = float64(float32(best[i].score - here))
+				}
+			}
+		}
+		here, whole := best[at].score, false
+		node := int32(0)
+		for end := at; end < len(word); {
+			if node = u.tokens.step(node, word[end]); node < 0 {
+				break
+			}
+			end++
+			if id := u.tokens.nodes[node].value; id >= 0 {
+				offer(end, step{here + u.scores[id], id, int32(at)})
+				whole = whole || end == at+size
+			}
+		}
+		if !whole {
+			offer(at+size, step{here + u.unkScore, int32(u.unk), int32(at)})
+		}
+		at += size
+	}
+	// The tokens in reverse, and then the other way round. Unknown characters side by side are one unknown token.
+	begin, unknown := len(e.ids), false
+	for end := len(word); end > 0; {
+		s := best[end]
+		is := int(s.id) == u.unk
+		switch {
+		case !is:
+			e.ids = append(e.ids, int(s.id))
+		case u.byteTokens != nil:
+			for i := end - 1; i >= int(s.begin); i-- {
+				e.ids = append(e.ids, int(u.byteTokens[word[i]]))
+			}
+		case u.unk < 0:
+			e.lost = word[s.begin:end]
+		case !unknown:
+			e.ids = append(e.ids, u.unk)
+		}
+		unknown = is
+		end = int(s.begin)
+	}
+	ids := e.ids[begin:]
+	for i, j := 0, len(ids)-1; i < j; i, j = i+1, j-1 {
+		ids[i], ids[j] = ids[j], ids[i]
+	}
+	return e.add()
+}
+
+// lowest returns the score of an unknown character, by the lowest score of the given tokens.
+func lowest(scores []float64) float64 {
+	low := math.Inf(1)
+	for _, s := range scores {
+		low = min(low, s)
+	}
+	if math.IsInf(low, 1) {
+		low = 0
+	}
+	return low - unkPenalty
+}
