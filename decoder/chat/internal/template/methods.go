@@ -390,8 +390,8 @@ func (r *run) split(s string, args []Value, right bool) (Value, error) {
 			parts = strings.FieldsFunc(s, isSpace)
 			break
 		}
-		s = strings.TrimFunc(s, isSpace)
 		if right {
+			s = strings.TrimRightFunc(s, isSpace)
 			for ; n > 0 && s != ""; n-- {
 				i := strings.LastIndexFunc(s, isSpace)
 				if i < 0 {
@@ -407,6 +407,7 @@ func (r *run) split(s string, args []Value, right bool) (Value, error) {
 			slices.Reverse(parts)
 			break
 		}
+		s = strings.TrimLeftFunc(s, isSpace)
 		for ; n > 0 && s != ""; n-- {
 			i := strings.IndexFunc(s, isSpace)
 			if i < 0 {
