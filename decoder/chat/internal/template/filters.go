@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -149,7 +148,7 @@ func init() {
 			}
 			return r.list(slices.Clone(items))
 		}},
-		"lower": textual(strings.ToLower),
+		"lower": textual(lower),
 		"max":   {params: []string{"case_sensitive", "attribute"}, do: extreme(1)},
 		"min":   {params: []string{"case_sensitive", "attribute"}, do: extreme(-1)},
 		"replace": {need: 2, params: []string{"old", "new", "count"}, do: func(r *run, v Value, a []Value) (Value, error) {
@@ -419,7 +418,7 @@ func (r *run) batch(v Value, a []Value) (Value, error) {
 // lowered is a value for comparison without regard to case.
 func (r *run) lowered(v Value, sensitive bool) (Value, error) {
 	if v = r.plain(v); v.IsString() && !sensitive {
-		return r.text(strings.ToLower(v.AsString()))
+		return r.text(lower(v.AsString()))
 	}
 	return v, nil
 }
@@ -590,6 +589,9 @@ func (r *run) sum(v Value, a []Value) (Value, error) {
 }
 
 func (r *run) indent(v Value, a []Value) (Value, error) {
+	if !v.IsString() && !r.isSafe(v) {
+		return Value{}, fmt.Errorf("indent of %s, want a text", kindOf(v))
+	}
 	s, err := r.string(v)
 	if err != nil {
 		return Value{}, err
@@ -618,118 +620,3 @@ func (r *run) indent(v Value, a []Value) (Value, error) {
 	}
 	return r.join("\n", lines...)
 }
-
-func (r *run) toInt(v Value, a []Value) (Value, error) {
-	absent := a[0]
-	if absent.IsUndefined() {
-		absent = jinja.NewInt(0)
-	}
-	switch {
-	case v.IsUndefined():
-		return Value{}, errors.New("int of an undefined value")
-	case v.IsFloat():
-		if f := math.Trunc(v.AsFloat()); math.Abs(f) < 1<<63 {
-			return jinja.NewInt(int64(f)), nil
-		}
-		return absent, nil
-	case v.IsString():
-		base := int64(10)
-		if !a[1].IsUndefined() {
-			base, _ = whole(a[1])
-		}
-		if base < 2 || base > 36 {
-			return Value{}, fmt.Errorf("int: base %d is not supported", base)
-		}
-		s := strings.TrimFunc(v.AsString(), isSpace)
-		for _, prefix := range map[int64][]string{2: {"0b", "0B"}, 8: {"0o", "0O"}, 16: {"0x", "0X"}}[base] {
-			s = strings.TrimPrefix(s, prefix)
-		}
-		if len(s) > 10000 {
-			return Value{}, errOverflow
-		}
-		if n, ok := new(big.Int).SetString(strings.ReplaceAll(s, "_", ""), int(base)); ok {
-			if !n.IsInt64() {
-				return Value{}, errOverflow
-			}
-			return jinja.NewInt(n.Int64()), nil
-		}
-		if f, err := strconv.ParseFloat(s, 64); err == nil && math.Abs(f) < 1<<63 {
-			return jinja.NewInt(int64(f)), nil
-		}
-		return absent, nil
-	}
-	if n, ok := whole(v); ok {
-		return jinja.NewInt(n), nil
-	}
-	return absent, nil
-}
-
-func (r *run) toFloat(v Value, a []Value) (Value, error) {
-	if v.IsUndefined() {
-		return Value{}, errors.New("float of an undefined value")
-	}
-	if f, ok := number(v); ok {
-		return jinja.NewFloat(f), nil
-	}
-	if v.IsString() {
-		if f, err := strconv.ParseFloat(strings.TrimFunc(v.AsString(), isSpace), 64); err == nil {
-			return jinja.NewFloat(f), nil
-		}
-	}
-	if a[0].IsUndefined() {
-		return jinja.NewFloat(0), nil
-	}
-	return a[0], nil
-}
-
-func (r *run) round(v Value, a []Value) (Value, error) {
-	f, ok := number(v)
-	digits, whole := int64(0), true
-	if !a[0].IsUndefined() {
-		digits, whole = wholeOf(a[0])
-	}
-	if !ok || !whole || digits < -300 || digits > 300 {
-		return Value{}, fmt.Errorf("round of %s to %s digits", kindOf(v), kindOf(a[0]))
-	}
-	method := "common"
-	if a[1].IsString() {
-		method = a[1].AsString()
-	}
-	power := math.Pow(10, float64(digits))
-	switch method {
-	case "common":
-		if v.IsInt() || v.IsBool() {
-			if digits >= 0 {
-				return r.unary("+x", v)
-			}
-			return jinja.NewInt(int64(math.RoundToEven(f*power) / power)), nil
-		}
-		if digits < 0 {
-			return jinja.NewFloat(math.RoundToEven(f*power) / power), nil
-		}
-		return jinja.NewFloat(parseFloat(strconv.FormatFloat(f, 'f', int(digits), 64))), nil
-	case "ceil":
-		return jinja.NewFloat(math.Ceil(f*power) / power), nil
-	case "floor":
-		return jinja.NewFloat(math.Floor(f*power) / power), nil
-	}
-	return Value{}, fmt.Errorf("round: method %s is not known", quote(method))
-}
-
-func wholeOf(v Value) (int64, bool) { return whole(v) }
-
-// titleWords is Jinja's title: it begins words at white space and some brackets alone.
-func titleWords(s string) string {
-	begin := true
-	return strings.Map(func(c rune) rune {
-		was := begin
-		begin = c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || isSpace(c)
-		if was {
-			return unicode.ToUpper(c)
-		}
-		return unicode.ToLower(c)
-	}, s)
-}
-
-// upper is Python's upper, whose sharp s has two letters.
-func upper(s string) string { return strings.ReplaceAll(strings.ToUpper(s), "ß", "SS") }

@@ -319,6 +319,9 @@ func (l *lexer) number() error {
 			n++
 		}
 	}
+	if last := len(l.tokens) - 1; last >= 0 && l.tokens[last].kind == operator && l.tokens[last].text == "." {
+		n = len(s) - len(strings.TrimLeft(s, "0123456789")) // an index: x.0.1 is x[0][1]
+	}
 	digits := s[:n]
 	if v, err := strconv.ParseInt(digits, 0, 64); err == nil && (len(digits) == 1 || digits[0] != '0' || strings.Trim(digits, "0_") == "" || !isDigits(digits)) {
 		l.add(integer, strconv.FormatInt(v, 10), at)

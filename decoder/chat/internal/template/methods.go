@@ -256,9 +256,14 @@ var stringMethods = map[string]stringMethod{
 	"lstrip":     stripping(true, false),
 	"rstrip":     stripping(false, true),
 	"upper":      simple(upper),
-	"lower":      simple(strings.ToLower),
+	"lower":      simple(lower),
 	"title":      simple(title),
 	"capitalize": simple(capitalize),
+	"swapcase":   simple(swapcase),
+	"isascii": {do: func(r *run, s string, _ []Value) (Value, error) {
+		return jinja.NewBool(strings.IndexFunc(s, func(c rune) bool { return c >= utf8.RuneSelf }) < 0), nil
+	}},
+	"isdecimal":  every(unicode.IsDigit),
 	"isdigit":    every(unicode.IsDigit),
 	"isnumeric":  every(unicode.IsNumber),
 	"isalpha":    every(unicode.IsLetter),
@@ -297,6 +302,21 @@ var stringMethods = map[string]stringMethod{
 	"ljust":  padding(false, true),
 	"rjust":  padding(true, false),
 	"center": padding(true, true),
+	"zfill": {need: 1, params: []string{"width"}, do: func(r *run, s string, args []Value) (Value, error) {
+		sign := ""
+		if s != "" && (s[0] == '+' || s[0] == '-') {
+			sign, s = s[:1], s[1:]
+		}
+		n, ok := whole(args[0])
+		if !ok {
+			return Value{}, fmt.Errorf("zfill by %s", kindOf(args[0]))
+		}
+		v, err := padding(true, false).do(r, s, []Value{jinja.NewInt(max(n, 0) - int64(len(sign))), jinja.NewString("0")})
+		if err != nil {
+			return Value{}, err
+		}
+		return r.text(sign + v.AsString())
+	}},
 	"split":  {params: []string{"sep", "maxsplit"}, do: func(r *run, s string, a []Value) (Value, error) { return r.split(s, a, false) }},
 	"rsplit": {params: []string{"sep", "maxsplit"}, do: func(r *run, s string, a []Value) (Value, error) { return r.split(s, a, true) }},
 	"splitlines": {params: []string{"keepends"}, do: func(r *run, s string, a []Value) (Value, error) {
@@ -390,6 +410,7 @@ func (r *run) split(s string, args []Value, right bool) (Value, error) {
 			parts = strings.FieldsFunc(s, isSpace)
 			break
 		}
+		// The part that is left over keeps the white space on its other side.
 		if right {
 			s = strings.TrimRightFunc(s, isSpace)
 			for ; n > 0 && s != ""; n-- {
@@ -490,31 +511,3 @@ func (r *run) format(s string, args arguments) (Value, error) {
 	}
 	return r.text(b.String())
 }
-
-// title is Python's str.title: a letter behind a letter is small, any other is large.
-func title(s string) string {
-	letter := false
-	return strings.Map(func(c rune) rune {
-		was := letter
-		letter = unicode.IsLetter(c)
-		if was {
-			return unicode.ToLower(c)
-		}
-		return unicode.ToTitle(c)
-	}, s)
-}
-
-func capitalize(s string) string {
-	first := true
-	return strings.Map(func(c rune) rune {
-		if first {
-			first = false
-			return unicode.ToTitle(c)
-		}
-		return unicode.ToLower(c)
-	}, s)
-}
-
-func isUpper(s string) bool { return s != strings.ToLower(s) && s == strings.ToUpper(s) }
-
-func isLower(s string) bool { return s != strings.ToUpper(s) && s == strings.ToLower(s) }

@@ -180,7 +180,12 @@ func floats(op string, f, g float64) (Value, error) {
 			f += g
 		}
 	case "**":
-		f = math.Pow(f, g)
+		if f < 0 && g != math.Trunc(g) {
+			return Value{}, errors.New("a power that is a complex number")
+		}
+		if f, g = math.Pow(f, g), f; math.IsInf(f, 0) && !math.IsInf(g, 0) {
+			return Value{}, errors.New("a power that is too large")
+		}
 	}
 	return jinja.NewFloat(f), nil
 }
@@ -358,7 +363,7 @@ func (r *run) slice(v, from, to, by Value) (Value, error) {
 		return r.again(r.slice(r.plain(v), from, to, by))
 	}
 	if !v.IsList() && !v.IsString() {
-		return jinja.Undefined(), nil
+		return Value{}, fmt.Errorf("a slice of %s, want a list or a text", kindOf(v))
 	}
 	var chars []rune
 	n := 0

@@ -418,30 +418,39 @@ func (p *parser) filterBlock(t token) {
 func (p *parser) macro() {
 	t := p.expect(name, "")
 	own := p.assign(t)
-	var params []token
-	var defaults []string
 	p.expect(operator, "(")
-	src, _ := p.inside(frame{}, func() {
-		for !p.op(")") {
-			if len(params) > 0 {
-				p.expect(operator, ",")
-				if p.op(")") {
-					break
-				}
-			}
-			param := p.expect(name, "")
-			params = append(params, param)
-			defaults = append(defaults, "")
-			if p.skip(operator, "=") {
-				p.soft++
-				defaults[len(params)-1] = p.conditional(true).src
-				p.soft--
-			} else if len(params) > 1 && defaults[len(params)-2] != "" {
-				p.fail(param.at, "parameter %q without a default is behind one with a default", param.text)
+	params, defaults := p.parameters()
+	p.expect(blockEnd, "")
+	p.function(t, own, params, defaults, "endmacro")
+}
+
+// parameters reads the parameters of a macro or of a caller, behind the bracket. The default of a parameter without one is "".
+func (p *parser) parameters() (params []token, defaults []string) {
+	for !p.op(")") {
+		if len(params) > 0 {
+			p.expect(operator, ",")
+			if p.op(")") {
+				break
 			}
 		}
-		p.next()
-		p.expect(blockEnd, "")
+		param := p.expect(name, "")
+		params = append(params, param)
+		defaults = append(defaults, "")
+		if p.skip(operator, "=") {
+			p.soft++
+			defaults[len(params)-1] = p.conditional(true).src
+			p.soft--
+		} else if len(params) > 1 && defaults[len(params)-2] != "" {
+			p.fail(param.at, "parameter %q without a default is behind one with a default", param.text)
+		}
+	}
+	p.next()
+	return params, defaults
+}
+
+// function translates the body of a macro or of a caller, up to a statement. The library's name of the macro is own.
+func (p *parser) function(t token, own string, params []token, defaults []string, last string) {
+	src, _ := p.inside(frame{}, func() {
 		p.emit("{{l_params(", p.mark(t.at), ",", literal(t.text), ",t_args")
 		for _, param := range params {
 			p.emit(",", literal(param.text))
@@ -457,7 +466,7 @@ func (p *parser) macro() {
 		}
 		soft := p.soft
 		p.soft = 0
-		p.body("endmacro")
+		p.body(last)
 		p.soft = soft
 	})
 	p.expect(blockEnd, "")
@@ -465,29 +474,19 @@ func (p *parser) macro() {
 	p.set(own, "l_macro("+literal(t.text)+","+own+")")
 }
 
+// callBlock translates the statement call: its body is a macro, which the called macro finds as caller.
 func (p *parser) callBlock(t token) {
 	var params []token
+	var defaults []string
 	if p.skip(operator, "(") {
-		for !p.op(")") {
-			if len(params) > 0 {
-				p.expect(operator, ",")
-			}
-			params = append(params, p.expect(name, ""))
-		}
-		p.next()
+		params, defaults = p.parameters()
 	}
 	e := p.conditional(true)
 	if !e.call {
 		p.fail(t.at, "the statement call needs a call of a macro")
 	}
 	p.expect(blockEnd, "")
-	var names []string
-	src, _ := p.inside(frame{}, func() {
-		for _, param := range params {
-			names = append(names, p.assign(param))
-		}
-		p.body("endcall")
-	})
-	p.expect(blockEnd, "")
-	p.emit("{% call(", strings.Join(names, ","), ") l_block", strings.TrimPrefix(e.src, "l_call"), " %}", src, "{% endcall %}")
+	own := p.temp()
+	p.function(token{kind: name, text: "caller", at: t.at}, own, params, defaults, "endcall")
+	p.emit("{{l_block", strings.TrimSuffix(strings.TrimPrefix(e.src, "l_call"), ")"), ",caller=", own, ")}}")
 }

@@ -40,7 +40,7 @@ func (r *run) test(name string, v Value, args arguments) (bool, error) {
 	case "boolean":
 		return v.IsBool(), nil
 	case "callable":
-		return isFunction, nil
+		return isFunction || v.IsUndefined(), nil // Jinja's undefined value has a call, which fails
 	case "defined":
 		return !v.IsUndefined(), nil
 	case "undefined":
