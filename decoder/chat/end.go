@@ -56,6 +56,7 @@ type prober struct {
 	special []string
 	prompt  []string // the special tokens that begin an answer
 	always  []string // those behind a question, of a template that may write the prompt always
+	begin   []string // and those before the question
 }
 
 // tokens lists the special tokens of a text, in their order.
@@ -143,6 +144,8 @@ func (p *prober) ends(tokens []string, never ...[]string) []string {
 	}
 	if n < len(tokens) {
 		tokens = tokens[:len(tokens)-n]
+	} else if ends := slices.DeleteFunc(slices.Clone(tokens), func(s string) bool { return slices.Contains(p.begin, s) }); len(ends) > 0 {
+		tokens = ends
 	}
 	if len(p.prompt) > 0 {
 		if i := slices.Index(tokens, p.prompt[0]); i >= 0 {
@@ -169,6 +172,8 @@ func (p *prober) text() ([]string, error) {
 			p.prompt = p.tokens(prompt)
 		} else if err == nil && ok {
 			p.always = p.tokens(behind(before, probeUser))
+			begin, _, _ := strings.Cut(before, probeUser)
+			p.begin = p.tokens(begin)
 		}
 	}
 	reasoned := Conversation{Messages: []Message{user, {Role: "assistant", Content: probeText, Reasoning: probeLast}}}

@@ -30,6 +30,8 @@ func TestEndTokens(t *testing.T) {
 			[]string{"<b>", "<e>", "<p>", "<think>", "</think>"}, []string{"<e>"}},
 		{"a prompt that is always there", "{% for m in messages %}<b>{{ m.content }}{{ '<r>' if m.role == 'assistant' }}<e>{% endfor %}<b><think>",
 			[]string{"<b>", "<e>", "<r>", "<think>"}, []string{"<r>"}},
+		{"a prompt that is always there, and one end", "{% for m in messages %}<b>{{ m.role }}<h>{{ m.content }}<e>{% endfor %}<b>assistant<h>",
+			[]string{"<b>", "<e>", "<h>"}, []string{"<e>"}},
 		{"the end of reasoning", "{% for m in messages %}<o>{% if m.reasoning_content %}{{ m.reasoning_content }}<c><o>{% endif %}{{ m.content }}<c><e>{% endfor %}",
 			[]string{"<o>", "<c>", "<e>"}, []string{"<e>"}},
 		{"between arguments", "{% for m in messages %}<o>{{ m.content }}{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}{{ k }}=<q>{{ v }}<q>{% endfor %}{% endfor %}{% if m.role != 'assistant' or m.content %}<e>{% endif %}{% endfor %}",
