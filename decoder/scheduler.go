@@ -174,7 +174,9 @@ func (s *scheduler) admit() error {
 			t.seq, err = s.runner.newSequence()
 		} else if t.seq, err = from.Fork(); err == nil {
 			err = t.seq.Truncate(shared)
+			t.mu.Lock()
 			t.shared = max(t.shared, shared)
+			t.mu.Unlock()
 			s.stats.SharedTokens += shared
 		}
 		if err != nil {
