@@ -10,8 +10,10 @@ import (
 	"strings"
 	"unsafe"
 
+	"gorgonia.org/leanattention/decoder/chat"
 	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/decoder/internal/hf"
+	"gorgonia.org/leanattention/decoder/tokenizer"
 
 	la "gorgonia.org/leanattention"
 
@@ -139,3 +141,97 @@ func as16[T, F ~uint16](s []F) []T {
 
 // Close closes the file.
 func (f *ggufFile) Close() error { return f.file.Close() }
+
+// tokenizer returns the tokenizer of the file's vocabulary.
+func (f *ggufFile) tokenizer() (*tokenizer.Tokenizer, error) {
+	m := f.file.Metadata()
+	const prefix = "tokenizer.ggml."
+	g := tokenizer.GGUF{TokenIDs: map[string]int64{}}
+	var errs []error
+	note := func(err error) { errs = append(errs, err) }
+	var err error
+	g.Model, err = m.String(prefix + "model")
+	note(err)
+	g.Tokens, err = m.Strings(prefix + "tokens")
+	note(err)
+	text := func(key string, to *string) {
+		if m.Has(key) {
+			*to, err = m.String(key)
+			note(err)
+		}
+	}
+	flag := func(key string, to **bool) {
+		if m.Has(prefix + key) {
+			b, err := m.Bool(prefix + key)
+			note(err)
+			*to = &b
+		}
+	}
+	text(prefix+"pre", &g.Pre)
+	text("general.name", &g.Name)
+	flag("add_bos_token", &g.AddBOS)
+	flag("add_eos_token", &g.AddEOS)
+	flag("add_space_prefix", &g.AddSpacePrefix)
+	flag("remove_extra_whitespaces", &g.RemoveExtraWhitespaces)
+	if m.Has(prefix + "scores") {
+		g.Scores, err = m.Float32s(prefix + "scores")
+		note(err)
+	}
+	if m.Has(prefix + "merges") {
+		g.Merges, err = m.Strings(prefix + "merges")
+		note(err)
+	}
+	if m.Has(prefix + "token_type") {
+		types, err := m.Ints(prefix + "token_type")
+		note(err)
+		for _, x := range types {
+			g.Types = append(g.Types, int32(x))
+		}
+	}
+	if m.Has(prefix + "precompiled_charsmap") {
+		bytes, err := m.Ints(prefix + "precompiled_charsmap")
+		note(err)
+		for _, x := range bytes {
+			g.PrecompiledCharsmap = append(g.PrecompiledCharsmap, byte(x))
+		}
+	}
+	for _, key := range m.Keys() {
+		if name, ok := strings.CutPrefix(key, prefix); ok && strings.HasSuffix(name, "_token_id") {
+			id, err := m.Int(key)
+			note(err)
+			g.TokenIDs[name] = int64(id)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	t, err := tokenizer.NewGGUF(g)
+	if err != nil {
+		return nil, fmt.Errorf("decoder: %s: %w", f.path, err)
+	}
+	return t, nil
+}
+
+// templates returns the chat templates of the file by their names.
+func (f *ggufFile) templates() (map[string]string, error) {
+	const key = "tokenizer.chat_template"
+	m, all := f.file.Metadata(), map[string]string{}
+	for _, k := range m.Keys() {
+		name, named := strings.CutPrefix(k, key+".")
+		switch {
+		case k == key:
+			name = "default"
+		case !named:
+			continue
+		}
+		text, err := m.String(k)
+		if err != nil {
+			return nil, err
+		}
+		all[name] = text
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("decoder: %s: metadata key %q: %w", f.path, key, chat.ErrNoTemplate)
+	}
+	return all, nil
+}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"gorgonia.org/leanattention/decoder/chat"
 	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/decoder/internal/hf"
 	"gorgonia.org/leanattention/decoder/tokenizer"
@@ -21,6 +22,7 @@ type Model struct {
 	file      string // name of config.json, for errors
 	config    []byte // its content
 	files     source
+	dir       string // the folder; "": a file, or a file system
 	tokenizer *tokenizer.Tokenizer
 	texts     generation
 }
@@ -49,7 +51,11 @@ func Open(path string) (*Model, error) {
 	if err != nil {
 		return nil, fileError(err)
 	}
-	return open(folder, func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(path) })
+	m, err := open(folder, func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(path) })
+	if err == nil {
+		m.dir = path
+	}
+	return m, err
 }
 
 // OpenFS is [Open] for the root folder of a file system, such as an embedded one. name stands for the folder in errors.
@@ -80,7 +86,8 @@ func newGGUF(path string) (m *Model, err error) {
 	if m.texts, err = readGeneration(c, path, nil, m.network.Sizes().Vocab); err != nil {
 		return m, err
 	}
-	return m, nil
+	m.tokenizer, err = f.tokenizer()
+	return m, err
 }
 
 // read reads the network of a config.json, and compares its weights with the files.
@@ -198,10 +205,56 @@ func (c *Config) ids(name string, vocab int) (ids []int) {
 	return ids
 }
 
+// Templates returns the chat templates of the model. A model without one is chat.ErrNoTemplate.
+func (m *Model) Templates() (*chat.Templates, error) {
+	switch {
+	case m.dir != "":
+		return chat.Open(m.dir, chat.Options{})
+	case m.tokenizer == nil:
+		return nil, chat.ErrNoTemplate
+	}
+	f, ok := m.files.(*ggufFile)
+	if !ok {
+		return nil, chat.ErrNoTemplate
+	}
+	templates, err := f.templates()
+	if err != nil {
+		return nil, fileError(err)
+	}
+	tokens := map[string]string{}
+	for name, id := range map[string]int{"bos_token": m.tokenizer.BOS(), "eos_token": m.tokenizer.EOS()} {
+		if text, ok := m.tokenizer.Token(id); ok {
+			tokens[name] = text
+		}
+	}
+	return chat.New(templates, chat.Options{Tokens: tokens})
+}
+
+// ChatEnds returns the tokens that end an answer: those of [Model.Ends], and those that a template writes after an answer.
+func (m *Model) ChatEnds(templates *chat.Templates) (ends []int, err error) {
+	var special []string
+	for id := range m.tokenizer.VocabSize() {
+		if text, ok := m.tokenizer.Special(id); ok {
+			special = append(special, text)
+		}
+	}
+	names, err := templates.EndTokens(special)
+	if err != nil {
+		return nil, err
+	}
+	ends = m.Ends()
+	for _, name := range names {
+		if id, ok := m.tokenizer.ID(name); ok && !slices.Contains(ends, id) {
+			ends = append(ends, id)
+		}
+	}
+	return ends, nil
+}
+
 // Network returns the model's network.
 func (m *Model) Network() Network { return m.network }
 
-// Tokenizer returns the model's tokenizer; nil: none.
+// Tokenizer returns the model's tokenizer.
 func (m *Model) Tokenizer() *tokenizer.Tokenizer { return m.tokenizer }
 
 // Ends returns the tokens that end a text.

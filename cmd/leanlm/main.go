@@ -1,10 +1,11 @@
 // Command leanlm runs language models from their files.
 //
 //	leanlm generate -m SmolLM2-135M-Instruct -p "Once upon a time"
+//	leanlm chat -m SmolLM2-135M-Instruct.Q4_1.gguf
 //	leanlm perplexity -m SmolLM2-135M-Instruct -f book.txt
 //	leanlm tokenize -m SmolLM2-135M-Instruct -p "Once upon a time"
 //
-// -m is a Hugging Face folder. Without -m the command runs a small model that is part of the program. Each command lists its
+// -m is a GGUF file or a Hugging Face folder. Without -m the command runs a small model that is part of the program. Each command lists its
 // flags with -h.
 //
 // Results go to standard output, and everything else goes to standard error.
@@ -48,6 +49,7 @@ type streams struct {
 
 var commands = []command{
 	{"generate", "continue texts", generate},
+	{"chat", "have a conversation", talk},
 	{"perplexity", "tell how well a model predicts a text", perplexity},
 	{"tokenize", "list the tokens of a text", tokenize},
 }
