@@ -14,14 +14,14 @@ const (
 
 // rotaryParams is struct RotaryAppendParams.
 type rotaryParams struct {
-	Append                    appendParams
+	Append                   appendParams
 	query, turned, positions uint64 // addresses
-	queryRow, queryHead       int64
-	queryHeads, queryType     int32
-	pairs, interleaved        int32
-	factor                    float32
-	each                      int32 // thread blocks of a row
-	turns                     [rotaryPairs]attn.Turning
+	queryRow, queryHead      int64
+	queryHeads, queryType    int32
+	pairs, interleaved       int32
+	factor                   float32
+	each                     int32 // thread blocks of a row
+	turns                    [rotaryPairs]attn.Turning
 }
 
 // rotated is the part of a plan for rotary embeddings.
