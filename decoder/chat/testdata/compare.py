@@ -43,7 +43,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.jinja")):
         try:
             rendered, _ = chat_template_utils.render_jinja_template(
                 conversations=[copy.deepcopy(c["messages"])],
-                tools=copy.deepcopy(tools) if c.get("tools") == "all" else None,
+                tools=copy.deepcopy({"all": tools, "two": tools[:2]}.get(c.get("tools"))),
                 chat_template=template,
                 add_generation_prompt=c["add_generation_prompt"],
                 bos_token="<s>",
