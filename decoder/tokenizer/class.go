@@ -128,8 +128,10 @@ func property(name string) (set, bool) {
 var (
 	spaces = fromTables(unicode.White_Space)
 	digits = func() set { s, _ := category("Nd"); return s }()
-	// wordRunes is \w of Unicode's regular expressions (UTS 18).
-	wordRunes = fromTables(unicode.L, unicode.Nl, unicode.Other_Alphabetic, unicode.M, unicode.Nd, unicode.Pc, newLetters, newNumbers, newMarks)
+	// wordRunes is \w of Unicode's regular expressions (UTS 18). In Oniguruma that is \w in a set; elsewhere the numbers of
+	// Latin-1 are \w, too.
+	wordRunes   = fromTables(unicode.L, unicode.Nl, unicode.Other_Alphabetic, unicode.M, unicode.Nd, unicode.Pc, newLetters, newNumbers, newMarks)
+	wordNumbers = set{{0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}}
 )
 
 // class is a set with a quick test.

@@ -73,13 +73,14 @@ const maxText = 1 << 28
 
 // encoder is the memory of a call of Encode.
 type encoder struct {
-	t     *Tokenizer
-	ids   []int
-	most  int              // limit of ids
-	over  bool             // there are more ids
-	err   error            // what makes encoding impossible
-	lost  string           // a character without a token; empty: none
-	words map[string][]int // ids of the short words so far
+	t      *Tokenizer
+	ids    []int
+	most   int              // limit of ids
+	over   bool             // there are more ids
+	err    error            // what makes encoding impossible
+	lost   string           // a character without a token; empty: none
+	words  map[string][]int // ids of the short words so far
+	pieces map[string][]int // and of the short pieces of the first cut
 
 	symbols []symbol    // of the word that is merged
 	queue   []candidate // merges

@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"cmp"
 	"encoding/json"
+	"maps"
 	"math"
 	"strconv"
 	"strings"
@@ -240,7 +241,7 @@ func (t *Tokenizer) readUnigram(file string, raw json.RawMessage) error {
 		u.unk = *m.Unk
 		t.unk = u.unk
 	}
-	u.tokens, u.unkScore = newTrie(keys), lowest(u.scores)
+	u.tokens, u.unkScore, u.names = newTrie(keys), lowest(u.scores), maps.Clone(ids)
 	if m.ByteFallback {
 		all, n := t.byteTokens()
 		switch {

@@ -174,6 +174,6 @@ func (s *scanner) position(op opcode, at int) bool {
 	return is == (op == opBoundary)
 }
 
-var wordClass = newClass(wordRunes)
+var wordClass = newClass(wordRunes.union(wordNumbers))
 
 func isWordRune(r rune) bool { return wordClass.has(r) }

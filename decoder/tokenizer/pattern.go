@@ -163,6 +163,7 @@ type patternParser struct {
 	text string
 	at   int
 	fold bool // letters of either case
+	sets int  // that are open
 }
 
 func (p *patternParser) fail(format string, args ...any) error {
@@ -356,10 +357,15 @@ func (p *patternParser) escape() (s set, char rune, err error) {
 		return digits, -1, nil
 	case 'D':
 		return digits.negate(), -1, nil
-	case 'w':
-		return wordRunes, -1, nil
-	case 'W':
-		return wordRunes.negate(), -1, nil
+	case 'w', 'W':
+		s := wordRunes
+		if p.sets == 0 {
+			s = s.union(wordNumbers)
+		}
+		if c == 'W' {
+			s = s.negate()
+		}
+		return s, -1, nil
 	case 'p', 'P':
 		end := strings.IndexByte(p.text[p.at:], '}')
 		if !p.next("{") || end < 0 {
@@ -378,20 +384,20 @@ func (p *patternParser) escape() (s set, char rune, err error) {
 	case 'r', 'n', 't', 'f', 'v', 'a', 'e':
 		c = map[rune]rune{'r': '\r', 'n': '\n', 't': '\t', 'f': '\f', 'v': '\v', 'a': '\a', 'e': 0x1b}[c]
 	case 'x', 'u':
-		digits := ""
+		digits, short := "", false
 		switch rest := p.text[p.at:]; {
 		case c == 'x' && strings.HasPrefix(rest, "{") && strings.Contains(rest, "}"):
 			digits = rest[1:strings.IndexByte(rest, '}')]
 			p.at += len(digits) + 2
 		case c == 'x' && len(rest) >= 2:
-			digits = rest[:2]
+			digits, short = rest[:2], true
 			p.at += 2
 		case c == 'u' && len(rest) >= 4:
 			digits = rest[:4]
 			p.at += 4
 		}
 		n, err := strconv.ParseUint(digits, 16, 21)
-		if err != nil || n > lastRune || c == 'x' && len(digits) == 2 && n > 0x7f {
+		if err != nil || n > lastRune || short && n > 0x7f {
 			p.at = begin
 			return nil, 0, p.fail("%s is no character", quote(p.text[p.at:min(len(p.text), p.at+12)]))
 		}
@@ -410,6 +416,8 @@ func (p *patternParser) set(depth int) (set, error) {
 	if depth > maxNesting {
 		return nil, p.fail("sets are nested more than %d deep", maxNesting)
 	}
+	p.sets++
+	defer func() { p.sets-- }()
 	not := p.next("^")
 	all := set{{0, lastRune}} // what the parts before && have in common
 	var here []set

@@ -30,12 +30,34 @@ func (s *splitter) split(e *encoder, p piece, yield func(string) bool) bool {
 	return s.cut(s.cuts, e, p, yield)
 }
 
+// again does what the later cuts do with a short piece of the first one, from memory if there was such a piece.
+func (s *splitter) again(cuts []cut, e *encoder, p piece, yield func(string) bool) bool {
+	if e == nil || p.first || len(p.text) > maxCached || len(cuts) != len(s.cuts)-1 {
+		return s.cut(cuts, e, p, yield)
+	}
+	if ids, ok := e.pieces[p.text]; ok {
+		return e.add(ids...)
+	}
+	begin := len(e.ids)
+	if !s.cut(cuts, e, p, yield) {
+		return false
+	}
+	if e.pieces == nil {
+		e.pieces = map[string][]int{}
+	}
+	e.pieces[p.text] = e.ids[begin:len(e.ids):len(e.ids)]
+	return true
+}
+
 func (s *splitter) cut(cuts []cut, e *encoder, p piece, yield func(string) bool) bool {
 	if p.text == "" {
 		return true
 	}
 	if len(cuts) > 0 {
-		return cuts[0](e, p, func(p piece) bool { return s.cut(cuts[1:], e, p, yield) })
+		if len(cuts) == 1 {
+			return cuts[0](e, p, func(p piece) bool { return s.cut(nil, e, p, yield) })
+		}
+		return cuts[0](e, p, func(p piece) bool { return s.again(cuts[1:], e, p, yield) })
 	}
 	text := p.text
 	if s.prefixSpace && text[0] != ' ' {

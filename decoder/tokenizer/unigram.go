@@ -12,8 +12,9 @@ type unigram struct {
 	scores     []float64 // by id
 	unk        int       // -1: none
 	unkScore   float64
-	byteTokens *[256]int32 // an unknown character is the tokens of its bytes; nil: it is the unknown token
-	single     bool        // sums are in float32, as in SentencePiece
+	byteTokens *[256]int32    // an unknown character is the tokens of its bytes; nil: it is the unknown token
+	names      map[string]int // tokens that unknown characters can be; nil: none
+	single     bool           // sums are in float32, as in SentencePiece
 }
 
 // step is the best way so far to write the first bytes of a word.
@@ -78,24 +79,31 @@ func (u *unigram) encode(e *encoder, word string) bool {
 		at += size
 	}
 	// The tokens in reverse, and then the other way round. Unknown characters side by side are one unknown token.
-	begin, unknown := len(e.ids), false
+	begin := len(e.ids)
 	for end := len(word); end > 0; {
-		s := best[end]
-		is := int(s.id) == u.unk
+		start := int(best[end].begin)
+		if id := int(best[end].id); id != u.unk {
+			e.ids = append(e.ids, id)
+			end = start
+			continue
+		}
+		for start > 0 && int(best[start].id) == u.unk {
+			start = int(best[start].begin)
+		}
+		id, ok := u.names[word[start:end]]
 		switch {
-		case !is:
-			e.ids = append(e.ids, int(s.id))
+		case ok:
+			e.ids = append(e.ids, id)
 		case u.byteTokens != nil:
-			for i := end - 1; i >= int(s.begin); i-- {
+			for i := end - 1; i >= start; i-- {
 				e.ids = append(e.ids, int(u.byteTokens[word[i]]))
 			}
 		case u.unk < 0:
-			e.lost = word[s.begin:end]
-		case !unknown:
+			e.lost = word[start:end]
+		default:
 			e.ids = append(e.ids, u.unk)
 		}
-		unknown = is
-		end = int(s.begin)
+		end = start
 	}
 	ids := e.ids[begin:]
 	for i, j := 0, len(ids)-1; i < j; i, j = i+1, j-1 {
