@@ -216,3 +216,27 @@ func ExampleTemplates_Render() {
 	// <nil>
 	// [<|im_end|>] <nil>
 }
+
+// TestCompileTime: templates of nearly a megabyte compile in time that grows with the length, not with its square. Quadratic time was 10 s
+// and more.
+func TestCompileTime(t *testing.T) {
+	var names strings.Builder
+	for i := range 60000 {
+		fmt.Fprintf(&names, "{%%set a%d=1%%}", i)
+	}
+	for name, src := range map[string]string{
+		"branches": "{% if 0 %}" + strings.Repeat("{%elif 0%}", 90000) + "{% endif %}",
+		"strings":  "{{ " + strings.Repeat("'a'", 330000) + " }}",
+		"names":    names.String(),
+	} {
+		start := time.Now()
+		if _, err := New(map[string]string{"default": src}, Options{}); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if d := time.Since(start); d > 6*time.Second {
+			t.Errorf("%s: %v", name, d)
+		} else {
+			t.Logf("%s: %v", name, d)
+		}
+	}
+}

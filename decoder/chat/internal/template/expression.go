@@ -188,11 +188,12 @@ func (p *parser) primary() expression {
 		}
 		return expression{src: variable(t.text), name: t.text}
 	case str:
-		s := t.text
+		var s strings.Builder
+		s.WriteString(t.text)
 		for p.peek().kind == str {
-			s += p.next().text
+			s.WriteString(p.next().text)
 		}
-		return constant(s)
+		return constant(s.String())
 	case integer:
 		return expression{src: t.text}
 	case float:

@@ -25,7 +25,8 @@ type expression struct {
 
 // frame is a scope of the template: the names that it assigns.
 type frame struct {
-	names []string
+	names []string // in the order of their first assignment
+	seen  map[string]bool
 	loop  bool // a loop's body: break and continue are allowed
 	plain bool // break passes through: an if
 }
@@ -128,9 +129,14 @@ func (p *parser) mark(at mark) string {
 
 func (p *parser) temp() string { p.temps++; return "t_" + strconv.Itoa(p.temps) }
 
+// emit writes a part of the translated template. A statement gets a newline, which the library removes again: to trim a statement, the
+// library looks for the nearest text, and takes quadratic time in a template that has none.
 func (p *parser) emit(parts ...string) {
 	for _, s := range parts {
 		p.out.WriteString(s)
+		if strings.HasSuffix(s, "%}") {
+			p.out.WriteByte('\n')
+		}
 	}
 }
 
@@ -149,7 +155,11 @@ func (p *parser) assign(t token) string {
 		p.fail(t.at, "%q can't be assigned", t.text)
 	}
 	f := &p.frames[len(p.frames)-1]
-	if !slices.Contains(f.names, t.text) {
+	if !f.seen[t.text] {
+		if f.seen == nil {
+			f.seen = map[string]bool{}
+		}
+		f.seen[t.text] = true
 		f.names = append(f.names, t.text)
 	}
 	return variable(t.text)
@@ -331,7 +341,7 @@ func (p *parser) loop(t token) {
 		if !slices.Contains(names, n) {
 			saved := p.temp()
 			p.set(saved, variable(n))
-			reset.WriteString("{% set " + variable(n) + " = " + saved + " %}")
+			reset.WriteString("{% set " + variable(n) + " = " + saved + " %}\n")
 		}
 	}
 	p.emit("{% for ", item, " in ", iter, " %}{{l_tick(", p.mark(t.at), ")}}")
