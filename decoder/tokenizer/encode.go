@@ -75,12 +75,12 @@ const maxText = 1 << 28
 type encoder struct {
 	t      *Tokenizer
 	ids    []int
-	most   int              // limit of ids
-	over   bool             // there are more ids
-	err    error            // what makes encoding impossible
-	lost   string           // a character without a token; empty: none
-	words  map[string][]int // ids of the short words so far
-	pieces map[string][]int // and of the short pieces of the first cut
+	most   int                // limit of ids
+	over   bool               // there are more ids
+	err    error              // what makes encoding impossible
+	lost   string             // a character without a token; empty: none
+	words  map[string][]int   // ids of the short words so far
+	pieces []map[string][]int // and of the short pieces before each number of later cuts
 
 	symbols []symbol    // of the word that is merged
 	queue   []candidate // merges

@@ -389,7 +389,10 @@ func (g *GGUF) t5(t *Tokenizer) error {
 		}
 		keys = append(keys, trieKey{text, int32(id)})
 	}
-	u.tokens, u.unkScore = newTrie(keys), lowest(normal)
+	if u.tokens, err = newTokenTrie(ggufName, keys); err != nil {
+		return err
+	}
+	u.unkScore = lowest(normal)
 	t.model = u
 	chars, err := parseCharsmap(g.PrecompiledCharsmap)
 	if err != nil {
@@ -397,7 +400,9 @@ func (g *GGUF) t5(t *Tokenizer) error {
 	}
 	rules := &ggufSpaces{spaceRules{chars: chars, prefix: g.AddSpacePrefix != nil && *g.AddSpacePrefix, removeExtra: g.RemoveExtraWhitespaces != nil && *g.RemoveExtraWhitespaces}}
 	if len(whole) > 0 {
-		rules.whole = newTrie(whole)
+		if rules.whole, err = newTokenTrie(ggufName, whole); err != nil {
+			return err
+		}
 	}
 	t.normal = always(rules.normalize)
 	t.spelling.kind, t.spelling.firstSpace, t.spelling.firstSpaces = spellPieces, rules.prefix || rules.removeExtra, rules.removeExtra

@@ -7,6 +7,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // The models of tokenizer.json.
@@ -27,27 +28,75 @@ type bpeJSON struct {
 // mergeJSON is a merge: "a b", or ["a", "b"] as it is written today.
 type mergeJSON struct{ left, right string }
 
-func (m *mergeJSON) UnmarshalJSON(data []byte) error {
-	if data[0] == '[' {
-		var two []string
-		if err := json.Unmarshal(data, &two); err != nil {
-			return err
+// parseMerges reads a list of merges, which is valid JSON. encoding/json takes ten times as long for half a million.
+func parseMerges(data []byte) ([]mergeJSON, error) {
+	at := 0
+	next := func() byte { // the next character that is no white space or comma; 0: the end
+		for at < len(data) && strings.IndexByte(" \t\r\n,", data[at]) >= 0 {
+			at++
 		}
-		if len(two) != 2 {
-			return constError("a merge of " + string(data[:min(len(data), 80)]))
+		if at == len(data) {
+			return 0
 		}
-		m.left, m.right = two[0], two[1]
-		return nil
+		return data[at]
 	}
-	var text string
-	if err := json.Unmarshal(data, &text); err != nil {
-		return err
+	text := func() (string, error) {
+		begin, plain := at, true
+		for at++; at < len(data) && data[at] != '"'; at++ {
+			if data[at] == '\\' {
+				plain = false
+				at++
+			}
+		}
+		at++
+		if raw := data[begin:min(at, len(data))]; !plain || !utf8.Valid(raw) {
+			var s string
+			err := json.Unmarshal(raw, &s)
+			return s, err
+		}
+		return string(data[begin+1 : at-1]), nil
 	}
-	var ok bool
-	if m.left, m.right, ok = strings.Cut(text, " "); !ok || strings.Contains(m.right, " ") {
-		return constError("a merge of " + quote(text))
+	if next() != '[' {
+		return nil, constError("merges that are no list")
 	}
-	return nil
+	at++
+	var all []mergeJSON
+	for {
+		begin := at
+		wrong := func() error { return constError("a merge of " + quote(string(data[begin:min(len(data), begin+80)]))) }
+		var m mergeJSON
+		var err error
+		switch next() {
+		case ']':
+			return all, nil
+		case '"':
+			var s string
+			if s, err = text(); err != nil {
+				return nil, err
+			}
+			var ok bool
+			if m.left, m.right, ok = strings.Cut(s, " "); !ok || strings.Contains(m.right, " ") {
+				return nil, wrong()
+			}
+		case '[':
+			at++
+			for _, s := range []*string{&m.left, &m.right} {
+				if next() != '"' {
+					return nil, wrong()
+				}
+				if *s, err = text(); err != nil {
+					return nil, err
+				}
+			}
+			if next() != ']' {
+				return nil, wrong()
+			}
+			at++
+		default:
+			return nil, wrong()
+		}
+		all = append(all, m)
+	}
 }
 
 // readModel reads the vocabulary and the merges or scores.
@@ -86,8 +135,11 @@ func (t *Tokenizer) readBPE(file string, raw json.RawMessage) error {
 	if err := cmp.Or(vocabLimits.Check(m.Vocab), json.Unmarshal(m.Vocab, &vocab)); err != nil {
 		return fail(file, "model: vocab: %v", err)
 	}
-	var merges []mergeJSON
-	if err := cmp.Or(vocabLimits.Check(m.Merges), json.Unmarshal(m.Merges, &merges)); err != nil {
+	if err := vocabLimits.Check(m.Merges); err != nil {
+		return fail(file, "model: merges: %v", err)
+	}
+	merges, err := parseMerges(m.Merges)
+	if err != nil {
 		return fail(file, "model: merges: %v", err)
 	}
 	if err := t.addTokens(file, vocab); err != nil {
@@ -241,7 +293,11 @@ func (t *Tokenizer) readUnigram(file string, raw json.RawMessage) error {
 		u.unk = *m.Unk
 		t.unk = u.unk
 	}
-	u.tokens, u.unkScore, u.names = newTrie(keys), lowest(u.scores), maps.Clone(ids)
+	var err error
+	if u.tokens, err = newTokenTrie(file, keys); err != nil {
+		return err
+	}
+	u.unkScore, u.names = lowest(u.scores), maps.Clone(ids)
 	if m.ByteFallback {
 		all, n := t.byteTokens()
 		switch {

@@ -267,7 +267,9 @@ func (p *pieces) tokenizer(file string) (*Tokenizer, error) {
 	}
 	p.spaces.chars = chars
 	if len(whole) > 0 {
-		p.spaces.whole = newTrie(whole)
+		if p.spaces.whole, err = newTokenTrie(file, whole); err != nil {
+			return nil, err
+		}
 	}
 	t.normal = always(p.spaces.normalize)
 	bytes := &byteTokens
@@ -275,7 +277,11 @@ func (p *pieces) tokenizer(file string) (*Tokenizer, error) {
 		bytes = nil
 	}
 	if p.unigram {
-		u := &unigram{tokens: newTrie(keys), scores: float64s(p.scores), unk: t.unk, byteTokens: bytes, single: true}
+		tokens, err := newTokenTrie(file, keys)
+		if err != nil {
+			return nil, err
+		}
+		u := &unigram{tokens: tokens, scores: float64s(p.scores), unk: t.unk, byteTokens: bytes, single: true}
 		u.unkScore = float64(low - unkPenalty)
 		for id, kind := range p.types {
 			if kind == typeUserDefined {

@@ -30,22 +30,26 @@ func (s *splitter) split(e *encoder, p piece, yield func(string) bool) bool {
 	return s.cut(s.cuts, e, p, yield)
 }
 
-// again does what the later cuts do with a short piece of the first one, from memory if there was such a piece.
+// again does what the later cuts do with a short piece of a cut, from memory if there was such a piece.
 func (s *splitter) again(cuts []cut, e *encoder, p piece, yield func(string) bool) bool {
-	if e == nil || p.first || len(p.text) > maxCached || len(cuts) != len(s.cuts)-1 {
+	if e == nil || p.first || len(p.text) > maxCached {
 		return s.cut(cuts, e, p, yield)
 	}
-	if ids, ok := e.pieces[p.text]; ok {
+	if e.pieces == nil {
+		e.pieces = make([]map[string][]int, len(s.cuts))
+		for i := range e.pieces {
+			e.pieces[i] = map[string][]int{}
+		}
+	}
+	known := e.pieces[len(cuts)]
+	if ids, ok := known[p.text]; ok {
 		return e.add(ids...)
 	}
 	begin := len(e.ids)
 	if !s.cut(cuts, e, p, yield) {
 		return false
 	}
-	if e.pieces == nil {
-		e.pieces = map[string][]int{}
-	}
-	e.pieces[p.text] = e.ids[begin:len(e.ids):len(e.ids)]
+	known[p.text] = e.ids[begin:len(e.ids):len(e.ids)]
 	return true
 }
 

@@ -55,6 +55,20 @@ func newTrie(keys []trieKey) *trie {
 	return t
 }
 
+// maxTrie is how many bytes the keys of a trie may have: a byte takes 25 bytes of memory.
+const maxTrie = 16 << 20
+
+// newTokenTrie is newTrie for the tokens of a file.
+func newTokenTrie(file string, keys []trieKey) (*trie, error) {
+	size := 0
+	for _, k := range keys {
+		if size += len(k.text); size > maxTrie {
+			return nil, refuse(file, "tokens of more than %d bytes", maxTrie)
+		}
+	}
+	return newTrie(keys), nil
+}
+
 // step returns the child of a node for the next byte; -1: there is none.
 func (t *trie) step(node int32, c byte) int32 {
 	if node == 0 {
