@@ -446,7 +446,7 @@ func (e *Engine) LogProbs(ctx context.Context, tokens []int) (p []float64, err e
 			if need <= e.freePages() || len(e.scheduler.retained) == 0 {
 				break
 			}
-			e.scheduler.evict()
+			e.scheduler.evict(0)
 		}
 		logits, err := e.runGraph(e.scores, appends, tokens[from:from+n])
 		if err != nil {

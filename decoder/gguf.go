@@ -56,13 +56,13 @@ func openGGUF(path string) (f *ggufFile, config []byte, err error) {
 	return f, config, nil
 }
 
-// Check compares the file's tensors with the weights of a model: all of them must be present, and no other.
-func (f *ggufFile) Check(weights iter.Seq[hf.Weight], tied ...string) error {
+// Check compares the file's tensors with the weights of a model: all of them must be present, and no other. A file has no
+// second tensor for a tied weight.
+func (f *ggufFile) Check(weights iter.Seq[hf.Weight], _ ...string) error {
 	left := maps.Clone(f.weights)
 	for w := range weights {
 		t := f.weights[w.Name]
 		switch {
-		case t == nil && slices.Contains(tied, w.Name):
 		case t == nil:
 			return fmt.Errorf("decoder: %s: weight %.200q with shape %v: %w", f.path, w.Name, w.Shape, ErrMissing)
 		case !slices.Equal(t.Shape(), w.Shape):

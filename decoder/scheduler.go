@@ -111,7 +111,7 @@ func (s *scheduler) sweep() {
 	})
 }
 
-// retain keeps a sequence, unless another one that is kept begins with it.
+// retain keeps a sequence. Of two sequences of which one begins with the other, only the longer one is kept.
 func (s *scheduler) retain(p prefix) {
 	if len(p.tokens) < fewestShared {
 		_ = p.seq.Release()
@@ -128,14 +128,14 @@ func (s *scheduler) retain(p prefix) {
 		}
 	}
 	if s.retained = append(s.retained, p); len(s.retained) > mostRetained {
-		s.evict()
+		s.evict(0)
 	}
 }
 
-// evict releases the sequence that was retained first.
-func (s *scheduler) evict() {
-	_ = s.retained[0].seq.Release()
-	s.retained = slices.Delete(s.retained, 0, 1)
+// evict releases a retained sequence. Sequence 0 is the one whose last use is longest ago.
+func (s *scheduler) evict(i int) {
+	_ = s.retained[i].seq.Release()
+	s.retained = slices.Delete(s.retained, i, i+1)
 }
 
 // common returns the number of equal tokens at the beginning of two texts.
@@ -155,19 +155,9 @@ func (s *scheduler) admit() error {
 		if soon {
 			return nil // a live text reads the same tokens now
 		}
-		// One page more than the tokens have, so that a text which had to wait does not have to wait again at once. Sequences
-		// of ended texts count as free.
-		if len(s.live) > 0 {
-			pages := (len(t.tokens)-shared)/s.page + 2
-			for pages > s.runner.freePages() && len(s.retained) > 0 && (from == nil || len(s.retained) > 1 || s.retained[0].seq != from) {
-				if s.retained[0].seq == from { // not the beginning of this text
-					s.retained = append(s.retained[1:], s.retained[0])
-				}
-				s.evict()
-			}
-			if pages > s.runner.freePages() {
-				return nil
-			}
+		// One page more than the tokens take, so that a text that had to wait does not have to wait again at once.
+		if len(s.live) > 0 && !s.makeFree((len(t.tokens)-shared)/s.page+2, from) {
+			return nil
 		}
 		var err error
 		if from == nil {
@@ -180,12 +170,28 @@ func (s *scheduler) admit() error {
 			s.stats.SharedTokens += shared
 		}
 		if err != nil {
+			if t.seq != nil {
+				err = errors.Join(err, t.seq.Release())
+				t.seq = nil
+			}
 			return err
 		}
 		s.waiting = s.waiting[1:]
 		s.live = append(s.live, t)
 	}
 	return nil
+}
+
+// makeFree evicts sequences of ended texts, except one, until the cache has n free pages. It reports whether the cache has them.
+func (s *scheduler) makeFree(n int, except *la.Sequence) bool {
+	for n > s.runner.freePages() {
+		i := slices.IndexFunc(s.retained, func(p prefix) bool { return p.seq != except })
+		if i < 0 {
+			return false
+		}
+		s.evict(i)
+	}
+	return true
 }
 
 // beginning returns the sequence that has the longest common beginning with a text, and the number of its tokens. One token
@@ -201,11 +207,15 @@ func (s *scheduler) beginning(t *Text) (from *la.Sequence, shared int, soon bool
 			from, shared = other.seq, n
 		}
 	}
+	used := -1
 	for i, p := range s.retained {
 		if n := min(common(t.tokens, p.tokens), most); n > shared {
-			from, shared = p.seq, n
-			s.retained = append(slices.Delete(s.retained, i, i+1), p) // used last
+			from, shared, used = p.seq, n, i
 		}
+	}
+	if used >= 0 { // the sequence is evicted last
+		p := s.retained[used]
+		s.retained = append(slices.Delete(s.retained, used, used+1), p)
 	}
 	if from == nil {
 		shared = 0
@@ -242,7 +252,7 @@ func (s *scheduler) fit() ([]work, error) {
 		}
 		switch last := len(s.live) - 1; {
 		case len(s.retained) > 0:
-			s.evict()
+			s.evict(0)
 		case last == 0:
 			return nil, fmt.Errorf("decoder: %d tokens of one text: %w", len(s.live[0].tokens), la.ErrCacheFull)
 		default:
@@ -366,6 +376,6 @@ func (s *scheduler) verify() (err error) {
 func (s *scheduler) close(err error) {
 	s.fail(err)
 	for len(s.retained) > 0 {
-		s.evict()
+		s.evict(0)
 	}
 }

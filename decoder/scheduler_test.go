@@ -88,7 +88,7 @@ func pagesLost(e *Engine) error {
 		return errors.New("texts are left")
 	}
 	for len(e.scheduler.retained) > 0 {
-		e.scheduler.evict()
+		e.scheduler.evict(0)
 	}
 	if st := e.cache.Stats(); st.FreePages != e.cache.Config().Pages || st.Sequences != 0 {
 		return fmt.Errorf("%+v of %d pages", st, e.cache.Config().Pages)
