@@ -79,11 +79,15 @@ func (f *ggufFile) Check(weights iter.Seq[hf.Weight], _ ...string) error {
 // Tensor returns a weight in its stored type. A type with fewer than 16 bits a number is widened to float16, and to float32
 // where a number does not fit float16.
 func (f *ggufFile) Tensor(name string, shape ...int) (*tensor.Dense, error) {
-	return f.TensorAs(name, tensor.Dtype{}, shape...)
+	rows := 1
+	if len(shape) > 0 {
+		rows = shape[0]
+	}
+	return f.rowsAs(name, tensor.Dtype{}, shape, 0, rows)
 }
 
-// TensorAs is Tensor in another type.
-func (f *ggufFile) TensorAs(name string, as tensor.Dtype, shape ...int) (*tensor.Dense, error) {
+// rowsAs is Tensor for the rows from to to of a weight, in another type.
+func (f *ggufFile) rowsAs(name string, as tensor.Dtype, shape []int, from, to int) (*tensor.Dense, error) {
 	t := f.weights[name]
 	if t == nil || !slices.Equal(t.Shape(), shape) {
 		return nil, fmt.Errorf("decoder: %s: weight %.200q with shape %v: %w", f.path, name, shape, ErrMissing)
@@ -98,38 +102,46 @@ func (f *ggufFile) TensorAs(name string, as tensor.Dtype, shape ...int) (*tensor
 			as = la.Float16
 		}
 	}
-	data, err := widened(t, as)
+	data, err := widened(t, as, from, to)
 	if errors.Is(err, gguf.ErrRange) && t.Type() != gguf.F16 && as == la.Float16 {
-		data, err = widened(t, tensor.Float32)
+		data, err = widened(t, tensor.Float32, from, to)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)), nil
+	part := slices.Clone(shape)
+	part[0] = to - from
+	return tensor.New(tensor.WithShape(part...), tensor.WithBacking(data)), nil
 }
 
-// widened returns the numbers of a tensor as a slice of a type.
-func widened(t *gguf.Tensor, as tensor.Dtype) (data any, err error) {
-	n := t.Rows() * t.Columns()
+// widened returns the numbers of rows of a tensor as a slice of a type. A vector is one row of a file, and its elements are rows
+// here.
+func widened(t *gguf.Tensor, as tensor.Dtype, from, to int) (data any, err error) {
+	columns, begin, end, first := t.Columns(), from, to, 0
+	size := (to - from) * columns // of the rows that are decoded
+	if len(t.Shape()) == 1 {
+		columns, begin, end, first, size = 1, 0, t.Rows(), from, t.Columns()
+	}
+	n := (to - from) * columns
 	switch as {
 	case tensor.Float32:
 		if in, ok := t.Float32Alias(); ok {
-			return in, nil
+			return in[from*columns:][:n], nil
 		}
-		dst := make([]float32, n)
-		return dst, t.Float32(dst, 0, t.Rows())
+		dst := make([]float32, size)
+		return dst[first:][:n], t.Float32(dst, begin, end)
 	case la.Float16:
 		if in, ok := t.Alias16(); ok && t.Type() == gguf.F16 {
-			return as16[la.F16](in), nil
+			return as16[la.F16](in[from*columns:][:n]), nil
 		}
-		dst := make([]la.F16, n)
-		return dst, t.Float16(as16[uint16](dst), 0, t.Rows())
+		dst := make([]la.F16, size)
+		return dst[first:][:n], t.Float16(as16[uint16](dst), begin, end)
 	case la.BFloat16:
 		if in, ok := t.Alias16(); ok && t.Type() == gguf.BF16 {
-			return as16[la.BF16](in), nil
+			return as16[la.BF16](in[from*columns:][:n]), nil
 		}
-		dst := make([]la.BF16, n)
-		return dst, t.BFloat16(as16[uint16](dst), 0, t.Rows())
+		dst := make([]la.BF16, size)
+		return dst[first:][:n], t.BFloat16(as16[uint16](dst), begin, end)
 	}
 	return nil, fmt.Errorf("elements as %v: %w", as, ErrUnsupported)
 }

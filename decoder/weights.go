@@ -3,11 +3,11 @@ package decoder
 import (
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"sync"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/device"
 
 	G "gorgonia.org/gorgonia"
@@ -71,19 +71,18 @@ func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress fu
 	return weights, free, nil
 }
 
-// widener is a source of weights that returns them in any type.
+// widener is a source of weights that decodes rows into any type. The zero Dtype is the type that Tensor returns.
 type widener interface {
-	TensorAs(name string, as tensor.Dtype, shape ...int) (*tensor.Dense, error)
+	rowsAs(name string, as tensor.Dtype, shape []int, from, to int) (*tensor.Dense, error)
 }
 
 // part returns the tensor of a weight, which may be some rows of a tensor. A source that decodes returns the type as.
 func part(from Weights, w *Weight, as tensor.Dtype) (t *tensor.Dense, err error) {
 	name, shape := w.tensor()
 	if f, ok := from.(widener); ok {
-		t, err = f.TensorAs(name, as, shape...)
-	} else {
-		t, err = from.Tensor(name, shape...)
+		return f.rowsAs(name, as, shape, w.From.Row, w.From.Row+w.Shape[0])
 	}
+	t, err = from.Tensor(name, shape...)
 	if err != nil || w.From.Name == "" {
 		return t, err
 	}
@@ -106,53 +105,66 @@ func part(from Weights, w *Weight, as tensor.Dtype) (t *tensor.Dense, err error)
 	return tensor.New(tensor.WithShape(w.Shape...), tensor.WithBacking(data)), nil
 }
 
-// converted returns t in another type, or t itself if it has that type.
+// converted returns t in another type, or t itself if it has that type. A finite number that the type does not have is an error.
 func converted(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) {
 	if t.Dtype() == to {
 		return t, nil
 	}
 	n := t.Shape().TotalSize()
-	var at func(i int) float32
+	var widen func(dst []float32, from int) // elements of t
 	switch data := t.Data().(type) {
 	case []float32:
-		at = func(i int) float32 { return data[i] }
+		widen = func(dst []float32, from int) { copy(dst, data[from:]) }
 	case []la.F16:
-		at = func(i int) float32 { return data[i].Float32() }
+		widen = func(dst []float32, from int) { widen16(dst, data[from:]) }
 	case []la.BF16:
-		at = func(i int) float32 { return data[i].Float32() }
+		widen = func(dst []float32, from int) { widen16(dst, data[from:]) }
 	default:
 		return nil, fmt.Errorf("elements of %v: %w", t.Dtype(), ErrUnsupported)
 	}
 	var into any
-	var set func(i int, x float32)
+	var bits []uint16
+	var round func(dst []uint16, src []float32) int
 	switch to {
 	case tensor.Float32:
 		data := make([]float32, n)
-		into, set = data, func(i int, x float32) { data[i] = x }
+		each(n, func(from, end int) { widen(data[from:end], from) })
+		return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(data)), nil
 	case la.Float16:
 		data := make([]la.F16, n)
-		into, set = data, func(i int, x float32) { data[i] = float16(x) }
+		into, bits, round = data, as16[uint16](data), gguf.RoundFloat16
 	case la.BFloat16:
 		data := make([]la.BF16, n)
-		into, set = data, func(i int, x float32) { data[i] = bfloat16(x) }
+		into, bits, round = data, as16[uint16](data), gguf.RoundBFloat16
 	default:
 		return nil, fmt.Errorf("elements as %v: %w", to, ErrUnsupported)
 	}
 	var mu sync.Mutex
 	var err error
 	each(n, func(from, end int) {
-		for i := from; i < end; i++ {
-			x := at(i)
-			set(i, x)
-			if to == la.Float16 && math.Abs(float64(x)) >= 65520 && !math.IsInf(float64(x), 0) {
+		var piece [4096]float32
+		for ; from < end; from += len(piece) {
+			wide := piece[:min(len(piece), end-from)]
+			widen(wide, from)
+			if bad := round(bits[from:from+len(wide)], wide); bad >= 0 {
 				mu.Lock()
-				err = fmt.Errorf("element %d is %v, more than float16 has: %w", i, x, ErrConfig)
-				mu.Unlock()
+				defer mu.Unlock()
+				err = fmt.Errorf("element %d is %v, more than %v has: %w", from+bad, wide[bad], to, ErrConfig)
 				return
 			}
 		}
 	})
-	return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(into)), err
+	if err != nil {
+		return nil, err
+	}
+	return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(into)), nil
+}
+
+// widen16 converts as many numbers as dst has.
+func widen16[T interface{ Float32() float32 }](dst []float32, src []T) {
+	for i := range dst {
+		dst[i] = src[i].Float32()
+	}
 }
 
 // each calls f for parts of n elements, on all processors.
@@ -168,30 +180,4 @@ func each(n int, f func(from, end int)) {
 		}()
 	}
 	wait.Wait()
-}
-
-// bfloat16 rounds to nearest, ties to even.
-func bfloat16(x float32) la.BF16 {
-	b := math.Float32bits(x)
-	if x != x {
-		return la.BF16(b>>16 | 0x40)
-	}
-	return la.BF16((b + 0x7fff + b>>16&1) >> 16)
-}
-
-// float16 rounds to nearest, ties to even.
-func float16(x float32) la.F16 {
-	b := math.Float32bits(x)
-	sign := la.F16(b >> 16 & 0x8000)
-	b &= 0x7fffffff
-	switch {
-	case b > 0x7f800000:
-		return sign | 0x7e00
-	case b >= 0x477ff000: // 65520 and more
-		return sign | 0x7c00
-	case b < 0x38800000: // below 2^-14: a multiple of 2^-24
-		return sign | la.F16(math.RoundToEven(float64(math.Float32frombits(b))*(1<<24)))
-	}
-	b += 0xfff + b>>13&1
-	return sign | la.F16((b-0x38000000)>>13)
 }

@@ -145,3 +145,10 @@ func toBFloat16One(dst []uint16, src []float32) int {
 	}
 	return -1
 }
+
+// RoundFloat16 rounds src to the bits of binary16 numbers, to nearest, ties to even. It returns the first element that is finite
+// and whose rounding is not, or -1.
+func RoundFloat16(dst []uint16, src []float32) int { return binary16.round(dst, src) }
+
+// RoundBFloat16 is RoundFloat16 for bfloat16 numbers.
+func RoundBFloat16(dst []uint16, src []float32) int { return bfloat16.round(dst, src) }

@@ -1,0 +1,52 @@
+package decoder
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/half"
+	"gorgonia.org/leanattention/internal/reftest"
+
+	"gorgonia.org/tensor"
+)
+
+// TestConverted: weights are rounded to nearest, and widened exactly. A finite number that float16 does not have is an error.
+func TestConverted(t *testing.T) {
+	rng := reftest.Rand(t)
+	n := 1 + rng.IntN(300000) // some pieces, of which the last one is shorter
+	wide := make([]float32, n)
+	for i := range wide {
+		wide[i] = float32(rng.NormFloat64() * math.Exp2(float64(rng.IntN(40)-28)))
+	}
+	of := func(data any) *tensor.Dense { return tensor.New(tensor.WithShape(n), tensor.WithBacking(data)) }
+	to := func(x *tensor.Dense, as tensor.Dtype) any {
+		t.Helper()
+		y, err := converted(x, as)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return y.Data()
+	}
+	f16, bf16 := make([]la.F16, n), make([]la.BF16, n)
+	f16Wide, bf16Wide := make([]float32, n), make([]float32, n)
+	for i, x := range wide {
+		f16[i], bf16[i] = half.FromFloat32(x), half.BFromFloat32(x)
+		f16Wide[i], bf16Wide[i] = f16[i].Float32(), bf16[i].Float32()
+	}
+	if !slices.Equal(to(of(wide), la.Float16).([]la.F16), f16) || !slices.Equal(to(of(wide), la.BFloat16).([]la.BF16), bf16) {
+		t.Error("rounding")
+	}
+	if !slices.Equal(to(of(f16), tensor.Float32).([]float32), f16Wide) || !slices.Equal(to(of(bf16), tensor.Float32).([]float32), bf16Wide) {
+		t.Error("widening")
+	}
+	if !slices.Equal(to(of(f16), la.BFloat16).([]la.BF16), to(of(f16Wide), la.BFloat16).([]la.BF16)) {
+		t.Error("from 16 bits to 16 bits")
+	}
+	wide[n-1] = 70000
+	if _, err := converted(of(wide), la.Float16); !errors.Is(err, ErrConfig) {
+		t.Errorf("70000 as float16: %v", err)
+	}
+}
