@@ -120,7 +120,7 @@ func widened(t *gguf.Tensor, as tensor.Dtype, from, to int) (data any, err error
 	columns, begin, end, first := t.Columns(), from, to, 0
 	size := (to - from) * columns // of the rows that are decoded
 	if len(t.Shape()) == 1 {
-		columns, begin, end, first, size = 1, 0, t.Rows(), from, t.Columns()
+		columns, begin, end, first, size = 1, 0, t.Rows(), from, t.Rows()*t.Columns()
 	}
 	n := (to - from) * columns
 	switch as {
