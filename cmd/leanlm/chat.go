@@ -37,15 +37,11 @@ func talk(ctx context.Context, args []string, std streams) (err error) {
 	if c.tokens < 0 {
 		return usagef("-n is %d, less than 0", c.tokens)
 	}
-	model, gpu, err := c.model.open(std)
+	model, err := c.model.open()
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err = errors.Join(err, model.Close()); gpu != nil {
-			err = errors.Join(err, gpu.Close())
-		}
-	}()
+	defer func() { err = errors.Join(err, model.Close()) }()
 	templates, err := model.Templates()
 	if err != nil {
 		return fmt.Errorf("%w: leanlm generate continues texts without a template", err)

@@ -134,36 +134,64 @@ func (m *modelFlags) add(f *flags) {
 	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, or gpu:1 for the GPU with that number")
 }
 
-// open opens the model and the device. Its errors say the flag.
-func (m *modelFlags) open(std streams) (model *decoder.Model, gpu *device.GPU, err error) {
-	if m.device != "cpu" {
-		ordinal := 0
-		if rest, ok := strings.CutPrefix(m.device, "gpu"); !ok {
-			return nil, nil, usagef("-device %q is neither cpu nor gpu nor gpu:NUMBER", m.device)
-		} else if rest != "" {
-			number, ok := strings.CutPrefix(rest, ":")
-			if ordinal, err = strconv.Atoi(number); !ok || err != nil || ordinal < 0 {
-				return nil, nil, usagef("-device %q is neither cpu nor gpu nor gpu:NUMBER", m.device)
-			}
-		}
-		if gpu, err = device.Open(ordinal); err != nil {
-			return nil, nil, err
-		}
-		m.options.Device = gpu
+// opened is an open model with the device that computes.
+type opened struct {
+	*decoder.Model
+	gpu *device.GPU // nil: the CPU
+}
+
+// Close closes the model and the device.
+func (o *opened) Close() error {
+	err := o.Model.Close()
+	if o.gpu != nil {
+		err = errors.Join(err, o.gpu.Close())
 	}
+	return err
+}
+
+// open opens the device, and then the model.
+func (m *modelFlags) open() (*opened, error) {
+	gpu, err := m.openDevice()
+	if err != nil {
+		return nil, err
+	}
+	m.options.Device = gpu
+	var model *decoder.Model
 	if m.path == "" {
 		model, err = decoder.OpenFS("the shipped model", tiny.Files)
 	} else {
 		model, err = decoder.Open(m.path)
 	}
-	if err != nil && gpu != nil {
-		err = errors.Join(err, gpu.Close())
+	if err != nil {
+		if gpu != nil {
+			err = errors.Join(err, gpu.Close())
+		}
+		return nil, err
 	}
-	return model, gpu, err
+	return &opened{model, gpu}, nil
+}
+
+// openDevice opens the GPU of -device; nil: the CPU.
+func (m *modelFlags) openDevice() (*device.GPU, error) {
+	name, number, numbered := strings.Cut(m.device, ":")
+	ordinal := 0
+	if numbered {
+		var err error
+		if ordinal, err = strconv.Atoi(number); err != nil || ordinal < 0 {
+			name = ""
+		}
+	}
+	switch {
+	case m.device == "cpu" || m.device == "":
+		return nil, nil
+	case name != "gpu":
+		return nil, usagef("-device %q is neither cpu nor gpu nor gpu:NUMBER", m.device)
+	}
+	return device.Open(ordinal)
 }
 
 // engine makes an engine of a model, and reports how the loading goes on.
-func (m *modelFlags) engine(model *decoder.Model, std streams) (*decoder.Engine, error) {
+func (m *modelFlags) engine(model *opened, std streams) (*decoder.Engine, error) {
 	began := time.Now()
 	name := m.path
 	if name == "" {

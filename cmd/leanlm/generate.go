@@ -80,15 +80,11 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	if len(g.prompts) == 0 {
 		return usagef("no prompt: give a text with -p, or a file with -f")
 	}
-	model, gpu, err := g.model.open(std)
+	model, err := g.model.open()
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err = errors.Join(err, model.Close()); gpu != nil {
-			err = errors.Join(err, gpu.Close())
-		}
-	}()
+	defer func() { err = errors.Join(err, model.Close()) }()
 	requests, err := g.requests(model, std)
 	if err != nil {
 		return err
@@ -103,7 +99,7 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 }
 
 // requests returns the requests of all texts.
-func (g *generation) requests(model *decoder.Model, std streams) (all []decoder.Request, err error) {
+func (g *generation) requests(model *opened, std streams) (all []decoder.Request, err error) {
 	t := model.Tokenizer()
 	if t == nil {
 		return nil, fmt.Errorf("%s has no tokenizer", g.model.path)
@@ -143,7 +139,7 @@ func (g *generation) fit(requests []decoder.Request) {
 	o.Draft = g.draft * o.Batch
 }
 
-func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *decoder.Model, requests []decoder.Request, std streams) error {
+func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *opened, requests []decoder.Request, std streams) error {
 	began := time.Now()
 	var first time.Duration
 	texts := make([]*decoder.Text, len(requests))
@@ -156,7 +152,7 @@ func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *dec
 	document := document{Model: g.model.path}
 	for i, text := range texts {
 		if !g.json && len(texts) > 1 {
-			if err := write(std, separator(i), fmt.Sprintf("%s", g.prompts[i/g.samples])); err != nil {
+			if err := write(std, separator(i), g.prompts[i/g.samples]); err != nil {
 				return err
 			}
 		}
@@ -245,7 +241,7 @@ type likelyJSON struct {
 	Top     []likelyJSON `json:"top,omitempty"`
 }
 
-func newLikely(model *decoder.Model, t decoder.Token) likelyJSON {
+func newLikely(model *opened, t decoder.Token) likelyJSON {
 	one := func(id int, p float64) likelyJSON {
 		return likelyJSON{Token: id, Text: model.Tokenizer().Decode([]int{id}), LogProb: p}
 	}

@@ -27,15 +27,11 @@ func perplexity(ctx context.Context, args []string, std streams) (err error) {
 	if err != nil {
 		return fmt.Errorf("-f: %w", err)
 	}
-	model, gpu, err := m.open(std)
+	model, err := m.open()
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err = errors.Join(err, model.Close()); gpu != nil {
-			err = errors.Join(err, gpu.Close())
-		}
-	}()
+	defer func() { err = errors.Join(err, model.Close()) }()
 	ids, err := model.Tokenizer().Encode(text, tokenizer.Options{})
 	if err != nil {
 		return fmt.Errorf("-f: %w", err)

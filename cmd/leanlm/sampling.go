@@ -80,7 +80,7 @@ func (s *samplingFlags) add(f *flags) {
 }
 
 // of returns the way of choosing tokens for a model. A random seed is told.
-func (s *samplingFlags) of(model *decoder.Model, std streams) decoder.Sampling {
+func (s *samplingFlags) of(model *opened, std streams) decoder.Sampling {
 	c := model.Sampling()
 	_, drawn := s.given["temp"]
 	for name, set := range s.given {
@@ -88,7 +88,7 @@ func (s *samplingFlags) of(model *decoder.Model, std streams) decoder.Sampling {
 		drawn = drawn || name == "top-k" || name == "top-p" || name == "min-p" || name == "typical"
 	}
 	if _, ok := s.given["temp"]; drawn && !ok && c.Temperature == 0 {
-		c.Temperature = 1 // what restricts drawing asks for it
+		c.Temperature = 1 // these flags have no effect without drawing
 	}
 	for id, x := range s.bias {
 		if c.LogitBias == nil {

@@ -30,8 +30,7 @@ func tokenize(_ context.Context, args []string, std streams) (err error) {
 			return fmt.Errorf("-f: %w", err)
 		}
 	}
-	m.device = "cpu"
-	model, _, err := m.open(std)
+	model, err := m.open()
 	if err != nil {
 		return err
 	}

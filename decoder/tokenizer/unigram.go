@@ -29,7 +29,7 @@ const noWay = -2
 // mostSum is the largest sum in float32, as in SentencePiece since 0.2.2.
 const mostSum = 100000
 
-// unkPenalty is how much the score of an unknown character is below the lowest score.
+// unkPenalty is the lowest score minus the score of an unknown character.
 const unkPenalty = 10
 
 func (u *unigram) encode(e *encoder, word string) bool {

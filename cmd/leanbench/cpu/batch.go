@@ -281,7 +281,7 @@ func (b *Batches) peersOf(s Batch, sets int) ([]measure.Contender, error) {
 	return all, nil
 }
 
-// UseTorch makes start start the PyTorch worker until restore is called. It is for tests.
+// UseTorch replaces the function that starts the PyTorch worker, until restore is called. Tests use UseTorch.
 func UseTorch(start func(python string, args ...string) (*measure.Worker, error)) (restore func()) {
 	old := startTorch
 	startTorch = start

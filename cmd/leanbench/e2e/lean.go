@@ -90,7 +90,7 @@ func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Durat
 	return e.prompt, time.Since(began), ids, nil
 }
 
-// read makes a decoder that holds the prompts and has capacity for steps more tokens per sequence.
+// read returns a decoder that has read the prompts. Each sequence has capacity for steps more tokens.
 func (e *leanEngine) read(batch, length, steps int) error {
 	if e.decoder != nil && batch == e.batch && length == e.length && e.options.Capacity[0] == length+steps {
 		for i := range batch {

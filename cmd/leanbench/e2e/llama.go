@@ -111,7 +111,7 @@ func (e *leanLlama) decode(batch, length, steps int) (prompt, steady time.Durati
 	return e.prompt, steady, ids, nil
 }
 
-// read makes a decoder that holds the prompts and has capacity for steps more tokens per sequence.
+// read returns a decoder that has read the prompts. Each sequence has capacity for steps more tokens.
 func (e *leanLlama) read(batch, length, steps int) error {
 	if e.has(batch, length, steps) {
 		return e.truncate(length)

@@ -506,6 +506,17 @@ func (r *run) sort(v Value, a []Value) (Value, error) {
 	})
 }
 
+// key returns the value by which unique, min and max compare an item: its attribute a[1], if there is one. Texts are lowered, unless
+// a[0] asks for case.
+func (r *run) key(item Value, a []Value) (key Value, err error) {
+	if key = item; !a[1].IsUndefined() && !a[1].IsNone() {
+		if key, err = r.field(item, a[1]); err != nil {
+			return Value{}, err
+		}
+	}
+	return r.lowered(key, truth(a[0]))
+}
+
 func (r *run) unique(v Value, a []Value) (Value, error) {
 	items, err := r.iterate(v)
 	if err != nil {
@@ -514,13 +525,8 @@ func (r *run) unique(v Value, a []Value) (Value, error) {
 	var out, seen []Value
 next:
 	for _, item := range items {
-		key := item
-		if !a[1].IsUndefined() && !a[1].IsNone() {
-			if key, err = r.field(item, a[1]); err != nil {
-				return Value{}, err
-			}
-		}
-		if key, err = r.lowered(key, truth(a[0])); err != nil {
+		key, err := r.key(item, a)
+		if err != nil {
 			return Value{}, err
 		}
 		for _, s := range seen {
@@ -546,13 +552,8 @@ func extreme(sign int) func(r *run, v Value, a []Value) (Value, error) {
 		}
 		best, bestKey := items[0], Value{}
 		for i, item := range items {
-			key := item
-			if !a[1].IsUndefined() && !a[1].IsNone() {
-				if key, err = r.field(item, a[1]); err != nil {
-					return Value{}, err
-				}
-			}
-			if key, err = r.lowered(key, truth(a[0])); err != nil {
+			key, err := r.key(item, a)
+			if err != nil {
 				return Value{}, err
 			}
 			if i == 0 {
