@@ -35,7 +35,7 @@ func parseConfig(file, object string, data []byte) *Config {
 func (c *Config) Err() error { return c.err }
 
 // Context returns the number of tokens of the longest text that the network is for. Scalings of rotary embeddings may depend on
-// it. 0: no engine was made yet.
+// that number. 0: no engine was made yet.
 func (c *Config) Context() int { return c.context }
 
 // Errorf makes an error of the file the first error, unless there is one.

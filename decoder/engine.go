@@ -20,7 +20,7 @@ type Options struct {
 	// Context is the most tokens of a text, prompt and continuation. 0: as many as the network takes, but at most 4096.
 	Context int
 
-	// Tokens is the number of tokens for which the cache has room, of all texts together; at least Context. 0: Context. Texts that
+	// Tokens is the capacity of the cache: tokens of all texts together, at least Context. 0: Context. Texts that
 	// begin alike share tokens. When the cache is full, the youngest text waits, and its tokens are computed again later.
 	Tokens int
 
@@ -87,7 +87,7 @@ type Engine struct {
 	scheduler scheduler
 	stats     Stats
 
-	queue struct { // what other goroutines may change while a step computes
+	queue struct { // state that other goroutines may change while a step computes
 		sync.Mutex
 		joined  []*Text
 		running bool
@@ -402,8 +402,7 @@ func (e *Engine) close() error {
 const mostScored = 128
 
 // LogProbs returns the natural logarithm of the probability of each token but the first, after the tokens before it. Texts that
-// were started wait until LogProbs returns. If the cache has too little room beside them, the error is ErrCacheFull of package
-// leanattention.
+// were started wait until LogProbs returns. If the cache is too full, the error is ErrCacheFull of package leanattention.
 func (e *Engine) LogProbs(ctx context.Context, tokens []int) (p []float64, err error) {
 	vocab := e.network.Sizes().Vocab
 	if len(tokens) > e.options.Context {

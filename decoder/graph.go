@@ -48,7 +48,7 @@ type position struct {
 	offset int
 }
 
-// graphConfig is what distinguishes the graphs of an engine.
+// graphConfig has the properties in which the graphs of an engine differ.
 type graphConfig struct {
 	rows     int
 	appends  int  // most appends of a step
@@ -154,7 +154,7 @@ func (in *indices) put() error {
 }
 
 // run appends tokens to sequences in one step: as many as each append says, in order. It returns the logits of all rows, or
-// of the last row of each append. They are valid until the next run. After an error the sequences are unchanged.
+// of the last row of each append. The logits are valid until the next run. After an error the sequences are unchanged.
 func (g *graph) run(appends []la.Append, tokens []int) (logits []float32, err error) {
 	err = g.step.Run(appends, func() error {
 		clear(g.tokens.data) // unassigned rows have token 0

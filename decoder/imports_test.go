@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestImports: what this package is made of is public, so that a user's own decoder can have it, too. It imports no internal
-// package of the module but its own.
+// TestImports: this package is made of public packages, so that a user can write the same decoder. Internal packages of the
+// module are not imported, except its own.
 func TestImports(t *testing.T) {
 	const module = "gorgonia.org/leanattention/"
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, "./...").CombinedOutput()

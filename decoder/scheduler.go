@@ -11,8 +11,8 @@ import (
 
 // scheduler decides which tokens of which texts a step computes. It is not safe for use by several goroutines at once.
 //
-// A text waits until the batch and the cache have room for its prompt. Then it is live: each step computes the token that a
-// text has chosen last, and as much of the prompts as rows are left. A text begins with a fork of the sequence that has the
+// A text waits until the batch and the cache have capacity for its prompt. Then the text is live. A step computes the last chosen
+// token of each live text, and fills its other rows with tokens of prompts. A text begins with a fork of the sequence that has the
 // longest common beginning with its tokens, of a live text or of one that ended. When the cache is full, sequences of ended
 // texts are released first. Then the youngest live text waits again: its sequence is released, and its tokens are computed
 // again later.
@@ -229,7 +229,7 @@ type work struct {
 	tokens int
 }
 
-// fit returns the work of the next step, for which the cache has room.
+// fit returns the work of the next step. The cache has pages for all of it.
 func (s *scheduler) fit() ([]work, error) {
 	for len(s.live) > 0 {
 		var all []la.Append
@@ -298,7 +298,7 @@ func (s *scheduler) count(rows int, todo []work) {
 }
 
 // draft has each live text guess its next tokens, and returns the number of all guesses. While a text reads its prompt, or
-// where the cache has too little room, there are none.
+// if the cache has too few pages, no text guesses.
 func (s *scheduler) draft() (guesses int) {
 	var appends []la.Append
 	rows := s.runner.rows(true)

@@ -18,9 +18,9 @@ type Request struct {
 	Tokens int   // most tokens to add; 0: as many as the context takes
 
 	Sampling Sampling
-	Stop     []string // texts that end the continuation; they are not a part of it
+	Stop     []string // texts that end the continuation, which does not have them
 	Ends     []int    // tokens that end the continuation; nil: those of the model
-	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities. They are the model's, before Sampling
+	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities. Sampling does not change probabilities
 	Draft    int      // most tokens to guess after each token from what the text has repeated; 0: none
 }
 
@@ -37,8 +37,8 @@ const (
 
 // Token is a token that a model has chosen.
 type Token struct {
-	ID   int    // -1: no token; Text is what was held back when the text was cancelled
-	Text string // what the text goes on with; "" while a character is not complete, or a text of Stop may begin
+	ID   int    // -1: no token; Text is the held-back end of a cancelled text
+	Text string // the next piece of the text; "" while a character is incomplete, or a text of Stop may begin
 
 	LogProb float64  // natural logarithm of the token's probability, with [Request].LogProbs
 	Likely  []Likely // the most likely tokens, the first one first, with [Request].LogProbs
@@ -192,7 +192,7 @@ func (t *Text) extend(logits []float32) {
 	}
 }
 
-// last passes the last token on. Unless a stop text ended the text, what was held back belongs to it.
+// last passes the last token on. Unless a stop text ended the text, the held-back piece belongs to the text.
 func (t *Text) last(token Token, reason Reason, stopped bool) {
 	if stopped {
 		reason = Stopped
@@ -211,7 +211,7 @@ func (t *Text) emit(token Token) {
 	t.more.Broadcast()
 }
 
-// end ends the text for another reason than its tokens. What was held back belongs to the text.
+// end ends the text for another reason than its tokens. The held-back piece belongs to the text.
 func (t *Text) end(reason Reason, err error) {
 	if t.ended {
 		return

@@ -124,7 +124,7 @@ func (m *modelFlags) add(f *flags) {
 	types := map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}
 	f.text(&m.path, "m,model", "", "`file or folder` of the model: a GGUF file, or a Hugging Face folder; without it, a small model that is part of the program")
 	f.integer(&m.options.Context, "c,ctx-size,context", 0, "most `tokens` of a text; 0: the model's, but at most 4096")
-	f.integer(&m.options.Tokens, "cache-tokens", 0, "`tokens` for which the cache has room, of all texts together; 0: those of -c for each text")
+	f.integer(&m.options.Tokens, "cache-tokens", 0, "capacity of the cache in `tokens`, of all texts together; 0: enough for -c")
 	f.integer(&m.options.Batch, "np,parallel,batch", 0, "most `texts` that are computed at a time; 0: 16")
 	f.integer(&m.options.Chunk, "ub,ubatch-size,b,batch-size,chunk", 0, "most `tokens` of a step; 0: 384, and 2048 on a GPU")
 	f.integer(&m.options.Workers, "t,threads,workers", 0, "`threads` of attention; 0: as many as the processors")

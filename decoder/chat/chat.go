@@ -32,8 +32,8 @@ type Exception = template.Exception
 
 // Options are what templates find beside a conversation, and the limits of a rendering.
 type Options struct {
-	// Tokens has the texts of special tokens by their names in templates, such as "bos_token" and "eos_token". They come
-	// before those that [Open] finds.
+	// Tokens has the texts of special tokens by their names in templates, such as "bos_token" and "eos_token". These texts
+	// take precedence over the texts that [Open] finds.
 	Tokens map[string]string
 	// Now is the clock of templates that write the date. Nil: time.Now.
 	Now func() time.Time
