@@ -99,7 +99,12 @@ func (m *Model) read(file string, data []byte) (c *Config, err error) {
 	var tied []string
 	if t, ok := m.network.(*transformer); ok && t.tied {
 		tied = []string{t.names.embedding + ".weight", t.names.head + ".weight"}
-		if folder, ok := m.files.(*hf.Folder); ok {
+	}
+	if folder, ok := m.files.(*hf.Folder); ok { // after the configuration: a file of another model needs no other complaint
+		if err := folder.OpenWeights(); err != nil {
+			return nil, err
+		}
+		if tied != nil {
 			if err := folder.Tie(tied[0], tied[1]); err != nil {
 				return nil, err
 			}

@@ -3,6 +3,7 @@ package hf
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 )
 
@@ -20,9 +21,12 @@ var (
 	ErrClosed = errors.New("folder is closed")
 )
 
+// ones finds a plural after the number one.
+var ones = regexp.MustCompile(`(^|[ (])1 (byte|dimension|element|length|tensor|value)s\b`)
+
 // fail returns an error of this package: "decoder: file: what is wrong: kind".
 func fail(kind error, file, format string, args ...any) error {
-	return fmt.Errorf("decoder: %s: %s: %w", file, fmt.Sprintf(format, args...), kind)
+	return fmt.Errorf("decoder: %s: %s: %w", file, ones.ReplaceAllString(fmt.Sprintf(format, args...), "${1}1 $2"), kind)
 }
 
 // quote is %q for strings from a file, cut to keep an error one sentence.

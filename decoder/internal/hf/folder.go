@@ -34,27 +34,31 @@ type Folder struct {
 	closed bool
 }
 
-// Open reads the tables of contents of the weight files. It maps the files, and reads no weight.
+// Open opens a folder. [Folder.OpenWeights] opens the weight files.
 func Open(dir string) (*Folder, error) {
 	return openStore(dir, osStore{textStore{files.Dir(dir)}})
 }
 
-// OpenFS is Open for the root folder of a file system, such as an embedded one. It reads the files whole, once. name
+// OpenFS is Open for the root folder of a file system, such as an embedded one. Its files are read whole, once. name
 // stands for the folder in errors.
 func OpenFS(name string, fsys fs.FS) (*Folder, error) {
 	return openStore(name, fsStore{textStore{files.FS(name, fsys)}, fsys})
 }
 
 func openStore(dir string, in store) (*Folder, error) {
-	f := &Folder{dir: dir, in: in, weights: map[string]entry{}}
+	if _, err := in.names(); err != nil {
+		return nil, err
+	}
+	return &Folder{dir: dir, in: in, weights: map[string]entry{}}, nil
+}
+
+// OpenWeights maps the weight files, and reads their tables of contents. It reads no weight.
+func (f *Folder) OpenWeights() error {
 	names, err := f.in.names()
-	if err == nil {
-		err = f.openWeights(names)
-	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return err
 	}
-	return f, nil
+	return f.openWeights(names)
 }
 
 // Path returns the name of a file of the folder, for errors.
@@ -251,9 +255,6 @@ func (f *Folder) find(name string, shape []int) (entry, error) {
 	}
 	return e, nil
 }
-
-// Names returns the canonical names of all tensors of the folder, sorted.
-func (f *Folder) Names() []string { return slices.Sorted(maps.Keys(f.weights)) }
 
 // Has reports whether the folder has a tensor with that canonical name. A tied head counts.
 func (f *Folder) Has(name string) bool {
