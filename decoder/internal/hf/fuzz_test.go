@@ -149,7 +149,7 @@ func TestDirectory(t *testing.T) {
 // FuzzTorch reads whole files; FuzzPickle reads pickles, whose storages are all
 // there.
 func FuzzTorch(f *testing.F) {
-	files, err := filepath.Glob("testdata/*.bin")
+	files, err := filepath.Glob("../../../examples/opt/hf/testdata/*.bin")
 	if err != nil || len(files) < 10 {
 		f.Fatal(files, err)
 	}
