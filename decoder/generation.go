@@ -9,9 +9,9 @@ import (
 
 const generationFile = "generation_config.json"
 
-// steers has the fields of generation_config.json, and of config.json as older versions of transformers wrote it, that make
-// transformers' generate choose tokens in a way that [Sampling] does not have, with the values that have no effect. Other values
-// are refused.
+// steers lists the fields of generation_config.json that make transformers' generate choose tokens in a way that [Sampling] does
+// not support. Older versions of transformers wrote these fields to config.json. The value of an entry lists the field's values
+// without effect. Any other value is an error.
 var steers = map[string][]string{
 	"assistant_early_exit":             {},
 	"bad_words_ids":                    {"[]"},
@@ -42,15 +42,15 @@ var steers = map[string][]string{
 	"watermarking_config":              {},
 }
 
-// steersDraws has the fields that do so if do_sample is true. Without it, they have no effect.
+// steersDraws is like steers, for fields that have an effect only if do_sample is true.
 var steersDraws = map[string][]string{
 	"epsilon_cutoff": {"0", "1"},
 	"eta_cutoff":     {"0", "1"},
 	"top_h":          {},
 }
 
-// chosen has the fields of generation_config.json that the caller decides, or that change no text: how many tokens are chosen,
-// further outputs, and how they are computed.
+// chosen lists the ignored fields of generation_config.json: the number of tokens, which the caller decides, and the further
+// outputs and the implementation of generate, which do not change the text.
 var chosen = strings.Fields(`
 	renormalize_logits seed max_length max_new_tokens num_return_sequences
 	bos_token_id decoder_start_token_id eos_token_id pad_token_id
@@ -61,14 +61,15 @@ var chosen = strings.Fields(`
 	max_matching_ngram_size num_assistant_tokens num_assistant_tokens_schedule prompt_lookup_num_tokens target_lookbehind use_mtp
 	mtp_num_tokens generation_kwargs _commit_hash _from_model_config transformers_version trust_remote_code chat_format`)
 
-// generation is what a model's files say about how texts are continued.
+// generation holds the end tokens and the sampling of a model's files.
 type generation struct {
 	ends     []int // tokens that end a text
 	sampling Sampling
 }
 
-// readGeneration reads generation_config.json, of which file is the name and data the content; nil: there is none. As in
-// transformers, a file replaces what config.json says, except that eos_token_id of config.json counts if the file has none.
+// readGeneration reads generation_config.json. file is the file's path, and data is its content. data is nil if the model has no
+// such file. As in transformers, generation_config.json overrides config.json, but eos_token_id of config.json is used if
+// generation_config.json has no eos_token_id.
 func readGeneration(config *Config, file string, data []byte, vocab int) (g generation, err error) {
 	g.ends = config.ids("eos_token_id", vocab)
 	config.refuseAll(steers)
@@ -89,8 +90,8 @@ func readGeneration(config *Config, file string, data []byte, vocab int) (g gene
 	return g, c.err
 }
 
-// sampling reads how tokens are chosen. Fields that are absent have the defaults of transformers, which are those of
-// GenerationConfig._get_default_generation_params.
+// sampling reads the sampling fields. An absent field has the default of transformers
+// (GenerationConfig._get_default_generation_params).
 func (c *Config) sampling(vocab int) (s Sampling) {
 	x := struct{ temperature, topP, minP, typicalP, repetition float64 }{1, 1, 0, 1, 1}
 	topK := int64(50)
@@ -143,7 +144,7 @@ func (c *Config) sampling(vocab int) (s Sampling) {
 	return s
 }
 
-// refuseAll refuses fields with a value other than null and the given values.
+// refuseAll fails with ErrUnsupported if a field has a value other than null and the given values.
 func (c *Config) refuseAll(fields map[string][]string) {
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		raw, ok := c.raw(name)
@@ -153,7 +154,7 @@ func (c *Config) refuseAll(fields map[string][]string) {
 		}
 		value := strings.Join(strings.Fields(string(raw)), "")
 		var number float64
-		if json.Unmarshal(raw, &number) == nil { // 1.0 is 1
+		if json.Unmarshal(raw, &number) == nil { // 1.0 equals 1
 			data, _ := json.Marshal(number)
 			value = string(data)
 		}

@@ -8,35 +8,46 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/sample"
 )
 
-// ErrLogits is returned for logits without a most likely token: a NaN, +Inf, or all tokens at -Inf or forbidden.
+// ErrLogits is returned for logits without a most likely token: a logit is NaN or +Inf, or every token is at -Inf or forbidden.
 var ErrLogits = sample.ErrLogits
 
-// Sampling says how the tokens of a text are chosen from the model's logits. The zero value chooses the most likely token.
+// Sampling configures the choice of tokens from the model's logits. The zero value chooses the most likely token.
 //
-// The fields are applied in this order: LogitBias, the penalties, Forbidden, Temperature, TopK, TopP, MinP, TypicalP. Each one
-// looks at what the fields before it have left. llama.cpp and transformers have the same order, with two exceptions: llama.cpp
-// applies Temperature last, and TypicalP before TopP. Among equally likely tokens the lower id comes first.
+// The fields are applied in this order: LogitBias, the penalties, Forbidden, Temperature, TopK, TopP, MinP, TypicalP. Each filter
+// applies to the tokens that remain after the filters before, with probabilities that sum to 1. llama.cpp and transformers have
+// the same order, with two exceptions: llama.cpp applies Temperature last, and TypicalP before TopP. Among equally likely tokens,
+// the token with the lower id comes first.
 type Sampling struct {
-	// Temperature divides logits. 0 chooses the most likely token: TopK, TopP, MinP, TypicalP and Seed then have no effect.
+	// Temperature divides the logits. 0 chooses the most likely token. TopK, TopP, MinP, TypicalP and Seed then have no effect.
 	Temperature float64
 
-	TopK     int     // as many of the most likely tokens can be chosen; 0: all
-	TopP     float64 // the fewest most likely tokens with at least this probability together can be chosen; 0 and 1: all
-	MinP     float64 // tokens with at least this share of the most likely token's probability can be chosen; 0: all
-	TypicalP float64 // as TopP, with those tokens first whose probability is nearest to the expected one; 0 and 1: all
+	// TopK keeps the TopK most likely tokens. 0 keeps all tokens.
+	TopK int
+	// TopP keeps the smallest set of most likely tokens with a total probability of at least TopP. 0 and 1 keep all tokens.
+	TopP float64
+	// MinP keeps tokens with at least MinP times the probability of the most likely token. 0 keeps all tokens.
+	MinP float64
+	// TypicalP keeps the smallest set of most typical tokens with a total probability of at least TypicalP. The most typical
+	// token is the token whose negative log probability is nearest to the entropy. 0 and 1 keep all tokens.
+	TypicalP float64
 
-	// RepetitionPenalty makes tokens of the text less likely: positive logits are divided by it, and others are multiplied. 0 and
-	// 1: no change. The tokens of the prompt count, as in llama.cpp and transformers.
+	// RepetitionPenalty makes tokens of the text less likely. Positive logits are divided by the penalty, and other logits are
+	// multiplied by the penalty. 0 and 1 have no effect. As in llama.cpp and transformers, the text includes the prompt.
 	RepetitionPenalty float64
-	PresencePenalty   float64 // is subtracted from the logits of tokens of the text, the prompt's included
-	FrequencyPenalty  float64 // is subtracted as often as the text has the token, in the prompt, too
-	LastTokens        int     // the penalties look at this many tokens at the end of the text; 0: at all
+	// PresencePenalty is subtracted from the logit of each token that occurs in the text, including the prompt.
+	PresencePenalty float64
+	// FrequencyPenalty times the number of occurrences in the text, including the prompt, is subtracted from a token's logit.
+	FrequencyPenalty float64
+	// LastTokens limits the penalties to the last LastTokens tokens of the text. 0 means the whole text.
+	LastTokens int
 
-	LogitBias map[int]float64 // is added to the logits of these tokens
-	Forbidden []int           // tokens that are never chosen
+	// LogitBias maps a token to a number that is added to the token's logit.
+	LogitBias map[int]float64
+	// Forbidden lists tokens that are never chosen.
+	Forbidden []int
 
-	// Seed chooses the random numbers. A text depends on its seed, and not on other texts of the engine. Texts with one prompt
-	// and one seed are equal: texts that shall differ need different seeds.
+	// Seed selects the random numbers. A text depends on Seed, and not on other texts of the engine. Two texts with the same
+	// prompt and the same Seed are equal.
 	Seed uint64
 }
 
@@ -46,7 +57,7 @@ type sampler struct {
 	logprobs int
 }
 
-// newSampler returns the sampler of a text, which begins with a prompt.
+// newSampler returns the sampler of a text that begins with prompt.
 func newSampler(c *Sampling, vocab, logprobs int, prompt []int) (*sampler, error) {
 	fail := func(err error) error { return requestError(ErrConfig, "Sampling.%v", err) }
 	config := sample.Config{
@@ -87,7 +98,7 @@ func (s *sampler) next(logits []float32) (t Token, err error) {
 	return t, err
 }
 
-// likelihood returns the logarithm of a token's probability, and the n most likely tokens.
+// likelihood returns the natural logarithm of a token's probability, and the n most likely tokens.
 func likelihood(logits []float32, id, n int) (of float64, likely []Likely, err error) {
 	of, all, err := sample.LogProbs(logits, id, n)
 	for _, x := range all {
@@ -96,7 +107,7 @@ func likelihood(logits []float32, id, n int) (of float64, likely []Likely, err e
 	return of, likely, err
 }
 
-// capLogits bounds logits: x becomes limit * tanh(x / limit).
+// capLogits replaces each logit x by limit * tanh(x / limit).
 func capLogits(logits []float32, limit float64) {
 	for i, x := range logits {
 		logits[i] = float32(limit * math.Tanh(float64(x)/limit))

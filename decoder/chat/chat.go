@@ -15,60 +15,62 @@ import (
 
 // Errors of this package.
 var (
-	// ErrSyntax: a template is not in Jinja's language, or uses what this package does not know.
+	// ErrSyntax is returned for a template that is not valid Jinja, or that uses an unsupported feature.
 	ErrSyntax = template.ErrSyntax
-	// ErrRender: a template failed for a conversation.
+	// ErrRender is returned when a template fails for a conversation.
 	ErrRender = template.ErrRender
-	// ErrLimit: a template went over a limit of [Options].
+	// ErrLimit is returned when a rendering exceeds a limit of [Options].
 	ErrLimit = template.ErrLimit
-	// ErrNoTemplate: there is no template, or none of the name.
+	// ErrNoTemplate is returned if there is no template, or no template of the requested name.
 	ErrNoTemplate = errors.New("no chat template")
-	// ErrFormat: a file with templates, a message, a tool or a variable is malformed.
+	// ErrFormat is returned for a malformed template file, message, tool or variable.
 	ErrFormat = errors.New("bad chat data")
 )
 
-// Exception is the error of a template that refuses a conversation, by raise_exception.
+// Exception is the error of a template that rejects a conversation by calling raise_exception.
 type Exception = template.Exception
 
-// Options are what templates find beside a conversation, and the limits of a rendering.
+// Options holds the special tokens and the clock of templates, and the limits of a rendering.
 type Options struct {
-	// Tokens has the texts of special tokens by their names in templates, such as "bos_token" and "eos_token". These texts
-	// take precedence over the texts that [Open] finds.
+	// Tokens maps a name in templates, such as "bos_token" or "eos_token", to the text of the special token. An entry of
+	// Tokens overrides the text that [Open] finds.
 	Tokens map[string]string
-	// Now is the clock of templates that write the date. Nil: time.Now.
+	// Now is the clock of templates that write the date. Nil means time.Now.
 	Now func() time.Time
-	// MaxDepth limits macros that call macros. 0: 100.
+	// MaxDepth limits the depth of nested macro calls. 0 means 100. The largest depth is 10000.
 	MaxDepth int
-	// MaxTime limits a rendering. 0: 5 seconds.
+	// MaxTime limits the time of a rendering. 0 means 5 seconds.
 	MaxTime time.Duration
-	// MaxOutput limits a rendering and each text on its way, in bytes. All texts on the way have at most 32 times as many.
-	// 0: 16 MiB.
+	// MaxOutput limits the output of a rendering and each intermediate text, in bytes. The intermediate texts of a rendering
+	// have at most 32 times MaxOutput bytes in total. 0 means 16 MiB. The largest limit is 32 MiB.
 	MaxOutput int
 }
 
-// Conversation is what a template writes.
+// Conversation is the input of a template.
 type Conversation struct {
 	Messages []Message
-	// Tools are JSON objects, each the schema of a function as in OpenAI's interface. Keys are written in their order.
+	// Tools are JSON objects. Each object is the schema of a function in the format of OpenAI's API. Templates write the keys
+	// of an object in the order of the JSON.
 	Tools []json.RawMessage
-	// Documents are JSON objects, for templates that write them.
+	// Documents are JSON objects for templates that support documents.
 	Documents []json.RawMessage
-	// AddGenerationPrompt adds the beginning of an assistant's message.
+	// AddGenerationPrompt appends the beginning of an assistant's message.
 	AddGenerationPrompt bool
-	// Variables are further variables of the template, such as enable_thinking. A json.RawMessage is written in its order. All
-	// other values are encoded to JSON first.
+	// Variables are further variables of the template, such as enable_thinking. The keys of a json.RawMessage keep their
+	// order. All other values are encoded to JSON first.
 	Variables map[string]any
-	// Template is the name of a template. "": "tool_use" for a conversation with tools, if there is one, and else "default".
+	// Template is the name of a template. "" selects the template "tool_use" if the model has one and Tools is not empty, and
+	// the template "default" otherwise.
 	Template string
 }
 
-// Templates are the chat templates of a model. They may be used by several goroutines at a time.
+// Templates are the chat templates of a model. Templates are safe for concurrent use.
 type Templates struct {
 	byName map[string]*template.Template
 	opts   Options
 }
 
-// New compiles templates by their names. A model with one template has it under "default".
+// New compiles templates. The map's key is the name of a template. The only template of a model has the name "default".
 func New(templates map[string]string, opts Options) (*Templates, error) {
 	if len(templates) == 0 {
 		return nil, ErrNoTemplate
@@ -85,7 +87,7 @@ func New(templates map[string]string, opts Options) (*Templates, error) {
 	if opts.MaxOutput == 0 {
 		opts.MaxOutput = 16 << 20
 	}
-	// A call takes some kilobytes of stack, and more than a gigabyte would end the program.
+	// A call takes some kilobytes of stack. A stack of more than a gigabyte ends the program.
 	opts.MaxDepth = min(opts.MaxDepth, 10000)
 	opts.MaxOutput = min(opts.MaxOutput, 1<<25)
 	if opts.Now == nil {
@@ -103,10 +105,10 @@ func New(templates map[string]string, opts Options) (*Templates, error) {
 	return t, nil
 }
 
-// Names lists the names of the templates, sorted.
+// Names returns the sorted names of the templates.
 func (t *Templates) Names() []string { return slices.Sorted(maps.Keys(t.byName)) }
 
-// Render writes a conversation.
+// Render returns the text of a conversation.
 func (t *Templates) Render(c Conversation) (string, error) {
 	name := c.Template
 	if name == "" {
@@ -130,7 +132,7 @@ func (t *Templates) Render(c Conversation) (string, error) {
 	return text, nil
 }
 
-// variables are what the template finds.
+// variables returns the variables of a template for a conversation.
 func (t *Templates) variables(c Conversation) (map[string]template.Value, error) {
 	variables := map[string]template.Value{}
 	set := func(name string, value any) error {
@@ -181,7 +183,7 @@ func (t *Templates) variables(c Conversation) (map[string]template.Value, error)
 	return variables, nil
 }
 
-// quote quotes what came from a file or a caller, cut to 60 bytes.
+// quote returns s as a quoted string for an error, cut to 60 bytes.
 func quote(s string) string {
 	if len(s) > 60 {
 		s = s[:60] + "..."
@@ -189,7 +191,7 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// encode is json.Marshal without escapes for HTML.
+// encode returns the JSON encoding of v without HTML escapes.
 func encode(v any) ([]byte, error) {
 	var b strings.Builder
 	e := json.NewEncoder(&b)

@@ -1,4 +1,4 @@
-// Package chat writes conversations as the text that a model was trained on, by the chat template of the model.
+// Package chat renders conversations to prompt text with the chat template of a model.
 //
 //	templates, err := chat.Open("SmolLM2-135M-Instruct", chat.Options{})
 //	...
@@ -9,18 +9,24 @@
 //	...
 //	stops, err := templates.EndTokens(specialTokens)
 //
-// A template is a program in Jinja's language. Package github.com/ardanlabs/jinja runs it, and this package has the operators,
-// filters, tests, methods and functions, with Python's rules: a template gives the bytes that transformers gives.
+// A template is a program in the Jinja language. Package github.com/ardanlabs/jinja runs the statements of a template. Package
+// chat implements the operators, filters, tests, methods and functions by Python's rules. The rendered bytes equal the bytes
+// that transformers renders.
 //
 // # Limits
 //
-// Templates come with models, so they are not trusted. A template reads nothing but the conversation, the tokens, the variables
-// and the clock of [Options]. The depth of its calls, its time and its output are limited, see [Options]. A rendering starts no
-// goroutine.
+// Templates come with models and are not trusted. A template can read only the [Conversation], and the special tokens and the
+// clock of [Options]. [Options] limits the call depth, the time and the output of a rendering. A rendering starts no goroutine.
 //
-// # What is refused
+// # Unsupported features
 //
-// A template that uses what this package does not know is an error, with line and column. Filters and tests are checked by
-// [New] and [Open], and inside of conditions when they are reached, as Jinja does. Not known: the statements with, block,
-// extends, include, import, do and autoescape, recursive loops, arguments in * and **, and the filters of Jinja for HTML.
+// A template that uses an unsupported feature is an error with a line and a column. [New] and [Open] report unknown filters and
+// tests. As in Jinja, an unknown filter or test inside a condition is an error only when a rendering reaches the filter or test.
+//
+// Unsupported features:
+//
+//   - the statements with, block, extends, include, import, do and autoescape
+//   - recursive loops
+//   - * and ** arguments
+//   - Jinja's filters for HTML
 package chat

@@ -7,22 +7,24 @@ import (
 	"strings"
 )
 
-// What the probes of EndTokens say. No template looks for these words.
+// Contents of the probe messages of EndTokens. No template treats these words specially.
 const (
 	probeUser = "leanprobeuser"
 	probeText = "leanprobetext"
 	probeLast = "leanprobelast"
 )
 
-// EndTokens tells which special tokens end an assistant's message, of the special tokens of a tokenizer. Generation stops at
-// the first of them.
+// EndTokens returns the special tokens that end an assistant's message. The argument lists the special tokens of the tokenizer.
+// Generation stops at the first end token.
 //
-// The templates tell: they write a conversation with a known answer, and with a known call of a tool. The special tokens behind
-// the answer or the call end it, up to the beginning of another answer. No end are tokens that are also between two calls, between two
-// arguments, or between the reasoning and the answer. If a call is followed by an end of answers, tokens before that are no
-// ends. If a template writes no special token behind an answer, the first one of the next message ends it.
+// EndTokens renders probe conversations with a known answer and with a known tool call. The end tokens are the special tokens
+// after the answer or the call and before the beginning of another answer, by these rules:
 //
-// The error is of a template that writes no conversation of a user and an assistant.
+//   - A token that is also between two calls, between two arguments, or between the reasoning and the answer is not an end token.
+//   - If a token that ends answers follows a call, then calls add no end tokens.
+//   - If a template writes no special token after an answer, the first special token of the next message is the end token.
+//
+// EndTokens returns an error if no template can render a conversation of a user and an assistant.
 func (t *Templates) EndTokens(special []string) ([]string, error) {
 	special = slices.DeleteFunc(slices.Clone(special), func(s string) bool { return s == "" })
 	slices.SortStableFunc(special, func(a, b string) int { return len(b) - len(a) })
@@ -49,17 +51,17 @@ func (t *Templates) EndTokens(special []string) ([]string, error) {
 	return ends, nil
 }
 
-// prober writes conversations by one template.
+// prober renders probe conversations with one template.
 type prober struct {
 	t       *Templates
 	name    string
 	special []string
 	prompt  []string // the special tokens that begin an answer
-	always  []string // those behind a question, of a template that may write the prompt always
-	begin   []string // and those before the question
+	always  []string // the special tokens after a question, if AddGenerationPrompt changes nothing
+	begin   []string // the special tokens before the question, in the same case
 }
 
-// tokens lists the special tokens of a text, in their order.
+// tokens returns the distinct special tokens of a text in order of first occurrence.
 func (p *prober) tokens(text string) []string {
 	var list []string
 next:
@@ -78,8 +80,8 @@ next:
 	return list
 }
 
-// write writes a conversation in the first way that the template takes: with its contents as texts or as parts, without and
-// with a message of the system, without and with tools. All words must be there.
+// write renders a conversation in the first form that the template accepts: with text or part contents, without or with a
+// system message, and without or with tools. The output must contain all words.
 func (p *prober) write(c Conversation, words ...string) (text string, err error) {
 	c.Template = p.name
 	for n := range 8 {
@@ -117,7 +119,8 @@ func (p *prober) write(c Conversation, words ...string) (text string, err error)
 	return "", err
 }
 
-// between lists the special tokens between two words of a conversation, none if the template does not write it.
+// between returns the special tokens between two words of a rendered conversation. between returns nil if the template cannot
+// render the conversation.
 func (p *prober) between(c Conversation, first, last string) []string {
 	out, err := p.write(c, first, last)
 	if err != nil {
@@ -127,7 +130,7 @@ func (p *prober) between(c Conversation, first, last string) []string {
 	return p.tokens(part)
 }
 
-// behind is the part of a text behind the last occurrence of a word.
+// behind returns the part of a text after the last occurrence of a word.
 func behind(text, word string) string {
 	if i := strings.LastIndex(text, word); i >= 0 {
 		return text[i+len(word):]
@@ -135,9 +138,9 @@ func behind(text, word string) string {
 	return ""
 }
 
-// ends cuts tokens before the beginning of another answer, and takes out those that are no end.
+// ends returns the tokens before the beginning of another answer, without the generation prompt and the tokens of never.
 func (p *prober) ends(tokens []string, never ...[]string) []string {
-	// A prompt that is always there is behind questions and answers alike.
+	// A generation prompt that the template always writes follows both questions and answers.
 	n := 0
 	for n < min(len(tokens), len(p.always)) && tokens[len(tokens)-1-n] == p.always[len(p.always)-1-n] {
 		n++
@@ -156,7 +159,7 @@ func (p *prober) ends(tokens []string, never ...[]string) []string {
 	return slices.DeleteFunc(slices.Clone(tokens), func(s string) bool { return slices.Contains(none, s) })
 }
 
-// text finds the tokens that end an answer.
+// text returns the tokens that end an answer.
 func (p *prober) text() ([]string, error) {
 	user, answer := Message{Role: "user", Content: probeUser}, Message{Role: "assistant", Content: probeText}
 	c := Conversation{Messages: []Message{user, answer}}
@@ -185,8 +188,8 @@ func (p *prober) text() ([]string, error) {
 	return p.next(c, inside), nil
 }
 
-// next finds the tokens between an answer or a call and the message behind it. Tokens that begin messages are no end, unless there are
-// no others: then it is the first.
+// next returns the end tokens between an answer or a call and the next message. Tokens that begin messages are excluded. If no
+// other token remains, next returns the first token.
 func (p *prober) next(c Conversation, inside []string) []string {
 	out, err := p.write(c, probeText, probeLast)
 	if err != nil {
@@ -204,7 +207,8 @@ func (p *prober) next(c Conversation, inside []string) []string {
 
 var probeTools = []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"probe","description":"x","parameters":{"type":"object","properties":{"x":{"type":"string","description":"x"},"y":{"type":"string","description":"x"}},"required":["x"]}}}`)}
 
-// call finds the tokens that end a call of a tool, if the template writes calls. Answers end with the tokens of text.
+// call returns the tokens that end a tool call. The tokens of text end answers: call returns nil if one of these tokens also
+// ends a call, or if the template writes no calls.
 func (p *prober) call(text []string) []string {
 	calls := func(arguments ...string) Conversation {
 		m := Message{Role: "assistant"}

@@ -8,45 +8,45 @@ import (
 	"slices"
 )
 
-// Message is a message of a conversation. A message decoded from JSON is written with the keys that it had, in their order, also
-// those that have no field here.
+// Message is a message of a conversation. A message decoded from JSON keeps all keys in their order, including keys without a
+// field in Message.
 type Message struct {
-	Role string // "system", "user", "assistant", "tool"
-	// Content is the text. If Parts is not nil, they are the content.
+	Role string // "system", "user", "assistant" or "tool"
+	// Content is the text. A non-nil Parts replaces Content.
 	Content string
 	// Parts are JSON objects such as {"type": "text", "text": "Hello"}.
 	Parts []json.RawMessage
-	// Reasoning is what an assistant thought before the text: the key reasoning_content.
+	// Reasoning is the reasoning of an assistant before the text. The JSON key is reasoning_content.
 	Reasoning string
-	// ToolCalls are the calls of tools of an assistant.
+	// ToolCalls are the tool calls of an assistant.
 	ToolCalls []ToolCall
-	// ToolCallID tells which call the message of a tool answers.
+	// ToolCallID is the ID of the call that a tool's message answers.
 	ToolCallID string
-	// Name is the name of the tool, or of the speaker.
+	// Name is the name of the tool or of the speaker.
 	Name string
 
 	given []given // the keys of the JSON
 }
 
-// given is a key that a message or a call had. Its value is for keys without a field, and for null.
+// given is a key of a decoded message or call. value is set only if the key has no field or the JSON value is null.
 type given struct {
 	key   string
 	value json.RawMessage
 }
 
-// ToolCall is a call of a tool. A call decoded from JSON is written with the keys that it had.
+// ToolCall is a tool call. A call decoded from JSON keeps all keys in their order.
 type ToolCall struct {
 	ID   string
 	Name string
-	// Arguments are the function's arguments: a JSON object, or a JSON string with an object as OpenAI's interface has it.
-	// Templates differ in what they expect.
+	// Arguments are the function's arguments: a JSON object, or a JSON string that contains an object, as in OpenAI's API. Some
+	// templates expect an object, and some templates expect a string.
 	Arguments json.RawMessage
 
 	given    []given
 	function []given
 }
 
-// field is a key of an object, with its value if the value is not the zero value.
+// field is a key and a value of an object. set reports whether the value is not the zero value.
 type field struct {
 	key   string
 	value any
@@ -55,7 +55,7 @@ type field struct {
 
 var null = json.RawMessage("null")
 
-// write writes an object: the given keys, then the other fields that are set.
+// write returns the JSON encoding of an object: the given keys, then the other fields that are set.
 func write(keys []given, fields []field) ([]byte, error) {
 	var b bytes.Buffer
 	add := func(key string, value any) error {
@@ -96,7 +96,8 @@ func write(keys []given, fields []field) ([]byte, error) {
 	return slices.Concat([]byte("{"), b.Bytes(), []byte("}")), nil
 }
 
-// read reads an object: take gets the value of each key, and reports whether there is a field for it.
+// read decodes an object and returns its keys. read calls take for each key with a value other than null. take stores the value
+// and reports whether the key has a field.
 func read(data []byte, take func(key string, value json.RawMessage) (bool, error)) ([]given, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	t, err := d.Token()
@@ -137,7 +138,8 @@ func read(data []byte, take func(key string, value json.RawMessage) (bool, error
 	return keys, err
 }
 
-// MarshalJSON encodes the message as templates find it. A message that was not decoded always has a content.
+// MarshalJSON encodes the message in the form that templates read. A message that was not decoded from JSON always has a role
+// and a content.
 func (m Message) MarshalJSON() ([]byte, error) {
 	fields := []field{
 		{"role", m.Role, m.Role != "" || m.given == nil},
@@ -153,7 +155,7 @@ func (m Message) MarshalJSON() ([]byte, error) {
 	return write(m.given, fields)
 }
 
-// UnmarshalJSON decodes a message of OpenAI's interface.
+// UnmarshalJSON decodes a message in the format of OpenAI's API.
 func (m *Message) UnmarshalJSON(data []byte) error {
 	*m = Message{}
 	keys, err := read(data, func(key string, value json.RawMessage) (bool, error) {
@@ -186,7 +188,7 @@ func (m *Message) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// MarshalJSON encodes the call as templates find it.
+// MarshalJSON encodes the call in the form that templates read.
 func (c ToolCall) MarshalJSON() ([]byte, error) {
 	if c.Arguments == nil && c.given == nil {
 		return nil, errors.New("a tool call has no arguments: without any they are {}")
@@ -202,7 +204,7 @@ func (c ToolCall) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// UnmarshalJSON decodes a call of OpenAI's interface.
+// UnmarshalJSON decodes a call in the format of OpenAI's API.
 func (c *ToolCall) UnmarshalJSON(data []byte) error {
 	*c = ToolCall{}
 	var err error

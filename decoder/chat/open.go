@@ -12,19 +12,21 @@ import (
 	"strings"
 )
 
-// Bounds of what Open reads.
+// Limits of the files that Open reads: the bytes of a file, and the number of templates.
 const (
 	maxFile      = 32 << 20
 	maxTemplates = 100
 )
 
-// Open reads the chat templates of a Hugging Face folder, and its special tokens for [Options].Tokens:
+// Open reads the chat templates and the special tokens of a Hugging Face folder. Open adds the special tokens to the Tokens of
+// opts. The templates are in the first of these places that has one:
 //
-//   - chat_template.jinja is the template "default", and each NAME.jinja in the folder additional_chat_templates the template NAME.
-//   - Without these: chat_template in tokenizer_config.json, a text or a list of names and templates.
-//   - Without this: chat_template.json.
+//  1. chat_template.jinja is the template "default", and additional_chat_templates/NAME.jinja is the template NAME.
+//  2. The field chat_template of tokenizer_config.json is a text, or a list of names and templates.
+//  3. The field chat_template of chat_template.json has the same format.
 //
-// A folder without a template is [ErrNoTemplate]. For a GGUF file, give tokenizer.chat_template to [New] under "default".
+// For a folder without a template, Open returns [ErrNoTemplate]. For a GGUF file, pass the value of tokenizer.chat_template to
+// [New] under the name "default".
 func Open(dir string, opts Options) (*Templates, error) {
 	var config map[string]json.RawMessage
 	if err := readJSON(filepath.Join(dir, "tokenizer_config.json"), &config); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -49,7 +51,7 @@ func Open(dir string, opts Options) (*Templates, error) {
 	return New(templates, opts)
 }
 
-// find returns the templates of a folder by their names.
+// find returns the templates of a folder by name.
 func find(dir string, config map[string]json.RawMessage) (map[string]string, error) {
 	templates := map[string]string{}
 	text, err := readFile(filepath.Join(dir, "chat_template.jinja"))
@@ -115,14 +117,14 @@ func parseTemplates(data json.RawMessage) (map[string]string, error) {
 	return templates, nil
 }
 
-// specialTokens finds the fields NAME_token: a text, or an object with the text as its content.
+// specialTokens returns the fields NAME_token. Such a field is a text, or an object with the text in the field content.
 func specialTokens(config map[string]json.RawMessage) map[string]string {
 	tokens := map[string]string{}
 	for name, data := range config {
 		var text *string
 		var object struct{ Content *string }
 		switch {
-		case !strings.HasSuffix(name, "_token"): // add_bos_token is no text
+		case !strings.HasSuffix(name, "_token"): // fields such as add_bos_token have no text
 		case json.Unmarshal(data, &text) == nil && text != nil:
 			tokens[name] = *text
 		case json.Unmarshal(data, &object) == nil && object.Content != nil:
@@ -155,10 +157,10 @@ func readFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// escapeGlob makes a folder's name a pattern for itself.
+// escapeGlob returns a glob pattern that matches only s.
 func escapeGlob(s string) string {
 	if filepath.Separator == '\\' {
-		return s // there, filepath.Match has no escapes
+		return s // filepath.Match has no escapes on Windows
 	}
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
