@@ -12,7 +12,8 @@ import (
 	"gorgonia.org/leanattention/examples/opt/tiny"
 )
 
-// generationOf reads the fields of a config.json and a generation_config.json ("": none) of a model of 100 tokens.
+// generationOf reads a config.json and a generation_config.json of a model with 100 tokens. "" for file means that the model has
+// no generation_config.json.
 func generationOf(config, file string) (generation, error) {
 	var data []byte
 	if file != "" {
@@ -23,7 +24,7 @@ func generationOf(config, file string) (generation, error) {
 	return readGeneration(c, generationFile, data, 100)
 }
 
-// TestEnds: every token that ends a text, from the file that transformers takes it from.
+// TestEnds checks the end tokens. As in transformers, generation_config.json overrides config.json.
 func TestEnds(t *testing.T) {
 	for _, c := range []struct {
 		config, file string
@@ -48,7 +49,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestGenerationSampling: sampling is that of the file, with the defaults of transformers.
+// TestGenerationSampling checks the sampling of a file. Absent fields have the defaults of transformers.
 func TestGenerationSampling(t *testing.T) {
 	for _, c := range []struct {
 		file string
@@ -77,7 +78,8 @@ func TestGenerationSampling(t *testing.T) {
 	}
 }
 
-// TestGenerationRefused: what chooses tokens in another way is refused by name, and what does not is no error.
+// TestGenerationRefused checks that unsupported fields are errors with the field's name, and that fields without effect are not
+// errors.
 func TestGenerationRefused(t *testing.T) {
 	for _, bad := range []string{
 		`"no_repeat_ngram_size": 3`, `"bad_words_ids": [[5]]`, `"forced_eos_token_id": 2`, `"num_beams": 4`, `"min_length": 10`,
@@ -116,7 +118,7 @@ func TestGenerationRefused(t *testing.T) {
 			t.Errorf("%s: error %v", c.file, err)
 		}
 	}
-	// What transformers 4.57 and 5.17 write when nothing is set, and more.
+	// Fields that transformers 4.57 and 5.17 write by default, and other supported fields.
 	for _, good := range []string{
 		`"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": null, "num_beams": 1, "min_length": 0`,
 		`"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 10, "max_length": 4096`, `"diversity_penalty": 0.0, "suppress_tokens": [ ]`,
@@ -132,7 +134,7 @@ func TestGenerationRefused(t *testing.T) {
 	}
 }
 
-// TestModelSampling: a model has the sampling of its folder.
+// TestModelSampling checks that a model has the sampling of its folder.
 func TestModelSampling(t *testing.T) {
 	files := fstest.MapFS{}
 	entries, err := fs.ReadDir(tiny.Files, ".")
@@ -152,7 +154,7 @@ func TestModelSampling(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	m.Sampling().Forbidden[0] = 5 // of a copy
+	m.Sampling().Forbidden[0] = 5 // changes a copy
 	if want := (Sampling{Temperature: 0.5, TopK: 50, Forbidden: []int{9, 8}}); !reflect.DeepEqual(m.Sampling(), want) {
 		t.Errorf("%+v, want %+v", m.Sampling(), want)
 	}
@@ -165,7 +167,7 @@ func TestModelSampling(t *testing.T) {
 	}
 }
 
-// FuzzGeneration: any file is an error, or says how tokens can be chosen.
+// FuzzGeneration checks that any file is an error or gives a valid Sampling.
 func FuzzGeneration(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.5, "repetition_penalty": 1.1}`,

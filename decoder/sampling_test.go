@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// start starts a text.
+// start starts a text and returns the text.
 func start(t testing.TB, e *Engine, r Request) *Text {
 	t.Helper()
 	text, err := e.Start(context.Background(), r)
@@ -20,7 +20,7 @@ func start(t testing.TB, e *Engine, r Request) *Text {
 	return text
 }
 
-// randomSampling returns a configuration of which each field has an effect in half of the cases.
+// randomSampling returns a configuration. Each field has an effect with probability 1/2.
 func randomSampling(rng *rand.Rand) Sampling {
 	half := func(x float64) float64 {
 		if rng.IntN(2) == 0 {
@@ -43,8 +43,8 @@ func randomSampling(rng *rand.Rand) Sampling {
 	return s
 }
 
-// TestSampledTexts: a text depends on its request alone: with others beside it, with and without guesses, and after it had to
-// wait and its tokens were computed again, it has the tokens that it has alone.
+// TestSampledTexts checks that a text depends only on its request. The tokens must not change with other texts in the engine, with
+// or without guesses, or after a preemption that recomputes the tokens.
 func TestSampledTexts(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -61,7 +61,7 @@ func TestSampledTexts(t *testing.T) {
 		for range 1 + rng.IntN(40) {
 			r.Prompt = append(r.Prompt, rng.IntN(13))
 		}
-		if i > 0 && rng.IntN(3) == 0 { // texts of one prompt
+		if i > 0 && rng.IntN(3) == 0 { // texts with the same prompt
 			r.Prompt = requests[i-1].Prompt
 		}
 		requests[i], running[i] = r, start(t, e, r)
@@ -92,7 +92,7 @@ func TestSampledTexts(t *testing.T) {
 	}
 }
 
-// TestSamplingFields: each field does in a text what its comment says.
+// TestSamplingFields checks the documented effect of each field on a text.
 func TestSamplingFields(t *testing.T) {
 	e := smallEngine(t, Options{Context: 200, Exact: true})
 	prompt := []int{1, 2, 3}
@@ -133,14 +133,14 @@ func TestSamplingFields(t *testing.T) {
 			t.Errorf("%+v: %d different tokens, want %d to %d", c.s, n, c.least, c.most)
 		}
 	}
-	// With this penalty the text has every token once before it has one twice. The prompt's tokens count.
+	// With this penalty, no token occurs twice before every token has occurred once. The prompt's tokens count.
 	round := append(slices.Clone(prompt), of(Sampling{FrequencyPenalty: 1e30})...)
 	for i := 0; i+13 <= len(round); i += 13 {
 		if n := kinds(slices.Clone(round[i : i+13])); n != 13 {
 			t.Errorf("tokens %d to %d: %d different ones", i, i+12, n)
 		}
 	}
-	// With LastTokens 1, a text does not repeat its last token, and may have the one before it again.
+	// With LastTokens 1, a text does not repeat its last token, and may repeat the token before the last token.
 	last := append(slices.Clone(prompt), of(Sampling{Temperature: 1e9, TopK: 2, PresencePenalty: 1e30, LastTokens: 1})...)
 	again := false
 	for i := range len(last) - 3 {
@@ -154,7 +154,7 @@ func TestSamplingFields(t *testing.T) {
 	}
 }
 
-// TestSampledLogProbs: probabilities are the model's, whatever chooses tokens.
+// TestSampledLogProbs checks that log probabilities are the model's, for any Sampling.
 func TestSampledLogProbs(t *testing.T) {
 	e := smallEngine(t, Options{Context: 200, Exact: true})
 	prompt := []int{1, 2, 3}
@@ -186,7 +186,7 @@ func TestSampledLogProbs(t *testing.T) {
 	}
 }
 
-// TestSamplingErrors: a value out of range is an error with the name of the field.
+// TestSamplingErrors checks that a value out of range is an error with the field's name.
 func TestSamplingErrors(t *testing.T) {
 	e := smallEngine(t, Options{Context: 200})
 	nan, inf := math.NaN(), math.Inf(1)

@@ -41,7 +41,7 @@ type Options struct {
 	MaxDepth int
 	// MaxTime limits the time of a rendering. 0 means 5 seconds.
 	MaxTime time.Duration
-	// MaxOutput limits the output of a rendering and each intermediate text, in bytes. The intermediate texts of a rendering
+	// MaxOutput limits the output of a rendering and each intermediate text, in bytes. All texts and lists of a rendering
 	// have at most 32 times MaxOutput bytes in total. 0 means 16 MiB. The largest limit is 32 MiB.
 	MaxOutput int
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// conversation is one of testdata/conversations.json.
+// conversation is an entry of testdata/conversations.json.
 type conversation struct {
 	Name                string
 	Messages            []Message
@@ -32,7 +32,7 @@ func load(t *testing.T, path string, to any) {
 
 var clock = time.Date(2026, 11, 8, 4, 5, 6, 0, time.UTC)
 
-// compare renders the templates of a folder as compare.py did.
+// compare renders the templates of a folder and compares the texts with the golden file of compare.py.
 func compare(t *testing.T, folder, golden string) (none int) {
 	var conversations []conversation
 	var tools []json.RawMessage
@@ -63,7 +63,7 @@ func compare(t *testing.T, folder, golden string) (none int) {
 			switch c.Tools {
 			case "all":
 				in.Tools = tools
-			case "two": // those that have one type for each argument
+			case "two": // tools whose arguments have one type each
 				in.Tools = tools[:2]
 			}
 			got, err := "", compileErr
@@ -112,7 +112,7 @@ func compare(t *testing.T, folder, golden string) (none int) {
 	return none
 }
 
-// TestFolder compares the templates of a folder, with the golden file that testdata/compare.py made.
+// TestFolder compares the templates of a folder with the golden file of testdata/compare.py.
 func TestFolder(t *testing.T) {
 	folder, golden := os.Getenv("LEAN_CHAT_TEMPLATES"), os.Getenv("LEAN_CHAT_GOLDEN")
 	if folder == "" || golden == "" {
@@ -121,7 +121,7 @@ func TestFolder(t *testing.T) {
 	compare(t, folder, golden)
 }
 
-// TestGolden compares this project's own templates.
+// TestGolden compares the templates of testdata with the golden file.
 func TestGolden(t *testing.T) {
 	if none := compare(t, "testdata/templates", "testdata/golden.json"); none > 0 {
 		t.Errorf("%d templates render for no conversation, and test nothing", none)

@@ -58,7 +58,7 @@ func TestEndTokens(t *testing.T) {
 	}
 }
 
-// TestEndTokensOfFolder shows what is found for other templates, with all words in angle brackets as special tokens.
+// TestEndTokensOfFolder logs the end tokens of the templates of a folder. All words in angle brackets are special tokens.
 func TestEndTokensOfFolder(t *testing.T) {
 	folder := os.Getenv("LEAN_CHAT_TEMPLATES")
 	if folder == "" {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// render renders a template without messages.
+// render returns the output of a template for a conversation without messages.
 func render(src string, opts Options) (string, error) {
 	templates, err := New(map[string]string{"default": src}, opts)
 	if err != nil {
@@ -19,7 +19,7 @@ func render(src string, opts Options) (string, error) {
 	return templates.Render(Conversation{Messages: []Message{{Role: "user", Content: "x"}}})
 }
 
-// TestLimits: templates that would take for ever, or all memory or stack, end with an error soon, and leave no goroutine.
+// TestLimits checks that templates with unbounded time, memory or stack soon end with an error, and leave no goroutine.
 func TestLimits(t *testing.T) {
 	before := runtime.NumGoroutine()
 	const ten = "{% for i in range(100000) %}"
@@ -62,7 +62,7 @@ func TestLimits(t *testing.T) {
 		begin := time.Now()
 		limit := 300 * time.Millisecond
 		if test.limit != "" && test.limit != "to render" {
-			limit = time.Minute // another limit comes first, also on a busy machine
+			limit = time.Minute // another limit is reached first, even on a busy machine
 		}
 		out, err := render(test.src, Options{MaxTime: limit, MaxOutput: 4 << 20})
 		took := time.Since(begin)
@@ -95,7 +95,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestRefused: what is not known is refused with its place, and nothing is refused by the library, whose errors have none.
+// TestRefused checks that an unsupported feature is an error with a place. Errors of the library have no place, so the library
+// must not report the feature.
 func TestRefused(t *testing.T) {
 	for _, test := range []struct{ src, want string }{
 		{"a\n{{ x | nofilter }}", `line 2, column 8: filter "nofilter" is not supported`},
@@ -156,7 +157,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// FuzzTemplate: no template panics, and none goes over its limits.
+// FuzzTemplate checks that no template panics or exceeds its limits.
 func FuzzTemplate(f *testing.F) {
 	for _, src := range []string{"{{ messages[0].content }}", "{% for a, b in x.items() if a %}{{ loop.index }}{% else %}{% endfor %}", "{% macro f(a, b=1) %}{{ a ~ b }}{% endmacro %}{% call f(1) %}{% endcall %}",
 		"{% set ns = namespace(a=[]) %}{% set ns.a = ns.a + [1] %}{{ ns.a | tojson(indent=2) }}", "{% raw %}{{{% endraw %}{#- -#}{%- set x -%} y {%- endset -%}", "{{ 'a%s' % 1 }}{{ -1 ** 2 // 3 }}{{ x is not in [1] }}",
@@ -175,7 +176,7 @@ func FuzzTemplate(f *testing.F) {
 	})
 }
 
-// FuzzMessage: a message that is decoded and encoded again is the same value.
+// FuzzMessage checks that decoding and encoding a message gives the same JSON value.
 func FuzzMessage(f *testing.F) {
 	for _, s := range []string{`{"role":"user","content":"x"}`, `{"content":null,"role":"a","extra":[1,{"b":2,"a":1e3}],"tool_calls":[{"function":{"arguments":{},"name":"f"},"id":"1"}]}`, `{"content":[{"type":"text","text":"<"}]}`} {
 		f.Add(s)
@@ -217,8 +218,7 @@ func ExampleTemplates_Render() {
 	// [<|im_end|>] <nil>
 }
 
-// TestCompileTime: templates of nearly a megabyte compile in time that grows with the length, not with its square. Quadratic time was 10 s
-// and more.
+// TestCompileTime checks that templates of nearly a megabyte compile in linear time. Quadratic time would be 10 s or more.
 func TestCompileTime(t *testing.T) {
 	var names strings.Builder
 	for i := range 60000 {

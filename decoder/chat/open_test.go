@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// folder makes a folder with files.
+// folder creates a folder with files and returns its path.
 func folder(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "a [b] *c")
@@ -57,7 +57,7 @@ func TestOpen(t *testing.T) {
 			t.Errorf("%s: %q, %v, %q", test.name, got, err, templates.Names())
 		}
 	}
-	// Options come first.
+	// Options override the files.
 	templates, err := Open(folder(t, map[string]string{"tokenizer_config.json": list}), Options{Tokens: map[string]string{"bos_token": "<o>"}})
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestMessage(t *testing.T) {
 			t.Errorf("%s, %v, want %s", got, err, test.want)
 		}
 	}
-	// A decoded message has its keys, in their order.
+	// A decoded message keeps its keys in their order.
 	const in = `{"content":null,"weight":0,"tool_calls":[{"function":{"arguments":"{\"a\": 1}","name":"f","x":[{"z":1,"y":null}]},"index":0}],"role":"assistant"}`
 	var m Message
 	if err := json.Unmarshal([]byte(in), &m); err != nil {
@@ -131,7 +131,7 @@ func TestMessage(t *testing.T) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
-	// Values that are no JSON, variables of fixed names.
+	// Invalid JSON values, and variables with the names of fields.
 	for _, c := range []Conversation{
 		{Tools: []json.RawMessage{json.RawMessage(`{`)}},
 		{Variables: map[string]any{"x": func() {}}},
@@ -150,7 +150,7 @@ func TestMessage(t *testing.T) {
 	}
 }
 
-// TestNumbers: numbers stay as they were in JSON, also those of more than 64 bits.
+// TestNumbers checks that numbers keep the values and the types of the JSON, including integers of more than 64 bits.
 func TestNumbers(t *testing.T) {
 	templates, err := New(map[string]string{"default": "{{ x | tojson }} {{ x }} {{ x[0] is integer }}{{ x[0] == x[0] }}"}, Options{})
 	if err != nil {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestRules compares small templates, each for a rule of Jinja or Python, with the texts that testdata/rules.py wrote.
+// TestRules compares the outputs of small templates with the outputs of testdata/rules.py. Each template tests a rule of Jinja or
+// Python.
 func TestRules(t *testing.T) {
 	var rules [][2]*string
 	load(t, "testdata/rules.json", &rules)

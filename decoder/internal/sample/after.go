@@ -7,10 +7,14 @@ import (
 	"slices"
 )
 
-// LogProbs returns the natural logarithm of the probability with which Next chooses token id, and the k most likely tokens, the most
-// likely one first. The probabilities are those after all steps of [Config]: a token that a step left out has -Inf, and likely has
-// fewer than k tokens if fewer stayed. With temperature 0 one token has probability 1. The function [LogProbs] has the probabilities
-// of the model. LogProbs draws no random number and does not change logits.
+// LogProbs returns the natural logarithm of the probability with which Next chooses token id, and the k most likely tokens in
+// descending order. The probabilities are the probabilities after all steps of [Config]:
+//
+//   - A removed token has the logarithm -Inf.
+//   - likely has fewer than k tokens if fewer than k tokens remain.
+//   - With temperature 0, one token has probability 1.
+//
+// The function [LogProbs] returns the probabilities of the model. LogProbs draws no random number and does not change logits.
 func (s *Sampler) LogProbs(logits []float32, id, k int) (of float64, likely []Likely, err error) {
 	best := largest(logits)
 	switch {
@@ -46,7 +50,7 @@ func (s *Sampler) LogProbs(logits []float32, id, k int) (of float64, likely []Li
 			if int(c.id) == id {
 				of = math.Log(c.weight / total)
 			}
-			m.candidates[i].key = logits[c.id] // TypicalP has other keys
+			m.candidates[i].key = logits[c.id] // TypicalP replaces the keys
 		}
 	} else {
 		total = w.sum(logits)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestSamplerLogProbs compares the probabilities after all steps with those computed by sorting, and asks that Next draws the same tokens
-// whether LogProbs is called or not.
+// TestSamplerLogProbs compares the probabilities after all steps with a reference that sorts. Calls of LogProbs must not change
+// the tokens that Next draws.
 func TestSamplerLogProbs(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, rand.Uint64()))
 	few, left := 0, 0

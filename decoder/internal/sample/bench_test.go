@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// randomLogits returns logits as a model's: most tokens are far less likely than the few most likely ones.
+// randomLogits returns logits that resemble a model's logits: a few tokens are far more likely than all other tokens.
 func randomLogits(n int) []float32 {
 	rng := rand.New(rand.NewPCG(1, 1))
 	logits := make([]float32, n)
@@ -19,7 +19,7 @@ func randomLogits(n int) []float32 {
 	return logits
 }
 
-// BenchmarkNext chooses tokens of a vocabulary as large as Llama 3's.
+// BenchmarkNext measures Next with the vocabulary size of Llama 3.
 func BenchmarkNext(b *testing.B) {
 	random := randomLogits(128256)
 	rising, flat := slices.Sorted(slices.Values(random)), make([]float32, len(random))

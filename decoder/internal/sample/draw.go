@@ -7,25 +7,25 @@ import (
 	"slices"
 )
 
-// leastWeight is the least probability of a token that can be chosen, relative to the most likely token's.
+// leastWeight is the minimum probability of a candidate, relative to the probability of the most likely token.
 const leastWeight = 0x1p-44
 
-// candidate is a token that can still be chosen.
+// candidate is a token that no step has removed.
 type candidate struct {
 	id     int32
-	key    float32 // the higher, the earlier the candidate comes
-	weight float64 // its probability, relative to that of the most likely token
+	key    float32 // sort key, in descending order
+	weight float64 // probability relative to the most likely token
 }
 
 type candidates []candidate
 
-// before reports whether a comes before b. Among equals the lower id comes first.
+// before reports whether a comes before b. Among equal keys, the lower id comes first.
 func (a candidate) before(b candidate) bool {
 	return a.key > b.key || a.key == b.key && a.id < b.id
 }
 
-// weights gives tokens their probabilities relative to the most likely token's. That one has weight 1, so that sums neither
-// overflow nor underflow at any temperature.
+// weights computes probabilities relative to the most likely token. The most likely token has weight 1, so sums neither overflow
+// nor underflow at any temperature.
 type weights struct {
 	most, scale float64
 }
@@ -34,7 +34,7 @@ func newWeights(most float32, temperature float64) weights {
 	return weights{float64(most), min(math.Log2E/temperature, math.MaxFloat64)}
 }
 
-// powers has the bits of 2^(i/64).
+// powers[i] is the bit pattern of 2^(i/64).
 var powers = func() (bits [64]uint64) {
 	for i := range bits {
 		bits[i] = math.Float64bits(math.Exp2(float64(i) / 64))
@@ -42,8 +42,8 @@ var powers = func() (bits [64]uint64) {
 	return bits
 }()
 
-// of returns exp((x-most)/temperature) with a relative error below 1e-12, or 0 below 2^-1000. It takes less time than
-// math.Exp: the power of 2 is n/64 + r/ln 2, of which powers has the first part, and a series the second.
+// of returns exp((x-most)/temperature) with a relative error below 1e-12, or 0 below 2^-1000. of is faster than math.Exp. The
+// exponent of 2 is n/64 + r/ln 2: the table powers gives the factor 2^(n/64), and a series gives the factor exp(r).
 func (w weights) of(x float32) float64 {
 	y := (float64(x) - w.most) * w.scale
 	if !(y >= -1000) {
@@ -55,7 +55,7 @@ func (w weights) of(x float32) float64 {
 	return math.Float64frombits(powers[n&63]+uint64(int64(n>>6)<<52)) * series
 }
 
-// sum returns the sum of the weights that are at least leastWeight, in the order of ids.
+// sum returns the sum of the weights of at least leastWeight, added in the order of ids.
 func (w weights) sum(logits []float32) (total float64) {
 	for _, x := range logits {
 		if y := w.of(x); y >= leastWeight {
@@ -70,7 +70,7 @@ func (w weights) pick(logits []float32, x float64) (id int) {
 	sum := 0.0
 	for i, logit := range logits {
 		if y := w.of(logit); y >= leastWeight {
-			id = i // rounding may leave a part of x
+			id = i // the last token is the result if rounding leaves sum <= x
 			if sum += y; sum > x {
 				break
 			}
@@ -79,19 +79,19 @@ func (w weights) pick(logits []float32, x float64) (id int) {
 	return id
 }
 
-// floor returns a logit below all those with at least a weight.
+// floor returns a logit that is lower than every logit with at least the given weight.
 func (w weights) floor(weight float64) float32 {
 	x := w.most + math.Log2(weight)/w.scale
 	return math.Nextafter32(float32(x-1e-6*math.Abs(w.most)-1e-6*math.Abs(x)-1e-30), float32(math.Inf(-1)))
 }
 
-// restricted reports whether fewer than n tokens may be chosen for another reason than leastWeight.
+// restricted reports whether TopK, TopP, MinP or TypicalP can remove one of n tokens.
 func (c *Config) restricted(n int) bool {
 	return c.TopK > 0 && c.TopK < n || c.TopP > 0 && c.TopP < 1 || c.MinP > 0 || c.TypicalP > 0 && c.TypicalP < 1
 }
 
-// restrict makes candidates of the tokens that can be chosen, with their weights, and returns the sum of the weights. The
-// candidates are in the order of ids.
+// restrict sets m.candidates to the tokens that TopK, TopP, MinP and TypicalP keep, with weights, in the order of ids. restrict
+// returns the sum of the weights.
 func (m *memory) restrict(c *Config, logits []float32, w weights) (total float64) {
 	topK, topP := c.TopK > 0 && c.TopK < len(logits), c.TopP > 0 && c.TopP < 1
 	least := leastWeight
@@ -99,8 +99,8 @@ func (m *memory) restrict(c *Config, logits []float32, w weights) (total float64
 	case !topP:
 		least = max(least, c.MinP)
 	case !topK:
-		// Together, tokens below this weight have at most half of the probability that TopP leaves out. So TopP leaves them
-		// out, and they need not be collected.
+		// The total probability of all tokens below this weight is at most half of 1-TopP. TopP would remove these tokens, so
+		// collect skips them.
 		total = w.sum(logits)
 		least = max(least, (1-c.TopP)*total/float64(2*len(logits)))
 	}
@@ -124,8 +124,8 @@ func (m *memory) restrict(c *Config, logits []float32, w weights) (total float64
 	return total
 }
 
-// pick returns the first candidate, in the order of ids, at which the sum of weights exceeds x. By that order, a small change of
-// logits seldom changes the choice.
+// pick returns the first candidate, in the order of ids, at which the sum of weights exceeds x. In the order of ids, a small
+// change of the logits seldom changes the choice.
 func (m *memory) pick(x float64) int {
 	sum := 0.0
 	for _, c := range m.candidates {
@@ -133,17 +133,17 @@ func (m *memory) pick(x float64) int {
 			return int(c.id)
 		}
 	}
-	return int(m.candidates[len(m.candidates)-1].id) // rounding left a part of x
+	return int(m.candidates[len(m.candidates)-1].id) // rounding left sum <= x
 }
 
-// collect makes candidates of the tokens with a logit above floor, with the logits as keys. With k > 0, the k first of them are
-// candidates. The candidates are in the order of ids.
+// collect sets m.candidates to the tokens with a logit above floor, in the order of ids. The keys are the logits. With k > 0,
+// collect keeps the first k candidates by key.
 func (m *memory) collect(logits []float32, floor float32, k int) {
 	if k <= 0 || k >= len(logits) {
 		k = len(logits)
 	}
-	// Twice as many candidates as are wanted are collected before the others are dropped, so that each drop, of linear cost, is
-	// worth as many collected candidates.
+	// The loop collects about 2*k candidates before keep drops all but k candidates. The linear cost of a drop is so spread
+	// over at least k collected candidates.
 	room := 2*k + 64
 	all := m.candidates[:0]
 	for i, x := range logits {
@@ -153,7 +153,7 @@ func (m *memory) collect(logits []float32, floor float32, k int) {
 		if all = append(all, candidate{id: int32(i), key: x}); len(all) == room {
 			m.candidates = all
 			last, _ := m.keep(k, math.Inf(1))
-			floor = last.key // an equal logit has a higher id
+			floor = last.key // a later token with an equal logit has a higher id
 			all = m.candidates
 		}
 	}
@@ -162,8 +162,8 @@ func (m *memory) collect(logits []float32, floor float32, k int) {
 	}
 }
 
-// keep keeps the fewest first candidates that are k, or whose weights sum to enough or more. keep returns the last of them and
-// the sum of their weights.
+// keep keeps the shortest prefix of the sorted candidates with k candidates or with a weight sum of at least enough. keep
+// returns the last kept candidate and the sum of the kept weights. The order of the kept candidates does not change.
 func (m *memory) keep(k int, enough float64) (last candidate, total float64) {
 	m.ranks = append(m.ranks[:0], m.candidates...)
 	last = m.ranks.last(k, enough)
@@ -178,7 +178,8 @@ func (m *memory) keep(k int, enough float64) (last candidate, total float64) {
 	return last, total
 }
 
-// weigh computes the weights of the candidates, whose keys are logits, and drops those below least. weigh returns the sum.
+// weigh computes the weights of the candidates and drops candidates with a weight below least. weigh returns the sum of the
+// kept weights. The keys of the candidates must be logits.
 func (m *memory) weigh(w weights, least float64) (total float64) {
 	kept := m.candidates[:0]
 	for _, c := range m.candidates {
@@ -191,7 +192,7 @@ func (m *memory) weigh(w weights, least float64) (total float64) {
 	return total
 }
 
-// atLeast keeps the candidates with at least a weight, and returns their sum.
+// atLeast keeps the candidates with a weight of at least least, and returns the sum of the kept weights.
 func (m *memory) atLeast(least float64) (total float64) {
 	kept := m.candidates[:0]
 	for _, c := range m.candidates {
@@ -204,10 +205,11 @@ func (m *memory) atLeast(least float64) (total float64) {
 	return total
 }
 
-// typical gives candidates, whose keys are logits, keys by which the most typical one comes first. total is the sum of their
-// weights.
+// typical replaces the keys of the candidates so that the most typical candidate comes first. Before the call, the keys must be
+// logits. total is the sum of the weights.
 //
-// -log p[i] - entropy is the mean of log p, by p, minus log p[i]. A constant in all log p cancels, so those of weights do.
+// -log p[i] - entropy is E[log p] - log p[i], where E is the mean over p. The normalization constant of log p cancels, so typical
+// uses the logarithms of the weights.
 func (m *memory) typical(w weights, total float64) {
 	mean := 0.0
 	for _, c := range m.candidates {
@@ -218,17 +220,17 @@ func (m *memory) typical(w weights, total float64) {
 	}
 }
 
-// last returns the last of the fewest first candidates that are k, or whose weights sum to enough or more; if there are too few,
-// the last of all. last reorders c.
+// last returns the last candidate of the shortest prefix of the sorted c with k candidates or with a weight sum of at least
+// enough. If there is no such prefix, last returns the last candidate in the order. last reorders c.
 //
-// Quickselect: each round halves what is left, or nearly so. Where it does not, the rest is sorted.
+// The algorithm is quickselect. A round about halves the remaining candidates. After too many rounds, last sorts the rest.
 func (c candidates) last(k int, enough float64) candidate {
 	for rounds := 2 * bits.Len(uint(len(c))); len(c) > 16; rounds-- {
 		if rounds == 0 {
 			break
 		}
 		pivot := c.median()
-		at := 0 // those before the pivot come first
+		at := 0 // c[:at] are the candidates before the pivot
 		sum := 0.0
 		for i, x := range c {
 			if x.before(pivot) {
@@ -242,7 +244,7 @@ func (c candidates) last(k int, enough float64) candidate {
 			c = c[:at]
 		case at+1 == k || sum+pivot.weight >= enough || at+1 == len(c):
 			return pivot
-		default: // the pivot stays: candidates are unlike one another, and the pivot comes first in the rest
+		default: // the rest includes the pivot as its first candidate in the order, since no two candidates are equal
 			c, k, enough = c[at:], k-at, enough-sum
 		}
 	}
@@ -255,7 +257,7 @@ func (c candidates) last(k int, enough float64) candidate {
 	return c[len(c)-1]
 }
 
-// median returns the median of nine candidates' medians of three.
+// median returns the median of three medians, each of three candidates.
 func (c candidates) median() candidate {
 	step := len(c) / 9
 	var of [3]candidate

@@ -11,8 +11,8 @@ import (
 	"testing/quick"
 )
 
-// FuzzNext: any configuration is an error, or chooses a token that the distribution has, by sorting. Text and logits are random,
-// with equal, extreme and missing ones.
+// FuzzNext checks that any configuration is an error, or that Next chooses a token of the reference distribution, which expected
+// computes by sorting. Text and logits are random, with equal, extreme and -Inf logits.
 func FuzzNext(f *testing.F) {
 	for _, x := range [][10]float64{
 		{1}, {0.5, 3, 0.9, 0.1, 0.8, 1.2, 0.5, 0.1, 4, 2}, {1, 0, 0.5}, {1, 0, 0, 0, 0.5}, {0, 0, 0, 0, 0, 1.5, 1, 1}, {math.NaN()}, {1e300, 2, 1e-300}, {1e-320, 0, 0, 1},
@@ -67,7 +67,7 @@ func FuzzNext(f *testing.F) {
 					t.Fatalf("token %d has %v; most is %v", id, x[id], most)
 				}
 			} else {
-				// Rounding may move a border by a token. Among tokens that are equally typical, rounding decides.
+				// Rounding may add or remove one token at a boundary. Rounding also orders equally typical tokens.
 				wide, narrow := c, c
 				wide.TypicalP, narrow.TypicalP = 0, 0
 				if c.TopP > 0 && c.TopP < 1 {
@@ -108,7 +108,7 @@ func FuzzNext(f *testing.F) {
 	})
 }
 
-// TestWeights: weights are exponentials, whatever the logits and the temperature are.
+// TestWeights compares weights with math.Exp for extreme logits and temperatures.
 func TestWeights(t *testing.T) {
 	rng := rand.New(rand.NewPCG(rand.Uint64(), 4))
 	for range 200000 {
@@ -134,7 +134,7 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestLast: the end of the first candidates is that of the sorted ones.
+// TestLast compares last with a reference that sorts.
 func TestLast(t *testing.T) {
 	check := func(data []byte, seed uint64, k uint16, share float64) bool {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -178,7 +178,7 @@ func TestLast(t *testing.T) {
 	}
 }
 
-// TestLogProbs: natural logarithms of the softmax, and the most likely tokens as sorting has them.
+// TestLogProbs compares LogProbs with the logarithm of the softmax and with sorted tokens.
 func TestLogProbs(t *testing.T) {
 	rng := rand.New(rand.NewPCG(rand.Uint64(), 3))
 	inf := float32(math.Inf(-1))
@@ -236,7 +236,7 @@ func TestLogProbs(t *testing.T) {
 	}
 }
 
-// TestTokensOutside: tokens that the logits do not have are errors, and forbidding all tokens is one.
+// TestTokensOutside checks that a token outside the logits is an error, and that forbidding all tokens is an error.
 func TestTokensOutside(t *testing.T) {
 	for _, c := range []Config{{LogitBias: map[int]float64{3: 1}}, {Forbidden: []int{5}}} {
 		if _, err := mustNew(t, c).Next(make([]float32, 3)); !errors.Is(err, ErrConfig) {
@@ -259,7 +259,7 @@ func TestTokensOutside(t *testing.T) {
 	}
 }
 
-// TestCallersMaps: a later change of the caller's map and slice does not change the sampler.
+// TestCallersMaps checks that a later change of the caller's map and slice does not change the sampler.
 func TestCallersMaps(t *testing.T) {
 	c := Config{LogitBias: map[int]float64{1: 10}, Forbidden: []int{0}}
 	s := mustNew(t, c)
@@ -269,7 +269,7 @@ func TestCallersMaps(t *testing.T) {
 	}
 }
 
-// TestAllocations: in the steady state nothing is allocated.
+// TestAllocations checks that the steady state allocates nothing.
 func TestAllocations(t *testing.T) {
 	if raceDetector {
 		t.Skip("a pool drops memory under the race detector")

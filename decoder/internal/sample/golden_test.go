@@ -12,7 +12,7 @@ import (
 //go:embed testdata/golden.json
 var goldenJSON []byte
 
-// goldenCase is a distribution of transformers: see testdata/golden.py.
+// goldenCase is a distribution computed by transformers (testdata/golden.py).
 type goldenCase struct {
 	Settings struct {
 		Temperature       *float64
@@ -29,7 +29,7 @@ type goldenCase struct {
 	Kept   map[int]float64
 }
 
-// TestGolden: the tokens that can be chosen, and their probabilities, are those of transformers.
+// TestGolden compares the candidate tokens and the probabilities with transformers.
 func TestGolden(t *testing.T) {
 	files := [][]byte{goldenJSON}
 	if name := os.Getenv("SAMPLE_GOLDEN"); name != "" {
@@ -59,7 +59,7 @@ func TestGolden(t *testing.T) {
 				}
 			}
 			for id, p := range g.Kept {
-				if _, ok := got[id]; !ok && p > 1e-12 { // transformers has no least weight
+				if _, ok := got[id]; !ok && p > 1e-12 { // transformers has no minimum weight
 					t.Errorf("case %d, %+v: token %d has no probability, want %v", i, c, id, p)
 				}
 			}

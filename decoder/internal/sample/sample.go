@@ -12,32 +12,33 @@ import (
 	"sync"
 )
 
-// Config says how a token is chosen from logits x over a vocabulary. The zero value is greedy. The steps, in order:
+// Config configures the choice of a token from logits x over a vocabulary. The zero value is greedy. The steps, in order:
 //
 //  1. Bias: LogitBias[i] is added to x[i].
-//  2. Penalties: of a token i that the text has count times, with the prompt, x[i] > 0 is divided by RepetitionPenalty and x[i] <= 0
-//     is multiplied by it. Then PresencePenalty + count*FrequencyPenalty is subtracted.
-//  3. Forbidden tokens are left out.
+//  2. Penalties: let the text, including the prompt, contain token i count > 0 times. x[i] > 0 is divided by RepetitionPenalty,
+//     and x[i] <= 0 is multiplied by RepetitionPenalty. Then PresencePenalty + count*FrequencyPenalty is subtracted.
+//  3. Forbidden tokens are removed.
 //  4. Temperature 0: the most likely token is chosen, and steps 5 to 9 have no effect.
 //  5. p[i] is proportional to exp(x[i]/Temperature).
-//  6. TopK: the TopK most likely tokens stay.
-//  7. TopP: the smallest set of most likely tokens stays whose probabilities sum to TopP or more.
-//  8. MinP: tokens with at least MinP times the probability of the most likely one stay.
-//  9. TypicalP: the smallest set of most typical tokens stays whose probabilities sum to TypicalP or more. The most typical token
-//     is the one whose -log p[i] is nearest to the entropy of p (https://arxiv.org/abs/2202.00666).
+//  6. TopK: the TopK most likely tokens are kept.
+//  7. TopP: the smallest set of most likely tokens with a total probability of at least TopP is kept.
+//  8. MinP: tokens with at least MinP times the probability of the most likely token are kept.
+//  9. TypicalP: the smallest set of most typical tokens with a total probability of at least TypicalP is kept. The most typical
+//     token is the token whose -log p[i] is nearest to the entropy of p (https://arxiv.org/abs/2202.00666).
 //
-// Probabilities of a step are those of the tokens that stayed until then, with sum 1. Among equals the lower id comes first. A
-// token is never chosen if its probability is below 2^-44 of the most likely token's.
+// Each step normalizes the probabilities of the remaining tokens to sum 1. Among equally likely tokens, the token with the lower
+// id comes first. A token with less than 2^-44 times the probability of the most likely token is never chosen.
 //
-// Both transformers (GenerationMixin._get_logits_processor, 5.17) and llama.cpp (its default sampler chain) have the order bias,
-// penalties, top-k, top-p, min-p. Two places differ, and the order here is that of transformers, since generation_config.json
-// of published models is written for transformers:
+// Both transformers (GenerationMixin._get_logits_processor, 5.17) and llama.cpp (default sampler chain) have the order bias,
+// penalties, top-k, top-p, min-p. The two differ in two places. Config has the order of transformers, since published
+// generation_config.json files are written for transformers:
 //
 //   - Temperature comes before top-k in transformers, and after all other steps in llama.cpp. With temperature 1 there is no
 //     difference.
 //   - Typical comes after min-p in transformers, and between top-k and top-p in llama.cpp.
 //
-// Penalties count the prompt's tokens in both. transformers has no presence and frequency penalty: step 2 is that of llama.cpp.
+// In both, the penalties count the prompt's tokens. transformers has no presence and frequency penalties: step 2 is the step of
+// llama.cpp.
 type Config struct {
 	Temperature float64 // at least 0
 	TopK        int     // 0: all tokens
@@ -48,20 +49,20 @@ type Config struct {
 	RepetitionPenalty float64 // above 0; 0 and 1: none
 	PresencePenalty   float64 // 0: none
 	FrequencyPenalty  float64 // 0: none
-	LastTokens        int     // the penalties look at this many tokens at the end of the text; 0: at all
+	LastTokens        int     // number of tokens at the end of the text that the penalties count; 0: all tokens
 
 	LogitBias map[int]float64 // by token; finite
-	Forbidden []int           // tokens
+	Forbidden []int           // tokens that are never chosen
 
-	// Seed and Stream choose the random numbers. Samplers with the same seed and different streams are independent.
+	// Seed and Stream select the random numbers. Samplers with the same seed and different streams are independent.
 	Seed, Stream uint64
 }
 
 // ErrConfig is returned for a value of a [Config] outside its range.
 var ErrConfig = errors.New("value out of range")
 
-// ErrLogits is returned for logits without a most likely token: an empty row, one with a NaN or +Inf, or one whose tokens are all
-// at -Inf or forbidden.
+// ErrLogits is returned for logits without a most likely token: the row is empty, a logit is NaN or +Inf, or every token is at
+// -Inf or forbidden.
 var ErrLogits = errors.New("logits without a most likely token")
 
 // Validate returns an error for the first value of c that is out of its range. The error begins with the field's name.
@@ -105,19 +106,18 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Sampler chooses the tokens of one text. It is not safe for use by several goroutines at once.
+// Sampler chooses the tokens of one text. A Sampler is not safe for concurrent use.
 type Sampler struct {
 	config    Config
 	random    *rand.Rand
 	bias      []bias
 	forbidden []int
-	most      int // highest token that the configuration or the text has; -1: none
+	most      int // highest token of the configuration and the text; -1: none
 
-	// For the penalties: how often the text has each token, and its last tokens, if they are limited, in a ring.
-	penalized bool
-	counts    map[int]int
-	ring      []int
-	oldest    int // index in ring
+	penalized bool        // reports whether a penalty has an effect
+	counts    map[int]int // number of occurrences in the text by token
+	ring      []int       // ring buffer of the last tokens, if LastTokens is not 0
+	oldest    int         // index in ring
 }
 
 type bias struct {
@@ -125,7 +125,7 @@ type bias struct {
 	more float64
 }
 
-// New makes a sampler of a text without tokens.
+// New returns a sampler of an empty text.
 func New(c Config) (*Sampler, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("sample: %w: %w", ErrConfig, err)
@@ -141,14 +141,15 @@ func New(c Config) (*Sampler, error) {
 	for _, id := range c.Forbidden {
 		s.most = max(s.most, id)
 	}
-	s.config.LogitBias, s.config.Forbidden = nil, nil // the caller's
+	s.config.LogitBias, s.config.Forbidden = nil, nil // the caller may change the map and the slice
 	if s.penalized = c.RepetitionPenalty != 1 || c.PresencePenalty != 0 || c.FrequencyPenalty != 0; s.penalized {
 		s.counts = map[int]int{}
 	}
 	return s, nil
 }
 
-// Accept appends tokens to the text that the penalties look at: those of the prompt, and each chosen one. A negative token panics.
+// Accept appends tokens to the text. The caller passes the tokens of the prompt and each chosen token. Accept panics if a
+// penalty has an effect and a token is negative.
 func (s *Sampler) Accept(tokens ...int) {
 	if !s.penalized {
 		return
@@ -177,7 +178,8 @@ func (s *Sampler) Accept(tokens ...int) {
 	}
 }
 
-// memory is what a call of Next needs. Samplers share a pool, since they are many and few choose at the same time.
+// memory holds the buffers of a call of Next. Samplers share a pool of buffers, since few of many samplers choose at the same
+// time.
 type memory struct {
 	logits     []float32
 	candidates candidates
@@ -186,8 +188,8 @@ type memory struct {
 
 var pool = sync.Pool{New: func() any { return new(memory) }}
 
-// Next chooses a token, and does not accept it. A token with a logit of -Inf is never chosen. Next draws one random number a call,
-// and none if the choice is greedy. Next does not change logits.
+// Next chooses a token and does not append the token to the text. A token with a logit of -Inf is never chosen. Next draws one
+// random number per call, or none if Temperature is 0. Next does not change logits.
 //
 // Cost: linear in the number of logits.
 func (s *Sampler) Next(logits []float32) (int, error) {
@@ -243,7 +245,7 @@ func (s *Sampler) change(m *memory, logits []float32) []float32 {
 	return m.logits
 }
 
-// finite returns x, the new value of a logit. A finite logit stays finite, whatever the bias and the penalties are.
+// finite returns the new value x of a logit, clamped to finite numbers. If the old value is -Inf, finite returns -Inf.
 func finite(old float32, x float64) float32 {
 	if math.IsInf(float64(old), -1) {
 		return old
@@ -257,9 +259,9 @@ type Likely struct {
 	LogProb float64
 }
 
-// LogProbs returns the natural logarithm of the probability of token id, and the k most likely tokens, the most likely one first.
-// The probabilities are the model's: the softmax of the logits without bias, penalties and temperature. likely has fewer than k
-// tokens if fewer have a logit above -Inf.
+// LogProbs returns the natural logarithm of the probability of token id, and the k most likely tokens in descending order. The
+// probabilities are the softmax of the logits, without bias, penalties and temperature. likely has fewer than k tokens if fewer
+// than k tokens have a logit above -Inf.
 func LogProbs(logits []float32, id, k int) (of float64, likely []Likely, err error) {
 	best := largest(logits)
 	switch {
@@ -288,12 +290,12 @@ func LogProbs(logits []float32, id, k int) (of float64, likely []Likely, err err
 	return of, likely, nil
 }
 
-// largest returns the index of the first largest element of x. largest returns -1 if x is empty, has a NaN or +Inf, or has only
-// -Inf.
+// largest returns the index of the first largest element of x. largest returns -1 if x is empty, contains NaN or +Inf, or
+// contains only -Inf.
 func largest(x []float32) int {
 	best, top := -1, float32(math.Inf(-1))
 	for i := 0; i < len(x); i++ {
-		// Most elements are at most the maximum so far: the loop compares four at a time.
+		// Most elements are at most the maximum so far. The loop compares four elements at a time.
 		for i+4 <= len(x) && x[i] <= top && x[i+1] <= top && x[i+2] <= top && x[i+3] <= top {
 			i += 4
 		}
@@ -311,7 +313,7 @@ func largest(x []float32) int {
 	return best
 }
 
-// wrong returns why no token is the most likely one.
+// wrong returns the error of logits without a most likely token.
 func wrong(logits []float32) error {
 	if len(logits) == 0 {
 		return fmt.Errorf("sample: %w: none given", ErrLogits)

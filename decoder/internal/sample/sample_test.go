@@ -40,7 +40,7 @@ func TestGreedy(t *testing.T) {
 	}{
 		{[]float32{3}, 0},
 		{[]float32{1, 3, 2}, 1},
-		{[]float32{1, 3, 3, 3}, 1}, // of equals the lowest id
+		{[]float32{1, 3, 3, 3}, 1}, // the lowest id of equal logits
 		{[]float32{-5, -5}, 0},
 		{[]float32{inf, -1e38, inf}, 1},
 		{[]float32{0, float32(math.Copysign(0, -1))}, 0},
@@ -49,7 +49,8 @@ func TestGreedy(t *testing.T) {
 		if got := next(t, s, c.logits); got != c.want {
 			t.Errorf("%v: %d, want %d", c.logits, got, c.want)
 		}
-		// A tiny temperature, with less of TopP than three equals have each, and TopK 1 are greedy too.
+		// TopK 1 and a tiny TopP are greedy. A tiny temperature is greedy if TopP is below 1/3, the share of each of three equal
+		// tokens.
 		for _, config := range []Config{{Temperature: 1e-300, TopP: 0.3}, {Temperature: 5, TopK: 1, TopP: 1}, {Temperature: 1e30, TopP: 1e-300}} {
 			if got := next(t, mustNew(t, config), c.logits); got != c.want {
 				t.Errorf("%+v, %v: %d, want %d", config, c.logits, got, c.want)
@@ -58,7 +59,7 @@ func TestGreedy(t *testing.T) {
 	}
 }
 
-// expected is the distribution that Config describes, computed by sorting.
+// expected returns the distribution that Config describes, computed by sorting.
 func expected(c Config, text []int, logits []float32) []float64 {
 	x := changed(c, text, logits)
 	order := make([]int, len(x))
@@ -163,7 +164,7 @@ func changed(c Config, text []int, logits []float32) []float32 {
 	return x
 }
 
-// TestDistribution draws often and compares frequencies, by Pearson's test.
+// TestDistribution compares the frequencies of many draws with the expected distribution by Pearson's chi-squared test.
 func TestDistribution(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -218,15 +219,15 @@ func TestDistribution(t *testing.T) {
 			chi += (float64(n) - e) * (float64(n) - e) / e
 			freedom++
 		}
-		// Mean f and variance 2f; eight deviations do not happen by chance.
+		// chi has mean f and variance 2f. The limit is eight standard deviations above the mean.
 		if limit := float64(freedom) + 8*math.Sqrt(2*float64(freedom)+1); chi > limit {
 			t.Errorf("%+v: chi square %.1f with %d degrees of freedom; counts %v, want shares %.3v", c, chi, freedom, counts, want)
 		}
 	}
 }
 
-// TestLaws: what is chosen has a probability, at least one token is always
-// kept, and equal seeds give equal tokens.
+// TestLaws checks three properties: a chosen token has a positive probability, at least one token is
+// always kept, and equal seeds give equal tokens.
 func TestLaws(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		logit := rapid.OneOf(rapid.Float32Range(-5, 5), rapid.SampledFrom([]float32{0, 1, 1, -1e30, 3e38, -3e38}))
@@ -254,8 +255,8 @@ func TestLaws(t *testing.T) {
 			if !slices.Equal(before, logits) {
 				t.Fatal("the logits were written")
 			}
-			// Rounding may move TopP's border by one token, so the token
-			// before and the one after it count as kept.
+			// Rounding may add or remove one token at TopP's boundary, so the
+			// tokens on both sides of the boundary count as kept.
 			wide := c
 			if c.TopP > 0 {
 				wide.TopP = min(1, c.TopP*(1+1e-9)+1e-12)
@@ -267,8 +268,7 @@ func TestLaws(t *testing.T) {
 	})
 }
 
-// TestTies: where the border of TopK or TopP falls between equals, the lower
-// ids stay.
+// TestTies checks that TopK and TopP keep the lower ids of equally likely tokens.
 func TestTies(t *testing.T) {
 	logits := []float32{0, 2, 2, 2, 2, 1}
 	for _, c := range []struct {
@@ -295,7 +295,8 @@ func TestTies(t *testing.T) {
 	}
 }
 
-// TestStreams: the sequences of a batch differ, as seeds do, and a stream repeats itself.
+// TestStreams checks that different streams and different seeds give different tokens, and that the same stream gives the same
+// tokens.
 func TestStreams(t *testing.T) {
 	logits := make([]float32, 100)
 	draw := func(seed, stream uint64) []int {
@@ -317,8 +318,7 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestArgmax: the first of the most likely tokens, or an error, as a plain loop
-// has it, wherever it lies.
+// TestArgmax compares greedy Next with a plain loop that returns the first most likely token or an error.
 func TestArgmax(t *testing.T) {
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
 	odd := []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.Inf(-1), math.MaxFloat32, -math.MaxFloat32}

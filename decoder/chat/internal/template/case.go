@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Package unicode maps one character to one. These have several in upper case or in title case, from Unicode's SpecialCasing: each
-// word is a character and what replaces it.
+// Characters whose upper case or title case has several characters, from Unicode's SpecialCasing. Package unicode maps one
+// character to one character only. Each word is a character and its replacement.
 var (
 	manyUpper = many("\u00dfSS \u0149\u02bcN \u01f0J\u030c \u0390\u0399\u0308\u0301 \u03b0\u03a5\u0308\u0301 \u0587\u0535\u0552 " +
 		"\u1e96H\u0331 \u1e97T\u0308 \u1e98W\u030a \u1e99Y\u030a \u1e9aA\u02be \u1f50\u03a5\u0313 " +
@@ -49,7 +49,7 @@ func many(words string) map[rune]string {
 	return m
 }
 
-// mapped maps each character, to several if the table has them.
+// mapped replaces each character by its entry in table, or else by the result of f.
 func mapped(s string, table map[rune]string, f func(rune) rune) string {
 	var b strings.Builder
 	for _, c := range s {
@@ -68,7 +68,7 @@ func writeCase(b *strings.Builder, c rune, table map[rune]string, f func(rune) r
 
 func upper(s string) string { return mapped(s, manyUpper, unicode.ToUpper) }
 
-// lower is Python's lower: a capital sigma that ends a word becomes the final one.
+// lower implements Python's str.lower. A capital sigma at the end of a word becomes a final sigma.
 func lower(s string) string {
 	runes := []rune(s)
 	var b strings.Builder
@@ -106,18 +106,19 @@ func isLowerRune(c rune) bool { return unicode.IsLower(c) || unicode.Is(unicode.
 
 func cased(c rune) bool { return isUpperRune(c) || isLowerRune(c) || unicode.IsTitle(c) }
 
-// ignorable is Unicode's Case_Ignorable.
+// ignorable reports whether c has Unicode's property Case_Ignorable.
 func ignorable(c rune) bool {
 	return unicode.In(c, unicode.Mn, unicode.Me, unicode.Cf, unicode.Lm, unicode.Sk) ||
 		strings.ContainsRune("'.:\u00b7\u0387\u055f\u05f4\u2018\u2019\u2024\u2027\ufe13\ufe52\ufe55\uff07\uff0e\uff1a", c)
 }
 
-// title is Python's str.title: a letter behind a letter that has cases is small, any other is large.
+// title implements Python's str.title. A letter after a cased letter becomes lower case. Any other letter becomes title case.
 func title(s string) string {
 	return titled(s, func(runes []rune, i int) bool { return i == 0 || !cased(runes[i-1]) })
 }
 
-// titleWords is Jinja's title: it begins words at white space and some brackets alone. The first letter is upper case.
+// titleWords implements Jinja's filter title. Words begin only after white space, hyphens and opening brackets. The first
+// letter of a word becomes upper case.
 func titleWords(s string) string {
 	var b strings.Builder
 	for s != "" {
@@ -145,7 +146,7 @@ func titleWords(s string) string {
 
 func between(c rune) bool { return strings.ContainsRune("-({[<", c) || isSpace(c) }
 
-// capitalize is Python's: a large first character, small others.
+// capitalize implements Python's str.capitalize. The first character becomes title case, and the others become lower case.
 func capitalize(s string) string {
 	return titled(s, func(_ []rune, i int) bool { return i == 0 })
 }
@@ -179,12 +180,12 @@ func swapcase(s string) string {
 	return b.String()
 }
 
-// isUpper reports whether a character is upper case and none is of another case.
+// isUpper reports whether s has an upper case character and no other cased character.
 func isUpper(s string) bool {
 	return strings.ContainsFunc(s, isUpperRune) && !strings.ContainsFunc(s, func(c rune) bool { return isLowerRune(c) || unicode.IsTitle(c) })
 }
 
-// isLower reports whether a character is lower case and none is of another case.
+// isLower reports whether s has a lower case character and no other cased character.
 func isLower(s string) bool {
 	return strings.ContainsFunc(s, isLowerRune) && !strings.ContainsFunc(s, func(c rune) bool { return isUpperRune(c) || unicode.IsTitle(c) })
 }

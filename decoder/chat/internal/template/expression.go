@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// call makes a call of a function of this package at a place.
+// apply returns a call of a function of this package. at is the place of the call in the template.
 func (p *parser) apply(function string, at mark, args ...expression) expression {
 	depth := 0
 	var b strings.Builder
@@ -28,7 +28,7 @@ func (p *parser) deeper(e expression, at mark) expression {
 
 func constant(s string) expression { return expression{src: literal(s)} }
 
-// tuple translates an expression, or several with commas between.
+// tuple translates an expression, or several expressions separated by commas.
 func (p *parser) tuple(conditional, recursive bool) expression {
 	at := p.peek().at
 	var items []expression
@@ -47,7 +47,7 @@ func (p *parser) tuple(conditional, recursive bool) expression {
 	return p.apply("l_tuple", at, items...)
 }
 
-// conditional translates an expression, with "a if b else c" if that is allowed.
+// conditional translates an expression. allowed permits the form "a if b else c".
 func (p *parser) conditional(allowed bool) expression {
 	p.nest++
 	if p.nest > 2*maxNest {
@@ -134,7 +134,7 @@ func (p *parser) compare() expression {
 	}
 }
 
-// binary translates operators of one rank, from the left.
+// binary translates left-associative operators of one precedence.
 func (p *parser) binary(operand func() expression, ops ...string) expression {
 	e := operand()
 	for p.peek().kind == operator && slices.Contains(ops, p.peek().text) {
@@ -242,7 +242,7 @@ func (p *parser) primary() expression {
 	return expression{}
 }
 
-// attribute is an attribute that loops of Jinja have and the library's have not.
+// attributes lists the attributes of loop in Jinja that the library does not support.
 var attributes = []string{"depth", "depth0", "changed"}
 
 func (p *parser) postfix(e expression) expression {
@@ -303,7 +303,8 @@ func (p *parser) subscript(e expression, at mark) expression {
 	return p.apply("l_slice", at, e, first, second, third)
 }
 
-// arguments translates a call's arguments: the number of those without a name, these, and names and values of the others.
+// arguments translates the arguments of a call to a list: the number of positional arguments, the positional arguments, and the
+// names and values of the named arguments.
 func (p *parser) arguments() []expression {
 	p.expect(operator, "(")
 	var args, named []expression
@@ -348,7 +349,7 @@ func (p *parser) call(e expression) expression {
 	return e
 }
 
-// filters translates filters and tests behind an expression. With first "", a filter without "|" comes first.
+// filters translates the filters and tests after an expression. If first is "", the first filter has no "|".
 func (p *parser) filters(e expression, first string) expression {
 	for n := 0; ; n++ {
 		switch t := p.peek(); {

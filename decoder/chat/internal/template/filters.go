@@ -12,14 +12,14 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// A filterFunc is a filter with its parameters behind the value, of which some are needed.
+// A filterFunc is a filter. params names the parameters after the value. The first need parameters are required.
 type filterFunc struct {
 	need   int
 	params []string
 	do     func(r *run, v Value, args []Value) (Value, error)
 }
 
-// filters is filled by init, since map and select use filters and tests by their names.
+// filters maps a name to a filter. init fills the map, since the filters map and select look up other filters.
 var filters map[string]filterFunc
 
 func init() {
@@ -208,12 +208,13 @@ func init() {
 			words := strings.FieldsFunc(s, func(c rune) bool { return c != '_' && !unicode.IsLetter(c) && !unicode.IsNumber(c) })
 			return jinja.NewInt(int64(len(words))), err
 		}},
-		// The arguments of the following ones are those of another filter or test: see filter.
+		// Method filter implements the following filters. Their arguments can include the name and the arguments of another
+		// filter or test.
 		"format": {}, "map": {}, "reject": {}, "rejectattr": {}, "select": {}, "selectattr": {},
 	}
 }
 
-// filter applies a filter by its name.
+// filter applies the filter with the given name.
 func (r *run) filter(name string, v Value, args arguments) (Value, error) {
 	if r.isSafe(v) {
 		switch {
@@ -279,7 +280,7 @@ func (r *run) length(v Value) (Value, error) {
 	return Value{}, fmt.Errorf("%s has no length", kindOf(v))
 }
 
-// field follows the attributes of a path: names and numbers with points between.
+// field returns the value at a path of attributes. A path has names and numbers separated by dots.
 func (r *run) field(v, path Value) (Value, error) {
 	if path.IsInt() {
 		return r.item(v, path)
@@ -300,7 +301,7 @@ func (r *run) field(v, path Value) (Value, error) {
 	return v, nil
 }
 
-// attributes lists the items of a value, or an attribute of each.
+// attributes returns the items of a value, or the value at a path in each item. absent replaces undefined values.
 func (r *run) attributes(v, path, absent Value) ([]Value, error) {
 	items, err := r.iterate(v)
 	if err != nil || path.IsNone() || path.IsUndefined() {
@@ -415,7 +416,7 @@ func (r *run) batch(v Value, a []Value) (Value, error) {
 	return newGenerator(out), nil
 }
 
-// lowered is a value for comparison without regard to case.
+// lowered returns v as a sort key. Unless sensitive is set, a text becomes lower case.
 func (r *run) lowered(v Value, sensitive bool) (Value, error) {
 	if v = r.plain(v); v.IsString() && !sensitive {
 		return r.text(lower(v.AsString()))
@@ -443,7 +444,7 @@ func (r *run) dictsort(v Value, a []Value) (Value, error) {
 	return r.sorted(items, truth(a[2]), func(v Value) (Value, error) { return r.lowered(v.AsList().Get(by), truth(a[0])) })
 }
 
-// sorted sorts by a key, and keeps the order of equal ones.
+// sorted returns the items in a stable order by key.
 func (r *run) sorted(items []Value, reverse bool, key func(Value) (Value, error)) (Value, error) {
 	type pair struct{ key, value Value }
 	pairs := make([]pair, len(items))
@@ -506,8 +507,8 @@ func (r *run) sort(v Value, a []Value) (Value, error) {
 	})
 }
 
-// key returns the value by which unique, min and max compare an item: its attribute a[1], if there is one. Texts are lowered, unless
-// a[0] asks for case.
+// key returns the value by which unique, min and max compare an item: the item, or the attribute a[1] of the item if a[1] is
+// given. Texts become lower case unless a[0] is true.
 func (r *run) key(item Value, a []Value) (key Value, err error) {
 	if key = item; !a[1].IsUndefined() && !a[1].IsNone() {
 		if key, err = r.field(item, a[1]); err != nil {

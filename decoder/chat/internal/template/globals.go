@@ -11,12 +11,12 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// maxRange bounds range, as Jinja's sandbox does.
+// maxRange is the maximum length of a range. Jinja's sandbox has the same limit.
 const maxRange = 100000
 
 type global = func(args []Value, named map[string]Value) (Value, error)
 
-// globals are the functions that a template finds.
+// globals returns the global functions of a template.
 func (r *run) globals() map[string]global {
 	mapping := func(args []Value, named map[string]Value) (Value, error) {
 		d := jinja.NewDict()
@@ -148,14 +148,14 @@ func (r *run) globals() map[string]global {
 	}
 }
 
-// layouts has the directives of strftime that a layout of package time says.
+// layouts maps a directive of strftime to an equivalent layout of package time.
 var layouts = map[byte]string{
 	'a': "Mon", 'A': "Monday", 'b': "Jan", 'h': "Jan", 'B': "January", 'c': "Mon Jan _2 15:04:05 2006", 'd': "02", 'D': "01/02/06", 'e': "_2",
 	'f': "000000", 'F': "2006-01-02", 'H': "15", 'I': "03", 'j': "002", 'm': "01", 'M': "04", 'p': "PM", 'R': "15:04", 'S': "05",
 	'T': "15:04:05", 'x': "01/02/06", 'X': "15:04:05", 'y': "06", 'Y': "2006", 'z': "-0700", 'Z': "MST",
 }
 
-// strftime is Python's, in the C locale.
+// strftime implements Python's strftime in the C locale.
 func strftime(t time.Time, format string) (string, error) {
 	var b strings.Builder
 	for i := 0; i < len(format); i++ {
@@ -214,7 +214,7 @@ func strftime(t time.Time, format string) (string, error) {
 	return b.String(), nil
 }
 
-// quoteLong quotes text for an error, cut to n bytes.
+// quoteLong returns text as a quoted string for an error, cut to n bytes.
 func quoteLong(s string, n int) string {
 	if len(s) > n {
 		s = s[:n] + "..."

@@ -14,7 +14,7 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// FromJSON decodes a value. The order of keys stays, and numbers are integers or floats as in Python.
+// FromJSON decodes a value. FromJSON keeps the order of keys. As in Python, a number is an integer or a float.
 func FromJSON(data []byte) (Value, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -89,7 +89,7 @@ func fromNumber(s string) Value {
 	return newBig(s)
 }
 
-// jsonWriter writes JSON as Python's json.dumps.
+// jsonWriter writes JSON in the format of Python's json.dumps.
 type jsonWriter struct {
 	r           *run
 	b           strings.Builder
@@ -124,7 +124,8 @@ func (r *run) toJSON(v Value, a []Value) (Value, error) {
 	return jinja.NewString(w.b.String()), w.count(0)
 }
 
-// count counts what has been written, and n bytes to come.
+// count adds the bytes written since the last call to the rendering's total. count returns an error if n more bytes would exceed
+// the output limit.
 func (w *jsonWriter) count(n int) error {
 	if w.b.Len()+n > w.r.limits.Output {
 		return w.r.make(w.r.limits.Output + 1)

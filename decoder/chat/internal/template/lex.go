@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// A kind of token. Tokens of a tag are between its begin and its end.
+// A kind is the kind of a token. The tokens of a tag are between its begin token and its end token.
 type kind uint8
 
 const (
@@ -31,14 +31,14 @@ type token struct {
 	at   mark
 }
 
-// mark is a place in a template: a line and a column in characters, from 1.
+// mark is a place in a template: a line and a column. Both count from 1. Columns count characters.
 type mark struct{ line, col int }
 
-// Error is a fault at a place of a template.
+// Error is an error at a place in a template.
 type Error struct {
 	Line, Col int
 	Text      string
-	Err       error // the kind, or nil
+	Err       error // the wrapped error, or nil
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("line %d, column %d: %s", e.Line, e.Col, e.Text) }
@@ -49,7 +49,7 @@ func fail(at mark, format string, args ...any) *Error {
 	return &Error{Line: at.line, Col: at.col, Text: fmt.Sprintf(format, args...), Err: ErrSyntax}
 }
 
-// quote quotes text of a template for an error, cut to 60 bytes.
+// quote returns s as a quoted string for an error, cut to 60 bytes.
 func quote(s string) string {
 	if len(s) > 60 {
 		s = s[:60] + "..."
@@ -57,7 +57,7 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// lexer cuts a template into tokens, by Jinja's rules with trim_blocks and lstrip_blocks.
+// lexer splits a template into tokens by the rules of Jinja with trim_blocks and lstrip_blocks.
 type lexer struct {
 	src     string
 	pos     int
@@ -84,7 +84,7 @@ func lex(src string) ([]token, error) {
 
 func (l *lexer) add(k kind, s string, at mark) { l.tokens = append(l.tokens, token{k, s, at}) }
 
-// skip moves n bytes on.
+// skip advances by n bytes and returns the skipped text.
 func (l *lexer) skip(n int) string {
 	s := l.src[l.pos : l.pos+n]
 	l.pos += n
@@ -103,10 +103,10 @@ func (l *lexer) rest() string { return l.src[l.pos:] }
 // spaces returns the length of the white space at the beginning of s.
 func spaces(s string) int { return len(s) - len(strings.TrimLeftFunc(s, isSpace)) }
 
-// isSpace is Python's str.isspace for one character.
+// isSpace reports whether Python's str.isspace is true for r.
 func isSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }
 
-// next reads text and the tag behind it.
+// next reads text and the tag after the text.
 func (l *lexer) next() error {
 	tag := -1
 	for i := l.pos; i+1 < len(l.src); i++ {
@@ -151,7 +151,7 @@ func (l *lexer) next() error {
 	return l.tag(at, varBegin, varEnd, "}}")
 }
 
-// strip removes white space between text and a tag.
+// strip returns text without the white space that a tag with the given sign removes before the tag.
 func (l *lexer) strip(s string, sign byte, block bool) string {
 	if sign == '-' {
 		return strings.TrimRightFunc(s, isSpace)
@@ -165,7 +165,7 @@ func (l *lexer) strip(s string, sign byte, block bool) string {
 	return s
 }
 
-// closed reads the end of a tag, whose content is inside, and the white space that belongs to it.
+// closed reads the end of a tag and the white space that the tag removes after the tag. inside is the content of the tag.
 func (l *lexer) closed(inside, closer string, block bool) {
 	l.skip(len(closer))
 	l.newline = false
@@ -180,7 +180,8 @@ func (l *lexer) closed(inside, closer string, block bool) {
 	}
 }
 
-// rawTag reports whether s, behind "{%" and a sign, is the rest of a tag of one word, and the length of this rest.
+// rawTag reports whether s begins with the rest of a tag of one word, after "{%" and an optional sign. rawTag also returns the
+// length of the rest.
 func rawTag(s, word string) (int, bool) {
 	n := spaces(s)
 	if !strings.HasPrefix(s[n:], word) {
@@ -194,7 +195,7 @@ func rawTag(s, word string) (int, bool) {
 	return n + 2, strings.HasPrefix(s[n:], "%}")
 }
 
-// raw reads {% raw %}, of which n bytes are left, to the end of {% endraw %}.
+// raw reads the remaining n bytes of {% raw %} and the text up to the end of {% endraw %}.
 func (l *lexer) raw(at mark, n int) error {
 	inside := l.skip(n)
 	l.newline = false
@@ -226,7 +227,7 @@ func (l *lexer) raw(at mark, n int) error {
 	}
 }
 
-// operators, the longer ones first.
+// operators lists the operators. Longer operators come first.
 var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".", ":", "|", ",", ";"}
 
 // tag reads the tokens of a tag.
@@ -320,7 +321,7 @@ func (l *lexer) number() error {
 		}
 	}
 	if last := len(l.tokens) - 1; last >= 0 && l.tokens[last].kind == operator && l.tokens[last].text == "." {
-		n = len(s) - len(strings.TrimLeft(s, "0123456789")) // an index: x.0.1 is x[0][1]
+		n = len(s) - len(strings.TrimLeft(s, "0123456789")) // x.0.1 means x[0][1]
 	}
 	digits := s[:n]
 	if v, err := strconv.ParseInt(digits, 0, 64); err == nil && (len(digits) == 1 || digits[0] != '0' || strings.Trim(digits, "0_") == "" || !isDigits(digits)) {
@@ -336,7 +337,7 @@ func (l *lexer) number() error {
 
 func isDigits(s string) bool { return strings.Trim(s, "0123456789_") == "" }
 
-// unescape decodes the escapes of a string literal as Python does.
+// unescape decodes the escapes of a string literal by Python's rules.
 func unescape(s string) (string, error) {
 	if strings.IndexByte(s, '\\') < 0 {
 		return s, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// method calls v.name(...).
+// method returns the result of v.name(...).
 func (r *run) method(v Value, name string, args arguments) (Value, error) {
 	switch {
 	case r.isSafe(v):
@@ -85,8 +85,8 @@ func (r *run) method(v Value, name string, args arguments) (Value, error) {
 	return Value{}, fmt.Errorf("method %s of %s is not supported", quote(name), kindOf(v))
 }
 
-// hasMethod reports whether this package knows a method of a value. Methods that change lists and dictionaries are not among
-// them: Python's templates are in a sandbox, too.
+// hasMethod reports whether this package supports a method of a value. As in Jinja's sandbox, methods that modify lists and
+// dictionaries are not supported.
 func (r *run) hasMethod(v Value, name string) bool {
 	switch {
 	case v.IsString():
@@ -147,7 +147,7 @@ func (r *run) dictMethod(d *jinja.Dict, name string, args arguments) (Value, err
 	return r.list(items)
 }
 
-// A stringMethod is a method of texts with its parameters, of which some are needed.
+// A stringMethod is a method of texts. The first need parameters are required.
 type stringMethod struct {
 	need   int
 	params []string
@@ -181,7 +181,7 @@ func stripping(left, right bool) stringMethod {
 	}}
 }
 
-// every makes a method that asks for all characters of a text, of which there is one at least.
+// every returns a method that reports whether a text is not empty and f is true for all characters.
 func every(f func(rune) bool) stringMethod {
 	return stringMethod{do: func(r *run, s string, _ []Value) (Value, error) {
 		return jinja.NewBool(s != "" && strings.IndexFunc(s, func(c rune) bool { return !f(c) }) < 0), nil
@@ -206,7 +206,7 @@ func affix(f func(s, affix string) bool) stringMethod {
 	}}
 }
 
-// withText makes a method with one text.
+// withText returns a method with one text argument.
 func withText(f func(r *run, s, t string) (Value, error)) stringMethod {
 	return stringMethod{need: 1, params: []string{"text"}, do: func(r *run, s string, args []Value) (Value, error) {
 		if !args[0].IsString() {
@@ -216,7 +216,7 @@ func withText(f func(r *run, s, t string) (Value, error)) stringMethod {
 	}}
 }
 
-// position is the number of characters before byte i of s, or -1.
+// position returns the number of characters before byte i of s. If i is negative, position returns -1.
 func position(s string, i int) Value {
 	if i < 0 {
 		return jinja.NewInt(-1)
@@ -337,7 +337,7 @@ var stringMethods = map[string]stringMethod{
 	}},
 }
 
-// replace replaces the first count matches, all if count is absent or negative.
+// replace replaces the first count matches. If count is absent or negative, replace replaces all matches.
 func (r *run) replace(s, old, new string, count Value) (Value, error) {
 	n := int64(-1)
 	if !count.IsUndefined() && !count.IsNone() {
@@ -381,7 +381,7 @@ func splitLines(s string, keep bool) []string {
 	return lines
 }
 
-// split is Python's split and rsplit.
+// split implements Python's str.split. If right is set, split implements str.rsplit.
 func (r *run) split(s string, args []Value, right bool) (Value, error) {
 	n := int64(-1)
 	if !args[1].IsUndefined() {
@@ -410,7 +410,7 @@ func (r *run) split(s string, args []Value, right bool) (Value, error) {
 			parts = strings.FieldsFunc(s, isSpace)
 			break
 		}
-		// The part that is left over keeps the white space on its other side.
+		// The remaining part keeps the white space at its far end.
 		if right {
 			s = strings.TrimRightFunc(s, isSpace)
 			for ; n > 0 && s != ""; n-- {
@@ -462,7 +462,7 @@ func (r *run) split(s string, args []Value, right bool) (Value, error) {
 	return r.list(items)
 }
 
-// format is Python's str.format for fields without a format of their own.
+// format implements Python's str.format for fields without a format specification.
 func (r *run) format(s string, args arguments) (Value, error) {
 	var b strings.Builder
 	next := 0

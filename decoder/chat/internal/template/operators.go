@@ -140,7 +140,7 @@ func integers(op string, x, y int64) (Value, error) {
 			return floats(op, float64(x), float64(y))
 		}
 		if n = 1; x >= -1 && x <= 1 {
-			y = min(y, 2-y%2) // the same power, in few steps
+			y = min(y, 2-y%2) // powers of -1, 0 and 1 depend only on whether y is 0, odd or even
 		}
 		for ; y > 0 && !over; y-- {
 			n, over = multiply(n, x)
@@ -190,7 +190,7 @@ func floats(op string, f, g float64) (Value, error) {
 	return jinja.NewFloat(f), nil
 }
 
-// repeat is a text or a list, n times.
+// repeat returns a text or a list repeated the given number of times.
 func (r *run) repeat(v, times Value) (Value, error) {
 	n, ok := whole(times)
 	if !ok {
@@ -220,7 +220,7 @@ func (r *run) repeat(v, times Value) (Value, error) {
 	return r.list(all)
 }
 
-// join joins texts.
+// join returns the texts joined by a separator.
 func (r *run) join(separator string, texts ...string) (Value, error) {
 	n := 0
 	for i, s := range texts {
@@ -237,7 +237,7 @@ func (r *run) join(separator string, texts ...string) (Value, error) {
 	return jinja.NewString(strings.Join(texts, separator)), nil
 }
 
-// percent is Python's formatting of a text with %.
+// percent implements Python's % formatting of a text.
 func (r *run) percent(format string, v Value) (Value, error) {
 	args := []Value{v}
 	if v.IsList() && r.tuples[v.AsList()] {
@@ -288,7 +288,7 @@ func (r *run) percent(format string, v Value) (Value, error) {
 	return r.text(b.String())
 }
 
-// attribute is v.name, which is a method before it is the value of a key.
+// attribute returns v.name. A method takes precedence over the value of a key.
 func (r *run) attribute(v Value, name string) (Value, error) {
 	if v.IsUndefined() {
 		return Value{}, fmt.Errorf("attribute %s of an undefined value", quote(name))
@@ -310,7 +310,7 @@ func (r *run) attribute(v Value, name string) (Value, error) {
 	return jinja.Undefined(), nil
 }
 
-// item is v[key], which is the value of a key before it is a method.
+// item returns v[key]. The value of a key takes precedence over a method.
 func (r *run) item(v, key Value) (Value, error) {
 	if v.IsUndefined() {
 		return Value{}, errors.New("an item of an undefined value")
@@ -354,7 +354,7 @@ func index(i int64, n int) (int, bool) {
 	return int(i), i >= 0 && i < int64(n)
 }
 
-// slice is v[from:to:step].
+// slice returns v[from:to:by].
 func (r *run) slice(v, from, to, by Value) (Value, error) {
 	if v.IsUndefined() {
 		return Value{}, errors.New("an item of an undefined value")

@@ -6,41 +6,40 @@ import (
 	"strings"
 )
 
-// Bounds of a template's source.
+// Limits of a template's source.
 const (
 	maxSource = 1 << 20 // bytes
-	maxNest   = 100     // of statements, and of brackets in an expression
-	maxChain  = 500     // of operators in an expression
+	maxNest   = 100     // nesting depth of statements, and of brackets in an expression
+	maxChain  = 500     // depth of operators in an expression
 )
 
-// expression is an expression in the source for the library.
+// expression is a translated expression.
 type expression struct {
 	src   string
 	depth int
-	// For x.attr: x and attr, of which a call makes a method.
+	// object and attr are x and attr of the expression x.attr. A call of x.attr is a method call.
 	object, attr string
 	call         bool   // the expression is a call
 	name         string // the expression is this name
 }
 
-// frame is a scope of the template: the names that it assigns.
+// frame is a scope of the template and the names that the scope assigns.
 type frame struct {
 	names []string // in the order of their first assignment
 	seen  map[string]bool
-	loop  bool // a loop's body: break and continue are allowed
-	plain bool // break passes through: an if
+	loop  bool // the scope is a loop's body: break and continue are allowed
+	plain bool // break and continue apply to an enclosing loop: the else part of a loop
 }
 
-// parser translates a template to the source of a template for the library. There, loops, conditions, macros and
-// variables are the library's, and operators, filters, tests, methods, functions and output are calls of functions of this
-// package (run.go). Names:
+// parser translates a template to a template for the library (github.com/ardanlabs/jinja). The library runs loops, conditions,
+// macros and variables. Operators, filters, tests, methods, functions and output become calls of functions of this package
+// (run.go). Names in the translated template:
 //
 //	v_NAME       a variable of the template
 //	l_FUNCTION   a function of this package
-//	t_NUMBER     a value in between
+//	t_NUMBER     a temporary value
 //
-// Literal text is a number of a table. So the library removes no white space, and every character of the template is
-// counted when it is written.
+// Literal text becomes an index in a table. So the library removes no white space, and the output limit covers literal text.
 type parser struct {
 	tokens []token
 	pos    int
@@ -50,7 +49,7 @@ type parser struct {
 	marks  []mark
 	temps  int
 	nest   int
-	soft   int // conditions around: unknown filters and tests are errors of rendering there, as in Jinja
+	soft   int // number of enclosing conditions; inside one, unknown filters and tests fail at rendering, as in Jinja
 }
 
 func parse(tokens []token) (p *parser, err error) {
@@ -68,7 +67,7 @@ func parse(tokens []token) (p *parser, err error) {
 	return p, nil
 }
 
-// fail ends the translation.
+// fail panics with an error at a place. parse recovers the error.
 func (p *parser) fail(at mark, format string, args ...any) { panic(fail(at, format, args...)) }
 
 func (p *parser) peek() token { return p.tokens[p.pos] }
@@ -121,7 +120,7 @@ func (p *parser) expect(k kind, s string) token {
 	return t
 }
 
-// mark gives the number of a place.
+// mark records a place and returns its number.
 func (p *parser) mark(at mark) string {
 	p.marks = append(p.marks, at)
 	return strconv.Itoa(len(p.marks) - 1)
@@ -129,8 +128,8 @@ func (p *parser) mark(at mark) string {
 
 func (p *parser) temp() string { p.temps++; return "t_" + strconv.Itoa(p.temps) }
 
-// emit writes a part of the translated template. A statement gets a newline, which the library removes again: to trim a statement, the
-// library looks for the nearest text, and takes quadratic time in a template that has none.
+// emit writes parts of the translated template. emit adds a newline after a statement, and the library removes the newline. To
+// trim a statement, the library searches for the nearest text. Without the newlines, these searches take quadratic time.
 func (p *parser) emit(parts ...string) {
 	for _, s := range parts {
 		p.out.WriteString(s)
@@ -149,7 +148,7 @@ func variable(name string) string {
 	return "v_" + name
 }
 
-// assign notes that the innermost scope assigns a name.
+// assign records that the innermost scope assigns a name, and returns the name of the variable in the translated template.
 func (p *parser) assign(t token) string {
 	if t.text == "loop" || t.text == "caller" {
 		p.fail(t.at, "%q can't be assigned", t.text)
@@ -169,7 +168,7 @@ func literal(s string) string {
 	return "'" + strings.ReplaceAll(strings.ReplaceAll(s, `\`, `\\`), `'`, `\'`) + "'"
 }
 
-// body translates statements up to one of the ends, and returns which.
+// body translates statements up to one of the ends, and returns the token of the end.
 func (p *parser) body(ends ...string) token {
 	p.nest++
 	begin := p.peek().at
@@ -216,7 +215,7 @@ func (p *parser) statement(t token) {
 		p.callBlock(t)
 	case "filter":
 		p.filterBlock(t)
-	case "generation": // the assistant's tokens, for training
+	case "generation": // marks the assistant's tokens for training
 		p.expect(blockEnd, "")
 		p.scoped(frame{}, func() { p.body("endgeneration") })
 		p.expect(blockEnd, "")
@@ -259,7 +258,7 @@ func (p *parser) condition() {
 	p.emit("{% endif %}")
 }
 
-// inside translates a scope's content apart, and returns it with the names that the content assigns.
+// inside returns the translated content of a scope and the names that the content assigns.
 func (p *parser) inside(f frame, content func()) (string, []string) {
 	out := p.out
 	p.out = &strings.Builder{}
@@ -272,7 +271,7 @@ func (p *parser) inside(f frame, content func()) (string, []string) {
 	return src, f.names
 }
 
-// scoped translates content whose assignments are not seen behind it: the names have their former values there.
+// scoped translates content with a scope of its own. After the content, assigned names have their former values again.
 func (p *parser) scoped(f frame, content func()) {
 	src, names := p.inside(f, content)
 	saved := make([]string, len(names))
@@ -286,7 +285,7 @@ func (p *parser) scoped(f frame, content func()) {
 	}
 }
 
-// loop translates a loop. In Jinja an iteration begins with the variables as they were before the loop.
+// loop translates a loop. As in Jinja, each iteration begins with the values of variables before the loop.
 func (p *parser) loop(t token) {
 	var targets []token
 	parens := p.skip(operator, "(")
@@ -406,7 +405,7 @@ func (p *parser) assignment(t token) {
 	store(e.src)
 }
 
-// captured translates statements whose output is the value of a name.
+// captured translates statements and assigns their output to the name value.
 func (p *parser) captured(value, last string) {
 	p.scoped(frame{}, func() {
 		p.emit("{{l_enter()}}{% set ", value, " %}")
@@ -424,7 +423,8 @@ func (p *parser) filterBlock(t token) {
 	p.emit("{{l_out(", p.mark(t.at), ",", e.src, ")}}")
 }
 
-// macro translates a macro: the library's has one parameter, a list of the positional arguments and a dictionary.
+// macro translates a macro to a macro with one parameter. The parameter is a list of two items: a list of the positional
+// arguments, and a dictionary of the named arguments.
 func (p *parser) macro() {
 	t := p.expect(name, "")
 	own := p.assign(t)
@@ -434,7 +434,7 @@ func (p *parser) macro() {
 	p.function(t, own, params, defaults, "endmacro")
 }
 
-// parameters reads the parameters of a macro or of a caller, behind the bracket. The default of a parameter without one is "".
+// parameters reads the parameters of a macro or a caller after the opening parenthesis. "" in defaults means no default.
 func (p *parser) parameters() (params []token, defaults []string) {
 	for !p.op(")") {
 		if len(params) > 0 {
@@ -458,7 +458,7 @@ func (p *parser) parameters() (params []token, defaults []string) {
 	return params, defaults
 }
 
-// function translates the body of a macro or of a caller, up to a statement. The library's name of the macro is own.
+// function translates the body of a macro or a caller up to the statement last. own is the name of the translated macro.
 func (p *parser) function(t token, own string, params []token, defaults []string, last string) {
 	src, _ := p.inside(frame{}, func() {
 		p.emit("{{l_params(", p.mark(t.at), ",", literal(t.text), ",t_args")
@@ -484,7 +484,7 @@ func (p *parser) function(t token, own string, params []token, defaults []string
 	p.set(own, "l_macro("+literal(t.text)+","+own+")")
 }
 
-// callBlock translates the statement call: its body is a macro, which the called macro finds as caller.
+// callBlock translates the statement call. The body becomes a macro, and the called macro can call the body by the name caller.
 func (p *parser) callBlock(t token) {
 	var params []token
 	var defaults []string

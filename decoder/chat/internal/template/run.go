@@ -24,15 +24,15 @@ func (e *Exception) Error() string {
 
 // Limits bound a rendering.
 type Limits struct {
-	Depth  int           // of calls of macros
-	Time   time.Duration // of a rendering
-	Output int           // bytes of a rendering, and of each text that it makes on its way
+	Depth  int           // depth of nested macro calls
+	Time   time.Duration // time of a rendering
+	Output int           // bytes of the output, and of each intermediate text
 }
 
-// share is how many bytes a rendering may make on its way, in units of Limits.Output.
+// share is the limit of all texts and lists of a rendering, in units of Limits.Output.
 const share = 32
 
-// Template is a template, translated. It may render from several goroutines at a time.
+// Template is a translated template. A Template is safe for concurrent use.
 type Template struct {
 	compiled *jinja.Template
 	texts    []string
@@ -69,18 +69,18 @@ type run struct {
 	now      func() time.Time
 	deadline time.Time
 	steps    int
-	made     int // bytes
-	written  int // bytes, outside of macros and of blocks whose output is a value
-	inside   int // macros and such blocks
+	made     int // bytes of all texts and lists
+	written  int // bytes of output outside of macros and of blocks whose output is a value
+	inside   int // number of enclosing macros and blocks whose output is a value
 	depth    int
-	order    []string             // names of the arguments of the call that begins
+	order    []string             // names of the named arguments of the current call
 	spaces   map[*jinja.Dict]bool // namespaces
 	tuples   map[*jinja.List]bool
 	safe     map[*jinja.List]string // see safe.go
-	err      error                  // over a limit: final
+	err      error                  // limit error; ends the rendering
 }
 
-// Render renders the template.
+// Render returns the output of the template.
 func (t *Template) Render(variables map[string]Value, limits Limits, now func() time.Time) (text string, err error) {
 	r := &run{t: t, limits: limits, now: now, deadline: time.Now().Add(limits.Time), spaces: map[*jinja.Dict]bool{}, tuples: map[*jinja.List]bool{}, safe: map[*jinja.List]string{}}
 	data := r.functions()
@@ -109,21 +109,21 @@ func (t *Template) Render(variables map[string]Value, limits Limits, now func() 
 	return text, nil
 }
 
-// function is a function of the library: the arguments begin with the number of a place.
+// function is a function that the translated template calls.
 type function func(args []Value, named map[string]Value) (Value, error)
 
-// at makes a function of plain values.
+// at returns a function value for f. Before the call of f, safe texts become plain texts.
 func (r *run) at(f func(args []Value) (Value, error)) Value {
 	return r.named(func(args []Value, _ map[string]Value) (Value, error) { return f(r.plains(args)) })
 }
 
-// raw makes a function whose arguments may be safe texts.
+// raw returns a function value for f. The arguments of f may be safe texts.
 func (r *run) raw(f func(args []Value) (Value, error)) Value {
 	return r.named(func(args []Value, _ map[string]Value) (Value, error) { return f(args) })
 }
 
-// named adds the place to a function's error, unless there is one inside.
-
+// named returns a function value for f. The first argument of the value is the number of a place. named adds the place to an
+// error of f that has no place.
 func (r *run) named(f function) Value {
 	return jinja.NewCallable("function", func(args []Value, named map[string]Value) (Value, error) {
 		place := r.t.marks[args[0].AsInt()]
@@ -152,7 +152,7 @@ func (r *run) named(f function) Value {
 	})
 }
 
-// step counts work, and looks at the clock now and then.
+// step counts n units of work. About every 256 units, step checks the time limit.
 func (r *run) step(n int) error {
 	if r.err != nil {
 		return r.err
@@ -165,7 +165,7 @@ func (r *run) step(n int) error {
 	return nil
 }
 
-// make counts n bytes that a function is about to make.
+// make counts n bytes of a text or list before its allocation, and checks the limits.
 func (r *run) make(n int) error {
 	if n > r.limits.Output {
 		return fmt.Errorf("%w: a text or a list of more than %d bytes", ErrLimit, r.limits.Output)
@@ -176,7 +176,7 @@ func (r *run) make(n int) error {
 	return r.step(n >> 10)
 }
 
-// write counts n bytes of output.
+// write counts n bytes of output, and checks the limits.
 func (r *run) write(n int) error {
 	if r.inside == 0 {
 		if r.written += n; r.written > r.limits.Output {
@@ -212,14 +212,14 @@ func (r *run) tuple(items []Value) (Value, error) {
 
 var empty = jinja.NewString("")
 
-// arguments are those of a call in the template.
+// arguments holds the arguments of a call in the template.
 type arguments struct {
 	list  []Value
 	names []string
 	named []Value
 }
 
-// split reads a call's arguments: a number, as many, then names and values.
+// split decodes the arguments of a call: the number of positional arguments, the positional arguments, then names and values.
 func split(args []Value) arguments {
 	n := int(args[0].AsInt())
 	a := arguments{list: args[1 : 1+n]}
@@ -230,7 +230,7 @@ func split(args []Value) arguments {
 	return a
 }
 
-// bind gives the parameters their arguments, Undefined for those without.
+// bind returns the arguments in the order of the parameters. A missing argument is Undefined.
 func (a arguments) bind(what string, params ...string) ([]Value, error) {
 	if len(a.list) > len(params) {
 		return nil, fmt.Errorf("%s takes at most %d arguments, %d are given", what, len(params), len(a.list))
@@ -253,7 +253,7 @@ next:
 	return out, nil
 }
 
-// need is bind with required parameters first.
+// need is like bind, and returns an error if one of the first n parameters has no argument.
 func (a arguments) need(n int, what string, params ...string) ([]Value, error) {
 	out, err := a.bind(what, params...)
 	if err != nil {
@@ -276,7 +276,7 @@ func contains(list []string, s string) bool {
 	return false
 }
 
-// functions are what the translated template calls.
+// functions returns the functions that the translated template calls.
 func (r *run) functions() map[string]Value {
 	leave := func(n int) Value {
 		return jinja.NewCallable("function", func([]Value, map[string]Value) (Value, error) {
@@ -387,7 +387,7 @@ func (r *run) functions() map[string]Value {
 	}
 }
 
-// macro makes a value of the library's macro, which takes its arguments as one.
+// macro returns a macro value with ordinary arguments. The translated macro inner has one parameter that holds all arguments.
 func (r *run) macro(name string, inner Value) Value {
 	return jinja.NewCallable(name, func(args []Value, named map[string]Value) (Value, error) {
 		rest := jinja.NewDict()
@@ -403,7 +403,7 @@ func (r *run) macro(name string, inner Value) Value {
 	})
 }
 
-// params checks a macro's arguments.
+// params checks the arguments of a macro.
 func (r *run) params(args []Value) (Value, error) {
 	given, params := args[1].AsList(), args[2:]
 	list, named := given.Get(0).AsList(), given.Get(1).AsDict()
@@ -425,7 +425,7 @@ next:
 	return empty, nil
 }
 
-// argument returns a macro's argument by its number and its name.
+// argument returns the argument of a macro with the given position and name.
 func argument(args []Value) (Value, bool) {
 	i, given := int(args[0].AsInt()), args[2].AsList()
 	if list := given.Get(0).AsList(); i < list.Len() {
@@ -458,7 +458,8 @@ func (r *run) call(f Value, args arguments, caller *Value) (Value, error) {
 	return f.AsCallable().Fn(args.list, named)
 }
 
-// storable refuses namespaces in a namespace, which might contain itself, and values that are too deep.
+// storable returns an error for a value that contains a namespace, or that is nested too deeply. A namespace in a namespace could
+// contain itself.
 func (r *run) storable(v Value, depth int) error {
 	if depth > maxValue {
 		return fmt.Errorf("%w: a value of more than %d levels", ErrLimit, maxValue)

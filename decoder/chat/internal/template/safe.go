@@ -10,8 +10,9 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// A safe text is what the filters safe and escape give: other text that is added to it is escaped for HTML. The library has no
-// kind for it, so it is a list that run.safe knows: empty if the text is, since the library asks whether a value is true.
+// The filters safe and escape return a safe text. Text that is added to a safe text is escaped for HTML. The library has no kind
+// for safe texts, so a safe text is a list that is a key of run.safe. The list is empty if and only if the text is empty, so the
+// truth value of the list equals the truth value of the text.
 
 func (r *run) newSafe(s string) (Value, error) {
 	var items []Value
@@ -31,7 +32,7 @@ func (r *run) isSafe(v Value) bool {
 	return ok
 }
 
-// plain makes a safe text a text.
+// plain returns a safe text as a plain text, and any other value unchanged.
 func (r *run) plain(v Value) Value {
 	if len(r.safe) > 0 && v.IsList() {
 		if s, ok := r.safe[v.AsList()]; ok {
@@ -54,7 +55,7 @@ func (r *run) plains(list []Value) []Value {
 
 var htmlEscaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&#34;", "'", "&#39;")
 
-// addSafe is a + b, of which one is a safe text.
+// addSafe returns a + b. At least one of a and b is a safe text.
 func (r *run) addSafe(a, b Value) (Value, error) {
 	sum := ""
 	for _, v := range []Value{a, b} {
@@ -70,7 +71,7 @@ func (r *run) addSafe(a, b Value) (Value, error) {
 	return r.newSafe(sum)
 }
 
-// again makes a result safe, which was made of a safe text: a text, and the texts of a list.
+// again converts the result of an operation on a safe text: a text, or each text of a list, becomes safe.
 func (r *run) again(v Value, err error) (Value, error) {
 	switch {
 	case err != nil:
@@ -89,7 +90,7 @@ func (r *run) again(v Value, err error) (Value, error) {
 	return v, nil
 }
 
-// safeMethod is a method of a safe text.
+// safeMethod returns the result of a method of a safe text.
 func (r *run) safeMethod(v Value, name string, args arguments) (Value, error) {
 	switch name {
 	case "format", "join", "replace":
@@ -99,10 +100,10 @@ func (r *run) safeMethod(v Value, name string, args arguments) (Value, error) {
 	return r.again(r.method(r.plain(v), name, args))
 }
 
-// safeFilters are the filters whose result for a safe text is safe.
+// safeFilters lists the filters whose result for a safe text is safe.
 var safeFilters = []string{"capitalize", "center", "indent", "lower", "reverse", "safe", "string", "trim", "upper", "e", "escape"}
 
-// Keys of dictionaries are texts for the library. An integer or none as a key is a text that begins with keyMark.
+// keyMark begins the text of a dictionary key that is an integer or none. The library supports only texts as keys.
 const keyMark = "\x00key "
 
 func keyOf(v Value) (string, error) {

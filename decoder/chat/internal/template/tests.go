@@ -7,7 +7,7 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// tests has the tests by their names, and how many arguments each has.
+// tests maps the name of a test to its number of arguments.
 var tests = map[string]int{
 	"boolean": 0, "callable": 0, "defined": 0, "even": 0, "false": 0, "filter": 0, "float": 0, "integer": 0, "iterable": 0, "lower": 0,
 	"mapping": 0, "none": 0, "number": 0, "odd": 0, "sequence": 0, "string": 0, "test": 0, "true": 0, "undefined": 0, "upper": 0,
@@ -21,7 +21,7 @@ var testOperators = map[string]string{
 	"==": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">=",
 }
 
-// test applies a test by its name.
+// test applies the test with the given name.
 func (r *run) test(name string, v Value, args arguments) (bool, error) {
 	n, ok := tests[name]
 	if !ok {
@@ -40,7 +40,7 @@ func (r *run) test(name string, v Value, args arguments) (bool, error) {
 	case "boolean":
 		return v.IsBool(), nil
 	case "callable":
-		return isFunction || v.IsUndefined(), nil // Jinja's undefined value has a call, which fails
+		return isFunction || v.IsUndefined(), nil // in Jinja, an undefined value is callable, and the call fails
 	case "defined":
 		return !v.IsUndefined(), nil
 	case "undefined":
@@ -105,7 +105,7 @@ func (r *run) test(name string, v Value, args arguments) (bool, error) {
 	return false, fmt.Errorf("test %s is not supported", quote(name))
 }
 
-// same is Python's "is".
+// same implements Python's operator "is".
 func (r *run) same(a, b Value) (bool, error) {
 	switch {
 	case a.IsDict() && b.IsDict():

@@ -11,20 +11,20 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// maxValue bounds the levels of a value.
+// maxValue is the maximum nesting depth of a value.
 const maxValue = 200
 
-// Values that the library has no kind for are callables with names that no template can write.
+// The library has no kinds for generators and big integers. Such a value is a callable with a name that no template can write.
 const (
-	generator = "\x00generator" // what some filters give: it can be iterated once
-	bigInt    = "\x00int "      // an integer of more than 64 bits, with its digits
+	generator = "\x00generator" // a result of some filters; can be iterated once
+	bigInt    = "\x00int "      // an integer of more than 64 bits; the digits follow
 )
 
 func special(v Value) bool { return v.IsCallable() && strings.HasPrefix(v.AsCallable().Name, "\x00") }
 
 func isGenerator(v Value) bool { return v.IsCallable() && v.AsCallable().Name == generator }
 
-// newGenerator makes a value that can be iterated once, as Python's generators.
+// newGenerator returns a generator. As in Python, a generator can be iterated once.
 func newGenerator(items []Value) Value {
 	used := false
 	return jinja.NewCallable(generator, func([]Value, map[string]Value) (Value, error) {
@@ -36,7 +36,7 @@ func newGenerator(items []Value) Value {
 	})
 }
 
-// newBig makes an integer of more than 64 bits.
+// newBig returns an integer of more than 64 bits.
 func newBig(digits string) Value {
 	return jinja.NewCallable(bigInt+digits, func([]Value, map[string]Value) (Value, error) {
 		return Value{}, errors.New("an integer is no function")
@@ -50,7 +50,7 @@ func bigDigits(v Value) (string, bool) {
 	return strings.CutPrefix(v.AsCallable().Name, bigInt)
 }
 
-// kindOf names a value's kind for errors.
+// kindOf returns the name of a value's kind for errors.
 func kindOf(v Value) string {
 	switch {
 	case v.IsUndefined():
@@ -78,7 +78,7 @@ func kindOf(v Value) string {
 	return "a function"
 }
 
-// string is Python's str.
+// string implements Python's str.
 func (r *run) string(v Value) (string, error) {
 	v = r.plain(v)
 	if v.IsString() {
@@ -92,7 +92,7 @@ func (r *run) string(v Value) (string, error) {
 	return b.String(), err
 }
 
-// repr writes Python's repr.
+// repr writes Python's repr of v to b.
 func (r *run) repr(b *strings.Builder, v Value, depth int) error {
 	if depth > maxValue {
 		return fmt.Errorf("%w: a value of more than %d levels", ErrLimit, maxValue)
@@ -206,7 +206,7 @@ func reprString(b *strings.Builder, s string) {
 	b.WriteRune(quote)
 }
 
-// formatFloat is Python's repr of a float.
+// formatFloat returns Python's repr of a float.
 func formatFloat(f float64) string {
 	switch {
 	case math.IsNaN(f):
@@ -231,7 +231,7 @@ func parseFloat(s string) float64 {
 	return f
 }
 
-// iterate lists what a loop over v goes through.
+// iterate returns the items of a loop over v.
 func (r *run) iterate(v Value) ([]Value, error) {
 	var items []Value
 	switch {
@@ -262,10 +262,10 @@ func (r *run) iterate(v Value) ([]Value, error) {
 	return items, r.make(len(items) * itemBytes)
 }
 
-// truth is Python's bool.
+// truth implements Python's bool.
 func truth(v Value) bool { return v.IsTruthy() }
 
-// whole returns an integer, also of a boolean.
+// whole returns the value of an integer or a boolean.
 func whole(v Value) (int64, bool) {
 	switch {
 	case v.IsInt():
@@ -287,7 +287,7 @@ func number(v Value) (float64, bool) {
 	return float64(n), ok
 }
 
-// equal is Python's ==.
+// equal implements Python's operator ==.
 func (r *run) equal(a, b Value, depth int) (bool, error) {
 	if depth > maxValue {
 		return false, fmt.Errorf("%w: a value of more than %d levels", ErrLimit, maxValue)
@@ -347,7 +347,7 @@ func (r *run) equal(a, b Value, depth int) (bool, error) {
 	return ok && yes && x == y, nil
 }
 
-// compare orders two values as Python's <.
+// compare compares two values by the rules of Python's operator <.
 func (r *run) compare(a, b Value, depth int) (int, error) {
 	if depth > maxValue {
 		return 0, fmt.Errorf("%w: a value of more than %d levels", ErrLimit, maxValue)
