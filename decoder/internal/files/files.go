@@ -1,8 +1,8 @@
-// Package files reads whole files from untrusted sources: ordinary files only, and none that is longer than its
-// reader can use.
+// Package files reads whole files from untrusted sources. It reads regular files only, up to a length that the caller
+// gives.
 //
-// A pipe without a writer would block, a device or a link to one may have no end, and a sparse file may claim any
-// size. All of these are errors before anything is read.
+// A pipe without a writer would block, a device may have no end, and a sparse file may claim any size. Each of these
+// files is an error before any byte is read.
 package files
 
 import (
@@ -16,17 +16,17 @@ import (
 	"path/filepath"
 )
 
-// Errors of this package wrap one of these errors, or the system's.
+// Every error of this package wraps one of the errors below, or an error of the system.
 var (
-	// ErrIrregular is returned for a folder, pipe, socket or device in place of an ordinary file.
+	// ErrIrregular is returned if the path is a folder, pipe, socket or device, and not a regular file.
 	ErrIrregular = errors.New("not a regular file")
-	// ErrTooLong is returned for more bytes than the reader accepts.
+	// ErrTooLong is returned for a file that has more bytes than the caller allows.
 	ErrTooLong = errors.New("file too long")
-	// ErrPointer is returned for a Git LFS pointer in place of a file.
+	// ErrPointer is returned for a Git LFS pointer in place of the file.
 	ErrPointer = errors.New("a Git LFS pointer and not the file itself, which git lfs pull gets")
 )
 
-// IsPointer reports whether data is a Git LFS pointer, which a clone without Git LFS has in place of large files.
+// IsPointer reports whether data is a Git LFS pointer. A clone without Git LFS has pointers in place of large files.
 func IsPointer(data []byte) bool {
 	return len(data) < 1024 && bytes.HasPrefix(data, []byte("version https://git-lfs.github.com/spec/"))
 }
@@ -34,7 +34,7 @@ func IsPointer(data []byte) bool {
 // Folder is a folder of the operating system, or the root of a file system.
 type Folder struct {
 	name string
-	fsys fs.FS                          // nil: the operating system's
+	fsys fs.FS                          // nil: the operating system's file system
 	told func(name string, data []byte) // called for each file that Read has read; nil: none
 }
 
@@ -44,13 +44,13 @@ func Dir(name string) Folder { return Folder{name: name} }
 // FS returns the root of a file system, such as an embedded one. name stands for the folder in errors.
 func FS(name string, fsys fs.FS) Folder { return Folder{name: name, fsys: fsys} }
 
-// Telling returns the folder with a function that Read calls for each file that it has read.
+// Telling returns a copy of the folder whose Read calls f for each file that it has read.
 func (d Folder) Telling(f func(name string, data []byte)) Folder {
 	d.told = f
 	return d
 }
 
-// Path returns the path of one of the folder's files, for errors.
+// Path returns the path of a file of the folder, for errors.
 func (d Folder) Path(name string) string {
 	if d.fsys != nil {
 		return path.Join(d.name, name)
@@ -58,7 +58,7 @@ func (d Folder) Path(name string) string {
 	return filepath.Join(d.name, name)
 }
 
-// Exists reports whether the name exists, also as a dangling link.
+// Exists reports whether a file of the folder exists. A dangling link exists, too.
 func (d Folder) Exists(name string) bool {
 	var err error
 	if d.fsys != nil {
@@ -69,7 +69,7 @@ func (d Folder) Exists(name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// Names returns the names in the folder, without folders.
+// Names returns the names of the files in the folder. Subfolders are left out.
 func (d Folder) Names() ([]string, error) {
 	var all []fs.DirEntry
 	var err error
@@ -87,7 +87,7 @@ func (d Folder) Names() ([]string, error) {
 	return names, err
 }
 
-// Read returns one of the folder's files, which may have up to most bytes.
+// Read returns the contents of a file of the folder. A file of more than most bytes is an error.
 func (d Folder) Read(name string, most int64) ([]byte, error) {
 	data, err := d.read(name, most)
 	if err == nil && d.told != nil {
@@ -100,7 +100,7 @@ func (d Folder) read(name string, most int64) ([]byte, error) {
 	if d.fsys == nil {
 		return Read(d.Path(name), most)
 	}
-	if _, err := d.Size(name); err != nil { // the file system may be the operating system's
+	if _, err := d.Size(name); err != nil { // fsys may be the operating system's, with pipes
 		return nil, err
 	}
 	f, err := d.fsys.Open(name)
@@ -110,7 +110,7 @@ func (d Folder) read(name string, most int64) ([]byte, error) {
 	return read(f, most)
 }
 
-// Size returns the size of one of the folder's files, which must be an ordinary file.
+// Size returns the size of a file of the folder, which must be a regular file.
 func (d Folder) Size(name string) (int64, error) {
 	if d.fsys == nil {
 		return Size(d.Path(name))
@@ -122,9 +122,9 @@ func (d Folder) Size(name string) (int64, error) {
 	return regular(info)
 }
 
-// Read returns a file of up to most bytes. Links are followed.
+// Read returns the contents of a file. A file of more than most bytes is an error. Links are followed.
 func Read(name string, most int64) ([]byte, error) {
-	if _, err := Size(name); err != nil { // opening a pipe would block
+	if _, err := Size(name); err != nil { // before os.Open, which blocks on a pipe
 		return nil, err
 	}
 	f, err := os.Open(name)
@@ -134,7 +134,7 @@ func Read(name string, most int64) ([]byte, error) {
 	return read(f, most)
 }
 
-// Size returns the size of an ordinary file.
+// Size returns the size of a file, which must be a regular file.
 func Size(name string) (int64, error) {
 	info, err := os.Stat(name)
 	if err != nil {
@@ -150,7 +150,7 @@ func regular(info fs.FileInfo) (int64, error) {
 	return info.Size(), nil
 }
 
-// read reads an open file and closes it.
+// read reads an open file, and closes it.
 func read(f fs.File, most int64) ([]byte, error) {
 	defer f.Close()
 	info, err := f.Stat()
@@ -171,7 +171,7 @@ func read(f fs.File, most int64) ([]byte, error) {
 	return data, err
 }
 
-// Stream returns the contents of a file, pipe or device up to its end, at most `most` bytes.
+// Stream returns the contents of a file, pipe or device up to its end. More than most bytes are an error.
 func Stream(name string, most int64) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -184,7 +184,7 @@ func Stream(name string, most int64) ([]byte, error) {
 	return AtMost(f, most)
 }
 
-// AtMost reads to the end, at most `most` bytes.
+// AtMost reads r to its end. More than most bytes are an error.
 func AtMost(r io.Reader, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, most+1))
 	if err != nil {

@@ -40,7 +40,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestHostile: no kind of file blocks, or takes memory that it only claims.
+// TestHostile checks that no kind of file blocks, or uses memory for a size that the file only claims.
 func TestHostile(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

@@ -2,12 +2,12 @@ package files
 
 import "fmt"
 
-// Limits are the limits of a JSON text. A parser takes memory for each value, which may be two bytes of the text, and
-// package encoding/json treats a null like a missing value.
+// Limits are the limits of a JSON text. A parser allocates memory for each value, and a value may have only two bytes
+// of text. Nulls is a limit because package encoding/json treats a null like a missing value.
 type Limits struct {
-	Values int  // in arrays and objects
-	Depth  int  // of nested arrays and objects
-	Nulls  bool // null may be among the values
+	Values int  // elements of arrays and members of objects; an empty array or object counts as one
+	Depth  int  // nesting depth of arrays and objects
+	Nulls  bool // whether nulls are allowed
 }
 
 // Check returns an error if a JSON text exceeds the limits. Check does not detect invalid JSON.
@@ -30,7 +30,7 @@ func (l Limits) Check(data []byte) error {
 			depth--
 		case ',':
 			values++
-		case 'n': // no other literal begins so
+		case 'n': // null is the only literal that begins with n
 			if !l.Nulls {
 				return fmt.Errorf("byte %d: null has no place here", i)
 			}

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// count is what a JSON text has, as encoding/json reads it: values of arrays and
-// objects, and each array and object, counted as Limits counts them.
+// count returns the number of values and the depth of a JSON text, counted as Limits counts them. The text is parsed by
+// encoding/json.
 func count(data []byte) (values, depth int, nulls, ok bool) {
 	if !json.Valid(data) {
 		return 0, 0, false, false
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	at := 0
-	var commas []int // elements so far of each open array or object, keys and values
+	var commas []int // number of keys and values so far, for each open array or object
 	begin := func() {
 		if n := len(commas); n > 0 {
 			commas[n-1]++
@@ -59,7 +59,7 @@ func FuzzLimits(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		values, depth, nulls, ok := count(data)
 		if !ok {
-			_ = Limits{1, 1, false}.Check(data) // must end
+			_ = Limits{1, 1, false}.Check(data) // Check must return
 			return
 		}
 		if err := (Limits{values, depth, nulls}).Check(data); err != nil {
@@ -74,7 +74,7 @@ func FuzzLimits(f *testing.F) {
 	})
 }
 
-// TestLimits: a text of any size takes no memory, and time in proportion to it.
+// TestLimits checks that a text of any size needs no memory, and time proportional to its size.
 func TestLimits(t *testing.T) {
 	l := Limits{1 << 20, 64, false}
 	for what, c := range map[string]struct{ text, want string }{

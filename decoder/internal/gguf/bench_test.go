@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Speeds are of output, on one core. The output, 128 MB, fits no cache.
+// Speeds are bytes of output per second, on one core. The output, 128 MB, exceeds all caches.
 func BenchmarkDecode(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 1))
 	const rows, columns = 8192, 4096
@@ -24,7 +24,7 @@ func BenchmarkDecode(b *testing.B) {
 	half := make([]uint16, rows*columns)
 	for _, typ := range []Type{F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K} {
 		x := rowsOf(b, r, typ, rows, columns)
-		for i := range x.data { // scales of 2^-9 to 2^-7
+		for i := range x.data { // the scales are 2^-9 to 2^-7
 			switch at := i % x.layout.bytes; {
 			case typ == F32 && at == 3 || typ == BF16 && at == 1:
 				x.data[i] &= 0x3f
@@ -44,7 +44,7 @@ func BenchmarkDecode(b *testing.B) {
 				}
 				b.SetBytes(size * rows * columns)
 				for b.Loop() {
-					for i := 0; i < rows; i += 16 { // 16 rows are one worker's
+					for i := 0; i < rows; i += 16 { // one worker decodes 16 rows
 						if err := f(i, i+16); err != nil {
 							b.Fatal(err)
 						}

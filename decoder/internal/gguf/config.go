@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// Config returns the fields of the config.json that a language model had before its conversion, with values that
-// encoding/json accepts. Fields that the metadata cannot say have the value of all models of the architecture.
+// Config returns the fields of the config.json that the language model had before its conversion to GGUF. encoding/json
+// accepts all values. Some fields have no metadata key: Config gives those the value that all models of the
+// architecture have.
 //
-// An unknown architecture is ErrUnsupported, and so is a key of the architecture that is not known, since the logits may
-// depend on it. Other keys, of the tokenizer and about the file, stay unread.
+// ErrUnsupported is returned for an unknown architecture, and for an unknown key of the architecture, since the logits
+// may depend on the key. Keys of the tokenizer, and general keys about the file, are not read.
 func (f *File) Config() (map[string]any, error) {
 	w, err := f.words()
 	if err != nil {
@@ -49,7 +50,7 @@ func (f *File) words() (*words, error) {
 			return nil, fail(ErrUnsupported, w.path, "metadata key %q is %s; %q is read", key, quote(got), want)
 		}
 	}
-	const version = 2 // of the layouts of blocks; that of all GGUF files
+	const version = 2 // version of the block layouts that all GGUF files have
 	if got, err := Or(w.meta.Int, "general.quantization_version", version); err != nil {
 		return nil, err
 	} else if got != version {
@@ -72,7 +73,8 @@ func (w *words) fail(kind error, format string, args ...any) {
 	}
 }
 
-// read keeps get's first error. Of the key, the architecture is left out.
+// read returns the value of a key of the model's architecture, and keeps the first error. key is without the
+// architecture.
 func read[T any](w *words, get func(string) (T, error), key string) (x T) {
 	x, err := get(w.architecture + "." + key)
 	if err != nil && w.err == nil {
@@ -81,7 +83,7 @@ func read[T any](w *words, get func(string) (T, error), key string) (x T) {
 	return x
 }
 
-// orElse is read for a key that may be missing.
+// orElse is like read, and returns missing if the file does not have the key.
 func orElse[T any](w *words, get func(string) (T, error), key string, missing T) T {
 	if !w.has(key) {
 		return missing
@@ -91,7 +93,8 @@ func orElse[T any](w *words, get func(string) (T, error), key string, missing T)
 
 func (w *words) has(key string) bool { return w.meta.Has(w.architecture + "." + key) }
 
-// number is a float32 in the fewest decimal digits that are that float32: what config.json had, as a rule.
+// number returns the value of key. A float32 becomes the float64 with the same shortest decimal digits, which is
+// usually the number that config.json had.
 func (w *words) number(key string) (float64, error) {
 	x, err := w.meta.Float64(key)
 	if kind, _, _, _ := w.meta.Kind(key); err == nil && kind == Float32 {
@@ -103,7 +106,7 @@ func (w *words) number(key string) (float64, error) {
 	return x, err
 }
 
-// size is a number above 0, or an array of one for each layer, which must be equal.
+// size returns a positive number. The value may be an array with one number for each layer, all of them equal.
 func (w *words) size(key string) (int, error) {
 	n, err := 0, error(nil)
 	if kind, _, _, _ := w.meta.Kind(key); kind == Array {
@@ -133,7 +136,7 @@ func (w *words) heads() (heads, kvHeads int) {
 // biased reports whether layer 0 has a bias.
 func (w *words) biased(name string) bool { return w.file.byName["blk.0."+name+".bias"] != nil }
 
-// common sets the fields that all families have.
+// common sets the fields that models of all architectures have.
 func (w *words) common() {
 	f := w.fields
 	f["model_type"], f["architectures"] = w.family.modelType, []string{w.family.class + "ForCausalLM"}
@@ -165,7 +168,7 @@ func (w *words) common() {
 		w.fail(ErrUnsupported, "the model has %d experts", n)
 	}
 	orElse(w, w.meta.Int, "expert_used_count", 0)
-	// Both layouts have pairs in heads: the second is that of Meta's own files.
+	// Both layouts rotate pairs of adjacent elements. The second layout is that of Meta's own files.
 	if s := orElse(w, w.meta.String, "tensor_data_layout", "reference"); s != "reference" && (s != "Meta AI original pth" || w.architecture != "llama") {
 		w.fail(ErrUnsupported, "metadata key %q is %s", w.architecture+".tensor_data_layout", quote(s))
 	}
@@ -173,7 +176,8 @@ func (w *words) common() {
 	w.rotary(dim)
 }
 
-// tokens sets the ids of special tokens. All three ends of a text, of a turn and of a message end a text.
+// tokens sets the ids of special tokens. The end of a text, the end of a turn and the end of a message all end
+// generation.
 func (w *words) tokens() {
 	id := func(name string) (int, bool) {
 		key := "tokenizer.ggml." + name + "_token_id"
@@ -218,7 +222,7 @@ func (w *words) gemma() { w.fields["hidden_activation"] = "gelu_pytorch_tanh" }
 
 func (w *words) gemma2() {
 	w.gemma()
-	const billions27 = 46 // layers
+	const billions27 = 46 // layers of the 27B model
 	w.queryScalar(billions27)
 	w.windows(4096, 2)
 	w.fields["attn_logit_softcapping"] = orElse(w, w.number, "attn_logit_softcapping", 50)
@@ -227,7 +231,7 @@ func (w *words) gemma2() {
 
 func (w *words) gemma3() {
 	w.gemma()
-	const billions27 = 62 // layers
+	const billions27 = 62 // layers of the 27B model
 	w.queryScalar(billions27)
 	w.windows(0, 6)
 	w.fields["rope_local_base_freq"] = orElse(w, w.number, "rope.freq_base_swa", 10000)
@@ -236,8 +240,8 @@ func (w *words) gemma3() {
 	}
 }
 
-// queryScalar sets query_pre_attn_scalar, which files do not have. It is the heads' size, but for the models of 27 billion
-// weights, which their number of layers tells.
+// queryScalar sets query_pre_attn_scalar, which GGUF files do not have. The value is the head size, except for the 27B
+// model. layers is the number of layers by which queryScalar recognises the 27B model.
 func (w *words) queryScalar(layers int) {
 	f := w.fields
 	f["query_pre_attn_scalar"] = f["head_dim"]
@@ -246,7 +250,7 @@ func (w *words) queryScalar(layers int) {
 	}
 }
 
-// windows sets sliding_window and layer_types. The last layer of each period has no window.
+// windows sets sliding_window and layer_types. The last layer of each period has full attention.
 func (w *words) windows(window, period int) {
 	const key = "attention.sliding_window"
 	window = orElse(w, w.meta.Int, key, window)

@@ -2,7 +2,7 @@ package gguf
 
 import "encoding/binary"
 
-// cursor reads a file from its beginning. After the first error, which it keeps, all reads give zero.
+// cursor reads a file from its beginning. It keeps the first error, after which all reads return zero.
 type cursor struct {
 	file string
 	data []byte
@@ -16,10 +16,10 @@ func (c *cursor) fail(kind error, format string, args ...any) {
 	}
 }
 
-// left is the number of bytes that have not been read.
+// left returns the number of bytes that have not been read.
 func (c *cursor) left() int { return len(c.data) - c.at }
 
-// bytes returns the next n bytes. what names them in the error of a file that ends before.
+// bytes returns the next n bytes. If the file ends earlier, the error calls the bytes what.
 func (c *cursor) bytes(n uint64, what string) []byte {
 	if c.err == nil && n > uint64(c.left()) {
 		c.fail(ErrFormat, "%s at byte %d would have %d bytes, and the file has %d more", what, c.at, n, c.left())
@@ -46,7 +46,7 @@ func (c *cursor) uint64(what string) uint64 {
 	return 0
 }
 
-// string returns the bytes of a string of at most most bytes: its length, and the text.
+// string reads a length, at most most, and returns that many bytes.
 func (c *cursor) string(most uint64, what string) []byte {
 	n := c.uint64(what)
 	if n > most {

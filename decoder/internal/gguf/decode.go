@@ -6,11 +6,13 @@ import (
 	"unsafe"
 )
 
-// decoder decodes whole blocks: src has the bytes of len(dst) elements. Products and sums are rounded to float32 each,
-// in ggml's order, so that results have ggml's bits. The conversions keep compilers from fusing them.
+// decoder decodes whole blocks: src has the bytes of len(dst) elements. Each product and each sum is rounded to
+// float32, in ggml's order, so that results have ggml's bits. The explicit float32 conversions keep compilers from
+// fusing a product with a sum.
 type decoder func(dst []float32, src []byte)
 
-// whole and signed have the numbers that a byte stands for. A load is faster than a conversion.
+// whole and signed have the float32 value of each byte, as uint8 and as int8. Loading a value is faster than converting
+// one.
 var whole, signed = func() (w, s [256]float32) {
 	for i := range w {
 		w[i], s[i] = float32(i), float32(int8(i))
@@ -63,7 +65,7 @@ func decodeQ8_0(dst []float32, src []byte) {
 	}
 }
 
-// Q4_0: a scale d, and 16 bytes. Byte i has q of element i in its lower half, and of element 16+i in its upper half.
+// Q4_0: a scale d, and 16 bytes. The lower half of byte i has q of element i, and the upper half has q of element 16+i.
 // An element is d*(q-8).
 func decodeQ4_0(dst []float32, src []byte) {
 	for ; len(dst) >= 32; dst, src = dst[32:], src[18:] {
@@ -86,7 +88,8 @@ func decodeQ4_1(dst []float32, src []byte) {
 	}
 }
 
-// Q5_0: a scale d, 4 bytes with the fifth bits of 32 elements, and 16 bytes as in Q4_0. An element is d*(q-16).
+// Q5_0: a scale d, 4 bytes with the fifth bits of 32 elements, and 16 bytes with the lower bits as in Q4_0. An element
+// is d*(q-16).
 func decodeQ5_0(dst []float32, src []byte) {
 	for ; len(dst) >= 32; dst, src = dst[32:], src[22:] {
 		y, b := (*[32]float32)(dst), (*[22]byte)(src)
@@ -110,9 +113,12 @@ func decodeQ5_1(dst []float32, src []byte) {
 	}
 }
 
-// scalesK has the scales and minima of the 8 sub-blocks of Q4_K and Q5_K, of 6 bits each. Bytes 0 to 3 have the lower 6
-// bits of scales 0 to 3, bytes 4 to 7 of minima 0 to 3. Of sub-block 4+i, byte 8+i has the lower 4 bits of both, the
-// scale's below, and the upper bits of bytes i and 4+i have the rest.
+// scalesK returns the scale and the minimum of sub-block i of Q4_K and Q5_K. 12 bytes have 8 scales and 8 minima of 6
+// bits each, for i from 0 to 3:
+//
+//   - Byte i: lower 6 bits, scale i. Upper 2 bits, the upper bits of scale 4+i.
+//   - Byte 4+i: lower 6 bits, minimum i. Upper 2 bits, the upper bits of minimum 4+i.
+//   - Byte 8+i: lower 4 bits of scale 4+i in the lower half, and of minimum 4+i in the upper half.
 func scalesK(b *[12]byte, i int) (scale, minimum float32) {
 	if i < 4 {
 		return whole[b[i]&63], whole[b[4+i]&63]
@@ -121,9 +127,9 @@ func scalesK(b *[12]byte, i int) (scale, minimum float32) {
 	return whole[b[8+i]&15|b[i]>>6<<4], whole[b[8+i]>>4|b[4+i]>>6<<4]
 }
 
-// Q4_K: 256 elements in 8 sub-blocks: a scale d, a scale m of minima, 12 bytes of scales and minima, and 128 bytes.
-// Bytes 32*j to 32*j+31 have sub-block 2*j in their lower halves, and 2*j+1 in their upper. An element is
-// (d*scale)*q - m*minimum.
+// Q4_K: 256 elements in 8 sub-blocks: a scale d, a scale m of the minima, 12 bytes of scales and minima, and 128 bytes.
+// The lower halves of bytes 32*j to 32*j+31 have sub-block 2*j, and the upper halves have sub-block 2*j+1. An element
+// is (d*scale)*q - m*minimum.
 func decodeQ4_K(dst []float32, src []byte) {
 	for ; len(dst) >= 256; dst, src = dst[256:], src[144:] {
 		b := (*[144]byte)(src)
@@ -140,7 +146,7 @@ func decodeQ4_K(dst []float32, src []byte) {
 	}
 }
 
-// Q5_K: as Q4_K, with 32 bytes before the 128. Bit j of byte i has the fifth bit of element i of sub-block j.
+// Q5_K: like Q4_K, with 32 more bytes before the 128. Bit j of byte i has the fifth bit of element i of sub-block j.
 func decodeQ5_K(dst []float32, src []byte) {
 	for ; len(dst) >= 256; dst, src = dst[256:], src[176:] {
 		b := (*[176]byte)(src)
@@ -160,14 +166,18 @@ func decodeQ5_K(dst []float32, src []byte) {
 }
 
 // Q6_K: 256 elements in 16 sub-blocks: 128 bytes of lower 4 bits, 64 bytes of upper 2 bits, 16 signed scales, and a
-// scale d. An element is (d*scale)*(q-32). Each half of the elements has half of the bytes of the first three: four
-// runs of 32 elements, with the lower bits of runs 0 and 1 in the lower halves of bytes, and of runs 2 and 3 in the
-// upper, and the upper bits of run r at bit 2*r.
+// scale d. An element is (d*scale)*(q-32).
+//
+// The first half of each of the three arrays has the first 128 elements, in four runs of 32:
+//
+//   - The lower bits of runs 0 and 1 are in the lower halves of the bytes, and those of runs 2 and 3 in the upper
+//     halves.
+//   - The upper bits of run r are at bit 2*r.
 func decodeQ6_K(dst []float32, src []byte) {
 	for ; len(dst) >= 256; dst, src = dst[256:], src[210:] {
 		b := (*[210]byte)(src)
 		d := load16(b[208:])
-		for part := range 4 { // 16 elements of each run of a half
+		for part := range 4 { // 16 elements of each of the four runs
 			half, at := part/2, part%2*16
 			y := (*[112]float32)(dst[128*half+at:])
 			ql, qh := (*[48]byte)(b[64*half+at:]), (*[16]byte)(b[128+32*half+at:])

@@ -17,12 +17,12 @@ func same(a, b float32) bool {
 	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
 
-// same16 is same for a type of 16 bits with the given infinity.
+// same16 is like same, for a 16-bit type with the given infinity.
 func same16(infinity uint16) func(a, b uint16) bool {
 	return func(a, b uint16) bool { return a == b || a&0x7fff > infinity && b&0x7fff > infinity }
 }
 
-// all decodes a tensor.
+// all decodes a whole tensor.
 func all(t testing.TB, x *Tensor) []float32 {
 	t.Helper()
 	s := make([]float32, x.Rows()*x.Columns())
@@ -32,7 +32,7 @@ func all(t testing.TB, x *Tensor) []float32 {
 	return s
 }
 
-// compare decodes a tensor and compares its bits.
+// compare decodes a tensor and compares the result's bits with want.
 func compare(t *testing.T, x *Tensor, want []float32) {
 	t.Helper()
 	got := all(t, x)
@@ -54,7 +54,7 @@ func compare(t *testing.T, x *Tensor, want []float32) {
 	}
 }
 
-// testPairs compares each tensor NAME with the tensor NAME.f32 of the same file, and returns the types that it met.
+// testPairs compares each tensor NAME with the tensor NAME.f32 of the same file. It returns the types that it compared.
 func testPairs(t *testing.T, f *File) map[Type]int {
 	types := map[Type]int{}
 	for _, x := range f.Tensors() {
@@ -71,7 +71,7 @@ func testPairs(t *testing.T, f *File) map[Type]int {
 	return types
 }
 
-// testdata/types.gguf was written and decoded by ggml's Python package: testdata/goldens.py.
+// testdata/types.gguf was written and decoded by ggml's Python package, with testdata/goldens.py.
 func TestGoldens(t *testing.T) {
 	f, err := Open("testdata/types.gguf")
 	if err != nil {
@@ -98,8 +98,10 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// LEANATTENTION_GGUF names a file of testdata/goldens.py, or, with a comma, a model and the same model decoded by
-// testdata/decoded.py.
+// LEANATTENTION_GGUF names one of:
+//
+//   - a file written by testdata/goldens.py,
+//   - a model, a comma, and the same model decoded by testdata/decoded.py.
 func TestFiles(t *testing.T) {
 	paths, ok := os.LookupEnv("LEANATTENTION_GGUF")
 	if !ok {
@@ -139,13 +141,14 @@ func TestFiles(t *testing.T) {
 	t.Logf("%d tensors; elements of each type: %v", len(f.Tensors()), types)
 }
 
-// The definitions of the formats, an element at a time and in float64 where that is exact, against the decoders.
+// TestDecoders compares the decoders with the definitions of the formats. The definitions are computed one element at a
+// time, and in float64 where float64 is exact.
 func TestDecoders(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	bit := func(b []byte, i int) int { return int(b[i/8] >> (i % 8) & 1) }
 	nibble := func(b []byte, i int) int { return int(b[i%16] >> (i / 16 * 4) & 15) }
 	scale := func(b []byte) float32 { return float32(exact16(uint16(b[0]) | uint16(b[1])<<8)) }
-	// Of 12 bytes: 6 bits each of 8 scales, then of 8 minima.
+	// The 12 bytes have 8 scales of 6 bits each, and then 8 minima.
 	six := func(b []byte, i int) (s, m float32) {
 		if i < 4 {
 			return float32(b[i] % 64), float32(b[i+4] % 64)
@@ -195,7 +198,7 @@ func TestDecoders(t *testing.T) {
 	}
 }
 
-// exact16 is a binary16 number by the definition of IEEE 754.
+// exact16 returns a binary16 number by the definition of IEEE 754.
 func exact16(h uint16) float64 {
 	exponent, fraction := int(h>>10&31), float64(h&0x3ff)
 	x := math.Ldexp(1024+fraction, exponent-25)
@@ -227,7 +230,7 @@ func TestFrom16(t *testing.T) {
 	}
 }
 
-// Rounding goes to one of the two neighbours: the nearer, or the even one.
+// A number rounds to the nearer of its two neighbours, or to the even one.
 func TestRounding(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for name, f := range map[string]struct {
@@ -238,7 +241,7 @@ func TestRounding(t *testing.T) {
 		"float16":  {toFloat16, exact16, 0x7c00},
 		"bfloat16": {toBFloat16, func(b uint16) float64 { return float64(math.Float32frombits(uint32(b) << 16)) }, 0x7f80},
 	} {
-		// half is exact in float64; the neighbour above the largest number is the next power of two.
+		// half is exact in float64. The neighbour above the largest number is the next power of two.
 		value := func(b uint16) float64 {
 			if b == f.inf {
 				return 2 * (f.from(f.inf-1) - f.from(f.inf-1)/2 + (f.from(f.inf-1)-f.from(f.inf-2))/2)
@@ -261,7 +264,7 @@ func TestRounding(t *testing.T) {
 				return
 			}
 			a := math.Abs(float64(x))
-			n := uint16(0) // the largest number that is at most a
+			n := uint16(0) // the largest number that does not exceed a
 			for step := uint16(1) << 14; step > 0; step >>= 1 {
 				if n+step < f.inf && value(n+step) <= a {
 					n += step
@@ -302,7 +305,7 @@ func TestRounding(t *testing.T) {
 		}
 		check(math.Float32frombits(0x7f800001))
 	}
-	// A NaN is made quiet, and keeps the upper bits of its payload.
+	// A NaN becomes quiet, and keeps the upper bits of its payload.
 	nan := []float32{math.Float32frombits(0xff802001)}
 	for _, c := range []struct {
 		f    format
@@ -315,7 +318,7 @@ func TestRounding(t *testing.T) {
 	}
 }
 
-// Pairs are rounded as their two numbers are, whatever they are and wherever they lie. TestRounding has the numbers.
+// Two numbers round as a pair like each alone, for any values and any alignment. TestRounding tests the values.
 func TestPairs(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 12))
 	var src struct {
@@ -328,7 +331,7 @@ func TestPairs(t *testing.T) {
 			return math.Float32frombits(r.Uint32())
 		case 1:
 			return float32(math.Copysign(0, float64(r.IntN(2))-0.5))
-		case 2: // about the smallest and largest numbers
+		case 2: // near the smallest and largest numbers
 			return math.Float32frombits([]uint32{normal16, overflow16, infinity, overflowB}[r.IntN(4)] + uint32(r.IntN(5)) - 2 | uint32(r.IntN(2))<<31)
 		}
 		return float32(r.NormFloat64())
@@ -336,7 +339,7 @@ func TestPairs(t *testing.T) {
 	paired := 0
 	for i := range 20000 {
 		for j := range src.x {
-			if src.x[j] = number(); i%2 == 0 { // no overflow: all numbers are rounded
+			if src.x[j] = number(); i%2 == 0 { // no number overflows, so all are rounded
 				src.x[j] = float32(r.NormFloat64() * math.Exp(r.NormFloat64()*8-12))
 			}
 		}
@@ -370,7 +373,7 @@ func rowsOf(t testing.TB, r *rand.Rand, typ Type, rows, columns int) *Tensor {
 	return mustParse(t, c.encode()).Tensors()[0]
 }
 
-// Any range of rows is the same part of the whole, in all three types, however the work is shared.
+// Any range of rows equals that part of the whole tensor, in all three types and for any number of goroutines.
 func TestRanges(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for typ := range layouts {
@@ -401,7 +404,7 @@ func TestRanges(t *testing.T) {
 				}{"Float16": {x.Float16, binary16, 0x7c00}, "BFloat16": {x.BFloat16, bfloat16, 0x7f80}} {
 					got, rounded := make([]uint16, len(want)), make([]uint16, len(want))
 					err, bad := f.widen(got, from, to), f.format.round(rounded, want)
-					if typ == F16 && name == "Float16" || typ == BF16 && name == "BFloat16" { // copied, with the payloads of NaNs
+					if typ == F16 && name == "Float16" || typ == BF16 && name == "BFloat16" { // copied, with NaN payloads
 						for i := range got {
 							if n := 2 * (from*shape[1] + i); got[i] != uint16(x.data[n])|uint16(x.data[n+1])<<8 {
 								t.Fatalf("%v: element %d of a copy is %x", typ, i, got[i])
@@ -418,7 +421,7 @@ func TestRanges(t *testing.T) {
 
 func TestOverflow(t *testing.T) {
 	data := make([]float32, 300*256)
-	data[1000] = 65519.99 // the largest that rounds to a finite number
+	data[1000] = 65519.99 // the largest number that rounds to a finite one
 	data[2000] = float32(math.Inf(-1))
 	tensor := func() *Tensor {
 		c := contents{version: 3, tensors: []written{{name: "blk.7.ffn_up.weight", shape: []uint64{300, 256}, typ: F32, data: floats(data...)}}}
@@ -443,7 +446,7 @@ func TestOverflow(t *testing.T) {
 }
 
 func TestBadRows(t *testing.T) {
-	x := mustParse(t, sound(3, 0).encode()).Tensors()[0] // 3 rows of 2
+	x := mustParse(t, sound(3, 0).encode()).Tensors()[0] // 3 rows of 2 columns
 	for _, c := range []struct{ n, from, to int }{{2, -1, 0}, {2, 3, 4}, {0, 2, 1}, {3, 0, 1}, {4, 0, 1}, {0, math.MinInt, math.MaxInt}} {
 		if err := x.Float32(make([]float32, c.n), c.from, c.to); !errors.Is(err, ErrShape) || !strings.Contains(err.Error(), `"token_embd.weight"`) {
 			t.Errorf("%v: %v", c, err)

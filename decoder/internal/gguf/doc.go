@@ -9,7 +9,9 @@
 //
 // The format's specification is at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 //
-// A file is mapped (package mapped), so opening reads the metadata and the infos alone, and tensors are decoded into
-// memory of the caller. Files are untrusted: each count and length is compared with the bytes that follow before
-// anything is allocated, and memory and time are in proportion to the file.
+// A file is mapped into memory by package mapped. Opening a file reads only the metadata and the tensor infos. Tensors
+// are decoded into memory of the caller.
+//
+// Files are untrusted. Each count and length is compared with the number of bytes left before anything is allocated.
+// Memory and time are proportional to the file's size.
 package gguf

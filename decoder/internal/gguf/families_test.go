@@ -16,14 +16,15 @@ import (
 	"testing"
 )
 
-// without has the fields of config.json that no GGUF file has: none affects logits, or all models have the value here.
+// without has the fields of config.json that GGUF files cannot express. Each field has no effect on the logits, or has
+// the same value in all models here.
 var without = []string{
 	"attention_dropout", "initializer_range", "transformers_version", "use_cache", "pretraining_tp", "embd_pdrop", "resid_pdrop",
 	"max_window_layers", "use_sliding_window", "use_bidirectional_attention", "_sliding_window_pattern",
 }
 
-// plainConfig returns a config.json in one form: today's rope_parameters and the earlier fields are two for the same, and
-// a missing field has a default.
+// plainConfig returns a config.json in one normal form, so that equal configurations compare equal. The object
+// rope_parameters becomes the fields of earlier configurations. Fields with a default are filled in or dropped.
 func plainConfig(t *testing.T, config any) map[string]any {
 	t.Helper()
 	data, ok := config.([]byte)
@@ -50,7 +51,7 @@ func plainConfig(t *testing.T, config any) map[string]any {
 		delete(p, "rope_theta")
 		delete(p, "partial_rotary_factor")
 		if p["rope_type"] == "longrope" {
-			delete(p, "original_max_position_embeddings") // beside the object
+			delete(p, "original_max_position_embeddings") // a copy outside of the object
 		}
 		if p["rope_type"] != "default" {
 			c["rope_scaling"] = p
@@ -79,7 +80,7 @@ func plainConfig(t *testing.T, config any) map[string]any {
 	return c
 }
 
-// testdata/families has a tiny model of each family, from llama.cpp's converter: testdata/families.py.
+// testdata/families has a tiny model of each family, written by llama.cpp's converter with testdata/families.py.
 func TestFamilies(t *testing.T) {
 	paths, err := filepath.Glob("testdata/families/*.gguf")
 	if err != nil || len(paths) < 13 {
@@ -141,7 +142,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// model is a tiny model of an architecture, to be changed.
+// model returns a tiny model of an architecture, which tests modify.
 func model(architecture string, other ...pair) contents {
 	keys := []pair{{"general.architecture", architecture}}
 	for _, p := range []pair{
@@ -166,7 +167,7 @@ func (c contents) with(t ...written) contents {
 	return c
 }
 
-// llama3Factors is the tensor that the converter makes of Llama 3.1's scaling.
+// llama3Factors returns the tensor that the converter writes for Llama 3.1's rope_scaling.
 func llama3Factors(factor, base float64, dim int, context float64) []byte {
 	var s []float32
 	for i := range dim / 2 {
@@ -325,7 +326,7 @@ func TestWeightErrors(t *testing.T) {
 	}
 }
 
-// Changed tensors have their rows and values in each of the three types, and no memory of the file.
+// Tensors whose rows or values are changed are right in all three types, and do not alias the file.
 func TestChangedTensors(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	for _, typ := range []Type{F32, F16, BF16, Q8_0, Q4_1, Q4_K} {

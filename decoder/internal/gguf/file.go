@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// maxName is the format's longest name of a tensor.
+	// maxName is the maximum length of a tensor's name in the format.
 	maxName = 64
-	// maxDims is the format's largest number of dimensions.
+	// maxDims is the maximum number of dimensions in the format.
 	maxDims = 4
 	// maxTensors bounds the memory of a file's list of tensors. The largest models have some thousands.
 	maxTensors = 1 << 17
@@ -28,8 +28,8 @@ const (
 	alignmentKey     = "general.alignment"
 )
 
-// File is an open GGUF file, or an open set of split files. Its methods, and those of its metadata and tensors, may
-// be called from several goroutines.
+// File is an open GGUF file, or the open files of a split model. The methods of a File, of its metadata and of its
+// tensors are safe for concurrent use.
 type File struct {
 	meta    *Metadata
 	tensors []*Tensor
@@ -38,16 +38,17 @@ type File struct {
 	use     *use
 }
 
-// part is one file: a whole model, or a part of a split one.
+// part is one file: a whole model, or one part of a split model.
 type part struct {
 	path    string
-	file    *mapped.File // nil: the bytes are the caller's
+	file    *mapped.File // nil: data is memory of the caller
 	version uint32
 	meta    *Metadata
 	tensors []*Tensor
 }
 
-// Open opens a GGUF file. The first file of a split model opens all files of the model, which lie beside it.
+// Open opens a GGUF file. If the file is the first of a split model, Open also opens the others, which must be in the
+// same folder.
 func Open(path string) (*File, error) {
 	u := &use{}
 	first, err := openPart(path, u)
@@ -57,7 +58,8 @@ func Open(path string) (*File, error) {
 	return assemble(first, u)
 }
 
-// Parse reads a GGUF file from memory, which must stay as it is. name stands for the file in errors.
+// Parse reads a GGUF file from memory. The caller must not change data while the File is in use. name stands for the
+// file in errors.
 func Parse(name string, data []byte) (*File, error) {
 	u := &use{}
 	p, err := parse(name, data, u)
@@ -167,7 +169,7 @@ func (c *cursor) alignment(m *Metadata) int {
 
 // infos reads the list of n tensors.
 func (c *cursor) infos(p *part, n uint64, u *use) {
-	const least = 8 + 1 + 4 + 4 + 8 // a name of one byte, no dimensions, type, offset
+	const least = 8 + 1 + 4 + 4 + 8 // bytes of the smallest info: a name of one byte, no dimensions, type, offset
 	switch {
 	case n > uint64(c.left())/least:
 		c.fail(ErrFormat, "%d tensors are claimed, more than %d bytes can list", n, c.left())
@@ -185,7 +187,7 @@ func (c *cursor) infos(p *part, n uint64, u *use) {
 	}
 }
 
-// info reads what follows the name of a tensor.
+// info reads the dimensions, the type and the offset of a tensor. The name has been read.
 func (c *cursor) info(t *Tensor) {
 	dims := c.uint32("the number of a tensor's dimensions")
 	if dims > maxDims {
@@ -202,7 +204,7 @@ func (c *cursor) info(t *Tensor) {
 			return
 		}
 		hi, lo := bits.Mul64(count, n)
-		if n == 0 || hi != 0 || lo > math.MaxInt64/8 { // no type has more than 8 bytes an element
+		if n == 0 || hi != 0 || lo > math.MaxInt64/8 { // an element of any type has at most 8 bytes
 			c.fail(ErrFormat, "tensor %s: dimension %d of %d is %d: the elements are none, or too many", quote(t.name), i, dims, n)
 			return
 		}
@@ -234,7 +236,7 @@ func (c *cursor) info(t *Tensor) {
 	t.size = count / uint64(l.elements) * uint64(l.bytes)
 }
 
-// place finds each tensor's bytes.
+// place sets each tensor's data to the bytes at the tensor's offset.
 func (c *cursor) place(p *part, alignment int) {
 	if len(p.tensors) == 0 {
 		return
@@ -266,13 +268,13 @@ func (c *cursor) place(p *part, alignment int) {
 	}
 }
 
-// use guards a file's bytes against Close.
+// use keeps Close from unmapping a file's bytes while they are read.
 type use struct {
 	sync.RWMutex
 	closed bool
 }
 
-// do runs f, which reads the bytes of a file, in this goroutine.
+// do calls f, which reads the file's bytes, in the caller's goroutine.
 func (u *use) do(file string, f func() error) error {
 	u.RLock()
 	defer u.RUnlock()
@@ -286,7 +288,7 @@ func (u *use) do(file string, f func() error) error {
 	return err
 }
 
-// Metadata returns the metadata: of a split model, that of its first file.
+// Metadata returns the metadata. The metadata of a split model is that of its first file.
 func (f *File) Metadata() *Metadata { return f.meta }
 
 // Version returns the version of the format.
@@ -304,7 +306,7 @@ func (f *File) Paths() []string {
 // Tensors returns all tensors in the order of the files.
 func (f *File) Tensors() []*Tensor { return slices.Clone(f.tensors) }
 
-// Tensor returns the tensor of a name, or ErrMissing.
+// Tensor returns the tensor with the given name, or ErrMissing.
 func (f *File) Tensor(name string) (*Tensor, error) {
 	t := f.byName[name]
 	if t == nil {
@@ -313,8 +315,8 @@ func (f *File) Tensor(name string) (*Tensor, error) {
 	return t, nil
 }
 
-// Close releases the files. Memory that Tensor.Float32Alias and Alias16 have returned must not be used afterwards. All
-// other methods fail with ErrClosed.
+// Close releases the files. Memory that Tensor.Float32Alias and Tensor.Alias16 returned must not be used after Close.
+// All other methods then return ErrClosed.
 func (f *File) Close() error {
 	f.use.Lock()
 	defer f.use.Unlock()

@@ -125,7 +125,7 @@ func TestUnread(t *testing.T) {
 	if got := m.Keys(); !slices.Equal(got, []string{"b", "a", "c", "d"}) {
 		t.Errorf("keys %v", got)
 	}
-	_, _ = m.Int("a") // of another type: the caller knows the key
+	_, _ = m.Int("a") // a value of another type: the key still counts as read
 	_, _ = m.Int("c")
 	if kind, _, _, ok := m.Kind("b"); kind != Int8 || !ok || !m.Has("d") || m.Has("e") {
 		t.Error("Kind or Has")
@@ -146,7 +146,7 @@ func f32Tensor(name string, at int64) written {
 func TestErrors(t *testing.T) {
 	one := func(t written) contents { return contents{version: 3, tensors: []written{t}} }
 	key := func(key string, v any) contents { return contents{version: 3, keys: []pair{{key, v}}} }
-	wide := ErrFormat // what the data can't have, and an int can
+	wide := ErrFormat // the error for a number that int can hold and the data cannot
 	if bits.UintSize == 32 {
 		wide = ErrUnsupported
 	}
@@ -221,7 +221,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Every type that is not decoded, and every earlier format, is refused by name.
+// Every type that is not decoded, and every earlier format, is an error that names it.
 func TestTypes(t *testing.T) {
 	for _, magic := range []string{"tjgg", "fmgg", "lmgg", "algg"} { // ggjt, ggmf, ggml and ggla as numbers
 		if _, err := Parse("test.gguf", []byte(magic)); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "older than GGUF") {
@@ -287,7 +287,7 @@ func TestSplit(t *testing.T) {
 	if got := f.Metadata().Unread(); !slices.Equal(got, []string{"general.architecture"}) {
 		t.Errorf("unread keys %v", got)
 	}
-	// A file that was merged from parts says 0 parts.
+	// A file that was merged from parts has the number of parts 0.
 	merged := mustParse(t, contents{version: 3, keys: []pair{{keyPart, uint16(0)}, {keyParts, uint16(0)}, {keyTensors, int32(5)}}}.encode())
 	if left := merged.Metadata().Unread(); len(left) != 0 {
 		t.Errorf("unread keys %v", left)
@@ -393,7 +393,7 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
-// A file that is cut while it is open is an error, and no fault.
+// Reading a file that was truncated while open returns an error, and does not fault.
 func TestCut(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux cuts a mapped file")

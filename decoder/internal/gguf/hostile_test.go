@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// readAll reads everything that a file has: each value, and each tensor by rows into fixed memory. It returns the first
-// error, and fails the test if what the file says of itself cannot be.
+// readAll reads all values of a file, and all tensors by rows into a fixed buffer. It returns the first error. It fails
+// the test if the file's sizes contradict each other.
 func readAll(t testing.TB, f *File, size int) error {
 	m := f.Metadata()
 	for _, key := range m.Keys() {
@@ -72,15 +72,15 @@ func readAll(t testing.TB, f *File, size int) error {
 	return nil
 }
 
-// readBounded parses and reads a file, which may take memory and time in proportion to its size.
+// readBounded parses and reads a file. It fails the test if memory or time is not proportional to the file's size.
 func readBounded(t testing.TB, data []byte) (err error) {
 	var f *File
-	// A key of 14 bytes becomes a value, an entry of the map and a string, which grow by doubling.
+	// A key of 14 bytes becomes a value, a map entry and a string. Map and slice grow by doubling.
 	bounded(t, len(data), 24, func() { f, err = Parse("hostile.gguf", data) })
 	if err != nil {
 		return err
 	}
-	// An array of 12 bytes becomes a slice in an interface, in a slice.
+	// An array of 12 bytes becomes a slice in an interface, which is an element of a slice.
 	bounded(t, len(data), 8, func() {
 		for _, key := range f.meta.keys {
 			if _, err = f.meta.Any(key); err != nil {
@@ -94,7 +94,8 @@ func readBounded(t testing.TB, data []byte) (err error) {
 	return err
 }
 
-// bounded fails the test if f takes more than times bytes of memory for each byte of the file, or seconds.
+// bounded fails the test if f allocates more than times bytes for each byte of the file, or runs for more than 5
+// seconds.
 func bounded(t testing.TB, size, times int, f func()) {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -111,25 +112,25 @@ func bounded(t testing.TB, size, times int, f func()) {
 	}
 }
 
-// damage is one of the ways in which files break, and in which they are forged.
+// damage returns a copy of a file with one random corruption.
 func damage(r *rand.Rand, whole []byte) []byte {
 	b := slices.Clone(whole)
-	header := min(len(b), 2500) // most of what can go wrong is there
+	header := min(len(b), 2500) // most checks are of the header
 	huge := []uint64{0, 1, 1 << 20, 1<<31 - 1, 1 << 31, 1 << 32, 1 << 40, 1 << 60, 1 << 61, 1<<62 + 1, 1 << 63, math.MaxUint64 - 7, math.MaxUint64}
 	switch r.IntN(6) {
-	case 0: // cut
+	case 0: // truncate
 		b = b[:r.IntN(len(b))]
-	case 1: // a bit
+	case 1: // flip a bit
 		b[r.IntN(len(b))] ^= 1 << r.IntN(8)
-	case 2: // bytes of the header
+	case 2: // overwrite bytes of the header
 		for range 1 + r.IntN(8) {
 			b[r.IntN(header)] = byte(r.Uint32())
 		}
-	case 3: // a count or length
+	case 3: // overwrite a count or length
 		binary.LittleEndian.PutUint64(b[r.IntN(header-8):], huge[r.IntN(len(huge))])
-	case 4: // a kind, type or count of 32 bits
+	case 4: // overwrite a kind, type or 32-bit count
 		binary.LittleEndian.PutUint32(b[r.IntN(header-4):], uint32(huge[r.IntN(len(huge))]))
-	case 5: // a part is lost, or there twice
+	case 5: // delete or duplicate a part
 		i := r.IntN(header)
 		j := i + r.IntN(header-i)
 		if r.IntN(2) == 0 {
@@ -178,14 +179,14 @@ func TestDamagedFiles(t *testing.T) {
 			}
 		}
 	}
-	// Many changes are of values and weights, which may be anything.
+	// Many corruptions change metadata values or weights, and leave the file valid.
 	if bad < 300 {
 		t.Errorf("%d of 1000 damaged files are errors", bad)
 	}
 	t.Logf("%d of 1000 damaged files are errors", bad)
 }
 
-// Files that claim the most of what their bytes allow.
+// The files have the largest counts that their sizes allow.
 func TestForgedFiles(t *testing.T) {
 	const size = 1 << 20
 	array := func(kind Kind, n uint64, data []byte) []byte {
@@ -194,7 +195,7 @@ func TestForgedFiles(t *testing.T) {
 		b = append(append(b, str("k")...), u32(uint32(Array))...)
 		return append(append(append(b, u32(uint32(kind))...), u64(n)...), data...)
 	}
-	var nested []byte // arrays of no arrays
+	var nested []byte // empty arrays
 	for range size / 12 {
 		nested = append(append(nested, u32(uint32(Array))...), u64(0)...)
 	}
@@ -220,7 +221,7 @@ func TestForgedFiles(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for depth := range uint64(3) { // the same lengths at each depth: no product of them may count
+	for depth := range uint64(3) { // each depth has the same lengths, so lengths must not be multiplied
 		data := array(Array, size/12+depth, nested)
 		if err := readBounded(t, data); (err != nil) != (depth > 0) {
 			t.Errorf("%d arrays too many: %v", depth, err)

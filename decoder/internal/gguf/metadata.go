@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// Kind is the type of a metadata value, by its number in files.
+// Kind is the type of a metadata value. Its numbers are those of the format.
 type Kind uint32
 
 // The kinds of metadata values.
@@ -31,7 +31,7 @@ const (
 
 var kinds = [...]struct {
 	name string
-	size int // in bytes; 0: the value says
+	size int // in bytes; 0: the size depends on the value
 }{
 	Uint8: {"uint8", 1}, Int8: {"int8", 1}, Uint16: {"uint16", 2}, Int16: {"int16", 2}, Uint32: {"uint32", 4}, Int32: {"int32", 4},
 	Float32: {"float32", 4}, Bool: {"bool", 1}, String: {"string", 0}, Array: {"array", 0}, Uint64: {"uint64", 8}, Int64: {"int64", 8},
@@ -46,7 +46,8 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint32(k))
 }
 
-// least is the fewest bytes that a value of the kind has: a string has its length, and an array its kind and length.
+// least returns the minimum size of a value in bytes. A string has at least its length, and an array its kind and
+// length.
 func (k Kind) least() uint64 {
 	switch k {
 	case String:
@@ -58,19 +59,19 @@ func (k Kind) least() uint64 {
 }
 
 const (
-	// maxKey is the format's longest key.
+	// maxKey is the maximum length of a key in the format.
 	maxKey = 1<<16 - 1
 	// maxKeys bounds the memory of a file's keys. Real files have fewer than a hundred.
 	maxKeys = 1 << 16
-	// maxDepth bounds arrays of arrays. Real files have none.
+	// maxDepth bounds the nesting of arrays. Real files have no nested arrays.
 	maxDepth = 8
 )
 
-// value is a metadata value as its file has it.
+// value is an undecoded metadata value.
 type value struct {
 	kind Kind
-	elem Kind // of an array
-	n    int  // elements of an array
+	elem Kind // of the elements of an array
+	n    int  // number of elements of an array
 	data []byte
 	read atomic.Bool
 }
@@ -82,8 +83,11 @@ func (v *value) String() string {
 	return v.kind.String()
 }
 
-// Metadata is the keys and values of a file. A getter fails with ErrMissing for a key that is not there, with ErrType
-// for a value of another kind, and with ErrRange for a number that does not fit.
+// Metadata is the keys and values of a file. A getter returns one of these errors:
+//
+//   - ErrMissing: the file does not have the key.
+//   - ErrType: the value is of another kind.
+//   - ErrRange: the number does not fit the requested type.
 type Metadata struct {
 	file   string
 	keys   []string
@@ -93,7 +97,7 @@ type Metadata struct {
 
 // readMetadata reads n keys with their values.
 func readMetadata(c *cursor, n uint64) *Metadata {
-	const least = 8 + 1 + 4 + 1 // a key of one byte with a value of one byte
+	const least = 8 + 1 + 4 + 1 // bytes of a key of one byte with a value of one byte
 	switch {
 	case n > uint64(c.left())/least:
 		c.fail(ErrFormat, "%d metadata keys are claimed, more than %d bytes can have", n, c.left())
@@ -127,7 +131,7 @@ func readMetadata(c *cursor, n uint64) *Metadata {
 	return m
 }
 
-// value reads a value whose kind is known, to its end, without decoding it.
+// value skips a value of the given kind, and returns it without decoding it.
 func (c *cursor) value(v *value, key string, depth int) {
 	if c.err != nil {
 		return
@@ -191,11 +195,11 @@ func (c *cursor) array(v *value, key string, depth int) {
 // Keys returns all keys in the file's order.
 func (m *Metadata) Keys() []string { return slices.Clone(m.keys) }
 
-// Has reports whether a key is there. The key does not count as read.
+// Has reports whether the file has a key. Has does not mark the key as read.
 func (m *Metadata) Has(key string) bool { return m.values[key] != nil }
 
-// Kind returns the kind of a key's value and, for an array, the elements' kind and their number. The key does not
-// count as read.
+// Kind returns the kind of a key's value. For an array, Kind also returns the kind and the number of the elements. Kind
+// does not mark the key as read.
 func (m *Metadata) Kind(key string) (kind, elem Kind, n int, ok bool) {
 	v := m.values[key]
 	if v == nil {
@@ -204,7 +208,7 @@ func (m *Metadata) Kind(key string) (kind, elem Kind, n int, ok bool) {
 	return v.kind, v.elem, v.n, true
 }
 
-// Unread returns the keys that no getter has been asked for, in the file's order.
+// Unread returns the keys that were passed to no getter, in the file's order.
 func (m *Metadata) Unread() []string {
 	var unread []string
 	for _, key := range m.keys {
@@ -215,7 +219,7 @@ func (m *Metadata) Unread() []string {
 	return unread
 }
 
-// Or returns get's value for a key, or missing if the key is not there:
+// Or returns the value that get returns for a key, or missing if the file does not have the key:
 //
 //	theta, err := gguf.Or(m.Float64, "llama.rope.freq_base", 10000)
 func Or[T any](get func(key string) (T, error), key string, missing T) (T, error) {
@@ -226,12 +230,12 @@ func Or[T any](get func(key string) (T, error), key string, missing T) (T, error
 	return v, err
 }
 
-// noKey is the error of a missing key. A file that is gone is ErrMissing, too, and must not become a default.
+// noKey is the error of a missing key. Or returns the default only for noKey: a file that is gone is ErrMissing, too.
 type noKey struct{ error }
 
 func (e *noKey) Unwrap() error { return e.error }
 
-// Int returns an integer of any kind.
+// Int returns the integer of a key. The integer may be of any kind.
 func (m *Metadata) Int(key string) (n int, err error) {
 	err = m.get(key, "an integer", isInteger, func(v *value) error {
 		n, err = integer(m.file, key, v.kind, v.data)
@@ -240,7 +244,7 @@ func (m *Metadata) Int(key string) (n int, err error) {
 	return n, err
 }
 
-// Float64 returns a float32 or float64.
+// Float64 returns the float32 or float64 of a key.
 func (m *Metadata) Float64(key string) (x float64, err error) {
 	err = m.get(key, "a float32 or float64", isFloat, func(v *value) error {
 		x = float(v.kind, v.data)
@@ -249,7 +253,7 @@ func (m *Metadata) Float64(key string) (x float64, err error) {
 	return x, err
 }
 
-// Bool returns a bool.
+// Bool returns the bool of a key.
 func (m *Metadata) Bool(key string) (b bool, err error) {
 	err = m.get(key, "a bool", is(Bool), func(v *value) error {
 		b = v.data[0] == 1
@@ -258,7 +262,7 @@ func (m *Metadata) Bool(key string) (b bool, err error) {
 	return b, err
 }
 
-// String returns a string. The format wants UTF-8, and the text may be something else.
+// String returns the string of a key. The format requires UTF-8, which String does not check.
 func (m *Metadata) String(key string) (s string, err error) {
 	err = m.get(key, "a string", is(String), func(v *value) error {
 		s = string(v.data)
@@ -267,7 +271,7 @@ func (m *Metadata) String(key string) (s string, err error) {
 	return s, err
 }
 
-// Ints returns an array of integers of any kind.
+// Ints returns the array of integers of a key. The integers may be of any kind.
 func (m *Metadata) Ints(key string) (s []int, err error) {
 	err = m.array(key, "integers", isInteger, func(v *value) error {
 		s = make([]int, v.n)
@@ -283,7 +287,7 @@ func (m *Metadata) Ints(key string) (s []int, err error) {
 	return s, err
 }
 
-// Float32s returns an array of float32.
+// Float32s returns the array of float32 of a key.
 func (m *Metadata) Float32s(key string) (s []float32, err error) {
 	err = m.array(key, "float32", is(Float32), func(v *value) error {
 		s = make([]float32, v.n)
@@ -293,7 +297,7 @@ func (m *Metadata) Float32s(key string) (s []float32, err error) {
 	return s, err
 }
 
-// Bools returns an array of bools.
+// Bools returns the array of bools of a key.
 func (m *Metadata) Bools(key string) (s []bool, err error) {
 	err = m.array(key, "bool", is(Bool), func(v *value) error {
 		s = make([]bool, v.n)
@@ -305,13 +309,13 @@ func (m *Metadata) Bools(key string) (s []bool, err error) {
 	return s, err
 }
 
-// Strings returns an array of strings.
+// Strings returns the array of strings of a key.
 func (m *Metadata) Strings(key string) (s []string, err error) {
 	err = m.array(key, "strings", is(String), func(v *value) error {
 		s = make([]string, v.n)
 		rest := v.data
 		for i := range s {
-			n := int(binary.LittleEndian.Uint64(rest)) // readMetadata has compared it with the file
+			n := int(binary.LittleEndian.Uint64(rest)) // readMetadata has checked that the file has n bytes
 			s[i], rest = string(rest[8:8+n]), rest[8+n:]
 		}
 		return nil
@@ -319,8 +323,8 @@ func (m *Metadata) Strings(key string) (s []string, err error) {
 	return s, err
 }
 
-// Any returns a value of any kind: a Go value of the kind's name, a slice of such values, or, for an array of arrays,
-// an []any.
+// Any returns the value of a key. The value is a Go value of the kind's name, a slice of such values, or, for an array
+// of arrays, an []any.
 func (m *Metadata) Any(key string) (x any, err error) {
 	err = m.get(key, "a value", func(Kind) bool { return true }, func(v *value) error {
 		c := &cursor{file: m.file, data: v.data}
@@ -334,7 +338,7 @@ func (m *Metadata) Any(key string) (x any, err error) {
 	return x, err
 }
 
-// get hands the value of a key to read, if its kind is right.
+// get calls read with the value of a key, if the value has the right kind.
 func (m *Metadata) get(key, wanted string, right func(Kind) bool, read func(*value) error) error {
 	v := m.values[key]
 	if v == nil {
@@ -347,7 +351,7 @@ func (m *Metadata) get(key, wanted string, right func(Kind) bool, read func(*val
 	return m.use.do(m.file, func() error { return read(v) })
 }
 
-// array hands an array to read, if its elements' kind is right.
+// array calls read with an array, if its elements have the right kind.
 func (m *Metadata) array(key, wanted string, right func(Kind) bool, read func(*value) error) error {
 	wanted = "an array of " + wanted
 	return m.get(key, wanted, is(Array), func(v *value) error {

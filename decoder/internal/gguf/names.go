@@ -6,35 +6,36 @@ import (
 	"strings"
 )
 
-// llama.cpp's converters rename the weights of Hugging Face's models, and change some. The tables here are the way back.
+// The tables of this file undo the changes of llama.cpp's converters, which rename the weights of Hugging Face models
+// and modify some of them.
 //
 // Sources: https://github.com/ggml-org/llama.cpp, gguf-py/gguf/tensor_mapping.py and constants.py (names), conversion/*.py
 // (changes), src/models/*.cpp (what a missing key or tensor means).
 
-// undo is the change of a weight that is to be undone.
+// undo is the converter's change that is undone when a weight is read.
 type undo int
 
 const (
 	asIs undo = iota
-	// pairs: rows of each query head were permuted, from halves, whose elements i and i+d/2 are rotated together, to pairs,
-	// whose elements 2*i and 2*i+1 are.
+	// pairs: the rows of each query head were permuted. Rotary embedding rotates elements i and i+d/2 together before
+	// the permutation, and elements 2*i and 2*i+1 after it.
 	pairs
-	// pairsKV is pairs for heads of keys.
+	// pairsKV is like pairs, for key heads.
 	pairsKV
 	// plusOne: 1 was added to the weight of a norm.
 	plusOne
 )
 
-// renamed is a weight in Hugging Face's words.
+// renamed is a weight's name in Hugging Face models, and the change to undo.
 type renamed struct {
 	name string // without ".weight" or ".bias", and without the layer
 	undo undo
 }
 
-// family is what the converters do to the models of one architecture.
+// family is the conversion of the models of one architecture.
 type family struct {
 	modelType string // model_type in config.json
-	class     string // of architectures in config.json, without ForCausalLM
+	class     string // in architectures of config.json, without ForCausalLM
 	layer     map[string]renamed
 	config    func(*words)
 }
@@ -46,10 +47,11 @@ var globals = map[string]renamed{
 	"output":      {"lm_head", asIs},
 }
 
-// factors are tensors that are fields of config.json in Hugging Face's models.
+// factors are the tensors that are fields of config.json in Hugging Face models.
 var factors = map[string]bool{"rope_freqs.weight": true, "rope_factors_long.weight": true, "rope_factors_short.weight": true}
 
-// inLayer returns the weights of a layer of Llama, and those of other families on top.
+// inLayer returns the weights of a Llama layer, with the entries of other added or replaced. An entry without a name
+// removes a weight.
 func inLayer(other map[string]renamed) map[string]renamed {
 	m := map[string]renamed{
 		"attn_norm": {"input_layernorm", asIs}, "ffn_norm": {"post_attention_layernorm", asIs},
@@ -74,7 +76,7 @@ var (
 	}
 )
 
-// with joins two tables.
+// with returns the union of two tables. The entries of b replace those of a.
 func with(a, b map[string]renamed) map[string]renamed {
 	m := map[string]renamed{}
 	for _, t := range []map[string]renamed{a, b} {
@@ -85,7 +87,7 @@ func with(a, b map[string]renamed) map[string]renamed {
 	return m
 }
 
-// normsPlusOne is a layer whose norms have 1 added.
+// normsPlusOne returns a copy of layer in which all norms have the change plusOne.
 func normsPlusOne(layer map[string]renamed) map[string]renamed {
 	m := with(layer, nil)
 	for name, w := range m {
@@ -96,8 +98,8 @@ func normsPlusOne(layer map[string]renamed) map[string]renamed {
 	return m
 }
 
-// families has the architectures of the package decoder by general.architecture. Mistral's models have the architecture
-// llama, and OPT's have none.
+// families maps general.architecture to the architectures that package decoder supports. Mistral models have the
+// architecture llama. OPT models have no GGUF architecture.
 var families = map[string]family{
 	"llama":   {"llama", "Llama", permuted, (*words).llama},
 	"qwen2":   {"qwen2", "Qwen2", inLayer(nil), (*words).qwen2},
@@ -110,14 +112,15 @@ var families = map[string]family{
 	"granite": {"granite", "Granite", permuted, (*words).granite},
 }
 
-// phi3 has queries, keys and values in one matrix, and gates before the other inner features in another. Hugging Face's
-// models have the same two.
+// phi3 has one matrix for queries, keys and values, and one for the gate and up projections. The Hugging Face models
+// have the same matrices.
 var phi3 = map[string]renamed{
 	"attn_qkv": {"self_attn.qkv_proj", asIs}, "attn_q": {}, "attn_k": {}, "attn_v": {},
 	"ffn_up": {"mlp.gate_up_proj", asIs}, "ffn_gate": {},
 }
 
-// rename returns the name of a tensor in Hugging Face's models, and what to undo. false: the family has no such tensor.
+// rename returns the name of a tensor in Hugging Face models, and the change to undo. It returns false if the family
+// has no such tensor.
 func (f *family) rename(tensor string) (string, undo, bool) {
 	table, prefix, name := globals, "", tensor
 	if rest, ok := strings.CutPrefix(tensor, "blk."); ok {
@@ -133,16 +136,18 @@ func (f *family) rename(tensor string) (string, undo, bool) {
 	if !ok || w.name == "" || kind != "weight" && (kind != "bias" || prefix == "" || strings.HasSuffix(base, "_norm")) {
 		return "", asIs, false
 	}
-	// The norm at the end is changed as those of the layers are.
+	// The converter changes the final norm like the norms of the layers.
 	if base == "output_norm" && f.layer["attn_norm"].undo == plusOne {
 		w.undo = plusOne
 	}
 	return prefix + w.name + "." + kind, w.undo, true
 }
 
-// Weights returns the tensors of a language model by their names in Hugging Face's models, with their rows and values as
-// they are there. Tensors that are fields of config.json there are left to Config. A tensor that the architecture does not
-// have is ErrUnsupported.
+// Weights returns the tensors of a language model by their names in Hugging Face models. The rows and values are those
+// of the Hugging Face model, too.
+//
+// Tensors that are fields of config.json in Hugging Face models are left out: Config reads them. ErrUnsupported is
+// returned for a tensor that the architecture does not have.
 func (f *File) Weights() (map[string]*Tensor, error) {
 	w, err := f.words()
 	if err != nil {
@@ -177,8 +182,8 @@ func (f *File) Weights() (map[string]*Tensor, error) {
 	return weights, nil
 }
 
-// halves returns t with the rows of each head in halves: row i of a head's first half is row 2*i of the head in t, and row
-// i of its second half row 2*i+1. The elements of a vector are rows.
+// halves returns t with the rows of each head permuted. Row i of the first half of a head is row 2*i of the head in t,
+// and row i of the second half is row 2*i+1. The elements of a vector count as rows.
 func (t *Tensor) halves(heads int) (*Tensor, error) {
 	v := *t
 	if len(t.shape) == 1 {
@@ -198,7 +203,7 @@ func (t *Tensor) halves(heads int) (*Tensor, error) {
 	return &v, nil
 }
 
-// plus returns t with a number added to each element.
+// plus returns t with x added to each element.
 func (t *Tensor) plus(x float32) (*Tensor, error) {
 	v := *t
 	v.add = x

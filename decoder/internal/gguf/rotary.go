@@ -20,7 +20,7 @@ func (w *words) rotary(dim int) {
 		}
 	}
 	context := orElse(w, w.size, "rope.scaling.original_context_length", 0)
-	// The key says what was done in training. For Granite it turns rotation off.
+	// The key tells how the model was trained. For Granite, false turns rotary embedding off.
 	if !orElse(w, w.meta.Bool, "rope.scaling.finetuned", true) && w.architecture == "granite" {
 		w.fail(ErrUnsupported, "the heads are not rotated")
 	}
@@ -72,7 +72,7 @@ func (w *words) yarn(factor float64, context int) {
 	w.fields["rope_scaling"] = scaling
 }
 
-// longRope has factors of frequencies for short and for long contexts, as two tensors.
+// longRope sets the factors of longrope: one tensor for short contexts, and one for long contexts.
 func (w *words) longRope(context int) {
 	long, short := w.vector("rope_factors_long.weight"), w.vector("rope_factors_short.weight")
 	positions, ok := w.fields["max_position_embeddings"].(int)
@@ -96,7 +96,8 @@ func (w *words) longRope(context int) {
 	w.fields["rope_scaling"], w.fields["original_max_position_embeddings"] = scaling, context
 }
 
-// llama3 recognises the factors of Llama 3.1 and later, which files have in place of the numbers that they come from.
+// llama3 derives the rope_scaling of Llama 3.1 and later from its factors. Files have the factors in place of
+// rope_scaling.
 func (w *words) llama3(t *Tensor) {
 	factors := w.vector(t.name)
 	if w.err != nil {

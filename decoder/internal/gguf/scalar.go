@@ -43,7 +43,7 @@ func float(kind Kind, b []byte) float64 {
 	return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
 }
 
-// scalar decodes a value that is no array.
+// scalar decodes a value that is not an array.
 func scalar(kind Kind, b []byte) any {
 	switch kind {
 	case Uint8:

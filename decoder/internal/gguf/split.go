@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// The metadata of a split model, in each of its files. The files' names end with -00001-of-00003.gguf.
+// The metadata keys in each file of a split model. The files' names end with -00001-of-00003.gguf.
 const (
-	keyPart    = "split.no"            // of this file, from 0
-	keyParts   = "split.count"         // files; 0 and 1: the model is not split
-	keyTensors = "split.tensors.count" // of all files
+	keyPart    = "split.no"            // index of this file, from 0
+	keyParts   = "split.count"         // number of files; 0 and 1: the model is not split
+	keyTensors = "split.tensors.count" // number of tensors in all files
 )
 
-// assemble makes a File of a model's first file, and opens the others. An error closes all files.
+// assemble opens the remaining files of a model, and returns the File. If there is an error, assemble closes all files.
 func assemble(first *part, u *use) (*File, error) {
 	f := &File{meta: first.meta, use: u, parts: []*part{first}, byName: map[string]*Tensor{}}
 	if err := f.assemble(); err != nil {
@@ -48,7 +48,7 @@ func (f *File) assemble() error {
 	if err != nil {
 		return err
 	}
-	// A file that was merged from parts has 0 parts, and keeps the number of tensors.
+	// A file that was merged from parts says that it has 0 parts, and keeps the key for the number of tensors.
 	if n > 1 && total != len(f.tensors) {
 		return fail(ErrFormat, first.path, "%s is %d, and the %d files have %d tensors", keyTensors, total, n, len(f.tensors))
 	}
@@ -56,7 +56,7 @@ func (f *File) assemble() error {
 	return err
 }
 
-// openParts opens files 2 to n, and compares what each says of itself.
+// openParts opens files 2 to n, and checks the metadata of each.
 func (f *File) openParts(n int) error {
 	first := f.parts[0]
 	no, err := first.meta.Int(keyPart)
@@ -94,7 +94,7 @@ func (f *File) openParts(n int) error {
 	return nil
 }
 
-// follows checks that p is part i of the model that first begins.
+// follows checks that p is part i of the model whose first part is first.
 func (p *part) follows(first *part, i int) error {
 	no, err := p.meta.Int(keyPart)
 	if err != nil {

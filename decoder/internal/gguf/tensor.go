@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// Tensor is a tensor of a file: rows of equal length, which are its last dimension.
+// Tensor is a tensor of a file. Its last dimension is the length of a row.
 type Tensor struct {
 	file    string // the file's path, for errors
 	name    string
@@ -17,44 +17,44 @@ type Tensor struct {
 	shape   []int
 	rows    int
 	columns int
-	offset  uint64 // in the data, while the file is opened
-	size    uint64 // in bytes, while the file is opened
+	offset  uint64 // in the data section; used while the file is opened
+	size    uint64 // in bytes; used while the file is opened
 	data    []byte
 	use     *use
 
-	// Of a tensor of File.Weights.
-	source func(row int) int // the row of data that is a row of the tensor; nil: the same
-	add    float32           // is added to each element
+	// Tensors of File.Weights may have these fields set.
+	source func(row int) int // maps a row of the tensor to a row of data; nil: the same row
+	add    float32           // added to each element
 }
 
-// Name returns the name in the file.
+// Name returns the tensor's name in the file.
 func (t *Tensor) Name() string { return t.name }
 
 // Type returns the type of the elements.
 func (t *Tensor) Type() Type { return t.typ }
 
-// Shape returns the dimensions in row-major order: the last is that of rows. The file has the reverse order.
+// Shape returns the dimensions in row-major order: the last is the length of a row. The file has the reverse order.
 func (t *Tensor) Shape() []int { return slices.Clone(t.shape) }
 
 // Rows returns the number of rows: the product of all dimensions but the last.
 func (t *Tensor) Rows() int { return t.rows }
 
-// Columns returns the number of elements of a row.
+// Columns returns the number of elements in a row.
 func (t *Tensor) Columns() int { return t.columns }
 
-// Bytes returns the size in the file.
+// Bytes returns the tensor's size in the file.
 func (t *Tensor) Bytes() int { return len(t.data) }
 
 func (t *Tensor) rowBytes() int { return t.columns / t.layout.elements * t.layout.bytes }
 
-// Float32 decodes rows from to to, without to, into dst. Widening is exact where the type is F16 or BF16, and has
-// ggml's bits elsewhere. Several goroutines share the work.
+// Float32 decodes rows [from, to) into dst. For F16 and BF16 tensors, the conversion is exact. For all other types, the
+// result has ggml's bits. Several goroutines decode in parallel.
 func (t *Tensor) Float32(dst []float32, from, to int) error {
 	return widen(t, dst, from, to, binary16)
 }
 
-// Float16 is Float32, rounded to IEEE 754 binary16 numbers, to nearest, ties to even. A finite number whose rounding is
-// infinite is ErrRange; dst then has undefined contents.
+// Float16 is like Float32, and rounds to IEEE 754 binary16 numbers, to nearest, ties to even. ErrRange is returned for
+// a finite number that rounds to infinity. The contents of dst are then undefined.
 func (t *Tensor) Float16(dst []uint16, from, to int) error {
 	if t.typ == F16 && t.add == 0 {
 		return copy16(t, dst, from, to)
@@ -62,7 +62,7 @@ func (t *Tensor) Float16(dst []uint16, from, to int) error {
 	return widen(t, dst, from, to, binary16)
 }
 
-// BFloat16 is Float16 for bfloat16 numbers, the upper halves of float32 numbers.
+// BFloat16 is like Float16, for bfloat16 numbers. A bfloat16 number is the upper half of a float32 number.
 func (t *Tensor) BFloat16(dst []uint16, from, to int) error {
 	if t.typ == BF16 && t.add == 0 {
 		return copy16(t, dst, from, to)
@@ -70,12 +70,16 @@ func (t *Tensor) BFloat16(dst []uint16, from, to int) error {
 	return widen(t, dst, from, to, bfloat16)
 }
 
-// Float32Alias returns all elements of an F32 tensor without a copy, if the machine can read them where they lie. The
-// memory must not be written, nor used after Close. A tensor of File.Weights whose rows or values are not those of the
-// file has none.
+// Float32Alias returns all elements of an F32 tensor without a copy. It returns false if
+//
+//   - the tensor is of another type,
+//   - the machine cannot read the data in place, because of its byte order or alignment,
+//   - the tensor comes from File.Weights, and its rows or values are not those of the file.
+//
+// The memory must not be written, and must not be used after Close.
 func (t *Tensor) Float32Alias() ([]float32, bool) { return alias[float32](t, t.typ == F32) }
 
-// Alias16 is Float32Alias for the bits of an F16 or BF16 tensor.
+// Alias16 is like Float32Alias, for the bits of an F16 or BF16 tensor.
 func (t *Tensor) Alias16() ([]uint16, bool) { return alias[uint16](t, t.typ == F16 || t.typ == BF16) }
 
 func alias[T any](t *Tensor, right bool) (s []T, ok bool) {
@@ -90,13 +94,13 @@ func alias[T any](t *Tensor, right bool) (s []T, ok bool) {
 }
 
 const (
-	// piece is the number of elements that are decoded before they are rounded, a multiple of all blocks.
+	// piece is the number of elements that are decoded at once before rounding. It is a multiple of all block sizes.
 	piece = 2048
-	// share is the fewest elements that are worth a goroutine.
+	// share is the minimum number of elements for which a goroutine pays off.
 	share = 1 << 16
 )
 
-// check compares rows with the tensor and with dst.
+// check returns an error if the tensor does not have the rows, or if dst is not their number of elements.
 func (t *Tensor) check(from, to, dst int) error {
 	if from < 0 || to < from || to > t.rows {
 		return fail(ErrShape, t.file, "tensor %s has %d rows; rows %d to %d are wanted", quote(t.name), t.rows, from, to)
@@ -107,7 +111,7 @@ func (t *Tensor) check(from, to, dst int) error {
 	return nil
 }
 
-// widen decodes rows into dst, []float32, or []uint16 in format f.
+// widen decodes rows into dst: a []float32, or a []uint16 in format f.
 func widen[T float32 | uint16](t *Tensor, dst []T, from, to int, f format) error {
 	return t.parallel(len(dst), from, to, func(src []byte, row, at, n int) error {
 		switch out := any(dst[at : at+n]).(type) {
@@ -133,11 +137,11 @@ func (t *Tensor) decode(dst []float32, src []byte) {
 	}
 }
 
-// round decodes whole blocks and rounds them. It returns the first element that is finite and whose rounding is not, and
-// its value, or -1.
+// round decodes whole blocks and rounds the elements. It returns the index and the value of the first finite element
+// that rounds to infinity, or -1.
 func (t *Tensor) round(dst []uint16, src []byte, f format) (int, float32) {
 	var aligned struct {
-		_ [0]uint64 // for pairs
+		_ [0]uint64 // aligns x for pairs
 		x [piece]float32
 	}
 	buffer := aligned.x[:]
@@ -153,7 +157,7 @@ func (t *Tensor) round(dst []uint16, src []byte, f format) (int, float32) {
 	return -1, 0
 }
 
-// copy16 copies rows of a type of 16 bits.
+// copy16 copies rows whose stored type is the requested 16-bit type.
 func copy16(t *Tensor, dst []uint16, from, to int) error {
 	return t.parallel(len(dst), from, to, func(src []byte, _, at, n int) error {
 		out := dst[at : at+n]
@@ -168,8 +172,8 @@ func copy16(t *Tensor, dst []uint16, from, to int) error {
 	})
 }
 
-// parallel calls f for runs of rows: with their bytes, the first row, and the place and number of their elements in dst.
-// It returns an error of f, that of the first part of the rows that has one.
+// parallel calls f for runs of rows from several goroutines. f gets the bytes of the run, its first row, and the offset
+// and number of its elements in dst. parallel returns the error of the earliest run that failed.
 func (t *Tensor) parallel(dst, from, to int, f func(src []byte, row, at, n int) error) error {
 	if err := t.check(from, to, dst); err != nil {
 		return err
@@ -220,7 +224,7 @@ func (t *Tensor) parallel(dst, from, to int, f func(src []byte, row, at, n int) 
 	return err
 }
 
-// runs calls f for rows that follow each other in the file.
+// runs calls f for each run of rows that are adjacent in the file.
 func (t *Tensor) runs(from, to, at int, f func(src []byte, row, at, n int) error) error {
 	size := t.rowBytes()
 	if t.source == nil {

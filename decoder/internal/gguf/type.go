@@ -2,7 +2,7 @@ package gguf
 
 import "fmt"
 
-// Type is the type of a tensor's elements, by its number in files (ggml_type).
+// Type is the type of a tensor's elements. Its numbers are those of ggml_type.
 type Type uint32
 
 // The types that this package decodes.
@@ -20,7 +20,7 @@ const (
 	BF16 Type = 30
 )
 
-// layouts has the types that this package decodes: a row is blocks of elements, of the given size in bytes.
+// layouts has the block layouts of the types that this package decodes. A row is a sequence of blocks.
 var layouts = map[Type]layout{
 	F32:  {"F32", 1, 4, decodeF32},
 	F16:  {"F16", 1, 2, decodeF16},
@@ -37,12 +37,12 @@ var layouts = map[Type]layout{
 
 type layout struct {
 	name     string
-	elements int // of a block
-	bytes    int // of a block
+	elements int // in a block
+	bytes    int // size of a block
 	decode   decoder
 }
 
-// others names the types that this package refuses, so that an error can.
+// others names the types that this package does not decode, for errors.
 var others = map[Type]string{
 	4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K",
 	16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",

@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// contents is a file to be written.
+// contents describes a GGUF file to write.
 type contents struct {
 	version   uint32
 	keys      []pair
 	tensors   []written
-	alignment int // 0: the default, without a key
+	alignment int // 0: the default, and no key
 
-	// Claims that are wrong; 0: the right ones.
+	// Wrong counts to write; 0: the right count.
 	tensorCount, keyCount uint64
 }
 
@@ -31,10 +31,10 @@ type written struct {
 	shape []uint64 // row-major
 	typ   Type
 	data  []byte
-	at    int64 // the offset; negative: behind the tensor before
+	at    int64 // the offset; negative: directly after the tensor before
 }
 
-// encode returns the file's bytes.
+// encode returns the bytes of the file.
 func (f contents) encode() []byte {
 	keys := f.keys
 	alignment := defaultAlignment
@@ -80,7 +80,7 @@ func u32(x uint32) []byte { return binary.LittleEndian.AppendUint32(nil, x) }
 func u64(x uint64) []byte { return binary.LittleEndian.AppendUint64(nil, x) }
 func str(s string) []byte { return append(u64(uint64(len(s))), s...) }
 
-// kindOf returns the kind of values of a Go type.
+// kindOf returns the metadata kind of the values of a Go type.
 func kindOf(t reflect.Type) Kind {
 	switch t.Kind() {
 	case reflect.Slice, reflect.Interface:
@@ -94,7 +94,7 @@ func kindOf(t reflect.Type) Kind {
 	panic(fmt.Sprint("no kind of ", t))
 }
 
-// encodeValue returns a value as files have it, without its kind.
+// encodeValue returns a value's bytes in the file, without the kind.
 func encodeValue(x any) (Kind, []byte) {
 	v := reflect.ValueOf(x)
 	kind := kindOf(v.Type())
@@ -127,7 +127,7 @@ func encodeValue(x any) (Kind, []byte) {
 	return kind, b
 }
 
-// floats returns F32 data.
+// floats returns the bytes of F32 numbers.
 func floats(x ...float32) []byte {
 	var b []byte
 	for _, x := range x {
@@ -136,7 +136,7 @@ func floats(x ...float32) []byte {
 	return b
 }
 
-// save writes files into a new folder, and returns the path of the first.
+// save writes files into a new folder, and returns the path of the first file.
 func save(t testing.TB, names []string, files ...[]byte) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -148,7 +148,7 @@ func save(t testing.TB, names []string, files ...[]byte) string {
 	return filepath.Join(dir, names[0])
 }
 
-// allKinds has a value of each kind, and an array of each.
+// allKinds has a value and an array of each kind.
 var allKinds = []pair{
 	{"general.architecture", "llama"},
 	{"a.uint8", uint8(200)}, {"a.int8", int8(-100)}, {"a.uint16", uint16(60000)}, {"a.int16", int16(-30000)},
@@ -160,7 +160,7 @@ var allKinds = []pair{
 	{"s.empty", []int32{}}, {"s.nested", []any{[]int32{1, 2}, []string{"x"}, []any{[]uint8{}}}},
 }
 
-// sound is a file with all kinds and three tensors.
+// sound returns a valid file with all kinds of values and three tensors.
 func sound(version uint32, alignment int) contents {
 	return contents{version: version, alignment: alignment, keys: allKinds, tensors: []written{
 		{name: "token_embd.weight", shape: []uint64{3, 2}, typ: F32, data: floats(1, 2, 3, 4, 5, 6)},

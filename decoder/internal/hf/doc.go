@@ -1,21 +1,25 @@
 // Package hf reads the weights of a Hugging Face folder.
 //
-// The weights may be in four forms. The first that the folder has is read, in this order:
+// The weights may be stored in four forms. If a folder has several, the first in this list is read:
 //
 //	model.safetensors
 //	model.safetensors.index.json   and the shards that the index names
 //	pytorch_model.bin              zip archive, or the older layout without zip
 //	pytorch_model.bin.index.json   and the shards that the index names
 //
-// Files are mapped into memory where the system can; elsewhere they are read once. [Folder.Tensor] returns weights in
-// place, in their stored type.
+// Files are mapped into memory if the system supports mappings. On other systems, each file is read once.
+// [Folder.Tensor] returns weights in place, in their stored type.
 //
 // A weight's canonical name is its name in the file without the prefix "model.".
 //
-// Every offset, length, shape and name in a file is checked before use. Nothing is allocated for a size that a file only
-// claims. A pickle is not executed: the reader knows the few instructions and classes that a dictionary of tensors needs,
-// and refuses all others. A shard is a file of the folder, never a path. Symbolic links are followed, because the hub's
-// cache is made of them.
+// Files are untrusted:
 //
-// Truncating a mapped file while it is in use ends the process, as with every mapping.
+//   - Every offset, length, shape and name in a file is checked before use.
+//   - Memory is allocated only for data that the file contains, not for a size that the file claims.
+//   - Pickles are not executed. The reader supports only the instructions and classes that a dictionary of tensors
+//     needs, and refuses all others.
+//   - A shard is a file of the folder, never a path. Symbolic links are followed, because the hub's cache consists of
+//     links.
+//
+// If another program truncates a mapped file while it is in use, a read may end the process.
 package hf

@@ -5,7 +5,7 @@ import (
 	"math/bits"
 )
 
-// dtype is an element type by its name in safetensors.
+// dtype is the name of an element type in safetensors.
 type dtype string
 
 const (
@@ -14,9 +14,8 @@ const (
 	bf16 dtype = "BF16"
 )
 
-// elementBytes has the size of an element of every type that a file may hold.
-// Types that no OPT decoder uses are here so that a file with other tensors
-// beside the weights can be read.
+// elementBytes has the size of an element of every type that a file may have. Some of the types are not those of
+// weights: a file may also have other tensors.
 var elementBytes = map[dtype]int{
 	"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1,
 	"I16": 2, "U16": 2, f16: 2, bf16: 2,
@@ -24,12 +23,12 @@ var elementBytes = map[dtype]int{
 	"I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }
 
-// widens reports whether Tensor and Float32 read the type.
+// widens reports whether Tensor and Float32 can read the type.
 func (d dtype) widens() bool { return d == f32 || d == f16 || d == bf16 }
 
-// entry is one tensor of a file. Its data aliases the mapping.
+// entry is one tensor of a file. The field data aliases the mapping.
 type entry struct {
-	name   string // as the file has it
+	name   string // name in the file
 	file   string // the file's path, for errors
 	dtype  dtype
 	shape  []int
@@ -37,8 +36,8 @@ type entry struct {
 	data   []byte
 }
 
-// product returns the number of elements of a shape, or false when a dimension
-// or the product does not fit an int. The empty shape is a scalar: 1.
+// product returns the number of elements of a shape. It returns false if a dimension or the product does not fit an
+// int. The empty shape is that of a scalar, with one element.
 func product(shape []uint64) (int, bool) {
 	n, zero := uint64(1), false
 	for _, d := range shape {
@@ -51,7 +50,7 @@ func product(shape []uint64) (int, bool) {
 		}
 		hi, lo := bits.Mul64(n, d)
 		if hi != 0 || lo > math.MaxInt {
-			// Only a zero elsewhere could save it, and no file needs that.
+			// The product would fit only with a zero in a later dimension, and no file needs that case.
 			return 0, false
 		}
 		n = lo
@@ -62,7 +61,7 @@ func product(shape []uint64) (int, bool) {
 	return int(n), true
 }
 
-// ints converts dimensions that product has accepted.
+// ints converts dimensions. product must have accepted the dimensions.
 func ints(shape []uint64) []int {
 	s := make([]int, len(shape))
 	for i, d := range shape {

@@ -7,17 +7,17 @@ import (
 	"strconv"
 )
 
-// Every error of this package is one sentence with the file and the values, and wraps one of these errors.
+// Every error of this package is one sentence with the file and the values, and wraps one of the errors below.
 var (
 	// ErrFormat is returned for a file whose bytes contradict themselves or its format.
 	ErrFormat = errors.New("malformed file")
-	// ErrUnsupported is returned for a sound file with content that this package does not support.
+	// ErrUnsupported is returned for a valid file with content that this package does not support.
 	ErrUnsupported = errors.New("unsupported")
 	// ErrMissing is returned for a missing file or weight.
 	ErrMissing = errors.New("missing")
-	// ErrShape is returned for a weight with another shape than the requested one.
+	// ErrShape is returned for a weight whose shape is not the requested one.
 	ErrShape = errors.New("shape mismatch")
-	// ErrClosed is returned for a use of a folder after Close.
+	// ErrClosed is returned for any use of a folder after Close.
 	ErrClosed = errors.New("folder is closed")
 )
 
@@ -29,7 +29,7 @@ func fail(kind error, file, format string, args ...any) error {
 	return fmt.Errorf("decoder: %s: %s: %w", file, ones.ReplaceAllString(fmt.Sprintf(format, args...), "${1}1 $2"), kind)
 }
 
-// quote is %q for strings from a file, cut to keep an error one sentence.
+// quote formats a string from a file like %q, and truncates a long one.
 func quote(s string) string {
 	const most = 120
 	if len(s) <= most {
@@ -38,7 +38,7 @@ func quote(s string) string {
 	return fmt.Sprintf("%q... (%d bytes)", s[:most], len(s))
 }
 
-// dims prints a shape from a file, cut like quote.
+// dims formats a shape from a file, and truncates a long one.
 func dims(shape []uint64) string {
 	const most = 16
 	if len(shape) <= most {

@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/mapped"
 )
 
-// file is the bytes of one file of weights, mapped where the system can.
+// file is one weight file. Its data is mapped if the system supports mappings.
 type file struct {
 	path  string
 	data  []byte
@@ -27,7 +27,7 @@ func openFile(path string) (*file, error) {
 	return &file{path, f.Bytes(), f.Close}, nil
 }
 
-// cause drops the path from an error of package os: the sentence has it already.
+// cause removes the path from an error of package os, since fail adds the path.
 func cause(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {

@@ -18,15 +18,15 @@ const (
 	maxConfig = 16 << 20
 	maxIndex  = 32 << 20
 
-	maxTensors = 1 << 16 // of a file: forty times the tensors of the largest OPT
+	maxTensors = 1 << 16 // in a file: 40 times the number of tensors of the largest OPT model
 )
 
-// Folder is an open Hugging Face folder. Its methods may be called from several goroutines.
+// Folder is an open Hugging Face folder. Its methods are safe for concurrent use.
 type Folder struct {
-	dir     string // name in errors
+	dir     string // folder's name in errors
 	in      store
 	weights map[string]entry // by canonical name
-	copies  []entry          // tensors that the index places in another file
+	copies  []entry          // tensors that are not in the file that the index names for them
 	files   []*file
 	size    int64 // total bytes of the tensors
 
@@ -39,7 +39,7 @@ func Open(dir string) (*Folder, error) {
 	return openStore(dir, osStore{textStore{files.Dir(dir)}})
 }
 
-// OpenFS is Open for the root folder of a file system, such as an embedded one. Its files are read whole, once. name
+// OpenFS is like Open, for the root of a file system, such as an embedded one. Each file is read whole, once. name
 // stands for the folder in errors.
 func OpenFS(name string, fsys fs.FS) (*Folder, error) {
 	return openStore(name, fsStore{textStore{files.FS(name, fsys)}, fsys})
@@ -52,7 +52,7 @@ func openStore(dir string, in store) (*Folder, error) {
 	return &Folder{dir: dir, in: in, weights: map[string]entry{}}, nil
 }
 
-// OpenWeights maps the weight files, and reads their tables of contents. It reads no weight.
+// OpenWeights maps the weight files, and reads the list of tensors of each file. It reads no weights.
 func (f *Folder) OpenWeights() error {
 	names, err := f.in.names()
 	if err != nil {
@@ -61,10 +61,10 @@ func (f *Folder) OpenWeights() error {
 	return f.openWeights(names)
 }
 
-// Path returns the name of a file of the folder, for errors.
+// Path returns the path of a file of the folder, for errors.
 func (f *Folder) Path(name string) string { return f.in.path(name) }
 
-// Text returns a text file of the folder, of at most 16 MB. A missing file is nil.
+// Text returns the contents of a text file of the folder, at most 16 MB. It returns nil if there is no such file.
 func (f *Folder) Text(name string) ([]byte, error) {
 	if !f.in.exists(name) {
 		return nil, nil
@@ -75,7 +75,7 @@ func (f *Folder) Text(name string) ([]byte, error) {
 // Files returns the names of all files of the folder.
 func (f *Folder) Files() ([]string, error) { return f.in.names() }
 
-// openWeights finds the weight files and lists their tensors. names are those of all files of the folder.
+// openWeights finds the weight files and lists their tensors. names has the names of all files of the folder.
 func (f *Folder) openWeights(names []string) error {
 	for _, source := range []struct {
 		name  string
@@ -117,9 +117,11 @@ func (f *Folder) openWeights(names []string) error {
 	return fail(ErrMissing, f.dir, "no model.safetensors, pytorch_model.bin or index of their shards")
 }
 
-// add opens one weight file. With an index (weight name to file name) all weights that the index places in this file
-// must be present, and weights that it places in another file are copies. Tensors outside the index are accepted, as
-// in transformers.
+// add opens one weight file. index maps names of weights to names of files, and is nil without an index:
+//
+//   - All weights that the index places in this file must be present.
+//   - Weights that the index places in another file are copies.
+//   - Tensors outside of the index are accepted, as in transformers.
 func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), index map[string]string, placed int) error {
 	file, err := f.in.open(name)
 	if err != nil {
@@ -168,14 +170,14 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	return nil
 }
 
-// Weight is the name and shape of a weight that a model has.
+// Weight is the name and the shape of a weight of a model.
 type Weight struct {
 	Name  string
 	Shape []int
 }
 
-// Tie makes a and b one weight. If the folder has both, two that differ are an error. If it has one of them, that one
-// serves both names.
+// Tie makes a and b one weight. If the folder has only one of them, that weight serves both names. If the folder has
+// both, and the two differ, Tie returns an error.
 func (f *Folder) Tie(a, b string) error {
 	e, hasA := f.entry(a)
 	h, hasB := f.entry(b)
@@ -190,7 +192,7 @@ func (f *Folder) Tie(a, b string) error {
 	return nil
 }
 
-// entry returns a tensor by its canonical name. Published folders of OPT also leave the prefix "decoder." out.
+// entry returns a tensor by its canonical name. Some published OPT folders also omit the prefix "decoder.".
 func (f *Folder) entry(name string) (entry, bool) {
 	e, ok := f.weights[name]
 	if !ok {
@@ -199,13 +201,16 @@ func (f *Folder) entry(name string) (entry, bool) {
 	return e, ok
 }
 
-// maxViews is the largest factor of the weights' bytes over the files' bytes. It is 1 if no tensor is a view of
-// another, and 2 if the head is the token embedding.
+// maxViews is the maximum ratio of the total size of the weights to the total size of the files. The ratio is 1 if no
+// tensor is a view of another tensor, and at most 2 if the head is the token embedding.
 const maxViews = 8
 
-// Check compares the folder's tensors with the weights of a model: all of them must be present, and no other. Weights may
-// be views of the same bytes. Reading copies weights that are not in row-major order or have another type, so a small file
-// could grow to any size.
+// Check compares the folder's tensors with the weights of a model. All weights must be present, and the folder must not
+// have any other tensor.
+//
+// Several weights may be views of the same bytes. Reading a weight copies it if it is not in row-major order or has
+// another type. The total size of the weights is therefore limited to maxViews times that of the files, so that a small
+// file cannot use unlimited memory.
 func (f *Folder) Check(weights iter.Seq[Weight], tied ...string) error {
 	var total int64
 	var missing []Weight
@@ -234,7 +239,7 @@ func (f *Folder) Check(weights iter.Seq[Weight], tied ...string) error {
 	}
 	rest, where := f.unused(used)
 	switch {
-	case missing != nil && rest != "": // the weight may have another name
+	case missing != nil && rest != "": // the weight may have a different name in the folder
 		return fail(ErrMissing, f.dir, "weight %s with shape %v is not in the folder, which has %s", quote(missing[0].Name), missing[0].Shape, rest)
 	case missing != nil:
 		_, err := f.find(missing[0].Name, missing[0].Shape)
@@ -256,16 +261,23 @@ func (f *Folder) find(name string, shape []int) (entry, error) {
 	return e, nil
 }
 
-// Has reports whether the folder has a tensor with that canonical name. A tied head counts.
+// Has reports whether the folder has a tensor with the given canonical name. A tied weight counts under both names.
 func (f *Folder) Has(name string) bool {
 	_, ok := f.entry(name)
 	return ok
 }
 
-// Tensor returns the tensor with that canonical name and shape in its stored type: F32 as float32, F16 as
-// leanattention.F16 and BF16 as leanattention.BF16. No shape is a scalar. Mapped and aligned data is used in place:
-// such a tensor must not be written (that ends the process) and is valid until Close. Errors: ErrMissing, ErrShape,
-// ErrClosed, and ErrUnsupported for other types and for tensors without elements, which Gorgonia cannot hold.
+// Tensor returns the tensor with the given canonical name and shape, in its stored type: F32 as float32, F16 as
+// leanattention.F16 and BF16 as leanattention.BF16. An empty shape is that of a scalar.
+//
+// Mapped and aligned data is used in place. Such a tensor is valid until Close. Writing to it ends the process.
+//
+// Errors:
+//
+//   - ErrMissing: the folder does not have the tensor.
+//   - ErrShape: the tensor has another shape.
+//   - ErrUnsupported: the tensor is of another type, or has no elements, which Gorgonia does not support.
+//   - ErrClosed: the folder is closed.
 func (f *Folder) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	return f.tensor(name, shape, (*entry).stored)
 }
@@ -289,8 +301,8 @@ func (f *Folder) tensor(name string, shape []int, read func(*entry) any) (*tenso
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(read(&e))), nil
 }
 
-// Close unmaps the files. Tensors of the folder must not be used afterwards: some are in the mapping. A second Close
-// does nothing.
+// Close unmaps the files. The folder's tensors must not be used after Close, since their data may be in the mapping. A
+// second Close does nothing.
 func (f *Folder) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
-// indexLimits has room for a million weights.
+// indexLimits allows an index of a million weights.
 var indexLimits = files.Limits{Values: 1 << 20, Depth: 1}
 
 // parseIndex reads the index of a sharded checkpoint,
@@ -36,8 +36,8 @@ func parseIndex(file string, data []byte) (map[string]string, error) {
 		return nil, fail(ErrFormat, file, "no weight_map, or an empty one")
 	}
 	for name, shard := range shardOf {
-		// IsLocal also knows the names that are devices on Windows.
-		// Errors have the name unquoted, as part of a path.
+		// IsLocal also detects the names of devices on Windows. Later errors have the shard's name unquoted, as part of
+		// a path.
 		if strings.ContainsAny(shard, `/\:`) || strings.ContainsFunc(shard, func(r rune) bool { return !strconv.IsGraphic(r) }) || !filepath.IsLocal(shard) || shard == "." {
 			return nil, fail(ErrFormat, file, "weight %s lies in %s, which is not the name of a file of the folder", quote(name), quote(shard))
 		}
@@ -45,10 +45,10 @@ func parseIndex(file string, data []byte) (map[string]string, error) {
 	return shardOf, nil
 }
 
-// canonical returns a weight's name without the prefix of the whole model.
+// canonical returns a weight's name without the prefix "model.".
 func canonical(name string) string { return strings.TrimPrefix(name, "model.") }
 
-// objectLimits are the limits of an index, but for its weight_map.
+// objectLimits are the limits of an index as a whole. indexLimits are those of its weight_map.
 var objectLimits = files.Limits{Values: 2 << 20, Depth: 64, Nulls: true}
 
 // object reads a JSON object.

@@ -10,28 +10,29 @@ import (
 	"strings"
 )
 
-// The values that a pickle can hold here: nil, bool, int64, float64, string,
-// pyLong, pyTuple, *pyList, pyDict, pyClass, and what the classes make
-// (*storage and *view). Nothing else is ever made, and nothing is executed: a
-// class is a name out of a fixed list, and a call of it is a case below.
+// A pickle can have values of these types: nil, bool, int64, float64, string, pyLong, pyTuple, *pyList, pyDict,
+// pyClass, *storage and *view. The last two are the results of calling a class.
+//
+// No other values are created, and no code of a pickle is executed. A class is a name from a fixed list. The method
+// call implements each class.
 type (
-	pyLong  string // little-endian two's complement, of integers beyond 64 bits
+	pyLong  string // little-endian two's complement, for integers of more than 64 bits
 	pyTuple []any
 	pyList  struct{ items []any }
 	pyDict  map[string]any // every key of a state dict is a string
 	pyClass string         // "module.name"
 )
 
-// storage is the flat array that one or more tensors are views of.
+// storage is a flat array. One or more tensors are views of a storage.
 type storage struct {
 	dtype dtype
 	key   string
 	count int
-	data  []byte // in the older layout nil until the pickle has been read
+	data  []byte // nil in the older layout, until the pickle has been read
 }
 
-// view is a tensor of a storage: element (i, j, ...) lies at
-// offset + i*stride[0] + j*stride[1] + ... . Nothing in it has been checked yet.
+// view is a tensor in a storage. Element (i, j, ...) is element offset + i*stride[0] + j*stride[1] + ... of the
+// storage. The fields are unchecked until the method entry checks them.
 type view struct {
 	storage *storage
 	offset  int64
@@ -45,28 +46,28 @@ const (
 	classParameter   = pyClass("torch._utils._rebuild_parameter")
 )
 
-// storageTypes are the classes of storages, and with the three above all the
-// classes there are.
+// storageTypes are the classes of storages. A pickle can use no other classes than storageTypes and the three classes
+// above.
 var storageTypes = map[pyClass]dtype{
 	"torch.FloatStorage": f32, "torch.HalfStorage": f16, "torch.BFloat16Storage": bf16,
 	"torch.DoubleStorage": "F64", "torch.LongStorage": "I64", "torch.IntStorage": "I32",
 	"torch.ShortStorage": "I16", "torch.CharStorage": "I8", "torch.ByteStorage": "U8", "torch.BoolStorage": "BOOL",
 }
 
-// unpickler runs one pickle, the instructions of a stack machine (PEP 307 and
-// 3154), as far as torch writes them for a dictionary of tensors.
+// unpickler runs one pickle: the instructions of a stack machine (PEP 307 and PEP 3154). It supports only the
+// instructions that torch writes for a dictionary of tensors.
 //
-// An instruction pushes at most one value, whose size is in proportion to the
-// bytes of the instruction or to the values that it takes off the stack: memory
-// stays in proportion to the input. The first error is kept, and after it
-// instructions have values without meaning.
+// An instruction pushes at most one value. The size of the value is proportional to the size of the instruction, or to
+// the size of the values that the instruction pops. Memory is therefore proportional to the input.
+//
+// The unpickler keeps the first error. After an error, the values on the stack are meaningless.
 type unpickler struct {
-	data  []byte // from the pickle's first byte on
+	data  []byte // the rest of the file, from the start of the pickle
 	pos   int
 	stack []any
-	marks []int // heights of the stack
+	marks []int // stack heights at the marks
 	memo  map[uint32]any
-	// persistent turns a persistent id into a storage.
+	// persistent returns the storage of a persistent id.
 	persistent func(id pyTuple) (*storage, error)
 	err        error
 }
@@ -99,7 +100,7 @@ func (u *unpickler) step(op byte) {
 		if v := u.number(1); v > 5 {
 			u.fail("pickle protocol %d is later than 5", v)
 		}
-	case 0x95: // FRAME says how much to read ahead, and all is here
+	case 0x95: // FRAME gives the length to read ahead, which is not needed here
 		u.take(8)
 	case '(': // MARK
 		u.marks = append(u.marks, len(u.stack))
@@ -164,7 +165,7 @@ func (u *unpickler) step(op byte) {
 	case 'R': // REDUCE
 		v := u.pop(2)
 		u.call(v[0], v[1])
-	case 'b': // BUILD sets attributes, and torch keeps version numbers of modules there
+	case 'b': // BUILD sets attributes; torch uses it for the version numbers of modules
 		state := u.pop(1)[0]
 		if _, ok := u.top().(pyDict); !ok {
 			u.fail("attributes, %s, are set on %s", describe(state), describe(u.top()))
@@ -192,7 +193,7 @@ func (u *unpickler) fail(format string, args ...any) {
 	}
 }
 
-// take returns the next n bytes, nil when they are not there.
+// take returns the next n bytes, or nil if there are fewer.
 func (u *unpickler) take(n uint64) []byte {
 	if left := len(u.data) - u.pos; n > uint64(left) {
 		u.fail("an instruction needs %d bytes, and there are %d", n, left)
@@ -203,7 +204,7 @@ func (u *unpickler) take(n uint64) []byte {
 	return b
 }
 
-// number reads an unsigned integer of width bytes, little endian.
+// number reads a little-endian unsigned integer of width bytes.
 func (u *unpickler) number(width uint64) uint64 {
 	var wide [8]byte
 	copy(wide[:], u.take(width))
@@ -219,7 +220,7 @@ func (u *unpickler) line() string {
 	return strings.TrimSuffix(string(u.take(uint64(n)+1)), "\n")
 }
 
-// long is a two's complement integer of any length.
+// long decodes a two's complement integer of any length.
 func long(b []byte) any {
 	if len(b) > 8 {
 		return pyLong(b)
@@ -242,8 +243,7 @@ func (u *unpickler) top() any {
 	return u.stack[len(u.stack)-1]
 }
 
-// pop takes the last n values, at most down to the last mark. They stay valid
-// until the next push.
+// pop pops the last n values, at most down to the last mark. The slice is valid until the next push.
 func (u *unpickler) pop(n int) []any {
 	floor := 0
 	if len(u.marks) > 0 {
@@ -259,8 +259,7 @@ func (u *unpickler) pop(n int) []any {
 	return items
 }
 
-// popMark takes the values above the last mark, and the mark. They stay valid
-// until the next push.
+// popMark pops the last mark and the values above it. The slice is valid until the next push.
 func (u *unpickler) popMark() []any {
 	if len(u.marks) == 0 {
 		u.fail("an instruction needs a mark and there is none")
@@ -310,7 +309,7 @@ func (u *unpickler) setItems(items []any) {
 	}
 }
 
-// class pushes a class, if it is one of those that are needed.
+// class pushes a class. The class must be one of the supported classes.
 func (u *unpickler) class(module, name any) {
 	m, ok1 := module.(string)
 	n, ok2 := name.(string)
@@ -326,7 +325,7 @@ func (u *unpickler) class(module, name any) {
 	u.push(c)
 }
 
-// call pushes what the class makes of the arguments.
+// call pushes the result of calling a class.
 func (u *unpickler) call(class, arguments any) {
 	args, ok := arguments.(pyTuple)
 	switch class {
@@ -358,8 +357,7 @@ func (u *unpickler) call(class, arguments any) {
 	u.fail("%s is called with %s, which does not suit it", describe(class), describe(arguments))
 }
 
-// describe names a value for an error. It looks one level deep only: a value
-// may contain itself.
+// describe formats a value for an error. It formats one level only, because a value may contain itself.
 func describe(v any) string {
 	switch v := v.(type) {
 	case nil:

@@ -12,13 +12,13 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
-// maxHeader is the longest header that the format allows.
+// maxHeader is the maximum length of a header in the format.
 const maxHeader = 100 << 20
 
-// headerLimits has room for maxTensors and their shapes.
+// headerLimits allows maxTensors tensors and their shapes.
 var headerLimits = files.Limits{Values: 1 << 20, Depth: 3}
 
-// tensorJSON is what a header has of a tensor.
+// tensorJSON is the JSON object of a tensor in a header.
 type tensorJSON struct {
 	DType          string
 	Shape, Offsets []uint64
@@ -54,9 +54,10 @@ func (t *tensorJSON) decode(dec *json.Decoder) error {
 //	header    {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
 //	data      offsets count from its first byte
 //
-// As the format demands, the tensors must cover the data without overlap, gap
-// or rest, and each has its three keys once, and no other. The entries alias data, and what is allocated is in proportion to
-// the header that is there.
+// As the format requires, the tensors must cover all of the data without overlaps or gaps. Each tensor must have each
+// of its three keys once, and no other key.
+//
+// The entries alias data. Memory is proportional to the header.
 func parseSafetensors(file string, data []byte) ([]entry, error) {
 	if len(data) < 8 {
 		return nil, fail(ErrFormat, file, "%d bytes, too short for a safetensors file", len(data))
@@ -85,7 +86,7 @@ func parseSafetensors(file string, data []byte) ([]entry, error) {
 		if err != nil {
 			return nil, fail(ErrFormat, file, "header: %v", err)
 		}
-		name := t.(string) // the decoder lets nothing else stand here
+		name := t.(string) // the decoder allows only strings as keys
 		if seen[name] {
 			return nil, fail(ErrFormat, file, "tensor %s is there twice", quote(name))
 		}

@@ -7,16 +7,16 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
-// store is the location of a folder's files. Their names have no slash.
+// store is a folder's files, by name. A name has no slash.
 type store interface {
 	path(name string) string // for errors
 	exists(name string) bool
 	names() ([]string, error)                     // of all files
-	text(name string, most int64) ([]byte, error) // a whole file of at most most bytes
+	text(name string, most int64) ([]byte, error) // contents of a file of at most most bytes
 	open(name string) (*file, error)
 }
 
-// textStore is the common part of the two stores.
+// textStore is the part that both stores have in common.
 type textStore struct{ files.Folder }
 
 func (s textStore) path(name string) string { return s.Path(name) }
@@ -39,7 +39,7 @@ func (s textStore) text(name string, most int64) ([]byte, error) {
 	return data, nil
 }
 
-// unread turns an error of package files into an error of this package.
+// unread converts an error of package files to an error of this package.
 func unread(path string, err error) error {
 	switch {
 	case errors.Is(err, files.ErrPointer):
@@ -50,12 +50,12 @@ func unread(path string, err error) error {
 	return fail(ErrMissing, path, "%v", cause(err))
 }
 
-// osStore is a folder of the operating system.
+// osStore is the store of a folder of the operating system.
 type osStore struct{ textStore }
 
 func (s osStore) open(name string) (*file, error) { return openFile(s.path(name)) }
 
-// fsStore is the root of a file system.
+// fsStore is the store of a file system's root.
 type fsStore struct {
 	textStore
 	fsys fs.FS

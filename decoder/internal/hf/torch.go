@@ -14,20 +14,18 @@ import (
 )
 
 const (
-	// maxPickle bounds the pickle of a file's table of contents. A published
-	// shard's has some hundred kilobytes, and a byte of a hostile one can become
-	// some fifty of memory.
+	// maxPickle bounds the pickle that lists a file's tensors. The pickle of a published shard has some hundred
+	// kilobytes. One byte of a hostile pickle can use about 50 bytes of memory.
 	maxPickle = 4 << 20
-	// maxDirectory bounds the bytes of an archive's directory, of which a byte can
-	// become some ten of memory. A published shard's has some tens of kilobytes.
+	// maxDirectory bounds the size of an archive's directory. The directory of a published shard has some tens of
+	// kilobytes. One byte of a directory can use about 10 bytes of memory.
 	maxDirectory = 16 << 20
-	// maxRank is more than any weight of a decoder has.
+	// maxRank exceeds the rank of all weights of decoders.
 	maxRank = 8
 )
 
-// parseTorch lists the tensors of a file that torch.save made of a dictionary of
-// tensors: a zip archive, or the layout before torch 1.6. The entries alias
-// data.
+// parseTorch lists the tensors of a file that torch.save wrote for a dictionary of tensors. The file is a zip archive,
+// or has the layout before torch 1.6. The entries alias data.
 func parseTorch(file string, data []byte) ([]entry, error) {
 	var value any
 	var err error
@@ -59,17 +57,17 @@ func parseTorch(file string, data []byte) ([]entry, error) {
 	return entries, nil
 }
 
-// parseZip reads the archive
+// parseZip reads a zip archive:
 //
 //	name/data.pkl    the pickle
 //	name/data/key    the bytes of the storage of that key
 //	name/byteorder   "little" (not in all versions)
 //
-// whose records are stored uncompressed, so that they can be used in place.
+// The records must be uncompressed, and are used in place.
 func parseZip(file string, data []byte) (any, error) {
 	directory := &bounded{from: bytes.NewReader(data), left: maxDirectory}
 	archive, err := zip.NewReader(directory, int64(len(data)))
-	directory.left = math.MaxInt // from here on single records are read
+	directory.left = math.MaxInt // the directory has been read; single records follow
 	if err != nil {
 		return nil, fail(ErrFormat, file, "%v", err)
 	}
@@ -137,7 +135,7 @@ func parseZip(file string, data []byte) (any, error) {
 	return value, nil
 }
 
-// bounded is a reader of which some bytes can be read.
+// bounded is a reader that fails after a given number of bytes.
 type bounded struct {
 	from io.ReaderAt
 	left int
@@ -166,10 +164,15 @@ func stored(r *zip.File, data []byte) ([]byte, error) {
 	return data[begin : begin+int64(size) : begin+int64(size)], nil
 }
 
-// parseLegacy reads the layout before torch 1.6: five pickles (a magic number,
-// the version of the protocol, facts on the machine that wrote it, the value,
-// and the keys of the storages in their order), and then for each storage its
-// number of elements in 8 bytes and the elements.
+// parseLegacy reads the layout before torch 1.6. The file has five pickles:
+//
+//   - a magic number,
+//   - the protocol version,
+//   - properties of the machine that wrote the file,
+//   - the value,
+//   - the keys of the storages, in order.
+//
+// After the pickles follows each storage: its number of elements in 8 bytes, and the elements.
 func parseLegacy(file string, data []byte) (any, error) {
 	const magic = pyLong("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19")
 	storages, rest := map[string]*storage{}, data
@@ -244,8 +247,8 @@ func parseLegacy(file string, data []byte) (any, error) {
 	return value, nil
 }
 
-// newStorage reads a storage's persistent id: ("storage", class, key, device,
-// number of elements) and in the older layout one more.
+// newStorage returns the storage of a persistent id. The id is ("storage", class, key, device, number of elements), and
+// has one more item in the older layout.
 func newStorage(id pyTuple) (*storage, error) {
 	if (len(id) != 5 && len(id) != 6) || id[0] != "storage" {
 		return nil, fmt.Errorf("a persistent id, %s, is not a storage's", describe(id))
@@ -263,7 +266,7 @@ func newStorage(id pyTuple) (*storage, error) {
 	return &storage{dtype: d, key: key, count: int(count)}, nil
 }
 
-// bytes is the size of the storage as the pickle has it.
+// bytes returns the size of the storage according to the pickle.
 func (s *storage) bytes() int { return s.count * elementBytes[s.dtype] }
 
 func (s *storage) mustBe(same *storage) error {
@@ -273,8 +276,8 @@ func (s *storage) mustBe(same *storage) error {
 	return nil
 }
 
-// entry checks that the view lies in its storage, and has no more elements than
-// that: only a view that repeats elements could.
+// entry checks that the view lies within its storage, and returns the entry. A view with more elements than its storage
+// is an error, since such a view repeats elements.
 func (v *view) entry() (entry, error) {
 	shape, ok1 := sizes(v.shape)
 	stride, ok2 := sizes(v.stride)
@@ -289,8 +292,8 @@ func (v *view) entry() (entry, error) {
 	if count == 0 {
 		return e, nil
 	}
-	// last is the farthest element; contiguous has each dimension's stride the
-	// number of elements of the dimensions after it.
+	// last is the index of the farthest element. contiguous reports whether each dimension's stride is the number of
+	// elements of the dimensions after it.
 	last, contiguous, inner := uint64(v.offset), true, uint64(1)
 	if v.offset < 0 {
 		return entry{}, fmt.Errorf("offset %d", v.offset)
@@ -320,7 +323,7 @@ func (v *view) entry() (entry, error) {
 	return e, nil
 }
 
-// sizes returns a tuple of dimensions or strides.
+// sizes converts a tuple of dimensions or strides.
 func sizes(tuple pyTuple) ([]uint64, bool) {
 	if len(tuple) > maxRank {
 		return nil, false

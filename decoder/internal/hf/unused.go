@@ -9,17 +9,16 @@ import (
 	"strings"
 )
 
-// buffers are the last parts of the names of tensors that models have and that are no
-// parameters: tables and masks that follow from the configuration, and the version of
-// the program that wrote a checkpoint.
+// buffers are suffixes of the names of tensors that are not parameters: tables and masks computed from the
+// configuration, and the version of the program that wrote the checkpoint.
 var buffers = []string{".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "decoder.version"}
 
 func isBuffer(name string) bool {
 	return slices.ContainsFunc(buffers, func(b string) bool { return strings.HasSuffix("."+name, "."+strings.TrimPrefix(b, ".")) })
 }
 
-// unused lists the tensors that are no weights of the model, and says where they are.
-// used has the canonical names of the weights.
+// unused lists the tensors that are not weights of the model, and returns the path of their file or folder. used has
+// the canonical names of the weights.
 func (f *Folder) unused(used map[string]bool) (list, where string) {
 	var rest []entry
 	for name, e := range f.weights {
@@ -67,11 +66,11 @@ func (e *entry) same(o *entry) bool {
 	return e.dtype.widens() && slices.EqualFunc(e.float32s(), o.float32s(), func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) })
 }
 
-// shardName is how transformers names the shards of a checkpoint.
+// shardName matches the part of a shard's name that transformers adds to the name of a checkpoint.
 var shardName = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.`)
 
-// allShards refuses a file that has the name of a shard of the checkpoint and is not
-// in its index, whose shards are sorted.
+// allShards returns an error for a file that is named like a shard of the checkpoint and is not in the index. shards
+// has the names in the index, sorted.
 func (f *Folder) allShards(index, whole string, names, shards []string) error {
 	stem, extension, _ := strings.Cut(whole, ".")
 	for _, name := range names {

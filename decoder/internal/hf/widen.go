@@ -8,11 +8,10 @@ import (
 	la "gorgonia.org/leanattention"
 )
 
-// littleEndian: files are little endian, and in place only where the machine is.
+// littleEndian reports whether the machine is little endian. Files are little endian, so other machines copy elements.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// stored returns the elements in row-major order, as a slice of the type that
-// they are stored in. The type must be one that widens.
+// stored returns the elements in row-major order, as a slice of their stored type. The type must be one that widens.
 func (e *entry) stored() any {
 	switch e.dtype {
 	case f32:
@@ -44,7 +43,7 @@ func (e *entry) float32s() []float32 {
 	}
 }
 
-// Elements as files have them.
+// Functions that decode one element from its bytes in a file.
 
 func loadFloat32(b []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(b)) }
 
@@ -52,9 +51,10 @@ func loadFloat16(b []byte) la.F16 { return la.F16(binary.LittleEndian.Uint16(b))
 
 func loadBFloat16(b []byte) la.BF16 { return la.BF16(binary.LittleEndian.Uint16(b)) }
 
-// rowMajor returns the elements of e in row-major order: in place if they lie
-// without gaps, aligned and in the machine's byte order, and else in new memory.
-// Element (i, j, ...) lies at i*stride[0] + j*stride[1] + ... .
+// rowMajor returns the elements of e in row-major order. Element (i, j, ...) is at i*stride[0] + j*stride[1] + ... .
+//
+// The result aliases e.data if the elements have no gaps, are aligned and have the machine's byte order. Otherwise
+// rowMajor copies the elements.
 func rowMajor[T any](e *entry, load func([]byte) T) []T {
 	size, n := int(unsafe.Sizeof(*new(T))), 1
 	for _, d := range e.shape {
@@ -73,7 +73,7 @@ func rowMajor[T any](e *entry, load func([]byte) T) []T {
 			for d, x := range at {
 				offset += x * e.stride[d]
 			}
-			for d := len(at) - 1; d >= 0; d-- { // the next element in row-major order
+			for d := len(at) - 1; d >= 0; d-- { // advance to the next element in row-major order
 				if at[d]++; at[d] < e.shape[d] {
 					break
 				}
@@ -85,7 +85,7 @@ func rowMajor[T any](e *entry, load func([]byte) T) []T {
 	return dst
 }
 
-// bytes is the size of the elements, as they are stored.
+// bytes returns the size of the elements in their stored type.
 func (e *entry) bytes() int64 {
 	n := int64(elementBytes[e.dtype])
 	for _, d := range e.shape {
@@ -94,7 +94,7 @@ func (e *entry) bytes() int64 {
 	return n
 }
 
-// inPlace returns the bytes as n elements if the machine can read them so.
+// inPlace returns the bytes as a slice of n elements. It returns false if byte order or alignment do not allow that.
 func inPlace[T any](data []byte, n int) ([]T, bool) {
 	if n == 0 {
 		return nil, true

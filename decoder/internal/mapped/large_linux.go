@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// largePages asks the system for pages of 2 MiB, which file systems in memory can give.
+// largePages asks the system for 2 MiB pages. In-memory file systems can provide such pages.
 func largePages(b []byte) {
 	const page = 2 << 20
 	if len(b) < page {
@@ -14,6 +14,6 @@ func largePages(b []byte) {
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
 	first := at / page * page
 	size := (at+uintptr(len(b))+page-1)/page*page - first
-	// The call is a hint, and a failure changes nothing.
+	// The call is a hint, so an error is ignored.
 	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, first, size, syscall.MADV_HUGEPAGE)
 }

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// mapping reads the file's first size bytes: this system has no mappings.
+// mapping reads the file's first size bytes, since this system has no mappings.
 func mapping(f *os.File, size int) (data []byte, unmap func() error, err error) {
 	data = make([]byte, size)
 	if _, err := io.ReadFull(f, data); err != nil {

@@ -14,11 +14,11 @@ func mapping(f *os.File, size int) (data []byte, unmap func() error, err error) 
 		return nil, nil, os.NewSyscallError("CreateFileMapping", err)
 	}
 	at, err := windows.MapViewOfFile(h, windows.FILE_MAP_READ, 0, 0, uintptr(size))
-	_ = windows.CloseHandle(h) // the view keeps the mapping
+	_ = windows.CloseHandle(h) // the view keeps the mapping open
 	if err != nil {
 		return nil, nil, os.NewSyscallError("MapViewOfFile", err)
 	}
-	// The view is outside of Go's heap, so that its address is no pointer that the collector knows.
+	// The view is outside of Go's heap, so its address is not a pointer that the garbage collector tracks.
 	data = unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&at))), size)
 	return data, func() error { return os.NewSyscallError("UnmapViewOfFile", windows.UnmapViewOfFile(at)) }, nil
 }

@@ -1,7 +1,8 @@
-// Package mapped opens files of weights: the bytes of a file as a slice, mapped where the system can.
+// Package mapped opens weight files: the bytes of a file as a slice, mapped into memory if the system supports
+// mappings.
 //
-// A mapping costs no memory of its own: the system reads pages when they are touched, and drops them when memory is
-// short. A system without mappings gets the whole file in memory.
+// A mapping needs no memory of its own. The system reads a page at its first access, and drops pages when memory is
+// short. On a system without mappings, the whole file is read into memory.
 package mapped
 
 import (
@@ -15,25 +16,24 @@ import (
 )
 
 var (
-	// ErrIrregular is returned for a folder, pipe, socket or device in place of an ordinary file.
+	// ErrIrregular is returned if the path is a folder, pipe, socket or device, and not a regular file.
 	ErrIrregular = errors.New("not a regular file")
-	// ErrTooLong is returned for a file that does not fit the machine's addresses.
+	// ErrTooLong is returned for a file that does not fit the address space.
 	ErrTooLong = errors.New("file too long for this machine")
-	// ErrGone is returned by Catch when bytes of a mapping can no longer be read: the file was cut, or its disk failed.
+	// ErrGone is returned by Catch if bytes of a mapping cannot be read: the file was truncated, or the disk failed.
 	ErrGone = errors.New("the file's bytes are gone")
 )
 
-// File is an open file. Its methods may be called from several goroutines, Close after all others.
+// File is an open file. Its methods are safe for concurrent use, except Close, which must be called last.
 type File struct {
 	data  []byte
 	f     *os.File
 	unmap func() error
 }
 
-// Open opens an ordinary file. Links are followed. An error of the system comes without the path, which the caller
-// knows.
+// Open opens a regular file. It follows links. Errors of the system do not contain the path, which the caller knows.
 func Open(path string) (*File, error) {
-	info, err := os.Stat(path) // before os.Open, which blocks at a pipe
+	info, err := os.Stat(path) // before os.Open, which blocks on a pipe
 	if err != nil {
 		return nil, cause(err)
 	}
@@ -53,7 +53,7 @@ func Open(path string) (*File, error) {
 }
 
 func open(f *os.File) (*File, error) {
-	info, err := f.Stat() // again: the name may stand for another file by now
+	info, err := f.Stat() // again, since the path may name another file by now
 	if err != nil {
 		return nil, cause(err)
 	}
@@ -63,7 +63,7 @@ func open(f *os.File) (*File, error) {
 		return nil, fmt.Errorf("%v: %w", info.Mode(), ErrIrregular)
 	case size > math.MaxInt:
 		return nil, fmt.Errorf("%d bytes: %w", size, ErrTooLong)
-	case size == 0: // an empty mapping is an error
+	case size == 0: // mapping an empty file would fail
 		return &File{f: f, unmap: func() error { return nil }}, nil
 	}
 	data, unmap, err := mapping(f, int(size))
@@ -73,24 +73,25 @@ func open(f *os.File) (*File, error) {
 	return &File{data, f, unmap}, nil
 }
 
-// Bytes returns the file's bytes. They must not be written, nor used after Close.
+// Bytes returns the file's bytes. The bytes must not be written, and must not be used after Close.
 //
-// A mapped file that another program cuts loses its last pages, and reading them ends the process unless the reader
-// runs under Catch.
+// If another program truncates a mapped file, reading the lost pages ends the process, unless the read runs in Catch.
 func (m *File) Bytes() []byte { return m.data }
 
-// ReadAt reads from the file itself. A read of a few bytes through the mapping may bring in many pages around them.
+// ReadAt reads from the file, not from the mapping. A read of a few bytes through the mapping may load many pages
+// around them.
 func (m *File) ReadAt(p []byte, at int64) (int, error) { return m.f.ReadAt(p, at) }
 
 var _ io.ReaderAt = (*File)(nil)
 
-// Close releases the mapping and the file. Only the first call may.
+// Close releases the mapping and the file. Close must be called only once.
 func (m *File) Close() error {
 	m.data = nil
 	return errors.Join(m.unmap(), m.f.Close())
 }
 
-// Catch returns f's error, or ErrGone if f, in its own goroutine, reads bytes of a mapping that are gone.
+// Catch calls f and returns its error. It returns ErrGone if f reads bytes of a mapping that are gone. Catch does not
+// cover goroutines that f starts.
 func Catch(f func() error) (err error) {
 	before := debug.SetPanicOnFault(true)
 	defer func() {
@@ -106,7 +107,7 @@ func Catch(f func() error) (err error) {
 	return f()
 }
 
-// cause drops the path from an error of package os.
+// cause removes the path from an error of package os.
 func cause(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {

@@ -54,7 +54,7 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
-// A file that is cut while it is mapped is an error, and does not end the process.
+// Reading a file that was truncated while mapped returns an error, and does not end the process.
 func TestCatch(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux cuts a mapped file")
