@@ -7,22 +7,22 @@ import (
 	"unicode/utf8"
 )
 
-// addedToken is a token beside the vocabulary: the text is searched for added tokens before it is cut into words.
+// addedToken is an added token. A text is split at added tokens before the pre-tokenizer splits the text into words.
 type addedToken struct {
 	ID         int    `json:"id"`
 	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"` // not beside a letter, digit or _
-	LStrip     bool   `json:"lstrip"`      // takes the white space before the token
-	RStrip     bool   `json:"rstrip"`      // takes the white space after the token
-	Normalized bool   `json:"normalized"`  // searched where no other added token was found
+	SingleWord bool   `json:"single_word"` // not next to a letter, digit or _
+	LStrip     bool   `json:"lstrip"`      // absorbs the white space before the token
+	RStrip     bool   `json:"rstrip"`      // absorbs the white space after the token
+	Normalized bool   `json:"normalized"`  // matched in the normalized text between the other added tokens
 	Special    bool   `json:"special"`
 }
 
-// maxContent is the longest accepted added token. Published tokens have some ten bytes, and the search takes as many
-// steps at each byte of a text.
+// maxContent is the maximum length of an added token in bytes. Published added tokens have about ten bytes. The search
+// takes up to one step for each byte of a token, at each byte of a text.
 const maxContent = 1024
 
-// matcher finds added tokens in a text: the leftmost, and the longest of those at one position.
+// matcher finds added tokens in a text: the leftmost match, and the longest of the matches at one position.
 type matcher struct {
 	tokens []addedToken // sorted by content
 	first  [257]int     // index of the first token with each first byte
@@ -45,7 +45,7 @@ func (m *matcher) next(text string, from int) (start int, found *addedToken) {
 	for start = from; start < len(text); start++ {
 		lo, hi := m.first[text[start]], m.first[int(text[start])+1]
 		for n := 1; lo < hi; n++ {
-			// All tokens in [lo, hi) begin with the n bytes at start, and a token of n bytes is the first of them.
+			// All tokens in [lo, hi) begin with the n bytes at start. A token of n bytes is the first token in the range.
 			if len(m.tokens[lo].Content) == n {
 				found = &m.tokens[lo]
 				lo++
@@ -66,12 +66,14 @@ func (m *matcher) next(text string, from int) (start int, found *addedToken) {
 	return start, nil
 }
 
-// split cuts a text at its added tokens. It yields each token (with an empty text) and the text between tokens (with
-// a nil token), until yield returns false. With spell special tokens are text. split equals AddedVocabulary of
-// Hugging Face's tokenizers, also for a token that begins in the white space that the token before it has taken.
+// split splits a text at added tokens. split yields each token (with an empty text) and the text between tokens (with a nil
+// token), until yield returns false. With spell, special tokens count as ordinary text.
+//
+// The result is that of AddedVocabulary of Hugging Face's tokenizers, even for a token that begins in the white space that
+// the previous token absorbed.
 func (m *matcher) split(text string, spell bool, yield func(*addedToken, string) bool) bool {
 	done := 0
-	space := 0 // end of the white space that a token has taken after it
+	space := 0 // end of the white space after a token with RStrip
 	for at := 0; len(m.tokens) > 0; {
 		start, token := m.next(text, at)
 		if token == nil {

@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// byteBPE is a BPE whose first symbols are the bytes of a word.
+// byteBPE is a BPE whose initial symbols are the bytes of a word.
 type byteBPE struct {
 	*vocabulary
 }
@@ -27,7 +27,7 @@ func (b byteBPE) encode(e *encoder, word string) bool {
 	return e.add()
 }
 
-// begin makes symbols of a word's bytes, and reports whether the word can have few enough tokens: a token has at most
+// begin sets the symbols to the bytes of a word. begin reports whether the tokens can fit in e.most: a token has at most
 // longest symbols.
 func (b byteBPE) begin(e *encoder, word string) bool {
 	if b.complete && len(word)/b.longest > e.most-len(e.ids) {
@@ -61,7 +61,7 @@ func (b byteBPE) begin(e *encoder, word string) bool {
 	return true
 }
 
-// emit appends the id of a symbol, or of the parts that it was merged from if a merge makes something that is no token.
+// emit appends the id of a symbol. For a phantom symbol, emit appends the ids of the tokens that spell the symbol.
 func (v *vocabulary) emit(e *encoder, id int32) {
 	if parts, ok := v.parts[id]; ok {
 		for _, p := range parts {
@@ -76,11 +76,11 @@ func (v *vocabulary) emit(e *encoder, id int32) {
 	e.ids = append(e.ids, int(id))
 }
 
-// charBPE is a BPE whose first symbols are characters. A character without a token is the tokens of its bytes, or the
-// unknown token.
+// charBPE is a BPE whose initial symbols are characters. A character without a token becomes the tokens of its bytes, or
+// the unknown token.
 type charBPE struct {
 	*vocabulary
-	byteTokens *[256]int32 // of <0x00> and so on; -1: none
+	byteTokens *[256]int32 // ids of <0x00> to <0xFF>; -1: none
 }
 
 func (b charBPE) encode(e *encoder, word string) bool {
@@ -90,7 +90,7 @@ func (b charBPE) encode(e *encoder, word string) bool {
 		}
 	}
 	e.reset(len(word))
-	unknown := 0 // unknown tokens that wait
+	unknown := 0 // pending unknown tokens
 	at := 0
 	flush := func() {
 		for ; unknown > 0; unknown-- {
@@ -106,7 +106,7 @@ func (b charBPE) encode(e *encoder, word string) bool {
 			flush()
 			e.push(int32(id), at, at+size)
 		case b.byteTokens != nil && b.allBytes(c):
-			// Hugging Face's tokenizers put a waiting unknown token behind these.
+			// Hugging Face's tokenizers put a pending unknown token after the byte tokens.
 			for i := range len(c) {
 				e.push(b.byteTokens[c[i]], at+i, at+i+1)
 			}
@@ -128,7 +128,7 @@ func (b charBPE) encode(e *encoder, word string) bool {
 	return e.add()
 }
 
-// allBytes reports whether each byte has a token.
+// allBytes reports whether each byte of c has a token.
 func (b charBPE) allBytes(c string) bool {
 	for i := range len(c) {
 		if b.byteTokens[c[i]] < 0 {
@@ -138,8 +138,8 @@ func (b charBPE) allBytes(c string) bool {
 	return true
 }
 
-// rankBPE is the BPE of tiktoken: a pair can be merged if its text is a token, and the token with the lowest number is
-// made first. Every byte is a token.
+// rankBPE is the BPE of tiktoken. A pair can be merged if the text of the pair is a token. The pair whose token has the
+// lowest number is merged first. Every byte is a token.
 type rankBPE struct {
 	textPairs
 }

@@ -8,8 +8,11 @@ import (
 	"unicode/utf8"
 )
 
-// charsmap is SentencePiece's precompiled_charsmap: replacements of texts. Its first four bytes are the length of a
-// double array (of darts-clone), which has offsets of the replacements, each with a zero byte at its end.
+// charsmap is SentencePiece's precompiled_charsmap, a map from texts to replacements. The encoding has three parts:
+//
+//   - four bytes: the length of the double array in bytes
+//   - a double-array trie of darts-clone, whose values are offsets of replacements
+//   - the replacements, each terminated by a zero byte
 type charsmap struct {
 	array  []uint32
 	values []byte
@@ -42,8 +45,8 @@ func parseCharsmap(data []byte) (*charsmap, error) {
 	return m, nil
 }
 
-// prefix returns a replacement for the longest prefix of a text that has one, or with shortest for the shortest. n is
-// the length of the prefix; 0: there is none.
+// prefix returns the replacement of the longest prefix of text that has a replacement. With shortest, prefix returns the
+// replacement of the shortest such prefix. n is the length of the prefix, or 0 if no prefix has a replacement.
 func (m *charsmap) prefix(text string, shortest bool) (by []byte, n int) {
 	value := uint32(0)
 	offset := func(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
@@ -77,8 +80,9 @@ func (m *charsmap) prefix(text string, shortest bool) (by []byte, n int) {
 	return by[:bytes.IndexByte(by, 0)], n
 }
 
-// normalize is the normalizer Precompiled of Hugging Face's tokenizers: a grapheme cluster of up to five bytes is
-// replaced whole by what stands for its shortest prefix, and otherwise characters are replaced one by one.
+// normalize is the normalizer Precompiled of Hugging Face's tokenizers. A grapheme cluster of up to five bytes is replaced
+// whole by the replacement of the shortest prefix of the cluster, if there is one. Otherwise the characters of the cluster
+// are replaced one by one.
 func (m *charsmap) normalize(text string) string {
 	var b strings.Builder
 	b.Grow(len(text))
@@ -105,8 +109,9 @@ func (m *charsmap) normalize(text string) string {
 	return b.String()
 }
 
-// clusterLen returns the length of the first extended grapheme cluster of a text (UAX 29) if that is less than six
-// bytes, and otherwise six or more. Rules that only make longer clusters (flags, emoji and Hangul) are left out.
+// clusterLen returns the length in bytes of the first extended grapheme cluster of a text (UAX 29). For a cluster of six
+// bytes or more, clusterLen returns some number from six on. clusterLen omits the rules that only affect clusters of six
+// bytes or more (flags, emoji and Hangul).
 func clusterLen(text string) int {
 	r, n := utf8.DecodeRuneInString(text)
 	if r < 0x300 && n < len(text) && text[n] < utf8.RuneSelf && r != '\r' {
@@ -136,7 +141,7 @@ func clusterLen(text string) int {
 	return n
 }
 
-// Kinds of characters in grapheme clusters, of Unicode 16.
+// Character classes of grapheme clusters, of Unicode 16.
 var clusterControl, clusterPrepend, clusterExtend = func() (control, prepend, extend *class) {
 	kind := func(names ...string) set {
 		var s set

@@ -54,7 +54,7 @@ func (s set) size() int {
 	return n
 }
 
-// fold adds the characters that differ from one of the set by case alone.
+// fold returns s with the characters that differ from a character of s only by case.
 func (s set) fold() set {
 	var more [][2]rune
 	for _, r := range s {
@@ -67,7 +67,7 @@ func (s set) fold() set {
 	return s.union(more)
 }
 
-// fromTables returns the characters of tables.
+// fromTables returns the union of the characters of tables.
 func fromTables(tables ...*unicode.RangeTable) set {
 	var all [][2]rune
 	add := func(lo, hi, stride rune) {
@@ -90,7 +90,7 @@ func fromTables(tables ...*unicode.RangeTable) set {
 	return setOf(all...)
 }
 
-// category returns the characters of a general category of Unicode 16, of one letter or two.
+// category returns the characters of a general category of Unicode 16. name has one or two letters.
 func category(name string) (set, bool) {
 	if name == "Cn" || name == "C" {
 		return nil, false // no pattern in use has unassigned characters
@@ -128,16 +128,16 @@ func property(name string) (set, bool) {
 var (
 	spaces = fromTables(unicode.White_Space)
 	digits = func() set { s, _ := category("Nd"); return s }()
-	// wordRunes is \w of Unicode's regular expressions (UTS 18). In Oniguruma that is \w in a set; elsewhere the numbers of
-	// Latin-1 are \w, too.
+	// wordRunes is \w of Unicode's regular expressions (UTS 18). In Oniguruma, \w in a set is wordRunes. Outside a set, \w
+	// also has the numbers of Latin-1.
 	wordRunes   = fromTables(unicode.L, unicode.Nl, unicode.Other_Alphabetic, unicode.M, unicode.Nd, unicode.Pc, newLetters, newNumbers, newMarks)
 	wordNumbers = set{{0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}}
 )
 
-// class is a set with a quick test.
+// class is a set with a membership test in constant time.
 type class struct {
 	ascii [2]uint64
-	pages [(lastRune + 1) / 256]uint16 // of 256 characters each: an index of bits
+	pages [(lastRune + 1) / 256]uint16 // for each page of 256 characters, an index into bits
 	bits  [][4]uint64                  // bits[0] is empty
 }
 

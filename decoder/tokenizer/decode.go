@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Decode returns the text of ids. Special tokens have none ([Tokenizer.Special]). Ids outside the vocabulary and invalid
-// UTF-8 give U+FFFD.
+// Decode returns the text of ids. Decode omits special tokens (see [Tokenizer.Special]), and writes U+FFFD for ids outside
+// the vocabulary and for invalid UTF-8.
 func (t *Tokenizer) Decode(ids []int) string {
 	d := t.NewDecoder()
 	var text strings.Builder
@@ -18,41 +18,41 @@ func (t *Tokenizer) Decode(ids []int) string {
 	return text.String()
 }
 
-// Decoder turns ids into text one by one. A character may span several tokens: its bytes are held back until it is
-// complete. The results of Add and Flush, joined, are the result of Decode.
+// Decoder decodes a text one id at a time. A character may span several tokens: the Decoder holds the bytes back until the
+// character is complete. The concatenated results of Add and Flush equal the result of Decode.
 type Decoder struct {
-	// Special gives special tokens their text.
+	// Special includes the text of special tokens.
 	Special bool
 
 	t     *Tokenizer
-	held  []byte // less than one character
-	bytes []byte // of byte tokens in a row, of which it is not yet known whether they are valid
-	begun bool   // a token had its turn
-	cut   int    // characters that were cut at the beginning of the text
-	text  bool   // something is behind the beginning
-	tail  string // characters that may be cut at the end of the text
+	held  []byte // bytes of an incomplete character
+	bytes []byte // bytes of consecutive byte tokens, not yet checked for valid UTF-8
+	begun bool   // Add decoded a token
+	cut   int    // number of characters cut at the beginning of the text
+	text  bool   // the beginning of the text is complete
+	tail  string // characters that are cut if the text ends here
 }
 
-// NewDecoder returns a Decoder for the beginning of a text.
+// NewDecoder returns a Decoder that begins a new text.
 func (t *Tokenizer) NewDecoder() *Decoder { return &Decoder{t: t} }
 
-// spelling is how tokens become text.
+// spelling describes the conversion of tokens to text.
 type spelling struct {
 	kind         spellingKind
 	replace      []replacement  // in each token, in order; spellParts
 	byteTokens   bool           // tokens <0x0A> are bytes; spellParts
-	strip        byte           // the character that is cut at the ends; 0: none
-	start, stop  int            // how many
-	each         bool           // at the ends of each token, not of the text
-	meta         string         // spellMeta: the character for a space
-	metaPrefix   bool           // spellMeta: it is removed from the first token
+	strip        byte           // character that is cut at the ends; 0: none
+	start, stop  int            // number of characters to cut at the beginning and at the end
+	each         bool           // cut at the ends of each token, not of the text
+	meta         string         // spellMeta: character that stands for a space
+	metaPrefix   bool           // spellMeta: meta is removed from the first token
 	bytes        map[int]byte   // spellPieces, spellRaw: byte tokens
-	firstSpace   bool           // spellPieces: a space at the beginning of the text is left out
-	firstSpaces  bool           // spellPieces: and so are more of them, one a token
-	unkText      string         // spellPieces: of the unknown token
-	literal      map[int]bool   // spellPieces: tokens whose text is the token
-	raw          map[int]string // spellRaw: the bytes of tokens that are not their text
-	specialBreak bool           // an incomplete character ends before a special token
+	firstSpace   bool           // spellPieces: one space at the beginning of the text is omitted
+	firstSpaces  bool           // spellPieces: further spaces there are omitted, too, one for each token
+	unkText      string         // spellPieces: text of the unknown token
+	literal      map[int]bool   // spellPieces: tokens that are decoded to their own spelling
+	raw          map[int]string // spellRaw: bytes of tokens whose bytes differ from their spelling
+	specialBreak bool           // a special token ends an incomplete character
 }
 
 type spellingKind uint8
@@ -66,12 +66,12 @@ const (
 )
 
 type replacement struct {
-	pattern *pattern // nil: from
+	pattern *pattern // nil: from is replaced
 	from    string
 	by      string
 }
 
-// Add returns the text that the next id completes, which may be empty.
+// Add decodes the next id and returns the text that is now complete, which may be empty.
 func (d *Decoder) Add(id int) string {
 	token, ok := d.t.tokens[id]
 	if !ok {
@@ -132,7 +132,7 @@ func (d *Decoder) addPart(token string) string {
 	return text + d.put(token)
 }
 
-// endBytes ends byte tokens in a row: they are valid UTF-8, or U+FFFD each.
+// endBytes ends a run of byte tokens and returns the text. If the run is not valid UTF-8, each byte is U+FFFD.
 func (d *Decoder) endBytes() string {
 	if len(d.bytes) == 0 {
 		return ""
@@ -145,7 +145,7 @@ func (d *Decoder) endBytes() string {
 	return d.put(text)
 }
 
-// put returns text without what is cut at the ends of the whole text.
+// put returns text without the characters that are cut at the ends of the whole text.
 func (d *Decoder) put(text string) string {
 	s := &d.t.spelling
 	if s.kind != spellParts || s.strip == 0 || s.each {
@@ -215,7 +215,7 @@ func (d *Decoder) addPiece(id int, token string) string {
 	return text + strings.ReplaceAll(token, underline, " ")
 }
 
-// takePieces is take for byte tokens of SentencePiece, where each byte that is in no character is U+FFFD.
+// takePieces is take for byte tokens of SentencePiece: each byte that belongs to no valid character is U+FFFD.
 func (d *Decoder) takePieces(all bool) string {
 	var text strings.Builder
 	p := d.held
@@ -238,14 +238,14 @@ func byteToken(token string) (byte, bool) {
 	return byte(b), err == nil
 }
 
-// Flush ends the text and returns what was held: U+FFFD for an incomplete character.
+// Flush ends the text and returns the text that was held back. An incomplete character is U+FFFD.
 func (d *Decoder) Flush() string {
 	text := d.end()
 	d.tail = ""
 	return text
 }
 
-// end returns what is held, but for characters that may be cut at the end.
+// end returns the text that is held back, without d.tail.
 func (d *Decoder) end() string {
 	switch d.t.spelling.kind {
 	case spellParts:
@@ -256,8 +256,8 @@ func (d *Decoder) end() string {
 	return d.take(true)
 }
 
-// take returns the held text up to a last, incomplete character, or all of it. Each longest beginning of a character is
-// one U+FFFD, as in Python and Rust.
+// take returns the held text without a last, incomplete character, or with all also that character. A truncated character
+// is one U+FFFD, as in Python and Rust.
 func (d *Decoder) take(all bool) string {
 	p := d.held
 	if utf8.Valid(p) {
@@ -279,8 +279,8 @@ func (d *Decoder) take(all bool) string {
 	return text.String()
 }
 
-// appendToken appends the bytes of a token. A token with a character that stands for no byte, which merges never
-// make, stands for itself.
+// appendToken appends the bytes of a token. If a character of the token stands for no byte, appendToken appends the token
+// itself. Merges never produce such a token.
 func appendToken(dst []byte, token string) []byte {
 	begin := len(dst)
 	for _, r := range token {
@@ -293,9 +293,9 @@ func appendToken(dst []byte, token string) []byte {
 	return dst
 }
 
-// charOf has the character for each byte in vocab.json and merges.txt, and byteOf the reverse. In GPT-2 the printable
-// characters of Latin-1 stand for themselves, and the characters from U+0100 on for the other bytes in order, so that
-// no token has a space.
+// charOf maps each byte to its character in vocab.json and merges.txt, and byteOf is the inverse. As in GPT-2, printable
+// characters of Latin-1 stand for themselves. Characters from U+0100 on stand for the other bytes, in order, so that no
+// token has a space.
 var charOf, byteOf = func() (chars [256]rune, bytes map[rune]byte) {
 	next := rune(0x100)
 	bytes = map[rune]byte{}

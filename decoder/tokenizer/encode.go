@@ -7,36 +7,37 @@ import (
 	"unsafe"
 )
 
-// Errors of Encode wrap one of these, or ErrUnsupported.
+// Errors of Encode wrap ErrTooLong, ErrNoToken or [ErrUnsupported].
 var (
-	// ErrTooLong is returned for a text with more tokens than the limit.
+	// ErrTooLong reports a text with more tokens than Options.AtMost.
 	ErrTooLong = errors.New("text too long")
-	// ErrNoToken is returned if a character has no token, and the tokenizer names no unknown token.
+	// ErrNoToken reports a character that has no token, with a tokenizer that has no unknown token.
 	ErrNoToken = errors.New("no token")
 )
 
-// Options say how a text is encoded. The zero value encodes a text from outside, such as a prompt.
+// Options configures Encode. The zero value is safe for untrusted text, such as a prompt.
 type Options struct {
-	// Special makes tokens of the special tokens in the text. Otherwise their names are spelled out, so that a text
-	// from outside cannot contain an end of text.
+	// Special encodes the names of special tokens in the text as the tokens. Otherwise the names are encoded as ordinary
+	// text, so that an untrusted text cannot contain an end of text.
 	Special bool
-	// Bare leaves out the tokens that the tokenizer puts before and after a text, such as BOS. A text that continues
-	// another, or that a chat template has made, is bare.
+	// Bare omits the tokens that the tokenizer adds before and after a text, such as BOS. Set Bare for a text that
+	// continues another text, and for the output of a chat template.
 	Bare bool
-	// AtMost is the largest number of tokens. 0 is no limit, and a negative number leaves room for none. A longer text
-	// is ErrTooLong.
+	// AtMost is the maximum number of tokens. 0 means no limit, and a negative number means that no token is allowed. A
+	// longer text is an error that wraps ErrTooLong.
 	AtMost int
 }
 
 // Encode returns the ids of a text.
 //
-//   - The ids are never nil without an error.
-//   - Added tokens of the text that are not special are tokens in any case.
-//   - A character without a token is the unknown token. If there is none, the error is ErrNoToken, and the ids are those
-//     of the text without the character.
-//   - A text of more than AtMost tokens is ErrTooLong as soon as that is certain. Where every byte has a token and
-//     nothing changes the text first, work and memory are bounded by AtMost, not by the text.
-//   - A pattern of the file that takes too many steps for the text is ErrUnsupported.
+//   - Without an error, the ids are not nil.
+//   - Added tokens that are not special are encoded as tokens, regardless of Options.Special.
+//   - A character without a token becomes the unknown token. If the tokenizer has no unknown token, the error wraps
+//     ErrNoToken, and the ids are those of the text without such characters.
+//   - For a text of more than AtMost tokens, the error wraps ErrTooLong. If every byte has a token and the tokenizer
+//     neither changes nor removes text, AtMost bounds work and memory, regardless of the length of the text.
+//   - For a text of more than 256 MiB, the error wraps ErrTooLong.
+//   - If a pattern of the file takes too many steps for the text, the error wraps ErrUnsupported.
 func (t *Tokenizer) Encode(text string, o Options) ([]int, error) {
 	e := &encoder{t: t, most: math.MaxInt, ids: []int{}, words: map[string][]int{}}
 	if o.AtMost != 0 {
@@ -68,33 +69,33 @@ func (t *Tokenizer) Encode(text string, o Options) ([]int, error) {
 	return e.ids, nil
 }
 
-// maxText is the length of the longest text. Positions in a text are 32 bits.
+// maxText is the maximum length of a text in bytes. Positions in a text are int32.
 const maxText = 1 << 28
 
-// encoder is the memory of a call of Encode.
+// encoder is the state of one call of Encode.
 type encoder struct {
 	t      *Tokenizer
 	ids    []int
-	most   int                // limit of ids
-	over   bool               // there are more ids
-	err    error              // what makes encoding impossible
+	most   int                // maximum number of ids
+	over   bool               // stop: more than most ids, or an error
+	err    error              // the error that stopped encoding
 	lost   string             // a character without a token; empty: none
-	words  map[string][]int   // ids of the short words so far
-	pieces []map[string][]int // and of the short pieces before each number of later cuts
+	words  map[string][]int   // cached ids of short words
+	pieces []map[string][]int // cached ids of short pieces, by the number of cuts that remain
 
-	symbols []symbol    // of the word that is merged
-	queue   []candidate // merges
-	best    []step      // unigram
+	symbols []symbol    // symbols of the current BPE word
+	queue   []candidate // heap of possible merges
+	best    []step      // best segmentations of the current Unigram word
 }
 
-// fail ends encoding.
+// fail stops encoding with an error, and returns false.
 func (e *encoder) fail(err error) bool {
 	e.err, e.over = err, true
 	return false
 }
 
-// text searches the text for the added tokens of the first kind, normalizes the rest, searches that for the others, and
-// cuts the remaining text into words.
+// text encodes a text: it splits the text at the added tokens of t.added[0], normalizes the rest, splits the rest at the
+// added tokens of t.added[1], and splits the remaining text into words.
 func (e *encoder) text(text string, spell bool) {
 	t := e.t
 	t.added[0].split(text, spell, func(a *addedToken, part string) bool {
@@ -124,7 +125,7 @@ func (e *encoder) text(text string, spell bool) {
 // maxCached is the length of the longest cached word.
 const maxCached = 64
 
-// word appends the ids of a word and reports whether more ids fit.
+// word appends the ids of a word and reports whether encoding goes on.
 func (e *encoder) word(word string) bool {
 	if len(word) > maxCached {
 		return e.t.model.encode(e, word)
@@ -140,14 +141,14 @@ func (e *encoder) word(word string) bool {
 	return true
 }
 
-// add reports whether more ids fit.
+// add appends ids and reports whether encoding goes on.
 func (e *encoder) add(ids ...int) bool {
 	e.ids = append(e.ids, ids...)
 	e.over = e.over || len(e.ids) > e.most
 	return !e.over
 }
 
-// tokens is a number of tokens in words.
+// tokens formats a number of tokens for an error.
 func tokens(n int) string {
 	if n == 1 {
 		return "1 token"
@@ -155,8 +156,8 @@ func tokens(n int) string {
 	return fmt.Sprintf("%d tokens", n)
 }
 
-// model turns the words of a text into ids.
+// model converts words to ids.
 type model interface {
-	// encode appends the ids of a word that is not empty, and reports whether more ids fit.
+	// encode appends the ids of a nonempty word, and reports whether encoding goes on.
 	encode(e *encoder, word string) bool
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// bos returns the token that add_bos_token puts before a text.
+// bos returns the token that Encode puts before a text if add_bos_token is true.
 func (s *settings) bos() string {
 	if t, ok := s.named["bos_token"]; ok {
 		return t.Content
@@ -13,10 +13,10 @@ func (s *settings) bos() string {
 	return "<|endoftext|>" // as in transformers' GPT2Tokenizer
 }
 
-// finish adds the added tokens to a vocabulary: those of tokenizer.json, or otherwise those of the settings, and then
-// the special tokens that are not among them.
+// finish adds the added tokens to a vocabulary, and then the special tokens that are no added tokens. The added tokens are
+// those of tokenizer.json if added is not nil, and those of the settings otherwise.
 func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
-	opt := added == nil && s.file == "" && len(s.named)+len(s.extra) == 0 // taken as OPT's
+	opt := added == nil && s.file == "" && len(s.named)+len(s.extra) == 0 // without settings, the vocabulary is read as OPT's
 	if added == nil {
 		file, added = s.addedFile, s.added
 	} else if err := s.agree(file, added); err != nil {
@@ -81,7 +81,7 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 			}
 			named[a.Content] = a
 		case a.SingleWord != other.SingleWord || a.LStrip != other.LStrip || a.RStrip != other.RStrip:
-			// Versions of transformers take the first or the last one.
+			// Some versions of transformers use the first value, and others the last value.
 			return fail(s.file, "special token %s is %+v under one key and %+v under another", quote(a.Content), other, a)
 		}
 	}
@@ -108,7 +108,7 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 		}
 	}
 	if opt {
-		for _, token := range []string{endOfText, "<pad>"} { // named by OPT's tokenizer_config.json
+		for _, token := range []string{endOfText, "<pad>"} { // the special tokens in OPT's tokenizer_config.json
 			if id, ok := t.ids[token]; ok {
 				t.special[id] = true
 			}
@@ -133,8 +133,8 @@ func (t *Tokenizer) finish(file string, added []addedToken, s settings) error {
 	return nil
 }
 
-// measure finds the largest number of bytes of one token. There is no such number if tokens take white space, cuts
-// remove text, or bytes are left out or fused.
+// measure sets t.widest to the largest number of bytes of text in one token. The number is unbounded, and t.widest stays 0,
+// if added tokens absorb white space, if text is normalized or removed, or if bytes without a token are omitted or fused.
 func (t *Tokenizer) measure() {
 	widest := t.longest
 	for _, m := range t.added {
@@ -150,8 +150,8 @@ func (t *Tokenizer) measure() {
 	}
 }
 
-// agree checks that the added tokens of tokenizer.json are those of added_tokens_decoder, if present: versions of
-// transformers read one or the other.
+// agree returns an error if added_tokens_decoder is present and differs from the added tokens of tokenizer.json. Some
+// versions of transformers read one of the two, and some the other.
 func (s *settings) agree(file string, added []addedToken) error {
 	if !s.addedFromDecoder {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// GGUF is the vocabulary of a GGUF file: values of its keys tokenizer.ggml.*, by the names in the comments. What a file
-// does not have is nil or empty.
+// GGUF is the vocabulary of a GGUF file. The comment of a field is its key, without the prefix tokenizer.ggml. The field of
+// an absent key is nil or empty.
 type GGUF struct {
 	Model  string // model: gpt2, gemma4, llama, t5 or bert
 	Pre    string // pre
@@ -18,7 +18,7 @@ type GGUF struct {
 	Types  []int32   // token_type
 	Merges []string  // merges
 
-	// TokenIDs has the keys that end in _token_id, without tokenizer.ggml: "bos_token_id", "eot_token_id".
+	// TokenIDs maps the keys that end in _token_id, such as "bos_token_id" and "eot_token_id", to their values.
 	TokenIDs map[string]int64
 
 	AddBOS                 *bool  // add_bos_token
@@ -27,18 +27,18 @@ type GGUF struct {
 	RemoveExtraWhitespaces *bool  // remove_extra_whitespaces
 	PrecompiledCharsmap    []byte // precompiled_charsmap
 
-	// Name is general.name. Special tokens of Phi-3, which only the name shows, take the white space behind them.
+	// Name is the value of general.name. If Name contains Phi-3, special tokens absorb the white space after them.
 	Name string
 }
 
-// errors have this name for the file.
+// ggufName is the name of the file in errors.
 const ggufName = "GGUF"
 
-// NewGGUF returns the tokenizer of a GGUF file. It may keep the slices of g. Errors name keys of the file without
-// tokenizer.ggml.
+// NewGGUF returns the tokenizer of a GGUF file. The tokenizer may keep the slices of g. Errors name keys of the file
+// without the prefix tokenizer.ggml.
 //
-// Encode gives the ids that llama.cpp gives with parse_special for Options.Special and without add_special for
-// Options.Bare.
+// Encode returns the ids of llama.cpp. Options.Special corresponds to parse_special, and Options.Bare to the negation of
+// add_special.
 func NewGGUF(g GGUF) (*Tokenizer, error) {
 	switch n := len(g.Tokens); {
 	case n == 0 || n >= phantom:
@@ -59,7 +59,7 @@ func NewGGUF(g GGUF) (*Tokenizer, error) {
 		if other, ok := t.ids[text]; ok && text != "" {
 			return nil, fail(ggufName, "tokens %d and %d are both %s", other, id, quote(text))
 		}
-		if text != "" { // an empty token stands for nothing, and has no text
+		if text != "" { // an empty token never occurs in a text
 			t.ids[text] = id
 		}
 		t.tokens[id] = text
@@ -88,7 +88,7 @@ func NewGGUF(g GGUF) (*Tokenizer, error) {
 	return t, nil
 }
 
-// types sorts the tokens by their types.
+// types sets the added tokens, the special tokens and the spelling from the token types.
 func (g *GGUF) types(t *Tokenizer) error {
 	t.spelling = spelling{literal: map[int]bool{}, bytes: map[int]byte{}}
 	rstrip := strings.Contains(strings.ToLower(g.Name), "phi-3") || strings.Contains(strings.ToLower(g.Name), "phi3")
@@ -125,13 +125,13 @@ func (g *GGUF) types(t *Tokenizer) error {
 	return nil
 }
 
-// endNames are tokens that end a turn or a message, in files that do not say so.
+// endNames are the names of tokens that end a turn or a message, in files without a key for such tokens.
 var endNames = []string{
 	"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
 	"<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 }
 
-// ends finds the tokens that end a generated text. Those that are named so are control tokens, whatever their type.
+// ends finds the tokens that end a generated text by their names, and sets their type to control.
 func (g *GGUF) ends(t *Tokenizer) {
 	g.Types = slices.Clone(g.Types)
 	has := func(name string) bool { _, ok := t.ids[name]; return ok }
@@ -139,23 +139,23 @@ func (g *GGUF) ends(t *Tokenizer) {
 		id, ok := t.ids[name]
 		switch {
 		case !ok:
-		case name == "<|end|>" && has("<|return|>") && has("<|call|>"): // of gpt-oss: a message ends, and not the text
+		case name == "<|end|>" && has("<|return|>") && has("<|call|>"): // gpt-oss: the token ends a message, not the text
 			g.Types[id] = typeUserDefined
-		case name == "</s>" && has("<|tool_response>"): // of Gemma 4: text
+		case name == "</s>" && has("<|tool_response>"): // Gemma 4: the token is ordinary text
 			g.Types[id] = typeNormal
 		default:
 			g.Types[id] = typeControl
 			t.ends = append(t.ends, id)
 		}
 	}
-	for _, name := range []string{"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"} { // of gpt-oss
+	for _, name := range []string{"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"} { // gpt-oss
 		if id, ok := t.ids[name]; ok {
 			g.Types[id] = typeUserDefined
 		}
 	}
 }
 
-// tokenID returns the id of a key, or else one that holds if it is a token; -1: there is none.
+// tokenID returns the id of a key. Without the key, tokenID returns otherwise if otherwise is a token, and -1 if not.
 func (g *GGUF) tokenID(key string, otherwise int) (int, error) {
 	id, ok := g.TokenIDs[key]
 	switch {
@@ -169,7 +169,7 @@ func (g *GGUF) tokenID(key string, otherwise int) (int, error) {
 	return int(id), nil
 }
 
-// around sets BOS, EOS and what stands around a text.
+// around sets BOS, EOS, the end tokens, and the tokens before and after a text.
 func (g *GGUF) around(t *Tokenizer, bos, eos int, addBOS, addEOS bool) error {
 	var err error
 	if t.bos, err = g.tokenID("bos_token_id", bos); err != nil {
@@ -212,10 +212,10 @@ func (g *GGUF) around(t *Tokenizer, bos, eos int, addBOS, addEOS bool) error {
 	return nil
 }
 
-// bpe makes the model gpt2 or gemma4.
+// bpe sets the model of gpt2 or gemma4.
 func (g *GGUF) bpe(t *Tokenizer) error {
 	name := g.Pre
-	otherwise := 11 // of gpt2: BOS and EOS
+	otherwise := 11 // gpt2: default of BOS and EOS
 	if g.Model == "gemma4" {
 		name, otherwise = "gemma4", -1
 	}
@@ -240,7 +240,7 @@ func (g *GGUF) bpe(t *Tokenizer) error {
 	}
 	t.ignoreMerges = pre.ignoreMerges
 	byteTokens, _ := t.byteTokens()
-	spell := func(text string) (ids []int32) { // tokens of the bytes of what is no token
+	spell := func(text string) (ids []int32) { // returns the tokens of the bytes of a text that is no token
 		if pre.noBytes {
 			for i := range len(text) {
 				ids = append(ids, byteTokens[text[i]])
@@ -277,7 +277,8 @@ func (g *GGUF) bpe(t *Tokenizer) error {
 		}
 	}
 	if pre.noBytes {
-		// llama.cpp cuts at line ends, because no merge has one. Then a run of them is a token, if there is such a one.
+		// llama.cpp splits at line feeds, because no merge has one. A run of line feeds is then one token, if the
+		// vocabulary has that token.
 		t.normal = always(func(text string) string { return strings.ReplaceAll(text, " ", underline) })
 		t.words.cuts = append(t.words.cuts, cutAt(isolated, false, newlines.scan))
 		t.model = lineBPE{charBPE{vocabulary: &t.vocabulary, byteTokens: byteTokens}}
@@ -285,7 +286,7 @@ func (g *GGUF) bpe(t *Tokenizer) error {
 	} else {
 		t.model = byteBPE{&t.vocabulary}
 		t.spelling.kind = spellBytes
-		// Literal tokens are decoded to their own text.
+		// Literal tokens are decoded to their own spelling.
 		t.texts = map[int]string{}
 		for id := range t.spelling.literal {
 			t.texts[id] = g.Tokens[id]
@@ -302,7 +303,7 @@ var newlines = func() *pattern {
 	return p
 }()
 
-// symbol returns the id of a part or result of a merge, which may be no token.
+// symbol returns the id of a part or result of a merge. For a text that is no token, symbol returns a phantom id.
 func (v *vocabulary) symbol(text string, spell func(string) []int32) int32 {
 	if id, ok := v.ids[text]; ok {
 		return int32(id)
@@ -315,7 +316,7 @@ func (v *vocabulary) symbol(text string, spell func(string) []int32) int32 {
 	return id
 }
 
-// lineBPE is a charBPE in which a word of line ends is a token, if there is such a one.
+// lineBPE is a charBPE in which a word of line feeds is one token, if the vocabulary has that token.
 type lineBPE struct{ charBPE }
 
 func (b lineBPE) encode(e *encoder, word string) bool {
@@ -327,7 +328,7 @@ func (b lineBPE) encode(e *encoder, word string) bool {
 	return b.charBPE.encode(e, word)
 }
 
-// llama makes the model llama: SentencePiece's BPE.
+// llama sets the model of llama: SentencePiece's BPE.
 func (g *GGUF) llama(t *Tokenizer) error {
 	if g.Scores == nil {
 		return fail(ggufName, "model llama without scores")
@@ -361,7 +362,7 @@ func (g *GGUF) llama(t *Tokenizer) error {
 	return g.around(t, 1, 2, true, false)
 }
 
-// t5 makes the model t5: SentencePiece's Unigram.
+// t5 sets the model of t5: SentencePiece's Unigram.
 func (g *GGUF) t5(t *Tokenizer) error {
 	if g.Scores == nil {
 		return fail(ggufName, "model t5 without scores")
@@ -409,8 +410,8 @@ func (g *GGUF) t5(t *Tokenizer) error {
 	return g.around(t, -1, 1, false, true)
 }
 
-// ggufSpaces are spaceRules as llama.cpp has them: white space at the end of a text is no token if spaces are merged, and
-// a space comes before the first other character.
+// ggufSpaces are the spaceRules of llama.cpp. If removeExtra is true, spaces at the end of a text are removed. The prefix
+// is put before the first character that is not a space.
 type ggufSpaces struct{ spaceRules }
 
 func (r *ggufSpaces) normalize(text string) string {
@@ -440,7 +441,7 @@ func (r *ggufSpaces) normalize(text string) string {
 	return b.String()
 }
 
-// bert makes the model bert: WordPiece.
+// bert sets the model of bert: WordPiece.
 func (g *GGUF) bert(t *Tokenizer) error {
 	cls, err := g.tokenID("cls_token_id", 101)
 	if err != nil {
@@ -449,7 +450,7 @@ func (g *GGUF) bert(t *Tokenizer) error {
 	if err := g.around(t, cls, -1, true, false); err != nil {
 		return err
 	}
-	sep, err := g.tokenID("seperator_token_id", 102) // spelled so
+	sep, err := g.tokenID("seperator_token_id", 102) // the key is misspelled in GGUF files
 	if err != nil {
 		return err
 	}
@@ -472,8 +473,8 @@ func (g *GGUF) bert(t *Tokenizer) error {
 	return nil
 }
 
-// bertNormal is BERT's normalizer for text without cases: no marks and control characters, and spaces around punctuation
-// and Chinese characters.
+// bertNormal is BERT's normalizer of uncased models. bertNormal converts letters to lower case, removes marks and control
+// characters, and puts spaces around punctuation and Chinese characters.
 func bertNormal(text string) string {
 	var b strings.Builder
 	for _, r := range forms["NFD"].String(text) {
@@ -492,14 +493,14 @@ func bertNormal(text string) string {
 	return b.String()
 }
 
-// chinese are BERT's Chinese characters.
+// chinese are the characters that BERT treats as Chinese.
 var chinese = &unicode.RangeTable{
 	R16: []unicode.Range16{{0x3400, 0x4dbf, 1}, {0x4e00, 0x9fff, 1}, {0xf900, 0xfaff, 1}},
 	R32: []unicode.Range32{{0x20000, 0x2a6df, 1}, {0x2a700, 0x2b81f, 1}, {0x2b920, 0x2ceaf, 1}, {0x2f800, 0x2fa1f, 1}},
 }
 
-// wordPiece is the model of that name: the longest token that begins a word, then the longest one that goes on. Tokens at
-// the beginning of a word begin with ▁.
+// wordPiece is the WordPiece model: from left to right, it takes the longest token that is a prefix of the rest of the
+// word. Tokens at the beginning of a word begin with ▁.
 type wordPiece struct {
 	ids     map[string]int
 	unk     int

@@ -1,6 +1,6 @@
 package tokenizer
 
-// Patterns of pre-tokenizers, as the models' own files have them.
+// Patterns of pre-tokenizers, from the tokenizer files of the models.
 const (
 	contractions = `(?i:'s|'t|'re|'ve|'m|'ll|'d)`
 	gpt2Words    = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
@@ -33,12 +33,12 @@ const (
 	cjk = `[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+`
 )
 
-// preTokenizer is what tokenizer.ggml.pre names.
+// preTokenizer is a pre-tokenizer that tokenizer.ggml.pre names.
 type preTokenizer struct {
-	patterns     []string // in order; what lies between matches is a piece, too
+	patterns     []string // in order; the text between matches is also a piece
 	ignoreMerges bool
-	bos          bool // add_bos_token, if the file does not say
-	noBytes      bool // tokens are characters, and <0x0A> the others, with ▁ for spaces
+	bos          bool // default of add_bos_token
+	noBytes      bool // BPE on characters, with byte tokens such as <0x0A>, and ▁ for spaces
 }
 
 var (
@@ -55,7 +55,7 @@ var (
 	gemmaPre  = preTokenizer{noBytes: true}
 )
 
-// preTokenizers are the names of tokenizer.ggml.pre that are known. The name is empty in old files.
+// preTokenizers maps the supported values of tokenizer.ggml.pre to pre-tokenizers. Old files have no value.
 var preTokenizers = map[string]preTokenizer{
 	"": defaultPre, "default": defaultPre,
 	"llama3": llama3Pre, "llama-v3": llama3Pre, "llama-bpe": llama3Pre, "falcon3": llama3Pre, "falcon-h1": llama3Pre, "pixtral": llama3Pre, "midm-2.0": llama3Pre,
@@ -87,5 +87,5 @@ var preTokenizers = map[string]preTokenizer{
 	"gemma4":     gemmaPre, "granite-embed-multi-311m": gemmaPre,
 }
 
-// defaultPre is the pre-tokenizer of files that name none, as llama.cpp has it.
+// defaultPre is llama.cpp's pre-tokenizer for files that name none.
 var defaultPre = preTokenizer{patterns: []string{`[\p{P}\$\+<=>\^~\|]+`, gpt2Words, `\p{N}+`, `[0-9][0-9][0-9]`}}

@@ -5,8 +5,10 @@ import (
 	"unicode/utf8"
 )
 
-// decoder reads how tokens become text. The parts of a Sequence must be in this order: Replace, ByteFallback, Fuse,
-// Strip; or it has ByteLevel or Metaspace alone.
+// decoder sets t.spelling from the decoder of tokenizer.json. The decoder must be one of:
+//
+//   - ByteLevel or Metaspace alone
+//   - a Sequence of Replace, ByteFallback, Fuse and Strip, in this order
 func (t *Tokenizer) decoder(file string, raw json.RawMessage) error {
 	if null(raw) {
 		return refuse(file, "no decoder")

@@ -25,13 +25,14 @@ type bpeJSON struct {
 	Merges       json.RawMessage `json:"merges"`
 }
 
-// mergeJSON is a merge: "a b", or ["a", "b"] as it is written today.
+// mergeJSON is a merge, written as "a b" in old files and as ["a", "b"] in new files.
 type mergeJSON struct{ left, right string }
 
-// parseMerges reads a list of merges, which is valid JSON. encoding/json takes ten times as long for half a million.
+// parseMerges parses a list of merges, which must be valid JSON. For half a million merges, encoding/json takes ten times
+// as long.
 func parseMerges(data []byte) ([]mergeJSON, error) {
 	at := 0
-	next := func() byte { // the next character that is no white space or comma; 0: the end
+	next := func() byte { // returns the next character that is no white space or comma; 0: the end
 		for at < len(data) && strings.IndexByte(" \t\r\n,", data[at]) >= 0 {
 			at++
 		}
@@ -99,7 +100,7 @@ func parseMerges(data []byte) ([]mergeJSON, error) {
 	}
 }
 
-// readModel reads the vocabulary and the merges or scores.
+// readModel reads the model of tokenizer.json: the vocabulary and the merges or scores.
 func (t *Tokenizer) readModel(file string, raw json.RawMessage) error {
 	p, err := parsePart(file, "model", raw)
 	if err != nil {
@@ -156,7 +157,7 @@ func (t *Tokenizer) readBPE(file string, raw json.RawMessage) error {
 			t.unk = id
 		}
 	}
-	// preTokenizer makes it a byteBPE if the words are bytes.
+	// For a ByteLevel pre-tokenizer, toBytes replaces the model with a byteBPE.
 	chars := charBPE{vocabulary: &t.vocabulary}
 	if m.ByteFallback {
 		chars.byteTokens, _ = t.byteTokens()
@@ -168,7 +169,7 @@ func (t *Tokenizer) readBPE(file string, raw json.RawMessage) error {
 	return nil
 }
 
-// toBytes makes the model of a tokenizer.json one whose words are bytes.
+// toBytes replaces a charBPE of tokenizer.json with a byteBPE.
 func (t *Tokenizer) toBytes(file string) error {
 	chars, ok := t.model.(charBPE)
 	if !ok {
@@ -204,9 +205,10 @@ func (p *pieceJSON) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// rustFloat reads a number of JSON as Rust's serde_json does, which tokenizers reads scores with: the digits as an integer,
-// as far as they fit, and then one multiplication or division. The last bit can differ from the nearest float64, and that
-// decides between tokens whose scores have the same sum.
+// rustFloat parses a JSON number as Rust's serde_json does. Hugging Face's tokenizers reads scores with serde_json.
+//
+// serde_json accumulates the digits that fit in a uint64, and then multiplies or divides once by a power of ten. The result
+// can differ from the nearest float64 in the last bit. The last bit decides between segmentations with nearly equal sums.
 func rustFloat(text string) (float64, error) {
 	if _, err := strconv.ParseFloat(text, 64); err != nil {
 		return 0, err

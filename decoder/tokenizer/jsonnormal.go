@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 )
 
-// patternJSON is what Split and Replace look for: a string or a regular expression.
+// patternJSON is the pattern of Split and Replace: a string or a regular expression.
 type patternJSON map[string]string
 
 // finder returns the finder of a pattern.
@@ -54,7 +54,7 @@ func parseNormal(file string, p part) (normalizer, error) {
 		}
 		return nil
 	}
-	none := func() error { // but for the type
+	none := func() error { // reads an object that has only a type
 		var j struct {
 			Type string `json:"type"`
 		}

@@ -6,7 +6,7 @@ import (
 	"unicode"
 )
 
-// preTokenizer reads what cuts texts into words.
+// preTokenizer sets t.words from the pre-tokenizer of tokenizer.json.
 func (t *Tokenizer) preTokenizer(file string, raw json.RawMessage, s settings) error {
 	if null(raw) {
 		return t.checkPrefix(file, s)
@@ -55,7 +55,8 @@ func (t *Tokenizer) preTokenizer(file string, raw json.RawMessage, s settings) e
 	return nil
 }
 
-// checkPrefix refuses settings that a class of its own would follow.
+// checkPrefix returns an error if tokenizer_class makes a pre-tokenizer of its own. checkPrefix is for a tokenizer.json
+// without the pre-tokenizer ByteLevel.
 func (t *Tokenizer) checkPrefix(file string, s settings) error {
 	if s.makesOwn() {
 		return refuse(file, "the pre_tokenizer is not that of the tokenizer_class of %s", s.file)
@@ -154,13 +155,13 @@ func (t *Tokenizer) punctuationCut(file string, raw json.RawMessage) (cut, error
 type metaspaceJSON struct {
 	Type        string  `json:"type"`
 	Replacement string  `json:"replacement"`
-	StrRep      *string `json:"str_rep"`          // of old versions: the same
-	PrefixSpace *bool   `json:"add_prefix_space"` // of old versions: false is prepend_scheme "never"
+	StrRep      *string `json:"str_rep"`          // old versions: must equal Replacement
+	PrefixSpace *bool   `json:"add_prefix_space"` // old versions: false means prepend_scheme "never"
 	Scheme      *string `json:"prepend_scheme"`
 	Split       *bool   `json:"split"`
 }
 
-// parseMetaspace reads Metaspace. scheme is always, first or never.
+// parseMetaspace parses Metaspace. scheme is "always", "first" or "never".
 func parseMetaspace(file, what string, raw json.RawMessage) (m metaspaceJSON, scheme string, err error) {
 	if err := strict(raw, partLimits, &m); err != nil {
 		return m, "", fail(file, "%s: Metaspace: %v", what, err)

@@ -13,15 +13,15 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
-// The largest sizes of files in bytes: several times those of the largest published vocabularies. Parsed data takes
-// at most some ten times the size of its file.
+// Size limits of files in bytes: several times the largest published vocabularies. Parsed data takes at most about ten
+// times the size of its file.
 const (
 	maxVocab  = 64 << 20
 	maxConfig = 4 << 20
 )
 
-// Limits of the JSON of these files: several times those of published files, and so small that no list, nesting or
-// product of two lists takes much memory or time.
+// Limits of the JSON in tokenizer files. The limits are several times the sizes in published files. They bound the memory
+// and time that a list, a nesting or a product of two lists takes.
 var (
 	tokenizerLimits = files.Limits{Values: 4 << 20, Depth: 32, Nulls: true}
 	vocabLimits     = files.Limits{Values: 4 << 20, Depth: 2} // vocabularies and merges
@@ -33,19 +33,25 @@ var (
 )
 
 const (
-	maxCuts     = 32   // parts of a pre-tokenizer: each reads the result of the part before it
+	maxCuts     = 32   // parts of a pre-tokenizer; each part reads the output of the previous part
 	maxTemplate = 1024 // tokens of a template around a text
 )
 
-// Load opens the tokenizer of a folder: tokenizer.json, vocab.json with merges.txt, tekken.json, or tokenizer.model. The
-// first that is there counts. Settings are read from tokenizer_config.json, special_tokens_map.json and added_tokens.json,
-// and the ends of texts from generation_config.json, if present.
+// Load loads the tokenizer of a folder. The vocabulary is the first of the following that the folder contains:
 //
-// Mistral's file names have endings: tekken_240911.json, tokenizer.model.v3. Where a folder has several such files, the
-// last name counts.
+//   - tokenizer.json
+//   - vocab.json with merges.txt
+//   - tekken.json
+//   - tokenizer.model
+//
+// Load reads settings from tokenizer_config.json, special_tokens_map.json and added_tokens.json, and end tokens
+// ([Tokenizer.Ends]) from generation_config.json. Each of the four files is optional.
+//
+// Mistral's file names carry versions: tekken_240911.json, tokenizer.model.v3. Of several such files, Load reads the one
+// whose name is last in lexical order.
 func Load(dir string) (*Tokenizer, error) { return load(files.Dir(dir)) }
 
-// LoadFS is Load for the root of a file system, such as an embedded one. name stands for the folder in errors.
+// LoadFS loads a tokenizer from the root of a file system, like [Load]. Errors use name as the name of the folder.
 func LoadFS(name string, fsys fs.FS) (*Tokenizer, error) { return load(files.FS(name, fsys)) }
 
 func load(dir files.Folder) (*Tokenizer, error) {
@@ -66,7 +72,7 @@ func load(dir files.Folder) (*Tokenizer, error) {
 	return t, nil
 }
 
-// loadForm reads the form that is present.
+// loadForm reads the first form that is present, in the order of Load.
 func loadForm(dir files.Folder) (*Tokenizer, error) {
 	s, err := readSettings(dir)
 	if err != nil {
@@ -109,7 +115,8 @@ func loadForm(dir files.Folder) (*Tokenizer, error) {
 	return nil, fmt.Errorf("tokenizer: %s: neither tokenizer.json nor vocab.json, tekken.json or tokenizer.model is there: %w", dir.Path(""), fs.ErrNotExist)
 }
 
-// last returns the last name that begins and ends so, or is that without anything between; empty: there is none.
+// last returns the lexically last file name that has prefix begin and suffix end, without overlap. If there is none, last
+// returns "".
 func last(dir files.Folder, begin, end string) (string, error) {
 	names, err := dir.Names()
 	if err != nil {
@@ -124,7 +131,7 @@ func last(dir files.Folder, begin, end string) (string, error) {
 	return found, nil
 }
 
-// generationConfig reads the tokens that end a generated text.
+// generationConfig sets t.ends from t.eos and generation_config.json.
 func (t *Tokenizer) generationConfig(dir files.Folder) error {
 	if t.eos >= 0 {
 		t.ends = append(t.ends, t.eos)
@@ -160,7 +167,7 @@ func (t *Tokenizer) generationConfig(dir files.Folder) error {
 	return nil
 }
 
-// readFile turns errors of reading into errors of this package.
+// readFile reads a file of at most most bytes and wraps the errors of reading.
 func readFile(dir files.Folder, name string, most int64) ([]byte, error) {
 	data, err := dir.Read(name, most)
 	var p *fs.PathError
@@ -168,13 +175,15 @@ func readFile(dir files.Folder, name string, most int64) ([]byte, error) {
 	case err == nil:
 		return data, nil
 	case errors.As(err, &p):
-		return nil, fmt.Errorf("tokenizer: %s: %w", dir.Path(name), p.Err) // the sentence already has the path
+		return nil, fmt.Errorf("tokenizer: %s: %w", dir.Path(name), p.Err) // the message already has the path
 	}
 	return nil, fmt.Errorf("tokenizer: %s: %w", dir.Path(name), err)
 }
 
-// New reads a vocabulary, a JSON object of tokens and ids, and merges, a line for each with two tokens and a space
-// between them. The result is the published tokenizer of OPT: every text begins with </s>.
+// New returns a tokenizer with the settings of the published OPT tokenizer: every text begins with </s>.
+//
+//   - vocab is a JSON object that maps tokens to ids.
+//   - merges has one merge a line: two tokens with a space between them.
 func New(vocab, merges io.Reader) (*Tokenizer, error) {
 	v, err := files.AtMost(vocab, maxVocab)
 	if err != nil {

@@ -10,26 +10,26 @@ type scanner struct {
 	*pattern
 	text  string
 	stack []retry
-	steps int // that are left
+	steps int // number of steps left
 	over  bool
 }
 
-// retry is where a match goes on after a failure: at code and at, or, for a run, one character before at if that is
-// not before least.
+// retry is a backtracking point: after a failure, matching resumes at instruction code and position at. For a run,
+// matching first moves at back by one character, down to least.
 type retry struct {
 	code      int32
 	at, least int
 	run       bool
 }
 
-// The patterns in use take up to ten steps a byte. A step looks at one character.
+// Limits of steps. A step examines one character. The patterns of published tokenizers take up to ten steps a byte.
 const (
 	stepsPerByte = 256
 	stepsAtLeast = 1 << 14
 )
 
-// scan calls yield with the bytes [start, end) of each match, in order, until yield returns false. A text that takes
-// too many steps is an error.
+// scan calls yield with the byte range [start, end) of each match, in order, until yield returns false. scan returns an
+// error if the text takes too many steps.
 func (p *pattern) scan(text string, yield func(start, end int) bool) error {
 	s := &scanner{pattern: p, text: text, steps: stepsAtLeast + stepsPerByte*len(text)}
 	for at := 0; at < len(text); {
@@ -56,7 +56,7 @@ func (p *pattern) scan(text string, yield func(start, end int) bool) error {
 	return nil
 }
 
-// match runs the code at a position up to opMatch, and returns where the match ends; -1: there is none.
+// match runs the code at a position up to opMatch, and returns the end of the match, or -1 if there is no match.
 func (s *scanner) match(code int32, at, depth int) int {
 	base := len(s.stack)
 	end := s.run(code, at, depth, base)
@@ -64,7 +64,7 @@ func (s *scanner) match(code int32, at, depth int) int {
 	return end
 }
 
-// run is match with base, the entries of the stack that are not its own.
+// run is match for a stack whose first base entries belong to callers.
 func (s *scanner) run(code int32, at, depth, base int) int {
 	for {
 		if s.steps--; s.steps < 0 || depth > maxNesting {
@@ -156,7 +156,7 @@ func (s *scanner) rune(at int) (rune, int) {
 	return utf8.DecodeRuneInString(s.text[at:])
 }
 
-// position reports whether a position is that of an instruction.
+// position reports whether the assertion op holds at a position.
 func (s *scanner) position(op opcode, at int) bool {
 	switch op {
 	case opBegin:

@@ -2,12 +2,12 @@ package tokenizer
 
 import "math/rand/v2"
 
-// symbol is a part of a word that is merged. The parts are a list by their positions.
+// symbol is a part of a word in a BPE. The symbols of a word are a doubly linked list.
 type symbol struct {
-	id         int32  // of its token; none: there is no such token; gone: it was merged into its left neighbour
-	begin, end int32  // of its bytes in the word
-	prev, next int32  // positions; -1 and the number of symbols at the ends
-	with       merged // what it becomes with the next symbol; rank notMerged: nothing
+	id         int32  // token; none32: no token; gone: merged into the left neighbour
+	begin, end int32  // bytes of the word
+	prev, next int32  // list links; -1 and the number of symbols at the ends
+	with       merged // result of merging with the next symbol; rank notMerged: no merge
 }
 
 const notMerged = -1
@@ -17,8 +17,8 @@ const (
 	gone   = -2
 )
 
-// candidate is a pair of neighbours that can be merged, the symbol at left and the next one: the rank of the pair, and left
-// in the lower 32 bits. A candidate may be stale when it is taken from the queue.
+// candidate is a pair that can be merged: the symbol at position left and the next symbol. The upper 32 bits are the rank
+// of the pair, and the lower 32 bits are left. A candidate in the queue may be stale.
 type candidate uint64
 
 func newCandidate(rank, left int32) candidate { return candidate(uint64(rank)<<32 | uint64(left)) }
@@ -27,27 +27,27 @@ func (c candidate) rank() int32 { return int32(c >> 32) }
 
 func (c candidate) left() int32 { return int32(uint32(c)) }
 
-// pairs are the pairs that can be merged.
+// pairs is a set of pairs that can be merged.
 type pairs interface {
-	// pair returns the rank of a pair of neighbours in a word, and the token that they become. Lower ranks are first.
+	// pair returns the rank and the token of a pair of neighbours in a word. The pair with the lowest rank is merged first.
 	pair(word string, left, right *symbol) (m merged, ok bool)
 }
 
-// reset begins a word with up to n symbols.
+// reset removes the symbols and allocates capacity for n symbols.
 func (e *encoder) reset(n int) {
 	if e.symbols = e.symbols[:0]; cap(e.symbols) < n {
 		e.symbols = make([]symbol, 0, n)
 	}
 }
 
-// push appends a symbol to the word's.
+// push appends a symbol.
 func (e *encoder) push(id int32, begin, end int) {
 	n := int32(len(e.symbols))
 	e.symbols = append(e.symbols, symbol{id, int32(begin), int32(end), n - 1, n + 1, merged{rank: notMerged}})
 }
 
-// merge merges the symbols: the pair of neighbours with the lowest rank, and the leftmost of these, becomes one symbol,
-// until no pair has a rank. The queue makes that O(n log n) for n symbols.
+// merge merges the leftmost of the pairs with the lowest rank into one symbol, until no pair has a rank. With the queue,
+// merge takes O(n log n) time for n symbols.
 func (e *encoder) merge(word string, p pairs) {
 	s := e.symbols
 	if e.queue = e.queue[:0]; cap(e.queue) < len(s) {
@@ -96,8 +96,8 @@ func (e *encoder) merge(word string, p pairs) {
 	}
 }
 
-// up and down keep queue a heap, the first candidate at its root. A node has four children: that is half the depth of a
-// binary heap, and the children are in one cache line.
+// up and down maintain the heap e.queue, with the least candidate at the root. A node has four children: the depth is half
+// that of a binary heap, and the children are in one cache line.
 func (e *encoder) up(i int) {
 	q := e.queue
 	c := q[i]
@@ -130,20 +130,20 @@ func (e *encoder) down(i int) {
 	q[i] = c
 }
 
-// merged is what a pair becomes.
+// merged is the rank of a pair and the token that the pair becomes.
 type merged struct{ rank, id int32 }
 
-// idPairs are pairs by the ids of their tokens: a hash table with linear probing, half full at most.
+// idPairs maps pairs of token ids to merges. idPairs is a hash table with linear probing, at most half full.
 type idPairs struct {
-	keys   []uint64 // 0: empty; the key of a pair is not 0, as pairKey adds 1
+	keys   []uint64 // 0: empty; pairKey adds 1, so the key of a pair is not 0
 	values []merged
 	n      int
-	seed   uint64 // keys are from a file, which must not choose where they are
+	seed   uint64 // random, so that a hostile file cannot cause collisions
 }
 
 func pairKey(left, right int32) uint64 { return (uint64(uint32(left))<<32 | uint64(uint32(right))) + 1 }
 
-// slot returns the place of a key, or where it belongs.
+// slot returns the index of a key, or the index at which to insert the key.
 func (p *idPairs) slot(key uint64) int {
 	mask := len(p.keys) - 1
 	h := (key ^ p.seed) * 0x9e3779b97f4a7c15
@@ -164,7 +164,7 @@ func (p *idPairs) get(left, right int32) (merged, bool) {
 	return p.values[at], p.keys[at] == key
 }
 
-// add adds a pair, and reports whether it is new. more is how many pairs may come.
+// add adds a pair, and reports whether the pair is new. more is the expected number of further pairs.
 func (p *idPairs) add(left, right int32, m merged, more int) bool {
 	if 2*(p.n+1) > len(p.keys) {
 		old := *p
@@ -194,11 +194,11 @@ func (p *idPairs) pair(_ string, left, right *symbol) (merged, bool) {
 	return p.get(left.id, right.id)
 }
 
-// textPairs are pairs by the text that they become, as in SentencePiece and tiktoken: any pair can be merged whose text
-// is a token.
+// textPairs maps the text of a pair to a merge, as in SentencePiece and tiktoken: a pair can be merged if the text of the
+// pair is a token.
 type textPairs struct {
 	tokens  map[string]merged
-	longest int // bytes of a token
+	longest int // maximum bytes of a token
 }
 
 func (p *textPairs) pair(word string, left, right *symbol) (merged, bool) {
@@ -209,5 +209,5 @@ func (p *textPairs) pair(word string, left, right *symbol) (merged, bool) {
 	return m, ok
 }
 
-// frozen is the id of a symbol that is not merged.
+// frozen is the id of a symbol that must not be merged.
 const frozen = -3

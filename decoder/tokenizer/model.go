@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// pieces is a vocabulary of SentencePiece, from its file or from a GGUF file.
+// pieces is the content of a SentencePiece file.
 type pieces struct {
 	texts  []string
 	scores []float32
@@ -19,10 +19,10 @@ type pieces struct {
 	spaces       spaceRules
 	charsmap     []byte
 	denormalizes bool
-	unknown      string // a reason to refuse
+	unknown      string // unsupported feature; empty: none
 }
 
-// parsePieces reads a file of SentencePiece: a ModelProto. Its fields are those of sentencepiece_model.proto.
+// parsePieces parses a SentencePiece file, which is a ModelProto. The field numbers are those of sentencepiece_model.proto.
 func parsePieces(data []byte) (*pieces, error) {
 	p := &pieces{bos: 1, eos: 2, unkText: " ⁇ ", unigram: true, spaces: spaceRules{prefix: true, removeExtra: true, escape: true}}
 	err := protobuf(data).each(func(f field) error {
@@ -39,7 +39,7 @@ func parsePieces(data []byte) (*pieces, error) {
 				return nil
 			})
 		}
-		return nil // tests of the model itself, and extensions
+		return nil // self tests and extensions
 	})
 	return p, err
 }
@@ -100,14 +100,17 @@ func (p *pieces) normalizer(f field) error {
 	return nil
 }
 
-// modelClasses are the tokenizer classes whose tokenizer.model is used as it is. true: add_bos_token is on if it is not
-// there.
+// modelClasses are the tokenizer classes that use tokenizer.model unchanged. The value is the default of add_bos_token.
 var modelClasses = map[string]bool{
 	"LlamaTokenizer": true, "LlamaTokenizerFast": true, "CodeLlamaTokenizer": true, "CodeLlamaTokenizerFast": true, "GemmaTokenizer": true, "GemmaTokenizerFast": true,
 }
 
-// parseModel reads tokenizer.model of SentencePiece. A text begins with BOS if tokenizer_config.json says so or its class
-// does. Without that file a text begins with BOS, as in Llama and Mistral, if the model is a BPE.
+// parseModel parses tokenizer.model of SentencePiece. The first setting that is present decides whether a text begins with
+// BOS:
+//
+//   - add_bos_token of tokenizer_config.json
+//   - the default of tokenizer_class (modelClasses)
+//   - the type of the model: BPE begins with BOS, as in Llama and Mistral, and Unigram does not
 func parseModel(file string, data []byte, s settings) (*Tokenizer, error) {
 	if bytes.IndexByte(data[:min(len(data), 64)], '\n') < 0 || data[0] != '\n' {
 		return nil, refuse(file, "no file of SentencePiece, but maybe one of tiktoken")
@@ -179,7 +182,7 @@ func (t *Tokenizer) addTo(file string, s settings) error {
 	t.size = next
 	t.added[0] = newMatcher(control)
 	if a, ok := s.named["bos_token"]; ok {
-		t.bos = t.ids[a.Content] // specials has it
+		t.bos = t.ids[a.Content] // specials includes the token
 	}
 	if a, ok := s.named["eos_token"]; ok {
 		t.eos = t.ids[a.Content]
@@ -187,7 +190,7 @@ func (t *Tokenizer) addTo(file string, s settings) error {
 	return nil
 }
 
-// tokenizer makes a tokenizer of the pieces.
+// tokenizer returns a tokenizer for the pieces.
 func (p *pieces) tokenizer(file string) (*Tokenizer, error) {
 	switch {
 	case p.unknown != "":
@@ -285,7 +288,7 @@ func (p *pieces) tokenizer(file string) (*Tokenizer, error) {
 		u.unkScore = float64(low - unkPenalty)
 		for id, kind := range p.types {
 			if kind == typeUserDefined {
-				u.scores[id] = float64(float32(0.1 * float64(len(p.texts[id])-1))) // as SentencePiece has it since 0.2.2
+				u.scores[id] = float64(float32(0.1 * float64(len(p.texts[id])-1))) // as in SentencePiece since 0.2.2
 			}
 		}
 		t.model = u

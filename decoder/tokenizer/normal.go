@@ -9,8 +9,8 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// normalizer changes a text before it is cut into words. moved says that the beginning of the text was removed: then no
-// piece of it is a first one.
+// normalizer changes a text before the pre-tokenizer splits the text into words. moved reports whether the beginning of
+// the text was removed. If moved is true, no piece of the text counts as the first piece.
 type normalizer func(text string) (result string, moved bool, err error)
 
 // chain applies normalizers in order.
@@ -26,7 +26,7 @@ func chain(all []normalizer) normalizer {
 			text, moved = result, moved || m
 		}
 		if moved {
-			// A part of the first character is not removed if all of it is not.
+			// The beginning counts as removed only if the whole first character was removed.
 			if _, size := utf8.DecodeRuneInString(original); size < len(original) {
 				first, _, err := chained(original[:size])
 				moved = err != nil || first == ""
@@ -44,21 +44,22 @@ func always(f func(string) string) normalizer {
 // forms are Unicode's normal forms.
 var forms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
-// form is a normal form as Hugging Face's tokenizers have it, of Unicode 9: characters that are not in Unicode 9 stay
-// as they are and where they are. Characters since Go's version of Unicode are the same in both.
+// form returns the normalizer of a normal form of Unicode 9, the version of Hugging Face's tokenizers. Characters that are
+// not in Unicode 9 are neither changed nor moved. Package norm and Hugging Face's tokenizers both leave characters newer
+// than Go's version of Unicode unchanged.
 func form(f norm.Form) normalizer {
 	return always(func(text string) string {
 		if f == norm.NFC && isASCII(text) {
 			return text
 		}
 		var b strings.Builder
-		done := 0 // of text
+		done := 0 // text[:done] is in b
 		put := func(end int) {
 			if done < end {
 				b.WriteString(f.String(text[done:end]))
 			}
 		}
-		marks := 0 // in a row, before i
+		marks := 0 // consecutive marks before i
 		for i := 0; i < len(text); {
 			r, size := utf8.DecodeRuneInString(text[i:])
 			i += size
@@ -75,7 +76,7 @@ func form(f norm.Form) normalizer {
 				if marks++; marks < longRun {
 					continue
 				}
-				// From the beginning of a character before the marks to their end.
+				// The range for longForm goes from a boundary before the marks to the end of the marks.
 				begin := i
 				for begin > done {
 					_, size := utf8.DecodeLastRuneInString(text[:begin])
@@ -113,17 +114,17 @@ func isASCII(text string) bool {
 	return true
 }
 
-// combining are the characters that can have a combining class.
+// combining is the class of the characters that can have a nonzero combining class.
 var combining = func() *class {
 	s, _ := category("M")
 	return newClass(s)
 }()
 
-// longRun is how many combining characters in a row package norm does not get: it puts a character of its own into a run
-// of 30, and a character can be several marks.
+// longRun is the number of consecutive combining characters from which longForm replaces package norm. Package norm
+// inserts U+034F into a run of 30 combining characters, and a character can decompose into several.
 const longRun = 7
 
-// longForm is f for a text with many marks in a row. It begins at a boundary of f, and so does what is behind it.
+// longForm returns f of a text with many consecutive marks. The text must begin and end at a boundary of f.
 func longForm(f norm.Form, text string) string {
 	parts := norm.NFD
 	if f == norm.NFKC || f == norm.NFKD {
@@ -151,7 +152,7 @@ func longForm(f norm.Form, text string) string {
 		i += n
 	}
 	if f == norm.NFC || f == norm.NFKC {
-		starter, last := -1, -1 // the last starter, and the last character that was kept behind it
+		starter, last := -1, -1 // indices in kept of the last starter and of the last character
 		kept := all[:0]
 		for _, c := range all {
 			if starter >= 0 && (last == starter || kept[last].ccc > 0 && kept[last].ccc < c.ccc) {
@@ -175,7 +176,7 @@ func longForm(f norm.Form, text string) string {
 	return b.String()
 }
 
-// compose returns the character that two characters of a normal form are in NFC.
+// compose returns the character that two characters compose to in NFC, and whether there is one.
 func compose(a, b rune) (rune, bool) {
 	s := norm.NFC.String(string([]rune{a, b}))
 	r, size := utf8.DecodeRuneInString(s)
@@ -191,7 +192,7 @@ func prepend(prefix string) normalizer {
 	})
 }
 
-// replace replaces each match.
+// replace returns a normalizer that replaces each match.
 func replace(matches finder, by string) normalizer {
 	return func(text string) (string, bool, error) {
 		var b strings.Builder
@@ -226,7 +227,7 @@ func strip(left, right bool) normalizer {
 	}
 }
 
-// lower is the lower case of each character by itself.
+// lower maps each character to lower case, regardless of context.
 func lower(text string) string {
 	if !strings.ContainsRune(text, 'İ') {
 		return strings.Map(toLower, text)
@@ -234,7 +235,7 @@ func lower(text string) string {
 	return strings.Map(toLower, strings.ReplaceAll(text, "İ", "i\u0307"))
 }
 
-// toLower is the lower case of Unicode 17.
+// toLower returns the lower case of a character in Unicode 17.
 func toLower(r rune) rune {
 	switch {
 	case r < utf8.RuneSelf:
@@ -252,7 +253,7 @@ func toLower(r rune) rune {
 	return unicode.ToLower(r)
 }
 
-// stripAccents removes the combining marks of Unicode 9.
+// stripAccents is a normalizer that removes the combining marks of Unicode 9.
 func stripAccents(text string) (string, bool, error) {
 	first, moved := true, false
 	result := strings.Map(func(r rune) rune {

@@ -8,35 +8,35 @@ import (
 	"unicode/utf8"
 )
 
-// A pattern is a regular expression of a pre-tokenizer, with the meaning that Oniguruma gives it: the leftmost match,
-// and of the alternatives the first one that matches. Known are the constructs that published tokenizers use:
+// A pattern is a regular expression of a pre-tokenizer, with the semantics of Oniguruma: the leftmost match, and the first
+// alternative that matches. The supported constructs are those of published tokenizers:
 //
 //	x  .  [a-z\d[é]&&[^x]]  \p{L} \P{L} \p{^L} \p{Han}  \s \S \d \D \w \W  \r \n \t \f \v \x20 \x{20} \u0020
 //	xy  x|y  x* x+ x? x{1,3}  x*+ x++ x?+  (x) (?:x) (?>x) (?i:x) (?i)  (?=x) (?!x)  \b \B ^ $ \A \z
 //
-// A pattern is no finite automaton, because of (?!x) and of what is preferred, so its matcher backtracks. The number of
-// steps is bounded (see scan).
+// The matcher backtracks, because (?!x) and the order of alternatives do not fit a finite automaton. scan bounds the number
+// of steps.
 //
-// regexp2 was not taken: its kinds of characters are those of Go's Unicode 15, and its limit is a time.
+// Package regexp2 does not fit: its character classes are those of Go's Unicode 15, and its limit is a duration.
 type pattern struct {
 	source string
 	code   []instruction
-	first  *class // the characters that a match can begin with
+	first  *class // characters that a match can begin with
 }
 
 type opcode uint8
 
 const (
-	opMatch  opcode = iota
-	opRune          // a character of class
-	opRun           // min to max characters of class, as many as match
-	opAtomic        // opRun that gives none back
-	opSplit         // goes on at x, if a character of class comes, or else at y
-	opJump          // goes on at x
-	opLook          // the code at the next instruction matches here, up to its opMatch; goes on at x
-	opNotLook
-	opOnly  // the code at the next instruction matches, and gives nothing back; goes on at x
-	opBegin // of the text
+	opMatch   opcode = iota
+	opRune           // a character of class
+	opRun            // min to max characters of class, greedy
+	opAtomic         // opRun without backtracking
+	opSplit          // tries x, then y; only y if the next character is not in class
+	opJump           // goes on at x
+	opLook           // lookahead: the code from the next instruction to opMatch must match; goes on at x
+	opNotLook        // negative lookahead, like opLook
+	opOnly           // atomic group, like opLook, but goes on behind the match
+	opBegin          // beginning of the text
 	opLineBegin
 	opLineEnd
 	opEnd
@@ -53,7 +53,7 @@ type instruction struct {
 
 const (
 	maxPattern = 4096  // bytes of a pattern
-	maxCode    = 16384 // instructions of a pattern, since x{9} is written nine times
+	maxCode    = 16384 // instructions of a pattern; x{9} compiles to nine copies of x
 	maxNesting = 64
 )
 
@@ -63,15 +63,15 @@ type node struct {
 	set      set
 	subs     []*node
 	min, max int32
-	keep     bool // a repetition gives nothing back
+	keep     bool // possessive: a repetition without backtracking
 	op       opcode
 
 	begins     *beginnings // result of first
-	class      *class      // of set
-	beginClass *class      // of begins
+	class      *class      // class of set
+	beginClass *class      // class of begins
 }
 
-// beginnings are the characters that a match can begin with. A match that can be empty can begin with any.
+// beginnings are the characters that a match can begin with. If a match can be empty, any character can follow.
 type beginnings struct {
 	set   set
 	empty bool
@@ -85,11 +85,11 @@ const (
 	nodeSequence
 	nodeChoice
 	nodeRepeat
-	nodeLook // lookahead: op opLook or opNotLook; opOnly: an atomic group
-	nodeAt   // a position: op
+	nodeLook // a lookahead (op is opLook or opNotLook) or an atomic group (op is opOnly)
+	nodeAt   // an assertion about a position: op
 )
 
-// compilePattern compiles a regular expression. An unknown construct is an error with its position.
+// compilePattern compiles a regular expression. The error for an unsupported construct has the position of the construct.
 func compilePattern(source string) (*pattern, error) {
 	if len(source) > maxPattern {
 		return nil, fmt.Errorf("a pattern of %d bytes, more than %d", len(source), maxPattern)
@@ -162,8 +162,8 @@ func (n *node) findFirst() (s set, empty bool) {
 type patternParser struct {
 	text string
 	at   int
-	fold bool // letters of either case
-	sets int  // that are open
+	fold bool // ignore case
+	sets int  // number of open sets
 }
 
 func (p *patternParser) fail(format string, args ...any) error {
@@ -284,7 +284,7 @@ func (p *patternParser) group(depth int) (*node, error) {
 	return n, err
 }
 
-// one returns the set of a character, of either case if cases are the same.
+// one returns the set of a character, in either case if p.fold is true.
 func (p *patternParser) one(r rune) set {
 	s := set{{r, r}}
 	if p.fold {
@@ -293,7 +293,7 @@ func (p *patternParser) one(r rune) set {
 	return s
 }
 
-// repeats reads what follows a part: how often it is repeated.
+// repeats parses the quantifiers after n and returns n with the repetitions.
 func (p *patternParser) repeats(n *node) (*node, error) {
 	for p.at < len(p.text) {
 		begin := p.at
@@ -327,7 +327,7 @@ func (p *patternParser) repeats(n *node) (*node, error) {
 		}
 		p.at++
 		counted := p.text[begin] == '{'
-		keep := !counted && p.next("+") // after {1,2} a + repeats the whole
+		keep := !counted && p.next("+") // in Oniguruma, the + of x{1,2}+ is a second quantifier
 		if p.next("?") {
 			return nil, p.fail("a repetition that matches as little as it can, which is not known")
 		}
@@ -340,7 +340,7 @@ func (p *patternParser) repeats(n *node) (*node, error) {
 	return n, nil
 }
 
-// escape reads a backslash and what follows. char is the character, or -1 if the set has another meaning.
+// escape parses an escape sequence. char is the character, or -1 if the sequence is a character class.
 func (p *patternParser) escape() (s set, char rune, err error) {
 	begin := p.at
 	p.at++
@@ -411,7 +411,7 @@ func (p *patternParser) escape() (s set, char rune, err error) {
 	return p.one(c), c, nil
 }
 
-// set reads a set behind its [.
+// set parses the rest of a set after [.
 func (p *patternParser) set(depth int) (set, error) {
 	if depth > maxNesting {
 		return nil, p.fail("sets are nested more than %d deep", maxNesting)
@@ -419,7 +419,7 @@ func (p *patternParser) set(depth int) (set, error) {
 	p.sets++
 	defer func() { p.sets-- }()
 	not := p.next("^")
-	all := set{{0, lastRune}} // what the parts before && have in common
+	all := set{{0, lastRune}} // intersection of the operands before the last &&
 	var here []set
 	for first := true; ; first = false {
 		switch {
@@ -472,11 +472,11 @@ func (p *patternParser) set(depth int) (set, error) {
 	}
 }
 
-// member reads a character or an escape of a set.
+// member parses a character or an escape sequence of a set.
 func (p *patternParser) member() (set, rune, error) {
 	if p.text[p.at] == '\\' {
 		fold := p.fold
-		p.fold = false // the whole set is folded
+		p.fold = false // set folds the whole set
 		s, c, err := p.escape()
 		p.fold = fold
 		return s, c, err
@@ -491,7 +491,7 @@ type patternCompiler struct {
 }
 
 func (c *patternCompiler) emit(i instruction) int {
-	if len(c.code) <= maxCode { // a longer one is refused
+	if len(c.code) <= maxCode { // compilePattern refuses longer code
 		c.code = append(c.code, i)
 	}
 	return len(c.code) - 1
@@ -515,7 +515,7 @@ func (c *patternCompiler) newClass(s set) *class {
 	return k
 }
 
-// split emits opSplit, whose x is the code of n, which comes next.
+// split emits an opSplit whose x is the next instruction, where the caller emits the code of n.
 func (c *patternCompiler) split(n *node) int {
 	in := instruction{op: opSplit, x: c.here() + 1}
 	if first, empty := n.first(); !empty {

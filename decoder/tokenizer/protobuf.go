@@ -6,12 +6,12 @@ import (
 	"math"
 )
 
-// protobuf is the rest of a message of Protocol Buffers.
+// protobuf is the unread rest of a Protocol Buffers message.
 type protobuf []byte
 
 var errProtobuf = errors.New("no message of Protocol Buffers")
 
-// field is a field of a message: a number, or bytes.
+// field is a field of a message. The value is an integer or bytes.
 type field struct {
 	number int
 	value  uint64
@@ -19,7 +19,7 @@ type field struct {
 	bytes  bool
 }
 
-// next reads the next field.
+// next consumes the next field.
 func (p *protobuf) next() (f field, err error) {
 	key, n := binary.Uvarint(*p)
 	if n <= 0 || key>>3 == 0 || key>>3 > 1<<29 {

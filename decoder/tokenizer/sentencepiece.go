@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// Types of SentencePiece's pieces, and of the tokens of GGUF files.
+// Types of SentencePiece's pieces and of GGUF's tokens.
 const (
 	typeNormal      = 1
 	typeUnknown     = 2
@@ -18,18 +18,18 @@ const (
 	typeByte        = 6
 )
 
-// pieceBPE is SentencePiece's BPE: a pair can be merged if its text is a token, and the token with the highest score is
-// made first.
+// pieceBPE is SentencePiece's BPE. A pair can be merged if the text of the pair is a token. The pair whose token has the
+// highest score is merged first.
 type pieceBPE struct {
 	textPairs
-	ids        map[string]int // of all tokens
+	ids        map[string]int // ids of all tokens
 	unk        int            // -1: none
-	byteTokens *[256]int32    // of what has no token; nil: it is the unknown token. -1: none
-	whole      *trie          // tokens that are symbols from the beginning, and not merged; nil: none
-	unused     map[int]bool   // tokens that are taken apart again; nil: none
+	byteTokens *[256]int32    // byte tokens, -1 for absent ones; nil: a symbol without a token becomes unk
+	whole      *trie          // user-defined tokens, which are initial symbols and are not merged; nil: none
+	unused     map[int]bool   // tokens that are split again after merging; nil: none
 }
 
-// scoredPairs ranks tokens by their scores.
+// scoredPairs returns the pairs of tokens, ranked by descending score. scoredPairs sorts tokens.
 func scoredPairs(tokens []scored) textPairs {
 	slices.SortFunc(tokens, func(a, b scored) int { return cmp.Compare(b.score, a.score) })
 	p := textPairs{tokens: make(map[string]merged, len(tokens))}
@@ -64,21 +64,21 @@ func (b *pieceBPE) encode(e *encoder, word string) bool {
 		e.push(none32, at, at+size)
 		at += size
 	}
-	var apart map[string]int // of an unused token: the length of the left part
+	var apart map[string]int // for the text of an unused token, the length of the left part
 	if b.unused != nil {
 		apart = map[string]int{}
 		e.merge(word, &recorder{b, apart})
 	} else {
 		e.merge(word, &b.textPairs)
 	}
-	unknown := false // the symbol before was unknown
+	unknown := false // the previous symbol was unknown
 	for i := int32(0); i < int32(len(e.symbols)); i = e.symbols[i].next {
 		unknown = b.emit(e, word[e.symbols[i].begin:e.symbols[i].end], apart, unknown)
 	}
 	return e.add()
 }
 
-// recorder notes how unused tokens can be taken apart.
+// recorder is a pairs that records the parts of unused tokens.
 type recorder struct {
 	*pieceBPE
 	apart map[string]int
@@ -92,7 +92,7 @@ func (r *recorder) pair(word string, left, right *symbol) (merged, bool) {
 	return m, ok
 }
 
-// emit appends the tokens of a symbol, and reports whether it is unknown.
+// emit appends the tokens of a symbol, and reports whether the symbol is unknown.
 func (b *pieceBPE) emit(e *encoder, text string, apart map[string]int, unknown bool) bool {
 	id, ok := b.ids[text]
 	if n, has := apart[text]; ok && has && b.unused[id] {
@@ -119,14 +119,14 @@ func (b *pieceBPE) emit(e *encoder, text string, apart map[string]int, unknown b
 	return true
 }
 
-// spaceRules are what SentencePiece does with white space.
+// spaceRules is the configuration of SentencePiece's normalizer.
 type spaceRules struct {
 	chars       *charsmap // nil: none
-	whole       *trie     // user-defined tokens, which stay as they are; nil: none
-	prefix      bool      // a text begins with a space (add_dummy_prefix)
-	suffix      bool      // the space is behind the text instead (treat_whitespace_as_suffix)
-	removeExtra bool      // spaces at both ends, and all but one in a row
-	escape      bool      // spaces become underline
+	whole       *trie     // user-defined tokens, which are not normalized; nil: none
+	prefix      bool      // add a space before the text (add_dummy_prefix)
+	suffix      bool      // add the space after the text instead (treat_whitespace_as_suffix)
+	removeExtra bool      // remove spaces at both ends, and all but one of consecutive spaces
+	escape      bool      // replace spaces with underline
 }
 
 // normalize is SentencePiece's normalizer.
@@ -153,7 +153,7 @@ func (r *spaceRules) normalize(text string) string {
 	if r.prefix && !r.suffix {
 		b.WriteString(space)
 	}
-	after := r.removeExtra // a space
+	after := r.removeExtra // the previous character was a space, and further spaces are removed
 	for at < len(text) {
 		by, n := r.next(text[at:])
 		at += n
@@ -182,7 +182,7 @@ func (r *spaceRules) normalize(text string) string {
 	return result
 }
 
-// next returns what the first n bytes of a text become.
+// next returns the replacement by of the first n bytes of a text.
 func (r *spaceRules) next(text string) (by string, n int) {
 	if r.whole != nil {
 		if _, n := r.whole.longest(text); n > 0 {
@@ -201,7 +201,7 @@ func (r *spaceRules) next(text string) (by string, n int) {
 	return text[:size], size
 }
 
-// float64s widens scores.
+// float64s converts scores to float64.
 func float64s(scores []float32) []float64 {
 	wide := make([]float64, len(scores))
 	for i, s := range scores {

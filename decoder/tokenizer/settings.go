@@ -12,35 +12,32 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
-// settings is what tokenizer_config.json, special_tokens_map.json and
-// added_tokens.json say.
+// settings is the content of tokenizer_config.json, special_tokens_map.json and added_tokens.json.
 type settings struct {
-	file             string // tokenizer_config.json; empty: there is none
+	file             string // path of tokenizer_config.json; empty: no such file
 	class            string // tokenizer_class
-	own              bool   // the class is one that makes its own pre-tokenizer
+	own              bool   // the class makes its own pre-tokenizer
 	addBOS           bool
 	addEOS           bool
-	saysBOS, saysEOS bool // add_bos_token and add_eos_token are there
+	saysBOS, saysEOS bool // add_bos_token and add_eos_token are present
 	prefixSpace      *bool
 	splitSpecial     bool
-	named            map[string]addedToken // special tokens by their key, say "eos_token"
-	extra            []addedToken          // special tokens without a key
-	added            []addedToken          // with their ids
+	named            map[string]addedToken // special tokens by key, such as "eos_token"
+	extra            []addedToken          // special tokens that names has no key for
+	added            []addedToken          // added tokens with ids
 	addedFile        string
 	addedFromDecoder bool
 }
 
-// names are the keys of special tokens, in the order in which transformers adds
-// those that are not added yet.
+// names are the keys of special tokens, in the order in which transformers adds the special tokens to the vocabulary.
 var names = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
-// byGPT2 are the special tokens that transformers' GPT2Tokenizer has where
-// tokenizer_config.json names none.
+// byGPT2 are the keys for which transformers' GPT2Tokenizer has a default.
 var byGPT2 = map[string]bool{"bos_token": true, "eos_token": true, "unk_token": true}
 
-// ownClasses are the tokenizer classes that make a pre-tokenizer of their own, by add_prefix_space. The other classes
-// take tokenizer.json as it is. Exceptions, such as transformers 5's LlamaTokenizer, are not followed: the models were
-// trained with what tokenizer.json says.
+// ownClasses are the tokenizer classes that make a pre-tokenizer of their own, from add_prefix_space. All other classes use
+// tokenizer.json unchanged. In transformers 5 further classes, such as LlamaTokenizer, make a pre-tokenizer of their own.
+// This package reads tokenizer.json for such a class, because the models were trained with tokenizer.json.
 var ownClasses = []string{"", "GPT2Tokenizer", "GPT2TokenizerFast"}
 
 // makesOwn reports whether the class is named and makes a pre-tokenizer of its own.
@@ -49,8 +46,8 @@ func (s *settings) makesOwn() bool { return s.own && s.class != "" }
 // pairClasses are the tokenizer classes of vocab.json and merges.txt without tokenizer.json.
 var pairClasses = append([]string{"PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend"}, ownClasses...)
 
-// irrelevant are the keys of tokenizer_config.json that change no text: they are
-// about where files are, about batches, chats and other tasks.
+// irrelevant are the keys of tokenizer_config.json that do not affect Encode and Decode: keys for paths, batches, chats and
+// other tasks.
 var irrelevant = []string{
 	"__type", "auto_map_class", "backend", "chat_template", "clean_up_tokenization_spaces", "device_map", "from_slow", "full_tokenizer_file",
 	"fix_mistral_regex", "is_fast", "is_local", "legacy", "local_files_only", "max_len", "max_length", "merges_file", "model_input_names",
@@ -72,8 +69,7 @@ func readSettings(dir files.Folder) (settings, error) {
 			return s, err
 		}
 	}
-	// The older files: where tokenizer_config.json has the added tokens they are
-	// not looked at, as in transformers.
+	// As in transformers, added_tokens_decoder replaces the older files special_tokens_map.json and added_tokens.json.
 	if s.addedFromDecoder {
 		return s, nil
 	}
@@ -90,7 +86,7 @@ func readSettings(dir files.Folder) (settings, error) {
 			}
 		}
 	}
-	// Where tokenizer.json is there, it has the added tokens.
+	// tokenizer.json has added tokens of its own.
 	if dir.Exists("added_tokens.json") && !dir.Exists("tokenizer.json") {
 		return s, s.addedTokens(dir)
 	}
@@ -154,7 +150,7 @@ func (s *settings) config(fields map[string]json.RawMessage) error {
 				return refuse(s.file, "init_inputs is %s, not []", quote(string(raw)))
 			}
 		default:
-			if string(raw) != "false" { // a switch that is off
+			if string(raw) != "false" { // false disables an unknown feature
 				return refuse(s.file, "%s is not a key of it that is known", quote(key))
 			}
 		}
@@ -172,7 +168,7 @@ func (s *settings) decode(key string, raw json.RawMessage, dst any) error {
 	return nil
 }
 
-// special reads a key for special tokens, and reports whether it is one.
+// special parses the value of a key for special tokens. known reports whether key is such a key.
 func (s *settings) special(file, key string, raw json.RawMessage) (known bool, err error) {
 	switch {
 	case slices.Contains(names, key):
@@ -209,7 +205,7 @@ func (s *settings) special(file, key string, raw json.RawMessage) (known bool, e
 			s.extra = append(s.extra, t)
 		}
 		return true, nil
-	case strings.HasSuffix(key, "_token") && !strings.HasPrefix(key, "add_"): // of one model, such as "image_token"
+	case strings.HasSuffix(key, "_token") && !strings.HasPrefix(key, "add_"): // a key of a certain model, such as "image_token"
 		t, err := parseSpecial(file, key, raw)
 		if err == nil {
 			s.extra = append(s.extra, t)
@@ -219,8 +215,7 @@ func (s *settings) special(file, key string, raw json.RawMessage) (known bool, e
 	return false, nil
 }
 
-// parseSpecial reads a special token: its text, or an object with what an added
-// token has.
+// parseSpecial parses a special token, which is a string or an object with the keys of an added token.
 func parseSpecial(file, key string, raw json.RawMessage) (addedToken, error) {
 	t := addedToken{ID: -1, Special: true}
 	if err := specialLimits.Check(raw); err != nil {
@@ -243,7 +238,7 @@ func checkContent(file, content string) error {
 	return nil
 }
 
-// decoder reads added_tokens_decoder: added tokens by their ids.
+// decoder parses added_tokens_decoder, which maps ids to added tokens.
 func (s *settings) decoder(raw json.RawMessage) error {
 	if err := specialLimits.Check(raw); err != nil {
 		return fail(s.file, "added_tokens_decoder: %v", err)
@@ -268,7 +263,7 @@ func (s *settings) decoder(raw json.RawMessage) error {
 	return nil
 }
 
-// addedTokens reads added_tokens.json: ids by the text of added tokens.
+// addedTokens reads added_tokens.json, which maps the texts of added tokens to ids.
 func (s *settings) addedTokens(dir files.Folder) error {
 	data, err := readFile(dir, "added_tokens.json", maxConfig)
 	if err != nil {
@@ -296,7 +291,7 @@ func (s *settings) addedTokens(dir files.Folder) error {
 	return nil
 }
 
-// specials are the special tokens in the order in which they are added.
+// specials returns the special tokens in the order of adding.
 func (s *settings) specials() []addedToken {
 	var all []addedToken
 	for _, name := range names {

@@ -10,27 +10,27 @@ import (
 // piece is a part of a text on its way to the model.
 type piece struct {
 	text  string
-	first bool // nothing is before the piece
+	first bool // the piece is at the beginning of the text
 }
 
-// splitter cuts the text between added tokens into words, by a pre-tokenizer of tokenizer.json.
+// splitter is a pre-tokenizer: it splits the text between added tokens into words.
 type splitter struct {
-	cuts        []cut // in order, each for the result of the cut before it
-	prefixSpace bool  // a piece begins with a space
-	gpt2        bool  // GPT-2's pattern cuts the pieces (nextWord); otherwise a piece is one word
-	removes     bool  // some text is in no piece, or not as it was
+	cuts        []cut // in order; each cut splits the pieces of the previous cut
+	prefixSpace bool  // add a space to a piece that does not begin with a space
+	gpt2        bool  // split the pieces at GPT-2's pattern (nextWord); otherwise a piece is one word
+	removes     bool  // the cuts may remove or change text
 }
 
-// cut yields the pieces of a piece that is not empty, until yield returns false. A cut that cannot go on leaves the
-// error with the encoder and returns false.
+// cut yields the parts of a nonempty piece, until yield returns false. If a cut fails, the cut passes the error to the
+// encoder and returns false.
 type cut func(e *encoder, p piece, yield func(piece) bool) bool
 
-// split yields the words of a text and reports whether yield returned true for all.
+// split yields the words of a piece, and reports whether yield returned true for every word.
 func (s *splitter) split(e *encoder, p piece, yield func(string) bool) bool {
 	return s.cut(s.cuts, e, p, yield)
 }
 
-// again does what the later cuts do with a short piece of a cut, from memory if there was such a piece.
+// again applies the remaining cuts to a piece. For a short piece that occurred before, again appends the cached ids.
 func (s *splitter) again(cuts []cut, e *encoder, p piece, yield func(string) bool) bool {
 	if e == nil || p.first || len(p.text) > maxCached {
 		return s.cut(cuts, e, p, yield)
@@ -80,25 +80,26 @@ func (s *splitter) cut(cuts []cut, e *encoder, p piece, yield func(string) bool)
 	return true
 }
 
-// behaviour says what becomes of the matches of a cut.
+// behaviour is the treatment of the matches of a cut.
 type behaviour int
 
 const (
 	isolated     behaviour = iota // each match is a piece
-	contiguous                    // neighbouring matches are one piece
-	removed                       // no match is in a piece
-	withPrevious                  // a match ends the piece before it
-	withNext                      // a match begins the piece after it
+	contiguous                    // adjacent matches are one piece
+	removed                       // matches are removed
+	withPrevious                  // a match is appended to the previous piece
+	withNext                      // a match is prepended to the next piece
 )
 
 var behaviours = map[string]behaviour{
 	"Isolated": isolated, "Contiguous": contiguous, "Removed": removed, "MergedWithPrevious": withPrevious, "MergedWithNext": withNext,
 }
 
-// finder calls yield with the bytes [start, end) of each match in a text, in order, until yield returns false.
+// finder calls yield with the byte range [start, end) of each match in a text, in order, until yield returns false.
 type finder func(text string, yield func(start, end int) bool) error
 
-// cutAt makes a cut. With inverted the text between matches counts as a match, and matches do not.
+// cutAt returns a cut at matches. With inverted, the text between matches counts as matches, and matches count as text
+// between matches.
 func cutAt(b behaviour, inverted bool, matches finder) cut {
 	return func(e *encoder, p piece, yield func(piece) bool) bool {
 		j := joiner{behaviour: b, piece: p, yield: yield}
@@ -116,21 +117,21 @@ func cutAt(b behaviour, inverted bool, matches finder) cut {
 	}
 }
 
-// joiner makes pieces of matches and the text between them.
+// joiner joins matches and the text between matches into pieces, by behaviour.
 type joiner struct {
 	behaviour
 	piece
 	yield   func(piece) bool
 	stopped bool // yield returned false
 
-	start, end int // a part that waits for the next one
-	match      bool
-	waits      bool
-	was        bool // the part before was a match
-	any        bool // there was a part
+	start, end int  // the pending part, which may be joined with the next part
+	match      bool // the pending part is a match
+	waits      bool // there is a pending part
+	was        bool // the previous part was a match
+	any        bool // there was a previous part
 }
 
-// next takes the next part, which is not empty.
+// next adds the next part, which must not be empty.
 func (j *joiner) next(start, end int, match bool) bool {
 	was, any := j.was, j.any
 	j.was, j.any = match, true
@@ -162,7 +163,7 @@ func (j *joiner) next(start, end int, match bool) bool {
 	return true
 }
 
-// flush yields the part that waits.
+// flush yields the pending part.
 func (j *joiner) flush() bool {
 	if !j.waits {
 		return true
@@ -176,7 +177,7 @@ func (j *joiner) put(start, end int) bool {
 	return !j.stopped
 }
 
-// find makes a finder of matches.
+// find returns a finder for matches.
 func find(matches func(text string) iter.Seq2[int, int]) finder {
 	return func(text string, yield func(int, int) bool) error {
 		for start, end := range matches(text) {
@@ -188,7 +189,7 @@ func find(matches func(text string) iter.Seq2[int, int]) finder {
 	}
 }
 
-// runes yields the characters of a text for which is returns true.
+// runes yields the byte ranges of the characters for which is returns true.
 func runes(is func(rune) bool) func(text string) iter.Seq2[int, int] {
 	return func(text string) iter.Seq2[int, int] {
 		return func(yield func(int, int) bool) {
@@ -201,7 +202,7 @@ func runes(is func(rune) bool) func(text string) iter.Seq2[int, int] {
 	}
 }
 
-// occurrences yields the positions of pattern, which is not empty, in a text.
+// occurrences yields the byte ranges of the occurrences of a nonempty pattern.
 func occurrences(pattern string) func(text string) iter.Seq2[int, int] {
 	return func(text string) iter.Seq2[int, int] {
 		return func(yield func(int, int) bool) {
@@ -219,11 +220,11 @@ func occurrences(pattern string) func(text string) iter.Seq2[int, int] {
 // underline is SentencePiece's character for a space.
 const underline = "▁"
 
-// metaspace is the pre-tokenizer of that name: spaces become its character, which begins a piece.
+// metaspace is the pre-tokenizer Metaspace, which replaces spaces with replacement and splits before replacement.
 type metaspace struct {
 	replacement   string
-	always, first bool // the character is put before every piece, or before a text
-	split         bool // pieces begin at the character
+	always, first bool // prepend replacement to every piece, or to the first piece
+	split         bool // split before replacement
 }
 
 func (m *metaspace) cut(e *encoder, p piece, yield func(piece) bool) bool {
@@ -237,15 +238,15 @@ func (m *metaspace) cut(e *encoder, p piece, yield func(piece) bool) bool {
 	return cutAt(withNext, false, find(occurrences(m.replacement)))(e, piece{text, p.first}, yield)
 }
 
-// nextWord returns the length of the first word of a text that is not empty.
+// nextWord returns the length of the first word of a nonempty text.
 // Words are the matches of GPT-2's pattern,
 //
 //	's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// where \s is Unicode's White_Space. They cover the text. A byte that is no
-// UTF-8 counts as a character that is neither space, letter nor number.
+// where \s is Unicode's White_Space. The matches cover the text. An invalid byte
+// of UTF-8 counts as a character that is neither space, letter nor number.
 //
-// Go's regexp has no (?!\S), and its \s is ASCII; by hand it is also linear.
+// Package regexp does not fit: it has no (?!\S), and \s is ASCII only. nextWord takes linear time.
 func nextWord(text string) int {
 	for _, c := range [...]string{"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"} {
 		if strings.HasPrefix(text, c) {
@@ -259,8 +260,8 @@ func nextWord(text string) int {
 	if k := kindAt(text, start); k != space && k != none {
 		return runEnd(text, start, k)
 	}
-	// White space. All but its last character, so that a space can begin the
-	// next word; all of it at the end of the text, or if it is just one.
+	// The word is white space. The last character is left for the next word,
+	// except at the end of the text or if there is only one character.
 	end := runEnd(text, 0, space)
 	if end < len(text) {
 		if _, size := utf8.DecodeLastRuneInString(text[:end]); size < end {
@@ -296,7 +297,7 @@ func kindAt(text string, at int) kind {
 	return other
 }
 
-// runEnd returns where the characters of kind k that begin at start end.
+// runEnd returns the end of the run of characters of kind k that begins at start.
 func runEnd(text string, start int, k kind) int {
 	for kindAt(text, start) == k {
 		_, size := utf8.DecodeRuneInString(text[start:])

@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// tekkenTokens are the special tokens of files up to version 7 that list none.
+// tekkenTokens are the special tokens of a file of version 7 or lower that lists none.
 var tekkenTokens = strings.Fields(`<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS]
 [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]`)
 
-// tekkenOthers are the parts of a file that change no text.
+// tekkenOthers are the keys of a file that do not affect Encode and Decode.
 var tekkenOthers = map[string]bool{"image": true, "multimodal": true, "audio": true, "model_settings_builder": true, "version": true, "type": true}
 
-// parseTekken reads tekken.json. The ids begin with the special tokens; the others are numbered by their rank behind them.
-// A text begins with <s>.
+// parseTekken parses tekken.json. The special tokens have the lowest ids. The id of any other token is the number of
+// special tokens plus the rank. A text begins with <s>.
 func parseTekken(file string, data []byte, _ settings) (*Tokenizer, error) {
 	var fields map[string]json.RawMessage
 	if err := cmp.Or(tokenizerLimits.Check(data), json.Unmarshal(data, &fields)); err != nil {

@@ -1,6 +1,7 @@
-// Package tokenizer turns texts into ids of tokens and back, as the programs do that models are trained with.
+// Package tokenizer converts text to token ids and back. The ids equal those of the tokenizers that models are trained
+// with.
 //
-// [Load] reads a folder. The first of these forms that is there counts:
+// [Load] reads a folder, in the first of the following forms that the folder contains:
 //
 //	tokenizer.json                        Hugging Face's tokenizers
 //	vocab.json and merges.txt             GPT-2 and OPT
@@ -9,25 +10,36 @@
 //
 // [NewGGUF] takes the vocabulary of a GGUF file.
 //
-// A text is searched for added tokens. What lies between them is normalized, searched for added tokens that are
-// normalized, and cut into words. A model turns each word into tokens:
+// Encoding has four stages:
 //
-//   - BPE on bytes: neighbouring symbols are merged, the pair that stands first among the merges first (GPT-2, Llama 3,
-//     Qwen, DeepSeek, gpt-oss), or the pair whose text has the lowest number first (tekken).
-//   - BPE on characters, with tokens for bytes of the others (Llama 2, Gemma), by merges or by scores.
-//   - Unigram: the tokens with the largest sum of scores (T5, XLM-R).
-//   - WordPiece, of GGUF files alone: the longest tokens from left to right (BERT).
+//  1. The text is split at added tokens.
+//  2. The text between added tokens is normalized, and split at the added tokens that are normalized.
+//  3. The pre-tokenizer splits the remaining text into words.
+//  4. The model converts each word to tokens.
 //
-// A text that contains the name of a special token, say "</s>", is spelled out: a prompt cannot smuggle in an end of
-// text. [Options] makes it the token, as transformers does.
+// The models are:
 //
-// # What is refused
+//   - BPE on bytes. The pair of neighbouring symbols with the lowest rank is merged first. The rank is the position in
+//     the list of merges (GPT-2, Llama 3, Qwen, DeepSeek, gpt-oss), or the number of the merged token (tekken).
+//   - BPE on characters, ranked by a list of merges or by scores. A character outside the vocabulary becomes the tokens of
+//     its bytes (Llama 2, Gemma).
+//   - Unigram: the segmentation with the largest sum of scores (T5, XLM-R).
+//   - WordPiece, only from GGUF files: the longest tokens from left to right (BERT).
 //
-// What is read gives the ids that the format's own program gives, or it is an error that names the key and its value:
-// ErrFormat for files that contradict themselves, each other or their format, ErrUnsupported for sound files with
-// something else in them. Of tokenizer.json these are read:
+// By default, the name of a special token in a text, such as "</s>", is encoded as ordinary text, so that a prompt cannot
+// contain an end of text. With [Options].Special the name is encoded as the token, as in transformers.
 //
-//	model            BPE and Unigram, without dropout and affixes of words
+// # Supported files
+//
+// A tokenizer that loads without an error gives the ids of the format's reference program. An error names the key and the
+// value:
+//
+//   - ErrFormat: a file contradicts itself, another file or its format.
+//   - ErrUnsupported: a valid file has a key or value that this package does not implement.
+//
+// The supported parts of tokenizer.json are:
+//
+//	model            BPE and Unigram, without dropout, continuing_subword_prefix and end_of_word_suffix
 //	normalizer       Lowercase, NFC, NFD, NFKC, NFKD, Precompiled, Prepend, Replace, Sequence, Strip, StripAccents
 //	pre_tokenizer    ByteLevel, Digits, Metaspace, Punctuation, Sequence, Split, WhitespaceSplit
 //	post_processor   ByteLevel, Sequence, TemplateProcessing
@@ -35,35 +47,38 @@
 //
 // tokenizer_config.json has settings of transformers:
 //
-//	add_bos_token              honoured with vocab.json; with tokenizer.json the template there rules, as in transformers
-//	add_eos_token              the same, but true is refused with vocab.json: versions of transformers differ
-//	add_prefix_space           honoured; with a class that takes tokenizer.json as it is, it must be what that says
-//	added_tokens_decoder       honoured; must have the same tokens as tokenizer.json
-//	bos_token ... mask_token,  special tokens; those that are not added yet are added
+//	add_bos_token              honoured with vocab.json and tokenizer.model; ignored with tokenizer.json, whose template
+//	                           decides, as in transformers
+//	add_eos_token              honoured with tokenizer.model; ignored with tokenizer.json; true is refused with vocab.json,
+//	                           because versions of transformers differ
+//	add_prefix_space           honoured; with a class that uses tokenizer.json unchanged, both files must agree
+//	added_tokens_decoder       honoured; must list the same tokens as tokenizer.json
+//	bos_token ... mask_token,  special tokens; a special token that is no added token yet becomes one
 //	additional_special_tokens,
 //	extra_special_tokens, and
 //	any other key that ends in _token
 //	unk_token                  also the token of bytes that the vocabulary lacks
-//	split_special_tokens       honoured: special tokens are spelled out, whatever Options says
-//	tokenizer_class            GPT2Tokenizer makes its own pre-tokenizer; any other class takes tokenizer.json as it is
-//	errors                     "replace"
-//	any other key              irrelevant if it is in a list of such keys in this package, else refused unless null or false
+//	split_special_tokens       honoured: true encodes special tokens as ordinary text, regardless of Options.Special
+//	tokenizer_class            GPT2Tokenizer builds its own pre-tokenizer; any other class uses tokenizer.json unchanged
+//	errors                     only "replace"
+//	any other key              ignored if this package lists the key as irrelevant; otherwise refused unless null or false
 //
-// special_tokens_map.json and added_tokens.json are read where tokenizer_config.json has no added_tokens_decoder, as in
-// transformers. added_tokens.json is not read where tokenizer.json is there, which counts. clean_up_tokenization_spaces
-// is irrelevant, as in transformers 5 (4 took spaces before punctuation away).
+// special_tokens_map.json and added_tokens.json are read only if tokenizer_config.json has no added_tokens_decoder, as in
+// transformers. added_tokens.json is read only without tokenizer.json, which lists the added tokens itself.
+// clean_up_tokenization_spaces is ignored, as in transformers 5. (Transformers 4 removed spaces before punctuation.)
 //
-// # Differences
+// # Differences from other tokenizers
 //
-// Kinds of characters are those of Hugging Face's tokenizers, of Unicode 16, not those of Go. Normal forms are those of
-// tokenizers, of Unicode 9.
+// Character classes are those of Hugging Face's tokenizers (Unicode 16), not those of package unicode. Normal forms are
+// also those of Hugging Face's tokenizers (Unicode 9).
 //
-//   - A folder with vocab.json and without tokenizer_config.json is taken for OPT's, with </s> before every text.
-//   - A byte that the vocabulary lacks becomes the unknown token that tokenizer_config.json names even where the model of
-//     tokenizer.json names none, as in the tokenizer in Python of transformers 4 (that in Rust leaves the byte out).
-//   - With a byte-level decoder, an added token is decoded to its own text, also where that has characters that stand for
-//     bytes.
-//   - llama.cpp approximates some patterns of pre-tokenizers. NewGGUF has the patterns that the models were trained with.
+//   - A folder with vocab.json and without tokenizer_config.json is read as OPT's: </s> precedes every text.
+//   - A byte that the vocabulary lacks becomes the unknown token of tokenizer_config.json, even if the model in
+//     tokenizer.json names no unknown token. The Python tokenizer of transformers 4 does the same; the Rust tokenizer
+//     omits the byte.
+//   - With a byte-level decoder, an added token is decoded to its own text, even if the text has characters that stand
+//     for bytes.
+//   - NewGGUF has the pre-tokenizer patterns that the models were trained with. llama.cpp approximates some patterns.
 package tokenizer
 
 import (
@@ -73,20 +88,20 @@ import (
 	"strconv"
 )
 
-// ErrFormat is wrapped by errors of files that contradict themselves, each other or their format. ErrUnsupported is
-// wrapped by errors of sound files with a tokenizer of another kind.
+// Errors of loading wrap ErrFormat if a file contradicts itself, another file or its format. Errors of loading wrap
+// ErrUnsupported if a valid file has a tokenizer that this package does not implement.
 var (
 	ErrFormat      = errors.New("malformed file")
 	ErrUnsupported = errors.New("unsupported")
 )
 
-// endOfText is OPT's first token of every text, and its last.
+// endOfText is OPT's BOS and EOS token.
 const endOfText = "</s>"
 
-// Tokenizer turns texts into ids and back. It may be used by several goroutines.
+// Tokenizer converts texts to ids and back. A Tokenizer is safe for concurrent use.
 type Tokenizer struct {
 	vocabulary
-	added         [2]*matcher // tokens that are searched first, and tokens that are searched after normalizing
+	added         [2]*matcher // matchers of added tokens before and after normalizing
 	normal        normalizer  // nil: none
 	words         splitter
 	model         model
@@ -97,7 +112,7 @@ type Tokenizer struct {
 	bos, eos      int          // -1: none
 	ends          []int
 	size          int
-	widest        int // most bytes of a text in one token; 0: no limit
+	widest        int // largest number of bytes of text in one token; 0: unbounded
 	checksum      uint32
 }
 
@@ -109,7 +124,7 @@ func refuse(file, format string, args ...any) error {
 	return fmt.Errorf("tokenizer: %s: %s: %w", file, fmt.Sprintf(format, args...), ErrUnsupported)
 }
 
-// quote is %q for strings from a file, cut to keep an error one sentence.
+// quote formats a string from a file with %q and truncates long strings.
 func quote(s string) string {
 	const most = 120
 	if len(s) <= most {
@@ -118,32 +133,36 @@ func quote(s string) string {
 	return fmt.Sprintf("%q... (%d bytes)", s[:most], len(s))
 }
 
-// Checksum returns the CRC-32C of the files that [Load] has read, with their names; 0 for any other tokenizer.
+// Checksum returns the CRC-32C of the names and contents of the files that [Load] or [LoadFS] read. Checksum returns 0 for
+// any other tokenizer.
 func (t *Tokenizer) Checksum() uint32 { return t.checksum }
 
 // VocabSize returns one more than the highest id.
 func (t *Tokenizer) VocabSize() int { return t.size }
 
-// ID returns the id of a token: as spelled in the vocabulary, or an added one.
+// ID returns the id of a token, which is spelled as in the vocabulary or as an added token.
 func (t *Tokenizer) ID(token string) (id int, ok bool) {
 	id, ok = t.ids[token]
 	return id, ok
 }
 
-// Token returns the token of an id: as spelled in the vocabulary, or an added one.
+// Token returns the token of an id, spelled as in the vocabulary or as an added token.
 func (t *Tokenizer) Token(id int) (token string, ok bool) {
 	token, ok = t.tokens[id]
 	return token, ok
 }
 
-// Special returns a special token, which has no text in decoding: as spelled in the vocabulary, or as it was added. ok is
-// false for any other token.
+// Special returns the special token of an id, spelled as in the vocabulary or as an added token. ok is false if the token
+// is not special. Decode omits special tokens.
 //
-// A token is special if one of the files says so:
+// The files determine the special tokens:
 //
-//   - special in tokenizer.json or added_tokens_decoder, or a key for special tokens ("eos_token") in
-//     tokenizer_config.json or special_tokens_map.json; without such files </s> and <pad>, as in OPT
-//   - a control token of SentencePiece, a control or unknown token of a GGUF file, a special token of tekken
+//   - tokenizer.json and added_tokens_decoder: tokens marked special
+//   - tokenizer_config.json and special_tokens_map.json: tokens of a key for special tokens, such as "eos_token"
+//   - none of the files above: </s> and <pad>, as in OPT
+//   - SentencePiece: control tokens
+//   - GGUF: control tokens and unknown tokens
+//   - tekken: special tokens
 func (t *Tokenizer) Special(id int) (token string, ok bool) {
 	if !t.special[id] {
 		return "", false
@@ -151,14 +170,17 @@ func (t *Tokenizer) Special(id int) (token string, ok bool) {
 	return t.tokens[id], true
 }
 
-// BOS returns the id of the token that begins a text, which the files name; -1 if there is none. Whether Encode puts BOS
-// before a text is another question: see Options.Bare.
+// BOS returns the id of the beginning-of-text token that the files name, or -1 if the files name none. Some tokenizers
+// have a BOS that Encode does not put before a text.
 func (t *Tokenizer) BOS() int { return t.bos }
 
-// EOS returns the id of the token that ends a text: the files' EOS, or </s> if a folder names none; -1 if there is no such
-// token.
+// EOS returns the id of the end-of-text token that the files name. If a folder names none, EOS returns the id of </s>. EOS
+// returns -1 if there is no such token.
 func (t *Tokenizer) EOS() int { return t.eos }
 
-// Ends returns the ids of the tokens that end a generated text: EOS, those of generation_config.json, and of a GGUF file
-// also the ends of turns and messages.
+// Ends returns the ids of the tokens that end a generated text:
+//
+//   - EOS
+//   - the ids of eos_token_id in generation_config.json
+//   - from a GGUF file, also the tokens that end a turn or a message
 func (t *Tokenizer) Ends() []int { return slices.Clone(t.ends) }

@@ -10,11 +10,10 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
-// tokenizerJSON is tokenizer.json of Hugging Face's tokenizers. Keys that are not
-// here are refused.
+// tokenizerJSON is tokenizer.json of Hugging Face's tokenizers. Any other key is an error.
 type tokenizerJSON struct {
 	Version       string          `json:"version"`
-	Truncation    json.RawMessage `json:"truncation"` // transformers turns both off
+	Truncation    json.RawMessage `json:"truncation"` // ignored, like Padding: transformers disables both
 	Padding       json.RawMessage `json:"padding"`
 	AddedTokens   json.RawMessage `json:"added_tokens"`
 	Normalizer    json.RawMessage `json:"normalizer"`
@@ -24,7 +23,7 @@ type tokenizerJSON struct {
 	Model         json.RawMessage `json:"model"`
 }
 
-// part is any of the parts of tokenizer.json that have a type.
+// part is an object of tokenizer.json with a type.
 type part struct {
 	Type string `json:"type"`
 	raw  json.RawMessage
@@ -65,7 +64,7 @@ func parseJSON(file string, data []byte, s settings) (*Tokenizer, error) {
 	return t, nil
 }
 
-// parseAdded reads added_tokens, which may not be there.
+// parseAdded parses added_tokens, which may be absent.
 func parseAdded(file string, raw json.RawMessage) ([]addedToken, error) {
 	added := []addedToken{}
 	if null(raw) {
@@ -76,7 +75,7 @@ func parseAdded(file string, raw json.RawMessage) ([]addedToken, error) {
 	}
 	var list []struct {
 		addedToken
-		ID *int `json:"id"` // in place of addedToken's
+		ID *int `json:"id"` // hides addedToken.ID; nil: absent
 	}
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
@@ -98,9 +97,11 @@ func parseAdded(file string, raw json.RawMessage) ([]addedToken, error) {
 
 func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// strict reads a JSON object within limits into a struct: a key that the struct does not
-// have, letter by letter, or that is there twice, is an error, and so is a null for a
-// field that is neither a pointer nor raw.
+// strict decodes a JSON object within limits into the struct that dst points to. The following are errors:
+//
+//   - a key that is not exactly the tag of a field
+//   - a duplicate key
+//   - a null for a field that is neither a pointer nor a json.RawMessage
 func strict(data []byte, l files.Limits, dst any) error {
 	if err := l.Check(data); err != nil {
 		return err
@@ -118,7 +119,7 @@ func strict(data []byte, l files.Limits, dst any) error {
 		if err != nil {
 			return err
 		}
-		key := t.(string) // the decoder lets nothing else stand here
+		key := t.(string) // the decoder guarantees a string here
 		switch field, ok := fields[key]; {
 		case !ok:
 			return constError("unknown field " + quote(key))
@@ -164,7 +165,7 @@ func parsePart(file, what string, raw json.RawMessage) (part, error) {
 	return p, nil
 }
 
-// parts returns the parts of a Sequence, or the one that it is.
+// parts returns the parts of a Sequence. For any other part, parts returns the part itself.
 func parts(file, what, key string, raw json.RawMessage) ([]part, error) {
 	if err := partLimits.Check(raw); !null(raw) && err != nil {
 		return nil, fail(file, "%s: %v", what, err)
@@ -191,7 +192,7 @@ func parts(file, what, key string, raw json.RawMessage) ([]part, error) {
 	return all, nil
 }
 
-// postProcessor reads the template: what stands before and behind a text.
+// postProcessor reads the post-processor: the tokens before and after a text.
 func (t *Tokenizer) postProcessor(file string, raw json.RawMessage) error {
 	if null(raw) {
 		return nil
@@ -203,7 +204,7 @@ func (t *Tokenizer) postProcessor(file string, raw json.RawMessage) error {
 	templates := 0
 	for _, p := range all {
 		switch p.Type {
-		case "ByteLevel": // moves offsets only
+		case "ByteLevel": // affects only offsets
 			if err := strict(p.raw, partLimits, &byteLevelJSON{}); err != nil {
 				return fail(file, "post_processor: ByteLevel: %v", err)
 			}

@@ -7,15 +7,15 @@ import (
 
 // trie finds the keys that are prefixes of a text.
 type trie struct {
-	nodes  []trieNode // the root is the first one
-	labels []byte     // of the nodes
+	nodes  []trieNode // the root is nodes[0]
+	labels []byte     // labels of the nodes
 	root   [256]int32 // children of the root
 }
 
 type trieNode struct {
-	first    int32 // child; the children are neighbours, in the order of their labels
-	children int32
-	value    int32 // of the key that ends here; -1: none
+	first    int32 // first child; the children are contiguous, sorted by label
+	children int32 // number of children
+	value    int32 // value of the key that ends here; -1: none
 }
 
 type trieKey struct {
@@ -23,7 +23,7 @@ type trieKey struct {
 	value int32
 }
 
-// newTrie makes a trie of keys, which it sorts. No key is empty, and no key is there twice.
+// newTrie returns a trie of keys, and sorts keys. The keys must be distinct and nonempty.
 func newTrie(keys []trieKey) *trie {
 	slices.SortFunc(keys, func(a, b trieKey) int { return strings.Compare(a.text, b.text) })
 	t := &trie{nodes: make([]trieNode, 1, 2*len(keys)+1), labels: make([]byte, 1, 2*len(keys)+1)}
@@ -55,10 +55,10 @@ func newTrie(keys []trieKey) *trie {
 	return t
 }
 
-// maxTrie is how many bytes the keys of a trie may have: a byte takes 25 bytes of memory.
+// maxTrie is the maximum total length of the keys of a trie in bytes. One byte of a key takes 25 bytes of memory.
 const maxTrie = 16 << 20
 
-// newTokenTrie is newTrie for the tokens of a file.
+// newTokenTrie returns a trie of the tokens of a file, or an error if the tokens exceed maxTrie.
 func newTokenTrie(file string, keys []trieKey) (*trie, error) {
 	size := 0
 	for _, k := range keys {
@@ -69,7 +69,7 @@ func newTokenTrie(file string, keys []trieKey) (*trie, error) {
 	return newTrie(keys), nil
 }
 
-// step returns the child of a node for the next byte; -1: there is none.
+// step returns the child of a node for the byte c, or -1 if there is none.
 func (t *trie) step(node int32, c byte) int32 {
 	if node == 0 {
 		return t.root[c]
@@ -94,7 +94,7 @@ func (t *trie) search(node int32, c byte) int32 {
 	return -1
 }
 
-// longest returns the longest key that begins a text; n is 0 if there is none.
+// longest returns the value and the length of the longest key that is a prefix of a text. n is 0 if there is none.
 func (t *trie) longest(text string) (value int32, n int) {
 	node := int32(0)
 	for i := 0; i < len(text); i++ {

@@ -2,23 +2,23 @@ package tokenizer
 
 import "unicode"
 
-// Hugging Face's tokenizers go by Unicode 16, and Go by a version of its own: what
-// kind of character each one is, is asked here. testdata/classes.json has what
-// tokenizers takes each character for.
+// The character classes of Hugging Face's tokenizers are those of Unicode 16. Go's
+// tables are of another version. testdata/classes.json has the class of each
+// character in tokenizers.
 
 func isLetter(r rune) bool { return unicode.IsLetter(r) || unicode.Is(newLetters, r) }
 
 func isNumber(r rune) bool { return unicode.IsNumber(r) || unicode.Is(newNumbers, r) }
 
-// isNumeric is what Digits takes: it is compiled with Unicode 17.
+// isNumeric reports whether the pre-tokenizer Digits takes r as a digit. Digits uses Unicode 17.
 func isNumeric(r rune) bool {
 	return isNumber(r) || 0x11de0 <= r && r <= 0x11de9 || 0x16ff4 <= r && r <= 0x16ff6
 }
 
 func isPunctuation(r rune) bool { return unicode.Is(punctuation, r) }
 
-// isWord is \w of Unicode's regular expressions (UTS 18): alphabetic characters,
-// marks, decimal digits, connectors and the two joiners.
+// isWord reports whether r is in \w of Unicode's regular expressions (UTS 18): alphabetic
+// characters, marks, decimal digits, connectors and the two joiners.
 func isWord(r rune) bool {
 	return unicode.In(r, unicode.L, unicode.Nl, unicode.Other_Alphabetic, unicode.M, unicode.Nd, unicode.Pc, newLetters, newNumbers, newMarks) ||
 		r == '\u200c' || r == '\u200d'
@@ -37,7 +37,7 @@ var newLetters = &unicode.RangeTable{
 	},
 }
 
-// newNumbers are its numbers.
+// newNumbers are the numbers of Unicode 16 that Go's tables lack.
 var newNumbers = &unicode.RangeTable{
 	R32: []unicode.Range32{
 		{0x10d40, 0x10d49, 1}, {0x116d0, 0x116e3, 1}, {0x11bf0, 0x11bf9, 1}, {0x16130, 0x16139, 1}, {0x16d70, 0x16d79, 1}, {0x1ccf0, 0x1ccf9, 1},
@@ -45,7 +45,7 @@ var newNumbers = &unicode.RangeTable{
 	},
 }
 
-// newMarks are its other characters of words: alphabetic ones and marks.
+// newMarks are the marks and other alphabetic characters of Unicode 16 that Go's tables lack.
 var newMarks = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x897, 0x897, 1},
@@ -56,7 +56,8 @@ var newMarks = &unicode.RangeTable{
 	},
 }
 
-// punctuation is what Hugging Face's tokenizers take for punctuation: of ASCII all that is printed and no letter, digit or space, and P of Unicode 8.
+// punctuation is the punctuation of Hugging Face's tokenizers: category P of Unicode 8, and all printable characters of
+// ASCII except letters, digits and the space.
 var punctuation = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x21, 0x2f, 1}, {0x3a, 0x40, 1}, {0x5b, 0x60, 1}, {0x7b, 0x7e, 1}, {0xa1, 0xa1, 1}, {0xa7, 0xa7, 1},
@@ -91,7 +92,7 @@ var punctuation = &unicode.RangeTable{
 	},
 }
 
-// since15 are the characters whose general category in Unicode 16 is not that of Go's tables, of Unicode 15.
+// since15 are the characters whose general category in Unicode 16 differs from Go's tables, of Unicode 15.
 var since15 = []struct {
 	lo, hi   rune
 	category string
@@ -119,8 +120,8 @@ var since15 = []struct {
 	{0x1fadf, 0x1fadf, "So"}, {0x1fae9, 0x1fae9, "So"}, {0x1fbcb, 0x1fbef, "So"}, {0x2ebf0, 0x2ee5d, "Lo"},
 }
 
-// since9 are the combining marks, and the characters with a compatibility decomposition, that Unicode has added since
-// version 9, which is that of the normal forms of Hugging Face's tokenizers.
+// since9 are the combining marks and the characters with a compatibility decomposition that Unicode added after version 9.
+// The normal forms of Hugging Face's tokenizers are of Unicode 9.
 var since9 = newClass(set{
 	{0x7fd, 0x7fd}, {0x898, 0x89f}, {0x8ca, 0x8d3}, {0x9fe, 0x9fe}, {0xafa, 0xaff}, {0xb55, 0xb55},
 	{0xc04, 0xc04}, {0xc3c, 0xc3c}, {0xcf3, 0xcf3}, {0xd00, 0xd00}, {0xd3b, 0xd3c}, {0xd81, 0xd81},

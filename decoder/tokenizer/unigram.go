@@ -5,28 +5,27 @@ import (
 	"unicode/utf8"
 )
 
-// unigram is the model of that name: of all ways to write a word with tokens it takes the one with the largest sum of
-// scores.
+// unigram is the Unigram model: a word becomes the sequence of tokens with the largest sum of scores.
 type unigram struct {
 	tokens     *trie
 	scores     []float64 // by id
 	unk        int       // -1: none
 	unkScore   float64
-	byteTokens *[256]int32    // an unknown character is the tokens of its bytes; nil: it is the unknown token
-	names      map[string]int // tokens that unknown characters can be; nil: none
+	byteTokens *[256]int32    // tokens of the bytes of unknown characters; nil: unknown characters become unk
+	names      map[string]int // tokens that a run of unknown characters can match; nil: none
 	single     bool           // sums are in float32, as in SentencePiece
 }
 
-// step is the best way so far to write the first bytes of a word.
+// step is the best segmentation found so far of a prefix of a word.
 type step struct {
 	score float64
-	id    int32 // of the last token; the unknown token may be -1, and -2 is that there is no way
-	begin int32 // of the last token
+	id    int32 // last token; -1: the unknown token, if unk is -1; noWay: no segmentation
+	begin int32 // beginning of the last token
 }
 
 const noWay = -2
 
-// mostSum is the largest sum in float32, as in SentencePiece since 0.2.2.
+// mostSum is the magnitude of a float32 sum from which the sums are rebased to 0, as in SentencePiece since 0.2.2.
 const mostSum = 100000
 
 // unkPenalty is the lowest score minus the score of an unknown character.
@@ -41,7 +40,7 @@ func (u *unigram) encode(e *encoder, word string) bool {
 		best[i] = step{id: noWay}
 	}
 	best[0].id = 0
-	farthest := 0 // where a token ends
+	farthest := 0 // largest end of a token
 	offer := func(end int, s step) {
 		if u.single {
 			s.score = float64(float32(s.score))
@@ -54,7 +53,7 @@ func (u *unigram) encode(e *encoder, word string) bool {
 	for at := 0; at < len(word); {
 		_, size := utf8.DecodeRuneInString(word[at:])
 		if u.single && math.Abs(best[at].score) > mostSum {
-			// The sums that count begin at 0 again.
+			// Rebase the sums to 0 at this position.
 			for i, here := at, best[at].score; i <= farthest; i++ {
 				if best[i].id != noWay {
 					best[i].score = float64(float32(best[i].score - here))
@@ -78,7 +77,7 @@ func (u *unigram) encode(e *encoder, word string) bool {
 		}
 		at += size
 	}
-	// The tokens in reverse, and then the other way round. Unknown characters side by side are one unknown token.
+	// Collect the tokens in reverse order, and then reverse the tokens. Adjacent unknown characters are one unknown token.
 	begin := len(e.ids)
 	for end := len(word); end > 0; {
 		start := int(best[end].begin)
@@ -112,7 +111,7 @@ func (u *unigram) encode(e *encoder, word string) bool {
 	return e.add()
 }
 
-// lowest returns the score of an unknown character, by the lowest score of the given tokens.
+// lowest returns the score of an unknown character, which is the lowest of scores minus unkPenalty.
 func lowest(scores []float64) float64 {
 	low := math.Inf(1)
 	for _, s := range scores {

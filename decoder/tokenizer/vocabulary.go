@@ -10,29 +10,29 @@ import (
 	"unicode/utf8"
 )
 
-// vocabulary is the tokens and the merges.
+// vocabulary is the tokens and merges of a tokenizer.
 type vocabulary struct {
 	ids          map[string]int
 	tokens       map[int]string
 	bytes        [256]int // the token of each byte; -1: none
-	complete     bool     // all have one
+	complete     bool     // every byte has a token
 	merges       idPairs
 	longest      int // characters of the longest token
-	unk          int // stands for what has no token; -1: none
+	unk          int // unknown token; -1: none
 	fuseUnk      bool
-	ignoreMerges bool           // a word that is a token is that token
-	texts        map[int]string // of added tokens that are not the model's
+	ignoreMerges bool           // a word that is a token becomes the token without merging
+	texts        map[int]string // texts of added tokens that are not in the model's vocabulary
 
-	// Merges of GGUF files can have parts and results that are no tokens. They have ids of their own, from phantom on.
-	parts     map[int32][]int32 // tokens that stand for such a result; -1: there is none
+	// Merges of GGUF files can have parts and results that are no tokens. Such phantom symbols have ids from phantom on.
+	parts     map[int32][]int32 // tokens that spell a phantom symbol; -1: none
 	phantoms  map[int32]string
 	phantomID map[string]int32
 }
 
-// phantom is more than any id of a token.
+// phantom is greater than every token id.
 const phantom = math.MaxInt32 / 2
 
-// addTokens takes over the tokens of a vocabulary.
+// addTokens resets v to the tokens of ids. v keeps ids.
 func (v *vocabulary) addTokens(file string, ids map[string]int) error {
 	*v = vocabulary{ids: ids, tokens: make(map[int]string, len(ids)), unk: -1, complete: true, longest: 1}
 	if len(ids) == 0 {
@@ -58,13 +58,13 @@ func (v *vocabulary) addTokens(file string, ids map[string]int) error {
 	return nil
 }
 
-// beyond reports whether a token is an added one that is not the model's.
+// beyond reports whether id is an added token that is not in the model's vocabulary.
 func (v *vocabulary) beyond(id int) bool {
 	_, ok := v.texts[id]
 	return ok
 }
 
-// addMerge adds the next merge, and says what is wrong with it.
+// addMerge adds the next merge. addMerge returns a description of the error, or "".
 func (v *vocabulary) addMerge(left, right string) string {
 	l, ok1 := v.ids[left]
 	r, ok2 := v.ids[right]
@@ -82,7 +82,7 @@ func (v *vocabulary) putMerge(l, r, m int32) string {
 	return ""
 }
 
-// byteTokens returns the tokens <0x00> to <0xFF>, and how many there are.
+// byteTokens returns the ids of the tokens <0x00> to <0xFF>, -1 for absent tokens, and the number of present tokens.
 func (v *vocabulary) byteTokens() (all *[256]int32, n int) {
 	all = new([256]int32)
 	for b := range all {
@@ -99,10 +99,10 @@ func (v *vocabulary) byteTokens() (all *[256]int32, n int) {
 
 const hexDigits = "0123456789ABCDEF"
 
-// byteName is the token of a byte in SentencePiece.
+// byteName returns the spelling of a byte token in SentencePiece.
 func byteName(b int) string { return "<0x" + hexDigits[b>>4:b>>4+1] + hexDigits[b&15:b&15+1] + ">" }
 
-// whole returns the token that is a whole word.
+// whole returns the token that equals a word.
 func (v *vocabulary) whole(word string) (id int, ok bool) {
 	if len(word) > v.longest {
 		return 0, false
@@ -115,7 +115,7 @@ func (v *vocabulary) whole(word string) (id int, ok bool) {
 	return id, ok && !v.beyond(id)
 }
 
-// parsePair reads vocab.json and merges.txt.
+// parsePair parses vocab.json and merges.txt.
 func parsePair(vocabName string, vocab []byte, mergesName string, merges []byte, s settings) (*Tokenizer, error) {
 	if !slices.Contains(pairClasses, s.class) {
 		return nil, refuse(s.file, "tokenizer_class %s without tokenizer.json", quote(s.class))
