@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// hostile is a folder with a file of a tokenizer that takes more than its size is worth.
+// hostile is a tokenizer folder with a file that is meant to take much more memory or time than the file size justifies.
 type hostile struct {
 	what  string
 	files map[string]string
-	word  string // of the error; empty: there is none
+	word  string // text that the error must contain; empty: no error
 }
 
-// hostiles are the files; size is about the bytes of the largest one.
+// hostiles returns hostile folders. The largest file has about size bytes.
 func hostiles(t testing.TB, size int) []hostile {
 	v, m := pairFiles(t, "a b")
 	const level = `{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}`
@@ -40,7 +40,7 @@ func hostiles(t testing.TB, size int) []hostile {
 		return `{"type":"TemplateProcessing","pair":[],"single":` + strings.TrimSuffix(list(steps, `{"SpecialToken":{"id":"</s>","type_id":0}}`), "]") +
 			`,{"Sequence":{"id":"A","type_id":0}}],"special_tokens":{"</s>":{"id":"</s>","tokens":[],"ids":` + list(ids, "2") + `}}}`
 	}
-	numbered := func(format string, most int) string { // most bytes of items with a number each
+	numbered := func(format string, most int) string { // returns numbered items, about most bytes
 		var b strings.Builder
 		for i := 0; b.Len() < most; i++ {
 			fmt.Fprintf(&b, format, i)
@@ -94,8 +94,8 @@ func hostiles(t testing.TB, size int) []hostile {
 	}
 }
 
-// bounded loads a hostile folder, and encodes a prompt if that can be done, and returns
-// the bytes that were allocated and the time it took.
+// bounded loads a hostile folder, and encodes a prompt if there is a tokenizer. bounded returns the allocated bytes and the
+// elapsed time.
 func (h *hostile) bounded(t testing.TB, prompt string) (bytes uint64, took time.Duration) {
 	dir := fstest.MapFS{}
 	for name, text := range h.files {
@@ -122,8 +122,7 @@ func (h *hostile) bounded(t testing.TB, prompt string) (bytes uint64, took time.
 	return bytes, time.Since(began)
 }
 
-// TestBounds: what is made of a file takes memory and time in proportion to its size,
-// whatever is in it.
+// TestBounds checks that loading and encoding take memory and time in proportion to the size of the file.
 func TestBounds(t *testing.T) {
 	prompt := strings.Repeat("ab1. ab  ", 1600/9)
 	for _, h := range hostiles(t, 1<<20) {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// cpuTime returns the time that the processors have spent on this process: other work of the machine does not count.
+// cpuTime returns the CPU time of this process.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

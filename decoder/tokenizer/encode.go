@@ -94,8 +94,12 @@ func (e *encoder) fail(err error) bool {
 	return false
 }
 
-// text encodes a text: it splits the text at the added tokens of t.added[0], normalizes the rest, splits the rest at the
-// added tokens of t.added[1], and splits the remaining text into words.
+// text encodes a text in four steps:
+//
+//  1. Split the text at the added tokens of t.added[0].
+//  2. Normalize the rest.
+//  3. Split the rest at the added tokens of t.added[1].
+//  4. Split the remaining text into words, and encode each word.
 func (e *encoder) text(text string, spell bool) {
 	t := e.t
 	t.added[0].split(text, spell, func(a *addedToken, part string) bool {

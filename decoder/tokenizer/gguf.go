@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// GGUF is the vocabulary of a GGUF file. The comment of a field is its key, without the prefix tokenizer.ggml. The field of
-// an absent key is nil or empty.
+// GGUF is the vocabulary of a GGUF file. The comment of a field is the key in the file, without the prefix tokenizer.ggml.
+// The field of an absent key is nil or empty.
 type GGUF struct {
 	Model  string // model: gpt2, gemma4, llama, t5 or bert
 	Pre    string // pre
@@ -499,7 +499,7 @@ var chinese = &unicode.RangeTable{
 	R32: []unicode.Range32{{0x20000, 0x2a6df, 1}, {0x2a700, 0x2b81f, 1}, {0x2b920, 0x2ceaf, 1}, {0x2f800, 0x2fa1f, 1}},
 }
 
-// wordPiece is the WordPiece model: from left to right, it takes the longest token that is a prefix of the rest of the
+// wordPiece is the WordPiece model. From left to right, encode takes the longest token that is a prefix of the rest of the
 // word. Tokens at the beginning of a word begin with ▁.
 type wordPiece struct {
 	ids     map[string]int

@@ -32,7 +32,7 @@ func readGolden(t *testing.T) goldenFolders {
 	return g
 }
 
-// write writes a golden folder, each object of a file as edit leaves it.
+// write writes a golden folder. edit may change each object of a file.
 func (g *goldenFolders) write(t testing.TB, folder goldenFolder, edit func(file string, fields map[string]any)) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -81,7 +81,7 @@ func (g *goldenFolders) named(t testing.TB, name string) goldenFolder {
 	return g.Folders[i]
 }
 
-// TestFolders compares with transformers' AutoTokenizer on folders in every form.
+// TestFolders compares ids and texts with transformers' AutoTokenizer, for every form of folder.
 func TestFolders(t *testing.T) {
 	g := readGolden(t)
 	texts := 0
@@ -128,7 +128,7 @@ func TestFolders(t *testing.T) {
 	t.Logf("%d texts", texts)
 }
 
-// TestAddedTokensText: an added token is decoded to its text, but for special ones.
+// TestAddedTokensText checks that an added token is decoded to the text of the token, unless the token is special.
 func TestAddedTokensText(t *testing.T) {
 	g := readGolden(t)
 	tok, err := Load(g.write(t, g.named(t, "added_tokens.json"), nil))
@@ -149,9 +149,8 @@ func TestAddedTokensText(t *testing.T) {
 	}
 }
 
-// TestCharacters compares the kind of every character with the kind that tokenizers
-// gives it. A Go that knows a later Unicode than 16 may find letters and numbers among
-// the characters that Unicode 16 leaves unassigned.
+// TestCharacters compares the class of every character with Hugging Face's tokenizers. With a Go version whose Unicode is
+// later than 16, characters that Unicode 16 leaves unassigned may be letters and numbers.
 func TestCharacters(t *testing.T) {
 	var runs [][2]any
 	readJSON(t, "testdata/classes.json", &runs)

@@ -9,11 +9,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// fataler is what tests, fuzz targets and properties have in common.
+// fataler is the common interface of tests, fuzz targets and property tests.
 type fataler interface{ Fatal(...any) }
 
-// pairFiles returns a vocabulary of the special tokens and the bytes, with the
-// results of the merges after them, and merges.txt.
+// pairFiles returns vocab.json and merges.txt. The vocabulary has the special tokens,
+// the bytes, and the results of the merges, in this order.
 func pairFiles(t fataler, merges ...string) (vocab, lines string) {
 	ids := map[string]int{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 	add := func(token string) {
@@ -45,8 +45,8 @@ func small(t fataler, merges ...string) *Tokenizer {
 	return tok
 }
 
-// drawMerges draws merges as training makes them: each of two tokens that are
-// there already, into one that is not.
+// drawMerges draws merges as training produces them: each merges two existing
+// tokens into a new token.
 func drawMerges(t *rapid.T) []string {
 	tokens := []string{"a", "b", "c", "Ġ", "Ã", "©", "'", "1"}
 	have := map[string]bool{}
@@ -63,8 +63,8 @@ func drawMerges(t *rapid.T) []string {
 	return merges
 }
 
-// encodeNaively is GPT-2's own algorithm: look for the pair of the lowest rank,
-// merge all of it from left to right, and begin again.
+// encodeNaively is GPT-2's own algorithm: find the pair of the lowest rank,
+// merge all occurrences from left to right, and repeat.
 func encodeNaively(tok *Tokenizer, word string) []int {
 	var ids []int
 	for i := range len(word) {
@@ -107,7 +107,7 @@ func words(text string) []string {
 	return w
 }
 
-// encode is Encode without an error for a byte that has no token.
+// encode calls Encode and ignores the error for a byte without a token.
 func encode(tok *Tokenizer, text string, o Options) []int {
 	ids, err := tok.Encode(text, o)
 	if err != nil && !errors.Is(err, ErrNoToken) {

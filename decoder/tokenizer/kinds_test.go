@@ -34,7 +34,7 @@ func readGzip(t testing.TB, name string, dst any) {
 	}
 }
 
-// kindRows is a small tokenizer, and what its own program makes of texts.
+// kindRows is a small tokenizer with the results of the reference program for texts.
 type kindRows struct {
 	Name, File string
 	Data       []byte
@@ -60,7 +60,7 @@ func (k *kindRows) load(t testing.TB) *Tokenizer {
 	return tok
 }
 
-// TestKinds compares small tokenizers of every kind with their own programs.
+// TestKinds compares small tokenizers of every kind with the reference programs.
 func TestKinds(t *testing.T) {
 	for _, k := range readKinds(t) {
 		tok := k.load(t)
@@ -87,7 +87,7 @@ func TestKinds(t *testing.T) {
 				if err != nil && !errors.Is(err, ErrNoToken) || !slices.Equal(bare, got[len(tok.before):len(got)-len(tok.after)]) {
 					differ("%s: %+v of %+q: %v of %v, %v", k.Name, c.o, r.T, bare, got, err)
 				}
-				// A limit leaves the ids as they are, or is an error.
+				// With a limit, the ids are the same, or Encode returns an error.
 				for _, most := range []int{len(got), len(got) - 1} {
 					c.o.Bare, c.o.AtMost = false, most
 					if most == 0 {
@@ -109,7 +109,7 @@ func TestKinds(t *testing.T) {
 				ids = slices.Concat(r.R, r.S)
 			}
 			if slices.ContainsFunc(ids, func(id int) bool { _, ok := tok.Token(id); return !ok }) {
-				continue // has a U+FFFD here, and is left out elsewhere
+				continue // this package writes U+FFFD, and the reference omits the character
 			}
 			if got := tok.Decode(ids); got != *r.D {
 				differ("%s: text of %v:\n got %+q\nwant %+q", k.Name, ids, got, *r.D)
@@ -121,7 +121,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestStreams: a Decoder gives text that is final and in UTF-8, for every kind of tokenizer and any ids.
+// TestStreams checks, for every kind of tokenizer and any ids, that a Decoder returns final text in valid UTF-8.
 func TestStreams(t *testing.T) {
 	rng := rand.New(rand.NewPCG(61, 0))
 	for _, k := range readKinds(t) {
@@ -156,7 +156,7 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// ggufOf makes the vocabulary of a GGUF file of a kind, as converters do.
+// ggufOf returns the vocabulary of a GGUF file for a kind, as converters write it.
 func ggufOf(t testing.TB, k *kindRows, tok *Tokenizer) (GGUF, bool) {
 	g := GGUF{TokenIDs: map[string]int64{}}
 	yes, no := true, false
@@ -215,7 +215,7 @@ func ggufOf(t testing.TB, k *kindRows, tok *Tokenizer) (GGUF, bool) {
 	return g, true
 }
 
-// TestGGUF: the vocabulary of a GGUF file gives the ids of the file that it was made from.
+// TestGGUF checks that the vocabulary of a GGUF file gives the ids of the original file.
 func TestGGUF(t *testing.T) {
 	tried := 0
 	for _, k := range readKinds(t) {
@@ -233,7 +233,7 @@ func TestGGUF(t *testing.T) {
 		wrong := 0
 		for _, r := range k.Rows {
 			if r.S == nil || g.Model == "t5" && strings.Contains(r.T, underline) {
-				continue // llama.cpp takes no space away that was a ▁
+				continue // llama.cpp removes no space that was a ▁ in the text
 			}
 			if got, err := made.Encode(r.T, Options{}); err != nil && !errors.Is(err, ErrNoToken) || !slices.Equal(got, r.S) {
 				if wrong++; wrong < 4 {
@@ -274,7 +274,7 @@ func TestGGUF(t *testing.T) {
 	}
 }
 
-// TestBERT: words become the longest tokens from left to right.
+// TestBERT checks that words become the longest tokens from left to right.
 func TestBERT(t *testing.T) {
 	tok, err := NewGGUF(GGUF{
 		Model: "bert", Tokens: []string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁the", "▁fox", "es", "▁,", "▁中", "▁resume", "▁f"}, Types: []int32{3, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1},
@@ -359,7 +359,7 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// TestSteps: a pattern that backtracks without end is an error, in time.
+// TestSteps checks that a pattern with exponential backtracking is an error within bounded time.
 func TestSteps(t *testing.T) {
 	for _, source := range []string{`(?:a+)+b`, `(?:a|aa)+b`, `(?:(?:a|b)+c?)+d`, `[a ]+x`} {
 		p, err := compilePattern(source)
@@ -374,8 +374,8 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestCategories compares the general category of every character with that of Oniguruma. A Go that knows a later Unicode
-// may have one for characters that Unicode 16 leaves unassigned.
+// TestCategories compares the general category of every character with Oniguruma. With a Go version whose Unicode is later
+// than 16, characters that Unicode 16 leaves unassigned may have a category.
 func TestCategories(t *testing.T) {
 	var runs [][2]any
 	readGzip(t, "categories.json.gz", &runs)
@@ -413,7 +413,7 @@ func TestCategories(t *testing.T) {
 	}
 }
 
-// TestSpeed: a megabyte takes a second at most, also if it is one word.
+// TestSpeed checks that encoding a megabyte takes about a second at most, even if the text is one word.
 func TestSpeed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a megabyte in every kind")
@@ -421,7 +421,7 @@ func TestSpeed(t *testing.T) {
 	for _, k := range readKinds(t) {
 		tok := k.load(t)
 		for _, part := range []string{"a", " ", "\n", "the quick ", "1", "\U0001f9a6", "e\u0301"} {
-			text := strings.Repeat(part, 1<<18/len(part)) // a quarter
+			text := strings.Repeat(part, 1<<18/len(part)) // a quarter of a megabyte
 			began := cpuTime()
 			if _, err := tok.Encode(text, Options{Special: true}); err != nil && !errors.Is(err, ErrNoToken) {
 				t.Errorf("%s: %q: %v", k.Name, part, err)
@@ -441,7 +441,7 @@ func addKinds(f *testing.F, file string) {
 	}
 }
 
-// try encodes and decodes with a tokenizer of a hostile file, if there is one.
+// try encodes and decodes with the tokenizer of a hostile file, if the file loads.
 func try(t *testing.T, tok *Tokenizer, err error, text string) {
 	if err != nil {
 		if tok != nil || len(err.Error()) > 4000 || !errors.Is(err, ErrFormat) && !errors.Is(err, ErrUnsupported) {
@@ -523,7 +523,7 @@ func FuzzPattern(f *testing.F) {
 			return
 		}
 		done := 0
-		_ = p.scan(text, func(start, end int) bool { // a text of too many steps is an error
+		_ = p.scan(text, func(start, end int) bool { // ignores the error of a text that takes too many steps
 			if start < done || end <= start || end > len(text) {
 				t.Fatalf("%q in %q: %d to %d after %d", source, text, start, end, done)
 			}

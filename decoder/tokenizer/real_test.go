@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// realRow is a row of golden.jsonl: see testdata/real.py.
+// realRow is a row of golden.jsonl, which testdata/real.py writes.
 type realRow struct {
 	T string  // a text
-	I []int   // its ids with special tokens and the tokens around the text
-	S []int   // the same with special tokens spelled out
-	B []int   // its ids alone, with special tokens spelled out
+	I []int   // ids with Options.Special
+	S []int   // ids of the zero Options
+	B []int   // ids with Options.Bare
 	R []int   // random ids
 	D *string // the text of I, S or R
 }
 
-// TestReal compares with the programs that models are trained with, on the tokenizers that testdata/real.py gathers.
+// TestReal compares the tokenizers that testdata/real.py gathers with the reference programs.
 func TestReal(t *testing.T) {
 	dir := os.Getenv("LEANATTENTION_TOKENIZERS")
 	if dir == "" {
@@ -63,7 +63,7 @@ func openReal(folder string) (*Tokenizer, error) {
 	return NewGGUF(g)
 }
 
-// compareRows compares with rows of golden.jsonl.
+// compareRows compares a tokenizer with rows of golden.jsonl.
 func compareRows(t *testing.T, tok *Tokenizer, rows *bufio.Reader) {
 	counts, wrong := [4]int{}, [4]int{}
 	differ := func(kind int, format string, args ...any) {

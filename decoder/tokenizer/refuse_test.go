@@ -18,8 +18,8 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/files"
 )
 
-// edited is a golden folder with one value of one file changed. The path's parts
-// are keys; the value fs.ErrNotExist takes the key away.
+// edited is a golden folder with one value of one file changed. The elements of the path
+// are keys. The value fs.ErrNotExist removes the key.
 func edited(t testing.TB, g *goldenFolders, folder, file string, path []string, value any) string {
 	return g.write(t, g.named(t, folder), func(name string, fields map[string]any) {
 		if name != file {
@@ -36,7 +36,7 @@ func edited(t testing.TB, g *goldenFolders, folder, file string, path []string, 
 	})
 }
 
-// TestRefused: what would be tokenized otherwise is refused by name.
+// TestRefused checks that an unsupported setting is an error that names the setting.
 func TestRefused(t *testing.T) {
 	g := readGolden(t)
 	object := func(kv ...any) map[string]any {
@@ -123,7 +123,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s of %s is %v: %v, want %v with %q", c.path, c.file, c.value, err, c.kind, c.word)
 		}
 	}
-	// What changes no text is no error, whatever it says.
+	// A setting that does not affect ids or text is no error, regardless of the value.
 	for _, c := range []struct {
 		path  string
 		value any
@@ -136,7 +136,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestNulls: a null or nothing where a value should be is an error, and not 0, false or
+// TestNulls checks that a null or absent value is an error, and does not count as 0, false or
 // an empty text.
 func TestNulls(t *testing.T) {
 	g := readGolden(t)
@@ -148,7 +148,7 @@ func TestNulls(t *testing.T) {
 	for _, c := range []struct {
 		folder, file, path string
 		value              any
-		word               string // of the error; empty: it is fine
+		word               string // text that the error must contain; empty: no error
 	}{
 		{"saved by 5", js, "added_tokens", list{object{"id": nil, "content": "<x>"}}, "null"},
 		{"saved by 5", js, "added_tokens", list{object{"id": 300, "content": "<x>", "special": nil}}, "null"},
@@ -213,8 +213,8 @@ func TestNulls(t *testing.T) {
 	}
 }
 
-// TestOwnClass: a class that makes its own pre-tokenizer is refused with any other one in
-// tokenizer.json, and with ignore_merges; a class that does not, takes them.
+// TestOwnClass checks that a class that makes its own pre-tokenizer is refused if tokenizer.json has another
+// pre-tokenizer, or ignore_merges. Any other class accepts both.
 func TestOwnClass(t *testing.T) {
 	g := readGolden(t)
 	type object = map[string]any
@@ -224,7 +224,7 @@ func TestOwnClass(t *testing.T) {
 	for _, c := range []struct {
 		path  string
 		value any
-		own   bool // the pre-tokenizer is that of the class
+		own   bool // the class makes the pre-tokenizer
 	}{
 		{"pre_tokenizer", level(true), true},
 		{"pre_tokenizer", level(false), false},
@@ -248,7 +248,7 @@ func TestOwnClass(t *testing.T) {
 	}
 }
 
-// TestIgnoreMerges: a word that is a token is that token, up to the longest one.
+// TestIgnoreMerges checks that a word that is a token becomes the token, for words up to the longest token.
 func TestIgnoreMerges(t *testing.T) {
 	g := readGolden(t)
 	const long = "zqzqzqzqzqzqzqzqzqzqzqzqzqzqzqzq"
@@ -274,7 +274,7 @@ func TestIgnoreMerges(t *testing.T) {
 	}
 }
 
-// TestAddedTokensFile: where tokenizer.json is there, added_tokens.json says nothing.
+// TestAddedTokensFile checks that added_tokens.json is ignored if the folder has tokenizer.json.
 func TestAddedTokensFile(t *testing.T) {
 	g := readGolden(t)
 	for _, folder := range []string{"json 0", "saved by 5"} {
@@ -301,7 +301,7 @@ func TestAddedTokensFile(t *testing.T) {
 	}
 }
 
-// TestWhiteSpaceTaken: tokens that are white space and take that around them take time
+// TestWhiteSpaceTaken checks that tokens of white space that absorb the white space around them take time
 // in proportion to the text.
 func TestWhiteSpaceTaken(t *testing.T) {
 	const n = 1 << 19
@@ -324,7 +324,7 @@ func TestWhiteSpaceTaken(t *testing.T) {
 	}
 }
 
-// TestBothForms: tokenizer.json wins where both forms are there.
+// TestBothForms checks that tokenizer.json takes precedence over vocab.json.
 func TestBothForms(t *testing.T) {
 	g := readGolden(t)
 	dir := g.write(t, g.named(t, "template rules"), nil)
@@ -339,8 +339,8 @@ func TestBothForms(t *testing.T) {
 	}
 }
 
-// TestMissingBytes: a byte that the vocabulary lacks is the unknown token that the
-// folder names; without one a text that has the byte is an error.
+// TestMissingBytes checks that a byte that the vocabulary lacks becomes the unknown token of the
+// folder. Without an unknown token, a text with such a byte is an error.
 func TestMissingBytes(t *testing.T) {
 	v, m := pairFiles(t, "a b")
 	v = strings.Replace(v, `"x":`, `"xx":`, 1)
@@ -376,7 +376,7 @@ func TestMissingBytes(t *testing.T) {
 	}
 }
 
-// TestTooLong: the work for a text that has too many tokens does not grow with it.
+// TestTooLong checks that the work for a text with too many tokens does not grow with the text.
 func TestTooLong(t *testing.T) {
 	tok := small(t, "a a", "aa aa", "aaaa aaaa")
 	g := readGolden(t)
@@ -401,8 +401,8 @@ func TestTooLong(t *testing.T) {
 			}
 		}
 	}
-	// White space that a token takes is not counted, and neither are bytes that
-	// become one unknown token.
+	// White space that a token absorbs adds no tokens. Bytes that become one unknown
+	// token count as one token.
 	if ids, err := strips.Encode(strings.Repeat(" ", long)+"<mask>"+strings.Repeat("\n", long), Options{AtMost: 1, Special: true}); err != nil || len(ids) != 1 {
 		t.Errorf("a token in white space: %d ids, %v", len(ids), err)
 	}
@@ -415,7 +415,7 @@ func TestTooLong(t *testing.T) {
 	if ids, err := lacks.Encode(strings.Repeat(missing, long), Options{AtMost: 2, Special: true}); err != nil || len(ids) != 2 || missing == "" {
 		t.Errorf("unknown bytes %q: %d ids, %v", missing, len(ids), err)
 	}
-	// Just fits.
+	// The text has exactly the maximum number of tokens.
 	if ids, err := tok.Encode(strings.Repeat("a", 8*2048), Options{AtMost: 2048, Bare: true, Special: true}); err != nil || len(ids) != 2048 {
 		t.Errorf("%d ids, %v", len(ids), err)
 	}
@@ -433,7 +433,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// TestIrregularFiles: each file must be an ordinary one of a bounded size.
+// TestIrregularFiles checks that irregular files and too large files are errors.
 func TestIrregularFiles(t *testing.T) {
 	g := readGolden(t)
 	for _, c := range []struct{ folder, file string }{
@@ -463,8 +463,8 @@ func TestIrregularFiles(t *testing.T) {
 	}
 }
 
-// FuzzTokenizerJSON: whatever the files say, there is an error or a tokenizer that
-// gives ids below its size, as many as are allowed, and valid text.
+// FuzzTokenizerJSON checks that any files are an error or give a usable tokenizer: ids
+// below VocabSize, at most AtMost ids, and valid UTF-8.
 func FuzzTokenizerJSON(f *testing.F) {
 	var g goldenFolders
 	data, err := os.ReadFile("testdata/folders.json")
@@ -494,7 +494,7 @@ func FuzzTokenizerJSON(f *testing.F) {
 	})
 }
 
-// FuzzSettings: the same of the files beside vocab.json.
+// FuzzSettings is FuzzTokenizerJSON for the settings files of vocab.json.
 func FuzzSettings(f *testing.F) {
 	f.Add(`{"eos_token": "</s>", "additional_special_tokens": ["<x>", {"content": "ab", "lstrip": true}]}`, `{"add_bos_token": true}`, `{"<x>": 258}`, "ab <x>")
 	f.Add(`{"mask_token": null}`, `{"added_tokens_decoder": {"258": {"content": "<x>", "special": true}}}`, "", "<x>\xff")
@@ -511,7 +511,7 @@ func FuzzSettings(f *testing.F) {
 	})
 }
 
-// usable checks that a folder is an error, or a tokenizer that keeps its promises.
+// usable checks that a folder is an error or gives a usable tokenizer.
 func usable(t *testing.T, dir fs.FS, text string) {
 	t.Helper()
 	tok, err := LoadFS("x", dir)

@@ -9,8 +9,8 @@ import (
 	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
-// TestShippedVocabulary: the checkpoint that lies beside the example splits
-// texts as transformers' tokenizer does with the same files.
+// TestShippedVocabulary checks that the tokenizer of the example's checkpoint gives
+// the ids of transformers with the same files.
 func TestShippedVocabulary(t *testing.T) {
 	tokens, err := tokenizer.Load("../../examples/opt/tiny")
 	if err != nil {
@@ -43,7 +43,7 @@ func TestShippedVocabulary(t *testing.T) {
 	}
 }
 
-// encode is Encode for a text that has all its tokens.
+// encode calls Encode for a text whose characters all have tokens.
 func encode(t *testing.T, tokens *tokenizer.Tokenizer, text string, o tokenizer.Options) []int {
 	t.Helper()
 	ids, err := tokens.Encode(text, o)

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestSpecial: which tokens are special, and so hidden in texts, is what the folder's
-// files say, whatever the tokens' names are.
+// TestSpecial checks that the files of the folder determine the special tokens, regardless
+// of the names of the tokens.
 func TestSpecial(t *testing.T) {
 	g := readGolden(t)
 	type object = map[string]any
@@ -24,7 +24,7 @@ func TestSpecial(t *testing.T) {
 		folder, file string
 		key          string
 		value        any
-		hidden       []string // of the tokens below
+		hidden       []string // special tokens, out of the tokens below
 	}{
 		{"as published", "as published", config, "errors", "replace", []string{"<pad>", "</s>"}},
 		{"unk_token of vocab.json", "no bos", config, "unk_token", "<unk>", []string{"<pad>", "</s>", "<unk>"}},
@@ -60,8 +60,8 @@ func TestSpecial(t *testing.T) {
 			if text == "" {
 				hidden = append(hidden, name)
 			}
-			// Encode spells special tokens out, and EncodeSpecial does not. A letter is
-			// its own spelling.
+			// Encode without Options.Special encodes the names of special tokens as ordinary
+			// text. The ordinary text of a one-letter name is the token itself.
 			if special && len(name) > 1 && slices.Contains(encode(tok, name, Options{Bare: true}), id) {
 				t.Errorf("%s: a text can have the special token %s", c.what, name)
 			}
@@ -74,7 +74,7 @@ func TestSpecial(t *testing.T) {
 		}
 	}
 
-	// A folder without a word on it is taken for OPT's.
+	// A folder without settings is read as OPT's.
 	dir := t.TempDir()
 	v, m := pairFiles(t)
 	for name, text := range map[string]string{"vocab.json": v, "merges.txt": m} {
@@ -113,11 +113,11 @@ func TestSpecial(t *testing.T) {
 	}
 }
 
-// TestEOS: the token that ends a text is the folder's eos_token, or else </s>. A vocabulary without
-// both has none, and its first token is not taken for one.
+// TestEOS checks that EOS is the eos_token of the folder, or </s> if there is no eos_token. With
+// neither token in the vocabulary, EOS is -1.
 func TestEOS(t *testing.T) {
 	for _, c := range []struct {
-		last, settings string // the vocabulary's token of id 2, and keys of tokenizer_config.json
+		last, settings string // the token of id 2, and keys of tokenizer_config.json
 		want           int
 	}{
 		{"<eos>", ``, -1},

@@ -7,13 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// piece is a part of a text on its way to the model.
+// piece is a part of a text between cuts.
 type piece struct {
 	text  string
 	first bool // the piece is at the beginning of the text
 }
 
-// splitter is a pre-tokenizer: it splits the text between added tokens into words.
+// splitter is a pre-tokenizer, which splits the text between added tokens into words.
 type splitter struct {
 	cuts        []cut // in order; each cut splits the pieces of the previous cut
 	prefixSpace bool  // add a space to a piece that does not begin with a space
@@ -246,7 +246,7 @@ func (m *metaspace) cut(e *encoder, p piece, yield func(piece) bool) bool {
 // where \s is Unicode's White_Space. The matches cover the text. An invalid byte
 // of UTF-8 counts as a character that is neither space, letter nor number.
 //
-// Package regexp does not fit: it has no (?!\S), and \s is ASCII only. nextWord takes linear time.
+// Package regexp does not fit: regexp has no (?!\S), and \s of regexp is ASCII only. nextWord takes linear time.
 func nextWord(text string) int {
 	for _, c := range [...]string{"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"} {
 		if strings.HasPrefix(text, c) {

@@ -28,8 +28,8 @@ func readJSON(t *testing.T, path string, dst any) {
 	}
 }
 
-// TestOPT compares with ids of the vocabulary that OPT is published with, where
-// a copy of it lies beside the repository.
+// TestOPT compares with ids of OPT's published vocabulary, if a copy of the
+// vocabulary is next to the repository.
 func TestOPT(t *testing.T) {
 	dir := filepath.FromSlash("../../../../shared/data/opt-tokenizer")
 	if _, err := os.Stat(dir); err != nil {
@@ -61,7 +61,7 @@ func TestOPT(t *testing.T) {
 	if tok.VocabSize() != 50265 || tok.EOS() != 2 {
 		t.Errorf("size %d and EOS %d, want 50265 and 2", tok.VocabSize(), tok.EOS())
 	}
-	// Minutes, if merging were quadratic.
+	// Quadratic merging would take minutes.
 	if ids := encode(tok, strings.Repeat("a", 1<<20), Options{Bare: true}); !slices.Equal(ids, slices.Repeat([]int{44172}, 1<<18)) {
 		t.Errorf("a megabyte of one letter is %d ids, not 2^18 times aaaa", len(ids))
 	}
@@ -154,8 +154,8 @@ func TestSmallVocabulary(t *testing.T) {
 	}
 }
 
-// TestForeignToken: a token with characters that stand for no byte is its own
-// text.
+// TestForeignToken checks that a token with a character that stands for no byte
+// is decoded to the token itself.
 func TestForeignToken(t *testing.T) {
 	v, m := pairFiles(t)
 	v = strings.Replace(v, `"<s>":0`, `"日本":0`, 1)
@@ -214,7 +214,7 @@ func TestEncodeLaws(t *testing.T) {
 	})
 }
 
-// TestDecoderLaws: any ids, in pieces or at once, give the same valid UTF-8.
+// TestDecoderLaws checks that Decoder and Decode give the same valid UTF-8 for any ids.
 func TestDecoderLaws(t *testing.T) {
 	tok := small(t, "Ã ©", "æ Ĺ", "Ĺ ¥")
 	rapid.Check(t, func(t *rapid.T) {
@@ -235,8 +235,8 @@ func TestDecoderLaws(t *testing.T) {
 	})
 }
 
-// TestStaleCandidate: a pair that was queued, and whose right symbol another merge has
-// taken since, is not merged in its old turn.
+// TestStaleCandidate checks that a queued pair is not merged after another merge has
+// consumed the right symbol of the pair.
 func TestStaleCandidate(t *testing.T) {
 	tok := small(t, "b c", "a b", "bc d", "a bc")
 	a, _ := tok.ID("a")
@@ -246,7 +246,7 @@ func TestStaleCandidate(t *testing.T) {
 	}
 }
 
-// TestLongWord would not end in a day if merging were quadratic.
+// TestLongWord checks a word for which quadratic merging would take more than a day.
 func TestLongWord(t *testing.T) {
 	tok := small(t, "a a", "aa aa", "aaaa aaaa", "a b")
 	text := strings.Repeat("a", 1<<20) + "ab"
@@ -353,7 +353,7 @@ func FuzzVocabMerges(f *testing.F) {
 				t.Fatalf("id %d is not below %d", id, tok.VocabSize())
 			}
 		}
-		// A byte that has no token is left out, and nothing else is.
+		// Encode omits only bytes without a token.
 		want := []byte(text)
 		want = slices.DeleteFunc(want, func(b byte) bool { return tok.bytes[b] < 0 })
 		if back := tok.Decode(ids); utf8.Valid(want) && back != string(want) {
@@ -369,7 +369,7 @@ type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, fs.ErrClosed }
 
-// TestDigits: each digit is a piece, or a run of digits is.
+// TestDigits checks the pre-tokenizer Digits: each digit is a piece, or a run of digits is a piece.
 func TestDigits(t *testing.T) {
 	const text = "a12b3é½٣"
 	for individual, want := range map[bool][]string{
