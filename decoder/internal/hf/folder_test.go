@@ -17,7 +17,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// TestFolder opens the decoder of testdata in every form that a folder can have.
+// TestFolder opens the decoder of testdata in each form that a folder can have.
 func TestFolder(t *testing.T) {
 	config, weights, values := tiny(t)
 	forms := map[string]map[string][]byte{
@@ -45,7 +45,7 @@ func TestFolder(t *testing.T) {
 			index += fmt.Sprintf(`, %q: "%c.safetensors"`, w.Name, 'a'+i%2)
 		}
 		parts[0].add("decoder.attn.bias", f32, []int{1}, []float32{1})
-		// A copy that the index does not name.
+		// b.safetensors also has a copy of a weight of a.safetensors.
 		parts[1].add(weights[0].Name, d, weights[0].Shape, values[weights[0].Name])
 		forms[string(d)+" shards of safetensors"] = map[string][]byte{
 			"model.safetensors.index.json": []byte(index + "}}"), "a.safetensors": parts[0].bytes(0), "b.safetensors": parts[1].bytes(3),
@@ -84,7 +84,7 @@ func TestFolder(t *testing.T) {
 				t.Errorf("%s: %s is stored as %v %v %v, want %v %v %v", form, w.Name, kind, stored.Shape(), got, e.dtype, w.Shape, values[w.Name])
 			}
 		}
-		// The head that the folder does not have is the embedding.
+		// The folder has no head, so the head is the embedding.
 		head, err := f.Float32("lm_head.weight", 11, 4)
 		if err != nil || !slices.Equal(head.Data().([]float32), values["decoder.embed_tokens.weight"]) {
 			t.Errorf("%s: head %v, %v", form, head, err)
@@ -95,7 +95,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// widened is what a tensor holds: in which type, and its elements as float32.
+// widened returns the type of a tensor's elements, and the elements as float32.
 func widened(t *tensor.Dense) (dtype, []float32) {
 	switch s := t.Data().(type) {
 	case []float32:
@@ -112,14 +112,13 @@ func widened(t *tensor.Dense) (dtype, []float32) {
 	return "", nil
 }
 
-// TestInPlace: aligned data is not copied but to be widened, and then it is new
-// each time.
+// TestInPlace checks that aligned data is copied only for widening, and that each widening copies.
 func TestInPlace(t *testing.T) {
 	config, _, _ := tiny(t)
 	for _, c := range []struct {
 		what, file   string
 		data         []byte
-		same, same32 bool // data of Tensor and Float32 is in place
+		same, same32 bool // whether the data of Tensor and Float32 is in place
 	}{
 		{"F32", "model.safetensors", tinySafetensors(t, f32, "", 0), true, true},
 		{"F32 four bytes on", "model.safetensors", tinySafetensors(t, f32, "", 4), true, true},
@@ -136,7 +135,7 @@ func TestInPlace(t *testing.T) {
 		}
 		same := func(read func(name string, shape ...int) (*tensor.Dense, error)) bool {
 			var at [2]uintptr
-			var both [2]*tensor.Dense // so that neither's memory is used again
+			var both [2]*tensor.Dense // keeps both tensors alive, so that their memory is not reused
 			for i := range at {
 				if both[i], err = read("decoder.layers.0.fc1.weight", 12, 8); err != nil {
 					t.Fatal(err)
@@ -186,7 +185,7 @@ func TestClose(t *testing.T) {
 	refused(t, "after Close", err, ErrClosed, "decoder.layers.0.fc1.weight")
 }
 
-// TestTied: what the head is, by what config.json says and the folder has.
+// TestTied checks the head for each value of tie_word_embeddings, with and without a head in the folder.
 func TestTied(t *testing.T) {
 	_, weights, values := tiny(t)
 	other := slices.Clone(values[embedding])
@@ -356,7 +355,7 @@ func TestOpenRefuses(t *testing.T) {
 	} else {
 		t.Error("a folder that is not there was opened")
 	}
-	// A folder where a file should be.
+	// A folder in place of a file is an error.
 	for _, name := range []string{"config.json", "model.safetensors", "model.safetensors.index.json"} {
 		dir := folder(t, files{"config.json": config})
 		if err := errors.Join(os.RemoveAll(filepath.Join(dir, name)), os.Mkdir(filepath.Join(dir, name), 0o777)); err != nil {
@@ -367,7 +366,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// TestLinks: the hub's cache holds links to files elsewhere.
+// TestLinks opens a folder of links, which the hub's cache has.
 func TestLinks(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("links need a privilege there")
@@ -393,7 +392,7 @@ func TestLinks(t *testing.T) {
 	refused(t, "link to nothing", err, ErrMissing, "model.safetensors")
 }
 
-// TestOpenMemory: opening reads tables of contents, not weights.
+// TestOpenMemory checks that opening a folder reads the lists of tensors, and no weights.
 func TestOpenMemory(t *testing.T) {
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
 		t.Skip("files may be read, not mapped")

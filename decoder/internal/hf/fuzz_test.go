@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Nothing of what a parser refuses comes back, and nothing that it accepts can
-// make a later step go wrong.
+// The fuzz targets check that a parser returns no value with an error, and that later steps work on every value without
+// an error.
 
 func FuzzSafetensorsHeader(f *testing.F) {
 	f.Add([]byte("{}"), []byte{})
@@ -58,8 +58,7 @@ func FuzzIndex(f *testing.F) {
 	})
 }
 
-// TestBounds: what is made of a file takes memory and time in proportion to its size,
-// whatever is in it.
+// TestBounds checks that reading a file takes memory and time proportional to the file's size, for any contents.
 func TestBounds(t *testing.T) {
 	const size = 1 << 19
 	config := readTestdata(t, "config.json")
@@ -125,7 +124,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestDirectory: the directory of an archive is bounded, and its records are not.
+// TestDirectory checks that the size of an archive's directory is bounded, and that the size of its records is not.
 func TestDirectory(t *testing.T) {
 	var file bytes.Buffer
 	w := zip.NewWriter(&file)
@@ -146,8 +145,7 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// FuzzTorch reads whole files; FuzzPickle reads pickles, whose storages are all
-// there.
+// FuzzTorch reads whole files. FuzzPickle reads pickles for which all storages exist.
 func FuzzTorch(f *testing.F) {
 	files, err := filepath.Glob("../../../examples/opt/hf/testdata/*.bin")
 	if err != nil || len(files) < 10 {

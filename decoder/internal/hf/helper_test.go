@@ -21,7 +21,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// readTestdata returns a file of testdata.
+// readTestdata returns the contents of a file of testdata.
 func readTestdata(t testing.TB, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "..", "..", "examples", "opt", "hf", "testdata", name))
@@ -31,7 +31,7 @@ func readTestdata(t testing.TB, name string) []byte {
 	return data
 }
 
-// folder makes a folder of files.
+// folder writes files into a new folder, and returns the folder's path.
 func folder(t testing.TB, files map[string][]byte) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -43,11 +43,10 @@ func folder(t testing.TB, files map[string][]byte) string {
 	return dir
 }
 
-// element is element i of the n-th weight of testdata; see testdata/make.py.
+// element returns element i of the n-th weight of testdata, as testdata/make.py defines it.
 func element(n, i int) float32 { return float32((31*n+7*i)%255-127) / 8 }
 
-// tiny returns the decoder of testdata: its config.json, its weights by name,
-// and the values of each.
+// tiny returns the decoder of testdata: its config.json, its weights sorted by name, and the values of each weight.
 func tiny(t testing.TB) (config []byte, weights []Weight, values map[string][]float32) {
 	t.Helper()
 	config = readTestdata(t, "config.json")
@@ -92,7 +91,7 @@ const (
 	head      = "lm_head.weight"
 )
 
-// model is a folder that has the weights of testdata's decoder and no others.
+// model is a folder that has the weights of testdata's decoder, and no others.
 type model struct {
 	*Folder
 	tied bool
@@ -102,7 +101,7 @@ func openModel(dir string) (*model, error) { return checked(Open(dir)) }
 
 func openModelFS(name string, fsys fs.FS) (*model, error) { return checked(OpenFS(name, fsys)) }
 
-// checked does with a folder what package decoder does.
+// checked ties and checks the weights of a folder, as package decoder does.
 func checked(f *Folder, err error) (*model, error) {
 	if err != nil {
 		return nil, err
@@ -130,7 +129,7 @@ func checked(f *Folder, err error) (*model, error) {
 	return m, nil
 }
 
-// Float32 is Tensor, widened.
+// Float32 is like Tensor, and converts the elements to float32.
 func (m *model) Float32(name string, shape ...int) (*tensor.Dense, error) {
 	return m.tensor(name, shape, func(e *entry) any { return e.float32s() })
 }
@@ -176,7 +175,7 @@ func (f *tensorFile) raw(name string, d dtype, shape []int, begin, end int) {
 	f.header[name] = map[string]any{"dtype": d, "shape": append([]int{}, shape...), "data_offsets": [2]int{begin, end}}
 }
 
-// bytes is the file, its data skew bytes past a multiple of eight.
+// bytes returns the file. The data begins skew bytes after a multiple of eight.
 func (f *tensorFile) bytes(skew int) []byte {
 	header, err := json.Marshal(f.header)
 	if err != nil {
@@ -193,7 +192,7 @@ func rawSafetensors(header string, data []byte) []byte {
 	return append(append(file, header...), data...)
 }
 
-// tinySafetensors is the decoder of testdata as model.safetensors.
+// tinySafetensors returns the decoder of testdata as the contents of a model.safetensors.
 func tinySafetensors(t testing.TB, d dtype, prefix string, skew int) []byte {
 	_, weights, values := tiny(t)
 	var f tensorFile
@@ -209,7 +208,7 @@ type record struct {
 	data string
 }
 
-// archive is a zip file of records stored as torch does.
+// archive returns a zip file of uncompressed records, as torch writes it.
 func archive(t testing.TB, records ...record) []byte {
 	t.Helper()
 	var file bytes.Buffer
@@ -229,7 +228,7 @@ func archive(t testing.TB, records ...record) []byte {
 	return file.Bytes()
 }
 
-// refused checks that an error is one sentence that wraps kind and has the words.
+// refused checks that err is one sentence of this package, wraps kind and contains the words.
 func refused(t testing.TB, what string, err, kind error, words ...string) {
 	t.Helper()
 	switch {
@@ -257,8 +256,8 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// sound checks what must hold of every list of tensors that a parser returns:
-// each lies in the file, has the elements that its shape says, and can be read.
+// sound checks a list of tensors from a parser. Each tensor must lie in the file, have the number of elements of its
+// shape, and be readable.
 func sound(t testing.TB, data []byte, entries []entry) {
 	t.Helper()
 	for _, e := range entries {
@@ -278,8 +277,7 @@ func sound(t testing.TB, data []byte, entries []entry) {
 	}
 }
 
-// op assembles a pickle: bytes and strings as they are, numbers as instructions
-// that push them.
+// op assembles a pickle. Strings are copied. A text or a number becomes an instruction that pushes it.
 func op(parts ...any) string {
 	var p strings.Builder
 	for _, x := range parts {
@@ -300,10 +298,10 @@ func op(parts ...any) string {
 	return p.String()
 }
 
-// text is a string that a pickle pushes.
+// text is a string that an instruction of a pickle pushes.
 type text string
 
-// storageID pushes a storage; tensorOf makes a tensor of it.
+// storageID returns instructions that push a storage. tensorOf returns instructions that push a tensor of a storage.
 func storageID(class, key string, count int64) string {
 	return op("(", text("storage"), "ctorch\n"+class+"\n", text(key), text("cpu"), count, "tQ")
 }
@@ -312,7 +310,7 @@ func tensorOf(storage string, offset int64, shape, stride string) string {
 	return op("ctorch._utils\n_rebuild_tensor_v2\n(", storage, offset, shape, stride, "\x89ccollections\nOrderedDict\n)RtR")
 }
 
-// tupleOf pushes a tuple of integers.
+// tupleOf returns instructions that push a tuple of integers.
 func tupleOf(n ...int64) string {
 	p := "("
 	for _, x := range n {
@@ -321,10 +319,10 @@ func tupleOf(n ...int64) string {
 	return p + "t"
 }
 
-// stateDict is a pickle of a dictionary of one entry.
+// stateDict returns a pickle of a dictionary with one entry.
 func stateDict(value string) string { return op("\x80\x02}", text("w"), value, "s.") }
 
-// torchFile is what torch.save makes of a dictionary of float32 tensors.
+// torchFile returns the file that torch.save writes for a dictionary of float32 tensors.
 func torchFile(t testing.TB, weights []Weight, values map[string][]float32) []byte {
 	t.Helper()
 	pickle, records := "\x80\x02}(", []record{{}}

@@ -49,7 +49,7 @@ func TestSafetensors(t *testing.T) {
 	}
 }
 
-// TestOtherTypes: a file may hold tensors of types that no decoder uses.
+// TestOtherTypes checks that a file may have tensors of types that no decoder uses.
 func TestOtherTypes(t *testing.T) {
 	for d, size := range elementBytes {
 		var f tensorFile
@@ -112,7 +112,7 @@ func TestBadSafetensors(t *testing.T) {
 		{"gap", `{"a":` + entry(`"U8"`, "[3]", "[0,3]") + `,"b":` + entry(`"U8"`, "[4]", "[4,8]") + `}`, eight, ErrFormat, []string{`1 byte before tensor "b"`}},
 		{"gap at the beginning", `{"b":` + entry(`"U8"`, "[4]", "[4,8]") + `}`, eight, ErrFormat, []string{`4 bytes before tensor "b"`}},
 		{"rest", `{"a":` + entry(`"U8"`, "[3]", "[0,3]") + `}`, eight, ErrFormat, []string{"last 5 bytes"}},
-		// Rust's and Python's readers refuse a null, and Go's takes it for 0 or nothing.
+		// The Rust and Python readers refuse a null. encoding/json leaves the Go value unchanged.
 		{"offset that is null", `{"a":` + entry(`"F32"`, "[2]", "[null,8]") + `}`, eight, ErrFormat, []string{"null"}},
 		{"offsets that are null", `{"a":` + entry(`"F32"`, "[0]", "[null,null]") + `}`, nil, ErrFormat, []string{"null"}},
 		{"dimension that is null", `{"a":` + entry(`"F32"`, "[null]", "[0,0]") + `}`, nil, ErrFormat, []string{"null"}},
@@ -162,7 +162,7 @@ func TestBadSafetensorsLength(t *testing.T) {
 	}
 }
 
-// TestSafetensorsMemory: claims of sizes allocate nothing.
+// TestSafetensorsMemory checks that a claimed size allocates no memory.
 func TestSafetensorsMemory(t *testing.T) {
 	for _, header := range []string{
 		`{"a":{"dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,4611686018427387904]}}`,
@@ -179,8 +179,8 @@ func TestSafetensorsMemory(t *testing.T) {
 	}
 }
 
-// TestSafetensorsLaws: what is written comes back, whatever the order of the
-// tensors in header and data.
+// TestSafetensorsLaws checks that tensors read back as they were written, for any order of the tensors in header and
+// data.
 func TestSafetensorsLaws(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var f tensorFile

@@ -9,7 +9,7 @@ import (
 	"testing/fstest"
 )
 
-// TestOpenFS: a file system and a folder with the same files give the same weights.
+// TestOpenFS checks that a file system and a folder with the same files have the same weights.
 func TestOpenFS(t *testing.T) {
 	config, weights, values := tiny(t)
 	shards := map[string][]byte{"config.json": config}

@@ -41,7 +41,7 @@ func TestTorchWeights(t *testing.T) {
 	}
 }
 
-// TestTorchViews: transposed, cut, stepped tensors of one storage.
+// TestTorchViews reads transposed, sliced and strided tensors of one storage.
 func TestTorchViews(t *testing.T) {
 	at := func(f func(i, j int) int, rows, cols int) []float32 {
 		var v []float32
@@ -102,8 +102,7 @@ func TestTorchViews(t *testing.T) {
 	}
 }
 
-// TestTorchRefused: files of torch that are not a dictionary of tensors, or not
-// one of a sensible size.
+// TestTorchRefused reads torch files that do not contain a dictionary of tensors, or whose tensors repeat elements.
 func TestTorchRefused(t *testing.T) {
 	for _, c := range []struct {
 		file string
@@ -124,7 +123,7 @@ func TestTorchRefused(t *testing.T) {
 	}
 }
 
-// TestPickleExecutesNothing: the classic attack and its relatives.
+// TestPickleExecutesNothing checks that pickles that would execute code are errors.
 func TestPickleExecutesNothing(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
 	command := "touch " + victim
@@ -147,7 +146,7 @@ func TestPickleExecutesNothing(t *testing.T) {
 			refused(t, what+" in "+layout, err, ErrFormat, `class "`+what+`" has no place`, "x.bin")
 		}
 	}
-	// Instructions that make objects in other ways are not there at all.
+	// The unpickler does not support the other instructions that create objects.
 	for _, pickle := range []string{"(ios\nsystem\n.", "\x80\x02(cos\nsystem\no.", "\x80\x02}}\x92.", "\x80\x02)\x81.", "\x80\x02\x82\x01.", "\x80\x05\x97."} {
 		if _, _, err := unpickle([]byte(pickle), noStorage); err == nil {
 			t.Errorf("%q was read", pickle)
@@ -160,7 +159,7 @@ func TestPickleExecutesNothing(t *testing.T) {
 
 func noStorage(pyTuple) (*storage, error) { return nil, errors.New("a storage") }
 
-// oldHead is what comes before the value in the older layout.
+// oldHead returns the part of a file in the older layout that precedes the value.
 func oldHead(t testing.TB) string {
 	data := string(readTestdata(t, "f16-old.bin"))
 	rest := data
@@ -242,13 +241,13 @@ func TestBadPickles(t *testing.T) {
 			t.Errorf("%s: %d tensors, %d bytes allocated", c.what, len(entries), n)
 		}
 	}
-	// The same pieces, put together well.
+	// A correct file of the same parts is read.
 	good := stateDict(tensorOf(float4, 1, tupleOf(3), tupleOf(1)))
 	data := archive(t, record{"a/data.pkl", good}, record{"a/data/0", "0123456789abcdef"})
 	if e, err := parseTorch("x.bin", data); err != nil || len(e) != 1 || !slices.Equal(e[0].shape, []int{3}) || string(e[0].data) != "456789abcdef" {
 		t.Errorf("%v, %v", e, err)
 	}
-	// The stride of a dimension of one says nothing.
+	// The stride of a dimension of size one has no effect.
 	one := archive(t, record{"a/data.pkl", stateDict(tensorOf(float4, 0, tupleOf(1, 4), tupleOf(9, 1)))}, record{"a/data/0", "0123456789abcdef"})
 	if e, err := parseTorch("x.bin", one); err != nil || len(e) != 1 || e[0].stride != nil {
 		t.Errorf("%v, %v", e, err)
@@ -288,7 +287,7 @@ func TestBadArchives(t *testing.T) {
 	}
 	var squeezed bytes.Buffer
 	w := zip.NewWriter(&squeezed)
-	f, err := w.Create("a/data.pkl") // deflated
+	f, err := w.Create("a/data.pkl") // compressed
 	if err == nil {
 		_, err = f.Write([]byte(pickle))
 	}
@@ -320,7 +319,7 @@ func TestBadArchives(t *testing.T) {
 		_, err := parseTorch("x.bin", good[:n])
 		refused(t, fmt.Sprintf("%d of %d bytes", n, len(good)), err, ErrFormat)
 	}
-	// A local header that points past the end.
+	// Some of the bad files have a local header that points past the end.
 	for i := range good {
 		bad := slices.Clone(good)
 		bad[i] ^= 0x80

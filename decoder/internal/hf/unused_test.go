@@ -13,17 +13,17 @@ import (
 	"testing"
 )
 
-// TestLeftOut: a tensor that no weight of the model is, is an error that lists it, in
-// every form that weights have; known buffers and copies are none.
+// TestLeftOut checks that a tensor that is not a weight of the model is an error that names the tensor, in each form
+// that a folder can have. Known buffers and copies of weights are allowed.
 func TestLeftOut(t *testing.T) {
 	config, weights, values := tiny(t)
 	const fc1 = "decoder.layers.0.fc1.weight"
 	values["other head"] = slices.Clone(values[embedding])
 	values["other head"][0]++
 	for _, c := range []struct {
-		extra  string // a tensor beside the weights
-		values string // whose values it has
-		kind   error  // nil: it is fine
+		extra  string // name of a tensor beside the weights
+		values string // weight whose values the tensor has
+		kind   error  // nil: no error
 		words  []string
 	}{
 		{"model.decoder.layers.0.self_attn.q_proj.lora_A.weight", fc1, ErrUnsupported, []string{"lora_A", "adapter", "merged"}},
@@ -74,7 +74,7 @@ func TestLeftOut(t *testing.T) {
 				for i := 0; i < len(weights); i += most {
 					end := i + most
 					if end > len(weights) {
-						end = len(all) // the extra tensor is in the last one
+						end = len(all) // the last file also has the extra tensor
 					}
 					files[fmt.Sprintf("%d.%s", i/most, suffix)] = write(all[i:end])
 				}
@@ -102,8 +102,7 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// TestCopies: a copy of a weight in a shard where the index does not place it has to
-// be the same.
+// TestCopies checks that a copy of a weight, in a shard other than the index says, must equal the weight.
 func TestCopies(t *testing.T) {
 	config, weights, values := tiny(t)
 	for _, same := range []bool{true, false} {
@@ -129,7 +128,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestSame: tensors are the same if their elements are, whatever their strides.
+// TestSame checks that tensors with equal elements are the same for any strides.
 func TestSame(t *testing.T) {
 	entries, err := parseTorch("x", readTestdata(t, "views.bin"))
 	if err != nil {
@@ -153,7 +152,7 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// TestUnusedList: the first eight tensors are named, and the others counted.
+// TestUnusedList checks that the list names the first eight tensors, and counts the others.
 func TestUnusedList(t *testing.T) {
 	for n, want := range map[int]string{1: `1 tensors that the model of config.json does not use: "0"`, 8: `"6", "7"`, 9: `"7" and 1 more`, 30: `"9"`} {
 		f := Folder{dir: "x", weights: map[string]entry{}}
@@ -172,8 +171,8 @@ func TestUnusedList(t *testing.T) {
 	}
 }
 
-// TestFilesBeside: a file beside the weights that would change the model is refused by
-// name, and what would not is not looked at.
+// TestFilesBeside checks that a file that would change the model is an error that names the file. Other files are
+// ignored.
 func TestFilesBeside(t *testing.T) {
 	config, weights, _ := tiny(t)
 	index := `{"weight_map": {"`
@@ -203,7 +202,7 @@ func TestFilesBeside(t *testing.T) {
 		{"one file", one, "flax_model.msgpack", false},
 		{"one file", one, "model.onnx", false},
 		{"one file", one, "pytorch_model.bin", false},
-		{"one file", one, "model-00001-of-00002.safetensors", false}, // transformers takes model.safetensors, too
+		{"one file", one, "model-00001-of-00002.safetensors", false}, // transformers also prefers model.safetensors
 		{"one file", one, "my_adapter_config.json", false},
 		{"shards", sharded, "pytorch_model-00001-of-00002.bin", false},
 		{"shards", sharded, "model.fp16-00001-of-00002.safetensors", false},
