@@ -262,8 +262,8 @@ type decoder interface {
 // optDecoder is a decoder of an OPT model.
 type optDecoder interface {
 	decoder
-	// attending returns a decoder with another attention variant from otherWays. It shares the weights and
-	// must be closed before them.
+	// attending returns a decoder with another attention variant from otherWays. The decoder shares the weights and
+	// must be closed before the weights.
 	attending(way string) engine
 	// reading returns a prompt reader that shares the weights. mixed allows mixed precision in its linear
 	// layers.
@@ -361,8 +361,8 @@ func (b *e2eGPU) startWorker() (err error) {
 	return nil
 }
 
-// theirs makes transformers create their model of a shape, after leanattention's. It restarts a worker that
-// is gone, at most once per shape.
+// theirs makes the worker create the transformers model of a shape, after leanattention has created its own. It
+// restarts a worker that is gone, at most once per shape.
 func (b *e2eGPU) theirs(s shape) error {
 	if b.worker == nil && b.Options.Peers {
 		if err := b.startWorker(); err != nil {

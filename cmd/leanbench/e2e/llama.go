@@ -122,7 +122,7 @@ func (e *leanLlama) read(batch, length, steps int) error {
 	return e.fill()
 }
 
-// has reports whether the decoder was made for such prompts and at least steps steps.
+// has reports whether the decoder was made for batch prompts of length tokens and has capacity for steps steps.
 func (e *leanLlama) has(batch, length, steps int) bool {
 	return e.decoder != nil && batch == e.batch && length == e.length && steps <= e.room
 }

@@ -23,8 +23,8 @@ const fixedSplits = 8
 // wholeEngine is a decoder that is measured from a prompt to its last token.
 type wholeEngine interface {
 	decoder
-	// fixedSplit returns a decoder with FlashDecoding's schedule. It shares the weights and must be closed
-	// before them.
+	// fixedSplit returns a decoder with FlashDecoding's schedule. The decoder shares the weights and must be closed
+	// before the weights.
 	fixedSplit() engine
 	// reading returns a prompt reader that shares the weights. mixed allows mixed precision in its linear
 	// layers.
@@ -70,7 +70,7 @@ const (
 	WholePhi = "Phi-3-medium"
 )
 
-// WholePeers is the longest prompt that transformers read. They compile for each length.
+// WholePeers is the length of the longest prompt that transformers read. Transformers compile for each length.
 const WholePeers = 8192
 
 // OpenWhole makes a decoder of a shape for contexts of up to longest tokens.

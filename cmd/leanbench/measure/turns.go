@@ -13,8 +13,8 @@ type Contender struct {
 	Name string
 	// Run runs n steps and returns their total time.
 	Run func(n int) (time.Duration, error)
-	// Settle is the pause after each run. It is longer than the contender's idle threads spin, so that they
-	// do not slow the next contender.
+	// Settle is the pause after each run. The pause is longer than the time for which the contender's idle threads
+	// spin, so that spinning threads do not slow the next contender.
 	Settle time.Duration
 }
 

@@ -53,7 +53,7 @@ func Start(c *exec.Cmd) (*Worker, error) {
 	w := &Worker{command: c, lines: make(chan string)}
 	apart(c)
 	c.Stderr = &w.Stderr
-	// Children of the worker may keep the pipes open. WaitDelay limits the wait for them.
+	// Children of the worker may keep the pipes open. WaitDelay limits the wait for the pipes.
 	c.WaitDelay = time.Second
 	in, err := c.StdinPipe()
 	if err != nil {
@@ -93,7 +93,7 @@ func (w *Worker) Again() (*Worker, error) {
 	return next, nil
 }
 
-// TorchSettle is longer than PyTorch's idle threads spin.
+// TorchSettle is longer than the time for which PyTorch's idle threads spin.
 const TorchSettle = 30 * time.Millisecond
 
 // Steps returns the Run of a contender in the worker. The number of steps is the last word of the question,
