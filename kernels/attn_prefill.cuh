@@ -230,15 +230,26 @@ template <class T, class V, int D, int GROUPS, int KEYS, int STAGES, bool PRECIS
         }
       };
       const Scores modified(p, t, row, group * 64 + 63); // what becomes of products or scores
-      const auto weigh = [&](int c) {
-        const int key = t.keyOf(c);
-        if constexpr (SCORED) modified.apply(s, by, key, sees, lane);
+      const Quiet quiet = modified.quiet(all);
+      const auto limit = [&](int key) {
         if (key + KEYS > all) {
 #pragma unroll
           for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
               if (key + j * 8 + lane % 4 * 2 + (e & 1) >= sees[e >> 1]) s[j][e] = -LEAN_INF;
+        }
+      };
+      const auto weigh = [&](int c) {
+        const int key = t.keyOf(c);
+        if constexpr (SCORED) {
+          if (!quiet.has(key)) { // one test for all that is rare
+            clearUnseen(p, sh, stage, t, c, thread + group * 128);
+            modified.apply(s, by, key, sees, lane);
+            limit(key);
+          }
+        } else {
+          limit(key);
         }
         m.weigh(s);
       };
@@ -278,7 +289,6 @@ template <class T, class V, int D, int GROUPS, int KEYS, int STAGES, bool PRECIS
           for (int j = 0; j < (ROUNDED ? D / 8 : 1); j++) more[j][0] = more[j][1] = more[j][2] = more[j][3] = 0.f;
 #pragma unroll 1
           for (;;) {
-            clearUnseen(p, sh, stage, t, c, thread + group * 128);
             const float shrink[2] = {m.shrink[0], m.shrink[1]};
             weigh(c);
             wgmmaWait<0>();

@@ -336,7 +336,11 @@ template <class T, class V, int D, int ROWS, int KEYS, bool PRECISE, bool ANY> s
       if (there && p.lse != nullptr && quarter == 0) p.lse[(t.s.row + position) * p.lseRow + head * p.lseHead] = lse;
       const long long at = (t.s.row + position) * p.outRow + head * p.outHead;
       bool any = ANY; // what is long has one code for all types
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+      if constexpr (ANY && !PRECISE) any = p.outType != Operand::type; // stores of 16 bytes are faster
+#else
       if constexpr (ANY && !PRECISE && !SCORED) any = p.outType != Operand::type;
+#endif
       if (any) {
         withStore(p.outType, [&](auto s) {
 #pragma unroll

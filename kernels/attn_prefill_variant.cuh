@@ -28,6 +28,12 @@ template <int KEYS> struct KeySteps<KEYS, true> {
   __device__ __forceinline__ int hiddenTo(int key) const { return min(hidden - key, KEYS); }
 };
 
+// Steps that need a softmax and nothing else: those whose first key is in [from, to].
+struct Quiet {
+  int from, to;
+  __device__ __forceinline__ bool has(int key) const { return from <= key && key <= to; }
+};
+
 // What becomes of the scores of a lane's rows, `row` and row+8 of an output tile. P and Tile are those of
 // attn_prefill_rows.cuh.
 template <int KEYS, class P, class Tile> struct PrefillScores {
@@ -44,6 +50,9 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
     narrow = firstInWindow(score, t.s, before + min(t.first + last, t.rows - 1) / p.group);
     fresh = score.trees != nullptr && score.details[t.seq].tree >= 0 ? before : 0x7fffffff;
   }
+  // The steps in which no score changes and no key is hidden from a row. All rows of the consumer see the keys before `all`.
+  // These steps have no values to clear, either: clearUnseen clears what all rows of the output tile don't see.
+  __device__ __forceinline__ Quiet quiet(int all) const { return {scoreOf(p).changes ? 0x7fffffff : narrow, min(all, fresh) - KEYS}; }
   // Row number i of the lane's among those of the sequence: the last one in place of what is behind it.
   __device__ __forceinline__ int packed(int i) const { return min(t.first + row + 8 * i, t.rows - 1); }
   __device__ __forceinline__ int headOf(int i) const { return t.head * p.group + packed(i) - position[i] * p.group; }
@@ -107,4 +116,5 @@ template <int KEYS, class P, class Tile> struct PrefillScores {
 // Where there are none.
 struct NoPrefillScores {
   template <class P, class Tile> __device__ __forceinline__ NoPrefillScores(const P&, const Tile&, int, int) {}
+  __device__ __forceinline__ Quiet quiet(int) const { return {}; }
 };

@@ -1,5 +1,6 @@
 // Attention by prefill kernels with windows, sink tokens, trees, attention sinks, soft caps, ALiBi and biases:
 // prefill_<element>_<head dim>_variant, and with _precise, as in prefill.cu. Which of these a launch has is known at run time.
+// Queries and outputs may have any type.
 //
 // Needed by: prompts of layers with masks or score modifications: decode kernels take several times as long.
 #include "attn_prefill.cuh"

@@ -147,7 +147,7 @@ func testTrees(t *testing.T, m *machine, n int, o options) {
 		p.randomSchedule()
 		p.geometry.Unfused = false
 		m.run(t, plan, p)
-		if !plan.form.kernel.scored || plan.kernelOf(p.operands()).features&attn.Trees == 0 {
+		if !plan.form.kernel.scored || plan.kernelOf(p.operands(), false).features&attn.Trees == 0 {
 			t.Fatalf("%v goes to %v", p, plan.Kernels())
 		}
 		if p.check(t); t.Failed() {

@@ -94,7 +94,7 @@ type division struct {
 
 // divide chooses the division of a step; `of` are the available prefill kernels. divide writes only scratch.
 func (p *Plan) divide(g *attn.Problem, seqs []attn.Sequence, of prefillKernels) division {
-	k, e := of.taken(g), p.engine
+	k, e := of.taken(g, false), p.engine
 	if k == nil {
 		return division{}
 	}

@@ -199,6 +199,7 @@ func prefillOfTable(dim int, gpus versions) (of prefillKernels) {
 		switch k := &table[i]; {
 		case k.kv != attn.Float16 || k.capability != gpus || !slices.Contains(k.dims, dim):
 		case k.parts == 0 || k.scored:
+		case k.same() && of.same != nil: // it rounds, for problems with Mixed
 		case k.same():
 			of.same = k
 		default:

@@ -199,18 +199,13 @@ func (k *launches) checkDecode(l *enginetest.Launch, a *decodeLaunch) {
 // prefill checks a launch of a prefill kernel: its blocks have the parts of each output tile in order.
 func (k *launches) prefill(l *enginetest.Launch) {
 	p := (*prefillParams)(unsafe.Pointer(&l.Arg[0]))
-	name := strings.Split(l.Kernel, "_")
-	kv := map[string]attn.DType{"f16": attn.Float16, "bf16": attn.BFloat16}[name[1]]
-	dim := 0
-	fmt.Sscan(name[2], &dim)
-	entry, scored := strings.CutSuffix(l.Kernel, variantEnd)
-	like, precise := attn.Problem{Dim: dim, ValueDim: dim, Pages: attn.Separate(kv, dim, dim, attn.PageStrides{}, attn.PageStrides{}), Scale: 1}, strings.HasSuffix(entry, "_precise")
-	if scored {
-		like.Scale = 0
+	i := slices.IndexFunc(k.e.kernels, func(of kernel) bool { return slices.Contains(of.entries, l.Kernel) })
+	if i < 0 || k.e.kernels[i].parts == 0 {
+		k.t.Fatalf("%s is no prefill kernel of the table", l.Kernel)
 	}
-	kernel := prefillOf(k.e, &like, !precise)
-	if kernel == nil || !slices.Contains(kernel.entries, l.Kernel) {
-		k.t.Fatalf("%s is not in the table", l.Kernel)
+	kernel := &k.e.kernels[i]
+	if code := gpu.Code(kernel.kv); kernel.exact && (p.queryType != code || p.outType != code) {
+		k.t.Errorf("%s: queries and outputs have the types %d and %d", l.Kernel, p.queryType, p.outType)
 	}
 	if l.Blocks != kernel.tile.blocks*k.e.info.Multiprocessors || l.Threads != prefillThreads(kernel) || l.Shared != prefillShared(kernel) || l.Shared > k.e.info.SharedPerBlockMost {
 		k.t.Errorf("%s: %d blocks of %d threads and %d bytes of shared memory", l.Kernel, l.Blocks, l.Threads, l.Shared)

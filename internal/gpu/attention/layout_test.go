@@ -99,7 +99,10 @@ func prefillSource(unit string) (lines []string) {
 				is = "STEP"
 			}
 			more := ", false, true"
-			if !k.same() {
+			switch {
+			case k.exact:
+				more = ""
+			case !k.same():
 				more = ", true"
 			}
 			name, end, _ := strings.Cut(entry, fmt.Sprintf("_%d", k.dims[0]))

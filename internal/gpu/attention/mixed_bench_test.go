@@ -117,7 +117,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	// `many` blocks for the prefill kernel, `others` for the decode kernel.
 	share := func(many, others int) func(*Plan) {
 		return func(p *Plan) {
-			k, few := p.form.prefill.taken(&g), c.singles
+			k, few := p.form.prefill.taken(&g, false), c.singles
 			bytes := m.engine.partBytes(k)
 			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
 			d := division{prefillKernels: p.form.prefill, few: few, queries: 1, blocks: many}
@@ -128,7 +128,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	}
 	// On another stream.
 	forked := func(p *Plan) error {
-		k := p.kernelOf(o)
+		k := p.kernelOf(o, false)
 		noError(b, m.Stream.Record(forks[0]))
 		noError(b, other.Wait(forks[0]))
 		p.form.both = false // it waits for earlier launches
@@ -148,7 +148,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		if err := p.form.kernel.family.run(p, m.Stream, o, p.form.kernel); err != nil {
 			return err
 		}
-		k := p.kernelOf(o)
+		k := p.kernelOf(o, false)
 		return k.family.run(p, m.Stream, o, k)
 	}
 	add("chunk", takeFastest, seqs[:1], nil, nil)
@@ -174,7 +174,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 	}
 	for _, n := range []int{56, 26} {
 		add(fmt.Sprintf("chunk by %d", n), takePrefill, seqs[:1], func(p *Plan) {
-			k := p.form.prefill.taken(&g)
+			k := p.form.prefill.taken(&g, false)
 			bytes := m.engine.partBytes(k)
 			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
 			d := division{prefillKernels: p.form.prefill, blocks: n}

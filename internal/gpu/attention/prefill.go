@@ -68,9 +68,13 @@ type scoredPrefillParams struct {
 	_     [(mapAlign - unsafe.Sizeof(scoreParams{})%mapAlign) % mapAlign]byte
 }
 
-// prefillKernels are a plan's kernels for prefill sequences: for operands of the keys' type, and for other operands.
-// Run chooses by its operands' types, which Build does not know. nil: there is none, or it does not pay.
-type prefillKernels struct{ same, precise *kernel }
+// prefillKernels are a plan's kernels for prefill sequences. Run chooses by its operands' types, which Build does not know.
+// nil: there is none, or it does not pay. A GPU may have one kernel that is both same and rounded.
+type prefillKernels struct {
+	same    *kernel // queries and outputs have the type of keys
+	rounded *kernel // queries are rounded to the type of keys, outputs have any type
+	precise *kernel // queries and outputs have any type
+}
 
 // first returns one of the kernels, or nil.
 func (k prefillKernels) first() *kernel {
@@ -80,10 +84,22 @@ func (k prefillKernels) first() *kernel {
 	return k.precise
 }
 
+// of returns the kernel of a launch, or nil. same: queries and the step's outputs have the type of keys. mixed: the step has
+// mixed precision. states: the launch writes states of a merge, which are float32.
+func (k prefillKernels) of(same, mixed, states bool) *kernel {
+	switch {
+	case same && !states && k.same != nil:
+		return k.same
+	case (same || mixed) && k.rounded != nil:
+		return k.rounded
+	}
+	return k.precise
+}
+
 // taken returns the kernel for the operands' types that g names.
-func (k prefillKernels) taken(g *attn.Problem) *kernel {
-	if k.precise != nil && g.QueryType != g.Pages.Planes[0].DType && !g.Mixed {
-		return k.precise
+func (k prefillKernels) taken(g *attn.Problem, states bool) *kernel {
+	if of := k.of(g.QueryType == g.Pages.Planes[0].DType, g.Mixed, states); of != nil {
+		return of
 	}
 	return k.first()
 }
@@ -93,13 +109,20 @@ func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels) {
 	if rows < prefillRows {
 		return k
 	}
-	for _, same := range [...]bool{true, false} {
-		switch found := e.find(&want{problem: g, features: g.Features(), rows: rows, same: same}); {
+	for _, w := range [...]want{{same: true}, {same: true, rounds: true}, {}} {
+		if w.rounds && k.same != nil && !k.same.exact {
+			k.rounded = k.same
+			continue
+		}
+		w.problem, w.features, w.rows = g, g.Features(), rows
+		switch found := e.find(&w); {
 		case found == nil || found.parts == 0:
-		case found.same():
-			k.same = found
-		default:
+		case !found.same():
 			k.precise = found
+		case w.rounds:
+			k.rounded = found
+		default:
+			k.same = found
 		}
 	}
 	return k
@@ -107,7 +130,7 @@ func (e *Engine) findPrefill(g *attn.Problem, rows int) (k prefillKernels) {
 
 // loadPrefill loads the kernels' functions.
 func (e *Engine) loadPrefill(of prefillKernels) error {
-	for _, k := range [...]*kernel{of.same, of.precise} {
+	for _, k := range [...]*kernel{of.same, of.rounded, of.precise} {
 		if k == nil {
 			continue
 		}

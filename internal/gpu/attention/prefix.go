@@ -189,7 +189,7 @@ func (p *Plan) manyOfPrefixes(of *attn.Problem) *kernel {
 	for i := range p.prefixes.seqs {
 		most = max(most, p.prefixes.seqs[i].Queries)
 	}
-	return p.engine.findPrefill(of, attn.Product(most, of.Group())).taken(of)
+	return p.engine.findPrefill(of, attn.Product(most, of.Group())).taken(of, true)
 }
 
 // layPrefixes assigns prefixes to kernels and thread blocks, and sets the sizes of the launches around attention, for a
@@ -355,8 +355,8 @@ func (e *Engine) loadPrefixes() error {
 	return nil
 }
 
-// runSharing queues attention of sequences that share prefixes. k is the kernel of their own keys.
-func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
+// runSharing queues attention of sequences that share prefixes.
+func (p *Plan) runSharing(s *cuda.Stream, o *Operands) error {
 	x, g := &p.prefixes, &p.form.geometry
 	share := &p.form.sharing
 	at := share.states(g)
@@ -391,10 +391,10 @@ func (p *Plan) runSharing(s *cuda.Stream, o *Operands, k *kernel) error {
 	} else if err := launchAround(p, s, o, p.engine.gatherPrefixes, min(share.gathered, most), &x.gather); err != nil {
 		return err
 	}
-	if err := p.launch(s, &own, k); err != nil {
+	if err := p.launch(s, &own, p.kernelOf(o, true)); err != nil {
 		return err
 	}
-	if err := x.plan.launch(s, &shared, x.plan.kernelOf(o)); err != nil {
+	if err := x.plan.launch(s, &shared, x.plan.kernelOf(o, true)); err != nil {
 		return err
 	}
 	warps := attn.Product(share.rows, g.Heads)

@@ -187,7 +187,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 				func() error {
 					return launchAround(p, m.Stream, o, m.engine.gatherPrefixes, min(p.form.sharing.gathered, 8*m.engine.blocks), &x.gather)
 				},
-				func() error { return p.launch(m.Stream, o, p.kernelOf(o)) },
+				func() error { return p.launch(m.Stream, o, p.kernelOf(o, false)) },
 				func() error {
 					return launchAround(p, m.Stream, o, m.engine.mergePrefixes, min(rows*heads/8, 8*m.engine.blocks), &x.merge)
 				},

@@ -96,11 +96,10 @@ func (p *Plan) Run(s *cuda.Stream, o *Operands) error {
 	if err := p.checkOperands(op, o); err != nil {
 		return err
 	}
-	k := p.kernelOf(o)
 	if p.form.sharing.on() {
-		return p.runSharing(s, o, k)
+		return p.runSharing(s, o)
 	}
-	return p.launch(s, o, k)
+	return p.launch(s, o, p.kernelOf(o, false))
 }
 
 // launch queues k, after the decode kernel if both run. Operands have been checked.
@@ -113,12 +112,11 @@ func (p *Plan) launch(s *cuda.Stream, o *Operands, k *kernel) error {
 	return k.family.run(p, s, o, k)
 }
 
-// kernelOf returns the kernel for operands, which runs beside form.kernel if both run.
-func (p *Plan) kernelOf(o *Operands) *kernel {
-	if k := p.form.prefill.same; k != nil && (p.form.geometry.Mixed || o.Q.DType == o.Pages[0].Data.DType && o.Out.DType == o.Pages[0].Data.DType) {
-		return k
-	}
-	if k := p.form.prefill.precise; k != nil {
+// kernelOf returns the kernel for operands of a step, which runs beside form.kernel if both run. states: the launch writes
+// states of a merge in place of outputs.
+func (p *Plan) kernelOf(o *Operands, states bool) *kernel {
+	kv := o.Pages[0].Data.DType
+	if k := p.form.prefill.of(o.Q.DType == kv && o.Out.DType == kv, p.form.geometry.Mixed, states); k != nil {
 		return k
 	}
 	return p.form.kernel
@@ -130,14 +128,14 @@ func (p *Plan) Kernels() []string {
 	defer p.mu.Unlock()
 	g := &p.form.geometry
 	if !p.form.sharing.on() {
-		return p.entries(g)
+		return p.entries(g, false)
 	}
-	return slices.Concat([]string{gatherEntry}, p.entries(g), p.prefixes.plan.entries(g), []string{mergeEntry})
+	return slices.Concat([]string{gatherEntry}, p.entries(g, true), p.prefixes.plan.entries(g, true), []string{mergeEntry})
 }
 
 // entries returns the entry points that launch queues.
-func (p *Plan) entries(g *attn.Problem) []string {
-	few, many := p.form.kernel, p.form.prefill.taken(g)
+func (p *Plan) entries(g *attn.Problem, states bool) []string {
+	few, many := p.form.kernel, p.form.prefill.taken(g, states)
 	switch {
 	case few == nil:
 		return nil

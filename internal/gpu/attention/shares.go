@@ -68,7 +68,7 @@ func (p *Plan) launches(seqs []attn.Sequence, form *form, who division) (all []L
 			number[int32(seqs[i].Row)] = i
 		}
 	}
-	if k := who.taken(g); k != nil {
+	if k := who.taken(g, false); k != nil {
 		l := Launch{Entry: k.entries[0], Rows: k.tile.rows, Tokens: cutKeys, Blocks: make([][]Share, p.prefillGrid)}
 		for b := range l.Blocks {
 			for _, t := range p.prefilling.data[p.prefillStarts.data[b]:p.prefillStarts.data[b+1]] {

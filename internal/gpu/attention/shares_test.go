@@ -66,7 +66,7 @@ func testScheduleOf(t *testing.T, m *machine) {
 		}
 		checkShares(t, &g, seqs, got)
 		for _, l := range got.Launches {
-			if l.Tokens != cutKeys || p.form.prefill.taken(&g) == nil {
+			if l.Tokens != cutKeys || p.form.prefill.taken(&g, false) == nil {
 				continue
 			}
 			kinds["many rows"]++
@@ -79,7 +79,7 @@ func testScheduleOf(t *testing.T, m *machine) {
 		if p.form.both {
 			kinds["both"]++
 		}
-		if l := got.Launches[len(got.Launches)-1]; p.form.prefill.taken(&g) == nil || p.form.both {
+		if l := got.Launches[len(got.Launches)-1]; p.form.prefill.taken(&g, false) == nil || p.form.both {
 			for b, w := range p.works.data {
 				n := w.tiles + max(w.wholeTiles, 0)
 				for _, s := range l.Blocks[b] {

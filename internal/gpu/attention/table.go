@@ -24,7 +24,8 @@ type kernel struct {
 	row        bool // output tiles have one row, and launches are long: see longReads
 	capability versions
 	tile       tile
-	parts      int // parts of an element of a query, in prefill kernels; 0: a decode kernel
+	parts      int  // parts of an element of a query, in prefill kernels; 0: a decode kernel
+	exact      bool // queries and outputs must have the type of keys: the kernel does not round them
 
 	features attn.Feature // supported features
 	needs    attn.Feature // features that a problem must have
@@ -145,8 +146,10 @@ type prefillTiles struct {
 
 // prefillLines returns the lines of the prefill kernels, those with fewer features first. A GPU's prefill kernels of
 // one head dim have output tiles of equal rows and equal numbers of thread blocks, since a plan has one list of output
-// tiles. Speeds were measured on 9.0 (BenchmarkGPUPrefill, BenchmarkGPUPrefillScores) and are estimated for other GPUs
-// (docs/lab/prompts.md).
+// tiles. On 9.0, kernels of operands of the keys' type do not round, as code that rounds costs short launches up to 4%.
+// Head dims 64 and 128 have kernels that round beside them. For other head dims the kernels with masks round, which are up
+// to 5% slower. Speeds were measured on 9.0 (BenchmarkGPUPrefill, BenchmarkGPUPrefillScores) and are estimated for other
+// GPUs (docs/lab/prompts.md).
 func prefillLines() (lines []kernel) {
 	// With masks alone, the softmax scales the products. With queries in two parts, score changes cost little beside
 	// twice the products, so there is no line for masks alone.
@@ -167,9 +170,15 @@ func prefillLines() (lines []kernel) {
 					line, name := of, fmt.Sprintf("prefill_%s_%d", gpu.Name(kv), t.dim)
 					line.kv, line.dims, line.capability = kv, []int{t.dim}, capability
 					line.entries, line.tile, line.parts = []string{name + end}, t.same, 1
+					line.exact = capability == hopper && !of.scored
 					if lines = append(lines, line); masks {
 						continue
 					}
+					if line.exact && (t.dim == 64 || t.dim == 128) {
+						line.entries, line.exact = []string{name + "_rounded"}, false
+						lines = append(lines, line)
+					}
+					line.exact = false
 					line.entries, line.tile, line.parts, line.positive = []string{name + "_precise" + end}, t.precise, 2, !of.scored
 					lines = append(lines, line)
 				}
@@ -281,14 +290,15 @@ type want struct {
 	rows     int          // of the sequence with most rows
 	pages    int          // pages of a chunk of keys, see shape.pages; 0: not a kernel for pages
 	long     bool         // each thread block reads at least longReads
-	same     bool         // queries and outputs have the type of keys
+	same     bool         // queries and outputs have the type of keys, or are rounded to it
+	rounds   bool         // a prefill kernel must round them
 }
 
 // takes reports whether k can do w, if shared memory suffices.
 func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
-	return k.kv == g.Pages.Planes[0].DType && slices.Contains(k.dims, g.Dim) && w.rows >= k.rows && (w.same || !k.same()) &&
+	return k.kv == g.Pages.Planes[0].DType && slices.Contains(k.dims, g.Dim) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
 		w.features&^k.features == 0 && w.features&k.needs == k.needs &&
 		(g.Scale > 0 || !k.positive) && strides&(k.multiple()-1) == 0 &&
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)

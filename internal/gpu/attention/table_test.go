@@ -91,7 +91,7 @@ func TestModulesStaySmall(t *testing.T) {
 		}
 		bytes += len(image)
 	}
-	if most := 9_800_000; len(units) > 6 || bytes > most {
+	if most := 9_930_000; len(units) > 6 || bytes > most { // 60% of the size when each Variant had its own units
 		t.Errorf("%d units of %d bytes for 9.0; 6 of %d is the most", len(units), bytes, most)
 	}
 }
@@ -116,7 +116,7 @@ func TestTableHasNoDeadLine(t *testing.T) {
 				if k.paged {
 					pages = 1
 				}
-				w := want{problem: &g, features: g.Features(), rows: max(k.rows, 1), pages: pages, long: k.row, same: k.same()}
+				w := want{problem: &g, features: g.Features(), rows: max(k.rows, 1), pages: pages, long: k.row, same: k.same(), rounds: k.same() && !k.exact}
 				found = found || find(all, &w) == k
 			}
 			if !found {
@@ -175,6 +175,7 @@ func TestSupportsIsTheTable(t *testing.T) {
 			problem: &g, features: g.Features(), rows: min(rapid.IntRange(1, 16).Draw(t, "queries")*group, BlockRows),
 			pages: rapid.SampledFrom([]int{0, 1, 4, 16, 32}).Draw(t, "pages"), same: rapid.Bool().Draw(t, "same"),
 		}
+		w.rounds = w.same && rapid.Bool().Draw(t, "rounds")
 		k := find(e.kernels, &w)
 		if err == nil && k == nil {
 			t.Fatalf("%+v: supported, and there is no kernel for %d rows, %d pages", g, w.rows, w.pages)
@@ -183,7 +184,7 @@ func TestSupportsIsTheTable(t *testing.T) {
 			return
 		}
 		if g.Features()&^k.features != 0 || k.kv != g.Pages.Planes[0].DType || !slices.Contains(k.dims, g.Dim) || k.rows > w.rows || k.paged && w.pages == 0 ||
-			g.Unfused != (k.family == &unfusedFamily) || k.same() && !w.same || !k.capability.have(capability) {
+			g.Unfused != (k.family == &unfusedFamily) || k.same() && !w.same || w.rounds && k.exact || !k.capability.have(capability) {
 			t.Fatalf("%v can't do %+v, %+v", k.entries, g, w)
 		}
 		// Only the layout of keys, and shared memory, are not in the table.
