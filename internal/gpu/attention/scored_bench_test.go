@@ -211,3 +211,56 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 		b.ReportMetric(0, "ns/op")
 	})
 }
+
+// BenchmarkGPUVariants measures every mask and score change in output tiles of all numbers of rows, by decode kernels and
+// by prefill kernels (docs/lab/variants-h200.json).
+func BenchmarkGPUVariants(b *testing.B) {
+	m := realGPU(b)
+	b.Run("decode", m.benchmarkDecodeVariants)
+	b.Run("prefill", m.benchmarkPrefillVariants)
+}
+
+func (m *machine) benchmarkDecodeVariants(b *testing.B) {
+	for _, c := range []benchStep{
+		{1, 1, 32, 32, 1024, 128, 0}, {1, 1, 32, 8, 1024, 64, 0}, {1, 1, 32, 8, 8192, 128, 0}, {8, 1, 32, 8, 8192, 128, 16}, {16, 1, 32, 8, 1024, 64, 16},
+		{1, 1, 64, 8, 4096, 128, 0}, {8, 2, 64, 8, 2048, 64, 16}, {1, 4, 32, 8, 8192, 128, 0}, {1, 4, 32, 8, 8192, 64, 0}, {4, 4, 32, 8, 4096, 128, 16},
+	} {
+		variants := []benchVariant{
+			{name: "plain", keys: c.keys, spoil: func(*attn.Problem) {}},
+			{name: "window of all", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = c.keys }},
+			{name: "window 512", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = 512 }},
+			{name: "window 1020, 4 sink tokens", keys: c.keys, spoil: func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }},
+			{name: "tree", keys: c.keys, spoil: func(g *attn.Problem) { g.Tree = true }},
+			{name: "sinks", keys: c.keys, spoil: func(g *attn.Problem) { g.Sinks = true }},
+			{name: "cap", keys: c.keys, spoil: func(g *attn.Problem) { g.Cap = 30 }},
+			{name: "ALiBi", keys: c.keys, spoil: func(g *attn.Problem) { g.Slopes = attn.NewSlopes(slices.Repeat([]float64{0.25}, c.heads)) }},
+		}
+		m.benchmarkVariants(b, c, variants)
+	}
+}
+
+func (m *machine) benchmarkPrefillVariants(b *testing.B) {
+	for _, c := range []benchStep{
+		{16, 1024, 32, 8, 1024, 128, 0}, {1, 128, 32, 32, 128, 64, 0}, {8, 16, 32, 8, 8192, 128, 16}, {1, 16, 32, 8, 8192, 128, 0}, {1, 512, 32, 32, 1536, 128, 0},
+		{4, 1024, 32, 32, 1024, 64, 0}, {1, 4096, 32, 8, 4096, 128, 0}, {1, 2048, 16, 8, 2048, 256, 0}, {4, 512, 32, 8, 512, 80, 0},
+	} {
+		variants := []benchVariant{
+			{name: "plain", keys: c.keys, spoil: func(*attn.Problem) {}},
+			{name: "window of all", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = c.keys }},
+			{name: "window 512", keys: c.keys, spoil: func(g *attn.Problem) { g.Window = 512 }},
+			{name: "window 1020, 4 sink tokens", keys: c.keys, spoil: func(g *attn.Problem) { g.Window, g.SinkTokens = 1020, 4 }},
+			{name: "sinks", keys: c.keys, spoil: func(g *attn.Problem) { g.Sinks = true }},
+			{name: "cap", keys: c.keys, spoil: func(g *attn.Problem) { g.Cap = 30 }},
+			{name: "rounded", keys: c.keys, wide: true, spoil: func(g *attn.Problem) { g.Mixed = true }},
+			{name: "rounded, window of all", keys: c.keys, wide: true, spoil: func(g *attn.Problem) { g.Mixed, g.Window = true, c.keys }},
+			{name: "two parts", keys: c.keys, wide: true, spoil: func(*attn.Problem) {}},
+			{name: "two parts, window of all", keys: c.keys, wide: true, spoil: func(g *attn.Problem) { g.Window = c.keys }},
+		}
+		if c.queries <= attn.MaxTree {
+			variants = append(variants, benchVariant{name: "tree", keys: c.keys, spoil: func(g *attn.Problem) { g.Tree = true }},
+				benchVariant{name: "cap, decode kernel", keys: c.keys, few: true, spoil: func(g *attn.Problem) { g.Cap = 30 }},
+				benchVariant{name: "window of all, decode kernel", keys: c.keys, few: true, spoil: func(g *attn.Problem) { g.Window = c.keys }})
+		}
+		m.benchmarkVariants(b, c, variants)
+	}
+}
