@@ -56,6 +56,8 @@ const (
 	gpuChunk       = 2048
 	pageSize       = 64
 	mostRows       = 1 << 20
+	mostChosen     = 1 << 19 // largest vocabulary from which a GPU chooses: see nn.ArgMax
+	mostAhead      = 8       // steps that a GPU computes before the host has their tokens: joins and ends wait so long
 )
 
 // Stats counts the work of an [Engine].
@@ -220,25 +222,40 @@ func (e *Engine) rows(all bool) int {
 	return e.verify.step.Tokens()
 }
 
-func (e *Engine) run(appends []la.Append, tokens []int, all bool) (logits []float32, err error) {
+func (e *Engine) run(appends []la.Append, tokens []int, all, logits bool) (results, error) {
 	g := e.verify
 	if !all {
-		i := slices.IndexFunc(e.graphs, func(g *graph) bool {
-			return len(tokens) <= g.step.Tokens() && (!g.all || len(tokens) == len(appends))
-		})
-		g = e.graphs[i]
+		g = e.graphOf(appends, tokens)
 	}
-	return e.runGraph(g, appends, tokens)
+	return e.runGraph(g, appends, tokens, logits)
 }
 
-func (e *Engine) runGraph(g *graph, appends []la.Append, tokens []int) (logits []float32, err error) {
-	if logits, err = g.run(appends, tokens); err != nil {
-		return nil, err
+// graphOf returns the smallest graph for a step.
+func (e *Engine) graphOf(appends []la.Append, tokens []int) *graph {
+	return e.graphs[slices.IndexFunc(e.graphs, func(g *graph) bool {
+		return len(tokens) <= g.step.Tokens() && (!g.all || len(tokens) == len(appends))
+	})]
+}
+
+func (e *Engine) runGraph(g *graph, appends []la.Append, tokens []int, logits bool) (r results, err error) {
+	if r, err = g.run(appends, tokens, logits); err != nil {
+		return r, err
 	}
 	if limit := e.network.Sizes().LogitCap; limit > 0 {
-		capLogits(logits, limit)
+		capLogits(r.logits, limit)
 	}
-	return logits, nil
+	return r, nil
+}
+
+func (e *Engine) mostAhead() int {
+	if e.graphs[0].chosen == nil {
+		return 0
+	}
+	return mostAhead
+}
+
+func (e *Engine) ahead(appends []la.Append, tokens []int, steps int) ([]int, error) {
+	return e.graphOf(appends, tokens).ahead(appends, tokens, steps)
 }
 
 func (e *Engine) newSequence() (*la.Sequence, error) { return e.cache.NewSequence() }
@@ -447,12 +464,12 @@ func (e *Engine) LogProbs(ctx context.Context, tokens []int) (p []float64, err e
 			}
 			e.scheduler.evict(0)
 		}
-		logits, err := e.runGraph(e.scores, appends, tokens[from:from+n])
+		r, err := e.runGraph(e.scores, appends, tokens[from:from+n], true)
 		if err != nil {
 			return nil, err
 		}
 		for i := range n {
-			x, _, err := likelihood(logits[i*vocab:(i+1)*vocab], tokens[from+i+1], 0)
+			x, _, err := likelihood(r.logits[i*vocab:(i+1)*vocab], tokens[from+i+1], 0)
 			if err != nil {
 				return nil, fmt.Errorf("decoder: LogProbs: after token %d: %w", from+i+1, err)
 			}

@@ -154,13 +154,13 @@ func testGolden(t *testing.T, o Options, atol float64) {
 			}
 			check := func(what string, appends []la.Append, tokens []int, want [][]float32) {
 				t.Helper()
-				logits, err := e.run(appends, tokens, true)
+				r, err := e.run(appends, tokens, true, true)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for i, row := range want {
 					for j, w := range row {
-						if got := logits[i*vocab+j]; !(math.Abs(float64(got-w)) <= atol) {
+						if got := r.logits[i*vocab+j]; !(math.Abs(float64(got-w)) <= atol) {
 							t.Fatalf("%s: row %d, logit %d: %v, want %v", what, i, j, got, w)
 						}
 					}

@@ -23,6 +23,7 @@ type graph struct {
 	last   *indices
 	at     []position
 	logits *G.Node
+	chosen *G.Node // the most likely token of each row of the logits; nil: the host chooses
 	vm     interface {
 		G.VM
 		Close() error
@@ -32,7 +33,13 @@ type graph struct {
 	recorded  bool
 	runs      int
 	recording *device.Recording
-	result    *device.Tensor // of the last run on the GPU
+	history   *device.Tensor // the tokens that the steps of ahead choose; nil: not needed yet
+}
+
+// results are what a run computes for each row, or for the last row of each append.
+type results struct {
+	logits []float32 // nil: not wanted
+	chosen []int     // the most likely token, or -1 for logits that have none; nil: the host chooses
 }
 
 // indices is an input of row numbers.
@@ -112,6 +119,10 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 		h = b.Node(func() (*G.Node, error) { return nn.Embedding(h, last, nil) })
 	}
 	g.logits = e.network.Logits(b, h)
+	var keep []*G.Node
+	if o.Device != nil && sizes.Vocab <= mostChosen {
+		g.chosen, keep = b.Node(func() (*G.Node, error) { return nn.ArgMax(g.logits) }), []*G.Node{g.logits}
+	}
 	if b.err != nil {
 		return g, b.err
 	}
@@ -119,7 +130,7 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 		return g, err
 	}
 	if !c.recorded { // a recording's values keep their memory
-		if err := rewrite.ShareMemory(expressions); err != nil {
+		if err := rewrite.ShareMemory(expressions, keep...); err != nil {
 			return g, err
 		}
 	}
@@ -153,83 +164,171 @@ func (in *indices) put() error {
 	return in.there.CopyFrom(in.short)
 }
 
-// run appends tokens to sequences in one step: as many as each append says, in order. It returns the logits of all rows, or
-// of the last row of each append. The logits are valid until the next run. After an error the sequences are unchanged.
-func (g *graph) run(appends []la.Append, tokens []int) (logits []float32, err error) {
+// run appends tokens to sequences in one step: as many as each append says, in order. A GPU leaves logits that are not
+// wanted where they are. Logits are valid until the next run. After an error the sequences are unchanged.
+func (g *graph) run(appends []la.Append, tokens []int, wanted bool) (r results, err error) {
 	err = g.step.Run(appends, func() error {
-		clear(g.tokens.data) // unassigned rows have token 0
-		copy(g.tokens.data, tokens)
-		var at []int
-		if g.at != nil {
-			at = g.step.Positions()
+		g.fill(tokens)
+		if g.gpu == nil {
+			defer g.vm.Reset()
+			if err := la.Cause(g.vm.RunAll()); err != nil {
+				return err
+			}
+			r.logits, err = elements[float32](g.logits.Value())
+			return err
 		}
-		for i := range g.at {
-			for j, x := range at {
-				g.at[i].data[j] = x + g.at[i].offset
+		if err := g.queue(true); err != nil {
+			return err
+		}
+		if g.chosen != nil {
+			if r.chosen, err = download(g.chosen); err != nil {
+				return err
 			}
 		}
-		if g.last != nil {
-			clear(g.last.data)
-			copy(g.last.data, g.step.Last())
+		if wanted || g.chosen == nil {
+			t, err := there(g.logits)
+			if err != nil {
+				return err
+			}
+			all, err := t.Download() // waits for the run
+			if err != nil {
+				return err
+			}
+			r.logits, err = elements[float32](all)
+			return err
 		}
-		logits, err = g.compute()
-		return err
+		return nil
 	})
-	return logits, err
+	return r, err
 }
 
-func (g *graph) compute() ([]float32, error) {
-	if g.gpu == nil {
-		defer g.vm.Reset()
-		if err := la.Cause(g.vm.RunAll()); err != nil {
-			return nil, err
-		}
-		return elements(g.logits.Value())
-	}
-	inputs := []*indices{&g.tokens}
-	if g.last != nil {
-		inputs = append(inputs, g.last)
+// fill sets the inputs of a step.
+func (g *graph) fill(tokens []int) {
+	clear(g.tokens.data) // unassigned rows have token 0
+	copy(g.tokens.data, tokens)
+	var at []int
+	if g.at != nil {
+		at = g.step.Positions()
 	}
 	for i := range g.at {
-		inputs = append(inputs, &g.at[i].indices)
+		for j, x := range at {
+			g.at[i].data[j] = x + g.at[i].offset
+		}
 	}
-	for _, in := range inputs {
-		if err := in.put(); err != nil {
+	if g.last != nil {
+		clear(g.last.data)
+		copy(g.last.data, g.step.Last())
+	}
+}
+
+// ahead computes steps that append a token to each sequence: the first step the given tokens, each other step the tokens
+// that the step before chose. The host waits for the last step alone. ahead returns the tokens that each step chose. After
+// an error some of the steps may have been done.
+func (g *graph) ahead(appends []la.Append, tokens []int, steps int) (chosen []int, err error) {
+	n := len(appends)
+	if g.history == nil {
+		if g.history, err = g.gpu.NewTensor(tensor.Int32, mostAhead*g.step.Tokens()); err != nil {
 			return nil, err
 		}
 	}
-	if err := g.queue(); err != nil {
-		return nil, err
+	for i := range steps {
+		err := g.step.Run(appends, func() error {
+			g.fill(tokens)
+			if i > 0 {
+				if err := copyRows(g.tokens.there, 0, g.chosen, n); err != nil {
+					return err
+				}
+			}
+			if err := g.queue(i == 0); err != nil {
+				return err
+			}
+			return copyRows(g.history, i*n, g.chosen, n)
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	t, err := g.result.Download() // waits for the run
+	all, err := g.history.Download() // waits for all steps
 	if err != nil {
 		return nil, err
 	}
-	return elements(t)
+	chosen, err = integers(all)
+	return chosen[:min(len(chosen), steps*n)], err
+}
+
+// copyRows copies the first n rows of a node's value to the rows of a tensor from at on.
+func copyRows(to *device.Tensor, at int, from *G.Node, n int) error {
+	src, err := there(from)
+	if err != nil {
+		return err
+	}
+	if src, err = src.Rows(0, n); err != nil {
+		return err
+	}
+	dst, err := to.Rows(at, at+n)
+	if err != nil {
+		return err
+	}
+	return dst.CopyFrom(src)
+}
+
+// there returns the value of a node on a GPU.
+func there(n *G.Node) (*device.Tensor, error) {
+	t, ok := n.Value().(*device.Tensor)
+	if !ok {
+		return nil, fmt.Errorf("decoder: the result is a %T: %w", n.Value(), ErrUnsupported)
+	}
+	return t, nil
+}
+
+// download waits for the run, and returns the integers of a node.
+func download(n *G.Node) ([]int, error) {
+	t, err := there(n)
+	if err != nil {
+		return nil, err
+	}
+	all, err := t.Download()
+	if err != nil {
+		return nil, err
+	}
+	return integers(all)
+}
+
+func integers(v G.Value) (all []int, err error) {
+	short, err := elements[int32](v)
+	for _, x := range short {
+		all = append(all, int(x))
+	}
+	return all, err
 }
 
 // elements returns the numbers of a value.
-func elements(v G.Value) ([]float32, error) {
-	x, ok := v.Data().([]float32)
+func elements[T any](v G.Value) ([]T, error) {
+	x, ok := v.Data().([]T)
 	if !ok {
-		return nil, fmt.Errorf("decoder: logits are %T, not []float32: %w", v.Data(), ErrUnsupported)
+		return nil, fmt.Errorf("decoder: the result is %T, not %T: %w", v.Data(), x, ErrUnsupported)
 	}
 	return x, nil
 }
 
-// queue queues a run on the GPU. The first run of a recorded graph is node by node and allocates the nodes' memory. The
-// second run is recorded, and later runs replay the recording.
-func (g *graph) queue() error {
-	run := func() error {
-		defer g.vm.Reset()
-		if err := la.Cause(g.vm.RunAll()); err != nil {
+// queue queues a run on the GPU, which reads the tokens of the host or those that the GPU has. The first run of a recorded
+// graph is node by node and allocates the nodes' memory. The second run is recorded, and later runs replay the recording.
+func (g *graph) queue(tokens bool) error {
+	var inputs []*indices
+	if tokens {
+		inputs = append(inputs, &g.tokens)
+	}
+	if g.last != nil {
+		inputs = append(inputs, g.last)
+	}
+	for _, in := range append(inputs, positionsOf(g.at)...) {
+		if err := in.put(); err != nil {
 			return err
 		}
-		var ok bool
-		if g.result, ok = g.logits.Value().(*device.Tensor); !ok {
-			return fmt.Errorf("decoder: logits are a %T: %w", g.logits.Value(), ErrUnsupported)
-		}
-		return nil
+	}
+	run := func() error {
+		defer g.vm.Reset()
+		return la.Cause(g.vm.RunAll())
 	}
 	if g.recording != nil {
 		err := g.recording.Replay()
@@ -257,11 +356,18 @@ func (g *graph) close() error {
 	if g.vm != nil {
 		errs = append(errs, g.vm.Close())
 	}
+	memory := []*device.Tensor{g.history}
 	for _, in := range slices.Concat([]*indices{&g.tokens, g.last}, positionsOf(g.at)) {
-		if in != nil && in.there != nil {
-			if err := in.there.Free(); err != nil && !errors.Is(err, la.ErrClosed) {
-				errs = append(errs, err)
-			}
+		if in != nil {
+			memory = append(memory, in.there)
+		}
+	}
+	for _, t := range memory {
+		if t == nil {
+			continue
+		}
+		if err := t.Free(); err != nil && !errors.Is(err, la.ErrClosed) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

@@ -55,6 +55,7 @@ type Sampling struct {
 type sampler struct {
 	*sample.Sampler
 	logprobs int
+	plain    bool // the most likely token, and nothing else, is wanted
 }
 
 // newSampler returns the sampler of a text that begins with prompt.
@@ -83,7 +84,7 @@ func newSampler(c *Sampling, vocab, logprobs int, prompt []int) (*sampler, error
 		return nil, fail(err)
 	}
 	s.Accept(prompt...)
-	return &sampler{s, logprobs}, nil
+	return &sampler{s, logprobs, config.Plain() && logprobs == 0}, nil
 }
 
 // next chooses the next token of the text.

@@ -30,7 +30,9 @@ type scheduler struct {
 // runner computes steps.
 type runner interface {
 	rows(all bool) int // most rows of a step
-	run(appends []la.Append, tokens []int, all bool) (logits []float32, err error)
+	run(appends []la.Append, tokens []int, all, logits bool) (results, error)
+	mostAhead() int // most steps of ahead; 0: ahead is not supported
+	ahead(appends []la.Append, tokens []int, steps int) (chosen []int, err error)
 	newSequence() (*la.Sequence, error)
 	need(appends []la.Append) (pages int, err error)
 	freePages() int
@@ -84,6 +86,9 @@ func (s *scheduler) try() error {
 	defer s.sweep()
 	if guesses > 0 {
 		return s.verify()
+	}
+	if steps := s.stepsAhead(todo); steps > 1 {
+		return s.ahead(todo, steps)
 	}
 	return s.compute(todo)
 }
@@ -271,28 +276,96 @@ func (s *scheduler) fit() ([]work, error) {
 
 // compute computes a step, and continues each text whose tokens have all been read.
 func (s *scheduler) compute(todo []work) error {
-	var appends []la.Append
-	var tokens []int
-	for _, w := range todo {
-		at := w.text.seq.Len()
-		appends = append(appends, la.Append{Seq: w.text.seq, Tokens: w.tokens})
-		tokens = append(tokens, w.text.tokens[at:at+w.tokens]...)
-	}
-	logits, err := s.runner.run(appends, tokens, false)
+	appends, tokens, logits := operands(todo)
+	r, err := s.runner.run(appends, tokens, false, logits)
 	if err != nil {
 		return err
 	}
-	s.count(len(tokens), todo)
+	s.count(1, len(tokens), todo)
 	for i, w := range todo {
 		if t := w.text; t.seq.Len() == len(t.tokens) {
-			t.extend(logits[i*s.vocab : (i+1)*s.vocab])
+			s.extend(t, &r, i)
 		}
 	}
 	return nil
 }
 
-func (s *scheduler) count(rows int, todo []work) {
-	s.stats.Steps++
+// operands returns the appends and tokens of a step. logits reports that a text wants logits.
+func operands(todo []work) (appends []la.Append, tokens []int, logits bool) {
+	for _, w := range todo {
+		at := w.text.seq.Len()
+		appends = append(appends, la.Append{Seq: w.text.seq, Tokens: w.tokens})
+		tokens = append(tokens, w.text.tokens[at:at+w.tokens]...)
+		logits = logits || !w.text.sampler.plain && at+w.tokens == len(w.text.tokens)
+	}
+	return appends, tokens, logits
+}
+
+// extend continues a text by a row of the results.
+func (s *scheduler) extend(t *Text, r *results, row int) {
+	if r.chosen != nil && t.sampler.plain {
+		t.take(r.chosen[row])
+		return
+	}
+	t.extend(r.logits[row*s.vocab : (row+1)*s.vocab])
+}
+
+// stepsAhead returns the number of steps that can be computed before the host has their tokens: all texts are live, choose
+// the most likely token, and need it alone.
+func (s *scheduler) stepsAhead(todo []work) int {
+	steps := s.runner.mostAhead()
+	if len(todo) < len(s.live) || len(s.waiting) > 0 {
+		return 1
+	}
+	var appends []la.Append
+	for _, w := range todo {
+		t := w.text
+		if w.tokens != 1 || !t.sampler.plain || t.mostGuesses > 0 {
+			return 1
+		}
+		steps = min(steps, t.limit-len(t.tokens))
+		appends = append(appends, la.Append{Seq: t.seq})
+	}
+	for ; steps > 1; steps /= 2 {
+		for i := range appends {
+			appends[i].Tokens = steps
+		}
+		if need, err := s.runner.need(appends); err == nil && need <= s.runner.freePages() {
+			break
+		}
+	}
+	return steps
+}
+
+// ahead computes some steps. A text that ends in one of them drops the tokens of the others.
+func (s *scheduler) ahead(todo []work, steps int) (err error) {
+	appends, tokens, _ := operands(todo)
+	chosen, err := s.runner.ahead(appends, tokens, steps)
+	if err != nil {
+		for _, w := range todo { // some of the steps may have been done
+			if keep := len(w.text.tokens) - 1; keep < w.text.seq.Len() {
+				err = errors.Join(err, w.text.seq.Truncate(keep))
+			}
+		}
+		return err
+	}
+	s.count(steps, steps*len(tokens), todo)
+	for i, w := range todo {
+		t := w.text
+		had := t.seq.Len() - steps
+		for j := 0; j < steps && !t.ended; j++ {
+			t.take(chosen[j*len(todo)+i])
+			had++
+		}
+		if had < t.seq.Len() {
+			err = errors.Join(err, t.seq.Truncate(had))
+		}
+	}
+	return err
+}
+
+func (s *scheduler) count(steps, rows int, todo []work) {
+	s.stats.Steps += steps
 	s.stats.Rows += rows
 	s.stats.MostTexts = max(s.stats.MostTexts, len(todo))
 }
@@ -342,22 +415,24 @@ func (s *scheduler) verify() (err error) {
 		tokens = append(append(tokens, t.tokens[len(t.tokens)-1]), t.guesses...)
 		todo = append(todo, work{t, 1 + len(t.guesses)})
 	}
-	logits, err := s.runner.run(appends, tokens, true)
+	logits := slices.ContainsFunc(s.live, func(t *Text) bool { return !t.sampler.plain })
+	r, err := s.runner.run(appends, tokens, true, logits)
 	if err != nil {
 		return err
 	}
-	s.count(len(tokens), todo)
+	s.count(1, len(tokens), todo)
+	row := 0
 	for _, t := range s.live {
 		had, guesses := len(t.tokens), t.guesses
 		accepted := 0
 		for j := 0; j <= len(guesses); j++ {
-			t.extend(logits[j*s.vocab : (j+1)*s.vocab])
+			s.extend(t, &r, row+j)
 			if t.ended || j == len(guesses) || t.tokens[had+j] != guesses[j] {
 				break
 			}
 			accepted++
 		}
-		logits = logits[(1+len(guesses))*s.vocab:]
+		row += 1 + len(guesses)
 		s.stats.Guessed += len(guesses)
 		s.stats.Accepted += accepted
 		if len(guesses) > 0 { // a wrong guess costs time: the next ones are a few more than were right

@@ -157,29 +157,71 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// faultyRunner fails now and then.
+// faultyRunner fails now and then. In place of a GPU it chooses tokens and computes steps ahead.
 type faultyRunner struct {
 	runner
-	rng *rand.Rand
+	rng   *rand.Rand
+	calls *int // calls of ahead
 }
 
 var errFault = errors.New("a fault")
 
-func (f faultyRunner) run(appends []la.Append, tokens []int, all bool) ([]float32, error) {
+func (f faultyRunner) run(appends []la.Append, tokens []int, all, logits bool) (r results, err error) {
 	if f.rng.IntN(400) == 0 {
-		return nil, errFault
+		return r, errFault
 	}
-	return f.runner.run(appends, tokens, all)
+	if r, err = f.runner.run(appends, tokens, all, true); err != nil || f.calls == nil {
+		return r, err
+	}
+	const vocab = 13
+	for row := range len(r.logits) / vocab {
+		own := r.logits[row*vocab : (row+1)*vocab]
+		r.chosen = append(r.chosen, slices.Index(own, slices.Max(own)))
+	}
+	if !logits {
+		r.logits = nil
+	}
+	return r, nil
+}
+
+func (f faultyRunner) mostAhead() int {
+	if f.calls == nil {
+		return 0
+	}
+	return 5
+}
+
+func (f faultyRunner) ahead(appends []la.Append, tokens []int, steps int) (chosen []int, err error) {
+	for range steps {
+		r, err := f.run(appends, tokens, false, false)
+		if err != nil {
+			return nil, err
+		}
+		tokens = r.chosen[:len(appends)]
+		chosen = append(chosen, tokens...)
+	}
+	*f.calls++
+	return chosen, nil
 }
 
 // TestJoinsAndLeaves: texts of random lengths join and leave, are cancelled, share beginnings and fail. No page is lost, and
 // texts that end have the tokens that they have alone.
 func TestJoinsAndLeaves(t *testing.T) {
+	t.Run("the host chooses", func(t *testing.T) { testJoinsAndLeaves(t, nil) })
+	t.Run("steps ahead", func(t *testing.T) {
+		ahead := 0
+		if testJoinsAndLeaves(t, &ahead); ahead < 100 {
+			t.Errorf("%d times", ahead)
+		}
+	})
+}
+
+func testJoinsAndLeaves(t *testing.T, ahead *int) {
 	rng := reftest.Rand(t)
 	texts := reftest.Cases(t, 800, 25000)
 	reference := smallEngine(t, Options{Context: 400, Exact: true})
 	e := smallEngine(t, Options{Context: 400, Tokens: 400, Batch: 6, Chunk: 30, Draft: 6, Exact: true})
-	e.scheduler.runner = faultyRunner{e, rand.New(rand.NewPCG(rng.Uint64(), 2))}
+	e.scheduler.runner = faultyRunner{e, rand.New(rand.NewPCG(rng.Uint64(), 2)), ahead}
 
 	var beginnings [][]int
 	random := func(n int) (ids []int) {
@@ -229,6 +271,15 @@ func TestJoinsAndLeaves(t *testing.T) {
 		if rng.IntN(20) > 0 {
 			r.Tokens++ // not 0: the whole context
 		}
+		if rng.IntN(3) == 0 {
+			r.Ends = append(r.Ends, rng.IntN(13))
+		}
+		most := 20
+		if ahead != nil { // without guesses, and with texts that do not wait
+			if most = 4; rng.IntN(12) > 0 {
+				r.Draft = 0
+			}
+		}
 		ctx, cancel := context.WithCancelCause(context.Background())
 		text, err := e.Start(ctx, r)
 		if err != nil {
@@ -238,7 +289,7 @@ func TestJoinsAndLeaves(t *testing.T) {
 		if rng.IntN(8) == 0 {
 			all[rng.IntN(len(all))].cancel(errFault)
 		}
-		for len(all) > 20 {
+		for len(all) > most {
 			i := rng.IntN(len(all))
 			check(all[i])
 			all = slices.Delete(all, i, i+1)

@@ -155,6 +155,20 @@ func (t *Text) Shared() int {
 // extend chooses the next token by its logits.
 func (t *Text) extend(logits []float32) {
 	token, err := t.sampler.next(logits)
+	t.add(token, err)
+}
+
+// take is extend with the most likely token, or -1 for logits that have none.
+func (t *Text) take(id int) {
+	var err error
+	if id < 0 {
+		err = ErrLogits
+	}
+	t.add(Token{ID: id}, err)
+}
+
+// add adds a token, unless there was an error.
+func (t *Text) add(token Token, err error) {
 	if err != nil {
 		t.end("", fmt.Errorf("decoder: after token %d: %w", len(t.tokens), err))
 		return

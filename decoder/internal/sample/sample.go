@@ -65,6 +65,12 @@ var ErrConfig = errors.New("value out of range")
 // -Inf or forbidden.
 var ErrLogits = errors.New("logits without a most likely token")
 
+// Plain reports whether the most likely token is chosen by the logits alone.
+func (c Config) Plain() bool {
+	return c.Temperature == 0 && (c.RepetitionPenalty == 0 || c.RepetitionPenalty == 1) && c.PresencePenalty == 0 && c.FrequencyPenalty == 0 &&
+		len(c.LogitBias) == 0 && len(c.Forbidden) == 0
+}
+
 // Validate returns an error for the first value of c that is out of its range. The error begins with the field's name.
 func (c Config) Validate() error {
 	for _, x := range []struct {
