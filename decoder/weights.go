@@ -27,7 +27,7 @@ type Weights interface {
 func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress func(done int)) (weights map[string]G.Value, free func() error, err error) {
 	weights = map[string]G.Value{}
 	var there []*device.Tensor
-	free = func() (err error) {
+	release := func() (err error) {
 		for _, t := range there {
 			if e := t.Free(); !errors.Is(e, la.ErrClosed) {
 				err = errors.Join(err, e)
@@ -37,7 +37,7 @@ func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress fu
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, free())
+			err = errors.Join(err, release())
 		}
 	}()
 	for w := range n.Weights() {
@@ -68,7 +68,7 @@ func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress fu
 			progress(len(weights))
 		}
 	}
-	return weights, free, nil
+	return weights, release, nil
 }
 
 // widener is a source of weights that decodes rows into any type. The zero Dtype is the type that Tensor returns.
