@@ -114,7 +114,7 @@ func (f *ggufFile) rowsAs(name string, as tensor.Dtype, shape []int, from, to in
 	return tensor.New(tensor.WithShape(part...), tensor.WithBacking(data)), nil
 }
 
-// widened returns the numbers of rows of a tensor as a slice of a type. A vector is one row of a file, and its elements are rows
+// widened returns a copy of the numbers of rows of a tensor, as a slice of a type. A copy stays valid if another program cuts the file. A vector is one row of a file, and its elements are rows
 // here.
 func widened(t *gguf.Tensor, as tensor.Dtype, from, to int) (data any, err error) {
 	columns, begin, end, first := t.Columns(), from, to, 0
@@ -125,21 +125,12 @@ func widened(t *gguf.Tensor, as tensor.Dtype, from, to int) (data any, err error
 	n := (to - from) * columns
 	switch as {
 	case tensor.Float32:
-		if in, ok := t.Float32Alias(); ok {
-			return in[from*columns:][:n], nil
-		}
 		dst := make([]float32, size)
 		return dst[first:][:n], t.Float32(dst, begin, end)
 	case la.Float16:
-		if in, ok := t.Alias16(); ok && t.Type() == gguf.F16 {
-			return as16[la.F16](in[from*columns:][:n]), nil
-		}
 		dst := make([]la.F16, size)
 		return dst[first:][:n], t.Float16(as16[uint16](dst), begin, end)
 	case la.BFloat16:
-		if in, ok := t.Alias16(); ok && t.Type() == gguf.BF16 {
-			return as16[la.BF16](in[from*columns:][:n]), nil
-		}
 		dst := make([]la.BF16, size)
 		return dst[first:][:n], t.BFloat16(as16[uint16](dst), begin, end)
 	}

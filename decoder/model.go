@@ -14,6 +14,8 @@ import (
 	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/decoder/internal/hf"
 	"gorgonia.org/leanattention/decoder/tokenizer"
+
+	"gorgonia.org/tensor"
 )
 
 // Model is an open model: its network, its tokenizer and its weights, which stay in the files until an engine needs them.
@@ -30,6 +32,7 @@ type Model struct {
 // source is the files of a model.
 type source interface {
 	Weights
+	widener
 	// Check compares the tensors of the files with the weights of a model: all of them must be present, and no other. A tied
 	// weight may be missing.
 	Check(weights iter.Seq[hf.Weight], tied ...string) error
@@ -47,11 +50,11 @@ func Open(path string) (*Model, error) {
 	if !info.IsDir() {
 		return newGGUF(path)
 	}
-	folder, err := hf.Open(path)
+	f, err := hf.Open(path)
 	if err != nil {
 		return nil, fileError(err)
 	}
-	m, err := open(folder, func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(path) })
+	m, err := open(folder{f}, func() (*tokenizer.Tokenizer, error) { return tokenizer.Load(path) })
 	if err == nil {
 		m.dir = path
 	}
@@ -60,11 +63,11 @@ func Open(path string) (*Model, error) {
 
 // OpenFS is [Open] for the root folder of a file system, such as an embedded one. name stands for the folder in errors.
 func OpenFS(name string, fsys fs.FS) (*Model, error) {
-	folder, err := hf.OpenFS(name, fsys)
+	f, err := hf.OpenFS(name, fsys)
 	if err != nil {
 		return nil, fileError(err)
 	}
-	return open(folder, func() (*tokenizer.Tokenizer, error) { return tokenizer.LoadFS(name, fsys) })
+	return open(folder{f}, func() (*tokenizer.Tokenizer, error) { return tokenizer.LoadFS(name, fsys) })
 }
 
 func newGGUF(path string) (m *Model, err error) {
@@ -100,7 +103,7 @@ func (m *Model) read(file string, data []byte) (c *Config, err error) {
 	if t, ok := m.network.(*transformer); ok && t.tied {
 		tied = []string{t.names.embedding + ".weight", t.names.head + ".weight"}
 	}
-	if folder, ok := m.files.(*hf.Folder); ok { // after the configuration: a file of another model needs no other complaint
+	if folder, ok := m.files.(folder); ok { // after the configuration: a file of another model needs no other complaint
 		if err := folder.OpenWeights(); err != nil {
 			return nil, err
 		}
@@ -110,50 +113,65 @@ func (m *Model) read(file string, data []byte) (c *Config, err error) {
 			}
 		}
 	}
-	return c, m.files.Check(files(m.network), tied...)
+	return c, m.files.Check(tensors(m.network), tied...)
 }
 
-func open(folder *hf.Folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, err error) {
-	m = &Model{files: folder}
+// folder is the weights of a Hugging Face folder.
+type folder struct{ *hf.Folder }
+
+// rowsAs returns rows of a weight.
+func (f folder) rowsAs(name string, as tensor.Dtype, shape []int, from, to int) (*tensor.Dense, error) {
+	t, err := f.Rows(name, shape, from, to)
+	if err != nil || as == (tensor.Dtype{}) {
+		return t, err
+	}
+	if t, err = converted(t, as); err != nil {
+		return nil, fmt.Errorf("decoder: weight %s: %w", name, err)
+	}
+	return t, nil
+}
+
+func open(files folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, err error) {
+	m = &Model{files: files}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fileError(err), m.Close())
 			m = nil
 		}
 	}()
-	names, err := folder.Files()
+	names, err := files.Files()
 	if err != nil {
 		return m, err
 	}
 	for _, name := range names {
 		if strings.HasPrefix(name, "adapter_") {
-			return m, fmt.Errorf("decoder: %s: an adapter, which would be left out: merge it into the weights first, or move it to another folder: %w", folder.Path(name), ErrUnsupported)
+			return m, fmt.Errorf("decoder: %s: an adapter, which would be left out: merge it into the weights first, or move it to another folder: %w", files.Path(name), ErrUnsupported)
 		}
 	}
 	const file = "config.json"
-	data, err := folder.Text(file)
+	data, err := files.Text(file)
 	if err == nil && data == nil {
-		err = fmt.Errorf("decoder: %s: %w", folder.Path(file), ErrMissing)
+		err = fmt.Errorf("decoder: %s: %w", files.Path(file), ErrMissing)
 	}
 	if err != nil {
 		return m, err
 	}
-	c, err := m.read(folder.Path(file), data)
+	c, err := m.read(files.Path(file), data)
 	if err != nil {
 		return m, err
 	}
-	if data, err = folder.Text(generationFile); err != nil {
+	if data, err = files.Text(generationFile); err != nil {
 		return m, err
 	}
-	if m.texts, err = readGeneration(c, folder.Path(generationFile), data, m.network.Sizes().Vocab); err != nil {
+	if m.texts, err = readGeneration(c, files.Path(generationFile), data, m.network.Sizes().Vocab); err != nil {
 		return m, err
 	}
 	m.tokenizer, err = load()
 	return m, err
 }
 
-// files yields the tensors of files that have the weights of a network.
-func files(n Network) iter.Seq[hf.Weight] {
+// tensors yields the tensors of files that have the weights of a network.
+func tensors(n Network) iter.Seq[hf.Weight] {
 	return func(yield func(hf.Weight) bool) {
 		for w := range n.Weights() {
 			if w.From.Row > 0 { // another weight has the first rows
@@ -169,6 +187,9 @@ func files(n Network) iter.Seq[hf.Weight] {
 
 // fileError turns an error of packages hf and gguf into one of this package.
 func fileError(err error) error {
+	if err == nil {
+		return nil
+	}
 	for _, x := range []struct{ from, to error }{
 		{hf.ErrFormat, ErrFormat}, {hf.ErrShape, ErrFormat}, {hf.ErrUnsupported, ErrUnsupported}, {hf.ErrMissing, ErrMissing}, {hf.ErrClosed, ErrClosed},
 		{gguf.ErrFormat, ErrFormat}, {gguf.ErrType, ErrFormat}, {gguf.ErrRange, ErrFormat}, {gguf.ErrUnsupported, ErrUnsupported}, {gguf.ErrMissing, ErrMissing}, {gguf.ErrClosed, ErrClosed},
@@ -286,7 +307,8 @@ func (m *Model) Engine(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newEngine(n, m.files, m.tokenizer, m.texts.ends, o)
+	e, err := newEngine(n, m.files, m.tokenizer, m.texts.ends, o)
+	return e, fileError(err)
 }
 
 // Close closes the files.

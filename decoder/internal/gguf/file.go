@@ -86,6 +86,9 @@ func openPart(path string, u *use) (*part, error) {
 		return nil, errors.Join(err, m.Close())
 	}
 	p.file = m
+	for _, t := range p.tensors {
+		t.mapping = m
+	}
 	return p, nil
 }
 
@@ -315,8 +318,7 @@ func (f *File) Tensor(name string) (*Tensor, error) {
 	return t, nil
 }
 
-// Close releases the files. Memory that Tensor.Float32Alias and Tensor.Alias16 returned must not be used after Close.
-// All other methods then return ErrClosed.
+// Close releases the files. All other methods then return ErrClosed.
 func (f *File) Close() error {
 	f.use.Lock()
 	defer f.use.Unlock()

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"gorgonia.org/leanattention/decoder/internal/mapped"
 )
 
 // Tensor is a tensor of a file. Its last dimension is the length of a row.
@@ -21,6 +23,7 @@ type Tensor struct {
 	size    uint64 // in bytes; used while the file is opened
 	data    []byte
 	use     *use
+	mapping *mapped.File // of data; nil: data is memory of the caller
 
 	// Tensors of File.Weights may have these fields set.
 	source func(row int) int // maps a row of the tensor to a row of data; nil: the same row
@@ -68,29 +71,6 @@ func (t *Tensor) BFloat16(dst []uint16, from, to int) error {
 		return copy16(t, dst, from, to)
 	}
 	return widen(t, dst, from, to, bfloat16)
-}
-
-// Float32Alias returns all elements of an F32 tensor without a copy. It returns false if
-//
-//   - the tensor is of another type,
-//   - the machine cannot read the data in place, because of its byte order or alignment,
-//   - the tensor comes from File.Weights, and its rows or values are not those of the file.
-//
-// The memory must not be written, and must not be used after Close.
-func (t *Tensor) Float32Alias() ([]float32, bool) { return alias[float32](t, t.typ == F32) }
-
-// Alias16 is like Float32Alias, for the bits of an F16 or BF16 tensor.
-func (t *Tensor) Alias16() ([]uint16, bool) { return alias[uint16](t, t.typ == F16 || t.typ == BF16) }
-
-func alias[T any](t *Tensor, right bool) (s []T, ok bool) {
-	err := t.use.do(t.file, func() error {
-		p := unsafe.Pointer(unsafe.SliceData(t.data))
-		if right && littleEndian && t.source == nil && t.add == 0 && uintptr(p)%unsafe.Alignof(*new(T)) == 0 {
-			s, ok = unsafe.Slice((*T)(p), t.rows*t.columns), true
-		}
-		return nil
-	})
-	return s, ok && err == nil
 }
 
 const (
@@ -178,6 +158,9 @@ func (t *Tensor) parallel(dst, from, to int, f func(src []byte, row, at, n int) 
 	if err := t.check(from, to, dst); err != nil {
 		return err
 	}
+	if t.mapping != nil {
+		defer t.drop()
+	}
 	rows := max(1, share/t.columns)
 	parts := (to - from + rows - 1) / rows
 	run := func(i int) error {
@@ -222,6 +205,15 @@ func (t *Tensor) parallel(dst, from, to int, f func(src []byte, row, at, n int) 
 	}
 	wg.Wait()
 	return err
+}
+
+// drop releases the memory of the mapped data, of which the caller has a copy.
+func (t *Tensor) drop() {
+	t.use.RLock()
+	defer t.use.RUnlock()
+	if !t.use.closed {
+		t.mapping.Drop(t.data)
+	}
 }
 
 // runs calls f for each run of rows that are adjacent in the file.

@@ -8,7 +8,7 @@
 //	pytorch_model.bin.index.json   and the shards that the index names
 //
 // Files are mapped into memory if the system supports mappings. On other systems, each file is read once.
-// [Folder.Tensor] returns weights in place, in their stored type.
+// [Folder.Tensor] returns copies of weights, in their stored type.
 //
 // A weight's canonical name is its name in the file without the prefix "model.".
 //
@@ -21,5 +21,6 @@
 //   - A shard is a file of the folder, never a path. Symbolic links are followed, because the hub's cache consists of
 //     links.
 //
-// If another program truncates a mapped file while it is in use, a read may end the process.
+// If another program cuts a mapped file, reading the file is an error. Tensors that were read before are copies, and stay
+// as they are.
 package hf

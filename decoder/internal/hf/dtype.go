@@ -34,6 +34,7 @@ type entry struct {
 	shape  []int
 	stride []int // in elements; nil is row-major without gaps
 	data   []byte
+	in     *file // the file; nil: data is memory of the caller
 }
 
 // product returns the number of elements of a shape. It returns false if a dimension or the product does not fit an

@@ -1,8 +1,14 @@
 package hf
 
 import (
+	"cmp"
 	"errors"
+	"io"
 	"io/fs"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"gorgonia.org/leanattention/decoder/internal/mapped"
 )
@@ -11,6 +17,7 @@ import (
 type file struct {
 	path  string
 	data  []byte
+	at    io.ReaderAt // reads the file, not its mapping; nil: data is no mapping
 	unmap func() error
 }
 
@@ -24,7 +31,55 @@ func openFile(path string) (*file, error) {
 	case err != nil:
 		return nil, fail(ErrMissing, path, "%v", err)
 	}
-	return &file{path, f.Bytes(), f.Close}, nil
+	return &file{path, f.Bytes(), f, f.Close}, nil
+}
+
+// reading calls f, which reads the data of a file. It returns an error if the file was cut. f must start no goroutines.
+func reading(path string, f func() error) error {
+	err := mapped.Catch(f)
+	if errors.Is(err, mapped.ErrGone) {
+		return fail(ErrMissing, path, "another program has cut the file, or its disk has failed: %v", err)
+	}
+	return err
+}
+
+// offset returns the place of a part of the data. It returns false if the part is not in the mapping of a file.
+func (f *file) offset(part []byte) (int64, bool) {
+	if f == nil || f.at == nil || len(part) == 0 {
+		return 0, false
+	}
+	from := uintptr(unsafe.Pointer(unsafe.SliceData(f.data)))
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(part)))
+	if at < from || at-from > uintptr(len(f.data)-len(part)) {
+		return 0, false
+	}
+	return int64(at - from), true
+}
+
+// copyTo copies the bytes at an offset to dst, with several goroutines. The bytes are read from the file: reading them
+// from the mapping would keep all of its pages in memory.
+func (f *file) copyTo(dst []byte, at int64) error {
+	const share = 4 << 20
+	parts := (len(dst) + share - 1) / share
+	errs := make([]error, min(runtime.GOMAXPROCS(0), parts))
+	var next atomic.Int64
+	var wait sync.WaitGroup
+	for i := range errs {
+		wait.Go(func() {
+			for errs[i] == nil {
+				from := int(next.Add(1)-1) * share
+				if from < 0 || from >= len(dst) {
+					return
+				}
+				part := dst[from:min(from+share, len(dst))]
+				if n, err := f.at.ReadAt(part, at+int64(from)); n < len(part) {
+					errs[i] = fail(ErrMissing, f.path, "another program has cut the file, or its disk has failed: %d of %d bytes at %d: %v", n, len(part), at+int64(from), cause(err))
+				}
+			}
+		})
+	}
+	wait.Wait()
+	return cmp.Or(errs...)
 }
 
 // cause removes the path from an error of package os, since fail adds the path.

@@ -5,10 +5,12 @@ import (
 	"io/fs"
 	"iter"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/internal/files"
 
 	"gorgonia.org/tensor"
@@ -50,6 +52,33 @@ func openStore(dir string, in store) (*Folder, error) {
 		return nil, err
 	}
 	return &Folder{dir: dir, in: in, weights: map[string]entry{}}, nil
+}
+
+// Adapter returns the adapter of the folder: a folder of the tensors of adapter_model.safetensors, or of
+// adapter_model.bin. It shares the files of f, and is closed apart.
+func (f *Folder) Adapter() (a *Folder, err error) {
+	a = &Folder{dir: f.dir, in: f.in, weights: map[string]entry{}}
+	switch {
+	case f.in.exists("adapter_model.safetensors"):
+		err = a.add("adapter_model.safetensors", parseSafetensors, nil, 0)
+	case f.in.exists("adapter_model.bin"):
+		err = a.add("adapter_model.bin", parseTorch, nil, 0)
+	default:
+		err = fail(ErrMissing, f.dir, "no adapter_model.safetensors or adapter_model.bin")
+	}
+	if err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+// Weights returns the names and the shapes of all tensors, sorted by name.
+func (f *Folder) Weights() []Weight {
+	all := make([]Weight, 0, len(f.weights))
+	for _, name := range slices.Sorted(maps.Keys(f.weights)) {
+		all = append(all, Weight{name, slices.Clone(f.weights[name].shape)})
+	}
+	return all
 }
 
 // OpenWeights maps the weight files, and reads the list of tensors of each file. It reads no weights.
@@ -130,11 +159,14 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	f.size += int64(len(file.data))
 	path := file.path
 	f.files = append(f.files, file)
-	if files.IsPointer(file.data) {
-		return unread(path, files.ErrPointer)
-	}
-	entries, err := parse(path, file.data)
-	if err != nil {
+	var entries []entry
+	if err := reading(path, func() (err error) {
+		if files.IsPointer(file.data) {
+			return unread(path, files.ErrPointer)
+		}
+		entries, err = parse(path, file.data)
+		return err
+	}); err != nil {
 		return err
 	}
 	if len(entries) > maxTensors {
@@ -142,6 +174,7 @@ func (f *Folder) add(name string, parse func(string, []byte) ([]entry, error), i
 	}
 	here := 0 // number of weights that the index places in this file
 	for _, e := range entries {
+		e.in = file
 		switch shard, ok := index[e.name]; {
 		case ok && shard != name:
 			f.copies = append(f.copies, e)
@@ -186,7 +219,11 @@ func (f *Folder) Tie(a, b string) error {
 		f.weights[b] = e
 	case hasB && !hasA:
 		f.weights[a] = h
-	case hasA && hasB && !e.same(&h):
+	case hasA && hasB:
+		same, err := e.same(&h)
+		if err != nil || same {
+			return err
+		}
 		return fail(ErrFormat, h.file, "weight %s differs from %s, and tie_word_embeddings of config.json says that they are one: it has to be false for a model that uses both", quote(h.name), quote(e.name))
 	}
 	return nil
@@ -237,8 +274,10 @@ func (f *Folder) Check(weights iter.Seq[Weight], tied ...string) error {
 			return fail(ErrUnsupported, e.file, "weights up to %s are views of one another: they come to more than %d times the %d bytes of the files", quote(e.name), maxViews, f.size)
 		}
 	}
-	rest, where := f.unused(used)
+	rest, where, err := f.unused(used)
 	switch {
+	case err != nil:
+		return err
 	case missing != nil && rest != "": // the weight may have a different name in the folder
 		return fail(ErrMissing, f.dir, "weight %s with shape %v is not in the folder, which has %s", quote(missing[0].Name), missing[0].Shape, rest)
 	case missing != nil:
@@ -267,22 +306,44 @@ func (f *Folder) Has(name string) bool {
 	return ok
 }
 
+// DType returns the element type of the tensor with the given canonical name: float32, leanattention.Float16 or
+// leanattention.BFloat16. It returns false if the folder has no such tensor, or a tensor of another type.
+func (f *Folder) DType(name string) (tensor.Dtype, bool) {
+	e, _ := f.entry(name)
+	t, ok := map[dtype]tensor.Dtype{f32: tensor.Float32, f16: la.Float16, bf16: la.BFloat16}[e.dtype]
+	return t, ok
+}
+
 // Tensor returns the tensor with the given canonical name and shape, in its stored type: F32 as float32, F16 as
 // leanattention.F16 and BF16 as leanattention.BF16. An empty shape is that of a scalar.
 //
-// Mapped and aligned data is used in place. Such a tensor is valid until Close. Writing to it ends the process.
+// The tensor is a copy, so that a program that changes the file does not change the tensor. The tensor of a folder from
+// OpenFS may be in place, and must not be written.
 //
 // Errors:
 //
-//   - ErrMissing: the folder does not have the tensor.
+//   - ErrMissing: the folder does not have the tensor, or the file was cut after OpenWeights.
 //   - ErrShape: the tensor has another shape.
 //   - ErrUnsupported: the tensor is of another type, or has no elements, which Gorgonia does not support.
 //   - ErrClosed: the folder is closed.
 func (f *Folder) Tensor(name string, shape ...int) (*tensor.Dense, error) {
-	return f.tensor(name, shape, (*entry).stored)
+	return f.tensor(name, shape, func(e *entry) (any, error) { return e.load() })
 }
 
-func (f *Folder) tensor(name string, shape []int, read func(*entry) any) (*tensor.Dense, error) {
+// Rows is like Tensor, for rows [from, to) of a tensor. Only these rows are read.
+func (f *Folder) Rows(name string, shape []int, from, to int) (*tensor.Dense, error) {
+	if len(shape) == 0 || from < 0 || from >= to || to > shape[0] {
+		return nil, fail(ErrShape, f.dir, "weight %s with shape %v has no rows %d to %d", quote(name), shape, from, to)
+	}
+	t, err := f.tensor(name, shape, func(e *entry) (any, error) {
+		rows := e.rows(from, to)
+		return rows.load()
+	})
+	return t, err
+}
+
+// tensor returns a tensor with the elements that read returns: all elements, or those of some rows.
+func (f *Folder) tensor(name string, shape []int, read func(*entry) (any, error)) (*tensor.Dense, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if f.closed {
@@ -298,11 +359,22 @@ func (f *Folder) tensor(name string, shape []int, read func(*entry) any) (*tenso
 	if slices.Contains(shape, 0) {
 		return nil, fail(ErrUnsupported, e.file, "weight %s has no elements (shape %v)", quote(e.name), shape)
 	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(read(&e))), nil
+	data, err := read(&e)
+	if err != nil {
+		return nil, err
+	}
+	if len(shape) > 0 {
+		row := 1
+		for _, n := range shape[1:] {
+			row *= n
+		}
+		shape = slices.Clone(shape)
+		shape[0] = reflect.ValueOf(data).Len() / row
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)), nil
 }
 
-// Close unmaps the files. The folder's tensors must not be used after Close, since their data may be in the mapping. A
-// second Close does nothing.
+// Close unmaps the files. A second Close does nothing.
 func (f *Folder) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

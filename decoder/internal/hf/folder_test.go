@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/half"
@@ -112,7 +113,8 @@ func widened(t *tensor.Dense) (dtype, []float32) {
 	return "", nil
 }
 
-// TestInPlace checks that aligned data is copied only for widening, and that each widening copies.
+// TestInPlace checks that aligned data in memory is copied only for widening, that each widening copies, and that data in
+// files is always copied.
 func TestInPlace(t *testing.T) {
 	config, _, _ := tiny(t)
 	for _, c := range []struct {
@@ -129,7 +131,12 @@ func TestInPlace(t *testing.T) {
 		{"F32 of torch", "pytorch_model.bin", readTestdata(t, "f32.bin"), true, true},
 		{"F16 of torch", "pytorch_model.bin", readTestdata(t, "f16.bin"), true, false},
 	} {
-		f, err := openModel(folder(t, map[string][]byte{"config.json": config, c.file: c.data}))
+		files := map[string][]byte{"config.json": config, c.file: c.data}
+		memory := fstest.MapFS{}
+		for name, data := range files {
+			memory[name] = &fstest.MapFile{Data: data}
+		}
+		f, err := openModelFS("memory", memory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,6 +157,15 @@ func TestInPlace(t *testing.T) {
 		}
 		if got := same(f.Float32); got != (c.same32 && littleEndian) {
 			t.Errorf("%s: as float32, in place is %v", c.what, got)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		if f, err = openModel(folder(t, files)); err != nil {
+			t.Fatal(err)
+		}
+		if same(f.Tensor) {
+			t.Errorf("%s: in place in the file", c.what)
 		}
 		if err := f.Close(); err != nil {
 			t.Error(err)

@@ -131,7 +131,7 @@ func checked(f *Folder, err error) (*model, error) {
 
 // Float32 is like Tensor, and converts the elements to float32.
 func (m *model) Float32(name string, shape ...int) (*tensor.Dense, error) {
-	return m.tensor(name, shape, func(e *entry) any { return e.float32s() })
+	return m.tensor(name, shape, func(e *entry) (any, error) { return e.float32s(), nil })
 }
 
 func size(shape []int) int {

@@ -120,7 +120,7 @@ func parseSafetensors(file string, data []byte) ([]entry, error) {
 			return nil, fail(ErrFormat, file, "tensor %s: %s %s does not fill its %d bytes", quote(name), d.DType, dims(d.Shape), held)
 		}
 		found = append(found, located{
-			entry{name, file, dtype(d.DType), ints(d.Shape), nil, data[begin:end:end]}, begin, end,
+			entry{name: name, file: file, dtype: dtype(d.DType), shape: ints(d.Shape), data: data[begin:end:end]}, begin, end,
 		})
 	}
 	if _, err := dec.Token(); err != nil {

@@ -19,7 +19,7 @@ func isBuffer(name string) bool {
 
 // unused lists the tensors that are not weights of the model, and returns the path of their file or folder. used has
 // the canonical names of the weights.
-func (f *Folder) unused(used map[string]bool) (list, where string) {
+func (f *Folder) unused(used map[string]bool) (list, where string, err error) {
 	var rest []entry
 	for name, e := range f.weights {
 		if !used[name] && !isBuffer(e.name) {
@@ -27,13 +27,22 @@ func (f *Folder) unused(used map[string]bool) (list, where string) {
 		}
 	}
 	for _, e := range f.copies {
+		if isBuffer(e.name) {
+			continue
+		}
 		weight := canonical(e.name)
-		if w := f.weights[weight]; !(used[weight] && w.same(&e)) && !isBuffer(e.name) {
+		same := false
+		if w := f.weights[weight]; used[weight] {
+			if same, err = w.same(&e); err != nil {
+				return "", "", err
+			}
+		}
+		if !same {
 			rest = append(rest, e)
 		}
 	}
 	if len(rest) == 0 {
-		return "", ""
+		return "", "", nil
 	}
 	const most = 8
 	slices.SortFunc(rest, func(a, b entry) int { return strings.Compare(a.name, b.name) })
@@ -52,18 +61,22 @@ func (f *Folder) unused(used map[string]bool) (list, where string) {
 	if slices.ContainsFunc(rest, func(e entry) bool { return strings.Contains(e.name, "lora_") }) {
 		list += " (an adapter has to be merged into the weights first)"
 	}
-	return list, where
+	return list, where, nil
 }
 
 // same reports whether two tensors have the same type, shape and bits.
-func (e *entry) same(o *entry) bool {
-	switch {
-	case e.dtype != o.dtype || !slices.Equal(e.shape, o.shape):
-		return false
-	case e.stride == nil && o.stride == nil:
-		return bytes.Equal(e.data, o.data)
-	}
-	return e.dtype.widens() && slices.EqualFunc(e.float32s(), o.float32s(), func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) })
+func (e *entry) same(o *entry) (same bool, err error) {
+	err = reading(e.file, func() error {
+		switch {
+		case e.dtype != o.dtype || !slices.Equal(e.shape, o.shape):
+		case e.stride == nil && o.stride == nil:
+			same = bytes.Equal(e.data, o.data)
+		default:
+			same = e.dtype.widens() && slices.EqualFunc(e.float32s(), o.float32s(), func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) })
+		}
+		return nil
+	})
+	return same, err
 }
 
 // shardName matches the part of a shard's name that transformers adds to the name of a checkpoint.

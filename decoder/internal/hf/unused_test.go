@@ -134,18 +134,26 @@ func TestSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	same := func(a, b *entry) bool {
+		t.Helper()
+		same, err := a.same(b)
+		if err != nil {
+			t.Error(err)
+		}
+		return same
+	}
 	for _, e := range entries {
 		packed := entry{dtype: f32, shape: e.shape}
 		if e.dtype == f32 {
 			for _, v := range e.float32s() {
 				packed.data = binary.LittleEndian.AppendUint32(packed.data, math.Float32bits(v))
 			}
-			if !e.same(&packed) || !packed.same(&e) {
+			if !same(&e, &packed) || !same(&packed, &e) {
 				t.Errorf("%s differs from its own copy", e.name)
 			}
 		}
 		for _, o := range entries {
-			if got, want := e.same(&o), e.name == o.name; got != want && (e.dtype.widens() || !want) {
+			if got, want := same(&e, &o), e.name == o.name; got != want && (e.dtype.widens() || !want) {
 				t.Errorf("%s is the same as %s: %v", e.name, o.name, got)
 			}
 		}
@@ -159,15 +167,18 @@ func TestUnusedList(t *testing.T) {
 		for i := range n {
 			f.weights[fmt.Sprint(i)] = entry{name: fmt.Sprint(i), file: "y"}
 		}
-		list, where := f.unused(nil)
-		if n < 30 && !strings.HasSuffix(list, want) || n == 30 && !strings.HasSuffix(list, " and 22 more") || where != "y" {
+		list, where, err := f.unused(nil)
+		if err != nil || n < 30 && !strings.HasSuffix(list, want) || n == 30 && !strings.HasSuffix(list, " and 22 more") || where != "y" {
 			t.Errorf("%d: %s in %s, want %s", n, list, where, want)
 		}
 	}
 	data := []byte{0, 1, 2, 3}
 	a, b := entry{dtype: f16, shape: []int{2}, data: data}, entry{dtype: bf16, shape: []int{2}, data: data}
-	if a.same(&b) || !a.same(&a) {
-		t.Error("tensors of two types are the same")
+	if same, err := a.same(&b); same || err != nil {
+		t.Errorf("tensors of two types are the same: %v, %v", same, err)
+	}
+	if same, err := a.same(&a); !same || err != nil {
+		t.Errorf("a tensor differs from itself: %v, %v", same, err)
 	}
 }
 

@@ -3,6 +3,7 @@ package hf
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 	"unsafe"
 
 	la "gorgonia.org/leanattention"
@@ -10,6 +11,51 @@ import (
 
 // littleEndian reports whether the machine is little endian. Files are little endian, so other machines copy elements.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+
+// load returns the elements of a file in row-major order, as a slice of their stored type. The type must be one that
+// widens. The elements of a mapped file are copied.
+func (e *entry) load() (data any, err error) {
+	at, mapped := e.in.offset(e.data)
+	if !mapped || e.stride != nil || !littleEndian {
+		err = reading(e.file, func() error {
+			data = e.stored() // copies elements that have other places or bytes in memory
+			return nil
+		})
+		return data, err
+	}
+	switch e.dtype {
+	case f32:
+		return copied[float32](e, at)
+	case f16:
+		return copied[la.F16](e, at)
+	default:
+		return copied[la.BF16](e, at)
+	}
+}
+
+// copied copies elements that lie at an offset of a mapped file.
+func copied[T any](e *entry, at int64) (any, error) {
+	dst := make([]T, len(e.data)/int(unsafe.Sizeof(*new(T))))
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), len(e.data))
+	return dst, e.in.copyTo(bytes, at)
+}
+
+// rows returns the rows [from, to) of a tensor.
+func (e *entry) rows(from, to int) entry {
+	r := *e
+	r.shape = slices.Clone(e.shape)
+	r.shape[0] = to - from
+	size := elementBytes[e.dtype]
+	if e.stride != nil {
+		r.data = e.data[from*e.stride[0]*size:]
+		return r
+	}
+	for _, n := range e.shape[1:] {
+		size *= n
+	}
+	r.data = e.data[from*size : to*size : to*size]
+	return r
+}
 
 // stored returns the elements in row-major order, as a slice of their stored type. The type must be one that widens.
 func (e *entry) stored() any {

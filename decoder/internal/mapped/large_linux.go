@@ -1,9 +1,21 @@
 package mapped
 
 import (
+	"os"
 	"syscall"
 	"unsafe"
 )
+
+// dropPages releases the memory of the whole pages of a part of a file's mapping.
+func dropPages(b []byte) {
+	page := uintptr(os.Getpagesize())
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	first, end := (at+page-1)/page*page, (at+uintptr(len(b)))/page*page
+	if first < end {
+		// The call is a hint, so an error is ignored.
+		_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, first, end-first, syscall.MADV_DONTNEED)
+	}
+}
 
 // largePages asks the system for 2 MiB pages. In-memory file systems can provide such pages.
 func largePages(b []byte) {

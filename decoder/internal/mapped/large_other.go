@@ -3,3 +3,5 @@
 package mapped
 
 func largePages([]byte) {}
+
+func dropPages([]byte) {}

@@ -13,6 +13,7 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
+	"unsafe"
 )
 
 var (
@@ -77,6 +78,18 @@ func open(f *os.File) (*File, error) {
 //
 // If another program truncates a mapped file, reading the lost pages ends the process, unless the read runs in Catch.
 func (m *File) Bytes() []byte { return m.data }
+
+// Drop releases the memory of a part of the bytes. The next access reads the part again.
+func (m *File) Drop(part []byte) {
+	if len(part) == 0 || len(m.data) == 0 {
+		return
+	}
+	from, at := uintptr(unsafe.Pointer(unsafe.SliceData(m.data))), uintptr(unsafe.Pointer(unsafe.SliceData(part)))
+	if at < from || at-from > uintptr(len(m.data)) || uintptr(len(part)) > uintptr(len(m.data))-(at-from) {
+		return // not of this file
+	}
+	dropPages(part)
+}
 
 // ReadAt reads from the file, not from the mapping. A read of a few bytes through the mapping may load many pages
 // around them.

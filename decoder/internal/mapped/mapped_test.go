@@ -89,3 +89,23 @@ func TestCatch(t *testing.T) {
 	}()
 	_ = Catch(func() error { panic("other") })
 }
+
+// TestDrop: the bytes are the same after Drop, and Drop does not touch memory of others.
+func TestDrop(t *testing.T) {
+	want := make([]byte, 1<<20)
+	for i := range want {
+		want[i] = byte(i * i >> 5)
+	}
+	f, err := Open(write(t, want))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	other := bytes.Clone(want)
+	for _, part := range [][]byte{f.Bytes(), f.Bytes()[5:], f.Bytes()[100:8000], f.Bytes()[len(want):], nil, other} {
+		f.Drop(part)
+		if !bytes.Equal(f.Bytes(), want) || !bytes.Equal(other, want) {
+			t.Fatalf("after Drop of %d bytes: other bytes", len(part))
+		}
+	}
+}
