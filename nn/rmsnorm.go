@@ -62,6 +62,7 @@ func RMSNorm(x, gamma, residual *G.Node, eps float64, opts ...Option) (y *G.Node
 //
 //   - x: rank 1 or more. The last axis is a multiple of gamma's n elements, as (rows, heads*n), or n, as (rows, heads, n). Each n
 //     elements are a row.
+//   - On several GPUs, x may be sharded by columns, in whole heads, if gamma is replicated. Then y is, too.
 //   - gamma: not nil. All else, errors too, is as RMSNorm.
 func QKNorm(x, gamma *G.Node, eps float64, opts ...Option) (y *G.Node, err error) {
 	if gamma == nil {
@@ -259,6 +260,25 @@ func rmsGradX[F float](dx, x, gamma, dy []F, eps float64) {
 	mean /= float64(len(x))
 	for i, v := range x {
 		dx[i] = F(f * (scaled(i) - float64(v)*f*mean))
+	}
+}
+
+// place has each GPU norm its heads.
+func (r rmsNorm) place(c *ongpu.Call, in []tensor.Shape, shape tensor.Shape) {
+	if !r.heads {
+		return
+	}
+	c.PerGPU = func(layouts []ongpu.Layout) (*ongpu.PerGPU, error) {
+		of, last := normOf(r.gamma, r.residual, layouts), r.rank-1
+		each, even := of.x.Evenly(shape[last])
+		if !even || !of.x.Sharded || of.x.Axis != last || !of.gamma.Replicated || each%r.group(in) != 0 {
+			return nil, nil
+		}
+		mine := shape.Clone()
+		mine[last] = each
+		shapes := slices.Clone(in)
+		shapes[0] = mine
+		return &ongpu.PerGPU{Layout: of.x, Shape: mine, Queue: func(_ int, w *ongpu.Work) error { return r.launch(w, shapes, mine) }}, nil
 	}
 }
 

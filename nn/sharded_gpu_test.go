@@ -256,7 +256,7 @@ func testPerGPU(t *testing.T, members int) {
 		square := weight(byColumns, d, d)
 		q, k, o := weightAt(both, d, d), weightAt(both, inner, d), weight(byColumns, d, inner)
 		head := weight(byRows, 8*members+rng.IntN(3), d)
-		biases, elementwise := rng.IntN(2) == 0, rng.IntN(3) == 0
+		biases, elementwise, heads, small := rng.IntN(2) == 0, rng.IntN(3) == 0, rng.IntN(2) == 0 || testing.Short(), vector(8)
 		var nodes [][2]*G.Node
 		for j := range p.g {
 			all := []*G.Node{}
@@ -275,6 +275,9 @@ func testPerGPU(t *testing.T, members int) {
 			}
 			all = append(all, qk...)
 			h := qk[1]
+			if heads { // of each GPU's own
+				h = keep(nn.QKNorm(h, small[j], 1e-5))
+			}
 			if elementwise { // of parts that each GPU has
 				h = keep(nn.Activate(h, nn.SiLU))
 			}
