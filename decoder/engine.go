@@ -10,6 +10,7 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/tokenizer"
 	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/ranks"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -41,9 +42,20 @@ type Options struct {
 	Schedule la.Schedule // of attention
 	Workers  int         // of attention; 0: GOMAXPROCS
 
-	// Device is the GPU that computes, and that has the weights and the cache; nil: the CPU. It must stay open until the engine
-	// is closed.
+	// Device is the GPU that computes, and that has the weights and the cache; nil: the CPU. Several GPUs (device.Open) share the
+	// weights and the cache. Device must stay open until the engine is closed.
 	Device *device.GPU
+
+	// Shard says how several GPUs share the cache. By context, networks with rotary embeddings are not supported.
+	Shard la.Shard
+
+	// Ranks are the processes that compute together, each with a part of the weights and of the cache, on Device; nil: this
+	// process alone. Ranks must stay open until the engine is closed. Then:
+	//
+	//   - All ranks make the same engine: the same network, weights and options, except for Device and Progress.
+	//   - All ranks call the methods of the engine, and of its texts, in the same order, from one goroutine.
+	//   - Steps are computed while the goroutine waits for a text. Start takes no context that may be cancelled.
+	Ranks *ranks.Comm
 
 	// Progress, if not nil, is called with the number of weights that have been loaded, and the number of all.
 	Progress func(done, all int)
@@ -104,8 +116,8 @@ func NewEngine(n Network, from Weights, o Options) (*Engine, error) {
 	return newEngine(n, from, nil, nil, o)
 }
 
-func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Options) (e *Engine, err error) {
-	e = &Engine{network: n, options: o, tokenizer: t, ends: ends}
+func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Options) (_ *Engine, err error) {
+	e := &Engine{network: n, options: o, tokenizer: t, ends: ends}
 	sizes := n.Sizes()
 	if err := sizes.check(); err != nil {
 		return nil, err
@@ -128,12 +140,17 @@ func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Op
 	if o.Progress != nil {
 		progress = func(done int) { o.Progress(done, all) }
 	}
-	if e.weights, e.free, err = load(n, from, o.Weights, o.Device, progress); err != nil {
+	world := ranks.World{Size: 1}
+	if o.Ranks != nil {
+		world = o.Ranks.World()
+	}
+	head, end := world.Part(sizes.KVHeads)
+	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
 		return nil, err
 	}
 	if e.cache, err = la.NewCache(la.CacheConfig{
-		Layers: sizes.Layers, KVHeads: sizes.KVHeads, HeadDim: sizes.HeadDim, DType: o.Cache,
-		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Device: o.Device, Shard: la.ShardHeads,
+		Layers: sizes.Layers, KVHeads: end - head, HeadDim: sizes.HeadDim, DType: o.Cache,
+		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Device: o.Device, Shard: o.Shard,
 	}); err != nil {
 		return nil, err
 	}
@@ -190,11 +207,19 @@ func (o *Options) fill(s *Sizes) error {
 			return fmt.Errorf("decoder: Options.%s is %v; known are float32, leanattention.Float16 and leanattention.BFloat16: %w", name, t, ErrConfig)
 		}
 	}
-	if o.Device != nil && len(o.Device.Members()) > 1 {
-		return fmt.Errorf("decoder: Options.Device is %v; an engine has one GPU: %w", o.Device, ErrUnsupported)
+	if o.several() && o.Device == nil {
+		return fmt.Errorf("decoder: Options.Ranks are %d processes, and Options.Device is nil: ranks compute on GPUs: %w", o.Ranks.World().Size, ErrUnsupported)
 	}
 	return nil
 }
+
+// byContext reports whether several GPUs share the pages of a cache with a number of KV heads.
+func (o *Options) byContext(heads int) bool {
+	return o.Device != nil && len(o.Device.Members()) > 1 && (o.Shard == la.ShardContext || o.Shard == la.ShardAuto && heads%len(o.Device.Members()) != 0)
+}
+
+// several reports whether several processes compute.
+func (o *Options) several() bool { return o.Ranks != nil && o.Ranks.World().Size > 1 }
 
 // rows returns the rows of the graphs, in order. In host memory a graph computes the rows of a step alone. On a GPU a
 // recording computes all its rows.
@@ -240,7 +265,7 @@ func (e *Engine) graphOf(appends []la.Append, tokens []int) *graph {
 
 func (e *Engine) runGraph(g *graph, appends []la.Append, tokens []int, logits bool) (r results, err error) {
 	if r, err = g.run(appends, tokens, logits); err != nil {
-		return r, err
+		return r, e.failed(err)
 	}
 	if limit := e.network.Sizes().LogitCap; limit > 0 {
 		capLogits(r.logits, limit)
@@ -256,7 +281,16 @@ func (e *Engine) mostAhead() int {
 }
 
 func (e *Engine) ahead(appends []la.Append, tokens []int, steps int) ([]int, error) {
-	return e.graphOf(appends, tokens).ahead(appends, tokens, steps)
+	chosen, err := e.graphOf(appends, tokens).ahead(appends, tokens, steps)
+	return chosen, e.failed(err)
+}
+
+// failed tells the other ranks of an error, so that they do not wait for this one.
+func (e *Engine) failed(err error) error {
+	if err != nil && e.options.several() {
+		e.options.Ranks.Fail(err)
+	}
+	return err
 }
 
 func (e *Engine) newSequence() (*la.Sequence, error) { return e.cache.NewSequence() }
@@ -281,6 +315,10 @@ func (e *Engine) Start(ctx context.Context, r Request) (*Text, error) {
 		return nil, q.err
 	}
 	q.joined = append(q.joined, t)
+	if e.options.several() {
+		t.compute = func() { e.step() }
+		return t, nil
+	}
 	if !q.running {
 		q.running = true
 		e.work.Add(1)
@@ -304,6 +342,8 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 		return nil, fail(ErrConfig, "Draft is %d, not in [0, %d] of Options.Draft", r.Draft, o.Draft)
 	case r.LogProbs < 0 || r.LogProbs > vocab:
 		return nil, fail(ErrConfig, "LogProbs is %d, not in [0, %d]", r.LogProbs, vocab)
+	case o.several() && ctx.Done() != nil:
+		return nil, fail(ErrUnsupported, "the context can be cancelled, and %d ranks would not stop at the same step: use context.Background()", o.Ranks.World().Size)
 	case len(r.Stop) > 0 && e.tokenizer == nil:
 		return nil, fail(ErrConfig, "Stop has texts, and the engine has no tokenizer")
 	case slices.Contains(r.Stop, ""):
@@ -425,6 +465,9 @@ func (e *Engine) LogProbs(ctx context.Context, tokens []int) (p []float64, err e
 	vocab := e.network.Sizes().Vocab
 	if len(tokens) > e.options.Context {
 		return nil, fmt.Errorf("decoder: LogProbs: %d tokens, and Options.Context is %d: %w", len(tokens), e.options.Context, ErrTooLong)
+	}
+	if e.options.several() && ctx.Done() != nil {
+		return nil, fmt.Errorf("decoder: LogProbs: the context can be cancelled, and %d ranks would not stop at the same step: use context.Background(): %w", e.options.Ranks.World().Size, ErrUnsupported)
 	}
 	for i, id := range tokens {
 		if id < 0 || id >= vocab {

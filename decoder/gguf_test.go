@@ -46,7 +46,7 @@ func TestGGUFFamilies(t *testing.T) {
 			return "model." + name
 		}
 		for w := range m.network.Weights() {
-			got, err := part(f, &w, tensor.Float32)
+			got, err := part(f, &w, tensor.Float32, 0, w.Shape[0])
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -87,7 +87,7 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 	}
 	sizes := e.network.Sizes()
 	expressions := G.NewGraph()
-	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows}
+	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows, ranks: o.Ranks}
 	b.attention = []la.Option{la.WithCausal(), la.WithSchedule(o.Schedule), la.WithWorkers(o.Workers)}
 	if o.BatchInvariant {
 		b.attention = append(b.attention, la.WithBatchInvariance())
@@ -118,7 +118,7 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 		last := used(b.Node(func() (*G.Node, error) { return g.last.input(expressions, "last", c.appends, g.gpu) }))
 		h = b.Node(func() (*G.Node, error) { return nn.Embedding(h, last, nil) })
 	}
-	g.logits = e.network.Logits(b, h)
+	g.logits = b.same(e.network.Logits(b, h))
 	var keep []*G.Node
 	if o.Device != nil && sizes.Vocab <= mostChosen {
 		g.chosen, keep = b.Node(func() (*G.Node, error) { return nn.ArgMax(g.logits) }), []*G.Node{g.logits}

@@ -173,11 +173,13 @@ func open(files folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, er
 // tensors yields the tensors of files that have the weights of a network.
 func tensors(n Network) iter.Seq[hf.Weight] {
 	return func(yield func(hf.Weight) bool) {
+		seen := map[string]bool{}
 		for w := range n.Weights() {
-			if w.From.Row > 0 { // another weight has the first rows
+			name, shape := w.tensor()
+			if seen[name] { // several weights are rows of one tensor
 				continue
 			}
-			name, shape := w.tensor()
+			seen[name] = true
 			if !yield(hf.Weight{Name: name, Shape: shape}) {
 				return
 			}

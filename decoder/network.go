@@ -8,6 +8,7 @@ import (
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/ranks"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -90,7 +91,30 @@ type Weight struct {
 	// From is the tensor of the file that has the weight: rows Row to Row+Shape[0] of a tensor with From.Rows rows. The zero
 	// value is the whole tensor with the same Name.
 	From Rows
+
+	Split Split // among several GPUs, and among ranks
 }
+
+// Split says how several GPUs, and several processes, share a weight, as in Megatron-LM (arXiv:1909.08053, section 3). A layer
+// whose weights are split by rows computes some output features on each GPU. The layer that follows has its weight split by
+// columns, and [Builder.Partial] adds what the GPUs compute. A network without a weight that is split by columns has its matrices
+// split by rows, and the first GPU has everything else.
+type Split struct {
+	Axis Axis
+
+	// Parts is the number of equal parts of the axis that are not split further, such as heads. 0: GPUs split the weight
+	// anywhere, and each process has the whole weight.
+	Parts int
+}
+
+// Axis is an axis along which a weight is split.
+type Axis uint8
+
+const (
+	Whole     Axis = iota // every GPU and every process has the whole weight
+	ByRows                // by output features
+	ByColumns             // by input features
+)
 
 // Rows are consecutive rows of a tensor.
 type Rows struct {
@@ -118,6 +142,7 @@ type Builder struct {
 	inputs    map[string]*G.Node
 	positions func(offset int) (*G.Node, error)
 	linear    []nn.Option // of every linear layer
+	ranks     *ranks.Comm // nil: one process
 	attention []la.Option // of every attention
 	windows   []int
 	err       error
@@ -174,6 +199,31 @@ func (b *Builder) Positions(offset int) *G.Node {
 
 // Linear returns the options of a linear layer: the given options, and those that [Options] asks for.
 func (b *Builder) Linear(opts ...nn.Option) []nn.Option { return slices.Concat(opts, b.linear) }
+
+// Partial returns a linear layer whose weight is split by columns: the sum over all GPUs and all processes. bias and
+// residual may be nil, and are added once. The options are those of nn.Linear.
+func (b *Builder) Partial(x, w, bias, residual *G.Node, opts ...nn.Option) *G.Node {
+	several := b.ranks != nil && b.ranks.World().Size > 1
+	if several && b.ranks.World().Rank > 0 {
+		bias, residual = nil, nil
+	}
+	if residual != nil {
+		opts = append(slices.Clone(opts), nn.WithResidual(residual))
+	}
+	y := b.Node(func() (*G.Node, error) { return nn.Linear(x, w, bias, b.Linear(opts...)...) })
+	if several {
+		y = b.Node(func() (*G.Node, error) { return nn.AllReduce(y, b.ranks) })
+	}
+	return y
+}
+
+// same returns a value that the first process has computed: GPUs of other kinds may have other bits.
+func (b *Builder) same(x *G.Node) *G.Node {
+	if b.ranks == nil || b.ranks.World().Size == 1 {
+		return x
+	}
+	return b.Node(func() (*G.Node, error) { return nn.Broadcast(x, b.ranks, 0) })
+}
 
 // Attend returns the attention of the queries of a layer, after the keys and values of the rows were appended to the
 // layer's cache. The options are those of leanattention.CachedAttention. Attend adds the causal mask, the window of

@@ -80,6 +80,7 @@ type Text struct {
 	decoder     pieces
 	stop        *stopper
 	ended       bool
+	compute     func() // a step of the engine; nil: the engine computes by itself
 
 	mu     sync.Mutex
 	more   *sync.Cond
@@ -96,7 +97,13 @@ func (t *Text) Tokens() iter.Seq2[Token, error] {
 		for {
 			t.mu.Lock()
 			for len(t.out) == 0 && !t.done {
-				t.more.Wait()
+				if t.compute == nil {
+					t.more.Wait()
+					continue
+				}
+				t.mu.Unlock()
+				t.compute()
+				t.mu.Lock()
 			}
 			out, err := t.out, t.err
 			t.out = nil

@@ -87,31 +87,53 @@ type projection struct {
 	name    string
 	out, in int
 	bias    bool
+	split   Split // of the weight
+}
+
+// split returns the split of a weight with parts that GPUs and processes share.
+func (t *transformer) split(axis Axis, parts int) Split {
+	if !t.fullNorms {
+		return Split{axis, parts}
+	}
+	return Split{Axis: ByRows} // a norm needs the queries, or the keys, of all heads
+}
+
+// featureBlock is the number of features of the MLP that are not split further.
+const featureBlock = 16
+
+// blocks returns the parts of the MLP's inner features.
+func (t *transformer) blocks() int {
+	if t.inner%featureBlock != 0 {
+		return 1
+	}
+	return t.inner / featureBlock
 }
 
 // qkv returns the projections of queries, keys and values.
 func (t *transformer) qkv() []projection {
 	n, kv := t.heads*t.sizes.HeadDim, t.sizes.KVHeads*t.sizes.HeadDim
-	return []projection{{t.names.q, n, t.width, t.qkvBias}, {t.names.k, kv, t.width, t.qkvBias}, {t.names.v, kv, t.width, t.qkvBias}}
+	heads := t.split(ByRows, t.sizes.KVHeads)
+	return []projection{{t.names.q, n, t.width, t.qkvBias, heads}, {t.names.k, kv, t.width, t.qkvBias, heads}, {t.names.v, kv, t.width, t.qkvBias, heads}}
 }
 
 // output returns the projection of the attention's result.
 func (t *transformer) output() projection {
-	return projection{t.names.o, t.width, t.heads * t.sizes.HeadDim, t.outBias}
+	return projection{t.names.o, t.width, t.heads * t.sizes.HeadDim, t.outBias, t.split(ByColumns, t.sizes.KVHeads)}
 }
 
 // mlpIn returns the first projections of the MLP: gate and up, or up alone.
 func (t *transformer) mlpIn() []projection {
-	up := projection{t.names.up, t.inner, t.width, t.mlpBias}
+	features := t.split(ByRows, t.blocks())
+	up := projection{t.names.up, t.inner, t.width, t.mlpBias, features}
 	if !t.gated {
 		return []projection{up}
 	}
-	return []projection{{t.names.gate, t.inner, t.width, t.mlpBias}, up}
+	return []projection{{t.names.gate, t.inner, t.width, t.mlpBias, features}, up}
 }
 
 // mlpOut returns the last projection of the MLP.
 func (t *transformer) mlpOut() projection {
-	return projection{t.names.down, t.width, t.inner, t.mlpBias}
+	return projection{t.names.down, t.width, t.inner, t.mlpBias, t.split(ByColumns, t.blocks())}
 }
 
 // projects reports whether the token embedding has another width than the layers.
@@ -146,8 +168,11 @@ func (t *transformer) Weights() iter.Seq[Weight] {
 				rows += p.out
 			}
 			for _, p := range all {
-				w := Weight{Name: prefix + p.name + ".weight", Shape: []int{p.out, p.in}}
+				w := Weight{Name: prefix + p.name + ".weight", Shape: []int{p.out, p.in}, Split: p.split}
 				b := Weight{Name: prefix + p.name + ".bias", Shape: []int{p.out}}
+				if p.split.Axis == ByRows {
+					b.Split = p.split
+				}
 				if fused != "" {
 					w.From = Rows{prefix + fused + ".weight", row, rows}
 					b.From = Rows{prefix + fused + ".bias", row, rows}
@@ -195,9 +220,11 @@ func (t *transformer) Weights() iter.Seq[Weight] {
 			}
 		}
 		norm(n.last, t.width)
-		if !t.tied {
-			matrix(n.head, t.sizes.Vocab, t.embedding)
+		head := Weight{Name: n.head + ".weight", Shape: []int{t.sizes.Vocab, t.embedding}, Split: Split{Axis: ByRows}}
+		if t.tied {
+			head.From = Rows{n.embedding + ".weight", 0, t.sizes.Vocab}
 		}
+		add(head)
 	}
 }
 
@@ -232,11 +259,7 @@ func (t *transformer) Logits(b *Builder, h *G.Node) *G.Node {
 	if t.projects() {
 		h, opts = t.linear(b, "", projection{name: t.names.out}, h, opts...), nil
 	}
-	head := t.names.head
-	if t.tied {
-		head = t.names.embedding
-	}
-	w := b.Weight(head + ".weight")
+	w := b.Weight(t.names.head + ".weight")
 	logits := b.Node(func() (*G.Node, error) { return nn.Linear(h, w, nil, b.Linear(opts...)...) })
 	return scaled(b, logits, t.logitScale)
 }
@@ -298,14 +321,20 @@ func (t *transformer) attention(b *Builder, i int, prefix string, h *G.Node, opt
 func (t *transformer) add(b *Builder, h, x *G.Node, prefix string, p projection, norm string) *G.Node {
 	switch {
 	case t.postNorms:
-		return t.normed(b, t.linear(b, prefix, p, x), prefix+norm, h)
+		return t.normed(b, t.partial(b, prefix, p, x, nil), prefix+norm, h)
 	case t.sumNorms:
-		return t.normed(b, t.linear(b, prefix, p, x, nn.WithResidual(h)), prefix+norm, nil)
+		return t.normed(b, t.partial(b, prefix, p, x, h), prefix+norm, nil)
 	case t.residualScale != 0 && t.residualScale != 1:
-		y := scaled(b, t.linear(b, prefix, p, x), t.residualScale)
+		y := scaled(b, t.partial(b, prefix, p, x, nil), t.residualScale)
 		return b.Node(func() (*G.Node, error) { return nn.Add(h, y) })
 	}
-	return t.linear(b, prefix, p, x, nn.WithResidual(h))
+	return t.partial(b, prefix, p, x, h)
+}
+
+// partial adds a projection of x whose input features may be split.
+func (t *transformer) partial(b *Builder, prefix string, p projection, x, residual *G.Node) *G.Node {
+	ws, bs := t.parameters(b, prefix, []projection{p})
+	return b.Partial(x, ws[0], append(bs, nil)[0], residual)
 }
 
 // linear adds a projection of x.

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/ranks"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -21,10 +23,98 @@ type Weights interface {
 	Tensor(name string, shape ...int) (*tensor.Dense, error)
 }
 
-// load returns the values of all weights of a network, where the engine computes. Matrices have the type as; the zero Dtype
-// keeps the stored type. Vectors are float32: they are a thousandth of a model, and are added to float32. free frees the
-// memory of a GPU.
-func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress func(done int)) (weights map[string]G.Value, free func() error, err error) {
+// placement is where an engine computes, and which part of the weights the engine has.
+type placement struct {
+	gpu   *device.GPU  // nil: the CPU
+	world ranks.World  // the processes; a Size of 0 is one process
+	as    tensor.Dtype // of matrices; the zero Dtype keeps the stored type
+
+	context bool // GPUs share the cache by context: attention gathers queries, so GPUs may split heads
+}
+
+// members returns the number of GPUs.
+func (p *placement) members() int {
+	if p.gpu == nil {
+		return 1
+	}
+	return len(p.gpu.Members())
+}
+
+// mostSumming is the largest number of GPUs that add partial sums.
+const mostSumming = 8
+
+// check returns an error if a network has no part for each process. sums reports that several GPUs split the weights as
+// [Split] says, and add partial sums. Otherwise GPUs split matrices by rows, and the first GPU has everything else. All
+// processes have the same result.
+func (p *placement) check(n Network) (sums bool, err error) {
+	gpus, size := p.members(), max(p.world.Size, 1)
+	split := false
+	sums = gpus > 1 && gpus <= mostSumming
+	for w := range n.Weights() {
+		if w.Split.Axis == Whole {
+			continue
+		}
+		split = split || w.Split.Axis == ByColumns
+		parts, along := w.Split.Parts, w.Shape[axisOf(w.Split)]
+		if parts == 0 {
+			continue
+		}
+		switch {
+		case parts < 0 || along%parts != 0:
+			return false, fmt.Errorf("decoder: weight %s of shape %v has %d parts: %w", w.Name, w.Shape, parts, ErrConfig)
+		case parts < size:
+			return false, fmt.Errorf("decoder: weight %s has %d parts, and there are %d ranks: use fewer: %w", w.Name, parts, size, ErrUnsupported)
+		}
+		for rank := range size {
+			world := p.world
+			world.Size, world.Rank = size, rank
+			from, to := world.Part(parts)
+			// Parts of rows begin at multiples of 16 bytes, also of 16-bit numbers.
+			sums = sums && (p.context || (to-from)%gpus == 0) && (to-from)*(along/parts)%(8*gpus) == 0
+		}
+	}
+	if size > 1 && !split {
+		return false, fmt.Errorf("decoder: %d ranks, and the network has no weights to split among them: use several GPUs of one process: %w", size, ErrUnsupported)
+	}
+	return sums && split, nil
+}
+
+func axisOf(s Split) int {
+	if s.Axis == ByColumns {
+		return 1
+	}
+	return 0
+}
+
+// cut returns the indices of the axis of a weight that the process has.
+func (p *placement) cut(w *Weight) (from, to int) {
+	along := w.Shape[axisOf(w.Split)]
+	if p.world.Size <= 1 || w.Split.Axis == Whole || w.Split.Parts == 0 {
+		return 0, along
+	}
+	from, to = p.world.Part(w.Split.Parts)
+	each := along / w.Split.Parts
+	return from * each, to * each
+}
+
+// put copies a weight to the GPUs.
+func (p *placement) put(t *tensor.Dense, split Split, sums bool) (*device.Tensor, error) {
+	switch {
+	case p.members() == 1 || split.Axis == Whole && !sums:
+		return p.gpu.Upload(t)
+	case split.Axis == Whole:
+		return p.gpu.UploadReplicated(t)
+	case split.Axis == ByColumns && sums:
+		return p.gpu.UploadSharded(t, 1)
+	case t.Shape()[0] < p.members():
+		return p.gpu.Upload(t)
+	}
+	return p.gpu.UploadSharded(t, 0)
+}
+
+// load returns the values of all weights of a network, where the engine computes. Vectors are float32: they are a thousandth of
+// a model, and are added to float32. free frees the memory of a GPU.
+func load(n Network, from Weights, p placement, progress func(done int)) (weights map[string]G.Value, free func() error, err error) {
 	weights = map[string]G.Value{}
 	var there []*device.Tensor
 	release := func() (err error) {
@@ -40,29 +130,39 @@ func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress fu
 			err = errors.Join(err, release())
 		}
 	}()
+	sums, err := p.check(n)
+	if err != nil {
+		return nil, nil, err
+	}
+	loaded := map[string]string{} // weights by what they are
 	for w := range n.Weights() {
-		to := as
-		if len(w.Shape) == 1 {
-			to = tensor.Float32
+		split := w.Split
+		if p.members() == 1 {
+			split = Split{}
 		}
-		t, err := part(from, &w, to)
-		if err != nil {
-			return nil, nil, err
+		name, _ := w.tensor()
+		begin, end := p.cut(&w)
+		same := fmt.Sprint(name, w.From.Row, w.Shape, w.Split.Axis, begin, end, split.Axis)
+		if w.Split.Parts == 0 && split.Axis == Whole { // the split has no effect
+			same = fmt.Sprint(name, w.From.Row, w.Shape)
 		}
-		if to == (tensor.Dtype{}) {
-			to = t.Dtype()
-		}
-		if t, err = converted(t, to); err != nil {
-			return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
-		}
-		weights[w.Name] = t
-		if gpu != nil {
-			up, err := gpu.Upload(t)
+		if other, ok := loaded[same]; ok {
+			weights[w.Name] = weights[other]
+		} else {
+			loaded[same] = w.Name
+			t, err := p.load(from, &w)
 			if err != nil {
-				return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
+				return nil, nil, err
 			}
-			there = append(there, up)
-			weights[w.Name] = up
+			weights[w.Name] = t
+			if p.gpu != nil {
+				up, err := p.put(t, split, sums)
+				if err != nil {
+					return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
+				}
+				there = append(there, up)
+				weights[w.Name] = up
+			}
 		}
 		if progress != nil {
 			progress(len(weights))
@@ -71,38 +171,94 @@ func load(n Network, from Weights, as tensor.Dtype, gpu *device.GPU, progress fu
 	return weights, release, nil
 }
 
+// load returns the process's part of a weight, in host memory.
+func (p *placement) load(from Weights, w *Weight) (*tensor.Dense, error) {
+	to := p.as
+	if len(w.Shape) == 1 {
+		to = tensor.Float32
+	}
+	first, rows := 0, w.Shape[0]
+	begin, end := p.cut(w)
+	if w.Split.Axis != ByColumns {
+		first, rows = begin, end-begin
+	}
+	t, err := part(from, w, to, first, rows)
+	if err != nil {
+		return nil, err
+	}
+	if w.Split.Axis == ByColumns && end-begin < w.Shape[1] {
+		if t, err = columns(t, begin, end); err != nil {
+			return nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
+		}
+	}
+	if to == (tensor.Dtype{}) {
+		to = t.Dtype()
+	}
+	if t, err = converted(t, to); err != nil {
+		return nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
+	}
+	return t, nil
+}
+
+// columns returns a copy of some columns of a matrix.
+func columns(t *tensor.Dense, begin, end int) (*tensor.Dense, error) {
+	all := t.Shape()[1]
+	var data any
+	switch x := t.Data().(type) {
+	case []float32:
+		data = columnsOf(x, all, begin, end)
+	case []la.F16:
+		data = columnsOf(x, all, begin, end)
+	case []la.BF16:
+		data = columnsOf(x, all, begin, end)
+	default:
+		return nil, fmt.Errorf("elements of %v: %w", t.Dtype(), ErrUnsupported)
+	}
+	return tensor.New(tensor.WithShape(t.Shape()[0], end-begin), tensor.WithBacking(data)), nil
+}
+
+func columnsOf[T any](x []T, all, begin, end int) []T {
+	y := make([]T, 0, len(x)/all*(end-begin))
+	for at := 0; at < len(x); at += all {
+		y = append(y, x[at+begin:at+end]...)
+	}
+	return y
+}
+
 // widener is a source of weights that decodes rows into any type. The zero Dtype is the type that Tensor returns.
 type widener interface {
 	rowsAs(name string, as tensor.Dtype, shape []int, from, to int) (*tensor.Dense, error)
 }
 
-// part returns the tensor of a weight, which may be some rows of a tensor. A source that decodes returns the type as.
-func part(from Weights, w *Weight, as tensor.Dtype) (t *tensor.Dense, err error) {
+// part returns some rows of a weight, which may be rows of a larger tensor. A source that decodes returns the type as.
+func part(from Weights, w *Weight, as tensor.Dtype, first, rows int) (t *tensor.Dense, err error) {
 	name, shape := w.tensor()
+	begin, end := w.From.Row+first, w.From.Row+first+rows
 	if f, ok := from.(widener); ok {
-		return f.rowsAs(name, as, shape, w.From.Row, w.From.Row+w.Shape[0])
+		return f.rowsAs(name, as, shape, begin, end)
 	}
 	t, err = from.Tensor(name, shape...)
-	if err != nil || w.From.Name == "" {
+	if err != nil || rows == shape[0] {
 		return t, err
 	}
 	row := 1
 	for _, n := range shape[1:] {
 		row *= n
 	}
-	begin, end := w.From.Row*row, (w.From.Row+w.Shape[0])*row
 	var data any
 	switch all := t.Data().(type) {
 	case []float32:
-		data = all[begin:end]
+		data = all[begin*row : end*row]
 	case []la.F16:
-		data = all[begin:end]
+		data = all[begin*row : end*row]
 	case []la.BF16:
-		data = all[begin:end]
+		data = all[begin*row : end*row]
 	default:
-		return nil, fmt.Errorf("decoder: weight %s has elements of %v: %w", name, t.Dtype(), ErrUnsupported)
+		return nil, fmt.Errorf("decoder: weight %s has elements of %v: %w", w.Name, t.Dtype(), ErrUnsupported)
 	}
-	return tensor.New(tensor.WithShape(w.Shape...), tensor.WithBacking(data)), nil
+	shape = slices.Clone(w.Shape)
+	shape[0] = rows
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)), nil
 }
 
 // converted returns t in another type, or t itself if it has that type. A finite number that the type does not have is an error.

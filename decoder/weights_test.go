@@ -13,6 +13,37 @@ import (
 	"gorgonia.org/tensor"
 )
 
+// failingWeights has all tensors but the last ones.
+type failingWeights struct {
+	goldenWeights
+	left *int
+}
+
+func (w failingWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	if *w.left--; *w.left < 0 {
+		return nil, ErrMissing
+	}
+	return w.goldenWeights.Tensor(name, shape...)
+}
+
+// TestLoadingFails: an engine whose weights cannot be loaded, or whose cache does not fit, is an error, and frees its memory.
+func TestLoadingFails(t *testing.T) {
+	m := readGolden(t)[0]
+	weights := goldenWeights{goldenModel: &m}
+	for _, o := range []Options{{}, {Weights: la.Float16}} {
+		for n := range 9 {
+			left := n
+			if _, err := NewEngine(m.network(t), failingWeights{weights, &left}, o); !errors.Is(err, ErrMissing) {
+				t.Errorf("the first %d tensors: %v", n, err)
+			}
+		}
+		o.Tokens = 1 << 30
+		if _, err := NewEngine(m.network(t), weights, o); !errors.Is(err, la.ErrOutOfMemory) {
+			t.Errorf("a cache of %d tokens: %v", o.Tokens, err)
+		}
+	}
+}
+
 // TestConverted: weights are rounded to nearest, and widened exactly. A finite number that float16 does not have is an error.
 func TestConverted(t *testing.T) {
 	rng := reftest.Rand(t)

@@ -1,0 +1,140 @@
+package decoder
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/devicetest"
+
+	"gorgonia.org/tensor"
+)
+
+// changed returns a golden model with other fields in its configuration.
+func (m goldenModel) changed(t testing.TB, fields map[string]any) *goldenModel {
+	t.Helper()
+	var config map[string]any
+	err := json.Unmarshal(m.Config, &config)
+	for name, value := range fields {
+		config[name] = value
+	}
+	if err == nil {
+		m.Config, err = json.Marshal(config)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &m
+}
+
+// severalHeads returns the golden models with two KV heads at least, for several GPUs.
+func severalHeads(t testing.TB) (models []*goldenModel) {
+	t.Helper()
+	for _, m := range readGolden(t) {
+		var config struct {
+			ModelType string `json:"model_type"`
+			KVHeads   int    `json:"num_key_value_heads"`
+			Embedding int    `json:"word_embed_proj_dim"`
+		}
+		if err := json.Unmarshal(m.Config, &config); err != nil {
+			t.Fatal(err)
+		}
+		fields := map[string]any{}
+		switch {
+		case config.ModelType == "opt":
+			fields["num_attention_heads"], fields["hidden_size"] = 2, 128
+			if config.Embedding == 64 {
+				fields["word_embed_proj_dim"] = 128
+			}
+		case config.KVHeads == 1:
+			fields["num_key_value_heads"] = 2
+		}
+		models = append(models, m.changed(t, fields))
+		if m.Name == "llama3" { // features of the MLP that GPUs cannot share as heads
+			fields["intermediate_size"] = 104
+			uneven := m.changed(t, fields)
+			uneven.Name += "_uneven"
+			models = append(models, uneven)
+		}
+	}
+	return models
+}
+
+// TestGPUsFamilies: on two GPUs, which share weights and cache, logits and greedy texts of all families are those of the CPU.
+func TestGPUsFamilies(t *testing.T) {
+	gpus := devicetest.OpenSome(t, 2)
+	for _, m := range severalHeads(t) {
+		t.Run(m.Name, func(t *testing.T) {
+			if testing.Short() && !slices.Contains([]string{"llama3", "llama3_uneven", "qwen3", "olmo2", "opt", "opt_post", "gemma2"}, m.Name) {
+				t.Skip("an emulated GPU is slow")
+			}
+			sums, err := (&placement{gpu: gpus}).check(m.network(t))
+			if err != nil || sums != (m.Name != "olmo2" && m.Name != "llama3_uneven") {
+				t.Fatalf("GPUs add partial sums: %v, %v", sums, err)
+			}
+			type result struct {
+				logits []float32
+				texts  [][]int
+			}
+			var all []result
+			for _, o := range []Options{{}, {Device: gpus}} {
+				o.Batch, o.Context, o.Exact = 4, 200, true
+				e := goldenEngine(t, m, o)
+				var appends []la.Append
+				for _, ids := range m.Prompts {
+					s, err := e.newSequence()
+					if err != nil {
+						t.Fatal(err)
+					}
+					appends = append(appends, la.Append{Seq: s, Tokens: len(ids)})
+				}
+				computed, err := e.run(appends, slices.Concat(m.Prompts...), false, true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := result{logits: slices.Clone(computed.logits[:len(appends)*e.network.Sizes().Vocab])}
+				for _, a := range appends {
+					if err := a.Seq.Release(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				r.texts = [][]int{alone(t, e, Request{Prompt: m.Prompts[0], Tokens: 6, Ends: []int{}})}
+				all = append(all, r)
+			}
+			for i, want := range all[0].logits {
+				if got := all[1].logits[i]; !(math.Abs(float64(got-want)) <= 1e-4) {
+					t.Fatalf("logit %d: %v, want %v", i, got, want)
+				}
+			}
+			if !slices.EqualFunc(all[0].texts, all[1].texts, slices.Equal) {
+				t.Errorf("continued with %v, want %v", all[1].texts, all[0].texts)
+			}
+		})
+	}
+}
+
+// TestGPUsContext: two GPUs share the pages of a network with one KV head. With a rotary embedding, an error names it.
+func TestGPUsContext(t *testing.T) {
+	gpus := devicetest.OpenSome(t, 2)
+	for _, m := range readGolden(t) {
+		switch m.Name {
+		case "opt":
+			want := alone(t, goldenEngine(t, &m, Options{Context: 200, Batch: 2, Exact: true}), Request{Prompt: m.Prompts[0], Tokens: 6, Ends: []int{}})
+			got := alone(t, goldenEngine(t, &m, Options{Context: 200, Batch: 2, Exact: true, Device: gpus}), Request{Prompt: m.Prompts[0], Tokens: 6, Ends: []int{}})
+			if !slices.Equal(got, want) {
+				t.Errorf("%v, want %v", got, want)
+			}
+		case "llama3":
+			for shard, text := range map[la.Shard]string{la.ShardAuto: "rotary", la.ShardHeads: "KV head"} {
+				_, err := NewEngine(m.network(t), goldenWeights{&m, false, tensor.Dtype{}}, Options{Device: gpus, Context: 200, Batch: 1, Shard: shard})
+				if !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), text) {
+					t.Errorf("%v: %v", shard, err)
+				}
+			}
+		}
+	}
+}
