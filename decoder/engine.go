@@ -125,10 +125,9 @@ func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Op
 	if err := e.options.fill(&sizes); err != nil {
 		return nil, err
 	}
-	made := e // a return of an error sets e to nil
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, made.close())
+			err = errors.Join(err, e.close())
 		}
 	}()
 	o = e.options
