@@ -101,6 +101,9 @@ func (s *session) open(args []string) (err error) {
 	if s.model, err = c.model.open(); err != nil {
 		return err
 	}
+	if n := s.model.world.Size; n > 1 {
+		return usagef("WORLD_SIZE is %d, and a conversation has one process: leanlm generate has ranks", n)
+	}
 	if s.templates, err = s.model.Templates(); err != nil {
 		return fmt.Errorf("%w: leanlm generate continues texts without a template", err)
 	}

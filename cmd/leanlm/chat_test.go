@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // writeChat writes the shipped model with a chat template.
@@ -217,6 +218,7 @@ func (w *interrupting) Write(p []byte) (int, error) {
 		if err != nil {
 			w.t.Error(err)
 		}
+		time.Sleep(20 * time.Millisecond) // until the signal has come
 	}
 	return w.Buffer.Write(p)
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"gorgonia.org/leanattention/decoder"
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/examples/opt/tiny"
+	"gorgonia.org/leanattention/ranks"
 
 	"gorgonia.org/tensor"
 )
@@ -58,7 +58,21 @@ func (f *flags) is(to *bool, names, usage string) {
 }
 
 func (f *flags) each(names, usage string, set func(string) error) {
-	f.add(names, usage, func(name, usage string) { f.Func(name, usage, set) })
+	value := &eachValue{set: set}
+	f.add(names, usage, func(name, usage string) { f.Var(value, name, usage) })
+}
+
+// eachValue calls set with each value of a flag.
+type eachValue struct {
+	set func(string) error
+	all []string
+}
+
+func (e *eachValue) String() string { return strings.Join(e.all, " ") }
+
+func (e *eachValue) Set(s string) error {
+	e.all = append(e.all, s)
+	return e.set(s)
 }
 
 // parse parses the arguments. -h writes the help.
@@ -131,27 +145,39 @@ func (m *modelFlags) add(f *flags) {
 	f.is(&m.options.Exact, "exact", "compute products with weights of 16 bits in float32; otherwise activations are rounded to 16 bits, which is faster, as in most programs")
 	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given", types)
 	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given", types)
-	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, or gpu:1 for the GPU with that number")
+	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, gpu:1 for the GPU with that number, or gpu:0,1 for several, which share weights, cache and work")
+	choice(f, &m.options.Shard, "shard", "how several GPUs share the cache; auto if it is not given", map[string]la.Shard{"auto": la.ShardAuto, "heads": la.ShardHeads, "context": la.ShardContext})
 }
 
-// opened is an open model with the device that computes.
+// opened is an open model with the devices and ranks that compute.
 type opened struct {
 	*decoder.Model
-	gpu *device.GPU // nil: the CPU
+	gpu   *device.GPU // nil: the CPU
+	world ranks.World
+	comm  *ranks.Comm // nil: this process alone
+	stop  func() bool // of what tells the other ranks of an interrupt
 }
 
-// Close closes the model and the device.
+// Close closes the model and the devices. Ranks wait for each other.
 func (o *opened) Close() error {
 	err := o.Model.Close()
+	if o.comm != nil {
+		o.stop()
+		err = errors.Join(err, o.comm.Close())
+	}
 	if o.gpu != nil {
 		err = errors.Join(err, o.gpu.Close())
 	}
 	return err
 }
 
-// open opens the device, and then the model.
+// open opens the devices, and then the model.
 func (m *modelFlags) open() (*opened, error) {
-	gpu, err := m.openDevice()
+	world, err := ranks.Environment()
+	if err != nil {
+		return nil, err
+	}
+	gpu, err := m.openDevice(world)
 	if err != nil {
 		return nil, err
 	}
@@ -168,26 +194,7 @@ func (m *modelFlags) open() (*opened, error) {
 		}
 		return nil, err
 	}
-	return &opened{model, gpu}, nil
-}
-
-// openDevice opens the GPU of -device; nil: the CPU.
-func (m *modelFlags) openDevice() (*device.GPU, error) {
-	name, number, numbered := strings.Cut(m.device, ":")
-	ordinal := 0
-	if numbered {
-		var err error
-		if ordinal, err = strconv.Atoi(number); err != nil || ordinal < 0 {
-			name = ""
-		}
-	}
-	switch {
-	case m.device == "cpu" || m.device == "":
-		return nil, nil
-	case name != "gpu":
-		return nil, usagef("-device %q is neither cpu nor gpu nor gpu:NUMBER", m.device)
-	}
-	return device.Open(ordinal)
+	return &opened{Model: model, gpu: gpu, world: world}, nil
 }
 
 // engine makes an engine of a model, and reports how the loading goes on.

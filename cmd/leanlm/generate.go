@@ -59,7 +59,8 @@ func (g *generation) flags() *flags {
 
 func generate(ctx context.Context, args []string, std streams) (err error) {
 	var g generation
-	if err := g.flags().parse(args, std); err != nil {
+	f := g.flags()
+	if err := f.parse(args, std); err != nil {
 		return err
 	}
 	switch {
@@ -84,7 +85,15 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, model.Close()) }()
+	defer func() { err = model.end(err) }()
+	texts := map[string]string{}
+	for i, prompt := range g.prompts {
+		texts[fmt.Sprint("prompt ", i+1)] = prompt
+	}
+	interrupted := ctx
+	if ctx, std, err = g.model.join(ctx, model, together{f, texts}, std); err != nil {
+		return err
+	}
 	requests, err := g.requests(model, std)
 	if err != nil {
 		return err
@@ -95,7 +104,7 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, engine.Close()) }()
-	return g.run(ctx, engine, model, requests, std)
+	return errors.Join(g.run(ctx, engine, model, requests, std), interrupted.Err())
 }
 
 // requests returns the requests of all texts.
@@ -197,7 +206,7 @@ func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *ope
 			return err
 		}
 	}
-	return ctx.Err()
+	return nil
 }
 
 // separator is before the i-th text of several.

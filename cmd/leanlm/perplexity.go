@@ -31,7 +31,11 @@ func perplexity(ctx context.Context, args []string, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, model.Close()) }()
+	defer func() { err = model.end(err) }()
+	interrupted := ctx
+	if ctx, std, err = m.join(ctx, model, together{f, map[string]string{"text of -f": text}}, std); err != nil {
+		return err
+	}
 	ids, err := model.Tokenizer().Encode(text, tokenizer.Options{})
 	if err != nil {
 		return fmt.Errorf("-f: %w", err)
@@ -60,5 +64,5 @@ func perplexity(ctx context.Context, args []string, std streams) (err error) {
 		}
 	}
 	_, err = fmt.Fprintf(std.out, "perplexity %.4f of %d tokens in windows of %d\n", math.Exp(sum/float64(n)), n, window)
-	return errors.Join(err, ctx.Err())
+	return errors.Join(err, interrupted.Err())
 }

@@ -1,0 +1,97 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/internal/emulated/system"
+	"gorgonia.org/leanattention/internal/rankstest"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(rankstest.Main{M: m}) }
+
+// rankFlags has the flags of each rank: those of rank 0, two bars, and those of rank 1.
+const rankFlags = "LEANLM_TEST_FLAGS"
+
+// asRank runs the command as one of the ranks.
+func asRank(t *testing.T) {
+	t.Helper()
+	system.Emulate(t)
+	flags, one, _ := strings.Cut(os.Getenv(rankFlags), "||")
+	if os.Getenv("RANK") == "1" {
+		flags = one
+	}
+	var out, err bytes.Buffer
+	status := run(context.Background(), strings.Split(flags, "|"), streams{strings.NewReader(""), &out, &err})
+	rankstest.Write(t, fmt.Sprintf("%d\n%s\n%s", status, out.String(), err.String()))
+}
+
+// TestRanks: two ranks with two GPUs each write what one process does, by rank 0 alone. What tells of the texts may differ.
+func TestRanks(t *testing.T) {
+	if rankstest.Child() {
+		asRank(t)
+		return
+	}
+	const texts = "generate|-p|Once upon a time|-p|The|-n|3|-draft|2"
+	one := rankstest.Run(t, 1, []string{rankFlags + "=" + texts + "|-device|gpu"})
+	two := rankstest.Run(t, 2, []string{rankFlags + "=" + texts + "|-device|gpu:0,1|-stats||" + texts + "|-device|gpu:2,3"})
+	for _, r := range append(one, two...) {
+		if r.Err != nil || !strings.HasPrefix(r.Text, "0\n") {
+			t.Fatalf("%v: %s\n%s", r.Err, r.Text, r.Output)
+		}
+	}
+	text := func(r rankstest.Rank) string {
+		all, _, _ := strings.Cut(r.Text, "\nloaded")
+		all, _, _ = strings.Cut(all, "\nwaiting")
+		return all
+	}
+	if want := text(one[0]); text(two[0]) != want || len(want) < 30 {
+		t.Errorf("one process writes %q, two %q", want, text(two[0]))
+	}
+	if !strings.Contains(two[0].Text, "rank 0 of 2 on GPU 0 (Fake 0) with GPU 1 (Fake 1)\n") || strings.Contains(two[1].Text, "loaded") || strings.Contains(two[1].Text, "Once") {
+		t.Errorf("rank 0 writes %q, rank 1 %q", two[0].Text, two[1].Text)
+	}
+}
+
+// TestRanksDiffer: ranks that do not belong together end with an error that says what differs.
+func TestRanksDiffer(t *testing.T) {
+	if rankstest.Child() {
+		asRank(t)
+		return
+	}
+	file := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(file, []byte("a little lion"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	base := "generate|-device|gpu|-p|a little girl|-n|2"
+	for _, c := range []struct{ zero, one, want string }{
+		{base, "generate|-device|gpu|-n|2|-f|" + file, `"prompt 1: a little lion"`},
+		{base + "|-temp|0.5", base + "|-temp|0.6|-exact", `"-temp 0.6"`},
+	} {
+		for rank, r := range rankstest.Run(t, 2, []string{rankFlags + "=" + c.zero + "||" + c.one}) {
+			if r.Err != nil || !strings.HasPrefix(r.Text, "1\n\n") || !strings.Contains(r.Text, c.want) {
+				t.Errorf("rank %d: %v: %q, want %s\n%s", rank, r.Err, r.Text, c.want, r.Output)
+			}
+		}
+	}
+	for flags, want := range map[string]string{
+		"chat|-device|gpu":      "a conversation has one process",
+		"generate|-p|x":         "ranks compute on GPUs",
+		"perplexity|-f|" + file: "ranks compute on GPUs",
+	} {
+		for rank, r := range rankstest.Run(t, 2, []string{rankFlags + "=" + flags + "||" + flags}) {
+			if r.Err != nil || !strings.HasPrefix(r.Text, "2\n\n") || !strings.Contains(r.Text, want) {
+				t.Errorf("rank %d: %v: %q, want %s\n%s", rank, r.Err, r.Text, want, r.Output)
+			}
+		}
+	}
+}
