@@ -79,6 +79,7 @@ type Stats struct {
 	MostTexts    int // most texts of a step
 	SharedTokens int // tokens of prompts that were not computed, since another text had the same beginning
 	Preempted    int // times that a text had to wait again, since the cache was full
+	Shifted      int // times that a text dropped tokens, since its context was full
 	Guessed      int // guesses that were computed
 	Accepted     int // guesses that were right
 }
@@ -333,7 +334,7 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 	switch {
 	case len(r.Prompt) == 0:
 		return nil, fail(ErrConfig, "the prompt has no tokens: nothing comes before what is to follow")
-	case len(r.Prompt) > o.Context:
+	case len(r.Prompt) > o.Context && !r.Cut:
 		return nil, fail(ErrTooLong, "the prompt has %d tokens, and Options.Context is %d", len(r.Prompt), o.Context)
 	case r.Tokens < 0:
 		return nil, fail(ErrConfig, "Tokens is %d", r.Tokens)
@@ -348,6 +349,9 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 	case slices.Contains(r.Stop, ""):
 		return nil, fail(ErrConfig, "Stop has an empty text")
 	}
+	if err := r.checkKeep(o.Context); err != nil {
+		return nil, err
+	}
 	for i, ids := range [][]int{r.Prompt, r.Ends} {
 		for j, id := range ids {
 			if id < 0 || id >= vocab {
@@ -355,12 +359,12 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 			}
 		}
 	}
+	prompt := r.cut(o.Context)
 	// The last token of a text is not read.
-	t := &Text{ctx: ctx, tokens: slices.Clone(r.Prompt), prompt: len(r.Prompt), limit: o.Context + 1, full: true, ends: e.ends, decoder: silent{}, stop: newStopper(r.Stop)}
+	t := &Text{ctx: ctx, tokens: slices.Clone(prompt), prompt: len(r.Prompt), room: o.Context + 1, most: r.Tokens, shift: r.Shift, keep: r.Keep, ends: e.ends, decoder: silent{}, stop: newStopper(r.Stop)}
 	t.more = sync.NewCond(&t.mu)
-	if r.Tokens > 0 && len(r.Prompt)+r.Tokens <= t.limit {
-		t.limit, t.full = len(r.Prompt)+r.Tokens, false
-	}
+	t.dropped = len(r.Prompt) - len(prompt)
+	t.setLimit()
 	if r.Ends != nil {
 		t.ends = slices.Clone(r.Ends)
 	}
@@ -369,7 +373,7 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 	}
 	t.mostGuesses, t.nextGuesses = r.Draft, r.Draft
 	var err error
-	if t.sampler, err = newSampler(&r.Sampling, vocab, r.LogProbs, r.Prompt); err != nil {
+	if t.sampler, err = newSampler(&r.Sampling, vocab, r.LogProbs, prompt); err != nil {
 		return nil, err
 	}
 	return t, nil

@@ -75,6 +75,9 @@ func (s *scheduler) fail(err error) {
 
 func (s *scheduler) try() error {
 	s.cancel()
+	if err := s.shift(); err != nil {
+		return err
+	}
 	if err := s.admit(); err != nil {
 		return err
 	}

@@ -22,6 +22,19 @@ type Request struct {
 	Ends     []int    // tokens that end the continuation; nil: those of the model
 	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities. Sampling does not change probabilities
 	Draft    int      // most tokens to guess after each token from what the text has repeated; 0: none
+
+	// Cut shortens a prompt with more tokens than Options.Context, which is ErrTooLong otherwise. The first Keep tokens stay, and
+	// as many of the last ones as leave room for Tokens, but at least half of those that the context has beyond Keep. If Tokens
+	// is 0, that half stays.
+	Cut bool
+
+	// Shift continues a text whose context is full, which ends otherwise. The first Keep tokens stay, and the older half of the
+	// others is dropped. The tokens that stay are computed again at their new positions. So the continuation is that of the
+	// shortened text, and not an approximation by keys of the dropped tokens' context, as rotating cached keys gives. Penalties
+	// of Sampling still count the dropped tokens. If Tokens is 0, the text ends only by Ends, by Stop, or when its context is done.
+	Shift bool
+
+	Keep int // first tokens that Cut and Shift keep; less than Options.Context
 }
 
 // Reason is why a text ended.
@@ -66,9 +79,13 @@ func (silent) Flush() string  { return "" }
 type Text struct {
 	ctx         context.Context
 	tokens      []int // the prompt's and all others
-	prompt      int   // tokens of the prompt
+	prompt      int   // tokens of the request's prompt
 	limit       int   // most tokens
 	full        bool  // the limit is that of the context
+	room        int   // limit of the context
+	most        int   // most tokens to add; 0: any number
+	shift       bool  // drop tokens at the limit of the context
+	keep        int   // first tokens that shift keeps
 	ends        []int
 	seq         *la.Sequence // nil: the text waits
 	shared      int          // tokens of the prompt that were forked
@@ -82,12 +99,13 @@ type Text struct {
 	ended       bool
 	compute     func() // a step of the engine; nil: the engine computes by itself
 
-	mu     sync.Mutex
-	more   *sync.Cond
-	out    []Token
-	reason Reason
-	err    error
-	done   bool
+	mu      sync.Mutex
+	more    *sync.Cond
+	out     []Token
+	dropped int // tokens
+	reason  Reason
+	err     error
+	done    bool
 }
 
 // Tokens yields the tokens of the continuation as they are chosen. Each token is yielded once. The error is that of
@@ -199,7 +217,7 @@ func (t *Text) add(token Token, err error) {
 	switch {
 	case stopped:
 		t.last(token, Stopped, true)
-	case len(t.tokens) < t.limit:
+	case len(t.tokens) < t.limit || t.full && t.shift:
 		t.emit(token)
 	default:
 		var more string

@@ -22,6 +22,7 @@ import (
 type conversation struct {
 	model    modelFlags
 	sampling samplingFlags
+	long     longFlags
 	system   string
 	tools    string
 	tokens   int
@@ -85,9 +86,10 @@ func (s *session) open(args []string) (err error) {
 	f := newFlags("chat", chatAbout)
 	c.model.add(f)
 	c.sampling.add(f)
+	c.long.add(f)
 	f.text(&c.system, "sys,system-prompt", "", "`text` of the system's message; without it, there is no such message")
 	f.text(&c.tools, "tools", "", "`file` with the tools that the model may call: a JSON list, as OpenAI's API has it. Calls are written as the model writes them")
-	f.integer(&c.tokens, "n,predict,n-predict,max-new-tokens", 0, "most `tokens` of an answer; 0: as many as the context takes")
+	f.integer(&c.tokens, "n,predict,n-predict,max-new-tokens", 0, "most `tokens` of an answer; 0: as many as the context takes, and with -context-shift any number")
 	f.integer(&c.draft, "draft,draft-n", 0, "most `tokens` to guess from what the conversation repeats, and to check in one step; 0: none")
 	if err := f.parse(args, s.std); err != nil {
 		return err
@@ -313,7 +315,9 @@ func (s *session) turn(ctx context.Context, question string) error {
 	defer stop()
 	how := s.sampling
 	how.Seed += uint64(s.asked - 1) // a question that is asked again has another answer
-	text, err := s.engine.Start(answering, decoder.Request{Prompt: ids, Tokens: s.flags.tokens, Sampling: how, Ends: s.ends, Draft: s.flags.draft})
+	r := decoder.Request{Prompt: ids, Tokens: s.flags.tokens, Sampling: how, Ends: s.ends, Draft: s.flags.draft}
+	s.flags.long.set(&r, s.model)
+	text, err := s.engine.Start(answering, r)
 	if err != nil {
 		s.drop(err)
 		return nil
@@ -333,9 +337,12 @@ func (s *session) turn(ctx context.Context, question string) error {
 	if err := write(s.std, "\n"); err != nil {
 		return err
 	}
+	if n := text.Dropped(); n > 0 {
+		s.say("%d tokens of the conversation were dropped for this answer: the context has %d", n, s.engine.Options().Context)
+	}
 	switch text.Reason() {
 	case decoder.Full:
-		s.say("the answer ends early: the context has %d tokens, %d of them of the messages before; %s", s.engine.Options().Context, len(ids), makeRoom)
+		s.say("the answer ends early: the context has %d tokens, %d of them of the messages before; %s, and -context-shift drops old tokens", s.engine.Options().Context, len(ids), makeRoom)
 	case decoder.Cancelled:
 		if !s.live {
 			return context.Canceled
@@ -344,7 +351,7 @@ func (s *session) turn(ctx context.Context, question string) error {
 	return nil
 }
 
-const makeRoom = "/undo drops the last message and its answer, /clear drops all, and -c makes the context larger"
+const makeRoom = "/undo drops the last message and its answer, /clear drops all, -c makes the context larger"
 
 // prompt returns the tokens of the conversation and of the beginning of an answer.
 func (s *session) prompt() ([]int, error) {
@@ -353,8 +360,8 @@ func (s *session) prompt() ([]int, error) {
 		return nil, err
 	}
 	ids, err := s.model.Tokenizer().Encode(text, tokenizer.Options{Special: true, Bare: true})
-	if most := s.engine.Options().Context; err == nil && len(ids) > most {
-		err = fmt.Errorf("with it the conversation has %d tokens, and the context has %d; %s", len(ids), most, makeRoom)
+	if most := s.engine.Options().Context; err == nil && len(ids) > most && !s.flags.long.cut {
+		err = fmt.Errorf("with it the conversation has %d tokens, and the context has %d; %s, and -keep drops old tokens", len(ids), most, makeRoom)
 	}
 	return ids, err
 }

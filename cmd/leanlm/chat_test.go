@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
 // writeChat writes the shipped model with a chat template.
@@ -135,7 +137,7 @@ func TestChatTooLong(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for _, want := range []string{
-		"the answer ends early: the context has 24 tokens, 4 of them", "tokens, and the context has 24; /undo drops", "-c makes the context larger", `dropped "A king."`,
+		"the answer ends early: the context has 24 tokens, 4 of them", "tokens, and the context has 24; /undo drops", "larger, and -context-shift drops", `dropped "A king."`,
 	} {
 		if !strings.Contains(errs.String(), want) {
 			t.Errorf("%s, want %s", errs, want)
@@ -145,9 +147,36 @@ func TestChatTooLong(t *testing.T) {
 		t.Errorf("%q, %q", out, got)
 	}
 	s.live, s.std.in = true, strings.NewReader(long)
-	if err := s.run(t.Context()); err != nil || !strings.HasSuffix(errs.String(), "larger\n") {
+	if err := s.run(t.Context()); err != nil || !strings.HasSuffix(errs.String(), "-keep drops old tokens\n") {
 		t.Errorf("on a terminal: %v, %s", err, errs)
 	}
+}
+
+// TestChatShift: with -keep and -context-shift a conversation goes on when it is longer than the context.
+func TestChatShift(t *testing.T) {
+	long := strings.Repeat("a king and ", 12)
+	s, _, errs := newSession(t, "A king.\n"+long+"\n", "-m", writeChat(t, plainTemplate), "-c", "24", "-exact", "-n", "40", "-keep", "2", "-context-shift")
+	if err := s.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.turns) != 2 || strings.Count(errs.String(), "tokens of the conversation were dropped for this answer: the context has 24") != 2 {
+		t.Errorf("%q, %s", s.contents(), errs)
+	}
+	for _, i := range []int{1, 3} {
+		if ids := encode(t, s.model, s.messages[i].Content); len(ids) < 30 {
+			t.Errorf("%q has %d tokens", s.messages[i].Content, len(ids))
+		}
+	}
+}
+
+// encode returns the tokens of a text.
+func encode(t testing.TB, model *opened, text string) []int {
+	t.Helper()
+	ids, err := model.Tokenizer().Encode(text, tokenizer.Options{Bare: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
 }
 
 // TestChatRefused: a template that rejects a message is told, and the conversation goes on.

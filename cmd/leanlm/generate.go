@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 type generation struct {
 	model    modelFlags
 	sampling samplingFlags
+	long     longFlags
 	prompts  []string
 	files    []string
 	tokens   int
@@ -32,6 +34,7 @@ func (g *generation) flags() *flags {
 	f := newFlags("generate", "generate continues texts, and writes the continuations. Several prompts are computed together.")
 	g.model.add(f)
 	g.sampling.add(f)
+	g.long.add(f)
 	f.each("p,prompt", "`text` to continue; may be given several times", func(s string) error {
 		g.prompts = append(g.prompts, s)
 		return nil
@@ -125,7 +128,9 @@ func (g *generation) requests(model *opened, std streams) (all []decoder.Request
 		}
 		for range g.samples {
 			how.Seed = seed + uint64(len(all)) // texts of one prompt and one seed are equal
-			all = append(all, decoder.Request{Prompt: ids, Sampling: how, Tokens: g.tokens, Stop: g.stops, Draft: g.draft, LogProbs: g.logprobs})
+			r := decoder.Request{Prompt: ids, Sampling: how, Tokens: g.tokens, Stop: g.stops, Draft: g.draft, LogProbs: g.logprobs}
+			g.long.set(&r, model)
+			all = append(all, r)
 		}
 	}
 	return all, nil
@@ -134,16 +139,18 @@ func (g *generation) requests(model *opened, std streams) (all []decoder.Request
 // fit chooses a context, a batch and a cache for all texts, unless flags say them.
 func (g *generation) fit(requests []decoder.Request) {
 	o := &g.model.options
-	longest, sum := 0, 0
+	const context = 4096 // the largest one without a flag
+	sum := 0
 	for _, r := range requests {
-		longest = max(longest, len(r.Prompt)+r.Tokens)
-		sum += len(r.Prompt) + r.Tokens + 64 // a page may be partly filled
+		if sum < math.MaxInt32 {
+			sum += min(len(r.Prompt), context) + min(r.Tokens, context) + 64 // a page may be partly filled
+		}
 	}
 	if o.Batch == 0 {
 		o.Batch = min(len(requests), 16)
 	}
 	if o.Tokens == 0 && o.Context == 0 {
-		o.Tokens = max(sum, 4096)
+		o.Tokens = max(sum, context)
 	}
 	o.Draft = g.draft * o.Batch
 }
@@ -191,7 +198,10 @@ func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *ope
 				return err
 			}
 		}
-		result.Text, result.Reason, result.Shared = all.String(), string(text.Reason()), text.Shared()
+		result.Text, result.Reason, result.Shared, result.Dropped = all.String(), string(text.Reason()), text.Shared(), text.Dropped()
+		if result.Dropped > 0 {
+			fmt.Fprintf(std.err, "text %d was longer than the context of %d tokens: %d tokens were dropped\n", i+1, engine.Options().Context, result.Dropped)
+		}
 		document.Texts = append(document.Texts, result)
 	}
 	if g.stats {
@@ -236,7 +246,8 @@ type document struct {
 type textJSON struct {
 	Prompt       string       `json:"prompt"`
 	PromptTokens []int        `json:"prompt_tokens"`
-	Shared       int          `json:"shared_tokens"` // tokens of the prompt that were read for another text
+	Shared       int          `json:"shared_tokens"`            // tokens of the prompt that were read for another text
+	Dropped      int          `json:"dropped_tokens,omitempty"` // by -keep and -context-shift
 	Text         string       `json:"text"`
 	Tokens       []int        `json:"tokens"` // with the token that ended the text
 	Reason       string       `json:"reason"` // end, stop, length, context or cancelled
@@ -270,6 +281,9 @@ func tellStats(std streams, s decoder.Stats, requests []decoder.Request, first, 
 	fmt.Fprintf(std.err, "%d steps of %d tokens in all, at most %d texts at a time, in %.3f s\n", s.Steps, s.Rows, s.MostTexts, all.Seconds())
 	if s.Guessed > 0 {
 		fmt.Fprintf(std.err, "guesses: %d of %d were right\n", s.Accepted, s.Guessed)
+	}
+	if s.Shifted > 0 {
+		fmt.Fprintf(std.err, "full context: tokens were dropped %d times\n", s.Shifted)
 	}
 	if s.Preempted > 0 {
 		fmt.Fprintf(std.err, "full cache: texts had to wait %d times; -cache-tokens makes the cache larger\n", s.Preempted)

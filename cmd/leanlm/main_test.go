@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/decoder"
 	"gorgonia.org/leanattention/examples/opt/tiny"
 )
 
@@ -132,6 +134,7 @@ func TestWrongFlags(t *testing.T) {
 		"none of bf16, f16, f32":                   {"generate", "-p", "x", "-weights", "f8"},
 		"-device \"tpu\" is none of":               {"generate", "-p", "x", "-device", "tpu"},
 		"\"x\" is no number of a GPU":              {"generate", "-p", "x", "-device", "gpu:x"},
+		"-keep: not a whole number":                {"generate", "-p", "x", "-keep", "-1"},
 		"give a text with -p, or a file":           {"tokenize"},
 		"not a number":                             {"generate", "-p", "x", "-temp", "warm"},
 		"not a whole number":                       {"generate", "-p", "x", "-top-k", "1.5"},
@@ -150,6 +153,7 @@ func TestWrongFlags(t *testing.T) {
 		"the text has 1 tokens":           {"perplexity", "-f", emptyFile(t)},
 		"Sampling.Temperature":            {"generate", "-p", "x", "-temp", "-1"},
 		"Options.Context is -1":           {"generate", "-p", "x", "-c", "-1"},
+		"Keep is 41, not in [0, 40)":      {"generate", "-p", "x", "-c", "40", "-keep", "40"},
 		"Options.Chunk is 1, not in [16,": {"generate", "-p", "x", "-chunk", "1", "-np", "16"},
 	} {
 		if status, _, err := leanlm(t, "", args...); status != exitError || !strings.Contains(err, want) {
@@ -189,6 +193,45 @@ func TestHelp(t *testing.T) {
 		if status != 0 || strings.Count(help, "-model") != 1 || !strings.Contains(help, "Usage: leanlm "+c.name) {
 			t.Errorf("%s: %d, %s", c.name, status, help)
 		}
+	}
+}
+
+// TestLongTexts: a prompt that is too long is cut, and a text goes on when the context is full.
+func TestLongTexts(t *testing.T) {
+	long := strings.Repeat("Once upon a time there was a king. ", 8)
+	one := func(args ...string) (textJSON, string) {
+		t.Helper()
+		status, out, errs := leanlm(t, "", append([]string{"generate", "-c", "40", "-json", "-stats", "-exact"}, args...)...)
+		var d document
+		if err := json.Unmarshal([]byte(out), &d); status != 0 || err != nil {
+			t.Fatalf("%v: %d, %s, %v", args, status, errs, err)
+		}
+		return d.Texts[0], errs
+	}
+	if status, _, err := leanlm(t, "", "generate", "-c", "40", "-p", long); status != exitError || !strings.Contains(err, "tokens, and Options.Context is 40") {
+		t.Errorf("%d, %s", status, err)
+	}
+	cut, errs := one("-p", long, "-n", "10", "-keep", "3")
+	all := cut.PromptTokens
+	if dropped := len(all) - 31; cut.Dropped != dropped || !strings.Contains(errs, fmt.Sprintf("text 1 was longer than the context of 40 tokens: %d tokens were dropped", dropped)) {
+		t.Errorf("%d of %d tokens were dropped: %s", cut.Dropped, len(all), errs)
+	}
+	// The token at the beginning and 3 more stay, and 27 that make 40 with all but the last of 10.
+	e, _, _ := newSession(t, "", "-m", writeChat(t, plainTemplate), "-c", "40", "-exact")
+	text, err := e.engine.Start(t.Context(), decoder.Request{Prompt: slices.Concat(all[:4], all[len(all)-27:]), Tokens: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want, err := text.Wait(); err != nil || cut.Text != want || len(cut.Tokens) != 10 {
+		t.Errorf("%q, want %q, %v", cut.Text, want, err)
+	}
+	full, _ := one("-p", "Once upon a time", "-n", "90", "-logit-bias", "2=-inf")
+	shifted, errs := one("-p", "Once upon a time", "-n", "90", "-logit-bias", "2=-inf", "-context-shift")
+	if full.Reason != "context" || shifted.Reason != "length" || len(shifted.Tokens) != 90 || shifted.Dropped < 40 || !slices.Equal(shifted.Tokens[:len(full.Tokens)], full.Tokens) {
+		t.Errorf("%+v, %+v", full, shifted)
+	}
+	if !strings.Contains(errs, "tokens were dropped 3 times") {
+		t.Errorf("%s", errs)
 	}
 }
 

@@ -1,0 +1,72 @@
+package decoder
+
+import "slices"
+
+// checkKeep checks the number of tokens that [Request].Cut and [Request].Shift keep.
+func (r *Request) checkKeep(context int) error {
+	if r.Keep < 0 || r.Keep >= context {
+		return requestError(ErrConfig, "Keep is %d, not in [0, %d) of Options.Context", r.Keep, context)
+	}
+	return nil
+}
+
+// cut returns the prompt, shortened by Cut to have room in a context.
+func (r *Request) cut(context int) []int {
+	if !r.Cut || len(r.Prompt) <= context {
+		return r.Prompt
+	}
+	last := (context - r.Keep + 1) / 2
+	if r.Tokens > 0 {
+		last = max(last, context+1-r.Keep-r.Tokens) // the last token of a text is not read
+	}
+	return slices.Concat(r.Prompt[:r.Keep], r.Prompt[len(r.Prompt)-last:])
+}
+
+// setLimit sets the limit of a text: that of Request.Tokens, or that of the context.
+func (t *Text) setLimit() {
+	t.limit, t.full = t.room, true
+	added := len(t.tokens) + t.dropped - t.prompt
+	if more := t.most - added; t.most > 0 && more <= t.room-len(t.tokens) {
+		t.limit, t.full = len(t.tokens)+more, false
+	}
+}
+
+// shift drops tokens of the texts whose context is full. Other texts may begin as such a text did, so a sequence of all its
+// tokens is retained.
+func (s *scheduler) shift() error {
+	for _, t := range slices.Concat(s.live, s.waiting) {
+		if len(t.tokens) < t.limit {
+			continue
+		}
+		if t.seq != nil {
+			all, err := t.seq.Fork()
+			if err != nil {
+				return err
+			}
+			s.retain(prefix{t.tokens[:all.Len()], all})
+			if err := t.seq.Truncate(min(t.keep, t.seq.Len())); err != nil {
+				return err
+			}
+		}
+		t.drop()
+		s.stats.Shifted++
+	}
+	return nil
+}
+
+// drop drops the older half of the tokens after those that stay.
+func (t *Text) drop() {
+	n := (len(t.tokens) - t.keep + 1) / 2
+	t.tokens = slices.Concat(t.tokens[:t.keep], t.tokens[t.keep+n:])
+	t.mu.Lock()
+	t.dropped += n
+	t.mu.Unlock()
+	t.setLimit()
+}
+
+// Dropped returns how many tokens the text has lost by [Request].Cut and [Request].Shift.
+func (t *Text) Dropped() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dropped
+}
