@@ -27,7 +27,7 @@ type goldenModel struct {
 	Scale, Embedding float64
 	Prompts          [][]int
 	File             string // logits of every token of the prompts
-	Next             []int  // the greedy continuation of the first prompt
+	Next             []int  // the greedy continuation of the first prompt: 200 tokens
 }
 
 func readGolden(t testing.TB) (models []goldenModel) {
@@ -45,7 +45,7 @@ func readGolden(t testing.TB) (models []goldenModel) {
 
 func (m *goldenModel) network(t testing.TB) Network {
 	t.Helper()
-	n, _, err := readNetwork("config.json", m.Config, 200)
+	n, _, err := readNetwork("config.json", m.Config, 256)
 	if err != nil {
 		t.Fatalf("%s: %v", m.Name, err)
 	}
@@ -141,7 +141,7 @@ func testGolden(t *testing.T, o Options, atol float64) {
 	for _, m := range readGolden(t) {
 		t.Run(m.Name, func(t *testing.T) {
 			o := o
-			o.Batch, o.Draft, o.Context = 4, 40, 200
+			o.Batch, o.Draft, o.Context = 4, 40, 256
 			e := goldenEngine(t, &m, o)
 			vocab := e.network.Sizes().Vocab
 			want := readRows(t, m.File, vocab)
@@ -183,13 +183,17 @@ func testGolden(t *testing.T, o Options, atol float64) {
 				}
 			}
 
-			// The text alone, beside others, and with guesses.
-			next, drafts, besides := m.Next, []int{0, 5}, []int{0, 3}
+			// The whole text alone, and its beginning beside others and with guesses.
+			most, drafts, besides := 64, []int{0, 5}, []int{0, 3}
 			if o.Device != nil && testing.Short() { // an emulated GPU is slow
-				next, drafts, besides = next[:4], []int{0}, []int{1}
+				most, drafts, besides = 4, []int{0}, []int{1}
 			}
 			for _, draft := range drafts {
 				for _, beside := range besides {
+					next := m.Next
+					if draft > 0 || beside > 0 {
+						next = next[:most]
+					}
 					var texts []*Text
 					for i := range 1 + beside {
 						prompt := ids

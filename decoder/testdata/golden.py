@@ -7,7 +7,7 @@ golden.json
                  prompts      token ids
                  file         raw little-endian float32: a row of logits for each token, prompt after prompt; each
                               prompt is computed alone, so no padding can reach its logits
-                 next         the 64 ids of the greedy continuation of the first prompt
+                 next         the 200 ids of the greedy continuation of the first prompt
                  margin       the least distance between the two largest logits on the way
     frequencies  rotary embeddings: config, and what transformers computes for it
 
@@ -72,7 +72,7 @@ def logits(model, ids):
 
 
 @torch.no_grad()
-def greedy(model, prompt, n=64):
+def greedy(model, prompt, n=200):
     seen, cache, last, margin = [], None, prompt, float("inf")
     for _ in range(n):
         step = model(torch.tensor([last]), past_key_values=cache, use_cache=True)
@@ -86,10 +86,10 @@ def greedy(model, prompt, n=64):
 
 def opt(name, **fields):
     return model(name, t.OPTForCausalLM, t.OPTConfig, None, embedding=fields.pop("embedding", 0.125 if fields.get("tie_word_embeddings", True) else 1), ffn_dim=INNER, word_embed_proj_dim=fields.pop("word_embed_proj_dim", HIDDEN),
-                 num_attention_heads=1, max_position_embeddings=200, **fields)
+                 num_attention_heads=1, max_position_embeddings=256, **fields)
 
 
-def model(name, kind, config, rope, scales=SCALES, clear=1e-3, matter=(), embedding=None, **fields):
+def model(name, kind, config, rope, scales=SCALES, clear=5e-4, matter=(), embedding=None, **fields):
     """A model. fields are those of config.json that others don't have; matter is values of some of them that have to make
     other logits. The embedding has the scale of the other matrices if it is tied, and else 1, unless embedding says another."""
     common = dict(vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS, max_position_embeddings=4096,
@@ -172,32 +172,32 @@ def main():
             model("qwen3", t.Qwen3ForCausalLM, t.Qwen3Config, {"rope_theta": 1000000.0}),
             model("llama_bias", t.LlamaForCausalLM, t.LlamaConfig, {"rope_type": "linear", "factor": 3.0}, attention_bias=True, mlp_bias=True,
                   matter=[{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}]),
-            model("qwen2_window", t.Qwen2ForCausalLM, t.Qwen2Config, {}, SCALES, 0.002, [{"sliding_window": 8}, {"max_window_layers": 2}],
+            model("qwen2_window", t.Qwen2ForCausalLM, t.Qwen2Config, {}, SCALES, 5e-4, [{"sliding_window": 8}, {"max_window_layers": 2}],
                   num_hidden_layers=3, use_sliding_window=True, sliding_window=6, max_window_layers=1),
             model("qwen3_bias", t.Qwen3ForCausalLM, t.Qwen3Config, {}, attention_bias=True, tie_word_embeddings=True),
-            model("gemma", t.GemmaForCausalLM, t.GemmaConfig, {}, SCALES, 0.002, embedding=0.125, num_hidden_layers=2),
-            model("gemma3", t.Gemma3ForCausalLM, t.Gemma3TextConfig, None, SCALES, 0.002, [{"sliding_window": 8}, {"query_pre_attn_scalar": DIM}],
+            model("gemma", t.GemmaForCausalLM, t.GemmaConfig, {}, SCALES, 5e-4, embedding=0.125, num_hidden_layers=2),
+            model("gemma3", t.Gemma3ForCausalLM, t.Gemma3TextConfig, None, SCALES, 5e-4, [{"sliding_window": 8}, {"query_pre_attn_scalar": DIM}],
                   embedding=0.125, num_hidden_layers=3, sliding_window=7, query_pre_attn_scalar=16,
                   layer_types=["sliding_attention", "sliding_attention", "full_attention"],
                   rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                                    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000000.0}}),
-            model("phi3", t.Phi3ForCausalLM, t.Phi3Config, {"partial_rotary_factor": 0.5}, SCALES, 0.002,
+            model("phi3", t.Phi3ForCausalLM, t.Phi3Config, {"partial_rotary_factor": 0.5}, SCALES, 5e-4,
                   [{"sliding_window": 9}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}],
                   hidden_size=HEADS * DIM, sliding_window=10),
             model("phi3_long", t.Phi3ForCausalLM, t.Phi3Config,
                   {"rope_type": "longrope", "partial_rotary_factor": 0.5, "attention_factor": 1.25, "original_max_position_embeddings": 1,
                    "long_factor": [1 + i / 8 for i in range(DIM // 4)], "short_factor": [1.0] * (DIM // 4)}, hidden_size=HEADS * DIM, sliding_window=None),
             model("olmo2", t.Olmo2ForCausalLM, t.Olmo2Config, {}),
-            model("granite", t.GraniteForCausalLM, t.GraniteConfig, {}, SCALES, 0.002,
+            model("granite", t.GraniteForCausalLM, t.GraniteConfig, {}, SCALES, 5e-4,
                   [{"embedding_multiplier": 1.0}, {"residual_multiplier": 1.0}, {"attention_multiplier": 0.125}, {"logits_scaling": 1.0}],
                   embedding_multiplier=2.0, residual_multiplier=0.5, attention_multiplier=0.25, logits_scaling=4.0),
             opt("opt"),
             opt("opt_post", tie_word_embeddings=False, do_layer_norm_before=False, word_embed_proj_dim=32),
             opt("opt_plain", enable_bias=False, layer_norm_elementwise_affine=False, activation_function="gelu", tie_word_embeddings=False),
             opt("opt_last", _remove_final_layer_norm=True),
-            model("mistral", t.MistralForCausalLM, t.MistralConfig, {}, SCALES, 0.002, [{"sliding_window": None}, {"sliding_window": 11}],
+            model("mistral", t.MistralForCausalLM, t.MistralConfig, {}, SCALES, 5e-4, [{"sliding_window": None}, {"sliding_window": 11}],
                   num_attention_heads=4, num_key_value_heads=2, sliding_window=10),
-            model("gemma2", t.Gemma2ForCausalLM, t.Gemma2Config, {}, SCALES, 0.002,
+            model("gemma2", t.Gemma2ForCausalLM, t.Gemma2Config, {}, SCALES, 5e-4,
                   [{"sliding_window": 8}, {"layer_types": ["sliding_attention"] * 3}, {"layer_types": ["full_attention"] * 3},
                    {"attn_logit_softcapping": None}, {"final_logit_softcapping": None}, {"query_pre_attn_scalar": DIM}],
                   embedding=0.125, num_hidden_layers=3, sliding_window=7, query_pre_attn_scalar=16,
