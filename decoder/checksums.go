@@ -15,23 +15,23 @@ const (
 	checkedRows    = 8        // of each weight of a larger model
 )
 
-// Checksums returns lines that are the same for the same model: of the configuration, the tokenizer, and each weight. Processes
-// that compute together compare them: see ranks.Join. Of models of more than 16 Mi elements, a matrix has a checksum of eight
-// rows. So weights of another training differ, and a single wrong element may be missed.
+// Checksums returns lines that are the same for the same model: of the configuration, the tokenizer, and each weight with its
+// adapters. Processes that compute together compare them: see ranks.Join. Of models of more than 16 Mi elements, a matrix has a
+// checksum of eight rows. So weights of another training differ, and a single wrong element may be missed.
 func (m *Model) Checksums() (lines []string, err error) {
 	table := crc32.MakeTable(crc32.Castagnoli)
 	lines = append(lines, fmt.Sprintf("configuration: %08x", crc32.Checksum(m.config, table)))
 	if m.tokenizer != nil {
 		lines = append(lines, fmt.Sprintf("tokenizer: %08x", m.tokenizer.Checksum()))
 	}
-	total := 0
+	total, weights := 0, m.weights()
 	for w := range tensors(m.network) {
 		total += tensor.Shape(w.Shape).TotalSize()
 	}
 	for w := range tensors(m.network) {
 		sum, n := uint32(0), w.Shape[0]
 		add := func(from, to int) error {
-			t, err := m.files.rowsAs(w.Name, tensor.Dtype{}, w.Shape, from, to)
+			t, err := weights.rowsAs(w.Name, tensor.Dtype{}, w.Shape, from, to)
 			if err == nil {
 				var data []byte
 				if data, err = bytesOf(t); err == nil {

@@ -93,14 +93,7 @@ func (f *ggufFile) rowsAs(name string, as tensor.Dtype, shape []int, from, to in
 		return nil, fmt.Errorf("decoder: %s: weight %.200q with shape %v: %w", f.path, name, shape, ErrMissing)
 	}
 	if as == (tensor.Dtype{}) {
-		switch t.Type() {
-		case gguf.F32:
-			as = tensor.Float32
-		case gguf.BF16:
-			as = la.BFloat16
-		default:
-			as = la.Float16
-		}
+		as = f.stored(name)
 	}
 	data, err := widened(t, as, from, to)
 	if errors.Is(err, gguf.ErrRange) && t.Type() != gguf.F16 && as == la.Float16 {
@@ -112,6 +105,17 @@ func (f *ggufFile) rowsAs(name string, as tensor.Dtype, shape []int, from, to in
 	part := slices.Clone(shape)
 	part[0] = to - from
 	return tensor.New(tensor.WithShape(part...), tensor.WithBacking(data)), nil
+}
+
+// stored returns the type that a weight is widened to.
+func (f *ggufFile) stored(name string) tensor.Dtype {
+	switch f.weights[name].Type() {
+	case gguf.F32:
+		return tensor.Float32
+	case gguf.BF16:
+		return la.BFloat16
+	}
+	return la.Float16
 }
 
 // widened returns a copy of the numbers of rows of a tensor, as a slice of a type. A copy stays valid if another program cuts the file. A vector is one row of a file, and its elements are rows

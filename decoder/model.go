@@ -27,6 +27,8 @@ type Model struct {
 	dir       string // the folder; "": a file, or a file system
 	tokenizer *tokenizer.Tokenizer
 	texts     generation
+	deltas    map[string][]delta // of the adapters, by the tensor of the files
+	adapters  []func() error     // close the files of the adapters
 }
 
 // source is the files of a model.
@@ -36,11 +38,13 @@ type source interface {
 	// Check compares the tensors of the files with the weights of a model: all of them must be present, and no other. A tied
 	// weight may be missing.
 	Check(weights iter.Seq[hf.Weight], tied ...string) error
+	// stored returns the type that Tensor returns for a weight.
+	stored(name string) tensor.Dtype
 	Close() error
 }
 
 // Open opens a model: a GGUF file, or a Hugging Face folder with config.json, generation_config.json, the weights in safetensors
-// or PyTorch's files, and the tokenizer. Open checks that the files have every weight of the network, and no other. Close the
+// or PyTorch's files, and the tokenizer. An adapter that lies beside the weights is merged as by [Model.Adapt]. Open checks that the files have every weight of the network, and no other. Close the
 // model after use.
 func Open(path string) (*Model, error) {
 	info, err := os.Stat(path)
@@ -131,6 +135,12 @@ func (f folder) rowsAs(name string, as tensor.Dtype, shape []int, from, to int) 
 	return t, nil
 }
 
+// stored returns the type of a weight in the files.
+func (f folder) stored(name string) tensor.Dtype {
+	t, _ := f.DType(name)
+	return t
+}
+
 func open(files folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, err error) {
 	m = &Model{files: files}
 	defer func() {
@@ -143,15 +153,22 @@ func open(files folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, er
 	if err != nil {
 		return m, err
 	}
+	adapted := slices.Contains(names, adapterFile)
 	for _, name := range names {
-		if strings.HasPrefix(name, "adapter_") {
-			return m, fmt.Errorf("decoder: %s: an adapter, which would be left out: merge it into the weights first, or move it to another folder: %w", files.Path(name), ErrUnsupported)
+		switch known := name == "adapter_model.safetensors" || name == "adapter_model.bin"; {
+		case name == adapterFile || !strings.HasPrefix(name, "adapter_"):
+		case !known:
+			return m, fmt.Errorf("decoder: %s: a file of an adapter, which would be left out: move it to another folder: %w", files.Path(name), ErrUnsupported)
+		case !adapted:
+			return m, fmt.Errorf("decoder: %s: the tensors of an adapter without its %s: %w", files.Path(name), adapterFile, ErrMissing)
 		}
 	}
 	const file = "config.json"
 	data, err := files.Text(file)
 	if err == nil && data == nil {
-		err = fmt.Errorf("decoder: %s: %w", files.Path(file), ErrMissing)
+		if err = fmt.Errorf("decoder: %s: %w", files.Path(file), ErrMissing); adapted {
+			err = fmt.Errorf("%w: the folder has an adapter alone: open the model, and add the adapter by Model.Adapt, or by -lora of leanlm", err)
+		}
 	}
 	if err != nil {
 		return m, err
@@ -165,6 +182,11 @@ func open(files folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, er
 	}
 	if m.texts, err = readGeneration(c, files.Path(generationFile), data, m.network.Sizes().Vocab); err != nil {
 		return m, err
+	}
+	if adapted {
+		if err := m.adapt(files.Folder); err != nil {
+			return m, err
+		}
 	}
 	m.tokenizer, err = load()
 	return m, err
@@ -309,9 +331,16 @@ func (m *Model) Engine(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := newEngine(n, m.files, m.tokenizer, m.texts.ends, o)
+	e, err := newEngine(n, m.weights(), m.tokenizer, m.texts.ends, o)
 	return e, fileError(err)
 }
 
 // Close closes the files.
-func (m *Model) Close() error { return m.files.Close() }
+func (m *Model) Close() error {
+	err := m.files.Close()
+	for _, f := range m.adapters {
+		err = errors.Join(err, f())
+	}
+	m.adapters = nil
+	return err
+}

@@ -55,9 +55,11 @@ func TestOpenFolder(t *testing.T) {
 		{"another family", `{"model_type": "bert"}`, "", ErrUnsupported, `model_type is "bert"`},
 		{"another width", changed(`"ffn_dim": `, `"ffn_dim": 1`), "", ErrFormat, "fc1"},
 		{"more layers", changed(layers, layers+"1"), "", ErrMissing, "decoder.layers."},
-		{"adapter_config.json", config, "adapter_config.json", ErrUnsupported, "adapter_config.json: an adapter"},
-		{"adapter_model.safetensors", config, "adapter_model.safetensors", ErrUnsupported, "adapter_model.safetensors: an adapter"},
-		{"adapter_model.bin", config, "adapter_model.bin", ErrUnsupported, "adapter_model.bin: an adapter"},
+		{"adapter_config.json", config, "adapter_config.json", ErrFormat, "adapter_config.json: no JSON object"},
+		{"adapter_model.safetensors", config, "adapter_model.safetensors", ErrMissing, "adapter_model.safetensors: the tensors of an adapter without its adapter_config.json"},
+		{"adapter_model.bin", config, "adapter_model.bin", ErrMissing, "adapter_model.bin: the tensors of an adapter"},
+		{"another file of an adapter", config, "adapter_model.gguf", ErrUnsupported, "adapter_model.gguf: a file of an adapter"},
+		{"an adapter alone", "", "adapter_config.json", ErrMissing, "the folder has an adapter alone"},
 		{"another name", config, "my_adapter_config.json", nil, ""},
 	} {
 		files := maps.Clone(shipped)

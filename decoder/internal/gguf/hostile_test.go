@@ -57,6 +57,7 @@ func readAll(t testing.TB, f *File, size int) error {
 		}
 	}
 	_, _ = f.Config()
+	_, _ = f.Adapter(2, 1)
 	weights, _ := f.Weights()
 	for _, w := range weights {
 		row := make([]float32, w.Columns())
