@@ -129,6 +129,7 @@ func choice[T any](f *flags, to *T, names, usage string, known map[string]T) {
 // modelFlags say which model a command opens, and how an engine computes.
 type modelFlags struct {
 	path    string
+	lora    []string
 	context int
 	device  string
 	options decoder.Options
@@ -137,6 +138,13 @@ type modelFlags struct {
 func (m *modelFlags) add(f *flags) {
 	types := map[string]tensor.Dtype{"f32": tensor.Float32, "f16": la.Float16, "bf16": la.BFloat16}
 	f.text(&m.path, "m,model", "", "`file or folder` of the model: a GGUF file, or a Hugging Face folder; without it, a small model that is part of the program")
+	f.each("lora", "`folder or file` of a LoRA adapter that is merged into the weights: a folder of peft, or a GGUF file; may be given several times", func(s string) error {
+		if s == "" {
+			return errors.New("it is empty")
+		}
+		m.lora = append(m.lora, s)
+		return nil
+	})
 	f.integer(&m.options.Context, "c,ctx-size,context", 0, "most `tokens` of a text; 0: the model's, but at most 4096")
 	f.integer(&m.options.Tokens, "cache-tokens", 0, "capacity of the cache in `tokens`, of all texts together; 0: enough for -c")
 	f.integer(&m.options.Batch, "np,parallel,batch", 0, "most `texts` that are computed at a time; 0: 16")
@@ -187,6 +195,13 @@ func (m *modelFlags) open() (*opened, error) {
 		model, err = decoder.OpenFS("the shipped model", tiny.Files)
 	} else {
 		model, err = decoder.Open(m.path)
+	}
+	for _, path := range m.lora {
+		if err == nil {
+			if err = model.Adapt(path); err != nil {
+				err = errors.Join(err, model.Close())
+			}
+		}
 	}
 	if err != nil {
 		if gpu != nil {
