@@ -19,23 +19,36 @@ const (
 // adapters. Processes that compute together compare them: see ranks.Join. Of models of more than 16 Mi elements, a matrix has a
 // checksum of eight rows. So weights of another training differ, and a single wrong element may be missed.
 func (m *Model) Checksums() (lines []string, err error) {
-	table := crc32.MakeTable(crc32.Castagnoli)
-	lines = append(lines, fmt.Sprintf("configuration: %08x", crc32.Checksum(m.config, table)))
+	weights, err := checksums(m.network, m.weights())
+	if err != nil {
+		return nil, fileError(err)
+	}
+	return append(m.identity(), weights...), nil
+}
+
+// identity returns lines that are the same for the same configuration and tokenizer.
+func (m *Model) identity() []string {
+	lines := []string{fmt.Sprintf("configuration: %08x", crc32.Checksum(m.config, castagnoli))}
 	if m.tokenizer != nil {
 		lines = append(lines, fmt.Sprintf("tokenizer: %08x", m.tokenizer.Checksum()))
 	}
-	total, weights := 0, m.weights()
-	for w := range tensors(m.network) {
+	return lines
+}
+
+// checksums returns a line for each tensor that has weights of a network.
+func checksums(n Network, from Weights) (lines []string, err error) {
+	total := 0
+	for w := range tensors(n) {
 		total += tensor.Shape(w.Shape).TotalSize()
 	}
-	for w := range tensors(m.network) {
+	for w := range tensors(n) {
 		sum, n := uint32(0), w.Shape[0]
-		add := func(from, to int) error {
-			t, err := weights.rowsAs(w.Name, tensor.Dtype{}, w.Shape, from, to)
+		add := func(first, end int) error {
+			t, err := part(from, &Weight{Name: w.Name, Shape: w.Shape}, tensor.Dtype{}, first, end-first)
 			if err == nil {
 				var data []byte
 				if data, err = bytesOf(t); err == nil {
-					sum = crc32.Update(sum, table, data)
+					sum = crc32.Update(sum, castagnoli, data)
 				}
 			}
 			return err
@@ -49,7 +62,7 @@ func (m *Model) Checksums() (lines []string, err error) {
 			}
 		}
 		if err != nil {
-			return nil, fileError(err)
+			return nil, err
 		}
 		lines = append(lines, fmt.Sprintf("weight %s: %08x", w.Name, sum))
 	}

@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -102,6 +103,12 @@ type Engine struct {
 	scheduler scheduler
 	stats     Stats
 
+	// Of Save and Load:
+	model       *Model // nil: made by NewEngine
+	from        Weights
+	name        string // "": the fingerprint is not known yet
+	fingerprint [sha256.Size]byte
+
 	queue struct { // state that other goroutines may change while a step computes
 		sync.Mutex
 		joined  []*Text
@@ -114,7 +121,11 @@ type Engine struct {
 
 // NewEngine makes an engine of a network and its weights. Close the engine after use. The weights must stay valid until then.
 func NewEngine(n Network, from Weights, o Options) (*Engine, error) {
-	return newEngine(n, from, nil, nil, o)
+	e, err := newEngine(n, from, nil, nil, o)
+	if err == nil {
+		e.from = from
+	}
+	return e, err
 }
 
 func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Options) (_ *Engine, err error) {

@@ -331,7 +331,11 @@ func (m *Model) Engine(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := newEngine(n, m.weights(), m.tokenizer, m.texts.ends, o)
+	weights := m.weights()
+	e, err := newEngine(n, weights, m.tokenizer, m.texts.ends, o)
+	if err == nil {
+		e.model, e.from = m, weights
+	}
 	return e, fileError(err)
 }
 

@@ -260,11 +260,11 @@ func TestChatInterrupt(t *testing.T) {
 	dir := writeChat(t, plainTemplate)
 	for _, live := range []bool{true, false} {
 		out := &interrupting{t: t}
-		s, _, _ := newSession(t, "A king.\nA girl.\n", "-m", dir, "-n", "1000", "-exact")
+		s, _, _ := newSession(t, "A king.\nA girl.\n", "-m", dir, "-n", "200", "-exact")
 		s.std.out, s.live = out, live
 		err := s.run(t.Context())
 		first, rest, _ := strings.Cut(out.String(), "\n")
-		if answered := rest != ""; answered != live || (err == context.Canceled) == live || len(first) > 2000 || s.messages[1].Content != first {
+		if answered := rest != ""; answered != live || (err == context.Canceled) == live || len(first) > 400 || s.messages[1].Content != first {
 			t.Errorf("terminal %v: %v, %q", live, err, out)
 		}
 	}

@@ -20,6 +20,7 @@ type generation struct {
 	long     longFlags
 	prompts  []string
 	files    []string
+	cache    string
 	tokens   int
 	samples  int
 	stops    []string
@@ -43,6 +44,7 @@ func (g *generation) flags() *flags {
 		g.files = append(g.files, s)
 		return nil
 	})
+	f.text(&g.cache, "prompt-cache", "", "`file` that keeps the keys and values of the prompt: a later run whose prompt begins with the same 16 tokens or more, of the same model and with the same options, computes only the others; the file is made if there is none, and written if the prompt goes beyond it")
 	f.integer(&g.tokens, "n,predict,n-predict,max-new-tokens", 128, "most `tokens` to add to a text")
 	f.integer(&g.samples, "n-samples", 1, "`texts` of each prompt, which is read once")
 	f.each("r,reverse-prompt,stop", "`text` that ends a continuation, and is not a part of it; may be given several times", func(s string) error {
@@ -84,11 +86,17 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	if len(g.prompts) == 0 {
 		return usagef("no prompt: give a text with -p, or a file with -f")
 	}
+	if g.cache != "" && len(g.prompts) > 1 {
+		return usagef("-prompt-cache is for one prompt, and there are %d", len(g.prompts))
+	}
 	model, err := g.model.open()
 	if err != nil {
 		return err
 	}
 	defer func() { err = model.end(err) }()
+	if n := model.world.Size; n > 1 && g.cache != "" {
+		return usagef("-prompt-cache with WORLD_SIZE %d: each rank has a part of the keys and values alone", n)
+	}
 	texts := map[string]string{}
 	for i, prompt := range g.prompts {
 		texts[fmt.Sprint("prompt ", i+1)] = prompt
@@ -101,13 +109,29 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	if err != nil {
 		return err
 	}
+	var cache *promptCache
+	if g.cache != "" {
+		if cache, err = openPromptCache(g.cache, requests[0].Prompt); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, cache.Close()) }()
+	}
 	g.fit(requests)
 	engine, err := g.model.engine(model, std)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, engine.Close()) }()
-	return errors.Join(g.run(ctx, engine, model, requests, std), interrupted.Err())
+	if err := cache.load(engine); err != nil {
+		return err
+	}
+	err = errors.Join(g.run(ctx, engine, model, requests, std), interrupted.Err())
+	if err == nil || errors.Is(err, context.Canceled) {
+		if e := cache.save(interrupted, engine, std); e != nil {
+			return e
+		}
+	}
+	return err
 }
 
 // requests returns the requests of all texts.
