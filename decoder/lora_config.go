@@ -82,6 +82,7 @@ type pattern struct {
 const (
 	mostNames = 1 << 13 // names or patterns of a field
 	mostBytes = 1 << 10 // bytes of a regular expression
+	mostExprs = 1 << 19 // bytes of all regular expressions of a field
 	mostWork  = 1 << 22 // bytes of all regular expressions, times modules
 )
 
@@ -188,7 +189,7 @@ func (c *Config) patterns(name string, right func(float64) bool) (all []pattern)
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return bad(errors.Join(err, errors.New("no object")))
 	}
-	seen := map[string]bool{}
+	seen, work := map[string]bool{}, 0
 	for d.More() && c.err == nil {
 		t, err := d.Token()
 		if err != nil {
@@ -210,6 +211,10 @@ func (c *Config) patterns(name string, right func(float64) bool) (all []pattern)
 		seen[key] = true
 		p := pattern{plain: key, value: x}
 		if !plain.MatchString(key) {
+			if work += len(key); work > mostExprs {
+				c.fail(ErrUnsupported, "%s has more than %d bytes of regular expressions: list the modules", name, mostExprs)
+				return nil
+			}
 			p.expr = c.expression(name, key, `^(?:.*\.)?(?:%s)$`)
 		}
 		all = append(all, p)
