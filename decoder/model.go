@@ -90,7 +90,11 @@ func newGGUF(path string) (m *Model, err error) {
 	if err != nil {
 		return m, err
 	}
-	if m.texts, err = readGeneration(c, path, nil, m.network.Sizes().Vocab); err != nil {
+	vocab := m.network.Sizes().Vocab
+	if m.texts, err = readGeneration(c, path, nil, vocab); err != nil {
+		return m, err
+	}
+	if m.texts.sampling, err = f.sampling(vocab, m.texts.sampling); err != nil {
 		return m, err
 	}
 	m.tokenizer, err = f.tokenizer()
@@ -312,7 +316,8 @@ func (m *Model) Ends() []int { return slices.Clone(m.texts.ends) }
 
 // Sampling returns how the model's authors choose tokens: what generation_config.json says, or config.json if there is no such
 // file. A request does so if its Sampling is this value. Without do_sample, Temperature is 0. With it, fields that the file does
-// not have are those of transformers: TopK is 50.
+// not have are those of transformers: TopK is 50. Of a GGUF file, Sampling is what the keys general.sampling.* say, with llama.cpp's
+// defaults for absent keys. Without any of these keys, Temperature is 0.
 //
 // A file that chooses tokens in another way than [Sampling] can say, such as num_beams of 4, is an error of [Open].
 func (m *Model) Sampling() Sampling {
