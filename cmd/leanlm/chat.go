@@ -26,7 +26,9 @@ type conversation struct {
 	system   string
 	tools    string
 	tokens   int
+	stops    []string
 	draft    int
+	stats    bool
 }
 
 const chatAbout = `chat has a conversation with a model that has a chat template. Each line of standard input is a message, and a
@@ -91,6 +93,8 @@ func (s *session) open(args []string) (err error) {
 	f.text(&c.tools, "tools", "", "`file` with the tools that the model may call: a JSON list, as OpenAI's API has it. Calls are written as the model writes them")
 	f.integer(&c.tokens, "n,predict,n-predict,max-new-tokens", 0, "most `tokens` of an answer; 0: as many as the context takes, and with -context-shift any number")
 	f.integer(&c.draft, "draft,draft-n", 0, "most `tokens` to guess from what the conversation repeats, and to check in one step; 0: none")
+	f.stops(&c.stops)
+	f.is(&c.stats, "stats", "write what was computed after each answer to standard error")
 	if err := f.parse(args, s.std); err != nil {
 		return err
 	}
@@ -315,7 +319,7 @@ func (s *session) turn(ctx context.Context, question string) error {
 	defer stop()
 	how := s.sampling
 	how.Seed += uint64(s.asked - 1) // a question that is asked again has another answer
-	r := decoder.Request{Prompt: ids, Tokens: s.flags.tokens, Sampling: how, Ends: s.ends, Draft: s.flags.draft}
+	r := decoder.Request{Prompt: ids, Tokens: s.flags.tokens, Sampling: how, Ends: s.ends, Stop: s.flags.stops, Draft: s.flags.draft}
 	s.flags.long.set(&r, s.model)
 	text, err := s.engine.Start(answering, r)
 	if err != nil {
@@ -323,10 +327,14 @@ func (s *session) turn(ctx context.Context, question string) error {
 		return nil
 	}
 	var answer strings.Builder
+	added := 0
 	for token, err := range text.Tokens() {
 		if err != nil {
 			s.drop(err)
 			return write(s.std, "\n")
+		}
+		if token.ID >= 0 {
+			added++
 		}
 		answer.WriteString(token.Text)
 		if err := write(s.std, token.Text); err != nil {
@@ -336,6 +344,9 @@ func (s *session) turn(ctx context.Context, question string) error {
 	s.messages = append(s.messages, chat.Message{Role: "assistant", Content: answer.String()})
 	if err := write(s.std, "\n"); err != nil {
 		return err
+	}
+	if s.flags.stats {
+		s.say("%d tokens, of which %d were read for this answer; %d were added; the context has %d", len(ids), len(ids)-text.Shared()-text.Dropped(), added, s.engine.Options().Context)
 	}
 	if n := text.Dropped(); n > 0 {
 		s.say("%d tokens of the conversation were dropped for this answer: the context has %d", n, s.engine.Options().Context)

@@ -40,7 +40,7 @@ func parseDevice(name string) (gpus []int, err error) {
 }
 
 // mayDiffer is the flags that ranks need not have alike: their contents are compared, or they change no text.
-var mayDiffer = []string{"m", "p", "f", "device", "stats", "json"}
+var mayDiffer = []string{"m", "p", "f", "prompts", "device", "stats", "json"}
 
 // together is what a command computes, for the other ranks: the flags that must be alike, and texts by their names.
 type together struct {

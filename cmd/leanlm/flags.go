@@ -75,6 +75,17 @@ func (e *eachValue) Set(s string) error {
 	return e.set(s)
 }
 
+// stops adds the flag of texts that end a continuation.
+func (f *flags) stops(to *[]string) {
+	f.each("r,reverse-prompt,stop", "`text` that ends a continuation, and is not a part of it; may be given several times", func(s string) error {
+		if s == "" {
+			return errors.New("it is empty")
+		}
+		*to = append(*to, s)
+		return nil
+	})
+}
+
 // parse parses the arguments. -h writes the help.
 func (f *flags) parse(args []string, std streams) error {
 	err := f.Parse(args)
@@ -130,9 +141,9 @@ func choice[T any](f *flags, to *T, names, usage string, known map[string]T) {
 type modelFlags struct {
 	path    string
 	lora    []string
-	context int
 	device  string
 	options decoder.Options
+	loading time.Duration // time to make the engine
 }
 
 func (m *modelFlags) add(f *flags) {
@@ -236,7 +247,8 @@ func (m *modelFlags) engine(model *opened, std streams) (*decoder.Engine, error)
 	if live {
 		fmt.Fprint(std.err, "\r\x1b[K")
 	}
-	fmt.Fprintf(std.err, "loaded %s in %.2f s: texts of at most %d tokens\n", printable(name), time.Since(began).Seconds(), engine.Options().Context)
+	m.loading = time.Since(began)
+	fmt.Fprintf(std.err, "loaded %s in %.2f s: texts of at most %d tokens\n", printable(name), m.loading.Seconds(), engine.Options().Context)
 	return engine, nil
 }
 
@@ -248,24 +260,4 @@ func isTerminal(stream any) bool {
 	}
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
-
-// maxText bounds the texts that a command reads.
-const maxText = 64 << 20
-
-// readText reads the file of a flag; "-" is standard input.
-func readText(name string, in io.Reader) (string, error) {
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return "", err
-		}
-		defer f.Close()
-		in = f
-	}
-	data, err := io.ReadAll(io.LimitReader(in, maxText+1))
-	if err == nil && len(data) > maxText {
-		err = fmt.Errorf("%s has more than %d bytes", name, maxText)
-	}
-	return string(data), err
 }

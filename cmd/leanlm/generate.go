@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ type generation struct {
 	sampling samplingFlags
 	long     longFlags
 	prompts  []string
-	files    []string
+	files    []textFile
 	cache    string
 	tokens   int
 	samples  int
@@ -40,26 +41,55 @@ func (g *generation) flags() *flags {
 		g.prompts = append(g.prompts, s)
 		return nil
 	})
-	f.each("f,file", "`file` with a text to continue; - is standard input; may be given several times", func(s string) error {
-		g.files = append(g.files, s)
+	f.each("f,file", "`file` with a text to continue, without the end of its last line; - is standard input; may be given several times", func(s string) error {
+		g.files = append(g.files, textFile{name: s})
+		return nil
+	})
+	f.each("prompts", "`file` of texts to continue, one a line, except empty lines; - is standard input; may be given several times", func(s string) error {
+		g.files = append(g.files, textFile{name: s, lines: true})
 		return nil
 	})
 	f.text(&g.cache, "prompt-cache", "", "`file` that keeps the keys and values of the prompt: a later run whose prompt begins with the same 16 tokens or more, of the same model and with the same options, computes only the others; the file is made if there is none, and written if the prompt goes beyond it")
 	f.integer(&g.tokens, "n,predict,n-predict,max-new-tokens", 128, "most `tokens` to add to a text")
 	f.integer(&g.samples, "n-samples", 1, "`texts` of each prompt, which is read once")
-	f.each("r,reverse-prompt,stop", "`text` that ends a continuation, and is not a part of it; may be given several times", func(s string) error {
-		if s == "" {
-			return errors.New("it is empty")
-		}
-		g.stops = append(g.stops, s)
-		return nil
-	})
+	f.stops(&g.stops)
 	f.is(&g.special, "sp,special", "names of special tokens in prompts, such as </s>, are these tokens")
 	f.integer(&g.draft, "draft,draft-n", 0, "most `tokens` to guess from what a text repeats, and to check in one step; 0: none")
 	f.integer(&g.logprobs, "logprobs", 0, "with -json, the `number` of most likely tokens to tell with each token; 0: none")
 	f.is(&g.json, "json", "write one JSON document at the end")
 	f.is(&g.stats, "stats", "write what was computed to standard error")
 	return f
+}
+
+// textFile is the file of -f or -prompts.
+type textFile struct {
+	name  string
+	lines bool // each line is a text
+}
+
+// read returns the texts of the file.
+func (f textFile) read(in io.Reader) (texts []string, err error) {
+	flag := "-f"
+	if f.lines {
+		flag = "-prompts"
+	}
+	text, err := readText(f.name, in)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	end := func(line string) string { return strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r") }
+	if !f.lines {
+		return []string{end(text)}, nil
+	}
+	for line := range strings.Lines(text) {
+		if line = end(line); line != "" {
+			texts = append(texts, line)
+		}
+	}
+	if texts == nil {
+		return nil, fmt.Errorf("-prompts: no line of %s has a text", f.name)
+	}
+	return texts, nil
 }
 
 func generate(ctx context.Context, args []string, std streams) (err error) {
@@ -76,15 +106,15 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	case g.logprobs > 0 && !g.json:
 		return usagef("-logprobs is for -json")
 	}
-	for _, name := range g.files {
-		text, err := readText(name, std.in)
+	for _, f := range g.files {
+		texts, err := f.read(std.in)
 		if err != nil {
-			return fmt.Errorf("-f: %w", err)
+			return err
 		}
-		g.prompts = append(g.prompts, text)
+		g.prompts = append(g.prompts, texts...)
 	}
 	if len(g.prompts) == 0 {
-		return usagef("no prompt: give a text with -p, or a file with -f")
+		return usagef("no prompt: give a text with -p, a file with -f, or a file of several with -prompts")
 	}
 	if g.cache != "" && len(g.prompts) > 1 {
 		return usagef("-prompt-cache is for one prompt, and there are %d", len(g.prompts))
@@ -189,7 +219,10 @@ func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *ope
 			return fmt.Errorf("prompt %d: %w", i/g.samples+1, err)
 		}
 	}
-	document := document{Model: g.model.path}
+	document := document{Model: g.model.path, Device: "cpu"}
+	if model.gpu != nil {
+		document.Device = model.gpu.String()
+	}
 	for i, text := range texts {
 		if !g.json && len(texts) > 1 {
 			if err := write(std, separator(i), g.prompts[i/g.samples]); err != nil {
@@ -232,6 +265,7 @@ func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *ope
 		tellStats(std, engine.Stats(), requests, first, time.Since(began))
 	}
 	if g.json {
+		document.Stats = newStats(engine.Stats(), &requests[0].Sampling, g.model.loading, first, time.Since(began))
 		data, err := json.MarshalIndent(document, "", "  ")
 		if err != nil {
 			return err
@@ -263,8 +297,37 @@ func write(std streams, pieces ...string) error {
 
 // document is what -json writes.
 type document struct {
-	Model string     `json:"model"` // -m; "" is the shipped model
-	Texts []textJSON `json:"texts"`
+	Model  string     `json:"model"`  // -m; "" is the shipped model
+	Device string     `json:"device"` // cpu, or the GPUs
+	Texts  []textJSON `json:"texts"`
+	Stats  statsJSON  `json:"stats"`
+}
+
+// statsJSON is the work of all texts. Times are in seconds.
+type statsJSON struct {
+	Seed      *uint64 `json:"seed,omitempty"` // of the first text, if tokens are drawn
+	Load      float64 `json:"load"`           // until the engine is made
+	First     float64 `json:"first"`          // after Load, until the first token
+	All       float64 `json:"all"`            // after Load
+	Steps     int     `json:"steps"`
+	Rows      int     `json:"rows"` // tokens that were computed
+	MostTexts int     `json:"most_texts"`
+	Shared    int     `json:"shared_tokens"`
+	Preempted int     `json:"preempted"`
+	Shifted   int     `json:"shifted"`
+	Guessed   int     `json:"guessed"`
+	Accepted  int     `json:"accepted"`
+}
+
+func newStats(s decoder.Stats, how *decoder.Sampling, load, first, all time.Duration) statsJSON {
+	j := statsJSON{
+		Load: load.Seconds(), First: first.Seconds(), All: all.Seconds(), Steps: s.Steps, Rows: s.Rows, MostTexts: s.MostTexts,
+		Shared: s.SharedTokens, Preempted: s.Preempted, Shifted: s.Shifted, Guessed: s.Guessed, Accepted: s.Accepted,
+	}
+	if how.Temperature > 0 {
+		j.Seed = &how.Seed
+	}
+	return j
 }
 
 type textJSON struct {

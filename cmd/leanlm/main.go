@@ -95,6 +95,9 @@ func do(ctx context.Context, args []string, std streams) error {
 	var names []string
 	for _, c := range commands {
 		if len(args) > 0 && args[0] == c.name {
+			if !c.interrupts {
+				std.in = interruptible{ctx, std.in}
+			}
 			return c.run(ctx, args[1:], std)
 		}
 		names = append(names, c.name)

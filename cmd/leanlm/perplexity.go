@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -9,19 +10,60 @@ import (
 	"gorgonia.org/leanattention/decoder/tokenizer"
 )
 
-// perplexity tells exp of the mean of -log p over the tokens of a text, in windows of -c tokens side by side. The first token of a
-// window has no probability.
+// A text is cut into windows of -c tokens, -stride tokens apart; the last window ends with the text. In each window the model
+// predicts the tokens that no earlier window has, except the first token of the window. The perplexity is
+//
+//	exp(-1/n * sum over these n tokens of log p(token | those before it in its window))
+//
+// transformers' page on the perplexity of models of a fixed length computes the same. Its sliding windows weigh their means by one
+// token too few. Here each token has the same weight.
+
+// window is tokens begin to end of a text, of which those from first on are predicted.
+type window struct{ begin, first, end int }
+
+// windows cuts a text.
+func windows(tokens, size, stride int) (all []window) {
+	for begin, seen := 0, 0; seen < tokens; begin += stride {
+		end := min(begin+size, tokens)
+		if first := max(seen, begin+1); first < end {
+			all = append(all, window{begin, first, end})
+		}
+		seen = end
+	}
+	return all
+}
+
+// perplexityJSON is what -json writes.
+type perplexityJSON struct {
+	Model    string  `json:"model"`      // -m; "" is the shipped model
+	Value    float64 `json:"perplexity"` // at most the largest float64
+	Tokens   int     `json:"tokens"`     // that were predicted
+	Of       int     `json:"of"`         // tokens of the text
+	Windows  int     `json:"windows"`    // that were read
+	Window   int     `json:"window"`
+	Stride   int     `json:"stride"`
+	Complete bool    `json:"complete"` // false: interrupted
+}
+
+// perplexity tells how well a model predicts a text.
 func perplexity(ctx context.Context, args []string, std streams) (err error) {
 	var m modelFlags
 	var file string
-	f := newFlags("perplexity", "perplexity tells how well a model predicts a text: exp of the mean of -log p over its tokens, in windows of -c tokens side by side.")
+	var stride int
+	var asJSON bool
+	f := newFlags("perplexity", "perplexity tells how well a model predicts a text: exp of the mean of -log p over its tokens, in windows of -c tokens.")
 	m.add(f)
 	f.text(&file, "f,file", "", "`file` with the text; - is standard input")
+	f.integer(&stride, "stride,ppl-stride", 0, "`tokens` from one window to the next; a token is predicted once, in the first window that has it; 0: windows side by side, whose first token is not predicted")
+	f.is(&asJSON, "json", "write a JSON document")
 	if err := f.parse(args, std); err != nil {
 		return err
 	}
-	if file == "" {
+	switch {
+	case file == "":
 		return usagef("no text: give a file with -f")
+	case stride < 0:
+		return usagef("-stride is %d, less than 0", stride)
 	}
 	text, err := readText(file, std.in)
 	if err != nil {
@@ -49,20 +91,52 @@ func perplexity(ctx context.Context, args []string, std streams) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, engine.Close()) }()
-	window := engine.Options().Context
-	sum, n := 0.0, 0
-	for from := 0; from < len(ids); from += window {
-		p, err := engine.LogProbs(ctx, ids[from:min(from+window, len(ids))])
-		if err != nil && (n == 0 || !errors.Is(err, context.Canceled)) {
+	r := perplexityJSON{Model: m.path, Of: len(ids), Window: engine.Options().Context, Stride: stride, Complete: true}
+	switch {
+	case stride == 0:
+		r.Stride = r.Window
+	case stride > r.Window:
+		return usagef("-stride is %d, more than the %d tokens of a window: no window would have the tokens between", stride, r.Window)
+	}
+	all := windows(len(ids), r.Window, r.Stride)
+	if len(all) == 0 {
+		return fmt.Errorf("-c is %d: no token has another one before it", r.Window)
+	}
+	live := isTerminal(std.err)
+	sum := 0.0
+	for _, w := range all {
+		p, err := engine.LogProbs(ctx, ids[w.begin:w.end])
+		if err != nil && (r.Windows == 0 || !errors.Is(err, context.Canceled)) {
 			return err
 		} else if err != nil {
-			fmt.Fprintf(std.err, "interrupted after %d of %d tokens\n", from, len(ids))
+			r.Complete = false
 			break
 		}
-		for _, x := range p {
-			sum, n = sum-x, n+1
+		for _, x := range p[w.first-w.begin-1:] {
+			sum, r.Tokens = sum-x, r.Tokens+1
+		}
+		if r.Windows++; live {
+			fmt.Fprintf(std.err, "\r%d of %d windows", r.Windows, len(all))
 		}
 	}
-	_, err = fmt.Fprintf(std.out, "perplexity %.4f of %d tokens in windows of %d\n", math.Exp(sum/float64(n)), n, window)
-	return errors.Join(err, interrupted.Err())
+	if live {
+		fmt.Fprint(std.err, "\r\x1b[K")
+	}
+	r.Value = min(math.Exp(sum/float64(r.Tokens)), math.MaxFloat64)
+	return errors.Join(r.write(asJSON, std), interrupted.Err())
+}
+
+func (r *perplexityJSON) write(asJSON bool, std streams) error {
+	if asJSON {
+		data, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			return err
+		}
+		return write(std, string(data), "\n")
+	}
+	state := ""
+	if !r.Complete {
+		state = ", interrupted"
+	}
+	return write(std, fmt.Sprintf("perplexity %.6f of %d of %d tokens, in %d windows of up to %d%s\n", r.Value, r.Tokens, r.Of, r.Windows, r.Window, state))
 }

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// goldenPerplexity has the results of transformers with the shipped model: see perplexity.py beside the file.
+type goldenPerplexity struct {
+	Text, Stride, Tokens, Scored int
+	Perplexity                   float64
+}
+
+// TestPerplexity: the perplexity of a book that the shipped model was not trained on is that of transformers, with windows side
+// by side and with windows that overlap.
+func TestPerplexity(t *testing.T) {
+	const testdata = "../../examples/opt/testdata/"
+	book, err := os.ReadFile(testdata + "held-out.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(testdata + "perplexity.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []goldenPerplexity
+	if err := json.Unmarshal(data, &cases); err != nil || len(cases) == 0 {
+		t.Fatal(len(cases), err)
+	}
+	overlap := false
+	for _, c := range cases {
+		text := string(book)
+		if c.Text > 0 {
+			text = text[:c.Text]
+		}
+		overlap = overlap || c.Stride > 0 && c.Stride < 2048
+		args := []string{"perplexity", "-f", "-", "-exact", "-stride", fmt.Sprint(c.Stride)}
+		status, out, errs := leanlm(t, text, args...)
+		var value float64
+		var scored, tokens, count int
+		if _, err := fmt.Sscanf(out, "perplexity %f of %d of %d tokens, in %d windows", &value, &scored, &tokens, &count); err != nil || status != 0 {
+			t.Fatalf("%+v: status %d, %q, %v; %s", c, status, out, err, errs)
+		}
+		if !(math.Abs(value-c.Perplexity) <= 1e-4) || scored != c.Scored || tokens != c.Tokens {
+			t.Errorf("%+v: %s", c, out)
+		}
+		if c.Text == 0 || c.Text > 1000 {
+			continue
+		}
+		_, out, _ = leanlm(t, text, append(args, "-json")...)
+		var r perplexityJSON
+		if err := json.Unmarshal([]byte(out), &r); err != nil || math.Abs(r.Value-value) > 1e-6 || r.Tokens != scored || r.Of != tokens || r.Windows != count || r.Window != 2048 || !r.Complete {
+			t.Errorf("%+v: %s, %v", c, out, err)
+		}
+	}
+	if !overlap {
+		t.Error("no windows overlap")
+	}
+}
+
+// TestPerplexityOrder: a text that the model wrote is more likely than its words in reverse, and than in short windows.
+func TestPerplexityOrder(t *testing.T) {
+	_, text, _ := leanlm(t, "", "generate", "-p", "Once upon a time", "-n", "60")
+	words := strings.Fields("Once upon a time" + text)
+	value := func(text string, args ...string) (p float64) {
+		t.Helper()
+		status, out, errs := leanlm(t, text, append([]string{"perplexity", "-f", "-"}, args...)...)
+		if _, err := fmt.Sscanf(out, "perplexity %f", &p); status != 0 || err != nil {
+			t.Fatalf("%d, %s, %s", status, out, errs)
+		}
+		return p
+	}
+	all := strings.Join(words, " ")
+	right, short, overlapping := value(all), value(all, "-c", "20"), value(all, "-c", "20", "-stride", "5")
+	slices.Reverse(words)
+	if wrong := value(strings.Join(words, " ")); !(right < overlapping && overlapping < short && short < wrong && right < 5 && wrong > 100) {
+		t.Errorf("%v, in windows %v, in windows that overlap %v, in reverse %v", right, short, overlapping, wrong)
+	}
+}
+
+// TestWindows: each token but the first is predicted once, and windows are full as long as the text is.
+func TestWindows(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.IntRange(1, 12).Draw(t, "size")
+		stride := rapid.IntRange(1, size).Draw(t, "stride")
+		tokens := rapid.IntRange(0, 50).Draw(t, "tokens")
+		predicted := make([]int, tokens)
+		for _, w := range windows(tokens, size, stride) {
+			if w.begin%stride != 0 || w.end-w.begin > size || w.end != tokens && w.end != w.begin+size || w.first <= w.begin {
+				t.Fatalf("window %+v", w)
+			}
+			for i := w.first; i < w.end; i++ {
+				predicted[i]++
+			}
+		}
+		for i, n := range predicted {
+			want := 1
+			if i == 0 || stride == size && i%size == 0 {
+				want = 0
+			}
+			if n != want {
+				t.Fatalf("token %d is predicted %d times, want %d", i, n, want)
+			}
+		}
+	})
+}
+
+// countdown is a context that is done after some calls of Err.
+type countdown struct {
+	context.Context
+	calls int
+}
+
+func (c *countdown) Err() error {
+	if c.calls--; c.calls < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestPerplexityInterrupt: an interrupt tells the perplexity so far.
+func TestPerplexityInterrupt(t *testing.T) {
+	text := strings.Repeat("Once upon a time ", 50)
+	for calls, want := range map[int]string{0: "", 4: ", interrupted\n"} {
+		var out, errs bytes.Buffer
+		ctx := &countdown{context.Background(), calls}
+		status := run(ctx, []string{"perplexity", "-f", "-", "-c", "20"}, streams{strings.NewReader(text), &out, &errs})
+		if status != exitInterrupted || !strings.HasSuffix(out.String(), want) || want == "" && out.Len() > 0 {
+			t.Errorf("%d: status %d, %q, %s", calls, status, &out, &errs)
+		}
+	}
+}
