@@ -12,7 +12,7 @@ var (
 	ErrUnsupported = errors.New("not supported")
 	// ErrMissing: a file, a field or a weight is missing.
 	ErrMissing = errors.New("missing")
-	// ErrTooLong: a prompt has more tokens than the engine's context.
+	// ErrTooLong: a prompt or a saved text has more tokens than the engine's context.
 	ErrTooLong = errors.New("too long")
 	// ErrClosed: the model or the engine is closed.
 	ErrClosed = errors.New("closed")
