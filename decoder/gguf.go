@@ -107,6 +107,14 @@ func (f *ggufFile) rowsAs(name string, as tensor.Dtype, shape []int, from, to in
 	return tensor.New(tensor.WithShape(part...), tensor.WithBacking(data)), nil
 }
 
+func (f *ggufFile) float32s(dst []float32, name string, shape []int, from, to int) error {
+	t := f.weights[name]
+	if t == nil || !slices.Equal(t.Shape(), shape) {
+		return fmt.Errorf("decoder: %s: weight %.200q with shape %v: %w", f.path, name, shape, ErrMissing)
+	}
+	return t.Float32(dst, from, to)
+}
+
 // stored returns the type that a weight is widened to.
 func (f *ggufFile) stored(name string) tensor.Dtype {
 	switch f.weights[name].Type() {

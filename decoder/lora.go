@@ -221,74 +221,88 @@ func (m merged) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	return m.rowsAs(name, tensor.Dtype{}, shape, 0, rows)
 }
 
+// mergedAt is the number of elements that are merged at a time. sumsPool has their memory.
+const mergedAt = 1 << 19
+
+var sumsPool sync.Pool
+
 // rowsAs returns rows of a weight. A merged weight that has numbers beyond its stored type is float32, unless another type is asked
-// for.
+// for. Beside the result and the adapter's tensors, the memory does not depend on the number of rows.
 func (m merged) rowsAs(name string, as tensor.Dtype, shape []int, from, to int) (*tensor.Dense, error) {
 	deltas := m.deltas[name]
 	if len(deltas) == 0 {
 		return m.source.rowsAs(name, as, shape, from, to)
 	}
-	t, err := m.source.rowsAs(name, tensor.Float32, shape, from, to)
+	want := as
+	if want == (tensor.Dtype{}) {
+		want = m.stored(name)
+	}
+	t, err := rowsOf(want, shape, from, to)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("decoder: weight %s: %w", name, err)
 	}
-	sum, stored := t.Float32s(), m.stored(name)
-	if stored == tensor.Float32 { // an embedded file's own memory
-		sum = slices.Clone(sum)
+	columns := shape[1]
+	block := min(to-from, max(1, mergedAt/columns))
+	buffer, _ := sumsPool.Get().(*[]float32)
+	if buffer == nil || len(*buffer) < block*columns {
+		buffer = &[]float32{}
+		*buffer = make([]float32, block*columns)
 	}
-	for _, d := range deltas {
-		if err := d.add(sum, from, to, shape[1]); err != nil {
+	defer sumsPool.Put(buffer)
+	a := make([][]float32, len(deltas))
+	for i, d := range deltas {
+		if a[i], err = d.a(0, d.rank); err != nil {
 			return nil, err
 		}
 	}
-	t = tensor.New(tensor.WithShape(to-from, shape[1]), tensor.WithBacking(sum))
-	if as != (tensor.Dtype{}) {
-		stored = as
+	for first := from; first < to; first += block {
+		last := min(first+block, to)
+		sums := (*buffer)[:(last-first)*columns]
+		if err := m.source.float32s(sums, name, shape, first, last); err != nil {
+			return nil, err
+		}
+		for i, d := range deltas {
+			b, err := d.b(first, last)
+			if err != nil {
+				return nil, err
+			}
+			d.add(sums, a[i], b)
+		}
+		switch err := convert(t.Data(), (first-from)*columns, sums); {
+		case errors.Is(err, ErrConfig) && as == (tensor.Dtype{}):
+			return m.rowsAs(name, tensor.Float32, shape, from, to)
+		case err != nil:
+			return nil, fmt.Errorf("decoder: weight %s with its adapters: %w", name, err)
+		}
 	}
-	rounded, err := converted(t, stored)
-	switch {
-	case errors.Is(err, ErrConfig) && as == (tensor.Dtype{}):
-		return t, nil
-	case err != nil:
-		return nil, fmt.Errorf("decoder: weight %s with its adapters: %w", name, err)
-	}
-	return rounded, nil
+	return t, nil
 }
 
-// add adds the rows of a delta to rows of a weight, which has a number of columns.
-func (d *delta) add(sum []float32, from, to, columns int) error {
-	a, err := d.a(0, d.rank)
-	if err != nil {
-		return err
-	}
-	b, err := d.b(from, to)
-	if err != nil {
-		return err
-	}
-	// Saxpy of whole rows is several times as fast as Sgemm, whose blocks are of 64 columns.
-	rows, parts := to-from, min(runtime.GOMAXPROCS(0), max(1, len(sum)*d.rank>>16))
+// add adds scale * B A to the rows of sums, for as many rows as b has.
+func (d *delta) add(sums, a, b []float32) {
+	rows, columns := len(b)/d.rank, len(a)/d.rank
+	parts := min(runtime.GOMAXPROCS(0), max(1, len(sums)*d.rank>>16))
 	var wait sync.WaitGroup
 	for i := range parts {
 		wait.Go(func() {
 			for row := i * rows / parts; row < (i+1)*rows/parts; row++ {
-				y := sum[row*columns:][:columns]
-				for k, x := range b[row*d.rank:][:d.rank] {
+				y := sums[row*columns:][:columns]
+				for k, x := range b[row*d.rank:][:d.rank] { // several times as fast as Sgemm, whose blocks have 64 columns
 					blasimpl.Implementation{}.Saxpy(columns, d.scale*x, a[k*columns:], 1, y, 1)
 				}
 			}
 		})
 	}
 	wait.Wait()
-	return nil
 }
 
 // floats returns rows of a tensor as finite numbers of float32.
 func (f folder) floats(w hf.Weight, from, to int) ([]float32, error) {
-	t, err := f.rowsAs(w.Name, tensor.Float32, w.Shape, from, to)
-	if err != nil {
+	s := make([]float32, (to-from)*w.Shape[1])
+	if err := f.float32s(s, w.Name, w.Shape, from, to); err != nil {
 		return nil, err
 	}
-	return finite(f.Path(""), w.Name, t.Float32s())
+	return finite(f.Path(""), w.Name, s)
 }
 
 // finite returns an error for a tensor of an adapter with NaN or an infinite number.

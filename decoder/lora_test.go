@@ -117,6 +117,14 @@ func (s goldenSource) rowsAs(name string, as tensor.Dtype, shape []int, from, to
 	return converted(t, as)
 }
 
+func (s goldenSource) float32s(dst []float32, name string, shape []int, from, to int) error {
+	t, err := s.rowsAs(name, tensor.Float32, shape, from, to)
+	if err == nil {
+		copy(dst, t.Float32s())
+	}
+	return err
+}
+
 func (s goldenSource) stored(string) tensor.Dtype { return tensor.Float32 }
 
 func (s goldenSource) Check(iter.Seq[hf.Weight], ...string) error { return nil }
@@ -390,10 +398,10 @@ func TestLoRARounds(t *testing.T) {
 	s := g.files.(goldenSource)
 	s.as = la.Float16
 	const name = "layers.0.mlp.up_proj.weight"
-	rows := func(x float32) func(from, to int) ([]float32, error) {
-		return func(from, to int) ([]float32, error) { return slices.Repeat([]float32{x}, 96*64), nil }
+	rows := func(x float32, columns int) func(from, to int) ([]float32, error) {
+		return func(from, to int) ([]float32, error) { return slices.Repeat([]float32{x}, (to-from)*columns), nil }
 	}
-	m := merged{storedAs{s, la.Float16}, map[string][]delta{name: {{scale: 1, rank: 1, a: rows(300), b: rows(300)}}}}
+	m := merged{storedAs{s, la.Float16}, map[string][]delta{name: {{scale: 1, rank: 1, a: rows(300, 64), b: rows(300, 1)}}}}
 	x, err := m.Tensor(name, 96, 64)
 	if err != nil || x.Dtype() != tensor.Float32 || math.Abs(float64(x.Float32s()[5])-90000) > 1 {
 		t.Errorf("%v, %v", x.Dtype(), err)
@@ -403,6 +411,76 @@ func TestLoRARounds(t *testing.T) {
 	}
 	if x, err = m.rowsAs(name, la.BFloat16, []int{96, 64}, 3, 5); err != nil || !slices.Equal(x.Shape(), []int{2, 64}) {
 		t.Errorf("%v, %v", x.Shape(), err)
+	}
+}
+
+// TestLoRABlocks: a large weight is merged in several pieces, whichever rows are asked for.
+func TestLoRABlocks(t *testing.T) {
+	const rows, columns, rank = 1100, 1003, 2
+	name := "w"
+	w := fileTensor{name: name, shape: []int{rows, columns}, dtype: "bfloat16", data: make([]float32, rows*columns)}
+	for i := range w.data {
+		w.data[i] = float32(i%255) / 4
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "model.safetensors"), safetensors([]fileTensor{w}), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	f, err := hf.Open(dir)
+	if err == nil {
+		err = f.OpenWeights()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	a := func(k, j int) float32 { return float32(k + j%5) }
+	b := func(i, k int) float32 { return float32(i%7 - k) }
+	const scale = 0.5
+	d := delta{scale: scale, rank: rank,
+		a: func(from, to int) (s []float32, err error) {
+			for k := from; k < to; k++ {
+				for j := range columns {
+					s = append(s, a(k, j))
+				}
+			}
+			return s, nil
+		},
+		b: func(from, to int) (s []float32, err error) {
+			for i := from; i < to; i++ {
+				s = append(s, b(i, 0), b(i, 1))
+			}
+			return s, nil
+		},
+	}
+	m := merged{folder{f}, map[string][]delta{name: {d}}}
+	for _, part := range [][2]int{{0, rows}, {3, 1090}, {1099, rows}, {500, 501}} {
+		for _, as := range []tensor.Dtype{{}, tensor.Float32, la.Float16} {
+			got, err := m.rowsAs(name, as, w.shape, part[0], part[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if as == (tensor.Dtype{}) {
+				as = la.BFloat16
+			}
+			wide, err := converted(got, tensor.Float32)
+			if err != nil || got.Dtype() != as || !slices.Equal(got.Shape(), []int{part[1] - part[0], columns}) {
+				t.Fatalf("%v, %v, error %v", got.Dtype(), got.Shape(), err)
+			}
+			for i, g := range wide.Float32s() {
+				row, j := part[0]+i/columns, i%columns
+				want := w.data[row*columns+j] + scale*(b(row, 0)*a(0, j)+b(row, 1)*a(1, j))
+				switch as {
+				case la.Float16:
+					want = half.FromFloat32(want).Float32()
+				case la.BFloat16:
+					want = half.BFromFloat32(want).Float32()
+				}
+				if g != want {
+					t.Fatalf("rows %v as %v: element %d is %v, want %v", part, as, i, g, want)
+				}
+			}
+		}
 	}
 }
 
@@ -680,6 +758,9 @@ func TestLoRADamaged(t *testing.T) {
 			n := len(bad[i])
 			if i == 1 && rng.IntN(4) > 0 {
 				n = min(n, 700) // the header
+			}
+			if n == 0 {
+				break
 			}
 			switch at := rng.IntN(n); rng.IntN(4) {
 			case 0:

@@ -35,6 +35,8 @@ type Model struct {
 type source interface {
 	Weights
 	widener
+	// float32s decodes rows of a weight into dst.
+	float32s(dst []float32, name string, shape []int, from, to int) error
 	// Check compares the tensors of the files with the weights of a model: all of them must be present, and no other. A tied
 	// weight may be missing.
 	Check(weights iter.Seq[hf.Weight], tied ...string) error
@@ -122,27 +124,6 @@ func (m *Model) read(file string, data []byte) (c *Config, err error) {
 		}
 	}
 	return c, m.files.Check(tensors(m.network), tied...)
-}
-
-// folder is the weights of a Hugging Face folder.
-type folder struct{ *hf.Folder }
-
-// rowsAs returns rows of a weight.
-func (f folder) rowsAs(name string, as tensor.Dtype, shape []int, from, to int) (*tensor.Dense, error) {
-	t, err := f.Rows(name, shape, from, to)
-	if err != nil || as == (tensor.Dtype{}) {
-		return t, err
-	}
-	if t, err = converted(t, as); err != nil {
-		return nil, fmt.Errorf("decoder: weight %s: %w", name, err)
-	}
-	return t, nil
-}
-
-// stored returns the type of a weight in the files.
-func (f folder) stored(name string) tensor.Dtype {
-	t, _ := f.DType(name)
-	return t
 }
 
 func open(files folder, load func() (*tokenizer.Tokenizer, error)) (m *Model, err error) {

@@ -3,10 +3,16 @@ package decoder
 import (
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
+	"testing/fstest"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/decoder/internal/hf"
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 
@@ -78,6 +84,62 @@ func TestConverted(t *testing.T) {
 	}
 	wide[n-1] = 70000
 	if _, err := converted(of(wide), la.Float16); !errors.Is(err, ErrConfig) {
+		t.Errorf("70000 as float16: %v", err)
+	}
+}
+
+// TestFolderConverts: rows of a folder's weight in another type are those that converted makes of the weight.
+func TestFolderConverts(t *testing.T) {
+	const rows, columns = 700, 1001
+	w := fileTensor{name: "w", shape: []int{rows, columns}, data: make([]float32, rows*columns)}
+	for i := range w.data {
+		w.data[i] = float32(math.Sin(float64(i)))
+	}
+	for _, stored := range []string{"float32", "float16", "bfloat16"} {
+		w.dtype = stored
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "model.safetensors"), safetensors([]fileTensor{w}), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		f, err := hf.Open(dir)
+		if err == nil {
+			err = f.OpenWeights()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, as := range []tensor.Dtype{tensor.Float32, la.Float16, la.BFloat16} {
+			whole, err := f.Tensor("w", rows, columns)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if whole, err = converted(whole, as); err != nil {
+				t.Fatal(err)
+			}
+			for _, part := range [][2]int{{0, rows}, {0, 1}, {5, 698}} {
+				got, err := folder{f}.rowsAs("w", as, w.shape, part[0], part[1])
+				if err != nil || got.Dtype() != as || !slices.Equal(got.Shape(), []int{part[1] - part[0], columns}) {
+					t.Fatalf("%s as %v: %v, %v", stored, as, got.Shape(), err)
+				}
+				want := reflect.ValueOf(whole.Data()).Slice(part[0]*columns, part[1]*columns).Interface()
+				if !reflect.DeepEqual(got.Data(), want) {
+					t.Errorf("%s as %v: rows %v differ", stored, as, part)
+				}
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	w.dtype, w.data[rows*columns-1] = "float32", 70000
+	f, err := hf.OpenFS("embedded", fstest.MapFS{"model.safetensors": {Data: safetensors([]fileTensor{w})}})
+	if err == nil {
+		err = f.OpenWeights()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (folder{f}).rowsAs("w", la.Float16, w.shape, 0, rows); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "element 700699 is 70000") || !strings.Contains(err.Error(), "weight w") {
 		t.Errorf("70000 as float16: %v", err)
 	}
 }

@@ -1,10 +1,12 @@
 package hf
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"sync"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -50,6 +52,7 @@ func TestCut(t *testing.T) {
 		refused(t, name, err, ErrMissing, name, "cut")
 		_, err = f.Rows(w.Name, w.Shape, 1, 2)
 		refused(t, name+", rows", err, ErrMissing, name, "cut")
+		refused(t, name+", parts", f.Each(w.Name, w.Shape, 0, 1, func(int, any) error { return nil }), ErrMissing, name, "cut")
 		if err := f.Close(); err != nil {
 			t.Error(err)
 		}
@@ -119,11 +122,19 @@ func TestRows(t *testing.T) {
 					if !slices.Equal(wide(part.Data()), whole.Float32s()[from*row:to*row]) {
 						t.Fatalf("%s: rows %d to %d of %s: %v", form, from, to, w.Name, part.Data())
 					}
+					parts := make([]float32, (to-from)*row)
+					if err := f.Each(w.Name, w.Shape, from, to, func(at int, part any) error {
+						copy(parts[at:], wide(part))
+						return nil
+					}); err != nil || !slices.Equal(parts, whole.Float32s()[from*row:to*row]) {
+						t.Fatalf("%s: parts of rows %d to %d of %s: %v, error %v", form, from, to, w.Name, parts, err)
+					}
 				}
 			}
 			for _, bad := range [][2]int{{-1, 1}, {1, 1}, {2, 1}, {0, w.Shape[0] + 1}} {
 				_, err := f.Rows(w.Name, w.Shape, bad[0], bad[1])
 				refused(t, form, err, ErrShape, w.Name)
+				refused(t, form, f.Each(w.Name, w.Shape, bad[0], bad[1], nil), ErrShape, w.Name)
 			}
 		}
 		if err := f.Close(); err != nil {
@@ -172,4 +183,52 @@ func wide(data any) (all []float32) {
 		}
 	}
 	return all
+}
+
+// TestEach checks the parts of a tensor that several goroutines read, and that an error of one ends the others.
+func TestEach(t *testing.T) {
+	const rows, columns = 300, 5003 // some parts, which end within rows
+	data := make([]float32, rows*columns)
+	for i := range data {
+		data[i] = float32(i % 2039)
+	}
+	for _, d := range []dtype{f32, f16, bf16} {
+		var file tensorFile
+		if d == bf16 {
+			for i := range data {
+				data[i] = float32(i % 251)
+			}
+		}
+		file.add("w", d, []int{rows, columns}, data)
+		f, err := Open(folder(t, map[string][]byte{"model.safetensors": file.bytes(2)}))
+		if err == nil {
+			err = f.OpenWeights()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		const from, to = 7, 299
+		got := make([]float32, (to-from)*columns)
+		var mu sync.Mutex
+		parts := 0
+		if err := f.Each("w", []int{rows, columns}, from, to, func(at int, part any) error {
+			n := copy(got[at:], wide(part))
+			mu.Lock()
+			defer mu.Unlock()
+			if parts++; n == 0 {
+				return errors.New("an empty part")
+			}
+			return nil
+		}); err != nil || parts < 2 || !slices.Equal(got, data[from*columns:to*columns]) {
+			t.Errorf("%s: %d parts, error %v", d, parts, err)
+		}
+		own := errors.New("own")
+		if err := f.Each("w", []int{rows, columns}, from, to, func(int, any) error { return own }); err != own {
+			t.Errorf("%s: error %v", d, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		refused(t, "after Close", f.Each("w", []int{rows, columns}, from, to, nil), ErrClosed, "w")
+	}
 }

@@ -56,24 +56,34 @@ func (f *file) offset(part []byte) (int64, bool) {
 	return int64(at - from), true
 }
 
-// copyTo copies the bytes at an offset to dst, with several goroutines. The bytes are read from the file: reading them
-// from the mapping would keep all of its pages in memory.
-func (f *file) copyTo(dst []byte, at int64) error {
-	const share = 4 << 20
-	parts := (len(dst) + share - 1) / share
+// readAt reads len(dst) bytes at an offset from the file: reading them from the mapping would keep all of its pages in
+// memory.
+func (f *file) readAt(dst []byte, at int64) error {
+	if n, err := f.at.ReadAt(dst, at); n < len(dst) {
+		return fail(ErrMissing, f.path, "another program has cut the file, or its disk has failed: %d of %d bytes at %d: %v", n, len(dst), at, cause(err))
+	}
+	return nil
+}
+
+// share is the number of bytes that a goroutine reads at a time.
+const share = 1 << 20
+
+// shares divides size bytes among goroutines, which call do for parts [from, to), until no part is left or one has failed.
+func shares(size int, do func(from, to int) error) error {
+	parts := (size + share - 1) / share
 	errs := make([]error, min(runtime.GOMAXPROCS(0), parts))
 	var next atomic.Int64
 	var wait sync.WaitGroup
 	for i := range errs {
 		wait.Go(func() {
 			for errs[i] == nil {
-				from := int(next.Add(1)-1) * share
-				if from < 0 || from >= len(dst) {
+				part := next.Add(1) - 1
+				if part >= int64(parts) {
 					return
 				}
-				part := dst[from:min(from+share, len(dst))]
-				if n, err := f.at.ReadAt(part, at+int64(from)); n < len(part) {
-					errs[i] = fail(ErrMissing, f.path, "another program has cut the file, or its disk has failed: %d of %d bytes at %d: %v", n, len(part), at+int64(from), cause(err))
+				from := int(part) * share
+				if errs[i] = do(from, min(size-from, share)+from); errs[i] != nil {
+					next.Store(int64(parts))
 				}
 			}
 		})

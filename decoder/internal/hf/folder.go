@@ -332,32 +332,63 @@ func (f *Folder) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 
 // Rows is like Tensor, for rows [from, to) of a tensor. Only these rows are read.
 func (f *Folder) Rows(name string, shape []int, from, to int) (*tensor.Dense, error) {
-	if len(shape) == 0 || from < 0 || from >= to || to > shape[0] {
-		return nil, fail(ErrShape, f.dir, "weight %s with shape %v has no rows %d to %d", quote(name), shape, from, to)
+	if err := f.rows(name, shape, from, to); err != nil {
+		return nil, err
 	}
-	t, err := f.tensor(name, shape, func(e *entry) (any, error) {
+	return f.tensor(name, shape, func(e *entry) (any, error) {
 		rows := e.rows(from, to)
 		return rows.load()
 	})
-	return t, err
+}
+
+// Each calls do for parts of rows [from, to) of a tensor, from several goroutines. A part is a []float32,
+// []leanattention.F16 or []leanattention.BF16 of the elements from index at on, counted from the first of these rows. A part
+// is valid until do returns, and must not be written. Errors are those of Tensor, and of do.
+func (f *Folder) Each(name string, shape []int, from, to int, do func(at int, part any) error) error {
+	if err := f.rows(name, shape, from, to); err != nil {
+		return err
+	}
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	e, err := f.readable(name, shape)
+	if err != nil {
+		return err
+	}
+	rows := e.rows(from, to)
+	return rows.each(do)
+}
+
+func (f *Folder) rows(name string, shape []int, from, to int) error {
+	if len(shape) == 0 || from < 0 || from >= to || to > shape[0] {
+		return fail(ErrShape, f.dir, "weight %s with shape %v has no rows %d to %d", quote(name), shape, from, to)
+	}
+	return nil
+}
+
+// readable returns a tensor that can be read. f.mu must be held.
+func (f *Folder) readable(name string, shape []int) (e entry, err error) {
+	if f.closed {
+		return e, fail(ErrClosed, f.dir, "weight %s was asked for", quote(name))
+	}
+	if e, err = f.find(name, shape); err != nil {
+		return e, err
+	}
+	if !e.dtype.widens() {
+		return e, fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
+	}
+	if slices.Contains(shape, 0) {
+		return e, fail(ErrUnsupported, e.file, "weight %s has no elements (shape %v)", quote(e.name), shape)
+	}
+	return e, nil
 }
 
 // tensor returns a tensor with the elements that read returns: all elements, or those of some rows.
 func (f *Folder) tensor(name string, shape []int, read func(*entry) (any, error)) (*tensor.Dense, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	if f.closed {
-		return nil, fail(ErrClosed, f.dir, "weight %s was asked for", quote(name))
-	}
-	e, err := f.find(name, shape)
+	e, err := f.readable(name, shape)
 	if err != nil {
 		return nil, err
-	}
-	if !e.dtype.widens() {
-		return nil, fail(ErrUnsupported, e.file, "weight %s is %s, not F32, F16 or BF16", quote(e.name), e.dtype)
-	}
-	if slices.Contains(shape, 0) {
-		return nil, fail(ErrUnsupported, e.file, "weight %s has no elements (shape %v)", quote(e.name), shape)
 	}
 	data, err := read(&e)
 	if err != nil {

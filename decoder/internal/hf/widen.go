@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
+	"sync"
 	"unsafe"
 
 	la "gorgonia.org/leanattention"
@@ -36,8 +37,51 @@ func (e *entry) load() (data any, err error) {
 // copied copies elements that lie at an offset of a mapped file.
 func copied[T any](e *entry, at int64) (any, error) {
 	dst := make([]T, len(e.data)/int(unsafe.Sizeof(*new(T))))
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), len(e.data))
-	return dst, e.in.copyTo(bytes, at)
+	bytes := bytesOf(dst)
+	return dst, shares(len(bytes), func(from, to int) error { return e.in.readAt(bytes[from:to], at+int64(from)) })
+}
+
+// bytesOf returns the memory of elements.
+func bytesOf[T any](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
+}
+
+// each calls do for parts of the elements in row-major order, from several goroutines. A part is a slice of the stored type
+// that begins at an element, and is valid until do returns. The memory does not depend on the number of elements, if the
+// file has them in row-major order.
+func (e *entry) each(do func(at int, part any) error) error {
+	at, mapped := e.in.offset(e.data)
+	if !mapped || e.stride != nil || !littleEndian {
+		data, err := e.load()
+		if err != nil {
+			return err
+		}
+		return do(0, data)
+	}
+	switch e.dtype {
+	case f32:
+		return eachOf[float32](e, at, do)
+	case f16:
+		return eachOf[la.F16](e, at, do)
+	default:
+		return eachOf[la.BF16](e, at, do)
+	}
+}
+
+// partPool has the memory of parts of a tensor.
+var partPool = sync.Pool{New: func() any { return new([share / 8]uint64) }}
+
+func eachOf[T any](e *entry, at int64, do func(at int, part any) error) error {
+	size := int(unsafe.Sizeof(*new(T)))
+	return shares(len(e.data), func(from, to int) error {
+		buffer := partPool.Get().(*[share / 8]uint64)
+		defer partPool.Put(buffer)
+		part := unsafe.Slice((*T)(unsafe.Pointer(buffer)), (to-from)/size)
+		if err := e.in.readAt(bytesOf(part), at+int64(from)); err != nil {
+			return err
+		}
+		return do(from/size, part)
+	})
 }
 
 // rows returns the rows [from, to) of a tensor.
