@@ -31,23 +31,26 @@ func (t *Text) setLimit() {
 	}
 }
 
-// shift drops tokens of the texts whose context is full. Other texts may begin as such a text did, so a sequence of all its
-// tokens is retained.
+// shift drops tokens of the texts whose context is full. Other texts may begin with the same prompt, so at the first shift a
+// sequence of all tokens is retained.
 func (s *scheduler) shift() error {
 	for _, t := range slices.Concat(s.live, s.waiting) {
 		if len(t.tokens) < t.limit {
 			continue
 		}
 		if t.seq != nil {
-			all, err := t.seq.Fork()
-			if err != nil {
-				return err
+			if !t.shifted {
+				all, err := t.seq.Fork()
+				if err != nil {
+					return err
+				}
+				s.retain(prefix{t.tokens[:all.Len()], all})
 			}
-			s.retain(prefix{t.tokens[:all.Len()], all})
 			if err := t.seq.Truncate(min(t.keep, t.seq.Len())); err != nil {
 				return err
 			}
 		}
+		t.shifted = true
 		t.drop()
 		s.stats.Shifted++
 	}

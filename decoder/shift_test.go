@@ -128,6 +128,27 @@ func TestShiftEnds(t *testing.T) {
 	}
 }
 
+// TestShiftShares: the prompt of a text that was shifted is not computed again for a later text.
+func TestShiftShares(t *testing.T) {
+	e := smallEngine(t, Options{Context: 60, Tokens: 640, Exact: true})
+	prompt := randomTokens(reftest.Rand(t), 40)
+	want := alone(t, e, Request{Prompt: prompt, Tokens: 10, Ends: []int{}})
+	e.work.Wait()
+	e.scheduler.evict(0)
+	alone(t, e, Request{Prompt: prompt, Tokens: 300, Shift: true, Ends: []int{}})
+	text, err := e.Start(context.Background(), Request{Prompt: prompt, Tokens: 10, Ends: []int{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ids(text); err != nil || !slices.Equal(got, want) || text.Shared() != 39 {
+		t.Errorf("%v, %d shared, %v; want %v", got, text.Shared(), err, want)
+	}
+	e.work.Wait()
+	if n := len(e.scheduler.retained); n > 2 { // of the prompt, and of the end of the shifted text
+		t.Errorf("%d sequences", n)
+	}
+}
+
 // TestCutPrompts: a prompt that is too long has the continuation of the shortened prompt.
 func TestCutPrompts(t *testing.T) {
 	e := smallEngine(t, Options{Context: 40, Exact: true})

@@ -86,6 +86,7 @@ type Text struct {
 	most        int   // most tokens to add; 0: any number
 	shift       bool  // drop tokens at the limit of the context
 	keep        int   // first tokens that shift keeps
+	shifted     bool  // tokens were dropped at the limit
 	ends        []int
 	seq         *la.Sequence // nil: the text waits
 	shared      int          // tokens of the prompt that were forked

@@ -321,6 +321,7 @@ func (s *session) turn(ctx context.Context, question string) error {
 	how.Seed += uint64(s.asked - 1) // a question that is asked again has another answer
 	r := decoder.Request{Prompt: ids, Tokens: s.flags.tokens, Sampling: how, Ends: s.ends, Stop: s.flags.stops, Draft: s.flags.draft}
 	s.flags.long.set(&r, s.model)
+	before := s.engine.Stats().Rows
 	text, err := s.engine.Start(answering, r)
 	if err != nil {
 		s.drop(err)
@@ -346,7 +347,7 @@ func (s *session) turn(ctx context.Context, question string) error {
 		return err
 	}
 	if s.flags.stats {
-		s.say("%d tokens, of which %d were read for this answer; %d were added; the context has %d", len(ids), len(ids)-text.Shared()-text.Dropped(), added, s.engine.Options().Context)
+		s.say("%d tokens before the answer, and %d in the answer; %d were computed; the context has %d", len(ids), added, s.engine.Stats().Rows-before, s.engine.Options().Context)
 	}
 	if n := text.Dropped(); n > 0 {
 		s.say("%d tokens of the conversation were dropped for this answer: the context has %d", n, s.engine.Options().Context)
