@@ -9,7 +9,8 @@ lora.json has a list of cases:
     file     raw little-endian float32: a row of logits for each token, prompt after prompt
 
 Element i of a tensor is the v of golden.py for the tensor's name, divided by 4, and rounded to the dtype. The folder lora
-has one adapter as peft wrote it: that of the case with "folder".
+has one adapter as peft wrote it: that of the case with "folder". The folder lora/torch has the same adapter as torch.save
+writes it.
 """
 
 import json
@@ -69,6 +70,9 @@ def case(name, base, dtype=torch.float32, folder=False, **fields):
             os.makedirs(to, exist_ok=True)
             for n in ["adapter_config.json", "adapter_model.safetensors"]:
                 shutil.copyfile(os.path.join(dir, n), os.path.join(to, n))
+            os.makedirs(os.path.join(to, "torch"), exist_ok=True)
+            shutil.copyfile(os.path.join(dir, "adapter_config.json"), os.path.join(to, "torch", "adapter_config.json"))
+            torch.save(tensors, os.path.join(to, "torch", "adapter_model.bin"))
     golden.write("lora_" + name, rows)
     out = {"name": name, "model": base, "config": written, "file": f"lora_{name}.f32",
            "tensors": [[n, list(x.shape), str(x.dtype).removeprefix("torch.")] for n, x in sorted(tensors.items())]}
