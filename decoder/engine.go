@@ -165,8 +165,8 @@ func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Op
 	}); err != nil {
 		return nil, err
 	}
-	for _, rows := range o.rows() {
-		g, err := e.newGraph(graphConfig{rows: rows, appends: min(rows, o.Batch), all: rows <= o.Batch, recorded: o.Device != nil && rows <= o.Batch})
+	for _, c := range o.graphs() {
+		g, err := e.newGraph(c)
 		if err != nil {
 			return nil, err
 		}
@@ -232,17 +232,20 @@ func (o *Options) byContext(heads int) bool {
 // several reports whether several processes compute.
 func (o *Options) several() bool { return o.Ranks != nil && o.Ranks.World().Size > 1 }
 
-// rows returns the rows of the graphs, in order. In host memory a graph computes the rows of a step alone. On a GPU a
-// recording computes all its rows.
-func (o *Options) rows() (all []int) {
+// graphs returns the graphs, those of fewer rows first: for steps of one token of each text, and for steps with prompts. In host
+// memory a graph computes the rows of a step alone. On a GPU a recording computes all its rows.
+func (o *Options) graphs() (all []graphConfig) {
+	add := func(rows int) {
+		all = append(all, graphConfig{rows: rows, appends: rows, all: true, recorded: o.Device != nil})
+	}
 	if o.Device != nil {
 		for n := 1; n < o.Batch; n *= 2 {
-			all = append(all, n)
+			add(n)
 		}
 	}
-	all = append(all, o.Batch)
-	if o.Chunk > o.Batch {
-		all = append(all, o.Chunk)
+	add(o.Batch)
+	if o.Chunk > 1 {
+		all = append(all, graphConfig{rows: o.Chunk, appends: o.Batch})
 	}
 	return all
 }

@@ -36,6 +36,13 @@ func init() {
 	}
 }
 
+// ReadNetwork returns the network that a config.json describes, for texts of at most context tokens; 0: any number. Weights
+// that come with the file need no network: see [Open].
+func ReadNetwork(config []byte, context int) (Network, error) {
+	n, _, err := readNetwork("config.json", config, context)
+	return n, err
+}
+
 // readNetwork returns the network of a config.json, for texts of at most context tokens. 0: not known yet.
 func readNetwork(file string, data []byte, context int) (Network, *Config, error) {
 	c := parseConfig(file, "", data)

@@ -307,6 +307,29 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 	}
 }
 
+// TestSmallSteps: steps of few rows read prompts as steps of many.
+func TestSmallSteps(t *testing.T) {
+	prompt := []int{1, 5, 2, 8, 3, 1, 12, 4, 0, 7, 9}
+	want := alone(t, smallEngine(t, Options{Context: 60, Exact: true}), Request{Prompt: prompt, Tokens: 20, Ends: []int{}})
+	for _, o := range []Options{{Batch: 1, Chunk: 1}, {Batch: 1, Chunk: 2}, {Batch: 4, Chunk: 4}, {Batch: 5, Chunk: 6, Draft: 2}} {
+		o.Context, o.Exact = 60, true
+		e := smallEngine(t, o)
+		var texts []*Text
+		for range 3 {
+			text, err := e.Start(context.Background(), Request{Prompt: prompt, Tokens: 20, Ends: []int{}, Draft: o.Draft})
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts = append(texts, text)
+		}
+		for _, text := range texts {
+			if got, err := ids(text); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%+v: %v, %v, want %v", o, got, err, want)
+			}
+		}
+	}
+}
+
 // encode returns the ids of a text, with the tokens around it unless it is bare.
 func encode(t testing.TB, m *Model, text string, bare bool) []int {
 	ids, err := m.Tokenizer().Encode(text, tokenizer.Options{Bare: bare})

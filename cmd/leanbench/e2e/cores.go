@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/model"
+	lean "gorgonia.org/leanattention/decoder"
 	"gorgonia.org/leanattention/internal/cpu"
 
 	"gorgonia.org/tensor"
@@ -69,9 +69,10 @@ type onCores struct {
 	rounds, steps  int
 	batches        [][2]int // in the form of coreSteps
 	stdout, stderr io.Writer
-	weights        map[string]*model.Weights // keyed by the name of the element type
-	workers        []*measure.Worker         // one per entry of corePeers; nil: no peers
-	memory         []byte                    // memory that the ceiling reads
+	network        lean.Network
+	weights        lean.Weights
+	workers        []*measure.Worker // one per entry of corePeers; nil: no peers
+	memory         []byte            // memory that the ceiling reads
 }
 
 // ceilingBytes is the size of the memory that the ceiling reads, many times the size of any cache.
@@ -126,7 +127,7 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	shape := optModel{"OPT-" + o.shape, optShapes[o.shape]}
+	shape := optShapes[o.shape]
 	if len(prompts) > 0 {
 		shape = prompts[0].shape // the shape with positions for the longest prompt
 	}
@@ -150,7 +151,7 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 	}
 	b := &onCores{
 		report: &measure.Report{Command: "e2e -threads", Machine: m, Figures: []measure.Figure{}}, json: o.JSON,
-		rounds: 5, steps: 32, batches: steps, stdout: stdout, stderr: stderr, weights: map[string]*model.Weights{},
+		rounds: 5, steps: 32, batches: steps, stdout: stdout, stderr: stderr,
 	}
 	if o.Quick {
 		b.rounds, b.steps = 2, 8
@@ -159,26 +160,18 @@ func (o *coresOptions) run(stdout, stderr io.Writer) (err error) {
 		return errors.Join(err, b.close())
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	defer model.LimitGarbage()() // three sets of weights are on the heap; a program would map its weights
 	b.report.WriteHead(b.stdout)
 	return b.measure(shape, threads, prompts)
 }
 
 // open creates the weights in each element type, and starts the peers.
-func (b *onCores) open(shape optModel, python string) error {
-	random := newRandomModel(shape.config)
-	for _, s := range measure.Storages {
-		fmt.Fprintf(b.stderr, "making weights in %s\n", s.Name)
-		var from model.Source = random
-		if s == measure.StoreF16 { // other types are converted into memory of their own
-			from = ownWeights{random}
-		}
-		w, err := model.LoadAs(from, s.Dtype)
-		if err != nil {
-			return err
-		}
-		b.weights[s.Name] = w
+func (b *onCores) open(shape shape, python string) error {
+	var err error
+	if b.network, err = shape.network(); err != nil {
+		return err
 	}
+	fmt.Fprintf(b.stderr, "making weights\n")
+	b.weights = ownWeights{newRandomWeights(b.network)}
 	b.memory = make([]byte, ceilingBytes)
 	rng := rand.NewChaCha8([32]byte{1})
 	if _, err := rng.Read(b.memory); err != nil {
@@ -210,7 +203,7 @@ func (b *onCores) close() (err error) {
 	return err
 }
 
-func (b *onCores) measure(shape optModel, threads []int, prompts []promptCase) error {
+func (b *onCores) measure(shape shape, threads []int, prompts []promptCase) error {
 	for _, n := range threads {
 		runtime.GOMAXPROCS(n)
 		for _, w := range b.workers {
@@ -243,9 +236,9 @@ func (b *onCores) measure(shape optModel, threads []int, prompts []promptCase) e
 	return nil
 }
 
-// options returns the decoder options of the configuration.
-func (w coreWay) options() model.Options {
-	return greedy(model.Options{Cache: w.store.Dtype, Mixed: w.mixed})
+// engine returns an engine of the configuration.
+func (b *onCores) engine(w coreWay) *leanEngine {
+	return newRandom(b.network, b.weights, lean.Options{Weights: w.store.Dtype, Cache: w.store.Dtype, Exact: !w.mixed})
 }
 
 // peer returns a contender that asks worker i.
@@ -260,7 +253,7 @@ func (b *onCores) peer(i int, question string, args ...any) measure.Contender {
 func (b *onCores) prompt(table string, c promptCase) (err error) {
 	var contenders []measure.Contender
 	for _, way := range coreWays {
-		r := &leanPrompts{weights: b.weights[way.store.Name], options: way.options()}
+		r := leanPrompts{b.engine(way)}
 		defer func() { err = errors.Join(err, r.close()) }()
 		contenders = append(contenders, measure.Contender{Name: way.name, Run: func(steps int) (total time.Duration, err error) {
 			fmt.Fprintf(b.stderr, "%s: %v: %s\n", table, c, way.name)
@@ -321,7 +314,7 @@ func (b *onCores) step(table string, c stepCase) (err error) {
 		if way.mixed {
 			continue // the rows of a decode step are not rounded, so mixed precision changes nothing
 		}
-		e := &leanEngine{weights: b.weights[way.store.Name], options: way.options(), done: func() error { return nil }}
+		e := b.engine(way)
 		defer func() { err = errors.Join(err, e.close()) }()
 		contenders = append(contenders, measure.Contender{Name: way.name, Run: func(steps int) (time.Duration, error) {
 			fmt.Fprintf(b.stderr, "%s: %v: %s\n", table, c, way.name)
@@ -368,10 +361,10 @@ func (b *onCores) step(table string, c stepCase) (err error) {
 
 // ownWeights is a random model in which each weight has its own memory. Shared memory would stay in the CPU's
 // cache and make steps too fast.
-type ownWeights struct{ *randomModel }
+type ownWeights struct{ randomWeights }
 
 func (m ownWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
-	t, err := m.randomModel.Tensor(name, shape...)
+	t, err := m.randomWeights.Tensor(name, shape...)
 	if err != nil || len(shape) == 1 {
 		return t, err
 	}

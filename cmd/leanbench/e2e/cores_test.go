@@ -12,23 +12,21 @@ import (
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
-
-	"gorgonia.org/leanattention/examples/opt/hf"
 )
 
 // TestOnCores: prompts and steps with some numbers of threads, beside transformers in two types.
 func TestOnCores(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	defer func(f func(string) (*measure.Worker, error)) { startCoresWorker = f }(startCoresWorker)
-	defer func(c hf.Config, steps [][2]int, n int) { optShapes["125m"], coreSteps, ceilingBytes = c, steps, n }(optShapes["125m"], coreSteps, ceilingBytes)
+	defer func(c shape, steps [][2]int, n int) { optShapes["125m"], coreSteps, ceilingBytes = c, steps, n }(optShapes["125m"], coreSteps, ceilingBytes)
 	var workers []*measure.Worker
 	startCoresWorker = func(string) (*measure.Worker, error) {
 		w, err := measure.Start(measuretest.Command(t, "opt"))
 		workers = append(workers, w)
 		return w, err
 	}
-	c := optShape(2, 64, 2)
-	c.VocabSize, c.MaxPositions = 100, 200
+	c := newOPT("125m", 2, 64, 2)
+	c.fields["vocab_size"], c.fields["max_position_embeddings"] = 100, 200
 	optShapes["125m"], coreSteps, ceilingBytes = c, [][2]int{{1, 9}, {2, 5}}, 1<<16
 	name, out := filepath.Join(t.TempDir(), "cores.json"), new(bytes.Buffer)
 	o := coresOptions{Options: &measure.Options{JSON: name}, python: "python", shape: "125m", threads: "1,2", prompts: "1x12,2x30"}

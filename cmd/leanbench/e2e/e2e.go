@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"gorgonia.org/leanattention/examples/opt/model"
-
 	"gorgonia.org/leanattention/cmd/leanbench/command"
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
@@ -122,15 +120,14 @@ const (
 	nameLean    = "lean, f32 weights"
 	nameHalf    = "lean, f16 weights"
 	nameBrain   = "lean, bf16 weights"
-	nameStock   = "lean attention, stock linears"
 	nameHF      = "transformers f32"
 	nameCT2     = "CTranslate2 f32"
 	nameCT2Int8 = "CTranslate2 int8"
 )
 
 func (b *e2e) entrants() []entrant {
-	ours := func(name string, s measure.Storage, linear model.Linear) entrant {
-		return entrant{name: name, exact: s == measure.StoreF32, open: func() (engine, error) { return openLean(b.checkpoint(s), s, linear) }}
+	ours := func(name string, s measure.Storage) entrant {
+		return entrant{name: name, exact: s == measure.StoreF32, open: func() (engine, error) { return openLean(b.checkpoint(s), s) }}
 	}
 	theirs := func(name, kind string, args ...string) entrant {
 		return entrant{name: name, other: true, exact: name != nameCT2Int8, open: func() (engine, error) {
@@ -145,10 +142,9 @@ func (b *e2e) entrants() []entrant {
 	}
 	converted := filepath.Join(b.dir, "opt-125m-ct2")
 	return []entrant{
-		ours(nameLean, measure.StoreF32, model.LeanLinear),
-		ours(nameHalf, measure.StoreF16, model.LeanLinear),
-		ours(nameBrain, measure.StoreBF16, model.LeanLinear),
-		ours(nameStock, measure.StoreF32, model.StockLinear),
+		ours(nameLean, measure.StoreF32),
+		ours(nameHalf, measure.StoreF16),
+		ours(nameBrain, measure.StoreBF16),
 		theirs(nameHF, "transformers"),
 		theirs(nameCT2, "ctranslate2", converted, "float32"),
 		theirs(nameCT2Int8, "ctranslate2", converted, "int8"),

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"gorgonia.org/leanattention/examples/opt/model"
-
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 	"gorgonia.org/leanattention/cmd/leanbench/measure/measuretest"
 )
@@ -23,7 +21,7 @@ func TestLeanEngine(t *testing.T) {
 		if err := writeCheckpoint(dir, smallShape(), s, 1); err != nil {
 			t.Fatal(err)
 		}
-		e, err := openLean(dir, s, model.LeanLinear)
+		e, err := openLean(dir, s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,33 +38,27 @@ func TestLeanEngine(t *testing.T) {
 	}
 	for _, batch := range []int{1, 3} {
 		var want string
-		for _, linear := range []model.Linear{model.StockLinear, model.LeanLinear} {
-			e, err := openLean(dir, measure.StoreF32, linear)
-			if err != nil {
-				t.Fatal(err)
+		e, err := openLean(dir, measure.StoreF32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // a turn does not depend on the one before
+			prompt, steady, ids, err := e.decode(batch, 5, 6)
+			if err != nil || prompt <= 0 || steady <= 0 || len(ids) != 7 {
+				t.Fatalf("%v, %v, %d tokens (%v)", prompt, steady, len(ids), err)
 			}
-			for range 2 { // a turn does not depend on the one before
-				prompt, steady, ids, err := e.decode(batch, 5, 6)
-				if err != nil || prompt <= 0 || steady <= 0 || len(ids) != 7 {
-					t.Fatalf("%v, %v, %d tokens (%v)", prompt, steady, len(ids), err)
-				}
-				if got := strings.Join(ids, " "); want == "" {
-					want = got
-				} else if got != want {
-					t.Errorf("batch of %d, linear %d: tokens %s, want %s", batch, linear, got, want)
-				}
-			}
-			if err := e.close(); err != nil {
-				t.Error(err)
+			if got := strings.Join(ids, " "); want == "" {
+				want = got
+			} else if got != want {
+				t.Errorf("batch of %d: tokens %s, want %s", batch, got, want)
 			}
 		}
+		if err := e.close(); err != nil {
+			t.Error(err)
+		}
 	}
-	if _, err := openLean(t.TempDir(), measure.StoreF32, model.LeanLinear); err == nil {
+	if _, err := openLean(t.TempDir(), measure.StoreF32); err == nil {
 		t.Error("an empty folder was opened")
-	}
-	// Weights that are not what they should be are not measured as if they were.
-	if _, err := openLean(dir, measure.StoreF16, model.LeanLinear); err == nil || !strings.Contains(err.Error(), "in f16 they are") {
-		t.Errorf("float32 weights as float16: %v", err)
 	}
 	if a, b := promptTokens(1, 3, 320), []int{4 + 104729%316, 4 + (7919+104729)%316, 4 + (2*7919+104729)%316}; fmt.Sprint(a) != fmt.Sprint(b) {
 		t.Errorf("prompt %v, want %v", a, b)
@@ -93,12 +85,12 @@ func TestDecodings(t *testing.T) {
 	out := new(bytes.Buffer)
 	b := &e2e{report: &measure.Report{}, stdout: out, stderr: io.Discard}
 	var entrants []entrant
-	for _, name := range []string{nameLean, nameHalf, nameBrain, nameStock, nameHF, nameCT2, nameCT2Int8} {
+	for _, name := range []string{nameLean, nameHalf, nameBrain, nameHF, nameCT2, nameCT2Int8} {
 		entrants = append(entrants, entrant{name: name, exact: true})
 	}
 	text := []string{"1", "2", "3", "4"}
 	engines := make([]engine, len(entrants))
-	step := map[string]float64{nameLean: 0.02, nameHalf: 0.01, nameBrain: 0.011, nameStock: 0.05, nameHF: 0.04, nameCT2: 0.03, nameCT2Int8: 0.009}
+	step := map[string]float64{nameLean: 0.02, nameHalf: 0.01, nameBrain: 0.011, nameHF: 0.04, nameCT2: 0.03, nameCT2Int8: 0.009}
 	for i, e := range entrants {
 		engines[i] = fixed{2, step[e.name], text}
 	}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"gorgonia.org/leanattention/examples/opt/hf"
 	"gorgonia.org/leanattention/internal/cuda"
 
 	"gorgonia.org/leanattention/cmd/leanbench/gpu"
@@ -21,15 +20,15 @@ import (
 // TestWhole: a prompt and steps in the middle of what follows it, by ours, by ours with another schedule and by transformers.
 func TestWhole(t *testing.T) {
 	defer func(f func(string) (*measure.Worker, error)) { startDecoderWorker = f }(startDecoderWorker)
-	defer func(f func(hf.Config, int) (optDecoder, error)) { openOPT = f }(openOPT)
+	defer func(f func(shape, int) (decoder, error)) { openGPU = f }(openGPU)
 	var asked *measure.Worker
 	startDecoderWorker = func(string) (_ *measure.Worker, err error) {
 		asked, err = measure.Start(measuretest.Command(t, "opt"))
 		return asked, err
 	}
-	openOPT = func(c hf.Config, _ int) (optDecoder, error) {
-		if c.MaxPositions != 9217 {
-			t.Errorf("%d positions", c.MaxPositions)
+	openGPU = func(c shape, _ int) (decoder, error) {
+		if c.positions() != 9217 {
+			t.Errorf("%d positions", c.positions())
 		}
 		return fixedDecoder{fixed{0.1, 2e-3, []string{"1"}}, 1 << 20, new(bool)}, nil
 	}
@@ -110,15 +109,15 @@ func TestFakeE2E(t *testing.T) {
 		lib := enginetest.Stub(t, capability)
 		defer gpu.UseDriver(func() (*cuda.Driver, error) { return cuda.LoadFrom(lib.Path) }, enginetest.PrepareModules)()
 		defer func(f func(string) (*measure.Worker, error)) { startDecoderWorker = f }(startDecoderWorker)
-		defer func(f func(hf.Config, int) (optDecoder, error)) { openOPT = f }(openOPT)
+		defer func(f func(shape, int) (decoder, error)) { openGPU = f }(openGPU)
 		var asked *measure.Worker
 		startDecoderWorker = func(string) (*measure.Worker, error) {
 			w, err := measure.Start(measuretest.Command(t, how))
 			asked = w
 			return w, err
 		}
-		openOPT = func(c hf.Config, chunk int) (optDecoder, error) {
-			if c.Layers == 24 {
+		openGPU = func(c shape, chunk int) (decoder, error) {
+			if c.fields["num_hidden_layers"] == 24 {
 				return nil, errors.New("no room")
 			}
 			return fixedDecoder{fixed{0.1, 2e-3, []string{"1"}}, 16384, new(bool)}, nil

@@ -14,8 +14,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"gorgonia.org/leanattention/examples/opt/hf"
 )
 
 //go:embed decoder.py
@@ -244,33 +242,27 @@ var (
 	startDecoderWorker = func(python string) (*measure.Worker, error) {
 		return measure.StartWorker(python, decoderWorker, "cuda:0")
 	}
-	openOPT   = func(c hf.Config, chunk int) (optDecoder, error) { return openLeanGPU(c, chunk) }
-	openLlama = openLlamaGPU
+	openGPU = openLeanGPU
 )
 
 // decoder is leanattention's engine, with operations that peers do not have.
 type decoder interface {
 	engine
 	check() error
-	queued() float64 // queued returns the share of the steps' time in which the host queued attention, or 0 if the share is unknown.
 	// mix switches later steps to mixed precision.
 	mix()
 	// giveBack returns all memory except the weights to the driver.
 	giveBack() error
-}
-
-// optDecoder is a decoder of an OPT model.
-type optDecoder interface {
-	decoder
-	// attending returns a decoder with another attention variant from otherWays. The decoder shares the weights and
-	// must be closed before the weights.
+	// attending returns a decoder of the same weights with another attention variant from otherWays. It must be closed
+	// before this one.
 	attending(way string) engine
-	// reading returns a prompt reader that shares the weights. mixed allows mixed precision in its linear
-	// layers.
+	// fixedSplit returns attending of FlashDecoding's schedule.
+	fixedSplit() engine
+	// reading returns a prompt reader of the same weights. mixed allows mixed precision.
 	reading(mixed bool) promptReader
 }
 
-// otherWays maps names of attention variants, as in model.AttentionNamed, to the metric of the speedup over
+// otherWays maps names of attention variants, as in otherSchedules, to the metric of the speedup over
 // the variant.
 var otherWays = map[string]measure.Metric{"fixed": measure.OverFixed, "default": measure.OverDefault}
 
@@ -313,7 +305,7 @@ func (b *e2eGPU) run(cases []stepCase, prompts []promptCase) (err error) {
 	}
 	for len(prompts) > 0 {
 		n := 1
-		for n < len(prompts) && prompts[n].shape == prompts[0].shape {
+		for n < len(prompts) && prompts[n].shape.name == prompts[0].shape.name {
 			n++
 		}
 		fails(prompts[0].shape, b.measurePrompts(prompts[:n]))
@@ -389,7 +381,7 @@ func (b *e2eGPU) kept(err error) error {
 func (b *e2eGPU) measureShape(cases []stepCase, ceilings []*gpu.Contender) (err error) {
 	s := cases[0].shape
 	fmt.Fprintf(b.Stderr, "%v: making weights\n", s)
-	ours, err := s.open(b.chunk)
+	ours, err := openGPU(s, b.chunk)
 	if err != nil {
 		return err
 	}
@@ -453,11 +445,9 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 			err = errors.Join(err, e.close())
 		}
 	}()
-	if opt, ok := ours.(optDecoder); ok {
-		for _, way := range c.others {
-			others = append(others, opt.attending(way))
-			add(way, others[len(others)-1])
-		}
+	for _, way := range c.others {
+		others = append(others, ours.attending(way))
+		add(way, others[len(others)-1])
 	}
 	pace := measure.Pace{Rounds: b.rounds, Steps: c.steps}
 	all, err := measure.Alternate(pace, contenders)
@@ -465,7 +455,7 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 		return err
 	}
 	b.tell(c, contenders, all)
-	b.judgeSteps(c, contenders, all, len(ceilings), ours.queued())
+	b.judgeSteps(c, contenders, all, len(ceilings))
 	if err := b.save(); err != nil {
 		return err
 	}
@@ -502,7 +492,7 @@ func (b *e2eGPU) measureCase(c stepCase, ours decoder, ceilings []*gpu.Contender
 		b.Note("%v, %v: the texts of transformers, compiled and eager, differ from the start", c.shape, c)
 	}
 	b.Report.Drop(c.table(), c.String())
-	b.judgeSteps(c, contenders, all, len(ceilings), ours.queued())
+	b.judgeSteps(c, contenders, all, len(ceilings))
 	return nil
 }
 
@@ -578,7 +568,7 @@ func (b *e2eGPU) prepare(c stepCase, ours decoder) (ready []peerWay, alone bool,
 
 // judgeSteps adds the figures of a case. The first contenders are the ceilings, whose time is the time to
 // read the bytes of a step.
-func (b *e2eGPU) judgeSteps(c stepCase, contenders []measure.Contender, all []measure.Samples, ceilings int, queued float64) {
+func (b *e2eGPU) judgeSteps(c stepCase, contenders []measure.Contender, all []measure.Samples, ceilings int) {
 	times := make(map[string]measure.Samples)
 	var ceiling measure.Samples
 	for i, t := range all {
@@ -615,9 +605,6 @@ func (b *e2eGPU) judgeSteps(c stepCase, contenders []measure.Contender, all []me
 			if other := times[way]; other != nil {
 				r.Add(otherWays[way], t.Faster(other), nil)
 			}
-		}
-		if queued > 0 {
-			r.Add(measure.Queueing, queued, nil)
 		}
 	}
 }

@@ -4,56 +4,171 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"math"
 	"slices"
 	"strconv"
 	"time"
 
-	"gorgonia.org/leanattention/examples/opt/hf"
-	"gorgonia.org/leanattention/examples/opt/model"
-	"gorgonia.org/leanattention/examples/opt/sample"
+	la "gorgonia.org/leanattention"
+	lean "gorgonia.org/leanattention/decoder"
+	"gorgonia.org/leanattention/device"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
+
+	"gorgonia.org/tensor"
 )
 
-// leanEngine is the decoder of examples/opt in this process.
+// leanEngine is the engine of package decoder in this process.
 type leanEngine struct {
-	weights *model.Weights
-	options model.Options
+	network lean.Network
+	open    func(lean.Options) (*lean.Engine, error)
+	options lean.Options // without sizes
 	done    func() error // releases the resources behind weights and options
 
-	// State after the last prompts. The next turn continues from this state.
-	decoder       *model.Decoder
-	batch, length int
-	first         []int // the tokens that follow the prompts
-	prompt        time.Duration
+	// State after the last prompts.
+	engine               *lean.Engine
+	batch, length, steps int
+	prompt               time.Duration
+	prompts              int // sequences whose prompts have been read
 }
 
-// openLean loads a checkpoint and keeps the weights in the checkpoint's element type s.
-func openLean(dir string, s measure.Storage, linear model.Linear) (engine, error) {
-	folder, err := hf.Open(dir)
+// openLean opens a checkpoint whose matrices have the element type s.
+func openLean(dir string, s measure.Storage) (engine, error) {
+	m, err := lean.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	weights, err := model.Load(folder)
-	if err != nil {
-		return nil, errors.Join(err, folder.Close())
-	}
-	if n, stored := weights.Bytes(), weightBytes(weights.Config(), s); n != stored {
-		return nil, errors.Join(fmt.Errorf("%s: %d bytes of weights, and in %s they are %d", dir, n, s.Name, stored), folder.Close())
-	}
-	return &leanEngine{weights: weights, options: model.Options{Linear: linear}, done: folder.Close}, nil
+	return &leanEngine{network: m.Network(), open: m.Engine, options: lean.Options{Weights: s.Dtype, Exact: true}, done: m.Close}, nil
 }
 
-// weightBytes returns the size of a decoder's weights. Matrices are stored in s, and vectors in float32.
-func weightBytes(c hf.Config, s measure.Storage) (n int64) {
-	for w := range c.Weights() {
-		size := s.Size
-		if len(w.Shape) == 1 {
-			size = 4
-		}
-		n += int64(elements(w.Shape) * size)
+// newLean returns an engine with random weights on gpu, or on the CPU if gpu is nil. The steps are exact.
+func newLean(s shape, gpu *device.GPU, chunk int) (*leanEngine, error) {
+	n, err := s.network()
+	if err != nil {
+		return nil, err
 	}
-	return n
+	return newRandom(n, newRandomWeights(n), lean.Options{Device: gpu, Cache: la.Float16, Chunk: chunk, Exact: true}), nil
+}
+
+// newRandom returns an engine of a network and weights.
+func newRandom(n lean.Network, weights lean.Weights, o lean.Options) *leanEngine {
+	open := func(o lean.Options) (*lean.Engine, error) { return lean.NewEngine(n, weights, o) }
+	return &leanEngine{network: n, open: open, options: o, done: func() error { return nil }}
+}
+
+// openLeanGPU returns an engine with random weights whose values are all on the first GPU.
+func openLeanGPU(s shape, chunk int) (decoder, error) {
+	gpu, err := device.Open(0)
+	if err != nil {
+		return nil, err
+	}
+	e, err := newLean(s, gpu, chunk)
+	if err != nil {
+		return nil, errors.Join(err, gpu.Close())
+	}
+	e.done = gpu.Close
+	return e, nil
+}
+
+// with returns another engine of the same weights, which must be closed before e.
+func (e *leanEngine) with(change func(*lean.Options)) *leanEngine {
+	o := e.options
+	change(&o)
+	return &leanEngine{network: e.network, open: e.open, options: o, done: func() error { return nil }}
+}
+
+// otherSchedules are the schedules of attention with a name in -attn.
+var otherSchedules = map[string]la.Schedule{"fixed": la.FixedSplit(fixedSplits), "default": la.Unfused}
+
+func (e *leanEngine) attending(way string) engine {
+	return e.with(func(o *lean.Options) { o.Schedule = otherSchedules[way] })
+}
+
+func (e *leanEngine) fixedSplit() engine { return e.attending("fixed") }
+
+func (e *leanEngine) mix() { e.options.Exact = false }
+
+func (e *leanEngine) giveBack() error { return errors.Join(e.forget(), emptyPool(e.options.Device)) }
+
+// emptyPool makes a GPU return unused pooled memory to the driver. The pool does so when an allocation
+// exceeds the available memory.
+func emptyPool(g *device.GPU) error {
+	if g == nil {
+		return nil
+	}
+	const more = 1 << 45 // in bytes
+	for range 2 {        // the first failed allocation finds the unreferenced values
+		t, err := g.NewTensor(tensor.Float32, more/4)
+		if err == nil {
+			return errors.Join(fmt.Errorf("%v gives 32 TB", g), t.Free())
+		}
+		if !errors.Is(err, la.ErrOutOfMemory) {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin makes an engine for batch texts of length tokens and steps more, unless there is one.
+func (e *leanEngine) begin(batch, length, steps int) (err error) {
+	if e.engine != nil && batch == e.batch && length == e.length && steps == e.steps {
+		return nil
+	}
+	if err := e.forget(); err != nil {
+		return err
+	}
+	o := e.options
+	// A text of the turn before stays in the cache beside the text that continues its prompt. Pages may be partly filled.
+	const page = 64
+	o.Batch, o.Context, o.Tokens = batch, length+steps, batch*(length+2*(steps+1)+3*page)
+	if e.engine, err = e.open(o); err != nil {
+		return err
+	}
+	e.batch, e.length, e.steps, e.prompts = batch, length, steps, 0
+	return nil
+}
+
+// running is a text that is continued.
+type running struct {
+	next func() (lean.Token, error, bool)
+	stop func()
+	ids  []int
+}
+
+// start starts texts with the prompts of sequences from first on, and waits until each has its first token.
+func (e *leanEngine) start(first, tokens int) (texts []*running, took time.Duration, err error) {
+	vocab := e.network.Sizes().Vocab
+	var requests []lean.Request
+	for i := range e.batch {
+		requests = append(requests, lean.Request{Prompt: promptTokens(first+i, e.length, vocab), Tokens: tokens, Ends: []int{}})
+	}
+	began := time.Now()
+	for _, r := range requests {
+		text, err := e.engine.Start(context.Background(), r)
+		if err != nil {
+			return nil, 0, err
+		}
+		t := &running{}
+		t.next, t.stop = iter.Pull2(text.Tokens())
+		texts = append(texts, t)
+	}
+	for _, t := range texts {
+		if err := t.take(); err != nil {
+			return nil, 0, err
+		}
+	}
+	return texts, time.Since(began), nil
+}
+
+// take waits for the next token.
+func (t *running) take() error {
+	token, err, ok := t.next()
+	if err == nil && !ok {
+		err = errors.New("the text has ended")
+	}
+	t.ids = append(t.ids, token.ID)
+	return err
 }
 
 // decode reads the prompts only if they differ from the prompts of the previous turn.
@@ -61,130 +176,86 @@ func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Durat
 	if err := e.read(batch, length, steps); err != nil {
 		return 0, 0, nil, err
 	}
-	d, next := e.decoder, slices.Clone(e.first)
-	ids = append(ids, strconv.Itoa(next[0]))
-	began := time.Now()
-	if e.options.Greedy { // no host work between two steps
-		chosen, err := d.Continue(next, steps)
-		if err != nil {
-			return 0, 0, nil, err
-		}
-		took := time.Since(began)
-		for _, now := range chosen {
-			if now[0] < 0 {
-				return 0, 0, nil, fmt.Errorf("a step chose no token")
-			}
-			ids = append(ids, strconv.Itoa(now[0]))
-		}
-		return e.prompt, took, ids, nil
-	}
-	for range steps {
-		if err := d.Step(next); err != nil {
-			return 0, 0, nil, err
-		}
-		if err := e.choose(next); err != nil {
-			return 0, 0, nil, err
-		}
-		ids = append(ids, strconv.Itoa(next[0]))
-	}
-	return e.prompt, time.Since(began), ids, nil
-}
-
-// read returns a decoder that has read the prompts. Each sequence has capacity for steps more tokens.
-func (e *leanEngine) read(batch, length, steps int) error {
-	if e.decoder != nil && batch == e.batch && length == e.length && e.options.Capacity[0] == length+steps {
-		for i := range batch {
-			if err := e.decoder.Truncate(i, length); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := e.forget(); err != nil {
-		return err
-	}
-	e.options.Capacity = nil
-	prompts := make([][]int, batch)
-	for i := range prompts {
-		prompts[i] = promptTokens(i, length, e.weights.Config().VocabSize)
-		e.options.Capacity = append(e.options.Capacity, length+steps)
-	}
-	d, err := e.weights.NewDecoder(e.options)
+	texts, _, err := e.start(0, steps+1)
 	if err != nil {
-		return err
+		return 0, 0, nil, err
 	}
-	e.decoder, e.batch, e.length, e.first = d, batch, length, make([]int, batch)
 	began := time.Now()
-	if err := d.Prefill(context.Background(), prompts, nil); err != nil {
-		return err
-	}
-	if err := e.choose(e.first); err != nil {
-		return err
-	}
-	e.prompt = time.Since(began)
-	return nil
-}
-
-// again reads the prompts another times times and returns the total time.
-func (e *leanEngine) again(times int) (time.Duration, error) {
-	prompts := make([][]int, e.batch)
-	for i := range prompts {
-		prompts[i] = promptTokens(i, e.length, e.weights.Config().VocabSize)
-	}
-	var sum time.Duration
-	for range times {
-		for i := range prompts {
-			if err := e.decoder.Truncate(i, 0); err != nil {
-				return 0, err
+	for _, t := range texts {
+		for range steps {
+			if err := t.take(); err != nil {
+				return 0, 0, nil, err
 			}
 		}
-		began := time.Now()
-		if err := e.decoder.Prefill(context.Background(), prompts, nil); err != nil {
+		t.stop()
+	}
+	steady = time.Since(began)
+	for _, id := range texts[0].ids {
+		ids = append(ids, strconv.Itoa(id))
+	}
+	return e.prompt, steady, ids, nil
+}
+
+// read makes an engine that has read the prompts.
+func (e *leanEngine) read(batch, length, steps int) error {
+	if err := e.begin(batch, length, steps); err != nil || e.prompts > 0 {
+		return err
+	}
+	took, err := e.again(1)
+	e.prompt, e.prompts = took, batch
+	return err
+}
+
+// again reads prompts some times and returns the total time. The first time reads the prompts of decode. The others read
+// prompts that the engine has not seen.
+func (e *leanEngine) again(times int) (sum time.Duration, err error) {
+	for range times {
+		texts, took, err := e.start(e.prompts, 1)
+		if err != nil {
 			return 0, err
 		}
-		if err := e.choose(e.first); err != nil { // waits for the prompts to finish
-			return 0, err
+		for _, t := range texts {
+			t.stop()
 		}
-		sum += time.Since(began)
+		e.prompts += e.batch
+		sum += took
 	}
 	return sum, nil
 }
 
-// choose sets next to the most likely token of each sequence.
-func (e *leanEngine) choose(next []int) error {
-	if err := mostLikely(e.decoder, e.options, next); err != nil {
-		return err
-	}
-	for i, id := range next {
-		if id < 0 || id >= e.weights.Config().VocabSize {
-			return fmt.Errorf("sequence %d goes on with token %d, which the model does not have", i, id)
-		}
-	}
-	return nil
+// promptReader reads prompts repeatedly.
+type promptReader interface {
+	// read returns the time to the tokens that follow the prompts.
+	read(batch, width int) (time.Duration, error)
+	close() error
 }
 
-// largest sets next to the tokens with the largest logits, as the opt command does.
-func largest(d *model.Decoder, next []int) error {
-	greedy, err := sample.New(sample.Config{TopP: 1})
-	if err != nil {
-		return err
+// leanPrompts is an engine that reads prompts.
+type leanPrompts struct{ *leanEngine }
+
+func (e *leanEngine) reading(mixed bool) promptReader {
+	return leanPrompts{e.with(func(o *lean.Options) { o.Exact = !mixed })}
+}
+
+func (p leanPrompts) read(batch, width int) (time.Duration, error) {
+	if err := p.begin(batch, width, 0); err != nil {
+		return 0, err
 	}
-	for i := range next {
-		if next[i], err = greedy.Next(d.Logits(i)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return p.again(1)
 }
 
 func (e *leanEngine) forget() error {
-	if e.decoder == nil {
+	if e.engine == nil {
 		return nil
 	}
-	d := e.decoder
-	e.decoder = nil
+	d := e.engine
+	e.engine = nil
 	return d.Close()
 }
+
+func (e *leanEngine) rest() error { return e.close() }
+
+func (e *leanEngine) close() error { return errors.Join(e.forget(), e.done()) }
 
 // promptTokens returns the same tokens as the function in opt.py.
 func promptTokens(sequence, length, vocab int) []int {
@@ -195,4 +266,58 @@ func promptTokens(sequence, length, vocab int) []int {
 	return ids
 }
 
-func (e *leanEngine) close() error { return errors.Join(e.forget(), e.done()) }
+// check compares the tokens of texts with the most likely tokens of steps that tell probabilities, because a speed counts only
+// if the result is right.
+func (e *leanEngine) check() (err error) {
+	const batch, length, steps = 2, 8, 4
+	other := e.with(func(*lean.Options) {})
+	defer func() { err = errors.Join(err, other.close()) }()
+	if err := other.read(batch, length, steps); err != nil {
+		return err
+	}
+	texts, _, err := other.start(0, steps+1)
+	if err != nil {
+		return err
+	}
+	vocab := e.network.Sizes().Vocab
+	for i, t := range texts {
+		for range steps {
+			if err := t.take(); err != nil {
+				return err
+			}
+		}
+		t.stop()
+		for step := range t.ids {
+			text, err := other.engine.Start(context.Background(), lean.Request{
+				Prompt: slices.Concat(promptTokens(i, length, vocab), t.ids[:step]), Tokens: 1, Ends: []int{}, LogProbs: 3,
+			})
+			if err != nil {
+				return err
+			}
+			for token, err := range text.Tokens() {
+				if err == nil {
+					err = isLikely(token.Likely, vocab, t.ids[step])
+				}
+				if err != nil {
+					return fmt.Errorf("step %d, sequence %d: %w", step, i, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// isLikely returns an error unless the token is the most likely one. Rounding may decide between almost equally likely tokens.
+func isLikely(likely []lean.Likely, vocab, id int) error {
+	const near = 1e-3
+	most := likely[0].LogProb
+	for _, x := range likely {
+		if x.ID == id && x.LogProb >= most-near {
+			if most <= -math.Log(float64(vocab))+1e-9 {
+				return fmt.Errorf("all tokens have the probability %v", math.Exp(most))
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("token %d was chosen, and the most likely are %v", id, likely)
+}

@@ -1,21 +1,17 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
-
-	"gorgonia.org/leanattention/examples/opt/model"
 )
 
 // promptCase is a batch of prompts of equal length.
 type promptCase struct {
-	shape        optModel
+	shape        shape
 	batch, width int
 	bar          *measure.Bar // speedup over transformers, in mixed precision
 }
@@ -51,82 +47,18 @@ func (o *e2eGPUOptions) promptCases() (all []promptCase, err error) {
 		if err != nil {
 			return nil, err
 		}
-		opt, ok := s.(optModel)
-		if !ok {
-			return nil, fmt.Errorf("-prompts: %q is none of OPT's sizes: of others steps alone are measured", name)
-		}
 		for i := first; i < len(all); i++ {
-			all[i].shape = opt
+			all[i].shape = s
 		}
 	}
 	return all, nil
-}
-
-// promptReader reads prompts repeatedly.
-type promptReader interface {
-	// read returns the time to the tokens that follow the prompts.
-	read(batch, width int) (time.Duration, error)
-	close() error
-}
-
-// leanPrompts is the decoder of examples/opt.
-type leanPrompts struct {
-	weights      *model.Weights
-	options      model.Options
-	decoder      *model.Decoder
-	batch, width int
-}
-
-func (e leanGPU) reading(mixed bool) promptReader {
-	o := e.options
-	o.Mixed = mixed
-	return &leanPrompts{weights: e.weights, options: o}
-}
-
-func (p *leanPrompts) read(batch, width int) (_ time.Duration, err error) {
-	if p.decoder == nil || batch != p.batch || width != p.width {
-		if err := p.close(); err != nil {
-			return 0, err
-		}
-		p.options.Capacity = slices.Repeat([]int{width}, batch)
-		if p.decoder, err = p.weights.NewDecoder(p.options); err != nil {
-			return 0, err
-		}
-		p.batch, p.width = batch, width
-	}
-	prompts := make([][]int, batch)
-	for i := range prompts {
-		if err := p.decoder.Truncate(i, 0); err != nil {
-			return 0, err
-		}
-		prompts[i] = promptTokens(i, width, p.weights.Config().VocabSize)
-	}
-	began := time.Now()
-	if err := p.decoder.Prefill(context.Background(), prompts, nil); err != nil {
-		return 0, err
-	}
-	took := time.Since(began)
-	for i := range prompts {
-		if p.decoder.Chosen(i) < 0 {
-			return 0, fmt.Errorf("prompt %d chose no token", i)
-		}
-	}
-	return took, nil
-}
-
-func (p *leanPrompts) close() error {
-	d := p.decoder
-	if p.decoder = nil; d == nil {
-		return nil
-	}
-	return d.Close()
 }
 
 // measurePrompts measures cases of one model.
 func (b *e2eGPU) measurePrompts(cases []promptCase) (err error) {
 	s := cases[0].shape
 	fmt.Fprintf(b.Stderr, "%v: making weights\n", s)
-	ours, err := openOPT(s.config, b.chunk)
+	ours, err := openGPU(s, b.chunk)
 	if err != nil {
 		return err
 	}
@@ -148,7 +80,7 @@ func (b *e2eGPU) measurePrompts(cases []promptCase) (err error) {
 	return nil
 }
 
-func (b *e2eGPU) measurePrompt(c promptCase, ours optDecoder) (err error) {
+func (b *e2eGPU) measurePrompt(c promptCase, ours decoder) (err error) {
 	var contenders []measure.Contender
 	add := func(name string, read func() (time.Duration, error)) {
 		contenders = append(contenders, measure.Contender{Name: name, Run: func(steps int) (total time.Duration, err error) {

@@ -9,7 +9,7 @@ import (
 	"sync"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/hf"
+	lean "gorgonia.org/leanattention/decoder"
 	"gorgonia.org/leanattention/internal/half"
 
 	"gorgonia.org/tensor"
@@ -20,26 +20,18 @@ import (
 // Matrices start at different offsets of the block, so hardly any two have the same rows.
 type randomWeights struct{ block []la.F16 }
 
-// randomModel is a model.Source of random weights.
-type randomModel struct {
-	randomWeights
-	config hf.Config
-}
-
 // randomSlack is the number of elements by which the block exceeds the largest matrix. It limits the offset
 // of a matrix.
 const randomSlack = 1 << 22
 
-func newRandomModel(c hf.Config) *randomModel {
+// newRandomWeights returns the weights of a network.
+func newRandomWeights(n lean.Network) randomWeights {
 	most := 0
-	for w := range c.Weights() {
+	for w := range n.Weights() {
 		most = max(most, elements(w.Shape))
 	}
-	return &randomModel{newRandomWeights(most), c}
+	return randomWeights{randomBlock(most + randomSlack)}
 }
-
-// newRandomWeights returns weights whose largest matrix has most elements.
-func newRandomWeights(most int) randomWeights { return randomWeights{randomBlock(most + randomSlack)} }
 
 // randomBlock returns n normally distributed numbers, generated on all cores.
 func randomBlock(n int) []la.F16 {
@@ -66,8 +58,6 @@ func randomBlock(n int) []la.F16 {
 	wait.Wait()
 	return block
 }
-
-func (m *randomModel) Config() hf.Config { return m.config }
 
 func (m randomWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 	n := elements(shape)

@@ -3,7 +3,6 @@ package e2e
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -22,12 +21,9 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/hf"
-	"gorgonia.org/leanattention/examples/opt/model"
+	lean "gorgonia.org/leanattention/decoder"
 	"gorgonia.org/leanattention/internal/nccl"
 	"gorgonia.org/leanattention/ranks"
-
-	"gorgonia.org/tensor"
 )
 
 // Steps of a model that is split over several processes. Each process runs leanbench rank and answers
@@ -51,7 +47,7 @@ func (e leftOut) Error() string { return string(e) }
 // again after a failure of a rank.
 type rankSet struct {
 	gpu.Ranks
-	config  hf.Config
+	shape   shape
 	have    int // GPUs of this machine
 	stderr  io.Writer
 	nccl    string // NCCL version that the ranks reported
@@ -67,10 +63,6 @@ func (s *rankSet) start() error {
 		return leftOut(fmt.Sprintf("%d GPUs are needed, and there are %d", need, s.have))
 	}
 	port, err := freePort()
-	if err != nil {
-		return err
-	}
-	config, err := json.Marshal(s.config)
 	if err != nil {
 		return err
 	}
@@ -99,7 +91,7 @@ func (s *rankSet) start() error {
 	}
 	s.nccl = strings.Join(s.workers[0].Hello, " ")
 	fmt.Fprintf(s.stderr, "%v: NCCL %s\n", s.Ranks, s.nccl)
-	_, err = s.ask("model %s", config)
+	_, err = s.ask("model %s", s.shape.json())
 	return err
 }
 
@@ -328,15 +320,11 @@ func (r *rankServer) do(question, rest string) (string, error) {
 
 // load makes the rank's part of the weights.
 func (r *rankServer) load(text string) error {
-	var c hf.Config
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		return err
-	}
-	weights, err := model.LoadPart(newRandomModel(c), tensor.Dtype{}, r.comm.World())
+	n, err := lean.ReadNetwork([]byte(text), 0)
 	if err != nil {
 		return err
 	}
-	r.engine = &leanEngine{weights: weights, options: greedy(model.Options{Device: r.gpu, Cache: la.Float16, Ranks: r.comm}), done: func() error { return nil }}
+	r.engine = newRandom(n, newRandomWeights(n), lean.Options{Device: r.gpu, Cache: la.Float16, Exact: true, Ranks: r.comm})
 	return nil
 }
 
@@ -354,13 +342,13 @@ func (r *rankServer) close() (err error) {
 }
 
 // rankSets returns the sets of ranks that the scale command's flags ask for.
-func rankSets(x *gpu.Scaled, c hf.Config) (all []*rankSet, err error) {
+func rankSets(x *gpu.Scaled, of shape) (all []*rankSet, err error) {
 	if len(x.Ranks) == 0 {
 		return nil, nil
 	}
 	list, err := device.List()
 	for _, r := range x.Ranks {
-		all = append(all, &rankSet{Ranks: r, config: c, have: len(list), stderr: x.Stderr})
+		all = append(all, &rankSet{Ranks: r, shape: of, have: len(list), stderr: x.Stderr})
 	}
 	return all, err
 }

@@ -22,7 +22,7 @@ func TestRankSet(t *testing.T) {
 			c.Args = append(c.Args, args...)
 			return c, nil
 		}
-		s := &rankSet{Ranks: gpu.Ranks{Size: 3, GPUs: 2}, have: 6, config: optShapes["125m"], stderr: io.Discard}
+		s := &rankSet{Ranks: gpu.Ranks{Size: 3, GPUs: 2}, have: 6, shape: optShapes["125m"], stderr: io.Discard}
 		t.Cleanup(func() {
 			if err := s.close(); err != nil {
 				t.Error(err)
@@ -48,7 +48,7 @@ func TestRankSet(t *testing.T) {
 		if err := w.Close(); err != nil {
 			t.Error(err)
 		}
-		if text := w.Stderr.Text(); !strings.Contains(text, "-gpus "+gpus+"\nmodel {\"ModelType\":\"opt\"") || !strings.HasSuffix(text, "read 1 8 4\nagain 2\nsteps 1 8 5") {
+		if text := w.Stderr.Text(); !strings.Contains(text, "-gpus "+gpus+"\nmodel {") || !strings.Contains(text, `"model_type":"opt"`) || !strings.HasSuffix(text, "read 1 8 4\nagain 2\nsteps 1 8 5") {
 			t.Errorf("rank %d was asked %s", rank, text)
 		}
 	}

@@ -14,8 +14,7 @@ import (
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/examples/opt/hf"
-	"gorgonia.org/leanattention/examples/opt/model"
+	lean "gorgonia.org/leanattention/decoder"
 )
 
 // Decode steps of whole models on several GPUs and in several processes, which are part of the scale command.
@@ -30,12 +29,12 @@ type modelCase struct {
 
 // modelScaling is a model with random weights and its cases.
 type modelScaling struct {
-	shape  string
-	config hf.Config
-	steps  int // steps per turn
-	cases  []modelCase
-	long   bool            // too long for -quick
-	bytes  map[int]float64 // bar by number of GPUs: speedup of a step over the time in which one GPU reads the bytes of a step
+	shape string
+	of    shape
+	steps int // steps per turn
+	cases []modelCase
+	long  bool            // too long for -quick
+	bytes map[int]float64 // bar by number of GPUs: speedup of a step over the time in which one GPU reads the bytes of a step
 }
 
 // readSpeed measures a GPU's read speed. Tests replace it.
@@ -44,7 +43,7 @@ var readSpeed = gpu.ReadSpeed
 // scaledModels are a model that fits on one GPU, and a model of 60 GB whose cache may need another 60 GB.
 var scaledModels = []modelScaling{
 	{longShape, optShapes[longShape], 20, []modelCase{{batch: 1, context: 1024, two: 1.8}, {batch: 16, context: 1024, two: 1.7, ranks: 1.4}, {batch: 1, context: 2048, two: 1.6, prompt: true}, {batch: 1, context: 32768, two: 1.85}}, false, nil},
-	{"30b", optShape(48, 7168, 56), 20, []modelCase{{batch: 1, context: 1024}, {batch: 16, context: 1024}, {batch: 8, context: 5400}}, true, map[int]float64{4: 3.2, 8: 5.5}},
+	{"30b", newOPT("30b", 48, 7168, 56), 20, []modelCase{{batch: 1, context: 1024}, {batch: 16, context: 1024}, {batch: 8, context: 5400}}, true, map[int]float64{4: 3.2, 8: 5.5}},
 }
 
 // scaleModels is the part of the scale command that measures models.
@@ -78,21 +77,21 @@ func (m *modelScaling) name(c modelCase) string {
 // measure measures the cases on each number of GPUs, in alternation. A number of GPUs with too little memory
 // for the model is left out.
 func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
-	config := m.config
+	s := m.of
 	asked := false
 	for _, c := range m.cases {
-		config.MaxPositions = max(config.MaxPositions, c.context+m.steps)
+		s = s.withPositions(c.context + m.steps)
 		asked = asked || x.Match(m.name(c))
 	}
 	if !asked {
 		return nil
 	}
 	fmt.Fprintf(x.Stderr, "OPT-%s: making weights\n", m.shape)
-	weights, err := model.Load(newRandomModel(config))
+	e, err := newLean(s, nil, 0)
 	if err != nil {
 		return err
 	}
-	sets, err := rankSets(x, config)
+	sets, err := rankSets(x, s)
 	if err != nil {
 		return err
 	}
@@ -117,7 +116,7 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 		}
 	}
 	for _, t := range turns {
-		if err := m.measureOn(x, t.gpus, t.sets, weights); err != nil {
+		if err := m.measureOn(x, t.gpus, t.sets, e); err != nil {
 			return err
 		}
 		if !m.long {
@@ -145,7 +144,7 @@ func (m *modelScaling) measure(x *gpu.Scaled) (err error) {
 // step's bytes at speed, in bytes per second. If speed is 0, the second comparison is left out.
 func (m *modelScaling) compare(x *gpu.Scaled, names map[string]int, speed float64) {
 	for _, c := range m.cases {
-		step := stepCase{shape: optModel{m.shape, m.config}, batch: c.batch, context: c.context, steps: m.steps}
+		step := stepCase{shape: m.of, batch: c.batch, context: c.context, steps: m.steps}
 		one := 0.0 // 0: one GPU has too little memory
 		if f := x.Report.Find(m.name(c), "one GPU", measure.StepMillis); f != nil {
 			one = f.Value
@@ -168,7 +167,7 @@ func (m *modelScaling) compare(x *gpu.Scaled, names map[string]int, speed float6
 }
 
 // measureOn measures the cases on the given GPUs and ranks, in alternation.
-func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*device.GPU, sets []*rankSet, weights *model.Weights) (err error) {
+func (m *modelScaling) measureOn(x *gpu.Scaled, gpus []*device.GPU, sets []*rankSet, weights *leanEngine) (err error) {
 	// Closing these GPUs, which only this function uses, frees the memory of the weights.
 	mine := *x
 	mine.GPUs = nil
@@ -213,8 +212,6 @@ type stepper interface {
 	rest() error // releases the memory of a case
 }
 
-func (e *leanEngine) rest() error { return e.close() }
-
 // scaled is a contender of a case.
 type scaled struct {
 	stepper
@@ -223,10 +220,10 @@ type scaled struct {
 	least float64 // bar of the speedup over one GPU; 0: none
 }
 
-func (m *modelScaling) measureCase(x *gpu.Scaled, sets []*rankSet, weights *model.Weights, c modelCase) (err error) {
+func (m *modelScaling) measureCase(x *gpu.Scaled, sets []*rankSet, weights *leanEngine, c modelCase) (err error) {
 	var all []scaled
 	for _, g := range x.GPUs {
-		e := &leanEngine{weights: weights, options: greedy(model.Options{Device: g, Cache: la.Float16}), done: func() error { return nil }}
+		e := weights.with(func(o *lean.Options) { o.Device = g })
 		s := scaled{stepper: e, name: x.Name(g), gpus: len(g.Members())}
 		if s.gpus == 2 {
 			s.least = c.two

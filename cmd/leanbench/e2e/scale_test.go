@@ -68,9 +68,9 @@ func TestEmulatedModelScaling(t *testing.T) {
 		defer g.Close()
 		gpus = append(gpus, g)
 	}
-	config := optShape(1, 128, 2)
-	config.VocabSize, config.FFNDim, config.MaxPositions = 70, 96, 12
-	m := modelScaling{"tiny", config, 2, []modelCase{{batch: 2, context: 5, two: 1e9, ranks: 1e-9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false, nil}
+	of := newOPT("tiny", 1, 128, 2)
+	of.fields["vocab_size"], of.fields["ffn_dim"], of.fields["max_position_embeddings"] = 70, 96, 12
+	m := modelScaling{"tiny", of, 2, []modelCase{{batch: 2, context: 5, two: 1e9, ranks: 1e-9}, {batch: 1, context: 7}, {batch: 2, context: 5, prompt: true}}, false, nil}
 	var errs strings.Builder
 	saved := 0
 	save := func() error { saved++; return nil }
@@ -104,7 +104,7 @@ func TestEmulatedModelScaling(t *testing.T) {
 	readSpeed = func() (float64, error) { return 0, errors.New("no kernel") }
 	x.Ranks = x.Ranks[:len(x.Ranks)-1]
 	env = append(env, "LEANATTENTION_NCCL=/nowhere/libnccl.so.2")
-	m.config.HiddenSize, m.config.WordEmbedProjDim = 80, 80 // heads of 40
+	m.of.fields["hidden_size"], m.of.fields["word_embed_proj_dim"] = 80, 80 // heads of 40
 	if err := m.measure(x); err != nil {
 		t.Fatal(err)
 	}
@@ -115,8 +115,8 @@ func TestEmulatedModelScaling(t *testing.T) {
 
 // TestCompareScaled: what did not take turns is compared with one GPU, and with the time that one takes to read a step's bytes.
 func TestCompareScaled(t *testing.T) {
-	m := modelScaling{shape: "tiny", config: optShape(1, 128, 2), steps: 1, cases: []modelCase{{batch: 2, context: 5}, {batch: 1, context: 9}}, bytes: map[int]float64{4: 3, 2: 1}}
-	bytes := stepCase{shape: optModel{"", m.config}, batch: 2, context: 5, steps: 1}.bytes()
+	m := modelScaling{shape: "tiny", of: newOPT("tiny", 1, 128, 2), steps: 1, cases: []modelCase{{batch: 2, context: 5}, {batch: 1, context: 9}}, bytes: map[int]float64{4: 3, 2: 1}}
+	bytes := stepCase{shape: m.of, batch: 2, context: 5, steps: 1}.bytes()
 	x := &gpu.Scaled{Report: &measure.Report{}, Stderr: io.Discard}
 	is, names := m.name(m.cases[0]), map[string]int{"one GPU": 1, "2 GPUs": 2, "2 ranks x 2 GPUs": 4}
 	for name, n := range names {

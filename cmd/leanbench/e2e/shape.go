@@ -8,37 +8,72 @@ import (
 	"slices"
 	"strings"
 
-	"gorgonia.org/leanattention/examples/llama"
-	"gorgonia.org/leanattention/examples/opt/hf"
+	lean "gorgonia.org/leanattention/decoder"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
 )
 
-// shape is the shape of a model that is measured with random weights.
-type shape interface {
-	fmt.Stringer // the name in tables
-	// json returns the config.json of the model in transformers' format.
-	json() map[string]any
-	// open returns leanattention's decoder. chunk is the number of rows of the graph for prompts. 0 selects
-	// the decoder's default.
-	open(chunk int) (decoder, error)
-	// bytes returns the size of the weights that a step reads, with matrices in element type s, and the size
-	// of a token's keys and values.
-	bytes(s measure.Storage) (weights, token int64)
+// shape is the shape of a model that is measured with random weights: its name in tables, and the fields of its config.json
+// in transformers' format.
+type shape struct {
+	name   string
+	fields map[string]any
 }
 
-// shapeNamed returns the shape with a name from -shapes. The model has positions for the given number of
-// tokens.
+func (s shape) String() string { return s.name }
+
+// json returns the config.json.
+func (s shape) json() []byte {
+	data, err := json.Marshal(s.fields)
+	if err != nil {
+		panic(err) // of strings and numbers
+	}
+	return data
+}
+
+// network returns the network of package decoder.
+func (s shape) network() (lean.Network, error) { return lean.ReadNetwork(s.json(), 0) }
+
+// bytes returns the size of the weights that a step reads, with matrices in element type t, and the size of a token's keys
+// and values. A step reads a negligible part of the table of positions, and of the token embedding unless the head is the
+// same matrix.
+func (s shape) bytes(t measure.Storage) (weights, token int64) {
+	n, err := s.network()
+	if err != nil {
+		panic(err) // a test covers all shapes
+	}
+	for w := range n.Weights() {
+		size := t.Size
+		switch {
+		case len(w.Shape) == 1:
+			size = 4
+		case strings.Contains(w.Name, "embed_"):
+			continue
+		}
+		weights += int64(elements(w.Shape) * size)
+	}
+	sizes := n.Sizes()
+	return weights, int64(2 * sizes.Layers * sizes.KVHeads * sizes.HeadDim * t.Size)
+}
+
+// withPositions returns the shape for texts of at least the given number of tokens.
+func (s shape) withPositions(n int) shape {
+	s.fields = maps.Clone(s.fields)
+	s.fields["max_position_embeddings"] = max(s.fields["max_position_embeddings"].(int), n)
+	return s
+}
+
+// positions returns the most tokens of a text.
+func (s shape) positions() int { return s.fields["max_position_embeddings"].(int) }
+
+// shapeNamed returns the shape with a name from -shapes, for texts of at least the given number of tokens.
 func shapeNamed(name string, positions int) (shape, error) {
-	if s, ok := llamaShapes[name]; ok {
-		return s, nil // positions have no weights
+	for _, shapes := range []map[string]shape{optShapes, llamaShapes} {
+		if s, ok := shapes[name]; ok {
+			return s.withPositions(positions), nil
+		}
 	}
-	c, ok := optShapes[name]
-	if !ok {
-		return nil, fmt.Errorf("-shapes: %q is none of %s", name, strings.Join(shapeNames(), ", "))
-	}
-	c.MaxPositions = max(c.MaxPositions, positions)
-	return optModel{"OPT-" + name, c}, nil
+	return shape{}, fmt.Errorf("-shapes: %q is none of %s", name, strings.Join(shapeNames(), ", "))
 }
 
 func shapeNames() []string {
@@ -47,40 +82,37 @@ func shapeNames() []string {
 
 // makeTheirs makes a worker create a model of a shape with random weights. dtype is a type of PyTorch.
 func makeTheirs(w *measure.Worker, s shape, dtype string) error {
-	config, err := json.Marshal(s.json())
-	if err != nil {
-		return err
-	}
-	_, err = w.Ask("model %s %s", dtype, config)
+	_, err := w.Ask("model %s %s", dtype, s.json())
 	return err
 }
 
-// optModel is an OPT model.
-type optModel struct {
-	name   string
-	config hf.Config
+// optShapes are the published sizes of OPT.
+var optShapes = map[string]shape{
+	"125m": newOPT("125m", 12, 768, 12),
+	"350m": func() shape {
+		s := newOPT("350m", 24, 1024, 16)
+		s.fields["word_embed_proj_dim"], s.fields["do_layer_norm_before"] = 512, false
+		return s
+	}(),
+	"1.3b": newOPT("1.3b", 24, 2048, 32),
+	"2.7b": newOPT("2.7b", 32, 2560, 32),
+	"6.7b": newOPT("6.7b", 32, 4096, 32),
 }
 
-func (m optModel) String() string                  { return m.name }
-func (m optModel) json() map[string]any            { return configJSON(m.config, measure.StoreF16) }
-func (m optModel) open(chunk int) (decoder, error) { return openOPT(m.config, chunk) }
-
-func (m optModel) bytes(s measure.Storage) (weights, token int64) {
-	rest := m.config
-	rest.MaxPositions = -hf.PositionOffset // a step reads a negligible part of the position table
-	return weightBytes(rest, s), int64(2 * m.config.Layers * m.config.HiddenSize * s.Size)
-}
-
-// llamaModel is a model of Llama's architecture.
-type llamaModel struct {
-	name   string
-	fields map[string]any
-	config llama.Config
+func newOPT(name string, layers, hidden, heads int) shape {
+	return shape{"OPT-" + name, map[string]any{
+		"model_type": "opt", "architectures": []string{"OPTForCausalLM"}, "activation_function": "relu",
+		"vocab_size": 50272, "hidden_size": hidden, "word_embed_proj_dim": hidden, "ffn_dim": 4 * hidden,
+		"num_hidden_layers": layers, "num_attention_heads": heads, "max_position_embeddings": 2048,
+		"do_layer_norm_before": true, "_remove_final_layer_norm": false, "enable_bias": true, "layer_norm_elementwise_affine": true, "tie_word_embeddings": true,
+		"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1,
+		"dropout": 0.0, "attention_dropout": 0.0, "layerdrop": 0.0, "init_std": weightScale, "dtype": "float16",
+	}}
 }
 
 // llamaShapes are models of Meta and Microsoft's Phi-3-medium. Phi-3-medium has Llama's graph. Its fused
 // matrices are measured as Llama's separate matrices.
-var llamaShapes = map[string]llamaModel{
+var llamaShapes = map[string]shape{
 	"llama-3.2-1b": newLlama("Llama-3.2-1B", llamaSizes{layers: 16, hidden: 2048, inner: 8192, headDim: 64, tied: true}, map[string]any{
 		"rope_type": "llama3", "rope_theta": 5e5, "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192,
 	}),
@@ -97,30 +129,13 @@ type llamaSizes struct {
 	tied                           bool
 }
 
-func newLlama(name string, s llamaSizes, rope map[string]any) llamaModel {
+func newLlama(name string, s llamaSizes, rope map[string]any) shape {
 	s.heads, s.kvHeads, s.vocab = cmp.Or(s.heads, 32), cmp.Or(s.kvHeads, 8), cmp.Or(s.vocab, 128256)
-	m := llamaModel{name: name, fields: map[string]any{
+	return shape{name, map[string]any{
 		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu", "vocab_size": s.vocab,
 		"hidden_size": s.hidden, "intermediate_size": s.inner, "num_hidden_layers": s.layers,
 		"num_attention_heads": s.heads, "num_key_value_heads": s.kvHeads, "head_dim": s.headDim,
 		"rms_norm_eps": 1e-5, "tie_word_embeddings": s.tied, "rope_parameters": rope, "max_position_embeddings": 131072,
 		"attention_bias": false, "mlp_bias": false, "bos_token_id": 1, "eos_token_id": 2,
 	}}
-	data, err := json.Marshal(m.fields)
-	if err == nil {
-		m.config, err = llama.ReadConfig(data)
-	}
-	if err != nil {
-		panic(err) // a test covers all shapes
-	}
-	return m
-}
-
-func (m llamaModel) String() string                  { return m.name }
-func (m llamaModel) json() map[string]any            { return m.fields }
-func (m llamaModel) open(chunk int) (decoder, error) { return openLlama(m.config, chunk) }
-
-func (m llamaModel) bytes(s measure.Storage) (weights, token int64) {
-	c := &m.config
-	return llamaBytes(c, s.Size, false), int64(2 * c.Layers * c.KVHeads * c.Rotary.HeadDim * s.Size)
 }

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"gorgonia.org/leanattention/cmd/leanbench/measure"
-
-	"gorgonia.org/leanattention/examples/opt/model"
 )
 
 // The functions and types below are exported for other commands, which measure whole decoders with them.
@@ -20,22 +18,11 @@ var wholeShapes = map[string]string{WholeOPT: longShape, WholePhi: phiShape}
 // fixedSplits is the number of splits in FlashDecoding's schedule, as in the opt command.
 const fixedSplits = 8
 
-// wholeEngine is a decoder that is measured from a prompt to its last token.
-type wholeEngine interface {
-	decoder
-	// fixedSplit returns a decoder with FlashDecoding's schedule. The decoder shares the weights and must be closed
-	// before the weights.
-	fixedSplit() engine
-	// reading returns a prompt reader that shares the weights. mixed allows mixed precision in its linear
-	// layers.
-	reading(mixed bool) promptReader
-}
-
 // Whole is a decoder with random weights on the first GPU, and the same model in transformers.
 type Whole struct {
 	name   string
 	shape  shape
-	ours   wholeEngine
+	ours   decoder
 	worker *measure.Worker // nil: no peers
 	rounds int
 	stderr io.Writer
@@ -85,16 +72,8 @@ func OpenWhole(shape string, longest int, python string, peers bool, rounds int,
 	}
 	w = &Whole{name: shape, shape: s, rounds: rounds, stderr: stderr}
 	fmt.Fprintf(stderr, "%s: making weights\n", shape)
-	chunk := 0
-	if _, ok := s.(llamaModel); ok {
-		chunk = model.GPUChunk // the default of OPT's decoder
-	}
-	ours, err := s.open(chunk)
-	if err != nil {
+	if w.ours, err = openGPU(s, 0); err != nil {
 		return nil, err
-	}
-	if w.ours, ok = ours.(wholeEngine); !ok {
-		return nil, errors.Join(fmt.Errorf("%s is not measured from a prompt to its last token", shape), ours.close())
 	}
 	if err := w.ours.check(); err != nil {
 		return nil, errors.Join(err, w.ours.close())
