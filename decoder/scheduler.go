@@ -353,15 +353,15 @@ func (s *scheduler) ahead(todo []work, steps int) (err error) {
 		return err
 	}
 	s.count(steps, steps*len(tokens), todo)
+	own := make([]int, 0, steps)
 	for i, w := range todo {
 		t := w.text
-		had := t.seq.Len() - steps
-		for j := 0; j < steps && !t.ended; j++ {
-			t.take(chosen[j*len(todo)+i])
-			had++
+		own = own[:0]
+		for j := range steps {
+			own = append(own, chosen[j*len(todo)+i])
 		}
-		if had < t.seq.Len() {
-			err = errors.Join(err, t.seq.Truncate(had))
+		if unused := steps - t.take(own...); unused > 0 {
+			err = errors.Join(err, t.seq.Truncate(t.seq.Len()-unused))
 		}
 	}
 	return err

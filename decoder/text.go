@@ -98,7 +98,8 @@ type Text struct {
 	decoder     pieces
 	stop        *stopper
 	ended       bool
-	compute     func() // a step of the engine; nil: the engine computes by itself
+	fresh       []Token // that are not in out yet
+	compute     func()  // a step of the engine; nil: the engine computes by itself
 
 	mu      sync.Mutex
 	more    *sync.Cond
@@ -182,15 +183,22 @@ func (t *Text) Shared() int {
 func (t *Text) extend(logits []float32) {
 	token, err := t.sampler.next(logits)
 	t.add(token, err)
+	t.publish()
 }
 
-// take is extend with the most likely token, or -1 for logits that have none.
-func (t *Text) take(id int) {
-	var err error
-	if id < 0 {
-		err = ErrLogits
+// take is extend with the most likely tokens, of which -1 stands for logits that have none. It returns how many tokens the text
+// has used: later ones come after its end.
+func (t *Text) take(ids ...int) (used int) {
+	for !t.ended && used < len(ids) {
+		var err error
+		if ids[used] < 0 {
+			err = ErrLogits
+		}
+		t.add(Token{ID: ids[used]}, err)
+		used++
 	}
-	t.add(Token{ID: id}, err)
+	t.publish()
+	return used
 }
 
 // add adds a token, unless there was an error.
@@ -243,11 +251,18 @@ func (t *Text) last(token Token, reason Reason, stopped bool) {
 	t.finish(reason, nil)
 }
 
-// emit passes a token on.
-func (t *Text) emit(token Token) {
+// emit passes a token on with the next publish.
+func (t *Text) emit(token Token) { t.fresh = append(t.fresh, token) }
+
+// publish passes tokens on.
+func (t *Text) publish() {
+	if len(t.fresh) == 0 {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.out = append(t.out, token)
+	t.out = append(t.out, t.fresh...)
+	t.fresh = t.fresh[:0]
 	t.more.Broadcast()
 }
 
@@ -268,6 +283,7 @@ func (t *Text) end(reason Reason, err error) {
 
 func (t *Text) finish(reason Reason, err error) {
 	t.ended = true
+	t.publish()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.reason, t.err, t.done = reason, err, true

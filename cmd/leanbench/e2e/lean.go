@@ -176,11 +176,12 @@ func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Durat
 	if err := e.read(batch, length, steps); err != nil {
 		return 0, 0, nil, err
 	}
+	// The engine has read the prompts, but for a token of each. The first tokens come with others.
+	began := time.Now()
 	texts, _, err := e.start(0, steps+1)
 	if err != nil {
 		return 0, 0, nil, err
 	}
-	began := time.Now()
 	for _, t := range texts {
 		for range steps {
 			if err := t.take(); err != nil {
@@ -189,7 +190,7 @@ func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Durat
 		}
 		t.stop()
 	}
-	steady = time.Since(began)
+	steady = time.Since(began) * time.Duration(steps) / time.Duration(steps+1)
 	for _, id := range texts[0].ids {
 		ids = append(ids, strconv.Itoa(id))
 	}
