@@ -315,9 +315,24 @@ func (e *Engine) freePages() int { return e.cache.Stats().FreePages }
 
 // Start begins to continue a text. The text ends early when ctx is done. Close of the engine ends all texts.
 func (e *Engine) Start(ctx context.Context, r Request) (*Text, error) {
-	t, err := e.newText(ctx, r)
+	texts, err := e.StartAll(ctx, r)
 	if err != nil {
 		return nil, err
+	}
+	return texts[0], nil
+}
+
+// StartAll is [Engine.Start] for several texts, which join at the same step. After an error, no text has started.
+func (e *Engine) StartAll(ctx context.Context, all ...Request) (texts []*Text, err error) {
+	for i, r := range all {
+		t, err := e.newText(ctx, r)
+		if err != nil && len(all) > 1 {
+			err = fmt.Errorf("request %d of %d: %w", i+1, len(all), err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, t)
 	}
 	q := &e.queue
 	q.Lock()
@@ -328,17 +343,19 @@ func (e *Engine) Start(ctx context.Context, r Request) (*Text, error) {
 	case q.err != nil:
 		return nil, q.err
 	}
-	q.joined = append(q.joined, t)
+	q.joined = append(q.joined, texts...)
 	if e.options.several() {
-		t.compute = func() { e.step() }
-		return t, nil
+		for _, t := range texts {
+			t.compute = func() { e.step() }
+		}
+		return texts, nil
 	}
-	if !q.running {
+	if !q.running && len(texts) > 0 {
 		q.running = true
 		e.work.Add(1)
 		go e.loop()
 	}
-	return t, nil
+	return texts, nil
 }
 
 // newText checks a request.

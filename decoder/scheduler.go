@@ -314,7 +314,7 @@ func (s *scheduler) extend(t *Text, r *results, row int) {
 }
 
 // stepsAhead returns the number of steps that can be computed before the host has their tokens: all texts are live, choose
-// the most likely token, and need it alone.
+// the most likely token, and need it alone. A text begins with single steps, so that its first tokens come soon.
 func (s *scheduler) stepsAhead(todo []work) int {
 	steps := s.runner.mostAhead()
 	if len(todo) < len(s.live) || len(s.waiting) > 0 {
@@ -326,7 +326,7 @@ func (s *scheduler) stepsAhead(todo []work) int {
 		if w.tokens != 1 || !t.sampler.plain || t.mostGuesses > 0 {
 			return 1
 		}
-		steps = min(steps, t.limit-len(t.tokens))
+		steps = min(steps, t.limit-len(t.tokens), max(len(t.tokens)-t.prompt, 1))
 		appends = append(appends, la.Append{Seq: t.seq})
 	}
 	for ; steps > 1; steps /= 2 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -327,6 +328,32 @@ func TestSmallSteps(t *testing.T) {
 				t.Errorf("%+v: %v, %v, want %v", o, got, err, want)
 			}
 		}
+	}
+}
+
+// TestStartAll: texts that start together join at one step. A wrong request among them starts none.
+func TestStartAll(t *testing.T) {
+	e := smallEngine(t, Options{Context: 60, Tokens: 400, Batch: 5, Exact: true})
+	requests := []Request{{Prompt: []int{1, 2}, Tokens: 9, Ends: []int{}}, {Prompt: []int{3}, Tokens: 9, Ends: []int{}}, {Prompt: []int{4, 5, 6}, Tokens: 9, Ends: []int{}}}
+	texts, err := e.StartAll(context.Background(), requests...)
+	if err != nil || len(texts) != 3 {
+		t.Fatal(err)
+	}
+	for i, text := range texts {
+		got, err := ids(text)
+		if want := alone(t, smallEngine(t, Options{Context: 60, Exact: true}), requests[i]); err != nil || !slices.Equal(got, want) {
+			t.Errorf("text %d: %v, %v, want %v", i, got, err, want)
+		}
+	}
+	if st := e.Stats(); st.Steps != 9 || st.MostTexts != 3 {
+		t.Errorf("%+v", st)
+	}
+	_, err = e.StartAll(context.Background(), requests[0], Request{})
+	if !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "request 2 of 2: ") || e.Stats().Steps != 9 {
+		t.Errorf("%v, %+v", err, e.Stats())
+	}
+	if texts, err := e.StartAll(context.Background()); err != nil || len(texts) > 0 {
+		t.Errorf("no requests: %v, %v", texts, err)
 	}
 }
 

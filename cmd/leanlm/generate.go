@@ -212,12 +212,9 @@ func (g *generation) fit(requests []decoder.Request) {
 func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *opened, requests []decoder.Request, std streams) error {
 	began := time.Now()
 	var first time.Duration
-	texts := make([]*decoder.Text, len(requests))
-	for i, r := range requests {
-		var err error
-		if texts[i], err = engine.Start(ctx, r); err != nil {
-			return fmt.Errorf("prompt %d: %w", i/g.samples+1, err)
-		}
+	texts, err := engine.StartAll(ctx, requests...)
+	if err != nil {
+		return err
 	}
 	document := document{Model: g.model.path, Device: "cpu"}
 	if model.gpu != nil {

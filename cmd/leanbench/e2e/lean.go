@@ -144,11 +144,11 @@ func (e *leanEngine) start(first, tokens int) (texts []*running, took time.Durat
 		requests = append(requests, lean.Request{Prompt: promptTokens(first+i, e.length, vocab), Tokens: tokens, Ends: []int{}})
 	}
 	began := time.Now()
-	for _, r := range requests {
-		text, err := e.engine.Start(context.Background(), r)
-		if err != nil {
-			return nil, 0, err
-		}
+	all, err := e.engine.StartAll(context.Background(), requests...)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, text := range all {
 		t := &running{}
 		t.next, t.stop = iter.Pull2(text.Tokens())
 		texts = append(texts, t)
