@@ -32,7 +32,12 @@
 //
 // [Sampling] says how tokens are chosen: the most likely one, or a random one by temperature, top-k, top-p, min-p and typical-p.
 // Penalties, a bias and forbidden tokens change the logits first. [Model.Sampling] returns what the model's
-// generation_config.json says. A text depends on its [Request] alone: not on texts beside it, and not on guesses.
+// generation_config.json, or the keys general.sampling.* of a GGUF file, say. A text depends on its [Request] alone: not on texts beside it, and not on guesses.
+//
+// # Adapters
+//
+// [Model.Adapt] merges a LoRA adapter into the weights: a folder of peft, or a GGUF file. [Open] merges an adapter that lies beside
+// the weights. An adapter that cannot be merged as a whole is an error.
 //
 // # Families
 //
