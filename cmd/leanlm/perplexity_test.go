@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// goldenPerplexity has the results of transformers with the shipped model: see perplexity.py beside the file.
+// goldenPerplexity has the results of transformers with the shipped model: see testdata/perplexity.py.
 type goldenPerplexity struct {
 	Text, Stride, Tokens, Scored int
 	Perplexity                   float64
@@ -23,7 +23,7 @@ type goldenPerplexity struct {
 // TestPerplexity: the perplexity of a book that the shipped model was not trained on is that of transformers, with windows side
 // by side and with windows that overlap.
 func TestPerplexity(t *testing.T) {
-	const testdata = "../../examples/opt/testdata/"
+	const testdata = "testdata/"
 	book, err := os.ReadFile(testdata + "held-out.txt")
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ func TestShippedVocabulary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile("../../examples/opt/testdata/tokenizer.json")
+	data, err := os.ReadFile("testdata/shipped.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -147,7 +147,7 @@ func TestDirectory(t *testing.T) {
 
 // FuzzTorch reads whole files. FuzzPickle reads pickles for which all storages exist.
 func FuzzTorch(f *testing.F) {
-	files, err := filepath.Glob("../../../examples/opt/hf/testdata/*.bin")
+	files, err := filepath.Glob("testdata/*.bin")
 	if err != nil || len(files) < 10 {
 		f.Fatal(files, err)
 	}

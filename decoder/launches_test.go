@@ -1,0 +1,175 @@
+//go:build linux && !android && !faketime && (amd64 || arm64) && !nogpu
+
+package decoder
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/internal/cuda/fakedriver"
+	"gorgonia.org/leanattention/internal/gpu"
+
+	la "gorgonia.org/leanattention"
+)
+
+// fakeGPU opens GPUs of compute capability 9.0 whose kernels compute nothing.
+func fakeGPU(t *testing.T, n int) (*fakedriver.Library, *device.GPU) {
+	t.Helper()
+	lib := fakedriver.System(t)
+	s := lib.State()
+	s.Devices, s.Total, s.Major, s.Minor, s.SMs, s.Shared = int32(n), 1<<30, 9, 0, 132, 232448
+	s.Argument("", 8) // of all kernels: none reads its arguments
+	ordinals := make([]int, n)
+	for i := range ordinals {
+		ordinals[i] = i
+	}
+	there, err := device.Open(ordinals...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := there.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return lib, there
+}
+
+// fakeImages has all kernels loaded from an image without code.
+func fakeImages(t *testing.T) {
+	real := gpu.Image
+	t.Cleanup(func() { gpu.Image = real })
+	gpu.Image = func(string, int) ([]byte, error) { return []byte("image"), nil }
+}
+
+// launchesEngine returns an engine of a network with steps of some texts, and the steps of one token of each text.
+func launchesEngine(t *testing.T, n Network, texts int, o Options) (e *Engine, step func()) {
+	t.Helper()
+	o.Batch, o.Chunk, o.Context, o.Tokens = texts, texts, 64, 64*texts+64
+	o.Weights, o.Cache = la.Float16, la.Float16
+	e, err := NewEngine(n, namedWeights{}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	var appends []la.Append
+	for range texts {
+		s, err := e.newSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		appends = append(appends, la.Append{Seq: s, Tokens: 1})
+	}
+	return e, func() {
+		t.Helper()
+		if _, err := e.run(appends, make([]int, texts), false, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// ownKernels returns the kernels of a log, except copies that were queued until the step.
+func ownKernels(log string) []string {
+	return slices.DeleteFunc(fakedriver.Kernels(log), func(k string) bool { return k == "copy_pieces" })
+}
+
+// TestStepLaunches lists the launches of a recorded step on compute capability 9.0. One or two texts are one launch. More texts
+// are six launches a layer: q, k and v with the norm before, rotary embedding and append, attention, its projection, gate and up
+// with their norm, down. One more launch chooses the tokens, except in a step of one launch.
+func TestStepLaunches(t *testing.T) {
+	if !fakedriver.OwnProcess(t, 8) {
+		return
+	}
+	fakeImages(t)
+	const config = `{"model_type":"llama","vocab_size":50,"hidden_size":128,"intermediate_size":384,"num_hidden_layers":2,
+		"num_attention_heads":4,"num_key_value_heads":2,"head_dim":64,"rms_norm_eps":1e-5,"rope_theta":10000}`
+	layer := []string{"batch_f16", "lean_append_turned", "lean_f16", "batch_f16", "gated_batch_f16", "batch_f16"}
+	several := slices.Concat([]string{"decoder_gather"}, layer, layer, []string{"batch_f16", "sample_greedy"})
+	for _, c := range []struct {
+		texts int
+		want  []string // as names begin
+	}{{1, []string{"chain_llama_f16_64"}}, {2, []string{"chain_llama_f16_64"}}, {4, several}, {16, several}} {
+		for _, mixed := range []bool{false, true} {
+			t.Run(fmt.Sprint(c.texts, mixed), func(t *testing.T) {
+				lib, there := fakeGPU(t, 1)
+				n, err := ReadNetwork([]byte(config), 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, run := launchesEngine(t, n, c.texts, Options{Device: there, Exact: !mixed})
+				for step := range 4 {
+					lib.Forget()
+					run()
+					kernels := ownKernels(lib.Log())
+					switch {
+					case step == 1 && !slices.EqualFunc(kernels, c.want, strings.HasPrefix):
+						t.Errorf("a recorded step is %q, want %q", kernels, c.want)
+					case step > 1 && (len(kernels) > 0 || strings.Count(lib.Log(), "cuGraphLaunch") != 1):
+						t.Errorf("a step that is replayed: %q, %d graphs", kernels, strings.Count(lib.Log(), "cuGraphLaunch"))
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestGPUsStepLaunches counts the launches of a recorded step on two GPUs. One or two texts are one launch on each GPU, which
+// adds partial sums within. Of more texts, each GPU adds partial sums twice a layer. There is one fork and one join, wherever the
+// layers are. One launch more of each GPU chooses the tokens.
+func TestGPUsStepLaunches(t *testing.T) {
+	if !fakedriver.OwnProcess(t, 5) {
+		return
+	}
+	fakeImages(t)
+	const layers = 3
+	const config = `{"model_type":"opt","vocab_size":96,"hidden_size":256,"word_embed_proj_dim":256,"ffn_dim":512,"num_hidden_layers":3,
+		"num_attention_heads":4,"max_position_embeddings":64,"do_layer_norm_before":true,"activation_function":"relu"}`
+	for _, c := range []struct {
+		texts, chains, sums int
+		shard               la.Shard
+		gathers, merges     int
+	}{
+		{1, 2, 0, la.ShardAuto, 0, 0}, {2, 2, 0, la.ShardHeads, 0, 0}, {5, 0, 2 * 2 * layers, la.ShardAuto, 0, 0},
+		{5, 0, 2 * 2 * layers, la.ShardContext, 2 * layers, 2 * layers}, {1, 2 * layers, 0, la.ShardContext, 2 * layers, 2 * layers},
+	} {
+		t.Run(fmt.Sprint(c.texts, c.shard), func(t *testing.T) {
+			lib, there := fakeGPU(t, 2)
+			n, err := ReadNetwork([]byte(config), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, run := launchesEngine(t, n, c.texts, Options{Device: there, Shard: c.shard, Exact: true})
+			for step := range 4 {
+				lib.Forget()
+				run()
+				log := lib.Log()
+				kernels := fakedriver.Kernels(log)
+				count := func(prefix string) (n int) {
+					for _, k := range kernels {
+						if strings.HasPrefix(k, prefix) {
+							n++
+						}
+					}
+					return n
+				}
+				chains, sums := count("chain_"), count("exchange_all_reduce")
+				switch {
+				case step == 1 && (chains != c.chains || sums != c.sums || count("exchange_all_gather") != c.gathers || count("exchange_merge_states") != c.merges ||
+					count("exchange_all_arg_max") != 2 || strings.Count(log, "cuStreamWaitEvent") != 2):
+					t.Errorf("a recorded step is %q, with %d waits", kernels, strings.Count(log, "cuStreamWaitEvent"))
+				case step == 1 && chains > 0 && c.merges == 0 && len(kernels) > chains+6:
+					t.Errorf("a recorded step is %q", kernels)
+				case step > 1 && (chains+sums > 0 || strings.Count(log, "cuGraphLaunch") != 1):
+					t.Errorf("a step that is replayed: %q, %d graphs", kernels, strings.Count(log, "cuGraphLaunch"))
+				}
+			}
+		})
+	}
+}
