@@ -237,9 +237,22 @@ func part(from Weights, w *Weight, as tensor.Dtype, first, rows int) (t *tensor.
 	if f, ok := from.(widener); ok {
 		return f.rowsAs(name, as, shape, begin, end)
 	}
-	t, err = from.Tensor(name, shape...)
-	if err != nil || rows == shape[0] {
-		return t, err
+	if t, err = from.Tensor(name, shape...); err != nil {
+		return nil, err
+	}
+	switch {
+	case t == nil:
+		return nil, fmt.Errorf("decoder: weight %s: Weights.Tensor returned no tensor: %w", w.Name, ErrConfig)
+	case !slices.Equal(t.Shape(), shape):
+		return nil, fmt.Errorf("decoder: weight %s: Weights.Tensor returned a tensor of shape %v, not %v: %w", w.Name, t.Shape(), tensor.Shape(shape), ErrConfig)
+	}
+	switch t.Dtype() {
+	case tensor.Float32, la.Float16, la.BFloat16:
+	default:
+		return nil, fmt.Errorf("decoder: weight %s has elements of %v; known are float32, leanattention.Float16 and leanattention.BFloat16: %w", w.Name, t.Dtype(), ErrUnsupported)
+	}
+	if rows == shape[0] {
+		return t, nil
 	}
 	row := 1
 	for _, n := range shape[1:] {
