@@ -76,7 +76,7 @@ func (c *Config) Read(name string, x any) bool {
 		return false
 	}
 	if err := json.Unmarshal(raw, x); err != nil {
-		c.fail(ErrFormat, "%s is %q: %v", name, short(raw), err)
+		c.fail(ErrFormat, "%s is %q: %.200v", name, short(raw), err) // err may have the whole number
 	}
 	return true
 }

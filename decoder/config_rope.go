@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"math"
+	"reflect"
 
 	"gorgonia.org/leanattention/rope"
 )
@@ -17,7 +18,10 @@ func (c *Config) rotary(headDim int) rope.Config {
 // ropeObject returns the object of the rotary embedding; nil: none.
 func (c *Config) ropeObject() *Config {
 	if c.Has("rope_parameters") {
-		c.ignore("rope_scaling")
+		var parameters, scaling any
+		if c.Read("rope_parameters", &parameters); c.Read("rope_scaling", &scaling) && !reflect.DeepEqual(parameters, scaling) {
+			c.fail(ErrUnsupported, "rope_scaling is %q, and rope_parameters has other values", short(c.read["rope_scaling"]))
+		}
 		return c.sub("rope_parameters")
 	}
 	c.ignore("rope_parameters")

@@ -62,7 +62,7 @@ func readNetwork(file string, data []byte, context int) (Network, *Config, error
 	}
 	var architectures []string
 	if c.Read("architectures", &architectures) && (len(architectures) != 1 || !strings.HasSuffix(architectures[0], "ForCausalLM")) {
-		c.fail(ErrUnsupported, "architectures is %+.200q; known is one whose name ends with ForCausalLM", architectures)
+		c.fail(ErrUnsupported, "architectures is %q; known is one whose name ends with ForCausalLM", short(c.read["architectures"]))
 	}
 	for _, name := range []string{"quantization_config", "compression_config"} {
 		if c.Has(name) {
