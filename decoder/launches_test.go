@@ -88,8 +88,6 @@ func TestStepLaunches(t *testing.T) {
 		return
 	}
 	fakeImages(t)
-	const config = `{"model_type":"llama","vocab_size":50,"hidden_size":128,"intermediate_size":384,"num_hidden_layers":2,
-		"num_attention_heads":4,"num_key_value_heads":2,"head_dim":64,"rms_norm_eps":1e-5,"rope_theta":10000}`
 	layer := []string{"batch_f16", "lean_append_turned", "lean_f16", "batch_f16", "gated_batch_f16", "batch_f16"}
 	several := slices.Concat([]string{"decoder_gather"}, layer, layer, []string{"batch_f16", "sample_greedy"})
 	for _, c := range []struct {
@@ -99,11 +97,7 @@ func TestStepLaunches(t *testing.T) {
 		for _, mixed := range []bool{false, true} {
 			t.Run(fmt.Sprint(c.texts, mixed), func(t *testing.T) {
 				lib, there := fakeGPU(t, 1)
-				n, err := ReadNetwork([]byte(config), 64)
-				if err != nil {
-					t.Fatal(err)
-				}
-				_, run := launchesEngine(t, n, c.texts, Options{Device: there, Exact: !mixed})
+				_, run := launchesEngine(t, stepNetwork(t, 64), c.texts, Options{Device: there, Exact: !mixed})
 				for step := range 4 {
 					lib.Forget()
 					run()

@@ -46,8 +46,11 @@ const mostSumming = 8
 // check returns an error if a network has no part for each process. sums reports that several GPUs split the weights as
 // [Split] says, and add partial sums. Otherwise GPUs split matrices by rows, and the first GPU has everything else. All
 // processes have the same result.
-func (p *placement) check(n Network) (sums bool, err error) {
-	gpus, size := p.members(), max(p.world.Size, 1)
+func (p *placement) check(n Network) (sums bool, err error) { return p.checkOf(n, p.members()) }
+
+// checkOf is check for a number of GPUs.
+func (p *placement) checkOf(n Network, gpus int) (sums bool, err error) {
+	size := max(p.world.Size, 1)
 	split := false
 	sums = gpus > 1 && gpus <= mostSumming
 	for w := range n.Weights() {
