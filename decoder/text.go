@@ -213,6 +213,9 @@ func (t *Text) add(token Token, err error) {
 	}
 	var stopped bool
 	if slices.Contains(t.ends, token.ID) {
+		if special == "" && t.tokenizer != nil {
+			special = t.tokenizer.Decode([]int{token.ID})
+		}
 		if token.Text, stopped = t.stop.add(t.decoder.Flush(), ""); !stopped { // the token may complete a stop text
 			var more string
 			more, stopped = t.stop.add("", special)

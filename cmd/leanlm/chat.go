@@ -331,7 +331,7 @@ func (s *session) turn(ctx context.Context, question string) error {
 	added := 0
 	for token, err := range text.Tokens() {
 		if err != nil {
-			s.drop(err)
+			s.drop(s.flags.model.hint(err))
 			return write(s.std, "\n")
 		}
 		if token.ID >= 0 {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/decoder"
@@ -78,8 +79,11 @@ func (e *eachValue) Set(s string) error {
 // stops adds the flag of texts that end a continuation.
 func (f *flags) stops(to *[]string) {
 	f.each("r,reverse-prompt,stop", "`text` that ends a continuation, and is not a part of it; may be given several times", func(s string) error {
-		if s == "" {
+		switch {
+		case s == "":
 			return errors.New("it is empty")
+		case !utf8.ValidString(s):
+			return errors.New("it is not UTF-8, and texts are")
 		}
 		*to = append(*to, s)
 		return nil
@@ -99,7 +103,12 @@ func (f *flags) parse(args []string, std streams) error {
 	case f.NArg() > 0:
 		return usagef("%q is no flag; a text is given with -p", f.Arg(0))
 	}
-	return nil
+	f.Visit(func(x *flag.Flag) {
+		if x.Value.String() == "" && slices.Contains([]string{"prompt-cache", "tools"}, x.Name) {
+			err = usagef("-%s needs a file", x.Name)
+		}
+	})
+	return err
 }
 
 func (f *flags) help(w io.Writer) {
@@ -205,7 +214,9 @@ func (m *modelFlags) open() (*opened, error) {
 	if m.path == "" {
 		model, err = decoder.OpenFS("the shipped model", tiny.Files)
 	} else {
-		model, err = decoder.Open(m.path)
+		if model, err = decoder.Open(m.path); err != nil {
+			err = explain(m.path, err)
+		}
 	}
 	for _, path := range m.lora {
 		if err == nil {
@@ -250,6 +261,14 @@ func (m *modelFlags) engine(model *opened, std streams) (*decoder.Engine, error)
 	m.loading = time.Since(began)
 	fmt.Fprintf(std.err, "loaded %s in %.2f s: texts of at most %d tokens\n", printable(name), m.loading.Seconds(), engine.Options().Context)
 	return engine, nil
+}
+
+// hint adds to an error of a text the flag that may help.
+func (m *modelFlags) hint(err error) error {
+	if errors.Is(err, decoder.ErrLogits) && m.options.Cache == la.Float16 {
+		return fmt.Errorf("%w: keys or values may be larger than float16 has; -ctk bf16 has larger ones", err)
+	}
+	return err
 }
 
 // isTerminal reports whether a stream is a terminal.

@@ -106,6 +106,9 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	case g.logprobs > 0 && !g.json:
 		return usagef("-logprobs is for -json")
 	}
+	if n := g.standardInputs(); n > 1 {
+		return usagef("- is given %d times, and standard input can be read once", n)
+	}
 	for _, f := range g.files {
 		texts, err := f.read(std.in)
 		if err != nil {
@@ -164,6 +167,16 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	return err
 }
 
+// standardInputs returns how many files are standard input.
+func (g *generation) standardInputs() (n int) {
+	for _, f := range g.files {
+		if f.name == "-" {
+			n++
+		}
+	}
+	return n
+}
+
 // requests returns the requests of all texts.
 func (g *generation) requests(model *opened, std streams) (all []decoder.Request, err error) {
 	t := model.Tokenizer()
@@ -194,16 +207,18 @@ func (g *generation) requests(model *opened, std streams) (all []decoder.Request
 func (g *generation) fit(requests []decoder.Request) {
 	o := &g.model.options
 	const context = 4096 // the largest one without a flag
-	sum := 0
+	sum, most := 0, 0
 	for _, r := range requests {
-		if sum < math.MaxInt32 {
-			sum += min(len(r.Prompt), context) + min(r.Tokens, context) + 64 // a page may be partly filled
-		}
+		n := min(len(r.Prompt), context) + min(r.Tokens, context) + 64 // a page may be partly filled
+		sum, most = min(sum, math.MaxInt32-n)+n, max(most, n)
 	}
 	if o.Batch == 0 {
 		o.Batch = min(len(requests), 16)
 	}
 	if o.Tokens == 0 && o.Context == 0 {
+		if o.Batch > 0 && o.Batch < math.MaxInt32/most {
+			sum = min(sum, o.Batch*most) // other texts wait
+		}
 		o.Tokens = max(sum, context)
 	}
 	o.Draft = g.draft * o.Batch
@@ -230,7 +245,7 @@ func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *ope
 		var all strings.Builder
 		for token, err := range text.Tokens() {
 			if err != nil {
-				return err
+				return g.model.hint(err)
 			}
 			if first == 0 {
 				first = time.Since(began)

@@ -22,6 +22,9 @@ func readText(name string, in io.Reader) (string, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(in, maxText+1))
 	if err == nil && len(data) > maxText {
+		if name == "-" {
+			name = "standard input"
+		}
 		err = fmt.Errorf("%s has more than %d bytes", name, maxText)
 	}
 	return string(data), err

@@ -107,7 +107,7 @@ func perplexity(ctx context.Context, args []string, std streams) (err error) {
 	for _, w := range all {
 		p, err := engine.LogProbs(ctx, ids[w.begin:w.end])
 		if err != nil && (r.Windows == 0 || !errors.Is(err, context.Canceled)) {
-			return err
+			return m.hint(err)
 		} else if err != nil {
 			r.Complete = false
 			break

@@ -17,7 +17,13 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(rankstest.Main{M: m}) }
+// TestMain is also the command itself, for tests that need a process of it.
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	goleak.VerifyTestMain(rankstest.Main{M: m})
+}
 
 // rankFlags has the flags of each rank: those of rank 0, two bars, and those of rank 1.
 const rankFlags = "LEANLM_TEST_FLAGS"
