@@ -174,6 +174,9 @@ func TestGPUMemory(t *testing.T) {
 		return m.Used
 	}
 	n, tokens := stepNetwork(t, 64), 100
+	if testing.Short() {
+		tokens = 4 // an emulated GPU is slow
+	}
 	var after int64
 	for i := range 3 {
 		e, err := NewEngine(n, fanWeights{}, Options{Device: gpu, Weights: la.Float16, Cache: la.Float16, Context: 64, Tokens: 128, Batch: 3})

@@ -101,3 +101,31 @@ func TestRanksDiffer(t *testing.T) {
 		}
 	}
 }
+
+// TestRanksRefused: what ranks cannot do is refused by name, and so is a wrong environment.
+func TestRanksRefused(t *testing.T) {
+	prompt := []string{"generate", "-p", "Once"}
+	for _, c := range []struct {
+		args   []string
+		env    string
+		status int
+		want   string
+	}{
+		{prompt, "", exitUsage, "WORLD_SIZE is 2, and -device is cpu"},
+		{append(prompt, "-device", "gpu"), "RANK=2", exitError, `RANK is "2", want a number from 0 to 1`},
+		{append(prompt, "-device", "gpu"), "RANK=", exitError, `RANK is ""`},
+		{append(prompt, "-device", "gpu"), "MASTER_PORT=", exitError, `MASTER_PORT is ""`},
+		{append(prompt, "-device", "gpu"), "WORLD_SIZE=x", exitError, `WORLD_SIZE is "x"`},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			for _, e := range []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", c.env} {
+				if name, value, ok := strings.Cut(e, "="); ok {
+					t.Setenv(name, value)
+				}
+			}
+			if status, out, errs := leanlm(t, "", c.args...); status != c.status || out != "" || !strings.Contains(errs, c.want) {
+				t.Errorf("status %d, %q, %s", status, out, errs)
+			}
+		})
+	}
+}
