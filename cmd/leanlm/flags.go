@@ -184,10 +184,15 @@ type opened struct {
 	world ranks.World
 	comm  *ranks.Comm // nil: this process alone
 	stop  func() bool // of what tells the other ranks of an interrupt
+
+	restore func() // of settings of the process; nil: no engine was made
 }
 
 // Close closes the model and the devices. Ranks wait for each other.
 func (o *opened) Close() error {
+	if o.restore != nil {
+		o.restore()
+	}
 	err := o.Model.Close()
 	if o.comm != nil {
 		o.stop()
@@ -248,6 +253,9 @@ func (m *modelFlags) engine(model *opened, std streams) (*decoder.Engine, error)
 			fmt.Fprintf(std.err, "\rloading %s: %d of %d weights", printable(name), done, all)
 		}
 	}
+	if err := m.checkMemory(model.Network()); err != nil {
+		return nil, err
+	}
 	engine, err := model.Engine(o)
 	if err != nil {
 		if live {
@@ -258,6 +266,7 @@ func (m *modelFlags) engine(model *opened, std streams) (*decoder.Engine, error)
 	if live {
 		fmt.Fprint(std.err, "\r\x1b[K")
 	}
+	model.restore = limitGarbage()
 	m.loading = time.Since(began)
 	fmt.Fprintf(std.err, "loaded %s in %.2f s: texts of at most %d tokens\n", printable(name), m.loading.Seconds(), engine.Options().Context)
 	return engine, nil

@@ -4,19 +4,26 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
+	"gorgonia.org/leanattention/decoder"
 	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/emulated/system"
+	"gorgonia.org/leanattention/internal/memory"
 
 	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
 )
 
 // failingFrom is a standard error that has the driver's calls of a function fail once a text was written to it.
@@ -105,14 +112,121 @@ func TestGPUPerplexity(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range cases {
-		if c.Text == 0 || c.Text > 1000 {
-			continue
+		if c.Text == 0 || c.Text > 1000 || testing.Short() && c.Text > 100 {
+			continue // an emulated GPU is slow
 		}
 		status, out, errs := leanlm(t, string(book[:c.Text]), "perplexity", "-f", "-", "-exact", "-device", "gpu")
 		var value float64
 		if _, err := fmt.Sscanf(out, "perplexity %f", &value); err != nil || status != 0 || !(math.Abs(value-c.Perplexity) <= 1e-4) {
 			t.Errorf("%+v: status %d, %q, %v; %s", c, status, out, err, errs)
 		}
+	}
+}
+
+// emptyModel writes a folder of a model of 400 million weights, which are 0. A file system with holes keeps nothing of them.
+func emptyModel(t *testing.T) string {
+	t.Helper()
+	var config []byte
+	dir := writeModel(t, nil)
+	rewrite(t, dir, "config.json", func(s string) string {
+		s = strings.Replace(s, `"hidden_size":32`, `"hidden_size":2048`, 1)
+		s = strings.Replace(s, `"ffn_dim":64`, `"ffn_dim":8192`, 1)
+		s = strings.Replace(s, `"num_hidden_layers":2`, `"num_hidden_layers":8`, 1)
+		config = []byte(s)
+		return s
+	})
+	network, err := decoder.ReadNetwork(config, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	header, end := map[string]any{}, int64(0)
+	for w := range network.Weights() {
+		size := int64(2)
+		for _, n := range w.Shape {
+			size *= int64(n)
+		}
+		header[w.Name] = map[string]any{"dtype": "F16", "shape": w.Shape, "data_offsets": []int64{end, end + size}}
+		end += size
+	}
+	h, err := json.Marshal(header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "model.safetensors")
+	if err := os.WriteFile(path, append(binary.LittleEndian.AppendUint64(nil, uint64(len(h))), h...), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 8+int64(len(h))+end); err != nil {
+		t.Skip(err)
+	}
+	return dir
+}
+
+// TestLimitGarbage: beside much memory in use the collector begins at 256 MB of garbage, and beside little as before. Nothing changes
+// if the collector is off, or if GOGC says something, and restore resets the setting.
+func TestLimitGarbage(t *testing.T) {
+	for _, c := range []struct {
+		inUse         int64
+		percent, want int
+	}{{0, 100, 100}, {1 << 20, 100, 100}, {256 << 20, 100, 100}, {1 << 30, 100, 25}, {1 << 30, 10, 10}, {4 << 30, 100, 6}, {1 << 40, 100, 1}, {1 << 40, -1, -1}} {
+		if p := garbagePercent(c.inUse, c.percent); p != c.want {
+			t.Errorf("%d MB in use, %d%%: %d%%, want %d%%", c.inUse>>20, c.percent, p, c.want)
+		}
+	}
+	percent := func() int {
+		p := debug.SetGCPercent(100)
+		debug.SetGCPercent(p)
+		return p
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(1 << 20))
+	t.Setenv("GOGC", "")
+	limit := debug.SetMemoryLimit(-1)
+	restore := limitGarbage()
+	if p := percent(); p >= 1<<20 {
+		t.Errorf("with some MB in use the collector begins at %d%%", p)
+	}
+	restore()
+	if p := percent(); p != 1<<20 || debug.SetMemoryLimit(-1) != limit {
+		t.Errorf("then it begins at %d%%, with a limit of %d", p, debug.SetMemoryLimit(-1))
+	}
+	t.Setenv("GOGC", "100")
+	defer limitGarbage()()
+	if p := percent(); p != 1<<20 {
+		t.Errorf("GOGC is set, and the collector begins at %d%%", p)
+	}
+}
+
+// TestCheckMemory: the weights must fit the memory, to the byte, and nothing is written if they do not.
+func TestCheckMemory(t *testing.T) {
+	defer func(now func() (memory.Free, bool)) { memory.Now = now }(memory.Now)
+	var free int64
+	memory.Now = func() (memory.Free, bool) { return memory.Free{Bytes: free, Total: 1 << 40, Of: "a test"}, true }
+	network, err := decoder.ReadNetwork([]byte(`{"model_type":"opt","vocab_size":10,"hidden_size":4,"ffn_dim":8,"num_hidden_layers":1,"num_attention_heads":1,"max_position_embeddings":6}`), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const matrices, vectors = 10*4 + 8*4 + 4*4*4 + 2*4*8, 4*4 + 8 + 4 + 6*4
+	for _, as := range []tensor.Dtype{{}, tensor.Float32, la.BFloat16} {
+		bytes, m := int64(2), &modelFlags{}
+		if m.options.Weights = as; as == tensor.Float32 {
+			bytes = 4
+		}
+		if free = bytes*matrices + 4*vectors; m.checkMemory(network) != nil {
+			t.Errorf("of %d bytes: %v", bytes, m.checkMemory(network))
+		}
+		free--
+		if err := m.checkMemory(network); !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes, and %d of ", free+1, free)) || !strings.Contains(err.Error(), "a test") {
+			t.Errorf("of %d bytes: %v", bytes, err)
+		}
+	}
+	free = 0
+	status, out, errs := leanlm(t, "", "generate", "-p", "a", "-n", "1")
+	if status != exitError || out != "" || !strings.Contains(errs, la.ErrOutOfMemory.Error()) || !strings.Contains(errs, "a test") {
+		t.Errorf("status %d, %q, %s", status, out, errs)
+	}
+	memory.Now = func() (memory.Free, bool) { return memory.Free{}, false }
+	if err := (&modelFlags{}).checkMemory(network); err != nil {
+		t.Errorf("a system without that information: %v", err)
 	}
 }
 
@@ -126,6 +240,7 @@ func TestMemoryLimit(t *testing.T) {
 		t.Skip("processes with limits of memory")
 	}
 	long := writeModel(t, func(c map[string]any) { c["max_position_embeddings"] = 100_000 })
+	large := emptyModel(t)
 	for name, c := range map[string]struct {
 		limit string // of ulimit
 		args  []string
@@ -133,6 +248,7 @@ func TestMemoryLimit(t *testing.T) {
 	}{
 		"cache":       {"-v 4000000", []string{"-m", long, "-p", "a", "-n", "2", "-c", "100000", "-cache-tokens", "80000000"}, "ulimit -v"},
 		"cache, data": {"-d 4000000", []string{"-m", long, "-p", "a", "-n", "2", "-c", "100000", "-cache-tokens", "80000000"}, "ulimit -d"},
+		"weights":     {"-v 3500000", []string{"-m", large, "-p", "a", "-n", "1", "-weights", "f32"}, "the weights take at least 16"},
 		"enough":      {"-v 5000000", []string{"-p", "a", "-n", "2"}, ""},
 	} {
 		c.args = append([]string{"-c", "ulimit " + c.limit + ` && exec "$0" generate "$@"`, os.Args[0]}, c.args...)
