@@ -36,6 +36,7 @@ func TestPublishedConfigs(t *testing.T) {
 			"rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 128256}`,
 			sizes:  Sizes{Vocab: 128256, Context: 131072, Layers: 28, KVHeads: 8, HeadDim: 128},
 			rotary: rope.Config{HeadDim: 128, Base: 500000, Scaling: rope.Llama3{Factor: 32, LowFrequency: 1, HighFrequency: 4, Context: 8192}}, tied: true},
+		{file: `{"model_type": "opt"}`, sizes: Sizes{Vocab: 50272, Context: 2048, Layers: 12, KVHeads: 12, HeadDim: 64}, tied: true, qkvBias: true}, // OPT-125m
 		{file: `{"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_act": "silu", "hidden_size": 256, "intermediate_size": 512,
 			"max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
 			"rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 32000}`,
