@@ -289,6 +289,21 @@ func (m *Model) ChatEnds(templates *chat.Templates) (ends []int, err error) {
 // Network returns the model's network.
 func (m *Model) Network() Network { return m.network }
 
+// Weights returns the weights in the files, for a graph of your own, by their names in checkpoints without "model.". Vectors
+// are float32. Matrices have the type of the file. The tensors are valid until Close.
+func (m *Model) Weights() Weights { return vectors{m.files} }
+
+// vectors are weights whose vectors are float32.
+type vectors struct{ Weights }
+
+func (w vectors) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	t, err := w.Weights.Tensor(name, shape...)
+	if err != nil || len(shape) != 1 {
+		return t, err
+	}
+	return converted(t, tensor.Float32)
+}
+
 // Tokenizer returns the model's tokenizer.
 func (m *Model) Tokenizer() *tokenizer.Tokenizer { return m.tokenizer }
 

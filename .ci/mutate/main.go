@@ -41,7 +41,7 @@ var targets = []target{
 	{"internal/pages/*.go", "."},
 	{"nn/*.go", "."},
 	{"decoder/tokenizer/*.go", "."}, {"decoder/internal/gguf/*.go", "."}, {"decoder/internal/mapped/*.go", "."},
-	{"examples/opt/hf/*.go", "."},
+	{"decoder/internal/hf/*.go", "."},
 	{"internal/rendezvous/*.go", "."},
 }
 

@@ -1,124 +1,91 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
+	"math/rand/v2"
 	"slices"
-	"time"
 
-	"gorgonia.org/leanattention/decoder/tokenizer"
-	"gorgonia.org/leanattention/examples/opt/model"
-	"gorgonia.org/leanattention/internal/plural"
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/nn"
 )
 
-// generate loads the model, reads the prompts and writes their continuations.
-func generate(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
-	l, err := load(o, stderr)
-	if err != nil {
-		return err
-	}
-	defer func() { err = l.end(err) }()
-
-	var texts []string // prompt of each text
-	var prompts [][]int
-	var left []int // tokens that can be appended to each text
-	mo := model.Options{Draft: o.draftTokens()}
-	for i, prompt := range o.prompts {
-		ids, err := l.encode(prompt, true, l.config.MaxPositions)
-		switch {
-		case errors.Is(err, tokenizer.ErrTooLong):
-			return fmt.Errorf("prompt %d has %s, and the model has %d positions: shorten it", i+1, l.count(prompt, true), l.config.MaxPositions)
-		case err != nil:
-			return fmt.Errorf("prompt %d: %w", i+1, err)
-		case len(ids) == 0:
-			return fmt.Errorf("prompt %d has no tokens: nothing comes before what is to follow", i+1)
+// run does one step: ids are the tokens of the appends, one behind the other. It returns the next token of each append.
+func (m *model) run(appends []la.Append, ids []int, choice nn.Choice, random *rand.Rand) (next []int32, err error) {
+	err = m.step.Run(appends, func() error {
+		copy(m.tokens, ids)
+		for row, position := range m.step.Positions() {
+			m.positions[row] = position + positionOffset
 		}
-		// The last chosen token is not read.
-		capacity := min(len(ids)+min(o.tokens, l.config.MaxPositions)-1, l.config.MaxPositions)
-		for range o.samples {
-			texts, prompts, left = append(texts, prompt), append(prompts, ids), append(left, capacity-len(ids))
-			mo.Capacity = append(mo.Capacity, capacity)
+		copy(m.last, m.step.Last())
+		choices, randoms := make([]nn.Choice, len(m.last)), make([]float64, len(m.last))
+		for i := range choices {
+			choices[i], randoms[i] = choice, random.Float64()
 		}
-	}
-	begin := make([]model.Shared, len(prompts))
-	if o.paged() {
-		begin = shared(prompts)
-		mo.Shared = slices.Clone(begin)
-	}
-	total := 0
-	for i, ids := range prompts {
-		total += len(ids) - begin[i].Tokens
-	}
-	var cached *cachedPrompt
-	if o.promptCache != "" {
-		if cached, err = l.openPromptCache(prompts[0]); err != nil {
+		copy(m.choices.Data().([]int32), nn.Choices(choices).Data().([]int32))
+		copy(m.randoms.Data().([]int32), nn.Randoms(randoms).Data().([]int32))
+		defer m.machine.Reset()
+		if err := la.Cause(m.machine.RunAll()); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, cached.Close()) }()
-		mo.Capacity[0] = max(mo.Capacity[0], cached.capacity())
+		next = append(next, m.next.Value().Data().([]int32)[:len(appends)]...)
+		return nil
+	})
+	return next, err
+}
+
+// text is a prompt and how it goes on.
+type text struct {
+	seq    *la.Sequence
+	tokens []int
+}
+
+// generate goes on with each prompt until end comes, there are most new tokens, or the model has no more positions.
+func (m *model) generate(prompts [][]int, most, end int, choice nn.Choice, seed uint64) (ids [][]int, err error) {
+	var texts []*text
+	for i, p := range prompts {
+		if len(p) == 0 || len(p) > m.sizes.Context {
+			return nil, fmt.Errorf("prompt %d has %d tokens, not 1 to %d", i, len(p), m.sizes.Context)
+		}
+		seq, err := m.cache.NewSequence()
+		if err != nil {
+			return nil, err
+		}
+		defer seq.Release()
+		texts = append(texts, &text{seq, slices.Clone(p)})
 	}
-	o.choose(&mo)
-	b := l.newBatch(&mo)
-	b.begin = func() output { return newPrinter(stdout, texts) }
-	if o.json {
-		b.begin = func() output { return silent{} }
+	random := rand.New(rand.NewPCG(seed, 0))
+	for live := slices.Clone(texts); most > 0 && len(live) > 0; most-- {
+		if err := m.extend(live, choice, random); err != nil {
+			return nil, err
+		}
+		live = slices.DeleteFunc(live, func(t *text) bool { return t.tokens[len(t.tokens)-1] == end || len(t.tokens) > m.sizes.Context })
 	}
-	for i, ids := range prompts {
-		s, err := l.newSequence(i, ids, begin[i].Tokens, left[i])
+	for i, t := range texts {
+		ids = append(ids, t.tokens[len(prompts[i]):])
+	}
+	return ids, nil
+}
+
+// extend reads what is new of each text, in as many steps as that takes, and adds one token to each.
+func (m *model) extend(texts []*text, choice nn.Choice, random *rand.Rand) error {
+	todo := make([]la.Append, len(texts))
+	for i, t := range texts {
+		todo[i] = la.Append{Seq: t.seq, Tokens: len(t.tokens) - t.seq.Len()}
+	}
+	for appends, of := range la.Chunks(m.step.Tokens(), todo) {
+		var ids []int
+		for i, a := range appends {
+			ids = append(ids, texts[of[i]].tokens[a.Seq.Len():][:a.Tokens]...)
+		}
+		next, err := m.run(appends, ids, choice, random)
 		if err != nil {
 			return err
 		}
-		s.shared = begin[i]
-		b.sequences = append(b.sequences, s)
-	}
-	if err := l.build(mo, stderr); err != nil {
-		return err
-	}
-	b.decoder = l.decoder
-	if cached != nil {
-		if b.sequences[0].prompt, err = cached.load(); err != nil {
-			return err
-		}
-		total -= cached.common
-		fmt.Fprint(stderr, plural.Mend(fmt.Sprintf("prompt cache: %d of %d tokens\n", cached.common, len(prompts[0]))))
-	}
-
-	b.line = progress{w: stderr, what: "prompt", total: total, live: isTerminal(stderr), began: time.Now()}
-	err = b.run(ctx)
-	b.line.end()
-	l.first.prompt = b.line.first
-	b.tellFull(stderr, l.config.MaxPositions)
-	if e := b.interrupt(); err == nil { // also after an error: the texts so far are written
-		err = e
-	}
-	if cached != nil && (err == nil || errors.Is(err, context.Canceled)) {
-		if e := cached.save(); e != nil {
-			return e
+		for i, a := range appends {
+			if t := texts[of[i]]; a.Seq.Len() == len(t.tokens) { // all of it is read
+				t.tokens = append(t.tokens, int(next[i]))
+			}
 		}
 	}
-	if err == nil {
-		err = l.measureExchange()
-	}
-	if o.json && (err == nil || errors.Is(err, context.Canceled)) {
-		report := l.newReport()
-		for i := range b.sequences {
-			text := l.newText(texts[i], prompts[i], &b.sequences[i].result)
-			text.Shared = begin[i].Tokens
-			report.Texts = append(report.Texts, text)
-		}
-		if cached != nil {
-			report.Texts[0].Cached = cached.common
-		}
-		if e := report.write(stdout); e != nil {
-			return e
-		}
-	}
-	if o.stats {
-		if e := l.writeStats(stderr); err == nil {
-			err = e
-		}
-	}
-	return err
+	return nil
 }

@@ -38,7 +38,7 @@ func e2eGPUFlags(flags *flag.FlagSet) *e2eGPUOptions {
 	flags.StringVar(&o.batches, "batches", "1,16", "with -device gpu: `numbers` of sequences")
 	flags.StringVar(&o.contexts, "contexts", "1024", "with -device gpu: `tokens` that each sequence has before the steps")
 	flags.StringVar(&o.long, "long", "8192,32768", "with -device gpu: `tokens` before the steps of one sequence of OPT-6.7b, without peers; positions are added where the model has too few")
-	flags.StringVar(&o.attn, "attn", "fixed,default", "with -device gpu: what else one sequence of OPT-6.7b is decoded with, in turn: `attention` as the opt command's -attn names it, fixed or default")
+	flags.StringVar(&o.attn, "attn", "fixed,default", "with -device gpu: what else one sequence of OPT-6.7b is decoded with, in turn: `attention`, fixed or default")
 	flags.StringVar(&o.prompts, "prompts", "", "with -device gpu: measure prompts of OPT instead of steps: `numbers` of prompts and their tokens, such as 1x2048,16x512")
 	flags.IntVar(&o.steps, "steps", 50, "with -device gpu: `number` of steps in a turn")
 	flags.IntVar(&o.chunk, "chunk", 0, "with -device gpu: `rows` of our graph for prompts (0: the decoder's default)")

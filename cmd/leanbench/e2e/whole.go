@@ -15,7 +15,7 @@ import (
 // wholeShapes maps the names of decoders to names in -shapes.
 var wholeShapes = map[string]string{WholeOPT: longShape, WholePhi: phiShape}
 
-// fixedSplits is the number of splits in FlashDecoding's schedule, as in the opt command.
+// fixedSplits is the number of splits in FlashDecoding's schedule.
 const fixedSplits = 8
 
 // Whole is a decoder with random weights on the first GPU, and the same model in transformers.

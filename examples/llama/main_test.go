@@ -1,9 +1,0 @@
-package llama
-
-import (
-	"testing"
-
-	"gorgonia.org/leanattention/internal/reftest"
-)
-
-func TestMain(m *testing.M) { reftest.Main(m) }

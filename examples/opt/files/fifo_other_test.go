@@ -1,7 +1,0 @@
-//go:build !linux
-
-package files
-
-import "errors"
-
-func mkfifo(string) error { return errors.ErrUnsupported }
