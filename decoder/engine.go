@@ -121,15 +121,15 @@ type Engine struct {
 
 // NewEngine makes an engine of a network and its weights. Close the engine after use. The weights must stay valid until then.
 func NewEngine(n Network, from Weights, o Options) (*Engine, error) {
-	e, err := newEngine(n, from, nil, nil, o)
-	if err == nil {
-		e.from = from
-	}
-	return e, err
+	return newEngine(n, from, nil, o)
 }
 
-func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Options) (_ *Engine, err error) {
-	e := &Engine{network: n, options: o, tokenizer: t, ends: ends}
+// newEngine is NewEngine for the network of a model, which may be nil.
+func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err error) {
+	e := &Engine{network: n, options: o, model: m, from: from}
+	if m != nil {
+		e.tokenizer, e.ends = m.tokenizer, m.texts.ends
+	}
 	sizes := n.Sizes()
 	if err := sizes.check(); err != nil {
 		return nil, err
@@ -151,10 +151,7 @@ func newEngine(n Network, from Weights, t *tokenizer.Tokenizer, ends []int, o Op
 	if o.Progress != nil {
 		progress = func(done int) { o.Progress(done, all) }
 	}
-	world := ranks.World{Size: 1}
-	if o.Ranks != nil {
-		world = o.Ranks.World()
-	}
+	world := o.world()
 	head, end := world.Part(sizes.KVHeads)
 	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
 		return nil, err
@@ -229,8 +226,16 @@ func (o *Options) byContext(heads int) bool {
 	return o.Device != nil && len(o.Device.Members()) > 1 && (o.Shard == la.ShardContext || o.Shard == la.ShardAuto && heads%len(o.Device.Members()) != 0)
 }
 
+// world returns which of the processes this process is.
+func (o *Options) world() ranks.World {
+	if o.Ranks == nil {
+		return ranks.World{Size: 1}
+	}
+	return o.Ranks.World()
+}
+
 // several reports whether several processes compute.
-func (o *Options) several() bool { return o.Ranks != nil && o.Ranks.World().Size > 1 }
+func (o *Options) several() bool { return o.world().Size > 1 }
 
 // graphs returns the graphs, those of fewer rows first: for steps of one token of each text, and for steps with prompts. In host
 // memory a graph computes the rows of a step alone. On a GPU a recording computes all its rows.
@@ -392,7 +397,7 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 	}
 	prompt := r.cut(o.Context)
 	// The last token of a text is not read.
-	t := &Text{ctx: ctx, tokens: slices.Clone(prompt), prompt: len(r.Prompt), room: o.Context + 1, most: r.Tokens, shift: r.Shift, keep: r.Keep, ends: e.ends, decoder: silent{}, stop: newStopper(r.Stop)}
+	t := &Text{ctx: ctx, tokens: slices.Clone(prompt), prompt: len(r.Prompt), context: o.Context + 1, most: r.Tokens, shift: r.Shift, keep: r.Keep, ends: e.ends, decoder: silent{}, stop: newStopper(r.Stop)}
 	t.more = sync.NewCond(&t.mu)
 	t.dropped = len(r.Prompt) - len(prompt)
 	t.setLimit()

@@ -87,7 +87,10 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 	}
 	sizes := e.network.Sizes()
 	expressions := G.NewGraph()
-	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows, ranks: o.Ranks}
+	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows}
+	if o.several() {
+		b.ranks = o.Ranks
+	}
 	b.attention = []la.Option{la.WithCausal(), la.WithSchedule(o.Schedule), la.WithWorkers(o.Workers)}
 	if o.BatchInvariant {
 		b.attention = append(b.attention, la.WithBatchInvariance())

@@ -141,10 +141,18 @@ func goldenModelOf(t testing.TB, name string) *Model {
 	return &Model{network: n, file: "config.json", config: g.Config, files: goldenSource{goldenWeights{g, n.(*transformer).norm == unitRMSNorm, tensor.Dtype{}}}}
 }
 
-// checkAdapted compares the logits of an adapted model with those of peft.
+// checkAdapted compares the logits of an adapted model with those of peft: of the model's engine, and of one of its weights.
 func checkAdapted(t *testing.T, m *Model, file string) {
 	t.Helper()
-	e, err := m.Engine(Options{Context: 256, Draft: 40, Exact: true})
+	o := Options{Context: 256, Draft: 40, Exact: true}
+	e, err := m.Engine(o)
+	checkAdaptedEngine(t, e, err, file)
+	e, err = NewEngine(m.network, m.Weights(), o)
+	checkAdaptedEngine(t, e, err, file)
+}
+
+func checkAdaptedEngine(t *testing.T, e *Engine, err error, file string) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -289,19 +289,20 @@ func (m *Model) ChatEnds(templates *chat.Templates) (ends []int, err error) {
 // Network returns the model's network.
 func (m *Model) Network() Network { return m.network }
 
-// Weights returns the weights in the files, for a graph of your own, by their names in checkpoints without "model.". Vectors
-// are float32. Matrices have the type of the file. The tensors are valid until Close.
-func (m *Model) Weights() Weights { return vectors{m.files} }
+// Weights returns the weights in the files, with the adapters, for a graph of your own, by their names in checkpoints without
+// "model.". Vectors are float32. Matrices have the type of the file. The tensors are valid until Close.
+func (m *Model) Weights() Weights { return vectors{m.weights()} }
 
 // vectors are weights whose vectors are float32.
-type vectors struct{ Weights }
+type vectors struct{ source }
 
 func (w vectors) Tensor(name string, shape ...int) (*tensor.Dense, error) {
-	t, err := w.Weights.Tensor(name, shape...)
-	if err != nil || len(shape) != 1 {
-		return t, err
+	if len(shape) != 1 {
+		t, err := w.source.Tensor(name, shape...)
+		return t, fileError(err)
 	}
-	return converted(t, tensor.Float32)
+	t, err := w.rowsAs(name, tensor.Float32, shape, 0, shape[0])
+	return t, fileError(err)
 }
 
 // Tokenizer returns the model's tokenizer.
@@ -332,11 +333,7 @@ func (m *Model) Engine(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	weights := m.weights()
-	e, err := newEngine(n, weights, m.tokenizer, m.texts.ends, o)
-	if err == nil {
-		e.model, e.from = m, weights
-	}
+	e, err := newEngine(n, m.weights(), m, o)
 	return e, fileError(err)
 }
 

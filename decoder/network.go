@@ -203,15 +203,14 @@ func (b *Builder) Linear(opts ...nn.Option) []nn.Option { return slices.Concat(o
 // Partial returns a linear layer whose weight is split by columns: the sum over all GPUs and all processes. bias and
 // residual may be nil, and are added once. The options are those of nn.Linear.
 func (b *Builder) Partial(x, w, bias, residual *G.Node, opts ...nn.Option) *G.Node {
-	several := b.ranks != nil && b.ranks.World().Size > 1
-	if several && b.ranks.World().Rank > 0 {
+	if b.ranks != nil && b.ranks.World().Rank > 0 {
 		bias, residual = nil, nil
 	}
 	if residual != nil {
 		opts = append(slices.Clone(opts), nn.WithResidual(residual))
 	}
 	y := b.Node(func() (*G.Node, error) { return nn.Linear(x, w, bias, b.Linear(opts...)...) })
-	if several {
+	if b.ranks != nil {
 		y = b.Node(func() (*G.Node, error) { return nn.AllReduce(y, b.ranks) })
 	}
 	return y
@@ -219,7 +218,7 @@ func (b *Builder) Partial(x, w, bias, residual *G.Node, opts ...nn.Option) *G.No
 
 // same returns a value that the first process has computed: GPUs of other kinds may have other bits.
 func (b *Builder) same(x *G.Node) *G.Node {
-	if b.ranks == nil || b.ranks.World().Size == 1 {
+	if b.ranks == nil {
 		return x
 	}
 	return b.Node(func() (*G.Node, error) { return nn.Broadcast(x, b.ranks, 0) })

@@ -317,7 +317,7 @@ func (s *scheduler) extend(t *Text, r *results, row int) {
 // the most likely token, and need it alone. A text begins with single steps, so that its first tokens come soon.
 func (s *scheduler) stepsAhead(todo []work) int {
 	steps := s.runner.mostAhead()
-	if len(todo) < len(s.live) || len(s.waiting) > 0 {
+	if steps == 0 || len(todo) < len(s.live) || len(s.waiting) > 0 {
 		return 1
 	}
 	var appends []la.Append
@@ -326,7 +326,7 @@ func (s *scheduler) stepsAhead(todo []work) int {
 		if w.tokens != 1 || !t.sampler.plain || t.mostGuesses > 0 {
 			return 1
 		}
-		steps = min(steps, t.limit-len(t.tokens), max(len(t.tokens)-t.prompt, 1))
+		steps = min(steps, t.limit-len(t.tokens), max(t.added(), 1))
 		appends = append(appends, la.Append{Seq: t.seq})
 	}
 	for ; steps > 1; steps /= 2 {

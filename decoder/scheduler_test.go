@@ -308,7 +308,27 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 	}
 }
 
-// TestSmallSteps: steps of few rows read prompts as steps of many.
+// TestStepsAhead: a text is as many steps ahead as it has chosen tokens, also after it dropped tokens.
+func TestStepsAhead(t *testing.T) {
+	e := smallEngine(t, Options{Context: 400, Exact: true})
+	calls := 0
+	e.scheduler.runner = faultyRunner{e, rand.New(rand.NewPCG(1, 2)), &calls}
+	seq, err := e.newSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer seq.Release()
+	for _, dropped := range []int{0, 60, 90} {
+		for added, want := range []int{1, 1, 2, 3, 4, 5, 5, 5} {
+			text := &Text{tokens: make([]int, 100-dropped+added), prompt: 100, dropped: dropped, limit: 400, sampler: &sampler{plain: true}, seq: seq}
+			if got := e.scheduler.stepsAhead([]work{{text, 1}}); got != want {
+				t.Errorf("%d tokens dropped, %d chosen: %d steps, want %d", dropped, added, got, want)
+			}
+		}
+	}
+}
+
+// TestSmallSteps: prompts that are read one to six tokens at a time have the same texts.
 func TestSmallSteps(t *testing.T) {
 	prompt := []int{1, 5, 2, 8, 3, 1, 12, 4, 0, 7, 9}
 	want := alone(t, smallEngine(t, Options{Context: 60, Exact: true}), Request{Prompt: prompt, Tokens: 20, Ends: []int{}})

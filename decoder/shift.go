@@ -10,7 +10,7 @@ func (r *Request) checkKeep(context int) error {
 	return nil
 }
 
-// cut returns the prompt, shortened by Cut to have room in a context.
+// cut returns the prompt, shortened by Cut to fit into a context.
 func (r *Request) cut(context int) []int {
 	if !r.Cut || len(r.Prompt) <= context {
 		return r.Prompt
@@ -24,12 +24,14 @@ func (r *Request) cut(context int) []int {
 
 // setLimit sets the limit of a text: that of Request.Tokens, or that of the context.
 func (t *Text) setLimit() {
-	t.limit, t.full = t.room, true
-	added := len(t.tokens) + t.dropped - t.prompt
-	if more := t.most - added; t.most > 0 && more <= t.room-len(t.tokens) {
+	t.limit, t.full = t.context, true
+	if more := t.most - t.added(); t.most > 0 && more <= t.context-len(t.tokens) {
 		t.limit, t.full = len(t.tokens)+more, false
 	}
 }
+
+// added returns the number of tokens that were chosen.
+func (t *Text) added() int { return len(t.tokens) + t.dropped - t.prompt }
 
 // shift drops tokens of the texts whose context is full. Other texts may begin with the same prompt, so at the first shift a
 // sequence of all tokens is retained.

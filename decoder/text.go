@@ -24,7 +24,7 @@ type Request struct {
 	Draft    int      // most tokens to guess after each token from what the text has repeated; 0: none
 
 	// Cut shortens a prompt with more tokens than Options.Context, which is ErrTooLong otherwise. The first Keep tokens stay, and
-	// as many of the last ones as leave room for Tokens, but at least half of those that the context has beyond Keep. If Tokens
+	// as many of the last ones as leave Tokens of the context free, but at least half of those that the context has beyond Keep. If Tokens
 	// is 0, that half stays.
 	Cut bool
 
@@ -82,7 +82,7 @@ type Text struct {
 	prompt      int   // tokens of the request's prompt
 	limit       int   // most tokens
 	full        bool  // the limit is that of the context
-	room        int   // limit of the context
+	context     int   // limit of the context
 	most        int   // most tokens to add; 0: any number
 	shift       bool  // drop tokens at the limit of the context
 	keep        int   // first tokens that shift keeps

@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/ranks"
 
@@ -139,16 +138,11 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 	}
 	loaded := map[string]string{} // weights by what they are
 	for w := range n.Weights() {
-		split := w.Split
-		if p.members() == 1 {
-			split = Split{}
+		if p.members() == 1 && (p.world.Size <= 1 || w.Split.Parts == 0) { // the split has no effect
+			w.Split = Split{}
 		}
 		name, _ := w.tensor()
-		begin, end := p.cut(&w)
-		same := fmt.Sprint(name, w.From.Row, w.Shape, w.Split.Axis, begin, end, split.Axis)
-		if w.Split.Parts == 0 && split.Axis == Whole { // the split has no effect
-			same = fmt.Sprint(name, w.From.Row, w.Shape)
-		}
+		same := fmt.Sprint(name, w.From.Row, w.Shape, w.Split)
 		if other, ok := loaded[same]; ok {
 			weights[w.Name] = weights[other]
 		} else {
@@ -159,7 +153,7 @@ func load(n Network, from Weights, p placement, progress func(done int)) (weight
 			}
 			weights[w.Name] = t
 			if p.gpu != nil {
-				up, err := p.put(t, split, sums)
+				up, err := p.put(t, w.Split, sums)
 				if err != nil {
 					return nil, nil, fmt.Errorf("decoder: weight %s: %w", w.Name, err)
 				}
@@ -257,24 +251,24 @@ func part(from Weights, w *Weight, as tensor.Dtype, first, rows int) (t *tensor.
 	if rows == shape[0] {
 		return t, nil
 	}
-	row := 1
-	for _, n := range shape[1:] {
-		row *= n
-	}
-	var data any
-	switch all := t.Data().(type) {
-	case []float32:
-		data = all[begin*row : end*row]
-	case []la.F16:
-		data = all[begin*row : end*row]
-	case []la.BF16:
-		data = all[begin*row : end*row]
-	default:
-		return nil, fmt.Errorf("decoder: weight %s has elements of %v: %w", w.Name, t.Dtype(), ErrUnsupported)
-	}
+	row := t.Shape().TotalSize() / shape[0]
+	data := slice(t.Data(), begin*row, end*row)
 	shape = slices.Clone(w.Shape)
 	shape[0] = rows
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)), nil
+}
+
+// slice returns some of a tensor's numbers; nil: of a type that weights do not have.
+func slice(data any, from, end int) any {
+	switch data := data.(type) {
+	case []float32:
+		return data[from:end]
+	case []la.F16:
+		return data[from:end]
+	case []la.BF16:
+		return data[from:end]
+	}
+	return nil
 }
 
 // converted returns t in another type, or t itself if it has that type. A finite number that the type does not have is an error.
@@ -282,61 +276,25 @@ func converted(t *tensor.Dense, to tensor.Dtype) (*tensor.Dense, error) {
 	if t.Dtype() == to {
 		return t, nil
 	}
-	n := t.Shape().TotalSize()
-	var widen func(dst []float32, from int) // elements of t
-	switch data := t.Data().(type) {
-	case []float32:
-		widen = func(dst []float32, from int) { copy(dst, data[from:]) }
-	case []la.F16:
-		widen = func(dst []float32, from int) { widen16(dst, data[from:]) }
-	case []la.BF16:
-		widen = func(dst []float32, from int) { widen16(dst, data[from:]) }
-	default:
+	if slice(t.Data(), 0, 0) == nil {
 		return nil, fmt.Errorf("elements of %v: %w", t.Dtype(), ErrUnsupported)
 	}
-	var into any
-	var bits []uint16
-	var round func(dst []uint16, src []float32) int
-	switch to {
-	case tensor.Float32:
-		data := make([]float32, n)
-		each(n, func(from, end int) { widen(data[from:end], from) })
-		return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(data)), nil
-	case la.Float16:
-		data := make([]la.F16, n)
-		into, bits, round = data, as16[uint16](data), gguf.RoundFloat16
-	case la.BFloat16:
-		data := make([]la.BF16, n)
-		into, bits, round = data, as16[uint16](data), gguf.RoundBFloat16
-	default:
-		return nil, fmt.Errorf("elements as %v: %w", to, ErrUnsupported)
+	into, err := rowsOf(to, t.Shape(), 0, t.Shape()[0])
+	if err != nil {
+		return nil, err
 	}
 	var mu sync.Mutex
-	var err error
-	each(n, func(from, end int) {
-		var piece [4096]float32
-		for ; from < end; from += len(piece) {
-			wide := piece[:min(len(piece), end-from)]
-			widen(wide, from)
-			if bad := round(bits[from:from+len(wide)], wide); bad >= 0 {
-				mu.Lock()
-				defer mu.Unlock()
-				err = fmt.Errorf("element %d is %v, more than %v has: %w", from+bad, wide[bad], to, ErrConfig)
-				return
-			}
+	each(t.Shape().TotalSize(), func(from, end int) {
+		if e := convert(into.Data(), from, slice(t.Data(), from, end)); e != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			err = e
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	return tensor.New(tensor.WithShape(t.Shape()...), tensor.WithBacking(into)), nil
-}
-
-// widen16 converts as many numbers as dst has.
-func widen16[T interface{ Float32() float32 }](dst []float32, src []T) {
-	for i := range dst {
-		dst[i] = src[i].Float32()
-	}
+	return into, nil
 }
 
 // each calls f for parts of n elements, on all processors.

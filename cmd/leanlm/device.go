@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -39,7 +40,8 @@ func parseDevice(name string) (gpus []int, err error) {
 	return nil, usagef("-device %q is none of cpu, gpu, gpu:N, gpu:N,M", name)
 }
 
-// mayDiffer is the flags that ranks need not have alike: their contents are compared, or they change no text.
+// mayDiffer lists flags that may differ between ranks. The texts and models that the flags name are compared, or the flags change
+// no text.
 var mayDiffer = []string{"m", "p", "f", "prompts", "device", "stats", "json"}
 
 // together is what a command computes, for the other ranks: the flags that must be alike, and texts by their names.
@@ -71,8 +73,8 @@ func brief(text string) string {
 	return fmt.Sprintf("%s... (%d bytes, %08x)", text[:shown], len(text), crc32.Checksum([]byte(text), crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// join has the process compute with the other ranks of the environment, if there are any. The contexts and streams of the
-// others are those to go on with: ranks above 0 write only errors, and an interrupt ends all ranks.
+// join connects the process to the other ranks of the environment, if there are any. The command uses the returned context and
+// streams from then on: ranks above 0 write only errors, and an interrupt ends all ranks.
 func (m *modelFlags) join(ctx context.Context, model *opened, t together, std streams) (context.Context, streams, error) {
 	if model.world.Size <= 1 {
 		return ctx, std, nil
@@ -90,15 +92,10 @@ func (m *modelFlags) join(ctx context.Context, model *opened, t together, std st
 	model.comm, m.options.Ranks = comm, comm
 	model.stop = context.AfterFunc(ctx, func() { comm.Fail(context.Cause(ctx)) })
 	if model.world.Rank > 0 {
-		std.out, std.err = discard{}, discard{}
+		std.out, std.err = io.Discard, io.Discard
 	}
 	return context.Background(), std, nil
 }
-
-// discard is a stream of a rank above 0.
-type discard struct{}
-
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
 // openDevice opens the GPUs of -device, or that of the rank.
 func (m *modelFlags) openDevice(world ranks.World) (*device.GPU, error) {

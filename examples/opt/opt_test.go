@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/leanattention/nn"
 )
 
-// The texts do not depend on how many rows a step has, nor on who else is in it.
+// The texts depend neither on the number of rows of a step, nor on other texts in the step.
 func TestSteps(t *testing.T) {
 	of := opened(t)
 	prompts := [][]int{{2, 300, 301, 302, 303, 304, 305}, {2, 700}, {2, 900, 901, 902}}
