@@ -70,7 +70,7 @@ const (
 	pageSize       = 64
 	mostRows       = 1 << 20
 	mostChosen     = 1 << 19 // largest vocabulary from which a GPU chooses: see nn.ArgMax
-	mostAhead      = 8       // steps that a GPU computes before the host has their tokens: joins and ends wait so long
+	mostAhead      = 4       // steps that the host queues together, while it waits for as many: joins and ends wait for both
 )
 
 // Stats counts the work of an [Engine].
@@ -299,9 +299,16 @@ func (e *Engine) mostAhead() int {
 	return mostAhead
 }
 
-func (e *Engine) ahead(appends []la.Append, tokens []int, steps int) ([]int, error) {
-	chosen, err := e.graphOf(appends, tokens).ahead(appends, tokens, steps)
-	return chosen, e.failed(err)
+func (e *Engine) ahead(appends []la.Append, tokens []int, steps int) (func() ([]int, error), error) {
+	g := e.graphs[slices.IndexFunc(e.graphs, func(g *graph) bool { return len(appends) <= g.step.Tokens() })]
+	wait, err := g.ahead(appends, tokens, steps)
+	if err != nil {
+		return nil, e.failed(err)
+	}
+	return func() ([]int, error) {
+		chosen, err := wait()
+		return chosen, e.failed(err)
+	}, nil
 }
 
 // failed tells the other ranks of an error, so that they do not wait for this one.

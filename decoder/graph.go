@@ -224,10 +224,10 @@ func (g *graph) fill(tokens []int) {
 	}
 }
 
-// ahead computes steps that append a token to each sequence: the first step the given tokens, each other step the tokens
-// that the step before chose. The host waits for the last step alone. ahead returns the tokens that each step chose. After
-// an error some of the steps may have been done.
-func (g *graph) ahead(appends []la.Append, tokens []int, steps int) (chosen []int, err error) {
+// ahead queues steps that append a token to each sequence: the first step the given tokens, or, if tokens is nil, those that the
+// step before chose on the GPU; each other step the tokens that the step before chose. wait waits for these steps alone, and
+// returns the tokens that each step chose. It must be called once. After an error some of the steps may be done.
+func (g *graph) ahead(appends []la.Append, tokens []int, steps int) (wait func() ([]int, error), err error) {
 	n := len(appends)
 	if g.history == nil {
 		if g.history, err = g.gpu.NewTensor(tensor.Int32, mostAhead*g.step.Tokens()); err != nil {
@@ -235,14 +235,15 @@ func (g *graph) ahead(appends []la.Append, tokens []int, steps int) (chosen []in
 		}
 	}
 	for i := range steps {
+		given := i == 0 && tokens != nil
 		err := g.step.Run(appends, func() error {
 			g.fill(tokens)
-			if i > 0 {
+			if !given {
 				if err := copyRows(g.tokens.there, 0, g.chosen, n); err != nil {
 					return err
 				}
 			}
-			if err := g.queue(i == 0); err != nil {
+			if err := g.queue(given); err != nil {
 				return err
 			}
 			return copyRows(g.history, i*n, g.chosen, n)
@@ -251,12 +252,18 @@ func (g *graph) ahead(appends []la.Append, tokens []int, steps int) (chosen []in
 			return nil, err
 		}
 	}
-	all, err := g.history.Download() // waits for all steps
+	download, err := g.history.QueueDownload()
 	if err != nil {
 		return nil, err
 	}
-	chosen, err = integers(all)
-	return chosen[:min(len(chosen), steps*n)], err
+	return func() ([]int, error) {
+		all, err := download()
+		if err != nil {
+			return nil, err
+		}
+		chosen, err := integers(all)
+		return chosen[:min(len(chosen), steps*n)], err
+	}, nil
 }
 
 // copyRows copies the first n rows of a node's value to the rows of a tensor from at on.

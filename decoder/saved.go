@@ -53,7 +53,7 @@ func (e *Engine) Save(w io.Writer, tokens []int) (n int, err error) {
 	}
 	var from *la.Sequence
 	for _, t := range e.scheduler.live {
-		if m := common(t.tokens[:t.seq.Len()], tokens); m > n {
+		if m := common(t.tokens[:t.read()], tokens); m > n {
 			from, n = t.seq, m
 		}
 	}

@@ -30,6 +30,46 @@ func save(t testing.TB, e *Engine, tokens []int, n int) []byte {
 	return file.Bytes()
 }
 
+// TestSaveAhead: a text that is saved while steps of it are queued has no token of these steps.
+func TestSaveAhead(t *testing.T) {
+	e := smallEngine(t, Options{Context: 900, Tokens: 1000, Exact: true})
+	calls := 0
+	e.scheduler.runner = newFaultyRunner(e, neverFails(), &calls)
+	prompt := randomTokens(reftest.Rand(t), 20)
+	text, err := e.Start(context.Background(), Request{Prompt: prompt, Tokens: 800, Ends: []int{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files [][]byte
+	all := slices.Clone(prompt)
+	for token, err := range text.Tokens() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all = append(all, token.ID); len(all)%50 == 0 {
+			var file bytes.Buffer
+			if _, err := e.Save(&file, all); err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, file.Bytes())
+		}
+	}
+	other := smallEngine(t, Options{Context: 900, Exact: true})
+	for _, file := range files {
+		got, err := other.Load(bytes.NewReader(file))
+		if err != nil || len(got) < 40 || !slices.Equal(got, all[:len(got)]) {
+			t.Errorf("%d tokens are loaded: %v", len(got), err)
+		}
+		want := all[len(got):min(len(got)+10, len(all))]
+		if next := alone(t, other, Request{Prompt: got, Tokens: 10, Ends: []int{}}); !slices.Equal(next[:len(want)], want) {
+			t.Errorf("%d tokens and then %v, want %v", len(got), next, want)
+		}
+	}
+	if calls < 100 {
+		t.Errorf("%d times ahead", calls)
+	}
+}
+
 // TestSaveLoad: a text that begins as a loaded one did is equal, and nothing of the beginning is computed again, in an engine of
 // other sizes, too.
 func TestSaveLoad(t *testing.T) {

@@ -24,15 +24,24 @@ type scheduler struct {
 	waiting  []*Text // the next one first
 	live     []*Text // the oldest first
 	retained []prefix
+	queued   *queued // steps whose tokens the host does not have yet; nil: none
 	stats    *Stats
+}
+
+// queued is steps of one token of each live text. Sequences of the texts have the tokens of these steps already.
+type queued struct {
+	todo  []work
+	steps int
+	wait  func() (chosen []int, err error)
 }
 
 // runner computes steps.
 type runner interface {
 	rows(all bool) int // most rows of a step
 	run(appends []la.Append, tokens []int, all, logits bool) (results, error)
-	mostAhead() int // most steps of ahead; 0: ahead is not supported
-	ahead(appends []la.Append, tokens []int, steps int) (chosen []int, err error)
+	mostAhead() int // most steps of a call of ahead; 0: ahead is not supported
+	// ahead queues steps of one token of each text. Without tokens they are those that the queued steps choose.
+	ahead(appends []la.Append, tokens []int, steps int) (wait func() (chosen []int, err error), err error)
 	newSequence() (*la.Sequence, error)
 	need(appends []la.Append) (pages int, err error)
 	freePages() int
@@ -56,7 +65,7 @@ const (
 func (s *scheduler) add(t *Text) { s.waiting = append(s.waiting, t) }
 
 // idle reports whether no text needs a step.
-func (s *scheduler) idle() bool { return len(s.live)+len(s.waiting) == 0 }
+func (s *scheduler) idle() bool { return len(s.live)+len(s.waiting) == 0 && s.queued == nil }
 
 // step ends texts that were cancelled, admits waiting ones, and computes one step. An error of the computation ends all texts.
 func (s *scheduler) step() {
@@ -67,6 +76,10 @@ func (s *scheduler) step() {
 
 // fail ends all texts with an error.
 func (s *scheduler) fail(err error) {
+	if s.queued != nil {
+		_, _ = s.queued.wait() // all texts end with the first error
+		s.queued = nil
+	}
 	for _, t := range slices.Concat(s.live, s.waiting) {
 		t.end("", err)
 	}
@@ -74,6 +87,9 @@ func (s *scheduler) fail(err error) {
 }
 
 func (s *scheduler) try() error {
+	if s.queued != nil {
+		return s.collect()
+	}
 	s.cancel()
 	if err := s.shift(); err != nil {
 		return err
@@ -91,7 +107,9 @@ func (s *scheduler) try() error {
 		return s.verify()
 	}
 	if steps := s.stepsAhead(todo); steps > 1 {
-		return s.ahead(todo, steps)
+		_, tokens, _ := operands(todo)
+		s.queued, err = s.queue(todo, tokens, steps)
+		return err
 	}
 	return s.compute(todo)
 }
@@ -113,11 +131,24 @@ func (s *scheduler) sweep() {
 		if !t.ended {
 			return false
 		}
-		s.retain(prefix{t.tokens[:t.seq.Len()], t.seq})
+		// A text that ended in one of several queued steps drops the tokens of the later ones. After an error the last token of a
+		// text may be of no step.
+		read := t.read()
+		if t.err != nil {
+			read = min(read, len(t.tokens)-1)
+		}
+		if err := t.seq.Truncate(read); err != nil {
+			_ = t.seq.Release()
+		} else {
+			s.retain(prefix{t.tokens[:read], t.seq})
+		}
 		t.seq = nil
 		return true
 	})
 }
+
+// read returns the number of tokens of a live text that its sequence has. The sequence may have tokens of queued steps, too.
+func (t *Text) read() int { return min(t.seq.Len(), len(t.tokens)) }
 
 // retain keeps a sequence. Of two sequences of which one begins with the other, only the longer one is kept.
 func (s *scheduler) retain(p prefix) {
@@ -313,23 +344,28 @@ func (s *scheduler) extend(t *Text, r *results, row int) {
 	t.extend(r.logits[row*s.vocab : (row+1)*s.vocab])
 }
 
-// stepsAhead returns the number of steps that can be computed before the host has their tokens: all texts are live, choose
-// the most likely token, and need it alone. A text begins with single steps, so that its first tokens come soon.
+// stepsAhead returns the number of steps that can be queued before the host has the tokens of earlier ones. It is 0 unless all
+// texts are live, choose the most likely token, and need it alone. A text begins with single steps, so that its first tokens come
+// soon.
 func (s *scheduler) stepsAhead(todo []work) int {
 	steps := s.runner.mostAhead()
-	if steps == 0 || len(todo) < len(s.live) || len(s.waiting) > 0 {
-		return 1
+	if len(todo) < len(s.live) || len(s.waiting) > 0 {
+		return 0
+	}
+	before := 0 // steps that are queued
+	if s.queued != nil {
+		before = s.queued.steps
 	}
 	var appends []la.Append
 	for _, w := range todo {
 		t := w.text
 		if w.tokens != 1 || !t.sampler.plain || t.mostGuesses > 0 {
-			return 1
+			return 0
 		}
-		steps = min(steps, t.limit-len(t.tokens), max(t.added(), 1))
+		steps = min(steps, t.limit-len(t.tokens)-before, max(t.added()+before, 1))
 		appends = append(appends, la.Append{Seq: t.seq})
 	}
-	for ; steps > 1; steps /= 2 {
+	for ; steps > 0; steps /= 2 {
 		for i := range appends {
 			appends[i].Tokens = steps
 		}
@@ -337,34 +373,61 @@ func (s *scheduler) stepsAhead(todo []work) int {
 			break
 		}
 	}
-	return steps
+	return max(steps, 0)
 }
 
-// ahead computes some steps. A text that ends in one of them drops the tokens of the others.
-func (s *scheduler) ahead(todo []work, steps int) (err error) {
-	appends, tokens, _ := operands(todo)
-	chosen, err := s.runner.ahead(appends, tokens, steps)
+// queue queues steps.
+func (s *scheduler) queue(todo []work, tokens []int, steps int) (*queued, error) {
+	var appends []la.Append
+	for _, w := range todo {
+		appends = append(appends, la.Append{Seq: w.text.seq, Tokens: 1})
+	}
+	wait, err := s.runner.ahead(appends, tokens, steps)
 	if err != nil {
-		for _, w := range todo { // some of the steps may have been done
-			if keep := len(w.text.tokens) - 1; keep < w.text.seq.Len() {
-				err = errors.Join(err, w.text.seq.Truncate(keep))
+		return nil, err
+	}
+	return &queued{todo, steps, wait}, nil
+}
+
+// collect waits for the queued steps, and gives the texts their tokens. If all texts surely go on, more steps are queued first:
+// then the host works while these are computed.
+func (s *scheduler) collect() (err error) {
+	defer s.sweep()
+	q := s.queued
+	var next *queued
+	if s.goOn(q) {
+		if steps := s.stepsAhead(q.todo); steps > 0 {
+			if next, err = s.queue(q.todo, nil, steps); err != nil {
+				return err
 			}
 		}
+	}
+	s.queued = next
+	chosen, err := q.wait()
+	if err != nil {
 		return err
 	}
-	s.count(steps, steps*len(tokens), todo)
-	own := make([]int, 0, steps)
-	for i, w := range todo {
-		t := w.text
-		own = own[:0]
-		for j := range steps {
-			own = append(own, chosen[j*len(todo)+i])
+	s.count(q.steps, q.steps*len(q.todo), q.todo)
+	own := make([]int, q.steps)
+	for i, w := range q.todo {
+		for j := range own {
+			own[j] = chosen[j*len(q.todo)+i]
 		}
-		if unused := steps - t.take(own...); unused > 0 {
-			err = errors.Join(err, t.seq.Truncate(t.seq.Len()-unused))
+		if !w.text.ended {
+			w.text.take(own...)
 		}
 	}
-	return err
+	return nil
+}
+
+// goOn reports whether all texts of queued steps are live, and none was cancelled.
+func (s *scheduler) goOn(q *queued) bool {
+	for _, w := range q.todo {
+		if w.text.ended || w.text.ctx.Err() != nil {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *scheduler) count(steps, rows int, todo []work) {

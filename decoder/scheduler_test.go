@@ -161,8 +161,14 @@ func TestConversations(t *testing.T) {
 // faultyRunner fails now and then. In place of a GPU it chooses tokens and computes steps ahead.
 type faultyRunner struct {
 	runner
-	rng   *rand.Rand
-	calls *int // calls of ahead
+	rng    *rand.Rand
+	calls  *int   // calls of ahead
+	chosen *[]int // by the last step of ahead
+}
+
+// newFaultyRunner counts calls of ahead; nil: the host chooses.
+func newFaultyRunner(r runner, rng *rand.Rand, calls *int) faultyRunner {
+	return faultyRunner{r, rng, calls, new([]int)}
 }
 
 var errFault = errors.New("a fault")
@@ -192,7 +198,12 @@ func (f faultyRunner) mostAhead() int {
 	return 5
 }
 
-func (f faultyRunner) ahead(appends []la.Append, tokens []int, steps int) (chosen []int, err error) {
+func (f faultyRunner) ahead(appends []la.Append, tokens []int, steps int) (func() ([]int, error), error) {
+	*f.calls++
+	if tokens == nil {
+		tokens = *f.chosen
+	}
+	var chosen []int
 	for range steps {
 		r, err := f.run(appends, tokens, false, false)
 		if err != nil {
@@ -201,8 +212,19 @@ func (f faultyRunner) ahead(appends []la.Append, tokens []int, steps int) (chose
 		tokens = r.chosen[:len(appends)]
 		chosen = append(chosen, tokens...)
 	}
-	*f.calls++
-	return chosen, nil
+	*f.chosen = tokens
+	var err error
+	if f.rng.IntN(400) == 0 {
+		err = errFault
+	}
+	waited := false
+	return func() ([]int, error) {
+		if waited {
+			panic("wait is called twice")
+		}
+		waited = true
+		return chosen, err
+	}, nil
 }
 
 // TestJoinsAndLeaves: texts of random lengths join and leave, are cancelled, share beginnings and fail. No page is lost, and
@@ -222,7 +244,7 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 	texts := reftest.Cases(t, 800, 25000)
 	reference := smallEngine(t, Options{Context: 400, Exact: true})
 	e := smallEngine(t, Options{Context: 400, Tokens: 400, Batch: 6, Chunk: 30, Draft: 6, Exact: true})
-	e.scheduler.runner = faultyRunner{e, rand.New(rand.NewPCG(rng.Uint64(), 2)), ahead}
+	e.scheduler.runner = newFaultyRunner(e, rand.New(rand.NewPCG(rng.Uint64(), 2)), ahead)
 
 	var beginnings [][]int
 	random := func(n int) (ids []int) {
@@ -312,7 +334,7 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 func TestStepsAhead(t *testing.T) {
 	e := smallEngine(t, Options{Context: 400, Exact: true})
 	calls := 0
-	e.scheduler.runner = faultyRunner{e, rand.New(rand.NewPCG(1, 2)), &calls}
+	e.scheduler.runner = newFaultyRunner(e, rand.New(rand.NewPCG(1, 2)), &calls)
 	seq, err := e.newSequence()
 	if err != nil {
 		t.Fatal(err)
@@ -323,6 +345,14 @@ func TestStepsAhead(t *testing.T) {
 			text := &Text{tokens: make([]int, 100-dropped+added), prompt: 100, dropped: dropped, limit: 400, sampler: &sampler{plain: true}, seq: seq}
 			if got := e.scheduler.stepsAhead([]work{{text, 1}}); got != want {
 				t.Errorf("%d tokens dropped, %d chosen: %d steps, want %d", dropped, added, got, want)
+			}
+			for before, want := range map[int]int{1: min(added+1, 5), 2: min(added+2, 5), 297: 3 - added, 299: 1 - added, 400: 0} {
+				text.limit = 100 - dropped + 300
+				e.scheduler.queued = &queued{steps: before}
+				if got := e.scheduler.stepsAhead([]work{{text, 1}}); got != max(want, 0) {
+					t.Errorf("%d tokens dropped, %d chosen, %d queued: %d steps, want %d", dropped, added, before, got, want)
+				}
+				e.scheduler.queued = nil
 			}
 		}
 	}

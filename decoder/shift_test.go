@@ -54,7 +54,7 @@ func TestShift(t *testing.T) {
 			e := smallEngine(t, o)
 			ahead := 0
 			if name == "steps ahead" {
-				e.scheduler.runner = faultyRunner{e, neverFails(), &ahead}
+				e.scheduler.runner = newFaultyRunner(e, neverFails(), &ahead)
 			}
 			for _, keep := range []int{0, 1, 20, most - 1} {
 				var texts []*Text

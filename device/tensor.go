@@ -64,6 +64,15 @@ func (t *Tensor) GPU() *GPU {
 // been overwritten, ErrClosed if it has been freed, and what went wrong in the work before.
 func (t *Tensor) Download() (*tensor.Dense, error) { return t.Internal().Download() }
 
+// QueueDownload is Download for a caller that has more work to queue. It queues the copy; wait waits for the copy, and not for
+// later work, and returns the values that the tensor had between the earlier and the later work.
+//
+//   - Call wait exactly once: until then the copy takes pinned memory.
+//   - Errors: those of Download, and ErrUnsupported for a tensor that several GPUs share, or of more than 4 MiB.
+func (t *Tensor) QueueDownload() (wait func() (*tensor.Dense, error), err error) {
+	return t.Internal().QueueDownload()
+}
+
 // Free gives the memory back. Work that was queued before still has it. Errors: ErrClosed if the tensor was freed before or
 // the GPU is closed, ErrState for the old value of a node that has run again.
 func (t *Tensor) Free() error { return t.Internal().Free() }

@@ -225,6 +225,49 @@ func (d *Tensor) Download() (t *tensor.Dense, err error) {
 	return t, nil
 }
 
+// QueueDownload queues the copy of Download. wait waits for the copy, and not for work that is queued later; it must be
+// called once. Errors: those of Download, and ErrUnsupported for a tensor that several GPUs share or that is larger than
+// a block of pinned memory.
+func (d *Tensor) QueueDownload() (wait func() (*tensor.Dense, error), err error) {
+	const op = "Tensor.QueueDownload"
+	defer errs.RecoverTo(op, &err)
+	if err := d.Enter(op); err != nil {
+		return nil, err
+	}
+	defer d.GPU.Group.Leave()
+	t := dense.New(d.DType, d.Shape...)
+	to, q := operand.RowMajorBytes(t), d.GPU.Queue
+	switch {
+	case d.Shards != nil:
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "%d GPUs share the tensor: use Download", len(d.Shards))
+	case len(to) > pieceBytes:
+		return nil, errs.Errorf(op, errs.ErrUnsupported, "the tensor has %d bytes, more than %d: use Download", len(to), pieceBytes)
+	}
+	p, err := q.TakePinned(len(to))
+	if err != nil {
+		return nil, TensorError(op, "the tensor", err)
+	}
+	if err := d.through(p, func(sub *queue.Submission, b *cuda.Buffer) error {
+		return sub.Download(p, 0, b, d.offset, len(to))
+	}); err != nil {
+		q.GivePinned(p)
+		return nil, TensorError(op, "the tensor", err)
+	}
+	return func() (_ *tensor.Dense, err error) {
+		defer errs.RecoverTo(op, &err)
+		if err := d.GPU.Enter(op); err != nil {
+			return nil, err
+		}
+		defer d.GPU.Group.Leave()
+		defer q.GivePinned(p)
+		if err := q.Wait(p); err != nil {
+			return nil, TensorError(op, "the tensor", err)
+		}
+		copy(to, p.Bytes)
+		return t, nil
+	}, nil
+}
+
 // Read copies the tensor to dst. The GPU is entered.
 func (d *Tensor) Read(dst []byte) error {
 	defer runtime.KeepAlive(d)

@@ -177,7 +177,7 @@ func (e *leanEngine) decode(batch, length, steps int) (prompt, steady time.Durat
 		return 0, 0, nil, err
 	}
 	// The engine has read the prompts, but for a token of each. The time of the steps begins when all texts have some tokens:
-	// a GPU gives the host the tokens of 1, 1, 2 and 4 steps, and then of 8 at a time.
+	// a GPU gives the host the tokens of 1, 1, 2 and 4 steps, and then of 4 at a time.
 	began := time.Now()
 	texts, _, err := e.start(0, steps+1)
 	if err != nil {
