@@ -60,7 +60,7 @@ func benchmarkEngine(b *testing.B, e *Engine) {
 	read := func() {
 		for s.Len() < before {
 			n := min(before-s.Len(), e.rows(false))
-			if _, err := e.run([]la.Append{{Seq: s, Tokens: n}}, prompt[s.Len():s.Len()+n], false, false); err != nil {
+			if _, err := e.run([]la.Append{{Seq: s, Tokens: n}}, prompt[s.Len():s.Len()+n], false, false, nil); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -85,7 +85,7 @@ func benchmarkEngine(b *testing.B, e *Engine) {
 			read()
 			b.StartTimer()
 		}
-		if _, err := e.run([]la.Append{{Seq: s, Tokens: 1}}, []int{3}, false, false); err != nil {
+		if _, err := e.run([]la.Append{{Seq: s, Tokens: 1}}, []int{3}, false, false, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -267,12 +267,12 @@ func (e *Engine) rows(all bool) int {
 	return e.verify.step.Tokens()
 }
 
-func (e *Engine) run(appends []la.Append, tokens []int, all, logits bool) (results, error) {
+func (e *Engine) run(appends []la.Append, tokens []int, all, logits bool, draws []draw) (results, error) {
 	g := e.verify
 	if !all {
 		g = e.graphOf(appends, tokens)
 	}
-	return e.runGraph(g, appends, tokens, logits)
+	return e.runGraph(g, appends, tokens, logits, draws)
 }
 
 // graphOf returns the smallest graph for a step.
@@ -282,8 +282,8 @@ func (e *Engine) graphOf(appends []la.Append, tokens []int) *graph {
 	})]
 }
 
-func (e *Engine) runGraph(g *graph, appends []la.Append, tokens []int, logits bool) (r results, err error) {
-	if r, err = g.run(appends, tokens, logits); err != nil {
+func (e *Engine) runGraph(g *graph, appends []la.Append, tokens []int, logits bool, draws []draw) (r results, err error) {
+	if r, err = g.run(appends, tokens, logits, draws); err != nil {
 		return r, e.failed(err)
 	}
 	if limit := e.network.Sizes().LogitCap; limit > 0 {
@@ -299,9 +299,11 @@ func (e *Engine) mostAhead() int {
 	return mostAhead
 }
 
-func (e *Engine) ahead(appends []la.Append, tokens []int, steps int) (func() ([]int, error), error) {
+func (e *Engine) draws() bool { return e.graphs[0].drawer != nil }
+
+func (e *Engine) ahead(appends []la.Append, tokens []int, steps int, draws []draw) (func() ([]int, error), error) {
 	g := e.graphs[slices.IndexFunc(e.graphs, func(g *graph) bool { return len(appends) <= g.step.Tokens() })]
-	wait, err := g.ahead(appends, tokens, steps)
+	wait, err := g.ahead(appends, tokens, steps, draws)
 	if err != nil {
 		return nil, e.failed(err)
 	}
@@ -416,7 +418,7 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 	}
 	t.mostGuesses, t.nextGuesses = r.Draft, r.Draft
 	var err error
-	if t.sampler, err = newSampler(&r.Sampling, vocab, r.LogProbs, prompt); err != nil {
+	if t.sampler, err = newSampler(&r.Sampling, vocab, r.LogProbs, prompt, e.scheduler.runner.draws()); err != nil {
 		return nil, err
 	}
 	return t, nil
@@ -554,7 +556,7 @@ func (e *Engine) LogProbs(ctx context.Context, tokens []int) (p []float64, err e
 			}
 			e.scheduler.evict(0)
 		}
-		r, err := e.runGraph(e.scores, appends, tokens[from:from+n], true)
+		r, err := e.runGraph(e.scores, appends, tokens[from:from+n], true, nil)
 		if err != nil {
 			return nil, err
 		}

@@ -161,7 +161,7 @@ func TestOpErrors(t *testing.T) {
 	}
 	for _, all := range []bool{false, true} {
 		for _, tokens := range [][]int{{13}, {1, -1}} { // of a vocabulary of 13
-			_, err := e.run([]la.Append{{Seq: s, Tokens: len(tokens)}}, tokens, all, true)
+			_, err := e.run([]la.Append{{Seq: s, Tokens: len(tokens)}}, tokens, all, true, nil)
 			if !errors.Is(err, la.ErrLength) || !strings.HasPrefix(err.Error(), "leanattention: nn.Embedding: ids[") || s.Len() != 0 {
 				t.Errorf("%v: %v, %d tokens", tokens, err, s.Len())
 			}

@@ -154,7 +154,7 @@ func testGolden(t *testing.T, o Options, atol float64) {
 			}
 			check := func(what string, appends []la.Append, tokens []int, want [][]float32) {
 				t.Helper()
-				r, err := e.run(appends, tokens, true, true)
+				r, err := e.run(appends, tokens, true, true, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

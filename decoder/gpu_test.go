@@ -1,6 +1,7 @@
 package decoder
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -13,6 +14,7 @@ import (
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/nn"
 
 	la "gorgonia.org/leanattention"
 
@@ -71,14 +73,28 @@ func stepsAgainstCPU(t *testing.T, make func(o Options) (*Engine, error), o Opti
 				}
 				appends = append(appends, la.Append{Seq: s, Tokens: n})
 			}
-			r, err := e.run(appends, tokens, false, true)
+			var draws []draw
+			if step%2 == 1 && e.draws() {
+				for j := range texts {
+					draws = append(draws, draw{nn.Choice{Temperature: float64(j % 3), TopK: j % 7, TopP: 0.9}, rng.Float64()})
+				}
+			}
+			r, err := e.run(appends, tokens, false, true, draws)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for j := range seqs {
 				row := slices.Clone(r.logits[j*vocab : (j+1)*vocab])
 				all[i] = append(all[i], row)
-				if r.chosen != nil && row[r.chosen[j]] != slices.Max(row) {
+				switch {
+				case r.chosen == nil:
+				case r.drawn != (draws != nil):
+					t.Fatalf("step %d: drawn is %v", step, r.drawn)
+				case r.drawn:
+					if want := draws[j].Choose(row, draws[j].random); r.chosen[j] != want {
+						t.Errorf("step %d, text %d: token %d is drawn by %+v, want %d", step, j, r.chosen[j], draws[j], want)
+					}
+				case row[r.chosen[j]] != slices.Max(row):
 					t.Errorf("step %d, text %d: token %d is chosen, with the logit %v of %v", step, j, r.chosen[j], row[r.chosen[j]], slices.Max(row))
 				}
 			}
@@ -107,6 +123,51 @@ func stepNetwork(t *testing.T, headDim int) Network {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// TestGPUSampledTexts: texts whose tokens the GPU draws are those that the CPU draws, alone, and beside texts with the most likely
+// tokens and texts whose tokens the host draws.
+func TestGPUSampledTexts(t *testing.T) { testSampledTexts(t, devicetest.Open(t)) }
+
+func TestGPUsSampledTexts(t *testing.T) { testSampledTexts(t, devicetest.OpenSome(t, 2)) }
+
+func testSampledTexts(t *testing.T, gpu *device.GPU) {
+	m := openCheckpoint(t, "../tiny")
+	n := 40
+	if testing.Short() { // an emulated GPU is slow
+		n = 4
+	}
+	var requests []Request
+	for i, c := range []Sampling{
+		{Temperature: 1}, {Temperature: 0.7, TopK: 20, TopP: 0.9}, {}, {Temperature: 1.5, TopP: 0.8}, {Temperature: 0.9, MinP: 0.05}, {Temperature: 0.8, RepetitionPenalty: 1.2},
+	} {
+		c.Seed = uint64(i + 7)
+		requests = append(requests, Request{Prompt: encode(t, m, "Once upon a time", false)[:3+i%2], Tokens: n, Ends: []int{}, Sampling: c})
+	}
+	o := Options{Context: 100, Tokens: 1000, Batch: len(requests), Exact: true, Weights: tensor.Float32}
+	here := modelEngine(t, m, o)
+	o.Device, o.Chunk = gpu, 8
+	there := modelEngine(t, m, o)
+	var want [][]int
+	for _, r := range requests {
+		want = append(want, alone(t, here, r))
+	}
+	for i, r := range requests[:2] {
+		if got := alone(t, there, r); !slices.Equal(got, want[i]) {
+			t.Errorf("%+v: %v, want %v", r.Sampling, got, want[i])
+		}
+	}
+	for _, some := range [][2]int{{0, 4}, {0, 6}} { // without and with texts of the host
+		texts, err := there.StartAll(context.Background(), requests[some[0]:some[1]]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, text := range texts {
+			if got, err := ids(text); err != nil || !slices.Equal(got, want[i]) {
+				t.Errorf("beside %d others: %+v: %v, %v, want %v", len(texts)-1, requests[i].Sampling, got, err, want[i])
+			}
+		}
+	}
 }
 
 // TestGPUSteps: steps of one and two texts, which are single launches if the GPU has kernels for them, and steps of more texts have
@@ -288,7 +349,7 @@ func TestGPUsRepeat(t *testing.T) {
 			var logits [][]float32
 			tokens := []int{5, 6, 7, 8, 9, 10, 11, 12, 13, 14}
 			for i := range 5 {
-				r, err := e.run(appends, tokens, false, true)
+				r, err := e.run(appends, tokens, false, true, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

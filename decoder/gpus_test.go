@@ -92,7 +92,7 @@ func TestGPUsFamilies(t *testing.T) {
 					}
 					appends = append(appends, la.Append{Seq: s, Tokens: len(ids)})
 				}
-				computed, err := e.run(appends, slices.Concat(m.Prompts...), false, true)
+				computed, err := e.run(appends, slices.Concat(m.Prompts...), false, true, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

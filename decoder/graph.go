@@ -23,7 +23,9 @@ type graph struct {
 	last   *indices
 	at     []position
 	logits *G.Node
-	chosen *G.Node // the most likely token of each row of the logits; nil: the host chooses
+	chosen *G.Node        // the most likely token of each row of the logits; nil: the host chooses
+	drawer *drawer        // chooses by random numbers; nil: the host does so
+	newest *device.Tensor // the tokens of the last step of ahead
 	vm     interface {
 		G.VM
 		Close() error
@@ -39,7 +41,8 @@ type graph struct {
 // results are what a run computes for each row, or for the last row of each append.
 type results struct {
 	logits []float32 // nil: not wanted
-	chosen []int     // the most likely token, or -1 for logits that have none; nil: the host chooses
+	chosen []int     // tokens that a GPU chose, or -1 for logits that have none; nil: the host chooses
+	drawn  bool      // chosen by draws; else the most likely tokens
 }
 
 // indices is an input of row numbers.
@@ -125,6 +128,15 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 	var keep []*G.Node
 	if o.Device != nil && sizes.Vocab <= mostChosen {
 		g.chosen, keep = b.Node(func() (*G.Node, error) { return nn.ArgMax(g.logits) }), []*G.Node{g.logits}
+		rows := c.rows
+		if !c.all {
+			rows = c.appends
+		}
+		if sizes.LogitCap == 0 { // the host applies it
+			if g.drawer, err = newDrawer(o.Device, rows, sizes.Vocab); err != nil {
+				return g, err
+			}
+		}
 	}
 	if b.err != nil {
 		return g, b.err
@@ -168,8 +180,9 @@ func (in *indices) put() error {
 }
 
 // run appends tokens to sequences in one step: as many as each append says, in order. A GPU leaves logits that are not
-// wanted where they are. Logits are valid until the next run. After an error the sequences are unchanged.
-func (g *graph) run(appends []la.Append, tokens []int, wanted bool) (r results, err error) {
+// wanted where they are, and chooses by a draw for each row of the logits; draws may be nil. Logits are valid until the next run.
+// After an error the sequences are unchanged.
+func (g *graph) run(appends []la.Append, tokens []int, wanted bool, draws []draw) (r results, err error) {
 	err = g.step.Run(appends, func() error {
 		g.fill(tokens)
 		if g.gpu == nil {
@@ -184,7 +197,12 @@ func (g *graph) run(appends []la.Append, tokens []int, wanted bool) (r results, 
 			return err
 		}
 		if g.chosen != nil {
-			if r.chosen, err = download(g.chosen); err != nil {
+			chosen, err := g.choose(draws)
+			if err != nil {
+				return err
+			}
+			r.drawn = draws != nil
+			if r.chosen, err = download(chosen); err != nil {
 				return err
 			}
 		}
@@ -203,6 +221,18 @@ func (g *graph) run(appends []la.Append, tokens []int, wanted bool) (r results, 
 		return nil
 	})
 	return r, err
+}
+
+// choose returns the tokens that a run has chosen, after it has queued their choice by draws.
+func (g *graph) choose(draws []draw) (*device.Tensor, error) {
+	if draws == nil {
+		return there(g.chosen)
+	}
+	logits, err := there(g.logits)
+	if err != nil {
+		return nil, err
+	}
+	return g.drawer.draw(logits, draws)
 }
 
 // fill sets the inputs of a step.
@@ -225,9 +255,10 @@ func (g *graph) fill(tokens []int) {
 }
 
 // ahead queues steps that append a token to each sequence: the first step the given tokens, or, if tokens is nil, those that the
-// step before chose on the GPU; each other step the tokens that the step before chose. wait waits for these steps alone, and
-// returns the tokens that each step chose. It must be called once. After an error some of the steps may be done.
-func (g *graph) ahead(appends []la.Append, tokens []int, steps int) (wait func() ([]int, error), err error) {
+// step before chose on the GPU; each other step the tokens that the step before chose. draws has the draws of all steps, one step
+// after the other, or is nil. wait waits for these steps alone, and returns the tokens that each step chose. It must be called
+// once. After an error some of the steps may be done.
+func (g *graph) ahead(appends []la.Append, tokens []int, steps int, draws []draw) (wait func() ([]int, error), err error) {
 	n := len(appends)
 	if g.history == nil {
 		if g.history, err = g.gpu.NewTensor(tensor.Int32, mostAhead*g.step.Tokens()); err != nil {
@@ -239,14 +270,22 @@ func (g *graph) ahead(appends []la.Append, tokens []int, steps int) (wait func()
 		err := g.step.Run(appends, func() error {
 			g.fill(tokens)
 			if !given {
-				if err := copyRows(g.tokens.there, 0, g.chosen, n); err != nil {
+				if err := copyRows(g.tokens.there, 0, g.newest, n); err != nil {
 					return err
 				}
 			}
 			if err := g.queue(given); err != nil {
 				return err
 			}
-			return copyRows(g.history, i*n, g.chosen, n)
+			var own []draw
+			if draws != nil {
+				own = draws[i*n : (i+1)*n]
+			}
+			var err error
+			if g.newest, err = g.choose(own); err != nil {
+				return err
+			}
+			return copyRows(g.history, i*n, g.newest, n)
 		})
 		if err != nil {
 			return nil, err
@@ -266,13 +305,10 @@ func (g *graph) ahead(appends []la.Append, tokens []int, steps int) (wait func()
 	}, nil
 }
 
-// copyRows copies the first n rows of a node's value to the rows of a tensor from at on.
-func copyRows(to *device.Tensor, at int, from *G.Node, n int) error {
-	src, err := there(from)
+// copyRows copies the first n rows of a tensor to the rows of another from at on.
+func copyRows(to *device.Tensor, at int, from *device.Tensor, n int) error {
+	src, err := from.Rows(0, n)
 	if err != nil {
-		return err
-	}
-	if src, err = src.Rows(0, n); err != nil {
 		return err
 	}
 	dst, err := to.Rows(at, at+n)
@@ -283,20 +319,19 @@ func copyRows(to *device.Tensor, at int, from *G.Node, n int) error {
 }
 
 // there returns the value of a node on a GPU.
-func there(n *G.Node) (*device.Tensor, error) {
-	t, ok := n.Value().(*device.Tensor)
+func there(n *G.Node) (*device.Tensor, error) { return onGPU(n.Value()) }
+
+// onGPU returns a value on a GPU.
+func onGPU(v G.Value) (*device.Tensor, error) {
+	t, ok := v.(*device.Tensor)
 	if !ok {
-		return nil, fmt.Errorf("decoder: the result is a %T: %w", n.Value(), ErrUnsupported)
+		return nil, fmt.Errorf("decoder: the result is a %T: %w", v, ErrUnsupported)
 	}
 	return t, nil
 }
 
-// download waits for the run, and returns the integers of a node.
-func download(n *G.Node) ([]int, error) {
-	t, err := there(n)
-	if err != nil {
-		return nil, err
-	}
+// download waits for the run, and returns the integers of a tensor.
+func download(t *device.Tensor) ([]int, error) {
 	all, err := t.Download()
 	if err != nil {
 		return nil, err
@@ -362,7 +397,7 @@ func (g *graph) queue(tokens bool) error {
 
 // close frees the machine and the inputs.
 func (g *graph) close() error {
-	errs := []error{g.recording.Close()}
+	errs := []error{g.recording.Close(), g.drawer.close()}
 	if g.vm != nil {
 		errs = append(errs, g.vm.Close())
 	}

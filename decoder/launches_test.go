@@ -69,7 +69,7 @@ func launchesEngine(t *testing.T, n Network, texts int, o Options) (e *Engine, s
 	}
 	return e, func() {
 		t.Helper()
-		if _, err := e.run(appends, make([]int, texts), false, false); err != nil {
+		if _, err := e.run(appends, make([]int, texts), false, false, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -168,7 +168,7 @@ func checkAdaptedEngine(t *testing.T, e *Engine, err error, file string) {
 		}
 		appends = append(appends, la.Append{Seq: s, Tokens: len(ids)})
 	}
-	r, err := e.run(appends, slices.Concat(prompts...), true, true)
+	r, err := e.run(appends, slices.Concat(prompts...), true, true, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"gorgonia.org/leanattention/decoder/internal/sample"
+	"gorgonia.org/leanattention/nn"
 )
 
 // ErrLogits is returned for logits without a most likely token: a logit is NaN or +Inf, or every token is at -Inf or forbidden.
@@ -55,11 +56,22 @@ type Sampling struct {
 type sampler struct {
 	*sample.Sampler
 	logprobs int
-	plain    bool // the most likely token, and nothing else, is wanted
+	choice   *nn.Choice // the rule by which a GPU may choose; nil: the host chooses
 }
 
-// newSampler returns the sampler of a text that begins with prompt.
-func newSampler(c *Sampling, vocab, logprobs int, prompt []int) (*sampler, error) {
+// plain reports whether the most likely token, and nothing else, is wanted.
+func (s *sampler) plain() bool { return s.choice != nil && s.choice.Temperature == 0 }
+
+// draw draws a random number for a choice, as Next does.
+func (s *sampler) draw() draw {
+	if s.plain() {
+		return draw{}
+	}
+	return draw{*s.choice, s.Draw()}
+}
+
+// newSampler returns the sampler of a text that begins with prompt. draws reports that a GPU can choose by draws.
+func newSampler(c *Sampling, vocab, logprobs int, prompt []int, draws bool) (*sampler, error) {
 	fail := func(err error) error { return requestError(ErrConfig, "Sampling.%v", err) }
 	config := sample.Config{
 		Temperature: c.Temperature, TopK: c.TopK, TopP: c.TopP, MinP: c.MinP, TypicalP: c.TypicalP,
@@ -84,7 +96,15 @@ func newSampler(c *Sampling, vocab, logprobs int, prompt []int) (*sampler, error
 		return nil, fail(err)
 	}
 	s.Accept(prompt...)
-	return &sampler{s, logprobs, config.Plain() && logprobs == 0}, nil
+	var choice *nn.Choice
+	switch {
+	case logprobs > 0 || config.Changes():
+	case c.Temperature == 0:
+		choice = &nn.Choice{}
+	case draws && c.MinP == 0 && (c.TypicalP == 0 || c.TypicalP == 1):
+		choice = &nn.Choice{Temperature: c.Temperature, TopK: c.TopK, TopP: c.TopP}
+	}
+	return &sampler{s, logprobs, choice}, nil
 }
 
 // next chooses the next token of the text.

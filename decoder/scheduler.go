@@ -38,10 +38,13 @@ type queued struct {
 // runner computes steps.
 type runner interface {
 	rows(all bool) int // most rows of a step
-	run(appends []la.Append, tokens []int, all, logits bool) (results, error)
+	// run computes a step. draws has a draw for each row of the logits, or is nil; the host ignores it.
+	run(appends []la.Append, tokens []int, all, logits bool, draws []draw) (results, error)
+	draws() bool    // tokens are chosen by draws
 	mostAhead() int // most steps of a call of ahead; 0: ahead is not supported
-	// ahead queues steps of one token of each text. Without tokens they are those that the queued steps choose.
-	ahead(appends []la.Append, tokens []int, steps int) (wait func() (chosen []int, err error), err error)
+	// ahead queues steps of one token of each text. Without tokens they are those that the queued steps choose. draws has a draw for
+	// each text of each step, or is nil.
+	ahead(appends []la.Append, tokens []int, steps int, draws []draw) (wait func() (chosen []int, err error), err error)
 	newSequence() (*la.Sequence, error)
 	need(appends []la.Append) (pages int, err error)
 	freePages() int
@@ -311,7 +314,7 @@ func (s *scheduler) fit() ([]work, error) {
 // compute computes a step, and continues each text whose tokens have all been read.
 func (s *scheduler) compute(todo []work) error {
 	appends, tokens, logits := operands(todo)
-	r, err := s.runner.run(appends, tokens, false, logits)
+	r, err := s.runner.run(appends, tokens, false, logits, s.draws(todo))
 	if err != nil {
 		return err
 	}
@@ -330,14 +333,30 @@ func operands(todo []work) (appends []la.Append, tokens []int, logits bool) {
 		at := w.text.seq.Len()
 		appends = append(appends, la.Append{Seq: w.text.seq, Tokens: w.tokens})
 		tokens = append(tokens, w.text.tokens[at:at+w.tokens]...)
-		logits = logits || !w.text.sampler.plain && at+w.tokens == len(w.text.tokens)
+		logits = logits || w.text.sampler.choice == nil && at+w.tokens == len(w.text.tokens)
 	}
 	return appends, tokens, logits
 }
 
+// draws returns the draws of a step: of each text whose tokens have then all been read. nil: these texts have the most likely token, or the
+// host chooses.
+func (s *scheduler) draws(todo []work) (all []draw) {
+	for i, w := range todo {
+		x := w.text.sampler
+		if x.choice == nil || x.plain() || w.text.seq.Len()+w.tokens < len(w.text.tokens) {
+			continue
+		}
+		if all == nil {
+			all = make([]draw, len(todo))
+		}
+		all[i] = x.draw()
+	}
+	return all
+}
+
 // extend continues a text by a row of the results.
 func (s *scheduler) extend(t *Text, r *results, row int) {
-	if r.chosen != nil && t.sampler.plain {
+	if r.chosen != nil && (t.sampler.plain() || r.drawn && t.sampler.choice != nil) {
 		t.take(r.chosen[row])
 		return
 	}
@@ -345,7 +364,7 @@ func (s *scheduler) extend(t *Text, r *results, row int) {
 }
 
 // stepsAhead returns the number of steps that can be queued before the host has the tokens of earlier ones. It is 0 unless all
-// texts are live, choose the most likely token, and need it alone. A text begins with single steps, so that its first tokens come
+// texts are live, and the GPU chooses their tokens. A text begins with single steps, so that its first tokens come
 // soon.
 func (s *scheduler) stepsAhead(todo []work) int {
 	steps := s.runner.mostAhead()
@@ -359,7 +378,7 @@ func (s *scheduler) stepsAhead(todo []work) int {
 	var appends []la.Append
 	for _, w := range todo {
 		t := w.text
-		if w.tokens != 1 || !t.sampler.plain || t.mostGuesses > 0 {
+		if w.tokens != 1 || t.sampler.choice == nil || t.mostGuesses > 0 {
 			return 0
 		}
 		steps = min(steps, t.limit-len(t.tokens)-before, max(t.added()+before, 1))
@@ -379,10 +398,18 @@ func (s *scheduler) stepsAhead(todo []work) int {
 // queue queues steps.
 func (s *scheduler) queue(todo []work, tokens []int, steps int) (*queued, error) {
 	var appends []la.Append
+	var draws []draw
 	for _, w := range todo {
 		appends = append(appends, la.Append{Seq: w.text.seq, Tokens: 1})
 	}
-	wait, err := s.runner.ahead(appends, tokens, steps)
+	if slices.ContainsFunc(todo, func(w work) bool { return !w.text.sampler.plain() }) {
+		for range steps {
+			for _, w := range todo {
+				draws = append(draws, w.text.sampler.draw())
+			}
+		}
+	}
+	wait, err := s.runner.ahead(appends, tokens, steps, draws)
 	if err != nil {
 		return nil, err
 	}
@@ -481,8 +508,8 @@ func (s *scheduler) verify() (err error) {
 		tokens = append(append(tokens, t.tokens[len(t.tokens)-1]), t.guesses...)
 		todo = append(todo, work{t, 1 + len(t.guesses)})
 	}
-	logits := slices.ContainsFunc(s.live, func(t *Text) bool { return !t.sampler.plain })
-	r, err := s.runner.run(appends, tokens, true, logits)
+	logits := slices.ContainsFunc(s.live, func(t *Text) bool { return !t.sampler.plain() })
+	r, err := s.runner.run(appends, tokens, true, logits, nil) // how many draws a text takes is not known
 	if err != nil {
 		return err
 	}

@@ -173,23 +173,29 @@ func newFaultyRunner(r runner, rng *rand.Rand, calls *int) faultyRunner {
 
 var errFault = errors.New("a fault")
 
-func (f faultyRunner) run(appends []la.Append, tokens []int, all, logits bool) (r results, err error) {
+func (f faultyRunner) run(appends []la.Append, tokens []int, all, logits bool, draws []draw) (r results, err error) {
 	if f.rng.IntN(400) == 0 {
 		return r, errFault
 	}
-	if r, err = f.runner.run(appends, tokens, all, true); err != nil || f.calls == nil {
+	if r, err = f.runner.run(appends, tokens, all, true, nil); err != nil || f.calls == nil {
 		return r, err
 	}
 	const vocab = 13
+	r.drawn = draws != nil
 	for row := range len(r.logits) / vocab {
-		own := r.logits[row*vocab : (row+1)*vocab]
-		r.chosen = append(r.chosen, slices.Index(own, slices.Max(own)))
+		var d draw
+		if r.drawn {
+			d = draws[row]
+		}
+		r.chosen = append(r.chosen, d.Choose(r.logits[row*vocab:(row+1)*vocab], d.random))
 	}
 	if !logits {
 		r.logits = nil
 	}
 	return r, nil
 }
+
+func (f faultyRunner) draws() bool { return f.calls != nil }
 
 func (f faultyRunner) mostAhead() int {
 	if f.calls == nil {
@@ -198,14 +204,18 @@ func (f faultyRunner) mostAhead() int {
 	return 5
 }
 
-func (f faultyRunner) ahead(appends []la.Append, tokens []int, steps int) (func() ([]int, error), error) {
+func (f faultyRunner) ahead(appends []la.Append, tokens []int, steps int, draws []draw) (func() ([]int, error), error) {
 	*f.calls++
 	if tokens == nil {
 		tokens = *f.chosen
 	}
 	var chosen []int
-	for range steps {
-		r, err := f.run(appends, tokens, false, false)
+	for i := range steps {
+		var own []draw
+		if draws != nil {
+			own = draws[i*len(appends) : (i+1)*len(appends)]
+		}
+		r, err := f.run(appends, tokens, false, false, own)
 		if err != nil {
 			return nil, err
 		}
@@ -297,6 +307,14 @@ func testJoinsAndLeaves(t *testing.T, ahead *int) {
 		if rng.IntN(3) == 0 {
 			r.Ends = append(r.Ends, rng.IntN(13))
 		}
+		switch rng.IntN(6) {
+		case 0:
+			r.Sampling = Sampling{Temperature: 1, TopK: rng.IntN(14), TopP: 0.9, Seed: rng.Uint64()}
+		case 1:
+			r.Sampling = Sampling{Temperature: 0.7, Seed: rng.Uint64()}
+		case 2:
+			r.Sampling = Sampling{Temperature: 0.7, MinP: 0.1, RepetitionPenalty: 1.1, Seed: rng.Uint64()} // by the host
+		}
 		most := 20
 		if ahead != nil { // without guesses, and with texts that do not wait
 			if most = 4; rng.IntN(12) > 0 {
@@ -342,7 +360,7 @@ func TestStepsAhead(t *testing.T) {
 	defer seq.Release()
 	for _, dropped := range []int{0, 60, 90} {
 		for added, want := range []int{1, 1, 2, 3, 4, 5, 5, 5} {
-			text := &Text{tokens: make([]int, 100-dropped+added), prompt: 100, dropped: dropped, limit: 400, sampler: &sampler{plain: true}, seq: seq}
+			text := &Text{tokens: make([]int, 100-dropped+added), prompt: 100, dropped: dropped, limit: 400, sampler: &sampler{choice: &nn.Choice{}}, seq: seq}
 			if got := e.scheduler.stepsAhead([]work{{text, 1}}); got != want {
 				t.Errorf("%d tokens dropped, %d chosen: %d steps, want %d", dropped, added, got, want)
 			}

@@ -163,7 +163,7 @@ func (c *logitsCase) worst(t testing.TB, m *Model, chunk int, o Options) (worst 
 		if done {
 			break
 		}
-		r, err := e.run(appends, tokens, true, true)
+		r, err := e.run(appends, tokens, true, true, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -125,7 +125,7 @@ func TestGoldenSinks(t *testing.T) {
 				for n := max(1, l.Prompt-done); len(tokens) < n; {
 					tokens = append(tokens, done+len(tokens))
 				}
-				r, err := e.run([]la.Append{{Seq: s, Tokens: len(tokens)}}, tokens, true, true)
+				r, err := e.run([]la.Append{{Seq: s, Tokens: len(tokens)}}, tokens, true, true, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -65,10 +65,10 @@ var ErrConfig = errors.New("value out of range")
 // -Inf or forbidden.
 var ErrLogits = errors.New("logits without a most likely token")
 
-// Plain reports whether the most likely token is chosen by the logits alone.
-func (c Config) Plain() bool {
-	return c.Temperature == 0 && (c.RepetitionPenalty == 0 || c.RepetitionPenalty == 1) && c.PresencePenalty == 0 && c.FrequencyPenalty == 0 &&
-		len(c.LogitBias) == 0 && len(c.Forbidden) == 0
+// Changes reports whether steps 1 to 3 have an effect.
+func (c Config) Changes() bool {
+	return c.RepetitionPenalty != 0 && c.RepetitionPenalty != 1 || c.PresencePenalty != 0 || c.FrequencyPenalty != 0 ||
+		len(c.LogitBias) > 0 || len(c.Forbidden) > 0
 }
 
 // Validate returns an error for the first value of c that is out of its range. The error begins with the field's name.
@@ -228,6 +228,10 @@ func (s *Sampler) Next(logits []float32) (int, error) {
 	total := m.restrict(&s.config, logits, w)
 	return m.pick(total * s.random.Float64()), nil
 }
+
+// Draw draws the random number in [0, 1) of a call of Next with a temperature above 0, for a caller that chooses in its place: the
+// chosen token is the first one, in the order of ids, at which the sum of probabilities exceeds the number.
+func (s *Sampler) Draw() float64 { return s.random.Float64() }
 
 // change returns the logits with bias and penalties, and with -Inf for forbidden tokens.
 func (s *Sampler) change(m *memory, logits []float32) []float32 {
