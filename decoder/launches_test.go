@@ -3,6 +3,7 @@
 package decoder
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,8 @@ import (
 	"gorgonia.org/leanattention/internal/gpu"
 
 	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
 )
 
 // fakeGPU opens GPUs of compute capability 9.0 whose kernels compute nothing.
@@ -165,5 +168,25 @@ func TestGPUsStepLaunches(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestDeviceMemory: weights that are larger than the memory of the GPUs are an error with both numbers, before any is loaded.
+func TestDeviceMemory(t *testing.T) {
+	lib, gpus := fakeGPU(t, 2)
+	m := openCheckpoint(t, "../tiny")
+	all, _, err := weightBytes(m.Network(), tensor.Dtype{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, enough := range []bool{false, true} {
+		if lib.State().Total = all/2 - 1; enough {
+			lib.State().Total++
+		}
+		total := 2 * lib.State().Total
+		_, err := m.Engine(Options{Device: gpus})
+		if short := errors.Is(err, la.ErrOutOfMemory) && strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes, and %d of %d bytes of GPU 0", all, total, total)); short == enough {
+			t.Errorf("%d bytes of %d: %v", total, all, err)
+		}
 	}
 }

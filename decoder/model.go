@@ -323,7 +323,8 @@ func (m *Model) Sampling() Sampling {
 	return s
 }
 
-// Engine makes an engine of the model. Close the engine before the model.
+// Engine makes an engine of the model. Close the engine before the model. If the weights do not fit the memory, the error is
+// ErrOutOfMemory of package leanattention, before any weight is loaded.
 func (m *Model) Engine(o Options) (*Engine, error) {
 	sizes := m.network.Sizes()
 	if err := o.fill(&sizes); err != nil {
@@ -331,6 +332,9 @@ func (m *Model) Engine(o Options) (*Engine, error) {
 	}
 	n, _, err := readNetwork(m.file, m.config, o.Context)
 	if err != nil {
+		return nil, err
+	}
+	if err := o.checkMemory(n); err != nil {
 		return nil, err
 	}
 	e, err := newEngine(n, m.weights(), m, o)

@@ -253,9 +253,6 @@ func (m *modelFlags) engine(model *opened, std streams) (*decoder.Engine, error)
 			fmt.Fprintf(std.err, "\rloading %s: %d of %d weights", printable(name), done, all)
 		}
 	}
-	if err := m.checkMemory(model.Network()); err != nil {
-		return nil, err
-	}
 	engine, err := model.Engine(o)
 	if err != nil {
 		if live {

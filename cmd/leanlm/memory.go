@@ -1,56 +1,13 @@
 package main
 
 import (
-	"fmt"
 	"math"
 	"os"
 	"runtime"
 	"runtime/debug"
 
-	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/decoder"
 	"gorgonia.org/leanattention/internal/memory"
-
-	"gorgonia.org/tensor"
 )
-
-// checkMemory returns ErrOutOfMemory with both numbers if the machine, or the process, has too little memory for the weights of a
-// network on the CPU. Go would end the process. Weights of a type that is not known yet count as 16 bits.
-func (m *modelFlags) checkMemory(n decoder.Network) error {
-	if m.options.Device != nil { // one weight after the other goes to the GPU
-		return nil
-	}
-	var all, largest int64
-	seen := map[decoder.Rows]bool{}
-	for w := range n.Weights() {
-		from := w.From
-		if from.Name == "" {
-			from = decoder.Rows{Name: w.Name, Rows: w.Shape[0]}
-		}
-		if seen[from] {
-			continue
-		}
-		seen[from] = true
-		bytes := int64(2)
-		if len(w.Shape) == 1 || m.options.Weights == tensor.Float32 {
-			bytes = 4
-		}
-		for _, d := range w.Shape {
-			if bytes > math.MaxInt64/int64(max(d, 1)) {
-				return fmt.Errorf("weight %s of shape %v: %w", w.Name, w.Shape, la.ErrOutOfMemory)
-			}
-			bytes *= int64(d)
-		}
-		if all > math.MaxInt64-bytes {
-			return fmt.Errorf("the weights: %w", la.ErrOutOfMemory)
-		}
-		all, largest = all+bytes, max(largest, bytes)
-	}
-	if err := memory.Check(all, largest); err != nil {
-		return fmt.Errorf("the weights take at least %d bytes, and %w: %w", all, err, la.ErrOutOfMemory)
-	}
-	return nil
-}
 
 // garbageBytes is the size of some layers of a prompt's values.
 const garbageBytes = 256 << 20

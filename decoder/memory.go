@@ -1,0 +1,72 @@
+package decoder
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+
+	la "gorgonia.org/leanattention"
+
+	"gorgonia.org/tensor"
+)
+
+// checkMemory returns ErrOutOfMemory with both numbers if the weights of a network are larger than the memory for them. Weights of a
+// type that is not known yet count as 16 bits. GPUs keep freed memory for later values, so the memory of a GPU that this process uses
+// counts as free: loading itself finds smaller shortages.
+func (o *Options) checkMemory(n Network) error {
+	all, largest, err := weightBytes(n, o.Weights)
+	if err != nil {
+		return err
+	}
+	of := ""
+	if size := int64(o.world().Size); size > 1 {
+		of = fmt.Sprintf(" of %d", all)
+		all, largest = all/size, largest/size
+	}
+	fail := func(why any) error {
+		return fmt.Errorf("decoder: the weights take at least %d%s bytes, and %v: %w", all, of, why, la.ErrOutOfMemory)
+	}
+	if o.Device == nil {
+		if err := la.CheckMemory(all, largest); err != nil {
+			return fmt.Errorf("decoder: weights of at least %d%s bytes: %w", all, of, err)
+		}
+		return nil
+	}
+	m, err := o.Device.Memory()
+	if err != nil {
+		return err
+	}
+	if free := m.Free + m.Used; all > free {
+		return fail(fmt.Sprintf("%d of %d bytes of %v are free", free, m.Total, o.Device))
+	}
+	return nil
+}
+
+// weightBytes returns the bytes of all weights of a network, and of the largest one.
+func weightBytes(n Network, as tensor.Dtype) (all, largest int64, err error) {
+	seen := map[string]bool{}
+	for w := range n.Weights() {
+		name, _ := w.tensor()
+		same := fmt.Sprint(name, w.From.Row, w.Shape)
+		if seen[same] {
+			continue
+		}
+		seen[same] = true
+		bytes := uint64(2)
+		if len(w.Shape) == 1 || as == tensor.Float32 {
+			bytes = 4
+		}
+		for _, d := range w.Shape {
+			high, low := bits.Mul64(bytes, uint64(max(d, 0)))
+			if high > 0 || low > math.MaxInt64 {
+				return 0, 0, fmt.Errorf("decoder: weight %s of shape %v: %w", w.Name, w.Shape, la.ErrOutOfMemory)
+			}
+			bytes = low
+		}
+		if uint64(all)+bytes > math.MaxInt64 {
+			return 0, 0, fmt.Errorf("decoder: the weights take more than %d bytes: %w", math.MaxInt64, la.ErrOutOfMemory)
+		}
+		all, largest = all+int64(bytes), max(largest, int64(bytes))
+	}
+	return all, largest, nil
+}
