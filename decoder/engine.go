@@ -391,6 +391,8 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 		return nil, fail(ErrUnsupported, "the context can be cancelled, and %d ranks would not stop at the same step: use context.Background()", o.Ranks.World().Size)
 	case len(r.Stop) > 0 && e.tokenizer == nil:
 		return nil, fail(ErrConfig, "Stop has texts, and the engine has no tokenizer")
+	case r.Special && e.tokenizer == nil:
+		return nil, fail(ErrConfig, "Special is set, and the engine has no tokenizer")
 	case slices.Contains(r.Stop, ""):
 		return nil, fail(ErrConfig, "Stop has an empty text")
 	}
@@ -414,7 +416,9 @@ func (e *Engine) newText(ctx context.Context, r Request) (*Text, error) {
 		t.ends = slices.Clone(r.Ends)
 	}
 	if e.tokenizer != nil {
-		t.tokenizer, t.decoder = e.tokenizer, e.tokenizer.NewDecoder()
+		pieces := e.tokenizer.NewDecoder()
+		pieces.Special = r.Special
+		t.tokenizer, t.decoder, t.special = e.tokenizer, pieces, r.Special
 	}
 	t.mostGuesses, t.nextGuesses = r.Draft, r.Draft
 	var err error

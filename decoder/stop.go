@@ -12,7 +12,7 @@ import (
 // complete with the same byte, before the one that begins first.
 //
 // A special token has no text. A stop text that contains the token's name matches the token too; for all other stop
-// texts the token is nothing.
+// texts the token is nothing. With [Request].Special the name is a part of the text, and no name is passed to add.
 type stopper struct {
 	stops []stopText
 	held  []byte // the longest beginning of a stop text at the end of the text so far

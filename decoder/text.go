@@ -20,6 +20,7 @@ type Request struct {
 	Sampling Sampling
 	Stop     []string // texts that end the continuation, which does not have them
 	Ends     []int    // tokens that end the continuation; nil: those of the model
+	Special  bool     // the text has the names of special tokens, too, and the token that ends it. Texts of Stop are found in that text
 	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities. Sampling does not change probabilities
 	Draft    int      // most tokens to guess after each token from what the text has repeated; 0: none
 
@@ -96,6 +97,7 @@ type Text struct {
 	sampler     *sampler
 	tokenizer   *tokenizer.Tokenizer // nil: texts have no text
 	decoder     pieces
+	special     bool // decoder decodes special tokens to their names
 	stop        *stopper
 	ended       bool
 	fresh       []Token // that are not in out yet
@@ -207,12 +209,17 @@ func (t *Text) add(token Token, err error) {
 		t.end("", fmt.Errorf("decoder: after token %d: %w", len(t.tokens), err))
 		return
 	}
-	special := ""
-	if t.tokenizer != nil {
+	special := "" // a name that is not in the text
+	if t.tokenizer != nil && !t.special {
 		special, _ = t.tokenizer.Special(token.ID)
 	}
 	var stopped bool
 	if slices.Contains(t.ends, token.ID) {
+		if t.special {
+			token.Text, stopped = t.stop.add(t.decoder.Add(token.ID)+t.decoder.Flush(), "")
+			t.last(token, End, stopped)
+			return
+		}
 		if special == "" && t.tokenizer != nil {
 			special = t.tokenizer.Decode([]int{token.ID})
 		}

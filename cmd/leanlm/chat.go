@@ -27,6 +27,7 @@ type conversation struct {
 	tools    string
 	tokens   int
 	stops    []string
+	special  bool
 	draft    int
 	stats    bool
 }
@@ -94,6 +95,7 @@ func (s *session) open(args []string) (err error) {
 	f.integer(&c.tokens, "n,predict,n-predict,max-new-tokens", 0, "most `tokens` of an answer; 0: as many as the context takes, and with -context-shift any number")
 	f.integer(&c.draft, "draft,draft-n", 0, "most `tokens` to guess from what the conversation repeats, and to check in one step; 0: none")
 	f.stops(&c.stops)
+	f.is(&c.special, "sp,special", showSpecial)
 	f.is(&c.stats, "stats", "write what was computed after each answer to standard error")
 	if err := f.parse(args, s.std); err != nil {
 		return err
@@ -319,7 +321,7 @@ func (s *session) turn(ctx context.Context, question string) error {
 	defer stop()
 	how := s.sampling
 	how.Seed += uint64(s.asked - 1) // a question that is asked again has another answer
-	r := decoder.Request{Prompt: ids, Tokens: s.flags.tokens, Sampling: how, Ends: s.ends, Stop: s.flags.stops, Draft: s.flags.draft}
+	r := decoder.Request{Prompt: ids, Tokens: s.flags.tokens, Sampling: how, Ends: s.ends, Stop: s.flags.stops, Special: s.flags.special, Draft: s.flags.draft}
 	s.flags.long.set(&r, s.model)
 	before := s.engine.Stats().Rows
 	text, err := s.engine.Start(answering, r)
@@ -328,26 +330,31 @@ func (s *session) turn(ctx context.Context, question string) error {
 		return nil
 	}
 	var answer strings.Builder
-	added := 0
+	var added []int
 	for token, err := range text.Tokens() {
 		if err != nil {
 			s.drop(s.flags.model.hint(err))
 			return write(s.std, "\n")
 		}
 		if token.ID >= 0 {
-			added++
+			added = append(added, token.ID)
 		}
 		answer.WriteString(token.Text)
 		if err := write(s.std, token.Text); err != nil {
 			return err
 		}
 	}
-	s.messages = append(s.messages, chat.Message{Role: "assistant", Content: answer.String()})
+	content, n := answer.String(), len(added)
+	if s.flags.special {
+		ids := slices.DeleteFunc(slices.Clone(added), func(id int) bool { return slices.Contains(s.ends, id) })
+		content = messageText(s.model.Tokenizer(), ids, content, text.Reason() == decoder.Stopped)
+	}
+	s.messages = append(s.messages, chat.Message{Role: "assistant", Content: content})
 	if err := write(s.std, "\n"); err != nil {
 		return err
 	}
 	if s.flags.stats {
-		s.say("%d tokens before the answer, and %d in the answer; %d were computed; the context has %d", len(ids), added, s.engine.Stats().Rows-before, s.engine.Options().Context)
+		s.say("%d tokens before the answer, and %d in the answer; %d were computed; the context has %d", len(ids), n, s.engine.Stats().Rows-before, s.engine.Options().Context)
 	}
 	if n := text.Dropped(); n > 0 {
 		s.say("%d tokens of the conversation were dropped for this answer: the context has %d", n, s.engine.Options().Context)

@@ -408,11 +408,11 @@ func TestLogProbs(t *testing.T) {
 	}
 }
 
-// TestSpecial: -special makes names of special tokens tokens.
-func TestSpecial(t *testing.T) {
+// TestParseSpecial: -parse-special makes names of special tokens tokens.
+func TestParseSpecial(t *testing.T) {
 	const prompt = "a</s>b"
 	spelled, _ := generated(t, "-p", prompt, "-n", "1")
-	tokens, _ := generated(t, "-p", prompt, "-n", "1", "-special")
+	tokens, _ := generated(t, "-p", prompt, "-n", "1", "-parse-special")
 	if x, y := spelled.Texts[0].PromptTokens, tokens.Texts[0].PromptTokens; len(x) <= 4 || len(y) != 4 || y[0] != 2 || y[2] != 2 || tokens.Texts[0].Prompt != prompt {
 		t.Errorf("%v, %v", x, y)
 	}
@@ -422,7 +422,7 @@ func TestSpecial(t *testing.T) {
 // the two lists.
 func TestSameFlags(t *testing.T) {
 	alike := strings.Fields(`c cache-tokens np ub t exact weights ctk shard lora temp top-k top-p min-p typical repeat-penalty presence-penalty
-		frequency-penalty repeat-last-n s l keep context-shift prompt-cache n n-samples r sp draft logprobs`)
+		frequency-penalty repeat-last-n s l keep context-shift prompt-cache n n-samples r parse-special sp draft logprobs`)
 	var g generation
 	f := g.flags()
 	f.VisitAll(func(x *flag.Flag) {

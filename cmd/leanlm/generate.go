@@ -25,7 +25,8 @@ type generation struct {
 	tokens   int
 	samples  int
 	stops    []string
-	special  bool
+	parse    bool // names in prompts are special tokens
+	special  bool // texts have the names of special tokens
 	draft    int
 	logprobs int
 	json     bool
@@ -53,7 +54,8 @@ func (g *generation) flags() *flags {
 	f.integer(&g.tokens, "n,predict,n-predict,max-new-tokens", 128, "most `tokens` to add to a text")
 	f.integer(&g.samples, "n-samples", 1, "`texts` of each prompt, which is read once")
 	f.stops(&g.stops)
-	f.is(&g.special, "sp,special", "names of special tokens in prompts, such as </s>, are these tokens")
+	f.is(&g.parse, "parse-special", "names of special tokens in prompts, such as </s>, are these tokens")
+	f.is(&g.special, "sp,special", showSpecial)
 	f.integer(&g.draft, "draft,draft-n", 0, "most `tokens` to guess from what a text repeats, and to check in one step; 0: none")
 	f.integer(&g.logprobs, "logprobs", 0, "with -json, the `number` of most likely tokens to tell with each token; 0: none")
 	f.is(&g.json, "json", "write one JSON document at the end")
@@ -186,7 +188,7 @@ func (g *generation) requests(model *opened, std streams) (all []decoder.Request
 	how := g.sampling.of(model, std)
 	seed := how.Seed
 	for i, prompt := range g.prompts {
-		ids, err := t.Encode(prompt, tokenizer.Options{Special: g.special})
+		ids, err := t.Encode(prompt, tokenizer.Options{Special: g.parse})
 		if err != nil {
 			return nil, fmt.Errorf("prompt %d: %w", i+1, err)
 		}
@@ -195,7 +197,7 @@ func (g *generation) requests(model *opened, std streams) (all []decoder.Request
 		}
 		for range g.samples {
 			how.Seed = seed + uint64(len(all)) // texts of one prompt and one seed are equal
-			r := decoder.Request{Prompt: ids, Sampling: how, Tokens: g.tokens, Stop: g.stops, Draft: g.draft, LogProbs: g.logprobs}
+			r := decoder.Request{Prompt: ids, Sampling: how, Tokens: g.tokens, Stop: g.stops, Draft: g.draft, LogProbs: g.logprobs, Special: g.special}
 			g.long.set(&r, model)
 			all = append(all, r)
 		}
@@ -258,7 +260,7 @@ func (g *generation) run(ctx context.Context, engine *decoder.Engine, model *ope
 			if token.ID >= 0 {
 				result.Tokens = append(result.Tokens, token.ID)
 				if g.logprobs > 0 {
-					result.LogProbs = append(result.LogProbs, newLikely(model, token))
+					result.LogProbs = append(result.LogProbs, newLikely(model, token, g.special))
 				}
 			}
 		}
@@ -360,9 +362,9 @@ type likelyJSON struct {
 	Top     []likelyJSON `json:"top,omitempty"`
 }
 
-func newLikely(model *opened, t decoder.Token) likelyJSON {
+func newLikely(model *opened, t decoder.Token, special bool) likelyJSON {
 	one := func(id int, p float64) likelyJSON {
-		return likelyJSON{Token: id, Text: model.Tokenizer().Decode([]int{id}), LogProb: p}
+		return likelyJSON{Token: id, Text: decodeToken(model, id, special), LogProb: p}
 	}
 	l := one(t.ID, t.LogProb)
 	for _, x := range t.Likely {

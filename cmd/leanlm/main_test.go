@@ -309,16 +309,22 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("disk full") }
 
-// TestTokenize: tokens are listed, and -special makes names tokens.
+// TestTokenize: tokens are listed, and -parse-special makes names tokens.
 func TestTokenize(t *testing.T) {
 	_, plain, _ := leanlm(t, "", "tokenize", "-p", "Once</s>", "-ids")
-	_, special, _ := leanlm(t, "", "tokenize", "-p", "Once</s>", "-ids", "-special")
+	_, special, _ := leanlm(t, "", "tokenize", "-p", "Once</s>", "-ids", "-parse-special")
 	if plain != "[2 1355 31 18 86 33]\n" || special != "[2 1355 2]\n" {
 		t.Errorf("%q, %q", plain, special)
 	}
 	_, lines, _ := leanlm(t, "Once\n", "tokenize", "-f", "-")
 	if got := strings.Split(lines, "\n"); !slices.Contains(got, "   1355 \"Once\"") || len(got) != 4 {
 		t.Errorf("%q", lines)
+	}
+	if _, names, _ := leanlm(t, "", "tokenize", "-p", "Once</s>", "-parse-special", "-sp"); names != "      2 \"</s>\"\n   1355 \"Once\"\n      2 \"</s>\"\n" {
+		t.Errorf("%q", names)
+	}
+	if status, _, err := leanlm(t, "", "tokenize", "-p", "Once", "-ids", "-special"); status != exitUsage || !strings.Contains(err, "-ids writes no list") {
+		t.Errorf("%d, %s", status, err)
 	}
 }
 
@@ -332,7 +338,7 @@ func TestRealModel(t *testing.T) {
 	if answers := strings.Split(out, "\n"); len(answers) != 3 || !strings.Contains(answers[0], "Paris") || !strings.Contains(answers[1], "Rome") {
 		t.Errorf("%q, %s", out, err)
 	}
-	if _, out, _ := leanlm(t, "", "tokenize", "-m", path, "-p", "Hello <|im_end|> world", "-special", "-ids"); out != "[19556 216 2 905]\n" {
+	if _, out, _ := leanlm(t, "", "tokenize", "-m", path, "-p", "Hello <|im_end|> world", "-parse-special", "-ids"); out != "[19556 216 2 905]\n" {
 		t.Errorf("%q", out)
 	}
 }

@@ -250,8 +250,9 @@ func TestUnkIsOrdinary(t *testing.T) {
 	}
 }
 
-// TestStopSpecial: -stop with the name of a special token ends a text where the token comes, though the token has no text.
-func TestStopSpecial(t *testing.T) {
+// writeNamed writes the shipped model, in which the full stop is a special token with a name.
+func writeNamed(t testing.TB) string {
+	t.Helper()
 	dir := writeShipped(t)
 	rewrite(t, dir, "vocab.json", func(s string) string {
 		var vocabulary map[string]int
@@ -278,6 +279,12 @@ func TestStopSpecial(t *testing.T) {
 	rewrite(t, dir, "tokenizer_config.json", func(s string) string {
 		return strings.Replace(s, "{", `{"additional_special_tokens": ["<|im_end|>"],`, 1)
 	})
+	return dir
+}
+
+// TestStopSpecial: -stop with the name of a special token ends a text where the token comes, though the token has no text.
+func TestStopSpecial(t *testing.T) {
+	dir := writeNamed(t)
 	args := []string{"-m", dir, "-p", "Once upon a time", "-n", "16"}
 	d, _ := generated(t, args...)
 	all := d.Texts[0]

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"strings"
+
+	"gorgonia.org/leanattention/decoder/tokenizer"
+)
+
+// showSpecial is the help of -special.
+const showSpecial = "write the names of special tokens, too, and the token that ends a text; texts of -stop are found in that text"
+
+// decodeToken returns the text of a token. A special token has a text if special is set.
+func decodeToken(model *opened, id int, special bool) string {
+	d := model.Tokenizer().NewDecoder()
+	d.Special = special
+	return d.Add(id) + d.Flush()
+}
+
+// messageText returns the text of an answer's tokens without the names of special tokens, for a message: the template writes names
+// itself. written is the answer with the names. If a stop text has ended the answer, written is the beginning of the text of the tokens.
+func messageText(t *tokenizer.Tokenizer, ids []int, written string, stopped bool) string {
+	if !stopped {
+		return t.Decode(ids)
+	}
+	var b strings.Builder
+	named, plain := t.NewDecoder(), t.NewDecoder()
+	named.Special = true
+	for left, i := len(written), 0; left > 0 && i < len(ids); i++ {
+		piece, own := named.Add(ids[i]), plain.Add(ids[i])
+		b.WriteString(own[:min(left, len(own))]) // of a name plain has no byte
+		left -= len(piece)
+	}
+	return b.String()
+}
