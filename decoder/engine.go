@@ -24,6 +24,10 @@ type Options struct {
 
 	// Tokens is the capacity of the cache: tokens of all texts together, at least Context. 0: Context. Texts that
 	// begin alike share tokens. When the cache is full, the youngest text waits, and its tokens are computed again later.
+	//
+	// If no layer sees more than a window of tokens, the cache has the tokens in the window alone, and some more. Then Tokens may be
+	// less than Context: a text takes at most the window, Chunk, Draft and 320 tokens. Later texts share its beginning only as
+	// long as it is in the window.
 	Tokens int
 
 	Batch int // most texts of a step; 0: 16
@@ -156,10 +160,14 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
 		return nil, err
 	}
-	if e.cache, err = la.NewCache(la.CacheConfig{
+	config := la.CacheConfig{
 		Layers: sizes.Layers, KVHeads: end - head, HeadDim: sizes.HeadDim, DType: o.Cache,
 		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Device: o.Device, Shard: o.Shard,
-	}); err != nil {
+	}
+	if config.Window = sizes.window(); config.Window > 0 {
+		config.Rewind = o.rewind()
+	}
+	if e.cache, err = la.NewCache(config); err != nil {
 		return nil, err
 	}
 	for _, c := range o.graphs() {
@@ -174,7 +182,7 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 			return nil, err
 		}
 	}
-	e.scheduler = scheduler{runner: e, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, stats: &e.stats}
+	e.scheduler = scheduler{runner: e, vocab: sizes.Vocab, batch: o.Batch, page: pageSize, most: o.textTokens(&sizes), stats: &e.stats}
 	return e, nil
 }
 
@@ -187,9 +195,6 @@ func (o *Options) fill(s *Sizes) error {
 	if o.Context == 0 {
 		o.Context = min(most, defaultContext)
 	}
-	if o.Tokens == 0 {
-		o.Tokens = o.Context
-	}
 	if o.Batch == 0 {
 		o.Batch = defaultBatch
 	}
@@ -197,13 +202,16 @@ func (o *Options) fill(s *Sizes) error {
 		if o.Chunk = defaultChunk; o.Device != nil {
 			o.Chunk = gpuChunk
 		}
-		o.Chunk = max(min(o.Chunk, o.Tokens), o.Batch)
+		o.Chunk = max(min(o.Chunk, max(o.Tokens, o.Context)), o.Batch)
+	}
+	if o.Tokens == 0 {
+		o.Tokens = o.Context
 	}
 	for _, x := range []struct {
 		name          string
 		n, least, top int
 	}{
-		{"Context", o.Context, 1, most}, {"Tokens", o.Tokens, o.Context, 1 << 30}, {"Batch", o.Batch, 1, mostRows},
+		{"Context", o.Context, 1, most}, {"Tokens", o.Tokens, o.textTokens(s), 1 << 30}, {"Batch", o.Batch, 1, mostRows},
 		{"Chunk", o.Chunk, o.Batch, mostRows}, {"Draft", o.Draft, 0, 1 << 10}, {"Workers", o.Workers, 0, 1 << 20},
 	} {
 		if x.n < x.least || x.n > x.top {
@@ -219,6 +227,18 @@ func (o *Options) fill(s *Sizes) error {
 		return fmt.Errorf("decoder: Options.Ranks are %d processes, and Options.Device is nil: ranks compute on GPUs: %w", o.Ranks.World().Size, ErrUnsupported)
 	}
 	return nil
+}
+
+// rewind returns how many of the last tokens of a text can be dropped, of a cache that has the tokens of a window alone.
+func (o *Options) rewind() int { return pageSize + o.Draft }
+
+// textTokens returns the most tokens of a text that the cache has.
+func (o *Options) textTokens(s *Sizes) int {
+	if w := s.window(); w > 0 && w < o.Context {
+		// Between two steps a text has two partly filled pages. In a step it has the pages of its new tokens, too.
+		return min(o.Context, w+o.rewind()+2*pageSize+o.Chunk+2*pageSize)
+	}
+	return o.Context
 }
 
 // byContext reports whether several GPUs share the pages of a cache with a number of KV heads.

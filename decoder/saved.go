@@ -53,12 +53,12 @@ func (e *Engine) Save(w io.Writer, tokens []int) (n int, err error) {
 	}
 	var from *la.Sequence
 	for _, t := range e.scheduler.live {
-		if m := common(t.tokens[:t.read()], tokens); m > n {
+		if m := common(t.tokens[:t.read()], tokens); m > n && begins(t.seq, m) {
 			from, n = t.seq, m
 		}
 	}
 	for _, p := range e.scheduler.retained {
-		if m := common(p.tokens, tokens); m > n {
+		if m := common(p.tokens, tokens); m > n && begins(p.seq, m) {
 			from, n = p.seq, m
 		}
 	}

@@ -21,6 +21,7 @@ type scheduler struct {
 	vocab    int
 	batch    int     // most live texts
 	page     int     // tokens of a page
+	most     int     // most tokens of a text that the cache has
 	waiting  []*Text // the next one first
 	live     []*Text // the oldest first
 	retained []prefix
@@ -198,7 +199,7 @@ func (s *scheduler) admit() error {
 			return nil // a live text reads the same tokens now
 		}
 		// One page more than the tokens take, so that a text that had to wait does not have to wait again at once.
-		if len(s.live) > 0 && !s.makeFree((len(t.tokens)-shared)/s.page+2, from) {
+		if len(s.live) > 0 && !s.makeFree(min(len(t.tokens)-shared, s.most)/s.page+2, from) {
 			return nil
 		}
 		var err error
@@ -244,14 +245,16 @@ func (s *scheduler) beginning(t *Text) (from *la.Sequence, shared int, soon bool
 	later := 0
 	for _, other := range s.live {
 		n := min(common(t.tokens, other.tokens), most)
-		later = max(later, n)
-		if n = min(n, other.seq.Len()); n > shared {
+		if n > other.seq.Len() {
+			later = max(later, n)
+		}
+		if n = min(n, other.seq.Len()); n > shared && begins(other.seq, n) {
 			from, shared = other.seq, n
 		}
 	}
 	used := -1
 	for i, p := range s.retained {
-		if n := min(common(t.tokens, p.tokens), most); n > shared {
+		if n := min(common(t.tokens, p.tokens), most); n > shared && begins(p.seq, n) {
 			from, shared, used = p.seq, n, i
 		}
 	}
@@ -264,6 +267,10 @@ func (s *scheduler) beginning(t *Text) (from *la.Sequence, shared int, soon bool
 	}
 	return from, shared, later >= fewestShared && later > shared
 }
+
+// begins reports whether a text may begin with the first n tokens of a sequence: the cache may have the last tokens of the
+// sequence alone.
+func begins(s *la.Sequence, n int) bool { return s.Len()-n <= s.Rewind() }
 
 // work is the tokens of a live text that a step computes.
 type work struct {

@@ -48,7 +48,11 @@ func (s *scheduler) shift() error {
 				}
 				s.retain(prefix{t.tokens[:all.Len()], all})
 			}
-			if err := t.seq.Truncate(min(t.keep, t.seq.Len())); err != nil {
+			keep := min(t.keep, t.seq.Len())
+			if !begins(t.seq, keep) {
+				keep = 0
+			}
+			if err := t.seq.Truncate(keep); err != nil {
 				return err
 			}
 		}
