@@ -1,195 +1,124 @@
-// Command train trains a model of one decoder layer on a small text, once with leanattention's node and once with
-// attention made of Gorgonia's own ops, from the same seed: the losses are equal, the memory is not.
+// Command train trains a model of one decoder layer on a small text, by a graph that is written by hand: model.go. The command
+// trains twice from the same seed: with attention made of Gorgonia's own ops (default), and with leanattention's node (lean).
+// The losses are equal, and the memory is not.
 //
-//	go run gorgonia.org/leanattention/examples/train -steps 300 -svg train.svg
+//	go run ./examples/train -steps 300
 //
-// The command prints the loss of both, and then the bytes that a step of each allocates at growing contexts, as the
-// runtime counts them; -svg draws both. -attn lean or default trains with one of them only.
-//
-// Exit status: 0; 1 after a failed computation or write; 2 for wrong flags.
+// The command prints the losses of both, and then the bytes that a step of each allocates at growing contexts, as the runtime
+// counts them. The program is short enough to be copied.
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"math"
 	"os"
+	"runtime"
 	"time"
 
 	la "gorgonia.org/leanattention"
-
-	G "gorgonia.org/gorgonia"
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+// trained is the size of the trained model. contexts are the contexts whose memory is measured, with the same model and one
+// sequence.
+var (
+	trained  = size{batch: 8, context: 64, heads: 4, dim: 64, hidden: 128}
+	contexts = []int{128, 256, 512, 1024}
+)
 
-// options are the flags.
-type options struct {
-	steps int
-	attn  string
-	svg   string
-	seed  uint64
+func main() {
+	steps := flag.Int("steps", 300, "training `steps`, at least 1")
+	seed := flag.Uint64("seed", 1, "`number` that chooses the weights and the pieces of the text")
+	flag.Parse()
+	if *steps < 1 || flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "-steps is %d, and must be at least 1; the arguments are %q, and must be none\n", *steps, flag.Args())
+		os.Exit(2)
+	}
+	if err := run(*steps, *seed, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
 }
 
-// attention is the attention of a layer.
-type attention struct {
-	name  string
-	apply func(q, k, v *G.Node, opts ...la.Option) (*G.Node, error)
-}
-
-var attentions = []attention{{"default", la.Default}, {"lean", la.Attention}}
-
-// chosen returns the attentions that -attn names.
-func (o *options) chosen() []attention {
-	for i, a := range attentions {
-		if o.attn == a.name {
-			return attentions[i : i+1]
-		}
-	}
-	return attentions
-}
-
-// errUsage is a wrong flag that flag.Parse has reported.
-var errUsage = errors.New("wrong flags")
-
-func parse(args []string, stderr io.Writer) (*options, error) {
-	o := new(options)
-	f := flag.NewFlagSet("train", flag.ContinueOnError)
-	f.SetOutput(stderr)
-	f.IntVar(&o.steps, "steps", 300, "training `steps`, at least 1")
-	f.StringVar(&o.attn, "attn", "both", "attention to train with: lean, default or both")
-	f.StringVar(&o.svg, "svg", "", "draw the losses and the memory to an SVG `file`")
-	f.Uint64Var(&o.seed, "seed", 1, "`seed` of the weights and of the order of the text")
-	if err := f.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return nil, err
-		}
-		return nil, errUsage
-	}
-	var wrong string
-	switch {
-	case f.NArg() > 0:
-		wrong = fmt.Sprintf("arguments %q", f.Args())
-	case o.steps < 1:
-		wrong = fmt.Sprintf("-steps %d", o.steps)
-	case o.attn != "both" && len(o.chosen()) != 1:
-		wrong = fmt.Sprintf("-attn %q", o.attn)
-	default:
-		return o, nil
-	}
-	fmt.Fprintf(stderr, "train: %s; train -h lists the flags\n", wrong)
-	return nil, errUsage
-}
-
-// run runs the command and returns the exit status.
-func run(args []string, stdout, stderr io.Writer) int {
-	o, err := parse(args, stderr)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		return 2
-	}
-	if err := train(o, stdout); err != nil {
-		fmt.Fprintf(stderr, "train: %v\n", err)
-		return 1
-	}
-	return 0
-}
-
-// result is the result of one attention.
-type result struct {
-	attention
-	losses []float64     // of each step
-	took   time.Duration // of all steps
-	memory []float64     // bytes that a step allocates, for each of contexts
-}
-
-// train does the work of the command.
-func train(o *options, stdout io.Writer) error {
-	results := make([]result, len(o.chosen()))
-	for i, a := range o.chosen() {
-		results[i].attention = a
-		if err := results[i].learn(o); err != nil {
-			return err
-		}
-	}
-	printLosses(stdout, results)
-	for i := range results {
-		if err := results[i].measure(o.seed); err != nil {
-			return err
-		}
-	}
-	printMemory(stdout, results)
-	if o.svg == "" {
-		return nil
-	}
-	return os.WriteFile(o.svg, draw(results), 0o644)
-}
-
-// learn trains the model.
-func (r *result) learn(o *options) error {
-	m, err := newModel(r.apply, trained, o.seed)
+// run trains with both attentions, and writes what they need.
+func run(steps int, seed uint64, out io.Writer) error {
+	stock, err := train(la.Default, steps, seed)
 	if err != nil {
 		return err
 	}
-	defer m.close()
-	begin := time.Now()
-	for range o.steps {
-		loss, err := m.step()
+	lean, err := train(la.Attention, steps, seed)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "loss, nats a character\n  step   default      lean\n")
+	most := 0.0
+	for i, loss := range stock.losses {
+		most = max(most, math.Abs(loss-lean.losses[i]))
+		if i%10 == 0 || i == steps-1 {
+			fmt.Fprintf(out, "%6d%10.4f%10.4f\n", i+1, loss, lean.losses[i])
+		}
+	}
+	fmt.Fprintf(out, "    ms%10.1f%10.1f  a step\n", stock.milliseconds, lean.milliseconds)
+	fmt.Fprintf(out, "the losses differ by %.2g at most\n", most)
+
+	fmt.Fprintf(out, "\nmemory, MiB that a step allocates\ncontext   default      lean\n")
+	for _, n := range contexts {
+		a, err := memory(la.Default, n)
 		if err != nil {
 			return err
 		}
-		r.losses = append(r.losses, loss)
+		b, err := memory(la.Attention, n)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%7d%10.1f%10.1f\n", n, a, b)
 	}
-	r.took = time.Since(begin)
 	return nil
 }
 
-func printLosses(w io.Writer, results []result) {
-	fmt.Fprintf(w, "loss, nats a character\n  step")
-	for _, r := range results {
-		fmt.Fprintf(w, "%10s", r.name)
-	}
-	fmt.Fprintln(w)
-	n := len(results[0].losses)
-	for i := range n {
-		if i%25 != 0 && i != n-1 {
-			continue
-		}
-		fmt.Fprintf(w, "%6d", i+1)
-		for _, r := range results {
-			fmt.Fprintf(w, "%10.4f", r.losses[i])
-		}
-		fmt.Fprintln(w)
-	}
-	fmt.Fprintf(w, "    ms")
-	for _, r := range results {
-		fmt.Fprintf(w, "%10.1f", r.took.Seconds()*1e3/float64(n))
-	}
-	fmt.Fprintln(w, "  a step")
-	if len(results) == 2 {
-		most := 0.0
-		for i, loss := range results[0].losses {
-			most = max(most, math.Abs(loss-results[1].losses[i]))
-		}
-		fmt.Fprintf(w, "the losses differ by %.2g at most\n", most)
-	}
+// course is the course of a training.
+type course struct {
+	losses       []float64 // of each step
+	milliseconds float64   // of a step, on average
 }
 
-func printMemory(w io.Writer, results []result) {
-	fmt.Fprintf(w, "\nmemory, MiB that a step allocates\ncontext")
-	for _, r := range results {
-		fmt.Fprintf(w, "%10s", r.name)
+// train trains a new model.
+func train(attend attention, steps int, seed uint64) (c course, err error) {
+	m, err := newModel(attend, trained, seed)
+	if err != nil {
+		return c, err
 	}
-	fmt.Fprintln(w)
-	for i, n := range contexts {
-		fmt.Fprintf(w, "%7d", n)
-		for _, r := range results {
-			fmt.Fprintf(w, "%10.1f", r.memory[i]/(1<<20))
+	defer m.close()
+	begin := time.Now()
+	for range steps {
+		loss, err := m.step()
+		if err != nil {
+			return c, err
 		}
-		fmt.Fprintln(w)
+		c.losses = append(c.losses, loss)
 	}
+	c.milliseconds = time.Since(begin).Seconds() * 1e3 / float64(steps)
+	return c, nil
+}
+
+// memory returns the MiB that a training step with one sequence of context tokens allocates.
+func memory(attend attention, context int) (float64, error) {
+	s := trained
+	s.batch, s.context = 1, context
+	m, err := newModel(attend, s, 1)
+	if err != nil {
+		return 0, err
+	}
+	defer m.close()
+	if _, err := m.step(); err != nil { // the first step also allocates what all steps share
+		return 0, err
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := m.step(); err != nil {
+		return 0, err
+	}
+	runtime.ReadMemStats(&after)
+	return float64(after.TotalAlloc-before.TotalAlloc) / (1 << 20), nil
 }

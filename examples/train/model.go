@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
-
-	"gorgonia.org/leanattention/rewrite"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/rewrite"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -34,169 +32,136 @@ var vocabulary, tokens = func() (v []rune, t []int) {
 	return v, t
 }()
 
+// attention is the attention of a layer: la.Attention or la.Default.
+type attention func(q, k, v *G.Node, opts ...la.Option) (*G.Node, error)
+
 // size is the size of a model and of its batches.
 type size struct{ batch, context, heads, dim, hidden int }
 
-// trained is the size of the trained model. contexts are the contexts whose memory is measured, with the same model
-// and one sequence.
-var (
-	trained  = size{batch: 8, context: 64, heads: 4, dim: 64, hidden: 128}
-	contexts = []int{128, 256, 512, 1024}
-)
-
 // model is one decoder layer that predicts each next character, in a graph that computes the loss and its gradients:
 //
-//	x = characters + positions
-//	x = x + attention(norm(x))
-//	x = x + relu(norm(x) W1) W2
-//	loss = mean of -log softmax(norm(x) W)[next character]
+//	x = characters[seen] + positions
+//	x = x + attention(norm(x) query, norm(x) key, norm(x) value) output
+//	x = x + gelu(norm(x) up) down
+//	loss = mean of -log softmax(norm(x) letters)[next character]
 type model struct {
 	size
-	vm      G.VM
-	solver  G.Solver
+	graph   *G.ExprGraph
 	weights G.Nodes
-	seen    *tensor.Dense // (batch*context, vocabulary): a 1 in each row
-	next    *tensor.Dense // the same, one character on
+	seen    []int     // of each row: its character
+	next    []float32 // (batch*context, vocabulary): in each row a 1 for the next character
 	loss    G.Value
+	machine G.VM
+	solver  G.Solver
 	rng     *rand.Rand
 }
 
-func newModel(attend func(q, k, v *G.Node, opts ...la.Option) (*G.Node, error), s size, seed uint64) (m *model, err error) {
-	defer func() { // from G.Must
-		if r := recover(); r != nil {
-			err = fmt.Errorf("the model cannot be built: %v", r)
+func newModel(attend attention, s size, seed uint64) (m *model, err error) {
+	defer func() {
+		if r := recover(); r != nil { // from G.Must
+			err = fmt.Errorf("the graph cannot be built: %v", r)
 		}
 	}()
-	m = &model{size: s, rng: rand.New(rand.NewPCG(seed, 0)), solver: G.NewAdamSolver(G.WithLearnRate(0.003))}
-	g := G.NewGraph()
 	rows, letters := s.batch*s.context, len(vocabulary)
-	m.seen = tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(rows, letters))
-	m.next = m.seen.Clone().(*tensor.Dense)
-	seen := G.NewMatrix(g, G.Float32, G.WithName("seen"), G.WithShape(rows, letters), G.WithValue(m.seen))
-	next := G.NewMatrix(g, G.Float32, G.WithName("next"), G.WithShape(rows, letters), G.WithValue(m.next))
-
-	norm := func(x *G.Node, name string) *G.Node {
-		gamma, beta := m.vector(g, name+".gamma", 1), m.vector(g, name+".beta", 0)
-		return G.Must(nn.LayerNorm(x, gamma, beta, 1e-5))
+	m = &model{
+		size: s, graph: G.NewGraph(), seen: make([]int, rows), next: make([]float32, rows*letters),
+		solver: G.NewAdamSolver(G.WithLearnRate(0.003)), rng: rand.New(rand.NewPCG(seed, 0)),
 	}
-	times := func(x *G.Node, name string, in, out int) *G.Node {
-		return G.Must(G.Mul(x, m.weight(g, name, math.Sqrt(1/float64(in)), in, out)))
+	places := make([]int, rows) // of each row: its position in its sequence
+	for i := range places {
+		places[i] = i % s.context
 	}
-	shaped := func(x *G.Node, shape ...int) *G.Node { return G.Must(G.Reshape(x, shape)) }
+	x := G.Must(nn.Embedding(m.random("positions", 0.1, s.context, s.dim), m.input("places", places, rows), nil))
+	x = G.Must(nn.Embedding(m.random("characters", 1/math.Sqrt(float64(letters)), letters, s.dim), m.input("seen", m.seen, rows), x))
 
-	x := shaped(times(seen, "characters", letters, s.dim), s.batch, s.context, s.dim)
-	x = G.Must(G.BroadcastAdd(x, m.weight(g, "positions", 0.1, 1, s.context, s.dim), nil, []byte{0}))
-	x = shaped(x, rows, s.dim)
-
-	y := norm(x, "norm1")
-	heads := func(name string) *G.Node { // (batch, heads, context, dim/heads)
-		y := shaped(times(y, name, s.dim, s.dim), s.batch, s.context, s.heads, s.dim/s.heads)
-		return G.Must(G.Transpose(y, 0, 2, 1, 3))
+	wq, wk, wv := m.matrix("query", s.dim, s.dim), m.matrix("key", s.dim, s.dim), m.matrix("value", s.dim, s.dim)
+	qkv, err := nn.Linears(x, []*G.Node{wq, wk, wv}, nil, m.norm("norm1"))
+	if err != nil {
+		return nil, err
 	}
-	y = G.Must(attend(heads("query"), heads("key"), heads("value"), la.WithCausal()))
-	y = shaped(G.Must(G.Transpose(y, 0, 2, 1, 3)), rows, s.dim)
-	x = G.Must(G.Add(x, times(y, "output", s.dim, s.dim)))
+	for i, y := range qkv { // (batch*context, dim) becomes (batch, heads, context, dim/heads)
+		qkv[i] = G.Must(nn.SplitHeads(G.Must(nn.Reshape(y, s.batch, s.context, s.dim)), s.heads))
+	}
+	y := G.Must(attend(qkv[0], qkv[1], qkv[2], la.WithCausal()))
+	y = G.Must(nn.Reshape(G.Must(nn.MergeHeads(y)), rows, s.dim))
+	x = G.Must(nn.Linear(y, m.matrix("output", s.dim, s.dim), nil, nn.WithResidual(x)))
 
-	y = G.Must(G.Rectify(times(norm(x, "norm2"), "up", s.dim, s.hidden)))
-	x = G.Must(G.Add(x, times(y, "down", s.hidden, s.dim)))
+	y = G.Must(nn.Linear(x, m.matrix("up", s.dim, s.hidden), nil, m.norm("norm2"), nn.WithActivation(nn.GELU)))
+	x = G.Must(nn.Linear(y, m.matrix("down", s.hidden, s.dim), nil, nn.WithResidual(x)))
 
-	logits := times(norm(x, "norm3"), "letters", s.dim, letters)
-	chosen := G.Must(G.HadamardProd(G.Must(G.LogSoftMax(logits, 1)), next))
+	logits := G.Must(nn.Linear(x, m.matrix("letters", s.dim, letters), nil, m.norm("norm3")))
+	chosen := G.Must(G.HadamardProd(G.Must(G.LogSoftMax(logits, 1)), m.input("next", m.next, rows, letters)))
 	loss := G.Must(G.Neg(G.Must(G.Div(G.Must(G.Sum(chosen)), G.NewConstant(float32(rows))))))
 	G.Read(loss, &m.loss)
 	if _, err := G.Grad(loss, m.weights...); err != nil {
 		return nil, err
 	}
-	if err := rewrite.Check(g); err != nil {
+	if err := rewrite.Check(m.graph); err != nil {
 		return nil, err
 	}
-	m.vm = G.NewTapeMachine(g, G.BindDualValues(m.weights...))
+	m.machine = G.NewTapeMachine(m.graph, G.BindDualValues(m.weights...))
 	return m, nil
 }
 
-// weight adds a weight of N(0, scale) to the model.
-func (m *model) weight(g *G.ExprGraph, name string, scale float64, shape ...int) *G.Node {
+// matrix is the weight (out, in) of a linear layer.
+func (m *model) matrix(name string, in, out int) *G.Node {
+	return m.random(name, 1/math.Sqrt(float64(in)), out, in)
+}
+
+// norm has a linear layer read its input normalised.
+func (m *model) norm(name string) nn.Option {
+	gamma, beta := slices.Repeat([]float32{1}, m.dim), make([]float32, m.dim)
+	return nn.WithNorm(m.weight(name+".gamma", gamma, m.dim), m.weight(name+".beta", beta, m.dim), 1e-5)
+}
+
+// random is a weight of normally distributed numbers.
+func (m *model) random(name string, deviation float64, shape ...int) *G.Node {
 	x := make([]float32, tensor.Shape(shape).TotalSize())
 	for i := range x {
-		x[i] = float32(m.rng.NormFloat64() * scale)
+		x[i] = float32(m.rng.NormFloat64() * deviation)
 	}
-	v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(x))
-	n := G.NewTensor(g, G.Float32, len(shape), G.WithName(name), G.WithShape(shape...), G.WithValue(v))
+	return m.weight(name, x, shape...)
+}
+
+// weight is an input that is trained.
+func (m *model) weight(name string, x []float32, shape ...int) *G.Node {
+	n := m.input(name, x, shape...)
 	m.weights = append(m.weights, n)
 	return n
 }
 
-// vector adds a weight for each element of a row, all with one value.
-func (m *model) vector(g *G.ExprGraph, name string, value float32) *G.Node {
-	n := m.weight(g, name, 0, m.dim)
-	for i := range n.Value().Data().([]float32) {
-		n.Value().Data().([]float32)[i] = value
-	}
-	return n
+// input is an input that reads the slice x anew in each run. Its name is its own: Gorgonia takes inputs of the same name, type and
+// shape for one.
+func (m *model) input(name string, x any, shape ...int) *G.Node {
+	t := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(x))
+	return G.NewTensor(m.graph, t.Dtype(), t.Dims(), G.WithShape(shape...), G.WithName(name), G.WithValue(t))
 }
 
 // step trains the model on a batch of pieces of the text, and returns the loss before.
 func (m *model) step() (float64, error) {
 	m.draw()
-	if err := la.Cause(m.vm.RunAll()); err != nil {
+	m.machine.Reset()
+	if err := la.Cause(m.machine.RunAll()); err != nil {
 		return 0, err
 	}
-	m.vm.Reset()
 	loss, ok := m.loss.Data().(float32)
 	if !ok {
-		return 0, fmt.Errorf("the loss is a %T", m.loss.Data())
+		return 0, fmt.Errorf("the loss is a %T, want a float32", m.loss.Data())
 	}
 	return float64(loss), m.solver.Step(G.NodesToValueGrads(m.weights))
 }
 
-// draw fills the batch.
+// draw fills the batch with random pieces of the text.
 func (m *model) draw() {
-	seen, next := m.seen.Data().([]float32), m.next.Data().([]float32)
-	clear(seen)
-	clear(next)
-	letters := len(vocabulary)
+	clear(m.next)
 	for b := range m.batch {
 		from := m.rng.IntN(len(tokens))
 		for i := range m.context {
-			row := (b*m.context + i) * letters
-			seen[row+tokens[(from+i)%len(tokens)]] = 1
-			next[row+tokens[(from+i+1)%len(tokens)]] = 1
+			row := b*m.context + i
+			m.seen[row] = tokens[(from+i)%len(tokens)]
+			m.next[row*len(vocabulary)+tokens[(from+i+1)%len(tokens)]] = 1
 		}
 	}
 }
 
-func (m *model) close() { m.vm.Close() }
-
-// measure measures the bytes that a step allocates at each of contexts.
-func (r *result) measure(seed uint64) error {
-	for _, n := range contexts {
-		s := trained
-		s.batch, s.context = 1, n
-		m, err := newModel(r.apply, s, seed)
-		if err != nil {
-			return err
-		}
-		bytes, err := m.allocates()
-		m.close()
-		if err != nil {
-			return err
-		}
-		r.memory = append(r.memory, bytes)
-	}
-	return nil
-}
-
-// allocates returns the bytes that a step allocates, after a first step.
-func (m *model) allocates() (float64, error) {
-	var before, after runtime.MemStats
-	for i := range 2 {
-		if i == 1 {
-			runtime.ReadMemStats(&before)
-		}
-		if _, err := m.step(); err != nil {
-			return 0, err
-		}
-	}
-	runtime.ReadMemStats(&after)
-	return float64(after.TotalAlloc - before.TotalAlloc), nil
-}
+func (m *model) close() error { return m.machine.Close() }

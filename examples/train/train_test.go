@@ -2,20 +2,27 @@ package main
 
 import (
 	"bytes"
-	"encoding/xml"
-	"io"
+	"errors"
 	"math"
 	"os"
-	"path/filepath"
+	"os/exec"
 	"strings"
 	"testing"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/internal/reftest"
 
 	"go.uber.org/goleak"
 )
 
+// asCommand is set for a process that is the command itself.
+const asCommand = "TRAIN_TEST_COMMAND"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+		os.Exit(0)
+	}
 	reftest.PoisonOutputs()
 	goleak.VerifyTestMain(m)
 }
@@ -28,33 +35,34 @@ func short(t *testing.T) {
 	trained, contexts = size{batch: 2, context: 16, heads: 2, dim: 16, hidden: 16}, []int{32, 128}
 }
 
-// TestGradTrain: both attentions learn, and learn the same; ours needs less memory,
-// and not four times as much for four times the context.
+// TestGradTrain: both attentions learn, and learn the same; leanattention needs less memory, and not four times as much for four
+// times the context.
 func TestGradTrain(t *testing.T) {
 	short(t)
-	results := make([]result, 2)
-	for i, a := range attentions {
-		r := &results[i]
-		r.attention = a
-		if err := r.learn(&options{steps: 40, seed: 7}); err != nil {
+	var courses [2]course
+	var allocated [2][2]float64
+	for i, a := range []attention{la.Default, la.Attention} {
+		var err error
+		if courses[i], err = train(a, 40, 7); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.measure(7); err != nil {
-			t.Fatal(err)
+		for j, n := range contexts {
+			if allocated[i][j], err = memory(a, n); err != nil {
+				t.Fatal(err)
+			}
 		}
-		first, last := r.losses[0], r.losses[39]
+		first, last := courses[i].losses[0], courses[i].losses[39]
 		if most := math.Log(float64(len(vocabulary))) + 1; !(first < most) || !(last < first-0.5) {
-			t.Errorf("%s: the loss goes from %v to %v", a.name, first, last)
+			t.Errorf("attention %d: the loss goes from %v to %v", i, first, last)
 		}
 	}
-	for i, want := range results[0].losses {
-		if got := results[1].losses[i]; !(math.Abs(got-want) < 1e-4) {
+	for i, want := range courses[0].losses {
+		if got := courses[1].losses[i]; !(math.Abs(got-want) < 1e-4) {
 			t.Errorf("step %d: the loss is %v, with the default %v", i, got, want)
 		}
 	}
-	stock, lean := results[0].memory, results[1].memory
-	if lean[1] > stock[1] || lean[1] > 4.2*lean[0] {
-		t.Errorf("contexts of %v take %v bytes, with the default %v", contexts, lean, stock)
+	if stock, lean := allocated[0], allocated[1]; lean[1] > stock[1] || lean[1] > 4.2*lean[0] {
+		t.Errorf("contexts of %v take %v MiB, with the default %v", contexts, lean, stock)
 	}
 }
 
@@ -63,11 +71,11 @@ func TestSeed(t *testing.T) {
 	short(t)
 	var losses [3][]float64
 	for i, seed := range []uint64{1, 1, 2} {
-		r := result{attention: attentions[1]}
-		if err := r.learn(&options{steps: 3, seed: seed}); err != nil {
+		c, err := train(la.Attention, 3, seed)
+		if err != nil {
 			t.Fatal(err)
 		}
-		losses[i] = r.losses
+		losses[i] = c.losses
 	}
 	for i := range losses[0] {
 		if losses[0][i] != losses[1][i] || losses[0][i] == losses[2][i] {
@@ -76,56 +84,47 @@ func TestSeed(t *testing.T) {
 	}
 }
 
+// TestCommand: the output has the losses of every tenth step and of the last one, and the memory at each context.
 func TestCommand(t *testing.T) {
 	short(t)
-	svg := filepath.Join(t.TempDir(), "train.svg")
-	for _, attn := range []string{"both", "lean", "default"} {
-		var out, errs bytes.Buffer
-		if code := run([]string{"-steps", "2", "-attn", attn, "-svg", svg}, &out, &errs); code != 0 {
-			t.Fatalf("-attn %s: exit %d, %s", attn, code, &errs)
+	var out bytes.Buffer
+	if err := run(13, 1, &out); err != nil {
+		t.Fatal(err)
+	}
+	var first []string
+	for line := range strings.Lines(out.String()) {
+		if fields := strings.Fields(line); len(fields) == 3 {
+			first = append(first, fields[0])
 		}
-		drawn, err := os.ReadFile(svg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, a := range attentions {
-			want := attn == "both" || attn == a.name
-			if got := strings.Contains(out.String(), a.name); got != want {
-				t.Errorf("-attn %s: output has %s: %t\n%s", attn, a.name, got, &out)
-			}
-			if got := bytes.Contains(drawn, []byte(`class="line `+a.name)); got != want {
-				t.Errorf("-attn %s: drawing has %s: %t", attn, a.name, got)
-			}
-		}
-		if bytes.Contains(drawn, []byte("NaN")) || bytes.Contains(drawn, []byte("Inf")) {
-			t.Errorf("-attn %s: the drawing has a number that is none", attn)
-		}
-		for d := xml.NewDecoder(bytes.NewReader(drawn)); ; {
-			if _, err := d.Token(); err == io.EOF {
-				break
-			} else if err != nil {
-				t.Fatalf("-attn %s: %v", attn, err)
-			}
-		}
+	}
+	if got, want := strings.Join(first, " "), "step 1 11 13 context 32 128"; got != want {
+		t.Errorf("rows of %q, want %q\n%s", got, want, &out)
+	}
+	if strings.Contains(out.String(), "NaN") || strings.Contains(out.String(), "Inf") {
+		t.Errorf("%s", &out)
 	}
 }
 
+// TestWrongFlags: a wrong flag or argument ends the command before any output, with status 2.
 func TestWrongFlags(t *testing.T) {
-	for _, args := range [][]string{
-		{"-steps", "0"}, {"-steps", "x"}, {"-attn", "flash"}, {"-attn", ""}, {"-seed", "-1"}, {"text"}, {"-size", "1"},
-	} {
-		var out, errs bytes.Buffer
-		if code := run(args, &out, &errs); code != 2 || errs.Len() == 0 || out.Len() > 0 {
-			t.Errorf("%q: exit %d, output %q, error %q", args, code, &out, &errs)
+	command := func(args ...string) (status int, out, errs string) {
+		t.Helper()
+		c := exec.Command(os.Args[0], args...)
+		c.Env = append(os.Environ(), asCommand+"=1")
+		var stdout, stderr bytes.Buffer
+		c.Stdout, c.Stderr = &stdout, &stderr
+		var ended *exec.ExitError
+		if err := c.Run(); err != nil && !errors.As(err, &ended) {
+			t.Fatal(err)
+		}
+		return c.ProcessState.ExitCode(), stdout.String(), stderr.String()
+	}
+	for _, args := range [][]string{{"-steps", "0"}, {"-steps", "x"}, {"-seed", "-1"}, {"text"}, {"-size", "1"}} {
+		if status, out, errs := command(args...); status != 2 || errs == "" || out != "" {
+			t.Errorf("%q: exit %d, output %q, error %q", args, status, out, errs)
 		}
 	}
-	var out, errs bytes.Buffer
-	if code := run([]string{"-h"}, &out, &errs); code != 0 || !strings.Contains(errs.String(), "-steps") {
-		t.Errorf("-h: exit %d, %q", code, &errs)
-	}
-	short(t)
-	errs.Reset()
-	if code := run([]string{"-steps", "1", "-attn", "lean", "-svg", t.TempDir()}, &out, &errs); code != 1 || errs.Len() == 0 {
-		t.Errorf("a folder for a file: exit %d, %q", code, &errs)
+	if status, _, errs := command("-h"); status != 0 || !strings.Contains(errs, "-steps") {
+		t.Errorf("-h: exit %d, %q", status, errs)
 	}
 }

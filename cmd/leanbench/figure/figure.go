@@ -1,5 +1,5 @@
 // Package figure draws how schedules distribute LeanTiles over workers. It draws docs/schedule.svg, and any
-// decode step as text, SVG or JSON.
+// decode step as text, SVG or JSON. It also draws docs/train.svg, from the output of examples/train.
 package figure
 
 import (
@@ -17,6 +17,7 @@ import (
 var Commands = []command.Command{
 	{Name: "schedule", Summary: "draw who computes what under each schedule, in the terminal and as SVG", Setup: drawSchedules},
 	{Name: "figure", Summary: "draw the schedules of docs/schedule.svg", Setup: drawFigure},
+	{Name: "training", Summary: "draw the losses and the memory of examples/train: docs/train.svg", Setup: drawTraining},
 }
 
 // drawFigure draws how the three policies distribute the LeanTiles of a ragged batch over workers.
