@@ -173,20 +173,23 @@ func TestGPUsStepLaunches(t *testing.T) {
 
 // TestDeviceMemory: weights that are larger than the memory of the GPUs are an error with both numbers, before any is loaded.
 func TestDeviceMemory(t *testing.T) {
+	if !fakedriver.OwnProcess(t, 2) {
+		return
+	}
 	lib, gpus := fakeGPU(t, 2)
 	m := openCheckpoint(t, "../tiny")
 	all, _, err := weightBytes(m.Network(), tensor.Dtype{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, enough := range []bool{false, true} {
-		if lib.State().Total = all/2 - 1; enough {
-			lib.State().Total++
-		}
-		total := 2 * lib.State().Total
-		_, err := m.Engine(Options{Device: gpus})
-		if short := errors.Is(err, la.ErrOutOfMemory) && strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes, and %d of %d bytes of GPU 0", all, total, total)); short == enough {
-			t.Errorf("%d bytes of %d: %v", total, all, err)
-		}
+	for name, each := range map[string]int64{"less": all/2 - 1, "enough": all / 2} {
+		t.Run(name, func(t *testing.T) {
+			lib.State().Total = each
+			_, err := m.Engine(Options{Device: gpus})
+			short := errors.Is(err, la.ErrOutOfMemory) && strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes, and %d of %d bytes of GPU 0", all, 2*each, 2*each))
+			if short != (name == "less") {
+				t.Errorf("%d bytes of %d: %v", 2*each, all, err)
+			}
+		})
 	}
 }
