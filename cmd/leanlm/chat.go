@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +24,7 @@ type conversation struct {
 	long     longFlags
 	system   string
 	tools    string
+	cache    string
 	tokens   int
 	stops    []string
 	special  bool
@@ -33,20 +33,23 @@ type conversation struct {
 }
 
 const chatAbout = `chat has a conversation with a model that has a chat template. Each line of standard input is a message, and a
-line that ends with \ goes on in the next line. Answers go to standard output. Ctrl-C ends an answer.
+line that ends with \ goes on in the next line. Answers go to standard output. Ctrl-C ends an answer, and without one the conversation.
 
 ` + sessionHelp
 
 const sessionHelp = `Lines that begin with / are commands. A message that begins with / begins with //.
   /undo   drops the last message and its answer
+  /regen  answers the last message again
+  /tool NAME RESULT
+          is the result of a tool that the answer calls: JSON or text. After a result for each call the model goes on
   /clear  drops all messages
   /fork   keeps the conversation as it is now, for /back
   /back   returns to the conversation of the last /fork
   /help   lists the commands
-  /quit   ends the conversation, as Ctrl-D does
+  /quit   ends the conversation, as /exit and Ctrl-D do
 `
 
-var sessionCommands = []string{"/undo", "/clear", "/fork", "/back", "/help", "/quit"}
+var sessionCommands = []string{"/undo", "/regen", "/tool", "/clear", "/fork", "/back", "/help", "/quit", "/exit"}
 
 // session is a conversation. Keys and values of its messages stay in the engine's cache.
 type session struct {
@@ -59,18 +62,28 @@ type session struct {
 	tools     []json.RawMessage
 	ends      []int
 	sampling  decoder.Sampling
+	cache     *promptCache // nil: none
 
 	messages   []chat.Message
-	turns      []int // number of messages before each question
+	turns      []turn
+	results    []chat.Message // of /tool, while the answer's other calls have none
 	forks      []fork
 	asked      int
 	unanswered int
 }
 
+// turn is a message, or results of tools, and the answer.
+type turn struct {
+	begin  int           // messages before
+	called *chat.Message // the answer before results of tools, which may have another form since
+	answer string        // with the names of special tokens
+	tokens []int         // of the conversation up to the end of the answer, without the answer's last one, which is not computed
+}
+
 // fork is the state that /back returns to.
 type fork struct {
 	messages []chat.Message
-	turns    []int
+	turns    []turn
 }
 
 // talk has a conversation.
@@ -80,7 +93,8 @@ func talk(ctx context.Context, args []string, std streams) (err error) {
 	if err := s.open(args); err != nil {
 		return err
 	}
-	return s.run(ctx)
+	err = s.run(ctx)
+	return errors.Join(err, s.save(ctx))
 }
 
 // open parses the flags, and opens the model.
@@ -91,7 +105,8 @@ func (s *session) open(args []string) (err error) {
 	c.sampling.add(f)
 	c.long.add(f)
 	f.text(&c.system, "sys,system-prompt", "", "`text` of the system's message; without it, there is no such message")
-	f.text(&c.tools, "tools", "", "`file` with the tools that the model may call: a JSON list, as OpenAI's API has it. Calls are written as the model writes them")
+	f.text(&c.tools, "tools", "", "`file` with the tools that the model may call: a JSON list, as OpenAI's API has it. Calls are written as the model writes them, and /tool gives their results")
+	f.text(&c.cache, "prompt-cache", "", "`file` that keeps the keys and values of the conversation: a later conversation whose text begins with the same 16 tokens or more, of the same model and with the same options, does not compute that beginning; messages are not kept; the file is made if there is none, and written at the end")
 	f.integer(&c.tokens, "n,predict,n-predict,max-new-tokens", 0, "most `tokens` of an answer; 0: as many as the context takes, and with -context-shift any number")
 	f.integer(&c.draft, "draft,draft-n", 0, "most `tokens` to guess from what the conversation repeats, and to check in one step; 0: none")
 	f.stops(&c.stops)
@@ -122,15 +137,32 @@ func (s *session) open(args []string) (err error) {
 	if err := s.checkTools(); err != nil {
 		return err
 	}
+	if c.cache != "" {
+		if s.cache, err = openPromptCache(c.cache, "conversation", nil); err != nil {
+			return err
+		}
+	}
 	s.sampling = c.sampling.of(s.model, s.std)
 	c.model.options.Batch, c.model.options.Draft = 1, c.draft
-	s.engine, err = c.model.engine(s.model, s.std)
-	return err
+	if s.engine, err = c.model.engine(s.model, s.std); err != nil {
+		return err
+	}
+	return s.cache.load(s.engine)
+}
+
+// save writes the conversation's keys and values to the file of -prompt-cache.
+func (s *session) save(ctx context.Context) error {
+	if s.cache == nil || len(s.turns) == 0 {
+		return nil
+	}
+	s.cache.prompt = s.turns[len(s.turns)-1].tokens
+	return s.cache.save(ctx, s.engine, s.std)
 }
 
 func (s *session) close() (err error) {
+	err = s.cache.Close()
 	if s.engine != nil {
-		err = s.engine.Close()
+		err = errors.Join(err, s.engine.Close())
 	}
 	if s.model != nil {
 		err = errors.Join(err, s.model.Close())
@@ -138,71 +170,37 @@ func (s *session) close() (err error) {
 	return err
 }
 
-// readTools reads the file of -tools. The keys of each tool keep their order.
-func readTools(name string, in io.Reader) (tools []json.RawMessage, err error) {
-	if name == "" {
-		return nil, nil
-	}
-	if name == "-" {
-		return nil, usagef("-tools - is standard input, from which messages are read")
-	}
-	text, err := readText(name, in)
-	if err != nil {
-		return nil, fmt.Errorf("-tools: %w", err)
-	}
-	if err := json.Unmarshal([]byte(text), &tools); err != nil {
-		return nil, fmt.Errorf("-tools %s: no JSON list of tools: %w", name, err)
-	}
-	if len(tools) == 0 {
-		return nil, fmt.Errorf("-tools %s: the list is empty", name)
-	}
-	for i, tool := range tools {
-		if tool = bytes.TrimSpace(tool); tool[0] != '{' {
-			return nil, fmt.Errorf("-tools %s: tool %d is no JSON object", name, i+1)
-		}
-	}
-	return tools, nil
-}
-
-// checkTools returns an error if the template has no place for tools.
-func (s *session) checkTools() error {
-	if s.tools == nil {
-		return nil
-	}
-	messages := append(slices.Clone(s.messages), chat.Message{Role: "user", Content: "Hello"})
-	with, err := s.templates.Render(chat.Conversation{Messages: messages, Tools: s.tools})
-	if err != nil {
-		return fmt.Errorf("-tools: %w", err)
-	}
-	without, err := s.templates.Render(chat.Conversation{Messages: messages})
-	if err == nil && with == without {
-		return fmt.Errorf("-tools: the model's chat template has no place for tools")
-	}
-	return nil
-}
-
 // run reads lines until the conversation ends.
 func (s *session) run(ctx context.Context) error {
-	in := bufio.NewReader(s.std.in)
+	input := &interruptible{ctx, s.std.in}
+	in := bufio.NewReader(input)
 	for ctx.Err() == nil {
+		var stop func()
+		input.ctx, stop = signal.NotifyContext(ctx, os.Interrupt)
 		line, more, err := s.line(in)
+		stop()
 		switch {
 		case err != nil:
 			return err
 		case strings.HasPrefix(line, "/") && !strings.HasPrefix(line, "//"):
-			if line = strings.TrimSpace(line); line == "/quit" {
+			if line = strings.TrimSpace(line); line == "/quit" || line == "/exit" {
 				more = false
 			} else {
-				s.command(line)
+				err = s.command(ctx, line)
 			}
 		case line != "":
-			if err := s.turn(ctx, strings.TrimPrefix(line, "/")); err != nil {
-				return err
-			}
+			err = s.turn(ctx, strings.TrimPrefix(line, "/"))
+		}
+		if err != nil {
+			return err
 		}
 		if !more {
 			break
 		}
+	}
+	if len(s.results) > 0 {
+		s.say("the conversation ends without results for all calls")
+		s.unanswered++
 	}
 	if s.unanswered > 0 && !s.live {
 		return fmt.Errorf("%d of %d messages had no answer", s.unanswered, s.asked)
@@ -235,17 +233,30 @@ func (s *session) say(format string, args ...any) {
 	fmt.Fprintln(s.std.err, printable(fmt.Sprintf(format, args...)))
 }
 
-// command runs a command. A wrong command names the nearest right one.
-func (s *session) command(line string) {
+// command runs a command. A wrong command names the nearest right one. The returned error ends the conversation.
+func (s *session) command(ctx context.Context, line string) error {
+	name, rest, _ := strings.Cut(line, " ")
+	switch {
+	case name == "/tool":
+		return s.result(ctx, strings.TrimSpace(rest))
+	case line == "/regen":
+		return s.again(ctx)
+	}
 	switch line {
 	case "/help":
 		fmt.Fprint(s.std.err, sessionHelp)
 	case "/undo":
+		if n := len(s.results); n > 0 {
+			s.results = nil
+			s.asked--
+			s.say("dropped %d results of tools", n)
+			return nil
+		}
 		if len(s.turns) == 0 {
 			s.say("/undo: there is no message to drop")
-			return
+			return nil
 		}
-		question := s.messages[s.turns[len(s.turns)-1]]
+		question := s.messages[s.turns[len(s.turns)-1].begin]
 		s.undo()
 		s.say("dropped %q and its answer", short(question.Content))
 	case "/clear":
@@ -257,14 +268,16 @@ func (s *session) command(line string) {
 	case "/back":
 		if len(s.forks) == 0 {
 			s.say("/back: there is no fork; /fork makes one")
-			return
+			return nil
 		}
 		last := len(s.forks) - 1
+		s.results = nil
 		s.messages, s.turns, s.forks = s.forks[last].messages, s.forks[last].turns, s.forks[:last]
 		s.say("back at fork %d, after %d messages", last+1, len(s.turns))
 	default:
 		s.say("no command %q%s; // begins a message that begins with /", short(line), nearCommand(line))
 	}
+	return nil
 }
 
 // nearCommand names the command that a wrong one may have meant, or all commands.
@@ -295,7 +308,7 @@ func short(text string) string {
 
 // clear makes the conversation one without questions.
 func (s *session) clear() {
-	s.messages, s.turns = nil, nil
+	s.messages, s.turns, s.results = nil, nil, nil
 	if s.flags.system != "" {
 		s.messages = []chat.Message{{Role: "system", Content: s.flags.system}}
 	}
@@ -303,20 +316,50 @@ func (s *session) clear() {
 
 // undo drops the last question, and all messages after it.
 func (s *session) undo() {
-	last := len(s.turns) - 1
-	s.messages, s.turns = s.messages[:s.turns[last]], s.turns[:last]
+	last := s.turns[len(s.turns)-1]
+	s.messages, s.turns = s.messages[:last.begin], s.turns[:len(s.turns)-1]
+	if last.called != nil {
+		s.messages = slices.Clone(s.messages)
+		s.messages[last.begin-1] = *last.called
+	}
 }
 
-// turn asks a question, and writes the answer. The returned error ends the conversation.
+// turn adds a question, and writes the answer. The returned error ends the conversation.
 func (s *session) turn(ctx context.Context, question string) error {
-	s.turns = append(s.turns, len(s.messages))
-	s.messages = append(slices.Clip(s.messages), chat.Message{Role: "user", Content: question})
 	s.asked++
+	if len(s.results) > 0 {
+		s.unanswered++
+		s.say("the message was dropped: the answer's calls have %d results, and not all; /tool gives one, and /undo drops them", len(s.results))
+		return nil
+	}
+	s.turns = append(slices.Clip(s.turns), turn{begin: len(s.messages)})
+	s.messages = append(slices.Clip(s.messages), chat.Message{Role: "user", Content: question})
 	ids, err := s.prompt()
 	if err != nil {
 		s.drop(err)
 		return nil
 	}
+	return s.answer(ctx, ids)
+}
+
+// again answers the last message again.
+func (s *session) again(ctx context.Context) error {
+	if len(s.turns) == 0 || len(s.results) > 0 {
+		s.say("/regen: there is no answer to write again")
+		return nil
+	}
+	s.asked++
+	s.messages = s.messages[:len(s.messages)-1]
+	ids, err := s.prompt()
+	if err != nil {
+		s.drop(err)
+		return nil
+	}
+	return s.answer(ctx, ids)
+}
+
+// answer writes the answer to the last message, of a conversation that has these tokens. The returned error ends the conversation.
+func (s *session) answer(ctx context.Context, ids []int) error {
 	answering, stop := signal.NotifyContext(ctx, os.Interrupt)
 	defer stop()
 	how := s.sampling
@@ -344,17 +387,20 @@ func (s *session) turn(ctx context.Context, question string) error {
 			return err
 		}
 	}
-	content, n := answer.String(), len(added)
+	content, t := answer.String(), s.model.Tokenizer()
+	said := slices.DeleteFunc(slices.Clone(added), func(id int) bool { return slices.Contains(s.ends, id) })
 	if s.flags.special {
-		ids := slices.DeleteFunc(slices.Clone(added), func(id int) bool { return slices.Contains(s.ends, id) })
-		content = messageText(s.model.Tokenizer(), ids, content, text.Reason() == decoder.Stopped)
+		content = messageText(t, said, content, text.Reason() == decoder.Stopped)
 	}
-	s.messages = append(s.messages, chat.Message{Role: "assistant", Content: content})
+	last := &s.turns[len(s.turns)-1]
+	last.answer = namedText(t, said)
+	last.tokens = append(slices.Clone(ids), added[:max(0, len(added)-1)]...)
+	s.messages = append(slices.Clip(s.messages), chat.Message{Role: "assistant", Content: content})
 	if err := write(s.std, "\n"); err != nil {
 		return err
 	}
 	if s.flags.stats {
-		s.say("%d tokens before the answer, and %d in the answer; %d were computed; the context has %d", len(ids), n, s.engine.Stats().Rows-before, s.engine.Options().Context)
+		s.say("%d tokens before the answer, and %d in the answer; %d were computed; the context has %d", len(ids), len(added), s.engine.Stats().Rows-before, s.engine.Options().Context)
 	}
 	if n := text.Dropped(); n > 0 {
 		s.say("%d tokens of the conversation were dropped for this answer: the context has %d", n, s.engine.Options().Context)

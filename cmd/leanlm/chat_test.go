@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -105,7 +107,7 @@ func TestChatCommands(t *testing.T) {
 		{"forks", []string{"A king.", "/fork", "A girl.", "/back", "A dog.", "/back"}, []string{"A story.", "A king.", plain[0], "A dog.", other[1]}, []string{"fork 1, after 1 messages", "back at fork 1", "there is no fork"}},
 		{"a fork in between", []string{"A king.", "A girl.", "/fork", "/undo", "A dog.", "/back"}, []string{"A story.", "A king.", plain[0], "A girl.", plain[1]}, nil},
 		{"quit", []string{"A king.", " /quit", "/quit ", "A girl."}, nil, nil},
-		{"help", []string{"/help", "/help x", "/udo", "/cl", "/something", "/"}, []string{"A story."}, []string{"/undo   drops", `no command "/help x": did you mean /help?`, "did you mean /undo?", "did you mean /clear?", "the commands are /undo, /clear"}},
+		{"help", []string{"/help", "/help x", "/udo", "/cl", "/something", "/"}, []string{"A story."}, []string{"/undo   drops", `no command "/help x": did you mean /help?`, "did you mean /undo?", "did you mean /clear?", "the commands are /undo, /regen, /tool, /clear"}},
 		{"a slash", []string{"//undo", "/undo"}, []string{"A story."}, []string{`dropped "/undo"`}},
 		{"two lines", []string{"one\\", "two", "/undo"}, []string{"A story."}, []string{`dropped "one\ntwo"`}},
 		{"an end in the middle", []string{"one\\"}, nil, nil},
@@ -271,5 +273,19 @@ func TestChatInterrupt(t *testing.T) {
 		if answered := rest != ""; answered != live || (err == context.Canceled) == live || len(first) > 400 || s.messages[1].Content != first {
 			t.Errorf("terminal %v: %v, %q", live, err, out)
 		}
+	}
+}
+
+// TestChatInterruptInput: an interrupt while no answer is written ends the conversation.
+func TestChatInterruptInput(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("a process cannot interrupt itself")
+	}
+	s, _, _ := newSession(t, "", "-m", writeChat(t, plainTemplate), "-n", "2")
+	in, writer := io.Pipe()
+	defer writer.Close()
+	s.std.in, s.std.err, s.live = in, &interrupting{t: t, writes: 2}, true // the prompt is the third write
+	if err := s.run(t.Context()); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
 	}
 }

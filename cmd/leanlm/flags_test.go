@@ -91,7 +91,6 @@ func TestFlagsRefused(t *testing.T) {
 		{"not defined: -temp", []string{"perplexity", "-f", "x", "-temp", "1"}},
 		{"not defined: -stop", []string{"perplexity", "-f", "x", "-stop", "a"}},
 		{"not defined: -json", []string{"chat", "-json"}},
-		{"not defined: -prompt-cache", []string{"chat", "-prompt-cache", "x"}},
 		{"not defined: -n-samples", []string{"chat", "-n-samples", "2"}},
 	} {
 		if status, out, errs := leanlm(t, "", c.args...); status != exitUsage || out != "" || !strings.HasPrefix(errs, "leanlm: ") || !strings.Contains(errs, c.want) {

@@ -146,7 +146,7 @@ func generate(ctx context.Context, args []string, std streams) (err error) {
 	}
 	var cache *promptCache
 	if g.cache != "" {
-		if cache, err = openPromptCache(g.cache, requests[0].Prompt); err != nil {
+		if cache, err = openPromptCache(g.cache, "prompt", requests[0].Prompt); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, cache.Close()) }()

@@ -18,13 +18,14 @@ type promptCache struct {
 	name   string // as given
 	target string // the file: name, or the target of the link
 	in     file   // nil: the file does not exist yet
+	what   string // that prompt has the tokens of
 	prompt []int  // of this run
 	tokens []int  // of the file
 }
 
 // openPromptCache opens the file, if it exists. Close the result after use.
-func openPromptCache(name string, prompt []int) (_ *promptCache, err error) {
-	p := &promptCache{name: name, prompt: prompt}
+func openPromptCache(name, what string, prompt []int) (_ *promptCache, err error) {
+	p := &promptCache{name: name, what: what, prompt: prompt}
 	defer func() {
 		if err != nil {
 			err = p.fail(errors.Join(err, p.Close()))
@@ -85,7 +86,10 @@ func (p *promptCache) load(engine *decoder.Engine) (err error) {
 		}
 	}
 	if err = errors.Join(err, p.Close()); err != nil {
-		return p.fail(err)
+		if errors.Is(err, decoder.ErrTooLong) {
+			return p.fail(fmt.Errorf("%w: -c makes the context larger", err))
+		}
+		return p.fail(fmt.Errorf("%w: delete the file, or name another one", err))
 	}
 	return nil
 }
@@ -115,7 +119,7 @@ func (p *promptCache) save(ctx context.Context, engine *decoder.Engine, std stre
 	switch {
 	case errors.Is(err, errPart):
 		if ctx.Err() == nil {
-			fmt.Fprintf(std.err, "-prompt-cache %s: not written: %d of the prompt's %d tokens are in the cache; -c and -cache-tokens make the cache larger\n", printable(p.name), has, len(p.prompt))
+			fmt.Fprintf(std.err, "-prompt-cache %s: not written: %d of the %s's %d tokens are in the cache; -c and -cache-tokens make the cache larger\n", printable(p.name), has, p.what, len(p.prompt))
 		}
 		return nil
 	case err != nil:

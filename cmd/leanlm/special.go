@@ -11,9 +11,22 @@ const showSpecial = "write the names of special tokens, too, and the token that 
 
 // decodeToken returns the text of a token. A special token has a text if special is set.
 func decodeToken(model *opened, id int, special bool) string {
-	d := model.Tokenizer().NewDecoder()
-	d.Special = special
-	return d.Add(id) + d.Flush()
+	if special {
+		return namedText(model.Tokenizer(), []int{id})
+	}
+	return model.Tokenizer().Decode([]int{id})
+}
+
+// namedText returns the text of tokens with the names of special tokens.
+func namedText(t *tokenizer.Tokenizer, ids []int) string {
+	d := t.NewDecoder()
+	d.Special = true
+	var b strings.Builder
+	for _, id := range ids {
+		b.WriteString(d.Add(id))
+	}
+	b.WriteString(d.Flush())
+	return b.String()
 }
 
 // messageText returns the text of an answer's tokens without the names of special tokens, for a message: the template writes names
