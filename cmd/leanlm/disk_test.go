@@ -117,10 +117,11 @@ func (f *faultyFile) Close() error {
 // TestPromptCacheFaults: whichever operation on a file of a prompt cache fails, the error is told, no file is left beside the
 // cache, and the cache has its earlier content; if the new content has taken its place already, all of that.
 func TestPromptCacheFaults(t *testing.T) {
-	dir := t.TempDir()
+	const story, longer = "once upon a time", "once upon a time a king"
+	dir, model := t.TempDir(), writeModel(t, nil)
 	name := filepath.Join(dir, "cache")
 	write := func(file, prompt string) (int, string) {
-		status, _, errs := leanlm(t, "", "generate", "-p", prompt, "-n", "2", "-prompt-cache", file)
+		status, _, errs := leanlm(t, "", "generate", "-m", model, "-p", prompt, "-n", "2", "-prompt-cache", file)
 		return status, errs
 	}
 	content := func(prompt string) []byte {

@@ -153,8 +153,10 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestInputBounds: input is bounded, and an error of the input is told.
+// TestInputBounds: input is bounded, here by a lower bound than outside of tests, and an error of the input is told.
 func TestInputBounds(t *testing.T) {
+	defer func(n int64) { maxText = n }(maxText)
+	maxText = 1 << 20
 	for _, args := range [][]string{{"generate", "-f", "-"}, {"generate", "-prompts", "-"}, {"perplexity", "-f", "-"}, {"tokenize", "-f", "-"}} {
 		var errs bytes.Buffer
 		if status := run(t.Context(), args, streams{endless{}, io.Discard, &errs}); status != exitError || !strings.Contains(errs.String(), "standard input has more than ") {

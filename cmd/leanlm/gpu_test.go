@@ -109,7 +109,7 @@ func TestGPUPerplexity(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range cases {
-		if c.Text == 0 || c.Text > 1000 || testing.Short() && c.Text > 100 {
+		if c.long() || testing.Short() && c.Text > 100 {
 			continue // an emulated GPU is slow
 		}
 		status, out, errs := leanlm(t, string(book[:c.Text]), "perplexity", "-f", "-", "-exact", "-device", "gpu")

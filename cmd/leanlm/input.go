@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// maxText bounds the texts that a command reads.
-const maxText = 64 << 20
+// maxText bounds the texts that a command reads. Tests lower the bound.
+var maxText int64 = 64 << 20
 
 // readText reads the file of a flag; "-" is standard input.
 func readText(name string, in io.Reader) (string, error) {
@@ -21,7 +21,7 @@ func readText(name string, in io.Reader) (string, error) {
 		in = f
 	}
 	data, err := io.ReadAll(io.LimitReader(in, maxText+1))
-	if err == nil && len(data) > maxText {
+	if err == nil && int64(len(data)) > maxText {
 		if name == "-" {
 			name = "standard input"
 		}
