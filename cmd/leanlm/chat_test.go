@@ -293,7 +293,7 @@ func TestChatInterruptInput(t *testing.T) {
 	s, _, _ := newSession(t, "", "-m", writeChat(t, plainTemplate), "-n", "2")
 	in, writer := io.Pipe()
 	defer writer.Close()
-	s.std.in, s.std.err, s.live = in, &interrupting{t: t, writes: 2}, true // the prompt is the third write
+	s.std.in, s.std.err, s.live = in, &interrupting{t: t, session: s, writes: 2, interrupted: -1}, true // the prompt is the third write
 	if err := s.run(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
