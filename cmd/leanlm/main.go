@@ -8,6 +8,10 @@
 // -m is a GGUF file or a Hugging Face folder. Without -m the command runs a small model that is part of the program. Each command lists its
 // flags with -h.
 //
+// Where llama.cpp's programs have a flag, the flag has the same name and meaning here: -special shows special tokens, -prompt-cache keeps
+// keys and values, -c is the context. perplexity -half -c 512 computes the value of llama.cpp's perplexity. In a chat, /help lists the
+// commands; /tool gives the model the result of a tool.
+//
 // Results go to standard output, and everything else goes to standard error.
 //
 // Products with weights of 16 bits are computed in mixed precision, unless -exact is given.

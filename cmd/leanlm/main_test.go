@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -336,6 +337,12 @@ func TestRealModel(t *testing.T) {
 	}
 	_, out, err := leanlm(t, "What is the capital of France?\nAnd of Italy?\n", "chat", "-m", path, "-n", "30", "-exact")
 	if answers := strings.Split(out, "\n"); len(answers) != 3 || !strings.Contains(answers[0], "Paris") || !strings.Contains(answers[1], "Rome") {
+		t.Errorf("%q, %s", out, err)
+	}
+	// llama.cpp has 27.591459 with float32 weights, keys and values (xllamacpp 2026.10.11549).
+	var value float64
+	_, out, err = leanlm(t, "", "perplexity", "-m", path, "-f", "testdata/held-out.txt", "-half", "-c", "512", "-chunks", "2", "-exact", "-weights", "f32")
+	if _, scan := fmt.Sscanf(out, "perplexity %f of 510 of 5025 tokens", &value); scan != nil || math.Abs(value/27.591459-1) > 1e-5 {
 		t.Errorf("%q, %s", out, err)
 	}
 	if _, out, _ := leanlm(t, "", "tokenize", "-m", path, "-p", "Hello <|im_end|> world", "-parse-special", "-ids"); out != "[19556 216 2 905]\n" {

@@ -18,8 +18,8 @@ import (
 
 // goldenPerplexity has the results of transformers with the shipped model: see testdata/perplexity.py.
 type goldenPerplexity struct {
-	Text, Stride, Tokens, Scored int
-	Perplexity                   float64
+	Text, Stride, Half, Tokens, Scored int
+	Perplexity                         float64
 }
 
 // long reports whether a text takes a second or more.
@@ -42,15 +42,15 @@ func TestPerplexity(t *testing.T) {
 		t.Fatal(len(cases), err)
 	}
 	var long []goldenPerplexity
-	overlap := false
+	overlap, half := false, false
 	for _, c := range cases {
-		overlap = overlap || c.Stride > 0 && c.Stride < 2048
+		overlap, half = overlap || c.Stride > 0 && c.Stride < 2048, half || c.Half > 0
 		if c.long() {
 			long = append(long, c)
 		}
 	}
-	if !overlap || len(long) < 2 {
-		t.Errorf("%d long texts, and windows that overlap: %t", len(long), overlap)
+	if !overlap || !half || len(long) < 2 {
+		t.Errorf("%d long texts, windows that overlap: %t, halves: %t", len(long), overlap, half)
 	}
 	if !reftest.Every(t) { // one of the long texts
 		chosen := long[reftest.Rand(t).IntN(len(long))]
@@ -61,7 +61,12 @@ func TestPerplexity(t *testing.T) {
 		if c.Text > 0 {
 			text = text[:c.Text]
 		}
+		window := 2048
 		args := []string{"perplexity", "-f", "-", "-exact", "-stride", fmt.Sprint(c.Stride)}
+		if c.Half > 0 {
+			window = c.Half
+			args = append(args, "-half", "-c", fmt.Sprint(c.Half))
+		}
 		status, out, errs := leanlm(t, text, args...)
 		var value float64
 		var scored, tokens, count int
@@ -76,7 +81,7 @@ func TestPerplexity(t *testing.T) {
 		}
 		_, out, _ = leanlm(t, text, append(args, "-json")...)
 		var r perplexityJSON
-		if err := json.Unmarshal([]byte(out), &r); err != nil || math.Abs(r.Value-value) > 1e-6 || r.Tokens != scored || r.Of != tokens || r.Windows != count || r.Window != 2048 || !r.Complete {
+		if err := json.Unmarshal([]byte(out), &r); err != nil || math.Abs(r.Value-value) > 1e-6 || r.Tokens != scored || r.Of != tokens || r.Windows != count || r.Window != window || r.Half != (c.Half > 0) || !r.Complete {
 			t.Errorf("%+v: %s, %v", c, out, err)
 		}
 	}
@@ -127,6 +132,48 @@ func TestWindows(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestHalves: windows of -half are full and side by side, and the tokens after the one in the middle are predicted.
+func TestHalves(t *testing.T) {
+	for _, c := range []struct {
+		tokens, size int
+		want         []window
+	}{
+		{0, 4, nil},
+		{3, 4, nil},
+		{4, 4, []window{{0, 3, 4}}},
+		{11, 4, []window{{0, 3, 4}, {4, 7, 8}}},
+		{10, 5, []window{{0, 3, 5}, {5, 8, 10}}},
+		{9, 3, []window{{0, 2, 3}, {3, 5, 6}, {6, 8, 9}}},
+		{8, 2, nil},
+		{8, 1, nil},
+	} {
+		if got := halves(c.tokens, c.size); !slices.Equal(got, c.want) {
+			t.Errorf("%d tokens in windows of %d: %v, want %v", c.tokens, c.size, got, c.want)
+		}
+	}
+	text := strings.Repeat("Once upon a time ", 20)
+	for _, c := range []struct {
+		args       []string
+		status     int
+		out, wrong string
+	}{
+		{[]string{"-c", "20"}, 0, "of 77 of 82 tokens, in 5 windows of up to 20\n", ""},
+		{[]string{"-c", "20", "-chunks", "3"}, 0, "of 57 of 82 tokens, in 3 windows of up to 20\n", ""},
+		{[]string{"-c", "20", "-half"}, 0, "of 36 of 82 tokens, in 4 windows of up to 20\n", ""},
+		{[]string{"-c", "20", "-half", "-chunks", "3"}, 0, "of 27 of 82 tokens, in 3 windows of up to 20\n", ""},
+		{[]string{"-c", "20", "-half", "-chunks", "9"}, 0, "of 36 of 82 tokens, in 4 windows of up to 20\n", ""},
+		{[]string{"-half"}, exitError, "", "the text has 82 tokens, and -half needs the 2048 of a window"},
+		{[]string{"-half", "-c", "2"}, exitError, "", "-c is 2, and -half needs 3"},
+		{[]string{"-half", "-stride", "3"}, exitUsage, "", "-stride is for windows that overlap"},
+		{[]string{"-chunks", "-1"}, exitUsage, "", "-chunks is -1"},
+	} {
+		status, out, errs := leanlm(t, text, append([]string{"perplexity", "-f", "-"}, c.args...)...)
+		if status != c.status || !strings.HasSuffix(out, c.out) || !strings.Contains(errs, c.wrong) {
+			t.Errorf("%v: %d, %q, %s", c.args, status, out, errs)
+		}
+	}
 }
 
 // countdown is a context that is done after some calls of Err.

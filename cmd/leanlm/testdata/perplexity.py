@@ -6,7 +6,9 @@ held-out.txt
     a book of the generator of the shipped checkpoint, with a seed that nothing was trained on.
 perplexity.json
     cases: text (so many bytes of held-out.txt; 0: all), stride (0: windows side by side), tokens (of the text, the
-    leading </s> included), scored (those that the mean is over) and perplexity.
+    leading </s> included), scored (those that the mean is over) and perplexity. With half (tokens of a window), the windows
+    are those of llama.cpp's perplexity: full windows side by side, each with </s> in place of its first token, and the
+    mean is over the tokens after the one in the middle.
 
 The windows are those of transformers' page "Perplexity of fixed-length models". The page weighs the mean of each
 window by one token less than the window has targets. In all windows but the first of a sliding one that is one too
@@ -45,6 +47,19 @@ def perplexity(model, ids, size, stride):
     return math.exp(total / count), count
 
 
+@torch.no_grad()
+def halves(model, ids, size, begin):
+    total, count = 0.0, 0
+    for end in range(size, len(ids) + 1, size):
+        window = ids[end - size:end]
+        logits = model(torch.tensor([[begin] + window[1:]]), use_cache=False).logits[0].double()
+        p = logits.log_softmax(-1)
+        for i in range(size // 2 + 1, size):
+            total -= p[i - 1, window[i]].item()
+            count += 1
+    return math.exp(total / count), count
+
+
 def main():
     sys.path.insert(0, TINY)
     import stories
@@ -62,6 +77,11 @@ def main():
         print(f"{len(ids)} tokens, stride {stride}: {value}, {exact} in float64")
         assert abs(value - exact) < 2e-5
         cases.append({"text": part, "stride": stride, "tokens": len(ids), "scored": scored, "perplexity": value})
+    for part, size in (0, 512), (9000, 129), (700, 170):
+        ids = tokenizer((text.encode()[:part] if part else text.encode()).decode()).input_ids
+        value, scored = halves(model, ids, size, ids[0])
+        print(f"{len(ids)} tokens, halves of {size}: {value}")
+        cases.append({"text": part, "half": size, "tokens": len(ids), "scored": scored, "perplexity": value})
     with open(os.path.join(HERE, "perplexity.json"), "w", encoding="utf-8", newline="\n") as f:
         f.write("[\n" + ",\n".join(json.dumps(c) for c in cases) + "\n]\n")
 
