@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,12 +20,17 @@ type outcome struct {
 	met bool // Join has succeeded
 }
 
+var jobs atomic.Int32
+
+// jobName returns a name that no other job has. All names are of the same length.
+func jobName() string { return fmt.Sprintf("%010d %06d", os.Getpid(), jobs.Add(1)) }
+
 // job makes ranks join, come to a barrier and leave. Rank 1 is behind a proxy.
 func job(t *testing.T, c Config, each func(conn int) (up, down pump)) []outcome {
 	t.Helper()
 	for {
 		c.Address = free(t)
-		c.Job = c.Address // other jobs of this test may get the port later
+		c.Job = jobName() // another job may get the same port, and its ranks must be turned away
 		all := make([]outcome, c.Size)
 		address := proxy(t, c.Address, each)
 		var work sync.WaitGroup
@@ -58,7 +64,7 @@ func job(t *testing.T, c Config, each func(conn int) (up, down pump)) []outcome 
 
 // together calls f for 0 to n-1, some at the same time: most of them wait.
 func together(n int, f func(i int)) {
-	const most = 24
+	const most = 64
 	var work sync.WaitGroup
 	slots := make(chan struct{}, most)
 	for i := range n {
@@ -98,7 +104,7 @@ func sound(t *testing.T, what string, c Config, all []outcome, took time.Duratio
 		t.Errorf("%s: %d of %d ranks have met, and %d have an error: %v", what, met, c.Size, failed, all)
 	}
 	// A rank waits for Join, once more for rank 0's message, for the barrier, and for a message in transit.
-	if most := 2*c.Timeout + 4*c.Silence + linger + 10*time.Second; took > most {
+	if most := 2*c.Timeout + 4*c.Silence + linger + 15*time.Second; took > most {
 		t.Errorf("%s: it took %v, more than %v", what, took, most)
 	}
 }
@@ -127,7 +133,7 @@ func TestFaultAtEveryMessage(t *testing.T) {
 	faults := []fault{
 		{"a short delay", 30 * time.Millisecond, -1, true, true},
 		{"a long delay", 1400 * time.Millisecond, -1, false, false},
-		{"a longer delay", 5000 * time.Millisecond, -1, false, false},
+		{"a longer delay", 4500 * time.Millisecond, -1, false, false},
 		{"long delays", 1400 * time.Millisecond, -1, true, false},
 		{"a cut", 0, 0, false, false},
 		{"cuts", 0, 0, true, false},
@@ -176,7 +182,8 @@ func TestFaultAtEveryMessage(t *testing.T) {
 func TestCutAtEveryByte(t *testing.T) {
 	t.Parallel()
 	c := quick(2)
-	c.Timeout, c.Silence = 6*time.Second, 3*time.Second // a cut is noticed at once: no rank is silent but by a busy machine
+	c.Job = jobName()
+	c.Timeout, c.Silence = 3500*time.Millisecond, 3*time.Second // a cut is noticed at once: no rank is silent but by a busy machine
 	const head = 3
 	up := head + len(c.hello()) + head + sha256.Size
 	down := head + nonceSize + head + sha256.Size + head + len("made")
@@ -201,6 +208,7 @@ func TestCutAtEveryByte(t *testing.T) {
 // TestDrip: a message that arrives byte by byte, each in time, ends at the limit of the whole message. Bytes that a
 // head only claims take no memory.
 func TestDrip(t *testing.T) {
+	t.Parallel()
 	cfg := config("", 2)
 	cfg.Silence = 300 * time.Millisecond
 	zero, stranger := pipe(t)

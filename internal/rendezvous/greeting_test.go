@@ -173,6 +173,7 @@ func TestTurnedAway(t *testing.T) {
 
 // TestImpostor: a process that listens in place of rank 0 must know the secret, too.
 func TestImpostor(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +252,7 @@ func TestSecretIsNotSent(t *testing.T) {
 	}
 	// A replayed hello fails: the challenge is another one.
 	again := config(free(t), 2)
-	again.Secret, again.Timeout = cfg.Secret, time.Second
+	again.Secret, again.Timeout = cfg.Secret, 500*time.Millisecond
 	result := make(chan error)
 	go func() {
 		_, _, err := Join(t.Context(), again, nil)
@@ -599,6 +600,7 @@ func TestListenAt(t *testing.T) {
 
 // TestNotRankZero: a listener that is silent, or closes all connections, is an error within the limit of silence.
 func TestNotRankZero(t *testing.T) {
+	t.Parallel()
 	for name, do := range map[string]func(net.Conn){
 		"closes": func(conn net.Conn) { conn.Close() },
 		"silent": func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn); conn.Close() },

@@ -107,8 +107,8 @@ func (c Config) gather(ctx context.Context, make func() ([]byte, error)) (s *Ses
 }
 
 // linger is how long rank 0 of a failed job waits for further ranks, to tell them: otherwise they would wait for rank
-// 0 until their time limit.
-const linger = 2 * time.Second
+// 0 until their time limit. Tests shorten linger and pause.
+var linger = 2 * time.Second
 
 // tell tells all ranks, and ranks that come soon, that the joining has failed.
 func (c *Config) tell(ctx context.Context, err error, peers []*peer, here map[int]bool, a *arrivals) {
@@ -271,7 +271,7 @@ func (c Config) connect(ctx context.Context) (*Session, []byte, error) {
 }
 
 // pause is the time between two attempts.
-const pause = 100 * time.Millisecond
+var pause = 100 * time.Millisecond
 
 // dial tries until rank 0 listens.
 func (c Config) dial(ctx context.Context) (net.Conn, error) {

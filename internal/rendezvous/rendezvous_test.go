@@ -15,7 +15,10 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	linger, pause = 500*time.Millisecond, 10*time.Millisecond
+	goleak.VerifyTestMain(m)
+}
 
 // free returns an address without a listener.
 func free(t testing.TB) string {
