@@ -64,7 +64,7 @@ func weightBytes(n Network, as tensor.Dtype) (all, largest int64, err error) {
 			bytes = low
 		}
 		if uint64(all)+bytes > math.MaxInt64 {
-			return 0, 0, fmt.Errorf("decoder: the weights take more than %d bytes: %w", math.MaxInt64, la.ErrOutOfMemory)
+			return 0, 0, fmt.Errorf("decoder: the weights take more than %d bytes: %w", int64(math.MaxInt64), la.ErrOutOfMemory)
 		}
 		all, largest = all+int64(bytes), max(largest, int64(bytes))
 	}

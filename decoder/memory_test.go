@@ -32,7 +32,7 @@ func TestCheckMemory(t *testing.T) {
 			t.Errorf("of %d bytes: %v", bytes, o.checkMemory(n))
 		}
 		free--
-		if err := o.checkMemory(n); !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes", free+1)) || !strings.Contains(err.Error(), fmt.Sprintf("%d of %d bytes of a test", free, 1<<40)) {
+		if err := o.checkMemory(n); !errors.Is(err, la.ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprintf("at least %d bytes", free+1)) || !strings.Contains(err.Error(), fmt.Sprintf("%d of %d bytes of a test", free, int64(1<<40))) {
 			t.Errorf("of %d bytes: %v", bytes, err)
 		}
 	}
