@@ -1,6 +1,7 @@
 package decoder
 
 import (
+	"context"
 	"testing"
 
 	la "gorgonia.org/leanattention"
@@ -88,6 +89,49 @@ func benchmarkEngine(b *testing.B, e *Engine) {
 		if _, err := e.run([]la.Append{{Seq: s, Tokens: 1}}, []int{3}, false, false, nil); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkGPUTexts is a token of each of 16 texts of a model of OPT-125m's shape: the most likely one, one that the GPU draws, and
+// one that the host draws, since GPUs have no MinP.
+//
+//	go test -run '^$' -bench GPUTexts -benchtime 200x ./decoder
+func BenchmarkGPUTexts(b *testing.B) {
+	n, err := ReadNetwork([]byte(`{"model_type":"opt"}`), 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	const texts = 16
+	e, err := NewEngine(n, fanWeights{}, Options{Device: devicetest.Open(b), Exact: true, Weights: la.Float16, Cache: la.Float16, Batch: texts, Context: 2048, Tokens: texts * 2048})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer e.Close()
+	for _, c := range []struct {
+		name     string
+		sampling Sampling
+	}{
+		{"most likely", Sampling{}}, {"drawn", Sampling{Temperature: 0.8, TopK: 50, TopP: 0.95}}, {"drawn by the host", Sampling{Temperature: 0.8, TopK: 50, TopP: 0.95, MinP: 1e-9}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for range 2 { // the first time makes recordings
+				var requests []Request
+				for i := range texts {
+					c.sampling.Seed = uint64(i)
+					requests = append(requests, Request{Prompt: []int{2, 100 + i}, Tokens: min(b.N+1, 2000), Ends: []int{}, Sampling: c.sampling})
+				}
+				b.ResetTimer()
+				all, err := e.StartAll(context.Background(), requests...)
+				if err != nil {
+					b.Fatal(err)
+				}
+				for _, text := range all {
+					if _, err := text.Wait(); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -2,12 +2,10 @@ package decoder
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 
 	la "gorgonia.org/leanattention"
-	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/decoder/internal/hf"
 
 	"gorgonia.org/tensor"
@@ -54,11 +52,11 @@ func rowsOf(as tensor.Dtype, shape []int, from, to int) (*tensor.Dense, error) {
 	var data any
 	switch as {
 	case tensor.Float32:
-		data = make([]float32, n)
+		data = fresh[float32](n)
 	case la.Float16:
-		data = make([]la.F16, n)
+		data = fresh[la.F16](n)
 	case la.BFloat16:
-		data = make([]la.BF16, n)
+		data = fresh[la.BF16](n)
 	default:
 		return nil, fmt.Errorf("elements as %v: %w", as, ErrUnsupported)
 	}
@@ -67,35 +65,8 @@ func rowsOf(as tensor.Dtype, shape []int, from, to int) (*tensor.Dense, error) {
 
 // convert converts the elements of part to those of dst from index at on. A finite number that dst cannot have is an error.
 func convert(dst any, at int, part any) error {
-	var piece [4096]float32
-	n := reflect.ValueOf(part).Len()
-	for from := 0; from < n; from += len(piece) {
-		wide, to := piece[:min(len(piece), n-from)], at+from
-		if d, ok := dst.([]float32); ok {
-			wide = d[to:][:len(wide)]
-		}
-		switch s := part.(type) {
-		case []float32:
-			copy(wide, s[from:])
-		case []la.F16:
-			for i, x := range s[from:][:len(wide)] {
-				wide[i] = x.Float32()
-			}
-		case []la.BF16:
-			for i, x := range s[from:][:len(wide)] {
-				wide[i] = math.Float32frombits(uint32(x) << 16)
-			}
-		}
-		bad := -1
-		switch d := dst.(type) {
-		case []la.F16:
-			bad = gguf.RoundFloat16(as16[uint16](d[to:to+len(wide)]), wide)
-		case []la.BF16:
-			bad = gguf.RoundBFloat16(as16[uint16](d[to:to+len(wide)]), wide)
-		}
-		if bad >= 0 {
-			return fmt.Errorf("element %d is %v, more than %T can have: %w", to+bad, wide[bad], dst, ErrConfig)
-		}
+	if err := la.Convert(slice(dst, at, at+reflect.ValueOf(part).Len()), part); err != nil {
+		return fmt.Errorf("elements from %d on: %w: %w", at, err, ErrConfig)
 	}
 	return nil
 }

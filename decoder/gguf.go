@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/leanattention/decoder/chat"
 	"gorgonia.org/leanattention/decoder/internal/gguf"
 	"gorgonia.org/leanattention/decoder/internal/hf"
+	"gorgonia.org/leanattention/decoder/internal/mapped"
 	"gorgonia.org/leanattention/decoder/tokenizer"
 
 	la "gorgonia.org/leanattention"
@@ -137,16 +138,24 @@ func widened(t *gguf.Tensor, as tensor.Dtype, from, to int) (data any, err error
 	n := (to - from) * columns
 	switch as {
 	case tensor.Float32:
-		dst := make([]float32, size)
+		dst := fresh[float32](size)
 		return dst[first:][:n], t.Float32(dst, begin, end)
 	case la.Float16:
-		dst := make([]la.F16, size)
+		dst := fresh[la.F16](size)
 		return dst[first:][:n], t.Float16(as16[uint16](dst), begin, end)
 	case la.BFloat16:
-		dst := make([]la.BF16, size)
+		dst := fresh[la.BF16](size)
 		return dst[first:][:n], t.BFloat16(as16[uint16](dst), begin, end)
 	}
 	return nil, fmt.Errorf("elements as %v: %w", as, ErrUnsupported)
+}
+
+// fresh returns memory for n numbers of a weight, in pages of 2 MiB if the system has them: a fault for each 4 KiB takes as long as
+// decoding.
+func fresh[T any](n int) []T {
+	x := make([]T, n)
+	mapped.LargePages(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), n*int(unsafe.Sizeof(*new(T)))))
+	return x
 }
 
 // as16 returns the same numbers of 16 bits as another type.

@@ -77,6 +77,7 @@ func isWord(c byte) bool {
 }
 
 func scan(text string) (tokens []token) {
+	tokens = make([]token, 0, len(text)/3)
 	line := 1
 	for i := 0; i < len(text); {
 		c := text[i]

@@ -363,7 +363,7 @@ func TestChangedTensors(t *testing.T) {
 		}{"halves": {h, want}, "plus": {p, less}} {
 			const from, to = 3, 130
 			got, rounded := make([]uint16, (to-from)*columns), make([]uint16, (to-from)*columns)
-			bad := toBFloat16(rounded, y.want[from*columns:to*columns])
+			bad := bfloat16.round(rounded, y.want[from*columns:to*columns])
 			if err := y.x.BFloat16(got, from, to); (err != nil) != (bad >= 0) || bad < 0 && !slices.EqualFunc(got, rounded, same16(0x7f80)) {
 				t.Errorf("%s of %v as bfloat16: %v", name, typ, err)
 			}

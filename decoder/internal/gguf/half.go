@@ -3,6 +3,8 @@ package gguf
 import (
 	"math"
 	"unsafe"
+
+	"gorgonia.org/leanattention"
 )
 
 // from16 returns a binary16 number as a float32, exactly.
@@ -28,29 +30,17 @@ const (
 // round rounds src to nearest, ties to even. It returns the index of the first finite element that rounds to infinity,
 // or -1.
 func (f format) round(dst []uint16, src []float32) int {
+	p := unsafe.Pointer(unsafe.SliceData(dst))
 	if f == bfloat16 {
-		return toBFloat16(dst, src)
+		if leanattention.Convert(unsafe.Slice((*leanattention.BF16)(p), len(dst)), src) == nil {
+			return -1
+		}
+		return toBFloat16One(dst, src)
 	}
-	return toFloat16(dst, src)
-}
-
-// The fast rounding loops process two float32 numbers at once, in the halves of a uint64. both has the lowest bit of
-// each half.
-const (
-	both      = 1<<32 | 1
-	magnitude = (1<<31 - 1) * both
-	signs     = 1 << 31 * both
-)
-
-// twos returns the leading parts of dst and src as pairs of numbers. An odd last number is left out. twos returns nil
-// if dst or src is not aligned for pairs. The machine's byte order does not matter, since both slices are read in it.
-func twos(dst []uint16, src []float32) ([]uint32, []uint64) {
-	d, s := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src))
-	n := min(len(dst), len(src)) / 2
-	if n == 0 || uintptr(d)%unsafe.Alignof(uint32(0)) != 0 || uintptr(s)%unsafe.Alignof(uint64(0)) != 0 {
-		return nil, nil
+	if leanattention.Convert(unsafe.Slice((*leanattention.F16)(p), len(dst)), src) == nil {
+		return -1
 	}
-	return unsafe.Slice((*uint32)(d), n), unsafe.Slice((*uint64)(s), n)
+	return toFloat16One(dst, src)
 }
 
 const (
@@ -61,30 +51,7 @@ const (
 	rebias = (127-15)<<23 - 0xfff
 )
 
-// toFloat16 rounds src to binary16 numbers, to nearest, ties to even. It returns the index of the first finite element
-// that rounds to infinity, or -1.
-func toFloat16(dst []uint16, src []float32) int {
-	d, s := twos(dst, src)
-	for i, x := range s {
-		a := x & magnitude
-		if (a|signs-normal16*both)&signs != signs || (a+(1<<31-overflow16)*both)&signs != 0 { // out of the fast path
-			if bad := toFloat16One(dst[2*i:2*i+2], src[2*i:2*i+2]); bad >= 0 {
-				return 2*i + bad
-			}
-			continue
-		}
-		// A carry out of the fraction correctly increments the exponent.
-		a = (a-rebias*both+a>>13&both)>>13&(0x7fff*both) | x>>16&(0x8000*both)
-		d[i] = uint32(a | a>>16)
-	}
-	n := 2 * len(s)
-	if bad := toFloat16One(dst[n:len(src)], src[n:]); bad >= 0 {
-		return n + bad
-	}
-	return -1
-}
-
-// toFloat16One is toFloat16, one number at a time.
+// toFloat16One is round to binary16, one number at a time.
 func toFloat16One(dst []uint16, src []float32) int {
 	for i, x := range src {
 		b := math.Float32bits(x)
@@ -112,26 +79,7 @@ func toFloat16One(dst []uint16, src []float32) int {
 // overflowB is halfway between the largest bfloat16 number and the next power of two.
 const overflowB = 0x7f7f8000
 
-// toBFloat16 is toFloat16 for bfloat16 numbers.
-func toBFloat16(dst []uint16, src []float32) int {
-	d, s := twos(dst, src)
-	over := uint64(0)
-	for i, x := range s {
-		over |= x&magnitude + (1<<31-overflowB)*both
-		x += x>>16&both + 0x7fff*both
-		d[i] = uint32(x>>16&0xffff | x>>32&^0xffff)
-	}
-	n := 2 * len(s)
-	if over&signs != 0 {
-		n = 0 // either number overflows, or is infinite or NaN
-	}
-	if bad := toBFloat16One(dst[n:len(src)], src[n:]); bad >= 0 {
-		return n + bad
-	}
-	return -1
-}
-
-// toBFloat16One is toBFloat16, one number at a time.
+// toBFloat16One is round to bfloat16, one number at a time.
 func toBFloat16One(dst []uint16, src []float32) int {
 	for i, x := range src {
 		b := math.Float32bits(x)
@@ -148,10 +96,3 @@ func toBFloat16One(dst []uint16, src []float32) int {
 	}
 	return -1
 }
-
-// RoundFloat16 rounds src to the bits of binary16 numbers, to nearest, ties to even. It returns the index of the first
-// finite element that rounds to infinity, or -1.
-func RoundFloat16(dst []uint16, src []float32) int { return binary16.round(dst, src) }
-
-// RoundBFloat16 is RoundFloat16 for bfloat16 numbers.
-func RoundBFloat16(dst []uint16, src []float32) int { return bfloat16.round(dst, src) }

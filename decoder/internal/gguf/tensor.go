@@ -117,14 +117,14 @@ func (t *Tensor) decode(dst []float32, src []byte) {
 	}
 }
 
+var pieces = sync.Pool{New: func() any { return new([piece]float32) }}
+
 // round decodes whole blocks and rounds the elements. It returns the index and the value of the first finite element
 // that rounds to infinity, or -1.
 func (t *Tensor) round(dst []uint16, src []byte, f format) (int, float32) {
-	var aligned struct {
-		_ [0]uint64 // aligns x for pairs
-		x [piece]float32
-	}
-	buffer := aligned.x[:]
+	x := pieces.Get().(*[piece]float32)
+	defer pieces.Put(x)
+	buffer := x[:]
 	for done := 0; done < len(dst); done += piece {
 		n := min(piece, len(dst)-done)
 		blocks := src[:n/t.layout.elements*t.layout.bytes]

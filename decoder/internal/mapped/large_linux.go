@@ -17,10 +17,11 @@ func dropPages(b []byte) {
 	}
 }
 
-// largePages asks the system for 2 MiB pages. In-memory file systems can provide such pages.
-func largePages(b []byte) {
+// LargePages asks the system for 2 MiB pages for some memory, and for what shares its pages. In-memory file systems can provide
+// such pages, too. Small memory is left as it is.
+func LargePages(b []byte) {
 	const page = 2 << 20
-	if len(b) < page {
+	if len(b) < page/4 {
 		return
 	}
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))

@@ -2,6 +2,7 @@
 
 package mapped
 
-func largePages([]byte) {}
+// LargePages does nothing on this system.
+func LargePages([]byte) {}
 
 func dropPages([]byte) {}

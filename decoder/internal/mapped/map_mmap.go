@@ -13,6 +13,6 @@ func mapping(f *os.File, size int) (data []byte, unmap func() error, err error) 
 	if err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
 	}
-	largePages(data)
+	LargePages(data)
 	return data, func() error { return os.NewSyscallError("munmap", syscall.Munmap(data)) }, nil
 }

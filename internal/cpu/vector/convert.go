@@ -32,6 +32,10 @@ func Convert(dst, src cpu.Buffer) error {
 		wide(&src, 0, unsafe.Slice((*float32)(dst.Ptr), dst.Len))
 		return nil
 	}
+	if src.DType == attn.Float32 {
+		Store(&dst, 0, unsafe.Slice((*float32)(src.Ptr), src.Len))
+		return nil
+	}
 	var block [1024]float32 // fits the first-level cache
 	for at := 0; at < src.Len; at += len(block) {
 		Store(&dst, at, wide(&src, at, block[:min(len(block), src.Len-at)]))
