@@ -30,6 +30,11 @@ type CacheConfig struct {
 	HeadDim  int // d, elements of a key
 	ValueDim int // dv, elements of a value; 0: HeadDim
 
+	// ValuesInKeys says that a value is the first ValueDim elements of its key, as in multi-head latent attention (DeepSeek-V2,
+	// arXiv:2405.04434): keys are latent vectors with a rotated part behind ([rope.Config].Last). The cache then stores keys alone,
+	// and nodes have no v. CPUs alone.
+	ValuesInKeys bool
+
 	// DType is the element type that keys and values are stored in:
 	// tensor.Float32 (also the zero value), [Float16] or [BFloat16].
 	DType tensor.Dtype
@@ -199,6 +204,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 //
 //	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of an element
 //
+// With ValuesInKeys, HeadDim stands in place of the sum.
 // It allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
 	l, err := c.layout("CacheConfig.Bytes")
@@ -244,6 +250,9 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 			return l, errs.Errorf(op, ErrShape, "%s is %d, outside [1, %d]", f.name, f.n, math.MaxInt32)
 		}
 	}
+	if c.ValuesInKeys && c.ValueDim > c.HeadDim {
+		return l, errs.Errorf(op, ErrShape, "ValueDim is %d, and with ValuesInKeys at most HeadDim, %d", c.ValueDim, c.HeadDim)
+	}
 	if err := c.checkWindow(op); err != nil {
 		return l, err
 	}
@@ -271,7 +280,7 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 
 // format returns the format of a page. It returns false for a DType that no cache has.
 func (c *CacheConfig) format() (attn.Format, bool) {
-	return kvstore.FormatOf(c.DType, c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize)
+	return kvstore.FormatOf(c.DType, c.HeadDim, c.ValueDim, c.KVHeads, c.PageSize, c.ValuesInKeys)
 }
 
 // maxWindow is the most tokens of each setting of a window, so that the sum of three is an int.

@@ -115,7 +115,10 @@ func pagesError(op string, err error) error { return errs.Errorf(op, ErrInternal
 // text returns the shape of a cache, in a line.
 func (c *CacheConfig) text() string {
 	values := ""
-	if c.ValueDim != 0 && c.ValueDim != c.HeadDim {
+	switch {
+	case c.ValuesInKeys:
+		values = fmt.Sprintf(" with values of %d in them", c.ValueDim)
+	case c.ValueDim != 0 && c.ValueDim != c.HeadDim:
 		values = fmt.Sprintf(" and %d", c.ValueDim)
 	}
 	where, t := errs.Host, tensor.Float32

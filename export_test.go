@@ -571,7 +571,7 @@ func (p *fakePlan) AppendRotated(s *cuda.Stream, pages attention.Pages, newK, ne
 				}
 				for h := range x.heads {
 					at := (seq.Row+j)*x.at.Row + h*x.at.Head
-					cpuattention.Turn(to[at:at+dim], from[at:at+dim], cos, sin, p.g.Rotary.Interleaved)
+					cpuattention.Turn(to[at:at+dim], from[at:at+dim], p.g.Rotary.First, cos, sin, p.g.Rotary.Interleaved)
 				}
 			}
 		}

@@ -34,6 +34,7 @@ import (
 // T is the number of rows of the step. d, dv and Hkv are those of the cache. H is a multiple of Hkv. Row i of a sequence that had L
 // tokens and gets n attends to all L+n tokens, or with [WithCausal] to the first L+i+1. The output of an unassigned row is 0.
 //
+//   - Values in keys: v is nil on a cache with [CacheConfig].ValuesInKeys.
 //   - GPUs: a cache on a GPU computes there. Either q, k and v are in host memory: the run copies them to the GPU and the output
 //     back, and waits. Or each is a [device.Tensor] of that GPU, and so is the output: the run queues the work. The log-sum-exp is
 //     float32.
@@ -74,6 +75,12 @@ func CachedAttention(q, k, v *G.Node, layer Layer, opts ...Option) (out *G.Node,
 	}
 	if err := c.setRotary(op, cfg.HeadDim); err != nil {
 		return nil, err
+	}
+	switch {
+	case cfg.ValuesInKeys && v != nil:
+		return nil, errs.Errorf(op, ErrShape, "v is a node, and the values of the cache are parts of its keys (ValuesInKeys): pass nil")
+	case cfg.ValuesInKeys:
+		v = k
 	}
 	o, err := nodeOperands(op, q, k, v)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 //	16      4      Layers
 //	20      4      KVHeads
 //	24      4      HeadDim
-//	28      4      ValueDim
+//	28      4      ValueDim; more by 2^31 if values are parts of keys, which follow alone then
 //	32      8      tokens
 //	40      8      only in version 2: the first token that was given back
 //	48      8      only in version 2: the first token behind those
@@ -40,6 +40,7 @@ const (
 	savedMagic   = "LEANSEQ\n"
 	savedVersion = 1
 	savedWithGap = 2
+	savedInKeys  = 1 << 31 // of ValueDim
 	headerBytes  = 44
 	gapBytes     = 16
 	sumBytes     = 4
@@ -239,6 +240,9 @@ func (c *Cache) savedHeader(tokens int, gap pages.Gap) []byte {
 	for _, n := range [...]int{c.config.Layers, c.config.KVHeads, c.config.HeadDim, c.config.ValueDim} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(n))
 	}
+	if c.config.ValuesInKeys {
+		b[len(b)-1] |= savedInKeys >> 24
+	}
 	b = binary.LittleEndian.AppendUint64(b, uint64(tokens))
 	if version == savedWithGap {
 		b = binary.LittleEndian.AppendUint64(b, uint64(gap.First))
@@ -306,12 +310,19 @@ func (c *Cache) fits(op string, header []byte) error {
 	if t != c.config.DType {
 		return errs.Errorf(op, ErrDType, "the saved sequence is of %v and the cache of %v", t, c.config.DType)
 	}
+	if inKeys := field(28)&savedInKeys != 0; inKeys != c.config.ValuesInKeys {
+		return errs.Errorf(op, ErrShape, "ValuesInKeys is %v in the saved sequence and %v in the cache", inKeys, c.config.ValuesInKeys)
+	}
 	for _, x := range [...]struct {
 		name string
 		at   int
 		have int
 	}{{"Layers", 16, c.config.Layers}, {"KVHeads", 20, c.config.KVHeads}, {"HeadDim", 24, c.config.HeadDim}, {"ValueDim", 28, c.config.ValueDim}} {
-		if n := field(x.at); int64(n) != int64(x.have) {
+		n := field(x.at)
+		if x.at == 28 {
+			n &^= savedInKeys
+		}
+		if int64(n) != int64(x.have) {
 			return errs.Errorf(op, ErrShape, "%s is %d in the saved sequence and %d in the cache", x.name, n, x.have)
 		}
 	}

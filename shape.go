@@ -249,6 +249,9 @@ func checkSeed(op string, s operand.Operand) error {
 // newTokenRows checks q, k and v against the step and its cache.
 func newTokenRows(op string, q, k, v operand.Operand, tokens int, c *CacheConfig) (r kvstore.Rows, err error) {
 	widths := [...]int{0, c.KVHeads * c.HeadDim, c.KVHeads * c.ValueDim}
+	if c.ValuesInKeys {
+		widths[2] = widths[1] // v is k
+	}
 	for i, o := range [...]operand.Operand{q, k, v} {
 		if len(o.Shape) != 2 {
 			return r, errs.Errorf(op, ErrShape, "%s has rank %d, shape %v; rows are tokens: it must be (tokens, heads*d)", o.Name, len(o.Shape), o.Shape)

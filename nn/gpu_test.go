@@ -1,10 +1,12 @@
 package nn_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/leanattention/device"
@@ -14,6 +16,7 @@ import (
 	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/nn"
+	"gorgonia.org/leanattention/rope"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -236,5 +239,14 @@ func TestGPUNodesRefuse(t *testing.T) {
 	}
 	if err := run(y); err == nil {
 		t.Error("rows of 36 bytes")
+	}
+	p = newPlaces(t, rng, gpu)
+	x = p.let(p.random(tensor.Float32, 1, 2, 16))
+	at := p.let(tensor.New(tensor.WithShape(2), tensor.WithBacking([]int32{3, 4})))
+	if y, err = nn.Rotary(x[1], at[1], rope.Config{HeadDim: 16, Dim: 8, Last: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := la.Cause(run(y)); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "Last") {
+		t.Errorf("a rotation of last elements: %v", err)
 	}
 }

@@ -25,7 +25,7 @@ import (
 //   - positions: one int or int32 for each row. It is data: leanattention.Step.Positions sets it before each run of a decoder.
 //     leanattention.WithRotary does the same within attention, without a node or positions.
 //   - Angles are reduced in float64: their error is at most 2^-51 of the position, in radians, and 2^-22 in float32.
-//   - On a GPU: x float32, positions int32, at most 256 rotated elements of a head.
+//   - On a GPU: x float32, positions int32, at most 256 rotated elements of a head, which are its first ones.
 //   - Gradient: of x, in host memory, on both of Gorgonia's machines. No second derivative.
 //   - Errors: ErrShape, ErrDType, ErrOption (config), ErrGraph (nil nodes, other graphs).
 func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
@@ -48,7 +48,7 @@ func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 		return nil, err
 	}
 	r := rotary{rank: len(x.Shape()), dtype: x.Dtype(), positions: positions.Dtype(), config: config}
-	r.how = attn.Rotary{HeadDim: config.HeadDim, Interleaved: config.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
+	r.how = attn.Rotary{HeadDim: config.HeadDim, First: config.First(), Interleaved: config.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
 	return newNode(r, x, positions)
 }
 
@@ -63,8 +63,8 @@ type rotary struct {
 func (r rotary) title() string { return "Rotary" }
 func (r rotary) String() string {
 	c := r.config
-	return fmt.Sprintf("Rotary{%v, rank %d, positions %v, %d of %d elements, base %v, interleaved %v, scaling %T%+v}",
-		r.dtype, r.rank, r.positions, cmp.Or(c.Dim, c.HeadDim), c.HeadDim, c.Base, c.Interleaved, c.Scaling, c.Scaling)
+	return fmt.Sprintf("Rotary{%v, rank %d, positions %v, %d of %d elements from %d on, base %v, interleaved %v, scaling %T%+v}",
+		r.dtype, r.rank, r.positions, cmp.Or(c.Dim, c.HeadDim), c.HeadDim, c.First(), c.Base, c.Interleaved, c.Scaling, c.Scaling)
 }
 
 func (r rotary) arguments() []argument {
@@ -118,7 +118,7 @@ func turned[F float](r *attn.Rotary, v G.Value, positions []int, shape tensor.Sh
 			cos[i], sin[i] = F(r.Factor*c), F(sign*r.Factor*s)
 		}
 		for at := row * width; at < (row+1)*width; at += r.HeadDim {
-			attention.Turn(y[at:at+r.HeadDim], x[at:at+r.HeadDim], cos, sin, r.Interleaved)
+			attention.Turn(y[at:at+r.HeadDim], x[at:at+r.HeadDim], r.First, cos, sin, r.Interleaved)
 		}
 	})
 	return t, nil

@@ -24,6 +24,9 @@ type Config struct {
 	// partial_rotary_factor of a checkpoint is Dim/HeadDim.
 	Dim int
 
+	// Last says that the last Dim elements of each head are rotated, and not the first ones, as in DeepSeek's latent attention.
+	Last bool
+
 	Base float64 // a checkpoint's rope_theta; 0: 10000
 
 	// Interleaved says that pair i is elements 2i and 2i+1, as in RoFormer and GPT-J. Otherwise pair i is elements
@@ -127,6 +130,14 @@ func (c Config) Frequencies() (w []float64, m float64, err error) {
 		return nil, 0, errs.Errorf(op, errs.ErrShape, "LongRoPE has %d factors for %d pairs", len(l.Factors), len(w))
 	}
 	return w, c.Scaling.apply(w, &c), nil
+}
+
+// First is the index of the first rotated element of a head.
+func (c Config) First() int {
+	if c.Last {
+		return c.HeadDim - c.rotated()
+	}
+	return 0
 }
 
 // rotated is Dim, or HeadDim if Dim is 0.

@@ -16,6 +16,7 @@ const (
 	SinkTokens
 	Trees         // of the new tokens of sequences
 	Rotates       // a rotary embedding of queries and new keys
+	RotatesBehind // a rotary embedding that leaves first elements of heads as they are
 	OtherValueDim // values are of another width than keys
 	SeveralPlanes // a key is the rows of several planes
 	ValuesInKeys  // values are parts of keys
@@ -44,6 +45,7 @@ func (p *Problem) Features() (f Feature) {
 	note(taken(&rest.SinkTokens), SinkTokens)
 	note(taken(&rest.Tree), Trees)
 	note(p.Rotary != Rotary{}, Rotates)
+	note(p.Rotary.First != 0, RotatesBehind)
 	f |= rest.Score.take()
 	note(rest.Mask != Mask{} || rest.Score != Score{}, unknown)
 	note(p.ValueDim != p.Dim, OtherValueDim)
@@ -77,6 +79,8 @@ func (f Feature) text(p *Problem) string {
 		return "a tree of new tokens"
 	case Rotates:
 		return fmt.Sprintf("a rotary embedding of %d elements of a head", 2*p.Rotary.Turns.Len())
+	case RotatesBehind:
+		return fmt.Sprintf("a rotary embedding of the elements from %d on", p.Rotary.First)
 	case OtherValueDim:
 		return fmt.Sprintf("values of %d elements and keys of %d", p.ValueDim, p.Dim)
 	case SeveralPlanes:

@@ -138,7 +138,7 @@ func (f *Prefixes) AppendShifts(shifts []int32, p *Prefix, seqs []Sequence) []in
 // Shareable are the features with which the queries of several sequences can attend to a prefix together. The scores of a query and a key of the
 // prefix are then the same for all members, up to a number for each row (see [Prefixes.AppendShifts]). A window may hide keys of a prefix: see
 // [Prefixes.Find]. Each engine adds the features that make no difference to it, such as schedules.
-const Shareable = Causal | Window | SinkTokens | Trees | Cap | SlopesOfHeads | Sinks | Rotates
+const Shareable = Causal | Window | SinkTokens | Trees | Cap | SlopesOfHeads | Sinks | Rotates | RotatesBehind
 
 // InParts are the features with which an engine can attend to parts of a sequence's keys and merge their states: no mask and no change of scores
 // depends on the index of a key before the new tokens.

@@ -12,6 +12,7 @@ import (
 // attention to what is kept: keys there are turned.
 type Rotary struct {
 	HeadDim     int
+	First       int      // the first element that is turned
 	Interleaved bool     // pair i is elements 2i and 2i+1; else i and i + the number of pairs
 	Factor      float64  // that cosines and sines are multiplied by
 	Turns       Turnings // of each pair
@@ -22,7 +23,7 @@ func (r *Rotary) Check(op string, dim int) error {
 	if *r == (Rotary{}) {
 		return nil
 	}
-	if n := r.Turns.Len(); r.HeadDim != dim || n < 1 || 2*n > dim || len(r.Turns) != 8*n {
+	if n := r.Turns.Len(); r.HeadDim != dim || n < 1 || r.First < 0 || r.First > dim-2*n || len(r.Turns) != 8*n {
 		return Errorf(op, ErrShape, "%d pairs of heads of %d elements are turned, and there are heads of %d", n, r.HeadDim, dim)
 	}
 	if math.IsNaN(r.Factor) || math.IsInf(r.Factor, 0) {

@@ -80,7 +80,7 @@ type Decoder struct {
 	Query                tensor.Dtype
 	causal               bool
 	VM                   G.VM
-	Q, K, V              []*G.Node // one per layer
+	Q, K, V              []*G.Node // one per layer; no V if values are parts of keys
 	OutValues, LSEValues []G.Value
 }
 
@@ -117,8 +117,11 @@ func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query 
 		}
 		d.Q = append(d.Q, matrix("q", heads*cfg.HeadDim))
 		d.K = append(d.K, matrix("k", cfg.KVHeads*cfg.HeadDim))
-		d.V = append(d.V, matrix("v", cfg.KVHeads*cfg.ValueDim))
-		in := [3]*G.Node{d.Q[l], d.K[l], d.V[l]}
+		in := []*G.Node{d.Q[l], d.K[l]}
+		if !cfg.ValuesInKeys {
+			d.V = append(d.V, matrix("v", cfg.KVHeads*cfg.ValueDim))
+			in = append(in, d.V[l])
+		}
 		if at.There {
 			for i := range in {
 				in[i] = Move(t, in[i], func(n *G.Node) (*G.Node, error) { return device.ToGPU(n, at.GPU) })
@@ -137,6 +140,7 @@ func NewDecoderAt(t testing.TB, at Place, c *la.Cache, tokens, heads int, query 
 			}
 			mods = append(mods, la.WithSinks(n))
 		}
+		in = append(in, nil)
 		out, err := la.CachedAttention(in[0], in[1], in[2], step.Layer(l), append(slices.Clone(opts), mods...)...)
 		if err != nil {
 			t.Fatal(err)
@@ -206,7 +210,7 @@ func RandomRotary(rng *rand.Rand, dim int) *rope.Config {
 	if dim%2 != 0 || rng.IntN(2) == 0 {
 		c.Dim = 2 * (1 + rng.IntN(dim/2))
 	}
-	if rng.IntN(2) == 0 {
+	if rng.IntN(2) == 0 || c.Last {
 		c.HeadDim = dim
 	}
 	c.Scaling = []rope.Scaling{
@@ -226,6 +230,7 @@ func Turn(t testing.TB, head []float64, c rope.Config, position int, of reftest.
 	if err != nil {
 		t.Fatal(err)
 	}
+	head = head[c.First():]
 	for i, radians := range w {
 		first, second := i, i+len(w)
 		if c.Interleaved {
@@ -352,10 +357,16 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 		k := d.history(c.K, cfg.KVHeads*cfg.HeadDim, parts, func(s *Stored) []float64 { return s.K[l] }, func(x []float64, p Appended) {
 			d.turn(t, x, cfg.KVHeads, []Appended{p})
 		})
-		v := d.history(c.V, cfg.KVHeads*cfg.ValueDim, parts, func(s *Stored) []float64 { return s.V[l] }, func([]float64, Appended) {})
 		Let(t, d.Q[l], d.rows(q, d.Heads*cfg.HeadDim))
 		Let(t, d.K[l], d.rows(k, cfg.KVHeads*cfg.HeadDim))
-		Let(t, d.V[l], d.rows(v, cfg.KVHeads*cfg.ValueDim))
+		if cfg.ValuesInKeys {
+			for i := range len(c.V) / cfg.ValueDim {
+				copy(c.V[i*cfg.ValueDim:][:cfg.ValueDim], c.K[i*cfg.HeadDim:])
+			}
+		} else {
+			v := d.history(c.V, cfg.KVHeads*cfg.ValueDim, parts, func(s *Stored) []float64 { return s.V[l] }, func([]float64, Appended) {})
+			Let(t, d.V[l], d.rows(v, cfg.KVHeads*cfg.ValueDim))
+		}
 		u.Cases = append(u.Cases, c)
 	}
 	return u

@@ -17,9 +17,14 @@ var formats = [...]struct {
 	3: {operand.BFloat16, attn.BFloat16, attn.NoScales},
 }
 
-// FormatOf returns the format of keys and values of these numbers of elements for a type, in pages of some heads and tokens.
-func FormatOf(t tensor.Dtype, dim, valueDim, heads, tokens int) (f attn.Format, ok bool) {
+// FormatOf returns the format of keys and values of these numbers of elements for a type, in pages of some heads and tokens. inKeys
+// says that values are the first elements of their keys.
+func FormatOf(t tensor.Dtype, dim, valueDim, heads, tokens int, inKeys bool) (f attn.Format, ok bool) {
 	line := formats[Number(t)]
+	if inKeys {
+		f = attn.Format{Planes: [attn.MostPlanes]attn.Plane{{DType: line.stored, Dim: dim, Scales: line.scales}}, KeyPlanes: 1, Value: attn.Columns{Dim: valueDim}}
+		return f.Packed(heads, tokens), Number(t) > 0
+	}
 	f = attn.Separate(line.stored, dim, valueDim, attn.PageStrides{}, attn.PageStrides{}).Packed(heads, tokens)
 	for i := range 2 {
 		f.Planes[i].Scales = line.scales

@@ -168,7 +168,10 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 	rows := func(v G.Value, dim int) cpuattention.NewRows[F] {
 		return cpuattention.NewRows[F]{Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
 	}
-	keys, values := rows(c.QKV[1], g.Dim), rows(c.QKV[2], g.ValueDim)
+	keys, values := rows(c.QKV[1], g.Dim), cpuattention.NewRows[F]{}
+	if g.Pages.Value.Plane >= g.Pages.KeyPlanes {
+		values = rows(c.QKV[2], g.ValueDim)
+	}
 	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.seqs, &operands.Pages, keys, values); err != nil {
 		return nil, nil, err
 	}

@@ -8,10 +8,12 @@ import (
 	"gorgonia.org/leanattention/internal/lean"
 )
 
-// Turn writes to `to` the head `from`, rotated by the cosines and sines of its pairs. Elements after the pairs are
-// copied. to may be from.
-func Turn[F, G lean.Float](to, from []F, cos, sin []G, interleaved bool) {
+// Turn writes to `to` the head `from`, rotated by the cosines and sines of its pairs, which begin at element first. Elements
+// before and after the pairs are copied. to may be from.
+func Turn[F, G lean.Float](to, from []F, first int, cos, sin []G, interleaved bool) {
 	pairs := len(cos)
+	copy(to[:first], from[:first])
+	to, from = to[first:], from[first:]
 	copy(to[2*pairs:], from[2*pairs:])
 	sin = sin[:pairs]
 	// Each product is rounded explicitly: without fused multiply-add all architectures have the same bits.
@@ -23,11 +25,11 @@ func Turn[F, G lean.Float](to, from []F, cos, sin []G, interleaved bool) {
 		}
 		return
 	}
-	first, second := from[:pairs], from[pairs:2*pairs]
-	toFirst, toSecond := to[:pairs], to[pairs:2*pairs]
+	left, right := from[:pairs], from[pairs:2*pairs]
+	toLeft, toRight := to[:pairs], to[pairs:2*pairs]
 	for i, c := range cos {
-		a, b, c, s := first[i], second[i], F(c), F(sin[i])
-		toFirst[i], toSecond[i] = F(a*c)-F(b*s), F(b*c)+F(a*s)
+		a, b, c, s := left[i], right[i], F(c), F(sin[i])
+		toLeft[i], toRight[i] = F(a*c)-F(b*s), F(b*c)+F(a*s)
 	}
 }
 
@@ -92,5 +94,5 @@ func (r *rotation) rows() int {
 // turnRow rotates a head of a row.
 func turnRow[F lean.Float](r *rotation, row int, to, from []F) {
 	cos, sin := r.row(row)
-	Turn(to, from, cos, sin, r.of.Interleaved)
+	Turn(to, from, r.of.First, cos, sin, r.of.Interleaved)
 }

@@ -15,34 +15,35 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A head that is rotated back is unchanged. Elements after the pairs stay. A head may be rotated in place.
+// A head that is rotated back is unchanged. Elements before and after the pairs stay. A head may be rotated in place.
 func TestTurn(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pairs, rest := rapid.IntRange(1, 20).Draw(t, "pairs"), rapid.IntRange(0, 9).Draw(t, "rest")
 		interleaved := rapid.Bool().Draw(t, "interleaved")
-		x := rapid.SliceOfN(rapid.Float64Range(-100, 100), 2*pairs+rest, 2*pairs+rest).Draw(t, "x")
+		before := rapid.IntRange(0, 9).Draw(t, "before")
+		x := rapid.SliceOfN(rapid.Float64Range(-100, 100), before+2*pairs+rest, before+2*pairs+rest).Draw(t, "x")
 		cos, sin, back := make([]float64, pairs), make([]float64, pairs), make([]float64, pairs)
 		for i := range cos {
 			sin[i], cos[i] = math.Sincos(rapid.Float64Range(-4, 4).Draw(t, "angle"))
 			back[i] = -sin[i]
 		}
 		y := make([]float64, len(x))
-		Turn(y, x, cos, sin, interleaved)
+		Turn(y, x, before, cos, sin, interleaved)
 		z := slices.Clone(x)
-		if Turn(z, z, cos, sin, interleaved); !slices.Equal(y, z) {
+		if Turn(z, z, before, cos, sin, interleaved); !slices.Equal(y, z) {
 			t.Fatalf("%v where it is, %v elsewhere", z, y)
 		}
-		if !slices.Equal(y[2*pairs:], x[2*pairs:]) {
-			t.Fatalf("%v behind the pairs was %v", y[2*pairs:], x[2*pairs:])
+		if end := before + 2*pairs; !slices.Equal(y[end:], x[end:]) || !slices.Equal(y[:before], x[:before]) {
+			t.Fatalf("%v around the pairs was %v", y, x)
 		}
-		a, b := 0, pairs
+		a, b := before, before+pairs
 		if interleaved {
-			b = 1
+			b = before + 1
 		}
 		if want := x[a]*cos[0] - x[b]*sin[0]; math.Abs(y[a]-want) > 1e-12 {
 			t.Fatalf("the first element is %v, want %v", y[a], want)
 		}
-		Turn(z, y, cos, back, interleaved)
+		Turn(z, y, before, cos, back, interleaved)
 		for i := range x {
 			if math.Abs(z[i]-x[i]) > 1e-12 {
 				t.Fatalf("element %d is %v, was %v", i, z[i], x[i])
@@ -76,7 +77,7 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 	}
 	turns := rng.IntN(4) > 0
 	if turns {
-		g.Rotary = attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: 1.5, Turns: attn.TurningsOf(w)}
+		g.Rotary = attn.Rotary{HeadDim: dim, First: rng.IntN(dim - 2*len(w) + 1), Interleaved: rng.IntN(2) == 0, Factor: 1.5, Turns: attn.TurningsOf(w)}
 	}
 	seqs := []attn.Sequence{
 		{Row: 3, Queries: 1, Keys: 1 + rng.IntN(50), Before: rng.IntN(min(1<<40, math.MaxInt))},
@@ -160,7 +161,7 @@ func testAppendLayer[F cpu.Real](t *testing.T, longest, many int) {
 	asItIs := func(head, from []F) { copy(head, from) }
 	turned := asItIs
 	if turns {
-		turned = func(head, from []F) { Turn(head, from, cos, sin, g.Rotary.Interleaved) }
+		turned = func(head, from []F) { Turn(head, from, g.Rotary.First, cos, sin, g.Rotary.Interleaved) }
 	}
 	check("keys", to[0].Data, &keys, g.Pages.Planes[0].At, dim, turned)
 	check("values", to[1].Data, &values, g.Pages.Planes[1].At, valueDim, asItIs)

@@ -136,6 +136,8 @@ func (d *Engine) Rotary(s *cuda.Stream, o *Rotary) error {
 	switch {
 	case o.Rows < 1 || o.Heads < 1 || o.HeadDim < 2*pairs || pairs < 1 || o.Rows > math.MaxInt32 || int64(o.Heads)*int64(o.HeadDim) > math.MaxInt32:
 		return gpu.Errorf(op, attn.ErrShape, "%d rows of %d heads of %d elements, %d pairs", o.Rows, o.Heads, o.HeadDim, pairs)
+	case o.First > 0:
+		return gpu.Errorf(op, attn.ErrUnsupported, "the elements of a head from %d on are rotated (Last); there are kernels for the first ones", o.First)
 	case pairs > nodePairs:
 		return gpu.Errorf(op, attn.ErrUnsupported, "%d elements of a head are rotated; there are kernels for %d", 2*pairs, 2*nodePairs)
 	}

@@ -1,0 +1,135 @@
+package leanattention_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/rope"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// latents are the heads, KV heads, elements of a key and of a value, and rotated elements of latent attention: one of them DeepSeek's.
+var latents = [][5]int{{16, 1, 576, 512, 64}, {5, 1, 24, 16, 8}, {6, 2, 40, 33, 6}, {3, 3, 16, 16, 4}, {7, 1, 12, 1, 10}}
+
+// TestLatent: values that are parts of their keys, with the last elements of keys rotated, of sequences of all lengths, forked
+// and truncated, with all page sizes and element types.
+func TestLatent(t *testing.T) {
+	rng := reftest.Rand(t)
+	long := 70
+	if reftest.RaceEnabled {
+		long = 25
+	}
+	for turn, pageSize := range []int{1, 3, 16, 64} {
+		for i, storage := range cacheTypes {
+			for j, query := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+				turn := turn + 2*i + j
+				g := latents[turn%len(latents)]
+				var mods reftest.Shape
+				if turn%3 == 1 {
+					mods.Window = 1 + rng.IntN(2*long)
+				}
+				at := graphtest.Place{Used: turn%2 == 0, ScoreMods: mods}
+				if turn%4 > 0 {
+					at.Rotary = &rope.Config{HeadDim: g[2], Dim: g[4], Last: true, Interleaved: turn%2 == 0}
+				}
+				t.Run(fmt.Sprintf("page %d %v in %v %v", pageSize, query, storage, g), func(t *testing.T) {
+					cache := graphtest.NewCache(t, la.CacheConfig{Layers: 2, KVHeads: g[1], HeadDim: g[2], ValueDim: g[3], ValuesInKeys: true, DType: storage, PageSize: pageSize, Pages: 8*long/pageSize + 24})
+					la.PoisonFree(cache)
+					opts := []la.Option{la.WithSchedule(graphtest.Schedules[turn%3]), la.WithWorkers(turn % 5), la.WithTileTokens(32)}
+					prefill := graphtest.NewDecoderAt(t, at, cache, long+50, g[0], query, true, opts...)
+					decode := graphtest.NewDecoderAt(t, at, cache, 4, g[0], query, true, opts...)
+					decodeMix(t, rng, cache, prefill, decode, long)
+					closeCache(t, cache)
+				})
+			}
+		}
+	}
+}
+
+// TestLatentBytes: a cache whose values are parts of keys has the memory of the keys.
+func TestLatentBytes(t *testing.T) {
+	c := la.CacheConfig{Layers: 3, KVHeads: 1, HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: la.BFloat16, PageSize: 64, Pages: 10}
+	if n, err := c.Bytes(); err != nil || n != 3*10*64*576*2 {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// TestLatentSaved: a saved sequence of latents continues as the first one, and only in a cache of its kind.
+func TestLatentSaved(t *testing.T) {
+	rng := reftest.Rand(t)
+	config := la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 24, ValueDim: 16, ValuesInKeys: true, DType: la.Float16, PageSize: 4, Pages: 40}
+	at := graphtest.Place{Rotary: &rope.Config{HeadDim: 24, Dim: 8, Last: true}}
+	first := graphtest.NewCache(t, config)
+	d := graphtest.NewDecoderAt(t, at, first, 30, 5, tensor.Float32, true)
+	s := graphtest.NewStored(t, first)
+	d.Do(t, rng, reftest.AllInputs[0], graphtest.Appended{To: s, Tokens: 21})
+	var file bytes.Buffer
+	if n, err := s.Seq.WriteTo(&file); err != nil || n > 2*21*24*2+100 {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	config.PageSize, config.Pages = 16, 9
+	second := graphtest.NewCache(t, config)
+	seq, err := second.ReadSequence(bytes.NewReader(file.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded := graphtest.NewStored(t, second)
+	loaded.Seq, loaded.K, loaded.V = seq, s.K, s.V
+	other := graphtest.NewDecoderAt(t, at, second, 9, 5, tensor.Float32, true)
+	other.Do(t, rng, reftest.AllInputs[0], graphtest.Appended{To: loaded, Tokens: 9})
+
+	config.ValuesInKeys = false
+	apart := graphtest.NewCache(t, config)
+	if _, err := apart.ReadSequence(bytes.NewReader(file.Bytes())); !errors.Is(err, la.ErrShape) || !strings.Contains(err.Error(), "ValuesInKeys is true in the saved sequence and false in the cache") {
+		t.Error(err)
+	}
+}
+
+// TestLatentRefused: what a cache of latents cannot do is refused.
+func TestLatentRefused(t *testing.T) {
+	refused := func(name string, err, kind error, text string) {
+		t.Helper()
+		if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	config := la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, ValueDim: 80, ValuesInKeys: true, Pages: 4}
+	_, err := la.NewCache(config)
+	refused("values wider than keys", err, la.ErrShape, "ValueDim is 80")
+	config.ValueDim = 64
+	cache := graphtest.NewCache(t, config)
+	step, err := cache.NewStep(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := G.NewGraph()
+	node := func(name string) *G.Node { return G.NewMatrix(g, tensor.Float32, G.WithShape(2, 64), G.WithName(name)) }
+	q, k := node("q"), node("k")
+	_, err = la.CachedAttention(q, k, k, step.Layer(0))
+	refused("values", err, la.ErrShape, "pass nil")
+	plain := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, Pages: 4})
+	if step, err = plain.NewStep(2); err != nil {
+		t.Fatal(err)
+	}
+	_, err = la.CachedAttention(q, k, nil, step.Layer(0))
+	refused("no values", err, la.ErrGraph, "v is nil")
+
+	gpu, _ := la.FakeGPU(t)
+	config.Device = gpu
+	_, err = la.NewCache(config)
+	refused("a GPU", err, la.ErrUnsupported, "values that are parts of their keys")
+	there := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, Pages: 4, DType: la.Float16, Device: gpu})
+	if step, err = there.NewStep(2); err != nil {
+		t.Fatal(err)
+	}
+	_, err = la.CachedAttention(q, k, node("v"), step.Layer(0), la.WithRotary(rope.Config{Dim: 32, Last: true}))
+	refused("a rotation of last elements on a GPU", err, la.ErrUnsupported, "the elements from 32 on")
+}
