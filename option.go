@@ -566,7 +566,10 @@ func (c *config) setRotary(op string, d int) error {
 	if of.HeadDim != d {
 		return errs.Errorf(op, ErrShape, "HeadDim is %d, and the cache has heads of %d", of.HeadDim, d)
 	}
-	c.rotary = attn.Rotary{HeadDim: d, First: of.First(), Interleaved: of.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
+	c.rotary = attn.Rotary{HeadDim: d, Interleaved: of.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
+	if of.Last {
+		c.rotary.First = d - 2*len(w)
+	}
 	return nil
 }
 

@@ -48,7 +48,10 @@ func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 		return nil, err
 	}
 	r := rotary{rank: len(x.Shape()), dtype: x.Dtype(), positions: positions.Dtype(), config: config}
-	r.how = attn.Rotary{HeadDim: config.HeadDim, First: config.First(), Interleaved: config.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
+	r.how = attn.Rotary{HeadDim: config.HeadDim, Interleaved: config.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
+	if config.Last {
+		r.how.First = config.HeadDim - 2*len(w)
+	}
 	return newNode(r, x, positions)
 }
 
@@ -64,7 +67,7 @@ func (r rotary) title() string { return "Rotary" }
 func (r rotary) String() string {
 	c := r.config
 	return fmt.Sprintf("Rotary{%v, rank %d, positions %v, %d of %d elements from %d on, base %v, interleaved %v, scaling %T%+v}",
-		r.dtype, r.rank, r.positions, cmp.Or(c.Dim, c.HeadDim), c.HeadDim, c.First(), c.Base, c.Interleaved, c.Scaling, c.Scaling)
+		r.dtype, r.rank, r.positions, cmp.Or(c.Dim, c.HeadDim), c.HeadDim, r.how.First, c.Base, c.Interleaved, c.Scaling, c.Scaling)
 }
 
 func (r rotary) arguments() []argument {

@@ -132,14 +132,6 @@ func (c Config) Frequencies() (w []float64, m float64, err error) {
 	return w, c.Scaling.apply(w, &c), nil
 }
 
-// First is the index of the first rotated element of a head.
-func (c Config) First() int {
-	if c.Last {
-		return c.HeadDim - c.rotated()
-	}
-	return 0
-}
-
 // rotated is Dim, or HeadDim if Dim is 0.
 func (c *Config) rotated() int {
 	if c.Dim == 0 {

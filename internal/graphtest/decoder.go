@@ -230,7 +230,9 @@ func Turn(t testing.TB, head []float64, c rope.Config, position int, of reftest.
 	if err != nil {
 		t.Fatal(err)
 	}
-	head = head[c.First():]
+	if c.Last {
+		head = head[c.HeadDim-2*len(w):]
+	}
 	for i, radians := range w {
 		first, second := i, i+len(w)
 		if c.Interleaved {
