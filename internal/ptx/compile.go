@@ -123,6 +123,7 @@ func (m *Module) Kernel(entry string) (k *Kernel, err error) {
 	if f == nil || !f.entry {
 		return nil, fmt.Errorf("ptx: there is no entry %s", entry)
 	}
+	f.parse(m)
 	c := m.compile(f, [2][]register{})
 	of, n := c.places()
 	c = m.compile(f, of)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Module is a parsed PTX text.
@@ -20,8 +21,14 @@ type function struct {
 	entry   bool
 	results []*variable
 	params  []*variable
-	shared  []*variable
-	body    []statement
+
+	// The body of an entry is parsed when the entry is compiled: a module has many entries, and a program
+	// launches few of them.
+	sync.Mutex
+	tokens []token // the body, until it is parsed
+
+	shared []*variable
+	body   []statement
 }
 
 // variable is a named range of memory.
@@ -278,6 +285,48 @@ func (p *parser) function(entry bool) {
 		return // a declaration without a body
 	}
 	p.expect("{")
+	p.m.functions[f.name] = f
+	if end := p.end(); entry && end > 0 {
+		f.tokens, p.at = p.tokens[p.at:end], end
+		return
+	}
+	p.body(f)
+}
+
+// end returns the index after the closing brace of a body, or 0 if the text has no such brace.
+func (p *parser) end() int {
+	depth := 1
+	for i, t := range p.tokens[p.at:] {
+		switch t.text {
+		case "{":
+			depth++
+		case "}":
+			if depth--; depth == 0 {
+				return p.at + i + 1
+			}
+		}
+	}
+	return 0
+}
+
+// parse parses the body of an entry, if it is not parsed yet.
+func (f *function) parse(m *Module) {
+	f.Lock()
+	defer f.Unlock()
+	if f.tokens == nil {
+		return
+	}
+	f.shared, f.body = nil, nil
+	p := &parser{tokens: f.tokens, m: m}
+	p.body(f)
+	if p.at < len(p.tokens) {
+		p.fail("%q", p.next())
+	}
+	f.tokens = nil
+}
+
+// body parses a body after its opening brace.
+func (p *parser) body(f *function) {
 	for depth := 1; depth > 0; {
 		from := p.at
 		s := p.statement()
@@ -304,7 +353,6 @@ func (p *parser) function(entry bool) {
 		}
 		f.body = append(f.body, s)
 	}
-	p.m.functions[f.name] = f
 }
 
 func (p *parser) statement() (s statement) {
