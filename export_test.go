@@ -198,15 +198,22 @@ func (v *testView) copy(s *kvstore.DevicePages, layer, plane int, slab cpu.Buffe
 		groups := len(s.Parts) / places
 		first, end := i/places*v.config.KVHeads/groups, (i/places+1)*v.config.KVHeads/groups
 		mine, own := (end-first)*page/v.config.KVHeads, 0
-		for n := i % places; n < v.config.Pages; n += places {
-			if err := do(b, int64(own*mine), bytes[n*page+first*page/v.config.KVHeads:][:mine]); err != nil {
-				panic(err)
+		part := make([]byte, b.Len()) // one transfer for all pages of a member
+		each := func(copy func(page, part []byte)) {
+			own = 0
+			for n := i % places; n < v.config.Pages; n += places {
+				copy(bytes[n*page+first*page/v.config.KVHeads:][:mine], part[own*mine:][:mine])
+				own++
 			}
-			own++
 		}
+		each(func(page, part []byte) { copy(part, page) })
 		if int64(own*mine) != b.Len() {
 			panic(fmt.Sprintf("member %d has %d bytes for %d pages of %d", i, b.Len(), own, mine))
 		}
+		if err := do(b, 0, part); err != nil {
+			panic(err)
+		}
+		each(func(page, part []byte) { copy(page, part) })
 		copied += own * mine
 	}
 	if copied != len(bytes) {
