@@ -31,7 +31,7 @@ func emulatedCrowd(t testing.TB, sms, free int) *machine {
 }
 
 func TestEmulatedRandom(t *testing.T) {
-	testRandom(t, emulatedGPU(t, 5), reftest.Cases(t, 12, 60), options{work: 1e5, longest: 300})
+	testRandom(t, emulatedGPU(t, 5), reftest.Cases(t, 8, 60), options{work: 1e5, longest: 300})
 }
 
 // Prefill kernels that the GPU has.
@@ -67,7 +67,7 @@ func TestEmulatedSchedules(t *testing.T) {
 func TestEmulatedPages(t *testing.T) { testPages(t, emulatedGPU(t, 5), 900) }
 
 func TestEmulatedScores(t *testing.T) {
-	testScores(t, emulatedGPU(t, 5), reftest.Cases(t, 6, 30), options{work: 3e6, longest: 500})
+	testScores(t, emulatedGPU(t, 5), reftest.Cases(t, 4, 30), options{work: 3e6, longest: 500})
 }
 
 func TestEmulatedInvariant(t *testing.T) {
@@ -87,7 +87,7 @@ func TestEmulatedTrees(t *testing.T) {
 }
 
 func TestEmulatedPrefixes(t *testing.T) {
-	testPrefixes(t, emulatedGPU(t, 13), reftest.Cases(t, 5, 60), 200, true)
+	testPrefixes(t, emulatedGPU(t, 13), reftest.Cases(t, 3, 60), 200, true)
 }
 
 func TestEmulatedCutPrefixes(t *testing.T) {
@@ -146,7 +146,7 @@ func TestEmulatedCrowd(t *testing.T) {
 		free++
 		t.Run(fmt.Sprint(free), func(t *testing.T) {
 			m := emulatedCrowd(t, sms, free)
-			testRandom(t, m, 8, options{work: 1e5, longest: 300})
+			testRandom(t, m, reftest.Cases(t, 4, 8), options{work: 1e5, longest: 300})
 			testRuns(t, m, 700)
 			testManyRows(t, m, 200, 16)
 		})

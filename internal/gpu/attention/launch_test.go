@@ -256,7 +256,7 @@ func TestLaunches(t *testing.T) {
 			all := func() bool {
 				return shared && (parts || m.engine.blocks < 3) && (both && beside || !m.runsBeside())
 			}
-			for i := range reftest.AtLeast(enginetest.Fewer(reftest.Cases(t, 25, 300)), all) {
+			for i := range reftest.AtLeast(enginetest.Fewer(reftest.Cases(t, 15, 300)), all) {
 				kv := types[rng.IntN(3)]
 				o := options{kv: kv, work: 2e5, longest: 800, dense: rng.IntN(2) == 0, mixed: rng.IntN(3) == 0}
 				m.engine.choice, m.engine.Eager = 0, i%4 > 0

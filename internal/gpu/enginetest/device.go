@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cuda"
 	"gorgonia.org/leanattention/internal/gpu"
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // Device is what tests run on: a GPU, an emulated one, or a driver whose launches do nothing.
@@ -17,7 +18,12 @@ type Device struct {
 	Settle func(t testing.TB)
 	// Capture makes a graph, and returns what launches it.
 	Capture func(t testing.TB, f func() error) func() error
+
+	emulated bool
 }
+
+// Few reports whether a test runs some of its cases, drawn at random: the emulator is slow.
+func (d *Device) Few(t testing.TB) bool { return d.emulated && !reftest.Every(t) }
 
 // Real is the machine's first GPU, or the end of the test.
 func Real(t testing.TB) *Device {

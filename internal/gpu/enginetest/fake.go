@@ -46,7 +46,9 @@ func EmulatedGroup(t testing.TB, n, sms, free int) ([]*Device, *fakedriver.Libra
 		dev, err := drv.Open(i)
 		NoError(t, err)
 		t.Cleanup(func() { NoError(t, dev.Close()) })
-		all = append(all, deviceOf(t, dev))
+		d := deviceOf(t, dev)
+		d.emulated = true
+		all = append(all, d)
 	}
 	return all, lib
 }

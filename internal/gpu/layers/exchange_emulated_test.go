@@ -28,8 +28,8 @@ func TestEmulatedExchange(t *testing.T) {
 	for _, members := range []int{2, 3, 4, 8} {
 		t.Run(fmt.Sprint(members), func(t *testing.T) {
 			r, _ := emulatedExchange(t, members, 0)
-			testExchange(t, r, reftest.Cases(t, 1, 6), reftest.Cases(t, 3000/members/members, 12000/members))
-			testExchangeChain(t, r, reftest.Cases(t, 4, 30), 3000/members/members)
+			testExchange(t, r, reftest.Cases(t, 1, 6), reftest.Cases(t, 1500/members/members, 12000/members))
+			testExchangeChain(t, r, reftest.Cases(t, 3, 30), 3000/members/members)
 		})
 	}
 }
