@@ -41,7 +41,7 @@ func TestDropped(t *testing.T) {
 
 func TestRunDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 20, 50)
+	n := cputest.Cases(t, 12, 50)
 	if reftest.RaceEnabled {
 		n = 30
 	}
@@ -113,7 +113,7 @@ func TestRunDropoutMasks(t *testing.T) {
 func testDropoutMasks[F cpu.Real](t *testing.T) {
 	rng := reftest.Rand(t)
 	const most = 150
-	for i := range cputest.Cases(t, 12, 24) {
+	for i := range cputest.Cases(t, 8, 24) {
 		s := reftest.Shape{
 			Heads: 4, KVHeads: []int{1, 2, 4}[i%3], Dim: 8, ValueDim: most, Mask: attn.Mask{Causal: i%2 == 0},
 			Queries: []int{1 + rng.IntN(90), 1 + rng.IntN(3)}, Keys: []int{1 + rng.IntN(most), 100},

@@ -15,7 +15,7 @@ import (
 // TestFormats attends to pages of every kind of format, with all masks, score changes and trees.
 func TestFormats(t *testing.T) {
 	rng := reftest.Rand(t)
-	for i := range cputest.Cases(t, 80, 160) {
+	for i := range cputest.Cases(t, 40, 160) {
 		s := reftest.RandomShape(rng)
 		if i%2 == 0 {
 			s = reftest.RandomScoreMods(rng, s)
@@ -44,7 +44,7 @@ func TestFormats(t *testing.T) {
 // TestFormatsInvariant: with batch invariance the bits of a row do not depend on other rows, in every format.
 func TestFormatsInvariant(t *testing.T) {
 	rng := reftest.Rand(t)
-	for i := range cputest.Cases(t, 20, 40) {
+	for i := range cputest.Cases(t, 14, 40) {
 		l := randomLayout(rng)
 		if l.kind = 1 + formatKind(i)%(formatKinds-1); l.dtype == attn.Float16 {
 			l.dtype = attn.BFloat16 // as above
@@ -58,7 +58,7 @@ func TestFormatsInvariant(t *testing.T) {
 // TestAppendFormats stores new tokens in pages of every kind of format, and reads them back. Nothing else is written.
 func TestAppendFormats(t *testing.T) {
 	rng := reftest.Rand(t)
-	for i := range cputest.Cases(t, 60, 120) {
+	for i := range cputest.Cases(t, 30, 120) {
 		s := reftest.RandomShape(rng)
 		s.Queries, s.Trees = slices.Clone(s.Keys), nil // all keys are new
 		l := randomLayout(rng)

@@ -104,7 +104,7 @@ func keyBias(rng *rand.Rand, s reftest.Shape) reftest.Bias {
 func TestInvariant(t *testing.T) {
 	rng := reftest.Rand(t)
 	differ := 0 // rows that differ without batch invariance
-	for range reftest.AtLeast(cputest.Cases(t, 12, 30), func() bool { return differ > 3 }) {
+	for range reftest.AtLeast(cputest.Cases(t, 8, 30), func() bool { return differ > 3 }) {
 		s, l := invariantShape(rng), randomLayout(rng)
 		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
 		test := testInvariant[float32]

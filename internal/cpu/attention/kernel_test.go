@@ -123,7 +123,7 @@ func (c *call[F]) rows(rng *rand.Rand, i int, d attn.DType, dim int, masked bool
 // TestKernels compares every kernel with its contract, computed in float64.
 func TestKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 60, 100)
+	n := cputest.Cases(t, 30, 100)
 	if reftest.RaceEnabled {
 		n = 20 // a kernel has no goroutines
 	}

@@ -65,7 +65,7 @@ func forkShape(rng *rand.Rand) reftest.Shape {
 func TestRunPrefixes(t *testing.T) {
 	rng := reftest.Rand(t)
 	shares, cuts := 0, 0
-	for range reftest.AtLeast(cputest.Cases(t, 50, 120), func() bool { return shares > 15 && cuts > 3 }) {
+	for range reftest.AtLeast(cputest.Cases(t, 26, 120), func() bool { return shares > 15 && cuts > 3 }) {
 		s, l := forkShape(rng), randomLayout(rng)
 		l.page = []int{1, 2, 7, 16, 33}[rng.IntN(5)]
 		if l.dtype != attn.Float16 { // scales may round small numbers of float16

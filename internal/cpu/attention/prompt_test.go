@@ -80,7 +80,7 @@ func promptShape(rng *rand.Rand) reftest.Shape {
 func TestPromptTiles(t *testing.T) {
 	rng := reftest.Rand(t)
 	eachPrompt(t, func(t *testing.T, seen func() int) {
-		for i := range reftest.AtLeast(cputest.Cases(t, 10, 80), func() bool { return seen() > 0 }) {
+		for i := range reftest.AtLeast(cputest.Cases(t, 8, 80), func() bool { return seen() > 0 }) {
 			s := promptShape(rng)
 			switch i % 4 {
 			case 1:

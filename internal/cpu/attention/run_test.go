@@ -43,7 +43,7 @@ func randomPolicy(rng *rand.Rand) lean.Policy {
 
 func TestRunRandom(t *testing.T) {
 	rng := reftest.Rand(t)
-	for range cputest.Cases(t, 60, 120) {
+	for range cputest.Cases(t, 30, 120) {
 		verifySomehow(t, rng, reftest.RandomShape(rng), 0, 1, 5, 16, 64, 100)
 	}
 }
@@ -65,7 +65,7 @@ func verifySomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, tiles ...int) 
 // Windows, sink tokens, soft caps, slopes and biases. Keys hidden from all queries, and unused biases, are NaN.
 func TestRunScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 50, 100)
+	n := cputest.Cases(t, 26, 100)
 	if reftest.RaceEnabled {
 		n = 50
 	}

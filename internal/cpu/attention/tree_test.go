@@ -34,7 +34,7 @@ func treeShape(rng *rand.Rand) reftest.Shape {
 
 func TestRunTrees(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 50, 100)
+	n := cputest.Cases(t, 26, 100)
 	if reftest.RaceEnabled {
 		n = 20
 	}

@@ -12,7 +12,7 @@ import (
 
 func TestBackwardGradDropout(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 12, 30)
+	n := cputest.Cases(t, 8, 30)
 	if reftest.RaceEnabled {
 		n = 20
 	}

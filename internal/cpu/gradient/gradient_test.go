@@ -159,7 +159,7 @@ func verifyBackward[F cpu.Real](rng *rand.Rand, s reftest.Shape, in reftest.Inpu
 
 func TestBackwardGradRandom(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 60, 150)
+	n := cputest.Cases(t, 30, 150)
 	if reftest.RaceEnabled {
 		n = 10
 	}
@@ -199,7 +199,7 @@ func verifyBackwardSomehow(t *testing.T, rng *rand.Rand, s reftest.Shape, biased
 // Windows, soft caps, slopes and biases. What a window keeps from all queries is NaN, and its gradients are 0.
 func TestBackwardGradScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 30, 60)
+	n := cputest.Cases(t, 16, 60)
 	if reftest.RaceEnabled {
 		n = 20
 	}

@@ -13,7 +13,7 @@ import (
 // TestBackwardKernels holds the functions of backward passes to their contracts, computed in float64.
 func TestBackwardKernels(t *testing.T) {
 	rng := reftest.Rand(t)
-	n := cputest.Cases(t, 50, 100)
+	n := cputest.Cases(t, 26, 100)
 	if testing.Short() {
 		n = 20
 	}
