@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // start starts a text and returns the text.
@@ -51,7 +53,7 @@ func TestSampledTexts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	reference := smallEngine(t, Options{Context: 200, Exact: true})
 	e := smallEngine(t, Options{Context: 200, Tokens: 300, Batch: 5, Chunk: 30, Draft: 20, Exact: true})
-	texts := 150
+	texts := reftest.Cases(t, 75, 150)
 	if testing.Short() {
 		texts = 40
 	}

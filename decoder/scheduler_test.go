@@ -105,7 +105,8 @@ func TestConversations(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	const conversations, context_, turns = 16, 256, 3
+	const context_, turns = 256, 3
+	conversations := reftest.Cases(t, 8, 16)
 	run := func(o Options, together bool) [][]int {
 		o.Context, o.Exact = context_, true
 		e, err := m.Engine(o)
@@ -251,7 +252,7 @@ func TestJoinsAndLeaves(t *testing.T) {
 
 func testJoinsAndLeaves(t *testing.T, ahead *int) {
 	rng := reftest.Rand(t)
-	texts := reftest.Cases(t, 800, 25000)
+	texts := reftest.Cases(t, 400, 25000)
 	reference := smallEngine(t, Options{Context: 400, Exact: true})
 	e := smallEngine(t, Options{Context: 400, Tokens: 400, Batch: 6, Chunk: 30, Draft: 6, Exact: true})
 	e.scheduler.runner = newFaultyRunner(e, rand.New(rand.NewPCG(rng.Uint64(), 2)), ahead)

@@ -60,7 +60,7 @@ func TestShift(t *testing.T) {
 				var texts []*Text
 				var requests []Request
 				for i := range 2 * o.Batch {
-					r := Request{Prompt: randomTokens(rng, 1+rng.IntN(most)), Tokens: 1 + rng.IntN(4*most), Ends: []int{}, Shift: true, Keep: keep, Draft: min(i, o.Draft)}
+					r := Request{Prompt: randomTokens(rng, 1+rng.IntN(most)), Tokens: 1 + rng.IntN(reftest.Cases(t, 2, 4)*most), Ends: []int{}, Shift: true, Keep: keep, Draft: min(i, o.Draft)}
 					if i == 0 {
 						r.Tokens = 3 * most
 					}

@@ -73,7 +73,7 @@ func TestWindow(t *testing.T) {
 			var texts []*Text
 			var want [][]int
 			for i := range 2 * o.Batch {
-				r := Request{Prompt: slices.Concat(prompt[:100+rng.IntN(200)], randomTokens(rng, rng.IntN(20))), Tokens: 200 + rng.IntN(300), Ends: []int{}, Draft: o.Draft}
+				r := Request{Prompt: slices.Concat(prompt[:100+rng.IntN(200)], randomTokens(rng, rng.IntN(20))), Tokens: 100 + rng.IntN(reftest.Cases(t, 100, 400)), Ends: []int{}, Draft: o.Draft}
 				if i == 0 {
 					r.Tokens = 0 // the whole context
 				}

@@ -15,6 +15,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"gorgonia.org/leanattention/internal/reftest"
 )
 
 // readGzip reads a golden file of testdata/kinds.py.
@@ -418,9 +420,12 @@ func TestSpeed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a megabyte in every kind")
 	}
+	rng := reftest.Rand(t)
 	for _, k := range readKinds(t) {
 		tok := k.load(t)
-		for _, part := range []string{"a", " ", "\n", "the quick ", "1", "\U0001f9a6", "e\u0301"} {
+		parts := []string{"a", " ", "\n", "the quick ", "1", "\U0001f9a6", "e\u0301"}
+		rng.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+		for _, part := range parts[:reftest.Cases(t, 3, len(parts))] {
 			text := strings.Repeat(part, 1<<18/len(part)) // a quarter of a megabyte
 			began := cpuTime()
 			if _, err := tok.Encode(text, Options{Special: true}); err != nil && !errors.Is(err, ErrNoToken) {
