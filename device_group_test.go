@@ -767,9 +767,9 @@ func groupFaults(t *testing.T, test func(gpu *device.GPU, lib *fakedriver.Librar
 	groupFaultsOf(t, 100, test)
 }
 
-// groupFaultsOf is groupFaults of a test that makes so many calls at least. By default every third one fails, others in every run.
+// groupFaultsOf is groupFaults of a test that makes so many calls at least. By default every eighth one fails, others in every run.
 func groupFaultsOf(t *testing.T, least int64, test func(gpu *device.GPU, lib *fakedriver.Library) error) {
-	every := int64(3)
+	every := int64(8)
 	if reftest.Every(t) {
 		every = 1
 	}

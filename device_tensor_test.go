@@ -674,9 +674,9 @@ func TestDeviceLargeUpload(t *testing.T) {
 }
 
 // deviceFaults runs a test again and again, with every driver call of it failing
-// once. By default every third one fails, others in every run.
+// once. By default every eighth one fails, others in every run.
 func deviceFaults(t *testing.T, test func(t *testing.T, gpu *device.GPU, lib *fakedriver.Library) error) {
-	deviceFaultsOn(t, 1, 3, test)
+	deviceFaultsOn(t, 1, 8, test)
 }
 
 // deviceFaultsOn is deviceFaults of several GPUs, of whose calls one of so many fails by default.

@@ -44,7 +44,7 @@ func testCachedAttention(t *testing.T, at graphtest.Place) {
 	for _, pageSize := range pageSizes {
 		for _, storage := range cacheTypes {
 			for _, query := range at.Queries() {
-				if at.GPU != nil && !at.Real && !reftest.Every(t) && rng.IntN(4) > 0 {
+				if !at.Real && !reftest.Every(t) && (at.GPU != nil && rng.IntN(4) > 0 || at.GPU == nil && rng.IntN(2) > 0) {
 					turn++
 					continue
 				}
@@ -73,7 +73,7 @@ func testCachedAttention(t *testing.T, at graphtest.Place) {
 // TestCachedAttentionScoreMods is TestCachedAttention with windows, soft caps and slopes.
 func TestCachedAttentionScoreMods(t *testing.T) {
 	rng := reftest.Rand(t)
-	long, n := 100, 24
+	long, n := 100, reftest.Cases(t, 12, 24)
 	if reftest.RaceEnabled {
 		long, n = 25, 8
 	}
@@ -95,10 +95,10 @@ func TestCachedAttentionScoreMods(t *testing.T) {
 // TestCachedAttentionRotary is TestCachedAttention with rotary embeddings, in some cases beside windows, soft caps, slopes and
 // sinks, and on a cache that gives pages back.
 func TestCachedAttentionRotary(t *testing.T) {
-	testCachedAttentionRotary(t, graphtest.Place{}, 24)
+	testCachedAttentionRotary(t, graphtest.Place{}, reftest.Cases(t, 12, 24))
 	t.Run("forks at once", func(t *testing.T) {
 		la.SharePrefixes(t)
-		testCachedAttentionRotary(t, graphtest.Place{}, 24)
+		testCachedAttentionRotary(t, graphtest.Place{}, reftest.Cases(t, 12, 24))
 	})
 }
 
