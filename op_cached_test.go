@@ -37,14 +37,14 @@ func testCachedAttention(t *testing.T, at graphtest.Place) {
 		pageSizes = []int{1, 3, 8, 16, 64, 256}
 	}
 	rng := reftest.Rand(t)
-	turn, long := 0, 100 // tokens of a long prompt
+	turn, start, long := 0, rng.IntN(2), 100 // tokens of a long prompt
 	if reftest.RaceEnabled {
 		long = 25
 	}
 	for _, pageSize := range pageSizes {
 		for _, storage := range cacheTypes {
 			for _, query := range at.Queries() {
-				if !at.Real && !reftest.Every(t) && (at.GPU != nil && rng.IntN(4) > 0 || at.GPU == nil && rng.IntN(2) > 0) {
+				if !at.Real && !reftest.Every(t) && (at.GPU != nil && rng.IntN(4) > 0 || at.GPU == nil && (turn/6+turn+start)%2 > 0) { // half of each geometry and page size
 					turn++
 					continue
 				}

@@ -328,17 +328,16 @@ func (r *setup) alone() map[[2]int]bool {
 func testPacked(t *testing.T, m *machine, rng *rand.Rand, most int) {
 	all := [][2]int{{4, 1}, {4, 4}, {8, 1}, {8, 4}, {8, 8}}
 	for i, n := range []int{1, 19, 99} {
+		ran := 0
 		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		for _, heads := range all[:reftest.Cases(t, 1, len(all))] {
 			for _, dim := range headDims {
-				if m.Few(t) && rng.IntN(2) == 0 {
-					continue
-				}
 				r := batch(attn.Float16, n, heads[0], heads[1], dim, 1, 1+i%2, 1).within(1e-3, 1e-3)
-				if r.cost() > most {
+				if r.cost() > most || m.Few(t) && ran > 0 && rng.IntN(2) == 0 {
 					continue
 				}
 				testPackedTrial(t, m, rng, r)
+				ran++
 			}
 		}
 	}
