@@ -310,19 +310,17 @@ func (c *Cache) fits(op string, header []byte) error {
 	if t != c.config.DType {
 		return errs.Errorf(op, ErrDType, "the saved sequence is of %v and the cache of %v", t, c.config.DType)
 	}
-	if inKeys := field(28)&savedInKeys != 0; inKeys != c.config.ValuesInKeys {
-		return errs.Errorf(op, ErrShape, "ValuesInKeys is %v in the saved sequence and %v in the cache", inKeys, c.config.ValuesInKeys)
-	}
 	for _, x := range [...]struct {
 		name string
 		at   int
 		have int
 	}{{"Layers", 16, c.config.Layers}, {"KVHeads", 20, c.config.KVHeads}, {"HeadDim", 24, c.config.HeadDim}, {"ValueDim", 28, c.config.ValueDim}} {
 		n := field(x.at)
-		if x.at == 28 {
-			n &^= savedInKeys
-		}
-		if int64(n) != int64(x.have) {
+		if inKeys := n == uint32(x.have)|savedInKeys; x.at == 28 && (inKeys || int64(n) == int64(x.have)) {
+			if inKeys != c.config.ValuesInKeys {
+				return errs.Errorf(op, ErrShape, "ValuesInKeys is %v in the saved sequence and %v in the cache", inKeys, c.config.ValuesInKeys)
+			}
+		} else if int64(n) != int64(x.have) {
 			return errs.Errorf(op, ErrShape, "%s is %d in the saved sequence and %d in the cache", x.name, n, x.have)
 		}
 	}
