@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -31,7 +32,7 @@ type Options struct {
 	Tokens int
 
 	Batch int // most texts of a step; 0: 16
-	Chunk int // most rows of a step; 0: 384, and on a GPU 2048. Longer prompts take several steps
+	Chunk int // most rows of a step; 0: 384, or 64 a processor but at most 1024, and on a GPU 2048. Longer prompts take several steps
 	Draft int // most guesses of a step: see [Request].Draft; 0: none
 
 	Weights tensor.Dtype // element type of matrices: float32, leanattention.Float16 or leanattention.BFloat16; zero value: as stored
@@ -69,7 +70,9 @@ type Options struct {
 const (
 	defaultContext = 4096
 	defaultBatch   = 16
-	defaultChunk   = 384
+	defaultChunk   = 384  // enough rows for products with the weights to be bound by arithmetic on a few cores
+	coreChunk      = 64   // rows for each core
+	coresChunk     = 1024 // most rows for many cores
 	gpuChunk       = 2048
 	pageSize       = 64
 	mostRows       = 1 << 20
@@ -199,7 +202,7 @@ func (o *Options) fill(s *Sizes) error {
 		o.Batch = defaultBatch
 	}
 	if o.Chunk == 0 {
-		if o.Chunk = defaultChunk; o.Device != nil {
+		if o.Chunk = max(defaultChunk, min(coreChunk*runtime.GOMAXPROCS(0), coresChunk)); o.Device != nil {
 			o.Chunk = gpuChunk
 		}
 		o.Chunk = max(min(o.Chunk, max(o.Tokens, o.Context)), o.Batch)

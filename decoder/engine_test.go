@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -322,6 +323,20 @@ func TestWeightsRefused(t *testing.T) {
 			if e, err := NewEngine(smallNetwork(), otherTensors{name: name, as: x}, Options{Context: 20, Weights: as}); e != nil || err == nil || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s, as %v: %v", what, as, err)
 			}
+		}
+	}
+}
+
+// TestDefaultChunk: more processors compute more rows in a step by default.
+func TestDefaultChunk(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for processors, want := range map[int]int{1: 384, 6: 384, 8: 512, 16: 1024, 64: 1024} {
+		runtime.GOMAXPROCS(processors)
+		if got := smallEngine(t, Options{Context: 4000, Batch: 2}).Options().Chunk; got != want {
+			t.Errorf("%d processors: %d rows, want %d", processors, got, want)
+		}
+		if got := smallEngine(t, Options{Context: 100, Batch: 2}).Options().Chunk; got != 100 {
+			t.Errorf("%d processors, a context of 100: %d rows", processors, got)
 		}
 	}
 }

@@ -168,7 +168,7 @@ func (m *modelFlags) add(f *flags) {
 	f.integer(&m.options.Context, "c,ctx-size,context", 0, "most `tokens` of a text; 0: the model's, but at most 4096")
 	f.integer(&m.options.Tokens, "cache-tokens", 0, "capacity of the cache in `tokens`, of all texts together; 0: enough for -c")
 	f.integer(&m.options.Batch, "np,parallel,batch", 0, "most `texts` that are computed at a time; 0: 16")
-	f.integer(&m.options.Chunk, "ub,ubatch-size,b,batch-size,chunk", 0, "most `tokens` of a step; 0: 384, and 2048 on a GPU")
+	f.integer(&m.options.Chunk, "ub,ubatch-size,b,batch-size,chunk", 0, "most `tokens` of a step; 0: 384, or 64 a processor but at most 1024; 2048 on a GPU")
 	f.integer(&m.options.Workers, "t,threads,workers", 0, "`threads` of attention; 0: as many as the processors")
 	f.is(&m.options.Exact, "exact", "compute products with weights of 16 bits in float32; otherwise activations are rounded to 16 bits, which is faster, as in most programs")
 	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given", types)
