@@ -119,10 +119,9 @@ const defaultPageSize = 64
 // The memory is divided into pages of PageSize tokens. A page number means the same slots in every layer. In a layer, a page is
 //
 //	keys   (KVHeads, PageSize, HeadDim)
-//	values (KVHeads, PageSize, ValueDim)
+//	values (KVHeads, PageSize, ValueDim), unless ValuesInKeys is set
 //
-// so the keys of one head are contiguous. NewCache allocates all memory:
-// Layers*Pages*KVHeads*PageSize*(HeadDim+ValueDim) elements.
+// so the keys of one head are contiguous. NewCache allocates all memory, as [CacheConfig.Bytes] says.
 //
 // The methods of Cache, [Sequence] and [Step] are safe for concurrent use. A Cache must not be copied: a copy is [ErrState]
 // wherever it is used.
@@ -204,8 +203,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 //
 //	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of an element
 //
-// With ValuesInKeys, HeadDim stands in place of the sum.
-// It allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
+// With ValuesInKeys, HeadDim stands in place of the sum. Bytes allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
 	l, err := c.layout("CacheConfig.Bytes")
 	return l.bytes, err

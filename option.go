@@ -566,10 +566,7 @@ func (c *config) setRotary(op string, d int) error {
 	if of.HeadDim != d {
 		return errs.Errorf(op, ErrShape, "HeadDim is %d, and the cache has heads of %d", of.HeadDim, d)
 	}
-	c.rotary = attn.Rotary{HeadDim: d, Interleaved: of.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
-	if of.Last {
-		c.rotary.First = d - 2*len(w)
-	}
+	c.rotary = attn.RotaryOf(d, w, m, of.Interleaved, of.Last)
 	return nil
 }
 

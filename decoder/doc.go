@@ -24,7 +24,7 @@
 //   - A text that begins as another one did shares the keys and values of that beginning. So n texts of one prompt read it once.
 //   - A full cache makes the youngest text wait. Its tokens are computed again later.
 //   - A text ends by a token of the model, by a text of [Request].Stop, at a number of tokens, or with its context.
-//   - The text has no special tokens. With [Request].Special it has their names, and the token that ends it.
+//   - A text has no special tokens. With [Request].Special, a text has their names, and the name of the token that ends the text.
 //   - [Request].Cut shortens prompts that are too long. With [Request].Shift, a text goes on when its context is full.
 //   - [Engine.Save] keeps a beginning in a file, and [Engine.Load] reads it for later texts.
 //   - With [Request].Draft, a text guesses its next tokens from its own repetitions, and a step checks several guesses.

@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"errors"
+	"slices"
 
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
@@ -22,7 +23,7 @@ type drawer struct {
 	rows             int
 	op               G.Op
 	choices, randoms *device.Tensor
-	last             []nn.Choice // that the GPU has
+	last             []nn.Choice // the values of choices
 }
 
 // newDrawer returns a drawer for some rows of logits.
@@ -33,8 +34,7 @@ func newDrawer(gpu *device.GPU, rows, vocab int) (d *drawer, err error) {
 			err = errors.Join(err, d.close())
 		}
 	}()
-	first := nn.Choices(d.last)
-	if d.choices, err = gpu.UploadReplicated(first); err != nil {
+	if d.choices, err = gpu.UploadReplicated(nn.Choices(d.last)); err != nil {
 		return d, err
 	}
 	if d.randoms, err = gpu.UploadReplicated(nn.Randoms(make([]float64, rows))); err != nil {
@@ -54,14 +54,10 @@ func newDrawer(gpu *device.GPU, rows, vocab int) (d *drawer, err error) {
 // Rows without a draw have the most likely token.
 func (d *drawer) draw(logits *device.Tensor, draws []draw) (*device.Tensor, error) {
 	choices, randoms := make([]nn.Choice, d.rows), make([]float64, d.rows)
-	same := true
 	for i, x := range draws {
 		choices[i], randoms[i] = x.Choice, x.random
 	}
-	for i := range choices {
-		same = same && choices[i] == d.last[i]
-	}
-	if !same {
+	if !slices.Equal(choices, d.last) {
 		if err := d.choices.CopyFrom(nn.Choices(choices)); err != nil {
 			return nil, err
 		}

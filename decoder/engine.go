@@ -26,13 +26,16 @@ type Options struct {
 	// Tokens is the capacity of the cache: tokens of all texts together, at least Context. 0: Context. Texts that
 	// begin alike share tokens. When the cache is full, the youngest text waits, and its tokens are computed again later.
 	//
-	// If no layer sees more than a window of tokens, the cache has the tokens in the window alone, and some more. Then Tokens may be
-	// less than Context: a text takes at most the window, Chunk, Draft and 320 tokens. Later texts share its beginning only as
-	// long as it is in the window.
+	// If every layer has a window, the cache keeps the tokens in the largest window, and some more. Then Tokens may be less than
+	// Context: a text takes at most the window, Chunk, Draft and 320 tokens. Later texts share the beginning of a text only while
+	// the cache keeps the tokens at the end of that beginning.
 	Tokens int
 
 	Batch int // most texts of a step; 0: 16
-	Chunk int // most rows of a step; 0: 384, or 64 a processor but at most 1024, and on a GPU 2048. Longer prompts take several steps
+	// Chunk is the most rows of a step. Longer prompts take several steps. 0 is 2048 on a GPU. On a CPU 0 is 64 rows for each
+	// processor, but at least 384 and at most 1024.
+	Chunk int
+
 	Draft int // most guesses of a step: see [Request].Draft; 0: none
 
 	Weights tensor.Dtype // element type of matrices: float32, leanattention.Float16 or leanattention.BFloat16; zero value: as stored
@@ -232,7 +235,7 @@ func (o *Options) fill(s *Sizes) error {
 	return nil
 }
 
-// rewind returns how many of the last tokens of a text can be dropped, of a cache that has the tokens of a window alone.
+// rewind returns how many of the last tokens of a text can be dropped, if the cache keeps the tokens in a window.
 func (o *Options) rewind() int { return pageSize + o.Draft }
 
 // textTokens returns the most tokens of a text that the cache has.
@@ -293,15 +296,15 @@ func (e *Engine) rows(all bool) int {
 func (e *Engine) run(appends []la.Append, tokens []int, all, logits bool, draws []draw) (results, error) {
 	g := e.verify
 	if !all {
-		g = e.graphOf(appends, tokens)
+		g = e.graphOf(len(appends), len(tokens))
 	}
 	return e.runGraph(g, appends, tokens, logits, draws)
 }
 
-// graphOf returns the smallest graph for a step.
-func (e *Engine) graphOf(appends []la.Append, tokens []int) *graph {
+// graphOf returns the smallest graph for a step of some texts with some rows together.
+func (e *Engine) graphOf(texts, rows int) *graph {
 	return e.graphs[slices.IndexFunc(e.graphs, func(g *graph) bool {
-		return len(tokens) <= g.step.Tokens() && (!g.all || len(tokens) == len(appends))
+		return rows <= g.step.Tokens() && (!g.all || rows == texts)
 	})]
 }
 
@@ -325,8 +328,7 @@ func (e *Engine) mostAhead() int {
 func (e *Engine) draws() bool { return e.graphs[0].drawer != nil }
 
 func (e *Engine) ahead(appends []la.Append, tokens []int, steps int, draws []draw) (func() ([]int, error), error) {
-	g := e.graphs[slices.IndexFunc(e.graphs, func(g *graph) bool { return len(appends) <= g.step.Tokens() })]
-	wait, err := g.ahead(appends, tokens, steps, draws)
+	wait, err := e.graphOf(len(appends), len(appends)).ahead(appends, tokens, steps, draws)
 	if err != nil {
 		return nil, e.failed(err)
 	}

@@ -105,16 +105,7 @@ func goldenValues(name string, n int) []float32 {
 func goldenEngine(t testing.TB, m *goldenModel, o Options) *Engine {
 	t.Helper()
 	n := m.network(t)
-	e, err := NewEngine(n, goldenWeights{m, n.(*transformer).norm == unitRMSNorm, tensor.Dtype{}}, o)
-	if err != nil {
-		t.Fatalf("%s: %v", m.Name, err)
-	}
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return e
+	return networkEngine(t, n, goldenWeights{m, n.(*transformer).norm == unitRMSNorm, tensor.Dtype{}}, o)
 }
 
 func readRows(t testing.TB, file string, width int) (rows [][]float32) {

@@ -138,18 +138,7 @@ func testSampledTexts(t *testing.T, gpu *device.GPU) {
 	if testing.Short() { // an emulated GPU is slow
 		n = 6
 		small := stepNetwork(t, 64)
-		engine = func(o Options) *Engine {
-			e, err := NewEngine(small, fanWeights{}, o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := e.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-			return e
-		}
+		engine = func(o Options) *Engine { return networkEngine(t, small, fanWeights{}, o) }
 	} else {
 		prompt = encode(t, m, "Once upon a time", false)
 	}

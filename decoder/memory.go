@@ -23,9 +23,6 @@ func (o *Options) checkMemory(n Network) error {
 		of = fmt.Sprintf(" of %d", all)
 		all, largest = all/size, largest/size
 	}
-	fail := func(why any) error {
-		return fmt.Errorf("decoder: the weights take at least %d%s bytes, and %v: %w", all, of, why, la.ErrOutOfMemory)
-	}
 	if o.Device == nil {
 		if err := la.CheckMemory(all, largest); err != nil {
 			return fmt.Errorf("decoder: weights of at least %d%s bytes: %w", all, of, err)
@@ -37,7 +34,7 @@ func (o *Options) checkMemory(n Network) error {
 		return err
 	}
 	if free := m.Free + m.Used; all > free {
-		return fail(fmt.Sprintf("%d of %d bytes of %v are free", free, m.Total, o.Device))
+		return fmt.Errorf("decoder: the weights take at least %d%s bytes, and %d of %d bytes of %v are free: %w", all, of, free, m.Total, o.Device, la.ErrOutOfMemory)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ type scheduler struct {
 	stats    *Stats
 }
 
-// queued is steps of one token of each live text. Sequences of the texts have the tokens of these steps already.
+// queued is steps of one token of each live text. The sequences of the texts have the tokens of these steps already.
 type queued struct {
 	todo  []work
 	steps int
@@ -39,12 +39,12 @@ type queued struct {
 // runner computes steps.
 type runner interface {
 	rows(all bool) int // most rows of a step
-	// run computes a step. draws has a draw for each row of the logits, or is nil; the host ignores it.
+	// run computes a step. draws is nil, or has a draw for each row of the logits. A runner without a GPU ignores draws.
 	run(appends []la.Append, tokens []int, all, logits bool, draws []draw) (results, error)
 	draws() bool    // tokens are chosen by draws
 	mostAhead() int // most steps of a call of ahead; 0: ahead is not supported
-	// ahead queues steps of one token of each text. Without tokens they are those that the queued steps choose. draws has a draw for
-	// each text of each step, or is nil.
+	// ahead queues steps of one token of each text. If tokens is nil, the first step takes the tokens that the queued step before
+	// chooses. draws is nil, or has a draw for each text of each step.
 	ahead(appends []la.Append, tokens []int, steps int, draws []draw) (wait func() (chosen []int, err error), err error)
 	newSequence() (*la.Sequence, error)
 	need(appends []la.Append) (pages int, err error)
@@ -371,7 +371,7 @@ func (s *scheduler) extend(t *Text, r *results, row int) {
 }
 
 // stepsAhead returns the number of steps that can be queued before the host has the tokens of earlier ones. It is 0 unless all
-// texts are live, and the GPU chooses their tokens. A text begins with single steps, so that its first tokens come
+// texts are live, and the GPU chooses the tokens of all texts. A text begins with single steps, so that its first tokens come
 // soon.
 func (s *scheduler) stepsAhead(todo []work) int {
 	steps := s.runner.mostAhead()
@@ -423,8 +423,8 @@ func (s *scheduler) queue(todo []work, tokens []int, steps int) (*queued, error)
 	return &queued{todo, steps, wait}, nil
 }
 
-// collect waits for the queued steps, and gives the texts their tokens. If all texts surely go on, more steps are queued first:
-// then the host works while these are computed.
+// collect waits for the queued steps, and gives the texts their tokens. If no text has ended, more steps are queued first: the GPU
+// computes these steps while the host takes the tokens.
 func (s *scheduler) collect() (err error) {
 	defer s.sweep()
 	q := s.queued

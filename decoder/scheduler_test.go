@@ -41,7 +41,13 @@ func (namedWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
 
 func smallEngine(t testing.TB, o Options) *Engine {
 	t.Helper()
-	e, err := NewEngine(smallNetwork(), namedWeights{}, o)
+	return networkEngine(t, smallNetwork(), namedWeights{}, o)
+}
+
+// networkEngine returns an engine that is closed when the test ends.
+func networkEngine(t testing.TB, n Network, from Weights, o Options) *Engine {
+	t.Helper()
+	e, err := NewEngine(n, from, o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ type Request struct {
 	Sampling Sampling
 	Stop     []string // texts that end the continuation, which does not have them
 	Ends     []int    // tokens that end the continuation; nil: those of the model
-	Special  bool     // the text has the names of special tokens, too, and the token that ends it. Texts of Stop are found in that text
+	Special  bool     // the text has the names of special tokens, too, and of the token that ends the text. Stop applies to the text with these names
 	LogProbs int      // number of most likely tokens that come with each token; 0: no probabilities. Sampling does not change probabilities
 	Draft    int      // most tokens to guess after each token from what the text has repeated; 0: none
 

@@ -37,19 +37,8 @@ func (n allPages) Hidden(b *Builder, tokens *G.Node) *G.Node {
 
 func windowEngines(t *testing.T, o Options) (all, windows *Engine) {
 	t.Helper()
-	make := func(n Network, o Options) *Engine {
-		e, err := NewEngine(n, namedWeights{}, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := e.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		return e
-	}
-	return make(allPages{windowNetwork()}, Options{Context: o.Context, Exact: true}), make(windowNetwork(), o)
+	all = networkEngine(t, allPages{windowNetwork()}, namedWeights{}, Options{Context: o.Context, Exact: true})
+	return all, networkEngine(t, windowNetwork(), namedWeights{}, o)
 }
 
 // TestWindow: of a network with windows, the cache has the tokens in the windows alone, and texts are those of a cache with all

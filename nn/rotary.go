@@ -48,10 +48,7 @@ func Rotary(x, positions *G.Node, config rope.Config) (y *G.Node, err error) {
 		return nil, err
 	}
 	r := rotary{rank: len(x.Shape()), dtype: x.Dtype(), positions: positions.Dtype(), config: config}
-	r.how = attn.Rotary{HeadDim: config.HeadDim, Interleaved: config.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}
-	if config.Last {
-		r.how.First = config.HeadDim - 2*len(w)
-	}
+	r.how = attn.RotaryOf(config.HeadDim, w, m, config.Interleaved, config.Last)
 	return newNode(r, x, positions)
 }
 

@@ -60,7 +60,7 @@ func TestRotaryLast(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := rotary{rank: 3, dtype: tensor.Float64, positions: tensor.Int, config: config, how: attn.Rotary{HeadDim: config.HeadDim, First: first, Interleaved: config.Interleaved, Factor: m, Turns: attn.TurningsOf(w)}}
+		r := rotary{rank: 3, dtype: tensor.Float64, positions: tensor.Int, config: config, how: attn.RotaryOf(config.HeadDim, w, m, config.Interleaved, true)}
 		back, err := r.gradient(0, []G.Value{nil, tensor.New(tensor.WithShape(rows), tensor.WithBacking(positions))}, tensor.New(tensor.WithShape(shape...), tensor.WithBacking(y)))
 		if err != nil {
 			t.Fatal(err)

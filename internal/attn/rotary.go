@@ -18,6 +18,16 @@ type Rotary struct {
 	Turns       Turnings // of each pair
 }
 
+// RotaryOf returns the rotary embedding of heads of dim elements whose pairs turn by w radians a position. last says that the last
+// elements of a head are turned, and not the first ones.
+func RotaryOf(dim int, w []float64, factor float64, interleaved, last bool) Rotary {
+	r := Rotary{HeadDim: dim, Interleaved: interleaved, Factor: factor, Turns: TurningsOf(w)}
+	if last {
+		r.First = dim - 2*len(w)
+	}
+	return r
+}
+
 // Check reports what is wrong with r for heads of so many elements.
 func (r *Rotary) Check(op string, dim int) error {
 	if *r == (Rotary{}) {
