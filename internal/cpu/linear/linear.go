@@ -2,6 +2,7 @@
 package linear
 
 import (
+	"math"
 	"unsafe"
 
 	"gorgonia.org/leanattention/internal/attn"
@@ -23,6 +24,7 @@ type kept struct {
 // Bias, Times and Residual may be nil. F is the type of the sums of W's format. Y overlaps none of the others.
 type Operands[F lean.Float] struct {
 	Rows, In, Out         int
+	XRow, YRow            int // elements between two rows of X, and of Y; 0: In, and Out
 	X                     []F
 	W                     weight.Matrix
 	Bias, Times, Residual []F
@@ -58,7 +60,8 @@ func Run[F lean.Float](e *cpu.Engine, o *Operands[F]) error {
 
 // RunAll computes layers in order, with the same bits as Run: Times of a layer may be the Y of an earlier one. All
 // layers are checked before anything is written. Layers of the same rows share one fork and one join, such as query,
-// key and value, or the two halves of a gated unit.
+// key and value, or the two halves of a gated unit. So do layers of one In and different X, such as those of heads, if
+// the rows are few.
 func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	if err := cpu.CheckTier(); err != nil {
 		return err
@@ -87,9 +90,21 @@ func RunAll[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	return nil
 }
 
-// joins reports whether another layer has the same x, and weights of the same type.
+// joins reports whether another layer has rows of the same size, and weights of the same type.
 func (o *Operands[F]) joins(other *Operands[F]) bool {
-	return other.Rows == o.Rows && other.In == o.In && unsafe.SliceData(other.X) == unsafe.SliceData(o.X) && other.W.Format == o.W.Format && other.RoundX == o.RoundX
+	return other.Rows == o.Rows && other.In == o.In && other.W.Format == o.W.Format && other.RoundX == o.RoundX
+}
+
+// rows returns the elements between two rows of X, and of Y.
+func (o *Operands[F]) rows() (x, y int) {
+	x, y = o.XRow, o.YRow
+	if x == 0 {
+		x = o.In
+	}
+	if y == 0 {
+		y = o.Out
+	}
+	return x, y
 }
 
 // waits reports whether a layer needs the results of earlier ones.
@@ -111,7 +126,7 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	free := &cpu.Own[kept](e).runs
 	l := free.Get()
 	l.kernels = linearTiers[cpu.InUse()]
-	l.in, l.x = o.In, unsafe.Pointer(unsafe.SliceData(o.X))
+	l.in = o.In
 	l.size, l.format, l.wRow = int(unsafe.Sizeof(F(0))), o.W.Format, o.In*o.W.Format.Bytes()
 	l.roundX = o.RoundX
 	l.layers, l.inTurn = l.layers[:0], false
@@ -119,7 +134,9 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 		o := &all[i]
 		l.inTurn = l.inTurn || waits(all[:i], o)
 		if o.Out > 0 {
+			x, y := o.rows()
 			l.layers = append(l.layers, linearLayer{
+				x: unsafe.Pointer(unsafe.SliceData(o.X)), xRow: x * l.size, yRow: y * l.size,
 				out: o.Out, w: o.W.Ptr, scales: unsafe.Pointer(unsafe.SliceData(o.W.Scales)), y: unsafe.Pointer(unsafe.SliceData(o.Y)), bias: unsafe.Pointer(unsafe.SliceData(o.Bias)),
 				times: unsafe.Pointer(unsafe.SliceData(o.Times)), residual: unsafe.Pointer(unsafe.SliceData(o.Residual)), activation: o.Activation,
 			})
@@ -128,7 +145,6 @@ func linears[F lean.Float](e *cpu.Engine, all []Operands[F]) error {
 	if err := l.run(e, o.Rows); err != nil {
 		return err // the state of its workers is unknown: the run is not reused
 	}
-	l.x = nil
 	clear(l.layers)
 	for i := range l.workers {
 		l.workers[i].args = dotArgs{}
@@ -142,6 +158,10 @@ func (o *Operands[F]) check() error {
 	const op = "linear"
 	if o.Rows < 0 || o.In < 0 || o.Out < 0 {
 		return attn.Errorf(op, attn.ErrShape, "%d rows of %d elements, %d output features", o.Rows, o.In, o.Out)
+	}
+	xRow, yRow := o.rows()
+	if xRow < o.In || yRow < o.Out {
+		return attn.Errorf(op, attn.ErrShape, "rows of x are %d elements apart, and of y %d, want at least %d and %d", xRow, yRow, o.In, o.Out)
 	}
 	if o.Activation >= attn.Activations {
 		return attn.Errorf(op, attn.ErrShape, "the activation is %v", o.Activation)
@@ -160,18 +180,24 @@ func (o *Operands[F]) check() error {
 		return attn.Errorf(op, attn.ErrShape, "the weights have %d scales, want %d", len(o.W.Scales), o.Out)
 	}
 	for _, m := range []struct {
-		name            string
-		got, rows, cols int
+		name                 string
+		got, rows, cols, row int // row: elements between two rows
 	}{
-		{"x", len(o.X), o.Rows, o.In},
-		{"the weights", o.W.Len, o.Out, o.In},
-		{"the output", len(o.Y), o.Rows, o.Out},
-		{"the bias", len(o.Bias), 1, o.Out},
-		{"what it is multiplied by", len(o.Times), o.Rows, o.Out},
-		{"the residual", len(o.Residual), o.Rows, o.Out},
+		{"x", len(o.X), o.Rows, o.In, xRow},
+		{"the weights", o.W.Len, o.Out, o.In, o.In},
+		{"the output", len(o.Y), o.Rows, o.Out, yRow},
+		{"the bias", len(o.Bias), 1, o.Out, o.Out},
+		{"what it is multiplied by", len(o.Times), o.Rows, o.Out, o.Out},
+		{"the residual", len(o.Residual), o.Rows, o.Out, o.Out},
 	} {
 		absent := m.name == "the bias" && o.Bias == nil || m.name == "the residual" && o.Residual == nil || m.name == "what it is multiplied by" && o.Times == nil
-		if want := attn.Product(m.rows, m.cols); !absent && m.got < want {
+		want := attn.Product(m.rows, m.cols)
+		if want > 0 && want < math.MaxInt {
+			if want = attn.Product(m.rows-1, m.row); want < math.MaxInt-m.cols {
+				want += m.cols
+			}
+		}
+		if !absent && m.got < want {
 			return attn.Errorf(op, attn.ErrShape, "%s has %d elements, want %d x %d", m.name, m.got, m.rows, m.cols)
 		}
 	}

@@ -1,6 +1,7 @@
 package linear
 
 import (
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -17,6 +18,7 @@ type rowRun struct {
 	*linearRun
 	outs   int // output features of a piece, of each layer
 	pieces int
+	before []int // pieces of the layers before each layer, unless layers are in turn
 	ranges []rowRange
 	args   []rowScratch
 	then   []memory // the likely first reads of each thread in the next call; empty: unknown
@@ -68,8 +70,9 @@ func (l *linearRun) oneRow(e *cpu.Engine, threads int) error {
 	}
 	// All streams have at least one row, and a thread has several pieces, of which others may take some.
 	r.outs = k.streams * max(1, min(k.unit/max(l.wRow, 1), all/(threads*cpu.SharesPerThread))/k.streams)
-	r.pieces = 0
+	r.pieces, r.before = 0, r.before[:0]
 	for i := range l.layers {
+		r.before = append(r.before, r.pieces)
 		if i == 0 || !l.inTurn {
 			r.pieces += r.piecesOf(&l.layers[i])
 		}
@@ -140,9 +143,7 @@ func (r *rowRun) Work(i, thread int) {
 // part returns the output features of layer j in a piece; none if to <= from.
 func (r *rowRun) part(piece, j int) (from, to int) {
 	if !r.inTurn {
-		for i := range j {
-			piece -= r.piecesOf(&r.layers[i])
-		}
+		piece -= r.before[j]
 	}
 	if piece < 0 {
 		return 0, 0
@@ -150,9 +151,19 @@ func (r *rowRun) part(piece, j int) (from, to int) {
 	return piece * r.outs, min((piece+1)*r.outs, r.layers[j].out)
 }
 
-// begins returns the address of the weights of a piece's first part, from layer j on; nil if there is none.
-func (r *rowRun) begins(piece, j int) unsafe.Pointer {
-	for ; j < len(r.layers); j++ {
+// layersOf returns the layers of which a piece has a part, [from, to): all layers in turn, or one.
+func (r *rowRun) layersOf(piece int) (from, to int) {
+	if r.inTurn {
+		return 0, len(r.layers)
+	}
+	to, _ = slices.BinarySearch(r.before, piece+1)
+	return to - 1, to
+}
+
+// begins returns the address of the weights of a piece's first part, from layer least on; nil if there is none.
+func (r *rowRun) begins(piece, least int) unsafe.Pointer {
+	first, end := r.layersOf(piece)
+	for j := max(first, least); j < end; j++ {
 		if from, to := r.part(piece, j); from < to {
 			return unsafe.Add(r.layers[j].w, from*r.wRow)
 		}
@@ -162,7 +173,8 @@ func (r *rowRun) begins(piece, j int) unsafe.Pointer {
 
 // compute computes a piece. next is the thread's next piece, or -1.
 func (r *rowRun) compute(a *rowArgs, piece, next int) {
-	for j := range r.layers {
+	first, end := r.layersOf(piece)
+	for j := first; j < end; j++ {
 		from, to := r.part(piece, j)
 		if from >= to {
 			continue
@@ -179,14 +191,14 @@ func (r *rowRun) compute(a *rowArgs, piece, next int) {
 // features computes the sums of features [from, to) of a layer. then is the thread's next address, or nil.
 func (r *rowRun) features(a *rowArgs, l *linearLayer, from, to int, then unsafe.Pointer) {
 	k := &r.kernels.row
-	a.n, a.x = r.in, unsafe.Add(r.x, r.first*r.in*r.size)
+	a.n, a.x = r.in, unsafe.Add(l.x, r.first*l.xRow)
 	lines := r.wRow / cpu.CacheLine
 	a.beyond = min(k.ahead/cpu.CacheLine, lines)
 	a.within = lines - a.beyond
 	// After the last row compute prefetches then, or otherwise the lines that were just read.
 	compute := func(at, rows, step, row int, then unsafe.Pointer) {
 		a.w, a.wStep, a.wSkip = unsafe.Add(l.w, at*r.wRow), step*r.wRow, (row-1)*r.wRow
-		a.y, a.yStep, a.yRow = unsafe.Add(l.y, (r.first*l.out+at)*r.size), step*r.size, row*r.size
+		a.y, a.yStep, a.yRow = unsafe.Add(l.y, r.first*l.yRow+at*r.size), step*r.size, row*r.size
 		a.rows, a.next, a.behind = rows, row*r.wRow-lines*cpu.CacheLine, -a.beyond*cpu.CacheLine
 		if then != nil {
 			last := uintptr(a.w) + uintptr((rows-1)*row*r.wRow+lines*cpu.CacheLine)

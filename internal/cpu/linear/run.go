@@ -40,8 +40,10 @@ const (
 	shareWeights = 1 << 15
 )
 
-// linearLayer is the operands of one of several layers of the same x.
+// linearLayer is the operands of one of several layers.
 type linearLayer struct {
+	x                     unsafe.Pointer
+	xRow, yRow            int // bytes between two rows
 	out                   int
 	w, y                  unsafe.Pointer
 	scales                unsafe.Pointer // float32; nil: none
@@ -59,8 +61,7 @@ type linearRun struct {
 	in      int
 	size    int // bytes of an element of x, y, bias, times and residual
 	format  weight.Format
-	wRow    int // bytes of a row of w
-	x       unsafe.Pointer
+	wRow    int  // bytes of a row of w
 	roundX  bool // x may be rounded to the weights' type
 
 	layers []linearLayer
@@ -98,7 +99,7 @@ type linearWorker struct {
 // run computes the layers for the given number of rows.
 func (l *linearRun) run(e *cpu.Engine, rows int) error {
 	if l.tiles, l.way = l.tilesFor(rows); l.tiles != nil {
-		return l.inTiles(e, rows)
+		return l.eachInTiles(e, rows)
 	}
 	block := min(max(blockBytes/max(l.in*l.size, 1), blockRowsMin), blockRowsMax)
 	units, outs := l.units(), 0
@@ -157,7 +158,7 @@ func (l *linearRun) Work(i, thread int) {
 
 // features computes the output features [from, to) of a layer.
 func (l *linearRun) features(w *linearWorker, layer *linearLayer, from, to int) {
-	w.args.xRow, w.args.yRow = l.in*l.size, layer.out*l.size
+	w.args.xRow, w.args.yRow = layer.xRow, layer.yRow
 	for at := from; at < to; at += tileOuts {
 		outs := min(tileOuts, to-at)
 		quarter := outs / dotStreams
@@ -191,7 +192,7 @@ func (l *linearRun) dot(w *linearWorker, layer *linearLayer, o int) {
 		for pass, row := 0, 0; pass < l.passes; pass++ {
 			end := (pass + 1) * l.rows / l.passes
 			a.rows = end - row
-			a.x = unsafe.Add(l.x, (l.first+row)*a.xRow+k*l.size)
+			a.x = unsafe.Add(layer.x, (l.first+row)*a.xRow+k*l.size)
 			a.y = unsafe.Add(layer.y, (l.first+row)*a.yRow+o*l.size)
 			a.partial = unsafe.Pointer(&w.partial[pass])
 			// Each pass prefetches a part of the next weights, so that memory is busy while passes read the cache.
@@ -209,8 +210,8 @@ func (l *linearRun) dot(w *linearWorker, layer *linearLayer, o int) {
 // finish turns the sums of some rows and output features of a layer into outputs.
 func (l *linearRun) finish(layer *linearLayer, first, rows, at, outs int) {
 	for row := first; row < first+rows; row++ {
-		offset := (row*layer.out + at) * l.size
-		y := unsafe.Add(layer.y, offset)
+		offset := (row*layer.out + at) * l.size // in dense operands
+		y := unsafe.Add(layer.y, row*layer.yRow+at*l.size)
 		if layer.scales != nil {
 			l.multiply(y, unsafe.Add(layer.scales, at*l.size), outs)
 		}

@@ -47,7 +47,23 @@ func (l *linearRun) tilesFor(rows int) (*matmul.Set, *matmul.Way) {
 	return nil, nil
 }
 
-// inTiles computes the layers for many rows.
+// eachInTiles computes the layers for many rows: layers of one x together, since x is split once for all of them.
+func (l *linearRun) eachInTiles(e *cpu.Engine, rows int) error {
+	all := l.layers
+	defer func() { l.layers = all }()
+	for from, to := 0, 1; from < len(all); from, to = to, to+1 {
+		for to < len(all) && all[to].x == all[from].x && all[to].xRow == all[from].xRow {
+			to++
+		}
+		l.layers = all[from:to]
+		if err := l.inTiles(e, rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inTiles computes layers of one x for many rows.
 func (l *linearRun) inTiles(e *cpu.Engine, rows int) error {
 	outs := 0
 	for i := range l.layers {
@@ -142,7 +158,7 @@ func (l *linearRun) cut(threads int) {
 func (s *splitRun) Work(i, _ int) {
 	l := (*linearRun)(s)
 	a := &l.scratch[i].pack
-	a.DstStep, a.DstPart, a.SrcRow = l.way.XParts*matmul.StepBytes, matmul.StepBytes, l.in*l.size
+	a.DstStep, a.DstPart, a.SrcRow = l.way.XParts*matmul.StepBytes, matmul.StepBytes, l.layers[0].xRow
 	for {
 		j := int(l.next.Add(1)) - 1
 		if j >= l.strips*l.across {
@@ -151,7 +167,7 @@ func (s *splitRun) Work(i, _ int) {
 		row, part := j/l.across*matmul.StepRows, j%l.across
 		step, end := part*l.steps/l.across, (part+1)*l.steps/l.across
 		a.Dst = unsafe.Add(l.split.At, (row/matmul.StepRows*l.steps+step)*a.DstStep)
-		a.Src = unsafe.Add(l.x, (l.first+row)*a.SrcRow+step*matmul.StepDepth*l.size)
+		a.Src = unsafe.Add(l.layers[0].x, (l.first+row)*a.SrcRow+step*matmul.StepDepth*l.size)
 		a.Rows, a.N = min(matmul.StepRows, l.rows-row), min(end*matmul.StepDepth, l.in)-step*matmul.StepDepth
 		l.way.Split(a)
 	}
@@ -248,8 +264,8 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 	a, w, t := &p.scratch.mul, p.way, p.tiles
 	rows, kernel := end-row, w.Mul[end-row]
 	if w.Split == nil {
-		a.N, a.XRow = n, p.in*p.size
-		a.X = unsafe.Add(p.x, ((p.first+row)*p.in+k)*p.size)
+		a.N, a.XRow = n, p.xRow
+		a.X = unsafe.Add(p.x, (p.first+row)*p.xRow+k*p.size)
 	} else {
 		kernel = w.Mul[t.Rows]
 		a.N, a.XRow = (n-1)/matmul.StepDepth+1, p.steps*w.XParts*matmul.StepBytes
@@ -263,27 +279,27 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 	a.Tiles, a.WStep, a.Tall = 1, bytes, 1
 	for o := p.from; o < p.to; o += t.Outs * a.Tiles {
 		a.W = unsafe.Add(p.scratch.weights.At, (o-p.from)/t.Outs*bytes)
-		y := unsafe.Add(p.y, ((p.first+row)*p.out+o)*p.size)
+		y := unsafe.Add(p.y, (p.first+row)*p.yRow+o*p.size)
 		outs := min(t.Outs, p.to-o)
 		a.Tiles = 1
 		if outs == t.Outs && (w.Split == nil || rows == t.Rows) {
 			if w.Split != nil {
 				a.Tiles = (p.to - o) / t.Outs
 			}
-			a.Y, a.YRow = y, p.out*p.size
+			a.Y, a.YRow = y, p.yRow
 			kernel(a)
 			continue
 		}
 		a.Y, a.YRow = unsafe.Pointer(&p.scratch.edge), 4*t.Outs
 		for r := range rows {
-			inside := unsafe.Slice((*float32)(unsafe.Add(y, r*p.out*p.size)), outs)
+			inside := unsafe.Slice((*float32)(unsafe.Add(y, r*p.yRow)), outs)
 			if a.More != 0 {
 				copy(p.scratch.edge[r*t.Outs:], inside)
 			}
 		}
 		kernel(a)
 		for r := range rows {
-			copy(unsafe.Slice((*float32)(unsafe.Add(y, r*p.out*p.size)), outs), p.scratch.edge[r*t.Outs:])
+			copy(unsafe.Slice((*float32)(unsafe.Add(y, r*p.yRow)), outs), p.scratch.edge[r*t.Outs:])
 		}
 	}
 }
@@ -291,12 +307,12 @@ func (p *tilePiece) multiply(k, n, row, end int) {
 // mend recomputes the sums that are not finite, with the kernels for few rows.
 func (p *tilePiece) mend() {
 	for row := p.first + p.top; row < p.first+p.end; row++ {
-		y := unsafe.Slice((*float32)(unsafe.Add(p.y, (row*p.out+p.from)*p.size)), p.to-p.from)
+		y := unsafe.Slice((*float32)(unsafe.Add(p.y, row*p.yRow+p.from*p.size)), p.to-p.from)
 		if p.way.Odd(&y[0], len(y)) == 0 {
 			continue
 		}
 		a := &p.scratch.dot
-		a.x, a.rows, a.n = unsafe.Add(p.x, row*p.in*p.size), 1, p.in
+		a.x, a.rows, a.n = unsafe.Add(p.x, row*p.xRow), 1, p.in
 		a.y, a.ahead, a.aheadStep = unsafe.Pointer(&p.scratch.one), fetchAhead, cpu.CacheLine
 		for o, v := range y {
 			if v-v == 0 {
