@@ -583,9 +583,10 @@ func operandCases(t *testing.T) map[string]operandCase {
 		}, apart: true},
 
 		"nn.Add": two(nn.Add), "nn.Mul": two(nn.Mul),
-		"nn.GLU":    two(func(a, b *G.Node) (*G.Node, error) { return nn.GLU(a, b, nn.SiLU) }),
-		"nn.Concat": two(func(a, b *G.Node) (*G.Node, error) { return nn.Concat(0, a, b) }),
-		"nn.Linear": {build: func(in in) error { return second(nn.Linear(in(4, 4), in(4, 4), in(4))) }},
+		"nn.GLU":        two(func(a, b *G.Node) (*G.Node, error) { return nn.GLU(a, b, nn.SiLU) }),
+		"nn.Concat":     two(func(a, b *G.Node) (*G.Node, error) { return nn.Concat(0, a, b) }),
+		"nn.Linear":     {build: func(in in) error { return second(nn.Linear(in(4, 4), in(4, 4), in(4))) }},
+		"nn.HeadLinear": two(func(a, b *G.Node) (*G.Node, error) { return nn.HeadLinear(a, b, 1) }),
 		"nn.Embedding": {build: func(in in) error {
 			return second(nn.Embedding(in(2, 4), typed(tensor.Int, in(2, 4), "ids", 2), in(2, 4)))
 		}},

@@ -249,4 +249,12 @@ func TestGPUNodesRefuse(t *testing.T) {
 	if err := la.Cause(run(y)); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "Last") {
 		t.Errorf("a rotation of last elements: %v", err)
 	}
+	p = newPlaces(t, rng, gpu)
+	x, w = p.let(p.random(tensor.Float32, 1, 2, 16)), p.let(p.random(tensor.Float32, 1, 6, 8))
+	if y, err = nn.HeadLinear(x[1], w[1], 2); err != nil {
+		t.Fatal(err)
+	}
+	if err := la.Cause(run(y)); !errors.Is(err, la.ErrUnsupported) || !strings.Contains(err.Error(), "nn.HeadLinear: an input is on a GPU") {
+		t.Errorf("linear layers by heads: %v", err)
+	}
 }

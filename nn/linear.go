@@ -176,13 +176,9 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 	case slices.Contains(bs, nil):
 		return op, nil, errorf(name, errs.ErrGraph, "a bias is nil")
 	}
-	of, ok := operand.WeightFormat(ws[0].Dtype())
-	if !ok || x.Dtype() != operand.SumType(of) {
-		fits := func(f weight.Format) bool { return operand.SumType(f) == x.Dtype() }
-		if weight.Names(fits) == "" {
-			return op, nil, errorf(name, errs.ErrDType, "%s is of %v, want float32 or float64%s", called("x", x), x.Dtype(), toConvert(x.Dtype(), tensor.Float32))
-		}
-		return op, nil, errorf(name, errs.ErrDType, "%s is of %v and x of %v, want w of %s", called("w", ws[0]), ws[0].Dtype(), x.Dtype(), weight.Names(fits))
+	of, err := weightFormat(name, x, ws[0])
+	if err != nil {
+		return op, nil, err
 	}
 	op = linear{x: x.Dtype(), w: of, parts: len(ws), bias: len(bs) > 0, gate: gate != 0, activation: gate.function()}
 	in := layerOperands[*G.Node]{x: x, w: ws, b: bs}
@@ -239,6 +235,19 @@ func newLinear(name string, x *G.Node, ws, bs []*G.Node, gate Activation, opts [
 		}
 	}
 	return op, in.list(), nil
+}
+
+// weightFormat returns the format of w, which x is multiplied with.
+func weightFormat(name string, x, w *G.Node) (weight.Format, error) {
+	of, ok := operand.WeightFormat(w.Dtype())
+	if ok && x.Dtype() == operand.SumType(of) {
+		return of, nil
+	}
+	fits := func(f weight.Format) bool { return operand.SumType(f) == x.Dtype() }
+	if weight.Names(fits) == "" {
+		return 0, errorf(name, errs.ErrDType, "%s is of %v, want float32 or float64%s", called("x", x), x.Dtype(), toConvert(x.Dtype(), tensor.Float32))
+	}
+	return 0, errorf(name, errs.ErrDType, "%s is of %v and x of %v, want w of %s", called("w", w), w.Dtype(), x.Dtype(), weight.Names(fits))
 }
 
 // linear is the rule of linear layers of one x. Its inputs are [layerOperands].

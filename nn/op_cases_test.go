@@ -57,6 +57,7 @@ func opCases(rng *rand.Rand) (cases []opCase) {
 	cases = append(cases, rmsNormCases(rng)...)
 	cases = append(cases, activationCases(rng)...)
 	cases = append(cases, linearCases(rng)...)
+	cases = append(cases, headCases(rng)...)
 	cases = append(cases, embeddingCase(rng, true), embeddingCase(rng, false))
 	cases = append(cases, elementCases(rng)...)
 	cases = append(cases, moveCases(rng)...)
@@ -381,6 +382,52 @@ func linearCases(rng *rand.Rand) (cases []opCase) {
 			return ys[0]
 		}
 		cases = append(cases, c)
+	}
+	return cases
+}
+
+// headCases are linear layers by heads, also with elements of heads that pass through, and with keys of one x.
+func headCases(rng *rand.Rand) (cases []opCase) {
+	for i := range 9 {
+		rows, heads, in, out, rest := 1+rng.IntN(5), 1+rng.IntN(4), 1+rng.IntN(9), 1+rng.IntN(7), 0
+		keys := i%3 == 2
+		if i%3 > 0 {
+			rest = 1 + rng.IntN(4)
+		}
+		r := headLinear{name: "HeadLinear", heads: heads, rest: i%3 > 0, keys: keys}
+		width, xHead, w := heads*(in+rest), in+rest, []int{heads * out, in}
+		if keys {
+			width, xHead, w = in+rest, 0, []int{heads * in, out}
+		}
+		cases = append(cases, opCase{
+			name: fmt.Sprintf("HeadLinear of %d rows of %d heads, %d to %d, rest %d, keys %v", rows, heads, in, out, rest, keys), shape: tensor.Shape{rows, heads * (out + rest)}, size: 20,
+			inputs: []opInput{randomInput(rng, "x", rows, width), randomInput(rng, "w", w...)},
+			build: func(in []*G.Node) (*G.Node, error) {
+				if i%3 == 0 {
+					return HeadLinear(in[0], in[1], heads, WithMixedPrecision())
+				}
+				return newHeadLinear(r, in[0], in[1], nil)
+			},
+			want: func(all [][]float64) []float64 {
+				y := make([]float64, rows*heads*(out+rest))
+				for at := range y {
+					row, h, o := at/(heads*(out+rest)), at/(out+rest)%heads, at%(out+rest)
+					x := all[0][row*width+h*xHead:][:in+rest]
+					if o >= out {
+						y[at] = x[in+o-out]
+						continue
+					}
+					for j := range in {
+						if keys {
+							y[at] += x[j] * all[1][(h*in+j)*out+o]
+						} else {
+							y[at] += x[j] * all[1][(h*out+o)*in+j]
+						}
+					}
+				}
+				return y
+			},
+		})
 	}
 	return cases
 }

@@ -224,6 +224,19 @@ func (s YaRN) check() string {
 	return ""
 }
 
+// ScoreScale returns the factor by which models with MScaleAllDim multiply the scale of scores, besides the m of cosines and sines:
+//
+//	(0.1 MScaleAllDim ln(Factor) + 1)^2
+//
+// It is 1 without MScaleAllDim. DeepSeek-V2, V3 and MiniCPM3 have that factor.
+func (s YaRN) ScoreScale() float64 {
+	m := s.magnitude(s.MScaleAllDim)
+	return m * m
+}
+
+// magnitude returns the factor m of a weight of ln(Factor). Factor is at least 1.
+func (s YaRN) magnitude(scale float64) float64 { return 0.1*scale*math.Log(s.Factor) + 1 }
+
 func (s YaRN) betas() (fast, slow float64) {
 	fast, slow = s.BetaFast, s.BetaSlow
 	if fast == 0 {
@@ -256,9 +269,8 @@ func (s YaRN) apply(w []float64, c *Config) float64 {
 	if s.Attention > 0 {
 		return s.Attention
 	}
-	m := func(scale float64) float64 { return 0.1*scale*math.Log(s.Factor) + 1 }
 	if s.MScale > 0 && s.MScaleAllDim > 0 {
-		return m(s.MScale) / m(s.MScaleAllDim)
+		return s.magnitude(s.MScale) / s.magnitude(s.MScaleAllDim)
 	}
-	return m(1)
+	return s.magnitude(1)
 }

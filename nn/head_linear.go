@@ -1,0 +1,311 @@
+package nn
+
+import (
+	"fmt"
+	"unsafe"
+
+	"gorgonia.org/leanattention/internal/errs"
+	"gorgonia.org/leanattention/internal/operand"
+
+	cpulinear "gorgonia.org/leanattention/internal/cpu/linear"
+	"gorgonia.org/leanattention/internal/dense"
+	"gorgonia.org/leanattention/internal/weight"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// HeadLinear is a linear layer by heads: each head has a matrix of its own. For head h
+//
+//		y[:, h] = x[:, h] w[h]^T
+//
+//	  - Shapes: x (rows, heads*in), w (heads*out, in), y (rows, heads*out). Head h has rows [h*out, (h+1)*out) of w.
+//	  - Options: [WithMixedPrecision].
+//	  - Types and accuracy: those of [Linear] in host memory. On a GPU: ErrUnsupported when run.
+//	  - Gradients: of both, in host memory, on both of Gorgonia's machines, if w has the type of x; otherwise ErrUnsupported. No
+//	    second derivative.
+//	  - Errors: ErrShape, ErrDType, ErrGraph (nil nodes, other graphs), ErrOption, ErrUnsupported.
+//
+// [MLA] has such layers.
+func HeadLinear(x, w *G.Node, heads int, opts ...Option) (y *G.Node, err error) {
+	return newHeadLinear(headLinear{name: "HeadLinear", heads: heads}, x, w, opts)
+}
+
+// newHeadLinear makes a node of a rule whose other fields are set.
+func newHeadLinear(r headLinear, x, w *G.Node, opts []Option) (y *G.Node, err error) {
+	defer errs.RecoverTo(prefix+r.name, &err)
+	if x == nil || w == nil {
+		return nil, errorf(r.name, errs.ErrGraph, "x or w is nil")
+	}
+	if r.w, err = weightFormat(r.name, x, w); err != nil {
+		return nil, err
+	}
+	for _, o := range opts {
+		switch {
+		case o.name == "":
+		case o.name != optionMixed:
+			return nil, errorf(r.name, errs.ErrUnsupported, "option %s, want %s or none", o.name, optionMixed)
+		case r.mixed:
+			return nil, errorf(r.name, errs.ErrOption, "option %s is given twice", o.name)
+		default:
+			r.mixed = true
+		}
+	}
+	r.x = x.Dtype()
+	return newNode(r, x, w)
+}
+
+// headLinear is the rule of HeadLinear, and of the keys of [MLA.Expanded].
+//
+// With keys, the layers are transposed, and all heads have the same x of latent vectors with elements behind:
+//
+//	y[:, h] = [x[:, :latent] w[h], x[:, latent:]]
+//
+// Then x is (rows, latent+rest), w (heads*latent, in), and y (rows, heads*(in+rest)).
+type headLinear struct {
+	name  string // in errors
+	x     tensor.Dtype
+	w     weight.Format
+	heads int
+	rest  bool // the elements of a head of x from in on stand unchanged behind those of y
+	keys  bool
+	mixed bool
+}
+
+func (r headLinear) title() string { return r.name }
+
+func (r headLinear) String() string {
+	return fmt.Sprintf("HeadLinear{x %v, w %v, heads %d, rest %v, keys %v, mixed precision %v}", r.x, r.w, r.heads, r.rest, r.keys, r.mixed)
+}
+
+func (r headLinear) arguments() []argument {
+	args := alike(2, r.x, "x", "w", "y")
+	args[1].dtype, args[1].weights = operand.WeightType(r.w), true
+	return args
+}
+
+// headSizes are the sizes of a linear layer by heads. Head h of a row of x begins at xHead*h, and that of y at yHead*h.
+type headSizes struct {
+	rows, in, out, rest      int
+	xRow, xHead, yRow, yHead int
+}
+
+// sizes returns the sizes of a layer. With keys, in is that of the layer: the elements of a latent vector.
+func (r headLinear) sizes(shapes []tensor.Shape) (s headSizes, err error) {
+	x, w := shapes[0], shapes[1]
+	if r.heads < 1 || w[0]%r.heads != 0 {
+		return s, errorf(r.name, errs.ErrShape, "w has shape %v, want a number of rows that is a multiple of %d heads", w, r.heads)
+	}
+	s = headSizes{rows: x[0], in: w[1], out: w[0] / r.heads, xRow: x[1]}
+	each := x[1] / r.heads // elements of a head of x
+	if s.xHead = each; r.keys {
+		s.in, s.out, each, s.xHead = s.out, s.in, x[1], 0
+	}
+	if each < s.in || !r.rest && each != s.in || !r.keys && x[1]%r.heads != 0 {
+		return s, errorf(r.name, errs.ErrShape, "x has shape %v, want %d elements for each of %d heads with w of shape %v", x, s.in, r.heads, w)
+	}
+	s.rest = each - s.in
+	s.yHead = s.out + s.rest
+	s.yRow = r.heads * s.yHead
+	return s, nil
+}
+
+func (r headLinear) shape(in []tensor.Shape) (tensor.Shape, error) {
+	s, err := r.sizes(in)
+	if err != nil {
+		return nil, err
+	}
+	return tensor.Shape{s.rows, s.yRow}, nil
+}
+
+func (r headLinear) compute(in []G.Value, shape tensor.Shape) (G.Value, error) {
+	if r.x == tensor.Float64 {
+		return headsForward[float64](r, in, shape)
+	}
+	return headsForward[float32](r, in, shape)
+}
+
+func headsForward[F float](r headLinear, in []G.Value, shape tensor.Shape) (G.Value, error) {
+	s, err := r.sizes(shapesOf(in))
+	if err != nil {
+		return nil, err
+	}
+	x, err := elements[F](r.name, "x", in[0], in[0].Shape())
+	if err != nil {
+		return nil, err
+	}
+	w, err := weights(r.name, "w", in[1])
+	if err != nil {
+		return nil, err
+	}
+	if r.keys {
+		if w, err = r.transposed(w, &s); err != nil {
+			return nil, err
+		}
+	}
+	t, y := output[F](shape)
+	if err := runLinears(layersOf(r, &s, x, y, w)); err != nil {
+		return nil, err
+	}
+	if s.rest > 0 {
+		eachRow(s.rows, s.yRow, func(i int) {
+			for h := range r.heads {
+				copy(y[i*s.yRow+h*s.yHead+s.out:][:s.rest], x[i*s.xRow+h*s.xHead+s.in:])
+			}
+		})
+	}
+	return t, nil
+}
+
+// layersOf returns the layer of each head.
+func layersOf[F float](r headLinear, s *headSizes, x, y []F, w weight.Matrix) []cpulinear.Operands[F] {
+	all := make([]cpulinear.Operands[F], r.heads)
+	for h := range all {
+		all[h] = cpulinear.Operands[F]{
+			Rows: s.rows, In: s.in, Out: s.out, X: x[h*s.xHead:], XRow: s.xRow, Y: y[h*s.yHead:], YRow: s.yRow,
+			W: w.Rows(h*s.out, s.out, s.in), RoundX: r.mixed,
+		}
+	}
+	return all
+}
+
+// transposed returns the transposed matrices of heads: numbers move, whatever their type is.
+func (r headLinear) transposed(w weight.Matrix, s *headSizes) (t weight.Matrix, err error) {
+	t = weight.Matrix{Format: w.Format, Len: w.Len}
+	if w.Scales == nil {
+		switch w.Format.Bytes() {
+		case 2:
+			t.Ptr = transposedHeads[uint16](&w, r.heads, s.in, s.out)
+		case 4:
+			t.Ptr = transposedHeads[uint32](&w, r.heads, s.in, s.out)
+		case 8:
+			t.Ptr = transposedHeads[uint64](&w, r.heads, s.in, s.out)
+		}
+	}
+	if t.Ptr == nil {
+		return t, errorf(r.name, errs.ErrUnsupported, "w is of %v, and is transposed: want float32, float64, float16 or bfloat16", w.Format)
+	}
+	return t, nil
+}
+
+func transposedHeads[T any](w *weight.Matrix, heads, rows, columns int) unsafe.Pointer {
+	x, y := unsafe.Slice((*T)(w.Ptr), w.Len), dense.Make[T](w.Len)
+	n := rows * columns
+	eachRow(heads, n, func(h int) { transposeTo(y[h*n:][:n], x[h*n:][:n], rows, columns) })
+	return unsafe.Pointer(unsafe.SliceData(y))
+}
+
+// transposeTo writes the transpose of a matrix to y.
+func transposeTo[T any](y, x []T, rows, columns int) {
+	const block = 32 // rows and columns of a block, which stays in the cache
+	for b := 0; b < rows; b += block {
+		for c := 0; c < columns; c += block {
+			for i := b; i < min(b+block, rows); i++ {
+				for j := c; j < min(c+block, columns); j++ {
+					y[j*rows+i] = x[i*columns+j]
+				}
+			}
+		}
+	}
+}
+
+// A gradient needs weights of the type of x.
+func (r headLinear) graphGradients(in []*G.Node, dy *G.Node) ([]*G.Node, error) {
+	return headGradients(inGraph, r, in, dy)
+}
+
+func (r headLinear) valueGradients(in []G.Value, dy G.Value) ([]G.Value, error) {
+	return headGradients(atOnce, r, in, dy)
+}
+
+func headGradients[T any](do step[T], r headLinear, in []T, dy T) ([]T, error) {
+	if operand.WeightType(r.w) != r.x {
+		return nil, errorf(r.name, errs.ErrUnsupported, "gradient with w of %v and x of %v, want one type for both, float32 or float64", r.w, r.x)
+	}
+	return gradients(do, r, in, dy)
+}
+
+// gradient is, with the layers' matrices W, dx[:, h] = dy[:, h] W[h] and dW[h] = dy[:, h]^T x[:, h]. Heads with the same x add up.
+func (r headLinear) gradient(i int, in []G.Value, dy G.Value) (G.Value, error) {
+	if r.x == tensor.Float64 {
+		return headsBackward[float64](r, i, in, dy)
+	}
+	return headsBackward[float32](r, i, in, dy)
+}
+
+func headsBackward[F float](r headLinear, of int, in []G.Value, grad G.Value) (G.Value, error) {
+	s, err := r.sizes(shapesOf(in))
+	if err != nil {
+		return nil, err
+	}
+	dy, err := elements[F](r.name, "the output's gradient", grad, grad.Shape())
+	if err != nil {
+		return nil, err
+	}
+	t, d := output[F](in[of].Shape())
+	if of == 1 {
+		x, err := elements[F](r.name, "x", in[0], in[0].Shape())
+		if err != nil {
+			return nil, err
+		}
+		n := s.in * s.out
+		for h := range r.heads {
+			a, b := columnsOf(dy[h*s.yHead:], s.rows, s.yRow, s.out), columnsOf(x[h*s.xHead:], s.rows, s.xRow, s.in)
+			out, in := s.out, s.in
+			if r.keys { // w has the transposed matrices
+				a, b, out, in = b, a, in, out
+			}
+			if err := multiply(d[h*n:][:n], a, b, nil, out, in, s.rows); err != nil {
+				return nil, err
+			}
+		}
+		return t, nil
+	}
+	w, err := weights(r.name, "w", in[1])
+	if err != nil {
+		return nil, err
+	}
+	if !r.keys {
+		back := s
+		back.in, back.out = s.out, s.in
+		if w, err = r.transposed(w, &back); err != nil {
+			return nil, err
+		}
+	}
+	clear(d)
+	part := dense.Make[F](s.rows * s.in)
+	for h := range r.heads {
+		g := dy[h*s.yHead:]
+		err := runLinear(&cpulinear.Operands[F]{Rows: s.rows, In: s.out, Out: s.in, X: g, XRow: s.yRow, Y: part, W: w.Rows(h*s.in, s.in, s.out)})
+		if err != nil {
+			return nil, err
+		}
+		for i := range s.rows {
+			to := d[i*s.xRow+h*s.xHead:]
+			for j, v := range part[i*s.in:][:s.in] {
+				to[j] += v
+			}
+			for j, v := range g[i*s.yRow+s.out:][:s.rest] {
+				to[s.in+j] += v
+			}
+		}
+	}
+	return t, nil
+}
+
+// columnsOf returns the first n columns of a matrix, transposed: n x rows.
+func columnsOf[F float](x []F, rows, row, n int) []F {
+	y := dense.Make[F](n * rows)
+	for i := range rows {
+		for j, v := range x[i*row:][:n] {
+			y[j*rows+i] = v
+		}
+	}
+	return y
+}
+
+var (
+	_ rule      = headLinear{}
+	_ derivable = headLinear{}
+	_ composed  = headLinear{}
+)
