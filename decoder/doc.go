@@ -45,9 +45,11 @@
 // config.json names the family. A configuration that is not known is [ErrUnsupported], with the field and its value. [Register]
 // adds a family: a [Network] adds the nodes of its graph with package nn and a [Builder].
 //
+//	deepseek_v2, deepseek_v3     DeepSeek V2 and V3, without experts
 //	gemma, gemma2, gemma3_text   Gemma 1, 2 and 3
 //	granite                      Granite 3
 //	llama                        Llama 1 to 3, SmolLM and others of this shape
+//	minicpm3                     MiniCPM 3
 //	mistral                      Mistral 7B
 //	olmo2                        OLMo 2
 //	opt                          OPT

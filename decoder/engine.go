@@ -147,6 +147,9 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	if err := e.options.fill(&sizes); err != nil {
 		return nil, err
 	}
+	if sizes.Latent > 0 && o.Device != nil {
+		return nil, fmt.Errorf("decoder: Options.Device is %v, and the network has latent attention, which GPUs do not compute: use the CPU: %w", o.Device, ErrUnsupported)
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
@@ -169,6 +172,7 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	config := la.CacheConfig{
 		Layers: sizes.Layers, KVHeads: end - head, HeadDim: sizes.HeadDim, DType: o.Cache,
 		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Device: o.Device, Shard: o.Shard,
+		ValuesInKeys: sizes.Latent > 0, ValueDim: sizes.Latent,
 	}
 	if config.Window = sizes.window(); config.Window > 0 {
 		config.Rewind = o.rewind()

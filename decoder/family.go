@@ -14,8 +14,8 @@ import (
 // Register adds a family of models. name is the model_type of config.json. read reads the fields of config.json, and
 // returns the network. A second registration of a name replaces the first.
 //
-// The families of this package are registered: gemma, gemma2, gemma3_text, granite, llama, mistral, olmo2, opt, phi3, qwen2 and
-// qwen3.
+// The families of this package are registered: deepseek_v2, deepseek_v3, gemma, gemma2, gemma3_text, granite, llama, minicpm3, mistral,
+// olmo2, opt, phi3, qwen2 and qwen3.
 func Register(name string, read func(*Config) (Network, error)) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -31,6 +31,7 @@ func init() {
 	for name, read := range map[string]func(c *Config) *transformer{
 		"opt": readOPT, "llama": readLlama, "mistral": readMistral, "qwen2": readQwen2, "qwen3": readQwen3, "phi3": readPhi3,
 		"gemma": readGemma, "gemma2": readGemma2, "gemma3_text": readGemma3, "olmo2": readOLMo2, "granite": readGranite,
+		"deepseek_v2": readDeepSeekV2, "deepseek_v3": readDeepSeekV3, "minicpm3": readMiniCPM3,
 	} {
 		Register(name, func(c *Config) (Network, error) { return read(c), nil })
 	}

@@ -51,12 +51,21 @@ func TestGGUFFamilies(t *testing.T) {
 				t.Fatal(err)
 			}
 			from, _ := w.tensor()
-			h, skip := crc32.ChecksumIEEE([]byte(prefix(from))), w.From.Row
+			h, columns := crc32.ChecksumIEEE([]byte(prefix(from))), 1
 			for _, n := range w.Shape[1:] {
-				skip *= n
+				columns *= n
 			}
 			for i, x := range got.Data().([]float32) {
-				if want := float32((uint64(h)+40503*uint64(i+skip))%2048)/2048 - 0.5; x-want > 1e-6 || want-x > 1e-6 {
+				at := i + w.From.Row*columns // in the file's tensor
+				if w.up != nil {
+					rows, each := w.Shape[0]/w.up.heads, w.From.Rows/w.up.heads
+					head, row, column := i/(rows*columns), i/columns%rows, i%columns
+					if w.From.Row == 0 { // keys are transposed
+						row, column = column, row
+					}
+					at = (head*each+w.From.Row+row)*w.up.latent + column
+				}
+				if want := float32((uint64(h)+40503*uint64(at))%2048)/2048 - 0.5; x-want > 1e-6 || want-x > 1e-6 {
 					t.Fatalf("%s: weight %s: element %d is %v, want %v", name, w.Name, i, x, want)
 				}
 			}

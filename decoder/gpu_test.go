@@ -212,7 +212,7 @@ func testGPUBatches(t *testing.T, gpu *device.GPU, sizes []int) {
 // precision they are nearly the same.
 func TestGPUTypes(t *testing.T) {
 	gpu := devicetest.Open(t)
-	for _, m := range readGolden(t) {
+	for _, m := range goldenOn(t, gpu) {
 		if testing.Short() && !slices.Contains([]string{"llama3", "qwen2", "qwen3", "mistral", "gemma2"}, m.Name) {
 			continue // an emulated GPU is slow
 		}

@@ -38,6 +38,10 @@ type Sizes struct {
 	KVHeads int // key and value heads of each layer
 	HeadDim int // elements of a key, and of a value
 
+	// Latent, if not 0, says that values are the first Latent elements of their keys, as in multi-head latent attention (nn.MLA).
+	// Builder.Attend then takes no v. CPUs alone.
+	Latent int
+
 	// Windows has the number of keys that each layer sees; 0: all keys. nil: all layers see all keys.
 	Windows []int
 
@@ -63,7 +67,7 @@ func (s *Sizes) check() error {
 		n, min, max int
 	}{
 		{"Vocab", s.Vocab, 1, math.MaxInt32}, {"Context", s.Context, 0, math.MaxInt32}, {"Layers", s.Layers, 1, maxLayers},
-		{"KVHeads", s.KVHeads, 1, math.MaxInt32}, {"HeadDim", s.HeadDim, 1, math.MaxInt32},
+		{"KVHeads", s.KVHeads, 1, math.MaxInt32}, {"HeadDim", s.HeadDim, 1, math.MaxInt32}, {"Latent", s.Latent, 0, s.HeadDim},
 	} {
 		if x.n < x.min || x.n > x.max {
 			return fmt.Errorf("decoder: Sizes.%s is %d, not in [%d, %d]: %w", x.name, x.n, x.min, x.max, ErrConfig)
@@ -93,6 +97,8 @@ type Weight struct {
 	From Rows
 
 	Split Split // among several GPUs, and among ranks
+
+	up *kvUp // nil: consecutive rows
 }
 
 // Split says how several GPUs, and several processes, share a weight, as in Megatron-LM (arXiv:1909.08053, section 3). A layer
@@ -130,6 +136,9 @@ func (w *Weight) tensor() (name string, shape []int) {
 	}
 	shape = slices.Clone(w.Shape)
 	shape[0] = w.From.Rows
+	if w.up != nil {
+		shape[1] = w.up.latent
+	}
 	return w.From.Name, shape
 }
 

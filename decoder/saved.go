@@ -251,7 +251,16 @@ func (e *Engine) identity() (sum [sha256.Size]byte, name string, err error) {
 			rotary = t.rotary
 		}
 		h := sha256.New()
-		fmt.Fprintf(h, "%q\n%+v\n%+v\n%s\n%s\n", lines, sizes, rotary, weights, precision)
+		// The sizes as of version 1, so that older files stay valid.
+		first := struct {
+			Vocab, Context, Layers, KVHeads, HeadDim int
+			Windows                                  []int
+			LogitCap                                 float64
+		}{sizes.Vocab, sizes.Context, sizes.Layers, sizes.KVHeads, sizes.HeadDim, sizes.Windows, sizes.LogitCap}
+		fmt.Fprintf(h, "%q\n%+v\n%+v\n%s\n%s\n", lines, first, rotary, weights, precision)
+		if sizes.Latent > 0 {
+			fmt.Fprintf(h, "latent %d\n", sizes.Latent)
+		}
 		h.Sum(e.fingerprint[:0])
 	}
 	return e.fingerprint, e.name, nil

@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 	"testing"
 
@@ -21,7 +22,7 @@ func TestGPUSavedGolden(t *testing.T) {
 }
 
 func testSavedGolden(t *testing.T, from, to *device.GPU) {
-	models := readGolden(t)
+	models := goldenOn(t, cmp.Or(from, to))
 	onGPU, before, after := from != nil || to != nil, 60, 40
 	if onGPU && testing.Short() { // an emulated GPU is slow
 		models, before, after = models[:2], 3, 2

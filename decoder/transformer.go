@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"iter"
 
-	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 	"gorgonia.org/leanattention/rope"
 
@@ -15,10 +14,10 @@ import (
 //
 //	h = embedding of the tokens, scaled                     + embedding of their positions (OPT)
 //	for each layer:
-//		q, k, v = projections of the norm of h
+//		q, k, v = projections of the norm of h              (DeepSeek, MiniCPM 3: by latent vectors)
 //		q, k = norms of q and k                             (Qwen 3, Gemma 3: of each head; OLMo 2: of all heads)
 //		q, k = q and k, rotated by the positions            (all but OPT)
-//		h = h + projection of attention(q, k, v)            (Gemma 2 and 3, OLMo 2: the norm of the projection; Granite: scaled)
+//		h = h + projection of attention(q, k, v)            (Gemma 2 and 3, OLMo 2: the norm of the projection; Granite, MiniCPM 3: scaled)
 //		m = down projection of f(gate) * up of the norm of h  (OPT: of f(up))
 //		h = h + m                                           (as for attention)
 //	logits = projection of the norm of h                    (Granite: scaled; Gemma 2: bounded)
@@ -45,6 +44,8 @@ type transformer struct {
 	gated      bool
 	fusedQKV   bool // the file has q, k and v as one tensor
 	fusedGate  bool // the file has gate and up as one tensor
+
+	latent *latent // nil: queries, keys and values are projections
 
 	qkvBias, outBias, mlpBias bool
 	tied                      bool // the head is the token embedding
@@ -118,6 +119,9 @@ func (t *transformer) qkv() []projection {
 
 // output returns the projection of the attention's result.
 func (t *transformer) output() projection {
+	if t.latent != nil {
+		return projection{t.names.o, t.width, t.heads * t.latent.value, t.outBias, t.split(ByColumns, t.heads)}
+	}
 	return projection{t.names.o, t.width, t.heads * t.sizes.HeadDim, t.outBias, t.split(ByColumns, t.sizes.KVHeads)}
 }
 
@@ -201,7 +205,13 @@ func (t *transformer) Weights() iter.Seq[Weight] {
 		}
 		for i := 0; i < t.sizes.Layers && more; i++ {
 			prefix := fmt.Sprintf(n.layer, i)
-			linear(prefix, fused(t.fusedQKV, n.qkv), t.qkv()...)
+			if t.latent != nil {
+				for _, w := range t.latent.weights(prefix, t) {
+					add(w)
+				}
+			} else {
+				linear(prefix, fused(t.fusedQKV, n.qkv), t.qkv()...)
+			}
 			linear(prefix, "", t.output())
 			linear(prefix, fused(t.fusedGate, n.gateUp), t.mlpIn()...)
 			linear(prefix, "", t.mlpOut())
@@ -292,6 +302,9 @@ func (t *transformer) layer(b *Builder, i int, h *G.Node) *G.Node {
 
 // attention returns the attention of the rows of h to the layer's keys and values.
 func (t *transformer) attention(b *Builder, i int, prefix string, h *G.Node, opts []nn.Option) *G.Node {
+	if t.latent != nil {
+		return t.latentAttention(b, i, prefix, h, opts)
+	}
 	ws, bs := t.parameters(b, prefix, t.qkv())
 	all := b.Linear(opts...)
 	qkv := b.Nodes(3, func() ([]*G.Node, error) { return nn.Linears(h, ws, bs, all...) })
@@ -304,17 +317,7 @@ func (t *transformer) attention(b *Builder, i int, prefix string, h *G.Node, opt
 			qkv[j] = t.normed(b, qkv[j], prefix+name, nil)
 		}
 	}
-	var options []la.Option
-	if t.rotary != nil {
-		options = append(options, la.WithRotary(t.rotary[i]))
-	}
-	if t.scale > 0 {
-		options = append(options, la.WithScale(t.scale))
-	}
-	if t.scoreCap > 0 {
-		options = append(options, la.WithSoftCap(t.scoreCap))
-	}
-	return b.Attend(i, qkv[0], qkv[1], qkv[2], options...)
+	return b.Attend(i, qkv[0], qkv[1], qkv[2], t.attends(i)...)
 }
 
 // add returns h plus the projection of x. norm is the norm of the projection, or of the sum.

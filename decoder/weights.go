@@ -229,6 +229,9 @@ type widener interface {
 
 // part returns some rows of a weight, which may be rows of a larger tensor. A source that decodes returns the type as.
 func part(from Weights, w *Weight, as tensor.Dtype, first, rows int) (t *tensor.Dense, err error) {
+	if w.up != nil {
+		return w.up.part(from, w, as, first, rows)
+	}
 	name, shape := w.tensor()
 	begin, end := w.From.Row+first, w.From.Row+first+rows
 	if f, ok := from.(widener); ok {

@@ -127,6 +127,14 @@ def model(name, kind, config, rope, scales=SCALES, clear=5e-4, matter=(), embedd
             "file": name + ".f32", "next": seen, "margin": margin}
 
 
+def latent(name, kind, config, rope, matter, **fields):
+    """A model with latent attention, and without experts."""
+    if kind is not t.MiniCPM3ForCausalLM:
+        fields["first_k_dense_replace"] = LAYERS
+    return model(name, kind, config, rope, SCALES, 5e-4, matter, num_attention_heads=4, num_key_value_heads=4, head_dim=8, kv_lora_rank=24,
+                 **{"q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, **fields})
+
+
 def write(name, rows):
     with open(os.path.join(HERE, name + ".f32"), "wb") as f:
         f.write(rows.detach().numpy().astype("<f4").tobytes())
@@ -134,6 +142,7 @@ def write(name, rows):
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0}
+MSCALES = {"original_max_position_embeddings": 32, "mscale": 0.8, "mscale_all_dim": 0.6}
 
 
 def frequencies():
@@ -202,6 +211,17 @@ def main():
                    {"attn_logit_softcapping": None}, {"final_logit_softcapping": None}, {"query_pre_attn_scalar": DIM}],
                   embedding=0.125, num_hidden_layers=3, sliding_window=7, query_pre_attn_scalar=16,
                   attn_logit_softcapping=50.0, final_logit_softcapping=5.0),
+            latent("deepseek_v3", t.DeepseekV3ForCausalLM, t.DeepseekV3Config, {}, [{"rope_interleave": False}]),
+            latent("deepseek_v3_yarn", t.DeepseekV3ForCausalLM, t.DeepseekV3Config, {**YARN, **MSCALES},
+                   [{"rope_interleave": True}, {"rope_parameters": {**YARN, **MSCALES, "rope_theta": 10000.0, "mscale": 0.6}}], rope_interleave=False, attention_bias=True),
+            latent("deepseek_v2_lite", t.DeepseekV2ForCausalLM, t.DeepseekV2Config, {**YARN, **MSCALES, "mscale": 0.707, "mscale_all_dim": 0.707},
+                   [{"rope_parameters": {**YARN, **MSCALES, "rope_theta": 10000.0, "mscale": 0, "mscale_all_dim": 0, "attention_factor": 1.0}}],
+                   q_lora_rank=None, attention_bias=True, mlp_bias=True),
+            latent("minicpm3", t.MiniCPM3ForCausalLM, t.MiniCPM3Config,
+                   {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.25, "original_max_position_embeddings": 1,
+                    "long_factor": [1 + i / 8 for i in range(4)], "short_factor": [1.0] * 4},
+                   [{"scale_emb": 1.0}, {"scale_depth": 1.0}, {"dim_model_base": 64}],
+                   scale_emb=3.0, scale_depth=0.75, dim_model_base=16, v_head_dim=None, tie_word_embeddings=True),
         ],
         "frequencies": frequencies(),
     }

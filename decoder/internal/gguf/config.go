@@ -62,7 +62,7 @@ func (f *File) words() (*words, error) {
 	}
 	known := false
 	if w.family, known = families[w.architecture]; !known {
-		return nil, fail(ErrUnsupported, w.path, "architecture %s; gemma, gemma2, gemma3, granite, llama (Mistral's, too), olmo2, phi3, qwen2 and qwen3 are read", quote(w.architecture))
+		return nil, fail(ErrUnsupported, w.path, "architecture %s; gemma, gemma2, gemma3, granite, llama (Mistral's, too), minicpm3, olmo2, phi3, qwen2 and qwen3 are read", quote(w.architecture))
 	}
 	return w, nil
 }
@@ -159,9 +159,12 @@ func (w *words) common() {
 	if w.err != nil {
 		return
 	}
-	dim := orElse(w, w.size, "attention.key_length", width/heads)
-	if n := orElse(w, w.size, "attention.value_length", width/heads); n != dim {
-		w.fail(ErrUnsupported, "heads of keys have %d elements, and of values %d", dim, n)
+	dim, value := orElse(w, w.size, "attention.key_length", width/heads), orElse(w, w.size, "attention.value_length", width/heads)
+	switch {
+	case w.architecture == latentArchitecture:
+		dim = w.latent(dim, value)
+	case value != dim:
+		w.fail(ErrUnsupported, "heads of keys have %d elements, and of values %d", dim, value)
 	}
 	f["head_dim"] = dim
 	if n := orElse(w, w.meta.Int, "expert_count", 0); n != 0 {
@@ -298,6 +301,26 @@ func (w *words) phi3() {
 	if n := orElse(w, w.meta.Int, "attention.sliding_window", 0); n != 0 {
 		w.fields["sliding_window"] = n
 	}
+}
+
+// latent sets the sizes of latent attention, and returns the number of elements of a head that are rotated. key and value are the
+// numbers of elements of heads.
+func (w *words) latent(key, value int) int {
+	f := w.fields
+	rotated := read(w, w.size, "rope.dimension_count")
+	if rotated >= key && w.err == nil {
+		w.fail(ErrFormat, "%d elements of a head are rotated, and heads of keys have %d", rotated, key)
+	}
+	f["q_lora_rank"], f["kv_lora_rank"] = read(w, w.size, "attention.q_lora_rank"), read(w, w.size, "attention.kv_lora_rank")
+	f["qk_nope_head_dim"], f["qk_rope_head_dim"], f["qk_head_dim"], f["v_head_dim"] = key-rotated, rotated, key, value
+	return rotated
+}
+
+// minicpm3 sets factors that files do not have, and that llama.cpp's MiniCPM 3 has.
+func (w *words) minicpm3() {
+	f := w.fields
+	f["hidden_act"], f["attention_bias"], f["mlp_bias"] = "silu", w.biased("attn_q_a"), w.biased("ffn_gate")
+	f["scale_emb"], f["scale_depth"], f["dim_model_base"] = 12, 1.4, 256
 }
 
 func (w *words) olmo2() {

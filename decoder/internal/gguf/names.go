@@ -110,6 +110,18 @@ var families = map[string]family{
 	"phi3":    {"phi3", "Phi3", inLayer(phi3), (*words).phi3},
 	"olmo2":   {"olmo2", "Olmo2", inLayer(with(with(headNorms, postNorms), map[string]renamed{"attn_norm": {}, "ffn_norm": {}})), (*words).olmo2},
 	"granite": {"granite", "Granite", permuted, (*words).granite},
+
+	latentArchitecture: {"minicpm3", "MiniCPM3", inLayer(latent), (*words).minicpm3},
+}
+
+// latentArchitecture has multi-head latent attention.
+const latentArchitecture = "minicpm3"
+
+// latent has matrices that make queries, keys and values from vectors of a low rank.
+var latent = map[string]renamed{
+	"attn_q": {}, "attn_k": {}, "attn_v": {},
+	"attn_q_a": {"self_attn.q_a_proj", asIs}, "attn_q_a_norm": {"self_attn.q_a_layernorm", asIs}, "attn_q_b": {"self_attn.q_b_proj", asIs},
+	"attn_kv_a_mqa": {"self_attn.kv_a_proj_with_mqa", asIs}, "attn_kv_a_norm": {"self_attn.kv_a_layernorm", asIs}, "attn_kv_b": {"self_attn.kv_b_proj", asIs},
 }
 
 // phi3 has one matrix for queries, keys and values, and one for the gate and up projections. The Hugging Face models

@@ -19,7 +19,11 @@ func (w *words) rotary(dim int) {
 			factor = x
 		}
 	}
-	context := orElse(w, w.size, "rope.scaling.original_context_length", 0)
+	context := 0
+	if w.architecture == latentArchitecture { // the converter leaves the key out
+		context, _ = f["max_position_embeddings"].(int)
+	}
+	context = orElse(w, w.size, "rope.scaling.original_context_length", context)
 	// The key tells how the model was trained. For Granite, false turns rotary embedding off.
 	if !orElse(w, w.meta.Bool, "rope.scaling.finetuned", true) && w.architecture == "granite" {
 		w.fail(ErrUnsupported, "the heads are not rotated")

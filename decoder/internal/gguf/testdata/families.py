@@ -53,9 +53,15 @@ MODELS = {
             long_factor=[1.5, 2.25], short_factor=[1.0, 1.125]),
     ),
     "olmo2": dict(),
+    # The converter writes no key for scale_emb, scale_depth, dim_model_base and rope_theta: llama.cpp has the values of the published model.
+    "minicpm3": dict(
+        num_key_value_heads=4, kv_lora_rank=6, q_lora_rank=5, qk_nope_head_dim=3, qk_rope_head_dim=4, v_head_dim=4, tie_word_embeddings=True,
+        rope_parameters=dict(
+            rope_type="longrope", rope_theta=10000.0, factor=1.0, original_max_position_embeddings=64, long_factor=[1.5, 2.25], short_factor=[1.0, 1.125]),
+    ),
     "granite": dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.0078125, logits_scaling=16.0),
 }
-CLASSES = dict(llama="Llama", mistral="Mistral", qwen2="Qwen2", qwen3="Qwen3", gemma="Gemma", gemma2="Gemma2", gemma3="Gemma3Text", phi3="Phi3", olmo2="Olmo2", granite="Granite")
+CLASSES = dict(llama="Llama", mistral="Mistral", qwen2="Qwen2", qwen3="Qwen3", gemma="Gemma", gemma2="Gemma2", gemma3="Gemma3Text", phi3="Phi3", olmo2="Olmo2", granite="Granite", minicpm3="MiniCPM3")
 
 
 def weight(name, shape):

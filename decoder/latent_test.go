@@ -1,0 +1,274 @@
+package decoder
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/device"
+	"gorgonia.org/leanattention/internal/devicetest"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/rope"
+
+	"gorgonia.org/tensor"
+)
+
+// Configurations as models with latent attention were published with them, the second one without experts.
+const (
+	publishedMiniCPM3 = `{"architectures": ["MiniCPM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+		"auto_map": {"AutoConfig": "configuration_minicpm.MiniCPM3Config"}, "bos_token_id": 1, "eos_token_id": [2, 73440],
+		"hidden_act": "silu", "hidden_size": 2560, "initializer_range": 0.1, "intermediate_size": 6400, "max_position_embeddings": 32768,
+		"model_type": "minicpm3", "num_attention_heads": 40, "num_hidden_layers": 62, "num_key_value_heads": 40, "q_lora_rank": 768,
+		"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "rms_norm_eps": 1e-05,
+		"rope_scaling": {"type": "longrope", "long_factor": [1, 2], "short_factor": [1, 3], "original_max_position_embeddings": 32768},
+		"torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 73448, "scale_emb": 12, "dim_model_base": 256, "scale_depth": 1.4}`
+	publishedV2Lite = `{"architectures": ["DeepseekV2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "aux_loss_alpha": 0.001,
+		"bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048,
+		"initializer_range": 0.02, "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v2",
+		"moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": false,
+		"num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "pretraining_tp": 1,
+		"q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+		"rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+			"original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+		"seq_aux": true, "tie_word_embeddings": false, "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16", "use_cache": true,
+		"v_head_dim": 128, "vocab_size": 102400}`
+)
+
+// TestLatentConfigs: published configurations give the sizes, scales and rotary embeddings that they say, and experts are refused
+// by name.
+func TestLatentConfigs(t *testing.T) {
+	factors := func(first float64) []float64 { return slices.Repeat([]float64{first}, 16) }
+	long := strings.NewReplacer("[1, 2]", strings.ReplaceAll(fmt.Sprint(factors(2)), " ", ","), "[1, 3]", strings.ReplaceAll(fmt.Sprint(factors(3)), " ", ",")).Replace(publishedMiniCPM3)
+	m := 0.1*0.707*math.Log(40) + 1
+	for _, c := range []struct {
+		file   string
+		sizes  Sizes
+		latent latent
+		rotary rope.Config
+		scales [4]float64 // of scores, embedding, residuals and logits
+		tied   bool
+	}{
+		{
+			long, Sizes{Vocab: 73448, Context: 32768, Layers: 62, KVHeads: 1, HeadDim: 288, Latent: 256}, latent{rank: 768, width: 256, nope: 64, rope: 32, value: 64},
+			rope.Config{HeadDim: 288, Dim: 32, Last: true, Base: 10000, Scaling: rope.LongRoPE{Factors: factors(3), Attention: 1}},
+			[4]float64{1 / math.Sqrt(96), 12, 1.4 / math.Sqrt(62), 0.1}, true,
+		},
+		{
+			strings.Replace(publishedV2Lite, `"first_k_dense_replace": 1`, `"first_k_dense_replace": 27`, 1),
+			Sizes{Vocab: 102400, Context: 163840, Layers: 27, KVHeads: 1, HeadDim: 576, Latent: 512}, latent{width: 512, nope: 128, rope: 64, value: 128},
+			rope.Config{HeadDim: 576, Dim: 64, Last: true, Interleaved: true, Base: 10000, Scaling: rope.YaRN{Factor: 40, Context: 4096, BetaFast: 32, BetaSlow: 1, MScale: 0.707, MScaleAllDim: 0.707}},
+			[4]float64{m * m / math.Sqrt(192)}, false,
+		},
+		{
+			strings.Replace(publishedV2Lite, `"n_routed_experts": 64`, `"n_routed_experts": null`, 1),
+			Sizes{Vocab: 102400, Context: 163840, Layers: 27, KVHeads: 1, HeadDim: 576, Latent: 512}, latent{width: 512, nope: 128, rope: 64, value: 128},
+			rope.Config{HeadDim: 576, Dim: 64, Last: true, Interleaved: true, Base: 10000, Scaling: rope.YaRN{Factor: 40, Context: 4096, BetaFast: 32, BetaSlow: 1, MScale: 0.707, MScaleAllDim: 0.707}},
+			[4]float64{m * m / math.Sqrt(192)}, false,
+		},
+	} {
+		n, _, err := readNetwork("config.json", []byte(c.file), 0)
+		if err != nil {
+			t.Errorf("%s: %v", c.file, err)
+			continue
+		}
+		x := n.(*transformer)
+		if !reflect.DeepEqual(x.sizes, c.sizes) || *x.latent != c.latent || x.tied != c.tied {
+			t.Errorf("%s:\n%+v, %+v", c.file, x.sizes, *x.latent)
+		}
+		if len(x.rotary) != c.sizes.Layers || !reflect.DeepEqual(x.rotary[0], c.rotary) {
+			t.Errorf("%s: rotary %+v, want %+v", c.file, x.rotary[0], c.rotary)
+		}
+		for i, got := range []float64{x.scale, x.embeddingScale, x.residualScale, x.logitScale} {
+			if math.Abs(got-c.scales[i]) > 1e-12 {
+				t.Errorf("%s: scale %d is %v, want %v", c.file, i, got, c.scales[i])
+			}
+		}
+	}
+	v3 := strings.NewReplacer("deepseek_v2", "deepseek_v3", "DeepseekV2", "DeepseekV3").Replace(publishedV2Lite)
+	for _, c := range []struct {
+		file, old, new string
+		kind           error
+		text           string
+	}{
+		{publishedV2Lite, "", "", ErrUnsupported, "first_k_dense_replace is 1, and num_hidden_layers 27: the other layers have experts"},
+		{publishedV2Lite, `"first_k_dense_replace": 1, `, "", ErrUnsupported, "first_k_dense_replace is 0, and num_hidden_layers 27: the other layers have experts"},
+		{v3, `"first_k_dense_replace": 1, `, "", ErrUnsupported, "first_k_dense_replace is 3, and num_hidden_layers 27: the other layers have experts"},
+		{v3, `"first_k_dense_replace": 1`, `"first_k_dense_replace": 99, "rope_interleave": 1`, ErrFormat, "rope_interleave"},
+		{long, `"num_key_value_heads": 40`, `"num_key_value_heads": 8`, ErrUnsupported, "num_key_value_heads is 8, and num_attention_heads 40"},
+		{long, `"qk_rope_head_dim": 32`, `"qk_rope_head_dim": 31`, ErrFormat, "qk_rope_head_dim is 31, which is odd"},
+		{long, `"qk_nope_head_dim": 64`, `"qk_nope_head_dim": 0`, ErrFormat, "qk_nope_head_dim is 0"},
+		{long, `"kv_lora_rank": 256`, `"kv_lora_rank": null`, nil, ""}, // the default
+		{long, `"use_cache": true`, `"partial_rotary_factor": 0.5`, ErrUnsupported, "partial_rotary_factor"},
+		{long, `"use_cache": true`, `"n_routed_experts": 4`, ErrUnsupported, "n_routed_experts"},
+		{long, `"scale_depth": 1.4`, `"scale_depth": -1`, ErrFormat, "scale_depth is -1"},
+		{long, `"scale_depth": 1.4`, `"scale_depth": null`, nil, ""},
+		{long, `"model_type": "minicpm3"`, `"model_type": "kimi_k2"`, ErrUnsupported, "kimi_k2"},
+	} {
+		file := strings.Replace(c.file, c.old, c.new, 1)
+		if c.old != "" && file == c.file {
+			t.Fatalf("%q is not in the file", c.old)
+		}
+		_, _, err := readNetwork("config.json", []byte(file), 0)
+		if !errors.Is(err, c.kind) || err != nil && !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s for %s: %v, want %v with %q", c.new, c.old, err, c.kind, c.text)
+		}
+	}
+}
+
+// latentModels returns the golden models with latent attention.
+func latentModels(t testing.TB) (models []goldenModel) {
+	for _, m := range readGolden(t) {
+		if m.latent(t) {
+			models = append(models, m)
+		}
+	}
+	if len(models) < 4 {
+		t.Fatalf("%d models", len(models))
+	}
+	return models
+}
+
+// TestLatentEngine: texts of models with latent attention are those of one text alone: in batches with chunks of any size, with guesses,
+// forked, with caches and weights of 16 bits, and batch-invariant.
+func TestLatentEngine(t *testing.T) {
+	rng := reftest.Rand(t)
+	for _, m := range latentModels(t) {
+		for _, o := range []Options{
+			{}, {BatchInvariant: true}, {Cache: la.BFloat16}, {Cache: la.Float16, Weights: la.Float16}, {Weights: la.BFloat16, Exact: true, Schedule: la.FixedSplit(2)},
+		} {
+			name := fmt.Sprintf("%s, cache %v, weights %v, invariant %v", m.Name, o.Cache, o.Weights, o.BatchInvariant)
+			t.Run(name, func(t *testing.T) {
+				prompts := make([][]int, 4)
+				for i := range prompts {
+					prompts[i] = slices.Clone(m.Prompts[0][:1+rng.IntN(len(m.Prompts[0]))])
+					for range rng.IntN(60) {
+						prompts[i] = append(prompts[i], rng.IntN(64))
+					}
+				}
+				var want [][]int
+				for _, chunk := range []int{0, 4 + rng.IntN(20)} {
+					o := o
+					o.Context, o.Batch, o.Chunk, o.Draft = 200, 4, chunk, 5
+					e := goldenEngine(t, &m, o)
+					defer e.Close()
+					var texts []*Text
+					for i, p := range prompts {
+						text, err := e.Start(context.Background(), Request{Prompt: p, Tokens: 12, Draft: 4 * (i % 2), Ends: []int{}})
+						if err != nil {
+							t.Fatal(err)
+						}
+						texts = append(texts, text)
+					}
+					var all [][]int
+					for _, text := range texts {
+						var said []int
+						for token, err := range text.Tokens() {
+							if err != nil {
+								t.Fatal(err)
+							}
+							said = append(said, token.ID)
+						}
+						all = append(all, said)
+					}
+					for i, p := range prompts { // a beginning that ended texts have is shared
+						all = append(all, alone(t, e, Request{Prompt: append(slices.Clone(p), all[i][:4]...), Tokens: 8, Ends: []int{}}))
+						if tokens := all[len(all)-1]; !slices.Equal(tokens, all[i][4:]) && o.Cache == (tensor.Dtype{}) {
+							t.Errorf("text %d goes on with %v, want %v", i, tokens, all[i][4:])
+						}
+					}
+					if want == nil {
+						want = all
+					} else if o.Cache == (tensor.Dtype{}) && !slices.EqualFunc(all, want, slices.Equal) {
+						t.Errorf("chunks of %d: %v, want %v", chunk, all, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestLatentBytes: the cache of a model has latent vectors alone.
+func TestLatentBytes(t *testing.T) {
+	m := latentModels(t)[0]
+	e := goldenEngine(t, &m, Options{Context: 256, Batch: 1, Cache: la.Float16})
+	if n, err := e.cache.Config().Bytes(); err != nil || n != 2*256*(24+8)*2 {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// TestLatentRefused: latent attention on a GPU is an error that says so.
+func TestLatentRefused(t *testing.T) {
+	for _, m := range latentModels(t) {
+		_, err := NewEngine(m.network(t), goldenWeights{&m, false, tensor.Dtype{}}, Options{Device: new(device.GPU), Context: 100})
+		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "latent attention") {
+			t.Errorf("%s: %v", m.Name, err)
+		}
+	}
+}
+
+// TestGPULatentRefused: the same for an open GPU.
+func TestGPULatentRefused(t *testing.T) {
+	gpu, m := devicetest.Open(t), latentModels(t)[0]
+	if _, err := NewEngine(m.network(t), goldenWeights{&m, false, tensor.Dtype{}}, Options{Device: gpu, Context: 100}); !errors.Is(err, ErrUnsupported) {
+		t.Error(err)
+	}
+}
+
+// TestLatentWeights: the parts of a tensor with keys and values are those of its rows, for all heads and for some.
+func TestLatentWeights(t *testing.T) {
+	m := latentModels(t)[0]
+	n := m.network(t).(*transformer)
+	from := goldenWeights{&m, false, tensor.Dtype{}}
+	l := n.latent
+	raw, err := from.Tensor("layers.1."+latentUp+".weight", n.heads*(l.nope+l.value), l.width)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(row, column int) float32 { return raw.Data().([]float32)[row*l.width+column] }
+	checked := 0
+	for w := range n.Weights() {
+		if w.up == nil || !strings.HasPrefix(w.Name, "layers.1.") {
+			continue
+		}
+		rows := w.Shape[0] / n.heads
+		for _, heads := range [][2]int{{0, n.heads}, {1, 2}} {
+			got, err := part(from, &w, tensor.Dtype{}, heads[0]*rows, heads[1]*rows)
+			if err != nil {
+				t.Fatal(err)
+			}
+			x := got.Data().([]float32)
+			for i := range x {
+				h, r, c := heads[0]+i/(rows*w.Shape[1]), i/w.Shape[1]%rows, i%w.Shape[1]
+				if r += l.nope; strings.HasSuffix(w.Name, latentKey) { // keys are transposed
+					r, c = c, r-l.nope
+				}
+				if want := at(h*(l.nope+l.value)+r, c); x[i] != want {
+					t.Fatalf("%s, heads from %d on: element %d is %v", w.Name, heads[0], i, x[i])
+				}
+				checked++
+			}
+		}
+		if _, err := part(from, &w, tensor.Dtype{}, 1, rows); !errors.Is(err, ErrConfig) {
+			t.Errorf("rows of no whole heads: %v", err)
+		}
+	}
+	if checked == 0 {
+		t.Error("no weights")
+	}
+}
+
+// latent reports whether a model has latent attention.
+func (m *goldenModel) latent(t testing.TB) bool {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(m.Config, &fields); err != nil {
+		t.Fatal(err)
+	}
+	return fields["kv_lora_rank"] != nil
+}
