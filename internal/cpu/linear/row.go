@@ -81,11 +81,10 @@ func (l *linearRun) oneRow(e *cpu.Engine, threads int) error {
 		return nil
 	}
 	threads = min(threads, r.pieces)
-	for len(r.ranges) < threads {
-		r.ranges = append(r.ranges, rowRange{})
+	for len(r.args) < threads { // len(r.ranges) also falls
 		r.args = append(r.args, rowScratch{})
 	}
-	r.ranges = r.ranges[:threads]
+	r.ranges = slices.Grow(r.ranges[:0], threads)[:threads]
 	for i := range r.ranges {
 		r.ranges[i].left.Store(uint64(i*r.pieces/threads)<<32 | uint64((i+1)*r.pieces/threads))
 	}
@@ -97,7 +96,7 @@ func (l *linearRun) oneRow(e *cpu.Engine, threads int) error {
 		return err
 	}
 	r.linearRun = nil
-	for i := range r.args {
+	for i := range threads {
 		r.args[i].rowArgs = rowArgs{}
 	}
 	return nil

@@ -214,3 +214,24 @@ func testRowPrefetch(t *testing.T, e *cpu.Engine, k rowKernels, mu *sync.Mutex, 
 		}
 	}
 }
+
+// TestRowScratch: calls whose number of threads falls and rises use the same scratch.
+func TestRowScratch(t *testing.T) {
+	cputest.SetProcs(t, 4)
+	withRowKernel(t, rowLayouts[0], func(*rowArgs) {})
+	e := new(cpu.Engine)
+	defer e.Close()
+	w := make([]float32, 1<<20)
+	for range 50 {
+		for _, out := range []int{1, len(w) / 64} {
+			o := &Operands[float32]{Rows: 1, In: 64, Out: out, X: w[:64], W: weight.Matrix{Format: weight.Float32, Ptr: unsafe.Pointer(&w[0]), Len: 64 * out}, Y: make([]float32, out)}
+			if err := Run(e, o); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	l := cpu.Own[kept](e).runs.Get()
+	if n := len(l.row.args); n > 4 {
+		t.Errorf("%d scratches of at most 4 threads", n)
+	}
+}
