@@ -45,9 +45,21 @@ func (f Format) Round(x float64) float64 {
 	case Float32:
 		return float64(float32(x))
 	case Float16:
+		if y := roundBits(x, 53-11); math.Abs(x) >= 0x1p-14 && math.Abs(y) <= 65504 {
+			return y
+		}
 		return float64(half.FromFloat64(x).Float32())
 	case BFloat16:
+		if y := roundBits(x, 53-8); math.Abs(x) >= 0x1p-126 && math.Abs(y) <= 0x1.fep127 {
+			return y
+		}
 		return float64(half.BFromFloat64(x).Float32())
 	}
 	return x
+}
+
+// roundBits rounds off n bits of x's fraction, with ties to even. The result is that of a format in its range of normal numbers.
+func roundBits(x float64, n uint) float64 {
+	b := math.Float64bits(x)
+	return math.Float64frombits((b + 1<<(n-1) - 1 + b>>n&1) &^ (1<<n - 1))
 }

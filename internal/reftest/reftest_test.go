@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/dropout"
 )
 
@@ -543,6 +544,36 @@ func TestFormat(t *testing.T) {
 		}
 		if worst > f.Unit() || f != Float64 && worst < f.Unit()/2 {
 			t.Errorf("%v: relative rounding of up to %g, unit roundoff %g", f, worst, f.Unit())
+		}
+	}
+}
+
+// TestRoundBits: numbers of all sizes, and ties, are rounded as package half does.
+func TestRoundBits(t *testing.T) {
+	rng := Rand(t)
+	for i := range 100000 {
+		x := math.Ldexp(1+rng.Float64(), rng.IntN(300)-150)
+		if i%2 == 0 {
+			x = math.Ldexp(math.Round(math.Ldexp(1+rng.Float64(), 11)), rng.IntN(300)-150) // a tie of float16, now and then
+		}
+		if rng.IntN(2) == 0 {
+			x = -x
+		}
+		if got, want := Float16.Round(x), float64(half.FromFloat64(x).Float32()); got != want {
+			t.Errorf("float16: %v is %v, want %v", x, got, want)
+		}
+		if got, want := BFloat16.Round(x), float64(half.BFromFloat64(x).Float32()); got != want {
+			t.Errorf("bfloat16: %v is %v, want %v", x, got, want)
+		}
+	}
+}
+
+func TestExpm1(t *testing.T) {
+	rng := Rand(t)
+	for range 10000 {
+		x := 0.1 * math.Exp2(-40*rng.Float64())
+		if got, want := expm1(x), math.Expm1(x); math.Abs(got-want) > 1e-13*want {
+			t.Errorf("expm1(%v) is %v, want %v", x, got, want)
 		}
 	}
 }
