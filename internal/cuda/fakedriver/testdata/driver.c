@@ -59,7 +59,7 @@ static int is_primary(const void *c) { return c >= (const void *)primaries && c 
 static int gpu_of(const void *c) { return is_primary(c) ? (int)((const struct primary *)c - primaries) : 0; }
 static int64_t total_of(int gpu) { return f.totals[gpu] ? f.totals[gpu] : f.total; }
 
-// Every handle is one of these; freed ones stay, so that their use is seen.
+// Every handle is one of these; freed ones stay, so that their use is seen, in a list that no call goes through.
 enum kind { BUFFER, HOST, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXEC, KINDS };
 struct object {
 	enum kind kind; int alive; int64_t size; void *mem; struct object *next; char name[64]; pthread_t by; int capturing; void *owner;
@@ -74,7 +74,7 @@ struct object {
 	struct object *other;        // of a stream: the next one that there is
 	struct queued *mark;         // of an event: where it was recorded last
 };
-static struct object *all, *streams;
+static struct object *all[KINDS], *dead, *streams; // all: what is alive, by kind
 static __thread int depth;     // of the thread's stack of contexts
 static __thread void *current; // the one on top: machine.c has others
 static __thread void *pushed[64];
@@ -90,9 +90,9 @@ static void say(const char *format, ...) {
 }
 
 static struct object *find(enum kind kind, uintptr_t id) {
-	for (struct object *o = all; o; o = o->next) {
+	for (struct object *o = all[kind]; o; o = o->next) {
 		uintptr_t at = kind <= HOST ? (uintptr_t)o->mem : (uintptr_t)o;
-		if (o->kind == kind && o->alive && at == id) return o;
+		if (o->alive && at == id) return o;
 	}
 	defects++;
 	say("defect: no live handle of kind %d\n", kind);
@@ -107,8 +107,8 @@ static int reaches(const void *from, const void *to) {
 
 // within finds the live memory that holds [at, at+n), for work of a context.
 static struct object *within(enum kind kind, uintptr_t at, int64_t n, const void *by) {
-	for (struct object *o = all; o; o = o->next) {
-		if (o->kind != kind || !o->alive || at < (uintptr_t)o->mem || at + n > (uintptr_t)o->mem + o->size) continue;
+	for (struct object *o = all[kind]; o; o = o->next) {
+		if (!o->alive || at < (uintptr_t)o->mem || at + n > (uintptr_t)o->mem + o->size) continue;
 		if (kind == HOST || reaches(by, o->owner)) return o;
 		defects++;
 		say("defect: GPU %d has no access to memory of GPU %d\n", gpu_of(by), gpu_of(o->owner));
@@ -150,8 +150,8 @@ static result copy_pieces(const struct copies *p, unsigned grid, const void *by)
 	for (int i = 0; i < n; i++) {
 		if (!p->bytes[i]) continue;
 		enum kind from = HOST;
-		for (struct object *o = all; o; o = o->next)
-			if (o->kind == BUFFER && o->alive && p->from[i] - (uintptr_t)o->mem < (uint64_t)o->size) from = BUFFER;
+		for (struct object *o = all[BUFFER]; o; o = o->next)
+			if (o->alive && p->from[i] - (uintptr_t)o->mem < (uint64_t)o->size) from = BUFFER;
 		if (p->bytes[i] > p->blocks * 4096 || (p->to[i] | p->from[i] | (unsigned)p->bytes[i]) % 4) { defects++; say("defect: a copy of %d bytes\n", p->bytes[i]); return INVALID_VALUE; }
 		if (!within(BUFFER, p->to[i], p->bytes[i], by) || !within(from, p->from[i], p->bytes[i], by)) return INVALID_VALUE;
 	}
@@ -344,8 +344,9 @@ static void some(void) {
 static int later(void) { return f.late || together(); }
 // pinned says whether memory of the host is the driver's: it copies other memory at once.
 static int pinned(const void *at) {
-	for (struct object *o = all; o; o = o->next)
-		if (o->kind <= HOST && o->alive && (uint64_t)((const char *)at - (const char *)o->mem) < (uint64_t)o->size) return 1;
+	for (int kind = BUFFER; kind <= HOST; kind++)
+		for (struct object *o = all[kind]; o; o = o->next)
+			if (o->alive && (uint64_t)((const char *)at - (const char *)o->mem) < (uint64_t)o->size) return 1;
 	return 0;
 }
 
@@ -412,10 +413,19 @@ static struct lane *copy_lanes(const struct lane *from, int count) {
 
 static struct object *make(enum kind kind) {
 	struct object *o = calloc(1, sizeof *o);
-	o->kind = kind, o->alive = 1, o->next = all, o->owner = current;
+	o->kind = kind, o->alive = 1, o->next = all[kind], o->owner = current;
 	f.buffers += kind <= HOST;
 	if (kind == STREAM) o->todo.stream = o, o->other = streams, streams = o;
-	return all = o;
+	return all[kind] = o;
+}
+
+// bury frees an object's memory, and moves it to those that are freed.
+static void bury(struct object *o) {
+	struct object **at = &all[o->kind];
+	while (*at != o) at = &(*at)->next;
+	*at = o->next;
+	if (o->mem && o->alive) free(o->mem);
+	o->alive = 0, o->next = dead, dead = o;
 }
 
 // begin counts a call and says what it is to return; the lock stays held until
@@ -449,25 +459,27 @@ void fake_forget(void) { used = 0; }
 // GPU's or, -1, the host's; how many there are.
 int64_t fake_buffers(uint64_t *list, int64_t max) {
 	int64_t n = 0;
-	for (struct object *o = all; o; o = o->next)
-		if (o->kind <= HOST && o->alive && n++ < max) *list++ = (uintptr_t)o->mem, *list++ = o->size, *list++ = o->kind == HOST ? -1 : gpu_of(o->owner);
+	for (int kind = BUFFER; kind <= HOST; kind++)
+		for (struct object *o = all[kind]; o; o = o->next)
+			if (o->alive && n++ < max) *list++ = (uintptr_t)o->mem, *list++ = o->size, *list++ = o->kind == HOST ? -1 : gpu_of(o->owner);
 	return n;
 }
 int fake_defects(void) { return defects; }
 int fake_live(void) { // objects and retained contexts
 	int n = 0;
 	for (int i = 0; i < GPUS; i++) n += primaries[i].retained;
-	for (struct object *o = all; o; o = o->next) n += o->alive && o->kind != FUNCTION;
+	for (int kind = 0; kind < KINDS; kind++)
+		for (struct object *o = all[kind]; o && kind != FUNCTION; o = o->next) n += o->alive;
 	return n;
 }
 void fake_reset(void) {
-	while (all) {
-		struct object *o = all;
-		all = o->next;
-		if (o->mem && o->alive) free(o->mem);
+	for (int kind = 0; kind < KINDS; kind++) while (all[kind]) bury(all[kind]);
+	for (struct object *o = dead, *next; o; o = next) {
+		next = o->next;
 		if (o->kind == MODULE) free(o->image);
 		free(o);
 	}
+	dead = 0;
 	streams = 0, over = 0;
 	memset(on_gpu, 0, sizeof on_gpu);
 	memset(&f, 0, sizeof f);
@@ -566,9 +578,8 @@ static result give_back(const char *name, enum kind kind, uintptr_t id) {
 		*at = o->other;
 	}
 	if (kind == BUFFER || kind == HOST || kind == MODULE) finish_all(o->owner); // they wait for work that may use it
-	o->alive = 0;
+	bury(o);
 	f.buffers += kind <= HOST;
-	if (o->mem) free(o->mem);
 	if (kind == BUFFER) primaries[gpu_of(o->owner)].memory -= o->size;
 	return done(r);
 }
@@ -715,7 +726,7 @@ result cuModuleGetFunction(void **fn, void *m, const char *name) {
 	snprintf(o->name, sizeof o->name, "%s", name);
 	o->mem = 0, o->image = ((struct object *)m)->image, *fn = o;
 	if (o->image && f.execute(o->image, o->name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) < 0) {
-		o->alive = 0;
+		bury(o);
 		return done(NOT_FOUND);
 	}
 	return done(OK);

@@ -85,7 +85,7 @@ result cuCtxSetCurrent(void *c) {
 result cuCtxDestroy_v2(void *c) {
 	pthread_mutex_lock(&lock);
 	((struct context *)c)->alive = 0;
-	for (struct object *o = all; o; o = o->next) {
+	for (int kind = 0; kind < KINDS; kind++) for (struct object *o = all[kind]; o; o = o->next) {
 		if (!o->alive || o->owner != c) continue;
 		o->alive = 0;
 		if (o->mem) free(o->mem);
