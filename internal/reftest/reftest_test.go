@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"gorgonia.org/leanattention/internal/attn"
-	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/dropout"
+	"gorgonia.org/leanattention/internal/half"
 )
 
 // brute is attention from its definition: a mask, one exponential a score, no
