@@ -56,7 +56,6 @@ func TestNewCacheBeyondMemory(t *testing.T) {
 
 // A cache takes what is free, to the byte, and what CacheConfig.Bytes says.
 func TestNewCacheFree(t *testing.T) {
-	defer func(now func() (memory.Free, bool)) { memory.Now = now }(memory.Now)
 	config := smallCache
 	bytes, err := config.Bytes()
 	noError(t, err)
@@ -64,7 +63,7 @@ func TestNewCacheFree(t *testing.T) {
 		t.Errorf("%d bytes, want %d", bytes, want)
 	}
 	var free int64
-	memory.Now = func() (memory.Free, bool) { return memory.Free{Bytes: free, Total: 1 << 20, Of: "a test"}, true }
+	defer memory.Replace(func() (memory.Free, bool) { return memory.Free{Bytes: free, Total: 1 << 20, Of: "a test"}, true })()
 	free = bytes + 8*12 + 64*3 // what says who has which page
 	c, err := NewCache(config)
 	noError(t, err)
@@ -81,7 +80,7 @@ func TestNewCacheFree(t *testing.T) {
 			t.Errorf("%q does not say %q", err, text)
 		}
 	}
-	memory.Now = func() (memory.Free, bool) { return memory.Free{}, false } // a system that does not tell
+	defer memory.Replace(func() (memory.Free, bool) { return memory.Free{}, false })() // a system that does not tell
 	_, err = NewCache(config)
 	noError(t, err)
 

@@ -11,8 +11,7 @@ import (
 
 // TestCheckMemory: memory is enough to the byte.
 func TestCheckMemory(t *testing.T) {
-	defer func(now func() (memory.Free, bool)) { memory.Now = now }(memory.Now)
-	memory.Now = func() (memory.Free, bool) { return memory.Free{Bytes: 1000, Total: 2000, Of: "a test"}, true }
+	defer memory.Replace(func() (memory.Free, bool) { return memory.Free{Bytes: 1000, Total: 2000, Of: "a test"}, true })()
 	if err := la.CheckMemory(1000, 1000); err != nil {
 		t.Error(err)
 	}
@@ -24,7 +23,7 @@ func TestCheckMemory(t *testing.T) {
 			t.Errorf("%v: %v", x, err)
 		}
 	}
-	memory.Now = func() (memory.Free, bool) { return memory.Free{}, false }
+	defer memory.Replace(func() (memory.Free, bool) { return memory.Free{}, false })()
 	if err := la.CheckMemory(1<<62, 1<<62); err != nil {
 		t.Errorf("a system that does not tell: %v", err)
 	}

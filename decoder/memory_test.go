@@ -15,9 +15,8 @@ import (
 
 // TestCheckMemory: the weights must fit the memory, to the byte.
 func TestCheckMemory(t *testing.T) {
-	defer func(now func() (memory.Free, bool)) { memory.Now = now }(memory.Now)
 	var free int64
-	memory.Now = func() (memory.Free, bool) { return memory.Free{Bytes: free, Total: 1 << 40, Of: "a test"}, true }
+	defer memory.Replace(func() (memory.Free, bool) { return memory.Free{Bytes: free, Total: 1 << 40, Of: "a test"}, true })()
 	n, err := ReadNetwork([]byte(`{"model_type":"opt","vocab_size":10,"hidden_size":4,"ffn_dim":8,"num_hidden_layers":1,"num_attention_heads":1,"max_position_embeddings":6}`), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +35,7 @@ func TestCheckMemory(t *testing.T) {
 			t.Errorf("of %d bytes: %v", bytes, err)
 		}
 	}
-	memory.Now = func() (memory.Free, bool) { return memory.Free{}, false }
+	defer memory.Replace(func() (memory.Free, bool) { return memory.Free{}, false })()
 	if err := new(Options).checkMemory(n); err != nil {
 		t.Errorf("a system that does not tell: %v", err)
 	}

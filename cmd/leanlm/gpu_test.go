@@ -195,8 +195,7 @@ func TestLimitGarbage(t *testing.T) {
 
 // TestShortMemory: weights that do not fit the memory are an error with both numbers, and nothing is written.
 func TestShortMemory(t *testing.T) {
-	defer func(now func() (memory.Free, bool)) { memory.Now = now }(memory.Now)
-	memory.Now = func() (memory.Free, bool) { return memory.Free{Total: 1 << 40, Of: "a test"}, true }
+	defer memory.Replace(func() (memory.Free, bool) { return memory.Free{Total: 1 << 40, Of: "a test"}, true })()
 	status, out, errs := leanlm(t, "", "generate", "-p", "a", "-n", "1")
 	if status != exitError || out != "" || !strings.Contains(errs, la.ErrOutOfMemory.Error()) || !strings.Contains(errs, "a test") {
 		t.Errorf("status %d, %q, %s", status, out, errs)

@@ -100,7 +100,7 @@ func claim(bytes int) {
 	if bytes < muchBytes {
 		return
 	}
-	if err := host.Claim(int64(bytes)); err != nil {
+	if err := host.Check(int64(bytes), int64(bytes)); err != nil {
 		panic(err)
 	}
 }

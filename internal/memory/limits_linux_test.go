@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestUnderLimit: free bytes under a limit can be allocated, bytes that Check and Claim refuse are an error, and
+// TestUnderLimit: free bytes under a limit can be allocated, bytes that Check refuses are an error, and
 // garbage can be allocated again. A child process runs the test, since Go ends a process at the limit.
 func TestUnderLimit(t *testing.T) {
 	const which = "LEANATTENTION_TEST_LIMIT"
@@ -59,7 +59,7 @@ func TestUnderLimit(t *testing.T) {
 	}
 	var all [][]byte
 	for len(all) < 1000 {
-		if err := Claim(3 << 20); err != nil {
+		if err := Check(3<<20, 3<<20); err != nil {
 			refused(err)
 			break
 		}

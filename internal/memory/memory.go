@@ -22,7 +22,7 @@ func (f Free) String() string {
 	return fmt.Sprintf("%d of %d bytes of %s are free", f.Bytes, f.Total, f.Of)
 }
 
-// Shortage is the error of [Check] and [Claim].
+// Shortage is the error of [Check].
 type Shortage struct {
 	Bytes int64 // requested bytes
 	Free  Free
@@ -39,6 +39,17 @@ func (s *Shortage) Error() string {
 // systems without this information.
 var Now = now
 
+// Replace makes Now another function, for tests, until restore is called.
+func Replace(by func() (Free, bool)) (restore func()) {
+	was := Now
+	set := func(f func() (Free, bool)) {
+		Now = f
+		allowance.Store(nil)
+	}
+	set(by)
+	return func() { set(was) }
+}
+
 // has reports whether values of the given total bytes fit, the largest of which has largest bytes. Idle memory is
 // fragmented: half of the idle bytes count as the largest piece.
 func (f Free) has(bytes, largest int64) bool {
@@ -46,11 +57,21 @@ func (f Free) has(bytes, largest int64) bool {
 }
 
 // Check returns a *[Shortage] if values of the given total bytes exceed the free memory. The largest value has
-// largest bytes. Garbage of Go's heap counts as free.
+// largest bytes. Garbage of Go's heap counts as free. Check queries the system again after a quarter of the free bytes
+// has been asked for, and after a tenth of a second.
 func Check(bytes, largest int64) error {
-	allowance.Store(nil)
-	_, err := check(bytes, largest)
-	return err
+	// Of a quarter of the free bytes, a largest value of any size fits: see has.
+	if a := allowance.Load(); a != nil && bytes <= a.bytes.Load() && a.bytes.Add(-bytes) >= 0 && time.Now().Before(a.until) {
+		return nil
+	}
+	f, err := check(bytes, largest)
+	if err != nil {
+		return err
+	}
+	a := &allowed{until: time.Now().Add(100 * time.Millisecond)}
+	a.bytes.Store((f.Bytes - bytes) / 4) // negative on a system without this information, where a query costs nothing
+	allowance.Store(a)
+	return nil
 }
 
 func check(bytes, largest int64) (Free, error) {
@@ -66,26 +87,10 @@ func check(bytes, largest int64) (Free, error) {
 	return f, &Shortage{bytes, f}
 }
 
-// allowed is the number of bytes that claims may take before the next query of the system.
+// allowed is the number of bytes that checks may pass before the next query of the system.
 type allowed struct {
 	bytes atomic.Int64
 	until time.Time
 }
 
 var allowance atomic.Pointer[allowed]
-
-// Claim is [Check] for one value of a frequent kind, such as a node's output. Claim queries the system again after a
-// quarter of the free bytes has been claimed, and after a tenth of a second.
-func Claim(bytes int64) error {
-	if a := allowance.Load(); a != nil && a.bytes.Add(-bytes) >= 0 && time.Now().Before(a.until) {
-		return nil
-	}
-	f, err := check(bytes, bytes)
-	if err != nil {
-		return err
-	}
-	a := &allowed{until: time.Now().Add(100 * time.Millisecond)}
-	a.bytes.Store((f.Bytes - bytes) / 4) // negative on a system without this information, where a query costs nothing
-	allowance.Store(a)
-	return nil
-}

@@ -128,40 +128,40 @@ func TestOfProcess(t *testing.T) {
 	}
 }
 
-// TestClaim: claims query the system again after a quarter of the free bytes is taken, and a check makes the next
-// claim query.
-func TestClaim(t *testing.T) {
-	defer func(now func() (Free, bool)) { Now = now; allowance.Store(nil) }(Now)
+// TestCheckAgain: checks query the system again after a quarter of the free bytes is taken.
+func TestCheckAgain(t *testing.T) {
 	asked, free, end := 0, int64(1000), time.Now().Add(50*time.Millisecond)
-	Now = func() (Free, bool) { asked++; return Free{free, 0, 2000, "a test"}, true }
-	allowance.Store(nil)
-	claim := func(bytes int64, asks int, fits bool) {
+	defer Replace(func() (Free, bool) { asked++; return Free{free, 0, 2000, "a test"}, true })()
+	check := func(bytes int64, asks int, fits bool) {
 		t.Helper()
 		before := asked
-		err := Claim(bytes)
+		err := Check(bytes, bytes)
 		var short *Shortage
 		if errors.As(err, &short) == fits || !fits && (short.Bytes != bytes || short.Error() != (Free{free, 0, 2000, "a test"}).String()) {
 			t.Errorf("%d bytes: %v", bytes, err)
 		}
-		if asked-before != asks && time.Now().Before(end) { // a claim is valid for a tenth of a second
+		if asked-before != asks && time.Now().Before(end) { // a query is valid for a tenth of a second
 			t.Errorf("%d bytes: asked %d times, want %d", bytes, asked-before, asks)
 		}
 	}
-	claim(200, 1, true) // 800 are left, of which 200 need no query
-	claim(150, 0, true)
-	claim(50, 0, true)
+	check(200, 1, true) // 800 are left, of which 200 need no query
+	check(150, 0, true)
+	check(50, 0, true)
 	free = 600
-	claim(1, 1, true)
-	claim(601, 2, false)
-	claim(600, 1, true)
+	check(1, 1, true)
+	check(601, 2, false)
+	check(600, 1, true)
 	free = 1000
-	claim(100, 1, true)
-	if err := Check(1000, 1000); err != nil {
-		t.Error(err)
+	check(100, 1, true)
+	for range 4 {
+		check(math.MaxInt64, 2, false)
 	}
-	claim(1, 1, true)
-	Now = func() (Free, bool) { asked++; return Free{}, false }
-	if err := Claim(math.MaxInt64); err != nil {
+	check(225, 0, true)
+	check(1, 1, true)
+	check(1000, 1, true)
+	check(1, 1, true)
+	defer Replace(func() (Free, bool) { asked++; return Free{}, false })()
+	if err := Check(math.MaxInt64, math.MaxInt64); err != nil {
 		t.Errorf("a system that does not tell: %v", err)
 	}
 }
