@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -55,12 +56,17 @@ func Execute(t testing.TB, lib *fakedriver.Library, capability, multiprocessors 
 // Crowd is Execute of a GPU of whose multiprocessors no more than so many are free, while
 // somebody else has the others: thread blocks begin when others have ended.
 func Crowd(t testing.TB, lib *fakedriver.Library, capability, multiprocessors, free int) {
+	collectLess()
 	rng := reftest.Rand(t)
 	s := lib.State()
 	s.Turns = rng.Uint64() | 1
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = memoryBytes, int32(capability/10), int32(capability%10), int32(multiprocessors), 232448
 	lib.Execute(&emulator{t, lib, s, rng.Uint64, map[string]*ptx.Kernel{}, free, map[uintptr]*ptx.Trace{}, map[uintptr]*running{}})
 }
+
+// collectLess makes garbage collections rarer in the process: parsed and compiled kernels are many small
+// objects, which each collection goes through.
+var collectLess = sync.OnceFunc(func() { debug.SetGCPercent(max(debug.SetGCPercent(400), 400)) })
 
 // emulator executes the kernels' PTX.
 type emulator struct {
