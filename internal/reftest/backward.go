@@ -113,6 +113,19 @@ type backward struct {
 
 	// Sums of the absolute values of the terms of dk and dv, for the error bounds.
 	dkAbs, dvAbs []float64
+
+	qAbs, dOAbs []float64 // absolute values of a row's query and gradient
+}
+
+// absOf returns the absolute values of x, in to if its capacity suffices.
+//
+//go:norace
+func absOf(to, x []float64) []float64 {
+	to = to[:0]
+	for _, v := range x {
+		to = append(to, math.Abs(v))
+	}
+	return to
 }
 
 func (b *backward) run() {
@@ -169,6 +182,7 @@ func (b *backward) row(pos, head int) {
 		defer b.bias.Unlock()
 	}
 	dO, d, dErr := b.outGradient(at)
+	b.qAbs, b.dOAbs = absOf(b.qAbs, q), absOf(b.dOAbs, dO)
 	drops := c.drops()
 	for j := start; j < end; j++ {
 		k := b.key(c.K, j, c.Dim)
@@ -179,7 +193,7 @@ func (b *backward) row(pos, head int) {
 		s, sOff, slope, slopeErr := c.Score(b.seq, pos, head, j, float64(s*c.Scale), u*float64(c.Dim+4)*sAbs*math.Abs(c.Scale), u)
 		w := math.Exp(s - lse)
 		eps := sOff + lseErr + u*(2*math.Abs(lse)+math.Abs(s-lse)+6)
-		wErr := math.Min(w*math.Expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)
+		wErr := math.Min(w*expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)
 
 		var dp, dpAbs float64
 		if dO != nil {
@@ -202,19 +216,25 @@ func (b *backward) row(pos, head int) {
 		}
 
 		dk, dkBound := b.key(b.g.DK, j, c.Dim), b.key(b.g.DKBound, j, c.Dim)
-		for i := range q {
+		dkAbs, k, dq, dqBound, qAbs := b.dkAbs[j*c.Dim:][:len(q)], k[:len(q)], dq[:len(q)], dqBound[:len(q)], b.qAbs[:len(q)]
+		dk, dkBound = dk[:len(q)], dkBound[:len(q)]
+		dsAbs := math.Abs(ds) + dsErr
+		dqErr := dsErr + u*float64(n+12)*dsAbs
+		for i, q := range q {
 			dq[i] += ds * k[i]
-			dqBound[i] += (dsErr + u*float64(n+12)*(math.Abs(ds)+dsErr)) * math.Abs(k[i])
-			dk[i] += ds * q[i]
-			dkBound[i] += dsErr * math.Abs(q[i])
-			b.dkAbs[j*c.Dim+i] += (math.Abs(ds) + dsErr) * math.Abs(q[i])
+			dqBound[i] += dqErr * math.Abs(k[i])
+			dk[i] += ds * q
+			dkBound[i] += dsErr * qAbs[i]
+			dkAbs[i] += dsAbs * qAbs[i]
 		}
 		dv, dvBound := b.key(b.g.DV, j, c.ValueDim), b.key(b.g.DVBound, j, c.ValueDim)
+		dvAbs, dOAbs := b.dvAbs[j*c.ValueDim:][:len(dO)], b.dOAbs[:len(dO)]
+		dv, dvBound = dv[:len(dO)], dvBound[:len(dO)]
+		zw, zErr, zAbs := z*w, z*(wErr+rounded*u*w), z*(w+wErr)
 		for i, x := range dO {
-			x *= z
-			dv[i] += w * x
-			dvBound[i] += (wErr + rounded*u*w) * math.Abs(x)
-			b.dvAbs[j*c.ValueDim+i] += (w + wErr) * math.Abs(x)
+			dv[i] += zw * x
+			dvBound[i] += zErr * dOAbs[i]
+			dvAbs[i] += zAbs * dOAbs[i]
 		}
 	}
 	for i := range dq {
@@ -230,7 +250,7 @@ func (b *backward) sink(at, head int, sink, lse, lseErr float64) {
 	_, d, dErr := b.outGradient(at)
 	w := math.Exp(sink - lse)
 	eps := 2*u*math.Abs(sink) + lseErr + u*(2*math.Abs(lse)+math.Abs(sink-lse)+6)
-	wErr := math.Min(w*math.Expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)
+	wErr := math.Min(w*expm1(math.Min(eps, 700))+b.p.Acc.Tiny(), 1)
 	e := dErr + 2*u*(math.Abs(d)+dErr)
 	b.sinks.Lock()
 	defer b.sinks.Unlock()

@@ -405,7 +405,7 @@ func (w *worker) weightErrors(u, m, l float64, peak int) (den, lse float64) {
 //go:norace
 func absBits(x float64) uint64 { return math.Float64bits(x) &^ (1 << 63) }
 
-// expm1 is math.Expm1 for arguments from 0 to 0.1, faster for most of the errors of weights.
+// expm1 is math.Expm1 for arguments from 0, faster for most of the errors of weights.
 //
 //go:norace
 func expm1(x float64) float64 {
