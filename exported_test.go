@@ -544,6 +544,10 @@ func operandCases(t *testing.T) map[string]operandCase {
 	if err != nil {
 		t.Fatal(err)
 	}
+	latent, err := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, ValuesInKeys: true, Pages: 1}).NewStep(2)
+	if err != nil {
+		t.Fatal(err)
+	}
 	type in = func(shape ...int) *G.Node
 	typed := func(of tensor.Dtype, like *G.Node, name string, shape ...int) *G.Node {
 		return G.NewTensor(like.Graph(), of, len(shape), G.WithShape(shape...), G.WithName(name))
@@ -559,6 +563,9 @@ func operandCases(t *testing.T) map[string]operandCase {
 		"Default":   {build: func(in in) error { return second(la.Default(in(1, 3, 4), in(1, 3, 4), in(1, 3, 4))) }},
 		"CachedAttention": {build: func(in in) error {
 			return second(la.CachedAttention(in(2, 4), in(2, 4), in(2, 4), step.Layer(0)))
+		}},
+		"PromptAttention": {build: func(in in) error {
+			return second(la.PromptAttention(in(2, 4), in(2, 4), in(2, 4), in(2, 4), 1, latent.Layer(0)))
 		}},
 		"WithBias": {build: func(in in) error {
 			k := in(1, 4, 4)

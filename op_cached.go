@@ -135,7 +135,11 @@ func (c *CacheConfig) keepsFor(op string, node *config) error {
 // Other graphs may have a node each: clones, results of Fuse, graphs of other machines.
 func (l Layer) unused(op string, g *G.ExprGraph) error {
 	for _, n := range g.AllNodes() {
-		if o, ok := n.Op().(interface{ cached() *cachedOp }); ok && o.cached().step == l.step && o.cached().node.layer == l.index {
+		o, ok := n.Op().(interface{ occupies() (*Step, int) })
+		if !ok {
+			continue
+		}
+		if step, layer := o.occupies(); step == l.step && layer == l.index {
 			return errs.Errorf(op, ErrGraph, "layer %d of the step has a node in this graph, %v: each of the cache's %d layers takes one",
 				l.index, n, l.step.cache.config.Layers)
 		}
@@ -262,6 +266,9 @@ func (op *cachedOp) keepLSE(out, lse G.Value) {
 }
 
 func (op *cachedOp) cached() *cachedOp { return op }
+
+// occupies returns the step and the layer that the op computes: see [Layer.unused].
+func (op *cachedOp) occupies() (*Step, int) { return op.step, op.node.layer }
 
 // DiffWRT: everything, since false would drop its part of a sum's gradient without a word.
 func (op *cachedOp) DiffWRT(n int) []bool { return slices.Repeat([]bool{true}, n) }
@@ -440,6 +447,11 @@ func (n *stepNode) String() string { return fmt.Sprintf("layer %d", n.layer) }
 
 // planFor returns the plan for layers of geometry g. Layers of one geometry share a plan.
 func (s *Step) planFor(g attn.Problem) *stepPlan {
+	return s.planOf(g, func() kvstore.Plan { return s.cache.store.NewPlan(s.tokens, g) })
+}
+
+// planOf is planFor for plans that make makes.
+func (s *Step) planOf(g attn.Problem, make func() kvstore.Plan) *stepPlan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.plans {
@@ -447,7 +459,7 @@ func (s *Step) planFor(g attn.Problem) *stepPlan {
 			return p
 		}
 	}
-	p := &stepPlan{geometry: g, plan: s.cache.store.NewPlan(s.tokens, g)}
+	p := &stepPlan{geometry: g, plan: make()}
 	s.plans = append(s.plans, p)
 	return p
 }
