@@ -107,6 +107,7 @@ type Engine struct {
 	cache     *la.Cache
 	graphs    []*graph // by rows
 	verify    *graph   // logits of all rows; nil: no drafts
+	prompts   *graph   // for texts without cached tokens; nil: the other graphs serve these texts as well
 	scores    *graph   // of LogProbs; nil: not needed yet
 
 	mu        sync.Mutex // held while a step computes
@@ -189,6 +190,12 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	}
 	if o.Draft > 0 {
 		if e.verify, err = e.newGraph(graphConfig{rows: o.Batch + o.Draft, appends: o.Batch, all: true}); err != nil {
+			return nil, err
+		}
+	}
+	// Batch invariance needs one form of attention, whatever texts a step has.
+	if sizes.Latent > 0 && o.Chunk >= leastExpanded && !o.BatchInvariant {
+		if e.prompts, err = e.newGraph(graphConfig{rows: o.Chunk, appends: o.Batch, prompts: true}); err != nil {
 			return nil, err
 		}
 	}
@@ -300,9 +307,20 @@ func (e *Engine) rows(all bool) int {
 func (e *Engine) run(appends []la.Append, tokens []int, all, logits bool, draws []draw) (results, error) {
 	g := e.verify
 	if !all {
-		g = e.graphOf(len(appends), len(tokens))
+		if g = e.graphOf(len(appends), len(tokens)); e.prompts != nil && len(tokens) >= leastExpanded && begin(appends) {
+			g = e.prompts
+		}
 	}
 	return e.runGraph(g, appends, tokens, logits, draws)
+}
+
+// leastExpanded is the least rows of a step for which the keys and values of all heads of latent attention are made: fewer rows take less
+// time with latent vectors. Tests set this variable.
+var leastExpanded = 64
+
+// begin reports whether no text of a step has cached tokens.
+func begin(appends []la.Append) bool {
+	return !slices.ContainsFunc(appends, func(a la.Append) bool { return a.Seq.Len() > 0 })
 }
 
 // graphOf returns the smallest graph for a step of some texts with some rows together.
@@ -523,7 +541,7 @@ func (e *Engine) Close() error {
 
 func (e *Engine) close() error {
 	var errs []error
-	for _, g := range append(e.graphs, e.verify, e.scores) {
+	for _, g := range append(e.graphs, e.verify, e.scores, e.prompts) {
 		if g != nil {
 			errs = append(errs, g.close())
 		}

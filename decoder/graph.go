@@ -64,6 +64,7 @@ type graphConfig struct {
 	appends  int  // most appends of a step
 	all      bool // logits of all rows
 	recorded bool
+	prompts  bool // texts have no cached tokens
 }
 
 // newGraph builds a graph. Gorgonia distinguishes nodes by hashes of 32 bits, so in one of some thousand graphs of this size
@@ -90,7 +91,7 @@ func (e *Engine) buildGraph(name string, c graphConfig) (g *graph, err error) {
 	}
 	sizes := e.network.Sizes()
 	expressions := G.NewGraph()
-	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows}
+	b := &Builder{graph: expressions, step: g.step, weights: e.weights, inputs: map[string]*G.Node{}, windows: sizes.Windows, prompts: c.prompts}
 	if o.several() {
 		b.ranks = o.Ranks
 	}

@@ -199,10 +199,7 @@ func (t *transformer) latentAttention(b *Builder, i int, prefix string, h *G.Nod
 			m.QueryBias = b.Weight(prefix + queryDown + ".bias")
 		}
 	}
-	all := b.Linear(opts...)
-	return b.Node(func() (*G.Node, error) {
-		return m.Absorbed(h, func(q, k *G.Node) (*G.Node, error) { return b.Attend(i, q, k, nil, t.attends(i)...), b.err }, all...)
-	})
+	return b.MLA(i, m, h, t.attends(i), opts...)
 }
 
 // attends returns the options of the attention of a layer.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -14,7 +15,6 @@ import (
 	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/device"
 	"gorgonia.org/leanattention/internal/devicetest"
-	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/rope"
 
 	"gorgonia.org/tensor"
@@ -138,13 +138,12 @@ func latentModels(t testing.TB) (models []goldenModel) {
 // TestLatentEngine: texts of models with latent attention are those of one text alone: in batches with chunks of any size, with guesses,
 // forked, with caches and weights of 16 bits, and batch-invariant.
 func TestLatentEngine(t *testing.T) {
-	rng := reftest.Rand(t)
+	rng := rand.New(rand.NewPCG(1, 2)) // the same in all runs: two tokens may be as likely up to rounding
 	for _, m := range latentModels(t) {
-		for _, o := range []Options{
+		for i, o := range []Options{
 			{}, {BatchInvariant: true}, {Cache: la.BFloat16}, {Cache: la.Float16, Weights: la.Float16}, {Weights: la.BFloat16, Exact: true, Schedule: la.FixedSplit(2)},
 		} {
-			name := fmt.Sprintf("%s, cache %v, weights %v, invariant %v", m.Name, o.Cache, o.Weights, o.BatchInvariant)
-			t.Run(name, func(t *testing.T) {
+			t.Run(fmt.Sprint(m.Name, i), func(t *testing.T) {
 				prompts := make([][]int, 4)
 				for i := range prompts {
 					prompts[i] = slices.Clone(m.Prompts[0][:1+rng.IntN(len(m.Prompts[0]))])
@@ -154,6 +153,9 @@ func TestLatentEngine(t *testing.T) {
 				}
 				var want [][]int
 				for _, chunk := range []int{0, 4 + rng.IntN(20)} {
+					if chunk > 0 { // in the other form from the first token on
+						expandFrom(t, 1)
+					}
 					o := o
 					o.Context, o.Batch, o.Chunk, o.Draft = 200, 4, chunk, 5
 					e := goldenEngine(t, &m, o)
@@ -190,6 +192,82 @@ func TestLatentEngine(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// expandFrom makes keys and values of all heads for steps of n rows and more.
+func expandFrom(t testing.TB, n int) {
+	before := leastExpanded
+	t.Cleanup(func() { leastExpanded = before })
+	leastExpanded = n
+}
+
+// TestLatentExpanded: prompts whose keys and values of all heads are made have transformers' logits within 1e-4, and go on with latent
+// vectors. Steps with another text take latent vectors alone.
+func TestLatentExpanded(t *testing.T) {
+	expandFrom(t, 1)
+	for _, m := range latentModels(t) {
+		e := goldenEngine(t, &m, Options{Context: 256, Batch: 4, Exact: true})
+		vocab := e.network.Sizes().Vocab
+		want := readRows(t, m.File, vocab)
+		var appends []la.Append
+		var last []int // row of want
+		for _, ids := range m.Prompts {
+			s, err := e.newSequence()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Release()
+			appends = append(appends, la.Append{Seq: s, Tokens: len(ids)})
+			last = append(last, len(ids))
+		}
+		check := func(what string, logits []float32, rows []int) {
+			t.Helper()
+			at := 0
+			for i, row := range rows {
+				at += row
+				for j, w := range want[at-1] {
+					if got := logits[i*vocab+j]; !(math.Abs(float64(got-w)) <= 1e-4) {
+						t.Fatalf("%s, %s: text %d, logit %d: %v, want %v", m.Name, what, i, j, got, w)
+					}
+				}
+			}
+		}
+		r, err := e.run(appends, slices.Concat(m.Prompts...), false, true, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check("together", r.logits, last)
+		expanded := e.prompts.step.AttentionTime()
+		if expanded == 0 {
+			t.Errorf("%s: a prompt took latent vectors", m.Name)
+		}
+		for i, n := range m.Next[:5] { // text 0 goes on
+			r, err := e.run([]la.Append{{Seq: appends[0].Seq, Tokens: 1}}, []int{n}, false, true, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := slices.Index(r.logits[:vocab], slices.Max(r.logits[:vocab])); got != m.Next[i+1] {
+				t.Errorf("%s: token %d is %d, want %d", m.Name, i+1, got, m.Next[i+1])
+			}
+		}
+		s, err := e.newSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Release()
+		beside := []la.Append{{Seq: s, Tokens: len(m.Prompts[0])}, {Seq: appends[1].Seq, Tokens: 2}}
+		if r, err = e.run(beside, append(slices.Clone(m.Prompts[0]), 1, 2), false, true, nil); err != nil {
+			t.Fatal(err)
+		}
+		check("beside a text with tokens", r.logits, []int{len(m.Prompts[0])})
+		if e.prompts.step.AttentionTime() != expanded {
+			t.Errorf("%s: another step has expanded keys", m.Name)
+		}
+		invariant := goldenEngine(t, &m, Options{Context: 256, Batch: 4, BatchInvariant: true})
+		if invariant.prompts != nil {
+			t.Errorf("%s: two forms with batch invariance", m.Name)
 		}
 	}
 }

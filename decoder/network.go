@@ -154,6 +154,7 @@ type Builder struct {
 	ranks     *ranks.Comm // nil: one process
 	attention []la.Option // of every attention
 	windows   []int
+	prompts   bool // the graph is for texts without cached tokens
 	err       error
 }
 
@@ -238,11 +239,34 @@ func (b *Builder) same(x *G.Node) *G.Node {
 // [Sizes].Windows, and the options that [Options] asks for.
 func (b *Builder) Attend(layer int, q, k, v *G.Node, opts ...la.Option) *G.Node {
 	return b.Node(func() (*G.Node, error) {
-		opts := slices.Concat(opts, b.attention)
-		if b.windows != nil && b.windows[layer] > 0 {
-			opts = append(opts, la.WithWindow(b.windows[layer]))
+		return la.CachedAttention(q, k, v, b.step.Layer(layer), b.attends(layer, opts)...)
+	})
+}
+
+// attends returns the options of the attention of a layer: the given options, and those that all networks have.
+func (b *Builder) attends(layer int, opts []la.Option) []la.Option {
+	opts = slices.Concat(opts, b.attention)
+	if b.windows != nil && b.windows[layer] > 0 {
+		opts = append(opts, la.WithWindow(b.windows[layer]))
+	}
+	return opts
+}
+
+// MLA returns the multi-head latent attention m of the rows of x, for a layer of a network with [Sizes].Latent. options are those of the
+// attention, and opts those of m: see nn.MLA. MLA adds what [Builder.Attend] and [Builder.Linear] add.
+//
+// MLA chooses the form of m. Steps of 64 rows and more, none of whose texts has cached tokens, make the keys and values of all heads.
+// Other steps, and all steps with [Options].BatchInvariant, read latent vectors.
+func (b *Builder) MLA(layer int, m *nn.MLA, x *G.Node, options []la.Option, opts ...nn.Option) *G.Node {
+	return b.Node(func() (*G.Node, error) {
+		if b.prompts {
+			return m.Expanded(x, func(q, k, v, latents *G.Node) (*G.Node, error) {
+				return la.PromptAttention(q, k, v, latents, m.Heads, b.step.Layer(layer), b.attends(layer, options)...)
+			}, b.Linear(opts...)...)
 		}
-		return la.CachedAttention(q, k, v, b.step.Layer(layer), opts...)
+		return m.Absorbed(x, func(q, k *G.Node) (*G.Node, error) {
+			return la.CachedAttention(q, k, nil, b.step.Layer(layer), b.attends(layer, options)...)
+		}, b.Linear(opts...)...)
 	})
 }
 

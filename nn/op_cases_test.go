@@ -26,6 +26,7 @@ type opCase struct {
 	off    float64 // that they may be off by besides
 
 	corners bool // it has no slope here and there, as ReLU at 0
+	host    bool // it has no kernels for GPUs
 }
 
 // opInput is numbers, or indices.
@@ -63,6 +64,11 @@ func opCases(rng *rand.Rand) (cases []opCase) {
 	cases = append(cases, moveCases(rng)...)
 	cases = append(cases, stateCases(rng)...)
 	return append(cases, rotaryCases(rng)...)
+}
+
+// onGPUs are the cases that have kernels for GPUs. TestGPUNodesRefuse has the others.
+func onGPUs(cases []opCase) []opCase {
+	return slices.DeleteFunc(cases, func(c opCase) bool { return c.host })
 }
 
 func rmsNormCases(rng *rand.Rand) (cases []opCase) {
@@ -400,7 +406,7 @@ func headCases(rng *rand.Rand) (cases []opCase) {
 			width, xHead, w = in+rest, 0, []int{heads * in, out}
 		}
 		cases = append(cases, opCase{
-			name: fmt.Sprintf("HeadLinear of %d rows of %d heads, %d to %d, rest %d, keys %v", rows, heads, in, out, rest, keys), shape: tensor.Shape{rows, heads * (out + rest)}, size: 20,
+			name: fmt.Sprintf("HeadLinear of %d rows of %d heads, %d to %d, rest %d, keys %v", rows, heads, in, out, rest, keys), shape: tensor.Shape{rows, heads * (out + rest)}, size: 20, host: true,
 			inputs: []opInput{randomInput(rng, "x", rows, width), randomInput(rng, "w", w...)},
 			build: func(in []*G.Node) (*G.Node, error) {
 				if i%3 == 0 {

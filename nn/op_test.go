@@ -252,7 +252,7 @@ func TestGPUOps(t *testing.T) {
 		}
 		return d
 	}
-	for _, c := range opCases(rng) {
+	for _, c := range onGPUs(opCases(rng)) {
 		o := c.graph(t, tensor.Float32, upload)
 		vm := G.NewTapeMachine(o.g)
 		check := func(what string) {
