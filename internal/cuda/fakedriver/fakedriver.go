@@ -223,7 +223,7 @@ func compile(dir, name string) (path string, err error) {
 	if err := os.WriteFile(src, source, 0o600); err != nil {
 		return "", err
 	}
-	if out, err := exec.Command(compiler(), "-shared", "-fPIC", "-O1", "-pthread", "-Wl,-soname,"+name, "-o", path, src).CombinedOutput(); err != nil {
+	if out, err := exec.Command(compiler(), "-shared", "-fPIC", "-O0", "-pthread", "-Wl,-soname,"+name, "-o", path, src).CombinedOutput(); err != nil {
 		return "", &exec.Error{Name: compiler() + ": " + string(out), Err: err}
 	}
 	return path, nil
