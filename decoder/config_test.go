@@ -28,7 +28,7 @@ func TestRefused(t *testing.T) {
 		{"null", ErrFormat, "null"},
 		{"[]", ErrFormat, "no JSON object"},
 		{"{}", ErrMissing, "model_type"},
-		{`{"model_type":"mamba"}`, ErrUnsupported, `model_type is "mamba", none of ["deepseek_v2" "deepseek_v3" "gemma"`},
+		{`{"model_type":"mamba"}`, ErrUnsupported, `model_type is "mamba", none of ["deepseek_v2" "deepseek_v3" "gemma" "gemma2"`},
 		{`{"model_type":"llama"}`, ErrMissing, "vocab_size"},
 		{"{" + llama + `,"head_dim":0}`, ErrFormat, "head_dim is 0"},
 		{"{" + llama + `,"vocab_size":-1}`, ErrFormat, "vocab_size is -1"},

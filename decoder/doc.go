@@ -45,7 +45,7 @@
 // config.json names the family. A configuration that is not known is [ErrUnsupported], with the field and its value. [Register]
 // adds a family: a [Network] adds the nodes of its graph with package nn and a [Builder].
 //
-//	deepseek_v2, deepseek_v3     DeepSeek V2 and V3, without experts
+//	deepseek_v2, deepseek_v3     DeepSeek V2 and V3, without experts; kimi_k2 as deepseek_v3
 //	gemma, gemma2, gemma3_text   Gemma 1, 2 and 3
 //	granite                      Granite 3
 //	llama                        Llama 1 to 3, SmolLM and others of this shape
@@ -55,4 +55,5 @@
 //	opt                          OPT
 //	phi3                         Phi 3
 //	qwen2, qwen3                 Qwen 2, 2.5 and 3
+//	youtu                        Youtu-LLM
 package decoder

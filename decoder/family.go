@@ -14,8 +14,8 @@ import (
 // Register adds a family of models. name is the model_type of config.json. read reads the fields of config.json, and
 // returns the network. A second registration of a name replaces the first.
 //
-// The families of this package are registered: deepseek_v2, deepseek_v3, gemma, gemma2, gemma3_text, granite, llama, minicpm3, mistral,
-// olmo2, opt, phi3, qwen2 and qwen3.
+// The families of this package are registered: deepseek_v2, deepseek_v3, gemma, gemma2, gemma3_text, granite, kimi_k2, llama,
+// minicpm3, mistral, olmo2, opt, phi3, qwen2, qwen3 and youtu.
 func Register(name string, read func(*Config) (Network, error)) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -31,7 +31,7 @@ func init() {
 	for name, read := range map[string]func(c *Config) *transformer{
 		"opt": readOPT, "llama": readLlama, "mistral": readMistral, "qwen2": readQwen2, "qwen3": readQwen3, "phi3": readPhi3,
 		"gemma": readGemma, "gemma2": readGemma2, "gemma3_text": readGemma3, "olmo2": readOLMo2, "granite": readGranite,
-		"deepseek_v2": readDeepSeekV2, "deepseek_v3": readDeepSeekV3, "minicpm3": readMiniCPM3,
+		"deepseek_v2": readDeepSeekV2, "deepseek_v3": readDeepSeekV3, "kimi_k2": readDeepSeekV3, "minicpm3": readMiniCPM3, "youtu": readYoutu,
 	} {
 		Register(name, func(c *Config) (Network, error) { return read(c), nil })
 	}
@@ -65,11 +65,6 @@ func readNetwork(file string, data []byte, context int) (Network, *Config, error
 	if c.Read("architectures", &architectures) && (len(architectures) != 1 || !strings.HasSuffix(architectures[0], "ForCausalLM")) {
 		c.fail(ErrUnsupported, "architectures is %q; known is one whose name ends with ForCausalLM", short(c.read["architectures"]))
 	}
-	for _, name := range []string{"quantization_config", "compression_config"} {
-		if c.Has(name) {
-			c.fail(ErrUnsupported, "%s: the weights are quantized", name)
-		}
-	}
 	c.is("is_encoder_decoder", false)
 	c.is("add_cross_attention", false)
 	if c.Has("pruned_heads") {
@@ -82,6 +77,11 @@ func readNetwork(file string, data []byte, context int) (Network, *Config, error
 	n, err := read(c)
 	if c.err == nil {
 		c.err = err
+	}
+	for _, name := range []string{"quantization_config", "compression_config"} {
+		if c.Has(name) {
+			c.fail(ErrUnsupported, "%s: the weights are quantized", name)
+		}
 	}
 	c.ignore(withoutEffect...)
 	c.end()

@@ -109,11 +109,20 @@ func readDeepSeekV2(c *Config) *transformer {
 }
 
 func readDeepSeekV3(c *Config) *transformer {
-	t := readLatent(c, 1e-6, 1536, 512, 128, 64)
+	t := readYoutu(c)
+	t.tied = c.Flag("tie_word_embeddings", false)
 	t.dense(c, 3)
+	return t
+}
+
+// readYoutu reads the fields of Youtu-LLM, which has the attention of DeepSeek V3.
+func readYoutu(c *Config) *transformer {
+	t := readLatent(c, 1e-6, 1536, 512, 128, 64)
+	t.tied = c.Flag("tie_word_embeddings", true)
 	if c.Flag("rope_interleave", true) {
 		t.interleave()
 	}
+	c.ignore("embedding_initializer_range") // of training
 	return t
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/leanattention/rope"
 
+	la "gorgonia.org/leanattention"
 	"gorgonia.org/leanattention/nn"
 
 	G "gorgonia.org/gorgonia"
@@ -274,4 +275,54 @@ func ExampleEmbedding_rows() {
 	run(g)
 	fmt.Println(last.Value().Data())
 	// Output: [5 6 7 8]
+}
+
+// Each of two heads has a matrix of its own.
+func ExampleHeadLinear() {
+	g := G.NewGraph()
+	x := input(g, "x", 4, 1, 2, 3, 4)
+	w := input(g, "w", 2, 1, 1, 1, -1)
+	y, err := nn.HeadLinear(x, w, 2)
+	check(err)
+
+	run(g)
+	fmt.Println(y.Value().Data())
+	// Output: [3 -1]
+}
+
+// A step of three tokens with the weights of a checkpoint, kv_b_proj among them: the cache has 4 + 2 numbers a token for both heads.
+func ExampleMLA() {
+	const heads, nope, rotated, latent, value, width = 2, 3, 2, 4, 3, 5
+	cache, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: latent + rotated, ValueDim: latent, ValuesInKeys: true, Pages: 1})
+	check(err)
+	step, err := cache.NewStep(3)
+	check(err)
+	g := G.NewGraph()
+	ones := func(name string, columns, n int) *G.Node {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = 1
+		}
+		return input(g, name, columns, x...)
+	}
+	weights := func(name string, rows, columns int) *G.Node { return ones(name, columns, rows*columns) }
+	kvUp := tensor.New(tensor.WithShape(heads*(nope+value), latent), tensor.Of(tensor.Float32))
+	key, up, err := nn.SplitKVUp(kvUp, heads, nope)
+	check(err)
+	m := nn.MLA{
+		Heads: heads, Eps: 1e-6, Query: weights("q_proj", heads*(nope+rotated), width),
+		Down: weights("kv_a_proj_with_mqa", latent+rotated, width), Norm: ones("kv_a_layernorm", 0, latent),
+		Key: input(g, "key", nope, key.Data().([]float32)...), Value: input(g, "value", latent, up.Data().([]float32)...),
+	}
+	y, err := m.Absorbed(ones("x", width, 3*width), func(q, k *G.Node) (*G.Node, error) {
+		return la.CachedAttention(q, k, nil, step.Layer(0), la.WithCausal(), la.WithScale(1/math.Sqrt(nope+rotated)),
+			la.WithRotary(rope.Config{Dim: rotated, Last: true}))
+	})
+	check(err)
+
+	s, err := cache.NewSequence()
+	check(err)
+	check(step.Run([]la.Append{{Seq: s, Tokens: 3}}, func() error { run(g); return nil }))
+	fmt.Println(y.Value().Shape(), s.Len())
+	// Output: (3, 6) 3
 }

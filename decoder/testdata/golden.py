@@ -129,7 +129,7 @@ def model(name, kind, config, rope, scales=SCALES, clear=5e-4, matter=(), embedd
 
 def latent(name, kind, config, rope, matter, **fields):
     """A model with latent attention, and without experts."""
-    if kind is not t.MiniCPM3ForCausalLM:
+    if "Deepseek" in kind.__name__:
         fields["first_k_dense_replace"] = LAYERS
     return model(name, kind, config, rope, SCALES, 5e-4, matter, num_attention_heads=4, num_key_value_heads=4, head_dim=8, kv_lora_rank=24,
                  **{"q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, **fields})
@@ -217,6 +217,7 @@ def main():
             latent("deepseek_v2_lite", t.DeepseekV2ForCausalLM, t.DeepseekV2Config, {**YARN, **MSCALES, "mscale": 0.707, "mscale_all_dim": 0.707},
                    [{"rope_parameters": {**YARN, **MSCALES, "rope_theta": 10000.0, "mscale": 0, "mscale_all_dim": 0, "attention_factor": 1.0}}],
                    q_lora_rank=None, attention_bias=True, mlp_bias=True),
+            latent("youtu", t.YoutuForCausalLM, t.YoutuConfig, {}, [{"rope_interleave": False}], rope_interleave=True, tie_word_embeddings=True),
             latent("minicpm3", t.MiniCPM3ForCausalLM, t.MiniCPM3Config,
                    {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.25, "original_max_position_embeddings": 1,
                     "long_factor": [1 + i / 8 for i in range(4)], "short_factor": [1.0] * 4},
