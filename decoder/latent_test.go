@@ -352,3 +352,69 @@ func (m *goldenModel) latent(t testing.TB) bool {
 	}
 	return fields["kv_lora_rank"] != nil
 }
+
+// adaptedWeights adds an adapter to one weight of a golden model.
+type adaptedWeights struct {
+	goldenWeights
+	name string
+	a, b []float32 // (rank, in) and (out, rank)
+	rank int
+}
+
+func (w adaptedWeights) Tensor(name string, shape ...int) (*tensor.Dense, error) {
+	t, err := w.goldenWeights.Tensor(name, shape...)
+	if err != nil || name != w.name {
+		return t, err
+	}
+	x := t.Data().([]float32)
+	for i := range x {
+		for r := range w.rank {
+			x[i] += w.b[i/shape[1]*w.rank+r] * w.a[r*shape[1]+i%shape[1]]
+		}
+	}
+	return t, nil
+}
+
+// TestLatentAdapter: an adapter of the matrix of keys and values changes both parts of the matrix.
+func TestLatentAdapter(t *testing.T) {
+	const rank, name = 2, "layers.1." + latentUp + ".weight"
+	m := goldenModelOf(t, "deepseek_v3")
+	golden := m.files.(goldenSource).goldenWeights
+	n := m.network.(*transformer)
+	out, in := n.heads*(n.latent.nope+n.latent.value), n.latent.width
+	a, b := goldenValues("a", rank*in), goldenValues("b", out*rank)
+	rows := func(x []float32, columns int) func(from, to int) ([]float32, error) {
+		return func(from, to int) ([]float32, error) { return x[from*columns : to*columns], nil }
+	}
+	m.addDeltas(map[string]delta{name: {1, rank, rows(a, in), rows(b, rank)}}, func() error { return nil })
+	logits := func(e *Engine, err error) []float32 {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		s, err := e.newSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		prompt := golden.Prompts[0]
+		r, err := e.run([]la.Append{{Seq: s, Tokens: len(prompt)}}, prompt, false, true, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Clone(r.logits[:64])
+	}
+	o := Options{Context: 100}
+	got, want := logits(m.Engine(o)), logits(NewEngine(m.network, adaptedWeights{golden, name, a, b, rank}, o))
+	plain := logits(NewEngine(m.network, golden, o))
+	changed := float32(0)
+	for i := range want {
+		if d := got[i] - want[i]; d > 1e-4 || -d > 1e-4 {
+			t.Fatalf("logit %d is %v, want %v", i, got[i], want[i])
+		}
+		changed = max(changed, want[i]-plain[i], plain[i]-want[i])
+	}
+	if changed < 0.01 {
+		t.Errorf("the adapter changes logits by %v", changed)
+	}
+}
