@@ -32,7 +32,8 @@ type CacheConfig struct {
 
 	// ValuesInKeys says that a value is the first ValueDim elements of its key, as in multi-head latent attention (DeepSeek-V2,
 	// arXiv:2405.04434): keys are latent vectors with a rotated part behind ([rope.Config].Last). The cache then stores keys alone,
-	// and nodes have no v. CPUs alone.
+	// and nodes have no v. CPUs take all widths; GPUs of compute capability 9.0 take HeadDim 576 and ValueDim 512, in Float16 and
+	// BFloat16.
 	ValuesInKeys bool
 
 	// DType is the element type that keys and values are stored in:

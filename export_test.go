@@ -172,13 +172,18 @@ func (v *testView) flush() {
 	}
 	for i := range v.keys {
 		v.copy(s, i, 0, v.keys[i], (*cuda.Buffer).Upload)
-		v.copy(s, i, 1, v.values[i], (*cuda.Buffer).Upload)
+		if !v.config.ValuesInKeys {
+			v.copy(s, i, 1, v.values[i], (*cuda.Buffer).Upload)
+		}
 	}
 }
 
 // slab is a copy of a layer's keys, or values.
 func (v *testView) slab(s *kvstore.DevicePages, layer, plane int) cpu.Buffer {
 	dim := [...]int{v.config.HeadDim, v.config.ValueDim}[plane]
+	if plane > 0 && v.config.ValuesInKeys {
+		return cpu.Buffer{}
+	}
 	b := operand.NewBuffer(storageOf(v.config.DType), v.config.Pages*v.config.KVHeads*v.config.PageSize*dim)
 	v.copy(s, layer, plane, b, func(from *cuda.Buffer, at int64, to []byte) error { return from.Download(to, at) })
 	return b

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/devicetest"
 	"gorgonia.org/leanattention/internal/graphtest"
 	"gorgonia.org/leanattention/internal/reftest"
 	"gorgonia.org/leanattention/rope"
@@ -55,6 +56,36 @@ func TestLatent(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestGPULatent: the same of DeepSeek's shape on a GPU, with operands on the host and there.
+func TestGPULatent(t *testing.T) {
+	gpu, rng := devicetest.Open(t), reftest.Rand(t)
+	for turn, pageSize := range []int{16, 64, 3} {
+		storage, query, heads := la.Float16, tensor.Float32, []int{5, 16, 40}[turn]
+		if turn == 1 {
+			storage, query = la.BFloat16, la.BFloat16
+		}
+		at := graphtest.Place{GPU: gpu, Real: true, There: turn == 0}
+		if turn < 2 {
+			at.Rotary = &rope.Config{HeadDim: 576, Dim: 64, Last: true, Interleaved: turn == 1}
+		}
+		t.Run(fmt.Sprintf("page %d %v in %v", pageSize, query, storage), func(t *testing.T) {
+			cache, err := la.NewCache(la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: storage, PageSize: pageSize, Pages: 150/pageSize + 8, Device: gpu})
+			if errors.Is(err, la.ErrUnsupported) {
+				t.Skip(err)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			la.PoisonFree(cache)
+			d := graphtest.NewDecoderAt(t, at, cache, 70, heads, query, true)
+			one, two := graphtest.NewStored(t, cache), graphtest.NewStored(t, cache)
+			d.Do(t, rng, reftest.Normal, graphtest.Appended{To: one, Tokens: 66}, graphtest.Appended{To: two, Tokens: 3})
+			fork := one.Fork(t)
+			d.Do(t, rng, reftest.Peaked, graphtest.Appended{To: one, Tokens: 1}, graphtest.Appended{To: two, Tokens: 4}, graphtest.Appended{To: fork, Tokens: 2})
+			closeCache(t, cache)
+		})
 	}
 }
 
@@ -129,11 +160,8 @@ func TestLatentRefused(t *testing.T) {
 	gpu, _ := la.FakeGPU(t)
 	config.Device = gpu
 	_, err = la.NewCache(config)
-	refused("a GPU", err, la.ErrUnsupported, "values that are parts of their keys")
-	there := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 64, Pages: 4, DType: la.Float16, Device: gpu})
-	if step, err = there.NewStep(2); err != nil {
-		t.Fatal(err)
-	}
-	_, err = la.CachedAttention(q, k, node("v"), step.Layer(0), la.WithRotary(rope.Config{Dim: 32, Last: true}))
-	refused("a rotation of last elements on a GPU", err, la.ErrUnsupported, "the elements from 32 on")
+	refused("float32 on a GPU", err, la.ErrDType, "it takes [float16 bfloat16]")
+	config.DType = la.Float16
+	_, err = la.NewCache(config)
+	refused("another width on a GPU", err, la.ErrUnsupported, "keys of 64 elements with values of 64 in them: kernels have keys of 576 and values of 512")
 }

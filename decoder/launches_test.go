@@ -91,7 +91,7 @@ func TestStepLaunches(t *testing.T) {
 		return
 	}
 	fakeImages(t)
-	layer := []string{"batch_f16", "lean_append_turned", "lean_f16", "batch_f16", "gated_batch_f16", "batch_f16"}
+	layer := []string{"batch_f16", "append_rotated", "lean_f16", "batch_f16", "gated_batch_f16", "batch_f16"}
 	several := slices.Concat([]string{"decoder_gather"}, layer, layer, []string{"batch_f16", "sample_greedy"})
 	for _, c := range []struct {
 		texts int

@@ -4,7 +4,7 @@
 
 struct AppendParams {
   const void *newKeys, *newValues; // rows of heads*dim elements
-  void *keys, *values;
+  void *keys, *values; // values: null if they are in keys
   const int* slots; // of each row, the row of keys of head 0 that it becomes; -1: none
   int headRows;     // rows of keys from a head to the next
   int heads, dim;   // dim is a multiple of 4
@@ -30,6 +30,6 @@ __device__ __forceinline__ void append(const AppendParams& p) {
     const int head = i / p.dim;
     const long long to = (slot + (long long)head * p.headRows) * p.dim + i - head * p.dim;
     append4(p.keys, to, p.type, p.newKeys, from, p.newType);
-    append4(p.values, to, p.type, p.newValues, from, p.newType);
+    if (p.values != nullptr) append4(p.values, to, p.type, p.newValues, from, p.newType);
   }
 }

@@ -31,6 +31,7 @@ template <class T_, int D_, bool LINKED_ = false, bool PAGED_ = false, class V_ 
   static constexpr bool SHARED_QUERY = D * Math::Operand::bytes > 256; // too many registers otherwise
   static constexpr int QUERY = SHARED_QUERY ? STEPS * 32 * 16 * (Math::wide ? 1 : 2) : 0;
   static constexpr bool EVEN = D * Store::bytes % 128 == 0;      // every column block is full
+  enum : int { FINISHERS = EPILOGUE_WARPS, GATHERED = 4 }; // of Reduce
   using Place = Walk<KEYS, V>;
 };
 

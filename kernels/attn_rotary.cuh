@@ -14,25 +14,24 @@ struct RotaryAppendParams {
   int pairs, interleaved;
   float factor;
   int each; // so many thread blocks share a row
+  int first; // the first element of a head that is turned
   u64 turns[ROTARY_PAIRS];
 };
 
 // Elements e to e+3 of a head whose elements begin with number `at`, turned.
 template <class Store> __device__ __forceinline__ float4 turned4(const RotaryAppendParams& r, const float2* turned, const void* from, long long at, int e) {
   const float4 x = Store::load4(from, at + e);
-  if (e >= 2 * r.pairs) return x;
-  float v[4] = {x.x, x.y, x.z, x.w}, others[4] = {x.y, x.x, x.w, x.z};
-  if (!r.interleaved) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (e + i < 2 * r.pairs) others[i] = Store::load(from, at + e + i + (e + i < r.pairs ? r.pairs : -r.pairs));
-  }
+  const int from0 = e - r.first; // among the elements that are turned
+  if (from0 <= -4 || from0 >= 2 * r.pairs) return x;
+  float v[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    if (e + i >= 2 * r.pairs) continue;
-    const bool second = r.interleaved ? i & 1 : e + i >= r.pairs;
-    const float2 t = turned[r.interleaved ? (e + i) / 2 : second ? e + i - r.pairs : e + i];
-    v[i] = second ? v[i] * t.x + others[i] * t.y : v[i] * t.x - others[i] * t.y;
+    const int n = from0 + i;
+    if (n < 0 || n >= 2 * r.pairs) continue;
+    const bool second = r.interleaved ? n & 1 : n >= r.pairs;
+    const float other = Store::load(from, at + e + i + (r.interleaved ? second ? -1 : 1 : second ? -r.pairs : r.pairs));
+    const float2 t = turned[r.interleaved ? n / 2 : second ? n - r.pairs : n];
+    v[i] = second ? v[i] * t.x + other * t.y : v[i] * t.x - other * t.y;
   }
   return make_float4(v[0], v[1], v[2], v[3]);
 }
@@ -58,7 +57,8 @@ __device__ __forceinline__ void appendTurned(const RotaryAppendParams& r) {
   if (slot < 0) return;
   __syncthreads();
   const int quarter = p.dim / 4, keys = r.queryHeads * quarter, values = keys + p.heads * quarter;
-  for (int i = first * blockDim.x + threadIdx.x; i < values + p.heads * quarter; i += r.each * blockDim.x) {
+  const int end = p.values == nullptr ? values : values + p.heads * quarter;
+  for (int i = first * blockDim.x + threadIdx.x; i < end; i += r.each * blockDim.x) {
     const int all = i / quarter, e = (i - all * quarter) * 4; // the head, of all of the row
     if (i < keys) {
       const long long at = row * r.queryRow + all * r.queryHead;

@@ -73,6 +73,7 @@ template <class S> struct RowScores; // attn_lean_variant.cuh
 // The Variant, as Plain describes what a Variant has.
 struct Scored {
   static constexpr bool scores = true;
+  enum : int { ROWS = ::ROWS };
   // Of an output tile the chunks of a sequence's keys that have sink tokens, and those from the first key on that the tile's first
   // row sees.
   struct Chunks {

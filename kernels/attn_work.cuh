@@ -125,6 +125,7 @@ template <class P, class Zero, class Sink = NoSink> __device__ __forceinline__ v
 // A Variant says how attention differs from softmax(scale q K^T) V over all keys, or causal ones. It is a struct with
 //
 //   scores      whether it differs at all
+//   ROWS        rows of an output tile, at most
 //   Chunks      which chunks of a sequence's keys an output tile has
 //   invariant   whether the bits of a row depend on nothing but the row
 //   Rows<S>     with scores: what a lane of decode kernels of a Shape knows of its rows
@@ -133,6 +134,7 @@ template <class P, class Zero, class Sink = NoSink> __device__ __forceinline__ v
 // have no code for variants. The other Variant is in attn_variant.cuh.
 struct Plain {
   static constexpr bool scores = false;
+  enum : int { ROWS = ::ROWS };
   struct Chunks {
     enum : int { gap = 0 };
     // Where number c of the output tile's chunks is among those of the sequence.
@@ -146,6 +148,7 @@ struct Plain {
 // sink tokens: LeanTile after LeanTile, which begin at multiples of their size.
 template <int CHUNK, class V = Plain> struct Walk : V::Chunks {
   using Variant = V;
+  enum : int { ROWS = V::ROWS };
   using V::Chunks::gap;
   const Work* work;
   Seq s;

@@ -1,10 +1,8 @@
 // Entry points of plain attention by decode kernels: lean_<element>_<head dim>, since registers and shared memory are laid
-// out for the pair; and kernels that store new keys and values.
+// out for the pair.
 //
 // Needed by: every decode.
-#include "attn_append.cuh"
 #include "attn_lean.cuh"
-#include "attn_rotary.cuh"
 #include "attn_row.cuh"
 
 #define HEAD_DIMS(name, T)     \
@@ -34,8 +32,3 @@ ROW_ATTENTION(lean_f16_64_row, AsF16, false)
 ROW_ATTENTION(lean_bf16_64_row, AsBF16, false)
 ROW_ATTENTION(lean_f16_64_row_paged, AsF16, true)
 ROW_ATTENTION(lean_bf16_64_row_paged, AsBF16, true)
-
-extern "C" __global__ void __launch_bounds__(256) lean_append(const __grid_constant__ AppendParams p) { append(p); }
-
-// With a rotary embedding of queries and keys on their way, in one launch.
-extern "C" __global__ void __launch_bounds__(256) lean_append_turned(const __grid_constant__ RotaryAppendParams p) { appendTurned(p); }

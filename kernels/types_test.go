@@ -89,7 +89,7 @@ func TestTypesAtRunTime(t *testing.T) {
 	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
 		t.Skip("addresses of 64 bits")
 	}
-	appends, gathers := kernelOf(t, "lean", "lean_append"), kernelOf(t, "decoder", "decoder_gather")
+	appends, gathers := kernelOf(t, "append", "append_rows"), kernelOf(t, "decoder", "decoder_gather")
 	for from := int32(-1); from < 6; from++ {
 		for to := int32(-1); to < 6; to++ {
 			data, known := stored[from]

@@ -18,9 +18,9 @@
 #define WGMMA_NAMES8 WGMMA_NAMES4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_NAMES16 WGMMA_NAMES8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA_NAMES32 WGMMA_NAMES16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define WGMMA_SHARED(N, TYPES, NAMES, SUMS, A, B, MORE) \
+#define WGMMA_SHARED(N, TYPES, NAMES, SUMS, A, B, MORE, COLUMNS) \
   asm volatile("{.reg .pred p; setp.ne.b32 p, %" MORE ", 0;\n" \
-               "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, %" A ", %" B ", p, 1, 1, 0, 0;}" \
+               "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, %" A ", %" B ", p, 1, 1, " COLUMNS ";}" \
                : SUMS(0) : "l"(a), "l"(b), "r"(more))
 #define WGMMA_REGISTERS(N, TYPES, NAMES, SUMS, A0, A1, A2, A3, B, MORE) \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", %" MORE ", 1, 1, 1;" \
@@ -30,10 +30,20 @@
     /* d += a b: a is 64 x 16 and b N x 16, both in shared memory; without `more` d begins with 0. */ \
     template <class Math> __device__ static __forceinline__ void shared(float (&d)[N / 8][4], u64 a, u64 b, int more) { \
       if constexpr (same<typename Math::Operand, Float16>) { \
-        WGMMA_SHARED(#N, "f16.f16", NAMES, SUMS, I0, I1, I2); \
+        WGMMA_SHARED(#N, "f16.f16", NAMES, SUMS, I0, I1, I2, "0, 0"); \
       } else { \
         static_assert(same<typename Math::Operand, BFloat16>, "there is no such product"); \
-        WGMMA_SHARED(#N, "bf16.bf16", NAMES, SUMS, I0, I1, I2); \
+        WGMMA_SHARED(#N, "bf16.bf16", NAMES, SUMS, I0, I1, I2, "0, 0"); \
+      } \
+    } \
+    /* The same of a, 16 x 64, and b, 16 x N. */ \
+    template <class Math> __device__ static __forceinline__ void columns(float (&d)[N / 8][4], u64 a, u64 b) { \
+      const int more = 1; \
+      if constexpr (same<typename Math::Operand, Float16>) { \
+        WGMMA_SHARED(#N, "f16.f16", NAMES, SUMS, I0, I1, I2, "1, 1"); \
+      } else { \
+        static_assert(same<typename Math::Operand, BFloat16>, "there is no such product"); \
+        WGMMA_SHARED(#N, "bf16.bf16", NAMES, SUMS, I0, I1, I2, "1, 1"); \
       } \
     } \
     /* The same of a, 64 x 16, in registers and b, 16 x N. */ \

@@ -34,10 +34,6 @@ type Engine struct {
 func New(dev *cuda.Device) (*Engine, error) {
 	e := &Engine{dev: dev, uploads: dev, info: dev.Info()}
 	e.blocks = max(e.info.Multiprocessors, 1)
-	m, err := gpu.Module(dev, decodeUnit)
-	if err != nil {
-		return nil, err
-	}
 	e.kernels = kernelsOf(e.info.Capability)
 	for i := range e.kernels {
 		if k := &e.kernels[i]; k.unit == decodeUnit {
@@ -45,6 +41,10 @@ func New(dev *cuda.Device) (*Engine, error) {
 				return nil, err
 			}
 		}
+	}
+	m, err := gpu.Module(dev, appendUnit)
+	if err != nil {
+		return nil, err
 	}
 	if e.append, err = m.Function(appendEntry); err != nil {
 		return nil, err

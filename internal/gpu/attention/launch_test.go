@@ -31,7 +31,7 @@ func fakeGPU(t testing.TB, capability, sms, shared int) (*machine, *fakedriver.L
 	d, lib := enginetest.Fake(t, capability, sms, shared, k.check)
 	s := lib.State()
 	s.Argument(rotaryEntry, int(unsafe.Sizeof(rotaryParams{})))
-	s.Argument("lean_append", int(unsafe.Sizeof(appendParams{})))
+	s.Argument(appendEntry, int(unsafe.Sizeof(appendParams{})))
 	s.Argument("lean_", int(unsafe.Sizeof(params{})))
 	s.Argument("unfused_", int(unsafe.Sizeof(unfusedParams{})))
 	s.Argument("prefill_", int(unsafe.Sizeof(prefillParams{})))
@@ -49,7 +49,7 @@ func (k *launches) check(l enginetest.Launch) {
 		k.t.Errorf("%s: overlaps: %v", l.Kernel, l.Overlap)
 	}
 	switch arg := unsafe.Pointer(&l.Arg[0]); {
-	case l.Kernel == rotaryEntry, l.Kernel == "lean_append":
+	case l.Kernel == rotaryEntry, l.Kernel == appendEntry:
 	case l.Kernel == "prefix_gather":
 		if p := (*prefixGatherParams)(arg); l.Threads != prefixThreads || p.width%8 != 0 || p.queryRow%8 != 0 || p.queryHead%8 != 0 || (p.query|p.to)%8 != 0 {
 			k.t.Errorf("gather by %d threads: %+v", l.Threads, p)

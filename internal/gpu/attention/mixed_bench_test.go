@@ -122,7 +122,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 			noError(b, p.memory.reserve(m.engine, nil, workspaceSize{tileRows: BlockRows, dim: c.dim, parts: bytes}))
 			d := division{prefillKernels: p.form.prefill, few: few, queries: 1, blocks: many}
 			p.dealOut(&g, k, &d)
-			p.schedule(&g, p.seqs.data[:few], others, false)
+			p.schedule(&g, p.seqs.data[:few], others, false, BlockRows)
 			p.listPrefill(d)
 		}
 	}
@@ -159,7 +159,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		w := want{problem: &g, features: g.Features(), rows: BlockRows}
 		p.form.kernel = m.engine.find(&w)
 		noError(b, m.engine.load(p.form.kernel))
-		p.schedule(&g, p.seqs.data, blocks, false)
+		p.schedule(&g, p.seqs.data, blocks, false, BlockRows)
 	}, nil)
 	add("many", takePrefill, seqs, nil, nil)
 	add("behind", takeBoth, seqs, share(blocks, blocks), behind)
@@ -170,7 +170,7 @@ func (m *machine) benchmarkMixed(b *testing.B, c mixedStep, query attn.DType) {
 		add(fmt.Sprintf("stream %d", n), takeBoth, seqs, share(n, blocks-n), forked)
 	}
 	for _, n := range []int{124, 116, 110, 104, 96, 88} {
-		add(fmt.Sprintf("singles by %d", n), takeFastest, seqs[1:], func(p *Plan) { p.schedule(&g, p.seqs.data, n, false) }, nil)
+		add(fmt.Sprintf("singles by %d", n), takeFastest, seqs[1:], func(p *Plan) { p.schedule(&g, p.seqs.data, n, false, BlockRows) }, nil)
 	}
 	for _, n := range []int{56, 26} {
 		add(fmt.Sprintf("chunk by %d", n), takePrefill, seqs[:1], func(p *Plan) {

@@ -240,7 +240,7 @@ func (p *Plan) BuildPart(g attn.Problem, seqs []attn.Sequence, rows int, slots [
 	p.scored.size(&g, &need, &least)
 	p.rotated.size(&g, rows, least.Rows)
 	parts := p.sizePrefill(&g, who, &least)
-	take := workspaceSize{tileRows: tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.Dim, scores: scores, parts: parts}
+	take := workspaceSize{tileRows: form.kernel.tileRows(g.Group(), max(need.Queries, least.Queries, least.queries())), dim: g.ValueDim, scores: scores, parts: parts}
 	if g.Invariant {
 		take.states = max(p.engine.statesBytes(&g, need.tiles, need.longest, take.tileRows), p.engine.reserveStates(&g, &least, take.tileRows))
 	}
@@ -301,17 +301,23 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	}
 	who = p.divide(g, seqs, p.engine.findPrefill(g, most))
 	form.prefill, form.both = who.prefillKernels, who.few > 0
-	if form.tileRows = tileRows(group, max(need.Queries, p.least.Queries)); form.both {
-		form.tileRows = tileRows(group, who.queries)
+	queries := max(need.Queries, p.least.Queries)
+	if form.both {
+		queries = who.queries
 	}
 	form.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	shape := p.engine.shape(g.Pages.Planes[0].DType, g.Dim)
-	w := want{problem: g, features: g.Features(), rows: form.tileRows, pages: shape.pages(form.paged, g.PageTokens)}
+	block := BlockRows
+	if g.Pages.Value.Plane < g.Pages.KeyPlanes {
+		block = mostBlockRows
+	}
+	w := want{problem: g, features: g.Features(), rows: rowsOf(block, group, queries), pages: shape.pages(form.paged, g.PageTokens)}
 	// With one row, the number of scores is the number of keys.
 	w.long = p.engine.anyRow || 2*need.scores*int64(g.Dim*g.Pages.Planes[0].DType.Size()) >= longReads*int64(p.engine.blocks)
 	if form.kernel, err = p.engine.kernel(op, &w); err != nil {
 		return form, need, who, err
 	}
+	form.tileRows = form.kernel.tileRows(group, queries)
 	form.walks = form.kernel.paged || form.kernel.pages && p.engine.hasEpilogue() && w.walks()
 	return form, need, who, nil
 }
@@ -328,15 +334,16 @@ func (p *Plan) assign(g *attn.Problem, seqs []attn.Sequence, rows int, form *for
 	if p.uncut && form.prefill.precise != nil && !form.both {
 		few = 0 // prefill kernels take operands of any type
 	}
-	p.schedule(g, p.seqs.data[:few], workers, form.paged)
+	p.schedule(g, p.seqs.data[:few], workers, form.paged, form.kernel.blockRows())
 	p.listPrefill(who)
 	return few
 }
 
-// tileRows returns the largest number of rows of the decode kernels' output tiles.
-func tileRows(group, queries int) int {
-	return min(BlockRows, min(max(queries, 1), BlockRows)*group)
-}
+// tileRows returns the largest number of rows of k's output tiles, if k is no prefill kernel.
+func (k *kernel) tileRows(group, queries int) int { return rowsOf(k.blockRows(), group, queries) }
+
+// rowsOf returns the number of rows of a sequence of `queries` queries, at most `most`.
+func rowsOf(most, group, queries int) int { return min(most, min(max(queries, 1), most)*group) }
 
 // measured is the size of a step.
 type measured struct {
@@ -576,9 +583,9 @@ func (p *Plan) prefetchPages(g *attn.Problem, walks bool) {
 const mostAhead = 255
 
 // pageBytes returns the size of a page's keys, or values. It returns 0 if the distance of two pages differs from that
-// size, or the size is large.
+// size, or the size is large, or values are in keys.
 func pageBytes(g *attn.Problem) int {
-	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Pages.Planes[0].At.Page && n < 1<<26 {
+	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Pages.Planes[0].At.Page && n < 1<<26 && g.Pages.Value.Plane > 0 {
 		return n * g.Pages.Planes[0].DType.Size()
 	}
 	return 0

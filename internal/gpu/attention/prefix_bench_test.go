@@ -166,7 +166,7 @@ func (m *machine) benchmarkPrefixes(b *testing.B, of forkTree, query attn.DType,
 			}
 			noError(b, p.buildPrefixes(&own, &p.form.sharing))
 			p.listPrefixes(seqs, &p.form.sharing)
-			p.schedule(&own, p.seqs.data, m.engine.blocks-n, true)
+			p.schedule(&own, p.seqs.data, m.engine.blocks-n, true, BlockRows)
 			p.prefetchPages(&own, p.form.walks)
 		}
 	}

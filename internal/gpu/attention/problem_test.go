@@ -105,13 +105,21 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 		s := randomShape(rng, o)
 		o.shape = &s
 	}
+	if o.shape.ValueDim != o.shape.Dim && in == reftest.Huge {
+		p.out = attn.Float32 // keys are values, and exceed float16
+	}
 	numbers := p.query
 	if o.mixed && p.query != p.kv {
 		p.query, numbers = attn.Float32, p.kv
 	}
 	p.Case = reftest.New(rng, *o.shape, in, enginetest.Format(numbers), enginetest.Format(p.kv))
+	pages := attn.Separate(p.kv, p.Dim, p.ValueDim, attn.PageStrides{}, attn.PageStrides{})
+	if p.latent() {
+		pages = latentPages(p.kv, p.Dim, p.ValueDim)
+		p.valuesInKeys()
+	}
 	p.geometry = attn.Problem{
-		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.Dim, Pages: attn.Separate(p.kv, p.Dim, p.Dim, attn.PageStrides{}, attn.PageStrides{}), Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed,
+		Heads: p.Heads, KVHeads: p.KVHeads, Dim: p.Dim, ValueDim: p.ValueDim, Pages: pages, Scale: p.Scale, Mask: p.Mask, Mixed: o.mixed,
 		Score: attn.Score{Cap: p.SoftCap, Slopes: attn.NewSlopes(p.Slopes)},
 	}
 	if o.forks {
@@ -130,6 +138,24 @@ func (m *machine) newProblem(t testing.TB, rng *rand.Rand, in reftest.Inputs, o 
 		m.Poison(t, x)
 	}
 	return p
+}
+
+// latentPages returns the format of keys whose first elements are the values.
+func latentPages(kv attn.DType, dim, value int) attn.Format {
+	return attn.Format{Planes: [attn.MostPlanes]attn.Plane{{DType: kv, Dim: dim}}, KeyPlanes: 1, Value: attn.Columns{Dim: value}}
+}
+
+// latent reports whether the values are the first elements of their keys.
+func (p *problem) latent() bool { return p.ValueDim != p.Dim }
+
+func (p *problem) valuesInKeys() {
+	for i := range p.Queries {
+		for j := range p.Keys[i] {
+			for h := range p.KVHeads {
+				copy(p.Value(i, j, h), p.Key(i, j, h))
+			}
+		}
+	}
 }
 
 // putBias copies the bias to the machine, with NaN for invisible keys.
@@ -191,9 +217,8 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 	g := &p.geometry
 	g.PageTokens = keys
 	g.Query, g.LSE = attn.Strides{Row: d, Head: queries * d}, attn.Strides{Row: 1, Head: queries}
-	g.Out = g.Query
-	g.Pages.Planes[0].At = attn.PageStrides{Page: p.KVHeads * keys * d, Head: keys * d, Row: d}
-	g.Pages.Planes[1].At = g.Pages.Planes[0].At
+	g.Out = attn.Strides{Row: p.ValueDim, Head: queries * p.ValueDim}
+	g.Pages = g.Pages.Packed(p.KVHeads, keys)
 	encode := func(x []float64, to attn.DType) []byte {
 		b := make([]byte, len(x)*to.Size())
 		for i, f := range x {
@@ -211,7 +236,7 @@ func (p *problem) layDense(m *machine, t testing.TB) {
 	for i := range n {
 		p.seqs = append(p.seqs, attn.Sequence{Row: i * p.Heads * queries, Queries: p.Queries[i], Keys: p.Keys[i], Pages: []int32{int32(i)}, Tree: p.TreeOf(i)})
 	}
-	p.o.Len, p.lse.Len = n*p.Heads*queries*d, n*p.Heads*queries
+	p.o.Len, p.lse.Len = n*p.Heads*queries*p.ValueDim, n*p.Heads*queries
 }
 
 // layPaged lays out the operands as a cache does: pages in random places, rows without a sequence between sequences,
@@ -244,9 +269,8 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 		p.rows, pages = same.rows, same.pages
 	}
 	g.Query, g.LSE = attn.Strides{Row: p.Heads * d, Head: d}, attn.Strides{Row: p.Heads, Head: 1}
-	g.Out = g.Query
-	g.Pages.Planes[0].At = attn.PageStrides{Page: p.KVHeads * p.pageTokens * d, Head: p.pageTokens * d, Row: d}
-	g.Pages.Planes[1].At = g.Pages.Planes[0].At
+	g.Out = attn.Strides{Row: p.Heads * p.ValueDim, Head: p.ValueDim}
+	g.Pages = g.Pages.Packed(p.KVHeads, p.pageTokens)
 
 	free := rng.Perm(pages)
 	q := enginetest.Poisoned(p.rows*p.Heads*d, p.query)
@@ -300,7 +324,7 @@ func (p *problem) layPaged(m *machine, t testing.TB, page int, same *decode) {
 	}
 	p.q, p.k, p.v = m.Put(t, q, p.query), m.Put(t, p.pool[0], p.kv), m.Put(t, p.pool[1], p.kv)
 	p.newK, p.newV = m.Put(t, fresh[0], newType), m.Put(t, fresh[1], newType)
-	p.o.Len, p.lse.Len = p.rows*p.Heads*d, p.rows*p.Heads
+	p.o.Len, p.lse.Len = p.rows*p.Heads*p.ValueDim, p.rows*p.Heads
 }
 
 func (p *problem) operands() *Operands {
@@ -398,8 +422,8 @@ func (p *problem) checkOtherRows(t testing.TB, out, lse []byte) {
 		if m {
 			continue
 		}
-		for c := range p.Dim {
-			x := enginetest.Get(out, i*p.Dim+c, p.out) // both have the same layout
+		for c := range p.ValueDim {
+			x := enginetest.Get(out, i*p.ValueDim+c, p.out) // both have the same layout
 			if p.rows > 0 && x != 0 || p.rows == 0 && !math.IsNaN(x) {
 				t.Fatalf("%v: row %d of no sequence is %v", p, i, x)
 			}

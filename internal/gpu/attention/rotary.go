@@ -20,7 +20,8 @@ type rotaryParams struct {
 	queryHeads, queryType    int32
 	pairs, interleaved       int32
 	factor                   float32
-	each                     int32 // thread blocks of a row
+	each, first              int32 // thread blocks of a row; the first rotated element of a head
+	_                        [4]byte
 	turns                    [rotaryPairs]attn.Turning
 }
 
@@ -51,7 +52,7 @@ func (e *Engine) loadRotary(g *attn.Problem) error {
 	if !rotates(g) || e.rotary != nil {
 		return nil
 	}
-	m, err := gpu.Module(e.dev, decodeUnit)
+	m, err := gpu.Module(e.dev, appendUnit)
 	if err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func (p *Plan) AppendRotated(s *cuda.Stream, to Pages, newK, newV, q, rotated gp
 	*r = rotaryParams{
 		Append: p.newRows, query: q.Address(), turned: rotated.Address(), positions: p.positions.address(&p.memory),
 		queryRow: int64(g.Query.Row), queryHead: int64(g.Query.Head), queryHeads: int32(g.Heads), queryType: gpu.Code(q.DType),
-		pairs: int32(g.Rotary.Turns.Len()), factor: float32(g.Rotary.Factor),
+		pairs: int32(g.Rotary.Turns.Len()), first: int32(g.Rotary.First), factor: float32(g.Rotary.Factor),
 	}
 	if g.Rotary.Interleaved {
 		r.interleaved = 1
@@ -123,7 +124,7 @@ func (p *Plan) AppendRotated(s *cuda.Stream, to Pages, newK, newV, q, rotated gp
 	r.each = int32(each)
 	p.args.Reset()
 	cuda.Struct(&p.args, r)
-	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[1].Data.Buffer, newK.Buffer, newV.Buffer, q.Buffer, rotated.Buffer, p.memory.table} {
+	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[p.form.geometry.Pages.Value.Plane].Data.Buffer, newK.Buffer, newV.Buffer, q.Buffer, rotated.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
 	grid := cuda.Grid{Blocks: [3]int{p.form.rows * each}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}

@@ -18,7 +18,7 @@ import (
 	"gorgonia.org/leanattention/internal/reftest"
 )
 
-// rotatedHead rotates a head.
+// rotatedHead rotates the first elements of x.
 func rotatedHead(x, cos, sin []float64, interleaved bool) {
 	for i := range cos {
 		a, b := i, i+len(cos)
@@ -36,7 +36,8 @@ func randomRotary(rng *rand.Rand, dim int) attn.Rotary {
 	for i := range w {
 		w[i] = math.Pow(5e5, -float64(i)/float64(pairs))
 	}
-	return attn.Rotary{HeadDim: dim, Interleaved: rng.IntN(2) == 0, Factor: enginetest.Pick(rng, 1, 1.1386), Turns: attn.TurningsOf(w)}
+	first := enginetest.Pick(rng, 0, 0, dim-2*pairs, rng.IntN(dim-2*pairs+1))
+	return attn.Rotary{HeadDim: dim, First: first, Interleaved: rng.IntN(2) == 0, Factor: enginetest.Pick(rng, 1, 1.1386), Turns: attn.TurningsOf(w)}
 }
 
 // testRotary: queries and new keys are rotated by the positions of their tokens. Values are not. Nothing else is
@@ -97,7 +98,7 @@ func testRotary(t *testing.T, m *machine, cases int, trees bool) {
 				x[c] = enginetest.Get(from, of+c, fromType)
 				length = max(length, math.Abs(x[c]))
 			}
-			rotatedHead(x, cos, sin, g.Rotary.Interleaved)
+			rotatedHead(x[g.Rotary.First:], cos, sin, g.Rotary.Interleaved)
 			for c, f := range x {
 				bound := enginetest.Format(dtype).Unit()*math.Abs(f) + 0x1p-20*length
 				if y := enginetest.Get(got, at+c, dtype); !(math.Abs(y-f) <= bound) {

@@ -57,7 +57,7 @@ func (p *Plan) ready(op string) error {
 // checkPages returns an error if the memory does not hold the plan's pages.
 func (p *Plan) checkPages(op string, pages *Pages) error {
 	g := &p.form.geometry
-	k, v := &pages[0].Data, &pages[1].Data
+	k, v := &pages[0].Data, &pages[g.Pages.Value.Plane].Data
 	need := 0
 	if p.lastPage >= 0 {
 		need = g.Pages.Planes[0].At.Extent(p.lastPage+1, g.KVHeads, p.mostSlots, g.Dim)
@@ -251,7 +251,7 @@ func (p *Plan) hold(o *Operands) {
 // fill writes the kernels' parameters, except the tensor maps.
 func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	a, g, m := &p.params, &p.form.geometry, &p.memory
-	a.keys, a.values, a.query, a.out, a.lse = o.Pages[0].Data.Address(), o.Pages[1].Data.Address(), o.Q.Address(), o.Out.Address(), 0
+	a.keys, a.values, a.query, a.out, a.lse = o.Pages[0].Data.Address(), o.Pages[g.Pages.Value.Plane].Data.Address(), o.Q.Address(), o.Out.Address(), 0
 	if o.LSE.Buffer != nil {
 		a.lse = o.LSE.Address()
 	}
@@ -283,7 +283,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 	if p.anyAppend && p.appended == o.Pages {
 		a.early = 1
 	}
-	if bytes := 2 * p.liveKeys * g.KVHeads * g.Dim * o.Pages[0].Data.DType.Size(); bytes > p.engine.info.L2Bytes/2 {
+	if bytes := p.liveKeys * g.KVHeads * tokenBytes(g); bytes > p.engine.info.L2Bytes/2 {
 		a.streamed = 1
 	}
 	a.queryType, a.outType = gpu.Code(o.Q.DType), gpu.Code(o.Out.DType)
@@ -292,7 +292,7 @@ func (p *Plan) fill(o *Operands, s *shape, c *config, box int) {
 
 // Append queues the storing of one layer's new keys and values into the slots of their sequences' last keys, or of
 // BuildPart. The new keys and values are rows of all KV heads, one for each token, and are converted to the type of the
-// pages.
+// pages. If values are in keys, newV is not read.
 //
 // Everything is checked first. Errors wrap attn.ErrShape, attn.ErrDType, ErrState,
 // or are the driver's.
@@ -320,7 +320,7 @@ func (p *Plan) AppendRows(s *cuda.Stream, to Pages, newK, newV gpu.Memory, heads
 	}
 	p.args.Reset()
 	cuda.Struct(&p.args, &p.newRows)
-	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[1].Data.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
+	for _, b := range [...]*cuda.Buffer{to[0].Data.Buffer, to[p.form.geometry.Pages.Value.Plane].Data.Buffer, newK.Buffer, newV.Buffer, p.memory.table} {
 		p.args.Hold(b)
 	}
 	err := p.engine.append.Launch(s, cuda.Grid{Blocks: [3]int{p.form.rows}, Threads: [3]int{appendThreads}, Overlap: p.engine.hasCopyEngine()}, &p.args)
@@ -340,7 +340,7 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 	if err := p.checkPages(op, to); err != nil {
 		return err
 	}
-	k, v := &to[0].Data, &to[1].Data
+	k, v := &to[0].Data, &to[g.Pages.Value.Plane].Data
 	if heads == 0 {
 		heads = g.KVHeads
 	}
@@ -352,18 +352,21 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 	if err := newK.Check(op, "the new k", need); err != nil {
 		return err
 	}
+	p.newRows = appendParams{
+		newKeys: newK.Address(), keys: k.Address(), slots: p.appending().Slots,
+		headRows: int32(g.Pages.Planes[0].At.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
+		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(row),
+	}
+	if g.Pages.Value.Plane < g.Pages.KeyPlanes {
+		return nil
+	}
 	if err := newV.Check(op, "the new v", need); err != nil {
 		return err
 	}
 	if newK.DType != newV.DType {
 		return gpu.Errorf(op, attn.ErrDType, "the new k is %v, the new v %v", newK.DType, newV.DType)
 	}
-	p.newRows = appendParams{
-		newKeys: newK.Address(), newValues: newV.Address(), keys: k.Address(), values: v.Address(),
-		slots:    p.appending().Slots,
-		headRows: int32(g.Pages.Planes[0].At.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
-		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(row),
-	}
+	p.newRows.newValues, p.newRows.values = newV.Address(), v.Address()
 	return nil
 }
 

@@ -123,8 +123,9 @@ func (p *Plan) mergeTogether() {
 	}
 }
 
-// schedule cuts the LeanTiles of the decode sequences, seqs, for `workers` thread blocks.
-func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool) {
+// schedule cuts the LeanTiles of the decode sequences, seqs, for `workers` thread blocks. Output tiles have at most
+// `block` rows.
+func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged bool, block int) {
 	group, tile, chunk := g.Group(), tileTokens(g), p.engine.shape(g.Pages.Planes[0].DType, g.Dim).keys
 	if g.Invariant {
 		chunk = tile // alignment of LeanTiles
@@ -134,8 +135,8 @@ func (p *Plan) schedule(g *attn.Problem, seqs []sequence, workers int, paged boo
 	for _, s := range seqs {
 		p.tiles = p.tiles[:0]
 		rows := int(s.queries) * group
-		for first := 0; first < rows; first += BlockRows {
-			n := keysOf(g, p.prefixes.cuts, &s, first, min(first+BlockRows, rows), chunk).Tiles(tile)
+		for first := 0; first < rows; first += block {
+			n := keysOf(g, p.prefixes.cuts, &s, first, min(first+block, rows), chunk).Tiles(tile)
 			p.tiles, longest = append(p.tiles, n), max(longest, int(n))
 		}
 		p.sched.Add(p.tiles)

@@ -130,7 +130,7 @@ func TestSlack(t *testing.T) {
 		for i := range c.batch {
 			p.seqs.data = append(p.seqs.data, sequence{row: int32(i), queries: 1, keys: int32(c.keys)})
 		}
-		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{})}, p.seqs.data, p.engine.blocks, false)
+		p.schedule(&attn.Problem{Heads: c.heads * c.group, KVHeads: c.heads, Dim: c.dim, ValueDim: c.dim, Pages: attn.Separate(attn.Float16, c.dim, c.dim, attn.PageStrides{}, attn.PageStrides{})}, p.seqs.data, p.engine.blocks, false, BlockRows)
 		if n := p.sched.Workers(); n != c.blocks {
 			t.Errorf("%+v: %d blocks", c, n)
 		}
@@ -139,7 +139,7 @@ func TestSlack(t *testing.T) {
 	p := Plan{engine: &Engine{blocks: 132, info: cuda.Info{Capability: 90}}, fused: true}
 	p.seqs.data = []sequence{{queries: 1, keys: 32768}}
 	for _, want := range []int{128, 132} {
-		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, Pages: attn.Separate(attn.Float16, 128, 128, attn.PageStrides{}, attn.PageStrides{})}, p.seqs.data, p.engine.blocks, false)
+		p.schedule(&attn.Problem{Heads: 32, KVHeads: 32, Dim: 128, ValueDim: 128, Pages: attn.Separate(attn.Float16, 128, 128, attn.PageStrides{}, attn.PageStrides{})}, p.seqs.data, p.engine.blocks, false, BlockRows)
 		if n := p.sched.Workers(); n != want {
 			t.Errorf("fused, %v: %d blocks, want %d", p.fused, n, want)
 		}
@@ -203,14 +203,14 @@ func TestWorth(t *testing.T) {
 				// As if fused, with all blocks in use.
 				all := Plan{engine: &Engine{blocks: 132, info: p.engine.info, Eager: true}}
 				all.seqs = p.seqs
-				all.schedule(&g, all.seqs.data, all.engine.blocks, c.page > 0)
+				all.schedule(&g, all.seqs.data, all.engine.blocks, c.page > 0, BlockRows)
 				p.fused = true
-				p.schedule(&g, p.seqs.data, p.engine.blocks, c.page > 0)
+				p.schedule(&g, p.seqs.data, p.engine.blocks, c.page > 0, BlockRows)
 				if !slices.Equal(p.works.data, all.works.data) {
 					t.Errorf("%+v, %v, capability %d: fused %d blocks", c, policy.Kind, capability, p.sched.Workers())
 				}
 				p.fused = false
-				p.schedule(&g, p.seqs.data, p.engine.blocks, c.page > 0)
+				p.schedule(&g, p.seqs.data, p.engine.blocks, c.page > 0, BlockRows)
 				shares := slices.ContainsFunc(p.works.data, func(w work) bool { return w.guests > 0 })
 				merge := shares && capability == 90 && !slices.ContainsFunc(p.works.data, func(w work) bool { return w.wholeTiles > 0 })
 				if policy.Kind == lean.StreamK && capability == 90 && (p.sched.Workers() != c.blocks || merge != c.together) {

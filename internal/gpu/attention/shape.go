@@ -14,6 +14,7 @@ import (
 // Constants of the kernels.
 const (
 	BlockRows     = 16 // rows of an output tile: those of a tensor core product
+	mostBlockRows = 64 // of kernels for keys that hold the values
 	ConsumerWarps = 4  // warps that multiply, at most
 	producerWarps = 4  // warps that copy keys and values, from 9.0 on: two of them fill every second slot
 	epilogueWarps = 4  // warps that merge and store output tiles, on 9.0 alone
@@ -52,12 +53,13 @@ const (
 type shape struct {
 	element attn.DType
 	dim     int
-	keys    int // of a chunk
-	blocks  int // column blocks of 128 bytes in a row
-	slot    int // bytes of a chunk's keys and values
-	ring    int // bytes of the ring, if shared memory suffices
-	query   int // bytes of queries in shared memory
-	width   int // floats between rows of a state in shared memory
+	keys    int  // of a chunk
+	blocks  int  // column blocks of 128 bytes in a row
+	slot    int  // bytes of a chunk's keys and values
+	ring    int  // bytes of the ring, if shared memory suffices
+	query   int  // bytes of queries in shared memory
+	width   int  // floats between rows of a state in shared memory
+	apart   bool // each copy has one column block
 }
 
 // shape returns the shape for the engine's GPU. From 9.0 on chunks are larger.
@@ -91,6 +93,9 @@ func (e *Engine) shape(element attn.DType, dim int) shape {
 // shapeOf returns the shape for a kernel of the table.
 func (e *Engine) shapeOf(k *kernel, dim int) shape {
 	s := e.shape(k.kv, dim)
+	if k.value > 0 {
+		s.keys, s.slot, s.apart = latentKeys, latentKeys*128, true
+	}
 	if k.row {
 		s.query = rowOperands
 	}
@@ -98,7 +103,7 @@ func (e *Engine) shapeOf(k *kernel, dim int) shape {
 }
 
 // tiles describes rows of keys to the copy engine. If rows are whole column blocks, a box can hold all blocks of a
-// chunk.
+// chunk, unless each copy has one.
 func (s *shape) tiles(rows, box int) cuda.Tiles {
 	size := s.element.Size()
 	row, column := uint64(s.dim*size), 128/size
@@ -106,7 +111,7 @@ func (s *shape) tiles(rows, box int) cuda.Tiles {
 	if row%128 == 0 {
 		t.Dims = [3]uint64{uint64(column), uint64(rows), uint64(s.blocks)}
 		t.Strides = [2]uint64{row, 128}
-		if box == s.keys {
+		if box == s.keys && !s.apart {
 			t.Box[2] = uint32(s.blocks)
 		}
 	} else {

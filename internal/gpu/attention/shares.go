@@ -47,8 +47,8 @@ func ScheduleOf(info cuda.Info, g attn.Problem, seqs []attn.Sequence) (Schedule,
 	}
 	p.assign(&g, seqs, 0, &form, who)
 	s := Schedule{Launches: p.launches(seqs, &form, who)}
-	rows := tileRows(g.Group(), need.Queries)
-	size := e.workspaceOf(rows, g.Dim)
+	rows := form.kernel.tileRows(g.Group(), need.Queries)
+	size := e.workspaceOf(rows, g.ValueDim)
 	s.Workspace = size.partials + size.counters + size.tagged + size.runs
 	if g.Invariant {
 		s.Workspace += e.statesBytes(&g, need.tiles, need.longest, rows)

@@ -18,6 +18,7 @@ type kernel struct {
 	entries    []string // of consecutive launches
 	kv         attn.DType
 	dims       []int
+	value      int  // width of values; 0: that of keys
 	rows       int  // least number of rows of a sequence: query positions times the heads of a group
 	paged      bool // a chunk of keys must be in pages of a power of two of tokens, at most prefetchedEntries of them
 	pages      bool // a chunk of keys may be in such pages
@@ -64,6 +65,9 @@ var (
 	// decodeFamily: thread blocks have ranges of LeanTiles. Output tiles have 16 rows.
 	decodeFamily = kernelFamily{shared: true, fits: decodeFits, run: (*Plan).runDecode}
 
+	// latentFamily: as decodeFamily, and values are the first elements of keys. Output tiles have up to 64 rows.
+	latentFamily = kernelFamily{shared: true, fits: latentFits, run: (*Plan).runLatent}
+
 	// prefillFamily: thread blocks have output tiles of 64 rows or more.
 	prefillFamily = kernelFamily{shared: true, fits: prefillFits, run: (*Plan).runPrefill}
 
@@ -79,9 +83,10 @@ func decodeFits(e *Engine, k *kernel, dim, rows int) bool {
 
 // Sets of features.
 const (
-	plainFeatures    = attn.Causal | attn.Rotates
+	plainFeatures    = attn.Causal | attn.Rotates | attn.RotatesBehind
 	scheduleFeatures = attn.OtherPolicy | attn.SetTiles | attn.SetWorkers // decode kernels alone
 	decodeFeatures   = plainFeatures | scheduleFeatures
+	latentFeatures   = decodeFeatures | attn.OtherValueDim | attn.ValuesInKeys
 
 	// rowFeatures are the features of kernels with one row in an output tile. A requested schedule takes the other
 	// kernels: a sequence's bits must not depend on the keys of other sequences, and longReads counts these.
@@ -99,6 +104,9 @@ func (k *kernel) multiple() int {
 	return 4
 }
 
+// blockRows returns the number of rows of an output tile, by which a sequence's rows are cut.
+func (k *kernel) blockRows() int { return max(BlockRows, k.tile.rows) }
+
 // configured returns the number of rows that a launch's configuration is for. With batch invariance it is always
 // BlockRows: warps share the keys of a LeanTile, and their number must not depend on the rows.
 func (k *kernel) configured(rows int) int {
@@ -111,15 +119,17 @@ func (k *kernel) configured(rows int) int {
 const (
 	decodeUnit         = "lean" // every plan needs this module
 	decodeVariantUnit  = "lean_variant"
+	latentUnit         = "latent"
+	appendUnit         = "append" // every plan needs this module
 	prefillUnit        = "prefill"
 	prefillVariantUnit = "prefill_variant"
 	variantEnd         = "_variant" // suffix of the names of kernels with scores
 )
 
-// Kernels in decodeUnit that store new keys and values of all types. rotaryEntry also applies a rotary embedding.
+// Kernels in appendUnit that store new keys and values of all types. rotaryEntry also applies a rotary embedding.
 const (
-	appendEntry = "lean_append"
-	rotaryEntry = "lean_append_turned"
+	appendEntry = "append_rows"
+	rotaryEntry = "append_rotated"
 )
 
 var (
@@ -136,7 +146,7 @@ const prefillRows = BlockRows + 1
 var headDims = []int{64, 80, 96, 128, 256}
 
 // table has a line for each kernel.
-var table = slices.Concat(prefillLines(), decodeLines(), unfusedLines())
+var table = slices.Concat(prefillLines(), decodeLines(), latentLines(), unfusedLines())
 
 // prefillTiles are the output tiles of prefill kernels of one head dim.
 type prefillTiles struct {
@@ -261,6 +271,21 @@ func decodeLines() (lines []kernel) {
 	return lines
 }
 
+// latentLines returns the lines of the kernels for keys that hold the values, those for most rows first.
+func latentLines() (lines []kernel) {
+	const dim, value = 576, 512
+	for _, kv := range gpu.Halves {
+		for _, t := range []struct{ rows, least int }{{64, 33}, {32, 17}, {16, 0}} {
+			name := fmt.Sprintf("latent_%s_%d", gpu.Name(kv), t.rows)
+			lines = append(lines, kernel{
+				family: &latentFamily, unit: latentUnit, entries: []string{name, name + "_precise"}, kv: kv, dims: []int{dim}, value: value,
+				rows: t.least, capability: hopper, tile: tile{rows: t.rows}, features: latentFeatures, needs: attn.ValuesInKeys,
+			})
+		}
+	}
+	return lines
+}
+
 // unfusedLines returns the lines of unfused attention.
 func unfusedLines() (lines []kernel) {
 	for _, kv := range gpu.Types {
@@ -298,7 +323,7 @@ type want struct {
 func (k *kernel) takes(w *want) bool {
 	g := w.problem
 	strides := g.Query.Row | g.Query.Head | g.Out.Row | g.Out.Head
-	return k.kv == g.Pages.Planes[0].DType && slices.Contains(k.dims, g.Dim) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
+	return k.kv == g.Pages.Planes[0].DType && slices.Contains(k.dims, g.Dim) && (k.value == 0 || k.value == g.ValueDim) && w.rows >= k.rows && (w.same || !k.same()) && !(w.rounds && (k.exact || k.parts > 1)) &&
 		w.features&^k.features == 0 && w.features&k.needs == k.needs &&
 		(g.Scale > 0 || !k.positive) && strides&(k.multiple()-1) == 0 &&
 		(!k.paged || w.walks()) && (!k.row || w.rows == 1 && w.long)
@@ -334,8 +359,8 @@ func supports(op string, g *attn.Problem, kernels []kernel) error {
 func supportsKeys(op string, g *attn.Problem) error {
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	switch {
-	case g.Pages.Planes[0].At != g.Pages.Planes[1].At:
-		return bad("key strides %+v, value strides %+v: they must be equal", g.Pages.Planes[0].At, g.Pages.Planes[1].At)
+	case g.Pages.Planes[0].At != g.Pages.ValuePlane().At:
+		return bad("key strides %+v, value strides %+v: they must be equal", g.Pages.Planes[0].At, g.Pages.ValuePlane().At)
 	case g.Pages.Planes[0].At.Row != g.Dim:
 		return bad("keys are %d elements apart; they must be contiguous", g.Pages.Planes[0].At.Row)
 	case g.Pages.Planes[0].At.Page%g.Dim != 0 || g.Pages.Planes[0].At.Head%g.Dim != 0:
@@ -353,7 +378,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 	multiple := 0
 	for i := range kernels {
 		k := &kernels[i]
-		if k.rows > w.rows || k.same() && !w.same || k.paged {
+		if k.rows > w.rows || k.same() && !w.same || k.paged || (w.features^k.needs)&attn.ValuesInKeys != 0 {
 			continue
 		}
 		can.Features |= k.features
@@ -373,6 +398,9 @@ func refusal(op string, w *want, kernels []kernel) error {
 		return err
 	}
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
+	if w.features&attn.ValuesInKeys != 0 {
+		return bad("keys of %d elements with values of %d in them: kernels have keys of 576 and values of 512", g.Dim, g.ValueDim)
+	}
 	if !slices.Contains(dims, g.Dim) {
 		return bad("head dim %d is not supported: kernels have head dims %v", g.Dim, dims)
 	}

@@ -16,7 +16,7 @@ func Stub(t *testing.T, capability int32) *fakedriver.Library {
 	lib := fakedriver.New(t)
 	s := lib.State()
 	s.Total, s.Major, s.Minor, s.SMs, s.Shared = 1<<32, capability/10, capability%10, 4, 232448
-	s.Argument("lean_append", 32)
+	s.Argument("append_rows", 32)
 	s.Argument("lean_", 8)
 	for _, family := range []string{"prefill_", "linear_", "matrix_", "batch_", "gemm_"} {
 		s.Argument(family, 8)

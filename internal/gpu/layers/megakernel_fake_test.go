@@ -22,6 +22,7 @@ import (
 // that is possible.
 func fakeStack(t *testing.T, sms int, sh stackShape) (*stack, func() string) {
 	m, lib, d := fakeDecoder(t, 90, sms, 232448)
+	lib.State().Argument("append_", 8)
 	d.leastPairs = 0
 	d.withoutSkinny()
 	s := newStack(t, m, d, nil, sh)
@@ -447,7 +448,7 @@ func TestMegakernelOfWideLayers(t *testing.T) {
 				}
 			}
 			const linear = "linear_f16"
-			if s, want := strings.Join(got, " "), fmt.Sprintf("%s lean_append lean_f16_%d", linear, sh.dim)+strings.Repeat(" "+linear, 4); s != want {
+			if s, want := strings.Join(got, " "), fmt.Sprintf("%s append_rows lean_f16_%d", linear, sh.dim)+strings.Repeat(" "+linear, 4); s != want {
 				t.Errorf("%s; want %s", s, want)
 			}
 			s.close(t)
