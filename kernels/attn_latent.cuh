@@ -63,12 +63,12 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
   static constexpr int WEIGHTS = KEYS * 128;       // bytes of a chunk's weights: rows of 64 columns
   using R = Reduce<S>;
   static_assert(S::FINISHERS == WARPS, "all warps that compute merge");
-  // Named barriers: READY of both groups; FREE: a chunk's weights are not needed any more; a group's own from GROUP on.
+  // Named barriers: 1 of both groups; FREE: a chunk's weights are not needed any more; a group's own from GROUP on.
   enum : int { READY = 1, FREE = 2, GROUP = 3, BEGUN = 5 };
 
   // What lies in shared memory behind the ring of `slots` blocks.
   struct Shared {
-    u32 ring, query, weights, full, empty;
+    u32 ring, query, weights, full, empty, begun;
     float* largest; // of each row, by the group that has had a chunk
     float* shrink;  // the same: what outputs are multiplied by
     float* factor;  // of each row: makes scores of products
@@ -82,9 +82,15 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
       char* rest = memory + slots * BLOCK + QUERY + WEIGHTS;
       lanes = (float*)rest, largest = lanes + WARPS * ROWS, shrink = largest + 2 * ROWS, factor = shrink + 2 * ROWS;
       shrinks = (int*)(factor + ROWS), reduce.last = shrinks + 4;
-      full = sharedAddress(reduce.last + 4), empty = full + slots * 8;
+      begun = sharedAddress(reduce.last + 4), full = begun + 16, empty = full + slots * 8;
     }
   };
+
+  // Of a group's warps.
+  __device__ static __forceinline__ void syncGroup(int group) {
+    if (group == 0) ThreadGroup{0, 4, GROUP}.sync();
+    else ThreadGroup{0, 4, GROUP + 1}.sync();
+  }
 
   // A place in the ring: the first block of a chunk.
   struct Cursor {
@@ -327,7 +333,7 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
     }
 #pragma unroll
     for (int k = 0; k < KEPT; k++) sh.lanes[warp * ROWS + rowOf((mine + k) / EACH, (mine + k) % EACH, lane)] = top[k];
-    ThreadGroup{0, 4, GROUP + group}.sync();
+    syncGroup(group);
     // The largest scores are those of all warps, and of the other group, which had the chunk before.
     if (warp * 32 < ROWS) {
       const int r = threadIdx.x % 128 % ROWS;
@@ -392,7 +398,7 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
         for (int i = live * 8 + threadIdx.x % 128; i < KEYS * 8; i += 128)
           asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(sh.ring + at[b].slot * BLOCK + i * 16), "r"(0) : "memory");
       fenceAsync();
-      ThreadGroup{0, 4, GROUP + group}.sync();
+      syncGroup(group);
     }
     const auto multiply = [&](float (&to)[TILES][4], int b, int k) {
       Wgmma<COLUMNS>::template columns<Math>(to, columnOperand(sh.ring + at[b].slot * BLOCK + k * 2048, 1024), columnOperand(sh.weights + k * 2048, 1024));
@@ -622,6 +628,7 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
     if (threadIdx.x == 0) {
       prefetchMap(&a.map);
       for (int s = 0; s < p.slots; s++) barrierInit(sh.full + s * 8, 1), barrierInit(sh.empty + s * 8, 4);
+      barrierInit(sh.begun, WARPS);
       opened();
     }
     __syncthreads();
@@ -633,7 +640,8 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
         if (together) R::look(a.meet, shares, sh.reduce, lane);
       } else if (warp == COUNTER && together) {
         waitForEarlier();
-        R::begin(a.meet, ThreadGroup{lane, WARPS + 1, BEGUN}, shares, sh.reduce);
+        barrierWait(sh.begun, 0); // all have read the launch's number
+        R::begin(a.meet, ThreadGroup{lane, 1, BEGUN}, shares, sh.reduce);
       }
       return;
     }
@@ -641,7 +649,8 @@ template <class T, int D_, int VALUES, int BLOCK_ROWS, bool PRECISE_> struct Lat
     waitForEarlier();
     if (threadIdx.x == 0) letNextStart();
     const u32 run = together ? R::nextRun(a.meet) : 0;
-    if (together) ThreadGroup{0, WARPS + 1, BEGUN}.arrive(); // the other warp counts, when all have read it
+    __syncwarp();
+    if (lane == 0) barrierArrive(sh.begun); // the other warp counts
     u64* const tagged = together ? a.meet.tagged : nullptr;
     const ThreadGroup workers{(int)threadIdx.x, WARPS, READY};
     const int group = warp / 4;

@@ -24,7 +24,7 @@ type latentParams struct {
 func (e *Engine) latentConfig(k *kernel, dim, parts int) (c config, ok bool) {
 	columns := min(k.tile.rows*parts, latentColumns)
 	rows, block := columns/parts, latentKeys*128
-	rest := dim/64*columns*128 + block + (latentWarps+5)*rows*4 + 2*16
+	rest := dim/64*columns*128 + block + (latentWarps+5)*rows*4 + 3*16
 	c = config{warps: latentWarps, slots: (e.info.SharedPerBlockMost - rest) / (block + 16), buffers: 1, threads: latentThreads}
 	c.shared = rest + c.slots*(block+16)
 	return c, c.slots >= dim/64+1
