@@ -122,6 +122,16 @@ func TestEmulatedRow(t *testing.T) {
 	testRow(t, m, reftest.Cases(t, 4, 100), 3000)
 }
 
+func TestEmulatedLatent(t *testing.T) {
+	m := emulatedGPU(t, 4)
+	if !m.engine.hasEpilogue() {
+		t.Skip("kernels for values in keys are those of 9.0")
+	}
+	testLatent(t, m, 22, 300)
+	testLatentSchedules(t, m, 300)
+	testLatentPasses(t, m)
+}
+
 func TestEmulatedNeighbours(t *testing.T) { testNeighbours(t, emulatedGPU(t, 3)) }
 
 func TestEmulatedAppend(t *testing.T) { testAppend(t, emulatedGPU(t, 3)) }

@@ -91,16 +91,6 @@ func testLatentPasses(t *testing.T, m *machine) {
 	noError(t, plan.Close())
 }
 
-func TestEmulatedLatent(t *testing.T) {
-	m := emulatedGPU(t, 4)
-	if !m.engine.hasEpilogue() {
-		t.Skip("kernels for values in keys are those of 9.0")
-	}
-	testLatent(t, m, 22, 300)
-	testLatentSchedules(t, m, 300)
-	testLatentPasses(t, m)
-}
-
 func TestGPULatent(t *testing.T) {
 	m := realGPU(t)
 	if !m.engine.hasEpilogue() {
