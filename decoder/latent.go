@@ -39,9 +39,7 @@ func readLatent(c *Config, eps float64, rank, width, nope, rotated int) *transfo
 		width: c.Size("kv_lora_rank", width), nope: c.Size("qk_nope_head_dim", nope), rope: c.Size("qk_rope_head_dim", rotated),
 		bias: c.Flag("attention_bias", false),
 	}
-	if raw, ok := c.raw("q_lora_rank"); ok && string(raw) == "null" {
-		c.ignore("q_lora_rank")
-	} else {
+	if !c.null("q_lora_rank") {
 		l.rank = c.Size("q_lora_rank", rank)
 	}
 	l.value = c.Size("v_head_dim", max(1, t.width/t.heads))
@@ -126,7 +124,7 @@ func readYoutu(c *Config) *transformer {
 	return t
 }
 
-// interleave says that the weights of rotated elements are for interleaved pairs.
+// interleave makes rotary embeddings turn elements 2i and 2i+1 together.
 func (t *transformer) interleave() {
 	for i := range t.rotary {
 		t.rotary[i].Interleaved = true

@@ -169,7 +169,7 @@ func layersOf[F float](r headLinear, s *headSizes, x, y []F, w weight.Matrix) []
 	return all
 }
 
-// transposed returns the transposed matrices of heads: numbers move, whatever their type is.
+// transposed returns the transposed matrices of heads, in the format of w.
 func (r headLinear) transposed(w weight.Matrix, s *headSizes) (t weight.Matrix, err error) {
 	t = weight.Matrix{Format: w.Format, Len: w.Len}
 	if w.Scales == nil {
@@ -191,22 +191,8 @@ func (r headLinear) transposed(w weight.Matrix, s *headSizes) (t weight.Matrix, 
 func transposedHeads[T any](w *weight.Matrix, heads, rows, columns int) unsafe.Pointer {
 	x, y := unsafe.Slice((*T)(w.Ptr), w.Len), dense.Make[T](w.Len)
 	n := rows * columns
-	eachRow(heads, n, func(h int) { transposeTo(y[h*n:][:n], x[h*n:][:n], rows, columns) })
+	eachRow(heads, n, func(h int) { transpose(y[h*n:][:n], x[h*n:][:n], 0, rows, rows, columns, columns) })
 	return unsafe.Pointer(unsafe.SliceData(y))
-}
-
-// transposeTo writes the transpose of a matrix to y.
-func transposeTo[T any](y, x []T, rows, columns int) {
-	const block = 32 // rows and columns of a block, which stays in the cache
-	for b := 0; b < rows; b += block {
-		for c := 0; c < columns; c += block {
-			for i := b; i < min(b+block, rows); i++ {
-				for j := c; j < min(c+block, columns); j++ {
-					y[j*rows+i] = x[i*columns+j]
-				}
-			}
-		}
-	}
 }
 
 // A gradient needs weights of the type of x.
@@ -250,7 +236,7 @@ func headsBackward[F float](r headLinear, of int, in []G.Value, grad G.Value) (G
 		}
 		n := s.in * s.out
 		for h := range r.heads {
-			a, b := columnsOf(dy[h*s.yHead:], s.rows, s.yRow, s.out), columnsOf(x[h*s.xHead:], s.rows, s.xRow, s.in)
+			a, b := transposed(dy[h*s.yHead:], s.rows, s.out, s.yRow), transposed(x[h*s.xHead:], s.rows, s.in, s.xRow)
 			out, in := s.out, s.in
 			if r.keys { // w has the transposed matrices
 				a, b, out, in = b, a, in, out
@@ -291,17 +277,6 @@ func headsBackward[F float](r headLinear, of int, in []G.Value, grad G.Value) (G
 		}
 	}
 	return t, nil
-}
-
-// columnsOf returns the first n columns of a matrix, transposed: n x rows.
-func columnsOf[F float](x []F, rows, row, n int) []F {
-	y := dense.Make[F](n * rows)
-	for i := range rows {
-		for j, v := range x[i*row:][:n] {
-			y[j*rows+i] = v
-		}
-	}
-	return y
 }
 
 var (

@@ -155,7 +155,7 @@ func linearBackward[F float](op linear, of int, in []G.Value, grad G.Value) (G.V
 	}
 	if i := slices.Index(at.w, of); i >= 0 { // dW is g^T x
 		p := &o.parts[i]
-		return t, multiply(d, transposed(g[i], p.Rows, p.Out), transposed(o.x, p.Rows, p.In), nil, p.Out, p.In, p.Rows)
+		return t, multiply(d, transposed(g[i], p.Rows, p.Out, p.Out), transposed(o.x, p.Rows, p.In, p.In), nil, p.Out, p.In, p.Rows)
 	}
 	sum := make([]float64, len(d))
 	for i, v := range g[slices.Index(at.b, of)] {
@@ -176,7 +176,7 @@ func linearGradX[F float](d []F, parts []cpulinear.Operands[F], g [][]F) error {
 			to = dense.Make[F](len(d))
 		}
 		w := unsafe.Slice((*F)(p.W.Ptr), p.W.Len)
-		if err := multiply(to, g[i], transposed(w, p.Out, p.In), before, p.Rows, p.In, p.Out); err != nil {
+		if err := multiply(to, g[i], transposed(w, p.Out, p.In, p.In), before, p.Rows, p.In, p.Out); err != nil {
 			return err
 		}
 		before = to
@@ -194,21 +194,28 @@ func multiply[F float](y, a, b, plus []F, rows, columns, n int) error {
 	return runLinear(&cpulinear.Operands[F]{Rows: rows, In: n, Out: columns, X: a, W: w, Residual: plus, Y: y})
 }
 
-// transposed returns the transpose of a matrix.
-func transposed[F float](x []F, rows, columns int) []F {
-	const block = 32 // rows and columns of a block, which stays in the cache
-	y := dense.Make[F](len(x))
-	eachRow((rows+block-1)/block, block*columns, func(b int) {
-		from, to := b*block, min((b+1)*block, rows)
-		for c := 0; c < columns; c += block {
-			for i := from; i < to; i++ {
-				for j := c; j < min(c+block, columns); j++ {
-					y[j*rows+i] = x[i*columns+j]
+// transposed returns the transpose of a matrix: the first columns of rows that begin each `row` elements.
+func transposed[F float](x []F, rows, columns, row int) []F {
+	y := dense.Make[F](rows * columns)
+	eachRow((rows+transposedBlock-1)/transposedBlock, transposedBlock*columns, func(b int) {
+		transpose(y, x, b*transposedBlock, min((b+1)*transposedBlock, rows), rows, columns, row)
+	})
+	return y
+}
+
+const transposedBlock = 32 // rows and columns of a block, which stays in the cache
+
+// transpose writes to y the part of a transpose that rows [from, to) of x make.
+func transpose[T any](y, x []T, from, to, rows, columns, row int) {
+	for b := from; b < to; b += transposedBlock {
+		for c := 0; c < columns; c += transposedBlock {
+			for i := b; i < min(b+transposedBlock, to); i++ {
+				for j := c; j < min(c+transposedBlock, columns); j++ {
+					y[j*rows+i] = x[i*row+j]
 				}
 			}
 		}
-	})
-	return y
+	}
 }
 
 var _ derivable = linear{}

@@ -273,7 +273,7 @@ func splitUp[T any](w *tensor.Dense, heads, nope int) (key, value *tensor.Dense)
 	keys, values := dense.Make[T](heads*nk), dense.Make[T](heads*nv)
 	eachRow(heads, nk+nv, func(h int) {
 		of := x[h*(nk+nv):][:nk+nv]
-		transposeTo(keys[h*nk:][:nk], of[:nk], nope, latent)
+		transpose(keys[h*nk:][:nk], of[:nk], 0, nope, nope, latent, latent)
 		copy(values[h*nv:], of[nk:])
 	})
 	return tensor.New(tensor.WithShape(heads*latent, nope), tensor.WithBacking(keys)),

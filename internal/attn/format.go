@@ -102,6 +102,9 @@ func (f *Format) Key() *Plane { return &f.Planes[0] }
 // ValuePlane returns the plane that values are in.
 func (f *Format) ValuePlane() *Plane { return &f.Planes[f.Value.Plane] }
 
+// InKeys reports whether values are parts of keys.
+func (f *Format) InKeys() bool { return f.Value.Plane < f.KeyPlanes }
+
 // KeyDim returns the elements of a key.
 func (f *Format) KeyDim() (n int) {
 	for i := range f.Planes[:f.KeyPlanes] {
@@ -115,7 +118,7 @@ func (f *Format) features() (x Feature) {
 	if f.KeyPlanes > 1 {
 		x |= SeveralPlanes
 	}
-	if f.Value.Plane < f.KeyPlanes {
+	if f.InKeys() {
 		x |= ValuesInKeys
 	}
 	for i := range f.planes() {

@@ -169,7 +169,7 @@ func attendLayer[F lean.Float](p *hostPlan, c *Call) (out, lse G.Value, err erro
 		return cpuattention.NewRows[F]{Rows: dense.Elements[F](v.(*tensor.Dense)), From: attn.PackedRows(g.KVHeads, dim)}
 	}
 	keys, values := rows(c.QKV[1], g.Dim), cpuattention.NewRows[F]{}
-	if g.Pages.Value.Plane >= g.Pages.KeyPlanes {
+	if !g.Pages.InKeys() {
 		values = rows(c.QKV[2], g.ValueDim)
 	}
 	if err := cpuattention.AppendLayer(cpu.Default(), &p.plan, p.seqs, &operands.Pages, keys, values); err != nil {

@@ -43,7 +43,7 @@ func AppendLayer[F lean.Float](e *cpu.Engine, p *Plan, seqs []attn.Sequence, to 
 	}
 	parts := r.parts[:1]
 	switch v := f.Value.Plane; {
-	case v >= f.KeyPlanes:
+	case !f.InKeys():
 		r.parts[1] = appendPart[F]{NewRows: values, dim: g.ValueDim}
 		r.parts[1].add(&f.Planes[v], to[v].Data, to[v].Scales)
 		parts = r.parts[:]

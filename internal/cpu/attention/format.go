@@ -65,7 +65,7 @@ func (d *decoder[F]) decode(i, page, slot int) {
 		}
 		key = key[len(part):]
 	}
-	if f.Value.Plane >= f.KeyPlanes {
+	if !f.InKeys() {
 		d.plane(value, f.Value.Plane, page, slot)
 	}
 }

@@ -6,6 +6,8 @@ import "gorgonia.org/leanattention/internal/cuda"
 // of shared memory in Latent::run.
 
 const (
+	latentDim     = 576 // of keys
+	latentValue   = 512 // of values
 	latentKeys    = 64  // of a chunk
 	latentColumns = 64  // of a product, at most: rows of an output tile, times the parts of a query
 	latentWarps   = 8   // that compute

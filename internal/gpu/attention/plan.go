@@ -308,7 +308,7 @@ func (p *Plan) choose(op string, g *attn.Problem, seqs []attn.Sequence, rows int
 	form.paged = need.Pages > need.Sequences || p.least.Pages > p.least.Sequences || need.splits
 	shape := p.engine.shape(g.Pages.Planes[0].DType, g.Dim)
 	block := BlockRows
-	if g.Pages.Value.Plane < g.Pages.KeyPlanes {
+	if g.Pages.InKeys() {
 		block = mostBlockRows
 	}
 	w := want{problem: g, features: g.Features(), rows: rowsOf(block, group, queries), pages: shape.pages(form.paged, g.PageTokens)}
@@ -585,7 +585,7 @@ const mostAhead = 255
 // pageBytes returns the size of a page's keys, or values. It returns 0 if the distance of two pages differs from that
 // size, or the size is large, or values are in keys.
 func pageBytes(g *attn.Problem) int {
-	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Pages.Planes[0].At.Page && n < 1<<26 && g.Pages.Value.Plane > 0 {
+	if n := g.PageTokens * g.KVHeads * g.Dim; n == g.Pages.Planes[0].At.Page && n < 1<<26 && !g.Pages.InKeys() {
 		return n * g.Pages.Planes[0].DType.Size()
 	}
 	return 0

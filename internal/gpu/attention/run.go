@@ -357,7 +357,7 @@ func (p *Plan) packAppend(op string, to *Pages, newK, newV gpu.Memory, heads int
 		headRows: int32(g.Pages.Planes[0].At.Head / g.Dim), heads: int32(g.KVHeads), dim: int32(g.Dim),
 		newType: gpu.Code(newK.DType), dtype: gpu.Code(k.DType), row: int32(row),
 	}
-	if g.Pages.Value.Plane < g.Pages.KeyPlanes {
+	if g.Pages.InKeys() {
 		return nil
 	}
 	if err := newV.Check(op, "the new v", need); err != nil {

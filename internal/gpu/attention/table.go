@@ -273,12 +273,11 @@ func decodeLines() (lines []kernel) {
 
 // latentLines returns the lines of the kernels for keys that hold the values, those for most rows first.
 func latentLines() (lines []kernel) {
-	const dim, value = 576, 512
 	for _, kv := range gpu.Halves {
 		for _, t := range []struct{ rows, least int }{{64, 33}, {32, 17}, {16, 0}} {
 			name := fmt.Sprintf("latent_%s_%d", gpu.Name(kv), t.rows)
 			lines = append(lines, kernel{
-				family: &latentFamily, unit: latentUnit, entries: []string{name, name + "_precise"}, kv: kv, dims: []int{dim}, value: value,
+				family: &latentFamily, unit: latentUnit, entries: []string{name, name + "_precise"}, kv: kv, dims: []int{latentDim}, value: latentValue,
 				rows: t.least, capability: hopper, tile: tile{rows: t.rows}, features: latentFeatures, needs: attn.ValuesInKeys,
 			})
 		}
@@ -399,7 +398,7 @@ func refusal(op string, w *want, kernels []kernel) error {
 	}
 	bad := func(format string, args ...any) error { return gpu.Errorf(op, attn.ErrUnsupported, format, args...) }
 	if w.features&attn.ValuesInKeys != 0 {
-		return bad("keys of %d elements with values of %d in them: kernels have keys of 576 and values of 512", g.Dim, g.ValueDim)
+		return bad("keys of %d elements with values of %d in them: kernels have keys of %d and values of %d", g.Dim, g.ValueDim, latentDim, latentValue)
 	}
 	if !slices.Contains(dims, g.Dim) {
 		return bad("head dim %d is not supported: kernels have head dims %v", g.Dim, dims)
