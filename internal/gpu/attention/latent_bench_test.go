@@ -9,7 +9,6 @@ import (
 
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/gpu"
-	"gorgonia.org/leanattention/internal/gpu/enginetest"
 )
 
 // BenchmarkGPULatent measures decode attention to keys of 576 numbers whose first 512 are the values, beside a kernel that
@@ -34,18 +33,10 @@ func BenchmarkGPULatent(b *testing.B) {
 				Query: attn.Strides{Row: c.heads * d, Head: d}, Out: attn.Strides{Row: c.heads * v, Head: v}, LSE: attn.Strides{Row: c.heads, Head: 1},
 			}
 			rng := rand.New(rand.NewPCG(1, 2))
-			noise := make([]byte, 1<<20)
 			memory := func(n int, dtype attn.DType) gpu.Memory {
-				buffer, err := m.Dev.NewBuffer(int64(n * dtype.Size()))
-				noError(b, err)
-				for i := range len(noise) / dtype.Size() {
-					enginetest.Put(noise, i, dtype, rng.NormFloat64())
-				}
-				for at := int64(0); at < buffer.Len(); at += int64(len(noise)) {
-					noError(b, buffer.Upload(at, noise[:min(int64(len(noise)), buffer.Len()-at)]))
-				}
-				b.Cleanup(func() { noError(b, buffer.Close()) })
-				return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
+				x := m.noise(b, rng, n, dtype)
+				b.Cleanup(func() { noError(b, x.Buffer.Close()) })
+				return x
 			}
 			pages := attn.Ceil(c.keys, c.page)
 			bytes := c.batch * c.keys * d * 2
@@ -69,39 +60,15 @@ func BenchmarkGPULatent(b *testing.B) {
 			noError(b, plan.Build(g, seqs, rows))
 			noError(b, plan.Upload(m.Stream))
 			b.Cleanup(func() { noError(b, plan.Close()) })
-			graphOf := func(launch func(i int) error) func() time.Duration {
-				graph, err := m.Stream.Capture(func() error {
-					for i := range launches {
-						if err := launch(i % layers); err != nil {
-							return err
-						}
-					}
-					return nil
-				})
-				noError(b, err)
-				b.Cleanup(func() { noError(b, graph.Close()) })
-				begin, err := m.Dev.NewEvent(true)
-				noError(b, err)
-				end, err := m.Dev.NewEvent(true)
-				noError(b, err)
-				return func() time.Duration {
-					noError(b, m.Stream.Launch(graph))
-					noError(b, m.Stream.Record(begin))
-					noError(b, m.Stream.Launch(graph))
-					noError(b, m.Stream.Record(end))
-					noError(b, m.Stream.Synchronize())
-					t, err := end.Since(begin)
-					noError(b, err)
-					return t / launches
-				}
-			}
 			var reads []func() error
 			for i := range all {
 				reads = append(reads, m.Ceiling(b, all[i], sink))
 			}
 			runs := []func() time.Duration{
-				graphOf(func(i int) error { return plan.Run(m.Stream, &Operands{Q: q, Out: out, Pages: attn.InPlanes(all[i])}) }),
-				graphOf(func(i int) error { return reads[i]() }),
+				m.timed(b, launches, func(i int) error {
+					return plan.Run(m.Stream, &Operands{Q: q, Out: out, Pages: attn.InPlanes(all[i%layers])})
+				}),
+				m.timed(b, launches, func(i int) error { return reads[i%layers]() }),
 			}
 			took := make([][]time.Duration, len(runs))
 			for range 15 {

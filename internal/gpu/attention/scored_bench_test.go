@@ -134,18 +134,8 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			}
 			return seqs
 		}
-		noise, rng := make([]byte, 1<<20), rand.New(rand.NewPCG(1, 2))
-		memory := func(n int, dtype attn.DType) gpu.Memory {
-			buffer, err := m.Dev.NewBuffer(int64(n * dtype.Size()))
-			noError(b, err)
-			for i := range len(noise) / dtype.Size() { // zeros take less power
-				enginetest.Put(noise, i, dtype, rng.NormFloat64())
-			}
-			for at := int64(0); at < buffer.Len(); at += int64(len(noise)) {
-				noError(b, buffer.Upload(at, noise[:min(int64(len(noise)), buffer.Len()-at)]))
-			}
-			return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
-		}
+		rng := rand.New(rand.NewPCG(1, 2))
+		memory := func(n int, dtype attn.DType) gpu.Memory { return m.noise(b, rng, n, dtype) }
 		rows := c.batch * c.queries
 		all := c.batch * attn.Ceil(c.keys, page) * page * c.kv * d
 		o := Operands{Q: memory(rows*c.heads*d, attn.Float16), Out: memory(rows*c.heads*d, attn.Float16), Pages: attn.InPlanes(memory(all, attn.Float16), memory(all, attn.Float16)), Bias: memory(c.keys, attn.Float32), Sinks: memory(c.heads, attn.Float32)}
@@ -168,30 +158,8 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 			if v.wide {
 				o.Q, o.Out = wide[0], wide[1]
 			}
-			graph, err := m.Stream.Capture(func() error {
-				for range 8 {
-					if err := plan.Run(m.Stream, &o); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-			noError(b, err)
-			begin, err := m.Dev.NewEvent(true)
-			noError(b, err)
-			end, err := m.Dev.NewEvent(true)
-			noError(b, err)
-			runs = append(runs, func() time.Duration {
-				noError(b, m.Stream.Launch(graph))
-				noError(b, m.Stream.Record(begin))
-				noError(b, m.Stream.Launch(graph))
-				noError(b, m.Stream.Record(end))
-				noError(b, m.Stream.Synchronize())
-				t, err := end.Since(begin)
-				noError(b, err)
-				return t / 8
-			})
-			b.Cleanup(func() { noError(b, graph.Close()); noError(b, plan.Close()) })
+			b.Cleanup(func() { noError(b, plan.Close()) })
+			runs = append(runs, m.timed(b, 8, func(int) error { return plan.Run(m.Stream, &o) }))
 		}
 		for range 15 {
 			for i, run := range runs {
@@ -210,6 +178,49 @@ func (m *machine) benchmarkVariants(b *testing.B, c benchStep, variants []benchV
 		}
 		b.ReportMetric(0, "ns/op")
 	})
+}
+
+// noise returns new memory with random numbers, since zeros take less power.
+func (m *machine) noise(b *testing.B, rng *rand.Rand, n int, dtype attn.DType) gpu.Memory {
+	buffer, err := m.Dev.NewBuffer(int64(n * dtype.Size()))
+	noError(b, err)
+	noise := make([]byte, 1<<20)
+	for i := range len(noise) / dtype.Size() {
+		enginetest.Put(noise, i, dtype, rng.NormFloat64())
+	}
+	for at := int64(0); at < buffer.Len(); at += int64(len(noise)) {
+		noError(b, buffer.Upload(at, noise[:min(int64(len(noise)), buffer.Len()-at)]))
+	}
+	return gpu.Memory{Buffer: buffer, DType: dtype, Len: n}
+}
+
+// timed returns a function that runs a graph of so many launches, once to warm up and once measured. The function returns the time of
+// a launch.
+func (m *machine) timed(b *testing.B, launches int, launch func(i int) error) func() time.Duration {
+	graph, err := m.Stream.Capture(func() error {
+		for i := range launches {
+			if err := launch(i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	noError(b, err)
+	b.Cleanup(func() { noError(b, graph.Close()) })
+	begin, err := m.Dev.NewEvent(true)
+	noError(b, err)
+	end, err := m.Dev.NewEvent(true)
+	noError(b, err)
+	return func() time.Duration {
+		noError(b, m.Stream.Launch(graph))
+		noError(b, m.Stream.Record(begin))
+		noError(b, m.Stream.Launch(graph))
+		noError(b, m.Stream.Record(end))
+		noError(b, m.Stream.Synchronize())
+		t, err := end.Since(begin)
+		noError(b, err)
+		return t / time.Duration(launches)
+	}
 }
 
 // BenchmarkGPUVariants measures every mask and score change in output tiles of all numbers of rows, by decode kernels and
