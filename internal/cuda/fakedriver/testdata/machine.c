@@ -153,7 +153,7 @@ static void append(const struct append *p, int rows) {
 		for (int i = 0; slot >= 0 && i < p->heads * p->dim; i++) {
 			int64_t to = (int64_t)(slot + i / p->dim * p->head_rows) * p->dim + i % p->dim, from = (int64_t)row * p->row + i;
 			put(p->keys, to, p->type, get(p->new_keys, from, p->new_type));
-			put(p->values, to, p->type, get(p->new_values, from, p->new_type));
+			if (p->values) put(p->values, to, p->type, get(p->new_values, from, p->new_type));
 		}
 	}
 }
@@ -245,7 +245,7 @@ static void elementwise(const char *name, void **params) {
 static result launch(struct object *fn, unsigned blocks, void **params) {
 	int dim = 0; // of lean_<type>_<dim>, and of what may follow
 	sscanf(fn->name, "lean_%*[^_]_%d", &dim);
-	if (!strcmp(fn->name, "lean_append")) append(params[0], blocks);
+	if (!strcmp(fn->name, "append_rows")) append(params[0], blocks);
 	else if (!strncmp(fn->name, "lean_bf16", 9)) attend(params[0], blocks, BF16, dim);
 	else if (!strncmp(fn->name, "lean_f16", 8)) attend(params[0], blocks, F16, dim);
 	else if (!strncmp(fn->name, "lean_f32", 8)) attend(params[0], blocks, F32, dim);
