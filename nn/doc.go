@@ -3,7 +3,7 @@
 //
 //   - [Linear], [Linears], [GatedLinear]: linear layers with norm, activation, gate and residual in one node
 //   - [HeadLinear]: a matrix for each head
-//   - [MLA]: multi-head latent attention, with [SplitKVUp] for its weights
+//   - [MLA]: multi-head latent attention, with [SplitKVUp] for its weights, and [TPLA], an approximation over several devices
 //   - [LayerNorm], [RMSNorm], [QKNorm]
 //   - [Rotary]: rotary embedding
 //   - [Activate], [GLU]: activations and gated linear units without their layers

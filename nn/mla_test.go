@@ -26,6 +26,8 @@ type mlaCase struct {
 	bias, rotate, interleaved bool
 	scale                     float64
 	x                         map[string][]float64 // weights and x
+
+	latents *nn.LatentWeights // in place of weights of x; nil: none
 }
 
 func newMLACase(rng *rand.Rand, i int) *mlaCase {
@@ -73,56 +75,67 @@ func (c *mlaCase) shapes() map[string][]int {
 
 const mlaEps = 1e-3
 
-// want computes the attention of the rows, one text from position 0 on, by the formulas of MLA.
-func (c *mlaCase) want() []float64 {
-	linear := func(x []float64, w, bias string) []float64 {
-		s := c.shapes()[w]
-		y := make([]float64, s[0])
-		for o := range y {
-			for j, v := range x {
-				y[o] += v * c.x[w][o*s[1]+j]
-			}
-			if b := c.x[bias]; b != nil {
-				y[o] += b[o]
-			}
+// linear is x w^T + b.
+func (c *mlaCase) linear(x, w, b []float64) []float64 {
+	y := make([]float64, len(w)/len(x))
+	for o := range y {
+		for j, v := range x {
+			y[o] += v * w[o*len(x)+j]
 		}
-		return y
+		if b != nil {
+			y[o] += b[o]
+		}
 	}
-	norm := func(x []float64, gamma string) []float64 {
-		sum := 0.0
-		for _, v := range x {
-			sum += v * v
-		}
-		y := make([]float64, len(x))
-		for i, v := range x {
-			y[i] = v / math.Sqrt(sum/float64(len(x))+mlaEps) * c.x[gamma][i]
-		}
-		return y
+	return y
+}
+
+func (c *mlaCase) norm(x []float64, gamma string) []float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v * v
 	}
-	rotated := func(x []float64, at int) []float64 {
+	y := make([]float64, len(x))
+	for i, v := range x {
+		y[i] = v / math.Sqrt(sum/float64(len(x))+mlaEps) * c.x[gamma][i]
+	}
+	return y
+}
+
+// project returns the latent vector of a row before its norm, the rotated elements behind it, and the queries of all heads, rotated.
+func (c *mlaCase) project(row int, down, bias []float64) (latents, turned, q []float64) {
+	rotated := func(x []float64) []float64 {
 		y := slices.Clone(x)
 		for i := 0; i < len(x)/2 && c.rotate; i++ {
 			a, b := i, i+len(x)/2
 			if c.interleaved {
 				a, b = 2*i, 2*i+1
 			}
-			s, cos := math.Sincos(float64(at) * math.Pow(10000, -2*float64(i)/float64(len(x))))
+			s, cos := math.Sincos(float64(row) * math.Pow(10000, -2*float64(i)/float64(len(x))))
 			y[a], y[b] = x[a]*cos-x[b]*s, x[b]*cos+x[a]*s
 		}
 		return y
 	}
+	x := c.norm(c.x["x"][row*c.width:][:c.width], "gamma")
+	q = x
+	if c.rank > 0 {
+		q = c.norm(c.linear(x, c.x["query down"], c.x["query bias"]), "query norm")
+	}
+	q = c.linear(q, c.x["query"], nil)
+	for h := range c.heads {
+		of := q[h*(c.nope+c.rope):][:c.nope+c.rope]
+		copy(of[c.nope:], rotated(of[c.nope:]))
+	}
+	latents = c.linear(x, down, bias)
+	return latents[:c.latent], rotated(latents[c.latent:]), q
+}
+
+// want computes the attention of the rows, one text from position 0 on, by the formulas of MLA.
+func (c *mlaCase) want() []float64 {
 	var keys, values [][][]float64 // row, head
 	var all []float64
 	for row := range c.rows {
-		x := norm(c.x["x"][row*c.width:][:c.width], "gamma")
-		q := x
-		if c.rank > 0 {
-			q = norm(linear(x, "query down", "query bias"), "query norm")
-		}
-		q = linear(q, "query", "")
-		down := linear(x, "down", "down bias")
-		r := rotated(down[c.latent:], row)
-		up := linear(norm(down[:c.latent], "norm"), "up", "")
+		latents, r, q := c.project(row, c.x["down"], c.x["down bias"])
+		up := c.linear(c.norm(latents, "norm"), c.x["up"], nil)
 		var k, v [][]float64
 		for h := range c.heads {
 			of := up[h*(c.nope+c.value):][:c.nope+c.value]
@@ -131,7 +144,6 @@ func (c *mlaCase) want() []float64 {
 		keys, values = append(keys, k), append(values, v)
 		for h := range c.heads {
 			qh := q[h*(c.nope+c.rope):][:c.nope+c.rope]
-			qh = slices.Concat(qh[:c.nope], rotated(qh[c.nope:], row))
 			y, total := make([]float64, c.value), 0.0
 			for j := range row + 1 {
 				score := 0.0
@@ -159,7 +171,17 @@ func (c *mlaCase) graph(t *testing.T, dtype tensor.Dtype, expanded bool) (g *G.E
 	leaf := func(name string, v *tensor.Dense) {
 		in[name] = G.NewTensor(g, dtype, len(v.Shape()), G.WithShape(v.Shape()...), G.WithName(name), G.WithValue(v))
 	}
+	if w := c.latents; w != nil {
+		for name, v := range map[string]*tensor.Dense{"down": w.Down, "down bias": w.DownBias, "norm": w.Norm, "key": w.Key, "value": w.Value} {
+			if v != nil {
+				leaf(name, v)
+			}
+		}
+	}
 	for name, shape := range c.shapes() {
+		if in[name] != nil || name == "up" && c.latents != nil {
+			continue
+		}
 		var v *tensor.Dense
 		if v = tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(c.x[name]))); dtype == tensor.Float32 {
 			short := make([]float32, len(c.x[name]))
