@@ -589,7 +589,7 @@ func TestBadInputNewCache(t *testing.T) {
 		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<28 }, la.ErrShape, "2147483647 pages"},
 		{func(c *la.CacheConfig) { c.Pages, c.PageSize = math.MaxInt32, 1<<20 }, noMachine, "2147483647 pages"}, // where an int has 64 bits, they fit an int
 		{func(c *la.CacheConfig) { c.DType = tensor.Float64 }, la.ErrDType, "DType is float64"},
-		{func(c *la.CacheConfig) { c.DType = tensor.Int8 }, la.ErrDType, "DType is int8"},
+		{func(c *la.CacheConfig) { c.DType = tensor.Int16 }, la.ErrDType, "DType is int16"},
 	} {
 		cfg := good
 		c.change(&cfg)

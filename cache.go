@@ -36,8 +36,15 @@ type CacheConfig struct {
 	// BFloat16.
 	ValuesInKeys bool
 
-	// DType is the element type that keys and values are stored in:
-	// tensor.Float32 (also the zero value), [Float16] or [BFloat16].
+	// DType is the element type that keys and values are stored in: tensor.Float32 (also the zero value), [Float16], [BFloat16],
+	// [E4M3] or tensor.Int8. The last two are for CPUs, and have scales:
+	//
+	//   - An element x with the scale s stands for x*s. The largest element of a row, which is a key or a value, is stored as 448
+	//     (E4M3) or 127 (Int8). The row and its scale depend on nothing else, so chunks and batches change no bit.
+	//   - Each token and KV head has a float32 scale for its key and one for its value.
+	//   - With ValuesInKeys, each 128 elements of a value have a scale, the rest of the key is stored as BFloat16, DType is E4M3,
+	//     and ValueDim is a multiple of 128. A latent vector of 512 + 64 elements takes 656 bytes.
+	//   - Infinities become the largest float32. A row with NaN is NaN in all its elements.
 	DType tensor.Dtype
 
 	PageSize int // tokens of a page; 0: 64
@@ -204,7 +211,7 @@ func NewCache(config CacheConfig) (cache *Cache, err error) {
 //
 //	Layers * Pages * KVHeads * PageSize * (HeadDim + ValueDim) * bytes of an element
 //
-// With ValuesInKeys, HeadDim stands in place of the sum. Bytes allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
+// With ValuesInKeys, HeadDim stands in place of the sum. Scales of 8-bit elements are further bytes. Bytes allocates nothing, and does not check free memory or the kernels of a GPU. Errors: [ErrShape], [ErrDType], [ErrOption].
 func (c CacheConfig) Bytes() (int64, error) {
 	l, err := c.layout("CacheConfig.Bytes")
 	return l.bytes, err
@@ -259,8 +266,16 @@ func (c CacheConfig) layout(op string) (l cacheLayout, err error) {
 		return l, errs.Errorf(op, ErrOption, "Shard is %v, none of ShardAuto, ShardHeads and ShardContext", c.Shard)
 	}
 	format, ok := c.format()
-	if !ok {
-		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16 or BFloat16", c.DType)
+	switch {
+	case ok && c.ValuesInKeys && format.Key().Scales != attn.NoScales:
+		if c.DType != E4M3 {
+			return l, errs.Errorf(op, ErrUnsupported, "DType is %v with ValuesInKeys; it must be float32, Float16, BFloat16 or E4M3", c.DType)
+		}
+		if c.ValueDim%kvstore.LatentGroup != 0 {
+			return l, errs.Errorf(op, ErrUnsupported, "ValueDim is %d with ValuesInKeys and E4M3; it must be a multiple of %d, the columns of a scale", c.ValueDim, kvstore.LatentGroup)
+		}
+	case !ok:
+		return l, errs.Errorf(op, ErrDType, "DType is %v; it must be float32, Float16, BFloat16, E4M3 or int8", c.DType)
 	}
 	l.config, l.store = c, kvstore.Config{Layers: c.Layers, KVHeads: c.KVHeads, PageSize: c.PageSize, Pages: c.Pages, Format: format,
 		Window: c.Window, SinkTokens: c.SinkTokens, Device: c.Device.Internal(), Shard: kvstore.Sharding(c.Shard)}

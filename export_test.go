@@ -120,6 +120,15 @@ func FillPages(c *Cache, block []byte) error {
 }
 
 func (c *Cache) eachSlab(visit func(attn.DType, []byte)) {
+	if host, ok := c.store.(*kvstore.HostPages); ok {
+		format, _ := c.config.format()
+		for i := range host.Layers {
+			for s := range format.Slabs {
+				visit(s.DType, slabBytes(*host.Layers[i].At(s)))
+			}
+		}
+		return
+	}
 	v := c.testView()
 	for i := range v.keys {
 		for _, b := range [...]cpu.Buffer{v.keys[i], v.values[i]} {
@@ -236,6 +245,8 @@ func poison(t attn.DType, bytes []byte) {
 		attn.Float32:  {0, 0, 0xc0, 0x7f},
 		attn.Float16:  {0, 0x7e},
 		attn.BFloat16: {0xc0, 0x7f},
+		attn.E4M3:     {0x7f},
+		attn.Int8:     {0x80},
 	}[t]
 	for i := range bytes {
 		bytes[i] = nan[i%len(nan)]

@@ -845,7 +845,7 @@ func TestMessages(t *testing.T) {
 	wantError(t, second(la.LogSumExp(nil)), la.ErrGraph, "LogSumExp", "out is nil")
 	wantError(t, second(la.LogSumExp(q)), la.ErrGraph, "LogSumExp", `out is node `, `(input "q"): it must be the node of Attention or CachedAttention`)
 	wantError(t, second(la.Default(q, q, q, la.WithLengths(x))), la.ErrUnsupported, "Default", "option WithLengths: it is for Attention")
-	for text, of := range map[string]tensor.Dtype{"[]float32": {Type: reflect.TypeFor[[]float32]()}, "int8": tensor.Int8} {
+	for text, of := range map[string]tensor.Dtype{"[]float32": {Type: reflect.TypeFor[[]float32]()}, "int16": tensor.Int16} {
 		_, err := la.NewCache(la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 4, Pages: 1, DType: of})
 		wantError(t, err, la.ErrDType, "NewCache", "DType is "+text)
 	}

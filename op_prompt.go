@@ -42,7 +42,7 @@ import (
 //   - Options: [WithRotary] rotates latents, and q and k in the same way: as many elements of their heads, the first or the last ones.
 //     [WithSinks] is [ErrUnsupported], and there is no [LogSumExp].
 //   - Keys and values have the cache's type, in memory that the step keeps.
-//   - Devices: CPUs alone.
+//   - Devices: CPUs alone. Caches: those of 8 bits are [ErrUnsupported].
 func PromptAttention(q, k, v, latents *G.Node, heads int, layer Layer, opts ...Option) (out *G.Node, err error) {
 	const op = "PromptAttention"
 	defer errs.RecoverTo(op, &err)
@@ -67,6 +67,8 @@ func PromptAttention(q, k, v, latents *G.Node, heads int, layer Layer, opts ...O
 		return nil, errs.Errorf(op, ErrShape, "layer %d of a cache with %d layers", layer.index, cfg.Layers)
 	case !cfg.ValuesInKeys:
 		return nil, errs.Errorf(op, ErrUnsupported, "the cache has values of its own: make a cache with ValuesInKeys, or call CachedAttention")
+	case cfg.DType.Size() == 1: // chunks attend to what the cache stores, and keys made from latents would not be rounded
+		return nil, errs.Errorf(op, ErrUnsupported, "the cache is of %v: make a cache of Float16, BFloat16 or float32, or call CachedAttention", cfg.DType)
 	case !ok:
 		return nil, errs.Errorf(op, ErrUnsupported, "the cache is on %s: keep the cache in host memory", s.cache.store.Where())
 	}

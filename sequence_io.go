@@ -9,6 +9,8 @@ import (
 	"math"
 	"slices"
 
+	"gorgonia.org/leanattention/internal/attn"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/kvstore"
 
 	"gorgonia.org/leanattention/internal/errs"
@@ -21,7 +23,7 @@ import (
 //	offset  bytes
 //	 0      8      "LEANSEQ\n"
 //	 8      4      version: 1, or 2 where tokens were given back
-//	12      4      element type: 1 float32, 2 float16, 3 bfloat16
+//	12      4      element type: 1 float32, 2 float16, 3 bfloat16, 4 e4m3, 5 int8
 //	16      4      Layers
 //	20      4      KVHeads
 //	24      4      HeadDim
@@ -31,7 +33,8 @@ import (
 //	48      8      only in version 2: the first token behind those
 //	40, 56  4      CRC-32C of all before
 //	44, 60         for each layer: its keys (tokens, KVHeads, HeadDim), then its values (tokens, KVHeads, ValueDim);
-//	               scales (tokens, KVHeads, scales of a row) follow what they scale
+//	               scales (tokens, KVHeads, scales of a row) follow what they scale; the bfloat16 part of e4m3 keys with
+//	               values in them comes last
 //	end     4      CRC-32C of all before
 //
 // Data are those of the tokens that were not given back. Nothing in it depends on pages or on
@@ -51,7 +54,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // WriteTo saves the sequence's keys and values, for [Cache.ReadSequence]. It implements io.WriterTo: n is the number of bytes
 // written, also after an error.
 //
-//   - Size: 48 bytes and Len*Layers*KVHeads*(HeadDim+ValueDim) elements, bit for bit. After pages were freed
+//   - Size: 48 bytes and Len*Layers*KVHeads*(HeadDim+ValueDim) elements with their scales, bit for bit. After pages were freed
 //     ([CacheConfig].Window): 64 bytes and the kept tokens, which are the SinkTokens and the last Window+Rewind-1.
 //   - The bytes do not depend on the page size, nor on the device. They do not say which model and which tokens they are of.
 //   - Pieces have at most 1 MB, or one token's keys of a layer if these are larger.
@@ -62,6 +65,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Errors:
 //
 //   - [ErrState] while the sequence is in an open step; [ErrClosed]; errors of w
+//   - [ErrFormat] for NaN in a cache of E4M3 or Int8, which ReadSequence would refuse
 //   - on a GPU: errors of the GPU; [ErrUnsupported] during [GPU.Record]; under the build tag cuda [ErrClosed] after the machine with
 //     the tokens was closed
 //
@@ -88,6 +92,9 @@ func (s *Sequence) WriteTo(w io.Writer) (n int64, err error) {
 			return err
 		}
 		part.copyTokens(false)
+		if err := part.checkNumbers(op); err != nil {
+			return err
+		}
 		if out.n == 0 { // the pages can be read
 			if err := out.write(header); err != nil {
 				return err
@@ -141,7 +148,7 @@ func (c *Cache) giveUp(op string, s *Sequence) error {
 //
 // Errors, after which the cache is as before:
 //
-//   - [ErrFormat]: not a saved sequence, damaged, or cut short. The error is also io.EOF if r is empty, else io.ErrUnexpectedEOF.
+//   - [ErrFormat]: not a saved sequence, damaged, NaN in 8 bits, or cut short. The error is also io.EOF if r is empty, else io.ErrUnexpectedEOF.
 //   - [ErrUnsupported]: another version of the format
 //   - [ErrShape], [ErrDType]: another cache, or one that needs freed tokens
 //   - [ErrCacheFull]: too few free pages; [ErrLength]: more tokens than all pages hold; [ErrClosed]; errors of r
@@ -171,6 +178,9 @@ func (c *Cache) ReadSequence(r io.Reader) (_ *Sequence, err error) {
 	}()
 	err = read.eachPart(gone, func(part *sequencePart) error {
 		if err := in.read(part.tokens); err != nil {
+			return err
+		}
+		if err := part.checkNumbers(op); err != nil {
 			return err
 		}
 		part.copyTokens(true)
@@ -515,6 +525,27 @@ func (p *sequencePart) copyTokens(in bool) {
 	if !in && !littleEndian {
 		reverseElements(p.tokens, p.size)
 	}
+}
+
+// checkNumbers returns an error if elements of 8 bits are NaN, or a scale is not a positive number.
+func (p *sequencePart) checkNumbers(op string) error {
+	bad := -1
+	switch b := p.tokens; {
+	case p.Slab.Scales:
+		for i := 0; i < len(b); i += 4 {
+			if s := math.Float32frombits(binary.LittleEndian.Uint32(b[i:])); !(s > 0 && s <= math.MaxFloat32) {
+				return errs.Errorf(op, ErrFormat, "layer %d, plane %d: scale %d is %v; it must be positive and finite", p.Layer, p.Slab.Plane, i/4, s)
+			}
+		}
+	case p.Slab.DType == attn.E4M3:
+		bad = slices.IndexFunc(b, func(x byte) bool { return half.E4M3(x).IsNaN() })
+	case p.Slab.DType == attn.Int8:
+		bad = slices.IndexFunc(b, func(x byte) bool { return half.Int8(x).IsNaN() })
+	}
+	if bad < 0 {
+		return nil
+	}
+	return errs.Errorf(op, ErrFormat, "layer %d, plane %d: element %d is NaN", p.Layer, p.Slab.Plane, bad)
 }
 
 // littleEndian reports whether this machine has the byte order of saved sequences.

@@ -294,7 +294,7 @@ func TestReadSequenceHeader(t *testing.T) {
 		{8, []byte{3}, ErrUnsupported, "version 3; this package reads versions 1 and 2"},
 		{8, ff[:4], ErrUnsupported, "version 4294967295"},
 		{12, []byte{0}, ErrFormat, "element type 0"},
-		{12, []byte{4}, ErrFormat, "element type 4"},
+		{12, []byte{99}, ErrFormat, "element type 99"},
 		{12, ff[:4], ErrFormat, "element type 4294967295"},
 		{12, []byte{1}, ErrDType, "float32 and the cache of Float16"},
 		{12, []byte{3}, ErrDType, "BFloat16 and the cache of Float16"},
@@ -556,9 +556,24 @@ func FuzzReadSequence(f *testing.F) {
 	f.Add(forged(good, 32, 255, 255, 255, 255, 255, 255, 255, 255), false)
 	withGap := slices.Concat(good[:8], []byte{savedWithGap}, good[9:40], []byte{1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0}, good[40:headerBytes+4*40+sumBytes]) // four tokens of 40 bytes are left
 	f.Add(withGap, true)
+	for _, t := range []tensor.Dtype{E4M3, tensor.Int8} {
+		c, err := NewCache(CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, DType: t, PageSize: 4, Pages: 2})
+		noError(f, err)
+		c.eachSlab(func(_ attn.DType, b []byte) {
+			for i := range b {
+				b[i] = byte(i%97 + 1) // no NaN, and scales are positive
+			}
+		})
+		s := newTestSequence(f, c)
+		Lengthen(s, 5)
+		f.Add(saved(f, s), true)
+	}
 	f.Fuzz(func(t *testing.T, data []byte, sums bool) {
 		config := CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 3, ValueDim: 2, DType: Float16, PageSize: 3, Pages: 5}
 		head := headerBytes
+		if len(data) > 12 && data[12] > 3 {
+			config.DType = []tensor.Dtype{E4M3, tensor.Int8}[data[12]%2]
+		}
 		if len(data) > 8 && data[8] == savedWithGap {
 			head, config.Window, config.SinkTokens, config.Pages = head+gapBytes, 3, 1, 2*config.Pages
 		}

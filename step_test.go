@@ -411,6 +411,8 @@ type textRun struct {
 	others int   // sequences beside it
 	fork   int   // from a sequence that has so many of the tokens
 	record bool
+
+	storage tensor.Dtype // zero: Float16
 }
 
 func (r textRun) String() string {
@@ -425,7 +427,10 @@ func (x *text) run(t *testing.T, rng *rand.Rand, gpu *device.GPU, r textRun, opt
 	const wide, narrow = textHeads * textDim, textKVHeads * textDim
 	n := len(x.q) / wide
 	rows := slices.Max(r.chunks) + r.others
-	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: textKVHeads, HeadDim: textDim, PageSize: r.pages, DType: la.Float16,
+	if r.storage.Type == nil {
+		r.storage = la.Float16
+	}
+	cache := graphtest.NewCache(t, la.CacheConfig{Layers: 1, KVHeads: textKVHeads, HeadDim: textDim, PageSize: r.pages, DType: r.storage,
 		Pages: (3*n+r.others*(n/2+8))/r.pages + 2*r.others + 8, Device: gpu})
 	step, err := cache.NewStep(rows)
 	noError := func(err error) {

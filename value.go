@@ -50,3 +50,7 @@ var (
 	Float16  = operand.Float16
 	BFloat16 = operand.BFloat16
 )
+
+// E4M3 is the element type of caches ([CacheConfig]) that store keys and values as 8-bit floating-point numbers with 4 bits of
+// exponent and 3 bits of fraction, as the OCP specification has them (E4M3FN). There are no tensors of the type.
+var E4M3 = operand.E4M3

@@ -10,6 +10,8 @@ const (
 	Float64
 	Float16
 	BFloat16
+	E4M3          // 8 bits: see package half
+	Int8          // from -127 to 127; -128 is NaN
 	DTypes = iota // the number of types
 )
 
@@ -22,6 +24,8 @@ var dtypes = [DTypes]struct {
 	Float64:  {"float64", 8},
 	Float16:  {"float16", 2},
 	BFloat16: {"bfloat16", 2},
+	E4M3:     {"e4m3", 1},
+	Int8:     {"int8", 1},
 }
 
 // Size returns the size of an element in bytes, 0 if d is not one of the constants.

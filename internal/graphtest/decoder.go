@@ -356,7 +356,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 		c := reftest.New(rng, s, in, Format(d.Query), Format(d.Query))
 		q := slices.Clone(c.Q)
 		d.turn(t, c.Q, d.Heads, parts)
-		k := d.history(c.K, cfg.KVHeads*cfg.HeadDim, parts, func(s *Stored) []float64 { return s.K[l] }, func(x []float64, p Appended) {
+		k := d.history(c.K, cfg.HeadDim, parts, func(s *Stored) []float64 { return s.K[l] }, func(x []float64, p Appended) {
 			d.turn(t, x, cfg.KVHeads, []Appended{p})
 		})
 		Let(t, d.Q[l], d.rows(q, d.Heads*cfg.HeadDim))
@@ -366,7 +366,7 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 				copy(c.V[i*cfg.ValueDim:][:cfg.ValueDim], c.K[i*cfg.HeadDim:])
 			}
 		} else {
-			v := d.history(c.V, cfg.KVHeads*cfg.ValueDim, parts, func(s *Stored) []float64 { return s.V[l] }, func([]float64, Appended) {})
+			v := d.history(c.V, cfg.ValueDim, parts, func(s *Stored) []float64 { return s.V[l] }, func([]float64, Appended) {})
 			Let(t, d.V[l], d.rows(v, cfg.KVHeads*cfg.ValueDim))
 		}
 		u.Cases = append(u.Cases, c)
@@ -375,20 +375,41 @@ func (d *Decoder) Draw(t testing.TB, rng *rand.Rand, in reftest.Inputs, parts ..
 }
 
 // history writes the cache's content into the rows of earlier tokens, and rotates and rounds the rows of new
-// tokens as the cache does. It returns the new rows as they were before.
-func (d *Decoder) history(all []float64, width int, parts []Appended, old func(*Stored) []float64, turn func([]float64, Appended)) (fresh []float64) {
-	f := Format(d.Cache.Config().DType)
+// tokens as the cache does. It returns the new rows as they were before. A head has dim elements.
+func (d *Decoder) history(all []float64, dim int, parts []Appended, old func(*Stored) []float64, turn func([]float64, Appended)) (fresh []float64) {
+	width := d.Cache.Config().KVHeads * dim
 	for _, p := range parts {
 		n := copy(all, old(p.To))
 		x := all[n : n+p.Tokens*width]
 		fresh = append(fresh, x...)
 		turn(x, p)
-		for i := range x {
-			x[i] = f.Round(x[i])
+		for head := range len(x) / dim {
+			d.store(x[head*dim:][:dim])
 		}
 		all = all[n+len(x):]
 	}
 	return fresh
+}
+
+// store rounds a key or a value of a head as the cache does.
+func (d *Decoder) store(row []float64) {
+	c := d.Cache.Config()
+	e := map[tensor.Dtype]reftest.Eight{la.E4M3: reftest.E4M3, tensor.Int8: reftest.Int8}[c.DType]
+	f, acc := Format(c.DType), Format(d.Query)
+	switch {
+	case e == reftest.NoEight:
+	case c.ValuesInKeys:
+		f = reftest.BFloat16
+		for row = row[:]; len(row) > c.HeadDim-c.ValueDim; row = row[128:] {
+			e.Store(row[:128], e.Scale(row[:128]), acc)
+		}
+	default:
+		e.Store(row, e.Scale(row), acc)
+		return
+	}
+	for i, x := range row {
+		row[i] = f.Round(x)
+	}
 }
 
 // rows returns x as rows of the step. Missing rows are NaN.

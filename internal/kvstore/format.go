@@ -15,13 +15,29 @@ var formats = [...]struct {
 	1: {tensor.Float32, attn.Float32, attn.NoScales},
 	2: {operand.Float16, attn.Float16, attn.NoScales},
 	3: {operand.BFloat16, attn.BFloat16, attn.NoScales},
+	4: {operand.E4M3, attn.E4M3, attn.ScalesByToken},
+	5: {tensor.Int8, attn.Int8, attn.ScalesByToken},
 }
 
+// LatentGroup is the number of columns of a latent vector that share a scale.
+const LatentGroup = 128
+
 // FormatOf returns the format of keys and values of these numbers of elements for a type, in pages of some heads and tokens. inKeys
-// says that values are the first elements of their keys.
+// says that values are the first elements of their keys. Types with scales then store values in groups of columns, and the
+// rest of a key as bfloat16.
 func FormatOf(t tensor.Dtype, dim, valueDim, heads, tokens int, inKeys bool) (f attn.Format, ok bool) {
 	line := formats[Number(t)]
-	if inKeys {
+	switch {
+	case inKeys && line.scales != attn.NoScales:
+		f = attn.Format{
+			Planes:    [attn.MostPlanes]attn.Plane{{DType: line.stored, Dim: valueDim, Scales: attn.ScalesByGroup, Group: LatentGroup}},
+			KeyPlanes: 1, Value: attn.Columns{Dim: valueDim},
+		}
+		if dim > valueDim {
+			f.Planes[1], f.KeyPlanes = attn.Plane{DType: attn.BFloat16, Dim: dim - valueDim}, 2
+		}
+		return f.Packed(heads, tokens), true
+	case inKeys:
 		f = attn.Format{Planes: [attn.MostPlanes]attn.Plane{{DType: line.stored, Dim: dim, Scales: line.scales}}, KeyPlanes: 1, Value: attn.Columns{Dim: valueDim}}
 		return f.Packed(heads, tokens), Number(t) > 0
 	}

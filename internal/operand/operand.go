@@ -70,6 +70,8 @@ func bufferOf[T any](d attn.DType, s []T) cpu.Buffer {
 // NewBuffer is memory for keys or values of a cache.
 func NewBuffer(t attn.DType, elements int) cpu.Buffer {
 	switch t.Size() {
+	case 1:
+		return bufferOf(t, make([]uint8, elements))
 	case 2:
 		return bufferOf(t, make([]uint16, elements))
 	case 4:
@@ -151,10 +153,11 @@ func AppendLengths[T int | int32 | int64](op, name string, dst []int, src []T, c
 	return dst, nil
 }
 
-// Float16 and BFloat16 are the element types of 16 bits.
+// Float16 and BFloat16 are the element types of 16 bits. E4M3 is one of 8 bits, that caches have, and no tensors.
 var (
 	Float16  = tensor.Dtype{Type: reflect.TypeFor[half.Float16]()}
 	BFloat16 = tensor.Dtype{Type: reflect.TypeFor[half.BFloat16]()}
+	E4M3     = tensor.Dtype{Type: reflect.TypeFor[half.E4M3]()}
 )
 
 func init() {

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/leanattention/internal/attn"
 	"gorgonia.org/leanattention/internal/cpu"
 	"gorgonia.org/leanattention/internal/cpu/vector"
+	"gorgonia.org/leanattention/internal/half"
 	"gorgonia.org/leanattention/internal/lean"
 )
 
@@ -94,7 +95,10 @@ func (d *decoder[F]) plane(dst []F, plane, page, slot int) {
 
 // largest has, by type, the magnitude to which scales bring a row's largest element; 0: scales are 1, since the type
 // has float32's range.
-var largest = [attn.DTypes]float64{attn.Float16: 65504}
+var largest = [attn.DTypes]float64{attn.Float16: 65504, attn.E4M3: half.MaxE4M3, attn.Int8: half.MaxInt8}
+
+// leastScale is the smallest scale of a row: the smallest normal float32. Smaller scales would have fewer bits.
+const leastScale = 0x1p-126
 
 // storeScaled stores a row in a plane, from element at and scale scaleAt on.
 func storeScaled[F lean.Float](x *appendPlane, at, scaleAt int, row []F) {
@@ -118,21 +122,24 @@ func storeScaled[F lean.Float](x *appendPlane, at, scaleAt int, row []F) {
 	}
 }
 
-// scaleOf returns the scale that brings the largest element of a row to most. It returns 1 for rows of zeros and rows
-// that are not finite.
+// scaleOf returns the scale that brings the largest element of a row to most:
+//
+//	max(min(max |x|, the largest float32) / most, leastScale)
+//
+// The quotient is rounded once, to float32. So the scale of a row of float32 is the same in every engine with IEEE
+// division. The scale of a row with NaN is NaN, and makes the whole row NaN.
 func scaleOf[F lean.Float](row []F, most float64) float32 {
-	largest := F(0)
-	for _, x := range row {
-		if x != x {
-			return 1
-		}
-		largest = max(largest, x, -x)
-	}
-	scale := float32(float64(largest) / most)
-	if most == 0 || scale == 0 || math.IsInf(float64(scale), 0) {
+	if most == 0 {
 		return 1
 	}
-	return scale
+	largest := F(0)
+	for _, x := range row {
+		largest = max(largest, x, -x) // NaN if one is NaN
+	}
+	if largest != largest {
+		return float32(math.NaN()) // one NaN of many
+	}
+	return max(float32(min(float64(largest), math.MaxFloat32)/most), leastScale)
 }
 
 // divideInto stores the elements of row divided by scale.

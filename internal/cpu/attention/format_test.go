@@ -24,6 +24,9 @@ func TestFormats(t *testing.T) {
 		if l.kind = 1 + formatKind(i)%(formatKinds-1); l.dtype == attn.Float16 && l.kind >= scaledHeads {
 			l.dtype = attn.BFloat16 // exact after a division by a power of two
 		}
+		if l.kind >= scaledHeads && i%3 > 0 {
+			l.dtype = []attn.DType{attn.E4M3, attn.Int8}[i/3%2]
+		}
 		in := reftest.AllInputs[rng.IntN(len(reftest.AllInputs))]
 		check := verify[float32]
 		if i%3 == 0 {

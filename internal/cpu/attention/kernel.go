@@ -27,8 +27,8 @@ type widen[F cpu.Real] func(dst []F, src unsafe.Pointer)
 
 // Widenings by the stored type.
 var (
-	widen32 = [attn.DTypes]widen[float32]{attn.Float32: widenF32F32, attn.Float64: widenF32F64, attn.Float16: widenF32F16, attn.BFloat16: widenF32BF16}
-	widen64 = [attn.DTypes]widen[float64]{attn.Float32: widenF64F32, attn.Float64: widenF64F64, attn.Float16: widenF64F16, attn.BFloat16: widenF64BF16}
+	widen32 = [attn.DTypes]widen[float32]{attn.Float32: widenF32F32, attn.Float64: widenF32F64, attn.Float16: widenF32F16, attn.BFloat16: widenF32BF16, attn.E4M3: widenF32E4M3, attn.Int8: widenF32Int8}
+	widen64 = [attn.DTypes]widen[float64]{attn.Float32: widenF64F32, attn.Float64: widenF64F64, attn.Float16: widenF64F16, attn.BFloat16: widenF64BF16, attn.E4M3: widenF64E4M3, attn.Int8: widenF64Int8}
 )
 
 // widenTo returns the widening of a type to F.
@@ -61,6 +61,14 @@ func widenF32BF16(dst []float32, src unsafe.Pointer) {
 	half.DecodeBFloat16(dst, unsafe.Slice((*uint16)(src), len(dst)))
 }
 
+func widenF32E4M3(dst []float32, src unsafe.Pointer) {
+	half.DecodeE4M3(dst, unsafe.Slice((*uint8)(src), len(dst)))
+}
+
+func widenF32Int8(dst []float32, src unsafe.Pointer) {
+	half.DecodeInt8(dst, unsafe.Slice((*uint8)(src), len(dst)))
+}
+
 func widenF64F32(dst []float64, src unsafe.Pointer) {
 	for i, x := range unsafe.Slice((*float32)(src), len(dst)) {
 		dst[i] = float64(x)
@@ -75,6 +83,18 @@ func widenF64F16(dst []float64, src unsafe.Pointer) {
 
 func widenF64BF16(dst []float64, src unsafe.Pointer) {
 	for i, x := range unsafe.Slice((*half.BFloat16)(src), len(dst)) {
+		dst[i] = float64(x.Float32())
+	}
+}
+
+func widenF64E4M3(dst []float64, src unsafe.Pointer) {
+	for i, x := range unsafe.Slice((*half.E4M3)(src), len(dst)) {
+		dst[i] = float64(x.Float32())
+	}
+}
+
+func widenF64Int8(dst []float64, src unsafe.Pointer) {
+	for i, x := range unsafe.Slice((*half.Int8)(src), len(dst)) {
 		dst[i] = float64(x.Float32())
 	}
 }

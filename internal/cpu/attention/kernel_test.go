@@ -127,7 +127,7 @@ func TestKernels(t *testing.T) {
 	if reftest.RaceEnabled {
 		n = 20 // a kernel has no goroutines
 	}
-	for d := range attn.DType(attn.DTypes) {
+	for _, d := range cputest.Floats {
 		for range n {
 			rows, count := 1+rng.IntN(9), 1+rng.IntN(40)
 			dim, valueDim := 1+rng.IntN(70), 1+rng.IntN(70)

@@ -100,7 +100,7 @@ func (l layout) String() string {
 
 func randomLayout(rng *rand.Rand) layout {
 	return layout{
-		dtype:     attn.DType(rng.IntN(attn.DTypes)),
+		dtype:     cputest.Floats[rng.IntN(len(cputest.Floats))],
 		page:      []int{1, 2, 3, 7, 16, 32, 33, 128, 1000}[rng.IntN(9)],
 		slotMajor: rng.IntN(2) == 0,
 	}
@@ -192,12 +192,15 @@ func (p *problem[F]) storeKeys(s, n int) {
 			}
 			if i := p.g.Pages.Value.Plane; i >= p.g.Pages.KeyPlanes {
 				p.storeRow(i, page, head, slot, c.Value(s, j, head))
+			} else {
+				copy(c.Value(s, j, head), c.Key(s, j, head)) // 8 bits change it
 			}
 		}
 	}
 }
 
-// storeRow stores a row of a plane. Scales are powers of two, so only small numbers of float16 are rounded.
+// storeRow stores a row of a plane. Scales are powers of two, so only small numbers of float16 are rounded. Elements of 8
+// bits are rounded, and then row has what is stored. Their scales fit the row, unless other rows have the same.
 func (p *problem[F]) storeRow(plane, page, head, slot int, row []float64) {
 	x, m := &p.g.Pages.Planes[plane], &p.ops.Pages[plane]
 	at, group := x.At.Offset(page, head, slot), len(row)
@@ -209,12 +212,20 @@ func (p *problem[F]) storeRow(plane, page, head, slot int, row []float64) {
 		part, scale := slices.Clone(row[:min(group, len(row))]), 1.0
 		if x.Scales != attn.NoScales {
 			scale = math.Ldexp(1, scaleAt*7%5)
+			if x.DType.Size() == 1 && x.Scales >= attn.ScalesByToken {
+				scale = float64(scaleOf(part, largest[x.DType]))
+			}
 			cputest.Store(m.Scales.Ptr, attn.Float32, scaleAt, []float64{scale})
 		}
 		for i := range part {
 			part[i] /= scale
 		}
 		cputest.Store(m.Data.Ptr, x.DType, at, part)
+		if x.DType.Size() == 1 {
+			for i := range part {
+				row[i] = float64(F(cputest.Load(m.Data.Ptr, x.DType, at+i)) * F(scale))
+			}
+		}
 		at, row = at+len(part), row[len(part):]
 	}
 }
@@ -231,7 +242,10 @@ func pageStrides(l layout, heads, dim, pad int) attn.PageStrides {
 func (p *problem[F]) buffer(i int, d attn.DType, n int) cpu.Buffer {
 	p.keep[i] = make([]uint64, n*d.Size()/8+1)
 	for j := range p.keep[i] {
-		p.keep[i][j] = math.MaxUint64 // all ones are NaN in all four dtypes
+		p.keep[i][j] = math.MaxUint64 // all ones are NaN in all dtypes but one
+		if d == attn.Int8 {
+			p.keep[i][j] = 0x8080808080808080
+		}
 	}
 	return cpu.Buffer{DType: d, Ptr: unsafe.Pointer(&p.keep[i][0]), Len: n}
 }

@@ -62,6 +62,9 @@ func promptsOf(t *matmul.Set, weigh func(s, o, m, l *float32, rows, n, stride, d
 	var p promptWays
 	for d := range p.exact {
 		f := weight.Dense(attn.DType(d))
+		if !f.Known() {
+			continue
+		}
 		p.exact[d], p.rounded[d] = of(&t.Ways[f]), of(t.Rounded[f])
 	}
 	return &p

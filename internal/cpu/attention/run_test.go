@@ -348,7 +348,7 @@ func testRunLongScoreMods[F cpu.Real](t *testing.T) {
 		s.Slopes = []float64{8 * rng.Float64() / float64(keys), -1e-4}
 		s = reftest.RandomBias(rng, s, keys+2)
 		for range 2 {
-			d := attn.DType(rng.IntN(attn.DTypes))
+			d := cputest.Floats[rng.IntN(len(cputest.Floats))]
 			if err := verify[F](rng, s, reftest.Normal, layout{dtype: d, page: page}, randomPolicy(rng), 1+rng.IntN(3), rng.IntN(2)*100_000); err != nil {
 				t.Fatal(err)
 			}
@@ -577,7 +577,7 @@ func TestBuildAndRunDoNotAllocate(t *testing.T) {
 		{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 16, Queries: []int{100, 1, 9}, Keys: []int{100, 80, 4}, Mask: attn.Mask{Causal: true}},
 	} {
 		rng := reftest.Rand(t)
-		for d := range attn.DType(attn.DTypes) {
+		for _, d := range cputest.Floats {
 			testAllocations[float32](t, rng, s, d)
 			testAllocations[float64](t, rng, s, d)
 		}

@@ -67,6 +67,10 @@ func Store[F lean.Float](p unsafe.Pointer, d attn.DType, i int, x []F) {
 			unsafe.Slice((*half.Float16)(p), i+1)[i] = half.FromFloat64(float64(x))
 		case attn.BFloat16:
 			unsafe.Slice((*half.BFloat16)(p), i+1)[i] = half.BFromFloat64(float64(x))
+		case attn.E4M3:
+			unsafe.Slice((*half.E4M3)(p), i+1)[i] = half.E4M3FromFloat64(float64(x))
+		case attn.Int8:
+			unsafe.Slice((*half.Int8)(p), i+1)[i] = half.Int8FromFloat64(float64(x))
 		}
 	}
 }
@@ -81,6 +85,10 @@ func Load(p unsafe.Pointer, d attn.DType, i int) float64 {
 		return *(*float64)(p)
 	case attn.Float16:
 		return float64((*(*half.Float16)(p)).Float32())
+	case attn.E4M3:
+		return float64((*(*half.E4M3)(p)).Float32())
+	case attn.Int8:
+		return float64((*(*half.Int8)(p)).Float32())
 	default:
 		return float64((*(*half.BFloat16)(p)).Float32())
 	}
@@ -114,6 +122,9 @@ func Noise(d attn.DType, n int) unsafe.Pointer {
 	}
 	return p
 }
+
+// Floats are the types of keys and values whose numbers need no scales.
+var Floats = []attn.DType{attn.Float32, attn.Float64, attn.Float16, attn.BFloat16}
 
 // WeightTypes are the types that weights beside float32 have.
 var WeightTypes = []attn.DType{attn.Float32, attn.Float16, attn.BFloat16}

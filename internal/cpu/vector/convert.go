@@ -21,7 +21,9 @@ func Convert(dst, src cpu.Buffer) error {
 		if err := b.Check(op, b.name); err != nil {
 			return err
 		}
-		if b.DType == attn.Float64 {
+		switch b.DType {
+		case attn.Float32, attn.Float16, attn.BFloat16:
+		default:
 			return attn.Errorf(op, attn.ErrDType, "%s is of %v, want float32, float16 or bfloat16", b.name, b.DType)
 		}
 	}
@@ -93,6 +95,16 @@ func Store[F lean.Float](dst *cpu.Buffer, i int, src []F) {
 		d := unsafe.Slice((*half.BFloat16)(p), len(src))
 		for i, x := range src {
 			d[i] = half.BFromFloat64(float64(x))
+		}
+	case attn.E4M3:
+		d := unsafe.Slice((*half.E4M3)(p), len(src))
+		for i, x := range src {
+			d[i] = half.E4M3FromFloat64(float64(x))
+		}
+	case attn.Int8:
+		d := unsafe.Slice((*half.Int8)(p), len(src))
+		for i, x := range src {
+			d[i] = half.Int8FromFloat64(float64(x))
 		}
 	}
 }

@@ -517,7 +517,7 @@ func testSplits(t *testing.T, m *machine, d *Engine, rng *rand.Rand, name string
 // kernels for a batch's; what it returns takes that back.
 func (d *Engine) withoutSkinny() func() {
 	all := d.skinny
-	d.skinny = [attn.DTypes]*skinnyKernels{}
+	d.skinny = [weight.Formats]*skinnyKernels{}
 	return func() { d.skinny = all }
 }
 

@@ -1,0 +1,383 @@
+package leanattention_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	la "gorgonia.org/leanattention"
+	"gorgonia.org/leanattention/internal/graphtest"
+	"gorgonia.org/leanattention/internal/reftest"
+	"gorgonia.org/leanattention/rope"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// eightTypes are the types of caches of 8 bits.
+var eightTypes = []tensor.Dtype{la.E4M3, tensor.Int8}
+
+// eightCache returns the configuration of a small cache of 8 bits. The last of three kinds has latents.
+func eightCache(kind int) la.CacheConfig {
+	if kind == 2 {
+		return la.CacheConfig{Layers: 2, KVHeads: 1, HeadDim: 272, ValueDim: 256, ValuesInKeys: true, DType: la.E4M3}
+	}
+	return la.CacheConfig{Layers: 2, KVHeads: 2, HeadDim: 24, ValueDim: 17, DType: eightTypes[kind]}
+}
+
+// TestEightCachedAttention decodes on caches of 8 bits, with rotary embeddings, all masks, forks, shared prefixes and released pages.
+// The reference attends to what the definition of the format says is stored.
+func TestEightCachedAttention(t *testing.T) {
+	test := func(t *testing.T) {
+		rng := reftest.Rand(t)
+		long, n := 70, reftest.Cases(t, 12, 48)
+		if reftest.RaceEnabled {
+			long, n = 20, 6
+		}
+		for turn := range n {
+			config := eightCache(turn % 3)
+			config.PageSize = []int{1, 3, 16, 64}[rng.IntN(4)]
+			config.Pages = 8*long/config.PageSize + 24
+			heads := config.KVHeads * (1 + rng.IntN(4))
+			at := graphtest.Place{Used: turn%5 < 2}
+			if turn%2 == 0 {
+				at.Rotary = &rope.Config{HeadDim: config.HeadDim, Dim: 12, Last: config.ValuesInKeys}
+			}
+			switch rng.IntN(3) {
+			case 0:
+				at.ScoreMods = reftest.RandomScoreMods(rng, reftest.Shape{Heads: heads})
+			case 1:
+				config.Window, config.SinkTokens = 40, 3*(turn%2)
+				at.ScoreMods.Window, at.ScoreMods.SinkTokens = 1+rng.IntN(40), config.SinkTokens
+			}
+			cache := graphtest.NewCache(t, config)
+			la.PoisonFree(cache)
+			query := []tensor.Dtype{tensor.Float32, tensor.Float64}[rng.IntN(2)]
+			opts := []la.Option{la.WithSchedule(graphtest.Schedules[turn%3]), la.WithWorkers(turn % 5), la.WithTileTokens(32)}
+			prefill := graphtest.NewDecoderAt(t, at, cache, long+50, heads, query, true, opts...)
+			decode := graphtest.NewDecoderAt(t, at, cache, 4, heads, query, true, opts...)
+			decodeMix(t, rng, cache, prefill, decode, long)
+			closeCache(t, cache)
+		}
+	}
+	test(t)
+	t.Run("forks at once", func(t *testing.T) {
+		la.SharePrefixes(t)
+		test(t)
+	})
+}
+
+// eightText is tokens of one text: rows of q, k and v of each layer.
+type eightText [][3][]float32
+
+const eightHeads = 4
+
+// eightPlanes are the elements and scales of a head's row in each plane; 0 scales: elements have 16 bits.
+func eightPlanes(c la.CacheConfig) [][2]int {
+	if c.ValuesInKeys {
+		return [][2]int{{c.ValueDim, c.ValueDim / 128}, {c.HeadDim - c.ValueDim, 0}}
+	}
+	return [][2]int{{c.HeadDim, 1}, {c.ValueDim, 1}}
+}
+
+// newEightText draws a text. Heads have outliers, zeros and infinities now and then.
+func newEightText(rng *rand.Rand, c la.CacheConfig, tokens int) (x eightText) {
+	for range c.Layers {
+		var rows [3][]float32
+		for i, width := range []int{eightHeads * c.HeadDim, c.KVHeads * c.HeadDim, c.KVHeads * c.ValueDim} {
+			size := 1.0
+			for j := range tokens * width {
+				if j%c.HeadDim == 0 {
+					size = math.Exp2(float64(rng.IntN(6) - 3))
+				}
+				f := rng.NormFloat64() * size
+				switch rng.IntN(200) {
+				case 0:
+					f *= 100
+				case 1:
+					f = 0
+				}
+				rows[i] = append(rows[i], float32(f))
+			}
+		}
+		x = append(x, rows)
+	}
+	return x
+}
+
+// appendText appends tokens [from, to) of a text, beside one token for each other sequence. A tree's tokens are those of rows.
+func appendText(t *testing.T, rng *rand.Rand, d *graphtest.Decoder, seq *la.Sequence, x eightText, rows []int, parents []int, others ...*la.Sequence) {
+	t.Helper()
+	c := d.Cache.Config()
+	var appends []la.Append
+	for _, o := range others {
+		appends = append(appends, la.Append{Seq: o, Tokens: 1})
+	}
+	appends = append(appends, la.Append{Seq: seq, Tokens: len(rows), Parents: parents})
+	err := d.Step.Run(appends, func() error {
+		for l := range c.Layers {
+			for i, n := range [][]*G.Node{d.Q, d.K, d.V} {
+				if n == nil {
+					continue
+				}
+				width := n[l].Shape()[1]
+				value := make([]float64, d.Step.Tokens()*width)
+				for j := range value {
+					value[j] = rng.NormFloat64()
+				}
+				for j, row := range rows {
+					for e, f := range x[l][i][row*width:][:width] {
+						value[(len(others)+j)*width+e] = float64(f)
+					}
+				}
+				graphtest.Let(t, n[l], graphtest.TensorOf(tensor.Float32, value, d.Step.Tokens(), width))
+			}
+		}
+		graphtest.Again(t, d.VM)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rowsFrom(from, n int) (rows []int) {
+	for i := range n {
+		rows = append(rows, from+i)
+	}
+	return rows
+}
+
+func savedBytes(t *testing.T, s *la.Sequence) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if _, err := s.WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func newSequence(t *testing.T, c *la.Cache) *la.Sequence {
+	t.Helper()
+	s, err := c.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestEightBits: the stored bits of a text are the same in whatever way it comes: in chunks, beside others, from a fork, after a
+// truncation, as a branch of a tree, from a file, in pages of any size.
+func TestEightBits(t *testing.T) {
+	rng := reftest.Rand(t)
+	const tokens = 40
+	for kind := range 3 {
+		config := eightCache(kind)
+		x := newEightText(rng, config, tokens)
+		at := graphtest.Place{Rotary: &rope.Config{HeadDim: config.HeadDim, Dim: 8, Last: config.ValuesInKeys}}
+		var want []byte
+		for way := range 6 {
+			config.PageSize = []int{16, 1, 5, 64, 3, 7}[way]
+			config.Pages = 4*tokens/config.PageSize + 30
+			cache := graphtest.NewCache(t, config)
+			la.PoisonFree(cache)
+			d := graphtest.NewDecoderAt(t, at, cache, tokens+2, eightHeads, tensor.Float32, true)
+			s, other := newSequence(t, cache), newSequence(t, cache)
+			chunks := func(from, to, n int) {
+				for ; from < to; from += n {
+					n = min(n, to-from)
+					appendText(t, rng, d, s, x, rowsFrom(from, n), nil, other)
+				}
+			}
+			switch way {
+			case 0:
+				chunks(0, tokens, tokens)
+			case 1:
+				chunks(0, tokens, 1)
+			case 2: // forks that go on with other tokens
+				chunks(0, 17, 6)
+				fork, err := s.Fork()
+				if err != nil {
+					t.Fatal(err)
+				}
+				appendText(t, rng, d, fork, x, rowsFrom(3, 9), nil)
+				chunks(17, tokens, 4)
+			case 3: // tokens that are truncated
+				chunks(0, 20, 20)
+				appendText(t, rng, d, s, x, rowsFrom(5, 11), nil)
+				if err := s.Truncate(20); err != nil {
+					t.Fatal(err)
+				}
+				chunks(20, tokens, 7)
+			case 4: // a branch of a tree
+				chunks(0, 30, 11)
+				appendText(t, rng, d, s, x, []int{2, 30, 3, 31, 32, 4}, []int{-1, -1, 0, 1, 3, 4})
+				if err := s.Keep(30, []int{1, 3, 4}); err != nil {
+					t.Fatal(err)
+				}
+				chunks(33, tokens, 3)
+			case 5: // a file
+				chunks(0, 25, 25)
+				read, err := cache.ReadSequence(bytes.NewReader(savedBytes(t, s)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				s = read
+				chunks(25, tokens, 2)
+			}
+			got := savedBytes(t, s)
+			if way == 0 {
+				want = got
+			} else if !bytes.Equal(got, want) {
+				t.Errorf("%v, way %d: other bits", config.DType, way)
+			}
+			closeCache(t, cache)
+		}
+	}
+}
+
+// TestEightBatchInvariance is TestBatchInvariance on caches of 8 bits.
+func TestEightBatchInvariance(t *testing.T) {
+	for _, storage := range eightTypes {
+		n := 100
+		testTexts(t, nil, n, []textRun{
+			{storage: storage, pages: 16, chunks: []int{n}},
+			{storage: storage, pages: 5, chunks: []int{7}, others: 3},
+			{storage: storage, pages: 64, chunks: []int{64, 1, 2, 3, 4}, others: 20},
+			{storage: storage, pages: 1, chunks: []int{n/2 + 1}, fork: n / 2},
+		})
+	}
+}
+
+// TestEightBytes: caches and saved sequences have a byte for an element, and 4 for a scale.
+func TestEightBytes(t *testing.T) {
+	rng := reftest.Rand(t)
+	for kind, token := range []int{2 * (24 + 17 + 8), 2 * (24 + 17 + 8), 256 + 2*4 + 2*16} {
+		config := eightCache(kind)
+		config.Pages, config.PageSize = 10, 4
+		if n, err := config.Bytes(); err != nil || n != int64(2*40*token) {
+			t.Errorf("%d bytes, want %d: %v", n, 2*40*token, err)
+		}
+		cache := graphtest.NewCache(t, config)
+		d := graphtest.NewDecoder(t, cache, 9, eightHeads, tensor.Float32, true)
+		s := newSequence(t, cache)
+		appendText(t, rng, d, s, newEightText(rng, config, 9), rowsFrom(0, 9), nil)
+		if n := len(savedBytes(t, s)); n != 48+2*9*token {
+			t.Errorf("%d bytes are saved, want %d", n, 48+2*9*token)
+		}
+		closeCache(t, cache)
+	}
+	deepSeek := la.CacheConfig{Layers: 1, KVHeads: 1, HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: la.E4M3, PageSize: 1, Pages: 1}
+	if n, err := deepSeek.Bytes(); err != nil || n != 656 {
+		t.Errorf("a latent vector of 512 + 64 has %d bytes: %v", n, err)
+	}
+}
+
+// TestEightNaN: NaN reaches the output of each query that sees its token, and no other output. A sequence with NaN is not saved, and a file
+// with NaN or with a bad scale is not read.
+func TestEightNaN(t *testing.T) {
+	rng := reftest.Rand(t)
+	for kind := range 3 {
+		config := eightCache(kind)
+		config.PageSize, config.Pages = 4, 20
+		cache := graphtest.NewCache(t, config)
+		d := graphtest.NewDecoder(t, cache, 9, eightHeads, tensor.Float32, true)
+		clean, bad := newSequence(t, cache), newSequence(t, cache)
+		x := newEightText(rng, config, 9)
+		appendText(t, rng, d, clean, x, rowsFrom(0, 9), nil)
+		file := savedBytes(t, clean)
+		at := 44 // of the first element
+		for layer := range config.Layers {
+			for plane, p := range eightPlanes(config) {
+				if p[1] == 0 {
+					at += 9 * 2 * p[0]
+					continue
+				}
+				scale, nan := at+9*config.KVHeads*p[0], map[tensor.Dtype]byte{la.E4M3: 0x7f, tensor.Int8: 0x80}[config.DType]
+				for _, damage := range []struct {
+					at   int
+					to   []byte
+					text string
+				}{
+					{at + 5, []byte{nan}, "element 5 is NaN"},
+					{scale + 4, []byte{0, 0, 0xc0, 0x7f}, "scale 1 is NaN"},
+					{scale, []byte{0, 0, 0x80, 0x7f}, "scale 0 is +Inf"},
+					{scale, []byte{0, 0, 0, 0}, "scale 0 is 0"},
+					{scale, []byte{0, 0, 0x80, 0xbf}, "scale 0 is -1"},
+				} {
+					b := slices.Clone(file[:len(file)-4])
+					copy(b[damage.at:], damage.to)
+					b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+					_, err := cache.ReadSequence(bytes.NewReader(b))
+					wantError(t, err, la.ErrFormat, "ReadSequence", fmt.Sprintf("layer %d, plane %d: %s", layer, plane, damage.text))
+				}
+				at = scale + 9*4*config.KVHeads*p[1]
+			}
+		}
+		if at != len(file)-4 {
+			t.Fatalf("%v: the file has %d bytes, not %d", config.DType, len(file), at+4)
+		}
+		x[1][1][6*config.KVHeads*config.HeadDim] = float32(math.NaN()) // of layer 1's key 6, head 0
+		appendText(t, rng, d, bad, x, rowsFrom(0, 9), nil)
+		out := graphtest.Floats(t, d.OutValues[1])
+		width := eightHeads * config.ValueDim
+		for i, f := range out {
+			token, head := i/width, i%width/config.ValueDim
+			if want := token >= 6 && head/(eightHeads/config.KVHeads) == 0; math.IsNaN(f) != want {
+				t.Fatalf("%v: output of token %d, head %d is %v", config.DType, token, head, f)
+			}
+		}
+		_, err := bad.WriteTo(new(bytes.Buffer))
+		wantError(t, err, la.ErrFormat, "WriteTo", "layer 1, plane 0: element")
+		closeCache(t, cache)
+	}
+}
+
+// TestEightRefused: what 8 bits cannot do is refused by name.
+func TestEightRefused(t *testing.T) {
+	refuse := func(kind error, text string, config la.CacheConfig) {
+		t.Helper()
+		config.Layers, config.KVHeads, config.Pages = 1, 1, 4
+		cache, err := la.NewCache(config)
+		if err == nil {
+			closeCache(t, cache)
+		}
+		wantError(t, err, kind, "NewCache", text)
+	}
+	refuse(la.ErrUnsupported, "DType is int8 with ValuesInKeys", la.CacheConfig{HeadDim: 192, ValueDim: 128, ValuesInKeys: true, DType: tensor.Int8})
+	refuse(la.ErrUnsupported, "ValueDim is 129 with ValuesInKeys and E4M3; it must be a multiple of 128", la.CacheConfig{HeadDim: 200, ValueDim: 129, ValuesInKeys: true, DType: la.E4M3})
+	refuse(la.ErrDType, "DType is uint8", la.CacheConfig{HeadDim: 64, DType: tensor.Uint8})
+	gpu, _ := la.FakeGPU(t)
+	refuse(la.ErrUnsupported, "e4m3 with a scale for each token and head", la.CacheConfig{HeadDim: 64, DType: la.E4M3, Device: gpu})
+	refuse(la.ErrUnsupported, "int8 with a scale for each token and head", la.CacheConfig{HeadDim: 128, DType: tensor.Int8, Device: gpu})
+	refuse(la.ErrUnsupported, "of", la.CacheConfig{HeadDim: 576, ValueDim: 512, ValuesInKeys: true, DType: la.E4M3, Device: gpu})
+
+	latents := eightCache(2)
+	latents.Pages = 3
+	cache := graphtest.NewCache(t, latents)
+	step, err := cache.NewStep(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := G.NewGraph()
+	node := func(name string, width int) *G.Node {
+		return G.NewMatrix(g, tensor.Float32, G.WithShape(2, width), G.WithName(name))
+	}
+	_, err = la.PromptAttention(node("q", 64), node("k", 64), node("v", 64), node("latents", 272), 2, step.Layer(0))
+	wantError(t, err, la.ErrUnsupported, "PromptAttention", "the cache is of E4M3", "call CachedAttention")
+
+	kept := eightCache(0)
+	kept.Pages = 3
+	e4m3 := graphtest.NewCache(t, kept)
+	file := savedBytes(t, newSequence(t, e4m3))
+	for _, other := range []tensor.Dtype{la.Float16, tensor.Int8} {
+		kept.DType = other
+		_, err := graphtest.NewCache(t, kept).ReadSequence(bytes.NewReader(file))
+		wantError(t, err, la.ErrDType, "ReadSequence", "the saved sequence is of E4M3 and the cache of "+other.Name())
+	}
+}
