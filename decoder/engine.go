@@ -39,7 +39,7 @@ type Options struct {
 	Draft int // most guesses of a step: see [Request].Draft; 0: none
 
 	Weights tensor.Dtype // element type of matrices: float32, leanattention.Float16 or leanattention.BFloat16; zero value: as stored
-	Cache   tensor.Dtype // element type of keys and values; zero value: float32
+	Cache   tensor.Dtype // element type of keys and values, as leanattention.CacheConfig has it; zero value: float32
 
 	// Exact computes products of float32 with weights of 16 bits in float32. Otherwise linear layers may round their inputs to
 	// the weights' type, and attention its queries to the cache's, where that is faster.
@@ -167,9 +167,6 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	}
 	world := o.world()
 	head, end := world.Part(sizes.KVHeads)
-	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
-		return nil, err
-	}
 	config := la.CacheConfig{
 		Layers: sizes.Layers, KVHeads: end - head, HeadDim: sizes.HeadDim, DType: o.Cache,
 		PageSize: pageSize, Pages: (o.Tokens-1)/pageSize + 1, Device: o.Device, Shard: o.Shard,
@@ -177,6 +174,14 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 	}
 	if config.Window = sizes.window(); config.Window > 0 {
 		config.Rewind = o.rewind()
+	}
+	if eightBits(o.Cache) { // not each format has them: an error before weights are loaded
+		if _, err = config.Bytes(); err != nil {
+			return nil, err
+		}
+	}
+	if e.weights, e.free, err = load(n, from, placement{o.Device, world, o.Weights, o.byContext(end - head)}, progress); err != nil {
+		return nil, err
 	}
 	if e.cache, err = la.NewCache(config); err != nil {
 		return nil, err
@@ -193,8 +198,8 @@ func newEngine(n Network, from Weights, m *Model, o Options) (_ *Engine, err err
 			return nil, err
 		}
 	}
-	// Batch invariance needs one form of attention, whatever texts a step has.
-	if sizes.Latent > 0 && o.Chunk >= leastExpanded && !o.BatchInvariant {
+	// Batch invariance needs one form of attention, whatever texts a step has. PromptAttention takes no cache of 8 bits.
+	if sizes.Latent > 0 && o.Chunk >= leastExpanded && !o.BatchInvariant && !eightBits(o.Cache) {
 		if e.prompts, err = e.newGraph(graphConfig{rows: o.Chunk, appends: o.Batch, prompts: true}); err != nil {
 			return nil, err
 		}
@@ -235,16 +240,25 @@ func (o *Options) fill(s *Sizes) error {
 			return fmt.Errorf("decoder: Options.%s is %d, not in [%d, %d]: %w", x.name, x.n, x.least, x.top, ErrConfig)
 		}
 	}
-	for name, t := range map[string]tensor.Dtype{"Weights": o.Weights, "Cache": o.Cache} {
-		if t != (tensor.Dtype{}) && t != tensor.Float32 && t != la.Float16 && t != la.BFloat16 {
-			return fmt.Errorf("decoder: Options.%s is %v; known are float32, leanattention.Float16 and leanattention.BFloat16: %w", name, t, ErrConfig)
-		}
+	types := []tensor.Dtype{{}, tensor.Float32, la.Float16, la.BFloat16}
+	if t := o.Weights; !slices.Contains(types, t) {
+		return fmt.Errorf("decoder: Options.Weights is %v; known are float32, leanattention.Float16 and leanattention.BFloat16: %w", t, ErrConfig)
+	}
+	switch t := o.Cache; {
+	case slices.Contains(types, t):
+	case !eightBits(t):
+		return fmt.Errorf("decoder: Options.Cache is %v; known are float32, int8, and leanattention.Float16, BFloat16 and E4M3: %w", t, ErrConfig)
+	case o.Device != nil:
+		return fmt.Errorf("decoder: Options.Cache is %v, and Options.Device is %v: caches of 8 bits are on the CPU alone; use leanattention.Float16 or BFloat16: %w", t, o.Device, ErrUnsupported)
 	}
 	if o.several() && o.Device == nil {
 		return fmt.Errorf("decoder: Options.Ranks are %d processes, and Options.Device is nil: ranks compute on GPUs: %w", o.Ranks.World().Size, ErrUnsupported)
 	}
 	return nil
 }
+
+// eightBits reports whether a cache of a type has scales.
+func eightBits(t tensor.Dtype) bool { return t == la.E4M3 || t == tensor.Int8 }
 
 // rewind returns how many of the last tokens of a text can be dropped, if the cache keeps the tokens in a window.
 func (o *Options) rewind() int { return pageSize + o.Draft }

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -172,7 +173,9 @@ func (m *modelFlags) add(f *flags) {
 	f.integer(&m.options.Workers, "t,threads,workers", 0, "`threads` of attention; 0: as many as the processors")
 	f.is(&m.options.Exact, "exact", "compute products with weights of 16 bits in float32; otherwise activations are rounded to 16 bits, which is faster, as in most programs")
 	choice(f, &m.options.Weights, "weights", "element `type` of matrices; as stored if it is not given", types)
-	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given", types)
+	cached := maps.Clone(types)
+	cached["e4m3"], cached["int8"] = la.E4M3, tensor.Int8
+	choice(f, &m.options.Cache, "ctk,cache-type-k,cache-type-v,ctv,cache", "element `type` of keys and values; f32 if it is not given; e4m3 and int8 on the CPU", cached)
 	f.text(&m.device, "device,dev", "cpu", "`device` that computes: cpu, gpu, gpu:1 for the GPU with that number, or gpu:0,1 for several, which share weights, cache and work")
 	choice(f, &m.options.Shard, "shard", "how several GPUs share the cache; auto if it is not given", map[string]la.Shard{"auto": la.ShardAuto, "heads": la.ShardHeads, "context": la.ShardContext})
 }

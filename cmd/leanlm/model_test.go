@@ -342,7 +342,7 @@ func TestCacheOverflow(t *testing.T) {
 		}
 		return string(data)
 	})
-	for cache, want := range map[string]string{"f16": "after token 4: ", "bf16": "", "f32": ""} {
+	for cache, want := range map[string]string{"f16": "after token 4: ", "bf16": "", "f32": "", "e4m3": "", "int8": ""} {
 		status, _, errs := leanlm(t, "", "generate", "-m", dir, "-p", "abc", "-n", "3", "-ctk", cache)
 		if (status != 0) != (want != "") || !strings.Contains(errs, want) || want != "" && !strings.Contains(errs, "-ctk bf16") {
 			t.Errorf("-ctk %s: status %d, %s", cache, status, errs)
